@@ -1,0 +1,325 @@
+/* saccade.h: exact, fused attention with your own masks and scores.
+ *
+ *     out = softmax(mask(score(scale * Q K^T))) V        never holding the Q x KV matrix
+ *
+ * Steps: parse a text, bind its captures, (make a block mask,) make a plan, run it.
+ * Every object is immutable once made and may be shared by threads; create gives ownership to
+ * the caller, destroy(NULL) is fine, and nothing is set or kept when a call fails. Every
+ * fallible call returns a status and, if `err` is not NULL, fills it. Language reference:
+ * docs/language.md.
+ *
+ * Letters: B batch, H query heads, Hkv key/value heads (H % Hkv == 0), Q queries, KV keys,
+ * D dim of query and key, Dv dim of value and output. */
+#ifndef SACCADE_H
+#define SACCADE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SACCADE_VERSION "0.1.0"
+
+#if defined(_WIN32) || !defined(__GNUC__)
+#define SACCADE_API
+#else
+#define SACCADE_API __attribute__((visibility("default")))
+#endif
+
+/* ---- status ---------------------------------------------------------------------------- */
+
+typedef enum saccade_status {
+    SACCADE_OK = 0,
+    SACCADE_EINVAL = 10,   /* an argument is wrong: shape, stride, dtype, range, name */
+    SACCADE_EPARSE = 20,   /* text that is not in the language */
+    SACCADE_ETYPE = 21,    /* text whose types do not fit */
+    SACCADE_ELIMIT = 22,   /* text, nesting, nodes or evaluation past the documented limit */
+    SACCADE_EVALUE = 23,   /* a captured value outside int32, an index outside its tensor */
+    SACCADE_ENOMEM = 30,
+    SACCADE_EBACKEND = 40, /* back end, driver or library not there */
+    SACCADE_EIO = 50,      /* a file cannot be read or written */
+    SACCADE_EINTERNAL = 90 /* our mistake; please report the message */
+} saccade_status;
+
+/* One line: what, got, expected. Valid until the next call that is given it. */
+typedef struct saccade_error {
+    saccade_status status;
+    int32_t line, column;  /* place in a mod's text, from 1; 0 when not about a text */
+    char where[64];        /* argument, capture, file or function */
+    char message[448];
+    char excerpt[2][96];   /* the text around the place, 80 columns; a caret line */
+} saccade_error;
+
+SACCADE_API const char *saccade_status_name(saccade_status status);
+SACCADE_API const char *saccade_version(void);
+
+/* ---- tensors --------------------------------------------------------------------------- */
+
+typedef enum saccade_dtype {
+    SACCADE_NONE = 0,
+    SACCADE_BOOL = 1, /* one byte, 0 or 1 */
+    SACCADE_U8, SACCADE_I8, SACCADE_U16, SACCADE_I16,
+    SACCADE_U32, SACCADE_I32, SACCADE_U64, SACCADE_I64,
+    SACCADE_F16 = 20, SACCADE_BF16, SACCADE_F32, SACCADE_F64
+} saccade_dtype;
+
+SACCADE_API const char *saccade_dtype_name(saccade_dtype dtype); /* "f32", "bf16", ... */
+SACCADE_API size_t saccade_dtype_bytes(saccade_dtype dtype);
+
+typedef enum saccade_device_kind { SACCADE_CPU = 0, SACCADE_CUDA = 1 } saccade_device_kind;
+typedef struct saccade_device {
+    saccade_device_kind kind;
+    int32_t index;
+} saccade_device;
+
+enum { SACCADE_MAX_RANK = 8 };
+
+/* A borrowed view. Strides count elements; 0 broadcasts. Q, K, V, O are [B, H, N, D] with a
+ * last dimension of stride 1; any order of the others is told by the strides. */
+typedef struct saccade_tensor {
+    void *data;
+    saccade_dtype dtype;
+    saccade_device device;
+    int32_t rank;
+    int64_t shape[SACCADE_MAX_RANK];
+    int64_t stride[SACCADE_MAX_RANK];
+} saccade_tensor;
+
+/* Row-major view of `data` on the CPU. */
+SACCADE_API saccade_tensor saccade_tensor_of(void *data, saccade_dtype dtype, int32_t rank,
+                                             const int64_t *shape);
+
+/* ---- mods: masks and scores as text ------------------------------------------------------ */
+
+typedef enum saccade_kind { SACCADE_MASK = 1, SACCADE_SCORE = 2 } saccade_kind;
+typedef struct saccade_mod saccade_mod;
+
+/* A free name of a mod. dtype is SACCADE_NONE until bound. */
+typedef struct saccade_capture {
+    const char *name; /* borrowed from the mod */
+    saccade_dtype dtype;
+    int32_t rank;     /* 0: scalar */
+} saccade_capture;
+
+/* A name and the tensor it stands for; rank 0 for scalars. */
+typedef struct saccade_binding {
+    const char *name;
+    saccade_tensor tensor;
+} saccade_binding;
+
+/* Text to generic mod. `text` need not end in 0. Errors: EPARSE, ETYPE, ELIMIT with
+ * line:column. */
+SACCADE_API saccade_status saccade_mod_parse(saccade_kind kind, const char *text, size_t bytes,
+                                             saccade_mod **out, saccade_error *err);
+/* Types a generic mod: every capture gets a dtype (rank must be the one its text uses). Extra
+ * names are an error. f64 is read as f32; integers of any width must hold int32 values. */
+SACCADE_API saccade_status saccade_mod_bind(const saccade_mod *mod,
+                                            const saccade_capture *captures, int32_t n_captures,
+                                            saccade_mod **out, saccade_error *err);
+/* One score mod that applies `first`, then `then`. Same kinds for both (mask: `and`). Both
+ * generic; captures of one name are one capture. */
+SACCADE_API saccade_status saccade_mod_chain(const saccade_mod *first, const saccade_mod *then,
+                                             saccade_mod **out, saccade_error *err);
+SACCADE_API saccade_kind saccade_mod_kind(const saccade_mod *mod);
+SACCADE_API int32_t saccade_mod_capture_count(const saccade_mod *mod);
+SACCADE_API saccade_capture saccade_mod_capture(const saccade_mod *mod, int32_t i);
+/* Prints text that parses back to the same mod. Writes at most `bytes` with the final 0 and
+ * returns the length the whole text needs, without it. */
+SACCADE_API size_t saccade_mod_print(const saccade_mod *mod, char *text, size_t bytes);
+SACCADE_API void saccade_mod_destroy(saccade_mod *mod);
+
+/* The named variants: "causal", its signature "causal()", its comment with formula and source.
+ * NULL past the end. */
+typedef struct saccade_prelude_entry {
+    const char *name, *signature, *comment;
+    saccade_kind kind;
+} saccade_prelude_entry;
+SACCADE_API const saccade_prelude_entry *saccade_prelude(int32_t i);
+
+/* ---- context ----------------------------------------------------------------------------- */
+
+typedef struct saccade_context saccade_context;
+typedef struct saccade_context_options {
+    int32_t threads;       /* 0: all the process may use */
+    const char *level;     /* at most "portable", "avx2", "avx512", "amx"; NULL: best */
+    uint8_t reserved[48];  /* 0 */
+} saccade_context_options;
+
+SACCADE_API saccade_status saccade_context_create(const saccade_context_options *options,
+                                                  saccade_context **out, saccade_error *err);
+SACCADE_API void saccade_context_destroy(saccade_context *context);
+
+/* ---- sizes and positions ------------------------------------------------------------------
+ * */
+
+typedef struct saccade_sizes {
+    int64_t B, H, Hkv, Q, KV, D, Dv;
+} saccade_sizes;
+
+/* Where rows and keys stand: q = row + q_offset[b], kv = key + kv_offset[b]; keys at and past
+ * kv_len[b] (counted in keys of K, not in positions) are dead. Each is absent (dtype NONE: 0,
+ * 0, KV), a rank-0 or rank-1 [B] int32 tensor; for CUDA runs they lie on the device. */
+typedef struct saccade_positions {
+    saccade_tensor q_offset, kv_offset, kv_len;
+} saccade_positions;
+
+/* ---- block masks
+ * --------------------------------------------------------------------------- */
+
+typedef struct saccade_block_mask saccade_block_mask;
+
+typedef struct saccade_block_mask_options {
+    int32_t block_q, block_kv;  /* for pictures, statistics and export; 0: 128 */
+    int64_t evaluation_budget;  /* positions that may be evaluated; -1: as many as it takes */
+    uint8_t reserved[48];
+} saccade_block_mask_options;
+
+typedef struct saccade_block_mask_stats {
+    int64_t blocks, full, partial;       /* over the stored B x H (1 where broadcast) */
+    int64_t proven, evaluated, unknown;  /* of `blocks`: by ranges, evaluated, left PARTIAL */
+    int64_t evaluated_positions;
+    int64_t runs, bytes;                 /* size of the result */
+    double seconds;                      /* time to make it */
+    double sparsity;                     /* 1 - live blocks / blocks */
+} saccade_block_mask_stats;
+
+/* One row of blocks: runs of neighbouring key blocks. */
+typedef struct saccade_run {
+    int32_t first, count; /* in blocks */
+    int32_t full;         /* 1: every in-range position of every block is live */
+} saccade_run;
+
+/* FlexAttention's index tensors, [B, H, rows] and [B, H, rows, columns] int32, row-major;
+ * entries past the count are unspecified. full_* may be NULL. */
+typedef struct saccade_block_indices {
+    int64_t B, H, rows, columns;
+    int32_t block_q, block_kv;
+    int32_t *kv_num_blocks, *kv_indices, *full_kv_num_blocks, *full_kv_indices;
+} saccade_block_indices;
+
+/* From a bound mask. Captures are borrowed until the block mask is destroyed (update reads them
+ * again). context may be NULL. */
+SACCADE_API saccade_status saccade_block_mask_create(
+    saccade_context *context, const saccade_mod *mask, const saccade_sizes *sizes,
+    const saccade_positions *positions, const saccade_binding *bindings, int32_t n_bindings,
+    const saccade_block_mask_options *options, saccade_block_mask **out, saccade_error *err);
+/* From index tensors; `mask` (may be NULL: all live) says what is live inside PARTIAL blocks.
+ * */
+SACCADE_API saccade_status saccade_block_mask_import(
+    saccade_context *context, const saccade_block_indices *indices, const saccade_mod *mask,
+    const saccade_sizes *sizes, const saccade_positions *positions,
+    const saccade_binding *bindings, int32_t n_bindings, saccade_block_mask **out,
+    saccade_error *err);
+SACCADE_API saccade_status saccade_block_mask_and(const saccade_block_mask *a,
+                                                  const saccade_block_mask *b,
+                                                  saccade_block_mask **out, saccade_error *err);
+SACCADE_API saccade_status saccade_block_mask_or(const saccade_block_mask *a,
+                                                 const saccade_block_mask *b,
+                                                 saccade_block_mask **out, saccade_error *err);
+SACCADE_API saccade_status saccade_block_mask_not(const saccade_block_mask *a,
+                                                  saccade_block_mask **out, saccade_error *err);
+/* The same mask over rows [q0, q0 + Q) and keys [kv0, kv0 + KV) of the original's; may reach
+ * past the original's lengths (a growing cache). Exact. */
+SACCADE_API saccade_status saccade_block_mask_window(const saccade_block_mask *mask, int64_t q0,
+                                                     int64_t Q, int64_t kv0, int64_t KV,
+                                                     saccade_block_mask **out,
+                                                     saccade_error *err);
+/* Proves again from the captures' present values; stale says whether they changed since. */
+SACCADE_API saccade_status saccade_block_mask_update(saccade_block_mask *mask,
+                                                     saccade_error *err);
+SACCADE_API int saccade_block_mask_is_stale(const saccade_block_mask *mask);
+SACCADE_API saccade_block_mask_stats
+saccade_block_mask_get_stats(const saccade_block_mask *mask);
+/* Runs of one block row, borrowed until destroy or update; b and h may exceed the stored
+ * (broadcast) 1. Returns the number of runs. transposed: runs of query blocks of a key block.
+ * */
+SACCADE_API int64_t saccade_block_mask_row(const saccade_block_mask *mask, int64_t b, int64_t h,
+                                           int64_t row, int transposed,
+                                           const saccade_run **runs);
+/* Fills caller's arrays; call once with NULL arrays to learn the shape. */
+SACCADE_API saccade_status saccade_block_mask_export(const saccade_block_mask *mask,
+                                                     int transposed,
+                                                     saccade_block_indices *indices,
+                                                     saccade_error *err);
+/* dense [B, H, Q, KV] bytes, 1 live. */
+SACCADE_API saccade_status saccade_block_mask_to_dense(const saccade_block_mask *mask,
+                                                       uint8_t *dense, saccade_error *err);
+typedef enum saccade_picture {
+    SACCADE_TEXT = 1,
+    SACCADE_SVG = 2,
+    SACCADE_PNG = 3
+} saccade_picture;
+/* Picture of one (b, h); free with saccade_free. `columns`: width in characters or pixels, 0
+ * for a default. PNG needs libpng at build time (EBACKEND otherwise). */
+SACCADE_API saccade_status saccade_block_mask_render(const saccade_block_mask *mask, int64_t b,
+                                                     int64_t h, saccade_picture format,
+                                                     int32_t columns, void **bytes,
+                                                     size_t *size,
+                                                     saccade_error *err);
+SACCADE_API void saccade_block_mask_destroy(saccade_block_mask *mask);
+SACCADE_API void saccade_free(void *bytes);
+
+/* ---- plan
+ * ----------------------------------------------------------------------------------- */
+
+typedef struct saccade_plan saccade_plan;
+
+/* What never changes between runs of a plan. B, Q, KV in sizes are only a hint (0: unknown):
+ * lengths, batch, strides, positions and captured values come with each run. */
+typedef struct saccade_problem {
+    saccade_sizes sizes;         /* H, Hkv, D, Dv are fixed */
+    saccade_dtype dtype;         /* of Q and O */
+    saccade_dtype kv_dtype;      /* NONE: dtype */
+    float scale;                 /* NaN: 1 / sqrt(D) */
+    const saccade_mod *score;    /* bound, or NULL; not kept */
+    const saccade_mod *mask;     /* bound, or NULL; not kept */
+    const char *backend;         /* "auto", "ref", "cpu", "cuda"; NULL: auto */
+    uint8_t reserved[64];
+} saccade_problem;
+
+SACCADE_API saccade_problem saccade_problem_default(void);
+SACCADE_API saccade_status saccade_plan_create(saccade_context *context,
+                                               const saccade_problem *problem,
+                                               saccade_plan **out,
+                                               saccade_error *err);
+
+/* One forward run. All borrowed for the call (for CUDA: until the stream has passed it). */
+typedef struct saccade_forward_args {
+    saccade_tensor q;                     /* [B, H, Q, D] */
+    saccade_tensor k;                     /* [B, Hkv, KV, D] */
+    saccade_tensor v;                     /* [B, Hkv, KV, Dv] */
+    saccade_tensor out;                   /* [B, H, Q, Dv], dtype of Q */
+    saccade_tensor lse;                   /* [B, H, Q] f32, natural log; NONE: not wanted */
+    saccade_tensor row_max;               /* likewise: largest live score of each row */
+    saccade_positions positions;
+    const saccade_block_mask *block_mask; /* NULL: proven per tile while running */
+    const saccade_binding *bindings;      /* captures of score and mask, by name */
+    int32_t n_bindings;
+    void *workspace;                      /* saccade_plan_workspace() bytes, 64-aligned */
+    size_t workspace_bytes;
+    void *stream;                         /* CUstream for CUDA */
+    uint8_t reserved[64];
+} saccade_forward_args;
+
+/* Bytes of workspace for runs of at most these sizes. */
+SACCADE_API size_t saccade_plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
+SACCADE_API saccade_status saccade_forward(const saccade_plan *plan,
+                                           const saccade_forward_args *args,
+                                           saccade_error *err);
+/* Makes the runs (and device copy) of a block mask for this plan's tiles, kept in the mask.
+ * Must precede the first run with that mask, and follow each update; not thread-safe for one
+ * mask. */
+SACCADE_API saccade_status saccade_plan_prepare(const saccade_plan *plan,
+                                                const saccade_block_mask *mask,
+                                                saccade_error *err);
+/* What the plan is, why, and the code it made; free with saccade_free. */
+SACCADE_API saccade_status saccade_plan_explain(const saccade_plan *plan, char **text,
+                                                saccade_error *err);
+SACCADE_API void saccade_plan_destroy(saccade_plan *plan);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,66 @@
+/* eval.h: values of mods. eval_scalar is the readable truth, one score at a time in float64;
+ * the strip interpreter evaluates a run of neighbouring keys at once in int32 and float32 and
+ * defines what a mask is. Both read captured tensors through eval_env. */
+#ifndef SACCADE_EVAL_H
+#define SACCADE_EVAL_H
+
+#include "mod/mod.h"
+
+/* What a mod is evaluated in. tensors[i] belongs to captures[i] of the mod_fn; borrowed. */
+typedef struct eval_env {
+    int32_t size[MOD_SIZE_COUNT];
+    const saccade_tensor *tensors;
+} eval_env;
+
+/* Fills tensors[] (n_captures of fn, caller's) from bindings by name and checks dtype, rank,
+ * device, sizes (a dimension of 0 that is indexed), and that 64-bit and unsigned values fit
+ * int32. EINVAL names the capture. Values are scanned only when `scan` (int64 captures). */
+saccade_status eval_resolve(const mod_fn *fn, const saccade_binding *bindings,
+                            int32_t n_bindings, int scan, saccade_tensor *tensors,
+                            saccade_error *err);
+void eval_sizes(const saccade_sizes *sizes, int32_t size[MOD_SIZE_COUNT]);
+
+/* ---- oracle.c ---- */
+
+typedef struct eval_point {
+    int32_t b, h, q, kv;
+    double score;
+} eval_point;
+
+/* First index found outside its tensor (read clamped), honouring && || ?: */
+typedef struct eval_report {
+    int32_t node;  /* the load, -1: none */
+    int32_t dim;
+    int32_t index;
+    int64_t size;
+} eval_report;
+
+/* Mask (0 or 1) or score at one point. What does not depend on score is f32 and int32 as in
+ * every engine, what does is double. `values`: scratch, fn->n_nodes doubles. report may be
+ * NULL. */
+double eval_scalar(const mod_fn *fn, const eval_env *env, const eval_point *at, double *values,
+                   eval_report *report);
+/* Value and derivative by score of a score mod; d(tensor capture) is pass/gradient's matter. */
+
+/* ---- strip.c: the vectorised interpreter ---- */
+
+enum { EVAL_STRIP = 512 }; /* keys per call at most */
+
+typedef struct eval_prog eval_prog; /* immutable, shared by threads */
+typedef struct eval_state eval_state; /* one per thread, in caller's memory */
+
+saccade_status eval_compile(const mod_fn *fn, arena *arena, const eval_prog **out,
+                            saccade_error *err);
+size_t eval_state_bytes(const eval_prog *prog); /* multiple of 64 */
+/* Starts using `memory` (64-aligned, eval_state_bytes) for prog under env; env is copied, its
+ * tensors borrowed. Nodes that depend on nothing are computed here. */
+eval_state *eval_begin(const eval_prog *prog, const eval_env *env, void *memory);
+/* Fixes (b, h), then a row q; computes what depends on no key. head before row. */
+void eval_head(eval_state *state, int32_t b, int32_t h);
+void eval_row(eval_state *state, int32_t q);
+/* live[i] = mask at kv0 + i, 0 or 1, i < n <= EVAL_STRIP. */
+void eval_mask(eval_state *state, int32_t kv0, int32_t n, uint8_t *live);
+/* score[i] = score mod at (kv0 + i, score[i]), in place. */
+void eval_score(eval_state *state, int32_t kv0, int32_t n, float *score);
+
+#endif

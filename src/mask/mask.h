@@ -1,0 +1,48 @@
+/* mask.h: block masks inside the library. Position space: rows and keys are counted from 0
+ * here; the mod sees row + q_offset[b], key + kv_offset[b]. */
+#ifndef SACCADE_MASK_H
+#define SACCADE_MASK_H
+
+#include "eval/eval.h"
+#include "mod/mod.h"
+#include "pass/pass.h"
+
+/* Runs for one pair of block sizes. A block is FULL when every in-range position of it is live
+ * (ragged tails included). Immutable once made. */
+typedef struct mask_runs {
+    int32_t block_q, block_kv;
+    int64_t B, H;             /* 1 where the mask does not depend on it */
+    int64_t rows, columns;    /* blocks of queries and of keys (exchanged when transposed) */
+    const int64_t *row_begin; /* [B*H*rows + 1]: index of the first run of each block row */
+    const saccade_run *runs;
+    const int64_t *row_live;  /* [B*H*rows]: live blocks of each block row */
+    saccade_block_mask_stats stats;
+} mask_runs;
+
+/* Runs for these block sizes, made on first use and kept in the mask (this is the step that may
+ * allocate; saccade_plan_prepare calls it). Thread-safe. */
+saccade_status mask_runs_for(const saccade_block_mask *mask, int32_t block_q, int32_t block_kv,
+                             int transposed, const mask_runs **out, saccade_error *err);
+/* The same, or NULL when not made yet; for use inside runs. */
+const mask_runs *mask_runs_ready(const saccade_block_mask *mask, int32_t block_q,
+                                 int32_t block_kv, int transposed);
+
+/* What kernels need for PARTIAL blocks: the mod (NULL: all live inside listed blocks), resolved
+ * captures, sizes and positions the mask was made for. Borrowed from the mask. */
+typedef struct mask_view {
+    const saccade_mod *mod;
+    eval_env env;
+    saccade_sizes sizes;
+    const int32_t *q_offset, *kv_offset; /* [B of sizes] or NULL: 0 */
+    int imported_block_q, imported_block_kv; /* block sizes of an imported mask, else 0 */
+} mask_view;
+const mask_view *mask_get_view(const saccade_block_mask *mask);
+
+/* A slot for one back end's device copy, freed by its own function with the mask. */
+typedef struct mask_device_copy {
+    void *data;
+    void (*destroy)(void *data);
+} mask_device_copy;
+mask_device_copy *mask_device_slot(const saccade_block_mask *mask, const void *key);
+
+#endif

@@ -1,0 +1,73 @@
+/* pass.h: transformations and analyses of typed mods. Each says what it needs, gives, breaks.
+ * */
+#ifndef SACCADE_PASS_H
+#define SACCADE_PASS_H
+
+#include "eval/eval.h"
+#include "mod/mod.h"
+
+/* ---- simplify.c ---- */
+
+/* Same values, fewer nodes: folds constants, identities that hold for all inputs (NaN, wrap
+ * and -0 included), common subexpressions, dead nodes. needs: verified fn. gives: new fn in
+ * arena. breaks: nothing. */
+saccade_status pass_simplify(const mod_fn *fn, arena *arena, const mod_fn **out,
+                             saccade_error *err);
+
+/* ---- shape.c: facts that kernels are chosen by ---- */
+
+/* score_out = slope * score + offset with slope and offset free of score (either may vary with
+ * b h q kv); gives both as functions of kind SCORE. Returns 0 when it is not of that form.
+ * needs: simplified fn. */
+int pass_affine(const mod_fn *fn, arena *arena, const mod_fn **slope, const mod_fn **offset);
+/* The mask is, for each (b, h, q), one interval lo <= kv < hi (possibly empty) with lo and hi
+ * free of kv: gives them as int nodes of one fn (results in bounds[0], bounds[1], node
+ * indices; missing bounds are INT32_MIN / INT32_MAX constants). Conjunctions of such masks
+ * too. 0 otherwise. */
+int pass_interval(const mod_fn *fn, arena *arena, const mod_fn **bounds_fn,
+                  uint32_t bounds[2]);
+
+/* ---- gradient.c ---- */
+
+/* d result / d wanted[i] for i < n, where each wanted is OP_SCORE or an OP_LOAD / OP_SCALAR
+ * node of fn; gives one fn holding all of them, results[i] its node. needs: verified score
+ * fn. */
+saccade_status pass_gradient(const mod_fn *fn, const uint32_t *wanted, uint32_t n, arena *arena,
+                             const mod_fn **out, uint32_t *results, saccade_error *err);
+
+/* ---- range.c: interval analysis ---- */
+
+/* Interval of a node over a box. int: [lo, hi] within int32. float: [flo, fhi], may_nan. bool:
+ * can_false, can_true. congruence: value % step == rest for ints when step > 1. */
+typedef struct pass_range {
+    int64_t lo, hi;
+    double flo, fhi;
+    uint8_t may_nan, can_false, can_true;
+} pass_range;
+
+typedef struct pass_box {
+    int32_t lo[4], hi[4]; /* inclusive; by mod_var: b h q kv */
+} pass_box;
+
+typedef enum pass_verdict { PASS_NEVER, PASS_ALWAYS, PASS_UNKNOWN } pass_verdict;
+
+/* A mask made ready for many boxes: min/max tables over the captures it indexes are built
+ * here, so it holds for the captured values at this moment. env may have tensors NULL:
+ * captures are then known by type only. */
+typedef struct pass_prover pass_prover;
+saccade_status pass_prover_create(const mod_fn *fn, const eval_env *env, pass_prover **out,
+                                  saccade_error *err);
+size_t pass_prover_scratch(const pass_prover *prover); /* bytes per thread */
+pass_verdict pass_prove(const pass_prover *prover, const pass_box *box, void *scratch);
+size_t pass_prover_bytes(const pass_prover *prover);   /* memory it holds */
+void pass_prover_destroy(pass_prover *prover);
+
+/* Ranges of all nodes over a box (ranges[fn->n_nodes], caller's), for bounds checks of loads
+ * and finiteness of scores; score is any finite float unless score_range is given. */
+void pass_ranges(const mod_fn *fn, const eval_env *env, const pass_box *box,
+                 const pass_range *score_range, pass_range *ranges);
+/* Bit d of result: index d of load `node` is proven inside [0, size). Sizes as in env. */
+uint32_t pass_load_proven(const mod_fn *fn, const eval_env *env, const pass_range *ranges,
+                          uint32_t node);
+
+#endif

@@ -1,0 +1,24 @@
+/* ref.h: readable truth. attention.c is the float64 oracle; the ladder is the history of the
+ * algorithm, each step a short function that counts its memory accesses and FLOPs. No SIMD. */
+#ifndef SACCADE_REF_H
+#define SACCADE_REF_H
+
+#include "plan/plan.h"
+
+/* Float64 attention, forward. out [B,H,Q,Dv], lse, row_max [B,H,Q] doubles, row-major; lse and
+ * row_max may be NULL. Reads run's q, k, v of any float dtype, exactly. */
+saccade_status ref_forward(const plan_problem *problem, const plan_run *run, double *out,
+                           double *lse, double *row_max, saccade_error *err);
+
+/* Plain same-dtype attention of DESIGN section 7: S in f32, P rounded to dtype, f32
+ * accumulation. */
+saccade_status ref_plain(const plan_problem *problem, const plan_run *run, float *out,
+                         float *lse, saccade_error *err);
+
+/* Gradients of sum(out * d_out) + sum(lse * d_lse) in float64; d_lse may be NULL. dq [B,H,Q,D],
+ * dk [B,Hkv,KV,D], dv [B,Hkv,KV,Dv]. */
+saccade_status ref_backward(const plan_problem *problem, const plan_run *run,
+                            const double *d_out, const double *d_lse, double *dq, double *dk,
+                            double *dv, saccade_error *err);
+
+#endif
