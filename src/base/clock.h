@@ -1,0 +1,16 @@
+/* Time for measurements. */
+#ifndef SACCADE_BASE_CLOCK_H
+#define SACCADE_BASE_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+/* nanoseconds since some fixed moment; never goes back. */
+static inline int64_t clock_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+#endif

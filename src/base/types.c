@@ -1,0 +1,82 @@
+/* Small facts of the public header that every folder needs: names of statuses and dtypes, sizes,
+   plain tensors. */
+#include "base/status.h"
+
+#include <stdlib.h>
+
+static const struct {
+    saccade_dtype dtype;
+    size_t bytes;
+    const char *name;
+} dtypes[] = {
+    {SACCADE_BOOL, 1, "bool"}, {SACCADE_U8, 1, "u8"},     {SACCADE_I8, 1, "i8"},
+    {SACCADE_U16, 2, "u16"},   {SACCADE_I16, 2, "i16"},   {SACCADE_U32, 4, "u32"},
+    {SACCADE_I32, 4, "i32"},   {SACCADE_U64, 8, "u64"},   {SACCADE_I64, 8, "i64"},
+    {SACCADE_F16, 2, "f16"},   {SACCADE_BF16, 2, "bf16"}, {SACCADE_F32, 4, "f32"},
+    {SACCADE_F64, 8, "f64"},
+};
+
+static const struct {
+    saccade_status status;
+    const char *name;
+} statuses[] = {
+    {SACCADE_OK, "ok"},
+    {SACCADE_EINVAL, "invalid argument"},
+    {SACCADE_EPARSE, "syntax error"},
+    {SACCADE_ETYPE, "type error"},
+    {SACCADE_ELIMIT, "limit exceeded"},
+    {SACCADE_EVALUE, "value out of range"},
+    {SACCADE_ENOMEM, "out of memory"},
+    {SACCADE_EBACKEND, "back end not available"},
+    {SACCADE_EIO, "input or output failed"},
+    {SACCADE_EINTERNAL, "internal error"},
+};
+
+const char *saccade_status_name(saccade_status status)
+{
+    for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; i++)
+        if (statuses[i].status == status)
+            return statuses[i].name;
+    return "unknown status";
+}
+
+const char *saccade_version(void)
+{
+    return SACCADE_VERSION;
+}
+
+const char *saccade_dtype_name(saccade_dtype dtype)
+{
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
+        if (dtypes[i].dtype == dtype)
+            return dtypes[i].name;
+    return "none";
+}
+
+size_t saccade_dtype_bytes(saccade_dtype dtype)
+{
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
+        if (dtypes[i].dtype == dtype)
+            return dtypes[i].bytes;
+    return 0;
+}
+
+saccade_tensor saccade_tensor_of(void *data, saccade_dtype dtype, int32_t rank,
+                                 const int64_t *shape)
+{
+    saccade_tensor t = {.data = data, .dtype = dtype, .rank = rank};
+    int64_t stride = 1;
+    for (int32_t i = rank - 1; i >= 0; i--) {
+        if (i >= SACCADE_MAX_RANK) /* left for the call that gets it to refuse */
+            continue;
+        t.shape[i] = shape[i];
+        t.stride[i] = stride;
+        stride *= shape[i];
+    }
+    return t;
+}
+
+void saccade_free(void *bytes)
+{
+    free(bytes);
+}
