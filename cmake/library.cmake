@@ -1,0 +1,82 @@
+# The library: all folders of src/ compiled once into objects, made into libsaccade.a and .so.
+# Conventions: src/<folder>/*.c is taken as it is; src/cpu/<name>_tmpl.c is compiled once per
+# instruction-set level, with LEVEL=<level> (for pasting into names) and LEVEL_<LEVEL>=1.
+file(GLOB LIBRARY_SOURCES CONFIGURE_DEPENDS src/*.c src/*/*.c)
+file(GLOB TEMPLATE_SOURCES CONFIGURE_DEPENDS src/cpu/*_tmpl.c)
+list(REMOVE_ITEM LIBRARY_SOURCES "" ${TEMPLATE_SOURCES})
+file(GLOB PRELUDE_FILES CONFIGURE_DEPENDS src/mod/prelude.sac)
+file(GLOB KERN_FILES CONFIGURE_DEPENDS src/cuda/kern/*.cu src/cuda/kern/*.cuh
+     src/cuda/kern/*.h)
+set(EMBEDDED_SOURCES "")
+saccade_embed(EMBEDDED_SOURCES mod_prelude_files ${PRELUDE_FILES})
+saccade_embed(EMBEDDED_SOURCES cuda_kern_files ${KERN_FILES})
+
+# What a user of the library compiles and links with.
+add_library(saccade_usage INTERFACE)
+target_include_directories(saccade_usage INTERFACE
+  $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>)
+# What its own sources compile with, besides.
+add_library(saccade_internal INTERFACE)
+target_include_directories(saccade_internal INTERFACE ${CMAKE_CURRENT_SOURCE_DIR}/src
+  ${GENERATED})
+target_link_libraries(saccade_internal INTERFACE saccade_flags saccade_usage)
+# What it needs at link time.
+set(LIBRARY_NEEDS m ${CMAKE_DL_LIBS})
+find_package(Threads REQUIRED)
+list(APPEND LIBRARY_NEEDS Threads::Threads)
+if(HAVE_OPENMP)
+  target_compile_options(saccade_internal INTERFACE ${OpenMP_C_FLAGS})
+  list(APPEND LIBRARY_NEEDS ${OpenMP_C_LIBRARIES})
+endif()
+foreach(part ZYDIS PNG)
+  if(HAVE_${part})
+    target_link_libraries(saccade_internal INTERFACE saccade_${part})
+    list(APPEND LIBRARY_NEEDS ${${part}_LIBRARY})
+  endif()
+endforeach()
+
+# Strips of scores and kernels live from vectorised loops. No flag here changes a value:
+# trapping-math only keeps exception flags, which nothing reads.
+set(LOOP_FLAGS -O3 -fno-trapping-math)
+if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
+  list(APPEND LOOP_FLAGS -Wno-psabi) # vectors wider than the level's, between inlined functions
+endif()
+if(CMAKE_BUILD_TYPE STREQUAL "Debug")
+  list(REMOVE_ITEM LOOP_FLAGS -O3)
+endif()
+foreach(source IN LISTS LIBRARY_SOURCES)
+  if(source MATCHES "/src/(cpu|eval)/|/src/base/convert.c$")
+    set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${LOOP_FLAGS}")
+  endif()
+endforeach()
+
+add_library(saccade_objects OBJECT ${LIBRARY_SOURCES} ${EMBEDDED_SOURCES})
+target_link_libraries(saccade_objects PRIVATE saccade_internal)
+set(OBJECTS $<TARGET_OBJECTS:saccade_objects>)
+if(TEMPLATE_SOURCES)
+  foreach(level IN LISTS LEVELS)
+    string(TOUPPER ${level} LEVEL_NAME)
+    add_library(saccade_cpu_${level} OBJECT ${TEMPLATE_SOURCES})
+    target_compile_options(saccade_cpu_${level} PRIVATE ${LOOP_FLAGS} ${LEVEL_FLAGS_${level}})
+    target_compile_definitions(saccade_cpu_${level} PRIVATE LEVEL=${level}
+                               LEVEL_${LEVEL_NAME}=1)
+    target_link_libraries(saccade_cpu_${level} PRIVATE saccade_internal)
+    list(APPEND OBJECTS $<TARGET_OBJECTS:saccade_cpu_${level}>)
+  endforeach()
+endif()
+
+# libsaccade.a here keeps internal names, for the tests.
+add_library(saccade_static STATIC ${OBJECTS})
+set_target_properties(saccade_static PROPERTIES OUTPUT_NAME saccade LINKER_LANGUAGE C)
+target_link_libraries(saccade_static PUBLIC saccade_usage PRIVATE ${LIBRARY_NEEDS})
+
+add_library(saccade_shared SHARED ${OBJECTS})
+set_target_properties(saccade_shared PROPERTIES OUTPUT_NAME saccade LINKER_LANGUAGE C
+                      VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+target_link_libraries(saccade_shared PUBLIC saccade_usage PRIVATE saccade_flags
+                      ${LIBRARY_NEEDS})
+if(UNIX AND NOT APPLE)
+  set(EXPORTS ${CMAKE_CURRENT_SOURCE_DIR}/cmake/exports.map)
+  target_link_options(saccade_shared PRIVATE -Wl,--version-script=${EXPORTS})
+  set_target_properties(saccade_shared PROPERTIES LINK_DEPENDS ${EXPORTS})
+endif()
