@@ -91,6 +91,20 @@ typedef struct saccade_tensor {
 SACCADE_API saccade_tensor saccade_tensor_of(void *data, saccade_dtype dtype, int32_t rank,
                                              const int64_t *shape);
 
+/* ---- sizes and positions ------------------------------------------------------------------
+ * */
+
+typedef struct saccade_sizes {
+    int64_t B, H, Hkv, Q, KV, D, Dv;
+} saccade_sizes;
+
+/* Where rows and keys stand: q = row + q_offset[b], kv = key + kv_offset[b]; keys at and past
+ * kv_len[b] (counted in keys of K, not in positions) are dead. Each is absent (dtype NONE: 0,
+ * 0, KV), a rank-0 or rank-1 [B] int32 tensor; for CUDA runs they lie on the device. */
+typedef struct saccade_positions {
+    saccade_tensor q_offset, kv_offset, kv_len;
+} saccade_positions;
+
 /* ---- mods: masks and scores as text ------------------------------------------------------ */
 
 typedef enum saccade_kind { SACCADE_MASK = 1, SACCADE_SCORE = 2 } saccade_kind;
@@ -130,6 +144,16 @@ SACCADE_API saccade_capture saccade_mod_capture(const saccade_mod *mod, int32_t 
 SACCADE_API size_t saccade_mod_print(const saccade_mod *mod, char *text, size_t bytes);
 SACCADE_API void saccade_mod_destroy(saccade_mod *mod);
 
+/* Reads every index of a bound mod over all positions, as the float64 oracle does (what && ||
+ * ?: guard is not read), and returns EVALUE with line:column for the first one outside its tensor.
+ * Kernels clamp such an index. Looks at every position of up to `budget` (0: 2^26), then at an
+ * even sample. */
+SACCADE_API saccade_status saccade_mod_check(const saccade_mod *mod, const saccade_sizes *sizes,
+                                             const saccade_positions *positions,
+                                             const saccade_binding *bindings,
+                                             int32_t n_bindings, int64_t budget,
+                                             saccade_error *err);
+
 /* The named variants: "causal", its signature "causal()", its comment with formula and source.
  * NULL past the end. */
 typedef struct saccade_prelude_entry {
@@ -150,20 +174,6 @@ typedef struct saccade_context_options {
 SACCADE_API saccade_status saccade_context_create(const saccade_context_options *options,
                                                   saccade_context **out, saccade_error *err);
 SACCADE_API void saccade_context_destroy(saccade_context *context);
-
-/* ---- sizes and positions ------------------------------------------------------------------
- * */
-
-typedef struct saccade_sizes {
-    int64_t B, H, Hkv, Q, KV, D, Dv;
-} saccade_sizes;
-
-/* Where rows and keys stand: q = row + q_offset[b], kv = key + kv_offset[b]; keys at and past
- * kv_len[b] (counted in keys of K, not in positions) are dead. Each is absent (dtype NONE: 0,
- * 0, KV), a rank-0 or rank-1 [B] int32 tensor; for CUDA runs they lie on the device. */
-typedef struct saccade_positions {
-    saccade_tensor q_offset, kv_offset, kv_len;
-} saccade_positions;
 
 /* ---- block masks
  * --------------------------------------------------------------------------- */
@@ -230,6 +240,9 @@ SACCADE_API saccade_status saccade_block_mask_window(const saccade_block_mask *m
 SACCADE_API saccade_status saccade_block_mask_update(saccade_block_mask *mask,
                                                      saccade_error *err);
 SACCADE_API int saccade_block_mask_is_stale(const saccade_block_mask *mask);
+/* The bound mod it stands for, to put into saccade_problem.mask; NULL for one imported without.
+ * Borrowed until destroy. */
+SACCADE_API const saccade_mod *saccade_block_mask_mod(const saccade_block_mask *mask);
 SACCADE_API saccade_block_mask_stats
 saccade_block_mask_get_stats(const saccade_block_mask *mask);
 /* Runs of one block row, borrowed until destroy or update; b and h may exceed the stored
@@ -275,7 +288,8 @@ typedef struct saccade_problem {
     float scale;                 /* NaN: 1 / sqrt(D) */
     const saccade_mod *score;    /* bound, or NULL; not kept */
     const saccade_mod *mask;     /* bound, or NULL; not kept */
-    const char *backend;         /* "auto", "ref", "cpu", "cuda"; NULL: auto */
+    const char *backend;         /* "auto" (NULL), "cpu", "cuda", "ref": float64 truth, "plain":
+                                  * three passes in the problem's dtype, the error yardstick */
     uint8_t reserved[64];
 } saccade_problem;
 

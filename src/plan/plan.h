@@ -42,6 +42,7 @@ typedef struct plan_solver plan_solver;
 struct saccade_plan {
     const plan_solver *solver;
     plan_problem problem;
+    const mod_fn *source_mask; /* problem.mask before simplification; NULL: none */
     int32_t threads, level;
     arena arena;
     void *state; /* the solver's own */
@@ -64,8 +65,21 @@ struct plan_solver {
 
 /* Tables of the back ends, NULL-terminated, best first. Only api.c names them together. */
 extern const plan_solver *const ref_solvers[];
+extern const plan_solver *const plain_solvers[]; /* src/ref too */
 extern const plan_solver *const cpu_solvers[];
 extern const plan_solver *const cuda_solvers[];
+
+/* ---- plan.c ---- */
+
+/* Checks a problem and derives what kernels read; mods into the plan. */
+saccade_status plan_derive(const saccade_problem *problem, saccade_plan *plan,
+                           saccade_error *err);
+/* First solver of the table that applies creates the plan; EBACKEND with the reason otherwise. */
+saccade_status plan_choose(saccade_plan *plan, const plan_solver *const *solvers,
+                           saccade_error *err);
+saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error *err);
+
+/* ---- problem.c ---- */
 
 /* positions of batch b for host tensors; absent gives 0, 0, KV. */
 typedef struct plan_position {

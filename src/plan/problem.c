@@ -1,0 +1,125 @@
+/* Problems as text, and positions of one batch.
+ * The grammar, the same in the command line, tests and bug reports:
+ *     b2 h16/4 q4096 kv4096 d128 dv64 bf16
+ * `/kv heads`, `kv` and `dv` default to the query's; words may come in any order. */
+#include "plan/plan.h"
+
+#include "base/status.h"
+
+#include <string.h>
+
+/* Reads digits of *text into *value; 0 when there are none or the number is past 2^30. */
+static int number(const char **text, int64_t *value)
+{
+    const char *s = *text;
+    int64_t n = 0;
+    if (*s < '0' || *s > '9')
+        return 0;
+    for (; *s >= '0' && *s <= '9'; s++) {
+        n = 10 * n + (*s - '0');
+        if (n > (int64_t)1 << 30)
+            return 0;
+    }
+    *text = s;
+    *value = n;
+    return 1;
+}
+
+/* One word "b2", "h16/4", ... at *text; 0 when it is none of them. */
+static int size_word(const char **text, saccade_sizes *sizes)
+{
+    const char *s = *text;
+    const struct {
+        const char *key;
+        int64_t *value;
+    } keys[] = {
+        {"kv", &sizes->KV}, {"dv", &sizes->Dv}, {"b", &sizes->B},
+        {"h", &sizes->H},   {"q", &sizes->Q},   {"d", &sizes->D},
+    };
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        const size_t n = strlen(keys[i].key);
+        if (strncmp(s, keys[i].key, n) != 0)
+            continue;
+        s += n;
+        if (!number(&s, keys[i].value))
+            return 0;
+        if (keys[i].value == &sizes->H && *s == '/') {
+            s++;
+            if (!number(&s, &sizes->Hkv))
+                return 0;
+        }
+        *text = s;
+        return *s == 0 || *s == ' ';
+    }
+    return 0;
+}
+
+static int dtype_word(const char **text, saccade_dtype *dtype)
+{
+    static const saccade_dtype floats[] = {SACCADE_F16, SACCADE_BF16, SACCADE_F32, SACCADE_F64};
+    for (size_t i = 0; i < sizeof floats / sizeof floats[0]; i++) {
+        const char *name = saccade_dtype_name(floats[i]);
+        const size_t n = strlen(name);
+        if (strncmp(*text, name, n) == 0 && ((*text)[n] == 0 || (*text)[n] == ' ')) {
+            *text += n;
+            *dtype = floats[i];
+            return 1;
+        }
+    }
+    return 0;
+}
+
+saccade_status plan_parse_problem(const char *text, saccade_sizes *sizes, saccade_dtype *dtype,
+                                  saccade_error *err)
+{
+    saccade_sizes s = {.B = 1, .H = 1};
+    saccade_dtype t = SACCADE_F32;
+    const char *at = text;
+    while (*(at += strspn(at, " ")) != 0) {
+        const int n = (int)strcspn(at, " ");
+        FAIL_IF(!size_word(&at, &s) && !dtype_word(&at, &t), SACCADE_EINVAL,
+                "problem: got '%.*s', expected words like b2 h16/4 q4096 kv4096 d128 dv64 bf16",
+                n > 40 ? 40 : n, at);
+    }
+    FAIL_IF(s.Q < 1 || s.D < 1, SACCADE_EINVAL,
+            "problem: got '%.80s', expected at least q and d, each 1 or more", text);
+    s.Hkv = s.Hkv ? s.Hkv : s.H;
+    s.KV = s.KV ? s.KV : s.Q;
+    s.Dv = s.Dv ? s.Dv : s.D;
+    FAIL_IF(s.B < 1 || s.H < 1 || s.H % s.Hkv != 0, SACCADE_EINVAL,
+            "problem: got b%lld h%lld/%lld, expected query heads a multiple of key heads",
+            (long long)s.B, (long long)s.H, (long long)s.Hkv);
+    *sizes = s;
+    *dtype = t;
+    return SACCADE_OK;
+}
+
+void plan_print_problem(const saccade_sizes *s, saccade_dtype dtype, strbuf *out)
+{
+    strbuf_printf(out, "b%lld h%lld", (long long)s->B, (long long)s->H);
+    if (s->Hkv != s->H)
+        strbuf_printf(out, "/%lld", (long long)s->Hkv);
+    strbuf_printf(out, " q%lld kv%lld d%lld", (long long)s->Q, (long long)s->KV,
+                  (long long)s->D);
+    if (s->Dv != s->D)
+        strbuf_printf(out, " dv%lld", (long long)s->Dv);
+    strbuf_printf(out, " %s", saccade_dtype_name(dtype));
+}
+
+/* Element b of a rank-0 or rank-1 host tensor of int32. */
+static int32_t element(const saccade_tensor *t, int64_t b, int32_t otherwise)
+{
+    if (t->dtype == SACCADE_NONE)
+        return otherwise;
+    return ((const int32_t *)t->data)[t->rank == 1 ? b * t->stride[0] : 0];
+}
+
+plan_position plan_position_of(const saccade_positions *p, int64_t KV, int64_t b)
+{
+    const int64_t len = element(&p->kv_len, b, (int32_t)KV);
+    return (plan_position){
+        .q_offset = element(&p->q_offset, b, 0),
+        .kv_offset = element(&p->kv_offset, b, 0),
+        .kv_len = len < 0 ? 0 : len > KV ? KV : len,
+    };
+}
