@@ -1,5 +1,5 @@
-/* Small facts of the public header that every folder needs: names of statuses and dtypes, sizes,
-   plain tensors. */
+/* Small facts of the public header that every folder needs: names of statuses and dtypes,
+   sizes, plain tensors. */
 #include "base/status.h"
 
 #include <stdlib.h>
