@@ -1,12 +1,17 @@
 # Flags of every target, as the interface library saccade_flags.
 #   SACCADE_WERROR    warnings are errors; on for the compilers that CI uses
+#   SACCADE_ASSERT    keep assert() in Release builds
 #   SACCADE_SANITIZE  "", "address,undefined" or "thread"
 include(CheckCCompilerFlag)
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Release or Debug" FORCE)
 endif()
-set(CMAKE_C_FLAGS_RELEASE "-O2 -DNDEBUG")
+option(SACCADE_ASSERT "keep assertions in release builds" OFF)
+set(CMAKE_C_FLAGS_RELEASE "-O2")
+if(NOT SACCADE_ASSERT)
+  string(APPEND CMAKE_C_FLAGS_RELEASE " -DNDEBUG")
+endif()
 set(CMAKE_C_STANDARD 17)
 set(CMAKE_C_STANDARD_REQUIRED ON)
 set(CMAKE_C_EXTENSIONS OFF)
