@@ -29,18 +29,20 @@ saccade_status status_name_place(saccade_error *err, saccade_status status, cons
 /* makes *err say "no error". */
 void status_clear(saccade_error *err);
 
-#define FAIL(code, ...) return status_fail(err, (code), __VA_ARGS__)
+/* The code is repeated so that compilers see that a failure isn't SACCADE_OK. */
+#define FAIL(code, ...) return (status_fail(err, (code), __VA_ARGS__), (code))
 
 #define FAIL_IF(cond, code, ...)                          \
     do {                                                  \
         if (cond)                                         \
-            return status_fail(err, (code), __VA_ARGS__); \
+            FAIL(code, __VA_ARGS__);                      \
     } while (0)
 
-#define FAIL_AT(cond, code, where, line, column, ...)                                  \
-    do {                                                                               \
-        if (cond)                                                                      \
-            return status_fail_at(err, (code), (where), (line), (column), __VA_ARGS__); \
+#define FAIL_AT(cond, code, place, line, column, ...)                              \
+    do {                                                                           \
+        if (cond)                                                                  \
+            return (status_fail_at(err, (code), (place), (line), (column),         \
+                                   __VA_ARGS__), (code));                          \
     } while (0)
 
 #define FAIL_IF_GOTO(cond, code, ...)                       \

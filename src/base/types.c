@@ -2,7 +2,7 @@
    sizes, plain tensors. */
 #include "base/status.h"
 
-#include <stdlib.h>
+#include <stddef.h>
 
 static const struct {
     saccade_dtype dtype;
@@ -74,9 +74,4 @@ saccade_tensor saccade_tensor_of(void *data, saccade_dtype dtype, int32_t rank,
         stride *= shape[i];
     }
     return t;
-}
-
-void saccade_free(void *bytes)
-{
-    free(bytes);
 }
