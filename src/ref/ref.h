@@ -5,20 +5,32 @@
 
 #include "plan/plan.h"
 
+/* ---- attention.c ---- */
+
 /* Float64 attention, forward. out [B,H,Q,Dv], lse, row_max [B,H,Q] doubles, row-major; lse and
- * row_max may be NULL. Reads run's q, k, v of any float dtype, exactly. */
+ * row_max may be NULL. Reads run's q, k, v of any float dtype, exactly. A live NaN or +inf
+ * score makes the row's out, lse and row_max NaN. */
 saccade_status ref_forward(const plan_problem *problem, const plan_run *run, double *out,
                            double *lse, double *row_max, saccade_error *err);
+
+/* ---- plain.c ---- */
 
 /* Plain same-dtype attention of DESIGN section 7: S in f32, P rounded to dtype, f32
  * accumulation. */
 saccade_status ref_plain(const plan_problem *problem, const plan_run *run, float *out,
                          float *lse, saccade_error *err);
 
+/* ---- backward.c ---- */
+
 /* Gradients of sum(out * d_out) + sum(lse * d_lse) in float64; d_lse may be NULL. dq [B,H,Q,D],
  * dk [B,Hkv,KV,D], dv [B,Hkv,KV,Dv]. */
 saccade_status ref_backward(const plan_problem *problem, const plan_run *run,
                             const double *d_out, const double *d_lse, double *dq, double *dk,
                             double *dv, saccade_error *err);
+/* The same sum's gradients by the score's float captures: d_captures[i] (NULL: not wanted, or
+ * not float) holds the elements of capture i row-major by its run's shape, and is added to. */
+saccade_status ref_backward_captures(const plan_problem *problem, const plan_run *run,
+                                     const double *d_out, const double *d_lse,
+                                     double *const *d_captures, saccade_error *err);
 
 #endif

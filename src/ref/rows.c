@@ -1,0 +1,266 @@
+/* One row of attention in float64, by definition:
+ *     s_j = score(scale * q . k_j),  live_j = mask and in kv_len and s_j > -inf
+ *     m = max s_j,  p_j = exp(s_j - m),  l = sum p_j,  out = sum p_j v_j / l,  lse = m + log l
+ * A position that is not live is never read, so nothing it holds can reach a result. A live
+ * NaN or +inf makes the whole row NaN; a row without live keys is out = 0, m = lse = -inf. */
+#include "ref/rows.h"
+
+#include "base/convert.h"
+#include "base/parallel.h"
+#include "base/status.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- memory ---- */
+
+static double *take(char **at, int64_t count)
+{
+    double *taken = (double *)(void *)*at;
+    *at += (size_t)count * sizeof *taken;
+    return taken;
+}
+
+size_t ref_widened_bytes(const saccade_sizes *s)
+{
+    return (size_t)(s->B * s->Hkv * s->KV * (s->D + s->Dv)) * sizeof(double);
+}
+
+size_t ref_row_bytes(const saccade_sizes *s, uint32_t n_values)
+{
+    const int64_t doubles = s->D + 2 * s->KV + s->Dv + n_values + (s->KV + 7) / 8;
+    return ((size_t)doubles * sizeof(double) + 63) / 64 * 64;
+}
+
+ref_row ref_row_in(const saccade_sizes *s, uint32_t n_values, void *memory)
+{
+    char *at = memory;
+    ref_row row = {.q = take(&at, s->D)};
+    row.raw = take(&at, s->KV);
+    row.p = take(&at, s->KV);
+    row.out = take(&at, s->Dv);
+    row.values = take(&at, n_values);
+    row.live = (uint8_t *)at;
+    return row;
+}
+
+uint32_t ref_most_nodes(const plan_problem *p)
+{
+    const uint32_t score = p->score ? p->score->n_nodes : 0;
+    const uint32_t mask = p->mask ? p->mask->n_nodes : 0;
+    return score > mask ? score : mask;
+}
+
+/* ---- elements ---- */
+
+void ref_load(const saccade_tensor *t, int64_t b, int64_t h, int64_t n, double *to)
+{
+    const size_t bytes = saccade_dtype_bytes(t->dtype);
+    const int64_t at = b * t->stride[0] + h * t->stride[1] + n * t->stride[2];
+    const char *from = (const char *)t->data + at * (int64_t)bytes;
+    for (int64_t d = 0; d < t->shape[3]; d++)
+        to[d] = convert_element(t->dtype, from + (size_t)d * bytes);
+}
+
+void ref_store(const saccade_tensor *t, int64_t at, double value)
+{
+    char *to = (char *)t->data + at * (int64_t)saccade_dtype_bytes(t->dtype);
+    const float narrow = (float)value;
+    if (t->dtype == SACCADE_F64)
+        memcpy(to, &value, sizeof value);
+    else
+        convert_from_f32(t->dtype, &narrow, to, 1);
+}
+
+static void widen_head(void *arg, int64_t item, int thread)
+{
+    const ref_inputs *in = arg;
+    const saccade_sizes *s = &in->run->sizes;
+    const int64_t b = item / s->Hkv, g = item % s->Hkv;
+    (void)thread;
+    for (int64_t j = 0; j < s->KV; j++) {
+        ref_load(in->run->k, b, g, j, in->k + (item * s->KV + j) * s->D);
+        ref_load(in->run->v, b, g, j, in->v + (item * s->KV + j) * s->Dv);
+    }
+}
+
+ref_inputs ref_widen(const plan_problem *problem, const plan_run *run, int threads,
+                     void *memory)
+{
+    const saccade_sizes *s = &run->sizes;
+    char *at = memory;
+    ref_inputs in = {.problem = problem, .run = run};
+    in.k = take(&at, s->B * s->Hkv * s->KV * s->D);
+    in.v = take(&at, s->B * s->Hkv * s->KV * s->Dv);
+    par_for(s->B * s->Hkv, threads, widen_head, &in);
+    return in;
+}
+
+static int64_t key_row(const ref_inputs *in, const ref_row *row, int64_t j)
+{
+    const saccade_sizes *s = &in->run->sizes;
+    return (row->b * s->Hkv + row->h / in->problem->group) * s->KV + j;
+}
+
+const double *ref_key(const ref_inputs *in, const ref_row *row, int64_t j)
+{
+    return in->k + key_row(in, row, j) * in->run->sizes.D;
+}
+
+const double *ref_value(const ref_inputs *in, const ref_row *row, int64_t j)
+{
+    return in->v + key_row(in, row, j) * in->run->sizes.Dv;
+}
+
+/* ---- what is live ---- */
+
+/* An imported block mask says more than its mod (FULL blocks are live, absent ones dead); any
+ * other was proven from the mod and adds nothing to it. */
+static const mask_view *imported(const plan_run *run)
+{
+    const mask_view *view = run->block_mask ? mask_get_view(run->block_mask) : NULL;
+    return view && view->imported_block_q ? view : NULL;
+}
+
+static const mask_runs *runs_of(const plan_run *run)
+{
+    const mask_view *view = imported(run);
+    return view ? mask_runs_ready(run->block_mask, view->imported_block_q,
+                                  view->imported_block_kv, 0)
+                : NULL;
+}
+
+saccade_status ref_check_block_mask(const plan_run *run, saccade_error *err)
+{
+    FAIL_AT(imported(run) && !runs_of(run), SACCADE_EINVAL, "block_mask", 0, 0,
+            "got one not prepared for this plan, expected saccade_plan_prepare before the run");
+    return SACCADE_OK;
+}
+
+saccade_status ref_prepare(const saccade_plan *plan, const saccade_block_mask *mask,
+                           saccade_error *err)
+{
+    const mask_view *view = mask_get_view(mask);
+    const mask_runs *runs;
+    (void)plan;
+    if (!view->imported_block_q)
+        return SACCADE_OK;
+    return mask_runs_for(mask, view->imported_block_q, view->imported_block_kv, 0, &runs, err);
+}
+
+void ref_block_row(const plan_run *run, int64_t b, int64_t h, int64_t i, int64_t kv_len,
+                   uint8_t *state)
+{
+    const mask_runs *r = runs_of(run);
+    memset(state, r ? 0 : 1, (size_t)kv_len);
+    memset(state + kv_len, 0, (size_t)(run->sizes.KV - kv_len));
+    if (!r)
+        return;
+    const int64_t row =
+        ((r->B == 1 ? 0 : b) * r->H + (r->H == 1 ? 0 : h)) * r->rows + i / r->block_q;
+    for (int64_t n = r->row_begin[row]; n < r->row_begin[row + 1]; n++) {
+        const int64_t first = (int64_t)r->runs[n].first * r->block_kv;
+        const int64_t past = first + (int64_t)r->runs[n].count * r->block_kv;
+        for (int64_t j = first; j < past && j < kv_len; j++)
+            state[j] = r->runs[n].full ? 2 : 1;
+    }
+}
+
+eval_point ref_point(const ref_row *row, int64_t j)
+{
+    return (eval_point){
+        .b = (int32_t)row->b,
+        .h = (int32_t)row->h,
+        .q = (int32_t)row->i + row->at.q_offset,
+        .kv = (int32_t)j + row->at.kv_offset,
+        .score = row->raw[j],
+    };
+}
+
+static void find_live(const ref_inputs *in, ref_row *row)
+{
+    const mod_fn *mask = in->problem->mask;
+    ref_block_row(in->run, row->b, row->h, row->i, row->at.kv_len, row->live);
+    for (int64_t j = 0; j < row->at.kv_len; j++) {
+        const eval_point point = ref_point(row, j);
+        if (row->live[j] == 1 && mask)
+            row->live[j] =
+                eval_scalar(mask, &in->run->mask_env, &point, row->values, NULL) != 0;
+        row->live[j] = row->live[j] != 0;
+    }
+}
+
+/* ---- the row ---- */
+
+double ref_dot(const double *x, const double *y, int64_t n)
+{
+    double sum = 0;
+    for (int64_t d = 0; d < n; d++)
+        sum += x[d] * y[d];
+    return sum;
+}
+
+/* s_j into row->p; a score of -inf is a masked position. */
+static void find_scores(const ref_inputs *in, ref_row *row)
+{
+    const plan_problem *problem = in->problem;
+    for (int64_t j = 0; j < in->run->sizes.KV; j++) {
+        row->p[j] = -INFINITY;
+        if (!row->live[j])
+            continue;
+        row->raw[j] =
+            (double)problem->scale * ref_dot(row->q, ref_key(in, row, j), in->run->sizes.D);
+        const eval_point point = ref_point(row, j);
+        row->p[j] = problem->score ? eval_scalar(problem->score, &in->run->score_env, &point,
+                                                 row->values, NULL)
+                                   : row->raw[j];
+        row->live[j] = row->p[j] != -INFINITY;
+    }
+}
+
+static void softmax(ref_row *row, int64_t n)
+{
+    row->m = -INFINITY;
+    row->l = 0;
+    for (int64_t j = 0; j < n; j++)
+        if (row->p[j] > row->m || isnan(row->p[j]))
+            row->m = row->p[j];
+    if (row->m == INFINITY)
+        row->m = NAN;
+    for (int64_t j = 0; j < n; j++) {
+        row->p[j] = row->live[j] ? exp(row->p[j] - row->m) : 0;
+        row->l += row->p[j];
+    }
+}
+
+static void weigh_values(const ref_inputs *in, ref_row *row)
+{
+    const int64_t Dv = in->run->sizes.Dv;
+    memset(row->out, 0, (size_t)Dv * sizeof *row->out);
+    for (int64_t j = 0; j < in->run->sizes.KV; j++) {
+        const double *v = ref_value(in, row, j);
+        for (int64_t d = 0; d < Dv && row->live[j]; d++)
+            row->out[d] += row->p[j] * v[d];
+    }
+    for (int64_t d = 0; d < Dv && row->m != -INFINITY; d++)
+        row->out[d] /= row->l;
+}
+
+void ref_compute_row(const ref_inputs *in, int64_t b, int64_t h, int64_t i, ref_row *row)
+{
+    row->b = b;
+    row->h = h;
+    row->i = i;
+    row->at = plan_position_of(&in->run->positions, in->run->sizes.KV, b);
+    memset(row->raw, 0, (size_t)in->run->sizes.KV * sizeof *row->raw);
+    ref_load(in->run->q, b, h, i, row->q);
+    find_live(in, row);
+    find_scores(in, row);
+    softmax(row, in->run->sizes.KV);
+    weigh_values(in, row);
+}
+
+double ref_row_lse(const ref_row *row)
+{
+    return row->m == -INFINITY ? -INFINITY : row->m + log(row->l);
+}
