@@ -73,7 +73,8 @@ void *__wrap_aligned_alloc(size_t alignment, size_t size)
 int __wrap_posix_memalign(void **out, size_t alignment, size_t size)
 {
     enum { OUT_OF_MEMORY = 12 }; /* ENOMEM */
-    const int result = fails_now() ? OUT_OF_MEMORY : __real_posix_memalign(out, alignment, size);
+    const int result =
+        fails_now() ? OUT_OF_MEMORY : __real_posix_memalign(out, alignment, size);
     if (result == 0)
         counted(*out);
     return result;
