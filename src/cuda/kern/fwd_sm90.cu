@@ -1,0 +1,377 @@
+/* Forward attention for Hopper: one CTA makes a tile of CFG_WGS * 64 rows of one head. A producer warp feeds
+ * K and V blocks through shared memory (TMA, mbarriers); each consumer warpgroup holds 64 rows, its scores S
+ * and its output O in registers. The product of the next block's scores runs while this block's softmax is
+ * computed, and P goes to the second product straight from registers (FA3, arXiv 2407.08608, section 3).
+ *
+ * cfg.cuh: constants of this instance and the products of its widths. mod.cuh: the user's mask and score.
+ * Shared memory (all tiles in 128-byte rows, swizzled, panels of 64 columns):
+ *   Q [panels][ROWS][64]  K [CFG_STAGES][panels][CFG_TN][64]  V [CFG_STAGES][panels][CFG_TN][64]  barriers */
+#include "cfg.cuh"
+#include "ptx.cuh"
+#include "launch.h"
+#include "mod.cuh"
+#include "softmax.cuh"
+#include "rows.cuh"
+#include "wgmma.cuh"
+
+enum {
+    ROWS = CFG_WGS * 64,
+    PANELS_D = (CFG_D + 63) / 64,
+    PANELS_E = (CFG_E + 63) / 64,
+    PANEL_Q = ROWS * 128,
+    PANEL_KV = CFG_TN * 128,
+    Q_BYTES = PANELS_D * PANEL_Q,
+    K_BYTES = PANELS_D * PANEL_KV,
+    V_BYTES = PANELS_E * PANEL_KV,
+    S_COUNT = CFG_TN / 2,
+    O_COUNT = CFG_E / 2,
+    THREADS = (CFG_WGS + 1) * 128
+};
+
+/* addresses of this CTA's shared memory */
+struct arena {
+    u32 q, k, v;
+    u32 q_full, q_empty, turn_full, turn_empty, anchor; /* barriers, 8 bytes; turn_*: 2 each */
+    u32 k_full, k_empty, v_full, v_empty;               /* CFG_STAGES each */
+    u32 turn;                                           /* [2] tile numbers from the producer */
+};
+
+DEVICE arena carve(u32 base)
+{
+    arena s;
+    s.q = base;
+    s.k = s.q + Q_BYTES;
+    s.v = s.k + CFG_STAGES * K_BYTES;
+    s.q_full = s.v + CFG_STAGES * V_BYTES;
+    s.q_empty = s.q_full + 8;
+    s.anchor = s.q_full + 16;
+    s.turn_full = s.q_full + 24;
+    s.turn_empty = s.q_full + 40;
+    s.k_full = s.q_full + 56;
+    s.k_empty = s.k_full + CFG_STAGES * 8;
+    s.v_full = s.k_empty + CFG_STAGES * 8;
+    s.v_empty = s.v_full + CFG_STAGES * 8;
+    s.turn = s.v_empty + CFG_STAGES * 8;
+    return s;
+}
+
+DEVICE void init_barriers(const arena &s)
+{
+    barrier_init(s.q_full, 1);
+    barrier_init(s.q_empty, CFG_WGS * 4);
+    barrier_init(s.anchor, 1);
+    for (int i = 0; i < 2; i++) {
+        barrier_init(s.turn_full + i * 8, 1);
+        barrier_init(s.turn_empty + i * 8, CFG_WGS * 4);
+    }
+    for (int i = 0; i < CFG_STAGES; i++) {
+        barrier_init(s.k_full + i * 8, 1);
+        barrier_init(s.v_full + i * 8, 1);
+        barrier_init(s.k_empty + i * 8, CFG_WGS * 4);
+        barrier_init(s.v_empty + i * 8, CFG_WGS * 4);
+    }
+    fence_barrier_init();
+}
+
+/* Rings are addressed by how many blocks have passed: slot n % SLOTS, in round n / SLOTS. */
+template <int SLOTS> DEVICE u32 ring_slot(u32 n)
+{
+    return n % SLOTS;
+}
+
+template <int SLOTS> DEVICE u32 ring_parity(u32 n)
+{
+    return n / SLOTS & 1;
+}
+
+/* 1. Turns: which tile is next. The producer draws tiles in work order from one counter, so that no CTA waits
+ * for another, and passes them on through two slots of shared memory. */
+enum { NO_MORE = -1 };
+
+DEVICE void turn_pass(const arena &s, u32 n, int turn)
+{
+    u32 slot = ring_slot<2>(n);
+    barrier_wait(s.turn_empty + slot * 8, ring_parity<2>(n) ^ 1);
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(s.turn + slot * 4), "r"(turn) : "memory");
+    barrier_arrive(s.turn_full + slot * 8);
+}
+
+DEVICE int turn_take(const arena &s, u32 n)
+{
+    u32 slot = ring_slot<2>(n);
+    int turn;
+    barrier_wait(s.turn_full + slot * 8, ring_parity<2>(n));
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(turn) : "r"(s.turn + slot * 4) : "memory");
+    __syncwarp();
+    barrier_arrive_if(s.turn_empty + slot * 8, (threadIdx.x & 31) == 0);
+    return turn;
+}
+
+/* 2. Producer: one thread; K runs one block ahead of V, as the consumers need them. */
+struct producer {
+    u32 k, v, q; /* loads begun */
+};
+
+template <int PANELS>
+DEVICE void load_block(u32 dst, u32 full, const tensor_map *map, int first, int g, int b)
+{
+    barrier_expect(full, PANELS * PANEL_KV);
+#pragma unroll
+    for (int p = 0; p < PANELS; p++)
+        copy_box(dst + p * PANEL_KV, map, p * 64, first, g, b, full, EVICT_LAST);
+}
+
+DEVICE void load_k(const arena &s, producer &r, const tensor_map *map, int first, int g, int b)
+{
+    u32 slot = ring_slot<CFG_STAGES>(r.k);
+    barrier_wait(s.k_empty + slot * 8, ring_parity<CFG_STAGES>(r.k++) ^ 1);
+    load_block<PANELS_D>(s.k + slot * K_BYTES, s.k_full + slot * 8, map, first, g, b);
+}
+
+DEVICE void load_v(const arena &s, producer &r, const tensor_map *map, int first, int g, int b)
+{
+    u32 slot = ring_slot<CFG_STAGES>(r.v);
+    barrier_wait(s.v_empty + slot * 8, ring_parity<CFG_STAGES>(r.v++) ^ 1);
+    load_block<PANELS_E>(s.v + slot * V_BYTES, s.v_full + slot * 8, map, first, g, b);
+}
+
+DEVICE void load_q(const arena &s, producer &r, const tensor_map *map, int first, int h, int b)
+{
+    barrier_wait(s.q_empty, r.q++ & 1 ^ 1);
+    barrier_expect(s.q_full, PANELS_D * PANEL_Q);
+#pragma unroll
+    for (int i = 0; i < PANELS_D; i++)
+        copy_box(s.q + i * PANEL_Q, map, i * 64, first, h, b, s.q_full, EVICT_FIRST);
+}
+
+DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const tile &t,
+                         const tensor_map *mq, const tensor_map *mk, const tensor_map *mv)
+{
+    int g = t.h / (p.H / p.G); /* a broadcast dimension has size 1 in its map */
+    int kg = p.ks.h ? g : 0, kb = p.ks.b ? t.b : 0;
+    int vg = p.vs.h ? g : 0, vb = p.vs.b ? t.b : 0;
+    block_walk walk = walk_begin(p, t);
+    int more = walk_next(walk, p, t.kv_len);
+    if (!more)
+        return;
+    load_q(s, r, mq, t.row0, p.qs.h ? t.h : 0, p.qs.b ? t.b : 0);
+    load_k(s, r, mk, walk.block * CFG_TN, kg, kb);
+    while (more) {
+        int block = walk.block;
+        more = walk_next(walk, p, t.kv_len);
+        if (more)
+            load_k(s, r, mk, walk.block * CFG_TN, kg, kb);
+        load_v(s, r, mv, block * CFG_TN, vg, vb);
+    }
+}
+
+DEVICE void produce(const arena &s, const cu_fwd &p, const tensor_map *mq, const tensor_map *mk,
+                    const tensor_map *mv)
+{
+    producer r = {0, 0, 0};
+    u32 turns = 0;
+    int turn = blockIdx.x;
+    while (turn < p.n_tiles) {
+        turn_pass(s, turns++, turn);
+        produce_tile(s, r, p, tile_of(p, turn, ROWS), mq, mk, mv);
+        turn = p.n_tiles > gridDim.x ? atomicAdd(p.counter, 1) + gridDim.x : p.n_tiles;
+    }
+    turn_pass(s, turns, NO_MORE);
+}
+
+/* 3. The two products. */
+DEVICE void product_qk(float (&s)[S_COUNT], u32 q, u32 k)
+{
+    u64 a = operand(q, 16), b = operand(k, 16);
+#pragma unroll
+    for (int kk = 0; kk < CFG_D / 16; kk++) {
+        u64 qa = a + ((kk / 4) * PANEL_Q + (kk % 4) * 32) / 16;
+        u64 kb = b + ((kk / 4) * PANEL_KV + (kk % 4) * 32) / 16;
+        wgmma_qk(s, qa, kb, kk > 0);
+    }
+}
+
+DEVICE void product_pv(float (&o)[O_COUNT], const u32 (&p)[S_COUNT / 2], u32 v)
+{
+    u64 b = operand(v, PANEL_KV);
+#pragma unroll
+    for (int kk = 0; kk < CFG_TN / 16; kk++)
+        wgmma_pv(o, p[4 * kk], p[4 * kk + 1], p[4 * kk + 2], p[4 * kk + 3], b + kk * 2048 / 16);
+}
+
+/* 4. Softmax of one block: s (scores) becomes probabilities; tells whether O must be rescaled. */
+struct consumer {
+    row_state rows;
+    tile_rows at;
+    float unit; /* score register to log2 units */
+};
+
+template <int FIRST>
+DEVICE int softmax_step(consumer &c, const cu_fwd &p, const mod_args &mod, const block_walk &walk,
+                        float (&s)[S_COUNT], float (&rescale)[2])
+{
+    float shift[2];
+    int column = walk.block * CFG_TN + 2 * (threadIdx.x & 3);
+    apply_score(c.at, p, mod, column, s, shift);
+    if (walk_masked(walk, c.at.kv_len))
+        apply_mask(c.at, p, mod, column, s);
+    int raised = FIRST || !CFG_LAZY ? rows_raise(c.rows, s, c.unit, shift, rescale)
+                                    : rows_raise_late(c.rows, s, c.unit, shift, rescale);
+    rows_exp(c.rows, s, c.unit, shift);
+    return raised;
+}
+
+DEVICE void pack_p(u32 (&p)[S_COUNT / 2], const float (&s)[S_COUNT])
+{
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 2; i++)
+        p[i] = pack(s[2 * i], s[2 * i + 1]);
+}
+
+/* 5. Consumer warpgroup wg. n counts the blocks whose scores were made, over all tiles; V is one behind. */
+struct progress {
+    u32 n, tiles; /* tiles: with any block */
+};
+
+DEVICE void release(u32 empty, u32 n)
+{
+    barrier_arrive_if(empty + ring_slot<CFG_STAGES>(n) * 8, (threadIdx.x & 31) == 0);
+}
+
+DEVICE void await(u32 full, u32 n)
+{
+    barrier_wait(full + ring_slot<CFG_STAGES>(n) * 8, ring_parity<CFG_STAGES>(n));
+}
+
+DEVICE void start_qk(const arena &sm, float (&s)[S_COUNT], int wg, u32 n)
+{
+    product_qk(s, sm.q + wg * 64 * 128, sm.k + ring_slot<CFG_STAGES>(n) * K_BYTES);
+    wgmma_commit();
+}
+
+DEVICE void start_pv(const arena &sm, float (&o)[O_COUNT], const u32 (&prob)[S_COUNT / 2], u32 n)
+{
+    await(sm.v_full, n);
+    product_pv(o, prob, sm.v + ring_slot<CFG_STAGES>(n) * V_BYTES);
+    wgmma_commit();
+}
+
+/* First block of a tile: nothing to overlap with yet. */
+DEVICE void first_block(const arena &sm, u32 n, u32 tiles, consumer &c, const cu_fwd &p,
+                        const mod_args &mod, const block_walk &walk, int wg, float (&s)[S_COUNT],
+                        u32 (&prob)[S_COUNT / 2])
+{
+    float unused[2];
+    barrier_wait(sm.q_full, tiles & 1);
+    await(sm.k_full, n);
+    wgmma_fence();
+    start_qk(sm, s, wg, n);
+    wgmma_wait<0>();
+    release(sm.k_empty, n);
+    softmax_step<1>(c, p, mod, walk, s, unused);
+    pack_p(prob, s);
+}
+
+/* Scores of block n run beside O += P V of block n - 1, and the latter beside block n's softmax. */
+DEVICE void next_block(const arena &sm, u32 n, consumer &c, const cu_fwd &p, const mod_args &mod,
+                       const block_walk &walk, int wg, float (&s)[S_COUNT], float (&o)[O_COUNT],
+                       u32 (&prob)[S_COUNT / 2])
+{
+    float rescale[2];
+    await(sm.k_full, n);
+#if CFG_PINGPONG
+    named_sync(1 + wg, 256);
+#endif
+    wgmma_fence();
+    start_qk(sm, s, wg, n);
+    start_pv(sm, o, prob, n - 1);
+#if CFG_PINGPONG
+    named_arrive(1 + (wg + 1 == CFG_WGS ? 0 : wg + 1), 256);
+#endif
+    wgmma_wait<1>();
+    release(sm.k_empty, n);
+    int raised = softmax_step<0>(c, p, mod, walk, s, rescale);
+#if CFG_ANCHOR
+    /* Never taken: holds the wait below the exponentials, which ptxas would else put above
+     * all of them (docs/hopper.md 8). */
+    barrier_arrive_if(sm.anchor, c.rows.l[0] < 0.f);
+#endif
+    wgmma_wait<0>();
+    release(sm.v_empty, n - 1);
+    if (raised)
+        rows_scale(o, rescale);
+    pack_p(prob, s);
+}
+
+DEVICE void last_product(const arena &sm, u32 n, float (&o)[O_COUNT], const u32 (&prob)[S_COUNT / 2])
+{
+    barrier_arrive_if(sm.q_empty, (threadIdx.x & 31) == 0);
+    wgmma_fence();
+    start_pv(sm, o, prob, n);
+    wgmma_wait<0>();
+    release(sm.v_empty, n);
+}
+
+DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const mod_args &mod,
+                         int turn, int wg)
+{
+    consumer c;
+    float s[S_COUNT], o[O_COUNT];
+    u32 prob[S_COUNT / 2];
+    tile begin = tile_of(p, turn, ROWS);
+
+    rows_begin(c.rows);
+    rows_place(c.at, p, mod, begin);
+    c.unit = score_unit(p);
+#pragma unroll
+    for (int i = 0; i < O_COUNT; i++)
+        o[i] = 0.f;
+    block_walk walk = walk_begin(p, begin);
+    if (walk_next(walk, p, c.at.kv_len)) {
+        first_block(sm, done.n++, done.tiles++, c, p, mod, walk, wg, s, prob);
+        while (walk_next(walk, p, c.at.kv_len))
+            next_block(sm, done.n++, c, p, mod, walk, wg, s, o, prob);
+        last_product(sm, done.n - 1, o, prob);
+    }
+    asm volatile("" : "+r"(turn)); /* where the tile lies is found anew: registers are scarce above */
+    tile end = tile_of(p, turn, ROWS);
+    float inv[2];
+    rows_finish(c.rows, p, end, o, inv);
+    rows_store(p, end, o, inv);
+}
+
+DEVICE void consume(const arena &sm, const cu_fwd &p, const mod_args &mod, int wg)
+{
+    progress done = {0, 0};
+#if CFG_PINGPONG
+    if (wg == 0)
+        named_arrive(1, 256); /* the first group's first turn */
+#endif
+    for (u32 i = 0;; i++) {
+        int turn = turn_take(sm, i);
+        if (turn == NO_MORE)
+            return;
+        consume_tile(sm, done, p, mod, turn, wg);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    fwd_sm90(const __grid_constant__ cu_fwd p, const __grid_constant__ mod_args mod,
+             const __grid_constant__ tensor_map mq, const __grid_constant__ tensor_map mk,
+             const __grid_constant__ tensor_map mv)
+{
+    extern __shared__ __align__(1024) char shared[];
+    arena s = carve(smem_address(shared));
+    if (threadIdx.x == 0)
+        init_barriers(s);
+    __syncthreads();
+    int group = threadIdx.x / 128;
+    if (group == 0) {
+        registers_shrink<CFG_REGS_PRODUCER>();
+        if (threadIdx.x == 0)
+            produce(s, p, &mq, &mk, &mv);
+    } else {
+        registers_grow<CFG_REGS_CONSUMER>();
+        consume(s, p, mod, group - 1);
+    }
+}

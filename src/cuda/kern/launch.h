@@ -1,0 +1,51 @@
+/* What the host hands to a forward kernel; one text for C and for CUDA, so that the two cannot drift.
+ * Pointers are device addresses, strides count elements. A null offset pointer means "use the scalar". */
+#ifndef SACCADE_CUDA_LAUNCH_H
+#define SACCADE_CUDA_LAUNCH_H
+
+enum { CU_RANK = 8 };
+
+typedef struct cu_stride {
+    long long b, h, n; /* 0 broadcasts */
+} cu_stride;
+
+typedef struct cu_capture {
+    const void *data;          /* null for a scalar, whose bits are then in shape[0] */
+    long long stride[CU_RANK]; /* elements */
+    int shape[CU_RANK];
+} cu_capture;
+
+/* a run of key blocks; is_partial means that the mask must be evaluated there */
+typedef struct cu_run {
+    int first, count, is_partial, pad;
+} cu_run;
+
+typedef struct cu_position {
+    const int *by_batch; /* [B], or null */
+    int value;
+} cu_position;
+
+typedef struct cu_fwd {
+    const void *q, *k, *v; /* [B][H][M][D], [B][G][N][D], [B][G][N][E] */
+    void *o;               /* [B][H][M][E] */
+    float *lse;            /* [B][H][M], natural log, or null */
+    float *row_max;        /* [B][H][M], natural units, or null */
+    cu_stride qs, ks, vs, os;
+    int B, H, G, M, N;
+    float scale;
+    cu_position q_offset, kv_offset, kv_len;
+    const cu_run *runs;   /* runs of all rows of blocks, or null: every block, partial if there is a mask */
+    const int *run_start; /* [mask rows + 1] */
+    int mask_b, mask_h;   /* steps in rows of blocks for the next batch and head, 0 broadcasts */
+    int n_qblk;           /* query blocks of one (b, h) */
+    const int *order;     /* [tiles]: (b*H + h)*n_qblk + block, longest work first, or null: ascending */
+    int *flags;           /* [tiles][warps]: 1 where a group of 16 rows must be done again */
+    int n_tiles;
+    int *counter;          /* 0 at the start: tiles drawn beyond the first of each CTA */
+    int n_split;          /* decode: splits of the keys */
+    float *part_o;        /* decode: [split][B][H][M][E], unnormalised */
+    float *part_ml;       /* decode: [split][B][H][M][2], row offset (log2) and sum */
+    int *done;            /* decode: [B][G][row tiles] finished splits */
+} cu_fwd;
+
+#endif

@@ -1,0 +1,173 @@
+/* Words of PTX used by the kernels: barriers in shared memory, tensor copies, warpgroup matrix products,
+ * register hand-over, conversions. Nothing here knows about attention. No header is needed, which keeps NVRTC fast. */
+#pragma once
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned short u16;
+
+#define DEVICE __device__ __forceinline__
+#define NEG_INF __int_as_float(0xff800000)
+
+struct __align__(64) tensor_map {
+    u64 opaque[16];
+};
+
+DEVICE u32 smem_address(const void *p)
+{
+    return (u32)__cvta_generic_to_shared(p);
+}
+
+/* barriers */
+DEVICE void barrier_init(u32 bar, u32 count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
+}
+
+DEVICE void barrier_expect(u32 bar, u32 bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
+}
+
+DEVICE void barrier_arrive(u32 bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
+DEVICE void barrier_arrive_if(u32 bar, int yes)
+{
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %1, 0;\n"
+                 "@p mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(bar), "r"(yes)
+                 : "memory");
+}
+
+DEVICE int barrier_test(u32 bar, u32 parity)
+{
+    u32 ok;
+    asm volatile("{.reg .pred p;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;}"
+                 : "=r"(ok)
+                 : "r"(bar), "r"(parity)
+                 : "memory");
+    return ok;
+}
+
+DEVICE void barrier_wait(u32 bar, u32 parity)
+{
+    while (!barrier_test(bar, parity))
+        ;
+}
+
+DEVICE void named_sync(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+DEVICE void named_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* L2 eviction hints, encoded as createpolicy would */
+#define EVICT_FIRST 0x12F0000000000000ull
+#define EVICT_LAST 0x14F0000000000000ull
+
+#if CFG_SM >= 90
+/* box at (d, n, h, b) of a 4-D map into shared memory; bytes are counted on bar */
+DEVICE void copy_box(u32 dst, const tensor_map *map, int d, int n, int h, int b, u32 bar, u64 hint)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+                 " [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(dst),
+                 "l"(map), "r"(d), "r"(n), "r"(h), "r"(b), "r"(bar), "l"(hint)
+                 : "memory");
+}
+
+DEVICE void fence_barrier_init(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+DEVICE void fence_async_proxy(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* warpgroup matrix products; the products themselves are generated for the widths of an instance */
+DEVICE void wgmma_fence(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+DEVICE void wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int PENDING> DEVICE void wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+template <int N> DEVICE void registers_grow(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+template <int N> DEVICE void registers_shrink(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+/* operand in shared memory, 128-byte swizzle, rows of 8 stepping by 1024 bytes; lbo in bytes */
+DEVICE u64 operand(u32 addr, u32 lbo)
+{
+    return (u64)((addr & 0x3ffff) >> 4) | (u64)(lbo >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+}
+#endif
+
+/* arithmetic */
+DEVICE float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+DEVICE float log2_fast(float x)
+{
+    float y;
+    asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+DEVICE float rcp_fast(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* two floats to a register of the storage type, lower column in the low half */
+DEVICE u32 pack(float lo, float hi)
+{
+    u32 r;
+#if CFG_F16
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+#else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+#endif
+    return r;
+}
+
+DEVICE float unpack(u16 x)
+{
+#if CFG_F16
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+#else
+    return __uint_as_float((u32)x << 16);
+#endif
+}

@@ -1,0 +1,282 @@
+/* What every forward kernel shares around its products: which tile and rows a thread works on, the walk over
+ * the block mask's runs, the user's score and mask on a fragment of scores, and the end of a row. */
+#pragma once
+
+/* one tile of rows of one (batch, head) */
+struct tile {
+    int id, b, h, row0, block; /* block: index among the query blocks of (b, h) */
+    int q_offset, kv_offset, kv_len;
+};
+
+DEVICE int position(const cu_position &p, int b)
+{
+    return p.by_batch ? __ldg(p.by_batch + b) : p.value;
+}
+
+DEVICE tile tile_of(const cu_fwd &p, int turn, int rows)
+{
+    tile t;
+    t.id = p.order ? __ldg(p.order + turn) : turn;
+    t.block = t.id % p.n_qblk;
+    int bh = t.id / p.n_qblk;
+    t.h = bh % p.H;
+    t.b = bh / p.H;
+    t.row0 = t.block * rows;
+    t.q_offset = position(p.q_offset, t.b);
+    t.kv_offset = position(p.kv_offset, t.b);
+    t.kv_len = max(0, min(position(p.kv_len, t.b), p.N));
+    return t;
+}
+
+/* Live key blocks of a tile in ascending order; producer and consumers walk the same list. Kept small: it
+ * lives in the registers of the inner loop. */
+struct block_walk {
+    int run, end;       /* indices of runs not begun yet */
+    int block, last;    /* present block, last block of the present run */
+    int partial;        /* of the present run */
+};
+
+DEVICE int block_count(int kv_len)
+{
+    return (kv_len + CFG_TN - 1) / CFG_TN;
+}
+
+DEVICE block_walk walk_begin(const cu_fwd &p, const tile &t)
+{
+    block_walk w;
+    w.block = -1;
+#if CFG_RUNS
+    int row = t.b * p.mask_b + t.h * p.mask_h + t.block;
+    w.run = __ldg(p.run_start + row);
+    w.end = __ldg(p.run_start + row + 1);
+    w.last = -1;
+    w.partial = 0;
+#else
+    w.run = w.end = 0;
+    w.last = block_count(t.kv_len) - 1;
+    w.partial = MOD_MASK != 0;
+#endif
+    return w;
+}
+
+DEVICE int walk_next(block_walk &w, const cu_fwd &p, int kv_len)
+{
+    if (w.block < w.last) {
+        w.block++;
+        return 1;
+    }
+    if (!CFG_RUNS || w.run == w.end)
+        return 0;
+    int4 run = __ldg((const int4 *)p.runs + w.run++);
+    w.block = run.x;
+    w.last = min(run.x + run.y, block_count(kv_len)) - 1;
+    w.partial = run.z;
+    if (w.block > w.last) { /* ascending: nothing live follows */
+        w.run = w.end;
+        return 0;
+    }
+    return 1;
+}
+
+/* the mask must be looked at: partial, or holding the end of the keys */
+DEVICE int walk_masked(const block_walk &w, int kv_len)
+{
+    return w.partial | (w.block * CFG_TN + CFG_TN > kv_len);
+}
+
+/* What a thread's two rows (8 apart) need in the inner loop. */
+struct tile_rows {
+    int q;                 /* position of the first */
+    int kv_len, kv_offset; /* of the batch */
+    int b, h;              /* dead unless the mod asks */
+#if MOD_SCORE
+    score_row score[2]; /* what the score needs that no key changes */
+#endif
+};
+
+/* row of the tile that this thread's first row is */
+DEVICE int row_of_thread(void)
+{
+    return ((int)threadIdx.x / 32 - CFG_FIRST_WARP) * 16 + (threadIdx.x & 31) / 4;
+}
+
+DEVICE void rows_place(tile_rows &r, const cu_fwd &p, const mod_args &mod, const tile &t)
+{
+    r.q = t.row0 + row_of_thread() + t.q_offset;
+    r.kv_len = t.kv_len;
+    r.kv_offset = t.kv_offset;
+    r.b = t.b;
+    r.h = t.h;
+#if MOD_SCORE
+    /* rows past the end read as the last one, so that captures are never read outside */
+    int last = SCORE_READS_ROWS ? p.M - 1 + t.q_offset : 0x7fffffff;
+    score_row_begin(mod, p, t.b, t.h, min(r.q, last), r.score[0]);
+    score_row_begin(mod, p, t.b, t.h, min(r.q + 8, last), r.score[1]);
+#endif
+}
+
+/* Factor from a score register to log2 units. */
+DEVICE float score_unit(const cu_fwd &p)
+{
+#if MOD_SCORE == SCORE_GENERAL || CFG_SCALE_FIRST
+    return 1.4426950408889634f;
+#else
+    return p.scale * 1.4426950408889634f;
+#endif
+}
+
+/* The score function on a fragment whose first column is `column`. shift: per row, log2 units, added to
+ * every score of this block. Affine scores alpha * kv + beta cost one FMA: the part of alpha * kv that is
+ * the same for the whole block goes to shift. */
+template <int COUNT>
+DEVICE void apply_score(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int column,
+                        float (&s)[COUNT], float (&shift)[2])
+{
+    shift[0] = shift[1] = 0.f;
+#if CFG_SCALE_FIRST
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        s[i] *= p.scale;
+#endif
+#if MOD_SCORE == SCORE_AFFINE
+    float kv = (float)(column + r.kv_offset);
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        shift[i] = fmaf(r.score[i].alpha, kv, r.score[i].beta) * 1.4426950408889634f;
+#pragma unroll
+    for (int g = 0; g < COUNT / 4; g++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            s[4 * g + i] = fmaf(r.score[i / 2].alpha_raw, (float)(8 * g + (i & 1)), s[4 * g + i]);
+    }
+#elif MOD_SCORE == SCORE_GENERAL
+    int last = SCORE_READS_KEYS ? p.N - 1 + r.kv_offset : 0x7fffffff;
+#pragma unroll
+    for (int g = 0; g < COUNT / 4; g++) {
+        int kv = column + 8 * g + r.kv_offset;
+        float x[4] = {s[4 * g], s[4 * g + 1], s[4 * g + 2], s[4 * g + 3]};
+        score4(mod, p, r.b, r.h, r.score[0], r.score[1], min(kv, last), min(kv + 1, last), x);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            s[4 * g + i] = x[i];
+    }
+#endif
+}
+
+/* -INF where the mask or the end of the keys says so. */
+template <int COUNT>
+DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int column,
+                       float (&s)[COUNT])
+{
+    int lo[2] = {0, 0}, hi[2];
+    hi[0] = hi[1] = r.kv_len - column; /* limits in columns of this fragment: lo <= c < hi */
+#if MOD_MASK
+    int last_q = MASK_READS_ROWS ? p.M - 1 + position(p.q_offset, r.b) : 0x7fffffff;
+    int q[2] = {min(r.q, last_q), min(r.q + 8, last_q)};
+#endif
+#if MOD_MASK == MASK_INTERVAL
+    int base = column + r.kv_offset;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int from, to; /* from <= kv < to */
+        mask_interval(mod, p, r.b, r.h, q[i], from, to);
+        lo[i] = (int)max(0ll, min((long long)from - base, (long long)COUNT * 2));
+        hi[i] = (int)max(0ll, min((long long)to - base, (long long)hi[i]));
+    }
+#endif
+#if MOD_MASK == MASK_GENERAL
+    mask_row row[2];
+    mask_row_begin(mod, p, r.b, r.h, q[0], row[0]);
+    mask_row_begin(mod, p, r.b, r.h, q[1], row[1]);
+    int last = MASK_READS_KEYS ? p.N - 1 + r.kv_offset : 0x7fffffff;
+#endif
+#pragma unroll
+    for (int g = 0; g < COUNT / 4; g++) {
+        bool live[4] = {true, true, true, true};
+#if MOD_MASK == MASK_GENERAL
+        int kv = column + 8 * g + r.kv_offset;
+        mask4(mod, p, r.b, r.h, row[0], row[1], min(kv, last), min(kv + 1, last), live);
+#endif
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int c = 8 * g + (i & 1);
+            s[4 * g + i] = live[i] && c >= lo[i / 2] && c < hi[i / 2] ? s[4 * g + i] : NEG_INF;
+        }
+    }
+}
+
+/* End of a row: its sum, lse and maximum; inv gets 1 / sum, or 0 for a row without a live key. Rows whose
+ * result is not finite are flagged, 16 rows a warp, for the careful kernel to do again: a NaN there may be
+ * one that lay in V at a masked key. */
+template <int COUNT>
+DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const float (&o)[COUNT],
+                        float (&inv)[2])
+{
+    float zero = 0.f; /* becomes NaN with any element that is not finite */
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        zero = fmaf(o[i], 0.f, zero);
+    int lane = threadIdx.x & 31, bad = zero != 0.f;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float l = quad_sum(w.l[i]);
+        inv[i] = l == 0.f ? 0.f : 1.f / l;
+        bad |= !(l < 3e38f);
+#if CFG_ROWMAX
+        float peak = quad_max(w.peak[i]);
+#endif
+        int m = t.row0 + row_of_thread() + 8 * i;
+        if ((lane & 3) == 0 && m < p.M) {
+            long long at = ((long long)t.b * p.H + t.h) * p.M + m;
+            if (p.lse)
+                p.lse[at] = l == 0.f ? NEG_INF : (w.m[i] + log2f(l)) * 0.6931471805599453f;
+#if CFG_ROWMAX
+            if (p.row_max)
+                p.row_max[at] = peak * 0.6931471805599453f;
+#endif
+        }
+    }
+    bad = __any_sync(~0u, bad);
+    if (lane == 0)
+        p.flags[t.id * CFG_WARPS + (int)threadIdx.x / 32 - CFG_FIRST_WARP] = bad;
+}
+
+/* Four words of four lanes, transposed: lane j of a quad ends with word j of lanes 0..3. */
+DEVICE void quad_transpose(u32 (&w)[4])
+{
+    int one = threadIdx.x & 1, two = threadIdx.x & 2;
+    u32 x = __shfl_xor_sync(~0u, one ? w[0] : w[1], 1);
+    u32 y = __shfl_xor_sync(~0u, one ? w[2] : w[3], 1);
+    (one ? w[0] : w[1]) = x;
+    (one ? w[2] : w[3]) = y;
+    x = __shfl_xor_sync(~0u, two ? w[0] : w[2], 2);
+    y = __shfl_xor_sync(~0u, two ? w[1] : w[3], 2);
+    (two ? w[0] : w[2]) = x;
+    (two ? w[1] : w[3]) = y;
+}
+
+/* O / l to global memory, 16 bytes a lane, straight from registers. */
+template <int COUNT>
+DEVICE void rows_store(const cu_fwd &p, const tile &t, const float (&o)[COUNT],
+                       const float (&inv)[2])
+{
+    enum { CHUNKS = COUNT / 4 }; /* of 8 columns */
+    int j = threadIdx.x & 3;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int m = t.row0 + row_of_thread() + 8 * i;
+        u16 *row = (u16 *)p.o + t.b * p.os.b + t.h * p.os.h + m * p.os.n;
+#pragma unroll
+        for (int g = 0; g < CHUNKS; g += 4) {
+            u32 w[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                int at = g + k < CHUNKS ? 4 * (g + k) + 2 * i : 0;
+                w[k] = pack(o[at] * inv[i], o[at + 1] * inv[i]);
+            }
+            quad_transpose(w);
+            if (m < p.M && (g + j) * 8 < CFG_E_REAL)
+                *(uint4 *)(row + (g + j) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+    }
+}

@@ -1,0 +1,138 @@
+/* Online softmax over the score fragments of tensor-core products: each thread holds two rows, elements
+ * s[4g + {0,1}] of the first and s[4g + {2,3}] of the second, at columns 8g + 2 (lane % 4) + {0,1}.
+ *
+ * Scheme: probabilities are taken against an offset m per row that is raised only when a new score passes
+ * it by more than 2^8. In the common case a block costs thread-local maxima and one warp vote; shuffles and
+ * the rescaling of O happen only behind that vote. Exact: the final division removes whatever m was. Masked
+ * scores are -INF; m starts at a finite value, so -INF - m never meets -INF and no guard is needed. */
+#pragma once
+
+#define M_START -1.7014118e38f /* -2^127: below every finite score, yet m_old - m_new stays finite */
+#define HEADROOM 8.0f          /* log2: p <= 256 keeps f16 and the row sum far from overflow */
+#define SUM_LIMIT 1048576.f    /* 2^20 */
+#define SUM_LOST 1.2676506e30f /* 2^100: rescaling would flush what must not be lost */
+#define NOT_A_NUMBER __int_as_float(0x7fffffff)
+
+struct row_state {
+    float m[2];    /* offset, log2 units; equal over the four lanes of a row */
+    float l[2];    /* this lane's part of the row sum */
+    float peak[2]; /* this lane's largest score, log2 units; kept only with CFG_ROWMAX */
+};
+
+DEVICE void rows_begin(row_state &t)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        t.m[r] = M_START;
+        t.l[r] = 0.f;
+        t.peak[r] = NEG_INF;
+    }
+}
+
+DEVICE float quad_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+DEVICE float quad_sum(float x)
+{
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+/* Largest element of each row held by this thread. Two chains a row hide the latency of FMNMX. */
+template <int COUNT> DEVICE void rows_peak(const float (&s)[COUNT], float (&peak)[2])
+{
+    float a[2] = {s[0], s[2]}, b[2] = {s[1], s[3]};
+#pragma unroll
+    for (int g = 4; g < COUNT; g += 4) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            a[r] = fmaxf(a[r], s[g + 2 * r]);
+            b[r] = fmaxf(b[r], s[g + 2 * r + 1]);
+        }
+    }
+    peak[0] = fmaxf(a[0], b[0]);
+    peak[1] = fmaxf(a[1], b[1]);
+}
+
+/* Raises m over the scores of this block; returns whether O must be multiplied by rescale[]. In log2 units a
+ * score s means s * unit + shift[row]. */
+template <int COUNT>
+DEVICE int rows_raise(row_state &t, const float (&s)[COUNT], float unit, const float (&shift)[2],
+                      float (&rescale)[2])
+{
+    float peak[2];
+    rows_peak(s, peak);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        peak[r] = fmaf(peak[r], unit, shift[r]);
+#if CFG_ROWMAX
+        t.peak[r] = fmaxf(t.peak[r], peak[r]);
+#endif
+    }
+    int passed = peak[0] > t.m[0] + HEADROOM || peak[1] > t.m[1] + HEADROOM;
+#if CFG_LAZY
+    passed |= t.l[0] > SUM_LIMIT || t.l[1] > SUM_LIMIT;
+#endif
+    if (!__any_sync(~0u, passed))
+        return 0;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float m = fmaxf(t.m[r], quad_max(peak[r]));
+#if CFG_LAZY
+        m = fmaxf(m, t.m[r] + log2_fast(fmaxf(quad_max(t.l[r]), 1.f)));
+#endif
+        rescale[r] = exp2_fast(t.m[r] - m);
+        t.m[r] = m;
+        t.l[r] = t.l[r] > SUM_LOST ? NOT_A_NUMBER : t.l[r] * rescale[r];
+    }
+    return 1;
+}
+
+/* With CFG_LAZY the scores are not even looked at: m is raised after the fact, once a row sum has passed
+ * 2^20 (or while a row has seen no live key). Between two looks a sum may overflow; then it is inf or NaN
+ * for good, the row is flagged at its end and done again by the careful kernel. */
+template <int COUNT>
+DEVICE int rows_raise_late(row_state &t, const float (&s)[COUNT], float unit, const float (&shift)[2],
+                           float (&rescale)[2])
+{
+    int late = t.l[0] > SUM_LIMIT || t.l[1] > SUM_LIMIT || fminf(t.m[0], t.m[1]) == M_START;
+    if (!__any_sync(~0u, late))
+        return 0;
+    return rows_raise(t, s, unit, shift, rescale);
+}
+
+/* s becomes 2^(score - m); row sums grow. Order: ascending columns, two chains a row. */
+template <int COUNT>
+DEVICE void rows_exp(row_state &t, float (&s)[COUNT], float unit, const float (&shift)[2])
+{
+    float x[2] = {shift[0] - t.m[0], shift[1] - t.m[1]};
+    float a[2] = {t.l[0], t.l[1]}, b[2] = {0.f, 0.f};
+#pragma unroll
+    for (int g = 0; g < COUNT; g += 4) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float p0 = exp2_fast(fmaf(s[g + 2 * r], unit, x[r]));
+            float p1 = exp2_fast(fmaf(s[g + 2 * r + 1], unit, x[r]));
+            s[g + 2 * r] = p0;
+            s[g + 2 * r + 1] = p1;
+            a[r] += p0;
+            b[r] += p1;
+        }
+    }
+    t.l[0] = a[0] + b[0];
+    t.l[1] = a[1] + b[1];
+}
+
+template <int COUNT> DEVICE void rows_scale(float (&o)[COUNT], const float (&by)[2])
+{
+#pragma unroll
+    for (int g = 0; g < COUNT; g += 4) {
+        o[g] *= by[0];
+        o[g + 1] *= by[0];
+        o[g + 2] *= by[1];
+        o[g + 3] *= by[1];
+    }
+}
