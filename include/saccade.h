@@ -290,7 +290,9 @@ typedef struct saccade_problem {
     const saccade_mod *mask;     /* bound, or NULL; not kept */
     const char *backend;         /* "auto" (NULL), "cpu", "cuda", "ref": float64 truth, "plain":
                                   * three passes in the problem's dtype, the error yardstick */
-    uint8_t reserved[64];
+    const char *arch;            /* CUDA: "sm_90a", "sm_80", ...; NULL: the device's. A plan
+                                  * for an arch not there can be explained, not run */
+    uint8_t reserved[56];
 } saccade_problem;
 
 SACCADE_API saccade_problem saccade_problem_default(void);
@@ -332,6 +334,19 @@ SACCADE_API saccade_status saccade_plan_prepare(const saccade_plan *plan,
 SACCADE_API saccade_status saccade_plan_explain(const saccade_plan *plan, char **text,
                                                 saccade_error *err);
 SACCADE_API void saccade_plan_destroy(saccade_plan *plan);
+
+/* ---- CUDA memory, for programs that have no other way to it ----------------------------- */
+
+/* EBACKEND says why there is no CUDA here. */
+SACCADE_API saccade_status saccade_device_count(int32_t *count, saccade_error *err);
+SACCADE_API saccade_status saccade_device_alloc(int32_t device, size_t bytes, void **out,
+                                                saccade_error *err);
+SACCADE_API void saccade_device_free(int32_t device, void *memory);
+/* Between host and device, either way, or on the device; done when it returns. */
+SACCADE_API saccade_status saccade_device_copy(int32_t device, void *to, const void *from,
+                                               size_t bytes, saccade_error *err);
+/* Waits for everything the device was given. */
+SACCADE_API saccade_status saccade_device_synchronize(int32_t device, saccade_error *err);
 
 #ifdef __cplusplus
 }

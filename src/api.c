@@ -238,7 +238,10 @@ static saccade_status check_position(const saccade_plan *plan, const saccade_ten
         return SACCADE_OK;
     FAIL_AT(t->rank != 0 && t->rank != 1, SACCADE_EINVAL, name, 0, 0,
             "got rank %d, expected 0 or 1", t->rank);
-    TRY(check_tensor(plan, t, name, SACCADE_I32, t->rank, shape, err));
+    if (t->rank || t->device.kind != SACCADE_CPU || !t->data) /* a host scalar goes by value */
+        TRY(check_tensor(plan, t, name, SACCADE_I32, t->rank, shape, err));
+    FAIL_AT(t->dtype != SACCADE_I32, SACCADE_EINVAL, name, 0, 0, "got dtype %s, expected i32",
+            saccade_dtype_name(t->dtype));
     if (t->device.kind != SACCADE_CPU)
         return SACCADE_OK;
     for (int64_t b = 0; b < (t->rank ? B : 1); b++) {

@@ -84,6 +84,10 @@ saccade_status plan_derive(const saccade_problem *p, saccade_plan *plan, saccade
         .scale = isnan(p->scale) ? (float)(1.0 / sqrt((double)p->sizes.D)) : p->scale,
         .group = (int32_t)(p->sizes.H / p->sizes.Hkv),
     };
+    if (p->arch) {
+        d.arch = arena_strdup(&plan->arena, p->arch);
+        FAIL_IF_NULL(d.arch);
+    }
     const mod_fn *score = NULL;
     TRY(take_mod(p->score, SACCADE_SCORE, "score", &plan->arena, &score, err));
     TRY(take_mod(p->mask, SACCADE_MASK, "mask", &plan->arena, &plan->source_mask, err));

@@ -22,6 +22,7 @@ typedef struct plan_problem {
     const mod_fn *score; /* NULL: identity */
     const mod_fn *mask;  /* NULL: all live */
     int32_t group;       /* H / Hkv */
+    const char *arch;    /* CUDA target asked for, in the plan's arena; NULL: the device's */
 } plan_problem;
 
 /* Everything a forward run needs, checked. Tensors are in the order and shapes of saccade.h. */

@@ -1,0 +1,154 @@
+/* cuda.h: the CUDA back end inside its folder. Data flow:
+ *
+ *     plan_problem -> tile choice -> text (cfg.cuh, mod.cuh, wgmma.cuh + kern/) -> cubin -> launch
+ *
+ * Driver and NVRTC are found at run time; nothing here needs a CUDA header to build. */
+#ifndef SACCADE_CUDA_CUDA_H
+#define SACCADE_CUDA_CUDA_H
+
+#include "base/status.h"
+#include "base/strings.h"
+#include "cuda/kern/launch.h"
+#include "plan/plan.h"
+
+/* ---- driver.c: libcuda by dlopen ---- */
+
+typedef unsigned long long cu_ptr;
+typedef struct cu_map { /* CUtensorMap */
+    _Alignas(64) uint64_t opaque[16];
+} cu_map;
+
+/* Each driver function used: result, name in the table, symbol, parameters. */
+#define CU_DRIVER_FUNCTIONS(X)                                                               \
+    X(init, "cuInit", (unsigned flags))                                                      \
+    X(error_string, "cuGetErrorString", (int error, const char **text))                      \
+    X(device_count, "cuDeviceGetCount", (int *count))                                        \
+    X(device_attribute, "cuDeviceGetAttribute", (int *value, int attribute, int device))     \
+    X(primary_retain, "cuDevicePrimaryCtxRetain", (void **context, int device))              \
+    X(context_current, "cuCtxGetCurrent", (void **context))                                  \
+    X(context_device, "cuCtxGetDevice", (int *device))                                       \
+    X(context_push, "cuCtxPushCurrent_v2", (void *context))                                  \
+    X(context_pop, "cuCtxPopCurrent_v2", (void **context))                                   \
+    X(context_synchronize, "cuCtxSynchronize", (void))                                       \
+    X(alloc, "cuMemAlloc_v2", (cu_ptr *memory, size_t bytes))                                \
+    X(free, "cuMemFree_v2", (cu_ptr memory))                                                 \
+    X(copy, "cuMemcpy", (cu_ptr to, cu_ptr from, size_t bytes))                              \
+    X(fill32, "cuMemsetD32Async", (cu_ptr to, unsigned value, size_t count, void *stream))   \
+    X(library_load, "cuLibraryLoadData",                                                     \
+      (void **library, const void *code, int *jit_options, void **jit_values,                \
+       unsigned n_jit, int *options, void **values, unsigned n))                             \
+    X(library_unload, "cuLibraryUnload", (void *library))                                    \
+    X(library_kernel, "cuLibraryGetKernel", (void **kernel, void *library, const char *name)) \
+    X(kernel_set, "cuKernelSetAttribute", (int attribute, int value, void *kernel, int device)) \
+    X(launch, "cuLaunchKernel",                                                              \
+      (void *kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,    \
+       unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream,              \
+       void **parameters, void **extra))                                                     \
+    X(encode_map, "cuTensorMapEncodeTiled",                                                  \
+      (cu_map *map, int type, unsigned rank, void *address, const uint64_t *sizes,           \
+       const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,  \
+       int swizzle, int promotion, int oob_fill))
+
+typedef struct cu_driver {
+#define X(name, symbol, parameters) int (*name) parameters;
+    CU_DRIVER_FUNCTIONS(X)
+#undef X
+} cu_driver;
+
+/* The driver, loaded and initialised on first use; EBACKEND says why there is none. */
+saccade_status cu_get_driver(const cu_driver **out, saccade_error *err);
+/* Turns a driver result into a status that names the call. */
+saccade_status cu_check(const cu_driver *driver, int result, const char *call,
+                        saccade_error *err);
+/* Makes device's primary context current unless one of that device already is; cu_leave undoes
+ * it. */
+saccade_status cu_enter(const cu_driver *driver, int device, void **pushed, saccade_error *err);
+void cu_leave(const cu_driver *driver, void *pushed);
+
+typedef struct cu_device {
+    int sm;      /* 90 for compute capability 9.0 */
+    int n_sm;    /* multiprocessors */
+    int l2_bytes;
+} cu_device;
+saccade_status cu_get_device(const cu_driver *driver, int device, cu_device *out,
+                             saccade_error *err);
+
+/* ---- tile.c: pure functions of integers ---- */
+
+/* Tuning of one instance: may change speed and last bits, nothing else. */
+typedef struct cu_tile {
+    int groups;      /* sm_90a: consumer warpgroups of 64 rows; sm_80: warps of 16 rows */
+    int keys;        /* keys per block */
+    int stages;      /* blocks of K (and of V) in flight */
+    int is_pingpong; /* sm_90a: groups take turns at the tensor cores */
+    int is_lazy;     /* offsets raised after the fact; overflowing rows are done again */
+} cu_tile;
+
+typedef enum cu_family { CU_SM90, CU_SM80 } cu_family;
+
+/* The rung'th choice for these head dims, best first; 0 past the end of the ladder. */
+int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung, cu_tile *out);
+int cu_tile_rows(cu_family family, const cu_tile *tile);
+int cu_tile_threads(cu_family family, const cu_tile *tile);
+/* dynamic shared memory of a CTA, bytes */
+int cu_tile_shared(cu_family family, const cu_tile *tile, int D, int E, saccade_dtype dtype);
+
+/* ---- emit.c: text of the generated headers ---- */
+
+typedef enum cu_score_kind { CU_SCORE_NONE, CU_SCORE_AFFINE, CU_SCORE_GENERAL } cu_score_kind;
+typedef enum cu_mask_kind { CU_MASK_NONE, CU_MASK_INTERVAL, CU_MASK_GENERAL } cu_mask_kind;
+
+typedef struct cu_mod_text {
+    cu_score_kind score;
+    cu_mask_kind mask;
+    int n_captures; /* score's, then mask's */
+} cu_mod_text;
+
+/* mod.cuh: the user's score and mask as device functions. */
+saccade_status cu_emit_mod(const plan_problem *problem, arena *scratch, strbuf *out,
+                           cu_mod_text *facts, saccade_error *err);
+/* wgmma.cuh: the two products at the widths of an instance. */
+void cu_emit_products(const cu_tile *tile, int E, int is_f16, strbuf *out);
+
+/* ---- compile.c: NVRTC and the cache ---- */
+
+typedef struct cu_source {
+    const char *name, *text;
+} cu_source;
+
+/* What ptxas said of a program. */
+typedef struct cu_report {
+    int registers, spill_bytes;
+    int is_serialised; /* wgmma waits put in by ptxas, or setmaxnreg ignored */
+    int from_cache;
+} cu_report;
+
+typedef struct cu_image {
+    void *code; /* cubin, or PTX for compute_ targets; free() */
+    size_t bytes;
+    cu_report report;
+} cu_image;
+
+/* Compiles kern/<entry> with the generated headers for arch ("sm_90a", "compute_80"), or takes
+ * it from the cache. */
+saccade_status cu_compile(const char *entry, const cu_source *generated, int n_generated,
+                          const char *arch, cu_image *out, saccade_error *err);
+
+/* ---- upload.c: block masks on devices ---- */
+
+typedef struct cu_runs {
+    cu_ptr memory; /* one allocation: runs, run_start, order */
+    cu_ptr runs, run_start, order;
+    int mask_b, mask_h, n_qblk, n_tiles;
+} cu_runs;
+
+/* Device copy for these tiles, made on first use (may allocate; prepare does it). order covers
+ * B x H of the sizes given. */
+saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_block_mask *mask,
+                            int rows, int keys, const saccade_sizes *sizes, size_t l2_bytes,
+                            saccade_error *err);
+/* The copy made before, or NULL. */
+const cu_runs *cu_runs_find(int device, const saccade_block_mask *mask, int rows, int keys,
+                            const saccade_sizes *sizes);
+
+#endif

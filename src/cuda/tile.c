@@ -1,0 +1,71 @@
+/* Which tile an instance gets: pure functions of integers, tested without a GPU. Numbers: one H200,
+ * docs/kernels.md. */
+#include "cuda/cuda.h"
+
+static int round_up(int x, int to)
+{
+    return (x + to - 1) / to * to;
+}
+
+/* sm_90a, bf16 and f16. Three warpgroups where the head dim leaves room for three outputs in the
+ * register file (D64: 128 keys best, 2 groups 15-20 % slower); later rungs take fewer keys, for mods
+ * that need registers of their own. */
+static int choice90(int D, int E, int rung, cu_tile *out)
+{
+    static const cu_tile small[] = {{3, 128, 2, 1, 1}, {3, 112, 2, 1, 1}, {3, 96, 2, 1, 1},
+                                    {2, 128, 2, 1, 1}, {2, 64, 2, 1, 1}};
+    static const cu_tile middle[] = {{2, 128, 2, 1, 1}, {2, 112, 2, 1, 1}, {2, 64, 2, 1, 1},
+                                     {1, 64, 2, 0, 1}};
+    static const cu_tile large[] = {{2, 64, 2, 1, 1}, {2, 48, 2, 1, 1}, {1, 48, 2, 0, 1}};
+    const int dim = D > E ? D : E;
+    const cu_tile *ladder = dim <= 64 ? small : dim <= 128 ? middle : large;
+    const int n = dim <= 64 ? 5 : dim <= 128 ? 4 : 3;
+    if (rung >= n)
+        return 0;
+    *out = ladder[rung];
+    return 1;
+}
+
+/* sm_80 and later: each warp holds 16 rows of O in registers. */
+static int choice80(int D, int E, saccade_dtype dtype, int rung, cu_tile *out)
+{
+    static const cu_tile small[] = {{4, 64, 2, 0, 0}, {4, 32, 2, 0, 0}, {4, 16, 2, 0, 0}};
+    static const cu_tile large[] = {{4, 32, 2, 0, 0}, {4, 16, 2, 0, 0}};
+    const int wide = (D > E ? D : E) > 128 || dtype == SACCADE_F32;
+    if (rung >= (wide ? 2 : 3))
+        return 0;
+    *out = wide ? large[rung] : small[rung];
+    return 1;
+}
+
+int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung, cu_tile *out)
+{
+    int found = family == CU_SM90 ? choice90(D, E, rung, out) : choice80(D, E, dtype, rung, out);
+    if (found && dtype != SACCADE_BF16)
+        out->is_lazy = 0; /* p of f16 overflows at 2^16, far too early to go without a maximum */
+    return found;
+}
+
+int cu_tile_rows(cu_family family, const cu_tile *tile)
+{
+    return tile->groups * (family == CU_SM90 ? 64 : 16);
+}
+
+int cu_tile_threads(cu_family family, const cu_tile *tile)
+{
+    return family == CU_SM90 ? (tile->groups + 1) * 128 : tile->groups * 32;
+}
+
+int cu_tile_shared(cu_family family, const cu_tile *tile, int D, int E, saccade_dtype dtype)
+{
+    const int rows = cu_tile_rows(family, tile);
+    if (family == CU_SM90) { /* panels of 64 columns, 128 bytes a row; then barriers */
+        const int panels_d = round_up(D, 64) / 64, panels_e = round_up(E, 64) / 64;
+        const int barriers = 7 + 4 * tile->stages;
+        return 128 * (panels_d * rows + tile->stages * tile->keys * (panels_d + panels_e)) +
+               8 * barriers + 8;
+    }
+    const int size = dtype == SACCADE_F32 ? 4 : 2;
+    const int row_d = round_up(D, 16) * size + 16, row_e = round_up(E, 16) * size + 16;
+    return rows * row_d + tile->stages * tile->keys * (row_d + row_e);
+}
