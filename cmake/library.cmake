@@ -1,8 +1,8 @@
 # The library: all folders of src/ compiled once into objects, made into libsaccade.a and .so.
-# Conventions: src/<folder>/*.c is taken as it is; src/cpu/<name>_tmpl.c is compiled once per
-# instruction-set level, with LEVEL=<level> (for pasting into names) and LEVEL_<LEVEL>=1.
+# Conventions: src/<folder>/*.c is taken as it is; src/{cpu,eval}/<name>_tmpl.c is compiled once
+# per instruction-set level, with LEVEL=<level> (for pasting into names) and LEVEL_<LEVEL>=1.
 file(GLOB LIBRARY_SOURCES CONFIGURE_DEPENDS src/*.c src/*/*.c)
-file(GLOB TEMPLATE_SOURCES CONFIGURE_DEPENDS src/cpu/*_tmpl.c)
+file(GLOB TEMPLATE_SOURCES CONFIGURE_DEPENDS src/cpu/*_tmpl.c src/eval/*_tmpl.c)
 list(REMOVE_ITEM LIBRARY_SOURCES "" ${TEMPLATE_SOURCES})
 file(GLOB PRELUDE_FILES CONFIGURE_DEPENDS src/mod/prelude.sac)
 file(GLOB KERN_FILES CONFIGURE_DEPENDS src/cuda/kern/*.cu src/cuda/kern/*.cuh

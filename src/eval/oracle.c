@@ -1,0 +1,159 @@
+/* The readable truth: a mod at one point. Values are held as double, which holds every int32
+   and f32 exactly; what does not depend on the score is computed in int32 and f32 as every
+   engine does (DESIGN, two kinds of float), the rest in double.
+   All nodes are computed, since values are pure; which loads the text would have reached by
+   && || ?: is asked only when one of them was out of range. */
+#include "eval/eval.h"
+
+#include "eval/eval_ops.h"
+
+#include <assert.h>
+#include <stdbool.h>
+#include <string.h>
+
+typedef struct walk {
+    const mod_fn *fn;
+    const eval_env *env;
+    double *values;
+    bool any_outside;
+} walk;
+
+static eval_cell cell_of(mod_type type, double value)
+{
+    if (type == MOD_FLOAT)
+        return (eval_cell){.f = (float)value};
+    return (eval_cell){.i = (int32_t)value};
+}
+
+static double value_of(mod_type type, eval_cell cell)
+{
+    return type == MOD_FLOAT ? (double)cell.f : (double)cell.i;
+}
+
+static double load(walk *w, const mod_node *n)
+{
+    const saccade_tensor *t = &w->env->tensors[n->imm.i];
+    int64_t offset = 0;
+    for (uint32_t d = 0; d < n->n_args; d++) {
+        const int32_t index = (int32_t)w->values[w->fn->args[n->args + d]];
+        if (index < 0 || index >= t->shape[d])
+            w->any_outside = true;
+        offset += eval_clamp(index, t->shape[d]) * t->stride[d];
+    }
+    return value_of((mod_type)n->type, eval_read(t->dtype, t->data, offset));
+}
+
+static double operation(const walk *w, const mod_node *n)
+{
+    double value[3] = {0, 0, 0};
+    eval_cell cell[3] = {{0}, {0}, {0}};
+    for (uint32_t k = 0; k < n->n_args; k++) {
+        const uint32_t arg = w->fn->args[n->args + k];
+        value[k] = w->values[arg];
+        cell[k] = cell_of((mod_type)w->fn->nodes[arg].type,
+                          n->deps & DEP_SCORE ? 0.0 : value[k]);
+    }
+    if (n->deps & DEP_SCORE)
+        return eval_apply_wide((mod_op)n->op, value[0], value[1], value[2]);
+    return value_of((mod_type)n->type,
+                    eval_apply((mod_op)n->op, cell[0], cell[1], cell[2]));
+}
+
+static double leaf_or_operation(walk *w, const mod_node *n, const eval_point *at)
+{
+    const int32_t position[4] = {at->b, at->h, at->q, at->kv};
+    switch (n->op) {
+    case OP_BOOL:
+    case OP_INT:
+        return n->imm.i;
+    case OP_FLOAT:
+        return (double)n->imm.f;
+    case OP_VAR:
+        return position[n->imm.i];
+    case OP_SCORE:
+        return at->score;
+    case OP_SIZE:
+        return w->env->size[n->imm.i];
+    case OP_SCALAR:
+    case OP_LOAD:
+        return load(w, n);
+    default:
+        return operation(w, n);
+    }
+}
+
+/* ---- reports ---- */
+
+/* Does the text read operand k of n, given its first operand's value? */
+static bool reaches(const mod_node *n, uint32_t k, double first)
+{
+    switch (n->op) {
+    case OP_and:
+        return k == 0 || first != 0;
+    case OP_or:
+        return k == 0 || first == 0;
+    case OP_bsel:
+    case OP_isel:
+    case OP_fsel:
+        return k == 0 || (k == 1) == (first != 0);
+    default:
+        return true;
+    }
+}
+
+/* Marks what the result needs. Users follow operands, so one walk from the end is enough. */
+static void mark_reached(const walk *w, uint64_t *reached)
+{
+    const mod_fn *fn = w->fn;
+    reached[fn->result / 64] |= 1ull << fn->result % 64;
+    for (uint32_t i = fn->result + 1; i-- > 0;) {
+        const mod_node *n = &fn->nodes[i];
+        if (!(reached[i / 64] >> i % 64 & 1))
+            continue;
+        for (uint32_t k = 0; k < n->n_args; k++) {
+            const uint32_t arg = fn->args[n->args + k];
+            if (reaches(n, k, w->values[fn->args[n->args]]))
+                reached[arg / 64] |= 1ull << arg % 64;
+        }
+    }
+}
+
+static bool report_load(const walk *w, uint32_t node, eval_report *report)
+{
+    const mod_node *n = &w->fn->nodes[node];
+    const saccade_tensor *t = &w->env->tensors[n->imm.i];
+    for (uint32_t d = 0; d < n->n_args; d++) {
+        const int32_t index = (int32_t)w->values[w->fn->args[n->args + d]];
+        if (index >= 0 && index < t->shape[d])
+            continue;
+        *report = (eval_report){(int32_t)node, (int32_t)d, index, t->shape[d]};
+        return true;
+    }
+    return false;
+}
+
+static void report_outside(const walk *w, eval_report *report)
+{
+    uint64_t reached[MOD_MAX_NODES / 64 + 1];
+    assert(w->fn->n_nodes <= MOD_MAX_NODES);
+    memset(reached, 0, sizeof reached);
+    mark_reached(w, reached);
+    for (uint32_t i = 0; i <= w->fn->result; i++)
+        if (w->fn->nodes[i].op == OP_LOAD && (reached[i / 64] >> i % 64 & 1)
+            && report_load(w, i, report))
+            return;
+}
+
+double eval_scalar(const mod_fn *fn, const eval_env *env, const eval_point *at, double *values,
+                   eval_report *report)
+{
+    walk w = {fn, env, values, false};
+    for (uint32_t i = 0; i < fn->n_nodes; i++)
+        values[i] = leaf_or_operation(&w, &fn->nodes[i], at);
+    if (report != NULL) {
+        *report = (eval_report){.node = -1};
+        if (w.any_outside)
+            report_outside(&w, report);
+    }
+    return values[fn->result];
+}
