@@ -75,7 +75,8 @@ typedef struct mod_op_info {
 extern const mod_op_info mod_op_infos[MOD_OP_COUNT];
 
 enum {
-    MOD_MAX_TEXT = 1 << 16,  /* bytes of text */
+    MOD_MAX_TEXT = 1 << 22,  /* bytes of text: the longest that a typed mod prints as */
+    MOD_MAX_STEPS = 1 << 18, /* expressions visited, each call of a definition anew */
     MOD_MAX_DEPTH = 200,     /* nesting of expressions and calls */
     MOD_MAX_NODES = 1 << 14, /* typed nodes after inlining and sum() */
     MOD_MAX_CAPTURES = 64,
@@ -102,6 +103,15 @@ const mod_node *mod_peek(const mod_builder *b, uint32_t node);
 /* Drops dead nodes, verifies, and gives a mod_fn in the builder's arena. */
 saccade_status mod_finish(mod_builder *b, uint32_t result, const mod_fn **out,
                           saccade_error *err);
+/* The same for several results (not verified, of any types): roots[i] is changed to its place
+ * in *out, and the last one is out->result. */
+saccade_status mod_finish_roots(mod_builder *b, uint32_t *roots, uint32_t n,
+                                const mod_fn **out, saccade_error *err);
+/* Emits all of fn's nodes, its capture i being the builder's first_capture + i; its result. */
+uint32_t mod_emit_function(mod_builder *b, const mod_fn *fn, uint32_t first_capture);
+/* Deep copy into an arena, names included. */
+saccade_status mod_copy_function(const mod_fn *fn, arena *arena, const mod_fn **out,
+                                 saccade_error *err);
 
 /* ---- verify.c ---- */
 
@@ -119,6 +129,8 @@ saccade_status mod_print_nodes(const mod_fn *fn, strbuf *out, saccade_error *err
 
 /* Typed nodes of a bound mod; NULL while generic. Borrowed from the mod. */
 const mod_fn *mod_function(const saccade_mod *mod);
+/* Adds the excerpt to an error that names a line and column of this mod's text (a node's). */
+void mod_show_place(const saccade_mod *mod, saccade_error *err);
 /* A mod that owns a copy of typed nodes (for passes and for and/or/not of masks). */
 saccade_status mod_from_function(const mod_fn *fn, saccade_mod **out, saccade_error *err);
 /* Both typed masks in one, joined by op (OP_and, OP_or); captures with equal names are kept

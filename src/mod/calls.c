@@ -1,0 +1,256 @@
+/* Calls: built-ins, conversions, sum(), and definitions, which are inlined. */
+#include "mod/elab.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- built-ins ---- */
+
+static saccade_status wrong_count(elab *e, const ast_node *node, const char *signature,
+                                  uint32_t expected)
+{
+    return elab_fail(e, node->place, SACCADE_EPARSE, "got %u argument%s, expected %u: %s",
+                     node->n_args, node->n_args == 1 ? "" : "s", expected, signature);
+}
+
+static saccade_status elab_args(elab *e, const ast_node *node, value *args)
+{
+    for (uint32_t i = 0; i < node->n_args; i++)
+        TRY(elab_expr(e, node->args[i], &args[i]));
+    return SACCADE_OK;
+}
+
+/* clamp(x, lo, hi) = min(max(x, lo), hi). */
+static saccade_status call_clamp(elab *e, const ast_node *node, value *out)
+{
+    value args[3], inner[2];
+    const ast_node *operands[] = {node->args[0], node->args[2]};
+    TRY(elab_args(e, node, args));
+    TRY(elab_apply(e, "max(", node, node->args, args, 2, &inner[0]));
+    inner[1] = args[2];
+    return elab_apply(e, "min(", node, operands, inner, 2, out);
+}
+
+/* int(x), float(x): nothing is done to what has the type already. */
+static saccade_status call_convert(elab *e, const ast_node *node, const char *form, value *out)
+{
+    const unsigned to = form[0] == 'i' ? T_INT : T_FLOAT;
+    TRY(elab_expr(e, node->args[0], out));
+    if (out->types == to)
+        return SACCADE_OK;
+    const unsigned from = out->types;
+    TRY(elab_apply(e, form, node, node->args, out, 1, out));
+    out->types = from & to ? to : out->types;
+    return SACCADE_OK;
+}
+
+static saccade_status sum_count(elab *e, const ast_node *node, int32_t *n)
+{
+    value count;
+    TRY(elab_expr(e, node, &count));
+    TRY(elab_coerce(e, node->place, T_INT, "the count of sum()", &count));
+    if (!count.is_const && e->is_check)
+        count.constant = 1;
+    else if (!count.is_const)
+        return elab_fail(e, node->place, SACCADE_ETYPE,
+                         "the count of sum(): got a value known only when running, expected a "
+                         "constant; choose terms by sum(i, 8, i < n ? x : 0)");
+    if (count.constant < 0 || count.constant > MOD_MAX_SUM)
+        return elab_fail(e, node->place, SACCADE_ELIMIT, "got a sum() of %d terms, expected 0 to %d",
+                         count.constant, MOD_MAX_SUM);
+    *n = count.constant;
+    return SACCADE_OK;
+}
+
+/* one term, with the index as a constant; what it hid comes back afterwards. */
+static saccade_status sum_term(elab *e, const ast_node *node, int32_t i, value *out)
+{
+    frame *f = e->frame;
+    const char *name = node->args[0]->name;
+    local *hidden = frame_find(f, name);
+    const local kept = hidden ? *hidden : (local){0};
+    TRY(frame_set(e, f, name, (local){.value = elab_int(e, i)}));
+    TRY(elab_expr(e, node->args[2], out));
+    if ((out->types & T_NUMBER) == 0)
+        return elab_fail(e, node->args[2]->place, SACCADE_ETYPE,
+                         "a term of sum(): got bool, expected a number; int(x) gives 0 or 1");
+    out->types &= T_NUMBER;
+    return hidden ? frame_set(e, f, name, kept) : frame_drop(f, name);
+}
+
+static saccade_status call_sum(elab *e, const ast_node *node, value *out)
+{
+    int32_t n = 0;
+    value args[2];
+    const ast_node *operands[] = {node->args[2], node->args[2]};
+    if (node->args[0]->kind != AST_NAME || scope_var(node->args[0]->name) >= 0
+        || parser_reserved(node->args[0]->name) != NULL)
+        return elab_fail(e, node->args[0]->place, SACCADE_EPARSE,
+                         "got no free name, expected sum(i, n, expression with i)");
+    TRY(sum_count(e, node->args[1], &n));
+    TRY(sum_term(e, node, 0, &args[0]));
+    if (n == 0) {
+        const unsigned types = args[0].types;
+        args[0] = elab_int(e, 0);
+        if (types == T_FLOAT)
+            TRY(elab_coerce(e, node->place, T_FLOAT, "sum()", &args[0]));
+        args[0].types = e->builder ? args[0].types : types;
+    }
+    for (int32_t i = 1; i < n; i++) {
+        TRY(sum_term(e, node, i, &args[1]));
+        TRY(elab_apply(e, "+", node, operands, args, 2, &args[0]));
+    }
+    args[0].is_const = false;
+    *out = args[0];
+    return SACCADE_OK;
+}
+
+static saccade_status call_builtin(elab *e, const ast_node *node, value *out)
+{
+    const bool is_sum = strcmp(node->name, "sum") == 0;
+    const bool is_clamp = strcmp(node->name, "clamp") == 0;
+    char form[AST_MAX_NAME + 2], signature[AST_MAX_NAME + 16];
+    value args[3];
+    snprintf(form, sizeof form, "%s(", node->name);
+    const uint32_t n = is_sum || is_clamp ? 3 : types_arity(form);
+    snprintf(signature, sizeof signature, "%s%s)", form,
+             is_sum ? "i, n, x" : is_clamp ? "x, low, high" : n == 1 ? "x" : "x, y");
+    if (node->n_args != n)
+        return wrong_count(e, node, signature, n);
+    if (is_sum)
+        return call_sum(e, node, out);
+    if (is_clamp)
+        return call_clamp(e, node, out);
+    if (strcmp(form, "int(") == 0 || strcmp(form, "float(") == 0)
+        return call_convert(e, node, form, out);
+    TRY(elab_args(e, node, args));
+    return elab_apply(e, form, node, node->args, args, n, out);
+}
+
+/* ---- definitions ---- */
+
+static saccade_status check_recursion(elab *e, const ast_node *node, const ast_def *def)
+{
+    for (const frame *f = e->frame; f != NULL; f = f->parent)
+        if (f->def == def)
+            return elab_fail(e, node->place, SACCADE_EPARSE,
+                             "got a call of '%s' inside of itself; there is no recursion, sum() "
+                             "is the only loop",
+                             def->name);
+    return SACCADE_OK;
+}
+
+/* the capture or tensor parameter that is passed on. */
+static saccade_status bind_tensor(elab *e, const ast_node *arg, const ast_def *def,
+                                  const ast_param *param, local *out)
+{
+    const bool is_name = arg->kind == AST_NAME && parser_reserved(arg->name) == NULL;
+    const local *found = is_name ? frame_find(e->frame, arg->name) : NULL;
+    if (!is_name || (found != NULL && found->tensor == NULL))
+        return elab_fail(e, arg->place, SACCADE_ETYPE,
+                         "argument '%s' of %s: got an expression, expected the name of a "
+                         "captured tensor",
+                         param->name, def->signature);
+    if (found != NULL)
+        *out = *found;
+    else
+        *out = (local){.tensor = arg->name, .place = arg->place, .source = e->frame->source};
+    return SACCADE_OK;
+}
+
+static saccade_status bind_param(elab *e, const ast_node *arg, const ast_def *def, uint32_t i,
+                                 frame *callee)
+{
+    const ast_param *param = &def->params[i];
+    local what = {0};
+    if (param->is_tensor)
+        TRY(bind_tensor(e, arg, def, param, &what));
+    else
+        TRY(elab_expr(e, arg, &what.value));
+    return frame_set(e, callee, param->name, what);
+}
+
+static saccade_status check_call(elab *e, const ast_node *node, const ast_def *def)
+{
+    if (node->n_args != def->n_params)
+        return wrong_count(e, node, def->signature, def->n_params);
+    if (def->kind == SACCADE_SCORE && e->frame->kind == SACCADE_MASK)
+        return elab_fail(e, node->place, SACCADE_ETYPE,
+                         "got score function '%s' in a mask, expected masks only there",
+                         def->name);
+    return check_recursion(e, node, def);
+}
+
+static saccade_status call_def(elab *e, const ast_node *node, const ast_def *def,
+                               const scope *where, value *out)
+{
+    const scope inner = {&def->body, where->source, where};
+    frame f = {.parent = e->frame, .def = def, .kind = def->kind, .scope = &inner,
+               .source = where->source};
+    const bool enters_prelude = where->source->is_prelude && !e->frame->source->is_prelude;
+    TRY(check_call(e, node, def));
+    memcpy(f.vars, e->frame->vars, sizeof f.vars);
+    if (!frame_init(e, &f, def->n_params + def->body.n_statements))
+        return elab_no_memory(e);
+    for (uint32_t i = 0; i < def->n_params; i++)
+        TRY(bind_param(e, node->args[i], def, i, &f));
+    if (enters_prelude) {
+        e->call_place = node->place;
+        e->call_source = e->frame->source;
+    }
+    TRY(elab_body(e, &f, &def->body, out));
+    if (enters_prelude)
+        e->call_source = NULL;
+    return SACCADE_OK;
+}
+
+saccade_status elab_call(elab *e, const ast_node *node, value *out)
+{
+    const ast_def *def;
+    const scope *where;
+    if (types_is_builtin(node->name))
+        return call_builtin(e, node, out);
+    TRY(scope_find(e, node->name, &def, &where));
+    return def == NULL ? scope_unknown(e, node) : call_def(e, node, def, where, out);
+}
+
+/* ---- definitions that nobody calls ---- */
+
+static saccade_status check_def(elab *e, const ast_def *def, const scope *where)
+{
+    const scope inner = {&def->body, where->source, where};
+    frame f = {.def = def, .kind = def->kind, .scope = &inner, .source = where->source};
+    value result;
+    e->captures->n = 0;
+    e->frame = NULL;
+    for (int i = 0; i < FRAME_VARS; i++)
+        f.vars[i].types = i == FRAME_SCORE ? T_FLOAT : T_INT;
+    if (!frame_init(e, &f, def->n_params + def->body.n_statements))
+        return elab_no_memory(e);
+    for (uint32_t i = 0; i < def->n_params; i++) {
+        const ast_param *p = &def->params[i];
+        local what = {.value = {.types = T_ANY}, .place = p->place, .source = where->source};
+        what.tensor = p->is_tensor ? p->name : NULL;
+        TRY(frame_set(e, &f, p->name, what));
+    }
+    TRY(elab_body(e, &f, &def->body, &result));
+    return elab_check_defs(e, &inner);
+}
+
+saccade_status elab_check_defs(elab *e, const scope *where)
+{
+    elab apart = *e;
+    saccade_status status = SACCADE_OK;
+    if (where->body->defs == NULL)
+        return SACCADE_OK;
+    apart.captures = arena_alloc(e->scratch, sizeof *apart.captures);
+    if (apart.captures == NULL)
+        return elab_no_memory(e);
+    apart.is_check = true;
+    apart.depth = 0;
+    for (const ast_def *def = where->body->defs; def != NULL && !status; def = def->next)
+        status = check_def(&apart, def, where);
+    e->steps = apart.steps;
+    /* what is not called may be as long as it likes */
+    return status == SACCADE_ELIMIT ? SACCADE_OK : status;
+}

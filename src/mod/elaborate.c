@@ -1,0 +1,416 @@
+/* A tree made into nodes. Calls are inlined by walking their body again with other values in
+   the frame, so reassigning b h q kv score costs nothing and can't leak out of a call.
+   Before captures have types the same walk runs on sets of types, without nodes, and reports
+   only what is certain. Steps and depth are counted: no text takes long. */
+#include "mod/elab.h"
+
+#include <string.h>
+
+static unsigned only(const value *v)
+{
+    return v->types;
+}
+
+value elab_int(elab *e, int32_t constant)
+{
+    value v = {.types = T_INT, .is_const = true, .constant = constant};
+    if (e->builder != NULL)
+        v.node = mod_emit_int(e->builder, constant);
+    return v;
+}
+
+static uint32_t emit_at(elab *e, mod_op op, const uint32_t *args, uint32_t n, int32_t imm,
+                        ast_place place)
+{
+    const ast_place at = elab_place(e, place);
+    const uint16_t line = (uint16_t)(at.line < UINT16_MAX ? at.line : UINT16_MAX);
+    const uint16_t column = (uint16_t)(at.column < UINT16_MAX ? at.column : UINT16_MAX);
+    return mod_emit(e->builder, op, args, n, imm, line, column);
+}
+
+/* ---- conversion ---- */
+
+/* int becomes float where a float is needed; a constant at once. */
+static void widen(elab *e, value *v, ast_place place)
+{
+    if (e->builder != NULL && v->types == T_INT) {
+        const mod_node *n = mod_peek(e->builder, v->node);
+        v->node = n->op == OP_INT ? mod_emit_float(e->builder, (float)n->imm.i)
+                                  : emit_at(e, OP_i2f, &v->node, 1, 0, place);
+    }
+    v->types = T_FLOAT;
+    v->is_const = false;
+}
+
+static const char *coercion_hint(type_set type, unsigned got)
+{
+    if (type == T_BOOL)
+        return "; a comparison such as x != 0 gives one";
+    if (type == T_INT && (got & T_FLOAT) != 0)
+        return "; int(x) truncates";
+    if (got == T_BOOL)
+        return "; int(x) gives 0 or 1, and x ? y : z chooses";
+    return "";
+}
+
+saccade_status elab_coerce(elab *e, ast_place place, type_set type, const char *what, value *v)
+{
+    const unsigned ok = type == T_FLOAT ? T_NUMBER : type;
+    if ((v->types & ok) == 0)
+        return elab_fail(e, place, SACCADE_ETYPE, "%s: got %s, expected %s%s", what,
+                         types_name(only(v)), types_name(type), coercion_hint(type, v->types));
+    if (type == T_FLOAT)
+        widen(e, v, place);
+    v->types = type;
+    return SACCADE_OK;
+}
+
+/* ---- operators ---- */
+
+static bool is_comparison(const ast_node *node)
+{
+    const int precedence = node->kind == AST_BINARY ? parser_precedence(node->name) : 0;
+    return (precedence == 6 || precedence == 7) && !node->parenthesised;
+}
+
+/* What the writer most likely meant where an operand has the wrong type. */
+static const char *operator_hint(const char *form, const ast_node *const *operands, uint32_t n,
+                                 uint32_t wrong, unsigned got)
+{
+    const bool is_bitwise = strchr("&|^", form[0]) != NULL && form[1] == '\0';
+    const bool is_order = (form[0] == '<' || form[0] == '>') && form[1] != form[0];
+    const bool is_logic = strcmp(form, "&&") == 0 || strcmp(form, "||") == 0 || form[0] == '!';
+    if (got == T_BOOL && is_bitwise)
+        return n == 2 && (is_comparison(operands[0]) || is_comparison(operands[1]))
+                   ? "; comparisons bind tighter: write (x & 1) == 0, and && between bools"
+                   : "; && || != are for bools";
+    if (got == T_BOOL && (is_order || strcmp(form, "==") == 0) && is_comparison(operands[wrong]))
+        return "; comparisons do not chain: write 0 <= x && x < 5";
+    if (got == T_BOOL)
+        return "; int(x) gives 0 or 1, and x ? y : z chooses";
+    if (is_logic || strcmp(form, "?:") == 0)
+        return "; a comparison such as x != 0 gives one";
+    if ((got & T_FLOAT) != 0 && form[0] == '%')
+        return "; int(x) truncates, x - y * floor(x / y) is a remainder";
+    return (got & T_FLOAT) != 0 ? "; int(x) truncates" : "";
+}
+
+static saccade_status operand_error(elab *e, const char *form, const ast_node *at,
+                                    const ast_node *const *operands, const unsigned *types,
+                                    uint32_t n, const overload *found)
+{
+    const uint32_t wrong = found->wrong;
+    const size_t length = strlen(form);
+    const char *hint = operator_hint(form, operands, n, wrong, types[wrong]);
+    if (form[length - 1] == '(')
+        return elab_fail(e, operands[wrong]->place, SACCADE_ETYPE,
+                         "argument %u of %.*s(): got %s, expected %s%s", wrong + 1,
+                         (int)length - 1, form, types_name(types[wrong]),
+                         types_name(found->expected), hint);
+    const int shown = at->kind == AST_UNARY ? 1 : 2;
+    return elab_fail(e, at->place, SACCADE_ETYPE, "operand of '%.*s': got %s, expected %s%s",
+                     shown, form, types_name(types[wrong]), types_name(found->expected), hint);
+}
+
+/* constants of sum() and of positions: folded where nothing can go wrong. */
+static bool fold(const char *form, const value *args, uint32_t n, int32_t *out)
+{
+    const int64_t x = args[0].constant, y = n > 1 ? args[1].constant : 0;
+    int64_t result;
+    for (uint32_t i = 0; i < n; i++)
+        if (!args[i].is_const)
+            return false;
+    switch (form[1] == '\0' || strcmp(form, "-u") == 0 ? form[0] : 0) {
+    case '+': result = x + y; break;
+    case '-': result = n == 1 ? -x : x - y; break;
+    case '*': result = x * y; break;
+    case '/': result = y == 0 ? 0 : x / y; break;
+    case '%': result = y == 0 ? 0 : x % y; break;
+    default: return false;
+    }
+    *out = (int32_t)result;
+    return result == (int32_t)result;
+}
+
+saccade_status elab_apply(elab *e, const char *form, const ast_node *at,
+                          const ast_node *const *operands, const value *args, uint32_t n,
+                          value *out)
+{
+    unsigned types[3];
+    uint32_t nodes[3];
+    overload found;
+    for (uint32_t i = 0; i < n; i++)
+        types[i] = args[i].types;
+    if (!types_resolve(form, types, n, &found))
+        return operand_error(e, form, at, operands, types, n, &found);
+    value result = {.types = found.result};
+    if (e->builder != NULL) {
+        for (uint32_t i = 0; i < n; i++) {
+            value v = args[i];
+            if (mod_op_infos[found.op].signature[2 + i] == 'F')
+                widen(e, &v, at->place);
+            nodes[i] = v.node;
+        }
+        result.node = emit_at(e, found.op, nodes, n, 0, at->place);
+    }
+    result.is_const = found.result == T_INT && fold(form, args, n, &result.constant);
+    *out = result;
+    return SACCADE_OK;
+}
+
+/* > and >= are < and <= with operands exchanged. */
+static saccade_status apply_binary(elab *e, const ast_node *node, value left, value right,
+                                   value *out)
+{
+    const bool is_swapped = node->name[0] == '>' && node->name[1] != '>';
+    const ast_node *operands[] = {node->args[is_swapped], node->args[!is_swapped]};
+    const value args[] = {is_swapped ? right : left, is_swapped ? left : right};
+    const char *form = node->name;
+    if (is_swapped)
+        form = form[1] == '=' ? "<=" : "<";
+    return elab_apply(e, form, node, operands, args, 2, out);
+}
+
+/* Chains like a || b || c lean left and may be long, so the left edge is walked by a loop. */
+static saccade_status elab_binary(elab *e, const ast_node *node, value *out)
+{
+    const uint32_t n = node->spine;
+    const ast_node **spine = arena_array(e->scratch, n, sizeof *spine);
+    value left, right;
+    if (spine == NULL)
+        return elab_no_memory(e);
+    for (uint32_t i = n; i > 0; i--) {
+        spine[i - 1] = node;
+        node = node->args[0];
+    }
+    TRY(elab_expr(e, spine[0]->args[0], &left));
+    for (uint32_t i = 0; i < n; i++) {
+        TRY(elab_expr(e, spine[i]->args[1], &right));
+        TRY(apply_binary(e, spine[i], left, right, &left));
+    }
+    *out = left;
+    return SACCADE_OK;
+}
+
+/* ---- names ---- */
+
+static value read_capture(elab *e, uint32_t index, const value *indices, uint32_t n,
+                          ast_place place)
+{
+    value v = {.types = e->captures->list[index].types};
+    uint32_t nodes[SACCADE_MAX_RANK];
+    for (uint32_t i = 0; i < n; i++)
+        nodes[i] = indices[i].node;
+    if (e->builder != NULL)
+        v.node = emit_at(e, n == 0 ? OP_SCALAR : OP_LOAD, nodes, n, (int32_t)index, place);
+    return v;
+}
+
+static saccade_status elab_var(elab *e, const ast_node *node, int var, value *out)
+{
+    if (var == FRAME_SCORE && e->frame->kind == SACCADE_MASK)
+        return elab_fail(e, node->place, SACCADE_ETYPE,
+                         "got 'score' in a mask, expected it only in score functions");
+    *out = e->frame->vars[var];
+    return SACCADE_OK;
+}
+
+/* a name alone that is a definition's is a call whose parentheses were forgotten. */
+static saccade_status check_not_function(elab *e, const ast_node *node)
+{
+    const ast_def *def;
+    const scope *where;
+    TRY(scope_find(e, node->name, &def, &where));
+    if (def != NULL)
+        return elab_fail(e, node->place, SACCADE_EPARSE,
+                         "got '%s' without arguments, expected a call: %s", node->name,
+                         def->signature);
+    if (types_is_builtin(node->name))
+        return elab_fail(e, node->place, SACCADE_EPARSE,
+                         "got '%s' without arguments, expected a call: %s(...)", node->name,
+                         node->name);
+    const char *reason = parser_reserved(node->name);
+    if (reason != NULL)
+        return elab_fail(e, node->place, SACCADE_EPARSE,
+                         "got '%s', which is %s; expected an expression", node->name, reason);
+    return SACCADE_OK;
+}
+
+static saccade_status elab_name(elab *e, const ast_node *node, value *out)
+{
+    const local *found = frame_find(e->frame, node->name);
+    const int var = scope_var(node->name), size = scope_size(node->name);
+    uint32_t index;
+    if (var >= 0)
+        return elab_var(e, node, var, out);
+    if (size >= 0) {
+        *out = (value){.types = T_INT};
+        if (e->builder != NULL)
+            out->node = mod_emit(e->builder, OP_SIZE, NULL, 0, size, 0, 0);
+        return SACCADE_OK;
+    }
+    if (found != NULL && found->tensor != NULL)
+        return elab_fail(e, node->place, SACCADE_ETYPE,
+                         "got tensor parameter '%s' as a scalar, expected %s[...]", node->name,
+                         node->name);
+    if (found != NULL) {
+        *out = found->value;
+        return SACCADE_OK;
+    }
+    TRY(check_not_function(e, node));
+    TRY(scope_capture(e, node->name, 0, node->place, e->frame->source, &index));
+    *out = read_capture(e, index, NULL, 0, node->place);
+    return SACCADE_OK;
+}
+
+static saccade_status elab_index(elab *e, const ast_node *node, value *out)
+{
+    const local *found = frame_find(e->frame, node->name);
+    value indices[SACCADE_MAX_RANK];
+    uint32_t index;
+    if (scope_var(node->name) >= 0 || parser_reserved(node->name) != NULL)
+        return elab_fail(e, node->place, SACCADE_ETYPE,
+                         "got an index of '%s', which is %s; expected a captured tensor",
+                         node->name, parser_reserved(node->name));
+    if (found != NULL && found->tensor == NULL)
+        return elab_fail(e, node->place, SACCADE_ETYPE,
+                         "got an index of the scalar '%s'; a tensor parameter is declared %s[]",
+                         node->name, node->name);
+    for (uint32_t i = 0; i < node->n_args; i++) {
+        TRY(elab_expr(e, node->args[i], &indices[i]));
+        TRY(elab_coerce(e, node->args[i]->place, T_INT, "index", &indices[i]));
+    }
+    if (found != NULL)
+        TRY(scope_capture(e, found->tensor, node->n_args, found->place, found->source, &index));
+    else
+        TRY(scope_capture(e, node->name, node->n_args, node->place, e->frame->source, &index));
+    *out = read_capture(e, index, indices, node->n_args, node->place);
+    return SACCADE_OK;
+}
+
+/* ---- expressions ---- */
+
+static saccade_status elab_constant(elab *e, const ast_node *node, value *out)
+{
+    if (node->kind == AST_INT) {
+        *out = elab_int(e, node->value.i);
+        return SACCADE_OK;
+    }
+    *out = (value){.types = node->kind == AST_FLOAT ? T_FLOAT : T_BOOL};
+    if (e->builder != NULL)
+        out->node = node->kind == AST_FLOAT ? mod_emit_float(e->builder, node->value.f)
+                                            : mod_emit_bool(e->builder, node->value.i);
+    return SACCADE_OK;
+}
+
+static saccade_status elab_operator(elab *e, const ast_node *node, value *out)
+{
+    value args[3];
+    for (uint32_t i = 0; i < node->n_args; i++)
+        TRY(elab_expr(e, node->args[i], &args[i]));
+    return elab_apply(e, node->name, node, node->args, args, node->n_args, out);
+}
+
+static saccade_status elab_kind(elab *e, const ast_node *node, value *out)
+{
+    switch ((ast_kind)node->kind) {
+    case AST_INT:
+    case AST_FLOAT:
+    case AST_BOOL: return elab_constant(e, node, out);
+    case AST_NAME: return elab_name(e, node, out);
+    case AST_INDEX: return elab_index(e, node, out);
+    case AST_CALL: return elab_call(e, node, out);
+    case AST_BINARY: return elab_binary(e, node, out);
+    case AST_UNARY:
+    case AST_COND: return elab_operator(e, node, out);
+    }
+    return SACCADE_EINTERNAL;
+}
+
+saccade_status elab_expr(elab *e, const ast_node *node, value *out)
+{
+    if (++e->steps > MOD_MAX_STEPS)
+        return elab_fail(e, node->place, SACCADE_ELIMIT,
+                         "got more than %d steps, definitions and sum() written out",
+                         MOD_MAX_STEPS);
+    if (++e->depth > ELAB_MAX_DEPTH)
+        return elab_fail(e, node->place, SACCADE_ELIMIT,
+                         "got operators and calls nested deeper than %d", ELAB_MAX_DEPTH);
+    TRY(elab_kind(e, node, out));
+    e->depth--;
+    return SACCADE_OK;
+}
+
+/* ---- bodies ---- */
+
+static saccade_status elab_statement(elab *e, frame *f, const ast_statement *s)
+{
+    const int var = scope_var(s->name);
+    value v;
+    if (var == FRAME_SCORE && f->kind == SACCADE_MASK)
+        return elab_fail(e, s->place, SACCADE_ETYPE,
+                         "got 'score' in a mask, expected it only in score functions");
+    TRY(elab_expr(e, s->value, &v));
+    if (var < 0)
+        return frame_set(e, f, s->name, (local){.value = v});
+    TRY(elab_coerce(e, s->value->place, var == FRAME_SCORE ? T_FLOAT : T_INT, s->name, &v));
+    f->vars[var] = v;
+    return SACCADE_OK;
+}
+
+saccade_status elab_body(elab *e, frame *f, const ast_body *body, value *out)
+{
+    e->frame = f;
+    for (const ast_statement *s = body->statements; s != NULL; s = s->next)
+        TRY(elab_statement(e, f, s));
+    TRY(elab_expr(e, body->result, out));
+    TRY(elab_coerce(e, body->result->place, f->kind == SACCADE_MASK ? T_BOOL : T_FLOAT,
+                    f->kind == SACCADE_MASK ? "a mask's result" : "a score's result", out));
+    e->frame = f->parent;
+    return SACCADE_OK;
+}
+
+static void init_vars(elab *e, frame *f, const value *score)
+{
+    for (int i = 0; i < FRAME_SCORE; i++) {
+        f->vars[i] = (value){.types = T_INT};
+        if (e->builder != NULL)
+            f->vars[i].node = mod_emit(e->builder, OP_VAR, NULL, 0, i, 0, 0);
+    }
+    if (score != NULL)
+        f->vars[FRAME_SCORE] = *score;
+}
+
+static saccade_status elab_source(elab *e, saccade_kind kind, const ast_source *source,
+                                  const scope *outer, const value *score, value *out)
+{
+    const scope inner = {&source->body, source, outer};
+    frame f = {.kind = kind, .scope = &inner, .source = source};
+    if (!frame_init(e, &f, source->body.n_statements))
+        return elab_no_memory(e);
+    init_vars(e, &f, score);
+    TRY(elab_body(e, &f, &source->body, out));
+    return e->builder == NULL ? elab_check_defs(e, &inner) : SACCADE_OK;
+}
+
+saccade_status elab_run(saccade_kind kind, const ast_source *const *sources, uint32_t n,
+                        elab_captures *captures, mod_builder *builder, arena *scratch,
+                        uint32_t *result, saccade_error *err)
+{
+    elab e = {.builder = builder, .captures = captures, .scratch = scratch, .err = err};
+    const ast_source *prelude;
+    value all = {.types = T_FLOAT}, next;
+    TRY(prelude_get(&prelude, err));
+    const scope outer = {&prelude->body, prelude, NULL};
+    if (builder != NULL)
+        all.node = kind == SACCADE_SCORE ? mod_emit(builder, OP_SCORE, NULL, 0, 0, 0, 0)
+                                         : mod_emit_bool(builder, 1);
+    for (uint32_t i = 0; i < n; i++) {
+        TRY(elab_source(&e, kind, sources[i], &outer, &all, &next));
+        if (builder != NULL && kind == SACCADE_MASK && i > 0)
+            next.node = mod_emit2(builder, OP_and, all.node, next.node);
+        all = next;
+    }
+    *result = all.node;
+    return SACCADE_OK;
+}
