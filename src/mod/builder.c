@@ -144,7 +144,8 @@ static bool same(const mod_builder *b, const mod_node *x, const mod_node *y,
                  const uint32_t *y_args)
 {
     return x->op == y->op && x->imm.i == y->imm.i && x->n_args == y->n_args
-           && memcmp(b->args + x->args, y_args, y->n_args * sizeof *y_args) == 0;
+           && (y->n_args == 0
+               || memcmp(b->args + x->args, y_args, y->n_args * sizeof *y_args) == 0);
 }
 
 /* the equal node, or the new one. */

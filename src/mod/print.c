@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { INLINE_NODES = 12 }; /* operations on one line before a node gets its own */
+enum { INLINE_NODES = 24 }; /* operations on one line before a node gets its own */
 
 typedef struct printer {
     const mod_fn *fn;
