@@ -402,7 +402,8 @@ static void run_op(eval_state *state, const step *s, int groups)
 {
     const void *x[3];
     const int arity = state->prog->fn->nodes[s->node].n_args;
-    for (int k = 0; k < 3; k++) /* what an operation doesn't have is never used, but a pointer */
+    /* what an operation does not have is read by no lane, but must be a pointer */
+    for (int k = 0; k < 3; k++)
         x[k] = operand_at(state, s->args[k < arity ? k : 0]);
     state->prog->table->op[s->op](slot_at(state, s->out), x[0], x[1], x[2], groups, s->same);
 }
