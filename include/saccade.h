@@ -348,6 +348,53 @@ SACCADE_API saccade_status saccade_device_copy(int32_t device, void *to, const v
 /* Waits for everything the device was given. */
 SACCADE_API saccade_status saccade_device_synchronize(int32_t device, saccade_error *err);
 
+/* ---- experimental: the ladder ------------------------------------------------------------ */
+
+/* The published algorithms, from naive softmax to split keys and the recomputing backward, on one
+ * random problem of N queries and keys of dim d, in scalar f32 on one core. Every access to slow
+ * memory and every FLOP is counted while it runs. See docs/ladder.md. */
+typedef struct saccade_ladder_options {
+    int64_t N, d;      /* 1 to 4096, 1 to 1024 */
+    int64_t M;         /* elements on the chip, d to N d */
+    int64_t block;     /* scores per block of block-online softmax */
+    int64_t splits;    /* of the keys in decoding, 1 to N */
+    uint64_t seed;
+    const char *only;  /* one algorithm's name; NULL: all */
+    int32_t is_timed;  /* 0: count only, seconds and error are 0 */
+    uint8_t reserved[44];
+} saccade_ladder_options;
+
+/* What one algorithm did, beside the closed formulas its counters must equal. Texts are static.
+ * Accesses and memory are in elements of 4 bytes. */
+typedef struct saccade_ladder_row {
+    const char *name, *title, *source;
+    const char *accesses_text, *flops_text, *stated_text;
+    int64_t reads, writes, accesses; /* counted, counted, the formula's */
+    int64_t flops_counted, flops;    /* counted, the formula's */
+    int64_t repeats;                 /* exponentials taken again, not in flops */
+    double stated;                   /* accesses as the source states them, or their order */
+    double passes;                   /* walks over the keys in slow memory, per query */
+    double intensity;                /* FLOPs per byte of slow memory */
+    int64_t extra, chip;             /* slow memory besides input and output; on the chip */
+    double seconds, error;           /* best of some runs; largest |result - float64| */
+} saccade_ladder_row;
+
+/* Limits of one core of this machine. */
+typedef struct saccade_roofline {
+    double bytes_per_second; /* reading memory */
+    double scalar_flops;     /* FLOP/s of scalar multiplications and additions */
+    double fma_flops;        /* of the widest fused multiply-add */
+} saccade_roofline;
+
+SACCADE_API saccade_ladder_options saccade_ladder_default(void);
+/* Calls `row` after each algorithm, in order; a nonzero answer ends the run. */
+SACCADE_API saccade_status saccade_ladder_run(const saccade_ladder_options *options,
+                                              int (*row)(void *user,
+                                                         const saccade_ladder_row *row),
+                                              void *user, saccade_error *err);
+/* Measures for about half a second. */
+SACCADE_API saccade_status saccade_roofline_measure(saccade_roofline *out, saccade_error *err);
+
 #ifdef __cplusplus
 }
 #endif
