@@ -50,6 +50,10 @@ foreach(source IN LISTS LIBRARY_SOURCES)
   endif()
 endforeach()
 
+# What the ladder times is scalar code, and so is the limit it is drawn under.
+set_source_files_properties(src/ref/ladder_timed.c src/ref/roofline.c PROPERTIES
+  COMPILE_OPTIONS "-fno-tree-vectorize;-fno-tree-slp-vectorize")
+
 add_library(saccade_objects OBJECT ${LIBRARY_SOURCES} ${EMBEDDED_SOURCES})
 target_link_libraries(saccade_objects PRIVATE saccade_internal)
 set(OBJECTS $<TARGET_OBJECTS:saccade_objects>)
