@@ -55,7 +55,7 @@ typedef struct cpu_kernels {
 
 /* fwd_tmpl.c, one per level */
 extern const cpu_kernels cpu_f32_portable, cpu_f32_avx2, cpu_f32_avx512;
-extern const cpu_kernels cpu_bf16_avx512; /* bf16_tmpl.c: AVX512-BF16 dot products */
+extern const cpu_kernels cpu_bf16_dot; /* bf16_tmpl.c: AVX512-BF16 */
 
 /* ---- levels.c ---- */
 

@@ -8,9 +8,7 @@
 #include "cpu/vec.h"
 
 #include "base/convert.h"
-#include "cpu/exp2_poly.h"
-
-#include <math.h>
+#include "cpu/softmax_rows.h"
 
 #if !defined(LEVEL_AMX)
 
@@ -100,58 +98,8 @@ static CPU_VALUES(values)
 
 /* ---- online softmax ---- */
 
-static ALWAYS_INLINE float row_max(const float *s, int32_t n, float m)
-{
-    vf a = vf_set(m), b = a;
-    for (int32_t j = 0; j < n; j += 2 * VF) {
-        a = vf_max(a, vf_load(s + j));
-        b = vf_max(b, vf_load(s + j + (j + VF < n ? VF : 0)));
-    }
-    return vf_max_lanes(vf_max(a, b));
-}
-
-/* (s - m) log2 e. Fused, m enters as the rounded product that row_scale subtracts too, so that
- * blocks before and after a new maximum agree; unfused, s log2 e would lose bits of s - m. */
-static ALWAYS_INLINE vf exponent(vf s, float m)
-{
-    if (HAS_FMA)
-        return vf_fma(s, vf_set(LOG2_E), vf_set(-(m * LOG2_E)));
-    return (s - vf_set(m)) * vf_set(LOG2_E);
-}
-
-/* What turns sums relative to maximum `from` into sums relative to `to`. */
-static ALWAYS_INLINE float row_scale(float from, float to)
-{
-    float lanes[VF];
-    const float t = HAS_FMA ? from * LOG2_E - to * LOG2_E : (from - to) * LOG2_E;
-    vf_store(lanes, exp2_poly(vf_set(t)));
-    return lanes[0];
-}
-
-/* exp(s - m) over s, and their sum. */
-static ALWAYS_INLINE float row_exp(float *s, int32_t n, float m)
-{
-    vf sum = vf_set(0);
-    for (int32_t j = 0; j < n; j += VF) {
-        const vf p = exp2_poly(exponent(vf_load(s + j), m));
-        vf_store(s + j, p);
-        sum += p;
-    }
-    return vf_sum_lanes(sum);
-}
-
-/* A row still without a live key keeps m = -INF; 0 stands in for it, so that every exp is 0. */
-static CPU_SOFTMAX(softmax)
-{
-    for (int32_t i = 0; i < rows; i++) {
-        float *row = s + (int64_t)i * s_ld;
-        const float new_m = row_max(row, n, m[i]);
-        const float base = new_m == -INFINITY ? 0 : new_m;
-        alpha[i] = row_scale(m[i], base);
-        l[i] = l[i] * alpha[i] + row_exp(row, n, base);
-        m[i] = new_m;
-    }
-}
+ROW_EXP(row_exp, float, vf_store)
+SOFTMAX(softmax, row_exp)
 
 /* ---- packing ---- */
 

@@ -93,7 +93,7 @@ cpu_geometry cpu_geometry_of(const saccade_plan *plan, const saccade_sizes *s)
     const cpu_kernels *k = ((const cpu_state *)plan->state)->kernels;
     cpu_geometry g = {0};
     cut_items(&plan->problem, s, &g);
-    g.q_ld = (int32_t)round_up(s->D, 16);
+    g.q_ld = (int32_t)round_up(s->D, 32);
     g.o_ld = (int32_t)round_up(s->Dv, k->panel);
     g.k_bytes = bytes64(CPU_BLOCK_KEYS * round_up(s->D, 4 / k->element), (size_t)k->element);
     g.v_bytes = bytes64((int64_t)CPU_BLOCK_KEYS * g.o_ld, (size_t)k->element);
