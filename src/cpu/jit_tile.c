@@ -506,7 +506,7 @@ static int emit_select(tile *t, const jit_node *n, uint32_t value, int lane)
 /* Bits of one number in a register, by rax. */
 static void load_bits(tile *t, int r, uint32_t bits)
 {
-    EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_EAX), jit_imm((int64_t)bits));
+    EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_EAX), jit_imm((int32_t)bits));
     if (t->a.is_wide) {
         EMIT_VECTOR(&t->a, Z(VPBROADCASTD), vec(t, r), gpr(ZYDIS_REGISTER_EAX));
         return;
@@ -655,10 +655,11 @@ static int emit_read(tile *t, const jit_node *n, uint32_t value, int lane)
 
 /* ---- calls ---- */
 
-static void read_lanes(void *out, const void *offsets, const void *data, int32_t dtype)
+static void read_lanes(void *out, const void *offsets, const void *data, int32_t dtype,
+                       int32_t n)
 {
     int32_t *to = out;
-    for (int i = 0; i < STRIP_GROUP; i++)
+    for (int i = 0; i < n; i++)
         to[i] = eval_read((saccade_dtype)dtype, data, ((const int32_t *)offsets)[i]).i;
 }
 
@@ -731,6 +732,7 @@ static void emit_call(tile *t, const jit_node *n, uint32_t value, int lane)
         EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_RDX),
              field(offsetof(jit_call, tensors) + 8 * (size_t)n->imm));
         EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_ECX), jit_imm(t->g->dtype[n->imm]));
+        EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_R8D), jit_imm(t->vector_bytes / 4));
         target = (uint64_t)(uintptr_t)read_lanes;
     } else {
         slot_address(t, ZYDIS_REGISTER_RDX, 1);
