@@ -4,15 +4,11 @@
 #ifndef SACCADE_PLAN_H
 #define SACCADE_PLAN_H
 
+#include "base/context.h"
 #include "eval/eval.h"
 #include "mask/mask.h"
 #include "mod/mod.h"
 #include "pass/pass.h"
-
-struct saccade_context {
-    int32_t threads;
-    int32_t level; /* base/cpu_features.h level */
-};
 
 /* A problem with everything derived: mods simplified, scale set. Lives in the plan's arena. */
 typedef struct plan_problem {
