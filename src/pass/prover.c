@@ -1,0 +1,206 @@
+/* Proofs that a mask holds always or never over a box.
+ * The nodes are compiled once: what is constant is evaluated when the prover is made, the rest
+ * becomes a list of rules with the places of their operands, and tables over the captured
+ * tensors answer loads. A proof is one walk over that list; a second proof with the same
+ * scratch (pass_prove_next) walks only what depends on a variable whose range has changed. */
+#include "pass/minmax.h"
+#include "pass/range_rules.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* An operand is a constant of the prover, a value of the scratch, or a variable. */
+enum { MAX_INDEX = SACCADE_MAX_RANK, IS_LIVE = 1u << 31 };
+
+typedef struct step {
+    range_rule rule;        /* NULL: a load or a variable */
+    const minmax *table;    /* a load's; NULL: by type */
+    uint32_t out;           /* place in the scratch */
+    uint32_t args;          /* first operand in pass_prover.args */
+    uint8_t n_args, deps, var, type;
+} step;
+
+typedef struct state {
+    pass_box box;
+    range_val values[];
+} state;
+
+struct pass_prover {
+    step *steps;
+    uint32_t *args;
+    range_val *constants;
+    uint32_t n_steps, n_live, n_constants;
+    uint32_t result; /* operand */
+    minmax **tables;
+    uint32_t n_tables;
+    size_t bytes;
+};
+
+/* ---- making ---- */
+
+static saccade_status make_tables(const mod_fn *fn, const eval_env *env, pass_prover *p,
+                                  saccade_error *err)
+{
+    p->tables = calloc(fn->n_captures + 1, sizeof *p->tables);
+    FAIL_IF_NULL(p->tables);
+    p->n_tables = fn->n_captures;
+    for (uint32_t i = 0; env && env->tensors && i < fn->n_captures; i++) {
+        const saccade_tensor *t = &env->tensors[i];
+        if (fn->captures[i].rank == 0 || !t->data || t->device.kind != SACCADE_CPU)
+            continue;
+        TRY(minmax_create(&fn->captures[i], t, &p->tables[i], err));
+        p->bytes += minmax_bytes(p->tables[i]);
+    }
+    return SACCADE_OK;
+}
+
+static int all_constant(const mod_fn *fn, const mod_node *node, const uint32_t *place)
+{
+    for (uint32_t i = 0; i < node->n_args; i++)
+        if (place[fn->args[node->args + i]] & IS_LIVE)
+            return 0;
+    return 1;
+}
+
+static const range_val *operand(const pass_prover *p, const state *s, uint32_t place)
+{
+    return place & IS_LIVE ? &s->values[place & ~IS_LIVE] : &p->constants[place];
+}
+
+static void load(const pass_prover *p, const step *st, const uint32_t *args, const state *s,
+                 range_val *out)
+{
+    const range_val *index[MAX_INDEX];
+    for (uint32_t i = 0; i < st->n_args; i++)
+        index[i] = operand(p, s, args[i]);
+    minmax_query(st->table, index, out);
+}
+
+static void run_step(const pass_prover *p, const step *st, const pass_box *box, const state *s,
+                     range_val *out)
+{
+    const uint32_t *args = p->args + st->args;
+    if (st->rule)
+        st->rule(box, operand(p, s, args[0]), st->n_args > 1 ? operand(p, s, args[1]) : NULL,
+                 st->n_args > 2 ? operand(p, s, args[2]) : NULL, out);
+    else if (st->table)
+        load(p, st, args, s, out);
+    else
+        range_set_var(out, box, st->var);
+}
+
+/* Gives node i a place: a constant's, computed now, or a step's. */
+static void compile_node(const mod_fn *fn, const eval_env *env, pass_prover *p, uint32_t i,
+                         uint32_t *place)
+{
+    static const pass_box no_box = {{0}, {0}};
+    const mod_node *node = &fn->nodes[i];
+    range_val *constant = &p->constants[p->n_constants];
+    step st = {.rule = range_rules[node->op], .n_args = node->n_args, .deps = node->deps,
+               .args = node->args, .type = node->type};
+    if (node->op == OP_LOAD)
+        st.table = p->tables[node->imm.i];
+    for (uint32_t a = 0; a < node->n_args; a++)
+        p->args[node->args + a] = place[fn->args[node->args + a]];
+    const int is_leaf = range_leaf(fn, env, node, NULL, constant);
+    const int is_blind = node->op == OP_LOAD && !st.table;
+    if (is_blind)
+        range_of_dtype(&fn->captures[node->imm.i], constant);
+    if (is_leaf || is_blind || (node->n_args && all_constant(fn, node, place))) {
+        if (!is_leaf && !is_blind)
+            run_step(p, &st, &no_box, NULL, constant);
+        place[i] = p->n_constants++;
+        return;
+    }
+    st.var = (uint8_t)(node->op == OP_VAR ? node->imm.i : 0);
+    st.out = p->n_live;
+    place[i] = IS_LIVE | p->n_live++;
+    p->steps[p->n_steps++] = st;
+}
+
+static saccade_status compile(const mod_fn *fn, const eval_env *env, pass_prover *p,
+                              saccade_error *err)
+{
+    uint32_t *place = calloc(fn->n_nodes, sizeof *place);
+    p->steps = calloc(fn->n_nodes, sizeof *p->steps);
+    p->args = calloc((size_t)fn->n_args + 1, sizeof *p->args);
+    p->constants = calloc(fn->n_nodes, sizeof *p->constants);
+    if (!place || !p->steps || !p->args || !p->constants) {
+        free(place);
+        FAIL(SACCADE_ENOMEM, "out of memory");
+    }
+    for (uint32_t i = 0; i < fn->n_nodes; i++)
+        compile_node(fn, env, p, i, place);
+    p->result = place[fn->result];
+    p->bytes += sizeof *p + fn->n_nodes * (sizeof *p->steps + sizeof *p->constants) +
+                fn->n_args * sizeof *p->args;
+    free(place);
+    return SACCADE_OK;
+}
+
+saccade_status pass_prover_create(const mod_fn *fn, const eval_env *env, pass_prover **out,
+                                  saccade_error *err)
+{
+    pass_prover *p = calloc(1, sizeof *p);
+    saccade_status status = SACCADE_OK;
+    FAIL_IF_NULL(p);
+    assert(fn->kind == SACCADE_MASK);
+    TRY_GOTO(make_tables(fn, env, p, err));
+    TRY_GOTO(compile(fn, env, p, err));
+    *out = p;
+out:
+    if (status != SACCADE_OK)
+        pass_prover_destroy(p);
+    return status;
+}
+
+void pass_prover_destroy(pass_prover *p)
+{
+    if (!p)
+        return;
+    for (uint32_t i = 0; p->tables && i < p->n_tables; i++)
+        minmax_destroy(p->tables[i]);
+    free(p->tables);
+    free(p->steps);
+    free(p->args);
+    free(p->constants);
+    free(p);
+}
+
+size_t pass_prover_scratch(const pass_prover *p)
+{
+    return sizeof(state) + p->n_live * sizeof(range_val);
+}
+
+size_t pass_prover_bytes(const pass_prover *p)
+{
+    return p->bytes;
+}
+
+/* ---- proving ---- */
+
+static pass_verdict walk(const pass_prover *p, const pass_box *box, unsigned changed, state *s)
+{
+    for (uint32_t i = 0; i < p->n_steps; i++)
+        if (p->steps[i].deps & changed)
+            run_step(p, &p->steps[i], box, s, &s->values[p->steps[i].out]);
+    s->box = *box;
+    const range_val *r = operand(p, s, p->result);
+    return !r->can_true ? PASS_NEVER : !r->can_false ? PASS_ALWAYS : PASS_UNKNOWN;
+}
+
+pass_verdict pass_prove(const pass_prover *prover, const pass_box *box, void *scratch)
+{
+    return walk(prover, box, DEP_B | DEP_H | DEP_Q | DEP_KV, scratch);
+}
+
+pass_verdict pass_prove_next(const pass_prover *prover, const pass_box *box, void *scratch)
+{
+    const state *s = scratch;
+    unsigned changed = 0;
+    for (int v = 0; v < 4; v++)
+        if (s->box.lo[v] != box->lo[v] || s->box.hi[v] != box->hi[v])
+            changed |= 1u << v;
+    return walk(prover, box, changed, scratch);
+}
