@@ -1,0 +1,216 @@
+/* Block masks are exactly what brute force gives: named masks and random expressions, block
+   sizes that divide nothing, offsets per batch, both directions; and what is proven stays
+   cheap at great lengths. */
+#include "mask/mask.h"
+#include "support/mask_brute.h"
+#include "support/random_mod.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { N = 700 };
+
+static int32_t doc[N], prefix[2], spans[8][2];
+static uint8_t tree[64 * 64];
+static float weight[N];
+static int32_t W = 90, P = 200;
+
+static saccade_binding all_bindings[] = {
+    {"doc", {doc, SACCADE_I32, {0, 0}, 1, {N}, {1}}},
+    {"prefix", {prefix, SACCADE_I32, {0, 0}, 1, {2}, {1}}},
+    {"spans", {spans, SACCADE_I32, {0, 0}, 2, {8, 2}, {2, 1}}},
+    {"tree", {tree, SACCADE_BOOL, {0, 0}, 2, {64, 64}, {64, 1}}},
+    {"weight", {weight, SACCADE_F32, {0, 0}, 1, {N}, {1}}},
+    {"W", {&W, SACCADE_I32, {0, 0}, 0, {0}, {0}}},
+    {"P", {&P, SACCADE_I32, {0, 0}, 0, {0}, {0}}},
+};
+enum { N_BINDINGS = sizeof all_bindings / sizeof all_bindings[0] };
+
+static void fill_captures(void)
+{
+    uint64_t state = 7;
+    for (int i = 0; i < N; i++) {
+        doc[i] = i / 83;
+        weight[i] = (float)random_below(&state, 100) / 10;
+    }
+    for (int i = 0; i < 8; i++) {
+        spans[i][0] = 80 * i;
+        spans[i][1] = 80 * i + 60;
+    }
+    for (int i = 0; i < 64 * 64; i++)
+        tree[i] = random_below(&state, 3) == 0;
+    prefix[0] = 50;
+    prefix[1] = 333;
+}
+
+static const char *const texts[] = {
+    "true",
+    "false",
+    "q >= kv",
+    "q <= kv",
+    "q >= kv && q - kv <= W",
+    "abs(q - kv) <= W && abs(q - kv) % 3 == 0",
+    "kv < P || q >= kv",
+    "kv < prefix[b] || q >= kv",
+    "doc[q] == doc[kv]",
+    "doc[q] == doc[kv] && q >= kv",
+    "kv >= spans[doc[q] % 8, 0] && q >= kv && kv < spans[doc[kv] % 8, 1]",
+    "kv < P || tree[q % 64, (kv - P) % 64]",
+    "kv < P || kv < P + 64 && tree[q, kv - P]",
+    "q / 100 == kv / 100 && q % 100 >= kv % 100",
+    "h == 1 ? q >= kv : abs(q - kv) < 40 * (h + 1)",
+    "weight[kv] > 5.0 && kv <= q + b",
+    "(q & 15) == (kv & 15) || (q >> 6) == (kv >> 6)",
+    "abs(clamp(q % 32, 3, 28) - kv % 32) <= 3 && abs(clamp(q / 32, 2, 19) - kv / 32) <= 2",
+    "sqrt(1.0 * q) > 0.9 * sqrt(1.0 * kv)",
+    "q * 7919 % 1000 < kv",
+    "2 * q < KV && kv + Q > q",
+};
+
+static const saccade_sizes sizes = {2, 3, 3, 333, 411, 8, 8};
+
+static saccade_block_mask *create(const saccade_mod *mod, const saccade_sizes *s,
+                                  const saccade_positions *at, int32_t bq, int32_t bk)
+{
+    saccade_error err = {0};
+    saccade_block_mask *mask = NULL;
+    const mod_fn *fn = mod_function(mod);
+    saccade_binding used[N_BINDINGS];
+    int32_t n = 0;
+    const saccade_block_mask_options options = {bq, bk, -1, {0}};
+    for (uint32_t i = 0; i < fn->n_captures; i++)
+        for (int j = 0; j < N_BINDINGS; j++)
+            if (strcmp(all_bindings[j].name, fn->captures[i].name) == 0)
+                used[n++] = all_bindings[j];
+    if (saccade_block_mask_create(NULL, mod, s, at, used, n, &options, &mask, &err))
+        fail_msg("%s: %s", err.where, err.message);
+    return mask;
+}
+
+static uint8_t *dense_of(const saccade_mod *mod, const saccade_sizes *s,
+                         const saccade_positions *at)
+{
+    const mod_fn *fn = mod_function(mod);
+    saccade_binding used[N_BINDINGS];
+    int32_t n = 0;
+    for (uint32_t i = 0; i < fn->n_captures; i++)
+        for (int j = 0; j < N_BINDINGS; j++)
+            if (strcmp(all_bindings[j].name, fn->captures[i].name) == 0)
+                used[n++] = all_bindings[j];
+    return brute_dense(mod, s, at, used, n);
+}
+
+static void named_masks_are_exact(void **state)
+{
+    static const int32_t blocks[][2] = {{128, 128}, {64, 32}, {37, 50}, {1, 411}, {500, 7}};
+    (void)state;
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        saccade_mod *mod = brute_mod(texts[i], all_bindings, N_BINDINGS);
+        uint8_t *live = dense_of(mod, &sizes, NULL);
+        for (size_t j = 0; j < sizeof blocks / sizeof blocks[0]; j++) {
+            saccade_block_mask *mask = create(mod, &sizes, NULL, blocks[j][0], blocks[j][1]);
+            brute_compare(mask, &sizes, blocks[j][0], blocks[j][1], live, texts[i]);
+            saccade_block_mask_destroy(mask);
+        }
+        free(live);
+        saccade_mod_destroy(mod);
+    }
+}
+
+static void offsets_are_exact(void **state)
+{
+    static int32_t q_off[2] = {77, -30}, kv_off[2] = {5, 200}, one = 100;
+    static const int64_t two[1] = {2};
+    const saccade_positions at[2] = {
+        {.q_offset = saccade_tensor_of(q_off, SACCADE_I32, 1, two),
+         .kv_offset = saccade_tensor_of(kv_off, SACCADE_I32, 1, two)},
+        {.q_offset = saccade_tensor_of(&one, SACCADE_I32, 0, NULL)}};
+    (void)state;
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        saccade_mod *mod = brute_mod(texts[i], all_bindings, N_BINDINGS);
+        for (int j = 0; j < 2; j++) {
+            uint8_t *live = dense_of(mod, &sizes, &at[j]);
+            saccade_block_mask *mask = create(mod, &sizes, &at[j], 48, 64);
+            brute_compare(mask, &sizes, 48, 64, live, texts[i]);
+            saccade_block_mask_destroy(mask);
+            free(live);
+        }
+        saccade_mod_destroy(mod);
+    }
+}
+
+static void random_masks_are_exact(void **state)
+{
+    const char *given = getenv("SACCADE_SEED");
+    const uint64_t first = given ? strtoull(given, NULL, 10) : 1;
+    (void)state;
+    for (uint64_t seed = first; seed < first + 250; seed++) {
+        uint64_t r = seed;
+        random_mod m;
+        char name[64];
+        saccade_error err = {0};
+        saccade_block_mask *mask;
+        const saccade_sizes s = {2, 4, 2, 1 + (int64_t)random_below(&r, 90),
+                                 1 + (int64_t)random_below(&r, 130), 8, 8};
+        const saccade_block_mask_options options = {1 + (int32_t)random_below(&r, 40),
+                                                    1 + (int32_t)random_below(&r, 40), -1, {0}};
+        random_mod_make(seed, SACCADE_MASK, RANDOM_MOD_IN_RANGE * (int)(seed % 2),
+                        2 + (int)random_below(&r, 4), &s, &m);
+        snprintf(name, sizeof name, "SACCADE_SEED=%llu", (unsigned long long)seed);
+        if (saccade_block_mask_create(NULL, m.mod, &s, NULL, m.bindings, m.n_bindings, &options,
+                                      &mask, &err))
+            fail_msg("%s: %s %s", name, err.where, err.message);
+        uint8_t *live = brute_dense(m.mod, &s, NULL, m.bindings, m.n_bindings);
+        brute_compare(mask, &s, options.block_q, options.block_kv, live, name);
+        free(live);
+        saccade_block_mask_destroy(mask);
+        random_mod_free(&m);
+    }
+}
+
+/* A million tokens: sizes, not times. */
+static void great_lengths_stay_small(void **state)
+{
+    static const struct {
+        const char *text;
+        int64_t runs_per_row;
+    } cases[] = {{"q >= kv", 2}, {"q >= kv && q - kv <= W", 3}, {"kv < P || q >= kv", 4}};
+    const saccade_sizes s = {1, 1, 1, 1 << 20, 1 << 20, 64, 64};
+    const saccade_sizes greatest = {1, 1, 1, 1 << 30, 1 << 30, 64, 64};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        saccade_mod *mod = brute_mod(cases[i].text, all_bindings, N_BINDINGS);
+        saccade_block_mask *mask = create(mod, &s, NULL, 128, 128);
+        saccade_block_mask_stats stats = saccade_block_mask_get_stats(mask);
+        assert_int_equal(stats.blocks, (int64_t)8192 * 8192);
+        assert_int_equal(stats.proven, stats.blocks);
+        assert_int_equal(stats.evaluated_positions, 0);
+        assert_true(stats.runs <= cases[i].runs_per_row * 8192);
+        assert_true(stats.bytes < 1 << 20);
+        saccade_block_mask_destroy(mask);
+        mask = create(mod, &greatest, NULL, 1 << 20, 1 << 20);
+        stats = saccade_block_mask_get_stats(mask);
+        assert_int_equal(stats.blocks, 1024 * 1024);
+        assert_true(stats.runs <= cases[i].runs_per_row * 1024);
+        saccade_block_mask_destroy(mask);
+        saccade_mod_destroy(mod);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(named_masks_are_exact),
+        cmocka_unit_test(offsets_are_exact),
+        cmocka_unit_test(random_masks_are_exact),
+        cmocka_unit_test(great_lengths_stay_small),
+    };
+    fill_captures();
+    return cmocka_run_group_tests_name("mask", tests, NULL, NULL);
+}
