@@ -40,10 +40,10 @@ static void compare_row(const mod_fn *fn, const random_env *e, eval_state *state
     static uint8_t live[EVAL_STRIP + 1];
     static eval_cell cells[MOD_MAX_NODES];
     static double values[MOD_MAX_NODES];
-    const int32_t b = random_fn_below(r, 3), h = random_fn_below(r, 8);
-    const int32_t q = random_fn_below(r, 8) ? random_fn_below(r, RANDOM_Q) : random_int(r);
-    const int32_t kv0 = random_fn_below(r, 4) ? random_fn_below(r, RANDOM_KV) : random_int(r);
-    const int32_t n = 1 + random_fn_below(r, random_fn_below(r, 3) ? 40 : EVAL_STRIP);
+    const int32_t b = random_below(r, 3), h = random_below(r, 8);
+    const int32_t q = random_below(r, 8) ? random_below(r, RANDOM_Q) : random_int(r);
+    const int32_t kv0 = random_below(r, 4) ? random_below(r, RANDOM_KV) : random_int(r);
+    const int32_t n = 1 + random_below(r, random_below(r, 3) ? 40 : EVAL_STRIP);
     const bool is_score = fn->kind == SACCADE_SCORE;
     for (int32_t i = 0; i < n; i++)
         score[i] = before[i] = random_float(r);
@@ -82,9 +82,9 @@ static void compare_mod(uint64_t seed, const char *level)
     const eval_prog *prog;
     saccade_error err;
     char what[96];
-    const random_shape shape = {.kind = random_fn_below(&r, 2) ? SACCADE_MASK : SACCADE_SCORE,
-                                .n_ops = 1 + random_fn_below(&r, 60),
-                                .no_score = random_fn_below(&r, 2) != 0};
+    const random_shape shape = {.kind = random_below(&r, 2) ? SACCADE_MASK : SACCADE_SCORE,
+                                .n_ops = 1 + random_below(&r, 60),
+                                .no_score = random_below(&r, 2) != 0};
     snprintf(what, sizeof what, "SACCADE_SEED=%llu level %s", (unsigned long long)seed, level);
     arena_init(&arena);
     random_env_make(&e, &r);

@@ -37,14 +37,14 @@ static void fill_captures(void)
     uint64_t state = 7;
     for (int i = 0; i < N; i++) {
         doc[i] = i / 83;
-        weight[i] = (float)random_below(&state, 100) / 10;
+        weight[i] = (float)random_mod_below(&state, 100) / 10;
     }
     for (int i = 0; i < 8; i++) {
         spans[i][0] = 80 * i;
         spans[i][1] = 80 * i + 60;
     }
     for (int i = 0; i < 64 * 64; i++)
-        tree[i] = random_below(&state, 3) == 0;
+        tree[i] = random_mod_below(&state, 3) == 0;
     prefix[0] = 50;
     prefix[1] = 333;
 }
@@ -156,12 +156,12 @@ static void random_masks_are_exact(void **state)
         char name[64];
         saccade_error err = {0};
         saccade_block_mask *mask;
-        const saccade_sizes s = {2, 4, 2, 1 + (int64_t)random_below(&r, 90),
-                                 1 + (int64_t)random_below(&r, 130), 8, 8};
-        const saccade_block_mask_options options = {1 + (int32_t)random_below(&r, 40),
-                                                    1 + (int32_t)random_below(&r, 40), -1, {0}};
+        const saccade_sizes s = {2, 4, 2, 1 + (int64_t)random_mod_below(&r, 90),
+                                 1 + (int64_t)random_mod_below(&r, 130), 8, 8};
+        const saccade_block_mask_options options = {1 + (int32_t)random_mod_below(&r, 40),
+                                                    1 + (int32_t)random_mod_below(&r, 40), -1, {0}};
         random_mod_make(seed, SACCADE_MASK, RANDOM_MOD_IN_RANGE * (int)(seed % 2),
-                        2 + (int)random_below(&r, 4), &s, &m);
+                        2 + (int)random_mod_below(&r, 4), &s, &m);
         snprintf(name, sizeof name, "SACCADE_SEED=%llu", (unsigned long long)seed);
         if (saccade_block_mask_create(NULL, m.mod, &s, NULL, m.bindings, m.n_bindings, &options,
                                       &mask, &err))

@@ -25,9 +25,9 @@ static pass_box random_box(random_source *r)
     pass_box box;
     const int32_t limit[4] = {3, 8, RANDOM_Q, RANDOM_KV};
     for (int v = 0; v < 4; v++) {
-        const int32_t wide = random_fn_below(r, 3) ? 1 + random_fn_below(r, 9) : limit[v];
-        box.lo[v] = random_fn_below(r, 8) ? random_fn_below(r, limit[v]) : random_int(r) / 2;
-        box.hi[v] = box.lo[v] + random_fn_below(r, wide);
+        const int32_t wide = random_below(r, 3) ? 1 + random_below(r, 9) : limit[v];
+        box.lo[v] = random_below(r, 8) ? random_below(r, limit[v]) : random_int(r) / 2;
+        box.hi[v] = box.lo[v] + random_below(r, wide);
     }
     return box;
 }
@@ -54,9 +54,9 @@ static void check_box(const mod_fn *fn, const eval_env *env, const pass_box *box
         int32_t at[4];
         for (int v = 0; v < 4; v++)
             at[v] = point < 16 ? ((point >> v) & 1 ? box->hi[v] : box->lo[v])
-                               : box->lo[v] + random_fn_below(r, box->hi[v] - box->lo[v] + 1);
+                               : box->lo[v] + random_below(r, box->hi[v] - box->lo[v] + 1);
         const eval_cell result =
-            random_fn_value(fn, env, at, (float)random_fn_below(r, 21) - 10, cells);
+            random_fn_value(fn, env, at, (float)random_below(r, 21) - 10, cells);
         for (uint32_t i = 0; i < fn->n_nodes; i++)
             if (!holds(fn->nodes[i].type, &ranges[i], cells[i]))
                 fail_msg("SACCADE_SEED=%llu node %u %s: value %d %g, range %lld..%lld step %d "
@@ -108,8 +108,8 @@ static void check_mod(uint64_t seed, int *decided)
     random_source r = {seed};
     random_env e;
     arena arena;
-    const random_shape shape = {.kind = random_fn_below(&r, 3) ? SACCADE_MASK : SACCADE_SCORE,
-                                .n_ops = 1 + random_fn_below(&r, 50)};
+    const random_shape shape = {.kind = random_below(&r, 3) ? SACCADE_MASK : SACCADE_SCORE,
+                                .n_ops = 1 + random_below(&r, 50)};
     arena_init(&arena);
     random_env_make(&e, &r);
     const mod_fn *fn = random_fn(&arena, &r, &e, &shape);

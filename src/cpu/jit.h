@@ -1,8 +1,8 @@
 /* jit.h: score and mask of a mod as machine code over one tile of scores.
  *
- * Values are sorted by what they depend on: uniform (b, h), row (q), column (kv), tile. The first
- * three are computed once per head, row block and key block by the loops of eval/strip.h into
- * arrays; what differs from score to score becomes one pass of vector code over the tile:
+ * Values are sorted by what they depend on: uniform (b, h), row (q), column (kv), tile. The
+ * first three are computed once per head, row block and key block by the loops of eval/strip.h
+ * into arrays; what differs from score to score becomes one pass of vector code over the tile:
  *
  *     s = score mod(scale * s), -inf where masked; row maximum on the way
  *

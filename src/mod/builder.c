@@ -226,6 +226,12 @@ const mod_node *mod_peek(const mod_builder *b, uint32_t node)
     return &b->nodes[node < b->n_nodes ? node : 0];
 }
 
+uint32_t mod_peek_arg(const mod_builder *b, uint32_t node, uint32_t k)
+{
+    const mod_node *n = mod_peek(b, node);
+    return k < n->n_args ? b->args[n->args + k] : 0;
+}
+
 uint32_t mod_emit_function(mod_builder *b, const mod_fn *fn, uint32_t first_capture)
 {
     uint32_t *new_of = arena_array(b->arena, fn->n_nodes, sizeof *new_of);

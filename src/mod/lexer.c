@@ -49,13 +49,24 @@ static int hex_digit(int c)
     return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-static void skip_line_comment(lexer *lex)
+/* comments hold any bytes but 0, which would end a printed text early. */
+static saccade_status skip_in_comment(lexer *lex, saccade_error *err)
+{
+    if (peek(lex, 0) == 0)
+        return source_fail(lex->source, lex->at, err, SACCADE_EPARSE,
+                           "got byte 0x00 in a comment, expected text");
+    advance(lex, 1);
+    return SACCADE_OK;
+}
+
+static saccade_status skip_line_comment(lexer *lex, saccade_error *err)
 {
     lex->comment_offset = lex->at.offset;
     lex->comment_line = lex->at.line;
     while (peek(lex, 0) >= 0 && peek(lex, 0) != '\n')
-        advance(lex, 1);
+        TRY(skip_in_comment(lex, err));
     lex->comment_bytes = lex->at.offset - lex->comment_offset;
+    return SACCADE_OK;
 }
 
 static saccade_status skip_block_comment(lexer *lex, saccade_error *err)
@@ -66,7 +77,7 @@ static saccade_status skip_block_comment(lexer *lex, saccade_error *err)
         if (peek(lex, 0) < 0)
             return source_fail(lex->source, start, err, SACCADE_EPARSE,
                                "got a comment without its end, expected */");
-        advance(lex, 1);
+        TRY(skip_in_comment(lex, err));
     }
     advance(lex, 2);
     return SACCADE_OK;
@@ -79,7 +90,7 @@ static saccade_status skip_blanks(lexer *lex, saccade_error *err)
         if (c == ' ' || c == '\t' || c == '\n' || c == '\r')
             advance(lex, 1);
         else if (c == '/' && peek(lex, 1) == '/')
-            skip_line_comment(lex);
+            TRY(skip_line_comment(lex, err));
         else if (c == '/' && peek(lex, 1) == '*')
             TRY(skip_block_comment(lex, err));
         else

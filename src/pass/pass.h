@@ -14,7 +14,7 @@
 saccade_status pass_simplify(const mod_fn *fn, arena *arena, const mod_fn **out,
                              saccade_error *err);
 
-/* ---- shape.c: facts that kernels are chosen by ---- */
+/* ---- shape.c, interval.c: facts that kernels are chosen by ---- */
 
 /* score_out = slope * score + offset with slope and offset free of score (either may vary with
  * b h q kv); gives both as functions of kind SCORE. Returns 0 when it is not of that form.
@@ -22,10 +22,11 @@ saccade_status pass_simplify(const mod_fn *fn, arena *arena, const mod_fn **out,
 int pass_affine(const mod_fn *fn, arena *arena, const mod_fn **slope, const mod_fn **offset);
 /* The mask is, for each (b, h, q), one interval lo <= kv < hi (possibly empty) with lo and hi
  * free of kv: gives them as int nodes of one fn (results in bounds[0], bounds[1], node
- * indices; missing bounds are INT32_MIN / INT32_MAX constants). Conjunctions of such masks
- * too. 0 otherwise. */
-int pass_interval(const mod_fn *fn, arena *arena, const mod_fn **bounds_fn,
-                  uint32_t bounds[2]);
+ * indices; missing bounds are INT32_MIN / INT32_MAX constants; lo >= hi: no key). Conjunctions
+ * of such masks too, and disjunctions of half-lines (prefix-LM). 0 otherwise, so for what only
+ * captured values decide (documents). needs: simplified fn; exact for positions within
+ * (-2^30, 2^30). */
+int pass_interval(const mod_fn *fn, arena *arena, const mod_fn **bounds_fn, uint32_t bounds[2]);
 
 /* ---- gradient.c ---- */
 
@@ -63,7 +64,7 @@ pass_verdict pass_prove(const pass_prover *prover, const pass_box *box, void *sc
 /* The same, walking only what depends on variables whose range differs from the last proof's
  * with this scratch. needs: at least one pass_prove with it. */
 pass_verdict pass_prove_next(const pass_prover *prover, const pass_box *box, void *scratch);
-size_t pass_prover_bytes(const pass_prover *prover);   /* memory it holds */
+size_t pass_prover_bytes(const pass_prover *prover); /* memory it holds */
 void pass_prover_destroy(pass_prover *prover);
 
 /* Ranges of all nodes over a box (ranges[fn->n_nodes], caller's), for bounds checks of loads

@@ -20,7 +20,7 @@ struct forward_job {
 
 static size_t memory_bytes(const plan_problem *problem, const saccade_sizes *sizes, int threads)
 {
-    return ref_widened_bytes(sizes) + 64
+    return ref_widened_bytes(sizes)
            + (size_t)threads * ref_row_bytes(sizes, ref_most_nodes(problem));
 }
 
@@ -41,7 +41,7 @@ static void forward(const plan_problem *problem, const plan_run *run, int thread
     job->in = ref_widen(problem, run, threads, memory);
     job->n_values = ref_most_nodes(problem);
     job->row_bytes = ref_row_bytes(s, job->n_values);
-    job->rows = (char *)memory + (ref_widened_bytes(s) + 63) / 64 * 64;
+    job->rows = (char *)memory + ref_widened_bytes(s);
     par_for(s->B * s->H * s->Q, threads, forward_row, job);
 }
 

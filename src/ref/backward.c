@@ -106,7 +106,7 @@ static saccade_status derive_by_score(backward_job *job, arena *arena, saccade_e
 static saccade_status start(backward_job *job, int threads, void **memory, saccade_error *err)
 {
     const plan_run *run = job->in.run;
-    const size_t widened = (ref_widened_bytes(&run->sizes) + 63) / 64 * 64;
+    const size_t widened = ref_widened_bytes(&run->sizes);
     TRY(ref_check_block_mask(run, err));
     job->row_bytes = ref_row_bytes(&run->sizes, job->n_values);
     *memory = malloc(widened + (size_t)threads * job->row_bytes);

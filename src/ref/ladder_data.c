@@ -43,17 +43,18 @@ static void fill_forward(const ladder_problem *p, float *P, float *m, float *l, 
 {
     for (int64_t i = 0; i < p->N; i++) {
         const float *x = p->X + i * p->N;
+        float *row = P + i * p->N;
         double top = -INFINITY, sum = 0;
         for (int64_t j = 0; j < p->N; j++)
             top = fmax(top, (double)x[j]);
         for (int64_t j = 0; j < p->N; j++)
             sum += exp((double)x[j] - top);
         for (int64_t j = 0; j < p->N; j++)
-            P[i * p->N + j] = (float)(exp((double)x[j] - top) / sum);
+            row[j] = (float)(exp((double)x[j] - top) / sum);
         for (int64_t e = 0; e < p->d; e++) {
             double o = 0;
             for (int64_t j = 0; j < p->N; j++)
-                o += exp((double)x[j] - top) / sum * (double)p->V[j * p->d + e];
+                o += (double)row[j] * (double)p->V[j * p->d + e];
             O[i * p->d + e] = (float)o;
         }
         m[i] = (float)top;

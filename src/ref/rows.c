@@ -23,7 +23,7 @@ static double *take(char **at, int64_t count)
 
 size_t ref_widened_bytes(const saccade_sizes *s)
 {
-    return (size_t)(s->B * s->Hkv * s->KV * (s->D + s->Dv)) * sizeof(double);
+    return ((size_t)(s->B * s->Hkv * s->KV * (s->D + s->Dv)) * sizeof(double) + 63) / 64 * 64;
 }
 
 size_t ref_row_bytes(const saccade_sizes *s, uint32_t n_values)

@@ -9,7 +9,7 @@
 
 /* ---- numbers ---- */
 
-uint64_t random_fn_bits(random_source *r)
+uint64_t random_bits(random_source *r)
 {
     uint64_t z = (r->state += 0x9e3779b97f4a7c15u); /* splitmix64 */
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
@@ -17,22 +17,22 @@ uint64_t random_fn_bits(random_source *r)
     return z ^ z >> 31;
 }
 
-int32_t random_fn_below(random_source *r, int32_t n)
+int32_t random_below(random_source *r, int32_t n)
 {
-    return (int32_t)(random_fn_bits(r) % (uint64_t)n);
+    return (int32_t)(random_bits(r) % (uint64_t)n);
 }
 
 int32_t random_int(random_source *r)
 {
     static const int32_t ends[] = {INT32_MIN, INT32_MIN + 1, INT32_MAX, INT32_MAX - 1, -1, 0, 1,
                                    31, 32, 33, 65536, 1 << 24, (1 << 24) + 1, 1 << 30};
-    switch (random_fn_below(r, 4)) {
+    switch (random_below(r, 4)) {
     case 0:
-        return ends[random_fn_below(r, sizeof ends / sizeof ends[0])];
+        return ends[random_below(r, sizeof ends / sizeof ends[0])];
     case 1:
-        return (int32_t)random_fn_bits(r);
+        return (int32_t)random_bits(r);
     default:
-        return random_fn_below(r, 40) - 8;
+        return random_below(r, 40) - 8;
     }
 }
 
@@ -42,14 +42,14 @@ float random_float(random_source *r)
                                  -INFINITY, NAN, 0x1p-149f, -0x1p-126f, 0x1.fffffep127f,
                                  0x1p31f, -0x1p31f, 0x1p23f, 88.8f, -104.0f, 3.1415927f};
     eval_cell any;
-    switch (random_fn_below(r, 4)) {
+    switch (random_below(r, 4)) {
     case 0:
-        return ends[random_fn_below(r, sizeof ends / sizeof ends[0])];
+        return ends[random_below(r, sizeof ends / sizeof ends[0])];
     case 1:
-        any.i = (int32_t)random_fn_bits(r);
+        any.i = (int32_t)random_bits(r);
         return any.f;
     default:
-        return (float)(random_fn_below(r, 20001) - 10000) / 1000.0f;
+        return (float)(random_below(r, 20001) - 10000) / 1000.0f;
     }
 }
 
@@ -83,7 +83,7 @@ static void put(random_source *r, saccade_dtype dtype, char *at)
     const uint64_t u64 = (uint64_t)i & INT32_MAX;
     const uint32_t u32 = (uint32_t)u64;
     const uint8_t bit = (uint8_t)(i & 1);
-    const uint64_t any = random_fn_bits(r);
+    const uint64_t any = random_bits(r);
     const void *from = &any;
     switch (dtype) {
     case SACCADE_BOOL: from = &bit; break;
@@ -104,14 +104,14 @@ static int64_t place(random_source *r, saccade_tensor *t, int64_t *first)
     int64_t span = 0, step = 1;
     *first = 0;
     for (int32_t d = t->rank - 1; d >= 0; d--) {
-        const int32_t how = random_fn_below(r, 8);
+        const int32_t how = random_below(r, 8);
         t->stride[d] = how == 0 ? 0 : how == 1 ? -step : step;
         if (how == 0)
             continue;
         span += (t->shape[d] - 1) * step;
         if (how == 1)
             *first += (t->shape[d] - 1) * step;
-        step = span + 1 + (random_fn_below(r, 3) == 0);
+        step = span + 1 + (random_below(r, 3) == 0);
     }
     return span + 1;
 }
@@ -127,9 +127,9 @@ void random_env_make(random_env *e, random_source *r)
         int64_t first;
         *t = (saccade_tensor){.dtype = kinds[c].dtype, .rank = kinds[c].rank};
         for (int32_t d = 0; d < t->rank; d++)
-            t->shape[d] = t->rank > 4 ? 1 + random_fn_below(r, 3)
-                          : d == t->rank - 1 && random_fn_below(r, 3) ? RANDOM_KV
-                                                                   : 1 + random_fn_below(r, 30);
+            t->shape[d] = t->rank > 4 ? 1 + random_below(r, 3)
+                          : d == t->rank - 1 && random_below(r, 3) ? RANDOM_KV
+                                                                   : 1 + random_below(r, 30);
         const size_t bytes = saccade_dtype_bytes(t->dtype);
         const int64_t span = place(r, t, &first);
         e->memory[c] = malloc((size_t)span * bytes);
@@ -172,9 +172,9 @@ static uint32_t draw(pool *p, mod_type type)
 {
     const int n = p->n[type];
     const int recent = n < 6 ? n : 6;
-    if (random_fn_below(p->r, 2))
-        return p->nodes[type][n - 1 - random_fn_below(p->r, recent)];
-    return p->nodes[type][random_fn_below(p->r, n)];
+    if (random_below(p->r, 2))
+        return p->nodes[type][n - 1 - random_below(p->r, recent)];
+    return p->nodes[type][random_below(p->r, n)];
 }
 
 static void add_leaves(pool *p)
@@ -186,7 +186,7 @@ static void add_leaves(pool *p)
     for (int i = 0; i < 6; i++) {
         add(p, mod_emit_int(p->b, random_int(p->r)));
         add(p, mod_emit_float(p->b, p->shape->is_smooth
-                                        ? (float)(random_fn_below(p->r, 41) - 20) / 10.0f
+                                        ? (float)(random_below(p->r, 41) - 20) / 10.0f
                                         : random_float(p->r)));
     }
     add(p, mod_emit_bool(p->b, 0));
@@ -203,8 +203,8 @@ static void add_leaves(pool *p)
 static uint32_t draw_index(pool *p)
 {
     const uint32_t kv = mod_emit(p->b, OP_VAR, NULL, 0, VAR_KV, 0, 0);
-    const uint32_t c = mod_emit_int(p->b, random_fn_below(p->r, 60) - 20);
-    switch (random_fn_below(p->r, 6)) {
+    const uint32_t c = mod_emit_int(p->b, random_below(p->r, 60) - 20);
+    switch (random_below(p->r, 6)) {
     case 0:
         return kv;
     case 1:
@@ -212,7 +212,7 @@ static uint32_t draw_index(pool *p)
     case 2:
         return mod_emit2(p->b, OP_isub, c, kv);
     case 3:
-        return mod_emit(p->b, OP_VAR, NULL, 0, random_fn_below(p->r, 3), 0, 0);
+        return mod_emit(p->b, OP_VAR, NULL, 0, random_below(p->r, 3), 0, 0);
     default:
         return draw(p, MOD_INT);
     }
@@ -221,7 +221,7 @@ static uint32_t draw_index(pool *p)
 static void add_load(pool *p)
 {
     uint32_t args[SACCADE_MAX_RANK];
-    const int c = random_fn_below(p->r, RANDOM_CAPTURES);
+    const int c = random_below(p->r, RANDOM_CAPTURES);
     const int rank = p->e->captures[c].rank;
     if (rank == 0 || p->shape->no_loads)
         return;
@@ -260,13 +260,13 @@ static void add_smooth(pool *p)
     static const mod_op binary[] = {OP_fadd, OP_fsub, OP_fmul, OP_fmin, OP_fmax};
     const uint32_t x = bounded(p, draw(p, MOD_FLOAT)), y = bounded(p, draw(p, MOD_FLOAT));
     const uint32_t above = mod_emit2(p->b, OP_fadd, x, mod_emit_float(p->b, 1.75f));
-    switch (random_fn_below(p->r, 8)) {
+    switch (random_below(p->r, 8)) {
     case 0:
     case 1:
-        add(p, mod_emit1(p->b, unary[random_fn_below(p->r, 10)], x));
+        add(p, mod_emit1(p->b, unary[random_below(p->r, 10)], x));
         break;
     case 2:
-        add(p, mod_emit1(p->b, positive[random_fn_below(p->r, 4)], above));
+        add(p, mod_emit1(p->b, positive[random_below(p->r, 4)], above));
         break;
     case 3:
         add(p, mod_emit2(p->b, OP_fdiv, y, above));
@@ -278,7 +278,7 @@ static void add_smooth(pool *p)
         add(p, mod_emit3(p->b, OP_fsel, draw(p, MOD_BOOL), x, y));
         break;
     default:
-        add(p, mod_emit2(p->b, binary[random_fn_below(p->r, 5)], x, y));
+        add(p, mod_emit2(p->b, binary[random_below(p->r, 5)], x, y));
     }
 }
 
@@ -292,12 +292,12 @@ const mod_fn *random_fn(arena *arena, random_source *r, const random_env *e,
                 .r = r, .e = e, .shape = shape};
     add_leaves(p);
     for (int i = 0; i < shape->n_ops; i++) {
-        if (random_fn_below(r, 5) == 0)
+        if (random_below(r, 5) == 0)
             add_load(p);
         else if (shape->is_smooth)
             add_smooth(p);
         else
-            add_op(p, (mod_op)(OP_LOAD + 1 + random_fn_below(r, MOD_OP_COUNT - OP_LOAD - 1)));
+            add_op(p, (mod_op)(OP_LOAD + 1 + random_below(r, MOD_OP_COUNT - OP_LOAD - 1)));
     }
     const mod_type type = shape->kind == SACCADE_MASK ? MOD_BOOL : MOD_FLOAT;
     if (mod_finish(p->b, p->nodes[type][p->n[type] - 1], &fn, &err) != SACCADE_OK) {

@@ -12,8 +12,8 @@ typedef struct random_source {
     uint64_t state;
 } random_source;
 
-uint64_t random_fn_bits(random_source *r);
-int32_t random_fn_below(random_source *r, int32_t n);
+uint64_t random_bits(random_source *r);
+int32_t random_below(random_source *r, int32_t n);
 /* From small to extreme; NaN and infinities among the floats. */
 int32_t random_int(random_source *r);
 float random_float(random_source *r);

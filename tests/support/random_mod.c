@@ -8,7 +8,7 @@
 
 /* ---- random numbers ---- */
 
-uint64_t random_bits(uint64_t *state)
+uint64_t random_mod_bits(uint64_t *state)
 {
     uint64_t z = *state += 0x9e3779b97f4a7c15u;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
@@ -16,9 +16,9 @@ uint64_t random_bits(uint64_t *state)
     return z ^ z >> 31;
 }
 
-uint32_t random_below(uint64_t *state, uint32_t n)
+uint32_t random_mod_below(uint64_t *state, uint32_t n)
 {
-    return (uint32_t)((random_bits(state) >> 32) * n >> 32);
+    return (uint32_t)((random_mod_bits(state) >> 32) * n >> 32);
 }
 
 /* ---- the captures ---- */
@@ -74,7 +74,7 @@ static void put(writer *w, const char *text)
 
 static uint32_t pick(writer *w, uint32_t n)
 {
-    return random_below(&w->state, n);
+    return random_mod_below(&w->state, n);
 }
 
 static const char *one_of(writer *w, const char *const *list, uint32_t n)
@@ -320,25 +320,28 @@ size_t random_mod_text(uint64_t seed, saccade_kind kind, int flags, int depth, c
 static uint16_t small_half(uint64_t *state)
 {
     /* sign, exponent of 1/8 to 2, any mantissa */
-    const uint32_t bits = random_below(state, 1u << 16);
-    return (uint16_t)((bits & 0x83ffu) | (12u + random_below(state, 4)) << 10);
+    const uint32_t bits = random_mod_below(state, 1u << 16);
+    return (uint16_t)((bits & 0x83ffu) | (12u + random_mod_below(state, 4)) << 10);
 }
 
 static void fill(uint64_t *state, int capture, void *data, int64_t n)
 {
     int32_t document = 0;
     for (int64_t i = 0; i < n; i++) {
-        document += random_below(state, 8) == 0;
+        document += random_mod_below(state, 8) == 0;
         switch (captures[capture].dtype) {
         case SACCADE_I32:
-            ((int32_t *)data)[i] = captures[capture].rank ? document
-                                                          : 1 + (int32_t)random_below(state, 9);
+            ((int32_t *)data)[i] = document;
+            if (captures[capture].rank == 0)
+                ((int32_t *)data)[i] = 1 + (int32_t)random_mod_below(state, 9);
             break;
-        case SACCADE_I64: ((int64_t *)data)[i] = (int64_t)random_below(state, 30) - 5; break;
-        case SACCADE_U8: ((uint8_t *)data)[i] = (uint8_t)random_below(state, 12); break;
-        case SACCADE_BOOL: ((uint8_t *)data)[i] = random_below(state, 4) != 0; break;
+        case SACCADE_I64:
+            ((int64_t *)data)[i] = (int64_t)random_mod_below(state, 30) - 5;
+            break;
+        case SACCADE_U8: ((uint8_t *)data)[i] = (uint8_t)random_mod_below(state, 12); break;
+        case SACCADE_BOOL: ((uint8_t *)data)[i] = random_mod_below(state, 4) != 0; break;
         case SACCADE_F16: ((uint16_t *)data)[i] = small_half(state); break;
-        default: ((float *)data)[i] = (float)random_below(state, 4096) / 2048.0f - 1.0f;
+        default: ((float *)data)[i] = (float)random_mod_below(state, 4096) / 2048.0f - 1.0f;
         }
     }
 }

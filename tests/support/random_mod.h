@@ -21,8 +21,8 @@ typedef struct random_mod {
 } random_mod;
 
 /* splitmix64: uniform 64 bits, and a number below n. */
-uint64_t random_bits(uint64_t *state);
-uint32_t random_below(uint64_t *state, uint32_t n);
+uint64_t random_mod_bits(uint64_t *state);
+uint32_t random_mod_below(uint64_t *state, uint32_t n);
 
 /* Text alone: well-typed when its captures get the dtypes of random_mod_make. Returns its
  * length; `size` of a few KiB is enough, what is longer comes out cut (and ill-formed). */

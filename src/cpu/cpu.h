@@ -1,0 +1,154 @@
+/* cpu.h: the CPU back end inside. Kernels (one table per level and packed element) do the work
+ * on one strip of query rows and one block of keys; item.c loops over them. docs/kernels.md has
+ * the contract with its reasons. Letters of STYLE section 7: M query rows, N keys, D, E. */
+#ifndef SACCADE_CPU_H
+#define SACCADE_CPU_H
+
+#include "base/cpu_features.h"
+#include "plan/plan.h"
+
+/* Rows of Q, K or V of one (b, head): row j starts at base + j * stride bytes. */
+typedef struct cpu_rows {
+    const char *base;
+    int64_t stride;
+    saccade_dtype dtype;
+    int32_t dim;
+} cpu_rows;
+
+/* S = scale * Q K^T of one strip and one block of keys.
+ * q [rows][q_ld] packed elements, 0 past D; k: panels of pack_keys; s [rows][s_ld] f32. */
+#define CPU_SCORES(name)                                                                     \
+    void name(const void *q, int32_t q_ld, const void *k, int32_t D, int32_t rows,           \
+              int32_t n_panels, float scale, float *s, int32_t s_ld)
+/* FA2 (arXiv 2307.08691) alg. 1: m, l and alpha of the new block, and P over S in place
+ * (as packed elements, row r at s + r * s_ld). n: keys, a multiple of 16; -INF is dead. */
+#define CPU_SOFTMAX(name)                                                                    \
+    void name(float *s, int32_t s_ld, int32_t rows, int32_t n, float *m, float *l, float *alpha)
+/* O = alpha O + P V. p: what softmax left; v: panels of pack_values; n: keys, a multiple of
+ * 16; o [rows][o_ld] f32. */
+#define CPU_VALUES(name)                                                                     \
+    void name(const float *p, int32_t p_ld, const void *v, int32_t n, int32_t block,         \
+              int32_t rows, int32_t n_panels, const float *alpha, float *o, int32_t o_ld)
+/* Rows [j0, j0 + n) into `to`, padded with 0 to `padded` rows.
+ * rows: [padded][ld]; keys: [padded/panel][D][panel]; values: [E/panel][padded][panel].
+ * Packed bf16 keeps two neighbours of the second last dimension together.
+ * Values return not 0 when any of them is infinite or NaN. */
+#define CPU_PACK_ROWS(name)                                                                  \
+    void name(const cpu_rows *from, int64_t j0, int32_t n, int32_t padded, int32_t ld, void *to)
+#define CPU_PACK_KEYS(name)                                                                  \
+    void name(const cpu_rows *from, int64_t j0, int32_t n, int32_t padded, void *to)
+#define CPU_PACK_VALUES(name)                                                                \
+    int name(const cpu_rows *from, int64_t j0, int32_t n, int32_t padded, void *to)
+
+typedef struct cpu_kernels {
+    const char *name;
+    int32_t strip;   /* query rows per call of scores, softmax, values */
+    int32_t panel;   /* keys of a K panel, columns of a V panel */
+    int32_t element; /* bytes of a packed element: 4 f32, 2 bf16 */
+    CPU_SCORES((*scores));
+    CPU_SOFTMAX((*softmax));
+    CPU_VALUES((*values));
+    CPU_PACK_ROWS((*pack_rows));
+    CPU_PACK_KEYS((*pack_keys));
+    CPU_PACK_VALUES((*pack_values));
+} cpu_kernels;
+
+/* fwd_tmpl.c, one per level */
+extern const cpu_kernels cpu_f32_portable, cpu_f32_avx2, cpu_f32_avx512;
+extern const cpu_kernels cpu_bf16_dot; /* bf16_tmpl.c: AVX512-BF16 */
+
+/* ---- levels.c ---- */
+
+/* Kernels for a problem at this level or below. */
+const cpu_kernels *cpu_kernels_for(const plan_problem *problem, int32_t level);
+
+/* ---- live.c: which tiles and keys of a run count ---- */
+
+enum { CPU_BLOCK_ROWS = 96, CPU_BLOCK_KEYS = 128 };
+
+typedef enum cpu_cover { CPU_EMPTY, CPU_PARTIAL, CPU_FULL } cpu_cover;
+
+typedef struct cpu_live {
+    const plan_run *run;
+    const mod_fn *mask;    /* NULL: none */
+    const mask_runs *runs; /* NULL: tiles are proven while running */
+    int is_imported;       /* runs say what is live; the mask only inside PARTIAL ones */
+} cpu_live;
+
+/* Rows [i0, i1) of heads [h0, h1), keys [j0, j1). */
+typedef struct cpu_box {
+    int64_t b, h0, h1, i0, i1, j0, j1;
+} cpu_box;
+
+/* EINVAL when the run's block mask was not prepared for these tiles. */
+saccade_status cpu_live_of(const saccade_plan *plan, const plan_run *run, cpu_live *out,
+                           saccade_error *err);
+saccade_status cpu_prepare_mask(const saccade_block_mask *mask, saccade_error *err);
+/* Kernels bound kv_len themselves. ranges: scratch, a pass_range per node of the mask. */
+cpu_cover cpu_cover_of(const cpu_live *live, const cpu_box *box, pass_range *ranges);
+/* out[0..n) for row i0 of head h0 in a PARTIAL tile, n <= EVAL_STRIP; state stands on it. */
+void cpu_row_live(const cpu_live *live, eval_state *state, const cpu_box *row, uint8_t *out);
+/* An estimate of the live tiles of a box, to start the longest work first. */
+int64_t cpu_weight_of(const cpu_live *live, const cpu_box *box, pass_range *ranges);
+/* order[0..n): indices by falling weight, equal weights by index. */
+void cpu_order(const int64_t *weight, int32_t *order, int64_t n);
+
+/* ---- geometry.c: tiles, splits and workspace as functions of integers ---- */
+
+/* What a plan keeps. */
+typedef struct cpu_state {
+    const cpu_kernels *kernels;
+    const eval_prog *score, *mask; /* NULL: none */
+} cpu_state;
+
+/* An item is one query block of one head, or all rows of a group's heads when they fit in one
+ * block (decode); with splits, a range of its keys. Byte counts are multiples of 64. */
+typedef struct cpu_geometry {
+    int32_t q_ld;            /* elements of a packed row of Q: D, rounded up */
+    int32_t o_ld;            /* Dv, rounded up to panels */
+    int32_t item_heads;      /* 1, or the whole group */
+    int32_t item_rows;       /* rows of each head in an item, at most */
+    int64_t row_blocks;      /* items along the rows of a head */
+    int64_t key_blocks;      /* of CPU_BLOCK_KEYS */
+    int64_t splits, split_blocks; /* ranges of keys; blocks in each */
+    int64_t head_items;      /* items of one (batch, kv head) */
+    int64_t heads, wave;     /* (batch, kv head) pairs in all, and packed at a time */
+    int is_shared;           /* K and V are packed once, ahead of the items */
+    size_t k_bytes, v_bytes; /* one packed block of keys */
+    size_t thread_bytes, partial_bytes; /* per thread; per item when split */
+    size_t packed_off, wild_off, weight_off, order_off, partial_off, thread_off, bytes;
+} cpu_geometry;
+
+cpu_geometry cpu_geometry_of(const saccade_plan *plan, const saccade_sizes *sizes);
+/* One thread's memory, in the order of cpu_worker's pointers (item.c). */
+typedef struct cpu_scratch {
+    size_t q, s, o, stats, k, v, live, row, ranges, score, mask, bytes;
+} cpu_scratch;
+cpu_scratch cpu_scratch_of(const saccade_plan *plan, const cpu_geometry *g);
+
+/* ---- item.c: one item ---- */
+
+typedef struct cpu_job {
+    const saccade_plan *plan;
+    const plan_run *run;
+    cpu_live live;
+    cpu_geometry g;
+    int64_t head0; /* first (batch, kv head) of the wave */
+    char *memory;  /* the workspace */
+} cpu_job;
+
+typedef struct cpu_item {
+    int64_t b, g;          /* batch, kv head */
+    int64_t head;          /* of the wave */
+    cpu_box box;           /* rows of each head; keys, not yet cut to kv_len */
+    int64_t split;
+} cpu_item;
+
+cpu_item cpu_item_of(const cpu_job *job, int64_t index);
+cpu_rows cpu_rows_of(const saccade_tensor *t, int64_t b, int64_t h);
+/* par_fn over items of the wave in their order, and over blocks of rows with splits. */
+void cpu_run_item(void *job, int64_t at, int thread);
+void cpu_merge_item(void *job, int64_t at, int thread);
+void cpu_begin_threads(cpu_job *job);
+
+#endif

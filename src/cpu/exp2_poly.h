@@ -1,0 +1,24 @@
+/* exp2_poly.h: 2^t for t <= 0 or a little above, the exponential of every softmax here.
+ * Needs vec.h. -INF gives 0, NaN stays NaN; relative error below 2.5e-7 (t_kernels.c). */
+#ifndef SACCADE_CPU_EXP2_POLY_H
+#define SACCADE_CPU_EXP2_POLY_H
+
+#include "cpu/vec.h"
+
+#define LOG2_E 0x1.715476p+0f
+
+/* t = n + f, |f| <= 1/2; 2^f by a minimax polynomial that is exactly 1 at 0 (9.2e-8), so that
+ * an unchanged maximum rescales by exactly 1. The bound on t keeps -INF out of n + f. */
+static ALWAYS_INLINE vf exp2_poly(vf t)
+{
+    const vf bounded = vf_max(vf_set(-200.0f), t);
+    const vf n = vf_round(bounded), f = bounded - n;
+    vf p = vf_fma(f, vf_set(0x1.5bba14p-10f), vf_set(0x1.3cea88p-7f));
+    p = vf_fma(p, f, vf_set(0x1.c6b752p-5f));
+    p = vf_fma(p, f, vf_set(0x1.ebf9bcp-3f));
+    p = vf_fma(p, f, vf_set(0x1.62e42ap-1f));
+    p = vf_fma(p, f, vf_set(1.0f));
+    return vf_scale(p, n);
+}
+
+#endif

@@ -1,0 +1,126 @@
+/* Tiles, splits and workspace: pure functions of the problem's integers, so that results do
+ * not depend on the number of threads and every size can be tested without running.
+ *
+ * K and V are packed once per (batch, kv head). Where one item holds every row of a group the
+ * item packs each block of keys itself, just before its use: then K and V are read once, and
+ * the workspace does not grow with them. */
+#include "cpu/cpu.h"
+
+enum {
+    SPLIT_BELOW = 64,  /* items; fewer are split over keys, for many threads and long decodes */
+    SPLIT_TO = 128,    /* items aimed at */
+    SPLIT_MIN = 4,     /* blocks of keys in a split, so that merging stays below 1 % */
+};
+/* Packed K and V at a time, unless one head is more. */
+static const size_t wave_bytes = (size_t)256 << 20;
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+static int64_t round_up(int64_t a, int64_t b)
+{
+    return ceil_div(a, b) * b;
+}
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static size_t bytes64(int64_t count, size_t each)
+{
+    return (size_t)round_up(count * (int64_t)each, 64);
+}
+
+static void cut_items(const plan_problem *p, const saccade_sizes *s, cpu_geometry *g)
+{
+    const int is_grouped = p->group * s->Q <= CPU_BLOCK_ROWS;
+    g->is_shared = !is_grouped;
+    g->item_heads = is_grouped ? p->group : 1;
+    g->item_rows = (int32_t)smaller(s->Q, CPU_BLOCK_ROWS);
+    g->row_blocks = ceil_div(s->Q, CPU_BLOCK_ROWS);
+    g->key_blocks = ceil_div(s->KV, CPU_BLOCK_KEYS);
+    g->heads = s->B * s->Hkv;
+    const int64_t rows = g->heads * (p->group / g->item_heads) * g->row_blocks;
+    int64_t splits = 1;
+    if (rows < SPLIT_BELOW)
+        splits = smaller(ceil_div(SPLIT_TO, rows), ceil_div(g->key_blocks, SPLIT_MIN));
+    g->split_blocks = ceil_div(g->key_blocks, splits);
+    g->splits = ceil_div(g->key_blocks, g->split_blocks);
+    g->head_items = p->group / g->item_heads * g->row_blocks * g->splits;
+}
+
+/* Most (batch, kv head) pairs whose packed K and V fit the budget, at least one. */
+static int64_t wave_of(const cpu_geometry *g)
+{
+    const size_t head = (size_t)g->key_blocks * (g->k_bytes + g->v_bytes);
+    const int64_t fit = head > wave_bytes ? 1 : (int64_t)(wave_bytes / head);
+    return g->is_shared ? smaller(g->heads, fit) : g->heads;
+}
+
+static void place(size_t bytes, size_t *off, size_t *end)
+{
+    *off = *end;
+    *end += bytes;
+}
+
+/* Grows with every size, so that the workspace of the largest run serves the smaller ones:
+ * partial results are counted as if the most items there can be were split. */
+static void lay_out(const saccade_plan *plan, const saccade_sizes *s, cpu_geometry *g)
+{
+    const size_t head = (size_t)g->key_blocks * (g->k_bytes + g->v_bytes);
+    const int64_t all = s->B * s->Hkv;
+    const size_t most = (size_t)all * head < wave_bytes ? (size_t)all * head : wave_bytes;
+    const int64_t items = all * plan->problem.group * ceil_div(s->Q, CPU_BLOCK_ROWS)
+                          + SPLIT_BELOW + SPLIT_TO;
+    const int64_t item_rows = smaller(s->Q * plan->problem.group, CPU_BLOCK_ROWS);
+    const size_t partial = bytes64(item_rows * (g->o_ld + 2), sizeof(float));
+    size_t end = 0;
+    place(!g->is_shared ? 0 : most > head ? most : head, &g->packed_off, &end);
+    place(bytes64(all * g->key_blocks, 1), &g->wild_off, &end);
+    place(bytes64(items, sizeof(int64_t)), &g->weight_off, &end);
+    place(bytes64(items, sizeof(int32_t)), &g->order_off, &end);
+    place((SPLIT_BELOW + SPLIT_TO) * partial, &g->partial_off, &end);
+    place((size_t)plan->threads * g->thread_bytes, &g->thread_off, &end);
+    g->partial_bytes = partial;
+    g->bytes = end;
+}
+
+cpu_geometry cpu_geometry_of(const saccade_plan *plan, const saccade_sizes *s)
+{
+    const cpu_kernels *k = ((const cpu_state *)plan->state)->kernels;
+    cpu_geometry g = {0};
+    cut_items(&plan->problem, s, &g);
+    g.q_ld = (int32_t)round_up(s->D, 32);
+    g.o_ld = (int32_t)round_up(s->Dv, k->panel);
+    g.k_bytes = bytes64(CPU_BLOCK_KEYS * round_up(s->D, 4 / k->element), (size_t)k->element);
+    g.v_bytes = bytes64((int64_t)CPU_BLOCK_KEYS * g.o_ld, (size_t)k->element);
+    g.wave = wave_of(&g);
+    g.thread_bytes = cpu_scratch_of(plan, &g).bytes;
+    lay_out(plan, s, &g);
+    return g;
+}
+
+cpu_scratch cpu_scratch_of(const saccade_plan *plan, const cpu_geometry *g)
+{
+    const cpu_state *state = plan->state;
+    const cpu_kernels *k = state->kernels;
+    cpu_scratch at;
+    size_t end = 1024; /* cpu_worker itself */
+    place(bytes64((int64_t)CPU_BLOCK_ROWS * g->q_ld, (size_t)k->element), &at.q, &end);
+    place(bytes64((int64_t)k->strip * CPU_BLOCK_KEYS, sizeof(float)), &at.s, &end);
+    place(bytes64((int64_t)CPU_BLOCK_ROWS * g->o_ld, sizeof(float)), &at.o, &end);
+    place(bytes64(3 * CPU_BLOCK_ROWS, sizeof(float)), &at.stats, &end);
+    place(g->k_bytes, &at.k, &end);
+    place(g->v_bytes, &at.v, &end);
+    place(bytes64((int64_t)k->strip * CPU_BLOCK_KEYS, 1), &at.live, &end);
+    place(bytes64(g->o_ld, sizeof(float)), &at.row, &end);
+    place(bytes64(state->mask ? plan->problem.mask->n_nodes : 0, sizeof(pass_range)),
+          &at.ranges, &end);
+    place(state->score ? eval_state_bytes(state->score) : 0, &at.score, &end);
+    place(state->mask ? eval_state_bytes(state->mask) : 0, &at.mask, &end);
+    at.bytes = end;
+    return at;
+}

@@ -1,0 +1,368 @@
+/* One item of work: a block of query rows against its live blocks of keys, FlashAttention-2's
+ * loop (arXiv 2307.08691, algorithm 1) with O, m and l of the whole block held by one thread.
+ *
+ * A tile is taken strip by strip, a few rows at a time, so that scores are made, changed,
+ * masked, exponentiated and multiplied into O without leaving the first-level cache:
+ *
+ *     K, V block --pack--> | per strip: scores -> score mod -> mask -> softmax -> values |
+ *
+ * Split items leave (O, m, l) for cpu_merge_item, which adds them up in order of keys. */
+#include "cpu/cpu.h"
+
+#include "base/convert.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+typedef struct cpu_worker {
+    const cpu_job *job;
+    const cpu_kernels *kernels;
+    cpu_item item;
+    plan_position at;       /* of the item's batch */
+    int32_t rows;           /* of all heads of the item */
+    eval_state *score, *mask;
+    int64_t score_head, mask_head; /* head each state stands on, -1: none */
+    void *q, *k, *v;        /* packed: rows of the item; own blocks of keys */
+    float *s;               /* [strip][CPU_BLOCK_KEYS] */
+    float *o;               /* [rows][o_ld] */
+    float *m, *l, *alpha;   /* [rows] each */
+    uint8_t *live;          /* [strip][CPU_BLOCK_KEYS] */
+    float *row;             /* [o_ld] */
+    pass_range *ranges;
+} cpu_worker;
+
+/* One block of keys of the item. */
+typedef struct tile {
+    int64_t j0;
+    int32_t n;          /* keys */
+    int is_full, is_wild;
+    const void *k, *v;  /* packed */
+} tile;
+
+static cpu_worker *worker_of(const cpu_job *job, int thread)
+{
+    return (cpu_worker *)(void *)(job->memory + job->g.thread_off
+                                  + (size_t)thread * job->g.thread_bytes);
+}
+
+void cpu_begin_threads(cpu_job *job)
+{
+    const cpu_scratch at = cpu_scratch_of(job->plan, &job->g);
+    const cpu_state *state = job->plan->state;
+    static_assert(sizeof(cpu_worker) <= 1024, "room in front of the scratch");
+    for (int n = 0; n < job->plan->threads; n++) {
+        cpu_worker *w = worker_of(job, n);
+        char *base = (char *)w;
+        *w = (cpu_worker){.job = job, .kernels = state->kernels};
+        w->q = base + at.q;
+        w->k = base + at.k;
+        w->v = base + at.v;
+        w->s = (float *)(void *)(base + at.s);
+        w->o = (float *)(void *)(base + at.o);
+        w->m = (float *)(void *)(base + at.stats);
+        w->l = w->m + CPU_BLOCK_ROWS;
+        w->alpha = w->l + CPU_BLOCK_ROWS;
+        w->live = (uint8_t *)(base + at.live);
+        w->row = (float *)(void *)(base + at.row);
+        w->ranges = (pass_range *)(void *)(base + at.ranges);
+        if (state->score)
+            w->score = eval_begin(state->score, &job->run->score_env, base + at.score);
+        if (state->mask)
+            w->mask = eval_begin(state->mask, &job->run->mask_env, base + at.mask);
+    }
+}
+
+/* ---- items ---- */
+
+cpu_rows cpu_rows_of(const saccade_tensor *t, int64_t b, int64_t h)
+{
+    const int64_t bytes = (int64_t)saccade_dtype_bytes(t->dtype);
+    return (cpu_rows){
+        .base = (const char *)t->data + (b * t->stride[0] + h * t->stride[1]) * bytes,
+        .stride = t->stride[2] * bytes,
+        .dtype = t->dtype,
+        .dim = (int32_t)t->shape[3],
+    };
+}
+
+/* Items of a head: splits fastest, then row blocks, then heads of the group. */
+cpu_item cpu_item_of(const cpu_job *job, int64_t index)
+{
+    const cpu_geometry *g = &job->g;
+    const saccade_sizes *s = &job->run->sizes;
+    const int32_t group = job->plan->problem.group;
+    cpu_item item = {.head = index / g->head_items};
+    int64_t rest = index % g->head_items;
+    item.b = (job->head0 + item.head) / s->Hkv;
+    item.g = (job->head0 + item.head) % s->Hkv;
+    item.split = rest % g->splits;
+    rest /= g->splits;
+    cpu_box *box = &item.box;
+    box->b = item.b;
+    box->i0 = rest % g->row_blocks * CPU_BLOCK_ROWS;
+    box->i1 = box->i0 + CPU_BLOCK_ROWS < s->Q ? box->i0 + CPU_BLOCK_ROWS : s->Q;
+    box->h0 = item.g * group + rest / g->row_blocks * g->item_heads;
+    box->h1 = box->h0 + g->item_heads;
+    box->j0 = item.split * g->split_blocks * CPU_BLOCK_KEYS;
+    box->j1 = box->j0 + g->split_blocks * CPU_BLOCK_KEYS;
+    box->j1 = box->j1 < s->KV ? box->j1 : s->KV;
+    return item;
+}
+
+static int64_t head_of(const cpu_worker *w, int32_t r)
+{
+    const cpu_box *box = &w->item.box;
+    return box->h0 + r / (box->i1 - box->i0);
+}
+
+static int64_t index_of(const cpu_worker *w, int32_t r)
+{
+    const cpu_box *box = &w->item.box;
+    return box->i0 + r % (box->i1 - box->i0);
+}
+
+static void begin_item(cpu_worker *w, const cpu_item *item)
+{
+    const cpu_job *job = w->job;
+    const cpu_box *box = &item->box;
+    const int32_t n = (int32_t)(box->i1 - box->i0);
+    const size_t head_bytes = (size_t)n * (size_t)job->g.q_ld * (size_t)w->kernels->element;
+    w->item = *item;
+    w->at = plan_position_of(&job->run->positions, job->run->sizes.KV, item->b);
+    w->rows = n * (int32_t)(box->h1 - box->h0);
+    w->score_head = w->mask_head = -1;
+    for (int64_t h = box->h0; h < box->h1; h++) {
+        const cpu_rows q = cpu_rows_of(job->run->q, item->b, h);
+        w->kernels->pack_rows(&q, box->i0, n, n, job->g.q_ld,
+                              (char *)w->q + (size_t)(h - box->h0) * head_bytes);
+    }
+    memset(w->o, 0, (size_t)w->rows * (size_t)job->g.o_ld * sizeof(float));
+    for (int32_t r = 0; r < w->rows; r++) {
+        w->m[r] = -INFINITY;
+        w->l[r] = 0;
+    }
+}
+
+/* ---- strips ---- */
+
+/* Places a state on row r; computes there what depends on no key. */
+static void stand_on(const cpu_worker *w, eval_state *state, int64_t *head, int32_t r)
+{
+    if (*head != head_of(w, r)) {
+        *head = head_of(w, r);
+        eval_head(state, (int32_t)w->item.b, (int32_t)*head);
+    }
+    eval_row(state, (int32_t)index_of(w, r) + w->at.q_offset);
+}
+
+static void apply_mask(cpu_worker *w, const tile *t, int32_t r, float *s)
+{
+    uint8_t live[CPU_BLOCK_KEYS];
+    const cpu_box row = {w->item.b, head_of(w, r), 0, index_of(w, r), 0, t->j0, t->j0 + t->n};
+    if (w->mask)
+        stand_on(w, w->mask, &w->mask_head, r);
+    cpu_row_live(&w->job->live, w->mask, &row, live);
+    for (int32_t j = 0; j < t->n; j++)
+        s[j] = live[j] ? s[j] : -INFINITY;
+}
+
+/* score, then mask, then the end of the keys. */
+static void change_scores(cpu_worker *w, const tile *t, int32_t r, float *s)
+{
+    if (w->score) {
+        stand_on(w, w->score, &w->score_head, r);
+        eval_score(w->score, (int32_t)t->j0 + w->at.kv_offset, t->n, s);
+    }
+    if (!t->is_full)
+        apply_mask(w, t, r, s);
+    for (int32_t j = t->n; j % 16 != 0; j++)
+        s[j] = -INFINITY;
+}
+
+static float probability(const cpu_worker *w, int32_t i, int32_t j)
+{
+    const float *row = w->s + (int64_t)i * CPU_BLOCK_KEYS;
+    if (w->kernels->element == 4)
+        return row[j];
+    return bf16_to_f32(((const uint16_t *)(const void *)row)[j]);
+}
+
+/* O = alpha O + P V where V holds infinities or NaN: keys that are dead in a row must not
+ * touch it, not even by 0 * NaN. live [n_rows][CPU_BLOCK_KEYS]. */
+static void careful_values(cpu_worker *w, const tile *t, int32_t r0, int32_t n_rows)
+{
+    const saccade_tensor *v = w->job->run->v;
+    const int32_t o_ld = w->job->g.o_ld;
+    const int64_t E = v->shape[3];
+    const cpu_rows from = cpu_rows_of(v, w->item.b, w->item.g);
+    for (int32_t i = 0; i < n_rows; i++)
+        for (int64_t d = 0; d < E; d++)
+            w->o[(int64_t)(r0 + i) * o_ld + d] *= w->alpha[i];
+    for (int32_t j = 0; j < t->n; j++) {
+        convert_to_f32(from.dtype, from.base + (t->j0 + j) * from.stride, w->row, E);
+        for (int32_t i = 0; i < n_rows; i++) {
+            const float p = probability(w, i, j);
+            for (int64_t d = 0; d < E && w->live[i * CPU_BLOCK_KEYS + j]; d++)
+                w->o[(int64_t)(r0 + i) * o_ld + d] += p * w->row[d];
+        }
+    }
+}
+
+static void note_live(cpu_worker *w, int32_t n_rows)
+{
+    for (int32_t n = 0; n < n_rows * CPU_BLOCK_KEYS; n++)
+        w->live[n] = w->s[n] != -INFINITY;
+}
+
+static void run_strip(cpu_worker *w, const tile *t, int32_t r0, int32_t n_rows)
+{
+    const cpu_kernels *k = w->kernels;
+    const cpu_geometry *g = &w->job->g;
+    const int32_t n = (t->n + 15) / 16 * 16, D = w->job->run->q->shape[3];
+    const char *q = (const char *)w->q + (size_t)r0 * (size_t)g->q_ld * (size_t)k->element;
+    float *o = w->o + (int64_t)r0 * g->o_ld;
+    k->scores(q, g->q_ld, t->k, D, n_rows, (n + k->panel - 1) / k->panel,
+              w->job->plan->problem.scale, w->s, CPU_BLOCK_KEYS);
+    for (int32_t i = 0; i < n_rows; i++)
+        change_scores(w, t, r0 + i, w->s + (int64_t)i * CPU_BLOCK_KEYS);
+    if (t->is_wild)
+        note_live(w, n_rows);
+    k->softmax(w->s, CPU_BLOCK_KEYS, n_rows, n, w->m + r0, w->l + r0, w->alpha);
+    if (t->is_wild)
+        careful_values(w, t, r0, n_rows);
+    else
+        k->values(w->s, CPU_BLOCK_KEYS, t->v, n, CPU_BLOCK_KEYS, n_rows, g->o_ld / k->panel,
+                  w->alpha, o, g->o_ld);
+}
+
+/* ---- tiles ---- */
+
+static void find_operands(cpu_worker *w, tile *t)
+{
+    const cpu_job *job = w->job;
+    const cpu_geometry *g = &job->g;
+    const int64_t block = w->item.head * g->key_blocks + t->j0 / CPU_BLOCK_KEYS;
+    if (g->is_shared) {
+        const char *packed =
+            job->memory + g->packed_off + (size_t)block * (g->k_bytes + g->v_bytes);
+        t->k = packed;
+        t->v = packed + g->k_bytes;
+        t->is_wild = (job->memory + g->wild_off)[block];
+        return;
+    }
+    const cpu_rows k = cpu_rows_of(job->run->k, w->item.b, w->item.g);
+    const cpu_rows v = cpu_rows_of(job->run->v, w->item.b, w->item.g);
+    w->kernels->pack_keys(&k, t->j0, t->n, CPU_BLOCK_KEYS, w->k);
+    t->is_wild = w->kernels->pack_values(&v, t->j0, t->n, CPU_BLOCK_KEYS, w->v);
+    t->k = w->k;
+    t->v = w->v;
+}
+
+static void run_tile(cpu_worker *w, int64_t j0, int64_t j1)
+{
+    const int32_t strip = w->kernels->strip;
+    cpu_box box = w->item.box;
+    box.j0 = j0;
+    box.j1 = j1;
+    const cpu_cover cover = cpu_cover_of(&w->job->live, &box, w->ranges);
+    if (cover == CPU_EMPTY)
+        return;
+    tile t = {.j0 = j0, .n = (int32_t)(j1 - j0), .is_full = cover == CPU_FULL};
+    find_operands(w, &t);
+    for (int32_t r = 0; r < w->rows; r += strip)
+        run_strip(w, &t, r, w->rows - r < strip ? w->rows - r : strip);
+}
+
+/* ---- results ---- */
+
+static void store_stat(const saccade_tensor *t, int64_t b, int64_t h, int64_t i, float value)
+{
+    if (t)
+        ((float *)t->data)[b * t->stride[0] + h * t->stride[1] + i * t->stride[2]] = value;
+}
+
+/* A row with no live key is 0 and -INF; one with a NaN or +INF score has l = NaN. */
+static void store_row(cpu_worker *w, int32_t r)
+{
+    const plan_run *run = w->job->run;
+    const saccade_tensor *out = run->out;
+    const int64_t b = w->item.b, h = head_of(w, r), i = index_of(w, r), E = out->shape[3];
+    const float l = w->l[r], m = isnan(l) ? NAN : w->m[r];
+    float *o = w->o + (int64_t)r * w->job->g.o_ld;
+    const float inverse = l == 0 ? 0 : 1 / l;
+    for (int64_t d = 0; d < E; d++)
+        o[d] = l == 0 ? 0 : o[d] * inverse;
+    const int64_t at = b * out->stride[0] + h * out->stride[1] + i * out->stride[2];
+    convert_from_f32(out->dtype, o,
+                     (char *)out->data + at * (int64_t)saccade_dtype_bytes(out->dtype), E);
+    store_stat(run->lse, b, h, i, l == 0 ? -INFINITY : m + logf(l));
+    store_stat(run->row_max, b, h, i, m);
+}
+
+/* (m, l) of all rows, then O, of one split item. */
+static float *partial_of(const cpu_job *job, int64_t index)
+{
+    return (float *)(void *)(job->memory + job->g.partial_off
+                             + (size_t)index * job->g.partial_bytes);
+}
+
+static void keep_partial(const cpu_worker *w, int64_t index)
+{
+    float *to = partial_of(w->job, index);
+    memcpy(to, w->m, (size_t)w->rows * sizeof *to);
+    memcpy(to + w->rows, w->l, (size_t)w->rows * sizeof *to);
+    memcpy(to + 2 * w->rows, w->o, (size_t)w->rows * (size_t)w->job->g.o_ld * sizeof *to);
+}
+
+void cpu_run_item(void *arg, int64_t at, int thread)
+{
+    cpu_job *job = arg;
+    const int32_t *order = (const int32_t *)(const void *)(job->memory + job->g.order_off);
+    const int64_t index = order[at];
+    const cpu_item item = cpu_item_of(job, index);
+    cpu_worker *w = worker_of(job, thread);
+    begin_item(w, &item);
+    const int64_t end = item.box.j1 < w->at.kv_len ? item.box.j1 : w->at.kv_len;
+    for (int64_t j = item.box.j0; j < end; j += CPU_BLOCK_KEYS)
+        run_tile(w, j, j + CPU_BLOCK_KEYS < end ? j + CPU_BLOCK_KEYS : end);
+    if (job->g.splits > 1) {
+        keep_partial(w, index);
+        return;
+    }
+    for (int32_t r = 0; r < w->rows; r++)
+        store_row(w, r);
+}
+
+/* Weight of a part whose maximum is m in a row whose maximum is all. */
+static float part_weight(float m, float all)
+{
+    return m == -INFINITY ? 0 : expf(m - all);
+}
+
+static void add_part(cpu_worker *w, const float *part, int32_t r)
+{
+    const int32_t o_ld = w->job->g.o_ld;
+    const float *po = part + 2 * w->rows + (int64_t)r * o_ld;
+    float *o = w->o + (int64_t)r * o_ld;
+    const float m = part[r], l = part[w->rows + r];
+    const float all = isnan(l) || m > w->m[r] ? m : w->m[r];
+    const float keep = part_weight(w->m[r], all), take = part_weight(m, all);
+    for (int32_t d = 0; d < o_ld; d++)
+        o[d] = (keep == 0 ? 0 : keep * o[d]) + (take == 0 ? 0 : take * po[d]);
+    w->l[r] = (keep == 0 ? 0 : keep * w->l[r]) + (take == 0 ? 0 : take * l);
+    w->m[r] = all;
+}
+
+void cpu_merge_item(void *arg, int64_t at, int thread)
+{
+    cpu_job *job = arg;
+    const cpu_item item = cpu_item_of(job, at * job->g.splits);
+    cpu_worker *w = worker_of(job, thread);
+    begin_item(w, &item);
+    for (int64_t n = 0; n < job->g.splits; n++)
+        for (int32_t r = 0; r < w->rows; r++)
+            add_part(w, partial_of(job, at * job->g.splits + n), r);
+    for (int32_t r = 0; r < w->rows; r++)
+        store_row(w, r);
+}

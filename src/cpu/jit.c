@@ -1,0 +1,356 @@
+/* Programs and states of compiled score passes: code pages, and the levels below the tile, which
+ * run as the interpreter's loops over arrays. Code is written to pages while they are writable
+ * and run after they have become executable instead; never both. */
+#include "cpu/jit.h"
+
+#include "base/cpu_features.h"
+#include "base/status.h"
+#include "cpu/jit_graph.h"
+#include "saccade_config.h"
+
+#if HAVE_ZYDIS
+#include <Zydis/Zydis.h>
+#endif
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { CODE_BYTES = 1 << 17, SLOT_BYTES = 64 };
+
+struct jit_program {
+    arena arena;
+    jit_graph graph;
+    uint8_t *page;
+    size_t page_bytes, size[2], begin[2]; /* score alone, score and mask */
+    int32_t spills;
+    int has_mask;
+    const strip_table *table;
+};
+
+struct jit_state {
+    const jit_program *program;
+    eval_env score_env, mask_env;
+    saccade_tensor tensors[JIT_MAX_TENSORS];
+    float scale;
+    int32_t b, h;
+    int32_t *uniform, *rows, *cols;
+    int64_t *offsets; /* JIT_COLS of them, scratch of reads */
+    void *frame;
+};
+
+/* ---- programs ---- */
+
+static saccade_status make_executable(jit_program *p, const uint8_t *code, saccade_error *err)
+{
+    const size_t total = p->begin[1] + p->size[1];
+    p->page_bytes = (total + 4095) / 4096 * 4096;
+    void *page = mmap(NULL, p->page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                      -1, 0);
+    FAIL_IF(page == MAP_FAILED, SACCADE_ENOMEM, "jit: no memory for %zu bytes of code", total);
+    p->page = page;
+    memcpy(page, code, total);
+    FAIL_IF(mprotect(page, p->page_bytes, PROT_READ | PROT_EXEC) != 0, SACCADE_EBACKEND,
+            "jit: the system allows no executable memory, the interpreter runs mods");
+    return SACCADE_OK;
+}
+
+static saccade_status emit(jit_program *p, int32_t level, saccade_error *err)
+{
+    saccade_status status = SACCADE_OK;
+    uint8_t *code = malloc(CODE_BYTES);
+    int32_t spills;
+    FAIL_IF_NULL(code);
+    TRY_GOTO(jit_emit_tile(&p->graph, 0, level, code, CODE_BYTES / 2, &p->size[0], &p->spills,
+                           err));
+    p->begin[1] = (p->size[0] + 63) / 64 * 64;
+    if (p->has_mask) {
+        TRY_GOTO(jit_emit_tile(&p->graph, 1, level, code + p->begin[1],
+                               CODE_BYTES - p->begin[1], &p->size[1], &spills, err));
+        p->spills = spills > p->spills ? spills : p->spills;
+    }
+    TRY_GOTO(make_executable(p, code, err));
+out:
+    free(code);
+    return status;
+}
+
+saccade_status jit_create(const mod_fn *score, const mod_fn *mask, int32_t level,
+                          jit_program **out, saccade_error *err)
+{
+    saccade_status status = SACCADE_OK;
+    FAIL_IF(level < CPU_AVX2, SACCADE_EBACKEND,
+            "jit: got level %s, expected avx2 or more; the interpreter runs mods",
+            cpu_level_name((cpu_level)level));
+    jit_program *p = calloc(1, sizeof *p);
+    FAIL_IF_NULL(p);
+    arena_init(&p->arena);
+    p->has_mask = mask != NULL;
+#if HAVE_LEVEL_AVX2
+    p->table = level >= CPU_AVX512 ? &strip_table_avx512 : &strip_table_avx2;
+#endif
+    TRY_GOTO(jit_build_graph(score, mask, &p->arena, &p->graph, err));
+    TRY_GOTO(emit(p, level, err));
+    *out = p;
+    return SACCADE_OK;
+out:
+    jit_destroy(p);
+    return status;
+}
+
+void jit_destroy(jit_program *p)
+{
+    if (!p)
+        return;
+    if (p->page)
+        munmap(p->page, p->page_bytes);
+    arena_free(&p->arena);
+    free(p);
+}
+
+size_t jit_code_bytes(const jit_program *p)
+{
+    return p->size[0] + p->size[1];
+}
+
+#if HAVE_ZYDIS
+static void print_pass(const jit_program *p, int which, strbuf *out)
+{
+    const uint8_t *at = p->page + p->begin[which], *end = at + p->size[which];
+    ZydisDisassembledInstruction line;
+    while (at < end
+           && ZYAN_SUCCESS(ZydisDisassembleIntel(ZYDIS_MACHINE_MODE_LONG_64,
+                                                 (ZyanU64)(at - p->page - p->begin[which]), at,
+                                                 (ZyanUSize)(end - at), &line))) {
+        strbuf_printf(out, "  %04llx  %s\n", (unsigned long long)line.runtime_address,
+                      line.text);
+        at += line.info.length;
+    }
+}
+#else
+static void print_pass(const jit_program *p, int which, strbuf *out)
+{
+    (void)p, (void)which, (void)out;
+}
+#endif
+
+saccade_status jit_print(const jit_program *p, strbuf *out, saccade_error *err)
+{
+    strbuf_printf(out, "score pass: %zu bytes\n", p->size[0]);
+    print_pass(p, 0, out);
+    if (p->has_mask) {
+        strbuf_printf(out, "score and mask pass, PARTIAL blocks: %zu bytes\n", p->size[1]);
+        print_pass(p, 1, out);
+    }
+    return strbuf_status(out, err);
+}
+
+/* ---- states ---- */
+
+static size_t round64(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+static size_t level_bytes(const jit_graph *g, jit_level level)
+{
+    static const size_t lanes[] = {1, JIT_ROWS, JIT_COLS};
+    return round64(sizeof(int32_t) * lanes[level] * g->n_slots[level]) + SLOT_BYTES;
+}
+
+size_t jit_state_bytes(const jit_program *p)
+{
+    size_t bytes = round64(sizeof(jit_state)) + sizeof(int64_t) * JIT_COLS;
+    for (int level = JIT_UNIFORM; level < JIT_TILE; level++)
+        bytes += level_bytes(&p->graph, (jit_level)level);
+    return bytes + (size_t)p->spills * SLOT_BYTES;
+}
+
+/* Whether every offset into t, in elements, fits int32. */
+static int offsets_fit(const saccade_tensor *t)
+{
+    int64_t most = 0;
+    for (int32_t d = 0; d < t->rank; d++) {
+        if (t->stride[d] < INT32_MIN || t->stride[d] > INT32_MAX)
+            return 0;
+        most += (t->shape[d] - 1) * (t->stride[d] < 0 ? -t->stride[d] : t->stride[d]);
+    }
+    return most <= INT32_MAX;
+}
+
+static void *carve(char **memory, size_t bytes)
+{
+    void *at = *memory;
+    *memory += bytes;
+    return at;
+}
+
+/* ---- levels ---- */
+
+static int32_t *place(const jit_state *s, uint32_t node)
+{
+    const jit_node *n = &s->program->graph.nodes[node];
+    if (n->level == JIT_ROW)
+        return s->rows + (size_t)n->slot * JIT_ROWS;
+    if (n->level == JIT_COL)
+        return s->cols + (size_t)n->slot * JIT_COLS;
+    return s->uniform + n->slot;
+}
+
+static int32_t leaf(const jit_state *s, const jit_node *n)
+{
+    const saccade_tensor *t = &s->tensors[n->imm / SACCADE_MAX_RANK];
+    const int dim = n->imm % SACCADE_MAX_RANK;
+    eval_cell cell = {.i = n->imm};
+    switch ((int)n->op) {
+    case OP_SIZE:
+        cell.i = s->score_env.size[n->imm];
+        break;
+    case OP_SCALAR:
+        cell = eval_read(s->tensors[n->imm].dtype, s->tensors[n->imm].data, 0);
+        break;
+    case OP_VAR:
+        cell.i = n->imm == VAR_B ? s->b : s->h;
+        break;
+    case JIT_SCALE:
+        cell.f = s->scale;
+        break;
+    case JIT_LAST:
+        cell.i = (int32_t)(t->shape[dim] - 1);
+        break;
+    case JIT_STRIDE:
+        cell.i = t->shape[dim] > 1 ? (int32_t)t->stride[dim] : 0;
+        break;
+    }
+    return cell.i;
+}
+
+static void read_lanes(const jit_state *s, const jit_node *n, int32_t *out, int count)
+{
+    const saccade_tensor *t = &s->tensors[n->imm];
+    const int32_t *from = place(s, n->args[0]);
+    const int step = s->program->graph.nodes[n->args[0]].level == JIT_UNIFORM ? 0 : 1;
+    for (int i = 0; i < count; i++)
+        s->offsets[i] = from[i * step];
+    s->program->table->gather[t->dtype](out, t->data, s->offsets, count);
+}
+
+static void uniform_node(const jit_state *s, const jit_node *n, int32_t *out)
+{
+    eval_cell x[3] = {{0}};
+    for (int i = 0; i < n->n_args; i++)
+        x[i].i = *place(s, n->args[i]);
+    if (n->op == JIT_READ)
+        *out = eval_read(s->tensors[n->imm].dtype, s->tensors[n->imm].data, x[0].i).i;
+    else if (n->n_args == 0)
+        *out = leaf(s, n);
+    else
+        *out = eval_apply((mod_op)n->op, x[0], x[1], x[2]).i;
+}
+
+static void lanes_node(const jit_state *s, const jit_node *n, int32_t *out, int32_t first,
+                       int count)
+{
+    static const int same_bit[] = {STRIP_X_SAME, STRIP_Y_SAME, STRIP_Z_SAME};
+    const strip_table *table = s->program->table;
+    const int groups = (count + STRIP_GROUP - 1) / STRIP_GROUP;
+    const void *x[3] = {out, out, out};
+    int same = 0;
+    if (n->op == OP_VAR) {
+        table->count(out, first, groups);
+        return;
+    }
+    if (n->op == JIT_READ) {
+        read_lanes(s, n, out, count);
+        return;
+    }
+    for (int i = 0; i < n->n_args; i++) {
+        x[i] = place(s, n->args[i]);
+        if (s->program->graph.nodes[n->args[i]].level == JIT_UNIFORM)
+            same |= same_bit[i];
+    }
+    table->op[n->op](out, x[0], x[1], x[2], groups, same);
+}
+
+/* Nodes of one level, in order. */
+static void run_level(jit_state *s, jit_level level, int32_t first, int count)
+{
+    const jit_graph *g = &s->program->graph;
+    for (uint32_t i = 0; i < g->n_nodes; i++) {
+        if (g->nodes[i].level != level)
+            continue;
+        if (level == JIT_UNIFORM)
+            uniform_node(s, &g->nodes[i], place(s, i));
+        else
+            lanes_node(s, &g->nodes[i], place(s, i), first, count);
+    }
+}
+
+/* ---- running ---- */
+
+jit_state *jit_begin(const jit_program *p, const eval_env *score_env, const eval_env *mask_env,
+                     float scale, void *memory)
+{
+    const jit_graph *g = &p->graph;
+    char *at = memory;
+    jit_state *s = carve(&at, round64(sizeof *s));
+    memset(s, 0, sizeof *s);
+    s->program = p;
+    s->score_env = *score_env;
+    s->scale = scale;
+    for (uint32_t i = 0; i < g->n_tensors; i++) {
+        s->tensors[i] = i < g->n_score_tensors ? score_env->tensors[i]
+                                               : mask_env->tensors[i - g->n_score_tensors];
+        if (!offsets_fit(&s->tensors[i]))
+            return NULL;
+    }
+    s->offsets = carve(&at, sizeof(int64_t) * JIT_COLS);
+    s->uniform = carve(&at, level_bytes(g, JIT_UNIFORM));
+    s->rows = carve(&at, level_bytes(g, JIT_ROW));
+    s->cols = carve(&at, level_bytes(g, JIT_COL));
+    s->frame = at;
+    return s;
+}
+
+void jit_head(jit_state *s, int32_t b, int32_t h)
+{
+    s->b = b;
+    s->h = h;
+    run_level(s, JIT_UNIFORM, 0, 1);
+}
+
+void jit_rows(jit_state *s, int32_t q0, int32_t n)
+{
+    run_level(s, JIT_ROW, q0, n);
+}
+
+/* Lanes past n, up to a whole group, hold something finite to index with: clamped offsets. */
+void jit_cols(jit_state *s, int32_t kv0, int32_t n)
+{
+    const int whole = (n + JIT_GROUP - 1) / JIT_GROUP * JIT_GROUP;
+    run_level(s, JIT_COL, kv0, whole);
+}
+
+void jit_tile(jit_state *s, float *tile, int64_t ld, int32_t row0, int32_t rows, int32_t col0,
+              int32_t cols, int masked, float *row_max)
+{
+    const jit_program *p = s->program;
+    const int which = masked && p->has_mask;
+    jit_call call = {
+        .s = tile,
+        .ld_bytes = ld * 4,
+        .uniform = s->uniform,
+        .rows = s->rows + row0,
+        .cols = s->cols + col0,
+        .n_rows = rows,
+        .col_bytes = (int64_t)(cols + JIT_GROUP - 1) / JIT_GROUP * JIT_GROUP * 4,
+        .row_max = row_max,
+        .frame = s->frame,
+    };
+    jit_code_fn *run;
+    const uint8_t *code = p->page + p->begin[which];
+    for (uint32_t i = 0; i < p->graph.n_tensors; i++)
+        call.tensors[i] = s->tensors[i].data;
+    memcpy(&run, &code, sizeof run); /* ISO C has no cast from data to function */
+    run(&call);
+}

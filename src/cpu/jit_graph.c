@@ -1,0 +1,247 @@
+/* From typed nodes to levels. Loads become index arithmetic and a read, so that clamping and
+ * strides are hoisted like any other value; exp, tanh and sigmoid downstream of the score become
+ * the few operations that emitted code runs in line. */
+#include "cpu/jit_graph.h"
+
+#include "base/status.h"
+
+#include <string.h>
+
+/* Range reduction and polynomial of 2^f on [-1/2, 1/2], relative error 2e-9 (least squares on
+ * Chebyshev nodes, rounded to float). */
+static const float exp2_terms[] = {
+    0x1.41a6fep-13f, 0x1.5f44fp-10f, 0x1.3b2dfep-7f, 0x1.c6aed6p-5f,
+    0x1.ebfbdap-3f,  0x1.62e43p-1f,  1.0f,
+};
+
+static uint8_t join(uint8_t x, uint8_t y)
+{
+    if (x == JIT_UNIFORM || x == y)
+        return y;
+    return y == JIT_UNIFORM ? x : JIT_TILE;
+}
+
+static uint32_t put(jit_graph *g, int op, mod_type type, int32_t imm, int n_args,
+                    const uint32_t *args, uint8_t level)
+{
+    jit_node n = {.op = (uint16_t)op, .type = (uint8_t)type, .n_args = (uint8_t)n_args,
+                  .imm = imm, .level = level};
+    for (int i = 0; i < n_args; i++) {
+        n.args[i] = args[i];
+        n.level = join(n.level, g->nodes[args[i]].level);
+        n.scored |= g->nodes[args[i]].scored;
+    }
+    if (g->n_nodes == g->capacity)
+        return 0; /* reported by the caller, which looks at n_nodes */
+    if (n.level != JIT_TILE)
+        n.slot = g->n_slots[n.level]++;
+    g->nodes[g->n_nodes] = n;
+    return g->n_nodes++;
+}
+
+static uint32_t put_float(jit_graph *g, float value)
+{
+    int32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return put(g, OP_FLOAT, MOD_FLOAT, bits, 0, NULL, JIT_UNIFORM);
+}
+
+static uint32_t put1(jit_graph *g, int op, mod_type type, uint32_t x)
+{
+    return put(g, op, type, 0, 1, &x, JIT_UNIFORM);
+}
+
+static uint32_t put2(jit_graph *g, int op, mod_type type, uint32_t x, uint32_t y)
+{
+    return put(g, op, type, 0, 2, (uint32_t[]){x, y}, JIT_UNIFORM);
+}
+
+static uint32_t put3(jit_graph *g, int op, mod_type type, uint32_t x, uint32_t y, uint32_t z)
+{
+    return put(g, op, type, 0, 3, (uint32_t[]){x, y, z}, JIT_UNIFORM);
+}
+
+/* ---- fast forms ---- */
+
+/* 2^(f + n) for the polynomial's f and whole n. */
+static uint32_t put_exp2_parts(jit_graph *g, uint32_t f, uint32_t n)
+{
+    uint32_t p = put_float(g, exp2_terms[0]);
+    for (size_t i = 1; i < sizeof exp2_terms / sizeof exp2_terms[0]; i++)
+        p = put3(g, JIT_FMA, MOD_FLOAT, p, f, put_float(g, exp2_terms[i]));
+    return put2(g, JIT_SCALEF, MOD_FLOAT, p, n);
+}
+
+/* x between lo and hi; a NaN stays (the second operand of a comparison that fails). */
+static uint32_t put_clamp(jit_graph *g, uint32_t x, float lo, float hi)
+{
+    x = put2(g, OP_fmax, MOD_FLOAT, put_float(g, lo), x);
+    return put2(g, OP_fmin, MOD_FLOAT, put_float(g, hi), x);
+}
+
+static uint32_t put_exp2(jit_graph *g, uint32_t x)
+{
+    x = put_clamp(g, x, -160.0f, 130.0f);
+    const uint32_t n = put1(g, JIT_NEAREST, MOD_FLOAT, x);
+    return put_exp2_parts(g, put2(g, OP_fsub, MOD_FLOAT, x, n), n);
+}
+
+static uint32_t put_exp(jit_graph *g, uint32_t x)
+{
+    x = put_clamp(g, x, -110.0f, 90.0f);
+    const uint32_t high = put_float(g, 0x1.715476p+0f), low = put_float(g, 0x1.4ae0cp-26f);
+    const uint32_t n = put1(g, JIT_NEAREST, MOD_FLOAT, put2(g, OP_fmul, MOD_FLOAT, x, high));
+    const uint32_t rest = put3(g, JIT_FMA, MOD_FLOAT, x, high,
+                               put1(g, OP_fneg, MOD_FLOAT, n));
+    return put_exp2_parts(g, put3(g, JIT_FMA, MOD_FLOAT, x, low, rest), n);
+}
+
+/* 1 / (1 + e^-|x|), or its complement's part e^-|x| / (1 + e^-|x|), as arith.h has it. */
+static uint32_t put_sigmoid(jit_graph *g, uint32_t x)
+{
+    const uint32_t one = put_float(g, 1.0f);
+    const uint32_t away = put1(g, OP_fabs, MOD_FLOAT, x);
+    const uint32_t e = put_exp(g, put1(g, OP_fneg, MOD_FLOAT, away));
+    const uint32_t below = put2(g, OP_flt, MOD_BOOL, x, put_float(g, 0.0f));
+    const uint32_t top = put3(g, OP_fsel, MOD_FLOAT, below, e, one);
+    return put2(g, OP_fdiv, MOD_FLOAT, top, put2(g, OP_fadd, MOD_FLOAT, one, e));
+}
+
+/* The two branches of arith.h's fm_tanh: an odd polynomial near 0, 1 - 2 / (e^2a + 1) beyond. */
+static uint32_t put_tanh(jit_graph *g, uint32_t x)
+{
+    static const float terms[] = {-0x1.750ce4p-8f, 0x1.51f8cep-6f, -0x1.b835a4p-5f,
+                                  0x1.1106f6p-3f, -0x1.555532p-2f};
+    const uint32_t a = put1(g, OP_fabs, MOD_FLOAT, x), one = put_float(g, 1.0f);
+    const uint32_t z = put2(g, OP_fmul, MOD_FLOAT, a, a);
+    uint32_t p = put_float(g, terms[0]);
+    for (size_t i = 1; i < sizeof terms / sizeof terms[0]; i++)
+        p = put3(g, JIT_FMA, MOD_FLOAT, p, z, put_float(g, terms[i]));
+    const uint32_t az = put2(g, OP_fmul, MOD_FLOAT, a, z);
+    const uint32_t near = put3(g, JIT_FMA, MOD_FLOAT, az, p, a);
+    const uint32_t e = put_exp(g, put2(g, OP_fadd, MOD_FLOAT, a, a));
+    const uint32_t part = put2(g, OP_fdiv, MOD_FLOAT, put_float(g, 2.0f),
+                               put2(g, OP_fadd, MOD_FLOAT, e, one));
+    const uint32_t far = put2(g, OP_fsub, MOD_FLOAT, one, part);
+    const uint32_t is_near = put2(g, OP_flt, MOD_BOOL, a, put_float(g, 0.625f));
+    const uint32_t size = put3(g, OP_fsel, MOD_FLOAT, is_near, near, far);
+    const uint32_t below = put2(g, OP_flt, MOD_BOOL, x, put_float(g, 0.0f));
+    return put3(g, OP_fsel, MOD_FLOAT, below, put1(g, OP_fneg, MOD_FLOAT, size), size);
+}
+
+/* A fused form where x is a product that nothing else needs to see rounded. */
+static uint32_t put_add(jit_graph *g, uint32_t x, uint32_t y)
+{
+    const jit_node *a = &g->nodes[x], *b = &g->nodes[y];
+    if (a->op == OP_fmul && a->level == JIT_TILE && a->scored)
+        return put3(g, JIT_FMA, MOD_FLOAT, a->args[0], a->args[1], y);
+    if (b->op == OP_fmul && b->level == JIT_TILE)
+        return put3(g, JIT_FMA, MOD_FLOAT, b->args[0], b->args[1], x);
+    return put2(g, OP_fadd, MOD_FLOAT, x, y);
+}
+
+static uint32_t put_scored(jit_graph *g, const mod_node *n, const uint32_t *x)
+{
+    switch (n->op) {
+    case OP_fexp:
+        return put_exp(g, x[0]);
+    case OP_fexp2:
+        return put_exp2(g, x[0]);
+    case OP_fsigmoid:
+        return put_sigmoid(g, x[0]);
+    case OP_ftanh:
+        return put_tanh(g, x[0]);
+    case OP_fadd:
+        return put_add(g, x[0], x[1]);
+    default:
+        return put(g, n->op, (mod_type)n->type, 0, n->n_args, x, JIT_UNIFORM);
+    }
+}
+
+/* ---- lowering ---- */
+
+static uint32_t put_load(jit_graph *g, const mod_fn *fn, const mod_node *n,
+                         const uint32_t *place, int32_t tensor)
+{
+    uint32_t offset = 0;
+    for (int d = 0; d < n->n_args; d++) {
+        const int32_t imm = tensor * SACCADE_MAX_RANK + d;
+        const uint32_t zero = put(g, OP_INT, MOD_INT, 0, 0, NULL, JIT_UNIFORM);
+        const uint32_t last = put(g, JIT_LAST, MOD_INT, imm, 0, NULL, JIT_UNIFORM);
+        const uint32_t stride = put(g, JIT_STRIDE, MOD_INT, imm, 0, NULL, JIT_UNIFORM);
+        uint32_t i = put2(g, OP_imax, MOD_INT, place[fn->args[n->args + (uint32_t)d]], zero);
+        i = put2(g, OP_imin, MOD_INT, i, last);
+        i = put2(g, OP_imul, MOD_INT, i, stride);
+        offset = d ? put2(g, OP_iadd, MOD_INT, offset, i) : i;
+    }
+    return put(g, JIT_READ, (mod_type)n->type, tensor, 1, &offset, JIT_UNIFORM);
+}
+
+static uint32_t lower_node(jit_graph *g, const mod_fn *fn, const mod_node *n,
+                           const uint32_t *place, int32_t first_tensor, uint32_t input)
+{
+    static const uint8_t var_level[] = {JIT_UNIFORM, JIT_UNIFORM, JIT_ROW, JIT_COL};
+    uint32_t x[3] = {0};
+    switch (n->op) {
+    case OP_SCORE:
+        return input;
+    case OP_VAR:
+        return put(g, OP_VAR, MOD_INT, n->imm.i, 0, NULL, var_level[n->imm.i]);
+    case OP_LOAD:
+        return put_load(g, fn, n, place, first_tensor + n->imm.i);
+    case OP_SCALAR:
+        return put(g, OP_SCALAR, (mod_type)n->type, first_tensor + n->imm.i, 0, NULL,
+                   JIT_UNIFORM);
+    case OP_BOOL:
+    case OP_INT:
+    case OP_FLOAT:
+    case OP_SIZE:
+        return put(g, n->op, (mod_type)n->type, n->imm.i, 0, NULL, JIT_UNIFORM);
+    }
+    for (int i = 0; i < n->n_args; i++)
+        x[i] = place[fn->args[n->args + (uint32_t)i]];
+    if (n->deps & DEP_SCORE)
+        return put_scored(g, n, x);
+    return put(g, n->op, (mod_type)n->type, 0, n->n_args, x, JIT_UNIFORM);
+}
+
+static saccade_status lower(jit_graph *g, const mod_fn *fn, arena *a, int32_t first_tensor,
+                            uint32_t input, uint32_t *result, saccade_error *err)
+{
+    uint32_t *place = arena_array(a, fn->n_nodes, sizeof *place);
+    FAIL_IF_NULL(place);
+    for (uint32_t i = 0; i < fn->n_nodes; i++)
+        place[i] = lower_node(g, fn, &fn->nodes[i], place, first_tensor, input);
+    FAIL_IF(g->n_nodes == g->capacity, SACCADE_EBACKEND,
+            "jit: got a mod of more than %d operations, the interpreter runs it", JIT_MAX_NODES);
+    for (uint32_t i = 0; i < fn->n_captures; i++)
+        g->dtype[first_tensor + (int32_t)i] = (uint8_t)fn->captures[i].dtype;
+    *result = place[fn->result];
+    return SACCADE_OK;
+}
+
+saccade_status jit_build_graph(const mod_fn *score, const mod_fn *mask, arena *a,
+                               jit_graph *out, saccade_error *err)
+{
+    jit_graph g = {.capacity = JIT_MAX_NODES, .mask = UINT32_MAX};
+    g.nodes = arena_array(a, g.capacity, sizeof *g.nodes);
+    FAIL_IF_NULL(g.nodes);
+    const uint32_t scale = put(&g, JIT_SCALE, MOD_FLOAT, 0, 0, NULL, JIT_UNIFORM);
+    const uint32_t input = put(&g, JIT_INPUT, MOD_FLOAT, 0, 1, &scale, JIT_TILE);
+    g.nodes[input].scored = 1;
+    g.score = input;
+    if (score)
+        TRY(lower(&g, score, a, 0, input, &g.score, err));
+    g.n_score_tensors = score ? score->n_captures : 0;
+    g.n_tensors = g.n_score_tensors + (mask ? mask->n_captures : 0);
+    if (mask)
+        TRY(lower(&g, mask, a, (int32_t)g.n_score_tensors, input, &g.mask, err));
+    *out = g;
+    return SACCADE_OK;
+}
+
+int jit_reads_inline(saccade_dtype dtype)
+{
+    return dtype == SACCADE_F32 || dtype == SACCADE_I32 || dtype == SACCADE_U32
+           || dtype == SACCADE_I64 || dtype == SACCADE_U64;
+}

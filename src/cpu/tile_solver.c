@@ -1,0 +1,161 @@
+/* The CPU's solver: pack, order, run, merge.
+ *
+ *     for each wave of (batch, kv head):
+ *         pack K and V, in parallel over blocks of keys          (unless items pack their own)
+ *         run items, the longest first                            (item.c)
+ *         merge the splits of each block of rows, in order of keys */
+#include "cpu/cpu.h"
+
+#include "base/parallel.h"
+#include "base/status.h"
+
+#include <stdio.h>
+
+static int is_supported(saccade_dtype dtype)
+{
+    return dtype == SACCADE_F32 || dtype == SACCADE_F16 || dtype == SACCADE_BF16;
+}
+
+static int tile_applicable(const plan_problem *problem, int32_t level, char *why)
+{
+    (void)level;
+    if (is_supported(problem->dtype) && is_supported(problem->kv_dtype))
+        return 1;
+    snprintf(why, 160, "the CPU computes in f32, f16 and bf16, got %s",
+             saccade_dtype_name(is_supported(problem->dtype) ? problem->kv_dtype
+                                                             : problem->dtype));
+    return 0;
+}
+
+static saccade_status tile_create(saccade_plan *plan, saccade_error *err)
+{
+    const plan_problem *p = &plan->problem;
+    cpu_state *state = arena_alloc(&plan->arena, sizeof *state);
+    FAIL_IF_NULL(state);
+    state->kernels = cpu_kernels_for(p, plan->level);
+    if (p->score)
+        TRY(eval_compile(p->score, &plan->arena, &state->score, err));
+    if (p->mask)
+        TRY(eval_compile(p->mask, &plan->arena, &state->mask, err));
+    plan->state = state;
+    return SACCADE_OK;
+}
+
+static size_t tile_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
+{
+    return cpu_geometry_of(plan, sizes).bytes;
+}
+
+static saccade_status tile_prepare(const saccade_plan *plan, const saccade_block_mask *mask,
+                                   saccade_error *err)
+{
+    (void)plan;
+    return cpu_prepare_mask(mask, err);
+}
+
+/* ---- forward ---- */
+
+static void pack_block(void *arg, int64_t index, int thread)
+{
+    const cpu_job *job = arg;
+    const cpu_geometry *g = &job->g;
+    const cpu_kernels *kernels = ((const cpu_state *)job->plan->state)->kernels;
+    const saccade_sizes *s = &job->run->sizes;
+    const int64_t head = job->head0 + index / g->key_blocks;
+    const int64_t j0 = index % g->key_blocks * CPU_BLOCK_KEYS, b = head / s->Hkv;
+    const int64_t left = plan_position_of(&job->run->positions, s->KV, b).kv_len - j0;
+    char *to = job->memory + g->packed_off + (size_t)index * (g->k_bytes + g->v_bytes);
+    (void)thread;
+    if (left <= 0)
+        return;
+    const int32_t n = (int32_t)(left < CPU_BLOCK_KEYS ? left : CPU_BLOCK_KEYS);
+    const cpu_rows k = cpu_rows_of(job->run->k, b, head % s->Hkv);
+    const cpu_rows v = cpu_rows_of(job->run->v, b, head % s->Hkv);
+    kernels->pack_keys(&k, j0, n, CPU_BLOCK_KEYS, to);
+    (job->memory + g->wild_off)[index] =
+        (char)kernels->pack_values(&v, j0, n, CPU_BLOCK_KEYS, to + g->k_bytes);
+}
+
+static void weigh_item(void *arg, int64_t index, int thread)
+{
+    cpu_job *job = arg;
+    const cpu_item item = cpu_item_of(job, index);
+    const cpu_scratch at = cpu_scratch_of(job->plan, &job->g);
+    char *own = job->memory + job->g.thread_off + (size_t)thread * job->g.thread_bytes;
+    int64_t *weight = (int64_t *)(void *)(job->memory + job->g.weight_off);
+    weight[index] =
+        cpu_weight_of(&job->live, &item.box, (pass_range *)(void *)(own + at.ranges));
+}
+
+static void run_wave(cpu_job *job, int64_t n_heads)
+{
+    const cpu_geometry *g = &job->g;
+    const int threads = job->plan->threads;
+    const int64_t n_items = n_heads * g->head_items;
+    const int64_t *weight = (const int64_t *)(const void *)(job->memory + g->weight_off);
+    int32_t *order = (int32_t *)(void *)(job->memory + g->order_off);
+    if (g->is_shared)
+        par_for(n_heads * g->key_blocks, threads, pack_block, job);
+    par_for(n_items, threads, weigh_item, job);
+    cpu_order(weight, order, n_items);
+    par_for(n_items, threads, cpu_run_item, job);
+    if (g->splits > 1)
+        par_for(n_items / g->splits, threads, cpu_merge_item, job);
+}
+
+static saccade_status tile_forward(const saccade_plan *plan, const plan_run *run,
+                                   saccade_error *err)
+{
+    cpu_job job = {.plan = plan, .run = run, .memory = run->workspace};
+    TRY(cpu_live_of(plan, run, &job.live, err));
+    job.g = cpu_geometry_of(plan, &run->sizes);
+    cpu_begin_threads(&job);
+    for (; job.head0 < job.g.heads; job.head0 += job.g.wave) {
+        const int64_t left = job.g.heads - job.head0;
+        run_wave(&job, left < job.g.wave ? left : job.g.wave);
+    }
+    return SACCADE_OK;
+}
+
+/* ---- explain ---- */
+
+static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccade_error *err)
+{
+    const cpu_state *state = plan->state;
+    const plan_problem *p = &plan->problem;
+    strbuf_printf(out,
+                  "method: FlashAttention-2, tiles of %d rows x %d keys, strips of %d rows\n"
+                  "products: %s, panels of %d columns; K and V packed once per key head\n"
+                  "score: %s\nmask: %s on PARTIAL tiles\n",
+                  CPU_BLOCK_ROWS, CPU_BLOCK_KEYS, state->kernels->strip, state->kernels->name,
+                  state->kernels->panel, p->score ? "strip interpreter" : "none",
+                  p->mask ? "strip interpreter" : "none");
+    if (p->sizes.B && p->sizes.Q && p->sizes.KV) {
+        const cpu_geometry g = cpu_geometry_of(plan, &p->sizes);
+        strbuf_printf(out,
+                      "work: %lld items of up to %d rows, keys in %lld split%s\n"
+                      "workspace: %zu bytes, %s\n",
+                      (long long)(g.heads * g.head_items), g.item_rows * g.item_heads,
+                      (long long)g.splits, g.splits > 1 ? "s, merged in order" : "", g.bytes,
+                      g.is_shared ? "K and V packed ahead" : "each item packs its own keys");
+    }
+    return strbuf_status(out, err);
+}
+
+static void tile_destroy(saccade_plan *plan)
+{
+    (void)plan;
+}
+
+static const plan_solver tile = {
+    .name = "cpu-tile",
+    .backend = "cpu",
+    .applicable = tile_applicable,
+    .create = tile_create,
+    .workspace = tile_workspace,
+    .prepare = tile_prepare,
+    .forward = tile_forward,
+    .explain = tile_explain,
+    .destroy = tile_destroy,
+};
+const plan_solver *const cpu_solvers[] = {&tile, NULL};

@@ -1,0 +1,21 @@
+/* vec.h: the vector vocabulary of the level being compiled, for *_tmpl.c only, which the build
+ * compiles once per level with LEVEL=<level> and LEVEL_<LEVEL>=1. */
+#ifndef SACCADE_CPU_VEC_H
+#define SACCADE_CPU_VEC_H
+
+#if defined(LEVEL_AVX512) || defined(LEVEL_AMX)
+#include "cpu/vec_avx512.h"
+#elif defined(LEVEL_AVX2)
+#include "cpu/vec_avx2.h"
+#else
+#include "cpu/vec_portable.h"
+#endif
+
+#define LEVEL_PASTE2(name, level) name##_##level
+#define LEVEL_PASTE(name, level) LEVEL_PASTE2(name, level)
+/* LEVEL_NAME(cpu_pack) is cpu_pack_avx2 and so on. */
+#define LEVEL_NAME(name) LEVEL_PASTE(name, LEVEL)
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+#endif

@@ -1,0 +1,315 @@
+/* Reverse mode: from the result down, each node hands its adjoint (d result / d node) to its
+   operands by the rule of ops.def's grad column.
+   An adjoint is a value and a guard: where ?: did not choose an operand, its adjoint is 0
+   whatever its value, also when a derivative on the way is infinite or NaN there; so the guard
+   is carried along beside the value and applied once, when adjoints meet or arrive.
+   At points without a derivative: |x| at 0 gives 0, min and max follow the operand they give,
+   and what divides by 0 gives 0, as in the language. */
+#include "pass/pass.h"
+
+#include "base/status.h"
+#include "pass/rewrite.h"
+
+static const uint32_t NONE = UINT32_MAX;
+
+typedef struct adjoint {
+    uint32_t value; /* NONE: no way from the result leads here */
+    uint32_t guard; /* bool; NONE: always */
+} adjoint;
+
+typedef struct tape {
+    const mod_fn *fn;
+    mod_builder *b;
+    uint32_t *copy;     /* of each node, in b */
+    uint8_t *is_wanted; /* some wanted node is among its operands' operands */
+    adjoint *adjoints;
+    uint32_t node; /* whose adjoint is being handed on */
+} tape;
+
+/* ---- writing formulas ---- */
+
+static uint32_t number(tape *t, float value)
+{
+    return mod_emit_float(t->b, value);
+}
+
+static uint32_t add(tape *t, uint32_t x, uint32_t y)
+{
+    return rewrite_emit2(t->b, OP_fadd, x, y);
+}
+
+static uint32_t sub(tape *t, uint32_t x, uint32_t y)
+{
+    return rewrite_emit2(t->b, OP_fsub, x, y);
+}
+
+static uint32_t mul(tape *t, uint32_t x, uint32_t y)
+{
+    return rewrite_emit2(t->b, OP_fmul, x, y);
+}
+
+static uint32_t over(tape *t, uint32_t x, uint32_t y)
+{
+    return rewrite_emit2(t->b, OP_fdiv, x, y);
+}
+
+static uint32_t negative(tape *t, uint32_t x)
+{
+    return rewrite_emit1(t->b, OP_fneg, x);
+}
+
+static uint32_t call(tape *t, mod_op op, uint32_t x)
+{
+    return rewrite_emit1(t->b, op, x);
+}
+
+static uint32_t choose(tape *t, uint32_t condition, uint32_t x, uint32_t y)
+{
+    return rewrite_emit(t->b, OP_fsel, condition, x, y);
+}
+
+static uint32_t less(tape *t, uint32_t x, uint32_t y)
+{
+    return rewrite_emit2(t->b, OP_flt, x, y);
+}
+
+/* Operand k of the present node, its value, its adjoint's value. */
+static uint32_t operand(const tape *t, uint32_t k)
+{
+    return t->copy[t->fn->args[t->fn->nodes[t->node].args + k]];
+}
+
+static uint32_t result(const tape *t)
+{
+    return t->copy[t->node];
+}
+
+static uint32_t incoming(const tape *t)
+{
+    return t->adjoints[t->node].value;
+}
+
+/* ---- adjoints ---- */
+
+static uint32_t settled(tape *t, adjoint a)
+{
+    return a.guard == NONE ? a.value : choose(t, a.guard, a.value, number(t, 0.0f));
+}
+
+static void give_if(tape *t, uint32_t k, uint32_t value, uint32_t condition)
+{
+    const uint32_t arg = t->fn->args[t->fn->nodes[t->node].args + k];
+    adjoint *to = &t->adjoints[arg];
+    adjoint a = {value, t->adjoints[t->node].guard};
+    if (!t->is_wanted[arg])
+        return;
+    if (condition != NONE)
+        a.guard = a.guard == NONE ? condition : rewrite_emit2(t->b, OP_and, a.guard, condition);
+    if (to->value == NONE)
+        *to = a;
+    else if (to->guard == a.guard)
+        to->value = add(t, to->value, a.value);
+    else
+        *to = (adjoint){add(t, settled(t, *to), settled(t, a)), NONE};
+}
+
+static void give(tape *t, uint32_t k, uint32_t value)
+{
+    give_if(t, k, value, NONE);
+}
+
+/* ---- rules, named in ops.def ---- */
+
+static void grad_none(tape *t)
+{
+    (void)t;
+}
+
+static void grad_select(tape *t)
+{
+    give_if(t, 1, incoming(t), operand(t, 0));
+    give_if(t, 2, incoming(t), rewrite_emit1(t->b, OP_not, operand(t, 0)));
+}
+
+static void grad_add(tape *t)
+{
+    give(t, 0, incoming(t));
+    give(t, 1, incoming(t));
+}
+
+static void grad_sub(tape *t)
+{
+    give(t, 0, incoming(t));
+    give(t, 1, negative(t, incoming(t)));
+}
+
+static void grad_mul(tape *t)
+{
+    give(t, 0, mul(t, incoming(t), operand(t, 1)));
+    give(t, 1, mul(t, incoming(t), operand(t, 0)));
+}
+
+static void grad_div(tape *t)
+{
+    const uint32_t share = over(t, incoming(t), operand(t, 1));
+    give(t, 0, share);
+    give(t, 1, negative(t, mul(t, share, result(t))));
+}
+
+static void grad_neg(tape *t)
+{
+    give(t, 0, negative(t, incoming(t)));
+}
+
+static void grad_abs(tape *t)
+{
+    const uint32_t x = operand(t, 0), zero = number(t, 0.0f);
+    const uint32_t below = choose(t, less(t, x, zero), negative(t, incoming(t)), zero);
+    give(t, 0, choose(t, less(t, zero, x), incoming(t), below));
+}
+
+static void grad_min(tape *t)
+{
+    const uint32_t is_first = less(t, operand(t, 0), operand(t, 1));
+    give_if(t, 0, incoming(t), is_first);
+    give_if(t, 1, incoming(t), rewrite_emit1(t->b, OP_not, is_first));
+}
+
+static void grad_max(tape *t)
+{
+    const uint32_t is_first = less(t, operand(t, 1), operand(t, 0));
+    give_if(t, 0, incoming(t), is_first);
+    give_if(t, 1, incoming(t), rewrite_emit1(t->b, OP_not, is_first));
+}
+
+static void grad_sqrt(tape *t)
+{
+    give(t, 0, over(t, mul(t, incoming(t), number(t, 0.5f)), result(t)));
+}
+
+static void grad_rsqrt(tape *t) /* -1/2 x^(-3/2) = -1/2 y / x */
+{
+    const uint32_t half = mul(t, result(t), number(t, -0.5f));
+    give(t, 0, mul(t, incoming(t), over(t, half, operand(t, 0))));
+}
+
+static void grad_exp(tape *t)
+{
+    give(t, 0, mul(t, incoming(t), result(t)));
+}
+
+static void grad_exp2(tape *t)
+{
+    give(t, 0, mul(t, incoming(t), mul(t, result(t), number(t, 0x1.62e43p-1f)))); /* ln 2 */
+}
+
+static void grad_log(tape *t)
+{
+    give(t, 0, over(t, incoming(t), operand(t, 0)));
+}
+
+static void grad_log2(tape *t)
+{
+    const uint32_t scaled = mul(t, incoming(t), number(t, 0x1.715476p+0f)); /* 1 / ln 2 */
+    give(t, 0, over(t, scaled, operand(t, 0)));
+}
+
+static void grad_sin(tape *t)
+{
+    give(t, 0, mul(t, incoming(t), call(t, OP_fcos, operand(t, 0))));
+}
+
+static void grad_cos(tape *t)
+{
+    give(t, 0, negative(t, mul(t, incoming(t), call(t, OP_fsin, operand(t, 0)))));
+}
+
+static void grad_tan(tape *t)
+{
+    const uint32_t square = mul(t, result(t), result(t));
+    give(t, 0, mul(t, incoming(t), add(t, square, number(t, 1.0f))));
+}
+
+static void grad_tanh(tape *t)
+{
+    const uint32_t square = mul(t, result(t), result(t));
+    give(t, 0, mul(t, incoming(t), sub(t, number(t, 1.0f), square)));
+}
+
+static void grad_sigmoid(tape *t)
+{
+    const uint32_t rest = sub(t, number(t, 1.0f), result(t));
+    give(t, 0, mul(t, incoming(t), mul(t, result(t), rest)));
+}
+
+static void grad_erf(tape *t)
+{
+    const uint32_t x = operand(t, 0);
+    const uint32_t bell = call(t, OP_fexp, negative(t, mul(t, x, x)));
+    give(t, 0, mul(t, incoming(t), mul(t, bell, number(t, 0x1.20dd76p+0f)))); /* 2/sqrt(pi) */
+}
+
+/* x^y: y x^(y-1), 0 for y = 0; and x^y log x, 0 for x = 0. */
+static void grad_pow(tape *t)
+{
+    const uint32_t x = operand(t, 0), y = operand(t, 1), zero = number(t, 0.0f);
+    const uint32_t lower = rewrite_emit2(t->b, OP_fpow, x, sub(t, y, number(t, 1.0f)));
+    give_if(t, 0, mul(t, incoming(t), mul(t, y, lower)), rewrite_emit2(t->b, OP_fne, y, zero));
+    give_if(t, 1, mul(t, incoming(t), mul(t, result(t), call(t, OP_flog, x))),
+            rewrite_emit2(t->b, OP_fne, x, zero));
+}
+
+static void (*const rules[MOD_OP_COUNT])(tape *) = {
+#define OP(name, signature, form, value, exact, fast, grad, range) [OP_##name] = grad_##grad,
+#include "mod/ops.def"
+#undef OP
+};
+
+/* ---- the walk ---- */
+
+static saccade_status tape_init(tape *t, const mod_fn *fn, const uint32_t *wanted, uint32_t n,
+                                arena *arena, saccade_error *err)
+{
+    *t = (tape){.fn = fn};
+    t->b = mod_builder_create(arena, fn->kind, fn->captures, fn->n_captures);
+    t->copy = arena_array(arena, fn->n_nodes, sizeof *t->copy);
+    t->is_wanted = arena_array(arena, fn->n_nodes, sizeof *t->is_wanted);
+    t->adjoints = arena_array(arena, fn->n_nodes, sizeof *t->adjoints);
+    FAIL_IF_NULL(t->b);
+    FAIL_IF_NULL(t->copy);
+    FAIL_IF_NULL(t->is_wanted);
+    FAIL_IF_NULL(t->adjoints);
+    for (uint32_t i = 0; i < n; i++)
+        t->is_wanted[wanted[i]] = 1;
+    for (uint32_t i = 0; i < fn->n_nodes; i++) {
+        const mod_node *node = &fn->nodes[i];
+        t->copy[i] = rewrite_copy(t->b, fn, i, t->copy);
+        t->adjoints[i] = (adjoint){NONE, NONE};
+        for (uint32_t k = 0; k < node->n_args; k++)
+            t->is_wanted[i] |= t->is_wanted[fn->args[node->args + k]];
+    }
+    return SACCADE_OK;
+}
+
+saccade_status pass_gradient(const mod_fn *fn, const uint32_t *wanted, uint32_t n, arena *arena,
+                             const mod_fn **out, uint32_t *results, saccade_error *err)
+{
+    tape t;
+    FAIL_IF(fn->kind != SACCADE_SCORE || n == 0, SACCADE_EINTERNAL,
+            "gradient: got a mask or nothing wanted");
+    TRY(tape_init(&t, fn, wanted, n, arena, err));
+    t.adjoints[fn->result].value = number(&t, 1.0f);
+    for (t.node = fn->result + 1; t.node-- > 0;)
+        if (incoming(&t) != NONE && rules[fn->nodes[t.node].op] != NULL)
+            rules[fn->nodes[t.node].op](&t);
+    uint32_t *roots = arena_array(arena, n, sizeof *roots);
+    FAIL_IF_NULL(roots);
+    for (uint32_t i = 0; i < n; i++) {
+        const adjoint a = t.adjoints[wanted[i]];
+        roots[i] = a.value == NONE ? number(&t, 0.0f) : settled(&t, a);
+    }
+    TRY(mod_finish_roots(t.b, roots, n, out, err));
+    for (uint32_t i = 0; i < n; i++)
+        results[i] = roots[i];
+    return SACCADE_OK;
+}

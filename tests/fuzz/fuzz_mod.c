@@ -1,0 +1,90 @@
+/* Any bytes as a text of the language: an error with a place inside the text, or a mod whose
+   printed form parses back to the same print, and whose typed nodes pass the verifier. */
+#include "mod/mod.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void fail(const char *what, const char *text)
+{
+    fprintf(stderr, "fuzz_mod: %s: %s\n", what, text);
+    abort();
+}
+
+static char *print(const saccade_mod *mod)
+{
+    const size_t length = saccade_mod_print(mod, NULL, 0);
+    char *text = malloc(length + 1);
+    if (text == NULL || saccade_mod_print(mod, text, length + 1) != length)
+        fail("print changes its mind about its length", text == NULL ? "" : text);
+    return text;
+}
+
+/* an error names its status, has a message, and a line and column that can be shown. */
+static void check_error(saccade_status status, const saccade_error *err)
+{
+    if (err->status != status || err->message[0] == '\0' || err->line < 1 || err->column < 1)
+        fail("error without place or message", err->message);
+    if (memchr(err->excerpt[0], '\0', sizeof err->excerpt[0]) == NULL)
+        fail("excerpt without an end", err->message);
+}
+
+static void check_print(const saccade_mod *mod, saccade_kind kind)
+{
+    saccade_mod *again = NULL;
+    saccade_error err;
+    char *text = print(mod);
+    if (saccade_mod_parse(kind, text, strlen(text), &again, &err) != SACCADE_OK) {
+        if (err.status != SACCADE_ELIMIT) /* the printed form may be longer than allowed */
+            fail(err.message, text);
+    } else {
+        char *twice = print(again);
+        if (strcmp(text, twice) != 0)
+            fail("prints otherwise after parsing", text);
+        free(twice);
+    }
+    saccade_mod_destroy(again);
+    free(text);
+}
+
+static void check_bind(const saccade_mod *mod, saccade_dtype dtype)
+{
+    saccade_capture captures[MOD_MAX_CAPTURES];
+    saccade_mod *bound = NULL;
+    saccade_error err;
+    const int32_t n = saccade_mod_capture_count(mod);
+    for (int32_t i = 0; i < n; i++) {
+        captures[i] = saccade_mod_capture(mod, i);
+        captures[i].dtype = dtype;
+    }
+    if (saccade_mod_bind(mod, captures, n, &bound, &err) == SACCADE_OK) {
+        if (mod_verify(mod_function(bound), &err) != SACCADE_OK)
+            fail("verifier", err.message);
+        saccade_mod_destroy(bound);
+    } else if (err.message[0] == '\0') {
+        fail("bind fails without a message", "");
+    }
+}
+
+int LLVMFuzzerTestOneInput(const unsigned char *bytes, size_t size);
+
+int LLVMFuzzerTestOneInput(const unsigned char *bytes, size_t size)
+{
+    for (int kind = SACCADE_MASK; kind <= SACCADE_SCORE; kind++) {
+        saccade_mod *mod = NULL;
+        saccade_error err = {0};
+        const saccade_status status =
+            saccade_mod_parse((saccade_kind)kind, (const char *)bytes, size, &mod, &err);
+        if (status != SACCADE_OK) {
+            check_error(status, &err);
+            continue;
+        }
+        check_print(mod, (saccade_kind)kind);
+        check_bind(mod, SACCADE_I32);
+        check_bind(mod, SACCADE_F32);
+        check_bind(mod, SACCADE_BOOL);
+        saccade_mod_destroy(mod);
+    }
+    return 0;
+}
