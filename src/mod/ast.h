@@ -12,6 +12,7 @@
 enum {
     AST_MAX_NAME = 63,       /* bytes of a name */
     AST_MAX_NODES = 1 << 18, /* expressions of one text */
+    AST_MAX_DEFS = 1024,     /* of one body */
     AST_MAX_PARAMS = 32,
     AST_MAX_ARGS = 32
 };
@@ -42,7 +43,7 @@ typedef enum ast_kind {
     AST_INT, AST_FLOAT, AST_BOOL, AST_NAME,
     AST_INDEX, /* name[args] */
     AST_CALL,  /* name(args): built-in, conversion, sum or definition */
-    AST_UNARY, /* form "-u" "!u" "~u" */
+    AST_UNARY, /* form "-u" "!u" "~u" "+u" */
     AST_BINARY,
     AST_COND
 } ast_kind;
@@ -73,6 +74,7 @@ typedef struct ast_body {
     const ast_statement *statements;
     uint32_t n_statements;
     const ast_node *result;
+    bool comment_follows; /* a // comment, on the line where the result ends */
 } ast_body;
 
 typedef struct ast_param {

@@ -177,6 +177,10 @@ uint32_t mod_emit(mod_builder *b, mod_op op, const uint32_t *args, uint32_t n_ar
         return fail(b, SACCADE_ENOMEM);
     if (!operands_fit(b, op, args, n_args))
         return fail(b, SACCADE_EINTERNAL);
+    if (op == OP_FLOAT && isnan(node.imm.f))
+        node.imm.f = NAN; /* one NaN */
+    if (op == OP_SCORE || op > OP_LOAD)
+        node.imm.i = 0;
     if (op == OP_SCALAR || op == OP_LOAD) {
         if (imm < 0 || (uint32_t)imm >= b->n_captures)
             return fail(b, SACCADE_EINTERNAL);
@@ -190,7 +194,7 @@ uint32_t mod_emit(mod_builder *b, mod_op op, const uint32_t *args, uint32_t n_ar
 
 uint32_t mod_emit_float(mod_builder *b, float value)
 {
-    mod_node bits = {.imm.f = isnan(value) ? NAN : value}; /* one NaN */
+    const mod_node bits = {.imm.f = value};
     return mod_emit(b, OP_FLOAT, NULL, 0, bits.imm.i, 0, 0);
 }
 
@@ -230,6 +234,11 @@ uint32_t mod_peek_arg(const mod_builder *b, uint32_t node, uint32_t k)
 {
     const mod_node *n = mod_peek(b, node);
     return k < n->n_args ? b->args[n->args + k] : 0;
+}
+
+saccade_status mod_builder_status(const mod_builder *b)
+{
+    return b->failed;
 }
 
 uint32_t mod_emit_function(mod_builder *b, const mod_fn *fn, uint32_t first_capture)

@@ -39,6 +39,9 @@ static saccade_status call_convert(elab *e, const ast_node *node, const char *fo
     if (out->types == to)
         return SACCADE_OK;
     const unsigned from = out->types;
+    if (to == T_FLOAT && from == T_BOOL)
+        return elab_fail(e, node->args[0]->place, SACCADE_ETYPE,
+                         "argument of float(): got bool, expected a number; int(x) gives 0 or 1");
     TRY(elab_apply(e, form, node, node->args, out, 1, out));
     out->types = from & to ? to : out->types;
     return SACCADE_OK;
@@ -206,15 +209,25 @@ static saccade_status call_def(elab *e, const ast_node *node, const ast_def *def
 
 saccade_status elab_call(elab *e, const ast_node *node, value *out)
 {
-    const ast_def *def;
     const scope *where;
     if (types_is_builtin(node->name))
         return call_builtin(e, node, out);
-    TRY(scope_find(e, node->name, &def, &where));
+    const ast_def *def = scope_find(e, node->name, &where);
     return def == NULL ? scope_unknown(e, node) : call_def(e, node, def, where, out);
 }
 
 /* ---- definitions that nobody calls ---- */
+
+/* stands for a capture that no text can name. */
+static saccade_status check_tensor(elab *e, const ast_param *p, local *what)
+{
+    char text[AST_MAX_NAME + 3];
+    if (!p->is_tensor)
+        return SACCADE_OK;
+    snprintf(text, sizeof text, "%s[]", p->name);
+    what->tensor = arena_strdup(e->scratch, text);
+    return what->tensor == NULL ? elab_no_memory(e) : SACCADE_OK;
+}
 
 static saccade_status check_def(elab *e, const ast_def *def, const scope *where)
 {
@@ -230,7 +243,7 @@ static saccade_status check_def(elab *e, const ast_def *def, const scope *where)
     for (uint32_t i = 0; i < def->n_params; i++) {
         const ast_param *p = &def->params[i];
         local what = {.value = {.types = T_ANY}, .place = p->place, .source = where->source};
-        what.tensor = p->is_tensor ? p->name : NULL;
+        TRY(check_tensor(e, p, &what));
         TRY(frame_set(e, &f, p->name, what));
     }
     TRY(elab_body(e, &f, &def->body, &result));
@@ -248,9 +261,10 @@ saccade_status elab_check_defs(elab *e, const scope *where)
         return elab_no_memory(e);
     apart.is_check = true;
     apart.depth = 0;
+    apart.steps = e->check_steps;
     for (const ast_def *def = where->body->defs; def != NULL && !status; def = def->next)
         status = check_def(&apart, def, where);
-    e->steps = apart.steps;
+    e->check_steps = apart.steps;
     /* what is not called may be as long as it likes */
     return status == SACCADE_ELIMIT ? SACCADE_OK : status;
 }

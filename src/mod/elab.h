@@ -51,6 +51,7 @@ typedef struct elab {
     saccade_error *err;
     frame *frame;
     uint32_t steps, depth;
+    uint32_t check_steps; /* spent on definitions nobody calls */
     bool is_check;        /* a definition nobody calls: its parameters are unknown */
     ast_place call_place; /* the user's call of a prelude definition now being inlined */
     const ast_source *call_source;
@@ -72,9 +73,8 @@ saccade_status frame_drop(frame *f, const char *name);
 /* index of b h q kv score, or -1; of B H Hkv Q KV D Dv, or -1. */
 int scope_var(const char *name);
 int scope_size(const char *name);
-/* the definition a call means; *where its scope. NULL when there is none. ENOMEM only. */
-saccade_status scope_find(const elab *e, const char *name, const ast_def **def,
-                          const scope **where);
+/* the definition a call means, and its scope; NULL when there is none. */
+const ast_def *scope_find(elab *e, const char *name, const scope **where);
 /* fails with "did you mean". */
 saccade_status scope_unknown(const elab *e, const ast_node *call);
 /* the capture of this name, made when generic; checks that its rank is always the same. */

@@ -6,11 +6,6 @@
 
 #include <string.h>
 
-static unsigned only(const value *v)
-{
-    return v->types;
-}
-
 value elab_int(elab *e, int32_t constant)
 {
     value v = {.types = T_INT, .is_const = true, .constant = constant};
@@ -58,7 +53,7 @@ saccade_status elab_coerce(elab *e, ast_place place, type_set type, const char *
     const unsigned ok = type == T_FLOAT ? T_NUMBER : type;
     if ((v->types & ok) == 0)
         return elab_fail(e, place, SACCADE_ETYPE, "%s: got %s, expected %s%s", what,
-                         types_name(only(v)), types_name(type), coercion_hint(type, v->types));
+                         types_name(v->types), types_name(type), coercion_hint(type, v->types));
     if (type == T_FLOAT)
         widen(e, v, place);
     v->types = type;
@@ -75,7 +70,7 @@ static bool is_comparison(const ast_node *node)
 
 /* What the writer most likely meant where an operand has the wrong type. */
 static const char *operator_hint(const char *form, const ast_node *const *operands, uint32_t n,
-                                 uint32_t wrong, unsigned got)
+                                 unsigned got)
 {
     const bool is_bitwise = strchr("&|^", form[0]) != NULL && form[1] == '\0';
     const bool is_order = (form[0] == '<' || form[0] == '>') && form[1] != form[0];
@@ -84,7 +79,8 @@ static const char *operator_hint(const char *form, const ast_node *const *operan
         return n == 2 && (is_comparison(operands[0]) || is_comparison(operands[1]))
                    ? "; comparisons bind tighter: write (x & 1) == 0, and && between bools"
                    : "; && || != are for bools";
-    if (got == T_BOOL && (is_order || strcmp(form, "==") == 0) && is_comparison(operands[wrong]))
+    if ((is_order || form[1] == '=')
+        && (is_comparison(operands[0]) || is_comparison(operands[n - 1])))
         return "; comparisons do not chain: write 0 <= x && x < 5";
     if (got == T_BOOL)
         return "; int(x) gives 0 or 1, and x ? y : z chooses";
@@ -101,7 +97,7 @@ static saccade_status operand_error(elab *e, const char *form, const ast_node *a
 {
     const uint32_t wrong = found->wrong;
     const size_t length = strlen(form);
-    const char *hint = operator_hint(form, operands, n, wrong, types[wrong]);
+    const char *hint = operator_hint(form, operands, n, types[wrong]);
     if (form[length - 1] == '(')
         return elab_fail(e, operands[wrong]->place, SACCADE_ETYPE,
                          "argument %u of %.*s(): got %s, expected %s%s", wrong + 1,
@@ -218,9 +214,8 @@ static saccade_status elab_var(elab *e, const ast_node *node, int var, value *ou
 /* a name alone that is a definition's is a call whose parentheses were forgotten. */
 static saccade_status check_not_function(elab *e, const ast_node *node)
 {
-    const ast_def *def;
     const scope *where;
-    TRY(scope_find(e, node->name, &def, &where));
+    const ast_def *def = scope_find(e, node->name, &where);
     if (def != NULL)
         return elab_fail(e, node->place, SACCADE_EPARSE,
                          "got '%s' without arguments, expected a call: %s", node->name,
@@ -303,11 +298,23 @@ static saccade_status elab_constant(elab *e, const ast_node *node, value *out)
     return SACCADE_OK;
 }
 
+static saccade_status elab_plus(const elab *e, const ast_node *node, value operand, value *out)
+{
+    if ((operand.types & T_NUMBER) == 0)
+        return elab_fail(e, node->place, SACCADE_ETYPE,
+                         "operand of '+': got bool, expected a number; int(x) gives 0 or 1");
+    operand.types &= T_NUMBER;
+    *out = operand;
+    return SACCADE_OK;
+}
+
 static saccade_status elab_operator(elab *e, const ast_node *node, value *out)
 {
     value args[3];
     for (uint32_t i = 0; i < node->n_args; i++)
         TRY(elab_expr(e, node->args[i], &args[i]));
+    if (node->name[0] == '+')
+        return elab_plus(e, node, args[0], out);
     return elab_apply(e, node->name, node, node->args, args, node->n_args, out);
 }
 
@@ -337,6 +344,10 @@ saccade_status elab_expr(elab *e, const ast_node *node, value *out)
         return elab_fail(e, node->place, SACCADE_ELIMIT,
                          "got operators and calls nested deeper than %d", ELAB_MAX_DEPTH);
     TRY(elab_kind(e, node, out));
+    if (e->builder != NULL && mod_builder_status(e->builder) == SACCADE_ELIMIT)
+        return elab_fail(e, node->place, SACCADE_ELIMIT,
+                         "got more than %d operations, definitions and sum() written out",
+                         MOD_MAX_NODES);
     e->depth--;
     return SACCADE_OK;
 }
@@ -364,8 +375,14 @@ saccade_status elab_body(elab *e, frame *f, const ast_body *body, value *out)
     for (const ast_statement *s = body->statements; s != NULL; s = s->next)
         TRY(elab_statement(e, f, s));
     TRY(elab_expr(e, body->result, out));
-    TRY(elab_coerce(e, body->result->place, f->kind == SACCADE_MASK ? T_BOOL : T_FLOAT,
-                    f->kind == SACCADE_MASK ? "a mask's result" : "a score's result", out));
+    const bool is_mask = f->kind == SACCADE_MASK;
+    if (is_mask && body->comment_follows && (out->types & T_BOOL) == 0)
+        return elab_fail(e, body->result->place, SACCADE_ETYPE,
+                         "a mask's result: got %s, expected bool; // starts a comment, "
+                         "floordiv(x, y) divides",
+                         types_name(out->types));
+    TRY(elab_coerce(e, body->result->place, is_mask ? T_BOOL : T_FLOAT,
+                    is_mask ? "a mask's result" : "a score's result", out));
     e->frame = f->parent;
     return SACCADE_OK;
 }

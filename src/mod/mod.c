@@ -43,8 +43,8 @@ static saccade_status add_part(saccade_mod *mod, const char *text, size_t bytes,
 {
     ast_source *source = arena_alloc(&mod->arena, sizeof *source);
     char *copy = NULL;
-    FAIL_IF(bytes > MOD_MAX_TEXT, SACCADE_ELIMIT, "got a text of %zu bytes, expected at most %d",
-            bytes, MOD_MAX_TEXT);
+    FAIL_AT(bytes > MOD_MAX_TEXT, SACCADE_ELIMIT, NULL, 1, 1,
+            "got a text of %zu bytes, expected at most %d", bytes, MOD_MAX_TEXT);
     FAIL_IF_NULL(source);
     copy = arena_memdup(&mod->arena, text, bytes);
     FAIL_IF_NULL(copy);
@@ -237,7 +237,12 @@ static saccade_status bind_in(const saccade_mod *mod, const saccade_capture *giv
     mod_builder *builder = mod_builder_create(scratch, mod->kind, captures, typed->n);
     FAIL_IF_NULL(builder);
     TRY(elab_run(mod->kind, mod->parts, mod->n_parts, typed, builder, scratch, &result, err));
-    TRY(mod_finish(builder, result, &fn, err));
+    const saccade_status status = mod_finish(builder, result, &fn, err);
+    if (status == SACCADE_ELIMIT)
+        return source_fail(mod->parts[0], (ast_place){0, 1, 1}, err, status,
+                           "got more than %d operations, definitions and sum() written out",
+                           MOD_MAX_NODES);
+    TRY(status);
     TRY(mod_copy_function(fn, &bound->arena, &bound->fn, err));
     TRY(reserve_parts(bound, mod->n_parts, err));
     return copy_parts(mod, false, bound, err);

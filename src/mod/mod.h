@@ -101,6 +101,8 @@ uint32_t mod_emit2(mod_builder *b, mod_op op, uint32_t x, uint32_t y);
 uint32_t mod_emit3(mod_builder *b, mod_op op, uint32_t x, uint32_t y, uint32_t z);
 const mod_node *mod_peek(const mod_builder *b, uint32_t node);
 uint32_t mod_peek_arg(const mod_builder *b, uint32_t node, uint32_t k);
+/* The first failure so far, without its message. */
+saccade_status mod_builder_status(const mod_builder *b);
 /* Drops dead nodes, verifies, and gives a mod_fn in the builder's arena. */
 saccade_status mod_finish(mod_builder *b, uint32_t result, const mod_fn **out,
                           saccade_error *err);

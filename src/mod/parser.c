@@ -18,6 +18,7 @@ typedef struct parser {
     arena *arena;
     uint32_t depth, n_nodes;
     uint32_t previous_line; /* of the last token taken */
+    ast_place end;          /* of the last token taken */
     saccade_error *err;
 } parser;
 
@@ -63,6 +64,7 @@ static saccade_status advance(parser *p)
 {
     saccade_error *err = p->err;
     p->previous_line = p->tok.place.line;
+    p->end = p->lex.at;
     return lexer_next(&p->lex, &p->tok, err);
 }
 
@@ -74,6 +76,12 @@ static bool is(const token *t, const char *text)
 static bool is_word(const token *t, const char *word)
 {
     return t->kind == TOK_NAME && strcmp(t->name, word) == 0;
+}
+
+/* did a // comment cut off the line that the last token stands on? */
+static bool is_after_comment(const parser *p)
+{
+    return p->tok.after_comment && p->lex.comment_line == p->previous_line;
 }
 
 /* What a reader of Python or C may have meant by this token, as " (...)" or "". */
@@ -97,7 +105,7 @@ static const char *hint_for(const parser *p)
         return " (== compares)";
     if (is(&p->tok, ","))
         return " (there is no comma operator)";
-    if (p->tok.after_comment && p->lex.comment_line == p->previous_line)
+    if (is_after_comment(p))
         return " (// starts a comment; floordiv(x, y) divides)";
     return "";
 }
@@ -107,12 +115,13 @@ static saccade_status unexpected(const parser *p, const char *expected)
 {
     char got[48];
     const int n = p->tok.bytes < 32 ? (int)p->tok.bytes : 32;
-    if (p->tok.kind == TOK_END)
+    const bool is_end = p->tok.kind == TOK_END;
+    if (is_end)
         snprintf(got, sizeof got, "the end of the text");
     else
         snprintf(got, sizeof got, "'%.*s'", n, p->source->text + p->tok.place.offset);
-    return source_fail(p->source, p->tok.place, p->err, SACCADE_EPARSE, "got %s, expected %s%s",
-                       got, expected, hint_for(p));
+    return source_fail(p->source, is_end ? p->end : p->tok.place, p->err, SACCADE_EPARSE,
+                       "got %s, expected %s%s", got, expected, hint_for(p));
 }
 
 static saccade_status take(parser *p, const char *text)
@@ -277,11 +286,11 @@ static saccade_status parse_primary(parser *p, const ast_node **out)
 
 static saccade_status parse_unary(parser *p, const ast_node **out)
 {
-    static const char *const forms[] = {"-u", "!u", "~u"};
+    static const char *const forms[] = {"-u", "!u", "~u", "+u"};
     const token op = p->tok;
     ast_node *node = NULL;
     const char *form = NULL;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         if (op.kind == TOK_PUNCT && op.text[0] == forms[i][0] && op.text[1] == '\0')
             form = forms[i];
     if (form == NULL)
@@ -494,12 +503,15 @@ static saccade_status is_def(const parser *p, bool *out)
 static saccade_status parse_defs(parser *p, ast_body *body)
 {
     const ast_def **tail = &body->defs;
-    for (;;) {
+    for (uint32_t n = 0;; n++) {
         bool more;
         ast_def *def = NULL;
         TRY(is_def(p, &more));
         if (!more)
             return SACCADE_OK;
+        if (n == AST_MAX_DEFS)
+            return source_fail(p->source, p->tok.place, p->err, SACCADE_ELIMIT,
+                               "got more than %d definitions in one place", AST_MAX_DEFS);
         TRY(parse_def(p, &def));
         for (const ast_def *d = body->defs; d != NULL; d = d->next)
             if (strcmp(d->name, def->name) == 0)
@@ -547,6 +559,7 @@ static saccade_status parse_result(parser *p, ast_body *body, bool is_block)
                                  ? "the result: the last statement is an expression"
                                  : "an expression");
     TRY(parse_expr(p, &body->result));
+    body->comment_follows = is_after_comment(p);
     const bool has_end = is(&p->tok, ";");
     if (has_end)
         TRY(advance(p));
@@ -581,9 +594,8 @@ static saccade_status parse_body(parser *p, ast_body *body, bool is_block)
 saccade_status parser_run(ast_source *source, arena *arena, saccade_error *err)
 {
     parser p = {.source = source, .arena = arena, .err = err};
-    FAIL_IF(source->bytes > MOD_MAX_TEXT, SACCADE_ELIMIT,
-            "got a text of %zu bytes, expected at most %d", source->bytes, MOD_MAX_TEXT);
     lexer_init(&p.lex, source, arena);
+    p.tok.place = p.lex.at;
     TRY(advance(&p));
     if (!source->is_prelude)
         return parse_body(&p, &source->body, false);

@@ -117,24 +117,26 @@ int scope_size(const char *name)
 
 /* ---- definitions ---- */
 
-static const ast_def *find_def(const ast_body *body, const char *name)
+static const ast_def *find_def(const ast_body *body, const char *name, uint32_t *looked_at)
 {
     const ast_def *def = body->defs;
-    while (def != NULL && strcmp(def->name, name) != 0)
-        def = def->next;
+    for (; def != NULL && strcmp(def->name, name) != 0; def = def->next)
+        ++*looked_at;
     return def;
 }
 
-saccade_status scope_find(const elab *e, const char *name, const ast_def **def,
-                          const scope **where)
+const ast_def *scope_find(elab *e, const char *name, const scope **where)
 {
+    enum { PER_STEP = 16 }; /* definitions looked at in the time of a step */
     const scope *s = e->frame->scope;
-    for (;; s = s->parent) {
+    const ast_def *def = NULL;
+    uint32_t looked_at = 0;
+    for (; s != NULL && def == NULL; s = s->parent) {
         *where = s;
-        *def = find_def(s->body, name);
-        if (*def != NULL || s->parent == NULL)
-            return SACCADE_OK;
+        def = find_def(s->body, name, &looked_at);
     }
+    e->steps += looked_at / PER_STEP;
+    return def;
 }
 
 saccade_status scope_unknown(const elab *e, const ast_node *call)

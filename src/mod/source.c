@@ -89,7 +89,7 @@ static unsigned distance(const char *a, const char *b)
 const char *source_nearest(const char *name, const char *const *names, uint32_t n)
 {
     const size_t length = strlen(name);
-    unsigned best = length < 3 ? 2 : length < 6 ? 3 : 4; /* fewer edits than this */
+    unsigned best = length < 2 ? 0 : length < 4 ? 2 : length < 8 ? 3 : 4; /* fewer than this */
     const char *nearest = NULL;
     for (uint32_t i = 0; i < n; i++) {
         if (length > AST_MAX_NAME || strlen(names[i]) > AST_MAX_NAME)
