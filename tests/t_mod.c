@@ -282,17 +282,23 @@ static void binding_names_the_capture(void **state)
         int32_t n;
         const char *message;
     } wrong[] = {
-        {{{"doc", SACCADE_I32, 1}}, 1,
+        {{{"doc", SACCADE_I32, 1}},
+         1,
          "got no value for 'width', expected a scalar of that name to be bound"},
-        {{{"doc", SACCADE_I32, 1}, {"with", SACCADE_I32, 0}}, 2,
+        {{{"doc", SACCADE_I32, 1}, {"with", SACCADE_I32, 0}},
+         2,
          "got a value for it, but the text does not use it"},
-        {{{"doc", SACCADE_I32, 2}, {"width", SACCADE_I32, 0}}, 2,
+        {{{"doc", SACCADE_I32, 2}, {"width", SACCADE_I32, 0}},
+         2,
          "got 'doc' of rank 2, expected rank 1 as used here"},
-        {{{"doc", SACCADE_NONE, 1}, {"width", SACCADE_I32, 0}}, 2,
+        {{{"doc", SACCADE_NONE, 1}, {"width", SACCADE_I32, 0}},
+         2,
          "got dtype 0 for 'doc', expected bool, an integer or a float"},
-        {{{"doc", SACCADE_I32, 1}, {"width", SACCADE_I32, 0}, {"q", SACCADE_I32, 0}}, 3,
+        {{{"doc", SACCADE_I32, 1}, {"width", SACCADE_I32, 0}, {"q", SACCADE_I32, 0}},
+         3,
          "got a value for it, but it is an index variable and can't be bound"},
-        {{{"doc", SACCADE_I32, 1}, {"width", SACCADE_I32, 0}, {"doc", SACCADE_I32, 1}}, 3,
+        {{{"doc", SACCADE_I32, 1}, {"width", SACCADE_I32, 0}, {"doc", SACCADE_I32, 1}},
+         3,
          "got two values for it"},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
@@ -377,7 +383,7 @@ static void chained_masks_are_both_required(void **state)
 static void joined_masks_keep_their_captures_apart(void **state)
 {
     saccade_error err = {0};
-    saccade_mod *a, *b, *both, *twice, *not;
+    saccade_mod *a, *b, *both, *twice, *not ;
     const char *const *names;
     (void)state;
     assert_int_equal(compile(SACCADE_MASK, "doc[q] == doc[kv]", SACCADE_I32, &a, &err), 0);
@@ -392,10 +398,10 @@ static void joined_masks_keep_their_captures_apart(void **state)
     assert_string_equal(names[0], "doc_3");
     assert_string_equal(names[1], "doc_2_2");
     assert_int_equal(mod_negate(a, &not, &err), SACCADE_OK);
-    text = print(not);
+    text = print(not );
     assert_string_equal(text, "!(doc[q] == doc[kv])\n");
     free(text);
-    saccade_mod *all[] = {a, b, both, twice, not};
+    saccade_mod *all[] = {a, b, both, twice, not };
     for (int i = 0; i < 5; i++)
         saccade_mod_destroy(all[i]);
 }
@@ -407,7 +413,8 @@ static void captures_keep_their_order_in_print(void **state)
     (void)state;
     /* mentioned out of order, and one not at all once dead code is gone */
     assert_int_equal(compile(SACCADE_MASK, "x = c + n0; y = b_[q]; a[kv] > 0 && b_[q] > c",
-                             SACCADE_I32, &mod, &err), SACCADE_OK);
+                             SACCADE_I32, &mod, &err),
+                     SACCADE_OK);
     char *text = print(mod);
     assert_int_equal(compile(SACCADE_MASK, text, SACCADE_I32, &again, &err), SACCADE_OK);
     char *second = print(again);

@@ -370,9 +370,10 @@ static int t5_bucket(int distance, int n, int far)
     if (distance < exact)
         return bucket;
     while (bucket < n - 1
-           && distance >= exact * pow((double)far / exact,
-                                      (double)(bucket + 1 - exact) / (n - exact))
-                              * (1 - 1e-9))
+           && distance
+                  >= exact
+                         * pow((double)far / exact, (double)(bucket + 1 - exact) / (n - exact))
+                         * (1 - 1e-9))
         bucket++;
     return bucket;
 }
@@ -531,10 +532,15 @@ static void compare_at(const mod_fn *fn, const eval_env *env, int c, eval_point 
 
 static void compare(int c)
 {
-    const saccade_sizes sizes = {BATCH, HEADS, HEADS, cases[c].n_q ? cases[c].n_q : N,
-                                 strstr(cases[c].text, "tree") ? 28 : cases[c].n_q ? cases[c].n_q
-                                                                                    : N,
-                                 8, 8};
+    const saccade_sizes sizes = {BATCH,
+                                 HEADS,
+                                 HEADS,
+                                 cases[c].n_q ? cases[c].n_q : N,
+                                 strstr(cases[c].text, "tree") ? 28
+                                 : cases[c].n_q                ? cases[c].n_q
+                                                               : N,
+                                 8,
+                                 8};
     saccade_binding bindings[8];
     saccade_tensor resolved[8];
     saccade_error err = {0};

@@ -23,7 +23,10 @@ typedef struct ast_place {
 } ast_place;
 
 typedef enum token_kind {
-    TOK_END, TOK_NAME, TOK_INT, TOK_FLOAT,
+    TOK_END,
+    TOK_NAME,
+    TOK_INT,
+    TOK_FLOAT,
     TOK_PUNCT /* text says which */
 } token_kind;
 
@@ -31,16 +34,19 @@ typedef struct token {
     token_kind kind;
     ast_place place;
     uint32_t bytes;
-    char text[4];         /* TOK_PUNCT: spelling */
-    const char *name;     /* TOK_NAME: in the arena */
-    uint32_t int_value;   /* TOK_INT: 0 to 2^31, or any 32 bits when hexadecimal */
+    char text[4];       /* TOK_PUNCT: spelling */
+    const char *name;   /* TOK_NAME: in the arena */
+    uint32_t int_value; /* TOK_INT: 0 to 2^31, or any 32 bits when hexadecimal */
     bool is_hex;
     float float_value;
-    bool after_comment;   /* a // comment stands before it on the line that ended before it */
+    bool after_comment; /* a // comment stands before it on the line that ended before it */
 } token;
 
 typedef enum ast_kind {
-    AST_INT, AST_FLOAT, AST_BOOL, AST_NAME,
+    AST_INT,
+    AST_FLOAT,
+    AST_BOOL,
+    AST_NAME,
     AST_INDEX, /* name[args] */
     AST_CALL,  /* name(args): built-in, conversion, sum or definition */
     AST_UNARY, /* form "-u" "!u" "~u" "+u" */
@@ -49,12 +55,12 @@ typedef enum ast_kind {
 } ast_kind;
 
 typedef struct ast_node {
-    uint8_t kind;           /* ast_kind */
+    uint8_t kind; /* ast_kind */
     bool parenthesised;
     uint16_t n_args;
-    uint32_t spine;         /* AST_BINARY: binaries down the left edge, this one included */
+    uint32_t spine; /* AST_BINARY: binaries down the left edge, this one included */
     ast_place place;
-    const char *name;       /* AST_NAME, AST_INDEX, AST_CALL; operator's form otherwise */
+    const char *name; /* AST_NAME, AST_INDEX, AST_CALL; operator's form otherwise */
     const struct ast_node **args;
     union {
         int32_t i;
@@ -90,7 +96,7 @@ typedef struct ast_def {
     const ast_param *params;
     uint32_t n_params;
     ast_body body;
-    const char *comment;          /* text of the line comment just above, or "" */
+    const char *comment; /* text of the line comment just above, or "" */
     const struct ast_def *next;
 } ast_def;
 
@@ -135,7 +141,7 @@ bool parser_is_name(const char *name);
 /* C's precedence of a binary operator, 1 (||) to 10 (*); 0 when it is none. */
 int parser_precedence(const char *op);
 
-/* ---- types.c: overloads, from ops.def ---- */
+/* ---- typing.c: overloads, from ops.def ---- */
 
 /* sets of types: what a value may be while captures have no type yet. */
 typedef enum type_set { T_BOOL = 1, T_INT = 2, T_FLOAT = 4, T_NUMBER = 6, T_ANY = 7 } type_set;
@@ -148,10 +154,10 @@ bool types_is_builtin(const char *name);
 /* the built-in whose name is nearly this one, or NULL; lives till the process ends. */
 const char *types_nearest_builtin(const char *name);
 typedef struct overload {
-    mod_op op;          /* the first operation that fits */
-    unsigned result;    /* type_set over all that may */
-    uint32_t wrong;     /* no operation fits: the operand to blame, */
-    unsigned expected;  /* and what it may be */
+    mod_op op;         /* the first operation that fits */
+    unsigned result;   /* type_set over all that may */
+    uint32_t wrong;    /* no operation fits: the operand to blame, */
+    unsigned expected; /* and what it may be */
 } overload;
 
 /* chooses by operand types, int becoming float where that is all that fits. */
@@ -161,16 +167,16 @@ bool types_resolve(const char *form, const unsigned *types, uint32_t n, overload
 
 typedef struct elab_capture {
     const char *name;
-    ast_place place;           /* first use */
+    ast_place place; /* first use */
     const ast_source *source;
     uint32_t rank;
-    unsigned types;            /* T_ANY until bound */
+    unsigned types; /* T_ANY until bound */
 } elab_capture;
 
 typedef struct elab_captures {
     elab_capture list[MOD_MAX_CAPTURES];
     uint32_t n;
-    bool is_fixed;             /* bound: no new ones */
+    bool is_fixed; /* bound: no new ones */
 } elab_captures;
 
 /* Runs the sources one after the other (score: each sees the score before it; mask: and).

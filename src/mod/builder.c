@@ -33,8 +33,12 @@ mod_builder *mod_builder_create(arena *arena, saccade_kind kind, const mod_captu
     mod_builder *b = arena_alloc(arena, sizeof *b);
     if (b == NULL)
         return NULL;
-    *b = (mod_builder){.arena = arena, .kind = kind, .captures = captures,
-                       .n_captures = n_captures, .nodes_room = 32, .args_room = 64,
+    *b = (mod_builder){.arena = arena,
+                       .kind = kind,
+                       .captures = captures,
+                       .n_captures = n_captures,
+                       .nodes_room = 32,
+                       .args_room = 64,
                        .table_size = 128};
     b->nodes = arena_array(arena, b->nodes_room, sizeof *b->nodes);
     b->args = arena_array(arena, b->args_room, sizeof *b->args);
@@ -166,11 +170,14 @@ static uint32_t intern(mod_builder *b, mod_node *node, const uint32_t *args)
     return b->n_nodes - 1;
 }
 
-uint32_t mod_emit(mod_builder *b, mod_op op, const uint32_t *args, uint32_t n_args,
-                  int32_t imm, uint16_t line, uint16_t column)
+uint32_t mod_emit(mod_builder *b, mod_op op, const uint32_t *args, uint32_t n_args, int32_t imm,
+                  uint16_t line, uint16_t column)
 {
-    mod_node node = {.op = (uint8_t)op, .n_args = (uint8_t)n_args, .imm.i = imm,
-                     .line = line, .column = column};
+    mod_node node = {.op = (uint8_t)op,
+                     .n_args = (uint8_t)n_args,
+                     .imm.i = imm,
+                     .line = line,
+                     .column = column};
     if (b->failed != SACCADE_OK)
         return 0;
     if (!reserve(b, n_args))
@@ -252,9 +259,9 @@ uint32_t mod_emit_function(mod_builder *b, const mod_fn *fn, uint32_t first_capt
         uint32_t args[SACCADE_MAX_RANK];
         for (uint32_t j = 0; j < n->n_args; j++)
             args[j] = new_of[fn->args[n->args + j]];
-        new_of[i] = mod_emit(b, (mod_op)n->op, args, n->n_args,
-                             n->imm.i + (reads ? (int32_t)first_capture : 0), n->line,
-                             n->column);
+        new_of[i] =
+            mod_emit(b, (mod_op)n->op, args, n->n_args,
+                     n->imm.i + (reads ? (int32_t)first_capture : 0), n->line, n->column);
     }
     return new_of[fn->result];
 }
@@ -318,8 +325,13 @@ static mod_fn *collect(const mod_builder *b, const order *o)
         for (uint32_t j = 0; j < nodes[i].n_args; j++)
             args[n_args++] = o->new_of[old[j]] - 1;
     }
-    *fn = (mod_fn){.kind = b->kind, .nodes = nodes, .args = args, .captures = b->captures,
-                   .n_nodes = o->n, .n_args = n_args, .n_captures = b->n_captures};
+    *fn = (mod_fn){.kind = b->kind,
+                   .nodes = nodes,
+                   .args = args,
+                   .captures = b->captures,
+                   .n_nodes = o->n,
+                   .n_args = n_args,
+                   .n_captures = b->n_captures};
     return fn;
 }
 
@@ -332,8 +344,8 @@ static saccade_status check_failed(const mod_builder *b, saccade_error *err)
     return SACCADE_OK;
 }
 
-saccade_status mod_finish_roots(mod_builder *b, uint32_t *roots, uint32_t n,
-                                const mod_fn **out, saccade_error *err)
+saccade_status mod_finish_roots(mod_builder *b, uint32_t *roots, uint32_t n, const mod_fn **out,
+                                saccade_error *err)
 {
     order o;
     TRY(check_failed(b, err));
@@ -368,7 +380,8 @@ saccade_status mod_copy_function(const mod_fn *fn, arena *arena, const mod_fn **
                                  saccade_error *err)
 {
     mod_fn *copy = arena_memdup(arena, fn, sizeof *fn);
-    mod_capture *captures = arena_memdup(arena, fn->captures, fn->n_captures * sizeof *captures);
+    mod_capture *captures =
+        arena_memdup(arena, fn->captures, fn->n_captures * sizeof *captures);
     FAIL_IF_NULL(copy);
     FAIL_IF_NULL(captures);
     copy->nodes = arena_memdup(arena, fn->nodes, fn->n_nodes * sizeof *fn->nodes);

@@ -40,8 +40,9 @@ static saccade_status call_convert(elab *e, const ast_node *node, const char *fo
         return SACCADE_OK;
     const unsigned from = out->types;
     if (to == T_FLOAT && from == T_BOOL)
-        return elab_fail(e, node->args[0]->place, SACCADE_ETYPE,
-                         "argument of float(): got bool, expected a number; int(x) gives 0 or 1");
+        return elab_fail(
+            e, node->args[0]->place, SACCADE_ETYPE,
+            "argument of float(): got bool, expected a number; int(x) gives 0 or 1");
     TRY(elab_apply(e, form, node, node->args, out, 1, out));
     out->types = from & to ? to : out->types;
     return SACCADE_OK;
@@ -59,8 +60,9 @@ static saccade_status sum_count(elab *e, const ast_node *node, int32_t *n)
                          "the count of sum(): got a value known only when running, expected a "
                          "constant; choose terms by sum(i, 8, i < n ? x : 0)");
     if (count.constant < 0 || count.constant > MOD_MAX_SUM)
-        return elab_fail(e, node->place, SACCADE_ELIMIT, "got a sum() of %d terms, expected 0 to %d",
-                         count.constant, MOD_MAX_SUM);
+        return elab_fail(e, node->place, SACCADE_ELIMIT,
+                         "got a sum() of %d terms, expected 0 to %d", count.constant,
+                         MOD_MAX_SUM);
     *n = count.constant;
     return SACCADE_OK;
 }
@@ -117,7 +119,10 @@ static saccade_status call_builtin(elab *e, const ast_node *node, value *out)
     snprintf(form, sizeof form, "%s(", node->name);
     const uint32_t n = is_sum || is_clamp ? 3 : types_arity(form);
     snprintf(signature, sizeof signature, "%s%s)", form,
-             is_sum ? "i, n, x" : is_clamp ? "x, low, high" : n == 1 ? "x" : "x, y");
+             is_sum     ? "i, n, x"
+             : is_clamp ? "x, low, high"
+             : n == 1   ? "x"
+                        : "x, y");
     if (node->n_args != n)
         return wrong_count(e, node, signature, n);
     if (is_sum)
@@ -136,10 +141,11 @@ static saccade_status check_recursion(elab *e, const ast_node *node, const ast_d
 {
     for (const frame *f = e->frame; f != NULL; f = f->parent)
         if (f->def == def)
-            return elab_fail(e, node->place, SACCADE_EPARSE,
-                             "got a call of '%s' inside of itself; there is no recursion, sum() "
-                             "is the only loop",
-                             def->name);
+            return elab_fail(
+                e, node->place, SACCADE_EPARSE,
+                "got a call of '%s' inside of itself; there is no recursion, sum() "
+                "is the only loop",
+                def->name);
     return SACCADE_OK;
 }
 
@@ -188,7 +194,10 @@ static saccade_status call_def(elab *e, const ast_node *node, const ast_def *def
                                const scope *where, value *out)
 {
     const scope inner = {&def->body, where->source, where};
-    frame f = {.parent = e->frame, .def = def, .kind = def->kind, .scope = &inner,
+    frame f = {.parent = e->frame,
+               .def = def,
+               .kind = def->kind,
+               .scope = &inner,
                .source = where->source};
     const bool enters_prelude = where->source->is_prelude && !e->frame->source->is_prelude;
     TRY(check_call(e, node, def));

@@ -8,16 +8,16 @@
 enum { ELAB_MAX_DEPTH = 5 * MOD_MAX_DEPTH }; /* operators inside operators, over all calls */
 
 typedef struct value {
-    unsigned types;   /* type_set; one bit when bound */
-    uint32_t node;    /* when bound */
-    bool is_const;    /* an int known here: what sum() may count to */
+    unsigned types; /* type_set; one bit when bound */
+    uint32_t node;  /* when bound */
+    bool is_const;  /* an int known here: what sum() may count to */
     int32_t constant;
 } value;
 
 typedef struct local {
     const char *name;
-    const char *tensor;   /* tensor parameter: the capture it stands for; NULL: a value */
-    ast_place place;      /* of the argument */
+    const char *tensor; /* tensor parameter: the capture it stands for; NULL: a value */
+    ast_place place;    /* of the argument */
     const ast_source *source;
     value value;
     struct local *next;
@@ -35,13 +35,13 @@ enum { FRAME_SCORE = 4, FRAME_VARS = 5 }; /* b h q kv as in mod_var, then score 
 /* A body being elaborated: a source's, or one call's. */
 typedef struct frame {
     struct frame *parent;
-    const ast_def *def;   /* NULL: the text itself */
+    const ast_def *def; /* NULL: the text itself */
     saccade_kind kind;
     value vars[FRAME_VARS];
     const scope *scope;
     const ast_source *source;
     local **buckets;
-    uint32_t n_buckets;   /* power of two */
+    uint32_t n_buckets; /* power of two */
 } frame;
 
 typedef struct elab {
@@ -89,8 +89,7 @@ saccade_status elab_apply(elab *e, const char *form, const ast_node *at,
                           const ast_node *const *operands, const value *args, uint32_t n,
                           value *out);
 /* makes v of the type (T_BOOL, T_INT or T_FLOAT), or fails saying what it is needed for. */
-saccade_status elab_coerce(elab *e, ast_place place, type_set type, const char *what,
-                           value *v);
+saccade_status elab_coerce(elab *e, ast_place place, type_set type, const char *what, value *v);
 /* statements and result of a body in the frame, which becomes the current one. */
 saccade_status elab_body(elab *e, frame *f, const ast_body *body, value *out);
 value elab_int(elab *e, int32_t constant);

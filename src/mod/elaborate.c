@@ -117,12 +117,23 @@ static bool fold(const char *form, const value *args, uint32_t n, int32_t *out)
         if (!args[i].is_const)
             return false;
     switch (form[1] == '\0' || strcmp(form, "-u") == 0 ? form[0] : 0) {
-    case '+': result = x + y; break;
-    case '-': result = n == 1 ? -x : x - y; break;
-    case '*': result = x * y; break;
-    case '/': result = y == 0 ? 0 : x / y; break;
-    case '%': result = y == 0 ? 0 : x % y; break;
-    default: return false;
+    case '+':
+        result = x + y;
+        break;
+    case '-':
+        result = n == 1 ? -x : x - y;
+        break;
+    case '*':
+        result = x * y;
+        break;
+    case '/':
+        result = y == 0 ? 0 : x / y;
+        break;
+    case '%':
+        result = y == 0 ? 0 : x % y;
+        break;
+    default:
+        return false;
     }
     *out = (int32_t)result;
     return result == (int32_t)result;
@@ -323,13 +334,19 @@ static saccade_status elab_kind(elab *e, const ast_node *node, value *out)
     switch ((ast_kind)node->kind) {
     case AST_INT:
     case AST_FLOAT:
-    case AST_BOOL: return elab_constant(e, node, out);
-    case AST_NAME: return elab_name(e, node, out);
-    case AST_INDEX: return elab_index(e, node, out);
-    case AST_CALL: return elab_call(e, node, out);
-    case AST_BINARY: return elab_binary(e, node, out);
+    case AST_BOOL:
+        return elab_constant(e, node, out);
+    case AST_NAME:
+        return elab_name(e, node, out);
+    case AST_INDEX:
+        return elab_index(e, node, out);
+    case AST_CALL:
+        return elab_call(e, node, out);
+    case AST_BINARY:
+        return elab_binary(e, node, out);
     case AST_UNARY:
-    case AST_COND: return elab_operator(e, node, out);
+    case AST_COND:
+        return elab_operator(e, node, out);
     }
     return SACCADE_EINTERNAL;
 }

@@ -50,8 +50,8 @@ static saccade_status join_in(const mod_fn *a, const mod_fn *b, mod_op op, arena
     mod_capture *captures = arena_array(scratch, n, sizeof *captures);
     const mod_fn *fn;
     FAIL_IF_NULL(captures);
-    FAIL_IF(n > MOD_MAX_CAPTURES, SACCADE_ELIMIT, "got %u captures together, expected at most %d",
-            n, MOD_MAX_CAPTURES);
+    FAIL_IF(n > MOD_MAX_CAPTURES, SACCADE_ELIMIT,
+            "got %u captures together, expected at most %d", n, MOD_MAX_CAPTURES);
     TRY(join_captures(a, b, scratch, captures, err));
     mod_builder *builder = mod_builder_create(scratch, a->kind, captures, n);
     FAIL_IF_NULL(builder);
@@ -62,8 +62,7 @@ static saccade_status join_in(const mod_fn *a, const mod_fn *b, mod_op op, arena
 }
 
 saccade_status mod_join(const saccade_mod *a, const saccade_mod *b, mod_op op,
-                        const char *const **second_names, saccade_mod **out,
-                        saccade_error *err)
+                        const char *const **second_names, saccade_mod **out, saccade_error *err)
 {
     const mod_fn *x = mod_function(a), *y = mod_function(b);
     arena scratch;

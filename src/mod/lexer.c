@@ -117,8 +117,9 @@ static saccade_status bad_number(const lexer *lex, uint32_t n, const char *expec
                                  saccade_error *err)
 {
     const int shown = n < 24 ? (int)n : 24;
-    return source_fail(lex->source, lex->at, err, SACCADE_EPARSE, "got number '%.*s', expected %s",
-                       shown, lex->source->text + lex->at.offset, expected);
+    return source_fail(lex->source, lex->at, err, SACCADE_EPARSE,
+                       "got number '%.*s', expected %s", shown,
+                       lex->source->text + lex->at.offset, expected);
 }
 
 static saccade_status lex_hex(lexer *lex, uint32_t n, token *out, saccade_error *err)
@@ -198,8 +199,8 @@ static uint32_t number_length(const lexer *lex, bool *is_int)
     *is_int = true;
     for (;; n++) {
         const int c = peek(lex, n);
-        const bool is_sign = (c == '+' || c == '-') && n > 0 && !is_hex
-                             && (peek(lex, n - 1) | 32) == 'e';
+        const bool is_sign =
+            (c == '+' || c == '-') && n > 0 && !is_hex && (peek(lex, n - 1) | 32) == 'e';
         if (!is_digit(c) && !is_letter(c) && c != '.' && !is_sign)
             return n;
         *is_int = *is_int && is_digit(c);
@@ -224,7 +225,7 @@ static saccade_status lex_number(lexer *lex, token *out, saccade_error *err)
 static const struct {
     const char *text, *hint;
 } foreign[] = {
-    {"++", "x = x + 1"},  {"--", "x = x - 1"},  {"+=", "x = x + ..."}, {"-=", "x = x - ..."},
+    {"++", "x = x + 1"},   {"--", "x = x - 1"},   {"+=", "x = x + ..."}, {"-=", "x = x - ..."},
     {"*=", "x = x * ..."}, {"/=", "x = x / ..."}, {"%=", "x = x % ..."}, {"&=", "x = x & ..."},
     {"|=", "x = x | ..."}, {"^=", "x = x ^ ..."}, {"**", "pow(x, y)"},   {"->", "a name"},
 };

@@ -9,10 +9,10 @@
 struct saccade_mod {
     arena arena;
     saccade_kind kind;
-    const ast_source **parts;  /* texts; parsed while generic, text alone once bound */
+    const ast_source **parts; /* texts; parsed while generic, text alone once bound */
     uint32_t n_parts;
-    elab_captures *captures;   /* generic */
-    const mod_fn *fn;          /* bound */
+    elab_captures *captures; /* generic */
+    const mod_fn *fn;        /* bound */
 };
 
 static saccade_status mod_new(saccade_kind kind, saccade_mod **out, saccade_error *err)
@@ -153,7 +153,7 @@ static const saccade_capture *find_given(const saccade_capture *given, int32_t n
 
 static const char *nearest_given(const elab_capture *c, const saccade_capture *given, int32_t n)
 {
-    static const char *const known[] = {"b",  "h", "q",  "kv", "score", "B",   "H",
+    static const char *const known[] = {"b",   "h", "q",  "kv", "score", "B",   "H",
                                         "Hkv", "Q", "KV", "D",  "Dv",    "inf", "true"};
     const char *names[MOD_MAX_CAPTURES];
     uint32_t n_names = 0;
@@ -180,8 +180,8 @@ static saccade_status bind_one(const elab_capture *c, const saccade_capture *giv
     }
     if (g->rank != (int32_t)c->rank)
         return source_fail(c->source, c->place, err, SACCADE_EINVAL,
-                           "got '%s' of rank %d, expected rank %u as used here", c->name, g->rank,
-                           c->rank);
+                           "got '%s' of rank %d, expected rank %u as used here", c->name,
+                           g->rank, c->rank);
     if (!mod_type_of(g->dtype, &type))
         return source_fail(c->source, c->place, err, SACCADE_EINVAL,
                            "got dtype %d for '%s', expected bool, an integer or a float",
@@ -210,8 +210,9 @@ static saccade_status check_extra(const elab_captures *captures, const saccade_c
     return SACCADE_OK;
 }
 
-static saccade_status bind_types(const saccade_mod *mod, const saccade_capture *given, int32_t n,
-                                 elab_captures *typed, mod_capture *out, saccade_error *err)
+static saccade_status bind_types(const saccade_mod *mod, const saccade_capture *given,
+                                 int32_t n, elab_captures *typed, mod_capture *out,
+                                 saccade_error *err)
 {
     TRY(check_extra(mod->captures, given, n, err));
     *typed = *mod->captures;
@@ -253,7 +254,8 @@ saccade_status saccade_mod_bind(const saccade_mod *mod, const saccade_capture *c
 {
     saccade_mod *bound;
     arena scratch;
-    FAIL_IF(mod == NULL || out == NULL || n_captures < 0 || (captures == NULL && n_captures > 0),
+    FAIL_IF(mod == NULL || out == NULL || n_captures < 0
+                || (captures == NULL && n_captures > 0),
             SACCADE_EINVAL, "bind: got NULL or a negative count");
     FAIL_IF(mod->fn != NULL, SACCADE_EINVAL, "bind: got a bound mod, expected a generic one");
     TRY(mod_new(mod->kind, &bound, err));

@@ -13,14 +13,14 @@ typedef enum mod_type { MOD_BOOL, MOD_INT, MOD_FLOAT } mod_type;
 
 /* One value per line of ops.def, after the leaves. */
 typedef enum mod_op {
-    OP_BOOL,    /* constant: imm.i 0 or 1 */
-    OP_INT,     /* constant: imm.i */
-    OP_FLOAT,   /* constant: imm.f (NaN and infinities too) */
-    OP_VAR,     /* imm.i = mod_var: b h q kv (int) */
-    OP_SCORE,   /* the incoming score, float */
-    OP_SIZE,    /* imm.i = mod_size: B H Hkv Q KV D Dv (int) */
-    OP_SCALAR,  /* imm.i = capture index, rank 0 */
-    OP_LOAD,    /* imm.i = capture index; n_args = rank >= 1, int indices */
+    OP_BOOL,   /* constant: imm.i 0 or 1 */
+    OP_INT,    /* constant: imm.i */
+    OP_FLOAT,  /* constant: imm.f (NaN and infinities too) */
+    OP_VAR,    /* imm.i = mod_var: b h q kv (int) */
+    OP_SCORE,  /* the incoming score, float */
+    OP_SIZE,   /* imm.i = mod_size: B H Hkv Q KV D Dv (int) */
+    OP_SCALAR, /* imm.i = capture index, rank 0 */
+    OP_LOAD,   /* imm.i = capture index; n_args = rank >= 1, int indices */
 #define OP(name, ...) OP_##name,
 #include "mod/ops.def"
 #undef OP
@@ -29,18 +29,25 @@ typedef enum mod_op {
 
 typedef enum mod_var { VAR_B, VAR_H, VAR_Q, VAR_KV } mod_var;
 typedef enum mod_size {
-    SIZE_B, SIZE_H, SIZE_HKV, SIZE_Q, SIZE_KV, SIZE_D, SIZE_DV, MOD_SIZE_COUNT
+    SIZE_B,
+    SIZE_H,
+    SIZE_HKV,
+    SIZE_Q,
+    SIZE_KV,
+    SIZE_D,
+    SIZE_DV,
+    MOD_SIZE_COUNT
 } mod_size;
 
 /* What a node's value depends on; sizes and scalars are constant during a run. */
 enum { DEP_B = 1, DEP_H = 2, DEP_Q = 4, DEP_KV = 8, DEP_SCORE = 16 };
 
 typedef struct mod_node {
-    uint8_t op;       /* mod_op */
-    uint8_t type;     /* mod_type of the value */
-    uint8_t n_args;   /* operands: 0..3, or the rank of a load */
-    uint8_t deps;     /* DEP_ bits */
-    uint32_t args;    /* first operand in mod_fn.args */
+    uint8_t op;     /* mod_op */
+    uint8_t type;   /* mod_type of the value */
+    uint8_t n_args; /* operands: 0..3, or the rank of a load */
+    uint8_t deps;   /* DEP_ bits */
+    uint32_t args;  /* first operand in mod_fn.args */
     union {
         int32_t i;
         float f;
@@ -51,7 +58,7 @@ typedef struct mod_node {
 typedef struct mod_capture {
     const char *name;
     saccade_dtype dtype;
-    uint8_t type;     /* mod_type of a loaded value: bool, int or float */
+    uint8_t type; /* mod_type of a loaded value: bool, int or float */
     uint8_t rank;
 } mod_capture;
 
@@ -60,7 +67,7 @@ typedef struct mod_capture {
 typedef struct mod_fn {
     saccade_kind kind;
     const mod_node *nodes;
-    const uint32_t *args;       /* operand pool: node indices */
+    const uint32_t *args; /* operand pool: node indices */
     const mod_capture *captures;
     uint32_t n_nodes, n_args, n_captures;
     uint32_t result;
@@ -68,9 +75,9 @@ typedef struct mod_fn {
 
 /* The facts of one line of ops.def. */
 typedef struct mod_op_info {
-    const char *name;       /* "iadd" */
-    const char *signature;  /* "I:II": result and operands, B I F */
-    const char *form;       /* how it prints: "+", or "min(" for calls; see ops.def */
+    const char *name;      /* "iadd" */
+    const char *signature; /* "I:II": result and operands, B I F */
+    const char *form;      /* how it prints: "+", or "min(" for calls; see ops.def */
 } mod_op_info;
 extern const mod_op_info mod_op_infos[MOD_OP_COUNT];
 
@@ -80,7 +87,7 @@ enum {
     MOD_MAX_DEPTH = 200,     /* nesting of expressions and calls */
     MOD_MAX_NODES = 1 << 14, /* typed nodes after inlining and sum() */
     MOD_MAX_CAPTURES = 64,
-    MOD_MAX_SUM = 4096       /* terms of one sum() */
+    MOD_MAX_SUM = 4096 /* terms of one sum() */
 };
 
 /* ---- builder.c: typed nodes, one at a time, folded into a mod_fn ---- */
@@ -91,8 +98,8 @@ typedef struct mod_builder mod_builder; /* lives in the arena it was made in */
 mod_builder *mod_builder_create(arena *arena, saccade_kind kind, const mod_capture *captures,
                                 uint32_t n_captures);
 /* Index of an equal or new node. line, column may be 0. */
-uint32_t mod_emit(mod_builder *b, mod_op op, const uint32_t *args, uint32_t n_args,
-                  int32_t imm, uint16_t line, uint16_t column);
+uint32_t mod_emit(mod_builder *b, mod_op op, const uint32_t *args, uint32_t n_args, int32_t imm,
+                  uint16_t line, uint16_t column);
 uint32_t mod_emit_float(mod_builder *b, float value);
 uint32_t mod_emit_int(mod_builder *b, int32_t value);
 uint32_t mod_emit_bool(mod_builder *b, int value);
@@ -108,8 +115,8 @@ saccade_status mod_finish(mod_builder *b, uint32_t result, const mod_fn **out,
                           saccade_error *err);
 /* The same for several results (not verified, of any types): roots[i] is changed to its place
  * in *out, and the last one is out->result. */
-saccade_status mod_finish_roots(mod_builder *b, uint32_t *roots, uint32_t n,
-                                const mod_fn **out, saccade_error *err);
+saccade_status mod_finish_roots(mod_builder *b, uint32_t *roots, uint32_t n, const mod_fn **out,
+                                saccade_error *err);
 /* Emits all of fn's nodes, its capture i being the builder's first_capture + i; its result. */
 uint32_t mod_emit_function(mod_builder *b, const mod_fn *fn, uint32_t first_capture);
 /* Deep copy into an arena, names included. */

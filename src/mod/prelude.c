@@ -30,8 +30,8 @@ static saccade_status list_entries(prelude *p, saccade_error *err)
     p->entries = arena_array(&p->arena, (size_t)n, sizeof *p->entries);
     FAIL_IF_NULL(p->entries);
     for (const ast_def *def = p->source.body.defs; def != NULL; def = def->next)
-        p->entries[p->n_entries++] = (saccade_prelude_entry){def->name, def->signature,
-                                                             def->comment, def->kind};
+        p->entries[p->n_entries++] =
+            (saccade_prelude_entry){def->name, def->signature, def->comment, def->kind};
     return SACCADE_OK;
 }
 
@@ -42,7 +42,8 @@ static saccade_status make(prelude **out, saccade_error *err)
     FAIL_IF_NULL(p);
     arena_init(&p->arena);
     p->source = (ast_source){.text = mod_prelude_files[0].text,
-                             .bytes = mod_prelude_files[0].bytes, .is_prelude = true};
+                             .bytes = mod_prelude_files[0].bytes,
+                             .is_prelude = true};
     TRY_GOTO(parser_run(&p->source, &p->arena, err));
     TRY_GOTO(list_entries(p, err));
     *out = p;

@@ -14,7 +14,7 @@ typedef struct printer {
     const mod_fn *fn;
     strbuf text;
     uint32_t *uses;
-    uint32_t *weight;       /* nodes written inline, the node's own included */
+    uint32_t *weight; /* nodes written inline, the node's own included */
     char prefix[AST_MAX_NAME + 2];
     uint32_t mentioned[MOD_MAX_CAPTURES], n_mentioned;
 } printer;
@@ -73,15 +73,25 @@ static void print_leaf(printer *p, const mod_node *n)
 {
     char number[32];
     switch (n->op) {
-    case OP_BOOL: strbuf_puts(&p->text, n->imm.i ? "true" : "false"); return;
-    case OP_INT: strbuf_printf(&p->text, "%d", n->imm.i); return;
+    case OP_BOOL:
+        strbuf_puts(&p->text, n->imm.i ? "true" : "false");
+        return;
+    case OP_INT:
+        strbuf_printf(&p->text, "%d", n->imm.i);
+        return;
     case OP_FLOAT:
         lexer_print_float(n->imm.f, number);
         strbuf_puts(&p->text, number);
         return;
-    case OP_VAR: strbuf_puts(&p->text, var_names[n->imm.i]); return;
-    case OP_SCORE: strbuf_puts(&p->text, "score"); return;
-    case OP_SIZE: strbuf_puts(&p->text, size_names[n->imm.i]); return;
+    case OP_VAR:
+        strbuf_puts(&p->text, var_names[n->imm.i]);
+        return;
+    case OP_SCORE:
+        strbuf_puts(&p->text, "score");
+        return;
+    case OP_SIZE:
+        strbuf_puts(&p->text, size_names[n->imm.i]);
+        return;
     default:
         strbuf_puts(&p->text, p->fn->captures[n->imm.i].name);
         mention(p, (uint32_t)n->imm.i);
@@ -248,17 +258,28 @@ static void print_node_operands(const mod_fn *fn, const mod_node *n, strbuf *out
 {
     char number[32];
     switch (n->op) {
-    case OP_BOOL: strbuf_puts(out, n->imm.i ? " true" : " false"); break;
-    case OP_INT: strbuf_printf(out, " %d", n->imm.i); break;
+    case OP_BOOL:
+        strbuf_puts(out, n->imm.i ? " true" : " false");
+        break;
+    case OP_INT:
+        strbuf_printf(out, " %d", n->imm.i);
+        break;
     case OP_FLOAT:
         lexer_print_float(n->imm.f, number);
         strbuf_printf(out, " %s", number);
         break;
-    case OP_VAR: strbuf_printf(out, " %s", var_names[n->imm.i]); break;
-    case OP_SIZE: strbuf_printf(out, " %s", size_names[n->imm.i]); break;
+    case OP_VAR:
+        strbuf_printf(out, " %s", var_names[n->imm.i]);
+        break;
+    case OP_SIZE:
+        strbuf_printf(out, " %s", size_names[n->imm.i]);
+        break;
     case OP_SCALAR:
-    case OP_LOAD: strbuf_printf(out, " %s", fn->captures[n->imm.i].name); break;
-    default: break;
+    case OP_LOAD:
+        strbuf_printf(out, " %s", fn->captures[n->imm.i].name);
+        break;
+    default:
+        break;
     }
     for (uint32_t j = 0; j < n->n_args; j++)
         strbuf_printf(out, " n%u", fn->args[n->args + j]);

@@ -39,9 +39,8 @@ static saccade_status verify_capture(const mod_fn *fn, uint32_t i, saccade_error
     FAIL_IF(n->imm.i < 0 || (uint32_t)n->imm.i >= fn->n_captures, SACCADE_EINTERNAL,
             "n%u: got capture %d of %u", i, n->imm.i, fn->n_captures);
     const mod_capture *c = &fn->captures[n->imm.i];
-    FAIL_IF(c->rank != n->n_args || (n->op == OP_SCALAR) != (n->n_args == 0),
-            SACCADE_EINTERNAL, "n%u: got %u indices for %s of rank %u", i, n->n_args, c->name,
-            c->rank);
+    FAIL_IF(c->rank != n->n_args || (n->op == OP_SCALAR) != (n->n_args == 0), SACCADE_EINTERNAL,
+            "n%u: got %u indices for %s of rank %u", i, n->n_args, c->name, c->rank);
     FAIL_IF(c->type != n->type, SACCADE_EINTERNAL, "n%u: type is not that of %s", i, c->name);
     return SACCADE_OK;
 }

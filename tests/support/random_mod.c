@@ -45,11 +45,16 @@ static const struct {
 static int64_t dim_size(enum dim dim, const saccade_sizes *s)
 {
     switch (dim) {
-    case ALONG_B: return s->B;
-    case ALONG_H: return s->H;
-    case ALONG_Q: return s->Q;
-    case ALONG_KV: return s->KV;
-    default: return 8;
+    case ALONG_B:
+        return s->B;
+    case ALONG_H:
+        return s->H;
+    case ALONG_Q:
+        return s->Q;
+    case ALONG_KV:
+        return s->KV;
+    default:
+        return 8;
     }
 }
 
@@ -81,8 +86,8 @@ static const char *one_of(writer *w, const char *const *list, uint32_t n)
 {
     return list[pick(w, n)];
 }
-#define ONE_OF(w, ...)                                                             \
-    one_of(w, (const char *const[]){__VA_ARGS__},                                  \
+#define ONE_OF(w, ...)                            \
+    one_of(w, (const char *const[]){__VA_ARGS__}, \
            sizeof((const char *const[]){__VA_ARGS__}) / sizeof(const char *))
 
 static void put_bool(writer *w, int depth);
@@ -154,9 +159,15 @@ static void put_int_leaf(writer *w, int depth)
 {
     char text[24];
     switch (pick(w, 9)) {
-    case 0: put(w, ONE_OF(w, "B", "H", "Hkv", "Q", "KV")); break;
-    case 1: put_load(w, (int)pick(w, 2) ? 0 : 8, depth); break;
-    case 2: put_load(w, (int)pick(w, 2) ? 3 : 4, depth); break;
+    case 0:
+        put(w, ONE_OF(w, "B", "H", "Hkv", "Q", "KV"));
+        break;
+    case 1:
+        put_load(w, (int)pick(w, 2) ? 0 : 8, depth);
+        break;
+    case 2:
+        put_load(w, (int)pick(w, 2) ? 3 : 4, depth);
+        break;
     case 3:
         snprintf(text, sizeof text, "%d", (int)pick(w, 40) - 4);
         put(w, text);
@@ -169,8 +180,12 @@ static void put_int_leaf(writer *w, int depth)
         }
         put(w, "KV");
         break;
-    case 5: put(w, ONE_OF(w, "b", "h")); break;
-    default: put(w, ONE_OF(w, "q", "kv", "kv", "q")); break;
+    case 5:
+        put(w, ONE_OF(w, "b", "h"));
+        break;
+    default:
+        put(w, ONE_OF(w, "q", "kv", "kv", "q"));
+        break;
     }
 }
 
@@ -182,18 +197,36 @@ static void put_int(writer *w, int depth)
     }
     switch (pick(w, 12)) {
     case 0:
-    case 1: put_binary(w, put_int, ONE_OF(w, " + ", " - "), depth); break;
-    case 2: put_binary(w, put_int, ONE_OF(w, " * ", " / ", " % "), depth); break;
-    case 3: put_binary(w, put_int, ONE_OF(w, " & ", " | ", " ^ "), depth); break;
-    case 4: put_binary(w, put_int, ONE_OF(w, " << ", " >> "), depth); break;
+    case 1:
+        put_binary(w, put_int, ONE_OF(w, " + ", " - "), depth);
+        break;
+    case 2:
+        put_binary(w, put_int, ONE_OF(w, " * ", " / ", " % "), depth);
+        break;
+    case 3:
+        put_binary(w, put_int, ONE_OF(w, " & ", " | ", " ^ "), depth);
+        break;
+    case 4:
+        put_binary(w, put_int, ONE_OF(w, " << ", " >> "), depth);
+        break;
     case 5:
         put_call(w, ONE_OF(w, "min", "max", "floordiv", "floormod"), put_int, 2, depth);
         break;
-    case 6: put_call(w, ONE_OF(w, "abs", "-", "~"), put_int, 1, depth); break;
-    case 7: put_call(w, "int", pick(w, 2) ? put_bool : put_float, 1, depth); break;
-    case 8: put_choice(w, put_int, depth); break;
-    case 9: put_call(w, "clamp", put_int, 3, depth); break;
-    default: put_int_leaf(w, depth); break;
+    case 6:
+        put_call(w, ONE_OF(w, "abs", "-", "~"), put_int, 1, depth);
+        break;
+    case 7:
+        put_call(w, "int", pick(w, 2) ? put_bool : put_float, 1, depth);
+        break;
+    case 8:
+        put_choice(w, put_int, depth);
+        break;
+    case 9:
+        put_call(w, "clamp", put_int, 3, depth);
+        break;
+    default:
+        put_int_leaf(w, depth);
+        break;
     }
 }
 
@@ -201,9 +234,15 @@ static void put_float_leaf(writer *w, int depth)
 {
     char text[32];
     switch (pick(w, 5)) {
-    case 0: put_load(w, 1, depth); break;
-    case 1: put_load(w, 5, depth); break;
-    case 2: put_load(w, 6, depth); break;
+    case 0:
+        put_load(w, 1, depth);
+        break;
+    case 1:
+        put_load(w, 5, depth);
+        break;
+    case 2:
+        put_load(w, 6, depth);
+        break;
     case 3:
         snprintf(text, sizeof text, "%d.%u", (int)pick(w, 8) - 4, pick(w, 100));
         put(w, text);
@@ -217,13 +256,18 @@ static void put_float_leaf(writer *w, int depth)
 static void put_wild_float(writer *w, int depth)
 {
     switch (pick(w, 4)) {
-    case 0: put_binary(w, put_float, " / ", depth); break;
+    case 0:
+        put_binary(w, put_float, " / ", depth);
+        break;
     case 1:
         put_call(w, ONE_OF(w, "sqrt", "rsqrt", "exp", "exp2", "log", "log2", "tan"), put_float,
                  1, depth);
         break;
-    case 2: put_call(w, "pow", put_float, 2, depth); break;
-    default: put_call(w, ONE_OF(w, "floor", "ceil", "round", "trunc"), put_float, 1, depth);
+    case 2:
+        put_call(w, "pow", put_float, 2, depth);
+        break;
+    default:
+        put_call(w, ONE_OF(w, "floor", "ceil", "round", "trunc"), put_float, 1, depth);
     }
 }
 
@@ -235,17 +279,31 @@ static void put_float(writer *w, int depth)
     }
     switch (pick(w, w->flags & RANDOM_MOD_TAME ? 8 : 11)) {
     case 0:
-    case 1: put_binary(w, put_float, ONE_OF(w, " + ", " - "), depth); break;
-    case 2: put_binary(w, put_float, " * ", depth); break;
-    case 3: put_call(w, ONE_OF(w, "min", "max"), put_float, 2, depth); break;
+    case 1:
+        put_binary(w, put_float, ONE_OF(w, " + ", " - "), depth);
+        break;
+    case 2:
+        put_binary(w, put_float, " * ", depth);
+        break;
+    case 3:
+        put_call(w, ONE_OF(w, "min", "max"), put_float, 2, depth);
+        break;
     case 4:
         put_call(w, ONE_OF(w, "abs", "-", "sin", "cos", "tanh", "sigmoid", "erf"), put_float, 1,
                  depth);
         break;
-    case 5: put_choice(w, put_float, depth); break;
-    case 6: put_float_leaf(w, depth); break;
-    case 7: put_call(w, "float", put_int, 1, depth); break;
-    default: put_wild_float(w, depth); break;
+    case 5:
+        put_choice(w, put_float, depth);
+        break;
+    case 6:
+        put_float_leaf(w, depth);
+        break;
+    case 7:
+        put_call(w, "float", put_int, 1, depth);
+        break;
+    default:
+        put_wild_float(w, depth);
+        break;
     }
 }
 
@@ -254,27 +312,44 @@ static void put_bool(writer *w, int depth)
     static const char *const orders[] = {" < ", " <= ", " > ", " >= ", " == ", " != "};
     if (depth <= 0) {
         switch (pick(w, 6)) {
-        case 0: put(w, w->n_bools > 0 ? "c0" : "flag"); break;
-        case 1: put_load(w, 7, depth); break;
-        case 2: put(w, "(doc[clamp(q, 0, KV - 1)] == doc[kv])"); break;
-        default: put(w, ONE_OF(w, "(q >= kv)", "(kv < W)", "(q - kv <= W)", "true", "(q != kv)"));
+        case 0:
+            put(w, w->n_bools > 0 ? "c0" : "flag");
+            break;
+        case 1:
+            put_load(w, 7, depth);
+            break;
+        case 2:
+            put(w, "(doc[clamp(q, 0, KV - 1)] == doc[kv])");
+            break;
+        default:
+            put(w, ONE_OF(w, "(q >= kv)", "(kv < W)", "(q - kv <= W)", "true", "(q != kv)"));
         }
         return;
     }
     switch (pick(w, 10)) {
     case 0:
     case 1:
-    case 2: put_binary(w, put_bool, ONE_OF(w, " && ", " || "), depth); break;
-    case 3: put_call(w, "!", put_bool, 1, depth); break;
-    case 4: put_binary(w, put_bool, ONE_OF(w, " == ", " != "), depth); break;
-    case 5: put_choice(w, put_bool, depth); break;
+    case 2:
+        put_binary(w, put_bool, ONE_OF(w, " && ", " || "), depth);
+        break;
+    case 3:
+        put_call(w, "!", put_bool, 1, depth);
+        break;
+    case 4:
+        put_binary(w, put_bool, ONE_OF(w, " == ", " != "), depth);
+        break;
+    case 5:
+        put_choice(w, put_bool, depth);
+        break;
     case 6:
         /* what hangs on the score may differ in the last bits, so a choice by it is not tame */
         if (w->kind == SACCADE_MASK || !(w->flags & RANDOM_MOD_TAME)) {
             put_binary(w, put_float, one_of(w, orders, 6), depth);
             break;
         } /* fall through */
-    default: put_binary(w, put_int, one_of(w, orders, 6), depth); break;
+    default:
+        put_binary(w, put_int, one_of(w, orders, 6), depth);
+        break;
     }
 }
 
@@ -338,10 +413,17 @@ static void fill(uint64_t *state, int capture, void *data, int64_t n)
         case SACCADE_I64:
             ((int64_t *)data)[i] = (int64_t)random_mod_below(state, 30) - 5;
             break;
-        case SACCADE_U8: ((uint8_t *)data)[i] = (uint8_t)random_mod_below(state, 12); break;
-        case SACCADE_BOOL: ((uint8_t *)data)[i] = random_mod_below(state, 4) != 0; break;
-        case SACCADE_F16: ((uint16_t *)data)[i] = small_half(state); break;
-        default: ((float *)data)[i] = (float)random_mod_below(state, 4096) / 2048.0f - 1.0f;
+        case SACCADE_U8:
+            ((uint8_t *)data)[i] = (uint8_t)random_mod_below(state, 12);
+            break;
+        case SACCADE_BOOL:
+            ((uint8_t *)data)[i] = random_mod_below(state, 4) != 0;
+            break;
+        case SACCADE_F16:
+            ((uint16_t *)data)[i] = small_half(state);
+            break;
+        default:
+            ((float *)data)[i] = (float)random_mod_below(state, 4096) / 2048.0f - 1.0f;
         }
     }
 }
@@ -375,8 +457,7 @@ static void bind_value(random_mod *r, uint64_t *state, int capture, const saccad
     fill(state, capture, data, n);
     r->memory[r->n_bindings] = data;
     r->bindings[r->n_bindings++] = (saccade_binding){
-        captures[capture].name,
-        saccade_tensor_of(data, dtype, captures[capture].rank, shape)};
+        captures[capture].name, saccade_tensor_of(data, dtype, captures[capture].rank, shape)};
 }
 
 void random_mod_make(uint64_t seed, saccade_kind kind, int flags, int depth,

@@ -13,8 +13,8 @@ enum {
 };
 
 typedef struct random_mod {
-    saccade_mod *mod;                                /* bound */
-    saccade_binding bindings[RANDOM_MOD_CAPTURES];   /* those that the text uses */
+    saccade_mod *mod;                              /* bound */
+    saccade_binding bindings[RANDOM_MOD_CAPTURES]; /* those that the text uses */
     int32_t n_bindings;
     char text[RANDOM_MOD_TEXT];
     void *memory[RANDOM_MOD_CAPTURES];

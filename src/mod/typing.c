@@ -5,14 +5,10 @@
 #include <string.h>
 
 const mod_op_info mod_op_infos[MOD_OP_COUNT] = {
-    [OP_BOOL] = {"bool", "B:", "constant"},
-    [OP_INT] = {"int", "I:", "constant"},
-    [OP_FLOAT] = {"float", "F:", "constant"},
-    [OP_VAR] = {"var", "I:", "leaf"},
-    [OP_SCORE] = {"score", "F:", "leaf"},
-    [OP_SIZE] = {"size", "I:", "leaf"},
-    [OP_SCALAR] = {"scalar", "?:", "leaf"},
-    [OP_LOAD] = {"load", "?:*", "load"},
+    [OP_BOOL] = {"bool", "B:", "constant"},   [OP_INT] = {"int", "I:", "constant"},
+    [OP_FLOAT] = {"float", "F:", "constant"}, [OP_VAR] = {"var", "I:", "leaf"},
+    [OP_SCORE] = {"score", "F:", "leaf"},     [OP_SIZE] = {"size", "I:", "leaf"},
+    [OP_SCALAR] = {"scalar", "?:", "leaf"},   [OP_LOAD] = {"load", "?:*", "load"},
 #define OP(name, signature, form, ...) [OP_##name] = {#name, signature, form},
 #include "mod/ops.def"
 #undef OP
@@ -22,8 +18,8 @@ enum { FIRST_OP = OP_LOAD + 1 };
 
 const char *types_name(unsigned set)
 {
-    static const char *const names[] = {"nothing", "bool", "int", "bool or int", "float",
-                                        "bool or float", "a number", "anything"};
+    static const char *const names[] = {"nothing", "bool",          "int",      "bool or int",
+                                        "float",   "bool or float", "a number", "anything"};
     return names[set & 7];
 }
 
@@ -53,7 +49,8 @@ uint32_t types_arity(const char *form)
 
 /* Calls are the forms that end in "(", and what is more than one operation, or none. */
 static const char *const builtins[] = {
-    "clamp", "sum",
+    "clamp",
+    "sum",
 #define OP(name, signature, form, ...) form,
 #include "mod/ops.def"
 #undef OP
@@ -75,9 +72,9 @@ bool types_is_builtin(const char *name)
 const char *types_nearest_builtin(const char *name)
 {
     static const char *const names[] = {
-        "abs",  "min",  "max",   "clamp", "floor", "ceil", "round", "trunc",   "sqrt",
-        "exp",  "exp2", "rsqrt", "log",   "log2",  "sin",  "cos",   "tan",     "tanh",
-        "erf",  "pow",  "sum",   "int",   "float", "sigmoid", "floordiv", "floormod",
+        "abs", "min",  "max",   "clamp", "floor", "ceil",    "round",    "trunc",    "sqrt",
+        "exp", "exp2", "rsqrt", "log",   "log2",  "sin",     "cos",      "tan",      "tanh",
+        "erf", "pow",  "sum",   "int",   "float", "sigmoid", "floordiv", "floormod",
     };
     return source_nearest(name, names, sizeof names / sizeof names[0]);
 }
