@@ -350,9 +350,9 @@ SACCADE_API saccade_status saccade_device_synchronize(int32_t device, saccade_er
 
 /* ---- experimental: the ladder ------------------------------------------------------------ */
 
-/* The published algorithms, from naive softmax to split keys and the recomputing backward, on one
- * random problem of N queries and keys of dim d, in scalar f32 on one core. Every access to slow
- * memory and every FLOP is counted while it runs. See docs/ladder.md. */
+/* The published algorithms, from naive softmax to split keys and the recomputing backward, on
+ * one random problem of N queries and keys of dim d, in scalar f32 on one core. Every access to
+ * slow memory and every FLOP is counted while it runs. See docs/ladder.md. */
 typedef struct saccade_ladder_options {
     int64_t N, d;      /* 1 to 4096, 1 to 1024 */
     int64_t M;         /* elements on the chip, d to N d */

@@ -1,5 +1,5 @@
-/* The ladder: counters equal the closed formulas, results equal float64, and the theorems of the
- * papers hold over a range of chip memory. */
+/* The ladder: counters equal the closed formulas, results equal float64, and the theorems of
+ * the papers hold over a range of chip memory. */
 #include "ref/ladder.h"
 
 #include <math.h>
