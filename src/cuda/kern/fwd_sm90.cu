@@ -9,6 +9,7 @@
 #include "cfg.cuh"
 #include "ptx.cuh"
 #include "launch.h"
+#include "arith.cuh"
 #include "mod.cuh"
 #include "softmax.cuh"
 #include "rows.cuh"

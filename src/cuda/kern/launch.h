@@ -21,7 +21,8 @@ typedef struct cu_run {
 } cu_run;
 
 typedef struct cu_position {
-    const int *by_batch; /* [B], or null */
+    const int *by_batch; /* [B], or null: value */
+    int step;            /* elements from one batch to the next */
     int value;
 } cu_position;
 

@@ -161,13 +161,31 @@ DEVICE u32 pack(float lo, float hi)
     return r;
 }
 
-DEVICE float unpack(u16 x)
+/* one stored element */
+#if CFG_F32
+typedef float elem;
+#else
+typedef u16 elem;
+#endif
+
+DEVICE float to_float(elem x)
 {
-#if CFG_F16
+#if CFG_F32
+    return x;
+#elif CFG_F16
     float y;
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
     return y;
 #else
     return __uint_as_float((u32)x << 16);
+#endif
+}
+
+DEVICE elem from_float(float x)
+{
+#if CFG_F32
+    return x;
+#else
+    return (elem)pack(x, 0.f);
 #endif
 }

@@ -10,13 +10,13 @@ struct tile {
 
 DEVICE int position(const cu_position &p, int b)
 {
-    return p.by_batch ? __ldg(p.by_batch + b) : p.value;
+    return p.by_batch ? __ldg(p.by_batch + (long long)b * p.step) : p.value;
 }
 
-DEVICE tile tile_of(const cu_fwd &p, int turn, int rows)
+DEVICE tile tile_at(const cu_fwd &p, int id, int rows)
 {
     tile t;
-    t.id = p.order ? __ldg(p.order + turn) : turn;
+    t.id = id;
     t.block = t.id % p.n_qblk;
     int bh = t.id / p.n_qblk;
     t.h = bh % p.H;
@@ -26,6 +26,12 @@ DEVICE tile tile_of(const cu_fwd &p, int turn, int rows)
     t.kv_offset = position(p.kv_offset, t.b);
     t.kv_len = max(0, min(position(p.kv_len, t.b), p.N));
     return t;
+}
+
+/* the tile that comes at a turn of the work order */
+DEVICE tile tile_of(const cu_fwd &p, int turn, int rows)
+{
+    return tile_at(p, p.order ? __ldg(p.order + turn) : turn, rows);
 }
 
 /* Live key blocks of a tile in ascending order; producer and consumers walk the same list. Kept small: it
@@ -45,17 +51,15 @@ DEVICE block_walk walk_begin(const cu_fwd &p, const tile &t)
 {
     block_walk w;
     w.block = -1;
-#if CFG_RUNS
-    int row = t.b * p.mask_b + t.h * p.mask_h + t.block;
-    w.run = __ldg(p.run_start + row);
-    w.end = __ldg(p.run_start + row + 1);
-    w.last = -1;
-    w.partial = 0;
-#else
     w.run = w.end = 0;
     w.last = block_count(t.kv_len) - 1;
-    w.partial = MOD_MASK != 0;
-#endif
+    w.partial = MOD_MASK != MASK_NONE;
+    if (CFG_RUNS && p.runs) {
+        int row = t.b * p.mask_b + t.h * p.mask_h + t.block;
+        w.run = __ldg(p.run_start + row);
+        w.end = __ldg(p.run_start + row + 1);
+        w.last = -1;
+    }
     return w;
 }
 
@@ -108,17 +112,17 @@ DEVICE void rows_place(tile_rows &r, const cu_fwd &p, const mod_args &mod, const
     r.b = t.b;
     r.h = t.h;
 #if MOD_SCORE
-    /* rows past the end read as the last one, so that captures are never read outside */
-    int last = SCORE_READS_ROWS ? p.M - 1 + t.q_offset : 0x7fffffff;
-    score_row_begin(mod, p, t.b, t.h, min(r.q, last), r.score[0]);
-    score_row_begin(mod, p, t.b, t.h, min(r.q + 8, last), r.score[1]);
+    score_row_begin(mod, p, t.b, t.h, r.q, r.score[0]);
+    score_row_begin(mod, p, t.b, t.h, r.q + 8, r.score[1]);
 #endif
 }
 
 /* Factor from a score register to log2 units. */
 DEVICE float score_unit(const cu_fwd &p)
 {
-#if MOD_SCORE == SCORE_GENERAL || CFG_SCALE_FIRST
+#if MOD_SCORE == SCORE_GENERAL
+    return SCORE_UNIT * 1.4426950408889634f;
+#elif CFG_SCALE_FIRST
     return 1.4426950408889634f;
 #else
     return p.scale * 1.4426950408889634f;
@@ -150,12 +154,11 @@ DEVICE void apply_score(const tile_rows &r, const cu_fwd &p, const mod_args &mod
             s[4 * g + i] = fmaf(r.score[i / 2].alpha_raw, (float)(8 * g + (i & 1)), s[4 * g + i]);
     }
 #elif MOD_SCORE == SCORE_GENERAL
-    int last = SCORE_READS_KEYS ? p.N - 1 + r.kv_offset : 0x7fffffff;
 #pragma unroll
     for (int g = 0; g < COUNT / 4; g++) {
         int kv = column + 8 * g + r.kv_offset;
         float x[4] = {s[4 * g], s[4 * g + 1], s[4 * g + 2], s[4 * g + 3]};
-        score4(mod, p, r.b, r.h, r.score[0], r.score[1], min(kv, last), min(kv + 1, last), x);
+        score4(mod, p, r.b, r.h, r.score[0], r.score[1], kv, kv + 1, x);
 #pragma unroll
         for (int i = 0; i < 4; i++)
             s[4 * g + i] = x[i];
@@ -170,32 +173,27 @@ DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod,
 {
     int lo[2] = {0, 0}, hi[2];
     hi[0] = hi[1] = r.kv_len - column; /* limits in columns of this fragment: lo <= c < hi */
-#if MOD_MASK
-    int last_q = MASK_READS_ROWS ? p.M - 1 + position(p.q_offset, r.b) : 0x7fffffff;
-    int q[2] = {min(r.q, last_q), min(r.q + 8, last_q)};
-#endif
 #if MOD_MASK == MASK_INTERVAL
     int base = column + r.kv_offset;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int from, to; /* from <= kv < to */
-        mask_interval(mod, p, r.b, r.h, q[i], from, to);
+        mask_interval(mod, p, r.b, r.h, r.q + 8 * i, from, to);
         lo[i] = (int)max(0ll, min((long long)from - base, (long long)COUNT * 2));
         hi[i] = (int)max(0ll, min((long long)to - base, (long long)hi[i]));
     }
 #endif
 #if MOD_MASK == MASK_GENERAL
     mask_row row[2];
-    mask_row_begin(mod, p, r.b, r.h, q[0], row[0]);
-    mask_row_begin(mod, p, r.b, r.h, q[1], row[1]);
-    int last = MASK_READS_KEYS ? p.N - 1 + r.kv_offset : 0x7fffffff;
+    mask_row_begin(mod, p, r.b, r.h, r.q, row[0]);
+    mask_row_begin(mod, p, r.b, r.h, r.q + 8, row[1]);
 #endif
 #pragma unroll
     for (int g = 0; g < COUNT / 4; g++) {
         bool live[4] = {true, true, true, true};
 #if MOD_MASK == MASK_GENERAL
         int kv = column + 8 * g + r.kv_offset;
-        mask4(mod, p, r.b, r.h, row[0], row[1], min(kv, last), min(kv + 1, last), live);
+        mask4(mod, p, r.b, r.h, row[0], row[1], kv, kv + 1, live);
 #endif
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -279,4 +277,41 @@ DEVICE void rows_store(const cu_fwd &p, const tile &t, const float (&o)[COUNT],
                 *(uint4 *)(row + (g + j) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
+}
+
+/* ---- one score at a time, for kernels that are not in a hurry ---- */
+
+DEVICE bool is_live(const mod_args &mod, const cu_fwd &p, int b, int h, int q, int kv)
+{
+#if MOD_MASK == MASK_INTERVAL
+    int from, to;
+    mask_interval(mod, p, b, h, q, from, to);
+    return from <= kv && kv < to;
+#elif MOD_MASK == MASK_GENERAL
+    mask_row r;
+    bool live[4];
+    mask_row_begin(mod, p, b, h, q, r);
+    mask4(mod, p, b, h, r, r, kv, kv, live);
+    return live[0];
+#else
+    return true;
+#endif
+}
+
+/* The score function at a point, of the bare dot product; natural units. */
+DEVICE float score_of(const mod_args &mod, const cu_fwd &p, int b, int h, int q, int kv, float dot)
+{
+#if MOD_SCORE == SCORE_NONE
+    return dot * p.scale;
+#else
+    score_row r;
+    score_row_begin(mod, p, b, h, q, r);
+#if MOD_SCORE == SCORE_AFFINE
+    return fmaf(dot, p.scale, fmaf(r.alpha, (float)kv, r.beta));
+#else
+    float x[4] = {dot, dot, dot, dot};
+    score4(mod, p, b, h, r, r, kv, kv, x);
+    return x[0] * SCORE_UNIT;
+#endif
+#endif
 }

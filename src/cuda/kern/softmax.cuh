@@ -11,7 +11,6 @@
 #define HEADROOM 8.0f          /* log2: p <= 256 keeps f16 and the row sum far from overflow */
 #define SUM_LIMIT 1048576.f    /* 2^20 */
 #define SUM_LOST 1.2676506e30f /* 2^100: rescaling would flush what must not be lost */
-#define NOT_A_NUMBER __int_as_float(0x7fffffff)
 
 struct row_state {
     float m[2];    /* offset, log2 units; equal over the four lanes of a row */

@@ -1,0 +1,158 @@
+/* What generated mods call. The exact half is mod/arith.h itself, compiled for the device: programs
+ * are built without contraction (--fmad=false), so that it gives the same bits as on the host;
+ * kernels that want a fused multiply-add write fmaf. The fast half is for what lies downstream of
+ * score. Then reads of captures, whose indices are clamped into the tensor. */
+#pragma once
+
+#define POS_INF __int_as_float(0x7f800000)
+#define NOT_A_NUMBER __int_as_float(0x7fffffff)
+
+#define SCORE_NONE 0
+#define SCORE_AFFINE 1
+#define SCORE_GENERAL 2
+#define MASK_NONE 0
+#define MASK_INTERVAL 1
+#define MASK_GENERAL 2
+
+/* a score register in natural units */
+#if CFG_SCALE_FIRST
+#define SCORE_SCALE 1.f
+#else
+#define SCORE_SCALE p.scale
+#endif
+
+#define INFINITY POS_INF
+#define NAN NOT_A_NUMBER
+#define INT32_MAX 2147483647
+#include "arith.h"
+
+#define sac_iadd ar_add
+#define sac_isub ar_sub
+#define sac_imul ar_mul
+#define sac_idiv ar_div
+#define sac_irem ar_rem
+#define sac_ifloordiv ar_floordiv
+#define sac_ifloormod ar_floormod
+#define sac_ishl ar_shl
+#define sac_f2i ar_f2i
+#define sac_round fm_round
+#define sac_rsqrt fm_rsqrt
+#define sac_exp fm_exp
+#define sac_exp2 fm_exp2
+#define sac_log fm_log
+#define sac_log2 fm_log2
+#define sac_sin fm_sin
+#define sac_cos fm_cos
+#define sac_tan fm_tan
+#define sac_tanh fm_tanh
+#define sac_sigmoid fm_sigmoid
+#define sac_erf fm_erf
+#define sac_pow fm_pow
+
+DEVICE int sac_iabs(int x)
+{
+    return x < 0 ? ar_sub(0, x) : x;
+}
+
+DEVICE float sac_fdiv(float x, float y)
+{
+    return y == 0.f ? 0.f : __fdiv_rn(x, y);
+}
+
+/* ---- fast ---- */
+
+DEVICE float sac_inverse(float y)
+{
+    return y == 0.f ? 0.f : 1.f / y;
+}
+
+DEVICE float sac_fdiv_fast(float x, float y)
+{
+    return y == 0.f ? 0.f : __fdividef(x, y);
+}
+
+DEVICE float sac_sigmoid_fast(float x)
+{
+    return __fdividef(1.f, 1.f + __expf(-x));
+}
+
+DEVICE float sac_pow_fast(float x, float y)
+{
+    return powf(x, y);
+}
+
+/* 1 + e^(2x), held below 2^31: from there on tanh is 1 to the last bit */
+DEVICE float tanh_divisor(float x)
+{
+    return 1.f + exp2_fast(fminf(x * 2.8853901f, 31.f));
+}
+
+/* tanh x = 1 - 2 / (1 + e^(2x)), absolute error 2^-22; four at once share one reciprocal, which
+ * leaves 1.25 operations of the special function unit for each. */
+DEVICE void sac_tanh4(float &x0, float &x1, float &x2, float &x3)
+{
+    float d0 = tanh_divisor(x0), d1 = tanh_divisor(x1);
+    float d2 = tanh_divisor(x2), d3 = tanh_divisor(x3);
+    float a = d0 * d1, b = d2 * d3, r = rcp_fast(a * b);
+    float ra = r * b * -2.f, rb = r * a * -2.f;
+    x0 = fmaf(ra, d1, 1.f);
+    x1 = fmaf(ra, d0, 1.f);
+    x2 = fmaf(rb, d3, 1.f);
+    x3 = fmaf(rb, d2, 1.f);
+}
+
+/* ---- captures ---- */
+
+DEVICE long long step(const cu_capture &c, int d, int i)
+{
+    return max(0, min(i, c.shape[d] - 1)) * c.stride[d];
+}
+
+DEVICE bool scalar_bool(const cu_capture &c)
+{
+    return c.shape[0] != 0;
+}
+
+DEVICE int scalar_int(const cu_capture &c)
+{
+    return c.shape[0];
+}
+
+DEVICE float scalar_float(const cu_capture &c)
+{
+    return __int_as_float(c.shape[0]);
+}
+
+#define LOADER(name, result, stored)                         \
+    DEVICE result load_##name(const cu_capture &c, long long at) \
+    {                                                        \
+        return (result)__ldg((const stored *)c.data + at);   \
+    }
+LOADER(u8, int, unsigned char)
+LOADER(i8, int, signed char)
+LOADER(u16, int, unsigned short)
+LOADER(i16, int, short)
+LOADER(u32, int, unsigned int)
+LOADER(i32, int, int)
+LOADER(u64, int, unsigned long long)
+LOADER(i64, int, long long)
+LOADER(f32, float, float)
+LOADER(f64, float, double)
+#undef LOADER
+
+DEVICE bool load_bool(const cu_capture &c, long long at)
+{
+    return __ldg((const unsigned char *)c.data + at) != 0;
+}
+
+DEVICE float load_bf16(const cu_capture &c, long long at)
+{
+    return __uint_as_float((u32)__ldg((const u16 *)c.data + at) << 16);
+}
+
+DEVICE float load_f16(const cu_capture &c, long long at)
+{
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(__ldg((const u16 *)c.data + at)));
+    return y;
+}

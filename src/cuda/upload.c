@@ -1,0 +1,168 @@
+/* Block masks on devices: runs, where each row of blocks begins, and the order of tiles, made when
+ * the mask is prepared and kept with it. Order: heads in sections whose K and V fit half of L2
+ * together, inside a section the longest tiles first, so that the last tiles to run are short. */
+#include "cuda/cuda.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+typedef struct copy {
+    struct copy *next;
+    int device, rows, keys;
+    int64_t B, H;
+    cu_runs runs;
+} copy;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static const char slot_key;
+
+static void destroy_copies(void *data)
+{
+    const cu_driver *driver;
+    void *pushed;
+    for (copy *c = data, *next; c; c = next) {
+        next = c->next;
+        if (cu_get_driver(&driver, NULL) == SACCADE_OK &&
+            cu_enter(driver, c->device, &pushed, NULL) == SACCADE_OK) {
+            driver->free(c->runs.memory);
+            cu_leave(driver, pushed);
+        }
+        free(c);
+    }
+}
+
+static copy *find(const mask_device_copy *slot, int device, int rows, int keys,
+                  const saccade_sizes *sizes)
+{
+    for (copy *c = slot->data; c; c = c->next)
+        if (c->device == device && c->rows == rows && c->keys == keys && c->B == sizes->B &&
+            c->H == sizes->H)
+            return c;
+    return NULL;
+}
+
+const cu_runs *cu_runs_find(int device, const saccade_block_mask *mask, int rows, int keys,
+                            const saccade_sizes *sizes)
+{
+    pthread_mutex_lock(&lock);
+    const copy *c = find(mask_device_slot(mask, &slot_key), device, rows, keys, sizes);
+    pthread_mutex_unlock(&lock);
+    return c ? &c->runs : NULL;
+}
+
+typedef struct work {
+    int32_t tile;
+    int64_t live;
+} work;
+
+static int longest_first(const void *a, const void *b)
+{
+    const work *x = a, *y = b;
+    if (x->live != y->live)
+        return x->live < y->live ? 1 : -1;
+    return x->tile < y->tile ? -1 : x->tile > y->tile;
+}
+
+/* heads whose K and V fit half of L2 together */
+static int64_t section_heads(const saccade_sizes *s, size_t l2_bytes)
+{
+    const int64_t head_bytes = s->KV * (s->D + s->Dv) * 2;
+    const int64_t heads = head_bytes > 0 ? (int64_t)(l2_bytes / 2) / head_bytes : 1;
+    return (heads < 1 ? 1 : heads) * (s->H / s->Hkv);
+}
+
+static saccade_status fill_order(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes,
+                                 int32_t *order, saccade_error *err)
+{
+    const int64_t all = s->B * s->H, section = section_heads(s, l2_bytes);
+    work *w = malloc((size_t)(section * r->rows) * sizeof *w);
+    FAIL_IF_NULL(w);
+    for (int64_t first = 0; first < all; first += section) {
+        int64_t n = 0;
+        for (int64_t bh = first; bh < first + section && bh < all; bh++) {
+            const int64_t b = r->B == 1 ? 0 : bh / s->H, h = r->H == 1 ? 0 : bh % s->H;
+            const int64_t *live = r->row_live + (b * r->H + h) * r->rows;
+            for (int64_t i = 0; i < r->rows; i++)
+                w[n++] = (work){(int32_t)(bh * r->rows + i), live[i]};
+        }
+        qsort(w, (size_t)n, sizeof *w, longest_first);
+        for (int64_t i = 0; i < n; i++)
+            *order++ = w[i].tile;
+    }
+    free(w);
+    return SACCADE_OK;
+}
+
+/* One block of memory: runs, then starts, then order. */
+static saccade_status fill(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes,
+                           int64_t n_runs, char *to, saccade_error *err)
+{
+    const int64_t n_rows = r->B * r->H * r->rows;
+    cu_run *runs = (cu_run *)to;
+    int32_t *start = (int32_t *)(runs + n_runs), *order = start + n_rows + 1;
+    for (int64_t i = 0; i < n_runs; i++)
+        runs[i] = (cu_run){r->runs[i].first, r->runs[i].count, !r->runs[i].full, 0};
+    for (int64_t i = 0; i <= n_rows; i++)
+        start[i] = (int32_t)r->row_begin[i];
+    return fill_order(r, s, l2_bytes, order, err);
+}
+
+static saccade_status upload(const cu_driver *driver, int device, const mask_runs *r,
+                             const saccade_sizes *s, size_t l2_bytes, cu_runs *out,
+                             saccade_error *err)
+{
+    saccade_status status = SACCADE_OK;
+    const int64_t n_rows = r->B * r->H * r->rows, n_runs = r->row_begin[n_rows];
+    const int64_t tiles = s->B * s->H * r->rows;
+    const size_t run_bytes = (size_t)n_runs * sizeof(cu_run);
+    const size_t bytes = run_bytes + (size_t)(n_rows + 1 + tiles) * sizeof(int32_t);
+    void *pushed;
+    FAIL_IF(n_runs > INT32_MAX || tiles > INT32_MAX, SACCADE_ELIMIT,
+            "cuda: got a block mask of %lld runs, expected fewer than 2^31", (long long)n_runs);
+    char *host = malloc(bytes);
+    FAIL_IF_NULL(host);
+    *out = (cu_runs){.mask_b = r->B == 1 ? 0 : (int)(r->H * r->rows),
+                     .mask_h = r->H == 1 ? 0 : (int)r->rows,
+                     .n_qblk = (int)r->rows,
+                     .n_tiles = (int)tiles};
+    status = fill(r, s, l2_bytes, n_runs, host, err);
+    if (status == SACCADE_OK)
+        status = cu_enter(driver, device, &pushed, err);
+    if (status == SACCADE_OK) {
+        int failed = driver->alloc(&out->memory, bytes);
+        failed = failed ? failed : driver->copy(out->memory, (cu_ptr)(uintptr_t)host, bytes);
+        status = cu_check(driver, failed, "block mask to device", err);
+        cu_leave(driver, pushed);
+    }
+    free(host);
+    out->runs = out->memory;
+    out->run_start = out->runs + run_bytes;
+    out->order = out->run_start + (size_t)(n_rows + 1) * sizeof(int32_t);
+    return status;
+}
+
+saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_block_mask *mask,
+                            int rows, int keys, const saccade_sizes *sizes, size_t l2_bytes,
+                            saccade_error *err)
+{
+    const mask_runs *r;
+    saccade_status status = SACCADE_OK;
+    if (cu_runs_find(device, mask, rows, keys, sizes))
+        return SACCADE_OK;
+    TRY(mask_runs_for(mask, rows, keys, 0, &r, err));
+    copy *c = calloc(1, sizeof *c);
+    FAIL_IF_NULL(c);
+    *c = (copy){.device = device, .rows = rows, .keys = keys, .B = sizes->B, .H = sizes->H};
+    status = upload(driver, device, r, sizes, l2_bytes, &c->runs, err);
+    if (status != SACCADE_OK) {
+        free(c);
+        return status;
+    }
+    pthread_mutex_lock(&lock);
+    mask_device_copy *slot = mask_device_slot(mask, &slot_key);
+    c->next = slot->data;
+    slot->data = c;
+    slot->destroy = destroy_copies;
+    pthread_mutex_unlock(&lock);
+    return SACCADE_OK;
+}
