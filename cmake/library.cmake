@@ -5,7 +5,7 @@ file(GLOB LIBRARY_SOURCES CONFIGURE_DEPENDS src/*.c src/*/*.c)
 file(GLOB TEMPLATE_SOURCES CONFIGURE_DEPENDS src/cpu/*_tmpl.c src/eval/*_tmpl.c)
 list(REMOVE_ITEM LIBRARY_SOURCES "" ${TEMPLATE_SOURCES})
 file(GLOB PRELUDE_FILES CONFIGURE_DEPENDS src/mod/prelude.sac)
-file(GLOB KERN_FILES CONFIGURE_DEPENDS src/cuda/kern/*.cu src/cuda/kern/*.cuh
+file(GLOB KERN_FILES CONFIGURE_DEPENDS src/mod/arith.h src/cuda/kern/*.cu src/cuda/kern/*.cuh
      src/cuda/kern/*.h)
 set(EMBEDDED_SOURCES "")
 saccade_embed(EMBEDDED_SOURCES mod_prelude_files ${PRELUDE_FILES})

@@ -101,7 +101,8 @@ typedef enum cu_mask_kind { CU_MASK_NONE, CU_MASK_INTERVAL, CU_MASK_GENERAL } cu
 typedef struct cu_mod_text {
     cu_score_kind score;
     cu_mask_kind mask;
-    int n_captures; /* score's, then mask's */
+    int n_captures;   /* score's, then mask's */
+    int column_words; /* words of mask_column: what a mask needs of each key */
 } cu_mod_text;
 
 /* mod.cuh: the user's score and mask as device functions. */

@@ -246,6 +246,23 @@ static void mark_kept(const emitter *e, unsigned char *kept)
         kept[i] = kept[i] && rate_of(&fn->nodes[i]) == ROW && !is_leaf(&fn->nodes[i]);
 }
 
+/* marks column values that elements read, or that are the result */
+static int mark_columns(const emitter *e, unsigned char *kept)
+{
+    const mod_fn *fn = e->fn;
+    int n = 0;
+    memset(kept, 0, fn->n_nodes);
+    kept[fn->result] = 1;
+    for (uint32_t i = 0; i < fn->n_nodes; i++)
+        for (int a = 0; rate_of(&fn->nodes[i]) == ELEMENT && a < fn->nodes[i].n_args; a++)
+            kept[fn->args[fn->nodes[i].args + a]] = 1;
+    for (uint32_t i = 0; i < fn->n_nodes; i++) {
+        kept[i] = kept[i] && rate_of(&fn->nodes[i]) == COLUMN && !is_leaf(&fn->nodes[i]);
+        n += kept[i];
+    }
+    return n;
+}
+
 static const char signature[] = "const mod_args &mod, const cu_fwd &p, int b, int h";
 
 /* <what>_row and <what>_row_begin: row values and who keeps them. */
@@ -310,17 +327,37 @@ static saccade_status put_score(const emitter *e, saccade_error *err)
     return SACCADE_OK;
 }
 
-static saccade_status put_mask(const emitter *e, saccade_error *err)
+/* mask_column and mask_column_begin: what a key gives to all rows. Kernels make it once a block
+ * and share it: a captured tensor is then read once a key, not once a score. */
+static void put_columns(const emitter *e, const unsigned char *kept, int n)
 {
-    unsigned char *kept = malloc(e->fn->n_nodes);
-    FAIL_IF_NULL(kept);
-    mark_kept(e, kept);
-    put_row_struct(e, "mask", kept);
-    free(kept);
+    strbuf_printf(e->out, "#define MASK_COLUMN_WORDS %d\nstruct mask_column {\n", n);
+    for (uint32_t i = 0; i < e->fn->n_nodes; i++)
+        if (kept[i])
+            strbuf_printf(e->out, "    %s c%u;\n",
+                          e->fn->nodes[i].type == MOD_FLOAT ? "float" : "int", (unsigned)i);
     strbuf_printf(e->out,
-                  "DEVICE void mask4(%s, const mask_row &r0, const mask_row &r1,\n"
-                  "                  int k0, int k1, bool (&live)[4])\n{\n", signature);
-    put_rate(e, COLUMN, NULL);
+                  "};\n\nDEVICE void mask_column_begin(%s, const mask_row &r0, int k0,\n"
+                  "                              mask_column &c)\n{\n", signature);
+    for (uint32_t i = 0; i < e->fn->n_nodes; i++)
+        if (rate_of(&e->fn->nodes[i]) == COLUMN && !is_leaf(&e->fn->nodes[i]))
+            put_node(e, &e->fn->nodes[i], (place){COLUMN, 0});
+    for (uint32_t i = 0; i < e->fn->n_nodes; i++)
+        if (kept[i])
+            strbuf_printf(e->out, "    c.c%u = c0_%u;\n", (unsigned)i, (unsigned)i);
+    strbuf_puts(e->out, "}\n\n");
+}
+
+static void put_mask4(const emitter *e, const unsigned char *columns)
+{
+    strbuf_printf(e->out,
+                  "DEVICE void mask4(%s, const mask_row &r0, const mask_row &r1, int k0, int k1,\n"
+                  "                  const mask_column &c0, const mask_column &c1,\n"
+                  "                  bool (&live)[4])\n{\n", signature);
+    for (uint32_t i = 0; i < e->fn->n_nodes; i++)
+        for (int c = 0; columns[i] && c < 2; c++)
+            strbuf_printf(e->out, "    const %s c%d_%u = c%d.c%u;\n",
+                          type_text(&e->fn->nodes[i]), c, (unsigned)i, c, (unsigned)i);
     put_rate(e, ELEMENT, NULL);
     for (int c = 0; c < 4; c++) {
         strbuf_printf(e->out, "    live[%d] = ", c);
@@ -328,6 +365,18 @@ static saccade_status put_mask(const emitter *e, saccade_error *err)
         strbuf_puts(e->out, ";\n");
     }
     strbuf_puts(e->out, "}\n\n");
+}
+
+static saccade_status put_mask(const emitter *e, cu_mod_text *facts, saccade_error *err)
+{
+    unsigned char *kept = malloc(e->fn->n_nodes);
+    FAIL_IF_NULL(kept);
+    mark_kept(e, kept);
+    put_row_struct(e, "mask", kept);
+    facts->column_words = mark_columns(e, kept);
+    put_columns(e, kept, facts->column_words);
+    put_mask4(e, kept);
+    free(kept);
     return SACCADE_OK;
 }
 
@@ -498,7 +547,7 @@ static saccade_status emit_mask(emitter *e, arena *scratch, cu_mod_text *facts,
         return SACCADE_OK;
     }
     facts->mask = CU_MASK_GENERAL;
-    return put_mask(e, err);
+    return put_mask(e, facts, err);
 }
 
 saccade_status cu_emit_mod(const plan_problem *problem, arena *scratch, strbuf *out,
@@ -510,6 +559,7 @@ saccade_status cu_emit_mod(const plan_problem *problem, arena *scratch, strbuf *
     const int n_score = problem->score ? (int)problem->score->n_captures : 0;
     const int n_mask = problem->mask ? (int)problem->mask->n_captures : 0;
     facts->n_captures = n_score + n_mask;
+    facts->column_words = 0;
     strbuf_printf(out, "/* generated: the user's score and mask */\n#pragma once\n\n"
                        "struct mod_args {\n    cu_capture cap[%d];\n};\n\n",
                   facts->n_captures ? facts->n_captures : 1);

@@ -262,6 +262,13 @@ out:
 
 /* ---- run ---- */
 
+static int shared_of(const state *s, const plan_problem *p)
+{
+    return cu_tile_shared(s->family, &s->tile, padded(p->sizes.D), padded(p->sizes.Dv),
+                          p->dtype) +
+           s->tile.groups * s->tile.keys * s->facts.column_words * 4;
+}
+
 static int64_t tiles_of(const state *s, const saccade_sizes *sizes)
 {
     const int rows = cu_tile_rows(s->family, &s->tile);
@@ -467,8 +474,7 @@ static saccade_status launch(const saccade_plan *plan, const cu_driver *driver,
     const plan_problem *problem = &plan->problem;
     const int n_score = problem->score ? (int)problem->score->n_captures : 0;
     const int rows = cu_tile_rows(s->family, &s->tile);
-    const int shared = cu_tile_shared(s->family, &s->tile, padded(problem->sizes.D),
-                                      padded(problem->sizes.Dv), problem->dtype);
+    const int shared = shared_of(s, problem);
     fill(plan, run, runs, &p);
     TRY(pack_captures(problem->score, run->score_env.tensors, captures, err));
     TRY(pack_captures(problem->mask, run->mask_env.tensors, captures + n_score, err));
@@ -536,8 +542,7 @@ static saccade_status explain(const saccade_plan *plan, strbuf *out, saccade_err
     strbuf_printf(out, "registers: %d\n", registers);
     strbuf_printf(out, "spill bytes: %d\n", spills);
     strbuf_printf(out, "shared memory: %d\n",
-                  cu_tile_shared(s->family, &s->tile, padded(p->sizes.D), padded(p->sizes.Dv),
-                                 p->dtype));
+                  shared_of(s, p));
     strbuf_printf(out, "serialised products: %s\n", serialised ? "yes" : "no");
     strbuf_printf(out, "offsets: %s\n", s->tile.is_lazy ? "late, with a second pass" : "exact");
     if (s->given_up)

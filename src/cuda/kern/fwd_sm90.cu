@@ -35,11 +35,13 @@ struct arena {
     u32 q_full, q_empty, turn_full, turn_empty, anchor; /* barriers, 8 bytes; turn_*: 2 each */
     u32 k_full, k_empty, v_full, v_empty;               /* CFG_STAGES each */
     u32 turn;                                           /* [2] tile numbers from the producer */
+    mask_column *columns;                               /* [CFG_WGS][CFG_TN], general masks */
 };
 
-DEVICE arena carve(u32 base)
+DEVICE arena carve(char *shared)
 {
     arena s;
+    u32 base = smem_address(shared);
     s.q = base;
     s.k = s.q + Q_BYTES;
     s.v = s.k + CFG_STAGES * K_BYTES;
@@ -53,6 +55,7 @@ DEVICE arena carve(u32 base)
     s.v_full = s.k_empty + CFG_STAGES * 8;
     s.v_empty = s.v_full + CFG_STAGES * 8;
     s.turn = s.v_empty + CFG_STAGES * 8;
+    s.columns = (mask_column *)(shared + (s.turn + 8 - base));
     return s;
 }
 
@@ -208,14 +211,24 @@ struct consumer {
 };
 
 template <int FIRST>
-DEVICE int softmax_step(consumer &c, const cu_fwd &p, const mod_args &mod, const block_walk &walk,
+DEVICE int softmax_step(const arena &sm, consumer &c, const cu_fwd &p, const mod_args &mod, const block_walk &walk,
                         float (&s)[S_COUNT], float (&rescale)[2])
 {
     float shift[2];
     int column = walk.block * CFG_TN + 2 * (threadIdx.x & 3);
     apply_score(c.at, p, mod, column, s, shift);
-    if (walk_masked(walk, c.at.kv_len))
-        apply_mask(c.at, p, mod, column, s);
+    if (walk_masked(walk, c.at.kv_len)) {
+        mask_column *columns = 0;
+#if MOD_MASK == MASK_GENERAL
+        /* one buffer a warpgroup; the first barrier waits for those still reading it */
+        int wg = threadIdx.x / 128 - 1;
+        columns = sm.columns + wg * CFG_TN;
+        named_sync(8 + wg, 128);
+        share_columns(c.at, p, mod, walk.block * CFG_TN, columns, 128);
+        named_sync(8 + wg, 128);
+#endif
+        apply_mask(c.at, p, mod, column, columns, s);
+    }
     int raised = FIRST || !CFG_LAZY ? rows_raise(c.rows, s, c.unit, shift, rescale)
                                     : rows_raise_late(c.rows, s, c.unit, shift, rescale);
     rows_exp(c.rows, s, c.unit, shift);
@@ -269,7 +282,7 @@ DEVICE void first_block(const arena &sm, u32 n, u32 tiles, consumer &c, const cu
     start_qk(sm, s, wg, n);
     wgmma_wait<0>();
     release(sm.k_empty, n);
-    softmax_step<1>(c, p, mod, walk, s, unused);
+    softmax_step<1>(sm, c, p, mod, walk, s, unused);
     pack_p(prob, s);
 }
 
@@ -291,7 +304,7 @@ DEVICE void next_block(const arena &sm, u32 n, consumer &c, const cu_fwd &p, con
 #endif
     wgmma_wait<1>();
     release(sm.k_empty, n);
-    int raised = softmax_step<0>(c, p, mod, walk, s, rescale);
+    int raised = softmax_step<0>(sm, c, p, mod, walk, s, rescale);
 #if CFG_ANCHOR
     /* Never taken: holds the wait below the exponentials, which ptxas would else put above
      * all of them (docs/hopper.md 8). */
@@ -362,7 +375,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
              const __grid_constant__ tensor_map mv)
 {
     extern __shared__ __align__(1024) char shared[];
-    arena s = carve(smem_address(shared));
+    arena s = carve(shared);
     if (threadIdx.x == 0)
         init_barriers(s);
     __syncthreads();

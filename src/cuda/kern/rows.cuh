@@ -166,10 +166,27 @@ DEVICE void apply_score(const tile_rows &r, const cu_fwd &p, const mod_args &mod
 #endif
 }
 
-/* -INF where the mask or the end of the keys says so. */
+#if MOD_MASK == MASK_GENERAL
+/* What the mask needs of the keys of a block, made once by the 128 (or 32) threads that will read
+ * it; shared holds CFG_TN of them. */
+DEVICE void share_columns(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int first,
+                          mask_column *shared, int threads)
+{
+#if MASK_COLUMN_WORDS
+    mask_row row;
+    mask_row_begin(mod, p, r.b, r.h, r.q, row); /* only what no row changes is used */
+    for (int c = threadIdx.x % threads; c < CFG_TN; c += threads)
+        mask_column_begin(mod, p, r.b, r.h, row, first + c + r.kv_offset, shared[c]);
+#endif
+}
+#else
+struct mask_column {};
+#endif
+
+/* -INF where the mask or the end of the keys says so. columns: of this block (general masks). */
 template <int COUNT>
 DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int column,
-                       float (&s)[COUNT])
+                       const mask_column *columns, float (&s)[COUNT])
 {
     int lo[2] = {0, 0}, hi[2];
     hi[0] = hi[1] = r.kv_len - column; /* limits in columns of this fragment: lo <= c < hi */
@@ -182,6 +199,9 @@ DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod,
         lo[i] = (int)max(0ll, min((long long)from - base, (long long)COUNT * 2));
         hi[i] = (int)max(0ll, min((long long)to - base, (long long)hi[i]));
     }
+    /* often no row of the warp is cut by a block that is partial for the tile */
+    if (__all_sync(~0u, max(lo[0], lo[1]) == 0 && min(hi[0], hi[1]) >= CFG_TN))
+        return;
 #endif
 #if MOD_MASK == MASK_GENERAL
     mask_row row[2];
@@ -192,8 +212,9 @@ DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod,
     for (int g = 0; g < COUNT / 4; g++) {
         bool live[4] = {true, true, true, true};
 #if MOD_MASK == MASK_GENERAL
-        int kv = column + 8 * g + r.kv_offset;
-        mask4(mod, p, r.b, r.h, row[0], row[1], kv, kv + 1, live);
+        int at = 8 * g + 2 * (threadIdx.x & 3), kv = column + 8 * g + r.kv_offset;
+        mask4(mod, p, r.b, r.h, row[0], row[1], kv, kv + 1,
+              columns[at], columns[at + 1], live);
 #endif
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -290,8 +311,10 @@ DEVICE bool is_live(const mod_args &mod, const cu_fwd &p, int b, int h, int q, i
 #elif MOD_MASK == MASK_GENERAL
     mask_row r;
     bool live[4];
+    mask_column c;
     mask_row_begin(mod, p, b, h, q, r);
-    mask4(mod, p, b, h, r, r, kv, kv, live);
+    mask_column_begin(mod, p, b, h, r, kv, c);
+    mask4(mod, p, b, h, r, r, kv, kv, c, c, live);
     return live[0];
 #else
     return true;
