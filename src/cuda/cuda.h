@@ -88,6 +88,12 @@ typedef enum cu_family { CU_SM90, CU_SM80 } cu_family;
 
 /* The rung'th choice for these head dims, best first; 0 past the end of the ladder. */
 int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung, cu_tile *out);
+/* The tile of the decode program: groups warps, each with its own stages. */
+void cu_decode_choice(int D, int E, cu_tile *out);
+/* Whether so few rows go to the decode program, and its count of spans (see decode.cu). */
+int cu_decode_applies(const saccade_sizes *sizes);
+int64_t cu_decode_spans(const saccade_sizes *sizes);
+int cu_decode_shared(const cu_tile *tile, int D, int E, int column_words, int64_t spans);
 int cu_tile_rows(cu_family family, const cu_tile *tile);
 int cu_tile_threads(cu_family family, const cu_tile *tile);
 /* dynamic shared memory of a CTA, bytes */
@@ -151,5 +157,42 @@ saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_b
 /* The copy made before, or NULL. */
 const cu_runs *cu_runs_find(int device, const saccade_block_mask *mask, int rows, int keys,
                             const saccade_sizes *sizes);
+
+/* ---- solver.c, launch.c: what a plan holds, and a run of it ---- */
+
+typedef enum cu_program {
+    CU_MAIN,    /* any number of queries */
+    CU_PEAKS,   /* the same where row maxima are wanted */
+    CU_CAREFUL, /* rows to be done again */
+    CU_DECODE,  /* few queries (sm_90a) */
+    CU_PROGRAMS
+} cu_program;
+
+typedef struct cu_loaded {
+    cu_image image;
+    void *library, *kernel;
+    void *kernel_end; /* of CU_DECODE: decode_end */
+} cu_loaded;
+
+typedef struct cu_state {
+    cu_family family;
+    cu_tile tile, decode; /* decode.groups: warps; 0: no such program */
+    int rung, given_up;   /* tiles tried before; every tile spilled */
+    cu_mod_text facts;
+    char arch[16];
+    char *mod_text;
+    cu_loaded programs[CU_PROGRAMS];
+    _Atomic uint32_t ready; /* bit per device: attributes set */
+    int is_present;         /* there is a device for arch */
+    cu_device device;       /* what the plan was tuned for */
+} cu_state;
+
+/* head dims as products take them */
+int cu_padded(int64_t dim);
+int cu_shared_bytes(const cu_state *state, const plan_problem *problem);
+size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
+saccade_status cu_prepare(const saccade_plan *plan, const saccade_block_mask *mask,
+                          saccade_error *err);
+saccade_status cu_forward(const saccade_plan *plan, const plan_run *run, saccade_error *err);
 
 #endif

@@ -48,11 +48,12 @@ static const char *type_text(const mod_node *n)
     return names[n->type];
 }
 
+/* A thread's two rows may be of two heads (decode), so a key's value may not hang on the head. */
 static rate rate_of(const mod_node *n)
 {
     if (!(n->deps & (DEP_KV | DEP_SCORE)))
         return ROW;
-    return n->deps & (DEP_Q | DEP_SCORE) ? ELEMENT : COLUMN;
+    return n->deps & (DEP_Q | DEP_H | DEP_SCORE) ? ELEMENT : COLUMN;
 }
 
 static int is_leaf(const mod_node *n)
@@ -109,14 +110,13 @@ static void put_size(const emitter *e, strbuf *out, int which)
 
 static void put_var(strbuf *out, int which, place at)
 {
-    if (which == VAR_B || which == VAR_H)
-        strbuf_puts(out, which == VAR_B ? "b" : "h");
-    else if (which == VAR_KV)
+    const char *name = which == VAR_B ? "b" : which == VAR_H ? "h" : "q";
+    if (which == VAR_KV)
         strbuf_printf(out, "k%d", at.copy % 2);
-    else if (at.rate == ROW)
-        strbuf_puts(out, "q");
+    else if (which == VAR_B || at.rate == ROW)
+        strbuf_puts(out, name);
     else
-        strbuf_printf(out, "r%d.q", at.copy / 2);
+        strbuf_printf(out, "r%d.%s", at.copy / 2, name);
 }
 
 /* The value of node n as seen from a place. */
@@ -268,11 +268,11 @@ static const char signature[] = "const mod_args &mod, const cu_fwd &p, int b, in
 /* <what>_row and <what>_row_begin: row values and who keeps them. */
 static void put_row_struct(const emitter *e, const char *what, const unsigned char *kept)
 {
-    strbuf_printf(e->out, "struct %s_row {\n    int q;\n", what);
+    strbuf_printf(e->out, "struct %s_row {\n    int q, h;\n", what);
     for (uint32_t i = 0; i < e->fn->n_nodes; i++)
         if (kept[i])
             strbuf_printf(e->out, "    %s n%u;\n", type_text(&e->fn->nodes[i]), (unsigned)i);
-    strbuf_printf(e->out, "};\n\nDEVICE void %s_row_begin(%s, int q, %s_row &r)\n{\n    r.q = q;\n",
+    strbuf_printf(e->out, "};\n\nDEVICE void %s_row_begin(%s, int q, %s_row &r)\n{\n    r.q = q;\n    r.h = h;\n",
                   what, signature, what);
     put_rate(e, ROW, NULL);
     for (uint32_t i = 0; i < e->fn->n_nodes; i++)

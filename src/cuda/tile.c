@@ -46,6 +46,38 @@ int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung
     return found;
 }
 
+enum { DECODE_ROWS = 16, DECODE_MOST = 64, SHARED_MOST = 232448, SPANS_MOST = 4096 };
+
+/* Four warps, each streaming 16 KB of K and V at a time through 2 or 3 stages. */
+void cu_decode_choice(int D, int E, cu_tile *out)
+{
+    const int dim = D > E ? D : E;
+    *out = (cu_tile){.groups = 4, .keys = dim <= 64 ? 64 : dim <= 128 ? 32 : 16, .stages = 3};
+    while (out->stages > 1 && cu_decode_shared(out, D, E, 1, SPANS_MOST) > SHARED_MOST)
+        out->stages--;
+}
+
+int64_t cu_decode_spans(const saccade_sizes *s)
+{
+    return s->B * s->Hkv * ((s->H / s->Hkv * s->Q + DECODE_ROWS - 1) / DECODE_ROWS);
+}
+
+int cu_decode_applies(const saccade_sizes *s)
+{
+    return s->H / s->Hkv * s->Q <= DECODE_MOST    /* more rows fill a prefill tile */
+           && cu_decode_spans(s) <= SPANS_MOST;   /* counts of blocks lie in shared memory */
+}
+
+int cu_decode_shared(const cu_tile *tile, int D, int E, int column_words, int64_t spans)
+{
+    const int panels = round_up(D, 64) / 64 + round_up(E, 64) / 64;
+    const int stage = panels * tile->keys * 128;
+    const int meeting = tile->groups * DECODE_ROWS * (E + 4) * 4;
+    const int columns = column_words ? tile->groups * tile->keys * column_words * 4 : 0;
+    return tile->groups * tile->stages * (stage + 8) + meeting + columns + 16 +
+           (int)(spans + 1) * 4;
+}
+
 int cu_tile_rows(cu_family family, const cu_tile *tile)
 {
     return tile->groups * (family == CU_SM90 ? 64 : 16);

@@ -100,8 +100,13 @@ static saccade_status fill(const mask_runs *r, const saccade_sizes *s, size_t l2
     const int64_t n_rows = r->B * r->H * r->rows;
     cu_run *runs = (cu_run *)to;
     int32_t *start = (int32_t *)(runs + n_runs), *order = start + n_rows + 1;
-    for (int64_t i = 0; i < n_runs; i++)
-        runs[i] = (cu_run){r->runs[i].first, r->runs[i].count, !r->runs[i].full, 0};
+    for (int64_t row = 0; row < n_rows; row++) {
+        int32_t before = 0;
+        for (int64_t i = r->row_begin[row]; i < r->row_begin[row + 1]; i++) {
+            runs[i] = (cu_run){r->runs[i].first, r->runs[i].count, !r->runs[i].full, before};
+            before += r->runs[i].count;
+        }
+    }
     for (int64_t i = 0; i <= n_rows; i++)
         start[i] = (int32_t)r->row_begin[i];
     return fill_order(r, s, l2_bytes, order, err);

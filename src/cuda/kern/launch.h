@@ -17,7 +17,8 @@ typedef struct cu_capture {
 
 /* a run of key blocks; is_partial means that the mask must be evaluated there */
 typedef struct cu_run {
-    int first, count, is_partial, pad;
+    int first, count, is_partial;
+    int ordinal; /* live blocks of the row before this run */
 } cu_run;
 
 typedef struct cu_position {
@@ -43,10 +44,10 @@ typedef struct cu_fwd {
     int *flags;           /* [tiles][warps]: 1 where a group of 16 rows must be done again */
     int n_tiles;
     int *counter;          /* 0 at the start: tiles drawn beyond the first of each CTA */
-    int n_split;          /* decode: splits of the keys */
-    float *part_o;        /* decode: [split][B][H][M][E], unnormalised */
-    float *part_ml;       /* decode: [split][B][H][M][2], row offset (log2) and sum */
-    int *done;            /* decode: [B][G][row tiles] finished splits */
+    int n_split;          /* decode: CTAs that share the keys */
+    float *part_o;        /* decode: [slot][16][E], unnormalised; a slot for each cut span */
+    float *part_ml;       /* decode: [slot][16][4], row offset (log2), sum, maximum */
+    int *done;            /* decode: [spans + 1] blocks before each span */
 } cu_fwd;
 
 #endif

@@ -93,10 +93,31 @@ struct tile_rows {
     int q;                 /* position of the first */
     int kv_len, kv_offset; /* of the batch */
     int b, h;              /* dead unless the mod asks */
+#if CFG_PACKED
+    int q1, h1; /* the second row's, where heads of a group share a tile */
+#endif
 #if MOD_SCORE
     score_row score[2]; /* what the score needs that no key changes */
 #endif
 };
+
+DEVICE int row_q(const tile_rows &r, int i)
+{
+#if CFG_PACKED
+    return i ? r.q1 : r.q;
+#else
+    return r.q + 8 * i;
+#endif
+}
+
+DEVICE int row_h(const tile_rows &r, int i)
+{
+#if CFG_PACKED
+    return i ? r.h1 : r.h;
+#else
+    return r.h;
+#endif
+}
 
 /* row of the tile that this thread's first row is */
 DEVICE int row_of_thread(void)
@@ -195,7 +216,7 @@ DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod,
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int from, to; /* from <= kv < to */
-        mask_interval(mod, p, r.b, r.h, r.q + 8 * i, from, to);
+        mask_interval(mod, p, r.b, row_h(r, i), row_q(r, i), from, to);
         lo[i] = (int)max(0ll, min((long long)from - base, (long long)COUNT * 2));
         hi[i] = (int)max(0ll, min((long long)to - base, (long long)hi[i]));
     }
@@ -205,8 +226,8 @@ DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod,
 #endif
 #if MOD_MASK == MASK_GENERAL
     mask_row row[2];
-    mask_row_begin(mod, p, r.b, r.h, r.q, row[0]);
-    mask_row_begin(mod, p, r.b, r.h, r.q + 8, row[1]);
+    mask_row_begin(mod, p, r.b, row_h(r, 0), row_q(r, 0), row[0]);
+    mask_row_begin(mod, p, r.b, row_h(r, 1), row_q(r, 1), row[1]);
 #endif
 #pragma unroll
     for (int g = 0; g < COUNT / 4; g++) {

@@ -1,0 +1,72 @@
+/* One row in plain f32 by one warp, reading V at live keys only: see careful.cu. */
+#pragma once
+
+enum { LANES = 32, O_PER_LANE = (CFG_E + LANES - 1) / LANES };
+
+/* scores of keys j = first + lane; -INF where masked */
+DEVICE float score_at(const cu_fwd &p, const mod_args &mod, const tile &t, int m, int j)
+{
+    if (j >= t.kv_len)
+        return NEG_INF;
+    int q = m + t.q_offset, kv = j + t.kv_offset;
+    if (!is_live(mod, p, t.b, t.h, q, kv))
+        return NEG_INF;
+    const elem *x = (const elem *)p.q + t.b * p.qs.b + t.h * p.qs.h + m * p.qs.n;
+    const elem *y = (const elem *)p.k + t.b * p.ks.b + (t.h / (p.H / p.G)) * p.ks.h + j * p.ks.n;
+    float s = 0.f;
+    for (int d = 0; d < CFG_D_REAL; d++)
+        s = fmaf(to_float(x[d]), to_float(y[d]), s);
+    return score_of(mod, p, t.b, t.h, q, kv, s);
+}
+
+struct careful_row {
+    float m, l; /* natural units */
+    float o[O_PER_LANE];
+};
+
+/* Online softmax over 32 keys at once; lane i owns columns i, i + 32, ... of O. */
+DEVICE void add_keys(careful_row &r, const cu_fwd &p, const tile &t, int first, float s)
+{
+    float peak = s;
+    for (int i = 16; i; i /= 2) {
+        float other = __shfl_xor_sync(~0u, peak, i);
+        peak = other > peak || other != other ? other : peak; /* keeps a NaN */
+    }
+    if (peak == NEG_INF)
+        return;
+    float m = r.m > peak ? r.m : peak;
+    float rescale = r.m == NEG_INF ? 0.f : expf(r.m - m), prob = s == NEG_INF ? 0.f : expf(s - m);
+    r.l = r.l * rescale;
+    for (int e = 0; e < O_PER_LANE; e++)
+        r.o[e] *= rescale;
+    const elem *v = (const elem *)p.v + t.b * p.vs.b + (t.h / (p.H / p.G)) * p.vs.h;
+    for (int i = 0; i < LANES; i++) {
+        float w = __shfl_sync(~0u, prob, i);
+        if (__shfl_sync(~0u, s, i) == NEG_INF)
+            continue;
+        r.l += w;
+        for (int e = 0; e < O_PER_LANE; e++) {
+            int c = e * LANES + (threadIdx.x & 31);
+            if (c < CFG_E_REAL)
+                r.o[e] = fmaf(w, to_float(v[(first + i) * p.vs.n + c]), r.o[e]);
+        }
+    }
+    r.m = m;
+}
+
+DEVICE void redo_row(const cu_fwd &p, const mod_args &mod, const tile &t, int m)
+{
+    int lane = threadIdx.x & 31;
+    careful_row r = {NEG_INF, 0.f};
+    for (int first = 0; first < t.kv_len; first += LANES)
+        add_keys(r, p, t, first, score_at(p, mod, t, m, first + lane));
+    elem *out = (elem *)p.o + t.b * p.os.b + t.h * p.os.h + m * p.os.n;
+    for (int e = 0; e < O_PER_LANE; e++)
+        if (e * LANES + lane < CFG_E_REAL)
+            out[e * LANES + lane] = from_float(r.l == 0.f ? 0.f : r.o[e] / r.l);
+    long long at = ((long long)t.b * p.H + t.h) * p.M + m;
+    if (lane == 0 && p.lse)
+        p.lse[at] = r.l == 0.f ? NEG_INF : r.m + logf(r.l);
+    if (lane == 0 && p.row_max)
+        p.row_max[at] = r.m;
+}

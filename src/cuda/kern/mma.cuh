@@ -1,0 +1,103 @@
+/* Products of 16 rows by mma.sync, K and V blocks in shared memory in 128-byte swizzled rows, panels
+ * of 64 columns (as TMA writes them). The accumulators lie as wgmma's do, so that softmax.cuh and
+ * rows.cuh serve both: element 4g + {0,1} of row lane / 4, 4g + {2,3} of that row + 8, columns
+ * 8g + 2 (lane % 4) + {0,1}. */
+#pragma once
+
+DEVICE u32 swizzled(u32 base, int panel_bytes, int row, int chunk)
+{
+    return base + (chunk / 8) * panel_bytes + row * 128 + (((chunk & 7) ^ (row & 7)) * 16);
+}
+
+DEVICE void load_matrices(u32 (&x)[4], u32 at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+DEVICE void load_matrices_transposed(u32 (&x)[4], u32 at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+DEVICE void mma16(float *d, const u32 *a, u32 b0, u32 b1)
+{
+#if CFG_F16
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+#else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+#endif
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* s = Q K^T for 16 rows and 2 * COUNT keys; q: A fragments of CFG_D / 16 steps. */
+template <int COUNT>
+DEVICE void mma_qk(float (&s)[COUNT], const u32 (&q)[CFG_D / 4], u32 k)
+{
+    enum { KEYS = COUNT * 2 };
+    int lane = threadIdx.x & 31;
+    int row = (lane & 7) + (lane >> 4) * 8, chunk = lane >> 3 & 1;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        s[i] = 0.f;
+#pragma unroll
+    for (int kk = 0; kk < CFG_D / 16; kk++) {
+#pragma unroll
+        for (int n = 0; n < KEYS / 16; n++) {
+            u32 b[4];
+            load_matrices(b, swizzled(k, KEYS * 128, n * 16 + row, kk * 2 + chunk));
+            mma16(s + n * 8, q + kk * 4, b[0], b[1]);
+            mma16(s + n * 8 + 4, q + kk * 4, b[2], b[3]);
+        }
+    }
+}
+
+/* o += P V; s holds probabilities. */
+template <int COUNT>
+DEVICE void mma_pv(float (&o)[CFG_E / 2], const float (&s)[COUNT], u32 v)
+{
+    enum { KEYS = COUNT * 2 };
+    int lane = threadIdx.x & 31;
+    int row = lane & 15, chunk = lane >> 4;
+#pragma unroll
+    for (int kk = 0; kk < KEYS / 16; kk++) {
+        u32 a[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            a[i] = pack(s[kk * 8 + 2 * i], s[kk * 8 + 2 * i + 1]);
+#pragma unroll
+        for (int n = 0; n < CFG_E / 16; n++) {
+            u32 b[4];
+            load_matrices_transposed(b, swizzled(v, KEYS * 128, kk * 16 + row, n * 2 + chunk));
+            mma16(o + n * 8, a, b[0], b[1]);
+            mma16(o + n * 8 + 4, a, b[2], b[3]);
+        }
+    }
+}
+
+/* Two neighbouring elements of a row in global memory, 0 past the end. */
+DEVICE u32 load_pair(const u16 *row, int d, int is_there)
+{
+    return is_there && d < CFG_D_REAL ? __ldg((const u32 *)(row + d)) : 0;
+}
+
+/* A fragments of the two rows of this thread. */
+DEVICE void load_q(u32 (&q)[CFG_D / 4], const u16 *row0, int has0, const u16 *row1, int has1)
+{
+    int d = 2 * (threadIdx.x & 3);
+#pragma unroll
+    for (int kk = 0; kk < CFG_D / 16; kk++) {
+        q[4 * kk] = load_pair(row0, kk * 16 + d, has0);
+        q[4 * kk + 1] = load_pair(row1, kk * 16 + d, has1);
+        q[4 * kk + 2] = load_pair(row0, kk * 16 + d + 8, has0);
+        q[4 * kk + 3] = load_pair(row1, kk * 16 + d + 8, has1);
+    }
+}

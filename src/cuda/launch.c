@@ -1,0 +1,385 @@
+/* A run: launch parameters filled, kernels put on the caller's stream. Nothing is allocated,
+ * compiled or copied here. */
+#include "cuda/cuda.h"
+
+#include "base/convert.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+enum {
+    MAX_SHARED = 8,       /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
+    COUNTER_BYTES = 256,  /* head of the workspace: the tile counter */
+    DECODE_ROWS = 16,     /* rows of a decode tile */
+    DECODE_BLOCK_Q = 64,  /* block masks for decode have one row of blocks */
+    MAX_ARGS = 2 * MOD_MAX_CAPTURES
+};
+
+int cu_shared_bytes(const cu_state *s, const plan_problem *p)
+{
+    return cu_tile_shared(s->family, &s->tile, cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
+                          p->dtype) +
+           s->tile.groups * s->tile.keys * s->facts.column_words * 4;
+}
+
+static int decode_shared(const cu_state *s, const plan_problem *p, int64_t spans)
+{
+    return cu_decode_shared(&s->decode, cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
+                            s->facts.column_words, spans);
+}
+
+/* ---- workspace: the counter, then flags; for decode, flags, counts, then parts ---- */
+
+static int64_t tiles_of(const cu_state *s, const saccade_sizes *sizes)
+{
+    const int rows = cu_tile_rows(s->family, &s->tile);
+    return sizes->B * sizes->H * ((sizes->Q + rows - 1) / rows);
+}
+
+static int warps_of(const cu_state *s)
+{
+    return s->tile.groups * (s->family == CU_SM90 ? 4 : 1);
+}
+
+static size_t aligned(size_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
+typedef struct decode_space {
+    size_t counts, part_o, part_ml, bytes; /* offsets */
+} decode_space;
+
+static decode_space decode_layout(const cu_state *s, const saccade_sizes *sizes, int E)
+{
+    const size_t spans = (size_t)cu_decode_spans(sizes), slots = spans + (size_t)s->device.n_sm;
+    decode_space d;
+    d.counts = COUNTER_BYTES + aligned((size_t)(sizes->B * sizes->H * sizes->Q) * sizeof(int));
+    d.part_o = d.counts + aligned((spans + 1) * sizeof(int));
+    d.part_ml = d.part_o + slots * DECODE_ROWS * (size_t)E * sizeof(float);
+    d.bytes = d.part_ml + slots * DECODE_ROWS * 4 * sizeof(float);
+    return d;
+}
+
+static int is_decode(const cu_state *s, const saccade_sizes *sizes)
+{
+    return s->decode.groups && cu_decode_applies(sizes);
+}
+
+/* Enough for every run of at most these sizes, short ones too. */
+size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
+{
+    const cu_state *s = plan->state;
+    const size_t tiles =
+        COUNTER_BYTES + (size_t)tiles_of(s, sizes) * (size_t)warps_of(s) * sizeof(int);
+    saccade_sizes few = *sizes;
+    while (few.Q > 1 && !is_decode(s, &few))
+        few.Q = few.Q > 64 ? 64 : few.Q - 1;
+    if (!is_decode(s, &few))
+        return tiles;
+    const size_t decode = decode_layout(s, &few, cu_padded(plan->problem.sizes.Dv)).bytes;
+    return tiles > decode ? tiles : decode;
+}
+
+/* ---- block masks ---- */
+
+static saccade_status make_runs(const saccade_plan *plan, const saccade_block_mask *mask,
+                                int device, const saccade_sizes *sizes, saccade_error *err)
+{
+    const cu_state *s = plan->state;
+    const cu_driver *driver;
+    const size_t l2 = (size_t)s->device.l2_bytes;
+    TRY(cu_get_driver(&driver, err));
+    if (is_decode(s, sizes))
+        return cu_runs_make(driver, device, mask, DECODE_BLOCK_Q, s->decode.keys, sizes, l2, err);
+    return cu_runs_make(driver, device, mask, cu_tile_rows(s->family, &s->tile), s->tile.keys,
+                        sizes, l2, err);
+}
+
+saccade_status cu_prepare(const saccade_plan *plan, const saccade_block_mask *mask,
+                          saccade_error *err)
+{
+    const cu_state *s = plan->state;
+    const cu_driver *driver;
+    void *context = NULL;
+    int device = 0;
+    FAIL_IF(!s->is_present, SACCADE_EBACKEND, "cuda: no device here runs %s", s->arch);
+    TRY(cu_get_driver(&driver, err));
+    driver->context_current(&context);
+    if (context)
+        driver->context_device(&device);
+    saccade_sizes sizes = mask_get_view(mask)->sizes;
+    sizes.H = plan->problem.sizes.H;
+    sizes.Hkv = plan->problem.sizes.Hkv;
+    sizes.D = plan->problem.sizes.D;
+    sizes.Dv = plan->problem.sizes.Dv;
+    return make_runs(plan, mask, device, &sizes, err);
+}
+
+static saccade_status find_runs(const cu_state *s, const plan_run *run, const cu_runs **out,
+                                saccade_error *err)
+{
+    const int device = run->q->device.index, few = is_decode(s, &run->sizes);
+    *out = NULL;
+    if (!run->block_mask)
+        return SACCADE_OK;
+    *out = cu_runs_find(device, run->block_mask,
+                        few ? DECODE_BLOCK_Q : cu_tile_rows(s->family, &s->tile),
+                        few ? s->decode.keys : s->tile.keys, &run->sizes);
+    FAIL_IF(!*out, SACCADE_EINVAL,
+            "cuda: got a block mask that has no copy on device %d for this batch, expected "
+            "saccade_plan_prepare first", device);
+    return SACCADE_OK;
+}
+
+/* ---- tensors ---- */
+
+/* the stride of a dimension, 0 where it makes no difference */
+static int64_t stride_of(const saccade_tensor *t, int d)
+{
+    return t->shape[d] == 1 ? 0 : t->stride[d];
+}
+
+static cu_stride strides_of(const saccade_tensor *t)
+{
+    return (cu_stride){stride_of(t, 0), stride_of(t, 1), stride_of(t, 2)};
+}
+
+/* 16-byte pieces: what the tensor copies and the 16-byte stores need */
+static saccade_status check_aligned(const saccade_tensor *t, const char *name,
+                                    saccade_error *err)
+{
+    FAIL_AT((uintptr_t)t->data % 16, SACCADE_EINVAL, name, 0, 0,
+            "got an address that is not a multiple of 16 bytes");
+    for (int d = 0; d < 3; d++)
+        FAIL_AT(stride_of(t, d) % 8, SACCADE_EINVAL, name, 0, 0,
+                "got stride %lld in dimension %d, expected a multiple of 8 (16 bytes)",
+                (long long)t->stride[d], d);
+    FAIL_AT(t->shape[2] > 1 && t->stride[2] == 0, SACCADE_EINVAL, name, 0, 0,
+            "got a broadcast dimension 2, expected memory for each row");
+    return SACCADE_OK;
+}
+
+/* Map over (d, n, h, b) in boxes of 64 columns x rows, 128-byte swizzle. */
+static saccade_status encode(const cu_driver *driver, const saccade_tensor *t, int rows,
+                             cu_map *out, saccade_error *err)
+{
+    enum { F16 = 6, BF16 = 9, SWIZZLE_128 = 3, PROMOTE_256 = 3 };
+    const uint64_t size[4] = {(uint64_t)t->shape[3], (uint64_t)t->shape[2],
+                              stride_of(t, 1) ? (uint64_t)t->shape[1] : 1,
+                              stride_of(t, 0) ? (uint64_t)t->shape[0] : 1};
+    uint64_t stride[3];
+    for (int d = 0; d < 3; d++) {
+        const int64_t s = stride_of(t, 2 - d);
+        stride[d] = s ? (uint64_t)s * 2 : 16;
+    }
+    const uint32_t box[4] = {64, (uint32_t)rows, 1, 1}, steps[4] = {1, 1, 1, 1};
+    return cu_check(driver,
+                    driver->encode_map(out, t->dtype == SACCADE_BF16 ? BF16 : F16, 4, t->data,
+                                       size, stride, box, steps, 0, SWIZZLE_128, PROMOTE_256, 0),
+                    "cuTensorMapEncodeTiled", err);
+}
+
+static cu_position position_of(const saccade_tensor *t, int otherwise)
+{
+    if (t->dtype == SACCADE_NONE)
+        return (cu_position){NULL, 0, otherwise};
+    if (t->device.kind == SACCADE_CPU)
+        return (cu_position){NULL, 0, *(const int32_t *)t->data};
+    return (cu_position){t->data, t->rank ? (int)t->stride[0] : 0, 0};
+}
+
+/* A scalar's bits, by its type in the mod. */
+static int scalar_bits(const mod_capture *c, const saccade_tensor *t)
+{
+    const double x = convert_element(t->dtype, t->data);
+    return c->type == MOD_FLOAT ? (int)f32_bits((float)x) : (int)(int64_t)x;
+}
+
+static saccade_status pack_captures(const mod_fn *fn, const saccade_tensor *tensors,
+                                    cu_capture *out, saccade_error *err)
+{
+    for (uint32_t i = 0; fn && i < fn->n_captures; i++) {
+        const saccade_tensor *t = &tensors[i];
+        cu_capture *c = &out[i];
+        memset(c, 0, sizeof *c);
+        FAIL_AT((t->device.kind == SACCADE_CPU) != (t->rank == 0), SACCADE_EINVAL,
+                fn->captures[i].name, 0, 0,
+                "got it on the %s, expected scalars on the host and tensors on the device",
+                t->rank ? "host" : "device");
+        if (t->rank == 0) {
+            c->shape[0] = scalar_bits(&fn->captures[i], t);
+            continue;
+        }
+        c->data = t->data;
+        for (int d = 0; d < t->rank; d++) {
+            c->shape[d] = (int)t->shape[d];
+            c->stride[d] = t->stride[d];
+        }
+    }
+    return SACCADE_OK;
+}
+
+/* ---- parameters ---- */
+
+static void fill_runs(const cu_runs *runs, cu_fwd *p)
+{
+    if (!runs)
+        return;
+    p->runs = (const cu_run *)(uintptr_t)runs->runs;
+    p->run_start = (const int *)(uintptr_t)runs->run_start;
+    p->order = (const int *)(uintptr_t)runs->order;
+    p->mask_b = runs->mask_b;
+    p->mask_h = runs->mask_h;
+}
+
+static void fill(const saccade_plan *plan, const plan_run *run, const cu_runs *runs, cu_fwd *p)
+{
+    const cu_state *s = plan->state;
+    const int rows = cu_tile_rows(s->family, &s->tile);
+    memset(p, 0, sizeof *p);
+    p->q = run->q->data;
+    p->k = run->k->data;
+    p->v = run->v->data;
+    p->o = run->out->data;
+    p->lse = run->lse ? run->lse->data : NULL;
+    p->row_max = run->row_max ? run->row_max->data : NULL;
+    p->qs = strides_of(run->q);
+    p->ks = strides_of(run->k);
+    p->vs = strides_of(run->v);
+    p->os = strides_of(run->out);
+    p->B = (int)run->sizes.B;
+    p->H = (int)run->sizes.H;
+    p->G = (int)run->sizes.Hkv;
+    p->M = (int)run->sizes.Q;
+    p->N = (int)run->sizes.KV;
+    p->scale = plan->problem.scale;
+    p->q_offset = position_of(&run->positions.q_offset, 0);
+    p->kv_offset = position_of(&run->positions.kv_offset, 0);
+    p->kv_len = position_of(&run->positions.kv_len, (int)run->sizes.KV);
+    p->counter = run->workspace;
+    p->flags = (int *)((char *)run->workspace + COUNTER_BYTES);
+    p->n_qblk = (int)((run->sizes.Q + rows - 1) / rows);
+    p->n_tiles = (int)tiles_of(s, &run->sizes);
+    fill_runs(runs, p);
+}
+
+/* ---- kernels ---- */
+
+/* Shared memory above 48 KB is asked for once per device. */
+static saccade_status make_ready(cu_state *s, const cu_driver *driver, int device, int shared,
+                                 saccade_error *err)
+{
+    enum { MOST = 232448 };
+    const uint32_t bit = 1u << (device & 31);
+    if (atomic_load(&s->ready) & bit)
+        return SACCADE_OK;
+    const int bytes[CU_PROGRAMS] = {shared, shared, 0, MOST};
+    for (int i = 0; i < CU_PROGRAMS; i++)
+        if (s->programs[i].kernel && bytes[i])
+            TRY(cu_check(driver,
+                         driver->kernel_set(MAX_SHARED, bytes[i], s->programs[i].kernel, device),
+                         "cuKernelSetAttribute", err));
+    atomic_fetch_or(&s->ready, bit);
+    return SACCADE_OK;
+}
+
+typedef struct launch_args {
+    cu_fwd p;
+    cu_capture captures[MAX_ARGS];
+    cu_map maps[3];
+    const cu_driver *driver;
+    void *stream;
+} launch_args;
+
+static saccade_status start(const launch_args *a, void *kernel, int64_t grid, int threads,
+                            int shared, void **parameters, saccade_error *err)
+{
+    return cu_check(a->driver,
+                    a->driver->launch(kernel, (unsigned)grid, 1, 1, (unsigned)threads, 1, 1,
+                                      (unsigned)shared, a->stream, parameters, NULL),
+                    "cuLaunchKernel", err);
+}
+
+static saccade_status launch_tiles(const saccade_plan *plan, const plan_run *run, launch_args *a,
+                                   saccade_error *err)
+{
+    cu_state *s = plan->state;
+    const int rows = cu_tile_rows(s->family, &s->tile), n_sm = s->device.n_sm;
+    const int most = s->family == CU_SM90 ? n_sm : a->p.n_tiles;
+    const int grid = a->p.n_tiles < most ? a->p.n_tiles : most;
+    const int64_t looks = ((int64_t)a->p.n_tiles * warps_of(s) + 31) / 32;
+    void *kernel = s->programs[run->row_max ? CU_PEAKS : CU_MAIN].kernel;
+    void *parameters[] = {&a->p, a->captures, &a->maps[0], &a->maps[1], &a->maps[2]};
+    if (s->family == CU_SM90) {
+        TRY(encode(a->driver, run->q, rows, &a->maps[0], err));
+        TRY(encode(a->driver, run->k, s->tile.keys, &a->maps[1], err));
+        TRY(encode(a->driver, run->v, s->tile.keys, &a->maps[2], err));
+    }
+    if (grid < a->p.n_tiles)
+        TRY(cu_check(a->driver,
+                     a->driver->fill32((cu_ptr)(uintptr_t)a->p.counter, 0, 1, a->stream),
+                     "cuMemsetD32Async", err));
+    TRY(start(a, kernel, grid, cu_tile_threads(s->family, &s->tile),
+              cu_shared_bytes(s, &plan->problem), parameters, err));
+    return start(a, s->programs[CU_CAREFUL].kernel, looks < 4 * n_sm ? looks : 4 * n_sm, 128, 0,
+                 parameters, err);
+}
+
+static saccade_status launch_decode(const saccade_plan *plan, const plan_run *run,
+                                    launch_args *a, saccade_error *err)
+{
+    cu_state *s = plan->state;
+    const cu_loaded *program = &s->programs[CU_DECODE];
+    const int64_t spans = cu_decode_spans(&run->sizes);
+    const decode_space d = decode_layout(s, &run->sizes, cu_padded(plan->problem.sizes.Dv));
+    char *base = run->workspace;
+    void *parameters[] = {&a->p, a->captures, &a->maps[1], &a->maps[2]};
+    a->p.done = (int *)(base + d.counts);
+    a->p.part_o = (float *)(base + d.part_o);
+    a->p.part_ml = (float *)(base + d.part_ml);
+    a->p.n_split = s->device.n_sm;
+    TRY(encode(a->driver, run->k, s->decode.keys, &a->maps[1], err));
+    TRY(encode(a->driver, run->v, s->decode.keys, &a->maps[2], err));
+    TRY(start(a, program->kernel, s->device.n_sm, s->decode.groups * 32,
+              decode_shared(s, &plan->problem, spans), parameters, err));
+    return start(a, program->kernel_end, spans, 128, 0, parameters, err);
+}
+
+static saccade_status launch(const saccade_plan *plan, const cu_driver *driver,
+                             const plan_run *run, const cu_runs *runs, saccade_error *err)
+{
+    cu_state *s = plan->state;
+    launch_args a;
+    const plan_problem *problem = &plan->problem;
+    const int n_score = problem->score ? (int)problem->score->n_captures : 0;
+    a.driver = driver;
+    a.stream = run->stream;
+    fill(plan, run, runs, &a.p);
+    TRY(pack_captures(problem->score, run->score_env.tensors, a.captures, err));
+    TRY(pack_captures(problem->mask, run->mask_env.tensors, a.captures + n_score, err));
+    TRY(make_ready(s, driver, run->q->device.index, cu_shared_bytes(s, problem), err));
+    return is_decode(s, &run->sizes) ? launch_decode(plan, run, &a, err)
+                                     : launch_tiles(plan, run, &a, err);
+}
+
+saccade_status cu_forward(const saccade_plan *plan, const plan_run *run, saccade_error *err)
+{
+    const cu_state *s = plan->state;
+    const cu_driver *driver;
+    const cu_runs *runs;
+    void *pushed;
+    FAIL_IF(!s->is_present, SACCADE_EBACKEND, "cuda: no device here runs %s", s->arch);
+    TRY(check_aligned(run->q, "q", err));
+    TRY(check_aligned(run->k, "k", err));
+    TRY(check_aligned(run->v, "v", err));
+    TRY(check_aligned(run->out, "out", err));
+    FAIL_IF(tiles_of(s, &run->sizes) > INT32_MAX / warps_of(s), SACCADE_ELIMIT,
+            "cuda: got too many rows for one run");
+    TRY(find_runs(s, run, &runs, err));
+    TRY(cu_get_driver(&driver, err));
+    TRY(cu_enter(driver, run->q->device.index, &pushed, err));
+    const saccade_status status = launch(plan, driver, run, runs, err);
+    cu_leave(driver, pushed);
+    return status;
+}
