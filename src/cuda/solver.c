@@ -21,7 +21,7 @@ static int is_half(saccade_dtype t)
 
 static int say(char *why, const char *text)
 {
-    snprintf(why, 160, "%s", text);
+    snprintf(why, 160, "%.150s", text);
     return 0;
 }
 
