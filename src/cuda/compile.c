@@ -1,6 +1,7 @@
-/* Text to machine code: NVRTC, found at run time, behind a cache on disk. A program is one file of
- * kern/ with everything it includes given as headers in memory. ptxas's notes come back in NVRTC's
- * log; registers, spills and serialised wgmma are read from it and kept with the code. */
+/* Text to machine code: NVRTC, found at run time, behind a cache on disk. A program is one file
+ * of kern/ with everything it includes given as headers in memory. ptxas's notes come back in
+ * NVRTC's log; registers, spills and serialised wgmma are read from it and kept with the code.
+ */
 #include "cuda/cuda.h"
 
 #include "base/dynlib.h"
@@ -16,31 +17,35 @@
 
 enum { MAX_HEADERS = 32, KEY_SIZE = 64, MAX_LOG = 200 };
 
-#define NVRTC_FUNCTIONS(X)                                                                   \
-    X(version, "nvrtcVersion", (int *major, int *minor))                                     \
-    X(create, "nvrtcCreateProgram",                                                          \
-      (void **program, const char *text, const char *name, int n, const char *const *texts,  \
-       const char *const *names))                                                            \
-    X(compile, "nvrtcCompileProgram", (void *program, int n, const char *const *options))    \
-    X(cubin_size, "nvrtcGetCUBINSize", (void *program, size_t *bytes))                       \
-    X(cubin, "nvrtcGetCUBIN", (void *program, char *code))                                   \
-    X(ptx_size, "nvrtcGetPTXSize", (void *program, size_t *bytes))                           \
-    X(ptx, "nvrtcGetPTX", (void *program, char *code))                                       \
-    X(log_size, "nvrtcGetProgramLogSize", (void *program, size_t *bytes))                    \
-    X(log, "nvrtcGetProgramLog", (void *program, char *text))                                \
+#define NVRTC_FUNCTIONS(X)                                                                  \
+    X(version, "nvrtcVersion", (int *major, int *minor))                                    \
+    X(create, "nvrtcCreateProgram",                                                         \
+      (void **program, const char *text, const char *name, int n, const char *const *texts, \
+       const char *const *names))                                                           \
+    X(compile, "nvrtcCompileProgram", (void *program, int n, const char *const *options))   \
+    X(cubin_size, "nvrtcGetCUBINSize", (void *program, size_t *bytes))                      \
+    X(cubin, "nvrtcGetCUBIN", (void *program, char *code))                                  \
+    X(ptx_size, "nvrtcGetPTXSize", (void *program, size_t *bytes))                          \
+    X(ptx, "nvrtcGetPTX", (void *program, char *code))                                      \
+    X(log_size, "nvrtcGetProgramLogSize", (void *program, size_t *bytes))                   \
+    X(log, "nvrtcGetProgramLog", (void *program, char *text))                               \
     X(destroy, "nvrtcDestroyProgram", (void **program))
 
 typedef struct nvrtc {
-#define X(name, symbol, parameters) int (*name) parameters;
+#define X(name, symbol, parameters) int(*name) parameters;
     NVRTC_FUNCTIONS(X)
 #undef X
 } nvrtc;
 
 /* absolute names first: their identity is read without loading them (see add_compiler) */
-static const char *const libraries[] = {
-    "/usr/local/cuda/lib64/libnvrtc.so.13", "/usr/local/cuda/lib64/libnvrtc.so.12",
-    "/usr/lib/x86_64-linux-gnu/libnvrtc.so.13", "/usr/lib/x86_64-linux-gnu/libnvrtc.so.12",
-    "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", NULL};
+static const char *const libraries[] = {"/usr/local/cuda/lib64/libnvrtc.so.13",
+                                        "/usr/local/cuda/lib64/libnvrtc.so.12",
+                                        "/usr/lib/x86_64-linux-gnu/libnvrtc.so.13",
+                                        "/usr/lib/x86_64-linux-gnu/libnvrtc.so.12",
+                                        "libnvrtc.so.13",
+                                        "libnvrtc.so.12",
+                                        "libnvrtc.so",
+                                        NULL};
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static nvrtc compiler;
@@ -51,9 +56,10 @@ static saccade_status load(saccade_error *err)
 {
     dynlib *lib;
     TRY(dynlib_open(libraries, "NVRTC, the CUDA compiler", &lib, err));
-#define X(name, symbol, parameters)                                                          \
-    *(void **)&compiler.name = dynlib_find(lib, symbol);                                     \
-    FAIL_IF(!compiler.name, SACCADE_EBACKEND, "NVRTC lacks %s: got one older than 12.0", symbol);
+#define X(name, symbol, parameters)                                                      \
+    *(void **)&compiler.name = dynlib_find(lib, symbol);                                 \
+    FAIL_IF(!compiler.name, SACCADE_EBACKEND, "NVRTC lacks %s: got one older than 12.0", \
+            symbol);
     NVRTC_FUNCTIONS(X)
 #undef X
     return SACCADE_OK;
@@ -121,8 +127,8 @@ static saccade_status assemble(const char *entry, const cu_source *generated, in
     return SACCADE_OK;
 }
 
-/* Which compiler: path, size and time of its file where that can be seen without loading 100 MB,
- * else its version. */
+/* Which compiler: path, size and time of its file where that can be seen without loading 100
+ * MB, else its version. */
 static saccade_status add_compiler(hash128 *h, saccade_error *err)
 {
     struct stat s;
@@ -177,8 +183,8 @@ static int number_before(const char *log, const char *unit)
 
 static void read_log(const char *log, cu_report *out)
 {
-    static const char *const serial[] = {"C7505", "C7508", "C7510", "C7511", "C7512", "C7513",
-                                         "C7514", "C7520"};
+    static const char *const serial[] = {"C7505", "C7508", "C7510", "C7511",
+                                         "C7512", "C7513", "C7514", "C7520"};
     out->registers = number_before(log, " registers");
     out->spill_bytes = number_before(log, " bytes spill stores");
     out->is_serialised = 0;
@@ -189,7 +195,8 @@ static void read_log(const char *log, cu_report *out)
 static saccade_status fetch(void *handle, int is_ptx, cu_image *out, saccade_error *err)
 {
     size_t bytes = 0;
-    int failed = is_ptx ? compiler.ptx_size(handle, &bytes) : compiler.cubin_size(handle, &bytes);
+    int failed =
+        is_ptx ? compiler.ptx_size(handle, &bytes) : compiler.cubin_size(handle, &bytes);
     FAIL_IF(failed || bytes == 0, SACCADE_EBACKEND, "NVRTC gave no code");
     char *code = malloc(bytes);
     FAIL_IF_NULL(code);

@@ -1,6 +1,7 @@
 /* cuda.h: the CUDA back end inside its folder. Data flow:
  *
- *     plan_problem -> tile choice -> text (cfg.cuh, mod.cuh, wgmma.cuh + kern/) -> cubin -> launch
+ *     plan_problem -> tile choice -> text (cfg.cuh, mod.cuh, wgmma.cuh + kern/) -> cubin ->
+ * launch
  *
  * Driver and NVRTC are found at run time; nothing here needs a CUDA header to build. */
 #ifndef SACCADE_CUDA_CUDA_H
@@ -19,38 +20,39 @@ typedef struct cu_map { /* CUtensorMap */
 } cu_map;
 
 /* Each driver function used: result, name in the table, symbol, parameters. */
-#define CU_DRIVER_FUNCTIONS(X)                                                               \
-    X(init, "cuInit", (unsigned flags))                                                      \
-    X(error_string, "cuGetErrorString", (int error, const char **text))                      \
-    X(device_count, "cuDeviceGetCount", (int *count))                                        \
-    X(device_attribute, "cuDeviceGetAttribute", (int *value, int attribute, int device))     \
-    X(primary_retain, "cuDevicePrimaryCtxRetain", (void **context, int device))              \
-    X(context_current, "cuCtxGetCurrent", (void **context))                                  \
-    X(context_device, "cuCtxGetDevice", (int *device))                                       \
-    X(context_push, "cuCtxPushCurrent_v2", (void *context))                                  \
-    X(context_pop, "cuCtxPopCurrent_v2", (void **context))                                   \
-    X(context_synchronize, "cuCtxSynchronize", (void))                                       \
-    X(alloc, "cuMemAlloc_v2", (cu_ptr *memory, size_t bytes))                                \
-    X(free, "cuMemFree_v2", (cu_ptr memory))                                                 \
-    X(copy, "cuMemcpy", (cu_ptr to, cu_ptr from, size_t bytes))                              \
-    X(fill32, "cuMemsetD32Async", (cu_ptr to, unsigned value, size_t count, void *stream))   \
-    X(library_load, "cuLibraryLoadData",                                                     \
-      (void **library, const void *code, int *jit_options, void **jit_values,                \
-       unsigned n_jit, int *options, void **values, unsigned n))                             \
-    X(library_unload, "cuLibraryUnload", (void *library))                                    \
+#define CU_DRIVER_FUNCTIONS(X)                                                                \
+    X(init, "cuInit", (unsigned flags))                                                       \
+    X(error_string, "cuGetErrorString", (int error, const char **text))                       \
+    X(device_count, "cuDeviceGetCount", (int *count))                                         \
+    X(device_attribute, "cuDeviceGetAttribute", (int *value, int attribute, int device))      \
+    X(primary_retain, "cuDevicePrimaryCtxRetain", (void **context, int device))               \
+    X(context_current, "cuCtxGetCurrent", (void **context))                                   \
+    X(context_device, "cuCtxGetDevice", (int *device))                                        \
+    X(context_push, "cuCtxPushCurrent_v2", (void *context))                                   \
+    X(context_pop, "cuCtxPopCurrent_v2", (void **context))                                    \
+    X(context_synchronize, "cuCtxSynchronize", (void))                                        \
+    X(alloc, "cuMemAlloc_v2", (cu_ptr * memory, size_t bytes))                                \
+    X(free, "cuMemFree_v2", (cu_ptr memory))                                                  \
+    X(copy, "cuMemcpy", (cu_ptr to, cu_ptr from, size_t bytes))                               \
+    X(fill32, "cuMemsetD32Async", (cu_ptr to, unsigned value, size_t count, void *stream))    \
+    X(library_load, "cuLibraryLoadData",                                                      \
+      (void **library, const void *code, int *jit_options, void **jit_values, unsigned n_jit, \
+       int *options, void **values, unsigned n))                                              \
+    X(library_unload, "cuLibraryUnload", (void *library))                                     \
     X(library_kernel, "cuLibraryGetKernel", (void **kernel, void *library, const char *name)) \
-    X(kernel_set, "cuKernelSetAttribute", (int attribute, int value, void *kernel, int device)) \
-    X(launch, "cuLaunchKernel",                                                              \
-      (void *kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,    \
-       unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream,              \
-       void **parameters, void **extra))                                                     \
-    X(encode_map, "cuTensorMapEncodeTiled",                                                  \
-      (cu_map *map, int type, unsigned rank, void *address, const uint64_t *sizes,           \
-       const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,  \
+    X(kernel_set, "cuKernelSetAttribute",                                                     \
+      (int attribute, int value, void *kernel, int device))                                   \
+    X(launch, "cuLaunchKernel",                                                               \
+      (void *kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,     \
+       unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream,               \
+       void **parameters, void **extra))                                                      \
+    X(encode_map, "cuTensorMapEncodeTiled",                                                   \
+      (cu_map * map, int type, unsigned rank, void *address, const uint64_t *sizes,           \
+       const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,   \
        int swizzle, int promotion, int oob_fill))
 
 typedef struct cu_driver {
-#define X(name, symbol, parameters) int (*name) parameters;
+#define X(name, symbol, parameters) int(*name) parameters;
     CU_DRIVER_FUNCTIONS(X)
 #undef X
 } cu_driver;
@@ -66,8 +68,8 @@ saccade_status cu_enter(const cu_driver *driver, int device, void **pushed, sacc
 void cu_leave(const cu_driver *driver, void *pushed);
 
 typedef struct cu_device {
-    int sm;      /* 90 for compute capability 9.0 */
-    int n_sm;    /* multiprocessors */
+    int sm;   /* 90 for compute capability 9.0 */
+    int n_sm; /* multiprocessors */
     int l2_bytes;
 } cu_device;
 saccade_status cu_get_device(const cu_driver *driver, int device, cu_device *out,

@@ -20,9 +20,9 @@ static saccade_status load(saccade_error *err)
                                         "libcuda.so", NULL};
     dynlib *lib;
     TRY(dynlib_open(names, "the CUDA driver", &lib, err));
-#define X(name, symbol, parameters)                                                        \
-    *(void **)&driver_table.name = dynlib_find(lib, symbol);                               \
-    FAIL_IF(!driver_table.name, SACCADE_EBACKEND,                                          \
+#define X(name, symbol, parameters)                          \
+    *(void **)&driver_table.name = dynlib_find(lib, symbol); \
+    FAIL_IF(!driver_table.name, SACCADE_EBACKEND,            \
             "the CUDA driver lacks %s: got one older than 12.0", symbol);
     CU_DRIVER_FUNCTIONS(X)
 #undef X
@@ -124,8 +124,8 @@ void saccade_device_free(int32_t device, void *memory)
 {
     const cu_driver *driver;
     void *pushed;
-    if (!memory || cu_get_driver(&driver, NULL) != SACCADE_OK ||
-        cu_enter(driver, device, &pushed, NULL) != SACCADE_OK)
+    if (!memory || cu_get_driver(&driver, NULL) != SACCADE_OK
+        || cu_enter(driver, device, &pushed, NULL) != SACCADE_OK)
         return;
     driver->free((cu_ptr)(uintptr_t)memory);
     cu_leave(driver, pushed);
@@ -138,9 +138,9 @@ saccade_status saccade_device_copy(int32_t device, void *to, const void *from, s
     void *pushed;
     TRY(cu_get_driver(&driver, err));
     TRY(cu_enter(driver, device, &pushed, err));
-    const saccade_status status = cu_check(
-        driver, driver->copy((cu_ptr)(uintptr_t)to, (cu_ptr)(uintptr_t)from, bytes), "cuMemcpy",
-        err);
+    const saccade_status status =
+        cu_check(driver, driver->copy((cu_ptr)(uintptr_t)to, (cu_ptr)(uintptr_t)from, bytes),
+                 "cuMemcpy", err);
     cu_leave(driver, pushed);
     return status;
 }

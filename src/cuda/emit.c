@@ -4,10 +4,11 @@
  *   column   of kv, not q           once per key, shared by a thread's two rows
  *   element  the rest               once per score
  *
- * Kernels work on groups of four scores, x[0..3] = (row 0, key 0), (row 0, key 1), (row 1, key 0),
- * (row 1, key 1), which is what one thread holds of a tensor-core product. A score a * score + b
- * that is affine in kv becomes two numbers a row; a mask that is one interval of keys, two limits
- * a row. What does not depend on score is exact IEEE f32, the rest may be approximate. */
+ * Kernels work on groups of four scores, x[0..3] = (row 0, key 0), (row 0, key 1), (row 1, key
+ * 0), (row 1, key 1), which is what one thread holds of a tensor-core product. A score a *
+ * score + b that is affine in kv becomes two numbers a row; a mask that is one interval of
+ * keys, two limits a row. What does not depend on score is exact IEEE f32, the rest may be
+ * approximate. */
 #include "cuda/cuda.h"
 
 #include <math.h>
@@ -48,7 +49,8 @@ static const char *type_text(const mod_node *n)
     return names[n->type];
 }
 
-/* A thread's two rows may be of two heads (decode), so a key's value may not hang on the head. */
+/* A thread's two rows may be of two heads (decode), so a key's value may not hang on the head.
+ */
 static rate rate_of(const mod_node *n)
 {
     if (!(n->deps & (DEP_KV | DEP_SCORE)))
@@ -98,13 +100,27 @@ static void put_size(const emitter *e, strbuf *out, int which)
 {
     const saccade_sizes *s = &e->problem->sizes;
     switch (which) {
-    case SIZE_B: strbuf_puts(out, "p.B"); break;
-    case SIZE_Q: strbuf_puts(out, "p.M"); break;
-    case SIZE_KV: strbuf_puts(out, "p.N"); break;
-    case SIZE_H: put_int(out, (int32_t)s->H); break;
-    case SIZE_HKV: put_int(out, (int32_t)s->Hkv); break;
-    case SIZE_D: put_int(out, (int32_t)s->D); break;
-    default: put_int(out, (int32_t)s->Dv); break;
+    case SIZE_B:
+        strbuf_puts(out, "p.B");
+        break;
+    case SIZE_Q:
+        strbuf_puts(out, "p.M");
+        break;
+    case SIZE_KV:
+        strbuf_puts(out, "p.N");
+        break;
+    case SIZE_H:
+        put_int(out, (int32_t)s->H);
+        break;
+    case SIZE_HKV:
+        put_int(out, (int32_t)s->Hkv);
+        break;
+    case SIZE_D:
+        put_int(out, (int32_t)s->D);
+        break;
+    default:
+        put_int(out, (int32_t)s->Dv);
+        break;
     }
 }
 
@@ -125,16 +141,29 @@ static void put_value(const emitter *e, strbuf *out, const mod_node *n, place at
     static const char *const reads[] = {"scalar_bool", "scalar_int", "scalar_float"};
     const unsigned i = number_of(e, n);
     switch (n->op) {
-    case OP_BOOL: strbuf_puts(out, n->imm.i ? "true" : "false"); return;
-    case OP_INT: put_int(out, n->imm.i); return;
-    case OP_FLOAT: put_float(out, n->imm.f); return;
-    case OP_VAR: put_var(out, n->imm.i, at); return;
-    case OP_SCORE: strbuf_printf(out, "(x[%d] * SCORE_SCALE)", at.copy); return;
-    case OP_SIZE: put_size(e, out, n->imm.i); return;
+    case OP_BOOL:
+        strbuf_puts(out, n->imm.i ? "true" : "false");
+        return;
+    case OP_INT:
+        put_int(out, n->imm.i);
+        return;
+    case OP_FLOAT:
+        put_float(out, n->imm.f);
+        return;
+    case OP_VAR:
+        put_var(out, n->imm.i, at);
+        return;
+    case OP_SCORE:
+        strbuf_printf(out, "(x[%d] * SCORE_SCALE)", at.copy);
+        return;
+    case OP_SIZE:
+        put_size(e, out, n->imm.i);
+        return;
     case OP_SCALAR:
         strbuf_printf(out, "%s(mod.cap[%d])", reads[n->type], e->first_capture + n->imm.i);
         return;
-    default: break;
+    default:
+        break;
     }
     if (rate_of(n) == ROW && at.rate == ROW)
         strbuf_printf(out, "n%u", i);
@@ -175,8 +204,9 @@ static int is_scaled_score(const emitter *e, const mod_node *n)
 {
     if (n->op == OP_fdiv)
         return arg(e, n, 0)->op == OP_SCORE && rate_of(arg(e, n, 1)) == ROW;
-    return n->op == OP_fmul && ((arg(e, n, 0)->op == OP_SCORE && rate_of(arg(e, n, 1)) == ROW) ||
-                                (arg(e, n, 1)->op == OP_SCORE && rate_of(arg(e, n, 0)) == ROW));
+    return n->op == OP_fmul
+           && ((arg(e, n, 0)->op == OP_SCORE && rate_of(arg(e, n, 1)) == ROW)
+               || (arg(e, n, 1)->op == OP_SCORE && rate_of(arg(e, n, 0)) == ROW));
 }
 
 static void put_scaled_score(const emitter *e, const mod_node *n, place at)
@@ -272,8 +302,10 @@ static void put_row_struct(const emitter *e, const char *what, const unsigned ch
     for (uint32_t i = 0; i < e->fn->n_nodes; i++)
         if (kept[i])
             strbuf_printf(e->out, "    %s n%u;\n", type_text(&e->fn->nodes[i]), (unsigned)i);
-    strbuf_printf(e->out, "};\n\nDEVICE void %s_row_begin(%s, int q, %s_row &r)\n{\n    r.q = q;\n    r.h = h;\n",
-                  what, signature, what);
+    strbuf_printf(
+        e->out,
+        "};\n\nDEVICE void %s_row_begin(%s, int q, %s_row &r)\n{\n    r.q = q;\n    r.h = h;\n",
+        what, signature, what);
     put_rate(e, ROW, NULL);
     for (uint32_t i = 0; i < e->fn->n_nodes; i++)
         if (kept[i])
@@ -290,8 +322,8 @@ static const mod_node *unit_of(const emitter *e, float *unit)
         return root;
     for (int i = 0; i < 2; i++) {
         const mod_node *c = arg(e, root, i);
-        if (c->op == OP_FLOAT && c->imm.f >= 1e-6f && c->imm.f <= 1e6f &&
-            arg(e, root, 1 - i)->op != OP_SCORE) {
+        if (c->op == OP_FLOAT && c->imm.f >= 1e-6f && c->imm.f <= 1e6f
+            && arg(e, root, 1 - i)->op != OP_SCORE) {
             *unit = c->imm.f;
             return arg(e, root, 1 - i);
         }
@@ -313,7 +345,8 @@ static saccade_status put_score(const emitter *e, saccade_error *err)
     free(kept);
     strbuf_printf(e->out,
                   "DEVICE void score4(%s, const score_row &r0, const score_row &r1,\n"
-                  "                   int k0, int k1, float (&x)[4])\n{\n", signature);
+                  "                   int k0, int k1, float (&x)[4])\n{\n",
+                  signature);
     put_rate(e, COLUMN, NULL);
     put_rate(e, ELEMENT, root != top ? top : NULL);
     for (int c = 0; c < 4; c++) {
@@ -338,7 +371,8 @@ static void put_columns(const emitter *e, const unsigned char *kept, int n)
                           e->fn->nodes[i].type == MOD_FLOAT ? "float" : "int", (unsigned)i);
     strbuf_printf(e->out,
                   "};\n\nDEVICE void mask_column_begin(%s, const mask_row &r0, int k0,\n"
-                  "                              mask_column &c)\n{\n", signature);
+                  "                              mask_column &c)\n{\n",
+                  signature);
     for (uint32_t i = 0; i < e->fn->n_nodes; i++)
         if (rate_of(&e->fn->nodes[i]) == COLUMN && !is_leaf(&e->fn->nodes[i]))
             put_node(e, &e->fn->nodes[i], (place){COLUMN, 0});
@@ -350,10 +384,12 @@ static void put_columns(const emitter *e, const unsigned char *kept, int n)
 
 static void put_mask4(const emitter *e, const unsigned char *columns)
 {
-    strbuf_printf(e->out,
-                  "DEVICE void mask4(%s, const mask_row &r0, const mask_row &r1, int k0, int k1,\n"
-                  "                  const mask_column &c0, const mask_column &c1,\n"
-                  "                  bool (&live)[4])\n{\n", signature);
+    strbuf_printf(
+        e->out,
+        "DEVICE void mask4(%s, const mask_row &r0, const mask_row &r1, int k0, int k1,\n"
+        "                  const mask_column &c0, const mask_column &c1,\n"
+        "                  bool (&live)[4])\n{\n",
+        signature);
     for (uint32_t i = 0; i < e->fn->n_nodes; i++)
         for (int c = 0; columns[i] && c < 2; c++)
             strbuf_printf(e->out, "    const %s c%d_%u = c%d.c%u;\n",
@@ -385,7 +421,8 @@ static void put_interval(const emitter *e, const uint32_t bounds[2])
 {
     strbuf_printf(e->out,
                   "/* live: from <= kv < to */\n"
-                  "DEVICE void mask_interval(%s, int q, int &from, int &to)\n{\n", signature);
+                  "DEVICE void mask_interval(%s, int q, int &from, int &to)\n{\n",
+                  signature);
     put_rate(e, ROW, NULL);
     strbuf_puts(e->out, "    from = ");
     put_value(e, e->out, &e->fn->nodes[bounds[0]], (place){ROW, 0});
@@ -422,8 +459,10 @@ static int linear_sum(const emitter *e, const mod_node *n, int depth, linear *ou
     linear x, y;
     linear_init(&x);
     linear_init(&y);
-    const int ok = linear_of(e, arg(e, n, 0), depth, &x) && linear_of(e, arg(e, n, 1), depth, &y);
-    strbuf_printf(&out->slope, "(%s %c %s)", strbuf_text(&x.slope), sign, strbuf_text(&y.slope));
+    const int ok =
+        linear_of(e, arg(e, n, 0), depth, &x) && linear_of(e, arg(e, n, 1), depth, &y);
+    strbuf_printf(&out->slope, "(%s %c %s)", strbuf_text(&x.slope), sign,
+                  strbuf_text(&y.slope));
     strbuf_printf(&out->rest, "(%s %c %s)", strbuf_text(&x.rest), sign, strbuf_text(&y.rest));
     linear_free(&x);
     linear_free(&y);
@@ -466,22 +505,28 @@ static int linear_of(const emitter *e, const mod_node *n, int depth, linear *out
         strbuf_puts(&out->slope, "1");
         strbuf_puts(&out->rest, "0");
         return 1;
-    case OP_iadd: case OP_isub: case OP_fadd: case OP_fsub:
+    case OP_iadd:
+    case OP_isub:
+    case OP_fadd:
+    case OP_fsub:
         return linear_sum(e, n, depth - 1, out);
-    case OP_ineg: case OP_fneg:
+    case OP_ineg:
+    case OP_fneg:
         return linear_wrap(e, n, "-", NULL, "", arg(e, n, 0), depth - 1, out);
     case OP_i2f:
         return linear_wrap(e, n, "(float)", NULL, "", arg(e, n, 0), depth - 1, out);
     case OP_fmul: {
         const int side = arg(e, n, 0)->deps & DEP_KV ? 0 : 1;
-        return !(arg(e, n, 1 - side)->deps & DEP_KV) &&
-               linear_wrap(e, n, "", arg(e, n, 1 - side), " * ", arg(e, n, side), depth - 1, out);
+        return !(arg(e, n, 1 - side)->deps & DEP_KV)
+               && linear_wrap(e, n, "", arg(e, n, 1 - side), " * ", arg(e, n, side), depth - 1,
+                              out);
     }
     case OP_fdiv:
-        return !(arg(e, n, 1)->deps & DEP_KV) &&
-               linear_wrap(e, n, "", arg(e, n, 1), " * sac_inverse", arg(e, n, 0), depth - 1,
-                           out);
-    default: return 0;
+        return !(arg(e, n, 1)->deps & DEP_KV)
+               && linear_wrap(e, n, "", arg(e, n, 1), " * sac_inverse", arg(e, n, 0), depth - 1,
+                              out);
+    default:
+        return 0;
     }
 }
 
@@ -498,8 +543,8 @@ static int put_affine(emitter *e, arena *scratch)
     const mod_fn *whole = e->fn;
     e->fn = offset;
     linear_init(&l);
-    const int ok = linear_of(e, &offset->nodes[offset->result], LINEAR_DEPTH, &l) &&
-                   l.slope.failed == SACCADE_OK && l.rest.failed == SACCADE_OK;
+    const int ok = linear_of(e, &offset->nodes[offset->result], LINEAR_DEPTH, &l)
+                   && l.slope.failed == SACCADE_OK && l.rest.failed == SACCADE_OK;
     if (ok) {
         strbuf_puts(e->out, "/* score + alpha * kv + beta; alpha_raw: before scale */\n"
                             "struct score_row {\n    float alpha, alpha_raw, beta;\n};\n\n");
@@ -560,8 +605,9 @@ saccade_status cu_emit_mod(const plan_problem *problem, arena *scratch, strbuf *
     const int n_mask = problem->mask ? (int)problem->mask->n_captures : 0;
     facts->n_captures = n_score + n_mask;
     facts->column_words = 0;
-    strbuf_printf(out, "/* generated: the user's score and mask */\n#pragma once\n\n"
-                       "struct mod_args {\n    cu_capture cap[%d];\n};\n\n",
+    strbuf_printf(out,
+                  "/* generated: the user's score and mask */\n#pragma once\n\n"
+                  "struct mod_args {\n    cu_capture cap[%d];\n};\n\n",
                   facts->n_captures ? facts->n_captures : 1);
     TRY(emit_score(&e, scratch, facts, err));
     e.first_capture = n_score;
@@ -587,21 +633,23 @@ void cu_emit_products(const cu_tile *tile, int E, int is_f16, strbuf *out)
 {
     const char *type = is_f16 ? "f16" : "bf16";
     const int s = tile->keys / 2, o = E / 2;
-    strbuf_printf(out,
-                  "/* generated: S = Q K^T (both in shared memory) and O += P V (P in registers) */\n"
-                  "#pragma once\n\n"
-                  "DEVICE void wgmma_qk(float (&d)[%d], u64 a, u64 b, int add)\n{\n"
-                  "    asm volatile(\"{.reg .pred p; setp.ne.b32 p, %%%d, 0;\\n\"\n"
-                  "        \"wgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s {",
-                  s, s + 2, tile->keys, type, type);
+    strbuf_printf(
+        out,
+        "/* generated: S = Q K^T (both in shared memory) and O += P V (P in registers) */\n"
+        "#pragma once\n\n"
+        "DEVICE void wgmma_qk(float (&d)[%d], u64 a, u64 b, int add)\n{\n"
+        "    asm volatile(\"{.reg .pred p; setp.ne.b32 p, %%%d, 0;\\n\"\n"
+        "        \"wgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s {",
+        s, s + 2, tile->keys, type, type);
     put_list(out, "%", s);
     strbuf_printf(out, "}, %%%d, %%%d, p, 1, 1, 0, 0;}\"\n        : ", s, s + 1);
     put_list(out, "d", s);
-    strbuf_printf(out,
-                  "\n        : \"l\"(a), \"l\"(b), \"r\"(add));\n}\n\n"
-                  "DEVICE void wgmma_pv(float (&d)[%d], u32 a0, u32 a1, u32 a2, u32 a3, u64 b)\n{\n"
-                  "    asm volatile(\"wgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s {",
-                  o, E, type, type);
+    strbuf_printf(
+        out,
+        "\n        : \"l\"(a), \"l\"(b), \"r\"(add));\n}\n\n"
+        "DEVICE void wgmma_pv(float (&d)[%d], u32 a0, u32 a1, u32 a2, u32 a3, u64 b)\n{\n"
+        "    asm volatile(\"wgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s {",
+        o, E, type, type);
     put_list(out, "%", o);
     strbuf_printf(out, "}, {%%%d, %%%d, %%%d, %%%d}, %%%d, 1, 1, 1, 1;\"\n        : ", o, o + 1,
                   o + 2, o + 3, o + 4);

@@ -8,18 +8,18 @@
 #include <string.h>
 
 enum {
-    MAX_SHARED = 8,       /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
-    COUNTER_BYTES = 256,  /* head of the workspace: the tile counter */
-    DECODE_ROWS = 16,     /* rows of a decode tile */
-    DECODE_BLOCK_Q = 64,  /* block masks for decode have one row of blocks */
+    MAX_SHARED = 8,      /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
+    COUNTER_BYTES = 256, /* head of the workspace: the tile counter */
+    DECODE_ROWS = 16,    /* rows of a decode tile */
+    DECODE_BLOCK_Q = 64, /* block masks for decode have one row of blocks */
     MAX_ARGS = 2 * MOD_MAX_CAPTURES
 };
 
 int cu_shared_bytes(const cu_state *s, const plan_problem *p)
 {
     return cu_tile_shared(s->family, &s->tile, cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
-                          p->dtype) +
-           s->tile.groups * s->tile.keys * s->facts.column_words * 4;
+                          p->dtype)
+           + s->tile.groups * s->tile.keys * s->facts.column_words * 4;
 }
 
 static int decode_shared(const cu_state *s, const plan_problem *p, int64_t spans)
@@ -91,7 +91,8 @@ static saccade_status make_runs(const saccade_plan *plan, const saccade_block_ma
     const size_t l2 = (size_t)s->device.l2_bytes;
     TRY(cu_get_driver(&driver, err));
     if (is_decode(s, sizes))
-        return cu_runs_make(driver, device, mask, DECODE_BLOCK_Q, s->decode.keys, sizes, l2, err);
+        return cu_runs_make(driver, device, mask, DECODE_BLOCK_Q, s->decode.keys, sizes, l2,
+                            err);
     return cu_runs_make(driver, device, mask, cu_tile_rows(s->family, &s->tile), s->tile.keys,
                         sizes, l2, err);
 }
@@ -128,7 +129,8 @@ static saccade_status find_runs(const cu_state *s, const plan_run *run, const cu
                         few ? s->decode.keys : s->tile.keys, &run->sizes);
     FAIL_IF(!*out, SACCADE_EINVAL,
             "cuda: got a block mask that has no copy on device %d for this batch, expected "
-            "saccade_plan_prepare first", device);
+            "saccade_plan_prepare first",
+            device);
     return SACCADE_OK;
 }
 
@@ -176,7 +178,8 @@ static saccade_status encode(const cu_driver *driver, const saccade_tensor *t, i
     const uint32_t box[4] = {64, (uint32_t)rows, 1, 1}, steps[4] = {1, 1, 1, 1};
     return cu_check(driver,
                     driver->encode_map(out, t->dtype == SACCADE_BF16 ? BF16 : F16, 4, t->data,
-                                       size, stride, box, steps, 0, SWIZZLE_128, PROMOTE_256, 0),
+                                       size, stride, box, steps, 0, SWIZZLE_128, PROMOTE_256,
+                                       0),
                     "cuTensorMapEncodeTiled", err);
 }
 
@@ -277,9 +280,9 @@ static saccade_status make_ready(cu_state *s, const cu_driver *driver, int devic
     const int bytes[CU_PROGRAMS] = {shared, shared, 0, MOST};
     for (int i = 0; i < CU_PROGRAMS; i++)
         if (s->programs[i].kernel && bytes[i])
-            TRY(cu_check(driver,
-                         driver->kernel_set(MAX_SHARED, bytes[i], s->programs[i].kernel, device),
-                         "cuKernelSetAttribute", err));
+            TRY(cu_check(
+                driver, driver->kernel_set(MAX_SHARED, bytes[i], s->programs[i].kernel, device),
+                "cuKernelSetAttribute", err));
     atomic_fetch_or(&s->ready, bit);
     return SACCADE_OK;
 }
@@ -301,8 +304,8 @@ static saccade_status start(const launch_args *a, void *kernel, int64_t grid, in
                     "cuLaunchKernel", err);
 }
 
-static saccade_status launch_tiles(const saccade_plan *plan, const plan_run *run, launch_args *a,
-                                   saccade_error *err)
+static saccade_status launch_tiles(const saccade_plan *plan, const plan_run *run,
+                                   launch_args *a, saccade_error *err)
 {
     cu_state *s = plan->state;
     const int rows = cu_tile_rows(s->family, &s->tile), n_sm = s->device.n_sm;

@@ -1,6 +1,6 @@
-/* The CUDA back end as a solver: a plan holds compiled programs for one architecture, a run fills
- * launch parameters and puts kernels on the caller's stream. Nothing is allocated, compiled or
- * copied in a run. */
+/* The CUDA back end as a solver: a plan holds compiled programs for one architecture, a run
+ * fills launch parameters and puts kernels on the caller's stream. Nothing is allocated,
+ * compiled or copied in a run. */
 #include "cuda/cuda.h"
 
 #include <stdio.h>
@@ -50,8 +50,8 @@ typedef struct instance {
 
 static void put_config(const cu_state *s, const plan_problem *p, const instance *i, strbuf *out)
 {
-    const int is_groups = strcmp(i->entry, "fwd_sm90.cu") == 0 ||
-                          (strcmp(i->entry, "careful.cu") == 0 && s->family == CU_SM90);
+    const int is_groups = strcmp(i->entry, "fwd_sm90.cu") == 0
+                          || (strcmp(i->entry, "careful.cu") == 0 && s->family == CU_SM90);
     const int groups = i->tile.groups;
     const struct {
         const char *name;
@@ -74,8 +74,12 @@ static void put_config(const cu_state *s, const plan_problem *p, const instance 
         {"ROWMAX", i->has_peaks},
         {"PACKED", i->is_packed},
         {"SCALE_FIRST", p->scale <= 0 && s->facts.score != CU_SCORE_GENERAL},
-        {"REGS_PRODUCER", groups == 1 ? 56 : groups == 2 ? 40 : 32},
-        {"REGS_CONSUMER", groups == 1 ? 256 : groups == 2 ? 232 : 160},
+        {"REGS_PRODUCER", groups == 1   ? 56
+                          : groups == 2 ? 40
+                                        : 32},
+        {"REGS_CONSUMER", groups == 1   ? 256
+                          : groups == 2 ? 232
+                                        : 160},
         {"WARPS", is_groups ? groups * 4 : groups},
         {"FIRST_WARP", is_groups ? 4 : 0},
     };
@@ -163,10 +167,10 @@ static saccade_status load_all(cu_state *s, const cu_driver *driver, saccade_err
         cu_loaded *l = &s->programs[i];
         if (!l->image.code)
             continue;
-        TRY(cu_check(driver,
-                     driver->library_load(&l->library, l->image.code, NULL, NULL, 0, NULL, NULL,
-                                          0),
-                     "cuLibraryLoadData", err));
+        TRY(cu_check(
+            driver,
+            driver->library_load(&l->library, l->image.code, NULL, NULL, 0, NULL, NULL, 0),
+            "cuLibraryLoadData", err));
         TRY(cu_check(driver, driver->library_kernel(&l->kernel, l->library, names[i]),
                      "cuLibraryGetKernel", err));
         if (i == CU_DECODE)
@@ -177,9 +181,10 @@ static saccade_status load_all(cu_state *s, const cu_driver *driver, saccade_err
     return SACCADE_OK;
 }
 
-/* Target: the one asked for, else that of the device whose context is current, else device 0's. */
-static saccade_status choose_target(cu_state *s, const plan_problem *p, const cu_driver **driver,
-                                    saccade_error *err)
+/* Target: the one asked for, else that of the device whose context is current, else device 0's.
+ */
+static saccade_status choose_target(cu_state *s, const plan_problem *p,
+                                    const cu_driver **driver, saccade_error *err)
 {
     int device = 0;
     void *context = NULL;
@@ -196,14 +201,15 @@ static saccade_status choose_target(cu_state *s, const plan_problem *p, const cu
     if (p->arch)
         snprintf(s->arch, sizeof s->arch, "%.15s", p->arch);
     else
-        snprintf(s->arch, sizeof s->arch, "sm_%d%s", s->device.sm, s->device.sm == 90 ? "a" : "");
+        snprintf(s->arch, sizeof s->arch, "sm_%d%s", s->device.sm,
+                 s->device.sm == 90 ? "a" : "");
     s->family = strcmp(s->arch, "sm_90a") == 0 ? CU_SM90 : CU_SM80;
     const int wanted = atoi(s->arch + strcspn(s->arch, "0123456789"));
     FAIL_AT(wanted < 80 || wanted > 200, SACCADE_EINVAL, "arch", 0, 0,
             "got '%s', expected sm_80 or later, as in sm_90a", s->arch);
-    s->is_present = s->is_present && (wanted == s->device.sm ||
-                                      (strncmp(s->arch, "compute_", 8) == 0 &&
-                                       wanted <= s->device.sm));
+    s->is_present = s->is_present
+                    && (wanted == s->device.sm
+                        || (strncmp(s->arch, "compute_", 8) == 0 && wanted <= s->device.sm));
     return SACCADE_OK;
 }
 
@@ -270,12 +276,12 @@ static saccade_status explain(const saccade_plan *plan, strbuf *out, saccade_err
     strbuf_printf(out, "pipeline stages: %d\n", s->tile.stages);
     strbuf_printf(out, "registers: %d\n", registers);
     strbuf_printf(out, "spill bytes: %d\n", spills);
-    strbuf_printf(out, "shared memory: %d\n",
-                  cu_shared_bytes(s, p));
+    strbuf_printf(out, "shared memory: %d\n", cu_shared_bytes(s, p));
     strbuf_printf(out, "serialised products: %s\n", serialised ? "yes" : "no");
     strbuf_printf(out, "offsets: %s\n", s->tile.is_lazy ? "late, with a second pass" : "exact");
     if (s->given_up)
-        strbuf_puts(out, "tile note: every tile of the ladder spills or waits; the first is kept\n");
+        strbuf_puts(out,
+                    "tile note: every tile of the ladder spills or waits; the first is kept\n");
     else if (s->rung)
         strbuf_printf(out, "tile note: %d larger tile%s spilled or waited\n", s->rung,
                       s->rung == 1 ? "" : "s");

@@ -1,5 +1,5 @@
-/* Which tile an instance gets: pure functions of integers, tested without a GPU. Numbers: one H200,
- * docs/kernels.md. */
+/* Which tile an instance gets: pure functions of integers, tested without a GPU. Numbers: one
+ * H200, docs/kernels.md. */
 #include "cuda/cuda.h"
 
 static int round_up(int x, int to)
@@ -7,15 +7,18 @@ static int round_up(int x, int to)
     return (x + to - 1) / to * to;
 }
 
-/* sm_90a, bf16 and f16. Three warpgroups where the head dim leaves room for three outputs in the
- * register file (D64: 128 keys best, 2 groups 15-20 % slower); later rungs take fewer keys, for mods
- * that need registers of their own. */
+/* sm_90a, bf16 and f16. Three warpgroups where the head dim leaves room for three outputs in
+ * the register file (D64: 128 keys best, 2 groups 15-20 % slower); later rungs take fewer keys,
+ * for mods that need registers of their own. */
 static int choice90(int D, int E, int rung, cu_tile *out)
 {
-    static const cu_tile small[] = {{3, 128, 2, 1, 1}, {3, 112, 2, 1, 1}, {3, 96, 2, 1, 1},
-                                    {2, 128, 2, 1, 1}, {2, 64, 2, 1, 1}};
-    static const cu_tile middle[] = {{2, 128, 2, 1, 1}, {2, 112, 2, 1, 1}, {2, 64, 2, 1, 1},
-                                     {1, 64, 2, 0, 1}};
+    static const cu_tile small[] = {{3, 128, 2, 1, 1},
+                                    {3, 112, 2, 1, 1},
+                                    {3, 96, 2, 1, 1},
+                                    {2, 128, 2, 1, 1},
+                                    {2, 64, 2, 1, 1}};
+    static const cu_tile middle[] = {
+        {2, 128, 2, 1, 1}, {2, 112, 2, 1, 1}, {2, 64, 2, 1, 1}, {1, 64, 2, 0, 1}};
     static const cu_tile large[] = {{2, 64, 2, 1, 1}, {2, 48, 2, 1, 1}, {1, 48, 2, 0, 1}};
     const int dim = D > E ? D : E;
     const cu_tile *ladder = dim <= 64 ? small : dim <= 128 ? middle : large;
@@ -40,9 +43,11 @@ static int choice80(int D, int E, saccade_dtype dtype, int rung, cu_tile *out)
 
 int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung, cu_tile *out)
 {
-    int found = family == CU_SM90 ? choice90(D, E, rung, out) : choice80(D, E, dtype, rung, out);
+    int found =
+        family == CU_SM90 ? choice90(D, E, rung, out) : choice80(D, E, dtype, rung, out);
     if (found && dtype != SACCADE_BF16)
-        out->is_lazy = 0; /* p of f16 overflows at 2^16, far too early to go without a maximum */
+        out->is_lazy =
+            0; /* p of f16 overflows at 2^16, far too early to go without a maximum */
     return found;
 }
 
@@ -64,8 +69,8 @@ int64_t cu_decode_spans(const saccade_sizes *s)
 
 int cu_decode_applies(const saccade_sizes *s)
 {
-    return s->H / s->Hkv * s->Q <= DECODE_MOST    /* more rows fill a prefill tile */
-           && cu_decode_spans(s) <= SPANS_MOST;   /* counts of blocks lie in shared memory */
+    return s->H / s->Hkv * s->Q <= DECODE_MOST  /* more rows fill a prefill tile */
+           && cu_decode_spans(s) <= SPANS_MOST; /* counts of blocks lie in shared memory */
 }
 
 int cu_decode_shared(const cu_tile *tile, int D, int E, int column_words, int64_t spans)
@@ -74,8 +79,8 @@ int cu_decode_shared(const cu_tile *tile, int D, int E, int column_words, int64_
     const int stage = panels * tile->keys * 128;
     const int meeting = tile->groups * DECODE_ROWS * (E + 4) * 4;
     const int columns = column_words ? tile->groups * tile->keys * column_words * 4 : 0;
-    return tile->groups * tile->stages * (stage + 8) + meeting + columns + 16 +
-           (int)(spans + 1) * 4;
+    return tile->groups * tile->stages * (stage + 8) + meeting + columns + 16
+           + (int)(spans + 1) * 4;
 }
 
 int cu_tile_rows(cu_family family, const cu_tile *tile)
@@ -94,8 +99,8 @@ int cu_tile_shared(cu_family family, const cu_tile *tile, int D, int E, saccade_
     if (family == CU_SM90) { /* panels of 64 columns, 128 bytes a row; then barriers */
         const int panels_d = round_up(D, 64) / 64, panels_e = round_up(E, 64) / 64;
         const int barriers = 7 + 4 * tile->stages;
-        return 128 * (panels_d * rows + tile->stages * tile->keys * (panels_d + panels_e)) +
-               8 * barriers + 8;
+        return 128 * (panels_d * rows + tile->stages * tile->keys * (panels_d + panels_e))
+               + 8 * barriers + 8;
     }
     const int size = dtype == SACCADE_F32 ? 4 : 2;
     const int row_d = round_up(D, 16) * size + 16, row_e = round_up(E, 16) * size + 16;

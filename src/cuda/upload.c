@@ -1,6 +1,7 @@
-/* Block masks on devices: runs, where each row of blocks begins, and the order of tiles, made when
- * the mask is prepared and kept with it. Order: heads in sections whose K and V fit half of L2
- * together, inside a section the longest tiles first, so that the last tiles to run are short. */
+/* Block masks on devices: runs, where each row of blocks begins, and the order of tiles, made
+ * when the mask is prepared and kept with it. Order: heads in sections whose K and V fit half
+ * of L2 together, inside a section the longest tiles first, so that the last tiles to run are
+ * short. */
 #include "cuda/cuda.h"
 
 #include <pthread.h>
@@ -22,8 +23,8 @@ static void destroy_copies(void *data)
     void *pushed;
     for (copy *c = data, *next; c; c = next) {
         next = c->next;
-        if (cu_get_driver(&driver, NULL) == SACCADE_OK &&
-            cu_enter(driver, c->device, &pushed, NULL) == SACCADE_OK) {
+        if (cu_get_driver(&driver, NULL) == SACCADE_OK
+            && cu_enter(driver, c->device, &pushed, NULL) == SACCADE_OK) {
             driver->free(c->runs.memory);
             cu_leave(driver, pushed);
         }
@@ -35,8 +36,8 @@ static copy *find(const mask_device_copy *slot, int device, int rows, int keys,
                   const saccade_sizes *sizes)
 {
     for (copy *c = slot->data; c; c = c->next)
-        if (c->device == device && c->rows == rows && c->keys == keys && c->B == sizes->B &&
-            c->H == sizes->H)
+        if (c->device == device && c->rows == rows && c->keys == keys && c->B == sizes->B
+            && c->H == sizes->H)
             return c;
     return NULL;
 }

@@ -1,7 +1,7 @@
-/* What generated mods call. The exact half is mod/arith.h itself, compiled for the device: programs
- * are built without contraction (--fmad=false), so that it gives the same bits as on the host;
- * kernels that want a fused multiply-add write fmaf. The fast half is for what lies downstream of
- * score. Then reads of captures, whose indices are clamped into the tensor. */
+/* What generated mods call. The exact half is mod/arith.h itself, compiled for the device:
+ * programs are built without contraction (--fmad=false), so that it gives the same bits as on
+ * the host; kernels that want a fused multiply-add write fmaf. The fast half is for what lies
+ * downstream of score. Then reads of captures, whose indices are clamped into the tensor. */
 #pragma once
 
 #define POS_INF __int_as_float(0x7f800000)
@@ -123,10 +123,10 @@ DEVICE float scalar_float(const cu_capture &c)
     return __int_as_float(c.shape[0]);
 }
 
-#define LOADER(name, result, stored)                         \
+#define LOADER(name, result, stored)                             \
     DEVICE result load_##name(const cu_capture &c, long long at) \
-    {                                                        \
-        return (result)__ldg((const stored *)c.data + at);   \
+    {                                                            \
+        return (result)__ldg((const stored *)c.data + at);       \
     }
 LOADER(u8, int, unsigned char)
 LOADER(i8, int, signed char)

@@ -12,7 +12,8 @@ DEVICE float score_at(const cu_fwd &p, const mod_args &mod, const tile &t, int m
     if (!is_live(mod, p, t.b, t.h, q, kv))
         return NEG_INF;
     const elem *x = (const elem *)p.q + t.b * p.qs.b + t.h * p.qs.h + m * p.qs.n;
-    const elem *y = (const elem *)p.k + t.b * p.ks.b + (t.h / (p.H / p.G)) * p.ks.h + j * p.ks.n;
+    const elem *y =
+        (const elem *)p.k + t.b * p.ks.b + (t.h / (p.H / p.G)) * p.ks.h + j * p.ks.n;
     float s = 0.f;
     for (int d = 0; d < CFG_D_REAL; d++)
         s = fmaf(to_float(x[d]), to_float(y[d]), s);
@@ -35,7 +36,8 @@ DEVICE void add_keys(careful_row &r, const cu_fwd &p, const tile &t, int first, 
     if (peak == NEG_INF)
         return;
     float m = r.m > peak ? r.m : peak;
-    float rescale = r.m == NEG_INF ? 0.f : expf(r.m - m), prob = s == NEG_INF ? 0.f : expf(s - m);
+    float rescale = r.m == NEG_INF ? 0.f : expf(r.m - m),
+          prob = s == NEG_INF ? 0.f : expf(s - m);
     r.l = r.l * rescale;
     for (int e = 0; e < O_PER_LANE; e++)
         r.o[e] *= rescale;

@@ -1,9 +1,9 @@
-/* Few queries, many keys: the keys of all (batch, kv head) pairs are one line of blocks, cut into
- * equal pieces, one for each CTA, so that every CTA streams the same number of bytes and all end
- * together (Flash-Decoding, with the cut of stream-K). The query heads of a group share a tile of
- * 16 packed rows, so that K and V are read once. In a CTA each warp takes every CFG_WGS-th block
- * through its own TMA ring; partial results meet in shared memory, and those of a line cut between
- * CTAs in `decode_end`. A span is one (b, g, tile of packed rows).
+/* Few queries, many keys: the keys of all (batch, kv head) pairs are one line of blocks, cut
+ * into equal pieces, one for each CTA, so that every CTA streams the same number of bytes and
+ * all end together (Flash-Decoding, with the cut of stream-K). The query heads of a group share
+ * a tile of 16 packed rows, so that K and V are read once. In a CTA each warp takes every
+ * CFG_WGS-th block through its own TMA ring; partial results meet in shared memory, and those
+ * of a line cut between CTAs in `decode_end`. A span is one (b, g, tile of packed rows).
  *
  * Order of merging: by warp, then by CTA: fixed by the problem and the device model. */
 #include "cfg.cuh"
@@ -74,7 +74,8 @@ DEVICE void span_limits(const cu_fwd &p, const mod_args &mod, const span &s, int
 #endif
 }
 
-/* Every span has a block, so that each row is written by somebody; it may be dead throughout. */
+/* Every span has a block, so that each row is written by somebody; it may be dead throughout.
+ */
 DEVICE void span_count(const cu_fwd &p, const mod_args &mod, span &s)
 {
     int lo = 0, hi = max(0, min(position(p.kv_len, s.b), p.N));
@@ -99,7 +100,8 @@ DEVICE void sum_spans(const cu_fwd &p, const mod_args &mod, int *prefix, int n)
     }
     __syncthreads();
     if (threadIdx.x < 32) {
-        int each = (n + 31) / 32, from = min(n, (int)threadIdx.x * each), to = min(n, from + each);
+        int each = (n + 31) / 32, from = min(n, (int)threadIdx.x * each),
+            to = min(n, from + each);
         int sum = 0;
         for (int i = from; i < to; i++)
             sum += prefix[i + 1];
@@ -180,8 +182,8 @@ struct stream {
     cursor ahead;
 };
 
-DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const int *prefix, int end,
-                      const tensor_map *mk, const tensor_map *mv)
+DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const int *prefix,
+                      int end, const tensor_map *mk, const tensor_map *mv)
 {
     if (w.ahead.t >= end)
         return;
@@ -209,9 +211,10 @@ DEVICE void clear_tail(u32 v, int from)
 {
     for (int i = threadIdx.x & 31; i < (KEYS - from) * 8 * PANELS_E; i += 32) {
         int row = from + i / (8 * PANELS_E), chunk = i % (8 * PANELS_E);
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-                         swizzled(v, PANEL, row, chunk)), "r"(0)
-                     : "memory");
+        asm volatile(
+            "st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(swizzled(v, PANEL, row, chunk)),
+            "r"(0)
+            : "memory");
     }
     __syncwarp();
 }
@@ -246,8 +249,8 @@ DEVICE void load_packed_q(u32 (&q)[CFG_D / 4], const cu_fwd &p, const span &s)
         int r = s.row0 + lane / 4 + 8 * i;
         has[i] = r < n;
         r = has[i] ? r : n - 1;
-        row[i] = (const u16 *)p.q + s.b * p.qs.b + (s.g * group + r / p.M) * p.qs.h +
-                 (long long)(r % p.M) * p.qs.n;
+        row[i] = (const u16 *)p.q + s.b * p.qs.b + (s.g * group + r / p.M) * p.qs.h
+                 + (long long)(r % p.M) * p.qs.n;
     }
     load_q(q, row[0], has[0], row[1], has[1]);
 }
@@ -259,8 +262,8 @@ struct fragment {
     float o[O_COUNT];
 };
 
-DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &mod, const span &s,
-                      int at, mask_column *columns)
+DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &mod,
+                      const span &s, int at, mask_column *columns)
 {
     float sc[S_COUNT], shift[2], rescale[2];
     int partial, slot = w.uses % CFG_STAGES, block = block_at(p, s, at, partial);
@@ -365,7 +368,8 @@ DEVICE u16 *output_row(const cu_fwd &p, const span &s, int r)
 }
 
 /* A span's result, or its part for decode_end. Thread e of each warp's row takes columns. */
-DEVICE void write_piece(const meeting &sh, const cu_fwd &p, const span &s, int slot, int is_whole)
+DEVICE void write_piece(const meeting &sh, const cu_fwd &p, const span &s, int slot,
+                        int is_whole)
 {
     int lane = threadIdx.x & 31;
     for (int r = threadIdx.x / 32; r < ROWS && s.row0 + r < packed_rows(p); r += WARPS) {
@@ -506,7 +510,13 @@ extern "C" __global__ void __launch_bounds__(128)
             join_row(p, s, index, r, c0, c1);
         __syncwarp();
         int packed = s.row0 + r, h = s.g * (p.H / p.G) + packed / p.M, m = packed % p.M;
-        tile t = {0, s.b, h, 0, 0, position(p.q_offset, s.b), position(p.kv_offset, s.b),
+        tile t = {0,
+                  s.b,
+                  h,
+                  0,
+                  0,
+                  position(p.q_offset, s.b),
+                  position(p.kv_offset, s.b),
                   max(0, min(position(p.kv_len, s.b), p.N))};
         if (p.flags[((long long)s.b * p.H + h) * p.M + m])
             redo_row(p, mod, t, m);

@@ -1,11 +1,13 @@
-/* Forward attention for Hopper: one CTA makes a tile of CFG_WGS * 64 rows of one head. A producer warp feeds
- * K and V blocks through shared memory (TMA, mbarriers); each consumer warpgroup holds 64 rows, its scores S
- * and its output O in registers. The product of the next block's scores runs while this block's softmax is
- * computed, and P goes to the second product straight from registers (FA3, arXiv 2407.08608, section 3).
+/* Forward attention for Hopper: one CTA makes a tile of CFG_WGS * 64 rows of one head. A
+ * producer warp feeds K and V blocks through shared memory (TMA, mbarriers); each consumer
+ * warpgroup holds 64 rows, its scores S and its output O in registers. The product of the next
+ * block's scores runs while this block's softmax is computed, and P goes to the second product
+ * straight from registers (FA3, arXiv 2407.08608, section 3).
  *
- * cfg.cuh: constants of this instance and the products of its widths. mod.cuh: the user's mask and score.
- * Shared memory (all tiles in 128-byte rows, swizzled, panels of 64 columns):
- *   Q [panels][ROWS][64]  K [CFG_STAGES][panels][CFG_TN][64]  V [CFG_STAGES][panels][CFG_TN][64]  barriers */
+ * cfg.cuh: constants of this instance and the products of its widths. mod.cuh: the user's mask
+ * and score. Shared memory (all tiles in 128-byte rows, swizzled, panels of 64 columns): Q
+ * [panels][ROWS][64]  K [CFG_STAGES][panels][CFG_TN][64]  V [CFG_STAGES][panels][CFG_TN][64]
+ * barriers */
 #include "cfg.cuh"
 #include "ptx.cuh"
 #include "launch.h"
@@ -88,8 +90,8 @@ template <int SLOTS> DEVICE u32 ring_parity(u32 n)
     return n / SLOTS & 1;
 }
 
-/* 1. Turns: which tile is next. The producer draws tiles in work order from one counter, so that no CTA waits
- * for another, and passes them on through two slots of shared memory. */
+/* 1. Turns: which tile is next. The producer draws tiles in work order from one counter, so
+ * that no CTA waits for another, and passes them on through two slots of shared memory. */
 enum { NO_MORE = -1 };
 
 DEVICE void turn_pass(const arena &s, u32 n, int turn)
@@ -203,7 +205,8 @@ DEVICE void product_pv(float (&o)[O_COUNT], const u32 (&p)[S_COUNT / 2], u32 v)
         wgmma_pv(o, p[4 * kk], p[4 * kk + 1], p[4 * kk + 2], p[4 * kk + 3], b + kk * 2048 / 16);
 }
 
-/* 4. Softmax of one block: s (scores) becomes probabilities; tells whether O must be rescaled. */
+/* 4. Softmax of one block: s (scores) becomes probabilities; tells whether O must be rescaled.
+ */
 struct consumer {
     row_state rows;
     tile_rows at;
@@ -211,8 +214,8 @@ struct consumer {
 };
 
 template <int FIRST>
-DEVICE int softmax_step(const arena &sm, consumer &c, const cu_fwd &p, const mod_args &mod, const block_walk &walk,
-                        float (&s)[S_COUNT], float (&rescale)[2])
+DEVICE int softmax_step(const arena &sm, consumer &c, const cu_fwd &p, const mod_args &mod,
+                        const block_walk &walk, float (&s)[S_COUNT], float (&rescale)[2])
 {
     float shift[2];
     int column = walk.block * CFG_TN + 2 * (threadIdx.x & 3);
@@ -242,7 +245,8 @@ DEVICE void pack_p(u32 (&p)[S_COUNT / 2], const float (&s)[S_COUNT])
         p[i] = pack(s[2 * i], s[2 * i + 1]);
 }
 
-/* 5. Consumer warpgroup wg. n counts the blocks whose scores were made, over all tiles; V is one behind. */
+/* 5. Consumer warpgroup wg. n counts the blocks whose scores were made, over all tiles; V is
+ * one behind. */
 struct progress {
     u32 n, tiles; /* tiles: with any block */
 };
@@ -263,7 +267,8 @@ DEVICE void start_qk(const arena &sm, float (&s)[S_COUNT], int wg, u32 n)
     wgmma_commit();
 }
 
-DEVICE void start_pv(const arena &sm, float (&o)[O_COUNT], const u32 (&prob)[S_COUNT / 2], u32 n)
+DEVICE void start_pv(const arena &sm, float (&o)[O_COUNT], const u32 (&prob)[S_COUNT / 2],
+                     u32 n)
 {
     await(sm.v_full, n);
     product_pv(o, prob, sm.v + ring_slot<CFG_STAGES>(n) * V_BYTES);
@@ -272,8 +277,8 @@ DEVICE void start_pv(const arena &sm, float (&o)[O_COUNT], const u32 (&prob)[S_C
 
 /* First block of a tile: nothing to overlap with yet. */
 DEVICE void first_block(const arena &sm, u32 n, u32 tiles, consumer &c, const cu_fwd &p,
-                        const mod_args &mod, const block_walk &walk, int wg, float (&s)[S_COUNT],
-                        u32 (&prob)[S_COUNT / 2])
+                        const mod_args &mod, const block_walk &walk, int wg,
+                        float (&s)[S_COUNT], u32 (&prob)[S_COUNT / 2])
 {
     float unused[2];
     barrier_wait(sm.q_full, tiles & 1);
@@ -286,10 +291,11 @@ DEVICE void first_block(const arena &sm, u32 n, u32 tiles, consumer &c, const cu
     pack_p(prob, s);
 }
 
-/* Scores of block n run beside O += P V of block n - 1, and the latter beside block n's softmax. */
-DEVICE void next_block(const arena &sm, u32 n, consumer &c, const cu_fwd &p, const mod_args &mod,
-                       const block_walk &walk, int wg, float (&s)[S_COUNT], float (&o)[O_COUNT],
-                       u32 (&prob)[S_COUNT / 2])
+/* Scores of block n run beside O += P V of block n - 1, and the latter beside block n's
+ * softmax. */
+DEVICE void next_block(const arena &sm, u32 n, consumer &c, const cu_fwd &p,
+                       const mod_args &mod, const block_walk &walk, int wg, float (&s)[S_COUNT],
+                       float (&o)[O_COUNT], u32 (&prob)[S_COUNT / 2])
 {
     float rescale[2];
     await(sm.k_full, n);
@@ -317,7 +323,8 @@ DEVICE void next_block(const arena &sm, u32 n, consumer &c, const cu_fwd &p, con
     pack_p(prob, s);
 }
 
-DEVICE void last_product(const arena &sm, u32 n, float (&o)[O_COUNT], const u32 (&prob)[S_COUNT / 2])
+DEVICE void last_product(const arena &sm, u32 n, float (&o)[O_COUNT],
+                         const u32 (&prob)[S_COUNT / 2])
 {
     barrier_arrive_if(sm.q_empty, (threadIdx.x & 31) == 0);
     wgmma_fence();
@@ -347,7 +354,9 @@ DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const
             next_block(sm, done.n++, c, p, mod, walk, wg, s, o, prob);
         last_product(sm, done.n - 1, o, prob);
     }
-    asm volatile("" : "+r"(turn)); /* where the tile lies is found anew: registers are scarce above */
+    asm volatile(
+        ""
+        : "+r"(turn)); /* where the tile lies is found anew: registers are scarce above */
     tile end = tile_of(p, turn, ROWS);
     float inv[2];
     rows_finish(c.rows, p, end, o, inv);

@@ -1,5 +1,6 @@
-/* What the host hands to a forward kernel; one text for C and for CUDA, so that the two cannot drift.
- * Pointers are device addresses, strides count elements. A null offset pointer means "use the scalar". */
+/* What the host hands to a forward kernel; one text for C and for CUDA, so that the two cannot
+ * drift. Pointers are device addresses, strides count elements. A null offset pointer means
+ * "use the scalar". */
 #ifndef SACCADE_CUDA_LAUNCH_H
 #define SACCADE_CUDA_LAUNCH_H
 
@@ -36,18 +37,20 @@ typedef struct cu_fwd {
     int B, H, G, M, N;
     float scale;
     cu_position q_offset, kv_offset, kv_len;
-    const cu_run *runs;   /* runs of all rows of blocks, or null: every block, partial if there is a mask */
+    const cu_run *
+        runs; /* runs of all rows of blocks, or null: every block, partial if there is a mask */
     const int *run_start; /* [mask rows + 1] */
-    int mask_b, mask_h;   /* steps in rows of blocks for the next batch and head, 0 broadcasts */
-    int n_qblk;           /* query blocks of one (b, h) */
-    const int *order;     /* [tiles]: (b*H + h)*n_qblk + block, longest work first, or null: ascending */
-    int *flags;           /* [tiles][warps]: 1 where a group of 16 rows must be done again */
+    int mask_b, mask_h; /* steps in rows of blocks for the next batch and head, 0 broadcasts */
+    int n_qblk;         /* query blocks of one (b, h) */
+    const int
+        *order; /* [tiles]: (b*H + h)*n_qblk + block, longest work first, or null: ascending */
+    int *flags; /* [tiles][warps]: 1 where a group of 16 rows must be done again */
     int n_tiles;
-    int *counter;          /* 0 at the start: tiles drawn beyond the first of each CTA */
-    int n_split;          /* decode: CTAs that share the keys */
-    float *part_o;        /* decode: [slot][16][E], unnormalised; a slot for each cut span */
-    float *part_ml;       /* decode: [slot][16][4], row offset (log2), sum, maximum */
-    int *done;            /* decode: [spans + 1] blocks before each span */
+    int *counter;   /* 0 at the start: tiles drawn beyond the first of each CTA */
+    int n_split;    /* decode: CTAs that share the keys */
+    float *part_o;  /* decode: [slot][16][E], unnormalised; a slot for each cut span */
+    float *part_ml; /* decode: [slot][16][4], row offset (log2), sum, maximum */
+    int *done;      /* decode: [spans + 1] blocks before each span */
 } cu_fwd;
 
 #endif

@@ -1,7 +1,7 @@
-/* Products of 16 rows by mma.sync, K and V blocks in shared memory in 128-byte swizzled rows, panels
- * of 64 columns (as TMA writes them). The accumulators lie as wgmma's do, so that softmax.cuh and
- * rows.cuh serve both: element 4g + {0,1} of row lane / 4, 4g + {2,3} of that row + 8, columns
- * 8g + 2 (lane % 4) + {0,1}. */
+/* Products of 16 rows by mma.sync, K and V blocks in shared memory in 128-byte swizzled rows,
+ * panels of 64 columns (as TMA writes them). The accumulators lie as wgmma's do, so that
+ * softmax.cuh and rows.cuh serve both: element 4g + {0,1} of row lane / 4, 4g + {2,3} of that
+ * row + 8, columns 8g + 2 (lane % 4) + {0,1}. */
 #pragma once
 
 DEVICE u32 swizzled(u32 base, int panel_bytes, int row, int chunk)
@@ -28,7 +28,8 @@ DEVICE void load_matrices_transposed(u32 (&x)[4], u32 at)
 DEVICE void mma16(float *d, const u32 *a, u32 b0, u32 b1)
 {
 #if CFG_F16
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, "
         "{%0,%1,%2,%3};"
 #else
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
@@ -39,8 +40,7 @@ DEVICE void mma16(float *d, const u32 *a, u32 b0, u32 b1)
 }
 
 /* s = Q K^T for 16 rows and 2 * COUNT keys; q: A fragments of CFG_D / 16 steps. */
-template <int COUNT>
-DEVICE void mma_qk(float (&s)[COUNT], const u32 (&q)[CFG_D / 4], u32 k)
+template <int COUNT> DEVICE void mma_qk(float (&s)[COUNT], const u32 (&q)[CFG_D / 4], u32 k)
 {
     enum { KEYS = COUNT * 2 };
     int lane = threadIdx.x & 31;
@@ -61,8 +61,7 @@ DEVICE void mma_qk(float (&s)[COUNT], const u32 (&q)[CFG_D / 4], u32 k)
 }
 
 /* o += P V; s holds probabilities. */
-template <int COUNT>
-DEVICE void mma_pv(float (&o)[CFG_E / 2], const float (&s)[COUNT], u32 v)
+template <int COUNT> DEVICE void mma_pv(float (&o)[CFG_E / 2], const float (&s)[COUNT], u32 v)
 {
     enum { KEYS = COUNT * 2 };
     int lane = threadIdx.x & 31;

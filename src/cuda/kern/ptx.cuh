@@ -1,5 +1,6 @@
-/* Words of PTX used by the kernels: barriers in shared memory, tensor copies, warpgroup matrix products,
- * register hand-over, conversions. Nothing here knows about attention. No header is needed, which keeps NVRTC fast. */
+/* Words of PTX used by the kernels: barriers in shared memory, tensor copies, warpgroup matrix
+ * products, register hand-over, conversions. Nothing here knows about attention. No header is
+ * needed, which keeps NVRTC fast. */
 #pragma once
 
 typedef unsigned int u32;
@@ -9,7 +10,8 @@ typedef unsigned short u16;
 #define DEVICE __device__ __forceinline__
 #define NEG_INF __int_as_float(0xff800000)
 
-struct __align__(64) tensor_map {
+struct __align__(64) tensor_map
+{
     u64 opaque[16];
 };
 
@@ -38,7 +40,8 @@ DEVICE void barrier_arrive(u32 bar)
 DEVICE void barrier_arrive_if(u32 bar, int yes)
 {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %1, 0;\n"
-                 "@p mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(bar), "r"(yes)
+                 "@p mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(bar),
+                 "r"(yes)
                  : "memory");
 }
 
@@ -76,9 +79,11 @@ DEVICE void named_arrive(int id, int threads)
 
 #if CFG_SM >= 90
 /* box at (d, n, h, b) of a 4-D map into shared memory; bytes are counted on bar */
-DEVICE void copy_box(u32 dst, const tensor_map *map, int d, int n, int h, int b, u32 bar, u64 hint)
+DEVICE void copy_box(u32 dst, const tensor_map *map, int d, int n, int h, int b, u32 bar,
+                     u64 hint)
 {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes."
+                 "L2::cache_hint"
                  " [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(dst),
                  "l"(map), "r"(d), "r"(n), "r"(h), "r"(b), "r"(bar), "l"(hint)
                  : "memory");
@@ -94,7 +99,8 @@ DEVICE void fence_async_proxy(void)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* warpgroup matrix products; the products themselves are generated for the widths of an instance */
+/* warpgroup matrix products; the products themselves are generated for the widths of an
+ * instance */
 DEVICE void wgmma_fence(void)
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -123,7 +129,8 @@ template <int N> DEVICE void registers_shrink(void)
 /* operand in shared memory, 128-byte swizzle, rows of 8 stepping by 1024 bytes; lbo in bytes */
 DEVICE u64 operand(u32 addr, u32 lbo)
 {
-    return (u64)((addr & 0x3ffff) >> 4) | (u64)(lbo >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+    return (u64)((addr & 0x3ffff) >> 4) | (u64)(lbo >> 4) << 16 | (u64)(1024 >> 4) << 32
+           | 1ull << 62;
 }
 #endif
 

@@ -1,5 +1,6 @@
-/* What every forward kernel shares around its products: which tile and rows a thread works on, the walk over
- * the block mask's runs, the user's score and mask on a fragment of scores, and the end of a row. */
+/* What every forward kernel shares around its products: which tile and rows a thread works on,
+ * the walk over the block mask's runs, the user's score and mask on a fragment of scores, and
+ * the end of a row. */
 #pragma once
 
 /* one tile of rows of one (batch, head) */
@@ -34,12 +35,12 @@ DEVICE tile tile_of(const cu_fwd &p, int turn, int rows)
     return tile_at(p, p.order ? __ldg(p.order + turn) : turn, rows);
 }
 
-/* Live key blocks of a tile in ascending order; producer and consumers walk the same list. Kept small: it
- * lives in the registers of the inner loop. */
+/* Live key blocks of a tile in ascending order; producer and consumers walk the same list. Kept
+ * small: it lives in the registers of the inner loop. */
 struct block_walk {
-    int run, end;       /* indices of runs not begun yet */
-    int block, last;    /* present block, last block of the present run */
-    int partial;        /* of the present run */
+    int run, end;    /* indices of runs not begun yet */
+    int block, last; /* present block, last block of the present run */
+    int partial;     /* of the present run */
 };
 
 DEVICE int block_count(int kv_len)
@@ -150,9 +151,9 @@ DEVICE float score_unit(const cu_fwd &p)
 #endif
 }
 
-/* The score function on a fragment whose first column is `column`. shift: per row, log2 units, added to
- * every score of this block. Affine scores alpha * kv + beta cost one FMA: the part of alpha * kv that is
- * the same for the whole block goes to shift. */
+/* The score function on a fragment whose first column is `column`. shift: per row, log2 units,
+ * added to every score of this block. Affine scores alpha * kv + beta cost one FMA: the part of
+ * alpha * kv that is the same for the whole block goes to shift. */
 template <int COUNT>
 DEVICE void apply_score(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int column,
                         float (&s)[COUNT], float (&shift)[2])
@@ -172,7 +173,8 @@ DEVICE void apply_score(const tile_rows &r, const cu_fwd &p, const mod_args &mod
     for (int g = 0; g < COUNT / 4; g++) {
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            s[4 * g + i] = fmaf(r.score[i / 2].alpha_raw, (float)(8 * g + (i & 1)), s[4 * g + i]);
+            s[4 * g + i] =
+                fmaf(r.score[i / 2].alpha_raw, (float)(8 * g + (i & 1)), s[4 * g + i]);
     }
 #elif MOD_SCORE == SCORE_GENERAL
 #pragma unroll
@@ -188,8 +190,8 @@ DEVICE void apply_score(const tile_rows &r, const cu_fwd &p, const mod_args &mod
 }
 
 #if MOD_MASK == MASK_GENERAL
-/* What the mask needs of the keys of a block, made once by the 128 (or 32) threads that will read
- * it; shared holds CFG_TN of them. */
+/* What the mask needs of the keys of a block, made once by the 128 (or 32) threads that will
+ * read it; shared holds CFG_TN of them. */
 DEVICE void share_columns(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int first,
                           mask_column *shared, int threads)
 {
@@ -201,10 +203,12 @@ DEVICE void share_columns(const tile_rows &r, const cu_fwd &p, const mod_args &m
 #endif
 }
 #else
-struct mask_column {};
+struct mask_column {
+};
 #endif
 
-/* -INF where the mask or the end of the keys says so. columns: of this block (general masks). */
+/* -INF where the mask or the end of the keys says so. columns: of this block (general masks).
+ */
 template <int COUNT>
 DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int column,
                        const mask_column *columns, float (&s)[COUNT])
@@ -234,8 +238,7 @@ DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod,
         bool live[4] = {true, true, true, true};
 #if MOD_MASK == MASK_GENERAL
         int at = 8 * g + 2 * (threadIdx.x & 3), kv = column + 8 * g + r.kv_offset;
-        mask4(mod, p, r.b, r.h, row[0], row[1], kv, kv + 1,
-              columns[at], columns[at + 1], live);
+        mask4(mod, p, r.b, r.h, row[0], row[1], kv, kv + 1, columns[at], columns[at + 1], live);
 #endif
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -245,9 +248,9 @@ DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod,
     }
 }
 
-/* End of a row: its sum, lse and maximum; inv gets 1 / sum, or 0 for a row without a live key. Rows whose
- * result is not finite are flagged, 16 rows a warp, for the careful kernel to do again: a NaN there may be
- * one that lay in V at a masked key. */
+/* End of a row: its sum, lse and maximum; inv gets 1 / sum, or 0 for a row without a live key.
+ * Rows whose result is not finite are flagged, 16 rows a warp, for the careful kernel to do
+ * again: a NaN there may be one that lay in V at a masked key. */
 template <int COUNT>
 DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const float (&o)[COUNT],
                         float (&inv)[2])
@@ -343,7 +346,8 @@ DEVICE bool is_live(const mod_args &mod, const cu_fwd &p, int b, int h, int q, i
 }
 
 /* The score function at a point, of the bare dot product; natural units. */
-DEVICE float score_of(const mod_args &mod, const cu_fwd &p, int b, int h, int q, int kv, float dot)
+DEVICE float score_of(const mod_args &mod, const cu_fwd &p, int b, int h, int q, int kv,
+                      float dot)
 {
 #if MOD_SCORE == SCORE_NONE
     return dot * p.scale;

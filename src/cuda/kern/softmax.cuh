@@ -1,14 +1,17 @@
-/* Online softmax over the score fragments of tensor-core products: each thread holds two rows, elements
- * s[4g + {0,1}] of the first and s[4g + {2,3}] of the second, at columns 8g + 2 (lane % 4) + {0,1}.
+/* Online softmax over the score fragments of tensor-core products: each thread holds two rows,
+ * elements s[4g + {0,1}] of the first and s[4g + {2,3}] of the second, at columns 8g + 2 (lane
+ * % 4) + {0,1}.
  *
- * Scheme: probabilities are taken against an offset m per row that is raised only when a new score passes
- * it by more than 2^8. In the common case a block costs thread-local maxima and one warp vote; shuffles and
- * the rescaling of O happen only behind that vote. Exact: the final division removes whatever m was. Masked
- * scores are -INF; m starts at a finite value, so -INF - m never meets -INF and no guard is needed. */
+ * Scheme: probabilities are taken against an offset m per row that is raised only when a new
+ * score passes it by more than 2^8. In the common case a block costs thread-local maxima and
+ * one warp vote; shuffles and the rescaling of O happen only behind that vote. Exact: the final
+ * division removes whatever m was. Masked scores are -INF; m starts at a finite value, so -INF
+ * - m never meets -INF and no guard is needed. */
 #pragma once
 
-#define M_START -1.7014118e38f /* -2^127: below every finite score, yet m_old - m_new stays finite */
-#define HEADROOM 8.0f          /* log2: p <= 256 keeps f16 and the row sum far from overflow */
+#define M_START \
+    -1.7014118e38f    /* -2^127: below every finite score, yet m_old - m_new stays finite */
+#define HEADROOM 8.0f /* log2: p <= 256 keeps f16 and the row sum far from overflow */
 #define SUM_LIMIT 1048576.f    /* 2^20 */
 #define SUM_LOST 1.2676506e30f /* 2^100: rescaling would flush what must not be lost */
 
@@ -40,7 +43,8 @@ DEVICE float quad_sum(float x)
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/* Largest element of each row held by this thread. Two chains a row hide the latency of FMNMX. */
+/* Largest element of each row held by this thread. Two chains a row hide the latency of FMNMX.
+ */
 template <int COUNT> DEVICE void rows_peak(const float (&s)[COUNT], float (&peak)[2])
 {
     float a[2] = {s[0], s[2]}, b[2] = {s[1], s[3]};
@@ -56,11 +60,11 @@ template <int COUNT> DEVICE void rows_peak(const float (&s)[COUNT], float (&peak
     peak[1] = fmaxf(a[1], b[1]);
 }
 
-/* Raises m over the scores of this block; returns whether O must be multiplied by rescale[]. In log2 units a
- * score s means s * unit + shift[row]. */
+/* Raises m over the scores of this block; returns whether O must be multiplied by rescale[]. In
+ * log2 units a score s means s * unit + shift[row]. */
 template <int COUNT>
-DEVICE int rows_raise(row_state &t, const float (&s)[COUNT], float unit, const float (&shift)[2],
-                      float (&rescale)[2])
+DEVICE int rows_raise(row_state &t, const float (&s)[COUNT], float unit,
+                      const float (&shift)[2], float (&rescale)[2])
 {
     float peak[2];
     rows_peak(s, peak);
@@ -90,12 +94,13 @@ DEVICE int rows_raise(row_state &t, const float (&s)[COUNT], float unit, const f
     return 1;
 }
 
-/* With CFG_LAZY the scores are not even looked at: m is raised after the fact, once a row sum has passed
- * 2^20 (or while a row has seen no live key). Between two looks a sum may overflow; then it is inf or NaN
- * for good, the row is flagged at its end and done again by the careful kernel. */
+/* With CFG_LAZY the scores are not even looked at: m is raised after the fact, once a row sum
+ * has passed 2^20 (or while a row has seen no live key). Between two looks a sum may overflow;
+ * then it is inf or NaN for good, the row is flagged at its end and done again by the careful
+ * kernel. */
 template <int COUNT>
-DEVICE int rows_raise_late(row_state &t, const float (&s)[COUNT], float unit, const float (&shift)[2],
-                           float (&rescale)[2])
+DEVICE int rows_raise_late(row_state &t, const float (&s)[COUNT], float unit,
+                           const float (&shift)[2], float (&rescale)[2])
 {
     int late = t.l[0] > SUM_LIMIT || t.l[1] > SUM_LIMIT || fminf(t.m[0], t.m[1]) == M_START;
     if (!__any_sync(~0u, late))
