@@ -1,6 +1,6 @@
-/* Programs and states of compiled score passes: code pages, and the levels below the tile, which
- * run as the interpreter's loops over arrays. Code is written to pages while they are writable
- * and run after they have become executable instead; never both. */
+/* Programs and states of compiled score passes: code pages, and the levels below the tile,
+ * which run as the interpreter's loops over arrays. Code is written to pages while they are
+ * writable and run after they have become executable instead; never both. */
 #include "cpu/jit.h"
 
 #include "base/cpu_features.h"

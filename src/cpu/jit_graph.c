@@ -1,6 +1,6 @@
 /* From typed nodes to levels. Loads become index arithmetic and a read, so that clamping and
- * strides are hoisted like any other value; exp, tanh and sigmoid downstream of the score become
- * the few operations that emitted code runs in line. */
+ * strides are hoisted like any other value; exp, tanh and sigmoid downstream of the score
+ * become the few operations that emitted code runs in line. */
 #include "cpu/jit_graph.h"
 
 #include "base/status.h"
@@ -21,6 +21,19 @@ static uint8_t join(uint8_t x, uint8_t y)
     return y == JIT_UNIFORM ? x : JIT_TILE;
 }
 
+/* An equal node that is there already, or n_nodes. */
+static uint32_t find(const jit_graph *g, const jit_node *n)
+{
+    uint32_t i = 0;
+    for (; i < g->n_nodes; i++) {
+        const jit_node *m = &g->nodes[i];
+        if (m->op == n->op && m->type == n->type && m->imm == n->imm && m->n_args == n->n_args
+            && memcmp(m->args, n->args, sizeof m->args) == 0)
+            break;
+    }
+    return i;
+}
+
 static uint32_t put(jit_graph *g, int op, mod_type type, int32_t imm, int n_args,
                     const uint32_t *args, uint8_t level)
 {
@@ -31,6 +44,9 @@ static uint32_t put(jit_graph *g, int op, mod_type type, int32_t imm, int n_args
         n.level = join(n.level, g->nodes[args[i]].level);
         n.scored |= g->nodes[args[i]].scored;
     }
+    const uint32_t same = find(g, &n);
+    if (same < g->n_nodes)
+        return same;
     if (g->n_nodes == g->capacity)
         return 0; /* reported by the caller, which looks at n_nodes */
     if (n.level != JIT_TILE)
@@ -59,6 +75,23 @@ static uint32_t put2(jit_graph *g, int op, mod_type type, uint32_t x, uint32_t y
 static uint32_t put3(jit_graph *g, int op, mod_type type, uint32_t x, uint32_t y, uint32_t z)
 {
     return put(g, op, type, 0, 3, (uint32_t[]){x, y, z}, JIT_UNIFORM);
+}
+
+/* Signs are bits: one constant that keeps a register instead of an operation of its own. */
+static uint32_t put_bits(jit_graph *g, mod_op op, uint32_t x, uint32_t bits)
+{
+    return put2(g, op, MOD_FLOAT, x, put(g, OP_INT, MOD_INT, (int32_t)bits, 0, NULL,
+                                         JIT_UNIFORM));
+}
+
+static uint32_t put_negative(jit_graph *g, uint32_t x)
+{
+    return put_bits(g, OP_ixor, x, 0x80000000u);
+}
+
+static uint32_t put_size(jit_graph *g, uint32_t x)
+{
+    return put_bits(g, OP_iand, x, 0x7fffffffu);
 }
 
 /* ---- fast forms ---- */
@@ -92,7 +125,7 @@ static uint32_t put_exp(jit_graph *g, uint32_t x)
     const uint32_t high = put_float(g, 0x1.715476p+0f), low = put_float(g, 0x1.4ae0cp-26f);
     const uint32_t n = put1(g, JIT_NEAREST, MOD_FLOAT, put2(g, OP_fmul, MOD_FLOAT, x, high));
     const uint32_t rest = put3(g, JIT_FMA, MOD_FLOAT, x, high,
-                               put1(g, OP_fneg, MOD_FLOAT, n));
+                               put_negative(g, n));
     return put_exp2_parts(g, put3(g, JIT_FMA, MOD_FLOAT, x, low, rest), n);
 }
 
@@ -100,19 +133,20 @@ static uint32_t put_exp(jit_graph *g, uint32_t x)
 static uint32_t put_sigmoid(jit_graph *g, uint32_t x)
 {
     const uint32_t one = put_float(g, 1.0f);
-    const uint32_t away = put1(g, OP_fabs, MOD_FLOAT, x);
-    const uint32_t e = put_exp(g, put1(g, OP_fneg, MOD_FLOAT, away));
+    const uint32_t away = put_size(g, x);
+    const uint32_t e = put_exp(g, put_negative(g, away));
     const uint32_t below = put2(g, OP_flt, MOD_BOOL, x, put_float(g, 0.0f));
     const uint32_t top = put3(g, OP_fsel, MOD_FLOAT, below, e, one);
-    return put2(g, OP_fdiv, MOD_FLOAT, top, put2(g, OP_fadd, MOD_FLOAT, one, e));
+    return put2(g, JIT_DIV, MOD_FLOAT, top, put2(g, OP_fadd, MOD_FLOAT, one, e));
 }
 
-/* The two branches of arith.h's fm_tanh: an odd polynomial near 0, 1 - 2 / (e^2a + 1) beyond. */
+/* The two branches of arith.h's fm_tanh: an odd polynomial near 0, 1 - 2 / (e^2a + 1) beyond.
+ * */
 static uint32_t put_tanh(jit_graph *g, uint32_t x)
 {
     static const float terms[] = {-0x1.750ce4p-8f, 0x1.51f8cep-6f, -0x1.b835a4p-5f,
                                   0x1.1106f6p-3f, -0x1.555532p-2f};
-    const uint32_t a = put1(g, OP_fabs, MOD_FLOAT, x), one = put_float(g, 1.0f);
+    const uint32_t a = put_size(g, x), one = put_float(g, 1.0f);
     const uint32_t z = put2(g, OP_fmul, MOD_FLOAT, a, a);
     uint32_t p = put_float(g, terms[0]);
     for (size_t i = 1; i < sizeof terms / sizeof terms[0]; i++)
@@ -120,13 +154,13 @@ static uint32_t put_tanh(jit_graph *g, uint32_t x)
     const uint32_t az = put2(g, OP_fmul, MOD_FLOAT, a, z);
     const uint32_t near = put3(g, JIT_FMA, MOD_FLOAT, az, p, a);
     const uint32_t e = put_exp(g, put2(g, OP_fadd, MOD_FLOAT, a, a));
-    const uint32_t part = put2(g, OP_fdiv, MOD_FLOAT, put_float(g, 2.0f),
+    const uint32_t part = put2(g, JIT_DIV, MOD_FLOAT, put_float(g, 2.0f),
                                put2(g, OP_fadd, MOD_FLOAT, e, one));
     const uint32_t far = put2(g, OP_fsub, MOD_FLOAT, one, part);
     const uint32_t is_near = put2(g, OP_flt, MOD_BOOL, a, put_float(g, 0.625f));
     const uint32_t size = put3(g, OP_fsel, MOD_FLOAT, is_near, near, far);
     const uint32_t below = put2(g, OP_flt, MOD_BOOL, x, put_float(g, 0.0f));
-    return put3(g, OP_fsel, MOD_FLOAT, below, put1(g, OP_fneg, MOD_FLOAT, size), size);
+    return put3(g, OP_fsel, MOD_FLOAT, below, put_negative(g, size), size);
 }
 
 /* A fused form where x is a product that nothing else needs to see rounded. */
@@ -138,6 +172,14 @@ static uint32_t put_add(jit_graph *g, uint32_t x, uint32_t y)
     if (b->op == OP_fmul && b->level == JIT_TILE)
         return put3(g, JIT_FMA, MOD_FLOAT, b->args[0], b->args[1], x);
     return put2(g, OP_fadd, MOD_FLOAT, x, y);
+}
+
+/* By what does not differ inside a tile: one reciprocal (0 for 0, as division has it). */
+static uint32_t put_divide(jit_graph *g, uint32_t x, uint32_t y)
+{
+    if (g->nodes[y].level != JIT_UNIFORM)
+        return put2(g, OP_fdiv, MOD_FLOAT, x, y);
+    return put2(g, OP_fmul, MOD_FLOAT, x, put2(g, OP_fdiv, MOD_FLOAT, put_float(g, 1.0f), y));
 }
 
 static uint32_t put_scored(jit_graph *g, const mod_node *n, const uint32_t *x)
@@ -153,6 +195,8 @@ static uint32_t put_scored(jit_graph *g, const mod_node *n, const uint32_t *x)
         return put_tanh(g, x[0]);
     case OP_fadd:
         return put_add(g, x[0], x[1]);
+    case OP_fdiv:
+        return put_divide(g, x[0], x[1]);
     default:
         return put(g, n->op, (mod_type)n->type, 0, n->n_args, x, JIT_UNIFORM);
     }
@@ -200,6 +244,10 @@ static uint32_t lower_node(jit_graph *g, const mod_fn *fn, const mod_node *n,
     }
     for (int i = 0; i < n->n_args; i++)
         x[i] = place[fn->args[n->args + (uint32_t)i]];
+    if (n->op == OP_fneg)
+        return put_negative(g, x[0]);
+    if (n->op == OP_fabs)
+        return put_size(g, x[0]);
     if (n->deps & DEP_SCORE)
         return put_scored(g, n, x);
     return put(g, n->op, (mod_type)n->type, 0, n->n_args, x, JIT_UNIFORM);
@@ -213,7 +261,8 @@ static saccade_status lower(jit_graph *g, const mod_fn *fn, arena *a, int32_t fi
     for (uint32_t i = 0; i < fn->n_nodes; i++)
         place[i] = lower_node(g, fn, &fn->nodes[i], place, first_tensor, input);
     FAIL_IF(g->n_nodes == g->capacity, SACCADE_EBACKEND,
-            "jit: got a mod of more than %d operations, the interpreter runs it", JIT_MAX_NODES);
+            "jit: got a mod of more than %d operations, the interpreter runs it",
+            JIT_MAX_NODES);
     for (uint32_t i = 0; i < fn->n_captures; i++)
         g->dtype[first_tensor + (int32_t)i] = (uint8_t)fn->captures[i].dtype;
     *result = place[fn->result];

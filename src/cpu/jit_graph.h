@@ -15,6 +15,7 @@ typedef enum jit_op {
     JIT_STRIDE,               /* imm = tensor * 8 + dim */
     JIT_READ,                 /* element of tensor imm at offset x */
     JIT_INPUT,                /* the incoming score times x */
+    JIT_DIV,                  /* x / y for y that is never 0 */
     JIT_FMA,                  /* x * y + z, one rounding */
     JIT_NEAREST,              /* x rounded to the nearest whole number */
     JIT_SCALEF,               /* x * 2^y for whole y */

@@ -1,0 +1,109 @@
+/* jit_regs.h: where values are while a tile's code is written. Shared by jit_regs.c, which
+ * gives out registers, jit_select.c, which writes the instructions of one operation, and
+ * jit_tile.c, which writes the loops around them. Only compiled with HAVE_ZYDIS.
+ *
+ *   rbx call   rbp frame   r12 row of s   r13 column bytes   r14 row cell   r15 rows left
+ *   r10 uniforms   r11 columns   rax rcx rdx rsi rdi r8 r9 scratch
+ *   wide: zmm0-29, k1-k6 given out, zmm30-31, k7 scratch; else ymm0-12, ymm13-15 scratch */
+#ifndef SACCADE_CPU_JIT_REGS_H
+#define SACCADE_CPU_JIT_REGS_H
+
+#include "cpu/jit_asm.h"
+#include "cpu/jit_graph.h"
+
+#define Z(name) ZYDIS_MNEMONIC_##name
+
+enum { LANES = 2, MAX_VALUES = JIT_MAX_NODES * LANES, MAX_REGISTERS = 30, MAX_MASKS = 7 };
+enum { MAX_PINNED = 18, SLOT_BYTES = 64, CALL_SLOTS = 4 };
+enum { NOWHERE = -1 };
+
+typedef struct tile {
+    const jit_graph *g;
+    jit_asm a;
+    int n_registers, scratch, vector_bytes;
+    uint32_t result, mask;   /* mask: UINT32_MAX without one */
+    uint32_t order[MAX_VALUES]; /* tile values in the order they are computed */
+    int n_order, at;            /* at: which of them is being computed */
+    int reg[MAX_VALUES], k[MAX_VALUES], slot[MAX_VALUES]; /* where a value is, or NOWHERE */
+    int in_reg[MAX_REGISTERS + 2], in_k[MAX_MASKS + 1];   /* value of a register, or NOWHERE */
+    uint8_t is_pinned[MAX_REGISTERS + 2], locked[MAX_REGISTERS + 2], k_locked[MAX_MASKS + 1];
+    int max_reg[LANES], low; /* pinned: running maxima, and -inf */
+    int n_slots;
+} tile;
+
+/* ---- operands ---- */
+
+static inline jit_operand vec(const tile *t, int r)
+{
+    return jit_reg((t->a.is_wide ? ZYDIS_REGISTER_ZMM0 : ZYDIS_REGISTER_YMM0) + r);
+}
+
+static inline jit_operand mask_reg(int k)
+{
+    return jit_reg(ZYDIS_REGISTER_K0 + k);
+}
+
+static inline jit_operand field(size_t offset)
+{
+    return jit_mem(ZYDIS_REGISTER_RBX, ZYDIS_REGISTER_NONE, 0, (int64_t)offset, 8);
+}
+#define FIELD(name) field(offsetof(jit_call, name))
+
+static inline jit_operand frame_slot(const tile *t, int slot)
+{
+    return jit_mem(ZYDIS_REGISTER_RBP, ZYDIS_REGISTER_NONE, 0, (int64_t)slot * SLOT_BYTES,
+                   t->vector_bytes);
+}
+
+static inline jit_operand gpr(ZydisRegister r)
+{
+    return jit_reg(r);
+}
+
+static inline const jit_node *node_of(const tile *t, uint32_t value)
+{
+    return &t->g->nodes[value / LANES];
+}
+
+static inline int is_mask(const tile *t, uint32_t value)
+{
+    return t->a.is_wide && node_of(t, value)->type == MOD_BOOL;
+}
+
+/* Values of lower levels are the same for both lanes, but for columns. */
+static inline uint32_t value_of(const tile *t, uint32_t node, int lane)
+{
+    return node * LANES + (t->g->nodes[node].level >= JIT_COL ? (uint32_t)lane : 0);
+}
+
+/* ---- jit_regs.c ---- */
+
+/* Position of the value's next use; INT32_MAX: none. Results are used at n_order. */
+int jit_next_use(const tile *t, uint32_t value);
+/* Whether the value at `at` in the order uses `value`. */
+int jit_uses(const tile *t, int at, uint32_t value);
+/* A register, mask register for a value (NOWHERE: for a while); locked until jit_unlock_all. */
+int jit_take_reg(tile *t, int value);
+int jit_take_mask(tile *t, int value);
+/* Register, mask register that holds a node's value, brought in where needed; locked. */
+int jit_get(tile *t, uint32_t node, int lane);
+int jit_get_mask(tile *t, uint32_t node, int lane);
+/* Ends an operation: values without a further use give their registers back. */
+void jit_unlock_all(tile *t);
+/* Writes all values with a further use to the frame (before a call). */
+void jit_clear_registers(tile *t);
+/* Forgets where values are, pinned ones aside (at the loop's end). */
+void jit_forget_all(tile *t);
+/* Reads pinned values of these levels into their registers. */
+void jit_load_pinned(tile *t, int from_level, int to_level);
+
+/* ---- jit_select.c ---- */
+
+/* Instructions that compute one value. */
+void jit_emit_value(tile *t, uint32_t value);
+/* d = condition ? x : y, registers. */
+void jit_blend(tile *t, int d, int condition, int x, int y);
+/* Bases of the arrays, and -inf, into their registers. */
+void jit_load_bases(tile *t);
+
+#endif
