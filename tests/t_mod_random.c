@@ -1,6 +1,8 @@
 /* Random well-typed texts: they compile, and what is printed of them compiles to the same
    nodes. So does every text made by mutating them, or it is refused with one clear line. */
+#include "base/status.h"
 #include "mod/mod.h"
+#include "support/fail_alloc.h"
 #include "support/random_mod.h"
 
 #include <setjmp.h>
@@ -72,10 +74,142 @@ static void printed_texts_read_back(void **state)
     }
 }
 
+/* ---- texts that are mostly wrong ---- */
+
+/* A text that compiles is printed and read back; one that does not gives one clear line. */
+static void check_any(saccade_kind kind, const char *text, size_t bytes, uint64_t seed)
+{
+    static const saccade_dtype dtypes[] = {SACCADE_I32, SACCADE_F32, SACCADE_BOOL};
+    saccade_error err = {0};
+    saccade_capture captures[MOD_MAX_CAPTURES];
+    saccade_mod *generic, *bound;
+    if (saccade_mod_parse(kind, text, bytes, &generic, &err) != SACCADE_OK) {
+        if (err.line < 1 || err.column < 1 || err.message[0] == '\0'
+            || strlen(err.excerpt[0]) > 80 || strlen(err.excerpt[1]) > 80)
+            fail_msg("seed %llu: poor error for %.*s", (unsigned long long)seed, (int)bytes,
+                     text);
+        return;
+    }
+    const int32_t n = saccade_mod_capture_count(generic);
+    for (int32_t i = 0; i < n; i++) {
+        captures[i] = saccade_mod_capture(generic, i);
+        captures[i].dtype = dtypes[(seed + (uint64_t)i) % 3];
+    }
+    if (saccade_mod_bind(generic, captures, n, &bound, &err) == SACCADE_OK) {
+        check_round_trip(bound);
+        saccade_mod_destroy(bound);
+    }
+    saccade_mod_destroy(generic);
+}
+
+/* one random edit: a byte changed, bytes dropped, a piece copied elsewhere. */
+static size_t mutate(uint64_t *state, char *text, size_t n, size_t room)
+{
+    const size_t at = n ? random_mod_below(state, (uint32_t)n) : 0;
+    const size_t length = 1 + random_mod_below(state, 8);
+    switch (random_mod_below(state, 4)) {
+    case 0:
+        if (n > 0)
+            text[at] = (char)random_mod_bits(state);
+        return n;
+    case 1:
+        if (at + length > n)
+            return at;
+        memmove(text + at, text + at + length, n - at - length);
+        return n - length;
+    case 2:
+        if (n > 0)
+            text[at] = " ()[]{};,=+-*<>!&|?:.09eqkvW"[random_mod_below(state, 28)];
+        return n;
+    default:
+        if (at + length > n || n + length > room)
+            return n;
+        const size_t to = random_mod_below(state, (uint32_t)n);
+        char piece[8];
+        memcpy(piece, text + at, length);
+        memmove(text + to + length, text + to, n - to);
+        memcpy(text + to, piece, length);
+        return n + length;
+    }
+}
+
+static void mutated_texts_do_no_harm(void **state)
+{
+    static char text[RANDOM_MOD_TEXT];
+    (void)state;
+    for (uint64_t seed = 1; seed <= 4000; seed++) {
+        uint64_t random = seed * 7919;
+        const saccade_kind kind = seed & 1 ? SACCADE_MASK : SACCADE_SCORE;
+        size_t n = random_mod_text(seed, kind, 0, 2 + (int)(seed % 3), text, sizeof text);
+        for (int edits = 1 + (int)random_mod_below(&random, 6); edits > 0; edits--)
+            n = mutate(&random, text, n, sizeof text);
+        check_any(kind, text, n, seed);
+    }
+}
+
+static void token_soups_do_no_harm(void **state)
+{
+    static const char *const tokens[] = {
+        "q",        "kv",       "h",           "b",    "score",  "W",       "t[",
+        "]",        "(",        ")",           "{",    "}",      ";",       ",",
+        "=",        "==",       "<",           ">=",   "&&",     "||",      "!",
+        "-",        "+",        "*",           "/",    "%",      "?",       ":",
+        "1",        "0x7f",     "2.5",         "1e9",  "mask ",  "score ",  "f(",
+        "f() = ",   "g(x) = ",  "t[] ",        "true", "inf",    "min(",    "sum(i, 3, ",
+        "causal()", "softcap(", "document(t)", "int(", "// c\n", "/* c */",
+    };
+    (void)state;
+    for (uint64_t seed = 1; seed <= 20000; seed++) {
+        char text[512] = "";
+        uint64_t random = seed;
+        for (int n = 1 + (int)random_mod_below(&random, 24); n > 0; n--) {
+            strcat(text, tokens[random_mod_below(&random, sizeof tokens / sizeof *tokens)]);
+            strcat(text, " ");
+        }
+        check_any(SACCADE_MASK, text, strlen(text), seed);
+        check_any(SACCADE_SCORE, text, strlen(text), seed);
+    }
+}
+
+/* ---- allocation failure ---- */
+
+static saccade_status use_text(void *arg, saccade_error *err)
+{
+    const char *text = arg;
+    saccade_mod *generic = NULL, *bound = NULL;
+    saccade_status status = SACCADE_OK;
+    saccade_capture captures[MOD_MAX_CAPTURES];
+    TRY_GOTO(saccade_mod_parse(SACCADE_MASK, text, strlen(text), &generic, err));
+    const int32_t n = saccade_mod_capture_count(generic);
+    for (int32_t i = 0; i < n; i++) {
+        captures[i] = saccade_mod_capture(generic, i);
+        captures[i].dtype = random_mod_dtype(captures[i].name);
+    }
+    TRY_GOTO(saccade_mod_bind(generic, captures, n, &bound, err));
+out:
+    saccade_mod_destroy(generic);
+    saccade_mod_destroy(bound);
+    return status;
+}
+
+static void texts_survive_failing_allocations(void **state)
+{
+    static char text[RANDOM_MOD_TEXT];
+    (void)state;
+    assert_non_null(saccade_prelude(0));
+    for (uint64_t seed = 1; seed <= 30; seed++) {
+        random_mod_text(seed, SACCADE_MASK, 0, 6, text, sizeof text);
+        assert_true(fail_alloc_sweep("text", use_text, text) > 5);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(printed_texts_read_back),
+        cmocka_unit_test(mutated_texts_do_no_harm),
+        cmocka_unit_test(token_soups_do_no_harm),
+        cmocka_unit_test(texts_survive_failing_allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -48,6 +48,29 @@ static void check_print(const saccade_mod *mod, saccade_kind kind)
     free(text);
 }
 
+/* what a bound mod prints gives the same nodes again: text for text. */
+static void check_typed_print(const saccade_mod *bound, saccade_kind kind)
+{
+    saccade_capture captures[MOD_MAX_CAPTURES];
+    saccade_mod *generic = NULL, *again = NULL;
+    saccade_error err = {0};
+    char *text = print(bound);
+    const int32_t n = saccade_mod_capture_count(bound);
+    for (int32_t i = 0; i < n; i++)
+        captures[i] = saccade_mod_capture(bound, i);
+    if (saccade_mod_parse(kind, text, strlen(text), &generic, &err) != SACCADE_OK
+        || saccade_mod_bind(generic, captures, n, &again, &err) != SACCADE_OK)
+        fail(err.message, text);
+    char *twice = print(again);
+    if (strcmp(text, twice) != 0
+        || mod_function(again)->n_nodes != mod_function(bound)->n_nodes)
+        fail("typed nodes change when printed and read", text);
+    free(text);
+    free(twice);
+    saccade_mod_destroy(generic);
+    saccade_mod_destroy(again);
+}
+
 static void check_bind(const saccade_mod *mod, saccade_dtype dtype)
 {
     saccade_capture captures[MOD_MAX_CAPTURES];
@@ -61,6 +84,7 @@ static void check_bind(const saccade_mod *mod, saccade_dtype dtype)
     if (saccade_mod_bind(mod, captures, n, &bound, &err) == SACCADE_OK) {
         if (mod_verify(mod_function(bound), &err) != SACCADE_OK)
             fail("verifier", err.message);
+        check_typed_print(bound, saccade_mod_kind(mod));
         saccade_mod_destroy(bound);
     } else if (err.message[0] == '\0') {
         fail("bind fails without a message", "");

@@ -443,6 +443,11 @@ static int find_capture(const char *name)
     return i;
 }
 
+saccade_dtype random_mod_dtype(const char *name)
+{
+    return captures[find_capture(name)].dtype;
+}
+
 static void bind_value(random_mod *r, uint64_t *state, int capture, const saccade_sizes *sizes)
 {
     int64_t shape[SACCADE_MAX_RANK] = {0}, n = 1;

@@ -28,6 +28,8 @@ uint32_t random_mod_below(uint64_t *state, uint32_t n);
  * length; `size` of a few KiB is enough, what is longer comes out cut (and ill-formed). */
 size_t random_mod_text(uint64_t seed, saccade_kind kind, int flags, int depth, char *text,
                        size_t size);
+/* dtype of the capture of this name in such texts. */
+saccade_dtype random_mod_dtype(const char *name);
 /* Text, values for its captures at these sizes, and the bound mod. Ends the process with a
  * message if the text does not compile. */
 void random_mod_make(uint64_t seed, saccade_kind kind, int flags, int depth,
