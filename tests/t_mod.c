@@ -1,4 +1,4 @@
-/* The language: what texts mean and with which words they are refused (cases/language.txt),
+/* The language: what texts mean and with which words they are refused (cases/language.cases),
    excerpts of errors, limits, and the public functions of mods. */
 #include "base/status.h"
 #include "mod/mod.h"
@@ -66,7 +66,7 @@ static void assert_refused(saccade_kind kind, const char *text, saccade_status s
     assert_true(strlen(err.excerpt[0]) <= 80 && strlen(err.excerpt[1]) <= 80);
 }
 
-/* ---- cases/language.txt ---- */
+/* ---- cases/language.cases ---- */
 
 static saccade_dtype dtype_named(const char *name)
 {
@@ -117,7 +117,7 @@ static void check_case(const char *text, const char *expected)
 static void cases_hold(void **state)
 {
     char line[1024], text[1024] = "", expected[8192] = "";
-    FILE *file = fopen(SACCADE_SOURCE_DIR "/tests/cases/language.txt", "r");
+    FILE *file = fopen(SACCADE_SOURCE_DIR "/tests/cases/language.cases", "r");
     int n = 0;
     (void)state;
     assert_non_null(file);
