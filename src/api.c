@@ -471,5 +471,7 @@ saccade_status saccade_mod_check(const saccade_mod *mod, const saccade_sizes *si
         TRY_GOTO(check_point(&w, (int64_t)at, err));
 out:
     free(w.values);
+    if (status != SACCADE_OK)
+        mod_show_place(mod, err);
     return status;
 }
