@@ -273,7 +273,6 @@ saccade_status elab_check_defs(elab *e, const scope *where)
     apart.steps = e->check_steps;
     for (const ast_def *def = where->body->defs; def != NULL && !status; def = def->next)
         status = check_def(&apart, def, where);
-    e->check_steps = apart.steps;
     /* what is not called may be as long as it likes */
     return status == SACCADE_ELIMIT ? SACCADE_OK : status;
 }

@@ -50,10 +50,11 @@ typedef struct elab {
     arena *scratch;
     saccade_error *err;
     frame *frame;
-    uint32_t steps, depth;
-    uint32_t check_steps; /* spent on definitions nobody calls */
-    bool is_check;        /* a definition nobody calls: its parameters are unknown */
-    ast_place call_place; /* the user's call of a prelude definition now being inlined */
+    uint32_t depth;
+    uint32_t *steps;       /* expressions visited so far, */
+    uint32_t *check_steps; /* and those of definitions looked at for their own sake */
+    bool is_check;         /* such a definition: its parameters are unknown */
+    ast_place call_place;  /* the user's call of a prelude definition now being inlined */
     const ast_source *call_source;
 } elab;
 

@@ -353,7 +353,7 @@ static saccade_status elab_kind(elab *e, const ast_node *node, value *out)
 
 saccade_status elab_expr(elab *e, const ast_node *node, value *out)
 {
-    if (++e->steps > MOD_MAX_STEPS)
+    if (++*e->steps > MOD_MAX_STEPS)
         return elab_fail(e, node->place, SACCADE_ELIMIT,
                          "got more than %d steps, definitions and sum() written out",
                          MOD_MAX_STEPS);
@@ -431,7 +431,13 @@ saccade_status elab_run(saccade_kind kind, const ast_source *const *sources, uin
                         elab_captures *captures, mod_builder *builder, arena *scratch,
                         uint32_t *result, saccade_error *err)
 {
-    elab e = {.builder = builder, .captures = captures, .scratch = scratch, .err = err};
+    uint32_t steps = 0, check_steps = 0;
+    elab e = {.builder = builder,
+              .captures = captures,
+              .scratch = scratch,
+              .err = err,
+              .steps = &steps,
+              .check_steps = &check_steps};
     const ast_source *prelude;
     value all = {.types = T_FLOAT}, next;
     TRY(prelude_get(&prelude, err));

@@ -135,7 +135,7 @@ const ast_def *scope_find(elab *e, const char *name, const scope **where)
         *where = s;
         def = find_def(s->body, name, &looked_at);
     }
-    e->steps += looked_at / PER_STEP;
+    *e->steps += looked_at / PER_STEP;
     return def;
 }
 
