@@ -37,7 +37,7 @@ static void assert_same(const mod_fn *a, const mod_fn *b, const char *text)
 static saccade_mod *read_back(const saccade_mod *mod, char **text)
 {
     saccade_error err = {0};
-    saccade_mod *generic, *bound;
+    saccade_mod *generic = NULL, *bound = NULL;
     saccade_capture captures[MOD_MAX_CAPTURES];
     const size_t n = saccade_mod_print(mod, NULL, 0);
     *text = malloc(n + 1);
