@@ -330,6 +330,51 @@ static void unbound_names_are_guessed_at(void **state)
     saccade_mod_destroy(generic);
 }
 
+/* Nodes keep the place they were written at; what a named variant makes, that of its call. */
+static void nodes_know_their_place(void **state)
+{
+    saccade_error err = {0};
+    saccade_mod *mod;
+    int loads = 0;
+    (void)state;
+    assert_int_equal(compile(SACCADE_MASK,
+                             "mask f(t[]) = t[q] > 1;\n  f(a) && document(doc)\n"
+                             " && 3 <\n\tbias[q - 1]",
+                             SACCADE_I32, &mod, &err),
+                     SACCADE_OK);
+    const mod_fn *fn = mod_function(mod);
+    for (uint32_t i = 0; i < fn->n_nodes; i++) {
+        static const int places[4][2] = {{1, 15}, {2, 11}, {2, 11}, {4, 2}};
+        if (fn->nodes[i].op != OP_LOAD)
+            continue;
+        assert_int_equal(fn->nodes[i].line, places[loads][0]);
+        assert_int_equal(fn->nodes[i].column, places[loads++][1]);
+    }
+    assert_int_equal(loads, 4);
+    err = (saccade_error){.line = 4, .column = 2};
+    mod_show_place(mod, &err);
+    assert_string_equal(err.excerpt[0], " bias[q - 1]");
+    assert_string_equal(err.excerpt[1], " ^");
+    saccade_mod_destroy(mod);
+}
+
+static void print_stops_at_the_end_of_the_buffer(void **state)
+{
+    saccade_error err = {0};
+    saccade_mod *mod;
+    char text[16];
+    (void)state;
+    assert_int_equal(compile(SACCADE_MASK, "q >= kv", SACCADE_I32, &mod, &err), SACCADE_OK);
+    for (size_t room = 0; room <= 9; room++) {
+        memset(text, '#', sizeof text);
+        assert_int_equal(saccade_mod_print(mod, text, room), 8);
+        if (room > 0)
+            assert_int_equal(strlen(text), room < 9 ? room - 1 : 8);
+        assert_int_equal(text[room], '#');
+    }
+    saccade_mod_destroy(mod);
+}
+
 /* ---- mods made of mods ---- */
 
 static void chains_see_the_score_before(void **state)
@@ -521,6 +566,8 @@ int main(void)
         cmocka_unit_test(long_chains_and_many_locals_are_fine),
         cmocka_unit_test(binding_names_the_capture),
         cmocka_unit_test(unbound_names_are_guessed_at),
+        cmocka_unit_test(nodes_know_their_place),
+        cmocka_unit_test(print_stops_at_the_end_of_the_buffer),
         cmocka_unit_test(chains_see_the_score_before),
         cmocka_unit_test(chained_masks_are_both_required),
         cmocka_unit_test(joined_masks_keep_their_captures_apart),

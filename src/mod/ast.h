@@ -151,7 +151,7 @@ const char *types_name(unsigned set);
 uint32_t types_arity(const char *form);
 /* is "min" the name of a built-in function? */
 bool types_is_builtin(const char *name);
-/* the built-in whose name is nearly this one, or NULL; lives till the process ends. */
+/* the form, such as "floor(", of the built-in whose name is nearly this one, or NULL. */
 const char *types_nearest_builtin(const char *name);
 typedef struct overload {
     mod_op op;         /* the first operation that fits */

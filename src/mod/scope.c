@@ -152,8 +152,9 @@ saccade_status scope_unknown(const elab *e, const ast_node *call)
         nearest = source_nearest(call->name, names, n);
     return elab_fail(e, call->place, SACCADE_EPARSE,
                      "got '%s(', expected a built-in, a definition of this text or a named "
-                     "variant%s%s%s",
-                     call->name, nearest ? "; did you mean '" : "", nearest ? nearest : "",
+                     "variant%s%.*s%s",
+                     call->name, nearest ? "; did you mean '" : "",
+                     nearest ? (int)strcspn(nearest, "(") : 0, nearest ? nearest : "",
                      nearest ? "'?" : "");
 }
 

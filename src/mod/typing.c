@@ -57,26 +57,39 @@ static const char *const builtins[] = {
 };
 enum { N_BUILTINS = sizeof builtins / sizeof builtins[0] };
 
+/* length of the name of a call; 0 for an operator. */
+static size_t name_length(int i)
+{
+    const size_t n = strlen(builtins[i]);
+    if (builtins[i][n - 1] == '(')
+        return n - 1;
+    return i < 2 ? n : 0;
+}
+
 bool types_is_builtin(const char *name)
 {
     const size_t n = strlen(name);
-    for (int i = 0; i < N_BUILTINS; i++) {
-        const char *form = builtins[i];
-        const bool is_call = i < 2 || form[strlen(form) - 1] == '(';
-        if (is_call && strncmp(form, name, n) == 0 && (form[n] == '(' || form[n] == '\0'))
+    for (int i = 0; i < N_BUILTINS; i++)
+        if (n > 0 && n == name_length(i) && memcmp(builtins[i], name, n) == 0)
             return true;
-    }
     return false;
 }
 
 const char *types_nearest_builtin(const char *name)
 {
-    static const char *const names[] = {
-        "abs", "min",  "max",   "clamp", "floor", "ceil",    "round",    "trunc",    "sqrt",
-        "exp", "exp2", "rsqrt", "log",   "log2",  "sin",     "cos",      "tan",      "tanh",
-        "erf", "pow",  "sum",   "int",   "float", "sigmoid", "floordiv", "floormod",
-    };
-    return source_nearest(name, names, sizeof names / sizeof names[0]);
+    char text[N_BUILTINS][AST_MAX_NAME + 1];
+    const char *names[N_BUILTINS];
+    for (int i = 0; i < N_BUILTINS; i++) {
+        const size_t n = name_length(i);
+        memcpy(text[i], builtins[i], n);
+        text[i][n] = '\0';
+        names[i] = text[i];
+    }
+    const char *nearest = source_nearest(name, names, N_BUILTINS);
+    for (int i = 0; i < N_BUILTINS; i++)
+        if (nearest == names[i])
+            return builtins[i];
+    return NULL;
 }
 
 enum fit { NEVER, MAYBE, SURELY };
