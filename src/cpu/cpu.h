@@ -40,6 +40,21 @@ typedef struct cpu_rows {
 #define CPU_PACK_VALUES(name)                                                                \
     int name(const cpu_rows *from, int64_t j0, int32_t n, int32_t padded, void *to)
 
+/* The same two products for few rows, straight from K and V: every element is read once and
+ * nothing is packed. D and Dv are multiples of 32. `ahead`: rows read next, asked of memory
+ * while these are used. dots: scores of n keys from j0. sums: like values; stops where V has
+ * an infinity or NaN and returns the first column not done, Dv when all are. */
+#define CPU_DOTS(name)                                                                       \
+    void name(const void *q, int32_t q_ld, const cpu_rows *k, int64_t j0, int32_t n,         \
+              int32_t rows, float scale, float *s, int32_t s_ld, const cpu_rows *ahead,      \
+              int64_t ahead_j0)
+#define CPU_SUMS(name)                                                                       \
+    int32_t name(const float *p, int32_t p_ld, const cpu_rows *v, int64_t j0, int32_t n,     \
+                 int32_t rows, const float *alpha, float *o, int32_t o_ld,                   \
+                 const cpu_rows *ahead, int64_t ahead_j0)
+
+enum { CPU_DIRECT_ROWS = 8 }; /* rows up to which dots and sums are faster than packing */
+
 typedef struct cpu_kernels {
     const char *name;
     int32_t strip;   /* query rows per call of scores, softmax, values */
@@ -51,8 +66,17 @@ typedef struct cpu_kernels {
     CPU_PACK_ROWS((*pack_rows));
     CPU_PACK_KEYS((*pack_keys));
     CPU_PACK_VALUES((*pack_values));
+    CPU_DOTS((*dots));
+    CPU_SUMS((*sums));
 } cpu_kernels;
 
+/* direct_tmpl.c */
+CPU_DOTS(cpu_dots_portable);
+CPU_DOTS(cpu_dots_avx2);
+CPU_DOTS(cpu_dots_avx512);
+CPU_SUMS(cpu_sums_portable);
+CPU_SUMS(cpu_sums_avx2);
+CPU_SUMS(cpu_sums_avx512);
 /* fwd_tmpl.c, one per level */
 extern const cpu_kernels cpu_f32_portable, cpu_f32_avx2, cpu_f32_avx512;
 extern const cpu_kernels cpu_bf16_dot; /* bf16_tmpl.c: AVX512-BF16 */
@@ -114,6 +138,7 @@ typedef struct cpu_geometry {
     int64_t head_items;      /* items of one (batch, kv head) */
     int64_t heads, wave;     /* (batch, kv head) pairs in all, and packed at a time */
     int is_shared;           /* K and V are packed once, ahead of the items */
+    int is_direct;           /* K and V are not packed at all */
     size_t k_bytes, v_bytes; /* one packed block of keys */
     size_t thread_bytes, partial_bytes; /* per thread; per item when split */
     size_t packed_off, wild_off, weight_off, order_off, partial_off, thread_off, bytes;

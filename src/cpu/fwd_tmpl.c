@@ -176,6 +176,8 @@ const cpu_kernels LEVEL_NAME(cpu_f32) = {
     .pack_rows = pack_rows,
     .pack_keys = pack_keys,
     .pack_values = pack_values,
+    .dots = LEVEL_NAME(cpu_dots),
+    .sums = LEVEL_NAME(cpu_sums),
 };
 
 #endif

@@ -6,6 +6,7 @@
  *
  *     K, V block --pack--> | per strip: scores -> score mod -> mask -> softmax -> values |
  *
+ * Few rows (decode) take K and V unpacked, all rows in one strip.
  * Split items leave (O, m, l) for cpu_merge_item, which adds them up in order of keys. */
 #include "cpu/cpu.h"
 
@@ -189,21 +190,21 @@ static float probability(const cpu_worker *w, int32_t i, int32_t j)
 }
 
 /* O = alpha O + P V where V holds infinities or NaN: keys that are dead in a row must not
- * touch it, not even by 0 * NaN. live [n_rows][CPU_BLOCK_KEYS]. */
-static void careful_values(cpu_worker *w, const tile *t, int32_t r0, int32_t n_rows)
+ * touch it, not even by 0 * NaN. Columns from d0 on; live [n_rows][CPU_BLOCK_KEYS]. */
+static void careful_values(cpu_worker *w, const tile *t, int32_t r0, int32_t n_rows, int64_t d0)
 {
     const saccade_tensor *v = w->job->run->v;
     const int32_t o_ld = w->job->g.o_ld;
     const int64_t E = v->shape[3];
     const cpu_rows from = cpu_rows_of(v, w->item.b, w->item.g);
     for (int32_t i = 0; i < n_rows; i++)
-        for (int64_t d = 0; d < E; d++)
+        for (int64_t d = d0; d < E; d++)
             w->o[(int64_t)(r0 + i) * o_ld + d] *= w->alpha[i];
     for (int32_t j = 0; j < t->n; j++) {
         convert_to_f32(from.dtype, from.base + (t->j0 + j) * from.stride, w->row, E);
         for (int32_t i = 0; i < n_rows; i++) {
             const float p = probability(w, i, j);
-            for (int64_t d = 0; d < E && w->live[i * CPU_BLOCK_KEYS + j]; d++)
+            for (int64_t d = d0; d < E && w->live[i * CPU_BLOCK_KEYS + j]; d++)
                 w->o[(int64_t)(r0 + i) * o_ld + d] += p * w->row[d];
         }
     }
@@ -219,7 +220,7 @@ static void run_strip(cpu_worker *w, const tile *t, int32_t r0, int32_t n_rows)
 {
     const cpu_kernels *k = w->kernels;
     const cpu_geometry *g = &w->job->g;
-    const int32_t n = (t->n + 15) / 16 * 16, D = w->job->run->q->shape[3];
+    const int32_t n = (t->n + 15) / 16 * 16, D = (int32_t)w->job->run->q->shape[3];
     const char *q = (const char *)w->q + (size_t)r0 * (size_t)g->q_ld * (size_t)k->element;
     float *o = w->o + (int64_t)r0 * g->o_ld;
     k->scores(q, g->q_ld, t->k, D, n_rows, (n + k->panel - 1) / k->panel,
@@ -230,10 +231,30 @@ static void run_strip(cpu_worker *w, const tile *t, int32_t r0, int32_t n_rows)
         note_live(w, n_rows);
     k->softmax(w->s, CPU_BLOCK_KEYS, n_rows, n, w->m + r0, w->l + r0, w->alpha);
     if (t->is_wild)
-        careful_values(w, t, r0, n_rows);
+        careful_values(w, t, r0, n_rows, 0);
     else
         k->values(w->s, CPU_BLOCK_KEYS, t->v, n, CPU_BLOCK_KEYS, n_rows, g->o_ld / k->panel,
                   w->alpha, o, g->o_ld);
+}
+
+/* A tile whose few rows read K and V where they lie. */
+static void run_direct(cpu_worker *w, const tile *t)
+{
+    const cpu_kernels *kernels = w->kernels;
+    const cpu_geometry *g = &w->job->g;
+    const cpu_rows k = cpu_rows_of(w->job->run->k, w->item.b, w->item.g);
+    const cpu_rows v = cpu_rows_of(w->job->run->v, w->item.b, w->item.g);
+    const int32_t n = (t->n + 15) / 16 * 16;
+    kernels->dots(w->q, g->q_ld, &k, t->j0, t->n, w->rows, w->job->plan->problem.scale, w->s,
+                  CPU_BLOCK_KEYS, &v, t->j0);
+    for (int32_t i = 0; i < w->rows; i++)
+        change_scores(w, t, i, w->s + (int64_t)i * CPU_BLOCK_KEYS);
+    note_live(w, w->rows);
+    kernels->softmax(w->s, CPU_BLOCK_KEYS, w->rows, n, w->m, w->l, w->alpha);
+    const int32_t done = kernels->sums(w->s, CPU_BLOCK_KEYS, &v, t->j0, t->n, w->rows, w->alpha,
+                                       w->o, g->o_ld, &k, t->j0 + CPU_BLOCK_KEYS);
+    if (done < v.dim)
+        careful_values(w, t, 0, w->rows, done);
 }
 
 /* ---- tiles ---- */
@@ -269,6 +290,10 @@ static void run_tile(cpu_worker *w, int64_t j0, int64_t j1)
     if (cover == CPU_EMPTY)
         return;
     tile t = {.j0 = j0, .n = (int32_t)(j1 - j0), .is_full = cover == CPU_FULL};
+    if (w->job->g.is_direct) {
+        run_direct(w, &t);
+        return;
+    }
     find_operands(w, &t);
     for (int32_t r = 0; r < w->rows; r += strip)
         run_strip(w, &t, r, w->rows - r < strip ? w->rows - r : strip);

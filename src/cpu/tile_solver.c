@@ -137,7 +137,9 @@ static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccad
                       "workspace: %zu bytes, %s\n",
                       (long long)(g.heads * g.head_items), g.item_rows * g.item_heads,
                       (long long)g.splits, g.splits > 1 ? "s, merged in order" : "", g.bytes,
-                      g.is_shared ? "K and V packed ahead" : "each item packs its own keys");
+                      g.is_shared   ? "K and V packed ahead"
+                      : g.is_direct ? "K and V read where they lie"
+                                    : "each item packs its own keys");
     }
     return strbuf_status(out, err);
 }

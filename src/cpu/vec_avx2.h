@@ -97,6 +97,18 @@ static inline void vf_to_f16(uint16_t *p, vf x)
     _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
 
+static inline vf vf_sum_each(const vf r[VF])
+{
+    vf t[4], u[2];
+    for (int i = 0; i < 4; i++) /* sums of two lanes of two rows, of four, of halves */
+        t[i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1])
+               + _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    for (int i = 0; i < 2; i++)
+        u[i] = _mm256_shuffle_ps(t[2 * i], t[2 * i + 1], 0x44)
+               + _mm256_shuffle_ps(t[2 * i], t[2 * i + 1], 0xee);
+    return _mm256_permute2f128_ps(u[0], u[1], 0x20) + _mm256_permute2f128_ps(u[0], u[1], 0x31);
+}
+
 static inline void vf_transpose(vf r[VF])
 {
     vf t[VF];

@@ -88,6 +88,21 @@ static inline void vf_to_f16(uint16_t *p, vf x)
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
 
+static inline vf vf_sum_each(const vf r[VF])
+{
+    vf t[8], u[4], v[2];
+    for (int i = 0; i < 8; i++) /* sums of two lanes of two rows, of four, of quarters twice */
+        t[i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1])
+               + _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    for (int i = 0; i < 4; i++)
+        u[i] = _mm512_shuffle_ps(t[2 * i], t[2 * i + 1], 0x44)
+               + _mm512_shuffle_ps(t[2 * i], t[2 * i + 1], 0xee);
+    for (int i = 0; i < 2; i++)
+        v[i] = _mm512_shuffle_f32x4(u[2 * i], u[2 * i + 1], 0x88)
+               + _mm512_shuffle_f32x4(u[2 * i], u[2 * i + 1], 0xdd);
+    return _mm512_shuffle_f32x4(v[0], v[1], 0x88) + _mm512_shuffle_f32x4(v[0], v[1], 0xdd);
+}
+
 static inline void vf_transpose(vf r[VF])
 {
     vf t[VF];

@@ -98,6 +98,12 @@ static inline void vf_to_f16(uint16_t *p, vf x)
         p[i] = f16_from_f32(x[i]);
 }
 
+/* Lane i: the sum of row i's lanes. */
+static inline vf vf_sum_each(const vf r[VF])
+{
+    return (vf){vf_sum_lanes(r[0]), vf_sum_lanes(r[1]), vf_sum_lanes(r[2]), vf_sum_lanes(r[3])};
+}
+
 /* Rows of a VF x VF square become its columns. */
 static inline void vf_transpose(vf r[VF])
 {
