@@ -27,6 +27,7 @@ static const int32_t seen[] = {0, 10, 10, 33, 33, N};
 static const int32_t span[] = {4, 12, 30, 41, 41, 42};
 static float t5_table[32 * HEADS], table[HEADS * 9], swin_table[HEADS * 15 * 15], gain[HEADS];
 static float spatial[HEADS * 12];
+static int32_t tiles[BATCH][HEADS][8][3];
 static int32_t hops[BATCH * N * N];
 
 static const struct {
@@ -51,6 +52,7 @@ static const struct {
     {"gain", SACCADE_F32, 1, {HEADS}, gain},
     {"spatial", SACCADE_F32, 2, {HEADS, 12}, spatial},
     {"hops", SACCADE_I32, 3, {BATCH, N, N}, hops},
+    {"tiles", SACCADE_I32, 4, {BATCH, HEADS, 8, 3}, tiles},
 };
 enum { N_TENSORS = sizeof tensors / sizeof tensors[0] };
 
@@ -90,6 +92,8 @@ static int fill(void **unused)
         spatial[i] = noise(&state);
     for (int i = 0; i < BATCH * N * N; i++)
         hops[i] = (i * 7 + i / N) % 12;
+    for (int i = 0; i < BATCH * HEADS * 8 * 3; i++)
+        tiles[i / 3 / 8 / HEADS][i / 3 / 8 % HEADS][i / 3 % 8][i % 3] = (i * 5 + i / 7) % 8;
     return 0;
 }
 
@@ -339,6 +343,38 @@ static double ref_transfusion(POINT)
     return k <= q || group_q == group_k;
 }
 
+static double ref_svg_spatial(POINT)
+{
+    UNUSED;
+    const int reach = 12; /* 1.5 frames of 8 tokens */
+    if (k < 5 || q < 3)
+        return 1;
+    return q > k ? q - k < reach : k - q < reach;
+}
+
+/* tokens after the prompt, laid out frame by frame: near in place, in whatever frame. */
+static double ref_svg_temporal(POINT)
+{
+    UNUSED;
+    if (k < 4 || q < 4)
+        return 1;
+    int place_q = 0, place_k = 0;
+    for (int i = 4; i <= q; i++)
+        place_q = i == 4 ? 0 : (place_q + 1) % 10;
+    for (int i = 4; i <= k; i++)
+        place_k = i == 4 ? 0 : (place_k + 1) % 10;
+    return abs(place_q - place_k) < 3; /* floor(2 * 10 / 6) */
+}
+
+static double ref_top_tiles(POINT)
+{
+    UNUSED;
+    for (int i = 0; i < 3; i++)
+        if (k >= 8 * tiles[b][h][q / 8][i] && k < 8 * tiles[b][h][q / 8][i] + 8)
+            return 1;
+    return 0;
+}
+
 /* ---- brute force: scores ---- */
 
 static double ref_relative(POINT)
@@ -463,6 +499,9 @@ static const struct {
     {"block_diffusion(32, 8)", ref_block_diffusion, 0},
     {"speculative_tree(20, ancestor)", ref_tree, 8},
     {"transfusion(3, span)", ref_transfusion, 0},
+    {"svg_spatial(5, 3, 1.5, 8)", ref_svg_spatial, 0},
+    {"svg_temporal(4, 2, 6, 10)", ref_svg_temporal, 0},
+    {"top_tiles(tiles, 8, 3)", ref_top_tiles, 0},
     {"relative_bias()", ref_relative, 0},
     {"alibi()", ref_alibi, 0},
     {"softcap(5)", ref_softcap, 0},
