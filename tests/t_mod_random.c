@@ -2,8 +2,10 @@
    nodes. So does every text made by mutating them, or it is refused with one clear line. */
 #include "base/status.h"
 #include "mod/mod.h"
+#include "pass/pass.h"
 #include "support/fail_alloc.h"
 #include "support/random_mod.h"
+#include "support/round_trip.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,51 +18,6 @@
 
 static const saccade_sizes sizes = {2, 4, 2, 16, 24, 8, 8};
 
-static void assert_same(const mod_fn *a, const mod_fn *b, const char *text)
-{
-    int same = a->n_nodes == b->n_nodes && a->n_args == b->n_args
-               && a->n_captures == b->n_captures && a->result == b->result;
-    for (uint32_t i = 0; same && i < a->n_nodes; i++) {
-        const mod_node *x = &a->nodes[i], *y = &b->nodes[i];
-        same = x->op == y->op && x->type == y->type && x->n_args == y->n_args
-               && x->args == y->args && x->deps == y->deps && x->imm.i == y->imm.i;
-    }
-    same = same && memcmp(a->args, b->args, a->n_args * sizeof *a->args) == 0;
-    for (uint32_t i = 0; same && i < a->n_captures; i++)
-        same = strcmp(a->captures[i].name, b->captures[i].name) == 0
-               && a->captures[i].dtype == b->captures[i].dtype;
-    if (!same)
-        fail_msg("printed text gives other nodes:\n%s", text);
-}
-
-/* what a bound mod prints, parsed and bound as it was. */
-static saccade_mod *read_back(const saccade_mod *mod, char **text)
-{
-    saccade_error err = {0};
-    saccade_mod *generic = NULL, *bound = NULL;
-    saccade_capture captures[MOD_MAX_CAPTURES];
-    const size_t n = saccade_mod_print(mod, NULL, 0);
-    *text = malloc(n + 1);
-    assert_int_equal(saccade_mod_print(mod, *text, n + 1), n);
-    const int32_t n_captures = saccade_mod_capture_count(mod);
-    for (int32_t i = 0; i < n_captures; i++)
-        captures[i] = saccade_mod_capture(mod, i);
-    if (saccade_mod_parse(saccade_mod_kind(mod), *text, n, &generic, &err)
-        || saccade_mod_bind(generic, captures, n_captures, &bound, &err))
-        fail_msg("%d:%d: %s %s\n%s", err.line, err.column, err.where, err.message, *text);
-    saccade_mod_destroy(generic);
-    return bound;
-}
-
-static void check_round_trip(const saccade_mod *mod)
-{
-    char *text;
-    saccade_mod *again = read_back(mod, &text);
-    assert_same(mod_function(mod), mod_function(again), text);
-    free(text);
-    saccade_mod_destroy(again);
-}
-
 static void printed_texts_read_back(void **state)
 {
     (void)state;
@@ -69,7 +26,30 @@ static void printed_texts_read_back(void **state)
         const saccade_kind kind = seed & 1 ? SACCADE_MASK : SACCADE_SCORE;
         random_mod_make(seed, kind, seed & 2 ? RANDOM_MOD_TAME : 0, 1 + (int)(seed % 6), &sizes,
                         &r);
-        check_round_trip(r.mod);
+        round_trip_check(r.mod);
+        random_mod_free(&r);
+    }
+}
+
+/* so do nodes that no text was written for: what simplification leaves. */
+static void simplified_nodes_read_back(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 600; seed++) {
+        random_mod r;
+        arena scratch;
+        saccade_error err = {0};
+        saccade_mod *simple;
+        const mod_fn *fn;
+        random_mod_make(seed, seed & 1 ? SACCADE_MASK : SACCADE_SCORE, 0, 2 + (int)(seed % 5),
+                        &sizes, &r);
+        arena_init(&scratch);
+        if (pass_simplify(mod_function(r.mod), &scratch, &fn, &err)
+            || mod_from_function(fn, &simple, &err))
+            fail_msg("seed %llu: %s", (unsigned long long)seed, err.message);
+        round_trip_check(simple);
+        saccade_mod_destroy(simple);
+        arena_free(&scratch);
         random_mod_free(&r);
     }
 }
@@ -96,7 +76,7 @@ static void check_any(saccade_kind kind, const char *text, size_t bytes, uint64_
         captures[i].dtype = dtypes[(seed + (uint64_t)i) % 3];
     }
     if (saccade_mod_bind(generic, captures, n, &bound, &err) == SACCADE_OK) {
-        check_round_trip(bound);
+        round_trip_check(bound);
         saccade_mod_destroy(bound);
     }
     saccade_mod_destroy(generic);
@@ -207,6 +187,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(printed_texts_read_back),
+        cmocka_unit_test(simplified_nodes_read_back),
         cmocka_unit_test(mutated_texts_do_no_harm),
         cmocka_unit_test(token_soups_do_no_harm),
         cmocka_unit_test(texts_survive_failing_allocations),

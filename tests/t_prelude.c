@@ -3,6 +3,7 @@
    element, tile and Z order by enumeration, buckets by their bounds. */
 #include "eval/eval.h"
 #include "mod/mod.h"
+#include "support/round_trip.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -609,6 +610,18 @@ static void variants_match_brute_force(void **state)
         compare(c);
 }
 
+static void variants_print_and_read_back(void **state)
+{
+    (void)state;
+    for (int c = 0; c < N_CASES; c++) {
+        saccade_binding bindings[8];
+        int32_t n;
+        saccade_mod *mod = compile(entry_of(cases[c].text)->kind, cases[c].text, bindings, &n);
+        round_trip_check(mod);
+        saccade_mod_destroy(mod);
+    }
+}
+
 static void every_variant_is_tested_and_described(void **state)
 {
     (void)state;
@@ -632,6 +645,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(variants_match_brute_force),
+        cmocka_unit_test(variants_print_and_read_back),
         cmocka_unit_test(every_variant_is_tested_and_described),
     };
     return cmocka_run_group_tests(tests, fill, NULL);
