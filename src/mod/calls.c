@@ -80,7 +80,10 @@ static saccade_status sum_term(elab *e, const ast_node *node, int32_t i, value *
         return elab_fail(e, node->args[2]->place, SACCADE_ETYPE,
                          "a term of sum(): got bool, expected a number; int(x) gives 0 or 1");
     out->types &= T_NUMBER;
-    return hidden ? frame_set(e, f, name, kept) : frame_drop(f, name);
+    if (hidden)
+        return frame_set(e, f, name, kept);
+    frame_drop(f, name);
+    return SACCADE_OK;
 }
 
 static saccade_status call_sum(elab *e, const ast_node *node, value *out)

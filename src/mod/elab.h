@@ -70,7 +70,7 @@ bool frame_init(elab *e, frame *f, uint32_t n_names);
 local *frame_find(const frame *f, const char *name);
 /* declares or replaces a value. */
 saccade_status frame_set(elab *e, frame *f, const char *name, local what);
-saccade_status frame_drop(frame *f, const char *name);
+void frame_drop(frame *f, const char *name);
 /* index of b h q kv score, or -1; of B H Hkv Q KV D Dv, or -1. */
 int scope_var(const char *name);
 int scope_size(const char *name);

@@ -85,14 +85,13 @@ saccade_status frame_set(elab *e, frame *f, const char *name, local what)
     return SACCADE_OK;
 }
 
-saccade_status frame_drop(frame *f, const char *name)
+void frame_drop(frame *f, const char *name)
 {
     local **at = &f->buckets[bucket(f, name)];
     while (*at != NULL && strcmp((*at)->name, name) != 0)
         at = &(*at)->next;
     if (*at != NULL)
         *at = (*at)->next;
-    return SACCADE_OK;
 }
 
 /* ---- index variables and sizes ---- */
