@@ -1,5 +1,5 @@
-/* softmax_rows.h: the online softmax of one row in vectors, shared by the kernels' templates.
- * Needs vec.h. FA2 (arXiv 2307.08691) alg. 1: m, l, and alpha that rescales what came before. */
+/* softmax_rows.h: online softmax of one row in vectors, shared by the templates of kernels.
+ * Needs vec.h. FA2 (arXiv 2307.08691) alg. 1: m, l, and alpha that rescales what was before. */
 #ifndef SACCADE_CPU_SOFTMAX_ROWS_H
 #define SACCADE_CPU_SOFTMAX_ROWS_H
 

@@ -1,0 +1,70 @@
+/* A forward problem with data, its float64 truth and the plain same-dtype result, and the
+ * comparison of DESIGN section 7. Tensors lie between guards: everything around and between
+ * their rows is NaN in inputs and a pattern in outputs, which must not change. */
+#ifndef SACCADE_TESTS_FORWARD_CASE_H
+#define SACCADE_TESTS_FORWARD_CASE_H
+
+#include "plan/plan.h"
+
+typedef enum case_layout { CASE_BHND, CASE_BNHD, CASE_PADDED, CASE_BROADCAST } case_layout;
+typedef enum case_data {
+    CASE_NORMAL,
+    CASE_WIDE,      /* scores of 16 nats and more */
+    CASE_DOMINANT,  /* one key far above the rest */
+    CASE_ASCENDING, /* every key a new maximum */
+    CASE_LOW,       /* all scores near -3700 */
+    CASE_ZERO,
+    CASE_DATA
+} case_data;
+
+typedef struct forward_case {
+    const char *problem;       /* "b2 h4/2 q33 kv100 d40 dv24 f16" */
+    const char *mask, *score;  /* text or NULL; captures among case_bindings() */
+    case_layout layout;
+    case_data data;
+    saccade_dtype kv_dtype;    /* NONE: as Q */
+    int32_t q_offset, kv_offset; /* of batch b: + b */
+    int32_t kv_len;            /* of batch b: kv_len - b; 0: all */
+    float scale;               /* 0: NaN, 1 / sqrt(D) */
+    uint64_t seed;
+} forward_case;
+
+typedef struct case_tensor {
+    saccade_tensor t;
+    void *memory;
+    size_t bytes;
+} case_tensor;
+
+/* A case ready to run, with gold, plain and the bounds they give. */
+typedef struct case_run {
+    forward_case c;
+    saccade_sizes sizes;
+    saccade_dtype dtype;
+    saccade_mod *mask, *score;
+    int32_t positions[3][64]; /* q_offset, kv_offset, kv_len by batch */
+    case_tensor q, k, v;
+    saccade_problem problem;
+    saccade_forward_args args; /* without outputs and workspace */
+    double *out, *lse, *row_max;
+    double out_bound, lse_bound;
+} case_run;
+
+/* Captures that the texts of cases may name: doc[], h_scale[], rel[,], table[], W, c. */
+const saccade_binding *case_bindings(int32_t *n);
+
+void case_make(const forward_case *c, case_run *r);
+/* For cases whose tensors the test has changed: truth and bounds again. */
+void case_solve(case_run *r);
+void case_free(case_run *r);
+saccade_mod *case_mod(saccade_kind kind, const char *text);
+
+/* Runs with this plan and block mask (may be NULL) and fails the test, printing the case, where
+ * a result is out of bounds or a guard changed. out, lse (may be NULL): [B,H,Q,Dv] and [B,H,Q]
+ * copies of the results as f32. */
+void case_check(const case_run *r, const saccade_plan *plan, const saccade_block_mask *mask,
+                const char *what, float *out, float *lse);
+saccade_plan *case_plan(const case_run *r, const char *level, int32_t threads);
+/* Levels this machine runs, NULL-terminated. */
+const char *const *case_levels(void);
+
+#endif

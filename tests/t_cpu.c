@@ -1,0 +1,245 @@
+/* CPU forward at every level against float64: fixed cases for each rule, random problems, and
+ * bits that must not depend on threads. */
+#include "support/forward_case.h"
+
+#include "base/convert.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void at_every_level(const forward_case *c)
+{
+    case_run r;
+    case_make(c, &r);
+    for (const char *const *level = case_levels(); *level; level++) {
+        saccade_plan *plan = case_plan(&r, *level, 2);
+        case_check(&r, plan, NULL, *level, NULL, NULL);
+        saccade_plan_destroy(plan);
+    }
+    case_free(&r);
+}
+
+/* All of a list, each with the dtypes. */
+static void in_every_dtype(const char *sizes, const forward_case *c)
+{
+    static const char *const dtypes[] = {"f32", "f16", "bf16"};
+    for (int n = 0; n < 3; n++) {
+        char problem[96];
+        forward_case one = *c;
+        snprintf(problem, sizeof problem, "%s %s", sizes, dtypes[n]);
+        one.problem = problem;
+        at_every_level(&one);
+    }
+}
+
+static void shapes(void **state)
+{
+    static const char *const sizes[] = {
+        "q1 kv1 d1",
+        "q1 kv300 d64",
+        "b2 h4/2 q5 kv17 d3 dv5",
+        "b1 h2 q130 kv129 d64",
+        "b3 h6/3 q33 kv260 d40 dv72",
+        "b1 h4/1 q100 kv128 d128",
+        "b1 h1 q7 kv515 d256",
+        "b2 h4/2 q3 kv700 d96 dv160",
+        "b1 h3/1 q1 kv333 d128 dv32",
+        "b1 h1 q13 kv64 d257 dv300",
+        "b1 h8/2 q2 kv1400 d32",
+    };
+    (void)state;
+    for (size_t n = 0; n < sizeof sizes / sizeof sizes[0]; n++)
+        in_every_dtype(sizes[n], &(forward_case){.seed = n});
+}
+
+static void extremes(void **state)
+{
+    (void)state;
+    for (int data = 0; data < CASE_DATA; data++)
+        for (int is_causal = 0; is_causal < 2; is_causal++)
+            in_every_dtype("h2 q70 kv333 d64",
+                           &(forward_case){.data = (case_data)data,
+                                           .mask = is_causal ? "q + 200 >= kv" : NULL});
+}
+
+static void layouts(void **state)
+{
+    (void)state;
+    for (int layout = 0; layout <= CASE_BROADCAST; layout++)
+        in_every_dtype("b2 h4/2 q40 kv150 d20 dv28",
+                       &(forward_case){.layout = (case_layout)layout, .mask = "causal()"});
+}
+
+static void positions(void **state)
+{
+    (void)state;
+    in_every_dtype("b3 h2 q140 kv300 d16",
+                   &(forward_case){.mask = "causal()", .q_offset = 100, .kv_len = 290});
+    in_every_dtype("b3 h2 q1 kv700 d16", &(forward_case){.kv_len = 2, .score = "alibi()"});
+    in_every_dtype("b2 h4/1 q3 kv700 d48", &(forward_case){.mask = "q >= kv && q - kv < 90",
+                                                           .q_offset = 600, .kv_offset = 10});
+}
+
+static void variants(void **state)
+{
+    static const forward_case list[] = {
+        {.mask = "causal()"},
+        {.mask = "q >= kv && q - kv <= W", .score = "alibi()"},
+        {.mask = "doc[q] == doc[kv] && q >= kv"},
+        {.mask = "kv < 20 || q >= kv", .score = "softcap(c)"},
+        {.score = "score + rel[h, (q - kv) & 63]"},
+        {.score = "score * h_scale[h] + table[kv]"},
+        {.mask = "q % 3 == 0"}, /* rows without a key */
+        {.mask = "false"},
+        {.mask = "true", .score = "kv == 5 ? -inf : score"},
+        {.mask = "kv != 5", .score = "kv == 5 ? 1.0 / 0.0 + log(-1.0) : score"},
+    };
+    (void)state;
+    for (size_t n = 0; n < sizeof list / sizeof list[0]; n++) {
+        in_every_dtype("b2 h4/2 q150 kv310 d24", &list[n]);
+        in_every_dtype("b1 h4/2 q3 kv310 d24", &list[n]);
+    }
+}
+
+static void mixed_dtypes(void **state)
+{
+    (void)state;
+    at_every_level(&(forward_case){.problem = "h4/2 q40 kv150 d32 f32",
+                                   .kv_dtype = SACCADE_BF16, .mask = "causal()"});
+    at_every_level(&(forward_case){.problem = "h4/2 q40 kv150 d32 bf16",
+                                   .kv_dtype = SACCADE_F16});
+}
+
+/* What lies in K and V at masked positions, NaN and infinities, never reaches a result; where
+ * it is live it does. */
+static void wild_value(const char *problem, float wild, int is_live, int is_key)
+{
+    case_run r;
+    case_make(&(forward_case){.problem = problem, .mask = is_live ? "true" : "kv != 77"}, &r);
+    const saccade_tensor *t = is_key ? &r.k.t : &r.v.t;
+    const int64_t at = (77 * t->stride[2] + 3) * (int64_t)saccade_dtype_bytes(t->dtype);
+    convert_from_f32(t->dtype, &wild, (char *)t->data + at, 1);
+    case_solve(&r);
+    for (const char *const *level = case_levels(); *level; level++) {
+        saccade_plan *plan = case_plan(&r, *level, 1);
+        case_check(&r, plan, NULL, *level, NULL, NULL);
+        saccade_plan_destroy(plan);
+    }
+    case_free(&r);
+}
+
+static void wild_values(void **state)
+{
+    static const char *const problems[] = {"h2 q50 kv200 d8 f32", "h2 q50 kv200 d8 bf16",
+                                           "h2 q3 kv200 d32 f32", "h2 q3 kv200 d64 bf16"};
+    static const float wild[] = {NAN, INFINITY, -INFINITY};
+    (void)state;
+    for (int p = 0; p < 4; p++)
+        for (int n = 0; n < 3; n++)
+            for (int bits = 0; bits < 4; bits++)
+                wild_value(problems[p], wild[n], bits & 1, bits >> 1);
+}
+
+static void threads_do_not_matter(void **state)
+{
+    static const char *const problems[] = {
+        "b1 h2 q200 kv900 d32 f32", "b1 h4/1 q1 kv3000 d64 bf16", "b2 h4/2 q150 kv400 d16 f16"};
+    (void)state;
+    for (int n = 0; n < 3; n++) {
+        case_run r;
+        case_make(&(forward_case){.problem = problems[n], .mask = "(q ^ kv) % 5 != 0"}, &r);
+        const size_t rows = (size_t)(r.sizes.B * r.sizes.H * r.sizes.Q);
+        const size_t bytes = rows * (size_t)r.sizes.Dv * sizeof(float);
+        float *first = malloc(bytes), *other = malloc(bytes);
+        assert_true(first && other);
+        for (const char *const *level = case_levels(); *level; level++)
+            for (int threads = 1; threads <= 4; threads++) {
+                saccade_plan *plan = case_plan(&r, *level, threads);
+                case_check(&r, plan, NULL, *level, threads == 1 ? first : other, NULL);
+                assert_true(threads == 1 || memcmp(first, other, bytes) == 0);
+                saccade_plan_destroy(plan);
+            }
+        free(first);
+        free(other);
+        case_free(&r);
+    }
+}
+
+static void block_masks(void **state)
+{
+    static const char *const masks[] = {"causal()", "doc[q] == doc[kv]",
+                                        "h % 2 == 0 ? q >= kv : kv >= q", "false"};
+    (void)state;
+    for (int n = 0; n < 8; n++) {
+        case_run r;
+        saccade_error err = {0};
+        saccade_block_mask *mask;
+        case_make(&(forward_case){.problem = n < 4 ? "b2 h4/2 q300 kv300 d16 f32"
+                                                   : "b2 h4/2 q5 kv900 d16 bf16",
+                                  .mask = masks[n % 4], .q_offset = n >= 4 ? 600 : 0},
+                  &r);
+        if (saccade_block_mask_create(NULL, r.mask, &r.sizes, &r.args.positions,
+                                      r.args.bindings, r.args.n_bindings, NULL, &mask,
+                                      &err) != SACCADE_OK)
+            fail_msg("%s", err.message);
+        for (const char *const *level = case_levels(); *level; level++) {
+            saccade_plan *plan = case_plan(&r, *level, 2);
+            assert_int_equal(saccade_plan_prepare(plan, mask, &err), SACCADE_OK);
+            case_check(&r, plan, mask, *level, NULL, NULL);
+            saccade_plan_destroy(plan);
+        }
+        saccade_block_mask_destroy(mask);
+        case_free(&r);
+    }
+}
+
+static uint64_t step(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return *state >> 33;
+}
+
+static void random_problems(void **state)
+{
+    static const char *const dtypes[] = {"f32", "f16", "bf16"};
+    static const char *const masks[] = {NULL, "causal()", "doc[q] == doc[kv]",
+                                        "(q + kv) % 3 != h"};
+    static const char *const scores[] = {NULL, "alibi()", "softcap(c)", "score + table[kv]"};
+    (void)state;
+    for (uint64_t seed = 1; seed <= 60; seed++) {
+        uint64_t x = seed * 977;
+        char problem[96];
+        const int group = 1 + (int)(step(&x) % 4), kv_heads = 1 + (int)(step(&x) % 3);
+        const int B = 1 + (int)(step(&x) % 3), long_q = step(&x) % 3 == 0;
+        const int Q = 1 + (int)(step(&x) % (long_q ? 220 : 20)), KV = 1 + (int)(step(&x) % 600);
+        snprintf(problem, sizeof problem, "b%d h%d/%d q%d kv%d d%d dv%d %s", B,
+                 group * kv_heads, kv_heads, Q, KV, 1 + (int)(step(&x) % 80),
+                 1 + (int)(step(&x) % 80), dtypes[step(&x) % 3]);
+        const int32_t kv_len = step(&x) % 3 ? 0 : 1 + (int32_t)(step(&x) % (unsigned)KV);
+        forward_case c = {.problem = problem, .kv_len = kv_len, .seed = seed};
+        c.mask = masks[step(&x) % 4];
+        c.score = scores[step(&x) % 4];
+        c.layout = (case_layout)(step(&x) % 4);
+        c.data = (case_data)(step(&x) % CASE_DATA);
+        c.q_offset = (int32_t)(step(&x) % 2 * 300);
+        at_every_level(&c);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shapes),       cmocka_unit_test(extremes),
+        cmocka_unit_test(layouts),      cmocka_unit_test(positions),
+        cmocka_unit_test(variants),     cmocka_unit_test(mixed_dtypes),
+        cmocka_unit_test(wild_values),  cmocka_unit_test(threads_do_not_matter),
+        cmocka_unit_test(block_masks),  cmocka_unit_test(random_problems),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
