@@ -126,8 +126,8 @@ typedef struct small_mod {
 
 static const mod_capture doc_capture = {"doc", SACCADE_I32, MOD_INT, 1};
 static int32_t doc_data[4] = {5, 6, 7, 8};
-static const saccade_tensor doc_tensor = {.data = doc_data, .dtype = SACCADE_I32, .rank = 1,
-                                          .shape = {4}, .stride = {1}};
+static const saccade_tensor doc_tensor = {
+    .data = doc_data, .dtype = SACCADE_I32, .rank = 1, .shape = {4}, .stride = {1}};
 
 static void small_begin(small_mod *m)
 {
@@ -187,7 +187,8 @@ static void test_guards(void **unused)
             const uint32_t guard = mod_emit2(m.b, OP_ilt, m.q, mod_emit_int(m.b, 10));
             const uint32_t no = mod_emit_bool(m.b, 0), load = small_load(&m, m.kv);
             const uint32_t results[] = {
-                mod_emit2(m.b, OP_and, guard, load), mod_emit2(m.b, OP_or, guard, load),
+                mod_emit2(m.b, OP_and, guard, load),
+                mod_emit2(m.b, OP_or, guard, load),
                 mod_emit3(m.b, OP_bsel, guard, load, no),
                 mod_emit3(m.b, OP_bsel, guard, no, load),
             };

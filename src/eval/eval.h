@@ -33,7 +33,7 @@ typedef struct eval_point {
 
 /* First index found outside its tensor (read clamped), honouring && || ?: */
 typedef struct eval_report {
-    int32_t node;  /* the load, -1: none */
+    int32_t node; /* the load, -1: none */
     int32_t dim;
     int32_t index;
     int64_t size;
@@ -50,7 +50,7 @@ double eval_scalar(const mod_fn *fn, const eval_env *env, const eval_point *at, 
 
 enum { EVAL_STRIP = 512 }; /* keys per call at most */
 
-typedef struct eval_prog eval_prog; /* immutable, shared by threads */
+typedef struct eval_prog eval_prog;   /* immutable, shared by threads */
 typedef struct eval_state eval_state; /* one per thread, in caller's memory */
 
 saccade_status eval_compile(const mod_fn *fn, arena *arena, const eval_prog **out,

@@ -50,13 +50,12 @@ static double operation(const walk *w, const mod_node *n)
     for (uint32_t k = 0; k < n->n_args; k++) {
         const uint32_t arg = w->fn->args[n->args + k];
         value[k] = w->values[arg];
-        cell[k] = cell_of((mod_type)w->fn->nodes[arg].type,
-                          n->deps & DEP_SCORE ? 0.0 : value[k]);
+        cell[k] =
+            cell_of((mod_type)w->fn->nodes[arg].type, n->deps & DEP_SCORE ? 0.0 : value[k]);
     }
     if (n->deps & DEP_SCORE)
         return eval_apply_wide((mod_op)n->op, value[0], value[1], value[2]);
-    return value_of((mod_type)n->type,
-                    eval_apply((mod_op)n->op, cell[0], cell[1], cell[2]));
+    return value_of((mod_type)n->type, eval_apply((mod_op)n->op, cell[0], cell[1], cell[2]));
 }
 
 static double leaf_or_operation(walk *w, const mod_node *n, const eval_point *at)

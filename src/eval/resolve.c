@@ -16,7 +16,7 @@
 void eval_sizes(const saccade_sizes *sizes, int32_t size[MOD_SIZE_COUNT])
 {
     const int64_t from[MOD_SIZE_COUNT] = {
-        [SIZE_B] = sizes->B,   [SIZE_H] = sizes->H, [SIZE_HKV] = sizes->Hkv,
+        [SIZE_B] = sizes->B,   [SIZE_H] = sizes->H,   [SIZE_HKV] = sizes->Hkv,
         [SIZE_Q] = sizes->Q,   [SIZE_KV] = sizes->KV, [SIZE_D] = sizes->D,
         [SIZE_DV] = sizes->Dv,
     };
@@ -68,8 +68,7 @@ static saccade_status fail_value(const char *name, const saccade_tensor *t,
     if (t->dtype == SACCADE_I64)
         return status_fail_at(err, SACCADE_EVALUE, name, 0, 0,
                               "value%s%s: got %" PRId64 ", expected a 32-bit integer",
-                              t->rank ? " at " : "", place,
-                              ((const int64_t *)t->data)[offset]);
+                              t->rank ? " at " : "", place, ((const int64_t *)t->data)[offset]);
     const uint64_t value = t->dtype == SACCADE_U64 ? ((const uint64_t *)t->data)[offset]
                                                    : ((const uint32_t *)t->data)[offset];
     return status_fail_at(err, SACCADE_EVALUE, name, 0, 0,

@@ -32,8 +32,8 @@ typedef int32_t operand;
 
 typedef struct step {
     uint8_t kind, op, same;
-    int8_t row_dim;         /* loads: the dimension that runs with the keys, or NOT_ROW */
-    int32_t slope;          /* loads: step of that index per key */
+    int8_t row_dim; /* loads: the dimension that runs with the keys, or NOT_ROW */
+    int32_t slope;  /* loads: step of that index per key */
     uint32_t node, out;
     const operand *args;
 } step;
@@ -55,7 +55,7 @@ struct eval_state {
     int32_t position[4]; /* by mod_var; kv unused */
     eval_cell *cells;    /* by node, of all stages but the last */
     char *slots;
-    int64_t *offsets;    /* gather's */
+    int64_t *offsets; /* gather's */
 };
 
 /* ---- compiling ---- */
@@ -106,7 +106,7 @@ typedef struct maker {
     uint32_t *last_use; /* the last node that reads it */
     int32_t *slope;     /* change per key of an int, wrapping; NO_SLOPE: not a line */
     uint32_t *slot;
-    uint32_t *free;     /* stack of slots */
+    uint32_t *free; /* stack of slots */
     uint32_t n_free;
     step *steps;
 } maker;

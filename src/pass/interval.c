@@ -12,8 +12,8 @@
 
 static const uint32_t NONE = UINT32_MAX;
 
-/* Positions lie within (-2^30, 2^30), lengths up to 2^30 (DESIGN, the language). */
-enum { POSITION_MAX = (1 << 30) - 1 };
+/* Lengths go up to 2^30 (DESIGN, the language); offsets may make positions negative. */
+enum { POSITION_MIN = -(1 << 29), POSITION_MAX = (1 << 30) - 1 };
 
 static uint32_t operand(const mod_fn *fn, uint32_t node, uint32_t k)
 {
@@ -121,7 +121,7 @@ static extent extent_of(const mod_fn *fn, uint32_t i, const extent *all)
     case OP_INT:
         return (extent){n->imm.i, n->imm.i};
     case OP_VAR:
-        return (extent){n->imm.i <= VAR_H ? 0 : -POSITION_MAX, POSITION_MAX};
+        return (extent){n->imm.i <= VAR_H ? 0 : POSITION_MIN, POSITION_MAX};
     case OP_SIZE:
         return (extent){0, POSITION_MAX + 1};
     case OP_SCALAR: /* by value, of any width */
@@ -211,8 +211,10 @@ static ramp moved_ramp(const bounder *w, ramp x, mod_op op, uint32_t still, bool
         r.size = (extent){j.lo - i.hi, j.hi - i.lo};
         r.c = x.c == NONE ? y : rewrite_emit2(b, OP_isub, y, x.c);
     }
-    if (r.size.lo < -POSITION_MAX || r.size.hi > POSITION_MAX)
-        r.sign = 0; /* kv + c might wrap */
+    const int64_t lo = r.size.lo + (r.sign > 0 ? POSITION_MIN : -POSITION_MAX);
+    const int64_t hi = r.size.hi + (r.sign > 0 ? POSITION_MAX : -POSITION_MIN);
+    if (lo < INT32_MIN || hi > INT32_MAX)
+        r.sign = 0; /* it might wrap */
     return r;
 }
 

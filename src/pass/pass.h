@@ -25,7 +25,7 @@ int pass_affine(const mod_fn *fn, arena *arena, const mod_fn **slope, const mod_
  * indices; missing bounds are INT32_MIN / INT32_MAX constants; lo >= hi: no key). Conjunctions
  * of such masks too, and disjunctions of half-lines (prefix-LM). 0 otherwise, so for what only
  * captured values decide (documents). needs: simplified fn; exact for positions within
- * (-2^30, 2^30). */
+ * [-2^29, 2^30). */
 int pass_interval(const mod_fn *fn, arena *arena, const mod_fn **bounds_fn, uint32_t bounds[2]);
 
 /* ---- gradient.c ---- */

@@ -219,12 +219,6 @@ static uint32_t simplify_compare(mod_builder *b, mod_op op, uint32_t x, uint32_t
     }
 }
 
-static bool are_opposite(const mod_builder *b, uint32_t x, uint32_t y)
-{
-    return (op_at(b, x) == OP_not && arg(b, x, 0) == y)
-           || (op_at(b, y) == OP_not && arg(b, y, 0) == x);
-}
-
 /* Of floats only == and != are opposites: with NaN neither x < y nor y <= x. */
 static uint32_t negate(mod_builder *b, uint32_t x)
 {
@@ -251,6 +245,11 @@ static uint32_t negate(mod_builder *b, uint32_t x)
     default:
         return NONE;
     }
+}
+
+static bool are_opposite(mod_builder *b, uint32_t x, uint32_t y)
+{
+    return negate(b, x) == y || negate(b, y) == x;
 }
 
 static uint32_t simplify_bool(mod_builder *b, mod_op op, uint32_t x, uint32_t y)

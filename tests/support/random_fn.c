@@ -127,9 +127,9 @@ void random_env_make(random_env *e, random_source *r)
         int64_t first;
         *t = (saccade_tensor){.dtype = kinds[c].dtype, .rank = kinds[c].rank};
         for (int32_t d = 0; d < t->rank; d++)
-            t->shape[d] = t->rank > 4 ? 1 + random_below(r, 3)
-                          : d == t->rank - 1 && random_below(r, 3) ? RANDOM_KV
-                                                                   : 1 + random_below(r, 30);
+            t->shape[d] = d == t->rank - 1 && t->rank < 5 && random_below(r, 3)
+                              ? RANDOM_KV
+                              : 1 + random_below(r, t->rank < 3 ? 30 : 3);
         const size_t bytes = saccade_dtype_bytes(t->dtype);
         const int64_t span = place(r, t, &first);
         e->memory[c] = malloc((size_t)span * bytes);
@@ -292,10 +292,10 @@ const mod_fn *random_fn(arena *arena, random_source *r, const random_env *e,
                 .r = r, .e = e, .shape = shape};
     add_leaves(p);
     for (int i = 0; i < shape->n_ops; i++) {
-        if (random_below(r, 5) == 0)
-            add_load(p);
-        else if (shape->is_smooth)
+        if (shape->is_smooth)
             add_smooth(p);
+        else if (random_below(r, 5) == 0)
+            add_load(p);
         else
             add_op(p, (mod_op)(OP_LOAD + 1 + random_below(r, MOD_OP_COUNT - OP_LOAD - 1)));
     }
