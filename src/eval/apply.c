@@ -8,6 +8,7 @@
 
 /* ---- f32 ---- */
 
+/* clang-format off */
 #define R float
 #define M(f) fm_##f
 #define OP(name, signature, form, value, exact, fast, grad, range)      \
@@ -36,6 +37,7 @@
 #undef OP
 #undef M
 #undef R
+/* clang-format on */
 
 eval_cell eval_apply(mod_op op, eval_cell x, eval_cell y, eval_cell z)
 {
@@ -91,6 +93,7 @@ static int32_t wide_f2i(double x)
 #define wide_erf erf
 #define wide_pow pow
 
+/* clang-format off */
 #define R double
 #define M(f) wide_##f
 #define ar_f2i wide_f2i
@@ -117,6 +120,7 @@ static int32_t wide_f2i(double x)
 #undef ar_f2i
 #undef M
 #undef R
+/* clang-format on */
 
 double eval_apply_wide(mod_op op, double x, double y, double z)
 {

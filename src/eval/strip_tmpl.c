@@ -23,6 +23,8 @@
 
 /* ---- operations ---- */
 
+/* clang-format off */
+
 /* One loop; X, Y, Z are the operands' types, the *_same constants. */
 #define LOOP(OUT, X, Y, Z, x_same, y_same, z_same, value)                     \
     do {                                                                     \
@@ -111,9 +113,11 @@
 #undef OP
 #undef M
 #undef R
+/* clang-format on */
 
 /* ---- elements of captures ---- */
 
+/* clang-format off */
 #define READS(dtype, T, OUT, value)                                                  \
     static void read_##dtype(void *out, const void *data, int64_t stride, int n)      \
     {                                                                                \
@@ -152,6 +156,7 @@ READS(f16, uint16_t, strip_float, f16_to_f32(x))
 READS(bf16, uint16_t, strip_float, bf16_to_f32(x))
 READS(f32, float, strip_float, x)
 READS(f64, double, strip_float, x)
+/* clang-format on */
 
 static void add_offsets(int64_t *offsets, const void *index, int64_t size, int64_t stride,
                         int n)
@@ -178,6 +183,7 @@ static void to_bytes(uint8_t *out, const void *x, int n)
         out[i] = (uint8_t)from[i];
 }
 
+/* clang-format off */
 const strip_table PASTE(strip_table_, LEVEL) = {
 #define OP(name, ...) .op[OP_##name] = op_##name,
 #include "mod/ops.def"
@@ -191,5 +197,6 @@ const strip_table PASTE(strip_table_, LEVEL) = {
     .count = count,
     .to_bytes = to_bytes,
 };
+/* clang-format on */
 
 #endif
