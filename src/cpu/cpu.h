@@ -5,6 +5,7 @@
 #define SACCADE_CPU_H
 
 #include "base/cpu_features.h"
+#include "cpu/jit.h"
 #include "plan/plan.h"
 
 /* Rows of Q, K or V of one (b, head): row j starts at base + j * stride bytes. */
@@ -21,9 +22,11 @@ typedef struct cpu_rows {
     void name(const void *q, int32_t q_ld, const void *k, int32_t D, int32_t rows,           \
               int32_t n_panels, float scale, float *s, int32_t s_ld)
 /* FA2 (arXiv 2307.08691) alg. 1: m, l and alpha of the new block, and P over S in place
- * (as packed elements, row r at s + r * s_ld). n: keys, a multiple of 16; -INF is dead. */
+ * (as packed elements, row r at s + r * s_ld). n: keys, a multiple of 16; -INF is dead.
+ * known: the rows' maxima where a pass before found them, else NULL. */
 #define CPU_SOFTMAX(name)                                                                    \
-    void name(float *s, int32_t s_ld, int32_t rows, int32_t n, float *m, float *l, float *alpha)
+    void name(float *s, int32_t s_ld, int32_t rows, int32_t n, const float *known, float *m, \
+              float *l, float *alpha)
 /* O = alpha O + P V. p: what softmax left; v: panels of pack_values; n: keys, a multiple of
  * 16; o [rows][o_ld] f32. */
 #define CPU_VALUES(name)                                                                     \
@@ -123,6 +126,9 @@ void cpu_order(const int64_t *weight, int32_t *order, int64_t n);
 typedef struct cpu_state {
     const cpu_kernels *kernels;
     const eval_prog *score, *mask; /* NULL: none */
+    jit_program *jit;              /* both compiled; NULL: the interpreter runs them */
+    const mod_fn *limits;          /* the mask as an interval of keys per row, NULL: it is none */
+    uint32_t limit_nodes[2];       /* of limits: first live kv, and the one past the last */
 } cpu_state;
 
 /* An item is one query block of one head, or all rows of a group's heads when they fit in one
@@ -147,9 +153,24 @@ typedef struct cpu_geometry {
 cpu_geometry cpu_geometry_of(const saccade_plan *plan, const saccade_sizes *sizes);
 /* One thread's memory, in the order of cpu_worker's pointers (item.c). */
 typedef struct cpu_scratch {
-    size_t q, s, o, stats, k, v, live, row, ranges, score, mask, bytes;
+    size_t q, s, o, stats, k, v, live, row, ranges, limits, values, score, mask, jit, bytes;
 } cpu_scratch;
 cpu_scratch cpu_scratch_of(const saccade_plan *plan, const cpu_geometry *g);
+
+/* ---- row_limits.c: masks that are one interval of keys per row ---- */
+
+/* Keys [first[r], past[r]) of each row of an item are live, and of any and of every row. */
+typedef struct cpu_limits {
+    int64_t *first, *past; /* [CPU_BLOCK_ROWS] */
+    int64_t any_first, any_past, all_first, all_past;
+} cpu_limits;
+
+/* Limits of row r; values: scratch, a double per node. */
+void cpu_limit_row(const cpu_state *state, const plan_run *run, const eval_point *row,
+                   int32_t kv_offset, double *values, cpu_limits *limits, int32_t r);
+/* Fills any_ and all_ from rows [r0, r0 + n). */
+void cpu_limit_rows(cpu_limits *limits, int32_t r0, int32_t n);
+cpu_cover cpu_cover_of_limits(const cpu_limits *limits, int64_t j0, int64_t j1);
 
 /* ---- item.c: one item ---- */
 

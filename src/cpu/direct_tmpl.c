@@ -2,7 +2,7 @@
  *
  * Here memory is the limit, not arithmetic: rows are read once, in their order, and while K is
  * used V is asked for, and the next K while V is used (Flash-Decoding's loop with the loads of
- * other operand in the shadow of this one). Sums run over dims, then lanes, always alike. */
+ * the other operand in its shadow). Sums run over dims, then lanes, always alike. */
 #include "cpu/cpu.h"
 #include "cpu/vec.h"
 

@@ -114,15 +114,18 @@ cpu_scratch cpu_scratch_of(const saccade_plan *plan, const cpu_geometry *g)
     place(bytes64((int64_t)CPU_BLOCK_ROWS * g->q_ld, (size_t)k->element), &at.q, &end);
     place(bytes64(strip * CPU_BLOCK_KEYS, sizeof(float)), &at.s, &end);
     place(bytes64((int64_t)CPU_BLOCK_ROWS * g->o_ld, sizeof(float)), &at.o, &end);
-    place(bytes64(3 * CPU_BLOCK_ROWS, sizeof(float)), &at.stats, &end);
+    place(bytes64(4 * CPU_BLOCK_ROWS, sizeof(float)), &at.stats, &end);
     place(g->k_bytes, &at.k, &end);
     place(g->v_bytes, &at.v, &end);
     place(bytes64(strip * CPU_BLOCK_KEYS, 1), &at.live, &end);
     place(bytes64(g->o_ld, sizeof(float)), &at.row, &end);
     place(bytes64(state->mask ? plan->problem.mask->n_nodes : 0, sizeof(pass_range)),
           &at.ranges, &end);
+    place(state->limits ? 2 * CPU_BLOCK_ROWS * sizeof(int64_t) : 0, &at.limits, &end);
+    place(bytes64(state->limits ? state->limits->n_nodes : 0, sizeof(double)), &at.values, &end);
     place(state->score ? eval_state_bytes(state->score) : 0, &at.score, &end);
     place(state->mask ? eval_state_bytes(state->mask) : 0, &at.mask, &end);
+    place(state->jit ? jit_state_bytes(state->jit) : 0, &at.jit, &end);
     at.bytes = end;
     return at;
 }

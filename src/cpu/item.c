@@ -24,10 +24,16 @@ typedef struct cpu_worker {
     int32_t rows;           /* of all heads of the item */
     eval_state *score, *mask;
     int64_t score_head, mask_head; /* head each state stands on, -1: none */
+    jit_state *jit;         /* NULL: the interpreter changes scores */
+    int64_t jit_head, jit_j0; /* head and first key it stands on, -1: none */
+    int32_t jit_n;
+    cpu_limits limits;
+    double *values;         /* scratch of limits */
     void *q, *k, *v;        /* packed: rows of the item; own blocks of keys */
     float *s;               /* [strip][CPU_BLOCK_KEYS] */
     float *o;               /* [rows][o_ld] */
     float *m, *l, *alpha;   /* [rows] each */
+    float *most;            /* [strip] maxima of a strip's scores */
     uint8_t *live;          /* [strip][CPU_BLOCK_KEYS] */
     float *row;             /* [o_ld] */
     pass_range *ranges;
@@ -38,7 +44,8 @@ typedef struct tile {
     int64_t j0;
     int32_t n;          /* keys */
     int is_full, is_wild;
-    const void *k, *v;  /* packed */
+    const void *k, *v;  /* packed, from j0's block on */
+    int32_t first;      /* of the packed block's keys, those before the tile's */
 } tile;
 
 static cpu_worker *worker_of(const cpu_job *job, int thread)
@@ -64,9 +71,16 @@ void cpu_begin_threads(cpu_job *job)
         w->m = (float *)(void *)(base + at.stats);
         w->l = w->m + CPU_BLOCK_ROWS;
         w->alpha = w->l + CPU_BLOCK_ROWS;
+        w->most = w->alpha + CPU_BLOCK_ROWS;
         w->live = (uint8_t *)(base + at.live);
         w->row = (float *)(void *)(base + at.row);
         w->ranges = (pass_range *)(void *)(base + at.ranges);
+        w->limits.first = (int64_t *)(void *)(base + at.limits);
+        w->limits.past = w->limits.first + CPU_BLOCK_ROWS;
+        w->values = (double *)(void *)(base + at.values);
+        if (state->jit)
+            w->jit = jit_begin(state->jit, &job->run->score_env, &job->run->mask_env,
+                               job->plan->problem.scale, base + at.jit);
         if (state->score)
             w->score = eval_begin(state->score, &job->run->score_env, base + at.score);
         if (state->mask)
@@ -123,6 +137,23 @@ static int64_t index_of(const cpu_worker *w, int32_t r)
     return box->i0 + r % (box->i1 - box->i0);
 }
 
+/* Whether the mask's limits replace its tiles and its evaluation. */
+static int has_limits(const cpu_worker *w)
+{
+    return ((const cpu_state *)w->job->plan->state)->limits && !w->job->live.is_imported;
+}
+
+static void find_limits(cpu_worker *w)
+{
+    for (int32_t r = 0; r < w->rows; r++) {
+        const eval_point row = {(int32_t)w->item.b, (int32_t)head_of(w, r),
+                                (int32_t)index_of(w, r) + w->at.q_offset, 0, 0};
+        cpu_limit_row(w->job->plan->state, w->job->run, &row, w->at.kv_offset, w->values,
+                      &w->limits, r);
+    }
+    cpu_limit_rows(&w->limits, 0, w->rows);
+}
+
 static void begin_item(cpu_worker *w, const cpu_item *item)
 {
     const cpu_job *job = w->job;
@@ -132,7 +163,7 @@ static void begin_item(cpu_worker *w, const cpu_item *item)
     w->item = *item;
     w->at = plan_position_of(&job->run->positions, job->run->sizes.KV, item->b);
     w->rows = n * (int32_t)(box->h1 - box->h0);
-    w->score_head = w->mask_head = -1;
+    w->score_head = w->mask_head = w->jit_head = -1;
     for (int64_t h = box->h0; h < box->h1; h++) {
         const cpu_rows q = cpu_rows_of(job->run->q, item->b, h);
         w->kernels->pack_rows(&q, box->i0, n, n, job->g.q_ld,
@@ -168,17 +199,75 @@ static void apply_mask(cpu_worker *w, const tile *t, int32_t r, float *s)
         s[j] = live[j] ? s[j] : -INFINITY;
 }
 
-/* score, then mask, then the end of the keys. */
-static void change_scores(cpu_worker *w, const tile *t, int32_t r, float *s)
+static void cut(const cpu_worker *w, const tile *t, int32_t r, float *s)
 {
-    if (w->score) {
-        stand_on(w, w->score, &w->score_head, r);
-        eval_score(w->score, (int32_t)t->j0 + w->at.kv_offset, t->n, s);
-    }
-    if (!t->is_full)
-        apply_mask(w, t, r, s);
-    for (int32_t j = t->n; j % 16 != 0; j++)
+    const int64_t first = w->limits.first[r] - t->j0, past = w->limits.past[r] - t->j0;
+    for (int32_t j = 0; j < t->n && j < first; j++)
         s[j] = -INFINITY;
+    for (int32_t j = past > 0 ? (int32_t)(past < t->n ? past : t->n) : 0; j < t->n; j++)
+        s[j] = -INFINITY;
+}
+
+/* Compiled: scale, score and mask of n_rows rows in one pass that also finds their maxima. */
+static void run_compiled(cpu_worker *w, const tile *t, int32_t r0, int32_t n_rows,
+                         int is_masked, float *most)
+{
+    const int32_t each = (int32_t)(w->item.box.i1 - w->item.box.i0);
+    for (int32_t r = r0, end; r < r0 + n_rows; r = end) {
+        end = (r / each + 1) * each < r0 + n_rows ? (r / each + 1) * each : r0 + n_rows;
+        if (w->jit_head != head_of(w, r)) {
+            w->jit_head = head_of(w, r);
+            w->jit_j0 = -1;
+            jit_head(w->jit, (int32_t)w->item.b, (int32_t)w->jit_head);
+            jit_rows(w->jit, (int32_t)w->item.box.i0 + w->at.q_offset, each);
+        }
+        if (w->jit_j0 != t->j0 || w->jit_n < t->n)
+            jit_cols(w->jit, (int32_t)t->j0 + w->at.kv_offset, t->n);
+        w->jit_j0 = t->j0;
+        w->jit_n = t->n;
+        jit_tile(w->jit, w->s + (int64_t)(r - r0) * CPU_BLOCK_KEYS, CPU_BLOCK_KEYS, r % each,
+                 end - r, 0, t->n, is_masked, most + (r - r0));
+    }
+}
+
+static void interpret_score(cpu_worker *w, const tile *t, int32_t r, float *s)
+{
+    stand_on(w, w->score, &w->score_head, r);
+    eval_score(w->score, (int32_t)t->j0 + w->at.kv_offset, t->n, s);
+}
+
+/* Which of them runs on a tile: the compiled pass, and with the mask. */
+static int is_compiled(const cpu_worker *w, const tile *t)
+{
+    return w->jit && (w->score || (!t->is_full && !has_limits(w) && !w->job->live.is_imported));
+}
+
+/* The scores kernel scales unless the compiled pass does. */
+static float scale_of(const cpu_worker *w, const tile *t)
+{
+    return is_compiled(w, t) ? 1 : w->job->plan->problem.scale;
+}
+
+/* Score, then mask, then the end of the keys. The rows' maxima where they are known, or NULL.
+ * Compiled passes cover groups of JIT_GROUP keys, so theirs hold when no group is cut. */
+static const float *change_scores(cpu_worker *w, const tile *t, int32_t r0, int32_t n_rows)
+{
+    const int by_limits = !t->is_full && has_limits(w), compiled = is_compiled(w, t);
+    const int is_masked = !t->is_full && !by_limits && !w->job->live.is_imported;
+    if (compiled)
+        run_compiled(w, t, r0, n_rows, is_masked, w->most);
+    for (int32_t i = 0; i < n_rows; i++) {
+        float *s = w->s + (int64_t)i * CPU_BLOCK_KEYS;
+        if (w->score && !compiled)
+            interpret_score(w, t, r0 + i, s);
+        if (by_limits)
+            cut(w, t, r0 + i, s);
+        else if (!t->is_full && !(compiled && is_masked))
+            apply_mask(w, t, r0 + i, s);
+        for (int32_t j = t->n; j % 16 != 0; j++)
+            s[j] = -INFINITY;
+    }
+    return compiled && (t->is_full || is_masked) && t->n % JIT_GROUP == 0 ? w->most : NULL;
 }
 
 static float probability(const cpu_worker *w, int32_t i, int32_t j)
@@ -216,25 +305,47 @@ static void note_live(cpu_worker *w, int32_t n_rows)
         w->live[n] = w->s[n] != -INFINITY;
 }
 
-static void run_strip(cpu_worker *w, const tile *t, int32_t r0, int32_t n_rows)
+/* The part of a tile that a strip of rows needs: whole panels from the first live key on, no
+ * key past the last. 0 when there is none. */
+static int narrow(const cpu_worker *w, int32_t r0, int32_t n_rows, tile *t)
+{
+    if (t->is_full || !has_limits(w))
+        return 1;
+    cpu_limits l = w->limits;
+    cpu_limit_rows(&l, r0, n_rows);
+    if (cpu_cover_of_limits(&l, t->j0, t->j0 + t->n) == CPU_EMPTY)
+        return 0;
+    const int64_t before = l.any_first > t->j0 ? l.any_first - t->j0 : 0;
+    const int64_t after = l.any_past - t->j0 < t->n ? l.any_past - t->j0 : t->n;
+    t->first = (int32_t)(before / JIT_GROUP * JIT_GROUP);
+    t->j0 += t->first;
+    t->n = (int32_t)after - t->first;
+    t->is_full = cpu_cover_of_limits(&l, t->j0, t->j0 + t->n) == CPU_FULL;
+    return 1;
+}
+
+static void run_strip(cpu_worker *w, tile t, int32_t r0, int32_t n_rows)
 {
     const cpu_kernels *k = w->kernels;
     const cpu_geometry *g = &w->job->g;
-    const int32_t n = (t->n + 15) / 16 * 16, D = (int32_t)w->job->run->q->shape[3];
-    const char *q = (const char *)w->q + (size_t)r0 * (size_t)g->q_ld * (size_t)k->element;
+    if (!narrow(w, r0, n_rows, &t))
+        return;
+    const int32_t n = (t.n + 15) / 16 * 16, D = (int32_t)w->job->run->q->shape[3];
+    const size_t element = (size_t)k->element, key_pitch = g->k_bytes / CPU_BLOCK_KEYS;
+    const char *q = (const char *)w->q + (size_t)r0 * (size_t)g->q_ld * element;
     float *o = w->o + (int64_t)r0 * g->o_ld;
-    k->scores(q, g->q_ld, t->k, D, n_rows, (n + k->panel - 1) / k->panel,
-              w->job->plan->problem.scale, w->s, CPU_BLOCK_KEYS);
-    for (int32_t i = 0; i < n_rows; i++)
-        change_scores(w, t, r0 + i, w->s + (int64_t)i * CPU_BLOCK_KEYS);
-    if (t->is_wild)
+    k->scores(q, g->q_ld, (const char *)t.k + (size_t)t.first * key_pitch, D, n_rows,
+              (n + k->panel - 1) / k->panel, scale_of(w, &t), w->s, CPU_BLOCK_KEYS);
+    const float *most = change_scores(w, &t, r0, n_rows);
+    if (t.is_wild)
         note_live(w, n_rows);
-    k->softmax(w->s, CPU_BLOCK_KEYS, n_rows, n, w->m + r0, w->l + r0, w->alpha);
-    if (t->is_wild)
-        careful_values(w, t, r0, n_rows, 0);
+    k->softmax(w->s, CPU_BLOCK_KEYS, n_rows, n, most, w->m + r0, w->l + r0, w->alpha);
+    if (t.is_wild)
+        careful_values(w, &t, r0, n_rows, 0);
     else
-        k->values(w->s, CPU_BLOCK_KEYS, t->v, n, CPU_BLOCK_KEYS, n_rows, g->o_ld / k->panel,
-                  w->alpha, o, g->o_ld);
+        k->values(w->s, CPU_BLOCK_KEYS,
+                  (const char *)t.v + (size_t)t.first * (size_t)k->panel * element, n,
+                  CPU_BLOCK_KEYS, n_rows, g->o_ld / k->panel, w->alpha, o, g->o_ld);
 }
 
 /* A tile whose few rows read K and V where they lie. */
@@ -245,12 +356,11 @@ static void run_direct(cpu_worker *w, const tile *t)
     const cpu_rows k = cpu_rows_of(w->job->run->k, w->item.b, w->item.g);
     const cpu_rows v = cpu_rows_of(w->job->run->v, w->item.b, w->item.g);
     const int32_t n = (t->n + 15) / 16 * 16;
-    kernels->dots(w->q, g->q_ld, &k, t->j0, t->n, w->rows, w->job->plan->problem.scale, w->s,
+    kernels->dots(w->q, g->q_ld, &k, t->j0, t->n, w->rows, scale_of(w, t), w->s,
                   CPU_BLOCK_KEYS, &v, t->j0);
-    for (int32_t i = 0; i < w->rows; i++)
-        change_scores(w, t, i, w->s + (int64_t)i * CPU_BLOCK_KEYS);
+    const float *most = change_scores(w, t, 0, w->rows);
     note_live(w, w->rows);
-    kernels->softmax(w->s, CPU_BLOCK_KEYS, w->rows, n, w->m, w->l, w->alpha);
+    kernels->softmax(w->s, CPU_BLOCK_KEYS, w->rows, n, most, w->m, w->l, w->alpha);
     const int32_t done = kernels->sums(w->s, CPU_BLOCK_KEYS, &v, t->j0, t->n, w->rows, w->alpha,
                                        w->o, g->o_ld, &k, t->j0 + CPU_BLOCK_KEYS);
     if (done < v.dim)
@@ -286,7 +396,8 @@ static void run_tile(cpu_worker *w, int64_t j0, int64_t j1)
     cpu_box box = w->item.box;
     box.j0 = j0;
     box.j1 = j1;
-    const cpu_cover cover = cpu_cover_of(&w->job->live, &box, w->ranges);
+    const cpu_cover cover = has_limits(w) ? cpu_cover_of_limits(&w->limits, j0, j1)
+                                          : cpu_cover_of(&w->job->live, &box, w->ranges);
     if (cover == CPU_EMPTY)
         return;
     tile t = {.j0 = j0, .n = (int32_t)(j1 - j0), .is_full = cover == CPU_FULL};
@@ -296,7 +407,7 @@ static void run_tile(cpu_worker *w, int64_t j0, int64_t j1)
     }
     find_operands(w, &t);
     for (int32_t r = 0; r < w->rows; r += strip)
-        run_strip(w, &t, r, w->rows - r < strip ? w->rows - r : strip);
+        run_strip(w, t, r, w->rows - r < strip ? w->rows - r : strip);
 }
 
 /* ---- results ---- */
@@ -348,8 +459,15 @@ void cpu_run_item(void *arg, int64_t at, int thread)
     const cpu_item item = cpu_item_of(job, index);
     cpu_worker *w = worker_of(job, thread);
     begin_item(w, &item);
-    const int64_t end = item.box.j1 < w->at.kv_len ? item.box.j1 : w->at.kv_len;
-    for (int64_t j = item.box.j0; j < end; j += CPU_BLOCK_KEYS)
+    int64_t begin = item.box.j0;
+    int64_t end = item.box.j1 < w->at.kv_len ? item.box.j1 : w->at.kv_len;
+    if (has_limits(w)) {
+        find_limits(w);
+        const int64_t first = w->limits.any_first / CPU_BLOCK_KEYS * CPU_BLOCK_KEYS;
+        begin = first > begin ? first : begin;
+        end = w->limits.any_past < end ? w->limits.any_past : end;
+    }
+    for (int64_t j = begin; j < end; j += CPU_BLOCK_KEYS)
         run_tile(w, j, j + CPU_BLOCK_KEYS < end ? j + CPU_BLOCK_KEYS : end);
     if (job->g.splits > 1) {
         keep_partial(w, index);

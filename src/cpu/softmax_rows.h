@@ -56,7 +56,9 @@ static ALWAYS_INLINE float row_scale(float from, float to)
     {                                                                                 \
         for (int32_t i = 0; i < rows; i++) {                                          \
             float *row = s + (int64_t)i * s_ld;                                       \
-            const float new_m = row_max(row, n, m[i]);                                \
+            const float new_m = !known           ? row_max(row, n, m[i])              \
+                                : known[i] > m[i] ? known[i]                          \
+                                                  : m[i];                             \
             const float base = new_m == -INFINITY ? 0 : new_m;                        \
             alpha[i] = row_scale(m[i], base);                                         \
             l[i] = l[i] * alpha[i] + row_exp(row, n, base);                           \

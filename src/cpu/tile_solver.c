@@ -27,6 +27,20 @@ static int tile_applicable(const plan_problem *problem, int32_t level, char *why
     return 0;
 }
 
+/* Where there is no encoder or no executable memory the interpreter gives the same. */
+static saccade_status compile_mods(const saccade_plan *plan, cpu_state *state,
+                                   saccade_error *err)
+{
+    const plan_problem *p = &plan->problem;
+    saccade_error why = {0};
+    if (!p->score && !p->mask)
+        return SACCADE_OK;
+    const saccade_status status = jit_create(p->score, p->mask, plan->level, &state->jit, &why);
+    if (status == SACCADE_OK || status == SACCADE_EBACKEND)
+        return SACCADE_OK;
+    return status_fail(err, status, "%s", why.message);
+}
+
 static saccade_status tile_create(saccade_plan *plan, saccade_error *err)
 {
     const plan_problem *p = &plan->problem;
@@ -37,8 +51,10 @@ static saccade_status tile_create(saccade_plan *plan, saccade_error *err)
         TRY(eval_compile(p->score, &plan->arena, &state->score, err));
     if (p->mask)
         TRY(eval_compile(p->mask, &plan->arena, &state->mask, err));
+    if (p->mask && !pass_interval(p->mask, &plan->arena, &state->limits, state->limit_nodes))
+        state->limits = NULL;
     plan->state = state;
-    return SACCADE_OK;
+    return compile_mods(plan, state, err);
 }
 
 static size_t tile_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
@@ -123,13 +139,16 @@ static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccad
 {
     const cpu_state *state = plan->state;
     const plan_problem *p = &plan->problem;
+    const char *engine = state->jit ? "compiled" : "strip interpreter";
     strbuf_printf(out,
                   "method: FlashAttention-2, tiles of %d rows x %d keys, strips of %d rows\n"
                   "products: %s, panels of %d columns; K and V packed once per key head\n"
-                  "score: %s\nmask: %s on PARTIAL tiles\n",
+                  "score: %s\nmask: %s\n",
                   CPU_BLOCK_ROWS, CPU_BLOCK_KEYS, state->kernels->strip, state->kernels->name,
-                  state->kernels->panel, p->score ? "strip interpreter" : "none",
-                  p->mask ? "strip interpreter" : "none");
+                  state->kernels->panel, p->score ? engine : "none",
+                  !p->mask         ? "none"
+                  : state->limits  ? "two limits a row, no evaluation"
+                                   : engine);
     if (p->sizes.B && p->sizes.Q && p->sizes.KV) {
         const cpu_geometry g = cpu_geometry_of(plan, &p->sizes);
         strbuf_printf(out,
@@ -141,12 +160,16 @@ static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccad
                       : g.is_direct ? "K and V read where they lie"
                                     : "each item packs its own keys");
     }
+    if (state->jit)
+        TRY(jit_print(state->jit, out, err));
     return strbuf_status(out, err);
 }
 
 static void tile_destroy(saccade_plan *plan)
 {
-    (void)plan;
+    const cpu_state *state = plan->state;
+    if (state)
+        jit_destroy(state->jit);
 }
 
 static const plan_solver tile = {
