@@ -156,10 +156,17 @@ static void random_masks_are_exact(void **state)
         char name[64];
         saccade_error err = {0};
         saccade_block_mask *mask;
-        const saccade_sizes s = {2, 4, 2, 1 + (int64_t)random_mod_below(&r, 90),
-                                 1 + (int64_t)random_mod_below(&r, 130), 8, 8};
+        const saccade_sizes s = {2,
+                                 4,
+                                 2,
+                                 1 + (int64_t)random_mod_below(&r, 90),
+                                 1 + (int64_t)random_mod_below(&r, 130),
+                                 8,
+                                 8};
         const saccade_block_mask_options options = {1 + (int32_t)random_mod_below(&r, 40),
-                                                    1 + (int32_t)random_mod_below(&r, 40), -1, {0}};
+                                                    1 + (int32_t)random_mod_below(&r, 40),
+                                                    -1,
+                                                    {0}};
         random_mod_make(seed, SACCADE_MASK, RANDOM_MOD_IN_RANGE * (int)(seed % 2),
                         2 + (int)random_mod_below(&r, 4), &s, &m);
         snprintf(name, sizeof name, "SACCADE_SEED=%llu", (unsigned long long)seed);

@@ -63,8 +63,8 @@ static void check_box(const mod_fn *fn, const eval_env *env, const pass_box *box
                          "rest %d, %g..%g nan %d, false %d true %d",
                          (unsigned long long)seed, i, mod_op_infos[fn->nodes[i].op].name,
                          cells[i].i, (double)cells[i].f, (long long)ranges[i].lo,
-                         (long long)ranges[i].hi, ranges[i].step, ranges[i].rest,
-                         ranges[i].flo, ranges[i].fhi, ranges[i].may_nan, ranges[i].can_false,
+                         (long long)ranges[i].hi, ranges[i].step, ranges[i].rest, ranges[i].flo,
+                         ranges[i].fhi, ranges[i].may_nan, ranges[i].can_false,
                          ranges[i].can_true);
         if (fn->kind == SACCADE_MASK && verdict != PASS_UNKNOWN)
             assert_int_equal(verdict == PASS_ALWAYS, result.i);
@@ -76,8 +76,8 @@ static pass_verdict prove_twice(const pass_prover *prover, const pass_box *box, 
                                 void *scratch, void *again, uint64_t seed)
 {
     const pass_verdict verdict = pass_prove(prover, box, scratch);
-    const pass_verdict next = is_first ? pass_prove(prover, box, again)
-                                       : pass_prove_next(prover, box, again);
+    const pass_verdict next =
+        is_first ? pass_prove(prover, box, again) : pass_prove_next(prover, box, again);
     if (verdict != next)
         fail_msg("SACCADE_SEED=%llu: verdict %d, step by step %d", (unsigned long long)seed,
                  verdict, next);
@@ -214,8 +214,8 @@ static void masks_are_proven(void **state)
     for (int i = 0; i < 1024; i++)
         doc_data[i] = i / 100;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        if (prove(cases[i].text, cases[i].q0, cases[i].q1, cases[i].k0, cases[i].k1) !=
-            cases[i].verdict)
+        if (prove(cases[i].text, cases[i].q0, cases[i].q1, cases[i].k0, cases[i].k1)
+            != cases[i].verdict)
             fail_msg("%s on q %d..%d kv %d..%d: expected verdict %d", cases[i].text,
                      cases[i].q0, cases[i].q1, cases[i].k0, cases[i].k1, cases[i].verdict);
 }

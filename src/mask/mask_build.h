@@ -15,10 +15,10 @@ typedef struct mask_source {
     const pass_prover *prover;
     const eval_prog *prog;
     eval_env env;
-    int64_t B, H;      /* stored: 1 where the mask does not depend on it */
+    int64_t B, H; /* stored: 1 where the mask does not depend on it */
     int64_t Q, KV;
     const int32_t *q_offset, *kv_offset; /* [B of sizes] or NULL: 0 */
-    int64_t budget;    /* positions that may be evaluated per call; -1: any */
+    int64_t budget;                      /* positions that may be evaluated per call; -1: any */
     int threads;
 } mask_source;
 
@@ -32,13 +32,14 @@ enum { SEEN_LIVE = 1, SEEN_DEAD = 2, SEEN_BOTH = 3, SEEN_UNKNOWN = 4 };
 /* What one thread works with. */
 typedef struct mask_worker {
     const mask_source *source;
-    void *scratch;         /* of the prover */
+    void *scratch; /* of the prover */
     void *eval_memory;
-    eval_state *eval;      /* NULL: not begun for this head */
+    eval_state *eval; /* NULL: not begun for this head */
     int32_t b, h;
-    int64_t budget_left;   /* -1: any */
-    int64_t positions;     /* evaluated so far */
-    int has_evaluated;     /* since last cleared */
+    int64_t budget_left; /* -1: any */
+    int64_t positions;   /* evaluated so far */
+    int has_evaluated;   /* since last cleared */
+    int cuts_left;
 } mask_worker;
 
 saccade_status worker_open(const mask_source *source, mask_worker *worker, saccade_error *err);
@@ -100,22 +101,22 @@ typedef struct mask_slot {
 } mask_slot;
 
 struct saccade_block_mask {
-    saccade_mod *mod;        /* owned; NULL: imported without one */
+    saccade_mod *mod; /* owned; NULL: imported without one */
     mask_view view;
     saccade_tensor *tensors; /* captures of the mod */
     int32_t *q_offset, *kv_offset;
-    int64_t B, H;            /* stored */
+    int64_t B, H; /* stored */
     saccade_block_mask_options options;
     int threads;
-    pass_prover *prover;     /* NULL without a mod */
-    arena arena;             /* of prog */
+    pass_prover *prover; /* NULL without a mod */
+    arena arena;         /* of prog */
     const eval_prog *prog;
-    uint64_t content;        /* hash of the captures it was proven from */
-    int is_imported;         /* the first cached runs are the truth, not the mod */
-    double seconds;          /* to make it */
-    mask_cached *cache;      /* options' block size first */
+    uint64_t content;   /* hash of the captures it was proven from */
+    int is_imported;    /* the first cached runs are the truth, not the mod */
+    double seconds;     /* to make it */
+    mask_cached *cache; /* options' block size first */
     mask_slot *slots;
-    pthread_mutex_t lock;    /* of cache and slots */
+    pthread_mutex_t lock; /* of cache and slots */
 };
 
 /* What a new mask is made of: mod, sizes and tensors are copied. offsets may be NULL. */

@@ -23,12 +23,12 @@ static saccade_status check_same_place(const saccade_block_mask *a, const saccad
     const saccade_sizes *x = &a->view.sizes, *y = &b->view.sizes;
     FAIL_IF(memcmp(x, y, sizeof *x) != 0, SACCADE_EINVAL,
             "block_mask: got sizes B %lld H %lld Q %lld KV %lld, expected the first's B %lld "
-            "H %lld Q %lld KV %lld (and the same Hkv, D, Dv)", (long long)y->B,
-            (long long)y->H, (long long)y->Q, (long long)y->KV, (long long)x->B,
-            (long long)x->H, (long long)x->Q, (long long)x->KV);
+            "H %lld Q %lld KV %lld (and the same Hkv, D, Dv)",
+            (long long)y->B, (long long)y->H, (long long)y->Q, (long long)y->KV,
+            (long long)x->B, (long long)x->H, (long long)x->Q, (long long)x->KV);
     for (int64_t i = 0; i < x->B; i++)
-        FAIL_IF(offset_at(a->q_offset, i) != offset_at(b->q_offset, i) ||
-                    offset_at(a->kv_offset, i) != offset_at(b->kv_offset, i),
+        FAIL_IF(offset_at(a->q_offset, i) != offset_at(b->q_offset, i)
+                    || offset_at(a->kv_offset, i) != offset_at(b->kv_offset, i),
                 SACCADE_EINVAL, "block_mask: got other offsets for batch %lld than the first's",
                 (long long)i);
     return SACCADE_OK;
@@ -98,7 +98,8 @@ static void join_piece(void *arg, int64_t first, int64_t past, int a, int b)
     const int kind = settled_kind(j->is_and, a, b);
     if (kind == PARTIAL && a != b && j->both_have_mods) { /* the settled one's mod is asked */
         const int which = a == PARTIAL;
-        j->conflict |= !agrees(j->proven[which], j->n_proven[which], first, past, which ? b : a);
+        j->conflict |=
+            !agrees(j->proven[which], j->n_proven[which], first, past, which ? b : a);
     }
     if (kind != EMPTY)
         lists_add(j->lists, j->row, first, past - first, kind == FULL);
@@ -141,7 +142,8 @@ static saccade_status join_rows(const mask_runs *const runs[2], const mask_runs 
         runs_walk(list[0], n[0], list[1], n[1], shape.columns, join_piece, &j);
         FAIL_IF_GOTO(j.conflict, SACCADE_EINVAL,
                      "block_mask: got imported blocks that their mod contradicts in block row "
-                     "%lld, so that no one mod stands for the result", (long long)row);
+                     "%lld, so that no one mod stands for the result",
+                     (long long)row);
     }
     TRY_GOTO(lists_join(&lists, 1, &shape, out, err));
     (*out)->stats.proven = (*out)->stats.blocks;
@@ -311,8 +313,10 @@ static saccade_status move_offsets(const int32_t *from, int64_t B, int64_t by, i
         const int64_t first = offset_at(from, b) + by;
         if (first < INT32_MIN / 2 || first + length - 1 > INT32_MAX) {
             free(moved);
-            FAIL(SACCADE_EINVAL, "window: got first position %lld, expected positions within "
-                 "32 bits", (long long)first);
+            FAIL(SACCADE_EINVAL,
+                 "window: got first position %lld, expected positions within "
+                 "32 bits",
+                 (long long)first);
         }
         moved[b] = (int32_t)first;
     }
@@ -328,8 +332,8 @@ static saccade_status check_cut(const char *what, int64_t at, int64_t n, int32_t
             what, (long long)at, block);
     FAIL_IF(at < 0 || at + n > length, SACCADE_EINVAL,
             "window: got %ss %lld to %lld, expected some of the 0 to %lld that index tensors "
-            "were imported for", what, (long long)at, (long long)(at + n - 1),
-            (long long)length - 1);
+            "were imported for",
+            what, (long long)at, (long long)(at + n - 1), (long long)length - 1);
     return SACCADE_OK;
 }
 
@@ -387,8 +391,9 @@ saccade_status saccade_block_mask_window(const saccade_block_mask *mask, int64_t
     r.sizes.KV = KV;
     TRY(mask_check_sizes(&r.sizes, err));
     const mod_fn *fn = mask->mod ? mod_function(mask->mod) : NULL;
-    if (fn && ((Q != from->Q && reads_size(fn, SIZE_Q)) ||
-               (KV != from->KV && reads_size(fn, SIZE_KV)))) {
+    if (fn
+        && ((Q != from->Q && reads_size(fn, SIZE_Q))
+            || (KV != from->KV && reads_size(fn, SIZE_KV)))) {
         TRY_GOTO(fix_sizes(fn, from, &mod, err));
         r.mod = mod;
     }

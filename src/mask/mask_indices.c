@@ -53,7 +53,8 @@ static saccade_status import_row(const saccade_block_indices *x, int64_t head, i
                                  int all_live, listed *list, run_lists *lists,
                                  saccade_error *err)
 {
-    const index_place partial = {"kv_indices", head, row}, full = {"full_kv_indices", head, row};
+    const index_place partial = {"kv_indices", head, row},
+                      full = {"full_kv_indices", head, row};
     int64_t n = 0;
     TRY(read_list(x, x->kv_num_blocks, x->kv_indices, all_live, partial, list, &n, err));
     TRY(read_list(x, x->full_kv_num_blocks, x->full_kv_indices, 1, full, list, &n, err));
@@ -82,8 +83,8 @@ static saccade_status check_indices(const saccade_block_indices *x, const saccad
             "indices: got %lld rows of %lld blocks, expected %lld of %lld for %lld x %lld",
             (long long)x->rows, (long long)x->columns, (long long)rows, (long long)columns,
             (long long)s->Q, (long long)s->KV);
-    FAIL_IF(!x->kv_num_blocks || !x->kv_indices ||
-                !x->full_kv_num_blocks != !x->full_kv_indices,
+    FAIL_IF(!x->kv_num_blocks || !x->kv_indices
+                || !x->full_kv_num_blocks != !x->full_kv_indices,
             SACCADE_EINVAL, "indices: got a count without its indices or neither");
     return SACCADE_OK;
 }
@@ -93,8 +94,12 @@ static saccade_status read_indices(const saccade_block_indices *x, int all_live,
 {
     saccade_status status = SACCADE_OK;
     run_lists lists = {0};
-    const mask_runs shape = {.block_q = x->block_q, .block_kv = x->block_kv, .B = x->B,
-                             .H = x->H, .rows = x->rows, .columns = x->columns};
+    const mask_runs shape = {.block_q = x->block_q,
+                             .block_kv = x->block_kv,
+                             .B = x->B,
+                             .H = x->H,
+                             .rows = x->rows,
+                             .columns = x->columns};
     listed *list = malloc((size_t)x->columns * sizeof *list);
     FAIL_IF_NULL_GOTO(list);
     TRY_GOTO(lists_open(&lists, x->B * x->H * x->rows, err));
@@ -108,31 +113,34 @@ out:
     return status;
 }
 
-saccade_status saccade_block_mask_import(
-    saccade_context *context, const saccade_block_indices *indices, const saccade_mod *mask,
-    const saccade_sizes *sizes, const saccade_positions *positions,
-    const saccade_binding *bindings, int32_t n_bindings, saccade_block_mask **out,
-    saccade_error *err)
+saccade_status saccade_block_mask_import(saccade_context *context,
+                                         const saccade_block_indices *indices,
+                                         const saccade_mod *mask, const saccade_sizes *sizes,
+                                         const saccade_positions *positions,
+                                         const saccade_binding *bindings, int32_t n_bindings,
+                                         saccade_block_mask **out, saccade_error *err)
 {
     static const saccade_positions none;
     const saccade_positions *at = positions ? positions : &none;
     saccade_status status = SACCADE_OK;
     saccade_tensor tensors[MOD_MAX_CAPTURES];
     int32_t *q_offset = NULL, *kv_offset = NULL;
-    mask_recipe r = {.mod = mask, .tensors = tensors,
+    mask_recipe r = {.mod = mask,
+                     .tensors = tensors,
                      .options.evaluation_budget = -1,
                      .threads = context ? context->threads : 0};
     FAIL_IF(!out, SACCADE_EINVAL, "block_mask: got NULL for the result");
     FAIL_IF(mask && (!mod_function(mask) || saccade_mod_kind(mask) != SACCADE_MASK),
-            SACCADE_EINVAL, "block_mask: got a score or a mod not bound, expected a bound mask");
+            SACCADE_EINVAL,
+            "block_mask: got a score or a mod not bound, expected a bound mask");
     TRY(mask_check_sizes(sizes, err));
     r.sizes = *sizes;
     TRY(check_indices(indices, sizes, err));
     if (mask)
         TRY(eval_resolve(mod_function(mask), bindings, n_bindings, 1, tensors, err));
     TRY_GOTO(mask_read_offsets(&at->q_offset, "q_offset", sizes->B, sizes->Q, &q_offset, err));
-    TRY_GOTO(mask_read_offsets(&at->kv_offset, "kv_offset", sizes->B, sizes->KV, &kv_offset,
-                               err));
+    TRY_GOTO(
+        mask_read_offsets(&at->kv_offset, "kv_offset", sizes->B, sizes->KV, &kv_offset, err));
     r.q_offset = q_offset;
     r.kv_offset = kv_offset;
     TRY_GOTO(read_indices(indices, mask == NULL, &r.imported, err));
@@ -171,8 +179,8 @@ saccade_status saccade_block_mask_export(const saccade_block_mask *mask, int tra
     FAIL_IF(!mask || !x, SACCADE_EINVAL, "export: got NULL");
     TRY(mask_runs_for(mask, mask->options.block_q, mask->options.block_kv, transposed, &runs,
                       err));
-    const int is_question = !x->kv_num_blocks && !x->kv_indices && !x->full_kv_num_blocks &&
-                            !x->full_kv_indices;
+    const int is_question =
+        !x->kv_num_blocks && !x->kv_indices && !x->full_kv_num_blocks && !x->full_kv_indices;
     if (is_question) {
         x->B = runs->B;
         x->H = runs->H;
@@ -182,14 +190,17 @@ saccade_status saccade_block_mask_export(const saccade_block_mask *mask, int tra
         x->block_kv = runs->block_kv;
         return SACCADE_OK;
     }
-    FAIL_IF(!x->kv_num_blocks || !x->kv_indices || !x->full_kv_num_blocks != !x->full_kv_indices,
+    FAIL_IF(!x->kv_num_blocks || !x->kv_indices
+                || !x->full_kv_num_blocks != !x->full_kv_indices,
             SACCADE_EINVAL, "export: got a count without its indices or neither");
-    FAIL_IF(x->B != runs->B || x->H != runs->H || x->rows != runs->rows ||
-                x->columns != runs->columns,
-            SACCADE_EINVAL, "export: got shape [%lld, %lld, %lld, %lld], expected "
-            "[%lld, %lld, %lld, %lld]", (long long)x->B, (long long)x->H, (long long)x->rows,
-            (long long)x->columns, (long long)runs->B, (long long)runs->H,
-            (long long)runs->rows, (long long)runs->columns);
+    FAIL_IF(x->B != runs->B || x->H != runs->H || x->rows != runs->rows
+                || x->columns != runs->columns,
+            SACCADE_EINVAL,
+            "export: got shape [%lld, %lld, %lld, %lld], expected "
+            "[%lld, %lld, %lld, %lld]",
+            (long long)x->B, (long long)x->H, (long long)x->rows, (long long)x->columns,
+            (long long)runs->B, (long long)runs->H, (long long)runs->rows,
+            (long long)runs->columns);
     for (int64_t line = 0; line < runs->B * runs->H * runs->rows; line++)
         export_row(x, line, runs->runs + runs->row_begin[line],
                    runs->row_begin[line + 1] - runs->row_begin[line]);

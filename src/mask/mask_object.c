@@ -67,9 +67,8 @@ static void set_stored(saccade_block_mask *m, const mask_recipe *r)
     }
     const mod_fn *fn = mod_function(m->mod);
     const int deps = fn->nodes[fn->result].deps;
-    const int by_b = (deps & DEP_B) != 0 ||
-                     ((deps & DEP_Q) && varies(r->q_offset, r->sizes.B)) ||
-                     ((deps & DEP_KV) && varies(r->kv_offset, r->sizes.B));
+    const int by_b = (deps & DEP_B) != 0 || ((deps & DEP_Q) && varies(r->q_offset, r->sizes.B))
+                     || ((deps & DEP_KV) && varies(r->kv_offset, r->sizes.B));
     m->B = by_b ? r->sizes.B : 1;
     m->H = deps & DEP_H ? r->sizes.H : 1;
 }
@@ -79,8 +78,8 @@ static saccade_status copy_offset(const int32_t *from, int64_t B, int64_t length
 {
     *out = NULL;
     for (int64_t b = 0; from && b < B; b++)
-        FAIL_AT(from[b] < -LENGTH_MAX || from[b] + length - 1 > INT32_MAX, SACCADE_EINVAL,
-                name, 0, 0, "got %d for batch %lld, expected positions within 32 bits", from[b],
+        FAIL_AT(from[b] < -LENGTH_MAX || from[b] + length - 1 > INT32_MAX, SACCADE_EINVAL, name,
+                0, 0, "got %d for batch %lld, expected positions within 32 bits", from[b],
                 (long long)b);
     if (!from)
         return SACCADE_OK;
@@ -117,10 +116,17 @@ static saccade_status copy_recipe(saccade_block_mask *m, const mask_recipe *r,
 
 static mask_source source_of(const saccade_block_mask *m)
 {
-    return (mask_source){.fn = mod_function(m->mod), .prover = m->prover, .prog = m->prog,
-                         .env = m->view.env, .B = m->B, .H = m->H, .Q = m->view.sizes.Q,
-                         .KV = m->view.sizes.KV, .q_offset = m->q_offset,
-                         .kv_offset = m->kv_offset, .budget = m->options.evaluation_budget,
+    return (mask_source){.fn = mod_function(m->mod),
+                         .prover = m->prover,
+                         .prog = m->prog,
+                         .env = m->view.env,
+                         .B = m->B,
+                         .H = m->H,
+                         .Q = m->view.sizes.Q,
+                         .KV = m->view.sizes.KV,
+                         .q_offset = m->q_offset,
+                         .kv_offset = m->kv_offset,
+                         .budget = m->options.evaluation_budget,
                          .threads = m->threads};
 }
 
@@ -179,9 +185,13 @@ out:
 
 mask_recipe mask_recipe_of(const saccade_block_mask *mask)
 {
-    return (mask_recipe){.mod = mask->mod, .sizes = mask->view.sizes, .tensors = mask->tensors,
-                         .q_offset = mask->q_offset, .kv_offset = mask->kv_offset,
-                         .options = mask->options, .threads = mask->threads};
+    return (mask_recipe){.mod = mask->mod,
+                         .sizes = mask->view.sizes,
+                         .tensors = mask->tensors,
+                         .q_offset = mask->q_offset,
+                         .kv_offset = mask->kv_offset,
+                         .options = mask->options,
+                         .threads = mask->threads};
 }
 
 static void drop_cached(mask_cached *c)
@@ -279,8 +289,8 @@ static saccade_status read_options(const saccade_block_mask_options *given,
                                    saccade_block_mask_options *out, saccade_error *err)
 {
     *out = given ? *given : (saccade_block_mask_options){.evaluation_budget = -1};
-    FAIL_AT(out->block_q < 0 || out->block_kv < 0 || out->block_q > LENGTH_MAX ||
-                out->block_kv > LENGTH_MAX,
+    FAIL_AT(out->block_q < 0 || out->block_kv < 0 || out->block_q > LENGTH_MAX
+                || out->block_kv > LENGTH_MAX,
             SACCADE_EINVAL, "block", 0, 0, "got %d x %d, expected 1 to 2^30, or 0 for %d",
             out->block_q, out->block_kv, DEFAULT_BLOCK);
     FAIL_AT(out->evaluation_budget < -1, SACCADE_EINVAL, "evaluation_budget", 0, 0,
@@ -290,10 +300,12 @@ static saccade_status read_options(const saccade_block_mask_options *given,
     return SACCADE_OK;
 }
 
-saccade_status saccade_block_mask_create(
-    saccade_context *context, const saccade_mod *mask, const saccade_sizes *sizes,
-    const saccade_positions *positions, const saccade_binding *bindings, int32_t n_bindings,
-    const saccade_block_mask_options *options, saccade_block_mask **out, saccade_error *err)
+saccade_status saccade_block_mask_create(saccade_context *context, const saccade_mod *mask,
+                                         const saccade_sizes *sizes,
+                                         const saccade_positions *positions,
+                                         const saccade_binding *bindings, int32_t n_bindings,
+                                         const saccade_block_mask_options *options,
+                                         saccade_block_mask **out, saccade_error *err)
 {
     static const saccade_positions none;
     const saccade_positions *at = positions ? positions : &none;
@@ -305,15 +317,16 @@ saccade_status saccade_block_mask_create(
             "block_mask: got %s, expected a bound mask", mask ? "a mod not bound" : "NULL");
     FAIL_IF(saccade_mod_kind(mask) != SACCADE_MASK, SACCADE_EINVAL,
             "block_mask: got a score, expected a mask");
-    mask_recipe r = {.mod = mask, .tensors = tensors,
-                     .threads = context ? context->threads : 0};
+    mask_recipe r = {
+        .mod = mask, .tensors = tensors, .threads = context ? context->threads : 0};
     TRY(mask_check_sizes(sizes, err));
     r.sizes = *sizes;
     TRY(read_options(options, &r.options, err));
     TRY(eval_resolve(mod_function(mask), bindings, n_bindings, 1, tensors, err));
-    TRY_GOTO(mask_read_offsets(&at->q_offset, "q_offset", r.sizes.B, r.sizes.Q, &q_offset, err));
-    TRY_GOTO(mask_read_offsets(&at->kv_offset, "kv_offset", r.sizes.B, r.sizes.KV, &kv_offset,
-                               err));
+    TRY_GOTO(
+        mask_read_offsets(&at->q_offset, "q_offset", r.sizes.B, r.sizes.Q, &q_offset, err));
+    TRY_GOTO(
+        mask_read_offsets(&at->kv_offset, "kv_offset", r.sizes.B, r.sizes.KV, &kv_offset, err));
     r.q_offset = q_offset;
     r.kv_offset = kv_offset;
     TRY_GOTO(mask_make(&r, out, err));
@@ -481,10 +494,11 @@ int64_t saccade_block_mask_row(const saccade_block_mask *mask, int64_t b, int64_
 {
     const mask_runs *all;
     *runs = NULL;
-    if (!mask || b < 0 || h < 0 || b >= mask->view.sizes.B || h >= mask->view.sizes.H ||
-        mask_runs_for(mask, mask->options.block_q, mask->options.block_kv, transposed, &all,
-                      NULL) != SACCADE_OK ||
-        row < 0 || row >= all->rows)
+    if (!mask || b < 0 || h < 0 || b >= mask->view.sizes.B || h >= mask->view.sizes.H
+        || mask_runs_for(mask, mask->options.block_q, mask->options.block_kv, transposed, &all,
+                         NULL)
+               != SACCADE_OK
+        || row < 0 || row >= all->rows)
         return -1;
     return runs_row(all, b, h, row, runs);
 }

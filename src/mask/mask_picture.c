@@ -8,8 +8,10 @@
 #include <string.h>
 
 enum {
-    TEXT_WIDTH = 64, TEXT_MAX = 500,   /* characters */
-    IMAGE_WIDTH = 512, IMAGE_MAX = 2048 /* pixels */
+    TEXT_WIDTH = 64,
+    TEXT_MAX = 500, /* characters */
+    IMAGE_WIDTH = 512,
+    IMAGE_MAX = 2048 /* pixels */
 };
 
 /* ---- cells ---- */
@@ -48,8 +50,9 @@ static void count_run(line_counts *line, const saccade_run *run)
 static void settle_line(const line_counts *line, int64_t rows, uint8_t *cell)
 {
     for (int64_t c = 0; c < line->width; c++) {
-        const int64_t blocks = rows * (cell_start(c + 1, line->width, line->columns) -
-                                       cell_start(c, line->width, line->columns));
+        const int64_t blocks = rows
+                               * (cell_start(c + 1, line->width, line->columns)
+                                  - cell_start(c, line->width, line->columns));
         cell[c] = line->live[c] == 0        ? CELL_EMPTY
                   : line->full[c] == blocks ? CELL_FULL
                                             : CELL_PARTIAL;
@@ -116,9 +119,11 @@ static saccade_status draw_text(const saccade_block_mask *mask, int64_t b, int64
             strbuf_puts(out, marks[p.cell[y * p.width + x / per_block]]);
         strbuf_putc(out, '\n');
     }
-    strbuf_printf(out, "%lld x %lld positions, blocks of %d x %d: █ full  ▒ partial  blank "
-                  "empty\n", (long long)mask->view.sizes.Q, (long long)mask->view.sizes.KV,
-                  runs->block_q, runs->block_kv);
+    strbuf_printf(out,
+                  "%lld x %lld positions, blocks of %d x %d: █ full  ▒ partial  blank "
+                  "empty\n",
+                  (long long)mask->view.sizes.Q, (long long)mask->view.sizes.KV, runs->block_q,
+                  runs->block_kv);
     picture_free(&p);
     return strbuf_status(out, err);
 }

@@ -21,8 +21,8 @@ saccade_status picture_png(const picture *p, int scale, void **bytes, size_t *si
                            saccade_error *err)
 {
     static const uint8_t palette[] = {255, 255, 255, 0x9d, 0xc3, 0xe6, 0x1f, 0x4e, 0x79};
-    png_image image = {.version = PNG_IMAGE_VERSION, .format = PNG_FORMAT_RGB_COLORMAP,
-                       .colormap_entries = 3};
+    png_image image = {
+        .version = PNG_IMAGE_VERSION, .format = PNG_FORMAT_RGB_COLORMAP, .colormap_entries = 3};
     const int64_t width = p->width * scale, height = p->height * scale;
     saccade_status status = SACCADE_OK;
     png_alloc_size_t wanted = 0;

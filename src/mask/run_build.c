@@ -88,8 +88,7 @@ static int64_t half_of(int64_t n)
 static void subdivide(task *t, const grid_box *g)
 {
     const pass_box box = positions_of(t, g);
-    const pass_verdict v =
-        pass_prove_next(t->build->source->prover, &box, t->worker->scratch);
+    const pass_verdict v = pass_prove_next(t->build->source->prover, &box, t->worker->scratch);
     if (v == PASS_NEVER)
         return;
     if (v == PASS_ALWAYS) {
@@ -184,14 +183,16 @@ saccade_status build_runs(const mask_source *source, int32_t block_q, int32_t bl
 {
     const int64_t start = clock_ns(), heads = source->B * source->H;
     const int threads = threads_for(source);
-    const mask_runs shape = {.block_q = block_q, .block_kv = block_kv, .B = source->B,
+    const mask_runs shape = {.block_q = block_q,
+                             .block_kv = block_kv,
+                             .B = source->B,
                              .H = source->H,
                              .rows = (source->Q + block_q - 1) / block_q,
                              .columns = (source->KV + block_kv - 1) / block_kv};
     const int64_t per_band = band_rows(shape.rows, heads, threads);
     const int64_t n_bands = heads * ((shape.rows + per_band - 1) / per_band);
-    build w = {.source = source, .block_q = block_q, .block_kv = block_kv,
-               .columns = shape.columns};
+    build w = {
+        .source = source, .block_q = block_q, .block_kv = block_kv, .columns = shape.columns};
     saccade_status status = SACCADE_OK;
     w.bands = calloc((size_t)n_bands, sizeof *w.bands);
     w.workers = calloc((size_t)threads, sizeof *w.workers);

@@ -52,8 +52,7 @@ void lists_add(run_lists *lists, int64_t row, int64_t first, int64_t count, int 
     if (lists->failed || (lists->n == lists->capacity && !grow(lists)))
         return;
     lists->last[row] = lists->n;
-    lists->entries[lists->n++] =
-        (run_entry){row, {(int32_t)first, (int32_t)count, full}};
+    lists->entries[lists->n++] = (run_entry){row, {(int32_t)first, (int32_t)count, full}};
 }
 
 /* ---- joining ---- */
@@ -78,8 +77,8 @@ static mask_runs *runs_alloc(const mask_runs *shape, int64_t n_runs)
     runs->runs = list;
     runs->stats = (saccade_block_mask_stats){0};
     runs->stats.runs = n_runs;
-    runs->stats.bytes = (int64_t)sizeof *runs + (2 * rows + 2) * (int64_t)sizeof *row_begin +
-                        (n_runs + 1) * (int64_t)sizeof *list;
+    runs->stats.bytes = (int64_t)sizeof *runs + (2 * rows + 2) * (int64_t)sizeof *row_begin
+                        + (n_runs + 1) * (int64_t)sizeof *list;
     return runs;
 }
 
@@ -152,8 +151,7 @@ static int kind_at(const saccade_run *runs, int64_t n, int64_t *i, int64_t colum
     if (*i == n)
         return 0;
     const int inside = runs[*i].first <= column;
-    const int64_t change =
-        inside ? (int64_t)runs[*i].first + runs[*i].count : runs[*i].first;
+    const int64_t change = inside ? (int64_t)runs[*i].first + runs[*i].count : runs[*i].first;
     if (change < *until)
         *until = change;
     return inside ? 1 + (runs[*i].full != 0) : 0;
@@ -199,8 +197,7 @@ static void sweep_head(const mask_runs *runs, int64_t b, int64_t h, sweep *s)
     const saccade_run *before = NULL, *now = NULL;
     int64_t n_before = 0;
     for (s->row = 0; s->row <= runs->rows; s->row++) {
-        const int64_t n_now =
-            s->row < runs->rows ? runs_row(runs, b, h, s->row, &now) : 0;
+        const int64_t n_now = s->row < runs->rows ? runs_row(runs, b, h, s->row, &now) : 0;
         runs_walk(before, n_before, now, n_now, runs->columns, close_runs, s);
         before = now;
         n_before = n_now;

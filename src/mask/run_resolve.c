@@ -10,8 +10,10 @@
 #include <string.h>
 
 enum {
-    LEAF = 4096,    /* positions evaluated without asking for another proof */
-    LEAF_KEYS = 128 /* keys in a row of them, so that strips stay long */
+    LEAF = 4096,     /* positions evaluated without asking for another proof */
+    LEAF_KEYS = 128, /* keys in a row of them, so that strips stay long */
+    CUT_MIN = 512,   /* positions for which another proof is cheaper than evaluation */
+    CUTS_MAX = 24    /* per block */
 };
 
 saccade_status worker_open(const mask_source *source, mask_worker *worker, saccade_error *err)
@@ -120,11 +122,32 @@ static int32_t middle(int32_t lo, int32_t hi)
     return (int32_t)(lo + half - 1);
 }
 
-static int refine(mask_worker *w, const pass_box *box, int seen)
+static int refine(mask_worker *w, const pass_box *box, int seen);
+
+static int look_at_part(mask_worker *w, const pass_box *part, int seen)
+{
+    const pass_verdict v = pass_prove_next(w->source->prover, part, w->scratch);
+    return v == PASS_UNKNOWN ? refine(w, part, seen) : seen | seen_by(v);
+}
+
+/* Cuts where the mask itself changes: the parts are likely to be proven. */
+static int cut(mask_worker *w, const pass_box *box, int var, int32_t at, int seen)
+{
+    pass_box part = *box;
+    w->cuts_left--;
+    part.hi[var] = at - 1;
+    seen = look_at_part(w, &part, seen);
+    if ((seen & SEEN_BOTH) == SEEN_BOTH)
+        return seen;
+    part.hi[var] = box->hi[var];
+    part.lo[var] = at;
+    return look_at_part(w, &part, seen);
+}
+
+/* Halves of the longer side, or of both, until a part is small enough to be evaluated. */
+static int halve(mask_worker *w, const pass_box *box, int seen)
 {
     const int64_t queries = queries_of(box), keys = keys_of(box);
-    if (queries * keys <= LEAF || (queries == 1 && keys <= LEAF))
-        return evaluate(w, box, seen);
     const int cut_keys = keys > LEAF_KEYS && 2 * keys > queries;
     const int cut_queries = queries > 1 && (!cut_keys || 2 * queries > keys);
     const int32_t q_cut = middle(box->lo[VAR_Q], box->hi[VAR_Q]);
@@ -137,15 +160,30 @@ static int refine(mask_worker *w, const pass_box *box, int seen)
             *(i & 2 ? &part.lo[VAR_Q] : &part.hi[VAR_Q]) = q_cut + (i >> 1);
         if (cut_keys)
             *(i & 1 ? &part.lo[VAR_KV] : &part.hi[VAR_KV]) = k_cut + (i & 1);
-        const pass_verdict v = pass_prove_next(w->source->prover, &part, w->scratch);
-        seen = v == PASS_UNKNOWN ? refine(w, &part, seen) : seen | seen_by(v);
+        seen = look_at_part(w, &part, seen);
     }
     return seen;
+}
+
+/* A box whose proof, the last one made, came out unknown. */
+static int refine(mask_worker *w, const pass_box *box, int seen)
+{
+    const int64_t positions = queries_of(box) * keys_of(box);
+    int var;
+    int32_t at;
+    if (positions >= CUT_MIN && w->cuts_left > 0
+        && pass_prove_cut(w->source->prover, w->scratch, &var, &at))
+        return cut(w, box, var, at, seen);
+    return positions <= LEAF ? evaluate(w, box, seen) : halve(w, box, seen);
 }
 
 int resolve_box(mask_worker *w, const pass_box *box)
 {
     const int seen = look_at_corners(w, box);
     w->has_evaluated = 0;
-    return seen == SEEN_BOTH ? seen : refine(w, box, seen);
+    w->cuts_left = CUTS_MAX;
+    if (seen == SEEN_BOTH)
+        return seen;
+    pass_prove_next(w->source->prover, box, w->scratch); /* the corners were the last */
+    return refine(w, box, seen);
 }

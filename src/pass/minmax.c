@@ -1,7 +1,7 @@
 /* Min/max tables over captured tensors.
  * The tensor is seen as rows x columns, columns being its last dimension. Each row has a
- * binary tree of (least, greatest) over chunks of 32 columns; rows are joined in twos, fours, ...
- * with the same trees, so any range of rows and chunks is a few aligned pieces: one piece for
+ * binary tree of (least, greatest) over chunks of 32 columns; rows are joined in twos, fours,
+ * ... with the same trees, so any range of rows and chunks is a few aligned pieces: one piece for
  * the aligned boxes that a subdivision asks for. Ends that cut a chunk are read from the
  * tensor when the row is a single one, else the chunk counts whole (a larger range is still
  * true). Floats are kept as integers of the same order. */
@@ -29,10 +29,10 @@ struct minmax {
     mod_type type;
     int may_nan;
     int64_t rows, columns, chunks;
-    int shift;                      /* columns per chunk */
-    int64_t level_off[MAX_LEVELS];  /* of a row's tree, by level */
-    int64_t row_pairs;              /* size of a row's tree */
-    int64_t group_off[MAX_LEVELS];  /* first tree of 2^level joined rows */
+    int shift;                     /* columns per chunk */
+    int64_t level_off[MAX_LEVELS]; /* of a row's tree, by level */
+    int64_t row_pairs;             /* size of a row's tree */
+    int64_t group_off[MAX_LEVELS]; /* first tree of 2^level joined rows */
     size_t bytes;
     pair *data;
 };
@@ -132,8 +132,8 @@ static void fill_row(minmax *m, int64_t row)
     pair *tree = tree_of(m, 0, row);
     for (int64_t c = 0; c < m->chunks; c++) {
         const int64_t from = c << m->shift, past = (c + 1) << m->shift;
-        tree[c] = scan(m, start, from, (past < m->columns ? past : m->columns) - 1,
-                       &m->may_nan);
+        tree[c] =
+            scan(m, start, from, (past < m->columns ? past : m->columns) - 1, &m->may_nan);
     }
     for (int level = 1; level_size(m->chunks, level - 1) > 1; level++) {
         const pair *below = tree + m->level_off[level - 1];
@@ -196,6 +196,11 @@ void minmax_destroy(minmax *m)
 size_t minmax_bytes(const minmax *m)
 {
     return m->bytes;
+}
+
+int minmax_is_int(const minmax *m)
+{
+    return m->type == MOD_INT;
 }
 
 /* ---- asking ---- */

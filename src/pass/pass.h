@@ -64,6 +64,10 @@ pass_verdict pass_prove(const pass_prover *prover, const pass_box *box, void *sc
 /* The same, walking only what depends on variables whose range differs from the last proof's
  * with this scratch. needs: at least one pass_prove with it. */
 pass_verdict pass_prove_next(const pass_prover *prover, const pass_box *box, void *scratch);
+/* A good place to cut the box of the last proof with this scratch, when it came out UNKNOWN:
+ * where a quotient by a constant or an indexed value changes. Positions from *at on are the
+ * upper part. 0 when none is seen. */
+int pass_prove_cut(const pass_prover *prover, const void *scratch, int *var, int32_t *at);
 size_t pass_prover_bytes(const pass_prover *prover); /* memory it holds */
 void pass_prover_destroy(pass_prover *prover);
 

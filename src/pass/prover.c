@@ -11,14 +11,18 @@
 #include <string.h>
 
 /* An operand is a constant of the prover, a value of the scratch, or a variable. */
-enum { MAX_INDEX = SACCADE_MAX_RANK, IS_LIVE = 1u << 31 };
+enum {
+    MAX_INDEX = SACCADE_MAX_RANK,
+    CUT_PIECES = 4 /* quotients in a box that is still worth cutting at one */
+};
+#define IS_LIVE ((uint32_t)1 << 31)
 
 typedef struct step {
-    range_rule rule;        /* NULL: a load or a variable */
-    const minmax *table;    /* a load's; NULL: by type */
-    uint32_t out;           /* place in the scratch */
-    uint32_t args;          /* first operand in pass_prover.args */
-    uint8_t n_args, deps, var, type;
+    range_rule rule;     /* NULL: a load or a variable */
+    const minmax *table; /* a load's; NULL: by type */
+    uint32_t out;        /* place in the scratch */
+    uint32_t args;       /* first operand in pass_prover.args */
+    uint8_t n_args, deps, var, op;
 } step;
 
 typedef struct state {
@@ -97,8 +101,11 @@ static void compile_node(const mod_fn *fn, const eval_env *env, pass_prover *p, 
     static const pass_box no_box = {{0}, {0}};
     const mod_node *node = &fn->nodes[i];
     range_val *constant = &p->constants[p->n_constants];
-    step st = {.rule = range_rules[node->op], .n_args = node->n_args, .deps = node->deps,
-               .args = node->args, .type = node->type};
+    step st = {.rule = range_rules[node->op],
+               .n_args = node->n_args,
+               .deps = node->deps,
+               .args = node->args,
+               .op = node->op};
     if (node->op == OP_LOAD)
         st.table = p->tables[node->imm.i];
     for (uint32_t a = 0; a < node->n_args; a++)
@@ -133,8 +140,8 @@ static saccade_status compile(const mod_fn *fn, const eval_env *env, pass_prover
     for (uint32_t i = 0; i < fn->n_nodes; i++)
         compile_node(fn, env, p, i, place);
     p->result = place[fn->result];
-    p->bytes += sizeof *p + fn->n_nodes * (sizeof *p->steps + sizeof *p->constants) +
-                fn->n_args * sizeof *p->args;
+    p->bytes += sizeof *p + fn->n_nodes * (sizeof *p->steps + sizeof *p->constants)
+                + fn->n_args * sizeof *p->args;
     free(place);
     return SACCADE_OK;
 }
@@ -203,4 +210,110 @@ pass_verdict pass_prove_next(const pass_prover *prover, const pass_box *box, voi
         if (s->box.lo[v] != box->lo[v] || s->box.hi[v] != box->hi[v])
             changed |= 1u << v;
     return walk(prover, box, changed, scratch);
+}
+
+/* ---- cuts ---- */
+
+/* value = v + rest or rest - v for one variable v. */
+static int is_one_variable(const range_val *x, int *var)
+{
+    int found = -1;
+    if (x->rlo != x->rhi)
+        return 0;
+    for (int v = 0; v < 4; v++) {
+        if (x->coef[v] == 0)
+            continue;
+        if (found >= 0 || (x->coef[v] != 1 && x->coef[v] != -1))
+            return 0;
+        found = v;
+    }
+    *var = found;
+    return found >= 0;
+}
+
+/* The first position of v from which on x >= least (or below it, when x falls). */
+static int32_t where(const range_val *x, int var, int64_t least)
+{
+    return (int32_t)(x->coef[var] > 0 ? least - x->rlo : x->rlo - least + 1);
+}
+
+/* Divisor of a step that cuts its operand into pieces of n values; 0: no such step. */
+static int64_t divisor_of(const step *st, const range_val *y)
+{
+    if (y->lo != y->hi)
+        return 0;
+    switch (st->op) {
+    case OP_idiv:
+    case OP_irem:
+    case OP_ifloordiv:
+    case OP_ifloormod:
+        return y->lo > 0 ? y->lo : 0;
+    case OP_ishr:
+        return (int64_t)1 << (y->lo & 31);
+    case OP_iand:
+        return y->lo > 0 && (y->lo & (y->lo + 1)) == 0 ? y->lo + 1 : 0;
+    default:
+        return 0;
+    }
+}
+
+static int64_t quotient(int64_t x, int64_t n)
+{
+    return x >= 0 ? x / n : -((n - 1 - x) / n);
+}
+
+static int cut_at_quotient(const pass_prover *p, const step *st, const state *s, int *var,
+                           int32_t *at)
+{
+    const uint32_t *args = p->args + st->args;
+    if (st->n_args != 2)
+        return 0;
+    const range_val *x = operand(p, s, args[0]);
+    const int64_t n = divisor_of(st, operand(p, s, args[1]));
+    if (n == 0 || !is_one_variable(x, var))
+        return 0;
+    const int64_t first = quotient(x->lo, n), last = quotient(x->hi, n);
+    if (first == last || last - first > CUT_PIECES)
+        return 0;
+    *at = where(x, *var, (first + (last - first + 1) / 2) * n);
+    return 1;
+}
+
+/* Where the values of a rank-1 tensor first differ from the first of the box. */
+static int cut_at_change(const pass_prover *p, const step *st, const state *s, int *var,
+                         int32_t *at)
+{
+    if (!st->table || st->n_args != 1)
+        return 0;
+    const range_val *x = operand(p, s, p->args[st->args]);
+    range_val part = *x, first, value;
+    const range_val *index = &part;
+    if (!is_one_variable(x, var) || x->lo == x->hi)
+        return 0;
+    part.hi = part.lo;
+    minmax_query(st->table, &index, &first);
+    int64_t same = x->lo, other = x->hi + 1;
+    while (same + 1 < other) {
+        part.hi = same + (other - same) / 2;
+        minmax_query(st->table, &index, &value);
+        const int is_same = value.lo == first.lo && value.hi == first.lo;
+        *(is_same ? &same : &other) = part.hi;
+    }
+    if (other > x->hi)
+        return 0;
+    *at = where(x, *var, other);
+    return 1;
+}
+
+int pass_prove_cut(const pass_prover *prover, const void *scratch, int *var, int32_t *at)
+{
+    const state *s = scratch;
+    for (uint32_t i = 0; i < prover->n_steps; i++) {
+        const step *st = &prover->steps[i];
+        const int is_int = st->table && minmax_is_int(st->table);
+        if (cut_at_quotient(prover, st, s, var, at)
+            || (is_int && cut_at_change(prover, st, s, var, at)))
+            return *at > s->box.lo[*var] && *at <= s->box.hi[*var];
+    }
+    return 0;
 }

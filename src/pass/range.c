@@ -68,8 +68,8 @@ static void set_size(const eval_env *env, int32_t which, range_val *out)
         range_set_span(out, 1, 1 << 30);
 }
 
-int range_leaf(const mod_fn *fn, const eval_env *env, const mod_node *node,
-               const pass_box *box, range_val *out)
+int range_leaf(const mod_fn *fn, const eval_env *env, const mod_node *node, const pass_box *box,
+               range_val *out)
 {
     switch (node->op) {
     case OP_BOOL:

@@ -8,8 +8,8 @@
 #include <float.h>
 #include <math.h>
 
-#define RULE(name)                                                                       \
-    void range_##name(const pass_box *box, const range_val *x, const range_val *y,       \
+#define RULE(name)                                                                 \
+    void range_##name(const pass_box *box, const range_val *x, const range_val *y, \
                       const range_val *z, range_val *out)
 #define UNUSED1 ((void)box, (void)y, (void)z)
 #define UNUSED2 ((void)box, (void)z)
@@ -54,8 +54,7 @@ static void set_wide(range_val *out, double lo, double hi, double relative, doub
         lo = FLT_MAX;
     if (hi < -FLT_MAX)
         hi = -FLT_MAX;
-    range_set_float(out, lo < -FLT_MAX ? -INFINITY : lo, hi > FLT_MAX ? INFINITY : hi,
-                    may_nan);
+    range_set_float(out, lo < -FLT_MAX ? -INFINITY : lo, hi > FLT_MAX ? INFINITY : hi, may_nan);
 }
 
 static void set_rounded(range_val *out, double lo, double hi, int may_nan)
@@ -205,8 +204,8 @@ RULE(ftrunc)
 /* ---- functions ---- */
 
 /* A rising function, evaluated at both ends. */
-static void set_rising(range_val *out, const range_val *x, double (*f)(double),
-                       double absolute, double least, double most)
+static void set_rising(range_val *out, const range_val *x, double (*f)(double), double absolute,
+                       double least, double most)
 {
     set_wide(out, f(x->flo), f(x->fhi), LOOSE, absolute, x->may_nan);
     if (out->flo < least)

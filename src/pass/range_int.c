@@ -134,8 +134,8 @@ static span difference(const pass_box *box, const range_val *x, const range_val 
 
 /* ---- sums and products ---- */
 
-#define RULE(name)                                                                       \
-    void range_##name(const pass_box *box, const range_val *x, const range_val *y,       \
+#define RULE(name)                                                                 \
+    void range_##name(const pass_box *box, const range_val *x, const range_val *y, \
                       const range_val *z, range_val *out)
 #define UNUSED(a, b) ((void)(a), (void)(b))
 
@@ -398,8 +398,7 @@ RULE(ieq)
 {
     const span d = difference(box, x, y);
     (void)z;
-    range_set_bool(out, d.lo != 0 || d.hi != 0,
-                   d.lo <= 0 && d.hi >= 0 && can_vanish(x, y));
+    range_set_bool(out, d.lo != 0 || d.hi != 0, d.lo <= 0 && d.hi >= 0 && can_vanish(x, y));
 }
 
 RULE(ine)
@@ -526,7 +525,7 @@ RULE(or)
     range_set_bool(out, x->can_false & y->can_false, x->can_true | y->can_true);
 }
 
-RULE(not)
+RULE(not )
 {
     UNUSED(box, z);
     (void)y;

@@ -13,7 +13,7 @@ typedef struct range_val {
     int64_t lo, hi;   /* int */
     int64_t rlo, rhi; /* int: remainder of the linear form */
     int32_t coef[4];
-    double flo, fhi;  /* float; what NaN would be is not in it */
+    double flo, fhi; /* float; what NaN would be is not in it */
     uint8_t may_nan, can_false, can_true;
 } range_val;
 
@@ -24,8 +24,8 @@ typedef void (*range_rule)(const pass_box *box, const range_val *x, const range_
 /* by mod_op; NULL for leaves */
 extern const range_rule range_rules[MOD_OP_COUNT];
 
-#define OP(name, signature, form, value, exact, fast, grad, range)                     \
-    void range_##range(const pass_box *box, const range_val *x, const range_val *y,    \
+#define OP(name, signature, form, value, exact, fast, grad, range)                  \
+    void range_##range(const pass_box *box, const range_val *x, const range_val *y, \
                        const range_val *z, range_val *out);
 #include "mod/ops.def"
 #undef OP
@@ -46,8 +46,8 @@ void range_set_float(range_val *out, double lo, double hi, int may_nan);
 /* What a type alone says of a loaded value. */
 void range_of_dtype(const mod_capture *capture, range_val *out);
 /* Constants, sizes and scalars; variables too when box is not NULL. 0 when op is no such. */
-int range_leaf(const mod_fn *fn, const eval_env *env, const mod_node *node,
-               const pass_box *box, range_val *out);
+int range_leaf(const mod_fn *fn, const eval_env *env, const mod_node *node, const pass_box *box,
+               range_val *out);
 void range_public(const range_val *v, mod_type type, pass_range *out);
 
 #endif

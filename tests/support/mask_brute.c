@@ -57,9 +57,9 @@ uint8_t *brute_dense(const saccade_mod *mod, const saccade_sizes *s,
         for (int64_t h = 0; h < s->H; h++)
             for (int64_t q = 0; q < s->Q; q++)
                 for (int64_t kv = 0; kv < s->KV; kv++) {
-                    const eval_point point = {
-                        (int32_t)b, (int32_t)h, (int32_t)q + offset_of(&at->q_offset, b),
-                        (int32_t)kv + offset_of(&at->kv_offset, b), 0};
+                    const eval_point point = {(int32_t)b, (int32_t)h,
+                                              (int32_t)q + offset_of(&at->q_offset, b),
+                                              (int32_t)kv + offset_of(&at->kv_offset, b), 0};
                     *to++ = eval_scalar(fn, &env, &point, values, NULL) != 0;
                 }
     free(values);
@@ -86,11 +86,13 @@ static void read_row(const saccade_block_mask *mask, int64_t b, int64_t h, int64
     memset(kinds, 0, (size_t)columns);
     assert_true(n >= 0);
     for (int64_t i = 0; i < n; i++) {
-        if (runs[i].count < 1 || runs[i].first < 0 ||
-            runs[i].first + (int64_t)runs[i].count > columns)
+        if (runs[i].count < 1 || runs[i].first < 0
+            || runs[i].first + (int64_t)runs[i].count > columns)
             fail_msg("%s: row %lld: run %d+%d of %lld", name, (long long)row, runs[i].first,
                      runs[i].count, (long long)columns);
-        if (i && runs[i].first < runs[i - 1].first + runs[i - 1].count + (runs[i].full == runs[i - 1].full))
+        if (i
+            && runs[i].first
+                   < runs[i - 1].first + runs[i - 1].count + (runs[i].full == runs[i - 1].full))
             fail_msg("%s: row %lld: runs overlap or are not merged", name, (long long)row);
         memset(kinds + runs[i].first, runs[i].full ? 2 : 1, (size_t)runs[i].count);
     }
@@ -110,10 +112,10 @@ static void compare_head(const saccade_block_mask *mask, const saccade_sizes *s,
                 const int want = block_kind(live, s, row * bq, bq, column * bk, bk);
                 found[want] += !transposed;
                 if (want != kinds[j])
-                    fail_msg("%s: b %lld h %lld block %lld,%lld of %dx%d%s: got %d, expected %d",
-                             name, (long long)b, (long long)h, (long long)row,
-                             (long long)column, bq, bk, transposed ? " transposed" : "",
-                             kinds[j], want);
+                    fail_msg(
+                        "%s: b %lld h %lld block %lld,%lld of %dx%d%s: got %d, expected %d",
+                        name, (long long)b, (long long)h, (long long)row, (long long)column, bq,
+                        bk, transposed ? " transposed" : "", kinds[j], want);
             }
         }
     free(kinds);
