@@ -89,8 +89,8 @@ static saccade_status find_backend(const char *name, int *out, saccade_error *er
             return SACCADE_OK;
         }
     }
-    FAIL_AT(1, SACCADE_EINVAL, "backend", 0, 0,
-            "got '%.40s', expected auto, cpu, cuda, ref or plain", name);
+    return status_fail_at(err, SACCADE_EINVAL, "backend", 0, 0,
+                          "got '%.40s', expected auto, cpu, cuda, ref or plain", name);
 }
 
 saccade_status saccade_plan_create(saccade_context *context, const saccade_problem *problem,

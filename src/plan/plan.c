@@ -115,7 +115,8 @@ saccade_status plan_choose(saccade_plan *plan, const plan_solver *const *solvers
             plan->solver = NULL;
         return status;
     }
-    FAIL_AT(1, SACCADE_EBACKEND, "plan", 0, 0, "no kernel takes this problem: %s", why);
+    return status_fail_at(err, SACCADE_EBACKEND, "plan", 0, 0,
+                          "no kernel takes this problem: %s", why);
 }
 
 static void explain_fn(const char *title, const mod_fn *fn, strbuf *out, saccade_error *err)
