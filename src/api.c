@@ -98,7 +98,7 @@ saccade_status saccade_plan_create(saccade_context *context, const saccade_probl
 {
     saccade_status status = SACCADE_OK;
     saccade_context defaults;
-    int backend;
+    int backend = 0;
     FAIL_IF(!problem || !out, SACCADE_EINVAL, "plan: got a NULL problem or result");
     TRY(find_backend(problem->backend, &backend, err));
     if (!context) {

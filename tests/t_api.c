@@ -1,5 +1,5 @@
 /* The edge of the library as a caller meets it: every wrong argument gets its one line, nothing
- * is set on failure, a whole run survives each failing allocation, contexts and back ends agree. */
+ * is set on failure, a whole run survives each failing allocation, contexts, back ends agree. */
 #include "saccade.h"
 #include "support/fail_alloc.h"
 
@@ -188,8 +188,8 @@ static void expect(setup *s, const char *where, const char *part)
     saccade_error err = {0};
     const saccade_status status = saccade_forward(s->plan, &s->args, &err);
     if (status == SACCADE_OK || strcmp(err.where, where) != 0 || !strstr(err.message, part))
-        fail_msg("got %d '%s': '%s', expected '%s': '%s'", status, err.where, err.message, where,
-                 part);
+        fail_msg("got %d '%s': '%s', expected '%s': '%s'", status, err.where, err.message,
+                 where, part);
     assert_null(strchr(err.message, '\n'));
 }
 
@@ -244,7 +244,7 @@ static void wrong_positions_and_captures(void **unused)
     expect(s, "dog", "neither score nor mask");
     s->binding.name = "doc";
     s->args.n_bindings = 0;
-    assert_int_equal(saccade_forward(s->plan, &s->args, &err), SACCADE_OK); /* the mask has it */
+    assert_int_equal(saccade_forward(s->plan, &s->args, &err), SACCADE_OK); /* mask's */
     s->args.block_mask = NULL;
     expect(s, "doc", "");
     tear_down(s);
