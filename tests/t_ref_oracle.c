@@ -757,6 +757,63 @@ static void solvers_run_in_their_workspace(void **unused)
     assert_false(plain_solvers[0]->applicable(&wide, 0, why));
 }
 
+/* ---- block masks given as index tensors ---- */
+
+enum { BLOCK_Q = 4, BLOCK_KV = 3, BLOCK_ROWS = 3, BLOCK_COLUMNS = 5 };
+
+static int block_state[BLOCK_ROWS][BLOCK_COLUMNS]; /* 0 absent, 1 PARTIAL, 2 FULL */
+
+/* The mod decides inside PARTIAL blocks only. */
+static int is_live_by_blocks(int64_t q, int64_t kv)
+{
+    const int of_block = block_state[q / BLOCK_Q][kv / BLOCK_KV];
+    return of_block == 2 || (of_block == 1 && is_every_third(q, kv));
+}
+
+static saccade_block_mask *import_blocks(const fixture *f)
+{
+    int32_t counts[2][BLOCK_ROWS] = {{0}}, columns[2][BLOCK_ROWS][BLOCK_COLUMNS] = {{{0}}};
+    saccade_block_mask *mask;
+    saccade_error err;
+    for (int i = 0; i < BLOCK_ROWS; i++)
+        for (int32_t j = 0; j < BLOCK_COLUMNS; j++) {
+            const int is_full = block_state[i][j] == 2;
+            if (block_state[i][j])
+                columns[is_full][i][counts[is_full][i]++] = j;
+        }
+    const saccade_block_indices indices = {
+        1,        1,         BLOCK_ROWS,        BLOCK_COLUMNS, BLOCK_Q,
+        BLOCK_KV, counts[0], &columns[0][0][0], counts[1],     &columns[1][0][0]};
+    check_ok(saccade_block_mask_import(NULL, &indices, f->mask, &f->run.sizes, NULL, NULL, 0,
+                                       &mask, &err),
+             &err);
+    return mask;
+}
+
+static void imported_blocks_overrule_the_mod(void **unused)
+{
+    static const variant by_blocks = {"(q + kv) % 3 == 0", NULL, is_live_by_blocks, NULL};
+    const saccade_sizes s = {1, 2, 1, 10, 13, 3, 2};
+    (void)unused;
+    for (uint64_t seed = 1; seed <= 10; seed++) {
+        fixture f;
+        saccade_error err;
+        start(seed);
+        for (int i = 0; i < BLOCK_ROWS * BLOCK_COLUMNS; i++)
+            block_state[i / BLOCK_COLUMNS][i % BLOCK_COLUMNS] = (int)between(0, 2);
+        make(&s, SACCADE_F64, by_blocks.mask, NULL, NULL, 0, &f);
+        saccade_block_mask *mask = import_blocks(&f);
+        f.run.block_mask = mask;
+        saccade_plan plan = {.solver = ref_solvers[0], .problem = f.problem};
+        check_ok(ref_solvers[0]->prepare(&plan, mask, &err), &err);
+        forward(&f);
+        for (int64_t row = 0; row < s.H * s.Q; row++)
+            check_row(&f, &by_blocks, 0, row / s.Q, row % s.Q);
+        saccade_block_mask_destroy(mask);
+        drop(&f);
+    }
+}
+
 /* ---- the ladder's own truth ---- */
 
 static saccade_tensor view(const float *data, const ladder_problem *p)
@@ -818,6 +875,7 @@ int main(void)
         cmocka_unit_test(capture_gradients_equal_finite_differences),
         cmocka_unit_test(plain_is_near_the_oracle),
         cmocka_unit_test(solvers_run_in_their_workspace),
+        cmocka_unit_test(imported_blocks_overrule_the_mod),
         cmocka_unit_test(ladder_agrees_with_the_oracle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
