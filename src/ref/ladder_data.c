@@ -1,5 +1,5 @@
-/* A problem for the ladder: random inputs, what a forward pass would have left for backward, and
- * the answers in float64, computed by definition from the same f32 inputs. */
+/* A problem for the ladder: random inputs, what a forward pass would have left for backward,
+ * and the answers in float64, computed by definition from the same f32 inputs. */
 #include "ref/ladder.h"
 
 #include "base/status.h"
