@@ -145,9 +145,9 @@ SACCADE_API size_t saccade_mod_print(const saccade_mod *mod, char *text, size_t 
 SACCADE_API void saccade_mod_destroy(saccade_mod *mod);
 
 /* Reads every index of a bound mod over all positions, as the float64 oracle does (what && ||
- * ?: guard is not read), and returns EVALUE with line:column for the first one outside its tensor.
- * Kernels clamp such an index. Looks at every position of up to `budget` (0: 2^26), then at an
- * even sample. */
+ * ?: guard is not read), and returns EVALUE with line:column for the first one outside its
+ * tensor. Kernels clamp such an index. Looks at every position of up to `budget` (0: 2^26),
+ * then at an even sample. */
 SACCADE_API saccade_status saccade_mod_check(const saccade_mod *mod, const saccade_sizes *sizes,
                                              const saccade_positions *positions,
                                              const saccade_binding *bindings,
@@ -394,6 +394,18 @@ SACCADE_API saccade_status saccade_ladder_run(const saccade_ladder_options *opti
                                               void *user, saccade_error *err);
 /* Measures for about half a second. */
 SACCADE_API saccade_status saccade_roofline_measure(saccade_roofline *out, saccade_error *err);
+
+/* ---- experimental: what this machine gives at most ------------------------------------- */
+
+/* Measured with the context's threads and level, in about a second. */
+typedef struct saccade_ceilings {
+    double fma_gflops;        /* f32 multiply-adds */
+    double bf16_gflops;       /* bf16 by the level's best instructions: tiles, dot products, or
+                               * f32 multiply-adds */
+    double read_gbytes_per_s; /* of memory */
+} saccade_ceilings;
+SACCADE_API saccade_status saccade_measure_ceilings(const saccade_context *context,
+                                                    saccade_ceilings *out, saccade_error *err);
 
 #ifdef __cplusplus
 }

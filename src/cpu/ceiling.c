@@ -1,0 +1,144 @@
+/* saccade_measure_ceilings: what this machine gives at most, measured with the same threads as
+ * the kernels, so that a benchmark can say how near they come. Each figure is the best of
+ * several short runs. */
+#include "cpu/ceiling.h"
+
+#include "base/clock.h"
+#include "base/cpu_features.h"
+#include "base/parallel.h"
+#include "base/status.h"
+#include "plan/plan.h"
+#include "saccade_config.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    REPEATS = 5,
+    RUN_NS = 30000000,      /* one run of a flops loop */
+    READ_BYTES = 256 << 20, /* well past any cache level here */
+    DATA_BYTES = 4096
+};
+
+static const cpu_ceiling *const levels[CPU_LEVELS] = {
+    [CPU_PORTABLE] = &cpu_ceiling_portable,
+#if HAVE_LEVEL_AVX2
+    [CPU_AVX2] = &cpu_ceiling_avx2,
+#endif
+#if HAVE_LEVEL_AVX512
+    [CPU_AVX512] = &cpu_ceiling_avx512,
+#endif
+#if HAVE_LEVEL_AMX
+    [CPU_AMX] = &cpu_ceiling_amx,
+#endif
+};
+
+typedef struct flops_work {
+    CPU_CEILING_FLOPS((*loop));
+    int64_t rounds;
+    const void *data;
+} flops_work;
+
+static void run_flops(void *arg, int64_t item, int thread)
+{
+    const flops_work *w = arg;
+    (void)item, (void)thread;
+    w->loop(w->rounds, w->data);
+}
+
+/* The quickest of several runs of as many rounds, ns: others may be using the machine too. */
+static int64_t quickest(flops_work *w, int threads)
+{
+    int64_t best = INT64_MAX;
+    for (int repeat = 0; repeat < REPEATS; repeat++) {
+        const int64_t begin = clock_ns();
+        par_for(threads, threads, run_flops, w);
+        const int64_t ns = clock_ns() - begin;
+        best = ns < best ? ns : best;
+    }
+    return best > 0 ? best : 1;
+}
+
+/* As many rounds as keep one thread busy for long enough; then all threads with as many. */
+static double best_gflops(CPU_CEILING_FLOPS((*loop)), int threads, const void *data)
+{
+    flops_work w = {loop, 1 << 12, data};
+    while (quickest(&w, 1) < RUN_NS / 2)
+        w.rounds *= 2;
+    return (double)threads * (double)w.rounds * loop(1, data) / (double)quickest(&w, threads);
+}
+
+typedef struct read_work {
+    CPU_CEILING_READ((*loop));
+    const char *data;
+    size_t part;
+    uint64_t *sums; /* one cache line each */
+} read_work;
+
+static void run_read(void *arg, int64_t item, int thread)
+{
+    const read_work *w = arg;
+    (void)thread;
+    w->sums[8 * item] = w->loop(w->data + (size_t)item * w->part, w->part);
+}
+
+static saccade_status best_read(const cpu_ceiling *c, int threads, double *out,
+                                saccade_error *err)
+{
+    saccade_status status = SACCADE_OK;
+    const size_t part = READ_BYTES / (size_t)threads / 4096 * 4096;
+    char *data = aligned_alloc(4096, READ_BYTES);
+    uint64_t *sums = calloc(8 * (size_t)threads, sizeof *sums);
+    read_work w = {c->read, data, part, sums};
+    double best = 0;
+    FAIL_IF_NULL_GOTO(data);
+    FAIL_IF_NULL_GOTO(sums);
+    memset(data, 1, READ_BYTES);
+    for (int repeat = 0; repeat < REPEATS; repeat++) {
+        const int64_t begin = clock_ns();
+        par_for(threads, threads, run_read, &w);
+        const double rate = (double)part * threads / (double)(clock_ns() - begin);
+        best = rate > best ? rate : best;
+    }
+    *out = best;
+out:
+    free(data);
+    free(sums);
+    return status;
+}
+
+/* Numbers near 1, alike to the eye of neither multiplier nor compressor. */
+static void fill(uint16_t *bf16, float *f32)
+{
+    uint32_t seed = 12345;
+    for (int i = 0; i < DATA_BYTES / 4; i++) {
+        seed = seed * 1664525 + 1013904223;
+        f32[i] = 0.5f + (float)(seed >> 9) * 0x1p-24f;
+    }
+    for (int i = 0; i < DATA_BYTES / 2; i++) {
+        seed = seed * 1664525 + 1013904223;
+        bf16[i] = (uint16_t)((seed >> 31 << 15) | (0x3f00 + (seed >> 24 & 127)));
+    }
+}
+
+saccade_status saccade_measure_ceilings(const saccade_context *context, saccade_ceilings *out,
+                                        saccade_error *err)
+{
+    FAIL_IF(!context || !out, SACCADE_EINVAL, "ceilings: got NULL, expected a context");
+    int level = context->level;
+    while (!levels[level])
+        level--;
+    const cpu_ceiling *c = levels[level];
+    const cpu_features *has = cpu_features_get();
+    _Alignas(64) uint16_t bf16[DATA_BYTES / 2];
+    _Alignas(64) float f32[DATA_BYTES / 4];
+    const int can_dot = level == CPU_AMX || has->has_avx512_bf16;
+    fill(bf16, f32);
+    saccade_ceilings made = {.fma_gflops = best_gflops(c->fma, context->threads, f32)};
+    made.bf16_gflops = made.fma_gflops;
+    if (c->bf16_dot && can_dot)
+        made.bf16_gflops = best_gflops(c->bf16_dot, context->threads, bf16);
+    TRY(best_read(c, context->threads, &made.read_gbytes_per_s, err));
+    *out = made;
+    return SACCADE_OK;
+}
