@@ -1,0 +1,131 @@
+/* saccade: exact, fused attention with your own masks and scores, on the command line. */
+#include "cli.h"
+
+#include <string.h>
+
+static saccade_status cmd_prelude(const cli_args *args, saccade_error *err);
+
+/* clang-format off */
+static const cli_command commands[] = {
+    {"run", CLI_RUN, "attention over NumPy files",
+     "-q Q.npy -k K.npy -v V.npy -o O.npy [option]...",
+     "Computes softmax(mask(score(scale * Q K^T))) V without ever holding the scores.\n"
+     "O has the layout and dtype of Q's file.\n\n"
+     "    saccade run -q q.npy -k k.npy -v v.npy -o o.npy --mask 'sliding_window(W)' \\\n"
+     "        --bind W=256 --score 'alibi()' --score 'softcap(20.0)'\n", cmd_run},
+    {"mask", CLI_MASK, "the block mask of a text, as a picture and in numbers",
+     "--mask M --q N [--kv N] [-o FILE.svg|FILE.png] [option]...",
+     "Blocks are FULL (every score counts), PARTIAL, or absent. Proven: known from the\n"
+     "ranges of the expression; evaluated: looked at score by score.\n\n"
+     "    saccade mask --mask 'causal()' --q 1048576\n"
+     "    saccade mask --mask 'doc[q] == doc[kv]' --q 4096 --bind 'doc=i32[KV]:docs(12)' \\\n"
+     "        -o documents.svg\n", cmd_mask},
+    {"explain", CLI_EXPLAIN, "what would run, why, and the code made for it",
+     "--problem P | -q Q.npy -k K.npy -v V.npy  [option]...",
+     "Typed nodes, gradients, ranges, the chosen kernel and generated code.\n\n"
+     "    saccade explain --problem 'b1 h16/4 q4096 d128 bf16' --score 'softcap(20.0)'\n",
+     cmd_explain},
+    {"check", CLI_CHECK, "every back end and level against float64",
+     "[--problem P | -q Q.npy -k K.npy -v V.npy | --random N] [option]...",
+     "Error of each against twice that of a plain computation in the same dtype.\n"
+     "Without a problem: random ones over the named variants. Exit status 1 if one fails.\n\n"
+     "    saccade check --problem 'b2 h4/2 q300 kv200 d40 bf16' --mask 'causal()'\n"
+     "    saccade check --rmse\n", cmd_check},
+    {"bench", CLI_BENCH, "speed, beside the machine's own limits",
+     "[--suite NAME]... [option]...",
+     "gflops counts 2(D+Dv) per live score; ceiling is measured in the same run with the\n"
+     "same threads, in the row's own unit; of_ceiling is the fraction reached.\n\n"
+     "    saccade bench --suite paper --threads 2 --csv paper.csv --plot paper.svg\n",
+     cmd_bench},
+    {"demo", CLI_DEMO, "eight variants over files it makes; pictures of their masks",
+     "[-o FOLDER] [--threads N]",
+     "Writes Q, K, V as .npy, runs full, causal, relative bias, ALiBi, sliding window,\n"
+     "prefix-LM, soft cap and document attention as `saccade run` does, with as many\n"
+     "key heads as query heads (MHA) and with fewer (GQA). Look at FOLDER/index.html.\n",
+     cmd_demo},
+    {"prelude", CLI_PRELUDE, "the named masks and scores",
+     "", "Prints every named mask and score with its formula and source.\n", cmd_prelude},
+};
+/* clang-format on */
+enum { COMMANDS = sizeof commands / sizeof commands[0] };
+
+static saccade_status cmd_prelude(const cli_args *args, saccade_error *err)
+{
+    const saccade_prelude_entry *e;
+    (void)args, (void)err;
+    for (int32_t i = 0; (e = saccade_prelude(i)) != NULL; i++)
+        printf("%s %-38s %s\n", e->kind == SACCADE_MASK ? "mask " : "score", e->signature,
+               e->comment);
+    return SACCADE_OK;
+}
+
+static void print_usage(FILE *out)
+{
+    fprintf(out,
+            "saccade %s: exact, fused attention with your own masks and scores\n\n"
+            "usage: saccade COMMAND [option]...    (saccade COMMAND -h for more)\n\n",
+            saccade_version());
+    for (int i = 0; i < COMMANDS; i++)
+        fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].summary);
+    fputs("\nexit status: 0 done, 1 a check failed, 2 something to change in what was given,\n"
+          "3 our mistake\n",
+          out);
+}
+
+static const cli_command *find(const char *name, saccade_error *err)
+{
+    const char *names[COMMANDS];
+    for (int i = 0; i < COMMANDS; i++) {
+        names[i] = commands[i].name;
+        if (strcmp(name, commands[i].name) == 0)
+            return &commands[i];
+    }
+    const char *meant = cli_nearest(name, names, COMMANDS);
+    cli_fail(err, SACCADE_EINVAL, "command", "got '%.40s', %s%s", name,
+             meant ? "did you mean " : "expected one that saccade -h lists",
+             meant ? meant : "");
+    return NULL;
+}
+
+static saccade_status run(int argc, char **argv, saccade_error *err)
+{
+    cli_args args;
+    const cli_command *command = find(argv[1], err);
+    if (!command)
+        return SACCADE_EINVAL;
+    CLI_TRY(cli_parse(command, argc - 2, argv + 2, &args, err));
+    if (args.help) {
+        cli_print_help(command, stdout);
+        return SACCADE_OK;
+    }
+    return command->run(&args, err);
+}
+
+static bool is_one_of(const char *word, const char *a, const char *b, const char *c)
+{
+    return strcmp(word, a) == 0 || strcmp(word, b) == 0 || strcmp(word, c) == 0;
+}
+
+int main(int argc, char **argv)
+{
+    saccade_error err = {.status = SACCADE_OK};
+    if (argc < 2) {
+        print_usage(stderr);
+        return 2;
+    }
+    if (is_one_of(argv[1], "-h", "--help", "help")) {
+        print_usage(stdout);
+        return 0;
+    }
+    if (is_one_of(argv[1], "-V", "--version", "version")) {
+        printf("saccade %s\n", saccade_version());
+        return 0;
+    }
+    saccade_status status = run(argc, argv, &err);
+    cli_progress(NULL);
+    if (status == SACCADE_OK && (fflush(stdout) != 0 || ferror(stdout)))
+        status = cli_fail(&err, SACCADE_EIO, "standard output", "cannot write");
+    if (status != SACCADE_OK && (int)status != CLI_CHECK_FAILED)
+        cli_report(&err);
+    return cli_exit_code(status);
+}

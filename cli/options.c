@@ -1,0 +1,236 @@
+/* Options from a table: every option is a line that says which commands take it, where its
+ * value goes and what the help says. `--name VALUE` and `--name=VALUE` are the same; a value
+ * may begin with a dash. */
+#include "cli.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef enum option_kind { FLAG, TEXT, LIST, INT, REAL } option_kind;
+
+typedef struct cli_option {
+    const char *name, *value;
+    int commands;
+    option_kind kind;
+    size_t at; /* offset in cli_args */
+    const char *help;
+    int64_t least, most; /* of an INT */
+} cli_option;
+
+#define AT(field) offsetof(cli_args, field)
+enum {
+    PROBLEM = CLI_RUN | CLI_EXPLAIN | CLI_CHECK,
+    TEXTS = PROBLEM | CLI_MASK,
+    LENGTH_MAX = 1 << 30
+};
+
+/* clang-format off */
+static const cli_option options[] = {
+    {"-q", "Q.npy", PROBLEM, TEXT, AT(q_file), "queries [B, H, Q, D]", 0, 0},
+    {"-k", "K.npy", PROBLEM, TEXT, AT(k_file), "keys [B, Hkv, KV, D]", 0, 0},
+    {"-v", "V.npy", PROBLEM, TEXT, AT(v_file), "values [B, Hkv, KV, Dv]", 0, 0},
+    {"-o", "O.npy", CLI_RUN, TEXT, AT(out_file), "where the output goes", 0, 0},
+    {"-o", "FILE", CLI_MASK, TEXT, AT(out_file), "picture as FILE.svg or FILE.png", 0, 0},
+    {"-o", "FOLDER", CLI_DEMO, TEXT, AT(folder), "where files and pictures go (out)", 0, 0},
+    {"-o", "FILE", CLI_LADDER, TEXT, AT(out_file), "roofline picture as FILE.svg", 0, 0},
+    {"--lse", "L.npy", CLI_RUN, TEXT, AT(lse_file), "write log-sum-exp [B, H, Q] too", 0, 0},
+    {"--problem", "P", CLI_EXPLAIN | CLI_CHECK | CLI_LADDER, TEXT, AT(problem),
+     "sizes instead of files: \"b2 h16/4 q4096 kv4096 d128 dv64 bf16\"", 0, 0},
+    {"--mask", "M", TEXTS, TEXT, AT(mask), "which scores count: text or @file", 0, 0},
+    {"--score", "S", PROBLEM, LIST, AT(score),
+     "how scores change: text or @file; again to chain", 0, 0},
+    {"--bind", "NAME=X", TEXTS, LIST, AT(bind),
+     "a free name: number, F.npy, or like i32[KV]:docs(12)", 0, 0},
+    {"--q", "N", CLI_MASK, INT, AT(q), "queries", 1, LENGTH_MAX},
+    {"--kv", "N", CLI_MASK, INT, AT(kv), "keys (as many as queries)", 1, LENGTH_MAX},
+    {"--batch", "B", CLI_MASK, INT, AT(batch), "batch (1)", 1, LENGTH_MAX},
+    {"--heads", "H", CLI_MASK, INT, AT(heads), "query heads (1)", 1, 65536},
+    {"--at-b", "N", CLI_MASK, INT, AT(at_b), "which batch to draw (0)", 0, LENGTH_MAX},
+    {"--at-h", "N", CLI_MASK, INT, AT(at_h), "which head to draw (0)", 0, 65536},
+    {"--columns", "N", CLI_MASK, INT, AT(columns), "width of the picture", 1, 16384},
+    {"--scale", "X", PROBLEM, REAL, AT(scale), "factor of Q.K (1/sqrt(D))", 0, 0},
+    {"--dtype", "T", CLI_RUN | CLI_EXPLAIN | CLI_CHECK, TEXT, AT(dtype),
+     "compute in f32, f16 or bf16 (that of the files)", 0, 0},
+    {"--q-offset", "N|end|F", TEXTS, TEXT, AT(q_offset),
+     "position of row 0; end: the rows are the last", 0, 0},
+    {"--kv-len", "N|F.npy", TEXTS, TEXT, AT(kv_len), "live keys, the same or per batch", 0, 0},
+    {"--layout", "L", PROBLEM, TEXT, AT(layout), "bhnd or bnhd (bhnd)", 0, 0},
+    {"--block", "N[xM]", CLI_RUN | CLI_MASK, TEXT, AT(block), "block size (128x128)", 0, 0},
+    {"--backend", "B", PROBLEM | CLI_BENCH, TEXT, AT(backend),
+     "auto, cpu, cuda, ref or plain (auto)", 0, 0},
+    {"--level", "L", PROBLEM | CLI_BENCH | CLI_LADDER, TEXT, AT(level),
+     "at most portable, avx2, avx512 or amx", 0, 0},
+    {"--threads", "N", TEXTS | CLI_BENCH | CLI_DEMO | CLI_LADDER, INT, AT(threads),
+     "threads (all)", 1, 4096},
+    {"--random", "N", CLI_CHECK, INT, AT(random), "random problems to check (24)", 1, 100000},
+    {"--seed", "N", CLI_CHECK, INT, AT(seed), "where randomness starts (1)", 0, INT32_MAX},
+    {"--rmse", NULL, CLI_CHECK, FLAG, AT(rmse), "RMSE per variant and dtype", 0, 0},
+    {"--suite", "NAME", CLI_BENCH, LIST, AT(suite),
+     "paper dense decode mask compile natten (all)", 0, 0},
+    {"--repeats", "N", CLI_BENCH, INT, AT(repeats), "timed runs per row, at most (9)", 1, 1000},
+    {"--csv", "FILE", CLI_BENCH, TEXT, AT(csv), "the table as CSV", 0, 0},
+    {"--plot", "FILE", CLI_BENCH, TEXT, AT(plot), "bars against the ceiling as SVG", 0, 0},
+    {"--baseline", "plain", CLI_BENCH, TEXT, AT(baseline),
+     "time an honest three-pass computation beside each", 0, 0},
+    {"-h", NULL, ~0, FLAG, AT(help), "this help", 0, 0},
+};
+/* clang-format on */
+enum { OPTIONS = sizeof options / sizeof options[0] };
+
+bool cli_parse_int(const char *text, int64_t *out)
+{
+    char *end;
+    errno = 0;
+    const long long n = strtoll(text, &end, 10);
+    if (end == text || *end || errno || text[0] == ' ')
+        return false;
+    *out = n;
+    return true;
+}
+
+bool cli_parse_real(const char *text, double *out)
+{
+    char *end;
+    const double x = strtod(text, &end);
+    if (end == text || *end || text[0] == ' ')
+        return false;
+    *out = x;
+    return true;
+}
+
+static saccade_status apply(const cli_option *o, const char *value, cli_args *args,
+                            saccade_error *err)
+{
+    void *field = (char *)args + o->at;
+    cli_list *list = field;
+    int64_t n;
+    double x;
+    switch (o->kind) {
+    case FLAG:
+        *(bool *)field = true;
+        return SACCADE_OK;
+    case TEXT:
+        CLI_FAIL_IF(*(const char **)field, SACCADE_EINVAL, o->name, "given twice");
+        *(const char **)field = value;
+        return SACCADE_OK;
+    case LIST:
+        CLI_FAIL_IF(list->n == CLI_LIST, SACCADE_EINVAL, o->name, "given more than %d times",
+                    CLI_LIST);
+        list->item[list->n++] = value;
+        return SACCADE_OK;
+    case INT:
+        CLI_FAIL_IF(!cli_parse_int(value, &n) || n < o->least || n > o->most, SACCADE_EINVAL,
+                    o->name, "got '%.40s', expected a whole number from %lld to %lld", value,
+                    (long long)o->least, (long long)o->most);
+        *(int64_t *)field = n;
+        return SACCADE_OK;
+    case REAL:
+        CLI_FAIL_IF(!cli_parse_real(value, &x) || !isfinite(x), SACCADE_EINVAL, o->name,
+                    "got '%.40s', expected a finite number", value);
+        *(double *)field = x;
+        return SACCADE_OK;
+    }
+    return SACCADE_EINTERNAL;
+}
+
+static saccade_status unknown(const cli_command *command, const char *word, saccade_error *err)
+{
+    const char *names[OPTIONS];
+    int n = 0;
+    for (int i = 0; i < OPTIONS; i++)
+        if (options[i].commands & command->bit)
+            names[n++] = options[i].name;
+    const char *meant = word[0] == '-' ? cli_nearest(word, names, n) : NULL;
+    if (meant)
+        return cli_fail(err, SACCADE_EINVAL, command->name,
+                        "got unknown option '%.60s', did you mean %s?", word, meant);
+    return cli_fail(err, SACCADE_EINVAL, command->name,
+                    "got unknown argument '%.60s', expected options as in saccade %s -h", word,
+                    command->name);
+}
+
+static const cli_option *find(const cli_command *command, const char *word, size_t bytes)
+{
+    for (int i = 0; i < OPTIONS; i++)
+        if ((options[i].commands & command->bit) && strlen(options[i].name) == bytes
+            && strncmp(options[i].name, word, bytes) == 0)
+            return &options[i];
+    return NULL;
+}
+
+saccade_status cli_parse(const cli_command *command, int argc, char **argv, cli_args *out,
+                         saccade_error *err)
+{
+    cli_args args = {.scale = NAN, .seed = 1};
+    for (int i = 0; i < argc; i++) {
+        const char *word = argv[i], *equals = strchr(word, '=');
+        const bool joined = strncmp(word, "--", 2) == 0 && equals;
+        const cli_option *o =
+            strcmp(word, "--help") == 0
+                ? find(command, "-h", 2)
+                : find(command, word, joined ? (size_t)(equals - word) : strlen(word));
+        if (!o)
+            return unknown(command, word, err);
+        const char *value = joined ? equals + 1 : NULL;
+        CLI_FAIL_IF(joined && o->kind == FLAG, SACCADE_EINVAL, o->name, "takes no value");
+        if (!joined && o->kind != FLAG) {
+            CLI_FAIL_IF(i + 1 == argc, SACCADE_EINVAL, o->name, "got nothing, expected %s",
+                        o->value);
+            value = argv[++i];
+        }
+        CLI_TRY(apply(o, value, &args, err));
+    }
+    *out = args;
+    return SACCADE_OK;
+}
+
+void cli_print_help(const cli_command *command, FILE *out)
+{
+    fprintf(out, "usage: saccade %s %s\n\n%s\n", command->name, command->synopsis,
+            command->text);
+    for (int i = 0; i < OPTIONS; i++) {
+        char left[40];
+        if (!(options[i].commands & command->bit))
+            continue;
+        snprintf(left, sizeof left, "%s %s", options[i].name,
+                 options[i].value ? options[i].value : "");
+        fprintf(out, "  %-20s %s\n", left, options[i].help);
+    }
+}
+
+saccade_status cli_parse_block(const char *text, int32_t *block_q, int32_t *block_kv,
+                               saccade_error *err)
+{
+    long long q = 128, kv = 128;
+    int used = 0;
+    if (text) {
+        const bool square = sscanf(text, "%lld%n", &q, &used) == 1 && !text[used];
+        const bool both = sscanf(text, "%lldx%lld%n", &q, &kv, &used) == 2 && !text[used];
+        if (square)
+            kv = q;
+        CLI_FAIL_IF((!square && !both) || q < 1 || kv < 1 || q > 65536 || kv > 65536,
+                    SACCADE_EINVAL, "--block", "got '%.40s', expected like 128 or 128x64",
+                    text);
+    }
+    *block_q = (int32_t)q;
+    *block_kv = (int32_t)kv;
+    return SACCADE_OK;
+}
+
+saccade_status cli_parse_dtype(const char *text, saccade_dtype otherwise, saccade_dtype *out,
+                               saccade_error *err)
+{
+    static const saccade_dtype floats[] = {SACCADE_F32, SACCADE_F16, SACCADE_BF16};
+    *out = otherwise;
+    for (int i = 0; text && i < 3; i++) {
+        if (strcmp(text, saccade_dtype_name(floats[i])) == 0) {
+            *out = floats[i];
+            return SACCADE_OK;
+        }
+    }
+    CLI_FAIL_IF(text, SACCADE_EINVAL, "--dtype", "got '%.40s', expected f32, f16 or bf16",
+                text);
+    return SACCADE_OK;
+}

@@ -1,0 +1,22 @@
+/* outfile.h: files that appear whole or not at all. */
+#ifndef SACCADE_CLI_OUTFILE_H
+#define SACCADE_CLI_OUTFILE_H
+
+#include "cli.h"
+
+typedef struct outfile {
+    FILE *file;
+    char *path, *aside; /* aside: NULL when path is no regular file and is written in place */
+} outfile;
+
+/* Opens a new file beside `path`; a folder that is missing or closed shows here. */
+saccade_status outfile_begin(const char *path, outfile *out, saccade_error *err);
+/* Flushes and renames. Either way *out is done with. */
+saccade_status outfile_commit(outfile *out, saccade_error *err);
+/* Leaves nothing behind; fine after commit and on a zeroed struct. */
+void outfile_abandon(outfile *out);
+/* All three in one. */
+saccade_status outfile_put(const char *path, const void *bytes, size_t size,
+                           saccade_error *err);
+
+#endif

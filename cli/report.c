@@ -1,0 +1,119 @@
+/* What the user reads when something goes wrong or takes long: one line of error, a suggestion
+ * for a mistyped word, one line of progress. */
+#include "cli.h"
+
+#include <stdarg.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+saccade_status cli_fail(saccade_error *err, saccade_status status, const char *where,
+                        const char *format, ...)
+{
+    va_list args;
+    memset(err, 0, sizeof *err);
+    err->status = status;
+    snprintf(err->where, sizeof err->where, "%s", where ? where : "");
+    va_start(args, format);
+    vsnprintf(err->message, sizeof err->message, format, args);
+    va_end(args);
+    return status;
+}
+
+/* Names and file contents may hold anything; a terminal gets no control characters. */
+static void put_clean(const char *text)
+{
+    for (; *text; text++)
+        fputc((unsigned char)*text < 32 || *text == 127 ? '?' : *text, stderr);
+}
+
+void cli_report(const saccade_error *err)
+{
+    fputs("saccade: ", stderr);
+    if (err->where[0]) {
+        put_clean(err->where);
+        fputs(": ", stderr);
+    }
+    if (err->line > 0)
+        fprintf(stderr, "%d:%d: ", err->line, err->column);
+    put_clean(err->message[0] ? err->message : saccade_status_name(err->status));
+    fputc('\n', stderr);
+    for (int i = 0; i < 2 && err->line > 0 && err->excerpt[i][0]; i++) {
+        put_clean(err->excerpt[i]);
+        fputc('\n', stderr);
+    }
+}
+
+int cli_exit_code(saccade_status status)
+{
+    if ((int)status == CLI_CHECK_FAILED)
+        return 1;
+    if (status == SACCADE_OK)
+        return 0;
+    return status == SACCADE_EINTERNAL ? 3 : 2;
+}
+
+static int least(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* Edit distance of two short words; long ones are far. */
+static int distance(const char *a, const char *b)
+{
+    enum { MOST = 32 };
+    int row[MOST + 1];
+    const int n = (int)strlen(a), m = (int)strlen(b);
+    if (n > MOST || m > MOST)
+        return MOST;
+    for (int j = 0; j <= m; j++)
+        row[j] = j;
+    for (int i = 1; i <= n; i++) {
+        int corner = row[0];
+        row[0] = i;
+        for (int j = 1; j <= m; j++) {
+            const int change = corner + (a[i - 1] != b[j - 1]);
+            corner = row[j];
+            row[j] = least(change, 1 + least(row[j], row[j - 1]));
+        }
+    }
+    return row[m];
+}
+
+const char *cli_nearest(const char *word, const char *const *names, int n_names)
+{
+    const char *best = NULL;
+    int best_distance = 1 + (int)strlen(word) / 3;
+    for (int i = 0; i < n_names; i++) {
+        const int d = distance(word, names[i]);
+        if (d <= best_distance) {
+            best = names[i];
+            best_distance = d - 1; /* the first of equals stays */
+        }
+    }
+    return best;
+}
+
+void cli_progress(const char *format, ...)
+{
+    static bool shown;
+    va_list args;
+    if (!isatty(STDERR_FILENO))
+        return;
+    if (shown || !format)
+        fputs("\r\033[K", stderr);
+    shown = format != NULL;
+    if (!format)
+        return;
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fflush(stderr);
+}
+
+double cli_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
