@@ -1,0 +1,153 @@
+/* Q, K, V from files: which dimension is which, sizes that must agree, conversion. */
+#include "files.h"
+#include "floats.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A file's array as [B, H, N, D]: missing leading dimensions are 1. */
+static saccade_status view_of(const char *path, const npy_array *a, bool is_bnhd,
+                              saccade_tensor *out, saccade_error *err)
+{
+    CLI_FAIL_IF(!floats_is_float(a->dtype), SACCADE_EINVAL, path,
+                "got elements of %s, expected f32, f16 or bf16", saccade_dtype_name(a->dtype));
+    CLI_FAIL_IF(a->rank < 2 || a->rank > 4, SACCADE_EINVAL, path,
+                "got %d dimensions, expected 4 (or 3: no batch; 2: one head)", a->rank);
+    CLI_FAIL_IF(a->count == 0, SACCADE_EINVAL, path, "got no elements, expected one or more");
+    int64_t shape[4] = {1, 1, 1, 1};
+    for (int32_t i = 0; i < a->rank; i++)
+        shape[4 - a->rank + i] = a->shape[i];
+    if (is_bnhd && a->rank == 2) { /* [N, D] */
+        shape[1] = shape[2];
+        shape[2] = 1;
+    }
+    saccade_tensor t = saccade_tensor_of(a->data, a->dtype, 4, shape);
+    if (is_bnhd) {
+        const int64_t n = t.shape[1], step = t.stride[1];
+        t.shape[1] = t.shape[2];
+        t.stride[1] = t.stride[2];
+        t.shape[2] = n;
+        t.stride[2] = step;
+    }
+    *out = t;
+    return SACCADE_OK;
+}
+
+static saccade_status same(const char *path, const char *what, int64_t got, int64_t expected,
+                           const char *other, saccade_error *err)
+{
+    CLI_FAIL_IF(got != expected, SACCADE_EINVAL, path, "got %s %lld, expected %lld as in %s",
+                what, (long long)got, (long long)expected, other);
+    return SACCADE_OK;
+}
+
+static saccade_status measure(const cli_args *args, file_tensors *f, saccade_error *err)
+{
+    const int64_t *q = f->t.q.shape, *k = f->t.k.shape, *v = f->t.v.shape;
+    CLI_TRY(same(args->k_file, "batch", k[0], q[0], args->q_file, err));
+    CLI_TRY(same(args->v_file, "batch", v[0], q[0], args->q_file, err));
+    CLI_TRY(same(args->k_file, "head dim", k[3], q[3], args->q_file, err));
+    CLI_TRY(same(args->v_file, "heads", v[1], k[1], args->k_file, err));
+    CLI_TRY(same(args->v_file, "length", v[2], k[2], args->k_file, err));
+    CLI_FAIL_IF(q[1] % k[1] != 0, SACCADE_EINVAL, args->q_file,
+                "got %lld heads, expected a multiple of the %lld in %s", (long long)q[1],
+                (long long)k[1], args->k_file);
+    f->sizes = (saccade_sizes){q[0], q[1], k[1], q[2], k[2], q[3], v[3]};
+    return SACCADE_OK;
+}
+
+/* One dtype for all three: the files' own, or --dtype. */
+static saccade_status convert(const cli_args *args, file_tensors *f, saccade_error *err)
+{
+    saccade_tensor *tensors[] = {&f->t.q, &f->t.k, &f->t.v};
+    const char *paths[] = {args->q_file, args->k_file, args->v_file};
+    const bool takes_f64 = args->backend && strcmp(args->backend, "ref") == 0;
+    saccade_dtype dtype;
+    CLI_TRY(cli_parse_dtype(args->dtype, f->t.q.dtype, &dtype, err));
+    CLI_FAIL_IF(dtype == SACCADE_F64 && !takes_f64, SACCADE_EINVAL, args->q_file,
+                "got f64, expected f32, f16 or bf16 (--dtype f32 converts)");
+    for (int i = 0; i < 3; i++) {
+        saccade_tensor converted;
+        CLI_FAIL_IF(!args->dtype && tensors[i]->dtype != dtype, SACCADE_EINVAL, paths[i],
+                    "got %s, expected %s as in %s (or --dtype to convert)",
+                    saccade_dtype_name(tensors[i]->dtype), saccade_dtype_name(dtype),
+                    args->q_file);
+        if (tensors[i]->dtype == dtype)
+            continue;
+        CLI_TRY(floats_convert(tensors[i], dtype, &converted, err));
+        free(tensors[i]->data);
+        *tensors[i] = converted;
+    }
+    return SACCADE_OK;
+}
+
+/* Room for O in the layout of Q's file, and for lse. */
+static saccade_status make_results(file_tensors *f, saccade_error *err)
+{
+    const saccade_sizes *s = &f->sizes;
+    const int64_t bhnd[] = {s->B, s->H, s->Q, s->Dv}, bnhd[] = {s->B, s->Q, s->H, s->Dv};
+    const saccade_dtype dtype = f->t.q.dtype;
+    saccade_tensor *out = &f->t.out;
+    CLI_TRY(floats_new(dtype, 4, f->is_bnhd ? bnhd : bhnd, out, err));
+    if (f->is_bnhd) {
+        memcpy(out->shape, bhnd, sizeof bhnd);
+        out->stride[1] = s->Dv;
+        out->stride[2] = s->H * s->Dv;
+    }
+    return floats_new(dtype == SACCADE_F64 ? SACCADE_F64 : SACCADE_F32, 3, bhnd, &f->t.lse,
+                      err);
+}
+
+static saccade_status load(const cli_args *args, file_tensors *f, saccade_error *err)
+{
+    const char *paths[] = {args->q_file, args->k_file, args->v_file};
+    static const char *const options[] = {"-q", "-k", "-v"};
+    saccade_tensor *tensors[] = {&f->t.q, &f->t.k, &f->t.v};
+    f->is_bnhd = args->layout && strcmp(args->layout, "bnhd") == 0;
+    CLI_FAIL_IF(args->layout && !f->is_bnhd && strcmp(args->layout, "bhnd") != 0,
+                SACCADE_EINVAL, "--layout", "got '%.40s', expected bhnd or bnhd", args->layout);
+    for (int i = 0; i < 3; i++) {
+        npy_array array;
+        CLI_FAIL_IF(!paths[i], SACCADE_EINVAL, options[i], "got no file, expected one");
+        CLI_TRY(npy_read(paths[i], &array, err));
+        const saccade_status status = view_of(paths[i], &array, f->is_bnhd, tensors[i], err);
+        if (status != SACCADE_OK) {
+            npy_free(&array);
+            return status;
+        }
+        f->rank = i == 0 ? array.rank : f->rank;
+    }
+    f->file_dtype = f->t.q.dtype;
+    CLI_TRY(measure(args, f, err));
+    CLI_TRY(convert(args, f, err));
+    return make_results(f, err);
+}
+
+saccade_status files_load(const cli_args *args, file_tensors *out, saccade_error *err)
+{
+    file_tensors made = {.rank = 0};
+    const saccade_status status = load(args, &made, err);
+    if (status == SACCADE_OK)
+        *out = made;
+    else
+        files_free(&made);
+    return status;
+}
+
+void files_free(file_tensors *files)
+{
+    job_tensors_free(&files->t);
+}
+
+saccade_status files_engine_options(const cli_args *args, engine_options *out,
+                                    saccade_error *err)
+{
+    *out = (engine_options){
+        .backend = args->backend,
+        .level = args->level,
+        .threads = (int32_t)args->threads,
+        .scale = args->scale,
+    };
+    return cli_parse_block(args->block, &out->block_q, &out->block_kv, err);
+}

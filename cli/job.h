@@ -1,0 +1,82 @@
+/* job.h: what a user asked to compute (mods, captures, positions), and an engine that computes
+ * it on tensors. */
+#ifndef SACCADE_CLI_JOB_H
+#define SACCADE_CLI_JOB_H
+
+#include "cli.h"
+
+/* Mask and score with their captures, for given sizes. All owned. */
+typedef struct job {
+    saccade_sizes sizes;
+    saccade_mod *mask, *score; /* bound; NULL: none */
+    saccade_binding bindings[CLI_LIST];
+    int32_t n_bindings;
+    saccade_positions positions;
+} job;
+
+/* From --mask --score --bind --q-offset --kv-len. */
+saccade_status job_open(const cli_args *args, const saccade_sizes *sizes, job *out,
+                        saccade_error *err);
+void job_close(job *j);
+/* Those of the job's bindings that a mod names; out: room for CLI_LIST. Returns how many. */
+int32_t job_bindings_of(const job *j, const saccade_mod *mod, saccade_binding *out);
+/* Block mask of the job's mask; NULL when it has none. */
+saccade_status job_block_mask(const job *j, saccade_context *context, int32_t block_q,
+                              int32_t block_kv, saccade_block_mask **out, saccade_error *err);
+/* Exact number of live scores over B and H. */
+saccade_status job_live_scores(const job *j, saccade_context *context, double *out,
+                               saccade_error *err);
+/* Reports the first index that leaves its tensor. */
+saccade_status job_check_indices(const job *j, saccade_error *err);
+
+/* Q, K, V and results on the host, [B, H, N, D] views. lse.dtype NONE: not wanted. */
+typedef struct job_tensors {
+    saccade_tensor q, k, v, out, lse;
+} job_tensors;
+
+/* Random normal Q, K, V of `dtype`, and room for out and lse. */
+saccade_status job_tensors_new(const saccade_sizes *sizes, saccade_dtype dtype, uint64_t seed,
+                               job_tensors *out, saccade_error *err);
+/* The same numbers as `in` in another dtype, with results of its own. */
+saccade_status job_tensors_copy(const job_tensors *in, saccade_dtype dtype, job_tensors *out,
+                                saccade_error *err);
+void job_tensors_free(job_tensors *t);
+
+typedef struct engine_options {
+    const char *backend, *level; /* NULL: auto, best */
+    int32_t threads;             /* 0: all */
+    double scale;                /* NaN: 1 / sqrt(D) */
+    int32_t block_q, block_kv;   /* of the block mask; 0: 128 */
+} engine_options;
+
+enum { ENGINE_DEVICE_TENSORS = 32 };
+
+/* A plan and everything one run of it needs. */
+typedef struct engine {
+    saccade_context *context;
+    saccade_plan *plan;
+    saccade_block_mask *blocks;
+    saccade_forward_args args;
+    saccade_binding bindings[CLI_LIST];
+    void *workspace;
+    const job_tensors *host;
+    bool on_device;
+    void *device_memory[ENGINE_DEVICE_TENSORS];
+    int n_device;
+} engine;
+
+/* The job and the tensors must outlive the engine. */
+saccade_status engine_open(const job *j, const engine_options *options, const job_tensors *t,
+                           engine *out, saccade_error *err);
+/* One run; *seconds (may be NULL) is its time. Results are on the host after engine_fetch. */
+saccade_status engine_run(engine *e, double *seconds, saccade_error *err);
+saccade_status engine_fetch(engine *e, saccade_error *err);
+void engine_close(engine *e);
+/* engine_open, run, fetch, close. */
+saccade_status engine_once(const job *j, const engine_options *options, const job_tensors *t,
+                           double *seconds, saccade_error *err);
+/* A plan only, for explain. */
+saccade_status engine_plan(const job *j, const engine_options *options, saccade_dtype dtype,
+                           saccade_context *context, saccade_plan **out, saccade_error *err);
+
+#endif
