@@ -1,0 +1,258 @@
+/* saccade check: every back end and level against float64. Given a problem or files, that one;
+ * else random problems over the named variants and some texts beyond them. */
+#include "compare.h"
+#include "files.h"
+#include "floats.h"
+#include "problem_text.h"
+#include "variants.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Ways to run, slowest first. */
+static const struct {
+    const char *backend, *level;
+} ways[] = {
+    {"cpu", "portable"}, {"cpu", "avx2"}, {"cpu", "avx512"}, {"cpu", "amx"}, {"cuda", NULL},
+};
+enum { WAYS = sizeof ways / sizeof ways[0] };
+
+/* Texts no prelude has. */
+static const cli_variant others[] = {
+    {"checkerboard", "(q / 3 + kv / 5) % 2 == 0", NULL, NULL},
+    {"per head", "kv <= q + h", "score * (1.0 + 0.25 * h)", NULL},
+    {"table", "live[b, kv] || kv == q", "score + bias[h, q, kv]", NULL},
+    {"no keys", "kv < q - 5", "softcap(4.0)", NULL},
+};
+enum { OTHERS = sizeof others / sizeof others[0] };
+
+typedef struct check_row {
+    const char *name; /* of the variant */
+    char problem[PROBLEM_BYTES];
+} check_row;
+
+static void print_header(void)
+{
+    printf("%-40s %-16s %-5s %-8s %10s %10s %10s  %s\n", "problem", "variant", "on", "level",
+           "error", "allowed", "lse error", "verdict");
+}
+
+static bool wanted(const engine_options *options, int way)
+{
+    const char *backend = options->backend, *level = options->level;
+    return (!backend || strcmp(backend, "auto") == 0 || strcmp(backend, ways[way].backend) == 0)
+           && (!level || (ways[way].level && strcmp(level, ways[way].level) == 0));
+}
+
+/* One way to run; absent ways are no failure. */
+static saccade_status try_way(const job *j, const engine_options *options, int way,
+                              const job_tensors *t, const yardstick *y, const check_row *row,
+                              bool *is_good, saccade_error *err)
+{
+    engine_options o = *options;
+    deviation d;
+    o.backend = ways[way].backend;
+    o.level = ways[way].level;
+    const saccade_status status = engine_once(j, &o, t, NULL, err);
+    if (status == SACCADE_EBACKEND)
+        return SACCADE_OK;
+    CLI_TRY(status);
+    compare_results(t, &y->gold, &d);
+    const bool holds = yardstick_holds(y, &d);
+    printf("%-40s %-16s %-5s %-8s %10.2e %10.2e %10.2e  %s\n", row->problem, row->name,
+           o.backend, o.level ? o.level : "", d.out, y->allowed_out, d.lse,
+           holds ? "ok" : "FAILED");
+    *is_good &= holds;
+    return SACCADE_OK;
+}
+
+static saccade_status check_tensors(const job *j, const engine_options *options,
+                                    const job_tensors *t, const check_row *row, bool *is_good,
+                                    saccade_error *err)
+{
+    yardstick y;
+    saccade_status status = SACCADE_OK;
+    CLI_TRY(yardstick_open(j, options, t, &y, err));
+    for (int way = 0; way < WAYS && status == SACCADE_OK; way++)
+        if (wanted(options, way))
+            status = try_way(j, options, way, t, &y, row, is_good, err);
+    yardstick_close(&y);
+    return status;
+}
+
+static saccade_status check_job(const cli_args *args, const saccade_sizes *sizes,
+                                const job_tensors *t, check_row *row, bool *is_good,
+                                saccade_error *err)
+{
+    engine_options options;
+    job j;
+    problem_show(sizes, t->q.dtype, row->problem);
+    CLI_TRY(files_engine_options(args, &options, err));
+    CLI_TRY(job_open(args, sizes, &j, err));
+    saccade_status status = job_check_indices(&j, err);
+    if (status == SACCADE_EVALUE) {
+        cli_report(err);
+        *is_good = false;
+        status = SACCADE_OK;
+    }
+    if (status == SACCADE_OK)
+        status = check_tensors(&j, &options, t, row, is_good, err);
+    job_close(&j);
+    return status;
+}
+
+static saccade_status check_random_tensors(const cli_args *args, const saccade_sizes *sizes,
+                                           saccade_dtype dtype, uint64_t seed, const char *name,
+                                           bool *is_good, saccade_error *err)
+{
+    check_row row = {.name = name};
+    job_tensors t;
+    CLI_TRY(job_tensors_new(sizes, dtype, seed, &t, err));
+    const saccade_status status = check_job(args, sizes, &t, &row, is_good, err);
+    job_tensors_free(&t);
+    return status;
+}
+
+/* ---- random problems ---- */
+
+static int64_t pick(uint64_t *seed, int64_t least, int64_t most)
+{
+    return least + (int64_t)(floats_random(seed) % (uint64_t)(most - least + 1));
+}
+
+static void random_sizes(uint64_t *seed, saccade_sizes *s, saccade_dtype *dtype)
+{
+    static const saccade_dtype dtypes[] = {SACCADE_F32, SACCADE_F16, SACCADE_BF16};
+    s->B = pick(seed, 1, 2);
+    s->Hkv = pick(seed, 1, 3);
+    s->H = s->Hkv * pick(seed, 1, 4);
+    s->Q = pick(seed, 0, 3) ? pick(seed, 1, 200) : pick(seed, 1, 4);
+    s->KV = pick(seed, 1, 300);
+    s->D = pick(seed, 0, 1) ? pick(seed, 1, 96) : 64;
+    s->Dv = pick(seed, 0, 1) ? pick(seed, 1, 96) : s->D;
+    *dtype = dtypes[pick(seed, 0, 2)];
+}
+
+static saccade_status check_random(const cli_args *args, bool *is_good, saccade_error *err)
+{
+    const int64_t n = args->random ? args->random : 24;
+    uint64_t seed = (uint64_t)args->seed;
+    print_header();
+    for (int64_t i = 0; i < n; i++) {
+        saccade_sizes sizes;
+        saccade_dtype dtype;
+        cli_args filled = *args;
+        const int64_t which = i % (VARIANTS + OTHERS);
+        const cli_variant *v =
+            which < VARIANTS ? &cli_variants[which] : &others[which - VARIANTS];
+        random_sizes(&seed, &sizes, &dtype);
+        CLI_TRY(cli_parse_dtype(args->dtype, dtype, &dtype, err));
+        const bool is_given = args->mask || args->score.n;
+        if (!is_given)
+            variant_apply(v, &filled);
+        const bool has_table = !is_given && strcmp(v->name, "table") == 0;
+        if (has_table) {
+            filled.bind.item[filled.bind.n++] = "live=bool[B,KV]:bernoulli(0.3)";
+            filled.bind.item[filled.bind.n++] = "bias=f32[H,Q,KV]:normal";
+        }
+        if (!is_given && v->bind && sizes.KV < sizes.Q) /* every row has a document */
+            sizes.KV = sizes.Q;
+        if (!args->q_offset && !has_table && sizes.KV > sizes.Q && pick(&seed, 0, 2) == 0)
+            filled.q_offset = "end";
+        CLI_TRY(check_random_tensors(&filled, &sizes, dtype, floats_random(&seed),
+                                     is_given ? "given" : v->name, is_good, err));
+    }
+    printf("seed %lld\n", (long long)args->seed);
+    return SACCADE_OK;
+}
+
+/* ---- RMSE per variant and dtype: FlexAttention's figure 9 ---- */
+
+static saccade_status rmse_row(const cli_args *args, const cli_variant *v, saccade_dtype dtype,
+                               const saccade_sizes *sizes, bool *is_good, saccade_error *err)
+{
+    cli_args filled = *args;
+    engine_options options;
+    job_tensors t;
+    yardstick y;
+    deviation d;
+    job j;
+    variant_apply(v, &filled);
+    CLI_TRY(files_engine_options(args, &options, err));
+    CLI_TRY(job_open(&filled, sizes, &j, err));
+    saccade_status status = job_tensors_new(sizes, dtype, (uint64_t)args->seed, &t, err);
+    if (status == SACCADE_OK) {
+        status = yardstick_open(&j, &options, &t, &y, err);
+        if (status == SACCADE_OK) {
+            status = engine_once(&j, &options, &t, NULL, err);
+            compare_results(&t, &y.gold, &d);
+            yardstick_close(&y);
+        }
+        job_tensors_free(&t);
+    }
+    job_close(&j);
+    CLI_TRY(status);
+    const bool holds = yardstick_holds(&y, &d);
+    printf("%-16s %-5s %11.3e %11.3e %8.2f  %s\n", v->name, saccade_dtype_name(dtype),
+           d.rms_out, y.plain.rms_out, d.rms_out / y.plain.rms_out, holds ? "ok" : "FAILED");
+    *is_good &= holds;
+    return SACCADE_OK;
+}
+
+static saccade_status check_rmse(const cli_args *args, bool *is_good, saccade_error *err)
+{
+    static const saccade_dtype dtypes[] = {SACCADE_F32, SACCADE_F16, SACCADE_BF16};
+    saccade_sizes sizes = {.B = 1, .H = 2, .Hkv = 2, .Q = 512, .KV = 512, .D = 64, .Dv = 64};
+    saccade_dtype ignored;
+    CLI_FAIL_IF(args->mask || args->score.n || args->q_file, SACCADE_EINVAL, "--rmse",
+                "runs the eight variants, expected no mask, score or files with it");
+    if (args->problem)
+        CLI_TRY(problem_read(args->problem, &sizes, &ignored, err));
+    printf("%-16s %-5s %11s %11s %8s\n", "variant", "dtype", "rmse", "plain rmse", "ratio");
+    for (int v = 0; v < VARIANTS; v++)
+        for (int d = 0; d < 3; d++) {
+            cli_progress("%s %s", cli_variants[v].name, saccade_dtype_name(dtypes[d]));
+            CLI_TRY(rmse_row(args, &cli_variants[v], dtypes[d], &sizes, is_good, err));
+        }
+    return SACCADE_OK;
+}
+
+/* ---- the command ---- */
+
+static saccade_status check_files(const cli_args *args, bool *is_good, saccade_error *err)
+{
+    check_row row = {.name = "given"};
+    file_tensors f;
+    CLI_TRY(files_load(args, &f, err));
+    print_header();
+    const saccade_status status = check_job(args, &f.sizes, &f.t, &row, is_good, err);
+    files_free(&f);
+    return status;
+}
+
+static saccade_status check_problem(const cli_args *args, bool *is_good, saccade_error *err)
+{
+    saccade_sizes sizes;
+    saccade_dtype dtype;
+    CLI_TRY(problem_read(args->problem, &sizes, &dtype, err));
+    CLI_TRY(cli_parse_dtype(args->dtype, dtype, &dtype, err));
+    print_header();
+    return check_random_tensors(args, &sizes, dtype, (uint64_t)args->seed, "given", is_good,
+                                err);
+}
+
+saccade_status cmd_check(const cli_args *args, saccade_error *err)
+{
+    bool is_good = true;
+    CLI_FAIL_IF(!!args->problem + !!args->q_file + !!args->random > 1, SACCADE_EINVAL, "check",
+                "got more than one of --problem, -q and --random, expected one");
+    if (args->rmse)
+        CLI_TRY(check_rmse(args, &is_good, err));
+    else if (args->q_file)
+        CLI_TRY(check_files(args, &is_good, err));
+    else if (args->problem)
+        CLI_TRY(check_problem(args, &is_good, err));
+    else
+        CLI_TRY(check_random(args, &is_good, err));
+    return is_good ? SACCADE_OK : (saccade_status)CLI_CHECK_FAILED;
+}

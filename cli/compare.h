@@ -1,0 +1,30 @@
+/* compare.h: results against float64, by the tolerance of the project. */
+#ifndef SACCADE_CLI_COMPARE_H
+#define SACCADE_CLI_COMPARE_H
+
+#include "job.h"
+
+/* Largest differences from float64. A NaN or infinity that is not the truth's makes it
+ * infinite. */
+typedef struct deviation {
+    double out, lse;
+    double rms_out;
+    double most_out, most_lse; /* largest finite truth */
+} deviation;
+
+void compare_results(const job_tensors *got, const job_tensors *gold, deviation *out);
+/* Truth and plain same-dtype computation of a problem, and what kernels are allowed:
+ * twice the plain one's error and two units in the last place (lse: four). */
+typedef struct yardstick {
+    job_tensors gold;
+    deviation plain;
+    double allowed_out, allowed_lse;
+} yardstick;
+
+/* gold and plain must outlive nothing: *out owns what it has. */
+saccade_status yardstick_open(const job *j, const engine_options *options, const job_tensors *t,
+                              yardstick *out, saccade_error *err);
+void yardstick_close(yardstick *y);
+bool yardstick_holds(const yardstick *y, const deviation *d);
+
+#endif
