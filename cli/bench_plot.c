@@ -1,0 +1,82 @@
+/* A benchmark as a picture: one bar a row, its length the fraction of the ceiling where there
+ * is one, the figure written beside it. */
+#include "bench_table.h"
+#include "outfile.h"
+
+#include <string.h>
+
+enum { LEFT = 470, BAR = 420, LINE = 22, HEAD = 34, WIDTH = LEFT + BAR + 150 };
+
+static double value_of(const bench_row *r)
+{
+    return isnan(r->gflops) ? r->gbytes_per_s : r->gflops;
+}
+
+static void put_bar(FILE *f, const bench_row *r, double most, int y)
+{
+    const bool has_ceiling = !isnan(r->of_ceiling);
+    const double part = has_ceiling ? r->of_ceiling : value_of(r) / most;
+    const bool is_plain = strcmp(r->backend, "plain") == 0;
+    fprintf(f,
+            "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%s  <tspan fill=\"#666\">%s</tspan>"
+            "</text>\n",
+            LEFT - 8, y + 15, r->variant, r->problem);
+    if (has_ceiling)
+        fprintf(f, "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"#eee\"/>\n", LEFT,
+                y + 3, BAR, LINE - 6);
+    fprintf(f, "<rect x=\"%d\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"%s\"/>\n", LEFT,
+            y + 3, BAR * fmin(fmax(part, 0), 1), LINE - 6, is_plain ? "#c9a227" : "#2f6db5");
+    fprintf(f, "<text x=\"%d\" y=\"%d\">%.4g %s", LEFT + BAR + 8, y + 15, value_of(r),
+            isnan(r->gflops) ? "GB/s" : "GFLOP/s");
+    if (has_ceiling)
+        fprintf(f, ", %.0f %%", 100 * r->of_ceiling);
+    fputs("</text>\n", f);
+}
+
+/* Rows with a rate only: times alone have no common scale. */
+static int drawn(const bench_table *t, double *most)
+{
+    int n = 0;
+    *most = 0;
+    for (int i = 0; i < t->n; i++) {
+        if (isnan(value_of(&t->rows[i])))
+            continue;
+        n++;
+        *most = fmax(*most, value_of(&t->rows[i]));
+    }
+    return n;
+}
+
+saccade_status bench_write_plot(const bench_table *t, const char *path, saccade_error *err)
+{
+    outfile out;
+    double most;
+    int groups = 0, y = 8;
+    const int n = drawn(t, &most);
+    for (int i = 0; i < t->n; i++)
+        groups += i == 0 || strcmp(t->rows[i].suite, t->rows[i - 1].suite) != 0;
+    CLI_TRY(outfile_begin(path, &out, err));
+    const int height = 16 + n * LINE + groups * HEAD;
+    fprintf(out.file,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
+            "viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" font-size=\"12\">\n"
+            "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
+            WIDTH, height, WIDTH, height);
+    const char *suite = "";
+    for (int i = 0; i < t->n; i++) {
+        if (isnan(value_of(&t->rows[i])))
+            continue;
+        if (strcmp(t->rows[i].suite, suite) != 0) {
+            suite = t->rows[i].suite;
+            fprintf(out.file,
+                    "<text x=\"12\" y=\"%d\" font-weight=\"bold\" font-size=\"15\">"
+                    "%s</text>\n",
+                    y + 20, suite);
+            y += HEAD;
+        }
+        put_bar(out.file, &t->rows[i], most, y);
+        y += LINE;
+    }
+    fputs("</svg>\n", out.file);
+    return outfile_commit(&out, err);
+}
