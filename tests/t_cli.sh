@@ -1,0 +1,159 @@
+#!/bin/sh
+# The program as a user has it: help, exit codes, one clear line for each mistake, nothing left
+# half-written. usage: t_cli.sh SOURCE_DIR BUILD_DIR
+set -u
+saccade=$2/saccade
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+failed=0
+
+bad() { echo "FAILED: $1"; sed 's/^/    /' out err; failed=1; }
+
+# expect STATUS ARGUMENT...: runs it, leaves its output in out and err
+expect() {
+    wanted=$1
+    shift
+    "$saccade" "$@" >out 2>err </dev/null
+    status=$?
+    [ "$status" = "$wanted" ] || bad "exit status $status, expected $wanted: saccade $*"
+}
+
+# refuse WORDS ARGUMENT...: exit 2 and one line "saccade: WHERE: ..." with these words in it
+# (texts: two lines more, the excerpt and its caret)
+refuse() {
+    words=$1
+    shift
+    expect 2 "$@"
+    head -n 1 err | grep -q '^saccade: [^ ].*: .' || bad "no clear first line: saccade $*"
+    head -n 1 err | grep -qF -- "$words" || bad "no '$words' in the error of: saccade $*"
+    lines=$(wc -l <err)
+    [ "$lines" -eq 1 ] || { [ "$lines" -eq 3 ] && tail -n 1 err | grep -q '\^'; } ||
+        bad "$lines lines of error: saccade $*"
+}
+
+says() { grep -qF -- "$1" out || bad "no '$1' in the output"; }
+
+# npy NAME SHAPE ELEMENTS: an f32 file of zeros
+npy() {
+    header="{'descr': '<f4', 'fortran_order': False, 'shape': ($2), }"
+    printf '\223NUMPY\001\000v\000%-117s\n' "$header" >"$1"
+    head -c $((4 * $3)) /dev/zero >>"$1"
+}
+npy q.npy '1, 2, 8, 4' 64
+npy k.npy '1, 1, 8, 4' 32
+npy v.npy '1, 1, 8, 4' 32
+run="run -q q.npy -k k.npy -v v.npy"
+
+# ---- help ----
+expect 0 -h; says "usage: saccade COMMAND"
+for command in run mask explain check bench demo prelude; do
+    expect 0 -h; says "  $command "
+    expect 0 $command -h; says "usage: saccade $command"
+    expect 0 $command --help; says "usage: saccade $command"
+done
+expect 0 --version; says "saccade "
+expect 0 prelude; says "causal()"
+expect 2
+
+# ---- mistyped ----
+refuse "did you mean bench" benhc
+refuse "saccade -h lists" frobnicate
+refuse "did you mean --mask" run --maks 'causal()'
+refuse "unknown argument 'x.npy'" run x.npy
+refuse "expected O.npy" $run -o
+refuse "given twice" $run -o a.npy -o b.npy
+refuse "takes no value" check --rmse=1
+refuse "whole number from 1" mask --mask 'causal()' --q many
+refuse "whole number from 1" mask --mask 'causal()' --q 0
+refuse "finite number" $run -o o.npy --scale inf
+refuse "did you mean paper" bench --suite papre
+refuse "expected plain" bench --baseline torch
+
+# ---- run ----
+expect 0 $run -o o.npy --lse l.npy --mask 'causal()'; says "o.npy: [1, 2, 8, 4]"
+[ "$(wc -c <o.npy)" -eq 384 ] || bad "o.npy has another size"
+[ "$(wc -c <l.npy)" -eq 192 ] || bad "l.npy has another size"
+expect 0 $run -o /dev/null
+expect 0 run -q q.npy -k k.npy -v v.npy -o bnhd.npy --layout bhnd --block 32x64
+refuse "expected one" run -q q.npy -k k.npy -v v.npy
+refuse "cannot open" run -q none.npy -k k.npy -v v.npy -o o.npy
+refuse "bhnd or bnhd" $run -o o.npy --layout dbnh
+refuse "f32, f16 or bf16" $run -o o.npy --dtype f8
+refuse "like 128 or 128x64" $run -o o.npy --block 0
+refuse "expected auto, cpu" $run -o o.npy --backend tpu
+refuse "level" $run -o o.npy --level mmx
+npy short.npy '1, 1, 7, 4' 28
+refuse "expected 8 as in k.npy" run -q q.npy -k k.npy -v short.npy -o o.npy
+npy three.npy '1, 3, 8, 4' 96
+refuse "expected a multiple" run -q q.npy -k three.npy -v three.npy -o o.npy
+npy wide.npy '1, 1, 8, 5' 40
+refuse "head dim 5" run -q q.npy -k wide.npy -v v.npy -o o.npy
+npy empty.npy '1, 1, 0, 4' 0
+refuse "no elements" run -q empty.npy -k k.npy -v v.npy -o o.npy
+npy flat.npy '8' 8
+refuse "got 1 dimensions" run -q flat.npy -k k.npy -v v.npy -o o.npy
+
+# ---- captures ----
+refuse "expected --bind W=NUMBER" $run -o o.npy --mask 'q - kv < W'
+refuse "neither mask nor score names" $run -o o.npy --bind W=3
+refuse "twice" $run -o o.npy --mask 'q < W' --bind W=3 --bind W=4
+refuse "NAME=VALUE" $run -o o.npy --mask 'q < W' --bind W
+refuse "a number, F.npy" $run -o o.npy --mask 'q < W' --bind W=three
+refuse "32-bit" $run -o o.npy --mask 'q < W' --bind W=3000000000
+refuse "after the ':'" $run -o o.npy --mask 'd[q] == 1' --bind 'd=i32[Q]:sevens'
+refuse "expected 1" $run -o o.npy --mask 'd[q] == 1' --bind 'd=i32[Q]:docs'
+refuse "cannot open" $run -o o.npy --mask 'd[q] == 1' --bind d=none.npy
+expect 0 $run -o o.npy --mask 'd[q] == d[kv] && w' --bind 'd=i32[KV]:docs(3)' --bind w=true
+
+# ---- texts ----
+refuse "--mask: 1:" $run -o o.npy --mask 'q >= '
+refuse "--mask: 1:" $run -o o.npy --mask 'q + 1'
+refuse "--mask: 1:1:" $run -o o.npy --mask 'casual()'
+refuse "--score: 1:" $run -o o.npy --score 'score + tanh()'
+refuse "--mask: 1:" $run -o o.npy --mask ''
+refuse "--mask: 1:" mask --q 9 --mask "$(printf 'q \001\033[31m')"
+refuse "--mask: 1:" mask --q 9 --mask "$(head -c 3000 /dev/zero | tr '\0' '(')"
+printf 'mask far(n) =\n    q - kv > n;\nfar(3) &&\n' >bad.txt
+refuse "bad.txt: " mask --q 9 --mask @bad.txt
+printf 'mask far(n) =\n    q - kv > n;\nfar(3)\n' >good.txt
+expect 0 mask --q 9 --mask @good.txt --block 1; says "sparsity"
+refuse "cannot open" mask --q 9 --mask @none.txt
+head -c 200000 /dev/urandom >noise.txt
+refuse "noise.txt: " mask --q 9 --mask @noise.txt
+
+# ---- nothing half-written ----
+cp o.npy before.npy
+refuse "cannot write" $run -o missing/o.npy
+refuse "cannot write" $run -o o.npy --lse missing/l.npy
+refuse "--mask" $run -o o.npy --mask 'q >'
+refuse "cannot write" $run -o /dev/full
+refuse "a folder" $run -o .
+cmp -s o.npy before.npy || bad "a failed run changed o.npy"
+[ -z "$(find . -name '*.npy.*')" ] || bad "files left behind: $(find . -name '*.npy.*')"
+"$saccade" prelude >/dev/full 2>err && bad "a full disk went unnoticed"
+
+# ---- mask ----
+expect 0 mask --mask 'causal()' --q 1048576 --kv 1048576; says "sparsity     0.4999"
+says "evaluated    0"
+expect 0 mask --mask 'causal()' --q 512 -o m.svg; says "m.svg"
+grep -q '</svg>' m.svg || bad "m.svg is no picture"
+refuse ".svg or .png" mask --mask 'causal()' --q 512 -o m.gif
+refuse "less than" mask --mask 'causal()' --q 512 --at-h 1
+refuse "expected a text" mask --q 512
+refuse "number of queries" mask --mask 'causal()'
+
+# ---- explain, check ----
+expect 0 explain --problem 'b1 h4/2 q100 d16 bf16' --mask 'causal()' --score 'softcap(5.0)'
+says "problem: b1 h4/2 q100 kv100 d16 bf16"
+refuse "either --problem or -q" explain
+refuse "expected words like" explain --problem 'b1 h2 q100 d16 f12'
+refuse "at least q and d" explain --problem 'b1'
+refuse "multiple of key heads" explain --problem 'h3/2 q8 d8'
+expect 0 check --problem 'b1 h2 q20 d8 f32' --mask 'causal()'; says " ok"
+expect 0 check --random 4; says "seed 1"
+expect 1 check --problem 'b1 h2 q20 d8 f32' --mask 't[q + 1] > 0' --bind 't=i32[Q]:iota'
+grep -q 'index' err || bad "an index outside its tensor went unreported"
+
+[ "$failed" = 0 ] && echo "all as expected"
+exit $failed
