@@ -209,6 +209,7 @@ by_head = rng.standard_normal((4, 225)).astype(np.float32)
 gain = rng.standard_normal(4).astype(np.float32)
 spatial = rng.integers(0, 9, (2, N, N)).astype(np.int16)
 prefix = np.array([5, 40], np.int32)
+tile = rng.integers(0, 8, (2, 4, 8, 3)).astype(np.int32)
 
 MASKS = {
     "noop": ("noop()", lambda i: True),
@@ -261,6 +262,13 @@ MASKS = {
     "transfusion": ("transfusion(2, span)", lambda i: (i.q >= i.kv) | np.any(
         [(i.q >= a) & (i.q < z) & (i.kv >= a) & (i.kv < z) for a, z in span], 0),
         {"span": span}),
+    "svg_spatial": ("svg_spatial(5, 9, 1.2, 10)",
+                    lambda i: (i.kv < 5) | (i.q < 9) | (abs(i.q - i.kv) < 12)),
+    "svg_temporal": ("svg_temporal(4, 2, 6, 10)",
+                     lambda i: (i.kv < 4) | (i.q < 4)
+                     | (abs((i.q - 4) % 10 - (i.kv - 4) % 10) < 3)),
+    "top_tiles": ("top_tiles(tile, 8, 3)", lambda i: np.any(
+        [tile[i.b, i.h, i.q // 8, n] == i.kv // 8 for n in range(3)], 0), {"tile": tile}),
 }
 SCORES = {
     "relative_bias": ("relative_bias()", lambda s, i, t: s + (i.q - i.kv).astype(t)),
