@@ -1,5 +1,5 @@
 /* The edge of the library as a caller meets it: every wrong argument gets its one line, nothing
- * is set on failure, a whole run survives each failing allocation, contexts, back ends agree. */
+ * is set on failure, a whole run survives each failing allocation, back ends agree. */
 #include "saccade.h"
 #include "support/fail_alloc.h"
 
