@@ -110,7 +110,7 @@ static void test_random_mods(void **unused)
     (void)unused;
     for (int l = 0; l < n; l++) {
         setenv("SACCADE_LEVEL", levels[l], 1);
-        for (uint64_t i = 0; i < 100; i++)
+        for (uint64_t i = 0; i < 150; i++)
             compare_mod(seed + i, levels[l]);
     }
     unsetenv("SACCADE_LEVEL");

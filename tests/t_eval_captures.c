@@ -42,8 +42,8 @@ static void fill(random_source *r, saccade_dtype dtype, uint8_t *data, int64_t n
     }
 }
 
-/* A mod that reads t[i0, ..., i(rank-1)], the first of them kv + 1 or the last, others constant;
- * as a float score, so that every type can be looked at. */
+/* A mod that reads t[i0, ..., i(rank-1)], one of them kv + 1, the others constant; as a float
+ * score, so that every type can be looked at. */
 static const mod_fn *reader(arena *arena, const mod_capture *c, const int32_t *index,
                             int moving)
 {
