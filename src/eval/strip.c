@@ -228,8 +228,8 @@ static saccade_status make_step(maker *m, uint32_t i, saccade_error *err)
     }
     if (s->kind == STEP_LOAD)
         plan_load(m, n, s);
+    s->out = m->n_free > 0 ? m->free[--m->n_free] : prog->n_slots++; /* not an operand's */
     free_slots(m, i);
-    s->out = m->n_free > 0 ? m->free[--m->n_free] : prog->n_slots++;
     m->slot[i] = s->out;
     return SACCADE_OK;
 }

@@ -18,9 +18,9 @@ enum { STRIP_GROUP = 16, STRIP_LANES = EVAL_STRIP };
 /* Which operands are one value for all lanes (then they point to one). */
 enum { STRIP_X_SAME = 1, STRIP_Y_SAME = 2, STRIP_Z_SAME = 4 };
 
-/* out[i] = op(x[i], y[i], z[i]) for `groups` groups; out may be an operand. */
-typedef void strip_op(void *out, const void *x, const void *y, const void *z, int groups,
-                      int same);
+/* out[i] = op(x[i], y[i], z[i]) for `groups` groups; out is no operand. */
+typedef void strip_op(void *restrict out, const void *restrict x, const void *restrict y,
+                      const void *restrict z, int groups, int same);
 /* out[i] = element at data + i * stride, i < n. */
 typedef void strip_read(void *out, const void *data, int64_t stride, int n);
 /* out[i] = element at data + offsets[i], i < n. */

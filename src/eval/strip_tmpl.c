@@ -12,15 +12,6 @@
 #define PASTE_(a, b) a##b
 #define PASTE(a, b) PASTE_(a, b)
 
-/* Lanes of one loop depend on the same lane only, also where out is an operand. */
-#if defined(__clang__)
-#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#elif defined(__GNUC__)
-#define INDEPENDENT _Pragma("GCC ivdep")
-#else
-#define INDEPENDENT
-#endif
-
 /* ---- operations ---- */
 
 /* clang-format off */
@@ -33,7 +24,6 @@
         const Z *zs = zp, z0 = z_same ? *zs : (Z)0;                          \
         OUT *outs = out;                                                     \
         for (int group = 0; group < groups; group++) {                       \
-            INDEPENDENT                                                      \
             for (int i = 0; i < STRIP_GROUP; i++) {                          \
                 const X x = x_same ? x0 : xs[i];                             \
                 const Y y = y_same ? y0 : ys[i];                             \
@@ -90,8 +80,9 @@
 #define R float
 #define M(f) fm_##f
 #define OP(name, signature, form, value, exact, fast, grad, range)                            \
-    static void op_##name(void *out, const void *xp, const void *yp, const void *zp,          \
-                          int groups, int same)                                               \
+    static void op_##name(void *restrict out, const void *restrict xp,                        \
+                          const void *restrict yp, const void *restrict zp, int groups,       \
+                          int same)                                                           \
     {                                                                                         \
         enum { ARITY = EVAL_ARITY(signature) };                                               \
         (void)same;                                                                           \

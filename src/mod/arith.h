@@ -95,11 +95,13 @@ static inline float fm_with_sign(float x, float y)
     return f32_from_bits((f32_bits(x) & 0x7fffffffu) | (f32_bits(y) & 0x80000000u));
 }
 
+/* Adding 2^23 to a smaller float rounds it to a whole number; from there on all are whole. */
 static inline float fm_trunc(float x)
 {
-    const int is_small = fm_fabs(x) < 0x1p23f; /* from there on all floats are whole; NaN too */
-    const float whole = (float)(int32_t)(is_small ? x : 0.0f);
-    return is_small ? fm_with_sign(whole, x) : x;
+    const float a = fm_fabs(x);
+    const float near = (a + 0x1p23f) - 0x1p23f;
+    const float down = near > a ? near - 1.0f : near;
+    return fm_with_sign(a < 0x1p23f ? down : a, x);
 }
 
 static inline float fm_floor(float x)
@@ -421,19 +423,19 @@ static inline double fm_exp2_wide(double t)
     return p * fm_from_bits64((fm_bits64(shifted) + 1023u) << 52);
 }
 
-/* As C's pow, ends included. */
+/* As C's pow, ends included. & and | join conditions: no branches. */
 static inline float fm_pow(float x, float y)
 {
     const float a = fm_fabs(x), y_size = fm_fabs(y);
     const int is_whole = fm_trunc(y) == y;
-    const int is_odd = is_whole && y_size < 0x1p24f && (ar_f2i(y) & 1);
+    const int is_odd = (y_size < 0x1p24f) & is_whole & ar_f2i(y);
     const double finite = a < INFINITY ? fm_log2_wide(a) : (double)a;
     const double t = (double)y * (a == 0.0f ? -(double)INFINITY : finite);
     const double above = t < -200.0 ? -200.0 : t;
     const float size = (float)fm_exp2_wide(above > 200.0 ? 200.0 : above);
-    const float result = x < 0.0f && !is_whole && a < INFINITY ? NAN : size;
-    const uint32_t sign = is_odd ? f32_bits(x) & 0x80000000u : 0u;
-    const int is_one = x == 1.0f || y == 0.0f || (x == -1.0f && y_size == INFINITY);
+    const float result = (x < 0.0f) & !is_whole & (a < INFINITY) ? NAN : size;
+    const uint32_t sign = f32_bits(x) & 0x80000000u & (uint32_t)-is_odd;
+    const int is_one = (x == 1.0f) | (y == 0.0f) | ((x == -1.0f) & (y_size == INFINITY));
     return is_one ? 1.0f : f32_from_bits(f32_bits(result) ^ sign);
 }
 
