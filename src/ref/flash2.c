@@ -1,5 +1,5 @@
 /* FlashAttention-2 (arXiv 2307.08691), algorithm 1: queries stay, keys pass by, and O is
- * divided by l only once, at the end (with SS = S D, so SS_i = SS_{i-1} e^{m_{i-1} - m_i} + P V).
+ * divided by l only once, at the end (with SS = S D: SS_i = SS_{i-1} e^{m_{i-1} - m_i} + P V).
  * Rows of queries are independent, O is written once, and only lse = m + log l is kept. */
 #include "ref/ladder_ops.h"
 
