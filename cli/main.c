@@ -37,6 +37,12 @@ static const cli_command commands[] = {
      "same threads, in the row's own unit; of_ceiling is the fraction reached.\n\n"
      "    saccade bench --suite paper --threads 2 --csv paper.csv --plot paper.svg\n",
      cmd_bench},
+    {"ladder", CLI_LADDER, "from softmax to FlashAttention, counted and drawn",
+     "[--n N] [--d D] [--m M] [-o FILE.svg]",
+     "Runs every published step on one problem: passes over memory, accesses and FLOPs\n"
+     "counted against the formula, time, error, and a roofline of this machine's limits.\n"
+     "Exit status 1 if a count is not its formula. See docs/ladder.md.\n\n"
+     "    saccade ladder --n 1024 --d 64 -o ladder.svg\n", cmd_ladder},
     {"demo", CLI_DEMO, "eight variants over files it makes; pictures of their masks",
      "[-o FOLDER] [--threads N]",
      "Writes Q, K, V as .npy, runs full, causal, relative bias, ALiBi, sliding window,\n"

@@ -379,21 +379,15 @@ typedef struct saccade_ladder_row {
     double seconds, error;           /* best of some runs; largest |result - float64| */
 } saccade_ladder_row;
 
-/* Limits of one core of this machine. */
-typedef struct saccade_roofline {
-    double bytes_per_second; /* reading memory */
-    double scalar_flops;     /* FLOP/s of scalar multiplications and additions */
-    double fma_flops;        /* of the widest fused multiply-add */
-} saccade_roofline;
-
 SACCADE_API saccade_ladder_options saccade_ladder_default(void);
 /* Calls `row` after each algorithm, in order; a nonzero answer ends the run. */
 SACCADE_API saccade_status saccade_ladder_run(const saccade_ladder_options *options,
                                               int (*row)(void *user,
                                                          const saccade_ladder_row *row),
                                               void *user, saccade_error *err);
-/* Measures for about half a second. */
-SACCADE_API saccade_status saccade_roofline_measure(saccade_roofline *out, saccade_error *err);
+/* What the ladder's scalar code can reach on one core: multiplications and additions in f32,
+ * measured in some milliseconds. */
+SACCADE_API double saccade_measure_scalar_gflops(void);
 
 /* ---- experimental: what this machine gives at most ------------------------------------- */
 

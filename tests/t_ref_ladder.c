@@ -418,13 +418,11 @@ static void public_call_runs_and_refuses(void **state)
     assert_int_equal(n, 1);
 }
 
-static void roofline_is_plausible(void **state)
+static void scalar_speed_is_plausible(void **state)
 {
     (void)state;
-    saccade_roofline r;
-    assert_int_equal(saccade_roofline_measure(&r, NULL), SACCADE_OK);
-    assert_true(r.bytes_per_second > 1e7 && r.bytes_per_second < 1e13);
-    assert_true(r.scalar_flops > 1e7 && r.fma_flops > 0.5 * r.scalar_flops);
+    const double gflops = saccade_measure_scalar_gflops();
+    assert_true(gflops > 0.01 && gflops < 1000);
 }
 
 int main(void)
@@ -442,7 +440,7 @@ int main(void)
         cmocka_unit_test(scores_out_of_reach_fall_back),
         cmocka_unit_test(naive_softmax_overflows_where_safe_does_not),
         cmocka_unit_test(public_call_runs_and_refuses),
-        cmocka_unit_test(roofline_is_plausible),
+        cmocka_unit_test(scalar_speed_is_plausible),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
