@@ -1,0 +1,23 @@
+"""Saccade: exact, fused attention with your own masks and scores.
+
+    import saccade.torch   FlexAttention's API for PyTorch tensors
+    saccade.attention      NumPy, JAX, CuPy and anything else that speaks DLPack, without torch
+"""
+
+from ._lib import BadValue, SaccadeError, lib as _clib
+
+__version__ = _clib.saccade_version().decode()
+__all__ = ["BadValue", "SaccadeError", "prelude", "__version__"]
+
+
+def prelude() -> dict:
+    """The named variants: name to (kind, signature, comment with formula and source)."""
+    found, i = {}, 0
+    while True:
+        entry = _clib.saccade_prelude(i)
+        if not entry:
+            return found
+        e = entry.contents
+        found[e.name.decode()] = ("mask" if e.kind == 1 else "score", e.signature.decode(),
+                                  e.comment.decode())
+        i += 1

@@ -1,0 +1,222 @@
+"""Mods, plans and runs on top of the C calls, for any framework.
+
+A framework gives views: (address, dtype name, device kind, device index, shape, stride). Objects
+own their C handles; plans and bound mods are cached by what they are made from, so that a warm
+call only fills in addresses.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import functools
+import math
+import struct
+import threading
+from typing import NamedTuple, Sequence
+
+from . import _lib
+from ._lib import DTYPES, lib
+
+
+class View(NamedTuple):
+    """A strided array somewhere: element counts, not bytes."""
+
+    address: int
+    dtype: str
+    device: int  # _lib.CPU or _lib.CUDA
+    index: int
+    shape: tuple
+    stride: tuple
+
+
+_ZEROS = (0,) * _lib.MAX_RANK
+NO_TENSOR = bytes(_lib.PACK_TENSOR.size)
+
+
+def pack(v: View) -> bytes:
+    """The bytes of a saccade_tensor."""
+    rank = len(v.shape)
+    pad = _ZEROS[rank:]
+    return _lib.PACK_TENSOR.pack(v.address, DTYPES[v.dtype], v.device, v.index, rank,
+                                 *v.shape, *pad, *v.stride, *pad)
+
+
+def c_tensor(v: View) -> _lib.Tensor:
+    return _lib.Tensor.from_buffer_copy(pack(v))
+
+
+class Mod:
+    """A bound mask or score: the C object, its kind and the names it captures."""
+
+    def __init__(self, kind: int, text: str, captures: Sequence[tuple[str, str, int]]):
+        self.handle = None
+        self.kind, self.text = kind, text
+        self.names = [name for name, _, _ in captures]
+        data = text.encode()
+        generic = _lib.create("mod_parse", kind, data, len(data))
+        try:
+            array = (_lib.Capture * max(1, len(captures)))()
+            for slot, (name, dtype, rank) in zip(array, captures):
+                slot.name, slot.dtype, slot.rank = name.encode(), DTYPES[dtype], rank
+            self.handle = _lib.create("mod_bind", generic, array, len(captures))
+        finally:
+            lib.saccade_mod_destroy(generic)
+
+    def print(self) -> str:
+        """Text that parses back to this mod."""
+        n = lib.saccade_mod_print(self.handle, None, 0)
+        buffer = C.create_string_buffer(n + 1)
+        lib.saccade_mod_print(self.handle, buffer, n + 1)
+        return buffer.value.decode()
+
+    def __del__(self):
+        if getattr(self, "handle", None) and lib is not None:
+            lib.saccade_mod_destroy(self.handle)
+
+
+@functools.lru_cache(maxsize=1024)
+def bound_mod(kind: int, text: str, captures: tuple) -> Mod:
+    """captures: ((name, dtype, rank), ...)."""
+    return Mod(kind, text, captures)
+
+
+def free_names(kind: int, text: str) -> list[tuple[str, int]]:
+    """Names and ranks that a text captures."""
+    data = text.encode()
+    generic = _lib.create("mod_parse", kind, data, len(data))
+    try:
+        found = [lib.saccade_mod_capture(generic, i)
+                 for i in range(lib.saccade_mod_capture_count(generic))]
+        return [(c.name.decode(), c.rank) for c in found]
+    finally:
+        lib.saccade_mod_destroy(generic)
+
+
+def bindings(names: Sequence[str], views: Sequence[View]):
+    """A C array of bindings; keep it while it is used."""
+    array = (_lib.Binding * max(1, len(names)))()
+    for slot, name, view in zip(array, names, views):
+        slot.name = name.encode()
+        slot.tensor = c_tensor(view)
+    return array
+
+
+class Plan:
+    """A C plan and the mods it was made from."""
+
+    def __init__(self, context, sizes, dtype, kv_dtype, scale, score, mask, backend):
+        self.handle = None
+        p = _lib.Problem()
+        p.sizes = _lib.Sizes(*sizes)
+        p.dtype, p.kv_dtype = DTYPES[dtype], DTYPES[kv_dtype]
+        p.scale = math.nan if scale is None else scale
+        p.score = score.handle if score else None
+        p.mask = mask.handle if mask else None
+        p.backend = backend.encode()
+        self.score, self.mask = score, mask
+        self.handle = _lib.create("plan_create", context, C.byref(p))
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019 - plans live as long as their cache
+    def workspace(self, *sizes) -> int:
+        return lib.saccade_plan_workspace(self.handle, C.byref(_lib.Sizes(*sizes)))
+
+    def explain(self) -> str:
+        text, e = C.c_void_p(), _lib.Error()
+        _lib.check(lib.saccade_plan_explain(self.handle, C.byref(text), C.byref(e)), e)
+        try:
+            return C.string_at(text.value).decode()
+        finally:
+            lib.saccade_free(text)
+
+    def __del__(self):
+        if getattr(self, "handle", None) and lib is not None:
+            lib.saccade_plan_destroy(self.handle)
+
+
+@functools.lru_cache(maxsize=512)
+def plan(context, H, Hkv, D, Dv, dtype, kv_dtype, scale, score, mask, backend) -> Plan:
+    return Plan(context, (0, H, Hkv, 0, 0, D, Dv), dtype, kv_dtype, scale, score, mask, backend)
+
+
+_TAIL = struct.Struct("=QQiiQQQ")  # block_mask, bindings, n, pad, workspace, bytes, stream
+_ARGS = C.sizeof(_lib.ForwardArgs)
+_RESERVED = bytes(_ARGS - 9 * _lib.PACK_TENSOR.size - _TAIL.size)
+_forward = lib.saccade_forward
+_local = threading.local()
+
+
+def forward(plan_handle, tensors: Sequence[bytes], block_mask, binding_array, n_bindings,
+            workspace, workspace_bytes, stream) -> None:
+    """tensors: q k v out lse row_max q_offset kv_offset kv_len, packed."""
+    args = b"".join(tensors) + _TAIL.pack(
+        block_mask or 0, C.addressof(binding_array) if n_bindings else 0, n_bindings, 0,
+        workspace, workspace_bytes, stream) + _RESERVED
+    try:
+        e = _local.error
+    except AttributeError:
+        e = _local.error = _lib.Error()
+    status = _forward(plan_handle, args, C.byref(e))
+    if status:
+        _lib.check(status, e)
+
+
+class BlockMaskHandle:
+    """A C block mask with what it borrows: bound mod, captured arrays, positions."""
+
+    def __init__(self, handle, mod, tensors, keep):
+        self.handle, self.mod, self.tensors, self.keep = handle, mod, tensors, keep
+        self._prepared = set()
+
+    def prepare(self, p: Plan) -> None:
+        if id(p) not in self._prepared:
+            _lib.call("plan_prepare", p.handle, self.handle)
+            self._prepared.add(id(p))
+
+    def update(self) -> None:
+        _lib.call("block_mask_update", self.handle)
+        self._prepared.clear()
+
+    def stats(self) -> _lib.BlockMaskStats:
+        return lib.saccade_block_mask_get_stats(self.handle)
+
+    def window(self, q0, Q, kv0, KV) -> "BlockMaskHandle":
+        h = _lib.create("block_mask_window", self.handle, q0, Q, kv0, KV)
+        return BlockMaskHandle(h, self.mod, self.tensors, (self.keep, self))
+
+    def render(self, b, h, format, columns) -> bytes:
+        data, n, e = C.c_void_p(), C.c_size_t(), _lib.Error()
+        _lib.check(lib.saccade_block_mask_render(self.handle, b, h, format, columns,
+                                                 C.byref(data), C.byref(n), C.byref(e)), e)
+        try:
+            return C.string_at(data.value, n.value)
+        finally:
+            lib.saccade_free(data)
+
+    def __del__(self):
+        if getattr(self, "handle", None) and lib is not None:
+            lib.saccade_block_mask_destroy(self.handle)
+
+
+def block_mask_create(mod: Mod, views, sizes, block_q, block_kv, keep, context=None,
+                      budget=-1) -> BlockMaskHandle:
+    array = bindings(mod.names, views)
+    o = _lib.BlockMaskOptions(block_q=block_q, block_kv=block_kv, evaluation_budget=budget)
+    h = _lib.create("block_mask_create", context, mod.handle, C.byref(_lib.Sizes(*sizes)), None,
+                    array, len(mod.names), C.byref(o))
+    return BlockMaskHandle(h, mod, keep, array)
+
+
+def block_mask_import(indices: _lib.BlockIndices, mod: Mod | None, views, sizes, keep,
+                      context=None) -> BlockMaskHandle:
+    names = mod.names if mod else []
+    array = bindings(names, views)
+    h = _lib.create("block_mask_import", context, C.byref(indices), mod.handle if mod else None,
+                    C.byref(_lib.Sizes(*sizes)), None, array, len(names))
+    return BlockMaskHandle(h, mod, keep, array)
+
+
+@functools.lru_cache(maxsize=None)
+def context(threads: int = 0, level: str | None = None) -> int:
+    """A C context; lives as long as the process."""
+    o = _lib.ContextOptions(threads=threads, level=level.encode() if level else None)
+    return _lib.create("context_create", C.byref(o))

@@ -1,0 +1,350 @@
+"""FlexAttention's BlockMask over the C block mask.
+
+Made from a mod, a BlockMask holds the C object and shows index tensors only when asked; made from
+index tensors, or changed by hand, it is imported again on its next use. Slices and crops keep
+meaning what they meant: positions are mapped back before the mod sees them.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+
+import torch
+
+from . import _core, _lib
+from ._mods import AnyMod, captured, resolve
+
+_DEFAULT = 128
+
+
+def _pair(block):
+    return (block, block) if isinstance(block, int) else tuple(block)
+
+
+def noop_mask(b, h, q_idx, kv_idx):
+    """Every position is live."""
+    return True
+
+
+def and_masks(*mask_mods):
+    """One mask that is live where all are; of none, everywhere."""
+    return _combine(mask_mods, lambda x, y: x & y, True)
+
+
+def or_masks(*mask_mods):
+    """One mask that is live where any is; of none, nowhere."""
+    return _combine(mask_mods, lambda x, y: x | y, False)
+
+
+def _combine(mods, join, empty):
+    for m in mods:
+        if not callable(m) and not isinstance(m, (str, AnyMod)):
+            raise RuntimeError(f"got a {type(m).__name__} as a mask, expected a callable or text")
+    callables = tuple(captured.callable_of(m) for m in mods)
+
+    def combined(b, h, q_idx, kv_idx):
+        result = empty
+        for i, m in enumerate(callables):
+            value = m(b, h, q_idx, kv_idx)
+            result = value if i == 0 else join(result, value)
+        return result
+
+    return combined
+
+
+class BlockMask:
+    """Which blocks of [Q, KV] are live, and the mod inside PARTIAL ones.
+
+    kv_num_blocks [B, H, rows], kv_indices [B, H, rows, columns] list PARTIAL blocks of each block
+    row, full_kv_* the FULL ones, q_* and full_q_* the transposes; int32, on `device`. Entries past
+    the count are in order but mean nothing. B and H may be 1 (broadcast).
+    """
+
+    def __init__(self, seq_lengths, kv_num_blocks=None, kv_indices=None, full_kv_num_blocks=None,
+                 full_kv_indices=None, q_num_blocks=None, q_indices=None, full_q_num_blocks=None,
+                 full_q_indices=None, BLOCK_SIZE=_DEFAULT, mask_mod=None, *, _handle=None,
+                 _device="cpu"):
+        if (kv_num_blocks is None) != (kv_indices is None):
+            raise AssertionError("kv_num_blocks and kv_indices: got one, expected both")
+        if (full_kv_num_blocks is None) != (full_kv_indices is None):
+            raise AssertionError("full_kv_num_blocks and full_kv_indices: got one, expected both")
+        if kv_indices is not None and kv_indices.dim() < 2:
+            raise RuntimeError("kv_indices: got fewer than 2 dimensions, expected [.., rows, "
+                               "columns]")
+        self._handle, self._device = _handle, torch.device(_device)
+        self._seq_lengths, self._mask_mod = tuple(seq_lengths), mask_mod or noop_mask
+        self.BLOCK_SIZE = _pair(BLOCK_SIZE)
+        self._forward = None if kv_indices is None else (
+            kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices)
+        self._transpose = None if q_indices is None else (
+            q_num_blocks, q_indices, full_q_num_blocks, full_q_indices)
+        self._dims = None
+        self.version = object()  # a new one whenever the mask is changed by hand
+
+    @classmethod
+    def from_kv_blocks(cls, kv_num_blocks, kv_indices, full_kv_num_blocks=None,
+                       full_kv_indices=None, BLOCK_SIZE=_DEFAULT, mask_mod=None,
+                       seq_lengths=None, compute_q_blocks=True):
+        """From index tensors. seq_lengths defaults to whole blocks; transposes are made when
+        asked for (compute_q_blocks is accepted for compatibility)."""
+        if kv_indices.dim() < 2:
+            raise RuntimeError("kv_indices: got fewer than 2 dimensions, expected [.., rows, "
+                               "columns]")
+        block = _pair(BLOCK_SIZE)
+        if seq_lengths is None:
+            seq_lengths = (kv_indices.shape[-2] * block[0], kv_indices.shape[-1] * block[1])
+        return cls(seq_lengths, kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices,
+                   BLOCK_SIZE=block, mask_mod=mask_mod, _device=kv_indices.device)
+
+    # ---- the C object ----
+
+    def _dimensions(self):
+        if self._dims is None:
+            if self._forward is not None:
+                self._dims = tuple(self._forward[1].shape[:2])
+            else:
+                s = self._export(False, shape_only=True)
+                self._dims = (s.B, s.H)
+        return self._dims
+
+    def handle(self) -> _core.BlockMaskHandle:
+        """The C block mask, imported from the index tensors where they came first."""
+        if self._handle is None:
+            self._handle = self._import()
+        return self._handle
+
+    def _import(self):
+        num, idx, fnum, fidx = [None if t is None else t.to("cpu", torch.int32).contiguous()
+                                for t in self._forward]
+        num, idx = num.expand(idx.shape[:-1]).contiguous(), idx
+        lead = (1,) * (4 - idx.dim()) + tuple(idx.shape)
+        i = _lib.BlockIndices(*lead, *self.BLOCK_SIZE, num.data_ptr(), idx.data_ptr(),
+                              fnum.data_ptr() if fnum is not None else None,
+                              fidx.data_ptr() if fidx is not None else None)
+        mod, views, keep = (None, [], None)
+        if self._mask_mod is not noop_mask:
+            mod, views, keep = resolve(self._mask_mod, "mask", "cpu")
+        sizes = (lead[0], lead[1], lead[1], *self._seq_lengths, 1, 1)
+        return _core.block_mask_import(i, mod, views, sizes, keep)
+
+    def _export(self, transposed, shape_only=False):
+        i = _lib.BlockIndices()
+        h = self.handle().handle
+        _lib.call("block_mask_export", h, int(transposed), C.byref(i))
+        if shape_only:
+            return i
+        rows = (i.B, i.H, i.rows)
+        made = [torch.zeros(rows if k % 2 == 0 else rows + (i.columns,), dtype=torch.int32)
+                for k in range(4)]
+        for name, t in zip(("kv_num_blocks", "kv_indices", "full_kv_num_blocks",
+                            "full_kv_indices"), made):
+            setattr(i, name, t.data_ptr())
+        _lib.call("block_mask_export", h, int(transposed), C.byref(i))
+        return tuple(t.to(self._device) for t in made)
+
+    def _lists(self, transposed):
+        if transposed:
+            if self._transpose is None:
+                self._transpose = self._export(True)
+            return self._transpose
+        if self._forward is None:
+            self._forward = self._export(False)
+        return self._forward
+
+    # ---- FlexAttention's attributes ----
+
+    kv_num_blocks = property(lambda self: self._lists(False)[0])
+    kv_indices = property(lambda self: self._lists(False)[1])
+    full_kv_num_blocks = property(lambda self: self._lists(False)[2])
+    full_kv_indices = property(lambda self: self._lists(False)[3])
+    q_num_blocks = property(lambda self: self._lists(True)[0])
+    q_indices = property(lambda self: self._lists(True)[1])
+    full_q_num_blocks = property(lambda self: self._lists(True)[2])
+    full_q_indices = property(lambda self: self._lists(True)[3])
+    device = property(lambda self: self._device)
+
+    @property
+    def mask_mod(self):
+        return self._mask_mod
+
+    @mask_mod.setter
+    def mask_mod(self, value):
+        self._lists(False)
+        self._mask_mod, self._handle = value or noop_mask, None
+        self.version = object()
+
+    @property
+    def seq_lengths(self):
+        return self._seq_lengths
+
+    @seq_lengths.setter
+    def seq_lengths(self, value):
+        self._lists(False)
+        self._seq_lengths, self._handle = tuple(value), None
+        self.version = object()
+
+    @property
+    def shape(self):
+        """(B, H, Q, KV)."""
+        return (*self._dimensions(), *self._seq_lengths)
+
+    def as_tuple(self, flatten=True):
+        block = self.BLOCK_SIZE if flatten else (self.BLOCK_SIZE,)
+        lengths = self._seq_lengths if flatten else (self._seq_lengths,)
+        return (*lengths, *self._lists(False), *self._lists(True), *block, self._mask_mod)
+
+    def numel(self):
+        """Positions: B * H * Q * KV."""
+        return int(torch.Size(self.shape).numel())
+
+    def sparsity(self) -> float:
+        """Percentage of blocks that are not computed."""
+        return 100 * self.handle().stats().sparsity
+
+    def to(self, device):
+        """The same mask with its index tensors on another device."""
+        made = BlockMask(self._seq_lengths, BLOCK_SIZE=self.BLOCK_SIZE, mask_mod=self._mask_mod,
+                         _handle=self._handle, _device=device)
+        for name in ("_forward", "_transpose"):
+            lists = getattr(self, name)
+            setattr(made, name, lists and tuple(t if t is None else t.to(device) for t in lists))
+        return made
+
+    def to_dense(self) -> torch.Tensor:
+        """[B, H, rows, columns] int32, 1 for PARTIAL and FULL blocks."""
+        num, idx, fnum, fidx = self._lists(False)
+        dense = _dense(num, idx)
+        return dense if fnum is None else (dense | _dense(fnum, fidx))
+
+    def to_string(self, grid_size=(20, 20), limit=4) -> str:
+        """Picture in characters of up to `limit` (b, h); grid_size[1] columns wide."""
+        columns = grid_size[1] if not isinstance(grid_size, int) else grid_size
+        B, H = self._dimensions()
+        width = 0 if columns == -1 else max(8, 2 * columns)
+        pictures = [f"({b}, {h})\n" + self.handle().render(b, h, 1, width).decode()
+                    for b in range(B) for h in range(H)][:limit]
+        if B * H > limit:
+            pictures.append(f"... {B * H - limit} more")
+        return "\n".join(pictures)
+
+    def __str__(self):
+        return (f"BlockMask(shape={self.shape}, sparsity={self.sparsity():.2f}%,\n"
+                + self.to_string() + ")")
+
+    def __repr__(self):
+        return (f"BlockMask(shape={self.shape}, BLOCK_SIZE={self.BLOCK_SIZE}, "
+                f"sparsity={self.sparsity():.2f}%, device={self._device})")
+
+    # ---- slices and crops ----
+
+    def _adjust(self, new_q_len: int, new_kv_len: int) -> "BlockMask":
+        """The upper-left [new_q_len, new_kv_len] of this mask; longer lengths grow it."""
+        made = self.handle().window(0, new_q_len, 0, new_kv_len)
+        return BlockMask((new_q_len, new_kv_len), BLOCK_SIZE=self.BLOCK_SIZE,
+                         mask_mod=self._mask_mod, _handle=made, _device=self._device)
+
+    def __getitem__(self, index) -> "BlockMask":
+        """Picks batches, heads and rows of blocks; the mod goes on seeing original positions."""
+        index = index if isinstance(index, tuple) else (index,)
+        if len(index) > 3:
+            raise IndexError(f"got {len(index)} indices, expected at most 3: batch, head, row")
+        num, idx, fnum, fidx = self._lists(False)
+        maps = [torch.arange(n) for n in idx.shape[:3]]
+        for axis, x in enumerate(index):
+            x = slice(None) if x is Ellipsis else x
+            if isinstance(x, int):
+                n = idx.shape[axis]
+                if not -n <= x < n:
+                    raise IndexError(f"got index {x} in dimension {axis}, expected {-n} to {n - 1}")
+                x = slice(x % n, x % n + 1)
+            maps[axis] = maps[axis][x.cpu() if isinstance(x, torch.Tensor) else x]
+
+        def pick(t):
+            for axis, m in enumerate(maps):
+                t = t if t is None else t.index_select(axis, m.to(t.device))
+            return t
+
+        rows, block = maps[2], self.BLOCK_SIZE[0]
+        Q = sum(min(block, self._seq_lengths[0] - int(r) * block) for r in rows)
+        return BlockMask((Q, self._seq_lengths[1]), pick(num), pick(idx), pick(fnum), pick(fidx),
+                         BLOCK_SIZE=self.BLOCK_SIZE, _device=self._device,
+                         mask_mod=self._moved(maps, idx.shape))
+
+    def _moved(self, maps, shape):
+        moves = [None if m.numel() == n and bool((m == torch.arange(n)).all())
+                 else m.to(torch.int32) for m, n in zip(maps, shape)]
+        if all(m is None for m in moves):
+            return self._mask_mod
+        inner, block = captured.callable_of(self._mask_mod), self.BLOCK_SIZE[0]
+        b_map, h_map, rows = moves
+
+        def moved(b, h, q_idx, kv_idx):
+            b = b if b_map is None else b_map[b]
+            h = h if h_map is None else h_map[h]
+            q = q_idx if rows is None else rows[q_idx // block] * block + q_idx % block
+            return inner(b, h, q, kv_idx)
+
+        return moved
+
+    def __reduce__(self):
+        lists = tuple(None if t is None else t.cpu() for t in self._lists(False))
+        return (_unpickle, (self._seq_lengths, lists, self.BLOCK_SIZE, self._mask_mod,
+                            str(self._device)))
+
+
+def _unpickle(lengths, lists, block, mask_mod, device):
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        device = "cpu"
+    return BlockMask(lengths, *(None if t is None else t.to(device) for t in lists),
+                     BLOCK_SIZE=block, mask_mod=mask_mod, _device=device)
+
+
+def _dense(num, idx):
+    columns = idx.shape[-1]
+    live = torch.arange(columns, device=idx.device) < num.unsqueeze(-1)
+    dense = torch.zeros((*idx.shape[:-1], columns + 1), dtype=torch.int32, device=idx.device)
+    dense.scatter_(-1, torch.where(live, idx.long(), columns), 1)
+    return dense[..., :columns].contiguous()
+
+
+def create_block_mask(mask_mod, B, H, Q_LEN, KV_LEN, device=None, BLOCK_SIZE=_DEFAULT,
+                      _compile=False, separate_full_blocks=True) -> BlockMask:
+    """Proves which blocks are live; time and memory follow the boundary, not Q_LEN x KV_LEN.
+
+    mask_mod: callable (b, h, q_idx, kv_idx) -> bool, language text, or a saccade mask.
+    B, H: None or 1 broadcast. device: where index tensors appear (default: the current one).
+    """
+    del _compile
+    mod, views, keep = resolve(mask_mod, "mask", "cpu")
+    block = _pair(BLOCK_SIZE)
+    if Q_LEN < 1 or KV_LEN < 1:
+        raise ValueError(f"got Q_LEN {Q_LEN}, KV_LEN {KV_LEN}, expected 1 or more")
+    sizes = (B or 1, H or 1, H or 1, Q_LEN, KV_LEN, 1, 1)
+    handle = _core.block_mask_create(mod, views, sizes, *block, keep)
+    device = device if device is not None else torch.get_default_device()
+    made = BlockMask((Q_LEN, KV_LEN), BLOCK_SIZE=block, mask_mod=mask_mod, _handle=handle,
+                     _device=device)
+    made._dims = (B or 1, H or 1)
+    return made if separate_full_blocks else _all_partial(made)
+
+
+def _all_partial(mask):
+    dense = mask.to_dense()
+    num = dense.sum(-1, dtype=torch.int32)
+    idx = torch.argsort(dense, dim=-1, descending=True, stable=True).to(torch.int32)
+    return BlockMask(mask.seq_lengths, num, idx, BLOCK_SIZE=mask.BLOCK_SIZE,
+                     mask_mod=mask.mask_mod, _device=mask.device)
+
+
+def create_mask(mod_fn, B, H, Q_LEN, KV_LEN, device=None) -> torch.Tensor:
+    """Dense bool [B, H, Q_LEN, KV_LEN]. A score mod is live where it does not give -inf."""
+    kind = captured.kind_of(mod_fn)
+    if kind == "score":
+        inner = captured.callable_of(mod_fn)
+        finite = lambda b, h, q, kv: inner(0.0, b, h, q, kv) != -float("inf")  # noqa: E731
+        return create_mask(finite, B, H, Q_LEN, KV_LEN, device)
+    made = create_block_mask(mod_fn, B, H, Q_LEN, KV_LEN, device="cpu")
+    dense = torch.empty((B or 1, H or 1, Q_LEN, KV_LEN), dtype=torch.uint8)
+    _lib.call("block_mask_to_dense", made.handle().handle, dense.data_ptr())
+    device = device if device is not None else torch.get_default_device()
+    return dense.to(torch.bool).to(device)

@@ -1,0 +1,684 @@
+"""Python callables to language text, by running them once on symbols.
+
+A `Traced` value is the name of a local in the text being written. Operators and torch functions
+(through __torch_function__) append one local each; indexing a real tensor with a Traced value
+captures the tensor. Nothing is compiled by torch and no value is ever computed.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+import sys
+from pathlib import Path
+
+_PACKAGE = str(Path(__file__).resolve().parent)
+_INT32 = (-(1 << 31), (1 << 31) - 1)
+MAX_VECTOR = 512  # entries of a captured row that a mod may sum over
+
+
+class TraceError(TypeError):
+    """A mod did something that has no meaning for one score; names the user's line."""
+
+
+class NeedsConstant(TraceError):
+    """The mod needs the value of a Python number that was turned into a capture."""
+
+
+def _user_line() -> str:
+    frame = sys._getframe(1)
+    while frame and (frame.f_code.co_filename.startswith(_PACKAGE)
+                     or "/torch/" in frame.f_code.co_filename.replace("\\", "/")):
+        frame = frame.f_back
+    if not frame:
+        return ""
+    name, line = frame.f_code.co_filename, frame.f_lineno
+    return f"{name}:{line}: {linecache.getline(name, line).strip()}\n    "
+
+
+def fail(message: str, kind=TraceError):
+    raise kind(_user_line() + message)
+
+
+def tensor_type(tensor) -> str:
+    """bool, int or float: what an element of a captured tensor is in the language."""
+    dtype = str(tensor.dtype).rsplit(".", 1)[-1]
+    if dtype == "bool":
+        return "bool"
+    if "complex" in dtype or dtype.startswith("q"):
+        fail(f"got a captured tensor of {dtype}, expected bool, int or float")
+    return "int" if "int" in dtype else "float"
+
+
+class Tracer:
+    """The text being written and what it captures."""
+
+    def __init__(self, kind: str):
+        self.kind = kind
+        self.definitions: list[str] = []
+        self.lines: list[str] = []
+        self.captures: list[tuple[str, object]] = []  # name, tensor or number
+        self._names: dict[int, str] = {}
+        self._seen: dict[str, str] = {}
+        self.uses_shapes = False
+        self.lifted_used = False
+
+    def local(self, text: str, type: str, nonneg: bool = False) -> "Traced":
+        name = self._seen.get(text)
+        if name is None:
+            name = self._seen[text] = f"t{len(self.lines)}"
+            self.lines.append(f"{name} = {text};")
+        return Traced(self, name, type, nonneg)
+
+    def capture(self, value) -> str:
+        name = self._names.get(id(value))
+        if name is None:
+            name = self._names[id(value)] = f"{self.kind}{len(self.captures)}"
+            self.captures.append((name, value))
+        return name
+
+    def inline(self, text: str, free, captures: dict, indices: dict, kind: str) -> "Traced":
+        """Language text as a function of this text; free: its (name, rank)s."""
+        name = f"inline{len(self.definitions)}"
+        moved = " ".join(f"{n} = {n}_in;" for n in indices)
+        params = [f"{n}_in" for n in indices] + [n + "[]" * (rank > 0) for n, rank in free]
+        missing = [n for n, _ in free if n not in captures]
+        if missing:
+            fail(f"got text that names {missing[0]}, expected a value for it")
+        self.definitions.append(f"{kind} {name}({', '.join(params)}) = {{ {moved} {text} }};")
+        given = [v.name for v in indices.values()] + [
+            self.value(captures[n]).name if rank == 0 else self.capture(captures[n])
+            for n, rank in free]
+        return self.local(f"{name}({', '.join(given)})", "bool" if kind == "mask" else "float")
+
+    def text(self, result: "Traced") -> str:
+        return " ".join(self.definitions + self.lines + [result.name])
+
+    def value(self, x) -> "Traced":
+        """Anything a mod may compute with, as Traced."""
+        if isinstance(x, Traced):
+            return x
+        if isinstance(x, Lifted):
+            self.lifted_used = True
+            return Traced(self, self.capture(x), x.type, False)
+        if isinstance(x, bool):
+            return Traced(self, "true" if x else "false", "bool")
+        if isinstance(x, int):
+            if not _INT32[0] <= x <= _INT32[1]:
+                fail(f"got the integer {x}, expected one that fits 32 bits")
+            return Traced(self, str(x) if x >= 0 else f"({x})", "int", x >= 0, x)
+        if isinstance(x, float):
+            return Traced(self, _float_text(x), "float", x >= 0, x)
+        if hasattr(x, "dtype") and hasattr(x, "shape"):
+            if len(x.shape) == 0:
+                return Traced(self, self.capture(x), tensor_type(x))
+            if all(n == 1 for n in x.shape):
+                zeros = ", ".join("0" for _ in x.shape)
+                return self.local(f"{self.capture(x)}[{zeros}]", tensor_type(x))
+            fail(f"got a whole captured tensor of shape {tuple(x.shape)}, expected one element: "
+                 "index it with b, h, q_idx or kv_idx")
+        if isinstance(x, Rows):
+            fail(f"got a captured tensor with {x.rank} index(es) missing, expected one element")
+        fail(f"got a {type(x).__name__}, expected a number, a tensor element or a traced value")
+
+
+def _float_text(x: float) -> str:
+    if math.isnan(x):
+        return "(inf - inf)"
+    if math.isinf(x):
+        return "inf" if x > 0 else "(-inf)"
+    text = repr(x)
+    text = text if "." in text or "e" in text else text + ".0"
+    return text if math.copysign(1, x) > 0 else f"({text})"
+
+
+# ---- operations: each takes a Tracer and Traced operands ----
+
+def _as(t: Tracer, x: "Traced", type: str) -> "Traced":
+    if x.type == type:
+        return x
+    if type == "bool":
+        return t.local(f"({x.name} != 0)", "bool")
+    if type == "int" or x.type == "bool":
+        x = t.local(f"int({x.name})", "int", x.nonneg or x.type == "bool")
+    return x if type == "int" else t.local(f"float({x.name})", "float", x.nonneg)
+
+
+_RANK = {"bool": 0, "int": 1, "float": 2}
+
+
+def _promote(t: Tracer, xs, least: str = "bool"):
+    type = max([least] + [x.type for x in xs], key=_RANK.get)
+    return [_as(t, x, type) for x in xs], type
+
+
+def _arith(symbol):
+    def op(t, x, y):
+        (x, y), type = _promote(t, (x, y), "int")
+        nonneg = x.nonneg and y.nonneg and symbol in "+*"
+        return t.local(f"({x.name} {symbol} {y.name})", type, nonneg)
+    return op
+
+
+def _compare(symbol):
+    def op(t, x, y):
+        both_bool = x.type == y.type == "bool"
+        if not (both_bool and symbol in ("==", "!=")):
+            (x, y), _ = _promote(t, (x, y), "int")
+        return t.local(f"({x.name} {symbol} {y.name})", "bool")
+    return op
+
+
+def _bitwise(symbol, logical):
+    def op(t, x, y):
+        (x, y), type = _promote(t, (x, y))
+        if type == "float":
+            fail(f"got a float with {symbol}, expected bool or int")
+        word = logical if type == "bool" else symbol
+        return t.local(f"({x.name} {word} {y.name})", type, x.nonneg and y.nonneg)
+    return op
+
+
+def _logical(word):
+    def op(t, x, y):
+        return t.local(f"({_as(t, x, 'bool').name} {word} {_as(t, y, 'bool').name})", "bool")
+    return op
+
+
+def _shift(symbol):
+    def op(t, x, y):
+        if "float" in (x.type, y.type):
+            fail(f"got a float with {symbol}, expected int")
+        return t.local(f"({_as(t, x, 'int').name} {symbol} {_as(t, y, 'int').name})", "int",
+                       x.nonneg and symbol == ">>")
+    return op
+
+
+def _true_divide(t, x, y):
+    x, y = _as(t, x, "float"), _as(t, y, "float")
+    if y.constant is not None and y.constant != 0:
+        return t.local(f"({x.name} / {y.name})", "float")
+    # The language says x / 0 is 0; Python's tensors say inf or nan.
+    return t.local(f"({y.name} == 0 ? {x.name} * inf : {x.name} / {y.name})", "float")
+
+
+def _floor_divide(t, x, y):
+    (x, y), type = _promote(t, (x, y), "int")
+    if type == "float":
+        return _call("floor")(t, _true_divide(t, x, y))
+    if x.nonneg and y.constant is not None and y.constant > 0:
+        return t.local(f"({x.name} / {y.name})", "int", True)
+    return t.local(f"floordiv({x.name}, {y.name})", "int", x.nonneg and y.nonneg)
+
+
+def _remainder(t, x, y):
+    (x, y), type = _promote(t, (x, y), "int")
+    if type == "float":
+        return _arith("-")(t, x, _arith("*")(t, y, _floor_divide(t, x, y)))
+    if x.nonneg and y.constant is not None and y.constant > 0:
+        return t.local(f"({x.name} % {y.name})", "int", True)
+    return t.local(f"floormod({x.name}, {y.name})", "int", bool(y.constant and y.constant > 0))
+
+
+def _divide(t, x, y, *, rounding_mode=None):
+    if rounding_mode is None:
+        return _true_divide(t, x, y)
+    if rounding_mode == "floor":
+        return _floor_divide(t, x, y)
+    (x, y), type = _promote(t, (x, y), "int")
+    return (t.local(f"({x.name} / {y.name})", "int") if type == "int"
+            else _call("trunc")(t, _true_divide(t, x, y)))
+
+
+def _call(name, integer=False):
+    """A function of one argument; keeps int where `integer`."""
+    def op(t, x):
+        if integer and x.type != "float":
+            return t.local(f"{name}({_as(t, x, 'int').name})", "int", name == "abs")
+        return t.local(f"{name}({_as(t, x, 'float').name})", "float")
+    return op
+
+
+def _rounding(name):
+    def op(t, x):
+        return x if x.type == "int" else _call(name)(t, x)
+    return op
+
+
+def _round(t, x):
+    """Half to even, as torch rounds: half away, then stepped back at ties to an odd number."""
+    if x.type == "int":
+        return x
+    x = _as(t, x, "float")
+    near = t.local(f"round({x.name})", "float")
+    half = t.local(f"(abs({x.name} - trunc({x.name})) == 0.5 && "
+                   f"abs({near.name} - 2.0 * trunc({near.name} / 2.0)) == 1.0)", "bool")
+    return t.local(f"({half.name} ? trunc({x.name}) : {near.name})", "float")
+
+
+def _extreme(name):
+    def op(t, x, y):
+        (x, y), type = _promote(t, (x, y), "int")
+        nonneg = (x.nonneg or y.nonneg) if name == "max" else (x.nonneg and y.nonneg)
+        if type == "int":
+            return t.local(f"{name}({x.name}, {y.name})", type, nonneg)
+        nan = f"({x.name} != {x.name} ? {x.name} : {name}({y.name}, {x.name}))"
+        if y.constant is not None:
+            nan = f"{name}({y.name}, {x.name})"  # a < b ? a : b gives x for a NaN x
+        elif x.constant is not None:
+            nan = f"{name}({x.name}, {y.name})"
+        return t.local(nan, type)
+    return op
+
+
+def _clamp(t, x, min=None, max=None):
+    if min is not None:
+        x = _extreme("max")(t, x, t.value(min))
+    if max is not None:
+        x = _extreme("min")(t, x, t.value(max))
+    return x
+
+
+def _where(t, c, x, y):
+    (x, y), type = _promote(t, (x, y))
+    c = _as(t, c, "bool")
+    return t.local(f"({c.name} ? {x.name} : {y.name})", type, x.nonneg and y.nonneg)
+
+
+def _neg(t, x):
+    x = _as(t, x, "int") if x.type == "bool" else x
+    constant = None if x.constant is None else -x.constant
+    if constant is not None:
+        return t.value(constant)
+    return t.local(f"(-{x.name})", x.type)
+
+
+def _invert(t, x):
+    if x.type == "float":
+        fail("got ~ of a float, expected bool or int")
+    return t.local(f"(!{x.name})" if x.type == "bool" else f"(~{x.name})", x.type)
+
+
+def _logical_not(t, x):
+    return t.local(f"(!{_as(t, x, 'bool').name})", "bool")
+
+
+def _pow(t, x, y):
+    if y.constant == 2:
+        return _arith("*")(t, x, x)
+    return t.local(f"pow({_as(t, x, 'float').name}, {_as(t, y, 'float').name})", "float")
+
+
+def _pointwise(text):
+    """A float formula in {x}."""
+    def op(t, x):
+        return t.local(text.format(x=_as(t, x, "float").name), "float")
+    return op
+
+
+def _is_nan(t, x):
+    return t.local(f"({x.name} != {x.name})", "bool") if x.type == "float" else t.value(False)
+
+
+def _identity(t, x, *_, **__):
+    return x
+
+
+def _to(t, x, *arguments, **options):
+    for a in list(arguments) + list(options.values()):
+        name = str(a)
+        if "torch." not in name:
+            continue
+        name = name.rsplit(".", 1)[-1]
+        if name == "bool":
+            return _as(t, x, "bool")
+        if "int" in name:
+            return _as(t, x, "int")
+        if "float" in name or name in ("half", "double"):
+            return _as(t, x, "float")
+    return x
+
+
+_BINARY = {
+    "add": _arith("+"), "sub": _arith("-"), "subtract": _arith("-"), "mul": _arith("*"),
+    "multiply": _arith("*"), "true_divide": _true_divide, "truediv": _true_divide,
+    "floor_divide": _floor_divide, "floordiv": _floor_divide, "remainder": _remainder,
+    "mod": _remainder, "pow": _pow, "lt": _compare("<"), "le": _compare("<="),
+    "gt": _compare(">"), "ge": _compare(">="), "eq": _compare("=="), "ne": _compare("!="),
+    "less": _compare("<"), "less_equal": _compare("<="), "greater": _compare(">"),
+    "greater_equal": _compare(">="), "not_equal": _compare("!="),
+    "and": _bitwise("&", "&&"), "or": _bitwise("|", "||"), "xor": _bitwise("^", "!="),
+    "bitwise_and": _bitwise("&", "&&"), "bitwise_or": _bitwise("|", "||"),
+    "bitwise_xor": _bitwise("^", "!="), "logical_and": _logical("&&"),
+    "logical_or": _logical("||"), "logical_xor": _logical("!="),
+    "lshift": _shift("<<"), "rshift": _shift(">>"), "bitwise_left_shift": _shift("<<"),
+    "bitwise_right_shift": _shift(">>"), "minimum": _extreme("min"),
+    "maximum": _extreme("max"), "min": _extreme("min"), "max": _extreme("max"),
+}
+_UNARY = {
+    "neg": _neg, "negative": _neg, "invert": _invert, "bitwise_not": _invert,
+    "logical_not": _logical_not, "abs": _call("abs", integer=True),
+    "absolute": _call("abs", integer=True), "floor": _rounding("floor"),
+    "ceil": _rounding("ceil"), "trunc": _rounding("trunc"), "round": _round,
+    "isnan": _is_nan, "relu": _pointwise("max(0.0, {x})"),
+    "silu": _pointwise("({x} * sigmoid({x}))"), "square": lambda t, x: _arith("*")(t, x, x),
+    "reciprocal": lambda t, x: _true_divide(t, t.value(1.0), x),
+    "expm1": _pointwise("(exp({x}) - 1.0)"), "log1p": _pointwise("log(1.0 + {x})"),
+    "softplus": _pointwise("({x} > 20.0 ? {x} : log(1.0 + exp({x})))"),
+    "log10": _pointwise("(log({x}) * 0.4342944819032518)"),
+    "float": lambda t, x: _as(t, x, "float"), "int": lambda t, x: _as(t, x, "int"),
+    "long": lambda t, x: _as(t, x, "int"), "bool": lambda t, x: _as(t, x, "bool"),
+    "double": lambda t, x: _as(t, x, "float"), "half": lambda t, x: _as(t, x, "float"),
+}
+for _name in ("sqrt", "rsqrt", "exp", "exp2", "log", "log2", "sin", "cos", "tan", "tanh",
+              "sigmoid", "erf"):
+    _UNARY[_name] = _call(_name)
+_OTHER = {"where": _where, "div": _divide, "divide": _divide, "clamp": _clamp, "clip": _clamp,
+          "clamp_min": lambda t, x, min: _clamp(t, x, min=min),
+          "clamp_max": lambda t, x, max: _clamp(t, x, max=max), "to": _to, "type": _to,
+          "clone": _identity, "detach": _identity, "contiguous": _identity, "view": _identity,
+          "reshape": _identity, "squeeze": _identity}
+
+
+def _operator(name):
+    """Handler of a torch function or method by its name; None when there is none."""
+    name = name.strip("_")
+    reflected = name[1:] if name.startswith("r") and name[1:] in _BINARY else None
+    if name in _BINARY:
+        return _BINARY[name], 2, False
+    if reflected and name not in _UNARY:
+        return _BINARY[reflected], 2, True
+    if name in _UNARY:
+        return _UNARY[name], 1, False
+    if name in _OTHER:
+        return _OTHER[name], 0, False
+    return None
+
+
+def apply(tracer: Tracer, name: str, arguments, options):
+    """One torch call on traced values."""
+    if name.strip("_") == "getitem":
+        return _index(tracer, arguments[0], arguments[1])
+    found = _operator(name)
+    if any(isinstance(a, (Rows, Vector)) for a in arguments):
+        return _vector_call(tracer, name, found, arguments, options)
+    if found is None:
+        fail(f"got torch.{name.strip('_')}, which has no meaning for one score; expected "
+             "arithmetic, comparisons, torch.where and other pointwise functions")
+    handler, arity, swap = found
+    if name.endswith("_") and not name.endswith("__"):
+        fail(f"got {name}, which changes its argument; write {name[:-1]} and use its result")
+    options = {k: v for k, v in options.items()
+               if k in ("min", "max", "rounding_mode", "dtype") and v is not None}
+    if arity == 2 and options.pop("alpha", 1) != 1:
+        fail("got alpha, expected a plain sum")
+    keep = ("min", "max") if handler is _clamp else ()
+    values = [tracer.value(a) if not (a is None or str(a).startswith("torch.")
+                                      or isinstance(a, (str, tuple, list))
+                                      or (keep and i > 0)) else a
+              for i, a in enumerate(arguments)]
+    if arity == 2 and len(values) == 1:
+        fail(f"got {name} of one value, expected two")
+    if swap:
+        values[:2] = values[1::-1]
+    if arity:
+        options.pop("dtype", None)
+        return handler(tracer, *values[:arity])
+    return handler(tracer, *values, **options)
+
+
+# ---- captured tensors ----
+
+class Rows:
+    """A captured tensor with its first indices given and some still missing."""
+
+    def __init__(self, tracer, tensor, indices):
+        self.tracer, self.tensor, self.indices = tracer, tensor, indices
+
+    @property
+    def rank(self):
+        return len(self.tensor.shape) - len(self.indices)
+
+    @property
+    def shape(self):
+        return self.tensor.shape[len(self.indices):]
+
+    dtype = property(lambda self: self.tensor.dtype)
+
+    def __getitem__(self, index):
+        return _index(self.tracer, self, index)
+
+    def elements(self) -> "Vector":
+        if self.rank != 1 or self.shape[0] > MAX_VECTOR:
+            fail(f"got a captured slice of shape {tuple(self.shape)}, expected one element or a "
+                 f"row of at most {MAX_VECTOR}")
+        self.tracer.uses_shapes = True
+        return Vector(self.tracer, [self[i] for i in range(self.shape[0])])
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.elements(), name)
+
+
+class Vector:
+    """A few traced values side by side, for sums over a captured row."""
+
+    def __init__(self, tracer, items):
+        self.tracer, self.items = tracer, items
+
+    def _fold(self, op):
+        total = self.items[0]
+        for x in self.items[1:]:
+            total = op(self.tracer, total, x)
+        return total
+
+    def sum(self, *_, **__):
+        return self._fold(_arith("+"))
+
+    def any(self, *_, **__):
+        return self._fold(_logical("||"))
+
+    def all(self, *_, **__):
+        return self._fold(_logical("&&"))
+
+    def mean(self, *_, **__):
+        return self.sum() / float(len(self.items))
+
+    def amax(self, *_, **__):
+        return self._fold(_extreme("max"))
+
+    def amin(self, *_, **__):
+        return self._fold(_extreme("min"))
+
+    def norm(self, *_, **__):
+        return Vector(self.tracer, [x * x for x in self.items]).sum().sqrt()
+
+    def dot(self, other):
+        return (self * other).sum()
+
+    @property
+    def shape(self):
+        return (len(self.items),)
+
+    def __getattr__(self, name):
+        found = None if name.startswith("__") else _operator(name)
+        if found is None:
+            raise AttributeError(name)
+        return lambda *a, **o: _vector_call(self.tracer, name, found, (self, *a), o)
+
+
+_REDUCTIONS = {"sum", "any", "all", "mean", "amax", "amin", "norm", "dot", "vector_norm", "vdot",
+               "inner"}
+
+
+def _vector_call(tracer, name, found, arguments, options):
+    plain = name.strip("_")
+    parts = [a.elements() if isinstance(a, Rows) else a for a in arguments]
+    if plain in _REDUCTIONS:
+        method = {"vector_norm": "norm", "vdot": "dot", "inner": "dot"}.get(plain, plain)
+        return getattr(parts[0], method)(*parts[1:])
+    if found is None:
+        fail(f"got torch.{plain} of a captured row, expected pointwise functions and sums")
+    lengths = {len(p.items) for p in parts if isinstance(p, Vector)}
+    if len(lengths) != 1:
+        fail(f"got captured rows of lengths {sorted(lengths)}, expected one length")
+    return Vector(tracer, [
+        apply(tracer, name, [p.items[i] if isinstance(p, Vector) else p for p in parts], options)
+        for i in range(lengths.pop())])
+
+
+def _one_index(tracer, tensor, dim, index) -> str:
+    size = int(tensor.shape[dim])
+    if isinstance(index, (Traced, Lifted)) or hasattr(index, "dtype"):
+        x = tracer.value(index)
+        if x.type == "bool" or x.type == "float":
+            fail(f"got a {x.type} as an index, expected int: convert it with .int()")
+        if x.nonneg:
+            return x.name
+        tracer.uses_shapes = True
+        return tracer.local(f"({x.name} < 0 ? {x.name} + {size} : {x.name})", "int").name
+    if isinstance(index, int) and not isinstance(index, bool):
+        if not -size <= index < size:
+            fail(f"got index {index} in dimension {dim}, expected {-size} to {size - 1}")
+        tracer.uses_shapes |= index < 0
+        return str(index % size)
+    fail(f"got a {type(index).__name__} as an index, expected b, h, q_idx, kv_idx or an integer "
+         "made from them")
+
+
+def _index(tracer, tensor, index):
+    index = index if isinstance(index, tuple) else (index,)
+    if isinstance(tensor, Traced):
+        fail("got an index on a traced scalar, expected a captured tensor")
+    base, given = (tensor.tensor, tensor.indices) if isinstance(tensor, Rows) else (tensor, ())
+    if isinstance(tensor, Vector):
+        fail("got an index on a computed row, expected one on the captured tensor")
+    if any(i is Ellipsis or i is None or isinstance(i, slice) for i in index):
+        whole = all(i is Ellipsis or i == slice(None) for i in index[len(index) - 1:])
+        if not whole or any(i is Ellipsis or i is None or isinstance(i, slice)
+                            for i in index[:-1]):
+            fail("got a slice or None as an index, expected integers")
+        index = index[:-1]
+    if len(given) + len(index) > len(base.shape):
+        fail(f"got {len(given) + len(index)} indices, expected {len(base.shape)} for a captured "
+             f"tensor of shape {tuple(base.shape)}")
+    names = given + tuple(_one_index(tracer, base, len(given) + i, x)
+                          for i, x in enumerate(index))
+    if len(names) < len(base.shape):
+        return Rows(tracer, base, names)
+    return tracer.local(f"{tracer.capture(base)}[{', '.join(names)}]", tensor_type(base))
+
+
+# ---- values ----
+
+class Lifted:
+    """A Python number of the user's closure, turned into a scalar capture."""
+
+    def __init__(self, tracer, value, leaf):
+        self.tracer, self.value, self.leaf = tracer, value, leaf
+        self.type = "int" if isinstance(value, int) else "float"
+
+
+class Traced:
+    """One local of the text. Behaves as a 0-d tensor; its value is never known."""
+
+    __slots__ = ("tracer", "name", "type", "nonneg", "constant")
+
+    def __init__(self, tracer, name, type, nonneg=False, constant=None):
+        self.tracer, self.name, self.type = tracer, name, type
+        self.nonneg, self.constant = nonneg, constant
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        tracer = _find_tracer(args, kwargs)
+        return apply(tracer, getattr(func, "__name__", str(func)), args, kwargs or {})
+
+    shape = property(lambda self: ())
+    ndim = property(lambda self: 0)
+
+    def __bool__(self):
+        fail("got if, and, or, not or a chained comparison on a value that differs from score "
+             "to score; write torch.where(condition, a, b), &, | and ~", self._kind())
+
+    def _kind(self):
+        return NeedsConstant if self.tracer.lifted_used else TraceError
+
+    def _number(self):
+        fail("got a traced value where Python needs a number, expected arithmetic on it",
+             self._kind())
+
+    __index__ = __int__ = __float__ = __complex__ = lambda self: self._number()
+
+    def item(self):
+        self._number()
+
+    def tolist(self):
+        self._number()
+
+    def __iter__(self):
+        fail("got a loop over a traced value, expected a scalar")
+
+    def __len__(self):
+        fail("got len of a traced value, expected a scalar")
+
+    def __setitem__(self, index, value):
+        fail("got an assignment to an element; mods only compute, they change nothing")
+
+    def __getitem__(self, index):
+        if index is Ellipsis or index == ():
+            return self
+        return _index(self.tracer, self, index)
+
+    def __getattr__(self, name):
+        if name.startswith("__") or _operator(name) is None:
+            raise AttributeError(f"a traced value has no {name}")
+        return lambda *a, **o: apply(self.tracer, name, (self, *a), o)
+
+    __hash__ = object.__hash__
+
+
+def _find_tracer(args, kwargs):
+    for a in list(args) + list((kwargs or {}).values()):
+        if isinstance(a, (Traced, Rows, Vector, Lifted)):
+            return a.tracer
+        if isinstance(a, (tuple, list)):
+            inner = _find_tracer(a, None)
+            if inner is not None:
+                return inner
+    return None
+
+
+def _method(name):
+    return lambda self, *others: apply(self.tracer, name, (self, *others), {})
+
+
+_DUNDERS = ("add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow "
+            "and rand or ror xor rxor lshift rlshift rshift rrshift lt le gt ge eq ne neg abs "
+            "invert").split()
+for _cls in (Traced, Rows, Vector, Lifted):
+    for _name in _DUNDERS:
+        setattr(_cls, f"__{_name}__", _method(f"__{_name}__"))
+    if _cls is not Traced:
+        _cls.__torch_function__ = Traced.__torch_function__
+        _cls.__hash__ = object.__hash__
+for _name in ("bool", "index", "int", "float"):
+    setattr(Lifted, f"__{_name}__", lambda self: fail(
+        "got a captured number where its value is needed", NeedsConstant))
+Traced.__pos__ = lambda self: self
+
+
+def run(fn, kind: str, tracer: Tracer | None = None) -> tuple[str, list[tuple[str, object]]]:
+    """Text and captures of one callable; kind is "score" (5 arguments) or "mask" (4)."""
+    t = tracer or Tracer(kind)
+    indices = [Traced(t, n, "int", True) for n in ("b", "h", "q", "kv")]
+    first = [Traced(t, "score", "float")] if kind == "score" else []
+    result = fn(*first, *indices)
+    if isinstance(result, (Rows, Vector)):
+        fail("got a row as the result, expected one value")
+    result = t.value(result)
+    if kind == "mask" and result.type != "bool":
+        fail(f"got a {result.type} as the mask, expected bool: write a comparison")
+    if kind == "score":
+        result = _as(t, result, "float")
+    return t.text(result), t.captures
