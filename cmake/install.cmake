@@ -46,3 +46,9 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/saccade.pc
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/saccade-config.cmake
               ${CMAKE_CURRENT_BINARY_DIR}/saccade-config-version.cmake
         DESTINATION ${PACKAGE_DIR})
+
+# Python wheels take the library alone, beside the package (python/pyproject.toml).
+if(SKBUILD)
+  set_target_properties(saccade_shared PROPERTIES VERSION "" SOVERSION "")
+  install(TARGETS saccade_shared LIBRARY DESTINATION . COMPONENT python)
+endif()

@@ -4,10 +4,11 @@
     saccade.attention      NumPy, JAX, CuPy and anything else that speaks DLPack, without torch
 """
 
+from ._arrays import attention
 from ._lib import BadValue, SaccadeError, lib as _clib
 
 __version__ = _clib.saccade_version().decode()
-__all__ = ["BadValue", "SaccadeError", "prelude", "__version__"]
+__all__ = ["attention", "BadValue", "SaccadeError", "prelude", "__version__"]
 
 
 def prelude() -> dict:

@@ -1,0 +1,122 @@
+"""Attention over any arrays that speak DLPack: NumPy, JAX, CuPy, PyTorch; torch not needed."""
+
+from __future__ import annotations
+
+import ctypes as C
+
+from . import _core, _dlpack, _lib
+
+_NUMBERS = {bool: ("bool", C.c_uint8), int: ("i32", C.c_int32), float: ("f32", C.c_float)}
+
+
+def _number(value, name):
+    """A Python number as a rank-0 view."""
+    if type(value) not in _NUMBERS:
+        raise TypeError(f"{name}: got a {type(value).__name__}, expected a number or an array")
+    if isinstance(value, int) and not -(1 << 31) <= value < 1 << 31:
+        raise ValueError(f"{name}: got {value}, expected a value that fits 32 bits")
+    dtype, kind = _NUMBERS[type(value)]
+    box = kind(value)
+    return _core.View(C.addressof(box), dtype, _lib.CPU, 0, (), ()), box
+
+
+def _capture(value, name):
+    return _dlpack.view(value, name) if hasattr(value, "__dlpack__") else _number(value, name)
+
+
+def _bind(kind, text, captures):
+    """Bound mod, its (name, view)s and what keeps them alive; of captures, those it names."""
+    free = _core.free_names(kind, text)
+    for name, _ in free:
+        if name not in captures:
+            raise ValueError(f"the text names {name}, expected it among the captures")
+    made = [_capture(captures[name], name) for name, _ in free]
+    types = tuple((n, v.dtype, len(v.shape)) for (n, _), (v, _) in zip(free, made))
+    views = [(n, v) for (n, _), (v, _) in zip(free, made)]
+    return _core.bound_mod(kind, text, types), views, [keep for _, keep in made]
+
+
+def _output(like, shape, dtype, on_gpu):
+    """(view, finish): fresh memory, and what turns it into an array like the query."""
+    module = type(like).__module__.split(".")[0]
+    if on_gpu:
+        space = like.__array_namespace__()
+        array = space.empty(shape, dtype=like.dtype)
+        return _dlpack.view(array, "out")[0], lambda: array
+    buffer = _dlpack.Buffer(shape, dtype)
+    if module == "numpy":
+        import numpy
+        return buffer.view(), lambda: numpy.from_dlpack(buffer)
+    if module == "torch":
+        import torch
+        return buffer.view(), lambda: torch.from_dlpack(buffer)
+    if hasattr(like, "__array_namespace__"):
+        return buffer.view(), lambda: like.__array_namespace__().from_dlpack(buffer)
+    return buffer.view(), lambda: buffer
+
+
+def attention(q, k, v, *, mask=None, score=None, captures=None, scale=None, backend="auto",
+              threads=0, return_lse=False, block_mask=True, stream=0):
+    """softmax(mask(score(scale * q k^T))) v, fused and exact.
+
+    q [B, H, Q, D], k [B, Hkv, KV, D], v [B, Hkv, KV, Dv]: one dtype (f32, f16, bf16), any strides
+    with a contiguous last dimension, H a multiple of Hkv. mask, score: language text (docs/
+    language.md); captures: name to array or number. block_mask=False proves tiles while running
+    instead of before. Returns an array of q's library [B, H, Q, Dv]; with return_lse also lse
+    [B, H, Q] f32. Errors: ValueError for the caller's mistakes, SaccadeError otherwise.
+    """
+    (qv, q_keep), (kv, k_keep), (vv, v_keep) = (
+        _dlpack.view(x, n) for x, n in ((q, "q"), (k, "k"), (v, "v")))
+    for name, x in (("q", qv), ("k", kv), ("v", vv)):
+        if len(x.shape) != 4:
+            raise ValueError(f"{name}: got {len(x.shape)} dimensions, expected 4: [B, H, N, D]")
+    keep, named, captures = [q_keep, k_keep, v_keep], {}, captures or {}
+    score_mod, mask_mod, views = None, None, []
+    if score is not None:
+        score_mod, views, kept = _bind(_lib.SCORE, score, captures)
+        keep.append(kept)
+        named.update(views)
+    if mask is not None:
+        mask_mod, views, kept = _bind(_lib.MASK, mask, captures)
+        keep.append(kept)
+        named.update(views)
+    unused = set(captures) - set(named)
+    if unused:
+        raise ValueError(f"captures: got {min(unused)}, which neither text names")
+    (B, H, Q, D), (_, Hkv, KV, _), Dv = qv.shape, kv.shape, vv.shape[3]
+    on_gpu = qv.device == _lib.CUDA
+    backend = backend if backend != "auto" else ("cuda" if on_gpu else "cpu")
+    context = _core.context(threads)
+    plan = _core.plan(context, H, Hkv, D, Dv, qv.dtype, kv.dtype, scale, score_mod, mask_mod,
+                      backend)
+    handle = None
+    if mask_mod is not None and block_mask and not on_gpu:
+        handle = _core.block_mask_create(mask_mod, [x for _, x in views],
+                                         (B, H, Hkv, Q, KV, D, Dv), 0, 0, keep, context)
+        handle.prepare(plan)
+    out, finish = _output(q, (B, H, Q, Dv), qv.dtype, on_gpu)
+    lse, finish_lse = (None, None)
+    if return_lse:
+        lse, finish_lse = _output(q, (B, H, Q), "f32", on_gpu)
+    n = plan.workspace(B, H, Hkv, Q, KV, D, Dv)
+    room, address = _workspace(q, n, on_gpu)
+    none = _core.NO_TENSOR
+    array = _core.bindings(list(named), list(named.values()))
+    _core.forward(plan.handle, (_core.pack(qv), _core.pack(kv), _core.pack(vv), _core.pack(out),
+                                _core.pack(lse) if lse else none, none, none, none, none),
+                  handle.handle if handle else 0, array, len(named), address, n, stream)
+    del room
+    return (finish(), finish_lse()) if return_lse else finish()
+
+
+def _workspace(q, n, on_gpu):
+    if not n:
+        return None, 0
+    if on_gpu:
+        space = q.__array_namespace__()
+        room = space.empty((n + 64,), dtype=space.uint8)
+        start = _dlpack.view(room, "workspace")[0].address
+    else:
+        room = C.create_string_buffer(n + 64)
+        start = C.addressof(room)
+    return room, (start + 63) & ~63

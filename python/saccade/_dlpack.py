@@ -1,0 +1,118 @@
+"""Arrays of other libraries by DLPack, both ways, without any of them installed.
+
+Source: the DLPack specification, version 0 structs (DLTensor, DLManagedTensor), which every
+producer still gives when asked without a version.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import math
+
+from . import _core, _lib
+
+_CPU, _CUDA, _CUDA_HOST = 1, 2, 3
+_INT, _UINT, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6
+_NAMES = {(_BOOL, 8): "bool", (_BFLOAT, 16): "bf16"}
+_NAMES |= {(_INT, n): f"i{n}" for n in (8, 16, 32, 64)}
+_NAMES |= {(_UINT, n): f"u{n}" for n in (8, 16, 32, 64)}
+_NAMES |= {(_FLOAT, n): f"f{n}" for n in (16, 32, 64)}
+_CODES = {name: key for key, name in _NAMES.items()}
+
+
+class _Device(C.Structure):
+    _fields_ = [("type", C.c_int32), ("id", C.c_int32)]
+
+
+class _DataType(C.Structure):
+    _fields_ = [("code", C.c_uint8), ("bits", C.c_uint8), ("lanes", C.c_uint16)]
+
+
+class _Tensor(C.Structure):
+    _fields_ = [("data", C.c_void_p), ("device", _Device), ("ndim", C.c_int32),
+                ("dtype", _DataType), ("shape", C.POINTER(C.c_int64)),
+                ("strides", C.POINTER(C.c_int64)), ("byte_offset", C.c_uint64)]
+
+
+class _Managed(C.Structure):
+    pass
+
+
+_Deleter = C.CFUNCTYPE(None, C.POINTER(_Managed))
+_Managed._fields_ = [("tensor", _Tensor), ("context", C.c_void_p), ("deleter", _Deleter)]
+
+_pointer = C.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = C.c_void_p, [C.py_object, C.c_char_p]
+_new = C.pythonapi.PyCapsule_New
+_new.restype, _new.argtypes = C.py_object, [C.c_void_p, C.c_char_p, C.c_void_p]
+
+
+def _row_major(shape):
+    stride, strides = 1, []
+    for n in reversed(shape):
+        strides.append(stride)
+        stride *= n
+    return tuple(reversed(strides))
+
+
+def view(array, name: str = "array"):
+    """(View, capsule): the capsule keeps the memory; hold it as long as the view is used."""
+    if not hasattr(array, "__dlpack__"):
+        raise TypeError(f"{name}: got a {type(array).__name__}, expected an array with "
+                        "__dlpack__ (NumPy, JAX, CuPy, PyTorch, ...)")
+    try:
+        capsule = array.__dlpack__()
+    except BufferError:  # read-only NumPy arrays refuse; captures and inputs are only read
+        capsule = array.copy().__dlpack__()
+    t = C.cast(_pointer(capsule, b"dltensor"), C.POINTER(_Managed)).contents.tensor
+    kind = (t.dtype.code, t.dtype.bits)
+    if t.dtype.lanes != 1 or kind not in _NAMES:
+        raise ValueError(f"{name}: got DLPack dtype {kind} x {t.dtype.lanes}, expected bool, an "
+                         "integer or a float")
+    if t.device.type not in (_CPU, _CUDA, _CUDA_HOST):
+        raise ValueError(f"{name}: got DLPack device {t.device.type}, expected CPU or CUDA")
+    shape = tuple(t.shape[i] for i in range(t.ndim))
+    strides = tuple(t.strides[i] for i in range(t.ndim)) if t.strides else _row_major(shape)
+    cuda = t.device.type == _CUDA
+    return _core.View((t.data or 0) + t.byte_offset, _NAMES[kind],
+                      _lib.CUDA if cuda else _lib.CPU, t.device.id if cuda else 0, shape,
+                      strides), capsule
+
+
+class Buffer:
+    """Fresh row-major host memory that other libraries take by from_dlpack."""
+
+    def __init__(self, shape, dtype: str):
+        bits = _CODES[dtype][1]
+        self.shape, self.dtype = tuple(shape), dtype
+        n = math.prod(shape) * bits // 8
+        self._memory = C.create_string_buffer(n + 64)
+        self.address = (C.addressof(self._memory) + 63) & ~63
+
+    def view(self) -> _core.View:
+        return _core.View(self.address, self.dtype, _lib.CPU, 0, self.shape,
+                          _row_major(self.shape))
+
+    def __dlpack_device__(self):
+        return (_CPU, 0)
+
+    def __dlpack__(self, **_):
+        code, bits = _CODES[self.dtype]
+        rank = len(self.shape)
+        shape = (C.c_int64 * rank)(*self.shape)
+        strides = (C.c_int64 * rank)(*_row_major(self.shape))
+        m = _Managed()
+        key = C.addressof(m)
+        m.tensor = _Tensor(self.address, _Device(_CPU, 0), rank, _DataType(code, bits, 1), shape,
+                           strides, 0)
+        m.deleter = _release
+        _alive[key] = (m, shape, strides, self)
+        return _new(key, b"dltensor", None)
+
+
+_alive: dict = {}
+
+
+@_Deleter
+def _release(managed):
+    _alive.pop(C.addressof(managed.contents), None)

@@ -1,0 +1,214 @@
+"""saccade.torch against dense float64 in torch, over the catalogue of users' mods."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import saccade.torch as st  # noqa: E402
+from catalogue import masks, scores  # noqa: E402
+
+B, H, HKV, Q, KV, D = 2, 4, 2, 65, 80, 16
+
+
+def indices(Q=Q, KV=KV):
+    return (torch.arange(B).view(B, 1, 1, 1), torch.arange(H).view(1, H, 1, 1),
+            torch.arange(Q).view(1, 1, Q, 1), torch.arange(KV).view(1, 1, 1, KV))
+
+
+def on_every_score(mod, *first):
+    """The mod on all positions by torch's own vmap."""
+    from torch.func import vmap
+    f = mod
+    for axes in ((3, (None, None, None, 0)), (2, (None, None, 0, None)),
+                 (1, (None, 0, None, None)), (0, (0, None, None, None))):
+        f = vmap(f, in_dims=(0,) * len(first) + axes[1])
+    return f(*first, torch.arange(B), torch.arange(H), torch.arange(Q), torch.arange(KV))
+
+
+def dense(q, k, v, score_mod=None, mask_mod=None, scale=None):
+    """out and lse in float64."""
+    q, k, v = q.double(), k.double(), v.double()
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    v = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+    s = q @ k.transpose(-1, -2) * (scale or 1 / math.sqrt(q.shape[-1]))
+    if score_mod:
+        s = on_every_score(score_mod, s).double()
+    if mask_mod:
+        s = s.masked_fill(~on_every_score(mask_mod).expand_as(s), -math.inf)
+    lse = torch.logsumexp(s, -1)
+    p = torch.exp(s - torch.where(lse == -math.inf, 0, lse)[..., None])
+    return p @ v, lse, s.amax(-1)
+
+
+def tensors(dtype=torch.float32, seed=0, **sizes):
+    g = torch.Generator().manual_seed(seed)
+    n = dict(B=B, H=H, HKV=HKV, Q=Q, KV=KV, D=D) | sizes
+    make = lambda h, n_, d: torch.randn(n["B"], h, n_, d, generator=g).to(dtype)  # noqa: E731
+    return make(n["H"], n["Q"], n["D"]), make(n["HKV"], n["KV"], n["D"]), \
+        make(n["HKV"], n["KV"], n["D"])
+
+
+def close(got, want, dtype):
+    rtol = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    bound = rtol * max(1.0, float(want.abs()[want.isfinite()].max()))
+    assert torch.equal(got.isinf(), want.isinf())
+    keep = want.isfinite()
+    assert float((got.double() - want)[keep].abs().max()) <= bound
+
+
+G = torch.Generator().manual_seed(7)
+MASKS, SCORES = masks(B, H, Q, KV, G), scores(B, H, Q, KV, G)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_mask(name):
+    q, k, v = tensors()
+    block = st.create_block_mask(MASKS[name], B, H, Q, KV, BLOCK_SIZE=(32, 16))
+    out, lse = st.flex_attention(q, k, v, block_mask=block, enable_gqa=True, return_lse=True)
+    want, want_lse, _ = dense(q, k, v, mask_mod=MASKS[name])
+    close(out, want, torch.float32)
+    close(lse, want_lse, torch.float32)
+    live = on_every_score(MASKS[name]).expand(B, H, Q, KV)
+    assert torch.equal(st.create_mask(MASKS[name], B, H, Q, KV), live)
+    padded = torch.zeros(B, H, 96, 80, dtype=torch.bool)
+    padded[:, :, :Q, :KV] = live
+    blocks = padded.view(B, H, 3, 32, 5, 16).transpose(3, 4).flatten(4).any(-1)
+    assert torch.equal(block.to_dense().bool().expand(B, H, 3, 5), blocks)
+
+
+@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_score(name, dtype):
+    q, k, v = tensors(dtype)
+    out, aux = st.flex_attention(q, k, v, SCORES[name], enable_gqa=True,
+                                 return_aux=st.AuxRequest(lse=True, max_scores=True))
+    want, lse, row_max = dense(q, k, v, SCORES[name])
+    close(out, want, dtype)
+    close(aux.lse, lse, torch.float32)
+    close(aux.max_scores, row_max, torch.float32)
+
+
+def test_language_text():
+    q, k, v = tensors()
+    doc = torch.arange(max(Q, KV)) // 20
+    a = st.flex_attention(q, k, v, "score + 0.5 * (kv - q)", "q >= kv", enable_gqa=True)
+    want, _, _ = dense(q, k, v, lambda s, b, h, i, j: s + 0.5 * (j - i),
+                       lambda b, h, i, j: i >= j)
+    close(a, want, torch.float32)
+    both = st.and_masks(st.mask("doc[q] == doc[kv]", doc=doc), MASKS["causal"])
+    b = st.flex_attention(q, k, v, block_mask=st.create_block_mask(both, None, None, Q, KV),
+                          enable_gqa=True)
+    want, _, _ = dense(q, k, v, None,
+                       lambda b, h, i, j: (doc[i] == doc[j]) & (i >= j))
+    close(b, want, torch.float32)
+
+
+def test_numbers_change_without_tracing():
+    q, k, v = tensors()
+    from saccade import _callables
+
+    def make(window, slope):
+        return (lambda b, h, i, j: i - j <= window,
+                lambda s, b, h, i, j: s + slope * (j - i))
+    first = [_callables.trace(m, kind)[0] for m, kind in zip(make(3, 0.5), ("mask", "score"))]
+    again = [_callables.trace(m, kind)[0] for m, kind in zip(make(30, 0.1), ("mask", "score"))]
+    assert first[0] is again[0] and first[1] is again[1]
+    m, s = make(30, 0.1)
+    out = st.flex_attention(q, k, v, s, m, enable_gqa=True)
+    close(out, dense(q, k, v, s, m)[0], torch.float32)
+
+
+def test_changed_closure_is_seen():
+    q, k, v = tensors()
+    bias = torch.zeros(H)
+    mod = lambda s, b, h, i, j: s * bias[h]  # noqa: E731
+    first = st.flex_attention(q, k, v, mod, enable_gqa=True)
+    bias += 3
+    assert not torch.allclose(first, st.flex_attention(q, k, v, mod, enable_gqa=True))
+    bias = torch.zeros(H)
+    assert torch.allclose(first, st.flex_attention(q, k, v, mod, enable_gqa=True))
+
+
+@pytest.mark.parametrize("layout", ["bnhd", "sliced", "expanded"])
+def test_strides(layout):
+    q, k, v = tensors()
+    want, _, _ = dense(q, k, v)
+    if layout == "bnhd":
+        q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))
+    elif layout == "sliced":
+        q, k, v = (torch.cat([t, t * float("nan")], -1)[..., :D] for t in (q, k, v))
+    else:
+        k, v = k[:1], v[:1]
+        want, _, _ = dense(q, k.expand(B, -1, -1, -1), v.expand(B, -1, -1, -1))
+    out = st.flex_attention(q, k, v, enable_gqa=True)
+    close(out, want, torch.float32)
+    if layout == "bnhd":
+        assert out.stride() == q.stride()
+
+
+def test_block_mask_views():
+    q, k, v = tensors()
+    full = st.create_block_mask(MASKS["document_causal"], B, H, Q, KV, BLOCK_SIZE=16)
+    cut = full._adjust(40, 64)
+    out = st.flex_attention(q[:, :, :40], k[:, :, :64], v[:, :, :64], block_mask=cut,
+                            enable_gqa=True)
+    want, _, _ = dense(q, k, v, mask_mod=lambda b, h, i, j: MASKS["document_causal"](
+        b, h, i, j) & (j < 64))
+    close(out, want[:, :, :40], torch.float32)
+    row = full[:, :, 2]
+    out = st.flex_attention(q[:, :, 32:48], k, v, block_mask=row, enable_gqa=True)
+    close(out, dense(q, k, v, mask_mod=MASKS["document_causal"])[0][:, :, 32:48],
+          torch.float32)
+    import io
+    import pickle
+    text = st.create_block_mask("q >= kv", None, None, Q, KV)
+    back = pickle.loads(pickle.dumps(text))
+    assert torch.equal(back.kv_indices, text.kv_indices) and back.shape == text.shape
+    assert io.StringIO(str(full)).read().startswith("BlockMask(shape=(2, 4, 65, 80)")
+
+
+def test_from_kv_blocks():
+    q, k, v = tensors()
+    made = st.create_block_mask(MASKS["causal"], None, None, Q, KV, BLOCK_SIZE=16)
+    again = st.BlockMask.from_kv_blocks(made.kv_num_blocks, made.kv_indices,
+                                        made.full_kv_num_blocks, made.full_kv_indices,
+                                        BLOCK_SIZE=16, mask_mod=MASKS["causal"],
+                                        seq_lengths=(Q, KV))
+    assert torch.equal(again.q_num_blocks, made.q_num_blocks)
+    a = st.flex_attention(q, k, v, block_mask=made, enable_gqa=True)
+    assert torch.equal(a, st.flex_attention(q, k, v, block_mask=again, enable_gqa=True))
+
+
+def test_errors():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="enable_gqa"):
+        st.flex_attention(q, k, v)
+    with pytest.raises(ValueError, match="dtype"):
+        st.flex_attention(q, k.double(), v, enable_gqa=True)
+    with pytest.raises(ValueError, match="created for lengths"):
+        st.flex_attention(q, k, v, block_mask=st.create_block_mask("q >= kv", None, None, 9, 9),
+                          enable_gqa=True)
+
+    def branch(b, h, q_idx, kv_idx):
+        if q_idx > kv_idx:
+            return True
+        return False
+    with pytest.raises(TypeError, match="torch.where") as caught:
+        st.create_block_mask(branch, None, None, Q, KV)
+    assert "if q_idx > kv_idx" in str(caught.value)
+    with pytest.raises(ValueError, match="1:"):
+        st.flex_attention(q, k, v, "score +", enable_gqa=True)
+    big = torch.tensor([1 << 40] * Q)
+    with pytest.raises(ValueError, match="int32|32 bit"):
+        st.flex_attention(q, k, v, lambda s, b, h, i, j: s + big[i], enable_gqa=True)
+    x = q.clone().requires_grad_()
+    out = st.flex_attention(x, k, v, enable_gqa=True)
+    with pytest.raises(NotImplementedError, match="no_grad"):
+        out.sum().backward()
+
+
+def test_long_block_mask():
+    made = st.create_block_mask(MASKS["sliding"], None, None, 131072, 131072)
+    assert made.sparsity() > 99
