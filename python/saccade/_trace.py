@@ -339,6 +339,21 @@ def _to(t, x, *arguments, **options):
     return x
 
 
+def _filled(number):
+    """new_ones, zeros_like and their kin: a constant of the wanted type."""
+    def op(t, x, *_, dtype=None, **__):
+        name = str(dtype).rsplit(".", 1)[-1] if dtype is not None else x.type
+        if name == "bool":
+            return t.value(bool(number))
+        return t.value(int(number) if "int" in name else float(number))
+    return op
+
+
+def _full(t, x, *arguments, fill_value=None, **_):
+    value = fill_value if fill_value is not None else arguments[-1]
+    return t.value(value)
+
+
 _BINARY = {
     "add": _arith("+"), "sub": _arith("-"), "subtract": _arith("-"), "mul": _arith("*"),
     "multiply": _arith("*"), "true_divide": _true_divide, "truediv": _true_divide,
@@ -376,6 +391,8 @@ for _name in ("sqrt", "rsqrt", "exp", "exp2", "log", "log2", "sin", "cos", "tan"
 _OTHER = {"where": _where, "div": _divide, "divide": _divide, "clamp": _clamp, "clip": _clamp,
           "clamp_min": lambda t, x, min: _clamp(t, x, min=min),
           "clamp_max": lambda t, x, max: _clamp(t, x, max=max), "to": _to, "type": _to,
+          "new_ones": _filled(1), "new_zeros": _filled(0), "ones_like": _filled(1),
+          "zeros_like": _filled(0), "full_like": _full, "new_full": _full, "new_tensor": _full,
           "clone": _identity, "detach": _identity, "contiguous": _identity, "view": _identity,
           "reshape": _identity, "squeeze": _identity}
 
@@ -409,7 +426,8 @@ def apply(tracer: Tracer, name: str, arguments, options):
     if name.endswith("_") and not name.endswith("__"):
         fail(f"got {name}, which changes its argument; write {name[:-1]} and use its result")
     options = {k: v for k, v in options.items()
-               if k in ("min", "max", "rounding_mode", "dtype") and v is not None}
+               if k in ("min", "max", "rounding_mode", "dtype", "fill_value", "alpha")
+               and v is not None}
     if arity == 2 and options.pop("alpha", 1) != 1:
         fail("got alpha, expected a plain sum")
     keep = ("min", "max") if handler is _clamp else ()
@@ -596,6 +614,7 @@ class Traced:
 
     shape = property(lambda self: ())
     ndim = property(lambda self: 0)
+    device = property(lambda self: "cpu")
 
     def __bool__(self):
         fail("got if, and, or, not or a chained comparison on a value that differs from score "

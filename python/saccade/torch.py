@@ -19,7 +19,8 @@ from ._masks import (BlockMask, and_masks, create_block_mask, create_mask, noop_
 from ._mods import Watch, dtype_name, mask, resolve, score, view
 
 __all__ = ["flex_attention", "create_block_mask", "create_mask", "BlockMask", "and_masks",
-           "or_masks", "noop_mask", "AuxRequest", "AuxOutput", "mask", "score", "explain"]
+           "or_masks", "noop_mask", "AuxRequest", "AuxOutput", "mask", "score", "explain",
+           "register_transformers"]
 
 
 class AuxRequest(NamedTuple):
@@ -263,3 +264,9 @@ def explain(query, key, value, score_mod=None, block_mask=None, scale=None,
     """What a call with these arguments runs: typed nodes, kernel, why, generated code."""
     return _runner(query, key, value, score_mod, block_mask, scale,
                    kernel_options).plan.explain()
+
+
+def register_transformers(name: str = "saccade") -> None:
+    """Makes attn_implementation="saccade" work in Hugging Face Transformers."""
+    from ._transformers import register_transformers as register
+    register(name)

@@ -1,0 +1,83 @@
+"""attn_implementation="saccade" for Hugging Face Transformers.
+
+Transformers describes a model's mask as a function of positions, which is what a mod is: it is
+traced, proven and kept, so neither a Q x KV mask nor its evaluation exists.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ._masks import BlockMask, and_masks, create_block_mask
+from .torch import flex_attention
+
+
+def _mask(batch_size, q_length=None, kv_length=None, q_offset=0, kv_offset=0, mask_function=None,
+          attention_mask=None, device="cpu", cache_position=None, **_) -> BlockMask | None:
+    """A mask in transformers' interface to a BlockMask; None where everything is live."""
+    if cache_position is not None and q_length is None:
+        q_length, q_offset = cache_position.shape[0], int(cache_position[0])
+    if torch.is_tensor(q_length):
+        q_length, q_offset = q_length.shape[0], int(q_length[0])
+    if mask_function is None:
+        from transformers.masking_utils import causal_mask_function as mask_function
+    q_offset, kv_offset = int(q_offset), int(kv_offset)
+    if attention_mask is not None and not bool(attention_mask.all()):
+        live = attention_mask.to(torch.bool)
+        short = kv_length + kv_offset - live.shape[-1]
+        if short > 0:
+            live = torch.nn.functional.pad(live, (0, short))
+        mask_function = and_masks(mask_function, lambda b, h, q, kv: live[b, kv])
+    inner = mask_function
+
+    def moved(b, h, q_idx, kv_idx):
+        return inner(b, h, q_idx + q_offset, kv_idx + kv_offset)
+
+    return create_block_mask(moved, batch_size, None, q_length, kv_length, device=device)
+
+
+def _attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0,
+               softcap=None, s_aux=None, position_bias=None, is_causal=None, **_):
+    """transformers' attention interface; query [B, H, Q, D] -> [B, Q, H, D]."""
+    if dropout > 0 and module.training:
+        raise ValueError(f"saccade: got attention dropout {dropout} in training, expected 0 or "
+                         "model.eval()")
+    dense = attention_mask if torch.is_tensor(attention_mask) else None
+    block_mask = attention_mask if isinstance(attention_mask, BlockMask) else None
+    if attention_mask is None and query.shape[2] > 1 and (
+            is_causal if is_causal is not None else getattr(module, "is_causal", True)):
+        past = key.shape[2] - query.shape[2]
+        block_mask = create_block_mask(lambda b, h, q, kv: q + past >= kv, None, None,
+                                       query.shape[2], key.shape[2], device=query.device)
+
+    def score(s, b, h, q_idx, kv_idx):
+        if softcap is not None:
+            s = softcap * torch.tanh(s / softcap)
+        if dense is not None:
+            s = s + dense[b if dense.shape[0] > 1 else 0, h if dense.shape[1] > 1 else 0,
+                          q_idx, kv_idx]
+        if position_bias is not None:
+            s = s + position_bias[b if position_bias.shape[0] > 1 else 0, h, q_idx, kv_idx]
+        return s
+
+    plain = softcap is None and dense is None and position_bias is None
+    out = flex_attention(query, key, value, None if plain else score, block_mask, scaling,
+                         enable_gqa=True, return_lse=s_aux is not None)
+    if s_aux is not None:  # a sink is one more logit in the denominator: exact from lse
+        out, lse = out
+        sink = s_aux.float().view(1, -1, 1)
+        out = out * torch.sigmoid(lse - sink).unsqueeze(-1).to(out.dtype)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def register_transformers(name: str = "saccade") -> None:
+    """Makes attn_implementation=name work in every model that uses the attention interface."""
+    try:
+        from transformers import AttentionInterface
+        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    except ImportError as reason:
+        raise ImportError("saccade: transformers 4.53 or newer is needed for "
+                          "register_transformers (pip install 'saccade[transformers]')"
+                          ) from reason
+    AttentionInterface.register(name, _attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(name, _mask)
