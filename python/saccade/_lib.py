@@ -85,7 +85,7 @@ class BlockIndices(C.Structure):
 class Problem(C.Structure):
     _fields_ = [("sizes", Sizes), ("dtype", C.c_int32), ("kv_dtype", C.c_int32),
                 ("scale", C.c_float), ("score", C.c_void_p), ("mask", C.c_void_p),
-                ("backend", C.c_char_p), ("reserved", C.c_uint8 * 64)]
+                ("backend", C.c_char_p), ("arch", C.c_char_p), ("reserved", C.c_uint8 * 56)]
 
 
 class ForwardArgs(C.Structure):

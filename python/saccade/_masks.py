@@ -96,6 +96,12 @@ class BlockMask:
         return cls(seq_lengths, kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices,
                    BLOCK_SIZE=block, mask_mod=mask_mod, _device=kv_indices.device)
 
+    @property
+    def number(self) -> int:
+        """What stands for this mask in a compiled graph."""
+        from ._compiled import _number
+        return _number(self)
+
     # ---- the C object ----
 
     def _dimensions(self):

@@ -20,7 +20,7 @@ from ._mods import Watch, dtype_name, mask, resolve, score, view
 
 __all__ = ["flex_attention", "create_block_mask", "create_mask", "BlockMask", "and_masks",
            "or_masks", "noop_mask", "AuxRequest", "AuxOutput", "mask", "score", "explain",
-           "register_transformers"]
+           "register_transformers", "benchmark"]
 
 
 class AuxRequest(NamedTuple):
@@ -55,7 +55,11 @@ def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=Non
     want_lse = return_lse or (return_aux is not None and return_aux.lse)
     want_max = return_aux is not None and return_aux.max_scores
     _check(query, key, value, enable_gqa)
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad
+    if torch.compiler.is_compiling():
+        from ._compiled import flex
+        out, lse, row_max = flex(query, key, value, score_mod, block_mask, scale, want_lse,
+                                 want_max)
+    elif torch.is_grad_enabled() and (query.requires_grad or key.requires_grad
                                     or value.requires_grad):
         out, lse, row_max = _Attention.apply(query, key, value, score_mod, block_mask, scale,
                                              kernel_options, want_lse, want_max)
@@ -270,3 +274,9 @@ def register_transformers(name: str = "saccade") -> None:
     """Makes attn_implementation="saccade" work in Hugging Face Transformers."""
     from ._transformers import register_transformers as register
     register(name)
+
+
+def benchmark(score_mod=None, mask_mod=None, **options):
+    """Times the caller's mod beside SDPA and FlexAttention; see saccade._benchmark.benchmark."""
+    from ._benchmark import benchmark as run
+    return run(score_mod, mask_mod, **options)
