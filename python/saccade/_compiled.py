@@ -54,11 +54,12 @@ def _outside(*arguments):
     return front._run(*arguments)
 
 
-def flex(q, k, v, score_mod, block_mask, scale, want_lse, want_max):
+def flex(q, k, v, score_mod, block_mask, scale, want_lse, want_max, gqa):
     """_run for a graph; falls out of it only for Python callables."""
     is_text = score_mod is None or isinstance(score_mod, (str, AnyMod))
     if not is_text or not (block_mask is None or isinstance(block_mask, (str, BlockMask))):
-        return _outside(q, k, v, score_mod, block_mask, scale, None, want_lse, want_max)
+        return _outside(q, k, v, score_mod, block_mask, scale, None, want_lse, want_max,
+                        gqa)
     names, captures, text = "", [], ""
     if isinstance(score_mod, AnyMod):
         text = score_mod.text

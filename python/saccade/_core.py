@@ -138,26 +138,39 @@ def plan(context, H, Hkv, D, Dv, dtype, kv_dtype, scale, score, mask, backend) -
     return Plan(context, (0, H, Hkv, 0, 0, D, Dv), dtype, kv_dtype, scale, score, mask, backend)
 
 
-_TAIL = struct.Struct("=QQiiQQQ")  # block_mask, bindings, n, pad, workspace, bytes, stream
-_ARGS = C.sizeof(_lib.ForwardArgs)
-_RESERVED = bytes(_ARGS - 9 * _lib.PACK_TENSOR.size - _TAIL.size)
+POINTER = struct.Struct("=Q")
+_TAIL = struct.Struct("=QQii")  # block_mask, bindings, their number, padding
+_ENDING = struct.Struct("=QQQ")  # workspace, its bytes, stream
+ENDING = _ENDING.pack
+RESERVED = bytes(C.sizeof(_lib.ForwardArgs) - 9 * _lib.PACK_TENSOR.size - _TAIL.size
+                 - _ENDING.size)
 _forward = lib.saccade_forward
 _local = threading.local()
+
+
+def tail(block_mask, binding_array, n_bindings) -> bytes:
+    """What follows the tensors in a saccade_forward_args, up to the workspace."""
+    return _TAIL.pack(block_mask or 0, C.addressof(binding_array) if n_bindings else 0,
+                      n_bindings, 0)
+
+
+def run(plan_handle, args: bytes) -> None:
+    """saccade_forward; args: the bytes of a saccade_forward_args."""
+    try:
+        e, place = _local.error
+    except AttributeError:
+        e = _lib.Error()
+        _local.error = e, place = e, C.byref(e)
+    status = _forward(plan_handle, args, place)
+    if status:
+        _lib.check(status, e)
 
 
 def forward(plan_handle, tensors: Sequence[bytes], block_mask, binding_array, n_bindings,
             workspace, workspace_bytes, stream) -> None:
     """tensors: q k v out lse row_max q_offset kv_offset kv_len, packed."""
-    args = b"".join(tensors) + _TAIL.pack(
-        block_mask or 0, C.addressof(binding_array) if n_bindings else 0, n_bindings, 0,
-        workspace, workspace_bytes, stream) + _RESERVED
-    try:
-        e = _local.error
-    except AttributeError:
-        e = _local.error = _lib.Error()
-    status = _forward(plan_handle, args, C.byref(e))
-    if status:
-        _lib.check(status, e)
+    run(plan_handle, b"".join(tensors) + tail(block_mask, binding_array, n_bindings)
+        + ENDING(workspace, workspace_bytes, stream) + RESERVED)
 
 
 class BlockMaskHandle:

@@ -54,18 +54,17 @@ def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=Non
         raise ValueError("got both return_lse and return_aux, expected one")
     want_lse = return_lse or (return_aux is not None and return_aux.lse)
     want_max = return_aux is not None and return_aux.max_scores
-    _check(query, key, value, enable_gqa)
     if torch.compiler.is_compiling():
         from ._compiled import flex
         out, lse, row_max = flex(query, key, value, score_mod, block_mask, scale, want_lse,
-                                 want_max)
+                                 want_max, enable_gqa)
     elif torch.is_grad_enabled() and (query.requires_grad or key.requires_grad
-                                    or value.requires_grad):
+                                      or value.requires_grad):
         out, lse, row_max = _Attention.apply(query, key, value, score_mod, block_mask, scale,
-                                             kernel_options, want_lse, want_max)
+                                             kernel_options, want_lse, want_max, enable_gqa)
     else:
         out, lse, row_max = _run(query, key, value, score_mod, block_mask, scale,
-                                 kernel_options, want_lse, want_max)
+                                 kernel_options, want_lse, want_max, enable_gqa)
     if return_aux is not None:
         return out, AuxOutput(lse, row_max)
     return (out, lse) if return_lse else out
@@ -183,36 +182,62 @@ def _check_mask(m, q, k):
 _runners: dict = {}
 _RUNNERS = 256
 _lock = threading.Lock()
-
-
-def _runner(q, k, v, score_mod, block_mask, scale, options):
-    key = (id(score_mod), id(block_mask), q.shape, k.shape, v.shape, q.dtype, q.device, scale,
-           options and options.get("BACKEND"), torch.get_num_threads())
-    found = _runners.get(key)
-    if found is not None and found.current():
-        return found
-    made = _Runner(q, k, v, score_mod, block_mask, scale, options)
-    with _lock:
-        if len(_runners) >= _RUNNERS:
-            _runners.pop(next(iter(_runners)))
-        _runners[key] = made
-    return made
-
-
-_PACK = _core._lib.PACK_TENSOR.pack
 _CODE = {torch.float32: 22, torch.float16: 20, torch.bfloat16: 21, torch.float64: 23}
+_POINTER = _core.POINTER.pack
+_SMALL = 1 << 20  # bytes of workspace that a thread keeps for its next call
 
 
-def _bytes4(t):
-    cuda = t.is_cuda
-    return _PACK(t.data_ptr(), _CODE[t.dtype], cuda, t.get_device() if cuda else 0, 4, *t.shape,
-                 0, 0, 0, 0, *t.stride(), 0, 0, 0, 0)
+class _Call:
+    """A runner for tensors of one layout: everything of the C arguments but addresses."""
+
+    def __init__(self, runner, q, k, v, want_lse, want_max):
+        self.runner = runner
+        self.width = v.shape[3] if v.shape[3] != q.shape[3] else 0
+        self.stats = torch.float64 if q.dtype is torch.float64 else torch.float32
+        self.lse, self.row_max = want_lse, want_max
+        self.cuda = q.is_cuda
+        self.room = runner.workspace
+        out = _output(q, v.shape[3])
+        rows = q.new_empty(q.shape[:3], dtype=self.stats)
+        parts = [_core.pack(view(t))[8:] for t in (q, k, v, out)]
+        parts += [_core.pack(view(rows))[8:] if w else _core.NO_TENSOR[8:]
+                  for w in (want_lse, want_max)]
+        self.plain_out = out.is_contiguous()
+        self.parts = parts
+        self.parts[5] += 3 * _core.NO_TENSOR
+        self.tail = _core.tail(runner.handle, runner.bindings, runner.n_bindings)
+
+    def __call__(self, q, k, v):
+        if self.width or not self.plain_out:
+            out = _output(q, v.shape[3])
+        else:
+            out = torch.empty_like(q)
+        lse = q.new_empty(q.shape[:3], dtype=self.stats) if self.lse else None
+        row_max = q.new_empty(q.shape[:3], dtype=self.stats) if self.row_max else None
+        room, stream = _workspace(self.room, q, self.cuda), 0
+        if self.cuda:
+            stream = torch.cuda.current_stream(q.device).cuda_stream
+        a, b, c, d, e, f = self.parts
+        _core.run(self.runner.plan.handle, b"".join((
+            _POINTER(q.data_ptr()), a, _POINTER(k.data_ptr()), b, _POINTER(v.data_ptr()), c,
+            _POINTER(out.data_ptr()), d, _POINTER(lse.data_ptr() if self.lse else 0), e,
+            _POINTER(row_max.data_ptr() if self.row_max else 0), f, self.tail,
+            _core.ENDING((room.data_ptr() + 63) & ~63 if self.room else 0, self.room, stream),
+            _core.RESERVED)))
+        return out, lse, row_max
 
 
-def _bytes3(t):
-    if t is None:
-        return _core.NO_TENSOR
-    return _core.pack(view(t))
+_rooms = threading.local()
+
+
+def _workspace(n, q, cuda):
+    """Memory of n bytes and room to align it; a thread keeps a small one on the host."""
+    if cuda or n > _SMALL:
+        return torch.empty(n + 64, dtype=torch.uint8, device=q.device)
+    room = getattr(_rooms, "room", None)
+    if room is None:
+        room = _rooms.room = torch.empty(_SMALL + 64, dtype=torch.uint8)
+    return room
 
 
 def _output(q, width):
@@ -229,44 +254,56 @@ def _rows(t):
     return t if t.stride(3) == 1 or t.shape[3] == 1 else t.contiguous()
 
 
-def _autocast(q, k, v):
-    device = q.device.type
-    if torch.is_autocast_enabled(device) and q.dtype is not torch.float64:
-        dtype = torch.get_autocast_dtype(device)
-        return q.to(dtype), k.to(dtype), v.to(dtype)
-    return q, k, v
-
-
-def _run(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max):
-    q, k, v = _autocast(q, k, v)
+def _prepare(q, k, v):
+    """Contiguous rows, and keys and values of batch 1 spread by stride 0."""
     q, k, v = _rows(q), _rows(k), _rows(v)
     if k.shape[0] != q.shape[0]:
         k = k.expand(q.shape[0], -1, -1, -1)
     if v.shape[0] != q.shape[0]:
         v = v.expand(q.shape[0], -1, -1, -1)
-    r = _runner(q, k, v, score_mod, block_mask, scale, options)
-    out = _output(q, v.shape[3])
-    stats = torch.float64 if q.dtype is torch.float64 else torch.float32
-    lse = q.new_empty(q.shape[:3], dtype=stats) if want_lse else None
-    row_max = q.new_empty(q.shape[:3], dtype=stats) if want_max else None
-    address, stream, n = 0, 0, r.workspace
-    if n:
-        room = torch.empty(n + 64, dtype=torch.uint8, device=q.device)
-        address = (room.data_ptr() + 63) & ~63
-    if q.is_cuda:
-        stream = torch.cuda.current_stream(q.device).cuda_stream
-    none = _core.NO_TENSOR
-    _core.forward(r.plan.handle,
-                  (_bytes4(q), _bytes4(k), _bytes4(v), _bytes4(out), _bytes3(lse),
-                   _bytes3(row_max), none, none, none),
-                  r.handle, r.bindings, r.n_bindings, address, n, stream)
-    return out, lse, row_max
+    return q, k, v
+
+
+def _autocast(q, k, v):
+    device = q.device.type
+    if q.dtype is torch.float64 or not torch.is_autocast_enabled(device):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def _run(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa=True):
+    q, k, v = _autocast(q, k, v)
+    backend = options.get("BACKEND") if options else None
+    key = (id(score_mod), id(block_mask), scale, q.shape, k.shape, v.shape, q.stride(),
+           k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
+           want_lse, want_max, backend, gqa, torch.get_num_threads())
+    found = _runners.get(key)
+    if found is None or not found.runner.current():
+        found = _make(key, q, k, v, score_mod, block_mask, scale, options, want_lse, want_max,
+                      gqa)
+    if found.copies:
+        q, k, v = _prepare(q, k, v)
+    return found(q, k, v)
+
+
+def _make(key, q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa):
+    _check(q, k, v, gqa)
+    made_q, made_k, made_v = _prepare(q, k, v)
+    runner = _Runner(made_q, made_k, made_v, score_mod, block_mask, scale, options)
+    made = _Call(runner, made_q, made_k, made_v, want_lse, want_max)
+    made.copies = made_q is not q or made_k is not k or made_v is not v
+    with _lock:
+        if len(_runners) >= _RUNNERS:
+            _runners.pop(next(iter(_runners)))
+        _runners[key] = made
+    return made
 
 
 def explain(query, key, value, score_mod=None, block_mask=None, scale=None,
             kernel_options=None) -> str:
     """What a call with these arguments runs: typed nodes, kernel, why, generated code."""
-    return _runner(query, key, value, score_mod, block_mask, scale,
+    return _Runner(query, key, value, score_mod, block_mask, scale,
                    kernel_options).plan.explain()
 
 
