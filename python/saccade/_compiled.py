@@ -8,22 +8,13 @@ call breaks the graph once and runs as it does outside of torch.compile.
 
 from __future__ import annotations
 
-import weakref
 from typing import List, Optional, Tuple
 
 import torch
 
 from . import torch as front
-from ._masks import BlockMask
+from ._masks import BlockMask, numbered
 from ._mods import AnyMod
-
-_masks: "weakref.WeakValueDictionary[int, BlockMask]" = weakref.WeakValueDictionary()
-
-
-def _number(mask: BlockMask) -> int:
-    _masks[id(mask)] = mask
-    return id(mask)
-
 
 def _score(text: str, names: str, captures: List[torch.Tensor]):
     if not text:
@@ -35,7 +26,7 @@ def _score(text: str, names: str, captures: List[torch.Tensor]):
 def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, captures: List[torch.Tensor],
           names: str, score: str, mask: str, block_mask: int, scale: Optional[float],
           want_lse: bool, want_max: bool) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    live = _masks[block_mask] if block_mask else (mask or None)
+    live = numbered[block_mask] if block_mask else (mask or None)
     out, lse, row_max = front._run(q, k, v, _score(score, names, captures), live, scale, None,
                                    want_lse, want_max)
     none = q.new_empty((0,), dtype=torch.float32)

@@ -8,6 +8,8 @@ meaning what they meant: positions are mapped back before the mod sees them.
 from __future__ import annotations
 
 import ctypes as C
+import itertools
+import weakref
 
 import torch
 
@@ -15,6 +17,8 @@ from . import _core, _lib
 from ._mods import AnyMod, captured, resolve
 
 _DEFAULT = 128
+_numbers = itertools.count(1)
+numbered: "weakref.WeakValueDictionary[int, BlockMask]" = weakref.WeakValueDictionary()
 
 
 def _pair(block):
@@ -79,6 +83,8 @@ class BlockMask:
         self._transpose = None if q_indices is None else (
             q_num_blocks, q_indices, full_q_num_blocks, full_q_indices)
         self._dims = None
+        self.number = next(_numbers)  # what stands for this mask in a compiled graph
+        numbered[self.number] = self
         self.version = object()  # a new one whenever the mask is changed by hand
 
     @classmethod
@@ -95,12 +101,6 @@ class BlockMask:
             seq_lengths = (kv_indices.shape[-2] * block[0], kv_indices.shape[-1] * block[1])
         return cls(seq_lengths, kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices,
                    BLOCK_SIZE=block, mask_mod=mask_mod, _device=kv_indices.device)
-
-    @property
-    def number(self) -> int:
-        """What stands for this mask in a compiled graph."""
-        from ._compiled import _number
-        return _number(self)
 
     # ---- the C object ----
 

@@ -1,0 +1,99 @@
+"""saccade.attention over NumPy arrays (and JAX where it is), without torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+import saccade  # noqa: E402
+
+RNG = np.random.default_rng(5)
+
+
+def arrays(dtype=np.float32, B=2, H=4, Hkv=2, Q=33, KV=40, D=24, Dv=16):
+    return tuple(RNG.standard_normal(s).astype(dtype) for s in
+                 ((B, H, Q, D), (B, Hkv, KV, D), (B, Hkv, KV, Dv)))
+
+
+def truth(q, k, v, live=None, bias=0.0):
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+    s = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]) + bias
+    s = s if live is None else np.where(live, s, -np.inf)
+    m = s.max(-1, keepdims=True)
+    p = np.exp(s - np.where(np.isfinite(m), m, 0))
+    total = p.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        lse = np.log(total[..., 0]) + np.where(np.isfinite(m), m, 0)[..., 0]
+    return (p / np.where(total == 0, 1, total)) @ v, lse
+
+
+@pytest.mark.parametrize("dtype, bound", [(np.float32, 2e-6), (np.float16, 4e-3)])
+@pytest.mark.parametrize("block_mask", [True, False])
+def test_numpy(dtype, bound, block_mask):
+    q, k, v = arrays(dtype)
+    doc = np.arange(40) // 13
+    slope = np.linspace(0.1, 0.5, 4).astype(np.float32)
+    out, lse = saccade.attention(q, k, v, mask="doc[q] == doc[kv] && q >= kv",
+                                 score="score + slope[h] * (kv - q)",
+                                 captures={"doc": doc, "slope": slope}, return_lse=True,
+                                 block_mask=block_mask)
+    i, j = np.arange(33)[:, None], np.arange(40)[None]
+    want, want_lse = truth(q, k, v, (doc[:33][:, None] == doc) & (i >= j),
+                           slope[:, None, None] * (j - i))
+    assert out.dtype == dtype and out.shape == (2, 4, 33, 16)
+    assert np.abs(out - want).max() < bound * max(1, np.abs(want).max())
+    assert np.allclose(lse, want_lse, atol=1e-4 if dtype == np.float32 else 1e-3)
+
+
+def test_strided_and_read_only():
+    q, k, v = arrays()
+    want = saccade.attention(q, k, v)
+    moved = [np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q, k, v)]
+    assert np.array_equal(saccade.attention(*moved), want)
+    for x in (q, k, v):
+        x.flags.writeable = False
+    assert np.array_equal(saccade.attention(q, k, v), want)
+
+
+def test_numbers():
+    q, k, v = arrays()
+    a = saccade.attention(q, k, v, mask="q - kv <= W && q >= kv", captures={"W": 5})
+    b = saccade.attention(q, k, v, mask="q - kv <= 5 && q >= kv")
+    assert np.array_equal(a, b)
+
+
+def test_errors():
+    q, k, v = arrays()
+    with pytest.raises(ValueError, match="captures"):
+        saccade.attention(q, k, v, mask="q >= kv && doc[q] == 0")
+    with pytest.raises(ValueError, match="neither text names"):
+        saccade.attention(q, k, v, captures={"x": 1})
+    with pytest.raises(ValueError, match="4"):
+        saccade.attention(q[0], k, v)
+    with pytest.raises(saccade.BadValue, match="1:"):
+        saccade.attention(q, k, v, mask="q >=")
+    with pytest.raises(TypeError, match="__dlpack__"):
+        saccade.attention([[1.0]], k, v)
+
+
+def test_jax():
+    jax = pytest.importorskip("jax")
+    q, k, v = arrays()
+    out = saccade.attention(*map(jax.numpy.asarray, (q, k, v)), mask="q >= kv")
+    assert isinstance(out, jax.Array)
+    assert np.array_equal(np.asarray(out), saccade.attention(q, k, v, mask="q >= kv"))
+
+
+def test_without_torch():
+    code = ("import sys; sys.modules['torch'] = None; import numpy, saccade; "
+            "x = numpy.ones((1, 1, 4, 8), 'f'); print(saccade.attention(x, x, x).sum())")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.strip() == "32.0", done.stderr
+
+
+def test_prelude():
+    found = saccade.prelude()
+    assert found["causal"][0] == "mask" and "kv" in found["causal"][2]
