@@ -49,6 +49,7 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/saccade-config.cmake
 
 # Python wheels take the library alone, beside the package (python/pyproject.toml).
 if(SKBUILD)
-  set_target_properties(saccade_shared PROPERTIES VERSION "" SOVERSION "")
+  set_property(TARGET saccade_shared PROPERTY VERSION)
+  set_property(TARGET saccade_shared PROPERTY SOVERSION)
   install(TARGETS saccade_shared LIBRARY DESTINATION . COMPONENT python)
 endif()
