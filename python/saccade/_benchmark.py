@@ -46,6 +46,13 @@ def _contenders(q, k, v, score_mod, mask_mod, compile_flex):
     return made, block
 
 
+def _live_share(mask_mod, B, H, Q, KV, block):
+    """Live positions over all; of long masks, live blocks over all."""
+    if B * H * Q * KV > 1 << 27:
+        return 1 - block.sparsity() / 100
+    return float(front.create_mask(mask_mod, B, H, Q, KV, device="cpu").float().mean())
+
+
 def benchmark(score_mod=None, mask_mod=None, *, B=1, H=8, Hkv=None, Q=2048, KV=None, D=64,
               Dv=None, dtype=torch.bfloat16, device="cpu", repeats=7, compile_flex=True,
               plot=None):
@@ -68,7 +75,7 @@ def benchmark(score_mod=None, mask_mod=None, *, B=1, H=8, Hkv=None, Q=2048, KV=N
             order = list(made) if r % 2 == 0 else list(made)[::-1]
             for name in order:
                 times[name].append(timed(made[name]))
-    live = B * H * Q * KV * (1 - block.sparsity() / 100 if block else 1)
+    live = B * H * Q * KV * (_live_share(mask_mod, B, H, Q, KV, block) if block else 1)
     base = statistics.median(times["saccade"])
     rows = [{"name": name, "seconds": statistics.median(t), "first_seconds": first[name],
              "live_tflops": 2 * (D + Dv) * live / statistics.median(t) / 1e12,

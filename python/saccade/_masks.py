@@ -313,8 +313,9 @@ def _dense(num, idx):
     return dense[..., :columns].contiguous()
 
 
-def create_block_mask(mask_mod, B, H, Q_LEN, KV_LEN, device=None, BLOCK_SIZE=_DEFAULT,
-                      _compile=False, separate_full_blocks=True) -> BlockMask:
+def create_block_mask(mask_mod, B: int | None, H: int | None, Q_LEN: int, KV_LEN: int,
+                      device=None, BLOCK_SIZE: int | tuple[int, int] = _DEFAULT,
+                      _compile: bool = False, separate_full_blocks: bool = True) -> BlockMask:
     """Proves which blocks are live; time and memory follow the boundary, not Q_LEN x KV_LEN.
 
     mask_mod: callable (b, h, q_idx, kv_idx) -> bool, language text, or a saccade mask.
@@ -342,7 +343,8 @@ def _all_partial(mask):
                      mask_mod=mask.mask_mod, _device=mask.device)
 
 
-def create_mask(mod_fn, B, H, Q_LEN, KV_LEN, device=None) -> torch.Tensor:
+def create_mask(mod_fn, B: int | None, H: int | None, Q_LEN: int, KV_LEN: int,
+                device=None) -> torch.Tensor:
     """Dense bool [B, H, Q_LEN, KV_LEN]. A score mod is live where it does not give -inf."""
     kind = captured.kind_of(mod_fn)
     if kind == "score":

@@ -10,17 +10,21 @@ mod's closure may change without compiling anything.
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional, Union
 
 import torch
 
 from . import _core
 from ._masks import (BlockMask, and_masks, create_block_mask, create_mask, noop_mask, or_masks)
-from ._mods import Watch, dtype_name, mask, resolve, score, view
+from ._mods import AnyMod, Watch, dtype_name, mask, resolve, score, view
 
 __all__ = ["flex_attention", "create_block_mask", "create_mask", "BlockMask", "and_masks",
            "or_masks", "noop_mask", "AuxRequest", "AuxOutput", "mask", "score", "explain",
            "register_transformers", "benchmark"]
+
+
+ScoreMod = Union[Callable, str, AnyMod]  # (score, b, h, q_idx, kv_idx) -> score
+MaskMod = Union[Callable, str, AnyMod]  # (b, h, q_idx, kv_idx) -> bool
 
 
 class AuxRequest(NamedTuple):
@@ -37,8 +41,12 @@ class AuxOutput(NamedTuple):
     max_scores: Optional[torch.Tensor] = None
 
 
-def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=None,
-                   enable_gqa=False, return_lse=False, kernel_options=None, *, return_aux=None):
+def flex_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                   score_mod: Optional[ScoreMod] = None,
+                   block_mask: Union[BlockMask, MaskMod, None] = None,
+                   scale: Optional[float] = None, enable_gqa: bool = False,
+                   return_lse: bool = False, kernel_options: Optional[dict] = None, *,
+                   return_aux: Optional[AuxRequest] = None):
     """softmax(mask(score_mod(scale * query key^T))) value, fused and exact.
 
     query [B, Hq, L, E], key [B, Hkv, S, E], value [B, Hkv, S, Ev], one dtype (f32, f16, bf16) and
