@@ -1,5 +1,5 @@
-/* .npy files: what is written reads back; every version, byte order and dimension order reads as
- * NumPy means it; hostile, truncated and mutated files get an error and nothing worse. */
+/* .npy files: what is written reads back; every version, byte order and dimension order reads
+ * as NumPy means it; hostile, truncated and mutated files get an error and nothing worse. */
 #include "../cli/npy.c"
 #include "../cli/outfile.c"
 #include "../cli/report.c"

@@ -127,7 +127,7 @@ typedef struct cpu_state {
     const cpu_kernels *kernels;
     const eval_prog *score, *mask; /* NULL: none */
     jit_program *jit;              /* both compiled; NULL: the interpreter runs them */
-    const mod_fn *limits;          /* the mask as an interval of keys per row, NULL: it is none */
+    const mod_fn *limits;          /* the mask as one interval of keys per row, or NULL */
     uint32_t limit_nodes[2];       /* of limits: first live kv, and the one past the last */
 } cpu_state;
 

@@ -122,7 +122,8 @@ cpu_scratch cpu_scratch_of(const saccade_plan *plan, const cpu_geometry *g)
     place(bytes64(state->mask ? plan->problem.mask->n_nodes : 0, sizeof(pass_range)),
           &at.ranges, &end);
     place(state->limits ? 2 * CPU_BLOCK_ROWS * sizeof(int64_t) : 0, &at.limits, &end);
-    place(bytes64(state->limits ? state->limits->n_nodes : 0, sizeof(double)), &at.values, &end);
+    const uint32_t n_values = state->limits ? state->limits->n_nodes : 0;
+    place(bytes64(n_values, sizeof(double)), &at.values, &end);
     place(state->score ? eval_state_bytes(state->score) : 0, &at.score, &end);
     place(state->mask ? eval_state_bytes(state->mask) : 0, &at.mask, &end);
     place(state->jit ? jit_state_bytes(state->jit) : 0, &at.jit, &end);

@@ -199,8 +199,9 @@ static int32_t *place(const jit_state *s, uint32_t node)
 
 static int32_t leaf(const jit_state *s, const jit_node *n)
 {
-    const saccade_tensor *t = &s->tensors[n->imm / SACCADE_MAX_RANK];
-    const int dim = n->imm % SACCADE_MAX_RANK;
+    const bool is_of_shape = n->op == JIT_LAST || n->op == JIT_STRIDE;
+    const saccade_tensor *t = &s->tensors[is_of_shape ? n->imm / SACCADE_MAX_RANK : 0];
+    const int dim = is_of_shape ? n->imm % SACCADE_MAX_RANK : 0;
     eval_cell cell = {.i = n->imm};
     switch ((int)n->op) {
     case OP_SIZE:

@@ -1,5 +1,5 @@
-/* Expressions: C's grammar, operators by precedence climbing. Nesting is counted, and so are the
-   nodes, so no text can exhaust stack or memory. */
+/* Expressions: C's grammar, operators by precedence climbing. Nesting is counted, and so are
+   the nodes, so no text can exhaust stack or memory. */
 #include "mod/parse.h"
 
 #include <math.h>

@@ -1,7 +1,7 @@
 /* Min/max tables over captured tensors.
  * The tensor is seen as rows x columns, columns being its last dimension. Each row has a
  * binary tree of (least, greatest) over chunks of 32 columns; rows are joined in twos, fours,
- * ... with the same trees, so any range of rows and chunks is a few aligned pieces: one piece for
+ * ... with the same trees, so any range of rows and chunks is a few aligned pieces: one for
  * the aligned boxes that a subdivision asks for. Ends that cut a chunk are read from the
  * tensor when the row is a single one, else the chunk counts whole (a larger range is still
  * true). Floats are kept as integers of the same order. */

@@ -71,7 +71,7 @@ extern const plan_solver *const cuda_solvers[];
 /* Checks a problem and derives what kernels read; mods into the plan. */
 saccade_status plan_derive(const saccade_problem *problem, saccade_plan *plan,
                            saccade_error *err);
-/* First solver of the table that applies creates the plan; EBACKEND with the reason otherwise. */
+/* The first solver of the table that applies creates the plan; EBACKEND says why none does. */
 saccade_status plan_choose(saccade_plan *plan, const plan_solver *const *solvers,
                            saccade_error *err);
 saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error *err);

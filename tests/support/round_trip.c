@@ -1,5 +1,5 @@
-/* Text of typed nodes, read back: the same operations on the same operands, captures in the same
-   order. */
+/* Text of typed nodes, read back: the same operations on the same operands, captures in the
+   same order. */
 #include "support/round_trip.h"
 
 #include "mod/mod.h"
