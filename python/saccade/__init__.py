@@ -1,7 +1,7 @@
 """Saccade: exact, fused attention with your own masks and scores.
 
-    import saccade.torch   FlexAttention's API for PyTorch tensors
-    saccade.attention      NumPy, JAX, CuPy and anything else that speaks DLPack, without torch
+import saccade.torch   FlexAttention's API for PyTorch tensors
+saccade.attention      NumPy, JAX, CuPy and anything else that speaks DLPack, without torch
 """
 
 from ._arrays import attention
@@ -19,6 +19,9 @@ def prelude() -> dict:
         if not entry:
             return found
         e = entry.contents
-        found[e.name.decode()] = ("mask" if e.kind == 1 else "score", e.signature.decode(),
-                                  e.comment.decode())
+        found[e.name.decode()] = (
+            "mask" if e.kind == 1 else "score",
+            e.signature.decode(),
+            e.comment.decode(),
+        )
         i += 1

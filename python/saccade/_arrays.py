@@ -46,27 +46,44 @@ def _output(like, shape, dtype, on_gpu):
     buffer = _dlpack.Buffer(shape, dtype)
     if module == "numpy":
         import numpy
+
         return buffer.view(), lambda: numpy.from_dlpack(buffer)
     if module == "torch":
         import torch
+
         return buffer.view(), lambda: torch.from_dlpack(buffer)
     if hasattr(like, "__array_namespace__"):
         return buffer.view(), lambda: like.__array_namespace__().from_dlpack(buffer)
     return buffer.view(), lambda: buffer
 
 
-def attention(q, k, v, *, mask=None, score=None, captures=None, scale=None, backend="auto",
-              threads=0, return_lse=False, block_mask=True, stream=0):
+def attention(
+    q,
+    k,
+    v,
+    *,
+    mask=None,
+    score=None,
+    captures=None,
+    scale=None,
+    backend="auto",
+    threads=0,
+    return_lse=False,
+    block_mask=True,
+    stream=0,
+):
     """softmax(mask(score(scale * q k^T))) v, fused and exact.
 
-    q [B, H, Q, D], k [B, Hkv, KV, D], v [B, Hkv, KV, Dv]: one dtype (f32, f16, bf16), any strides
-    with a contiguous last dimension, H a multiple of Hkv. mask, score: language text (docs/
-    language.md); captures: name to array or number. block_mask=False proves tiles while running
-    instead of before. Returns an array of q's library [B, H, Q, Dv]; with return_lse also lse
-    [B, H, Q] f32. Errors: ValueError for the caller's mistakes, SaccadeError otherwise.
+    q [B, H, Q, D], k [B, Hkv, KV, D], v [B, Hkv, KV, Dv]: one dtype (f32, f16, bf16), any
+    strides with a contiguous last dimension, H a multiple of Hkv. mask, score: language text
+    (docs/ language.md); captures: name to array or number. block_mask=False proves tiles while
+    running instead of before. Returns an array of q's library [B, H, Q, Dv]; with return_lse
+    also lse [B, H, Q] f32. Errors: ValueError for the caller's mistakes, SaccadeError
+    otherwise.
     """
     (qv, q_keep), (kv, k_keep), (vv, v_keep) = (
-        _dlpack.view(x, n) for x, n in ((q, "q"), (k, "k"), (v, "v")))
+        _dlpack.view(x, n) for x, n in ((q, "q"), (k, "k"), (v, "v"))
+    )
     for name, x in (("q", qv), ("k", kv), ("v", vv)):
         if len(x.shape) != 4:
             raise ValueError(f"{name}: got {len(x.shape)} dimensions, expected 4: [B, H, N, D]")
@@ -87,12 +104,14 @@ def attention(q, k, v, *, mask=None, score=None, captures=None, scale=None, back
     on_gpu = qv.device == _lib.CUDA
     backend = backend if backend != "auto" else ("cuda" if on_gpu else "cpu")
     context = _core.context(threads)
-    plan = _core.plan(context, H, Hkv, D, Dv, qv.dtype, kv.dtype, scale, score_mod, mask_mod,
-                      backend)
+    plan = _core.plan(
+        context, H, Hkv, D, Dv, qv.dtype, kv.dtype, scale, score_mod, mask_mod, backend
+    )
     handle = None
     if mask_mod is not None and block_mask and not on_gpu:
-        handle = _core.block_mask_create(mask_mod, [x for _, x in views],
-                                         (B, H, Hkv, Q, KV, D, Dv), 0, 0, keep, context)
+        handle = _core.block_mask_create(
+            mask_mod, [x for _, x in views], (B, H, Hkv, Q, KV, D, Dv), 0, 0, keep, context
+        )
         handle.prepare(plan)
     out, finish = _output(q, (B, H, Q, Dv), qv.dtype, on_gpu)
     lse, finish_lse = (None, None)
@@ -102,9 +121,26 @@ def attention(q, k, v, *, mask=None, score=None, captures=None, scale=None, back
     room, address = _workspace(q, n, on_gpu)
     none = _core.NO_TENSOR
     array = _core.bindings(list(named), list(named.values()))
-    _core.forward(plan.handle, (_core.pack(qv), _core.pack(kv), _core.pack(vv), _core.pack(out),
-                                _core.pack(lse) if lse else none, none, none, none, none),
-                  handle.handle if handle else 0, array, len(named), address, n, stream)
+    _core.forward(
+        plan.handle,
+        (
+            _core.pack(qv),
+            _core.pack(kv),
+            _core.pack(vv),
+            _core.pack(out),
+            _core.pack(lse) if lse else none,
+            none,
+            none,
+            none,
+            none,
+        ),
+        handle.handle if handle else 0,
+        array,
+        len(named),
+        address,
+        n,
+        stream,
+    )
     del room
     return (finish(), finish_lse()) if return_lse else finish()
 

@@ -21,18 +21,22 @@ def _clock(device):
             end.record()
             torch.cuda.synchronize()
             return start.elapsed_time(end) / 1e3
+
         return timed
 
     def timed(f):
         begin = time.perf_counter()
         f()
         return time.perf_counter() - begin
+
     return timed
 
 
 def _contenders(q, k, v, score_mod, mask_mod, compile_flex):
     B, H, Q, KV = q.shape[0], q.shape[1], q.shape[2], k.shape[2]
-    block = front.create_block_mask(mask_mod, B, H, Q, KV, device=q.device) if mask_mod else None
+    block = (
+        front.create_block_mask(mask_mod, B, H, Q, KV, device=q.device) if mask_mod else None
+    )
     made = {"saccade": lambda: front.flex_attention(q, k, v, score_mod, block, enable_gqa=True)}
     sdpa = torch.nn.functional.scaled_dot_product_attention
     if score_mod is None:
@@ -40,8 +44,13 @@ def _contenders(q, k, v, score_mod, mask_mod, compile_flex):
         made["sdpa"] = lambda: sdpa(q, k, v, attn_mask=dense, enable_gqa=H != k.shape[1])
     if compile_flex and not isinstance(score_mod, str) and not isinstance(mask_mod, str):
         from torch.nn.attention import flex_attention as theirs
+
         flex = torch.compile(theirs.flex_attention)
-        m = theirs.create_block_mask(mask_mod, B, H, Q, KV, device=q.device) if mask_mod else None
+        m = (
+            theirs.create_block_mask(mask_mod, B, H, Q, KV, device=q.device)
+            if mask_mod
+            else None
+        )
         made["flex"] = lambda: flex(q, k, v, score_mod, m, enable_gqa=H != k.shape[1])
     return made, block
 
@@ -53,19 +62,36 @@ def _live_share(mask_mod, B, H, Q, KV, block):
     return float(front.create_mask(mask_mod, B, H, Q, KV, device="cpu").float().mean())
 
 
-def benchmark(score_mod=None, mask_mod=None, *, B=1, H=8, Hkv=None, Q=2048, KV=None, D=64,
-              Dv=None, dtype=torch.bfloat16, device="cpu", repeats=7, compile_flex=True,
-              plot=None):
+def benchmark(
+    score_mod=None,
+    mask_mod=None,
+    *,
+    B=1,
+    H=8,
+    Hkv=None,
+    Q=2048,
+    KV=None,
+    D=64,
+    Dv=None,
+    dtype=torch.bfloat16,
+    device="cpu",
+    repeats=7,
+    compile_flex=True,
+    plot=None,
+):
     """Times forward of the caller's mod beside SDPA (where it can) and compiled FlexAttention.
 
-    Random data, one warm-up, then `repeats` shuffled rounds; medians. Returns a list of dicts with
-    name, seconds, first_seconds (the first call: tracing and compiling), live_tflops (2 (D + Dv)
-    per live score) and ratio (seconds over saccade's). plot: a file name, needs matplotlib.
+    Random data, one warm-up, then `repeats` shuffled rounds; medians. Returns a list of dicts
+    with name, seconds, first_seconds (the first call: tracing and compiling), live_tflops (2
+    (D + Dv) per live score) and ratio (seconds over saccade's). plot: a file name, needs
+    matplotlib.
     """
     Hkv, KV, Dv = Hkv or H, KV or Q, Dv or D
     device = torch.device(device)
-    q, k, v = (torch.randn(B, h, n, d, device=device).to(dtype)
-               for h, n, d in ((H, Q, D), (Hkv, KV, D), (Hkv, KV, Dv)))
+    q, k, v = (
+        torch.randn(B, h, n, d, device=device).to(dtype)
+        for h, n, d in ((H, Q, D), (Hkv, KV, D), (Hkv, KV, Dv))
+    )
     made, block = _contenders(q, k, v, score_mod, mask_mod, compile_flex)
     timed, first, times = _clock(device), {}, {name: [] for name in made}
     with torch.no_grad():
@@ -77,9 +103,16 @@ def benchmark(score_mod=None, mask_mod=None, *, B=1, H=8, Hkv=None, Q=2048, KV=N
                 times[name].append(timed(made[name]))
     live = B * H * Q * KV * (_live_share(mask_mod, B, H, Q, KV, block) if block else 1)
     base = statistics.median(times["saccade"])
-    rows = [{"name": name, "seconds": statistics.median(t), "first_seconds": first[name],
-             "live_tflops": 2 * (D + Dv) * live / statistics.median(t) / 1e12,
-             "ratio": statistics.median(t) / base} for name, t in times.items()]
+    rows = [
+        {
+            "name": name,
+            "seconds": statistics.median(t),
+            "first_seconds": first[name],
+            "live_tflops": 2 * (D + Dv) * live / statistics.median(t) / 1e12,
+            "ratio": statistics.median(t) / base,
+        }
+        for name, t in times.items()
+    ]
     if plot:
         _plot(rows, plot, f"B{B} H{H}/{Hkv} Q{Q} KV{KV} D{D} {str(dtype)[6:]} {device}")
     return rows
@@ -89,17 +122,23 @@ def _plot(rows, path, title):
     try:
         import matplotlib
     except ImportError as reason:
-        raise ImportError("saccade: plot needs matplotlib (pip install 'saccade[plot]')"
-                          ) from reason
+        raise ImportError(
+            "saccade: plot needs matplotlib (pip install 'saccade[plot]')"
+        ) from reason
     matplotlib.use("Agg")
     from matplotlib import pyplot
+
     figure, axes = pyplot.subplots(figsize=(6, 1 + 0.6 * len(rows)))
     names = [r["name"] for r in rows]
     bars = axes.barh(names, [1e3 * r["seconds"] for r in rows], color="#2b6cb0")
-    axes.bar_label(bars, [f"{1e3 * r['seconds']:.3g} ms  x{r['ratio']:.2f}" for r in rows],
-                   padding=4)
-    axes.set(xlabel="milliseconds (median), shorter is better", title=title,
-             xlim=(0, 1.3e3 * max(r["seconds"] for r in rows) or math.inf))
+    axes.bar_label(
+        bars, [f"{1e3 * r['seconds']:.3g} ms  x{r['ratio']:.2f}" for r in rows], padding=4
+    )
+    axes.set(
+        xlabel="milliseconds (median), shorter is better",
+        title=title,
+        xlim=(0, 1.3e3 * max(r["seconds"] for r in rows) or math.inf),
+    )
     axes.invert_yaxis()
     figure.tight_layout()
     figure.savefig(path)

@@ -1,8 +1,8 @@
 """What a Python callable is made of: code, captured tensors, captured numbers.
 
 `Shape` walks closures, defaults, partials, bound methods and callable objects. Two callables of
-equal `key` run the same text; only the leaves' values differ, so a trace made for one serves the
-other. Numbers become scalar captures (new values, same text) unless the mod needs them as
+equal `key` run the same text; only the leaves' values differ, so a trace made for one serves
+the other. Numbers become scalar captures (new values, same text) unless the mod needs them as
 constants.
 """
 
@@ -48,22 +48,33 @@ class Shape:
 
     def _walk_parts(self, x):
         if isinstance(x, functools.partial):
-            return ("partial", self._walk(x.func), tuple(map(self._walk, x.args)),
-                    tuple((k, self._walk(v)) for k, v in sorted(x.keywords.items())))
+            return (
+                "partial",
+                self._walk(x.func),
+                tuple(map(self._walk, x.args)),
+                tuple((k, self._walk(v)) for k, v in sorted(x.keywords.items())),
+            )
         if isinstance(x, types.MethodType):
             return ("method", self._walk(x.__func__), self._walk_object(x.__self__))
         if isinstance(x, types.FunctionType):
             cells = tuple(self._walk(_content(c)) for c in x.__closure__ or ())
             defaults = tuple(map(self._walk, x.__defaults__ or ()))
-            used = tuple((n, self._walk(x.__globals__[n])) for n in x.__code__.co_names
-                         if _is_mod_global(x.__globals__.get(n)))
+            used = tuple(
+                (n, self._walk(x.__globals__[n]))
+                for n in x.__code__.co_names
+                if _is_mod_global(x.__globals__.get(n))
+            )
             return (x.__code__, cells, defaults, used)
         if isinstance(x, (tuple, list)):
             return (type(x), tuple(map(self._walk, x)))
         if isinstance(x, dict):
             return (dict, tuple((k, self._walk(v)) for k, v in x.items()))
-        if callable(x) and not isinstance(x, (type, types.BuiltinFunctionType)) \
-                and hasattr(x, "__dict__") and not isinstance(x, types.ModuleType):
+        if (
+            callable(x)
+            and not isinstance(x, (type, types.BuiltinFunctionType))
+            and hasattr(x, "__dict__")
+            and not isinstance(x, types.ModuleType)
+        ):
             return self._walk_object(x)
         return id(x)
 
@@ -80,8 +91,11 @@ def _content(cell):
 
 
 def _is_mod_global(x) -> bool:
-    return (isinstance(x, _ATOMS) and not isinstance(x, bool)) or _is_tensor(x) \
+    return (
+        (isinstance(x, _ATOMS) and not isinstance(x, bool))
+        or _is_tensor(x)
         or isinstance(x, (types.FunctionType, functools.partial))
+    )
 
 
 def replace(fn, lift):
@@ -99,8 +113,11 @@ def replace(fn, lift):
 
     def parts(x):
         if isinstance(x, functools.partial):
-            return functools.partial(walk(x.func), *map(walk, x.args),
-                                     **{k: walk(v) for k, v in sorted(x.keywords.items())})
+            return functools.partial(
+                walk(x.func),
+                *map(walk, x.args),
+                **{k: walk(v) for k, v in sorted(x.keywords.items())},
+            )
         if isinstance(x, types.MethodType):
             return types.MethodType(walk(x.__func__), object_copy(x.__self__))
         if isinstance(x, types.FunctionType):
@@ -109,8 +126,12 @@ def replace(fn, lift):
             return type(x)(map(walk, x)) if type(x) in (tuple, list) else x
         if type(x) is dict:
             return {k: walk(v) for k, v in x.items()}
-        if callable(x) and hasattr(x, "__dict__") and not _is_tensor(x) \
-                and not isinstance(x, (type, types.BuiltinFunctionType, types.ModuleType)):
+        if (
+            callable(x)
+            and hasattr(x, "__dict__")
+            and not _is_tensor(x)
+            and not isinstance(x, (type, types.BuiltinFunctionType, types.ModuleType))
+        ):
             return object_copy(x)
         return x
 
@@ -190,7 +211,9 @@ def trace(fn, kind: str) -> tuple[Traced, list]:
 
 
 def _shapes(shape, found):
-    return ([tuple(x.shape) for x in shape.leaves if _is_tensor(x)] if found.uses_shapes else None)
+    return (
+        [tuple(x.shape) for x in shape.leaves if _is_tensor(x)] if found.uses_shapes else None
+    )
 
 
 def _lookup(key, shape):

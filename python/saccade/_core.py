@@ -1,8 +1,8 @@
 """Mods, plans and runs on top of the C calls, for any framework.
 
-A framework gives views: (address, dtype name, device kind, device index, shape, stride). Objects
-own their C handles; plans and bound mods are cached by what they are made from, so that a warm
-call only fills in addresses.
+A framework gives views: (address, dtype name, device kind, device index, shape, stride).
+Objects own their C handles; plans and bound mods are cached by what they are made from, so
+that a warm call only fills in addresses.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def pack(v: View) -> bytes:
     """The bytes of a saccade_tensor."""
     rank = len(v.shape)
     pad = _ZEROS[rank:]
-    return _lib.PACK_TENSOR.pack(v.address, DTYPES[v.dtype], v.device, v.index, rank,
-                                 *v.shape, *pad, *v.stride, *pad)
+    return _lib.PACK_TENSOR.pack(
+        v.address, DTYPES[v.dtype], v.device, v.index, rank, *v.shape, *pad, *v.stride, *pad
+    )
 
 
 def c_tensor(v: View) -> _lib.Tensor:
@@ -85,8 +86,10 @@ def free_names(kind: int, text: str) -> list[tuple[str, int]]:
     data = text.encode()
     generic = _lib.create("mod_parse", kind, data, len(data))
     try:
-        found = [lib.saccade_mod_capture(generic, i)
-                 for i in range(lib.saccade_mod_capture_count(generic))]
+        found = [
+            lib.saccade_mod_capture(generic, i)
+            for i in range(lib.saccade_mod_capture_count(generic))
+        ]
         return [(c.name.decode(), c.rank) for c in found]
     finally:
         lib.saccade_mod_destroy(generic)
@@ -142,16 +145,18 @@ POINTER = struct.Struct("=Q")
 _TAIL = struct.Struct("=QQii")  # block_mask, bindings, their number, padding
 _ENDING = struct.Struct("=QQQ")  # workspace, its bytes, stream
 ENDING = _ENDING.pack
-RESERVED = bytes(C.sizeof(_lib.ForwardArgs) - 9 * _lib.PACK_TENSOR.size - _TAIL.size
-                 - _ENDING.size)
+RESERVED = bytes(
+    C.sizeof(_lib.ForwardArgs) - 9 * _lib.PACK_TENSOR.size - _TAIL.size - _ENDING.size
+)
 _forward = lib.saccade_forward
 _local = threading.local()
 
 
 def tail(block_mask, binding_array, n_bindings) -> bytes:
     """What follows the tensors in a saccade_forward_args, up to the workspace."""
-    return _TAIL.pack(block_mask or 0, C.addressof(binding_array) if n_bindings else 0,
-                      n_bindings, 0)
+    return _TAIL.pack(
+        block_mask or 0, C.addressof(binding_array) if n_bindings else 0, n_bindings, 0
+    )
 
 
 def run(plan_handle, args: bytes) -> None:
@@ -166,11 +171,24 @@ def run(plan_handle, args: bytes) -> None:
         _lib.check(status, e)
 
 
-def forward(plan_handle, tensors: Sequence[bytes], block_mask, binding_array, n_bindings,
-            workspace, workspace_bytes, stream) -> None:
+def forward(
+    plan_handle,
+    tensors: Sequence[bytes],
+    block_mask,
+    binding_array,
+    n_bindings,
+    workspace,
+    workspace_bytes,
+    stream,
+) -> None:
     """tensors: q k v out lse row_max q_offset kv_offset kv_len, packed."""
-    run(plan_handle, b"".join(tensors) + tail(block_mask, binding_array, n_bindings)
-        + ENDING(workspace, workspace_bytes, stream) + RESERVED)
+    run(
+        plan_handle,
+        b"".join(tensors)
+        + tail(block_mask, binding_array, n_bindings)
+        + ENDING(workspace, workspace_bytes, stream)
+        + RESERVED,
+    )
 
 
 class BlockMaskHandle:
@@ -198,8 +216,12 @@ class BlockMaskHandle:
 
     def render(self, b, h, format, columns) -> bytes:
         data, n, e = C.c_void_p(), C.c_size_t(), _lib.Error()
-        _lib.check(lib.saccade_block_mask_render(self.handle, b, h, format, columns,
-                                                 C.byref(data), C.byref(n), C.byref(e)), e)
+        _lib.check(
+            lib.saccade_block_mask_render(
+                self.handle, b, h, format, columns, C.byref(data), C.byref(n), C.byref(e)
+            ),
+            e,
+        )
         try:
             return C.string_at(data.value, n.value)
         finally:
@@ -210,21 +232,39 @@ class BlockMaskHandle:
             lib.saccade_block_mask_destroy(self.handle)
 
 
-def block_mask_create(mod: Mod, views, sizes, block_q, block_kv, keep, context=None,
-                      budget=-1) -> BlockMaskHandle:
+def block_mask_create(
+    mod: Mod, views, sizes, block_q, block_kv, keep, context=None, budget=-1
+) -> BlockMaskHandle:
     array = bindings(mod.names, views)
     o = _lib.BlockMaskOptions(block_q=block_q, block_kv=block_kv, evaluation_budget=budget)
-    h = _lib.create("block_mask_create", context, mod.handle, C.byref(_lib.Sizes(*sizes)), None,
-                    array, len(mod.names), C.byref(o))
+    h = _lib.create(
+        "block_mask_create",
+        context,
+        mod.handle,
+        C.byref(_lib.Sizes(*sizes)),
+        None,
+        array,
+        len(mod.names),
+        C.byref(o),
+    )
     return BlockMaskHandle(h, mod, keep, array)
 
 
-def block_mask_import(indices: _lib.BlockIndices, mod: Mod | None, views, sizes, keep,
-                      context=None) -> BlockMaskHandle:
+def block_mask_import(
+    indices: _lib.BlockIndices, mod: Mod | None, views, sizes, keep, context=None
+) -> BlockMaskHandle:
     names = mod.names if mod else []
     array = bindings(names, views)
-    h = _lib.create("block_mask_import", context, C.byref(indices), mod.handle if mod else None,
-                    C.byref(_lib.Sizes(*sizes)), None, array, len(names))
+    h = _lib.create(
+        "block_mask_import",
+        context,
+        C.byref(indices),
+        mod.handle if mod else None,
+        C.byref(_lib.Sizes(*sizes)),
+        None,
+        array,
+        len(names),
+    )
     return BlockMaskHandle(h, mod, keep, array)
 
 

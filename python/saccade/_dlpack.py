@@ -29,9 +29,15 @@ class _DataType(C.Structure):
 
 
 class _Tensor(C.Structure):
-    _fields_ = [("data", C.c_void_p), ("device", _Device), ("ndim", C.c_int32),
-                ("dtype", _DataType), ("shape", C.POINTER(C.c_int64)),
-                ("strides", C.POINTER(C.c_int64)), ("byte_offset", C.c_uint64)]
+    _fields_ = [
+        ("data", C.c_void_p),
+        ("device", _Device),
+        ("ndim", C.c_int32),
+        ("dtype", _DataType),
+        ("shape", C.POINTER(C.c_int64)),
+        ("strides", C.POINTER(C.c_int64)),
+        ("byte_offset", C.c_uint64),
+    ]
 
 
 class _Managed(C.Structure):
@@ -58,8 +64,10 @@ def _row_major(shape):
 def view(array, name: str = "array"):
     """(View, capsule): the capsule keeps the memory; hold it as long as the view is used."""
     if not hasattr(array, "__dlpack__"):
-        raise TypeError(f"{name}: got a {type(array).__name__}, expected an array with "
-                        "__dlpack__ (NumPy, JAX, CuPy, PyTorch, ...)")
+        raise TypeError(
+            f"{name}: got a {type(array).__name__}, expected an array with "
+            "__dlpack__ (NumPy, JAX, CuPy, PyTorch, ...)"
+        )
     try:
         capsule = array.__dlpack__()
     except BufferError:  # read-only NumPy arrays refuse; captures and inputs are only read
@@ -67,16 +75,26 @@ def view(array, name: str = "array"):
     t = C.cast(_pointer(capsule, b"dltensor"), C.POINTER(_Managed)).contents.tensor
     kind = (t.dtype.code, t.dtype.bits)
     if t.dtype.lanes != 1 or kind not in _NAMES:
-        raise ValueError(f"{name}: got DLPack dtype {kind} x {t.dtype.lanes}, expected bool, an "
-                         "integer or a float")
+        raise ValueError(
+            f"{name}: got DLPack dtype {kind} x {t.dtype.lanes}, expected bool, an "
+            "integer or a float"
+        )
     if t.device.type not in (_CPU, _CUDA, _CUDA_HOST):
         raise ValueError(f"{name}: got DLPack device {t.device.type}, expected CPU or CUDA")
     shape = tuple(t.shape[i] for i in range(t.ndim))
     strides = tuple(t.strides[i] for i in range(t.ndim)) if t.strides else _row_major(shape)
     cuda = t.device.type == _CUDA
-    return _core.View((t.data or 0) + t.byte_offset, _NAMES[kind],
-                      _lib.CUDA if cuda else _lib.CPU, t.device.id if cuda else 0, shape,
-                      strides), capsule
+    return (
+        _core.View(
+            (t.data or 0) + t.byte_offset,
+            _NAMES[kind],
+            _lib.CUDA if cuda else _lib.CPU,
+            t.device.id if cuda else 0,
+            shape,
+            strides,
+        ),
+        capsule,
+    )
 
 
 class Buffer:
@@ -90,8 +108,9 @@ class Buffer:
         self.address = (C.addressof(self._memory) + 63) & ~63
 
     def view(self) -> _core.View:
-        return _core.View(self.address, self.dtype, _lib.CPU, 0, self.shape,
-                          _row_major(self.shape))
+        return _core.View(
+            self.address, self.dtype, _lib.CPU, 0, self.shape, _row_major(self.shape)
+        )
 
     def __dlpack_device__(self):
         return (_CPU, 0)
@@ -103,8 +122,9 @@ class Buffer:
         strides = (C.c_int64 * rank)(*_row_major(self.shape))
         m = _Managed()
         key = C.addressof(m)
-        m.tensor = _Tensor(self.address, _Device(_CPU, 0), rank, _DataType(code, bits, 1), shape,
-                           strides, 0)
+        m.tensor = _Tensor(
+            self.address, _Device(_CPU, 0), rank, _DataType(code, bits, 1), shape, strides, 0
+        )
         m.deleter = _release
         _alive[key] = (m, shape, strides, self)
         return _new(key, b"dltensor", None)

@@ -11,12 +11,34 @@ import struct
 from pathlib import Path
 
 OK = 0
-STATUS = {10: "EINVAL", 20: "EPARSE", 21: "ETYPE", 22: "ELIMIT", 23: "EVALUE", 30: "ENOMEM",
-          40: "EBACKEND", 50: "EIO", 90: "EINTERNAL"}
+STATUS = {
+    10: "EINVAL",
+    20: "EPARSE",
+    21: "ETYPE",
+    22: "ELIMIT",
+    23: "EVALUE",
+    30: "ENOMEM",
+    40: "EBACKEND",
+    50: "EIO",
+    90: "EINTERNAL",
+}
 MASK, SCORE = 1, 2
 CPU, CUDA = 0, 1
-DTYPES = {"bool": 1, "u8": 2, "i8": 3, "u16": 4, "i16": 5, "u32": 6, "i32": 7, "u64": 8,
-          "i64": 9, "f16": 20, "bf16": 21, "f32": 22, "f64": 23}
+DTYPES = {
+    "bool": 1,
+    "u8": 2,
+    "i8": 3,
+    "u16": 4,
+    "i16": 5,
+    "u32": 6,
+    "i32": 7,
+    "u64": 8,
+    "i64": 9,
+    "f16": 20,
+    "bf16": 21,
+    "f32": 22,
+    "f64": 23,
+}
 MAX_RANK = 8
 
 
@@ -33,15 +55,26 @@ class BadValue(SaccadeError, ValueError):
 
 
 class Error(C.Structure):
-    _fields_ = [("status", C.c_int32), ("line", C.c_int32), ("column", C.c_int32),
-                ("where", C.c_char * 64), ("message", C.c_char * 448),
-                ("excerpt", (C.c_char * 96) * 2)]
+    _fields_ = [
+        ("status", C.c_int32),
+        ("line", C.c_int32),
+        ("column", C.c_int32),
+        ("where", C.c_char * 64),
+        ("message", C.c_char * 448),
+        ("excerpt", (C.c_char * 96) * 2),
+    ]
 
 
 class Tensor(C.Structure):
-    _fields_ = [("data", C.c_void_p), ("dtype", C.c_int32), ("device_kind", C.c_int32),
-                ("device_index", C.c_int32), ("rank", C.c_int32),
-                ("shape", C.c_int64 * MAX_RANK), ("stride", C.c_int64 * MAX_RANK)]
+    _fields_ = [
+        ("data", C.c_void_p),
+        ("dtype", C.c_int32),
+        ("device_kind", C.c_int32),
+        ("device_index", C.c_int32),
+        ("rank", C.c_int32),
+        ("shape", C.c_int64 * MAX_RANK),
+        ("stride", C.c_int64 * MAX_RANK),
+    ]
 
 
 class Capture(C.Structure):
@@ -65,40 +98,82 @@ class ContextOptions(C.Structure):
 
 
 class BlockMaskOptions(C.Structure):
-    _fields_ = [("block_q", C.c_int32), ("block_kv", C.c_int32),
-                ("evaluation_budget", C.c_int64), ("reserved", C.c_uint8 * 48)]
+    _fields_ = [
+        ("block_q", C.c_int32),
+        ("block_kv", C.c_int32),
+        ("evaluation_budget", C.c_int64),
+        ("reserved", C.c_uint8 * 48),
+    ]
 
 
 class BlockMaskStats(C.Structure):
-    _fields_ = ([(n, C.c_int64) for n in ("blocks", "full", "partial", "proven", "evaluated",
-                                          "unknown", "evaluated_positions", "runs", "bytes")]
-                + [("seconds", C.c_double), ("sparsity", C.c_double)])
+    _fields_ = [
+        (n, C.c_int64)
+        for n in (
+            "blocks",
+            "full",
+            "partial",
+            "proven",
+            "evaluated",
+            "unknown",
+            "evaluated_positions",
+            "runs",
+            "bytes",
+        )
+    ] + [("seconds", C.c_double), ("sparsity", C.c_double)]
 
 
 class BlockIndices(C.Structure):
-    _fields_ = ([(n, C.c_int64) for n in ("B", "H", "rows", "columns")]
-                + [("block_q", C.c_int32), ("block_kv", C.c_int32)]
-                + [(n, C.c_void_p) for n in ("kv_num_blocks", "kv_indices",
-                                             "full_kv_num_blocks", "full_kv_indices")])
+    _fields_ = (
+        [(n, C.c_int64) for n in ("B", "H", "rows", "columns")]
+        + [("block_q", C.c_int32), ("block_kv", C.c_int32)]
+        + [
+            (n, C.c_void_p)
+            for n in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+        ]
+    )
 
 
 class Problem(C.Structure):
-    _fields_ = [("sizes", Sizes), ("dtype", C.c_int32), ("kv_dtype", C.c_int32),
-                ("scale", C.c_float), ("score", C.c_void_p), ("mask", C.c_void_p),
-                ("backend", C.c_char_p), ("arch", C.c_char_p), ("reserved", C.c_uint8 * 56)]
+    _fields_ = [
+        ("sizes", Sizes),
+        ("dtype", C.c_int32),
+        ("kv_dtype", C.c_int32),
+        ("scale", C.c_float),
+        ("score", C.c_void_p),
+        ("mask", C.c_void_p),
+        ("backend", C.c_char_p),
+        ("arch", C.c_char_p),
+        ("reserved", C.c_uint8 * 56),
+    ]
 
 
 class ForwardArgs(C.Structure):
-    _fields_ = [("q", Tensor), ("k", Tensor), ("v", Tensor), ("out", Tensor), ("lse", Tensor),
-                ("row_max", Tensor), ("positions", Positions), ("block_mask", C.c_void_p),
-                ("bindings", C.POINTER(Binding)), ("n_bindings", C.c_int32),
-                ("workspace", C.c_void_p), ("workspace_bytes", C.c_size_t),
-                ("stream", C.c_void_p), ("reserved", C.c_uint8 * 64)]
+    _fields_ = [
+        ("q", Tensor),
+        ("k", Tensor),
+        ("v", Tensor),
+        ("out", Tensor),
+        ("lse", Tensor),
+        ("row_max", Tensor),
+        ("positions", Positions),
+        ("block_mask", C.c_void_p),
+        ("bindings", C.POINTER(Binding)),
+        ("n_bindings", C.c_int32),
+        ("workspace", C.c_void_p),
+        ("workspace_bytes", C.c_size_t),
+        ("stream", C.c_void_p),
+        ("reserved", C.c_uint8 * 64),
+    ]
 
 
 class PreludeEntry(C.Structure):
-    _fields_ = [("name", C.c_char_p), ("signature", C.c_char_p), ("comment", C.c_char_p),
-                ("kind", C.c_int32)]
+    _fields_ = [
+        ("name", C.c_char_p),
+        ("signature", C.c_char_p),
+        ("comment", C.c_char_p),
+        ("kind", C.c_int32),
+    ]
 
 
 # One tensor as struct.pack sees it, for filling ForwardArgs without ctypes attribute costs.
@@ -123,8 +198,11 @@ def _load() -> C.CDLL:
             return C.CDLL(path)
         except OSError as reason:
             tried.append(f"{path} ({reason})")
-    raise ImportError("saccade: library not found, tried " + "; ".join(tried)
-                      + "; set SACCADE_LIBRARY to its path")
+    raise ImportError(
+        "saccade: library not found, tried "
+        + "; ".join(tried)
+        + "; set SACCADE_LIBRARY to its path"
+    )
 
 
 lib = _load()
@@ -151,20 +229,53 @@ _declare("mod_destroy", None, _P)
 _declare("prelude", C.POINTER(PreludeEntry), C.c_int32)
 _declare("context_create", _S, C.POINTER(ContextOptions), C.POINTER(_P), _E)
 _declare("context_destroy", None, _P)
-_declare("block_mask_create", _S, _P, _P, C.POINTER(Sizes), C.POINTER(Positions),
-         C.POINTER(Binding), C.c_int32, C.POINTER(BlockMaskOptions), C.POINTER(_P), _E)
-_declare("block_mask_import", _S, _P, C.POINTER(BlockIndices), _P, C.POINTER(Sizes),
-         C.POINTER(Positions), C.POINTER(Binding), C.c_int32, C.POINTER(_P), _E)
-_declare("block_mask_window", _S, _P, C.c_int64, C.c_int64, C.c_int64, C.c_int64,
-         C.POINTER(_P), _E)
+_declare(
+    "block_mask_create",
+    _S,
+    _P,
+    _P,
+    C.POINTER(Sizes),
+    C.POINTER(Positions),
+    C.POINTER(Binding),
+    C.c_int32,
+    C.POINTER(BlockMaskOptions),
+    C.POINTER(_P),
+    _E,
+)
+_declare(
+    "block_mask_import",
+    _S,
+    _P,
+    C.POINTER(BlockIndices),
+    _P,
+    C.POINTER(Sizes),
+    C.POINTER(Positions),
+    C.POINTER(Binding),
+    C.c_int32,
+    C.POINTER(_P),
+    _E,
+)
+_declare(
+    "block_mask_window", _S, _P, C.c_int64, C.c_int64, C.c_int64, C.c_int64, C.POINTER(_P), _E
+)
 _declare("block_mask_update", _S, _P, _E)
 _declare("block_mask_is_stale", C.c_int, _P)
 _declare("block_mask_mod", _P, _P)
 _declare("block_mask_get_stats", BlockMaskStats, _P)
 _declare("block_mask_export", _S, _P, C.c_int, C.POINTER(BlockIndices), _E)
 _declare("block_mask_to_dense", _S, _P, C.c_void_p, _E)
-_declare("block_mask_render", _S, _P, C.c_int64, C.c_int64, _S, C.c_int32, C.POINTER(_P),
-         C.POINTER(C.c_size_t), _E)
+_declare(
+    "block_mask_render",
+    _S,
+    _P,
+    C.c_int64,
+    C.c_int64,
+    _S,
+    C.c_int32,
+    C.POINTER(_P),
+    C.POINTER(C.c_size_t),
+    _E,
+)
 _declare("block_mask_destroy", None, _P)
 _declare("free", None, _P)
 _declare("plan_create", _S, _P, C.POINTER(Problem), C.POINTER(_P), _E)

@@ -1,8 +1,8 @@
 """FlexAttention's BlockMask over the C block mask.
 
-Made from a mod, a BlockMask holds the C object and shows index tensors only when asked; made from
-index tensors, or changed by hand, it is imported again on its next use. Slices and crops keep
-meaning what they meant: positions are mapped back before the mod sees them.
+Made from a mod, a BlockMask holds the C object and shows index tensors only when asked; made
+from index tensors, or changed by hand, it is imported again on its next use. Slices and crops
+keep meaning what they meant: positions are mapped back before the mod sees them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def or_masks(*mask_mods):
 def _combine(mods, join, empty):
     for m in mods:
         if not callable(m) and not isinstance(m, (str, AnyMod)):
-            raise RuntimeError(f"got a {type(m).__name__} as a mask, expected a callable or text")
+            raise RuntimeError(
+                f"got a {type(m).__name__} as a mask, expected a callable or text"
+            )
     callables = tuple(captured.callable_of(m) for m in mods)
 
     def combined(b, h, q_idx, kv_idx):
@@ -59,48 +61,87 @@ def _combine(mods, join, empty):
 class BlockMask:
     """Which blocks of [Q, KV] are live, and the mod inside PARTIAL ones.
 
-    kv_num_blocks [B, H, rows], kv_indices [B, H, rows, columns] list PARTIAL blocks of each block
-    row, full_kv_* the FULL ones, q_* and full_q_* the transposes; int32, on `device`. Entries past
-    the count are in order but mean nothing. B and H may be 1 (broadcast).
+    kv_num_blocks [B, H, rows], kv_indices [B, H, rows, columns] list PARTIAL blocks of each
+    block row, full_kv_* the FULL ones, q_* and full_q_* the transposes; int32, on `device`.
+    Entries past the count are in order but mean nothing. B and H may be 1 (broadcast).
     """
 
-    def __init__(self, seq_lengths, kv_num_blocks=None, kv_indices=None, full_kv_num_blocks=None,
-                 full_kv_indices=None, q_num_blocks=None, q_indices=None, full_q_num_blocks=None,
-                 full_q_indices=None, BLOCK_SIZE=_DEFAULT, mask_mod=None, *, _handle=None,
-                 _device="cpu"):
+    def __init__(
+        self,
+        seq_lengths,
+        kv_num_blocks=None,
+        kv_indices=None,
+        full_kv_num_blocks=None,
+        full_kv_indices=None,
+        q_num_blocks=None,
+        q_indices=None,
+        full_q_num_blocks=None,
+        full_q_indices=None,
+        BLOCK_SIZE=_DEFAULT,
+        mask_mod=None,
+        *,
+        _handle=None,
+        _device="cpu",
+    ):
         if (kv_num_blocks is None) != (kv_indices is None):
             raise AssertionError("kv_num_blocks and kv_indices: got one, expected both")
         if (full_kv_num_blocks is None) != (full_kv_indices is None):
-            raise AssertionError("full_kv_num_blocks and full_kv_indices: got one, expected both")
+            raise AssertionError(
+                "full_kv_num_blocks and full_kv_indices: got one, expected both"
+            )
         if kv_indices is not None and kv_indices.dim() < 2:
-            raise RuntimeError("kv_indices: got fewer than 2 dimensions, expected [.., rows, "
-                               "columns]")
+            raise RuntimeError(
+                "kv_indices: got fewer than 2 dimensions, expected [.., rows, " "columns]"
+            )
         self._handle, self._device = _handle, torch.device(_device)
         self._seq_lengths, self._mask_mod = tuple(seq_lengths), mask_mod or noop_mask
         self.BLOCK_SIZE = _pair(BLOCK_SIZE)
-        self._forward = None if kv_indices is None else (
-            kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices)
-        self._transpose = None if q_indices is None else (
-            q_num_blocks, q_indices, full_q_num_blocks, full_q_indices)
+        self._forward = (
+            None
+            if kv_indices is None
+            else (kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices)
+        )
+        self._transpose = (
+            None
+            if q_indices is None
+            else (q_num_blocks, q_indices, full_q_num_blocks, full_q_indices)
+        )
         self._dims = None
         self.number = next(_numbers)  # what stands for this mask in a compiled graph
         numbered[self.number] = self
         self.version = object()  # a new one whenever the mask is changed by hand
 
     @classmethod
-    def from_kv_blocks(cls, kv_num_blocks, kv_indices, full_kv_num_blocks=None,
-                       full_kv_indices=None, BLOCK_SIZE=_DEFAULT, mask_mod=None,
-                       seq_lengths=None, compute_q_blocks=True):
+    def from_kv_blocks(
+        cls,
+        kv_num_blocks,
+        kv_indices,
+        full_kv_num_blocks=None,
+        full_kv_indices=None,
+        BLOCK_SIZE=_DEFAULT,
+        mask_mod=None,
+        seq_lengths=None,
+        compute_q_blocks=True,
+    ):
         """From index tensors. seq_lengths defaults to whole blocks; transposes are made when
         asked for (compute_q_blocks is accepted for compatibility)."""
         if kv_indices.dim() < 2:
-            raise RuntimeError("kv_indices: got fewer than 2 dimensions, expected [.., rows, "
-                               "columns]")
+            raise RuntimeError(
+                "kv_indices: got fewer than 2 dimensions, expected [.., rows, " "columns]"
+            )
         block = _pair(BLOCK_SIZE)
         if seq_lengths is None:
             seq_lengths = (kv_indices.shape[-2] * block[0], kv_indices.shape[-1] * block[1])
-        return cls(seq_lengths, kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices,
-                   BLOCK_SIZE=block, mask_mod=mask_mod, _device=kv_indices.device)
+        return cls(
+            seq_lengths,
+            kv_num_blocks,
+            kv_indices,
+            full_kv_num_blocks,
+            full_kv_indices,
+            BLOCK_SIZE=block,
+            mask_mod=mask_mod,
+            _device=kv_indices.device,
+        )
 
     # ---- the C object ----
 
@@ -120,13 +161,19 @@ class BlockMask:
         return self._handle
 
     def _import(self):
-        num, idx, fnum, fidx = [None if t is None else t.to("cpu", torch.int32).contiguous()
-                                for t in self._forward]
+        num, idx, fnum, fidx = [
+            None if t is None else t.to("cpu", torch.int32).contiguous() for t in self._forward
+        ]
         num, idx = num.expand(idx.shape[:-1]).contiguous(), idx
         lead = (1,) * (4 - idx.dim()) + tuple(idx.shape)
-        i = _lib.BlockIndices(*lead, *self.BLOCK_SIZE, num.data_ptr(), idx.data_ptr(),
-                              fnum.data_ptr() if fnum is not None else None,
-                              fidx.data_ptr() if fidx is not None else None)
+        i = _lib.BlockIndices(
+            *lead,
+            *self.BLOCK_SIZE,
+            num.data_ptr(),
+            idx.data_ptr(),
+            fnum.data_ptr() if fnum is not None else None,
+            fidx.data_ptr() if fidx is not None else None,
+        )
         mod, views, keep = (None, [], None)
         if self._mask_mod is not noop_mask:
             mod, views, keep = resolve(self._mask_mod, "mask", "cpu")
@@ -140,10 +187,13 @@ class BlockMask:
         if shape_only:
             return i
         rows = (i.B, i.H, i.rows)
-        made = [torch.zeros(rows if k % 2 == 0 else rows + (i.columns,), dtype=torch.int32)
-                for k in range(4)]
-        for name, t in zip(("kv_num_blocks", "kv_indices", "full_kv_num_blocks",
-                            "full_kv_indices"), made):
+        made = [
+            torch.zeros(rows if k % 2 == 0 else rows + (i.columns,), dtype=torch.int32)
+            for k in range(4)
+        ]
+        for name, t in zip(
+            ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"), made
+        ):
             setattr(i, name, t.data_ptr())
         _lib.call("block_mask_export", h, int(transposed), C.byref(i))
         return tuple(t.to(self._device) for t in made)
@@ -209,11 +259,18 @@ class BlockMask:
 
     def to(self, device):
         """The same mask with its index tensors on another device."""
-        made = BlockMask(self._seq_lengths, BLOCK_SIZE=self.BLOCK_SIZE, mask_mod=self._mask_mod,
-                         _handle=self._handle, _device=device)
+        made = BlockMask(
+            self._seq_lengths,
+            BLOCK_SIZE=self.BLOCK_SIZE,
+            mask_mod=self._mask_mod,
+            _handle=self._handle,
+            _device=device,
+        )
         for name in ("_forward", "_transpose"):
             lists = getattr(self, name)
-            setattr(made, name, lists and tuple(t if t is None else t.to(device) for t in lists))
+            setattr(
+                made, name, lists and tuple(t if t is None else t.to(device) for t in lists)
+            )
         return made
 
     def to_dense(self) -> torch.Tensor:
@@ -227,30 +284,44 @@ class BlockMask:
         columns = grid_size[1] if not isinstance(grid_size, int) else grid_size
         B, H = self._dimensions()
         width = 0 if columns == -1 else max(8, 2 * columns)
-        pictures = [f"({b}, {h})\n" + self.handle().render(b, h, 1, width).decode()
-                    for b in range(B) for h in range(H)][:limit]
+        pictures = [
+            f"({b}, {h})\n" + self.handle().render(b, h, 1, width).decode()
+            for b in range(B)
+            for h in range(H)
+        ][:limit]
         if B * H > limit:
             pictures.append(f"... {B * H - limit} more")
         return "\n".join(pictures)
 
     def __str__(self):
-        return (f"BlockMask(shape={self.shape}, sparsity={self.sparsity():.2f}%,\n"
-                + self.to_string() + ")")
+        return (
+            f"BlockMask(shape={self.shape}, sparsity={self.sparsity():.2f}%,\n"
+            + self.to_string()
+            + ")"
+        )
 
     def __repr__(self):
-        return (f"BlockMask(shape={self.shape}, BLOCK_SIZE={self.BLOCK_SIZE}, "
-                f"sparsity={self.sparsity():.2f}%, device={self._device})")
+        return (
+            f"BlockMask(shape={self.shape}, BLOCK_SIZE={self.BLOCK_SIZE}, "
+            f"sparsity={self.sparsity():.2f}%, device={self._device})"
+        )
 
     # ---- slices and crops ----
 
     def _adjust(self, new_q_len: int, new_kv_len: int) -> "BlockMask":
         """The upper-left [new_q_len, new_kv_len] of this mask; longer lengths grow it."""
         made = self.handle().window(0, new_q_len, 0, new_kv_len)
-        return BlockMask((new_q_len, new_kv_len), BLOCK_SIZE=self.BLOCK_SIZE,
-                         mask_mod=self._mask_mod, _handle=made, _device=self._device)
+        return BlockMask(
+            (new_q_len, new_kv_len),
+            BLOCK_SIZE=self.BLOCK_SIZE,
+            mask_mod=self._mask_mod,
+            _handle=made,
+            _device=self._device,
+        )
 
     def __getitem__(self, index) -> "BlockMask":
-        """Picks batches, heads and rows of blocks; the mod goes on seeing original positions."""
+        """Picks batches, heads and rows of blocks; the mod goes on seeing original
+        positions."""
         index = index if isinstance(index, tuple) else (index,)
         if len(index) > 3:
             raise IndexError(f"got {len(index)} indices, expected at most 3: batch, head, row")
@@ -261,7 +332,9 @@ class BlockMask:
             if isinstance(x, int):
                 n = idx.shape[axis]
                 if not -n <= x < n:
-                    raise IndexError(f"got index {x} in dimension {axis}, expected {-n} to {n - 1}")
+                    raise IndexError(
+                        f"got index {x} in dimension {axis}, expected {-n} to {n - 1}"
+                    )
                 x = slice(x % n, x % n + 1)
             maps[axis] = maps[axis][x.cpu() if isinstance(x, torch.Tensor) else x]
 
@@ -272,13 +345,22 @@ class BlockMask:
 
         rows, block = maps[2], self.BLOCK_SIZE[0]
         Q = sum(min(block, self._seq_lengths[0] - int(r) * block) for r in rows)
-        return BlockMask((Q, self._seq_lengths[1]), pick(num), pick(idx), pick(fnum), pick(fidx),
-                         BLOCK_SIZE=self.BLOCK_SIZE, _device=self._device,
-                         mask_mod=self._moved(maps, idx.shape))
+        return BlockMask(
+            (Q, self._seq_lengths[1]),
+            pick(num),
+            pick(idx),
+            pick(fnum),
+            pick(fidx),
+            BLOCK_SIZE=self.BLOCK_SIZE,
+            _device=self._device,
+            mask_mod=self._moved(maps, idx.shape),
+        )
 
     def _moved(self, maps, shape):
-        moves = [None if m.numel() == n and bool((m == torch.arange(n)).all())
-                 else m.to(torch.int32) for m, n in zip(maps, shape)]
+        moves = [
+            None if m.numel() == n and bool((m == torch.arange(n)).all()) else m.to(torch.int32)
+            for m, n in zip(maps, shape)
+        ]
         if all(m is None for m in moves):
             return self._mask_mod
         inner, block = captured.callable_of(self._mask_mod), self.BLOCK_SIZE[0]
@@ -294,15 +376,22 @@ class BlockMask:
 
     def __reduce__(self):
         lists = tuple(None if t is None else t.cpu() for t in self._lists(False))
-        return (_unpickle, (self._seq_lengths, lists, self.BLOCK_SIZE, self._mask_mod,
-                            str(self._device)))
+        return (
+            _unpickle,
+            (self._seq_lengths, lists, self.BLOCK_SIZE, self._mask_mod, str(self._device)),
+        )
 
 
 def _unpickle(lengths, lists, block, mask_mod, device):
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         device = "cpu"
-    return BlockMask(lengths, *(None if t is None else t.to(device) for t in lists),
-                     BLOCK_SIZE=block, mask_mod=mask_mod, _device=device)
+    return BlockMask(
+        lengths,
+        *(None if t is None else t.to(device) for t in lists),
+        BLOCK_SIZE=block,
+        mask_mod=mask_mod,
+        _device=device,
+    )
 
 
 def _dense(num, idx):
@@ -313,9 +402,17 @@ def _dense(num, idx):
     return dense[..., :columns].contiguous()
 
 
-def create_block_mask(mask_mod, B: int | None, H: int | None, Q_LEN: int, KV_LEN: int,
-                      device=None, BLOCK_SIZE: int | tuple[int, int] = _DEFAULT,
-                      _compile: bool = False, separate_full_blocks: bool = True) -> BlockMask:
+def create_block_mask(
+    mask_mod,
+    B: int | None,
+    H: int | None,
+    Q_LEN: int,
+    KV_LEN: int,
+    device=None,
+    BLOCK_SIZE: int | tuple[int, int] = _DEFAULT,
+    _compile: bool = False,
+    separate_full_blocks: bool = True,
+) -> BlockMask:
     """Proves which blocks are live; time and memory follow the boundary, not Q_LEN x KV_LEN.
 
     mask_mod: callable (b, h, q_idx, kv_idx) -> bool, language text, or a saccade mask.
@@ -329,8 +426,9 @@ def create_block_mask(mask_mod, B: int | None, H: int | None, Q_LEN: int, KV_LEN
     sizes = (B or 1, H or 1, H or 1, Q_LEN, KV_LEN, 1, 1)
     handle = _core.block_mask_create(mod, views, sizes, *block, keep)
     device = device if device is not None else torch.get_default_device()
-    made = BlockMask((Q_LEN, KV_LEN), BLOCK_SIZE=block, mask_mod=mask_mod, _handle=handle,
-                     _device=device)
+    made = BlockMask(
+        (Q_LEN, KV_LEN), BLOCK_SIZE=block, mask_mod=mask_mod, _handle=handle, _device=device
+    )
     made._dims = (B or 1, H or 1)
     return made if separate_full_blocks else _all_partial(made)
 
@@ -339,12 +437,19 @@ def _all_partial(mask):
     dense = mask.to_dense()
     num = dense.sum(-1, dtype=torch.int32)
     idx = torch.argsort(dense, dim=-1, descending=True, stable=True).to(torch.int32)
-    return BlockMask(mask.seq_lengths, num, idx, BLOCK_SIZE=mask.BLOCK_SIZE,
-                     mask_mod=mask.mask_mod, _device=mask.device)
+    return BlockMask(
+        mask.seq_lengths,
+        num,
+        idx,
+        BLOCK_SIZE=mask.BLOCK_SIZE,
+        mask_mod=mask.mask_mod,
+        _device=mask.device,
+    )
 
 
-def create_mask(mod_fn, B: int | None, H: int | None, Q_LEN: int, KV_LEN: int,
-                device=None) -> torch.Tensor:
+def create_mask(
+    mod_fn, B: int | None, H: int | None, Q_LEN: int, KV_LEN: int, device=None
+) -> torch.Tensor:
     """Dense bool [B, H, Q_LEN, KV_LEN]. A score mod is live where it does not give -inf."""
     kind = captured.kind_of(mod_fn)
     if kind == "score":

@@ -10,9 +10,18 @@ import torch
 
 from . import _callables, _core, _lib, _trace
 
-_DTYPES = {torch.bool: "bool", torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16",
-           torch.int32: "i32", torch.int64: "i64", torch.float16: "f16",
-           torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
+_DTYPES = {
+    torch.bool: "bool",
+    torch.uint8: "u8",
+    torch.int8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+}
 for _name in ("uint16", "uint32", "uint64"):
     if hasattr(torch, _name):
         _DTYPES[getattr(torch, _name)] = "u" + _name[4:]
@@ -29,8 +38,14 @@ def dtype_name(t: torch.Tensor) -> str:
 def view(t: torch.Tensor) -> _core.View:
     """A C view of a tensor; the tensor must outlive it."""
     cuda = t.is_cuda
-    return _core.View(t.data_ptr(), dtype_name(t), int(cuda), t.get_device() if cuda else 0,
-                      tuple(t.shape), tuple(t.stride()))
+    return _core.View(
+        t.data_ptr(),
+        dtype_name(t),
+        int(cuda),
+        t.get_device() if cuda else 0,
+        tuple(t.shape),
+        tuple(t.stride()),
+    )
 
 
 class AnyMod:
@@ -60,11 +75,15 @@ class captured:
     def kind_of(mod) -> str:
         if isinstance(mod, AnyMod):
             return mod.kind
-        names = [p for p in inspect.signature(mod).parameters.values()
-                 if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-                 and p.default is p.empty]
+        names = [
+            p
+            for p in inspect.signature(mod).parameters.values()
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+        ]
         if len(names) not in (4, 5):
-            raise ValueError(f"got a mod of {len(names)} arguments, expected 4 (mask) or 5 (score)")
+            raise ValueError(
+                f"got a mod of {len(names)} arguments, expected 4 (mask) or 5 (score)"
+            )
         return "score" if len(names) == 5 else "mask"
 
     @staticmethod
@@ -83,7 +102,9 @@ def _inline(text, captures, *values):
     tracer = next(v.tracer for v in values if isinstance(v, _trace.Traced))
     kind = "mask" if len(values) == 4 else "score"
     free = _core.free_names(_KINDS[kind], text)
-    return tracer.inline(text, free, captures, dict(zip(names, map(tracer.value, values))), kind)
+    return tracer.inline(
+        text, free, captures, dict(zip(names, map(tracer.value, values))), kind
+    )
 
 
 _NUMBER = {int: torch.int32, float: torch.float32, bool: torch.bool}
@@ -120,7 +141,9 @@ def text_and_values(mod, kind):
             raise ValueError(f"got a {mod.kind}, expected a {kind}")
         return mod.text, list(mod.captures), list(mod.captures.values())
     if not callable(mod):
-        raise TypeError(f"got a {type(mod).__name__} as {kind}_mod, expected a callable or text")
+        raise TypeError(
+            f"got a {type(mod).__name__} as {kind}_mod, expected a callable or text"
+        )
     found, values = _callables.trace(mod, kind)
     return found.text, found.names, values
 
@@ -141,7 +164,8 @@ def _check_int32(name, t):
 
 
 class Watch:
-    """Whether a callable still is what it was: its closure cells and used globals, by identity."""
+    """Whether a callable still is what it was: its closure cells and used globals, by
+    identity."""
 
     def __init__(self, mod):
         self.mod = weakref.ref(mod) if callable(mod) else None

@@ -27,8 +27,10 @@ class NeedsConstant(TraceError):
 
 def _user_line() -> str:
     frame = sys._getframe(1)
-    while frame and (frame.f_code.co_filename.startswith(_PACKAGE)
-                     or "/torch/" in frame.f_code.co_filename.replace("\\", "/")):
+    while frame and (
+        frame.f_code.co_filename.startswith(_PACKAGE)
+        or "/torch/" in frame.f_code.co_filename.replace("\\", "/")
+    ):
         frame = frame.f_back
     if not frame:
         return ""
@@ -88,7 +90,8 @@ class Tracer:
         self.definitions.append(f"{kind} {name}({', '.join(params)}) = {{ {moved} {text} }};")
         given = [v.name for v in indices.values()] + [
             self.value(captures[n]).name if rank == 0 else self.capture(captures[n])
-            for n, rank in free]
+            for n, rank in free
+        ]
         return self.local(f"{name}({', '.join(given)})", "bool" if kind == "mask" else "float")
 
     def text(self, result: "Traced") -> str:
@@ -115,8 +118,10 @@ class Tracer:
             if all(n == 1 for n in x.shape):
                 zeros = ", ".join("0" for _ in x.shape)
                 return self.local(f"{self.capture(x)}[{zeros}]", tensor_type(x))
-            fail(f"got a whole captured tensor of shape {tuple(x.shape)}, expected one element: "
-                 "index it with b, h, q_idx or kv_idx")
+            fail(
+                f"got a whole captured tensor of shape {tuple(x.shape)}, expected one element: "
+                "index it with b, h, q_idx or kv_idx"
+            )
         if isinstance(x, Rows):
             fail(f"got a captured tensor with {x.rank} index(es) missing, expected one element")
         fail(f"got a {type(x).__name__}, expected a number, a tensor element or a traced value")
@@ -133,6 +138,7 @@ def _float_text(x: float) -> str:
 
 
 # ---- operations: each takes a Tracer and Traced operands ----
+
 
 def _as(t: Tracer, x: "Traced", type: str) -> "Traced":
     if x.type == type:
@@ -157,6 +163,7 @@ def _arith(symbol):
         (x, y), type = _promote(t, (x, y), "int")
         nonneg = x.nonneg and y.nonneg and symbol in "+*"
         return t.local(f"({x.name} {symbol} {y.name})", type, nonneg)
+
     return op
 
 
@@ -166,6 +173,7 @@ def _compare(symbol):
         if not (both_bool and symbol in ("==", "!=")):
             (x, y), _ = _promote(t, (x, y), "int")
         return t.local(f"({x.name} {symbol} {y.name})", "bool")
+
     return op
 
 
@@ -176,12 +184,14 @@ def _bitwise(symbol, logical):
             fail(f"got a float with {symbol}, expected bool or int")
         word = logical if type == "bool" else symbol
         return t.local(f"({x.name} {word} {y.name})", type, x.nonneg and y.nonneg)
+
     return op
 
 
 def _logical(word):
     def op(t, x, y):
         return t.local(f"({_as(t, x, 'bool').name} {word} {_as(t, y, 'bool').name})", "bool")
+
     return op
 
 
@@ -189,8 +199,12 @@ def _shift(symbol):
     def op(t, x, y):
         if "float" in (x.type, y.type):
             fail(f"got a float with {symbol}, expected int")
-        return t.local(f"({_as(t, x, 'int').name} {symbol} {_as(t, y, 'int').name})", "int",
-                       x.nonneg and symbol == ">>")
+        return t.local(
+            f"({_as(t, x, 'int').name} {symbol} {_as(t, y, 'int').name})",
+            "int",
+            x.nonneg and symbol == ">>",
+        )
+
     return op
 
 
@@ -226,22 +240,28 @@ def _divide(t, x, y, *, rounding_mode=None):
     if rounding_mode == "floor":
         return _floor_divide(t, x, y)
     (x, y), type = _promote(t, (x, y), "int")
-    return (t.local(f"({x.name} / {y.name})", "int") if type == "int"
-            else _call("trunc")(t, _true_divide(t, x, y)))
+    return (
+        t.local(f"({x.name} / {y.name})", "int")
+        if type == "int"
+        else _call("trunc")(t, _true_divide(t, x, y))
+    )
 
 
 def _call(name, integer=False):
     """A function of one argument; keeps int where `integer`."""
+
     def op(t, x):
         if integer and x.type != "float":
             return t.local(f"{name}({_as(t, x, 'int').name})", "int", name == "abs")
         return t.local(f"{name}({_as(t, x, 'float').name})", "float")
+
     return op
 
 
 def _rounding(name):
     def op(t, x):
         return x if x.type == "int" else _call(name)(t, x)
+
     return op
 
 
@@ -251,8 +271,11 @@ def _round(t, x):
         return x
     x = _as(t, x, "float")
     near = t.local(f"round({x.name})", "float")
-    half = t.local(f"(abs({x.name} - trunc({x.name})) == 0.5 && "
-                   f"abs({near.name} - 2.0 * trunc({near.name} / 2.0)) == 1.0)", "bool")
+    half = t.local(
+        f"(abs({x.name} - trunc({x.name})) == 0.5 && "
+        f"abs({near.name} - 2.0 * trunc({near.name} / 2.0)) == 1.0)",
+        "bool",
+    )
     return t.local(f"({half.name} ? trunc({x.name}) : {near.name})", "float")
 
 
@@ -268,6 +291,7 @@ def _extreme(name):
         elif x.constant is not None:
             nan = f"{name}({x.name}, {y.name})"
         return t.local(nan, type)
+
     return op
 
 
@@ -311,8 +335,10 @@ def _pow(t, x, y):
 
 def _pointwise(text):
     """A float formula in {x}."""
+
     def op(t, x):
         return t.local(text.format(x=_as(t, x, "float").name), "float")
+
     return op
 
 
@@ -341,11 +367,13 @@ def _to(t, x, *arguments, **options):
 
 def _filled(number):
     """new_ones, zeros_like and their kin: a constant of the wanted type."""
+
     def op(t, x, *_, dtype=None, **__):
         name = str(dtype).rsplit(".", 1)[-1] if dtype is not None else x.type
         if name == "bool":
             return t.value(bool(number))
         return t.value(int(number) if "int" in name else float(number))
+
     return op
 
 
@@ -355,46 +383,114 @@ def _full(t, x, *arguments, fill_value=None, **_):
 
 
 _BINARY = {
-    "add": _arith("+"), "sub": _arith("-"), "subtract": _arith("-"), "mul": _arith("*"),
-    "multiply": _arith("*"), "true_divide": _true_divide, "truediv": _true_divide,
-    "floor_divide": _floor_divide, "floordiv": _floor_divide, "remainder": _remainder,
-    "mod": _remainder, "pow": _pow, "lt": _compare("<"), "le": _compare("<="),
-    "gt": _compare(">"), "ge": _compare(">="), "eq": _compare("=="), "ne": _compare("!="),
-    "less": _compare("<"), "less_equal": _compare("<="), "greater": _compare(">"),
-    "greater_equal": _compare(">="), "not_equal": _compare("!="),
-    "and": _bitwise("&", "&&"), "or": _bitwise("|", "||"), "xor": _bitwise("^", "!="),
-    "bitwise_and": _bitwise("&", "&&"), "bitwise_or": _bitwise("|", "||"),
-    "bitwise_xor": _bitwise("^", "!="), "logical_and": _logical("&&"),
-    "logical_or": _logical("||"), "logical_xor": _logical("!="),
-    "lshift": _shift("<<"), "rshift": _shift(">>"), "bitwise_left_shift": _shift("<<"),
-    "bitwise_right_shift": _shift(">>"), "minimum": _extreme("min"),
-    "maximum": _extreme("max"), "min": _extreme("min"), "max": _extreme("max"),
+    "add": _arith("+"),
+    "sub": _arith("-"),
+    "subtract": _arith("-"),
+    "mul": _arith("*"),
+    "multiply": _arith("*"),
+    "true_divide": _true_divide,
+    "truediv": _true_divide,
+    "floor_divide": _floor_divide,
+    "floordiv": _floor_divide,
+    "remainder": _remainder,
+    "mod": _remainder,
+    "pow": _pow,
+    "lt": _compare("<"),
+    "le": _compare("<="),
+    "gt": _compare(">"),
+    "ge": _compare(">="),
+    "eq": _compare("=="),
+    "ne": _compare("!="),
+    "less": _compare("<"),
+    "less_equal": _compare("<="),
+    "greater": _compare(">"),
+    "greater_equal": _compare(">="),
+    "not_equal": _compare("!="),
+    "and": _bitwise("&", "&&"),
+    "or": _bitwise("|", "||"),
+    "xor": _bitwise("^", "!="),
+    "bitwise_and": _bitwise("&", "&&"),
+    "bitwise_or": _bitwise("|", "||"),
+    "bitwise_xor": _bitwise("^", "!="),
+    "logical_and": _logical("&&"),
+    "logical_or": _logical("||"),
+    "logical_xor": _logical("!="),
+    "lshift": _shift("<<"),
+    "rshift": _shift(">>"),
+    "bitwise_left_shift": _shift("<<"),
+    "bitwise_right_shift": _shift(">>"),
+    "minimum": _extreme("min"),
+    "maximum": _extreme("max"),
+    "min": _extreme("min"),
+    "max": _extreme("max"),
 }
 _UNARY = {
-    "neg": _neg, "negative": _neg, "invert": _invert, "bitwise_not": _invert,
-    "logical_not": _logical_not, "abs": _call("abs", integer=True),
-    "absolute": _call("abs", integer=True), "floor": _rounding("floor"),
-    "ceil": _rounding("ceil"), "trunc": _rounding("trunc"), "round": _round,
-    "isnan": _is_nan, "relu": _pointwise("max(0.0, {x})"),
-    "silu": _pointwise("({x} * sigmoid({x}))"), "square": lambda t, x: _arith("*")(t, x, x),
+    "neg": _neg,
+    "negative": _neg,
+    "invert": _invert,
+    "bitwise_not": _invert,
+    "logical_not": _logical_not,
+    "abs": _call("abs", integer=True),
+    "absolute": _call("abs", integer=True),
+    "floor": _rounding("floor"),
+    "ceil": _rounding("ceil"),
+    "trunc": _rounding("trunc"),
+    "round": _round,
+    "isnan": _is_nan,
+    "relu": _pointwise("max(0.0, {x})"),
+    "silu": _pointwise("({x} * sigmoid({x}))"),
+    "square": lambda t, x: _arith("*")(t, x, x),
     "reciprocal": lambda t, x: _true_divide(t, t.value(1.0), x),
-    "expm1": _pointwise("(exp({x}) - 1.0)"), "log1p": _pointwise("log(1.0 + {x})"),
+    "expm1": _pointwise("(exp({x}) - 1.0)"),
+    "log1p": _pointwise("log(1.0 + {x})"),
     "softplus": _pointwise("({x} > 20.0 ? {x} : log(1.0 + exp({x})))"),
     "log10": _pointwise("(log({x}) * 0.4342944819032518)"),
-    "float": lambda t, x: _as(t, x, "float"), "int": lambda t, x: _as(t, x, "int"),
-    "long": lambda t, x: _as(t, x, "int"), "bool": lambda t, x: _as(t, x, "bool"),
-    "double": lambda t, x: _as(t, x, "float"), "half": lambda t, x: _as(t, x, "float"),
+    "float": lambda t, x: _as(t, x, "float"),
+    "int": lambda t, x: _as(t, x, "int"),
+    "long": lambda t, x: _as(t, x, "int"),
+    "bool": lambda t, x: _as(t, x, "bool"),
+    "double": lambda t, x: _as(t, x, "float"),
+    "half": lambda t, x: _as(t, x, "float"),
 }
-for _name in ("sqrt", "rsqrt", "exp", "exp2", "log", "log2", "sin", "cos", "tan", "tanh",
-              "sigmoid", "erf"):
+for _name in (
+    "sqrt",
+    "rsqrt",
+    "exp",
+    "exp2",
+    "log",
+    "log2",
+    "sin",
+    "cos",
+    "tan",
+    "tanh",
+    "sigmoid",
+    "erf",
+):
     _UNARY[_name] = _call(_name)
-_OTHER = {"where": _where, "div": _divide, "divide": _divide, "clamp": _clamp, "clip": _clamp,
-          "clamp_min": lambda t, x, min: _clamp(t, x, min=min),
-          "clamp_max": lambda t, x, max: _clamp(t, x, max=max), "to": _to, "type": _to,
-          "new_ones": _filled(1), "new_zeros": _filled(0), "ones_like": _filled(1),
-          "zeros_like": _filled(0), "full_like": _full, "new_full": _full, "new_tensor": _full,
-          "clone": _identity, "detach": _identity, "contiguous": _identity, "view": _identity,
-          "reshape": _identity, "squeeze": _identity}
+_OTHER = {
+    "where": _where,
+    "div": _divide,
+    "divide": _divide,
+    "clamp": _clamp,
+    "clip": _clamp,
+    "clamp_min": lambda t, x, min: _clamp(t, x, min=min),
+    "clamp_max": lambda t, x, max: _clamp(t, x, max=max),
+    "to": _to,
+    "type": _to,
+    "new_ones": _filled(1),
+    "new_zeros": _filled(0),
+    "ones_like": _filled(1),
+    "zeros_like": _filled(0),
+    "full_like": _full,
+    "new_full": _full,
+    "new_tensor": _full,
+    "clone": _identity,
+    "detach": _identity,
+    "contiguous": _identity,
+    "view": _identity,
+    "reshape": _identity,
+    "squeeze": _identity,
+}
 
 
 def _operator(name):
@@ -420,21 +516,35 @@ def apply(tracer: Tracer, name: str, arguments, options):
     if any(isinstance(a, (Rows, Vector)) for a in arguments):
         return _vector_call(tracer, name, found, arguments, options)
     if found is None:
-        fail(f"got torch.{name.strip('_')}, which has no meaning for one score; expected "
-             "arithmetic, comparisons, torch.where and other pointwise functions")
+        fail(
+            f"got torch.{name.strip('_')}, which has no meaning for one score; expected "
+            "arithmetic, comparisons, torch.where and other pointwise functions"
+        )
     handler, arity, swap = found
     if name.endswith("_") and not name.endswith("__"):
         fail(f"got {name}, which changes its argument; write {name[:-1]} and use its result")
-    options = {k: v for k, v in options.items()
-               if k in ("min", "max", "rounding_mode", "dtype", "fill_value", "alpha")
-               and v is not None}
+    options = {
+        k: v
+        for k, v in options.items()
+        if k in ("min", "max", "rounding_mode", "dtype", "fill_value", "alpha")
+        and v is not None
+    }
     if arity == 2 and options.pop("alpha", 1) != 1:
         fail("got alpha, expected a plain sum")
     keep = ("min", "max") if handler is _clamp else ()
-    values = [tracer.value(a) if not (a is None or str(a).startswith("torch.")
-                                      or isinstance(a, (str, tuple, list))
-                                      or (keep and i > 0)) else a
-              for i, a in enumerate(arguments)]
+    values = [
+        (
+            tracer.value(a)
+            if not (
+                a is None
+                or str(a).startswith("torch.")
+                or isinstance(a, (str, tuple, list))
+                or (keep and i > 0)
+            )
+            else a
+        )
+        for i, a in enumerate(arguments)
+    ]
     if arity == 2 and len(values) == 1:
         fail(f"got {name} of one value, expected two")
     if swap:
@@ -446,6 +556,7 @@ def apply(tracer: Tracer, name: str, arguments, options):
 
 
 # ---- captured tensors ----
+
 
 class Rows:
     """A captured tensor with its first indices given and some still missing."""
@@ -459,7 +570,7 @@ class Rows:
 
     @property
     def shape(self):
-        return self.tensor.shape[len(self.indices):]
+        return self.tensor.shape[len(self.indices) :]
 
     dtype = property(lambda self: self.tensor.dtype)
 
@@ -468,8 +579,10 @@ class Rows:
 
     def elements(self) -> "Vector":
         if self.rank != 1 or self.shape[0] > MAX_VECTOR:
-            fail(f"got a captured slice of shape {tuple(self.shape)}, expected one element or a "
-                 f"row of at most {MAX_VECTOR}")
+            fail(
+                f"got a captured slice of shape {tuple(self.shape)}, expected one element or a "
+                f"row of at most {MAX_VECTOR}"
+            )
         self.tracer.uses_shapes = True
         return Vector(self.tracer, [self[i] for i in range(self.shape[0])])
 
@@ -526,8 +639,19 @@ class Vector:
         return lambda *a, **o: _vector_call(self.tracer, name, found, (self, *a), o)
 
 
-_REDUCTIONS = {"sum", "any", "all", "mean", "amax", "amin", "norm", "dot", "vector_norm", "vdot",
-               "inner"}
+_REDUCTIONS = {
+    "sum",
+    "any",
+    "all",
+    "mean",
+    "amax",
+    "amin",
+    "norm",
+    "dot",
+    "vector_norm",
+    "vdot",
+    "inner",
+}
 
 
 def _vector_call(tracer, name, found, arguments, options):
@@ -541,9 +665,18 @@ def _vector_call(tracer, name, found, arguments, options):
     lengths = {len(p.items) for p in parts if isinstance(p, Vector)}
     if len(lengths) != 1:
         fail(f"got captured rows of lengths {sorted(lengths)}, expected one length")
-    return Vector(tracer, [
-        apply(tracer, name, [p.items[i] if isinstance(p, Vector) else p for p in parts], options)
-        for i in range(lengths.pop())])
+    return Vector(
+        tracer,
+        [
+            apply(
+                tracer,
+                name,
+                [p.items[i] if isinstance(p, Vector) else p for p in parts],
+                options,
+            )
+            for i in range(lengths.pop())
+        ],
+    )
 
 
 def _one_index(tracer, tensor, dim, index) -> str:
@@ -561,8 +694,10 @@ def _one_index(tracer, tensor, dim, index) -> str:
             fail(f"got index {index} in dimension {dim}, expected {-size} to {size - 1}")
         tracer.uses_shapes |= index < 0
         return str(index % size)
-    fail(f"got a {type(index).__name__} as an index, expected b, h, q_idx, kv_idx or an integer "
-         "made from them")
+    fail(
+        f"got a {type(index).__name__} as an index, expected b, h, q_idx, kv_idx or an integer "
+        "made from them"
+    )
 
 
 def _index(tracer, tensor, index):
@@ -573,22 +708,27 @@ def _index(tracer, tensor, index):
     if isinstance(tensor, Vector):
         fail("got an index on a computed row, expected one on the captured tensor")
     if any(i is Ellipsis or i is None or isinstance(i, slice) for i in index):
-        whole = all(i is Ellipsis or i == slice(None) for i in index[len(index) - 1:])
-        if not whole or any(i is Ellipsis or i is None or isinstance(i, slice)
-                            for i in index[:-1]):
+        whole = all(i is Ellipsis or i == slice(None) for i in index[len(index) - 1 :])
+        if not whole or any(
+            i is Ellipsis or i is None or isinstance(i, slice) for i in index[:-1]
+        ):
             fail("got a slice or None as an index, expected integers")
         index = index[:-1]
     if len(given) + len(index) > len(base.shape):
-        fail(f"got {len(given) + len(index)} indices, expected {len(base.shape)} for a captured "
-             f"tensor of shape {tuple(base.shape)}")
-    names = given + tuple(_one_index(tracer, base, len(given) + i, x)
-                          for i, x in enumerate(index))
+        fail(
+            f"got {len(given) + len(index)} indices, expected {len(base.shape)} for a captured "
+            f"tensor of shape {tuple(base.shape)}"
+        )
+    names = given + tuple(
+        _one_index(tracer, base, len(given) + i, x) for i, x in enumerate(index)
+    )
     if len(names) < len(base.shape):
         return Rows(tracer, base, names)
     return tracer.local(f"{tracer.capture(base)}[{', '.join(names)}]", tensor_type(base))
 
 
 # ---- values ----
+
 
 class Lifted:
     """A Python number of the user's closure, turned into a scalar capture."""
@@ -617,15 +757,20 @@ class Traced:
     device = property(lambda self: "cpu")
 
     def __bool__(self):
-        fail("got if, and, or, not or a chained comparison on a value that differs from score "
-             "to score; write torch.where(condition, a, b), &, | and ~", self._kind())
+        fail(
+            "got if, and, or, not or a chained comparison on a value that differs from score "
+            "to score; write torch.where(condition, a, b), &, | and ~",
+            self._kind(),
+        )
 
     def _kind(self):
         return NeedsConstant if self.tracer.lifted_used else TraceError
 
     def _number(self):
-        fail("got a traced value where Python needs a number, expected arithmetic on it",
-             self._kind())
+        fail(
+            "got a traced value where Python needs a number, expected arithmetic on it",
+            self._kind(),
+        )
 
     __index__ = __int__ = __float__ = __complex__ = lambda self: self._number()
 
@@ -672,9 +817,11 @@ def _method(name):
     return lambda self, *others: apply(self.tracer, name, (self, *others), {})
 
 
-_DUNDERS = ("add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow "
-            "and rand or ror xor rxor lshift rlshift rshift rrshift lt le gt ge eq ne neg abs "
-            "invert").split()
+_DUNDERS = (
+    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow "
+    "and rand or ror xor rxor lshift rlshift rshift rrshift lt le gt ge eq ne neg abs "
+    "invert"
+).split()
 for _cls in (Traced, Rows, Vector, Lifted):
     for _name in _DUNDERS:
         setattr(_cls, f"__{_name}__", _method(f"__{_name}__"))
@@ -682,8 +829,11 @@ for _cls in (Traced, Rows, Vector, Lifted):
         _cls.__torch_function__ = Traced.__torch_function__
         _cls.__hash__ = object.__hash__
 for _name in ("bool", "index", "int", "float"):
-    setattr(Lifted, f"__{_name}__", lambda self: fail(
-        "got a captured number where its value is needed", NeedsConstant))
+    setattr(
+        Lifted,
+        f"__{_name}__",
+        lambda self: fail("got a captured number where its value is needed", NeedsConstant),
+    )
 Traced.__pos__ = lambda self: self
 
 

@@ -12,8 +12,18 @@ from ._masks import BlockMask, and_masks, create_block_mask
 from .torch import flex_attention
 
 
-def _mask(batch_size, q_length=None, kv_length=None, q_offset=0, kv_offset=0, mask_function=None,
-          attention_mask=None, device="cpu", cache_position=None, **_) -> BlockMask | None:
+def _mask(
+    batch_size,
+    q_length=None,
+    kv_length=None,
+    q_offset=0,
+    kv_offset=0,
+    mask_function=None,
+    attention_mask=None,
+    device="cpu",
+    cache_position=None,
+    **_,
+) -> BlockMask | None:
     """A mask in transformers' interface to a BlockMask; None where everything is live."""
     if cache_position is not None and q_length is None:
         q_length, q_offset = cache_position.shape[0], int(cache_position[0])
@@ -36,33 +46,71 @@ def _mask(batch_size, q_length=None, kv_length=None, q_offset=0, kv_offset=0, ma
     return create_block_mask(moved, batch_size, None, q_length, kv_length, device=device)
 
 
-def _attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0,
-               softcap=None, s_aux=None, position_bias=None, is_causal=None, **_):
+def _attention(
+    module,
+    query,
+    key,
+    value,
+    attention_mask,
+    scaling=None,
+    dropout=0.0,
+    softcap=None,
+    s_aux=None,
+    position_bias=None,
+    is_causal=None,
+    **_,
+):
     """transformers' attention interface; query [B, H, Q, D] -> [B, Q, H, D]."""
     if dropout > 0 and module.training:
-        raise ValueError(f"saccade: got attention dropout {dropout} in training, expected 0 or "
-                         "model.eval()")
+        raise ValueError(
+            f"saccade: got attention dropout {dropout} in training, expected 0 or "
+            "model.eval()"
+        )
     dense = attention_mask if torch.is_tensor(attention_mask) else None
     block_mask = attention_mask if isinstance(attention_mask, BlockMask) else None
-    if attention_mask is None and query.shape[2] > 1 and (
-            is_causal if is_causal is not None else getattr(module, "is_causal", True)):
+    if (
+        attention_mask is None
+        and query.shape[2] > 1
+        and (is_causal if is_causal is not None else getattr(module, "is_causal", True))
+    ):
         past = key.shape[2] - query.shape[2]
-        block_mask = create_block_mask(lambda b, h, q, kv: q + past >= kv, None, None,
-                                       query.shape[2], key.shape[2], device=query.device)
+        block_mask = create_block_mask(
+            lambda b, h, q, kv: q + past >= kv,
+            None,
+            None,
+            query.shape[2],
+            key.shape[2],
+            device=query.device,
+        )
 
     def score(s, b, h, q_idx, kv_idx):
         if softcap is not None:
             s = softcap * torch.tanh(s / softcap)
         if dense is not None:
-            s = s + dense[b if dense.shape[0] > 1 else 0, h if dense.shape[1] > 1 else 0,
-                          q_idx, kv_idx]
+            s = (
+                s
+                + dense[
+                    b if dense.shape[0] > 1 else 0,
+                    h if dense.shape[1] > 1 else 0,
+                    q_idx,
+                    kv_idx,
+                ]
+            )
         if position_bias is not None:
             s = s + position_bias[b if position_bias.shape[0] > 1 else 0, h, q_idx, kv_idx]
         return s
 
     plain = softcap is None and dense is None and position_bias is None
-    out = flex_attention(query, key, value, None if plain else score, block_mask, scaling,
-                         enable_gqa=True, return_lse=s_aux is not None)
+    out = flex_attention(
+        query,
+        key,
+        value,
+        None if plain else score,
+        block_mask,
+        scaling,
+        enable_gqa=True,
+        return_lse=s_aux is not None,
+    )
     if s_aux is not None:  # a sink is one more logit in the denominator: exact from lse
         out, lse = out
         sink = s_aux.float().view(1, -1, 1)
@@ -76,8 +124,9 @@ def register_transformers(name: str = "saccade") -> None:
         from transformers import AttentionInterface
         from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     except ImportError as reason:
-        raise ImportError("saccade: transformers 4.53 or newer is needed for "
-                          "register_transformers (pip install 'saccade[transformers]')"
-                          ) from reason
+        raise ImportError(
+            "saccade: transformers 4.53 or newer is needed for "
+            "register_transformers (pip install 'saccade[transformers]')"
+        ) from reason
     AttentionInterface.register(name, _attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(name, _mask)

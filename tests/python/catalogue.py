@@ -1,7 +1,7 @@
 """Masks and score functions as FlexAttention users write them, for tests.
 
-Each entry makes its captures for given sizes. Formulas: FlexAttention (arXiv 2412.05496) and the
-papers named in docs/language.md.
+Each entry makes its captures for given sizes. Formulas: FlexAttention (arXiv 2412.05496) and
+the papers named in docs/language.md.
 """
 
 import functools
@@ -65,13 +65,25 @@ def masks(B, H, Q, KV, g):
     def offset(by, b, h, q_idx, kv_idx):
         return q_idx + by >= kv_idx
 
-    made = dict(causal=causal, sliding=sliding, dilated=dilated, longformer=longformer,
-                prefix_lm=prefix_lm, document=document, document_causal=document_causal,
-                natten=natten, batchify=batchify, per_head=per_head, rows=rows,
-                skip_odd=skip_odd, xor=xor)
+    made = dict(
+        causal=causal,
+        sliding=sliding,
+        dilated=dilated,
+        longformer=longformer,
+        prefix_lm=prefix_lm,
+        document=document,
+        document_causal=document_causal,
+        natten=natten,
+        batchify=batchify,
+        per_head=per_head,
+        rows=rows,
+        skip_odd=skip_odd,
+        xor=xor,
+    )
     made["inverse_causal"] = lambda b, h, q, kv: q <= kv
-    made["noop"] = lambda b, h, q, kv: torch.ones_like(q, dtype=torch.bool) if torch.is_tensor(
-        q) else True
+    made["noop"] = lambda b, h, q, kv: (
+        torch.ones_like(q, dtype=torch.bool) if torch.is_tensor(q) else True
+    )
     made["partial_offset"] = functools.partial(offset, 7)
     return made
 
@@ -134,5 +146,10 @@ def scores(B, H, Q, KV, g):
         floor_div=lambda s, b, h, q, kv: s + q // (1 + kv),
         negative=lambda s, b, h, q, kv: s + key[-1 - kv],
         clamp=lambda s, b, h, q, kv: s + (q - kv).clamp(-3, 3),
-        gate=Gate(), alibi=alibi, chained=chained, causal_score=causal_score,
-        distance=distance, euclid=euclid)
+        gate=Gate(),
+        alibi=alibi,
+        chained=chained,
+        causal_score=causal_score,
+        distance=distance,
+        euclid=euclid,
+    )

@@ -13,8 +13,10 @@ RNG = np.random.default_rng(5)
 
 
 def arrays(dtype=np.float32, B=2, H=4, Hkv=2, Q=33, KV=40, D=24, Dv=16):
-    return tuple(RNG.standard_normal(s).astype(dtype) for s in
-                 ((B, H, Q, D), (B, Hkv, KV, D), (B, Hkv, KV, Dv)))
+    return tuple(
+        RNG.standard_normal(s).astype(dtype)
+        for s in ((B, H, Q, D), (B, Hkv, KV, D), (B, Hkv, KV, Dv))
+    )
 
 
 def truth(q, k, v, live=None, bias=0.0):
@@ -36,13 +38,20 @@ def test_numpy(dtype, bound, block_mask):
     q, k, v = arrays(dtype)
     doc = np.arange(40) // 13
     slope = np.linspace(0.1, 0.5, 4).astype(np.float32)
-    out, lse = saccade.attention(q, k, v, mask="doc[q] == doc[kv] && q >= kv",
-                                 score="score + slope[h] * (kv - q)",
-                                 captures={"doc": doc, "slope": slope}, return_lse=True,
-                                 block_mask=block_mask)
+    out, lse = saccade.attention(
+        q,
+        k,
+        v,
+        mask="doc[q] == doc[kv] && q >= kv",
+        score="score + slope[h] * (kv - q)",
+        captures={"doc": doc, "slope": slope},
+        return_lse=True,
+        block_mask=block_mask,
+    )
     i, j = np.arange(33)[:, None], np.arange(40)[None]
-    want, want_lse = truth(q, k, v, (doc[:33][:, None] == doc) & (i >= j),
-                           slope[:, None, None] * (j - i))
+    want, want_lse = truth(
+        q, k, v, (doc[:33][:, None] == doc) & (i >= j), slope[:, None, None] * (j - i)
+    )
     assert out.dtype == dtype and out.shape == (2, 4, 33, 16)
     assert np.abs(out - want).max() < bound * max(1, np.abs(want).max())
     assert np.allclose(lse, want_lse, atol=1e-4 if dtype == np.float32 else 1e-3)
@@ -88,8 +97,10 @@ def test_jax():
 
 
 def test_without_torch():
-    code = ("import sys; sys.modules['torch'] = None; import numpy, saccade; "
-            "x = numpy.ones((1, 1, 4, 8), 'f'); print(saccade.attention(x, x, x).sum())")
+    code = (
+        "import sys; sys.modules['torch'] = None; import numpy, saccade; "
+        "x = numpy.ones((1, 1, 4, 8), 'f'); print(saccade.attention(x, x, x).sum())"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.strip() == "32.0", done.stderr
 

@@ -29,10 +29,16 @@ def test_text_stays_in_the_graph(compiler):
     slope = torch.rand(4)
 
     def f(q, k, v):
-        out, lse = st.flex_attention(q * 2, k, v, st.score("score + slope[h] * (kv - q)",
-                                                           slope=slope), mask,
-                                     return_lse=True)
+        out, lse = st.flex_attention(
+            q * 2,
+            k,
+            v,
+            st.score("score + slope[h] * (kv - q)", slope=slope),
+            mask,
+            return_lse=True,
+        )
         return out + 1, lse
+
     with torch.no_grad():
         want, got = f(q, k, v), compiler(f, fullgraph=True)(q, k, v)
     assert torch.equal(want[0], got[0]) and torch.equal(want[1], got[1])
@@ -44,6 +50,7 @@ def test_callable_breaks_the_graph(compiler):
 
     def f(q, k, v):
         return st.flex_attention(q * 2, k, v, lambda s, b, h, i, j: s + bias[h] * (j - i)) + 1
+
     with torch.no_grad():
         assert torch.equal(f(q, k, v), compiler(f)(q, k, v))
 

@@ -13,16 +13,25 @@ B, H, HKV, Q, KV, D = 2, 4, 2, 65, 80, 16
 
 
 def indices(Q=Q, KV=KV):
-    return (torch.arange(B).view(B, 1, 1, 1), torch.arange(H).view(1, H, 1, 1),
-            torch.arange(Q).view(1, 1, Q, 1), torch.arange(KV).view(1, 1, 1, KV))
+    return (
+        torch.arange(B).view(B, 1, 1, 1),
+        torch.arange(H).view(1, H, 1, 1),
+        torch.arange(Q).view(1, 1, Q, 1),
+        torch.arange(KV).view(1, 1, 1, KV),
+    )
 
 
 def on_every_score(mod, *first):
     """The mod on all positions by torch's own vmap."""
     from torch.func import vmap
+
     f = mod
-    for axes in ((3, (None, None, None, 0)), (2, (None, None, 0, None)),
-                 (1, (None, 0, None, None)), (0, (0, None, None, None))):
+    for axes in (
+        (3, (None, None, None, 0)),
+        (2, (None, None, 0, None)),
+        (1, (None, 0, None, None)),
+        (0, (0, None, None, None)),
+    ):
         f = vmap(f, in_dims=(0,) * len(first) + axes[1])
     return f(*first, torch.arange(B), torch.arange(H), torch.arange(Q), torch.arange(KV))
 
@@ -46,8 +55,11 @@ def tensors(dtype=torch.float32, seed=0, **sizes):
     g = torch.Generator().manual_seed(seed)
     n = dict(B=B, H=H, HKV=HKV, Q=Q, KV=KV, D=D) | sizes
     make = lambda h, n_, d: torch.randn(n["B"], h, n_, d, generator=g).to(dtype)  # noqa: E731
-    return make(n["H"], n["Q"], n["D"]), make(n["HKV"], n["KV"], n["D"]), \
-        make(n["HKV"], n["KV"], n["D"])
+    return (
+        make(n["H"], n["Q"], n["D"]),
+        make(n["HKV"], n["KV"], n["D"]),
+        make(n["HKV"], n["KV"], n["D"]),
+    )
 
 
 def close(got, want, dtype):
@@ -82,8 +94,14 @@ def test_mask(name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_score(name, dtype):
     q, k, v = tensors(dtype)
-    out, aux = st.flex_attention(q, k, v, SCORES[name], enable_gqa=True,
-                                 return_aux=st.AuxRequest(lse=True, max_scores=True))
+    out, aux = st.flex_attention(
+        q,
+        k,
+        v,
+        SCORES[name],
+        enable_gqa=True,
+        return_aux=st.AuxRequest(lse=True, max_scores=True),
+    )
     want, lse, row_max = dense(q, k, v, SCORES[name])
     close(out, want, dtype)
     close(aux.lse, lse, torch.float32)
@@ -94,14 +112,15 @@ def test_language_text():
     q, k, v = tensors()
     doc = torch.arange(max(Q, KV)) // 20
     a = st.flex_attention(q, k, v, "score + 0.5 * (kv - q)", "q >= kv", enable_gqa=True)
-    want, _, _ = dense(q, k, v, lambda s, b, h, i, j: s + 0.5 * (j - i),
-                       lambda b, h, i, j: i >= j)
+    want, _, _ = dense(
+        q, k, v, lambda s, b, h, i, j: s + 0.5 * (j - i), lambda b, h, i, j: i >= j
+    )
     close(a, want, torch.float32)
     both = st.and_masks(st.mask("doc[q] == doc[kv]", doc=doc), MASKS["causal"])
-    b = st.flex_attention(q, k, v, block_mask=st.create_block_mask(both, None, None, Q, KV),
-                          enable_gqa=True)
-    want, _, _ = dense(q, k, v, None,
-                       lambda b, h, i, j: (doc[i] == doc[j]) & (i >= j))
+    b = st.flex_attention(
+        q, k, v, block_mask=st.create_block_mask(both, None, None, Q, KV), enable_gqa=True
+    )
+    want, _, _ = dense(q, k, v, None, lambda b, h, i, j: (doc[i] == doc[j]) & (i >= j))
     close(b, want, torch.float32)
 
 
@@ -110,8 +129,8 @@ def test_numbers_change_without_tracing():
     from saccade import _callables
 
     def make(window, slope):
-        return (lambda b, h, i, j: i - j <= window,
-                lambda s, b, h, i, j: s + slope * (j - i))
+        return (lambda b, h, i, j: i - j <= window, lambda s, b, h, i, j: s + slope * (j - i))
+
     first = [_callables.trace(m, kind)[0] for m, kind in zip(make(3, 0.5), ("mask", "score"))]
     again = [_callables.trace(m, kind)[0] for m, kind in zip(make(30, 0.1), ("mask", "score"))]
     assert first[0] is again[0] and first[1] is again[1]
@@ -152,17 +171,19 @@ def test_block_mask_views():
     q, k, v = tensors()
     full = st.create_block_mask(MASKS["document_causal"], B, H, Q, KV, BLOCK_SIZE=16)
     cut = full._adjust(40, 64)
-    out = st.flex_attention(q[:, :, :40], k[:, :, :64], v[:, :, :64], block_mask=cut,
-                            enable_gqa=True)
-    want, _, _ = dense(q, k, v, mask_mod=lambda b, h, i, j: MASKS["document_causal"](
-        b, h, i, j) & (j < 64))
+    out = st.flex_attention(
+        q[:, :, :40], k[:, :, :64], v[:, :, :64], block_mask=cut, enable_gqa=True
+    )
+    want, _, _ = dense(
+        q, k, v, mask_mod=lambda b, h, i, j: MASKS["document_causal"](b, h, i, j) & (j < 64)
+    )
     close(out, want[:, :, :40], torch.float32)
     row = full[:, :, 2]
     out = st.flex_attention(q[:, :, 32:48], k, v, block_mask=row, enable_gqa=True)
-    close(out, dense(q, k, v, mask_mod=MASKS["document_causal"])[0][:, :, 32:48],
-          torch.float32)
+    close(out, dense(q, k, v, mask_mod=MASKS["document_causal"])[0][:, :, 32:48], torch.float32)
     import io
     import pickle
+
     text = st.create_block_mask("q >= kv", None, None, Q, KV)
     back = pickle.loads(pickle.dumps(text))
     assert torch.equal(back.kv_indices, text.kv_indices) and back.shape == text.shape
@@ -172,10 +193,15 @@ def test_block_mask_views():
 def test_from_kv_blocks():
     q, k, v = tensors()
     made = st.create_block_mask(MASKS["causal"], None, None, Q, KV, BLOCK_SIZE=16)
-    again = st.BlockMask.from_kv_blocks(made.kv_num_blocks, made.kv_indices,
-                                        made.full_kv_num_blocks, made.full_kv_indices,
-                                        BLOCK_SIZE=16, mask_mod=MASKS["causal"],
-                                        seq_lengths=(Q, KV))
+    again = st.BlockMask.from_kv_blocks(
+        made.kv_num_blocks,
+        made.kv_indices,
+        made.full_kv_num_blocks,
+        made.full_kv_indices,
+        BLOCK_SIZE=16,
+        mask_mod=MASKS["causal"],
+        seq_lengths=(Q, KV),
+    )
     assert torch.equal(again.q_num_blocks, made.q_num_blocks)
     a = st.flex_attention(q, k, v, block_mask=made, enable_gqa=True)
     assert torch.equal(a, st.flex_attention(q, k, v, block_mask=again, enable_gqa=True))
@@ -188,13 +214,19 @@ def test_errors():
     with pytest.raises(ValueError, match="dtype"):
         st.flex_attention(q, k.double(), v, enable_gqa=True)
     with pytest.raises(ValueError, match="created for lengths"):
-        st.flex_attention(q, k, v, block_mask=st.create_block_mask("q >= kv", None, None, 9, 9),
-                          enable_gqa=True)
+        st.flex_attention(
+            q,
+            k,
+            v,
+            block_mask=st.create_block_mask("q >= kv", None, None, 9, 9),
+            enable_gqa=True,
+        )
 
     def branch(b, h, q_idx, kv_idx):
         if q_idx > kv_idx:
             return True
         return False
+
     with pytest.raises(TypeError, match="torch.where") as caught:
         st.create_block_mask(branch, None, None, Q, KV)
     assert "if q_idx > kv_idx" in str(caught.value)

@@ -25,22 +25,39 @@ def both(make, *inputs, **options):
 
 def test_decoder():
     config = transformers.LlamaConfig(
-        vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=128)
+        vocab_size=97,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+    )
     ids = torch.randint(0, 97, (2, 33))
     live = torch.ones_like(ids)
     live[1, :5] = 0
-    a, b = both(lambda n: transformers.LlamaForCausalLM._from_config(
-        config, attn_implementation=n), ids, attention_mask=live)
+    a, b = both(
+        lambda n: transformers.LlamaForCausalLM._from_config(config, attn_implementation=n),
+        ids,
+        attention_mask=live,
+    )
     keep = live.bool()
     torch.testing.assert_close(a.logits[keep], b.logits[keep], rtol=1e-4, atol=1e-4)
 
 
 def test_generation():
     config = transformers.LlamaConfig(
-        vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=128,
-        bos_token_id=1, eos_token_id=None, pad_token_id=0)
+        vocab_size=97,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     ids = torch.randint(2, 97, (1, 9))
     texts = []
     for name in ("sdpa", "saccade"):
@@ -51,13 +68,22 @@ def test_generation():
 
 
 def test_encoder():
-    config = transformers.BertConfig(vocab_size=97, hidden_size=64, num_hidden_layers=2,
-                                     num_attention_heads=4, intermediate_size=96)
+    config = transformers.BertConfig(
+        vocab_size=97,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=96,
+    )
     ids = torch.randint(0, 97, (2, 21))
     live = torch.ones_like(ids)
     live[0, 15:] = 0
-    a, b = both(lambda n: transformers.BertModel._from_config(config, attn_implementation=n),
-                ids, attention_mask=live)
+    a, b = both(
+        lambda n: transformers.BertModel._from_config(config, attn_implementation=n),
+        ids,
+        attention_mask=live,
+    )
     keep = live.bool()
-    torch.testing.assert_close(a.last_hidden_state[keep], b.last_hidden_state[keep], rtol=1e-4,
-                               atol=1e-4)
+    torch.testing.assert_close(
+        a.last_hidden_state[keep], b.last_hidden_state[keep], rtol=1e-4, atol=1e-4
+    )
