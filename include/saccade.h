@@ -376,7 +376,8 @@ typedef struct saccade_ladder_row {
     double passes;                   /* walks over the keys in slow memory, per query */
     double intensity;                /* FLOPs per byte of slow memory */
     int64_t extra, chip;             /* slow memory besides input and output; on the chip */
-    double seconds, error;           /* best of some runs; largest |result - float64| */
+    double seconds;                  /* of its thread, best of some runs */
+    double error;                    /* largest |result - float64| */
 } saccade_ladder_row;
 
 SACCADE_API saccade_ladder_options saccade_ladder_default(void);
