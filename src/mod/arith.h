@@ -433,7 +433,8 @@ static inline float fm_pow(float x, float y)
     const double t = (double)y * (a == 0.0f ? -(double)INFINITY : finite);
     const double above = t < -200.0 ? -200.0 : t;
     const float size = (float)fm_exp2_wide(above > 200.0 ? 200.0 : above);
-    const float result = (x < 0.0f) & !is_whole & (a < INFINITY) ? NAN : size;
+    const int is_undefined = (x < 0.0f) & !is_whole & (a < INFINITY);
+    const float result = is_undefined ? NAN : size;
     const uint32_t sign = f32_bits(x) & 0x80000000u & (uint32_t)-is_odd;
     const int is_one = (x == 1.0f) | (y == 0.0f) | ((x == -1.0f) & (y_size == INFINITY));
     return is_one ? 1.0f : f32_from_bits(f32_bits(result) ^ sign);
