@@ -184,7 +184,14 @@ double floats_normal(uint64_t *state)
 
 void floats_fill_normal(saccade_tensor *tensor, uint64_t seed)
 {
-    const int64_t n = floats_count(tensor);
-    for (int64_t i = 0; i < n; i++)
-        floats_set(tensor->data, tensor->dtype, i, floats_normal(&seed));
+    enum { PERIOD = 1048573 }; /* a prime: no two rows of a big tensor are alike */
+    const int64_t n = floats_count(tensor), fresh = n < PERIOD ? n : PERIOD;
+    const size_t width = saccade_dtype_bytes(tensor->dtype);
+    char *data = tensor->data;
+    for (int64_t i = 0; i < fresh; i++)
+        floats_set(data, tensor->dtype, i, floats_normal(&seed));
+    for (int64_t i = fresh; i < n; i += fresh) {
+        const int64_t left = n - i < fresh ? n - i : fresh;
+        memcpy(data + (size_t)i * width, data, (size_t)left * width);
+    }
 }

@@ -21,7 +21,8 @@ int64_t floats_count(const saccade_tensor *tensor);
 uint64_t floats_random(uint64_t *state);
 double floats_uniform(uint64_t *state); /* in [0, 1) */
 double floats_normal(uint64_t *state);
-/* Row-major tensor of normal numbers; the same seed gives the same numbers in every dtype. */
+/* Row-major tensor of normal numbers; the same seed gives the same numbers in every dtype. Past
+ * a million elements they repeat. */
 void floats_fill_normal(saccade_tensor *tensor, uint64_t seed);
 
 #endif
