@@ -47,21 +47,33 @@ static int drawn(const bench_table *t, double *most)
     return n;
 }
 
+static bool has_plain(const bench_table *t)
+{
+    for (int i = 0; i < t->n; i++)
+        if (strcmp(t->rows[i].backend, "plain") == 0)
+            return true;
+    return false;
+}
+
 saccade_status bench_write_plot(const bench_table *t, const char *path, saccade_error *err)
 {
     outfile out;
     double most;
-    int groups = 0, y = 8;
+    int groups = 0, y = 8 + LINE;
     const int n = drawn(t, &most);
     for (int i = 0; i < t->n; i++)
         groups += i == 0 || strcmp(t->rows[i].suite, t->rows[i - 1].suite) != 0;
     CLI_TRY(outfile_begin(path, &out, err));
-    const int height = 16 + n * LINE + groups * HEAD;
+    const int height = 16 + (n + 1) * LINE + groups * HEAD;
     fprintf(out.file,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
             "viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" font-size=\"12\">\n"
             "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
             WIDTH, height, WIDTH, height);
+    fprintf(out.file,
+            "<text x=\"%d\" y=\"20\" fill=\"#666\">grey: the ceiling, measured in the same run"
+            "%s</text>\n",
+            LEFT, has_plain(t) ? "; yellow: plain, three passes" : "");
     const char *suite = "";
     for (int i = 0; i < t->n; i++) {
         if (isnan(value_of(&t->rows[i])))
