@@ -1,0 +1,150 @@
+"""PyTorch beside `saccade bench` on the same shapes, machine and threads, one after the other.
+
+usage: python bench/peers_torch.py [--program build/saccade] [--threads N]
+                                   [--suite paper] [--suite dense] [--repeats 5] [--no-flex]
+
+Every row of the suites is timed by Saccade, then by scaled_dot_product_attention (full and
+causal) and by FlexAttention, compiled for the variant (which takes a minute the first time).
+Only the ratios mean something. Without PyTorch it says so and stops with status 0.
+"""
+import argparse
+import csv
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+try:
+    import torch
+    import torch.nn.functional as F
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+except ImportError:
+    print("no PyTorch (2.6 or later) here: nothing to compare with")
+    sys.exit(0)
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def read_problem(text):
+    """b2 h16/4 q4096 kv4096 d128 dv64 bf16"""
+    sizes = {key: int(n) for key, n in re.findall(r"\b(kv|dv|b|h|q|d)(\d+)", text)}
+    group = re.search(r"h\d+/(\d+)", text)
+    sizes["hkv"] = int(group.group(1)) if group else sizes["h"]
+    sizes.setdefault("dv", sizes["d"])
+    sizes["dtype"] = DTYPES[text.split()[-1]]
+    return sizes
+
+
+def document_ids(n, documents):
+    """The very documents of saccade's `doc=i32[KV]:docs(12)`: splitmix64, seeded by the name."""
+    whole, seed = (1 << 64) - 1, 0xCBF29CE484222325
+    for letter in b"doc":
+        seed = (seed ^ letter) * 0x100000001B3 & whole
+    ids, cuts = [0], documents - 1
+    for i in range(1, n):
+        seed = seed + 0x9E3779B97F4A7C15 & whole
+        z = (seed ^ seed >> 30) * 0xBF58476D1CE4E5B9 & whole
+        z = (z ^ z >> 27) * 0x94D049BB133111EB & whole
+        is_cut = ((z ^ z >> 31) >> 11) * 2.0 ** -53 * (n - i) < cuts
+        cuts -= is_cut
+        ids.append(ids[-1] + is_cut)
+    return torch.tensor(ids, dtype=torch.int32)
+
+
+def causal(b, h, q, kv):
+    return q >= kv
+
+
+def variant_mods(name, s):
+    """mask_mod and score_mod of the eight variants as saccade bench has them."""
+    doc = document_ids(s["kv"], 12)
+    prefix, heads = s["kv"] // 4, s["h"]
+    return {
+        "full": (None, None),
+        "causal": (causal, None),
+        "relative_bias": (None, lambda score, b, h, q, kv: score + (q - kv)),
+        "alibi": (causal, lambda score, b, h, q, kv:
+                  score + torch.exp2(-8.0 * (h + 1) / heads) * (kv - q)),
+        "sliding_window": (lambda b, h, q, kv: (q >= kv) & (q - kv <= 256), None),
+        "prefix_lm": (lambda b, h, q, kv: (kv < prefix) | (q >= kv), None),
+        "softcap": (causal, lambda score, b, h, q, kv: 20.0 * torch.tanh(score / 20.0)),
+        "document": (lambda b, h, q, kv: doc[q] == doc[kv], None),
+    }.get(name)
+
+
+def median_ms(run, repeats):
+    run()
+    seconds = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begin)
+    return 1e3 * statistics.median(seconds)
+
+
+def time_torch(name, s, repeats, with_flex):
+    """ms of SDPA and of FlexAttention; None where one cannot."""
+    make = lambda heads, n, d: torch.randn(s["b"], heads, n, d, dtype=s["dtype"])
+    q, k, v = (make(s["h"], s["q"], s["d"]), make(s["hkv"], s["kv"], s["d"]),
+               make(s["hkv"], s["kv"], s["dv"]))
+    is_grouped = s["h"] != s["hkv"]
+    sdpa = flex = None
+    if name in ("full", "causal"):
+        sdpa = median_ms(lambda: F.scaled_dot_product_attention(
+            q, k, v, is_causal=name == "causal", enable_gqa=is_grouped), repeats)
+    mods = variant_mods(name, s)
+    if with_flex and mods:
+        torch._dynamo.reset()
+        compiled = torch.compile(flex_attention, dynamic=False)
+        mask = mods[0] and create_block_mask(mods[0], None, None, s["q"], s["kv"], device="cpu")
+        try:
+            flex = median_ms(lambda: compiled(q, k, v, score_mod=mods[1], block_mask=mask,
+                                              enable_gqa=is_grouped), repeats)
+        except Exception as error:  # a variant PyTorch cannot compile is a result too
+            print(f"# FlexAttention, {name}: {str(error).splitlines()[0][:80]}", file=sys.stderr)
+    return sdpa, flex
+
+
+def saccade_rows(arguments):
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "rows.csv")
+        command = [arguments.program, "bench", "--csv", path, "--threads",
+                   str(arguments.threads), "--repeats", str(arguments.repeats)]
+        for suite in arguments.suite or ["paper", "dense"]:
+            command += ["--suite", suite]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        with open(path, newline="") as file:
+            return list(csv.DictReader(file))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--program", default="build/saccade")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--suite", action="append")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--no-flex", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(1)
+    print(f"PyTorch {torch.__version__}, {arguments.threads} threads, medians of "
+          f"{arguments.repeats}, forward; ratio: PyTorch's time over Saccade's\n")
+    print(f"{'variant':16} {'problem':36} {'saccade ms':>10} {'sdpa ms':>9} {'flex ms':>9} "
+          f"{'sdpa':>7} {'flex':>7}")
+    for row in saccade_rows(arguments):
+        sizes = read_problem(row["problem"])
+        if sizes["q"] != sizes["kv"] or sizes["q"] > 16384:
+            continue
+        ours = float(row["ms"])
+        theirs = time_torch(row["variant"], sizes, arguments.repeats, not arguments.no_flex)
+        cells = [f"{ms:9.1f}" if ms else " " * 9 for ms in theirs]
+        ratios = [f"{ms / ours:6.2f}x" if ms else " " * 7 for ms in theirs]
+        print(f"{row['variant']:16} {row['problem']:36} {ours:10.1f} {' '.join(cells)} "
+              f"{' '.join(ratios)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
