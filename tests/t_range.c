@@ -193,6 +193,7 @@ static void masks_are_proven(void **state)
         {"q / 128 == kv / 128", 128, 255, 128, 255, PASS_ALWAYS},
         {"q / 100 == kv / 100 && q % 100 >= kv % 100", 250, 299, 200, 250, PASS_ALWAYS},
         {"q / 100 == kv / 100 && q % 100 >= kv % 100", 200, 249, 250, 299, PASS_NEVER},
+        {"(q / 8 * 1024 + kv % 512) % 1024 < 512", 0, 1023, 0, 1023, PASS_ALWAYS},
         {"floormod(kv - 500, 64) < 64", 0, 1023, 0, 1023, PASS_ALWAYS},
         {"(kv & 63) >= 32", 0, 1023, 96, 127, PASS_ALWAYS},
         {"(kv >> 5) == 3", 0, 1023, 96, 127, PASS_ALWAYS},

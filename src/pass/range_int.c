@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* Above this a form is dropped, so that sums of products stay inside int64. */
-enum { COEF_MAX = 1 << 20 };
+enum { COEF_MAX = 1 << 20, RESIDUE_MAX = 1 << 29 };
 #define REST_MAX ((int64_t)1 << 56)
 
 typedef struct span {
@@ -39,6 +39,7 @@ void range_set_span(range_val *out, int64_t lo, int64_t hi)
 {
     out->lo = out->rlo = lo;
     out->hi = out->rhi = hi;
+    out->step = 0;
     memset(out->coef, 0, sizeof out->coef);
 }
 
@@ -52,6 +53,7 @@ void range_set_var(range_val *out, const pass_box *box, int var)
     out->lo = box->lo[var];
     out->hi = box->hi[var];
     out->rlo = out->rhi = 0;
+    out->step = 0;
     memset(out->coef, 0, sizeof out->coef);
     out->coef[var] = 1;
 }
@@ -99,6 +101,7 @@ static void finish(const pass_box *box, int64_t lo, int64_t hi, const int64_t co
         out->hi = hi;
         out->rlo = rlo;
         out->rhi = rhi;
+        out->step = 0;
         for (int v = 0; v < 4; v++)
             out->coef[v] = (int32_t)coef[v];
     }
@@ -139,40 +142,85 @@ static span difference(const pass_box *box, const range_val *x, const range_val 
                       const range_val *z, range_val *out)
 #define UNUSED(a, b) ((void)(a), (void)(b))
 
+static int64_t floor_div(int64_t a, int64_t n)
+{
+    return a / n - (a % n != 0 && (a < 0) != (n < 0));
+}
+
+static int64_t gcd64(int64_t a, int64_t b)
+{
+    a = a < 0 ? -a : a;
+    b = b < 0 ? -b : b;
+    while (b) {
+        const int64_t t = a % b;
+        a = b;
+        b = t;
+    }
+    return a;
+}
+
+/* Adds to *out what is known of its value modulo step, where that says something and the
+ * value, exactly within [lo, hi], did not wrap. */
+static void set_residue(range_val *out, int64_t lo, int64_t hi, int64_t step, int64_t slo,
+                        int64_t shi)
+{
+    if (step < 2 || step > RESIDUE_MAX || shi - slo >= step - 1 || lo < INT32_MIN
+        || hi > INT32_MAX || out->lo == out->hi)
+        return;
+    const int64_t whole = floor_div(slo, step) * step;
+    out->step = (int32_t)step;
+    out->slo = (int32_t)(slo - whole);
+    out->shi = (int32_t)(shi - whole);
+}
+
+static span residue_of(const range_val *x)
+{
+    return x->step ? (span){x->slo, x->shi} : (span){x->lo, x->hi};
+}
+
 RULE(iadd)
 {
     int64_t coef[4];
+    const span a = residue_of(x), b = residue_of(y);
+    const int64_t step = gcd64(x->step, y->step), lo = x->lo + y->lo, hi = x->hi + y->hi;
     (void)z;
     for (int v = 0; v < 4; v++)
         coef[v] = (int64_t)x->coef[v] + y->coef[v];
-    finish(box, x->lo + y->lo, x->hi + y->hi, coef, x->rlo + y->rlo, x->rhi + y->rhi, out);
+    finish(box, lo, hi, coef, x->rlo + y->rlo, x->rhi + y->rhi, out);
+    set_residue(out, lo, hi, step, a.lo + b.lo, a.hi + b.hi);
 }
 
 RULE(isub)
 {
     int64_t coef[4];
+    const span a = residue_of(x), b = residue_of(y);
+    const int64_t step = gcd64(x->step, y->step), lo = x->lo - y->hi, hi = x->hi - y->lo;
     (void)z;
     for (int v = 0; v < 4; v++)
         coef[v] = (int64_t)x->coef[v] - y->coef[v];
-    finish(box, x->lo - y->hi, x->hi - y->lo, coef, x->rlo - y->rhi, x->rhi - y->rlo, out);
+    finish(box, lo, hi, coef, x->rlo - y->rhi, x->rhi - y->rlo, out);
+    set_residue(out, lo, hi, step, a.lo - b.hi, a.hi - b.lo);
 }
 
 /* c * x; |c| <= 2^31 */
 static void scale(const pass_box *box, const range_val *x, int64_t c, range_val *out)
 {
-    int64_t coef[4], a = c * x->lo, b = c * x->hi;
-    int small = 1;
+    const int64_t step = x->step ? x->step : 1, size = c < 0 ? -c : c;
+    const span s = x->step ? (span){x->slo, x->shi} : (span){0, 0};
+    const int64_t a = c * x->lo, b = c * x->hi, ra = c * s.lo, rb = c * s.hi;
+    const int64_t lo = min64(a, b), hi = max64(a, b);
+    int64_t coef[4];
+    int small = has_form(x) && x->rlo > -((int64_t)1 << 31) && x->rhi < ((int64_t)1 << 31);
     for (int v = 0; v < 4; v++) {
         coef[v] = c * x->coef[v];
         small &= coef[v] <= COEF_MAX && coef[v] >= -COEF_MAX;
     }
-    small &= x->rlo > -((int64_t)1 << 31) && x->rhi < ((int64_t)1 << 31);
-    if (!small || !has_form(x)) {
-        finish_span(min64(a, b), max64(a, b), out);
-        return;
-    }
-    const int64_t ra = c * x->rlo, rb = c * x->rhi;
-    finish(box, min64(a, b), max64(a, b), coef, min64(ra, rb), max64(ra, rb), out);
+    if (small)
+        finish(box, lo, hi, coef, min64(c * x->rlo, c * x->rhi), max64(c * x->rlo, c * x->rhi),
+               out);
+    else
+        finish_span(lo, hi, out);
+    set_residue(out, lo, hi, step * size, min64(ra, rb), max64(ra, rb));
 }
 
 RULE(imul)
@@ -214,11 +262,6 @@ RULE(iabs)
 
 /* ---- division ---- */
 
-static int64_t floor_div(int64_t a, int64_t n)
-{
-    return a / n - (a % n != 0 && (a < 0) != (n < 0));
-}
-
 /* x = n * whole + rest, both linear forms; n > 0. Returns the bounds of rest. */
 static span split(const pass_box *box, const range_val *x, int64_t n, int64_t whole[4],
                   int64_t rest[4])
@@ -247,18 +290,6 @@ static void floor_by(const pass_box *box, const range_val *x, int64_t n, range_v
            floor_div(r.hi, n), out);
 }
 
-static int64_t gcd64(int64_t a, int64_t b)
-{
-    a = a < 0 ? -a : a;
-    b = b < 0 ? -b : b;
-    while (b) {
-        const int64_t t = a % b;
-        a = b;
-        b = t;
-    }
-    return a;
-}
-
 /* x - n * floor(x / n), n > 0 */
 static void mod_by(const pass_box *box, const range_val *x, int64_t n, range_val *out)
 {
@@ -267,6 +298,10 @@ static void mod_by(const pass_box *box, const range_val *x, int64_t n, range_val
     const int64_t k = floor_div(r.lo, n);
     if (k == floor_div(r.hi, n)) {
         finish(box, r.lo - n * k, r.hi - n * k, rest, x->rlo - n * k, x->rhi - n * k, out);
+        return;
+    }
+    if (x->step && x->step % n == 0 && x->slo / n == x->shi / n) {
+        range_set_span(out, x->slo % n, x->shi % n);
         return;
     }
     for (int v = 0; v < 4; v++)

@@ -3,7 +3,7 @@
  * An int is known twice: as an interval, and as a linear form of the box's variables with an
  * interval as remainder, value = coef . (b h q kv) + r, rlo <= r <= rhi, which holds for every
  * point of the box without wrapping. The form is what proves q - kv <= W: differences of
- * variables lose nothing. Floats are intervals of doubles, rounded outward. */
+ * variables lose nothing. A residue besides, so that (y * n + x) % n is x again. Floats are intervals of doubles, rounded outward. */
 #ifndef SACCADE_PASS_RANGE_RULES_H
 #define SACCADE_PASS_RANGE_RULES_H
 
@@ -13,6 +13,8 @@ typedef struct range_val {
     int64_t lo, hi;   /* int */
     int64_t rlo, rhi; /* int: remainder of the linear form */
     int32_t coef[4];
+    int32_t step; /* int: value = step * k + s, slo <= s <= shi; 0: not known */
+    int32_t slo, shi;
     double flo, fhi; /* float; what NaN would be is not in it */
     uint8_t may_nan, can_false, can_true;
 } range_val;
