@@ -300,7 +300,8 @@ static saccade_status resolve(const mod_fn *fn, const saccade_forward_args *a, i
             if (strcmp(from->captures[j].name, name) == 0)
                 mine[n++] = (saccade_binding){name, view->env.tensors[j]};
     }
-    return fn ? eval_resolve(fn, mine, n, scan, tensors, err) : SACCADE_OK;
+    const saccade_device_kind device = scan ? SACCADE_CPU : SACCADE_CUDA; /* no scan: CUDA */
+    return fn ? eval_resolve_on(fn, mine, n, device, scan, tensors, err) : SACCADE_OK;
 }
 
 static saccade_status check_bindings(const saccade_plan *plan, const saccade_forward_args *a,

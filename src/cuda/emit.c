@@ -295,21 +295,31 @@ static int mark_columns(const emitter *e, unsigned char *kept)
 
 static const char signature[] = "const mod_args &mod, const cu_fwd &p, int b, int h";
 
+static void put_row_members(const emitter *e, const unsigned char *kept)
+{
+    for (uint32_t i = 0; i < e->fn->n_nodes; i++)
+        if (kept[i])
+            strbuf_printf(e->out, "    %s n%u;\n", type_text(&e->fn->nodes[i]), (unsigned)i);
+}
+
+static void put_row_values(const emitter *e, const unsigned char *kept)
+{
+    for (uint32_t i = 0; i < e->fn->n_nodes; i++)
+        if (kept[i])
+            strbuf_printf(e->out, "    r.n%u = n%u;\n", (unsigned)i, (unsigned)i);
+}
+
 /* <what>_row and <what>_row_begin: row values and who keeps them. */
 static void put_row_struct(const emitter *e, const char *what, const unsigned char *kept)
 {
     strbuf_printf(e->out, "struct %s_row {\n    int q, h;\n", what);
-    for (uint32_t i = 0; i < e->fn->n_nodes; i++)
-        if (kept[i])
-            strbuf_printf(e->out, "    %s n%u;\n", type_text(&e->fn->nodes[i]), (unsigned)i);
-    strbuf_printf(
-        e->out,
-        "};\n\nDEVICE void %s_row_begin(%s, int q, %s_row &r)\n{\n    r.q = q;\n    r.h = h;\n",
-        what, signature, what);
+    put_row_members(e, kept);
+    strbuf_printf(e->out,
+                  "};\n\nDEVICE void %s_row_begin(%s, int q, %s_row &r)\n{\n"
+                  "    r.q = q;\n    r.h = h;\n",
+                  what, signature, what);
     put_rate(e, ROW, NULL);
-    for (uint32_t i = 0; i < e->fn->n_nodes; i++)
-        if (kept[i])
-            strbuf_printf(e->out, "    r.n%u = n%u;\n", (unsigned)i, (unsigned)i);
+    put_row_values(e, kept);
     strbuf_puts(e->out, "}\n\n");
 }
 
@@ -530,35 +540,62 @@ static int linear_of(const emitter *e, const mod_node *n, int depth, linear *out
     }
 }
 
-/* score + offset(kv), affine in kv, with a scale that can be divided by. */
-static int put_affine(emitter *e, arena *scratch)
+/* The offset itself at one key, exact: what of it no key changes comes from the row. */
+static saccade_status put_offset(const emitter *e, saccade_error *err)
 {
-    const mod_fn *slope, *offset;
+    unsigned char *kept = malloc(e->fn->n_nodes);
+    FAIL_IF_NULL(kept);
+    mark_kept(e, kept);
+    strbuf_puts(
+        e->out,
+        "/* score + offset; the offset grows by alpha a key, alpha_raw: before scale */\n"
+        "struct score_row {\n    int q, h;\n    float alpha, alpha_raw;\n");
+    put_row_members(e, kept);
+    strbuf_printf(e->out,
+                  "};\n\nDEVICE float score_offset(%s, const score_row &r0, int k0)\n{\n",
+                  signature);
+    for (uint32_t i = 0; i < e->fn->n_nodes; i++) {
+        const mod_node *n = &e->fn->nodes[i];
+        if (!is_leaf(n) && rate_of(n) != ROW)
+            put_node(e, n, (place){rate_of(n), 0});
+    }
+    strbuf_puts(e->out, "    return ");
+    put_value(e, e->out, &e->fn->nodes[e->fn->result], (place){ELEMENT, 0});
+    strbuf_puts(e->out, ";\n}\n\n");
+    strbuf_printf(e->out,
+                  "DEVICE void score_row_begin(%s, int q, score_row &r)\n{\n"
+                  "    r.q = q;\n    r.h = h;\n",
+                  signature);
+    put_rate(e, ROW, NULL);
+    put_row_values(e, kept);
+    free(kept);
+    return SACCADE_OK;
+}
+
+/* score + offset(kv), affine in kv, with a scale that can be divided by. found: it is that. */
+static saccade_status put_affine(emitter *e, arena *scratch, int *found, saccade_error *err)
+{
+    const mod_fn *slope, *offset, *whole = e->fn;
     linear l;
+    *found = 0;
     if (!(e->problem->scale >= 1e-20f) || !pass_affine(e->fn, scratch, &slope, &offset))
-        return 0;
+        return SACCADE_OK;
     const mod_node *one = &slope->nodes[slope->result];
     if (one->op != OP_FLOAT || one->imm.f != 1)
-        return 0;
-    const mod_fn *whole = e->fn;
+        return SACCADE_OK;
+    saccade_status status = SACCADE_OK;
     e->fn = offset;
     linear_init(&l);
-    const int ok = linear_of(e, &offset->nodes[offset->result], LINEAR_DEPTH, &l)
-                   && l.slope.failed == SACCADE_OK && l.rest.failed == SACCADE_OK;
-    if (ok) {
-        strbuf_puts(e->out, "/* score + alpha * kv + beta; alpha_raw: before scale */\n"
-                            "struct score_row {\n    float alpha, alpha_raw, beta;\n};\n\n");
-        strbuf_printf(e->out, "DEVICE void score_row_begin(%s, int q, score_row &r)\n{\n",
-                      signature);
-        put_rate(e, ROW, NULL);
-        strbuf_printf(e->out,
-                      "    r.alpha = %s;\n    r.beta = %s;\n"
-                      "    r.alpha_raw = r.alpha / p.scale;\n}\n\n",
-                      strbuf_text(&l.slope), strbuf_text(&l.rest));
-    }
+    *found = linear_of(e, &offset->nodes[offset->result], LINEAR_DEPTH, &l)
+             && l.slope.failed == SACCADE_OK;
+    if (*found)
+        status = put_offset(e, err);
+    if (*found && status == SACCADE_OK)
+        strbuf_printf(e->out, "    r.alpha = %s;\n    r.alpha_raw = r.alpha / p.scale;\n}\n\n",
+                      strbuf_text(&l.slope));
     linear_free(&l);
     e->fn = whole;
-    return ok;
+    return status;
 }
 
 static saccade_status emit_score(emitter *e, arena *scratch, cu_mod_text *facts,
@@ -568,7 +605,9 @@ static saccade_status emit_score(emitter *e, arena *scratch, cu_mod_text *facts,
     facts->score = CU_SCORE_NONE;
     if (!e->fn)
         return SACCADE_OK;
-    if (put_affine(e, scratch)) {
+    int is_affine;
+    TRY(put_affine(e, scratch, &is_affine, err));
+    if (is_affine) {
         facts->score = CU_SCORE_AFFINE;
         return SACCADE_OK;
     }

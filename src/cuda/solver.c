@@ -3,6 +3,7 @@
  * compiled or copied in a run. */
 #include "cuda/cuda.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -142,21 +143,69 @@ static saccade_status choose_tile(cu_state *s, const plan_problem *p, saccade_er
     return compile_one(s, p, &i, image, err);
 }
 
+/* A program compiled beside others. */
+typedef struct job {
+    const cu_state *state;
+    const plan_problem *problem;
+    instance what;
+    cu_image *out;
+    saccade_error err;
+    saccade_status status;
+    pthread_t thread;
+    int is_running;
+} job;
+
+static void *run_job(void *argument)
+{
+    job *j = argument;
+    j->status = compile_one(j->state, j->problem, &j->what, j->out, &j->err);
+    return NULL;
+}
+
+/* Without a thread to spare the job is done at once. */
+static void start_job(job *j)
+{
+    j->is_running = pthread_create(&j->thread, NULL, run_job, j) == 0;
+    if (!j->is_running)
+        run_job(j);
+}
+
+static saccade_status end_job(job *j, saccade_error *err)
+{
+    if (j->is_running)
+        pthread_join(j->thread, NULL);
+    if (j->status != SACCADE_OK && err)
+        *err = j->err;
+    return j->status;
+}
+
+static saccade_status compile_beside(cu_state *s, const plan_problem *p, saccade_error *err)
+{
+    job peaks = {s, p, main_instance(s), &s->programs[CU_PEAKS].image, {0}, SACCADE_OK, 0, 0};
+    job careful = {s, p, peaks.what, &s->programs[CU_CAREFUL].image, {0}, SACCADE_OK, 0, 0};
+    peaks.what.is_lazy = careful.what.is_lazy = 0;
+    peaks.what.has_peaks = 1;
+    careful.what.entry = "careful.cu";
+    start_job(&careful);
+    run_job(&peaks);
+    const saccade_status first = end_job(&peaks, err);
+    const saccade_status second = end_job(&careful, first == SACCADE_OK ? err : NULL);
+    return first != SACCADE_OK ? first : second;
+}
+
 static saccade_status compile_all(cu_state *s, const plan_problem *p, saccade_error *err)
 {
-    TRY(choose_tile(s, p, err));
-    instance i = main_instance(s);
-    i.is_lazy = 0;
-    i.has_peaks = 1;
-    TRY(compile_one(s, p, &i, &s->programs[CU_PEAKS].image, err));
-    i.entry = "careful.cu";
-    i.has_peaks = 0;
-    TRY(compile_one(s, p, &i, &s->programs[CU_CAREFUL].image, err));
-    if (s->family != CU_SM90)
-        return SACCADE_OK;
-    cu_decode_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), &s->decode);
-    i = (instance){"decode.cu", s->decode, 0, 1, 1};
-    return compile_one(s, p, &i, &s->programs[CU_DECODE].image, err);
+    job decode = {.state = s, .problem = p, .out = &s->programs[CU_DECODE].image};
+    if (s->family == CU_SM90) {
+        cu_decode_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), &s->decode);
+        decode.what = (instance){"decode.cu", s->decode, 0, 1, 1};
+        start_job(&decode);
+    }
+    saccade_status status = choose_tile(s, p, err);
+    if (status == SACCADE_OK)
+        status = compile_beside(s, p, err);
+    const saccade_status other = end_job(&decode, status == SACCADE_OK ? err : NULL);
+    return status != SACCADE_OK ? status : other;
 }
 
 static saccade_status load_all(cu_state *s, const cu_driver *driver, saccade_error *err)

@@ -17,7 +17,8 @@
 #include "careful.cuh"
 
 enum {
-    WARPS = CFG_WGS,
+    WARPS = CFG_WGS, /* even */
+    HALF = WARPS / 2,
     KEYS = CFG_TN,
     ROWS = 16,
     PANELS_D = (CFG_D + 63) / 64,
@@ -119,9 +120,16 @@ DEVICE void sum_spans(const cu_fwd &p, const mod_args &mod, int *prefix, int n)
     __syncthreads();
 }
 
-DEVICE int share_begin(int cta, int total)
+/* Shares of `total` blocks among n CTAs: the first total % n get one more. */
+DEVICE int share_begin(int cta, int n, int total)
 {
-    return (int)((long long)cta * total / gridDim.x);
+    return cta * (total / n) + min(cta, total % n);
+}
+
+DEVICE int share_owner(int block, int n, int total)
+{
+    int each = total / n, larger = total % n, edge = larger * (each + 1);
+    return block < edge ? block / (each + 1) : larger + (block - edge) / each;
 }
 
 /* ---- blocks of a span ---- */
@@ -295,12 +303,43 @@ DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &m
 
 /* ---- merging ---- */
 
-/* shared: O of each warp, [WARPS][ROWS][CFG_E], and (m, l, peak), [WARPS][ROWS][4] */
+/* shared: O of half the warps, [HALF][ROWS][CFG_E], and (m, l, peak), [WARPS][ROWS][4] */
 struct meeting {
     float *o, *ml;
 };
 
-/* The warps' rows to shared memory, brought to one offset; returns with all of them there. */
+/* where this thread's accumulators lie in the O of place w */
+DEVICE float *meet_place(const meeting &sh, int w)
+{
+    int lane = threadIdx.x & 31;
+    return sh.o + (w * ROWS + lane / 4) * CFG_E + 2 * (lane & 3);
+}
+
+DEVICE void meet_put(const meeting &sh, const fragment &f, int w)
+{
+    float *o = meet_place(sh, w);
+#pragma unroll
+    for (int g = 0; g < CFG_E / 8; g++) {
+        *(float2 *)(o + 8 * g) = make_float2(f.o[4 * g], f.o[4 * g + 1]);
+        *(float2 *)(o + 8 * CFG_E + 8 * g) = make_float2(f.o[4 * g + 2], f.o[4 * g + 3]);
+    }
+}
+
+DEVICE void meet_add(const meeting &sh, fragment &f, int w)
+{
+    const float *o = meet_place(sh, w);
+#pragma unroll
+    for (int g = 0; g < CFG_E / 8; g++) {
+        float2 a = *(const float2 *)(o + 8 * g), b = *(const float2 *)(o + 8 * CFG_E + 8 * g);
+        f.o[4 * g] += a.x;
+        f.o[4 * g + 1] += a.y;
+        f.o[4 * g + 2] += b.x;
+        f.o[4 * g + 3] += b.y;
+    }
+}
+
+/* The warps' rows to shared memory, brought to one offset: the upper half of the warps adds its
+ * own to the lower half's, whose sums are there for all on return. */
 DEVICE void meet(const meeting &sh, fragment &f)
 {
     int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
@@ -324,12 +363,14 @@ DEVICE void meet(const meeting &sh, fragment &f)
         by[i] = exp2_fast(f.rows.m[i] - m);
     }
     rows_scale(f.o, by);
-    float *o = sh.o + (warp * ROWS + lane / 4) * CFG_E + 2 * (lane & 3);
-#pragma unroll
-    for (int g = 0; g < CFG_E / 8; g++) {
-        *(float2 *)(o + 8 * g) = make_float2(f.o[4 * g], f.o[4 * g + 1]);
-        *(float2 *)(o + 8 * CFG_E + 8 * g) = make_float2(f.o[4 * g + 2], f.o[4 * g + 3]);
-    }
+    if (warp >= HALF)
+        meet_put(sh, f, warp - HALF);
+    __syncthreads();
+    if (warp < HALF)
+        meet_add(sh, f, warp);
+    __syncthreads();
+    if (warp < HALF)
+        meet_put(sh, f, warp);
     __syncthreads();
 }
 
@@ -377,7 +418,7 @@ DEVICE void write_piece(const meeting &sh, const cu_fwd &p, const span &s, int s
         float inv = x.y == 0.f ? 0.f : 1.f / x.y, zero = 0.f;
         for (int e = lane; e < CFG_E; e += 32) {
             float sum = 0.f;
-            for (int w = 0; w < WARPS; w++)
+            for (int w = 0; w < HALF; w++)
                 sum += sh.o[(w * ROWS + r) * CFG_E + e];
             zero = fmaf(sum, 0.f, zero);
             if (!is_whole)
@@ -442,7 +483,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     int warp = threadIdx.x / 32, spans = p.B * p.G * row_tiles(p);
     w.buffer = smem_address(shared) + warp * CFG_STAGES * STAGE;
     sh.o = (float *)(shared + WARPS * CFG_STAGES * STAGE);
-    sh.ml = sh.o + WARPS * ROWS * CFG_E;
+    sh.ml = sh.o + HALF * ROWS * CFG_E;
     mask_column *columns = (mask_column *)(sh.ml + WARPS * ROWS * 4);
     u64 *bars = (u64 *)(columns + (MOD_MASK == MASK_GENERAL ? WARPS * KEYS : 0));
     bars = (u64 *)(((u64)bars + 7) & ~7ull);
@@ -454,8 +495,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
             barrier_init(w.full + i * 8, 1);
     fence_barrier_init();
     sum_spans(p, mod, prefix, spans); /* holds the barrier that orders the above */
-    int total = prefix[spans], begin = share_begin(blockIdx.x, total);
-    int end = share_begin(blockIdx.x + 1, total);
+    int total = prefix[spans], begin = share_begin(blockIdx.x, gridDim.x, total);
+    int end = share_begin(blockIdx.x + 1, gridDim.x, total);
     w.ahead.t = begin + warp;
     w.ahead.index = span_of(prefix, spans, begin);
     w.ahead.s.n = 0;
@@ -467,47 +508,62 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     run_share(w, sh, p, mod, prefix, spans, begin, end, columns + warp * KEYS, &mk, &mv);
 }
 
-/* Parts of row r of a span, written by CTAs c0..c1. */
-DEVICE void join_row(const cu_fwd &p, const span &s, int index, int r, int c0, int c1)
+/* Row r of a cut span, whose pieces lie in `count` slots; lanes look at the pieces' sums 32 at
+ * a time, then own columns. */
+DEVICE void join_row(const cu_fwd &p, const span &s, int slot, int count, int r)
 {
     int lane = threadIdx.x & 31;
-    float3 x = make_float3(M_START, 0.f, NEG_INF);
-    for (int c = c0; c <= c1; c++) {
-        const float *ml = p.part_ml + ((long long)(c + index) * ROWS + r) * 4;
-        x.x = fmaxf(x.x, ml[0]);
-        x.z = fmaxf(x.z, ml[2]);
+    float3 sum = make_float3(M_START, 0.f, NEG_INF);
+    for (int j = lane; j < count; j += 32) {
+        const float *ml = p.part_ml + ((long long)(slot + j) * ROWS + r) * 4;
+        sum.x = fmaxf(sum.x, ml[0]);
+        sum.z = fmaxf(sum.z, ml[2]);
+    }
+    for (int i = 16; i; i /= 2) {
+        sum.x = fmaxf(sum.x, __shfl_xor_sync(~0u, sum.x, i));
+        sum.z = fmaxf(sum.z, __shfl_xor_sync(~0u, sum.z, i));
     }
     float o[(CFG_E + 31) / 32] = {};
-    for (int c = c0; c <= c1; c++) {
-        long long row = (long long)(c + index) * ROWS + r;
-        float by = exp2_fast(p.part_ml[row * 4] - x.x);
-        x.y += p.part_ml[row * 4 + 1] * by;
-        for (int i = 0; i < (CFG_E + 31) / 32; i++)
-            if (lane + 32 * i < CFG_E)
-                o[i] = fmaf(p.part_o[row * CFG_E + lane + 32 * i], by, o[i]);
+    for (int j0 = 0; j0 < count; j0 += 32) {
+        long long row = 0;
+        float by = 0.f, l = 0.f;
+        if (j0 + lane < count) {
+            row = (long long)(slot + j0 + lane) * ROWS + r;
+            by = exp2_fast(p.part_ml[row * 4] - sum.x);
+            l = p.part_ml[row * 4 + 1] * by;
+        }
+        for (int j = 0; j < min(32, count - j0); j++) {
+            long long from = __shfl_sync(~0u, row, j) * CFG_E;
+            float w = __shfl_sync(~0u, by, j);
+            sum.y += __shfl_sync(~0u, l, j);
+            for (int i = 0; i < (CFG_E + 31) / 32; i++)
+                if (lane + 32 * i < CFG_E)
+                    o[i] = fmaf(p.part_o[from + lane + 32 * i], w, o[i]);
+        }
     }
-    float inv = x.y == 0.f ? 0.f : 1.f / x.y, zero = 0.f;
+    float inv = sum.y == 0.f ? 0.f : 1.f / sum.y, zero = 0.f;
     for (int i = 0; i < (CFG_E + 31) / 32; i++) {
         zero = fmaf(o[i], 0.f, zero);
         if (lane + 32 * i < CFG_E_REAL)
             output_row(p, s, r)[lane + 32 * i] = from_float(o[i] * inv);
     }
-    int bad = __any_sync(~0u, zero != 0.f) || !(x.y < 3e38f);
+    int bad = __any_sync(~0u, zero != 0.f) || !(sum.y < 3e38f);
     if (lane == 0)
-        p.flags[finish_row(p, s, r, x)] = bad;
+        p.flags[finish_row(p, s, r, sum)] = bad;
 }
 
 /* One CTA a span: joins what was cut, then does rows again that are not finite. */
 extern "C" __global__ void __launch_bounds__(128)
     decode_end(const __grid_constant__ cu_fwd p, const __grid_constant__ mod_args mod)
 {
-    int index = blockIdx.x, n = p.n_split, total = p.done[gridDim.x];
+    int index = blockIdx.x;
     span s = span_place(p, index);
-    long long first = p.done[index], last = p.done[index + 1] - 1;
-    int c0 = (int)(((first + 1) * n - 1) / total), c1 = (int)(((last + 1) * n - 1) / total);
+    int n = p.n_split, total = p.done[gridDim.x];
+    int first = share_owner(p.done[index], n, total);
+    int count = share_owner(p.done[index + 1] - 1, n, total) - first + 1;
     for (int r = threadIdx.x / 32; r < ROWS && s.row0 + r < packed_rows(p); r += 4) {
-        if (c0 != c1)
-            join_row(p, s, index, r, c0, c1);
+        if (count > 1)
+            join_row(p, s, first + index, count, r);
         __syncwarp();
         int packed = s.row0 + r, h = s.g * (p.H / p.G) + packed / p.M, m = packed % p.M;
         tile t = {0,

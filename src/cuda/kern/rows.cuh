@@ -165,10 +165,10 @@ DEVICE void apply_score(const tile_rows &r, const cu_fwd &p, const mod_args &mod
         s[i] *= p.scale;
 #endif
 #if MOD_SCORE == SCORE_AFFINE
-    float kv = (float)(column + r.kv_offset);
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        shift[i] = fmaf(r.score[i].alpha, kv, r.score[i].beta) * 1.4426950408889634f;
+        shift[i] = score_offset(mod, p, r.b, row_h(r, i), r.score[i], column + r.kv_offset)
+                   * 1.4426950408889634f;
 #pragma unroll
     for (int g = 0; g < COUNT / 4; g++) {
 #pragma unroll
@@ -207,45 +207,66 @@ struct mask_column {
 };
 #endif
 
-/* -INF where the mask or the end of the keys says so. columns: of this block (general masks).
- */
+/* -INF from column hi on, and before column lo; per row. */
+template <int COUNT> DEVICE void cut_right(float (&s)[COUNT], const int (&hi)[2])
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        s[i] = 8 * (i / 4) + (i & 1) < hi[i / 2 & 1] ? s[i] : NEG_INF;
+}
+
+template <int COUNT> DEVICE void cut_left(float (&s)[COUNT], const int (&lo)[2])
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        s[i] = 8 * (i / 4) + (i & 1) >= lo[i / 2 & 1] ? s[i] : NEG_INF;
+}
+
+#if MOD_MASK == MASK_GENERAL
+template <int COUNT>
+DEVICE void cut_general(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int column,
+                        const mask_column *columns, float (&s)[COUNT])
+{
+    mask_row row[2];
+    mask_row_begin(mod, p, r.b, row_h(r, 0), row_q(r, 0), row[0]);
+    mask_row_begin(mod, p, r.b, row_h(r, 1), row_q(r, 1), row[1]);
+#pragma unroll
+    for (int g = 0; g < COUNT / 4; g++) {
+        bool live[4];
+        int at = 8 * g + 2 * (threadIdx.x & 3), kv = column + 8 * g + r.kv_offset;
+        mask4(mod, p, r.b, r.h, row[0], row[1], kv, kv + 1, columns[at], columns[at + 1], live);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            s[4 * g + i] = live[i] ? s[4 * g + i] : NEG_INF;
+    }
+}
+#endif
+
+/* -INF where the mask or the end of the keys says so. Limits count columns of this fragment,
+ * whose first is `column`; often no row of a warp is cut in a block that is partial for the
+ * tile. columns: what a general mask needs of the keys. */
 template <int COUNT>
 DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int column,
                        const mask_column *columns, float (&s)[COUNT])
 {
-    int lo[2] = {0, 0}, hi[2];
-    hi[0] = hi[1] = r.kv_len - column; /* limits in columns of this fragment: lo <= c < hi */
-#if MOD_MASK == MASK_INTERVAL
-    int base = column + r.kv_offset;
+    int hi[2];
+    hi[0] = hi[1] = r.kv_len - column;
+#if MOD_MASK == MASK_GENERAL
+    cut_general(r, p, mod, column, columns, s);
+#elif MOD_MASK == MASK_INTERVAL
+    int lo[2], base = column + r.kv_offset, end = base + COUNT * 2;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        int from, to; /* from <= kv < to */
+        int from, to; /* live: from <= kv < to */
         mask_interval(mod, p, r.b, row_h(r, i), row_q(r, i), from, to);
-        lo[i] = (int)max(0ll, min((long long)from - base, (long long)COUNT * 2));
-        hi[i] = (int)max(0ll, min((long long)to - base, (long long)hi[i]));
+        lo[i] = min(max(from, base), end) - base;
+        hi[i] = min(hi[i], max(min(to, end), base) - base);
     }
-    /* often no row of the warp is cut by a block that is partial for the tile */
-    if (__all_sync(~0u, max(lo[0], lo[1]) == 0 && min(hi[0], hi[1]) >= CFG_TN))
-        return;
+    if (__any_sync(~0u, max(lo[0], lo[1]) > 0))
+        cut_left(s, lo);
 #endif
-#if MOD_MASK == MASK_GENERAL
-    mask_row row[2];
-    mask_row_begin(mod, p, r.b, row_h(r, 0), row_q(r, 0), row[0]);
-    mask_row_begin(mod, p, r.b, row_h(r, 1), row_q(r, 1), row[1]);
-#endif
-#pragma unroll
-    for (int g = 0; g < COUNT / 4; g++) {
-        bool live[4] = {true, true, true, true};
-#if MOD_MASK == MASK_GENERAL
-        int at = 8 * g + 2 * (threadIdx.x & 3), kv = column + 8 * g + r.kv_offset;
-        mask4(mod, p, r.b, r.h, row[0], row[1], kv, kv + 1, columns[at], columns[at + 1], live);
-#endif
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int c = 8 * g + (i & 1);
-            s[4 * g + i] = live[i] && c >= lo[i / 2] && c < hi[i / 2] ? s[4 * g + i] : NEG_INF;
-        }
-    }
+    if (__any_sync(~0u, min(hi[0], hi[1]) < CFG_TN))
+        cut_right(s, hi);
 }
 
 /* End of a row: its sum, lse and maximum; inv gets 1 / sum, or 0 for a row without a live key.
@@ -355,7 +376,7 @@ DEVICE float score_of(const mod_args &mod, const cu_fwd &p, int b, int h, int q,
     score_row r;
     score_row_begin(mod, p, b, h, q, r);
 #if MOD_SCORE == SCORE_AFFINE
-    return fmaf(dot, p.scale, fmaf(r.alpha, (float)kv, r.beta));
+    return fmaf(dot, p.scale, score_offset(mod, p, b, h, r, kv));
 #else
     float x[4] = {dot, dot, dot, dot};
     score4(mod, p, b, h, r, r, kv, kv, x);
