@@ -110,6 +110,7 @@ typedef struct cu_mod_text {
     cu_score_kind score;
     cu_mask_kind mask;
     int n_captures;   /* score's, then mask's */
+    int is_bounded;   /* scores stay within +-35 whatever the data */
     int column_words; /* words of mask_column: what a mask needs of each key */
 } cu_mod_text;
 
@@ -180,6 +181,7 @@ typedef struct cu_state {
     cu_family family;
     cu_tile tile, decode; /* decode.groups: warps; 0: no such program */
     int rung, given_up;   /* tiles tried before; every tile spilled */
+    int is_lazy;          /* offsets raised after the fact: tile and score allow it */
     cu_mod_text facts;
     char arch[16];
     char *mod_text;

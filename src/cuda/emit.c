@@ -598,6 +598,23 @@ static saccade_status put_affine(emitter *e, arena *scratch, int *found, saccade
     return status;
 }
 
+/* Whether every score lies within +-35, by ranges over all positions. */
+static int is_bounded(const mod_fn *fn)
+{
+    enum { MOST = (1 << 30) - 1 };
+    const float limit = 35;
+    const eval_env unknown = {{1, 1, 1, 1, 1, 1, 1}, NULL};
+    const pass_box box = {{0, 0, -MOST, -MOST}, {MOST, MOST, MOST, MOST}};
+    pass_range *ranges = malloc(fn->n_nodes * sizeof *ranges);
+    if (!ranges)
+        return 0;
+    pass_ranges(fn, &unknown, &box, NULL, ranges);
+    const pass_range *r = &ranges[fn->result];
+    const int bounded = r->flo >= -limit && r->fhi <= limit;
+    free(ranges);
+    return bounded;
+}
+
 static saccade_status emit_score(emitter *e, arena *scratch, cu_mod_text *facts,
                                  saccade_error *err)
 {
@@ -612,6 +629,7 @@ static saccade_status emit_score(emitter *e, arena *scratch, cu_mod_text *facts,
         return SACCADE_OK;
     }
     facts->score = CU_SCORE_GENERAL;
+    facts->is_bounded = is_bounded(e->fn);
     return put_score(e, err);
 }
 
@@ -643,7 +661,7 @@ saccade_status cu_emit_mod(const plan_problem *problem, arena *scratch, strbuf *
     const int n_score = problem->score ? (int)problem->score->n_captures : 0;
     const int n_mask = problem->mask ? (int)problem->mask->n_captures : 0;
     facts->n_captures = n_score + n_mask;
-    facts->column_words = 0;
+    facts->column_words = facts->is_bounded = 0;
     strbuf_printf(out,
                   "/* generated: the user's score and mask */\n#pragma once\n\n"
                   "struct mod_args {\n    cu_capture cap[%d];\n};\n\n",

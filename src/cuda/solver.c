@@ -117,8 +117,15 @@ static int is_clean(const cu_report *r)
 
 static instance main_instance(const cu_state *s)
 {
-    return (instance){s->family == CU_SM90 ? "fwd_sm90.cu" : "fwd_sm80.cu", s->tile,
-                      s->tile.is_lazy, 0, 0};
+    return (instance){s->family == CU_SM90 ? "fwd_sm90.cu" : "fwd_sm80.cu", s->tile, s->is_lazy,
+                      0, 0};
+}
+
+/* Late offsets suit scores that rarely climb far: plain ones, bounded ones, and those affine in
+ * the key, which are walked from their larger end. A general score is not trusted with it. */
+static int may_be_lazy(const cu_state *s)
+{
+    return s->tile.is_lazy && (s->facts.score != CU_SCORE_GENERAL || s->facts.is_bounded);
 }
 
 /* The first tile of the ladder whose main program neither spills nor waits; failing that, the
@@ -129,6 +136,7 @@ static saccade_status choose_tile(cu_state *s, const plan_problem *p, saccade_er
     const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
     instance i;
     for (s->rung = 0; cu_tile_choice(s->family, D, E, p->dtype, s->rung, &s->tile); s->rung++) {
+        s->is_lazy = may_be_lazy(s);
         i = main_instance(s);
         TRY(compile_one(s, p, &i, image, err));
         if (is_clean(&image->report))
@@ -139,6 +147,7 @@ static saccade_status choose_tile(cu_state *s, const plan_problem *p, saccade_er
     s->given_up = 1;
     s->rung = 0;
     cu_tile_choice(s->family, D, E, p->dtype, 0, &s->tile);
+    s->is_lazy = may_be_lazy(s);
     i = main_instance(s);
     return compile_one(s, p, &i, image, err);
 }
@@ -327,7 +336,7 @@ static saccade_status explain(const saccade_plan *plan, strbuf *out, saccade_err
     strbuf_printf(out, "spill bytes: %d\n", spills);
     strbuf_printf(out, "shared memory: %d\n", cu_shared_bytes(s, p));
     strbuf_printf(out, "serialised products: %s\n", serialised ? "yes" : "no");
-    strbuf_printf(out, "offsets: %s\n", s->tile.is_lazy ? "late, with a second pass" : "exact");
+    strbuf_printf(out, "offsets: %s\n", s->is_lazy ? "late, with a second pass" : "exact");
     if (s->given_up)
         strbuf_puts(out,
                     "tile note: every tile of the ladder spills or waits; the first is kept\n");

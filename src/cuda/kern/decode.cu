@@ -205,10 +205,11 @@ DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const int
         int vg = p.vs.h ? w.ahead.s.g : 0, vb = p.vs.b ? w.ahead.s.b : 0;
 #pragma unroll
         for (int i = 0; i < PANELS_D; i++)
-            copy_box(to + i * PANEL, mk, i * 64, first, kg, kb, full, EVICT_FIRST);
+            copy_box(to + i * PANEL, mk, i * 64, first, kg, kb, full, EVICT_NORMAL);
 #pragma unroll
         for (int i = 0; i < PANELS_E; i++)
-            copy_box(to + (PANELS_D + i) * PANEL, mv, i * 64, first, vg, vb, full, EVICT_FIRST);
+            copy_box(to + (PANELS_D + i) * PANEL, mv, i * 64, first, vg, vb, full,
+                     EVICT_NORMAL);
     }
     w.loads++;
     w.ahead.t += WARPS;

@@ -150,13 +150,14 @@ DEVICE void load_q(const arena &s, producer &r, const tensor_map *map, int first
         copy_box(s.q + i * PANEL_Q, map, i * 64, first, h, b, s.q_full, EVICT_FIRST);
 }
 
-DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const tile &t,
-                         const tensor_map *mq, const tensor_map *mk, const tensor_map *mv)
+DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod_args &mod,
+                         const tile &t, const tensor_map *mq, const tensor_map *mk,
+                         const tensor_map *mv)
 {
     int g = t.h / (p.H / p.G); /* a broadcast dimension has size 1 in its map */
     int kg = p.ks.h ? g : 0, kb = p.ks.b ? t.b : 0;
     int vg = p.vs.h ? g : 0, vb = p.vs.b ? t.b : 0;
-    block_walk walk = walk_begin(p, t);
+    block_walk walk = walk_begin(p, mod, t);
     int more = walk_next(walk, p, t.kv_len);
     if (!more)
         return;
@@ -171,16 +172,21 @@ DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const til
     }
 }
 
-DEVICE void produce(const arena &s, const cu_fwd &p, const tensor_map *mq, const tensor_map *mk,
-                    const tensor_map *mv)
+/* Tiles of the work order, or those on the list of a first pass (p.n_listed), whose length only
+ * the device knows. */
+DEVICE void produce(const arena &s, const cu_fwd &p, const mod_args &mod, const tensor_map *mq,
+                    const tensor_map *mk, const tensor_map *mv)
 {
     producer r = {0, 0, 0};
     u32 turns = 0;
-    int turn = blockIdx.x;
-    while (turn < p.n_tiles) {
+    int turn = blockIdx.x, n = p.n_listed ? *p.n_listed : p.n_tiles;
+    while (turn < n) {
         turn_pass(s, turns++, turn);
-        produce_tile(s, r, p, tile_of(p, turn, ROWS), mq, mk, mv);
-        turn = p.n_tiles > gridDim.x ? atomicAdd(p.counter, 1) + gridDim.x : p.n_tiles;
+        produce_tile(s, r, p, mod, tile_of(p, turn, ROWS), mq, mk, mv);
+        if (p.n_listed)
+            turn += gridDim.x;
+        else
+            turn = n > gridDim.x ? atomicAdd(p.counter, 1) + gridDim.x : n;
     }
     turn_pass(s, turns, NO_MORE);
 }
@@ -347,7 +353,7 @@ DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const
 #pragma unroll
     for (int i = 0; i < O_COUNT; i++)
         o[i] = 0.f;
-    block_walk walk = walk_begin(p, begin);
+    block_walk walk = walk_begin(p, mod, begin);
     if (walk_next(walk, p, c.at.kv_len)) {
         first_block(sm, done.n++, done.tiles++, c, p, mod, walk, wg, s, prob);
         while (walk_next(walk, p, c.at.kv_len))
@@ -392,7 +398,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (group == 0) {
         registers_shrink<CFG_REGS_PRODUCER>();
         if (threadIdx.x == 0)
-            produce(s, p, &mq, &mk, &mv);
+            produce(s, p, mod, &mq, &mk, &mv);
     } else {
         registers_grow<CFG_REGS_CONSUMER>();
         consume(s, p, mod, group - 1);

@@ -44,7 +44,10 @@ typedef struct cu_fwd {
     int n_qblk;         /* query blocks of one (b, h) */
     const int
         *order; /* [tiles]: (b*H + h)*n_qblk + block, longest work first, or null: ascending */
-    int *flags; /* [tiles][warps]: 1 where a group of 16 rows must be done again */
+    int *flags; /* [tiles][warps]: 1 where a group of 16 rows is not finite */
+    int *redo;  /* [tiles * warps] tiles with such rows, or null */
+    int *redo_count;     /* entries of redo */
+    const int *n_listed; /* second pass: order holds this many tiles; else null */
     int n_tiles;
     int *counter;   /* 0 at the start: tiles drawn beyond the first of each CTA */
     int n_split;    /* decode: CTAs that share the keys */

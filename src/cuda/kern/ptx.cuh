@@ -75,6 +75,7 @@ DEVICE void named_arrive(int id, int threads)
 
 /* L2 eviction hints, encoded as createpolicy would */
 #define EVICT_FIRST 0x12F0000000000000ull
+#define EVICT_NORMAL 0x1000000000000000ull
 #define EVICT_LAST 0x14F0000000000000ull
 
 #if CFG_SM >= 90

@@ -35,52 +35,95 @@ DEVICE tile tile_of(const cu_fwd &p, int turn, int rows)
     return tile_at(p, p.order ? __ldg(p.order + turn) : turn, rows);
 }
 
-/* Live key blocks of a tile in ascending order; producer and consumers walk the same list. Kept
- * small: it lives in the registers of the inner loop. */
+/* Live key blocks of a tile, in one order for producer and consumers. Kept small: it lives in
+ * the registers of the inner loop. Scores that grow with the key (ALiBi) are walked from the
+ * right, so that the largest come first and the rows' offsets are right from the start. */
 struct block_walk {
-    int run, end;    /* indices of runs not begun yet */
+    int run, end;    /* indices: next run, and the one past the last */
     int block, last; /* present block, last block of the present run */
     int partial;     /* of the present run */
+#if MOD_SCORE == SCORE_AFFINE
+    int step; /* 1 or -1 */
+#endif
 };
+
+#if MOD_SCORE == SCORE_AFFINE
+#define WALK_STEP(w) (w).step
+#else
+#define WALK_STEP(w) 1
+#endif
 
 DEVICE int block_count(int kv_len)
 {
     return (kv_len + CFG_TN - 1) / CFG_TN;
 }
 
-DEVICE block_walk walk_begin(const cu_fwd &p, const tile &t)
+DEVICE int walk_step(const cu_fwd &p, const mod_args &mod, const tile &t)
+{
+#if MOD_SCORE == SCORE_AFFINE
+    score_row r;
+    score_row_begin(mod, p, t.b, t.h, t.row0 + t.q_offset, r);
+    return r.alpha > 0.f ? -1 : 1;
+#else
+    return 1;
+#endif
+}
+
+DEVICE block_walk walk_begin(const cu_fwd &p, const mod_args &mod, const tile &t)
 {
     block_walk w;
-    w.block = -1;
+    int n = block_count(t.kv_len), left = walk_step(p, mod, t) < 0;
+#if MOD_SCORE == SCORE_AFFINE
+    w.step = left ? -1 : 1;
+#endif
     w.run = w.end = 0;
-    w.last = block_count(t.kv_len) - 1;
     w.partial = MOD_MASK != MASK_NONE;
-    if (CFG_RUNS && p.runs) {
+    w.block = left ? n : -1;
+    w.last = left ? 0 : n - 1;
+    if (p.runs) {
         int row = t.b * p.mask_b + t.h * p.mask_h + t.block;
-        w.run = __ldg(p.run_start + row);
-        w.end = __ldg(p.run_start + row + 1);
-        w.last = -1;
+        int from = __ldg(p.run_start + row), to = __ldg(p.run_start + row + 1);
+        w.run = left ? to - 1 : from;
+        w.end = left ? from - 1 : to;
+        w.last = w.block;
+    } else if (n == 0) {
+        w.last = w.block;
     }
     return w;
 }
 
 DEVICE int walk_next(block_walk &w, const cu_fwd &p, int kv_len)
 {
-    if (w.block < w.last) {
-        w.block++;
+    if (w.block != w.last) {
+        w.block += WALK_STEP(w);
         return 1;
     }
-    if (!CFG_RUNS || w.run == w.end)
+#if MOD_SCORE == SCORE_AFFINE
+    while (w.run != w.end) {
+        int4 run = __ldg((const int4 *)p.runs + w.run);
+        int from = run.x, to = min(run.x + run.y, block_count(kv_len)) - 1;
+        w.run += w.step;
+        w.partial = run.z;
+        w.block = w.step > 0 ? from : to;
+        w.last = w.step > 0 ? to : from;
+        if (from <= to)
+            return 1;
+        w.last = w.block;
+    }
+    return 0;
+#else
+    if (w.run == w.end)
         return 0;
     int4 run = __ldg((const int4 *)p.runs + w.run++);
     w.block = run.x;
     w.last = min(run.x + run.y, block_count(kv_len)) - 1;
     w.partial = run.z;
-    if (w.block > w.last) { /* ascending: nothing live follows */
-        w.run = w.end;
-        return 0;
-    }
-    return 1;
+    if (w.block <= w.last)
+        return 1;
+    w.run = w.end; /* ascending: nothing live follows */
+    w.last = w.block;
+    return 0;
+#endif
 }
 
 /* the mask must be looked at: partial, or holding the end of the keys */
@@ -301,6 +344,8 @@ DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const floa
         }
     }
     bad = __any_sync(~0u, bad);
+    if (lane == 0 && bad && p.redo)
+        p.redo[atomicAdd(p.redo_count, 1)] = t.id; /* once for each of its warps, at most */
     if (lane == 0)
         p.flags[t.id * CFG_WARPS + (int)threadIdx.x / 32 - CFG_FIRST_WARP] = bad;
 }
