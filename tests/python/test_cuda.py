@@ -1,0 +1,122 @@
+"""CUDA tensors: in place, on the current stream, in graphs; against float64 on the same device."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import saccade.torch as st  # noqa: E402
+from catalogue import masks, scores  # noqa: E402
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+B, H, HKV, N, D = 2, 4, 2, 200, 64
+G = torch.Generator().manual_seed(11)
+MASKS, SCORES = masks(B, H, N, N, G), scores(B, H, N, N, G)
+
+
+def tensors(dtype=torch.bfloat16, H=H, HKV=HKV, Q=N, KV=N, D=D, Dv=None):
+    g = torch.Generator().manual_seed(4)
+    shapes = ((B, H, Q, D), (B, HKV, KV, D), (B, HKV, KV, Dv or D))
+    return [torch.randn(*s, generator=g).to(dtype).cuda() for s in shapes]
+
+
+def on_every_score(mod, *first):
+    """The mod on all positions, on the host."""
+    from torch.func import vmap
+
+    f = mod
+    for axes in ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None)):
+        f = vmap(f, in_dims=(0,) * len(first) + axes)
+    f = vmap(f, in_dims=(0,) * len(first) + (0, None, None, None))
+    return f(*first, torch.arange(B), torch.arange(H), torch.arange(N), torch.arange(N))
+
+
+def dense(q, k, v, score_mod=None, mask_mod=None):
+    q, k, v = q.double(), k.double(), v.double()
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    s = q @ k.mT / math.sqrt(q.shape[-1])
+    if score_mod:
+        s = on_every_score(score_mod, s.cpu()).double().cuda()
+    if mask_mod:
+        s = s.masked_fill(~on_every_score(mask_mod).cuda().expand_as(s), -math.inf)
+    lse = torch.logsumexp(s, -1)
+    return torch.exp(s - torch.where(lse == -math.inf, 0, lse)[..., None]) @ v, lse
+
+
+def close(out, want, bound=3e-2):
+    assert torch.isfinite(out).all()
+    assert float((out.double() - want).abs().max()) <= bound * max(1.0, float(want.abs().max()))
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_mask(name):
+    q, k, v = tensors()
+    mask = st.create_block_mask(MASKS[name], B, H, N, N, device="cuda")
+    out, lse = st.flex_attention(q, k, v, None, mask, enable_gqa=True, return_lse=True)
+    want, want_lse = dense(q, k, v, None, MASKS[name])
+    close(out, want)
+    assert torch.equal(lse.isinf(), want_lse.isinf())
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_score(name):
+    q, k, v = tensors()
+    out = st.flex_attention(q, k, v, SCORES[name], enable_gqa=True)
+    close(out, dense(q, k, v, SCORES[name])[0])
+
+
+@pytest.mark.parametrize("D, Dv", [(32, 32), (64, 128), (72, 40), (128, 128), (256, 256)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_dims(D, Dv, dtype):
+    q, k, v = tensors(dtype, D=D, Dv=Dv)
+    out = st.flex_attention(q, k, v, None, "q >= kv", enable_gqa=True)
+    want, _ = dense(q, k, v, None, lambda b, h, i, j: i >= j)
+    close(out, want, 1e-4 if dtype is torch.float32 else 3e-2)
+
+
+@pytest.mark.parametrize("Q", [1, 7])
+def test_decode(Q):
+    q, k, v = tensors(H=8, HKV=2, Q=Q, KV=1000)
+    out = st.flex_attention(q, k, v, "score + 0.01 * (kv - q)", enable_gqa=True)
+    k2, v2 = (t.repeat_interleave(4, 1).double() for t in (k, v))
+    s = q.double() @ k2.mT / 8 + 0.01 * (
+        torch.arange(1000, device="cuda") - torch.arange(Q, device="cuda")[:, None]
+    )
+    close(out, torch.softmax(s, -1) @ v2)
+
+
+def test_stream_and_graph():
+    q, k, v = tensors()
+    mask = st.create_block_mask("q >= kv", None, None, N, N, device="cuda")
+    want = st.flex_attention(q, k, v, None, mask, enable_gqa=True)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            out = st.flex_attention(q, k, v, None, mask, enable_gqa=True)
+    torch.cuda.current_stream().wait_stream(side)
+    assert torch.equal(out, want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = st.flex_attention(q, k, v, None, mask, enable_gqa=True)
+    q.mul_(0.5)
+    graph.replay()
+    assert torch.equal(out, st.flex_attention(q, k, v, None, mask, enable_gqa=True))
+
+
+def test_devices_must_agree():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="devices"):
+        st.flex_attention(q, k.cpu(), v, enable_gqa=True)
+    with pytest.raises(RuntimeError, match="block_mask is on cpu"):
+        st.flex_attention(
+            q,
+            k,
+            v,
+            None,
+            st.create_block_mask("q >= kv", None, None, N, N, device="cpu"),
+            enable_gqa=True,
+        )
