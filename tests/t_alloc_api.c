@@ -130,8 +130,53 @@ static saccade_status use_blocks(void *arg, saccade_error *err)
     return status;
 }
 
+static saccade_status use_algebra(void *arg, saccade_error *err)
+{
+    const fixture *f = arg;
+    saccade_block_mask *not_mask = NULL, *any = NULL, *all = NULL, *window = NULL;
+    saccade_status status = saccade_block_mask_not(f->blocks, &not_mask, err);
+    if (status == SACCADE_OK)
+        status = saccade_block_mask_or(f->blocks, not_mask, &any, err);
+    if (status == SACCADE_OK)
+        status = saccade_block_mask_and(f->blocks, not_mask, &all, err);
+    if (status == SACCADE_OK)
+        status = saccade_block_mask_window(f->blocks, 3, 20, 5, 30, &window, err);
+    saccade_block_mask_destroy(not_mask);
+    saccade_block_mask_destroy(any);
+    saccade_block_mask_destroy(all);
+    saccade_block_mask_destroy(window);
+    return status;
+}
 
+static saccade_status use_pictures(void *arg, saccade_error *err)
+{
+    const fixture *f = arg;
+    for (int format = SACCADE_TEXT; format <= SACCADE_PNG; format++) {
+        void *bytes = NULL;
+        size_t size = 0;
+        const saccade_status status = saccade_block_mask_render(
+            f->blocks, 0, 0, (saccade_picture)format, 0, &bytes, &size, err);
+        saccade_free(bytes);
+        if (status == SACCADE_EBACKEND && format == SACCADE_PNG)
+            continue; /* built without libpng */
+        if (status != SACCADE_OK)
+            return status;
+    }
+    return SACCADE_OK;
+}
 
+static saccade_status use_export(void *arg, saccade_error *err)
+{
+    uint8_t dense[B * H * Q * KV];
+    saccade_block_mask *blocks = NULL;
+    saccade_status status = make_blocks(arg, &blocks, err);
+    if (status == SACCADE_OK)
+        status = saccade_block_mask_to_dense(blocks, dense, err);
+    if (status == SACCADE_OK)
+        status = saccade_block_mask_update(blocks, err);
+    saccade_block_mask_destroy(blocks);
+    return status;
+}
 
 static saccade_status make_plan(const fixture *f, const char *backend, saccade_plan **out,
                                 saccade_error *err)
@@ -249,6 +294,9 @@ static void mods(void **state)
 static void block_masks(void **state)
 {
     assert_true(fail_alloc_sweep("block mask", use_blocks, *state) > 0);
+    assert_true(fail_alloc_sweep("and, or, not, window", use_algebra, *state) > 0);
+    assert_true(fail_alloc_sweep("pictures", use_pictures, *state) > 0);
+    assert_true(fail_alloc_sweep("dense, update", use_export, *state) >= 0);
 }
 
 static void plans(void **state)

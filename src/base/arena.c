@@ -52,18 +52,25 @@ void arena_init(arena *a)
 {
     a->head = NULL;
     a->taken_bytes = 0;
+    a->has_failed = false;
+}
+
+static void *fail(arena *a)
+{
+    a->has_failed = true;
+    return NULL;
 }
 
 void *arena_alloc(arena *a, size_t size)
 {
     if (size > SIZE_MAX - ALIGN)
-        return NULL;
+        return fail(a);
     const size_t need = size == 0 ? ALIGN : (size + ALIGN - 1) / ALIGN * ALIGN;
     arena_chunk *chunk = a->head;
     if (chunk == NULL || chunk->size - chunk->used < need)
         chunk = grow(a, need);
     if (chunk == NULL)
-        return NULL;
+        return fail(a);
     void *result = payload(chunk) + chunk->used;
     chunk->used += need;
     return result;
@@ -72,7 +79,7 @@ void *arena_alloc(arena *a, size_t size)
 void *arena_array(arena *a, size_t count, size_t size)
 {
     if (size != 0 && count > SIZE_MAX / size)
-        return NULL;
+        return fail(a);
     return arena_alloc(a, count * size);
 }
 

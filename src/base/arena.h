@@ -2,6 +2,7 @@
 #ifndef SACCADE_BASE_ARENA_H
 #define SACCADE_BASE_ARENA_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 typedef struct arena_chunk arena_chunk;
@@ -9,6 +10,7 @@ typedef struct arena_chunk arena_chunk;
 typedef struct arena {
     arena_chunk *head;  /* the chunk now filled; older ones follow */
     size_t taken_bytes; /* obtained from malloc so far */
+    bool has_failed;    /* some request got NULL; tells "no" from "no memory" afterwards */
 } arena;
 
 /* makes an empty arena; takes no memory yet, so it can't fail. */

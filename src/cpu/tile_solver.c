@@ -53,6 +53,7 @@ static saccade_status tile_create(saccade_plan *plan, saccade_error *err)
         TRY(eval_compile(p->mask, &plan->arena, &state->mask, err));
     if (p->mask && !pass_interval(p->mask, &plan->arena, &state->limits, state->limit_nodes))
         state->limits = NULL;
+    FAIL_IF(plan->arena.has_failed, SACCADE_ENOMEM, "out of memory");
     plan->state = state;
     return compile_mods(plan, state, err);
 }

@@ -155,6 +155,7 @@ static saccade_status explain_facts(const plan_problem *p, strbuf *out, saccade_
         else
             strbuf_puts(out, "mask is not one interval per row: evaluated on PARTIAL blocks\n");
     }
+    FAIL_IF_GOTO(scratch.has_failed, SACCADE_ENOMEM, "out of memory");
 out:
     arena_free(&scratch);
     return status;
