@@ -357,7 +357,7 @@ saccade_plan *case_plan(const case_run *r, const char *level, int32_t threads)
 {
     saccade_error err = {0};
     saccade_context *context;
-    saccade_plan *plan;
+    saccade_plan *plan = NULL;
     const saccade_context_options options = {.threads = threads, .level = level};
     if (saccade_context_create(&options, &context, &err) != SACCADE_OK ||
         saccade_plan_create(context, &r->problem, &plan, &err) != SACCADE_OK)
