@@ -61,6 +61,22 @@ static ALWAYS_INLINE void score_panel(int rows, const bf16 *q, int32_t q_ld, con
             vf_store(s + (int64_t)i * s_ld + c * VF, vf_set(scale) * acc[i][c]);
 }
 
+static NEVER_INLINE void score_strip(const bf16 *q, int32_t q_ld, const bf16 *k, int32_t D,
+                                     float scale, float *s, int32_t s_ld)
+{
+    score_panel(STRIP_ROWS, q, q_ld, k, D, scale, s, s_ld);
+}
+
+static NEVER_INLINE void score_rest(int32_t rows, const bf16 *q, int32_t q_ld, const bf16 *k,
+                                    int32_t D, float scale, float *s, int32_t s_ld)
+{
+    int32_t i = 0;
+    for (; i + 4 <= rows; i += 4)
+        score_panel(4, q + (int64_t)i * q_ld, q_ld, k, D, scale, s + (int64_t)i * s_ld, s_ld);
+    for (; i < rows; i++)
+        score_panel(1, q + (int64_t)i * q_ld, q_ld, k, D, scale, s + (int64_t)i * s_ld, s_ld);
+}
+
 static CPU_SCORES(scores)
 {
     const bf16 *queries = q, *keys = k;
@@ -69,14 +85,10 @@ static CPU_SCORES(scores)
         float *to = s + p * PANEL;
         int32_t i = 0;
         for (; i + STRIP_ROWS <= rows; i += STRIP_ROWS)
-            score_panel(STRIP_ROWS, queries + (int64_t)i * q_ld, q_ld, panel, D, scale,
+            score_strip(queries + (int64_t)i * q_ld, q_ld, panel, D, scale,
                         to + (int64_t)i * s_ld, s_ld);
-        for (; i + 4 <= rows; i += 4)
-            score_panel(4, queries + (int64_t)i * q_ld, q_ld, panel, D, scale,
-                        to + (int64_t)i * s_ld, s_ld);
-        for (; i < rows; i++)
-            score_panel(1, queries + (int64_t)i * q_ld, q_ld, panel, D, scale,
-                        to + (int64_t)i * s_ld, s_ld);
+        score_rest(rows - i, queries + (int64_t)i * q_ld, q_ld, panel, D, scale,
+                   to + (int64_t)i * s_ld, s_ld);
     }
 }
 
@@ -93,6 +105,24 @@ static ALWAYS_INLINE void value_panel(int rows, const bf16 *p, int32_t p_ld, con
             vf_store(o + (int64_t)i * o_ld + c * VF, acc[i][c]);
 }
 
+static NEVER_INLINE void value_strip(const bf16 *p, int32_t p_ld, const bf16 *v, int32_t n,
+                                     const float *alpha, float *o, int32_t o_ld)
+{
+    value_panel(STRIP_ROWS, p, p_ld, v, n, alpha, o, o_ld);
+}
+
+static NEVER_INLINE void value_rest(int32_t rows, const bf16 *p, int32_t p_ld, const bf16 *v,
+                                    int32_t n, const float *alpha, float *o, int32_t o_ld)
+{
+    int32_t i = 0;
+    for (; i + 4 <= rows; i += 4)
+        value_panel(4, p + (int64_t)i * p_ld, p_ld, v, n, alpha + i, o + (int64_t)i * o_ld,
+                    o_ld);
+    for (; i < rows; i++)
+        value_panel(1, p + (int64_t)i * p_ld, p_ld, v, n, alpha + i, o + (int64_t)i * o_ld,
+                    o_ld);
+}
+
 static CPU_VALUES(values)
 {
     const bf16 *weights = (const bf16 *)(const void *)p, *all = v;
@@ -102,14 +132,10 @@ static CPU_VALUES(values)
         float *to = o + c * PANEL;
         int32_t i = 0;
         for (; i + STRIP_ROWS <= rows; i += STRIP_ROWS)
-            value_panel(STRIP_ROWS, weights + (int64_t)i * ld, ld, panel, n, alpha + i,
+            value_strip(weights + (int64_t)i * ld, ld, panel, n, alpha + i,
                         to + (int64_t)i * o_ld, o_ld);
-        for (; i + 4 <= rows; i += 4)
-            value_panel(4, weights + (int64_t)i * ld, ld, panel, n, alpha + i,
-                        to + (int64_t)i * o_ld, o_ld);
-        for (; i < rows; i++)
-            value_panel(1, weights + (int64_t)i * ld, ld, panel, n, alpha + i,
-                        to + (int64_t)i * o_ld, o_ld);
+        value_rest(rows - i, weights + (int64_t)i * ld, ld, panel, n, alpha + i,
+                   to + (int64_t)i * o_ld, o_ld);
     }
 }
 

@@ -47,21 +47,34 @@ static ALWAYS_INLINE void score_panel(int rows, const float *q, int32_t q_ld, co
             vf_store(s + (int64_t)i * s_ld + c * VF, vf_set(scale) * acc[i][c]);
 }
 
+static NEVER_INLINE void score_strip(const float *q, int32_t q_ld, const float *k, int32_t D,
+                                     float scale, float *s, int32_t s_ld)
+{
+    score_panel(STRIP_ROWS, q, q_ld, k, D, scale, s, s_ld);
+}
+
+static NEVER_INLINE void score_rest(int32_t rows, const float *q, int32_t q_ld, const float *k,
+                                    int32_t D, float scale, float *s, int32_t s_ld)
+{
+    int32_t i = 0;
+    for (; i + 4 <= rows; i += 4)
+        score_panel(4, q + (int64_t)i * q_ld, q_ld, k, D, scale, s + (int64_t)i * s_ld, s_ld);
+    for (; i < rows; i++)
+        score_panel(1, q + (int64_t)i * q_ld, q_ld, k, D, scale, s + (int64_t)i * s_ld, s_ld);
+}
+
 static CPU_SCORES(scores)
 {
     const float *queries = q, *keys = k;
     for (int32_t p = 0; p < n_panels; p++) {
         const float *panel = keys + (int64_t)p * D * PANEL;
+        float *to = s + p * PANEL;
         int32_t i = 0;
         for (; i + STRIP_ROWS <= rows; i += STRIP_ROWS)
-            score_panel(STRIP_ROWS, queries + (int64_t)i * q_ld, q_ld, panel, D, scale,
-                        s + (int64_t)i * s_ld + p * PANEL, s_ld);
-        for (; i + 4 <= rows; i += 4)
-            score_panel(4, queries + (int64_t)i * q_ld, q_ld, panel, D, scale,
-                        s + (int64_t)i * s_ld + p * PANEL, s_ld);
-        for (; i < rows; i++)
-            score_panel(1, queries + (int64_t)i * q_ld, q_ld, panel, D, scale,
-                        s + (int64_t)i * s_ld + p * PANEL, s_ld);
+            score_strip(queries + (int64_t)i * q_ld, q_ld, panel, D, scale,
+                        to + (int64_t)i * s_ld, s_ld);
+        score_rest(rows - i, queries + (int64_t)i * q_ld, q_ld, panel, D, scale,
+                   to + (int64_t)i * s_ld, s_ld);
     }
 }
 
@@ -78,21 +91,37 @@ static ALWAYS_INLINE void value_panel(int rows, const float *p, int32_t p_ld, co
             vf_store(o + (int64_t)i * o_ld + c * VF, acc[i][c]);
 }
 
+static NEVER_INLINE void value_strip(const float *p, int32_t p_ld, const float *v, int32_t n,
+                                     const float *alpha, float *o, int32_t o_ld)
+{
+    value_panel(STRIP_ROWS, p, p_ld, v, n, alpha, o, o_ld);
+}
+
+static NEVER_INLINE void value_rest(int32_t rows, const float *p, int32_t p_ld, const float *v,
+                                    int32_t n, const float *alpha, float *o, int32_t o_ld)
+{
+    int32_t i = 0;
+    for (; i + 4 <= rows; i += 4)
+        value_panel(4, p + (int64_t)i * p_ld, p_ld, v, n, alpha + i, o + (int64_t)i * o_ld,
+                    o_ld);
+    for (; i < rows; i++)
+        value_panel(1, p + (int64_t)i * p_ld, p_ld, v, n, alpha + i, o + (int64_t)i * o_ld,
+                    o_ld);
+}
+
 static CPU_VALUES(values)
 {
-    const float *all = v;
+    const float *weights = p, *all = v;
+    const int32_t ld = p_ld;
     for (int32_t c = 0; c < n_panels; c++) {
         const float *panel = all + (int64_t)c * block * PANEL;
+        float *to = o + c * PANEL;
         int32_t i = 0;
         for (; i + STRIP_ROWS <= rows; i += STRIP_ROWS)
-            value_panel(STRIP_ROWS, p + (int64_t)i * p_ld, p_ld, panel, n, alpha + i,
-                        o + (int64_t)i * o_ld + c * PANEL, o_ld);
-        for (; i + 4 <= rows; i += 4)
-            value_panel(4, p + (int64_t)i * p_ld, p_ld, panel, n, alpha + i,
-                        o + (int64_t)i * o_ld + c * PANEL, o_ld);
-        for (; i < rows; i++)
-            value_panel(1, p + (int64_t)i * p_ld, p_ld, panel, n, alpha + i,
-                        o + (int64_t)i * o_ld + c * PANEL, o_ld);
+            value_strip(weights + (int64_t)i * ld, ld, panel, n, alpha + i,
+                        to + (int64_t)i * o_ld, o_ld);
+        value_rest(rows - i, weights + (int64_t)i * ld, ld, panel, n, alpha + i,
+                   to + (int64_t)i * o_ld, o_ld);
     }
 }
 

@@ -17,5 +17,8 @@
 #define LEVEL_NAME(name) LEVEL_PASTE(name, LEVEL)
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
+/* For the innermost kernels: inlined into a loop that needs many scalars, gcc keeps those in
+ * vector registers and an operand in memory (178 instead of 258 GFLOP/s). */
+#define NEVER_INLINE __attribute__((noinline))
 
 #endif
