@@ -39,7 +39,7 @@ def read_problem(text):
 
 
 def document_ids(n, documents):
-    """The very documents of saccade's `doc=i32[KV]:docs(12)`: splitmix64, seeded by the name."""
+    """Those of saccade's `doc=i32[KV]:docs(12)`: splitmix64, seeded by the name."""
     whole, seed = (1 << 64) - 1, 0xCBF29CE484222325
     for letter in b"doc":
         seed = (seed ^ letter) * 0x100000001B3 & whole
@@ -104,7 +104,8 @@ def time_torch(name, s, repeats, with_flex):
             flex = median_ms(lambda: compiled(q, k, v, score_mod=mods[1], block_mask=mask,
                                               enable_gqa=is_grouped), repeats)
         except Exception as error:  # a variant PyTorch cannot compile is a result too
-            print(f"# FlexAttention, {name}: {str(error).splitlines()[0][:80]}", file=sys.stderr)
+            reason = str(error).splitlines()[0][:80]
+            print(f"# FlexAttention, {name}: {reason}", file=sys.stderr)
     return sdpa, flex
 
 
