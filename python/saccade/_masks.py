@@ -402,6 +402,11 @@ def _dense(num, idx):
     return dense[..., :columns].contiguous()
 
 
+def _device():
+    """FlexAttention's default: the accelerator where there is one."""
+    return torch.device("cuda") if torch.cuda.is_available() else torch.get_default_device()
+
+
 def create_block_mask(
     mask_mod,
     B: int | None,
@@ -425,7 +430,7 @@ def create_block_mask(
         raise ValueError(f"got Q_LEN {Q_LEN}, KV_LEN {KV_LEN}, expected 1 or more")
     sizes = (B or 1, H or 1, H or 1, Q_LEN, KV_LEN, 1, 1)
     handle = _core.block_mask_create(mod, views, sizes, *block, keep)
-    device = device if device is not None else torch.get_default_device()
+    device = device if device is not None else _device()
     made = BlockMask(
         (Q_LEN, KV_LEN), BLOCK_SIZE=block, mask_mod=mask_mod, _handle=handle, _device=device
     )
@@ -452,6 +457,8 @@ def create_mask(
 ) -> torch.Tensor:
     """Dense bool [B, H, Q_LEN, KV_LEN]. A score mod is live where it does not give -inf."""
     kind = captured.kind_of(mod_fn)
+    if kind == "score" and not callable(mod_fn):
+        raise ValueError("mod_fn: got a score in text, expected a mask, or a callable")
     if kind == "score":
         inner = captured.callable_of(mod_fn)
         finite = lambda b, h, q, kv: inner(0.0, b, h, q, kv) != -float("inf")  # noqa: E731
@@ -459,5 +466,5 @@ def create_mask(
     made = create_block_mask(mod_fn, B, H, Q_LEN, KV_LEN, device="cpu")
     dense = torch.empty((B or 1, H or 1, Q_LEN, KV_LEN), dtype=torch.uint8)
     _lib.call("block_mask_to_dense", made.handle().handle, dense.data_ptr())
-    device = device if device is not None else torch.get_default_device()
+    device = device if device is not None else _device()
     return dense.to(torch.bool).to(device)

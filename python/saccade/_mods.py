@@ -75,6 +75,8 @@ class captured:
     def kind_of(mod) -> str:
         if isinstance(mod, AnyMod):
             return mod.kind
+        if isinstance(mod, str):
+            return _kind_of_text(mod)
         names = [
             p
             for p in inspect.signature(mod).parameters.values()
@@ -94,6 +96,15 @@ class captured:
         text = mod if isinstance(mod, str) else mod.text
         captures = {} if isinstance(mod, str) else mod.captures
         return functools.partial(_inline, text, captures)
+
+
+def _kind_of_text(text: str) -> str:
+    """mask where the text is one, else score (whose errors are then shown on use)."""
+    try:
+        _core.free_names(_lib.MASK, text)
+        return "mask"
+    except _lib.BadValue:
+        return "score"
 
 
 def _inline(text, captures, *values):

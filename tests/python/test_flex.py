@@ -241,6 +241,15 @@ def test_errors():
         out.sum().backward()
 
 
+def test_create_mask_of_text():
+    i, j = torch.arange(9)[:, None], torch.arange(9)
+    assert torch.equal(st.create_mask("q >= kv", None, None, 9, 9, "cpu")[0, 0], i >= j)
+    with pytest.raises(ValueError, match="got a score in text"):
+        st.create_mask("score * 2", None, None, 9, 9)
+    cut = lambda s, b, h, q, kv: torch.where(q == kv, -math.inf, s)  # noqa: E731
+    assert torch.equal(st.create_mask(cut, None, None, 9, 9, "cpu")[0, 0], i != j)
+
+
 def test_long_block_mask():
     made = st.create_block_mask(MASKS["sliding"], None, None, 131072, 131072)
     assert made.sparsity() > 99
