@@ -39,7 +39,7 @@ static void simplified_nodes_read_back(void **state)
         random_mod r;
         arena scratch;
         saccade_error err = {0};
-        saccade_mod *simple;
+        saccade_mod *simple = NULL;
         const mod_fn *fn;
         random_mod_make(seed, seed & 1 ? SACCADE_MASK : SACCADE_SCORE, 0, 2 + (int)(seed % 5),
                         &sizes, &r);

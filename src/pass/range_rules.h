@@ -3,7 +3,8 @@
  * An int is known twice: as an interval, and as a linear form of the box's variables with an
  * interval as remainder, value = coef . (b h q kv) + r, rlo <= r <= rhi, which holds for every
  * point of the box without wrapping. The form is what proves q - kv <= W: differences of
- * variables lose nothing. A residue besides, so that (y * n + x) % n is x again. Floats are intervals of doubles, rounded outward. */
+ * variables lose nothing. A residue besides, so that (y * n + x) % n is x again.
+ * Floats are intervals of doubles, rounded outward. */
 #ifndef SACCADE_PASS_RANGE_RULES_H
 #define SACCADE_PASS_RANGE_RULES_H
 

@@ -1,4 +1,4 @@
-"""CUDA tensors: in place, on the current stream, in graphs; against float64 on the same device."""
+"""CUDA tensors: in place, on the current stream, in graphs; against float64 there too."""
 
 import math
 
