@@ -246,7 +246,8 @@ SACCADE_API const saccade_mod *saccade_block_mask_mod(const saccade_block_mask *
 SACCADE_API saccade_block_mask_stats
 saccade_block_mask_get_stats(const saccade_block_mask *mask);
 /* Runs of one block row, borrowed until destroy or update; b and h may exceed the stored
- * (broadcast) 1. Returns the number of runs. transposed: runs of query blocks of a key block.
+ * (broadcast) 1. Returns the number of runs, -1 for a row that is not there or no memory.
+ * transposed: runs of query blocks of a key block.
  * */
 SACCADE_API int64_t saccade_block_mask_row(const saccade_block_mask *mask, int64_t b, int64_t h,
                                            int64_t row, int transposed,
