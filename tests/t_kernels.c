@@ -1,0 +1,430 @@
+/* Every entry of every kernel table against plain double sums, with guards around what it may
+ * write and NaN around what it may read, and the exponential against libm. The packed layouts
+ * are those of docs/kernels.md, read here independently. */
+#include "cpu/cpu.h"
+#include "saccade_config.h"
+
+#include "base/convert.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MOST_ROWS = 24, MOST_D = 160 };
+
+typedef struct entry {
+    const cpu_kernels *kernels;
+    int32_t level;
+    int needs_bf16;
+} entry;
+
+static const entry entries[] = {
+    {&cpu_f32_portable, CPU_PORTABLE, 0},
+#if HAVE_LEVEL_AVX2
+    {&cpu_f32_avx2, CPU_AVX2, 0},
+#endif
+#if HAVE_LEVEL_AVX512
+    {&cpu_f32_avx512, CPU_AVX512, 0},
+#endif
+#if HAVE_LEVEL_AMX
+    {&cpu_bf16_dot, CPU_AVX512, 1},
+#endif
+};
+
+typedef void (*kernel_test)(const cpu_kernels *kernels);
+
+static void for_each_table(kernel_test test)
+{
+    cpu_level most = CPU_PORTABLE;
+    assert_int_equal(cpu_level_allowed(&most, NULL), SACCADE_OK);
+    for (size_t n = 0; n < sizeof entries / sizeof entries[0]; n++)
+        if (entries[n].level <= (int32_t)most &&
+            (!entries[n].needs_bf16 || cpu_features_get()->has_avx512_bf16))
+            test(entries[n].kernels);
+}
+
+static uint64_t seed = 42;
+
+static float noise(void)
+{
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (float)((double)(int32_t)(seed >> 33) / 0x1p30 - 1);
+}
+
+/* Elements that the dtype holds exactly, so that only sums round. */
+static float rounded(saccade_dtype dtype, float x)
+{
+    uint16_t h;
+    if (dtype == SACCADE_F32)
+        return x;
+    convert_from_f32(dtype, &x, &h, 1);
+    convert_to_f32(dtype, &h, &x, 1);
+    return x;
+}
+
+/* Rows of noise with 3 elements of NaN between them. */
+typedef struct source {
+    cpu_rows rows;
+    float *value; /* [n][dim] */
+    void *memory;
+} source;
+
+static source source_make(saccade_dtype dtype, int32_t n, int32_t dim)
+{
+    const size_t each = saccade_dtype_bytes(dtype), pitch = ((size_t)dim + 3) * each;
+    source s = {.memory = malloc((size_t)n * pitch),
+                .value = malloc((size_t)n * (size_t)dim * sizeof(float))};
+    assert_true(s.memory && s.value);
+    memset(s.memory, 0xff, (size_t)n * pitch);
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t d = 0; d < dim; d++) {
+            float *x = &s.value[i * dim + d];
+            *x = rounded(dtype, noise());
+            convert_from_f32(dtype, x, (char *)s.memory + (size_t)i * pitch + (size_t)d * each,
+                             1);
+        }
+    s.rows = (cpu_rows){s.memory, (int64_t)pitch, dtype, dim};
+    return s;
+}
+
+static void source_free(source *s)
+{
+    free(s->memory);
+    free(s->value);
+}
+
+static saccade_dtype dtype_of(const cpu_kernels *k, int which)
+{
+    static const saccade_dtype all[] = {SACCADE_F32, SACCADE_F16, SACCADE_BF16};
+    return k->element == 2 ? SACCADE_BF16 : all[which % 3];
+}
+
+static void *zeroed(size_t bytes)
+{
+    void *p = aligned_alloc(64, (bytes + 127) / 64 * 64);
+    assert_non_null(p);
+    memset(p, 0, bytes);
+    return p;
+}
+
+static void near(const char *what, const cpu_kernels *k, double x, double gold, double most)
+{
+    if (!(fabs(x - gold) <= most))
+        fail_msg("%s, %s: got %.9g, expected %.9g within %.3g", k->name, what, x, gold, most);
+}
+
+/* ---- scores: packed, and straight from the rows ---- */
+
+static void check_scores(const cpu_kernels *k, const source *q, const source *keys,
+                         int32_t rows, int32_t n, const float *s, const char *what)
+{
+    const int32_t D = q->rows.dim, ld = CPU_BLOCK_KEYS;
+    for (int32_t i = 0; i < rows; i++)
+        for (int32_t j = 0; j < n; j++) {
+            double sum = 0;
+            for (int32_t d = 0; d < D; d++)
+                sum += (double)q->value[i * D + d] * keys->value[j * D + d];
+            near(what, k, s[i * ld + j], 0.5 * sum, 1e-6 * (D + 4));
+        }
+}
+
+static void scores_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, int32_t D)
+{
+    const int32_t q_ld = (D + 31) / 32 * 32, ld = CPU_BLOCK_KEYS;
+    const int32_t padded = (n + k->panel - 1) / k->panel * k->panel;
+    source q = source_make(dtype_of(k, which), rows, D);
+    source keys = source_make(dtype_of(k, which), n, D);
+    void *packed_q = zeroed((size_t)(rows * q_ld) * 4);
+    void *packed_k = zeroed((size_t)padded * (size_t)(D + 1) * 4);
+    float *s = zeroed((size_t)(MOST_ROWS * ld) * sizeof *s);
+    k->pack_rows(&q.rows, 0, rows, rows, q_ld, packed_q);
+    k->pack_keys(&keys.rows, 0, n, padded, packed_k);
+    k->scores(packed_q, q_ld, packed_k, D, rows, padded / k->panel, 0.5f, s, ld);
+    check_scores(k, &q, &keys, rows, n, s, "scores");
+    for (int32_t at = rows * ld; at < MOST_ROWS * ld; at++)
+        assert_true(s[at] == 0);
+    if (D % 32 == 0 && rows <= CPU_DIRECT_ROWS) {
+        memset(s, 0, (size_t)(MOST_ROWS * ld) * sizeof *s);
+        k->dots(packed_q, q_ld, &keys.rows, 0, n, rows, 0.5f, s, ld, &keys.rows, 0);
+        check_scores(k, &q, &keys, rows, n, s, "dots");
+    }
+    free(packed_q);
+    free(packed_k);
+    free(s);
+    source_free(&q);
+    source_free(&keys);
+}
+
+static void test_scores(const cpu_kernels *k)
+{
+    static const int32_t rows[] = {1, 2, 3, 5, 7, 8, 12, 13, 24};
+    static const int32_t dims[] = {1, 2, 17, 32, 64, 96, 129, 160};
+    int which = 0;
+    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++)
+        for (size_t d = 0; d < sizeof dims / sizeof dims[0]; d++, which++)
+            scores_of(k, which, rows[r], which % 2 ? 37 : CPU_BLOCK_KEYS, dims[d]);
+}
+
+static void scores_hold(void **state)
+{
+    (void)state;
+    for_each_table(test_scores);
+}
+
+/* ---- values ---- */
+
+typedef struct weights {
+    float value[MOST_ROWS][CPU_BLOCK_KEYS];
+    float alpha[MOST_ROWS];
+    float *packed; /* as softmax leaves P */
+} weights;
+
+static void weights_make(const cpu_kernels *k, int32_t rows, int32_t n, weights *w)
+{
+    const int32_t ld = CPU_BLOCK_KEYS;
+    w->packed = zeroed((size_t)(MOST_ROWS * ld) * sizeof(float));
+    memset(w->value, 0, sizeof w->value);
+    for (int32_t i = 0; i < rows; i++) {
+        w->alpha[i] = noise();
+        for (int32_t j = 0; j < n; j++) {
+            const float p = rounded(k->element == 2 ? SACCADE_BF16 : SACCADE_F32,
+                                    fabsf(noise()));
+            w->value[i][j] = p;
+            if (k->element == 2)
+                ((uint16_t *)(void *)(w->packed + i * ld))[j] = bf16_from_f32(p);
+            else
+                w->packed[i * ld + j] = p;
+        }
+    }
+}
+
+static void check_values(const cpu_kernels *k, const source *v, const weights *w, int32_t rows,
+                         int32_t n, const float *o, int32_t o_ld, const char *what)
+{
+    for (int32_t i = 0; i < rows; i++)
+        for (int32_t d = 0; d < v->rows.dim; d++) {
+            double sum = 0.25 * w->alpha[i];
+            for (int32_t j = 0; j < n; j++)
+                sum += (double)w->value[i][j] * v->value[j * v->rows.dim + d];
+            near(what, k, o[i * o_ld + d], sum, 1e-6 * (n + 4));
+        }
+}
+
+static float *quarters(size_t n)
+{
+    float *o = zeroed(n * sizeof *o);
+    for (size_t at = 0; at < n; at++)
+        o[at] = 0.25f;
+    return o;
+}
+
+static void values_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, int32_t E)
+{
+    static weights w;
+    const int32_t o_ld = (E + k->panel - 1) / k->panel * k->panel, block = CPU_BLOCK_KEYS;
+    source v = source_make(dtype_of(k, which), n, E);
+    void *packed = zeroed((size_t)block * (size_t)o_ld * 4);
+    float *o = quarters((size_t)(MOST_ROWS * o_ld));
+    weights_make(k, rows, n, &w);
+    assert_int_equal(k->pack_values(&v.rows, 0, n, block, packed), 0);
+    k->values(w.packed, block, packed, (n + 15) / 16 * 16, block, rows, o_ld / k->panel,
+              w.alpha, o, o_ld);
+    check_values(k, &v, &w, rows, n, o, o_ld, "values");
+    for (int32_t at = rows * o_ld; at < MOST_ROWS * o_ld; at++)
+        assert_true(o[at] == 0.25f);
+    free(o);
+    if (E % 32 == 0 && rows <= CPU_DIRECT_ROWS) {
+        o = quarters((size_t)(MOST_ROWS * o_ld));
+        assert_int_equal(k->sums(w.packed, block, &v.rows, 0, n, rows, w.alpha, o, o_ld,
+                                 &v.rows, 0),
+                         E);
+        check_values(k, &v, &w, rows, n, o, o_ld, "sums");
+        free(o);
+    }
+    free(packed);
+    free(w.packed);
+    source_free(&v);
+}
+
+static void test_values(const cpu_kernels *k)
+{
+    static const int32_t rows[] = {1, 2, 3, 5, 7, 8, 12, 13, 24};
+    static const int32_t dims[] = {1, 3, 17, 32, 64, 96, 129, 160};
+    int which = 0;
+    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++)
+        for (size_t d = 0; d < sizeof dims / sizeof dims[0]; d++, which++)
+            values_of(k, which, rows[r], which % 2 ? 37 : CPU_BLOCK_KEYS, dims[d]);
+}
+
+static void values_hold(void **state)
+{
+    (void)state;
+    for_each_table(test_values);
+}
+
+/* One infinity or NaN anywhere in V is seen, and stops `sums` before it touches that column. */
+static void test_wild(const cpu_kernels *k)
+{
+    static const float wild[] = {NAN, INFINITY, -INFINITY};
+    static weights w;
+    void *packed = zeroed((size_t)CPU_BLOCK_KEYS * MOST_D * 4);
+    weights_make(k, 4, 37, &w);
+    for (int n = 0; n < 60; n++) {
+        const int32_t rows = 1 + n % 4, j = n * 7 % 37, d = n * 31 % MOST_D;
+        source v = source_make(dtype_of(k, n), 37, MOST_D);
+        const size_t each = saccade_dtype_bytes(v.rows.dtype);
+        convert_from_f32(v.rows.dtype, &wild[n % 3],
+                         (char *)v.memory + j * v.rows.stride + (size_t)d * each, 1);
+        assert_true(k->pack_values(&v.rows, 0, 37, CPU_BLOCK_KEYS, packed) != 0);
+        float *o = quarters(MOST_ROWS * MOST_D);
+        const int32_t done = k->sums(w.packed, CPU_BLOCK_KEYS, &v.rows, 0, 37, rows, w.alpha, o,
+                                     MOST_D, &v.rows, 0);
+        assert_true(done <= d);
+        for (int32_t at = 0; at < rows * MOST_D; at++)
+            assert_true(at % MOST_D < done || o[at] == 0.25f);
+        free(o);
+        source_free(&v);
+    }
+    free(w.packed);
+    free(packed);
+}
+
+static void wild_is_seen(void **state)
+{
+    (void)state;
+    for_each_table(test_wild);
+}
+
+/* ---- softmax ---- */
+
+static double weight(const cpu_kernels *k, const float *row, int32_t j)
+{
+    return k->element == 2 ? (double)bf16_to_f32(((const uint16_t *)(const void *)row)[j])
+                           : (double)row[j];
+}
+
+/* Two blocks in a row, the second with larger scores, or smaller, or dead. */
+static void test_softmax(const cpu_kernels *k)
+{
+    static const float base[][2] = {
+        {0, 3}, {3, 0}, {-INFINITY, 1}, {1, -INFINITY}, {-3700, -3690}};
+    enum { N = 48, LD = CPU_BLOCK_KEYS };
+    float *s = zeroed(2 * LD * sizeof *s);
+    const double unit = k->element == 2 ? 0x1p-8 : 3e-7;
+    for (size_t n = 0; n < sizeof base / sizeof base[0]; n++) {
+        float m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, alpha[2];
+        double gold_m = -INFINITY, gold_l = 0;
+        for (int block = 0; block < 2; block++) {
+            double x[N], most = gold_m;
+            for (int j = 0; j < N; j++) {
+                x[j] = j % 5 == 1 ? -INFINITY : base[n][block] + noise();
+                s[j] = s[LD + j] = (float)x[j];
+                most = fmax(most, s[j]);
+                x[j] = s[j];
+            }
+            const double from = most == -INFINITY ? 0 : most;
+            gold_l *= exp(gold_m - from);
+            k->softmax(s, LD, 2, N, NULL, m, l, alpha);
+            near("alpha", k, alpha[1], exp(gold_m - from), 1e-5);
+            gold_m = most;
+            for (int j = 0; j < N; j++) {
+                gold_l += exp(x[j] - from);
+                near("p", k, weight(k, s + LD, j), exp(x[j] - from), unit + fabs(from) * 1e-7);
+            }
+            assert_true(m[0] == (float)gold_m && m[1] == m[0]);
+            near("l", k, l[1], gold_l, gold_l * (2e-6 + fabs(from) * 1e-7));
+        }
+    }
+    free(s);
+}
+
+static void softmax_holds(void **state)
+{
+    (void)state;
+    for_each_table(test_softmax);
+}
+
+/* exp of every 61st float from -110 to -0: the polynomial, and the rounding of s log2 e. */
+static void test_exponential(const cpu_kernels *k)
+{
+    const float zero = 0;
+    float *s = zeroed(CPU_BLOCK_KEYS * sizeof *s);
+    if (k->element == 2)
+        goto out;
+    for (uint32_t bits = f32_bits(1e-9f); bits < f32_bits(110.0f);) {
+        float x[CPU_BLOCK_KEYS], m = -INFINITY, l = 0, alpha;
+        for (int j = 0; j < CPU_BLOCK_KEYS; j++, bits += 61)
+            s[j] = x[j] = -f32_from_bits(bits);
+        k->softmax(s, CPU_BLOCK_KEYS, 1, CPU_BLOCK_KEYS, &zero, &m, &l, &alpha);
+        for (int j = 0; j < CPU_BLOCK_KEYS; j++) {
+            const double gold = exp((double)x[j]), most = 2.5e-7 + 1.2e-7 * fabs((double)x[j]);
+            near("exp", k, s[j], gold, fmax(gold * most, 0x1p-126));
+        }
+    }
+out:
+    free(s);
+}
+
+static void exponential_holds(void **state)
+{
+    (void)state;
+    for_each_table(test_exponential);
+}
+
+/* A NaN score makes the row's l NaN, +INF too; its neighbours stay as they are. */
+static void test_not_finite(const cpu_kernels *k)
+{
+    static const float wild[] = {NAN, INFINITY};
+    enum { LD = CPU_BLOCK_KEYS };
+    float *s = zeroed(2 * LD * sizeof *s);
+    for (int n = 0; n < 2; n++)
+        for (int at = 0; at < 64; at++) {
+            float m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, alpha[2];
+            for (int j = 0; j < 64; j++)
+                s[j] = s[LD + j] = (float)j / 64;
+            s[at] = wild[n];
+            k->softmax(s, LD, 2, 64, NULL, m, l, alpha);
+            assert_true(isnan(l[0]));
+            assert_true(l[1] > 1 && l[1] <= 64 && m[1] == 63.0f / 64);
+        }
+    free(s);
+}
+
+static void not_finite_is_kept(void **state)
+{
+    (void)state;
+    for_each_table(test_not_finite);
+}
+
+/* ---- order of work ---- */
+
+static void order_is_by_weight(void **state)
+{
+    int64_t weight[500];
+    int32_t order[500];
+    (void)state;
+    for (int n = 0; n < 500; n += 7) {
+        for (int i = 0; i < n; i++)
+            weight[i] = (int64_t)(8 * fabsf(noise()));
+        cpu_order(weight, order, n);
+        for (int i = 1; i < n; i++)
+            assert_true(weight[order[i - 1]] > weight[order[i]] ||
+                        (weight[order[i - 1]] == weight[order[i]] && order[i - 1] < order[i]));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(scores_hold),        cmocka_unit_test(values_hold),
+        cmocka_unit_test(wild_is_seen),       cmocka_unit_test(softmax_holds),
+        cmocka_unit_test(exponential_holds),  cmocka_unit_test(not_finite_is_kept),
+        cmocka_unit_test(order_is_by_weight),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
