@@ -17,9 +17,9 @@ enum {
 
 int cu_shared_bytes(const cu_state *s, const plan_problem *p)
 {
-    return cu_tile_shared(s->family, &s->tile, cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
-                          p->dtype)
-           + s->tile.groups * s->tile.keys * s->facts.column_words * 4;
+    const int buffers = s->family == CU_SM90 ? s->tile.groups : 1; /* of mask columns */
+    return cu_tile_shared(s->family, &s->tile, cu_padded(p->sizes.D), cu_padded(p->sizes.Dv))
+           + buffers * s->tile.keys * s->facts.column_words * 4;
 }
 
 static int decode_shared(const cu_state *s, const plan_problem *p, int64_t spans)
@@ -148,18 +148,21 @@ static cu_stride strides_of(const saccade_tensor *t)
     return (cu_stride){stride_of(t, 0), stride_of(t, 1), stride_of(t, 2)};
 }
 
-/* 16-byte pieces: what the tensor copies and the 16-byte stores need */
-static saccade_status check_aligned(const saccade_tensor *t, const char *name,
-                                    saccade_error *err)
+/* Whether rows lie on 16 bytes, which tensor copies and 16-byte stores need. */
+static int is_aligned(const saccade_tensor *t)
 {
-    FAIL_AT((uintptr_t)t->data % 16, SACCADE_EINVAL, name, 0, 0,
-            "got an address that is not a multiple of 16 bytes");
+    int ok = (uintptr_t)t->data % 16 == 0 && (t->shape[2] == 1 || t->stride[2] != 0);
     for (int d = 0; d < 3; d++)
-        FAIL_AT(stride_of(t, d) % 8, SACCADE_EINVAL, name, 0, 0,
-                "got stride %lld in dimension %d, expected a multiple of 8 (16 bytes)",
-                (long long)t->stride[d], d);
-    FAIL_AT(t->shape[2] > 1 && t->stride[2] == 0, SACCADE_EINVAL, name, 0, 0,
-            "got a broadcast dimension 2, expected memory for each row");
+        ok = ok && stride_of(t, d) % 8 == 0;
+    return ok;
+}
+
+static saccade_status check_aligned(const cu_state *s, const saccade_tensor *t,
+                                    const char *name, saccade_error *err)
+{
+    FAIL_AT(s->family == CU_SM90 && !is_aligned(t), SACCADE_EINVAL, name, 0, 0,
+            "got rows that do not start on 16 bytes, expected an address of whole 16 bytes and "
+            "strides of whole 8 elements (arch sm_90 takes any)");
     return SACCADE_OK;
 }
 
@@ -261,6 +264,8 @@ static void fill(const saccade_plan *plan, const plan_run *run, const cu_runs *r
     p->M = (int)run->sizes.Q;
     p->N = (int)run->sizes.KV;
     p->scale = plan->problem.scale;
+    p->is_plain = !is_aligned(run->q) || !is_aligned(run->k) || !is_aligned(run->v)
+                  || !is_aligned(run->out) || run->sizes.D % 8 || run->sizes.Dv % 8;
     p->q_offset = position_of(&run->positions.q_offset, 0);
     p->kv_offset = position_of(&run->positions.kv_offset, 0);
     p->kv_len = position_of(&run->positions.kv_len, (int)run->sizes.KV);
@@ -399,10 +404,10 @@ saccade_status cu_forward(const saccade_plan *plan, const plan_run *run, saccade
     const cu_runs *runs;
     void *pushed;
     FAIL_IF(!s->is_present, SACCADE_EBACKEND, "cuda: no device here runs %s", s->arch);
-    TRY(check_aligned(run->q, "q", err));
-    TRY(check_aligned(run->k, "k", err));
-    TRY(check_aligned(run->v, "v", err));
-    TRY(check_aligned(run->out, "out", err));
+    TRY(check_aligned(s, run->q, "q", err));
+    TRY(check_aligned(s, run->k, "k", err));
+    TRY(check_aligned(s, run->v, "v", err));
+    TRY(check_aligned(s, run->out, "out", err));
     FAIL_IF(tiles_of(s, &run->sizes) > INT32_MAX / warps_of(s), SACCADE_ELIMIT,
             "cuda: got too many rows for one run");
     TRY(find_runs(s, run, &runs, err));

@@ -33,8 +33,8 @@ static int applicable(const plan_problem *p, int32_t level, char *why)
     (void)level;
     if (!is_half(p->dtype) || p->kv_dtype != p->dtype)
         return say(why, "the CUDA back end takes bf16 and f16, the same for Q, K and V");
-    if (p->sizes.D % 8 || p->sizes.Dv % 8 || p->sizes.D > 256 || p->sizes.Dv > 256)
-        return say(why, "the CUDA back end takes head dims that are multiples of 8 up to 256");
+    if (p->sizes.D > 256 || p->sizes.Dv > 256)
+        return say(why, "the CUDA back end takes head dims up to 256");
     if (!p->arch && cu_get_driver(&driver, &err) != SACCADE_OK)
         return say(why, err.message);
     return 1;
@@ -74,6 +74,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const instance 
         {"LAZY", i->is_lazy},
         {"ROWMAX", i->has_peaks},
         {"PACKED", i->is_packed},
+        {"Q_SHARED", cu_is_q_shared(s->family, (int)p->sizes.D, (int)p->sizes.Dv)},
         {"SCALE_FIRST", p->scale <= 0 && s->facts.score != CU_SCORE_GENERAL},
         {"REGS_PRODUCER", groups == 1   ? 56
                           : groups == 2 ? 40
@@ -261,7 +262,10 @@ static saccade_status choose_target(cu_state *s, const plan_problem *p,
     else
         snprintf(s->arch, sizeof s->arch, "sm_%d%s", s->device.sm,
                  s->device.sm == 90 ? "a" : "");
-    s->family = strcmp(s->arch, "sm_90a") == 0 ? CU_SM90 : CU_SM80;
+    /* tensor copies want rows of whole 16 bytes */
+    s->family = strcmp(s->arch, "sm_90a") == 0 && p->sizes.D % 8 == 0 && p->sizes.Dv % 8 == 0
+                    ? CU_SM90
+                    : CU_SM80;
     const int wanted = atoi(s->arch + strcspn(s->arch, "0123456789"));
     FAIL_AT(wanted < 80 || wanted > 200, SACCADE_EINVAL, "arch", 0, 0,
             "got '%s', expected sm_80 or later, as in sm_90a", s->arch);

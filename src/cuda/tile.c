@@ -29,22 +29,21 @@ static int choice90(int D, int E, int rung, cu_tile *out)
     return 1;
 }
 
-/* sm_80 and later: each warp holds 16 rows of O in registers. */
-static int choice80(int D, int E, saccade_dtype dtype, int rung, cu_tile *out)
+/* sm_80 and later: each warp holds Q, S and O of 16 rows in registers; two CTAs to a
+ * multiprocessor fit the 163 KB of shared memory of an A100. */
+static int choice80(int D, int E, int rung, cu_tile *out)
 {
     static const cu_tile small[] = {{4, 64, 2, 0, 0}, {4, 32, 2, 0, 0}, {4, 16, 2, 0, 0}};
-    static const cu_tile large[] = {{4, 32, 2, 0, 0}, {4, 16, 2, 0, 0}};
-    const int wide = (D > E ? D : E) > 128 || dtype == SACCADE_F32;
-    if (rung >= (wide ? 2 : 3))
+    const int first = (D > E ? D : E) > 128;
+    if (first + rung >= 3)
         return 0;
-    *out = wide ? large[rung] : small[rung];
+    *out = small[first + rung];
     return 1;
 }
 
 int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung, cu_tile *out)
 {
-    int found =
-        family == CU_SM90 ? choice90(D, E, rung, out) : choice80(D, E, dtype, rung, out);
+    int found = family == CU_SM90 ? choice90(D, E, rung, out) : choice80(D, E, rung, out);
     if (found && dtype != SACCADE_BF16)
         out->is_lazy =
             0; /* p of f16 overflows at 2^16, far too early to go without a maximum */
@@ -83,6 +82,12 @@ int cu_decode_shared(const cu_tile *tile, int D, int E, int column_words, int64_
            + (int)(spans + 1) * 4;
 }
 
+/* sm_80: O of such heads takes half the registers, and Q would take the rest. */
+int cu_is_q_shared(cu_family family, int D, int E)
+{
+    return family == CU_SM80 && (D > 128 || E > 128);
+}
+
 int cu_tile_rows(cu_family family, const cu_tile *tile)
 {
     return tile->groups * (family == CU_SM90 ? 64 : 16);
@@ -93,7 +98,7 @@ int cu_tile_threads(cu_family family, const cu_tile *tile)
     return family == CU_SM90 ? (tile->groups + 1) * 128 : tile->groups * 32;
 }
 
-int cu_tile_shared(cu_family family, const cu_tile *tile, int D, int E, saccade_dtype dtype)
+int cu_tile_shared(cu_family family, const cu_tile *tile, int D, int E)
 {
     const int rows = cu_tile_rows(family, tile);
     if (family == CU_SM90) { /* panels of 64 columns, 128 bytes a row; then barriers */
@@ -102,7 +107,7 @@ int cu_tile_shared(cu_family family, const cu_tile *tile, int D, int E, saccade_
         return 128 * (panels_d * rows + tile->stages * tile->keys * (panels_d + panels_e))
                + 8 * barriers + 8;
     }
-    const int size = dtype == SACCADE_F32 ? 4 : 2;
-    const int row_d = round_up(D, 16) * size + 16, row_e = round_up(E, 16) * size + 16;
-    return rows * row_d + tile->stages * tile->keys * (row_d + row_e);
+    const int panels = round_up(D, 64) / 64 + round_up(E, 64) / 64;
+    const int q = cu_is_q_shared(family, D, E) ? tile->groups * 32 * D : 0;
+    return tile->stages * tile->keys * 128 * panels + q;
 }

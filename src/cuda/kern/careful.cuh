@@ -63,9 +63,10 @@ DEVICE void redo_row(const cu_fwd &p, const mod_args &mod, const tile &t, int m)
     for (int first = 0; first < t.kv_len; first += LANES)
         add_keys(r, p, t, first, score_at(p, mod, t, m, first + lane));
     elem *out = (elem *)p.o + t.b * p.os.b + t.h * p.os.h + m * p.os.n;
+    float inv = r.l == 0.f ? 0.f : rcp_fast(r.l);
     for (int e = 0; e < O_PER_LANE; e++)
         if (e * LANES + lane < CFG_E_REAL)
-            out[e * LANES + lane] = from_float(r.l == 0.f ? 0.f : r.o[e] / r.l);
+            out[e * LANES + lane] = from_float(r.o[e] * inv);
     long long at = ((long long)t.b * p.H + t.h) * p.M + m;
     if (lane == 0 && p.lse)
         p.lse[at] = r.l == 0.f ? NEG_INF : r.m + logf(r.l);

@@ -248,7 +248,7 @@ DEVICE void place_packed(tile_rows &r, const cu_fwd &p, const mod_args &mod, con
 #endif
 }
 
-DEVICE void load_packed_q(u32 (&q)[CFG_D / 4], const cu_fwd &p, const span &s)
+DEVICE void load_packed_q(q_fragments &q, const cu_fwd &p, const span &s)
 {
     int group = p.H / p.G, n = packed_rows(p), lane = threadIdx.x & 31;
     const u16 *row[2];
@@ -261,13 +261,13 @@ DEVICE void load_packed_q(u32 (&q)[CFG_D / 4], const cu_fwd &p, const span &s)
         row[i] = (const u16 *)p.q + s.b * p.qs.b + (s.g * group + r / p.M) * p.qs.h
                  + (long long)(r % p.M) * p.qs.n;
     }
-    load_q(q, row[0], has[0], row[1], has[1]);
+    load_q(q, row[0], has[0], row[1], has[1], 0);
 }
 
 struct fragment {
     row_state rows;
     tile_rows at;
-    u32 q[CFG_D / 4];
+    q_fragments q;
     float o[O_COUNT];
 };
 
@@ -416,7 +416,7 @@ DEVICE void write_piece(const meeting &sh, const cu_fwd &p, const span &s, int s
     int lane = threadIdx.x & 31;
     for (int r = threadIdx.x / 32; r < ROWS && s.row0 + r < packed_rows(p); r += WARPS) {
         float3 x = meet_row(sh, r);
-        float inv = x.y == 0.f ? 0.f : 1.f / x.y, zero = 0.f;
+        float inv = x.y == 0.f ? 0.f : rcp_fast(x.y), zero = 0.f;
         for (int e = lane; e < CFG_E; e += 32) {
             float sum = 0.f;
             for (int w = 0; w < HALF; w++)
@@ -542,7 +542,7 @@ DEVICE void join_row(const cu_fwd &p, const span &s, int slot, int count, int r)
                     o[i] = fmaf(p.part_o[from + lane + 32 * i], w, o[i]);
         }
     }
-    float inv = sum.y == 0.f ? 0.f : 1.f / sum.y, zero = 0.f;
+    float inv = sum.y == 0.f ? 0.f : rcp_fast(sum.y), zero = 0.f;
     for (int i = 0; i < (CFG_E + 31) / 32; i++) {
         zero = fmaf(o[i], 0.f, zero);
         if (lane + 32 * i < CFG_E_REAL)

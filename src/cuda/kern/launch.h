@@ -35,6 +35,7 @@ typedef struct cu_fwd {
     float *row_max;        /* [B][H][M], natural units, or null */
     cu_stride qs, ks, vs, os;
     int B, H, G, M, N;
+    int is_plain; /* rows of some tensor do not lie on 16 bytes (sm_80 kernel) */
     float scale;
     cu_position q_offset, kv_offset, kv_len;
     const cu_run *

@@ -39,8 +39,47 @@ DEVICE void mma16(float *d, const u32 *a, u32 b0, u32 b1)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* s = Q K^T for 16 rows and 2 * COUNT keys; q: A fragments of CFG_D / 16 steps. */
-template <int COUNT> DEVICE void mma_qk(float (&s)[COUNT], const u32 (&q)[CFG_D / 4], u32 k)
+/* A fragments of Q, CFG_D / 16 steps of four words: in registers, or, where O leaves no room
+ * for them (CFG_Q_SHARED), in shared memory, each thread's own at q, then 16 * threads bytes to
+ * the next step. */
+#if CFG_Q_SHARED
+typedef u32 q_fragments;
+
+DEVICE void q_step(u32 (&a)[4], q_fragments q, int kk)
+{
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"(q + kk * CFG_WGS * 32 * 16));
+}
+
+DEVICE void q_keep(q_fragments q, int kk, const u32 (&a)[4])
+{
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(q + kk * CFG_WGS * 32 * 16),
+                 "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+                 : "memory");
+}
+#else
+struct q_fragments {
+    u32 x[CFG_D / 4];
+};
+
+DEVICE void q_step(u32 (&a)[4], const q_fragments &q, int kk)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        a[i] = q.x[4 * kk + i];
+}
+
+DEVICE void q_keep(q_fragments &q, int kk, const u32 (&a)[4])
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        q.x[4 * kk + i] = a[i];
+}
+#endif
+
+/* s = Q K^T for 16 rows and 2 * COUNT keys. */
+template <int COUNT> DEVICE void mma_qk(float (&s)[COUNT], const q_fragments &q, u32 k)
 {
     enum { KEYS = COUNT * 2 };
     int lane = threadIdx.x & 31;
@@ -50,12 +89,14 @@ template <int COUNT> DEVICE void mma_qk(float (&s)[COUNT], const u32 (&q)[CFG_D 
         s[i] = 0.f;
 #pragma unroll
     for (int kk = 0; kk < CFG_D / 16; kk++) {
+        u32 a[4];
+        q_step(a, q, kk);
 #pragma unroll
         for (int n = 0; n < KEYS / 16; n++) {
             u32 b[4];
             load_matrices(b, swizzled(k, KEYS * 128, n * 16 + row, kk * 2 + chunk));
-            mma16(s + n * 8, q + kk * 4, b[0], b[1]);
-            mma16(s + n * 8 + 4, q + kk * 4, b[2], b[3]);
+            mma16(s + n * 8, a, b[0], b[1]);
+            mma16(s + n * 8 + 4, a, b[2], b[3]);
         }
     }
 }
@@ -83,20 +124,27 @@ template <int COUNT> DEVICE void mma_pv(float (&o)[CFG_E / 2], const float (&s)[
 }
 
 /* Two neighbouring elements of a row in global memory, 0 past the end. */
-DEVICE u32 load_pair(const u16 *row, int d, int is_there)
+DEVICE u32 load_pair(const u16 *row, int d, int is_there, int is_plain)
 {
-    return is_there && d < CFG_D_REAL ? __ldg((const u32 *)(row + d)) : 0;
+    if (!is_there || d >= CFG_D_REAL)
+        return 0;
+    if (!is_plain)
+        return __ldg((const u32 *)(row + d));
+    u32 hi = d + 1 < CFG_D_REAL ? __ldg(row + d + 1) : 0;
+    return __ldg(row + d) | hi << 16;
 }
 
-/* A fragments of the two rows of this thread. */
-DEVICE void load_q(u32 (&q)[CFG_D / 4], const u16 *row0, int has0, const u16 *row1, int has1)
+/* Q of the two rows of this thread. */
+DEVICE void load_q(q_fragments &q, const u16 *row0, int has0, const u16 *row1, int has1,
+                   int is_plain)
 {
     int d = 2 * (threadIdx.x & 3);
 #pragma unroll
     for (int kk = 0; kk < CFG_D / 16; kk++) {
-        q[4 * kk] = load_pair(row0, kk * 16 + d, has0);
-        q[4 * kk + 1] = load_pair(row1, kk * 16 + d, has1);
-        q[4 * kk + 2] = load_pair(row0, kk * 16 + d + 8, has0);
-        q[4 * kk + 3] = load_pair(row1, kk * 16 + d + 8, has1);
+        u32 a[4] = {load_pair(row0, kk * 16 + d, has0, is_plain),
+                    load_pair(row1, kk * 16 + d, has1, is_plain),
+                    load_pair(row0, kk * 16 + d + 8, has0, is_plain),
+                    load_pair(row1, kk * 16 + d + 8, has1, is_plain)};
+        q_keep(q, kk, a);
     }
 }

@@ -246,6 +246,7 @@ DEVICE void share_columns(const tile_rows &r, const cu_fwd &p, const mod_args &m
 #endif
 }
 #else
+#define MASK_COLUMN_WORDS 0
 struct mask_column {
 };
 #endif
@@ -364,6 +365,14 @@ DEVICE void quad_transpose(u32 (&w)[4])
     (two ? w[1] : w[3]) = y;
 }
 
+DEVICE void store_plain(u16 *to, const u32 (&w)[4], int count)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (i < count)
+            to[i] = (u16)(w[i / 2] >> (i & 1) * 16);
+}
+
 /* O / l to global memory, 16 bytes a lane, straight from registers. */
 template <int COUNT>
 DEVICE void rows_store(const cu_fwd &p, const tile &t, const float (&o)[COUNT],
@@ -384,8 +393,16 @@ DEVICE void rows_store(const cu_fwd &p, const tile &t, const float (&o)[COUNT],
                 w[k] = pack(o[at] * inv[i], o[at + 1] * inv[i]);
             }
             quad_transpose(w);
-            if (m < p.M && (g + j) * 8 < CFG_E_REAL)
-                *(uint4 *)(row + (g + j) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
+            if (m >= p.M || (g + j) * 8 >= CFG_E_REAL)
+                continue;
+            u16 *to = row + (g + j) * 8;
+#if CFG_SM < 90
+            if (p.is_plain) {
+                store_plain(to, w, CFG_E_REAL - (g + j) * 8);
+                continue;
+            }
+#endif
+            *(uint4 *)to = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
 }

@@ -1,0 +1,179 @@
+/* Forward attention for any GPU from sm_80 on: one CTA makes a tile of CFG_WGS * 16 rows of one
+ * head, a warp 16 of them, with mma.sync (FlashAttention-2, arXiv 2307.08691). Blocks of K and
+ * V come through two stages of shared memory by cp.async; where rows do not lie on 16 bytes
+ * (p.is_plain), element by element. Keys past the end are stored as zeros, so that what memory
+ * holds there is never multiplied.
+ *
+ * Shared memory: K, then V, [CFG_STAGES][panels][CFG_TN][64] each in 128-byte swizzled rows,
+ * then what a general mask needs of the keys. */
+#include "cfg.cuh"
+#include "ptx.cuh"
+#include "launch.h"
+#include "arith.cuh"
+#include "mod.cuh"
+#include "softmax.cuh"
+#include "rows.cuh"
+#include "mma.cuh"
+
+enum {
+    THREADS = CFG_WGS * 32,
+    ROWS = CFG_WGS * 16,
+    KEYS = CFG_TN,
+    PANEL = KEYS * 128,
+    K_BYTES = (CFG_D + 63) / 64 * PANEL,
+    V_BYTES = (CFG_E + 63) / 64 * PANEL,
+    S_COUNT = KEYS / 2,
+    O_COUNT = CFG_E / 2,
+    COLUMN_BYTES = MOD_MASK == MASK_GENERAL ? KEYS * MASK_COLUMN_WORDS * 4 : 0
+};
+
+/* ---- global to shared ---- */
+
+/* 16 bytes, or zeros where there is nothing */
+DEVICE void copy16(u32 to, const u16 *from, int is_there)
+{
+    int bytes = is_there ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(bytes)
+                 : "memory");
+}
+
+DEVICE void copy_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int PENDING> DEVICE void copy_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/* the same element by element, for rows that lie anywhere */
+DEVICE void copy_plain(u32 to, const u16 *from, int count)
+{
+    u32 w[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        u32 lo = 2 * i < count ? __ldg(from + 2 * i) : 0;
+        u32 hi = 2 * i + 1 < count ? __ldg(from + 2 * i + 1) : 0;
+        w[i] = lo | hi << 16;
+    }
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]), "r"(w[1]),
+                 "r"(w[2]), "r"(w[3])
+                 : "memory");
+}
+
+/* Rows first .. first + KEYS of one head; DIM columns padded, REAL there. */
+template <int DIM, int REAL>
+DEVICE void copy_block(u32 to, const u16 *head, long long stride, int first, int n,
+                       int is_plain)
+{
+    enum { CHUNKS = DIM / 8 };
+    for (int i = threadIdx.x; i < KEYS * CHUNKS; i += THREADS) {
+        int row = i / CHUNKS, chunk = i % CHUNKS, at = first + row;
+        u32 place = swizzled(to, PANEL, row, chunk);
+        const u16 *from =
+            head + (at < n ? at : 0) * stride + (chunk * 8 < REAL ? chunk * 8 : 0);
+        if (is_plain)
+            copy_plain(place, from, at < n ? REAL - chunk * 8 : 0);
+        else
+            copy16(place, from, at < n && chunk * 8 < REAL);
+    }
+}
+
+struct source {
+    const u16 *k, *v;
+    u32 shared;
+};
+
+DEVICE void copy_keys(const source &x, const cu_fwd &p, int slot, int block, int kv_len)
+{
+    u32 k = x.shared + slot * K_BYTES, v = x.shared + CFG_STAGES * K_BYTES + slot * V_BYTES;
+    copy_block<CFG_D, CFG_D_REAL>(k, x.k, p.ks.n, block * KEYS, kv_len, p.is_plain);
+    copy_block<CFG_E, CFG_E_REAL>(v, x.v, p.vs.n, block * KEYS, kv_len, p.is_plain);
+}
+
+/* ---- the tile ---- */
+
+struct fragment {
+    row_state rows;
+    tile_rows at;
+    float unit;
+    q_fragments q;
+    float o[O_COUNT];
+};
+
+DEVICE void begin(fragment &f, const cu_fwd &p, const mod_args &mod, const tile &t)
+{
+    const u16 *head = (const u16 *)p.q + t.b * p.qs.b + t.h * p.qs.h;
+    int m = t.row0 + row_of_thread();
+    rows_begin(f.rows);
+    rows_place(f.at, p, mod, t);
+    f.unit = score_unit(p);
+    load_q(f.q, head + min(m, p.M - 1) * p.qs.n, m < p.M, head + min(m + 8, p.M - 1) * p.qs.n,
+           m + 8 < p.M, p.is_plain);
+#pragma unroll
+    for (int i = 0; i < O_COUNT; i++)
+        f.o[i] = 0.f;
+}
+
+/* One block whose K and V are there. `masked` is the same for all threads of the CTA. */
+DEVICE void use_block(fragment &f, const cu_fwd &p, const mod_args &mod, int block, int masked,
+                      u32 k, u32 v, mask_column *columns)
+{
+    float s[S_COUNT], shift[2], rescale[2];
+    int column = block * KEYS + 2 * (threadIdx.x & 3);
+    mma_qk(s, f.q, k);
+    apply_score(f.at, p, mod, column, s, shift);
+    if (masked) {
+#if MOD_MASK == MASK_GENERAL
+        __syncthreads();
+        share_columns(f.at, p, mod, block * KEYS, columns, THREADS);
+        __syncthreads();
+#endif
+        apply_mask(f.at, p, mod, column, columns, s);
+    }
+    int raised = rows_raise(f.rows, s, f.unit, shift, rescale);
+    rows_exp(f.rows, s, f.unit, shift);
+    if (raised)
+        rows_scale(f.o, rescale);
+    mma_pv(f.o, s, v);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    fwd_sm80(const __grid_constant__ cu_fwd p, const __grid_constant__ mod_args mod)
+{
+    extern __shared__ __align__(1024) char shared[];
+    tile t = tile_of(p, blockIdx.x, ROWS);
+    int g = t.h / (p.H / p.G), slot = 0;
+    source x = {(const u16 *)p.k + t.b * p.ks.b + g * p.ks.h,
+                (const u16 *)p.v + t.b * p.vs.b + g * p.vs.h, smem_address(shared)};
+    mask_column *columns = (mask_column *)(shared + CFG_STAGES * (K_BYTES + V_BYTES));
+    fragment f;
+#if CFG_Q_SHARED
+    f.q = smem_address(shared) + CFG_STAGES * (K_BYTES + V_BYTES) + COLUMN_BYTES
+          + threadIdx.x * 16;
+#endif
+    begin(f, p, mod, t);
+    block_walk walk = walk_begin(p, mod, t);
+    int more = walk_next(walk, p, t.kv_len);
+    if (more)
+        copy_keys(x, p, 0, walk.block, t.kv_len);
+    copy_commit();
+    while (more) {
+        int block = walk.block, masked = walk_masked(walk, t.kv_len);
+        more = walk_next(walk, p, t.kv_len);
+        if (more)
+            copy_keys(x, p, slot ^ 1, walk.block, t.kv_len);
+        copy_commit();
+        copy_wait<1>();
+        __syncthreads();
+        use_block(f, p, mod, block, masked, x.shared + slot * K_BYTES,
+                  x.shared + CFG_STAGES * K_BYTES + slot * V_BYTES, columns);
+        __syncthreads();
+        slot ^= 1;
+    }
+    float inv[2];
+    rows_finish(f.rows, p, t, f.o, inv);
+    rows_store(p, t, f.o, inv);
+}
