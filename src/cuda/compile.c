@@ -227,7 +227,6 @@ static saccade_status build(const program *p, cu_image *out, saccade_error *err)
     const char *error = strstr(log, "error");
     FAIL_IF_GOTO(failed, SACCADE_EBACKEND, "NVRTC fails on %s for %s: %.*s", p->entry,
                  p->arch_option + sizeof "--gpu-architecture", MAX_LOG, error ? error : log);
-    fprintf(stderr, "%s\n", log);
     read_log(log, &out->report);
     TRY_GOTO(fetch(handle, strstr(p->arch_option, "compute_") != NULL, out, err));
 out:

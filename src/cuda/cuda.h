@@ -96,8 +96,8 @@ void cu_decode_choice(int D, int E, cu_tile *out);
 int cu_decode_applies(const saccade_sizes *sizes);
 int64_t cu_decode_spans(const saccade_sizes *sizes);
 int cu_decode_shared(const cu_tile *tile, int D, int E, int column_words, int64_t spans);
-/* Whether Q lies in shared memory rather than in registers. */
-int cu_is_q_shared(cu_family family, int D, int E);
+/* Whether kernels by mma.sync keep Q in shared memory rather than in registers. */
+int cu_is_q_shared(int D, int E);
 int cu_tile_rows(cu_family family, const cu_tile *tile);
 int cu_tile_threads(cu_family family, const cu_tile *tile);
 /* dynamic shared memory of a CTA, bytes */

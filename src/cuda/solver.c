@@ -74,7 +74,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const instance 
         {"LAZY", i->is_lazy},
         {"ROWMAX", i->has_peaks},
         {"PACKED", i->is_packed},
-        {"Q_SHARED", cu_is_q_shared(s->family, (int)p->sizes.D, (int)p->sizes.Dv)},
+        {"Q_SHARED", cu_is_q_shared((int)p->sizes.D, (int)p->sizes.Dv)},
         {"SCALE_FIRST", p->scale <= 0 && s->facts.score != CU_SCORE_GENERAL},
         {"REGS_PRODUCER", groups == 1   ? 56
                           : groups == 2 ? 40

@@ -82,10 +82,10 @@ int cu_decode_shared(const cu_tile *tile, int D, int E, int column_words, int64_
            + (int)(spans + 1) * 4;
 }
 
-/* sm_80: O of such heads takes half the registers, and Q would take the rest. */
-int cu_is_q_shared(cu_family family, int D, int E)
+/* By mma.sync: O of such heads takes half the registers, and Q would take the rest. */
+int cu_is_q_shared(int D, int E)
 {
-    return family == CU_SM80 && (D > 128 || E > 128);
+    return D > 128 || E > 128;
 }
 
 int cu_tile_rows(cu_family family, const cu_tile *tile)
@@ -108,6 +108,6 @@ int cu_tile_shared(cu_family family, const cu_tile *tile, int D, int E)
                + 8 * barriers + 8;
     }
     const int panels = round_up(D, 64) / 64 + round_up(E, 64) / 64;
-    const int q = cu_is_q_shared(family, D, E) ? tile->groups * 32 * D : 0;
+    const int q = cu_is_q_shared(D, E) ? tile->groups * 32 * D : 0;
     return tile->stages * tile->keys * 128 * panels + q;
 }

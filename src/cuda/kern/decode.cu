@@ -307,6 +307,7 @@ DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &m
 /* shared: O of half the warps, [HALF][ROWS][CFG_E], and (m, l, peak), [WARPS][ROWS][4] */
 struct meeting {
     float *o, *ml;
+    u32 q; /* and Q, where registers have no room for it */
 };
 
 /* where this thread's accumulators lie in the O of place w */
@@ -441,8 +442,12 @@ DEVICE void write_piece(const meeting &sh, const cu_fwd &p, const span &s, int s
 
 /* ---- kernels ---- */
 
-DEVICE void begin_fragment(fragment &f, const cu_fwd &p, const mod_args &mod, const span &s)
+DEVICE void begin_fragment(fragment &f, const cu_fwd &p, const mod_args &mod, const span &s,
+                           u32 q)
 {
+#if CFG_Q_SHARED
+    f.q = q + threadIdx.x * 16;
+#endif
     rows_begin(f.rows);
     place_packed(f.at, p, mod, s);
     load_packed_q(f.q, p, s);
@@ -461,7 +466,7 @@ DEVICE void run_share(stream &w, const meeting &sh, const cu_fwd &p, const mod_a
         cursor_find(p, mod, prefix, c);
         int first = prefix[c.index], last = min(prefix[c.index + 1], end);
         fragment f;
-        begin_fragment(f, p, mod, c.s);
+        begin_fragment(f, p, mod, c.s, sh.q);
         for (; mine < last; mine += WARPS) {
             use_block(w, f, p, mod, c.s, mine - first, columns);
             load_next(w, p, mod, prefix, end, mk, mv);
@@ -485,7 +490,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     w.buffer = smem_address(shared) + warp * CFG_STAGES * STAGE;
     sh.o = (float *)(shared + WARPS * CFG_STAGES * STAGE);
     sh.ml = sh.o + HALF * ROWS * CFG_E;
-    mask_column *columns = (mask_column *)(sh.ml + WARPS * ROWS * 4);
+    char *q = (char *)(sh.ml + WARPS * ROWS * 4); /* Q where registers have no room for it */
+    sh.q = smem_address(q);
+    mask_column *columns = (mask_column *)(q + (CFG_Q_SHARED ? WARPS * 32 * CFG_D : 0));
     u64 *bars = (u64 *)(columns + (MOD_MASK == MASK_GENERAL ? WARPS * KEYS : 0));
     bars = (u64 *)(((u64)bars + 7) & ~7ull);
     int *prefix = (int *)(bars + WARPS * CFG_STAGES);
@@ -562,10 +569,12 @@ extern "C" __global__ void __launch_bounds__(128)
     int n = p.n_split, total = p.done[gridDim.x];
     int first = share_owner(p.done[index], n, total);
     int count = share_owner(p.done[index + 1] - 1, n, total) - first + 1;
-    for (int r = threadIdx.x / 32; r < ROWS && s.row0 + r < packed_rows(p); r += 4) {
-        if (count > 1)
+    int rows = min((int)ROWS, packed_rows(p) - s.row0);
+    if (count > 1)
+        for (int r = threadIdx.x / 32; r < rows; r += 4)
             join_row(p, s, first + index, count, r);
-        __syncwarp();
+    __syncthreads();
+    for (int r = threadIdx.x / 32; r < rows; r += 4) {
         int packed = s.row0 + r, h = s.g * (p.H / p.G) + packed / p.M, m = packed % p.M;
         tile t = {0,
                   s.b,
