@@ -407,6 +407,7 @@ const cpu_kernels cpu_bf16_dot = {
     .pack_values = pack_values,
     .dots = dots,
     .sums = sums,
+    .store_row = cpu_store_row_avx512,
 };
 
 #endif

@@ -56,6 +56,10 @@ typedef struct cpu_rows {
                  int32_t rows, const float *alpha, float *o, int32_t o_ld,                   \
                  const cpu_rows *ahead, int64_t ahead_j0)
 
+/* E elements of o, times scale, as dtype. */
+#define CPU_STORE_ROW(name)                                                                  \
+    void name(const float *o, float scale, saccade_dtype dtype, int32_t E, void *to)
+
 enum { CPU_DIRECT_ROWS = 8 }; /* rows up to which dots and sums are faster than packing */
 
 typedef struct cpu_kernels {
@@ -71,8 +75,13 @@ typedef struct cpu_kernels {
     CPU_PACK_VALUES((*pack_values));
     CPU_DOTS((*dots));
     CPU_SUMS((*sums));
+    CPU_STORE_ROW((*store_row));
 } cpu_kernels;
 
+/* store_tmpl.c */
+CPU_STORE_ROW(cpu_store_row_portable);
+CPU_STORE_ROW(cpu_store_row_avx2);
+CPU_STORE_ROW(cpu_store_row_avx512);
 /* direct_tmpl.c */
 CPU_DOTS(cpu_dots_portable);
 CPU_DOTS(cpu_dots_avx2);
@@ -170,6 +179,9 @@ void cpu_limit_row(const cpu_state *state, const plan_run *run, const eval_point
                    int32_t kv_offset, double *values, cpu_limits *limits, int32_t r);
 /* Fills any_ and all_ from rows [r0, r0 + n). */
 void cpu_limit_rows(cpu_limits *limits, int32_t r0, int32_t n);
+/* The keys a box's first and last rows span, of the box's. */
+int64_t cpu_weight_of_limits(const cpu_state *state, const plan_run *run, const cpu_box *box,
+                             double *values);
 cpu_cover cpu_cover_of_limits(const cpu_limits *limits, int64_t j0, int64_t j1);
 
 /* ---- item.c: one item ---- */

@@ -207,6 +207,7 @@ const cpu_kernels LEVEL_NAME(cpu_f32) = {
     .pack_values = pack_values,
     .dots = LEVEL_NAME(cpu_dots),
     .sums = LEVEL_NAME(cpu_sums),
+    .store_row = LEVEL_NAME(cpu_store_row),
 };
 
 #endif

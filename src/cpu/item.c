@@ -426,12 +426,11 @@ static void store_row(cpu_worker *w, int32_t r)
     const int64_t b = w->item.b, h = head_of(w, r), i = index_of(w, r), E = out->shape[3];
     const float l = w->l[r], m = isnan(l) ? NAN : w->m[r];
     float *o = w->o + (int64_t)r * w->job->g.o_ld;
-    const float inverse = l == 0 ? 0 : 1 / l;
-    for (int64_t d = 0; d < E; d++)
-        o[d] = l == 0 ? 0 : o[d] * inverse;
+    if (l == 0)
+        memset(o, 0, (size_t)E * sizeof *o);
     const int64_t at = b * out->stride[0] + h * out->stride[1] + i * out->stride[2];
-    convert_from_f32(out->dtype, o,
-                     (char *)out->data + at * (int64_t)saccade_dtype_bytes(out->dtype), E);
+    w->kernels->store_row(o, l == 0 ? 0 : 1 / l, out->dtype, (int32_t)E,
+                          (char *)out->data + at * (int64_t)saccade_dtype_bytes(out->dtype));
     store_stat(run->lse, b, h, i, l == 0 ? -INFINITY : m + logf(l));
     store_stat(run->row_max, b, h, i, m);
 }

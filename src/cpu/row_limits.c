@@ -39,3 +39,21 @@ cpu_cover cpu_cover_of_limits(const cpu_limits *l, int64_t j0, int64_t j1)
         return CPU_EMPTY;
     return j0 >= l->all_first && j1 <= l->all_past ? CPU_FULL : CPU_PARTIAL;
 }
+
+int64_t cpu_weight_of_limits(const cpu_state *state, const plan_run *run, const cpu_box *box,
+                             double *values)
+{
+    const plan_position at = plan_position_of(&run->positions, run->sizes.KV, box->b);
+    int64_t first[2], past[2];
+    cpu_limits l = {.first = first, .past = past};
+    for (int32_t r = 0; r < 2; r++) {
+        const int64_t i = r ? box->i1 - 1 : box->i0;
+        const eval_point row = {(int32_t)box->b, (int32_t)box->h0, (int32_t)i + at.q_offset, 0,
+                                0};
+        cpu_limit_row(state, run, &row, at.kv_offset, values, &l, r);
+    }
+    cpu_limit_rows(&l, 0, 2);
+    const int64_t j0 = l.any_first > box->j0 ? l.any_first : box->j0;
+    const int64_t j1 = l.any_past < box->j1 ? l.any_past : box->j1;
+    return j1 > j0 ? j1 - j0 : 0;
+}

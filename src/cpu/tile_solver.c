@@ -100,8 +100,12 @@ static void weigh_item(void *arg, int64_t index, int thread)
     const cpu_scratch at = cpu_scratch_of(job->plan, &job->g);
     char *own = job->memory + job->g.thread_off + (size_t)thread * job->g.thread_bytes;
     int64_t *weight = (int64_t *)(void *)(job->memory + job->g.weight_off);
-    weight[index] =
-        cpu_weight_of(&job->live, &item.box, (pass_range *)(void *)(own + at.ranges));
+    const cpu_state *state = job->plan->state;
+    weight[index] = state->limits && !job->live.is_imported
+                        ? cpu_weight_of_limits(state, job->run, &item.box,
+                                               (double *)(void *)(own + at.values))
+                        : cpu_weight_of(&job->live, &item.box,
+                                        (pass_range *)(void *)(own + at.ranges));
 }
 
 static void run_wave(cpu_job *job, int64_t n_heads)

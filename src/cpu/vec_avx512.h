@@ -50,6 +50,14 @@ static inline vf vf_scale(vf x, vf n)
     return _mm512_scalef_ps(x, n);
 }
 
+#define VF_HAS_FRACTION 1
+
+/* x - floor(x); 0 for infinities. vf_scale takes any n here, by its floor, -INF to 0. */
+static inline vf vf_fraction(vf x)
+{
+    return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
+
 static inline vf vf_round(vf x)
 {
     return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
