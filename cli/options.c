@@ -152,8 +152,8 @@ static saccade_status unknown(const cli_command *command, const char *word, sacc
         return cli_fail(err, SACCADE_EINVAL, command->name,
                         "got unknown option '%.60s', did you mean %s?", word, meant);
     return cli_fail(err, SACCADE_EINVAL, command->name,
-                    "got unknown argument '%.60s', expected options as in saccade %s -h", word,
-                    command->name);
+                    "got unknown %s '%.60s', expected options as in saccade %s -h",
+                    word[0] == '-' ? "option" : "argument", word, command->name);
 }
 
 static const cli_option *find(const cli_command *command, const char *word, size_t bytes)
