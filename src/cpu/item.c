@@ -348,23 +348,41 @@ static void run_strip(cpu_worker *w, tile t, int32_t r0, int32_t n_rows)
                   CPU_BLOCK_KEYS, n_rows, g->o_ld / k->panel, w->alpha, o, g->o_ld);
 }
 
-/* A tile whose few rows read K and V where they lie. */
+/* Scores of a tile whose few rows read K where it lies; V is asked for. */
+static const float *direct_scores(cpu_worker *w, const tile *t)
+{
+    const cpu_rows k = cpu_rows_of(w->job->run->k, w->item.b, w->item.g);
+    const cpu_rows v = cpu_rows_of(w->job->run->v, w->item.b, w->item.g);
+    w->kernels->dots(w->q, w->job->g.q_ld, &k, t->j0, t->n, w->rows, scale_of(w, t), w->s,
+                     CPU_BLOCK_KEYS, &v, t->j0);
+    return change_scores(w, t, 0, w->rows);
+}
+
+/* Which keys are live, when it turns out to matter only after the scores have become P: they
+ * are made again, in the memory that packed keys would have. */
+static void find_live_late(cpu_worker *w, const tile *t)
+{
+    float *p = w->s;
+    w->s = w->k;
+    direct_scores(w, t);
+    note_live(w, w->rows);
+    w->s = p;
+}
+
 static void run_direct(cpu_worker *w, const tile *t)
 {
     const cpu_kernels *kernels = w->kernels;
-    const cpu_geometry *g = &w->job->g;
     const cpu_rows k = cpu_rows_of(w->job->run->k, w->item.b, w->item.g);
     const cpu_rows v = cpu_rows_of(w->job->run->v, w->item.b, w->item.g);
-    const int32_t n = (t->n + 15) / 16 * 16;
-    kernels->dots(w->q, g->q_ld, &k, t->j0, t->n, w->rows, scale_of(w, t), w->s,
-                  CPU_BLOCK_KEYS, &v, t->j0);
-    const float *most = change_scores(w, t, 0, w->rows);
-    note_live(w, w->rows);
-    kernels->softmax(w->s, CPU_BLOCK_KEYS, w->rows, n, most, w->m, w->l, w->alpha);
+    const float *most = direct_scores(w, t);
+    kernels->softmax(w->s, CPU_BLOCK_KEYS, w->rows, (t->n + 15) / 16 * 16, most, w->m, w->l,
+                     w->alpha);
     const int32_t done = kernels->sums(w->s, CPU_BLOCK_KEYS, &v, t->j0, t->n, w->rows, w->alpha,
-                                       w->o, g->o_ld, &k, t->j0 + CPU_BLOCK_KEYS);
-    if (done < v.dim)
-        careful_values(w, t, 0, w->rows, done);
+                                       w->o, w->job->g.o_ld, &k, t->j0 + CPU_BLOCK_KEYS);
+    if (done == v.dim)
+        return;
+    find_live_late(w, t);
+    careful_values(w, t, 0, w->rows, done);
 }
 
 /* ---- tiles ---- */
