@@ -105,7 +105,7 @@ def attention(
     backend = backend if backend != "auto" else ("cuda" if on_gpu else "cpu")
     context = _core.context(threads)
     plan = _core.plan(
-        context, H, Hkv, D, Dv, qv.dtype, kv.dtype, scale, score_mod, mask_mod, backend
+        context, 0, H, Hkv, D, Dv, qv.dtype, kv.dtype, scale, score_mod, mask_mod, backend
     )
     handle = None
     if mask_mod is not None and block_mask and not on_gpu:

@@ -137,8 +137,9 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=512)
-def plan(context, H, Hkv, D, Dv, dtype, kv_dtype, scale, score, mask, backend) -> Plan:
-    return Plan(context, (0, H, Hkv, 0, 0, D, Dv), dtype, kv_dtype, scale, score, mask, backend)
+def plan(context, B, H, Hkv, D, Dv, dtype, kv_dtype, scale, score, mask, backend) -> Plan:
+    """B: 0 where the back end needs no hint of it (CUDA orders the work of masks by it)."""
+    return Plan(context, (B, H, Hkv, 0, 0, D, Dv), dtype, kv_dtype, scale, score, mask, backend)
 
 
 POINTER = struct.Struct("=Q")

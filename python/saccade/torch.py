@@ -193,6 +193,7 @@ class _Runner:
         name = dtype_name(q)
         self.plan = _core.plan(
             _core.context(threads),
+            B if backend == "cuda" else 0,
             H,
             k.shape[1],
             D,

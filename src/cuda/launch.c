@@ -111,6 +111,8 @@ saccade_status cu_prepare(const saccade_plan *plan, const saccade_block_mask *ma
     if (context)
         driver->context_device(&device);
     saccade_sizes sizes = mask_get_view(mask)->sizes;
+    if (sizes.B == 1 && plan->problem.sizes.B > 1) /* one mask for a batch the plan hints at */
+        sizes.B = plan->problem.sizes.B;
     sizes.H = plan->problem.sizes.H;
     sizes.Hkv = plan->problem.sizes.Hkv;
     sizes.D = plan->problem.sizes.D;
