@@ -31,6 +31,12 @@ typedef struct check_row {
     char problem[PROBLEM_BYTES];
 } check_row;
 
+/* What came out over all rows; without any, nothing was checked. */
+typedef struct verdict {
+    bool is_good;
+    int64_t rows;
+} verdict;
+
 static void print_header(void)
 {
     printf("%-40s %-16s %-5s %-8s %10s %10s %10s  %s\n", "problem", "variant", "on", "level",
@@ -47,7 +53,7 @@ static bool wanted(const engine_options *options, int way)
 /* One way to run; absent ways are no failure. */
 static saccade_status try_way(const job *j, const engine_options *options, int way,
                               const job_tensors *t, const yardstick *y, const check_row *row,
-                              bool *is_good, saccade_error *err)
+                              verdict *all, saccade_error *err)
 {
     engine_options o = *options;
     deviation d;
@@ -62,12 +68,13 @@ static saccade_status try_way(const job *j, const engine_options *options, int w
     printf("%-40s %-16s %-5s %-8s %10.2e %10.2e %10.2e  %s\n", row->problem, row->name,
            o.backend, o.level ? o.level : "", d.out, y->allowed_out, d.lse,
            holds ? "ok" : "FAILED");
-    *is_good &= holds;
+    all->is_good &= holds;
+    all->rows++;
     return SACCADE_OK;
 }
 
 static saccade_status check_tensors(const job *j, const engine_options *options,
-                                    const job_tensors *t, const check_row *row, bool *is_good,
+                                    const job_tensors *t, const check_row *row, verdict *all,
                                     saccade_error *err)
 {
     yardstick y;
@@ -75,13 +82,13 @@ static saccade_status check_tensors(const job *j, const engine_options *options,
     CLI_TRY(yardstick_open(j, options, t, &y, err));
     for (int way = 0; way < WAYS && status == SACCADE_OK; way++)
         if (wanted(options, way))
-            status = try_way(j, options, way, t, &y, row, is_good, err);
+            status = try_way(j, options, way, t, &y, row, all, err);
     yardstick_close(&y);
     return status;
 }
 
 static saccade_status check_job(const cli_args *args, const saccade_sizes *sizes,
-                                const job_tensors *t, check_row *row, bool *is_good,
+                                const job_tensors *t, check_row *row, verdict *all,
                                 saccade_error *err)
 {
     engine_options options;
@@ -92,23 +99,24 @@ static saccade_status check_job(const cli_args *args, const saccade_sizes *sizes
     saccade_status status = job_check_indices(&j, err);
     if (status == SACCADE_EVALUE) {
         cli_report(err);
-        *is_good = false;
+        all->is_good = false;
+        all->rows++;
         status = SACCADE_OK;
     }
     if (status == SACCADE_OK)
-        status = check_tensors(&j, &options, t, row, is_good, err);
+        status = check_tensors(&j, &options, t, row, all, err);
     job_close(&j);
     return status;
 }
 
 static saccade_status check_random_tensors(const cli_args *args, const saccade_sizes *sizes,
                                            saccade_dtype dtype, uint64_t seed, const char *name,
-                                           bool *is_good, saccade_error *err)
+                                           verdict *all, saccade_error *err)
 {
     check_row row = {.name = name};
     job_tensors t;
     CLI_TRY(job_tensors_new(sizes, dtype, seed, &t, err));
-    const saccade_status status = check_job(args, sizes, &t, &row, is_good, err);
+    const saccade_status status = check_job(args, sizes, &t, &row, all, err);
     job_tensors_free(&t);
     return status;
 }
@@ -133,7 +141,7 @@ static void random_sizes(uint64_t *seed, saccade_sizes *s, saccade_dtype *dtype)
     *dtype = dtypes[pick(seed, 0, 2)];
 }
 
-static saccade_status check_random(const cli_args *args, bool *is_good, saccade_error *err)
+static saccade_status check_random(const cli_args *args, verdict *all, saccade_error *err)
 {
     const int64_t n = args->random ? args->random : 24;
     uint64_t seed = (uint64_t)args->seed;
@@ -160,7 +168,7 @@ static saccade_status check_random(const cli_args *args, bool *is_good, saccade_
         if (!args->q_offset && !has_table && sizes.KV > sizes.Q && pick(&seed, 0, 2) == 0)
             filled.q_offset = "end";
         CLI_TRY(check_random_tensors(&filled, &sizes, dtype, floats_random(&seed),
-                                     is_given ? "given" : v->name, is_good, err));
+                                     is_given ? "given" : v->name, all, err));
     }
     printf("seed %lld\n", (long long)args->seed);
     return SACCADE_OK;
@@ -169,7 +177,7 @@ static saccade_status check_random(const cli_args *args, bool *is_good, saccade_
 /* ---- RMSE per variant and dtype: FlexAttention's figure 9 ---- */
 
 static saccade_status rmse_row(const cli_args *args, const cli_variant *v, saccade_dtype dtype,
-                               const saccade_sizes *sizes, bool *is_good, saccade_error *err)
+                               const saccade_sizes *sizes, verdict *all, saccade_error *err)
 {
     cli_args filled = *args;
     engine_options options;
@@ -195,11 +203,12 @@ static saccade_status rmse_row(const cli_args *args, const cli_variant *v, sacca
     const bool holds = yardstick_holds(&y, &d);
     printf("%-16s %-5s %11.3e %11.3e %8.2f  %s\n", v->name, saccade_dtype_name(dtype),
            d.rms_out, y.plain.rms_out, d.rms_out / y.plain.rms_out, holds ? "ok" : "FAILED");
-    *is_good &= holds;
+    all->is_good &= holds;
+    all->rows++;
     return SACCADE_OK;
 }
 
-static saccade_status check_rmse(const cli_args *args, bool *is_good, saccade_error *err)
+static saccade_status check_rmse(const cli_args *args, verdict *all, saccade_error *err)
 {
     static const saccade_dtype dtypes[] = {SACCADE_F32, SACCADE_F16, SACCADE_BF16};
     saccade_sizes sizes = {.B = 1, .H = 2, .Hkv = 2, .Q = 512, .KV = 512, .D = 64, .Dv = 64};
@@ -212,47 +221,49 @@ static saccade_status check_rmse(const cli_args *args, bool *is_good, saccade_er
     for (int v = 0; v < VARIANTS; v++)
         for (int d = 0; d < 3; d++) {
             cli_progress("%s %s", cli_variants[v].name, saccade_dtype_name(dtypes[d]));
-            CLI_TRY(rmse_row(args, &cli_variants[v], dtypes[d], &sizes, is_good, err));
+            CLI_TRY(rmse_row(args, &cli_variants[v], dtypes[d], &sizes, all, err));
         }
     return SACCADE_OK;
 }
 
 /* ---- the command ---- */
 
-static saccade_status check_files(const cli_args *args, bool *is_good, saccade_error *err)
+static saccade_status check_files(const cli_args *args, verdict *all, saccade_error *err)
 {
     check_row row = {.name = "given"};
     file_tensors f;
     CLI_TRY(files_load(args, &f, err));
     print_header();
-    const saccade_status status = check_job(args, &f.sizes, &f.t, &row, is_good, err);
+    const saccade_status status = check_job(args, &f.sizes, &f.t, &row, all, err);
     files_free(&f);
     return status;
 }
 
-static saccade_status check_problem(const cli_args *args, bool *is_good, saccade_error *err)
+static saccade_status check_problem(const cli_args *args, verdict *all, saccade_error *err)
 {
     saccade_sizes sizes;
     saccade_dtype dtype;
     CLI_TRY(problem_read(args->problem, &sizes, &dtype, err));
     CLI_TRY(cli_parse_dtype(args->dtype, dtype, &dtype, err));
     print_header();
-    return check_random_tensors(args, &sizes, dtype, (uint64_t)args->seed, "given", is_good,
-                                err);
+    return check_random_tensors(args, &sizes, dtype, (uint64_t)args->seed, "given", all, err);
 }
 
 saccade_status cmd_check(const cli_args *args, saccade_error *err)
 {
-    bool is_good = true;
+    verdict all = {.is_good = true};
     CLI_FAIL_IF(!!args->problem + !!args->q_file + !!args->random > 1, SACCADE_EINVAL, "check",
                 "got more than one of --problem, -q and --random, expected one");
     if (args->rmse)
-        CLI_TRY(check_rmse(args, &is_good, err));
+        CLI_TRY(check_rmse(args, &all, err));
     else if (args->q_file)
-        CLI_TRY(check_files(args, &is_good, err));
+        CLI_TRY(check_files(args, &all, err));
     else if (args->problem)
-        CLI_TRY(check_problem(args, &is_good, err));
+        CLI_TRY(check_problem(args, &all, err));
     else
-        CLI_TRY(check_random(args, &is_good, err));
-    return is_good ? SACCADE_OK : (saccade_status)CLI_CHECK_FAILED;
+        CLI_TRY(check_random(args, &all, err));
+    CLI_FAIL_IF(all.rows == 0, SACCADE_EBACKEND, args->level ? "--level" : "--backend",
+                "got '%.20s', which this machine or build does not have",
+                args->level ? args->level : args->backend ? args->backend : "auto");
+    return all.is_good ? SACCADE_OK : (saccade_status)CLI_CHECK_FAILED;
 }

@@ -75,6 +75,8 @@ saccade_status run_files(const cli_args *args, run_report *report, saccade_error
     file_tensors f;
     outfile out = {NULL, NULL, NULL}, lse = {NULL, NULL, NULL};
     CLI_FAIL_IF(!args->out_file, SACCADE_EINVAL, "-o", "got no file, expected one");
+    CLI_FAIL_IF(args->lse_file && strcmp(args->lse_file, args->out_file) == 0, SACCADE_EINVAL,
+                "--lse", "got the file of -o, expected another");
     CLI_TRY(files_load(args, &f, err));
     *report = (run_report){.sizes = f.sizes, .dtype = f.t.q.dtype};
     const saccade_status status = run_into(args, &f, &out, &lse, report, err);

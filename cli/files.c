@@ -117,6 +117,8 @@ static saccade_status load(const cli_args *args, file_tensors *f, saccade_error 
             return status;
         }
         f->rank = i == 0 ? array.rank : f->rank;
+        CLI_FAIL_IF(array.rank != f->rank, SACCADE_EINVAL, paths[i],
+                    "got %d dimensions, expected %d as in %s", array.rank, f->rank, paths[0]);
     }
     f->file_dtype = f->t.q.dtype;
     CLI_TRY(measure(args, f, err));

@@ -1,7 +1,7 @@
 /* NumPy's .npy files (numpy.lib.format, versions 1.0 to 3.0). Files are untrusted: the header
  * is bounded and parsed by a grammar of its own, sizes are multiplied with overflow checks and
  * held against the file's length before anything is allocated. Not read: record arrays,
- * objects, strings, complex numbers. */
+ * objects, strings, complex numbers, Fortran order. */
 #include "npy.h"
 #include "outfile.h"
 
@@ -233,30 +233,6 @@ static void swap_bytes(unsigned char *data, int64_t count, size_t width)
     }
 }
 
-/* Column-major to row-major. */
-static saccade_status transpose(npy_array *a, const char *path, saccade_error *err)
-{
-    const size_t width = saccade_dtype_bytes(a->dtype);
-    int64_t index[SACCADE_MAX_RANK] = {0}, stride[SACCADE_MAX_RANK], n = 1;
-    unsigned char *to = aligned_alloc(64, ((size_t)a->count * width + 63) / 64 * 64);
-    CLI_FAIL_IF(!to, SACCADE_ENOMEM, path, "out of memory");
-    for (int32_t d = 0; d < a->rank; n *= a->shape[d++])
-        stride[d] = n;
-    for (int64_t i = 0, from = 0; i < a->count; i++) {
-        memcpy(to + (size_t)i * width, (char *)a->data + (size_t)from * width, width);
-        for (int32_t d = a->rank - 1; d >= 0; d--) {
-            from += stride[d];
-            if (++index[d] < a->shape[d])
-                break;
-            from -= stride[d] * a->shape[d];
-            index[d] = 0;
-        }
-    }
-    free(a->data);
-    a->data = to;
-    return SACCADE_OK;
-}
-
 static saccade_status load_data(FILE *file, const header *h, int64_t left, npy_array *a,
                                 saccade_error *err)
 {
@@ -276,7 +252,7 @@ static saccade_status load_data(FILE *file, const header *h, int64_t left, npy_a
         swap_bytes(a->data, a->count, saccade_dtype_bytes(a->dtype));
     for (int64_t i = 0; a->dtype == SACCADE_BOOL && i < a->count; i++)
         ((uint8_t *)a->data)[i] = ((uint8_t *)a->data)[i] != 0;
-    return h->fortran && a->rank > 1 ? transpose(a, h->path, err) : SACCADE_OK;
+    return SACCADE_OK;
 }
 
 static saccade_status read_open(FILE *file, header *h, npy_array *a, saccade_error *err)
@@ -285,6 +261,9 @@ static saccade_status read_open(FILE *file, header *h, npy_array *a, saccade_err
     CLI_FAIL_IF(fstat(fileno(file), &info) != 0 || !S_ISREG(info.st_mode), SACCADE_EINVAL,
                 h->path, "got something that is no regular file");
     CLI_TRY(load_header(file, h, err));
+    CLI_FAIL_IF(h->fortran && h->rank > 1, SACCADE_EINVAL, h->path,
+                "got Fortran order (columns first), expected C order; "
+                "numpy.ascontiguousarray makes it");
     a->dtype = h->dtype;
     a->rank = h->rank;
     memcpy(a->shape, h->shape, sizeof a->shape);

@@ -77,6 +77,10 @@ expect 0 $run -o o.npy --lse l.npy --mask 'causal()'; says "o.npy: [1, 2, 8, 4]"
 expect 0 $run -o /dev/null
 expect 0 run -q q.npy -k k.npy -v v.npy -o bnhd.npy --layout bhnd --block 32x64
 refuse "expected one" run -q q.npy -k k.npy -v v.npy
+refuse "expected another" $run -o same.npy --lse same.npy
+[ ! -e same.npy ] || bad "same.npy was written"
+npy q3.npy '2, 8, 4' 64
+refuse "expected 3 as in q3.npy" run -q q3.npy -k k.npy -v v.npy -o o.npy
 refuse "cannot open" run -q none.npy -k k.npy -v v.npy -o o.npy
 refuse "bhnd or bnhd" $run -o o.npy --layout dbnh
 refuse "f32, f16 or bf16" $run -o o.npy --dtype f8
@@ -152,6 +156,9 @@ refuse "at least q and d" explain --problem 'b1'
 refuse "multiple of key heads" explain --problem 'h3/2 q8 d8'
 expect 0 check --problem 'b1 h2 q20 d8 f32' --mask 'causal()'; says " ok"
 expect 0 check --random 4; says "seed 1"
+if ! grep -qw amx_tile /proc/cpuinfo 2>/dev/null; then # nothing checked is nothing proven
+    refuse "does not have" check --random 1 --level amx
+fi
 expect 1 check --problem 'b1 h2 q20 d8 f32' --mask 't[q + 1] > 0' --bind 't=i32[Q]:iota'
 grep -q 'index' err || bad "an index outside its tensor went unreported"
 

@@ -379,7 +379,7 @@ def live_length_equals_a_mask():
 
 
 def file_forms():
-    """Column-major and big-endian files, missing dimensions, dtype conversion."""
+    """Big-endian files, missing dimensions, dtype conversion."""
     good = True
     with tempfile.TemporaryDirectory() as folder:
         path = lambda n: os.path.join(folder, n + ".npy")
@@ -387,7 +387,6 @@ def file_forms():
         files = sum((["-" + n, path(n)] for n in "qkv"), [])
         forms = {
             "row-major": lambda a: a,
-            "column-major": np.asfortranarray,
             "big-endian": lambda a: a.astype(">f4"),
             "with a batch": lambda a: a[None],
         }
