@@ -270,6 +270,51 @@ static void imported_blocks_compose(void **state)
         free(arrays[k]);
 }
 
+/* Of two imported masks the finer blocks count, whichever comes first. */
+static void imported_block_sizes_may_differ(void **state)
+{
+    static tensors t;
+    int32_t one = 1, zero = 0;
+    const saccade_block_indices coarse = {1, 1, 1, 1, 256, 256, &one, &zero, NULL, NULL};
+    saccade_block_mask *docs = make("doc[q] == doc[kv]", &sizes, -1), *fine, *all, *both[2];
+    (void)state;
+    export_to(docs, &t);
+    assert_int_equal(import_from(&t, NULL, &fine, NULL), SACCADE_OK);
+    assert_int_equal(
+        saccade_block_mask_import(NULL, &coarse, NULL, &sizes, NULL, NULL, 0, &all, NULL),
+        SACCADE_OK);
+    assert_int_equal(saccade_block_mask_and(fine, all, &both[0], NULL), SACCADE_OK);
+    assert_int_equal(saccade_block_mask_and(all, fine, &both[1], NULL), SACCADE_OK);
+    uint8_t *want = dense(fine, &sizes);
+    for (int i = 0; i < 2; i++) {
+        uint8_t *got = dense(both[i], &sizes);
+        assert_memory_equal(got, want, sizes.B * sizes.H * sizes.Q * sizes.KV);
+        free(got);
+    }
+    free(want);
+    saccade_block_mask *const made[] = {docs, fine, all, both[0], both[1]};
+    for (size_t k = 0; k < sizeof made / sizeof made[0]; k++)
+        saccade_block_mask_destroy(made[k]);
+}
+
+static void too_many_rows_are_refused(void **state)
+{
+    static const int64_t most = (int64_t)1 << 30;
+    const saccade_sizes huge[] = {{1, 1, 1, most, 1, 8, 8},
+                                  {1, 1, 1, 1, most, 8, 8},
+                                  {most, most, 1, 1, 1, 8, 8}};
+    const saccade_block_mask_options ones = {1, 1, -1, {0}};
+    saccade_mod *mod = brute_mod("b + h + q >= kv", NULL, 0);
+    (void)state;
+    for (size_t i = 0; i < sizeof huge / sizeof huge[0]; i++) {
+        saccade_block_mask *out;
+        assert_int_equal(
+            saccade_block_mask_create(NULL, mod, &huge[i], NULL, NULL, 0, &ones, &out, NULL),
+            SACCADE_ELIMIT);
+    }
+    saccade_mod_destroy(mod);
+}
+
 static void hostile_indices_are_refused(void **state)
 {
     static tensors good, bad;
@@ -465,6 +510,8 @@ int main(void)
         cmocka_unit_test(window_is_exact),
         cmocka_unit_test(indices_there_and_back),
         cmocka_unit_test(imported_blocks_compose),
+        cmocka_unit_test(imported_block_sizes_may_differ),
+        cmocka_unit_test(too_many_rows_are_refused),
         cmocka_unit_test(hostile_indices_are_refused),
         cmocka_unit_test(budget_is_sound),
         cmocka_unit_test(change_is_seen),

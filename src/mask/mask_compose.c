@@ -152,12 +152,21 @@ out:
     return status;
 }
 
+/* The imported one's blocks; of two, the finer, which then divide the other's. */
+static void joint_blocks(const saccade_block_mask *a, const saccade_block_mask *b, int32_t *bq,
+                         int32_t *bk)
+{
+    const saccade_block_mask *x = a->is_imported ? a : b, *y = b->is_imported ? b : a;
+    *bq = x->options.block_q < y->options.block_q ? x->options.block_q : y->options.block_q;
+    *bk = x->options.block_kv < y->options.block_kv ? x->options.block_kv : y->options.block_kv;
+}
+
 static saccade_status join_blocks(const saccade_block_mask *a, const saccade_block_mask *b,
                                   int is_and, mask_runs **out, saccade_error *err)
 {
     const saccade_block_mask *const from[2] = {a, b};
-    const saccade_block_mask *imported = a->is_imported ? a : b;
-    const int32_t bq = imported->options.block_q, bk = imported->options.block_kv;
+    int32_t bq, bk;
+    joint_blocks(a, b, &bq, &bk);
     const mask_runs *runs[2] = {NULL, NULL}, *alone[2] = {NULL, NULL};
     saccade_block_mask *made[2] = {NULL, NULL};
     saccade_status status = SACCADE_OK;

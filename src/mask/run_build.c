@@ -12,6 +12,7 @@
 #include <string.h>
 
 enum { BANDS_PER_THREAD = 8, BAND_MIN = 16 /* rows of blocks */ };
+static const int64_t ROWS_MAX = (int64_t)1 << 27; /* of all heads: some 50 bytes each */
 
 /* One task: rows [row0, row0 + lists.rows) of one (b, h). */
 typedef struct band {
@@ -178,6 +179,16 @@ static saccade_status join_bands(const build *w, int64_t n_bands, int threads,
     return SACCADE_OK;
 }
 
+static saccade_status check_rows(const mask_runs *shape, int64_t heads, saccade_error *err)
+{
+    const int64_t rows = shape->rows > shape->columns ? shape->rows : shape->columns;
+    FAIL_AT(rows > ROWS_MAX / heads, SACCADE_ELIMIT, "block", 0, 0,
+            "got %lld rows or columns of blocks for each of %lld heads, expected at most 2^27 "
+            "together; larger blocks make fewer",
+            (long long)rows, (long long)heads);
+    return SACCADE_OK;
+}
+
 saccade_status build_runs(const mask_source *source, int32_t block_q, int32_t block_kv,
                           mask_runs **out, saccade_error *err)
 {
@@ -189,6 +200,7 @@ saccade_status build_runs(const mask_source *source, int32_t block_q, int32_t bl
                              .H = source->H,
                              .rows = (source->Q + block_q - 1) / block_q,
                              .columns = (source->KV + block_kv - 1) / block_kv};
+    TRY(check_rows(&shape, heads, err));
     const int64_t per_band = band_rows(shape.rows, heads, threads);
     const int64_t n_bands = heads * ((shape.rows + per_band - 1) / per_band);
     build w = {
