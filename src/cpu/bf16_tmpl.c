@@ -196,6 +196,12 @@ static ALWAYS_INLINE int any_wild(__m512i x)
     return _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponents), exponents) != 0;
 }
 
+/* any_wild of it once x was wild: the largest exponent stays. */
+static ALWAYS_INLINE __m512i note_wild(__m512i noted, __m512i x)
+{
+    return _mm512_max_epu16(noted, _mm512_and_si512(x, _mm512_set1_epi16(0x7fff)));
+}
+
 /* Lanes of two keys' 32 columns taken by turns, low half then high. */
 static ALWAYS_INLINE void store_turns(bf16 *to, __m512i x, __m512i y)
 {
@@ -323,13 +329,13 @@ static ALWAYS_INLINE const bf16 *value_row(const sums_job *job, int32_t j)
 
 /* Rows [i, i + rows), columns [d, d + 32 * parts), two keys at a time; P is 0 past n. The first
  * rows look for wild values before anything is stored, and ask for what is read next. */
-static ALWAYS_INLINE int sum_chunk(int rows, int parts, const sums_job *job, int32_t i,
-                                   int32_t d)
+static ALWAYS_INLINE int sum_chunk(int rows, int parts, int is_first, const sums_job *job,
+                                   int32_t i, int32_t d)
 {
     vf acc[8][2];
     const bf16 *p = job->p + (int64_t)i * job->p_ld;
     float *o = job->o + (int64_t)i * job->o_ld + d;
-    int wild = 0;
+    __m512i noted = _mm512_setzero_si512();
     for (int t = 0; t < rows * parts; t++) {
         float *at = o + (int64_t)(t / parts) * job->o_ld + t % parts * 32;
         const vf alpha = vf_set(job->alpha[i + t / parts]);
@@ -343,8 +349,8 @@ static ALWAYS_INLINE int sum_chunk(int rows, int parts, const sums_job *job, int
             const __m512i x = _mm512_loadu_si512(even + 32 * c);
             const __m512i y = _mm512_loadu_si512(odd + 32 * c);
             const __m512i low = _mm512_unpacklo_epi16(x, y), high = _mm512_unpackhi_epi16(x, y);
-            if (i == 0) {
-                wild |= any_wild(x) | any_wild(y);
+            if (is_first) {
+                noted = note_wild(note_wild(noted, x), y);
                 ask(job->ahead, job->ahead_j0 + j, d + 32 * c);
                 ask(job->ahead, job->ahead_j0 + j + 1, d + 32 * c);
             }
@@ -356,28 +362,32 @@ static ALWAYS_INLINE int sum_chunk(int rows, int parts, const sums_job *job, int
             }
         }
     }
-    for (int t = 0; t < rows * parts && !wild; t++) {
+    if (is_first && any_wild(noted))
+        return 1;
+    for (int t = 0; t < rows * parts; t++) {
         float *at = o + (int64_t)(t / parts) * job->o_ld + t % parts * 32;
         vf part[2];
         join_quarters(acc[t], part);
         vf_store(at, part[0]);
         vf_store(at + VF, part[1]);
     }
-    return wild;
+    return 0;
 }
 
 static ALWAYS_INLINE int sum_rows(int parts, const sums_job *job, int32_t rows, int32_t d)
 {
-    int32_t i = 0;
-    int wild = 0;
-    if (parts * 4 <= 8)
-        for (; i + 4 <= rows && !wild; i += 4)
-            wild = sum_chunk(4, parts, job, i, d);
-    for (; i + 2 <= rows && !wild; i += 2)
-        wild = sum_chunk(2, parts, job, i, d);
-    for (; i < rows && !wild; i++)
-        wild = sum_chunk(1, parts, job, i, d);
-    return wild;
+    int32_t i = parts <= 2 && rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
+    if (i == 4 ? sum_chunk(4, parts, 1, job, 0, d)
+        : i == 2 ? sum_chunk(2, parts, 1, job, 0, d)
+                 : sum_chunk(1, parts, 1, job, 0, d))
+        return 1;
+    for (; parts <= 2 && i + 4 <= rows; i += 4)
+        sum_chunk(4, parts, 0, job, i, d);
+    for (; i + 2 <= rows; i += 2)
+        sum_chunk(2, parts, 0, job, i, d);
+    for (; i < rows; i++)
+        sum_chunk(1, parts, 0, job, i, d);
+    return 0;
 }
 
 static CPU_SUMS(sums)

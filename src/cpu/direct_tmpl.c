@@ -118,13 +118,13 @@ typedef struct sums_job {
 
 /* Rows [i, i + rows), columns [d, d + columns * VF). The first rows of a chunk look for wild
  * values, before anything of the chunk is stored, and ask for what is read next. */
-static ALWAYS_INLINE int sum_chunk(int rows, int columns, saccade_dtype dtype,
+static ALWAYS_INLINE int sum_chunk(int rows, int columns, int is_first, saccade_dtype dtype,
                                    const sums_job *job, int32_t i, int32_t d)
 {
     vf acc[ACCUMULATORS];
     const float *p = job->p + (int64_t)i * job->p_ld;
     float *o = job->o + (int64_t)i * job->o_ld + d;
-    int wild = 0;
+    vf noted = vf_set(0);
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++)
             acc[r * columns + c] =
@@ -134,8 +134,8 @@ static ALWAYS_INLINE int sum_chunk(int rows, int columns, saccade_dtype dtype,
 #pragma GCC unroll 16
         for (int c = 0; c < columns; c++) {
             const vf x = widen(dtype, row, d + c * VF);
-            if (i == 0) {
-                wild |= vf_any_wild(x);
+            if (is_first) {
+                noted = vf_note_wild(noted, x);
                 ask(dtype, job->ahead, job->ahead_j0 + j, d + c * VF);
             }
 #pragma GCC unroll 4
@@ -144,7 +144,7 @@ static ALWAYS_INLINE int sum_chunk(int rows, int columns, saccade_dtype dtype,
                     vf_fma(vf_set(p[(int64_t)r * job->p_ld + j]), x, acc[r * columns + c]);
         }
     }
-    if (wild)
+    if (is_first && vf_any_wild(noted))
         return 1;
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++)
@@ -155,17 +155,19 @@ static ALWAYS_INLINE int sum_chunk(int rows, int columns, saccade_dtype dtype,
 static ALWAYS_INLINE int sum_rows(int columns, saccade_dtype dtype, const sums_job *job,
                                   int32_t rows, int32_t d)
 {
-    int32_t i = 0;
-    int wild = 0;
-    if (columns * 4 <= ACCUMULATORS)
-        for (; i + 4 <= rows && !wild; i += 4)
-            wild = sum_chunk(4, columns, dtype, job, i, d);
-    if (columns * 2 <= ACCUMULATORS)
-        for (; i + 2 <= rows && !wild; i += 2)
-            wild = sum_chunk(2, columns, dtype, job, i, d);
-    for (; i < rows && !wild; i++)
-        wild = sum_chunk(1, columns, dtype, job, i, d);
-    return wild;
+    const int most = ACCUMULATORS / columns;
+    int32_t i = most >= 4 && rows >= 4 ? 4 : most >= 2 && rows >= 2 ? 2 : 1;
+    if (i == 4 ? sum_chunk(4, columns, 1, dtype, job, 0, d)
+        : i == 2 ? sum_chunk(2, columns, 1, dtype, job, 0, d)
+                 : sum_chunk(1, columns, 1, dtype, job, 0, d))
+        return 1;
+    for (; most >= 4 && i + 4 <= rows; i += 4)
+        sum_chunk(4, columns, 0, dtype, job, i, d);
+    for (; most >= 2 && i + 2 <= rows; i += 2)
+        sum_chunk(2, columns, 0, dtype, job, i, d);
+    for (; i < rows; i++)
+        sum_chunk(1, columns, 0, dtype, job, i, d);
+    return 0;
 }
 
 /* Columns in the widest chunks whose accumulators fit; all of a chunk is done or none. */

@@ -9,8 +9,8 @@
 
 #if defined(VF_HAS_FRACTION)
 
-/* t = n + f, 0 <= f < 1; 2^f by a minimax polynomial that is exactly 1 at 0 (8.3e-8), so that an
- * unchanged maximum rescales by exactly 1. */
+/* t = n + f, 0 <= f < 1; 2^f by a minimax polynomial that is exactly 1 at 0 (8.3e-8), so that
+ * an unchanged maximum rescales by exactly 1. */
 static ALWAYS_INLINE vf exp2_poly(vf t)
 {
     const vf f = vf_fraction(t);

@@ -68,6 +68,12 @@ static inline int vf_any_wild(vf x)
     return _mm256_movemask_ps(_mm256_cmp_ps(zero, zero, _CMP_UNORD_Q));
 }
 
+static inline vf vf_note_wild(vf noted, vf x)
+{
+    const __m256i size = _mm256_srli_epi32(_mm256_slli_epi32(_mm256_castps_si256(x), 1), 1);
+    return _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(noted), size));
+}
+
 static inline vf vf_from_bf16(const uint16_t *p)
 {
     const __m128i h = _mm_loadu_si128((const __m128i *)(const void *)p);

@@ -68,6 +68,12 @@ static inline int vf_any_wild(vf x)
     return _mm512_fpclass_ps_mask(x, 0x99) != 0; /* quiet, +inf, -inf, signalling */
 }
 
+static inline vf vf_note_wild(vf noted, vf x)
+{
+    const __m512i size = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(INT32_MAX));
+    return _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(noted), size));
+}
+
 static inline vf vf_from_bf16(const uint16_t *p)
 {
     const __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)p);

@@ -76,6 +76,12 @@ static inline int vf_any_wild(vf x)
     return (wild[0] | wild[1] | wild[2] | wild[3]) != 0;
 }
 
+/* Wild, for vf_any_wild, once one of those noted in it was; 0 to begin with. */
+static inline vf vf_note_wild(vf noted, vf x)
+{
+    return noted + x * vf_set(0);
+}
+
 static inline vf vf_from_bf16(const uint16_t *p)
 {
     return (vf){bf16_to_f32(p[0]), bf16_to_f32(p[1]), bf16_to_f32(p[2]), bf16_to_f32(p[3])};
