@@ -199,6 +199,34 @@ static void block_masks(void **state)
     }
 }
 
+/* The workspace of the largest run serves every smaller one. */
+static void workspace_grows(void **state)
+{
+    static const int64_t sizes[] = {0, 1, 3, 12, 13, 96, 97, 1000, 6000, 100000};
+    enum { N = sizeof sizes / sizeof sizes[0] };
+    case_run r;
+    (void)state;
+    case_make(&(forward_case){.problem = "b1 h8/1 q1 kv1 d64 f32"}, &r);
+    saccade_plan *plan = case_plan(&r, NULL, 3);
+    for (int n = 0; n < N * N * N; n++) {
+        const int at[3] = {n % N, n / N % N, n / N / N};
+        saccade_sizes s = {sizes[at[0]], 8, 1, sizes[at[1]], sizes[at[2]], 64, 64};
+        const size_t bytes = saccade_plan_workspace(plan, &s);
+        int64_t *const dims[3] = {&s.B, &s.Q, &s.KV};
+        assert_true(bytes > 0);
+        for (int d = 0; d < 3; d++) {
+            if (at[d] == 0)
+                continue;
+            const int64_t kept = *dims[d];
+            *dims[d] = sizes[at[d] - 1];
+            assert_true(saccade_plan_workspace(plan, &s) <= bytes);
+            *dims[d] = kept;
+        }
+    }
+    saccade_plan_destroy(plan);
+    case_free(&r);
+}
+
 static uint64_t step(uint64_t *state)
 {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
@@ -240,6 +268,7 @@ int main(void)
         cmocka_unit_test(variants),     cmocka_unit_test(mixed_dtypes),
         cmocka_unit_test(wild_values),  cmocka_unit_test(threads_do_not_matter),
         cmocka_unit_test(block_masks),  cmocka_unit_test(random_problems),
+        cmocka_unit_test(workspace_grows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -89,9 +89,21 @@ static void lay_out(const saccade_plan *plan, const saccade_sizes *s, cpu_geomet
     g->bytes = end;
 }
 
-cpu_geometry cpu_geometry_of(const saccade_plan *plan, const saccade_sizes *s)
+/* What the plan fixes, and at least one of what runs bring: a size asked for with a 0 in it is
+ * that of the smallest run. */
+static saccade_sizes whole_sizes(const saccade_plan *plan, const saccade_sizes *asked)
+{
+    saccade_sizes s = plan->problem.sizes;
+    s.B = asked->B > 1 ? asked->B : 1;
+    s.Q = asked->Q > 1 ? asked->Q : 1;
+    s.KV = asked->KV > 1 ? asked->KV : 1;
+    return s;
+}
+
+cpu_geometry cpu_geometry_of(const saccade_plan *plan, const saccade_sizes *asked)
 {
     const cpu_kernels *k = ((const cpu_state *)plan->state)->kernels;
+    const saccade_sizes whole = whole_sizes(plan, asked), *s = &whole;
     cpu_geometry g = {0};
     cut_items(&plan->problem, s, &g);
     g.q_ld = (int32_t)round_up(s->D, 32);
