@@ -4,9 +4,9 @@
  * as there, with pairs of neighbours (dims of Q and K, keys of P and V) in place of elements.
  * Compiled with the flags of the AMX level, the only one that has this extension. */
 #include "cpu/cpu.h"
-#include "cpu/vec.h"
-
+#include "cpu/asking.h"
 #include "cpu/softmax_rows.h"
+#include "cpu/vec.h"
 
 #include <string.h>
 
@@ -236,13 +236,14 @@ static ALWAYS_INLINE void ask(const cpu_rows *from, int64_t j, int32_t d)
 
 /* `rows` rows against 16 / rows keys: one vector of scores, [rows][keys]. */
 static ALWAYS_INLINE vf dot_square(int rows, const bf16 *q, int32_t q_ld,
-                                   const bf16 *const *keys, int32_t D)
+                                   const bf16 *const *keys, int32_t D, asking *next)
 {
     vf acc[VF];
     const int n_keys = VF / rows;
     for (int t = 0; t < VF; t++)
         acc[t] = vf_set(0);
-    for (int32_t d = 0; d < D; d += 32)
+    for (int32_t d = 0; d < D; d += 32) {
+        ask_some(next);
 #pragma GCC unroll 16
         for (int j = 0; j < n_keys; j++) {
             const __m512i k = _mm512_loadu_si512(keys[j] + d);
@@ -251,11 +252,13 @@ static ALWAYS_INLINE vf dot_square(int rows, const bf16 *q, int32_t q_ld,
                 acc[i * n_keys + j] = dot(acc[i * n_keys + j], k,
                                           _mm512_loadu_si512(q + (int64_t)i * q_ld + d));
         }
+    }
     return vf_sum_each(acc);
 }
 
 static ALWAYS_INLINE void dot_rows(int rows, const bf16 *q, int32_t q_ld, const cpu_rows *k,
-                                   int64_t j0, int32_t n, float scale, float *s, int32_t s_ld)
+                                   int64_t j0, int32_t n, float scale, float *s, int32_t s_ld,
+                                   asking *next)
 {
     const int n_keys = VF / rows;
     for (int32_t j = 0; j < n; j += n_keys) {
@@ -264,7 +267,7 @@ static ALWAYS_INLINE void dot_rows(int rows, const bf16 *q, int32_t q_ld, const 
         for (int t = 0; t < n_keys; t++)
             keys[t] = (const bf16 *)(const void *)(k->base + (j0 + (j + t < n ? j + t : n - 1))
                                                                  * k->stride);
-        vf_store(square, vf_set(scale) * dot_square(rows, q, q_ld, keys, k->dim));
+        vf_store(square, vf_set(scale) * dot_square(rows, q, q_ld, keys, k->dim, next));
         for (int i = 0; i < rows; i++)
             memcpy(s + (int64_t)i * s_ld + j, square + i * n_keys,
                    (size_t)n_keys * sizeof *s);
@@ -274,21 +277,20 @@ static ALWAYS_INLINE void dot_rows(int rows, const bf16 *q, int32_t q_ld, const 
 static CPU_DOTS(dots)
 {
     const bf16 *queries = q;
+    asking next = asking_begin(ahead, ahead_j0, rows, k->dim / 32, VF);
     for (int32_t j = 0; j < n; j += VF) {
         const int32_t m = n - j < VF ? n - j : VF;
         int32_t i = 0;
-        for (int32_t t = 0; t < m; t++)
-            for (int32_t d = 0; d < ahead->dim; d += 32)
-                ask(ahead, ahead_j0 + j + t, d);
+        next.rows += m;
         for (; i + 4 <= rows; i += 4)
             dot_rows(4, queries + (int64_t)i * q_ld, q_ld, k, j0 + j, m, scale,
-                     s + (int64_t)i * s_ld + j, s_ld);
+                     s + (int64_t)i * s_ld + j, s_ld, &next);
         for (; i + 2 <= rows; i += 2)
             dot_rows(2, queries + (int64_t)i * q_ld, q_ld, k, j0 + j, m, scale,
-                     s + (int64_t)i * s_ld + j, s_ld);
+                     s + (int64_t)i * s_ld + j, s_ld, &next);
         for (; i < rows; i++)
             dot_rows(1, queries + (int64_t)i * q_ld, q_ld, k, j0 + j, m, scale,
-                     s + (int64_t)i * s_ld + j, s_ld);
+                     s + (int64_t)i * s_ld + j, s_ld, &next);
     }
 }
 
@@ -296,7 +298,7 @@ typedef struct sums_job {
     const bf16 *p;
     const float *alpha;
     float *o;
-    int32_t p_ld, o_ld, n;
+    int32_t p_ld, o_ld, n, rows;
     const cpu_rows *v, *ahead;
     int64_t j0, ahead_j0;
 } sums_job;
@@ -349,8 +351,9 @@ static ALWAYS_INLINE int sum_chunk(int rows, int parts, int is_first, const sums
             const __m512i x = _mm512_loadu_si512(even + 32 * c);
             const __m512i y = _mm512_loadu_si512(odd + 32 * c);
             const __m512i low = _mm512_unpacklo_epi16(x, y), high = _mm512_unpackhi_epi16(x, y);
-            if (is_first) {
+            if (is_first)
                 noted = note_wild(note_wild(noted, x), y);
+            if (is_asking(rows, job->rows, i, j / 2)) {
                 ask(job->ahead, job->ahead_j0 + j, d + 32 * c);
                 ask(job->ahead, job->ahead_j0 + j + 1, d + 32 * c);
             }
@@ -392,8 +395,8 @@ static ALWAYS_INLINE int sum_rows(int parts, const sums_job *job, int32_t rows, 
 
 static CPU_SUMS(sums)
 {
-    const sums_job job = {(const bf16 *)(const void *)p, alpha, o, 2 * p_ld, o_ld, n, v, ahead,
-                          j0, ahead_j0};
+    const sums_job job = {(const bf16 *)(const void *)p, alpha, o, 2 * p_ld, o_ld, n, rows, v,
+                          ahead, j0, ahead_j0};
     int32_t d = 0, wild = 0;
     for (; d + 128 <= v->dim && rows < 4 && !wild; d += wild ? 0 : 128)
         wild = sum_rows(4, &job, rows, d);

@@ -4,6 +4,7 @@
  * used V is asked for, and the next K while V is used (Flash-Decoding's loop with the loads of
  * the other operand in its shadow). Sums run over dims, then lanes, always alike. */
 #include "cpu/cpu.h"
+#include "cpu/asking.h"
 #include "cpu/vec.h"
 
 #include "base/convert.h"
@@ -35,13 +36,14 @@ static ALWAYS_INLINE void ask(saccade_dtype dtype, const cpu_rows *from, int64_t
 
 /* `rows` rows against VF / rows keys: one vector of scores, [rows][keys]. */
 static ALWAYS_INLINE vf dot_square(int rows, saccade_dtype dtype, const float *q, int32_t q_ld,
-                                   const char *const *keys, int32_t D)
+                                   const char *const *keys, int32_t D, asking *next)
 {
     vf acc[VF];
     const int n_keys = VF / rows;
     for (int t = 0; t < VF; t++)
         acc[t] = vf_set(0);
-    for (int32_t d = 0; d < D; d += VF)
+    for (int32_t d = 0; d < D; d += VF) {
+        ask_some(next);
 #pragma GCC unroll 16
         for (int j = 0; j < n_keys; j++) {
             const vf k = widen(dtype, keys[j], d);
@@ -50,12 +52,13 @@ static ALWAYS_INLINE vf dot_square(int rows, saccade_dtype dtype, const float *q
                 acc[i * n_keys + j] =
                     vf_fma(k, vf_load(q + (int64_t)i * q_ld + d), acc[i * n_keys + j]);
         }
+    }
     return vf_sum_each(acc);
 }
 
 static ALWAYS_INLINE void dot_rows(int rows, saccade_dtype dtype, const float *q, int32_t q_ld,
                                    const cpu_rows *k, int64_t j0, int32_t n, float scale,
-                                   float *s, int32_t s_ld)
+                                   float *s, int32_t s_ld, asking *next)
 {
     const int n_keys = VF / rows;
     for (int32_t j = 0; j < n; j += n_keys) {
@@ -63,7 +66,8 @@ static ALWAYS_INLINE void dot_rows(int rows, saccade_dtype dtype, const float *q
         float square[VF];
         for (int t = 0; t < n_keys; t++)
             keys[t] = k->base + (j0 + (j + t < n ? j + t : n - 1)) * k->stride;
-        vf_store(square, vf_set(scale) * dot_square(rows, dtype, q, q_ld, keys, k->dim));
+        vf_store(square, vf_set(scale) * dot_square(rows, dtype, q, q_ld, keys, k->dim,
+                                                     next));
         for (int i = 0; i < rows; i++)
             memcpy(s + (int64_t)i * s_ld + j, square + i * n_keys,
                    (size_t)n_keys * sizeof *s);
@@ -78,21 +82,20 @@ static ALWAYS_INLINE void dots_of(saccade_dtype dtype, const float *q, int32_t q
                                   float scale, float *s, int32_t s_ld, const cpu_rows *ahead,
                                   int64_t ahead_j0)
 {
+    asking next = asking_begin(ahead, ahead_j0, rows, k->dim / VF, KEY_GROUP * VF / 16);
     for (int32_t j = 0; j < n; j += KEY_GROUP) {
         const int32_t m = n - j < KEY_GROUP ? n - j : KEY_GROUP;
         int32_t i = 0;
-        for (int32_t t = 0; t < m; t++)
-            for (int32_t d = 0; d < ahead->dim; d += 16)
-                ask(dtype, ahead, ahead_j0 + j + t, d);
+        next.rows += m;
         for (; i + 4 <= rows; i += 4)
             dot_rows(4, dtype, q + (int64_t)i * q_ld, q_ld, k, j0 + j, m, scale,
-                     s + (int64_t)i * s_ld + j, s_ld);
+                     s + (int64_t)i * s_ld + j, s_ld, &next);
         for (; i + 2 <= rows; i += 2)
             dot_rows(2, dtype, q + (int64_t)i * q_ld, q_ld, k, j0 + j, m, scale,
-                     s + (int64_t)i * s_ld + j, s_ld);
+                     s + (int64_t)i * s_ld + j, s_ld, &next);
         for (; i < rows; i++)
             dot_rows(1, dtype, q + (int64_t)i * q_ld, q_ld, k, j0 + j, m, scale,
-                     s + (int64_t)i * s_ld + j, s_ld);
+                     s + (int64_t)i * s_ld + j, s_ld, &next);
     }
 }
 
@@ -111,7 +114,7 @@ CPU_DOTS(LEVEL_NAME(cpu_dots))
 typedef struct sums_job {
     const float *p, *alpha;
     float *o;
-    int32_t p_ld, o_ld, n;
+    int32_t p_ld, o_ld, n, rows;
     const cpu_rows *v, *ahead;
     int64_t j0, ahead_j0;
 } sums_job;
@@ -134,10 +137,10 @@ static ALWAYS_INLINE int sum_chunk(int rows, int columns, int is_first, saccade_
 #pragma GCC unroll 16
         for (int c = 0; c < columns; c++) {
             const vf x = widen(dtype, row, d + c * VF);
-            if (is_first) {
+            if (is_first)
                 noted = vf_note_wild(noted, x);
+            if (is_asking(rows, job->rows, i, j))
                 ask(dtype, job->ahead, job->ahead_j0 + j, d + c * VF);
-            }
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++)
                 acc[r * columns + c] =
@@ -186,7 +189,7 @@ static ALWAYS_INLINE int32_t sums_of(saccade_dtype dtype, const sums_job *job, i
 
 CPU_SUMS(LEVEL_NAME(cpu_sums))
 {
-    const sums_job job = {p, alpha, o, p_ld, o_ld, n, v, ahead, j0, ahead_j0};
+    const sums_job job = {p, alpha, o, p_ld, o_ld, n, rows, v, ahead, j0, ahead_j0};
     if (v->dtype == SACCADE_F32)
         return sums_of(SACCADE_F32, &job, rows);
     if (v->dtype == SACCADE_BF16)
