@@ -128,7 +128,7 @@ static void explain_fn(const char *title, const mod_fn *fn, strbuf *out, saccade
     mod_print_nodes(fn, out, err);
 }
 
-/* Derivative by score and the range of the result over all positions of the hinted sizes. */
+/* Derivative by score, and whether a mask's rows are intervals. */
 static saccade_status explain_facts(const plan_problem *p, strbuf *out, saccade_error *err)
 {
     arena scratch;
@@ -171,6 +171,8 @@ saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error
                   cpu_level_name((cpu_level)plan->level), plan->threads);
     explain_fn("score", p->score, out, err);
     explain_fn("mask", p->mask, out, err);
+    TRY(plan_explain_ranges("score", p->score, &p->sizes, out, err));
+    TRY(plan_explain_ranges("mask", p->mask, &p->sizes, out, err));
     TRY(explain_facts(p, out, err));
     TRY(plan->solver->explain(plan, out, err));
     return strbuf_status(out, err);

@@ -76,6 +76,12 @@ saccade_status plan_choose(saccade_plan *plan, const plan_solver *const *solvers
                            saccade_error *err);
 saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error *err);
 
+/* ---- explain_ranges.c ---- */
+
+/* A line per node: its range over all positions of `sizes`; nothing if lengths are unknown. */
+saccade_status plan_explain_ranges(const char *title, const mod_fn *fn,
+                                   const saccade_sizes *sizes, strbuf *out, saccade_error *err);
+
 /* ---- problem.c ---- */
 
 /* positions of batch b for host tensors; absent gives 0, 0, KV. */
