@@ -149,9 +149,9 @@ refuse "number of queries" mask --mask 'causal()'
 
 # ---- explain, check ----
 expect 0 explain --problem 'b1 h4/2 q100 d16 bf16' --mask 'causal()' --score 'softcap(5.0)'
+says "problem: b1 h4/2 q100 kv100 d16 bf16"
 expect 0 explain --problem 'b1 h2 q100 kv50 d16 f32' --mask 'kv < 60 && q % 4 * 8 == kv'
 says "ranges of mask"; says "n5 0..3"; says "n2 always"
-says "problem: b1 h4/2 q100 kv100 d16 bf16"
 refuse "either --problem or -q" explain
 refuse "expected words like" explain --problem 'b1 h2 q100 d16 f12'
 refuse "at least q and d" explain --problem 'b1'

@@ -149,11 +149,13 @@ static saccade_status explain_facts(const plan_problem *p, strbuf *out, saccade_
     if (p->mask) {
         const mod_fn *bounds;
         uint32_t ends[2];
-        if (pass_interval(p->mask, &scratch, &bounds, ends))
-            strbuf_printf(out, "mask is one interval of keys per row: n%u <= kv < n%u\n",
+        if (pass_interval(p->mask, &scratch, &bounds, ends)) {
+            strbuf_printf(out, "mask is one interval of keys per row: n%u <= kv < n%u of\n",
                           (unsigned)ends[0], (unsigned)ends[1]);
-        else
+            explain_fn("limits", bounds, out, err);
+        } else {
             strbuf_puts(out, "mask is not one interval per row: evaluated on PARTIAL blocks\n");
+        }
     }
     FAIL_IF_GOTO(scratch.has_failed, SACCADE_ENOMEM, "out of memory");
 out:
