@@ -199,6 +199,61 @@ static void block_masks(void **state)
     }
 }
 
+/* The mask's own blocks, out as index tensors of odd sizes and in again. */
+static void check_imported(const case_run *r, const saccade_block_mask *mask)
+{
+    saccade_error err = {0};
+    saccade_block_indices x = {0};
+    saccade_block_mask *imported;
+    int32_t **const lists[4] = {&x.kv_num_blocks, &x.full_kv_num_blocks, &x.kv_indices,
+                                &x.full_kv_indices};
+    assert_int_equal(saccade_block_mask_export(mask, 0, &x, &err), SACCADE_OK);
+    for (int n = 0; n < 4; n++) {
+        *lists[n] = calloc((size_t)(x.B * x.H * x.rows * (n < 2 ? 1 : x.columns)), 4);
+        assert_non_null(*lists[n]);
+    }
+    assert_int_equal(saccade_block_mask_export(mask, 0, &x, &err), SACCADE_OK);
+    if (saccade_block_mask_import(NULL, &x, r->mask, &r->sizes, &r->args.positions,
+                                  r->args.bindings, r->args.n_bindings, &imported, &err) != 0)
+        fail_msg("%s", err.message);
+    for (const char *const *level = case_levels(); *level; level++) {
+        saccade_plan *plan = case_plan(r, *level, 2);
+        assert_int_equal(saccade_plan_prepare(plan, imported, &err), SACCADE_OK);
+        case_check(r, plan, imported, "imported", NULL, NULL);
+        saccade_plan_destroy(plan);
+    }
+    saccade_block_mask_destroy(imported);
+    for (int n = 0; n < 4; n++)
+        free(*lists[n]);
+}
+
+static void imported_masks(void **state)
+{
+    static const char *const masks[] = {"causal()", "doc[q] == doc[kv]",
+                                        "h % 2 == 0 ? q >= kv : kv >= q"};
+    static const char *const problems[] = {"b2 h4/2 q300 kv300 d16 f32",
+                                           "b1 h4/2 q2 kv400 d32 bf16"};
+    (void)state;
+    for (int n = 0; n < 6; n++) {
+        case_run r;
+        saccade_error err = {0};
+        saccade_block_mask *mask;
+        const saccade_block_mask_options options = {
+            .block_q = 70, .block_kv = 24, .evaluation_budget = -1};
+        case_make(&(forward_case){.problem = problems[n / 3], .mask = masks[n % 3],
+                                  .score = n % 2 ? "alibi()" : NULL,
+                                  .q_offset = n >= 3 ? 200 : 0},
+                  &r);
+        if (saccade_block_mask_create(NULL, r.mask, &r.sizes, &r.args.positions,
+                                      r.args.bindings, r.args.n_bindings, &options, &mask,
+                                      &err) != SACCADE_OK)
+            fail_msg("%s", err.message);
+        check_imported(&r, mask);
+        saccade_block_mask_destroy(mask);
+        case_free(&r);
+    }
+}
+
 /* The workspace of the largest run serves every smaller one. */
 static void workspace_grows(void **state)
 {
@@ -268,7 +323,7 @@ int main(void)
         cmocka_unit_test(variants),     cmocka_unit_test(mixed_dtypes),
         cmocka_unit_test(wild_values),  cmocka_unit_test(threads_do_not_matter),
         cmocka_unit_test(block_masks),  cmocka_unit_test(random_problems),
-        cmocka_unit_test(workspace_grows),
+        cmocka_unit_test(workspace_grows), cmocka_unit_test(imported_masks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
