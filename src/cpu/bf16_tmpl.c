@@ -181,8 +181,10 @@ static CPU_PACK_KEYS(pack_keys)
         float *panel = out + (int64_t)(j / PANEL) * PANEL * pairs + j % PANEL;
         for (int32_t t = 0; t < pairs; t += VF) {
             vf square[VF];
-            for (int i = 0; i < VF; i++)
+            for (int i = 0; i < VF; i++) {
                 square[i] = j + i < n ? (vf)load_part(from, j0 + j + i, 2 * t) : vf_set(0);
+                __builtin_prefetch(from->base + (j0 + j + i + VF) * from->stride + 4 * t, 0, 3);
+            }
             vf_transpose(square);
             for (int i = 0; i < VF && t + i < pairs; i++)
                 vf_store(panel + (int64_t)(t + i) * PANEL, square[i]);
@@ -222,6 +224,8 @@ static CPU_PACK_VALUES(pack_values)
             const __m512i x = j < n ? load_part(from, j0 + j, d) : zero;
             const __m512i y = j + 1 < n ? load_part(from, j0 + j + 1, d) : zero;
             wild |= any_wild(x) | any_wild(y);
+            __builtin_prefetch(from->base + (j0 + j + VF) * from->stride + 2 * d, 0, 3);
+            __builtin_prefetch(from->base + (j0 + j + 1 + VF) * from->stride + 2 * d, 0, 3);
             store_turns(out + (int64_t)j * PANEL, x, y);
         }
     return wild;

@@ -154,6 +154,13 @@ static ALWAYS_INLINE vf load_part(const cpu_rows *from, int64_t j, int32_t d)
     return vf_load(part);
 }
 
+/* Asks for an element that is packed soon; rows past the end are asked for in vain. */
+static ALWAYS_INLINE void ask_row(const cpu_rows *from, int64_t j, int32_t d)
+{
+    const int32_t each = from->dtype == SACCADE_F32 ? 4 : 2;
+    __builtin_prefetch(from->base + j * from->stride + (int64_t)d * each, 0, 3);
+}
+
 static CPU_PACK_ROWS(pack_rows)
 {
     float *out = to;
@@ -171,8 +178,10 @@ static CPU_PACK_KEYS(pack_keys)
         float *panel = out + (int64_t)(j / PANEL) * PANEL * D + j % PANEL;
         for (int32_t d = 0; d < D; d += VF) {
             vf square[VF];
-            for (int t = 0; t < VF; t++)
+            for (int t = 0; t < VF; t++) {
                 square[t] = j + t < n ? load_part(from, j0 + j + t, d) : vf_set(0);
+                ask_row(from, j0 + j + t + VF, d);
+            }
             vf_transpose(square);
             for (int t = 0; t < VF && d + t < D; t++)
                 vf_store(panel + (int64_t)(d + t) * PANEL, square[t]);
@@ -188,6 +197,7 @@ static CPU_PACK_VALUES(pack_values)
         for (int32_t j = 0; j < padded; j++)
             for (int c = 0; c < PANEL_VECTORS; c++) {
                 const vf x = j < n ? load_part(from, j0 + j, d + c * VF) : vf_set(0);
+                ask_row(from, j0 + j + VF, d + c * VF);
                 wild |= vf_any_wild(x);
                 vf_store(out + (int64_t)j * PANEL + c * VF, x);
             }
