@@ -264,6 +264,8 @@ saccade_status cmd_check(const cli_args *args, saccade_error *err)
         CLI_TRY(check_random(args, &all, err));
     CLI_FAIL_IF(all.rows == 0, SACCADE_EBACKEND, args->level ? "--level" : "--backend",
                 "got '%.20s', which this machine or build does not have",
-                args->level ? args->level : args->backend ? args->backend : "auto");
+                args->level     ? args->level
+                : args->backend ? args->backend
+                                : "auto");
     return all.is_good ? SACCADE_OK : (saccade_status)CLI_CHECK_FAILED;
 }

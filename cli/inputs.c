@@ -160,10 +160,12 @@ static const struct {
     const char *name;
     int n_arguments;
     fill_fn fill;
+    bool is_count; /* the argument */
 } kinds[] = {
-    {"iota", 0, fill_iota},     {"zeros", 0, fill_const},         {"const", 1, fill_const},
-    {"normal", 0, fill_normal}, {"uniform", 2, fill_uniform},     {"randint", 1, fill_randint},
-    {"docs", 1, fill_docs},     {"bernoulli", 1, fill_bernoulli},
+    {"iota", 0, fill_iota, false},       {"zeros", 0, fill_const, false},
+    {"const", 1, fill_const, false},     {"normal", 0, fill_normal, false},
+    {"uniform", 2, fill_uniform, false}, {"randint", 1, fill_randint, true},
+    {"docs", 1, fill_docs, true},        {"bernoulli", 1, fill_bernoulli, false},
 };
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
@@ -173,6 +175,20 @@ static uint64_t seed_of(const char *name)
     for (; *name; name++)
         h = (h ^ (unsigned char)*name) * 0x100000001b3;
     return h;
+}
+
+/* Can an integer dtype hold it? Casts of what it can't are undefined. */
+static bool holds(saccade_dtype dtype, double x)
+{
+    const int bits = 8 * (int)saccade_dtype_bytes(dtype);
+    if (floats_is_float(dtype))
+        return true;
+    if (dtype == SACCADE_BOOL)
+        return x == x;
+    if (dtype == SACCADE_U8 || dtype == SACCADE_U16 || dtype == SACCADE_U32
+        || dtype == SACCADE_U64)
+        return x > -1 && x < ldexp(1, bits);
+    return x >= -ldexp(1, bits - 1) && x < ldexp(1, bits - 1);
 }
 
 /* Fills row by row of the last dimension. */
@@ -187,13 +203,21 @@ static saccade_status fill(const char *name, const synthetic *s, fill_fn how,
         free(out->data);
         return cli_fail(err, SACCADE_ENOMEM, name, "out of memory");
     }
-    for (int64_t at = 0; at < count; at += n) {
+    saccade_status status = SACCADE_OK;
+    for (int64_t at = 0; at < count && status == SACCADE_OK; at += n) {
         how(s, &seed, row, n);
-        for (int64_t i = 0; i < n; i++)
-            floats_set(out->data, s->dtype, at + i, row[i]);
+        for (int64_t i = 0; i < n && status == SACCADE_OK; i++)
+            if (holds(s->dtype, row[i]))
+                floats_set(out->data, s->dtype, at + i, row[i]);
+            else
+                status =
+                    cli_fail(err, SACCADE_EINVAL, name, "got value %g, expected some of %s",
+                             row[i], saccade_dtype_name(s->dtype));
     }
     free(row);
-    return SACCADE_OK;
+    if (status != SACCADE_OK)
+        free(out->data);
+    return status;
 }
 
 static saccade_status make_synthetic(const char *name, const char *text, const synthetic *s,
@@ -205,6 +229,8 @@ static saccade_status make_synthetic(const char *name, const char *text, const s
         CLI_FAIL_IF(s->n_arguments != kinds[i].n_arguments, SACCADE_EINVAL, name,
                     "got %d arguments in '%.60s', expected %d", s->n_arguments, text,
                     kinds[i].n_arguments);
+        CLI_FAIL_IF(kinds[i].is_count && !(s->x >= 1 && s->x <= INT32_MAX), SACCADE_EINVAL,
+                    name, "got '%.60s', expected a count from 1 to 2147483647", text);
         return fill(name, s, kinds[i].fill, out, err);
     }
     return cli_fail(err, SACCADE_EINVAL, name,

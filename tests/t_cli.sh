@@ -147,6 +147,11 @@ refuse "less than" mask --mask 'causal()' --q 512 --at-h 1
 refuse "expected a text" mask --q 512
 refuse "number of queries" mask --mask 'causal()'
 
+refuse "a count from 1" mask --mask 'd[kv] == 0' --q 9 --bind 'd=i32[KV]:docs(0)'
+refuse "a count from 1" mask --mask 'd[kv] == 0' --q 9 --bind 'd=i32[KV]:randint(nan)'
+refuse "some of i8" mask --mask 'd[kv] == 0' --q 300 --bind 'd=i8[KV]:iota'
+refuse "some of u8" mask --mask 'd[kv] == 0' --q 9 --bind 'd=u8[KV]:const(-1)'
+
 # ---- explain, check ----
 expect 0 explain --problem 'b1 h4/2 q100 d16 bf16' --mask 'causal()' --score 'softcap(5.0)'
 says "problem: b1 h4/2 q100 kv100 d16 bf16"

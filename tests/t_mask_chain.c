@@ -137,8 +137,8 @@ static void random_cut(chain *c, int64_t at, int64_t n, int32_t block, int64_t *
                        int64_t *length)
 {
     if (c->has_import) {
-        const int64_t skip = block * (int64_t)random_mod_below(&c->state,
-                                                               (uint32_t)((n - 1) / block + 1));
+        const int64_t skip =
+            block * (int64_t)random_mod_below(&c->state, (uint32_t)((n - 1) / block + 1));
         *to = at + skip;
         *length = 1 + random_mod_below(&c->state, (uint32_t)(n - skip));
         return;
@@ -204,8 +204,8 @@ static void step_import(chain *c, const char *name)
     saccade_binding bindings[MOD_MAX_CAPTURES];
     const int32_t n = saccade_mod_capture_count(view->mod);
     for (int32_t i = 0; i < n; i++)
-        bindings[i] = (saccade_binding){saccade_mod_capture(view->mod, i).name,
-                                        view->env.tensors[i]};
+        bindings[i] =
+            (saccade_binding){saccade_mod_capture(view->mod, i).name, view->env.tensors[i]};
     saccade_positions at = {0};
     if (view->q_offset)
         at.q_offset = saccade_tensor_of((void *)view->q_offset, SACCADE_I32, 1, &s.B);

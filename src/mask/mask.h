@@ -15,7 +15,7 @@ typedef struct mask_runs {
     int64_t rows, columns;    /* blocks of queries and of keys (exchanged when transposed) */
     const int64_t *row_begin; /* [B*H*rows + 1]: index of the first run of each block row */
     const saccade_run *runs;
-    const int64_t *row_live;  /* [B*H*rows]: live blocks of each block row */
+    const int64_t *row_live; /* [B*H*rows]: live blocks of each block row */
     saccade_block_mask_stats stats;
 } mask_runs;
 
@@ -33,7 +33,7 @@ typedef struct mask_view {
     const saccade_mod *mod;
     eval_env env;
     saccade_sizes sizes;
-    const int32_t *q_offset, *kv_offset; /* [B of sizes] or NULL: 0 */
+    const int32_t *q_offset, *kv_offset;     /* [B of sizes] or NULL: 0 */
     int imported_block_q, imported_block_kv; /* block sizes of an imported mask, else 0 */
 } mask_view;
 const mask_view *mask_get_view(const saccade_block_mask *mask);
