@@ -63,7 +63,7 @@ typedef struct cli_args {
     const char *mask, *dtype, *q_offset, *kv_len, *layout, *block, *backend, *level, *problem;
     const char *csv, *plot, *baseline, *folder;
     cli_list score, bind, suite;
-    double scale; /* NaN: not given */
+    double scale;                         /* NaN: not given */
     int64_t ladder_n, ladder_d, ladder_m; /* --n --d --m; 0: not given */
     int64_t threads, q, kv, batch, heads, seed, random, columns, at_b, at_h, repeats;
     bool rmse, help;

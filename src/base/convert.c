@@ -7,14 +7,14 @@
 bool convert_is_float(saccade_dtype dtype)
 {
     return dtype == SACCADE_F16 || dtype == SACCADE_BF16 || dtype == SACCADE_F32
-        || dtype == SACCADE_F64;
+           || dtype == SACCADE_F64;
 }
 
-#define WIDEN(type, expr)                \
-    do {                                 \
-        const type *x = from;            \
-        for (int64_t i = 0; i < n; i++)  \
-            to[i] = (expr);              \
+#define WIDEN(type, expr)               \
+    do {                                \
+        const type *x = from;           \
+        for (int64_t i = 0; i < n; i++) \
+            to[i] = (expr);             \
     } while (0)
 
 void convert_to_f32(saccade_dtype dtype, const void *from, float *to, int64_t n)
@@ -30,11 +30,11 @@ void convert_to_f32(saccade_dtype dtype, const void *from, float *to, int64_t n)
         WIDEN(double, (float)x[i]);
 }
 
-#define NARROW(type, expr)               \
-    do {                                 \
-        type *y = to;                    \
-        for (int64_t i = 0; i < n; i++)  \
-            y[i] = (expr);               \
+#define NARROW(type, expr)              \
+    do {                                \
+        type *y = to;                   \
+        for (int64_t i = 0; i < n; i++) \
+            y[i] = (expr);              \
     } while (0)
 
 void convert_from_f32(saccade_dtype dtype, const float *from, void *to, int64_t n)
@@ -50,11 +50,11 @@ void convert_from_f32(saccade_dtype dtype, const float *from, void *to, int64_t 
         NARROW(double, from[i]);
 }
 
-#define ELEMENT(code, type, expr)             \
-    case code: {                              \
-        type x;                               \
-        memcpy(&x, element, sizeof x);        \
-        return (double)(expr);                \
+#define ELEMENT(code, type, expr)      \
+    case code: {                       \
+        type x;                        \
+        memcpy(&x, element, sizeof x); \
+        return (double)(expr);         \
     }
 
 double convert_element(saccade_dtype dtype, const void *element)

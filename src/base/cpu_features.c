@@ -117,8 +117,8 @@ static void detect_isa(cpu_features *f)
 static cpu_level highest(const cpu_features *f)
 {
     const bool avx2 = f->has_avx2 && f->has_fma && f->has_f16c;
-    const bool avx512 = avx2 && f->has_avx512f && f->has_avx512bw && f->has_avx512vl
-        && f->has_avx512dq;
+    const bool avx512 =
+        avx2 && f->has_avx512f && f->has_avx512bw && f->has_avx512vl && f->has_avx512dq;
     const bool amx = avx512 && f->has_avx512_bf16 && f->has_amx_tile && f->has_amx_bf16;
     return amx ? CPU_AMX : avx512 ? CPU_AVX512 : avx2 ? CPU_AVX2 : CPU_PORTABLE;
 }

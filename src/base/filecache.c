@@ -129,8 +129,8 @@ static bool file_is_trusted(int fd, const entry_header *header)
 {
     struct stat st;
     return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid()
-        && (st.st_mode & (S_IWGRP | S_IWOTH)) == 0 && header->size <= ENTRY_MAX
-        && (uint64_t)st.st_size == sizeof *header + header->size;
+           && (st.st_mode & (S_IWGRP | S_IWOTH)) == 0 && header->size <= ENTRY_MAX
+           && (uint64_t)st.st_size == sizeof *header + header->size;
 }
 
 static void *read_entry(int fd, const char *key, size_t *size)

@@ -32,17 +32,17 @@ void status_clear(saccade_error *err);
 /* The code is repeated so that compilers see that a failure isn't SACCADE_OK. */
 #define FAIL(code, ...) return (status_fail(err, (code), __VA_ARGS__), (code))
 
-#define FAIL_IF(cond, code, ...)                          \
-    do {                                                  \
-        if (cond)                                         \
-            FAIL(code, __VA_ARGS__);                      \
+#define FAIL_IF(cond, code, ...)     \
+    do {                             \
+        if (cond)                    \
+            FAIL(code, __VA_ARGS__); \
     } while (0)
 
-#define FAIL_AT(cond, code, place, line, column, ...)                              \
-    do {                                                                           \
-        if (cond)                                                                  \
-            return (status_fail_at(err, (code), (place), (line), (column),         \
-                                   __VA_ARGS__), (code));                          \
+#define FAIL_AT(cond, code, place, line, column, ...)                                    \
+    do {                                                                                 \
+        if (cond)                                                                        \
+            return (status_fail_at(err, (code), (place), (line), (column), __VA_ARGS__), \
+                    (code));                                                             \
     } while (0)
 
 #define FAIL_IF_GOTO(cond, code, ...)                       \
@@ -53,18 +53,18 @@ void status_clear(saccade_error *err);
         }                                                   \
     } while (0)
 
-#define TRY(expr)                              \
-    do {                                       \
-        const saccade_status try_ = (expr);    \
-        if (try_ != SACCADE_OK)                \
-            return try_;                       \
+#define TRY(expr)                           \
+    do {                                    \
+        const saccade_status try_ = (expr); \
+        if (try_ != SACCADE_OK)             \
+            return try_;                    \
     } while (0)
 
-#define TRY_GOTO(expr)              \
-    do {                            \
-        status = (expr);            \
-        if (status != SACCADE_OK)   \
-            goto out;               \
+#define TRY_GOTO(expr)            \
+    do {                          \
+        status = (expr);          \
+        if (status != SACCADE_OK) \
+            goto out;             \
     } while (0)
 
 /* the one message for a failed allocation. */

@@ -48,8 +48,8 @@ static saccade_status take_mod(const saccade_mod *mod, saccade_kind kind, const 
 
 static int is_float(saccade_dtype dtype)
 {
-    return dtype == SACCADE_F16 || dtype == SACCADE_BF16 || dtype == SACCADE_F32 ||
-           dtype == SACCADE_F64;
+    return dtype == SACCADE_F16 || dtype == SACCADE_BF16 || dtype == SACCADE_F32
+           || dtype == SACCADE_F64;
 }
 
 static saccade_status check_problem(const saccade_problem *p, saccade_error *err)
@@ -67,9 +67,8 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
     FAIL_AT(!is_float(p->dtype), SACCADE_EINVAL, "dtype", 0, 0,
             "got %s, expected f32, f16 or bf16 (f64 with backend ref)",
             saccade_dtype_name(p->dtype));
-    FAIL_AT(p->kv_dtype != SACCADE_NONE && !is_float(p->kv_dtype), SACCADE_EINVAL,
-            "kv_dtype", 0, 0, "got %s, expected f32, f16, bf16 or f64",
-            saccade_dtype_name(p->kv_dtype));
+    FAIL_AT(p->kv_dtype != SACCADE_NONE && !is_float(p->kv_dtype), SACCADE_EINVAL, "kv_dtype",
+            0, 0, "got %s, expected f32, f16, bf16 or f64", saccade_dtype_name(p->kv_dtype));
     FAIL_AT(isinf(p->scale), SACCADE_EINVAL, "scale", 0, 0,
             "got an infinite scale, expected a finite number, or NaN for 1/sqrt(D)");
     return SACCADE_OK;

@@ -25,10 +25,10 @@ typedef struct plan_problem {
 typedef struct plan_run {
     saccade_sizes sizes;
     const saccade_tensor *q, *k, *v, *out;
-    const saccade_tensor *lse, *row_max;   /* NULL: not wanted */
+    const saccade_tensor *lse, *row_max; /* NULL: not wanted */
     saccade_positions positions;
-    const saccade_block_mask *block_mask;  /* NULL: none */
-    eval_env score_env, mask_env;          /* captures in the order of the mod_fns' */
+    const saccade_block_mask *block_mask; /* NULL: none */
+    eval_env score_env, mask_env;         /* captures in the order of the mod_fns' */
     void *workspace;
     size_t workspace_bytes;
     void *stream;

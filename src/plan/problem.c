@@ -120,6 +120,8 @@ plan_position plan_position_of(const saccade_positions *p, int64_t KV, int64_t b
     return (plan_position){
         .q_offset = element(&p->q_offset, b, 0),
         .kv_offset = element(&p->kv_offset, b, 0),
-        .kv_len = len < 0 ? 0 : len > KV ? KV : len,
+        .kv_len = len < 0    ? 0
+                  : len > KV ? KV
+                             : len,
     };
 }
