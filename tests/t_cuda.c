@@ -1,0 +1,365 @@
+/* CUDA without a GPU: tiles as functions of integers, generated text, compilation for sm_90a
+ * and sm_80 without spills, the cache. With one: the cases of the CPU kernels, on the device.
+ * Parts that find no NVRTC or no device skip, and say so. */
+#include "support/forward_case.h"
+
+#include "base/convert.h"
+#include "cuda/cuda.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* ---- tiles ---- */
+
+static void tiles_fit(void **state)
+{
+    static const saccade_dtype dtypes[] = {SACCADE_BF16, SACCADE_F16};
+    (void)state;
+    for (int D = 16; D <= 256; D += 16)
+        for (int E = 16; E <= 256; E += 16)
+            for (int f = 0; f < 2; f++)
+                for (int n = 0; n < 4; n++) {
+                    cu_tile tile;
+                    const cu_family family = n & 1 ? CU_SM80 : CU_SM90;
+                    const saccade_dtype dtype = dtypes[f];
+                    const int most = n & 1 ? 166912 : 232448; /* A100's and H100's limits */
+                    if (!cu_tile_choice(family, D, E, dtype, n / 2, &tile))
+                        continue;
+                    assert_true(cu_tile_shared(family, &tile, D, E) <= most);
+                    assert_int_equal(tile.keys % 16, 0);
+                    assert_true(cu_tile_threads(family, &tile) <= 1024);
+                    assert_true(!tile.is_lazy || dtype == SACCADE_BF16);
+                }
+}
+
+static void decode_tiles_fit(void **state)
+{
+    (void)state;
+    for (int D = 16; D <= 256; D += 16)
+        for (int E = 16; E <= 256; E += 16) {
+            cu_tile tile;
+            cu_decode_choice(D, E, &tile);
+            assert_true(tile.stages >= 1);
+            assert_true(cu_decode_shared(&tile, D, E, 1, 4096) <= 232448);
+        }
+    assert_true(cu_decode_applies(&(saccade_sizes){1, 32, 8, 1, 100, 64, 64}));
+    assert_false(cu_decode_applies(&(saccade_sizes){1, 32, 8, 17, 100, 64, 64}));
+    assert_int_equal(cu_decode_spans(&(saccade_sizes){2, 32, 8, 5, 100, 64, 64}), 32);
+}
+
+/* ---- text and compilation ---- */
+
+static int has_compiler(void)
+{
+    cu_image image;
+    saccade_error err = {0};
+    const cu_source none[] = {
+        {"cfg.cuh", "#define CFG_SM 80\n#define CFG_D 16\n#define CFG_E 16\n"}};
+    if (cu_compile("careful.cu", none, 1, "sm_80", &image, &err) == SACCADE_OK)
+        free(image.code);
+    return strstr(err.message, "not found")
+           == NULL; /* else it failed on the text, as it must */
+}
+
+static saccade_plan *plan_for(const char *score, const char *mask, int D, const char *arch)
+{
+    saccade_error err = {0};
+    saccade_plan *plan = NULL;
+    saccade_mod *mods[2] = {score ? case_mod(SACCADE_SCORE, score) : NULL,
+                            mask ? case_mod(SACCADE_MASK, mask) : NULL};
+    saccade_problem p = saccade_problem_default();
+    p.sizes = (saccade_sizes){.H = 4, .Hkv = 2, .D = D, .Dv = D};
+    p.dtype = SACCADE_BF16;
+    p.backend = "cuda";
+    p.arch = arch;
+    p.score = mods[0];
+    p.mask = mods[1];
+    if (saccade_plan_create(NULL, &p, &plan, &err) != SACCADE_OK)
+        fail_msg("%s %s d%d %s: %s", score ? score : "-", mask ? mask : "-", D, arch,
+                 err.message);
+    saccade_mod_destroy(mods[0]);
+    saccade_mod_destroy(mods[1]);
+    return plan;
+}
+
+static void no_spills(void **state)
+{
+    static const struct {
+        const char *score, *mask;
+    } variants[] = {{NULL, NULL},
+                    {NULL, "causal()"},
+                    {"relative_bias()", NULL},
+                    {"alibi()", "causal()"},
+                    {NULL, "sliding_window(W)"},
+                    {NULL, "kv < W || q >= kv"},
+                    {"softcap(20)", "causal()"},
+                    {NULL, "document(doc) && causal()"}};
+    (void)state;
+    if (!has_compiler()) {
+        print_message("no NVRTC on this machine: nothing compiled\n");
+        skip();
+    }
+    for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++)
+        for (int n = 0; n < 2; n++) {
+            char *text = NULL;
+            const int D = i % 3 == 0 ? 64 : i % 3 == 1 ? 128 : 256;
+            saccade_plan *plan =
+                plan_for(variants[i].score, variants[i].mask, D, n ? "sm_80" : "sm_90a");
+            assert_int_equal(saccade_plan_explain(plan, &text, NULL), SACCADE_OK);
+            if (!strstr(text, "spill bytes: 0\n") || !strstr(text, "serialised products: no\n")
+                || strstr(text, "tile note"))
+                fail_msg("variant %d, d%d:\n%.800s", (int)i, D, strstr(text, "arch:"));
+            saccade_free(text);
+            saccade_plan_destroy(plan);
+        }
+}
+
+static void text_of_mods(void **state)
+{
+    static const struct {
+        const char *score, *mask, *has;
+    } rows[] = {{"alibi()", NULL, "#define MOD_SCORE SCORE_AFFINE"},
+                {"relative_bias()", NULL, "#define MOD_SCORE SCORE_AFFINE"},
+                {"softcap(20)", NULL, "#define SCORE_UNIT 20.f"},
+                {"score * score", NULL, "#define MOD_SCORE SCORE_GENERAL"},
+                {NULL, "causal()", "#define MOD_MASK MASK_INTERVAL"},
+                {NULL, "sliding_window(W)", "#define MOD_MASK MASK_INTERVAL"},
+                {NULL, "document(doc)", "#define MASK_COLUMN_WORDS 1"},
+                {NULL, "q % 3 == kv % 5", "#define MOD_MASK MASK_GENERAL"}};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        saccade_mod *mods[2] = {rows[i].score ? case_mod(SACCADE_SCORE, rows[i].score) : NULL,
+                                rows[i].mask ? case_mod(SACCADE_MASK, rows[i].mask) : NULL};
+        plan_problem p = {.sizes = {1, 4, 4, 64, 64, 64, 64}, .scale = 0.125f};
+        cu_mod_text facts;
+        strbuf text;
+        arena a;
+        arena_init(&a);
+        strbuf_init(&text, 0);
+        p.score = mods[0] ? mod_function(mods[0]) : NULL;
+        p.mask = mods[1] ? mod_function(mods[1]) : NULL;
+        assert_int_equal(cu_emit_mod(&p, &a, &text, &facts, NULL), SACCADE_OK);
+        if (!strstr(strbuf_text(&text), rows[i].has))
+            fail_msg("expected %s in:\n%s", rows[i].has, strbuf_text(&text));
+        strbuf_free(&text);
+        arena_free(&a);
+        saccade_mod_destroy(mods[0]);
+        saccade_mod_destroy(mods[1]);
+    }
+}
+
+static void second_plan_is_cached(void **state)
+{
+    (void)state;
+    if (!has_compiler()) {
+        print_message("no NVRTC on this machine: no cache to look at\n");
+        skip();
+    }
+    for (int i = 0; i < 2; i++) {
+        saccade_plan *plan = plan_for("score + 0.25", "q >= kv + 3", 64, "sm_90a");
+        const cu_state *s = plan->state;
+        for (int n = 0; n < CU_PROGRAMS && i; n++)
+            assert_true(s->programs[n].image.report.from_cache);
+        saccade_plan_destroy(plan);
+    }
+}
+
+static void bad_arch(void **state)
+{
+    saccade_error err = {0};
+    saccade_plan *plan = NULL;
+    saccade_problem p = saccade_problem_default();
+    (void)state;
+    p.dtype = SACCADE_BF16;
+    p.backend = "cuda";
+    p.arch = "sm_35";
+    assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_EINVAL);
+    assert_non_null(strstr(err.message, "sm_80"));
+    assert_null(plan);
+}
+
+/* ---- on a device ---- */
+
+static int has_device(void)
+{
+    int32_t n = 0;
+    return saccade_device_count(&n, NULL) == SACCADE_OK && n > 0;
+}
+
+static void *to_device(const void *host, size_t bytes)
+{
+    void *memory;
+    assert_int_equal(saccade_device_alloc(0, bytes, &memory, NULL), SACCADE_OK);
+    assert_int_equal(saccade_device_copy(0, memory, host, bytes, NULL), SACCADE_OK);
+    return memory;
+}
+
+static saccade_tensor moved(const case_tensor *t, void **memory)
+{
+    saccade_tensor d = t->t;
+    *memory = to_device(t->memory, t->bytes);
+    d.data = (char *)*memory + ((char *)t->t.data - (char *)t->memory);
+    d.device.kind = SACCADE_CUDA;
+    return d;
+}
+
+/* A row-major tensor of n elements on the device, every byte 0xff. */
+static saccade_tensor output(saccade_dtype dtype, int32_t rank, const int64_t *shape,
+                             void **memory)
+{
+    size_t bytes = saccade_dtype_bytes(dtype);
+    for (int32_t d = 0; d < rank; d++)
+        bytes *= (size_t)shape[d];
+    void *host = malloc(bytes);
+    assert_non_null(host);
+    memset(host, 0xff, bytes);
+    *memory = to_device(host, bytes);
+    free(host);
+    saccade_tensor t = saccade_tensor_of(*memory, dtype, rank, shape);
+    t.device.kind = SACCADE_CUDA;
+    return t;
+}
+
+static void compare(const forward_case *c, const char *name, const saccade_tensor *t, int64_t n,
+                    const double *gold, double bound)
+{
+    const size_t each = saccade_dtype_bytes(t->dtype);
+    char *host = malloc((size_t)n * each);
+    assert_non_null(host);
+    assert_int_equal(saccade_device_copy(0, host, t->data, (size_t)n * each, NULL), SACCADE_OK);
+    for (int64_t i = 0; i < n; i++) {
+        const double x = convert_element(t->dtype, host + (size_t)i * each);
+        if (isfinite(gold[i]) ? !(fabs(x - gold[i]) <= bound)
+                              : !(isnan(gold[i]) ? isnan(x) : x == gold[i]))
+            fail_msg(
+                "%s[%lld]: got %.9g, expected %.9g within %.3g\n  --problem \"%s\" mask %s "
+                "score %s data %d seed %llu",
+                name, (long long)i, x, gold[i], bound, c->problem, c->mask ? c->mask : "none",
+                c->score ? c->score : "none", (int)c->data, (unsigned long long)c->seed);
+    }
+    free(host);
+}
+
+static saccade_tensor position(const saccade_tensor *host, void **memory)
+{
+    saccade_tensor t = *host;
+    *memory = NULL;
+    if (t.dtype == SACCADE_NONE)
+        return t;
+    t.data = *memory = to_device(t.data, (size_t)t.shape[0] * sizeof(int32_t));
+    t.device.kind = SACCADE_CUDA;
+    return t;
+}
+
+static void on_device(const forward_case *c, const char *arch)
+{
+    case_run r;
+    saccade_error err = {0};
+    saccade_plan *plan = NULL;
+    saccade_binding bindings[8];
+    void *memory[20] = {NULL};
+    int n = 0;
+    case_make(c, &r);
+    const saccade_sizes *s = &r.sizes;
+    const int64_t out[4] = {s->B, s->H, s->Q, s->Dv}, rows = s->B * s->H * s->Q;
+    r.problem.backend = "cuda";
+    r.problem.arch = arch;
+    if (saccade_plan_create(NULL, &r.problem, &plan, &err) != SACCADE_OK)
+        fail_msg("%s: %s", c->problem, err.message);
+    saccade_forward_args a = r.args;
+    a.q = moved(&r.q, &memory[n++]);
+    a.k = moved(&r.k, &memory[n++]);
+    a.v = moved(&r.v, &memory[n++]);
+    a.out = output(r.dtype, 4, out, &memory[n++]);
+    a.lse = output(SACCADE_F32, 3, out, &memory[n++]);
+    a.row_max = output(SACCADE_F32, 3, out, &memory[n++]);
+    a.positions.q_offset = position(&r.args.positions.q_offset, &memory[n++]);
+    a.positions.kv_offset = position(&r.args.positions.kv_offset, &memory[n++]);
+    a.positions.kv_len = position(&r.args.positions.kv_len, &memory[n++]);
+    for (int32_t i = 0; i < a.n_bindings; i++) {
+        bindings[i] = a.bindings[i];
+        saccade_tensor *t = &bindings[i].tensor;
+        size_t bytes = saccade_dtype_bytes(t->dtype);
+        for (int32_t d = 0; d < t->rank; d++)
+            bytes *= (size_t)t->shape[d];
+        if (t->rank == 0)
+            continue;
+        t->data = memory[n++] = to_device(t->data, bytes);
+        t->device.kind = SACCADE_CUDA;
+    }
+    a.bindings = bindings;
+    a.workspace_bytes = saccade_plan_workspace(plan, s);
+    assert_int_equal(saccade_device_alloc(0, a.workspace_bytes, &a.workspace, NULL),
+                     SACCADE_OK);
+    memory[n++] = a.workspace;
+    for (int pass = 0; pass < 2; pass++) {
+        if (pass) /* without row maxima another program runs */
+            a.row_max.dtype = SACCADE_NONE;
+        if (saccade_forward(plan, &a, &err) != SACCADE_OK)
+            fail_msg("%s: %s", c->problem, err.message);
+        assert_int_equal(saccade_device_synchronize(0, NULL), SACCADE_OK);
+        compare(c, "out", &a.out, rows * s->Dv, r.out, r.out_bound);
+        compare(c, "lse", &a.lse, rows, r.lse, r.lse_bound);
+    }
+    for (int i = 0; i < n; i++)
+        saccade_device_free(0, memory[i]);
+    saccade_plan_destroy(plan);
+    case_free(&r);
+}
+
+static void cases_on_device(void **state)
+{
+    static const forward_case cases[] = {
+        {.problem = "b2 h4/2 q130 kv300 d64 bf16"},
+        {.problem = "b2 h4/2 q130 kv300 d64 bf16", .mask = "causal()", .q_offset = 170},
+        {.problem = "b1 h2 q200 kv260 d128 f16", .mask = "sliding_window(W)"},
+        {.problem = "b1 h4 q300 kv300 d64 bf16", .score = "alibi()", .mask = "causal()"},
+        {.problem = "b1 h2 q100 kv200 d256 bf16", .score = "softcap(20)"},
+        {.problem = "b1 h2 q300 kv300 d128 bf16", .mask = "document(doc) && causal()"},
+        {.problem = "b1 h2 q90 kv400 d128 dv64 bf16", .kv_len = 333},
+        {.problem = "b2 h8/2 q1 kv500 d128 bf16", .mask = "causal()", .q_offset = 499},
+        {.problem = "b2 h8/2 q3 kv500 d64 bf16", .kv_len = 257},
+        {.problem = "b1 h2 q200 kv600 d64 bf16", .data = CASE_ASCENDING},
+        {.problem = "b1 h2 q200 kv600 d128 bf16", .data = CASE_DOMINANT},
+        {.problem = "b1 h2 q200 kv600 d128 bf16", .data = CASE_WIDE, .mask = "causal()"},
+        {.problem = "b1 h2 q200 kv300 d64 bf16", .data = CASE_LOW},
+        {.problem = "b1 h2 q100 kv100 d64 bf16", .mask = "q > kv && kv % 3 == 0"},
+    };
+    static const forward_case plain[] = {
+        {.problem = "b1 h2 q100 kv150 d33 dv50 bf16", .mask = "causal()"},
+        {.problem = "b1 h2 q100 kv150 d64 f16", .layout = CASE_PADDED},
+        {.problem = "b2 h4/2 q70 kv150 d256 bf16", .score = "alibi()", .mask = "document(doc)"},
+    };
+    (void)state;
+    if (!has_device()) {
+        print_message("no CUDA device on this machine: no kernel ran\n");
+        skip();
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        on_device(&cases[i], NULL);
+    for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++) {
+        on_device(&plain[i], "sm_90");
+        on_device(&plain[i], "compute_80");
+    }
+}
+
+int main(void)
+{
+    char folder[] = "/tmp/saccade-cuda-XXXXXX";
+    if (mkdtemp(folder))
+        setenv("SACCADE_CACHE_DIR", folder, 1);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tiles_fit),       cmocka_unit_test(decode_tiles_fit),
+        cmocka_unit_test(text_of_mods),    cmocka_unit_test(bad_arch),
+        cmocka_unit_test(no_spills),       cmocka_unit_test(second_plan_is_cached),
+        cmocka_unit_test(cases_on_device),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
