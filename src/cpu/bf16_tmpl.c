@@ -416,6 +416,7 @@ const cpu_kernels cpu_bf16_dot = {
     .strip = STRIP_ROWS,
     .panel = PANEL,
     .element = 2,
+    .depth = 2,
     .scores = scores,
     .softmax = softmax,
     .values = values,

@@ -59,6 +59,22 @@ typedef struct cpu_rows {
 /* E elements of o, times scale, as dtype. */
 #define CPU_STORE_ROW(name)                                                                  \
     void name(const float *o, float scale, saccade_dtype dtype, int32_t E, void *to)
+/* A strip against n_blocks packed blocks of CPU_BLOCK_KEYS keys, all live and finite: scores,
+ * softmax and values of all, merged so that block n's softmax overlaps the products of its
+ * neighbours. s: scratch, three times [strip][CPU_BLOCK_KEYS]; m, l, o as above. */
+typedef struct cpu_stream {
+    const void *q;
+    const char *k, *v;  /* the first block's */
+    size_t pitch;       /* bytes from block to block */
+    int32_t q_ld, o_ld, D, rows, n_blocks;
+    int is_rough;       /* exponentials to 1e-4 are enough: nobody asks for l itself */
+    float scale;        /* > 0 */
+    float *s, *m, *l, *o;
+    /* NULL, or what changes the scores of block n in s and knows the rows' maxima. */
+    const float *(*change)(void *arg, int32_t n);
+    void *arg;
+} cpu_stream;
+#define CPU_STREAM(name) void name(const cpu_stream *stream)
 
 enum { CPU_DIRECT_ROWS = 8 }; /* rows up to which dots and sums are faster than packing */
 
@@ -67,15 +83,19 @@ typedef struct cpu_kernels {
     int32_t strip;   /* query rows per call of scores, softmax, values */
     int32_t panel;   /* keys of a K panel, columns of a V panel */
     int32_t element; /* bytes of a packed element: 4 f32, 2 bf16 */
+    int32_t depth;   /* packed K has a multiple of these dims */
     CPU_SCORES((*scores));
     CPU_SOFTMAX((*softmax));
     CPU_VALUES((*values));
     CPU_PACK_ROWS((*pack_rows));
     CPU_PACK_KEYS((*pack_keys));
     CPU_PACK_VALUES((*pack_values));
-    CPU_DOTS((*dots));
+    CPU_DOTS((*dots)); /* NULL with sums: few rows are packed too */
     CPU_SUMS((*sums));
     CPU_STORE_ROW((*store_row));
+    CPU_STREAM((*stream)); /* NULL: block by block */
+    void (*begin)(void);   /* around a thread's calls for an item; NULL: nothing to do */
+    void (*end)(void);
 } cpu_kernels;
 
 /* store_tmpl.c */
@@ -89,6 +109,13 @@ CPU_DOTS(cpu_dots_avx512);
 CPU_SUMS(cpu_sums_portable);
 CPU_SUMS(cpu_sums_avx2);
 CPU_SUMS(cpu_sums_avx512);
+/* amx_tmpl.c, amx_stream_tmpl.c: tiles, emulated in levels other than AMX */
+extern const cpu_kernels cpu_bf16_tiles_portable, cpu_bf16_tiles_avx2, cpu_bf16_tiles_avx512,
+    cpu_bf16_tiles_amx;
+CPU_STREAM(cpu_stream_tiles_portable);
+CPU_STREAM(cpu_stream_tiles_avx2);
+CPU_STREAM(cpu_stream_tiles_avx512);
+CPU_STREAM(cpu_stream_tiles_amx);
 /* fwd_tmpl.c, one per level */
 extern const cpu_kernels cpu_f32_portable, cpu_f32_avx2, cpu_f32_avx512;
 extern const cpu_kernels cpu_bf16_dot; /* bf16_tmpl.c: AVX512-BF16 */

@@ -209,6 +209,7 @@ const cpu_kernels LEVEL_NAME(cpu_f32) = {
     .strip = STRIP_ROWS,
     .panel = PANEL,
     .element = 4,
+    .depth = 1,
     .scores = scores,
     .softmax = softmax,
     .values = values,

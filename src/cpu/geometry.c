@@ -34,11 +34,13 @@ static size_t bytes64(int64_t count, size_t each)
     return (size_t)round_up(count * (int64_t)each, 64);
 }
 
-static void cut_items(const plan_problem *p, const saccade_sizes *s, cpu_geometry *g)
+static void cut_items(const plan_problem *p, const saccade_sizes *s, const cpu_kernels *k,
+                      cpu_geometry *g)
 {
     const int is_grouped = p->group * s->Q <= CPU_BLOCK_ROWS;
     g->is_shared = !is_grouped;
-    g->is_direct = p->group * s->Q <= CPU_DIRECT_ROWS && s->D % 32 == 0 && s->Dv % 32 == 0;
+    g->is_direct = k->dots && p->group * s->Q <= CPU_DIRECT_ROWS && s->D % 32 == 0
+                   && s->Dv % 32 == 0;
     g->item_heads = is_grouped ? p->group : 1;
     g->item_rows = (int32_t)smaller(s->Q, CPU_BLOCK_ROWS);
     g->row_blocks = ceil_div(s->Q, CPU_BLOCK_ROWS);
@@ -105,10 +107,10 @@ cpu_geometry cpu_geometry_of(const saccade_plan *plan, const saccade_sizes *aske
     const cpu_kernels *k = ((const cpu_state *)plan->state)->kernels;
     const saccade_sizes whole = whole_sizes(plan, asked), *s = &whole;
     cpu_geometry g = {0};
-    cut_items(&plan->problem, s, &g);
+    cut_items(&plan->problem, s, k, &g);
     g.q_ld = (int32_t)round_up(s->D, 32);
     g.o_ld = (int32_t)round_up(s->Dv, k->panel);
-    g.k_bytes = bytes64(CPU_BLOCK_KEYS * round_up(s->D, 4 / k->element), (size_t)k->element);
+    g.k_bytes = bytes64(CPU_BLOCK_KEYS * round_up(s->D, k->depth), (size_t)k->element);
     g.v_bytes = bytes64((int64_t)CPU_BLOCK_KEYS * g.o_ld, (size_t)k->element);
     g.wave = wave_of(&g);
     g.thread_bytes = cpu_scratch_of(plan, &g).bytes;
@@ -124,7 +126,7 @@ cpu_scratch cpu_scratch_of(const saccade_plan *plan, const cpu_geometry *g)
     cpu_scratch at;
     size_t end = 1024; /* cpu_worker itself */
     place(bytes64((int64_t)CPU_BLOCK_ROWS * g->q_ld, (size_t)k->element), &at.q, &end);
-    place(bytes64(strip * CPU_BLOCK_KEYS, sizeof(float)), &at.s, &end);
+    place(bytes64((k->stream ? 3 : 1) * strip * CPU_BLOCK_KEYS, sizeof(float)), &at.s, &end);
     place(bytes64((int64_t)CPU_BLOCK_ROWS * g->o_ld, sizeof(float)), &at.o, &end);
     place(bytes64(4 * CPU_BLOCK_ROWS, sizeof(float)), &at.stats, &end);
     place(g->k_bytes, &at.k, &end);

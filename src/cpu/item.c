@@ -385,6 +385,80 @@ static void run_direct(cpu_worker *w, const tile *t)
     careful_values(w, t, 0, w->rows, done);
 }
 
+/* ---- streams ---- */
+
+/* Packed K and V that all strips of an item read in turn: half of a second-level cache. */
+enum { STREAM_BYTES = 1 << 20 };
+
+/* A strip and its first block of a stream. */
+typedef struct streamed {
+    cpu_worker *w;
+    tile t;
+    int32_t r0, n_rows;
+} streamed;
+
+static const float *change_streamed(void *arg, int32_t n)
+{
+    const streamed *at = arg;
+    tile t = at->t;
+    t.j0 += (int64_t)n * CPU_BLOCK_KEYS;
+    run_compiled(at->w, &t, at->r0, at->n_rows, 0, at->w->most);
+    return at->w->most;
+}
+
+static void stream_strip(cpu_worker *w, tile t, int32_t n_blocks, int32_t r0, int32_t n_rows)
+{
+    const cpu_geometry *g = &w->job->g;
+    const plan_run *run = w->job->run;
+    streamed at = {w, t, r0, n_rows};
+    const cpu_stream stream = {
+        .q = (const char *)w->q + (size_t)(r0 * g->q_ld * w->kernels->element),
+        .k = t.k,
+        .v = t.v,
+        .pitch = g->k_bytes + g->v_bytes,
+        .q_ld = g->q_ld,
+        .o_ld = g->o_ld,
+        .D = (int32_t)run->q->shape[3],
+        .rows = n_rows,
+        .n_blocks = n_blocks,
+        .is_rough = !run->lse,
+        .scale = w->job->plan->problem.scale,
+        .s = w->s,
+        .m = w->m + r0,
+        .l = w->l + r0,
+        .o = w->o + (int64_t)r0 * g->o_ld,
+        .change = w->score ? change_streamed : NULL,
+        .arg = &at,
+    };
+    w->kernels->stream(&stream);
+}
+
+static int can_stream(const cpu_worker *w)
+{
+    return w->kernels->stream && w->job->g.is_shared && (!w->score || w->jit)
+           && w->job->plan->problem.scale > 0;
+}
+
+/* Blocks from j0 on that a stream may take: whole, fully live, finite. */
+static int32_t count_streamed(cpu_worker *w, int64_t j0, int64_t end)
+{
+    const cpu_geometry *g = &w->job->g;
+    const int32_t most = (int32_t)(STREAM_BYTES / (g->k_bytes + g->v_bytes));
+    const char *wild = w->job->memory + g->wild_off + w->item.head * g->key_blocks;
+    cpu_box box = w->item.box;
+    int32_t n = 0;
+    for (; n < most && j0 + CPU_BLOCK_KEYS <= end; n++, j0 += CPU_BLOCK_KEYS) {
+        box.j0 = j0;
+        box.j1 = j0 + CPU_BLOCK_KEYS;
+        const cpu_cover cover = has_limits(w)
+                                    ? cpu_cover_of_limits(&w->limits, box.j0, box.j1)
+                                    : cpu_cover_of(&w->job->live, &box, w->ranges);
+        if (cover != CPU_FULL || wild[j0 / CPU_BLOCK_KEYS])
+            break;
+    }
+    return n;
+}
+
 /* ---- tiles ---- */
 
 static void find_operands(cpu_worker *w, tile *t)
@@ -426,6 +500,27 @@ static void run_tile(cpu_worker *w, int64_t j0, int64_t j1)
     find_operands(w, &t);
     for (int32_t r = 0; r < w->rows; r += strip)
         run_strip(w, t, r, w->rows - r < strip ? w->rows - r : strip);
+}
+
+static void run_stream(cpu_worker *w, int64_t j0, int32_t n_blocks)
+{
+    const int32_t strip = w->kernels->strip;
+    tile t = {.j0 = j0, .n = CPU_BLOCK_KEYS, .is_full = 1};
+    find_operands(w, &t);
+    for (int32_t r = 0; r < w->rows; r += strip)
+        stream_strip(w, t, n_blocks, r, w->rows - r < strip ? w->rows - r : strip);
+}
+
+static void run_tiles(cpu_worker *w, int64_t begin, int64_t end)
+{
+    for (int64_t j = begin; j < end;) {
+        const int32_t n = can_stream(w) ? count_streamed(w, j, end) : 0;
+        if (n)
+            run_stream(w, j, n);
+        else
+            run_tile(w, j, j + CPU_BLOCK_KEYS < end ? j + CPU_BLOCK_KEYS : end);
+        j += (n ? n : 1) * CPU_BLOCK_KEYS;
+    }
 }
 
 /* ---- results ---- */
@@ -484,8 +579,11 @@ void cpu_run_item(void *arg, int64_t at, int thread)
         begin = first > begin ? first : begin;
         end = w->limits.any_past < end ? w->limits.any_past : end;
     }
-    for (int64_t j = begin; j < end; j += CPU_BLOCK_KEYS)
-        run_tile(w, j, j + CPU_BLOCK_KEYS < end ? j + CPU_BLOCK_KEYS : end);
+    if (w->kernels->begin)
+        w->kernels->begin();
+    run_tiles(w, begin, end);
+    if (w->kernels->end)
+        w->kernels->end();
     if (job->g.splits > 1) {
         keep_partial(w, index);
         return;

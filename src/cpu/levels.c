@@ -10,6 +10,11 @@ typedef struct kernel_choice {
 } kernel_choice;
 
 #if HAVE_LEVEL_AMX
+static int fits_tiles(const plan_problem *p)
+{
+    return p->dtype == SACCADE_BF16 && p->kv_dtype == SACCADE_BF16;
+}
+
 /* Dot products run at the rate of FMAs on AMD's cores, at half of it on Intel's, where they
  * gain nothing over f32. */
 static int fits_bf16_dot(const plan_problem *p)
@@ -21,6 +26,7 @@ static int fits_bf16_dot(const plan_problem *p)
 
 static const kernel_choice choices[] = {
 #if HAVE_LEVEL_AMX
+    {CPU_AMX, fits_tiles, &cpu_bf16_tiles_amx},
     {CPU_AVX512, fits_bf16_dot, &cpu_bf16_dot},
 #endif
 #if HAVE_LEVEL_AVX512

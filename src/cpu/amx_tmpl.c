@@ -1,0 +1,183 @@
+/* Forward kernels on packed bf16 with AMX tiles; amx_tiles.h has the layouts.
+ *
+ * A unit is a square of 2 x 2 tiles C: with two tiles A and two B all eight registers are in
+ * use and every tile read serves two products. Scores, softmax and values of one block of keys
+ * one after the other; amx_stream_tmpl.c merges them where many blocks are fully live.
+ * Levels other than AMX compile the same code on emulated tiles: tests run those anywhere. */
+#include "cpu/cpu.h"
+#include "cpu/vec.h"
+
+#include "cpu/amx_tiles.h"
+#include "cpu/amx_units.h"
+#include "cpu/softmax_rows.h"
+
+typedef uint16_t bf16;
+
+/* ---- products ---- */
+
+static CPU_SCORES(scores)
+{
+    const int32_t depth = (D + TILE_DEPTH - 1) / TILE_DEPTH;
+    const char *keys = k;
+    const vf factor = vf_set(scale);
+    for (int32_t p = 0; p < n_panels; p++, keys += (int64_t)depth * UNIT_BYTES) {
+        ZERO_UNIT();
+        for (int32_t d = 0; d < depth; d++)
+            multiply_unit((const char *)q + d * TILE_BYTES, q_ld * 2,
+                          keys + (int64_t)d * UNIT_BYTES);
+        store_unit(s + p * UNIT, s_ld * 4);
+    }
+    for (int32_t i = 0; i < rows && scale != 1; i++)
+        for (int32_t j = 0; j < n_panels * UNIT; j += VF)
+            vf_store(s + (int64_t)i * s_ld + j, factor * vf_load(s + (int64_t)i * s_ld + j));
+}
+
+static CPU_VALUES(values)
+{
+    const int32_t depth = (n + TILE_DEPTH - 1) / TILE_DEPTH;
+    for (int32_t i = 0; i < rows; i++)
+        for (int32_t d = 0; d < o_ld && alpha[i] != 1; d += VF) {
+            float *at = o + (int64_t)i * o_ld + d;
+            vf_store(at, vf_set(alpha[i]) * vf_load(at));
+        }
+    for (int32_t c = 0; c < n_panels; c++) {
+        const char *panel = (const char *)v + (int64_t)c * block * UNIT * 2;
+        load_unit(o + c * UNIT, o_ld * 4);
+        for (int32_t d = 0; d < depth; d++)
+            multiply_unit((const char *)p + d * TILE_BYTES, p_ld * 4,
+                          panel + (int64_t)d * UNIT_BYTES);
+        store_unit(o + c * UNIT, o_ld * 4);
+    }
+}
+
+/* ---- online softmax ---- */
+
+static ALWAYS_INLINE void store_p(bf16 *p, vf x)
+{
+#if defined(LEVEL_AMX)
+    _mm256_storeu_si256((__m256i *)(void *)p, (__m256i)_mm512_cvtneps_pbh(x));
+#else
+    vf_to_bf16(p, x);
+#endif
+}
+
+ROW_EXP(row_exp, bf16, store_p)
+SOFTMAX(softmax_rows, row_exp)
+
+/* Tiles take 32 keys: the odd 16 get weight 0. */
+static CPU_SOFTMAX(softmax)
+{
+    softmax_rows(s, s_ld, rows, n, known, m, l, alpha);
+    for (int32_t i = 0; i < rows && n % TILE_DEPTH; i++)
+        memset((bf16 *)(void *)(s + (int64_t)i * s_ld) + n, 0, 16 * sizeof(bf16));
+}
+
+/* ---- packing ---- */
+
+/* 32 bf16 of row j from d on, 0 past the row's end; never reads past it. */
+static void load_part(const cpu_rows *from, int64_t j, int32_t d, bf16 *part)
+{
+    const bf16 *row = (const bf16 *)(const void *)(from->base + j * from->stride);
+    const int32_t left = from->dim - d;
+    if (left >= TILE_DEPTH) {
+        memcpy(part, row + d, TILE_BYTES);
+        return;
+    }
+    memset(part, 0, TILE_BYTES);
+    if (left > 0)
+        memcpy(part, row + d, (size_t)left * sizeof *part);
+}
+
+static CPU_PACK_ROWS(pack_rows)
+{
+    bf16 *out = to;
+    for (int32_t i = 0; i < padded; i++)
+        for (int32_t d = 0; d < ld; d += TILE_DEPTH) {
+            if (i < n)
+                load_part(from, j0 + i, d, out + (int64_t)i * ld + d);
+            else
+                memset(out + (int64_t)i * ld + d, 0, TILE_BYTES);
+        }
+}
+
+/* Pairs of dims are 32-bit words: squares of VF keys x VF words are transposed. */
+static CPU_PACK_KEYS(pack_keys)
+{
+    const int32_t depth = (from->dim + TILE_DEPTH - 1) / TILE_DEPTH;
+    float *out = to, words[VF][TILE_DEPTH / 2];
+    for (int32_t j = 0; j < padded; j += VF)
+        for (int32_t d = 0; d < depth; d++) {
+            float *unit = out + ((int64_t)(j / UNIT) * depth + d) * (UNIT_BYTES / 4) + j % UNIT;
+            memset(words, 0, sizeof words);
+            for (int32_t i = 0; i < VF && j + i < n; i++)
+                load_part(from, j0 + j + i, d * TILE_DEPTH, (bf16 *)(void *)words[i]);
+            for (int32_t t = 0; t < TILE_DEPTH / 2; t += VF) {
+                vf square[VF];
+                for (int32_t i = 0; i < VF; i++)
+                    square[i] = vf_load(words[i] + t);
+                vf_transpose(square);
+                for (int32_t i = 0; i < VF; i++)
+                    vf_store(unit + (int64_t)(t + i) * UNIT, square[i]);
+            }
+        }
+}
+
+static CPU_PACK_VALUES(pack_values)
+{
+    bf16 *out = to;
+    unsigned wild = 0;
+    for (int32_t d = 0; d < from->dim; d += UNIT)
+        for (int32_t j = 0; j < padded; j += 2, out += 2 * UNIT) {
+            bf16 even[UNIT] = {0}, odd[UNIT] = {0};
+            if (j < n)
+                load_part(from, j0 + j, d, even);
+            if (j + 1 < n)
+                load_part(from, j0 + j + 1, d, odd);
+            for (int32_t c = 0; c < UNIT; c++) {
+                wild |= ((even[c] & 0x7f80) == 0x7f80) | ((odd[c] & 0x7f80) == 0x7f80);
+                out[2 * c] = even[c];
+                out[2 * c + 1] = odd[c];
+            }
+        }
+    return (int)wild;
+}
+
+/* ---- few rows, straight from K and V ---- */
+
+#if defined(LEVEL_AMX)
+static CPU_DOTS(dots)
+{
+    cpu_bf16_dot.dots(q, q_ld, k, j0, n, rows, scale, s, s_ld, ahead, ahead_j0);
+}
+
+static CPU_SUMS(sums)
+{
+    return cpu_bf16_dot.sums(p, p_ld, v, j0, n, rows, alpha, o, o_ld, ahead, ahead_j0);
+}
+#endif
+
+const cpu_kernels LEVEL_NAME(cpu_bf16_tiles) = {
+    .name = "AMX bf16 tiles",
+    .strip = UNIT,
+    .panel = UNIT,
+    .element = 2,
+    .depth = TILE_DEPTH,
+    .scores = scores,
+    .softmax = softmax,
+    .values = values,
+    .pack_rows = pack_rows,
+    .pack_keys = pack_keys,
+    .pack_values = pack_values,
+#if defined(LEVEL_AMX)
+    .store_row = cpu_store_row_avx512,
+#else
+    .store_row = LEVEL_NAME(cpu_store_row),
+#endif
+#if defined(LEVEL_AMX)
+    .dots = dots,
+    .sums = sums,
+#endif
+    .begin = tiles_begin,
+    .end = tiles_end,
+    .stream = LEVEL_NAME(cpu_stream_tiles),
+};

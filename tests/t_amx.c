@@ -1,0 +1,324 @@
+/* Forward on AMX tiles, emulated wherever the machine has none: against float64, streamed
+ * against block by block, the tiles' own rules, real against emulated bit for bit. */
+#include "support/forward_case.h"
+
+#include "base/convert.h"
+#include "cpu/cpu.h"
+#include "saccade_config.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* What this machine runs: each twice, streamed and plain. */
+enum { MOST = 6 };
+
+static int tables(cpu_kernels out[MOST])
+{
+    const cpu_level level = cpu_features_get()->level;
+    int n = 0;
+    out[n++] = cpu_bf16_tiles_portable;
+#if HAVE_LEVEL_AVX512
+    if (level >= CPU_AVX512)
+        out[n++] = cpu_bf16_tiles_avx512;
+#endif
+#if HAVE_LEVEL_AMX
+    if (level >= CPU_AMX)
+        out[n++] = cpu_bf16_tiles_amx;
+#endif
+    for (int i = 0; i < n; i++) {
+        out[n + i] = out[i];
+        out[n + i].stream = NULL;
+    }
+    (void)level;
+    return 2 * n;
+}
+
+static void use(saccade_plan *plan, const cpu_kernels *kernels)
+{
+    ((cpu_state *)plan->state)->kernels = kernels;
+}
+
+static void with_every_table(const forward_case *c)
+{
+    cpu_kernels list[MOST];
+    const int n = tables(list);
+    case_run r;
+    case_make(c, &r);
+    for (int i = 0; i < n; i++) {
+        char what[64];
+        saccade_plan *plan = case_plan(&r, NULL, 2);
+        use(plan, &list[i]);
+        snprintf(what, sizeof what, "table %d%s", i % (n / 2), list[i].stream ? "" : " plain");
+        case_check(&r, plan, NULL, what, NULL, NULL);
+        saccade_plan_destroy(plan);
+    }
+    case_free(&r);
+}
+
+static void shapes(void **state)
+{
+    static const char *const sizes[] = {
+        "q1 kv1 d1 bf16",
+        "b2 h4/2 q5 kv17 d3 dv5 bf16",
+        "b1 h2 q130 kv129 d64 bf16",
+        "b2 h6/3 q133 kv400 d40 dv72 bf16",
+        "b1 h4/1 q100 kv384 d128 bf16",
+        "b1 h1 q97 kv515 d256 bf16",
+        "b1 h2/1 q200 kv700 d96 dv160 bf16",
+        "b1 h1 q113 kv300 d257 dv300 bf16",
+        "b1 h2 q300 kv1400 d32 bf16",
+    };
+    (void)state;
+    for (size_t n = 0; n < sizeof sizes / sizeof sizes[0]; n++)
+        with_every_table(&(forward_case){.problem = sizes[n], .seed = n});
+}
+
+static void extremes(void **state)
+{
+    static const char *const masks[] = {NULL, "q + 300 >= kv"};
+    (void)state;
+    for (int data = 0; data < CASE_DATA; data++)
+        for (int n = 0; n < 2; n++)
+            with_every_table(&(forward_case){.problem = "h2 q110 kv533 d64 bf16",
+                                             .data = (case_data)data,
+                                             .mask = masks[n]});
+}
+
+static void variants(void **state)
+{
+    static const forward_case list[] = {
+        {.mask = "causal()", .q_offset = 290},
+        {.mask = "q >= kv && q - kv <= W", .score = "alibi()"},
+        {.mask = "doc[q] == doc[kv] && q >= kv"},
+        {.mask = "kv < 20 || q >= kv", .score = "softcap(c)"},
+        {.score = "score + rel[h, (q - kv) & 63]"},
+        {.score = "score * h_scale[h] + table[kv]", .kv_len = 290},
+        {.mask = "q % 3 == 0"},
+        {.mask = "false"},
+        {.score = "kv % 7 != 3 ? score : -inf"},
+        {.score = "kv < 140 ? -inf : score"},
+        {.mask = "kv != 5", .score = "kv == 5 ? 1.0 / 0.0 + log(-1.0) : score"},
+        {.score = "kv == 200 && q == 3 ? inf : score"},
+        {.scale = -0.7f},
+        {.scale = 0.0625f, .layout = CASE_BNHD, .kv_offset = 9},
+    };
+    (void)state;
+    for (size_t n = 0; n < sizeof list / sizeof list[0]; n++) {
+        forward_case c = list[n];
+        c.problem = "b2 h4/2 q140 kv530 d24 bf16";
+        with_every_table(&c);
+        c.problem = "b1 h4/2 q3 kv310 d24 bf16";
+        with_every_table(&c);
+    }
+}
+
+/* One infinite or NaN element of K or V, live or dead. */
+static void wild_value(float wild, int is_live, int is_key)
+{
+    cpu_kernels list[MOST];
+    const int n = tables(list);
+    case_run r;
+    case_make(&(forward_case){.problem = "h2 q120 kv300 d8 bf16",
+                              .mask = is_live ? NULL : "kv != 77"}, &r);
+    const saccade_tensor *t = is_key ? &r.k.t : &r.v.t;
+    ((uint16_t *)t->data)[77 * t->stride[2] + 3] = bf16_from_f32(wild);
+    case_solve(&r);
+    for (int i = 0; i < n; i++) {
+        saccade_plan *plan = case_plan(&r, NULL, 1);
+        use(plan, &list[i]);
+        case_check(&r, plan, NULL, list[i].name, NULL, NULL);
+        saccade_plan_destroy(plan);
+    }
+    case_free(&r);
+}
+
+static void wild_values(void **state)
+{
+    static const float wild[] = {NAN, INFINITY, -INFINITY};
+    (void)state;
+    for (int n = 0; n < 3; n++)
+        for (int bits = 0; bits < 4; bits++)
+            wild_value(wild[n], bits & 1, bits >> 1);
+}
+
+static void random_problems(void **state)
+{
+    static const char *const masks[] = {NULL, "causal()", "doc[q] == doc[kv]",
+                                        "(q + kv) % 3 != h"};
+    static const char *const scores[] = {NULL, "alibi()", "softcap(c)", "score + table[kv]"};
+    uint64_t x = 20261121;
+    (void)state;
+    for (uint64_t seed = 1; seed <= 24; seed++) {
+        char problem[96];
+        int pick[8];
+        for (int i = 0; i < 8; i++) {
+            x = x * 6364136223846793005u + 1442695040888963407u;
+            pick[i] = (int)(x >> 40);
+        }
+        const int heads = 1 + pick[0] % 2, Q = 97 + pick[1] % 130, KV = 1 + pick[2] % 700;
+        snprintf(problem, sizeof problem, "b%d h%d/%d q%d kv%d d%d dv%d bf16", 1 + pick[3] % 2,
+                 heads * (1 + pick[4] % 2), heads, Q, KV, 1 + pick[5] % 80, 1 + pick[6] % 80);
+        with_every_table(&(forward_case){
+            .problem = problem,
+            .mask = masks[pick[7] % 4],
+            .score = scores[pick[7] / 4 % 4],
+            .layout = (case_layout)(pick[7] / 16 % 4),
+            .data = (case_data)(pick[7] / 64 % CASE_DATA),
+            .q_offset = pick[7] / 1024 % 2 * 300,
+            .seed = seed,
+        });
+    }
+}
+
+static void threads_do_not_matter(void **state)
+{
+    cpu_kernels list[MOST];
+    const int n = tables(list);
+    case_run r;
+    (void)state;
+    case_make(&(forward_case){.problem = "b1 h4/2 q200 kv900 d32 bf16", .mask = "causal()",
+                              .q_offset = 500}, &r);
+    const size_t bytes = 4 * 200 * 32 * sizeof(float);
+    float *first = malloc(bytes), *other = malloc(bytes);
+    assert_true(first && other);
+    for (int i = 0; i < n; i++)
+        for (int threads = 1; threads <= 3; threads++) {
+            saccade_plan *plan = case_plan(&r, NULL, threads);
+            use(plan, &list[i]);
+            case_check(&r, plan, NULL, list[i].name, threads == 1 ? first : other, NULL);
+            assert_true(threads == 1 || memcmp(first, other, bytes) == 0);
+            saccade_plan_destroy(plan);
+        }
+    free(first);
+    free(other);
+    case_free(&r);
+}
+
+/* Without lse exponentials are coarser: the output stays in its bounds. */
+static void rough(void **state)
+{
+    cpu_kernels list[MOST];
+    const int n = tables(list);
+    (void)state;
+    for (int data = 0; data < CASE_DATA; data++) {
+        case_run r;
+        case_make(&(forward_case){.problem = "h2 q100 kv640 d64 bf16",
+                                  .data = (case_data)data}, &r);
+        uint16_t *out = malloc(2 * 100 * 64 * sizeof *out);
+        assert_non_null(out);
+        for (int i = 0; i < n; i++) {
+            saccade_error err = {0};
+            saccade_plan *plan = case_plan(&r, NULL, 1);
+            use(plan, &list[i]);
+            saccade_forward_args args = r.args;
+            const size_t bytes = saccade_plan_workspace(plan, &r.sizes);
+            void *workspace = aligned_alloc(64, bytes);
+            assert_non_null(workspace);
+            args.out = r.q.t;
+            args.out.data = out;
+            for (int d = 3, stride = 1; d >= 0; stride *= (int)args.out.shape[d--])
+                args.out.stride[d] = stride;
+            args.workspace = workspace;
+            args.workspace_bytes = bytes;
+            assert_int_equal(saccade_forward(plan, &args, &err), SACCADE_OK);
+            for (int64_t at = 0; at < 2 * 100 * 64; at++)
+                assert_true(fabs(bf16_to_f32(out[at]) - r.out[at]) <= r.out_bound);
+            free(workspace);
+            saccade_plan_destroy(plan);
+        }
+        free(out);
+        case_free(&r);
+    }
+}
+
+/* ---- kernels by themselves ---- */
+
+static void fill(uint16_t *x, int n, unsigned seed)
+{
+    for (int i = 0; i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        x[i] = bf16_from_f32((float)(int32_t)seed * 0x1p-31f);
+    }
+}
+
+/* Scores and values of all tables, on the same packed operands, are the same bits. */
+static void same_bits(void **state)
+{
+    enum { N = 128, D = 96 };
+    static uint16_t q[32 * D], rows[N * D];
+    static float k[N * D / 2], v[N * D / 2], first[32 * N + 32 * D], other[32 * N + 32 * D];
+    cpu_kernels list[MOST];
+    const int n = tables(list) / 2;
+    (void)state;
+    fill(q, 32 * D, 1);
+    fill(rows, N * D, 2);
+    const cpu_rows from = {(const char *)rows, D * 2, SACCADE_BF16, D};
+    for (int i = 0; i < n; i++) {
+        float *s = i ? other : first, *o = s + 32 * N, alpha[32];
+        memset(s, 0, sizeof first);
+        for (int r = 0; r < 32; r++)
+            alpha[r] = 1;
+        list[i].begin();
+        list[i].pack_keys(&from, 0, N, N, k);
+        assert_int_equal(list[i].pack_values(&from, 0, N, N, v), 0);
+        list[i].scores(q, D, k, D, 32, N / 32, 1, s, N);
+        for (int r = 0; r < 32; r++) /* any weights */
+            memcpy(s + r * N, rows + r * 64, N * sizeof *rows);
+        list[i].values(s, N, v, N, N, 32, D / 32, alpha, o, D);
+        list[i].end();
+        if (i)
+            assert_memory_equal(first, other, sizeof first);
+    }
+}
+
+/* Against sums in double: 0 past the ends of keys and dims, nothing read there. */
+static void packing(void **state)
+{
+    enum { N = 50, D = 33, PADDED = 128 };
+    cpu_kernels list[MOST];
+    const int n = tables(list) / 2;
+    static float k[PADDED * 32], v[PADDED * 32], s[32 * PADDED];
+    static uint16_t q[32 * 64], rows[N * D];
+    (void)state;
+    fill(rows, N * D, 3);
+    for (int i = 0; i < n; i++) {
+        const cpu_rows from = {(const char *)rows, D * 2, SACCADE_BF16, D};
+        list[i].begin();
+        list[i].pack_rows(&from, 0, 32, 32, 64, q);
+        list[i].pack_keys(&from, 0, N, PADDED, k);
+        list[i].scores(q, 64, k, D, 32, PADDED / 32, 0.5f, s, PADDED);
+        assert_int_equal(list[i].pack_values(&from, 0, N, PADDED, v), 0);
+        list[i].end();
+        for (int r = 0; r < 32; r++)
+            for (int j = 0; j < PADDED; j++) {
+                double sum = 0;
+                for (int d = 0; d < D && j < N; d++)
+                    sum += bf16_to_f32(rows[r * D + d]) * (double)bf16_to_f32(rows[j * D + d]);
+                assert_true(fabs(s[r * PADDED + j] - 0.5 * sum) < 1e-5);
+            }
+        const uint16_t *values = (const uint16_t *)(const void *)v;
+        for (int d = 0; d < 64; d++)
+            for (int j = 0; j < PADDED; j++) {
+                const int at = d / 32 * PADDED * 32 + j / 2 * 64 + d % 32 * 2 + j % 2;
+                assert_int_equal(values[at], j < N && d < D ? rows[j * D + d] : 0);
+            }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(packing),     cmocka_unit_test(same_bits),
+        cmocka_unit_test(shapes),      cmocka_unit_test(extremes),
+        cmocka_unit_test(variants),    cmocka_unit_test(wild_values),
+        cmocka_unit_test(rough),       cmocka_unit_test(random_problems),
+        cmocka_unit_test(threads_do_not_matter),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
