@@ -161,7 +161,7 @@ static void random_problems(void **state)
             x = x * 6364136223846793005u + 1442695040888963407u;
             pick[i] = (int)(x >> 40);
         }
-        const int heads = 1 + pick[0] % 2, Q = 97 + pick[1] % 130, KV = 1 + pick[2] % 700;
+        const int heads = 1 + pick[0] % 2, Q = 97 + pick[1] % 130, KV = 60 + pick[2] % 640;
         snprintf(problem, sizeof problem, "b%d h%d/%d q%d kv%d d%d dv%d bf16", 1 + pick[3] % 2,
                  heads * (1 + pick[4] % 2), heads, Q, KV, 1 + pick[5] % 80, 1 + pick[6] % 80);
         with_every_table(&(forward_case){
