@@ -17,15 +17,16 @@
 #include "cpu/softmax_rows.h"
 
 enum {
-    SQUARES = CPU_BLOCK_KEYS / UNIT, /* of S, side by side */
+    SQUARES = CPU_STREAM_KEYS / UNIT, /* of S, side by side */
+    PER_BLOCK = CPU_BLOCK_KEYS / CPU_STREAM_KEYS, /* steps of a packed block */
     SLICE_ROWS = 2,
     SLICES = UNIT / SLICE_ROWS, /* of a square */
-    P_BYTES = CPU_BLOCK_KEYS * 2, /* a row of P */
+    P_BYTES = CPU_STREAM_KEYS * 2, /* a row of P */
 };
 
 typedef struct flow {
     const cpu_stream *a;
-    float *s;                     /* [32][128] */
+    float *s;                     /* [32][128], rows CPU_BLOCK_KEYS apart */
     char *p, *p_before;           /* [32][128] bf16 */
     const char *k_next, *v_before; /* NULL: none */
     int32_t depth, panels;        /* of 32 dims of Q, of 32 columns of V */
@@ -160,7 +161,7 @@ static ALWAYS_INLINE void values_unit(flow *f, int rate, int is_rough, int32_t p
     const char *v = f->v_before + (int64_t)panel * CPU_BLOCK_KEYS * UNIT * 2;
     float *o = f->a->o + panel * UNIT;
     load_unit(o, f->a->o_ld * 4);
-    for (int32_t d = 0; d < CPU_BLOCK_KEYS / TILE_DEPTH; d++)
+    for (int32_t d = 0; d < CPU_STREAM_KEYS / TILE_DEPTH; d++)
         multiply_merged(f, rate, is_rough, f->p_before + d * TILE_BYTES, P_BYTES,
                         v + (int64_t)d * UNIT_BYTES);
     store_unit(o, f->a->o_ld * 4);
@@ -280,17 +281,25 @@ static void end_flow(flow *f)
     }
 }
 
+/* Operands of step n, n_bytes of each packed step; NULL past the last. */
+static const char *step_of(const cpu_stream *a, const char *first, int32_t n, int64_t n_bytes)
+{
+    if (n >= a->n_blocks * PER_BLOCK)
+        return NULL;
+    return first + (size_t)(n / PER_BLOCK) * a->pitch + n % PER_BLOCK * n_bytes;
+}
+
 static ALWAYS_INLINE void run(const cpu_stream *a, int rate, int is_rough)
 {
     flow f;
     begin_flow(&f, a);
     step(&f, 0, is_rough); /* scores of the first block */
-    for (int32_t n = 0; n < a->n_blocks; n++) {
+    for (int32_t n = 0; n < a->n_blocks * PER_BLOCK; n++) {
         begin_block(&f, n);
-        f.k_next = n + 1 < a->n_blocks ? f.k_next + a->pitch : NULL;
+        f.k_next = step_of(a, a->k, n + 1, (int64_t)SQUARES * f.depth * UNIT_BYTES);
         step(&f, rate, is_rough);
         settle(&f);
-        f.v_before = n == 0 ? a->v : f.v_before + a->pitch;
+        f.v_before = step_of(a, a->v, n, CPU_STREAM_KEYS * UNIT * 2);
         char *p = f.p;
         f.p = f.p_before;
         f.p_before = p;

@@ -60,8 +60,9 @@ typedef struct cpu_rows {
 #define CPU_STORE_ROW(name)                                                                  \
     void name(const float *o, float scale, saccade_dtype dtype, int32_t E, void *to)
 /* A strip against n_blocks packed blocks of CPU_BLOCK_KEYS keys, all live and finite: scores,
- * softmax and values of all, merged so that block n's softmax overlaps the products of its
- * neighbours. s: scratch, three times [strip][CPU_BLOCK_KEYS]; m, l, o as above. */
+ * softmax and values of all in steps of CPU_STREAM_KEYS, merged so that step n's softmax
+ * overlaps the products of its neighbours. s: scratch, three times [strip][CPU_BLOCK_KEYS]. */
+enum { CPU_STREAM_KEYS = 128 }; /* with more, S and both P would leave the first-level cache */
 typedef struct cpu_stream {
     const void *q;
     const char *k, *v;  /* the first block's */
@@ -70,7 +71,7 @@ typedef struct cpu_stream {
     int is_rough;       /* exponentials to 1e-4 are enough: nobody asks for l itself */
     float scale;        /* > 0 */
     float *s, *m, *l, *o;
-    /* NULL, or what changes the scores of block n in s and knows the rows' maxima. */
+    /* NULL, or what changes the scores of step n in s and knows the rows' maxima. */
     const float *(*change)(void *arg, int32_t n);
     void *arg;
 } cpu_stream;

@@ -401,7 +401,8 @@ static const float *change_streamed(void *arg, int32_t n)
 {
     const streamed *at = arg;
     tile t = at->t;
-    t.j0 += (int64_t)n * CPU_BLOCK_KEYS;
+    t.j0 += (int64_t)n * CPU_STREAM_KEYS;
+    t.n = CPU_STREAM_KEYS;
     run_compiled(at->w, &t, at->r0, at->n_rows, 0, at->w->most);
     return at->w->most;
 }
