@@ -1,7 +1,10 @@
 /* amx_units.h: a unit of 2 x 2 tiles, 32 rows x 32 columns: C in registers 0 to 3 by rows, A in
- * 4 and 5, B in 6 and 7. For amx_*_tmpl.c only; needs vec.h and amx_tiles.h. */
+ * 4 and 5, B in 6 and 7. For amx_*_tmpl.c only. */
 #ifndef SACCADE_CPU_AMX_UNITS_H
 #define SACCADE_CPU_AMX_UNITS_H
+
+#include "cpu/amx_tiles.h"
+#include "cpu/vec.h"
 
 /* Rows and columns; bytes of a packed step of B: 16 pairs x 32 columns. */
 enum { UNIT = 2 * TILE_ROWS, UNIT_BYTES = 2 * TILE_ROWS * TILE_BYTES };
