@@ -326,6 +326,7 @@ static void cases_on_device(void **state)
         {.problem = "b1 h2 q90 kv400 d128 dv64 bf16", .kv_len = 333},
         {.problem = "b2 h8/2 q1 kv500 d128 bf16", .mask = "causal()", .q_offset = 499},
         {.problem = "b2 h8/2 q3 kv500 d64 bf16", .kv_len = 257},
+        {.problem = "b2 h8/2 q1 kv500 d256 bf16", .mask = "document(doc)", .q_offset = 130},
         {.problem = "b1 h2 q200 kv600 d64 bf16", .data = CASE_ASCENDING},
         {.problem = "b1 h2 q200 kv600 d128 bf16", .data = CASE_DOMINANT},
         {.problem = "b1 h2 q200 kv600 d128 bf16", .data = CASE_WIDE, .mask = "causal()"},

@@ -78,7 +78,8 @@ int cu_decode_shared(const cu_tile *tile, int D, int E, int column_words, int64_
     const int stage = panels * tile->keys * 128;
     const int meeting = tile->groups * DECODE_ROWS * (E / 2 + 4) * 4;
     const int columns = column_words ? tile->groups * tile->keys * column_words * 4 : 0;
-    return tile->groups * tile->stages * (stage + 8) + meeting + columns + 16
+    const int q = cu_is_q_shared(D, E) ? tile->groups * 32 * D : 0;
+    return tile->groups * tile->stages * (stage + 8) + meeting + q + columns + 16
            + (int)(spans + 1) * 4;
 }
 
