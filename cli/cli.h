@@ -60,7 +60,8 @@ typedef struct cli_list {
 /* All options of all commands; which command takes which is in options.c. */
 typedef struct cli_args {
     const char *q_file, *k_file, *v_file, *out_file, *lse_file; /* -q -k -v -o --lse */
-    const char *mask, *dtype, *q_offset, *kv_len, *layout, *block, *backend, *level, *problem;
+    const char *mask, *dtype, *q_offset, *kv_len, *layout, *block, *backend, *arch, *level;
+    const char *problem;
     const char *csv, *plot, *baseline, *folder;
     cli_list score, bind, suite;
     double scale;                         /* NaN: not given */

@@ -124,6 +124,11 @@ saccade_status engine_fetch(engine *e, saccade_error *err)
 
 /* ---- engine ---- */
 
+static bool is(const char *backend, const char *name)
+{
+    return backend && strcmp(backend, name) == 0;
+}
+
 saccade_status engine_plan(const job *j, const engine_options *o, saccade_dtype dtype,
                            saccade_context *context, saccade_plan **out, saccade_error *err)
 {
@@ -134,12 +139,8 @@ saccade_status engine_plan(const job *j, const engine_options *o, saccade_dtype 
     p.score = j->score;
     p.mask = j->mask;
     p.backend = o->backend;
+    p.arch = is(o->backend, "cuda") ? o->arch : NULL;
     return saccade_plan_create(context, &p, out, err);
-}
-
-static bool is(const char *backend, const char *name)
-{
-    return backend && strcmp(backend, name) == 0;
 }
 
 static saccade_status make(const job *j, const engine_options *o, engine *e, saccade_error *err)

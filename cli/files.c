@@ -145,8 +145,12 @@ void files_free(file_tensors *files)
 saccade_status files_engine_options(const cli_args *args, engine_options *out,
                                     saccade_error *err)
 {
+    const char *backend = args->arch && !args->backend ? "cuda" : args->backend;
+    CLI_FAIL_IF(args->arch && strcmp(backend, "cuda") != 0, SACCADE_EINVAL, "--arch",
+                "got it with --backend %.20s, expected cuda", backend);
     *out = (engine_options){
-        .backend = args->backend,
+        .backend = backend,
+        .arch = args->arch,
         .level = args->level,
         .threads = (int32_t)args->threads,
         .scale = args->scale,

@@ -44,6 +44,7 @@ void job_tensors_free(job_tensors *t);
 
 typedef struct engine_options {
     const char *backend, *level; /* NULL: auto, best */
+    const char *arch;            /* CUDA target; NULL: the device's */
     int32_t threads;             /* 0: all */
     double scale;                /* NaN: 1 / sqrt(D) */
     int32_t block_q, block_kv;   /* of the block mask; 0: 128 */

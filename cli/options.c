@@ -64,6 +64,8 @@ static const cli_option options[] = {
     {"--block", "N[xM]", CLI_RUN | CLI_MASK, TEXT, AT(block), "block size (128x128)", 0, 0},
     {"--backend", "B", PROBLEM | CLI_BENCH, TEXT, AT(backend),
      "auto, cpu, cuda, ref or plain (auto)", 0, 0},
+    {"--arch", "A", PROBLEM, TEXT, AT(arch),
+     "CUDA code for sm_90a, sm_80, compute_80 ...; explain needs no GPU for it", 0, 0},
     {"--level", "L", PROBLEM | CLI_BENCH, TEXT, AT(level),
      "at most portable, avx2, avx512 or amx", 0, 0},
     {"--threads", "N", TEXTS | CLI_BENCH | CLI_DEMO, INT, AT(threads),

@@ -161,6 +161,8 @@ refuse "either --problem or -q" explain
 refuse "expected words like" explain --problem 'b1 h2 q100 d16 f12'
 refuse "at least q and d" explain --problem 'b1'
 refuse "multiple of key heads" explain --problem 'h3/2 q8 d8'
+refuse "expected cuda" explain --problem 'b1 h2 q100 d64 bf16' --arch sm_90a --backend cpu
+refuse "expected sm_80 or later" explain --problem 'b1 h2 q100 d64 bf16' --arch sm_35
 expect 0 check --problem 'b1 h2 q20 d8 f32' --mask 'causal()'; says " ok"
 expect 0 check --random 4; says "seed 1"
 if ! grep -qw amx_tile /proc/cpuinfo 2>/dev/null; then # nothing checked is nothing proven

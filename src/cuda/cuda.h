@@ -133,6 +133,7 @@ typedef struct cu_report {
     int registers, spill_bytes;
     int is_serialised; /* wgmma waits put in by ptxas, or setmaxnreg ignored */
     int from_cache;
+    float seconds; /* to compile */
 } cu_report;
 
 typedef struct cu_image {
@@ -200,5 +201,9 @@ size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
 saccade_status cu_prepare(const saccade_plan *plan, const saccade_block_mask *mask,
                           saccade_error *err);
 saccade_status cu_forward(const saccade_plan *plan, const plan_run *run, saccade_error *err);
+
+/* ---- explain.c ---- */
+
+saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *err);
 
 #endif

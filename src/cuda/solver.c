@@ -320,38 +320,6 @@ out:
     return status;
 }
 
-/* ---- explain ---- */
-
-static saccade_status explain(const saccade_plan *plan, strbuf *out, saccade_error *err)
-{
-    const cu_state *s = plan->state;
-    const plan_problem *p = &plan->problem;
-    int registers = 0, spills = 0, serialised = 0;
-    for (int i = 0; i < CU_PROGRAMS; i++) {
-        const cu_report *r = &s->programs[i].image.report;
-        registers = r->registers > registers ? r->registers : registers;
-        spills = r->spill_bytes > spills ? r->spill_bytes : spills;
-        serialised |= r->is_serialised;
-    }
-    strbuf_printf(out, "arch: %s\n", s->arch);
-    strbuf_printf(out, "tile: %dx%d\n", cu_tile_rows(s->family, &s->tile), s->tile.keys);
-    strbuf_printf(out, "pipeline stages: %d\n", s->tile.stages);
-    strbuf_printf(out, "registers: %d\n", registers);
-    strbuf_printf(out, "spill bytes: %d\n", spills);
-    strbuf_printf(out, "shared memory: %d\n", cu_shared_bytes(s, p));
-    strbuf_printf(out, "serialised products: %s\n", serialised ? "yes" : "no");
-    strbuf_printf(out, "offsets: %s\n", s->is_lazy ? "late, with a second pass" : "exact");
-    if (s->given_up)
-        strbuf_puts(out,
-                    "tile note: every tile of the ladder spills or waits; the first is kept\n");
-    else if (s->rung)
-        strbuf_printf(out, "tile note: %d larger tile%s spilled or waited\n", s->rung,
-                      s->rung == 1 ? "" : "s");
-    strbuf_puts(out, "code:\n");
-    strbuf_puts(out, s->mod_text);
-    return strbuf_status(out, err);
-}
-
 static const plan_solver cuda_tile = {
     .name = "cuda-tile",
     .backend = "cuda",
@@ -360,7 +328,7 @@ static const plan_solver cuda_tile = {
     .workspace = cu_workspace,
     .prepare = cu_prepare,
     .forward = cu_forward,
-    .explain = explain,
+    .explain = cu_explain,
     .destroy = destroy,
 };
 
