@@ -45,9 +45,11 @@ static void decode_tiles_fit(void **state)
     for (int D = 16; D <= 256; D += 16)
         for (int E = 16; E <= 256; E += 16) {
             cu_tile tile;
-            cu_decode_choice(D, E, &tile);
-            assert_true(tile.stages >= 1);
-            assert_true(cu_decode_shared(&tile, D, E, 1, 4096) <= 232448);
+            assert_true(cu_decode_choice(D, E, 0, &tile));
+            for (int rung = 0; cu_decode_choice(D, E, rung, &tile); rung++) {
+                assert_true(tile.stages >= 1 && tile.keys >= 16);
+                assert_true(cu_decode_shared(&tile, D, E, 1, 4096) <= 232448);
+            }
         }
     assert_true(cu_decode_applies(&(saccade_sizes){1, 32, 8, 1, 100, 64, 64}));
     assert_false(cu_decode_applies(&(saccade_sizes){1, 32, 8, 17, 100, 64, 64}));

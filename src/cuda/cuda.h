@@ -90,8 +90,8 @@ typedef enum cu_family { CU_SM90, CU_SM80 } cu_family;
 
 /* The rung'th choice for these head dims, best first; 0 past the end of the ladder. */
 int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung, cu_tile *out);
-/* The tile of the decode program: groups warps, each with its own stages. */
-void cu_decode_choice(int D, int E, cu_tile *out);
+/* Likewise for the decode program: groups warps, each with its own stages. */
+int cu_decode_choice(int D, int E, int rung, cu_tile *out);
 /* Whether so few rows go to the decode program, and its count of spans (see decode.cu). */
 int cu_decode_applies(const saccade_sizes *sizes);
 int64_t cu_decode_spans(const saccade_sizes *sizes);
@@ -184,6 +184,7 @@ typedef struct cu_state {
     cu_family family;
     cu_tile tile, decode; /* decode.groups: warps; 0: no such program */
     int rung, given_up;   /* tiles tried before; every tile spilled */
+    int decode_rung;      /* of the decode program's tiles */
     int is_lazy;          /* offsets raised after the fact: tile and score allow it */
     cu_mod_text facts;
     char arch[16];

@@ -35,14 +35,23 @@ static void put_programs(const cu_state *s, strbuf *out)
     }
 }
 
-static void put_note(const cu_state *s, strbuf *out)
+/* Where a program is not what was hoped for, and what was done about it. */
+static void put_notes(const cu_state *s, strbuf *out)
 {
     if (s->given_up)
-        strbuf_puts(out,
-                    "tile note: every tile of the ladder spills or waits; the first is kept\n");
+        strbuf_puts(out, "tile note: every tile spills or waits; the first is kept\n");
     else if (s->rung)
         strbuf_printf(out, "tile note: %d larger tile%s spilled or waited\n", s->rung,
                       s->rung == 1 ? "" : "s");
+    if (s->decode_rung)
+        strbuf_printf(out, "decode note: %d larger tile%s spilled more\n", s->decode_rung,
+                      s->decode_rung == 1 ? "" : "s");
+    for (int i = CU_MAIN + 1; i < CU_PROGRAMS; i++) {
+        const cu_report *r = &s->programs[i].image.report;
+        if (r->spill_bytes || r->is_serialised)
+            strbuf_printf(out, "program note: %s spills or waits in every form tried\n",
+                          program_names[i]);
+    }
 }
 
 saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *err)
@@ -57,7 +66,7 @@ saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *
     strbuf_printf(out, "shared memory: %d\n", cu_shared_bytes(s, &plan->problem));
     strbuf_printf(out, "serialised products: %s\n", worst.is_serialised ? "yes" : "no");
     strbuf_printf(out, "offsets: %s\n", s->is_lazy ? "late, with a second pass" : "exact");
-    put_note(s, out);
+    put_notes(s, out);
     put_programs(s, out);
     strbuf_puts(out, "code:\n");
     strbuf_puts(out, s->mod_text);

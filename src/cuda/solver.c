@@ -129,30 +129,6 @@ static int may_be_lazy(const cu_state *s)
     return s->tile.is_lazy && (s->facts.score != CU_SCORE_GENERAL || s->facts.is_bounded);
 }
 
-/* The first tile of the ladder whose main program neither spills nor waits; failing that, the
- * first tile. */
-static saccade_status choose_tile(cu_state *s, const plan_problem *p, saccade_error *err)
-{
-    cu_image *image = &s->programs[CU_MAIN].image;
-    const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
-    instance i;
-    for (s->rung = 0; cu_tile_choice(s->family, D, E, p->dtype, s->rung, &s->tile); s->rung++) {
-        s->is_lazy = may_be_lazy(s);
-        i = main_instance(s);
-        TRY(compile_one(s, p, &i, image, err));
-        if (is_clean(&image->report))
-            return SACCADE_OK;
-        free(image->code);
-        image->code = NULL;
-    }
-    s->given_up = 1;
-    s->rung = 0;
-    cu_tile_choice(s->family, D, E, p->dtype, 0, &s->tile);
-    s->is_lazy = may_be_lazy(s);
-    i = main_instance(s);
-    return compile_one(s, p, &i, image, err);
-}
-
 /* A program compiled beside others. */
 typedef struct job {
     const cu_state *state;
@@ -173,49 +149,125 @@ static void *run_job(void *argument)
 }
 
 /* Without a thread to spare the job is done at once. */
-static void start_job(job *j)
+static void start_job(job *j, const cu_state *s, const plan_problem *p, instance what,
+                      cu_image *out)
 {
+    *j = (job){.state = s, .problem = p, .what = what, .out = out};
     j->is_running = pthread_create(&j->thread, NULL, run_job, j) == 0;
     if (!j->is_running)
         run_job(j);
 }
 
-static saccade_status end_job(job *j, saccade_error *err)
+/* `before` is what went before; the first error is kept. */
+static saccade_status end_job(job *j, saccade_status before, saccade_error *err)
 {
     if (j->is_running)
         pthread_join(j->thread, NULL);
+    if (before != SACCADE_OK)
+        return before;
     if (j->status != SACCADE_OK && err)
         *err = j->err;
     return j->status;
 }
 
-static saccade_status compile_beside(cu_state *s, const plan_problem *p, saccade_error *err)
+enum { THE_MAIN = 1, THE_OTHERS = 2 };
+
+/* The programs of the present tile, side by side. */
+static saccade_status compile_tile(cu_state *s, const plan_problem *p, int which,
+                                   saccade_error *err)
 {
-    job peaks = {s, p, main_instance(s), &s->programs[CU_PEAKS].image, {0}, SACCADE_OK, 0, 0};
-    job careful = {s, p, peaks.what, &s->programs[CU_CAREFUL].image, {0}, SACCADE_OK, 0, 0};
-    peaks.what.is_lazy = careful.what.is_lazy = 0;
-    peaks.what.has_peaks = 1;
-    careful.what.entry = "careful.cu";
-    start_job(&careful);
-    run_job(&peaks);
-    const saccade_status first = end_job(&peaks, err);
-    const saccade_status second = end_job(&careful, first == SACCADE_OK ? err : NULL);
-    return first != SACCADE_OK ? first : second;
+    saccade_status status = SACCADE_OK;
+    job jobs[2];
+    s->is_lazy = may_be_lazy(s);
+    const instance first = main_instance(s);
+    instance exact = first, careful = first;
+    exact.is_lazy = careful.is_lazy = 0;
+    exact.has_peaks = 1;
+    careful.entry = "careful.cu";
+    if (which & THE_OTHERS) {
+        start_job(&jobs[0], s, p, exact, &s->programs[CU_PEAKS].image);
+        start_job(&jobs[1], s, p, careful, &s->programs[CU_CAREFUL].image);
+    }
+    if (which & THE_MAIN)
+        status = compile_one(s, p, &first, &s->programs[CU_MAIN].image, err);
+    for (int i = 0; i < 2 && which & THE_OTHERS; i++)
+        status = end_job(&jobs[i], status, err);
+    return status;
+}
+
+static int next_tile(cu_state *s, const plan_problem *p, int rung)
+{
+    s->rung = rung;
+    return cu_tile_choice(s->family, cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), p->dtype,
+                          rung, &s->tile);
+}
+
+static void drop_tile(cu_state *s)
+{
+    for (int i = CU_MAIN; i <= CU_CAREFUL; i++) {
+        free(s->programs[i].image.code);
+        s->programs[i].image = (cu_image){0};
+    }
+}
+
+/* The first tile of the ladder whose main program neither spills nor waits; failing that, the
+ * first tile. Mostly the first will do, so its other programs are begun with it. */
+static saccade_status choose_tile(cu_state *s, const plan_problem *p, saccade_error *err)
+{
+    const cu_report *report = &s->programs[CU_MAIN].image.report;
+    next_tile(s, p, 0);
+    TRY(compile_tile(s, p, THE_MAIN | THE_OTHERS, err));
+    if (is_clean(report))
+        return SACCADE_OK;
+    for (int rung = 1; !is_clean(report) && next_tile(s, p, rung); rung++) {
+        drop_tile(s);
+        TRY(compile_tile(s, p, THE_MAIN, err));
+    }
+    if (is_clean(report))
+        return compile_tile(s, p, THE_OTHERS, err);
+    drop_tile(s);
+    s->given_up = 1;
+    next_tile(s, p, 0);
+    return compile_tile(s, p, THE_MAIN | THE_OTHERS, err);
+}
+
+static instance decode_instance(const cu_tile *tile)
+{
+    return (instance){"decode.cu", *tile, 0, 1, 1};
+}
+
+/* Takes a smaller decode tile where the first one spills and that one does so less. */
+static saccade_status settle_decode(cu_state *s, const plan_problem *p, saccade_error *err)
+{
+    cu_image *best = &s->programs[CU_DECODE].image;
+    const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
+    cu_tile tile;
+    for (int rung = 1; !is_clean(&best->report) && cu_decode_choice(D, E, rung, &tile);
+         rung++) {
+        const instance smaller = decode_instance(&tile);
+        cu_image image = {0}, old = *best;
+        TRY(compile_one(s, p, &smaller, &image, err));
+        if (image.report.spill_bytes >= best->report.spill_bytes) {
+            free(image.code);
+            continue;
+        }
+        *best = image;
+        s->decode = tile;
+        s->decode_rung = rung;
+        free(old.code);
+    }
+    return SACCADE_OK;
 }
 
 static saccade_status compile_all(cu_state *s, const plan_problem *p, saccade_error *err)
 {
-    job decode = {.state = s, .problem = p, .out = &s->programs[CU_DECODE].image};
-    if (s->family == CU_SM90) {
-        cu_decode_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), &s->decode);
-        decode.what = (instance){"decode.cu", s->decode, 0, 1, 1};
-        start_job(&decode);
-    }
-    saccade_status status = choose_tile(s, p, err);
-    if (status == SACCADE_OK)
-        status = compile_beside(s, p, err);
-    const saccade_status other = end_job(&decode, status == SACCADE_OK ? err : NULL);
-    return status != SACCADE_OK ? status : other;
+    job decode;
+    if (s->family != CU_SM90)
+        return choose_tile(s, p, err);
+    cu_decode_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), 0, &s->decode);
+    start_job(&decode, s, p, decode_instance(&s->decode), &s->programs[CU_DECODE].image);
+    TRY(end_job(&decode, choose_tile(s, p, err), err));
+    return settle_decode(s, p, err);
 }
 
 static saccade_status load_all(cu_state *s, const cu_driver *driver, saccade_error *err)

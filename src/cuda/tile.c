@@ -52,13 +52,17 @@ int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung
 
 enum { DECODE_ROWS = 16, DECODE_MOST = 64, SHARED_MOST = 232448, SPANS_MOST = 4096 };
 
-/* Four warps, each streaming 16 KB of K and V at a time through 2 or 3 stages. */
-void cu_decode_choice(int D, int E, cu_tile *out)
+/* Four warps, each streaming 16 KB of K and V at a time through 2 or 3 stages; later rungs take
+ * fewer keys. */
+int cu_decode_choice(int D, int E, int rung, cu_tile *out)
 {
-    const int dim = D > E ? D : E;
-    *out = (cu_tile){.groups = 4, .keys = dim <= 64 ? 64 : dim <= 128 ? 32 : 16, .stages = 3};
+    const int dim = D > E ? D : E, keys = dim <= 64 ? 64 : dim <= 128 ? 32 : 16;
+    if (keys >> rung < 16)
+        return 0;
+    *out = (cu_tile){.groups = 4, .keys = keys >> rung, .stages = 3};
     while (out->stages > 1 && cu_decode_shared(out, D, E, 1, SPANS_MOST) > SHARED_MOST)
         out->stages--;
+    return 1;
 }
 
 int64_t cu_decode_spans(const saccade_sizes *s)
