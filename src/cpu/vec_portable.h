@@ -12,6 +12,7 @@ enum { VF = 4, STRIP_ROWS = 6, PANEL_VECTORS = 2, HAS_FMA = 0 };
 
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
+typedef uint32_t vu __attribute__((vector_size(16)));
 
 static inline vf vf_load(const float *p)
 {
@@ -53,12 +54,13 @@ static inline float vf_sum_lanes(vf x)
     return (x[0] + x[1]) + (x[2] + x[3]);
 }
 
-/* x * 2^n for whole n in [-200, 128]; below 2^-126 it is 0. */
+/* x * 2^n for whole n in [-200, 128]; below 2^-126 it is 0. Rows of a strip that nobody uses
+ * bring larger n: any result will do for those. */
 static inline vf vf_scale(vf x, vf n)
 {
     const vi tiny = n < vf_set(-126.5f);
-    const vi bits = __builtin_convertvector(n, vi) << 23;
-    return (vf)(((vi)x + bits) & ~tiny);
+    const vu bits = (vu) __builtin_convertvector(n, vi) << 23;
+    return (vf)(((vu)x + bits) & ~(vu)tiny);
 }
 
 /* Nearest whole number of |x| < 2^22. */

@@ -49,16 +49,16 @@ static const char *const libraries[] = {"/usr/local/cuda/lib64/libnvrtc.so.13",
                                         NULL};
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+static dynlib *library; /* open until the process ends */
 static nvrtc compiler;
 static saccade_error compiler_error;
 static saccade_status compiler_status = SACCADE_EBACKEND;
 
 static saccade_status load(saccade_error *err)
 {
-    dynlib *lib;
-    TRY(dynlib_open(libraries, "NVRTC, the CUDA compiler", &lib, err));
+    TRY(dynlib_open(libraries, "NVRTC, the CUDA compiler", &library, err));
 #define X(name, symbol, parameters)                                                      \
-    *(void **)&compiler.name = dynlib_find(lib, symbol);                                 \
+    *(void **)&compiler.name = dynlib_find(library, symbol);                             \
     FAIL_IF(!compiler.name, SACCADE_EBACKEND, "NVRTC lacks %s: got one older than 12.0", \
             symbol);
     NVRTC_FUNCTIONS(X)

@@ -10,6 +10,7 @@
 enum { MULTIPROCESSORS = 16, L2_BYTES = 38, CC_MAJOR = 75, CC_MINOR = 76 };
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+static dynlib *library; /* open until the process ends */
 static cu_driver driver_table;
 static saccade_error driver_error;
 static saccade_status driver_status = SACCADE_EBACKEND;
@@ -18,11 +19,10 @@ static saccade_status load(saccade_error *err)
 {
     static const char *const names[] = {"libcuda.so.1", "/usr/local/nvidia/lib64/libcuda.so.1",
                                         "libcuda.so", NULL};
-    dynlib *lib;
-    TRY(dynlib_open(names, "the CUDA driver", &lib, err));
-#define X(name, symbol, parameters)                          \
-    *(void **)&driver_table.name = dynlib_find(lib, symbol); \
-    FAIL_IF(!driver_table.name, SACCADE_EBACKEND,            \
+    TRY(dynlib_open(names, "the CUDA driver", &library, err));
+#define X(name, symbol, parameters)                              \
+    *(void **)&driver_table.name = dynlib_find(library, symbol); \
+    FAIL_IF(!driver_table.name, SACCADE_EBACKEND,                \
             "the CUDA driver lacks %s: got one older than 12.0", symbol);
     CU_DRIVER_FUNCTIONS(X)
 #undef X
