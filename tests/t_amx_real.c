@@ -1,0 +1,141 @@
+/* The level AMX as it is chosen and compiled, also where the machine has no AMX (amx_trap.h):
+ * whole problems against float64, and bit for bit what emulated tiles give. */
+#include "support/amx_trap.h"
+#include "support/forward_case.h"
+
+#include "base/convert.h"
+#include "cpu/cpu.h"
+#include "saccade_config.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#if HAVE_LEVEL_AMX
+
+static const cpu_kernels *kernels_of(const saccade_plan *plan)
+{
+    return ((const cpu_state *)plan->state)->kernels;
+}
+
+static int is_trapped;
+
+/* Skips the test, inside it. */
+static void begin(void)
+{
+    is_trapped = cpu_features_get()->level < CPU_AMX;
+    if (amx_trap_begin())
+        return;
+    print_message("neither AMX nor AVX512-BF16 with a decoder: no AMX instruction ran\n");
+    skip();
+}
+
+/* Real tiles against truth and, bit for bit, against emulated ones. */
+static void with_amx(const forward_case *c)
+{
+    case_run r;
+    case_make(c, &r);
+    const saccade_sizes *s = &r.sizes;
+    const size_t n_out = (size_t)(s->B * s->H * s->Q * s->Dv);
+    const size_t n = n_out + (size_t)(s->B * s->H * s->Q);
+    float *real = malloc(n * sizeof *real), *emulated = malloc(n * sizeof *emulated);
+    assert_true(real && emulated);
+    const int64_t count = amx_trap_count();
+    saccade_plan *plan = case_plan(&r, "amx", 2);
+    assert_ptr_equal(kernels_of(plan), &cpu_bf16_tiles_amx);
+    case_check(&r, plan, NULL, "amx", real, real + n_out);
+    const int is_few = s->Q * (s->H / s->Hkv) <= CPU_DIRECT_ROWS; /* no tiles for those */
+    assert_int_equal(amx_trap_count() > count, is_trapped);
+    ((cpu_state *)plan->state)->kernels = &cpu_bf16_tiles_avx512;
+    case_check(&r, plan, NULL, "emulated", emulated, emulated + n_out);
+    if (!is_few)
+        assert_memory_equal(real, emulated, n * sizeof *real);
+    saccade_plan_destroy(plan);
+    free(real);
+    free(emulated);
+    case_free(&r);
+}
+
+static void shapes(void **state)
+{
+    static const char *const sizes[] = {
+        "q1 kv1 d1 bf16",
+        "b2 h4/2 q5 kv17 d3 dv5 bf16",
+        "b1 h1 q33 kv129 d64 bf16",
+        "b1 h2/1 q70 kv300 d40 dv72 bf16",
+        "b1 h1 q97 kv600 d128 bf16",
+        "b1 h1 q40 kv257 d257 dv300 bf16",
+        "b1 h1 q20 kv1300 d32 bf16",
+    };
+    (void)state;
+    begin();
+    for (size_t n = 0; n < sizeof sizes / sizeof sizes[0]; n++)
+        with_amx(&(forward_case){.problem = sizes[n], .seed = n});
+    amx_trap_end();
+}
+
+static void variants(void **state)
+{
+    static const forward_case list[] = {
+        {.mask = "causal()", .q_offset = 500},
+        {.mask = "doc[q] == doc[kv] && q >= kv"},
+        {.mask = "q + 300 >= kv", .score = "alibi()"},
+        {.score = "softcap(c)"},
+        {.mask = "false"},
+        {.scale = -0.7f},
+    };
+    (void)state;
+    begin();
+    for (size_t n = 0; n < sizeof list / sizeof list[0]; n++) {
+        forward_case c = list[n];
+        c.problem = "b1 h2/1 q40 kv530 d24 bf16";
+        with_amx(&c);
+    }
+    amx_trap_end();
+}
+
+static void extremes(void **state)
+{
+    (void)state;
+    begin();
+    for (int data = 0; data < CASE_DATA; data++)
+        with_amx(&(forward_case){.problem = "h1 q40 kv400 d64 bf16", .data = (case_data)data});
+    amx_trap_end();
+}
+
+/* The handler itself: a level that is gone again after the end. */
+static void trap_ends(void **state)
+{
+    (void)state;
+    const cpu_level level = cpu_features_get()->level;
+    begin();
+    assert_int_equal(cpu_features_get()->level, CPU_AMX);
+    amx_trap_end();
+    assert_int_equal(cpu_features_get()->level, level);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(trap_ends),
+        cmocka_unit_test(shapes),
+        cmocka_unit_test(variants),
+        cmocka_unit_test(extremes),
+    };
+    unsetenv("SACCADE_LEVEL"); /* this test is of one level */
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#else
+
+int main(void)
+{
+    puts("built without the level AMX: skipped");
+    return 0;
+}
+
+#endif
