@@ -208,8 +208,7 @@ saccade_status job_block_mask(const job *j, saccade_context *context, int32_t bl
                               int32_t block_kv, saccade_block_mask **out, saccade_error *err)
 {
     saccade_binding used[CLI_LIST];
-    const saccade_block_mask_options options = {
-        .block_q = block_q, .block_kv = block_kv, .evaluation_budget = -1};
+    const saccade_block_mask_options options = {.block_q = block_q, .block_kv = block_kv};
     *out = NULL;
     if (!j->mask)
         return SACCADE_OK;

@@ -66,8 +66,7 @@ int main(void)
     saccade_mod *score = make(SACCADE_SCORE, score_text, bindings + 3, 1);
 
     const saccade_sizes sizes = {B, H, H, N, N, D, D};
-    const saccade_block_mask_options blocks = {
-        .block_q = 64, .block_kv = 64, .evaluation_budget = -1};
+    const saccade_block_mask_options blocks = {.block_q = 64, .block_kv = 64};
     saccade_block_mask *block_mask;
     check(saccade_block_mask_create(NULL, mask, &sizes, NULL, bindings, 3, &blocks, &block_mask,
                                     &err));

@@ -180,9 +180,13 @@ SACCADE_API void saccade_context_destroy(saccade_context *context);
 
 typedef struct saccade_block_mask saccade_block_mask;
 
+enum { SACCADE_EVALUATE_NONE = -1 };
+
+/* All 0: the defaults, as NULL. */
 typedef struct saccade_block_mask_options {
     int32_t block_q, block_kv;  /* for pictures, statistics and export; 0: 128 */
-    int64_t evaluation_budget;  /* positions that may be evaluated; -1: as many as it takes */
+    int64_t evaluation_budget;  /* positions that may be evaluated; 0: as many as it takes,
+                                 * SACCADE_EVALUATE_NONE: none, only ranges prove */
     uint8_t reserved[48];
 } saccade_block_mask_options;
 

@@ -114,8 +114,7 @@ typedef struct fixture {
 static saccade_status make_blocks(const fixture *f, saccade_block_mask **out,
                                   saccade_error *err)
 {
-    const saccade_block_mask_options options = {.block_q = 16, .block_kv = 16,
-                                                .evaluation_budget = -1};
+    const saccade_block_mask_options options = {.block_q = 16, .block_kv = 16};
     return saccade_block_mask_create(f->context, f->mask, &sizes, NULL, f->bindings, 2,
                                      &options, out, err);
 }

@@ -239,7 +239,7 @@ static void imported_masks(void **state)
         saccade_error err = {0};
         saccade_block_mask *mask;
         const saccade_block_mask_options options = {
-            .block_q = 70, .block_kv = 24, .evaluation_budget = -1};
+            .block_q = 70, .block_kv = 24};
         case_make(&(forward_case){.problem = problems[n / 3], .mask = masks[n % 3],
                                   .score = n % 2 ? "alibi()" : NULL,
                                   .q_offset = n >= 3 ? 200 : 0},

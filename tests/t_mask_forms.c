@@ -77,7 +77,7 @@ static void dense_is_brute_force(void **state)
 {
     (void)state;
     for (int i = 0; i < N_TEXTS; i++) {
-        saccade_block_mask *mask = make(texts[i], &sizes, -1);
+        saccade_block_mask *mask = make(texts[i], &sizes, 0);
         uint8_t *live = dense(mask, &sizes), *want = brute_of(texts[i], &sizes);
         assert_memory_equal(live, want, sizes.B * sizes.H * sizes.Q * sizes.KV);
         free(live);
@@ -92,7 +92,7 @@ static void check_pair(int i, int j)
 {
     const int64_t n = sizes.B * sizes.H * sizes.Q * sizes.KV;
     char name[200];
-    saccade_block_mask *a = make(texts[i], &sizes, -1), *b = make(texts[j], &sizes, -1);
+    saccade_block_mask *a = make(texts[i], &sizes, 0), *b = make(texts[j], &sizes, 0);
     saccade_block_mask *both, *either, *neither;
     uint8_t *x = brute_of(texts[i], &sizes), *y = brute_of(texts[j], &sizes);
     uint8_t *z = malloc((size_t)n);
@@ -149,7 +149,7 @@ static void window_is_exact(void **state)
             const int n = strstr(text, "doc") != NULL;
             saccade_mod *mod = brute_mod(text, &binding, n);
             uint8_t *want = brute_dense(mod, &s, &at, &binding, n);
-            saccade_block_mask *whole = make(texts[i], &sizes, -1), *window;
+            saccade_block_mask *whole = make(texts[i], &sizes, 0), *window;
             assert_int_equal(
                 saccade_block_mask_window(whole, cut[0], cut[1], cut[2], cut[3], &window, NULL),
                 SACCADE_OK);
@@ -202,7 +202,7 @@ static void indices_there_and_back(void **state)
     static tensors t, again;
     (void)state;
     for (int i = 0; i < N_TEXTS; i++) {
-        saccade_block_mask *mask = make(texts[i], &sizes, -1), *back, *negated;
+        saccade_block_mask *mask = make(texts[i], &sizes, 0), *back, *negated;
         uint8_t *want = brute_of(texts[i], &sizes);
         export_to(mask, &t);
         assert_int_equal(import_from(&t, texts[i], &back, NULL), SACCADE_OK);
@@ -229,9 +229,9 @@ static void imported_blocks_compose(void **state)
     static tensors t;
     const int64_t n = sizes.B * sizes.H * sizes.Q * sizes.KV;
     (void)state;
-    saccade_block_mask *causal = make("q >= kv", &sizes, -1), *docs, *blocks, *joint[2],
+    saccade_block_mask *causal = make("q >= kv", &sizes, 0), *docs, *blocks, *joint[2],
                        *window;
-    docs = make("doc[q] == doc[kv]", &sizes, -1);
+    docs = make("doc[q] == doc[kv]", &sizes, 0);
     export_to(docs, &t);
     assert_int_equal(import_from(&t, NULL, &blocks, NULL), SACCADE_OK);
     assert_int_equal(saccade_block_mask_and(causal, blocks, &joint[0], NULL), SACCADE_OK);
@@ -276,7 +276,7 @@ static void imported_block_sizes_may_differ(void **state)
     static tensors t;
     int32_t one = 1, zero = 0;
     const saccade_block_indices coarse = {1, 1, 1, 1, 256, 256, &one, &zero, NULL, NULL};
-    saccade_block_mask *docs = make("doc[q] == doc[kv]", &sizes, -1), *fine, *all, *both[2];
+    saccade_block_mask *docs = make("doc[q] == doc[kv]", &sizes, 0), *fine, *all, *both[2];
     (void)state;
     export_to(docs, &t);
     assert_int_equal(import_from(&t, NULL, &fine, NULL), SACCADE_OK);
@@ -318,7 +318,7 @@ static void too_many_rows_are_refused(void **state)
 static void hostile_indices_are_refused(void **state)
 {
     static tensors good, bad;
-    saccade_block_mask *mask = make("doc[q] == doc[kv]", &sizes, -1), *out = NULL;
+    saccade_block_mask *mask = make("doc[q] == doc[kv]", &sizes, 0), *out = NULL;
     (void)state;
     export_to(mask, &good);
     for (int i = 0; i < 9; i++) {
@@ -370,7 +370,7 @@ static void budget_is_sound(void **state)
     uint8_t *want = brute_of(hard, &sizes);
     (void)state;
     for (int64_t budget = 0; budget <= 40000; budget = 4 * budget + 500) {
-        saccade_block_mask *mask = make(hard, &sizes, budget);
+        saccade_block_mask *mask = make(hard, &sizes, budget ? budget : SACCADE_EVALUATE_NONE);
         const saccade_block_mask_stats s = saccade_block_mask_get_stats(mask);
         uint8_t *live = dense(mask, &sizes);
         assert_memory_equal(live, want, sizes.B * sizes.H * sizes.Q * sizes.KV);
@@ -380,17 +380,22 @@ static void budget_is_sound(void **state)
         saccade_block_mask_destroy(mask);
     }
     free(want);
-    saccade_block_mask *none = make("kv % 2 == 0 && kv % 2 == 1", &sizes, 0);
+    saccade_block_mask *none = make("kv % 2 == 0 && kv % 2 == 1", &sizes,
+                                    SACCADE_EVALUATE_NONE);
     assert_true(saccade_block_mask_get_stats(none).unknown > 0); /* live by lack of proof */
     assert_true(saccade_block_mask_get_stats(none).partial > 0);
     saccade_block_mask_destroy(none);
+    saccade_block_mask *all = make("kv % 2 == 0 && kv % 2 == 1", &sizes, 0); /* the default */
+    assert_int_equal(saccade_block_mask_get_stats(all).unknown, 0);
+    assert_int_equal(saccade_block_mask_get_stats(all).partial, 0);
+    saccade_block_mask_destroy(all);
 }
 
 static void change_is_seen(void **state)
 {
     (void)state;
     fill_docs(50);
-    saccade_block_mask *mask = make("doc[q] == doc[kv]", &sizes, -1);
+    saccade_block_mask *mask = make("doc[q] == doc[kv]", &sizes, 0);
     assert_false(saccade_block_mask_is_stale(mask));
     fill_docs(33);
     assert_true(saccade_block_mask_is_stale(mask));
@@ -414,7 +419,7 @@ static void count_free(void *data)
 static void device_copies_go_with_the_mask(void **state)
 {
     static int key, copy;
-    saccade_block_mask *mask = make("q >= kv", &sizes, -1);
+    saccade_block_mask *mask = make("q >= kv", &sizes, 0);
     (void)state;
     mask_device_copy *slot = mask_device_slot(mask, &key);
     assert_ptr_equal(slot, mask_device_slot(mask, &key));
@@ -432,7 +437,7 @@ static void pictures_are_drawn(void **state)
     static const char want[] = "██▒▒▒▒    \n██████▒▒▒▒\n██████████\n"
                                "96 x 80 positions, blocks of 32 x 16: ";
     const saccade_sizes s = {1, 1, 1, 96, 80, 8, 8};
-    saccade_block_mask *mask = make("q + 16 > kv", &s, -1);
+    saccade_block_mask *mask = make("q + 16 > kv", &s, 0);
     void *bytes;
     size_t size;
     (void)state;

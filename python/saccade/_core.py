@@ -234,7 +234,7 @@ class BlockMaskHandle:
 
 
 def block_mask_create(
-    mod: Mod, views, sizes, block_q, block_kv, keep, context=None, budget=-1
+    mod: Mod, views, sizes, block_q, block_kv, keep, context=None, budget=0
 ) -> BlockMaskHandle:
     array = bindings(mod.names, views)
     o = _lib.BlockMaskOptions(block_q=block_q, block_kv=block_kv, evaluation_budget=budget)

@@ -113,7 +113,7 @@ static saccade_status mod_runs(const saccade_block_mask *m, int32_t block_q, int
     mask_recipe r = mask_recipe_of(m);
     r.options.block_q = block_q;
     r.options.block_kv = block_kv;
-    r.options.evaluation_budget = -1;
+    r.options.evaluation_budget = 0;
     TRY(mask_make(&r, mask, err));
     *runs = mask_own_runs(*mask);
     return SACCADE_OK;

@@ -125,10 +125,8 @@ saccade_status saccade_block_mask_import(saccade_context *context,
     saccade_status status = SACCADE_OK;
     saccade_tensor tensors[MOD_MAX_CAPTURES];
     int32_t *q_offset = NULL, *kv_offset = NULL;
-    mask_recipe r = {.mod = mask,
-                     .tensors = tensors,
-                     .options.evaluation_budget = -1,
-                     .threads = context ? context->threads : 0};
+    mask_recipe r = {
+        .mod = mask, .tensors = tensors, .threads = context ? context->threads : 0};
     FAIL_IF(!out, SACCADE_EINVAL, "block_mask: got NULL for the result");
     FAIL_IF(mask && (!mod_function(mask) || saccade_mod_kind(mask) != SACCADE_MASK),
             SACCADE_EINVAL,

@@ -114,6 +114,12 @@ static saccade_status copy_recipe(saccade_block_mask *m, const mask_recipe *r,
     return pass_prover_create(mod_function(m->mod), &m->view.env, &m->prover, err);
 }
 
+/* An option's 0 is no limit, a source's is none to spend. */
+static int64_t budget_of(int64_t option)
+{
+    return option == 0 ? -1 : option == SACCADE_EVALUATE_NONE ? 0 : option;
+}
+
 static mask_source source_of(const saccade_block_mask *m)
 {
     return (mask_source){.fn = mod_function(m->mod),
@@ -126,7 +132,7 @@ static mask_source source_of(const saccade_block_mask *m)
                          .KV = m->view.sizes.KV,
                          .q_offset = m->q_offset,
                          .kv_offset = m->kv_offset,
-                         .budget = m->options.evaluation_budget,
+                         .budget = budget_of(m->options.evaluation_budget),
                          .threads = m->threads};
 }
 
@@ -288,13 +294,14 @@ saccade_status mask_read_offsets(const saccade_tensor *t, const char *name, int6
 static saccade_status read_options(const saccade_block_mask_options *given,
                                    saccade_block_mask_options *out, saccade_error *err)
 {
-    *out = given ? *given : (saccade_block_mask_options){.evaluation_budget = -1};
+    *out = given ? *given : (saccade_block_mask_options){0};
     FAIL_AT(out->block_q < 0 || out->block_kv < 0 || out->block_q > LENGTH_MAX
                 || out->block_kv > LENGTH_MAX,
             SACCADE_EINVAL, "block", 0, 0, "got %d x %d, expected 1 to 2^30, or 0 for %d",
             out->block_q, out->block_kv, DEFAULT_BLOCK);
-    FAIL_AT(out->evaluation_budget < -1, SACCADE_EINVAL, "evaluation_budget", 0, 0,
-            "got %lld, expected -1 or more", (long long)out->evaluation_budget);
+    FAIL_AT(out->evaluation_budget < SACCADE_EVALUATE_NONE, SACCADE_EINVAL, "evaluation_budget",
+            0, 0, "got %lld, expected positions, 0 for any number or SACCADE_EVALUATE_NONE",
+            (long long)out->evaluation_budget);
     out->block_q = out->block_q ? out->block_q : DEFAULT_BLOCK;
     out->block_kv = out->block_kv ? out->block_kv : DEFAULT_BLOCK;
     return SACCADE_OK;

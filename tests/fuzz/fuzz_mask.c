@@ -126,7 +126,7 @@ int LLVMFuzzerTestOneInput(const unsigned char *bytes, size_t size)
     const saccade_positions at = {
         .q_offset = saccade_tensor_of(&p.q_offset, SACCADE_I32, 0, NULL)};
     const saccade_block_mask_options options = {
-        .block_q = p.block_q, .block_kv = p.block_kv, .evaluation_budget = -1};
+        .block_q = p.block_q, .block_kv = p.block_kv};
     saccade_block_mask *mask = NULL;
     saccade_error err = {0};
     const saccade_status status = saccade_block_mask_create(
