@@ -407,6 +407,26 @@ typedef struct saccade_ceilings {
 SACCADE_API saccade_status saccade_measure_ceilings(const saccade_context *context,
                                                     saccade_ceilings *out, saccade_error *err);
 
+/* The same for a CUDA device, in about 0.1 s and with 2 GiB of its memory. */
+typedef struct saccade_device_ceilings {
+    double bf16_gflops;       /* tensor cores, bf16 with f32 sums */
+    double copy_gbytes_per_s; /* of its memory, bytes read and bytes written */
+} saccade_device_ceilings;
+SACCADE_API saccade_status saccade_measure_device(int32_t device, saccade_device_ceilings *out,
+                                                  saccade_error *err);
+
+/* Time on a stream, by events. is_cold: L2 is overwritten before the clock starts. end waits
+ * for the stream. */
+typedef struct saccade_device_timer saccade_device_timer;
+SACCADE_API saccade_status saccade_device_timer_create(int32_t device,
+                                                       saccade_device_timer **out,
+                                                       saccade_error *err);
+SACCADE_API saccade_status saccade_device_timer_begin(saccade_device_timer *timer, void *stream,
+                                                      int is_cold, saccade_error *err);
+SACCADE_API saccade_status saccade_device_timer_end(saccade_device_timer *timer, void *stream,
+                                                    double *seconds, saccade_error *err);
+SACCADE_API void saccade_device_timer_destroy(saccade_device_timer *timer);
+
 #ifdef __cplusplus
 }
 #endif

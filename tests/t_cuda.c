@@ -123,6 +123,26 @@ static void no_spills(void **state)
         }
 }
 
+/* The loop that measures a device. */
+static void peak_compiles(void **state)
+{
+    static const char *const archs[] = {"sm_90a", "sm_80"};
+    (void)state;
+    if (!has_compiler()) {
+        print_message("no NVRTC on this machine: nothing compiled\n");
+        skip();
+    }
+    for (int i = 0; i < 2; i++) {
+        cu_image image;
+        saccade_error err = {0};
+        if (cu_compile_peak(archs[i], &image, &err) != SACCADE_OK)
+            fail_msg("%s: %s", archs[i], err.message);
+        assert_int_equal(image.report.spill_bytes, 0);
+        assert_false(image.report.is_serialised);
+        free(image.code);
+    }
+}
+
 static void text_of_mods(void **state)
 {
     static const struct {
@@ -359,10 +379,10 @@ int main(void)
     if (mkdtemp(folder))
         setenv("SACCADE_CACHE_DIR", folder, 1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tiles_fit),       cmocka_unit_test(decode_tiles_fit),
-        cmocka_unit_test(text_of_mods),    cmocka_unit_test(bad_arch),
-        cmocka_unit_test(no_spills),       cmocka_unit_test(second_plan_is_cached),
-        cmocka_unit_test(cases_on_device),
+        cmocka_unit_test(tiles_fit),     cmocka_unit_test(decode_tiles_fit),
+        cmocka_unit_test(text_of_mods),  cmocka_unit_test(bad_arch),
+        cmocka_unit_test(no_spills),     cmocka_unit_test(second_plan_is_cached),
+        cmocka_unit_test(peak_compiles), cmocka_unit_test(cases_on_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

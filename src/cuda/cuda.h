@@ -35,6 +35,13 @@ typedef struct cu_map { /* CUtensorMap */
     X(free, "cuMemFree_v2", (cu_ptr memory))                                                  \
     X(copy, "cuMemcpy", (cu_ptr to, cu_ptr from, size_t bytes))                               \
     X(fill32, "cuMemsetD32Async", (cu_ptr to, unsigned value, size_t count, void *stream))    \
+    X(copy_on_device, "cuMemcpyDtoDAsync_v2",                                                 \
+      (cu_ptr to, cu_ptr from, size_t bytes, void *stream))                                   \
+    X(event_create, "cuEventCreate", (void **event, unsigned flags))                          \
+    X(event_record, "cuEventRecord", (void *event, void *stream))                             \
+    X(event_synchronize, "cuEventSynchronize", (void *event))                                 \
+    X(event_elapsed, "cuEventElapsedTime", (float *ms, void *begin, void *end))               \
+    X(event_destroy, "cuEventDestroy_v2", (void *event))                                      \
     X(library_load, "cuLibraryLoadData",                                                      \
       (void **library, const void *code, int *jit_options, void **jit_values, unsigned n_jit, \
        int *options, void **values, unsigned n))                                              \
@@ -202,6 +209,11 @@ size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
 saccade_status cu_prepare(const saccade_plan *plan, const saccade_block_mask *mask,
                           saccade_error *err);
 saccade_status cu_forward(const saccade_plan *plan, const plan_run *run, saccade_error *err);
+
+/* ---- measure.c ---- */
+
+/* The loop that measures the tensor cores. */
+saccade_status cu_compile_peak(const char *arch, cu_image *out, saccade_error *err);
 
 /* ---- explain.c ---- */
 

@@ -3,6 +3,8 @@
  * plan's programs. */
 #include "cuda/cuda.h"
 
+#include <string.h>
+
 static const char *const program_names[CU_PROGRAMS] = {"forward", "row maxima", "careful",
                                                        "decode"};
 
@@ -43,6 +45,8 @@ static void put_notes(const cu_state *s, strbuf *out)
     else if (s->rung)
         strbuf_printf(out, "tile note: %d larger tile%s spilled or waited\n", s->rung,
                       s->rung == 1 ? "" : "s");
+    if (strncmp(s->arch, "compute_", 8) == 0)
+        strbuf_puts(out, "target note: PTX, of which only the driver knows the registers\n");
     if (s->decode_rung)
         strbuf_printf(out, "decode note: %d larger tile%s spilled more\n", s->decode_rung,
                       s->decode_rung == 1 ? "" : "s");

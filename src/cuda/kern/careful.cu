@@ -12,7 +12,7 @@
 #include "careful.cuh"
 
 /* flags holds one word for every group of 16 rows, in the order of the tiles' own rows. */
-extern "C" __global__ void __launch_bounds__(128, 8)
+extern "C" __global__ void __launch_bounds__(128, 6)
     careful(const __grid_constant__ cu_fwd p, const __grid_constant__ mod_args mod)
 {
     int n = p.n_tiles * CFG_WARPS;

@@ -561,7 +561,7 @@ DEVICE void join_row(const cu_fwd &p, const span &s, int slot, int count, int r)
 }
 
 /* One CTA a span: joins what was cut, then does rows again that are not finite. */
-extern "C" __global__ void __launch_bounds__(128, 8)
+extern "C" __global__ void __launch_bounds__(128, 6)
     decode_end(const __grid_constant__ cu_fwd p, const __grid_constant__ mod_args mod)
 {
     int index = blockIdx.x;
