@@ -1,5 +1,5 @@
 /* A benchmark as a picture: one bar a row, its length the fraction of the ceiling where there
- * is one, the figure written beside it. */
+ * is one, else of the suite's longest; the figure written beside it. */
 #include "bench_table.h"
 #include "outfile.h"
 
@@ -7,15 +7,24 @@
 
 enum { LEFT = 470, BAR = 420, LINE = 22, HEAD = 34, WIDTH = LEFT + BAR + 150 };
 
-static double value_of(const bench_row *r)
+/* What a bar shows: a rate, or where there is none the time. */
+typedef struct figure {
+    double value;
+    const char *unit;
+} figure;
+
+static figure figure_of(const bench_row *r)
 {
-    return isnan(r->gflops) ? r->gbytes_per_s : r->gflops;
+    return !isnan(r->gflops)         ? (figure){r->gflops, "GFLOP/s"}
+           : !isnan(r->gbytes_per_s) ? (figure){r->gbytes_per_s, "GB/s"}
+                                     : (figure){r->ms, "ms"};
 }
 
 static void put_bar(FILE *f, const bench_row *r, double most, int y)
 {
     const bool has_ceiling = !isnan(r->of_ceiling);
-    const double part = has_ceiling ? r->of_ceiling : value_of(r) / most;
+    const figure shown = figure_of(r);
+    const double part = has_ceiling ? r->of_ceiling : shown.value / most;
     const bool is_plain = strcmp(r->backend, "plain") == 0;
     fprintf(f,
             "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%s  <tspan fill=\"#666\">%s</tspan>"
@@ -26,25 +35,23 @@ static void put_bar(FILE *f, const bench_row *r, double most, int y)
                 y + 3, BAR, LINE - 6);
     fprintf(f, "<rect x=\"%d\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"%s\"/>\n", LEFT,
             y + 3, BAR * fmin(fmax(part, 0), 1), LINE - 6, is_plain ? "#c9a227" : "#2f6db5");
-    fprintf(f, "<text x=\"%d\" y=\"%d\">%.4g %s", LEFT + BAR + 8, y + 15, value_of(r),
-            isnan(r->gflops) ? "GB/s" : "GFLOP/s");
+    fprintf(f, "<text x=\"%d\" y=\"%d\">%.4g %s", LEFT + BAR + 8, y + 15, shown.value,
+            shown.unit);
     if (has_ceiling)
         fprintf(f, ", %.0f %%", 100 * r->of_ceiling);
     fputs("</text>\n", f);
 }
 
-/* Rows with a rate only: times alone have no common scale. */
-static int drawn(const bench_table *t, double *most)
+/* The longest bar of a suite in the unit of its row. */
+static double most_of(const bench_table *t, const bench_row *row)
 {
-    int n = 0;
-    *most = 0;
-    for (int i = 0; i < t->n; i++) {
-        if (isnan(value_of(&t->rows[i])))
-            continue;
-        n++;
-        *most = fmax(*most, value_of(&t->rows[i]));
-    }
-    return n;
+    const figure wanted = figure_of(row);
+    double most = 0;
+    for (int i = 0; i < t->n; i++)
+        if (strcmp(t->rows[i].suite, row->suite) == 0
+            && strcmp(figure_of(&t->rows[i]).unit, wanted.unit) == 0)
+            most = fmax(most, figure_of(&t->rows[i]).value);
+    return most;
 }
 
 static bool has_plain(const bench_table *t)
@@ -58,13 +65,11 @@ static bool has_plain(const bench_table *t)
 saccade_status bench_write_plot(const bench_table *t, const char *path, saccade_error *err)
 {
     outfile out;
-    double most;
     int groups = 0, y = 8 + LINE;
-    const int n = drawn(t, &most);
     for (int i = 0; i < t->n; i++)
         groups += i == 0 || strcmp(t->rows[i].suite, t->rows[i - 1].suite) != 0;
     CLI_TRY(outfile_begin(path, &out, err));
-    const int height = 16 + (n + 1) * LINE + groups * HEAD;
+    const int height = 16 + (t->n + 1) * LINE + groups * HEAD;
     fprintf(out.file,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
             "viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" font-size=\"12\">\n"
@@ -76,8 +81,6 @@ saccade_status bench_write_plot(const bench_table *t, const char *path, saccade_
             LEFT, has_plain(t) ? "; yellow: plain, three passes" : "");
     const char *suite = "";
     for (int i = 0; i < t->n; i++) {
-        if (isnan(value_of(&t->rows[i])))
-            continue;
         if (strcmp(t->rows[i].suite, suite) != 0) {
             suite = t->rows[i].suite;
             fprintf(out.file,
@@ -86,7 +89,7 @@ saccade_status bench_write_plot(const bench_table *t, const char *path, saccade_
                     y + 20, suite);
             y += HEAD;
         }
-        put_bar(out.file, &t->rows[i], most, y);
+        put_bar(out.file, &t->rows[i], most_of(t, &t->rows[i]), y);
         y += LINE;
     }
     fputs("</svg>\n", out.file);

@@ -80,7 +80,7 @@ static size_t extent(const saccade_tensor *t)
 static saccade_status to_device(engine *e, saccade_tensor *t, saccade_error *err)
 {
     void *memory;
-    if (t->dtype == SACCADE_NONE)
+    if (t->dtype == SACCADE_NONE || t->device.kind == SACCADE_CUDA)
         return SACCADE_OK;
     CLI_FAIL_IF(e->n_device == ENGINE_DEVICE_TENSORS, SACCADE_ELIMIT, "cuda",
                 "got too many tensors");

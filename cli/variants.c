@@ -15,6 +15,17 @@ const cli_variant cli_variants[VARIANTS] = {
     {"softcap",        "causal()",             "softcap(20.0)",   NULL},
     {"document",       "document(doc)",        NULL,              "doc=i32[KV]:docs(12)"},
 };
+
+const cli_variant cli_long_variants[VARIANTS] = {
+    {"full",           NULL,                            NULL,              NULL},
+    {"causal",         "causal()",                      NULL,              NULL},
+    {"relative_bias",  NULL,                            "relative_bias()", NULL},
+    {"alibi",          "causal()",                      "alibi()",         NULL},
+    {"sliding_window", "sliding_window(1024)",          NULL,              NULL},
+    {"prefix_lm",      "prefix_lm(2048)",               NULL,              NULL},
+    {"softcap",        "causal()",                      "softcap(20.0)",   NULL},
+    {"document",       "document(doc) && causal()",     NULL,  "doc=i32[KV]:docs(12)"},
+};
 /* clang-format on */
 
 void variant_apply(const cli_variant *variant, cli_args *args)

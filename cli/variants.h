@@ -10,6 +10,8 @@ typedef struct cli_variant {
 
 enum { VARIANTS = 8 };
 extern const cli_variant cli_variants[VARIANTS];
+/* The same at the widths that FlexAttention's GPU figures are given for, at 16384 keys. */
+extern const cli_variant cli_long_variants[VARIANTS];
 
 /* Puts the variant's texts into arguments that have none. */
 void variant_apply(const cli_variant *variant, cli_args *args);

@@ -1,0 +1,70 @@
+/* bench.h: the parts of saccade bench: rows on the host, rows on a device, suites of them. */
+#ifndef SACCADE_CLI_BENCH_H
+#define SACCADE_CLI_BENCH_H
+
+#include "bench_table.h"
+#include "job.h"
+#include "variants.h"
+
+/* A row's text and sizes. */
+typedef struct bench_case {
+    cli_variant text;
+    saccade_sizes sizes;
+    saccade_dtype dtype;
+    const char *kv_len; /* NULL: all */
+} bench_case;
+
+typedef struct bench {
+    const cli_args *args;
+    engine_options options;
+    saccade_context *context;
+    saccade_ceilings ceilings;
+    saccade_device_ceilings device_ceilings;
+    bench_table table;
+    const char *suite;
+    double row_seconds; /* what one row may take */
+    char level[16];     /* what the context came to; of a device: its architecture */
+    int threads;
+    bool on_device;
+} bench;
+
+/* ---- bench_rows.c ---- */
+
+/* A row without its figures. */
+bench_row bench_start_row(const bench *b, const bench_case *c, const char *backend);
+/* Fills rates and ceiling from row->ms and the number of live scores. */
+void bench_rate(const bench *b, const bench_case *c, double live, bench_row *row);
+/* Prints it and keeps it. */
+saccade_status bench_finish_row(bench *b, const bench_row *row, saccade_error *err);
+double bench_median(double *values, int n); /* sorts them */
+/* The arguments that a row stands for. */
+cli_args bench_case_args(const bench_case *c);
+
+/* Each case one after the other; on a device in rounds. */
+saccade_status bench_time_cases(bench *b, const bench_case *cases, int n, saccade_error *err);
+saccade_status bench_time_mask(bench *b, const bench_case *c, saccade_error *err);
+saccade_status bench_time_compile(bench *b, const bench_case *c, saccade_error *err);
+saccade_status bench_mask_stats(const bench *b, const bench_case *c,
+                                saccade_block_mask_stats *out, saccade_error *err);
+
+/* ---- bench_device.c ---- */
+
+saccade_status bench_device_cases(bench *b, const bench_case *cases, int n, saccade_error *err);
+/* What saccade_plan_prepare takes: runs for the plan's tiles, and their way to the device. */
+saccade_status bench_device_prepare(bench *b, const bench_case *c, saccade_error *err);
+/* An empty cache of code from here until bench_cache_restore. */
+saccade_status bench_cache_new(char folder[64], saccade_error *err);
+void bench_cache_restore(const char *folder);
+
+/* ---- bench_suites.c ---- */
+
+typedef struct bench_suite {
+    const char *name;
+    saccade_status (*run)(bench *b, saccade_error *err);
+    bool has_ceiling;
+} bench_suite;
+
+enum { BENCH_SUITES = 6 };
+extern const bench_suite bench_suites[BENCH_SUITES];
+
+#endif

@@ -1,0 +1,261 @@
+/* Rows of saccade bench on the host: each timed by the median of runs after a warm-up. */
+#include "bench.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { REPEATS = 9 };
+
+/* ---- one timed row ---- */
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double bench_median(double *values, int n)
+{
+    qsort(values, (size_t)n, sizeof values[0], by_value);
+    return values[n / 2];
+}
+
+/* Median of as many runs as fit. The warm-up counts when it alone fills the time. */
+static saccade_status time_engine(const bench *b, engine *e, double *out, saccade_error *err)
+{
+    double seconds[1000], spent = 0;
+    const int most = b->args->repeats ? (int)b->args->repeats : REPEATS;
+    int n = 0;
+    CLI_TRY(engine_run(e, &seconds[0], err));
+    spent = seconds[0];
+    while (n < most && (n == 0 ? spent < b->row_seconds / 2 : spent < b->row_seconds)) {
+        CLI_TRY(engine_run(e, &seconds[n], err));
+        spent += seconds[n++];
+    }
+    n = n ? n : 1;
+    *out = bench_median(seconds, n);
+    return SACCADE_OK;
+}
+
+static void set_text(char *to, size_t bytes, const char *text)
+{
+    snprintf(to, bytes, "%s", text ? text : "");
+}
+
+bench_row bench_start_row(const bench *b, const bench_case *c, const char *backend)
+{
+    bench_row r = {
+        .ms = NAN, .gflops = NAN, .gbytes_per_s = NAN, .ceiling = NAN, .of_ceiling = NAN};
+    set_text(r.suite, sizeof r.suite, b->suite);
+    set_text(r.variant, sizeof r.variant, c->text.name);
+    set_text(r.backend, sizeof r.backend,
+             backend && strcmp(backend, "auto") != 0 ? backend : "cpu");
+    if (strcmp(r.backend, b->on_device ? "cuda" : "cpu") == 0) /* the others know no levels */
+        set_text(r.level, sizeof r.level, b->level);
+    problem_show(&c->sizes, c->dtype, r.problem);
+    r.threads = b->threads;
+    return r;
+}
+
+saccade_status bench_finish_row(bench *b, const bench_row *row, saccade_error *err)
+{
+    cli_progress(NULL);
+    bench_print_row(row);
+    return bench_add(&b->table, row, err);
+}
+
+/* f16 has instructions of its own on no CPU here: it becomes f32, or tiles' bf16. On a device
+ * f32 products are three of tf32, which runs at half of bf16's rate. */
+static double product_ceiling(const bench *b, saccade_dtype dtype)
+{
+    if (b->on_device)
+        return b->device_ceilings.bf16_gflops / (dtype == SACCADE_F32 ? 6 : 1);
+    const bool is_bf16 =
+        dtype == SACCADE_BF16 || (dtype == SACCADE_F16 && strcmp(b->level, "amx") == 0);
+    return is_bf16 ? b->ceilings.bf16_gflops : b->ceilings.fma_gflops;
+}
+
+/* Few queries: K and V from memory once. Many: arithmetic. */
+void bench_rate(const bench *b, const bench_case *c, double live, bench_row *r)
+{
+    const saccade_sizes *s = &c->sizes;
+    const double seconds = 1e-3 * r->ms;
+    const double rows = (double)s->B * (double)s->H * (double)s->Q;
+    r->gflops = 2e-9 * (double)(s->D + s->Dv) * live / seconds;
+    if (s->Q > 16) {
+        r->ceiling = product_ceiling(b, c->dtype);
+        r->of_ceiling = r->gflops / r->ceiling;
+        return;
+    }
+    const double bytes = (double)saccade_dtype_bytes(c->dtype) * (double)(s->D + s->Dv);
+    const double keys = live / rows * (double)s->B * (double)s->Hkv;
+    r->gbytes_per_s = 1e-9 * bytes * keys / seconds;
+    r->ceiling =
+        b->on_device ? b->device_ceilings.copy_gbytes_per_s : b->ceilings.read_gbytes_per_s;
+    r->of_ceiling = r->gbytes_per_s / r->ceiling;
+}
+
+cli_args bench_case_args(const bench_case *c)
+{
+    cli_args args = {.scale = NAN, .kv_len = c->kv_len};
+    variant_apply(&c->text, &args);
+    if (c->sizes.Q < c->sizes.KV)
+        args.q_offset = "end";
+    return args;
+}
+
+static saccade_status time_backend(bench *b, const bench_case *c, const job *j,
+                                   const job_tensors *t, const char *backend, double live,
+                                   saccade_error *err)
+{
+    engine e;
+    double seconds;
+    engine_options options = b->options;
+    bench_row row = bench_start_row(b, c, backend);
+    options.backend = backend;
+    CLI_TRY(engine_open(j, &options, t, &e, err));
+    const saccade_status status = time_engine(b, &e, &seconds, err);
+    engine_close(&e);
+    CLI_TRY(status);
+    row.ms = 1e3 * seconds;
+    bench_rate(b, c, live, &row);
+    return bench_finish_row(b, &row, err);
+}
+
+static saccade_status time_on(bench *b, const bench_case *c, const char *backend,
+                              saccade_error *err)
+{
+    const cli_args args = bench_case_args(c);
+    double live;
+    job_tensors t = {.q = {.data = NULL}};
+    job j;
+    cli_progress("%s %s %s", b->suite, c->text.name, backend ? backend : "");
+    CLI_TRY(job_open(&args, &c->sizes, &j, err));
+    saccade_status status = job_live_scores(&j, b->context, &live, err);
+    if (status == SACCADE_OK)
+        status = job_tensors_new(&c->sizes, c->dtype, 1, &t, err);
+    if (status == SACCADE_OK)
+        status = time_backend(b, c, &j, &t, backend, live, err);
+    job_tensors_free(&t);
+    job_close(&j);
+    return status;
+}
+
+/* What three passes over all scores can do in a second or so: one head, and no more queries and
+ * keys than that; the row says so. */
+static bench_case for_plain(const bench_case *c)
+{
+    const double most_flops = 8e9;
+    bench_case small = *c;
+    saccade_sizes *s = &small.sizes;
+    s->B = s->H = s->Hkv = 1;
+    while ((double)s->Q * (double)s->KV * 2 * (double)(s->D + s->Dv) > most_flops) {
+        s->Q = s->Q > 1 ? s->Q / 2 : 1;
+        s->KV /= 2;
+    }
+    return small;
+}
+
+static saccade_status time_case(bench *b, const bench_case *c, saccade_error *err)
+{
+    CLI_TRY(time_on(b, c, b->options.backend, err));
+    if (!b->args->baseline)
+        return SACCADE_OK;
+    const bench_case small = for_plain(c);
+    return time_on(b, &small, "plain", err);
+}
+
+/* ---- rows that time something else than a run ---- */
+
+static saccade_status mask_once(const bench *b, const job *j, double *seconds,
+                                saccade_block_mask_stats *stats, saccade_error *err)
+{
+    saccade_block_mask *mask;
+    const double begin = cli_seconds();
+    CLI_TRY(job_block_mask(j, b->context, 128, 128, &mask, err));
+    *seconds = cli_seconds() - begin;
+    *stats = saccade_block_mask_get_stats(mask);
+    saccade_block_mask_destroy(mask);
+    return SACCADE_OK;
+}
+
+saccade_status bench_time_mask(bench *b, const bench_case *c, saccade_error *err)
+{
+    enum { RUNS = 5 };
+    cli_args args = {.scale = NAN};
+    saccade_block_mask_stats stats;
+    double seconds[RUNS];
+    job j;
+    variant_apply(&c->text, &args);
+    cli_progress("%s %s", b->suite, c->text.name);
+    CLI_TRY(job_open(&args, &c->sizes, &j, err));
+    saccade_status status = SACCADE_OK;
+    for (int i = 0; i < RUNS && status == SACCADE_OK; i++)
+        status = mask_once(b, &j, &seconds[i], &stats, err);
+    job_close(&j);
+    CLI_TRY(status);
+    bench_row row = bench_start_row(b, c, "cpu");
+    row.ms = 1e3 * bench_median(seconds, RUNS);
+    return bench_finish_row(b, &row, err);
+}
+
+/* From text to plan. */
+static saccade_status compile_once(const bench *b, const bench_case *c, const cli_args *args,
+                                   double *seconds, saccade_error *err)
+{
+    job j;
+    saccade_plan *plan;
+    const double begin = cli_seconds();
+    CLI_TRY(job_open(args, &c->sizes, &j, err));
+    const saccade_status status =
+        engine_plan(&j, &b->options, c->dtype, b->context, &plan, err);
+    *seconds = cli_seconds() - begin;
+    if (status == SACCADE_OK)
+        saccade_plan_destroy(plan);
+    job_close(&j);
+    return status;
+}
+
+/* The first time, which is what counts, and the median of the others. */
+saccade_status bench_time_compile(bench *b, const bench_case *c, saccade_error *err)
+{
+    enum { RUNS = 9 };
+    cli_args args = {.scale = NAN};
+    double seconds[RUNS];
+    char name[48];
+    bench_case named = *c;
+    variant_apply(&c->text, &args);
+    for (int i = 0; i < RUNS; i++)
+        CLI_TRY(compile_once(b, c, &args, &seconds[i], err));
+    const double first = seconds[0], again = bench_median(seconds + 1, RUNS - 1);
+    named.text.name = name;
+    for (int i = 0; i < 2; i++) {
+        snprintf(name, sizeof name, "%s%s", c->text.name, i ? ", again" : ", first");
+        bench_row row = bench_start_row(b, &named, b->options.backend);
+        row.ms = 1e3 * (i ? again : first);
+        CLI_TRY(bench_finish_row(b, &row, err));
+    }
+    return SACCADE_OK;
+}
+
+saccade_status bench_mask_stats(const bench *b, const bench_case *c,
+                                saccade_block_mask_stats *out, saccade_error *err)
+{
+    const cli_args args = bench_case_args(c);
+    double seconds;
+    job j;
+    CLI_TRY(job_open(&args, &c->sizes, &j, err));
+    const saccade_status status = mask_once(b, &j, &seconds, out, err);
+    job_close(&j);
+    return status;
+}
+
+saccade_status bench_time_cases(bench *b, const bench_case *cases, int n, saccade_error *err)
+{
+    if (b->on_device)
+        return bench_device_cases(b, cases, n, err);
+    b->row_seconds = 60.0 / n / (b->args->baseline ? 2 : 1);
+    for (int i = 0; i < n; i++)
+        CLI_TRY(time_case(b, &cases[i], err));
+    return SACCADE_OK;
+}
