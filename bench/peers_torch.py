@@ -1,11 +1,16 @@
-"""PyTorch beside `saccade bench` on the same shapes, machine and threads, one after the other.
+"""PyTorch beside Saccade on the same shapes, in one run. Only the ratios mean something.
 
 usage: python bench/peers_torch.py [--program build/saccade] [--threads N]
                                    [--suite paper] [--suite dense] [--repeats 5] [--no-flex]
+       python bench/peers_torch.py --device cuda [--part forward|variants|decode]...
+                                   [--only TEXT] [--rounds 15] [--traced] [--no-flex]
 
-Every row of the suites is timed by Saccade, then by scaled_dot_product_attention (full and
-causal) and by FlexAttention, compiled for the variant (which takes a minute the first time).
-Only the ratios mean something. Without PyTorch it says so and stops with status 0.
+On the CPU every row of the suites is timed by `saccade bench`, then by
+scaled_dot_product_attention (full and causal) and by FlexAttention, compiled for the variant
+(which takes a minute the first time). On CUDA all are timed by turns in this process: see
+peers_cuda.py; --only keeps the rows whose label holds a text, as in --only d64 or --only alibi.
+SACCADE_LIBRARY names the library, if it is not build/libsaccade.so. Without PyTorch it says so
+and stops with status 0.
 """
 import argparse
 import csv
@@ -122,13 +127,23 @@ def saccade_rows(arguments):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--part", action="append", choices=["forward", "variants", "decode"])
+    parser.add_argument("--only", default="")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--traced", action="store_true")
     parser.add_argument("--program", default="build/saccade")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--suite", action="append")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--no-flex", action="store_true")
     arguments = parser.parse_args()
+    if arguments.device == "cuda":
+        import peers_cuda
+        peers_cuda.main(arguments)
+        return
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(1)
     print(f"PyTorch {torch.__version__}, {arguments.threads} threads, medians of "
