@@ -14,7 +14,7 @@ import weakref
 import torch
 
 from . import _core, _lib
-from ._mods import AnyMod, captured, resolve
+from ._mods import AnyMod, Resolved, captured
 
 _DEFAULT = 128
 _numbers = itertools.count(1)
@@ -56,6 +56,31 @@ def _combine(mods, join, empty):
         return result
 
     return combined
+
+
+def _marks(lists):
+    """Tells index tensors changed in place from unchanged ones."""
+    if lists is None:
+        return None
+    return tuple(0 if t is None or t.is_inference() else t._version for t in lists)
+
+
+def _index_tensor(transposed, position):
+    """One of FlexAttention's attributes; setting it makes the index tensors what counts."""
+
+    def get(self):
+        return self._lists(transposed)[position]
+
+    def set(self, value):
+        lists = list(self._lists(transposed))
+        lists[position] = value
+        if transposed:  # forward never reads these
+            self._transpose = tuple(lists)
+        else:
+            self._forward = tuple(lists)
+            self._replaced()
+
+    return property(get, set)
 
 
 class BlockMask:
@@ -109,7 +134,8 @@ class BlockMask:
         self._dims = None
         self.number = next(_numbers)  # what stands for this mask in a compiled graph
         numbered[self.number] = self
-        self.version = object()  # a new one whenever the mask is changed by hand
+        self._stamp = object()
+        self._marks = _marks(self._forward)
 
     @classmethod
     def from_kv_blocks(
@@ -148,14 +174,29 @@ class BlockMask:
     def _dimensions(self):
         if self._dims is None:
             if self._forward is not None:
-                self._dims = tuple(self._forward[1].shape[:2])
+                lead = tuple(self._forward[1].shape[:-2])
+                self._dims = (1,) * (2 - len(lead)) + lead
             else:
                 s = self._export(False, shape_only=True)
                 self._dims = (s.B, s.H)
         return self._dims
 
+    @property
+    def version(self):
+        """Another object whenever the mask is changed by hand, its tensors included."""
+        if self._marks is not None and self._marks != _marks(self._forward):
+            self._replaced()
+        return self._stamp
+
+    def _replaced(self):
+        """The index tensors are now what counts."""
+        self._marks = _marks(self._forward)
+        self._handle, self._transpose, self._dims = None, None, None
+        self._stamp = object()
+
     def handle(self) -> _core.BlockMaskHandle:
         """The C block mask, imported from the index tensors where they came first."""
+        self.version
         if self._handle is None:
             self._handle = self._import()
         return self._handle
@@ -174,11 +215,11 @@ class BlockMask:
             fnum.data_ptr() if fnum is not None else None,
             fidx.data_ptr() if fidx is not None else None,
         )
-        mod, views, keep = (None, [], None)
-        if self._mask_mod is not noop_mask:
-            mod, views, keep = resolve(self._mask_mod, "mask", "cpu")
         sizes = (lead[0], lead[1], lead[1], *self._seq_lengths, 1, 1)
-        return _core.block_mask_import(i, mod, views, sizes, keep)
+        if self._mask_mod is noop_mask:
+            return _core.block_mask_import(i, None, [], sizes, None)
+        found = Resolved(self._mask_mod, "mask", "cpu")
+        return _core.block_mask_import(i, found.bound, found.views, sizes, found.tensors)
 
     def _export(self, transposed, shape_only=False):
         i = _lib.BlockIndices()
@@ -188,7 +229,9 @@ class BlockMask:
             return i
         rows = (i.B, i.H, i.rows)
         made = [
-            torch.zeros(rows if k % 2 == 0 else rows + (i.columns,), dtype=torch.int32)
+            torch.zeros(
+                rows if k % 2 == 0 else rows + (i.columns,), dtype=torch.int32, device="cpu"
+            )
             for k in range(4)
         ]
         for name, t in zip(
@@ -196,7 +239,8 @@ class BlockMask:
         ):
             setattr(i, name, t.data_ptr())
         _lib.call("block_mask_export", h, int(transposed), C.byref(i))
-        return tuple(t.to(self._device) for t in made)
+        lead = self._dims or (i.B, i.H)  # one list serves all where the mod names no b or h
+        return tuple(t.to(self._device).expand(*lead, *t.shape[2:]) for t in made)
 
     def _lists(self, transposed):
         if transposed:
@@ -205,18 +249,19 @@ class BlockMask:
             return self._transpose
         if self._forward is None:
             self._forward = self._export(False)
+            self._marks = _marks(self._forward)
         return self._forward
 
     # ---- FlexAttention's attributes ----
 
-    kv_num_blocks = property(lambda self: self._lists(False)[0])
-    kv_indices = property(lambda self: self._lists(False)[1])
-    full_kv_num_blocks = property(lambda self: self._lists(False)[2])
-    full_kv_indices = property(lambda self: self._lists(False)[3])
-    q_num_blocks = property(lambda self: self._lists(True)[0])
-    q_indices = property(lambda self: self._lists(True)[1])
-    full_q_num_blocks = property(lambda self: self._lists(True)[2])
-    full_q_indices = property(lambda self: self._lists(True)[3])
+    kv_num_blocks = _index_tensor(False, 0)
+    kv_indices = _index_tensor(False, 1)
+    full_kv_num_blocks = _index_tensor(False, 2)
+    full_kv_indices = _index_tensor(False, 3)
+    q_num_blocks = _index_tensor(True, 0)
+    q_indices = _index_tensor(True, 1)
+    full_q_num_blocks = _index_tensor(True, 2)
+    full_q_indices = _index_tensor(True, 3)
     device = property(lambda self: self._device)
 
     @property
@@ -226,8 +271,8 @@ class BlockMask:
     @mask_mod.setter
     def mask_mod(self, value):
         self._lists(False)
-        self._mask_mod, self._handle = value or noop_mask, None
-        self.version = object()
+        self._mask_mod = value or noop_mask
+        self._replaced()
 
     @property
     def seq_lengths(self):
@@ -236,12 +281,14 @@ class BlockMask:
     @seq_lengths.setter
     def seq_lengths(self, value):
         self._lists(False)
-        self._seq_lengths, self._handle = tuple(value), None
-        self.version = object()
+        self._seq_lengths = tuple(value)
+        self._replaced()
 
     @property
     def shape(self):
         """(B, H, Q, KV)."""
+        if self._forward is not None:
+            return (*self._forward[1].shape[:-2], *self._seq_lengths)
         return (*self._dimensions(), *self._seq_lengths)
 
     def as_tuple(self, flatten=True):
@@ -310,14 +357,15 @@ class BlockMask:
 
     def _adjust(self, new_q_len: int, new_kv_len: int) -> "BlockMask":
         """The upper-left [new_q_len, new_kv_len] of this mask; longer lengths grow it."""
-        made = self.handle().window(0, new_q_len, 0, new_kv_len)
-        return BlockMask(
+        made = BlockMask(
             (new_q_len, new_kv_len),
             BLOCK_SIZE=self.BLOCK_SIZE,
             mask_mod=self._mask_mod,
-            _handle=made,
+            _handle=self.handle().window(0, new_q_len, 0, new_kv_len),
             _device=self._device,
         )
+        made._dims = self._dimensions()
+        return made
 
     def __getitem__(self, index) -> "BlockMask":
         """Picks batches, heads and rows of blocks; the mod goes on seeing original
@@ -326,7 +374,8 @@ class BlockMask:
         if len(index) > 3:
             raise IndexError(f"got {len(index)} indices, expected at most 3: batch, head, row")
         num, idx, fnum, fidx = self._lists(False)
-        maps = [torch.arange(n) for n in idx.shape[:3]]
+        maps = [torch.arange(n, device="cpu") for n in idx.shape[:-1]]
+        exact = True
         for axis, x in enumerate(index):
             x = slice(None) if x is Ellipsis else x
             if isinstance(x, int):
@@ -336,6 +385,7 @@ class BlockMask:
                         f"got index {x} in dimension {axis}, expected {-n} to {n - 1}"
                     )
                 x = slice(x % n, x % n + 1)
+            exact &= axis < 2 or isinstance(x, slice)
             maps[axis] = maps[axis][x.cpu() if isinstance(x, torch.Tensor) else x]
 
         def pick(t):
@@ -343,8 +393,10 @@ class BlockMask:
                 t = t if t is None else t.index_select(axis, m.to(t.device))
             return t
 
-        rows, block = maps[2], self.BLOCK_SIZE[0]
-        Q = sum(min(block, self._seq_lengths[0] - int(r) * block) for r in rows)
+        rows, block = maps[-1], self.BLOCK_SIZE[0]
+        Q = len(rows) * block
+        if exact:  # a slice ends where the mask does; rows picked by a tensor are whole blocks
+            Q = sum(min(block, self._seq_lengths[0] - int(r) * block) for r in rows)
         return BlockMask(
             (Q, self._seq_lengths[1]),
             pick(num),
@@ -358,9 +410,10 @@ class BlockMask:
 
     def _moved(self, maps, shape):
         moves = [
-            None if m.numel() == n and bool((m == torch.arange(n)).all()) else m.to(torch.int32)
+            None if m.tolist() == list(range(n)) else m.to(torch.int32)
             for m, n in zip(maps, shape)
         ]
+        moves = [None] * (3 - len(moves)) + moves
         if all(m is None for m in moves):
             return self._mask_mod
         inner, block = captured.callable_of(self._mask_mod), self.BLOCK_SIZE[0]
@@ -417,25 +470,69 @@ def create_block_mask(
     BLOCK_SIZE: int | tuple[int, int] = _DEFAULT,
     _compile: bool = False,
     separate_full_blocks: bool = True,
+    compute_dq_write_order: bool = False,
+    dq_kv_order: bool | None = None,
 ) -> BlockMask:
     """Proves which blocks are live; time and memory follow the boundary, not Q_LEN x KV_LEN.
 
     mask_mod: callable (b, h, q_idx, kv_idx) -> bool, language text, or a saccade mask.
     B, H: None or 1 broadcast. device: where index tensors appear (default: the current one).
+    _compile and the dq arguments are accepted and not needed.
     """
-    del _compile
-    mod, views, keep = resolve(mask_mod, "mask", "cpu")
-    block = _pair(BLOCK_SIZE)
-    if Q_LEN < 1 or KV_LEN < 1:
-        raise ValueError(f"got Q_LEN {Q_LEN}, KV_LEN {KV_LEN}, expected 1 or more")
-    sizes = (B or 1, H or 1, H or 1, Q_LEN, KV_LEN, 1, 1)
-    handle = _core.block_mask_create(mod, views, sizes, *block, keep)
+    del _compile, compute_dq_write_order, dq_kv_order
+    if callable(mask_mod) and captured.kind_of(mask_mod) != "mask":
+        raise TypeError(
+            "mask_mod: got a callable of 5 arguments (a score_mod), expected 4: "
+            "(b, h, q_idx, kv_idx)"
+        )
+    found = Resolved(mask_mod, "mask", "cpu")
+    made = block_mask_of(found, B, H, Q_LEN, KV_LEN, mask_mod, _pair(BLOCK_SIZE), device)
+    return made if separate_full_blocks else _all_partial(made)
+
+
+def block_mask_of(
+    found: Resolved, B, H, Q, KV, mask_mod=None, block=(_DEFAULT, _DEFAULT), device=None
+) -> BlockMask:
+    """A block mask of a mod that was resolved on the host."""
+    if Q < 1 or KV < 1:
+        raise ValueError(f"got Q_LEN {Q}, KV_LEN {KV}, expected 1 or more")
+    sizes = (B or 1, H or 1, H or 1, Q, KV, 1, 1)
+    handle = _core.block_mask_create(found.bound, found.views, sizes, *block, found.tensors)
     device = device if device is not None else _device()
     made = BlockMask(
-        (Q_LEN, KV_LEN), BLOCK_SIZE=block, mask_mod=mask_mod, _handle=handle, _device=device
+        (Q, KV), BLOCK_SIZE=block, mask_mod=mask_mod, _handle=handle, _device=device
     )
     made._dims = (B or 1, H or 1)
-    return made if separate_full_blocks else _all_partial(made)
+    return made
+
+
+_taken: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()
+
+
+def adopted(mask) -> BlockMask | None:
+    """A BlockMask of torch.nn.attention.flex_attention as ours; None for anything else."""
+    if mask is None or not hasattr(mask, "full_kv_indices") or not hasattr(mask, "mask_mod"):
+        return None
+    lists = (
+        mask.kv_num_blocks,
+        mask.kv_indices,
+        mask.full_kv_num_blocks,
+        mask.full_kv_indices,
+    )
+    now = (*map(id, lists), _marks(lists), mask.mask_mod, mask.seq_lengths)
+    known = _taken.get(mask)
+    if known is None or known[0] != now:
+        mod = mask.mask_mod
+        mod = None if getattr(mod, "__name__", "") == "noop_mask" else mod
+        made = BlockMask(
+            mask.seq_lengths,
+            *lists,
+            BLOCK_SIZE=mask.BLOCK_SIZE,
+            mask_mod=mod,
+            _device=mask.kv_indices.device,
+        )
+        known = _taken[mask] = (now, made)
+    return known[1]
 
 
 def _all_partial(mask):
@@ -464,7 +561,7 @@ def create_mask(
         finite = lambda b, h, q, kv: inner(0.0, b, h, q, kv) != -float("inf")  # noqa: E731
         return create_mask(finite, B, H, Q_LEN, KV_LEN, device)
     made = create_block_mask(mod_fn, B, H, Q_LEN, KV_LEN, device="cpu")
-    dense = torch.empty((B or 1, H or 1, Q_LEN, KV_LEN), dtype=torch.uint8)
+    dense = torch.empty((B or 1, H or 1, Q_LEN, KV_LEN), dtype=torch.uint8, device="cpu")
     _lib.call("block_mask_to_dense", made.handle().handle, dense.data_ptr())
     device = device if device is not None else _device()
     return dense.to(torch.bool).to(device)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import weakref
+import numbers
+import types
 
 import torch
 
@@ -52,7 +53,10 @@ class AnyMod:
     """Language text with its captures by name: mask("doc[q] == doc[kv]", doc=ids)."""
 
     def __init__(self, kind: str, text: str, captures: dict):
-        self.kind, self.text, self.captures = kind, text, dict(captures)
+        self._kind, self._text, self.captures = kind, text, dict(captures)
+
+    kind = property(lambda self: self._kind)
+    text = property(lambda self: self._text)
 
     def __repr__(self):
         return f"{self.kind}({self.text!r}, {', '.join(self.captures)})"
@@ -77,16 +81,10 @@ class captured:
             return mod.kind
         if isinstance(mod, str):
             return _kind_of_text(mod)
-        names = [
-            p
-            for p in inspect.signature(mod).parameters.values()
-            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
-        ]
-        if len(names) not in (4, 5):
-            raise ValueError(
-                f"got a mod of {len(names)} arguments, expected 4 (mask) or 5 (score)"
-            )
-        return "score" if len(names) == 5 else "mask"
+        n = _positional(mod)
+        if n not in (4, 5):
+            raise ValueError(f"got a mod of {n} arguments, expected 4 (mask) or 5 (score)")
+        return "score" if n == 5 else "mask"
 
     @staticmethod
     def callable_of(mod):
@@ -96,6 +94,16 @@ class captured:
         text = mod if isinstance(mod, str) else mod.text
         captures = {} if isinstance(mod, str) else mod.captures
         return functools.partial(_inline, text, captures)
+
+
+def _positional(mod) -> int:
+    """Arguments that a callable needs."""
+    if isinstance(mod, types.FunctionType):
+        return mod.__code__.co_argcount - len(mod.__defaults__ or ())
+    return sum(
+        p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+        for p in inspect.signature(mod).parameters.values()
+    )
 
 
 def _kind_of_text(text: str) -> str:
@@ -121,109 +129,115 @@ def _inline(text, captures, *values):
 _NUMBER = {int: torch.int32, float: torch.float32, bool: torch.bool}
 
 
-def _tensor(value, device):
+def _tensor(value, name):
     if isinstance(value, torch.Tensor):
         return value
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        value = int(value)
+        if not -(1 << 31) <= value < 1 << 31:
+            raise ValueError(f"{name}: got {value}, expected a value that fits 32 bits")
+    elif isinstance(value, numbers.Real) and not isinstance(value, bool):
+        value = float(value)
     if type(value) not in _NUMBER:
-        raise TypeError(f"got a captured {type(value).__name__}, expected a tensor or a number")
-    return torch.tensor(value, dtype=_NUMBER[type(value)])
-
-
-def _bound(kind, text, names, tensors):
-    types = tuple((n, dtype_name(t), t.dim()) for n, t in zip(names, tensors))
-    return _core.bound_mod(_KINDS[kind], text, types)
+        raise TypeError(
+            f"{name}: got a captured {type(value).__name__}, expected a tensor or a number"
+        )
+    return torch.tensor(value, dtype=_NUMBER[type(value)], device="cpu")
 
 
 def _place(t, device):
     """Captures live where the kernel runs; scalars are passed by value from the host."""
+    t = t.detach()
     if t.dim() == 0:
         return t.cpu() if t.is_cuda else t
-    if t.device.type != torch.device(device).type:
+    if t.device.type != device:
         return t.to(device)
     return t
 
 
-def text_and_values(mod, kind):
-    """(text, capture names, captured values) of any form of mod."""
+class Resolved:
+    """A mod ready to run: bound, with views of its captures and what keeps them valid."""
+
+    def __init__(self, mod, kind: str, device: str):
+        text, names, values, self.walk, self.volatile = _text_and_values(mod, kind)
+        self.values = values
+        given = [_tensor(v, n) for n, v in zip(names, values)]
+        if self.walk is not None:  # a trace reads one-element rows where a scalar is on CUDA
+            given = [t.view(1) if t.dim() == 0 and t.is_cuda else t for t in given]
+        self.tensors = [_place(t, device) for t in given]
+        for n, t in zip(names, self.tensors):
+            if t.dtype == torch.int64 and t.dim() == 0:
+                _tensor(int(t), n)  # refuses what leaves 32 bits
+        types = tuple((n, dtype_name(t), t.dim()) for n, t in zip(names, self.tensors))
+        self.bound = _core.bound_mod(_KINDS[kind], text, types)
+        self.views = [view(t) for t in self.tensors]
+        self.captured = [t for t in values if isinstance(t, torch.Tensor)]
+        self.copied = [
+            t
+            for t, placed in zip(values, self.tensors)
+            if isinstance(t, torch.Tensor) and t.data_ptr() != placed.data_ptr()
+        ]
+
+    names = property(lambda self: list(self.bound.names))
+
+
+def _text_and_values(mod, kind):
+    """(text, capture names, captured values, walk, volatile) of any form of mod."""
     if isinstance(mod, str):
-        return mod, [], []
+        return mod, [], [], None, False
     if isinstance(mod, AnyMod):
         if mod.kind != kind:
             raise ValueError(f"got a {mod.kind}, expected a {kind}")
-        return mod.text, list(mod.captures), list(mod.captures.values())
+        return mod.text, list(mod.captures), list(mod.captures.values()), None, False
     if not callable(mod):
         raise TypeError(
             f"got a {type(mod).__name__} as {kind}_mod, expected a callable or text"
         )
-    found, values = _callables.trace(mod, kind)
-    return found.text, found.names, values
+    found, values, walk = _callables.trace(mod, kind)
+    return found.text, found.names, values, walk, found.volatile
 
 
-def resolve(mod, kind: str, device: str):
-    """Bound mod, views of its captures, and the tensors that the views borrow."""
-    text, names, values = text_and_values(mod, kind)
-    tensors = [_place(_tensor(v, device), device) for v in values]
-    for n, t in zip(names, tensors):
-        if t.dtype == torch.int64 and not t.is_cuda and t.dim() == 0:
-            _check_int32(n, t)
-    return _bound(kind, text, names, tensors), [view(t) for t in tensors], tensors
+def _version(t):
+    """Counts in-place changes; inference tensors have none and always differ."""
+    return object() if t.is_inference() else t._version
 
 
-def _check_int32(name, t):
-    if not -(1 << 31) <= int(t) < 1 << 31:
-        raise ValueError(f"{name}: got {int(t)}, expected a value that fits 32 bits")
+def _layout(t):
+    return t.data_ptr(), t.dtype, t.shape, t.stride(), t.device
 
 
 class Watch:
-    """Whether a callable still is what it was: its closure cells and used globals, by
-    identity."""
+    """Whether a mod and the tensors it captures still are what they were when resolved.
+    by_value: values of captures were used too, not only their places."""
 
-    def __init__(self, mod):
-        self.mod = weakref.ref(mod) if callable(mod) else None
-        self.cells, self.names, self.simple = [], [], True
-        if callable(mod):
-            self._add(mod, set())
-
-    def _add(self, f, seen):
-        if id(f) in seen:
-            return
-        seen.add(id(f))
-        if isinstance(f, functools.partial):
-            self.simple &= not any(isinstance(a, (list, dict)) for a in f.args)
-            for part in (f.func, *f.args, *f.keywords.values()):
-                if callable(part):
-                    self._add(part, seen)
-            return
-        code = getattr(f, "__code__", None)
-        if code is None or not hasattr(f, "__globals__"):
-            self.simple &= isinstance(f, type) or torch.is_tensor(f)
-            return
-        for c in f.__closure__ or ():
-            value = _callables._content(c)
-            self.cells.append((c, value))
-            self._follow(value, seen)
-        for n in code.co_names:
-            value = f.__globals__.get(n)
-            if _callables._is_mod_global(value):
-                self.names.append((f.__globals__, n, value))
-                self._follow(value, seen)
-
-    def _follow(self, value, seen):
-        if isinstance(value, (list, dict, tuple, set)):
-            self.simple = False
-        elif callable(value) and not isinstance(value, type):
-            self._add(value, seen)
+    def __init__(self, mod, found: Resolved, by_value: bool):
+        walk = found.walk
+        self.fixed = not found.volatile and not (walk is not None and walk.opaque)
+        self.slots = walk.slots if walk is not None else None
+        if isinstance(mod, AnyMod):
+            self.slots = _callables.Slots()
+            c = mod.captures
+            self.slots.dicts.append((c, frozenset(c), tuple(c.values())))
+        tensors = found.captured
+        if walk is not None:
+            tensors = [t for t in walk.leaves if isinstance(t, torch.Tensor)]
+        self.tensors = [(t, *_layout(t)) for t in tensors]
+        counted = tensors if by_value else found.copied
+        self.versions = [(t, _version(t)) for t in counted]
 
     def unchanged(self) -> bool:
-        if not self.simple:
+        if not self.fixed or (self.slots is not None and not self.slots.unchanged()):
             return False
-        for cell, value in self.cells:
-            try:
-                if cell.cell_contents is not value:
-                    return False
-            except ValueError:
+        for t, pointer, dtype, shape, stride, device in self.tensors:
+            if (
+                t.data_ptr() != pointer
+                or t.dtype is not dtype
+                or t.shape != shape
+                or t.stride() != stride
+                or t.device != device
+            ):
                 return False
-        for table, name, value in self.names:
-            if table.get(name) is not value:
+        for t, version in self.versions:
+            if _version(t) != version:
                 return False
         return True

@@ -62,7 +62,9 @@ class Tracer:
         self.captures: list[tuple[str, object]] = []  # name, tensor or number
         self._names: dict[int, str] = {}
         self._seen: dict[str, str] = {}
-        self.uses_shapes = False
+        self.uses_shapes = False  # the text holds sizes of captured tensors
+        self.volatile = False  # the text holds values of captured tensors
+        self.inside = 0  # depth of our own work, whose look at tensors is no use by the mod
         self.lifted_used = False
 
     def local(self, text: str, type: str, nonneg: bool = False) -> "Traced":
@@ -113,8 +115,13 @@ class Tracer:
         if isinstance(x, float):
             return Traced(self, _float_text(x), "float", x >= 0, x)
         if hasattr(x, "dtype") and hasattr(x, "shape"):
+            if not hasattr(x, "stride") and x.shape == ():  # a NumPy scalar
+                return self.value(x.item())
             if len(x.shape) == 0:
+                if getattr(x, "is_cuda", False):  # read where it lies, as one element
+                    return self.local(f"{self.capture(x)}[0]", tensor_type(x))
                 return Traced(self, self.capture(x), tensor_type(x))
+            self.uses_shapes = True
             if all(n == 1 for n in x.shape):
                 zeros = ", ".join("0" for _ in x.shape)
                 return self.local(f"{self.capture(x)}[{zeros}]", tensor_type(x))
@@ -510,6 +517,14 @@ def _operator(name):
 
 def apply(tracer: Tracer, name: str, arguments, options):
     """One torch call on traced values."""
+    tracer.inside += 1
+    try:
+        return _apply(tracer, name, arguments, options)
+    finally:
+        tracer.inside -= 1
+
+
+def _apply(tracer, name, arguments, options):
     if name.strip("_") == "getitem":
         return _index(tracer, arguments[0], arguments[1])
     found = _operator(name)
@@ -570,12 +585,19 @@ class Rows:
 
     @property
     def shape(self):
+        self.tracer.uses_shapes = True
         return self.tensor.shape[len(self.indices) :]
 
     dtype = property(lambda self: self.tensor.dtype)
 
     def __getitem__(self, index):
-        return _index(self.tracer, self, index)
+        return apply(self.tracer, "getitem", (self, index), {})
+
+    def size(self, dim=None):
+        return self.shape if dim is None else self.shape[dim]
+
+    def __len__(self):
+        return self.shape[0]
 
     def elements(self) -> "Vector":
         if self.rank != 1 or self.shape[0] > MAX_VECTOR:
@@ -837,12 +859,64 @@ for _name in ("bool", "index", "int", "float"):
 Traced.__pos__ = lambda self: self
 
 
+_SHAPES = frozenset(
+    "shape ndim size dim numel nelement stride ndimension __len__ is_contiguous".split()
+)
+_HARMLESS = frozenset(
+    "dtype device is_cuda is_cpu layout requires_grad is_leaf is_floating_point element_size "
+    "is_complex grad_fn get_device itemsize names __hash__ is_signed is_nested is_sparse "
+    "is_quantized is_meta is_mkldnn is_mps is_xpu __format__".split()
+)
+_VIEWS = frozenset(  # the result is the tensor's own memory
+    "view transpose permute t T mT swapaxes swapdims movedim unsqueeze squeeze expand "
+    "expand_as select narrow detach unbind split chunk view_as broadcast_to diagonal".split()
+)
+
+
+def _has_tensor(arguments) -> bool:
+    return any(
+        _has_tensor(a) if isinstance(a, (tuple, list)) else hasattr(a, "stride")
+        for a in arguments
+    )
+
+
+def _is_view(name, args) -> bool:
+    if name in _VIEWS:
+        return True
+    if name != "__getitem__":
+        return False
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return all(i is None or i is Ellipsis or type(i) in (int, slice) for i in index)
+
+
+def _watching(tracer: Tracer):
+    """Notes what the mod reads of real tensors besides elements at traced indices."""
+    from torch.overrides import TorchFunctionMode
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            kwargs = kwargs or {}
+            if not tracer.inside and _find_tracer(args, kwargs) is None:
+                name = getattr(func, "__name__", "")
+                if name == "__get__":
+                    name = getattr(func.__self__, "__name__", "")
+                if name in _SHAPES:
+                    tracer.uses_shapes = True
+                elif name not in _HARMLESS and not _is_view(name, args):
+                    tracer.volatile |= _has_tensor(args) or _has_tensor(kwargs.values())
+            return func(*args, **kwargs)
+
+    return Watching()
+
+
 def run(fn, kind: str, tracer: Tracer | None = None) -> tuple[str, list[tuple[str, object]]]:
     """Text and captures of one callable; kind is "score" (5 arguments) or "mask" (4)."""
     t = tracer or Tracer(kind)
     indices = [Traced(t, n, "int", True) for n in ("b", "h", "q", "kv")]
     first = [Traced(t, "score", "float")] if kind == "score" else []
-    result = fn(*first, *indices)
+    with _watching(t):
+        result = fn(*first, *indices)
+    t.inside += 1
     if isinstance(result, (Rows, Vector)):
         fail("got a row as the result, expected one value")
     result = t.value(result)

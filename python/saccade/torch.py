@@ -9,14 +9,28 @@ mod's closure may change without compiling anything.
 
 from __future__ import annotations
 
+import difflib
+import functools
 import threading
+import types
+import weakref
 from typing import Callable, NamedTuple, Optional, Union
 
 import torch
 
 from . import _core
-from ._masks import BlockMask, and_masks, create_block_mask, create_mask, noop_mask, or_masks
-from ._mods import AnyMod, Watch, dtype_name, mask, resolve, score, view
+from ._lib import BadValue
+from ._masks import (
+    BlockMask,
+    adopted,
+    and_masks,
+    block_mask_of,
+    create_block_mask,
+    create_mask,
+    noop_mask,
+    or_masks,
+)
+from ._mods import AnyMod, Resolved, Watch, dtype_name, mask, score, view
 
 __all__ = [
     "flex_attention",
@@ -54,6 +68,46 @@ class AuxOutput(NamedTuple):
     max_scores: Optional[torch.Tensor] = None
 
 
+# FlexAttention's keys that choose how fast its kernels run, never what they compute. They are
+# accepted, with fwd_ or bwd_ before them too, and change nothing: tiles are chosen by the plan.
+_TUNING = frozenset(
+    "num_warps num_stages BLOCK_M BLOCK_N BLOCK_M1 BLOCK_N1 BLOCK_M2 BLOCK_N2 PRESCALE_QK "
+    "ROWS_GUARANTEED_SAFE BLOCKS_ARE_CONTIGUOUS WRITE_DQ FORCE_USE_FLEX_ATTENTION USE_TMA kpack "
+    "matrix_instr_nonkdim waves_per_eu num_consumer_groups num_buffers_warp_spec SPLIT_KV "
+    "SKIP_MASK_SCORE IS_DIVISIBLE".split()
+)
+_BACKENDS = dict.fromkeys(("auto", "triton", "triton_decode", "flash"), "auto")
+_BACKENDS |= {name: name for name in ("cpu", "cuda", "ref", "plain")}
+
+
+def _backend(options):
+    """The back end that kernel_options ask for; refuses keys that mean nothing."""
+    chosen = "auto"
+    for key, value in options.items():
+        name = key[4:] if key[:4] in ("fwd_", "bwd_") else key
+        if name == "BACKEND":
+            chosen = _BACKENDS.get(str(value).lower())
+            if chosen is None:
+                raise ValueError(
+                    f"kernel_options: Invalid BACKEND value {value!r}, expected AUTO, cpu, cuda "
+                    "or ref (TRITON, TRITON_DECODE and FLASH mean AUTO)"
+                )
+        elif name in ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX"):
+            raise ValueError(
+                f"kernel_options: got {key}, expected return_aux=AuxRequest(lse=..., "
+                "max_scores=...)"
+            )
+        elif name not in _TUNING:
+            near = difflib.get_close_matches(name, [*_TUNING, "BACKEND"], 1)
+            raise ValueError(
+                f"kernel_options: got unknown key {key!r}"
+                + (f", did you mean {near[0]!r}?" if near else "")
+            )
+    if "BACKEND" in options and options.get("FORCE_USE_FLEX_ATTENTION"):
+        raise _bad("kernel_options: got BACKEND and FORCE_USE_FLEX_ATTENTION, expected one")
+    return chosen
+
+
 def flex_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -82,113 +136,141 @@ def flex_attention(
         raise ValueError("got both return_lse and return_aux, expected one")
     want_lse = return_lse or (return_aux is not None and return_aux.lse)
     want_max = return_aux is not None and return_aux.max_scores
+    run = _run
     if torch.compiler.is_compiling():
-        from ._compiled import flex
-
-        out, lse, row_max = flex(
-            query, key, value, score_mod, block_mask, scale, want_lse, want_max, enable_gqa
-        )
-    elif torch.is_grad_enabled() and (
-        query.requires_grad or key.requires_grad or value.requires_grad
-    ):
-        out, lse, row_max = _Attention.apply(
-            query,
-            key,
-            value,
-            score_mod,
-            block_mask,
-            scale,
-            kernel_options,
-            want_lse,
-            want_max,
-            enable_gqa,
-        )
-    else:
-        out, lse, row_max = _run(
-            query,
-            key,
-            value,
-            score_mod,
-            block_mask,
-            scale,
-            kernel_options,
-            want_lse,
-            want_max,
-            enable_gqa,
-        )
+        from ._compiled import flex as run
+    out, lse, row_max = run(
+        query,
+        key,
+        value,
+        score_mod,
+        block_mask,
+        scale,
+        kernel_options,
+        want_lse,
+        want_max,
+        enable_gqa,
+    )
     if return_aux is not None:
         return out, AuxOutput(lse, row_max)
     return (out, lse) if return_lse else out
 
 
+_NO_BACKWARD = (
+    "saccade: flex_attention computes no gradients yet, expected a call under "
+    "torch.no_grad(), or query, key, value and captured tensors that do not require them"
+)
+
+
 class _Attention(torch.autograd.Function):
-    """Forward as a node of the graph, so that backward has its place."""
+    """Forward as a node of the graph, so that backward has its place: its inputs are query,
+    key, value and the captured tensors that require gradients."""
 
     @staticmethod
-    def forward(ctx, query, key, value, *arguments):
-        out, lse, row_max = _run(query, key, value, *arguments)
-        if row_max is not None:
-            ctx.mark_non_differentiable(row_max)
-        return out, lse, row_max
+    def forward(call, query, key, value, *captured):
+        return call(query, key, value)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        if output[2] is not None:
+            ctx.mark_non_differentiable(output[2])
 
     @staticmethod
     def backward(ctx, *gradients):
-        raise NotImplementedError(
-            "saccade: flex_attention computes no gradients, expected a call under "
-            "torch.no_grad() or inputs that do not require them"
-        )
+        raise NotImplementedError(_NO_BACKWARD)
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        raise NotImplementedError("saccade: flex_attention has no forward-mode derivative")
+
+    @staticmethod
+    def vmap(info, in_dims, *arguments):
+        raise NotImplementedError(_NO_VMAP)
+
+
+_NO_VMAP = (
+    "saccade: got tensors inside torch.func.vmap, expected the mapped dimension folded into "
+    "batch or heads (query.flatten(0, 1))"
+)
+
+
+def _bad(message):
+    return BadValue("EINVAL", message)
+
+
+class _NotFour(BadValue, NotImplementedError):
+    """FlexAttention calls this case not implemented."""
 
 
 def _check(q, k, v, enable_gqa):
     for name, t in (("query", q), ("key", k), ("value", v)):
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name}: got a {type(t).__name__}, expected a tensor")
+        if t.is_nested:
+            raise NotImplementedError(
+                f"{name}: got a NestedTensor, expected a packed tensor with a document mask"
+            )
+    _check_layout(q, k, v)
+    if q.device.type not in ("cpu", "cuda"):
+        raise _bad(f"query: got device {q.device}, expected cpu or cuda")
+    _check_shapes(q, k, v, enable_gqa)
+
+
+def _check_layout(q, k, v):
+    for name, t in (("query", q), ("key", k), ("value", v)):
         if t.dim() != 4:
-            raise ValueError(f"{name}: got {t.dim()} dimensions, expected 4: [B, H, N, D]")
+            raise _NotFour(
+                "EINVAL",
+                f"{name}: got {t.dim()} dimensions {tuple(t.shape)}, expected 4: [B, H, N, D]",
+            )
     if q.dtype is not k.dtype or q.dtype is not v.dtype:
-        raise ValueError(
+        raise _bad(
             f"query, key, value: got dtypes {q.dtype}, {k.dtype}, {v.dtype}, "
             "expected one dtype"
         )
     if q.device != k.device or q.device != v.device:
-        raise ValueError(
+        raise _bad(
             f"query, key, value: got devices {q.device}, {k.device}, {v.device}, "
             "expected one device"
         )
+
+
+def _check_shapes(q, k, v, enable_gqa):
+    shapes = f"query {tuple(q.shape)}, key {tuple(k.shape)}, value {tuple(v.shape)}"
     if 0 in q.shape or 0 in k.shape or 0 in v.shape:
-        raise ValueError(
-            f"got an empty tensor ({tuple(q.shape)}, {tuple(k.shape)}, "
-            f"{tuple(v.shape)}), expected every length greater than 0"
-        )
+        raise _bad(f"{shapes}: got an empty tensor, expected every length greater than 0")
+    if q.shape[3] != k.shape[3]:
+        raise _bad(f"{shapes}: expected query and key to have the same last dimension")
+    if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
+        raise _bad(f"{shapes}: expected key and value of the same heads and length")
+    if k.shape[0] not in (1, q.shape[0]) or v.shape[0] not in (1, q.shape[0]):
+        raise _bad(f"{shapes}: expected key and value of query's batch, or of batch 1")
     if q.shape[1] != k.shape[1] and not enable_gqa:
-        raise ValueError(
-            f"got {q.shape[1]} query heads and {k.shape[1]} key heads, expected "
+        raise _bad(
+            f"{shapes}: got {q.shape[1]} query heads and {k.shape[1]} key heads, expected "
             "equal numbers, or enable_gqa=True"
+        )
+    if q.shape[1] % k.shape[1]:
+        raise _bad(
+            f"{shapes}: got {q.shape[1]} query heads over {k.shape[1]} key heads, expected a "
+            "multiple"
         )
 
 
 class _Runner:
-    """Everything a warm call needs that does not change: plan, captures, block mask."""
+    """What calls of one problem share: plan, captures, block mask, workspace."""
 
-    def __init__(self, q, k, v, score_mod, block_mask, scale, options):
-        self.keep = [score_mod, block_mask]
-        self.watch = [
-            Watch(m)
-            for m in (score_mod, block_mask)
-            if callable(m) and not isinstance(m, BlockMask)
-        ]
+    def __init__(self, q, k, v, score, mask, scale, backend):
+        self.keep = [score.tensors, score.bound] if score is not None else []
         names, views, bound = [], [], None
-        if score_mod is not None:
-            bound, views, kept = resolve(score_mod, "score", q.device.type)
-            names = list(bound.names)
-            self.keep.append(kept)
-        self.mask = self._mask(q, k, block_mask)
-        self.version = self.mask.version if self.mask else None
-        handle = self.mask.handle() if self.mask else None
+        if score is not None:
+            bound, names, views = score.bound, score.names, list(score.views)
+        handle = mask.handle() if mask else None
         if handle and handle.mod:
             extra = self._mask_captures(handle, q.device, names)
             names, views = names + [n for n, _ in extra], views + [v for _, v in extra]
         device, (B, H, Q, D) = q.device.type, q.shape
-        backend = (options or {}).get("BACKEND", "auto").lower()
-        backend = backend if backend in ("cpu", "cuda", "ref", "plain") else device
+        backend = device if backend == "auto" else backend
         threads = torch.get_num_threads() if device == "cpu" else 0
         name = dtype_name(q)
         self.plan = _core.plan(
@@ -212,19 +294,8 @@ class _Runner:
         self.handle = handle.handle if handle else 0
         self.keep.append(handle)
 
-    def _mask(self, q, k, block_mask):
-        if block_mask is None:
-            return None
-        if not isinstance(block_mask, BlockMask):
-            return create_block_mask(
-                block_mask, q.shape[0], q.shape[1], q.shape[2], k.shape[2], device="cpu"
-            )
-        _check_mask(block_mask, q, k)
-        return block_mask
-
     def _mask_captures(self, handle, device, score_names):
         """Captures of the mask for the kernel: the block mask has them on the host only."""
-        tensors = handle.tensors
         clash = set(score_names) & set(handle.mod.names)
         if clash:
             raise ValueError(
@@ -233,39 +304,31 @@ class _Runner:
             )
         if device.type != "cuda":
             return []
-        moved = [t if t.dim() == 0 else t.to(device) for t in tensors]
+        moved = [t if t.dim() == 0 else t.to(device) for t in handle.tensors]
         self.keep.append(moved)
         return [(n, view(t)) for n, t in zip(handle.mod.names, moved)]
-
-    def current(self) -> bool:
-        if self.mask is not None and self.mask.version is not self.version:
-            return False
-        return all(w.unchanged() for w in self.watch)
 
 
 def _check_mask(m, q, k):
     B, H, Q, KV = m.shape
     if (Q, KV) != (q.shape[2], k.shape[2]):
-        raise ValueError(
+        raise _bad(
             f"block_mask was created for lengths ({Q}, {KV}), got "
             f"({q.shape[2]}, {k.shape[2]}); use block_mask._adjust(q_len, kv_len) "
             "or create one for these lengths"
         )
     if B not in (1, q.shape[0]) or H not in (1, q.shape[1]):
-        raise ValueError(
+        raise _bad(
             f"block_mask: got batch {B} and {H} heads, expected {q.shape[0]} or 1 "
             f"and {q.shape[1]} or 1"
         )
     if m.device.type != q.device.type:
-        raise RuntimeError(
+        raise _bad(
             f"block_mask is on {m.device}, query on {q.device}: expected one "
             "device (block_mask.to(query.device))"
         )
 
 
-_runners: dict = {}
-_RUNNERS = 256
-_lock = threading.Lock()
 _CODE = {torch.float32: 22, torch.float16: 20, torch.bfloat16: 21, torch.float64: 23}
 _POINTER = _core.POINTER.pack
 _SMALL = 1 << 20  # bytes of workspace that a thread keeps for its next call
@@ -275,12 +338,14 @@ class _Call:
     """A runner for tensors of one layout: everything of the C arguments but addresses."""
 
     def __init__(self, runner, q, k, v, want_lse, want_max):
-        self.runner = runner
+        self.runner, self.plan = runner, runner.plan.handle
         self.width = v.shape[3] if v.shape[3] != q.shape[3] else 0
         self.stats = torch.float64 if q.dtype is torch.float64 else torch.float32
         self.lse, self.row_max = want_lse, want_max
-        self.cuda = q.is_cuda
+        self.cuda = q.get_device() if q.is_cuda else -1
         self.room = runner.workspace
+        self.copies = False
+        self.refs = []
         out = _output(q, v.shape[3])
         rows = q.new_empty(q.shape[:3], dtype=self.stats)
         parts = [_core.pack(view(t))[8:] for t in (q, k, v, out)]
@@ -288,24 +353,31 @@ class _Call:
             _core.pack(view(rows))[8:] if w else _core.NO_TENSOR[8:]
             for w in (want_lse, want_max)
         ]
-        self.plain_out = out.is_contiguous()
+        self.like = out.is_contiguous() and not self.width
         self.parts = parts
         self.parts[5] += 3 * _core.NO_TENSOR
         self.tail = _core.tail(runner.handle, runner.bindings, runner.n_bindings)
 
-    def __call__(self, q, k, v):
-        if self.width or not self.plain_out:
-            out = _output(q, v.shape[3])
-        else:
-            out = torch.empty_like(q)
-        lse = q.new_empty(q.shape[:3], dtype=self.stats) if self.lse else None
-        row_max = q.new_empty(q.shape[:3], dtype=self.stats) if self.row_max else None
-        room, stream = _workspace(self.room, q, self.cuda), 0
-        if self.cuda:
-            stream = torch.cuda.current_stream(q.device).cuda_stream
+    def __call__(self, q, k, v, tail=None):
+        if self.copies:
+            q, k, v = _prepare(q, k, v)
+        out = torch.empty_like(q) if self.like else _output(q, v.shape[3])
+        lse = row_max = None
+        lse_at = max_at = room_at = stream = 0
+        if self.lse:
+            lse = q.new_empty(q.shape[:3], dtype=self.stats)
+            lse_at = lse.data_ptr()
+        if self.row_max:
+            row_max = q.new_empty(q.shape[:3], dtype=self.stats)
+            max_at = row_max.data_ptr()
+        if self.room:
+            room = _workspace(self.room, q, self.cuda >= 0)
+            room_at = (room.data_ptr() + 63) & ~63
+        if self.cuda >= 0:
+            stream = _current_stream(self.cuda)
         a, b, c, d, e, f = self.parts
         _core.run(
-            self.runner.plan.handle,
+            self.plan,
             b"".join(
                 (
                     _POINTER(q.data_ptr()),
@@ -316,19 +388,27 @@ class _Call:
                     c,
                     _POINTER(out.data_ptr()),
                     d,
-                    _POINTER(lse.data_ptr() if self.lse else 0),
+                    _POINTER(lse_at),
                     e,
-                    _POINTER(row_max.data_ptr() if self.row_max else 0),
+                    _POINTER(max_at),
                     f,
-                    self.tail,
-                    _core.ENDING(
-                        (room.data_ptr() + 63) & ~63 if self.room else 0, self.room, stream
-                    ),
+                    tail or self.tail,
+                    _core.ENDING(room_at, self.room, stream),
                     _core.RESERVED,
                 )
             ),
         )
         return out, lse, row_max
+
+
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+def _current_stream(index):
+    """The stream's address; torch.cuda.current_stream makes an object around it in 2 us."""
+    if _raw_stream is not None:
+        return _raw_stream(index)
+    return torch.cuda.current_stream(index).cuda_stream
 
 
 _rooms = threading.local()
@@ -340,7 +420,7 @@ def _workspace(n, q, cuda):
         return torch.empty(n + 64, dtype=torch.uint8, device=q.device)
     room = getattr(_rooms, "room", None)
     if room is None:
-        room = _rooms.room = torch.empty(_SMALL + 64, dtype=torch.uint8)
+        room = _rooms.room = torch.empty(_SMALL + 64, dtype=torch.uint8, device="cpu")
     return room
 
 
@@ -376,12 +456,57 @@ def _autocast(q, k, v):
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-def _run(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa=True):
-    q, k, v = _autocast(q, k, v)
-    backend = options.get("BACKEND") if options else None
+class _Entry:
+    """A call for one pair of mods and one layout, and how to see that they still hold."""
+
+    __slots__ = ("call", "watches", "mask", "version", "floats", "refs")
+
+    def __init__(self, call, watches, mask, floats):
+        self.call, self.watches, self.floats = call, watches, floats
+        self.mask = weakref.ref(mask) if mask is not None else None
+        self.version = mask.version if mask is not None else None
+        self.refs = []
+
+    def current(self):
+        if self.mask is not None:
+            mask = self.mask()
+            if mask is None or mask.version is not self.version:
+                return False
+        for w in self.watches:
+            if not w.unchanged():
+                return False
+        return True
+
+    def captures_gradients(self):
+        for t in self.floats:
+            if t.requires_grad:
+                return True
+        return False
+
+
+# By identity of the mods, for warm calls; by text and addresses of captures, for mods that are
+# defined anew for each call. Neither keeps a mod or a tensor of the caller alive: entries go
+# when what they were made from does.
+_entries: dict = {}
+_calls: dict = {}
+_ENTRIES = 512
+_lock = threading.Lock()
+
+
+def _identity(mod):
+    if type(mod) is str:
+        return mod
+    if type(mod) is types.MethodType:
+        return id(mod.__self__), id(mod.__func__)
+    return id(mod)
+
+
+def _run(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa):
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = _autocast(q, k, v)
     key = (
-        id(score_mod),
-        id(block_mask),
+        _identity(score_mod),
+        _identity(block_mask),
         scale,
         q.shape,
         k.shape,
@@ -397,40 +522,143 @@ def _run(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa
         v.device,
         want_lse,
         want_max,
-        backend,
+        _backend(options) if options else "auto",
         gqa,
         torch.get_num_threads(),
     )
-    found = _runners.get(key)
-    if found is None or not found.runner.current():
-        found = _make(
-            key, q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa
-        )
-    if found.copies:
-        q, k, v = _prepare(q, k, v)
-    return found(q, k, v)
+    found = _entries.get(key)
+    if found is None or not found.current():
+        found = _make(key, q, k, v, score_mod, block_mask)
+    if torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or found.captures_gradients()
+    ):
+        captured = [t for t in found.floats if t.requires_grad]
+        return _Attention.apply(found.call, q, k, v, *captured)
+    try:
+        return found.call(q, k, v)
+    except RuntimeError:
+        _refuse_wrapped(q, k, v)
+        raise
 
 
-def _make(key, q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa):
+def _refuse_wrapped(*tensors):
+    """Says which kind of tensor it is that has no memory."""
+    is_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda t: False)
+    for t in tensors:
+        if is_wrapped(t):
+            raise NotImplementedError(_NO_VMAP) from None
+        if type(t) not in (torch.Tensor, torch.nn.Parameter) and not _has_memory(t):
+            raise TypeError(
+                f"saccade: got a {type(t).__name__}, which has no memory of its own, expected "
+                "a plain tensor"
+            ) from None
+
+
+def _has_memory(t):
+    try:
+        return t.data_ptr() != 0
+    except RuntimeError:
+        return False
+
+
+def _make(key, q, k, v, score_mod, block_mask):
+    scale, want_lse, want_max, backend, gqa = key[2], *key[15:19]
     _check(q, k, v, gqa)
+    _refuse_wrapped(q, k, v)
+    device, watches, parts = q.device.type, [], list(key[2:])
+    score = made_mask = None
+    if score_mod is not None:
+        score = Resolved(score_mod, "score", device)
+        watches.append(Watch(score_mod, score, by_value=False))
+        parts.append(_content(score))
+    mask = block_mask if isinstance(block_mask, BlockMask) else adopted(block_mask)
+    if mask is not None:
+        _check_mask(mask, q, k)
+        parts.append((mask.number, mask.version))
+    elif block_mask is not None:
+        made_mask = Resolved(block_mask, "mask", "cpu")
+        watches.append(Watch(block_mask, made_mask, by_value=True))
+        mask = block_mask_of(made_mask, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        parts = None  # values of captures went into the proof
+    content = tuple(parts) if parts and all(w.fixed for w in watches) else None
+    call = _calls.get(content) if content else None
+    if call is None:
+        call = _new_call(q, k, v, score, mask, scale, backend, want_lse, want_max)
+        if content:
+            owners = list(score.captured) if score else []
+            _keep(_calls, content, call, owners + ([mask] if mask is not None else []))
+    watched = mask if made_mask is None else None
+    floats = [t for t in (score.captured if score else ()) if t.is_floating_point()]
+    entry = _Entry(call, watches, watched, floats)
+    if all(w.fixed for w in watches):
+        mods = [m for m in (score_mod, block_mask) if m is not None and type(m) is not str]
+        if made_mask is not None or mask is block_mask:  # not one taken over from torch
+            _keep(_entries, key, entry, [_owner(m) for m in mods])
+    return entry
+
+
+def _new_call(q, k, v, score, mask, scale, backend, want_lse, want_max):
     made_q, made_k, made_v = _prepare(q, k, v)
-    runner = _Runner(made_q, made_k, made_v, score_mod, block_mask, scale, options)
-    made = _Call(runner, made_q, made_k, made_v, want_lse, want_max)
-    made.copies = made_q is not q or made_k is not k or made_v is not v
+    runner = _Runner(made_q, made_k, made_v, score, mask, scale, backend)
+    call = _Call(runner, made_q, made_k, made_v, want_lse, want_max)
+    call.copies = made_q is not q or made_k is not k or made_v is not v
+    return call
+
+
+def _content(score):
+    """Equal for mods of the same text whose captures are the same numbers and memory."""
+    return id(score.bound), tuple(
+        v if isinstance(t, torch.Tensor) else (type(t), t)
+        for v, t in zip(score.views, score.values)
+    )
+
+
+def _owner(mod):
+    return mod.__self__ if type(mod) is types.MethodType else mod
+
+
+def _keep(table, key, value, owners):
+    """Adds to a bounded table what goes when one of its owners does."""
+    forget = functools.partial(_forget, table, key)
     with _lock:
-        if len(_runners) >= _RUNNERS:
-            _runners.pop(next(iter(_runners)))
-        _runners[key] = made
-    return made
+        while len(table) >= _ENTRIES:
+            table.pop(next(iter(table)), None)
+        table[key] = value
+    value.refs = [_reference(o, forget) for o in owners]
+
+
+def _reference(owner, forget):
+    try:
+        return weakref.ref(owner, forget)
+    except TypeError:  # an object that has none: kept, so that its id stays its own
+        return owner
+
+
+def _forget(table, key, _):
+    table.pop(key, None)
 
 
 def explain(
-    query, key, value, score_mod=None, block_mask=None, scale=None, kernel_options=None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Optional[ScoreMod] = None,
+    block_mask: Union[BlockMask, MaskMod, None] = None,
+    scale: Optional[float] = None,
+    kernel_options: Optional[dict] = None,
 ) -> str:
     """What a call with these arguments runs: typed nodes, kernel, why, generated code."""
-    return _Runner(
-        query, key, value, score_mod, block_mask, scale, kernel_options
-    ).plan.explain()
+    _check(query, key, value, True)
+    score = Resolved(score_mod, "score", query.device.type) if score_mod is not None else None
+    mask = block_mask if isinstance(block_mask, BlockMask) else adopted(block_mask)
+    if mask is None and block_mask is not None:
+        made = Resolved(block_mask, "mask", "cpu")
+        mask = block_mask_of(made, *query.shape[:3], key.shape[2])
+    call = _new_call(
+        query, key, value, score, mask, scale, _backend(kernel_options or {}), False, False
+    )
+    text: str = call.runner.plan.explain()
+    return text
 
 
 def register_transformers(name: str = "saccade") -> None:

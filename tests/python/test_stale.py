@@ -1,0 +1,351 @@
+"""Whatever a caller changes between calls is seen by the next one: closures, globals, defaults,
+attributes, lists, tensors in place. Each case is compared with a fresh evaluation in torch."""
+
+import functools
+import gc
+import types
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import saccade.torch as st  # noqa: E402
+
+B, H, N, D = 2, 3, 24, 16
+G = torch.Generator().manual_seed(2)
+Q, K, V = (torch.randn(B, H, N, D, generator=G) for _ in range(3))
+
+WINDOW = 3
+FLAG = True
+SLOPE = torch.tensor([0.1, 0.2, 0.3])
+SETTINGS = types.SimpleNamespace(window=3, deep=types.SimpleNamespace(slope=0.5))
+
+
+class Config:
+    scale = 2.0
+
+
+def helper(score, distance):
+    return score + WINDOW * 0.1 * distance
+
+
+def want(mod):
+    """Dense float64 attention under a score mod evaluated by torch."""
+    i = torch.arange
+    s = Q.double() @ K.double().mT / D**0.5
+    out = torch.empty_like(s)
+    rows = i(N).view(N, 1), i(N).view(1, N)
+    for b in range(B):
+        for h in range(H):
+            x = mod(s[b, h], torch.tensor(b), torch.tensor(h), *rows)
+            out[b, h] = torch.as_tensor(x).double().expand(N, N)
+    return torch.softmax(out, -1) @ V.double()
+
+
+def check(mod):
+    got = st.flex_attention(Q, K, V, mod)
+    assert float((got.double() - want(mod)).abs().max()) < 1e-4
+
+
+def through(mod, *changes):
+    """Calls, and after each change calls the same object again."""
+    check(mod)
+    check(mod)
+    for change in changes:
+        change()
+        check(mod)
+        check(mod)
+
+
+def test_closure_number_dtype_and_shape():
+    x = 0.5
+    mod = lambda s, b, h, i, j: s + x * (i - j)  # noqa: E731
+    through(mod)
+    for x in (1.5, 2, torch.tensor(0.25), torch.tensor(3), True, 0.5):
+        check(mod)
+    t = torch.randn(H, generator=G)
+    mod = lambda s, b, h, i, j: s * t[h]  # noqa: E731
+    for t in (t * 2, t.half(), torch.arange(H), torch.randn(1, generator=G).expand(H)):
+        check(mod)
+
+
+def test_tensor_in_place_and_by_data():
+    t = torch.ones(H)
+    mod = lambda s, b, h, i, j: s * t[h]  # noqa: E731
+    through(
+        mod,
+        lambda: t.mul_(3),
+        lambda: setattr(t, "data", torch.rand(H)),
+        lambda: setattr(t, "data", torch.rand(2 * H)[::2]),
+        lambda: setattr(t, "data", torch.rand(H).double()),
+    )
+    zero = torch.tensor(1.0)
+    through(lambda s, b, h, i, j: s * zero, lambda: zero.fill_(0.25))
+
+
+def test_values_read_at_trace_time():
+    t = torch.tensor([1.0, 2.0, 3.0])
+    through(lambda s, b, h, i, j: s * t.max().item(), lambda: t.mul_(2))
+    through(lambda s, b, h, i, j: s * (t * 0.5)[h], lambda: t.mul_(2))
+    through(lambda s, b, h, i, j: s * torch.exp2(-t)[h] * t[0:2][1], lambda: t.add_(0.5))
+    through(lambda s, b, h, i, j: s + (i - j) / t.shape[0])
+    t = torch.rand(7)
+    mod = lambda s, b, h, i, j: s + t[(i - j).clamp(0, t.shape[0] - 1)]  # noqa: E731
+    check(mod)
+    t = torch.rand(9)
+    check(mod)
+    again = lambda s, b, h, i, j: s + t[(i - j).clamp(0, len(t) - 1)]  # noqa: E731
+    check(again)
+    t = torch.rand(5)
+    check(again)
+
+
+def test_globals():
+    global WINDOW, FLAG, SLOPE, helper
+    through(lambda s, b, h, i, j: s + WINDOW * (i - j) * 0.1)
+    mod = lambda s, b, h, i, j: helper(s, i - j) * SLOPE[h]  # noqa: E731
+    branch = lambda s, b, h, i, j: s * 2 if FLAG else s  # noqa: E731
+    nested = lambda s, b, h, i, j: sum(s * (WINDOW + n) for n in range(2))  # noqa: E731
+    kept = WINDOW, FLAG, SLOPE, helper
+    try:
+        for m in (mod, branch, nested):
+            through(m)
+        WINDOW, FLAG, SLOPE = 5, False, SLOPE * 2
+        for m in (mod, branch, nested):
+            check(m)
+        helper = lambda score, distance: score - distance * 0.05  # noqa: E731
+        check(mod)
+    finally:
+        WINDOW, FLAG, SLOPE, helper = kept
+
+
+def test_attributes():
+    try:
+        through(
+            lambda s, b, h, i, j: s + SETTINGS.window * SETTINGS.deep.slope * (i - j) * 0.1,
+            lambda: setattr(SETTINGS, "window", 7),
+            lambda: setattr(SETTINGS.deep, "slope", 0.1),
+            lambda: setattr(SETTINGS, "deep", types.SimpleNamespace(slope=1)),
+        )
+        through(lambda s, b, h, i, j: s * Config.scale, lambda: setattr(Config, "scale", 3.0))
+    finally:
+        Config.scale = 2.0
+        SETTINGS.window, SETTINGS.deep = 3, types.SimpleNamespace(slope=0.5)
+    module = types.ModuleType("mine")
+    module.cap = 5.0
+    through(
+        lambda s, b, h, i, j: module.cap * torch.tanh(s / module.cap),
+        lambda: setattr(module, "cap", 1.0),
+    )
+
+
+class Gate(torch.nn.Module):
+    power = 1
+
+    def __init__(self, slope):
+        super().__init__()
+        self.slope = slope
+        self.gate = torch.nn.Parameter(torch.rand(H), requires_grad=False)
+
+    def inner(self, h):
+        return torch.sigmoid(self.gate[h]) ** self.power
+
+    def forward(self, s, b, h, i, j):
+        return s * self.inner(h) + self.slope * (i - j)
+
+    def method(self, s, b, h, i, j):
+        return s * self.inner(h)
+
+
+def test_objects_and_methods():
+    gate, other = Gate(0.1), Gate(0.1)
+    through(gate.method, lambda: gate.gate.fill_(0.5))
+    for m in (gate, other, gate.method, other.method):
+        check(m)
+    mod = lambda s, b, h, i, j: gate.method(s, b, h, i, j)  # noqa: E731
+    through(mod, lambda: setattr(gate, "power", 2), lambda: setattr(gate, "slope", 3))
+    gate.gate = torch.nn.Parameter(torch.rand(H), requires_grad=False)
+    check(mod)
+    gate = other
+    check(mod)
+
+
+class Plain:
+    __slots__ = ("slope", "__weakref__")
+
+    def __init__(self, slope):
+        self.slope = slope
+
+    def __call__(self, s, b, h, i, j):
+        return s + self.slope * (i - j)
+
+
+class Counted:
+    """A user's sequence, by __getitem__."""
+
+    def __init__(self, *items):
+        self.items = list(items)
+
+    def __getitem__(self, i):
+        return self.items[i]
+
+
+def test_containers():
+    a, d, plain, counted = [0.1, 0.2], {"x": 0.3}, Plain(0.1), Counted(0.5, 0.25)
+    through(
+        lambda s, b, h, i, j: s + a[1] * (i - j) * len(a) + d["x"] + counted[1] * i * 0.1,
+        lambda: a.__setitem__(1, 0.5),
+        lambda: a.append(9),
+        lambda: d.update(x=0.9),
+        lambda: counted.items.__setitem__(1, 0.75),
+    )
+    through(plain, lambda: setattr(plain, "slope", 1.5))
+    through(lambda s, b, h, i, j: plain(s, b, h, i, j), lambda: setattr(plain, "slope", 0.3))
+
+
+def test_defaults_and_partials():
+    def mod(s, b, h, i, j, slope=0.1, *, more=0.2):
+        return s + slope * (i - j) + more * j
+
+    def renew():
+        mod.__defaults__ = (0.7,)
+
+    def renew_named():
+        mod.__kwdefaults__["more"] = 0.9
+
+    through(mod, renew, renew_named)
+    part = functools.partial(lambda w, s, b, h, i, j: s * w, 2.0)
+    through(part)
+    check(functools.partial(lambda w, s, b, h, i, j: s * w, 3.0))
+    named = functools.partial(lambda s, b, h, i, j, w: s * w, w=2.0)
+    through(named, lambda: named.keywords.update(w=0.5))
+
+
+def test_same_name_other_code():
+    for body in ("s + i", "s - i * 0.1", "s * 2"):
+        space = {}
+        exec(f"def mod(s, b, h, i, j):\n    return {body}", space)
+        check(space["mod"])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_changes(seed):
+    """A pool of closures over shared state, mutated at random, always equals torch."""
+    import random
+
+    r = random.Random(seed)
+    state = types.SimpleNamespace(a=0.5, t=torch.rand(H), n=[0.1, 0.2], o=Plain(0.1))
+
+    def make():
+        x, t = r.random(), torch.rand(H)
+        pool = [
+            lambda s, b, h, i, j: s + x * (i - j),
+            lambda s, b, h, i, j: s * t[h] + state.a,
+            lambda s, b, h, i, j: s * state.t[h] * x,
+            lambda s, b, h, i, j: s + state.n[0] * i + state.o.slope * j,
+            functools.partial(lambda w, s, b, h, i, j: s * w + state.n[-1] * i, x),
+        ]
+        return r.choice(pool)
+
+    changes = [
+        lambda: setattr(state, "a", r.choice([r.random(), 2, torch.rand(())])),
+        lambda: setattr(state, "t", torch.rand(H).to(r.choice([torch.half, torch.float]))),
+        lambda: state.t.mul_(r.random()),
+        lambda: setattr(state.t, "data", torch.rand(H, dtype=state.t.dtype)),
+        lambda: state.n.__setitem__(r.randrange(2), r.random()),
+        lambda: state.n.append(r.random()),
+        lambda: setattr(state.o, "slope", r.choice([r.random(), 1])),
+        lambda: setattr(state, "o", Plain(r.random())),
+    ]
+    mods = [make() for _ in range(5)]
+    for _ in range(60):
+        r.choice(changes)()
+        if r.random() < 0.3:
+            mods[r.randrange(5)] = make()
+        check(r.choice(mods))
+
+
+def test_mask_given_as_a_callable_is_proven_again():
+    doc = torch.arange(N) // 8
+    mask = lambda b, h, i, j: doc[i] == doc[j]  # noqa: E731
+
+    def run():
+        got = st.flex_attention(Q, K, V, None, mask)
+        live = doc[:, None] == doc
+        s = (Q.double() @ K.double().mT / D**0.5).masked_fill(~live, float("-inf"))
+        assert float((got.double() - torch.softmax(s, -1) @ V.double()).abs().max()) < 1e-4
+
+    run()
+    doc.copy_(torch.arange(N) // 3)
+    run()
+    doc = torch.zeros(N, dtype=torch.int32)
+    run()
+
+
+def test_index_tensors_changed_in_place():
+    made = st.create_block_mask(lambda b, h, i, j: i >= j, None, None, N, N, BLOCK_SIZE=8)
+    made = st.BlockMask.from_kv_blocks(
+        made.kv_num_blocks, made.kv_indices, BLOCK_SIZE=8, seq_lengths=(N, N)
+    )
+    first = st.flex_attention(Q, K, V, None, made)
+    made.kv_num_blocks.fill_(3)
+    made.kv_indices.copy_(torch.arange(3).expand(3, 3))
+    assert torch.allclose(st.flex_attention(Q, K, V, None, made), st.flex_attention(Q, K, V))
+    made.kv_num_blocks = torch.ones(1, 1, 3, dtype=torch.int32)
+    last = st.flex_attention(Q, K, V, None, made)
+    assert not torch.allclose(first, last)
+    assert torch.allclose(last, st.flex_attention(Q, K, V, None, "kv < 8"), atol=1e-6)
+
+
+def test_nothing_of_the_caller_is_kept():
+    def call():
+        bias, extra = torch.rand(B, H, N, N), torch.rand(H)
+
+        def mod(s, b, h, i, j):
+            return s + bias[b, h, i, j] * extra[h]
+
+        mask = st.create_block_mask(lambda b, h, i, j: i >= j, None, None, N, N)
+        st.flex_attention(Q, K, V, mod, mask)
+        st.flex_attention(Q, K, V, mod, mask)
+        return [weakref.ref(x) for x in (bias, extra, mod, mask)]
+
+    refs = call()
+    gc.collect()
+    assert [r() for r in refs] == [None] * 4
+
+
+def test_memory_does_not_grow():
+    resource = pytest.importorskip("resource")
+    bias, mask = torch.rand(H), st.create_block_mask("q >= kv", None, None, N, N)
+    fixed = lambda s, b, h, i, j: s + bias[h]  # noqa: E731
+
+    def some(n, m):
+        for _ in range(n):
+            st.flex_attention(Q, K, V, fixed, mask)
+        for x in range(m):
+            st.flex_attention(Q, K, V, lambda s, b, h, i, j: s * x + bias[h], mask)
+
+    some(2000, 600)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    some(20000, 2000)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 4096, f"{grown} KiB over 22,000 calls"
+
+
+def test_threads():
+    from concurrent.futures import ThreadPoolExecutor
+
+    bias = torch.rand(H)
+    mods = [lambda s, b, h, i, j, n=n: s * (n + 1) + bias[h] for n in range(6)]
+    wants = [st.flex_attention(Q, K, V, m) for m in mods]
+
+    def work(n):
+        mask = st.create_block_mask(lambda b, h, i, j: i >= j - n % 5, None, None, N, N)
+        st.flex_attention(Q, K, V, None, mask)
+        fresh = lambda s, b, h, i, j: mods[n % 6](s, b, h, i, j)  # noqa: E731
+        a, b = (st.flex_attention(Q, K, V, m) for m in (mods[n % 6], fresh))
+        return torch.equal(a, wants[n % 6]) and torch.equal(b, wants[n % 6])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(200)))
