@@ -83,7 +83,7 @@ static saccade_block_mask *create(const saccade_mod *mod, const saccade_sizes *s
     const mod_fn *fn = mod_function(mod);
     saccade_binding used[N_BINDINGS];
     int32_t n = 0;
-    const saccade_block_mask_options options = {bq, bk, -1, {0}};
+    const saccade_block_mask_options options = {bq, bk, 0, {0}};
     for (uint32_t i = 0; i < fn->n_captures; i++)
         for (int j = 0; j < N_BINDINGS; j++)
             if (strcmp(all_bindings[j].name, fn->captures[i].name) == 0)
@@ -165,7 +165,7 @@ static void random_masks_are_exact(void **state)
                                  8};
         const saccade_block_mask_options options = {1 + (int32_t)random_mod_below(&r, 40),
                                                     1 + (int32_t)random_mod_below(&r, 40),
-                                                    -1,
+                                                    0,
                                                     {0}};
         random_mod_make(seed, SACCADE_MASK, RANDOM_MOD_IN_RANGE * (int)(seed % 2),
                         2 + (int)random_mod_below(&r, 4), &s, &m);

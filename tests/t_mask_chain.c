@@ -63,7 +63,7 @@ static void fill_world(link *l, const random_mod *r)
 
 static void open_leaf(chain *c, int i, uint64_t seed)
 {
-    const saccade_block_mask_options options = {c->block_q, c->block_kv, -1, {0}};
+    const saccade_block_mask_options options = {c->block_q, c->block_kv, 0, {0}};
     saccade_error err = {0};
     random_mod *r = &c->mods[i];
     random_mod_make(seed, SACCADE_MASK, 0, 3, &first_sizes, r);

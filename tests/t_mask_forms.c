@@ -229,8 +229,7 @@ static void imported_blocks_compose(void **state)
     static tensors t;
     const int64_t n = sizes.B * sizes.H * sizes.Q * sizes.KV;
     (void)state;
-    saccade_block_mask *causal = make("q >= kv", &sizes, 0), *docs, *blocks, *joint[2],
-                       *window;
+    saccade_block_mask *causal = make("q >= kv", &sizes, 0), *docs, *blocks, *joint[2], *window;
     docs = make("doc[q] == doc[kv]", &sizes, 0);
     export_to(docs, &t);
     assert_int_equal(import_from(&t, NULL, &blocks, NULL), SACCADE_OK);
@@ -300,10 +299,9 @@ static void imported_block_sizes_may_differ(void **state)
 static void too_many_rows_are_refused(void **state)
 {
     static const int64_t most = (int64_t)1 << 30;
-    const saccade_sizes huge[] = {{1, 1, 1, most, 1, 8, 8},
-                                  {1, 1, 1, 1, most, 8, 8},
-                                  {most, most, 1, 1, 1, 8, 8}};
-    const saccade_block_mask_options ones = {1, 1, -1, {0}};
+    const saccade_sizes huge[] = {
+        {1, 1, 1, most, 1, 8, 8}, {1, 1, 1, 1, most, 8, 8}, {most, most, 1, 1, 1, 8, 8}};
+    const saccade_block_mask_options ones = {1, 1, 0, {0}};
     saccade_mod *mod = brute_mod("b + h + q >= kv", NULL, 0);
     (void)state;
     for (size_t i = 0; i < sizeof huge / sizeof huge[0]; i++) {
@@ -380,8 +378,8 @@ static void budget_is_sound(void **state)
         saccade_block_mask_destroy(mask);
     }
     free(want);
-    saccade_block_mask *none = make("kv % 2 == 0 && kv % 2 == 1", &sizes,
-                                    SACCADE_EVALUATE_NONE);
+    saccade_block_mask *none =
+        make("kv % 2 == 0 && kv % 2 == 1", &sizes, SACCADE_EVALUATE_NONE);
     assert_true(saccade_block_mask_get_stats(none).unknown > 0); /* live by lack of proof */
     assert_true(saccade_block_mask_get_stats(none).partial > 0);
     saccade_block_mask_destroy(none);
@@ -468,7 +466,7 @@ static void pictures_are_drawn(void **state)
 
 static saccade_status use_masks(void *arg, saccade_error *err)
 {
-    const saccade_block_mask_options options = {BQ, BK, -1, {0}};
+    const saccade_block_mask_options options = {BQ, BK, 0, {0}};
     const saccade_binding binding = doc_binding();
     const saccade_context_options one = {.threads = 1};
     saccade_context *context = NULL;

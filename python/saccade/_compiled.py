@@ -89,7 +89,7 @@ def _block_mask(number: int) -> BlockMask:
         return numbered[number]
     except KeyError:
         raise RuntimeError(
-            "saccade: the BlockMask of a compiled graph is gone, expected it to be kept as long "
+            "saccade: the BlockMask of a compiled graph is gone, expected it to live as long "
             "as the compiled function is called"
         ) from None
 
@@ -166,8 +166,8 @@ def _outside(*arguments: Any) -> Any:
 try:
     _outside = torch.compiler.disable(
         _outside,
-        reason="saccade: a Python mod is run on symbols outside of the graph; for fullgraph=True "
-        "make it text before, by saccade.torch.score(score_mod) or create_block_mask(mask_mod)",
+        reason="saccade: a Python mod is run on symbols outside of the graph; for fullgraph "
+        "make it text by saccade.torch.score(score_mod) or create_block_mask(mask_mod)",
     )
 except TypeError:  # torch before 2.8 takes no reason
     _outside = torch.compiler.disable(_outside)

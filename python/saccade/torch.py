@@ -72,9 +72,9 @@ class AuxOutput(NamedTuple):
 # accepted, with fwd_ or bwd_ before them too, and change nothing: tiles are chosen by the plan.
 _TUNING = frozenset(
     "num_warps num_stages BLOCK_M BLOCK_N BLOCK_M1 BLOCK_N1 BLOCK_M2 BLOCK_N2 PRESCALE_QK "
-    "ROWS_GUARANTEED_SAFE BLOCKS_ARE_CONTIGUOUS WRITE_DQ FORCE_USE_FLEX_ATTENTION USE_TMA kpack "
-    "matrix_instr_nonkdim waves_per_eu num_consumer_groups num_buffers_warp_spec SPLIT_KV "
-    "SKIP_MASK_SCORE IS_DIVISIBLE".split()
+    "ROWS_GUARANTEED_SAFE BLOCKS_ARE_CONTIGUOUS WRITE_DQ FORCE_USE_FLEX_ATTENTION USE_TMA "
+    "kpack matrix_instr_nonkdim waves_per_eu num_consumer_groups num_buffers_warp_spec "
+    "SPLIT_KV SKIP_MASK_SCORE IS_DIVISIBLE".split()
 )
 _BACKENDS = dict.fromkeys(("auto", "triton", "triton_decode", "flash"), "auto")
 _BACKENDS |= {name: name for name in ("cpu", "cuda", "ref", "plain")}
@@ -89,8 +89,8 @@ def _backend(options):
             chosen = _BACKENDS.get(str(value).lower())
             if chosen is None:
                 raise ValueError(
-                    f"kernel_options: Invalid BACKEND value {value!r}, expected AUTO, cpu, cuda "
-                    "or ref (TRITON, TRITON_DECODE and FLASH mean AUTO)"
+                    f"kernel_options: Invalid BACKEND value {value!r}, expected AUTO, cpu, "
+                    "cuda or ref (TRITON, TRITON_DECODE and FLASH mean AUTO)"
                 )
         elif name in ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX"):
             raise ValueError(
