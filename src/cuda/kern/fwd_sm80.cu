@@ -14,6 +14,7 @@
 #include "softmax.cuh"
 #include "rows.cuh"
 #include "mma.cuh"
+#include "copy.cuh"
 
 enum {
     THREADS = CFG_WGS * 32,
@@ -27,60 +28,6 @@ enum {
     COLUMN_BYTES = MOD_MASK == MASK_GENERAL ? KEYS * MASK_COLUMN_WORDS * 4 : 0
 };
 
-/* ---- global to shared ---- */
-
-/* 16 bytes, or zeros where there is nothing */
-DEVICE void copy16(u32 to, const u16 *from, int is_there)
-{
-    int bytes = is_there ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(bytes)
-                 : "memory");
-}
-
-DEVICE void copy_commit(void)
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int PENDING> DEVICE void copy_wait(void)
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
-/* the same element by element, for rows that lie anywhere */
-DEVICE void copy_plain(u32 to, const u16 *from, int count)
-{
-    u32 w[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        u32 lo = 2 * i < count ? __ldg(from + 2 * i) : 0;
-        u32 hi = 2 * i + 1 < count ? __ldg(from + 2 * i + 1) : 0;
-        w[i] = lo | hi << 16;
-    }
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]), "r"(w[1]),
-                 "r"(w[2]), "r"(w[3])
-                 : "memory");
-}
-
-/* Rows first .. first + KEYS of one head; DIM columns padded, REAL there. */
-template <int DIM, int REAL>
-DEVICE void copy_block(u32 to, const u16 *head, long long stride, int first, int n,
-                       int is_plain)
-{
-    enum { CHUNKS = DIM / 8 };
-    for (int i = threadIdx.x; i < KEYS * CHUNKS; i += THREADS) {
-        int row = i / CHUNKS, chunk = i % CHUNKS, at = first + row;
-        u32 place = swizzled(to, PANEL, row, chunk);
-        const u16 *from =
-            head + (at < n ? at : 0) * stride + (chunk * 8 < REAL ? chunk * 8 : 0);
-        if (is_plain)
-            copy_plain(place, from, at < n ? REAL - chunk * 8 : 0);
-        else
-            copy16(place, from, at < n && chunk * 8 < REAL);
-    }
-}
-
 struct source {
     const u16 *k, *v;
     u32 shared;
@@ -89,8 +36,10 @@ struct source {
 DEVICE void copy_keys(const source &x, const cu_fwd &p, int slot, int block, int kv_len)
 {
     u32 k = x.shared + slot * K_BYTES, v = x.shared + CFG_STAGES * K_BYTES + slot * V_BYTES;
-    copy_block<CFG_D, CFG_D_REAL>(k, x.k, p.ks.n, block * KEYS, kv_len, p.is_plain);
-    copy_block<CFG_E, CFG_E_REAL>(v, x.v, p.vs.n, block * KEYS, kv_len, p.is_plain);
+    copy_rows<KEYS, CFG_D, CFG_D_REAL>(k, x.k, p.ks.n, block * KEYS, kv_len, p.is_plain,
+                                       threadIdx.x, THREADS);
+    copy_rows<KEYS, CFG_E, CFG_E_REAL>(v, x.v, p.vs.n, block * KEYS, kv_len, p.is_plain,
+                                       threadIdx.x, THREADS);
 }
 
 /* ---- the tile ---- */

@@ -4,18 +4,7 @@
  * row + 8, columns 8g + 2 (lane % 4) + {0,1}. */
 #pragma once
 
-DEVICE u32 swizzled(u32 base, int panel_bytes, int row, int chunk)
-{
-    return base + (chunk / 8) * panel_bytes + row * 128 + (((chunk & 7) ^ (row & 7)) * 16);
-}
-
-DEVICE void load_matrices(u32 (&x)[4], u32 at)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(at)
-                 : "memory");
-}
+#include "shared.cuh"
 
 DEVICE void load_matrices_transposed(u32 (&x)[4], u32 at)
 {
