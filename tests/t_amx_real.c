@@ -4,7 +4,6 @@
 #include "support/forward_case.h"
 
 #include "base/convert.h"
-#include "cpu/ceiling.h"
 #include "cpu/cpu.h"
 #include "saccade_config.h"
 
@@ -108,20 +107,6 @@ static void extremes(void **state)
     amx_trap_end();
 }
 
-/* The ceiling's loop: what it says it has done, with every tile loaded. */
-static void ceiling(void **state)
-{
-    enum { ROUNDS = 9 };
-    static _Alignas(64) uint16_t data[CPU_CEILING_BYTES / 2];
-    (void)state;
-    begin();
-    const int64_t count = amx_trap_count();
-    assert_true(cpu_ceiling_amx.bf16_dot(ROUNDS, data) == ROUNDS * 4 * 2.0 * 16 * 16 * 32);
-    if (is_trapped) /* and configuration, four zeros, release */
-        assert_int_equal(amx_trap_count() - count, ROUNDS * 8 + 6);
-    amx_trap_end();
-}
-
 /* The handler itself: a level that is gone again after the end. */
 static void trap_ends(void **state)
 {
@@ -140,7 +125,6 @@ int main(void)
         cmocka_unit_test(shapes),
         cmocka_unit_test(variants),
         cmocka_unit_test(extremes),
-        cmocka_unit_test(ceiling),
     };
     unsetenv("SACCADE_LEVEL"); /* this test is of one level */
     return cmocka_run_group_tests(tests, NULL, NULL);

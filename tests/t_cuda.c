@@ -34,9 +34,29 @@ static void tiles_fit(void **state)
                         continue;
                     assert_true(cu_tile_shared(family, &tile, D, E) <= most);
                     assert_int_equal(tile.keys % 16, 0);
-                    assert_true(cu_tile_threads(family, &tile) <= 1024);
+                    assert_true(cu_tile_threads(family, &tile, E) <= 1024);
                     assert_true(!tile.is_lazy || dtype == SACCADE_BF16);
                 }
+}
+
+/* f32: whatever the head dims, some tile fits every GPU. */
+static void f32_tiles_fit(void **state)
+{
+    static const int sm[] = {80, 86, 89, 90, 100, 120};
+    (void)state;
+    for (int D = 16; D <= 256; D += 16)
+        for (int E = 16; E <= 256; E += 16)
+            for (int i = 0; i < 6; i++) {
+                cu_tile tile;
+                int n_fit = 0;
+                for (int n = 0; cu_tile_choice(CU_F32, D, E, SACCADE_F32, n, &tile); n++) {
+                    n_fit += cu_tile_shared(CU_F32, &tile, D, E) <= cu_shared_most(sm[i]);
+                    assert_int_equal(tile.keys % (16 * cu_parts(E) / 2), 0);
+                    assert_true(cu_tile_threads(CU_F32, &tile, E) <= 256);
+                    assert_false(tile.is_lazy);
+                }
+                assert_true(n_fit > 0);
+            }
 }
 
 static void decode_tiles_fit(void **state)
@@ -70,7 +90,8 @@ static int has_compiler(void)
            == NULL; /* else it failed on the text, as it must */
 }
 
-static saccade_plan *plan_for(const char *score, const char *mask, int D, const char *arch)
+static saccade_plan *plan_for(const char *score, const char *mask, int D, saccade_dtype dtype,
+                              const char *arch)
 {
     saccade_error err = {0};
     saccade_plan *plan = NULL;
@@ -78,7 +99,7 @@ static saccade_plan *plan_for(const char *score, const char *mask, int D, const 
                             mask ? case_mod(SACCADE_MASK, mask) : NULL};
     saccade_problem p = saccade_problem_default();
     p.sizes = (saccade_sizes){.H = 4, .Hkv = 2, .D = D, .Dv = D};
-    p.dtype = SACCADE_BF16;
+    p.dtype = dtype;
     p.backend = "cuda";
     p.arch = arch;
     p.score = mods[0];
@@ -109,15 +130,18 @@ static void no_spills(void **state)
         skip();
     }
     for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++)
-        for (int n = 0; n < 2; n++) {
+        for (int n = 0; n < 4; n++) {
             char *text = NULL;
+            if (n & 2 && i & 1)
+                continue; /* half of them will do in f32 */
             const int D = i % 3 == 0 ? 64 : i % 3 == 1 ? 128 : 256;
             saccade_plan *plan =
-                plan_for(variants[i].score, variants[i].mask, D, n ? "sm_80" : "sm_90a");
+                plan_for(variants[i].score, variants[i].mask, D,
+                         n & 2 ? SACCADE_F32 : SACCADE_BF16, n & 1 ? "sm_80" : "sm_90a");
             assert_int_equal(saccade_plan_explain(plan, &text, NULL), SACCADE_OK);
             if (!strstr(text, "spill bytes: 0\n") || !strstr(text, "serialised products: no\n")
                 || strstr(text, "tile note"))
-                fail_msg("variant %d, d%d:\n%.800s", (int)i, D, strstr(text, "arch:"));
+                fail_msg("variant %d, d%d, %d:\n%.800s", (int)i, D, n, strstr(text, "arch:"));
             saccade_free(text);
             saccade_plan_destroy(plan);
         }
@@ -185,7 +209,8 @@ static void second_plan_is_cached(void **state)
         skip();
     }
     for (int i = 0; i < 2; i++) {
-        saccade_plan *plan = plan_for("score + 0.25", "q >= kv + 3", 64, "sm_90a");
+        saccade_plan *plan =
+            plan_for("score + 0.25", "q >= kv + 3", 64, SACCADE_BF16, "sm_90a");
         const cu_state *s = plan->state;
         for (int n = 0; n < CU_PROGRAMS && i; n++)
             assert_true(s->programs[n].image.report.from_cache);
@@ -360,6 +385,28 @@ static void cases_on_device(void **state)
         {.problem = "b1 h2 q100 kv150 d64 f16", .layout = CASE_PADDED},
         {.problem = "b2 h4/2 q70 kv150 d256 bf16", .score = "alibi()", .mask = "document(doc)"},
     };
+    static const forward_case f32[] = {
+        {.problem = "b2 h4/2 q130 kv300 d64 f32"},
+        {.problem = "b2 h4/2 q130 kv300 d64 f32", .mask = "causal()", .q_offset = 170},
+        {.problem = "b1 h2 q200 kv260 d128 f32", .mask = "sliding_window(W)"},
+        {.problem = "b1 h4 q300 kv300 d64 f32", .score = "alibi()", .mask = "causal()"},
+        {.problem = "b1 h2 q100 kv200 d256 f32", .score = "softcap(20)"},
+        {.problem = "b1 h2 q300 kv300 d256 f32", .mask = "document(doc) && causal()"},
+        {.problem = "b1 h2 q90 kv400 d128 dv64 f32", .kv_len = 333},
+        {.problem = "b1 h2 q90 kv400 d40 dv136 f32", .kv_len = 333, .mask = "causal()"},
+        {.problem = "b1 h2 q90 kv400 d256 dv20 f32", .layout = CASE_BNHD},
+        {.problem = "b2 h8/2 q1 kv500 d128 f32", .mask = "causal()", .q_offset = 499},
+        {.problem = "b1 h2 q100 kv150 d33 dv50 f32", .mask = "causal()"},
+        {.problem = "b1 h2 q100 kv150 d64 f32", .layout = CASE_PADDED},
+        {.problem = "b2 h4/2 q70 kv150 d130 dv250 f32", .layout = CASE_PADDED},
+        {.problem = "b2 h4/2 q70 kv150 d64 f32", .layout = CASE_BROADCAST},
+        {.problem = "b1 h2 q200 kv600 d64 f32", .data = CASE_ASCENDING},
+        {.problem = "b1 h2 q200 kv600 d128 f32", .data = CASE_DOMINANT},
+        {.problem = "b1 h2 q200 kv600 d256 f32", .data = CASE_WIDE, .mask = "causal()"},
+        {.problem = "b1 h2 q200 kv300 d64 f32", .data = CASE_LOW},
+        {.problem = "b1 h2 q100 kv100 d64 f32", .mask = "q > kv && kv % 3 == 0"},
+        {.problem = "b1 h2 q100 kv100 d64 f32", .scale = -0.25f, .score = "score * h_scale[h]"},
+    };
     (void)state;
     if (!has_device()) {
         print_message("no CUDA device on this machine: no kernel ran\n");
@@ -367,6 +414,10 @@ static void cases_on_device(void **state)
     }
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         on_device(&cases[i], NULL);
+    for (size_t i = 0; i < sizeof f32 / sizeof f32[0]; i++) {
+        on_device(&f32[i], NULL);
+        on_device(&f32[i], "compute_80");
+    }
     for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++) {
         on_device(&plain[i], "sm_90");
         on_device(&plain[i], "compute_80");
@@ -379,10 +430,15 @@ int main(void)
     if (mkdtemp(folder))
         setenv("SACCADE_CACHE_DIR", folder, 1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tiles_fit),     cmocka_unit_test(decode_tiles_fit),
-        cmocka_unit_test(text_of_mods),  cmocka_unit_test(bad_arch),
-        cmocka_unit_test(no_spills),     cmocka_unit_test(second_plan_is_cached),
-        cmocka_unit_test(peak_compiles), cmocka_unit_test(cases_on_device),
+        cmocka_unit_test(tiles_fit),
+        cmocka_unit_test(f32_tiles_fit),
+        cmocka_unit_test(decode_tiles_fit),
+        cmocka_unit_test(text_of_mods),
+        cmocka_unit_test(bad_arch),
+        cmocka_unit_test(no_spills),
+        cmocka_unit_test(second_plan_is_cached),
+        cmocka_unit_test(peak_compiles),
+        cmocka_unit_test(cases_on_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

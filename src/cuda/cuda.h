@@ -86,14 +86,15 @@ saccade_status cu_get_device(const cu_driver *driver, int device, cu_device *out
 
 /* Tuning of one instance: may change speed and last bits, nothing else. */
 typedef struct cu_tile {
-    int groups;      /* sm_90a: consumer warpgroups of 64 rows; sm_80: warps of 16 rows */
+    int groups;      /* sm_90a: consumer warpgroups of 64 rows; else warps of 16 rows */
     int keys;        /* keys per block */
     int stages;      /* blocks of K (and of V) in flight */
     int is_pingpong; /* sm_90a: groups take turns at the tensor cores */
     int is_lazy;     /* offsets raised after the fact; overflowing rows are done again */
 } cu_tile;
 
-typedef enum cu_family { CU_SM90, CU_SM80 } cu_family;
+/* Which forward kernel: fwd_sm90.cu, fwd_sm80.cu or, on any GPU, fwd_f32.cu. */
+typedef enum cu_family { CU_SM90, CU_SM80, CU_F32 } cu_family;
 
 /* The rung'th choice for these head dims, best first; 0 past the end of the ladder. */
 int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung, cu_tile *out);
@@ -106,7 +107,11 @@ int cu_decode_shared(const cu_tile *tile, int D, int E, int column_words, int64_
 /* Whether kernels by mma.sync keep Q in shared memory rather than in registers. */
 int cu_is_q_shared(int D, int E);
 int cu_tile_rows(cu_family family, const cu_tile *tile);
-int cu_tile_threads(cu_family family, const cu_tile *tile);
+int cu_tile_threads(cu_family family, const cu_tile *tile, int E);
+/* f32: warps that share 16 rows, each with a part of O's columns */
+int cu_parts(int E);
+/* what a CTA may have, bytes */
+int cu_shared_most(int sm);
 /* dynamic shared memory of a CTA, bytes */
 int cu_tile_shared(cu_family family, const cu_tile *tile, int D, int E);
 

@@ -221,13 +221,14 @@ static void put_scaled_score(const emitter *e, const mod_node *n, place at)
 /* One statement: node n at a place. */
 static void put_node(const emitter *e, const mod_node *n, place at)
 {
-    const int is_fast = (n->deps & DEP_SCORE) != 0;
+    const int is_late = (n->deps & DEP_SCORE) != 0;
+    const int is_fast = is_late && e->problem->dtype != SACCADE_F32;
     strbuf_printf(e->out, "    const %s ", type_text(n));
     put_value(e, e->out, n, at);
     strbuf_puts(e->out, " = ");
     if (n->op == OP_LOAD)
         put_load(e, n, at);
-    else if (is_fast && is_scaled_score(e, n))
+    else if (is_late && is_scaled_score(e, n))
         put_scaled_score(e, n, at);
     else
         put_template(e, is_fast ? fast_text[n->op] : exact_text[n->op], n, at);
@@ -254,7 +255,7 @@ static void put_rate(const emitter *e, rate which, const mod_node *except)
         const mod_node *n = &e->fn->nodes[i];
         if (is_leaf(n) || rate_of(n) != which || n == except)
             continue;
-        if (n->op == OP_ftanh && n->deps & DEP_SCORE) {
+        if (n->op == OP_ftanh && n->deps & DEP_SCORE && e->problem->dtype != SACCADE_F32) {
             put_tanh4(e, n);
             continue;
         }
@@ -578,7 +579,8 @@ static saccade_status put_affine(emitter *e, arena *scratch, int *found, saccade
     const mod_fn *slope, *offset, *whole = e->fn;
     linear l;
     *found = 0;
-    if (!(e->problem->scale >= 1e-20f) || !pass_affine(e->fn, scratch, &slope, &offset))
+    if (!(e->problem->scale >= 1e-20f) || e->problem->dtype == SACCADE_F32
+        || !pass_affine(e->fn, scratch, &slope, &offset))
         return SACCADE_OK;
     const mod_node *one = &slope->nodes[slope->result];
     if (one->op != OP_FLOAT || one->imm.f != 1)

@@ -155,8 +155,14 @@ static int is_aligned(const saccade_tensor *t)
 {
     int ok = (uintptr_t)t->data % 16 == 0 && (t->shape[2] == 1 || t->stride[2] != 0);
     for (int d = 0; d < 3; d++)
-        ok = ok && stride_of(t, d) % 8 == 0;
+        ok = ok && stride_of(t, d) * (int64_t)saccade_dtype_bytes(t->dtype) % 16 == 0;
     return ok;
+}
+
+/* whether a row of so many elements is whole 16 bytes */
+static int is_whole(int64_t dim, saccade_dtype dtype)
+{
+    return dim * (int64_t)saccade_dtype_bytes(dtype) % 16 == 0;
 }
 
 static saccade_status check_aligned(const cu_state *s, const saccade_tensor *t,
@@ -267,7 +273,8 @@ static void fill(const saccade_plan *plan, const plan_run *run, const cu_runs *r
     p->N = (int)run->sizes.KV;
     p->scale = plan->problem.scale;
     p->is_plain = !is_aligned(run->q) || !is_aligned(run->k) || !is_aligned(run->v)
-                  || !is_aligned(run->out) || run->sizes.D % 8 || run->sizes.Dv % 8;
+                  || !is_aligned(run->out) || !is_whole(run->sizes.D, run->q->dtype)
+                  || !is_whole(run->sizes.Dv, run->q->dtype);
     p->q_offset = position_of(&run->positions.q_offset, 0);
     p->kv_offset = position_of(&run->positions.kv_offset, 0);
     p->kv_len = position_of(&run->positions.kv_len, (int)run->sizes.KV);
@@ -324,7 +331,8 @@ static saccade_status launch_passes(const saccade_plan *plan, const plan_run *ru
 {
     cu_state *s = plan->state;
     const int n_sm = s->device.n_sm, shared = cu_shared_bytes(s, &plan->problem);
-    const int threads = cu_tile_threads(s->family, &s->tile), is_lazy = s->is_lazy;
+    const int threads = cu_tile_threads(s->family, &s->tile, cu_padded(plan->problem.sizes.Dv));
+    const int is_lazy = s->is_lazy;
     const int grid = s->family != CU_SM90 || a->p.n_tiles < n_sm ? a->p.n_tiles : n_sm;
     const int64_t looks = ((int64_t)a->p.n_tiles * warps_of(s) + 31) / 32;
     void *const exact = s->programs[CU_PEAKS].kernel;

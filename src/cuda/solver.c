@@ -15,11 +15,6 @@ int cu_padded(int64_t dim)
 
 /* ---- applicable ---- */
 
-static int is_half(saccade_dtype t)
-{
-    return t == SACCADE_BF16 || t == SACCADE_F16;
-}
-
 static int say(char *why, const char *text)
 {
     snprintf(why, 160, "%.150s", text);
@@ -31,8 +26,9 @@ static int applicable(const plan_problem *p, int32_t level, char *why)
     const cu_driver *driver;
     saccade_error err;
     (void)level;
-    if (!is_half(p->dtype) || p->kv_dtype != p->dtype)
-        return say(why, "the CUDA back end takes bf16 and f16, the same for Q, K and V");
+    if (p->kv_dtype != p->dtype
+        || (p->dtype != SACCADE_BF16 && p->dtype != SACCADE_F16 && p->dtype != SACCADE_F32))
+        return say(why, "the CUDA back end takes bf16, f16 and f32, the same for Q, K and V");
     if (p->sizes.D > 256 || p->sizes.Dv > 256)
         return say(why, "the CUDA back end takes head dims up to 256");
     if (!p->arch && cu_get_driver(&driver, &err) != SACCADE_OK)
@@ -53,7 +49,8 @@ static void put_config(const cu_state *s, const plan_problem *p, const instance 
 {
     const int is_groups = strcmp(i->entry, "fwd_sm90.cu") == 0
                           || (strcmp(i->entry, "careful.cu") == 0 && s->family == CU_SM90);
-    const int groups = i->tile.groups;
+    const int groups = i->tile.groups, E = cu_padded(p->sizes.Dv);
+    const int parts = s->family == CU_F32 ? cu_parts(E) : 1, whole = 32 * parts; /* panels */
     const struct {
         const char *name;
         int value;
@@ -62,10 +59,11 @@ static void put_config(const cu_state *s, const plan_problem *p, const instance 
         {"F16", p->dtype == SACCADE_F16},
         {"F32", p->dtype == SACCADE_F32},
         {"D", cu_padded(p->sizes.D)},
-        {"E", cu_padded(p->sizes.Dv)},
+        {"E", s->family == CU_F32 ? (E + whole - 1) / whole * whole : E},
         {"D_REAL", (int)p->sizes.D},
         {"E_REAL", (int)p->sizes.Dv},
         {"WGS", groups},
+        {"PARTS", parts},
         {"TN", i->tile.keys},
         {"STAGES", i->tile.stages},
         {"PINGPONG", i->tile.is_pingpong},
@@ -118,8 +116,8 @@ static int is_clean(const cu_report *r)
 
 static instance main_instance(const cu_state *s)
 {
-    return (instance){s->family == CU_SM90 ? "fwd_sm90.cu" : "fwd_sm80.cu", s->tile, s->is_lazy,
-                      0, 0};
+    static const char *const entries[] = {"fwd_sm90.cu", "fwd_sm80.cu", "fwd_f32.cu"};
+    return (instance){entries[s->family], s->tile, s->is_lazy, 0, 0};
 }
 
 /* Late offsets suit scores that rarely climb far: plain ones, bounded ones, and those affine in
@@ -195,11 +193,17 @@ static saccade_status compile_tile(cu_state *s, const plan_problem *p, int which
     return status;
 }
 
+/* The rung'th of the tiles that fit the GPU's shared memory. */
 static int next_tile(cu_state *s, const plan_problem *p, int rung)
 {
+    const int most = cu_shared_most(atoi(s->arch + strcspn(s->arch, "0123456789")));
+    const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
+    int left = rung;
     s->rung = rung;
-    return cu_tile_choice(s->family, cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), p->dtype,
-                          rung, &s->tile);
+    for (int i = 0; cu_tile_choice(s->family, D, E, p->dtype, i, &s->tile); i++)
+        if (cu_shared_bytes(s, p) <= most && left-- == 0)
+            return 1;
+    return 0;
 }
 
 static void drop_tile(cu_state *s)
@@ -272,7 +276,8 @@ static saccade_status compile_all(cu_state *s, const plan_problem *p, saccade_er
 
 static saccade_status load_all(cu_state *s, const cu_driver *driver, saccade_error *err)
 {
-    const char *tile = s->family == CU_SM90 ? "fwd_sm90" : "fwd_sm80";
+    static const char *const tiles[] = {"fwd_sm90", "fwd_sm80", "fwd_f32"};
+    const char *tile = tiles[s->family];
     const char *const names[CU_PROGRAMS] = {tile, tile, "careful", "decode"};
     for (int i = 0; i < CU_PROGRAMS; i++) {
         cu_loaded *l = &s->programs[i];
@@ -315,9 +320,9 @@ static saccade_status choose_target(cu_state *s, const plan_problem *p,
         snprintf(s->arch, sizeof s->arch, "sm_%d%s", s->device.sm,
                  s->device.sm == 90 ? "a" : "");
     /* tensor copies want rows of whole 16 bytes */
-    s->family = strcmp(s->arch, "sm_90a") == 0 && p->sizes.D % 8 == 0 && p->sizes.Dv % 8 == 0
-                    ? CU_SM90
-                    : CU_SM80;
+    const int is_sm90 =
+        strcmp(s->arch, "sm_90a") == 0 && p->sizes.D % 8 == 0 && p->sizes.Dv % 8 == 0;
+    s->family = p->dtype == SACCADE_F32 ? CU_F32 : is_sm90 ? CU_SM90 : CU_SM80;
     const int wanted = atoi(s->arch + strcspn(s->arch, "0123456789"));
     FAIL_AT(wanted < 80 || wanted > 200, SACCADE_EINVAL, "arch", 0, 0,
             "got '%s', expected sm_80 or later, as in sm_90a", s->arch);

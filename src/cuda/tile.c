@@ -41,13 +41,35 @@ static int choice80(int D, int E, int rung, cu_tile *out)
     return 1;
 }
 
+/* f32: Q lies in shared memory, and probabilities take two registers each. The last tiles are
+ * for GPUs of 99 KB and for wide heads. */
+static int choice32(int D, int E, int rung, cu_tile *out)
+{
+    static const cu_tile ladder[] = {
+        {4, 64, 2, 0, 0}, {4, 32, 2, 0, 0}, {4, 16, 2, 0, 0}, {2, 16, 2, 0, 0}};
+    const int dim = D > E ? D : E, first = dim > 64;
+    if (first + rung >= 4)
+        return 0;
+    *out = ladder[first + rung];
+    return 1;
+}
+
 int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung, cu_tile *out)
 {
-    int found = family == CU_SM90 ? choice90(D, E, rung, out) : choice80(D, E, rung, out);
+    int found = family == CU_SM90   ? choice90(D, E, rung, out)
+                : family == CU_SM80 ? choice80(D, E, rung, out)
+                                    : choice32(D, E, rung, out);
     if (found && dtype != SACCADE_BF16)
         out->is_lazy =
             0; /* p of f16 overflows at 2^16, far too early to go without a maximum */
     return found;
+}
+
+/* Dynamic shared memory a CTA may have, by compute capability (CUDA C programming guide, table
+ * of technical specifications). */
+int cu_shared_most(int sm)
+{
+    return sm >= 90 && sm < 120 ? 232448 : sm == 80 || sm == 87 ? 166912 : 101376;
 }
 
 enum { DECODE_ROWS = 16, DECODE_MOST = 64, SHARED_MOST = 232448, SPANS_MOST = 4096 };
@@ -93,14 +115,31 @@ int cu_is_q_shared(int D, int E)
     return D > 128 || E > 128;
 }
 
+/* f32: O of such heads is too wide for one warp. */
+int cu_parts(int E)
+{
+    return E > 128 ? 2 : 1;
+}
+
 int cu_tile_rows(cu_family family, const cu_tile *tile)
 {
     return tile->groups * (family == CU_SM90 ? 64 : 16);
 }
 
-int cu_tile_threads(cu_family family, const cu_tile *tile)
+int cu_tile_threads(cu_family family, const cu_tile *tile, int E)
 {
+    if (family == CU_F32)
+        return tile->groups * 32 * cu_parts(E);
     return family == CU_SM90 ? (tile->groups + 1) * 128 : tile->groups * 32;
+}
+
+/* panels of 32 columns; scores exchanged by the warps that share rows */
+static int shared32(const cu_tile *tile, int rows, int D, int E)
+{
+    const int panels_d = round_up(D, 32) / 32, panels_e = round_up(E, 32 * cu_parts(E)) / 32;
+    const int exchange = cu_parts(E) > 1 ? rows * tile->keys * 4 : 0;
+    return 128 * (panels_d * rows + tile->stages * tile->keys * (panels_d + panels_e))
+           + exchange;
 }
 
 int cu_tile_shared(cu_family family, const cu_tile *tile, int D, int E)
@@ -112,6 +151,8 @@ int cu_tile_shared(cu_family family, const cu_tile *tile, int D, int E)
         return 128 * (panels_d * rows + tile->stages * tile->keys * (panels_d + panels_e))
                + 8 * barriers + 8;
     }
+    if (family == CU_F32)
+        return shared32(tile, rows, D, E);
     const int panels = round_up(D, 64) / 64 + round_up(E, 64) / 64;
     const int q = cu_is_q_shared(D, E) ? tile->groups * 32 * D : 0;
     return tile->stages * tile->keys * 128 * panels + q;

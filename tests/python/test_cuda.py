@@ -107,10 +107,11 @@ def test_stream_and_graph():
     assert torch.equal(out, st.flex_attention(q, k, v, None, mask, enable_gqa=True))
 
 
-def test_f32_is_refused_in_words():
+@pytest.mark.parametrize("name", SCORES)
+def test_f32(name):
     q, k, v = tensors(torch.float32)
-    with pytest.raises(RuntimeError, match="bf16 and f16"):
-        st.flex_attention(q, k, v, enable_gqa=True)
+    out = st.flex_attention(q, k, v, SCORES[name], enable_gqa=True)
+    close(out, dense(q, k, v, SCORES[name])[0], 1e-5)
 
 
 def test_devices_must_agree():

@@ -163,10 +163,22 @@ DEVICE int row_h(const tile_rows &r, int i)
 #endif
 }
 
+/* the group of 16 rows that this thread's warp, or pair of warps, works on */
+DEVICE int group_of_thread(void)
+{
+    return ((int)threadIdx.x / 32 - CFG_FIRST_WARP) / CFG_PARTS;
+}
+
+/* which part of O's columns it owns */
+DEVICE int part_of_thread(void)
+{
+    return (int)threadIdx.x / 32 % CFG_PARTS;
+}
+
 /* row of the tile that this thread's first row is */
 DEVICE int row_of_thread(void)
 {
-    return ((int)threadIdx.x / 32 - CFG_FIRST_WARP) * 16 + (threadIdx.x & 31) / 4;
+    return group_of_thread() * 16 + (threadIdx.x & 31) / 4;
 }
 
 DEVICE void rows_place(tile_rows &r, const cu_fwd &p, const mod_args &mod, const tile &t)
@@ -334,7 +346,7 @@ DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const floa
         float peak = quad_max(w.peak[i]);
 #endif
         int m = t.row0 + row_of_thread() + 8 * i;
-        if ((lane & 3) == 0 && m < p.M) {
+        if ((lane & 3) == 0 && part_of_thread() == 0 && m < p.M) {
             long long at = ((long long)t.b * p.H + t.h) * p.M + m;
             if (p.lse)
                 p.lse[at] = l == 0.f ? NEG_INF : (w.m[i] + log2f(l)) * 0.6931471805599453f;
@@ -344,13 +356,46 @@ DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const floa
 #endif
         }
     }
+#if CFG_PARTS > 1
+    bad = __syncthreads_or(bad); /* one flag for both; its neighbours are done again in vain */
+#endif
     bad = __any_sync(~0u, bad);
     if (lane == 0 && bad && p.redo)
         p.redo[atomicAdd(p.redo_count, 1)] = t.id; /* once for each of its warps, at most */
     if (lane == 0)
-        p.flags[t.id * CFG_WARPS + (int)threadIdx.x / 32 - CFG_FIRST_WARP] = bad;
+        p.flags[t.id * CFG_WARPS + group_of_thread()] = bad;
 }
 
+#if CFG_F32
+/* O / l to global memory: 8 neighbours a thread and panel (mma32.cuh). */
+template <int COUNT>
+DEVICE void rows_store(const cu_fwd &p, const tile &t, const float (&o)[COUNT],
+                       const float (&inv)[2])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int m = t.row0 + row_of_thread() + 8 * i;
+        float *row = (float *)p.o + t.b * p.os.b + t.h * p.os.h + m * p.os.n;
+#pragma unroll
+        for (int g = 0; g < COUNT / 8; g++) {
+            int column =
+                part_of_thread() * COUNT * 2 + g / 2 * 32 + 8 * (threadIdx.x & 3) + g % 2 * 4;
+            const float *x = &o[g / 2 * 16 + g % 2 + 2 * i];
+            if (m >= p.M || column >= CFG_E_REAL)
+                continue;
+            if (!p.is_plain) {
+                *(float4 *)(row + column) =
+                    make_float4(x[0] * inv[i], x[4] * inv[i], x[8] * inv[i], x[12] * inv[i]);
+                continue;
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (column + j < CFG_E_REAL)
+                    row[column + j] = x[4 * j] * inv[i];
+        }
+    }
+}
+#else
 /* Four words of four lanes, transposed: lane j of a quad ends with word j of lanes 0..3. */
 DEVICE void quad_transpose(u32 (&w)[4])
 {
@@ -406,6 +451,7 @@ DEVICE void rows_store(const cu_fwd &p, const tile &t, const float (&o)[COUNT],
         }
     }
 }
+#endif
 
 /* ---- one score at a time, for kernels that are not in a hurry ---- */
 
