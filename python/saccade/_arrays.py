@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as C
+import sys
 
 from . import _core, _dlpack, _lib
 
@@ -36,25 +37,64 @@ def _bind(kind, text, captures):
     return _core.bound_mod(kind, text, types), views, [keep for _, keep in made]
 
 
-def _output(like, shape, dtype, on_gpu):
+def _library(array):
+    """The module whose functions make arrays of this kind."""
+    if hasattr(array, "__array_namespace__"):
+        return array.__array_namespace__()
+    return sys.modules[type(array).__module__.partition(".")[0]]
+
+
+def _output(like, shape, dtype, device):
     """(view, finish): fresh memory, and what turns it into an array like the query."""
-    module = type(like).__module__.split(".")[0]
-    if on_gpu:
-        space = like.__array_namespace__()
-        array = space.empty(shape, dtype=like.dtype)
+    library = type(like).__module__.partition(".")[0]
+    if device is not None:
+        array = _empty(like, shape, dtype)
         return _dlpack.view(array, "out")[0], lambda: array
     buffer = _dlpack.Buffer(shape, dtype)
-    if module == "numpy":
-        import numpy
-
-        return buffer.view(), lambda: numpy.from_dlpack(buffer)
-    if module == "torch":
-        import torch
-
-        return buffer.view(), lambda: torch.from_dlpack(buffer)
+    if library in ("numpy", "torch"):
+        return buffer.view(), lambda: sys.modules[library].from_dlpack(buffer)
     if hasattr(like, "__array_namespace__"):
         return buffer.view(), lambda: like.__array_namespace__().from_dlpack(buffer)
     return buffer.view(), lambda: buffer
+
+
+def _empty(like, shape, dtype):
+    """Memory of like's library on like's GPU."""
+    names = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "u8": "uint8"}
+    space = _library(like)
+    kind = getattr(space, names[dtype], None) if dtype != _dtype(like) else like.dtype
+    device = {"device": like.device} if space.__name__ in ("torch", "jax.numpy") else {}
+    array = space.empty(shape, dtype=kind, **device)
+    _wait_for(array)
+    return array
+
+
+def _dtype(array):
+    return _dlpack.view(array)[0].dtype
+
+
+def _wait_for(array):
+    """JAX computes later than it returns, on streams of its own."""
+    if hasattr(array, "block_until_ready"):
+        array.block_until_ready()
+
+
+def _stream_of(q):
+    """(stream to run on, whether to wait for it): the one that q's library works on now."""
+    library = type(q).__module__.partition(".")[0]
+    if library == "cupy":
+        return sys.modules["cupy"].cuda.get_current_stream().ptr, False
+    if library == "torch":
+        return sys.modules["torch"].cuda.current_stream(q.device).cuda_stream, False
+    return 0, True
+
+
+def _finish_stream(stream):
+    """Waits on the host, for libraries that can't be told of a stream."""
+    cuda = C.CDLL("libcuda.so.1")
+    code = cuda.cuStreamSynchronize(C.c_void_p(stream))
+    if code:
+        raise _lib.SaccadeError("EBACKEND", f"cuda: cuStreamSynchronize gave {code}")
 
 
 def attention(
@@ -70,17 +110,20 @@ def attention(
     threads=0,
     return_lse=False,
     block_mask=True,
-    stream=0,
+    stream=None,
 ):
     """softmax(mask(score(scale * q k^T))) v, fused and exact.
 
     q [B, H, Q, D], k [B, Hkv, KV, D], v [B, Hkv, KV, Dv]: one dtype (f32, f16, bf16), any
     strides with a contiguous last dimension, H a multiple of Hkv. mask, score: language text
     (docs/ language.md); captures: name to array or number. block_mask=False proves tiles while
-    running instead of before. Returns an array of q's library [B, H, Q, Dv]; with return_lse
-    also lse [B, H, Q] f32. Errors: ValueError for the caller's mistakes, SaccadeError
-    otherwise.
+    running instead of before. stream: CUDA stream of the work (default: the current one of q's
+    library; JAX has none to name, so its calls return when the result is there). Returns an
+    array of q's library [B, H, Q, Dv]; with return_lse also lse [B, H, Q] f32. Errors:
+    ValueError for the caller's mistakes, SaccadeError otherwise.
     """
+    for x in (q, k, v, *(captures or {}).values()):
+        _wait_for(x)
     (qv, q_keep), (kv, k_keep), (vv, v_keep) = (
         _dlpack.view(x, n) for x, n in ((q, "q"), (k, "k"), (v, "v"))
     )
@@ -102,6 +145,10 @@ def attention(
         raise ValueError(f"captures: got {min(unused)}, which neither text names")
     (B, H, Q, D), (_, Hkv, KV, _), Dv = qv.shape, kv.shape, vv.shape[3]
     on_gpu = qv.device == _lib.CUDA
+    wait = False
+    if on_gpu and stream is None:
+        stream, wait = _stream_of(q)
+    device = qv.index if on_gpu else None
     backend = backend if backend != "auto" else ("cuda" if on_gpu else "cpu")
     context = _core.context(threads)
     plan = _core.plan(
@@ -113,10 +160,10 @@ def attention(
             mask_mod, [x for _, x in views], (B, H, Hkv, Q, KV, D, Dv), 0, 0, keep, context
         )
         handle.prepare(plan)
-    out, finish = _output(q, (B, H, Q, Dv), qv.dtype, on_gpu)
+    out, finish = _output(q, (B, H, Q, Dv), qv.dtype, device)
     lse, finish_lse = (None, None)
     if return_lse:
-        lse, finish_lse = _output(q, (B, H, Q), "f32", on_gpu)
+        lse, finish_lse = _output(q, (B, H, Q), "f32", device)
     n = plan.workspace(B, H, Hkv, Q, KV, D, Dv)
     room, address = _workspace(q, n, on_gpu)
     none = _core.NO_TENSOR
@@ -139,8 +186,10 @@ def attention(
         len(named),
         address,
         n,
-        stream,
+        stream or 0,
     )
+    if wait:
+        _finish_stream(stream)
     del room
     return (finish(), finish_lse()) if return_lse else finish()
 
@@ -149,8 +198,7 @@ def _workspace(q, n, on_gpu):
     if not n:
         return None, 0
     if on_gpu:
-        space = q.__array_namespace__()
-        room = space.empty((n + 64,), dtype=space.uint8)
+        room = _empty(q, (n + 64,), "u8")
         start = _dlpack.view(room, "workspace")[0].address
     else:
         room = C.create_string_buffer(n + 64)

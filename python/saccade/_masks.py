@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes as C
 import itertools
+import math
 import weakref
 
 import torch
@@ -177,8 +178,9 @@ class BlockMask:
                 lead = tuple(self._forward[1].shape[:-2])
                 self._dims = (1,) * (2 - len(lead)) + lead
             else:
-                s = self._export(False, shape_only=True)
-                self._dims = (s.B, s.H)
+                i = _lib.BlockIndices()
+                _lib.call("block_mask_export", self.handle().handle, 0, C.byref(i))
+                self._dims = (i.B, i.H)
         return self._dims
 
     @property
@@ -221,12 +223,11 @@ class BlockMask:
         found = Resolved(self._mask_mod, "mask", "cpu")
         return _core.block_mask_import(i, found.bound, found.views, sizes, found.tensors)
 
-    def _export(self, transposed, shape_only=False):
+    def _exported(self):
+        """Dense PARTIAL and FULL of blocks, as the C mask has them."""
         i = _lib.BlockIndices()
         h = self.handle().handle
-        _lib.call("block_mask_export", h, int(transposed), C.byref(i))
-        if shape_only:
-            return i
+        _lib.call("block_mask_export", h, 0, C.byref(i))
         rows = (i.B, i.H, i.rows)
         made = [
             torch.zeros(
@@ -238,17 +239,36 @@ class BlockMask:
             ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"), made
         ):
             setattr(i, name, t.data_ptr())
-        _lib.call("block_mask_export", h, int(transposed), C.byref(i))
-        lead = self._dims or (i.B, i.H)  # one list serves all where the mod names no b or h
-        return tuple(t.to(self._device).expand(*lead, *t.shape[2:]) for t in made)
+        _lib.call("block_mask_export", h, 0, C.byref(i))
+        return _dense(*made[:2]), _dense(*made[2:])
+
+    def _export(self):
+        """FlexAttention's lists. It calls no block FULL that reaches beyond the lengths."""
+        partial, full = self._exported()
+        over = torch.zeros_like(full)
+        if self._seq_lengths[0] % self.BLOCK_SIZE[0]:
+            over[..., -1, :] = 1
+        if self._seq_lengths[1] % self.BLOCK_SIZE[1]:
+            over[..., -1] = 1
+        lists = _ordered(partial | (full & over)) + _ordered(full & (1 - over))
+        lead = self._dims or full.shape[:2]  # one list serves all if the mod names no b or h
+        return tuple(t.to(self._device).expand(*lead, *t.shape[2:]) for t in lists)
+
+    def _transposed(self):
+        num, idx, fnum, fidx = self._lists(False)
+        columns = -(-self._seq_lengths[1] // self.BLOCK_SIZE[1])
+        made = _ordered(_dense(num, idx)[..., :columns].mT)
+        if fnum is None:
+            return (*made, None, None)
+        return made + _ordered(_dense(fnum, fidx)[..., :columns].mT)
 
     def _lists(self, transposed):
         if transposed:
             if self._transpose is None:
-                self._transpose = self._export(True)
+                self._transpose = self._transposed()
             return self._transpose
         if self._forward is None:
-            self._forward = self._export(False)
+            self._forward = self._export()
             self._marks = _marks(self._forward)
         return self._forward
 
@@ -326,31 +346,44 @@ class BlockMask:
         dense = _dense(num, idx)
         return dense if fnum is None else (dense | _dense(fnum, fidx))
 
-    def to_string(self, grid_size=(20, 20), limit=4) -> str:
-        """Picture in characters of up to `limit` (b, h); grid_size[1] columns wide."""
-        columns = grid_size[1] if not isinstance(grid_size, int) else grid_size
-        B, H = self._dimensions()
-        width = 0 if columns == -1 else max(8, 2 * columns)
-        pictures = [
-            f"({b}, {h})\n" + self.handle().render(b, h, 1, width).decode()
-            for b in range(B)
-            for h in range(H)
-        ][:limit]
-        if B * H > limit:
-            pictures.append(f"... {B * H - limit} more")
-        return "\n".join(pictures)
+    def to_string(self, grid_size: int | tuple[int, int] = (20, 20), limit: int = 4) -> str:
+        """Picture in characters of up to `limit` (b, h), of about grid_size (rows, columns)
+        cells; -1: a cell for each block. Full cells are live, light ones partly so."""
+        dense = self.to_dense()
+        lead, (rows, columns) = dense.shape[:-2], dense.shape[-2:]
+        wanted = (grid_size, grid_size) if isinstance(grid_size, int) else grid_size
+        down, along = (
+            1 if n == -1 else max(1, -(-size // n)) for n, size in zip(wanted, (rows, columns))
+        )
+        parts = []
+        for place in itertools.product(*map(range, lead)):
+            if len(parts) == limit:
+                more = math.prod(lead) - limit
+                parts.append(f"... {more} more: to_string(limit=...) or mask[batch, head]")
+                break
+            text = "".join(
+                "".join(2 * _cell(dense[place][r : r + down, c : c + along]) for c in cs) + "\n"
+                for cs in [range(0, columns, along)]
+                for r in range(0, rows, down)
+            )
+            parts.append(f"{tuple(place)}\n{text}")
+        return "\n".join(parts)
 
     def __str__(self):
         return (
             f"BlockMask(shape={self.shape}, sparsity={self.sparsity():.2f}%,\n"
-            + self.to_string()
-            + ")"
+            + self.to_string().strip()
+            + "\n)"
         )
 
     def __repr__(self):
+        B, H = self._dimensions()
+        R, Cs = (-(-n // b) for n, b in zip(self._seq_lengths, self.BLOCK_SIZE))
+        named = getattr(self._mask_mod, "__name__", self._mask_mod)
         return (
             f"BlockMask(shape={self.shape}, BLOCK_SIZE={self.BLOCK_SIZE}, "
-            f"sparsity={self.sparsity():.2f}%, device={self._device})"
+            f"kv_num_blocks=[{B}, {H}, {R}], kv_indices=[{B}, {H}, {R}, {Cs}], "
+            f"sparsity={self.sparsity():.2f}%, mask_mod={named}, device={self._device})"
         )
 
     # ---- slices and crops ----
@@ -447,6 +480,22 @@ def _unpickle(lengths, lists, block, mask_mod, device):
     )
 
 
+def _cell(part) -> str:
+    live = float(part.float().mean())
+    return "█" if live == 1 else " " if live == 0 else "░"
+
+
+def _ordered(dense):
+    """[.., rows, columns] 0 or 1 to FlexAttention's (counts, live columns and then others)."""
+    live = dense.bool()
+    count = live.sum(-1, dtype=torch.int32)
+    after = count.unsqueeze(-1) + (~live).cumsum(-1, dtype=torch.int32)
+    place = torch.where(live, live.cumsum(-1, dtype=torch.int32), after) - 1
+    columns = torch.arange(live.shape[-1], dtype=torch.int32, device=dense.device)
+    made = torch.empty(live.shape, dtype=torch.int32, device=dense.device)
+    return count, made.scatter_(-1, place.long(), columns.expand_as(made))
+
+
 def _dense(num, idx):
     columns = idx.shape[-1]
     live = torch.arange(columns, device=idx.device) < num.unsqueeze(-1)
@@ -460,6 +509,7 @@ def _device():
     return torch.device("cuda") if torch.cuda.is_available() else torch.get_default_device()
 
 
+@torch.compiler.disable
 def create_block_mask(
     mask_mod,
     B: int | None,
@@ -480,11 +530,6 @@ def create_block_mask(
     _compile and the dq arguments are accepted and not needed.
     """
     del _compile, compute_dq_write_order, dq_kv_order
-    if callable(mask_mod) and captured.kind_of(mask_mod) != "mask":
-        raise TypeError(
-            "mask_mod: got a callable of 5 arguments (a score_mod), expected 4: "
-            "(b, h, q_idx, kv_idx)"
-        )
     found = Resolved(mask_mod, "mask", "cpu")
     made = block_mask_of(found, B, H, Q_LEN, KV_LEN, mask_mod, _pair(BLOCK_SIZE), device)
     return made if separate_full_blocks else _all_partial(made)
@@ -536,19 +581,16 @@ def adopted(mask) -> BlockMask | None:
 
 
 def _all_partial(mask):
-    dense = mask.to_dense()
-    num = dense.sum(-1, dtype=torch.int32)
-    idx = torch.argsort(dense, dim=-1, descending=True, stable=True).to(torch.int32)
     return BlockMask(
         mask.seq_lengths,
-        num,
-        idx,
+        *_ordered(mask.to_dense()),
         BLOCK_SIZE=mask.BLOCK_SIZE,
         mask_mod=mask.mask_mod,
         _device=mask.device,
     )
 
 
+@torch.compiler.disable
 def create_mask(
     mod_fn, B: int | None, H: int | None, Q_LEN: int, KV_LEN: int, device=None
 ) -> torch.Tensor:

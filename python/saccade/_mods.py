@@ -62,14 +62,34 @@ class AnyMod:
         return f"{self.kind}({self.text!r}, {', '.join(self.captures)})"
 
 
-def mask(text: str, **captures) -> AnyMod:
-    """A mask in the language; captures are tensors or numbers by name."""
-    return AnyMod("mask", text, captures)
+def mask(mod, **captures) -> AnyMod:
+    """A mask in the language; captures are tensors or numbers by name. A callable mask_mod is
+    turned into text here and now, with its tensors and numbers as they are: such a mod stays
+    inside of torch.compile(fullgraph=True)."""
+    return _named("mask", mod, captures)
 
 
-def score(text: str, **captures) -> AnyMod:
-    """A score function in the language; captures are tensors or numbers by name."""
-    return AnyMod("score", text, captures)
+def score(mod, **captures) -> AnyMod:
+    """A score function in the language; captures and callables as for mask."""
+    return _named("score", mod, captures)
+
+
+def _named(kind, mod, captures):
+    if not callable(mod):
+        return AnyMod(kind, mod, captures)
+    if captures:
+        raise TypeError(f"{kind}: got captures beside a callable, expected its closure's")
+    found, values, _ = _callables.trace(mod, kind)
+    if found.volatile:
+        raise ValueError(
+            f"{kind}: the callable reads values of its captured tensors, expected only "
+            "elements at b, h, q_idx and kv_idx"
+        )
+    values = [
+        v.view(1) if isinstance(v, torch.Tensor) and v.is_cuda and v.dim() == 0 else v
+        for v in values
+    ]
+    return AnyMod(kind, found.text, dict(zip(found.names, values)))
 
 
 class captured:
@@ -100,6 +120,8 @@ def _positional(mod) -> int:
     """Arguments that a callable needs."""
     if isinstance(mod, types.FunctionType):
         return mod.__code__.co_argcount - len(mod.__defaults__ or ())
+    if isinstance(mod, types.MethodType):
+        return _positional(mod.__func__) - 1
     return sum(
         p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
         for p in inspect.signature(mod).parameters.values()
@@ -155,6 +177,10 @@ def _place(t, device):
     return t
 
 
+_ARGUMENTS = {"score": 5, "mask": 4}
+_SIGNATURE = {"score": "(score, b, h, q_idx, kv_idx)", "mask": "(b, h, q_idx, kv_idx)"}
+
+
 class Resolved:
     """A mod ready to run: bound, with views of its captures and what keeps them valid."""
 
@@ -192,6 +218,11 @@ def _text_and_values(mod, kind):
     if not callable(mod):
         raise TypeError(
             f"got a {type(mod).__name__} as {kind}_mod, expected a callable or text"
+        )
+    if _positional(mod) == (4 if kind == "score" else 5):
+        raise TypeError(
+            f"{kind}_mod: got a callable of {9 - _ARGUMENTS[kind]} arguments, expected "
+            f"{_ARGUMENTS[kind]}: {_SIGNATURE[kind]}"
         )
     found, values, walk = _callables.trace(mod, kind)
     return found.text, found.names, values, walk, found.volatile

@@ -527,6 +527,8 @@ def apply(tracer: Tracer, name: str, arguments, options):
 def _apply(tracer, name, arguments, options):
     if name.strip("_") == "getitem":
         return _index(tracer, arguments[0], arguments[1])
+    if name.strip("_") == "setitem":
+        fail("got an assignment to an element; mods only compute, they change nothing")
     found = _operator(name)
     if any(isinstance(a, (Rows, Vector)) for a in arguments):
         return _vector_call(tracer, name, found, arguments, options)
@@ -551,10 +553,13 @@ def _apply(tracer, name, arguments, options):
         (
             tracer.value(a)
             if not (
-                a is None
-                or str(a).startswith("torch.")
-                or isinstance(a, (str, tuple, list))
-                or (keep and i > 0)
+                not arity
+                and (
+                    a is None
+                    or str(a).startswith("torch.")
+                    or isinstance(a, (str, tuple, list))
+                    or (keep and i > 0)
+                )
             )
             else a
         )
@@ -781,7 +786,8 @@ class Traced:
     def __bool__(self):
         fail(
             "got if, and, or, not or a chained comparison on a value that differs from score "
-            "to score; write torch.where(condition, a, b), &, | and ~",
+            "to score; write torch.where(condition, a, b), &, | and ~ (torch.maximum and "
+            "torch.minimum for max and min)",
             self._kind(),
         )
 
@@ -790,7 +796,9 @@ class Traced:
 
     def _number(self):
         fail(
-            "got a traced value where Python needs a number, expected arithmetic on it",
+            "got a traced value where Python needs a number (the count of a loop, a bound of a "
+            "slice, item()); it differs from score to score: write arithmetic, torch.where and "
+            "tensor[index] with it",
             self._kind(),
         )
 
@@ -909,6 +917,15 @@ def _watching(tracer: Tracer):
     return Watching()
 
 
+def _definition(fn) -> str:
+    """Where a mod is written, for what its result is wrong about."""
+    code = getattr(getattr(fn, "func", fn), "__code__", None)
+    if code is None:
+        return ""
+    line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
+    return f"{code.co_filename}:{code.co_firstlineno}: {line}\n    "
+
+
 def run(fn, kind: str, tracer: Tracer | None = None) -> tuple[str, list[tuple[str, object]]]:
     """Text and captures of one callable; kind is "score" (5 arguments) or "mask" (4)."""
     t = tracer or Tracer(kind)
@@ -917,11 +934,15 @@ def run(fn, kind: str, tracer: Tracer | None = None) -> tuple[str, list[tuple[st
     with _watching(t):
         result = fn(*first, *indices)
     t.inside += 1
-    if isinstance(result, (Rows, Vector)):
-        fail("got a row as the result, expected one value")
+    where = _definition(fn)
+    if result is None or isinstance(result, (Rows, Vector)):
+        got = "nothing" if result is None else "a row"
+        raise TraceError(f"{where}got {got} as the result, expected one value")
     result = t.value(result)
     if kind == "mask" and result.type != "bool":
-        fail(f"got a {result.type} as the mask, expected bool: write a comparison")
+        raise TraceError(
+            f"{where}got a {result.type} as the mask, expected bool: write a comparison"
+        )
     if kind == "score":
         result = _as(t, result, "float")
     return t.text(result), t.captures

@@ -17,6 +17,7 @@ import weakref
 from typing import Callable, NamedTuple, Optional, Union
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from . import _core
 from ._lib import BadValue
@@ -189,8 +190,8 @@ class _Attention(torch.autograd.Function):
 
 
 _NO_VMAP = (
-    "saccade: got tensors inside torch.func.vmap, expected the mapped dimension folded into "
-    "batch or heads (query.flatten(0, 1))"
+    "saccade: got tensors inside a torch.func transform (vmap, grad, jvp), expected plain "
+    "ones; a mapped dimension folds into batch or heads (query.flatten(0, 1))"
 )
 
 
@@ -401,6 +402,21 @@ class _Call:
         return out, lse, row_max
 
 
+class _FakeCall:
+    """Shapes and strides of the results, for tensors without data."""
+
+    def __init__(self, want_lse, want_max):
+        self.lse, self.row_max = want_lse, want_max
+
+    def __call__(self, q, k, v):
+        kind = torch.float64 if q.dtype is torch.float64 else torch.float32
+        lse, row_max = (
+            q.new_empty(q.shape[:3], dtype=kind) if w else None
+            for w in (self.lse, self.row_max)
+        )
+        return _output(q, v.shape[3]), lse, row_max
+
+
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
@@ -502,7 +518,30 @@ def _identity(mod):
 
 
 def _run(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa):
-    if torch.is_autocast_enabled(q.device.type):
+    try:
+        found, q, k, v = _find(
+            q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa
+        )
+    except (AttributeError, RuntimeError):
+        _check(q, k, v, gqa)  # says what is wrong with them, if anything is
+        raise
+    if torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or found.captures_gradients()
+    ):
+        captured = [t for t in found.floats if t.requires_grad]
+        return _Attention.apply(found.call, q, k, v, *captured)
+    try:
+        return found.call(q, k, v)
+    except RuntimeError:
+        if isinstance(q, FakeTensor):
+            return _FakeCall(want_lse, want_max)(q, k, v)
+        _refuse_wrapped(q, k, v)
+        raise
+
+
+def _find(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa):
+    """The entry of a call, and its tensors as autocast wants them."""
+    if q.device.type != "meta" and torch.is_autocast_enabled(q.device.type):
         q, k, v = _autocast(q, k, v)
     key = (
         _identity(score_mod),
@@ -529,16 +568,7 @@ def _run(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa
     found = _entries.get(key)
     if found is None or not found.current():
         found = _make(key, q, k, v, score_mod, block_mask)
-    if torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or found.captures_gradients()
-    ):
-        captured = [t for t in found.floats if t.requires_grad]
-        return _Attention.apply(found.call, q, k, v, *captured)
-    try:
-        return found.call(q, k, v)
-    except RuntimeError:
-        _refuse_wrapped(q, k, v)
-        raise
+    return found, q, k, v
 
 
 def _refuse_wrapped(*tensors):
@@ -563,6 +593,10 @@ def _has_memory(t):
 
 def _make(key, q, k, v, score_mod, block_mask):
     scale, want_lse, want_max, backend, gqa = key[2], *key[15:19]
+    if q.device.type == "meta" or isinstance(q, FakeTensor):
+        _check_layout(q, k, v)
+        _check_shapes(q, k, v, gqa)
+        return _Entry(_FakeCall(want_lse, want_max), [], None, [])
     _check(q, k, v, gqa)
     _refuse_wrapped(q, k, v)
     device, watches, parts = q.device.type, [], list(key[2:])

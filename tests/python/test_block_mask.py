@@ -1,0 +1,228 @@
+"""BlockMask against torch's own, attribute by attribute, and what slices and crops mean."""
+
+import copy
+import io
+
+import pytest
+
+torch = pytest.importorskip("torch")
+theirs = pytest.importorskip("torch.nn.attention.flex_attention")
+
+import saccade.torch as st  # noqa: E402
+
+Q, KV, BLOCK = 100, 77, (16, 32)
+DOC = torch.arange(128) // 13
+MASKS = {
+    "causal": lambda b, h, i, j: i >= j,
+    "window": lambda b, h, i, j: (i - j).abs() < 9,
+    "document": lambda b, h, i, j: DOC[i] == DOC[j],
+    "heads": lambda b, h, i, j: (i >= j) & (h > 0),
+    "batches": lambda b, h, i, j: (i >= j) | (b == 1),
+    "everything": st.noop_mask,
+    "nothing": lambda b, h, i, j: i < 0,
+}
+LISTS = [
+    prefix + name
+    for prefix in ("", "full_")
+    for name in ("kv_num_blocks", "kv_indices", "q_num_blocks", "q_indices")
+]
+
+
+def pair(name, B=2, H=3, lengths=(Q, KV), block=BLOCK):
+    mod = theirs.noop_mask if name == "everything" else MASKS[name]
+    a = theirs.create_block_mask(mod, B, H, *lengths, device="cpu", BLOCK_SIZE=block)
+    return a, st.create_block_mask(MASKS[name], B, H, *lengths, device="cpu", BLOCK_SIZE=block)
+
+
+def same(a, b, lists=LISTS):
+    assert tuple(a.shape) == tuple(b.shape)
+    assert a.sparsity() == pytest.approx(b.sparsity(), abs=1e-9)
+    assert a.numel() == b.numel() and a.BLOCK_SIZE == b.BLOCK_SIZE
+    assert torch.equal(a.to_dense(), b.to_dense()) and a.to_dense().dtype == b.to_dense().dtype
+    for name in lists:
+        x, y = getattr(a, name), getattr(b, name)
+        assert (x is None) == (y is None), name
+        assert x is None or (torch.equal(x, y) and x.dtype == y.dtype), name
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("B, H", [(None, None), (2, 3), (1, 1)])
+@pytest.mark.parametrize(
+    "lengths, block", [((100, 77), (16, 32)), ((64, 128), 32), ((3, 5), 128)]
+)
+def test_lists(name, B, H, lengths, block):
+    same(*pair(name, B, H, lengths, block))
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        0,
+        -1,
+        (1, 2),
+        slice(0, 1),
+        (slice(None), slice(1, 3)),
+        (slice(None), slice(None), 2),
+        (slice(None), slice(None), -1),
+        (slice(None), slice(None), slice(2, 7)),
+        (0, 0, -1),
+        (slice(None), torch.tensor([2, 0])),
+        (slice(None), slice(None), torch.tensor([6, 0])),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["heads", "batches", "document"])
+def test_indexing(name, index):
+    a, b = pair(name)
+    same(a[index], b[index])
+
+
+def test_index_errors():
+    _, b = pair("heads")
+    with pytest.raises(IndexError, match="expected -2 to 1"):
+        b[2]
+    with pytest.raises(IndexError, match="at most 3"):
+        b[0, 0, 0, 0]
+
+
+def test_slices_keep_their_meaning():
+    """A slice's mod goes on seeing the positions it was made for."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, n, 16, generator=g) for n in (Q, KV, KV))
+    for name in ("causal", "heads", "document"):
+        full = st.create_block_mask(MASKS[name], 2, 3, Q, KV, BLOCK_SIZE=BLOCK)
+        want = st.flex_attention(q, k, v, None, full)
+        for rows in (slice(0, 1), slice(2, 5), slice(6, 7)):
+            cut = slice(rows.start * 16, min(rows.stop * 16, Q))
+            got = st.flex_attention(q[:, :, cut], k, v, None, full[:, :, rows])
+            torch.testing.assert_close(got, want[:, :, cut])
+        got = st.flex_attention(q[1:, 2:], k[1:, 2:], v[1:, 2:], None, full[1, 2])
+        torch.testing.assert_close(got, want[1:, 2:])
+        cropped = full._adjust(50, 40)
+        got = st.flex_attention(q[:, :, :50], k[:, :, :40], v[:, :, :40], None, cropped)
+        again = st.create_block_mask(MASKS[name], 2, 3, 50, 40, BLOCK_SIZE=BLOCK)
+        want = st.flex_attention(q[:, :, :50], k[:, :, :40], v[:, :, :40], None, again)
+        torch.testing.assert_close(got, want)
+        same(again, cropped)
+
+
+def test_adjust_keeps_no_column_out_of_range():
+    """Live blocks {3, 10} cropped to 8 columns are {3}."""
+    bands = lambda b, h, i, j: (j // 16 == 3) | (j // 16 == 10)  # noqa: E731
+    made = st.create_block_mask(bands, None, None, 32, 16 * 12, BLOCK_SIZE=16)._adjust(32, 128)
+    assert made.to_dense()[0, 0].tolist() == [[0, 0, 0, 1, 0, 0, 0, 0]] * 2
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("full", [True, False])
+def test_from_kv_blocks(lead, full):
+    made = pair("heads")[0]
+    pick = (0,) * (2 - len(lead))
+    lists = [made.kv_num_blocks[pick], made.kv_indices[pick]]
+    if full:
+        lists += [made.full_kv_num_blocks[pick], made.full_kv_indices[pick]]
+    for lengths in (None, (Q, KV)):
+        a, b = (
+            kind.from_kv_blocks(*lists, BLOCK_SIZE=BLOCK, seq_lengths=lengths)
+            for kind in (theirs.BlockMask, st.BlockMask)
+        )
+        same(a, b)
+
+
+def test_torch_block_masks_are_taken_as_they_are():
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, n, 16, generator=g) for n in (Q, KV, KV))
+    for name in MASKS:
+        a, b = pair(name)
+        x, y = (st.flex_attention(q, k, v, None, m) for m in (a, b))
+        torch.testing.assert_close(x, y)
+    assert torch.equal(
+        x,
+        st.flex_attention(
+            q,
+            k,
+            v,
+            None,
+            theirs.create_block_mask(lambda b, h, i, j: i < 0, None, None, Q, KV, device="cpu"),
+        ),
+    )
+
+
+def test_all_partial():
+    a = (
+        theirs.create_block_mask(
+            MASKS["causal"], None, None, Q, KV, device="cpu", separate_full_blocks=False
+        )
+        if "separate_full_blocks" in theirs.create_block_mask.__code__.co_varnames
+        else None
+    )
+    b = st.create_block_mask(
+        MASKS["causal"], None, None, Q, KV, device="cpu", separate_full_blocks=False
+    )
+    assert b.full_kv_indices is None and b.full_q_num_blocks is None
+    if a is not None:
+        same(a, b)
+
+
+def test_composition():
+    i, j = torch.arange(9)[:, None], torch.arange(9)
+    masks = st.and_masks(MASKS["causal"], "kv > 2", st.mask("q < n", n=7))
+    got = st.create_mask(masks, None, None, 9, 9, "cpu")[0, 0]
+    assert torch.equal(got, (i >= j) & (j > 2) & (i < 7))
+    assert st.create_mask(st.and_masks(), None, None, 9, 9, "cpu").all()
+    assert not st.create_mask(st.or_masks(), None, None, 9, 9, "cpu").any()
+    either = st.or_masks(MASKS["causal"], lambda b, h, i, j: j == 8)
+    assert torch.equal(
+        st.create_mask(either, None, None, 9, 9, "cpu")[0, 0], (i >= j) | (j == 8)
+    )
+    with pytest.raises(RuntimeError, match="expected a callable"):
+        st.or_masks(MASKS["causal"], 3)
+
+
+def test_pictures():
+    for name in ("causal", "heads"):
+        a, b = pair(name, None, None)
+        for grid in ((20, 20), (2, 3), 3, 1):
+            assert a.to_string(grid_size=grid) == b.to_string(grid_size=grid)
+    b = pair("heads")[1]
+    assert "5 more" in b.to_string(limit=1) and str(b).count("\n\n") == 4
+    assert b.to_string(-1, limit=6).count("\n") == 6 * 8 + 5
+    assert repr(b).startswith("BlockMask(shape=(2, 3, 100, 77), BLOCK_SIZE=(16, 32)")
+
+
+def test_copies():
+    a, b = pair("heads")
+    torch.save((b.as_tuple()[:-1]), buffer := io.BytesIO())
+    buffer.seek(0)
+    assert torch.equal(torch.load(buffer)[3], a.kv_indices)
+    assert len(b.as_tuple(flatten=False)) == len(b.as_tuple()) - 2
+    for made in (copy.deepcopy(b), copy.copy(b), b.to("cpu")):
+        same(a, made)
+        assert made.mask_mod is b.mask_mod and made is not b
+
+
+def test_changed_mod_and_lengths():
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, n, 16, generator=g) for n in (16, KV, KV))
+    row = st.create_block_mask(MASKS["causal"], None, None, Q, KV, BLOCK_SIZE=BLOCK)[:, :, 1]
+    want = st.flex_attention(q, k, v, None, row)
+    row.mask_mod = lambda b, h, i, j: i + 16 >= j
+    torch.testing.assert_close(st.flex_attention(q, k, v, None, row), want)
+    row.seq_lengths = (10, KV)
+    torch.testing.assert_close(
+        st.flex_attention(q[:, :, :10], k, v, None, row), want[:, :, :10]
+    )
+
+
+def test_errors():
+    num, idx = torch.ones(1, 1, 2, dtype=torch.int32), torch.zeros(
+        1, 1, 2, 3, dtype=torch.int32
+    )
+    with pytest.raises(AssertionError, match="expected both"):
+        st.BlockMask.from_kv_blocks(num, idx, num)
+    with pytest.raises(RuntimeError, match="2 dimensions"):
+        st.BlockMask.from_kv_blocks(num[0, 0, :1], idx[0, 0, 0])
+    with pytest.raises(ValueError, match="1 or more"):
+        st.create_block_mask(MASKS["causal"], None, None, 0, 9)
+    with pytest.raises(TypeError, match="4: \\(b, h, q_idx, kv_idx\\)"):
+        st.create_block_mask(lambda s, b, h, i, j: s, None, None, 9, 9)
