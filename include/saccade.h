@@ -400,8 +400,9 @@ SACCADE_API double saccade_measure_scalar_gflops(void);
 /* Measured with the context's threads and level, in about a second. */
 typedef struct saccade_ceilings {
     double fma_gflops;        /* f32 multiply-adds */
-    double bf16_gflops;       /* bf16 by the level's best instructions: tiles, dot products, or
-                               * f32 multiply-adds */
+    double bf16_gflops;       /* bf16 by the level's best instructions: tiles (loaded from the
+                               * first-level cache, random numbers: zeros and tiles kept in
+                               * registers are faster), dot products, or f32 multiply-adds */
     double read_gbytes_per_s; /* of memory */
 } saccade_ceilings;
 SACCADE_API saccade_status saccade_measure_ceilings(const saccade_context *context,

@@ -15,9 +15,8 @@
 
 enum {
     REPEATS = 5,
-    RUN_NS = 30000000,      /* one run of a flops loop */
-    READ_BYTES = 256 << 20, /* well past any cache level here */
-    DATA_BYTES = 4096
+    RUN_NS = 30000000,     /* one run of a flops loop */
+    READ_BYTES = 256 << 20 /* well past any cache level here */
 };
 
 static const cpu_ceiling *const levels[CPU_LEVELS] = {
@@ -111,11 +110,11 @@ out:
 static void fill(uint16_t *bf16, float *f32)
 {
     uint32_t seed = 12345;
-    for (int i = 0; i < DATA_BYTES / 4; i++) {
+    for (int i = 0; i < CPU_CEILING_BYTES / 4; i++) {
         seed = seed * 1664525 + 1013904223;
         f32[i] = 0.5f + (float)(seed >> 9) * 0x1p-24f;
     }
-    for (int i = 0; i < DATA_BYTES / 2; i++) {
+    for (int i = 0; i < CPU_CEILING_BYTES / 2; i++) {
         seed = seed * 1664525 + 1013904223;
         bf16[i] = (uint16_t)((seed >> 31 << 15) | (0x3f00 + (seed >> 24 & 127)));
     }
@@ -130,8 +129,8 @@ saccade_status saccade_measure_ceilings(const saccade_context *context, saccade_
         level--;
     const cpu_ceiling *c = levels[level];
     const cpu_features *has = cpu_features_get();
-    _Alignas(64) uint16_t bf16[DATA_BYTES / 2];
-    _Alignas(64) float f32[DATA_BYTES / 4];
+    _Alignas(64) uint16_t bf16[CPU_CEILING_BYTES / 2];
+    _Alignas(64) float f32[CPU_CEILING_BYTES / 4];
     const int can_dot = level == CPU_AMX || has->has_avx512_bf16;
     fill(bf16, f32);
     saccade_ceilings made = {.fma_gflops = best_gflops(c->fma, context->threads, f32)};

@@ -5,8 +5,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Does `rounds` rounds of independent multiply-adds in registers; returns their FLOPs. data:
- * 4 KiB of the dtype's random numbers of modest size. */
+enum { CPU_CEILING_BYTES = 16384 }; /* of a first-level cache of 32 KiB and more */
+/* Does `rounds` rounds of independent multiply-adds; returns their FLOPs. data:
+ * CPU_CEILING_BYTES of the dtype's random numbers of modest size, none of them 0. */
 #define CPU_CEILING_FLOPS(name) double name(int64_t rounds, const void *data)
 /* Reads `bytes` (a multiple of 4096) once. What it returns only keeps the loop. */
 #define CPU_CEILING_READ(name) uint64_t name(const void *from, size_t bytes)
