@@ -15,28 +15,30 @@
 
 #include <cmocka.h>
 
-/* What this machine runs: each twice, streamed and plain. */
+/* Tables that this machine runs for a dtype; what has a stream a second time, without it. */
 enum { MOST = 6 };
 
-static int tables(cpu_kernels out[MOST])
+static int tables(saccade_dtype dtype, cpu_kernels out[MOST])
 {
+    const int is_f16 = dtype == SACCADE_F16;
     const cpu_level level = cpu_features_get()->level;
     int n = 0;
-    out[n++] = cpu_bf16_tiles_portable;
+    out[n++] = is_f16 ? cpu_f16_tiles_portable : cpu_bf16_tiles_portable;
 #if HAVE_LEVEL_AVX512
     if (level >= CPU_AVX512)
-        out[n++] = cpu_bf16_tiles_avx512;
+        out[n++] = is_f16 ? cpu_f16_tiles_avx512 : cpu_bf16_tiles_avx512;
 #endif
 #if HAVE_LEVEL_AMX
     if (level >= CPU_AMX)
-        out[n++] = cpu_bf16_tiles_amx;
+        out[n++] = is_f16 ? cpu_f16_tiles_amx : cpu_bf16_tiles_amx;
 #endif
-    for (int i = 0; i < n; i++) {
-        out[n + i] = out[i];
-        out[n + i].stream = NULL;
-    }
     (void)level;
-    return 2 * n;
+    for (int i = 0, most = n; i < most; i++)
+        if (out[i].stream) {
+            out[n] = out[i];
+            out[n++].stream = NULL;
+        }
+    return n;
 }
 
 static void use(saccade_plan *plan, const cpu_kernels *kernels)
@@ -47,18 +49,31 @@ static void use(saccade_plan *plan, const cpu_kernels *kernels)
 static void with_every_table(const forward_case *c)
 {
     cpu_kernels list[MOST];
-    const int n = tables(list);
     case_run r;
     case_make(c, &r);
+    const int n = tables(r.dtype, list);
     for (int i = 0; i < n; i++) {
         char what[64];
         saccade_plan *plan = case_plan(&r, NULL, 2);
         use(plan, &list[i]);
-        snprintf(what, sizeof what, "table %d%s", i % (n / 2), list[i].stream ? "" : " plain");
+        snprintf(what, sizeof what, "table %d, %s%s", i, list[i].name,
+                 list[i].stream ? "" : ", plain");
         case_check(&r, plan, NULL, what, NULL, NULL);
         saccade_plan_destroy(plan);
     }
     case_free(&r);
+}
+
+/* In bf16 and in f16. */
+static void with_both(const forward_case *c)
+{
+    char text[96];
+    forward_case f16 = *c;
+    with_every_table(c);
+    snprintf(text, sizeof text, "%s", c->problem);
+    strcpy(strstr(text, "bf16"), "f16");
+    f16.problem = text;
+    with_every_table(&f16);
 }
 
 static void shapes(void **state)
@@ -76,7 +91,7 @@ static void shapes(void **state)
     };
     (void)state;
     for (size_t n = 0; n < sizeof sizes / sizeof sizes[0]; n++)
-        with_every_table(&(forward_case){.problem = sizes[n], .seed = n});
+        with_both(&(forward_case){.problem = sizes[n], .seed = n});
 }
 
 static void extremes(void **state)
@@ -85,7 +100,7 @@ static void extremes(void **state)
     (void)state;
     for (int data = 0; data < CASE_DATA; data++)
         for (int n = 0; n < 2; n++)
-            with_every_table(&(forward_case){.problem = "h2 q110 kv533 d64 bf16",
+            with_both(&(forward_case){.problem = "h2 q110 kv533 d64 bf16",
                                              .data = (case_data)data,
                                              .mask = masks[n]});
 }
@@ -112,22 +127,21 @@ static void variants(void **state)
     for (size_t n = 0; n < sizeof list / sizeof list[0]; n++) {
         forward_case c = list[n];
         c.problem = "b2 h4/2 q140 kv530 d24 bf16";
-        with_every_table(&c);
+        with_both(&c);
         c.problem = "b1 h4/2 q3 kv310 d24 bf16";
-        with_every_table(&c);
+        with_both(&c);
     }
 }
 
 /* One infinite or NaN element of K or V, live or dead. */
-static void wild_value(float wild, int is_live, int is_key)
+static void wild_value(const char *problem, float wild, int is_live, int is_key)
 {
     cpu_kernels list[MOST];
-    const int n = tables(list);
     case_run r;
-    case_make(&(forward_case){.problem = "h2 q120 kv300 d8 bf16",
-                              .mask = is_live ? NULL : "kv != 77"}, &r);
+    case_make(&(forward_case){.problem = problem, .mask = is_live ? NULL : "kv != 77"}, &r);
+    const int n = tables(r.dtype, list);
     const saccade_tensor *t = is_key ? &r.k.t : &r.v.t;
-    ((uint16_t *)t->data)[77 * t->stride[2] + 3] = bf16_from_f32(wild);
+    convert_from_f32(r.dtype, &wild, (uint16_t *)t->data + 77 * t->stride[2] + 3, 1);
     case_solve(&r);
     for (int i = 0; i < n; i++) {
         saccade_plan *plan = case_plan(&r, NULL, 1);
@@ -144,7 +158,9 @@ static void wild_values(void **state)
     (void)state;
     for (int n = 0; n < 3; n++)
         for (int bits = 0; bits < 4; bits++)
-            wild_value(wild[n], bits & 1, bits >> 1);
+            for (int f16 = 0; f16 < 2; f16++)
+                wild_value(f16 ? "h2 q120 kv300 d8 f16" : "h2 q120 kv300 d8 bf16", wild[n],
+                           bits & 1, bits >> 1);
 }
 
 static void random_problems(void **state)
@@ -164,7 +180,7 @@ static void random_problems(void **state)
         const int heads = 1 + pick[0] % 2, Q = 97 + pick[1] % 130, KV = 60 + pick[2] % 640;
         snprintf(problem, sizeof problem, "b%d h%d/%d q%d kv%d d%d dv%d bf16", 1 + pick[3] % 2,
                  heads * (1 + pick[4] % 2), heads, Q, KV, 1 + pick[5] % 80, 1 + pick[6] % 80);
-        with_every_table(&(forward_case){
+        with_both(&(forward_case){
             .problem = problem,
             .mask = masks[pick[7] % 4],
             .score = scores[pick[7] / 4 % 4],
@@ -176,14 +192,12 @@ static void random_problems(void **state)
     }
 }
 
-static void threads_do_not_matter(void **state)
+static void threads_of(const char *problem)
 {
     cpu_kernels list[MOST];
-    const int n = tables(list);
     case_run r;
-    (void)state;
-    case_make(&(forward_case){.problem = "b1 h4/2 q200 kv900 d32 bf16", .mask = "causal()",
-                              .q_offset = 500}, &r);
+    case_make(&(forward_case){.problem = problem, .mask = "causal()", .q_offset = 500}, &r);
+    const int n = tables(r.dtype, list);
     const size_t bytes = 4 * 200 * 32 * sizeof(float);
     float *first = malloc(bytes), *other = malloc(bytes);
     assert_true(first && other);
@@ -200,16 +214,21 @@ static void threads_do_not_matter(void **state)
     case_free(&r);
 }
 
+static void threads_do_not_matter(void **state)
+{
+    (void)state;
+    threads_of("b1 h4/2 q200 kv900 d32 bf16");
+    threads_of("b1 h4/2 q200 kv900 d32 f16");
+}
+
 /* Without lse exponentials are coarser: the output stays in its bounds. */
-static void rough(void **state)
+static void rough_of(const char *problem)
 {
     cpu_kernels list[MOST];
-    const int n = tables(list);
-    (void)state;
     for (int data = 0; data < CASE_DATA; data++) {
         case_run r;
-        case_make(&(forward_case){.problem = "h2 q100 kv640 d64 bf16",
-                                  .data = (case_data)data}, &r);
+        case_make(&(forward_case){.problem = problem, .data = (case_data)data}, &r);
+        const int n = tables(r.dtype, list);
         uint16_t *out = malloc(2 * 100 * 64 * sizeof *out);
         assert_non_null(out);
         for (int i = 0; i < n; i++) {
@@ -228,13 +247,21 @@ static void rough(void **state)
             args.workspace_bytes = bytes;
             assert_int_equal(saccade_forward(plan, &args, &err), SACCADE_OK);
             for (int64_t at = 0; at < 2 * 100 * 64; at++)
-                assert_true(fabs(bf16_to_f32(out[at]) - r.out[at]) <= r.out_bound);
+                assert_true(fabs(convert_element(r.dtype, out + at) - r.out[at])
+                            <= r.out_bound);
             free(workspace);
             saccade_plan_destroy(plan);
         }
         free(out);
         case_free(&r);
     }
+}
+
+static void rough(void **state)
+{
+    (void)state;
+    rough_of("h2 q100 kv640 d64 bf16");
+    rough_of("h2 q100 kv640 d64 f16");
 }
 
 /* ---- kernels by themselves ---- */
@@ -254,7 +281,7 @@ static void same_bits(void **state)
     static uint16_t q[32 * D], rows[N * D];
     static float k[N * D / 2], v[N * D / 2], first[32 * N + 32 * D], other[32 * N + 32 * D];
     cpu_kernels list[MOST];
-    const int n = tables(list) / 2;
+    const int n = tables(SACCADE_BF16, list) / 2;
     (void)state;
     fill(q, 32 * D, 1);
     fill(rows, N * D, 2);
@@ -277,12 +304,44 @@ static void same_bits(void **state)
     }
 }
 
+/* Every finite f16 number is the sum of its two parts, neither of them below what tiles take
+ * for 0; the rest have NaN for a part. */
+static void parts_are_exact(void **state)
+{
+    enum { LD = 64, ALL = 65536 };
+    static uint16_t numbers[ALL], parts[2 * ALL];
+    cpu_kernels list[MOST];
+    const int n = tables(SACCADE_F16, list);
+    int n_finite = 0;
+    (void)state;
+    for (int x = 0; x < ALL; x++)
+        numbers[x] = (uint16_t)x;
+    for (int i = 0; i < n; i++, n_finite = 0) {
+        const cpu_rows from = {(const char *)numbers, LD * 2, SACCADE_F16, LD};
+        list[i].pack_rows(&from, 0, ALL / LD, ALL / LD, LD, parts);
+        for (int x = 0; x < ALL; x++) {
+            const uint16_t *at = parts + x / 32 * 64 + x % 32;
+            const float whole = f16_to_f32((uint16_t)x);
+            const float high = bf16_to_f32(at[0]), low = bf16_to_f32(at[32]);
+            if (!isfinite(whole)) {
+                assert_true(isnan(high) || isnan(low));
+                continue;
+            }
+            n_finite++;
+            assert_true(high == bf16_to_f32(bf16_from_f32(whole)));
+            assert_true(high + low == whole && (double)high + (double)low == (double)whole);
+            assert_true(low == 0 || fabsf(low) >= 0x1p-24f);
+        }
+        assert_int_equal(n_finite, 63488);
+    }
+}
+
 /* Against sums in double: 0 past the ends of keys and dims, nothing read there. */
 static void packing(void **state)
 {
     enum { N = 50, D = 33, PADDED = 128 };
     cpu_kernels list[MOST];
-    const int n = tables(list) / 2;
+    const int n = tables(SACCADE_BF16, list) / 2;
     static float k[PADDED * 32], v[PADDED * 32], s[32 * PADDED];
     static uint16_t q[32 * 64], rows[N * D];
     (void)state;
@@ -319,6 +378,7 @@ int main(void)
         cmocka_unit_test(variants),    cmocka_unit_test(wild_values),
         cmocka_unit_test(rough),       cmocka_unit_test(random_problems),
         cmocka_unit_test(threads_do_not_matter),
+        cmocka_unit_test(parts_are_exact),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
 #include "support/forward_case.h"
 
 #include "base/convert.h"
+#include "cpu/ceiling.h"
 #include "cpu/cpu.h"
 #include "saccade_config.h"
 
@@ -46,11 +47,13 @@ static void with_amx(const forward_case *c)
     assert_true(real && emulated);
     const int64_t count = amx_trap_count();
     saccade_plan *plan = case_plan(&r, "amx", 2);
-    assert_ptr_equal(kernels_of(plan), &cpu_bf16_tiles_amx);
+    const int is_f16 = r.dtype == SACCADE_F16;
+    assert_ptr_equal(kernels_of(plan), is_f16 ? &cpu_f16_tiles_amx : &cpu_bf16_tiles_amx);
     case_check(&r, plan, NULL, "amx", real, real + n_out);
     const int is_few = s->Q * (s->H / s->Hkv) <= CPU_DIRECT_ROWS; /* no tiles for those */
     assert_int_equal(amx_trap_count() > count, is_trapped);
-    ((cpu_state *)plan->state)->kernels = &cpu_bf16_tiles_avx512;
+    ((cpu_state *)plan->state)->kernels =
+        is_f16 ? &cpu_f16_tiles_avx512 : &cpu_bf16_tiles_avx512;
     case_check(&r, plan, NULL, "emulated", emulated, emulated + n_out);
     if (!is_few)
         assert_memory_equal(real, emulated, n * sizeof *real);
@@ -70,6 +73,9 @@ static void shapes(void **state)
         "b1 h1 q97 kv600 d128 bf16",
         "b1 h1 q40 kv257 d257 dv300 bf16",
         "b1 h1 q20 kv1300 d32 bf16",
+        "b2 h4/2 q5 kv17 d3 dv5 f16",
+        "b1 h2/1 q70 kv300 d40 dv72 f16",
+        "b1 h1 q97 kv600 d64 f16",
     };
     (void)state;
     begin();
@@ -94,6 +100,8 @@ static void variants(void **state)
         forward_case c = list[n];
         c.problem = "b1 h2/1 q40 kv530 d24 bf16";
         with_amx(&c);
+        c.problem = "b1 h2/1 q40 kv530 d24 f16";
+        with_amx(&c);
     }
     amx_trap_end();
 }
@@ -102,8 +110,24 @@ static void extremes(void **state)
 {
     (void)state;
     begin();
-    for (int data = 0; data < CASE_DATA; data++)
+    for (int data = 0; data < CASE_DATA; data++) {
         with_amx(&(forward_case){.problem = "h1 q40 kv400 d64 bf16", .data = (case_data)data});
+        with_amx(&(forward_case){.problem = "h1 q40 kv400 d64 f16", .data = (case_data)data});
+    }
+    amx_trap_end();
+}
+
+/* The ceiling's loop: what it says it has done, with every tile loaded. */
+static void ceiling(void **state)
+{
+    enum { ROUNDS = 9 };
+    static _Alignas(64) uint16_t data[CPU_CEILING_BYTES / 2];
+    (void)state;
+    begin();
+    const int64_t count = amx_trap_count();
+    assert_true(cpu_ceiling_amx.bf16_dot(ROUNDS, data) == ROUNDS * 4 * 2.0 * 16 * 16 * 32);
+    if (is_trapped) /* and configuration, four zeros, release */
+        assert_int_equal(amx_trap_count() - count, ROUNDS * 8 + 6);
     amx_trap_end();
 }
 
@@ -125,6 +149,7 @@ int main(void)
         cmocka_unit_test(shapes),
         cmocka_unit_test(variants),
         cmocka_unit_test(extremes),
+        cmocka_unit_test(ceiling),
     };
     unsetenv("SACCADE_LEVEL"); /* this test is of one level */
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -97,6 +97,10 @@ typedef struct cpu_kernels {
     CPU_STREAM((*stream)); /* NULL: block by block */
     void (*begin)(void);   /* around a thread's calls for an item; NULL: nothing to do */
     void (*end)(void);
+    int is_split;          /* elements of P are two bf16, 32 high parts, 32 low ones */
+    /* Kernels in f32, whose packed blocks are no larger, that make again rows that come out
+     * NaN, and few rows from the start; NULL: these are good for all. */
+    const struct cpu_kernels *careful;
 } cpu_kernels;
 
 /* store_tmpl.c */
@@ -113,6 +117,9 @@ CPU_SUMS(cpu_sums_avx512);
 /* amx_tmpl.c, amx_stream_tmpl.c: tiles, emulated in levels other than AMX */
 extern const cpu_kernels cpu_bf16_tiles_portable, cpu_bf16_tiles_avx2, cpu_bf16_tiles_avx512,
     cpu_bf16_tiles_amx;
+/* amx_split_tmpl.c: the same for f16 */
+extern const cpu_kernels cpu_f16_tiles_portable, cpu_f16_tiles_avx2, cpu_f16_tiles_avx512,
+    cpu_f16_tiles_amx;
 CPU_STREAM(cpu_stream_tiles_portable);
 CPU_STREAM(cpu_stream_tiles_avx2);
 CPU_STREAM(cpu_stream_tiles_avx512);

@@ -273,9 +273,11 @@ static const float *change_scores(cpu_worker *w, const tile *t, int32_t r0, int3
 static float probability(const cpu_worker *w, int32_t i, int32_t j)
 {
     const float *row = w->s + (int64_t)i * CPU_BLOCK_KEYS;
-    if (w->kernels->element == 4)
-        return row[j];
-    return bf16_to_f32(((const uint16_t *)(const void *)row)[j]);
+    const uint16_t *parts = (const uint16_t *)(const void *)row;
+    if (w->kernels->is_split)
+        return bf16_to_f32(parts[j / 32 * 64 + j % 32])
+               + bf16_to_f32(parts[j / 32 * 64 + 32 + j % 32]);
+    return w->kernels->element == 4 ? row[j] : bf16_to_f32(parts[j]);
 }
 
 /* O = alpha O + P V where V holds infinities or NaN: keys that are dead in a row must not
@@ -467,7 +469,7 @@ static void find_operands(cpu_worker *w, tile *t)
     const cpu_job *job = w->job;
     const cpu_geometry *g = &job->g;
     const int64_t block = w->item.head * g->key_blocks + t->j0 / CPU_BLOCK_KEYS;
-    if (g->is_shared) {
+    if (g->is_shared && w->kernels == ((const cpu_state *)job->plan->state)->kernels) {
         const char *packed =
             job->memory + g->packed_off + (size_t)block * (g->k_bytes + g->v_bytes);
         t->k = packed;
@@ -564,16 +566,11 @@ static void keep_partial(const cpu_worker *w, int64_t index)
     memcpy(to + 2 * w->rows, w->o, (size_t)w->rows * (size_t)w->job->g.o_ld * sizeof *to);
 }
 
-void cpu_run_item(void *arg, int64_t at, int thread)
+static void run_item(cpu_worker *w, const cpu_item *item)
 {
-    cpu_job *job = arg;
-    const int32_t *order = (const int32_t *)(const void *)(job->memory + job->g.order_off);
-    const int64_t index = order[at];
-    const cpu_item item = cpu_item_of(job, index);
-    cpu_worker *w = worker_of(job, thread);
-    begin_item(w, &item);
-    int64_t begin = item.box.j0;
-    int64_t end = item.box.j1 < w->at.kv_len ? item.box.j1 : w->at.kv_len;
+    begin_item(w, item);
+    int64_t begin = item->box.j0;
+    int64_t end = item->box.j1 < w->at.kv_len ? item->box.j1 : w->at.kv_len;
     if (has_limits(w)) {
         find_limits(w);
         const int64_t first = w->limits.any_first / CPU_BLOCK_KEYS * CPU_BLOCK_KEYS;
@@ -585,6 +582,30 @@ void cpu_run_item(void *arg, int64_t at, int thread)
     run_tiles(w, begin, end);
     if (w->kernels->end)
         w->kernels->end();
+}
+
+static int has_nan(const cpu_worker *w)
+{
+    for (int32_t r = 0; r < w->rows; r++)
+        if (isnan(w->l[r]))
+            return 1;
+    return 0;
+}
+
+void cpu_run_item(void *arg, int64_t at, int thread)
+{
+    cpu_job *job = arg;
+    const int32_t *order = (const int32_t *)(const void *)(job->memory + job->g.order_off);
+    const int64_t index = order[at];
+    const cpu_item item = cpu_item_of(job, index);
+    cpu_worker *w = worker_of(job, thread);
+    const cpu_kernels *quick = ((const cpu_state *)job->plan->state)->kernels;
+    w->kernels = quick->careful && job->g.is_direct ? quick->careful : quick;
+    run_item(w, &item);
+    if (w->kernels->careful && has_nan(w)) {
+        w->kernels = quick->careful;
+        run_item(w, &item);
+    }
     if (job->g.splits > 1) {
         keep_partial(w, index);
         return;

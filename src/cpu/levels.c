@@ -15,6 +15,11 @@ static int fits_tiles(const plan_problem *p)
     return p->dtype == SACCADE_BF16 && p->kv_dtype == SACCADE_BF16;
 }
 
+static int fits_split(const plan_problem *p)
+{
+    return p->dtype == SACCADE_F16 && p->kv_dtype == SACCADE_F16;
+}
+
 /* Dot products run at the rate of FMAs on AMD's cores, at half of it on Intel's, where they
  * gain nothing over f32. */
 static int fits_bf16_dot(const plan_problem *p)
@@ -27,6 +32,7 @@ static int fits_bf16_dot(const plan_problem *p)
 static const kernel_choice choices[] = {
 #if HAVE_LEVEL_AMX
     {CPU_AMX, fits_tiles, &cpu_bf16_tiles_amx},
+    {CPU_AMX, fits_split, &cpu_f16_tiles_amx},
     {CPU_AVX512, fits_bf16_dot, &cpu_bf16_dot},
 #endif
 #if HAVE_LEVEL_AVX512
