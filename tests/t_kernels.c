@@ -2,6 +2,7 @@
  * write and NaN around what it may read, and the exponential against libm. The packed layouts
  * are those of docs/kernels.md, read here independently. */
 #include "cpu/cpu.h"
+#include "cpu/asking.h"
 #include "saccade_config.h"
 
 #include "base/convert.h"
@@ -43,8 +44,8 @@ static void for_each_table(kernel_test test)
     cpu_level most = CPU_PORTABLE;
     assert_int_equal(cpu_level_allowed(&most, NULL), SACCADE_OK);
     for (size_t n = 0; n < sizeof entries / sizeof entries[0]; n++)
-        if (entries[n].level <= (int32_t)most &&
-            (!entries[n].needs_bf16 || cpu_features_get()->has_avx512_bf16))
+        if (entries[n].level <= (int32_t)most
+            && (!entries[n].needs_bf16 || cpu_features_get()->has_avx512_bf16))
             test(entries[n].kernels);
 }
 
@@ -148,9 +149,11 @@ static void scores_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, 
     check_scores(k, &q, &keys, rows, n, s, "scores");
     for (int32_t at = rows * ld; at < MOST_ROWS * ld; at++)
         assert_true(s[at] == 0);
-    if (D % 32 == 0 && rows <= CPU_DIRECT_ROWS) {
+    if (rows <= k->direct_rows) {
+        cpu_asking next = asking_begin(&keys.rows, 0, n);
         memset(s, 0, (size_t)(MOST_ROWS * ld) * sizeof *s);
-        k->dots(packed_q, q_ld, &keys.rows, 0, n, rows, 0.5f, s, ld, &keys.rows, 0);
+        k->dots(packed_q, q_ld, &keys.rows, 0, n, rows, 0.5f, s, ld, &next);
+        assert_int_equal(next.rows, 0);
         check_scores(k, &q, &keys, rows, n, s, "dots");
     }
     free(packed_q);
@@ -192,8 +195,8 @@ static void weights_make(const cpu_kernels *k, int32_t rows, int32_t n, weights 
     for (int32_t i = 0; i < rows; i++) {
         w->alpha[i] = noise();
         for (int32_t j = 0; j < n; j++) {
-            const float p = rounded(k->element == 2 ? SACCADE_BF16 : SACCADE_F32,
-                                    fabsf(noise()));
+            const float p =
+                rounded(k->element == 2 ? SACCADE_BF16 : SACCADE_F32, fabsf(noise()));
             w->value[i][j] = p;
             if (k->element == 2)
                 ((uint16_t *)(void *)(w->packed + i * ld))[j] = bf16_from_f32(p);
@@ -238,11 +241,12 @@ static void values_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, 
     for (int32_t at = rows * o_ld; at < MOST_ROWS * o_ld; at++)
         assert_true(o[at] == 0.25f);
     free(o);
-    if (E % 32 == 0 && rows <= CPU_DIRECT_ROWS) {
+    if (rows <= k->direct_rows) {
+        cpu_asking next = asking_begin(&v.rows, 0, n);
         o = quarters((size_t)(MOST_ROWS * o_ld));
-        assert_int_equal(k->sums(w.packed, block, &v.rows, 0, n, rows, w.alpha, o, o_ld,
-                                 &v.rows, 0),
-                         E);
+        assert_int_equal(k->sums(w.packed, block, &v.rows, 0, n, rows, w.alpha, o, o_ld, &next),
+                         n);
+        assert_int_equal(next.rows, 0);
         check_values(k, &v, &w, rows, n, o, o_ld, "sums");
         free(o);
     }
@@ -267,26 +271,27 @@ static void values_hold(void **state)
     for_each_table(test_values);
 }
 
-/* One infinity or NaN anywhere in V is seen, and stops `sums` before it touches that column. */
+/* One infinity or NaN anywhere in V is seen, and stops `sums` before its key: O is then that of
+ * the keys before. */
 static void test_wild(const cpu_kernels *k)
 {
     static const float wild[] = {NAN, INFINITY, -INFINITY};
     static weights w;
     void *packed = zeroed((size_t)CPU_BLOCK_KEYS * MOST_D * 4);
-    weights_make(k, 4, 37, &w);
+    weights_make(k, 4, CPU_BLOCK_KEYS, &w);
     for (int n = 0; n < 60; n++) {
-        const int32_t rows = 1 + n % 4, j = n * 7 % 37, d = n * 31 % MOST_D;
-        source v = source_make(dtype_of(k, n), 37, MOST_D);
+        const int32_t rows = 1 + n % 4, j = n * 71 % CPU_BLOCK_KEYS, d = n * 31 % MOST_D;
+        source v = source_make(dtype_of(k, n), CPU_BLOCK_KEYS, MOST_D);
         const size_t each = saccade_dtype_bytes(v.rows.dtype);
+        cpu_asking next = {0};
         convert_from_f32(v.rows.dtype, &wild[n % 3],
                          (char *)v.memory + j * v.rows.stride + (size_t)d * each, 1);
-        assert_true(k->pack_values(&v.rows, 0, 37, CPU_BLOCK_KEYS, packed) != 0);
+        assert_true(k->pack_values(&v.rows, 0, CPU_BLOCK_KEYS, CPU_BLOCK_KEYS, packed) != 0);
         float *o = quarters(MOST_ROWS * MOST_D);
-        const int32_t done = k->sums(w.packed, CPU_BLOCK_KEYS, &v.rows, 0, 37, rows, w.alpha, o,
-                                     MOST_D, &v.rows, 0);
-        assert_true(done <= d);
-        for (int32_t at = 0; at < rows * MOST_D; at++)
-            assert_true(at % MOST_D < done || o[at] == 0.25f);
+        const int32_t done = k->sums(w.packed, CPU_BLOCK_KEYS, &v.rows, 0, CPU_BLOCK_KEYS, rows,
+                                     w.alpha, o, MOST_D, &next);
+        assert_true(done <= j && j - done < CPU_BLOCK_KEYS / 2);
+        check_values(k, &v, &w, rows, done, o, MOST_D, "sums before a wild value");
         free(o);
         source_free(&v);
     }
@@ -413,8 +418,9 @@ static void order_is_by_weight(void **state)
             weight[i] = (int64_t)(8 * fabsf(noise()));
         cpu_order(weight, order, n);
         for (int i = 1; i < n; i++)
-            assert_true(weight[order[i - 1]] > weight[order[i]] ||
-                        (weight[order[i - 1]] == weight[order[i]] && order[i - 1] < order[i]));
+            assert_true(
+                weight[order[i - 1]] > weight[order[i]]
+                || (weight[order[i - 1]] == weight[order[i]] && order[i - 1] < order[i]));
     }
 }
 

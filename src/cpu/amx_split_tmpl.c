@@ -175,6 +175,7 @@ const cpu_kernels LEVEL_NAME(cpu_f16_tiles) = {
     .pack_rows = pack_rows,
     .pack_keys = pack_keys,
     .pack_values = pack_values,
+    .direct_rows = 32,
     .dots = F32(cpu_dots),
     .sums = F32(cpu_sums),
     .store_row = F32(cpu_store_row),

@@ -142,20 +142,6 @@ static CPU_PACK_VALUES(pack_values)
     return (int)wild;
 }
 
-/* ---- few rows, straight from K and V ---- */
-
-#if defined(LEVEL_AMX)
-static CPU_DOTS(dots)
-{
-    cpu_bf16_dot.dots(q, q_ld, k, j0, n, rows, scale, s, s_ld, ahead, ahead_j0);
-}
-
-static CPU_SUMS(sums)
-{
-    return cpu_bf16_dot.sums(p, p_ld, v, j0, n, rows, alpha, o, o_ld, ahead, ahead_j0);
-}
-#endif
-
 const cpu_kernels LEVEL_NAME(cpu_bf16_tiles) = {
     .name = "AMX bf16 tiles",
     .strip = UNIT,
@@ -173,10 +159,9 @@ const cpu_kernels LEVEL_NAME(cpu_bf16_tiles) = {
 #else
     .store_row = LEVEL_NAME(cpu_store_row),
 #endif
-#if defined(LEVEL_AMX)
-    .dots = dots,
-    .sums = sums,
-#endif
+    .direct_rows = 64,
+    .dots = LEVEL_NAME(cpu_dots_tiles),
+    .sums = LEVEL_NAME(cpu_sums_tiles),
     .begin = tiles_begin,
     .end = tiles_end,
     .stream = LEVEL_NAME(cpu_stream_tiles),

@@ -4,30 +4,28 @@
 #define SACCADE_CPU_ASKING_H
 
 #include "cpu/cpu.h"
-#include "cpu/vec.h"
 
-/* Lines still to be asked for: of `rows` rows, `share` at each step. */
-typedef struct asking {
-    const char *at;
-    int64_t stride;
-    int32_t line, lines, rows, share;
-} asking;
+enum { LINE_BYTES = 64 };
 
-/* For dots: `keys` keys take, for each four of `rows`, as many squares as rows go into one,
- * each of `depth` steps. */
-static inline asking asking_begin(const cpu_rows *ahead, int64_t j0, int32_t rows,
-                                  int32_t depth, int32_t keys)
+/* Rows [j0, j0 + n); those past the end are asked for in vain. */
+static inline cpu_asking asking_begin(const cpu_rows *rows, int64_t j0, int32_t n)
 {
-    const int32_t lines = ahead->dim * (int32_t)saccade_dtype_bytes(ahead->dtype) / 64;
-    const int32_t steps = depth * (rows > 4 ? rows / 4 : 1) * (rows >= 4 ? 4 : rows);
-    return (asking){ahead->base + j0 * ahead->stride, ahead->stride, 0, lines, 0,
-                    (keys * lines + steps - 1) / steps};
+    const int64_t bytes = rows->dim * (int64_t)saccade_dtype_bytes(rows->dtype);
+    return (cpu_asking){rows->base + j0 * rows->stride, rows->stride, 0,
+                        (int32_t)((bytes + LINE_BYTES - 1) / LINE_BYTES), n};
 }
 
-static ALWAYS_INLINE void ask_some(asking *next)
+/* Lines for each of so many steps, that all are asked for in the end. */
+static inline int32_t asking_share(const cpu_asking *next, int64_t steps)
 {
-    for (int32_t n = 0; n < next->share && next->rows > 0; n++) {
-        __builtin_prefetch(next->at + next->line * 64, 0, 2);
+    const int64_t left = (int64_t)next->rows * next->lines - next->line;
+    return (int32_t)((left + steps - 1) / steps);
+}
+
+static inline void ask_lines(cpu_asking *next, int32_t n)
+{
+    for (; n > 0 && next->rows > 0; n--) {
+        __builtin_prefetch(next->at + (int64_t)next->line * LINE_BYTES, 0, 2);
         if (++next->line == next->lines) {
             next->line = 0;
             next->at += next->stride;
@@ -36,13 +34,9 @@ static ALWAYS_INLINE void ask_some(asking *next)
     }
 }
 
-/* For sums: which pass over V asks on account of key j. Of two passes of four rows each takes
- * every other key; else the first takes all. */
-static ALWAYS_INLINE int is_asking(int pass_rows, int32_t rows, int32_t i, int32_t j)
+static inline void ask_rest(cpu_asking *next)
 {
-    if (pass_rows == 4 && rows == 8)
-        return (i == 4) == (j & 1);
-    return i == 0;
+    ask_lines(next, next->rows * next->lines);
 }
 
 #endif

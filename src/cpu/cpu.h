@@ -43,18 +43,24 @@ typedef struct cpu_rows {
 #define CPU_PACK_VALUES(name)                                                                \
     int name(const cpu_rows *from, int64_t j0, int32_t n, int32_t padded, void *to)
 
-/* The same two products for few rows, straight from K and V: every element is read once and
- * nothing is packed. D and Dv are multiples of 32. `ahead`: rows read next, asked of memory
- * while these are used. dots: scores of n keys from j0. sums: like values; stops where V has
- * an infinity or NaN and returns the first column not done, Dv when all are. */
+/* Lines of K or V that are read next, asked of memory while others are used (asking.h). */
+typedef struct cpu_asking {
+    const char *at;
+    int64_t stride;
+    int32_t line, lines, rows; /* the next of a row's lines; rows left, this one included */
+} cpu_asking;
+
+/* The same two products for at most direct_rows rows, straight from K and V: every element is
+ * read once and nothing is packed. D and Dv are at most CPU_DIRECT_DIM. All of `next` is asked
+ * for meanwhile. dots: scores of n keys from j0. sums: like values, for n keys; stops before
+ * the first few keys that hold an infinity or NaN and returns the number of keys done. */
+enum { CPU_DIRECT_DIM = 576 };
 #define CPU_DOTS(name)                                                                       \
     void name(const void *q, int32_t q_ld, const cpu_rows *k, int64_t j0, int32_t n,         \
-              int32_t rows, float scale, float *s, int32_t s_ld, const cpu_rows *ahead,      \
-              int64_t ahead_j0)
+              int32_t rows, float scale, float *s, int32_t s_ld, cpu_asking *next)
 #define CPU_SUMS(name)                                                                       \
     int32_t name(const float *p, int32_t p_ld, const cpu_rows *v, int64_t j0, int32_t n,     \
-                 int32_t rows, const float *alpha, float *o, int32_t o_ld,                   \
-                 const cpu_rows *ahead, int64_t ahead_j0)
+                 int32_t rows, const float *alpha, float *o, int32_t o_ld, cpu_asking *next)
 
 /* E elements of o, times scale, as dtype. */
 #define CPU_STORE_ROW(name)                                                                  \
@@ -77,8 +83,6 @@ typedef struct cpu_stream {
 } cpu_stream;
 #define CPU_STREAM(name) void name(const cpu_stream *stream)
 
-enum { CPU_DIRECT_ROWS = 8 }; /* rows up to which dots and sums are faster than packing */
-
 typedef struct cpu_kernels {
     const char *name;
     int32_t strip;   /* query rows per call of scores, softmax, values */
@@ -91,7 +95,8 @@ typedef struct cpu_kernels {
     CPU_PACK_ROWS((*pack_rows));
     CPU_PACK_KEYS((*pack_keys));
     CPU_PACK_VALUES((*pack_values));
-    CPU_DOTS((*dots)); /* NULL with sums: few rows are packed too */
+    int32_t direct_rows; /* rows up to which dots and sums are faster than packing */
+    CPU_DOTS((*dots));
     CPU_SUMS((*sums));
     CPU_STORE_ROW((*store_row));
     CPU_STREAM((*stream)); /* NULL: block by block */
@@ -114,6 +119,18 @@ CPU_DOTS(cpu_dots_avx512);
 CPU_SUMS(cpu_sums_portable);
 CPU_SUMS(cpu_sums_avx2);
 CPU_SUMS(cpu_sums_avx512);
+/* bf16_direct_tmpl.c: AVX512-BF16 */
+CPU_DOTS(cpu_dots_bf16);
+CPU_SUMS(cpu_sums_bf16);
+/* tiles_direct_tmpl.c */
+CPU_DOTS(cpu_dots_tiles_portable);
+CPU_DOTS(cpu_dots_tiles_avx2);
+CPU_DOTS(cpu_dots_tiles_avx512);
+CPU_DOTS(cpu_dots_tiles_amx);
+CPU_SUMS(cpu_sums_tiles_portable);
+CPU_SUMS(cpu_sums_tiles_avx2);
+CPU_SUMS(cpu_sums_tiles_avx512);
+CPU_SUMS(cpu_sums_tiles_amx);
 /* amx_tmpl.c, amx_stream_tmpl.c: tiles, emulated in levels other than AMX */
 extern const cpu_kernels cpu_bf16_tiles_portable, cpu_bf16_tiles_avx2, cpu_bf16_tiles_avx512,
     cpu_bf16_tiles_amx;

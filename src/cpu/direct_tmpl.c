@@ -1,19 +1,23 @@
 /* Products of a few rows (decode) straight from K and V, in f32, compiled once per level.
  *
- * Here memory is the limit, not arithmetic: rows are read once, in their order, and while K is
- * used V is asked for, and the next K while V is used (Flash-Decoding's loop with the loads of
- * the other operand in its shadow). Sums run over dims, then lanes, always alike. */
+ * Here memory is the limit, not arithmetic: rows are read once, in their order, a few keys at a
+ * time that stay in L1 while all rows take them, and while K is used V is asked for, and the
+ * next K while V is used (Flash-Decoding's loop with the loads of the other operand in its
+ * shadow). What more than a few rows would convert again, and what does not fill vectors, is
+ * converted first, into a block in L1. Sums run over dims, then lanes, always alike. */
 #include "cpu/cpu.h"
 #include "cpu/asking.h"
 #include "cpu/vec.h"
-
-#include "base/convert.h"
 
 #include <string.h>
 
 #if !defined(LEVEL_AMX)
 
-enum { ACCUMULATORS = VF == 16 ? 16 : 8 };
+enum {
+    ACCUMULATORS = VF == 16 ? 16 : 8,
+    KEY_GROUP = 16,      /* keys of a block */
+    CONVERTED_ROWS = 16, /* the most that convert as they go */
+};
 
 static ALWAYS_INLINE vf widen(saccade_dtype dtype, const char *row, int32_t d)
 {
@@ -24,26 +28,55 @@ static ALWAYS_INLINE vf widen(saccade_dtype dtype, const char *row, int32_t d)
     return vf_from_f16((const uint16_t *)(const void *)row + d);
 }
 
-/* Asks for the line of element d of row j, once per line; past the end it is in vain. */
-static ALWAYS_INLINE void ask(saccade_dtype dtype, const cpu_rows *from, int64_t j, int32_t d)
+/* ---- blocks of f32 ---- */
+
+static ALWAYS_INLINE void widen_rows(saccade_dtype dtype, const cpu_rows *from, int64_t j0,
+                                     int32_t n, int32_t ld, float *to)
 {
-    const int32_t each = dtype == SACCADE_F32 ? 4 : 2;
-    if (d * each % 64 == 0)
-        __builtin_prefetch(from->base + j * from->stride + d * each, 0, 2);
+    const size_t each = dtype == SACCADE_F32 ? 4 : 2;
+    const int32_t full = from->dim / VF * VF;
+    const char *row = from->base + j0 * from->stride;
+    for (int32_t j = 0; j < n; j++, row += from->stride, to += ld) {
+        char rest[VF * 4] = {0};
+        for (int32_t d = 0; d < full; d += VF)
+            vf_store(to + d, widen(dtype, row, d));
+        if (full == from->dim)
+            continue;
+        memcpy(rest, row + (size_t)full * each, (size_t)(from->dim - full) * each);
+        vf_store(to + full, widen(dtype, rest, 0));
+    }
+}
+
+/* Rows [j0, j0 + n) as they lie, or converted into the block and padded with 0. */
+static cpu_rows take_rows(const cpu_rows *from, int64_t j0, int32_t n, int32_t rows,
+                          float *block)
+{
+    const int32_t ld = (from->dim + VF - 1) / VF * VF;
+    if (from->dim == ld && (from->dtype == SACCADE_F32 || rows <= CONVERTED_ROWS))
+        return (cpu_rows){from->base + j0 * from->stride, from->stride, from->dtype, ld};
+    if (from->dtype == SACCADE_F32)
+        widen_rows(SACCADE_F32, from, j0, n, ld, block);
+    else if (from->dtype == SACCADE_BF16)
+        widen_rows(SACCADE_BF16, from, j0, n, ld, block);
+    else
+        widen_rows(SACCADE_F16, from, j0, n, ld, block);
+    return (cpu_rows){(const char *)block, ld * (int64_t)sizeof *block, SACCADE_F32, ld};
 }
 
 /* ---- scores ---- */
 
 /* `rows` rows against VF / rows keys: one vector of scores, [rows][keys]. */
 static ALWAYS_INLINE vf dot_square(int rows, saccade_dtype dtype, const float *q, int32_t q_ld,
-                                   const char *const *keys, int32_t D, asking *next)
+                                   const char *const *keys, int32_t D, cpu_asking *next,
+                                   int32_t share)
 {
     vf acc[VF];
     const int n_keys = VF / rows;
     for (int t = 0; t < VF; t++)
         acc[t] = vf_set(0);
+    cpu_asking own = *next; /* in registers: stores of scores cannot change it */
     for (int32_t d = 0; d < D; d += VF) {
-        ask_some(next);
+        ask_lines(&own, share);
 #pragma GCC unroll 16
         for (int j = 0; j < n_keys; j++) {
             const vf k = widen(dtype, keys[j], d);
@@ -53,148 +86,189 @@ static ALWAYS_INLINE vf dot_square(int rows, saccade_dtype dtype, const float *q
                     vf_fma(k, vf_load(q + (int64_t)i * q_ld + d), acc[i * n_keys + j]);
         }
     }
+    *next = own;
     return vf_sum_each(acc);
 }
 
-static ALWAYS_INLINE void dot_rows(int rows, saccade_dtype dtype, const float *q, int32_t q_ld,
-                                   const cpu_rows *k, int64_t j0, int32_t n, float scale,
-                                   float *s, int32_t s_ld, asking *next)
+typedef struct dots_job {
+    const float *q;
+    float *s;
+    int32_t q_ld, s_ld, rows, share;
+    float scale;
+    cpu_asking *next;
+} dots_job;
+
+/* Rows from i on against n keys; scores from column j on. */
+static ALWAYS_INLINE void dot_rows(int rows, saccade_dtype dtype, const dots_job *job,
+                                   int32_t i, const cpu_rows *k, int32_t n, int32_t column)
 {
     const int n_keys = VF / rows;
+    const float *q = job->q + (int64_t)i * job->q_ld;
+    float *s = job->s + (int64_t)i * job->s_ld + column;
     for (int32_t j = 0; j < n; j += n_keys) {
         const char *keys[VF];
         float square[VF];
         for (int t = 0; t < n_keys; t++)
-            keys[t] = k->base + (j0 + (j + t < n ? j + t : n - 1)) * k->stride;
-        vf_store(square, vf_set(scale) * dot_square(rows, dtype, q, q_ld, keys, k->dim,
-                                                     next));
-        for (int i = 0; i < rows; i++)
-            memcpy(s + (int64_t)i * s_ld + j, square + i * n_keys,
+            keys[t] = k->base + (j + t < n ? j + t : n - 1) * k->stride;
+        vf_store(square, vf_set(job->scale)
+                             * dot_square(rows, dtype, q, job->q_ld, keys, k->dim, job->next,
+                                          job->share));
+        for (int r = 0; r < rows; r++)
+            memcpy(s + (int64_t)r * job->s_ld + j, square + r * n_keys,
                    (size_t)n_keys * sizeof *s);
     }
 }
 
-/* Groups of keys small enough to stay in L1 while all rows take them. */
-enum { KEY_GROUP = 16 };
-
-static ALWAYS_INLINE void dots_of(saccade_dtype dtype, const float *q, int32_t q_ld,
-                                  const cpu_rows *k, int64_t j0, int32_t n, int32_t rows,
-                                  float scale, float *s, int32_t s_ld, const cpu_rows *ahead,
-                                  int64_t ahead_j0)
+static ALWAYS_INLINE void dot_group(saccade_dtype dtype, const dots_job *job, const cpu_rows *k,
+                                    int32_t n, int32_t column)
 {
-    asking next = asking_begin(ahead, ahead_j0, rows, k->dim / VF, KEY_GROUP * VF / 16);
-    for (int32_t j = 0; j < n; j += KEY_GROUP) {
-        const int32_t m = n - j < KEY_GROUP ? n - j : KEY_GROUP;
-        int32_t i = 0;
-        next.rows += m;
-        for (; i + 4 <= rows; i += 4)
-            dot_rows(4, dtype, q + (int64_t)i * q_ld, q_ld, k, j0 + j, m, scale,
-                     s + (int64_t)i * s_ld + j, s_ld, &next);
-        for (; i + 2 <= rows; i += 2)
-            dot_rows(2, dtype, q + (int64_t)i * q_ld, q_ld, k, j0 + j, m, scale,
-                     s + (int64_t)i * s_ld + j, s_ld, &next);
-        for (; i < rows; i++)
-            dot_rows(1, dtype, q + (int64_t)i * q_ld, q_ld, k, j0 + j, m, scale,
-                     s + (int64_t)i * s_ld + j, s_ld, &next);
-    }
+    int32_t i = 0;
+    for (; i + 4 <= job->rows; i += 4)
+        dot_rows(4, dtype, job, i, k, n, column);
+    for (; i + 2 <= job->rows; i += 2)
+        dot_rows(2, dtype, job, i, k, n, column);
+    for (; i < job->rows; i++)
+        dot_rows(1, dtype, job, i, k, n, column);
 }
 
 CPU_DOTS(LEVEL_NAME(cpu_dots))
 {
-    if (k->dtype == SACCADE_F32)
-        dots_of(SACCADE_F32, q, q_ld, k, j0, n, rows, scale, s, s_ld, ahead, ahead_j0);
-    else if (k->dtype == SACCADE_BF16)
-        dots_of(SACCADE_BF16, q, q_ld, k, j0, n, rows, scale, s, s_ld, ahead, ahead_j0);
-    else
-        dots_of(SACCADE_F16, q, q_ld, k, j0, n, rows, scale, s, s_ld, ahead, ahead_j0);
+    _Alignas(64) float block[KEY_GROUP * CPU_DIRECT_DIM];
+    const int64_t steps = ((int64_t)n * rows + VF - 1) / VF * ((k->dim + VF - 1) / VF);
+    const dots_job job = {q, s, q_ld, s_ld, rows, asking_share(next, steps), scale, next};
+    for (int32_t j = 0; j < n; j += KEY_GROUP) {
+        const int32_t m = n - j < KEY_GROUP ? n - j : KEY_GROUP;
+        const cpu_rows keys = take_rows(k, j0 + j, m, rows, block);
+        if (keys.dtype == SACCADE_F32)
+            dot_group(SACCADE_F32, &job, &keys, m, j);
+        else if (keys.dtype == SACCADE_BF16)
+            dot_group(SACCADE_BF16, &job, &keys, m, j);
+        else
+            dot_group(SACCADE_F16, &job, &keys, m, j);
+    }
+    ask_rest(next);
 }
 
 /* ---- values ---- */
 
 typedef struct sums_job {
-    const float *p, *alpha;
+    const float *p;
     float *o;
-    int32_t p_ld, o_ld, n, rows;
-    const cpu_rows *v, *ahead;
-    int64_t j0, ahead_j0;
+    int32_t p_ld, o_ld, rows, share;
+    cpu_asking *next;
 } sums_job;
 
-/* Rows [i, i + rows), columns [d, d + columns * VF). The first rows of a chunk look for wild
- * values, before anything of the chunk is stored, and ask for what is read next. */
-static ALWAYS_INLINE int sum_chunk(int rows, int columns, int is_first, saccade_dtype dtype,
-                                   const sums_job *job, int32_t i, int32_t d)
+/* Rows [i, i + rows), columns [d, d + columns * VF), keys [0, n) with weights from j on. */
+static ALWAYS_INLINE void sum_chunk(int rows, int columns, saccade_dtype dtype,
+                                    const sums_job *job, int32_t i, int32_t d,
+                                    const cpu_rows *v, int32_t n, int32_t j)
 {
     vf acc[ACCUMULATORS];
-    const float *p = job->p + (int64_t)i * job->p_ld;
+    const float *p = job->p + (int64_t)i * job->p_ld + j;
+    const char *row = v->base;
     float *o = job->o + (int64_t)i * job->o_ld + d;
-    vf noted = vf_set(0);
+    cpu_asking next = *job->next;
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++)
-            acc[r * columns + c] =
-                vf_set(job->alpha[i + r]) * vf_load(o + (int64_t)r * job->o_ld + c * VF);
-    for (int32_t j = 0; j < job->n; j++) {
-        const char *row = job->v->base + (job->j0 + j) * job->v->stride;
+            acc[r * columns + c] = vf_load(o + (int64_t)r * job->o_ld + c * VF);
+    for (int32_t t = 0; t < n; t++, row += v->stride) {
+        ask_lines(&next, job->share);
 #pragma GCC unroll 16
         for (int c = 0; c < columns; c++) {
             const vf x = widen(dtype, row, d + c * VF);
-            if (is_first)
-                noted = vf_note_wild(noted, x);
-            if (is_asking(rows, job->rows, i, j))
-                ask(dtype, job->ahead, job->ahead_j0 + j, d + c * VF);
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++)
                 acc[r * columns + c] =
-                    vf_fma(vf_set(p[(int64_t)r * job->p_ld + j]), x, acc[r * columns + c]);
+                    vf_fma(vf_set(p[(int64_t)r * job->p_ld + t]), x, acc[r * columns + c]);
         }
     }
-    if (is_first && vf_any_wild(noted))
-        return 1;
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++)
             vf_store(o + (int64_t)r * job->o_ld + c * VF, acc[r * columns + c]);
-    return 0;
+    *job->next = next;
 }
 
-static ALWAYS_INLINE int sum_rows(int columns, saccade_dtype dtype, const sums_job *job,
-                                  int32_t rows, int32_t d)
+/* Rows of one height from i on: columns in the widest chunks whose accumulators fit. */
+static ALWAYS_INLINE void sum_rows(int rows, saccade_dtype dtype, const sums_job *job,
+                                   int32_t i, const cpu_rows *v, int32_t n, int32_t j)
 {
-    const int most = ACCUMULATORS / columns;
-    int32_t i = most >= 4 && rows >= 4 ? 4 : most >= 2 && rows >= 2 ? 2 : 1;
-    if (i == 4 ? sum_chunk(4, columns, 1, dtype, job, 0, d)
-        : i == 2 ? sum_chunk(2, columns, 1, dtype, job, 0, d)
-                 : sum_chunk(1, columns, 1, dtype, job, 0, d))
-        return 1;
-    for (; most >= 4 && i + 4 <= rows; i += 4)
-        sum_chunk(4, columns, 0, dtype, job, i, d);
-    for (; most >= 2 && i + 2 <= rows; i += 2)
-        sum_chunk(2, columns, 0, dtype, job, i, d);
-    for (; i < rows; i++)
-        sum_chunk(1, columns, 0, dtype, job, i, d);
-    return 0;
+    const int most = ACCUMULATORS / rows;
+    int32_t d = 0;
+    for (; most >= 8 && d + 8 * VF <= v->dim; d += 8 * VF)
+        sum_chunk(rows, most >= 8 ? 8 : 1, dtype, job, i, d, v, n, j);
+    for (; most >= 4 && d + 4 * VF <= v->dim; d += 4 * VF)
+        sum_chunk(rows, most >= 4 ? 4 : 1, dtype, job, i, d, v, n, j);
+    for (; most >= 2 && d + 2 * VF <= v->dim; d += 2 * VF)
+        sum_chunk(rows, most >= 2 ? 2 : 1, dtype, job, i, d, v, n, j);
+    for (; d < v->dim; d += VF)
+        sum_chunk(rows, 1, dtype, job, i, d, v, n, j);
 }
 
-/* Columns in the widest chunks whose accumulators fit; all of a chunk is done or none. */
-static ALWAYS_INLINE int32_t sums_of(saccade_dtype dtype, const sums_job *job, int32_t rows)
+static ALWAYS_INLINE void sum_group(saccade_dtype dtype, const sums_job *job, const cpu_rows *v,
+                                    int32_t n, int32_t j)
 {
-    const int32_t E = job->v->dim, most = ACCUMULATORS / (rows >= 4 ? 4 : rows >= 2 ? 2 : 1);
-    int32_t d = 0, wild = 0;
-    for (; d + 8 * VF <= E && most >= 8 && !wild; d += wild ? 0 : 8 * VF)
-        wild = sum_rows(8, dtype, job, rows, d);
-    for (; d + 4 * VF <= E && most >= 4 && !wild; d += wild ? 0 : 4 * VF)
-        wild = sum_rows(4, dtype, job, rows, d);
-    for (; d < E && !wild; d += wild ? 0 : 2 * VF)
-        wild = sum_rows(2, dtype, job, rows, d);
-    return d;
+    int32_t i = 0;
+    for (; i + 4 <= job->rows; i += 4)
+        sum_rows(4, dtype, job, i, v, n, j);
+    for (; i + 2 <= job->rows; i += 2)
+        sum_rows(2, dtype, job, i, v, n, j);
+    for (; i < job->rows; i++)
+        sum_rows(1, dtype, job, i, v, n, j);
+}
+
+static ALWAYS_INLINE int is_wild(saccade_dtype dtype, const cpu_rows *v, int32_t n)
+{
+    vf even = vf_set(0), odd = vf_set(0);
+    const char *row = v->base;
+    for (int32_t j = 0; j < n; j++, row += v->stride) {
+        int32_t d = 0;
+        for (; d + 2 * VF <= v->dim; d += 2 * VF) {
+            even = vf_note_wild(even, widen(dtype, row, d));
+            odd = vf_note_wild(odd, widen(dtype, row, d + VF));
+        }
+        if (d < v->dim)
+            even = vf_note_wild(even, widen(dtype, row, d));
+    }
+    return vf_any_wild(even) | vf_any_wild(odd);
+}
+
+/* Turns of sum_chunk's loop, about, for n keys. */
+static int64_t sum_steps(int32_t rows, int32_t E, int32_t n)
+{
+    const int32_t height = rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
+    const int32_t columns = ACCUMULATORS / height < 8 ? ACCUMULATORS / height : 8;
+    return (int64_t)(rows / height) * ((E + columns * VF - 1) / (columns * VF)) * n;
 }
 
 CPU_SUMS(LEVEL_NAME(cpu_sums))
 {
-    const sums_job job = {p, alpha, o, p_ld, o_ld, n, rows, v, ahead, j0, ahead_j0};
-    if (v->dtype == SACCADE_F32)
-        return sums_of(SACCADE_F32, &job, rows);
-    if (v->dtype == SACCADE_BF16)
-        return sums_of(SACCADE_BF16, &job, rows);
-    return sums_of(SACCADE_F16, &job, rows);
+    _Alignas(64) float block[KEY_GROUP * CPU_DIRECT_DIM];
+    const sums_job job = {
+        p, o, p_ld, o_ld, rows, asking_share(next, sum_steps(rows, v->dim, n)), next};
+    for (int32_t i = 0; i < rows; i++)
+        for (int32_t d = 0; d < v->dim && alpha[i] != 1; d += VF) {
+            float *at = o + (int64_t)i * o_ld + d;
+            vf_store(at, vf_set(alpha[i]) * vf_load(at));
+        }
+    for (int32_t j = 0; j < n; j += KEY_GROUP) {
+        const int32_t m = n - j < KEY_GROUP ? n - j : KEY_GROUP;
+        const cpu_rows values = take_rows(v, j0 + j, m, rows, block);
+        if (values.dtype == SACCADE_F32) {
+            if (is_wild(SACCADE_F32, &values, m))
+                return j;
+            sum_group(SACCADE_F32, &job, &values, m, j);
+        } else if (values.dtype == SACCADE_BF16) {
+            if (is_wild(SACCADE_BF16, &values, m))
+                return j;
+            sum_group(SACCADE_BF16, &job, &values, m, j);
+        } else {
+            if (is_wild(SACCADE_F16, &values, m))
+                return j;
+            sum_group(SACCADE_F16, &job, &values, m, j);
+        }
+    }
+    ask_rest(next);
+    return n;
 }
 
 #endif

@@ -216,6 +216,7 @@ const cpu_kernels LEVEL_NAME(cpu_f32) = {
     .pack_rows = pack_rows,
     .pack_keys = pack_keys,
     .pack_values = pack_values,
+    .direct_rows = 32,
     .dots = LEVEL_NAME(cpu_dots),
     .sums = LEVEL_NAME(cpu_sums),
     .store_row = LEVEL_NAME(cpu_store_row),

@@ -39,8 +39,8 @@ static void cut_items(const plan_problem *p, const saccade_sizes *s, const cpu_k
 {
     const int is_grouped = p->group * s->Q <= CPU_BLOCK_ROWS;
     g->is_shared = !is_grouped;
-    g->is_direct = k->dots && p->group * s->Q <= CPU_DIRECT_ROWS && s->D % 32 == 0
-                   && s->Dv % 32 == 0;
+    g->is_direct = p->group * s->Q <= k->direct_rows && s->D <= CPU_DIRECT_DIM
+                   && s->Dv <= CPU_DIRECT_DIM;
     g->item_heads = is_grouped ? p->group : 1;
     g->item_rows = (int32_t)smaller(s->Q, CPU_BLOCK_ROWS);
     g->row_blocks = ceil_div(s->Q, CPU_BLOCK_ROWS);
@@ -122,14 +122,15 @@ cpu_scratch cpu_scratch_of(const saccade_plan *plan, const cpu_geometry *g)
 {
     const cpu_state *state = plan->state;
     const cpu_kernels *k = state->kernels;
-    const int64_t strip = k->strip > CPU_DIRECT_ROWS ? k->strip : CPU_DIRECT_ROWS;
+    const int64_t strip = k->strip > k->direct_rows ? k->strip : k->direct_rows;
+    const size_t scores = bytes64(strip * CPU_BLOCK_KEYS, sizeof(float));
     cpu_scratch at;
     size_t end = 1024; /* cpu_worker itself */
     place(bytes64((int64_t)CPU_BLOCK_ROWS * g->q_ld, (size_t)k->element), &at.q, &end);
     place(bytes64((k->stream ? 3 : 1) * strip * CPU_BLOCK_KEYS, sizeof(float)), &at.s, &end);
     place(bytes64((int64_t)CPU_BLOCK_ROWS * g->o_ld, sizeof(float)), &at.o, &end);
     place(bytes64(4 * CPU_BLOCK_ROWS, sizeof(float)), &at.stats, &end);
-    place(g->k_bytes, &at.k, &end);
+    place(g->is_direct && scores > g->k_bytes ? scores : g->k_bytes, &at.k, &end);
     place(g->v_bytes, &at.v, &end);
     place(bytes64(strip * CPU_BLOCK_KEYS, 1), &at.live, &end);
     place(bytes64(g->o_ld, sizeof(float)), &at.row, &end);

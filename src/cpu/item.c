@@ -11,6 +11,7 @@
 #include "cpu/cpu.h"
 
 #include "base/convert.h"
+#include "cpu/asking.h"
 
 #include <assert.h>
 #include <math.h>
@@ -280,22 +281,28 @@ static float probability(const cpu_worker *w, int32_t i, int32_t j)
     return w->kernels->element == 4 ? row[j] : bf16_to_f32(parts[j]);
 }
 
-/* O = alpha O + P V where V holds infinities or NaN: keys that are dead in a row must not
- * touch it, not even by 0 * NaN. Columns from d0 on; live [n_rows][CPU_BLOCK_KEYS]. */
-static void careful_values(cpu_worker *w, const tile *t, int32_t r0, int32_t n_rows, int64_t d0)
+static void scale_rows(cpu_worker *w, int32_t r0, int32_t n_rows)
+{
+    const int32_t o_ld = w->job->g.o_ld;
+    for (int32_t i = 0; i < n_rows; i++)
+        for (int32_t d = 0; d < o_ld; d++)
+            w->o[(int64_t)(r0 + i) * o_ld + d] *= w->alpha[i];
+}
+
+/* O += P V where V holds infinities or NaN: keys that are dead in a row must not touch it, not
+ * even by 0 * NaN. Keys from `first` on; live [n_rows][CPU_BLOCK_KEYS]. */
+static void careful_values(cpu_worker *w, const tile *t, int32_t r0, int32_t n_rows,
+                           int32_t first)
 {
     const saccade_tensor *v = w->job->run->v;
     const int32_t o_ld = w->job->g.o_ld;
     const int64_t E = v->shape[3];
     const cpu_rows from = cpu_rows_of(v, w->item.b, w->item.g);
-    for (int32_t i = 0; i < n_rows; i++)
-        for (int64_t d = d0; d < E; d++)
-            w->o[(int64_t)(r0 + i) * o_ld + d] *= w->alpha[i];
-    for (int32_t j = 0; j < t->n; j++) {
+    for (int32_t j = first; j < t->n; j++) {
         convert_to_f32(from.dtype, from.base + (t->j0 + j) * from.stride, w->row, E);
         for (int32_t i = 0; i < n_rows; i++) {
             const float p = probability(w, i, j);
-            for (int64_t d = d0; d < E && w->live[i * CPU_BLOCK_KEYS + j]; d++)
+            for (int64_t d = 0; d < E && w->live[i * CPU_BLOCK_KEYS + j]; d++)
                 w->o[(int64_t)(r0 + i) * o_ld + d] += p * w->row[d];
         }
     }
@@ -342,21 +349,22 @@ static void run_strip(cpu_worker *w, tile t, int32_t r0, int32_t n_rows)
     if (t.is_wild)
         note_live(w, n_rows);
     k->softmax(w->s, CPU_BLOCK_KEYS, n_rows, n, most, w->m + r0, w->l + r0, w->alpha);
-    if (t.is_wild)
+    if (t.is_wild) {
+        scale_rows(w, r0, n_rows);
         careful_values(w, &t, r0, n_rows, 0);
-    else
-        k->values(w->s, CPU_BLOCK_KEYS,
-                  (const char *)t.v + (size_t)t.first * (size_t)k->panel * element, n,
-                  CPU_BLOCK_KEYS, n_rows, g->o_ld / k->panel, w->alpha, o, g->o_ld);
+        return;
+    }
+    k->values(w->s, CPU_BLOCK_KEYS,
+              (const char *)t.v + (size_t)t.first * (size_t)k->panel * element, n,
+              CPU_BLOCK_KEYS, n_rows, g->o_ld / k->panel, w->alpha, o, g->o_ld);
 }
 
-/* Scores of a tile whose few rows read K where it lies; V is asked for. */
-static const float *direct_scores(cpu_worker *w, const tile *t)
+/* Scores of a tile whose few rows read K where it lies. */
+static const float *direct_scores(cpu_worker *w, const tile *t, cpu_asking *next)
 {
     const cpu_rows k = cpu_rows_of(w->job->run->k, w->item.b, w->item.g);
-    const cpu_rows v = cpu_rows_of(w->job->run->v, w->item.b, w->item.g);
     w->kernels->dots(w->q, w->job->g.q_ld, &k, t->j0, t->n, w->rows, scale_of(w, t), w->s,
-                     CPU_BLOCK_KEYS, &v, t->j0);
+                     CPU_BLOCK_KEYS, next);
     return change_scores(w, t, 0, w->rows);
 }
 
@@ -365,23 +373,27 @@ static const float *direct_scores(cpu_worker *w, const tile *t)
 static void find_live_late(cpu_worker *w, const tile *t)
 {
     float *p = w->s;
+    cpu_asking nothing = {0};
     w->s = w->k;
-    direct_scores(w, t);
+    direct_scores(w, t, &nothing);
     note_live(w, w->rows);
     w->s = p;
 }
 
+/* The tile's V is asked for while its K is used, the next K while V is. */
 static void run_direct(cpu_worker *w, const tile *t)
 {
     const cpu_kernels *kernels = w->kernels;
     const cpu_rows k = cpu_rows_of(w->job->run->k, w->item.b, w->item.g);
     const cpu_rows v = cpu_rows_of(w->job->run->v, w->item.b, w->item.g);
-    const float *most = direct_scores(w, t);
+    cpu_asking next_v = asking_begin(&v, t->j0, t->n);
+    cpu_asking next_k = asking_begin(&k, t->j0 + t->n, CPU_BLOCK_KEYS);
+    const float *most = direct_scores(w, t, &next_v);
     kernels->softmax(w->s, CPU_BLOCK_KEYS, w->rows, (t->n + 15) / 16 * 16, most, w->m, w->l,
                      w->alpha);
     const int32_t done = kernels->sums(w->s, CPU_BLOCK_KEYS, &v, t->j0, t->n, w->rows, w->alpha,
-                                       w->o, w->job->g.o_ld, &k, t->j0 + CPU_BLOCK_KEYS);
-    if (done == v.dim)
+                                       w->o, w->job->g.o_ld, &next_k);
+    if (done == t->n)
         return;
     find_live_late(w, t);
     careful_values(w, t, 0, w->rows, done);

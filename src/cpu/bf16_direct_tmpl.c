@@ -1,0 +1,267 @@
+/* Products of a few rows (decode) straight from K and V by AVX512-BF16 dot products, two
+ * products and an f32 sum per lane and step. direct_tmpl.c has the idea; here nothing is
+ * converted, and only rows that do not fill vectors are copied first. Compiled with the flags
+ * of the AMX level, the only one that has this extension. */
+#include "cpu/cpu.h"
+#include "cpu/asking.h"
+#include "cpu/vec.h"
+
+#include <string.h>
+
+#if defined(LEVEL_AMX)
+
+enum {
+    WIDE = 32,      /* elements of a vector */
+    KEY_GROUP = 16, /* keys whose scores are made together */
+    BLOCK = 16384,  /* elements of V taken by all rows in turn: they stay in L1 */
+    MOST_KEYS = 64,
+};
+
+typedef uint16_t bf16;
+
+static ALWAYS_INLINE vf dot(vf acc, __m512i a, __m512i b)
+{
+    return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
+}
+
+static ALWAYS_INLINE __m512i pair(const bf16 *p)
+{
+    int32_t bits;
+    memcpy(&bits, p, sizeof bits);
+    return _mm512_set1_epi32(bits);
+}
+
+/* Rows [j0, j0 + n) as they lie, or copied and padded with 0 to whole vectors. */
+static cpu_rows take_rows(const cpu_rows *from, int64_t j0, int32_t n, bf16 *block)
+{
+    const int32_t ld = (from->dim + WIDE - 1) / WIDE * WIDE, full = from->dim / WIDE * WIDE;
+    const char *base = from->base + j0 * from->stride;
+    if (full == ld)
+        return (cpu_rows){base, from->stride, SACCADE_BF16, ld};
+    const __mmask32 rest = ((__mmask32)1 << (from->dim - full)) - 1;
+    for (int32_t j = 0; j < n; j++, base += from->stride) {
+        const bf16 *row = (const bf16 *)(const void *)base;
+        bf16 *to = block + (int64_t)j * ld;
+        for (int32_t d = 0; d < full; d += WIDE)
+            _mm512_storeu_si512(to + d, _mm512_loadu_si512(row + d));
+        _mm512_storeu_si512(to + full, _mm512_maskz_loadu_epi16(rest, row + full));
+    }
+    return (cpu_rows){(const char *)block, ld * (int64_t)sizeof *block, SACCADE_BF16, ld};
+}
+
+/* ---- scores ---- */
+
+typedef struct dots_job {
+    const bf16 *q;
+    float *s;
+    int32_t q_ld, s_ld, rows, share;
+    float scale;
+    cpu_asking *next;
+} dots_job;
+
+/* `rows` rows against 16 / rows keys: one vector of scores, [rows][keys]. */
+static ALWAYS_INLINE vf dot_square(int rows, const dots_job *job, const bf16 *q,
+                                   const bf16 *const *keys, int32_t D)
+{
+    vf acc[VF];
+    const int n_keys = VF / rows;
+    for (int t = 0; t < VF; t++)
+        acc[t] = vf_set(0);
+    cpu_asking next = *job->next; /* in registers: stores of scores cannot change it */
+    for (int32_t d = 0; d < D; d += WIDE) {
+        ask_lines(&next, job->share);
+#pragma GCC unroll 16
+        for (int j = 0; j < n_keys; j++) {
+            const __m512i k = _mm512_loadu_si512(keys[j] + d);
+#pragma GCC unroll 4
+            for (int i = 0; i < rows; i++)
+                acc[i * n_keys + j] = dot(acc[i * n_keys + j], k,
+                                          _mm512_loadu_si512(q + (int64_t)i * job->q_ld + d));
+        }
+    }
+    *job->next = next;
+    return vf_sum_each(acc);
+}
+
+/* Rows from i on against n keys; scores from column j on. */
+static ALWAYS_INLINE void dot_rows(int rows, const dots_job *job, int32_t i, const cpu_rows *k,
+                                   int32_t n, int32_t column)
+{
+    const int n_keys = VF / rows;
+    float *s = job->s + (int64_t)i * job->s_ld + column;
+    for (int32_t j = 0; j < n; j += n_keys) {
+        const bf16 *keys[VF];
+        float square[VF];
+        for (int t = 0; t < n_keys; t++)
+            keys[t] =
+                (const bf16 *)(const void *)(k->base + (j + t < n ? j + t : n - 1) * k->stride);
+        vf_store(square,
+                 vf_set(job->scale)
+                     * dot_square(rows, job, job->q + (int64_t)i * job->q_ld, keys, k->dim));
+        for (int r = 0; r < rows; r++)
+            memcpy(s + (int64_t)r * job->s_ld + j, square + r * n_keys,
+                   (size_t)n_keys * sizeof *s);
+    }
+}
+
+CPU_DOTS(cpu_dots_bf16)
+{
+    _Alignas(64) bf16 block[KEY_GROUP * CPU_DIRECT_DIM];
+    const int64_t steps =
+        ((int64_t)n + KEY_GROUP - 1) / KEY_GROUP * rows * ((k->dim + WIDE - 1) / WIDE);
+    const dots_job job = {q, s, q_ld, s_ld, rows, asking_share(next, steps), scale, next};
+    for (int32_t j = 0; j < n; j += KEY_GROUP) {
+        const int32_t m = n - j < KEY_GROUP ? n - j : KEY_GROUP;
+        const cpu_rows keys = take_rows(k, j0 + j, m, block);
+        int32_t i = 0;
+        for (; i + 4 <= rows; i += 4)
+            dot_rows(4, &job, i, &keys, m, j);
+        for (; i + 2 <= rows; i += 2)
+            dot_rows(2, &job, i, &keys, m, j);
+        for (; i < rows; i++)
+            dot_rows(1, &job, i, &keys, m, j);
+    }
+    ask_rest(next);
+}
+
+/* ---- values ---- */
+
+typedef struct sums_job {
+    const bf16 *p;
+    float *o;
+    int32_t p_ld, o_ld, rows, share;
+    cpu_asking *next;
+} sums_job;
+
+/* Columns 0..15 and 16..31 of O, and as `unpack` leaves those of two keys: quarters of low
+ * halves in one vector, of high halves in the other. */
+static ALWAYS_INLINE void swap_quarters(const vf in[2], vf out[2])
+{
+    const __m512i low =
+        _mm512_set_epi32(27, 26, 25, 24, 19, 18, 17, 16, 11, 10, 9, 8, 3, 2, 1, 0);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(4));
+    out[0] = _mm512_permutex2var_ps(in[0], low, in[1]);
+    out[1] = _mm512_permutex2var_ps(in[0], high, in[1]);
+}
+
+static ALWAYS_INLINE void join_quarters(const vf in[2], vf out[2])
+{
+    const __m512i first =
+        _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+    out[0] = _mm512_permutex2var_ps(in[0], first, in[1]);
+    out[1] = _mm512_permutex2var_ps(in[0], second, in[1]);
+}
+
+static ALWAYS_INLINE const bf16 *value_row(const cpu_rows *v, int32_t j, int32_t n)
+{
+    return (const bf16 *)(const void *)(v->base + (j < n ? j : n - 1) * v->stride);
+}
+
+/* Rows [i, i + rows), columns [d, d + 32 * parts), keys [0, n) with weights from j0 on, two
+ * keys at a time; P is 0 past n. */
+static ALWAYS_INLINE void sum_chunk(int rows, int parts, const sums_job *job, int32_t i,
+                                    int32_t d, const cpu_rows *v, int32_t n, int32_t j0)
+{
+    vf acc[8][2];
+    const bf16 *p = job->p + (int64_t)i * job->p_ld + j0;
+    float *o = job->o + (int64_t)i * job->o_ld + d;
+    cpu_asking next = *job->next;
+    for (int t = 0; t < rows * parts; t++) {
+        const float *at = o + (int64_t)(t / parts) * job->o_ld + t % parts * WIDE;
+        const vf part[2] = {vf_load(at), vf_load(at + VF)};
+        swap_quarters(part, acc[t]);
+    }
+    for (int32_t j = 0; j < n; j += 2) {
+        const bf16 *even = value_row(v, j, n) + d, *odd = value_row(v, j + 1, n) + d;
+        ask_lines(&next, job->share);
+#pragma GCC unroll 4
+        for (int c = 0; c < parts; c++) {
+            const __m512i x = _mm512_loadu_si512(even + WIDE * c);
+            const __m512i y = _mm512_loadu_si512(odd + WIDE * c);
+            const __m512i low = _mm512_unpacklo_epi16(x, y), high = _mm512_unpackhi_epi16(x, y);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) {
+                const __m512i weight = pair(p + (int64_t)r * job->p_ld + j);
+                acc[r * parts + c][0] = dot(acc[r * parts + c][0], weight, low);
+                acc[r * parts + c][1] = dot(acc[r * parts + c][1], weight, high);
+            }
+        }
+    }
+    for (int t = 0; t < rows * parts; t++) {
+        float *at = o + (int64_t)(t / parts) * job->o_ld + t % parts * WIDE;
+        vf part[2];
+        join_quarters(acc[t], part);
+        vf_store(at, part[0]);
+        vf_store(at + VF, part[1]);
+    }
+    *job->next = next;
+}
+
+/* Rows of one height from i on: columns in the widest chunks whose accumulators fit. */
+static ALWAYS_INLINE void sum_rows(int rows, const sums_job *job, int32_t i, const cpu_rows *v,
+                                   int32_t n, int32_t j)
+{
+    int32_t d = 0;
+    for (; rows < 4 && d + 4 * WIDE <= v->dim; d += 4 * WIDE)
+        sum_chunk(rows, rows < 4 ? 4 : 1, job, i, d, v, n, j);
+    for (; d + 2 * WIDE <= v->dim; d += 2 * WIDE)
+        sum_chunk(rows, 2, job, i, d, v, n, j);
+    for (; d < v->dim; d += WIDE)
+        sum_chunk(rows, 1, job, i, d, v, n, j);
+}
+
+static int is_wild(const cpu_rows *v, int32_t n)
+{
+    const __m512i sign = _mm512_set1_epi16(0x7fff), most = _mm512_set1_epi16(0x7f7f);
+    __m512i noted = _mm512_setzero_si512();
+    for (int32_t j = 0; j < n; j++)
+        for (int32_t d = 0; d < v->dim; d += WIDE) {
+            const __m512i x = _mm512_loadu_si512(value_row(v, j, n) + d);
+            noted = _mm512_max_epu16(noted, _mm512_and_si512(x, sign));
+        }
+    return _mm512_cmpgt_epu16_mask(noted, most) != 0;
+}
+
+static int64_t sum_steps(int32_t rows, int32_t E, int32_t n)
+{
+    const int32_t columns = rows < 4 ? 4 * WIDE : 2 * WIDE;
+    return ((int64_t)rows / 4 + rows % 4 / 2 + rows % 2) * ((E + columns - 1) / columns)
+           * ((n + 1) / 2);
+}
+
+CPU_SUMS(cpu_sums_bf16)
+{
+    _Alignas(64) bf16 block[BLOCK];
+    const int32_t fit = BLOCK / ((v->dim + WIDE - 1) / WIDE * WIDE) / KEY_GROUP * KEY_GROUP;
+    const int32_t group = fit < MOST_KEYS ? fit : MOST_KEYS;
+    const sums_job job = {(const bf16 *)(const void *)p,
+                          o,
+                          2 * p_ld,
+                          o_ld,
+                          rows,
+                          asking_share(next, sum_steps(rows, v->dim, n)),
+                          next};
+    for (int32_t i = 0; i < rows; i++)
+        for (int32_t d = 0; d < v->dim && alpha[i] != 1; d += VF) {
+            float *at = o + (int64_t)i * o_ld + d;
+            vf_store(at, vf_set(alpha[i]) * vf_load(at));
+        }
+    for (int32_t j = 0; j < n; j += group) {
+        const int32_t m = n - j < group ? n - j : group;
+        const cpu_rows values = take_rows(v, j0 + j, m, block);
+        int32_t i = 0;
+        if (is_wild(&values, m))
+            return j;
+        for (; i + 4 <= rows; i += 4)
+            sum_rows(4, &job, i, &values, m, j);
+        for (; i + 2 <= rows; i += 2)
+            sum_rows(2, &job, i, &values, m, j);
+        for (; i < rows; i++)
+            sum_rows(1, &job, i, &values, m, j);
+    }
+    ask_rest(next);
+    return n;
+}
+
+#endif
