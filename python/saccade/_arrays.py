@@ -63,8 +63,10 @@ def _empty(like, shape, dtype):
     names = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "u8": "uint8"}
     space = _library(like)
     kind = getattr(space, names[dtype], None) if dtype != _dtype(like) else like.dtype
-    device = {"device": like.device} if space.__name__ in ("torch", "jax.numpy") else {}
-    array = space.empty(shape, dtype=kind, **device)
+    if space.__name__ == "cupy":
+        with like.device:
+            return space.empty(shape, dtype=kind)
+    array = space.empty(shape, dtype=kind, device=like.device)
     _wait_for(array)
     return array
 

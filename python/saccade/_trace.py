@@ -803,6 +803,7 @@ class Traced:
         )
 
     __index__ = __int__ = __float__ = __complex__ = lambda self: self._number()
+    __round__ = __trunc__ = __floor__ = __ceil__ = lambda self, *_: self._number()
 
     def item(self):
         self._number()
@@ -858,11 +859,11 @@ for _cls in (Traced, Rows, Vector, Lifted):
     if _cls is not Traced:
         _cls.__torch_function__ = Traced.__torch_function__
         _cls.__hash__ = object.__hash__
-for _name in ("bool", "index", "int", "float"):
+for _name in "bool index int float complex round trunc floor ceil".split():
     setattr(
         Lifted,
         f"__{_name}__",
-        lambda self: fail("got a captured number where its value is needed", NeedsConstant),
+        lambda self, *_: fail("got a captured number where its value is needed", NeedsConstant),
     )
 Traced.__pos__ = lambda self: self
 

@@ -88,12 +88,75 @@ def test_errors():
         saccade.attention([[1.0]], k, v)
 
 
-def test_jax():
+def jax_arrays(kind, dtype):
     jax = pytest.importorskip("jax")
-    q, k, v = arrays()
-    out = saccade.attention(*map(jax.numpy.asarray, (q, k, v)), mask="q >= kv")
-    assert isinstance(out, jax.Array)
-    assert np.array_equal(np.asarray(out), saccade.attention(q, k, v, mask="q >= kv"))
+    try:
+        device = jax.devices(kind)[0]
+    except RuntimeError:
+        pytest.skip(f"jax has no {kind} device")
+    made = [jax.device_put(x, device) for x in arrays()]
+    return made if dtype == "float32" else [x.astype(dtype) for x in made], jax.Array
+
+
+def cupy_arrays(kind, dtype):
+    cupy = pytest.importorskip("cupy")
+    if not cupy.cuda.is_available():
+        pytest.skip("cupy has no device")
+    return [cupy.asarray(x).astype(dtype) for x in arrays()], cupy.ndarray
+
+
+def host(x):
+    return np.asarray(x.get() if hasattr(x, "get") else x).astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    "make, kind, dtype",
+    [
+        (jax_arrays, "cpu", "float32"),
+        (jax_arrays, "cpu", "bfloat16"),
+        (jax_arrays, "cuda", "float16"),
+        (jax_arrays, "cuda", "bfloat16"),
+        (cupy_arrays, "cuda", "float16"),
+        (cupy_arrays, "cuda", "float32"),
+    ],
+)
+def test_other_libraries(make, kind, dtype):
+    """Results are arrays of the query's library, where the query is; lse is always f32."""
+    (q, k, v), its_array = make(kind, dtype)
+    slope = q[0, :, 0, 0]
+    out, lse = saccade.attention(
+        q,
+        k,
+        v,
+        mask="q - kv <= W && q >= kv",
+        score="score + slope[h]",
+        captures={"W": 9, "slope": slope},
+        return_lse=True,
+    )
+    assert isinstance(out, its_array) and isinstance(lse, its_array)
+    assert out.device == q.device and str(out.dtype) == dtype and str(lse.dtype) == "float32"
+    distance = np.arange(33)[:, None] - np.arange(40)
+    want, want_lse = truth(
+        *map(host, (q, k, v)),
+        (distance >= 0) & (distance <= 9),
+        host(slope)[:, None, None],
+    )
+    bound = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}[dtype]
+    assert np.abs(host(out) - want).max() < bound * np.abs(want).max()
+    assert np.abs(host(lse) - want_lse).max() < 1e-3
+    again = saccade.attention(q, k, v)  # inputs are as they were
+    assert np.abs(host(again) - truth(*map(host, (q, k, v)))[0]).max() < bound * 2
+
+
+def test_cupy_stream():
+    (q, k, v), _ = cupy_arrays("cuda", "float16")
+    import cupy
+
+    want = saccade.attention(q, k, v)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        got = saccade.attention(q * 1, k * 1, v * 1)
+        stream.synchronize()
+    assert bool((got == want).all())
 
 
 def test_without_torch():
