@@ -1,5 +1,6 @@
 /* Compiled score passes against the interpreter: masks bit for bit, scores within the fast
- * forms' error, over random mods, every operation, odd tiles and both levels. */
+ * forms' error, over random mods, every operation, odd tiles and both levels. Single values and
+ * the error of curves: t_cpu_jit_values.c. */
 #include "base/cpu_features.h"
 #include "cpu/jit.h"
 #include "pass/pass.h"
@@ -259,65 +260,6 @@ static void test_operations(void **unused)
     }
 }
 
-/* ---- accuracy of the fast forms, against libm in double ---- */
-
-static void sweep(const char *text, double (*truth)(double), double lo, double hi,
-                  double most_relative)
-{
-    saccade_mod *mod = bind(SACCADE_SCORE, text);
-    arena a;
-    for (int32_t level = CPU_AVX2; level <= CPU_AVX512 && level <= best_level(); level++) {
-        engine score, none;
-        jit_program *program;
-        arena_init(&a);
-        engine_start(&score, mod, NULL, 0, &a);
-        engine_start(&none, NULL, NULL, 0, &a);
-        assert_int_equal(jit_create(score.fn, NULL, level, &program, NULL), SACCADE_OK);
-        void *memory = aligned(jit_state_bytes(program));
-        jit_state *state = jit_begin(program, &score.env, &none.env, 1.0f, memory);
-        double worst = 0;
-        jit_head(state, 0, 0);
-        jit_rows(state, 0, 1);
-        jit_cols(state, 0, LD);
-        for (int pass = 0; pass < 4000; pass++) {
-            float s[LD], x[LD], top;
-            for (int j = 0; j < LD; j++)
-                s[j] = x[j] = (float)(lo + (hi - lo) * (pass * LD + j) / (4000.0 * LD));
-            jit_tile(state, s, LD, 0, 1, 0, LD, 0, &top);
-            for (int j = 0; j < LD; j++) {
-                const double want = truth((double)x[j]);
-                const double error = fabs((double)s[j] - want) / fabs(want);
-                if (want != 0 && fabs(want) > 1.2e-38)
-                    worst = error > worst ? error : worst;
-            }
-        }
-        if (worst > most_relative)
-            fail_msg("%s, level %d: relative error %g, expected at most %g", text, level, worst,
-                     most_relative);
-        free(score.memory);
-        free(memory);
-        jit_destroy(program);
-        arena_free(&a);
-    }
-    saccade_mod_destroy(mod);
-}
-
-static double logistic(double x)
-{
-    return 1.0 / (1.0 + exp(-x));
-}
-
-static void test_accuracy(void **unused)
-{
-    (void)unused;
-    if (!jit_is_here())
-        skip();
-    sweep("exp(score)", exp, -87, 88, 2e-7);
-    sweep("exp2(score)", exp2, -126, 127, 2e-7);
-    sweep("tanh(score)", tanh, -9.5, 10, 4e-7);
-    sweep("sigmoid(score)", logistic, -80, 30, 4e-7);
-}
-
 static void test_extremes(void **unused)
 {
     (void)unused;
@@ -389,8 +331,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_operations), cmocka_unit_test(test_masks),
         cmocka_unit_test(test_scores),     cmocka_unit_test(test_both),
-        cmocka_unit_test(test_accuracy),   cmocka_unit_test(test_extremes),
-        cmocka_unit_test(test_print),
+        cmocka_unit_test(test_extremes),   cmocka_unit_test(test_print),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
