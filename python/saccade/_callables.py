@@ -216,9 +216,9 @@ class Walk:
             g = types.FunctionType(code, names, f.__name__, f.__defaults__, tuple(cells))
             memo[1] = g  # a recursive function finds its copy
         key: list = [code]
-        for cell, made in zip(f.__closure__ or (), cells):
-            value = _content(cell)
-            self.slots.cells.append((cell, value))
+        held = [_content(cell) for cell in f.__closure__ or ()]
+        self.slots.cells += zip(f.__closure__ or (), held)
+        for value, made in zip(held, cells):
             if value is not _GONE:
                 part, made.cell_contents = self._visit(value, fixed)
                 key.append(part)

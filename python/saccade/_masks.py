@@ -509,7 +509,6 @@ def _device():
     return torch.device("cuda") if torch.cuda.is_available() else torch.get_default_device()
 
 
-@torch.compiler.disable
 def create_block_mask(
     mask_mod,
     B: int | None,
@@ -530,9 +529,15 @@ def create_block_mask(
     _compile and the dq arguments are accepted and not needed.
     """
     del _compile, compute_dq_write_order, dq_kv_order
+    sizes = (B, H, Q_LEN, KV_LEN)
+    return _proven(mask_mod, sizes, _pair(BLOCK_SIZE), device, separate_full_blocks)
+
+
+@torch.compiler.disable  # around what is called: torch.compile(f) goes into an f it is around
+def _proven(mask_mod, sizes, block, device, has_full):
     found = Resolved(mask_mod, "mask", "cpu")
-    made = block_mask_of(found, B, H, Q_LEN, KV_LEN, mask_mod, _pair(BLOCK_SIZE), device)
-    return made if separate_full_blocks else _all_partial(made)
+    made = block_mask_of(found, *sizes, mask_mod, block, device)
+    return made if has_full else _all_partial(made)
 
 
 def block_mask_of(
@@ -590,18 +595,22 @@ def _all_partial(mask):
     )
 
 
-@torch.compiler.disable
 def create_mask(
     mod_fn, B: int | None, H: int | None, Q_LEN: int, KV_LEN: int, device=None
 ) -> torch.Tensor:
     """Dense bool [B, H, Q_LEN, KV_LEN]. A score mod is live where it does not give -inf."""
+    return _dense_mask(mod_fn, B, H, Q_LEN, KV_LEN, device)
+
+
+@torch.compiler.disable
+def _dense_mask(mod_fn, B, H, Q_LEN, KV_LEN, device):
     kind = captured.kind_of(mod_fn)
     if kind == "score" and not callable(mod_fn):
         raise ValueError("mod_fn: got a score in text, expected a mask, or a callable")
     if kind == "score":
         inner = captured.callable_of(mod_fn)
         finite = lambda b, h, q, kv: inner(0.0, b, h, q, kv) != -float("inf")  # noqa: E731
-        return create_mask(finite, B, H, Q_LEN, KV_LEN, device)
+        return _dense_mask(finite, B, H, Q_LEN, KV_LEN, device)
     made = create_block_mask(mod_fn, B, H, Q_LEN, KV_LEN, device="cpu")
     dense = torch.empty((B or 1, H or 1, Q_LEN, KV_LEN), dtype=torch.uint8, device="cpu")
     _lib.call("block_mask_to_dense", made.handle().handle, dense.data_ptr())

@@ -6,6 +6,7 @@ import functools
 import inspect
 import numbers
 import types
+import weakref
 
 import torch
 
@@ -237,9 +238,58 @@ def _layout(t):
     return t.data_ptr(), t.dtype, t.shape, t.stride(), t.device
 
 
+_BY_VALUE = frozenset((int, float, bool, str, type(None)))
+_BY_ID = frozenset((torch.Tensor, torch.nn.Parameter, types.FunctionType))
+
+
+def _held(f):
+    """What a function's closure and defaults hold."""
+    held = f.__defaults__ or ()
+    if f.__closure__:
+        held += tuple([cell.cell_contents for cell in f.__closure__])
+    return held
+
+
+def identity(mod):
+    """Equal for mods that are the same object, text, method of one object, or function: of one
+    code and holding the same tensors and numbers, as a lambda made anew for each call does."""
+    kind = type(mod)
+    if kind is types.FunctionType:
+        if mod.__kwdefaults__ or mod.__dict__:
+            return id(mod)
+        key = [id(mod.__code__), id(mod.__globals__)]
+        try:
+            for x in _held(mod):
+                kind = type(x)
+                if kind in _BY_ID:
+                    key.append(id(x))
+                elif kind in _BY_VALUE:
+                    key += kind, (x or repr(x))  # 0.0 is not -0.0
+                else:
+                    return id(mod)
+        except ValueError:  # a cell that is empty
+            return id(mod)
+        return tuple(key)
+    if kind is str:
+        return mod
+    if kind is types.MethodType:
+        return id(mod.__self__), id(mod.__func__)
+    return id(mod)
+
+
+def owners(mod):
+    """The objects whose ids are in the identity of a mod."""
+    if type(mod) is types.FunctionType and type(identity(mod)) is tuple:
+        return [mod.__code__, *(x for x in _held(mod) if type(x) in _BY_ID)]
+    if type(mod) is types.MethodType:
+        return [mod.__self__]
+    return [] if type(mod) is str else [mod]
+
+
 class Watch:
-    """Whether a mod and the tensors it captures still are what they were when resolved.
-    by_value: values of captures were used too, not only their places."""
+    """Whether a mod and the tensors it captures still are what they were when resolved, given
+    that its identity is. by_value: values of captures were used too, not only their places.
+    Tensors are held weakly: what holds a Watch is to go when they do."""
 
     def __init__(self, mod, found: Resolved, by_value: bool):
         walk = found.walk
@@ -249,26 +299,31 @@ class Watch:
             self.slots = _callables.Slots()
             c = mod.captures
             self.slots.dicts.append((c, frozenset(c), tuple(c.values())))
+        elif type(mod) is types.FunctionType and type(identity(mod)) is tuple:
+            del self.slots.functions[:1], self.slots.cells[: len(mod.__closure__ or ())]
         tensors = found.captured
         if walk is not None:
             tensors = [t for t in walk.leaves if isinstance(t, torch.Tensor)]
-        self.tensors = [(t, *_layout(t)) for t in tensors]
+        self.tensors = [(weakref.ref(t), *_layout(t)) for t in tensors]
         counted = tensors if by_value else found.copied
-        self.versions = [(t, _version(t)) for t in counted]
+        self.versions = [(weakref.ref(t), _version(t)) for t in counted]
 
     def unchanged(self) -> bool:
         if not self.fixed or (self.slots is not None and not self.slots.unchanged()):
             return False
-        for t, pointer, dtype, shape, stride, device in self.tensors:
+        for ref, pointer, dtype, shape, stride, device in self.tensors:
+            t = ref()
             if (
-                t.data_ptr() != pointer
+                t is None
+                or t.data_ptr() != pointer
                 or t.dtype is not dtype
                 or t.shape != shape
                 or t.stride() != stride
                 or t.device != device
             ):
                 return False
-        for t, version in self.versions:
-            if _version(t) != version:
+        for ref, version in self.versions:
+            t = ref()
+            if t is None or _version(t) != version:
                 return False
         return True

@@ -12,7 +12,6 @@ from __future__ import annotations
 import difflib
 import functools
 import threading
-import types
 import weakref
 from typing import Callable, NamedTuple, Optional, Union
 
@@ -31,7 +30,17 @@ from ._masks import (
     noop_mask,
     or_masks,
 )
-from ._mods import AnyMod, Resolved, Watch, dtype_name, mask, score, view
+from ._mods import (
+    AnyMod,
+    Resolved,
+    Watch,
+    dtype_name,
+    identity,
+    mask,
+    owners,
+    score,
+    view,
+)
 
 __all__ = [
     "flex_attention",
@@ -494,27 +503,20 @@ class _Entry:
         return True
 
     def captures_gradients(self):
-        for t in self.floats:
-            if t.requires_grad:
+        for ref in self.floats:
+            t = ref()
+            if t is not None and t.requires_grad:
                 return True
         return False
 
 
-# By identity of the mods, for warm calls; by text and addresses of captures, for mods that are
-# defined anew for each call. Neither keeps a mod or a tensor of the caller alive: entries go
+# By identity of the mods, for warm calls; by text and addresses of captures, for mods of other
+# code or other numbers that come to the same. Neither keeps a mod or a tensor of the caller alive: entries go
 # when what they were made from does.
 _entries: dict = {}
 _calls: dict = {}
 _ENTRIES = 512
 _lock = threading.Lock()
-
-
-def _identity(mod):
-    if type(mod) is str:
-        return mod
-    if type(mod) is types.MethodType:
-        return id(mod.__self__), id(mod.__func__)
-    return id(mod)
 
 
 def _run(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa):
@@ -528,7 +530,7 @@ def _run(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa
     if torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or found.captures_gradients()
     ):
-        captured = [t for t in found.floats if t.requires_grad]
+        captured = [t for t in (ref() for ref in found.floats) if t.requires_grad]
         return _Attention.apply(found.call, q, k, v, *captured)
     try:
         return found.call(q, k, v)
@@ -544,8 +546,8 @@ def _find(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gq
     if q.device.type != "meta" and torch.is_autocast_enabled(q.device.type):
         q, k, v = _autocast(q, k, v)
     key = (
-        _identity(score_mod),
-        _identity(block_mask),
+        identity(score_mod),
+        identity(block_mask),
         scale,
         q.shape,
         k.shape,
@@ -619,15 +621,16 @@ def _make(key, q, k, v, score_mod, block_mask):
     if call is None:
         call = _new_call(q, k, v, score, mask, scale, backend, want_lse, want_max)
         if content:
-            owners = list(score.captured) if score else []
-            _keep(_calls, content, call, owners + ([mask] if mask is not None else []))
+            used = list(score.captured) if score else []
+            _keep(_calls, content, call, used + ([mask] if mask is not None else []))
     watched = mask if made_mask is None else None
-    floats = [t for t in (score.captured if score else ()) if t.is_floating_point()]
+    used = score.captured if score else ()
+    floats = [weakref.ref(t) for t in used if t.is_floating_point()]
     entry = _Entry(call, watches, watched, floats)
     if all(w.fixed for w in watches):
-        mods = [m for m in (score_mod, block_mask) if m is not None and type(m) is not str]
         if made_mask is not None or mask is block_mask:  # not one taken over from torch
-            _keep(_entries, key, entry, [_owner(m) for m in mods])
+            mods = [m for m in (score_mod, block_mask) if m is not None]
+            _keep(_entries, key, entry, [x for m in mods for x in owners(m)])
     return entry
 
 
@@ -645,10 +648,6 @@ def _content(score):
         v if isinstance(t, torch.Tensor) else (type(t), t)
         for v, t in zip(score.views, score.values)
     )
-
-
-def _owner(mod):
-    return mod.__self__ if type(mod) is types.MethodType else mod
 
 
 def _keep(table, key, value, owners):

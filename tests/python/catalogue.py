@@ -96,7 +96,7 @@ def masks(B, H, Q, KV, g):
             live = live | inside
         return live
 
-    image = torch.arange(KV) // 17
+    image = torch.arange(KV) * 5 // KV
     seen = torch.tensor([[0, 20], [10, 30], [30, 31], [31, 65], [64, 65]])
 
     def flamingo(b, h, q_idx, kv_idx):
@@ -294,7 +294,7 @@ def scores(B, H, Q, KV, g):
         far = 16 + (torch.log((n.float() + 0.5) / 16) / math.log(128 / 16) * 16).to(torch.int32)
         return score + buckets[torch.where(n < 16, n, far.clamp(0, 31)), h]
 
-    rows_bias, columns_bias = f(B, H, Q, 10), f(B, H, Q, 8)
+    rows_bias, columns_bias = f(B, H, Q, KV // 8 + 1), f(B, H, Q, 8)
 
     def decomposed(score, b, h, q_idx, kv_idx):
         at = rows_bias[b, h, q_idx, kv_idx // 8] + columns_bias[b, h, q_idx, kv_idx % 8]

@@ -55,6 +55,77 @@ def test_callable_breaks_the_graph(compiler):
         assert torch.equal(f(q, k, v), compiler(f)(q, k, v))
 
 
+def test_compiled_as_it_is(compiler):
+    """torch.compile around flex_attention and create_block_mask themselves, as users have it."""
+    q, k, v = tensors()
+    flex, make = compiler(st.flex_attention), compiler(st.create_block_mask)
+    bias = torch.rand(4)
+    with torch.no_grad():
+        for n in range(12):  # beyond the limit of recompilations
+            mod = lambda s, b, h, i, j: s + bias[h] * (j - i) * n  # noqa: E731, B023
+            mask = make(lambda b, h, i, j: i >= j - n, None, None, 48, 48)  # noqa: B023
+            assert torch.equal(flex(q, k, v, mod, mask), st.flex_attention(q, k, v, mod, mask))
+
+
+def test_callable_under_fullgraph_says_what_to_write(compiler):
+    q, k, v = tensors()
+    f = lambda q: st.flex_attention(q, k, v, lambda s, b, h, i, j: s * 2)  # noqa: E731
+    with pytest.raises(Exception, match="saccade.torch.score\\(score_mod\\)"):
+        compiler(f, fullgraph=True)(q)
+    traced = st.score(lambda s, b, h, i, j: s * 2)
+    g = lambda q: st.flex_attention(q, k, v, traced)  # noqa: E731
+    with torch.no_grad():
+        assert torch.equal(compiler(g, fullgraph=True)(q), f(q))
+
+
+def test_any_length_in_one_graph(compiler):
+    slope, seen = torch.rand(4), []
+    mod = st.score("score + slope[h] * (kv - q)", slope=slope)
+
+    def f(q, k, v):
+        return st.flex_attention(q, k, v, mod, "q >= kv", return_lse=True)
+
+    def counted(graph, inputs):
+        seen.append(graph)
+        return graph
+
+    g = compiler(f, fullgraph=True, dynamic=True, backend=counted)
+    with torch.no_grad():
+        for n in (48, 50, 64, 77):
+            x = [torch.randn(2, 4, n, 16) for _ in range(3)]
+            for a, b in zip(f(*x), g(*x)):
+                assert torch.equal(a, b)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_operator(dtype, layout):
+    """torch's own checks of schema, fake kernel and dynamic shapes."""
+    import saccade._compiled  # noqa: F401
+
+    q, k, v = tensors(dtype)
+    if layout == "bnhd":
+        q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))
+    mask = st.create_block_mask("q >= kv", None, None, 48, 48)
+    made = ([torch.rand(4)], [2.0], "slope w:float", "score + slope[h] * w")
+    for mods, wanted in (((*made, "", 0), True), (([], [], "", "", "", mask.number), False)):
+        torch.library.opcheck(
+            torch.ops.saccade.flex.default,
+            (q, k, v, *mods, 0.3, "auto", wanted, wanted, True),
+        )
+
+
+def test_fake_and_meta_tensors():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    q, k, v = tensors()
+    with FakeTensorMode() as mode:
+        out, lse = st.flex_attention(*map(mode.from_tensor, (q, k, v)), return_lse=True)
+    assert out.shape == q.shape and lse.shape == q.shape[:3] and lse.dtype is torch.float32
+    assert st.flex_attention(*(t.to("meta") for t in (q, k, v))).device.type == "meta"
+
+
 def test_modes():
     q, k, v = tensors()
     want = st.flex_attention(q, k, v)
@@ -63,5 +134,8 @@ def test_modes():
     with torch.autocast("cpu", torch.bfloat16):
         out = st.flex_attention(q, k, v)
     assert out.dtype is torch.bfloat16
+    with torch.no_grad():
+        x = q.clone().requires_grad_()
+        assert not st.flex_attention(x, k, v).requires_grad
     half = st.flex_attention(*(t.bfloat16() for t in (q, k, v)))
     assert torch.equal(out, half)

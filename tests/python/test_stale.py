@@ -320,17 +320,55 @@ def test_memory_does_not_grow():
     bias, mask = torch.rand(H), st.create_block_mask("q >= kv", None, None, N, N)
     fixed = lambda s, b, h, i, j: s + bias[h]  # noqa: E731
 
-    def some(n, m):
-        for _ in range(n):
+    def some(n):
+        for x in range(n):
+            new = torch.rand(H)
             st.flex_attention(Q, K, V, fixed, mask)
-        for x in range(m):
-            st.flex_attention(Q, K, V, lambda s, b, h, i, j: s * x + bias[h], mask)
+            st.flex_attention(Q, K, V, lambda s, b, h, i, j: s + new[h], mask)
+            if x % 10 == 0:
+                st.flex_attention(Q, K, V, lambda s, b, h, i, j: s * x + bias[h], mask)
+                st.flex_attention(Q, K, V, None, lambda b, h, i, j: i >= j - x)
 
-    some(2000, 600)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    some(6000)  # so that the bounded tables are full
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    some(20000, 2000)
+    some(10000)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    torch.set_num_threads(threads)
     assert grown < 4096, f"{grown} KiB over 22,000 calls"
+
+
+def test_defined_anew():
+    """One code, made into a function again for each call: found again only if it holds the same
+    tensors and numbers."""
+
+    def make(x, y=1.0):
+        return lambda s, b, h, i, j, z=y: s * z + torch.where(i - j > x, x, s / (j - i + 0.5))
+
+    bias = torch.rand(H)
+    for x in (0.0, -0.0, 0, 1, True, 1.0, False, bias[0], bias[1], bias[0]):
+        check(make(x))
+        check(make(x))
+        check(make(x, 2.0))
+    for n in range(20):  # tensors that die at once, whose ids come again
+        t = torch.rand(H)
+        check(lambda s, b, h, i, j: s * t[h])
+        del t
+    inner = lambda s: s * WINDOW + bias[0]  # noqa: E731
+    for change in (lambda: None, lambda: bias.mul_(2), lambda: setattr(bias, "data", bias / 3)):
+        change()
+        check(lambda s, b, h, i, j: inner(s) - bias[h])
+        check(lambda s, b, h, i, j: inner(s) - bias[h])
+    for inner in (lambda s: s, lambda s: s * 2):
+        check(lambda s, b, h, i, j: inner(s) - bias[h])
+    weight = torch.rand(H)
+    call = lambda: st.flex_attention(Q, K, V, lambda s, b, h, i, j: s * weight[h])  # noqa: E731
+    assert not call().requires_grad
+    weight.requires_grad_()
+    assert call().requires_grad
+    with torch.no_grad():
+        assert not call().requires_grad
 
 
 def test_threads():
