@@ -511,8 +511,8 @@ class _Entry:
 
 
 # By identity of the mods, for warm calls; by text and addresses of captures, for mods of other
-# code or other numbers that come to the same. Neither keeps a mod or a tensor of the caller alive: entries go
-# when what they were made from does.
+# code or numbers that come to the same. Neither keeps a mod or a tensor of the caller alive:
+# entries go when what they were made from does.
 _entries: dict = {}
 _calls: dict = {}
 _ENTRIES = 512

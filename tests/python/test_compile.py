@@ -56,7 +56,7 @@ def test_callable_breaks_the_graph(compiler):
 
 
 def test_compiled_as_it_is(compiler):
-    """torch.compile around flex_attention and create_block_mask themselves, as users have it."""
+    """torch.compile around flex_attention and create_block_mask, as users have it."""
     q, k, v = tensors()
     flex, make = compiler(st.flex_attention), compiler(st.create_block_mask)
     bias = torch.rand(4)
