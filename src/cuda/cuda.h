@@ -96,6 +96,12 @@ typedef struct cu_tile {
 /* Which forward kernel: fwd_sm90.cu, fwd_sm80.cu or, on any GPU, fwd_f32.cu. */
 typedef enum cu_family { CU_SM90, CU_SM80, CU_F32 } cu_family;
 
+/* A forward kernel and its tile. */
+typedef struct cu_form {
+    cu_family family;
+    cu_tile tile; /* groups 0: no such kernel */
+} cu_form;
+
 /* The rung'th choice for these head dims, best first; 0 past the end of the ladder. */
 int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung, cu_tile *out);
 /* Likewise for the decode program: groups warps, each with its own stages. */
@@ -182,6 +188,7 @@ typedef enum cu_program {
     CU_MAIN,    /* any number of queries */
     CU_PEAKS,   /* the same where row maxima are wanted */
     CU_CAREFUL, /* rows to be done again */
+    CU_PLAIN,   /* rows that tensor copies do not take (sm_90a) */
     CU_DECODE,  /* few queries (sm_90a) */
     CU_PROGRAMS
 } cu_program;
@@ -193,11 +200,11 @@ typedef struct cu_loaded {
 } cu_loaded;
 
 typedef struct cu_state {
-    cu_family family;
-    cu_tile tile, decode; /* decode.groups: warps; 0: no such program */
-    int rung, given_up;   /* tiles tried before; every tile spilled */
-    int decode_rung;      /* of the decode program's tiles */
-    int is_lazy;          /* offsets raised after the fact: tile and score allow it */
+    cu_form form, plain;
+    cu_tile decode;     /* groups: warps; 0: no such program */
+    int rung, given_up; /* tiles tried before; every tile spilled */
+    int plain_rung, decode_rung;
+    int is_lazy; /* offsets raised after the fact: tile and score allow it */
     cu_mod_text facts;
     char arch[16];
     char *mod_text;
@@ -209,7 +216,7 @@ typedef struct cu_state {
 
 /* head dims as products take them */
 int cu_padded(int64_t dim);
-int cu_shared_bytes(const cu_state *state, const plan_problem *problem);
+int cu_shared_bytes(const cu_form *form, const cu_mod_text *facts, const plan_problem *problem);
 size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
 saccade_status cu_prepare(const saccade_plan *plan, const saccade_block_mask *mask,
                           saccade_error *err);

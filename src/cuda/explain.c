@@ -6,7 +6,7 @@
 #include <string.h>
 
 static const char *const program_names[CU_PROGRAMS] = {"forward", "row maxima", "careful",
-                                                       "decode"};
+                                                       "plain", "decode"};
 
 static cu_report worst_of(const cu_state *s)
 {
@@ -47,6 +47,9 @@ static void put_notes(const cu_state *s, strbuf *out)
                       s->rung == 1 ? "" : "s");
     if (strncmp(s->arch, "compute_", 8) == 0)
         strbuf_puts(out, "target note: PTX, of which only the driver knows the registers\n");
+    if (s->plain_rung)
+        strbuf_printf(out, "plain note: %d larger tile%s spilled more\n", s->plain_rung,
+                      s->plain_rung == 1 ? "" : "s");
     if (s->decode_rung)
         strbuf_printf(out, "decode note: %d larger tile%s spilled more\n", s->decode_rung,
                       s->decode_rung == 1 ? "" : "s");
@@ -63,11 +66,13 @@ saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *
     const cu_state *s = plan->state;
     const cu_report worst = worst_of(s);
     strbuf_printf(out, "arch: %s\n", s->arch);
-    strbuf_printf(out, "tile: %dx%d\n", cu_tile_rows(s->family, &s->tile), s->tile.keys);
-    strbuf_printf(out, "pipeline stages: %d\n", s->tile.stages);
+    strbuf_printf(out, "tile: %dx%d\n", cu_tile_rows(s->form.family, &s->form.tile),
+                  s->form.tile.keys);
+    strbuf_printf(out, "pipeline stages: %d\n", s->form.tile.stages);
     strbuf_printf(out, "registers: %d\n", worst.registers);
     strbuf_printf(out, "spill bytes: %d\n", worst.spill_bytes);
-    strbuf_printf(out, "shared memory: %d\n", cu_shared_bytes(s, &plan->problem));
+    strbuf_printf(out, "shared memory: %d\n",
+                  cu_shared_bytes(&s->form, &s->facts, &plan->problem));
     strbuf_printf(out, "serialised products: %s\n", worst.is_serialised ? "yes" : "no");
     strbuf_printf(out, "offsets: %s\n", s->is_lazy ? "late, with a second pass" : "exact");
     put_notes(s, out);

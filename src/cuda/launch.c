@@ -15,11 +15,11 @@ enum {
     MAX_ARGS = 2 * MOD_MAX_CAPTURES
 };
 
-int cu_shared_bytes(const cu_state *s, const plan_problem *p)
+int cu_shared_bytes(const cu_form *f, const cu_mod_text *facts, const plan_problem *p)
 {
-    const int buffers = s->family == CU_SM90 ? s->tile.groups : 1; /* of mask columns */
-    return cu_tile_shared(s->family, &s->tile, cu_padded(p->sizes.D), cu_padded(p->sizes.Dv))
-           + buffers * s->tile.keys * s->facts.column_words * 4;
+    const int buffers = f->family == CU_SM90 ? f->tile.groups : 1; /* of mask columns */
+    return cu_tile_shared(f->family, &f->tile, cu_padded(p->sizes.D), cu_padded(p->sizes.Dv))
+           + buffers * f->tile.keys * facts->column_words * 4;
 }
 
 static int decode_shared(const cu_state *s, const plan_problem *p, int64_t spans)
@@ -31,15 +31,20 @@ static int decode_shared(const cu_state *s, const plan_problem *p, int64_t spans
 /* ---- workspace: counters, then flags, then the list of tiles to do again; for decode, flags,
  * counts of blocks, then parts ---- */
 
-static int64_t tiles_of(const cu_state *s, const saccade_sizes *sizes)
+static int rows_of(const cu_form *f)
 {
-    const int rows = cu_tile_rows(s->family, &s->tile);
-    return sizes->B * sizes->H * ((sizes->Q + rows - 1) / rows);
+    return cu_tile_rows(f->family, &f->tile);
 }
 
-static int warps_of(const cu_state *s)
+static int64_t tiles_of(const cu_form *f, const saccade_sizes *sizes)
 {
-    return s->tile.groups * (s->family == CU_SM90 ? 4 : 1);
+    return sizes->B * sizes->H * ((sizes->Q + rows_of(f) - 1) / rows_of(f));
+}
+
+/* groups of 16 rows, each with its flag */
+static int64_t groups_of(const cu_form *f, const saccade_sizes *sizes)
+{
+    return tiles_of(f, sizes) * (rows_of(f) / 16);
 }
 
 static size_t aligned(size_t bytes)
@@ -67,19 +72,30 @@ static int is_decode(const cu_state *s, const saccade_sizes *sizes)
     return s->decode.groups && cu_decode_applies(sizes);
 }
 
+/* flags, and the list of tiles to do again */
+static size_t tiles_space(const cu_form *f, const saccade_sizes *sizes)
+{
+    if (!f->tile.groups)
+        return 0;
+    return COUNTER_BYTES + 2 * (size_t)groups_of(f, sizes) * sizeof(int);
+}
+
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
 /* Enough for every run of at most these sizes, short ones too. */
 size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
 {
     const cu_state *s = plan->state;
-    const size_t flags = (size_t)tiles_of(s, sizes) * (size_t)warps_of(s) * sizeof(int);
-    const size_t tiles = COUNTER_BYTES + 2 * flags; /* and the list of tiles to do again */
+    const size_t tiles = larger(tiles_space(&s->form, sizes), tiles_space(&s->plain, sizes));
     saccade_sizes few = *sizes;
     while (few.Q > 1 && !is_decode(s, &few))
         few.Q = few.Q > 64 ? 64 : few.Q - 1;
     if (!is_decode(s, &few))
         return tiles;
-    const size_t decode = decode_layout(s, &few, cu_padded(plan->problem.sizes.Dv)).bytes;
-    return tiles > decode ? tiles : decode;
+    return larger(tiles, decode_layout(s, &few, cu_padded(plan->problem.sizes.Dv)).bytes);
 }
 
 /* ---- block masks ---- */
@@ -88,14 +104,18 @@ static saccade_status make_runs(const saccade_plan *plan, const saccade_block_ma
                                 int device, const saccade_sizes *sizes, saccade_error *err)
 {
     const cu_state *s = plan->state;
+    const cu_form *const forms[] = {&s->form, &s->plain};
     const cu_driver *driver;
     const size_t l2 = (size_t)s->device.l2_bytes;
+    const int few = is_decode(s, sizes);
     TRY(cu_get_driver(&driver, err));
-    if (is_decode(s, sizes))
-        return cu_runs_make(driver, device, mask, DECODE_BLOCK_Q, s->decode.keys, sizes, l2,
-                            err);
-    return cu_runs_make(driver, device, mask, cu_tile_rows(s->family, &s->tile), s->tile.keys,
-                        sizes, l2, err);
+    if (few)
+        TRY(cu_runs_make(driver, device, mask, DECODE_BLOCK_Q, s->decode.keys, sizes, l2, err));
+    for (int i = few; i < 2; i++) /* few rows are tiles only where they are plain */
+        if (forms[i]->tile.groups)
+            TRY(cu_runs_make(driver, device, mask, rows_of(forms[i]), forms[i]->tile.keys,
+                             sizes, l2, err));
+    return SACCADE_OK;
 }
 
 saccade_status cu_prepare(const saccade_plan *plan, const saccade_block_mask *mask,
@@ -120,16 +140,16 @@ saccade_status cu_prepare(const saccade_plan *plan, const saccade_block_mask *ma
     return make_runs(plan, mask, device, &sizes, err);
 }
 
-static saccade_status find_runs(const cu_state *s, const plan_run *run, const cu_runs **out,
-                                saccade_error *err)
+/* form: of the tiles; NULL where the run is decode */
+static saccade_status find_runs(const cu_state *s, const plan_run *run, const cu_form *form,
+                                const cu_runs **out, saccade_error *err)
 {
-    const int device = run->q->device.index, few = is_decode(s, &run->sizes);
+    const int device = run->q->device.index;
     *out = NULL;
     if (!run->block_mask)
         return SACCADE_OK;
-    *out = cu_runs_find(device, run->block_mask,
-                        few ? DECODE_BLOCK_Q : cu_tile_rows(s->family, &s->tile),
-                        few ? s->decode.keys : s->tile.keys, &run->sizes);
+    *out = cu_runs_find(device, run->block_mask, form ? rows_of(form) : DECODE_BLOCK_Q,
+                        form ? form->tile.keys : s->decode.keys, &run->sizes);
     FAIL_IF(!*out, SACCADE_EINVAL,
             "cuda: got a block mask that has no copy on device %d for this batch, expected "
             "saccade_plan_prepare first",
@@ -165,13 +185,12 @@ static int is_whole(int64_t dim, saccade_dtype dtype)
     return dim * (int64_t)saccade_dtype_bytes(dtype) % 16 == 0;
 }
 
-static saccade_status check_aligned(const cu_state *s, const saccade_tensor *t,
-                                    const char *name, saccade_error *err)
+/* Whether tensor copies, 16-byte loads and 16-byte stores do for this run. */
+static int is_run_aligned(const plan_run *run)
 {
-    FAIL_AT(s->family == CU_SM90 && !is_aligned(t), SACCADE_EINVAL, name, 0, 0,
-            "got rows that do not start on 16 bytes, expected an address of whole 16 bytes and "
-            "strides of whole 8 elements (arch sm_90 takes any)");
-    return SACCADE_OK;
+    return is_aligned(run->q) && is_aligned(run->k) && is_aligned(run->v)
+           && is_aligned(run->out) && is_whole(run->sizes.D, run->q->dtype)
+           && is_whole(run->sizes.Dv, run->q->dtype);
 }
 
 /* L2 fetches: 256 bytes suit blocks that many CTAs read; decode reads all once, and there plain
@@ -251,10 +270,10 @@ static void fill_runs(const cu_runs *runs, cu_fwd *p)
     p->mask_h = runs->mask_h;
 }
 
-static void fill(const saccade_plan *plan, const plan_run *run, const cu_runs *runs, cu_fwd *p)
+static void fill(const saccade_plan *plan, const plan_run *run, const cu_form *form,
+                 const cu_runs *runs, cu_fwd *p)
 {
-    const cu_state *s = plan->state;
-    const int rows = cu_tile_rows(s->family, &s->tile);
+    const int rows = rows_of(form);
     memset(p, 0, sizeof *p);
     p->q = run->q->data;
     p->k = run->k->data;
@@ -266,38 +285,43 @@ static void fill(const saccade_plan *plan, const plan_run *run, const cu_runs *r
     p->ks = strides_of(run->k);
     p->vs = strides_of(run->v);
     p->os = strides_of(run->out);
+    if (run->lse)
+        p->lse_s = strides_of(run->lse);
+    if (run->row_max)
+        p->max_s = strides_of(run->row_max);
     p->B = (int)run->sizes.B;
     p->H = (int)run->sizes.H;
     p->G = (int)run->sizes.Hkv;
     p->M = (int)run->sizes.Q;
     p->N = (int)run->sizes.KV;
     p->scale = plan->problem.scale;
-    p->is_plain = !is_aligned(run->q) || !is_aligned(run->k) || !is_aligned(run->v)
-                  || !is_aligned(run->out) || !is_whole(run->sizes.D, run->q->dtype)
-                  || !is_whole(run->sizes.Dv, run->q->dtype);
+    p->is_plain = !is_run_aligned(run);
     p->q_offset = position_of(&run->positions.q_offset, 0);
     p->kv_offset = position_of(&run->positions.kv_offset, 0);
     p->kv_len = position_of(&run->positions.kv_len, (int)run->sizes.KV);
     p->counter = run->workspace;
     p->flags = (int *)((char *)run->workspace + COUNTER_BYTES);
     p->n_qblk = (int)((run->sizes.Q + rows - 1) / rows);
-    p->n_tiles = (int)tiles_of(s, &run->sizes);
+    p->n_tiles = (int)tiles_of(form, &run->sizes);
+    p->tile_groups = rows / 16;
     p->redo_count = p->counter + 1;
-    p->redo = p->flags + (int64_t)p->n_tiles * warps_of(s);
+    p->redo = p->flags + groups_of(form, &run->sizes);
     fill_runs(runs, p);
 }
 
 /* ---- kernels ---- */
 
 /* Shared memory above 48 KB is asked for once per device. */
-static saccade_status make_ready(cu_state *s, const cu_driver *driver, int device, int shared,
-                                 saccade_error *err)
+static saccade_status make_ready(cu_state *s, const plan_problem *problem,
+                                 const cu_driver *driver, int device, saccade_error *err)
 {
     enum { MOST = 232448 };
     const uint32_t bit = 1u << (device & 31);
     if (atomic_load(&s->ready) & bit)
         return SACCADE_OK;
-    const int bytes[CU_PROGRAMS] = {shared, shared, 0, MOST};
+    const int shared = cu_shared_bytes(&s->form, &s->facts, problem);
+    const int plain = cu_shared_bytes(&s->plain, &s->facts, problem);
+    const int bytes[CU_PROGRAMS] = {shared, shared, 0, plain, MOST};
     for (int i = 0; i < CU_PROGRAMS; i++)
         if (s->programs[i].kernel && bytes[i])
             TRY(cu_check(
@@ -308,6 +332,7 @@ static saccade_status make_ready(cu_state *s, const cu_driver *driver, int devic
 }
 
 typedef struct launch_args {
+    const cu_form *form; /* NULL: decode */
     cu_fwd p;
     cu_capture captures[MAX_ARGS];
     cu_map maps[3];
@@ -330,25 +355,28 @@ static saccade_status launch_passes(const saccade_plan *plan, const plan_run *ru
                                     launch_args *a, saccade_error *err)
 {
     cu_state *s = plan->state;
-    const int n_sm = s->device.n_sm, shared = cu_shared_bytes(s, &plan->problem);
-    const int threads = cu_tile_threads(s->family, &s->tile, cu_padded(plan->problem.sizes.Dv));
-    const int is_lazy = s->is_lazy;
-    const int grid = s->family != CU_SM90 || a->p.n_tiles < n_sm ? a->p.n_tiles : n_sm;
-    const int64_t looks = ((int64_t)a->p.n_tiles * warps_of(s) + 31) / 32;
-    void *const exact = s->programs[CU_PEAKS].kernel;
+    const cu_form *form = a->form;
+    const plan_problem *problem = &plan->problem;
+    const int n_sm = s->device.n_sm, is_main = form == &s->form;
+    const int shared = cu_shared_bytes(form, &s->facts, problem);
+    const int threads =
+        cu_tile_threads(form->family, &form->tile, cu_padded(problem->sizes.Dv));
+    const int grid = form->family != CU_SM90 || a->p.n_tiles < n_sm ? a->p.n_tiles : n_sm;
+    const int64_t looks = (groups_of(form, &run->sizes) + 31) / 32;
+    void *const exact = s->programs[is_main ? CU_PEAKS : CU_PLAIN].kernel;
+    void *const first = is_main && !run->row_max ? s->programs[CU_MAIN].kernel : exact;
     void *parameters[] = {&a->p, a->captures, &a->maps[0], &a->maps[1], &a->maps[2]};
-    if (is_lazy && !run->row_max) {
+    if (s->is_lazy && first != exact) {
         cu_fwd again = a->p;
         void *second[] = {&again, a->captures, &a->maps[0], &a->maps[1], &a->maps[2]};
         again.order = a->p.redo;
         again.n_listed = a->p.redo_count;
         again.redo = NULL;
-        TRY(start(a, s->programs[CU_MAIN].kernel, grid, threads, shared, parameters, err));
+        TRY(start(a, first, grid, threads, shared, parameters, err));
         TRY(start(a, exact, grid, threads, shared, second, err));
     } else {
         a->p.redo = NULL;
-        TRY(start(a, run->row_max ? exact : s->programs[CU_MAIN].kernel, grid, threads, shared,
-                  parameters, err));
+        TRY(start(a, first, grid, threads, shared, parameters, err));
     }
     return start(a, s->programs[CU_CAREFUL].kernel, looks < 4 * n_sm ? looks : 4 * n_sm, 128, 0,
                  parameters, err);
@@ -357,12 +385,11 @@ static saccade_status launch_passes(const saccade_plan *plan, const plan_run *ru
 static saccade_status launch_tiles(const saccade_plan *plan, const plan_run *run,
                                    launch_args *a, saccade_error *err)
 {
-    const cu_state *s = plan->state;
-    const int rows = cu_tile_rows(s->family, &s->tile);
-    if (s->family == CU_SM90) {
-        TRY(encode(a->driver, run->q, rows, PROMOTE_256, &a->maps[0], err));
-        TRY(encode(a->driver, run->k, s->tile.keys, PROMOTE_256, &a->maps[1], err));
-        TRY(encode(a->driver, run->v, s->tile.keys, PROMOTE_256, &a->maps[2], err));
+    const cu_form *form = a->form;
+    if (form->family == CU_SM90) {
+        TRY(encode(a->driver, run->q, rows_of(form), PROMOTE_256, &a->maps[0], err));
+        TRY(encode(a->driver, run->k, form->tile.keys, PROMOTE_256, &a->maps[1], err));
+        TRY(encode(a->driver, run->v, form->tile.keys, PROMOTE_256, &a->maps[2], err));
         TRY(cu_check(a->driver,
                      a->driver->fill32((cu_ptr)(uintptr_t)a->p.counter, 0, 2, a->stream),
                      "cuMemsetD32Async", err));
@@ -391,7 +418,8 @@ static saccade_status launch_decode(const saccade_plan *plan, const plan_run *ru
 }
 
 static saccade_status launch(const saccade_plan *plan, const cu_driver *driver,
-                             const plan_run *run, const cu_runs *runs, saccade_error *err)
+                             const plan_run *run, const cu_form *form, const cu_runs *runs,
+                             saccade_error *err)
 {
     cu_state *s = plan->state;
     launch_args a;
@@ -399,31 +427,36 @@ static saccade_status launch(const saccade_plan *plan, const cu_driver *driver,
     const int n_score = problem->score ? (int)problem->score->n_captures : 0;
     a.driver = driver;
     a.stream = run->stream;
-    fill(plan, run, runs, &a.p);
+    a.form = form;
+    fill(plan, run, form ? form : &s->form, runs, &a.p);
     TRY(pack_captures(problem->score, run->score_env.tensors, a.captures, err));
     TRY(pack_captures(problem->mask, run->mask_env.tensors, a.captures + n_score, err));
-    TRY(make_ready(s, driver, run->q->device.index, cu_shared_bytes(s, problem), err));
-    return is_decode(s, &run->sizes) ? launch_decode(plan, run, &a, err)
-                                     : launch_tiles(plan, run, &a, err);
+    TRY(make_ready(s, problem, driver, run->q->device.index, err));
+    return form ? launch_tiles(plan, run, &a, err) : launch_decode(plan, run, &a, err);
+}
+
+/* Which tiles a run takes; NULL for decode. Only the sm_90a kernels need aligned rows. */
+static const cu_form *choose_form(const cu_state *s, const plan_run *run)
+{
+    if (s->form.family == CU_SM90 && !is_run_aligned(run))
+        return &s->plain;
+    return is_decode(s, &run->sizes) ? NULL : &s->form;
 }
 
 saccade_status cu_forward(const saccade_plan *plan, const plan_run *run, saccade_error *err)
 {
     const cu_state *s = plan->state;
+    const cu_form *form = choose_form(s, run);
     const cu_driver *driver;
     const cu_runs *runs;
     void *pushed;
     FAIL_IF(!s->is_present, SACCADE_EBACKEND, "cuda: no device here runs %s", s->arch);
-    TRY(check_aligned(s, run->q, "q", err));
-    TRY(check_aligned(s, run->k, "k", err));
-    TRY(check_aligned(s, run->v, "v", err));
-    TRY(check_aligned(s, run->out, "out", err));
-    FAIL_IF(tiles_of(s, &run->sizes) > INT32_MAX / warps_of(s), SACCADE_ELIMIT,
+    FAIL_IF(groups_of(form ? form : &s->form, &run->sizes) > INT32_MAX, SACCADE_ELIMIT,
             "cuda: got too many rows for one run");
-    TRY(find_runs(s, run, &runs, err));
+    TRY(find_runs(s, run, form, &runs, err));
     TRY(cu_get_driver(&driver, err));
     TRY(cu_enter(driver, run->q->device.index, &pushed, err));
-    const saccade_status status = launch(plan, driver, run, runs, err);
+    const saccade_status status = launch(plan, driver, run, form, runs, err);
     cu_leave(driver, pushed);
     return status;
 }

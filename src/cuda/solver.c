@@ -41,32 +41,32 @@ static int applicable(const plan_problem *p, int32_t level, char *why)
 /* one program to compile */
 typedef struct instance {
     const char *entry;
-    cu_tile tile;
+    cu_form form;
     int is_lazy, has_peaks, is_packed;
 } instance;
 
 static void put_config(const cu_state *s, const plan_problem *p, const instance *i, strbuf *out)
 {
-    const int is_groups = strcmp(i->entry, "fwd_sm90.cu") == 0
-                          || (strcmp(i->entry, "careful.cu") == 0 && s->family == CU_SM90);
-    const int groups = i->tile.groups, E = cu_padded(p->sizes.Dv);
-    const int parts = s->family == CU_F32 ? cu_parts(E) : 1, whole = 32 * parts; /* panels */
+    const int is_groups = strcmp(i->entry, "fwd_sm90.cu") == 0,
+              is_f32 = p->dtype == SACCADE_F32;
+    const int groups = i->form.tile.groups, E = cu_padded(p->sizes.Dv);
+    const int parts = is_f32 ? cu_parts(E) : 1, whole = 32 * parts; /* panels */
     const struct {
         const char *name;
         int value;
     } rows[] = {
-        {"SM", s->family == CU_SM90 ? 90 : 80},
+        {"SM", i->form.family == CU_SM90 ? 90 : 80},
         {"F16", p->dtype == SACCADE_F16},
-        {"F32", p->dtype == SACCADE_F32},
+        {"F32", is_f32},
         {"D", cu_padded(p->sizes.D)},
-        {"E", s->family == CU_F32 ? (E + whole - 1) / whole * whole : E},
+        {"E", is_f32 ? (E + whole - 1) / whole * whole : E},
         {"D_REAL", (int)p->sizes.D},
         {"E_REAL", (int)p->sizes.Dv},
         {"WGS", groups},
         {"PARTS", parts},
-        {"TN", i->tile.keys},
-        {"STAGES", i->tile.stages},
-        {"PINGPONG", i->tile.is_pingpong},
+        {"TN", i->form.tile.keys},
+        {"STAGES", i->form.tile.stages},
+        {"PINGPONG", i->form.tile.is_pingpong},
         {"ANCHOR", 1},
         {"RUNS", 1},
         {"LAZY", i->is_lazy},
@@ -80,7 +80,6 @@ static void put_config(const cu_state *s, const plan_problem *p, const instance 
         {"REGS_CONSUMER", groups == 1   ? 256
                           : groups == 2 ? 232
                                         : 160},
-        {"WARPS", is_groups ? groups * 4 : groups},
         {"FIRST_WARP", is_groups ? 4 : 0},
     };
     strbuf_puts(out, "/* generated: constants of this instance */\n#pragma once\n");
@@ -95,7 +94,7 @@ static saccade_status compile_one(const cu_state *s, const plan_problem *p, cons
     strbuf_init(&config, 0);
     strbuf_init(&products, 0);
     put_config(s, p, i, &config);
-    cu_emit_products(&i->tile, cu_padded(p->sizes.Dv), p->dtype == SACCADE_F16, &products);
+    cu_emit_products(&i->form.tile, cu_padded(p->sizes.Dv), p->dtype == SACCADE_F16, &products);
     const cu_source generated[] = {{"cfg.cuh", strbuf_text(&config)},
                                    {"mod.cuh", s->mod_text},
                                    {"wgmma.cuh", strbuf_text(&products)}};
@@ -114,17 +113,18 @@ static int is_clean(const cu_report *r)
     return r->spill_bytes == 0 && !r->is_serialised;
 }
 
+static const char *const entries[] = {"fwd_sm90.cu", "fwd_sm80.cu", "fwd_f32.cu"};
+
 static instance main_instance(const cu_state *s)
 {
-    static const char *const entries[] = {"fwd_sm90.cu", "fwd_sm80.cu", "fwd_f32.cu"};
-    return (instance){entries[s->family], s->tile, s->is_lazy, 0, 0};
+    return (instance){entries[s->form.family], s->form, s->is_lazy, 0, 0};
 }
 
 /* Late offsets suit scores that rarely climb far: plain ones, bounded ones, and those affine in
  * the key, which are walked from their larger end. A general score is not trusted with it. */
 static int may_be_lazy(const cu_state *s)
 {
-    return s->tile.is_lazy && (s->facts.score != CU_SCORE_GENERAL || s->facts.is_bounded);
+    return s->form.tile.is_lazy && (s->facts.score != CU_SCORE_GENERAL || s->facts.is_bounded);
 }
 
 /* A program compiled beside others. */
@@ -194,16 +194,20 @@ static saccade_status compile_tile(cu_state *s, const plan_problem *p, int which
 }
 
 /* The rung'th of the tiles that fit the GPU's shared memory. */
-static int next_tile(cu_state *s, const plan_problem *p, int rung)
+static int find_tile(const cu_state *s, const plan_problem *p, int rung, cu_form *form)
 {
     const int most = cu_shared_most(atoi(s->arch + strcspn(s->arch, "0123456789")));
     const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
-    int left = rung;
-    s->rung = rung;
-    for (int i = 0; cu_tile_choice(s->family, D, E, p->dtype, i, &s->tile); i++)
-        if (cu_shared_bytes(s, p) <= most && left-- == 0)
+    for (int i = 0; cu_tile_choice(form->family, D, E, p->dtype, i, &form->tile); i++)
+        if (cu_shared_bytes(form, &s->facts, p) <= most && rung-- == 0)
             return 1;
     return 0;
+}
+
+static int next_tile(cu_state *s, const plan_problem *p, int rung)
+{
+    s->rung = rung;
+    return find_tile(s, p, rung, &s->form);
 }
 
 static void drop_tile(cu_state *s)
@@ -237,18 +241,41 @@ static saccade_status choose_tile(cu_state *s, const plan_problem *p, saccade_er
 
 static instance decode_instance(const cu_tile *tile)
 {
-    return (instance){"decode.cu", *tile, 0, 1, 1};
+    return (instance){"decode.cu", {CU_SM90, *tile}, 0, 1, 1};
 }
 
-/* Takes a smaller decode tile where the first one spills and that one does so less. */
-static saccade_status settle_decode(cu_state *s, const plan_problem *p, saccade_error *err)
+/* One program for both: row maxima cost little beside what plain rows cost. */
+static instance plain_instance(const cu_form *form)
 {
-    cu_image *best = &s->programs[CU_DECODE].image;
-    const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
-    cu_tile tile;
-    for (int rung = 1; !is_clean(&best->report) && cu_decode_choice(D, E, rung, &tile);
-         rung++) {
-        const instance smaller = decode_instance(&tile);
+    return (instance){entries[form->family], *form, 0, 1, 0};
+}
+
+static int next_plain(const cu_state *s, const plan_problem *p, int rung, instance *out)
+{
+    cu_form form = {.family = CU_SM80};
+    const int found = find_tile(s, p, rung, &form);
+    *out = plain_instance(&form);
+    return found;
+}
+
+static int next_decode(const cu_state *s, const plan_problem *p, int rung, instance *out)
+{
+    cu_tile tile = {0};
+    (void)s;
+    const int found =
+        cu_decode_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, &tile);
+    *out = decode_instance(&tile);
+    return found;
+}
+
+typedef int next_instance(const cu_state *s, const plan_problem *p, int rung, instance *out);
+
+/* Takes a smaller tile where the first one spills and that one does so less. */
+static saccade_status settle(const cu_state *s, const plan_problem *p, next_instance *next,
+                             cu_image *best, cu_tile *tile, int *best_rung, saccade_error *err)
+{
+    instance smaller;
+    for (int rung = 1; !is_clean(&best->report) && next(s, p, rung, &smaller); rung++) {
         cu_image image = {0}, old = *best;
         TRY(compile_one(s, p, &smaller, &image, err));
         if (image.report.spill_bytes >= best->report.spill_bytes) {
@@ -256,8 +283,8 @@ static saccade_status settle_decode(cu_state *s, const plan_problem *p, saccade_
             continue;
         }
         *best = image;
-        s->decode = tile;
-        s->decode_rung = rung;
+        *tile = smaller.form.tile;
+        *best_rung = rung;
         free(old.code);
     }
     return SACCADE_OK;
@@ -265,20 +292,31 @@ static saccade_status settle_decode(cu_state *s, const plan_problem *p, saccade_
 
 static saccade_status compile_all(cu_state *s, const plan_problem *p, saccade_error *err)
 {
-    job decode;
-    if (s->family != CU_SM90)
+    cu_image *const plain = &s->programs[CU_PLAIN].image;
+    cu_image *const decode = &s->programs[CU_DECODE].image;
+    job jobs[2];
+    instance first[2];
+    if (s->form.family != CU_SM90)
         return choose_tile(s, p, err);
-    cu_decode_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), 0, &s->decode);
-    start_job(&decode, s, p, decode_instance(&s->decode), &s->programs[CU_DECODE].image);
-    TRY(end_job(&decode, choose_tile(s, p, err), err));
-    return settle_decode(s, p, err);
+    next_plain(s, p, 0, &first[0]);
+    next_decode(s, p, 0, &first[1]);
+    s->plain = first[0].form;
+    s->decode = first[1].form.tile;
+    start_job(&jobs[0], s, p, first[0], plain);
+    start_job(&jobs[1], s, p, first[1], decode);
+    saccade_status status = choose_tile(s, p, err);
+    for (int i = 0; i < 2; i++)
+        status = end_job(&jobs[i], status, err);
+    TRY(status);
+    TRY(settle(s, p, next_plain, plain, &s->plain.tile, &s->plain_rung, err));
+    return settle(s, p, next_decode, decode, &s->decode, &s->decode_rung, err);
 }
 
 static saccade_status load_all(cu_state *s, const cu_driver *driver, saccade_error *err)
 {
     static const char *const tiles[] = {"fwd_sm90", "fwd_sm80", "fwd_f32"};
-    const char *tile = tiles[s->family];
-    const char *const names[CU_PROGRAMS] = {tile, tile, "careful", "decode"};
+    const char *tile = tiles[s->form.family];
+    const char *const names[CU_PROGRAMS] = {tile, tile, "careful", "fwd_sm80", "decode"};
     for (int i = 0; i < CU_PROGRAMS; i++) {
         cu_loaded *l = &s->programs[i];
         if (!l->image.code)
@@ -322,7 +360,7 @@ static saccade_status choose_target(cu_state *s, const plan_problem *p,
     /* tensor copies want rows of whole 16 bytes */
     const int is_sm90 =
         strcmp(s->arch, "sm_90a") == 0 && p->sizes.D % 8 == 0 && p->sizes.Dv % 8 == 0;
-    s->family = p->dtype == SACCADE_F32 ? CU_F32 : is_sm90 ? CU_SM90 : CU_SM80;
+    s->form.family = p->dtype == SACCADE_F32 ? CU_F32 : is_sm90 ? CU_SM90 : CU_SM80;
     const int wanted = atoi(s->arch + strcspn(s->arch, "0123456789"));
     FAIL_AT(wanted < 80 || wanted > 200, SACCADE_EINVAL, "arch", 0, 0,
             "got '%s', expected sm_80 or later, as in sm_90a", s->arch);

@@ -15,15 +15,15 @@
 extern "C" __global__ void __launch_bounds__(128, 6)
     careful(const __grid_constant__ cu_fwd p, const __grid_constant__ mod_args mod)
 {
-    int n = p.n_tiles * CFG_WARPS;
+    int n = p.n_tiles * p.tile_groups;
     for (int base = blockIdx.x * 32; base < n; base += gridDim.x * 32) {
         int at = base + (threadIdx.x & 31);
         u32 todo = __ballot_sync(~0u, at < n && p.flags[at] != 0);
         for (; todo; todo &= todo - 1) {
             int group = base + __ffs(todo) - 1;
-            tile t = tile_at(p, group / CFG_WARPS, CFG_WARPS * 16);
+            tile t = tile_at(p, group / p.tile_groups, p.tile_groups * 16);
             for (int i = threadIdx.x / 32; i < 16; i += 4) {
-                int m = t.row0 + group % CFG_WARPS * 16 + i;
+                int m = t.row0 + group % p.tile_groups * 16 + i;
                 if (m < p.M)
                     redo_row(p, mod, t, m);
             }

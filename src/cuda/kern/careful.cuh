@@ -67,9 +67,8 @@ DEVICE void redo_row(const cu_fwd &p, const mod_args &mod, const tile &t, int m)
     for (int e = 0; e < O_PER_LANE; e++)
         if (e * LANES + lane < CFG_E_REAL)
             out[e * LANES + lane] = from_float(r.o[e] * inv);
-    long long at = ((long long)t.b * p.H + t.h) * p.M + m;
-    if (lane == 0 && p.lse)
-        p.lse[at] = r.l == 0.f ? NEG_INF : r.m + logf(r.l);
-    if (lane == 0 && p.row_max)
-        p.row_max[at] = r.m;
+    if (lane == 0) {
+        put_lse(p, t.b, t.h, m, r.l == 0.f ? NEG_INF : r.m + logf(r.l));
+        put_row_max(p, t.b, t.h, m, r.m);
+    }
 }

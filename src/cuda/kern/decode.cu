@@ -395,13 +395,10 @@ DEVICE float3 meet_row(const meeting &sh, int row)
 /* Row r of span s, its sum and maximum known: statistics, and where its flag is. */
 DEVICE long long finish_row(const cu_fwd &p, const span &s, int r, float3 x)
 {
-    int packed = s.row0 + r, h = s.g * (p.H / p.G) + packed / p.M;
-    long long at = ((long long)s.b * p.H + h) * p.M + packed % p.M;
-    if (p.lse)
-        p.lse[at] = x.y == 0.f ? NEG_INF : (x.x + log2f(x.y)) * 0.6931471805599453f;
-    if (p.row_max)
-        p.row_max[at] = x.z * 0.6931471805599453f;
-    return at;
+    int packed = s.row0 + r, h = s.g * (p.H / p.G) + packed / p.M, m = packed % p.M;
+    put_lse(p, s.b, h, m, x.y == 0.f ? NEG_INF : (x.x + log2f(x.y)) * 0.6931471805599453f);
+    put_row_max(p, s.b, h, m, x.z * 0.6931471805599453f);
+    return ((long long)s.b * p.H + h) * p.M + m;
 }
 
 DEVICE u16 *output_row(const cu_fwd &p, const span &s, int r)

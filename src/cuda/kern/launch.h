@@ -33,7 +33,7 @@ typedef struct cu_fwd {
     void *o;               /* [B][H][M][E] */
     float *lse;            /* [B][H][M], natural log, or null */
     float *row_max;        /* [B][H][M], natural units, or null */
-    cu_stride qs, ks, vs, os;
+    cu_stride qs, ks, vs, os, lse_s, max_s;
     int B, H, G, M, N;
     int is_plain; /* rows of some tensor do not lie on 16 bytes (sm_80 kernel) */
     float scale;
@@ -45,11 +45,11 @@ typedef struct cu_fwd {
     int n_qblk;         /* query blocks of one (b, h) */
     const int
         *order; /* [tiles]: (b*H + h)*n_qblk + block, longest work first, or null: ascending */
-    int *flags; /* [tiles][warps]: 1 where a group of 16 rows is not finite */
-    int *redo;  /* [tiles * warps] tiles with such rows, or null */
+    int *flags; /* [tiles][groups]: 1 where a group of 16 rows is not finite */
+    int *redo;  /* [tiles * groups] tiles with such rows, or null */
     int *redo_count;     /* entries of redo */
     const int *n_listed; /* second pass: order holds this many tiles; else null */
-    int n_tiles;
+    int n_tiles, tile_groups; /* of 16 rows, in a tile */
     int *counter;   /* 0 at the start: tiles drawn beyond the first of each CTA */
     int n_split;    /* decode: CTAs that share the keys */
     float *part_o;  /* decode: [slot][16][E], unnormalised; a slot for each cut span */

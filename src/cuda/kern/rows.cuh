@@ -325,6 +325,19 @@ DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod,
         cut_right(s, hi);
 }
 
+/* statistics of a row, where they are wanted */
+DEVICE void put_lse(const cu_fwd &p, int b, int h, int m, float x)
+{
+    if (p.lse)
+        p.lse[b * p.lse_s.b + h * p.lse_s.h + m * p.lse_s.n] = x;
+}
+
+DEVICE void put_row_max(const cu_fwd &p, int b, int h, int m, float x)
+{
+    if (p.row_max)
+        p.row_max[b * p.max_s.b + h * p.max_s.h + m * p.max_s.n] = x;
+}
+
 /* End of a row: its sum, lse and maximum; inv gets 1 / sum, or 0 for a row without a live key.
  * Rows whose result is not finite are flagged, 16 rows a warp, for the careful kernel to do
  * again: a NaN there may be one that lay in V at a masked key. */
@@ -347,12 +360,10 @@ DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const floa
 #endif
         int m = t.row0 + row_of_thread() + 8 * i;
         if ((lane & 3) == 0 && part_of_thread() == 0 && m < p.M) {
-            long long at = ((long long)t.b * p.H + t.h) * p.M + m;
-            if (p.lse)
-                p.lse[at] = l == 0.f ? NEG_INF : (w.m[i] + log2f(l)) * 0.6931471805599453f;
+            put_lse(p, t.b, t.h, m,
+                    l == 0.f ? NEG_INF : (w.m[i] + log2f(l)) * 0.6931471805599453f);
 #if CFG_ROWMAX
-            if (p.row_max)
-                p.row_max[at] = peak * 0.6931471805599453f;
+            put_row_max(p, t.b, t.h, m, peak * 0.6931471805599453f);
 #endif
         }
     }
@@ -363,7 +374,7 @@ DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const floa
     if (lane == 0 && bad && p.redo)
         p.redo[atomicAdd(p.redo_count, 1)] = t.id; /* once for each of its warps, at most */
     if (lane == 0)
-        p.flags[t.id * CFG_WARPS + group_of_thread()] = bad;
+        p.flags[t.id * p.tile_groups + group_of_thread()] = bad;
 }
 
 #if CFG_F32
