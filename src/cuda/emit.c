@@ -16,6 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { TANH_GAIN_MOST = 64 }; /* softcap(50) and below: lse errs by less than 1.5e-5 */
+
 typedef enum rate { ROW, COLUMN, ELEMENT } rate;
 
 /* where text is being written: the copy's number is of the column (0, 1) or element (0..3) */
@@ -28,7 +30,8 @@ typedef struct emitter {
     const mod_fn *fn;
     const plan_problem *problem;
     strbuf *out;
-    int first_capture; /* of this fn among the arguments */
+    int first_capture;  /* of this fn among the arguments */
+    const double *gain; /* of a score: see find_gains */
 } emitter;
 
 static const char *const exact_text[MOD_OP_COUNT] = {
@@ -222,7 +225,7 @@ static void put_scaled_score(const emitter *e, const mod_node *n, place at)
 static void put_node(const emitter *e, const mod_node *n, place at)
 {
     const int is_late = (n->deps & DEP_SCORE) != 0;
-    const int is_fast = is_late && e->problem->dtype != SACCADE_F32;
+    const int is_fast = is_late && e->problem->dtype != SACCADE_F32 && n->op != OP_ftanh;
     strbuf_printf(e->out, "    const %s ", type_text(n));
     put_value(e, e->out, n, at);
     strbuf_puts(e->out, " = ");
@@ -233,6 +236,37 @@ static void put_node(const emitter *e, const mod_node *n, place at)
     else
         put_template(e, is_fast ? fast_text[n->op] : exact_text[n->op], n, at);
     strbuf_puts(e->out, ";\n");
+}
+
+/* What user u, followed by the result g-fold, adds to how much it follows u's operand a. */
+static double gain_through(const emitter *e, const mod_node *u, int a, double g)
+{
+    if (g == 0 || u->op == OP_fadd || u->op == OP_fsub)
+        return g;
+    if (u->op == OP_fmul && arg(e, u, 1 - a)->op == OP_FLOAT)
+        return g * fabs((double)arg(e, u, 1 - a)->imm.f);
+    return INFINITY;
+}
+
+/* By how much the result follows a change of each node, where constants say; else infinite. */
+static void find_gains(const emitter *e, double *gain)
+{
+    const mod_fn *fn = e->fn;
+    for (uint32_t i = 0; i < fn->n_nodes; i++)
+        gain[i] = i == fn->result;
+    for (uint32_t i = fn->n_nodes; i-- > 0;) {
+        const mod_node *u = &fn->nodes[i];
+        for (int a = 0; !is_leaf(u) && a < u->n_args; a++)
+            gain[fn->args[u->args + a]] += gain_through(e, u, a, gain[i]);
+    }
+}
+
+/* The fast tanh is right to 2^-22: a score must not magnify that. Mods in f32 never take it. */
+static int is_fast_tanh(const emitter *e, uint32_t i)
+{
+    const mod_node *n = &e->fn->nodes[i];
+    return n->op == OP_ftanh && n->deps & DEP_SCORE && e->problem->dtype != SACCADE_F32
+           && e->gain && e->gain[i] <= TANH_GAIN_MOST;
 }
 
 /* tanh of four scores at once shares one reciprocal (arith.cuh) */
@@ -255,7 +289,7 @@ static void put_rate(const emitter *e, rate which, const mod_node *except)
         const mod_node *n = &e->fn->nodes[i];
         if (is_leaf(n) || rate_of(n) != which || n == except)
             continue;
-        if (n->op == OP_ftanh && n->deps & DEP_SCORE && e->problem->dtype != SACCADE_F32) {
+        if (is_fast_tanh(e, i)) {
             put_tanh4(e, n);
             continue;
         }
@@ -342,18 +376,9 @@ static const mod_node *unit_of(const emitter *e, float *unit)
     return root;
 }
 
-static saccade_status put_score(const emitter *e, saccade_error *err)
+static void put_score4(const emitter *e, const mod_node *root)
 {
-    float unit;
-    const mod_node *root = unit_of(e, &unit), *top = &e->fn->nodes[e->fn->result];
-    unsigned char *kept = malloc(e->fn->n_nodes);
-    FAIL_IF_NULL(kept);
-    mark_kept(e, kept);
-    strbuf_puts(e->out, "#define SCORE_UNIT ");
-    put_float(e->out, unit);
-    strbuf_puts(e->out, "\n\n");
-    put_row_struct(e, "score", kept);
-    free(kept);
+    const mod_node *top = &e->fn->nodes[e->fn->result];
     strbuf_printf(e->out,
                   "DEVICE void score4(%s, const score_row &r0, const score_row &r1,\n"
                   "                   int k0, int k1, float (&x)[4])\n{\n",
@@ -368,6 +393,25 @@ static saccade_status put_score(const emitter *e, saccade_error *err)
     for (int c = 0; c < 4; c++)
         strbuf_printf(e->out, "    x[%d] = y%d;\n", c, c);
     strbuf_puts(e->out, "}\n\n");
+}
+
+static saccade_status put_score(emitter *e, saccade_error *err)
+{
+    float unit;
+    const mod_node *root = unit_of(e, &unit);
+    double *gain = malloc(e->fn->n_nodes * (sizeof *gain + 1));
+    FAIL_IF_NULL(gain);
+    unsigned char *kept = (unsigned char *)(gain + e->fn->n_nodes);
+    find_gains(e, gain);
+    mark_kept(e, kept);
+    e->gain = gain;
+    strbuf_puts(e->out, "#define SCORE_UNIT ");
+    put_float(e->out, unit);
+    strbuf_puts(e->out, "\n\n");
+    put_row_struct(e, "score", kept);
+    put_score4(e, root);
+    e->gain = NULL;
+    free(gain);
     return SACCADE_OK;
 }
 
