@@ -159,6 +159,12 @@ static float element(const case_run *r, int is_key, int64_t i, int64_t d, uint64
         return is_key ? (float)(i % 512) / 128 + 0.01f * x : 1 + 0.01f * x;
     case CASE_LOW: /* -60 * 61 = -3660 and a little */
         return d == 0 ? (is_key ? -60 : 61 * sqrtf(D)) : side * x;
+    case CASE_CLIFF:
+        if (d == 0)
+            return is_key ? (i < r->sizes.KV / 3 ? -61.5f : 0) : 61 * sqrtf(D);
+        return side * x;
+    case CASE_JUMP:
+        return is_key && i >= r->sizes.KV - 70 ? 60 * x : x;
     case CASE_ZERO:
         return 0;
     default:
@@ -222,7 +228,6 @@ static void make_positions(case_run *r)
 /* Only the captures that a text names may be bound. */
 static void make_bindings(case_run *r)
 {
-    static saccade_binding used[6];
     int32_t n_all, n = 0;
     const saccade_binding *all = case_bindings(&n_all);
     const saccade_mod *mods[2] = {r->score, r->mask};
@@ -232,9 +237,9 @@ static void make_bindings(case_run *r)
             for (int32_t j = 0; mods[m] && j < saccade_mod_capture_count(mods[m]); j++)
                 is_used |= strcmp(saccade_mod_capture(mods[m], j).name, all[i].name) == 0;
         if (is_used)
-            used[n++] = all[i];
+            r->used[n++] = all[i];
     }
-    r->args.bindings = used;
+    r->args.bindings = r->used;
     r->args.n_bindings = n;
 }
 

@@ -13,6 +13,8 @@ typedef enum case_data {
     CASE_DOMINANT,  /* one key far above the rest */
     CASE_ASCENDING, /* every key a new maximum */
     CASE_LOW,       /* all scores near -3700 */
+    CASE_CLIFF,     /* -3751 for a third of the keys, then about 0 */
+    CASE_JUMP,      /* the last keys 60 times as large */
     CASE_ZERO,
     CASE_DATA
 } case_data;
@@ -45,6 +47,7 @@ typedef struct case_run {
     case_tensor q, k, v;
     saccade_problem problem;
     saccade_forward_args args; /* without outputs and workspace */
+    saccade_binding used[8]; /* the captures that the texts name */
     double *out, *lse, *row_max;
     double out_bound, lse_bound;
 } case_run;

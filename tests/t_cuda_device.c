@@ -1,0 +1,429 @@
+/* CUDA kernels on a device: chosen cases, random ones, scores that climb in every way that
+ * offsets must follow, addresses and strides of every kind, graphs, and that a run allocates
+ * nothing. SACCADE_CUDA_CASES and SACCADE_CUDA_SEED: how many random cases, and which. An
+ * argument chooses tests by name (tools/cuda-sanitize). */
+#include "support/device_case.h"
+#include "support/fail_alloc.h"
+
+#include "cuda/cuda.h"
+
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static const device_options native = {0}, blocks = {.has_block_mask = 1};
+static const device_options ptx = {.arch = "compute_80"};
+
+/* ---- chosen cases ---- */
+
+/* Every kernel once, small: this is what tools/cuda-sanitize runs. */
+static void few_of_each(void **state)
+{
+    static const struct {
+        forward_case c;
+        device_options o;
+    } rows[] = {
+        {{.problem = "b1 h2 q200 kv300 d64 bf16", .mask = "causal()"}, {.has_block_mask = 1}},
+        {{.problem = "b1 h2/1 q130 kv200 d128 f16", .mask = "document(doc)"}, {0}},
+        {{.problem = "b1 h1 q70 kv130 d256 bf16", .score = "softcap(20)"}, {0}},
+        {{.problem = "b1 h1 q200 kv600 d64 bf16", .data = CASE_JUMP}, {0}},
+        {{.problem = "b2 h4/2 q2 kv300 d128 bf16", .kv_len = 257}, {0}},
+        {{.problem = "b1 h2 q70 kv100 d64 bf16", .score = "alibi()"}, {.shift = 1}},
+        {{.problem = "b1 h2 q70 kv100 d36 dv50 bf16", .mask = "causal()"}, {0}},
+        {{.problem = "b1 h2 q70 kv100 d128 f16"}, {.arch = "compute_80"}},
+        {{.problem = "b1 h2 q70 kv100 d64 f32", .mask = "document(doc)"}, {0}},
+        {{.problem = "b1 h1 q70 kv100 d256 f32"}, {0}},
+    };
+    int n_bad = 0;
+    (void)state;
+    if (!has_device())
+        skip();
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        n_bad += !device_case_holds(&rows[i].c, &rows[i].o);
+    print_message("few_of_each: %d cases\n", (int)(sizeof rows / sizeof rows[0]));
+    assert_int_equal(n_bad, 0);
+}
+
+static void halves(void **state)
+{
+    static const forward_case cases[] = {
+        {.problem = "b2 h4/2 q130 kv300 d64 bf16"},
+        {.problem = "b2 h4/2 q130 kv300 d64 bf16", .mask = "causal()", .q_offset = 170},
+        {.problem = "b1 h2 q200 kv260 d128 f16", .mask = "sliding_window(W)"},
+        {.problem = "b1 h4 q300 kv300 d64 bf16", .score = "alibi()", .mask = "causal()"},
+        {.problem = "b1 h2 q100 kv200 d256 bf16", .score = "softcap(20)"},
+        {.problem = "b1 h2 q300 kv300 d128 bf16", .mask = "document(doc) && causal()"},
+        {.problem = "b1 h2 q90 kv400 d128 dv64 bf16", .kv_len = 333},
+        {.problem = "b2 h8/2 q1 kv500 d128 bf16", .mask = "causal()", .q_offset = 499},
+        {.problem = "b2 h8/2 q3 kv500 d64 bf16", .kv_len = 257},
+        {.problem = "b2 h8/2 q1 kv500 d256 bf16", .mask = "document(doc)", .q_offset = 130},
+        {.problem = "b1 h2 q100 kv100 d64 bf16", .mask = "q > kv && kv % 3 == 0"},
+    };
+    int n_bad = 0;
+    (void)state;
+    if (!has_device())
+        skip();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        n_bad += !device_case_holds(&cases[i], &native);
+        if (cases[i].mask)
+            n_bad += !device_case_holds(&cases[i], &blocks);
+    }
+    assert_int_equal(n_bad, 0);
+}
+
+static void f32(void **state)
+{
+    static const forward_case cases[] = {
+        {.problem = "b2 h4/2 q130 kv300 d64 f32"},
+        {.problem = "b2 h4/2 q130 kv300 d64 f32", .mask = "causal()", .q_offset = 170},
+        {.problem = "b1 h2 q200 kv260 d128 f32", .mask = "sliding_window(W)"},
+        {.problem = "b1 h4 q300 kv300 d64 f32", .score = "alibi()", .mask = "causal()"},
+        {.problem = "b1 h2 q100 kv200 d256 f32", .score = "softcap(20)"},
+        {.problem = "b1 h2 q300 kv300 d256 f32", .mask = "document(doc) && causal()"},
+        {.problem = "b1 h2 q90 kv400 d40 dv136 f32", .kv_len = 333, .mask = "causal()"},
+        {.problem = "b1 h2 q90 kv400 d256 dv20 f32", .layout = CASE_BNHD},
+        {.problem = "b2 h8/2 q1 kv500 d128 f32", .mask = "causal()", .q_offset = 499},
+        {.problem = "b1 h2 q100 kv150 d33 dv50 f32", .mask = "causal()"},
+        {.problem = "b2 h4/2 q70 kv150 d130 dv250 f32", .layout = CASE_PADDED},
+        {.problem = "b1 h2 q100 kv100 d64 f32", .scale = -0.25f, .score = "score * h_scale[h]"},
+    };
+    int n_bad = 0;
+    (void)state;
+    if (!has_device())
+        skip();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        n_bad += !device_case_holds(&cases[i], &native);
+        n_bad += !device_case_holds(&cases[i], &ptx);
+    }
+    assert_int_equal(n_bad, 0);
+}
+
+/* Offsets must follow whatever the scores do. */
+static void climbs(void **state)
+{
+    static const case_data data[] = {CASE_ASCENDING, CASE_DOMINANT, CASE_WIDE, CASE_LOW,
+                                     CASE_CLIFF,     CASE_JUMP,     CASE_ZERO};
+    static const struct {
+        const char *problem, *mask, *score;
+    } rows[] = {{"b1 h2 q200 kv600 d64 bf16", NULL, NULL},
+                {"b1 h2 q600 kv600 d128 bf16", "causal()", NULL},
+                {"b1 h2 q200 kv600 d64 bf16", NULL, "score + 2.0 * (kv - q)"},
+                {"b1 h2 q200 kv600 d128 f16", NULL, "softcap(1000)"},
+                {"b1 h2 q200 kv600 d64 bf16", "causal()", "softcap(50)"},
+                {"b1 h2 q200 kv600 d256 bf16", "kv >= q", NULL},
+                {"b1 h2 q200 kv600 d64 f32", "causal()", NULL},
+                {"b2 h8/2 q2 kv600 d128 bf16", NULL, NULL}};
+    int n_bad = 0;
+    (void)state;
+    if (!has_device())
+        skip();
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        for (size_t k = 0; k < sizeof data / sizeof data[0]; k++) {
+            const forward_case c = {.problem = rows[i].problem,
+                                    .mask = rows[i].mask,
+                                    .score = rows[i].score,
+                                    .data = data[k],
+                                    .seed = k};
+            n_bad += !device_case_holds(&c, &native);
+        }
+    assert_int_equal(n_bad, 0);
+}
+
+/* Rows on any address, with any stride, in every dtype; decode too. */
+static void placements(void **state)
+{
+    static const char *const problems[] = {
+        "b2 h4/2 q150 kv200 d64 bf16",  "b1 h2 q100 kv150 d128 f16",
+        "b1 h2 q100 kv150 d256 bf16",   "b1 h2 q100 kv150 d36 dv50 bf16",
+        "b1 h2 q100 kv150 d1 dv3 f16",  "b2 h8/2 q1 kv300 d64 bf16",
+        "b2 h4/2 q100 kv200 d64 f32",   "b1 h2 q100 kv150 d37 dv130 f32",
+        "b2 h4/2 q100 kv200 d250 bf16",
+    };
+    int n_bad = 0;
+    (void)state;
+    if (!has_device())
+        skip();
+    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++)
+        for (int n = 0; n < 5; n++) {
+            const forward_case c = {.problem = problems[i],
+                                    .mask = n & 1 ? "document(doc) && causal()" : NULL,
+                                    .q_offset = n & 1 ? 40 : 0,
+                                    .layout = n == 4 ? CASE_BHND : (case_layout)n,
+                                    .kv_len = n == 2 ? 123 : 0};
+            const device_options o = {.shift = n == 4 ? 1 : 0, .has_block_mask = n == 1};
+            n_bad += !device_case_holds(&c, &o);
+        }
+    assert_int_equal(n_bad, 0);
+}
+
+/* ---- random cases ---- */
+
+static uint64_t draw(uint64_t *state, uint64_t n)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (*state >> 33) % n;
+}
+
+static int64_t between(uint64_t *state, int64_t least, int64_t most)
+{
+    return least + (int64_t)draw(state, (uint64_t)(most - least + 1));
+}
+
+static void random_problem(uint64_t *x, char *text, size_t size)
+{
+    static const char *const dtypes[] = {"bf16", "bf16", "f16", "f32"};
+    static const int dims[] = {64, 64, 128, 128, 256, 80, 96, 192};
+    const int64_t G = between(x, 1, 3), H = G * between(x, 1, 5);
+    const int64_t M = draw(x, 3) ? between(x, 1, 400) : between(x, 1, 16);
+    const int64_t D = draw(x, 3) ? dims[draw(x, 8)] : between(x, 1, 256);
+    const int64_t E = draw(x, 3) ? D : between(x, 1, 256);
+    snprintf(text, size, "b%d h%d/%d q%d kv%d d%d dv%d %s", (int)between(x, 1, 3), (int)H,
+             (int)G, (int)M, (int)between(x, 1, 450), (int)D, (int)E, dtypes[draw(x, 4)]);
+}
+
+static void random_case(uint64_t *x, const char *problem, forward_case *c, device_options *o)
+{
+    static const char *const masks[] = {NULL,
+                                        "causal()",
+                                        "sliding_window(W)",
+                                        "document(doc) && causal()",
+                                        "document(doc)",
+                                        "kv < W || q >= kv",
+                                        "(q / 3 + kv / 5) % 2 == 0",
+                                        "kv <= q + h",
+                                        "kv < q - 5 && table[kv] > 0.0",
+                                        "kv % 7 == 3"};
+    static const char *const scores[] = {NULL,
+                                         NULL,
+                                         "alibi()",
+                                         "softcap(20)",
+                                         "score + (q - kv)",
+                                         "score * h_scale[h] + table[kv]",
+                                         "score + rel[h, abs(q - kv) % 64]",
+                                         "score = alibi(); softcap(c)",
+                                         "score - 0.5 * kv",
+                                         "kv % 2 == 0 ? score : -inf"};
+    *c = (forward_case){.problem = problem,
+                        .mask = masks[draw(x, 10)],
+                        .score = scores[draw(x, 10)],
+                        .layout = (case_layout)(draw(x, 2) ? draw(x, 4) : 0),
+                        .data = (case_data)(draw(x, 2) ? draw(x, CASE_DATA) : 0),
+                        .q_offset = draw(x, 2) ? (int32_t)between(x, 1, 60) : 0,
+                        .kv_offset = draw(x, 4) ? 0 : (int32_t)between(x, 1, 40),
+                        .kv_len = draw(x, 3) ? 0 : (int32_t)between(x, 1, 450),
+                        .scale = draw(x, 8) ? 0 : -0.125f,
+                        .seed = draw(x, 1 << 20)};
+    *o = (device_options){.arch = draw(x, 5) ? NULL : "compute_80",
+                          .shift = draw(x, 6) ? 0 : (int)between(x, 1, 7),
+                          .has_block_mask = draw(x, 2) != 0};
+}
+
+static int64_t number_from(const char *variable, int64_t otherwise)
+{
+    const char *text = getenv(variable);
+    return text ? atoll(text) : otherwise;
+}
+
+static void random_cases(void **state)
+{
+    const int64_t n = number_from("SACCADE_CUDA_CASES", 16);
+    const int64_t seed = number_from("SACCADE_CUDA_SEED", 1);
+    int64_t n_failed = 0;
+    (void)state;
+    if (!has_device())
+        skip();
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t x = (uint64_t)(seed * 1000003 + i);
+        char problem[96];
+        saccade_sizes sizes;
+        saccade_dtype dtype;
+        forward_case c;
+        device_options o;
+        random_problem(&x, problem, sizeof problem);
+        random_case(&x, problem, &c, &o);
+        assert_int_equal(plan_parse_problem(problem, &sizes, &dtype, NULL), SACCADE_OK);
+        if (c.kv_len > sizes.KV)
+            c.kv_len = (int32_t)sizes.KV;
+        n_failed += !device_case_holds(&c, &o);
+    }
+    assert_int_equal(n_failed, 0);
+}
+
+/* ---- graphs and allocation ---- */
+
+/* Driver calls that only a test makes. */
+static void *driver_call(const char *name)
+{
+    static void *library;
+    if (!library)
+        library = dlopen("libcuda.so.1", RTLD_NOW);
+    assert_non_null(library);
+    void *call = dlsym(library, name);
+    assert_non_null(call);
+    return call;
+}
+
+typedef struct recording {
+    void *stream, *graph, *launchable;
+} recording;
+
+/* The run as a graph, on a stream of its own. */
+static void record(device_case *d, recording *out)
+{
+    int (*create)(void **, unsigned), (*begin)(void *, int), (*end)(void *, void **);
+    int (*instantiate)(void **, void *, unsigned long long);
+    *(void **)&create = driver_call("cuStreamCreate");
+    *(void **)&begin = driver_call("cuStreamBeginCapture_v2");
+    *(void **)&end = driver_call("cuStreamEndCapture");
+    *(void **)&instantiate = driver_call("cuGraphInstantiateWithFlags");
+    assert_int_equal(create(&out->stream, 1), 0);
+    assert_int_equal(begin(out->stream, 2), 0);
+    d->args.stream = out->stream;
+    const saccade_status status = saccade_forward(d->plan, &d->args, NULL);
+    assert_int_equal(end(out->stream, &out->graph), 0);
+    assert_int_equal(status, SACCADE_OK);
+    assert_int_equal(instantiate(&out->launchable, out->graph, 0), 0);
+}
+
+static void replay(const recording *r)
+{
+    int (*launch)(void *, void *), (*wait)(void *);
+    *(void **)&launch = driver_call("cuGraphLaunch");
+    *(void **)&wait = driver_call("cuStreamSynchronize");
+    assert_int_equal(launch(r->launchable, r->stream), 0);
+    assert_int_equal(wait(r->stream), 0);
+}
+
+static void drop(const recording *r)
+{
+    int (*destroy_exec)(void *), (*destroy_graph)(void *), (*destroy_stream)(void *);
+    *(void **)&destroy_exec = driver_call("cuGraphExecDestroy");
+    *(void **)&destroy_graph = driver_call("cuGraphDestroy");
+    *(void **)&destroy_stream = driver_call("cuStreamDestroy_v2");
+    assert_int_equal(destroy_exec(r->launchable), 0);
+    assert_int_equal(destroy_graph(r->graph), 0);
+    assert_int_equal(destroy_stream(r->stream), 0);
+}
+
+static void move_positions(device_case *d, const case_run *to)
+{
+    const saccade_positions *p = &d->args.positions;
+    const size_t bytes = (size_t)to->sizes.B * sizeof(int32_t);
+    void *const there[3] = {p->q_offset.data, p->kv_offset.data, p->kv_len.data};
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(saccade_device_copy(0, there[i], to->positions[i], bytes, NULL),
+                         SACCADE_OK);
+}
+
+/* A graph replayed with other lengths and offsets in the same memory. */
+static void graph_of(const char *problem, const char *mask)
+{
+    const forward_case c = {
+        .problem = problem, .mask = mask, .q_offset = 170, .kv_offset = 3, .kv_len = 250};
+    const cu_driver *driver;
+    case_run r[2];
+    device_case d;
+    recording graph;
+    void *pushed;
+    forward_case other = c;
+    other.q_offset = 90;
+    other.kv_offset = 20;
+    other.kv_len = 211;
+    case_make(&c, &r[0]);
+    case_make(&other, &r[1]);
+    assert_int_equal(cu_get_driver(&driver, NULL), SACCADE_OK);
+    assert_int_equal(cu_enter(driver, 0, &pushed, NULL), SACCADE_OK);
+    if (!device_case_open(&r[0], &native, &d))
+        fail_msg("%s", d.why);
+    record(&d, &graph);
+    for (int i = 0; i < 3; i++) {
+        d.r = &r[i & 1];
+        move_positions(&d, d.r);
+        assert_true(device_case_clear(&d));
+        replay(&graph);
+        if (!device_case_check(&d))
+            fail_msg("replay %d: %s", i, d.why);
+    }
+    drop(&graph);
+    device_case_close(&d);
+    cu_leave(driver, pushed);
+    case_free(&r[0]);
+    case_free(&r[1]);
+}
+
+static void graphs(void **state)
+{
+    (void)state;
+    if (!has_device())
+        skip();
+    graph_of("b2 h4/2 q130 kv300 d64 bf16", "causal()");
+    graph_of("b2 h4/2 q130 kv300 d128 f16", "document(doc)");
+    graph_of("b2 h4/2 q130 kv300 d64 f32", "causal()");
+    graph_of("b2 h8/2 q2 kv300 d128 bf16", "causal()");
+}
+
+static saccade_status forward_again(void *arg, saccade_error *err)
+{
+    device_case *d = arg;
+    return saccade_forward(d->plan, &d->args, err);
+}
+
+static void nothing_is_allocated(void **state)
+{
+    static const char *const problems[] = {"b2 h4/2 q130 kv300 d64 bf16",
+                                           "b2 h4/2 q1 kv300 d64 bf16",
+                                           "b2 h4/2 q130 kv300 d64 f32"};
+    int (*memory_info)(size_t *, size_t *);
+    const cu_driver *driver;
+    void *pushed;
+    (void)state;
+    if (!has_device())
+        skip();
+    *(void **)&memory_info = driver_call("cuMemGetInfo_v2");
+    assert_int_equal(cu_get_driver(&driver, NULL), SACCADE_OK);
+    assert_int_equal(cu_enter(driver, 0, &pushed, NULL), SACCADE_OK);
+    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
+        const forward_case c = {.problem = problems[i], .mask = "causal()", .q_offset = 200};
+        size_t before, after, total;
+        case_run r;
+        device_case d;
+        case_make(&c, &r);
+        if (!device_case_open(&r, &blocks, &d) || !device_case_run(&d))
+            fail_msg("%s", d.why);
+        assert_int_equal(memory_info(&before, &total), 0);
+        assert_int_equal(fail_alloc_sweep("forward on a device", forward_again, &d), 0);
+        for (int n = 0; n < 50; n++)
+            assert_true(device_case_run(&d));
+        assert_int_equal(memory_info(&after, &total), 0);
+        assert_int_equal(before, after);
+        device_case_close(&d);
+        case_free(&r);
+    }
+    cu_leave(driver, pushed);
+}
+
+int main(int argc, char **argv)
+{
+    char folder[] = "/tmp/saccade-cuda-XXXXXX";
+    if (!getenv("SACCADE_CACHE_DIR") && mkdtemp(folder))
+        setenv("SACCADE_CACHE_DIR", folder, 1);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(few_of_each),
+        cmocka_unit_test(halves),
+        cmocka_unit_test(f32),
+        cmocka_unit_test(climbs),
+        cmocka_unit_test(placements),
+        cmocka_unit_test(graphs),
+        cmocka_unit_test(nothing_is_allocated),
+        cmocka_unit_test(random_cases),
+    };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
