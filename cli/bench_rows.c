@@ -64,15 +64,15 @@ saccade_status bench_finish_row(bench *b, const bench_row *row, saccade_error *e
     return bench_add(&b->table, row, err);
 }
 
-/* f16 has instructions of its own on no CPU here: it becomes f32, or tiles' bf16. On a device
- * f32 products are three of tf32, which runs at half of bf16's rate. */
+/* f16 has instructions of its own on no CPU here: it becomes f32, or on tiles three products of
+ * bf16. On a device f32 products are three of tf32, which runs at half of bf16's rate. */
 static double product_ceiling(const bench *b, saccade_dtype dtype)
 {
     if (b->on_device)
         return b->device_ceilings.bf16_gflops / (dtype == SACCADE_F32 ? 6 : 1);
-    const bool is_bf16 =
-        dtype == SACCADE_BF16 || (dtype == SACCADE_F16 && strcmp(b->level, "amx") == 0);
-    return is_bf16 ? b->ceilings.bf16_gflops : b->ceilings.fma_gflops;
+    if (dtype == SACCADE_F16 && strcmp(b->level, "amx") == 0)
+        return b->ceilings.bf16_gflops / 3;
+    return dtype == SACCADE_BF16 ? b->ceilings.bf16_gflops : b->ceilings.fma_gflops;
 }
 
 /* Few queries: K and V from memory once. Many: arithmetic. */
