@@ -11,9 +11,10 @@ __version__ = _clib.saccade_version().decode()
 __all__ = ["attention", "BadValue", "SaccadeError", "prelude", "__version__"]
 
 
-def prelude() -> dict:
+def prelude() -> dict[str, tuple[str, str, str]]:
     """The named variants: name to (kind, signature, comment with formula and source)."""
-    found, i = {}, 0
+    found: dict[str, tuple[str, str, str]] = {}
+    i = 0
     while True:
         entry = _clib.saccade_prelude(i)
         if not entry:

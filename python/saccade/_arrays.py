@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as C
 import sys
+from typing import Any
 
 from . import _core, _dlpack, _lib
 
@@ -100,20 +101,20 @@ def _finish_stream(stream):
 
 
 def attention(
-    q,
-    k,
-    v,
+    q: Any,
+    k: Any,
+    v: Any,
     *,
-    mask=None,
-    score=None,
-    captures=None,
-    scale=None,
-    backend="auto",
-    threads=0,
-    return_lse=False,
-    block_mask=True,
-    stream=None,
-):
+    mask: str | None = None,
+    score: str | None = None,
+    captures: dict[str, Any] | None = None,
+    scale: float | None = None,
+    backend: str = "auto",
+    threads: int = 0,
+    return_lse: bool = False,
+    block_mask: bool = True,
+    stream: int | None = None,
+) -> Any:
     """softmax(mask(score(scale * q k^T))) v, fused and exact.
 
     q [B, H, Q, D], k [B, Hkv, KV, D], v [B, Hkv, KV, Dv]: one dtype (f32, f16, bf16), any
@@ -150,7 +151,7 @@ def attention(
     wait = False
     if on_gpu and stream is None:
         stream, wait = _stream_of(q)
-    device = qv.index if on_gpu else None
+    device = qv.device_index if on_gpu else None
     backend = backend if backend != "auto" else ("cuda" if on_gpu else "cpu")
     context = _core.context(threads)
     plan = _core.plan(
@@ -163,9 +164,7 @@ def attention(
         )
         handle.prepare(plan)
     out, finish = _output(q, (B, H, Q, Dv), qv.dtype, device)
-    lse, finish_lse = (None, None)
-    if return_lse:
-        lse, finish_lse = _output(q, (B, H, Q), "f32", device)
+    lse, finish_lse = _output(q, (B, H, Q), "f32", device) if return_lse else (None, None)
     n = plan.workspace(B, H, Hkv, Q, KV, D, Dv)
     room, address = _workspace(q, n, on_gpu)
     none = _core.NO_TENSOR
@@ -193,7 +192,7 @@ def attention(
     if wait:
         _finish_stream(stream)
     del room
-    return (finish(), finish_lse()) if return_lse else finish()
+    return (finish(), finish_lse()) if finish_lse else finish()
 
 
 def _workspace(q, n, on_gpu):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from typing import Any
 
 import torch
 
@@ -63,22 +64,22 @@ def _live_share(mask_mod, B, H, Q, KV, block):
 
 
 def benchmark(
-    score_mod=None,
-    mask_mod=None,
+    score_mod: Any = None,
+    mask_mod: Any = None,
     *,
-    B=1,
-    H=8,
-    Hkv=None,
-    Q=2048,
-    KV=None,
-    D=64,
-    Dv=None,
-    dtype=torch.bfloat16,
-    device="cpu",
-    repeats=7,
-    compile_flex=True,
-    plot=None,
-):
+    B: int = 1,
+    H: int = 8,
+    Hkv: int | None = None,
+    Q: int = 2048,
+    KV: int | None = None,
+    D: int = 64,
+    Dv: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cpu",
+    repeats: int = 7,
+    compile_flex: bool = True,
+    plot: str | None = None,
+) -> list[dict[str, Any]]:
     """Times forward of the caller's mod beside SDPA (where it can) and compiled FlexAttention.
 
     Random data, one warm-up, then `repeats` shuffled rounds; medians. Returns a list of dicts
@@ -93,7 +94,8 @@ def benchmark(
         for h, n, d in ((H, Q, D), (Hkv, KV, D), (Hkv, KV, Dv))
     )
     made, block = _contenders(q, k, v, score_mod, mask_mod, compile_flex)
-    timed, first, times = _clock(device), {}, {name: [] for name in made}
+    timed, first = _clock(device), {}
+    times: dict[str, list[float]] = {name: [] for name in made}
     with torch.no_grad():
         for name, f in made.items():
             first[name] = timed(f)

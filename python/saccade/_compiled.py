@@ -68,7 +68,8 @@ def _op_call(q, k, v, captures, numbers, names, score, mask, block_mask, how) ->
         if live is not None:
             front._check_mask(live, q, k)
         elif mask:
-            live = block_mask_of(Resolved(mask, "mask", "cpu"), *q.shape[:3], k.shape[2])
+            B, H, Q, _ = q.shape
+            live = block_mask_of(Resolved(mask, "mask", "cpu"), B, H, Q, k.shape[2])
         words = names.split()
         values = list(captures) + [
             int(x) if w.endswith(":int") else x for w, x in zip(words[len(captures) :], numbers)

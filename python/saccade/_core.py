@@ -24,7 +24,7 @@ class View(NamedTuple):
     address: int
     dtype: str
     device: int  # _lib.CPU or _lib.CUDA
-    index: int
+    device_index: int
     shape: tuple
     stride: tuple
 
@@ -38,7 +38,15 @@ def pack(v: View) -> bytes:
     rank = len(v.shape)
     pad = _ZEROS[rank:]
     return _lib.PACK_TENSOR.pack(
-        v.address, DTYPES[v.dtype], v.device, v.index, rank, *v.shape, *pad, *v.stride, *pad
+        v.address,
+        DTYPES[v.dtype],
+        v.device,
+        v.device_index,
+        rank,
+        *v.shape,
+        *pad,
+        *v.stride,
+        *pad,
     )
 
 
@@ -127,7 +135,7 @@ class Plan:
         text, e = C.c_void_p(), _lib.Error()
         _lib.check(lib.saccade_plan_explain(self.handle, C.byref(text), C.byref(e)), e)
         try:
-            return C.string_at(text.value).decode()
+            return C.string_at(text.value or 0).decode()
         finally:
             lib.saccade_free(text)
 
@@ -224,7 +232,7 @@ class BlockMaskHandle:
             e,
         )
         try:
-            return C.string_at(data.value, n.value)
+            return C.string_at(data.value or 0, n.value)
         finally:
             lib.saccade_free(data)
 

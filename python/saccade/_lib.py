@@ -315,4 +315,5 @@ def create(name: str, *arguments) -> int:
     """The same for calls that end in (..., &out, &error); gives the new object."""
     out, e = _P(), Error()
     check(getattr(lib, "saccade_" + name)(*arguments, C.byref(out), C.byref(e)), e)
+    assert out.value is not None
     return out.value

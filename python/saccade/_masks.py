@@ -11,6 +11,7 @@ import ctypes as C
 import itertools
 import math
 import weakref
+from typing import Any, Callable
 
 import torch
 
@@ -18,25 +19,27 @@ from . import _core, _lib
 from ._mods import AnyMod, Resolved, captured
 
 _DEFAULT = 128
+_Block = int | tuple[int, int]
+_Mod = Callable[..., Any] | str | AnyMod  # callable (b, h, q_idx, kv_idx) -> bool
 _numbers = itertools.count(1)
 numbered: "weakref.WeakValueDictionary[int, BlockMask]" = weakref.WeakValueDictionary()
 
 
-def _pair(block):
-    return (block, block) if isinstance(block, int) else tuple(block)
+def _pair(block: _Block) -> tuple[int, int]:
+    return (block, block) if isinstance(block, int) else (block[0], block[1])
 
 
-def noop_mask(b, h, q_idx, kv_idx):
+def noop_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     """Every position is live."""
     return True
 
 
-def and_masks(*mask_mods):
+def and_masks(*mask_mods: _Mod) -> Callable[..., Any]:
     """One mask that is live where all are; of none, everywhere."""
     return _combine(mask_mods, lambda x, y: x & y, True)
 
 
-def or_masks(*mask_mods):
+def or_masks(*mask_mods: _Mod) -> Callable[..., Any]:
     """One mask that is live where any is; of none, nowhere."""
     return _combine(mask_mods, lambda x, y: x | y, False)
 
@@ -66,7 +69,7 @@ def _marks(lists):
     return tuple(0 if t is None or t.is_inference() else t._version for t in lists)
 
 
-def _index_tensor(transposed, position):
+def _index_tensor(transposed: bool, position: int) -> Any:
     """One of FlexAttention's attributes; setting it makes the index tensors what counts."""
 
     def get(self):
@@ -94,21 +97,21 @@ class BlockMask:
 
     def __init__(
         self,
-        seq_lengths,
-        kv_num_blocks=None,
-        kv_indices=None,
-        full_kv_num_blocks=None,
-        full_kv_indices=None,
-        q_num_blocks=None,
-        q_indices=None,
-        full_q_num_blocks=None,
-        full_q_indices=None,
-        BLOCK_SIZE=_DEFAULT,
-        mask_mod=None,
+        seq_lengths: tuple[int, int],
+        kv_num_blocks: torch.Tensor | None = None,
+        kv_indices: torch.Tensor | None = None,
+        full_kv_num_blocks: torch.Tensor | None = None,
+        full_kv_indices: torch.Tensor | None = None,
+        q_num_blocks: torch.Tensor | None = None,
+        q_indices: torch.Tensor | None = None,
+        full_q_num_blocks: torch.Tensor | None = None,
+        full_q_indices: torch.Tensor | None = None,
+        BLOCK_SIZE: _Block = _DEFAULT,
+        mask_mod: _Mod | None = None,
         *,
-        _handle=None,
-        _device="cpu",
-    ):
+        _handle: Any = None,
+        _device: torch.device | str = "cpu",
+    ) -> None:
         if (kv_num_blocks is None) != (kv_indices is None):
             raise AssertionError("kv_num_blocks and kv_indices: got one, expected both")
         if (full_kv_num_blocks is None) != (full_kv_indices is None):
@@ -120,7 +123,8 @@ class BlockMask:
                 "kv_indices: got fewer than 2 dimensions, expected [.., rows, " "columns]"
             )
         self._handle, self._device = _handle, torch.device(_device)
-        self._seq_lengths, self._mask_mod = tuple(seq_lengths), mask_mod or noop_mask
+        self._seq_lengths = (seq_lengths[0], seq_lengths[1])
+        self._mask_mod: Any = mask_mod or noop_mask
         self.BLOCK_SIZE = _pair(BLOCK_SIZE)
         self._forward = (
             None
@@ -132,7 +136,7 @@ class BlockMask:
             if q_indices is None
             else (q_num_blocks, q_indices, full_q_num_blocks, full_q_indices)
         )
-        self._dims = None
+        self._dims: tuple[int, ...] | None = None
         self.number = next(_numbers)  # what stands for this mask in a compiled graph
         numbered[self.number] = self
         self._stamp = object()
@@ -141,15 +145,15 @@ class BlockMask:
     @classmethod
     def from_kv_blocks(
         cls,
-        kv_num_blocks,
-        kv_indices,
-        full_kv_num_blocks=None,
-        full_kv_indices=None,
-        BLOCK_SIZE=_DEFAULT,
-        mask_mod=None,
-        seq_lengths=None,
-        compute_q_blocks=True,
-    ):
+        kv_num_blocks: torch.Tensor,
+        kv_indices: torch.Tensor,
+        full_kv_num_blocks: torch.Tensor | None = None,
+        full_kv_indices: torch.Tensor | None = None,
+        BLOCK_SIZE: _Block = _DEFAULT,
+        mask_mod: _Mod | None = None,
+        seq_lengths: tuple[int, int] | None = None,
+        compute_q_blocks: bool = True,
+    ) -> "BlockMask":
         """From index tensors. seq_lengths defaults to whole blocks; transposes are made when
         asked for (compute_q_blocks is accepted for compatibility)."""
         if kv_indices.dim() < 2:
@@ -282,41 +286,41 @@ class BlockMask:
     q_indices = _index_tensor(True, 1)
     full_q_num_blocks = _index_tensor(True, 2)
     full_q_indices = _index_tensor(True, 3)
-    device = property(lambda self: self._device)
+    device: Any = property(lambda self: self._device)
 
     @property
-    def mask_mod(self):
+    def mask_mod(self) -> Any:
         return self._mask_mod
 
     @mask_mod.setter
-    def mask_mod(self, value):
+    def mask_mod(self, value: _Mod | None) -> None:
         self._lists(False)
         self._mask_mod = value or noop_mask
         self._replaced()
 
     @property
-    def seq_lengths(self):
+    def seq_lengths(self) -> tuple[int, int]:
         return self._seq_lengths
 
     @seq_lengths.setter
-    def seq_lengths(self, value):
+    def seq_lengths(self, value: tuple[int, int]) -> None:
         self._lists(False)
-        self._seq_lengths = tuple(value)
+        self._seq_lengths = (value[0], value[1])
         self._replaced()
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, ...]:
         """(B, H, Q, KV)."""
         if self._forward is not None:
             return (*self._forward[1].shape[:-2], *self._seq_lengths)
         return (*self._dimensions(), *self._seq_lengths)
 
-    def as_tuple(self, flatten=True):
+    def as_tuple(self, flatten: bool = True) -> tuple[Any, ...]:
         block = self.BLOCK_SIZE if flatten else (self.BLOCK_SIZE,)
         lengths = self._seq_lengths if flatten else (self._seq_lengths,)
         return (*lengths, *self._lists(False), *self._lists(True), *block, self._mask_mod)
 
-    def numel(self):
+    def numel(self) -> int:
         """Positions: B * H * Q * KV."""
         return int(torch.Size(self.shape).numel())
 
@@ -324,7 +328,7 @@ class BlockMask:
         """Percentage of blocks that are not computed."""
         return 100 * self.handle().stats().sparsity
 
-    def to(self, device):
+    def to(self, device: torch.device | str) -> "BlockMask":
         """The same mask with its index tensors on another device."""
         made = BlockMask(
             self._seq_lengths,
@@ -355,7 +359,7 @@ class BlockMask:
         down, along = (
             1 if n == -1 else max(1, -(-size // n)) for n, size in zip(wanted, (rows, columns))
         )
-        parts = []
+        parts: list[str] = []
         for place in itertools.product(*map(range, lead)):
             if len(parts) == limit:
                 more = math.prod(lead) - limit
@@ -369,14 +373,14 @@ class BlockMask:
             parts.append(f"{tuple(place)}\n{text}")
         return "\n".join(parts)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return (
             f"BlockMask(shape={self.shape}, sparsity={self.sparsity():.2f}%,\n"
             + self.to_string().strip()
             + "\n)"
         )
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         B, H = self._dimensions()
         R, Cs = (-(-n // b) for n, b in zip(self._seq_lengths, self.BLOCK_SIZE))
         named = getattr(self._mask_mod, "__name__", self._mask_mod)
@@ -400,7 +404,7 @@ class BlockMask:
         made._dims = self._dimensions()
         return made
 
-    def __getitem__(self, index) -> "BlockMask":
+    def __getitem__(self, index: Any) -> "BlockMask":
         """Picks batches, heads and rows of blocks; the mod goes on seeing original
         positions."""
         index = index if isinstance(index, tuple) else (index,)
@@ -510,13 +514,13 @@ def _device():
 
 
 def create_block_mask(
-    mask_mod,
+    mask_mod: _Mod,
     B: int | None,
     H: int | None,
     Q_LEN: int,
     KV_LEN: int,
-    device=None,
-    BLOCK_SIZE: int | tuple[int, int] = _DEFAULT,
+    device: torch.device | str | None = None,
+    BLOCK_SIZE: _Block = _DEFAULT,
     _compile: bool = False,
     separate_full_blocks: bool = True,
     compute_dq_write_order: bool = False,
@@ -547,7 +551,10 @@ def block_mask_of(
     if Q < 1 or KV < 1:
         raise ValueError(f"got Q_LEN {Q}, KV_LEN {KV}, expected 1 or more")
     sizes = (B or 1, H or 1, H or 1, Q, KV, 1, 1)
-    handle = _core.block_mask_create(found.bound, found.views, sizes, *block, found.tensors)
+    block_q, block_kv = block
+    handle = _core.block_mask_create(
+        found.bound, found.views, sizes, block_q, block_kv, found.tensors
+    )
     device = device if device is not None else _device()
     made = BlockMask(
         (Q, KV), BLOCK_SIZE=block, mask_mod=mask_mod, _handle=handle, _device=device
@@ -596,7 +603,12 @@ def _all_partial(mask):
 
 
 def create_mask(
-    mod_fn, B: int | None, H: int | None, Q_LEN: int, KV_LEN: int, device=None
+    mod_fn: _Mod,
+    B: int | None,
+    H: int | None,
+    Q_LEN: int,
+    KV_LEN: int,
+    device: torch.device | str | None = None,
 ) -> torch.Tensor:
     """Dense bool [B, H, Q_LEN, KV_LEN]. A score mod is live where it does not give -inf."""
     return _dense_mask(mod_fn, B, H, Q_LEN, KV_LEN, device)

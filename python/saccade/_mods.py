@@ -7,6 +7,7 @@ import inspect
 import numbers
 import types
 import weakref
+from typing import Any, Callable
 
 import torch
 
@@ -53,24 +54,24 @@ def view(t: torch.Tensor) -> _core.View:
 class AnyMod:
     """Language text with its captures by name: mask("doc[q] == doc[kv]", doc=ids)."""
 
-    def __init__(self, kind: str, text: str, captures: dict):
+    def __init__(self, kind: str, text: str, captures: dict[str, Any]) -> None:
         self._kind, self._text, self.captures = kind, text, dict(captures)
 
     kind = property(lambda self: self._kind)
     text = property(lambda self: self._text)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{self.kind}({self.text!r}, {', '.join(self.captures)})"
 
 
-def mask(mod, **captures) -> AnyMod:
+def mask(mod: Callable[..., Any] | str, **captures: Any) -> AnyMod:
     """A mask in the language; captures are tensors or numbers by name. A callable mask_mod is
     turned into text here and now, with its tensors and numbers as they are: such a mod stays
     inside of torch.compile(fullgraph=True)."""
     return _named("mask", mod, captures)
 
 
-def score(mod, **captures) -> AnyMod:
+def score(mod: Callable[..., Any] | str, **captures: Any) -> AnyMod:
     """A score function in the language; captures and callables as for mask."""
     return _named("score", mod, captures)
 
@@ -300,7 +301,7 @@ class Watch:
             c = mod.captures
             self.slots.dicts.append((c, frozenset(c), tuple(c.values())))
         elif type(mod) is types.FunctionType and type(identity(mod)) is tuple:
-            del self.slots.functions[:1], self.slots.cells[: len(mod.__closure__ or ())]
+            del walk.slots.functions[:1], walk.slots.cells[: len(mod.__closure__ or ())]
         tensors = found.captured
         if walk is not None:
             tensors = [t for t in walk.leaves if isinstance(t, torch.Tensor)]

@@ -11,6 +11,8 @@ import linecache
 import math
 import sys
 from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 
 _PACKAGE = str(Path(__file__).resolve().parent)
 _INT32 = (-(1 << 31), (1 << 31) - 1)
@@ -26,7 +28,7 @@ class NeedsConstant(TraceError):
 
 
 def _user_line() -> str:
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame and (
         frame.f_code.co_filename.startswith(_PACKAGE)
         or "/torch/" in frame.f_code.co_filename.replace("\\", "/")
@@ -38,7 +40,7 @@ def _user_line() -> str:
     return f"{name}:{line}: {linecache.getline(name, line).strip()}\n    "
 
 
-def fail(message: str, kind=TraceError):
+def fail(message: str, kind: type[TraceError] = TraceError) -> NoReturn:
     raise kind(_user_line() + message)
 
 
@@ -161,7 +163,7 @@ _RANK = {"bool": 0, "int": 1, "float": 2}
 
 
 def _promote(t: Tracer, xs, least: str = "bool"):
-    type = max([least] + [x.type for x in xs], key=_RANK.get)
+    type = max([least] + [x.type for x in xs], key=_RANK.__getitem__)
     return [_as(t, x, type) for x in xs], type
 
 
@@ -831,6 +833,7 @@ class Traced:
         return lambda *a, **o: apply(self.tracer, name, (self, *a), o)
 
     __hash__ = object.__hash__
+    __pos__ = lambda self: self  # noqa: E731
 
 
 def _find_tracer(args, kwargs):
@@ -853,7 +856,8 @@ _DUNDERS = (
     "and rand or ror xor rxor lshift rlshift rshift rrshift lt le gt ge eq ne neg abs "
     "invert"
 ).split()
-for _cls in (Traced, Rows, Vector, Lifted):
+_symbols: tuple[Any, ...] = (Traced, Rows, Vector, Lifted)
+for _cls in _symbols:
     for _name in _DUNDERS:
         setattr(_cls, f"__{_name}__", _method(f"__{_name}__"))
     if _cls is not Traced:
@@ -865,8 +869,6 @@ for _name in "bool index int float complex round trunc floor ceil".split():
         f"__{_name}__",
         lambda self, *_: fail("got a captured number where its value is needed", NeedsConstant),
     )
-Traced.__pos__ = lambda self: self
-
 
 _SHAPES = frozenset(
     "shape ndim size dim numel nelement stride ndimension __len__ is_contiguous".split()

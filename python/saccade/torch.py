@@ -13,7 +13,7 @@ import difflib
 import functools
 import threading
 import weakref
-from typing import Callable, NamedTuple, Optional, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -60,8 +60,8 @@ __all__ = [
 ]
 
 
-ScoreMod = Union[Callable, str, AnyMod]  # (score, b, h, q_idx, kv_idx) -> score
-MaskMod = Union[Callable, str, AnyMod]  # (b, h, q_idx, kv_idx) -> bool
+ScoreMod = Union[Callable[..., Any], str, AnyMod]  # (score, b, h, q_idx, kv_idx) -> score
+MaskMod = Union[Callable[..., Any], str, AnyMod]  # (b, h, q_idx, kv_idx) -> bool
 
 
 class AuxRequest(NamedTuple):
@@ -127,10 +127,10 @@ def flex_attention(
     scale: Optional[float] = None,
     enable_gqa: bool = False,
     return_lse: bool = False,
-    kernel_options: Optional[dict] = None,
+    kernel_options: Optional[dict[str, Any]] = None,
     *,
     return_aux: Optional[AuxRequest] = None,
-):
+) -> Any:
     """softmax(mask(score_mod(scale * query key^T))) value, fused and exact.
 
     query [B, Hq, L, E], key [B, Hkv, S, E], value [B, Hkv, S, Ev], one dtype (f32, f16, bf16)
@@ -594,7 +594,7 @@ def _has_memory(t):
 
 
 def _make(key, q, k, v, score_mod, block_mask):
-    scale, want_lse, want_max, backend, gqa = key[2], *key[15:19]
+    scale, (want_lse, want_max, backend, gqa) = key[2], key[15:19]
     if q.device.type == "meta" or isinstance(q, FakeTensor):
         _check_layout(q, k, v)
         _check_shapes(q, k, v, gqa)
@@ -678,7 +678,7 @@ def explain(
     score_mod: Optional[ScoreMod] = None,
     block_mask: Union[BlockMask, MaskMod, None] = None,
     scale: Optional[float] = None,
-    kernel_options: Optional[dict] = None,
+    kernel_options: Optional[dict[str, Any]] = None,
 ) -> str:
     """What a call with these arguments runs: typed nodes, kernel, why, generated code."""
     _check(query, key, value, True)
@@ -686,7 +686,8 @@ def explain(
     mask = block_mask if isinstance(block_mask, BlockMask) else adopted(block_mask)
     if mask is None and block_mask is not None:
         made = Resolved(block_mask, "mask", "cpu")
-        mask = block_mask_of(made, *query.shape[:3], key.shape[2])
+        B, H, Q, _ = query.shape
+        mask = block_mask_of(made, B, H, Q, key.shape[2])
     call = _new_call(
         query, key, value, score, mask, scale, _backend(kernel_options or {}), False, False
     )
@@ -695,13 +696,15 @@ def explain(
 
 
 def register_transformers(name: str = "saccade") -> None:
-    """Makes attn_implementation="saccade" work in Hugging Face Transformers."""
+    """Makes attn_implementation=name work in Hugging Face Transformers."""
     from ._transformers import register_transformers as register
 
     register(name)
 
 
-def benchmark(score_mod=None, mask_mod=None, **options):
+def benchmark(
+    score_mod: Optional[ScoreMod] = None, mask_mod: Optional[MaskMod] = None, **options: Any
+) -> list[dict[str, Any]]:
     """Times the caller's mod beside SDPA and FlexAttention; see
     saccade._benchmark.benchmark."""
     from ._benchmark import benchmark as run

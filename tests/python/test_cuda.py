@@ -107,6 +107,86 @@ def test_stream_and_graph():
     assert torch.equal(out, st.flex_attention(q, k, v, None, mask, enable_gqa=True))
 
 
+def test_graph_reads_captures_anew():
+    """A captured graph runs the mod on what its captures hold at each replay."""
+    q, k, v = tensors()
+    bias = torch.zeros(H, device="cuda")
+    mod = lambda s, b, h, i, j: s + bias[h] * (j - i)  # noqa: E731
+    st.flex_attention(q, k, v, mod, enable_gqa=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = st.flex_attention(q, k, v, mod, enable_gqa=True)
+    for x in (0.0, 0.5):
+        bias.fill_(x)
+        graph.replay()
+        assert torch.equal(out, st.flex_attention(q, k, v, mod, enable_gqa=True))
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled(mode):
+    """Language text in one graph, by CUDA graphs of torch's own too."""
+    pytest.importorskip("triton")
+    q, k, v = tensors()
+    mask = st.create_block_mask("q >= kv", None, None, N, N, device="cuda")
+    mod = st.score("score + slope[h] * (kv - q)", slope=torch.rand(H, device="cuda"))
+
+    def f(q, k, v):
+        out = st.flex_attention(q * 0.5, k, v, mod, mask, enable_gqa=True)
+        return out + 1
+
+    g = torch.compile(f, fullgraph=True, mode=mode)
+    with torch.no_grad():
+        for _ in range(4):
+            assert torch.equal(g(q, k, v), f(q, k, v))
+            q = q + 0.25
+
+
+def test_operator():
+    import saccade._compiled  # noqa: F401
+
+    q, k, v = tensors()
+    slope = torch.rand(H, device="cuda")
+    mods = ([slope], [2.0], "slope w:float", "score + slope[h] * w", "", 0)
+    arguments = (q, k, v, *mods, None, "auto", True, True, True)
+    torch.library.opcheck(torch.ops.saccade.flex.default, arguments)
+
+
+def test_threads_on_their_streams():
+    from concurrent.futures import ThreadPoolExecutor
+
+    q, k, v = tensors()
+    biases = [torch.rand(H, device="cuda") for _ in range(4)]
+    call = lambda n: st.flex_attention(  # noqa: E731
+        q, k, v, lambda s, b, h, i, j: s + biases[n][h] * (j - i), "q >= kv", enable_gqa=True
+    )
+    wants = [call(n) for n in range(4)]
+    torch.cuda.synchronize()
+
+    def work(n):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            out = call(n % 4)
+        stream.synchronize()
+        return torch.equal(out, wants[n % 4])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(200)))
+
+
+def test_device_memory_does_not_grow():
+    q, k, v = tensors()
+
+    def some(n):
+        for _ in range(n):
+            new = torch.rand(H, device="cuda")
+            st.flex_attention(q, k, v, lambda s, b, h, i, j: s + new[h], enable_gqa=True)
+        torch.cuda.synchronize()
+        return torch.cuda.mem_get_info()[0]
+
+    free = some(1500)
+    assert free - some(5000) < 8 << 20
+
+
 @pytest.mark.parametrize("name", SCORES)
 def test_f32(name):
     q, k, v = tensors(torch.float32)
