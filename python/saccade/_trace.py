@@ -884,6 +884,17 @@ _VIEWS = frozenset(  # the result is the tensor's own memory
 )
 
 
+_AUGMENTED = frozenset(
+    f"__i{n}__" for n in "add sub mul truediv floordiv mod pow and or xor lshift rshift".split()
+)
+
+
+def _changes_its_argument(name: str) -> bool:
+    if name.startswith("__"):
+        return name in _AUGMENTED or name == "__setitem__"
+    return name.endswith("_")
+
+
 def _has_tensor(arguments) -> bool:
     return any(
         _has_tensor(a) if isinstance(a, (tuple, list)) else hasattr(a, "stride")
@@ -904,6 +915,8 @@ def _watching(tracer: Tracer):
     """Notes what the mod reads of real tensors besides elements at traced indices."""
     from torch.overrides import TorchFunctionMode
 
+    own: dict[int, object] = {}  # what the mod itself made; it may change that
+
     class Watching(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             kwargs = kwargs or {}
@@ -913,8 +926,19 @@ def _watching(tracer: Tracer):
                     name = getattr(func.__self__, "__name__", "")
                 if name in _SHAPES:
                     tracer.uses_shapes = True
-                elif name not in _HARMLESS and not _is_view(name, args):
-                    tracer.volatile |= _has_tensor(args) or _has_tensor(kwargs.values())
+                elif _changes_its_argument(name) and id(args[0]) not in own:
+                    fail(
+                        f"got {name}, which changes a captured tensor; mods only compute, they "
+                        "change nothing: clone() it, or compute it outside of the mod"
+                    )
+                elif name not in _HARMLESS:
+                    is_view = _is_view(name, args)
+                    if not is_view:
+                        tracer.volatile |= _has_tensor(args) or _has_tensor(kwargs.values())
+                    result = func(*args, **kwargs)
+                    if not is_view or id(args[0]) in own:
+                        own[id(result)] = result
+                    return result
             return func(*args, **kwargs)
 
     return Watching()

@@ -140,7 +140,9 @@ def flex_attention(
     scale: default 1/sqrt(E). enable_gqa: needed where Hq != Hkv.
     kernel_options: {"BACKEND": "auto" | "cpu" | "cuda" | "ref"}; FlexAttention's tuning keys
     are accepted and not needed. Returns out [B, Hq, L, Ev]; with return_lse (out, lse); with
-    return_aux (out, AuxOutput). Source: FlexAttention (arXiv 2412.05496).
+    return_aux (out, AuxOutput). Errors: ValueError for shapes, dtypes, devices, text; TypeError
+    for a mod that can't be traced, with its line; NotImplementedError from backward.
+    Source: FlexAttention (arXiv 2412.05496).
     """
     if return_lse and return_aux is not None:
         raise ValueError("got both return_lse and return_aux, expected one")

@@ -98,6 +98,19 @@ def test_any_length_in_one_graph(compiler):
     assert len(seen) == 1
 
 
+def test_masks_come_as_arguments(compiler):
+    """A new BlockMask for each call is at most one more compilation."""
+    q, k, v = tensors()
+    seen = []
+    f = lambda m: st.flex_attention(q, k, v, "score * 0.5", m)  # noqa: E731
+    g = compiler(f, fullgraph=True, backend=lambda graph, _: seen.append(graph) or graph)
+    with torch.no_grad():
+        for n in range(20):
+            m = st.create_block_mask(lambda b, h, i, j: i + n >= j, None, None, 48, 48)
+            assert torch.equal(f(m), g(m))
+    assert len(seen) <= 2
+
+
 @pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_operator(dtype, layout):

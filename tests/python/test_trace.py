@@ -1,0 +1,211 @@
+"""What tracing makes of a mod: random expressions against torch, and errors that show the line."""
+
+import math
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import saccade.torch as st  # noqa: E402
+
+N = 40
+I, J = torch.arange(N)[:, None], torch.arange(N)[None]
+INTS = torch.randint(-20, 20, (N,), generator=torch.Generator().manual_seed(1))
+FLOATS = torch.randn(N, generator=torch.Generator().manual_seed(2))
+BOOLS = FLOATS > 0
+
+
+def integer(r, depth):
+    """Source of an int expression of q, kv and captures, small at every step."""
+    if depth == 0:
+        return r.choice(
+            ["q", "kv", "b", "h", "ints[q]", "ints[-1 - kv]", str(r.randint(-9, 9))]
+        )
+    a, b, n = integer(r, depth - 1), integer(r, depth - 1), r.choice([-7, -3, -2, 2, 3, 5, 16])
+    return r.choice(
+        [
+            f"(({a}) + ({b})) % 1000",
+            f"(({a}) - ({b}))",
+            f"(({a}) % 97 * (({b}) % 89))",
+            f"(({a}) // {n})",
+            f"(({a}) % {n})",
+            f"(({a}) // (({b}).abs() + 1))" if "q" in b or "kv" in b else f"(-({a}))",
+            f"torch.where({boolean(r, depth - 1)}, {a}, {b})",
+            f"torch.clamp({a} + 0 * q, -5, 30)",
+            f"torch.minimum({a} + 0 * q, {b} + 0 * kv)",
+            f"torch.maximum({a} + 0 * q, {b} + 0 * kv)",
+            f"(({a}) & ({b}))",
+            f"(({a}) ^ {n & 15})",
+            f"((({a}) % 64) << {r.randint(0, 4)})",
+            f"(({a}) >> {r.randint(0, 4)})",
+            f"ints[({a}) % {N}]",
+            f"ints[(({a}) - {N // 2} + 0 * q).clamp(-{N}, {N - 1})]",
+        ]
+    )
+
+
+def boolean(r, depth):
+    if depth == 0:
+        return r.choice(["q >= kv", "bools[q]", "bools[kv] | bools[q]", "q % 3 == 1"])
+    a, b = boolean(r, depth - 1), boolean(r, depth - 1)
+    x, y = integer(r, depth - 1), integer(r, depth - 1)
+    return r.choice(
+        [
+            f"(({a}) & ({b}))",
+            f"(({a}) | ({b}))",
+            f"(({a}) ^ ({b}))",
+            f"(~({a} | (q < 0)))",
+            f"torch.logical_and({a} | (q < 0), {b} | (q < 0))",
+            f"(({x} + 0 * q) < ({y}))",
+            f"(({x} + 0 * q) != ({y}))",
+            f"((({x}) + 0 * q) / 3 <= ({y}) * 0.5)",
+            f"((({x}) + 0 * q) // 2.5 > floats[kv])",
+            f"((({x}) + 0 * q) % 2.5 > floats[kv])",
+            f"(({a}) == ({b}))",
+        ]
+    )
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_random_masks(seed):
+    """Exact for masks: Python's // and %, negative indices, precedence, promotion."""
+    r = random.Random(seed)
+    text = boolean(r, r.randint(1, 4))
+    names = {"torch": torch, "ints": INTS, "floats": FLOATS, "bools": BOOLS}
+    mod = eval(f"lambda b, h, q, kv: {text}", names)
+    for h in range(2):
+        want = mod(torch.tensor(0), torch.tensor(h), I, J)
+        got = st.create_mask(mod, 1, 2, N, N, device="cpu")[0, h]
+        assert torch.equal(got, torch.as_tensor(want).expand(N, N)), text
+
+
+def changes_captured(s, b, h, i, j):
+    FLOATS.add_(1)
+    return s + FLOATS[i]
+
+
+def sets_captured(s, b, h, i, j):
+    FLOATS[0] = 1.0
+    return s
+
+
+def in_place(s, b, h, i, j):
+    return s.add_(1)
+
+
+def branch(s, b, h, i, j):
+    return s if i > j else -math.inf
+
+
+def both(s, b, h, i, j):
+    return torch.where(i > j and j > 3, s, 0.0)
+
+
+def chained(s, b, h, i, j):
+    return torch.where(0 <= i < 5, s, 0.0)
+
+
+def counted(s, b, h, i, j):
+    return s + sum(FLOATS[n] for n in range(i))
+
+
+def item(s, b, h, i, j):
+    return s * FLOATS[i].item()
+
+
+def whole(s, b, h, i, j):
+    return s + FLOATS
+
+
+def shaped(s, b, h, i, j):
+    return s + torch.nonzero(BOOLS[i]).sum()
+
+
+def sliced(s, b, h, i, j):
+    return s + FLOATS[i : i + 2].sum()
+
+
+def nothing(s, b, h, i, j):
+    s + 1
+
+
+def many(s, b, h, i, j):
+    return s + FLOATS[i, j]
+
+
+def floating(s, b, h, i, j):
+    return s + FLOATS[i / 2]
+
+
+@pytest.mark.parametrize(
+    "mod, says",
+    [
+        (changes_captured, "changes a captured tensor"),
+        (sets_captured, "changes a captured tensor"),
+        (in_place, "write add"),
+        (branch, "torch.where"),
+        (both, "&"),
+        (chained, "&"),
+        (counted, "count of a loop"),
+        (item, "item"),
+        (whole, "index it"),
+        (shaped, "nonzero"),
+        (sliced, "slice"),
+        (nothing, "expected one value"),
+        (many, "2 indices"),
+        (floating, "expected int"),
+    ],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_refused(mod, says):
+    """The message names the user's line and says what to write; nothing was changed."""
+    before = FLOATS.clone()
+    with pytest.raises(TypeError, match=says) as caught:
+        st.flex_attention(*(torch.ones(1, 1, N, 16) for _ in range(3)), mod)
+    assert __file__ in str(caught.value) and ".py:" in str(caught.value)
+    assert torch.equal(FLOATS, before)
+
+
+def test_own_tensors_may_change():
+    def mod(s, b, h, i, j):
+        weight = torch.zeros(3)
+        weight[1] = 2.0
+        weight += 1
+        return s * weight[1]
+
+    x = torch.randn(1, 1, N, 16)
+    assert torch.equal(st.flex_attention(x, x, x, mod), st.flex_attention(x, x, x, "score * 3"))
+
+
+def test_numbers_are_captures():
+    """New numbers and tensors are no new text: one trace serves all."""
+    from saccade import _callables
+
+    texts = set()
+    for n in range(50):
+        bias = torch.rand(N)
+        mod = lambda s, b, h, i, j: s * n + bias[i] * 0.5  # noqa: E731, B023
+        texts.add(id(_callables.trace(mod, "score")[0]))
+    assert len(texts) == 1
+
+
+def test_benchmark(tmp_path):
+    rows = st.benchmark(
+        lambda s, b, h, i, j: s * 2,
+        lambda b, h, i, j: i >= j,
+        H=2,
+        Q=64,
+        D=16,
+        dtype=torch.float32,
+        repeats=2,
+        compile_flex=False,
+    )
+    assert [r["name"] for r in rows] == ["saccade"] and rows[0]["ratio"] == 1
+    rows = st.benchmark(None, "q >= kv", H=2, Q=64, D=16, repeats=2, compile_flex=False)
+    assert {r["name"] for r in rows} == {"saccade", "sdpa"}
+    assert all(r["seconds"] > 0 and r["live_tflops"] > 0 for r in rows)
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "b.png"
+    st.benchmark(None, "q >= kv", H=2, Q=64, D=16, repeats=2, compile_flex=False, plot=path)
+    assert path.stat().st_size > 1000
