@@ -1,4 +1,4 @@
-"""What tracing makes of a mod: random expressions against torch, and errors that show the line."""
+"""What tracing makes of a mod: random ones against torch, and errors that show the line."""
 
 import math
 import random
