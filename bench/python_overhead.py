@@ -83,6 +83,10 @@ def warm_calls(device, with_flex):
     def mod(s, b, h, i, j):
         return s + bias[h] * (j - i)
 
+    def renewed(attend, block_mask):
+        new = bias + 1
+        return attend(q, k, v, lambda s, b, h, i, j: s + new[h] * (j - i), block_mask)
+
     mask = ours.create_block_mask(causal, None, None, N, N, device=device)
     text = ours.score("score + bias[h] * (kv - q)", bias=bias)
     calls = {
@@ -91,6 +95,7 @@ def warm_calls(device, with_flex):
         "saccade, callable defined anew": lambda: ours.flex_attention(
             q, k, v, lambda s, b, h, i, j: s + bias[h] * (j - i), mask
         ),
+        "saccade, callable with a new tensor": lambda: renewed(ours.flex_attention, mask),
         "saccade, text": lambda: ours.flex_attention(q, k, v, text, mask),
     }
     if with_flex:
@@ -101,6 +106,7 @@ def warm_calls(device, with_flex):
         calls["flex compiled, callable defined anew"] = lambda: flex(
             q, k, v, lambda s, b, h, i, j: s + bias[h] * (j - i), m
         )
+        calls["flex compiled, callable with a new tensor"] = lambda: renewed(flex, m)
     return calls
 
 

@@ -143,6 +143,7 @@ class Walk:
             self.slots = Slots()
             self.opaque = False
             self._seen: dict[int, list] = {}
+            self._first: dict[int, int] = {}  # tensors, by where they came first
             self.key, self.new = self._visit(fn, constants)
             self._alive.clear()
             self._seen.clear()
@@ -165,8 +166,9 @@ class Walk:
             self.leaves.append(x)
             return kind, self.lift(x, len(self.leaves) - 1) if self.lift else x
         if is_tensor(x):
+            first = self._first.setdefault(id(x), len(self.leaves))
             self.leaves.append(x)
-            return ("tensor", x.dtype, len(x.shape), getattr(x, "device", None)), x
+            return ("tensor", x.dtype, len(x.shape), getattr(x, "device", None), first), x
         seen = self._seen.get(id(x))
         if seen is not None:
             return ("again", seen[0]), seen[1]

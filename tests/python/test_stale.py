@@ -346,6 +346,10 @@ def test_defined_anew():
     def make(x, y=1.0):
         return lambda s, b, h, i, j, z=y: s * z + torch.where(i - j > x, x, s / (j - i + 0.5))
 
+    two = lambda x, y: lambda s, b, h, i, j: s * x[h] + y[h] * (i - j)  # noqa: E731
+    t, u = torch.rand(H), torch.rand(H)
+    for x, y in ((t, t), (t, u), (u, u), (u, t), (torch.rand(H), torch.rand(H))):
+        check(two(x, y))  # one tensor twice is another text than two tensors
     bias = torch.rand(H)
     for x in (0.0, -0.0, 0, 1, True, 1.0, False, bias[0], bias[1], bias[0]):
         check(make(x))
