@@ -143,6 +143,7 @@ class Walk:
             self.slots = Slots()
             self.opaque = False
             self._seen: dict[int, list] = {}
+            self.cell_of: dict[int, int] = {}  # leaves that are in fn's own closure
             self._first: dict[int, int] = {}  # tensors, by where they came first
             self.key, self.new = self._visit(fn, constants)
             self._alive.clear()
@@ -220,7 +221,9 @@ class Walk:
         key: list = [code]
         held = [_content(cell) for cell in f.__closure__ or ()]
         self.slots.cells += zip(f.__closure__ or (), held)
-        for value, made in zip(held, cells):
+        for i, (value, made) in enumerate(zip(held, cells)):
+            if memo[0] == 0 and (type(value) in (int, float) or is_tensor(value)):
+                self.cell_of[len(self.leaves)] = i
             if value is not _GONE:
                 part, made.cell_contents = self._visit(value, fixed)
                 key.append(part)

@@ -29,20 +29,16 @@ class _OpCall:
         found = Resolved(score, "score", q.device.type) if score is not None else None
         self.reusable = found is None or not found.copied
         self.call = front._new_call(q, k, v, found, mask, scale, backend, want_lse, want_max)
-        runner = self.call.runner
-        self.bindings, self.n, self.n_tensors = runner.bindings, runner.n_bindings, n_tensors
-        self.handle = runner.handle
-        if found is not None and self.reusable:
-            runner.keep[0] = found.tensors[n_tensors:]
+        self.addresses = [v.address for v in found.views] if found is not None else []
+        self.keep = found.tensors[n_tensors if self.reusable else 0 :] if found else []
 
     def __call__(self, q, k, v, captures):
-        if not captures or not self.reusable:
-            return self.call(q, k, v)
-        array = type(self.bindings).from_buffer_copy(self.bindings)
-        for slot, t in zip(array, captures):
-            if t.dim():
-                slot.tensor.data = t.data_ptr()
-        return self.call(q, k, v, _core.tail(self.handle, array, self.n))
+        places = self.addresses
+        if self.reusable:
+            new = [t.data_ptr() if t.dim() else a for t, a in zip(captures, places)]
+            places = new + places[len(new) :]
+        tail, array = self.call.bound_to(places)
+        return self.call(q, k, v, tail)
 
 
 def _layout(t: torch.Tensor) -> tuple:

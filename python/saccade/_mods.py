@@ -153,7 +153,8 @@ def _inline(text, captures, *values):
 _NUMBER = {int: torch.int32, float: torch.float32, bool: torch.bool}
 
 
-def _tensor(value, name):
+def as_tensor(value, name):
+    """A captured value as a tensor: numbers as one of rank 0 on the host."""
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
@@ -187,15 +188,17 @@ class Resolved:
     """A mod ready to run: bound, with views of its captures and what keeps them valid."""
 
     def __init__(self, mod, kind: str, device: str):
-        text, names, values, self.walk, self.volatile = _text_and_values(mod, kind)
+        text, names, values, self.walk, found = _text_and_values(mod, kind)
         self.values = values
-        given = [_tensor(v, n) for n, v in zip(names, values)]
+        self.volatile = found is not None and found.volatile
+        self.cells = _cells(found, self.walk) if found is not None else None
+        given = [as_tensor(v, n) for n, v in zip(names, values)]
         if self.walk is not None:  # a trace reads one-element rows where a scalar is on CUDA
             given = [t.view(1) if t.dim() == 0 and t.is_cuda else t for t in given]
         self.tensors = [_place(t, device) for t in given]
         for n, t in zip(names, self.tensors):
             if t.dtype == torch.int64 and t.dim() == 0:
-                _tensor(int(t), n)  # refuses what leaves 32 bits
+                as_tensor(int(t), n)  # refuses what leaves 32 bits
         types = tuple((n, dtype_name(t), t.dim()) for n, t in zip(names, self.tensors))
         self.bound = _core.bound_mod(_KINDS[kind], text, types)
         self.views = [view(t) for t in self.tensors]
@@ -209,14 +212,28 @@ class Resolved:
     names = property(lambda self: list(self.bound.names))
 
 
+def _cells(found, walk):
+    """Which cells of the function's closure hold what it captures, None for what lies
+    elsewhere; None alone where a tensor lies in two places, or was made inside."""
+    cells: list[int | None] = []
+    for s in found.sources:
+        if not isinstance(s, int):
+            return None
+        leaf = walk.leaves[s]
+        if isinstance(leaf, torch.Tensor) and sum(x is leaf for x in walk.leaves) > 1:
+            return None
+        cells.append(walk.cell_of.get(s))
+    return cells
+
+
 def _text_and_values(mod, kind):
-    """(text, capture names, captured values, walk, volatile) of any form of mod."""
+    """(text, capture names, captured values, walk, trace) of any form of mod."""
     if isinstance(mod, str):
-        return mod, [], [], None, False
+        return mod, [], [], None, None
     if isinstance(mod, AnyMod):
         if mod.kind != kind:
             raise ValueError(f"got a {mod.kind}, expected a {kind}")
-        return mod.text, list(mod.captures), list(mod.captures.values()), None, False
+        return mod.text, list(mod.captures), list(mod.captures.values()), None, None
     if not callable(mod):
         raise TypeError(
             f"got a {type(mod).__name__} as {kind}_mod, expected a callable or text"
@@ -227,7 +244,7 @@ def _text_and_values(mod, kind):
             f"{_ARGUMENTS[kind]}: {_SIGNATURE[kind]}"
         )
     found, values, walk = _callables.trace(mod, kind)
-    return found.text, found.names, values, walk, found.volatile
+    return found.text, found.names, values, walk, found
 
 
 def _version(t):
@@ -278,6 +295,36 @@ def identity(mod):
     return id(mod)
 
 
+_BY_LAYOUT = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+def layout(mod):
+    """Equal for functions of one code whose closures hold tensors of one layout and numbers of
+    the same kinds; None for what holds more than that."""
+    if type(mod) is not types.FunctionType or mod.__defaults__ or mod.__kwdefaults__:
+        return None
+    key, tensors = [id(mod.__code__), id(mod.__globals__)], set()
+    try:
+        for x in _held(mod):
+            kind = type(x)
+            if kind in _BY_LAYOUT:
+                key += x.dtype, x.shape, x.stride(), x.device
+                if id(x) in tensors:
+                    return None
+                tensors.add(id(x))
+            elif kind is int or kind is float:
+                key.append(kind)
+            elif kind is types.FunctionType:
+                key.append(id(x))
+            elif kind in _BY_VALUE:
+                key += kind, x
+            else:
+                return None
+    except ValueError:  # a cell that is empty
+        return None
+    return None if mod.__dict__ else tuple(key)
+
+
 def owners(mod):
     """The objects whose ids are in the identity of a mod."""
     if type(mod) is types.FunctionType and type(identity(mod)) is tuple:
@@ -308,6 +355,13 @@ class Watch:
         self.tensors = [(weakref.ref(t), *_layout(t)) for t in tensors]
         counted = tensors if by_value else found.copied
         self.versions = [(weakref.ref(t), _version(t)) for t in counted]
+
+    def of(self, tensors) -> "Watch":
+        """The same for a function of the same layout that holds these tensors."""
+        made = Watch.__new__(Watch)
+        made.fixed, made.slots, made.versions = True, self.slots, []
+        made.tensors = [(weakref.ref(t), *_layout(t)) for t in tensors]
+        return made
 
     def unchanged(self) -> bool:
         if not self.fixed or (self.slots is not None and not self.slots.unchanged()):

@@ -34,8 +34,10 @@ from ._mods import (
     AnyMod,
     Resolved,
     Watch,
+    as_tensor,
     dtype_name,
     identity,
+    layout,
     mask,
     owners,
     score,
@@ -179,8 +181,8 @@ class _Attention(torch.autograd.Function):
     key, value and the captured tensors that require gradients."""
 
     @staticmethod
-    def forward(call, query, key, value, *captured):
-        return call(query, key, value)
+    def forward(entry, query, key, value, *captured):
+        return entry.call(query, key, value, entry.tail)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -273,7 +275,7 @@ class _Runner:
     """What calls of one problem share: plan, captures, block mask, workspace."""
 
     def __init__(self, q, k, v, score, mask, scale, backend):
-        self.keep = [score.tensors, score.bound] if score is not None else []
+        self.keep = [score.bound] if score is not None else []
         names, views, bound = [], [], None
         if score is not None:
             bound, names, views = score.bound, score.names, list(score.views)
@@ -368,9 +370,16 @@ class _Call:
         self.like = out.is_contiguous() and not self.width
         self.parts = parts
         self.parts[5] += 3 * _core.NO_TENSOR
-        self.tail = _core.tail(runner.handle, runner.bindings, runner.n_bindings)
 
-    def __call__(self, q, k, v, tail=None):
+    def bound_to(self, addresses):
+        """(arguments for score captures that lie at these addresses, what they point to)."""
+        runner = self.runner
+        array = type(runner.bindings).from_buffer_copy(runner.bindings)
+        for slot, address in zip(array, addresses):
+            slot.tensor.data = address
+        return _core.tail(runner.handle, array, runner.n_bindings), array
+
+    def __call__(self, q, k, v, tail):
         if self.copies:
             q, k, v = _prepare(q, k, v)
         out = torch.empty_like(q) if self.like else _output(q, v.shape[3])
@@ -404,7 +413,7 @@ class _Call:
                     e,
                     _POINTER(max_at),
                     f,
-                    tail or self.tail,
+                    tail,
                     _core.ENDING(room_at, self.room, stream),
                     _core.RESERVED,
                 )
@@ -419,7 +428,7 @@ class _FakeCall:
     def __init__(self, want_lse, want_max):
         self.lse, self.row_max = want_lse, want_max
 
-    def __call__(self, q, k, v):
+    def __call__(self, q, k, v, tail):
         kind = torch.float64 if q.dtype is torch.float64 else torch.float32
         lse, row_max = (
             q.new_empty(q.shape[:3], dtype=kind) if w else None
@@ -486,10 +495,11 @@ def _autocast(q, k, v):
 class _Entry:
     """A call for one pair of mods and one layout, and how to see that they still hold."""
 
-    __slots__ = ("call", "watches", "mask", "version", "floats", "refs")
+    __slots__ = ("call", "tail", "keep", "watches", "mask", "version", "floats", "refs")
 
-    def __init__(self, call, watches, mask, floats):
-        self.call, self.watches, self.floats = call, watches, floats
+    def __init__(self, call, tail, keep, watches, mask, used):
+        self.call, self.tail, self.keep, self.watches = call, tail, keep, watches
+        self.floats = [weakref.ref(t) for t in used if t.is_floating_point()]
         self.mask = weakref.ref(mask) if mask is not None else None
         self.version = mask.version if mask is not None else None
         self.refs = []
@@ -512,11 +522,13 @@ class _Entry:
         return False
 
 
-# By identity of the mods, for warm calls; by text and addresses of captures, for mods of other
-# code or numbers that come to the same. Neither keeps a mod or a tensor of the caller alive:
-# entries go when what they were made from does.
+# By identity of the mods, for warm calls; by text and layout of captures, for other mods that
+# come to the same; by code and layout of captures, for functions made anew around other tensors
+# and numbers. None keeps a mod or a tensor of the caller alive: entries go when what they were
+# made from does.
 _entries: dict = {}
 _calls: dict = {}
+_patterns: dict = {}
 _ENTRIES = 512
 _lock = threading.Lock()
 
@@ -533,12 +545,12 @@ def _run(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa
         q.requires_grad or k.requires_grad or v.requires_grad or found.captures_gradients()
     ):
         captured = [t for t in (ref() for ref in found.floats) if t.requires_grad]
-        return _Attention.apply(found.call, q, k, v, *captured)
+        return _Attention.apply(found, q, k, v, *captured)
     try:
-        return found.call(q, k, v)
+        return found.call(q, k, v, found.tail)
     except RuntimeError:
         if isinstance(q, FakeTensor):
-            return _FakeCall(want_lse, want_max)(q, k, v)
+            return _FakeCall(want_lse, want_max)(q, k, v, None)
         _refuse_wrapped(q, k, v)
         raise
 
@@ -571,6 +583,8 @@ def _find(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gq
     )
     found = _entries.get(key)
     if found is None or not found.current():
+        found = _like(key, score_mod, block_mask)
+    if found is None:
         found = _make(key, q, k, v, score_mod, block_mask)
     return found, q, k, v
 
@@ -600,7 +614,7 @@ def _make(key, q, k, v, score_mod, block_mask):
     if q.device.type == "meta" or isinstance(q, FakeTensor):
         _check_layout(q, k, v)
         _check_shapes(q, k, v, gqa)
-        return _Entry(_FakeCall(want_lse, want_max), [], None, [])
+        return _Entry(_FakeCall(want_lse, want_max), None, None, [], None, [])
     _check(q, k, v, gqa)
     _refuse_wrapped(q, k, v)
     device, watches, parts = q.device.type, [], list(key[2:])
@@ -608,7 +622,7 @@ def _make(key, q, k, v, score_mod, block_mask):
     if score_mod is not None:
         score = Resolved(score_mod, "score", device)
         watches.append(Watch(score_mod, score, by_value=False))
-        parts.append(_content(score))
+        parts.append((id(score.bound), tuple(v[1:] for v in score.views)))
     mask = block_mask if isinstance(block_mask, BlockMask) else adopted(block_mask)
     if mask is not None:
         _check_mask(mask, q, k)
@@ -623,16 +637,69 @@ def _make(key, q, k, v, score_mod, block_mask):
     if call is None:
         call = _new_call(q, k, v, score, mask, scale, backend, want_lse, want_max)
         if content:
-            used = list(score.captured) if score else []
-            _keep(_calls, content, call, used + ([mask] if mask is not None else []))
+            _keep(_calls, content, call, [mask] if mask is not None else [])
+    used = score.captured if score is not None else []
+    tail, array = call.bound_to([v.address for v in score.views] if score is not None else [])
+    keep = array, score.tensors if score is not None else None
     watched = mask if made_mask is None else None
-    used = score.captured if score else ()
-    floats = [weakref.ref(t) for t in used if t.is_floating_point()]
-    entry = _Entry(call, watches, watched, floats)
+    entry = _Entry(call, tail, keep, watches, watched, used)
     if all(w.fixed for w in watches):
         if made_mask is not None or mask is block_mask:  # not one taken over from torch
             mods = [m for m in (score_mod, block_mask) if m is not None]
             _keep(_entries, key, entry, [x for m in mods for x in owners(m)])
+            if made_mask is None and score is not None:
+                _make_pattern(key, entry, score_mod, score)
+    return entry
+
+
+class _Pattern:
+    """What entries for functions of one code have in common, whatever tensors of one layout
+    and numbers their closures hold."""
+
+    __slots__ = ("call", "cells", "others", "watch", "mask", "version", "refs")
+
+    def __init__(self, entry, score):
+        self.call, self.cells, self.watch = entry.call, score.cells, entry.watches[0].of(())
+        self.others = [
+            weakref.ref(x) if isinstance(x, torch.Tensor) else lambda x=x: x
+            for i, x in zip(score.cells, score.values)
+            if i is None
+        ]
+        self.mask, self.version, self.refs = entry.mask, entry.version, []
+
+
+def _make_pattern(key, entry, score_mod, score):
+    kind = layout(score_mod)
+    wide = any(t.dim() == 0 and t.dtype is torch.int64 for t in score.captured)
+    if kind is None or score.cells is None or score.copied or wide:
+        return
+    mask = [entry.mask()] if entry.mask is not None else []
+    held = [x for x in owners(score_mod) if not isinstance(x, torch.Tensor)]
+    _keep(_patterns, (kind, *key[1:]), _Pattern(entry, score), held + mask)
+
+
+def _like(key, score_mod, block_mask):
+    """The entry for a function that differs from one seen before in its captures alone."""
+    kind = layout(score_mod)
+    found = _patterns.get((kind, *key[1:])) if kind is not None else None
+    if found is None or not found.watch.unchanged():
+        return None
+    if found.mask is not None:
+        mask = found.mask()
+        if mask is not block_mask or mask.version is not found.version:
+            return None
+    cells, others = score_mod.__closure__, iter(found.others)
+    values = [next(others)() if i is None else cells[i].cell_contents for i in found.cells]
+    if any(x is None for x in values):  # a tensor that is gone
+        return None
+    used = [t for t in values if isinstance(t, torch.Tensor)]
+    places = [as_tensor(x, "a captured number") for x in values]
+    tail, array = found.call.bound_to([t.data_ptr() for t in places])
+    watch = found.watch.of(used)
+    mask = block_mask if found.mask is not None else None
+    entry = _Entry(found.call, tail, (array, [t.detach() for t in places]), [watch], mask, used)
+    mods = owners(score_mod) + ([mask] if mask is not None else [])
+    _keep(_entries, key, entry, mods)
     return entry
 
 
@@ -642,14 +709,6 @@ def _new_call(q, k, v, score, mask, scale, backend, want_lse, want_max):
     call = _Call(runner, made_q, made_k, made_v, want_lse, want_max)
     call.copies = made_q is not q or made_k is not k or made_v is not v
     return call
-
-
-def _content(score):
-    """Equal for mods of the same text whose captures are the same numbers and memory."""
-    return id(score.bound), tuple(
-        v if isinstance(t, torch.Tensor) else (type(t), t)
-        for v, t in zip(score.views, score.values)
-    )
 
 
 def _keep(table, key, value, owners):

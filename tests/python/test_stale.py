@@ -342,6 +342,7 @@ def test_memory_does_not_grow():
 def test_defined_anew():
     """One code, made into a function again for each call: found again only if it holds the same
     tensors and numbers."""
+    global SLOPE
 
     def make(x, y=1.0):
         return lambda s, b, h, i, j, z=y: s * z + torch.where(i - j > x, x, s / (j - i + 0.5))
@@ -350,6 +351,10 @@ def test_defined_anew():
     t, u = torch.rand(H), torch.rand(H)
     for x, y in ((t, t), (t, u), (u, u), (u, t), (torch.rand(H), torch.rand(H))):
         check(two(x, y))  # one tensor twice is another text than two tensors
+    for n in range(4):  # captures of a closure beside those of globals, which change too
+        t, u = torch.rand(H), SLOPE if n == 2 else torch.rand(H)
+        check(lambda s, b, h, i, j: s * t[h] + u[h] * SLOPE[h] * (i - j) * WINDOW + n)
+        SLOPE = SLOPE * 2 if n == 1 else SLOPE
     bias = torch.rand(H)
     for x in (0.0, -0.0, 0, 1, True, 1.0, False, bias[0], bias[1], bias[0]):
         check(make(x))
