@@ -207,7 +207,7 @@ static const struct curve {
     double (*wide)(double);
     double max;
 } curves[] = {
-    {"exp", OP_fexp, exp, 1.1},    {"exp2", OP_fexp2, exp2, 1.0},
+    {"exp", OP_fexp, exp, 1.2},    {"exp2", OP_fexp2, exp2, 1.0},
     {"tanh", OP_ftanh, tanh, 1.4}, {"sigmoid", OP_fsigmoid, logistic, 2.3},
     {"log", OP_flog, log, 0.9},    {"log2", OP_flog2, log2, 0.9},
     {"sqrt", OP_fsqrt, sqrt, 0.5}, {"erf", OP_ferf, erf, 1.4},
