@@ -86,6 +86,15 @@ static void positions(void **state)
                                                            .q_offset = 600, .kv_offset = 10});
 }
 
+/* Biases of thousands round like the plain computation's, in every level. */
+static void far_positions(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 6; seed++)
+        at_every_level(&(forward_case){
+            .problem = "b1 h64 q1 kv4500 d24 f32", .score = "alibi()", .seed = seed});
+}
+
 static void variants(void **state)
 {
     static const forward_case list[] = {
@@ -320,6 +329,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shapes),       cmocka_unit_test(extremes),
         cmocka_unit_test(layouts),      cmocka_unit_test(positions),
+        cmocka_unit_test(far_positions),
         cmocka_unit_test(variants),     cmocka_unit_test(mixed_dtypes),
         cmocka_unit_test(wild_values),  cmocka_unit_test(threads_do_not_matter),
         cmocka_unit_test(block_masks),  cmocka_unit_test(random_problems),

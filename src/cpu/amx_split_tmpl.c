@@ -168,6 +168,7 @@ const cpu_kernels LEVEL_NAME(cpu_f16_tiles) = {
     .panel = UNIT,
     .element = 4,
     .depth = TILE_DEPTH,
+    .is_fused = HAS_FMA,
     .is_split = 1,
     .scores = scores,
     .softmax = softmax,

@@ -148,6 +148,7 @@ const cpu_kernels LEVEL_NAME(cpu_bf16_tiles) = {
     .panel = UNIT,
     .element = 2,
     .depth = TILE_DEPTH,
+    .is_fused = HAS_FMA,
     .scores = scores,
     .softmax = softmax,
     .values = values,

@@ -230,6 +230,7 @@ const cpu_kernels cpu_bf16_dot = {
     .panel = PANEL,
     .element = 2,
     .depth = 2,
+    .is_fused = HAS_FMA,
     .scores = scores,
     .softmax = softmax,
     .values = values,

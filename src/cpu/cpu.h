@@ -89,6 +89,7 @@ typedef struct cpu_kernels {
     int32_t panel;   /* keys of a K panel, columns of a V panel */
     int32_t element; /* bytes of a packed element: 4 f32, 2 bf16 */
     int32_t depth;   /* packed K has a multiple of these dims */
+    int32_t is_fused; /* P is 2^(s log2 e - r) with r = m log2 e rounded to f32 */
     CPU_SCORES((*scores));
     CPU_SOFTMAX((*softmax));
     CPU_VALUES((*values));

@@ -210,6 +210,7 @@ const cpu_kernels LEVEL_NAME(cpu_f32) = {
     .panel = PANEL,
     .element = 4,
     .depth = 1,
+    .is_fused = HAS_FMA,
     .scores = scores,
     .softmax = softmax,
     .values = values,

@@ -546,6 +546,13 @@ static void store_stat(const saccade_tensor *t, int64_t b, int64_t h, int64_t i,
         ((float *)t->data)[b * t->stride[0] + h * t->stride[1] + i * t->stride[2]] = value;
 }
 
+/* m log2 e as the exponents of P had it: what is rounded there may be 1e-4 for m of thousands,
+ * and parts of a row must not differ by that. */
+static double exponent_of(const cpu_worker *w, float m)
+{
+    return w->kernels->is_fused ? (double)(m * (float)M_LOG2E) : (double)m * M_LOG2E;
+}
+
 /* A row with no live key is 0 and -INF; one with a NaN or +INF score has l = NaN. */
 static void store_row(cpu_worker *w, int32_t r)
 {
@@ -559,7 +566,8 @@ static void store_row(cpu_worker *w, int32_t r)
     const int64_t at = b * out->stride[0] + h * out->stride[1] + i * out->stride[2];
     w->kernels->store_row(o, l == 0 ? 0 : 1 / l, out->dtype, (int32_t)E,
                           (char *)out->data + at * (int64_t)saccade_dtype_bytes(out->dtype));
-    store_stat(run->lse, b, h, i, l == 0 ? -INFINITY : m + logf(l));
+    store_stat(run->lse, b, h, i,
+               l == 0 ? -INFINITY : (float)(exponent_of(w, m) * M_LN2 + log((double)l)));
     store_stat(run->row_max, b, h, i, m);
 }
 
@@ -627,9 +635,9 @@ void cpu_run_item(void *arg, int64_t at, int thread)
 }
 
 /* Weight of a part whose maximum is m in a row whose maximum is all. */
-static float part_weight(float m, float all)
+static float part_weight(const cpu_worker *w, float m, float all)
 {
-    return m == -INFINITY ? 0 : expf(m - all);
+    return m == -INFINITY ? 0 : (float)exp2(exponent_of(w, m) - exponent_of(w, all));
 }
 
 static void add_part(cpu_worker *w, const float *part, int32_t r)
@@ -639,7 +647,7 @@ static void add_part(cpu_worker *w, const float *part, int32_t r)
     float *o = w->o + (int64_t)r * o_ld;
     const float m = part[r], l = part[w->rows + r];
     const float all = isnan(l) || m > w->m[r] ? m : w->m[r];
-    const float keep = part_weight(w->m[r], all), take = part_weight(m, all);
+    const float keep = part_weight(w, w->m[r], all), take = part_weight(w, m, all);
     for (int32_t d = 0; d < o_ld; d++)
         o[d] = (keep == 0 ? 0 : keep * o[d]) + (take == 0 ? 0 : take * po[d]);
     w->l[r] = (keep == 0 ? 0 : keep * w->l[r]) + (take == 0 ? 0 : take * l);

@@ -166,13 +166,21 @@ static uint32_t put_tanh(jit_graph *g, uint32_t x)
     return put3(g, OP_fsel, MOD_FLOAT, below, put_negative(g, size), size);
 }
 
-/* A fused form where x is a product that nothing else needs to see rounded. */
+static int is_scored_product(const jit_graph *g, uint32_t x)
+{
+    const jit_node *n = &g->nodes[x];
+    return n->op == OP_fmul && n->level == JIT_TILE && n->scored;
+}
+
+/* A fused form where one is a product that nothing else needs to see rounded. Not for a bias of
+ * positions: it may be in the thousands where scores are a few units, and how it rounds then
+ * decides how near a row comes to the truth. So it rounds as it does everywhere else. */
 static uint32_t put_add(jit_graph *g, uint32_t x, uint32_t y)
 {
     const jit_node *a = &g->nodes[x], *b = &g->nodes[y];
-    if (a->op == OP_fmul && a->level == JIT_TILE && a->scored)
+    if (is_scored_product(g, x))
         return put3(g, JIT_FMA, MOD_FLOAT, a->args[0], a->args[1], y);
-    if (b->op == OP_fmul && b->level == JIT_TILE)
+    if (is_scored_product(g, y))
         return put3(g, JIT_FMA, MOD_FLOAT, b->args[0], b->args[1], x);
     return put2(g, OP_fadd, MOD_FLOAT, x, y);
 }
