@@ -1,14 +1,15 @@
 """PyTorch beside Saccade on the same shapes, in one run. Only the ratios mean something.
 
 usage: python bench/peers_torch.py [--program build/saccade] [--threads N]
-                                   [--suite paper] [--suite dense] [--repeats 5] [--no-flex]
+                                   [--suite paper] [--suite dense] [--suite decode]
+                                   [--only TEXT] [--repeats 5] [--no-flex]
        python bench/peers_torch.py --device cuda [--part forward|variants|decode]...
                                    [--only TEXT] [--rounds 15] [--traced] [--no-flex]
 
 On the CPU every row of the suites is timed by `saccade bench`, then by
 scaled_dot_product_attention (full and causal) and by FlexAttention, compiled for the variant
 (which takes a minute the first time). On CUDA all are timed by turns in this process: see
-peers_cuda.py; --only keeps the rows whose label holds a text, as in --only d64 or --only alibi.
+peers_cuda.py. --only keeps the rows whose label holds a text, as in --only d64 or --only alibi.
 SACCADE_LIBRARY names the library, if it is not build/libsaccade.so. Without PyTorch it says so
 and stops with status 0.
 """
@@ -152,7 +153,12 @@ def main():
           f"{'sdpa':>7} {'flex':>7}")
     for row in saccade_rows(arguments):
         sizes = read_problem(row["problem"])
-        if sizes["q"] != sizes["kv"] or sizes["q"] > 16384:
+        is_decode = row["suite"] == "decode"
+        if arguments.only not in f"{row['variant']} {row['problem']}":
+            continue
+        if is_decode and (row["variant"] != "full" or sizes["b"] > 1):
+            continue  # positions and lengths of its own
+        if not is_decode and (sizes["q"] != sizes["kv"] or sizes["q"] > 16384):
             continue
         ours = float(row["ms"])
         theirs = time_torch(row["variant"], sizes, arguments.repeats, not arguments.no_flex)

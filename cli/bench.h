@@ -22,8 +22,9 @@ typedef struct bench {
     saccade_device_ceilings device_ceilings;
     bench_table table;
     const char *suite;
-    double row_seconds; /* what one row may take */
-    char level[16];     /* what the context came to; of a device: its architecture */
+    double row_seconds;  /* what one row may take */
+    double dense_gflops; /* not 0: masked rows stand against this rate on their live blocks */
+    char level[16];      /* what the context came to; of a device: its architecture */
     int threads;
     bool on_device;
 } bench;
@@ -44,8 +45,9 @@ cli_args bench_case_args(const bench_case *c);
 saccade_status bench_time_cases(bench *b, const bench_case *cases, int n, saccade_error *err);
 saccade_status bench_time_mask(bench *b, const bench_case *c, saccade_error *err);
 saccade_status bench_time_compile(bench *b, const bench_case *c, saccade_error *err);
-saccade_status bench_mask_stats(const bench *b, const bench_case *c,
-                                saccade_block_mask_stats *out, saccade_error *err);
+/* Of the case's mask, when it has one. */
+saccade_status bench_set_sparsity(const bench *b, const bench_case *c, bench_row *row,
+                                  saccade_error *err);
 
 /* ---- bench_device.c ---- */
 

@@ -44,8 +44,12 @@ static void set_text(char *to, size_t bytes, const char *text)
 
 bench_row bench_start_row(const bench *b, const bench_case *c, const char *backend)
 {
-    bench_row r = {
-        .ms = NAN, .gflops = NAN, .gbytes_per_s = NAN, .ceiling = NAN, .of_ceiling = NAN};
+    bench_row r = {.ms = NAN,
+                   .gflops = NAN,
+                   .gbytes_per_s = NAN,
+                   .ceiling = NAN,
+                   .of_ceiling = NAN,
+                   .sparsity = NAN};
     set_text(r.suite, sizeof r.suite, b->suite);
     set_text(r.variant, sizeof r.variant, c->text.name);
     set_text(r.backend, sizeof r.backend,
@@ -83,8 +87,11 @@ void bench_rate(const bench *b, const bench_case *c, double live, bench_row *r)
     const double rows = (double)s->B * (double)s->H * (double)s->Q;
     r->gflops = 2e-9 * (double)(s->D + s->Dv) * live / seconds;
     if (s->Q > 16) {
-        r->ceiling = product_ceiling(b, c->dtype);
-        r->of_ceiling = r->gflops / r->ceiling;
+        const double most = product_ceiling(b, c->dtype);
+        if (most > 0) { /* it was measured */
+            r->ceiling = most;
+            r->of_ceiling = r->gflops / most;
+        }
         return;
     }
     const double bytes = (double)saccade_dtype_bytes(c->dtype) * (double)(s->D + s->Dv);
@@ -104,6 +111,34 @@ cli_args bench_case_args(const bench_case *c)
     return args;
 }
 
+static saccade_status mask_once(const bench *b, const job *j, double *seconds,
+                                saccade_block_mask_stats *stats, saccade_error *err)
+{
+    saccade_block_mask *mask;
+    const double begin = cli_seconds();
+    CLI_TRY(job_block_mask(j, b->context, 128, 128, &mask, err));
+    *seconds = cli_seconds() - begin;
+    *stats = saccade_block_mask_get_stats(mask);
+    saccade_block_mask_destroy(mask);
+    return SACCADE_OK;
+}
+
+saccade_status bench_set_sparsity(const bench *b, const bench_case *c, bench_row *row,
+                                  saccade_error *err)
+{
+    const cli_args args = bench_case_args(c);
+    saccade_block_mask_stats stats = {0};
+    double seconds;
+    job j;
+    if (!args.mask)
+        return SACCADE_OK;
+    CLI_TRY(job_open(&args, &c->sizes, &j, err));
+    const saccade_status status = mask_once(b, &j, &seconds, &stats, err);
+    job_close(&j);
+    row->sparsity = stats.sparsity;
+    return status;
+}
+
 static saccade_status time_backend(bench *b, const bench_case *c, const job *j,
                                    const job_tensors *t, const char *backend, double live,
                                    saccade_error *err)
@@ -119,6 +154,13 @@ static saccade_status time_backend(bench *b, const bench_case *c, const job *j,
     CLI_TRY(status);
     row.ms = 1e3 * seconds;
     bench_rate(b, c, live, &row);
+    CLI_TRY(bench_set_sparsity(b, c, &row, err));
+    if (b->dense_gflops > 0 && row.sparsity < 1) {
+        const saccade_sizes *s = &c->sizes;
+        const double all = (double)s->B * (double)s->H * (double)s->Q * (double)s->KV;
+        row.ceiling = b->dense_gflops * live / (all * (1 - row.sparsity));
+        row.of_ceiling = row.gflops / row.ceiling;
+    }
     return bench_finish_row(b, &row, err);
 }
 
@@ -167,18 +209,6 @@ static saccade_status time_case(bench *b, const bench_case *c, saccade_error *er
 
 /* ---- rows that time something else than a run ---- */
 
-static saccade_status mask_once(const bench *b, const job *j, double *seconds,
-                                saccade_block_mask_stats *stats, saccade_error *err)
-{
-    saccade_block_mask *mask;
-    const double begin = cli_seconds();
-    CLI_TRY(job_block_mask(j, b->context, 128, 128, &mask, err));
-    *seconds = cli_seconds() - begin;
-    *stats = saccade_block_mask_get_stats(mask);
-    saccade_block_mask_destroy(mask);
-    return SACCADE_OK;
-}
-
 saccade_status bench_time_mask(bench *b, const bench_case *c, saccade_error *err)
 {
     enum { RUNS = 5 };
@@ -196,6 +226,7 @@ saccade_status bench_time_mask(bench *b, const bench_case *c, saccade_error *err
     CLI_TRY(status);
     bench_row row = bench_start_row(b, c, "cpu");
     row.ms = 1e3 * bench_median(seconds, RUNS);
+    row.sparsity = stats.sparsity;
     return bench_finish_row(b, &row, err);
 }
 
@@ -238,23 +269,12 @@ saccade_status bench_time_compile(bench *b, const bench_case *c, saccade_error *
     return SACCADE_OK;
 }
 
-saccade_status bench_mask_stats(const bench *b, const bench_case *c,
-                                saccade_block_mask_stats *out, saccade_error *err)
-{
-    const cli_args args = bench_case_args(c);
-    double seconds;
-    job j;
-    CLI_TRY(job_open(&args, &c->sizes, &j, err));
-    const saccade_status status = mask_once(b, &j, &seconds, out, err);
-    job_close(&j);
-    return status;
-}
-
 saccade_status bench_time_cases(bench *b, const bench_case *cases, int n, saccade_error *err)
 {
     if (b->on_device)
         return bench_device_cases(b, cases, n, err);
-    b->row_seconds = 60.0 / n / (b->args->baseline ? 2 : 1);
+    const double fair = 60.0 / n / (b->args->baseline ? 2 : 1);
+    b->row_seconds = fair < 10 ? fair : 10;
     for (int i = 0; i < n; i++)
         CLI_TRY(time_case(b, &cases[i], err));
     return SACCADE_OK;

@@ -2,6 +2,8 @@
  * docs/kernels.md. */
 #include "bench.h"
 
+#include <string.h>
+
 static saccade_status suite_paper(bench *b, saccade_error *err)
 {
     static const saccade_sizes host[] = {{1, 4, 4, 8192, 8192, 64, 64},
@@ -49,16 +51,12 @@ static saccade_status suite_dense(bench *b, saccade_error *err)
     if (b->on_device)
         return dense_on_device(b, err);
     static const saccade_dtype dtypes[] = {SACCADE_F32, SACCADE_BF16, SACCADE_F16};
-    bench_case cases[7];
+    bench_case cases[6];
     for (int i = 0; i < 6; i++) {
         const int64_t d = i % 2 ? 128 : 64;
         cases[i] = (bench_case){full, {1, 16, 16, 4096, 4096, d, d}, dtypes[i / 2], NULL};
     }
-    cases[6] = (bench_case){{"sliding_window", "sliding_window(256)", NULL, NULL},
-                            {1, 4, 4, 65536, 65536, 64, 64},
-                            SACCADE_BF16,
-                            NULL};
-    return bench_time_cases(b, cases, 7, err);
+    return bench_time_cases(b, cases, 6, err);
 }
 
 /* docs/kernels.md's six shapes, then variants of one of them, more rows, ragged lengths. */
@@ -80,23 +78,46 @@ static saccade_status decode_on_device(bench *b, saccade_error *err)
     return bench_time_cases(b, cases, sizeof cases / sizeof cases[0], err);
 }
 
+/* Keys of 8 heads whose K and V no cache holds: as many bytes as the ceiling read. */
+static int64_t long_cache(const bench *b, int64_t dim, saccade_dtype dtype)
+{
+    return b->ceilings.read_bytes / (2 * 8 * dim * (int64_t)saccade_dtype_bytes(dtype));
+}
+
 static saccade_status suite_decode(bench *b, saccade_error *err)
 {
     if (b->on_device)
         return decode_on_device(b, err);
-    /* K and V of 256 MiB: far past the caches */
-    const bench_case cases[] = {
-        {full, {1, 8, 8, 1, 65536, 128, 128}, SACCADE_BF16, NULL},
-        {full, {1, 32, 8, 1, 65536, 128, 128}, SACCADE_BF16, NULL},
-        {full, {1, 64, 8, 1, 65536, 128, 128}, SACCADE_BF16, NULL},
-        {full, {1, 32, 8, 1, 32768, 128, 128}, SACCADE_F32, NULL},
-        {full, {1, 32, 8, 8, 65536, 128, 128}, SACCADE_BF16, NULL},
-        {*variant_find("causal"), {1, 32, 8, 1, 65536, 128, 128}, SACCADE_BF16, NULL},
-        {*variant_find("alibi"), {1, 32, 8, 1, 65536, 128, 128}, SACCADE_BF16, NULL},
-        {*variant_find("softcap"), {1, 32, 8, 1, 65536, 128, 128}, SACCADE_BF16, NULL},
-        {full, {16, 32, 8, 1, 8192, 128, 128}, SACCADE_BF16, "4096"},
+    static const struct {
+        const char *variant;
+        int64_t group, Q, D;
+        saccade_dtype dtype;
+    } rows[] = {
+        {"full", 1, 1, 128, SACCADE_BF16},     {"full", 4, 1, 128, SACCADE_BF16},
+        {"full", 8, 1, 128, SACCADE_BF16},     {"full", 4, 4, 128, SACCADE_BF16},
+        {"full", 8, 8, 128, SACCADE_BF16},     {"full", 4, 1, 64, SACCADE_BF16},
+        {"full", 4, 1, 80, SACCADE_BF16},      {"full", 1, 1, 128, SACCADE_F32},
+        {"full", 4, 1, 128, SACCADE_F32},      {"full", 8, 1, 128, SACCADE_F32},
+        {"full", 4, 4, 128, SACCADE_F32},      {"full", 4, 1, 128, SACCADE_F16},
+        {"full", 8, 1, 128, SACCADE_F16},      {"causal", 4, 1, 128, SACCADE_BF16},
+        {"alibi", 4, 1, 128, SACCADE_BF16},    {"softcap", 4, 1, 128, SACCADE_BF16},
+        {"document", 4, 1, 128, SACCADE_BF16},
     };
-    return bench_time_cases(b, cases, sizeof cases / sizeof cases[0], err);
+    enum { N = sizeof rows / sizeof rows[0] };
+    bench_case cases[N + 1];
+    for (int i = 0; i < N; i++) {
+        const int64_t d = rows[i].D, kv = long_cache(b, d, rows[i].dtype);
+        cases[i] = (bench_case){strcmp(rows[i].variant, "full") ? *variant_find(rows[i].variant)
+                                                                : full,
+                                {1, 8 * rows[i].group, 8, rows[i].Q, kv, d, d},
+                                rows[i].dtype,
+                                NULL};
+    }
+    const int64_t kv = long_cache(b, 128, SACCADE_BF16) / 16;
+    char half[24];
+    snprintf(half, sizeof half, "%lld", (long long)kv / 2);
+    cases[N] = (bench_case){full, {16, 32, 8, 1, kv, 128, 128}, SACCADE_BF16, half};
+    return bench_time_cases(b, cases, N + 1, err);
 }
 
 /* The three orders of tokens in FlexAttention's appendix; `mask` gets the text. */
@@ -109,23 +130,11 @@ static void natten_text(int order, int canvas, int kernel, char *name, char *mas
              order == 1 ? ", 8, 8" : "");
 }
 
-/* Sparsity of each case, as a list after the table: it is a fact of the mask, not a speed. */
-static saccade_status natten_sparsity(bench *b, const bench_case *cases, int n,
-                                      saccade_error *err)
-{
-    for (int i = 0; i < n; i++) {
-        saccade_block_mask_stats stats;
-        CLI_TRY(bench_mask_stats(b, &cases[i], &stats, err));
-        printf("natten   %-28s sparsity %.4f of 128x128 blocks\n", cases[i].text.name,
-               stats.sparsity);
-    }
-    return SACCADE_OK;
-}
-
 static saccade_status suite_natten(bench *b, saccade_error *err)
 {
-    enum { N = 9, BYTES = 96 };
-    static const int shapes[][2] = {{64, 7}, {64, 13}, {128, 13}};
+    enum { N = 18, BYTES = 96 };
+    static const int shapes[][2] = {{64, 7},  {64, 13},  {64, 25},
+                                    {128, 7}, {128, 13}, {128, 25}};
     char names[N][BYTES], masks[N][BYTES];
     bench_case cases[N];
     for (int i = 0; i < N; i++) {
@@ -137,8 +146,29 @@ static saccade_status suite_natten(bench *b, saccade_error *err)
                                 SACCADE_BF16,
                                 NULL};
     }
-    CLI_TRY(bench_time_cases(b, cases, N, err));
-    return natten_sparsity(b, cases, N, err);
+    return bench_time_cases(b, cases, N, err);
+}
+
+/* Does time follow live blocks? A narrow window's rate against that of full attention, were it
+ * spent on live blocks alone. */
+static saccade_status mask_runs_in_proportion(bench *b, saccade_error *err)
+{
+    static const saccade_dtype dtypes[] = {SACCADE_F32, SACCADE_BF16};
+    for (int i = 0; i < 2; i++) {
+        const bench_case cases[] = {
+            {full, {1, 4, 4, 8192, 8192, 64, 64}, dtypes[i], NULL},
+            {{"sliding_window 256", "sliding_window(256)", NULL, NULL},
+             {1, 4, 4, 65536, 65536, 64, 64},
+             dtypes[i],
+             NULL},
+        };
+        CLI_TRY(bench_time_cases(b, &cases[0], 1, err));
+        b->dense_gflops = b->table.rows[b->table.n - 1].gflops;
+        const saccade_status status = bench_time_cases(b, &cases[1], 1, err);
+        b->dense_gflops = 0;
+        CLI_TRY(status);
+    }
+    return SACCADE_OK;
 }
 
 static saccade_status suite_mask(bench *b, saccade_error *err)
@@ -160,7 +190,7 @@ static saccade_status suite_mask(bench *b, saccade_error *err)
         if (b->on_device)
             CLI_TRY(bench_device_prepare(b, &c, err));
     }
-    return SACCADE_OK;
+    return b->on_device ? SACCADE_OK : mask_runs_in_proportion(b, err);
 }
 
 static saccade_status compile_variants(bench *b, saccade_error *err)

@@ -11,6 +11,7 @@ typedef struct bench_row {
     char suite[16], variant[48], problem[PROBLEM_BYTES], backend[8], level[16];
     int threads;
     double ms, gflops, gbytes_per_s, ceiling, of_ceiling;
+    double sparsity; /* of 128 x 128 blocks */
 } bench_row;
 
 typedef struct bench_table {

@@ -69,6 +69,7 @@ static saccade_status measure_host(bench *b, saccade_error *err)
     best->fma_gflops = fmax(best->fma_gflops, now.fma_gflops);
     best->bf16_gflops = fmax(best->bf16_gflops, now.bf16_gflops);
     best->read_gbytes_per_s = fmax(best->read_gbytes_per_s, now.read_gbytes_per_s);
+    best->read_bytes = now.read_bytes;
     printf("%-8s ceilings: f32 %.1f GFLOP/s, bf16 %.1f GFLOP/s%s, read %.2f GB/s\n", b->suite,
            best->fma_gflops, best->bf16_gflops,
            strcmp(b->level, "amx") == 0 ? " (tiles from L1, random numbers)" : "",

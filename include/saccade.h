@@ -404,6 +404,7 @@ typedef struct saccade_ceilings {
                                * first-level cache, random numbers: zeros and tiles kept in
                                * registers are faster), dot products, or f32 multiply-adds */
     double read_gbytes_per_s; /* of memory */
+    int64_t read_bytes;       /* of memory that was read: twice the last cache, and more */
 } saccade_ceilings;
 SACCADE_API saccade_status saccade_measure_ceilings(const saccade_context *context,
                                                     saccade_ceilings *out, saccade_error *err);

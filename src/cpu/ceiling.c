@@ -12,6 +12,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     REPEATS = 5,
@@ -81,25 +82,43 @@ static void run_read(void *arg, int64_t item, int thread)
     w->sums[8 * item] = w->loop(w->data + (size_t)item * w->part, w->part);
 }
 
-static saccade_status best_read(const cpu_ceiling *c, int threads, double *out,
+/* Well past the last cache, and not more than an eighth of memory. */
+static size_t read_size(void)
+{
+    const size_t least = (size_t)256 << 20;
+    size_t bytes = least;
+#if defined(_SC_LEVEL3_CACHE_SIZE) && defined(_SC_PHYS_PAGES)
+    const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE), pages = sysconf(_SC_PHYS_PAGES);
+    const long page = sysconf(_SC_PAGESIZE);
+    if (cache > 0 && pages > 0 && page > 0) {
+        const size_t eighth = (size_t)pages * (size_t)page / 8;
+        while (bytes < 2 * (size_t)cache && 2 * bytes <= eighth)
+            bytes *= 2;
+    }
+#endif
+    return bytes;
+}
+
+static saccade_status best_read(const cpu_ceiling *c, int threads, saccade_ceilings *out,
                                 saccade_error *err)
 {
     saccade_status status = SACCADE_OK;
-    const size_t part = READ_BYTES / (size_t)threads / 4096 * 4096;
-    char *data = aligned_alloc(4096, READ_BYTES);
+    const size_t bytes = read_size(), part = bytes / (size_t)threads / 4096 * 4096;
+    char *data = aligned_alloc(4096, bytes);
     uint64_t *sums = calloc(8 * (size_t)threads, sizeof *sums);
     read_work w = {c->read, data, part, sums};
     double best = 0;
     FAIL_IF_NULL_GOTO(data);
     FAIL_IF_NULL_GOTO(sums);
-    memset(data, 1, READ_BYTES);
+    memset(data, 1, bytes);
     for (int repeat = 0; repeat < REPEATS; repeat++) {
         const int64_t begin = clock_ns();
         par_for(threads, threads, run_read, &w);
         const double rate = (double)part * threads / (double)(clock_ns() - begin);
         best = rate > best ? rate : best;
     }
-    *out = best;
+    out->read_gbytes_per_s = best;
+    out->read_bytes = (int64_t)bytes;
 out:
     free(data);
     free(sums);
@@ -137,7 +156,7 @@ saccade_status saccade_measure_ceilings(const saccade_context *context, saccade_
     made.bf16_gflops = made.fma_gflops;
     if (c->bf16_dot && can_dot)
         made.bf16_gflops = best_gflops(c->bf16_dot, context->threads, bf16);
-    TRY(best_read(c, context->threads, &made.read_gbytes_per_s, err));
+    TRY(best_read(c, context->threads, &made, err));
     *out = made;
     return SACCADE_OK;
 }
