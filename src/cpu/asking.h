@@ -7,11 +7,14 @@
 
 enum { LINE_BYTES = 64 };
 
-/* Rows [j0, j0 + n); those past the end are asked for in vain. */
+/* Rows [j0, j0 + n); those past the end are asked for in vain. Rows without gaps are one. */
 static inline cpu_asking asking_begin(const cpu_rows *rows, int64_t j0, int32_t n)
 {
     const int64_t bytes = rows->dim * (int64_t)saccade_dtype_bytes(rows->dtype);
-    return (cpu_asking){rows->base + j0 * rows->stride, rows->stride, 0,
+    const char *at = rows->base + j0 * rows->stride;
+    if (rows->stride == bytes)
+        return (cpu_asking){at, 0, 0, (int32_t)((n * bytes + LINE_BYTES - 1) / LINE_BYTES), 1};
+    return (cpu_asking){at, rows->stride, 0,
                         (int32_t)((bytes + LINE_BYTES - 1) / LINE_BYTES), n};
 }
 
@@ -24,9 +27,14 @@ static inline int32_t asking_share(const cpu_asking *next, int64_t steps)
 
 static inline void ask_lines(cpu_asking *next, int32_t n)
 {
-    for (; n > 0 && next->rows > 0; n--) {
-        __builtin_prefetch(next->at + (int64_t)next->line * LINE_BYTES, 0, 2);
-        if (++next->line == next->lines) {
+    while (n > 0 && next->rows > 0) {
+        const int32_t left = next->lines - next->line, now = n < left ? n : left;
+        const char *at = next->at + (int64_t)next->line * LINE_BYTES;
+        for (int32_t i = 0; i < now; i++)
+            __builtin_prefetch(at + (int64_t)i * LINE_BYTES, 0, 2);
+        n -= now;
+        next->line += now;
+        if (now == left) {
             next->line = 0;
             next->at += next->stride;
             next->rows--;

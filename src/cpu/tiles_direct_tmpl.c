@@ -19,8 +19,7 @@ enum {
     TILE = TILE_ROWS * TILE_BYTES / 2, /* elements */
     UNIT_KEYS = 2 * TILE_ROWS,         /* keys of a call of score_unit */
     QUERIES = 64 * CPU_DIRECT_DIM,     /* elements of packed Q */
-    BLOCK = 18432,                     /* of V as tiles: 32 keys of CPU_DIRECT_DIM columns */
-    MOST_KEYS = 128,
+    BLOCK = 32768,                     /* of V as tiles */
 };
 
 /* Elements [d, d + 32) of a row of `dim`, 0 past its end; never reads past it. */
@@ -93,6 +92,7 @@ static ALWAYS_INLINE void score_unit(int high, const cpu_rows *k, const char *ro
         TILE_LOAD(6, q, TILE_BYTES);
         TILE_STREAM(4, top.at, top.stride);
         TILE_DOT(0, 4, 6);
+        ask_lines(next, share);
         TILE_STREAM(5, low.at, low.stride);
         TILE_DOT(2, 5, 6);
         if (high == 2) {
@@ -131,7 +131,7 @@ CPU_DOTS(LEVEL_NAME(cpu_dots_tiles))
     _Alignas(64) float square[4 * TILE_ROWS * TILE_ROWS];
     const int32_t depth = (k->dim + TILE_DEPTH - 1) / TILE_DEPTH;
     const int32_t units = (rows + UNIT_KEYS - 1) / UNIT_KEYS;
-    const int64_t steps = (int64_t)((n + UNIT_KEYS - 1) / UNIT_KEYS) * units * depth;
+    const int64_t steps = 2 * (int64_t)((n + UNIT_KEYS - 1) / UNIT_KEYS) * units * depth;
     const int32_t share = asking_share(next, steps);
     pack_queries(q, q_ld, rows, depth, queries);
     for (int32_t j = 0; j < n; j += UNIT_KEYS) {
@@ -155,88 +155,73 @@ CPU_DOTS(LEVEL_NAME(cpu_dots_tiles))
 
 /* ---- values ---- */
 
+/* 32 columns of two keys, side by side: even columns, then odd ones. */
+static ALWAYS_INLINE void store_pairs(const char *even, const char *odd, bf16 *to)
+{
 #if defined(VF_HAS_FRACTION)
-/* 32 columns of two keys by turns; the largest exponents stay in noted. NULL: a row of 0. */
-static ALWAYS_INLINE __m512i store_turns(const char *even, const char *odd, int32_t left,
-                                         bf16 *to, __m512i noted)
-{
-    const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
-    const __m512i sign = _mm512_set1_epi16(0x7fff);
-    const __mmask32 wanted = left >= 32 ? ~(__mmask32)0 : ((__mmask32)1 << left) - 1;
-    const __m512i x = even ? _mm512_maskz_loadu_epi16(wanted, even) : _mm512_setzero_si512();
-    const __m512i y = odd ? _mm512_maskz_loadu_epi16(wanted, odd) : _mm512_setzero_si512();
-    const __m512i a = _mm512_permutexvar_epi64(order, x);
-    const __m512i b = _mm512_permutexvar_epi64(order, y);
-    _mm512_store_si512(to, _mm512_unpacklo_epi16(a, b));
-    _mm512_store_si512(to + 32, _mm512_unpackhi_epi16(a, b));
-    noted = _mm512_max_epu16(noted, _mm512_and_si512(x, sign));
-    return _mm512_max_epu16(noted, _mm512_and_si512(y, sign));
-}
-
-typedef __m512i wild_note;
-
-static ALWAYS_INLINE int is_wild(__m512i noted)
-{
-    return _mm512_cmpgt_epu16_mask(noted, _mm512_set1_epi16(0x7f7f)) != 0;
-}
+    const __m512i low = _mm512_set1_epi32(0xffff);
+    const __m512i x = _mm512_loadu_si512(even), y = _mm512_loadu_si512(odd);
+    const int pick = 0xca; /* of the second where the first is 1, else of the third */
+    _mm512_store_si512(to, _mm512_ternarylogic_epi32(low, x, _mm512_slli_epi32(y, 16), pick));
+    _mm512_store_si512(to + TILE_DEPTH,
+                       _mm512_ternarylogic_epi32(low, _mm512_srli_epi32(x, 16), y, pick));
 #else
-typedef unsigned wild_note;
-
-static unsigned store_turns(const char *even, const char *odd, int32_t left, bf16 *to,
-                            unsigned noted)
-{
-    bf16 part[2][TILE_DEPTH] = {{0}};
-    if (even)
-        copy_part(even, left, 0, part[0]);
-    if (odd)
-        copy_part(odd, left, 0, part[1]);
-    for (int32_t c = 0; c < 2 * TILE_DEPTH; c++) {
-        to[c] = part[c % 2][c / 2];
-        noted |= (to[c] & 0x7f80) == 0x7f80;
+    bf16 x[TILE_DEPTH], y[TILE_DEPTH];
+    memcpy(x, even, TILE_BYTES);
+    memcpy(y, odd, TILE_BYTES);
+    for (int32_t c = 0; c < TILE_DEPTH; c++) {
+        to[c % 2 * TILE_DEPTH + c / 2 * 2] = x[c];
+        to[c % 2 * TILE_DEPTH + c / 2 * 2 + 1] = y[c];
     }
-    return noted;
-}
-
-static int is_wild(unsigned noted)
-{
-    return noted != 0;
-}
 #endif
+}
 
-/* n rows of V as tiles B, [columns/32][pair of keys][32][2], padded to 32 keys with 0. Not 0
- * when any is infinite or NaN. */
-static int pair_values(const cpu_rows *v, int64_t j0, int32_t n, bf16 *to)
+/* n rows of V as tiles B, [columns/32][pair of keys][32][2], padded to 32 keys with 0. */
+static void pair_values(const cpu_rows *v, int64_t j0, int32_t n, bf16 *to)
 {
     const int32_t padded = (n + TILE_DEPTH - 1) / TILE_DEPTH * TILE_DEPTH;
-    const char *row = v->base + j0 * v->stride;
-    wild_note noted = {0};
-    for (int32_t j = 0; j < padded; j += 2, row += 2 * v->stride, to += 2 * TILE_DEPTH)
-        for (int32_t d = 0; d < v->dim; d += TILE_DEPTH)
-            noted = store_turns(j < n ? row + 2 * (int64_t)d : NULL,
-                                j + 1 < n ? row + v->stride + 2 * (int64_t)d : NULL, v->dim - d,
-                                to + (int64_t)d * padded, noted);
-    return is_wild(noted);
+    const int32_t full = v->dim / TILE_DEPTH * TILE_DEPTH;
+    const char *even = v->base + j0 * v->stride, *odd = even + v->stride;
+    bf16 edge[2][TILE_DEPTH] = {{0}};
+    int32_t j = 0;
+    for (; j + 1 < n; j += 2, even += 2 * v->stride, odd += 2 * v->stride) {
+        bf16 *at = to + j * TILE_DEPTH;
+        int32_t d = 0;
+        for (; d < full; d += TILE_DEPTH)
+            store_pairs(even + 2 * d, odd + 2 * d, at + (int64_t)d * padded);
+        if (d == v->dim)
+            continue;
+        copy_part(even, v->dim, d, edge[0]);
+        copy_part(odd, v->dim, d, edge[1]);
+        store_pairs((const char *)edge[0], (const char *)edge[1], at + (int64_t)d * padded);
+    }
+    memset(edge, 0, sizeof edge);
+    for (; j < padded; j += 2)
+        for (int32_t d = 0; d < v->dim; d += TILE_DEPTH) {
+            if (j < n)
+                copy_part(even, v->dim, d, edge[0]);
+            else
+                memset(edge[0], 0, sizeof edge[0]);
+            store_pairs((const char *)edge[0], (const char *)edge[1],
+                        to + j * TILE_DEPTH + (int64_t)d * padded);
+        }
 }
 
 typedef struct sums_job {
     const char *p;
-    float *o;
-    int64_t p_stride, o_stride; /* bytes */
+    int64_t p_stride; /* bytes */
     int32_t rows, share;
     cpu_asking *next;
 } sums_job;
 
-/* One tile of rows, or two, from r on and 32 columns: O += P V over `depth` times 32 keys. */
-static ALWAYS_INLINE void value_unit(int high, const sums_job *job, const char *p, float *o,
-                                     const bf16 *v, int32_t depth)
+/* One tile of rows, or two, and 32 columns: P V over `depth` times 32 keys, [row][32]. */
+static ALWAYS_INLINE void value_unit(int high, const sums_job *job, const char *p,
+                                     const bf16 *v, int32_t depth, float *to)
 {
-    float *low = o + TILE_ROWS * job->o_stride / 4;
-    TILE_LOAD(0, o, job->o_stride);
-    TILE_LOAD(1, o + TILE_ROWS, job->o_stride);
-    if (high == 2) {
-        TILE_LOAD(2, low, job->o_stride);
-        TILE_LOAD(3, low + TILE_ROWS, job->o_stride);
-    }
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
     for (int32_t d = 0; d < depth; d++, p += TILE_BYTES, v += 2 * TILE) {
         TILE_LOAD(4, p, job->p_stride);
         TILE_LOAD(6, v, 2 * TILE_BYTES);
@@ -250,39 +235,75 @@ static ALWAYS_INLINE void value_unit(int high, const sums_job *job, const char *
         }
         ask_lines(job->next, job->share);
     }
-    TILE_STORE(0, o, job->o_stride);
-    TILE_STORE(1, o + TILE_ROWS, job->o_stride);
+    TILE_STORE(0, to, 2 * TILE_BYTES);
+    TILE_STORE(1, to + TILE_ROWS, 2 * TILE_BYTES);
     if (high == 2) {
-        TILE_STORE(2, low, job->o_stride);
-        TILE_STORE(3, low + TILE_ROWS, job->o_stride);
+        TILE_STORE(2, to + TILE_ROWS * TILE_DEPTH, 2 * TILE_BYTES);
+        TILE_STORE(3, to + TILE_ROWS * TILE_DEPTH + TILE_ROWS, 2 * TILE_BYTES);
     }
 }
 
-static void sum_group(const sums_job *job, const bf16 *v, int32_t n, int32_t j, int32_t E)
+/* P V of all rows: [columns/32][rows, rounded up to 16][32 columns, even then odd]. */
+static void multiply_group(const sums_job *job, const bf16 *v, int32_t n, int32_t E, float *to)
 {
     const int32_t depth = (n + TILE_DEPTH - 1) / TILE_DEPTH;
     for (int32_t d = 0; d < E; d += TILE_DEPTH, v += (int64_t)depth * 2 * TILE)
         for (int32_t r = 0; r < job->rows; r += 2 * TILE_ROWS) {
-            const char *p = job->p + r * job->p_stride + 2 * (int64_t)j;
-            float *o = job->o + r * job->o_stride / 4 + d;
-            if (job->rows - r > TILE_ROWS)
-                value_unit(2, job, p, o, v, depth);
-            else
-                value_unit(1, job, p, o, v, depth);
+            const char *p = job->p + r * job->p_stride;
+            if (job->rows - r > TILE_ROWS) {
+                value_unit(2, job, p, v, depth, to);
+                to += 2 * TILE_ROWS * TILE_DEPTH;
+            } else {
+                value_unit(1, job, p, v, depth, to);
+                to += TILE_ROWS * TILE_DEPTH;
+            }
         }
+}
+
+/* An infinity or NaN in V is one in every row's sums too: a dead key's 0 times it is NaN. */
+static int is_wild(const float *sums, int32_t rows, int32_t E)
+{
+    const int32_t padded = (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+    vf noted = vf_set(0);
+    for (int32_t d = 0; d < E; d += TILE_DEPTH, sums += padded * TILE_DEPTH)
+        for (int32_t t = 0; t < TILE_DEPTH; t += VF) /* of the first row */
+            noted = vf_note_wild(noted, vf_load(sums + t));
+    return vf_any_wild(noted);
+}
+
+static ALWAYS_INLINE void add_columns(const float *from, float *o)
+{
+#if defined(VF_HAS_FRACTION)
+    const __m512i first = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16,
+                                           0);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+    const vf even = vf_load(from), odd = vf_load(from + VF);
+    vf_store(o, vf_load(o) + _mm512_permutex2var_ps(even, first, odd));
+    vf_store(o + VF, vf_load(o + VF) + _mm512_permutex2var_ps(even, second, odd));
+#else
+    for (int32_t c = 0; c < TILE_DEPTH; c++)
+        o[c] += from[c % 2 * TILE_ROWS + c / 2];
+#endif
+}
+
+static void add_group(const float *sums, int32_t rows, int32_t E, float *o, int32_t o_ld)
+{
+    const int32_t padded = (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+    for (int32_t d = 0; d < E; d += TILE_DEPTH, sums += padded * TILE_DEPTH)
+        for (int32_t r = 0; r < rows; r++)
+            add_columns(sums + r * TILE_DEPTH, o + (int64_t)r * o_ld + d);
 }
 
 CPU_SUMS(LEVEL_NAME(cpu_sums_tiles))
 {
     _Alignas(64) bf16 block[BLOCK];
+    _Alignas(64) float sums[64 * CPU_DIRECT_DIM];
     const int32_t wide = (v->dim + TILE_DEPTH - 1) / TILE_DEPTH;
     const int32_t fit = BLOCK / (wide * TILE_DEPTH) / TILE_DEPTH * TILE_DEPTH;
-    const int32_t group = fit < MOST_KEYS ? fit : MOST_KEYS;
+    const int32_t group = fit < CPU_BLOCK_KEYS ? fit : CPU_BLOCK_KEYS;
     const int64_t steps = (int64_t)((n + TILE_DEPTH - 1) / TILE_DEPTH)
                           * ((rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS)) * wide;
-    const sums_job job = {
-        (const char *)p,           o,   4 * (int64_t)p_ld, 4 * (int64_t)o_ld, rows,
-        asking_share(next, steps), next};
+    sums_job job = {(const char *)p, 4 * (int64_t)p_ld, rows, asking_share(next, steps), next};
     for (int32_t i = 0; i < rows; i++)
         for (int32_t d = 0; d < o_ld && alpha[i] != 1; d += VF) {
             float *at = o + (int64_t)i * o_ld + d;
@@ -290,9 +311,12 @@ CPU_SUMS(LEVEL_NAME(cpu_sums_tiles))
         }
     for (int32_t j = 0; j < n; j += group) {
         const int32_t m = n - j < group ? n - j : group;
-        if (pair_values(v, j0 + j, m, block))
+        pair_values(v, j0 + j, m, block);
+        job.p = (const char *)p + 2 * (int64_t)j;
+        multiply_group(&job, block, m, v->dim, sums);
+        if (is_wild(sums, rows, v->dim))
             return j;
-        sum_group(&job, block, m, j, v->dim);
+        add_group(sums, rows, v->dim, o, o_ld);
     }
     ask_rest(next);
     return n;
