@@ -1,9 +1,9 @@
 """What Python pays around the kernel: warm calls, first calls of a new mod, block masks.
 
-usage: python bench/python_overhead.py [--device cpu|cuda] [--rounds 9] [--first 3] [--no-flex]
+usage: python bench/python_overhead.py [--device cpu|cuda] [--rounds 31] [--first 3] [--no-flex]
                                        [--threads N]
 
-Warm: host time of a call on tiny tensors, Saccade and compiled FlexAttention in one process,
+Warm: CPU time of a call on tiny tensors, Saccade and compiled FlexAttention in one process,
 turn by turn, medians of rounds. First: the first call of each of several new mods, in a process
 of its own with fresh cache folders, then in another process that finds the folders filled.
 Block masks: create_block_mask of 131,072 x 131,072, where FlexAttention is asked for what its
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 import saccade.torch as ours  # noqa: E402
 
 B, H, N, D = 1, 2, 16, 16
-CALLS = 200  # of a round
+CALLS = 50  # of a round
 LONG, SHORT = 131072, 8192
 MODS = [  # of the first-call row: text differs, so that nothing made for one serves another
     "lambda s, b, h, i, j: s + bias[h] * (j - i) * {0}.5",
@@ -47,10 +47,10 @@ def tensors(device, n=N):
 
 
 def host_us(call):
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for _ in range(CALLS):
         call()
-    return 1e6 * (time.perf_counter() - begin) / CALLS
+    return 1e6 * (time.thread_time() - begin) / CALLS
 
 
 def finish(device):
@@ -59,7 +59,7 @@ def finish(device):
 
 
 def by_turns(calls, rounds, device):
-    """Median host microseconds of each call, and the least and the most."""
+    """Median microseconds of each call, and the least and the most."""
     found = {name: [] for name in calls}
     for call in calls.values():
         for _ in range(20):
@@ -194,7 +194,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--first", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--no-flex", action="store_true")
@@ -210,7 +210,7 @@ def main():
     with_flex = not arguments.no_flex
     name = torch.cuda.get_device_name() if device == "cuda" else f"{arguments.threads} threads"
     print(f"PyTorch {torch.__version__}, {device}, {name}, B{B} H{H} N{N}")
-    print("\nwarm call, host time: median (least to most) of rounds")
+    print("\nwarm call, CPU time of its thread: median (least to most) of rounds")
     rows = by_turns(warm_calls(device, with_flex), arguments.rounds, device)
     for label, (middle, least, most) in rows.items():
         print(f"{label:44} {middle:10.1f} us   ({least:.1f} to {most:.1f})")

@@ -656,7 +656,7 @@ class _Pattern:
     """What entries for functions of one code have in common, whatever tensors of one layout
     and numbers their closures hold."""
 
-    __slots__ = ("call", "cells", "others", "watch", "mask", "version", "refs")
+    __slots__ = ("call", "cells", "others", "watch", "mask", "version", "last", "refs")
 
     def __init__(self, entry, score):
         self.call, self.cells, self.watch = entry.call, score.cells, entry.watches[0].of(())
@@ -666,6 +666,15 @@ class _Pattern:
             if i is None
         ]
         self.mask, self.version, self.refs = entry.mask, entry.version, []
+        self.last = None, []
+
+    def comes_again(self, identity, tensors):
+        """Whether the call before was for the same: most functions made anew come once."""
+        before, refs = self.last
+        if before == identity and all(r() is t for r, t in zip(refs, tensors)):
+            return True
+        self.last = identity, [weakref.ref(t) for t in tensors]
+        return False
 
 
 def _make_pattern(key, entry, score_mod, score):
@@ -692,14 +701,16 @@ def _like(key, score_mod, block_mask):
     values = [next(others)() if i is None else cells[i].cell_contents for i in found.cells]
     if any(x is None for x in values):  # a tensor that is gone
         return None
-    used = [t for t in values if isinstance(t, torch.Tensor)]
-    places = [as_tensor(x, "a captured number") for x in values]
+    used = [x for x in values if isinstance(x, torch.Tensor)]
+    places = [x if isinstance(x, torch.Tensor) else as_tensor(x, "a number") for x in values]
     tail, array = found.call.bound_to([t.data_ptr() for t in places])
-    watch = found.watch.of(used)
+    keep = array, [t for t, x in zip(places, values) if t is not x]
     mask = block_mask if found.mask is not None else None
-    entry = _Entry(found.call, tail, (array, [t.detach() for t in places]), [watch], mask, used)
-    mods = owners(score_mod) + ([mask] if mask is not None else [])
-    _keep(_entries, key, entry, mods)
+    entry = _Entry(found.call, tail, keep, [], mask, used)
+    if found.comes_again(key[0], used):
+        entry.watches.append(found.watch.of(used))
+        mods = owners(score_mod) + ([mask] if mask is not None else [])
+        _keep(_entries, key, entry, mods)
     return entry
 
 

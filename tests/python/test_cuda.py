@@ -173,6 +173,25 @@ def test_threads_on_their_streams():
         assert all(pool.map(work, range(200)))
 
 
+def test_functions_made_anew():
+    """Other tensors and numbers in the closure of one code, on the device and on the host."""
+    q, k, v = tensors()
+    text = "score + t[h] * (kv - q) * n + x"
+    for n in (1, 2.5, 2, -3, 0.5):
+        for x in (torch.tensor(0.5), torch.tensor(2.0, device="cuda"), torch.tensor(3)):
+            for t in (
+                torch.rand(H, device="cuda"),
+                torch.rand(H),
+                torch.rand(H).cuda()[:, None],
+            ):
+                if t.dim() == 2:
+                    t = t[:, 0]
+                mod = lambda s, b, h, i, j: s + t[h] * (j - i) * n + x  # noqa: E731, B023
+                got = st.flex_attention(q, k, v, mod, enable_gqa=True)
+                want = st.score(text, t=t, n=n, x=x)
+                assert torch.equal(got, st.flex_attention(q, k, v, want, enable_gqa=True))
+
+
 def test_device_memory_does_not_grow():
     q, k, v = tensors()
 
