@@ -96,8 +96,8 @@ static uint32_t put_size(jit_graph *g, uint32_t x)
 
 /* ---- fast forms ---- */
 
-/* Largest errors over all float32, in ulp (t_cpu_jit_values.c): exp 1.2, exp2 1.0, tanh 1.4,
- * sigmoid 2.3. Other curves are the interpreter's (arith.h). */
+/* Largest errors over all float32, in ulp (t_cpu_jit_values.c): exp 1.2, exp2 1.0, tanh 1.5,
+ * sigmoid 2.5. Other curves are the interpreter's (arith.h). */
 
 /* 2^(f + n) for the polynomial's f and whole n. */
 static uint32_t put_exp2_parts(jit_graph *g, uint32_t f, uint32_t n)
