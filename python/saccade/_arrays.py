@@ -28,6 +28,8 @@ def _capture(value, name):
 
 def _bind(kind, text, captures):
     """Bound mod, its (name, view)s and what keeps them alive; of captures, those it names."""
+    if text is None:
+        return None, [], []
     free = _core.free_names(kind, text)
     for name, _ in free:
         if name not in captures:
@@ -119,71 +121,50 @@ def attention(
 
     q [B, H, Q, D], k [B, Hkv, KV, D], v [B, Hkv, KV, Dv]: one dtype (f32, f16, bf16), any
     strides with a contiguous last dimension, H a multiple of Hkv. mask, score: language text
-    (docs/ language.md); captures: name to array or number. block_mask=False proves tiles while
+    (docs/language.md); captures: name to array or number. block_mask=False proves tiles while
     running instead of before. stream: CUDA stream of the work (default: the current one of q's
     library; JAX has none to name, so its calls return when the result is there). Returns an
     array of q's library [B, H, Q, Dv]; with return_lse also lse [B, H, Q] f32. Errors:
     ValueError for the caller's mistakes, SaccadeError otherwise.
     """
-    for x in (q, k, v, *(captures or {}).values()):
+    captures = captures or {}
+    for x in (q, k, v, *captures.values()):
         _wait_for(x)
-    (qv, q_keep), (kv, k_keep), (vv, v_keep) = (
-        _dlpack.view(x, n) for x, n in ((q, "q"), (k, "k"), (v, "v"))
-    )
-    for name, x in (("q", qv), ("k", kv), ("v", vv)):
-        if len(x.shape) != 4:
-            raise ValueError(f"{name}: got {len(x.shape)} dimensions, expected 4: [B, H, N, D]")
-    keep, named, captures = [q_keep, k_keep, v_keep], {}, captures or {}
-    score_mod, mask_mod, views = None, None, []
-    if score is not None:
-        score_mod, views, kept = _bind(_lib.SCORE, score, captures)
-        keep.append(kept)
-        named.update(views)
-    if mask is not None:
-        mask_mod, views, kept = _bind(_lib.MASK, mask, captures)
-        keep.append(kept)
-        named.update(views)
+    (qv, kv, vv), keep = _inputs(q, k, v)
+    score_mod, score_views, score_keep = _bind(_lib.SCORE, score, captures)
+    mask_mod, mask_views, mask_keep = _bind(_lib.MASK, mask, captures)
+    named = dict(score_views) | dict(mask_views)
     unused = set(captures) - set(named)
     if unused:
         raise ValueError(f"captures: got {min(unused)}, which neither text names")
     (B, H, Q, D), (_, Hkv, KV, _), Dv = qv.shape, kv.shape, vv.shape[3]
-    on_gpu = qv.device == _lib.CUDA
-    wait = False
+    sizes = (B, H, Hkv, Q, KV, D, Dv)
+    on_gpu, wait = qv.device == _lib.CUDA, False
     if on_gpu and stream is None:
         stream, wait = _stream_of(q)
-    device = qv.device_index if on_gpu else None
-    backend = backend if backend != "auto" else ("cuda" if on_gpu else "cpu")
+    if backend == "auto":
+        backend = "cuda" if on_gpu else "cpu"
     context = _core.context(threads)
     plan = _core.plan(
         context, 0, H, Hkv, D, Dv, qv.dtype, kv.dtype, scale, score_mod, mask_mod, backend
     )
-    handle = None
+    blocks = None
     if mask_mod is not None and block_mask and not on_gpu:
-        handle = _core.block_mask_create(
-            mask_mod, [x for _, x in views], (B, H, Hkv, Q, KV, D, Dv), 0, 0, keep, context
-        )
-        handle.prepare(plan)
+        borrowed = (keep, mask_keep)
+        places = [x for _, x in mask_views]
+        blocks = _core.block_mask_create(mask_mod, places, sizes, 0, 0, borrowed, context)
+        blocks.prepare(plan)
+    device = qv.device_index if on_gpu else None
     out, finish = _output(q, (B, H, Q, Dv), qv.dtype, device)
     lse, finish_lse = _output(q, (B, H, Q), "f32", device) if return_lse else (None, None)
-    n = plan.workspace(B, H, Hkv, Q, KV, D, Dv)
-    room, address = _workspace(q, n, on_gpu)
-    none = _core.NO_TENSOR
-    array = _core.bindings(list(named), list(named.values()))
+    room, address, n = _workspace(q, plan.workspace(*sizes), on_gpu)
+    absent = _core.NO_TENSOR
+    tensors = [_core.pack(x) if x else absent for x in (qv, kv, vv, out, lse)]
     _core.forward(
         plan.handle,
-        (
-            _core.pack(qv),
-            _core.pack(kv),
-            _core.pack(vv),
-            _core.pack(out),
-            _core.pack(lse) if lse else none,
-            none,
-            none,
-            none,
-            none,
-        ),
-        handle.handle if handle else 0,
-        array,
+        tensors + 4 * [absent],
+        blocks.handle if blocks else 0,
+        _core.bindings(list(named), list(named.values())),
         len(named),
         address,
         n,
@@ -191,17 +172,27 @@ def attention(
     )
     if wait:
         _finish_stream(stream)
-    del room
+    del room, score_keep
     return (finish(), finish_lse()) if finish_lse else finish()
 
 
+def _inputs(q, k, v):
+    """Views of q, k, v and what keeps them valid."""
+    made = [_dlpack.view(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
+    for name, (x, _) in zip("qkv", made):
+        if len(x.shape) != 4:
+            raise ValueError(f"{name}: got {len(x.shape)} dimensions, expected 4: [B, H, N, D]")
+    return [x for x, _ in made], [keep for _, keep in made]
+
+
 def _workspace(q, n, on_gpu):
+    """(what holds it, 64-byte aligned address, bytes)."""
     if not n:
-        return None, 0
+        return None, 0, 0
     if on_gpu:
         room = _empty(q, (n + 64,), "u8")
         start = _dlpack.view(room, "workspace")[0].address
     else:
         room = C.create_string_buffer(n + 64)
         start = C.addressof(room)
-    return room, (start + 63) & ~63
+    return room, (start + 63) & ~63, n
