@@ -35,6 +35,7 @@ typedef struct check_row {
 typedef struct verdict {
     bool is_good;
     int64_t rows;
+    saccade_error left_out; /* why the last of the ways did not run */
 } verdict;
 
 static void print_header(void)
@@ -60,8 +61,10 @@ static saccade_status try_way(const job *j, const engine_options *options, int w
     o.backend = ways[way].backend;
     o.level = ways[way].level;
     const saccade_status status = engine_once(j, &o, t, NULL, err);
-    if (status == SACCADE_EBACKEND)
+    if (status == SACCADE_EBACKEND) {
+        all->left_out = *err;
         return SACCADE_OK;
+    }
     CLI_TRY(status);
     compare_results(t, &y->gold, &d);
     const bool holds = yardstick_holds(y, &d);
@@ -262,10 +265,11 @@ saccade_status cmd_check(const cli_args *args, saccade_error *err)
         CLI_TRY(check_problem(args, &all, err));
     else
         CLI_TRY(check_random(args, &all, err));
-    CLI_FAIL_IF(all.rows == 0, SACCADE_EBACKEND, args->level ? "--level" : "--backend",
-                "got '%.20s', which this machine or build does not have",
-                args->level     ? args->level
-                : args->backend ? args->backend
-                                : "auto");
+    const char *given = args->level ? args->level : args->backend ? args->backend : "auto";
+    CLI_FAIL_IF(all.rows == 0 && all.left_out.message[0], SACCADE_EBACKEND,
+                args->level ? "--level" : "--backend", "%.300s", all.left_out.message);
+    CLI_FAIL_IF(all.rows == 0, SACCADE_EINVAL, args->level ? "--level" : "--backend",
+                "got '%.20s', expected %s", given,
+                args->level ? "portable, avx2, avx512 or amx" : "auto, cpu or cuda");
     return all.is_good ? SACCADE_OK : (saccade_status)CLI_CHECK_FAILED;
 }
