@@ -17,6 +17,7 @@ import weakref
 from typing import Any, Callable, Iterable
 
 from . import _trace
+from ._errors import NeedsConstant
 
 _PLAIN = (bool, str, bytes, type(None), type(Ellipsis), complex, slice, range)
 _TRUSTED = frozenset(
@@ -455,7 +456,7 @@ def trace(fn: Any, kind: str) -> tuple[Traced, list, Walk]:
         if found is None:
             try:
                 found = _run(fn, kind, walk)
-            except _trace.NeedsConstant:
+            except NeedsConstant:
                 if constants:
                     raise
                 _store((kind, "needs", walk.key), (True, None, walk.keep))

@@ -137,6 +137,7 @@ def flex_attention(
 
     query [B, Hq, L, E], key [B, Hkv, S, E], value [B, Hkv, S, Ev], one dtype (f32, f16, bf16)
     and device, last dimension contiguous, other strides free; key and value may have batch 1.
+    (f64 on the CPU too, by the reference: exact and slow.)
     score_mod: callable (score, b, h, q_idx, kv_idx) -> score, language text, or saccade.score.
     block_mask: a BlockMask, language text, a callable mask_mod, or saccade.mask.
     scale: default 1/sqrt(E). enable_gqa: needed where Hq != Hkv.
@@ -224,6 +225,8 @@ def _check(q, k, v, enable_gqa):
             raise NotImplementedError(
                 f"{name}: got a NestedTensor, expected a packed tensor with a document mask"
             )
+        if t.layout is not torch.strided:
+            raise TypeError(f"{name}: got a tensor of layout {t.layout}, expected strided")
     _check_layout(q, k, v)
     if q.device.type not in ("cpu", "cuda"):
         raise _bad(f"query: got device {q.device}, expected cpu or cuda")
@@ -284,7 +287,8 @@ class _Runner:
             extra = self._mask_captures(handle, q.device, names)
             names, views = names + [n for n, _ in extra], views + [v for _, v in extra]
         device, (B, H, Q, D) = q.device.type, q.shape
-        backend = device if backend == "auto" else backend
+        if backend == "auto":  # nothing but the reference computes in f64
+            backend = "ref" if q.dtype is torch.float64 and device == "cpu" else device
         threads = torch.get_num_threads() if device == "cpu" else 0
         name = dtype_name(q)
         self.plan = _core.plan(
@@ -343,7 +347,6 @@ def _check_mask(m, q, k):
         )
 
 
-_CODE = {torch.float32: 22, torch.float16: 20, torch.bfloat16: 21, torch.float64: 23}
 _POINTER = _core.POINTER.pack
 _SMALL = 1 << 20  # bytes of workspace that a thread keeps for its next call
 

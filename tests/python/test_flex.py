@@ -241,6 +241,18 @@ def test_errors():
         out.sum().backward()
 
 
+def test_f64():
+    """By the reference, as exact as the dense computation here."""
+    q, k, v = (t.double() for t in tensors())
+    out, lse = st.flex_attention(
+        q, k, v, SCORES["alibi"], "q >= kv", enable_gqa=True, return_lse=True
+    )
+    want, want_lse, _ = dense(q, k, v, SCORES["alibi"], lambda b, h, i, j: i >= j)
+    assert out.dtype is torch.float64 and lse.dtype is torch.float64
+    assert float((out - want).abs().max()) < 1e-5
+    assert float((lse - want_lse).abs().max()) < 1e-5
+
+
 def test_create_mask_of_text():
     i, j = torch.arange(9)[:, None], torch.arange(9)
     assert torch.equal(st.create_mask("q >= kv", None, None, 9, 9, "cpu")[0, 0], i >= j)
