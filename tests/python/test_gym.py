@@ -124,3 +124,11 @@ def test_named_variants():
     )
     for a, b in zip(out, want):
         close(a, b)
+
+
+def test_example(capsys):
+    import runpy
+    from pathlib import Path
+
+    runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "packed.py"))
+    assert "largest difference" in capsys.readouterr().out
