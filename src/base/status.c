@@ -37,16 +37,3 @@ saccade_status status_fail_at(saccade_error *err, saccade_status code, const cha
     va_end(args);
     return code;
 }
-
-saccade_status status_name_place(saccade_error *err, saccade_status status, const char *where)
-{
-    if (err != NULL && status != SACCADE_OK && err->where[0] == '\0')
-        snprintf(err->where, sizeof err->where, "%s", where);
-    return status;
-}
-
-void status_clear(saccade_error *err)
-{
-    if (err != NULL)
-        memset(err, 0, sizeof *err);
-}

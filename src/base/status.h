@@ -23,12 +23,6 @@ saccade_status status_fail_at(saccade_error *err, saccade_status code, const cha
                               int32_t line, int32_t column, const char *fmt, ...)
     BASE_PRINTF(6, 7);
 
-/* keeps a failed status and names its place where none was given; SACCADE_OK passes. */
-saccade_status status_name_place(saccade_error *err, saccade_status status, const char *where);
-
-/* makes *err say "no error". */
-void status_clear(saccade_error *err);
-
 /* The code is repeated so that compilers see that a failure isn't SACCADE_OK. */
 #define FAIL(code, ...) return (status_fail(err, (code), __VA_ARGS__), (code))
 

@@ -108,11 +108,6 @@ void jit_destroy(jit_program *p)
     free(p);
 }
 
-size_t jit_code_bytes(const jit_program *p)
-{
-    return p->size[0] + p->size[1];
-}
-
 #if HAVE_ZYDIS
 static void print_pass(const jit_program *p, int which, strbuf *out)
 {

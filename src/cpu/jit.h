@@ -47,6 +47,5 @@ void jit_tile(jit_state *state, float *s, int64_t ld, int32_t row0, int32_t rows
 
 /* Disassembly of both passes, for explain. */
 saccade_status jit_print(const jit_program *program, strbuf *out, saccade_error *err);
-size_t jit_code_bytes(const jit_program *program);
 
 #endif

@@ -137,7 +137,6 @@ void lexer_print_float(float value, char text[32]);
 saccade_status parser_run(ast_source *source, arena *arena, saccade_error *err);
 /* what may not be declared, assigned or bound: "an index variable", ...; NULL when free. */
 const char *parser_reserved(const char *name);
-bool parser_is_name(const char *name);
 /* C's precedence of a binary operator, 1 (||) to 10 (*); 0 when it is none. */
 int parser_precedence(const char *op);
 

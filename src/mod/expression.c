@@ -47,18 +47,6 @@ const char *parser_reserved(const char *name)
     return types_is_builtin(name) ? "a built-in function" : NULL;
 }
 
-bool parser_is_name(const char *name)
-{
-    const size_t n = strlen(name);
-    for (size_t i = 0; i < n; i++) {
-        const char c = name[i];
-        const bool is_letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
-        if (!is_letter && !(i > 0 && c >= '0' && c <= '9'))
-            return false;
-    }
-    return n > 0 && n <= AST_MAX_NAME;
-}
-
 /* ---- tokens ---- */
 
 saccade_status parse_advance(parser *p)

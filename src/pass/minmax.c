@@ -33,7 +33,6 @@ struct minmax {
     int64_t level_off[MAX_LEVELS]; /* of a row's tree, by level */
     int64_t row_pairs;             /* size of a row's tree */
     int64_t group_off[MAX_LEVELS]; /* first tree of 2^level joined rows */
-    size_t bytes;
     pair *data;
 };
 
@@ -172,8 +171,7 @@ saccade_status minmax_create(const mod_capture *capture, const saccade_tensor *t
     m->chunks = level_size(m->columns, m->shift);
     m->row_pairs = layout(m->chunks, m->level_off);
     const int64_t trees = layout(m->rows, m->group_off);
-    m->bytes = (size_t)trees * (size_t)m->row_pairs * sizeof *m->data;
-    m->data = malloc(m->bytes);
+    m->data = malloc((size_t)trees * (size_t)m->row_pairs * sizeof *m->data);
     if (!m->data) {
         free(m);
         FAIL(SACCADE_ENOMEM, "out of memory");
@@ -181,7 +179,6 @@ saccade_status minmax_create(const mod_capture *capture, const saccade_tensor *t
     for (int64_t row = 0; row < m->rows; row++)
         fill_row(m, row);
     join_rows(m);
-    m->bytes += sizeof *m;
     *out = m;
     return SACCADE_OK;
 }
@@ -191,11 +188,6 @@ void minmax_destroy(minmax *m)
     if (m)
         free(m->data);
     free(m);
-}
-
-size_t minmax_bytes(const minmax *m)
-{
-    return m->bytes;
 }
 
 int minmax_is_int(const minmax *m)

@@ -12,7 +12,6 @@ saccade_status minmax_create(const mod_capture *capture, const saccade_tensor *t
 /* Range of the values at index[0..rank), each clamped into the tensor as every engine does. */
 void minmax_query(const minmax *m, const range_val *const *index, range_val *out);
 int minmax_is_int(const minmax *m);
-size_t minmax_bytes(const minmax *m);
 void minmax_destroy(minmax *m);
 
 #endif

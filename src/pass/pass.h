@@ -68,7 +68,6 @@ pass_verdict pass_prove_next(const pass_prover *prover, const pass_box *box, voi
  * where a quotient by a constant or an indexed value changes. Positions from *at on are the
  * upper part. 0 when none is seen. */
 int pass_prove_cut(const pass_prover *prover, const void *scratch, int *var, int32_t *at);
-size_t pass_prover_bytes(const pass_prover *prover); /* memory it holds */
 void pass_prover_destroy(pass_prover *prover);
 
 /* Ranges of all nodes over a box (ranges[fn->n_nodes], caller's), for bounds checks of loads

@@ -38,7 +38,6 @@ struct pass_prover {
     uint32_t result; /* operand */
     minmax **tables;
     uint32_t n_tables;
-    size_t bytes;
 };
 
 /* ---- making ---- */
@@ -54,7 +53,6 @@ static saccade_status make_tables(const mod_fn *fn, const eval_env *env, pass_pr
         if (fn->captures[i].rank == 0 || !t->data || t->device.kind != SACCADE_CPU)
             continue;
         TRY(minmax_create(&fn->captures[i], t, &p->tables[i], err));
-        p->bytes += minmax_bytes(p->tables[i]);
     }
     return SACCADE_OK;
 }
@@ -140,8 +138,6 @@ static saccade_status compile(const mod_fn *fn, const eval_env *env, pass_prover
     for (uint32_t i = 0; i < fn->n_nodes; i++)
         compile_node(fn, env, p, i, place);
     p->result = place[fn->result];
-    p->bytes += sizeof *p + fn->n_nodes * (sizeof *p->steps + sizeof *p->constants)
-                + fn->n_args * sizeof *p->args;
     free(place);
     return SACCADE_OK;
 }
@@ -178,11 +174,6 @@ void pass_prover_destroy(pass_prover *p)
 size_t pass_prover_scratch(const pass_prover *p)
 {
     return sizeof(state) + p->n_live * sizeof(range_val);
-}
-
-size_t pass_prover_bytes(const pass_prover *p)
-{
-    return p->bytes;
 }
 
 /* ---- proving ---- */
