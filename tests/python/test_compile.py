@@ -98,6 +98,27 @@ def test_any_length_in_one_graph(compiler):
     assert len(seen) == 1
 
 
+def test_export(tmp_path):
+    """torch.export with any length, saved and loaded."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("slope", torch.rand(4))
+
+        def forward(self, q, k, v):
+            mod = st.score("score + slope[h] * (kv - q)", slope=self.slope)
+            return st.flex_attention(q, k, v, mod, "sliding_window(9)")
+
+    model, n = Model(), torch.export.Dim("n", min=2, max=4096)
+    with torch.no_grad():
+        made = torch.export.export(model, tuple(tensors()), dynamic_shapes=[{2: n}] * 3)
+        torch.export.save(made, tmp_path / "model.pt2")
+        x = [torch.randn(2, 4, 70, 16) for _ in range(3)]
+        for m in (made, torch.export.load(tmp_path / "model.pt2")):
+            assert torch.equal(m.module()(*x), model(*x))
+
+
 def test_masks_come_as_arguments(compiler):
     """A new BlockMask for each call is at most one more compilation."""
     q, k, v = tensors()
