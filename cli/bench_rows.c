@@ -147,8 +147,10 @@ static saccade_status time_backend(bench *b, const bench_case *c, const job *j,
     double seconds;
     engine_options options = b->options;
     bench_row row = bench_start_row(b, c, backend);
+    job_tensors asked = *t;
+    asked.lse = (saccade_tensor){.dtype = SACCADE_NONE}; /* as inference asks, and PyTorch */
     options.backend = backend;
-    CLI_TRY(engine_open(j, &options, t, &e, err));
+    CLI_TRY(engine_open(j, &options, &asked, &e, err));
     const saccade_status status = time_engine(b, &e, &seconds, err);
     engine_close(&e);
     CLI_TRY(status);

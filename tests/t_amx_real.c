@@ -132,6 +132,106 @@ static void ceiling(void **state)
     amx_trap_end();
 }
 
+/* Streams: row maxima are what they do not give. */
+static void streamed(const forward_case *c)
+{
+    for (int outputs = CASE_NO_MAX; outputs <= CASE_OUT_ONLY; outputs++) {
+        forward_case own = *c;
+        case_run r;
+        own.outputs = (case_outputs)outputs;
+        case_make(&own, &r);
+        const int64_t count = amx_trap_count();
+        saccade_plan *plan = case_plan(&r, "amx", 2);
+        assert_non_null(((const cpu_state *)plan->state)->code);
+        case_check(&r, plan, NULL, "stream", NULL, NULL);
+        assert_int_equal(amx_trap_count() > count, is_trapped);
+        saccade_plan_destroy(plan);
+        case_free(&r);
+    }
+}
+
+static void stream_shapes(void **state)
+{
+    static const char *const sizes[] = {
+        "b1 h1 q97 kv128 d32 bf16",         "b1 h1 q130 kv129 d64 bf16",
+        "b1 h2/1 q150 kv700 d40 dv72 bf16", "b1 h1 q100 kv600 d128 bf16",
+        "b1 h1 q97 kv257 d200 dv260 bf16",  "b1 h1 q97 kv2300 d16 dv8 bf16",
+        "b2 h32 q260 kv140 d8 bf16",
+    };
+    (void)state;
+    begin();
+    for (size_t n = 0; n < sizeof sizes / sizeof sizes[0]; n++)
+        streamed(&(forward_case){.problem = sizes[n], .seed = n});
+    amx_trap_end();
+}
+
+static void stream_variants(void **state)
+{
+    static const forward_case list[] = {
+        {.mask = "causal()", .q_offset = 500},
+        {.mask = "causal()"},
+        {.mask = "sliding_window(W)"},
+        {.mask = "doc[q] == doc[kv] && q >= kv"},
+        {.mask = "q + 300 >= kv", .score = "alibi()"},
+        {.score = "softcap(c)"},
+        {.score = "rel[h, q - kv + 50] + score", .kv_offset = 7},
+        {.score = "score + table[kv] * q"},
+        {.score = "score * h_scale[h] + 3000", .kv_len = 333},
+        {.mask = "false"},
+    };
+    (void)state;
+    begin();
+    for (size_t n = 0; n < sizeof list / sizeof list[0]; n++) {
+        forward_case c = list[n];
+        c.problem = "b1 h2/1 q140 kv530 d24 bf16";
+        streamed(&c);
+    }
+    amx_trap_end();
+}
+
+/* The merged streams and the same ones in plain order: the same bits. */
+static void plain_order(void **state)
+{
+    static const forward_case list[] = {
+        {.problem = "h1 q130 kv700 d64 bf16", .mask = "causal()", .q_offset = 500},
+        {.problem = "h1 q130 kv300 d128 bf16", .score = "alibi()"},
+        {.problem = "h1 q100 kv200 d96 dv40 bf16", .score = "softcap(c)"},
+    };
+    (void)state;
+    begin();
+    for (size_t n = 0; n < sizeof list / sizeof list[0]; n++)
+        for (int outputs = CASE_NO_MAX; outputs <= CASE_OUT_ONLY; outputs++) {
+            static float merged[130 * 128], plain[130 * 128];
+            forward_case c = list[n];
+            case_run r;
+            int32_t spills;
+            c.outputs = (case_outputs)outputs;
+            case_make(&c, &r);
+            saccade_plan *plan = case_plan(&r, "amx", 1);
+            cpu_state *own = plan->state;
+            case_check(&r, plan, NULL, "merged", merged, NULL);
+            amx_shape shape = *amx_code_shape(own->code, 0);
+            shape.is_plain = 1;
+            amx_code_destroy(own->code);
+            assert_int_equal(amx_code_create(&shape, &own->code, &spills, NULL), SACCADE_OK);
+            case_check(&r, plan, NULL, "plain", plain, NULL);
+            const int64_t count = r.sizes.H * r.sizes.Q * r.sizes.Dv;
+            assert_memory_equal(merged, plain, (size_t)count * sizeof *merged);
+            saccade_plan_destroy(plan);
+            case_free(&r);
+        }
+    amx_trap_end();
+}
+
+static void stream_extremes(void **state)
+{
+    (void)state;
+    begin();
+    for (int data = 0; data < CASE_DATA; data++)
+        streamed(&(forward_case){.problem = "h1 q100 kv400 d64 bf16", .data = (case_data)data});
+    amx_trap_end();
+}
+
 /* The handler itself: a level that is gone again after the end. */
 static void trap_ends(void **state)
 {
@@ -146,10 +246,10 @@ static void trap_ends(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(trap_ends),
-        cmocka_unit_test(shapes),
-        cmocka_unit_test(variants),
-        cmocka_unit_test(extremes),
+        cmocka_unit_test(trap_ends),       cmocka_unit_test(shapes),
+        cmocka_unit_test(variants),        cmocka_unit_test(extremes),
+        cmocka_unit_test(stream_shapes),   cmocka_unit_test(stream_variants),
+        cmocka_unit_test(stream_extremes), cmocka_unit_test(plain_order),
         cmocka_unit_test(ceiling),
     };
     unsetenv("SACCADE_LEVEL"); /* this test is of one level */

@@ -208,7 +208,7 @@ static const struct curve {
     double max;
 } curves[] = {
     {"exp", OP_fexp, exp, 1.2},    {"exp2", OP_fexp2, exp2, 1.0},
-    {"tanh", OP_ftanh, tanh, 1.5}, {"sigmoid", OP_fsigmoid, logistic, 2.5},
+    {"tanh", OP_ftanh, tanh, 5.1}, {"sigmoid", OP_fsigmoid, logistic, 2.5},
     {"log", OP_flog, log, 0.9},    {"log2", OP_flog2, log2, 0.9},
     {"sqrt", OP_fsqrt, sqrt, 0.5}, {"erf", OP_ferf, erf, 1.4},
 };

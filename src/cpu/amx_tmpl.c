@@ -2,7 +2,7 @@
  *
  * A unit is a square of 2 x 2 tiles C: with two tiles A and two B all eight registers are in
  * use and every tile read serves two products. Scores, softmax and values of one block of keys
- * one after the other; amx_stream_tmpl.c merges them where many blocks are fully live.
+ * one after the other; amx_stream_tmpl.c merges them where masks are simple.
  * Levels other than AMX compile the same code on emulated tiles: tests run those anywhere. */
 #include "cpu/cpu.h"
 #include "cpu/vec.h"
@@ -163,7 +163,9 @@ const cpu_kernels LEVEL_NAME(cpu_bf16_tiles) = {
     .direct_rows = 64,
     .dots = LEVEL_NAME(cpu_dots_tiles),
     .sums = LEVEL_NAME(cpu_sums_tiles),
+#if defined(LEVEL_AMX)
+    .stream = cpu_stream_tiles_amx,
+#endif
     .begin = tiles_begin,
     .end = tiles_end,
-    .stream = LEVEL_NAME(cpu_stream_tiles),
 };

@@ -5,6 +5,7 @@
 #define SACCADE_CPU_H
 
 #include "base/cpu_features.h"
+#include "cpu/amx_flow.h"
 #include "cpu/jit.h"
 #include "plan/plan.h"
 
@@ -65,21 +66,30 @@ enum { CPU_DIRECT_DIM = 576 };
 /* E elements of o, times scale, as dtype. */
 #define CPU_STORE_ROW(name)                                                                  \
     void name(const float *o, float scale, saccade_dtype dtype, int32_t E, void *to)
-/* A strip against n_blocks packed blocks of CPU_BLOCK_KEYS keys, all live and finite: scores,
- * softmax and values of all in steps of CPU_STREAM_KEYS, merged so that step n's softmax
- * overlaps the products of its neighbours. s: scratch, three times [strip][CPU_BLOCK_KEYS]. */
+/* Strips of an item against a chunk of packed keys, in steps of CPU_STREAM_KEYS keys without
+ * infinite values: scores, softmax and values of all steps merged (amx_flow.h). m: anchors,
+ * raised from -INF where a row has none; l and O become relative to them, and l tells (item.c)
+ * whether that was good enough. */
 enum { CPU_STREAM_KEYS = 128 }; /* with more, S and both P would leave the first-level cache */
+typedef struct cpu_stream_step {
+    int32_t strip, step; /* of the item, of the chunk */
+    int32_t is_cut;      /* not all keys are live in all rows */
+} cpu_stream_step;
 typedef struct cpu_stream {
+    const amx_code *code;
+    const jit_state *jit; /* NULL: no score mod; stands on the item's rows, the chunk's keys */
     const void *q;
-    const char *k, *v;  /* the first block's */
-    size_t pitch;       /* bytes from block to block */
-    int32_t q_ld, o_ld, D, rows, n_blocks;
-    int is_rough;       /* exponentials to 1e-4 are enough: nobody asks for l itself */
-    float scale;        /* > 0 */
-    float *s, *m, *l, *o;
-    /* NULL, or what changes the scores of step n in s and knows the rows' maxima. */
-    const float *(*change)(void *arg, int32_t n);
-    void *arg;
+    const char *k, *v;            /* the chunk's first block */
+    size_t pitch;                 /* bytes from block to block */
+    int32_t o_ld, rows;           /* rows of the item */
+    int is_exact;                 /* somebody asks for l itself */
+    float scale;                  /* > 0; the mod's where there is one */
+    float *m, *l, *o;             /* of the item */
+    const int64_t *first, *past;  /* live keys of the item's rows; NULL: all */
+    int64_t j0, j1;               /* the chunk's first key, the end of the keys */
+    const cpu_stream_step *steps; /* ordered by strips */
+    int32_t n;
+    char *memory; /* FLOW_BYTES of scratch */
 } cpu_stream;
 #define CPU_STREAM(name) void name(const cpu_stream *stream)
 
@@ -100,7 +110,7 @@ typedef struct cpu_kernels {
     CPU_DOTS((*dots));
     CPU_SUMS((*sums));
     CPU_STORE_ROW((*store_row));
-    CPU_STREAM((*stream)); /* NULL: block by block */
+    CPU_STREAM((*stream)); /* NULL: block by block only */
     void (*begin)(void);   /* around a thread's calls for an item; NULL: nothing to do */
     void (*end)(void);
     int is_split;          /* elements of P are two bf16, 32 high parts, 32 low ones */
@@ -132,15 +142,12 @@ CPU_SUMS(cpu_sums_tiles_portable);
 CPU_SUMS(cpu_sums_tiles_avx2);
 CPU_SUMS(cpu_sums_tiles_avx512);
 CPU_SUMS(cpu_sums_tiles_amx);
-/* amx_tmpl.c, amx_stream_tmpl.c: tiles, emulated in levels other than AMX */
+/* amx_tmpl.c: tiles, emulated in levels other than AMX; amx_stream_tmpl.c */
 extern const cpu_kernels cpu_bf16_tiles_portable, cpu_bf16_tiles_avx2, cpu_bf16_tiles_avx512,
     cpu_bf16_tiles_amx;
 /* amx_split_tmpl.c: the same for f16 */
 extern const cpu_kernels cpu_f16_tiles_portable, cpu_f16_tiles_avx2, cpu_f16_tiles_avx512,
     cpu_f16_tiles_amx;
-CPU_STREAM(cpu_stream_tiles_portable);
-CPU_STREAM(cpu_stream_tiles_avx2);
-CPU_STREAM(cpu_stream_tiles_avx512);
 CPU_STREAM(cpu_stream_tiles_amx);
 /* fwd_tmpl.c, one per level */
 extern const cpu_kernels cpu_f32_portable, cpu_f32_avx2, cpu_f32_avx512;
@@ -153,7 +160,7 @@ const cpu_kernels *cpu_kernels_for(const plan_problem *problem, int32_t level);
 
 /* ---- live.c: which tiles and keys of a run count ---- */
 
-enum { CPU_BLOCK_ROWS = 96, CPU_BLOCK_KEYS = 256 };
+enum { CPU_BLOCK_ROWS = 96, CPU_BLOCK_KEYS = 256, CPU_MOST_ROWS = 256 };
 
 typedef enum cpu_cover { CPU_EMPTY, CPU_PARTIAL, CPU_FULL } cpu_cover;
 
@@ -189,6 +196,7 @@ typedef struct cpu_state {
     const cpu_kernels *kernels;
     const eval_prog *score, *mask; /* NULL: none */
     jit_program *jit;              /* both compiled; NULL: the interpreter runs them */
+    amx_code *code;                /* of streams; NULL: block by block */
     const mod_fn *limits;          /* the mask as one interval of keys per row, or NULL */
     uint32_t limit_nodes[2];       /* of limits: first live kv, and the one past the last */
 } cpu_state;
@@ -196,18 +204,19 @@ typedef struct cpu_state {
 /* An item is one query block of one head, or all rows of a group's heads when they fit in one
  * block (decode); with splits, a range of its keys. Byte counts are multiples of 64. */
 typedef struct cpu_geometry {
-    int32_t q_ld;            /* elements of a packed row of Q: D, rounded up */
-    int32_t o_ld;            /* Dv, rounded up to panels */
-    int32_t item_heads;      /* 1, or the whole group */
-    int32_t item_rows;       /* rows of each head in an item, at most */
-    int64_t row_blocks;      /* items along the rows of a head */
-    int64_t key_blocks;      /* of CPU_BLOCK_KEYS */
+    int32_t q_ld;                 /* elements of a packed row of Q: D, rounded up */
+    int32_t o_ld;                 /* Dv, rounded up to panels */
+    int32_t item_heads;           /* 1, or the whole group */
+    int32_t item_rows;            /* rows of each head in an item, at most */
+    int32_t block_rows;           /* rows of a head from item to item */
+    int64_t row_blocks;           /* items along the rows of a head */
+    int64_t key_blocks;           /* of CPU_BLOCK_KEYS */
     int64_t splits, split_blocks; /* ranges of keys; blocks in each */
-    int64_t head_items;      /* items of one (batch, kv head) */
-    int64_t heads, wave;     /* (batch, kv head) pairs in all, and packed at a time */
-    int is_shared;           /* K and V are packed once, ahead of the items */
-    int is_direct;           /* K and V are not packed at all */
-    size_t k_bytes, v_bytes; /* one packed block of keys */
+    int64_t head_items;           /* items of one (batch, kv head) */
+    int64_t heads, wave;          /* (batch, kv head) pairs in all, and packed at a time */
+    int is_shared;                /* K and V are packed once, ahead of the items */
+    int is_direct;                /* K and V are not packed at all */
+    size_t k_bytes, v_bytes;      /* one packed block of keys */
     size_t thread_bytes, partial_bytes; /* per thread; per item when split */
     size_t packed_off, wild_off, weight_off, order_off, partial_off, thread_off, bytes;
 } cpu_geometry;
@@ -215,7 +224,8 @@ typedef struct cpu_geometry {
 cpu_geometry cpu_geometry_of(const saccade_plan *plan, const saccade_sizes *sizes);
 /* One thread's memory, in the order of cpu_worker's pointers (item.c). */
 typedef struct cpu_scratch {
-    size_t q, s, o, stats, k, v, live, row, ranges, limits, values, score, mask, jit, bytes;
+    size_t q, s, o, stats, k, v, live, row, ranges, limits, values, score, mask, jit, flow;
+    size_t bytes;
 } cpu_scratch;
 cpu_scratch cpu_scratch_of(const saccade_plan *plan, const cpu_geometry *g);
 
@@ -223,7 +233,7 @@ cpu_scratch cpu_scratch_of(const saccade_plan *plan, const cpu_geometry *g);
 
 /* Keys [first[r], past[r]) of each row of an item are live, and of any and of every row. */
 typedef struct cpu_limits {
-    int64_t *first, *past; /* [CPU_BLOCK_ROWS] */
+    int64_t *first, *past; /* [CPU_MOST_ROWS] */
     int64_t any_first, any_past, all_first, all_past;
 } cpu_limits;
 
@@ -249,9 +259,9 @@ typedef struct cpu_job {
 } cpu_job;
 
 typedef struct cpu_item {
-    int64_t b, g;          /* batch, kv head */
-    int64_t head;          /* of the wave */
-    cpu_box box;           /* rows of each head; keys, not yet cut to kv_len */
+    int64_t b, g; /* batch, kv head */
+    int64_t head; /* of the wave */
+    cpu_box box;  /* rows of each head; keys, not yet cut to kv_len */
     int64_t split;
 } cpu_item;
 

@@ -7,9 +7,9 @@
 #include "cpu/cpu.h"
 
 enum {
-    SPLIT_BELOW = 64,  /* items; fewer are split over keys, for many threads and long decodes */
-    SPLIT_TO = 128,    /* items aimed at */
-    SPLIT_MIN = 4,     /* blocks of keys in a split, so that merging stays below 1 % */
+    SPLIT_BELOW = 64, /* items; fewer are split over keys, for many threads and long decodes */
+    SPLIT_TO = 128,   /* items aimed at */
+    SPLIT_MIN = 4,    /* blocks of keys in a split, so that merging stays below 1 % */
 };
 /* Packed K and V at a time, unless one head is more. */
 static const size_t wave_bytes = (size_t)256 << 20;
@@ -34,6 +34,13 @@ static size_t bytes64(int64_t count, size_t each)
     return (size_t)round_up(count * (int64_t)each, 64);
 }
 
+/* Whether there are items enough for all threads when they are as large as can be: a stream
+ * then reads each chunk of K and V for more rows. */
+static int are_many(const plan_problem *p, const saccade_sizes *s)
+{
+    return s->B * s->Hkv * p->group * ceil_div(s->Q, CPU_MOST_ROWS) >= SPLIT_BELOW;
+}
+
 static void cut_items(const plan_problem *p, const saccade_sizes *s, const cpu_kernels *k,
                       cpu_geometry *g)
 {
@@ -42,8 +49,9 @@ static void cut_items(const plan_problem *p, const saccade_sizes *s, const cpu_k
     g->is_direct = p->group * s->Q <= k->direct_rows && s->D <= CPU_DIRECT_DIM
                    && s->Dv <= CPU_DIRECT_DIM;
     g->item_heads = is_grouped ? p->group : 1;
-    g->item_rows = (int32_t)smaller(s->Q, CPU_BLOCK_ROWS);
-    g->row_blocks = ceil_div(s->Q, CPU_BLOCK_ROWS);
+    g->block_rows = k->stream && !is_grouped && are_many(p, s) ? CPU_MOST_ROWS : CPU_BLOCK_ROWS;
+    g->item_rows = (int32_t)smaller(s->Q, g->block_rows);
+    g->row_blocks = ceil_div(s->Q, g->block_rows);
     g->key_blocks = ceil_div(s->KV, CPU_BLOCK_KEYS);
     g->heads = s->B * s->Hkv;
     const int64_t rows = g->heads * (p->group / g->item_heads) * g->row_blocks;
@@ -76,8 +84,8 @@ static void lay_out(const saccade_plan *plan, const saccade_sizes *s, cpu_geomet
     const size_t head = (size_t)g->key_blocks * (g->k_bytes + g->v_bytes);
     const int64_t all = s->B * s->Hkv;
     const size_t most = (size_t)all * head < wave_bytes ? (size_t)all * head : wave_bytes;
-    const int64_t items = all * plan->problem.group * ceil_div(s->Q, CPU_BLOCK_ROWS)
-                          + SPLIT_BELOW + SPLIT_TO;
+    const int64_t items =
+        all * plan->problem.group * ceil_div(s->Q, CPU_BLOCK_ROWS) + SPLIT_BELOW + SPLIT_TO;
     const int64_t item_rows = smaller(s->Q * plan->problem.group, CPU_BLOCK_ROWS);
     const size_t partial = bytes64(item_rows * (g->o_ld + 2), sizeof(float));
     size_t end = 0;
@@ -124,24 +132,26 @@ cpu_scratch cpu_scratch_of(const saccade_plan *plan, const cpu_geometry *g)
     const cpu_kernels *k = state->kernels;
     const int64_t strip = k->strip > k->direct_rows ? k->strip : k->direct_rows;
     const size_t scores = bytes64(strip * CPU_BLOCK_KEYS, sizeof(float));
+    const int64_t rows = k->stream ? CPU_MOST_ROWS : CPU_BLOCK_ROWS;
     cpu_scratch at;
     size_t end = 1024; /* cpu_worker itself */
-    place(bytes64((int64_t)CPU_BLOCK_ROWS * g->q_ld, (size_t)k->element), &at.q, &end);
-    place(bytes64((k->stream ? 3 : 1) * strip * CPU_BLOCK_KEYS, sizeof(float)), &at.s, &end);
-    place(bytes64((int64_t)CPU_BLOCK_ROWS * g->o_ld, sizeof(float)), &at.o, &end);
-    place(bytes64(4 * CPU_BLOCK_ROWS, sizeof(float)), &at.stats, &end);
+    place(bytes64(rows * g->q_ld, (size_t)k->element), &at.q, &end);
+    place(bytes64(strip * CPU_BLOCK_KEYS, sizeof(float)), &at.s, &end);
+    place(bytes64(rows * g->o_ld, sizeof(float)), &at.o, &end);
+    place(bytes64(4 * CPU_MOST_ROWS, sizeof(float)), &at.stats, &end);
     place(g->is_direct && scores > g->k_bytes ? scores : g->k_bytes, &at.k, &end);
     place(g->v_bytes, &at.v, &end);
     place(bytes64(strip * CPU_BLOCK_KEYS, 1), &at.live, &end);
     place(bytes64(g->o_ld, sizeof(float)), &at.row, &end);
     place(bytes64(state->mask ? plan->problem.mask->n_nodes : 0, sizeof(pass_range)),
           &at.ranges, &end);
-    place(state->limits ? 2 * CPU_BLOCK_ROWS * sizeof(int64_t) : 0, &at.limits, &end);
+    place(state->limits ? 2 * CPU_MOST_ROWS * sizeof(int64_t) : 0, &at.limits, &end);
     const uint32_t n_values = state->limits ? state->limits->n_nodes : 0;
     place(bytes64(n_values, sizeof(double)), &at.values, &end);
     place(state->score ? eval_state_bytes(state->score) : 0, &at.score, &end);
     place(state->mask ? eval_state_bytes(state->mask) : 0, &at.mask, &end);
     place(state->jit ? jit_state_bytes(state->jit) : 0, &at.jit, &end);
+    place(state->code ? FLOW_BYTES : 0, &at.flow, &end);
     at.bytes = end;
     return at;
 }

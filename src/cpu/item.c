@@ -21,32 +21,34 @@ typedef struct cpu_worker {
     const cpu_job *job;
     const cpu_kernels *kernels;
     cpu_item item;
-    plan_position at;       /* of the item's batch */
-    int32_t rows;           /* of all heads of the item */
+    plan_position at; /* of the item's batch */
+    int32_t rows;     /* of all heads of the item */
     eval_state *score, *mask;
     int64_t score_head, mask_head; /* head each state stands on, -1: none */
-    jit_state *jit;         /* NULL: the interpreter changes scores */
-    int64_t jit_head, jit_j0; /* head and first key it stands on, -1: none */
+    jit_state *jit;                /* NULL: the interpreter changes scores */
+    int64_t jit_head, jit_j0;      /* head and first key it stands on, -1: none */
     int32_t jit_n;
     cpu_limits limits;
-    double *values;         /* scratch of limits */
-    void *q, *k, *v;        /* packed: rows of the item; own blocks of keys */
-    float *s;               /* [strip][CPU_BLOCK_KEYS] */
-    float *o;               /* [rows][o_ld] */
-    float *m, *l, *alpha;   /* [rows] each */
-    float *most;            /* [strip] maxima of a strip's scores */
-    uint8_t *live;          /* [strip][CPU_BLOCK_KEYS] */
-    float *row;             /* [o_ld] */
+    double *values;       /* scratch of limits */
+    void *q, *k, *v;      /* packed: rows of the item; own blocks of keys */
+    float *s;             /* [strip][CPU_BLOCK_KEYS] */
+    float *o;             /* [rows][o_ld] */
+    float *m, *l, *alpha; /* [rows] each */
+    float *most;          /* [strip] maxima of a strip's scores */
+    uint8_t *live;        /* [strip][CPU_BLOCK_KEYS] */
+    char *flow;           /* memory of streams */
+    uint32_t streamed;    /* strips that took part in one, a bit each */
+    float *row;           /* [o_ld] */
     pass_range *ranges;
 } cpu_worker;
 
 /* One block of keys of the item. */
 typedef struct tile {
     int64_t j0;
-    int32_t n;          /* keys */
+    int32_t n; /* keys */
     int is_full, is_wild;
-    const void *k, *v;  /* packed, from j0's block on */
-    int32_t first;      /* of the packed block's keys, those before the tile's */
+    const void *k, *v; /* packed, from j0's block on */
+    int32_t first;     /* of the packed block's keys, those before the tile's */
 } tile;
 
 static cpu_worker *worker_of(const cpu_job *job, int thread)
@@ -70,14 +72,15 @@ void cpu_begin_threads(cpu_job *job)
         w->s = (float *)(void *)(base + at.s);
         w->o = (float *)(void *)(base + at.o);
         w->m = (float *)(void *)(base + at.stats);
-        w->l = w->m + CPU_BLOCK_ROWS;
-        w->alpha = w->l + CPU_BLOCK_ROWS;
-        w->most = w->alpha + CPU_BLOCK_ROWS;
+        w->l = w->m + CPU_MOST_ROWS;
+        w->alpha = w->l + CPU_MOST_ROWS;
+        w->most = w->alpha + CPU_MOST_ROWS;
         w->live = (uint8_t *)(base + at.live);
+        w->flow = base + at.flow;
         w->row = (float *)(void *)(base + at.row);
         w->ranges = (pass_range *)(void *)(base + at.ranges);
         w->limits.first = (int64_t *)(void *)(base + at.limits);
-        w->limits.past = w->limits.first + CPU_BLOCK_ROWS;
+        w->limits.past = w->limits.first + CPU_MOST_ROWS;
         w->values = (double *)(void *)(base + at.values);
         if (state->jit)
             w->jit = jit_begin(state->jit, &job->run->score_env, &job->run->mask_env,
@@ -116,8 +119,8 @@ cpu_item cpu_item_of(const cpu_job *job, int64_t index)
     rest /= g->splits;
     cpu_box *box = &item.box;
     box->b = item.b;
-    box->i0 = rest % g->row_blocks * CPU_BLOCK_ROWS;
-    box->i1 = box->i0 + CPU_BLOCK_ROWS < s->Q ? box->i0 + CPU_BLOCK_ROWS : s->Q;
+    box->i0 = rest % g->row_blocks * g->block_rows;
+    box->i1 = box->i0 + g->block_rows < s->Q ? box->i0 + g->block_rows : s->Q;
     box->h0 = item.g * group + rest / g->row_blocks * g->item_heads;
     box->h1 = box->h0 + g->item_heads;
     box->j0 = item.split * g->split_blocks * CPU_BLOCK_KEYS;
@@ -155,12 +158,22 @@ static void find_limits(cpu_worker *w)
     cpu_limit_rows(&w->limits, 0, w->rows);
 }
 
+static void clear_rows(cpu_worker *w, int32_t r0, int32_t n)
+{
+    const int64_t o_ld = w->job->g.o_ld;
+    memset(w->o + r0 * o_ld, 0, (size_t)(n * o_ld) * sizeof(float));
+    for (int32_t r = r0; r < r0 + n; r++) {
+        w->m[r] = -INFINITY;
+        w->l[r] = 0;
+    }
+}
+
 static void begin_item(cpu_worker *w, const cpu_item *item)
 {
     const cpu_job *job = w->job;
     const cpu_box *box = &item->box;
     const int32_t n = (int32_t)(box->i1 - box->i0);
-    const size_t head_bytes = (size_t)n * (size_t)job->g.q_ld * (size_t)w->kernels->element;
+    const size_t row_bytes = (size_t)job->g.q_ld * (size_t)w->kernels->element;
     w->item = *item;
     w->at = plan_position_of(&job->run->positions, job->run->sizes.KV, item->b);
     w->rows = n * (int32_t)(box->h1 - box->h0);
@@ -168,13 +181,13 @@ static void begin_item(cpu_worker *w, const cpu_item *item)
     for (int64_t h = box->h0; h < box->h1; h++) {
         const cpu_rows q = cpu_rows_of(job->run->q, item->b, h);
         w->kernels->pack_rows(&q, box->i0, n, n, job->g.q_ld,
-                              (char *)w->q + (size_t)(h - box->h0) * head_bytes);
+                              (char *)w->q + (size_t)(h - box->h0) * (size_t)n * row_bytes);
     }
-    memset(w->o, 0, (size_t)w->rows * (size_t)job->g.o_ld * sizeof(float));
-    for (int32_t r = 0; r < w->rows; r++) {
-        w->m[r] = -INFINITY;
-        w->l[r] = 0;
-    }
+    const int32_t strip = w->kernels->strip, whole = (w->rows + strip - 1) / strip * strip;
+    if (w->kernels->stream) /* no rows of chance: they might raise flags */
+        memset((char *)w->q + (size_t)w->rows * row_bytes, 0,
+               (size_t)(whole - w->rows) * row_bytes);
+    clear_rows(w, 0, w->rows);
 }
 
 /* ---- strips ---- */
@@ -209,6 +222,18 @@ static void cut(const cpu_worker *w, const tile *t, int32_t r, float *s)
         s[j] = -INFINITY;
 }
 
+/* Puts the compiled mod on row r's head. */
+static void stand_compiled(cpu_worker *w, int32_t r)
+{
+    const int32_t each = (int32_t)(w->item.box.i1 - w->item.box.i0);
+    if (w->jit_head == head_of(w, r))
+        return;
+    w->jit_head = head_of(w, r);
+    w->jit_j0 = -1;
+    jit_head(w->jit, (int32_t)w->item.b, (int32_t)w->jit_head);
+    jit_rows(w->jit, (int32_t)w->item.box.i0 + w->at.q_offset, each);
+}
+
 /* Compiled: scale, score and mask of n_rows rows in one pass that also finds their maxima. */
 static void run_compiled(cpu_worker *w, const tile *t, int32_t r0, int32_t n_rows,
                          int is_masked, float *most)
@@ -216,12 +241,7 @@ static void run_compiled(cpu_worker *w, const tile *t, int32_t r0, int32_t n_row
     const int32_t each = (int32_t)(w->item.box.i1 - w->item.box.i0);
     for (int32_t r = r0, end; r < r0 + n_rows; r = end) {
         end = (r / each + 1) * each < r0 + n_rows ? (r / each + 1) * each : r0 + n_rows;
-        if (w->jit_head != head_of(w, r)) {
-            w->jit_head = head_of(w, r);
-            w->jit_j0 = -1;
-            jit_head(w->jit, (int32_t)w->item.b, (int32_t)w->jit_head);
-            jit_rows(w->jit, (int32_t)w->item.box.i0 + w->at.q_offset, each);
-        }
+        stand_compiled(w, r);
         if (w->jit_j0 != t->j0 || w->jit_n < t->n)
             jit_cols(w->jit, (int32_t)t->j0 + w->at.kv_offset, t->n);
         w->jit_j0 = t->j0;
@@ -399,81 +419,6 @@ static void run_direct(cpu_worker *w, const tile *t)
     careful_values(w, t, 0, w->rows, done);
 }
 
-/* ---- streams ---- */
-
-/* Packed K and V that all strips of an item read in turn: half of a second-level cache. */
-enum { STREAM_BYTES = 1 << 20 };
-
-/* A strip and its first block of a stream. */
-typedef struct streamed {
-    cpu_worker *w;
-    tile t;
-    int32_t r0, n_rows;
-} streamed;
-
-static const float *change_streamed(void *arg, int32_t n)
-{
-    const streamed *at = arg;
-    tile t = at->t;
-    t.j0 += (int64_t)n * CPU_STREAM_KEYS;
-    t.n = CPU_STREAM_KEYS;
-    run_compiled(at->w, &t, at->r0, at->n_rows, 0, at->w->most);
-    return at->w->most;
-}
-
-static void stream_strip(cpu_worker *w, tile t, int32_t n_blocks, int32_t r0, int32_t n_rows)
-{
-    const cpu_geometry *g = &w->job->g;
-    const plan_run *run = w->job->run;
-    streamed at = {w, t, r0, n_rows};
-    const cpu_stream stream = {
-        .q = (const char *)w->q + (size_t)(r0 * g->q_ld * w->kernels->element),
-        .k = t.k,
-        .v = t.v,
-        .pitch = g->k_bytes + g->v_bytes,
-        .q_ld = g->q_ld,
-        .o_ld = g->o_ld,
-        .D = (int32_t)run->q->shape[3],
-        .rows = n_rows,
-        .n_blocks = n_blocks,
-        .is_rough = !run->lse,
-        .scale = w->job->plan->problem.scale,
-        .s = w->s,
-        .m = w->m + r0,
-        .l = w->l + r0,
-        .o = w->o + (int64_t)r0 * g->o_ld,
-        .change = w->score ? change_streamed : NULL,
-        .arg = &at,
-    };
-    w->kernels->stream(&stream);
-}
-
-static int can_stream(const cpu_worker *w)
-{
-    return w->kernels->stream && w->job->g.is_shared && (!w->score || w->jit)
-           && w->job->plan->problem.scale > 0;
-}
-
-/* Blocks from j0 on that a stream may take: whole, fully live, finite. */
-static int32_t count_streamed(cpu_worker *w, int64_t j0, int64_t end)
-{
-    const cpu_geometry *g = &w->job->g;
-    const int32_t most = (int32_t)(STREAM_BYTES / (g->k_bytes + g->v_bytes));
-    const char *wild = w->job->memory + g->wild_off + w->item.head * g->key_blocks;
-    cpu_box box = w->item.box;
-    int32_t n = 0;
-    for (; n < most && j0 + CPU_BLOCK_KEYS <= end; n++, j0 += CPU_BLOCK_KEYS) {
-        box.j0 = j0;
-        box.j1 = j0 + CPU_BLOCK_KEYS;
-        const cpu_cover cover = has_limits(w)
-                                    ? cpu_cover_of_limits(&w->limits, box.j0, box.j1)
-                                    : cpu_cover_of(&w->job->live, &box, w->ranges);
-        if (cover != CPU_FULL || wild[j0 / CPU_BLOCK_KEYS])
-            break;
-    }
-    return n;
-}
-
 /* ---- tiles ---- */
 
 static void find_operands(cpu_worker *w, tile *t)
@@ -497,7 +442,8 @@ static void find_operands(cpu_worker *w, tile *t)
     t->v = w->v;
 }
 
-static void run_tile(cpu_worker *w, int64_t j0, int64_t j1)
+/* Rows [r0, r0 + rows) of the item, whole strips of it. */
+static void run_tile(cpu_worker *w, int64_t j0, int64_t j1, int32_t r0, int32_t rows)
 {
     const int32_t strip = w->kernels->strip;
     cpu_box box = w->item.box;
@@ -513,29 +459,270 @@ static void run_tile(cpu_worker *w, int64_t j0, int64_t j1)
         return;
     }
     find_operands(w, &t);
-    for (int32_t r = 0; r < w->rows; r += strip)
-        run_strip(w, t, r, w->rows - r < strip ? w->rows - r : strip);
+    for (int32_t r = r0; r < r0 + rows; r += strip)
+        run_strip(w, t, r, r0 + rows - r < strip ? r0 + rows - r : strip);
 }
 
-static void run_stream(cpu_worker *w, int64_t j0, int32_t n_blocks)
+/* ---- streams ---- */
+
+/* Packed K and V that all strips of an item read in turn: half of a second-level cache. */
+enum { STREAM_BYTES = 1 << 20 };
+enum {
+    CHUNK_STEPS = JIT_COLS / CPU_STREAM_KEYS,
+    STEPS_OF_BLOCK = CPU_BLOCK_KEYS / CPU_STREAM_KEYS,
+    STRIPS = CPU_MOST_ROWS / FLOW_ROWS,
+};
+
+static int can_stream(const cpu_worker *w)
+{
+    const cpu_job *job = w->job;
+    return ((const cpu_state *)job->plan->state)->code && w->kernels->stream && job->g.is_shared
+           && (!w->score || w->jit) && !job->run->row_max && job->plan->problem.scale > 0;
+}
+
+static int32_t strip_rows(const cpu_worker *w, int32_t r0)
 {
     const int32_t strip = w->kernels->strip;
-    tile t = {.j0 = j0, .n = CPU_BLOCK_KEYS, .is_full = 1};
-    find_operands(w, &t);
-    for (int32_t r = 0; r < w->rows; r += strip)
-        stream_strip(w, t, n_blocks, r, w->rows - r < strip ? w->rows - r : strip);
+    return w->rows - r0 < strip ? w->rows - r0 : strip;
 }
 
-static void run_tiles(cpu_worker *w, int64_t begin, int64_t end)
+static int is_wild_block(const cpu_worker *w, int64_t j0)
 {
-    for (int64_t j = begin; j < end;) {
-        const int32_t n = can_stream(w) ? count_streamed(w, j, end) : 0;
-        if (n)
-            run_stream(w, j, n);
-        else
-            run_tile(w, j, j + CPU_BLOCK_KEYS < end ? j + CPU_BLOCK_KEYS : end);
-        j += (n ? n : 1) * CPU_BLOCK_KEYS;
+    const cpu_geometry *g = &w->job->g;
+    return (w->job->memory + g->wild_off + w->item.head * g->key_blocks)[j0 / CPU_BLOCK_KEYS];
+}
+
+/* What of a strip's rows x keys [j0, j1) is live. */
+static cpu_cover strip_cover(const cpu_worker *w, const cpu_limits *limits, int32_t r0,
+                             int64_t j0, int64_t j1)
+{
+    cpu_box box = w->item.box;
+    if (limits)
+        return cpu_cover_of_limits(limits, j0, j1);
+    box.i0 += r0;
+    box.i1 = box.i0 + strip_rows(w, r0);
+    box.j0 = j0;
+    box.j1 = j1;
+    return cpu_cover_of(&w->job->live, &box, w->ranges);
+}
+
+/* Steps of one block for a strip, or the block tile by tile where that cannot be. */
+static int32_t plan_block(cpu_worker *w, const cpu_limits *limits, int32_t r0, int64_t chunk,
+                          int64_t j0, int64_t j1, cpu_stream_step *steps)
+{
+    const int64_t most = j0 + CPU_BLOCK_KEYS < j1 ? j0 + CPU_BLOCK_KEYS : j1;
+    const cpu_cover cover = strip_cover(w, limits, r0, j0, most);
+    int32_t n = 0;
+    if (cover == CPU_EMPTY)
+        return 0;
+    if (is_wild_block(w, j0) || (cover == CPU_PARTIAL && !limits)) {
+        tile t = {.j0 = j0, .n = (int32_t)(most - j0), .is_full = cover == CPU_FULL};
+        find_operands(w, &t);
+        run_strip(w, t, r0, strip_rows(w, r0));
+        return 0;
     }
+    for (int64_t j = j0; j < most; j += CPU_STREAM_KEYS) {
+        const int64_t end = j + CPU_STREAM_KEYS;
+        const cpu_cover own = limits ? cpu_cover_of_limits(limits, j, end) : cover;
+        if (own != CPU_EMPTY)
+            steps[n++] =
+                (cpu_stream_step){r0 / FLOW_ROWS, (int32_t)((j - chunk) / CPU_STREAM_KEYS),
+                                  own != CPU_FULL || end > j1};
+    }
+    return n;
+}
+
+/* The limits of a strip's rows, into `own`; NULL without limits. */
+static const cpu_limits *limits_of_strip(const cpu_worker *w, int32_t r0, cpu_limits *own)
+{
+    if (!has_limits(w))
+        return NULL;
+    *own = w->limits;
+    cpu_limit_rows(own, r0, strip_rows(w, r0));
+    return own;
+}
+
+static int32_t plan_strip(cpu_worker *w, int32_t r0, int64_t j0, int64_t j1, int64_t end,
+                          cpu_stream_step *steps)
+{
+    cpu_limits own;
+    const cpu_limits *limits = limits_of_strip(w, r0, &own);
+    int32_t n = 0;
+    for (int64_t j = j0; j < j1; j += CPU_BLOCK_KEYS)
+        n += plan_block(w, limits, r0, j0, j, end, steps + n);
+    return n;
+}
+
+/* Raises a strip's anchors to the changed scores of 32 keys from j on. */
+static void raise_anchors(cpu_worker *w, int32_t r0, int64_t j)
+{
+    const cpu_geometry *g = &w->job->g;
+    const int32_t n_rows = strip_rows(w, r0);
+    const char *q =
+        (const char *)w->q + (size_t)r0 * (size_t)g->q_ld * (size_t)w->kernels->element;
+    tile t = {.j0 = j, .n = FLOW_ROWS, .is_full = 1};
+    find_operands(w, &t);
+    w->kernels->scores(
+        q, g->q_ld,
+        (const char *)t.k + (size_t)(j % CPU_BLOCK_KEYS) * (g->k_bytes / CPU_BLOCK_KEYS),
+        (int32_t)w->job->run->q->shape[3], n_rows, 1, scale_of(w, &t), w->s, CPU_BLOCK_KEYS);
+    const float *most = change_scores(w, &t, r0, n_rows);
+    for (int32_t r = 0; r < n_rows; r++)
+        if (most[r] > w->m[r0 + r] && most[r] < INFINITY)
+            w->m[r0 + r] = most[r];
+}
+
+/* Anchors of all strips from the first and the last keys that each meets and those that stand
+ * where its rows do: mods favour near or far keys. */
+static void find_anchors(cpu_worker *w, int64_t begin, int64_t end)
+{
+    for (int32_t r = 0; r < w->rows; r += FLOW_ROWS) {
+        cpu_limits limits;
+        const cpu_limits *l = limits_of_strip(w, r, &limits);
+        int64_t first = l && l->any_first > begin ? l->any_first : begin;
+        int64_t past = l && l->any_past < end ? l->any_past : end;
+        while (first < past && !l
+               && strip_cover(w, l, r, first, first + CPU_BLOCK_KEYS) == CPU_EMPTY)
+            first += CPU_BLOCK_KEYS;
+        while (first < past && !l
+               && strip_cover(w, l, r, (past - 1) / CPU_BLOCK_KEYS * CPU_BLOCK_KEYS, past)
+                      == CPU_EMPTY)
+            past = (past - 1) / CPU_BLOCK_KEYS * CPU_BLOCK_KEYS;
+        if (first >= past)
+            continue;
+        w->streamed |= 1u << (r / FLOW_ROWS);
+        const int64_t near = w->item.box.i0 + r + w->at.q_offset - w->at.kv_offset;
+        raise_anchors(w, r, first / FLOW_ROWS * FLOW_ROWS);
+        if (near > first && near < past)
+            raise_anchors(w, r, near / FLOW_ROWS * FLOW_ROWS);
+        raise_anchors(w, r, (past - 1) / FLOW_ROWS * FLOW_ROWS);
+    }
+}
+
+/* The mod's values at the item's rows and the chunk's keys. */
+static void place_mod(cpu_worker *w, int64_t j0, int64_t j1)
+{
+    stand_compiled(w, 0);
+    w->jit_j0 = -1;
+    jit_cols(w->jit, (int32_t)j0 + w->at.kv_offset, (int32_t)(j1 - j0));
+}
+
+static void run_stream(cpu_worker *w, int64_t j0, int64_t j1, int64_t end,
+                       const cpu_stream_step *steps, int32_t n)
+{
+    const cpu_geometry *g = &w->job->g;
+    tile t = {.j0 = j0};
+    find_operands(w, &t);
+    const cpu_stream stream = {
+        .code = ((const cpu_state *)w->job->plan->state)->code,
+        .jit = w->score ? w->jit : NULL,
+        .q = w->q,
+        .k = t.k,
+        .v = t.v,
+        .pitch = g->k_bytes + g->v_bytes,
+        .o_ld = g->o_ld,
+        .rows = w->rows,
+        .is_exact = w->job->run->lse != NULL,
+        .scale = w->job->plan->problem.scale,
+        .m = w->m,
+        .l = w->l,
+        .o = w->o,
+        .first = has_limits(w) ? w->limits.first : NULL,
+        .past = has_limits(w) ? w->limits.past : NULL,
+        .j0 = j0,
+        .j1 = end,
+        .steps = steps,
+        .n = n,
+        .memory = w->flow,
+    };
+    if (w->score)
+        place_mod(w, j0, j1);
+    w->kernels->stream(&stream);
+}
+
+/* Keys [j0, j1) of whole blocks, live ones before `end`. */
+static void run_chunk(cpu_worker *w, int64_t j0, int64_t j1, int64_t end)
+{
+    cpu_stream_step steps[STRIPS * CHUNK_STEPS];
+    int32_t n = 0;
+    for (int32_t r = 0; r < w->rows; r += FLOW_ROWS) {
+        const int32_t own = plan_strip(w, r, j0, j1, end, steps + n);
+        w->streamed |= (uint32_t)(own > 0) << (r / FLOW_ROWS);
+        n += own;
+    }
+    if (n)
+        run_stream(w, j0, j1, end, steps, n);
+}
+
+static void run_chunks(cpu_worker *w, int64_t begin, int64_t end)
+{
+    const cpu_geometry *g = &w->job->g;
+    int64_t blocks = (int64_t)(STREAM_BYTES / (g->k_bytes + g->v_bytes));
+    blocks = blocks < 1 ? 1 : blocks;
+    blocks = blocks > CHUNK_STEPS / STEPS_OF_BLOCK ? CHUNK_STEPS / STEPS_OF_BLOCK : blocks;
+    const int64_t keys = blocks * CPU_BLOCK_KEYS;
+    for (int64_t j = begin; j < end; j += keys) {
+        const int64_t left = (end - j + CPU_BLOCK_KEYS - 1) / CPU_BLOCK_KEYS * CPU_BLOCK_KEYS;
+        run_chunk(w, j, j + (left < keys ? left : keys), end);
+    }
+}
+
+/* Whether a row's sums are sound: its anchor was near enough to its maximum that nothing was
+ * lost or overflowed. Then a row of no weight at all had no live key. */
+static int is_row_sound(cpu_worker *w, int32_t r)
+{
+    enum { EXPONENT = 0x7f800000 }; /* all ones: infinite or NaN */
+    const float *o = w->o + (int64_t)r * w->job->g.o_ld;
+    unsigned is_lost = 0;
+    if (has_limits(w) && w->limits.first[r] >= w->limits.past[r]) {
+        w->m[r] = -INFINITY; /* an anchor is no maximum */
+        return 1;
+    }
+    for (int32_t d = 0; d < w->job->g.o_ld; d++) {
+        uint32_t bits;
+        memcpy(&bits, o + d, sizeof bits);
+        is_lost |= (bits & EXPONENT) == EXPONENT;
+    }
+    return w->l[r] > 0x1p-40f && w->l[r] < 0x1p80f && !is_lost;
+}
+
+/* Strips whose stream went wrong start again, block by block. */
+static void check_streams(cpu_worker *w, int64_t begin, int64_t end)
+{
+    for (int32_t r0 = 0; r0 < w->rows; r0 += FLOW_ROWS) {
+        int is_sound = 1;
+        if (!(w->streamed >> (r0 / FLOW_ROWS) & 1))
+            continue;
+        for (int32_t r = r0; r < r0 + strip_rows(w, r0); r++)
+            is_sound &= is_row_sound(w, r);
+        if (is_sound)
+            continue;
+        clear_rows(w, r0, strip_rows(w, r0));
+        for (int64_t j = begin; j < end; j += CPU_BLOCK_KEYS)
+            run_tile(w, j, j + CPU_BLOCK_KEYS < end ? j + CPU_BLOCK_KEYS : end, r0,
+                     strip_rows(w, r0));
+    }
+}
+
+static void run_streams(cpu_worker *w, int64_t begin, int64_t end)
+{
+    w->streamed = 0;
+    if (w->score)
+        find_anchors(w, begin, end);
+    run_chunks(w, begin, end);
+    check_streams(w, begin, end);
+}
+
+/* ---- the keys of an item ---- */
+
+static void run_keys(cpu_worker *w, int64_t begin, int64_t end)
+{
+    if (can_stream(w)) {
+        run_streams(w, begin, end);
+        return;
+    }
+    for (int64_t j = begin; j < end; j += CPU_BLOCK_KEYS)
+        run_tile(w, j, j + CPU_BLOCK_KEYS < end ? j + CPU_BLOCK_KEYS : end, 0, w->rows);
 }
 
 /* ---- results ---- */
@@ -566,8 +753,9 @@ static void store_row(cpu_worker *w, int32_t r)
     const int64_t at = b * out->stride[0] + h * out->stride[1] + i * out->stride[2];
     w->kernels->store_row(o, l == 0 ? 0 : 1 / l, out->dtype, (int32_t)E,
                           (char *)out->data + at * (int64_t)saccade_dtype_bytes(out->dtype));
-    store_stat(run->lse, b, h, i,
-               l == 0 ? -INFINITY : (float)(exponent_of(w, m) * M_LN2 + log((double)l)));
+    if (run->lse)
+        store_stat(run->lse, b, h, i,
+                   l == 0 ? -INFINITY : (float)(exponent_of(w, m) * M_LN2 + log((double)l)));
     store_stat(run->row_max, b, h, i, m);
 }
 
@@ -599,7 +787,7 @@ static void run_item(cpu_worker *w, const cpu_item *item)
     }
     if (w->kernels->begin)
         w->kernels->begin();
-    run_tiles(w, begin, end);
+    run_keys(w, begin, end);
     if (w->kernels->end)
         w->kernels->end();
 }

@@ -1,11 +1,11 @@
-/* Programs and states of compiled score passes: code pages, and the levels below the tile,
- * which run as the interpreter's loops over arrays. Code is written to pages while they are
- * writable and run after they have become executable instead; never both. */
+/* Programs and states of compiled score passes: code, and the levels below the tile, which run
+ * as the interpreter's loops over arrays. */
 #include "cpu/jit.h"
 
 #include "base/cpu_features.h"
 #include "base/status.h"
 #include "cpu/jit_graph.h"
+#include "cpu/jit_page.h"
 #include "saccade_config.h"
 
 #if HAVE_ZYDIS
@@ -14,15 +14,14 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 enum { CODE_BYTES = 1 << 17, SLOT_BYTES = 64 };
 
 struct jit_program {
     arena arena;
     jit_graph graph;
-    uint8_t *page;
-    size_t page_bytes, size[2], begin[2]; /* score alone, score and mask */
+    jit_page page;
+    size_t size[2], begin[2]; /* score alone, score and mask */
     int32_t spills;
     int has_mask;
     const strip_table *table;
@@ -41,35 +40,21 @@ struct jit_state {
 
 /* ---- programs ---- */
 
-static saccade_status make_executable(jit_program *p, const uint8_t *code, saccade_error *err)
-{
-    const size_t total = p->begin[1] + p->size[1];
-    p->page_bytes = (total + 4095) / 4096 * 4096;
-    void *page = mmap(NULL, p->page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                      -1, 0);
-    FAIL_IF(page == MAP_FAILED, SACCADE_ENOMEM, "jit: no memory for %zu bytes of code", total);
-    p->page = page;
-    memcpy(page, code, total);
-    FAIL_IF(mprotect(page, p->page_bytes, PROT_READ | PROT_EXEC) != 0, SACCADE_EBACKEND,
-            "jit: the system allows no executable memory, the interpreter runs mods");
-    return SACCADE_OK;
-}
-
 static saccade_status emit(jit_program *p, int32_t level, saccade_error *err)
 {
     saccade_status status = SACCADE_OK;
     uint8_t *code = malloc(CODE_BYTES);
     int32_t spills;
     FAIL_IF_NULL(code);
-    TRY_GOTO(jit_emit_tile(&p->graph, 0, level, code, CODE_BYTES / 2, &p->size[0], &p->spills,
-                           err));
+    TRY_GOTO(
+        jit_emit_tile(&p->graph, 0, level, code, CODE_BYTES / 2, &p->size[0], &p->spills, err));
     p->begin[1] = (p->size[0] + 63) / 64 * 64;
     if (p->has_mask) {
         TRY_GOTO(jit_emit_tile(&p->graph, 1, level, code + p->begin[1],
                                CODE_BYTES - p->begin[1], &p->size[1], &spills, err));
         p->spills = spills > p->spills ? spills : p->spills;
     }
-    TRY_GOTO(make_executable(p, code, err));
+    TRY_GOTO(jit_page_create(code, p->begin[1] + p->size[1], &p->page, err));
 out:
     free(code);
     return status;
@@ -102,8 +87,7 @@ void jit_destroy(jit_program *p)
 {
     if (!p)
         return;
-    if (p->page)
-        munmap(p->page, p->page_bytes);
+    jit_page_destroy(&p->page);
     arena_free(&p->arena);
     free(p);
 }
@@ -111,12 +95,12 @@ void jit_destroy(jit_program *p)
 #if HAVE_ZYDIS
 static void print_pass(const jit_program *p, int which, strbuf *out)
 {
-    const uint8_t *at = p->page + p->begin[which], *end = at + p->size[which];
+    const uint8_t *at = p->page.bytes + p->begin[which], *end = at + p->size[which];
     ZydisDisassembledInstruction line;
     while (at < end
-           && ZYAN_SUCCESS(ZydisDisassembleIntel(ZYDIS_MACHINE_MODE_LONG_64,
-                                                 (ZyanU64)(at - p->page - p->begin[which]), at,
-                                                 (ZyanUSize)(end - at), &line))) {
+           && ZYAN_SUCCESS(ZydisDisassembleIntel(
+               ZYDIS_MACHINE_MODE_LONG_64, (ZyanU64)(at - p->page.bytes - p->begin[which]), at,
+               (ZyanUSize)(end - at), &line))) {
         strbuf_printf(out, "  %04llx  %s\n", (unsigned long long)line.runtime_address,
                       line.text);
         at += line.info.length;
@@ -327,6 +311,15 @@ void jit_cols(jit_state *s, int32_t kv0, int32_t n)
     run_level(s, JIT_COL, kv0, whole);
 }
 
+void jit_place(const jit_state *s, int32_t row0, int32_t col0, jit_call *call)
+{
+    call->uniform = s->uniform;
+    call->rows = s->rows + row0;
+    call->cols = s->cols + col0;
+    for (uint32_t i = 0; i < s->program->graph.n_tensors; i++)
+        call->tensors[i] = s->tensors[i].data;
+}
+
 void jit_tile(jit_state *s, float *tile, int64_t ld, int32_t row0, int32_t rows, int32_t col0,
               int32_t cols, int masked, float *row_max)
 {
@@ -335,18 +328,34 @@ void jit_tile(jit_state *s, float *tile, int64_t ld, int32_t row0, int32_t rows,
     jit_call call = {
         .s = tile,
         .ld_bytes = ld * 4,
-        .uniform = s->uniform,
-        .rows = s->rows + row0,
-        .cols = s->cols + col0,
         .n_rows = rows,
         .col_bytes = (int64_t)(cols + JIT_GROUP - 1) / JIT_GROUP * JIT_GROUP * 4,
         .row_max = row_max,
         .frame = s->frame,
     };
     jit_code_fn *run;
-    const uint8_t *code = p->page + p->begin[which];
-    for (uint32_t i = 0; i < p->graph.n_tensors; i++)
-        call.tensors[i] = s->tensors[i].data;
+    const uint8_t *code = p->page.bytes + p->begin[which];
+    jit_place(s, row0, col0, &call);
     memcpy(&run, &code, sizeof run); /* ISO C has no cast from data to function */
     run(&call);
+}
+
+/* ---- for streams ---- */
+
+const jit_graph *jit_graph_of(const jit_program *p)
+{
+    return &p->graph;
+}
+
+int64_t jit_frame_at(const jit_program *p)
+{
+    int64_t bytes = 0;
+    for (int level = JIT_UNIFORM; level < JIT_TILE; level++)
+        bytes += (int64_t)level_bytes(&p->graph, (jit_level)level);
+    return bytes;
+}
+
+void jit_reserve(jit_program *p, int32_t spills)
+{
+    p->spills = spills > p->spills ? spills : p->spills;
 }

@@ -23,14 +23,14 @@ typedef enum jit_op {
 } jit_op;
 
 typedef struct jit_node {
-    uint16_t op;     /* mod_op or jit_op */
-    uint8_t type;    /* mod_type */
-    uint8_t level;   /* jit_level */
+    uint16_t op;   /* mod_op or jit_op */
+    uint8_t type;  /* mod_type */
+    uint8_t level; /* jit_level */
     uint8_t n_args;
-    uint8_t scored;  /* depends on the score: fast forms are allowed */
-    uint16_t slot;   /* among the nodes of its level: which array */
+    uint8_t scored; /* depends on the score: fast forms are allowed */
+    uint16_t slot;  /* among the nodes of its level: which array */
     uint32_t args[3];
-    int32_t imm;     /* constant's bits, variable, size, tensor */
+    int32_t imm; /* constant's bits, variable, size, tensor */
 } jit_node;
 
 enum { JIT_MAX_TENSORS = 2 * MOD_MAX_CAPTURES };
@@ -52,15 +52,22 @@ typedef struct jit_call {
     const int32_t *rows;    /* [slot][JIT_ROWS], from the first row */
     const int32_t *cols;    /* [slot][JIT_COLS], from the first column */
     int64_t n_rows;
-    int64_t col_bytes;      /* 4 * columns, whole groups */
+    int64_t col_bytes; /* 4 * columns, whole groups */
     float *row_max;
-    void *frame;            /* 64-aligned spill room */
+    void *frame; /* 64-aligned spill room */
     const void *tensors[JIT_MAX_TENSORS];
 } jit_call;
 
 /* nodes are taken from the arena. */
 saccade_status jit_build_graph(const mod_fn *score, const mod_fn *mask, arena *a,
                                jit_graph *out, saccade_error *err);
+
+/* jit.c, for code that is not a loop over a tile: the graph, where a state's frame lies behind
+ * its uniform values, room for it, and pointers for rows from row0, keys from col0 on. */
+const jit_graph *jit_graph_of(const jit_program *program);
+int64_t jit_frame_at(const jit_program *program);
+void jit_reserve(jit_program *program, int32_t spills);
+void jit_place(const jit_state *state, int32_t row0, int32_t col0, jit_call *call);
 
 /* Elements of 4 bytes, or the low half of 8, are gathered in line; others by a call. */
 int jit_reads_inline(saccade_dtype dtype);

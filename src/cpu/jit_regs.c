@@ -20,9 +20,9 @@ int jit_uses(const tile *t, int at, uint32_t value)
 }
 
 /* Results are stored at the end, so they are used at n_order. */
-int jit_next_use(const tile *t, uint32_t value)
+int jit_next_use_from(const tile *t, uint32_t value, int from)
 {
-    for (int i = t->at; i < t->n_order; i++)
+    for (int i = from; i < t->n_order; i++)
         if (jit_uses(t, i, value))
             return i;
     for (int lane = 0; lane < LANES; lane++)
@@ -30,6 +30,11 @@ int jit_next_use(const tile *t, uint32_t value)
             || (t->mask != UINT32_MAX && value_of(t, t->mask, lane) == value))
             return t->n_order;
     return INT32_MAX;
+}
+
+int jit_next_use(const tile *t, uint32_t value)
+{
+    return jit_next_use_from(t, value, t->at);
 }
 
 /* ---- registers ---- */
@@ -64,8 +69,8 @@ int jit_take_reg(tile *t, int value)
     for (int r = 0; r < t->n_registers; r++) {
         if (t->is_pinned[r] || t->locked[r])
             continue;
-        const int use = t->in_reg[r] == NOWHERE ? INT32_MAX
-                                                : jit_next_use(t, (uint32_t)t->in_reg[r]);
+        const int use =
+            t->in_reg[r] == NOWHERE ? INT32_MAX : jit_next_use(t, (uint32_t)t->in_reg[r]);
         if (use > best_use) {
             best = r;
             best_use = use;
@@ -82,6 +87,14 @@ int jit_take_reg(tile *t, int value)
     if (value != NOWHERE)
         t->reg[value] = best;
     return best;
+}
+
+/* Register r now holds another value. */
+void jit_rename(tile *t, int r, uint32_t value)
+{
+    forget_reg(t, r);
+    t->in_reg[r] = (int)value;
+    t->reg[value] = r;
 }
 
 static void move_out_mask(tile *t, int k)
@@ -104,8 +117,8 @@ int jit_take_mask(tile *t, int value)
     for (int k = 1; k < MAX_MASKS; k++) {
         if (t->k_locked[k])
             continue;
-        const int use = t->in_k[k] == NOWHERE ? INT32_MAX
-                                              : jit_next_use(t, (uint32_t)t->in_k[k]);
+        const int use =
+            t->in_k[k] == NOWHERE ? INT32_MAX : jit_next_use(t, (uint32_t)t->in_k[k]);
         if (use > best_use) {
             best = k;
             best_use = use;
@@ -153,12 +166,14 @@ static void load_lower(tile *t, const jit_node *n, int lane, int r)
                     jit_mem(ZYDIS_REGISTER_R10, none, 0, 4 * (int64_t)n->slot, 4));
     else if (n->level == JIT_ROW)
         EMIT_VECTOR(&t->a, ZYDIS_MNEMONIC_VBROADCASTSS, vec(t, r),
-                    jit_mem(ZYDIS_REGISTER_R14, none, 0, 4 * (int64_t)n->slot * JIT_ROWS, 4));
+                    jit_mem(ZYDIS_REGISTER_R14, none, 0,
+                            t->row_at + 4 * (int64_t)n->slot * JIT_ROWS, 4));
     else
-        EMIT_VECTOR(&t->a, ZYDIS_MNEMONIC_VMOVUPS, vec(t, r),
-                    jit_mem(ZYDIS_REGISTER_R11, ZYDIS_REGISTER_R13, 1,
-                            4 * (int64_t)n->slot * JIT_COLS + lane * t->vector_bytes,
-                            t->vector_bytes));
+        EMIT_VECTOR(
+            &t->a, ZYDIS_MNEMONIC_VMOVUPS, vec(t, r),
+            jit_mem(ZYDIS_REGISTER_R11, t->column_index, 1,
+                    t->column_at + 4 * (int64_t)n->slot * JIT_COLS + lane * t->vector_bytes,
+                    t->vector_bytes));
     if (n->type == MOD_BOOL && !t->a.is_wide) { /* 0, 1 to 0, -1 */
         EMIT(&t->a, VPXOR, vec(t, t->scratch), vec(t, t->scratch), vec(t, t->scratch));
         EMIT(&t->a, VPSUBD, vec(t, r), vec(t, t->scratch), vec(t, r));

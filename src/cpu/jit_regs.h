@@ -4,6 +4,8 @@
  *
  *   rbx call   rbp frame   r12 row of s   r13 column bytes   r14 row cell   r15 rows left
  *   r10 uniforms   r11 columns   rax rcx rdx rsi rdi r8 r9 scratch
+ *   in a stream (jit_stream.c): no loops, so that places are displacements; of the general
+ *   registers only rbx r10 r11 r12 r14 and rax are the vectors', amx_flow.c has the others
  *   wide: zmm0-29, k1-k6 given out, zmm30-31, k7 scratch; else ymm0-12, ymm13-15 scratch */
 #ifndef SACCADE_CPU_JIT_REGS_H
 #define SACCADE_CPU_JIT_REGS_H
@@ -21,7 +23,7 @@ typedef struct tile {
     const jit_graph *g;
     jit_asm a;
     int n_registers, scratch, vector_bytes;
-    uint32_t result, mask;   /* mask: UINT32_MAX without one */
+    uint32_t result, mask;      /* mask: UINT32_MAX without one */
     uint32_t order[MAX_VALUES]; /* tile values in the order they are computed */
     int n_order, at;            /* at: which of them is being computed */
     int reg[MAX_VALUES], k[MAX_VALUES], slot[MAX_VALUES]; /* where a value is, or NOWHERE */
@@ -29,6 +31,13 @@ typedef struct tile {
     uint8_t is_pinned[MAX_REGISTERS + 2], locked[MAX_REGISTERS + 2], k_locked[MAX_MASKS + 1];
     int max_reg[LANES], low; /* pinned: running maxima, and -inf */
     int n_slots;
+    /* where the pair of vectors at hand lies */
+    ZydisRegister column_index; /* r13, or none */
+    ZydisRegister frame_base;   /* rbp, or r10 with the frame behind the lower levels */
+    int64_t frame_at;           /* all in bytes, added to what the registers hold */
+    int64_t s_at, lane_bytes;   /* scores of lane 0; from lane to lane */
+    int64_t row_at, column_at;
+    int is_stream; /* calls are not possible */
 } tile;
 
 /* ---- operands ---- */
@@ -51,7 +60,14 @@ static inline jit_operand field(size_t offset)
 
 static inline jit_operand frame_slot(const tile *t, int slot)
 {
-    return jit_mem(ZYDIS_REGISTER_RBP, ZYDIS_REGISTER_NONE, 0, (int64_t)slot * SLOT_BYTES,
+    return jit_mem(t->frame_base, ZYDIS_REGISTER_NONE, 0,
+                   t->frame_at + (int64_t)slot * SLOT_BYTES, t->vector_bytes);
+}
+
+/* Incoming scores of a lane. */
+static inline jit_operand scores_of(const tile *t, int lane)
+{
+    return jit_mem(ZYDIS_REGISTER_R12, t->column_index, 1, t->s_at + lane * t->lane_bytes,
                    t->vector_bytes);
 }
 
@@ -80,6 +96,7 @@ static inline uint32_t value_of(const tile *t, uint32_t node, int lane)
 
 /* Position of the value's next use; INT32_MAX: none. Results are used at n_order. */
 int jit_next_use(const tile *t, uint32_t value);
+int jit_next_use_from(const tile *t, uint32_t value, int from);
 /* Whether the value at `at` in the order uses `value`. */
 int jit_uses(const tile *t, int at, uint32_t value);
 /* A register, mask register for a value (NOWHERE: for a while); locked until jit_unlock_all. */
@@ -88,6 +105,8 @@ int jit_take_mask(tile *t, int value);
 /* Register, mask register that holds a node's value, brought in where needed; locked. */
 int jit_get(tile *t, uint32_t node, int lane);
 int jit_get_mask(tile *t, uint32_t node, int lane);
+/* The register's value gives way to another one. */
+void jit_rename(tile *t, int r, uint32_t value);
 /* Ends an operation: values without a further use give their registers back. */
 void jit_unlock_all(tile *t);
 /* Writes all values with a further use to the frame (before a call). */
@@ -96,6 +115,18 @@ void jit_clear_registers(tile *t);
 void jit_forget_all(tile *t);
 /* Reads pinned values of these levels into their registers. */
 void jit_load_pinned(tile *t, int from_level, int to_level);
+
+/* ---- jit_tile.c, shared with jit_stream.c ---- */
+
+/* An empty state for code to `bytes`; graph may be NULL. */
+void jit_start(tile *t, const jit_graph *g, int masked, int32_t level, uint8_t *bytes,
+               size_t capacity);
+/* wanted [n_nodes], 0: becomes 1 for what the results need; tile values get their order. */
+void jit_choose_order(tile *t, uint8_t *wanted);
+/* The values up to `level` with the most uses get registers for the whole code. */
+void jit_choose_pinned(tile *t, const uint8_t *wanted, jit_level level, int most);
+/* Instructions of all tile values, in order. */
+void jit_emit_values(tile *t);
 
 /* ---- jit_select.c ---- */
 

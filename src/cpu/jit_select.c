@@ -23,7 +23,7 @@ static const simple_op simple_ops[] = {
     {OP_i2f, Z(VCVTDQ2PS), NOWHERE}, {OP_fadd, Z(VADDPS), NOWHERE},
     {OP_fsub, Z(VSUBPS), NOWHERE},   {OP_fmul, Z(VMULPS), NOWHERE},
     {OP_fmin, Z(VMINPS), NOWHERE},   {OP_fmax, Z(VMAXPS), NOWHERE},
-    {OP_fsqrt, Z(VSQRTPS), NOWHERE}, {JIT_DIV, Z(VDIVPS), NOWHERE},
+    {OP_fsqrt, Z(VSQRTPS), NOWHERE},
 };
 /* Bitwise ones have another name with masks. */
 static const struct {
@@ -35,7 +35,10 @@ static const struct {
     {OP_ixor, Z(VPXORD), Z(VPXOR)},
 };
 static const simple_op round_ops[] = {
-    {OP_ffloor, 0, 9}, {OP_fceil, 0, 10}, {OP_ftrunc, 0, 11}, {JIT_NEAREST, 0, 8},
+    {OP_ffloor, 0, 9},
+    {OP_fceil, 0, 10},
+    {OP_ftrunc, 0, 11},
+    {JIT_NEAREST, 0, 8},
 };
 
 static int emit_simple(tile *t, const jit_node *n, uint32_t value, int lane)
@@ -86,9 +89,9 @@ static int emit_round(tile *t, const jit_node *n, uint32_t value, int lane)
 
 /* Predicates of vpcmpd and vcmpps: < <= == != as C has them for NaN. */
 static const simple_op compare_ops[] = {
-    {OP_ilt, Z(VPCMPD), 1},  {OP_ile, Z(VPCMPD), 2},  {OP_ieq, Z(VPCMPD), 0},
-    {OP_ine, Z(VPCMPD), 4},  {OP_flt, Z(VCMPPS), 17}, {OP_fle, Z(VCMPPS), 18},
-    {OP_feq, Z(VCMPPS), 0},  {OP_fne, Z(VCMPPS), 4},
+    {OP_ilt, Z(VPCMPD), 1}, {OP_ile, Z(VPCMPD), 2},  {OP_ieq, Z(VPCMPD), 0},
+    {OP_ine, Z(VPCMPD), 4}, {OP_flt, Z(VCMPPS), 17}, {OP_fle, Z(VCMPPS), 18},
+    {OP_feq, Z(VCMPPS), 0}, {OP_fne, Z(VCMPPS), 4},
 };
 
 static void all_ones(tile *t, int r)
@@ -142,7 +145,10 @@ static void logic_wide(tile *t, int op, int d, int x, int y)
         int op;
         ZydisMnemonic mnemonic;
     } names[] = {
-        {OP_and, Z(KANDW)}, {OP_or, Z(KORW)}, {OP_beq, Z(KXNORW)}, {OP_bne, Z(KXORW)},
+        {OP_and, Z(KANDW)},
+        {OP_or, Z(KORW)},
+        {OP_beq, Z(KXNORW)},
+        {OP_bne, Z(KXORW)},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (names[i].op == op)
@@ -213,8 +219,8 @@ void jit_blend(tile *t, int d, int condition, int x, int y)
 static int emit_select(tile *t, const jit_node *n, uint32_t value, int lane)
 {
     if (n->op == OP_isel || n->op == OP_fsel || (n->op == OP_bsel && !t->a.is_wide)) {
-        const int c = t->a.is_wide ? jit_get_mask(t, n->args[0], lane)
-                                   : jit_get(t, n->args[0], lane);
+        const int c =
+            t->a.is_wide ? jit_get_mask(t, n->args[0], lane) : jit_get(t, n->args[0], lane);
         const int x = jit_get(t, n->args[1], lane), y = jit_get(t, n->args[2], lane);
         jit_blend(t, jit_take_reg(t, (int)value), c, x, y);
         return 1;
@@ -303,14 +309,49 @@ static int emit_divide(tile *t, const jit_node *n, uint32_t value, int lane)
     return 1;
 }
 
-/* x * y + z into a copy of x. */
+/* Whether a register may be written over: its value has no use after this one. */
+static int is_last_use(const tile *t, uint32_t node, int lane)
+{
+    const uint32_t value = value_of(t, node, lane);
+    if (node_of(t, value)->level != JIT_TILE)
+        return 0;
+    return jit_next_use_from(t, value, t->at + 1) == INT32_MAX;
+}
+
+/* x / y for an ordinary y: by a reciprocal of 14 bits and the remainder, which makes it 28,
+ * where a division occupies its unit for 16 cycles. */
+static int emit_quotient(tile *t, const jit_node *n, uint32_t value, int lane)
+{
+    if (n->op != JIT_DIV)
+        return 0;
+    const int x = jit_get(t, n->args[0], lane), y = jit_get(t, n->args[1], lane);
+    const int d = jit_take_reg(t, (int)value), r = t->scratch, rest = t->scratch + 1;
+    if (!t->a.is_wide) {
+        EMIT(&t->a, VDIVPS, vec(t, d), vec(t, x), vec(t, y));
+        return 1;
+    }
+    EMIT_VECTOR(&t->a, Z(VRCP14PS), vec(t, r), vec(t, y));
+    EMIT_VECTOR(&t->a, Z(VMULPS), vec(t, d), vec(t, x), vec(t, r));
+    EMIT_VECTOR(&t->a, Z(VMOVAPS), vec(t, rest), vec(t, x));
+    EMIT_VECTOR(&t->a, Z(VFNMADD231PS), vec(t, rest), vec(t, d), vec(t, y));
+    EMIT_VECTOR(&t->a, Z(VFMADD231PS), vec(t, d), vec(t, rest), vec(t, r));
+    return 1;
+}
+
+/* x * y + z, over x or into a copy of it. */
 static int emit_fma(tile *t, const jit_node *n, uint32_t value, int lane)
 {
     if (n->op != JIT_FMA)
         return 0;
     const int x = jit_get(t, n->args[0], lane), y = jit_get(t, n->args[1], lane);
-    const int z = jit_get(t, n->args[2], lane), d = jit_take_reg(t, (int)value);
-    EMIT_VECTOR(&t->a, Z(VMOVAPS), vec(t, d), vec(t, x));
+    const int z = jit_get(t, n->args[2], lane);
+    int d = x;
+    if (is_last_use(t, n->args[0], lane)) {
+        jit_rename(t, x, value);
+    } else {
+        d = jit_take_reg(t, (int)value);
+        EMIT_VECTOR(&t->a, Z(VMOVAPS), vec(t, d), vec(t, x));
+    }
     EMIT_VECTOR(&t->a, Z(VFMADD213PS), vec(t, d), vec(t, y), vec(t, z));
     return 1;
 }
@@ -345,9 +386,7 @@ static int emit_input(tile *t, const jit_node *n, uint32_t value, int lane)
     if (n->op != JIT_INPUT)
         return 0;
     const int scale = jit_get(t, n->args[0], lane), d = jit_take_reg(t, (int)value);
-    EMIT_VECTOR(&t->a, Z(VMULPS), vec(t, d), vec(t, scale),
-                jit_mem(ZYDIS_REGISTER_R12, ZYDIS_REGISTER_R13, 1, lane * t->vector_bytes,
-                        t->vector_bytes));
+    EMIT_VECTOR(&t->a, Z(VMULPS), vec(t, d), vec(t, scale), scores_of(t, lane));
     return 1;
 }
 
@@ -408,8 +447,8 @@ void jit_load_bases(tile *t)
 
 static void slot_address(tile *t, ZydisRegister r, int slot)
 {
-    EMIT(&t->a, LEA, gpr(r), jit_mem(ZYDIS_REGISTER_RBP, ZYDIS_REGISTER_NONE, 0,
-                                     (int64_t)slot * SLOT_BYTES, 8));
+    EMIT(&t->a, LEA, gpr(r),
+         jit_mem(ZYDIS_REGISTER_RBP, ZYDIS_REGISTER_NONE, 0, (int64_t)slot * SLOT_BYTES, 8));
 }
 
 static void emit_call(tile *t, const jit_node *n, uint32_t value, int lane)
@@ -417,6 +456,10 @@ static void emit_call(tile *t, const jit_node *n, uint32_t value, int lane)
     const strip_table *table = t->a.is_wide ? &strip_table_avx512 : &strip_table_avx2;
     const int is_read = n->op == JIT_READ;
     uint64_t target;
+    if (t->is_stream) {
+        t->a.failed = 1;
+        return;
+    }
     for (int i = 0; i < n->n_args; i++)
         store_operand(t, n->args[i], lane, i);
     jit_unlock_all(t);
@@ -463,9 +506,9 @@ static void emit_call(tile *t, const jit_node *n, uint32_t value, int lane)
 
 typedef int emit_fn(tile *t, const jit_node *n, uint32_t value, int lane);
 static emit_fn *const emitters[] = {
-    emit_simple, emit_bits,  emit_round,  emit_compare, emit_logic, emit_not,   emit_select,
-    emit_negate,   emit_b2i,   emit_shift,  emit_divide,  emit_fma,   emit_scalef, emit_input,
-    emit_read,
+    emit_simple, emit_bits,   emit_round,  emit_compare, emit_logic,
+    emit_not,    emit_select, emit_negate, emit_b2i,     emit_shift,
+    emit_divide, emit_quotient, emit_fma,    emit_scalef, emit_input,   emit_read,
 };
 
 void jit_emit_value(tile *t, uint32_t value)

@@ -25,10 +25,7 @@ static void store_result(tile *t, int lane)
         jit_blend(t, d, c, r, t->low);
         r = d;
     }
-    EMIT_VECTOR(&t->a, Z(VMOVUPS),
-                jit_mem(ZYDIS_REGISTER_R12, ZYDIS_REGISTER_R13, 1, lane * t->vector_bytes,
-                        t->vector_bytes),
-                vec(t, r));
+    EMIT_VECTOR(&t->a, Z(VMOVUPS), scores_of(t, lane), vec(t, r));
     EMIT_VECTOR(&t->a, Z(VMAXPS), vec(t, t->max_reg[lane]), vec(t, r),
                 vec(t, t->max_reg[lane]));
     for (int i = 0; i < t->n_registers; i++)
@@ -36,7 +33,7 @@ static void store_result(tile *t, int lane)
             t->locked[i] = 0;
 }
 
-static void emit_body(tile *t)
+void jit_emit_values(tile *t)
 {
     for (t->at = 0; t->at < t->n_order;) {
         const uint32_t value = t->order[t->at];
@@ -44,6 +41,11 @@ static void emit_body(tile *t)
         t->at++;
         jit_unlock_all(t);
     }
+}
+
+static void emit_body(tile *t)
+{
+    jit_emit_values(t);
     for (int lane = 0; lane < LANES; lane++) {
         store_result(t, lane);
         memset(t->locked, 0, sizeof t->locked);
@@ -71,8 +73,8 @@ static void reduce_max(tile *t)
         EMIT_VECTOR(&t->a, Z(VMAXPS), jit_reg(x + top), jit_reg(x + top), jit_reg(x + part));
     }
     EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_RAX), FIELD(row_max));
-    EMIT_VECTOR(&t->a, Z(VMOVSS),
-                jit_mem(ZYDIS_REGISTER_RAX, ZYDIS_REGISTER_NONE, 0, 0, 4), jit_reg(x + top));
+    EMIT_VECTOR(&t->a, Z(VMOVSS), jit_mem(ZYDIS_REGISTER_RAX, ZYDIS_REGISTER_NONE, 0, 0, 4),
+                jit_reg(x + top));
     EMIT(&t->a, ADD, FIELD(row_max), jit_imm(4));
 }
 
@@ -106,7 +108,7 @@ static void mark(const jit_graph *g, uint32_t node, uint8_t *wanted)
             wanted[g->nodes[i].args[k]] = 1;
 }
 
-static void choose_order(tile *t, uint8_t *wanted)
+void jit_choose_order(tile *t, uint8_t *wanted)
 {
     mark(t->g, t->result, wanted);
     if (t->mask != UINT32_MAX)
@@ -125,15 +127,13 @@ static int use_count(const tile *t, uint32_t node)
     return n;
 }
 
-/* The uniform and row values with the most uses get registers for the whole loop. */
-static void choose_pinned(tile *t, const uint8_t *wanted)
+void jit_choose_pinned(tile *t, const uint8_t *wanted, jit_level level, int most)
 {
-    const int most = t->a.is_wide ? MAX_PINNED : 3;
     for (int taken = 0; taken < most; taken++) {
         int best = NOWHERE, best_uses = 0;
         for (uint32_t i = 0; i < t->g->n_nodes; i++) {
             const jit_node *n = &t->g->nodes[i];
-            if (!wanted[i] || n->level > JIT_ROW || n->type == MOD_BOOL
+            if (!wanted[i] || n->level > level || n->type == MOD_BOOL
                 || t->reg[i * LANES] != NOWHERE)
                 continue;
             const int count = use_count(t, i);
@@ -148,8 +148,8 @@ static void choose_pinned(tile *t, const uint8_t *wanted)
     }
 }
 
-static void start(tile *t, const jit_graph *g, int masked, int32_t level, uint8_t *bytes,
-                  size_t capacity)
+void jit_start(tile *t, const jit_graph *g, int masked, int32_t level, uint8_t *bytes,
+               size_t capacity)
 {
     memset(t, 0, sizeof *t);
     t->g = g;
@@ -157,9 +157,12 @@ static void start(tile *t, const jit_graph *g, int masked, int32_t level, uint8_
     t->vector_bytes = t->a.is_wide ? 64 : 32;
     t->n_registers = t->a.is_wide ? 30 : 13;
     t->scratch = t->a.is_wide ? 30 : 14;
-    t->result = g->score;
+    t->result = g ? g->score : UINT32_MAX;
     t->mask = masked ? g->mask : UINT32_MAX;
     t->n_slots = CALL_SLOTS + LANES;
+    t->column_index = ZYDIS_REGISTER_R13;
+    t->frame_base = ZYDIS_REGISTER_RBP;
+    t->lane_bytes = t->vector_bytes;
     for (int i = 0; i < MAX_VALUES; i++)
         t->reg[i] = t->k[i] = t->slot[i] = NOWHERE;
     for (int i = 0; i < MAX_REGISTERS + 2; i++)
@@ -227,16 +230,15 @@ static void emit_rows(tile *t)
 }
 
 saccade_status jit_emit_tile(const jit_graph *graph, int masked, int32_t level, uint8_t *bytes,
-                             size_t capacity, size_t *size, int32_t *spills,
-                             saccade_error *err)
+                             size_t capacity, size_t *size, int32_t *spills, saccade_error *err)
 {
     uint8_t wanted[JIT_MAX_NODES] = {0};
     tile *t = malloc(sizeof *t);
     FAIL_IF_NULL(t);
-    start(t, graph, masked, level, bytes, capacity);
-    choose_order(t, wanted);
+    jit_start(t, graph, masked, level, bytes, capacity);
+    jit_choose_order(t, wanted);
     take_fixed(t);
-    choose_pinned(t, wanted);
+    jit_choose_pinned(t, wanted, JIT_ROW, t->a.is_wide ? MAX_PINNED : 3);
     emit_entry(t);
     emit_rows(t);
     emit_exit(t);
@@ -244,16 +246,17 @@ saccade_status jit_emit_tile(const jit_graph *graph, int masked, int32_t level, 
     *size = t->a.size;
     *spills = t->n_slots;
     free(t);
-    FAIL_IF(failed, SACCADE_EBACKEND, "jit: got a mod whose code does not fit %zu bytes, the "
-            "interpreter runs it", capacity);
+    FAIL_IF(failed, SACCADE_EBACKEND,
+            "jit: got a mod whose code does not fit %zu bytes, the "
+            "interpreter runs it",
+            capacity);
     return SACCADE_OK;
 }
 
 #else
 
 saccade_status jit_emit_tile(const jit_graph *graph, int masked, int32_t level, uint8_t *bytes,
-                             size_t capacity, size_t *size, int32_t *spills,
-                             saccade_error *err)
+                             size_t capacity, size_t *size, int32_t *spills, saccade_error *err)
 {
     (void)graph, (void)masked, (void)level, (void)bytes, (void)capacity, (void)size;
     (void)spills;

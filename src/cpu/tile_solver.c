@@ -21,9 +21,9 @@ static int tile_applicable(const plan_problem *problem, int32_t level, char *why
     (void)level;
     if (is_supported(problem->dtype) && is_supported(problem->kv_dtype))
         return 1;
-    snprintf(why, 160, "the CPU computes in f32, f16 and bf16, got %s",
-             saccade_dtype_name(is_supported(problem->dtype) ? problem->kv_dtype
-                                                             : problem->dtype));
+    snprintf(
+        why, 160, "the CPU computes in f32, f16 and bf16, got %s",
+        saccade_dtype_name(is_supported(problem->dtype) ? problem->kv_dtype : problem->dtype));
     return 0;
 }
 
@@ -36,6 +36,34 @@ static saccade_status compile_mods(const saccade_plan *plan, cpu_state *state,
     if (!p->score && !p->mask)
         return SACCADE_OK;
     const saccade_status status = jit_create(p->score, p->mask, plan->level, &state->jit, &why);
+    if (status == SACCADE_OK || status == SACCADE_EBACKEND)
+        return SACCADE_OK;
+    return status_fail(err, status, "%s", why.message);
+}
+
+/* Streams of tiles; where there is no code for them tiles run block by block. */
+static saccade_status compile_stream(const saccade_plan *plan, cpu_state *state,
+                                     saccade_error *err)
+{
+    const plan_problem *p = &plan->problem;
+    const cpu_kernels *k = state->kernels;
+    const int32_t D = (int32_t)p->sizes.D, Dv = (int32_t)p->sizes.Dv;
+    saccade_error why = {0};
+    int32_t spills;
+    if (!k->stream || (p->score && !state->jit))
+        return SACCADE_OK;
+    const amx_shape shape = {
+        .score = p->score ? jit_graph_of(state->jit) : NULL,
+        .frame_at = p->score ? jit_frame_at(state->jit) : 0,
+        .depth = (D + 31) / 32,
+        .panels = (Dv + 31) / 32,
+        .q_stride = (D + 31) / 32 * 64,
+        .o_stride = (Dv + 31) / 32 * 128,
+        .v_panel = CPU_BLOCK_KEYS * 64,
+    };
+    const saccade_status status = amx_code_create(&shape, &state->code, &spills, &why);
+    if (status == SACCADE_OK && state->jit)
+        jit_reserve(state->jit, spills);
     if (status == SACCADE_OK || status == SACCADE_EBACKEND)
         return SACCADE_OK;
     return status_fail(err, status, "%s", why.message);
@@ -55,7 +83,8 @@ static saccade_status tile_create(saccade_plan *plan, saccade_error *err)
         state->limits = NULL;
     FAIL_IF(plan->arena.has_failed, SACCADE_ENOMEM, "out of memory");
     plan->state = state;
-    return compile_mods(plan, state, err);
+    TRY(compile_mods(plan, state, err));
+    return compile_stream(plan, state, err);
 }
 
 static size_t tile_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
@@ -101,11 +130,11 @@ static void weigh_item(void *arg, int64_t index, int thread)
     char *own = job->memory + job->g.thread_off + (size_t)thread * job->g.thread_bytes;
     int64_t *weight = (int64_t *)(void *)(job->memory + job->g.weight_off);
     const cpu_state *state = job->plan->state;
-    weight[index] = state->limits && !job->live.is_imported
-                        ? cpu_weight_of_limits(state, job->run, &item.box,
-                                               (double *)(void *)(own + at.values))
-                        : cpu_weight_of(&job->live, &item.box,
-                                        (pass_range *)(void *)(own + at.ranges));
+    weight[index] =
+        state->limits && !job->live.is_imported
+            ? cpu_weight_of_limits(state, job->run, &item.box,
+                                   (double *)(void *)(own + at.values))
+            : cpu_weight_of(&job->live, &item.box, (pass_range *)(void *)(own + at.ranges));
 }
 
 static void run_wave(cpu_job *job, int64_t n_heads)
@@ -151,9 +180,9 @@ static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccad
                   "score: %s\nmask: %s\n",
                   CPU_BLOCK_ROWS, CPU_BLOCK_KEYS, state->kernels->strip, state->kernels->name,
                   state->kernels->panel, p->score ? engine : "none",
-                  !p->mask         ? "none"
-                  : state->limits  ? "two limits a row, no evaluation"
-                                   : engine);
+                  !p->mask        ? "none"
+                  : state->limits ? "two limits a row, no evaluation"
+                                  : engine);
     if (p->sizes.B && p->sizes.Q && p->sizes.KV) {
         const cpu_geometry g = cpu_geometry_of(plan, &p->sizes);
         strbuf_printf(out,
@@ -173,8 +202,10 @@ static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccad
 static void tile_destroy(saccade_plan *plan)
 {
     const cpu_state *state = plan->state;
-    if (state)
-        jit_destroy(state->jit);
+    if (!state)
+        return;
+    amx_code_destroy(state->code);
+    jit_destroy(state->jit);
 }
 
 static const plan_solver tile = {

@@ -19,15 +19,18 @@ typedef enum case_data {
     CASE_DATA
 } case_data;
 
+typedef enum case_outputs { CASE_ALL, CASE_NO_MAX, CASE_OUT_ONLY } case_outputs;
+
 typedef struct forward_case {
-    const char *problem;       /* "b2 h4/2 q33 kv100 d40 dv24 f16" */
-    const char *mask, *score;  /* text or NULL; captures among case_bindings() */
+    const char *problem;      /* "b2 h4/2 q33 kv100 d40 dv24 f16" */
+    const char *mask, *score; /* text or NULL; captures among case_bindings() */
     case_layout layout;
     case_data data;
-    saccade_dtype kv_dtype;    /* NONE: as Q */
+    case_outputs outputs;        /* what a run is asked for: row maxima and lse beside out */
+    saccade_dtype kv_dtype;      /* NONE: as Q */
     int32_t q_offset, kv_offset; /* of batch b: + b */
-    int32_t kv_len;            /* of batch b: kv_len - b; 0: all */
-    float scale;               /* 0: NaN, 1 / sqrt(D) */
+    int32_t kv_len;              /* of batch b: kv_len - b; 0: all */
+    float scale;                 /* 0: NaN, 1 / sqrt(D) */
     uint64_t seed;
 } forward_case;
 

@@ -1,0 +1,307 @@
+/* The matrix stream of a step, and both streams with entry and exit around them.
+ *
+ *   rbx step   r12 the stream's memory   r13 P   r15 P before   rsi q   rdi k   r8 v   r9 O
+ *   rcx 64     rbp row of Q   rdx row of O   (r10 r11 r14 rax: jit_regs.h)
+ *   tmm0-3 C by rows   tmm4 5 A   tmm6 7 B */
+#include "cpu/amx_flow.h"
+
+#include "base/status.h"
+#include "cpu/jit_page.h"
+#include "saccade_config.h"
+
+#include <stdlib.h>
+
+#if HAVE_ZYDIS && HAVE_LEVEL_AMX
+
+#include "cpu/jit_regs.h"
+#include "cpu/jit_stream.h"
+
+enum { STEP_CAPACITY = 1 << 18, TILE = 1024, UNIT = 2 * TILE, N_ACCUMULATORS = 4 };
+
+/* Tiles of one operand: [base + stride * scale] apart by rows, from `at` on. */
+typedef struct tiles {
+    ZydisRegister base, stride;
+    int scale;
+    int64_t at;
+    int64_t down, right; /* bytes to the tile below, to the one beside */
+} tiles;
+
+typedef struct matrix {
+    jit_asm a;
+    jit_stream *stream;
+    const amx_shape *shape;
+    tiles pending; /* where accumulators go before they are used again */
+    int has_pending[N_ACCUMULATORS];
+    int needs, event; /* of the stores, or STREAM_NO_EVENT */
+} matrix;
+
+/* ---- instructions ---- */
+
+static jit_operand tile_reg(int r)
+{
+    return jit_reg(ZYDIS_REGISTER_TMM0 + r);
+}
+
+static jit_operand tile_at(const tiles *t, int row, int column)
+{
+    return jit_mem(t->base, t->stride, t->scale, t->at + row * t->down + column * t->right, 0);
+}
+
+static void dot(matrix *m, int c, int a, int b)
+{
+    jit_stream_note(m->stream, &m->a, 0);
+    EMIT(&m->a, TDPBF16PS, tile_reg(c), tile_reg(a), tile_reg(b));
+    jit_stream_note(m->stream, &m->a, 1);
+}
+
+/* Stores come as late as they can: right before the accumulator's next use. */
+static void flush(matrix *m, int c)
+{
+    if (!m->has_pending[c])
+        return;
+    jit_stream_note(m->stream, &m->a, 0);
+    m->stream->need = m->needs;
+    EMIT(&m->a, TILESTORED, tile_at(&m->pending, c / 2, c % 2), tile_reg(c));
+    m->has_pending[c] = 0;
+    jit_stream_note(m->stream, &m->a, 0);
+    if (c == N_ACCUMULATORS - 1 && m->event != STREAM_NO_EVENT)
+        jit_stream_event(m->stream, m->event);
+}
+
+static void begin_accumulator(matrix *m, int c, const tiles *from)
+{
+    flush(m, c);
+    if (from)
+        EMIT(&m->a, TILELOADD, tile_reg(c), tile_at(from, c / 2, c % 2));
+    else
+        EMIT(&m->a, TILEZERO, tile_reg(c));
+}
+
+/* ---- units of 2 x 2 tiles ---- */
+
+/* C (from memory, or 0) += A B over `depth` steps; `to` gets it later. */
+static void emit_unit(matrix *m, tiles a, int64_t a_step, tiles b, int depth, const tiles *from,
+                      tiles to, int needs, int event)
+{
+    for (int d = 0; d < depth; d++, a.at += a_step, b.at += UNIT)
+        for (int c = 0; c < N_ACCUMULATORS; c++) {
+            if (c % 2 == 0)
+                EMIT(&m->a, TILELOADD, tile_reg(4 + c / 2), tile_at(&a, c / 2, 0));
+            if (c < 2)
+                EMIT(&m->a, TILELOADDT1, tile_reg(6 + c), tile_at(&b, 0, c));
+            if (d == 0)
+                begin_accumulator(m, c, from);
+            dot(m, c, 4 + c / 2, 6 + c % 2);
+        }
+    for (int c = 0; c < N_ACCUMULATORS; c++)
+        m->has_pending[c] = 1;
+    m->pending = to;
+    m->needs = needs;
+    m->event = event;
+}
+
+/* Packed K and V: pairs of tiles side by side, rows 128 bytes apart. */
+static tiles packed(ZydisRegister base, int64_t at)
+{
+    return (tiles){base, ZYDIS_REGISTER_RCX, 2, at, 0, 64};
+}
+
+/* Q K^T of square n, 1 to 4; the last is the next step's first. */
+static void emit_scores(matrix *m, int n)
+{
+    const amx_shape *s = m->shape;
+    const int is_next = n == FLOW_SQUARES;
+    const tiles to = {
+        ZYDIS_REGISTER_R12,   ZYDIS_REGISTER_RCX, 1, FLOW_S + n % 2 * FLOW_SQUARE_BYTES, TILE,
+        FLOW_SQUARE_BYTES / 2};
+    const tiles q = {
+        ZYDIS_REGISTER_RSI, ZYDIS_REGISTER_RBP, 1, 0, 16 * (int64_t)s->q_stride, 0};
+    if (is_next) {
+        EMIT(&m->a, MOV, gpr(ZYDIS_REGISTER_RSI), field(offsetof(amx_step, q_next)));
+        EMIT(&m->a, MOV, gpr(ZYDIS_REGISTER_RDI), field(offsetof(amx_step, k_next)));
+    }
+    emit_unit(m, q, 64, packed(ZYDIS_REGISTER_RDI, is_next ? 0 : (int64_t)n * s->depth * UNIT),
+              s->depth, NULL, to, n > 1 ? EVENT_SQUARE + n - 2 : STREAM_NO_EVENT,
+              is_next ? STREAM_NO_EVENT : EVENT_SQUARE + n);
+}
+
+static void emit_values(matrix *m, int panel)
+{
+    const amx_shape *s = m->shape;
+    const tiles p = {ZYDIS_REGISTER_R15, ZYDIS_REGISTER_RCX, 1, 0, TILE, 0};
+    const tiles o = {ZYDIS_REGISTER_R9,    ZYDIS_REGISTER_RDX,        1,
+                     (int64_t)panel * 128, 16 * (int64_t)s->o_stride, 64};
+    emit_unit(m, p, UNIT, packed(ZYDIS_REGISTER_R8, (int64_t)panel * s->v_panel), FLOW_SQUARES,
+              &o, o, STREAM_NO_EVENT, STREAM_NO_EVENT);
+}
+
+static saccade_status matrix_stream(const amx_shape *shape, jit_stream *stream,
+                                    saccade_error *err)
+{
+    matrix m = {.a = {.bytes = stream->bytes,
+                      .capacity = STEP_CAPACITY,
+                      .is_wide = 1,
+                      .marks = stream->ends,
+                      .max_marks = STREAM_INSTRUCTIONS},
+                .stream = stream,
+                .shape = shape,
+                .needs = STREAM_NO_EVENT,
+                .event = STREAM_NO_EVENT};
+    for (int n = 0, panel = 0; n < FLOW_SQUARES; n++) {
+        emit_scores(&m, n + 1);
+        for (; panel * FLOW_SQUARES < (n + 1) * shape->panels; panel++)
+            emit_values(&m, panel);
+    }
+    for (int c = 0; c < N_ACCUMULATORS; c++)
+        flush(&m, c);
+    FAIL_IF(m.a.failed, SACCADE_EBACKEND, "jit: tiles of %d x %d dims do not fit", shape->depth,
+            shape->panels);
+    return SACCADE_OK;
+}
+
+/* ---- the step ---- */
+
+static const ZydisRegister saved[] = {ZYDIS_REGISTER_RBX, ZYDIS_REGISTER_RBP,
+                                      ZYDIS_REGISTER_R12, ZYDIS_REGISTER_R13,
+                                      ZYDIS_REGISTER_R14, ZYDIS_REGISTER_R15};
+enum { SAVED = sizeof saved / sizeof *saved };
+
+static void emit_entry(jit_asm *a, const amx_shape *shape)
+{
+    static const struct {
+        ZydisRegister r;
+        size_t offset;
+    } loads[] = {
+        {ZYDIS_REGISTER_R12, offsetof(jit_call, s)},
+        {ZYDIS_REGISTER_R10, offsetof(jit_call, uniform)},
+        {ZYDIS_REGISTER_R14, offsetof(jit_call, rows)},
+        {ZYDIS_REGISTER_R11, offsetof(jit_call, cols)},
+        {ZYDIS_REGISTER_R13, offsetof(amx_step, p)},
+        {ZYDIS_REGISTER_R15, offsetof(amx_step, p_before)},
+        {ZYDIS_REGISTER_RSI, offsetof(amx_step, q)},
+        {ZYDIS_REGISTER_RDI, offsetof(amx_step, k)},
+        {ZYDIS_REGISTER_R8, offsetof(amx_step, v_before)},
+        {ZYDIS_REGISTER_R9, offsetof(amx_step, o_before)},
+    };
+    for (int i = 0; i < SAVED; i++)
+        EMIT(a, PUSH, gpr(saved[i]));
+    EMIT(a, MOV, gpr(ZYDIS_REGISTER_RBX), gpr(ZYDIS_REGISTER_RDI));
+    for (size_t i = 0; i < sizeof loads / sizeof *loads; i++)
+        EMIT(a, MOV, gpr(loads[i].r), field(loads[i].offset));
+    EMIT(a, MOV, gpr(ZYDIS_REGISTER_RCX), jit_imm(64));
+    EMIT(a, MOV, gpr(ZYDIS_REGISTER_RBP), jit_imm(shape->q_stride));
+    EMIT(a, MOV, gpr(ZYDIS_REGISTER_RDX), jit_imm(shape->o_stride));
+}
+
+static void emit_exit(jit_asm *a)
+{
+    for (int i = SAVED; i-- > 0;)
+        EMIT(a, POP, gpr(saved[i]));
+    jit_put(a, Z(VZEROUPPER), 0, NULL);
+    jit_put(a, Z(RET), 0, NULL);
+}
+
+saccade_status amx_emit_step(const amx_shape *shape, uint8_t *bytes, size_t capacity,
+                             size_t *size, int32_t *spills, saccade_error *err)
+{
+    saccade_status status = SACCADE_OK;
+    jit_stream tiles_part = {0}, vectors_part = {0};
+    jit_asm out = {.bytes = bytes, .capacity = capacity, .is_wide = 1};
+    TRY_GOTO(jit_stream_create(&tiles_part, STEP_CAPACITY, err));
+    TRY_GOTO(jit_stream_create(&vectors_part, STEP_CAPACITY, err));
+    TRY_GOTO(matrix_stream(shape, &tiles_part, err));
+    TRY_GOTO(jit_vector_stream(shape, STEP_CAPACITY, &vectors_part, spills, err));
+    emit_entry(&out, shape);
+    jit_stream_merge(&tiles_part, &vectors_part, shape->is_plain, &out);
+    emit_exit(&out);
+    *size = out.size;
+    FAIL_IF_GOTO(out.failed, SACCADE_EBACKEND, "jit: a step does not fit %zu bytes", capacity);
+out:
+    jit_stream_destroy(&tiles_part);
+    jit_stream_destroy(&vectors_part);
+    return status;
+}
+
+#else
+
+saccade_status amx_emit_step(const amx_shape *shape, uint8_t *bytes, size_t capacity,
+                             size_t *size, int32_t *spills, saccade_error *err)
+{
+    (void)shape, (void)bytes, (void)capacity, (void)size, (void)spills;
+    FAIL(SACCADE_EBACKEND, "jit: built without Zydis, tiles run block by block");
+}
+
+#endif
+
+/* ---- the codes of a plan ---- */
+
+enum { CODES = 4 };
+
+struct amx_code {
+    amx_shape shape[CODES]; /* is_exact * 2 + is_cut */
+    jit_page page;
+    size_t begin[CODES], size[CODES];
+    amx_step_fn *run[CODES];
+};
+
+static saccade_status emit_all(amx_code *c, const amx_shape *shape, uint8_t *bytes,
+                               size_t capacity, int32_t *spills, saccade_error *err)
+{
+    size_t end = 0;
+    for (int i = 0; i < CODES; i++) {
+        int32_t own = 0;
+        c->shape[i] = *shape;
+        c->shape[i].is_exact = i / 2;
+        c->shape[i].is_word = !shape->score && i / 2 == 0;
+        c->shape[i].is_cut = i % 2;
+        c->begin[i] = end;
+        TRY(amx_emit_step(&c->shape[i], bytes + end, capacity - end, &c->size[i], &own, err));
+        end = (end + c->size[i] + 63) / 64 * 64;
+        *spills = own > *spills ? own : *spills;
+    }
+    return jit_page_create(bytes, end, &c->page, err);
+}
+
+saccade_status amx_code_create(const amx_shape *shape, amx_code **out, int32_t *spills,
+                               saccade_error *err)
+{
+    enum { CAPACITY = 1 << 20 };
+    saccade_status status = SACCADE_OK;
+    amx_code *c = calloc(1, sizeof *c);
+    uint8_t *bytes = malloc(CAPACITY);
+    *spills = 0;
+    FAIL_IF_GOTO(!c || !bytes, SACCADE_ENOMEM, "out of memory");
+    TRY_GOTO(emit_all(c, shape, bytes, CAPACITY, spills, err));
+    for (int i = 0; i < CODES; i++) {
+        const uint8_t *at = c->page.bytes + c->begin[i];
+        memcpy(&c->run[i], &at, sizeof c->run[i]); /* ISO C has no such cast */
+    }
+    *out = c;
+    c = NULL;
+out:
+    free(bytes);
+    amx_code_destroy(c);
+    return status;
+}
+
+void amx_code_destroy(amx_code *c)
+{
+    if (c)
+        jit_page_destroy(&c->page);
+    free(c);
+}
+
+const amx_shape *amx_code_shape(const amx_code *c, int is_exact)
+{
+    return &c->shape[is_exact * 2];
+}
+
+amx_step_fn *amx_code_run(const amx_code *c, int is_exact, int is_cut)
+{
+    return c->run[is_exact * 2 + is_cut];
+}
+
+size_t amx_code_bytes(const amx_code *c)
+{
+    return c->begin[CODES - 1] + c->size[CODES - 1];
+}

@@ -1,0 +1,82 @@
+/* amx_flow.h: 32 rows of Q against 128 keys as one stretch of machine code in which the vector
+ * units' work stands between the tiles' (docs/kernels.md has the figures):
+ *
+ *     matrix stream   Q K^T of squares 1 2 3 and of the next step's 0; P V of the step before
+ *     vector stream   score mod, cut, exponential, row sums, P of squares 0 1 2 3
+ *
+ * A square is 32 x 32 scores. Two squares of S exist at a time and two steps of P; each stream
+ * waits only where the other's result or memory is needed. Between steps C code moves pointers:
+ * steps of different strips follow each other without a break. */
+#ifndef SACCADE_CPU_AMX_FLOW_H
+#define SACCADE_CPU_AMX_FLOW_H
+
+#include "cpu/jit_graph.h"
+
+enum { FLOW_ROWS = 32, FLOW_KEYS = 128, FLOW_SQUARES = 4 };
+
+/* Memory of a stream, 64-aligned, in bytes from its middle, where short displacements reach
+ * all but P. S: two squares [2 halves][32 rows][16]. */
+enum {
+    FLOW_SQUARE_BYTES = 4096,
+    FLOW_S = -2 * FLOW_SQUARE_BYTES,
+    FLOW_SHIFT = 0,                /* float [32]: added to scores times the factor */
+    FLOW_FIRST = FLOW_SHIFT + 128, /* int32 [32]: live keys of the step, when cut */
+    FLOW_PAST = FLOW_FIRST + 128,
+    FLOW_SUM = FLOW_PAST + 128,    /* float [32][16]: partial sums of rows */
+    FLOW_OVER = FLOW_SUM + 2048,   /* uint16 [32]: all words of weights, or-ed */
+    FLOW_P = FLOW_OVER + 64,       /* two of bf16 [4 squares][32 rows][32] */
+    FLOW_P_BYTES = 8192,
+    FLOW_END = FLOW_P + 2 * FLOW_P_BYTES,
+    FLOW_BYTES = FLOW_END - FLOW_S
+};
+
+/* What the code of one step reads. */
+typedef struct amx_step {
+    jit_call mod;           /* s: the middle of the stream's memory; frame is not used */
+    const void *q, *q_next; /* strip of this step, of the next one */
+    const void *k, *k_next; /* packed keys of this step, of the next one */
+    const void *p_before, *v_before;
+    float *o_before; /* strip of O that the step before adds to */
+    void *p;
+    float constants[8];         /* factor of scores in the exponent, then the polynomial */
+    uint8_t corrections[64];    /* of words of weights, by bits 1 to 6 */
+    int64_t order[8];           /* of a row's packed quarters */
+    int32_t columns[FLOW_KEYS]; /* 0 1 2 .. */
+} amx_step;
+
+/* What the code of a plan depends on. */
+typedef struct amx_shape {
+    const jit_graph *score;     /* NULL: none */
+    int64_t frame_at;           /* bytes from mod.uniform to spill room */
+    int32_t depth, panels;      /* of 32 dims of Q, of 32 columns of V */
+    int32_t q_stride, o_stride; /* bytes from row to row */
+    int32_t v_panel;            /* bytes from panel to panel of packed V */
+    int is_exact;               /* exponentials to 1e-7, else to 9e-5 with a score mod ..*/
+    int is_word;                /* .. and without one weights are made as words of bf16 */
+    int is_cut;                 /* keys outside of [first, past) have no weight */
+    int is_plain;               /* the streams one after the other, as far as they can be */
+} amx_shape;
+
+typedef void amx_step_fn(const amx_step *step);
+
+/* All codes of a plan: exact and rough, cut and whole; is_exact and is_cut of shape are not
+ * looked at. spills: slots of frame that mod's state must have. EBACKEND where there is no
+ * encoder, no executable memory, or the mod is not straight-line code. */
+typedef struct amx_code amx_code;
+saccade_status amx_code_create(const amx_shape *shape, amx_code **out, int32_t *spills,
+                               saccade_error *err);
+void amx_code_destroy(amx_code *code);
+const amx_shape *amx_code_shape(const amx_code *code, int is_exact);
+amx_step_fn *amx_code_run(const amx_code *code, int is_exact, int is_cut);
+size_t amx_code_bytes(const amx_code *code);
+
+/* What is added to a score times the factor so that a weight's exponent is 0 at the anchor. */
+float amx_shift(const amx_shape *shape, float anchor);
+/* Sets what does not change from step to step. scale: of scores without a score mod. */
+void amx_step_begin(amx_step *step, const amx_shape *shape, float scale);
+
+/* Code for a step to `bytes`; EBACKEND for mods that are not straight-line code. */
+saccade_status amx_emit_step(const amx_shape *shape, uint8_t *bytes, size_t capacity,
+                             size_t *size, int32_t *spills, saccade_error *err);
+
+#endif

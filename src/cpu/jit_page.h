@@ -1,0 +1,21 @@
+/* jit_page.h: pages of machine code: written while they are writable, run after they have
+ * become executable instead; never both. */
+#ifndef SACCADE_CPU_JIT_PAGE_H
+#define SACCADE_CPU_JIT_PAGE_H
+
+#include "base/status.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct jit_page {
+    uint8_t *bytes; /* NULL: none */
+    size_t size;
+} jit_page;
+
+/* A page with a copy of `code`. EBACKEND: the system allows no executable memory. */
+saccade_status jit_page_create(const uint8_t *code, size_t size, jit_page *out,
+                               saccade_error *err);
+void jit_page_destroy(jit_page *page);
+
+#endif

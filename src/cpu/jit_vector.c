@@ -1,0 +1,304 @@
+/* The vector stream of a step: for each row of each square the score function on a pair of
+ * vectors, then the exponential, the row's sum and P. Straight-line code, no loops. */
+#include "saccade_config.h"
+
+#if HAVE_ZYDIS && HAVE_LEVEL_AMX
+
+#include "cpu/jit_regs.h"
+#include "cpu/jit_stream.h"
+
+#include "base/cpu_features.h"
+#include "base/status.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { MOST_COEFFICIENTS = 6, MOST_UNIFORMS = 6, LOW_BYTES = 7 /* mask register */ };
+
+/* 2^f on [0, 1) = ((c0 f + c1) f + ..) f + 1: to 8.6e-5 and to 8.3e-8, exactly 1 at 0. */
+static const float rough_exp2[] = {0x1.3baaa6p-4f, 0x1.d2378ap-3f, 0x1.63e658p-1f, 1.0f};
+static const float exact_exp2[] = {0x1.e974fcp-10f, 0x1.277854p-7f, 0x1.c91ce6p-5f,
+                                   0x1.ebdb56p-3f,  0x1.62e4bap-1f, 1.0f};
+#define LOG2_E 0x1.715476p+0f
+
+/* A weight 2^t as a word of bf16: round(128 (127 + t)) has the exponent and, as its last 7
+ * bits, t's fraction m; what (1 + m / 128) is above 2^(m / 128) is taken off, one number for
+ * two m. The relative error is at most 7.7e-3 where rounding to bf16 has 3.9e-3. */
+enum { WORD_ONE = 128, WORD_BIAS = 127 * WORD_ONE, WORD_PAIRS = 64 };
+
+static void fill_corrections(uint8_t out[WORD_PAIRS])
+{
+    for (int j = 0; j < WORD_PAIRS; j++) {
+        const float m = 2 * (float)j + 0.5f;
+        const float above = m + WORD_ONE - WORD_ONE * exp2f(m / WORD_ONE);
+        out[j] = (uint8_t)(j == 0 ? 0 : above + 0.5f);
+    }
+}
+
+static int n_coefficients(const amx_shape *shape)
+{
+    if (shape->is_word)
+        return 0;
+    return shape->is_exact ? MOST_COEFFICIENTS : (int)(sizeof rough_exp2 / sizeof *rough_exp2);
+}
+
+float amx_shift(const amx_shape *shape, float anchor)
+{
+    return shape->is_word ? WORD_BIAS - anchor * (WORD_ONE * LOG2_E) : -(anchor * LOG2_E);
+}
+
+void amx_step_begin(amx_step *step, const amx_shape *shape, float scale)
+{
+    static const int64_t order[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+    step->constants[0] = (shape->score ? 1 : scale) * LOG2_E * (shape->is_word ? WORD_ONE : 1);
+    fill_corrections(step->corrections);
+    memcpy(step->order, order, sizeof order);
+    memcpy(step->constants + 1, shape->is_exact ? exact_exp2 : rough_exp2,
+           (size_t)n_coefficients(shape) * sizeof(float));
+    for (int32_t j = 0; j < FLOW_KEYS; j++)
+        step->columns[j] = j;
+}
+
+typedef struct vectors {
+    tile t;
+    const amx_shape *shape;
+    int factor, coefficient[MOST_COEFFICIENTS]; /* registers, for the whole code */
+    int column[LANES];                          /* numbers of a square's keys, when cut */
+    int corrections, order, over, ones;         /* of words */
+    int square, row;
+} vectors;
+
+/* ---- operands ---- */
+
+static jit_operand flow_at(const vectors *v, int64_t offset, int size)
+{
+    (void)v;
+    return jit_mem(ZYDIS_REGISTER_R12, ZYDIS_REGISTER_NONE, 0, offset, size);
+}
+
+/* A register that keeps what it holds. */
+static int keep(tile *t)
+{
+    const int r = jit_take_reg(t, NOWHERE);
+    t->is_pinned[r] = 1;
+    return r;
+}
+
+static void load_constant(vectors *v, int r, int which)
+{
+    EMIT_VECTOR(&v->t.a, Z(VBROADCASTSS), vec(&v->t, r),
+                jit_mem(ZYDIS_REGISTER_RBX, ZYDIS_REGISTER_NONE, 0,
+                        (int64_t)offsetof(amx_step, constants) + 4 * which, 4));
+}
+
+/* A whole vector of the step. */
+static void load_whole(vectors *v, int r, size_t offset)
+{
+    EMIT_VECTOR(&v->t.a, Z(VMOVUPS), vec(&v->t, r),
+                jit_mem(ZYDIS_REGISTER_RBX, ZYDIS_REGISTER_NONE, 0, (int64_t)offset, 64));
+}
+
+static void load_words(vectors *v)
+{
+    tile *t = &v->t;
+    v->corrections = keep(t);
+    v->order = keep(t);
+    v->over = keep(t);
+    v->ones = keep(t);
+    EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_EAX), jit_imm(0x3f803f80)); /* pairs of bf16 */
+    EMIT_VECTOR(&t->a, Z(VPBROADCASTD), vec(t, v->ones), gpr(ZYDIS_REGISTER_EAX));
+    load_whole(v, v->corrections, offsetof(amx_step, corrections));
+    load_whole(v, v->order, offsetof(amx_step, order));
+    EMIT_VECTOR(&t->a, Z(VMOVUPS), vec(t, v->over), flow_at(v, FLOW_OVER, 64));
+    EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_RAX), jit_imm(0x5555555555555555));
+    EMIT(&t->a, KMOVQ, mask_reg(LOW_BYTES), gpr(ZYDIS_REGISTER_RAX));
+}
+
+static void load_constants(vectors *v)
+{
+    if (v->shape->is_word)
+        load_words(v);
+    v->factor = keep(&v->t);
+    load_constant(v, v->factor, 0);
+    for (int i = 0; i < n_coefficients(v->shape); i++) {
+        v->coefficient[i] = keep(&v->t);
+        load_constant(v, v->coefficient[i], 1 + i);
+    }
+    for (int lane = 0; v->shape->is_cut && lane < LANES; lane++)
+        v->column[lane] = keep(&v->t);
+}
+
+static void load_columns(vectors *v)
+{
+    for (int lane = 0; lane < LANES; lane++)
+        load_whole(v, v->column[lane],
+                   offsetof(amx_step, columns) + (size_t)(v->square * LANES + lane) * 64);
+}
+
+/* ---- a row ---- */
+
+/* The exponent: score times factor, minus the anchor. */
+static int emit_exponent(vectors *v, int lane)
+{
+    tile *t = &v->t;
+    const int from = v->shape->score ? jit_get(t, t->result, lane) : NOWHERE;
+    const int d = jit_take_reg(t, NOWHERE);
+    const jit_operand o[] = {vec(t, d), mask_reg(0), vec(t, v->factor),
+                             flow_at(v, FLOW_SHIFT + 4 * v->row, 4)};
+    if (from == NOWHERE)
+        EMIT_VECTOR(&t->a, Z(VMOVUPS), vec(t, d), scores_of(t, lane));
+    else
+        EMIT_VECTOR(&t->a, Z(VMOVAPS), vec(t, d), vec(t, from));
+    jit_put_evex(&t->a, Z(VFMADD213PS), 1, 0, 4, o);
+    return d;
+}
+
+/* Which of a lane's keys lie in [first, past) of the row. */
+static int emit_cut(vectors *v, int lane)
+{
+    enum { NOT_LESS = 5, LESS = 1 };
+    tile *t = &v->t;
+    const int k = jit_take_mask(t, NOWHERE);
+    const jit_operand column = vec(t, v->column[lane]);
+    const jit_operand first[] = {mask_reg(k), mask_reg(0), column,
+                                 flow_at(v, FLOW_FIRST + 4 * v->row, 4), jit_imm(NOT_LESS)};
+    const jit_operand past[] = {mask_reg(k), mask_reg(k), column,
+                                flow_at(v, FLOW_PAST + 4 * v->row, 4), jit_imm(LESS)};
+    jit_put_evex(&t->a, Z(VPCMPD), 1, 0, 5, first);
+    jit_put_evex(&t->a, Z(VPCMPD), 1, 0, 5, past);
+    return k;
+}
+
+/* 2^exponent, 0 where cut off, both lanes in step. */
+static void emit_exponentials(vectors *v, const int exponent[LANES], int weight[LANES])
+{
+    enum { FRACTION = 9 }; /* x minus its floor, no exceptions */
+    tile *t = &v->t;
+    int fraction[LANES];
+    for (int lane = 0; lane < LANES; lane++) {
+        fraction[lane] = jit_take_reg(t, NOWHERE);
+        EMIT_VECTOR(&t->a, Z(VREDUCEPS), vec(t, fraction[lane]), vec(t, exponent[lane]),
+                    jit_imm(FRACTION));
+    }
+    for (int lane = 0; lane < LANES; lane++) {
+        weight[lane] = jit_take_reg(t, NOWHERE);
+        EMIT_VECTOR(&t->a, Z(VMOVAPS), vec(t, weight[lane]), vec(t, v->coefficient[0]));
+    }
+    for (int i = 1; i < n_coefficients(v->shape); i++)
+        for (int lane = 0; lane < LANES; lane++)
+            EMIT_VECTOR(&t->a, Z(VFMADD213PS), vec(t, weight[lane]), vec(t, fraction[lane]),
+                        vec(t, v->coefficient[i]));
+    for (int lane = 0; lane < LANES; lane++) {
+        const int k = v->shape->is_cut ? emit_cut(v, lane) : 0;
+        const jit_operand o[] = {vec(t, weight[lane]), mask_reg(k), vec(t, weight[lane]),
+                                 vec(t, exponent[lane])};
+        jit_put_evex(&t->a, Z(VSCALEFPS), 0, k != 0, 4, o);
+    }
+}
+
+/* Row's weights as P has them, into a register; the row's sum. */
+static int emit_floats(vectors *v, const int exponent[LANES])
+{
+    tile *t = &v->t;
+    const jit_operand sum = flow_at(v, FLOW_SUM + 64 * v->row, 64);
+    int weight[LANES];
+    emit_exponentials(v, exponent, weight);
+    const int packed = jit_take_reg(t, NOWHERE);
+    EMIT_VECTOR(&t->a, Z(VCVTNE2PS2BF16), vec(t, packed), vec(t, weight[1]), vec(t, weight[0]));
+    EMIT_VECTOR(&t->a, Z(VADDPS), vec(t, weight[0]), vec(t, weight[0]), vec(t, weight[1]));
+    EMIT_VECTOR(&t->a, Z(VADDPS), vec(t, weight[0]), vec(t, weight[0]), sum);
+    EMIT_VECTOR(&t->a, Z(VMOVUPS), sum, vec(t, weight[0]));
+    return packed;
+}
+
+/* The same by words: the pack interleaves quarters of both lanes, put right at the end. */
+static int emit_words(vectors *v, const int exponent[LANES])
+{
+    tile *t = &v->t;
+    const jit_operand sum = flow_at(v, FLOW_SUM + 64 * v->row, 64);
+    const int word = exponent[0], part = exponent[1], total = jit_take_reg(t, NOWHERE);
+    for (int lane = 0; lane < LANES; lane++) {
+        const int k = v->shape->is_cut ? emit_cut(v, lane) : 0;
+        const jit_operand o[] = {vec(t, exponent[lane]), mask_reg(k), vec(t, exponent[lane])};
+        jit_put_evex(&t->a, Z(VCVTPS2DQ), 0, k != 0, 3, o);
+    }
+    EMIT_VECTOR(&t->a, Z(VPACKUSDW), vec(t, word), vec(t, exponent[0]), vec(t, exponent[1]));
+    EMIT_VECTOR(&t->a, Z(VPORQ), vec(t, v->over), vec(t, v->over), vec(t, word));
+    EMIT_VECTOR(&t->a, Z(VPSRLW), vec(t, part), vec(t, word), jit_imm(1));
+    const jit_operand look[] = {vec(t, part), mask_reg(LOW_BYTES), vec(t, part),
+                                vec(t, v->corrections)};
+    jit_put_evex(&t->a, Z(VPERMB), 0, 1, 4, look);
+    EMIT_VECTOR(&t->a, Z(VPSUBW), vec(t, word), vec(t, word), vec(t, part));
+    EMIT_VECTOR(&t->a, Z(VMOVUPS), vec(t, total), sum);
+    EMIT_VECTOR(&t->a, Z(VDPBF16PS), vec(t, total), vec(t, word), vec(t, v->ones));
+    EMIT_VECTOR(&t->a, Z(VMOVUPS), sum, vec(t, total));
+    EMIT_VECTOR(&t->a, Z(VPERMQ), vec(t, word), vec(t, v->order), vec(t, word));
+    return word;
+}
+
+static void emit_row(vectors *v)
+{
+    tile *t = &v->t;
+    int exponent[LANES];
+    t->s_at = FLOW_S + v->square % 2 * FLOW_SQUARE_BYTES + v->row * 64;
+    t->row_at = 4 * v->row;
+    t->column_at = v->square * (FLOW_KEYS / FLOW_SQUARES) * 4;
+    t->n_slots = CALL_SLOTS + LANES;
+    if (v->shape->score)
+        jit_emit_values(t);
+    for (int lane = 0; lane < LANES; lane++)
+        exponent[lane] = emit_exponent(v, lane);
+    const int packed = v->shape->is_word ? emit_words(v, exponent) : emit_floats(v, exponent);
+    EMIT_VECTOR(&t->a, Z(VMOVUPS),
+                jit_mem(ZYDIS_REGISTER_R13, ZYDIS_REGISTER_NONE, 0,
+                        v->square * (FLOW_P_BYTES / FLOW_SQUARES) + v->row * 64, 64),
+                vec(t, packed));
+    jit_forget_all(t);
+}
+
+saccade_status jit_vector_stream(const amx_shape *shape, size_t capacity, jit_stream *stream,
+                                 int32_t *spills, saccade_error *err)
+{
+    uint8_t wanted[JIT_MAX_NODES] = {0};
+    vectors *v = malloc(sizeof *v);
+    FAIL_IF_NULL(v);
+    tile *t = &v->t;
+    v->shape = shape;
+    jit_start(t, shape->score, 0, CPU_AMX, stream->bytes, capacity);
+    t->a.marks = stream->ends;
+    t->a.max_marks = STREAM_INSTRUCTIONS;
+    t->column_index = ZYDIS_REGISTER_NONE;
+    t->frame_base = ZYDIS_REGISTER_R10;
+    t->frame_at = shape->frame_at;
+    t->lane_bytes = FLOW_SQUARE_BYTES / LANES;
+    t->is_stream = 1;
+    load_constants(v);
+    if (shape->score) {
+        jit_choose_order(t, wanted);
+        jit_choose_pinned(t, wanted, JIT_UNIFORM, MOST_UNIFORMS);
+        jit_load_pinned(t, JIT_UNIFORM, JIT_UNIFORM);
+    }
+    jit_forget_all(t);
+    *spills = 0;
+    for (v->square = 0; v->square < FLOW_SQUARES; v->square++) {
+        if (shape->is_cut)
+            load_columns(v);
+        jit_stream_note(stream, &t->a, 0);
+        stream->need = v->square ? EVENT_SQUARE + v->square : STREAM_NO_EVENT;
+        for (v->row = 0; v->row < FLOW_ROWS; v->row++) {
+            emit_row(v);
+            *spills = t->n_slots > *spills ? t->n_slots : *spills;
+        }
+        jit_stream_note(stream, &t->a, 1);
+        jit_stream_event(stream, EVENT_SQUARE + v->square);
+    }
+    if (shape->is_word)
+        EMIT_VECTOR(&t->a, Z(VMOVUPS), flow_at(v, FLOW_OVER, 64), vec(t, v->over));
+    jit_stream_note(stream, &t->a, 0);
+    const int failed = t->a.failed;
+    free(v);
+    FAIL_IF(failed, SACCADE_EBACKEND, "jit: got a mod that is not straight-line code");
+    return SACCADE_OK;
+}
+
+#endif
