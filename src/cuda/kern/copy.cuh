@@ -50,15 +50,42 @@ DEVICE void copy_plain(u32 to, const elem *from, int count)
 }
 #endif
 
-/* Rows first .. first + ROWS of one head, those from n on as zeros, by `threads` threads of
- * which this is number `thread`; DIM columns padded, REAL there. */
-template <int ROWS, int DIM, int REAL>
-DEVICE void copy_rows(u32 to, const elem *head, long long stride, int first, int n,
-                      int is_plain, int thread, int threads)
+/* A thread copies every STEP'th row of one chunk: addresses are sums, not products, and the
+ * swizzle of a row is that of the thread's first row with constant bits turned. */
+template <int ROWS, int STEP>
+DEVICE void copy_chunk(u32 place, const elem *head, const elem *from, long long step, int first,
+                       int n, int is_there)
 {
-    enum { EACH = 16 / (int)sizeof(elem), CHUNKS = DIM / EACH };
+#pragma unroll
+    for (int i = 0; i < ROWS / STEP; i++) {
+        int is_row = first + i * STEP < n;
+        copy16((place ^ (i * STEP & 7) * 16) + i * STEP * 128, is_row ? from : head,
+               is_row && is_there);
+        from += step;
+    }
+}
+
+/* Rows first .. first + ROWS of one head, those from n on as zeros, by THREADS threads of
+ * which this is number `thread`; DIM columns padded, REAL there. */
+template <int ROWS, int DIM, int REAL, int THREADS>
+DEVICE void copy_rows(u32 to, const elem *head, long long stride, int first, int n,
+                      int is_plain, int thread)
+{
+    enum {
+        EACH = 16 / (int)sizeof(elem),
+        CHUNKS = DIM / EACH,
+        STEP = THREADS > CHUNKS ? THREADS / CHUNKS : 1,
+        IS_EVEN = THREADS % CHUNKS == 0 && ROWS % STEP == 0 && (STEP & (STEP - 1)) == 0
+    };
+    if (IS_EVEN && !is_plain) {
+        int row = thread / CHUNKS, chunk = thread % CHUNKS, column = chunk * EACH;
+        copy_chunk<ROWS, STEP>(swizzled(to, ROWS * 128, row, chunk), head,
+                               head + (first + row) * stride + column, STEP * stride,
+                               first + row, n, column < REAL);
+        return;
+    }
 #pragma unroll 1
-    for (int i = thread; i < ROWS * CHUNKS; i += threads) {
+    for (int i = thread; i < ROWS * CHUNKS; i += THREADS) {
         int row = i / CHUNKS, chunk = i % CHUNKS, at = first + row, column = chunk * EACH;
         u32 place = swizzled(to, ROWS * 128, row, chunk);
         const elem *from = head + (at < n ? at : 0) * stride + (column < REAL ? column : 0);

@@ -37,12 +37,13 @@ struct source {
 
 DEVICE void copy_keys(const source &x, const cu_fwd &p, int slot, int block, int kv_len)
 {
+    int thread = threadIdx.x + (block >> 31); /* else addresses stay in registers all along */
     const float *k = (const float *)p.k + x.b * p.ks.b + x.g * p.ks.h;
     const float *v = (const float *)p.v + x.b * p.vs.b + x.g * p.vs.h;
-    copy_rows<KEYS, CFG_D, CFG_D_REAL>(x.keys + slot * K_BYTES, k, p.ks.n, block * KEYS, kv_len,
-                                       p.is_plain, threadIdx.x, THREADS);
-    copy_rows<KEYS, CFG_E, CFG_E_REAL>(x.values + slot * V_BYTES, v, p.vs.n, block * KEYS,
-                                       kv_len, p.is_plain, threadIdx.x, THREADS);
+    copy_rows<KEYS, CFG_D, CFG_D_REAL, THREADS>(x.keys + slot * K_BYTES, k, p.ks.n,
+                                                block * KEYS, kv_len, p.is_plain, thread);
+    copy_rows<KEYS, CFG_E, CFG_E_REAL, THREADS>(x.values + slot * V_BYTES, v, p.vs.n,
+                                                block * KEYS, kv_len, p.is_plain, thread);
 }
 
 struct fragment {
@@ -105,7 +106,12 @@ DEVICE void use_block(fragment &f, const cu_fwd &p, const mod_args &mod, const s
     rows_exp(f.rows, s, unit, shift);
     if (raised)
         rows_scale(f.o, rescale);
-    mma_pv(f.o, s, x.values + slot * V_BYTES + part_of_thread() * (O_COUNT / 16) * KEYS * 128);
+    /* A mask that ptxas cannot know: tensor cores ignore those bits anyway, and it would
+     * multiply copies of the whole words, four moves each. Elsewhere registers are short. */
+    const int is_opaque = __CUDA_ARCH__ >= 900 && O_COUNT <= 32 && !CFG_ROWMAX;
+    u32 bits = is_opaque ? TF32_BITS | (u32)p.M >> 31 : TF32_BITS;
+    mma_pv(f.o, s, x.values + slot * V_BYTES + part_of_thread() * (O_COUNT / 16) * KEYS * 128,
+           bits);
 }
 
 /* The tile is asked for again: kept through the loop it would cost registers that O needs. */
@@ -119,7 +125,7 @@ DEVICE void finish(fragment &f, const cu_fwd &p)
     rows_store(p, t, f.o, inv);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fwd_f32(const __grid_constant__ cu_fwd p, const __grid_constant__ mod_args mod)
 {
     extern __shared__ __align__(1024) char shared[];
@@ -137,8 +143,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int i = 0; i < O_COUNT; i++)
         f.o[i] = 0.f;
-    copy_rows<ROWS, CFG_D, CFG_D_REAL>(x.q, (const float *)p.q + t.b * p.qs.b + t.h * p.qs.h,
-                                       p.qs.n, t.row0, p.M, p.is_plain, threadIdx.x, THREADS);
+    copy_rows<ROWS, CFG_D, CFG_D_REAL, THREADS>(
+        x.q, (const float *)p.q + t.b * p.qs.b + t.h * p.qs.h, p.qs.n, t.row0, p.M, p.is_plain,
+        threadIdx.x);
     block_walk walk = walk_begin(p, mod, t);
     int more = walk_next(walk, p, t.kv_len);
     if (more)

@@ -36,10 +36,10 @@ struct source {
 DEVICE void copy_keys(const source &x, const cu_fwd &p, int slot, int block, int kv_len)
 {
     u32 k = x.shared + slot * K_BYTES, v = x.shared + CFG_STAGES * K_BYTES + slot * V_BYTES;
-    copy_rows<KEYS, CFG_D, CFG_D_REAL>(k, x.k, p.ks.n, block * KEYS, kv_len, p.is_plain,
-                                       threadIdx.x, THREADS);
-    copy_rows<KEYS, CFG_E, CFG_E_REAL>(v, x.v, p.vs.n, block * KEYS, kv_len, p.is_plain,
-                                       threadIdx.x, THREADS);
+    copy_rows<KEYS, CFG_D, CFG_D_REAL, THREADS>(k, x.k, p.ks.n, block * KEYS, kv_len,
+                                                p.is_plain, threadIdx.x);
+    copy_rows<KEYS, CFG_E, CFG_E_REAL, THREADS>(v, x.v, p.vs.n, block * KEYS, kv_len,
+                                                p.is_plain, threadIdx.x);
 }
 
 /* ---- the tile ---- */

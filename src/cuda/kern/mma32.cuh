@@ -26,9 +26,10 @@ DEVICE void split_nearest(u32 x, u32 &hi, u32 &lo)
     lo = __float_as_uint(__uint_as_float(x) - __uint_as_float(hi));
 }
 
-DEVICE void split_truncated(u32 x, u32 &hi, u32 &lo)
+/* bits: TF32_BITS */
+DEVICE void split_truncated(u32 x, u32 bits, u32 &hi, u32 &lo)
 {
-    hi = x & TF32_BITS;
+    hi = x & bits;
     lo = __float_as_uint(__uint_as_float(x) - __uint_as_float(hi));
 }
 
@@ -41,18 +42,19 @@ DEVICE void mma8(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2])
 }
 
 /* a.lo b.hi + a.hi b.lo, the small products of 16 x 8 elements with 8 x 8 */
-DEVICE void mma_small(float (&d)[4], const u32 (&hi)[4], const u32 (&lo)[4], u32 b0, u32 b1)
+DEVICE void mma_small(float (&d)[4], const u32 (&hi)[4], const u32 (&lo)[4], u32 b0, u32 b1,
+                      u32 bits)
 {
     u32 bh[2], bl[2];
-    split_truncated(b0, bh[0], bl[0]);
-    split_truncated(b1, bh[1], bl[1]);
+    split_truncated(b0, bits, bh[0], bl[0]);
+    split_truncated(b1, bits, bh[1], bl[1]);
     mma8(d, lo, bh);
     mma8(d, hi, bl);
 }
 
-DEVICE void mma_large(float (&d)[4], const u32 (&hi)[4], u32 b0, u32 b1)
+DEVICE void mma_large(float (&d)[4], const u32 (&hi)[4], u32 b0, u32 b1, u32 bits)
 {
-    u32 bh[2] = {b0 & TF32_BITS, b1 & TF32_BITS};
+    u32 bh[2] = {b0 & bits, b1 & bits};
     mma8(d, hi, bh);
 }
 
@@ -60,7 +62,7 @@ DEVICE void mma_large(float (&d)[4], const u32 (&hi)[4], u32 b0, u32 b1)
 template <int ROWS, int STEPS, int TILES, int COUNT>
 DEVICE void mma_qk_part(float (&s)[COUNT], u32 q, u32 k, int c)
 {
-    enum { PANEL = CFG_TN * 128 };
+    enum { PANEL = CFG_TN * 128, CHAINS = TILES < 4 ? 2 : 1 }; /* four hide their latency */
     int lane = threadIdx.x & 31;
     u32 at_q = (swizzled(q, 0, lane & 15, lane >> 4) ^ (c & 16) * 4) + c / 32 * ROWS * 128;
     u32 at_k = (swizzled(k, 0, lane & 7, lane >> 3) ^ (c & 16) * 4) + c / 32 * PANEL;
@@ -75,7 +77,7 @@ DEVICE void mma_qk_part(float (&s)[COUNT], u32 q, u32 k, int c)
     }
 #pragma unroll
     for (int n = 0; n < COUNT / 4; n += TILES) {
-        float x[TILES][4] = {};
+        float x[CHAINS][TILES][4] = {};
         u32 b[TILES][STEPS / 2][4]; /* two steps each */
 #pragma unroll
         for (int i = 0; i < STEPS / 2; i++)
@@ -86,16 +88,18 @@ DEVICE void mma_qk_part(float (&s)[COUNT], u32 q, u32 k, int c)
         for (int i = 0; i < STEPS; i++)
 #pragma unroll
             for (int j = 0; j < TILES; j++)
-                mma_small(x[j], hi[i], lo[i], b[j][i / 2][i % 2 * 2],
-                          b[j][i / 2][i % 2 * 2 + 1]);
+                mma_small(x[0][j], hi[i], lo[i], b[j][i / 2][i % 2 * 2],
+                          b[j][i / 2][i % 2 * 2 + 1], TF32_BITS);
 #pragma unroll
         for (int i = 0; i < STEPS; i++)
 #pragma unroll
             for (int j = 0; j < TILES; j++)
-                mma_large(x[j], hi[i], b[j][i / 2][i % 2 * 2], b[j][i / 2][i % 2 * 2 + 1]);
+                mma_large(x[CHAINS - 1][j], hi[i], b[j][i / 2][i % 2 * 2],
+                          b[j][i / 2][i % 2 * 2 + 1], TF32_BITS);
 #pragma unroll
         for (int j = 0; j < TILES * 4; j++)
-            s[4 * n + j] += x[j / 4][j % 4];
+            s[4 * n + j] += CHAINS > 1 ? x[0][j / 4][j % 4] + x[CHAINS - 1][j / 4][j % 4]
+                                       : x[0][j / 4][j % 4];
     }
 }
 
@@ -116,7 +120,7 @@ template <int ROWS, int COUNT> DEVICE void mma_qk(float (&s)[COUNT], u32 q, u32 
 /* o += P V; s holds probabilities. Place t of a step of 8 keys is key 2t, place t + 4 key
  * 2t + 1, which is how the accumulators of scores lie. Sums run over UNIT steps. */
 template <int COUNT, int O_COUNT>
-DEVICE void mma_pv(float (&o)[O_COUNT], const float (&s)[COUNT], u32 v)
+DEVICE void mma_pv(float (&o)[O_COUNT], const float (&s)[COUNT], u32 v, u32 bits)
 {
     enum { PANEL = CFG_TN * 128, UNIT = 2 };
     int t = threadIdx.x & 3, column = threadIdx.x >> 2 & 7;
@@ -139,10 +143,10 @@ DEVICE void mma_pv(float (&o)[O_COUNT], const float (&s)[COUNT], u32 v)
 #pragma unroll
             for (int i = 0; i < UNIT * 4; i++)
                 mma_small(x[i % 4], hi[i / 4], lo[i / 4], b[i / 4][0][i % 4],
-                          b[i / 4][1][i % 4]);
+                          b[i / 4][1][i % 4], bits);
 #pragma unroll
             for (int i = 0; i < UNIT * 4; i++)
-                mma_large(x[i % 4], hi[i / 4], b[i / 4][0][i % 4], b[i / 4][1][i % 4]);
+                mma_large(x[i % 4], hi[i / 4], b[i / 4][0][i % 4], b[i / 4][1][i % 4], bits);
 #pragma unroll
             for (int j = 0; j < 16; j++)
                 o[16 * c + j] += x[j / 4][j % 4];
