@@ -102,15 +102,19 @@ DEVICE void turn_pass(const arena &s, u32 n, int turn)
     barrier_arrive(s.turn_full + slot * 8);
 }
 
+/* The lane that reads is the one that says so. */
 DEVICE int turn_take(const arena &s, u32 n)
 {
     u32 slot = ring_slot<2>(n);
-    int turn;
+    int turn = 0, is_first = (threadIdx.x & 31) == 0;
     barrier_wait(s.turn_full + slot * 8, ring_parity<2>(n));
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(turn) : "r"(s.turn + slot * 4) : "memory");
-    __syncwarp();
-    barrier_arrive_if(s.turn_empty + slot * 8, (threadIdx.x & 31) == 0);
-    return turn;
+    if (is_first)
+        asm volatile("ld.shared.b32 %0, [%1];"
+                     : "=r"(turn)
+                     : "r"(s.turn + slot * 4)
+                     : "memory");
+    barrier_arrive_if(s.turn_empty + slot * 8, is_first);
+    return __shfl_sync(~0u, turn, 0);
 }
 
 /* 2. Producer: one thread; K runs one block ahead of V, as the consumers need them. */
