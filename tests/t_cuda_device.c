@@ -135,6 +135,35 @@ static void climbs(void **state)
     assert_int_equal(n_bad, 0);
 }
 
+/* Operations downstream of score, where kernels may be fast but not wrong. */
+static void operations(void **state)
+{
+    static const char *const scores[] = {"8 * sigmoid(score)",
+                                         "exp(0.3 * score)",
+                                         "exp2(0.3 * score) - 0.5",
+                                         "4 * log(abs(score) + 1.0)",
+                                         "4 * log2(abs(score) + 0.25)",
+                                         "score / (1.0 + abs(score))",
+                                         "3 * sin(score) + cos(score)",
+                                         "pow(abs(score) + 0.5, 1.5)",
+                                         "2 * erf(score) + sqrt(abs(score))",
+                                         "rsqrt(abs(score) + 0.1)",
+                                         "20 * tanh(score / 20)",
+                                         "tanh(score) * h_scale[h]"};
+    int n_bad = 0;
+    (void)state;
+    if (!has_device())
+        skip();
+    for (size_t i = 0; i < sizeof scores / sizeof scores[0]; i++)
+        for (int n = 0; n < 2; n++) {
+            const forward_case c = {.problem = n ? "b1 h2 q100 kv200 d64 f32"
+                                                 : "b1 h2 q100 kv200 d64 bf16",
+                                    .score = scores[i]};
+            n_bad += !device_case_holds(&c, &native);
+        }
+    assert_int_equal(n_bad, 0);
+}
+
 /* Rows on any address, with any stride, in every dtype; decode too. */
 static void placements(void **state)
 {
@@ -208,10 +237,17 @@ static void random_case(uint64_t *x, const char *problem, forward_case *c, devic
                                          "score + rel[h, abs(q - kv) % 64]",
                                          "score = alibi(); softcap(c)",
                                          "score - 0.5 * kv",
-                                         "kv % 2 == 0 ? score : -inf"};
+                                         "kv % 2 == 0 ? score : -inf",
+                                         "8 * sigmoid(score)",
+                                         "4 * log(abs(score) + 1.0)",
+                                         "score / (1.0 + abs(score))",
+                                         "3 * sin(score) + cos(score)",
+                                         "pow(abs(score) + 0.5, 1.5)",
+                                         "2 * erf(score) + sqrt(abs(score))",
+                                         "max(score, 0.1 * score)"};
     *c = (forward_case){.problem = problem,
                         .mask = masks[draw(x, 10)],
-                        .score = scores[draw(x, 10)],
+                        .score = scores[draw(x, 17)],
                         .layout = (case_layout)(draw(x, 2) ? draw(x, 4) : 0),
                         .data = (case_data)(draw(x, 2) ? draw(x, CASE_DATA) : 0),
                         .q_offset = draw(x, 2) ? (int32_t)between(x, 1, 60) : 0,
@@ -414,13 +450,10 @@ int main(int argc, char **argv)
     if (!getenv("SACCADE_CACHE_DIR") && mkdtemp(folder))
         setenv("SACCADE_CACHE_DIR", folder, 1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(few_of_each),
-        cmocka_unit_test(halves),
-        cmocka_unit_test(f32),
-        cmocka_unit_test(climbs),
-        cmocka_unit_test(placements),
-        cmocka_unit_test(graphs),
-        cmocka_unit_test(nothing_is_allocated),
+        cmocka_unit_test(few_of_each),  cmocka_unit_test(halves),
+        cmocka_unit_test(f32),          cmocka_unit_test(climbs),
+        cmocka_unit_test(placements),   cmocka_unit_test(operations),
+        cmocka_unit_test(graphs),       cmocka_unit_test(nothing_is_allocated),
         cmocka_unit_test(random_cases),
     };
     if (argc > 1)
