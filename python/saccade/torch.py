@@ -657,16 +657,18 @@ def _make(key, q, k, v, score_mod, block_mask):
 
 class _Pattern:
     """What entries for functions of one code have in common, whatever tensors of one layout
-    and numbers their closures hold."""
+    and numbers their closures hold: `cells` says where, `others` are captures that lie outside
+    of the closure."""
 
     __slots__ = ("call", "cells", "others", "watch", "mask", "version", "last", "refs")
 
     def __init__(self, entry, score):
-        self.call, self.cells, self.watch = entry.call, score.cells, entry.watches[0].of(())
+        self.call, self.cells = entry.call, score.cells
+        others = [x for i, x in zip(score.cells, score.values) if i is None]
+        tensors = [x for x in others if isinstance(x, torch.Tensor)]
+        self.watch = entry.watches[0].of(tensors)
         self.others = [
-            weakref.ref(x) if isinstance(x, torch.Tensor) else lambda x=x: x
-            for i, x in zip(score.cells, score.values)
-            if i is None
+            weakref.ref(x) if isinstance(x, torch.Tensor) else lambda x=x: x for x in others
         ]
         self.mask, self.version, self.refs = entry.mask, entry.version, []
         self.last = None, []

@@ -339,6 +339,14 @@ def test_memory_does_not_grow():
     assert grown < 4096, f"{grown} KiB over 22,000 calls"
 
 
+def changes_of(t):
+    """Other values, memory, dtype and layout of one tensor object."""
+    first = t.clone()
+    yield lambda: t.mul_(2)
+    for data in (first + 1, first.double(), torch.rand(2 * H)[::2], first):
+        yield lambda data=data: setattr(t, "data", data)
+
+
 def test_defined_anew():
     """One code, made into a function again for each call: found again only if it holds the same
     tensors and numbers."""
@@ -355,6 +363,10 @@ def test_defined_anew():
         t, u = torch.rand(H), SLOPE if n == 2 else torch.rand(H)
         check(lambda s, b, h, i, j: s * t[h] + u[h] * SLOPE[h] * (i - j) * WINDOW + n)
         SLOPE = SLOPE * 2 if n == 1 else SLOPE
+    for change in (lambda: None, lambda: None, *changes_of(SLOPE)):
+        change()
+        t = torch.rand(H)
+        check(lambda s, b, h, i, j: s * t[h] + SLOPE[h] * (i - j))
     bias = torch.rand(H)
     for x in (0.0, -0.0, 0, 1, True, 1.0, False, bias[0], bias[1], bias[0]):
         check(make(x))
