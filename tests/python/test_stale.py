@@ -3,6 +3,7 @@ attributes, lists, tensors in place. Each case is compared with a fresh evaluati
 
 import functools
 import gc
+import random
 import types
 import weakref
 
@@ -408,3 +409,54 @@ def test_threads():
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(200)))
+
+
+NAMES = """
+def make(x, y, f):
+    def mod(s, b, h, i, j):
+        return s * x[h] + f(s, h) * y * (i - j) * 0.1 + SHARED[h] * COUNT + cfg.a * cfg.t[h]
+    return mod
+
+def inner(c, d):
+    def g(s, h):
+        return c[h] * d
+    return g
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_functions_made_anew(seed):
+    """Functions of one code, kept or made for each call, while all that they read changes."""
+    r = random.Random(seed)
+    pool = [torch.rand(H) for _ in range(3)]
+    names = dict(SHARED=pool[0], COUNT=2, cfg=types.SimpleNamespace(a=1.5, t=pool[1]))
+    exec(NAMES, names)
+    fresh = [
+        lambda: torch.rand(2 * H)[::2],
+        lambda: torch.rand(H),
+        lambda: torch.rand(H).double(),
+    ]
+    tensor = lambda: r.choice(pool) if r.random() < 0.5 else r.choice(fresh)()  # noqa: E731
+    numbers = [1, 2, 2.0, 0.5, True, -0.0, 0, torch.tensor(0.5), torch.tensor(2)]
+    make_inner = lambda: names["inner"](tensor(), r.choice(numbers))  # noqa: E731
+    make = lambda: names["make"](tensor(), r.choice(numbers), r.choice(inner))  # noqa: E731
+    inner = [make_inner(), make_inner()]
+    kept = [make(), make()]
+    changes = [
+        lambda: names.update(SHARED=tensor()),
+        lambda: names.update(COUNT=r.choice([1, 2, 3.5])),
+        lambda: setattr(names["cfg"], "a", r.choice([1.5, 2, 0.1])),
+        lambda: setattr(names["cfg"], "t", tensor()),
+        lambda: r.choice(pool).mul_(r.choice([0.5, 1.5])),
+        lambda: setattr(r.choice(pool), "data", r.choice(fresh[:2])()),
+        lambda: setattr(r.choice(inner).__closure__[0], "cell_contents", tensor()),
+        lambda: inner.__setitem__(r.randrange(2), make_inner()),
+        lambda: kept.__setitem__(r.randrange(2), make()),
+        lambda: setattr(r.choice(kept).__closure__[1], "cell_contents", tensor()),
+    ]
+    for _ in range(120):
+        if r.random() < 0.6:
+            r.choice(changes)()
+        mod = r.choice(kept) if r.random() < 0.4 else make()
+        for _ in range(r.choice([1, 2])):
+            check(mod)
