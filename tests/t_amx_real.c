@@ -118,6 +118,33 @@ static void extremes(void **state)
     amx_trap_end();
 }
 
+/* f16 loses nothing but the last rounding: the mean square of all errors is little above that
+ * of the rounding of truth to f16. Products of high parts alone would give many times it. */
+static void f16_is_rounded_once(void **state)
+{
+    enum { N = 100 * 64 };
+    static float out[N], lse[100];
+    (void)state;
+    begin();
+    for (int outputs = CASE_ALL; outputs <= CASE_OUT_ONLY; outputs++) {
+        case_run r;
+        double error = 0, rounding = 0;
+        case_make(&(forward_case){.problem = "h1 q100 kv700 d64 f16",
+                                  .outputs = (case_outputs)outputs}, &r);
+        saccade_plan *plan = case_plan(&r, "amx", 1);
+        case_check(&r, plan, NULL, "f16", out, lse);
+        for (int i = 0; i < N; i++) {
+            const double own = f16_to_f32(f16_from_f32((float)r.out[i])) - r.out[i];
+            error += (out[i] - r.out[i]) * (out[i] - r.out[i]);
+            rounding += own * own;
+        }
+        assert_true(error < 1.2 * rounding); /* 1.09 with rough exponentials */
+        saccade_plan_destroy(plan);
+        case_free(&r);
+    }
+    amx_trap_end();
+}
+
 /* The ceiling's loop: what it says it has done, with every tile loaded. */
 static void ceiling(void **state)
 {
@@ -133,7 +160,7 @@ static void ceiling(void **state)
 }
 
 /* Streams: row maxima are what they do not give. */
-static void streamed(const forward_case *c)
+static void streamed_in(const forward_case *c)
 {
     for (int outputs = CASE_NO_MAX; outputs <= CASE_OUT_ONLY; outputs++) {
         forward_case own = *c;
@@ -148,6 +175,18 @@ static void streamed(const forward_case *c)
         saccade_plan_destroy(plan);
         case_free(&r);
     }
+}
+
+/* In bf16 and in f16. */
+static void streamed(const forward_case *c)
+{
+    char text[96];
+    forward_case f16 = *c;
+    streamed_in(c);
+    snprintf(text, sizeof text, "%s", c->problem);
+    strcpy(strstr(text, "bf16"), "f16");
+    f16.problem = text;
+    streamed_in(&f16);
 }
 
 static void stream_shapes(void **state)
@@ -232,6 +271,20 @@ static void stream_extremes(void **state)
     amx_trap_end();
 }
 
+/* lse of few keys leaves no room for coarse exponentials. */
+static void few_keys(void **state)
+{
+    static const int keys[] = {1, 2, 3, 5, 9, 16, 17, 31, 33, 127, 129, 255};
+    (void)state;
+    begin();
+    for (size_t n = 0; n < sizeof keys / sizeof keys[0]; n++) {
+        char problem[64];
+        snprintf(problem, sizeof problem, "h1 q97 kv%d d%d bf16", keys[n], n % 2 ? 33 : 64);
+        streamed(&(forward_case){.problem = problem, .seed = n});
+    }
+    amx_trap_end();
+}
+
 /* The handler itself: a level that is gone again after the end. */
 static void trap_ends(void **state)
 {
@@ -251,6 +304,7 @@ int main(void)
         cmocka_unit_test(stream_shapes),   cmocka_unit_test(stream_variants),
         cmocka_unit_test(stream_extremes), cmocka_unit_test(plain_order),
         cmocka_unit_test(ceiling),
+        cmocka_unit_test(few_keys),        cmocka_unit_test(f16_is_rounded_once),
     };
     unsetenv("SACCADE_LEVEL"); /* this test is of one level */
     return cmocka_run_group_tests(tests, NULL, NULL);

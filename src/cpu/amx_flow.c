@@ -24,6 +24,7 @@ typedef struct tiles {
     int scale;
     int64_t at;
     int64_t down, right; /* bytes to the tile below, to the one beside */
+    int64_t low;         /* to the low part */
 } tiles;
 
 typedef struct matrix {
@@ -32,7 +33,9 @@ typedef struct matrix {
     const amx_shape *shape;
     tiles pending; /* where accumulators go before they are used again */
     int has_pending[N_ACCUMULATORS];
-    int needs, event; /* of the stores, or STREAM_NO_EVENT */
+    const tiles *from;          /* of the unit at hand; NULL: zeros */
+    int is_new[N_ACCUMULATORS]; /* not yet begun */
+    int needs, event;           /* of the stores, or STREAM_NO_EVENT */
 } matrix;
 
 /* ---- instructions ---- */
@@ -42,9 +45,10 @@ static jit_operand tile_reg(int r)
     return jit_reg(ZYDIS_REGISTER_TMM0 + r);
 }
 
-static jit_operand tile_at(const tiles *t, int row, int column)
+static jit_operand tile_at(const tiles *t, int is_low, int row, int column)
 {
-    return jit_mem(t->base, t->stride, t->scale, t->at + row * t->down + column * t->right, 0);
+    return jit_mem(t->base, t->stride, t->scale,
+                   t->at + row * t->down + column * t->right + is_low * t->low, 0);
 }
 
 static void dot(matrix *m, int c, int a, int b)
@@ -61,38 +65,61 @@ static void flush(matrix *m, int c)
         return;
     jit_stream_note(m->stream, &m->a, 0);
     m->stream->need = m->needs;
-    EMIT(&m->a, TILESTORED, tile_at(&m->pending, c / 2, c % 2), tile_reg(c));
+    EMIT(&m->a, TILESTORED, tile_at(&m->pending, 0, c / 2, c % 2), tile_reg(c));
     m->has_pending[c] = 0;
     jit_stream_note(m->stream, &m->a, 0);
     if (c == N_ACCUMULATORS - 1 && m->event != STREAM_NO_EVENT)
         jit_stream_event(m->stream, m->event);
 }
 
-static void begin_accumulator(matrix *m, int c, const tiles *from)
+static void begin_accumulator(matrix *m, int c)
 {
     flush(m, c);
-    if (from)
-        EMIT(&m->a, TILELOADD, tile_reg(c), tile_at(from, c / 2, c % 2));
+    m->is_new[c] = 0;
+    if (m->from)
+        EMIT(&m->a, TILELOADD, tile_reg(c), tile_at(m->from, 0, c / 2, c % 2));
     else
         EMIT(&m->a, TILEZERO, tile_reg(c));
 }
 
 /* ---- units of 2 x 2 tiles ---- */
 
-/* C (from memory, or 0) += A B over `depth` steps; `to` gets it later. */
-static void emit_unit(matrix *m, tiles a, int64_t a_step, tiles b, int depth, const tiles *from,
-                      tiles to, int needs, int event)
+/* Parts of A and B in each round of products of a step, small ones first; numbers that are no
+ * sums have the third alone. */
+static const struct {
+    uint8_t a, b;
+} rounds[] = {{1, 1}, {1, 0}, {0, 0}, {0, 1}};
+enum { ROUND_ALL = 0, ROUND_SPLIT = 1, ROUND_WHOLE = 2, ROUNDS = 4 };
+
+/* One round; tiles that the round before had are there. */
+static void emit_round(matrix *m, const tiles *a, const tiles *b, int round, int is_first)
 {
-    for (int d = 0; d < depth; d++, a.at += a_step, b.at += UNIT)
-        for (int c = 0; c < N_ACCUMULATORS; c++) {
-            if (c % 2 == 0)
-                EMIT(&m->a, TILELOADD, tile_reg(4 + c / 2), tile_at(&a, c / 2, 0));
-            if (c < 2)
-                EMIT(&m->a, TILELOADDT1, tile_reg(6 + c), tile_at(&b, 0, c));
-            if (d == 0)
-                begin_accumulator(m, c, from);
-            dot(m, c, 4 + c / 2, 6 + c % 2);
-        }
+    const int a_low = rounds[round].a, b_low = rounds[round].b;
+    const int new_a = is_first || a_low != rounds[round - 1].a;
+    const int new_b = is_first || b_low != rounds[round - 1].b;
+    for (int c = 0; c < N_ACCUMULATORS; c++) {
+        if (new_a && c % 2 == 0)
+            EMIT(&m->a, TILELOADD, tile_reg(4 + c / 2), tile_at(a, a_low, c / 2, 0));
+        if (new_b && c < 2)
+            EMIT(&m->a, TILELOADDT1, tile_reg(6 + c), tile_at(b, b_low, 0, c));
+        if (m->is_new[c])
+            begin_accumulator(m, c);
+        dot(m, c, 4 + c / 2, 6 + c % 2);
+    }
+}
+
+/* C (from memory, or 0) += A B over `depth` steps; `to` gets it later. */
+static void emit_unit(matrix *m, tiles a, int64_t a_step, tiles b, int depth, int first_round,
+                      const tiles *from, tiles to, int needs, int event)
+{
+    const int is_split = m->shape->is_split, end = is_split ? ROUNDS : ROUND_WHOLE + 1;
+    const int begin = is_split ? first_round : ROUND_WHOLE;
+    m->from = from;
+    for (int c = 0; c < N_ACCUMULATORS; c++)
+        m->is_new[c] = 1;
+    for (int d = 0; d < depth; d++, a.at += a_step, b.at += UNIT << is_split)
+        for (int round = begin; round < end; round++)
+            emit_round(m, &a, &b, round, round == begin);
     for (int c = 0; c < N_ACCUMULATORS; c++)
         m->has_pending[c] = 1;
     m->pending = to;
@@ -103,7 +130,7 @@ static void emit_unit(matrix *m, tiles a, int64_t a_step, tiles b, int depth, co
 /* Packed K and V: pairs of tiles side by side, rows 128 bytes apart. */
 static tiles packed(ZydisRegister base, int64_t at)
 {
-    return (tiles){base, ZYDIS_REGISTER_RCX, 2, at, 0, 64};
+    return (tiles){base, ZYDIS_REGISTER_RCX, 2, at, 0, 64, UNIT};
 }
 
 /* Q K^T of square n, 1 to 4; the last is the next step's first. */
@@ -111,28 +138,39 @@ static void emit_scores(matrix *m, int n)
 {
     const amx_shape *s = m->shape;
     const int is_next = n == FLOW_SQUARES;
-    const tiles to = {
-        ZYDIS_REGISTER_R12,   ZYDIS_REGISTER_RCX, 1, FLOW_S + n % 2 * FLOW_SQUARE_BYTES, TILE,
-        FLOW_SQUARE_BYTES / 2};
+    const tiles to = {ZYDIS_REGISTER_R12,
+                      ZYDIS_REGISTER_RCX,
+                      1,
+                      FLOW_S + n % 2 * FLOW_SQUARE_BYTES,
+                      TILE,
+                      FLOW_SQUARE_BYTES / 2,
+                      0};
     const tiles q = {
-        ZYDIS_REGISTER_RSI, ZYDIS_REGISTER_RBP, 1, 0, 16 * (int64_t)s->q_stride, 0};
+        ZYDIS_REGISTER_RSI, ZYDIS_REGISTER_RBP, 1, 0, 16 * (int64_t)s->q_stride, 0, 64};
     if (is_next) {
         EMIT(&m->a, MOV, gpr(ZYDIS_REGISTER_RSI), field(offsetof(amx_step, q_next)));
         EMIT(&m->a, MOV, gpr(ZYDIS_REGISTER_RDI), field(offsetof(amx_step, k_next)));
     }
-    emit_unit(m, q, 64, packed(ZYDIS_REGISTER_RDI, is_next ? 0 : (int64_t)n * s->depth * UNIT),
-              s->depth, NULL, to, n > 1 ? EVENT_SQUARE + n - 2 : STREAM_NO_EVENT,
+    const int64_t at = (int64_t)n * s->depth * (UNIT << s->is_split);
+    emit_unit(m, q, 64 << s->is_split, packed(ZYDIS_REGISTER_RDI, is_next ? 0 : at), s->depth,
+              s->is_exact ? ROUND_ALL : ROUND_SPLIT, NULL, to,
+              n > 1 ? EVENT_SQUARE + n - 2 : STREAM_NO_EVENT,
               is_next ? STREAM_NO_EVENT : EVENT_SQUARE + n);
 }
 
 static void emit_values(matrix *m, int panel)
 {
     const amx_shape *s = m->shape;
-    const tiles p = {ZYDIS_REGISTER_R15, ZYDIS_REGISTER_RCX, 1, 0, TILE, 0};
-    const tiles o = {ZYDIS_REGISTER_R9,    ZYDIS_REGISTER_RDX,        1,
-                     (int64_t)panel * 128, 16 * (int64_t)s->o_stride, 64};
-    emit_unit(m, p, UNIT, packed(ZYDIS_REGISTER_R8, (int64_t)panel * s->v_panel), FLOW_SQUARES,
-              &o, o, STREAM_NO_EVENT, STREAM_NO_EVENT);
+    const tiles p = {ZYDIS_REGISTER_R15, ZYDIS_REGISTER_RCX, 1, 0, TILE, 0, UNIT};
+    const tiles o = {ZYDIS_REGISTER_R9,
+                     ZYDIS_REGISTER_RDX,
+                     1,
+                     (int64_t)panel * 128,
+                     16 * (int64_t)s->o_stride,
+                     64,
+                     0};
+    emit_unit(m, p, UNIT << s->is_split, packed(ZYDIS_REGISTER_R8, (int64_t)panel * s->v_panel),
+              FLOW_SQUARES, ROUND_SPLIT, &o, o, STREAM_NO_EVENT, STREAM_NO_EVENT);
 }
 
 static saccade_status matrix_stream(const amx_shape *shape, jit_stream *stream,
@@ -252,7 +290,7 @@ static saccade_status emit_all(amx_code *c, const amx_shape *shape, uint8_t *byt
         int32_t own = 0;
         c->shape[i] = *shape;
         c->shape[i].is_exact = i / 2;
-        c->shape[i].is_word = !shape->score && i / 2 == 0;
+        c->shape[i].is_word = !shape->score && !shape->is_split && i / 2 == 0;
         c->shape[i].is_cut = i % 2;
         c->begin[i] = end;
         TRY(amx_emit_step(&c->shape[i], bytes + end, capacity - end, &c->size[i], &own, err));

@@ -22,10 +22,10 @@ enum {
     FLOW_SHIFT = 0,                /* float [32]: added to scores times the factor */
     FLOW_FIRST = FLOW_SHIFT + 128, /* int32 [32]: live keys of the step, when cut */
     FLOW_PAST = FLOW_FIRST + 128,
-    FLOW_SUM = FLOW_PAST + 128,    /* float [32][16]: partial sums of rows */
-    FLOW_OVER = FLOW_SUM + 2048,   /* uint16 [32]: all words of weights, or-ed */
-    FLOW_P = FLOW_OVER + 64,       /* two of bf16 [4 squares][32 rows][32] */
-    FLOW_P_BYTES = 8192,
+    FLOW_SUM = FLOW_PAST + 128,  /* float [32][16]: partial sums of rows */
+    FLOW_OVER = FLOW_SUM + 2048, /* uint16 [32]: all words of weights, or-ed */
+    FLOW_P = FLOW_OVER + 64,     /* two of bf16 [4 squares][1 or 2 parts][32 rows][32] */
+    FLOW_P_BYTES = 16384,
     FLOW_END = FLOW_P + 2 * FLOW_P_BYTES,
     FLOW_BYTES = FLOW_END - FLOW_S
 };
@@ -54,6 +54,7 @@ typedef struct amx_shape {
     int is_exact;               /* exponentials to 1e-7, else to 9e-5 with a score mod ..*/
     int is_word;                /* .. and without one weights are made as words of bf16 */
     int is_cut;                 /* keys outside of [first, past) have no weight */
+    int is_split;               /* elements are sums of two bf16 (amx_split_tmpl.c) */
     int is_plain;               /* the streams one after the other, as far as they can be */
 } amx_shape;
 

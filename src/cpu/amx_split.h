@@ -29,11 +29,12 @@ static ALWAYS_INLINE void store_split(bf16 *p, const vf x[TILE_DEPTH / VF])
 #endif
 }
 
-/* C += 32 rows of A x a step of B: the small products first. has_low: low low too. */
+/* C += 32 rows of A, low parts a_low bytes behind, x a step of B: the small products first.
+ * has_low: low low too. */
 static ALWAYS_INLINE void multiply_split(int has_low, const char *a, int64_t a_stride,
-                                         const char *b)
+                                         int64_t a_low, const char *b)
 {
-    const char *low = a + TILE_BYTES, *b_low = b + UNIT_BYTES;
+    const char *low = a + a_low, *b_low = b + UNIT_BYTES;
     TILE_LOAD(4, low, a_stride);
     TILE_LOAD(5, low + TILE_ROWS * a_stride, a_stride);
     if (has_low) {

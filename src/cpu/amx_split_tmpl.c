@@ -25,7 +25,7 @@ static CPU_SCORES(scores)
     for (int32_t p = 0; p < n_panels; p++) {
         ZERO_UNIT();
         for (int32_t d = 0; d < depth; d++, keys += SPLIT_BYTES)
-            multiply_split(1, (const char *)q + d * SPLIT_ROW, q_ld * 4, keys);
+            multiply_split(1, (const char *)q + d * SPLIT_ROW, q_ld * 4, TILE_BYTES, keys);
         store_unit(s + p * UNIT, s_ld * 4);
     }
     for (int32_t i = 0; i < rows && scale != 1; i++)
@@ -45,7 +45,7 @@ static CPU_VALUES(values)
         const char *panel = (const char *)v + (int64_t)c * block * UNIT * 4;
         load_unit(o + c * UNIT, o_ld * 4);
         for (int32_t d = 0; d < depth; d++)
-            multiply_split(0, (const char *)p + d * SPLIT_ROW, p_ld * 4,
+            multiply_split(0, (const char *)p + d * SPLIT_ROW, p_ld * 4, TILE_BYTES,
                            panel + (int64_t)d * SPLIT_BYTES);
         store_unit(o + c * UNIT, o_ld * 4);
     }
@@ -183,4 +183,7 @@ const cpu_kernels LEVEL_NAME(cpu_f16_tiles) = {
     .begin = tiles_begin,
     .end = tiles_end,
     .careful = &F32(cpu_f32),
+#if defined(LEVEL_AMX)
+    .stream = cpu_stream_tiles_amx,
+#endif
 };

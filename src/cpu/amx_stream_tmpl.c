@@ -14,7 +14,7 @@
 #include "cpu/vec.h"
 
 #include "cpu/amx_tiles.h"
-#include "cpu/amx_units.h"
+#include "cpu/amx_split.h"
 
 typedef struct chain {
     const cpu_stream *a;
@@ -26,16 +26,21 @@ typedef struct chain {
 
 /* ---- addresses ---- */
 
+static size_t unit_bytes(const chain *c)
+{
+    return UNIT_BYTES << c->shape->is_split;
+}
+
 static const char *k_of(const chain *c, int32_t step)
 {
-    const size_t bytes = (size_t)FLOW_SQUARES * (size_t)c->shape->depth * UNIT_BYTES;
+    const size_t bytes = (size_t)(FLOW_SQUARES * c->shape->depth) * unit_bytes(c);
     return c->a->k + (size_t)(step / 2) * c->a->pitch + (size_t)(step % 2) * bytes;
 }
 
 static const char *v_of(const chain *c, int32_t step)
 {
     return c->a->v + (size_t)(step / 2) * c->a->pitch
-           + (size_t)(step % 2) * FLOW_SQUARES * UNIT_BYTES;
+           + (size_t)(step % 2) * FLOW_SQUARES * unit_bytes(c);
 }
 
 static const char *q_of(const chain *c, int32_t strip)
@@ -59,9 +64,15 @@ static float *numbers(const chain *c, int offset)
 static void first_square(const chain *c, const cpu_stream_step *at)
 {
     const char *q = q_of(c, at->strip), *k = k_of(c, at->step);
+    const amx_shape *s = c->shape;
     ZERO_UNIT();
-    for (int32_t d = 0; d < c->shape->depth; d++)
-        multiply_unit(q + d * TILE_BYTES, c->shape->q_stride, k + (int64_t)d * UNIT_BYTES);
+    for (int32_t d = 0; d < s->depth; d++) {
+        if (s->is_split)
+            multiply_split(s->is_exact, q + d * SPLIT_ROW, s->q_stride, TILE_BYTES,
+                           k + (int64_t)d * SPLIT_BYTES);
+        else
+            multiply_unit(q + d * TILE_BYTES, s->q_stride, k + (int64_t)d * UNIT_BYTES);
+    }
     char *left = c->memory + FLOW_S, *right = left + FLOW_SQUARE_BYTES / 2;
     TILE_STORE(0, left, TILE_BYTES);
     TILE_STORE(1, right, TILE_BYTES);
@@ -75,9 +86,14 @@ static void last_values(const chain *c)
         const char *v = (const char *)c->step.v_before + (int64_t)panel * c->shape->v_panel;
         float *o = c->step.o_before + panel * UNIT;
         load_unit(o, c->shape->o_stride);
-        for (int32_t d = 0; d < FLOW_SQUARES; d++)
-            multiply_unit((const char *)c->step.p_before + d * UNIT_BYTES, TILE_BYTES,
-                          v + (int64_t)d * UNIT_BYTES);
+        for (int32_t d = 0; d < FLOW_SQUARES; d++) {
+            if (c->shape->is_split)
+                multiply_split(0, (const char *)c->step.p_before + d * SPLIT_BYTES, TILE_BYTES,
+                               UNIT_BYTES, v + (int64_t)d * SPLIT_BYTES);
+            else
+                multiply_unit((const char *)c->step.p_before + d * UNIT_BYTES, TILE_BYTES,
+                              v + (int64_t)d * UNIT_BYTES);
+        }
         store_unit(o, c->shape->o_stride);
     }
 }

@@ -65,6 +65,7 @@ typedef struct vectors {
     int factor, coefficient[MOST_COEFFICIENTS]; /* registers, for the whole code */
     int column[LANES];                          /* numbers of a square's keys, when cut */
     int corrections, order, over, ones;         /* of words */
+    int high;                                   /* mask of what a high part keeps */
     int square, row;
 } vectors;
 
@@ -118,6 +119,11 @@ static void load_constants(vectors *v)
 {
     if (v->shape->is_word)
         load_words(v);
+    if (v->shape->is_split) {
+        v->high = keep(&v->t);
+        EMIT(&v->t.a, MOV, gpr(ZYDIS_REGISTER_EAX), jit_imm(-0x10000));
+        EMIT_VECTOR(&v->t.a, Z(VPBROADCASTD), vec(&v->t, v->high), gpr(ZYDIS_REGISTER_EAX));
+    }
     v->factor = keep(&v->t);
     load_constant(v, v->factor, 0);
     for (int i = 0; i < n_coefficients(v->shape); i++) {
@@ -196,6 +202,29 @@ static void emit_exponentials(vectors *v, const int exponent[LANES], int weight[
     }
 }
 
+/* Where a row of P goes. */
+static jit_operand weights_at(const vectors *v, int is_low)
+{
+    enum { PART = 2 * FLOW_ROWS * FLOW_KEYS / FLOW_SQUARES }; /* bytes of a square's */
+    return jit_mem(ZYDIS_REGISTER_R13, ZYDIS_REGISTER_NONE, 0,
+                   (v->square << v->shape->is_split) * PART + is_low * PART + v->row * 64, 64);
+}
+
+/* Weights become their first 8 bits, what that takes off them goes to P as low parts. */
+static void emit_low_parts(vectors *v, const int weight[LANES], const int low[LANES])
+{
+    tile *t = &v->t;
+    for (int lane = 0; lane < LANES; lane++) {
+        EMIT_VECTOR(&t->a, Z(VMOVAPS), vec(t, low[lane]), vec(t, weight[lane]));
+        EMIT_VECTOR(&t->a, Z(VPANDD), vec(t, weight[lane]), vec(t, weight[lane]),
+                    vec(t, v->high));
+        EMIT_VECTOR(&t->a, Z(VSUBPS), vec(t, low[lane]), vec(t, low[lane]),
+                    vec(t, weight[lane]));
+    }
+    EMIT_VECTOR(&t->a, Z(VCVTNE2PS2BF16), vec(t, low[0]), vec(t, low[1]), vec(t, low[0]));
+    EMIT_VECTOR(&t->a, Z(VMOVUPS), weights_at(v, 1), vec(t, low[0]));
+}
+
 /* Row's weights as P has them, into a register; the row's sum. */
 static int emit_floats(vectors *v, const int exponent[LANES])
 {
@@ -204,10 +233,12 @@ static int emit_floats(vectors *v, const int exponent[LANES])
     int weight[LANES];
     emit_exponentials(v, exponent, weight);
     const int packed = jit_take_reg(t, NOWHERE);
+    EMIT_VECTOR(&t->a, Z(VADDPS), vec(t, packed), vec(t, weight[0]), vec(t, weight[1]));
+    EMIT_VECTOR(&t->a, Z(VADDPS), vec(t, packed), vec(t, packed), sum);
+    EMIT_VECTOR(&t->a, Z(VMOVUPS), sum, vec(t, packed));
+    if (v->shape->is_split)
+        emit_low_parts(v, weight, exponent);
     EMIT_VECTOR(&t->a, Z(VCVTNE2PS2BF16), vec(t, packed), vec(t, weight[1]), vec(t, weight[0]));
-    EMIT_VECTOR(&t->a, Z(VADDPS), vec(t, weight[0]), vec(t, weight[0]), vec(t, weight[1]));
-    EMIT_VECTOR(&t->a, Z(VADDPS), vec(t, weight[0]), vec(t, weight[0]), sum);
-    EMIT_VECTOR(&t->a, Z(VMOVUPS), sum, vec(t, weight[0]));
     return packed;
 }
 
@@ -249,10 +280,7 @@ static void emit_row(vectors *v)
     for (int lane = 0; lane < LANES; lane++)
         exponent[lane] = emit_exponent(v, lane);
     const int packed = v->shape->is_word ? emit_words(v, exponent) : emit_floats(v, exponent);
-    EMIT_VECTOR(&t->a, Z(VMOVUPS),
-                jit_mem(ZYDIS_REGISTER_R13, ZYDIS_REGISTER_NONE, 0,
-                        v->square * (FLOW_P_BYTES / FLOW_SQUARES) + v->row * 64, 64),
-                vec(t, packed));
+    EMIT_VECTOR(&t->a, Z(VMOVUPS), weights_at(v, 0), vec(t, packed));
     jit_forget_all(t);
 }
 

@@ -57,9 +57,10 @@ static saccade_status compile_stream(const saccade_plan *plan, cpu_state *state,
         .frame_at = p->score ? jit_frame_at(state->jit) : 0,
         .depth = (D + 31) / 32,
         .panels = (Dv + 31) / 32,
-        .q_stride = (D + 31) / 32 * 64,
+        .q_stride = (D + 31) / 32 * 32 * k->element,
         .o_stride = (Dv + 31) / 32 * 128,
-        .v_panel = CPU_BLOCK_KEYS * 64,
+        .v_panel = CPU_BLOCK_KEYS * 32 * k->element,
+        .is_split = k->is_split,
     };
     const saccade_status status = amx_code_create(&shape, &state->code, &spills, &why);
     if (status == SACCADE_OK && state->jit)
