@@ -400,17 +400,30 @@ static void find_live_late(cpu_worker *w, const tile *t)
     w->s = p;
 }
 
-/* The tile's V is asked for while its K is used, the next K while V is. */
+/* Softmax of a tile, two rows at a time, asking for lines between. */
+static void direct_softmax(cpu_worker *w, const tile *t, const float *most, cpu_asking *next)
+{
+    const int32_t n = (t->n + 15) / 16 * 16, share = asking_share(next, (w->rows + 1) / 2);
+    for (int32_t r = 0; r < w->rows; r += 2) {
+        const int32_t n_rows = r + 1 < w->rows ? 2 : 1;
+        ask_lines(next, share);
+        w->kernels->softmax(w->s + (int64_t)r * CPU_BLOCK_KEYS, CPU_BLOCK_KEYS, n_rows, n,
+                            most ? most + r : NULL, w->m + r, w->l + r, w->alpha + r);
+    }
+}
+
+/* The tile's V is asked for while its K is used, a sixth of it during softmax, and the next K
+ * while V is: a phase that asks for nothing leaves memory idle. */
 static void run_direct(cpu_worker *w, const tile *t)
 {
     const cpu_kernels *kernels = w->kernels;
     const cpu_rows k = cpu_rows_of(w->job->run->k, w->item.b, w->item.g);
     const cpu_rows v = cpu_rows_of(w->job->run->v, w->item.b, w->item.g);
-    cpu_asking next_v = asking_begin(&v, t->j0, t->n);
+    const int32_t early = t->n - t->n / 6;
+    cpu_asking next_v = asking_begin(&v, t->j0, early);
+    cpu_asking late_v = asking_begin(&v, t->j0 + early, t->n - early);
     cpu_asking next_k = asking_begin(&k, t->j0 + t->n, CPU_BLOCK_KEYS);
-    const float *most = direct_scores(w, t, &next_v);
-    kernels->softmax(w->s, CPU_BLOCK_KEYS, w->rows, (t->n + 15) / 16 * 16, most, w->m, w->l,
-                     w->alpha);
+    direct_softmax(w, t, direct_scores(w, t, &next_v), &late_v);
     const int32_t done = kernels->sums(w->s, CPU_BLOCK_KEYS, &v, t->j0, t->n, w->rows, w->alpha,
                                        w->o, w->job->g.o_ld, &next_k);
     if (done == t->n)

@@ -112,9 +112,10 @@ static ALWAYS_INLINE void score_unit(int high, const cpu_rows *k, const char *ro
 
 /* s [rows][s_ld] = scale * the transpose of [32][16], of which at most 16 rows are wanted. */
 static ALWAYS_INLINE void turn(const float *from, int32_t rows, float scale, float *s,
-                               int32_t s_ld)
+                               int32_t s_ld, cpu_asking *next, int32_t share)
 {
-    for (int32_t j = 0; j < UNIT_KEYS; j += VF)
+    for (int32_t j = 0; j < UNIT_KEYS; j += VF) {
+        ask_lines(next, share);
         for (int32_t r = 0; r < TILE_ROWS && r < rows; r += VF) {
             vf square[VF];
             for (int32_t i = 0; i < VF; i++)
@@ -123,6 +124,7 @@ static ALWAYS_INLINE void turn(const float *from, int32_t rows, float scale, flo
             for (int32_t i = 0; i < VF && r + i < rows; i++)
                 vf_store(s + (int64_t)(r + i) * s_ld + j, square[i]);
         }
+    }
 }
 
 CPU_DOTS(LEVEL_NAME(cpu_dots_tiles))
@@ -131,7 +133,7 @@ CPU_DOTS(LEVEL_NAME(cpu_dots_tiles))
     _Alignas(64) float square[4 * TILE_ROWS * TILE_ROWS];
     const int32_t depth = (k->dim + TILE_DEPTH - 1) / TILE_DEPTH;
     const int32_t units = (rows + UNIT_KEYS - 1) / UNIT_KEYS;
-    const int64_t steps = 2 * (int64_t)((n + UNIT_KEYS - 1) / UNIT_KEYS) * units * depth;
+    const int64_t steps = 2 * (int64_t)((n + UNIT_KEYS - 1) / UNIT_KEYS) * units * (depth + 1);
     const int32_t share = asking_share(next, steps);
     pack_queries(q, q_ld, rows, depth, queries);
     for (int32_t j = 0; j < n; j += UNIT_KEYS) {
@@ -141,12 +143,12 @@ CPU_DOTS(LEVEL_NAME(cpu_dots_tiles))
             float *to = s + (int64_t)r * s_ld + j;
             if (rows - r > TILE_ROWS) {
                 score_unit(2, k, row, n - j, packed, depth, next, share, square);
-                turn(square, TILE_ROWS, scale, to, s_ld);
+                turn(square, TILE_ROWS, scale, to, s_ld, next, share);
                 turn(square + 2 * TILE_ROWS * TILE_ROWS, rows - r - TILE_ROWS, scale,
-                     to + (int64_t)TILE_ROWS * s_ld, s_ld);
+                     to + (int64_t)TILE_ROWS * s_ld, s_ld, next, share);
             } else {
                 score_unit(1, k, row, n - j, packed, depth, next, share, square);
-                turn(square, rows - r, scale, to, s_ld);
+                turn(square, rows - r, scale, to, s_ld, next, share);
             }
         }
     }
@@ -177,7 +179,8 @@ static ALWAYS_INLINE void store_pairs(const char *even, const char *odd, bf16 *t
 }
 
 /* n rows of V as tiles B, [columns/32][pair of keys][32][2], padded to 32 keys with 0. */
-static void pair_values(const cpu_rows *v, int64_t j0, int32_t n, bf16 *to)
+static void pair_values(const cpu_rows *v, int64_t j0, int32_t n, bf16 *to, cpu_asking *next,
+                        int32_t share)
 {
     const int32_t padded = (n + TILE_DEPTH - 1) / TILE_DEPTH * TILE_DEPTH;
     const int32_t full = v->dim / TILE_DEPTH * TILE_DEPTH;
@@ -187,6 +190,7 @@ static void pair_values(const cpu_rows *v, int64_t j0, int32_t n, bf16 *to)
     for (; j + 1 < n; j += 2, even += 2 * v->stride, odd += 2 * v->stride) {
         bf16 *at = to + j * TILE_DEPTH;
         int32_t d = 0;
+        ask_lines(next, share);
         for (; d < full; d += TILE_DEPTH)
             store_pairs(even + 2 * d, odd + 2 * d, at + (int64_t)d * padded);
         if (d == v->dim)
@@ -303,7 +307,9 @@ CPU_SUMS(LEVEL_NAME(cpu_sums_tiles))
     const int32_t group = fit < CPU_BLOCK_KEYS ? fit : CPU_BLOCK_KEYS;
     const int64_t steps = (int64_t)((n + TILE_DEPTH - 1) / TILE_DEPTH)
                           * ((rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS)) * wide;
-    sums_job job = {(const char *)p, 4 * (int64_t)p_ld, rows, asking_share(next, steps), next};
+    /* pairs take about as long as products */
+    const int32_t pair_share = asking_share(next, n + 1), share = asking_share(next, 2 * steps);
+    sums_job job = {(const char *)p, 4 * (int64_t)p_ld, rows, share, next};
     for (int32_t i = 0; i < rows; i++)
         for (int32_t d = 0; d < o_ld && alpha[i] != 1; d += VF) {
             float *at = o + (int64_t)i * o_ld + d;
@@ -311,7 +317,7 @@ CPU_SUMS(LEVEL_NAME(cpu_sums_tiles))
         }
     for (int32_t j = 0; j < n; j += group) {
         const int32_t m = n - j < group ? n - j : group;
-        pair_values(v, j0 + j, m, block);
+        pair_values(v, j0 + j, m, block, next, pair_share);
         job.p = (const char *)p + 2 * (int64_t)j;
         multiply_group(&job, block, m, v->dim, sums);
         if (is_wild(sums, rows, v->dim))
