@@ -54,7 +54,8 @@ static void with_amx(const forward_case *c)
     ((cpu_state *)plan->state)->kernels =
         is_f16 ? &cpu_f16_tiles_avx512 : &cpu_bf16_tiles_avx512;
     case_check(&r, plan, NULL, "emulated", emulated, emulated + n_out);
-    assert_memory_equal(real, emulated, n * sizeof *real);
+    if (s->Q * (s->H / s->Hkv) > 1) /* one row takes dot products, no tiles */
+        assert_memory_equal(real, emulated, n * sizeof *real);
     saccade_plan_destroy(plan);
     free(real);
     free(emulated);
@@ -75,6 +76,7 @@ static void shapes(void **state)
         "b1 h2/1 q70 kv300 d40 dv72 f16",
         "b1 h1 q97 kv600 d64 f16",
         "b2 h8/1 q1 kv700 d128 bf16",
+        "b1 h2 q1 kv700 d40 bf16",
         "b1 h16/2 q5 kv333 d80 dv200 bf16",
         "b1 h6/2 q20 kv290 d33 dv31 bf16",
     };

@@ -131,6 +131,12 @@ CPU_DOTS(LEVEL_NAME(cpu_dots_tiles))
 {
     _Alignas(64) bf16 queries[QUERIES];
     _Alignas(64) float square[4 * TILE_ROWS * TILE_ROWS];
+#if defined(LEVEL_AMX)
+    if (rows == 1) { /* 9 ns a key of D128 instead of 14 */
+        cpu_dots_bf16(q, q_ld, k, j0, n, rows, scale, s, s_ld, next);
+        return;
+    }
+#endif
     const int32_t depth = (k->dim + TILE_DEPTH - 1) / TILE_DEPTH;
     const int32_t units = (rows + UNIT_KEYS - 1) / UNIT_KEYS;
     const int64_t steps = 2 * (int64_t)((n + UNIT_KEYS - 1) / UNIT_KEYS) * units * (depth + 1);
@@ -302,6 +308,10 @@ CPU_SUMS(LEVEL_NAME(cpu_sums_tiles))
 {
     _Alignas(64) bf16 block[BLOCK];
     _Alignas(64) float sums[64 * CPU_DIRECT_DIM];
+#if defined(LEVEL_AMX)
+    if (rows == 1)
+        return cpu_sums_bf16(p, p_ld, v, j0, n, rows, alpha, o, o_ld, next);
+#endif
     const int32_t wide = (v->dim + TILE_DEPTH - 1) / TILE_DEPTH;
     const int32_t fit = BLOCK / (wide * TILE_DEPTH) / TILE_DEPTH * TILE_DEPTH;
     const int32_t group = fit < CPU_BLOCK_KEYS ? fit : CPU_BLOCK_KEYS;
