@@ -115,7 +115,7 @@ static void climbs(void **state)
                 {"b1 h2 q600 kv600 d128 bf16", "causal()", NULL},
                 {"b1 h2 q200 kv600 d64 bf16", NULL, "score + 2.0 * (kv - q)"},
                 {"b1 h2 q200 kv600 d128 f16", NULL, "softcap(1000)"},
-                {"b1 h2 q200 kv600 d64 bf16", "causal()", "softcap(50)"},
+                {"b1 h2 q200 kv600 d64 bf16", "causal()", "softcap(20)"},
                 {"b1 h2 q200 kv600 d256 bf16", "kv >= q", NULL},
                 {"b1 h2 q200 kv600 d64 f32", "causal()", NULL},
                 {"b2 h8/2 q2 kv600 d128 bf16", NULL, NULL}};

@@ -81,24 +81,25 @@ DEVICE float sac_pow_fast(float x, float y)
     return powf(x, y);
 }
 
-/* 1 + e^(2x), held below 2^31: from there on tanh is 1 to the last bit */
-DEVICE float tanh_divisor(float x)
+DEVICE float tanh_power(float x)
 {
-    return 1.f + exp2_fast(fminf(x * 2.8853901f, 31.f));
+    return exp2_fast(fabsf(x) * -2.8853901f);
 }
 
-/* tanh x = 1 - 2 / (1 + e^(2x)), absolute error 2^-22; four at once share one reciprocal, which
- * leaves 1.25 operations of the special function unit for each. */
+/* tanh |x| = (1 - e) / (1 + e), e = e^(-2|x|): for small x only half of e's error is left;
+ * 1 - 2 / (1 + e^(2x)) would keep all of the quotient's. Absolute error 3.5e-7, below 1.6e-7
+ * for |x| < 0.2. Four at once share one reciprocal, which leaves 1.25 operations of the special
+ * function unit for each. */
 DEVICE void sac_tanh4(float &x0, float &x1, float &x2, float &x3)
 {
-    float d0 = tanh_divisor(x0), d1 = tanh_divisor(x1);
-    float d2 = tanh_divisor(x2), d3 = tanh_divisor(x3);
+    float e0 = tanh_power(x0), e1 = tanh_power(x1), e2 = tanh_power(x2), e3 = tanh_power(x3);
+    float d0 = 1.f + e0, d1 = 1.f + e1, d2 = 1.f + e2, d3 = 1.f + e3;
     float a = d0 * d1, b = d2 * d3, r = rcp_fast(a * b);
-    float ra = r * b * -2.f, rb = r * a * -2.f;
-    x0 = fmaf(ra, d1, 1.f);
-    x1 = fmaf(ra, d0, 1.f);
-    x2 = fmaf(rb, d3, 1.f);
-    x3 = fmaf(rb, d2, 1.f);
+    float ra = r * b, rb = r * a;
+    x0 = copysignf((1.f - e0) * (ra * d1), x0);
+    x1 = copysignf((1.f - e1) * (ra * d0), x1);
+    x2 = copysignf((1.f - e2) * (rb * d3), x2);
+    x3 = copysignf((1.f - e3) * (rb * d2), x3);
 }
 
 /* ---- captures ---- */
