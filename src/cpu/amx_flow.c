@@ -10,6 +10,7 @@
 #include "saccade_config.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #if HAVE_ZYDIS && HAVE_LEVEL_AMX
 

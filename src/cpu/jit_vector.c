@@ -1,5 +1,8 @@
 /* The vector stream of a step: for each row of each square the score function on a pair of
- * vectors, then the exponential, the row's sum and P. Straight-line code, no loops. */
+ * vectors, then the exponential, the row's sum and P. Straight-line code, no loops.
+ *
+ * The encoder sees one row of each square; the others are its copies. What moves from row to
+ * row stands there with a mark added to its displacement, which the copies replace. */
 #include "saccade_config.h"
 
 #if HAVE_ZYDIS && HAVE_LEVEL_AMX
@@ -59,6 +62,10 @@ void amx_step_begin(amx_step *step, const amx_shape *shape, float scale)
         step->columns[j] = j;
 }
 
+/* Marks: displacements that grow by 64 and by 4 bytes a row. Nothing else is this large, and no
+ * immediate operand is their highest byte. */
+enum { BY_VECTOR = 0x5a000000, BY_NUMBER = 0x6b000000, MARK_REACH = 1 << 20 };
+
 typedef struct vectors {
     tile t;
     const amx_shape *shape;
@@ -66,7 +73,7 @@ typedef struct vectors {
     int column[LANES];                          /* numbers of a square's keys, when cut */
     int corrections, order, over, ones;         /* of words */
     int high;                                   /* mask of what a high part keeps */
-    int square, row;
+    int square;
 } vectors;
 
 /* ---- operands ---- */
@@ -150,7 +157,7 @@ static int emit_exponent(vectors *v, int lane)
     const int from = v->shape->score ? jit_get(t, t->result, lane) : NOWHERE;
     const int d = jit_take_reg(t, NOWHERE);
     const jit_operand o[] = {vec(t, d), mask_reg(0), vec(t, v->factor),
-                             flow_at(v, FLOW_SHIFT + 4 * v->row, 4)};
+                             flow_at(v, BY_NUMBER + FLOW_SHIFT, 4)};
     if (from == NOWHERE)
         EMIT_VECTOR(&t->a, Z(VMOVUPS), vec(t, d), scores_of(t, lane));
     else
@@ -167,9 +174,9 @@ static int emit_cut(vectors *v, int lane)
     const int k = jit_take_mask(t, NOWHERE);
     const jit_operand column = vec(t, v->column[lane]);
     const jit_operand first[] = {mask_reg(k), mask_reg(0), column,
-                                 flow_at(v, FLOW_FIRST + 4 * v->row, 4), jit_imm(NOT_LESS)};
+                                 flow_at(v, BY_NUMBER + FLOW_FIRST, 4), jit_imm(NOT_LESS)};
     const jit_operand past[] = {mask_reg(k), mask_reg(k), column,
-                                flow_at(v, FLOW_PAST + 4 * v->row, 4), jit_imm(LESS)};
+                                flow_at(v, BY_NUMBER + FLOW_PAST, 4), jit_imm(LESS)};
     jit_put_evex(&t->a, Z(VPCMPD), 1, 0, 5, first);
     jit_put_evex(&t->a, Z(VPCMPD), 1, 0, 5, past);
     return k;
@@ -207,7 +214,7 @@ static jit_operand weights_at(const vectors *v, int is_low)
 {
     enum { PART = 2 * FLOW_ROWS * FLOW_KEYS / FLOW_SQUARES }; /* bytes of a square's */
     return jit_mem(ZYDIS_REGISTER_R13, ZYDIS_REGISTER_NONE, 0,
-                   (v->square << v->shape->is_split) * PART + is_low * PART + v->row * 64, 64);
+                   BY_VECTOR + (v->square << v->shape->is_split) * PART + is_low * PART, 64);
 }
 
 /* Weights become their first 8 bits, what that takes off them goes to P as low parts. */
@@ -229,7 +236,7 @@ static void emit_low_parts(vectors *v, const int weight[LANES], const int low[LA
 static int emit_floats(vectors *v, const int exponent[LANES])
 {
     tile *t = &v->t;
-    const jit_operand sum = flow_at(v, FLOW_SUM + 64 * v->row, 64);
+    const jit_operand sum = flow_at(v, BY_VECTOR + FLOW_SUM, 64);
     int weight[LANES];
     emit_exponentials(v, exponent, weight);
     const int packed = jit_take_reg(t, NOWHERE);
@@ -246,7 +253,7 @@ static int emit_floats(vectors *v, const int exponent[LANES])
 static int emit_words(vectors *v, const int exponent[LANES])
 {
     tile *t = &v->t;
-    const jit_operand sum = flow_at(v, FLOW_SUM + 64 * v->row, 64);
+    const jit_operand sum = flow_at(v, BY_VECTOR + FLOW_SUM, 64);
     const int word = exponent[0], part = exponent[1], total = jit_take_reg(t, NOWHERE);
     for (int lane = 0; lane < LANES; lane++) {
         const int k = v->shape->is_cut ? emit_cut(v, lane) : 0;
@@ -271,8 +278,8 @@ static void emit_row(vectors *v)
 {
     tile *t = &v->t;
     int exponent[LANES];
-    t->s_at = FLOW_S + v->square % 2 * FLOW_SQUARE_BYTES + v->row * 64;
-    t->row_at = 4 * v->row;
+    t->s_at = BY_VECTOR + FLOW_S + v->square % 2 * FLOW_SQUARE_BYTES;
+    t->row_at = BY_NUMBER;
     t->column_at = v->square * (FLOW_KEYS / FLOW_SQUARES) * 4;
     t->n_slots = CALL_SLOTS + LANES;
     if (v->shape->score)
@@ -282,6 +289,72 @@ static void emit_row(vectors *v)
     const int packed = v->shape->is_word ? emit_words(v, exponent) : emit_floats(v, exponent);
     EMIT_VECTOR(&t->a, Z(VMOVUPS), weights_at(v, 0), vec(t, packed));
     jit_forget_all(t);
+}
+
+/* ---- copies for the other rows ---- */
+
+enum { ROW_BYTES = 1 << 14, ROW_INSTRUCTIONS = 2048 };
+
+static int is_near(int64_t displacement, int64_t mark)
+{
+    return displacement > mark - MARK_REACH && displacement < mark + MARK_REACH;
+}
+
+/* Where an instruction has a marked displacement: it stands last, but for at most one byte.
+ * What it grows by from row to row; 0: nothing is marked. */
+static int32_t marked_at(const uint8_t *begin, const uint8_t *end, size_t *at)
+{
+    for (int tail = 0; tail < 2 && end - begin >= 4 + tail; tail++) {
+        int32_t displacement;
+        *at = (size_t)(end - begin - 4 - tail);
+        memcpy(&displacement, begin + *at, sizeof displacement);
+        if (is_near(displacement, BY_VECTOR))
+            return 64;
+        if (is_near(displacement, BY_NUMBER))
+            return 4;
+    }
+    return 0;
+}
+
+static void copy_row(jit_asm *out, const jit_asm *one, int32_t row)
+{
+    for (uint32_t n = 0, begin = 0; n < one->n_marks; begin = one->marks[n++]) {
+        const size_t size = one->marks[n] - begin;
+        size_t at;
+        const int32_t step = marked_at(one->bytes + begin, one->bytes + begin + size, &at);
+        if (out->failed || out->capacity - out->size < size || out->n_marks == out->max_marks) {
+            out->failed = 1;
+            return;
+        }
+        uint8_t *to = out->bytes + out->size;
+        memcpy(to, one->bytes + begin, size);
+        if (step) {
+            int32_t displacement;
+            memcpy(&displacement, to + at, sizeof displacement);
+            displacement += row * step - (step == 4 ? BY_NUMBER : BY_VECTOR);
+            memcpy(to + at, &displacement, sizeof displacement);
+        }
+        out->size += size;
+        out->marks[out->n_marks++] = (uint32_t)out->size;
+    }
+}
+
+/* All rows of a square from one that the encoder writes. */
+static void emit_square(vectors *v)
+{
+    uint8_t bytes[ROW_BYTES];
+    uint32_t marks[ROW_INSTRUCTIONS];
+    jit_asm all = v->t.a;
+    v->t.a = (jit_asm){.bytes = bytes,
+                       .capacity = sizeof bytes,
+                       .is_wide = 1,
+                       .marks = marks,
+                       .max_marks = ROW_INSTRUCTIONS};
+    emit_row(v);
+    all.failed |= v->t.a.failed;
+    for (int32_t row = 0; row < FLOW_ROWS; row++)
+        copy_row(&all, &v->t.a, row);
+    v->t.a = all;
 }
 
 saccade_status jit_vector_stream(const amx_shape *shape, size_t capacity, jit_stream *stream,
@@ -313,10 +386,8 @@ saccade_status jit_vector_stream(const amx_shape *shape, size_t capacity, jit_st
             load_columns(v);
         jit_stream_note(stream, &t->a, 0);
         stream->need = v->square ? EVENT_SQUARE + v->square : STREAM_NO_EVENT;
-        for (v->row = 0; v->row < FLOW_ROWS; v->row++) {
-            emit_row(v);
-            *spills = t->n_slots > *spills ? t->n_slots : *spills;
-        }
+        emit_square(v);
+        *spills = t->n_slots > *spills ? t->n_slots : *spills;
         jit_stream_note(stream, &t->a, 1);
         jit_stream_event(stream, EVENT_SQUARE + v->square);
     }
