@@ -71,6 +71,9 @@ const amx_shape *amx_code_shape(const amx_code *code, int is_exact);
 amx_step_fn *amx_code_run(const amx_code *code, int is_exact, int is_cut);
 size_t amx_code_bytes(const amx_code *code);
 
+/* Of the exponential's polynomial; none by words. */
+enum { AMX_COEFFICIENTS = 6 };
+int amx_coefficients(const amx_shape *shape);
 /* What is added to a score times the factor so that a weight's exponent is 0 at the anchor. */
 float amx_shift(const amx_shape *shape, float anchor);
 /* Sets what does not change from step to step. scale: of scores without a score mod. */

@@ -13,54 +13,9 @@
 #include "base/cpu_features.h"
 #include "base/status.h"
 
-#include <math.h>
 #include <stdlib.h>
 
-enum { MOST_COEFFICIENTS = 6, MOST_UNIFORMS = 6, LOW_BYTES = 7 /* mask register */ };
-
-/* 2^f on [0, 1) = ((c0 f + c1) f + ..) f + 1: to 8.6e-5 and to 8.3e-8, exactly 1 at 0. */
-static const float rough_exp2[] = {0x1.3baaa6p-4f, 0x1.d2378ap-3f, 0x1.63e658p-1f, 1.0f};
-static const float exact_exp2[] = {0x1.e974fcp-10f, 0x1.277854p-7f, 0x1.c91ce6p-5f,
-                                   0x1.ebdb56p-3f,  0x1.62e4bap-1f, 1.0f};
-#define LOG2_E 0x1.715476p+0f
-
-/* A weight 2^t as a word of bf16: round(128 (127 + t)) has the exponent and, as its last 7
- * bits, t's fraction m; what (1 + m / 128) is above 2^(m / 128) is taken off, one number for
- * two m. The relative error is at most 7.7e-3 where rounding to bf16 has 3.9e-3. */
-enum { WORD_ONE = 128, WORD_BIAS = 127 * WORD_ONE, WORD_PAIRS = 64 };
-
-static void fill_corrections(uint8_t out[WORD_PAIRS])
-{
-    for (int j = 0; j < WORD_PAIRS; j++) {
-        const float m = 2 * (float)j + 0.5f;
-        const float above = m + WORD_ONE - WORD_ONE * exp2f(m / WORD_ONE);
-        out[j] = (uint8_t)(j == 0 ? 0 : above + 0.5f);
-    }
-}
-
-static int n_coefficients(const amx_shape *shape)
-{
-    if (shape->is_word)
-        return 0;
-    return shape->is_exact ? MOST_COEFFICIENTS : (int)(sizeof rough_exp2 / sizeof *rough_exp2);
-}
-
-float amx_shift(const amx_shape *shape, float anchor)
-{
-    return shape->is_word ? WORD_BIAS - anchor * (WORD_ONE * LOG2_E) : -(anchor * LOG2_E);
-}
-
-void amx_step_begin(amx_step *step, const amx_shape *shape, float scale)
-{
-    static const int64_t order[8] = {0, 2, 4, 6, 1, 3, 5, 7};
-    step->constants[0] = (shape->score ? 1 : scale) * LOG2_E * (shape->is_word ? WORD_ONE : 1);
-    fill_corrections(step->corrections);
-    memcpy(step->order, order, sizeof order);
-    memcpy(step->constants + 1, shape->is_exact ? exact_exp2 : rough_exp2,
-           (size_t)n_coefficients(shape) * sizeof(float));
-    for (int32_t j = 0; j < FLOW_KEYS; j++)
-        step->columns[j] = j;
-}
+enum { MOST_UNIFORMS = 6, LOW_BYTES = 7 /* mask register */ };
 
 /* Marks: displacements that grow by 64 and by 4 bytes a row. Nothing else is this large, and no
  * immediate operand is their highest byte. */
@@ -69,7 +24,7 @@ enum { BY_VECTOR = 0x5a000000, BY_NUMBER = 0x6b000000, MARK_REACH = 1 << 20 };
 typedef struct vectors {
     tile t;
     const amx_shape *shape;
-    int factor, coefficient[MOST_COEFFICIENTS]; /* registers, for the whole code */
+    int factor, coefficient[AMX_COEFFICIENTS]; /* registers, for the whole code */
     int column[LANES];                          /* numbers of a square's keys, when cut */
     int corrections, order, over, ones;         /* of words */
     int high;                                   /* mask of what a high part keeps */
@@ -133,7 +88,7 @@ static void load_constants(vectors *v)
     }
     v->factor = keep(&v->t);
     load_constant(v, v->factor, 0);
-    for (int i = 0; i < n_coefficients(v->shape); i++) {
+    for (int i = 0; i < amx_coefficients(v->shape); i++) {
         v->coefficient[i] = keep(&v->t);
         load_constant(v, v->coefficient[i], 1 + i);
     }
@@ -197,7 +152,7 @@ static void emit_exponentials(vectors *v, const int exponent[LANES], int weight[
         weight[lane] = jit_take_reg(t, NOWHERE);
         EMIT_VECTOR(&t->a, Z(VMOVAPS), vec(t, weight[lane]), vec(t, v->coefficient[0]));
     }
-    for (int i = 1; i < n_coefficients(v->shape); i++)
+    for (int i = 1; i < amx_coefficients(v->shape); i++)
         for (int lane = 0; lane < LANES; lane++)
             EMIT_VECTOR(&t->a, Z(VFMADD213PS), vec(t, weight[lane]), vec(t, fraction[lane]),
                         vec(t, v->coefficient[i]));
