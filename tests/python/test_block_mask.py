@@ -36,7 +36,9 @@ def pair(name, B=2, H=3, lengths=(Q, KV), block=BLOCK):
 
 def same(a, b, lists=LISTS):
     assert tuple(a.shape) == tuple(b.shape)
-    assert a.sparsity() == pytest.approx(b.sparsity(), abs=1e-9)
+    # torch 2.11 counts scores there, 2.15 blocks, as its own documentation says
+    skipped = 100 * (1 - a.to_dense().double().mean().item())
+    assert b.sparsity() == pytest.approx(skipped, abs=1e-4)
     assert a.numel() == b.numel() and a.BLOCK_SIZE == b.BLOCK_SIZE
     assert torch.equal(a.to_dense(), b.to_dense()) and a.to_dense().dtype == b.to_dense().dtype
     for name in lists:
