@@ -169,10 +169,10 @@ static ALWAYS_INLINE void store_pairs(const char *even, const char *odd, bf16 *t
 #if defined(VF_HAS_FRACTION)
     const __m512i low = _mm512_set1_epi32(0xffff);
     const __m512i x = _mm512_loadu_si512(even), y = _mm512_loadu_si512(odd);
-    const int pick = 0xca; /* of the second where the first is 1, else of the third */
-    _mm512_store_si512(to, _mm512_ternarylogic_epi32(low, x, _mm512_slli_epi32(y, 16), pick));
+    enum { PICK = 0xca }; /* of the second where the first is 1, else of the third */
+    _mm512_store_si512(to, _mm512_ternarylogic_epi32(low, x, _mm512_slli_epi32(y, 16), PICK));
     _mm512_store_si512(to + TILE_DEPTH,
-                       _mm512_ternarylogic_epi32(low, _mm512_srli_epi32(x, 16), y, pick));
+                       _mm512_ternarylogic_epi32(low, _mm512_srli_epi32(x, 16), y, PICK));
 #else
     bf16 x[TILE_DEPTH], y[TILE_DEPTH];
     memcpy(x, even, TILE_BYTES);
