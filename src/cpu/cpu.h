@@ -199,7 +199,6 @@ typedef struct cpu_state {
     amx_code *code;                /* of streams; NULL: block by block */
     const mod_fn *limits;          /* the mask as one interval of keys per row, or NULL */
     uint32_t limit_nodes[2];       /* of limits: first live kv, and the one past the last */
-    int are_limits_shared;         /* they are the same for every b and h */
 } cpu_state;
 
 /* An item is one query block of one head, or all rows of a group's heads when they fit in one
@@ -219,8 +218,7 @@ typedef struct cpu_geometry {
     int is_direct;                /* K and V are not packed at all */
     size_t k_bytes, v_bytes;      /* one packed block of keys */
     size_t thread_bytes, partial_bytes; /* per thread; per item when split */
-    size_t packed_off, wild_off, weight_off, order_off, partial_off, limits_off, thread_off;
-    size_t bytes;
+    size_t packed_off, wild_off, weight_off, order_off, partial_off, thread_off, bytes;
 } cpu_geometry;
 
 cpu_geometry cpu_geometry_of(const saccade_plan *plan, const saccade_sizes *sizes);
@@ -248,12 +246,6 @@ void cpu_limit_rows(cpu_limits *limits, int32_t r0, int32_t n);
 int64_t cpu_weight_of_limits(const cpu_state *state, const plan_run *run, const cpu_box *box,
                              double *values);
 cpu_cover cpu_cover_of_limits(const cpu_limits *limits, int64_t j0, int64_t j1);
-/* Whether no node of the limits depends on b or h, and no position of the run on b. */
-int cpu_limits_ignore_heads(const mod_fn *limits);
-int cpu_has_one_position(const plan_run *run);
-/* Limits of row i of every head into table [Q][2]. */
-void cpu_tabulate_limits(const cpu_state *state, const plan_run *run, int64_t i,
-                         double *values, int32_t *table);
 
 /* ---- item.c: one item ---- */
 
@@ -263,7 +255,6 @@ typedef struct cpu_job {
     cpu_live live;
     cpu_geometry g;
     int64_t head0; /* first (batch, kv head) of the wave */
-    const int32_t *limits; /* [Q][2], live keys of rows of every head; NULL: asked one by one */
     char *memory;  /* the workspace */
 } cpu_job;
 

@@ -94,9 +94,6 @@ static void lay_out(const saccade_plan *plan, const saccade_sizes *s, cpu_geomet
     place(bytes64(items, sizeof(int64_t)), &g->weight_off, &end);
     place(bytes64(items, sizeof(int32_t)), &g->order_off, &end);
     place((SPLIT_BELOW + SPLIT_TO) * partial, &g->partial_off, &end);
-    place(((const cpu_state *)plan->state)->are_limits_shared
-              ? bytes64(2 * s->Q, sizeof(int32_t)) : 0,
-          &g->limits_off, &end);
     place((size_t)plan->threads * g->thread_bytes, &g->thread_off, &end);
     g->partial_bytes = partial;
     g->bytes = end;

@@ -149,12 +149,7 @@ static int has_limits(const cpu_worker *w)
 
 static void find_limits(cpu_worker *w)
 {
-    const int32_t *table = w->job->limits;
-    for (int32_t r = 0; table && r < w->rows; r++) {
-        w->limits.first[r] = table[2 * index_of(w, r)];
-        w->limits.past[r] = table[2 * index_of(w, r) + 1];
-    }
-    for (int32_t r = 0; !table && r < w->rows; r++) {
+    for (int32_t r = 0; r < w->rows; r++) {
         const eval_point row = {(int32_t)w->item.b, (int32_t)head_of(w, r),
                                 (int32_t)index_of(w, r) + w->at.q_offset, 0, 0};
         cpu_limit_row(w->job->plan->state, w->job->run, &row, w->at.kv_offset, w->values,

@@ -18,38 +18,6 @@ void cpu_limit_row(const cpu_state *state, const plan_run *run, const eval_point
     limits->past[r] = clamp_key(values[state->limit_nodes[1]], kv_offset, KV);
 }
 
-int cpu_limits_ignore_heads(const mod_fn *limits)
-{
-    for (uint32_t n = 0; n < limits->n_nodes; n++)
-        if (limits->nodes[n].op == OP_VAR
-            && (limits->nodes[n].imm.i == VAR_B || limits->nodes[n].imm.i == VAR_H))
-            return 0;
-    return 1;
-}
-
-int cpu_has_one_position(const plan_run *run)
-{
-    const plan_position first = plan_position_of(&run->positions, run->sizes.KV, 0);
-    for (int64_t b = 1; b < run->sizes.B; b++) {
-        const plan_position at = plan_position_of(&run->positions, run->sizes.KV, b);
-        if (at.q_offset != first.q_offset || at.kv_offset != first.kv_offset)
-            return 0;
-    }
-    return 1;
-}
-
-void cpu_tabulate_limits(const cpu_state *state, const plan_run *run, int64_t i,
-                         double *values, int32_t *table)
-{
-    const plan_position at = plan_position_of(&run->positions, run->sizes.KV, 0);
-    const eval_point row = {0, 0, (int32_t)i + at.q_offset, 0, 0};
-    int64_t first, past;
-    cpu_limits l = {.first = &first, .past = &past};
-    cpu_limit_row(state, run, &row, at.kv_offset, values, &l, 0);
-    table[2 * i] = (int32_t)first;
-    table[2 * i + 1] = (int32_t)past;
-}
-
 void cpu_limit_rows(cpu_limits *l, int32_t r0, int32_t n)
 {
     l->any_first = l->all_past = INT64_MAX;

@@ -82,7 +82,6 @@ static saccade_status tile_create(saccade_plan *plan, saccade_error *err)
         TRY(eval_compile(p->mask, &plan->arena, &state->mask, err));
     if (p->mask && !pass_interval(p->mask, &plan->arena, &state->limits, state->limit_nodes))
         state->limits = NULL;
-    state->are_limits_shared = state->limits && cpu_limits_ignore_heads(state->limits);
     FAIL_IF(plan->arena.has_failed, SACCADE_ENOMEM, "out of memory");
     plan->state = state;
     TRY(compile_mods(plan, state, err));
@@ -155,31 +154,6 @@ static void run_wave(cpu_job *job, int64_t n_heads)
         par_for(n_items / g->splits, threads, cpu_merge_item, job);
 }
 
-enum { TABLE_ROWS = 256 }; /* at a time */
-
-static void tabulate(void *arg, int64_t index, int thread)
-{
-    cpu_job *job = arg;
-    const cpu_scratch at = cpu_scratch_of(job->plan, &job->g);
-    char *own = job->memory + job->g.thread_off + (size_t)thread * job->g.thread_bytes;
-    int32_t *table = (int32_t *)(void *)(job->memory + job->g.limits_off);
-    const int64_t end = (index + 1) * TABLE_ROWS, Q = job->run->sizes.Q;
-    for (int64_t i = index * TABLE_ROWS; i < end && i < Q; i++)
-        cpu_tabulate_limits(job->plan->state, job->run, i, (double *)(void *)(own + at.values),
-                            table);
-}
-
-/* Limits that all heads have in common are found once. */
-static void find_shared_limits(cpu_job *job)
-{
-    const saccade_sizes *s = &job->run->sizes;
-    if (!((const cpu_state *)job->plan->state)->are_limits_shared || job->live.is_imported
-        || s->B * s->H == 1 || !cpu_has_one_position(job->run))
-        return;
-    par_for((s->Q + TABLE_ROWS - 1) / TABLE_ROWS, job->plan->threads, tabulate, job);
-    job->limits = (const int32_t *)(const void *)(job->memory + job->g.limits_off);
-}
-
 static saccade_status tile_forward(const saccade_plan *plan, const plan_run *run,
                                    saccade_error *err)
 {
@@ -187,7 +161,6 @@ static saccade_status tile_forward(const saccade_plan *plan, const plan_run *run
     TRY(cpu_live_of(plan, run, &job.live, err));
     job.g = cpu_geometry_of(plan, &run->sizes);
     cpu_begin_threads(&job);
-    find_shared_limits(&job);
     for (; job.head0 < job.g.heads; job.head0 += job.g.wave) {
         const int64_t left = job.g.heads - job.head0;
         run_wave(&job, left < job.g.wave ? left : job.g.wave);
