@@ -5,7 +5,7 @@
  * No maxima are looked for on the way. Each row has an anchor, a score as large as its first
  * ones, and l and O are relative to it: 2^x holds for 100 above and as much below. Where the
  * row's true maximum was further away, or a score is NaN, l shows it and the caller takes the
- * exact way, block by block, instead (item.c). */
+ * exact way, block by block, instead (item_stream.c). */
 #include "cpu/cpu.h"
 
 #if defined(LEVEL_AMX)

@@ -68,8 +68,8 @@ enum { CPU_DIRECT_DIM = 576 };
     void name(const float *o, float scale, saccade_dtype dtype, int32_t E, void *to)
 /* Strips of an item against a chunk of packed keys, in steps of CPU_STREAM_KEYS keys without
  * infinite values: scores, softmax and values of all steps merged (amx_flow.h). m: anchors,
- * raised from -INF where a row has none; l and O become relative to them, and l tells (item.c)
- * whether that was good enough. */
+ * raised from -INF where a row has none; l and O become relative to them, and l tells
+ * (item_stream.c) whether that was good enough. */
 enum { CPU_STREAM_KEYS = 128 }; /* with more, S and both P would leave the first-level cache */
 typedef struct cpu_stream_step {
     int32_t strip, step; /* of the item, of the chunk */
@@ -222,7 +222,7 @@ typedef struct cpu_geometry {
 } cpu_geometry;
 
 cpu_geometry cpu_geometry_of(const saccade_plan *plan, const saccade_sizes *sizes);
-/* One thread's memory, in the order of cpu_worker's pointers (item.c). */
+/* One thread's memory, in the order of cpu_worker's pointers (item.h). */
 typedef struct cpu_scratch {
     size_t q, s, o, stats, k, v, live, row, ranges, limits, values, score, mask, jit, flow;
     size_t bytes;

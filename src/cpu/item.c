@@ -6,50 +6,18 @@
  *
  *     K, V block --pack--> | per strip: scores -> score mod -> mask -> softmax -> values |
  *
- * Few rows (decode) take K and V unpacked, all rows in one strip.
+ * Few rows (decode) take K and V unpacked, all rows in one strip; AMX takes most of the rest by
+ * streams (item_stream.c).
  * Split items leave (O, m, l) for cpu_merge_item, which adds them up in order of keys. */
 #include "cpu/cpu.h"
 
 #include "base/convert.h"
 #include "cpu/asking.h"
+#include "cpu/item.h"
 
 #include <assert.h>
 #include <math.h>
 #include <string.h>
-
-typedef struct cpu_worker {
-    const cpu_job *job;
-    const cpu_kernels *kernels;
-    cpu_item item;
-    plan_position at; /* of the item's batch */
-    int32_t rows;     /* of all heads of the item */
-    eval_state *score, *mask;
-    int64_t score_head, mask_head; /* head each state stands on, -1: none */
-    jit_state *jit;                /* NULL: the interpreter changes scores */
-    int64_t jit_head, jit_j0;      /* head and first key it stands on, -1: none */
-    int32_t jit_n;
-    cpu_limits limits;
-    double *values;       /* scratch of limits */
-    void *q, *k, *v;      /* packed: rows of the item; own blocks of keys */
-    float *s;             /* [strip][CPU_BLOCK_KEYS] */
-    float *o;             /* [rows][o_ld] */
-    float *m, *l, *alpha; /* [rows] each */
-    float *most;          /* [strip] maxima of a strip's scores */
-    uint8_t *live;        /* [strip][CPU_BLOCK_KEYS] */
-    char *flow;           /* memory of streams */
-    uint32_t streamed;    /* strips that took part in one, a bit each */
-    float *row;           /* [o_ld] */
-    pass_range *ranges;
-} cpu_worker;
-
-/* One block of keys of the item. */
-typedef struct tile {
-    int64_t j0;
-    int32_t n; /* keys */
-    int is_full, is_wild;
-    const void *k, *v; /* packed, from j0's block on */
-    int32_t first;     /* of the packed block's keys, those before the tile's */
-} tile;
 
 static cpu_worker *worker_of(const cpu_job *job, int thread)
 {
@@ -142,7 +110,7 @@ static int64_t index_of(const cpu_worker *w, int32_t r)
 }
 
 /* Whether the mask's limits replace its tiles and its evaluation. */
-static int has_limits(const cpu_worker *w)
+int item_has_limits(const cpu_worker *w)
 {
     return ((const cpu_state *)w->job->plan->state)->limits && !w->job->live.is_imported;
 }
@@ -158,7 +126,7 @@ static void find_limits(cpu_worker *w)
     cpu_limit_rows(&w->limits, 0, w->rows);
 }
 
-static void clear_rows(cpu_worker *w, int32_t r0, int32_t n)
+void item_clear_rows(cpu_worker *w, int32_t r0, int32_t n)
 {
     const int64_t o_ld = w->job->g.o_ld;
     memset(w->o + r0 * o_ld, 0, (size_t)(n * o_ld) * sizeof(float));
@@ -187,7 +155,7 @@ static void begin_item(cpu_worker *w, const cpu_item *item)
     if (w->kernels->stream) /* no rows of chance: they might raise flags */
         memset((char *)w->q + (size_t)w->rows * row_bytes, 0,
                (size_t)(whole - w->rows) * row_bytes);
-    clear_rows(w, 0, w->rows);
+    item_clear_rows(w, 0, w->rows);
 }
 
 /* ---- strips ---- */
@@ -202,7 +170,7 @@ static void stand_on(const cpu_worker *w, eval_state *state, int64_t *head, int3
     eval_row(state, (int32_t)index_of(w, r) + w->at.q_offset);
 }
 
-static void apply_mask(cpu_worker *w, const tile *t, int32_t r, float *s)
+static void apply_mask(cpu_worker *w, const item_tile *t, int32_t r, float *s)
 {
     uint8_t live[CPU_BLOCK_KEYS];
     const cpu_box row = {w->item.b, head_of(w, r), 0, index_of(w, r), 0, t->j0, t->j0 + t->n};
@@ -213,7 +181,7 @@ static void apply_mask(cpu_worker *w, const tile *t, int32_t r, float *s)
         s[j] = live[j] ? s[j] : -INFINITY;
 }
 
-static void cut(const cpu_worker *w, const tile *t, int32_t r, float *s)
+static void cut(const cpu_worker *w, const item_tile *t, int32_t r, float *s)
 {
     const int64_t first = w->limits.first[r] - t->j0, past = w->limits.past[r] - t->j0;
     for (int32_t j = 0; j < t->n && j < first; j++)
@@ -223,7 +191,7 @@ static void cut(const cpu_worker *w, const tile *t, int32_t r, float *s)
 }
 
 /* Puts the compiled mod on row r's head. */
-static void stand_compiled(cpu_worker *w, int32_t r)
+void item_stand_compiled(cpu_worker *w, int32_t r)
 {
     const int32_t each = (int32_t)(w->item.box.i1 - w->item.box.i0);
     if (w->jit_head == head_of(w, r))
@@ -235,13 +203,13 @@ static void stand_compiled(cpu_worker *w, int32_t r)
 }
 
 /* Compiled: scale, score and mask of n_rows rows in one pass that also finds their maxima. */
-static void run_compiled(cpu_worker *w, const tile *t, int32_t r0, int32_t n_rows,
+static void run_compiled(cpu_worker *w, const item_tile *t, int32_t r0, int32_t n_rows,
                          int is_masked, float *most)
 {
     const int32_t each = (int32_t)(w->item.box.i1 - w->item.box.i0);
     for (int32_t r = r0, end; r < r0 + n_rows; r = end) {
         end = (r / each + 1) * each < r0 + n_rows ? (r / each + 1) * each : r0 + n_rows;
-        stand_compiled(w, r);
+        item_stand_compiled(w, r);
         if (w->jit_j0 != t->j0 || w->jit_n < t->n)
             jit_cols(w->jit, (int32_t)t->j0 + w->at.kv_offset, t->n);
         w->jit_j0 = t->j0;
@@ -251,29 +219,31 @@ static void run_compiled(cpu_worker *w, const tile *t, int32_t r0, int32_t n_row
     }
 }
 
-static void interpret_score(cpu_worker *w, const tile *t, int32_t r, float *s)
+static void interpret_score(cpu_worker *w, const item_tile *t, int32_t r, float *s)
 {
     stand_on(w, w->score, &w->score_head, r);
     eval_score(w->score, (int32_t)t->j0 + w->at.kv_offset, t->n, s);
 }
 
 /* Which of them runs on a tile: the compiled pass, and with the mask. */
-static int is_compiled(const cpu_worker *w, const tile *t)
+static int is_compiled(const cpu_worker *w, const item_tile *t)
 {
-    return w->jit && (w->score || (!t->is_full && !has_limits(w) && !w->job->live.is_imported));
+    return w->jit
+           && (w->score
+               || (!t->is_full && !item_has_limits(w) && !w->job->live.is_imported));
 }
 
 /* The scores kernel scales unless the compiled pass does. */
-static float scale_of(const cpu_worker *w, const tile *t)
+float item_scale_of(const cpu_worker *w, const item_tile *t)
 {
     return is_compiled(w, t) ? 1 : w->job->plan->problem.scale;
 }
 
 /* Score, then mask, then the end of the keys. The rows' maxima where they are known, or NULL.
  * Compiled passes cover groups of JIT_GROUP keys, so theirs hold when no group is cut. */
-static const float *change_scores(cpu_worker *w, const tile *t, int32_t r0, int32_t n_rows)
+const float *item_change_scores(cpu_worker *w, const item_tile *t, int32_t r0, int32_t n_rows)
 {
-    const int by_limits = !t->is_full && has_limits(w), compiled = is_compiled(w, t);
+    const int by_limits = !t->is_full && item_has_limits(w), compiled = is_compiled(w, t);
     const int is_masked = !t->is_full && !by_limits && !w->job->live.is_imported;
     if (compiled)
         run_compiled(w, t, r0, n_rows, is_masked, w->most);
@@ -311,7 +281,7 @@ static void scale_rows(cpu_worker *w, int32_t r0, int32_t n_rows)
 
 /* O += P V where V holds infinities or NaN: keys that are dead in a row must not touch it, not
  * even by 0 * NaN. Keys from `first` on; live [n_rows][CPU_BLOCK_KEYS]. */
-static void careful_values(cpu_worker *w, const tile *t, int32_t r0, int32_t n_rows,
+static void careful_values(cpu_worker *w, const item_tile *t, int32_t r0, int32_t n_rows,
                            int32_t first)
 {
     const saccade_tensor *v = w->job->run->v;
@@ -336,9 +306,9 @@ static void note_live(cpu_worker *w, int32_t n_rows)
 
 /* The part of a tile that a strip of rows needs: whole panels from the first live key on, no
  * key past the last. 0 when there is none. */
-static int narrow(const cpu_worker *w, int32_t r0, int32_t n_rows, tile *t)
+static int narrow(const cpu_worker *w, int32_t r0, int32_t n_rows, item_tile *t)
 {
-    if (t->is_full || !has_limits(w))
+    if (t->is_full || !item_has_limits(w))
         return 1;
     cpu_limits l = w->limits;
     cpu_limit_rows(&l, r0, n_rows);
@@ -353,7 +323,7 @@ static int narrow(const cpu_worker *w, int32_t r0, int32_t n_rows, tile *t)
     return 1;
 }
 
-static void run_strip(cpu_worker *w, tile t, int32_t r0, int32_t n_rows)
+void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows)
 {
     const cpu_kernels *k = w->kernels;
     const cpu_geometry *g = &w->job->g;
@@ -364,8 +334,8 @@ static void run_strip(cpu_worker *w, tile t, int32_t r0, int32_t n_rows)
     const char *q = (const char *)w->q + (size_t)r0 * (size_t)g->q_ld * element;
     float *o = w->o + (int64_t)r0 * g->o_ld;
     k->scores(q, g->q_ld, (const char *)t.k + (size_t)t.first * key_pitch, D, n_rows,
-              (n + k->panel - 1) / k->panel, scale_of(w, &t), w->s, CPU_BLOCK_KEYS);
-    const float *most = change_scores(w, &t, r0, n_rows);
+              (n + k->panel - 1) / k->panel, item_scale_of(w, &t), w->s, CPU_BLOCK_KEYS);
+    const float *most = item_change_scores(w, &t, r0, n_rows);
     if (t.is_wild)
         note_live(w, n_rows);
     k->softmax(w->s, CPU_BLOCK_KEYS, n_rows, n, most, w->m + r0, w->l + r0, w->alpha);
@@ -380,17 +350,17 @@ static void run_strip(cpu_worker *w, tile t, int32_t r0, int32_t n_rows)
 }
 
 /* Scores of a tile whose few rows read K where it lies. */
-static const float *direct_scores(cpu_worker *w, const tile *t, cpu_asking *next)
+static const float *direct_scores(cpu_worker *w, const item_tile *t, cpu_asking *next)
 {
     const cpu_rows k = cpu_rows_of(w->job->run->k, w->item.b, w->item.g);
-    w->kernels->dots(w->q, w->job->g.q_ld, &k, t->j0, t->n, w->rows, scale_of(w, t), w->s,
+    w->kernels->dots(w->q, w->job->g.q_ld, &k, t->j0, t->n, w->rows, item_scale_of(w, t), w->s,
                      CPU_BLOCK_KEYS, next);
-    return change_scores(w, t, 0, w->rows);
+    return item_change_scores(w, t, 0, w->rows);
 }
 
 /* Which keys are live, when it turns out to matter only after the scores have become P: they
  * are made again, in the memory that packed keys would have. */
-static void find_live_late(cpu_worker *w, const tile *t)
+static void find_live_late(cpu_worker *w, const item_tile *t)
 {
     float *p = w->s;
     cpu_asking nothing = {0};
@@ -401,7 +371,8 @@ static void find_live_late(cpu_worker *w, const tile *t)
 }
 
 /* Softmax of a tile, two rows at a time, asking for lines between. */
-static void direct_softmax(cpu_worker *w, const tile *t, const float *most, cpu_asking *next)
+static void direct_softmax(cpu_worker *w, const item_tile *t, const float *most,
+                           cpu_asking *next)
 {
     const int32_t n = (t->n + 15) / 16 * 16, share = asking_share(next, (w->rows + 1) / 2);
     for (int32_t r = 0; r < w->rows; r += 2) {
@@ -414,7 +385,7 @@ static void direct_softmax(cpu_worker *w, const tile *t, const float *most, cpu_
 
 /* The tile's V is asked for while its K is used, a sixth of it during softmax, and the next K
  * while V is: a phase that asks for nothing leaves memory idle. */
-static void run_direct(cpu_worker *w, const tile *t)
+static void run_direct(cpu_worker *w, const item_tile *t)
 {
     const cpu_kernels *kernels = w->kernels;
     const cpu_rows k = cpu_rows_of(w->job->run->k, w->item.b, w->item.g);
@@ -434,7 +405,7 @@ static void run_direct(cpu_worker *w, const tile *t)
 
 /* ---- tiles ---- */
 
-static void find_operands(cpu_worker *w, tile *t)
+void item_find_operands(cpu_worker *w, item_tile *t)
 {
     const cpu_job *job = w->job;
     const cpu_geometry *g = &job->g;
@@ -456,286 +427,36 @@ static void find_operands(cpu_worker *w, tile *t)
 }
 
 /* Rows [r0, r0 + rows) of the item, whole strips of it. */
-static void run_tile(cpu_worker *w, int64_t j0, int64_t j1, int32_t r0, int32_t rows)
+void item_run_tile(cpu_worker *w, int64_t j0, int64_t j1, int32_t r0, int32_t rows)
 {
     const int32_t strip = w->kernels->strip;
     cpu_box box = w->item.box;
     box.j0 = j0;
     box.j1 = j1;
-    const cpu_cover cover = has_limits(w) ? cpu_cover_of_limits(&w->limits, j0, j1)
+    const cpu_cover cover = item_has_limits(w) ? cpu_cover_of_limits(&w->limits, j0, j1)
                                           : cpu_cover_of(&w->job->live, &box, w->ranges);
     if (cover == CPU_EMPTY)
         return;
-    tile t = {.j0 = j0, .n = (int32_t)(j1 - j0), .is_full = cover == CPU_FULL};
+    item_tile t = {.j0 = j0, .n = (int32_t)(j1 - j0), .is_full = cover == CPU_FULL};
     if (w->job->g.is_direct) {
         run_direct(w, &t);
         return;
     }
-    find_operands(w, &t);
+    item_find_operands(w, &t);
     for (int32_t r = r0; r < r0 + rows; r += strip)
-        run_strip(w, t, r, r0 + rows - r < strip ? r0 + rows - r : strip);
-}
-
-/* ---- streams ---- */
-
-/* Packed K and V that all strips of an item read in turn: half of a second-level cache. */
-enum { STREAM_BYTES = 1 << 20 };
-enum {
-    CHUNK_STEPS = JIT_COLS / CPU_STREAM_KEYS,
-    STEPS_OF_BLOCK = CPU_BLOCK_KEYS / CPU_STREAM_KEYS,
-    STRIPS = CPU_MOST_ROWS / FLOW_ROWS,
-};
-
-static int can_stream(const cpu_worker *w)
-{
-    const cpu_job *job = w->job;
-    return ((const cpu_state *)job->plan->state)->code && w->kernels->stream && job->g.is_shared
-           && (!w->score || w->jit) && !job->run->row_max && job->plan->problem.scale > 0;
-}
-
-static int32_t strip_rows(const cpu_worker *w, int32_t r0)
-{
-    const int32_t strip = w->kernels->strip;
-    return w->rows - r0 < strip ? w->rows - r0 : strip;
-}
-
-static int is_wild_block(const cpu_worker *w, int64_t j0)
-{
-    const cpu_geometry *g = &w->job->g;
-    return (w->job->memory + g->wild_off + w->item.head * g->key_blocks)[j0 / CPU_BLOCK_KEYS];
-}
-
-/* What of a strip's rows x keys [j0, j1) is live. */
-static cpu_cover strip_cover(const cpu_worker *w, const cpu_limits *limits, int32_t r0,
-                             int64_t j0, int64_t j1)
-{
-    cpu_box box = w->item.box;
-    if (limits)
-        return cpu_cover_of_limits(limits, j0, j1);
-    box.i0 += r0;
-    box.i1 = box.i0 + strip_rows(w, r0);
-    box.j0 = j0;
-    box.j1 = j1;
-    return cpu_cover_of(&w->job->live, &box, w->ranges);
-}
-
-/* Steps of one block for a strip, or the block tile by tile where that cannot be. */
-static int32_t plan_block(cpu_worker *w, const cpu_limits *limits, int32_t r0, int64_t chunk,
-                          int64_t j0, int64_t j1, cpu_stream_step *steps)
-{
-    const int64_t most = j0 + CPU_BLOCK_KEYS < j1 ? j0 + CPU_BLOCK_KEYS : j1;
-    const cpu_cover cover = strip_cover(w, limits, r0, j0, most);
-    int32_t n = 0;
-    if (cover == CPU_EMPTY)
-        return 0;
-    if (is_wild_block(w, j0) || (cover == CPU_PARTIAL && !limits)) {
-        tile t = {.j0 = j0, .n = (int32_t)(most - j0), .is_full = cover == CPU_FULL};
-        find_operands(w, &t);
-        run_strip(w, t, r0, strip_rows(w, r0));
-        return 0;
-    }
-    for (int64_t j = j0; j < most; j += CPU_STREAM_KEYS) {
-        const int64_t end = j + CPU_STREAM_KEYS;
-        const cpu_cover own = limits ? cpu_cover_of_limits(limits, j, end) : cover;
-        if (own != CPU_EMPTY)
-            steps[n++] =
-                (cpu_stream_step){r0 / FLOW_ROWS, (int32_t)((j - chunk) / CPU_STREAM_KEYS),
-                                  own != CPU_FULL || end > j1};
-    }
-    return n;
-}
-
-/* The limits of a strip's rows, into `own`; NULL without limits. */
-static const cpu_limits *limits_of_strip(const cpu_worker *w, int32_t r0, cpu_limits *own)
-{
-    if (!has_limits(w))
-        return NULL;
-    *own = w->limits;
-    cpu_limit_rows(own, r0, strip_rows(w, r0));
-    return own;
-}
-
-static int32_t plan_strip(cpu_worker *w, int32_t r0, int64_t j0, int64_t j1, int64_t end,
-                          cpu_stream_step *steps)
-{
-    cpu_limits own;
-    const cpu_limits *limits = limits_of_strip(w, r0, &own);
-    int32_t n = 0;
-    for (int64_t j = j0; j < j1; j += CPU_BLOCK_KEYS)
-        n += plan_block(w, limits, r0, j0, j, end, steps + n);
-    return n;
-}
-
-/* Raises a strip's anchors to the changed scores of 32 keys from j on. */
-static void raise_anchors(cpu_worker *w, int32_t r0, int64_t j)
-{
-    const cpu_geometry *g = &w->job->g;
-    const int32_t n_rows = strip_rows(w, r0);
-    const char *q =
-        (const char *)w->q + (size_t)r0 * (size_t)g->q_ld * (size_t)w->kernels->element;
-    tile t = {.j0 = j, .n = FLOW_ROWS, .is_full = 1};
-    find_operands(w, &t);
-    w->kernels->scores(
-        q, g->q_ld,
-        (const char *)t.k + (size_t)(j % CPU_BLOCK_KEYS) * (g->k_bytes / CPU_BLOCK_KEYS),
-        (int32_t)w->job->run->q->shape[3], n_rows, 1, scale_of(w, &t), w->s, CPU_BLOCK_KEYS);
-    const float *most = change_scores(w, &t, r0, n_rows);
-    for (int32_t r = 0; r < n_rows; r++)
-        if (most[r] > w->m[r0 + r] && most[r] < INFINITY)
-            w->m[r0 + r] = most[r];
-}
-
-/* Anchors of all strips from the first and the last keys that each meets and those that stand
- * where its rows do: mods favour near or far keys. */
-static void find_anchors(cpu_worker *w, int64_t begin, int64_t end)
-{
-    for (int32_t r = 0; r < w->rows; r += FLOW_ROWS) {
-        cpu_limits limits;
-        const cpu_limits *l = limits_of_strip(w, r, &limits);
-        int64_t first = l && l->any_first > begin ? l->any_first : begin;
-        int64_t past = l && l->any_past < end ? l->any_past : end;
-        while (first < past && !l
-               && strip_cover(w, l, r, first, first + CPU_BLOCK_KEYS) == CPU_EMPTY)
-            first += CPU_BLOCK_KEYS;
-        while (first < past && !l
-               && strip_cover(w, l, r, (past - 1) / CPU_BLOCK_KEYS * CPU_BLOCK_KEYS, past)
-                      == CPU_EMPTY)
-            past = (past - 1) / CPU_BLOCK_KEYS * CPU_BLOCK_KEYS;
-        if (first >= past)
-            continue;
-        w->streamed |= 1u << (r / FLOW_ROWS);
-        const int64_t near = w->item.box.i0 + r + w->at.q_offset - w->at.kv_offset;
-        raise_anchors(w, r, first / FLOW_ROWS * FLOW_ROWS);
-        if (near > first && near < past)
-            raise_anchors(w, r, near / FLOW_ROWS * FLOW_ROWS);
-        raise_anchors(w, r, (past - 1) / FLOW_ROWS * FLOW_ROWS);
-    }
-}
-
-/* The mod's values at the item's rows and the chunk's keys. */
-static void place_mod(cpu_worker *w, int64_t j0, int64_t j1)
-{
-    stand_compiled(w, 0);
-    w->jit_j0 = -1;
-    jit_cols(w->jit, (int32_t)j0 + w->at.kv_offset, (int32_t)(j1 - j0));
-}
-
-static void run_stream(cpu_worker *w, int64_t j0, int64_t j1, int64_t end,
-                       const cpu_stream_step *steps, int32_t n)
-{
-    const cpu_geometry *g = &w->job->g;
-    tile t = {.j0 = j0};
-    find_operands(w, &t);
-    const cpu_stream stream = {
-        .code = ((const cpu_state *)w->job->plan->state)->code,
-        .jit = w->score ? w->jit : NULL,
-        .q = w->q,
-        .k = t.k,
-        .v = t.v,
-        .pitch = g->k_bytes + g->v_bytes,
-        .o_ld = g->o_ld,
-        .rows = w->rows,
-        .is_exact = w->job->run->lse != NULL,
-        .scale = w->job->plan->problem.scale,
-        .m = w->m,
-        .l = w->l,
-        .o = w->o,
-        .first = has_limits(w) ? w->limits.first : NULL,
-        .past = has_limits(w) ? w->limits.past : NULL,
-        .j0 = j0,
-        .j1 = end,
-        .steps = steps,
-        .n = n,
-        .memory = w->flow,
-    };
-    if (w->score)
-        place_mod(w, j0, j1);
-    w->kernels->stream(&stream);
-}
-
-/* Keys [j0, j1) of whole blocks, live ones before `end`. */
-static void run_chunk(cpu_worker *w, int64_t j0, int64_t j1, int64_t end)
-{
-    cpu_stream_step steps[STRIPS * CHUNK_STEPS];
-    int32_t n = 0;
-    for (int32_t r = 0; r < w->rows; r += FLOW_ROWS) {
-        const int32_t own = plan_strip(w, r, j0, j1, end, steps + n);
-        w->streamed |= (uint32_t)(own > 0) << (r / FLOW_ROWS);
-        n += own;
-    }
-    if (n)
-        run_stream(w, j0, j1, end, steps, n);
-}
-
-static void run_chunks(cpu_worker *w, int64_t begin, int64_t end)
-{
-    const cpu_geometry *g = &w->job->g;
-    int64_t blocks = (int64_t)(STREAM_BYTES / (g->k_bytes + g->v_bytes));
-    blocks = blocks < 1 ? 1 : blocks;
-    blocks = blocks > CHUNK_STEPS / STEPS_OF_BLOCK ? CHUNK_STEPS / STEPS_OF_BLOCK : blocks;
-    const int64_t keys = blocks * CPU_BLOCK_KEYS;
-    for (int64_t j = begin; j < end; j += keys) {
-        const int64_t left = (end - j + CPU_BLOCK_KEYS - 1) / CPU_BLOCK_KEYS * CPU_BLOCK_KEYS;
-        run_chunk(w, j, j + (left < keys ? left : keys), end);
-    }
-}
-
-/* Whether a row's sums are sound: its anchor was near enough to its maximum that nothing was
- * lost or overflowed. Then a row of no weight at all had no live key. */
-static int is_row_sound(cpu_worker *w, int32_t r)
-{
-    enum { EXPONENT = 0x7f800000 }; /* all ones: infinite or NaN */
-    const float *o = w->o + (int64_t)r * w->job->g.o_ld;
-    unsigned is_lost = 0;
-    if (has_limits(w) && w->limits.first[r] >= w->limits.past[r]) {
-        w->m[r] = -INFINITY; /* an anchor is no maximum */
-        return 1;
-    }
-    for (int32_t d = 0; d < w->job->g.o_ld; d++) {
-        uint32_t bits;
-        memcpy(&bits, o + d, sizeof bits);
-        is_lost |= (bits & EXPONENT) == EXPONENT;
-    }
-    return w->l[r] > 0x1p-40f && w->l[r] < 0x1p80f && !is_lost;
-}
-
-/* Strips whose stream went wrong start again, block by block. */
-static void check_streams(cpu_worker *w, int64_t begin, int64_t end)
-{
-    for (int32_t r0 = 0; r0 < w->rows; r0 += FLOW_ROWS) {
-        int is_sound = 1;
-        if (!(w->streamed >> (r0 / FLOW_ROWS) & 1))
-            continue;
-        for (int32_t r = r0; r < r0 + strip_rows(w, r0); r++)
-            is_sound &= is_row_sound(w, r);
-        if (is_sound)
-            continue;
-        clear_rows(w, r0, strip_rows(w, r0));
-        for (int64_t j = begin; j < end; j += CPU_BLOCK_KEYS)
-            run_tile(w, j, j + CPU_BLOCK_KEYS < end ? j + CPU_BLOCK_KEYS : end, r0,
-                     strip_rows(w, r0));
-    }
-}
-
-static void run_streams(cpu_worker *w, int64_t begin, int64_t end)
-{
-    w->streamed = 0;
-    if (w->score)
-        find_anchors(w, begin, end);
-    run_chunks(w, begin, end);
-    check_streams(w, begin, end);
+        item_run_strip(w, t, r, r0 + rows - r < strip ? r0 + rows - r : strip);
 }
 
 /* ---- the keys of an item ---- */
 
 static void run_keys(cpu_worker *w, int64_t begin, int64_t end)
 {
-    if (can_stream(w)) {
-        run_streams(w, begin, end);
+    if (item_can_stream(w)) {
+        item_run_streams(w, begin, end);
         return;
     }
     for (int64_t j = begin; j < end; j += CPU_BLOCK_KEYS)
-        run_tile(w, j, j + CPU_BLOCK_KEYS < end ? j + CPU_BLOCK_KEYS : end, 0, w->rows);
+        item_run_tile(w, j, j + CPU_BLOCK_KEYS < end ? j + CPU_BLOCK_KEYS : end, 0, w->rows);
 }
 
 /* ---- results ---- */
@@ -792,7 +513,7 @@ static void run_item(cpu_worker *w, const cpu_item *item)
     begin_item(w, item);
     int64_t begin = item->box.j0;
     int64_t end = item->box.j1 < w->at.kv_len ? item->box.j1 : w->at.kv_len;
-    if (has_limits(w)) {
+    if (item_has_limits(w)) {
         find_limits(w);
         const int64_t first = w->limits.any_first / CPU_BLOCK_KEYS * CPU_BLOCK_KEYS;
         begin = first > begin ? first : begin;

@@ -1,0 +1,67 @@
+/* item.h: what a thread holds of its item, between item.c, which runs it block by block, and
+ * item_stream.c. */
+#ifndef SACCADE_CPU_ITEM_H
+#define SACCADE_CPU_ITEM_H
+
+#include "cpu/cpu.h"
+
+typedef struct cpu_worker {
+    const cpu_job *job;
+    const cpu_kernels *kernels;
+    cpu_item item;
+    plan_position at; /* of the item's batch */
+    int32_t rows;     /* of all heads of the item */
+    eval_state *score, *mask;
+    int64_t score_head, mask_head; /* head each state stands on, -1: none */
+    jit_state *jit;                /* NULL: the interpreter changes scores */
+    int64_t jit_head, jit_j0;      /* head and first key it stands on, -1: none */
+    int32_t jit_n;
+    cpu_limits limits;
+    double *values;       /* scratch of limits */
+    void *q, *k, *v;      /* packed: rows of the item; own blocks of keys */
+    float *s;             /* [strip][CPU_BLOCK_KEYS] */
+    float *o;             /* [rows][o_ld] */
+    float *m, *l, *alpha; /* [rows] each */
+    float *most;          /* [strip] maxima of a strip's scores */
+    uint8_t *live;        /* [strip][CPU_BLOCK_KEYS] */
+    char *flow;           /* memory of streams */
+    uint32_t streamed;    /* strips that took part in one, a bit each */
+    float *row;           /* [o_ld] */
+    pass_range *ranges;
+} cpu_worker;
+
+/* One block of keys of the item. */
+typedef struct item_tile {
+    int64_t j0;
+    int32_t n; /* keys */
+    int is_full, is_wild;
+    const void *k, *v; /* packed, from j0's block on */
+    int32_t first;     /* of the packed block's keys, those before the tile's */
+} item_tile;
+
+/* ---- item.c ---- */
+
+/* Whether the mask is one interval of keys per row here. */
+int item_has_limits(const cpu_worker *w);
+/* O, m and l of rows [r0, r0 + n) as before the first key. */
+void item_clear_rows(cpu_worker *w, int32_t r0, int32_t n);
+/* Puts the compiled mod on row r's head. */
+void item_stand_compiled(cpu_worker *w, int32_t r);
+/* What the scores kernel multiplies by: 1 where the compiled pass scales. */
+float item_scale_of(const cpu_worker *w, const item_tile *t);
+/* Score, then mask, then the end of the keys; the rows' maxima where known, or NULL. */
+const float *item_change_scores(cpu_worker *w, const item_tile *t, int32_t r0, int32_t n_rows);
+/* K and V of t's block, packed. */
+void item_find_operands(cpu_worker *w, item_tile *t);
+/* A strip against one block of keys. */
+void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows);
+/* Rows [r0, r0 + rows) of the item, whole strips of it, against keys [j0, j1) of one block. */
+void item_run_tile(cpu_worker *w, int64_t j0, int64_t j1, int32_t r0, int32_t rows);
+
+/* ---- item_stream.c ---- */
+
+int item_can_stream(const cpu_worker *w);
+/* All rows against keys [begin, end). */
+void item_run_streams(cpu_worker *w, int64_t begin, int64_t end);
+
+#endif
