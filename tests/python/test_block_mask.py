@@ -75,8 +75,10 @@ def test_lists(name, B, H, lengths, block):
 )
 @pytest.mark.parametrize("name", ["heads", "batches", "document"])
 def test_indexing(name, index):
-    a, b = pair(name)
-    same(a[index], b[index])
+    a, b = (made[index] for made in pair(name))
+    if not hasattr(theirs.BlockMask, "_query_length_for_sliced_blocks"):
+        a.seq_lengths = b.seq_lengths  # torch 2.11 leaves those of the whole mask
+    same(a, b)
 
 
 def test_index_errors():
