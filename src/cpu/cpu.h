@@ -191,6 +191,11 @@ void cpu_order(const int64_t *weight, int32_t *order, int64_t n);
 
 /* ---- geometry.c: tiles, splits and workspace as functions of integers ---- */
 
+/* What an int gains from row to row, lo to hi; lo above hi: unknown. */
+typedef struct cpu_slope {
+    int8_t lo, hi;
+} cpu_slope;
+
 /* What a plan keeps. */
 typedef struct cpu_state {
     const cpu_kernels *kernels;
@@ -199,6 +204,7 @@ typedef struct cpu_state {
     amx_code *code;                /* of streams; NULL: block by block */
     const mod_fn *limits;          /* the mask as one interval of keys per row, or NULL */
     uint32_t limit_nodes[2];       /* of limits: first live kv, and the one past the last */
+    const cpu_slope *slopes;       /* of limits */
 } cpu_state;
 
 /* An item is one query block of one head, or all rows of a group's heads when they fit in one
@@ -237,9 +243,13 @@ typedef struct cpu_limits {
     int64_t any_first, any_past, all_first, all_past;
 } cpu_limits;
 
-/* Limits of row r; values: scratch, a double per node. */
-void cpu_limit_row(const cpu_state *state, const plan_run *run, const eval_point *row,
-                   int32_t kv_offset, double *values, cpu_limits *limits, int32_t r);
+/* By node of limits; what a mod's limits gain from one row to the next lies between. NULL: out
+ * of memory. */
+const cpu_slope *cpu_find_slopes(const mod_fn *limits, arena *memory);
+/* Limits of n rows of a head, first's and those after it, to rows r0 and on; values: scratch, a
+ * double per node. */
+void cpu_find_limits(const cpu_state *state, const plan_run *run, const eval_point *first,
+                     int32_t n, int32_t kv_offset, double *values, cpu_limits *to, int32_t r0);
 /* Fills any_ and all_ from rows [r0, r0 + n). */
 void cpu_limit_rows(cpu_limits *limits, int32_t r0, int32_t n);
 /* The keys a box's first and last rows span, of the box's. */

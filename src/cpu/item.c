@@ -117,11 +117,12 @@ int item_has_limits(const cpu_worker *w)
 
 static void find_limits(cpu_worker *w)
 {
-    for (int32_t r = 0; r < w->rows; r++) {
+    const int32_t each = (int32_t)(w->item.box.i1 - w->item.box.i0);
+    for (int32_t r = 0; r < w->rows; r += each) {
         const eval_point row = {(int32_t)w->item.b, (int32_t)head_of(w, r),
                                 (int32_t)index_of(w, r) + w->at.q_offset, 0, 0};
-        cpu_limit_row(w->job->plan->state, w->job->run, &row, w->at.kv_offset, w->values,
-                      &w->limits, r);
+        cpu_find_limits(w->job->plan->state, w->job->run, &row, each, w->at.kv_offset,
+                        w->values, &w->limits, r);
     }
     cpu_limit_rows(&w->limits, 0, w->rows);
 }

@@ -1,21 +1,150 @@
 /* Masks that are one interval of keys per row (causal, windows, prefixes) need no evaluation at
  * all: the limits of a block of rows say which tiles and which columns of a strip to compute,
- * and where to cut. The bounds come from pass_interval as two nodes free of kv. */
+ * and where to cut. The bounds come from pass_interval as two nodes free of kv; most are sums
+ * of q and constants, and then those of a block's first and last row prove those between. */
 #include "cpu/cpu.h"
 
-static int64_t clamp_key(double kv, int32_t kv_offset, int64_t KV)
+/* ---- slopes ---- */
+
+/* Rows of an item are few and slopes small, so that a sum not this near to wrapping at an
+ * item's first and last row wraps at none between. */
+enum { MOST_SLOPE = 16, MOST_SUM = INT32_MAX - 2 * MOST_SLOPE * CPU_MOST_ROWS };
+
+static const cpu_slope no_slope = {1, 0};
+
+static int is_known(cpu_slope s)
 {
-    const int64_t key = (int64_t)kv - kv_offset;
+    return s.lo <= s.hi;
+}
+
+static cpu_slope slope_between(int lo, int hi)
+{
+    if (lo < -MOST_SLOPE || hi > MOST_SLOPE)
+        return no_slope;
+    return (cpu_slope){(int8_t)lo, (int8_t)hi};
+}
+
+static cpu_slope hull(cpu_slope x, cpu_slope y)
+{
+    return (cpu_slope){x.lo < y.lo ? x.lo : y.lo, x.hi > y.hi ? x.hi : y.hi};
+}
+
+static cpu_slope slope_of(const mod_fn *fn, const mod_node *n, const cpu_slope *all)
+{
+    const uint32_t *args = fn->args + n->args;
+    if (!(n->deps & DEP_Q))
+        return (cpu_slope){0, 0};
+    if (n->op == OP_VAR)
+        return (cpu_slope){1, 1};
+    for (uint32_t k = 0; k < n->n_args; k++)
+        if (!is_known(all[args[k]]))
+            return no_slope;
+    const cpu_slope x = all[args[0]], y = n->n_args > 1 ? all[args[1]] : x;
+    switch (n->op) {
+    case OP_iadd:
+        return slope_between(x.lo + y.lo, x.hi + y.hi);
+    case OP_isub:
+        return slope_between(x.lo - y.hi, x.hi - y.lo);
+    case OP_imin:
+    case OP_imax:
+        return hull(x, y);
+    case OP_isel:
+        return fn->nodes[args[0]].deps & DEP_Q ? no_slope : hull(y, all[args[2]]);
+    default:
+        return no_slope;
+    }
+}
+
+const cpu_slope *cpu_find_slopes(const mod_fn *limits, arena *memory)
+{
+    cpu_slope *all = arena_array(memory, limits->n_nodes, sizeof *all);
+    for (uint32_t i = 0; all && i < limits->n_nodes; i++)
+        all[i] = slope_of(limits, &limits->nodes[i], all);
+    return all;
+}
+
+/* ---- rows ---- */
+
+typedef struct finder {
+    const cpu_state *state;
+    const plan_run *run;
+    eval_point row;
+    double *values; /* scratch of the evaluation */
+    cpu_limits *to;
+    int32_t kv_offset;
+} finder;
+
+/* Limits of one row before they are cut to keys; whether no sum was near to wrapping. */
+static int evaluate(finder *f, int32_t q, int64_t out[2])
+{
+    const mod_fn *fn = f->state->limits;
+    int is_safe = 1;
+    f->row.q = q;
+    eval_scalar(fn, &f->run->mask_env, &f->row, f->values, NULL);
+    for (uint32_t i = 0; i < fn->n_nodes; i++) {
+        const mod_node *n = &fn->nodes[i];
+        if (n->op != OP_iadd && n->op != OP_isub)
+            continue;
+        const double x = f->values[fn->args[n->args]], y = f->values[fn->args[n->args + 1]];
+        const double sum = n->op == OP_iadd ? x + y : x - y;
+        is_safe &= sum < MOST_SUM && sum > -MOST_SUM;
+    }
+    for (int k = 0; k < 2; k++)
+        out[k] = (int64_t)f->values[f->state->limit_nodes[k]] - f->kv_offset;
+    return is_safe;
+}
+
+/* Rises of each row that add up to the most, or the least, that they can be are all equal. */
+static int is_line(const finder *f, int which, int64_t rise, int32_t n)
+{
+    const cpu_slope s = f->state->slopes[f->state->limit_nodes[which]];
+    return rise == (int64_t)s.lo * (n - 1) || rise == (int64_t)s.hi * (n - 1);
+}
+
+static int64_t clamp_key(int64_t key, int64_t KV)
+{
     return key < 0 ? 0 : key > KV ? KV : key;
 }
 
-void cpu_limit_row(const cpu_state *state, const plan_run *run, const eval_point *row,
-                   int32_t kv_offset, double *values, cpu_limits *limits, int32_t r)
+static void fill(const finder *f, int32_t r0, int32_t n, const int64_t *at, const int64_t *rise)
 {
-    const int64_t KV = run->sizes.KV;
-    eval_scalar(state->limits, &run->mask_env, row, values, NULL);
-    limits->first[r] = clamp_key(values[state->limit_nodes[0]], kv_offset, KV);
-    limits->past[r] = clamp_key(values[state->limit_nodes[1]], kv_offset, KV);
+    const int64_t KV = f->run->sizes.KV;
+    for (int32_t r = 0; r < n; r++) {
+        f->to->first[r0 + r] = clamp_key(at[0] + r * rise[0], KV);
+        f->to->past[r0 + r] = clamp_key(at[1] + r * rise[1], KV);
+    }
+}
+
+/* Rows between two whose limits lie on lines need no evaluation; halves, where they do not. */
+static void find(finder *f, int32_t r0, int32_t q, int32_t n)
+{
+    int64_t begin[2], end[2], rise[2] = {0, 0};
+    int is_safe = evaluate(f, q, begin);
+    if (n > 1) {
+        is_safe &= evaluate(f, q + n - 1, end);
+        for (int k = 0; k < 2; k++) {
+            is_safe &= is_line(f, k, end[k] - begin[k], n);
+            rise[k] = (end[k] - begin[k]) / (n - 1);
+        }
+    }
+    if (n > 1 && !is_safe) {
+        find(f, r0, q, n / 2);
+        find(f, r0 + n / 2, q + n / 2, n - n / 2);
+        return;
+    }
+    fill(f, r0, n, begin, rise);
+}
+
+void cpu_find_limits(const cpu_state *state, const plan_run *run, const eval_point *first,
+                     int32_t n, int32_t kv_offset, double *values, cpu_limits *to, int32_t r0)
+{
+    finder f = {state, run, *first, values, to, kv_offset};
+    const uint32_t *nodes = state->limit_nodes;
+    const int may_prove =
+        is_known(state->slopes[nodes[0]]) && is_known(state->slopes[nodes[1]]);
+    const int32_t each = may_prove ? n : 1;
+    for (int32_t r = 0; r < n; r += each)
+        find(&f, r0 + r, first->q + r, each);
 }
 
 void cpu_limit_rows(cpu_limits *l, int32_t r0, int32_t n)
@@ -50,7 +179,7 @@ int64_t cpu_weight_of_limits(const cpu_state *state, const plan_run *run, const 
         const int64_t i = r ? box->i1 - 1 : box->i0;
         const eval_point row = {(int32_t)box->b, (int32_t)box->h0, (int32_t)i + at.q_offset, 0,
                                 0};
-        cpu_limit_row(state, run, &row, at.kv_offset, values, &l, r);
+        cpu_find_limits(state, run, &row, 1, at.kv_offset, values, &l, r);
     }
     cpu_limit_rows(&l, 0, 2);
     const int64_t j0 = l.any_first > box->j0 ? l.any_first : box->j0;

@@ -82,6 +82,8 @@ static saccade_status tile_create(saccade_plan *plan, saccade_error *err)
         TRY(eval_compile(p->mask, &plan->arena, &state->mask, err));
     if (p->mask && !pass_interval(p->mask, &plan->arena, &state->limits, state->limit_nodes))
         state->limits = NULL;
+    if (state->limits)
+        state->slopes = cpu_find_slopes(state->limits, &plan->arena);
     FAIL_IF(plan->arena.has_failed, SACCADE_ENOMEM, "out of memory");
     plan->state = state;
     TRY(compile_mods(plan, state, err));
