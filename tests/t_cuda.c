@@ -76,6 +76,79 @@ static void decode_tiles_fit(void **state)
     assert_int_equal(cu_decode_spans(&(saccade_sizes){2, 32, 8, 5, 100, 64, 64}), 32);
 }
 
+/* ---- masks of groups ---- */
+
+enum { GROUP_B = 2, GROUP_H = 6, GROUP_ROWS = 2, GROUP_COLUMNS = 23, GROUP_MOST = 1000 };
+
+/* Blocks as letters, one word a row: runs of the same letter; 0 dead, 1 partial, 2 full. */
+static void runs_of_blocks(const unsigned char *blocks, mask_runs *r, int64_t *begin,
+                           saccade_run *runs)
+{
+    int64_t n = 0;
+    for (int64_t row = 0; row < r->B * r->H * r->rows; row++) {
+        const unsigned char *x = blocks + row * GROUP_COLUMNS;
+        begin[row] = n;
+        for (int k = 0; k < GROUP_COLUMNS; k++) {
+            const int goes_on = k && x[k - 1] == x[k] && n > begin[row];
+            if (x[k] && goes_on)
+                runs[n - 1].count++;
+            else if (x[k])
+                runs[n++] = (saccade_run){k, 1, x[k] == 2};
+        }
+        begin[row + 1] = n;
+    }
+    r->row_begin = begin;
+    r->runs = runs;
+}
+
+static unsigned char block_of(const mask_runs *r, int64_t row, int k)
+{
+    for (int64_t i = r->row_begin[row]; i < r->row_begin[row + 1]; i++)
+        if (k >= r->runs[i].first && k < r->runs[i].first + r->runs[i].count)
+            return (unsigned char)(1 + r->runs[i].full);
+    return 0;
+}
+
+/* A block of a group is dead where all heads' are, full where all heads' are, else partial. */
+static void groups_of_heads(void **state)
+{
+    static unsigned char blocks[GROUP_B * GROUP_H * GROUP_ROWS * GROUP_COLUMNS];
+    static int64_t begin[GROUP_B * GROUP_H * GROUP_ROWS + 1];
+    static saccade_run runs[GROUP_MOST];
+    uint32_t x = 12345;
+    (void)state;
+    for (int round = 0; round < 60; round++) {
+        mask_runs r = {
+            .B = GROUP_B, .H = GROUP_H, .rows = GROUP_ROWS, .columns = GROUP_COLUMNS};
+        cu_grouped g;
+        for (size_t i = 0; i < sizeof blocks; i++) {
+            x = x * 1664525u + 1013904223u;
+            blocks[i] = round % 3 ? (unsigned char)((x >> 24) % 3) : (x >> 24) < 230 ? 2 : 0;
+        }
+        runs_of_blocks(blocks, &r, begin, runs);
+        const int group = round % 2 ? 3 : 2, heads = GROUP_H / group;
+        assert_int_equal(cu_group_heads(&r, group, &g, NULL), SACCADE_OK);
+        assert_int_equal(g.r.H, heads);
+        for (int64_t i = 0; i < GROUP_B * heads * GROUP_ROWS; i++) {
+            const int64_t bg = i / GROUP_ROWS, row = i % GROUP_ROWS;
+            int64_t live = 0;
+            for (int k = 0; k < GROUP_COLUMNS; k++) {
+                int n_live = 0, n_full = 0;
+                for (int h = 0; h < group; h++) {
+                    const int64_t head = bg / heads * GROUP_H + bg % heads * group + h;
+                    const int b = blocks[(head * GROUP_ROWS + row) * GROUP_COLUMNS + k];
+                    n_live += b > 0;
+                    n_full += b == 2;
+                }
+                live += n_live > 0;
+                assert_int_equal(block_of(&g.r, i, k), n_full == group ? 2 : n_live > 0);
+            }
+            assert_int_equal(g.r.row_live[i], live);
+        }
+        cu_grouped_free(&g);
+    }
+}
+
 /* ---- text and compilation ---- */
 
 static int has_compiler(void)
@@ -243,6 +316,7 @@ int main(void)
         cmocka_unit_test(tiles_fit),
         cmocka_unit_test(f32_tiles_fit),
         cmocka_unit_test(decode_tiles_fit),
+        cmocka_unit_test(groups_of_heads),
         cmocka_unit_test(text_of_mods),
         cmocka_unit_test(bad_arch),
         cmocka_unit_test(no_spills),

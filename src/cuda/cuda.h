@@ -174,13 +174,26 @@ typedef struct cu_runs {
 } cu_runs;
 
 /* Device copy for these tiles, made on first use (may allocate; prepare does it). order covers
- * B x H of the sizes given. */
+ * B x H of the sizes given. group: so many heads share a row, whose blocks are live where one
+ * head's are (mask_h then steps by groups). */
 saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_block_mask *mask,
-                            int rows, int keys, const saccade_sizes *sizes, size_t l2_bytes,
-                            saccade_error *err);
+                            int rows, int keys, int group, const saccade_sizes *sizes,
+                            size_t l2_bytes, saccade_error *err);
 /* The copy made before, or NULL. */
 const cu_runs *cu_runs_find(int device, const saccade_block_mask *mask, int rows, int keys,
-                            const saccade_sizes *sizes);
+                            int group, const saccade_sizes *sizes);
+
+/* ---- groups.c ---- */
+
+/* Runs of r->H / group heads; free with cu_grouped_free, after a failure too. */
+typedef struct cu_grouped {
+    mask_runs r;
+    void *rows;
+    saccade_run *runs;
+} cu_grouped;
+saccade_status cu_group_heads(const mask_runs *r, int64_t group, cu_grouped *out,
+                              saccade_error *err);
+void cu_grouped_free(cu_grouped *g);
 
 /* ---- solver.c, launch.c: what a plan holds, and a run of it ---- */
 

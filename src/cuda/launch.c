@@ -100,6 +100,12 @@ size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
 
 /* ---- block masks ---- */
 
+/* heads that share a tile of decode, and its runs */
+static int group_of(const saccade_sizes *sizes)
+{
+    return (int)(sizes->H / sizes->Hkv);
+}
+
 static saccade_status make_runs(const saccade_plan *plan, const saccade_block_mask *mask,
                                 int device, const saccade_sizes *sizes, saccade_error *err)
 {
@@ -110,10 +116,11 @@ static saccade_status make_runs(const saccade_plan *plan, const saccade_block_ma
     const int few = is_decode(s, sizes);
     TRY(cu_get_driver(&driver, err));
     if (few)
-        TRY(cu_runs_make(driver, device, mask, DECODE_BLOCK_Q, s->decode.keys, sizes, l2, err));
+        TRY(cu_runs_make(driver, device, mask, DECODE_BLOCK_Q, s->decode.keys, group_of(sizes),
+                         sizes, l2, err));
     for (int i = few; i < 2; i++) /* few rows are tiles only where they are plain */
         if (forms[i]->tile.groups)
-            TRY(cu_runs_make(driver, device, mask, rows_of(forms[i]), forms[i]->tile.keys,
+            TRY(cu_runs_make(driver, device, mask, rows_of(forms[i]), forms[i]->tile.keys, 1,
                              sizes, l2, err));
     return SACCADE_OK;
 }
@@ -149,7 +156,8 @@ static saccade_status find_runs(const cu_state *s, const plan_run *run, const cu
     if (!run->block_mask)
         return SACCADE_OK;
     *out = cu_runs_find(device, run->block_mask, form ? rows_of(form) : DECODE_BLOCK_Q,
-                        form ? form->tile.keys : s->decode.keys, &run->sizes);
+                        form ? form->tile.keys : s->decode.keys,
+                        form ? 1 : group_of(&run->sizes), &run->sizes);
     FAIL_IF(!*out, SACCADE_EINVAL,
             "cuda: got a block mask that has no copy on device %d for this batch, expected "
             "saccade_plan_prepare first",

@@ -9,7 +9,7 @@
 
 typedef struct copy {
     struct copy *next;
-    int device, rows, keys;
+    int device, rows, keys, group;
     int64_t B, H;
     cu_runs runs;
 } copy;
@@ -32,21 +32,21 @@ static void destroy_copies(void *data)
     }
 }
 
-static copy *find(const mask_device_copy *slot, int device, int rows, int keys,
+static copy *find(const mask_device_copy *slot, int device, int rows, int keys, int group,
                   const saccade_sizes *sizes)
 {
     for (copy *c = slot->data; c; c = c->next)
-        if (c->device == device && c->rows == rows && c->keys == keys && c->B == sizes->B
-            && c->H == sizes->H)
+        if (c->device == device && c->rows == rows && c->keys == keys && c->group == group
+            && c->B == sizes->B && c->H == sizes->H)
             return c;
     return NULL;
 }
 
 const cu_runs *cu_runs_find(int device, const saccade_block_mask *mask, int rows, int keys,
-                            const saccade_sizes *sizes)
+                            int group, const saccade_sizes *sizes)
 {
     pthread_mutex_lock(&lock);
-    const copy *c = find(mask_device_slot(mask, &slot_key), device, rows, keys, sizes);
+    const copy *c = find(mask_device_slot(mask, &slot_key), device, rows, keys, group, sizes);
     pthread_mutex_unlock(&lock);
     return c ? &c->runs : NULL;
 }
@@ -147,19 +147,40 @@ static saccade_status upload(const cu_driver *driver, int device, const mask_run
     return status;
 }
 
+static saccade_status upload_groups(const cu_driver *driver, int device, const mask_runs *r,
+                                    int group, const saccade_sizes *s, size_t l2_bytes,
+                                    cu_runs *out, saccade_error *err)
+{
+    cu_grouped g = {0};
+    saccade_sizes heads = *s;
+    if (group == 1 || r->H == 1)
+        return upload(driver, device, r, s, l2_bytes, out, err);
+    heads.H = s->Hkv;
+    saccade_status status = cu_group_heads(r, group, &g, err);
+    if (status == SACCADE_OK)
+        status = upload(driver, device, &g.r, &heads, l2_bytes, out, err);
+    cu_grouped_free(&g);
+    return status;
+}
+
 saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_block_mask *mask,
-                            int rows, int keys, const saccade_sizes *sizes, size_t l2_bytes,
-                            saccade_error *err)
+                            int rows, int keys, int group, const saccade_sizes *sizes,
+                            size_t l2_bytes, saccade_error *err)
 {
     const mask_runs *r;
     saccade_status status = SACCADE_OK;
-    if (cu_runs_find(device, mask, rows, keys, sizes))
+    if (cu_runs_find(device, mask, rows, keys, group, sizes))
         return SACCADE_OK;
     TRY(mask_runs_for(mask, rows, keys, 0, &r, err));
     copy *c = calloc(1, sizeof *c);
     FAIL_IF_NULL(c);
-    *c = (copy){.device = device, .rows = rows, .keys = keys, .B = sizes->B, .H = sizes->H};
-    status = upload(driver, device, r, sizes, l2_bytes, &c->runs, err);
+    *c = (copy){.device = device,
+                .rows = rows,
+                .keys = keys,
+                .group = group,
+                .B = sizes->B,
+                .H = sizes->H};
+    status = upload_groups(driver, device, r, group, sizes, l2_bytes, &c->runs, err);
     if (status != SACCADE_OK) {
         free(c);
         return status;

@@ -75,13 +75,19 @@ DEVICE void span_limits(const cu_fwd &p, const mod_args &mod, const span &s, int
 #endif
 }
 
+/* the row of the block mask that the group's heads share */
+DEVICE int mask_row_of(const cu_fwd &p, const span &s)
+{
+    return s.b * p.mask_b + s.g * p.mask_h;
+}
+
 /* Every span has a block, so that each row is written by somebody; it may be dead throughout.
  */
 DEVICE void span_count(const cu_fwd &p, const mod_args &mod, span &s)
 {
     int lo = 0, hi = max(0, min(position(p.kv_len, s.b), p.N));
-    if (p.runs && p.mask_h == 0) {
-        int row = s.b * p.mask_b, begin = p.run_start[row], end = p.run_start[row + 1];
+    if (p.runs) {
+        int row = mask_row_of(p, s), begin = p.run_start[row], end = p.run_start[row + 1];
         s.first = 0;
         s.n = begin < end ? p.runs[end - 1].ordinal + p.runs[end - 1].count : 1;
         return;
@@ -138,13 +144,18 @@ DEVICE int share_owner(int block, int n, int total)
 DEVICE int block_at(const cu_fwd &p, const span &s, int at, int &partial)
 {
     partial = MOD_MASK != MASK_NONE;
-    if (!(p.runs && p.mask_h == 0))
+    if (!p.runs)
         return s.first + at;
-    int row = s.b * p.mask_b, i = p.run_start[row], end = p.run_start[row + 1];
-    if (i == end)
+    int row = mask_row_of(p, s), i = p.run_start[row], last = p.run_start[row + 1] - 1;
+    if (i > last)
         return 0;
-    while (i + 1 < end && p.runs[i + 1].ordinal <= at)
-        i++;
+    while (i < last) { /* the run holding `at` is among i .. last */
+        int middle = (i + last + 1) / 2;
+        if (p.runs[middle].ordinal <= at)
+            i = middle;
+        else
+            last = middle - 1;
+    }
     partial = p.runs[i].is_partial;
     return p.runs[i].first + at - p.runs[i].ordinal;
 }
@@ -490,7 +501,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     char *q = (char *)(sh.ml + WARPS * ROWS * 4); /* Q where registers have no room for it */
     sh.q = smem_address(q);
     mask_column *columns = (mask_column *)(q + (CFG_Q_SHARED ? WARPS * 32 * CFG_D : 0));
-    u64 *bars = (u64 *)(columns + (MOD_MASK == MASK_GENERAL ? WARPS * KEYS : 0));
+    u64 *bars = (u64 *)(columns + (MASK_COLUMN_WORDS ? WARPS * KEYS : 0));
     bars = (u64 *)(((u64)bars + 7) & ~7ull);
     int *prefix = (int *)(bars + WARPS * CFG_STAGES);
     w.full = smem_address(bars + warp * CFG_STAGES);
