@@ -82,8 +82,9 @@ static void positions(void **state)
     in_every_dtype("b3 h2 q140 kv300 d16",
                    &(forward_case){.mask = "causal()", .q_offset = 100, .kv_len = 290});
     in_every_dtype("b3 h2 q1 kv700 d16", &(forward_case){.kv_len = 2, .score = "alibi()"});
-    in_every_dtype("b2 h4/1 q3 kv700 d48", &(forward_case){.mask = "q >= kv && q - kv < 90",
-                                                           .q_offset = 600, .kv_offset = 10});
+    in_every_dtype(
+        "b2 h4/1 q3 kv700 d48",
+        &(forward_case){.mask = "q >= kv && q - kv < 90", .q_offset = 600, .kv_offset = 10});
 }
 
 /* Biases of thousands round like the plain computation's, in every level. */
@@ -119,10 +120,10 @@ static void variants(void **state)
 static void mixed_dtypes(void **state)
 {
     (void)state;
-    at_every_level(&(forward_case){.problem = "h4/2 q40 kv150 d32 f32",
-                                   .kv_dtype = SACCADE_BF16, .mask = "causal()"});
-    at_every_level(&(forward_case){.problem = "h4/2 q40 kv150 d32 bf16",
-                                   .kv_dtype = SACCADE_F16});
+    at_every_level(&(forward_case){
+        .problem = "h4/2 q40 kv150 d32 f32", .kv_dtype = SACCADE_BF16, .mask = "causal()"});
+    at_every_level(
+        &(forward_case){.problem = "h4/2 q40 kv150 d32 bf16", .kv_dtype = SACCADE_F16});
 }
 
 /* What lies in K and V at masked positions, NaN and infinities, never reaches a result; where
@@ -155,29 +156,41 @@ static void wild_values(void **state)
                 wild_value(problems[p], wild[n], bits & 1, bits >> 1);
 }
 
+static void check_threads(const forward_case *c)
+{
+    case_run r;
+    case_make(c, &r);
+    const size_t rows = (size_t)(r.sizes.B * r.sizes.H * r.sizes.Q);
+    const size_t bytes = rows * (size_t)r.sizes.Dv * sizeof(float);
+    float *first = malloc(bytes), *other = malloc(bytes);
+    assert_true(first && other);
+    for (const char *const *level = case_levels(); *level; level++)
+        for (int threads = 1; threads <= 4; threads++) {
+            saccade_plan *plan = case_plan(&r, *level, threads);
+            case_check(&r, plan, NULL, *level, threads == 1 ? first : other, NULL);
+            assert_true(threads == 1 || memcmp(first, other, bytes) == 0);
+            saccade_plan_destroy(plan);
+        }
+    free(first);
+    free(other);
+    case_free(&r);
+}
+
+/* Windows: threads pack the keys that their items need, in memory for a few of them. */
 static void threads_do_not_matter(void **state)
 {
-    static const char *const problems[] = {
-        "b1 h2 q200 kv900 d32 f32", "b1 h4/1 q1 kv3000 d64 bf16", "b2 h4/2 q150 kv400 d16 f16"};
+    static const char *const general = "(q ^ kv) % 5 != 0";
+    static const forward_case cases[] = {
+        {.problem = "b1 h2 q200 kv900 d32 f32", .mask = general},
+        {.problem = "b1 h4/1 q1 kv3000 d64 bf16", .mask = general},
+        {.problem = "b2 h4/2 q150 kv400 d16 f16", .mask = general},
+        {.problem = "b2 h2/1 q1700 kv1700 d8 f32", .mask = "sliding_window(W)"},
+        {.problem = "b1 h4 q1700 kv1500 d16 bf16", .mask = "sliding_window(W)"},
+        {.problem = "b1 h1 q1200 kv1200 d256 f16", .mask = "q >= kv && q - kv < 600"},
+    };
     (void)state;
-    for (int n = 0; n < 3; n++) {
-        case_run r;
-        case_make(&(forward_case){.problem = problems[n], .mask = "(q ^ kv) % 5 != 0"}, &r);
-        const size_t rows = (size_t)(r.sizes.B * r.sizes.H * r.sizes.Q);
-        const size_t bytes = rows * (size_t)r.sizes.Dv * sizeof(float);
-        float *first = malloc(bytes), *other = malloc(bytes);
-        assert_true(first && other);
-        for (const char *const *level = case_levels(); *level; level++)
-            for (int threads = 1; threads <= 4; threads++) {
-                saccade_plan *plan = case_plan(&r, *level, threads);
-                case_check(&r, plan, NULL, *level, threads == 1 ? first : other, NULL);
-                assert_true(threads == 1 || memcmp(first, other, bytes) == 0);
-                saccade_plan_destroy(plan);
-            }
-        free(first);
-        free(other);
-        case_free(&r);
-    }
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++)
+        check_threads(&cases[n]);
 }
 
 static void block_masks(void **state)
@@ -191,11 +204,12 @@ static void block_masks(void **state)
         saccade_block_mask *mask;
         case_make(&(forward_case){.problem = n < 4 ? "b2 h4/2 q300 kv300 d16 f32"
                                                    : "b2 h4/2 q5 kv900 d16 bf16",
-                                  .mask = masks[n % 4], .q_offset = n >= 4 ? 600 : 0},
+                                  .mask = masks[n % 4],
+                                  .q_offset = n >= 4 ? 600 : 0},
                   &r);
         if (saccade_block_mask_create(NULL, r.mask, &r.sizes, &r.args.positions,
-                                      r.args.bindings, r.args.n_bindings, NULL, &mask,
-                                      &err) != SACCADE_OK)
+                                      r.args.bindings, r.args.n_bindings, NULL, &mask, &err)
+            != SACCADE_OK)
             fail_msg("%s", err.message);
         for (const char *const *level = case_levels(); *level; level++) {
             saccade_plan *plan = case_plan(&r, *level, 2);
@@ -223,7 +237,8 @@ static void check_imported(const case_run *r, const saccade_block_mask *mask)
     }
     assert_int_equal(saccade_block_mask_export(mask, 0, &x, &err), SACCADE_OK);
     if (saccade_block_mask_import(NULL, &x, r->mask, &r->sizes, &r->args.positions,
-                                  r->args.bindings, r->args.n_bindings, &imported, &err) != 0)
+                                  r->args.bindings, r->args.n_bindings, &imported, &err)
+        != 0)
         fail_msg("%s", err.message);
     for (const char *const *level = case_levels(); *level; level++) {
         saccade_plan *plan = case_plan(r, *level, 2);
@@ -247,15 +262,15 @@ static void imported_masks(void **state)
         case_run r;
         saccade_error err = {0};
         saccade_block_mask *mask;
-        const saccade_block_mask_options options = {
-            .block_q = 70, .block_kv = 24};
-        case_make(&(forward_case){.problem = problems[n / 3], .mask = masks[n % 3],
+        const saccade_block_mask_options options = {.block_q = 70, .block_kv = 24};
+        case_make(&(forward_case){.problem = problems[n / 3],
+                                  .mask = masks[n % 3],
                                   .score = n % 2 ? "alibi()" : NULL,
                                   .q_offset = n >= 3 ? 200 : 0},
                   &r);
         if (saccade_block_mask_create(NULL, r.mask, &r.sizes, &r.args.positions,
-                                      r.args.bindings, r.args.n_bindings, &options, &mask,
-                                      &err) != SACCADE_OK)
+                                      r.args.bindings, r.args.n_bindings, &options, &mask, &err)
+            != SACCADE_OK)
             fail_msg("%s", err.message);
         check_imported(&r, mask);
         saccade_block_mask_destroy(mask);
@@ -327,13 +342,19 @@ static void random_problems(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shapes),       cmocka_unit_test(extremes),
-        cmocka_unit_test(layouts),      cmocka_unit_test(positions),
+        cmocka_unit_test(shapes),
+        cmocka_unit_test(extremes),
+        cmocka_unit_test(layouts),
+        cmocka_unit_test(positions),
         cmocka_unit_test(far_positions),
-        cmocka_unit_test(variants),     cmocka_unit_test(mixed_dtypes),
-        cmocka_unit_test(wild_values),  cmocka_unit_test(threads_do_not_matter),
-        cmocka_unit_test(block_masks),  cmocka_unit_test(random_problems),
-        cmocka_unit_test(workspace_grows), cmocka_unit_test(imported_masks),
+        cmocka_unit_test(variants),
+        cmocka_unit_test(mixed_dtypes),
+        cmocka_unit_test(wild_values),
+        cmocka_unit_test(threads_do_not_matter),
+        cmocka_unit_test(block_masks),
+        cmocka_unit_test(random_problems),
+        cmocka_unit_test(workspace_grows),
+        cmocka_unit_test(imported_masks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

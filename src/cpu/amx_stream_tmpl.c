@@ -34,12 +34,12 @@ static size_t unit_bytes(const chain *c)
 static const char *k_of(const chain *c, int32_t step)
 {
     const size_t bytes = (size_t)(FLOW_SQUARES * c->shape->depth) * unit_bytes(c);
-    return c->a->k + (size_t)(step / 2) * c->a->pitch + (size_t)(step % 2) * bytes;
+    return c->a->k + (size_t)(step / 2) * c->a->k_pitch + (size_t)(step % 2) * bytes;
 }
 
 static const char *v_of(const chain *c, int32_t step)
 {
-    return c->a->v + (size_t)(step / 2) * c->a->pitch
+    return c->a->v + (size_t)(step / 2) * c->a->v_pitch
            + (size_t)(step % 2) * FLOW_SQUARES * unit_bytes(c);
 }
 

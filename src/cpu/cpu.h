@@ -19,8 +19,8 @@ typedef struct cpu_rows {
 
 /* S = scale * Q K^T of one strip and one block of keys.
  * q [rows][q_ld] packed elements, 0 past D; k: panels of pack_keys; s [rows][s_ld] f32. */
-#define CPU_SCORES(name)                                                                     \
-    void name(const void *q, int32_t q_ld, const void *k, int32_t D, int32_t rows,           \
+#define CPU_SCORES(name)                                                           \
+    void name(const void *q, int32_t q_ld, const void *k, int32_t D, int32_t rows, \
               int32_t n_panels, float scale, float *s, int32_t s_ld)
 /* FA2 (arXiv 2307.08691) alg. 1: m, l and alpha of the new block, and P over S in place
  * (as packed elements, row r at s + r * s_ld). n: keys, a multiple of 16; -INF is dead.
@@ -30,18 +30,18 @@ typedef struct cpu_rows {
               float *l, float *alpha)
 /* O = alpha O + P V. p: what softmax left; v: panels of pack_values; n: keys, a multiple of
  * 16; o [rows][o_ld] f32. */
-#define CPU_VALUES(name)                                                                     \
-    void name(const float *p, int32_t p_ld, const void *v, int32_t n, int32_t block,         \
+#define CPU_VALUES(name)                                                             \
+    void name(const float *p, int32_t p_ld, const void *v, int32_t n, int32_t block, \
               int32_t rows, int32_t n_panels, const float *alpha, float *o, int32_t o_ld)
 /* Rows [j0, j0 + n) into `to`, padded with 0 to `padded` rows.
  * rows: [padded][ld]; keys: [padded/panel][D][panel]; values: [E/panel][padded][panel].
  * Packed bf16 keeps two neighbours of the second last dimension together.
  * Values return not 0 when any of them is infinite or NaN. */
-#define CPU_PACK_ROWS(name)                                                                  \
+#define CPU_PACK_ROWS(name) \
     void name(const cpu_rows *from, int64_t j0, int32_t n, int32_t padded, int32_t ld, void *to)
-#define CPU_PACK_KEYS(name)                                                                  \
+#define CPU_PACK_KEYS(name) \
     void name(const cpu_rows *from, int64_t j0, int32_t n, int32_t padded, void *to)
-#define CPU_PACK_VALUES(name)                                                                \
+#define CPU_PACK_VALUES(name) \
     int name(const cpu_rows *from, int64_t j0, int32_t n, int32_t padded, void *to)
 
 /* Lines of K or V that are read next, asked of memory while others are used (asking.h). */
@@ -56,15 +56,15 @@ typedef struct cpu_asking {
  * for meanwhile. dots: scores of n keys from j0. sums: like values, for n keys; stops before
  * the first few keys that hold an infinity or NaN and returns the number of keys done. */
 enum { CPU_DIRECT_DIM = 576 };
-#define CPU_DOTS(name)                                                                       \
-    void name(const void *q, int32_t q_ld, const cpu_rows *k, int64_t j0, int32_t n,         \
+#define CPU_DOTS(name)                                                               \
+    void name(const void *q, int32_t q_ld, const cpu_rows *k, int64_t j0, int32_t n, \
               int32_t rows, float scale, float *s, int32_t s_ld, cpu_asking *next)
-#define CPU_SUMS(name)                                                                       \
-    int32_t name(const float *p, int32_t p_ld, const cpu_rows *v, int64_t j0, int32_t n,     \
+#define CPU_SUMS(name)                                                                   \
+    int32_t name(const float *p, int32_t p_ld, const cpu_rows *v, int64_t j0, int32_t n, \
                  int32_t rows, const float *alpha, float *o, int32_t o_ld, cpu_asking *next)
 
 /* E elements of o, times scale, as dtype. */
-#define CPU_STORE_ROW(name)                                                                  \
+#define CPU_STORE_ROW(name) \
     void name(const float *o, float scale, saccade_dtype dtype, int32_t E, void *to)
 /* Strips of an item against a chunk of packed keys, in steps of CPU_STREAM_KEYS keys without
  * infinite values: scores, softmax and values of all steps merged (amx_flow.h). m: anchors,
@@ -80,7 +80,7 @@ typedef struct cpu_stream {
     const jit_state *jit; /* NULL: no score mod; stands on the item's rows, the chunk's keys */
     const void *q;
     const char *k, *v;            /* the chunk's first block */
-    size_t pitch;                 /* bytes from block to block */
+    size_t k_pitch, v_pitch;      /* bytes from block to block */
     int32_t o_ld, rows;           /* rows of the item */
     int is_exact;                 /* somebody asks for l itself */
     float scale;                  /* > 0; the mod's where there is one */
@@ -95,10 +95,10 @@ typedef struct cpu_stream {
 
 typedef struct cpu_kernels {
     const char *name;
-    int32_t strip;   /* query rows per call of scores, softmax, values */
-    int32_t panel;   /* keys of a K panel, columns of a V panel */
-    int32_t element; /* bytes of a packed element: 4 f32, 2 bf16 */
-    int32_t depth;   /* packed K has a multiple of these dims */
+    int32_t strip;    /* query rows per call of scores, softmax, values */
+    int32_t panel;    /* keys of a K panel, columns of a V panel */
+    int32_t element;  /* bytes of a packed element: 4 f32, 2 bf16 */
+    int32_t depth;    /* packed K has a multiple of these dims */
     int32_t is_fused; /* P is 2^(s log2 e - r) with r = m log2 e rounded to f32 */
     CPU_SCORES((*scores));
     CPU_SOFTMAX((*softmax));
@@ -113,7 +113,7 @@ typedef struct cpu_kernels {
     CPU_STREAM((*stream)); /* NULL: block by block only */
     void (*begin)(void);   /* around a thread's calls for an item; NULL: nothing to do */
     void (*end)(void);
-    int is_split;          /* elements of P are two bf16, 32 high parts, 32 low ones */
+    int is_split; /* elements of P are two bf16, 32 high parts, 32 low ones */
     /* Kernels in f32, whose packed blocks are no larger, that make again rows that come out
      * NaN, and few rows from the start; NULL: these are good for all. */
     const struct cpu_kernels *careful;
@@ -220,7 +220,8 @@ typedef struct cpu_geometry {
     int64_t splits, split_blocks; /* ranges of keys; blocks in each */
     int64_t head_items;           /* items of one (batch, kv head) */
     int64_t heads, wave;          /* (batch, kv head) pairs in all, and packed at a time */
-    int is_shared;                /* K and V are packed once, ahead of the items */
+    int is_shared;                /* K and V are packed for many items */
+    int32_t own_blocks;           /* packed blocks of keys that a thread has of its own */
     int is_direct;                /* K and V are not packed at all */
     size_t k_bytes, v_bytes;      /* one packed block of keys */
     size_t thread_bytes, partial_bytes; /* per thread; per item when split */
@@ -231,6 +232,7 @@ cpu_geometry cpu_geometry_of(const saccade_plan *plan, const saccade_sizes *size
 /* One thread's memory, in the order of cpu_worker's pointers (item.h). */
 typedef struct cpu_scratch {
     size_t q, s, o, stats, k, v, live, row, ranges, limits, values, score, mask, jit, flow;
+    size_t own, own_wild;
     size_t bytes;
 } cpu_scratch;
 cpu_scratch cpu_scratch_of(const saccade_plan *plan, const cpu_geometry *g);
@@ -265,8 +267,14 @@ typedef struct cpu_job {
     cpu_live live;
     cpu_geometry g;
     int64_t head0; /* first (batch, kv head) of the wave */
+    int is_local;  /* threads pack the keys of the items that they run */
     char *memory;  /* the workspace */
 } cpu_job;
+
+/* Packed blocks of keys, one after the other; whether V has infinities or NaN. */
+typedef struct cpu_packed {
+    char *k, *v, *wild;
+} cpu_packed;
 
 typedef struct cpu_item {
     int64_t b, g; /* batch, kv head */
@@ -277,6 +285,8 @@ typedef struct cpu_item {
 
 cpu_item cpu_item_of(const cpu_job *job, int64_t index);
 cpu_rows cpu_rows_of(const saccade_tensor *t, int64_t b, int64_t h);
+/* par_fn over blocks of keys of the wave's heads: packs K and V ahead of the items. */
+void cpu_pack_block(void *job, int64_t index, int thread);
 /* par_fn over items of the wave in their order, and over blocks of rows with splits. */
 void cpu_run_item(void *job, int64_t at, int thread);
 void cpu_merge_item(void *job, int64_t at, int thread);

@@ -11,6 +11,9 @@ enum {
     SPLIT_TO = 128,   /* items aimed at */
     SPLIT_MIN = 4,    /* blocks of keys in a split, so that merging stays below 1 % */
 };
+/* A thread's own packed keys: of a few items of a narrow window, in half of a second-level
+ * cache; with wide heads no less than an item can need at a time. */
+enum { OWN_BYTES = 1 << 20, OWN_MOST = 16, OWN_LEAST = 4 };
 /* Packed K and V at a time, unless one head is more. */
 static const size_t wave_bytes = (size_t)256 << 20;
 
@@ -46,8 +49,8 @@ static void cut_items(const plan_problem *p, const saccade_sizes *s, const cpu_k
 {
     const int is_grouped = p->group * s->Q <= CPU_BLOCK_ROWS;
     g->is_shared = !is_grouped;
-    g->is_direct = p->group * s->Q <= k->direct_rows && s->D <= CPU_DIRECT_DIM
-                   && s->Dv <= CPU_DIRECT_DIM;
+    g->is_direct =
+        p->group * s->Q <= k->direct_rows && s->D <= CPU_DIRECT_DIM && s->Dv <= CPU_DIRECT_DIM;
     g->item_heads = is_grouped ? p->group : 1;
     g->block_rows = k->stream && !is_grouped && are_many(p, s) ? CPU_MOST_ROWS : CPU_BLOCK_ROWS;
     g->item_rows = (int32_t)smaller(s->Q, g->block_rows);
@@ -69,6 +72,14 @@ static int64_t wave_of(const cpu_geometry *g)
     const size_t head = (size_t)g->key_blocks * (g->k_bytes + g->v_bytes);
     const int64_t fit = head > wave_bytes ? 1 : (int64_t)(wave_bytes / head);
     return g->is_shared ? smaller(g->heads, fit) : g->heads;
+}
+
+static int32_t own_blocks(const cpu_state *state, const cpu_geometry *g)
+{
+    const int64_t fit = (int64_t)(OWN_BYTES / (g->k_bytes + g->v_bytes));
+    if (!state->limits)
+        return 0;
+    return (int32_t)(fit < OWN_LEAST ? OWN_LEAST : smaller(fit, OWN_MOST));
 }
 
 static void place(size_t bytes, size_t *off, size_t *end)
@@ -120,6 +131,7 @@ cpu_geometry cpu_geometry_of(const saccade_plan *plan, const saccade_sizes *aske
     g.o_ld = (int32_t)round_up(s->Dv, k->panel);
     g.k_bytes = bytes64(CPU_BLOCK_KEYS * round_up(s->D, k->depth), (size_t)k->element);
     g.v_bytes = bytes64((int64_t)CPU_BLOCK_KEYS * g.o_ld, (size_t)k->element);
+    g.own_blocks = own_blocks(plan->state, &g);
     g.wave = wave_of(&g);
     g.thread_bytes = cpu_scratch_of(plan, &g).bytes;
     lay_out(plan, s, &g);
@@ -152,6 +164,8 @@ cpu_scratch cpu_scratch_of(const saccade_plan *plan, const cpu_geometry *g)
     place(state->mask ? eval_state_bytes(state->mask) : 0, &at.mask, &end);
     place(state->jit ? jit_state_bytes(state->jit) : 0, &at.jit, &end);
     place(state->code ? FLOW_BYTES : 0, &at.flow, &end);
+    place((size_t)g->own_blocks * (g->k_bytes + g->v_bytes), &at.own, &end);
+    place(bytes64(g->own_blocks, 1), &at.own_wild, &end);
     at.bytes = end;
     return at;
 }

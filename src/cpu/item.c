@@ -43,6 +43,9 @@ void cpu_begin_threads(cpu_job *job)
         w->l = w->m + CPU_MOST_ROWS;
         w->alpha = w->l + CPU_MOST_ROWS;
         w->most = w->alpha + CPU_MOST_ROWS;
+        w->own.at.k = base + at.own;
+        w->own.at.v = w->own.at.k + (size_t)job->g.own_blocks * job->g.k_bytes;
+        w->own.at.wild = base + at.own_wild;
         w->live = (uint8_t *)(base + at.live);
         w->flow = base + at.flow;
         w->row = (float *)(void *)(base + at.row);
@@ -230,8 +233,7 @@ static void interpret_score(cpu_worker *w, const item_tile *t, int32_t r, float 
 static int is_compiled(const cpu_worker *w, const item_tile *t)
 {
     return w->jit
-           && (w->score
-               || (!t->is_full && !item_has_limits(w) && !w->job->live.is_imported));
+           && (w->score || (!t->is_full && !item_has_limits(w) && !w->job->live.is_imported));
 }
 
 /* The scores kernel scales unless the compiled pass does. */
@@ -409,14 +411,12 @@ static void run_direct(cpu_worker *w, const item_tile *t)
 void item_find_operands(cpu_worker *w, item_tile *t)
 {
     const cpu_job *job = w->job;
-    const cpu_geometry *g = &job->g;
-    const int64_t block = w->item.head * g->key_blocks + t->j0 / CPU_BLOCK_KEYS;
-    if (g->is_shared && w->kernels == ((const cpu_state *)job->plan->state)->kernels) {
-        const char *packed =
-            job->memory + g->packed_off + (size_t)block * (g->k_bytes + g->v_bytes);
-        t->k = packed;
-        t->v = packed + g->k_bytes;
-        t->is_wild = (job->memory + g->wild_off)[block];
+    const int64_t block = t->j0 / CPU_BLOCK_KEYS;
+    if (job->g.is_shared && w->kernels == ((const cpu_state *)job->plan->state)->kernels) {
+        const cpu_packed packed = item_packed(w, block, block + 1);
+        t->k = packed.k;
+        t->v = packed.v;
+        t->is_wild = *packed.wild;
         return;
     }
     const cpu_rows k = cpu_rows_of(job->run->k, w->item.b, w->item.g);
@@ -435,7 +435,7 @@ void item_run_tile(cpu_worker *w, int64_t j0, int64_t j1, int32_t r0, int32_t ro
     box.j0 = j0;
     box.j1 = j1;
     const cpu_cover cover = item_has_limits(w) ? cpu_cover_of_limits(&w->limits, j0, j1)
-                                          : cpu_cover_of(&w->job->live, &box, w->ranges);
+                                               : cpu_cover_of(&w->job->live, &box, w->ranges);
     if (cover == CPU_EMPTY)
         return;
     item_tile t = {.j0 = j0, .n = (int32_t)(j1 - j0), .is_full = cover == CPU_FULL};
@@ -456,6 +456,9 @@ static void run_keys(cpu_worker *w, int64_t begin, int64_t end)
         item_run_streams(w, begin, end);
         return;
     }
+    const int64_t first = begin / CPU_BLOCK_KEYS, past = (end - 1) / CPU_BLOCK_KEYS + 1;
+    if (w->job->is_local && begin < end && past - first <= w->job->g.own_blocks)
+        item_packed(w, first, past); /* those that the next item needs too stay */
     for (int64_t j = begin; j < end; j += CPU_BLOCK_KEYS)
         item_run_tile(w, j, j + CPU_BLOCK_KEYS < end ? j + CPU_BLOCK_KEYS : end, 0, w->rows);
 }

@@ -5,6 +5,12 @@
 
 #include "cpu/cpu.h"
 
+/* Blocks [first, past) of a head that a thread has packed for itself. */
+typedef struct item_keys {
+    cpu_packed at;
+    int64_t head, first, past;
+} item_keys;
+
 typedef struct cpu_worker {
     const cpu_job *job;
     const cpu_kernels *kernels;
@@ -17,8 +23,9 @@ typedef struct cpu_worker {
     int64_t jit_head, jit_j0;      /* head and first key it stands on, -1: none */
     int32_t jit_n;
     cpu_limits limits;
-    double *values;       /* scratch of limits */
-    void *q, *k, *v;      /* packed: rows of the item; own blocks of keys */
+    double *values;  /* scratch of limits */
+    void *q, *k, *v; /* packed: rows of the item; a block of keys that no other reads */
+    item_keys own;
     float *s;             /* [strip][CPU_BLOCK_KEYS] */
     float *o;             /* [rows][o_ld] */
     float *m, *l, *alpha; /* [rows] each */
@@ -57,6 +64,12 @@ void item_find_operands(cpu_worker *w, item_tile *t);
 void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows);
 /* Rows [r0, r0 + rows) of the item, whole strips of it, against keys [j0, j1) of one block. */
 void item_run_tile(cpu_worker *w, int64_t j0, int64_t j1, int32_t r0, int32_t rows);
+
+/* ---- item_keys.c ---- */
+
+/* Packed blocks [first, past) of the item's keys; with is_local at most own_blocks, and until
+ * the next call. */
+cpu_packed item_packed(cpu_worker *w, int64_t first, int64_t past);
 
 /* ---- item_stream.c ---- */
 

@@ -27,12 +27,6 @@ static int32_t strip_rows(const cpu_worker *w, int32_t r0)
     return w->rows - r0 < strip ? w->rows - r0 : strip;
 }
 
-static int is_wild_block(const cpu_worker *w, int64_t j0)
-{
-    const cpu_geometry *g = &w->job->g;
-    return (w->job->memory + g->wild_off + w->item.head * g->key_blocks)[j0 / CPU_BLOCK_KEYS];
-}
-
 /* What of a strip's rows x keys [j0, j1) is live. */
 static cpu_cover strip_cover(const cpu_worker *w, const cpu_limits *limits, int32_t r0,
                              int64_t j0, int64_t j1)
@@ -56,9 +50,9 @@ static int32_t plan_block(cpu_worker *w, const cpu_limits *limits, int32_t r0, i
     int32_t n = 0;
     if (cover == CPU_EMPTY)
         return 0;
-    if (is_wild_block(w, j0) || (cover == CPU_PARTIAL && !limits)) {
-        item_tile t = {.j0 = j0, .n = (int32_t)(most - j0), .is_full = cover == CPU_FULL};
-        item_find_operands(w, &t);
+    item_tile t = {.j0 = j0, .n = (int32_t)(most - j0), .is_full = cover == CPU_FULL};
+    item_find_operands(w, &t);
+    if (t.is_wild || (cover == CPU_PARTIAL && !limits)) {
         item_run_strip(w, t, r0, strip_rows(w, r0));
         return 0;
     }
@@ -103,11 +97,11 @@ static void raise_anchors(cpu_worker *w, int32_t r0, int64_t j)
         (const char *)w->q + (size_t)r0 * (size_t)g->q_ld * (size_t)w->kernels->element;
     item_tile t = {.j0 = j, .n = FLOW_ROWS, .is_full = 1};
     item_find_operands(w, &t);
-    w->kernels->scores(
-        q, g->q_ld,
-        (const char *)t.k + (size_t)(j % CPU_BLOCK_KEYS) * (g->k_bytes / CPU_BLOCK_KEYS),
-        (int32_t)w->job->run->q->shape[3], n_rows, 1, item_scale_of(w, &t), w->s,
-        CPU_BLOCK_KEYS);
+    w->kernels->scores(q, g->q_ld,
+                       (const char *)t.k
+                           + (size_t)(j % CPU_BLOCK_KEYS) * (g->k_bytes / CPU_BLOCK_KEYS),
+                       (int32_t)w->job->run->q->shape[3], n_rows, 1, item_scale_of(w, &t), w->s,
+                       CPU_BLOCK_KEYS);
     const float *most = item_change_scores(w, &t, r0, n_rows);
     for (int32_t r = 0; r < n_rows; r++)
         if (most[r] > w->m[r0 + r] && most[r] < INFINITY)
@@ -161,7 +155,8 @@ static void run_stream(cpu_worker *w, int64_t j0, int64_t j1, int64_t end,
         .q = w->q,
         .k = t.k,
         .v = t.v,
-        .pitch = g->k_bytes + g->v_bytes,
+        .k_pitch = g->k_bytes,
+        .v_pitch = g->v_bytes,
         .o_ld = g->o_ld,
         .rows = w->rows,
         .is_exact = w->job->run->lse != NULL,
@@ -187,6 +182,7 @@ static void run_chunk(cpu_worker *w, int64_t j0, int64_t j1, int64_t end)
 {
     cpu_stream_step steps[STRIPS * CHUNK_STEPS];
     int32_t n = 0;
+    item_packed(w, j0 / CPU_BLOCK_KEYS, j1 / CPU_BLOCK_KEYS);
     for (int32_t r = 0; r < w->rows; r += FLOW_ROWS) {
         const int32_t own = plan_strip(w, r, j0, j1, end, steps + n);
         w->streamed |= (uint32_t)(own > 0) << (r / FLOW_ROWS);
@@ -202,6 +198,8 @@ static void run_chunks(cpu_worker *w, int64_t begin, int64_t end)
     int64_t blocks = (int64_t)(STREAM_BYTES / (g->k_bytes + g->v_bytes));
     blocks = blocks < 1 ? 1 : blocks;
     blocks = blocks > CHUNK_STEPS / STEPS_OF_BLOCK ? CHUNK_STEPS / STEPS_OF_BLOCK : blocks;
+    if (w->job->is_local)
+        blocks = blocks < g->own_blocks ? blocks : g->own_blocks;
     const int64_t keys = blocks * CPU_BLOCK_KEYS;
     for (int64_t j = begin; j < end; j += keys) {
         const int64_t left = (end - j + CPU_BLOCK_KEYS - 1) / CPU_BLOCK_KEYS * CPU_BLOCK_KEYS;
@@ -242,7 +240,7 @@ static void check_streams(cpu_worker *w, int64_t begin, int64_t end)
         item_clear_rows(w, r0, strip_rows(w, r0));
         for (int64_t j = begin; j < end; j += CPU_BLOCK_KEYS)
             item_run_tile(w, j, j + CPU_BLOCK_KEYS < end ? j + CPU_BLOCK_KEYS : end, r0,
-                     strip_rows(w, r0));
+                          strip_rows(w, r0));
     }
 }
 

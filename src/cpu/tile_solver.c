@@ -1,7 +1,8 @@
 /* The CPU's solver: pack, order, run, merge.
  *
  *     for each wave of (batch, kv head):
- *         pack K and V, in parallel over blocks of keys          (unless items pack their own)
+ *         weigh items
+ *         pack K and V, in parallel over blocks of keys          (or threads do: item_keys.c)
  *         run items, the longest first                            (item.c)
  *         merge the splits of each block of rows, in order of keys */
 #include "cpu/cpu.h"
@@ -104,27 +105,6 @@ static saccade_status tile_prepare(const saccade_plan *plan, const saccade_block
 
 /* ---- forward ---- */
 
-static void pack_block(void *arg, int64_t index, int thread)
-{
-    const cpu_job *job = arg;
-    const cpu_geometry *g = &job->g;
-    const cpu_kernels *kernels = ((const cpu_state *)job->plan->state)->kernels;
-    const saccade_sizes *s = &job->run->sizes;
-    const int64_t head = job->head0 + index / g->key_blocks;
-    const int64_t j0 = index % g->key_blocks * CPU_BLOCK_KEYS, b = head / s->Hkv;
-    const int64_t left = plan_position_of(&job->run->positions, s->KV, b).kv_len - j0;
-    char *to = job->memory + g->packed_off + (size_t)index * (g->k_bytes + g->v_bytes);
-    (void)thread;
-    if (left <= 0)
-        return;
-    const int32_t n = (int32_t)(left < CPU_BLOCK_KEYS ? left : CPU_BLOCK_KEYS);
-    const cpu_rows k = cpu_rows_of(job->run->k, b, head % s->Hkv);
-    const cpu_rows v = cpu_rows_of(job->run->v, b, head % s->Hkv);
-    kernels->pack_keys(&k, j0, n, CPU_BLOCK_KEYS, to);
-    (job->memory + g->wild_off)[index] =
-        (char)kernels->pack_values(&v, j0, n, CPU_BLOCK_KEYS, to + g->k_bytes);
-}
-
 static void weigh_item(void *arg, int64_t index, int thread)
 {
     cpu_job *job = arg;
@@ -140,6 +120,42 @@ static void weigh_item(void *arg, int64_t index, int thread)
             : cpu_weight_of(&job->live, &item.box, (pass_range *)(void *)(own + at.ranges));
 }
 
+/* Where each key is read by this few items, packing is not worth a way through memory. */
+enum { FEW_READERS = 8, MOST_IN_RUN = 16 };
+
+static int is_local(const cpu_job *job, int64_t n_heads, int64_t n_items)
+{
+    const cpu_state *state = job->plan->state;
+    const int64_t *weight = (const int64_t *)(const void *)(job->memory + job->g.weight_off);
+    int64_t keys = 0;
+    if (!job->g.is_shared || !state->limits || job->live.is_imported)
+        return 0;
+    for (int64_t n = 0; n < n_items; n++)
+        keys += weight[n]; /* of masks with limits: keys, not tiles */
+    return keys <= FEW_READERS * n_heads * job->run->sizes.KV;
+}
+
+typedef struct item_runs {
+    cpu_job *job;
+    int64_t n_items, each;
+} item_runs;
+
+/* Items next to each other, whose keys overlap, by one thread. */
+static void run_neighbours(void *arg, int64_t index, int thread)
+{
+    const item_runs *runs = arg;
+    for (int64_t n = index * runs->each; n < (index + 1) * runs->each && n < runs->n_items; n++)
+        cpu_run_item(runs->job, n, thread);
+}
+
+static void run_items(cpu_job *job, int64_t n_items)
+{
+    const int64_t share = n_items / (8 * job->plan->threads);
+    const int64_t each = !job->is_local ? 1 : share < MOST_IN_RUN ? share + 1 : MOST_IN_RUN;
+    item_runs runs = {job, n_items, each};
+    par_for((n_items + each - 1) / each, job->plan->threads, run_neighbours, &runs);
+}
+
 static void run_wave(cpu_job *job, int64_t n_heads)
 {
     const cpu_geometry *g = &job->g;
@@ -147,11 +163,12 @@ static void run_wave(cpu_job *job, int64_t n_heads)
     const int64_t n_items = n_heads * g->head_items;
     const int64_t *weight = (const int64_t *)(const void *)(job->memory + g->weight_off);
     int32_t *order = (int32_t *)(void *)(job->memory + g->order_off);
-    if (g->is_shared)
-        par_for(n_heads * g->key_blocks, threads, pack_block, job);
     par_for(n_items, threads, weigh_item, job);
     cpu_order(weight, order, n_items);
-    par_for(n_items, threads, cpu_run_item, job);
+    job->is_local = is_local(job, n_heads, n_items);
+    if (g->is_shared && !job->is_local)
+        par_for(n_heads * g->key_blocks, threads, cpu_pack_block, job);
+    run_items(job, n_items);
     if (g->splits > 1)
         par_for(n_items / g->splits, threads, cpu_merge_item, job);
 }
