@@ -6,15 +6,17 @@ usage: python bench/peers_torch.py [--program build/saccade] [--threads N]
        python bench/peers_torch.py --device cuda [--part forward|variants|decode]...
                                    [--only TEXT] [--rounds 15] [--traced] [--no-flex]
 
-On the CPU every row of the suites is timed by `saccade bench`, then by
-scaled_dot_product_attention (full and causal) and by FlexAttention, compiled for the variant
-(which takes a minute the first time). On CUDA all are timed by turns in this process: see
-peers_cuda.py. --only keeps the rows whose label holds a text, as in --only d64 or --only alibi.
-SACCADE_LIBRARY names the library, if it is not build/libsaccade.so. Without PyTorch it says so
-and stops with status 0.
+On the CPU every row of the suites (all three) is timed by `saccade bench`, then by
+scaled_dot_product_attention, which takes masks and biases as a dense tensor (made before the
+clock starts; a soft cap is none, causal has its own flag), and by FlexAttention, compiled for
+the variant (which takes a minute the first time). On CUDA all are timed by turns in this
+process: see peers_cuda.py. --only keeps the rows whose label holds a text, as in --only d64 or
+--only alibi. SACCADE_LIBRARY names the library, if it is not build/libsaccade.so. Without
+PyTorch it says so and stops with status 0.
 """
 import argparse
 import csv
+import functools
 import os
 import re
 import statistics
@@ -44,6 +46,7 @@ def read_problem(text):
     return sizes
 
 
+@functools.lru_cache(maxsize=2)
 def document_ids(n, documents):
     """Those of saccade's `doc=i32[KV]:docs(12)`: splitmix64, seeded by the name."""
     whole, seed = (1 << 64) - 1, 0xCBF29CE484222325
@@ -60,25 +63,44 @@ def document_ids(n, documents):
     return torch.tensor(ids, dtype=torch.int32)
 
 
-def causal(b, h, q, kv):
-    return q >= kv
-
-
 def variant_mods(name, s):
-    """mask_mod and score_mod of the eight variants as saccade bench has them."""
-    doc = document_ids(s["kv"], 12)
-    prefix, heads = s["kv"] // 4, s["h"]
+    """mask_mod and score_mod of the eight variants as saccade bench has them: few queries are
+    the last positions."""
+    begin, prefix, heads = s["kv"] - s["q"], s["kv"] // 4, s["h"]
+    doc = document_ids(s["kv"], 12) if name == "document" else None
+
+    def at(q):
+        return q + begin if begin else q
+
+    def causal(b, h, q, kv):
+        return at(q) >= kv
+
     return {
         "full": (None, None),
         "causal": (causal, None),
-        "relative_bias": (None, lambda score, b, h, q, kv: score + (q - kv)),
+        "relative_bias": (None, lambda score, b, h, q, kv: score + (at(q) - kv)),
         "alibi": (causal, lambda score, b, h, q, kv:
-                  score + torch.exp2(-8.0 * (h + 1) / heads) * (kv - q)),
-        "sliding_window": (lambda b, h, q, kv: (q >= kv) & (q - kv <= 256), None),
-        "prefix_lm": (lambda b, h, q, kv: (kv < prefix) | (q >= kv), None),
+                  score + torch.exp2(-8.0 * (h + 1) / heads) * (kv - at(q))),
+        "sliding_window": (lambda b, h, q, kv: (at(q) >= kv) & (at(q) - kv <= 256), None),
+        "prefix_lm": (lambda b, h, q, kv: (kv < prefix) | (at(q) >= kv), None),
         "softcap": (causal, lambda score, b, h, q, kv: 20.0 * torch.tanh(score / 20.0)),
-        "document": (lambda b, h, q, kv: doc[q] == doc[kv], None),
-    }.get(name)
+        "document": (lambda b, h, q, kv: doc[at(q)] == doc[kv], None),
+    }[name]
+
+
+def dense_mask(mask, score, s):
+    """What SDPA adds to the scores, [1, 1 or H, Q, KV]; None where that is nothing."""
+    h = torch.arange(s["h"])[:, None, None]
+    q = torch.arange(s["q"])[:, None]
+    kv = torch.arange(s["kv"])
+    dense = mask(0, h, q, kv) if mask else torch.tensor(True)
+    if score:
+        bias = score(torch.zeros(()), 0, h, q, kv).to(s["dtype"])
+        dense = torch.where(dense, bias, -torch.inf)
+    elif dense.all():
+        return None
+    heads = s["h"] if dense.dim() == 3 else 1
+    return dense.expand(1, heads, s["q"], s["kv"]).contiguous()
 
 
 def median_ms(run, repeats):
@@ -91,28 +113,44 @@ def median_ms(run, repeats):
     return 1e3 * statistics.median(seconds)
 
 
-def time_torch(name, s, repeats, with_flex):
+def time_sdpa(name, q, k, v, s, repeats):
+    if name == "softcap":
+        return None
+    is_causal = name == "causal" and s["q"] == s["kv"]
+    mask = None if is_causal else dense_mask(*variant_mods(name, s), s)
+    return median_ms(lambda: F.scaled_dot_product_attention(
+        q, k, v, mask, is_causal=is_causal, enable_gqa=s["h"] != s["hkv"]), repeats)
+
+
+def time_flex(name, q, k, v, s, repeats):
+    mask, score = variant_mods(name, s)
+    torch._dynamo.reset()
+    compiled = torch.compile(flex_attention, dynamic=False)
+    block = mask and create_block_mask(mask, None, None, s["q"], s["kv"], device="cpu")
+    try:
+        return median_ms(lambda: compiled(q, k, v, score_mod=score, block_mask=block,
+                                          enable_gqa=s["h"] != s["hkv"]), repeats)
+    except Exception as error:  # a variant PyTorch cannot compile is a result too
+        reason = str(error).splitlines()[0][:80]
+        print(f"# FlexAttention, {name}: {reason}", file=sys.stderr)
+        return None
+
+
+@functools.lru_cache(maxsize=1)
+def random_tensors(problem):
+    s = read_problem(problem)
+    return tuple(torch.randn(s["b"], heads, n, d, dtype=s["dtype"]) for heads, n, d in
+                 ((s["h"], s["q"], s["d"]), (s["hkv"], s["kv"], s["d"]),
+                  (s["hkv"], s["kv"], s["dv"])))
+
+
+def time_torch(name, problem, repeats, with_flex):
     """ms of SDPA and of FlexAttention; None where one cannot."""
-    make = lambda heads, n, d: torch.randn(s["b"], heads, n, d, dtype=s["dtype"])
-    q, k, v = (make(s["h"], s["q"], s["d"]), make(s["hkv"], s["kv"], s["d"]),
-               make(s["hkv"], s["kv"], s["dv"]))
-    is_grouped = s["h"] != s["hkv"]
-    sdpa = flex = None
-    if name in ("full", "causal"):
-        sdpa = median_ms(lambda: F.scaled_dot_product_attention(
-            q, k, v, is_causal=name == "causal", enable_gqa=is_grouped), repeats)
-    mods = variant_mods(name, s)
-    if with_flex and mods:
-        torch._dynamo.reset()
-        compiled = torch.compile(flex_attention, dynamic=False)
-        mask = mods[0] and create_block_mask(mods[0], None, None, s["q"], s["kv"], device="cpu")
-        try:
-            flex = median_ms(lambda: compiled(q, k, v, score_mod=mods[1], block_mask=mask,
-                                              enable_gqa=is_grouped), repeats)
-        except Exception as error:  # a variant PyTorch cannot compile is a result too
-            reason = str(error).splitlines()[0][:80]
-            print(f"# FlexAttention, {name}: {reason}", file=sys.stderr)
-    return sdpa, flex
+    s = read_problem(problem)
+    q, k, v = random_tensors(problem)
+    with torch.no_grad():
+        return (time_sdpa(name, q, k, v, s, repeats),
+                time_flex(name, q, k, v, s, repeats) if with_flex else None)
 
 
 def saccade_rows(arguments):
@@ -120,7 +158,7 @@ def saccade_rows(arguments):
         path = os.path.join(folder, "rows.csv")
         command = [arguments.program, "bench", "--csv", path, "--threads",
                    str(arguments.threads), "--repeats", str(arguments.repeats)]
-        for suite in arguments.suite or ["paper", "dense"]:
+        for suite in arguments.suite or ["paper", "dense", "decode"]:
             command += ["--suite", suite]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         with open(path, newline="") as file:
@@ -136,7 +174,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--traced", action="store_true")
     parser.add_argument("--program", default="build/saccade")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--suite", action="append")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--no-flex", action="store_true")
@@ -149,23 +187,27 @@ def main():
     torch.manual_seed(1)
     print(f"PyTorch {torch.__version__}, {arguments.threads} threads, medians of "
           f"{arguments.repeats}, forward; ratio: PyTorch's time over Saccade's\n")
-    print(f"{'variant':16} {'problem':36} {'saccade ms':>10} {'sdpa ms':>9} {'flex ms':>9} "
-          f"{'sdpa':>7} {'flex':>7}")
+    print(f"{'variant':16} {'problem':36} {'saccade ms':>10} {'rate':>12} {'of limit':>8} "
+          f"{'sdpa ms':>9} {'flex ms':>9} {'sdpa':>7} {'flex':>7}")
     for row in saccade_rows(arguments):
         sizes = read_problem(row["problem"])
         is_decode = row["suite"] == "decode"
         if arguments.only not in f"{row['variant']} {row['problem']}":
             continue
-        if is_decode and (row["variant"] != "full" or sizes["b"] > 1):
-            continue  # positions and lengths of its own
+        if is_decode and sizes["b"] > 1:
+            continue  # has lengths of its own
         if not is_decode and (sizes["q"] != sizes["kv"] or sizes["q"] > 16384):
             continue
         ours = float(row["ms"])
-        theirs = time_torch(row["variant"], sizes, arguments.repeats, not arguments.no_flex)
-        cells = [f"{ms:9.1f}" if ms else " " * 9 for ms in theirs]
+        rate = f"{float(row['gbytes_per_s']):.1f} GB/s" if row["gbytes_per_s"] else \
+            f"{float(row['gflops']):.0f} GFLOP/s"
+        limit = f"{100 * float(row['of_ceiling']):.0f} %" if row["of_ceiling"] else ""
+        theirs = time_torch(row["variant"], row["problem"], arguments.repeats,
+                            not arguments.no_flex)
+        cells = [f"{ms:9.4g}" if ms else " " * 9 for ms in theirs]
         ratios = [f"{ms / ours:6.2f}x" if ms else " " * 7 for ms in theirs]
-        print(f"{row['variant']:16} {row['problem']:36} {ours:10.1f} {' '.join(cells)} "
-              f"{' '.join(ratios)}", flush=True)
+        print(f"{row['variant']:16} {row['problem']:36} {ours:10.4g} {rate:>12} {limit:>8} "
+              f"{' '.join(cells)} {' '.join(ratios)}", flush=True)
 
 
 if __name__ == "__main__":

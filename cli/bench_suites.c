@@ -84,40 +84,43 @@ static int64_t long_cache(const bench *b, int64_t dim, saccade_dtype dtype)
     return b->ceilings.read_bytes / (2 * 8 * dim * (int64_t)saccade_dtype_bytes(dtype));
 }
 
+/* `name` over a cache from memory: 8 heads of keys, `group` heads of queries to each. */
+static bench_case decode_case(const bench *b, const char *name, int64_t group, int64_t Q,
+                              int64_t d, saccade_dtype dtype)
+{
+    return (bench_case){
+        *variant_find(name), {1, 8 * group, 8, Q, long_cache(b, d, dtype), d, d}, dtype, NULL};
+}
+
+/* Shapes of plain attention, ragged lengths, then the variants, MHA and GQA. */
 static saccade_status suite_decode(bench *b, saccade_error *err)
 {
     if (b->on_device)
         return decode_on_device(b, err);
     static const struct {
-        const char *variant;
         int64_t group, Q, D;
         saccade_dtype dtype;
-    } rows[] = {
-        {"full", 1, 1, 128, SACCADE_BF16},     {"full", 4, 1, 128, SACCADE_BF16},
-        {"full", 8, 1, 128, SACCADE_BF16},     {"full", 4, 4, 128, SACCADE_BF16},
-        {"full", 8, 8, 128, SACCADE_BF16},     {"full", 4, 1, 64, SACCADE_BF16},
-        {"full", 4, 1, 80, SACCADE_BF16},      {"full", 1, 1, 128, SACCADE_F32},
-        {"full", 4, 1, 128, SACCADE_F32},      {"full", 8, 1, 128, SACCADE_F32},
-        {"full", 4, 4, 128, SACCADE_F32},      {"full", 4, 1, 128, SACCADE_F16},
-        {"full", 8, 1, 128, SACCADE_F16},      {"causal", 4, 1, 128, SACCADE_BF16},
-        {"alibi", 4, 1, 128, SACCADE_BF16},    {"softcap", 4, 1, 128, SACCADE_BF16},
-        {"document", 4, 1, 128, SACCADE_BF16},
+    } shapes[] = {
+        {1, 1, 128, SACCADE_BF16}, {4, 1, 128, SACCADE_BF16}, {8, 1, 128, SACCADE_BF16},
+        {4, 4, 128, SACCADE_BF16}, {8, 8, 128, SACCADE_BF16}, {4, 1, 64, SACCADE_BF16},
+        {4, 1, 80, SACCADE_BF16},  {1, 1, 128, SACCADE_F32},  {4, 1, 128, SACCADE_F32},
+        {8, 1, 128, SACCADE_F32},  {4, 4, 128, SACCADE_F32},  {4, 1, 128, SACCADE_F16},
+        {8, 1, 128, SACCADE_F16},
     };
-    enum { N = sizeof rows / sizeof rows[0] };
-    bench_case cases[N + 1];
-    for (int i = 0; i < N; i++) {
-        const int64_t d = rows[i].D, kv = long_cache(b, d, rows[i].dtype);
-        cases[i] = (bench_case){strcmp(rows[i].variant, "full") ? *variant_find(rows[i].variant)
-                                                                : full,
-                                {1, 8 * rows[i].group, 8, rows[i].Q, kv, d, d},
-                                rows[i].dtype,
-                                NULL};
-    }
+    enum { SHAPES = sizeof shapes / sizeof shapes[0], MODS = VARIANTS - 1 };
+    bench_case cases[SHAPES + 1 + 2 * MODS];
+    int n = 0;
+    for (; n < SHAPES; n++)
+        cases[n] =
+            decode_case(b, "full", shapes[n].group, shapes[n].Q, shapes[n].D, shapes[n].dtype);
     const int64_t kv = long_cache(b, 128, SACCADE_BF16) / 16;
     char half[24];
     snprintf(half, sizeof half, "%lld", (long long)kv / 2);
-    cases[N] = (bench_case){full, {16, 32, 8, 1, kv, 128, 128}, SACCADE_BF16, half};
-    return bench_time_cases(b, cases, N + 1, err);
+    cases[n++] = (bench_case){full, {16, 32, 8, 1, kv, 128, 128}, SACCADE_BF16, half};
+    for (int i = 0; i < 2 * MODS; i++) /* the first variant is full */
+        cases[n++] = decode_case(b, cli_variants[1 + i % MODS].name, i < MODS ? 1 : 4, 1, 128,
+                                 SACCADE_BF16);
+    return bench_time_cases(b, cases, n, err);
 }
 
 /* The three orders of tokens in FlexAttention's appendix; `mask` gets the text. */
