@@ -506,9 +506,9 @@ static void emit_call(tile *t, const jit_node *n, uint32_t value, int lane)
 
 typedef int emit_fn(tile *t, const jit_node *n, uint32_t value, int lane);
 static emit_fn *const emitters[] = {
-    emit_simple, emit_bits,   emit_round,  emit_compare, emit_logic,
-    emit_not,    emit_select, emit_negate, emit_b2i,     emit_shift,
-    emit_divide, emit_quotient, emit_fma,    emit_scalef, emit_input,   emit_read,
+    emit_simple, emit_bits,   emit_round, emit_compare, emit_logic,  emit_not,
+    emit_select, emit_negate, emit_b2i,   emit_shift,   emit_divide, emit_quotient,
+    emit_fma,    emit_scalef, emit_input, emit_read,
 };
 
 void jit_emit_value(tile *t, uint32_t value)

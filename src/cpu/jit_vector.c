@@ -25,17 +25,16 @@ typedef struct vectors {
     tile t;
     const amx_shape *shape;
     int factor, coefficient[AMX_COEFFICIENTS]; /* registers, for the whole code */
-    int column[LANES];                          /* numbers of a square's keys, when cut */
-    int corrections, order, over, ones;         /* of words */
-    int high;                                   /* mask of what a high part keeps */
+    int column[LANES];                         /* numbers of a square's keys, when cut */
+    int corrections, order, over, ones;        /* of words */
+    int high;                                  /* mask of what a high part keeps */
     int square;
 } vectors;
 
 /* ---- operands ---- */
 
-static jit_operand flow_at(const vectors *v, int64_t offset, int size)
+static jit_operand flow_at(int64_t offset, int size)
 {
-    (void)v;
     return jit_mem(ZYDIS_REGISTER_R12, ZYDIS_REGISTER_NONE, 0, offset, size);
 }
 
@@ -72,7 +71,7 @@ static void load_words(vectors *v)
     EMIT_VECTOR(&t->a, Z(VPBROADCASTD), vec(t, v->ones), gpr(ZYDIS_REGISTER_EAX));
     load_whole(v, v->corrections, offsetof(amx_step, corrections));
     load_whole(v, v->order, offsetof(amx_step, order));
-    EMIT_VECTOR(&t->a, Z(VMOVUPS), vec(t, v->over), flow_at(v, FLOW_OVER, 64));
+    EMIT_VECTOR(&t->a, Z(VMOVUPS), vec(t, v->over), flow_at(FLOW_OVER, 64));
     EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_RAX), jit_imm(0x5555555555555555));
     EMIT(&t->a, KMOVQ, mask_reg(LOW_BYTES), gpr(ZYDIS_REGISTER_RAX));
 }
@@ -112,7 +111,7 @@ static int emit_exponent(vectors *v, int lane)
     const int from = v->shape->score ? jit_get(t, t->result, lane) : NOWHERE;
     const int d = jit_take_reg(t, NOWHERE);
     const jit_operand o[] = {vec(t, d), mask_reg(0), vec(t, v->factor),
-                             flow_at(v, BY_NUMBER + FLOW_SHIFT, 4)};
+                             flow_at(BY_NUMBER + FLOW_SHIFT, 4)};
     if (from == NOWHERE)
         EMIT_VECTOR(&t->a, Z(VMOVUPS), vec(t, d), scores_of(t, lane));
     else
@@ -129,9 +128,9 @@ static int emit_cut(vectors *v, int lane)
     const int k = jit_take_mask(t, NOWHERE);
     const jit_operand column = vec(t, v->column[lane]);
     const jit_operand first[] = {mask_reg(k), mask_reg(0), column,
-                                 flow_at(v, BY_NUMBER + FLOW_FIRST, 4), jit_imm(NOT_LESS)};
+                                 flow_at(BY_NUMBER + FLOW_FIRST, 4), jit_imm(NOT_LESS)};
     const jit_operand past[] = {mask_reg(k), mask_reg(k), column,
-                                flow_at(v, BY_NUMBER + FLOW_PAST, 4), jit_imm(LESS)};
+                                flow_at(BY_NUMBER + FLOW_PAST, 4), jit_imm(LESS)};
     jit_put_evex(&t->a, Z(VPCMPD), 1, 0, 5, first);
     jit_put_evex(&t->a, Z(VPCMPD), 1, 0, 5, past);
     return k;
@@ -191,7 +190,7 @@ static void emit_low_parts(vectors *v, const int weight[LANES], const int low[LA
 static int emit_floats(vectors *v, const int exponent[LANES])
 {
     tile *t = &v->t;
-    const jit_operand sum = flow_at(v, BY_VECTOR + FLOW_SUM, 64);
+    const jit_operand sum = flow_at(BY_VECTOR + FLOW_SUM, 64);
     int weight[LANES];
     emit_exponentials(v, exponent, weight);
     const int packed = jit_take_reg(t, NOWHERE);
@@ -208,7 +207,7 @@ static int emit_floats(vectors *v, const int exponent[LANES])
 static int emit_words(vectors *v, const int exponent[LANES])
 {
     tile *t = &v->t;
-    const jit_operand sum = flow_at(v, BY_VECTOR + FLOW_SUM, 64);
+    const jit_operand sum = flow_at(BY_VECTOR + FLOW_SUM, 64);
     const int word = exponent[0], part = exponent[1], total = jit_take_reg(t, NOWHERE);
     for (int lane = 0; lane < LANES; lane++) {
         const int k = v->shape->is_cut ? emit_cut(v, lane) : 0;
@@ -347,7 +346,7 @@ saccade_status jit_vector_stream(const amx_shape *shape, size_t capacity, jit_st
         jit_stream_event(stream, EVENT_SQUARE + v->square);
     }
     if (shape->is_word)
-        EMIT_VECTOR(&t->a, Z(VMOVUPS), flow_at(v, FLOW_OVER, 64), vec(t, v->over));
+        EMIT_VECTOR(&t->a, Z(VMOVUPS), flow_at(FLOW_OVER, 64), vec(t, v->over));
     jit_stream_note(stream, &t->a, 0);
     const int failed = t->a.failed;
     free(v);
