@@ -68,11 +68,8 @@ static void with_every_table(const forward_case *c)
 static void with_both(const forward_case *c)
 {
     char text[96];
-    forward_case f16 = *c;
+    const forward_case f16 = case_in_f16(c, text);
     with_every_table(c);
-    snprintf(text, sizeof text, "%s", c->problem);
-    strcpy(strstr(text, "bf16"), "f16");
-    f16.problem = text;
     with_every_table(&f16);
 }
 

@@ -183,11 +183,8 @@ static void streamed_in(const forward_case *c)
 static void streamed(const forward_case *c)
 {
     char text[96];
-    forward_case f16 = *c;
+    const forward_case f16 = case_in_f16(c, text);
     streamed_in(c);
-    snprintf(text, sizeof text, "%s", c->problem);
-    strcpy(strstr(text, "bf16"), "f16");
-    f16.problem = text;
     streamed_in(&f16);
 }
 

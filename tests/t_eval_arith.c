@@ -1,10 +1,9 @@
 /* The shared mathematics of arith.h: its error against libm in double, its ends, and equal bits
    from the loops of every instruction-set level. A sample of all float32; with
    SACCADE_EXHAUSTIVE set, all of them (minutes). */
-#include "base/cpu_features.h"
-#include "eval/strip.h"
 #include "mod/arith.h"
-#include "saccade_config.h"
+#include "support/strip_levels.h"
+#include "support/ulp.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -16,12 +15,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-static double wide_sigmoid(double x)
-{
-    const double e = exp(-fabs(x));
-    return (x < 0 ? e : 1.0) / (1.0 + e);
-}
 
 static double wide_rsqrt(double x)
 {
@@ -61,20 +54,6 @@ static uint32_t sample_step(void)
     return getenv("SACCADE_EXHAUSTIVE") != NULL ? 1 : 9973; /* prime: all bit patterns mix */
 }
 
-/* In units of the last place of the exact result; inf and NaN must agree. */
-static double error_of(float got, double want)
-{
-    int exponent;
-    if (isnan(want) || isinf((float)want))
-        return (isnan(want) && isnan(got)) || got == (float)want ? 0.0 : INFINITY;
-    if (!isfinite(got))
-        return INFINITY;
-    frexp(want, &exponent);
-    if (want == 0.0 || exponent < -125)
-        exponent = -125;
-    return fabs((double)got - want) / ldexp(1.0, exponent - 24);
-}
-
 static void test_error(void **unused)
 {
     (void)unused;
@@ -83,7 +62,7 @@ static void test_error(void **unused)
         float at = 0.0f;
         for (uint64_t bits = 0; bits < 1ull << 32; bits += sample_step()) {
             const float x = f32_from_bits((uint32_t)bits);
-            const double error = error_of(curves[i].shared(x), curves[i].wide((double)x));
+            const double error = ulp_error(curves[i].shared(x), curves[i].wide((double)x));
             if (error > worst) {
                 worst = error;
                 at = x;
@@ -100,7 +79,7 @@ static void test_error(void **unused)
 static void check_pow(float x, float y, double *worst)
 {
     const float got = fm_pow(x, y);
-    const double want = pow((double)x, (double)y), error = error_of(got, want);
+    const double want = pow((double)x, (double)y), error = ulp_error(got, want);
     const int wrong_zero = want == 0.0 && got == 0.0f && !signbit(want) != !signbit(got);
     if (error > 0.51 || wrong_zero)
         fail_msg("pow(%a, %a): got %a, expected %a", (double)x, (double)y, (double)got, want);
@@ -150,23 +129,6 @@ static void test_exact(void **unused)
 
 /* ---- levels ---- */
 
-static const strip_table *const tables[] = {
-    &strip_table_portable,
-#if HAVE_LEVEL_AVX2
-    &strip_table_avx2,
-#endif
-#if HAVE_LEVEL_AVX512
-    &strip_table_avx512,
-#endif
-};
-
-static int levels(void)
-{
-    const int compiled = (int)(sizeof tables / sizeof tables[0]);
-    const int usable = (int)cpu_features_get()->level + 1;
-    return usable < compiled ? usable : compiled;
-}
-
 static void test_levels(void **unused)
 {
     static float x[STRIP_LANES], y[STRIP_LANES], got[STRIP_LANES];
@@ -177,10 +139,10 @@ static void test_levels(void **unused)
             x[i] = f32_from_bits(bits += 41957u);
             y[i] = f32_from_bits(bits * 2654435761u);
         }
-        for (int t = 0; t < levels(); t++) {
+        for (int t = 0; t < strip_levels(); t++) {
             for (int c = 0; c <= N_CURVES; c++) {
                 const mod_op op = c < N_CURVES ? curves[c].op : OP_fpow;
-                tables[t]->op[op](got, x, y, x, STRIP_LANES / STRIP_GROUP, 0);
+                strip_level[t]->op[op](got, x, y, x, STRIP_LANES / STRIP_GROUP, 0);
                 for (int i = 0; i < STRIP_LANES; i++) {
                     const float want =
                         c < N_CURVES ? curves[c].shared(x[i]) : fm_pow(x[i], y[i]);

@@ -1,10 +1,8 @@
 /* Every operation of ops.def against a definition of its own (wider integers, or one rounding
    of a double), over all combinations of extreme operands: one value at a time, downstream of
    the score, and in the loops of every level with each kind of operand. */
-#include "base/cpu_features.h"
-#include "eval/strip.h"
-#include "saccade_config.h"
 #include "support/random_fn.h"
+#include "support/strip_levels.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -293,23 +291,6 @@ static void test_wide_values(void **unused)
 
 /* ---- loops ---- */
 
-static const strip_table *const tables[] = {
-    &strip_table_portable,
-#if HAVE_LEVEL_AVX2
-    &strip_table_avx2,
-#endif
-#if HAVE_LEVEL_AVX512
-    &strip_table_avx512,
-#endif
-};
-
-static int levels(void)
-{
-    const int compiled = (int)(sizeof tables / sizeof tables[0]);
-    const int usable = (int)cpu_features_get()->level + 1;
-    return usable < compiled ? usable : compiled;
-}
-
 /* One call on one group: operands named in `same` have one value, the others run. */
 static void check_loop(const strip_table *table, mod_op op, int start, int same)
 {
@@ -334,12 +315,12 @@ static void check_loop(const strip_table *table, mod_op op, int start, int same)
 static void test_loops(void **unused)
 {
     (void)unused;
-    for (int t = 0; t < levels(); t++)
+    for (int t = 0; t < strip_levels(); t++)
         for (mod_op op = OP_LOAD + 1; op < MOD_OP_COUNT; op++) {
             const int arity = (int)strlen(operand_types(op));
             for (int same = 0; same < (1 << arity) - 1; same++)
                 for (int start = 0; start < combinations(op); start += arity == 3 ? 97 : 7)
-                    check_loop(tables[t], op, start, same);
+                    check_loop(strip_level[t], op, start, same);
         }
 }
 

@@ -35,6 +35,15 @@ static float normal(uint64_t *state)
     return sqrtf(-2 * logf(u)) * cosf(t);
 }
 
+forward_case case_in_f16(const forward_case *c, char text[96])
+{
+    forward_case f16 = *c;
+    snprintf(text, 96, "%s", c->problem);
+    strcpy(strstr(text, "bf16"), "f16");
+    f16.problem = text;
+    return f16;
+}
+
 /* ---- captures ---- */
 
 const saccade_binding *case_bindings(int32_t *n)

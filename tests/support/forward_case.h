@@ -55,6 +55,9 @@ typedef struct case_run {
     double out_bound, lse_bound;
 } case_run;
 
+/* A case in bf16, in f16; its problem's text is kept in `text`. */
+forward_case case_in_f16(const forward_case *c, char text[96]);
+
 /* Captures that the texts of cases may name: doc[], h_scale[], rel[,], table[], W, c. */
 const saccade_binding *case_bindings(int32_t *n);
 

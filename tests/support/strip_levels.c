@@ -1,0 +1,22 @@
+/* strip_levels.h: tables of the levels that were compiled. */
+#include "support/strip_levels.h"
+
+#include "base/cpu_features.h"
+#include "saccade_config.h"
+
+const strip_table *const strip_level[] = {
+    &strip_table_portable,
+#if HAVE_LEVEL_AVX2
+    &strip_table_avx2,
+#endif
+#if HAVE_LEVEL_AVX512
+    &strip_table_avx512,
+#endif
+};
+
+int strip_levels(void)
+{
+    const int compiled = (int)(sizeof strip_level / sizeof strip_level[0]);
+    const int usable = (int)cpu_features_get()->level + 1;
+    return usable < compiled ? usable : compiled;
+}
