@@ -179,11 +179,12 @@ const cpu_kernels LEVEL_NAME(cpu_f16_tiles) = {
     .direct_rows = 32,
     .dots = F32(cpu_dots),
     .sums = F32(cpu_sums),
-    .store_row = F32(cpu_store_row),
+    .store_rows = F32(cpu_store_rows),
     .begin = tiles_begin,
     .end = tiles_end,
     .careful = &F32(cpu_f32),
 #if defined(LEVEL_AMX)
     .stream = cpu_stream_tiles_amx,
+    .any_wild = cpu_any_wild_avx512,
 #endif
 };

@@ -100,26 +100,35 @@ static void last_values(const chain *c)
 
 /* ---- strips ---- */
 
-/* A finite score for rows that have none yet: the largest of the first square. */
-static float anchor_of(const chain *c, int32_t r)
+/* Anchors of 16 rows: a finite score for those that have none yet, the largest of the first
+ * square; and what exponents add for them. */
+static void find_anchors(const chain *c, int32_t r)
 {
     const float *s = numbers(c, FLOW_S) + r * VF;
-    const float most = c->a->scale * vf_max_lanes(vf_max(vf_load(s), vf_load(s + 512)));
-    return most > -FLT_MAX && most < FLT_MAX ? most : 0;
+    float *m = c->a->m + c->r0 + r;
+    const int32_t n = c->rows - r < VF ? c->rows - r : VF;
+    const __mmask16 rows = (__mmask16)(n > 0 ? (1u << n) - 1 : 0);
+    const float shift = amx_shift(c->shape, 0), slope = amx_shift(c->shape, 1) - shift;
+    vf each[VF];
+    for (int i = 0; i < VF; i++)
+        each[i] = vf_max(vf_load(s + i * VF), vf_load(s + 512 + i * VF));
+    const vf most = vf_set(c->a->scale) * vf_max_each(each),
+             old = _mm512_maskz_loadu_ps(rows, m);
+    const __mmask16 is_wild = _mm512_fpclass_ps_mask(most, 0x99);
+    const __mmask16 is_new = _mm512_mask_cmp_ps_mask(rows, old, vf_set(-INFINITY), _CMP_EQ_OQ);
+    const vf finite = _mm512_mask_mov_ps(most, is_wild, vf_set(0));
+    const vf now = _mm512_mask_mov_ps(old, is_new, finite);
+    _mm512_mask_storeu_ps(m, rows, now);
+    vf_store(numbers(c, FLOW_SHIFT) + r, vf_fma(now, vf_set(slope), vf_set(shift)));
 }
 
 static void begin_strip(chain *c, int32_t strip)
 {
     const cpu_stream *a = c->a;
-    float *shift = numbers(c, FLOW_SHIFT);
     c->r0 = strip * UNIT;
     c->rows = a->rows - c->r0 < UNIT ? a->rows - c->r0 : UNIT;
-    for (int32_t r = 0; r < UNIT; r++) {
-        float *m = a->m + c->r0 + r;
-        if (r < c->rows && *m == -INFINITY)
-            *m = anchor_of(c, r);
-        shift[r] = amx_shift(c->shape, r < c->rows ? *m : 0);
-    }
+    for (int32_t r = 0; r < UNIT; r += VF)
+        find_anchors(c, r);
     memset(c->memory + FLOW_SUM, 0, UNIT * VF * sizeof(float));
     memset(c->memory + FLOW_OVER, 0, 64);
     _mm_setcsr(_mm_getcsr() & ~(unsigned)_MM_EXCEPT_INVALID);
@@ -138,9 +147,16 @@ static int has_overflow(const chain *c)
 static void end_strip(const chain *c)
 {
     const int is_lost = c->shape->is_word && has_overflow(c);
-    for (int32_t r = 0; r < c->rows; r++) {
-        const float sum = vf_sum_lanes(vf_load(numbers(c, FLOW_SUM) + r * VF));
-        c->a->l[c->r0 + r] += is_lost ? NAN : sum;
+    for (int32_t r = 0; r < c->rows; r += VF) {
+        const float *sums = numbers(c, FLOW_SUM) + r * VF;
+        const int32_t n = c->rows - r < VF ? c->rows - r : VF;
+        const __mmask16 rows = (__mmask16)((1u << n) - 1);
+        float *l = c->a->l + c->r0 + r;
+        vf each[VF];
+        for (int i = 0; i < VF; i++)
+            each[i] = vf_load(sums + i * VF);
+        const vf sum = is_lost ? vf_set(NAN) : vf_sum_each(each);
+        _mm512_mask_storeu_ps(l, rows, _mm512_maskz_loadu_ps(rows, l) + sum);
     }
 }
 

@@ -156,15 +156,16 @@ const cpu_kernels LEVEL_NAME(cpu_bf16_tiles) = {
     .pack_keys = pack_keys,
     .pack_values = pack_values,
 #if defined(LEVEL_AMX)
-    .store_row = cpu_store_row_avx512,
+    .store_rows = cpu_store_rows_avx512,
 #else
-    .store_row = LEVEL_NAME(cpu_store_row),
+    .store_rows = LEVEL_NAME(cpu_store_rows),
 #endif
     .direct_rows = 64,
     .dots = LEVEL_NAME(cpu_dots_tiles),
     .sums = LEVEL_NAME(cpu_sums_tiles),
 #if defined(LEVEL_AMX)
     .stream = cpu_stream_tiles_amx,
+    .any_wild = cpu_any_wild_avx512,
 #endif
     .begin = tiles_begin,
     .end = tiles_end,

@@ -240,7 +240,7 @@ const cpu_kernels cpu_bf16_dot = {
     .direct_rows = 16,
     .dots = cpu_dots_bf16,
     .sums = cpu_sums_bf16,
-    .store_row = cpu_store_row_avx512,
+    .store_rows = cpu_store_rows_avx512,
 };
 
 #endif

@@ -63,9 +63,13 @@ enum { CPU_DIRECT_DIM = 576 };
     int32_t name(const float *p, int32_t p_ld, const cpu_rows *v, int64_t j0, int32_t n, \
                  int32_t rows, const float *alpha, float *o, int32_t o_ld, cpu_asking *next)
 
-/* E elements of o, times scale, as dtype. */
-#define CPU_STORE_ROW(name) \
-    void name(const float *o, float scale, saccade_dtype dtype, int32_t E, void *to)
+/* E elements of each row of O by its sum as dtype, `stride` bytes from row to row; 0 where the
+ * sum is. */
+#define CPU_STORE_ROWS(name)                                                                   \
+    void name(const float *o, int32_t o_ld, const float *l, int32_t rows, saccade_dtype dtype, \
+              int32_t E, void *to, int64_t stride)
+/* Whether any of n floats, a multiple of 16, is infinite or NaN. */
+#define CPU_ANY_WILD(name) int name(const float *o, int64_t n)
 /* Strips of an item against a chunk of packed keys, in steps of CPU_STREAM_KEYS keys without
  * infinite values: scores, softmax and values of all steps merged (amx_flow.h). m: anchors,
  * raised from -INF where a row has none; l and O become relative to them, and l tells
@@ -109,9 +113,10 @@ typedef struct cpu_kernels {
     int32_t direct_rows; /* rows up to which dots and sums are faster than packing */
     CPU_DOTS((*dots));
     CPU_SUMS((*sums));
-    CPU_STORE_ROW((*store_row));
-    CPU_STREAM((*stream)); /* NULL: block by block only */
-    void (*begin)(void);   /* around a thread's calls for an item; NULL: nothing to do */
+    CPU_STORE_ROWS((*store_rows));
+    CPU_ANY_WILD((*any_wild)); /* NULL where there is no stream */
+    CPU_STREAM((*stream));     /* NULL: block by block only */
+    void (*begin)(void);       /* around a thread's calls for an item; NULL: nothing to do */
     void (*end)(void);
     int is_split; /* elements of P are two bf16, 32 high parts, 32 low ones */
     /* Kernels in f32, whose packed blocks are no larger, that make again rows that come out
@@ -120,9 +125,10 @@ typedef struct cpu_kernels {
 } cpu_kernels;
 
 /* store_tmpl.c */
-CPU_STORE_ROW(cpu_store_row_portable);
-CPU_STORE_ROW(cpu_store_row_avx2);
-CPU_STORE_ROW(cpu_store_row_avx512);
+CPU_STORE_ROWS(cpu_store_rows_portable);
+CPU_STORE_ROWS(cpu_store_rows_avx2);
+CPU_STORE_ROWS(cpu_store_rows_avx512);
+CPU_ANY_WILD(cpu_any_wild_avx512);
 /* direct_tmpl.c */
 CPU_DOTS(cpu_dots_portable);
 CPU_DOTS(cpu_dots_avx2);

@@ -220,7 +220,7 @@ const cpu_kernels LEVEL_NAME(cpu_f32) = {
     .direct_rows = 32,
     .dots = LEVEL_NAME(cpu_dots),
     .sums = LEVEL_NAME(cpu_sums),
-    .store_row = LEVEL_NAME(cpu_store_row),
+    .store_rows = LEVEL_NAME(cpu_store_rows),
 };
 
 #endif

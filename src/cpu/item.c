@@ -478,23 +478,33 @@ static double exponent_of(const cpu_worker *w, float m)
     return w->kernels->is_fused ? (double)(m * (float)M_LOG2E) : (double)m * M_LOG2E;
 }
 
-/* A row with no live key is 0 and -INF; one with a NaN or +INF score has l = NaN. */
-static void store_row(cpu_worker *w, int32_t r)
+static void store_stats(const cpu_worker *w, int32_t r)
 {
     const plan_run *run = w->job->run;
-    const saccade_tensor *out = run->out;
-    const int64_t b = w->item.b, h = head_of(w, r), i = index_of(w, r), E = out->shape[3];
+    const int64_t b = w->item.b, h = head_of(w, r), i = index_of(w, r);
     const float l = w->l[r], m = isnan(l) ? NAN : w->m[r];
-    float *o = w->o + (int64_t)r * w->job->g.o_ld;
-    if (l == 0)
-        memset(o, 0, (size_t)E * sizeof *o);
-    const int64_t at = b * out->stride[0] + h * out->stride[1] + i * out->stride[2];
-    w->kernels->store_row(o, l == 0 ? 0 : 1 / l, out->dtype, (int32_t)E,
-                          (char *)out->data + at * (int64_t)saccade_dtype_bytes(out->dtype));
     if (run->lse)
         store_stat(run->lse, b, h, i,
                    l == 0 ? -INFINITY : (float)(exponent_of(w, m) * M_LN2 + log((double)l)));
     store_stat(run->row_max, b, h, i, m);
+}
+
+/* A row with no live key is 0 and -INF; one with a NaN or +INF score has l = NaN. */
+static void store_item(const cpu_worker *w)
+{
+    const plan_run *run = w->job->run;
+    const saccade_tensor *out = run->out;
+    const int32_t each = (int32_t)(w->item.box.i1 - w->item.box.i0);
+    const int64_t bytes = (int64_t)saccade_dtype_bytes(out->dtype);
+    for (int32_t r = 0; r < w->rows; r += each) {
+        const int64_t at = w->item.b * out->stride[0] + head_of(w, r) * out->stride[1]
+                           + index_of(w, r) * out->stride[2];
+        w->kernels->store_rows(w->o + (int64_t)r * w->job->g.o_ld, w->job->g.o_ld, w->l + r,
+                               each, out->dtype, (int32_t)out->shape[3],
+                               (char *)out->data + at * bytes, out->stride[2] * bytes);
+    }
+    for (int32_t r = 0; (run->lse || run->row_max) && r < w->rows; r++)
+        store_stats(w, r);
 }
 
 /* (m, l) of all rows, then O, of one split item. */
@@ -556,8 +566,7 @@ void cpu_run_item(void *arg, int64_t at, int thread)
         keep_partial(w, index);
         return;
     }
-    for (int32_t r = 0; r < w->rows; r++)
-        store_row(w, r);
+    store_item(w);
 }
 
 /* Weight of a part whose maximum is m in a row whose maximum is all. */
@@ -589,6 +598,5 @@ void cpu_merge_item(void *arg, int64_t at, int thread)
     for (int64_t n = 0; n < job->g.splits; n++)
         for (int32_t r = 0; r < w->rows; r++)
             add_part(w, partial_of(job, at * job->g.splits + n), r);
-    for (int32_t r = 0; r < w->rows; r++)
-        store_row(w, r);
+    store_item(w);
 }

@@ -207,35 +207,26 @@ static void run_chunks(cpu_worker *w, int64_t begin, int64_t end)
     }
 }
 
-/* Whether a row's sums are sound: its anchor was near enough to its maximum that nothing was
+/* Whether a strip's sums are sound: anchors were near enough to the maxima that nothing was
  * lost or overflowed. Then a row of no weight at all had no live key. */
-static int is_row_sound(cpu_worker *w, int32_t r)
+static int is_strip_sound(cpu_worker *w, int32_t r0)
 {
-    enum { EXPONENT = 0x7f800000 }; /* all ones: infinite or NaN */
-    const float *o = w->o + (int64_t)r * w->job->g.o_ld;
-    unsigned is_lost = 0;
-    if (item_has_limits(w) && w->limits.first[r] >= w->limits.past[r]) {
-        w->m[r] = -INFINITY; /* an anchor is no maximum */
-        return 1;
+    const int64_t o_ld = w->job->g.o_ld;
+    int is_sound = !w->kernels->any_wild(w->o + r0 * o_ld, strip_rows(w, r0) * o_ld);
+    for (int32_t r = r0; r < r0 + strip_rows(w, r0); r++) {
+        if (item_has_limits(w) && w->limits.first[r] >= w->limits.past[r])
+            w->m[r] = -INFINITY; /* an anchor is no maximum */
+        else
+            is_sound &= w->l[r] > 0x1p-40f && w->l[r] < 0x1p80f;
     }
-    for (int32_t d = 0; d < w->job->g.o_ld; d++) {
-        uint32_t bits;
-        memcpy(&bits, o + d, sizeof bits);
-        is_lost |= (bits & EXPONENT) == EXPONENT;
-    }
-    return w->l[r] > 0x1p-40f && w->l[r] < 0x1p80f && !is_lost;
+    return is_sound;
 }
 
 /* Strips whose stream went wrong start again, block by block. */
 static void check_streams(cpu_worker *w, int64_t begin, int64_t end)
 {
     for (int32_t r0 = 0; r0 < w->rows; r0 += FLOW_ROWS) {
-        int is_sound = 1;
-        if (!(w->streamed >> (r0 / FLOW_ROWS) & 1))
-            continue;
-        for (int32_t r = r0; r < r0 + strip_rows(w, r0); r++)
-            is_sound &= is_row_sound(w, r);
-        if (is_sound)
+        if (!(w->streamed >> (r0 / FLOW_ROWS) & 1) || is_strip_sound(w, r0))
             continue;
         item_clear_rows(w, r0, strip_rows(w, r0));
         for (int64_t j = begin; j < end; j += CPU_BLOCK_KEYS)

@@ -4,6 +4,8 @@
 
 #include "base/convert.h"
 
+#include <string.h>
+
 #if !defined(LEVEL_AMX)
 
 static ALWAYS_INLINE void narrow(saccade_dtype dtype, char *to, int32_t d, vf x)
@@ -16,7 +18,8 @@ static ALWAYS_INLINE void narrow(saccade_dtype dtype, char *to, int32_t d, vf x)
         vf_to_f16((uint16_t *)(void *)to + d, x);
 }
 
-CPU_STORE_ROW(LEVEL_NAME(cpu_store_row))
+static ALWAYS_INLINE void store_row(const float *o, float scale, saccade_dtype dtype, int32_t E,
+                                    char *to)
 {
     const int32_t each = dtype == SACCADE_F32 ? 4 : 2;
     float rest[VF];
@@ -27,7 +30,31 @@ CPU_STORE_ROW(LEVEL_NAME(cpu_store_row))
         return;
     for (int32_t n = 0; n < E - d; n++)
         rest[n] = o[d + n] * scale;
-    convert_from_f32(dtype, rest, (char *)to + (int64_t)d * each, E - d);
+    convert_from_f32(dtype, rest, to + (int64_t)d * each, E - d);
 }
+
+CPU_STORE_ROWS(LEVEL_NAME(cpu_store_rows))
+{
+    const size_t bytes = (size_t)E * (dtype == SACCADE_F32 ? 4 : 2);
+    for (int32_t r = 0; r < rows; r++, o += o_ld) {
+        char *row = (char *)to + r * stride;
+        if (l[r] == 0)
+            memset(row, 0, bytes); /* all 0 in every dtype */
+        else if (dtype == SACCADE_BF16)
+            store_row(o, 1 / l[r], SACCADE_BF16, E, row);
+        else
+            store_row(o, 1 / l[r], dtype, E, row);
+    }
+}
+
+#if defined(LEVEL_AVX512)
+CPU_ANY_WILD(LEVEL_NAME(cpu_any_wild))
+{
+    vf noted = vf_set(0);
+    for (int64_t i = 0; i < n; i += VF)
+        noted = vf_note_wild(noted, vf_load(o + i));
+    return vf_any_wild(noted);
+}
+#endif
 
 #endif

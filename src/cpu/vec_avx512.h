@@ -93,8 +93,7 @@ static inline void vf_to_bf16(uint16_t *p, vf x)
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     __m512i r = _mm512_add_epi32(bits, half);
     r = _mm512_mask_or_epi32(r, nan, bits, _mm512_set1_epi32(0x400000));
-    _mm256_storeu_si256((__m256i *)(void *)p,
-                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(r, 16)));
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(r, 16)));
 }
 
 static inline void vf_to_f16(uint16_t *p, vf x)
@@ -102,20 +101,26 @@ static inline void vf_to_f16(uint16_t *p, vf x)
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
 
-static inline vf vf_sum_each(const vf r[VF])
-{
-    vf t[8], u[4], v[2];
-    for (int i = 0; i < 8; i++) /* sums of two lanes of two rows, of four, of quarters twice */
-        t[i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1])
-               + _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-    for (int i = 0; i < 4; i++)
-        u[i] = _mm512_shuffle_ps(t[2 * i], t[2 * i + 1], 0x44)
-               + _mm512_shuffle_ps(t[2 * i], t[2 * i + 1], 0xee);
-    for (int i = 0; i < 2; i++)
-        v[i] = _mm512_shuffle_f32x4(u[2 * i], u[2 * i + 1], 0x88)
-               + _mm512_shuffle_f32x4(u[2 * i], u[2 * i + 1], 0xdd);
-    return _mm512_shuffle_f32x4(v[0], v[1], 0x88) + _mm512_shuffle_f32x4(v[0], v[1], 0xdd);
-}
+/* Lane i of the result: all lanes of r[i] by `op`. */
+#define VF_EACH(name, op)                                                                   \
+    static inline vf name(const vf r[VF])                                                   \
+    {                                                                                       \
+        vf t[8], u[4], v[2];                                                                \
+        for (int i = 0; i < 8; i++) /* two lanes of two rows, of four, of quarters twice */ \
+            t[i] = op(_mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]),                           \
+                      _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]));                          \
+        for (int i = 0; i < 4; i++)                                                         \
+            u[i] = op(_mm512_shuffle_ps(t[2 * i], t[2 * i + 1], 0x44),                      \
+                      _mm512_shuffle_ps(t[2 * i], t[2 * i + 1], 0xee));                     \
+        for (int i = 0; i < 2; i++)                                                         \
+            v[i] = op(_mm512_shuffle_f32x4(u[2 * i], u[2 * i + 1], 0x88),                   \
+                      _mm512_shuffle_f32x4(u[2 * i], u[2 * i + 1], 0xdd));                  \
+        return op(_mm512_shuffle_f32x4(v[0], v[1], 0x88),                                   \
+                  _mm512_shuffle_f32x4(v[0], v[1], 0xdd));                                  \
+    }
+
+VF_EACH(vf_sum_each, _mm512_add_ps)
+VF_EACH(vf_max_each, _mm512_max_ps)
 
 static inline void vf_transpose(vf r[VF])
 {
