@@ -1,4 +1,4 @@
-/* ulp.h: how far a float is from the exact result, and functions of libm's that libm has not. */
+/* ulp.h: how far a float is from the exact result, and functions that libm lacks. */
 #ifndef SACCADE_TESTS_ULP_H
 #define SACCADE_TESTS_ULP_H
 
