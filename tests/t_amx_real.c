@@ -132,7 +132,8 @@ static void f16_is_rounded_once(void **state)
         case_run r;
         double error = 0, rounding = 0;
         case_make(&(forward_case){.problem = "h1 q100 kv700 d64 f16",
-                                  .outputs = (case_outputs)outputs}, &r);
+                                  .outputs = (case_outputs)outputs},
+                  &r);
         saccade_plan *plan = case_plan(&r, "amx", 1);
         case_check(&r, plan, NULL, "f16", out, lse);
         for (int i = 0; i < N; i++) {
@@ -212,6 +213,9 @@ static void stream_variants(void **state)
         {.mask = "doc[q] == doc[kv] && q >= kv"},
         {.mask = "q + 300 >= kv", .score = "alibi()"},
         {.score = "softcap(c)"},
+        {.score = "softcap(20.0)"},
+        {.score = "tanh(score) * 3.0 - tanh(0.5 * score)", .scale = 0.5f},
+        {.score = "score = alibi(); softcap(60.0)", .mask = "causal()", .q_offset = 400},
         {.score = "rel[h, q - kv + 50] + score", .kv_offset = 7},
         {.score = "score + table[kv] * q"},
         {.score = "score * h_scale[h] + 3000", .kv_len = 333},
@@ -223,6 +227,9 @@ static void stream_variants(void **state)
         forward_case c = list[n];
         c.problem = "b1 h2/1 q140 kv530 d24 bf16";
         streamed(&c);
+        c.problem = "b1 h1 q40 kv340 d50 bf16";
+        if (c.score)
+            streamed(&c);
     }
     amx_trap_end();
 }
@@ -234,6 +241,9 @@ static void plain_order(void **state)
         {.problem = "h1 q130 kv700 d64 bf16", .mask = "causal()", .q_offset = 500},
         {.problem = "h1 q130 kv300 d128 bf16", .score = "alibi()"},
         {.problem = "h1 q100 kv200 d96 dv40 bf16", .score = "softcap(c)"},
+        {.problem = "h1 q100 kv400 d64 bf16",
+         .score = "softcap(30.0)",
+         .mask = "q + 300 >= kv"},
     };
     (void)state;
     begin();
@@ -284,6 +294,39 @@ static void few_keys(void **state)
     amx_trap_end();
 }
 
+/* explain tells a stream's codes, and how its weights are made. */
+static void explained(void **state)
+{
+    static const struct {
+        const char *problem, *score, *weights;
+        int has_table;
+    } list[] = {
+        {"h1 q1000 kv400 d64 bf16", NULL, "weights by words of bf16;", 0},
+        {"h1 q1000 kv400 d64 bf16", "softcap(20.0)", "by words of bf16, tanh to", 1},
+        {"h1 q1000 kv400 d64 bf16", "kv == 9 ? -inf : score", "weights by a cubic;", 0},
+        {"h1 q1000 kv400 d64 f16", "softcap(20.0)", "weights by a cubic;", 0},
+    };
+    (void)state;
+    begin();
+    for (size_t n = 0; n < sizeof list / sizeof list[0]; n++) {
+        case_run r;
+        char *text = NULL;
+        case_make(&(forward_case){.problem = list[n].problem, .score = list[n].score}, &r);
+        saccade_plan *plan = case_plan(&r, "amx", 1);
+        assert_int_equal(saccade_plan_explain(plan, &text, NULL), SACCADE_OK);
+        assert_non_null(strstr(text, "stream: steps of 32 rows x 128 keys"));
+        assert_non_null(strstr(text, list[n].weights));
+        const char *code = strstr(text, "tdpbf16ps"), *end = strstr(text, "[r13], zmm");
+        assert_true(code && end && code < end);
+        const char *table = strstr(text, "vpermps");
+        assert_int_equal(table && table < end, list[n].has_table);
+        saccade_free(text);
+        saccade_plan_destroy(plan);
+        case_free(&r);
+    }
+    amx_trap_end();
+}
+
 /* The handler itself: a level that is gone again after the end. */
 static void trap_ends(void **state)
 {
@@ -298,12 +341,18 @@ static void trap_ends(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(trap_ends),       cmocka_unit_test(shapes),
-        cmocka_unit_test(variants),        cmocka_unit_test(extremes),
-        cmocka_unit_test(stream_shapes),   cmocka_unit_test(stream_variants),
-        cmocka_unit_test(stream_extremes), cmocka_unit_test(plain_order),
+        cmocka_unit_test(trap_ends),
+        cmocka_unit_test(shapes),
+        cmocka_unit_test(variants),
+        cmocka_unit_test(extremes),
+        cmocka_unit_test(stream_shapes),
+        cmocka_unit_test(stream_variants),
+        cmocka_unit_test(stream_extremes),
+        cmocka_unit_test(plain_order),
         cmocka_unit_test(ceiling),
-        cmocka_unit_test(few_keys),        cmocka_unit_test(f16_is_rounded_once),
+        cmocka_unit_test(few_keys),
+        cmocka_unit_test(explained),
+        cmocka_unit_test(f16_is_rounded_once),
     };
     unsetenv("SACCADE_LEVEL"); /* this test is of one level */
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,10 +1,11 @@
 /* Compiled passes against what arith.h and libm say, value by value: every operation on every
  * pair of extreme operands, bit for bit; the curves of scores over all float32, with their
- * largest error stated here; all widths; pages that are never writable and executable at once.
- * Curves take a sample of all floats; with SACCADE_EXHAUSTIVE set, all of them (an hour). */
+ * largest error stated here; the coarse tanh and what may use it; all widths; pages that are
+ * never writable and executable at once. Curves take a sample of all floats; with
+ * SACCADE_EXHAUSTIVE set, all of them (an hour). */
 #include "base/convert.h"
 #include "base/cpu_features.h"
-#include "cpu/jit.h"
+#include "cpu/jit_graph.h"
 #include "eval/eval_ops.h"
 #include "pass/pass.h"
 #include "support/ulp.h"
@@ -62,6 +63,15 @@ static void destroy(compiled *c)
 {
     jit_destroy(c->program);
     free(c->memory);
+}
+
+static saccade_mod *bound(saccade_kind kind, const char *text)
+{
+    saccade_mod *generic, *mod;
+    assert_int_equal(saccade_mod_parse(kind, text, strlen(text), &generic, NULL), SACCADE_OK);
+    assert_int_equal(saccade_mod_bind(generic, NULL, 0, &mod, NULL), SACCADE_OK);
+    saccade_mod_destroy(generic);
+    return mod;
 }
 
 /* ---- every operation on extreme operands ---- */
@@ -249,16 +259,81 @@ static void every_curve(void **state)
             check_curve(&curves[i], level);
 }
 
-/* ---- widths ---- */
+/* ---- the coarse tanh ---- */
 
-static saccade_mod *bound(saccade_kind kind, const char *text)
+/* As the stream's instructions compute it. */
+static float rough_tanh(float x)
 {
-    saccade_mod *generic, *mod;
-    assert_int_equal(saccade_mod_parse(kind, text, strlen(text), &generic, NULL), SACCADE_OK);
-    assert_int_equal(saccade_mod_bind(generic, NULL, 0, &mod, NULL), SACCADE_OK);
-    saccade_mod_destroy(generic);
-    return mod;
+    float u = x * JIT_TANH_ROOT;
+    u = u < -JIT_TANH_MOST ? -JIT_TANH_MOST : u > JIT_TANH_MOST ? JIT_TANH_MOST : u;
+    const float y = fmaf(u, u, 4.0f);
+    const uint32_t segment = f32_bits(y) >> 21 & (JIT_TABLE_SEGMENTS - 1);
+    float p = jit_tanh_terms[0][segment];
+    for (int i = 1; i < JIT_TABLE_TERMS; i++)
+        p = fmaf(p, y, jit_tanh_terms[i][segment]);
+    return u * p;
 }
+
+/* Its error, which is absolute, and small beside small results. */
+static void rough_tanh_is_near(void **state)
+{
+    const uint64_t stride = getenv("SACCADE_EXHAUSTIVE") ? 1 : 9973;
+    double worst = 0;
+    (void)state;
+    for (uint64_t bits = 0; bits < 1ull << 32; bits += stride) {
+        const float x = f32_from_bits((uint32_t)bits), got = rough_tanh(x);
+        const double want = tanh((double)x), error = fabs((double)got - want);
+        assert_int_equal(isnan(got), isnan(want));
+        worst = error > worst ? error : worst;
+        assert_false(fabs(want) > 1e-30 && error > 3e-5 * fabs(want));
+    }
+    printf("coarse tanh: %.3g\n", worst);
+    assert_true(worst <= (double)JIT_ROUGH_TANH);
+    assert_true(rough_tanh(INFINITY) == -rough_tanh(-INFINITY));
+}
+
+/* Which scores are made of it: those that grow an error no more than a bf16 weight bears. */
+static void where_tanh_is_rough(void **state)
+{
+    static const struct {
+        const char *text;
+        int is_rough, is_finite;
+    } list[] = {
+        {"softcap(20.0)", 1, 1},
+        {"softcap(85.0)", 1, 1},
+        {"softcap(95.0)", 0, 1},
+        {"20.0 * tanh(score / 20.0) + 80.0 * tanh(score)", 0, 1},
+        {"40.0 * tanh(score) - 30.0 * tanh(2.0 * score)", 1, 1},
+        {"score = softcap(20.0); softcap(50.0)", 1, 1},
+        {"score * tanh(score)", 0, 1},
+        {"exp(tanh(score))", 0, 1},
+        {"q > kv ? 30.0 * tanh(score) : score", 1, 1},
+        {"q > kv ? 30.0 * tanh(score) : -inf", 1, 0},
+        {"score + tanh(0.1 * (q - kv))", 0, 1},
+        {"alibi()", 0, 1},
+        {"kv == 3 ? -inf : score", 0, 0},
+        {"sqrt(score)", 0, 0},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        saccade_mod *score = bound(SACCADE_SCORE, list[i].text);
+        const mod_fn *fn;
+        jit_graph g;
+        arena a;
+        int has_table = 0;
+        arena_init(&a);
+        assert_int_equal(pass_simplify(mod_function(score), &a, &fn, NULL), SACCADE_OK);
+        assert_int_equal(jit_build_graph(fn, NULL, &a, &g, NULL), SACCADE_OK);
+        for (uint32_t n = 0; n < g.n_nodes; n++)
+            has_table |= g.nodes[n].op == JIT_TABLE;
+        if (has_table != list[i].is_rough || g.is_finite != list[i].is_finite)
+            fail_msg("%s: coarse tanh %d, finite %d", list[i].text, has_table, g.is_finite);
+        arena_free(&a);
+        saccade_mod_destroy(score);
+    }
+}
+
+/* ---- widths ---- */
 
 static float input(int q, int kv)
 {
@@ -336,10 +411,9 @@ static void never_both(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_operation),
-        cmocka_unit_test(every_curve),
-        cmocka_unit_test(all_widths),
-        cmocka_unit_test(never_both),
+        cmocka_unit_test(every_operation),    cmocka_unit_test(every_curve),
+        cmocka_unit_test(rough_tanh_is_near), cmocka_unit_test(where_tanh_is_rough),
+        cmocka_unit_test(all_widths),         cmocka_unit_test(never_both),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

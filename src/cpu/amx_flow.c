@@ -291,7 +291,8 @@ static saccade_status emit_all(amx_code *c, const amx_shape *shape, uint8_t *byt
         int32_t own = 0;
         c->shape[i] = *shape;
         c->shape[i].is_exact = i / 2;
-        c->shape[i].is_word = !shape->score && !shape->is_split && i / 2 == 0;
+        c->shape[i].is_word =
+            (!shape->score || shape->score->is_finite) && !shape->is_split && i / 2 == 0;
         c->shape[i].is_cut = i % 2;
         c->begin[i] = end;
         TRY(amx_emit_step(&c->shape[i], bytes + end, capacity - end, &c->size[i], &own, err));
@@ -340,7 +341,26 @@ amx_step_fn *amx_code_run(const amx_code *c, int is_exact, int is_cut)
     return c->run[is_exact * 2 + is_cut];
 }
 
-size_t amx_code_bytes(const amx_code *c)
+/* Whether a table of tanh is in the code. */
+static int is_tanh_rough(const amx_shape *shape)
 {
-    return c->begin[CODES - 1] + c->size[CODES - 1];
+    int has_table = 0;
+    for (uint32_t i = 0; shape->score && !shape->is_split && i < shape->score->n_nodes; i++)
+        has_table |= shape->score->nodes[i].op == JIT_TABLE;
+    return has_table;
+}
+
+void amx_code_print(const amx_code *c, strbuf *out)
+{
+    static const char *const names[CODES] = {"whole", "cut", "whole", "cut"};
+    const amx_shape *rough = &c->shape[0];
+    strbuf_printf(out, "stream: steps of %d rows x %d keys; code of a step:\n", FLOW_ROWS,
+                  FLOW_KEYS);
+    for (int i = 0; i < CODES; i++)
+        strbuf_printf(out, "  %s, %s: %zu bytes\n", i / 2 ? "with lse" : "without lse",
+                      names[i], c->size[i]);
+    strbuf_printf(out, "without lse: weights by %s%s; until its first row is done:\n",
+                  rough->is_word ? "words of bf16" : "a cubic",
+                  is_tanh_rough(rough) ? ", tanh to 1.1e-5" : "");
+    jit_page_print(&c->page, c->begin[0], c->size[0], "[r13]", out);
 }

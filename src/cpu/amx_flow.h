@@ -10,6 +10,7 @@
 #ifndef SACCADE_CPU_AMX_FLOW_H
 #define SACCADE_CPU_AMX_FLOW_H
 
+#include "base/strings.h"
 #include "cpu/jit_graph.h"
 
 enum { FLOW_ROWS = 32, FLOW_KEYS = 128, FLOW_SQUARES = 4 };
@@ -42,6 +43,7 @@ typedef struct amx_step {
     uint8_t corrections[64];    /* of words of weights, by bits 1 to 6 */
     int64_t order[8];           /* of a row's packed quarters */
     int32_t columns[FLOW_KEYS]; /* 0 1 2 .. */
+    float tanh_terms[JIT_TABLE_TERMS][JIT_TABLE_SEGMENTS];
 } amx_step;
 
 /* What the code of a plan depends on. */
@@ -51,8 +53,8 @@ typedef struct amx_shape {
     int32_t depth, panels;      /* of 32 dims of Q, of 32 columns of V */
     int32_t q_stride, o_stride; /* bytes from row to row */
     int32_t v_panel;            /* bytes from panel to panel of packed V */
-    int is_exact;               /* exponentials to 1e-7, else to 9e-5 with a score mod ..*/
-    int is_word;                /* .. and without one weights are made as words of bf16 */
+    int is_exact;               /* exponentials to 1e-7, else to 9e-5, or .. */
+    int is_word;                /* .. weights are made as words of bf16, from finite scores */
     int is_cut;                 /* keys outside of [first, past) have no weight */
     int is_split;               /* elements are sums of two bf16 (amx_split_tmpl.c) */
     int is_plain;               /* the streams one after the other, as far as they can be */
@@ -69,7 +71,8 @@ saccade_status amx_code_create(const amx_shape *shape, amx_code **out, int32_t *
 void amx_code_destroy(amx_code *code);
 const amx_shape *amx_code_shape(const amx_code *code, int is_exact);
 amx_step_fn *amx_code_run(const amx_code *code, int is_exact, int is_cut);
-size_t amx_code_bytes(const amx_code *code);
+/* Sizes of all codes, and the rough one's first row among its tiles, for explain. */
+void amx_code_print(const amx_code *code, strbuf *out);
 
 /* Of the exponential's polynomial; none by words. */
 enum { AMX_COEFFICIENTS = 6 };

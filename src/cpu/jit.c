@@ -8,10 +8,6 @@
 #include "cpu/jit_page.h"
 #include "saccade_config.h"
 
-#if HAVE_ZYDIS
-#include <Zydis/Zydis.h>
-#endif
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -92,26 +88,10 @@ void jit_destroy(jit_program *p)
     free(p);
 }
 
-#if HAVE_ZYDIS
 static void print_pass(const jit_program *p, int which, strbuf *out)
 {
-    const uint8_t *at = p->page.bytes + p->begin[which], *end = at + p->size[which];
-    ZydisDisassembledInstruction line;
-    while (at < end
-           && ZYAN_SUCCESS(ZydisDisassembleIntel(
-               ZYDIS_MACHINE_MODE_LONG_64, (ZyanU64)(at - p->page.bytes - p->begin[which]), at,
-               (ZyanUSize)(end - at), &line))) {
-        strbuf_printf(out, "  %04llx  %s\n", (unsigned long long)line.runtime_address,
-                      line.text);
-        at += line.info.length;
-    }
+    jit_page_print(&p->page, p->begin[which], p->size[which], NULL, out);
 }
-#else
-static void print_pass(const jit_program *p, int which, strbuf *out)
-{
-    (void)p, (void)which, (void)out;
-}
-#endif
 
 saccade_status jit_print(const jit_program *p, strbuf *out, saccade_error *err)
 {

@@ -41,7 +41,8 @@ static uint32_t put(jit_graph *g, int op, mod_type type, int32_t imm, int n_args
                   .type = (uint8_t)type,
                   .n_args = (uint8_t)n_args,
                   .imm = imm,
-                  .level = level};
+                  .level = level,
+                  .scored = op == JIT_INPUT};
     for (int i = 0; i < n_args; i++) {
         n.args[i] = args[i];
         n.level = join(n.level, g->nodes[args[i]].level);
@@ -186,12 +187,38 @@ static uint32_t put_add(jit_graph *g, uint32_t x, uint32_t y)
     return put2(g, OP_fadd, MOD_FLOAT, x, y);
 }
 
+static int is_uniform(const jit_graph *g, uint32_t x)
+{
+    return g->nodes[x].level == JIT_UNIFORM;
+}
+
+/* A rough product of the score with what does not differ inside a tile goes into its scale. */
+static uint32_t put_multiply(jit_graph *g, uint32_t x, uint32_t y)
+{
+    if (is_uniform(g, x) && !is_uniform(g, y))
+        return put_multiply(g, y, x);
+    const jit_node *n = &g->nodes[x];
+    if (g->is_rough && is_uniform(g, y) && n->op == JIT_INPUT)
+        return put(g, JIT_INPUT, MOD_FLOAT, 0, 1,
+                   (uint32_t[]){put2(g, OP_fmul, MOD_FLOAT, n->args[0], y)}, JIT_TILE);
+    return put2(g, OP_fmul, MOD_FLOAT, x, y);
+}
+
+/* The coarse one (jit_graph.h): no division, and what multiplies x goes into the scale. */
+static uint32_t put_rough_tanh(jit_graph *g, uint32_t x)
+{
+    uint32_t u = put_multiply(g, x, put_float(g, JIT_TANH_ROOT));
+    u = put_clamp(g, u, -JIT_TANH_MOST, JIT_TANH_MOST);
+    const uint32_t y = put3(g, JIT_FMA, MOD_FLOAT, u, u, put_float(g, 4.0f));
+    return put2(g, OP_fmul, MOD_FLOAT, u, put1(g, JIT_TABLE, MOD_FLOAT, y));
+}
+
 /* By what does not differ inside a tile: one reciprocal (0 for 0, as division has it). */
 static uint32_t put_divide(jit_graph *g, uint32_t x, uint32_t y)
 {
-    if (g->nodes[y].level != JIT_UNIFORM)
+    if (!is_uniform(g, y))
         return put2(g, OP_fdiv, MOD_FLOAT, x, y);
-    return put2(g, OP_fmul, MOD_FLOAT, x, put2(g, OP_fdiv, MOD_FLOAT, put_float(g, 1.0f), y));
+    return put_multiply(g, x, put2(g, OP_fdiv, MOD_FLOAT, put_float(g, 1.0f), y));
 }
 
 static uint32_t put_scored(jit_graph *g, const mod_node *n, const uint32_t *x)
@@ -204,7 +231,9 @@ static uint32_t put_scored(jit_graph *g, const mod_node *n, const uint32_t *x)
     case OP_fsigmoid:
         return put_sigmoid(g, x[0]);
     case OP_ftanh:
-        return put_tanh(g, x[0]);
+        return g->has_rough_tanh ? put_rough_tanh(g, x[0]) : put_tanh(g, x[0]);
+    case OP_fmul:
+        return put_multiply(g, x[0], x[1]);
     case OP_fadd:
         return put_add(g, x[0], x[1]);
     case OP_fdiv:
@@ -265,19 +294,47 @@ static uint32_t lower_node(jit_graph *g, const mod_fn *fn, const mod_node *n,
     return put(g, n->op, (mod_type)n->type, 0, n->n_args, x, JIT_UNIFORM);
 }
 
-static saccade_status lower(jit_graph *g, const mod_fn *fn, arena *a, int32_t first_tensor,
-                            uint32_t input, uint32_t *result, saccade_error *err)
+static saccade_status lower_nodes(jit_graph *g, const mod_fn *fn, arena *a,
+                                  int32_t first_tensor, uint32_t input, uint32_t *result,
+                                  saccade_error *err)
 {
     uint32_t *place = arena_array(a, fn->n_nodes, sizeof *place);
     FAIL_IF_NULL(place);
     for (uint32_t i = 0; i < fn->n_nodes; i++)
         place[i] = lower_node(g, fn, &fn->nodes[i], place, first_tensor, input);
+    *result = place[fn->result];
+    return SACCADE_OK;
+}
+
+static saccade_status lower(jit_graph *g, const mod_fn *fn, arena *a, int32_t first_tensor,
+                            uint32_t input, uint32_t *result, saccade_error *err)
+{
+    TRY(lower_nodes(g, fn, a, first_tensor, input, result, err));
     FAIL_IF(g->n_nodes == g->capacity, SACCADE_EBACKEND,
             "jit: got a mod of more than %d operations, the interpreter runs it",
             JIT_MAX_NODES);
     for (uint32_t i = 0; i < fn->n_captures; i++)
         g->dtype[first_tensor + (int32_t)i] = (uint8_t)fn->captures[i].dtype;
-    *result = place[fn->result];
+    return SACCADE_OK;
+}
+
+/* The score once more, for streams without lse. Where there is no room for it, the score. */
+static saccade_status lower_rough(jit_graph *g, const mod_fn *score, arena *a, uint32_t input,
+                                  saccade_error *err)
+{
+    const jit_graph before = *g;
+    uint32_t result;
+    g->is_rough = 1;
+    g->has_rough_tanh = (uint8_t)jit_allows_rough_tanh(score, a);
+    TRY(lower_nodes(g, score, a, 0, input, &result, err));
+    const jit_node *n = &g->nodes[result];
+    const int is_scaled = n->op == OP_fmul && n->level == JIT_TILE && is_uniform(g, n->args[1]);
+    g->rough = is_scaled ? n->args[0] : result;
+    if (is_scaled)
+        g->rough_factor = put2(g, OP_fmul, MOD_FLOAT, n->args[1], g->rough_factor);
+    if (g->n_nodes == g->capacity)
+        *g = before;
+    g->is_rough = g->has_rough_tanh = 0;
     return SACCADE_OK;
 }
 
@@ -289,14 +346,18 @@ saccade_status jit_build_graph(const mod_fn *score, const mod_fn *mask, arena *a
     FAIL_IF_NULL(g.nodes);
     const uint32_t scale = put(&g, JIT_SCALE, MOD_FLOAT, 0, 0, NULL, JIT_UNIFORM);
     const uint32_t input = put(&g, JIT_INPUT, MOD_FLOAT, 0, 1, &scale, JIT_TILE);
-    g.nodes[input].scored = 1;
+    g.is_finite = !score || jit_stays_finite(score, a);
+    g.rough_factor = put_float(&g, JIT_LOG2_E * (g.is_finite ? JIT_WORD_ONE : 1));
     g.score = input;
     if (score)
         TRY(lower(&g, score, a, 0, input, &g.score, err));
+    g.rough = g.score;
     g.n_score_tensors = score ? score->n_captures : 0;
     g.n_tensors = g.n_score_tensors + (mask ? mask->n_captures : 0);
     if (mask)
         TRY(lower(&g, mask, a, (int32_t)g.n_score_tensors, input, &g.mask, err));
+    if (score)
+        TRY(lower_rough(&g, score, a, input, err));
     *out = g;
     return SACCADE_OK;
 }

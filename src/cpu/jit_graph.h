@@ -19,6 +19,7 @@ typedef enum jit_op {
     JIT_FMA,                  /* x * y + z, one rounding */
     JIT_NEAREST,              /* x rounded to the nearest whole number */
     JIT_SCALEF,               /* x * 2^y for whole y */
+    JIT_TABLE,                /* jit_tanh_terms of 4 <= x < 64 */
     JIT_OP_COUNT
 } jit_op;
 
@@ -39,6 +40,10 @@ typedef struct jit_graph {
     jit_node *nodes;
     uint32_t n_nodes, capacity;
     uint32_t score, mask; /* results; mask is UINT32_MAX without one */
+    /* The score for streams without lse: rough times rough_factor is in the units of weights'
+     * exponents, is_finite: of those made as words. */
+    uint32_t rough, rough_factor;
+    uint8_t is_finite, is_rough, has_rough_tanh; /* the last two: while it is built */
     uint32_t n_score_tensors, n_tensors;
     uint8_t dtype[JIT_MAX_TENSORS];
     uint16_t n_slots[3]; /* of the lower levels */
@@ -57,6 +62,24 @@ typedef struct jit_call {
     void *frame; /* 64-aligned spill room */
     const void *tensors[JIT_MAX_TENSORS];
 } jit_call;
+
+/* jit_rough.c: whether the coarse tanh changes the score by no more than a bf16 weight can
+ * bear; whether finite scores stay finite, at a guess. */
+int jit_allows_rough_tanh(const mod_fn *score, arena *a);
+int jit_stays_finite(const mod_fn *score, arena *a);
+
+/* tanh x for |x| <= 5.8, past which it is 1: u = root x, y = u^2 + 4, u times a cubic in y, of
+ * 4 segments an octave, found by the last two bits of y's exponent and the first two of its
+ * fraction. At most JIT_ROUGH_TANH off (t_cpu_jit_values.c tries all floats). */
+#define JIT_ROUGH_TANH 1.1e-5f
+#define JIT_TANH_ROOT 0x1.55e3fep+0f
+#define JIT_TANH_MOST 0x1.efbdcap+2f /* of u */
+enum { JIT_TABLE_TERMS = 4, JIT_TABLE_SEGMENTS = 16 };
+extern const float jit_tanh_terms[JIT_TABLE_TERMS][JIT_TABLE_SEGMENTS];
+
+/* Exponents of weights: log2 e, and units of a word. */
+#define JIT_LOG2_E 0x1.715476p+0f
+enum { JIT_WORD_ONE = 128 };
 
 /* nodes are taken from the arena. */
 saccade_status jit_build_graph(const mod_fn *score, const mod_fn *mask, arena *a,

@@ -1,6 +1,12 @@
 /* Pages of machine code. */
 #include "cpu/jit_page.h"
 
+#include "saccade_config.h"
+
+#if HAVE_ZYDIS
+#include <Zydis/Zydis.h>
+#endif
+
 #include <string.h>
 #include <sys/mman.h>
 
@@ -24,3 +30,28 @@ void jit_page_destroy(jit_page *page)
         munmap(page->bytes, page->size);
     page->bytes = NULL;
 }
+
+#if HAVE_ZYDIS
+void jit_page_print(const jit_page *page, size_t begin, size_t size, const char *last,
+                    strbuf *out)
+{
+    const uint8_t *from = page->bytes + begin, *at = from, *end = from + size;
+    ZydisDisassembledInstruction line;
+    int is_last = 0;
+    while (
+        at < end && !is_last
+        && ZYAN_SUCCESS(ZydisDisassembleIntel(ZYDIS_MACHINE_MODE_LONG_64, (ZyanU64)(at - from),
+                                              at, (ZyanUSize)(end - at), &line))) {
+        strbuf_printf(out, "  %04llx  %s\n", (unsigned long long)line.runtime_address,
+                      line.text);
+        at += line.info.length;
+        is_last = last && strstr(line.text, last);
+    }
+}
+#else
+void jit_page_print(const jit_page *page, size_t begin, size_t size, const char *last,
+                    strbuf *out)
+{
+    (void)page, (void)begin, (void)size, (void)last, (void)out;
+}
+#endif

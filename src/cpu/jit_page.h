@@ -4,6 +4,7 @@
 #define SACCADE_CPU_JIT_PAGE_H
 
 #include "base/status.h"
+#include "base/strings.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -17,5 +18,9 @@ typedef struct jit_page {
 saccade_status jit_page_create(const uint8_t *code, size_t size, jit_page *out,
                                saccade_error *err);
 void jit_page_destroy(jit_page *page);
+/* Disassembly of size bytes from begin on, up to the first line with `last` in it (NULL: all of
+ * it); nothing where there is no decoder. */
+void jit_page_print(const jit_page *page, size_t begin, size_t size, const char *last,
+                    strbuf *out);
 
 #endif

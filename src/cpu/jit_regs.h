@@ -37,7 +37,8 @@ typedef struct tile {
     int64_t frame_at;           /* all in bytes, added to what the registers hold */
     int64_t s_at, lane_bytes;   /* scores of lane 0; from lane to lane */
     int64_t row_at, column_at;
-    int is_stream; /* calls are not possible */
+    int is_stream;              /* calls are not possible */
+    int table[JIT_TABLE_TERMS]; /* registers of jit_tanh_terms, in a stream */
 } tile;
 
 /* ---- operands ---- */

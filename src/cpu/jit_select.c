@@ -356,6 +356,23 @@ static int emit_fma(tile *t, const jit_node *n, uint32_t value, int lane)
     return 1;
 }
 
+/* A cubic in x whose terms are picked by the bits below and above the end of x's exponent. */
+static int emit_table(tile *t, const jit_node *n, uint32_t value, int lane)
+{
+    enum { SEGMENT_BITS = 21 }; /* below the number of the segment */
+    if (n->op != JIT_TABLE)
+        return 0;
+    const int x = jit_get(t, n->args[0], lane), d = jit_take_reg(t, (int)value);
+    const int segment = t->scratch, term = t->scratch + 1;
+    EMIT_VECTOR(&t->a, Z(VPSRLD), vec(t, segment), vec(t, x), jit_imm(SEGMENT_BITS));
+    EMIT_VECTOR(&t->a, Z(VPERMPS), vec(t, d), vec(t, segment), vec(t, t->table[0]));
+    for (int i = 1; i < JIT_TABLE_TERMS; i++) {
+        EMIT_VECTOR(&t->a, Z(VPERMPS), vec(t, term), vec(t, segment), vec(t, t->table[i]));
+        EMIT_VECTOR(&t->a, Z(VFMADD213PS), vec(t, d), vec(t, x), vec(t, term));
+    }
+    return 1;
+}
+
 /* x * 2^n; AVX2 multiplies by two powers, so that neither leaves the normal numbers. */
 static int emit_scalef(tile *t, const jit_node *n, uint32_t value, int lane)
 {
@@ -508,7 +525,7 @@ typedef int emit_fn(tile *t, const jit_node *n, uint32_t value, int lane);
 static emit_fn *const emitters[] = {
     emit_simple, emit_bits,   emit_round, emit_compare, emit_logic,  emit_not,
     emit_select, emit_negate, emit_b2i,   emit_shift,   emit_divide, emit_quotient,
-    emit_fma,    emit_scalef, emit_input, emit_read,
+    emit_fma,    emit_scalef, emit_input, emit_read,    emit_table,
 };
 
 void jit_emit_value(tile *t, uint32_t value)

@@ -9,7 +9,7 @@
 #include "cpu/amx_flow.h"
 #include "cpu/jit_asm.h"
 
-enum { STREAM_INSTRUCTIONS = 16384, STREAM_EVENTS = 8, STREAM_NO_EVENT = -1 };
+enum { STREAM_INSTRUCTIONS = 32768, STREAM_EVENTS = 8, STREAM_NO_EVENT = -1 };
 
 typedef struct jit_stream {
     uint8_t *bytes;

@@ -76,6 +76,12 @@ static void load_words(vectors *v)
     EMIT(&t->a, KMOVQ, mask_reg(LOW_BYTES), gpr(ZYDIS_REGISTER_RAX));
 }
 
+/* Scores for bf16 weights that need no lse. */
+static int is_rough(const vectors *v)
+{
+    return v->shape->score && !v->shape->is_exact && !v->shape->is_split;
+}
+
 static void load_constants(vectors *v)
 {
     if (v->shape->is_word)
@@ -85,8 +91,10 @@ static void load_constants(vectors *v)
         EMIT(&v->t.a, MOV, gpr(ZYDIS_REGISTER_EAX), jit_imm(-0x10000));
         EMIT_VECTOR(&v->t.a, Z(VPBROADCASTD), vec(&v->t, v->high), gpr(ZYDIS_REGISTER_EAX));
     }
-    v->factor = keep(&v->t);
-    load_constant(v, v->factor, 0);
+    if (!is_rough(v)) {
+        v->factor = keep(&v->t);
+        load_constant(v, v->factor, 0);
+    }
     for (int i = 0; i < amx_coefficients(v->shape); i++) {
         v->coefficient[i] = keep(&v->t);
         load_constant(v, v->coefficient[i], 1 + i);
@@ -102,6 +110,28 @@ static void load_columns(vectors *v)
                    offsetof(amx_step, columns) + (size_t)(v->square * LANES + lane) * 64);
 }
 
+/* What a score mod needs for the whole code. */
+static void load_uniforms(vectors *v)
+{
+    uint8_t wanted[JIT_MAX_NODES] = {0};
+    tile *t = &v->t;
+    jit_choose_order(t, wanted);
+    if (is_rough(v)) {
+        v->factor = jit_take_reg(t, (int)t->g->rough_factor * LANES);
+        t->is_pinned[v->factor] = 1;
+    }
+    for (uint32_t i = 0, has_table = 0; i < t->g->n_nodes && !has_table; i++) {
+        has_table = wanted[i] && t->g->nodes[i].op == JIT_TABLE;
+        for (uint32_t term = 0; has_table && term < JIT_TABLE_TERMS; term++) {
+            t->table[term] = keep(t);
+            load_whole(v, t->table[term],
+                       offsetof(amx_step, tanh_terms) + term * sizeof jit_tanh_terms[0]);
+        }
+    }
+    jit_choose_pinned(t, wanted, JIT_UNIFORM, MOST_UNIFORMS);
+    jit_load_pinned(t, JIT_UNIFORM, JIT_UNIFORM);
+}
+
 /* ---- a row ---- */
 
 /* The exponent: score times factor, minus the anchor. */
@@ -109,12 +139,13 @@ static int emit_exponent(vectors *v, int lane)
 {
     tile *t = &v->t;
     const int from = v->shape->score ? jit_get(t, t->result, lane) : NOWHERE;
-    const int d = jit_take_reg(t, NOWHERE);
+    const int is_own = from != NOWHERE && t->g->nodes[t->result].level == JIT_TILE;
+    const int d = is_own ? from : jit_take_reg(t, NOWHERE);
     const jit_operand o[] = {vec(t, d), mask_reg(0), vec(t, v->factor),
                              flow_at(BY_NUMBER + FLOW_SHIFT, 4)};
     if (from == NOWHERE)
         EMIT_VECTOR(&t->a, Z(VMOVUPS), vec(t, d), scores_of(t, lane));
-    else
+    else if (!is_own)
         EMIT_VECTOR(&t->a, Z(VMOVAPS), vec(t, d), vec(t, from));
     jit_put_evex(&t->a, Z(VFMADD213PS), 1, 0, 4, o);
     return d;
@@ -314,7 +345,6 @@ static void emit_square(vectors *v)
 saccade_status jit_vector_stream(const amx_shape *shape, size_t capacity, jit_stream *stream,
                                  int32_t *spills, saccade_error *err)
 {
-    uint8_t wanted[JIT_MAX_NODES] = {0};
     vectors *v = malloc(sizeof *v);
     FAIL_IF_NULL(v);
     tile *t = &v->t;
@@ -327,12 +357,11 @@ saccade_status jit_vector_stream(const amx_shape *shape, size_t capacity, jit_st
     t->frame_at = shape->frame_at;
     t->lane_bytes = FLOW_SQUARE_BYTES / LANES;
     t->is_stream = 1;
+    if (is_rough(v))
+        t->result = shape->score->rough;
     load_constants(v);
-    if (shape->score) {
-        jit_choose_order(t, wanted);
-        jit_choose_pinned(t, wanted, JIT_UNIFORM, MOST_UNIFORMS);
-        jit_load_pinned(t, JIT_UNIFORM, JIT_UNIFORM);
-    }
+    if (shape->score)
+        load_uniforms(v);
     jit_forget_all(t);
     *spills = 0;
     for (v->square = 0; v->square < FLOW_SQUARES; v->square++) {

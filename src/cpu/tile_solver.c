@@ -195,9 +195,10 @@ static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccad
     const plan_problem *p = &plan->problem;
     const char *engine = state->jit ? "compiled" : "strip interpreter";
     strbuf_printf(out,
-                  "method: FlashAttention-2, tiles of %d rows x %d keys, strips of %d rows\n"
+                  "method: FlashAttention-2, %s%d rows x %d keys, strips of %d rows\n"
                   "products: %s, panels of %d columns; K and V packed once per key head\n"
                   "score: %s\nmask: %s\n",
+                  state->code ? "streams of tiles, else blocks of " : "tiles of ",
                   CPU_BLOCK_ROWS, CPU_BLOCK_KEYS, state->kernels->strip, state->kernels->name,
                   state->kernels->panel, p->score ? engine : "none",
                   !p->mask        ? "none"
@@ -214,6 +215,8 @@ static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccad
                       : g.is_direct ? "K and V read where they lie"
                                     : "each item packs its own keys");
     }
+    if (state->code)
+        amx_code_print(state->code, out);
     if (state->jit)
         TRY(jit_print(state->jit, out, err));
     return strbuf_status(out, err);
