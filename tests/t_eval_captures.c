@@ -247,6 +247,56 @@ static void test_resolve_values(void **unused)
     width = 5;
 }
 
+/* One value in rows of any step, wherever it stands: the last that fits, the first that does
+ * not, which is named by its indices. */
+static void scan_one(saccade_dtype dtype, int64_t step, int at, int64_t value, bool fits)
+{
+    enum { ROWS = 3, COLUMNS = 5, MOST = ROWS * COLUMNS * 2 };
+    static const int32_t index[2] = {0, 0};
+    const int64_t shape[2] = {ROWS, COLUMNS};
+    const int row = at / COLUMNS, column = at % COLUMNS;
+    const mod_capture c = {"t", dtype, MOD_INT, 2};
+    uint64_t data[MOST] = {0};
+    arena arena;
+    saccade_tensor out;
+    saccade_error err;
+    saccade_binding b = {"t", saccade_tensor_of(data, dtype, 2, shape)};
+    char message[96];
+    b.tensor.stride[0] = COLUMNS * step;
+    b.tensor.stride[1] = step;
+    const size_t bytes = saccade_dtype_bytes(dtype);
+    memcpy((char *)data + bytes * (size_t)((row * COLUMNS + column) * step), &value, bytes);
+    arena_init(&arena);
+    const mod_fn *fn = reader(&arena, &c, index, 1);
+    const saccade_status wanted = fits ? SACCADE_OK : SACCADE_EVALUE;
+    assert_int_equal(eval_resolve(fn, &b, 1, 1, &out, &err), wanted);
+    snprintf(message, sizeof message, "value at [%d, %d]: got %lld, expected a 32-bit integer",
+             row, column, (long long)value);
+    if (!fits)
+        assert_string_equal(err.message, message);
+    assert_int_equal(eval_resolve(fn, &b, 1, 0, &out, &err), SACCADE_OK);
+    arena_free(&arena);
+}
+
+static void test_resolve_rows(void **unused)
+{
+    const int64_t most = INT32_MAX, least = INT32_MIN;
+    (void)unused;
+    for (int at = 0; at < 15; at++)
+        for (int64_t step = 1; step <= 2; step++) {
+            scan_one(SACCADE_U32, step, at, most, true);
+            scan_one(SACCADE_U32, step, at, most + 1, false);
+            scan_one(SACCADE_U64, step, at, most, true);
+            scan_one(SACCADE_U64, step, at, most + 1, false);
+            scan_one(SACCADE_I64, step, at, most, true);
+            scan_one(SACCADE_I64, step, at, most + 1, false);
+            scan_one(SACCADE_I64, step, at, least, true);
+            scan_one(SACCADE_I64, step, at, least - 1, false);
+            scan_one(SACCADE_I64, step, at, INT64_MIN, false);
+            scan_one(SACCADE_I64, step, at, INT64_MAX, false);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -254,6 +304,7 @@ int main(void)
         cmocka_unit_test(test_resolve),
         cmocka_unit_test(test_resolve_failures),
         cmocka_unit_test(test_resolve_values),
+        cmocka_unit_test(test_resolve_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -76,15 +76,44 @@ static saccade_status fail_value(const char *name, const saccade_tensor *t,
                           t->rank ? " at " : "", place, value);
 }
 
+/* Whether the dtype has values that fits_int32 refuses. */
+static bool may_not_fit(saccade_dtype dtype)
+{
+    return dtype == SACCADE_I64 || dtype == SACCADE_U64 || dtype == SACCADE_U32;
+}
+
+/* The same for n of them, side by side: a loop that the compiler makes vectors of. */
+static bool all_fit_int32(saccade_dtype dtype, const void *data, int64_t offset, int64_t n)
+{
+    uint64_t bad = 0; /* every bit that a value has set */
+    if (dtype == SACCADE_U32) {
+        for (int64_t i = 0; i < n; i++)
+            bad |= ((const uint32_t *)data)[offset + i];
+        return bad <= INT32_MAX;
+    }
+    if (dtype == SACCADE_U64) {
+        for (int64_t i = 0; i < n; i++)
+            bad |= ((const uint64_t *)data)[offset + i];
+        return bad <= INT32_MAX;
+    }
+    for (int64_t i = 0; i < n; i++)
+        bad |= (uint64_t)((const int64_t *)data)[offset + i] + ((uint64_t)1 << 31);
+    return bad >> 32 == 0;
+}
+
 /* All elements in order of their indices; a dimension of stride 0 is one element. */
 static saccade_status scan_values(const char *name, const saccade_tensor *t, saccade_error *err)
 {
+    const int32_t last = t->rank - 1;
+    const bool has_rows = t->rank > 0 && t->stride[last] == 1;
     int64_t index[SACCADE_MAX_RANK] = {0};
     int64_t offset = 0;
     for (;;) {
-        if (!fits_int32(t->dtype, t->data, offset))
+        const bool is_row_fine = has_rows && index[last] == 0
+                                 && all_fit_int32(t->dtype, t->data, offset, t->shape[last]);
+        if (!is_row_fine && !fits_int32(t->dtype, t->data, offset))
             return fail_value(name, t, index, offset, err);
-        int32_t d = t->rank - 1;
+        int32_t d = is_row_fine ? last - 1 : last;
         for (; d >= 0; d--) {
             offset += t->stride[d];
             if (++index[d] < t->shape[d] && t->stride[d] != 0)
@@ -150,7 +179,8 @@ static saccade_status check_tensor(const mod_fn *fn, uint32_t capture, const sac
         c->rank == 0 ? " for a scalar" : "");
     TRY(check_shape(fn, capture, t, &has_elements, err));
     BAD(has_elements && t->data == NULL, "data: got NULL");
-    if (has_elements && wanted == SACCADE_CPU && (scan || c->rank == 0))
+    if (has_elements && wanted == SACCADE_CPU && may_not_fit(t->dtype)
+        && (scan || c->rank == 0))
         TRY(scan_values(name, t, err));
     return SACCADE_OK;
 }
