@@ -358,6 +358,7 @@ saccade_status jit_build_graph(const mod_fn *score, const mod_fn *mask, arena *a
         TRY(lower(&g, mask, a, (int32_t)g.n_score_tensors, input, &g.mask, err));
     if (score)
         TRY(lower_rough(&g, score, a, input, err));
+    FAIL_IF(a->has_failed, SACCADE_ENOMEM, "out of memory");
     *out = g;
     return SACCADE_OK;
 }
