@@ -74,14 +74,8 @@ DEVICE void use_block(fragment &f, const cu_fwd &p, const mod_args &mod, int blo
     int column = block * KEYS + 2 * (threadIdx.x & 3);
     mma_qk(s, f.q, k);
     apply_score(f.at, p, mod, column, s, shift);
-    if (masked) {
-#if MOD_MASK == MASK_GENERAL
-        __syncthreads();
-        share_columns(f.at, p, mod, block * KEYS, columns, THREADS);
-        __syncthreads();
-#endif
-        apply_mask(f.at, p, mod, column, columns, s);
-    }
+    if (masked)
+        apply_mask_together<THREADS>(f.at, p, mod, block, column, columns, s);
     int raised = rows_raise(f.rows, s, f.unit, shift, rescale);
     rows_exp(f.rows, s, f.unit, shift);
     if (raised)

@@ -325,6 +325,20 @@ DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod,
         cut_right(s, hi);
 }
 
+/* The same for a block of keys that all THREADS threads of the CTA work on. */
+template <int THREADS, int COUNT>
+DEVICE void apply_mask_together(const tile_rows &r, const cu_fwd &p, const mod_args &mod,
+                                int block, int column, mask_column *columns,
+                                float (&s)[COUNT])
+{
+#if MOD_MASK == MASK_GENERAL
+    __syncthreads();
+    share_columns(r, p, mod, block * CFG_TN, columns, THREADS);
+    __syncthreads();
+#endif
+    apply_mask(r, p, mod, column, columns, s);
+}
+
 /* statistics of a row, where they are wanted */
 DEVICE void put_lse(const cu_fwd &p, int b, int h, int m, float x)
 {
