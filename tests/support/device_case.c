@@ -294,13 +294,17 @@ static int compare(device_case *d, const device_output *o, const char *name, con
     return good;
 }
 
-/* Tensor cores cut every step of 16 products to the ulps of the sum so far, where plain sums
- * round: with one huge product among small ones (CASE_LOW) all steps err the same way. */
+/* Tensor cores add 16 products to a sum in one step: every term is cut to a quarter ulp of the
+ * largest one, the total to an ulp, always towards 0 (docs/kernels.md). A step takes up to 3/4
+ * ulp from the sum by the latter; the former's signs vary. Plain sums round. With one huge
+ * product among small ones (CASE_LOW) all steps err the same way, an ulp each in lse. */
 static double truncation(const case_run *r)
 {
     const int is_huge = r->c.data == CASE_LOW || r->c.data == CASE_CLIFF;
-    const double steps = (double)(r->sizes.D + 15) / 16, ulp = 4096 * 0x1p-24;
-    return is_huge && r->dtype != SACCADE_F32 ? steps * ulp : 0;
+    const double D = (double)r->sizes.D, steps = ceil(D / 16);
+    const double sum = 61 * 61.5 * sqrt(D), ulp = ldexp(1, ilogb(sum) - 23);
+    const double scale = r->c.scale == 0 ? 1 / sqrt(D) : fabs((double)r->c.scale);
+    return is_huge && r->dtype != SACCADE_F32 ? steps * ulp * scale : 0;
 }
 
 int device_case_check(device_case *d)
