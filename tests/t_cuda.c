@@ -248,6 +248,8 @@ static void text_of_mods(void **state)
                 {"relative_bias()", NULL, "#define MOD_SCORE SCORE_AFFINE"},
                 {"softcap(20)", NULL, "#define SCORE_UNIT 20.f"},
                 {"softcap(20)", NULL, "sac_tanh4("},
+                {"softcap(20)", NULL, "#define SCORE_TANH 1"},
+                {"score = alibi(); softcap(20)", NULL, "#define SCORE_TANH 0"},
                 {"softcap(1000)", NULL, "sac_tanh("}, /* would magnify the fast one's error */
                 {"score * score", NULL, "#define MOD_SCORE SCORE_GENERAL"},
                 {NULL, "causal()", "#define MOD_MASK MASK_INTERVAL"},
@@ -273,6 +275,59 @@ static void text_of_mods(void **state)
         arena_free(&a);
         saccade_mod_destroy(mods[0]);
         saccade_mod_destroy(mods[1]);
+    }
+}
+
+static float number_after(const char *text, const char *name)
+{
+    const char *at = strstr(text, name);
+    assert_non_null(at);
+    at += strlen(name);
+    return strtof(at + strspn(at, " ("), NULL);
+}
+
+/* The polynomial in place of unit * tanh(k * s), as kernels evaluate it, up to its edge. */
+static void check_factor(const char *text, const char *score, double k, double unit)
+{
+    const float edge = number_after(text, "TANH_EDGE"), c0 = number_after(text, "TANH_C0"),
+                c1 = number_after(text, "TANH_C1"), c2 = number_after(text, "TANH_C2"),
+                c3 = number_after(text, "TANH_C3"), c4 = number_after(text, "TANH_C4");
+    assert_true(fabs(edge * k * k - 0.25) < 1e-6);
+    for (float s = 1e-4f * sqrtf(edge); s * s < edge; s *= 1.0001f) {
+        const float v = fmaf(s, s, -edge);
+        const float y = s * fmaf(fmaf(fmaf(fmaf(c4, v, c3), v, c2), v, c1), v, c0);
+        const double gold = unit * tanh(k * (double)s) * 1.4426950408889634;
+        if (!(fabs((double)y - gold) <= 2.1e-7 * gold))
+            fail_msg("%s at %g: got %.9g, expected %.9g", score, (double)s, (double)y, gold);
+    }
+}
+
+static void tanh_factor_is_close(void **state)
+{
+    static const struct {
+        const char *score;
+        double k, unit; /* k = 0: no polynomial */
+    } rows[] = {{"softcap(20)", 0.125 / 20, 20}, {"30 * tanh(0.25 * score)", 0.125 / 4, 30},
+                {"tanh(score)", 0.125, 1},       {"tanh(score * -2.0)", 0, 1},
+                {"tanh(score + 1.0)", 0, 1},     {"20 * tanh(score / 20) + 1.0", 0, 1}};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        saccade_mod *mod = case_mod(SACCADE_SCORE, rows[i].score);
+        plan_problem p = {.sizes = {1, 4, 4, 64, 64, 64, 64}, .scale = 0.125f};
+        cu_mod_text facts;
+        strbuf text;
+        arena a;
+        arena_init(&a);
+        strbuf_init(&text, 0);
+        p.score = mod_function(mod);
+        assert_int_equal(cu_emit_mod(&p, &a, &text, &facts, NULL), SACCADE_OK);
+        if (rows[i].k == 0)
+            assert_non_null(strstr(strbuf_text(&text), "#define SCORE_TANH 0"));
+        else
+            check_factor(strbuf_text(&text), rows[i].score, rows[i].k, rows[i].unit);
+        strbuf_free(&text);
+        arena_free(&a);
+        saccade_mod_destroy(mod);
     }
 }
 
@@ -318,11 +373,11 @@ int main(void)
         cmocka_unit_test(decode_tiles_fit),
         cmocka_unit_test(groups_of_heads),
         cmocka_unit_test(text_of_mods),
+        cmocka_unit_test(tanh_factor_is_close),
         cmocka_unit_test(bad_arch),
         cmocka_unit_test(no_spills),
         cmocka_unit_test(second_plan_is_cached),
         cmocka_unit_test(peak_compiles),
-
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

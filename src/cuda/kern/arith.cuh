@@ -87,9 +87,9 @@ DEVICE float tanh_power(float x)
 }
 
 /* tanh |x| = (1 - e) / (1 + e), e = e^(-2|x|): for small x only half of e's error is left;
- * 1 - 2 / (1 + e^(2x)) would keep all of the quotient's. Absolute error 3.5e-7, below 1.6e-7
- * for |x| < 0.2. Four at once share one reciprocal, which leaves 1.25 operations of the special
- * function unit for each. */
+ * 1 - 2 / (1 + e^(2x)) would keep all of the quotient's. Absolute error 2.8e-7, below 1.1e-7
+ * for |x| < 0.2 (all floats, on an H200). Four at once share one reciprocal, which leaves 1.25
+ * operations of the special function unit for each. */
 DEVICE void sac_tanh4(float &x0, float &x1, float &x2, float &x3)
 {
     float e0 = tanh_power(x0), e1 = tanh_power(x1), e2 = tanh_power(x2), e3 = tanh_power(x3);

@@ -221,6 +221,9 @@ struct consumer {
     row_state rows;
     tile_rows at;
     float unit; /* score register to log2 units */
+#if SCORE_TANH
+    int large; /* blocks to come that are taken for ones of large scores */
+#endif
 };
 
 template <int FIRST>
@@ -228,7 +231,17 @@ DEVICE int softmax_step(const arena &sm, consumer &c, const cu_fwd &p, const mod
                         const block_walk &walk, float (&s)[S_COUNT], float (&rescale)[2])
 {
     float shift[2];
-    int column = walk.block * CFG_TN + 2 * (threadIdx.x & 3);
+    int column = walk.block * CFG_TN + 2 * (threadIdx.x & 3), raised = 0;
+#if SCORE_TANH
+    if (!FIRST && c.large == 0 && !walk_masked(walk, c.at.kv_len)) {
+        if (!CFG_LAZY || rows_are_late(c.rows))
+            raised = rows_raise_tanh(c.rows, c.at, p, mod, column, s, c.unit, rescale);
+        if (rows_exp_tanh(c.rows, c.at, p, mod, column, s, c.unit))
+            c.large = 15;
+        return raised;
+    }
+    c.large = max(c.large - 1, 0);
+#endif
     apply_score(c.at, p, mod, column, s, shift);
     if (walk_masked(walk, c.at.kv_len)) {
         mask_column *columns = 0;
@@ -242,8 +255,8 @@ DEVICE int softmax_step(const arena &sm, consumer &c, const cu_fwd &p, const mod
 #endif
         apply_mask(c.at, p, mod, column, columns, s);
     }
-    int raised = FIRST || !CFG_LAZY ? rows_raise(c.rows, s, c.unit, shift, rescale)
-                                    : rows_raise_late(c.rows, s, c.unit, shift, rescale);
+    if (FIRST || !CFG_LAZY || rows_are_late(c.rows))
+        raised = rows_raise(c.rows, s, c.unit, shift, rescale);
     rows_exp(c.rows, s, c.unit, shift);
     return raised;
 }
@@ -354,6 +367,9 @@ DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const
     rows_begin(c.rows);
     rows_place(c.at, p, mod, begin);
     c.unit = score_unit(p);
+#if SCORE_TANH
+    c.large = 0;
+#endif
 #pragma unroll
     for (int i = 0; i < O_COUNT; i++)
         o[i] = 0.f;

@@ -244,6 +244,81 @@ DEVICE void apply_score(const tile_rows &r, const cu_fwd &p, const mod_args &mod
 #endif
 }
 
+#if SCORE_TANH
+/* Scores unit * tanh(k s), k and unit constant. Where |k s| < 1/2 a score is s times a
+ * polynomial in v = s^2 - TANH_EDGE, made on the multiply-add units alone and straight in log2
+ * units: the product with s is that of the exponent. The sign of v tells where that holds; where
+ * it does not for all of a warp's scores (NaN too), the score function itself is asked, a few
+ * fours at a time. */
+DEVICE float tanh_factor(float s, u32 &small)
+{
+    float v = fmaf(s, s, -TANH_EDGE);
+    float y = fmaf(TANH_C4, v, TANH_C3);
+    y = fmaf(y, v, TANH_C2);
+    y = fmaf(y, v, TANH_C1);
+    small &= __float_as_uint(v);
+    return fmaf(y, v, TANH_C0);
+}
+
+/* s becomes 2^(score - m) of the scores; row sums grow. No key of the block is masked. Returns
+ * whether most of them were asked for. The sums so far are never negative and change nothing in
+ * `small`: without them ptxas puts all exponentials behind the last vote, and spills. */
+template <int COUNT>
+DEVICE int rows_exp_tanh(row_state &t, const tile_rows &r, const cu_fwd &p, const mod_args &mod,
+                         int column, float (&s)[COUNT], float unit)
+{
+    enum { N = 8 };
+    float a[2] = {t.l[0], t.l[1]}, b[2] = {0.f, 0.f};
+    int asked = 0;
+#pragma unroll
+    for (int from = 0; from < COUNT; from += N) {
+        float e[N];
+        u32 small = ~(__float_as_uint(a[0]) | __float_as_uint(a[1]) | __float_as_uint(b[0])
+                      | __float_as_uint(b[1]));
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            e[i] = fmaf(s[from + i], tanh_factor(s[from + i], small), -t.m[i / 2 & 1]);
+        if (!__all_sync(~0u, (int)small < 0)) {
+            asked += N;
+#pragma unroll
+            for (int g = 0; g < N; g += 4) {
+                int kv = column + 2 * (from + g) + r.kv_offset;
+                float x[4] = {s[from + g], s[from + g + 1], s[from + g + 2], s[from + g + 3]};
+                score4(mod, p, r.b, r.h, r.score[0], r.score[1], kv, kv + 1, x);
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    e[g + i] = fmaf(x[i], unit, -t.m[i / 2]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+            s[from + i] = exp2_fast(e[i]);
+            s[from + i + 1] = exp2_fast(e[i + 1]);
+            a[i / 2 & 1] += s[from + i];
+            b[i / 2 & 1] += s[from + i + 1];
+        }
+    }
+    t.l[0] = a[0] + b[0];
+    t.l[1] = a[1] + b[1];
+    return asked > COUNT / 2;
+}
+
+/* The largest score is that of the largest s. */
+template <int COUNT>
+DEVICE int rows_raise_tanh(row_state &t, const tile_rows &r, const cu_fwd &p,
+                           const mod_args &mod, int column, const float (&s)[COUNT], float unit,
+                           float (&rescale)[2])
+{
+    float peak[2];
+    rows_peak(s, peak);
+    float x[4] = {peak[0], peak[0], peak[1], peak[1]};
+    score4(mod, p, r.b, r.h, r.score[0], r.score[1], column, column, x);
+    peak[0] = x[0] * unit;
+    peak[1] = x[2] * unit;
+    return rows_raise_to(t, peak, rescale);
+}
+#endif
+
 #if MOD_MASK == MASK_GENERAL
 /* What the mask needs of the keys of a block, made once by the 128 (or 32) threads that will
  * read it; shared holds CFG_TN of them. */

@@ -60,21 +60,15 @@ template <int COUNT> DEVICE void rows_peak(const float (&s)[COUNT], float (&peak
     peak[1] = fmaxf(a[1], b[1]);
 }
 
-/* Raises m over the scores of this block; returns whether O must be multiplied by rescale[]. In
- * log2 units a score s means s * unit + shift[row]. */
-template <int COUNT>
-DEVICE int rows_raise(row_state &t, const float (&s)[COUNT], float unit,
-                      const float (&shift)[2], float (&rescale)[2])
+/* Raises m over this block's largest scores, in log2 units; returns whether O must be
+ * multiplied by rescale[]. */
+DEVICE int rows_raise_to(row_state &t, const float (&peak)[2], float (&rescale)[2])
 {
-    float peak[2];
-    rows_peak(s, peak);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        peak[r] = fmaf(peak[r], unit, shift[r]);
 #if CFG_ROWMAX
+#pragma unroll
+    for (int r = 0; r < 2; r++)
         t.peak[r] = fmaxf(t.peak[r], peak[r]);
 #endif
-    }
     int passed = peak[0] > t.m[0] + HEADROOM || peak[1] > t.m[1] + HEADROOM;
 #if CFG_LAZY
     passed |= t.l[0] > SUM_LIMIT || t.l[1] > SUM_LIMIT;
@@ -94,18 +88,27 @@ DEVICE int rows_raise(row_state &t, const float (&s)[COUNT], float unit,
     return 1;
 }
 
+/* The same from the block's scores: in log2 units a score s means s * unit + shift[row]. */
+template <int COUNT>
+DEVICE int rows_raise(row_state &t, const float (&s)[COUNT], float unit,
+                      const float (&shift)[2], float (&rescale)[2])
+{
+    float peak[2];
+    rows_peak(s, peak);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        peak[r] = fmaf(peak[r], unit, shift[r]);
+    return rows_raise_to(t, peak, rescale);
+}
+
 /* With CFG_LAZY the scores are not even looked at: m is raised after the fact, once a row sum
  * has passed 2^20 (or while a row has seen no live key). Between two looks a sum may overflow;
  * then it is inf or NaN for good, the row is flagged at its end and done again by the careful
  * kernel. */
-template <int COUNT>
-DEVICE int rows_raise_late(row_state &t, const float (&s)[COUNT], float unit,
-                           const float (&shift)[2], float (&rescale)[2])
+DEVICE int rows_are_late(const row_state &t)
 {
     int late = t.l[0] > SUM_LIMIT || t.l[1] > SUM_LIMIT || fminf(t.m[0], t.m[1]) == M_START;
-    if (!__any_sync(~0u, late))
-        return 0;
-    return rows_raise(t, s, unit, shift, rescale);
+    return __any_sync(~0u, late);
 }
 
 /* s becomes 2^(score - m); row sums grow. Order: ascending columns, two chains a row. */
