@@ -247,9 +247,9 @@ DEVICE void apply_score(const tile_rows &r, const cu_fwd &p, const mod_args &mod
 #if SCORE_TANH
 /* Scores unit * tanh(k s), k and unit constant. Where |k s| < 1/2 a score is s times a
  * polynomial in v = s^2 - TANH_EDGE, made on the multiply-add units alone and straight in log2
- * units: the product with s is that of the exponent. The sign of v tells where that holds; where
- * it does not for all of a warp's scores (NaN too), the score function itself is asked, a few
- * fours at a time. */
+ * units: the product with s is that of the exponent. The sign of v tells where that holds;
+ * where it does not for all of a warp's scores (NaN too), the score function itself is asked, a
+ * few fours at a time. */
 DEVICE float tanh_factor(float s, u32 &small)
 {
     float v = fmaf(s, s, -TANH_EDGE);
