@@ -214,6 +214,8 @@ static void stream_variants(void **state)
         {.mask = "q + 300 >= kv", .score = "alibi()"},
         {.score = "softcap(c)"},
         {.score = "softcap(20.0)"},
+        {.score = "score + 0.25 * (doc[(q ^ kv) & 63] & 3)"},
+        {.score = "((q & 1) == 0 ? (kv & 2) == 0 : (kv & 4) == 0) ? score : 0.5 * score"},
         {.score = "tanh(score) * 3.0 - tanh(0.5 * score)", .scale = 0.5f},
         {.score = "score = alibi(); softcap(60.0)", .mask = "causal()", .q_offset = 400},
         {.score = "rel[h, q - kv + 50] + score", .kv_offset = 7},

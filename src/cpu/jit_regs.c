@@ -114,7 +114,7 @@ static void move_out_mask(tile *t, int k)
 int jit_take_mask(tile *t, int value)
 {
     int best = NOWHERE, best_use = -1;
-    for (int k = 1; k < MAX_MASKS; k++) {
+    for (int k = 1; k < t->past_mask; k++) {
         if (t->k_locked[k])
             continue;
         const int use =

@@ -6,7 +6,8 @@
  *   r10 uniforms   r11 columns   rax rcx rdx rsi rdi r8 r9 scratch
  *   in a stream (jit_stream.c): no loops, so that places are displacements; of the general
  *   registers only rbx r10 r11 r12 r14 and rax are the vectors', amx_flow.c has the others
- *   wide: zmm0-29, k1-k6 given out, zmm30-31, k7 scratch; else ymm0-12, ymm13-15 scratch */
+ *   wide: zmm0-29, k1-k6 (k1-k5 where weights are words) given out, zmm30-31, k7 scratch;
+ *   else ymm0-12, ymm13-15 scratch */
 #ifndef SACCADE_CPU_JIT_REGS_H
 #define SACCADE_CPU_JIT_REGS_H
 
@@ -29,6 +30,7 @@ typedef struct tile {
     int reg[MAX_VALUES], k[MAX_VALUES], slot[MAX_VALUES]; /* where a value is, or NOWHERE */
     int in_reg[MAX_REGISTERS + 2], in_k[MAX_MASKS + 1];   /* value of a register, or NOWHERE */
     uint8_t is_pinned[MAX_REGISTERS + 2], locked[MAX_REGISTERS + 2], k_locked[MAX_MASKS + 1];
+    int past_mask;           /* k registers from 1 to before this are given out */
     int max_reg[LANES], low; /* pinned: running maxima, and -inf */
     int n_slots;
     /* where the pair of vectors at hand lies */

@@ -157,6 +157,7 @@ void jit_start(tile *t, const jit_graph *g, int masked, int32_t level, uint8_t *
     t->vector_bytes = t->a.is_wide ? 64 : 32;
     t->n_registers = t->a.is_wide ? 30 : 13;
     t->scratch = t->a.is_wide ? 30 : 14;
+    t->past_mask = MAX_MASKS;
     t->result = g ? g->score : UINT32_MAX;
     t->mask = masked ? g->mask : UINT32_MAX;
     t->n_slots = CALL_SLOTS + LANES;

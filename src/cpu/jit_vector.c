@@ -15,7 +15,7 @@
 
 #include <stdlib.h>
 
-enum { MOST_UNIFORMS = 6, LOW_BYTES = 7 /* mask register */ };
+enum { MOST_UNIFORMS = 6, LOW_BYTES = MAX_MASKS - 1 /* mask register */ };
 
 /* Marks: displacements that grow by 64 and by 4 bytes a row. Nothing else is this large, and no
  * immediate operand is their highest byte. */
@@ -74,6 +74,7 @@ static void load_words(vectors *v)
     EMIT_VECTOR(&t->a, Z(VMOVUPS), vec(t, v->over), flow_at(FLOW_OVER, 64));
     EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_RAX), jit_imm(0x5555555555555555));
     EMIT(&t->a, KMOVQ, mask_reg(LOW_BYTES), gpr(ZYDIS_REGISTER_RAX));
+    t->past_mask = LOW_BYTES;
 }
 
 /* Scores for bf16 weights that need no lse. */
