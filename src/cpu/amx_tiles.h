@@ -86,17 +86,26 @@ static inline float flush(float x)
     return fabsf(x) < FLT_MIN ? copysignf(0, x) : x;
 }
 
+static inline float flushed(uint16_t x)
+{
+    return bf16_to_f32(x & 0x7f80 ? x : x & 0x8000);
+}
+
 /* Even and odd products have sums of their own, added at the end. */
 static inline void tile_dot(int c, int a, int b)
 {
+    float right[TILE_DEPTH / 2][TILE_DEPTH];
+    for (int k = 0; k < TILE_DEPTH / 2; k++)
+        for (int j = 0; j < TILE_DEPTH; j++)
+            right[k][j] = flushed(tiles[b].pairs[k][j]);
     for (int r = 0; r < TILE_ROWS; r++) {
         float sum[TILE_DEPTH] = {0};
-        for (int k = 0; k < TILE_DEPTH / 2; k++)
-            for (int j = 0; j < TILE_DEPTH; j++) {
-                const float x = flush(bf16_to_f32(tiles[a].pairs[r][2 * k + j % 2]));
-                const float y = flush(bf16_to_f32(tiles[b].pairs[k][j]));
-                sum[j] = flush(x * y + sum[j]); /* the product is exact */
-            }
+        for (int k = 0; k < TILE_DEPTH / 2; k++) {
+            const float x[2] = {flushed(tiles[a].pairs[r][2 * k]),
+                                flushed(tiles[a].pairs[r][2 * k + 1])};
+            for (int j = 0; j < TILE_DEPTH; j++) /* the product is exact */
+                sum[j] = flush(x[j % 2] * right[k][j] + sum[j]);
+        }
         for (int j = 0; j < 16; j++)
             tiles[c].sums[r][j] =
                 flush(tiles[c].sums[r][j] + flush(sum[2 * j] + sum[2 * j + 1]));
