@@ -1,7 +1,6 @@
 /* A benchmark as a picture: one bar a row, its length the fraction of the ceiling where there
  * is one, else of the suite's longest; the figure written beside it. */
 #include "bench_table.h"
-#include "outfile.h"
 
 #include <string.h>
 
@@ -62,20 +61,18 @@ static bool has_plain(const bench_table *t)
     return false;
 }
 
-saccade_status bench_write_plot(const bench_table *t, const char *path, saccade_error *err)
+saccade_status bench_write_plot(const bench_table *t, outfile *out, saccade_error *err)
 {
-    outfile out;
     int groups = 0, y = 8 + LINE;
     for (int i = 0; i < t->n; i++)
         groups += i == 0 || strcmp(t->rows[i].suite, t->rows[i - 1].suite) != 0;
-    CLI_TRY(outfile_begin(path, &out, err));
     const int height = 16 + (t->n + 1) * LINE + groups * HEAD;
-    fprintf(out.file,
+    fprintf(out->file,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
             "viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" font-size=\"12\">\n"
             "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
             WIDTH, height, WIDTH, height);
-    fprintf(out.file,
+    fprintf(out->file,
             "<text x=\"%d\" y=\"20\" fill=\"#666\">grey: the ceiling, measured in the same run"
             "%s</text>\n",
             LEFT, has_plain(t) ? "; yellow: plain, three passes" : "");
@@ -83,15 +80,15 @@ saccade_status bench_write_plot(const bench_table *t, const char *path, saccade_
     for (int i = 0; i < t->n; i++) {
         if (strcmp(t->rows[i].suite, suite) != 0) {
             suite = t->rows[i].suite;
-            fprintf(out.file,
+            fprintf(out->file,
                     "<text x=\"12\" y=\"%d\" font-weight=\"bold\" font-size=\"15\">"
                     "%s</text>\n",
                     y + 20, suite);
             y += HEAD;
         }
-        put_bar(out.file, &t->rows[i], most_of(t, &t->rows[i]), y);
+        put_bar(out->file, &t->rows[i], most_of(t, &t->rows[i]), y);
         y += LINE;
     }
-    fputs("</svg>\n", out.file);
-    return outfile_commit(&out, err);
+    fputs("</svg>\n", out->file);
+    return outfile_commit(out, err);
 }

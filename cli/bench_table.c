@@ -1,6 +1,5 @@
 /* A benchmark's rows on the terminal and as CSV. */
 #include "bench_table.h"
-#include "outfile.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -49,22 +48,20 @@ void bench_print_row(const bench_row *r)
     fflush(stdout);
 }
 
-saccade_status bench_write_csv(const bench_table *table, const char *path, saccade_error *err)
+saccade_status bench_write_csv(const bench_table *table, outfile *out, saccade_error *err)
 {
-    outfile out;
-    CLI_TRY(outfile_begin(path, &out, err));
     fputs("suite,variant,problem,backend,level,threads,ms,gflops,gbytes_per_s,ceiling,"
           "of_ceiling,sparsity\n",
-          out.file);
+          out->file);
     for (int i = 0; i < table->n; i++) {
         const bench_row *r = &table->rows[i];
         const double numbers[] = {r->ms,      r->gflops,     r->gbytes_per_s,
                                   r->ceiling, r->of_ceiling, r->sparsity};
-        fprintf(out.file, "%s,\"%s\",%s,%s,%s,%d", r->suite, r->variant, r->problem, r->backend,
-                r->level, r->threads);
+        fprintf(out->file, "%s,\"%s\",%s,%s,%s,%d", r->suite, r->variant, r->problem,
+                r->backend, r->level, r->threads);
         for (int c = 0; c < 6; c++)
-            fprintf(out.file, isnan(numbers[c]) ? "," : ",%.6g", numbers[c]);
-        fputc('\n', out.file);
+            fprintf(out->file, isnan(numbers[c]) ? "," : ",%.6g", numbers[c]);
+        fputc('\n', out->file);
     }
-    return outfile_commit(&out, err);
+    return outfile_commit(out, err);
 }

@@ -2,6 +2,7 @@
 #ifndef SACCADE_CLI_BENCH_TABLE_H
 #define SACCADE_CLI_BENCH_TABLE_H
 
+#include "outfile.h"
 #include "problem_text.h"
 
 #include <math.h>
@@ -22,8 +23,8 @@ typedef struct bench_table {
 saccade_status bench_add(bench_table *table, const bench_row *row, saccade_error *err);
 void bench_print_header(void);
 void bench_print_row(const bench_row *row);
-saccade_status bench_write_csv(const bench_table *table, const char *path, saccade_error *err);
+saccade_status bench_write_csv(const bench_table *table, outfile *out, saccade_error *err);
 /* Bars of gflops or gbytes_per_s against the ceiling, grouped by suite. */
-saccade_status bench_write_plot(const bench_table *table, const char *path, saccade_error *err);
+saccade_status bench_write_plot(const bench_table *table, outfile *out, saccade_error *err);
 
 #endif

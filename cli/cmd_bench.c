@@ -107,9 +107,27 @@ static saccade_status run_suites(bench *b, saccade_error *err)
             CLI_TRY(measure(b, err));
         CLI_TRY(bench_suites[s].run(b, err));
     }
+    return SACCADE_OK;
+}
+
+/* Opens the files before the work, not after it. */
+static saccade_status run_and_write(bench *b, saccade_error *err)
+{
+    outfile csv = {.file = NULL}, plot = {.file = NULL};
+    saccade_status status = SACCADE_OK;
     if (b->args->csv)
-        CLI_TRY(bench_write_csv(&b->table, b->args->csv, err));
-    return b->args->plot ? bench_write_plot(&b->table, b->args->plot, err) : SACCADE_OK;
+        status = outfile_begin(b->args->csv, &csv, err);
+    if (status == SACCADE_OK && b->args->plot)
+        status = outfile_begin(b->args->plot, &plot, err);
+    if (status == SACCADE_OK)
+        status = run_suites(b, err);
+    if (status == SACCADE_OK && csv.file)
+        status = bench_write_csv(&b->table, &csv, err);
+    if (status == SACCADE_OK && plot.file)
+        status = bench_write_plot(&b->table, &plot, err);
+    outfile_abandon(&csv);
+    outfile_abandon(&plot);
+    return status;
 }
 
 saccade_status cmd_bench(const cli_args *args, saccade_error *err)
@@ -123,7 +141,7 @@ saccade_status cmd_bench(const cli_args *args, saccade_error *err)
     const saccade_context_options options = {.threads = b.options.threads,
                                              .level = b.options.level};
     CLI_TRY(saccade_context_create(&options, &b.context, err));
-    const saccade_status status = run_suites(&b, err);
+    const saccade_status status = run_and_write(&b, err);
     free(b.table.rows);
     saccade_context_destroy(b.context);
     return status;

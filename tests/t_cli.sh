@@ -69,6 +69,8 @@ refuse "whole number from 1" mask --mask 'causal()' --q 0
 refuse "finite number" $run -o o.npy --scale inf
 refuse "did you mean paper" bench --suite papre
 refuse "expected plain" bench --baseline torch
+refuse "cannot write" bench --csv no/such/folder.csv
+refuse "cannot write" bench --plot no/such/folder.svg
 
 # ---- run ----
 expect 0 $run -o o.npy --lse l.npy --mask 'causal()'; says "o.npy: [1, 2, 8, 4]"
