@@ -170,7 +170,7 @@ saccade_status cu_compile(const char *entry, const cu_source *generated, int n_g
 typedef struct cu_runs {
     cu_ptr memory; /* one allocation: runs, run_start, order */
     cu_ptr runs, run_start, order;
-    int mask_b, mask_h, n_qblk, n_tiles;
+    int keys, mask_b, mask_h, n_qblk, n_tiles; /* keys: of a block */
 } cu_runs;
 
 /* Device copy for these tiles, made on first use (may allocate; prepare does it). order covers

@@ -100,29 +100,67 @@ size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
 
 /* ---- block masks ---- */
 
-/* heads that share a tile of decode, and its runs */
-static int group_of(const saccade_sizes *sizes)
+/* Blocks of a mask as a kernel walks them: rows, keys, and heads that share a tile. */
+typedef struct blocks {
+    int rows, keys, group;
+} blocks;
+
+/* form: of the tiles; NULL: decode */
+static blocks blocks_for(const cu_state *s, const cu_form *form, const saccade_block_mask *mask,
+                         const saccade_sizes *sizes)
 {
-    return (int)(sizes->H / sizes->Hkv);
+    const int imported = mask_get_view(mask)->imported_block_q;
+    blocks x = {DECODE_BLOCK_Q, s->decode.keys, (int)(sizes->H / sizes->Hkv)};
+    if (form)
+        x = (blocks){rows_of(form), form->tile.keys, 1};
+    if (imported >= sizes->Q && x.rows >= sizes->Q) /* one row of blocks holds all queries */
+        x.rows = imported;
+    return x;
+}
+
+/* A kernel takes blocks of an imported mask whole or in parts. Its lists may say what no mod
+ * does, and a group's heads see the same of them only where they are the same. */
+static int is_suited(const cu_state *s, const cu_form *form, const saccade_block_mask *mask,
+                     const saccade_sizes *sizes)
+{
+    const mask_view *view = mask ? mask_get_view(mask) : NULL;
+    if (!mask || !view->imported_block_q)
+        return 1;
+    const blocks x = blocks_for(s, form, mask, sizes);
+    const mask_runs *own =
+        mask_runs_ready(mask, view->imported_block_q, view->imported_block_kv, 0);
+    return own && own->block_q % x.rows == 0 && own->block_kv % x.keys == 0
+           && (x.group == 1 || own->H == 1);
+}
+
+static saccade_status unsuited(const cu_state *s, const saccade_block_mask *mask,
+                               saccade_error *err)
+{
+    const mask_view *view = mask_get_view(mask);
+    const cu_form *form = s->plain.tile.groups ? &s->plain : &s->form;
+    FAIL_AT(1, SACCADE_EINVAL, "block_mask", 0, 0,
+            "got imported blocks of %d x %d, expected multiples of %d x %d",
+            view->imported_block_q, view->imported_block_kv, rows_of(form), form->tile.keys);
 }
 
 static saccade_status make_runs(const saccade_plan *plan, const saccade_block_mask *mask,
                                 int device, const saccade_sizes *sizes, saccade_error *err)
 {
     const cu_state *s = plan->state;
-    const cu_form *const forms[] = {&s->form, &s->plain};
+    const cu_form *const forms[] = {NULL, &s->form, &s->plain};
     const cu_driver *driver;
-    const size_t l2 = (size_t)s->device.l2_bytes;
-    const int few = is_decode(s, sizes);
+    int n = 0;
     TRY(cu_get_driver(&driver, err));
-    if (few)
-        TRY(cu_runs_make(driver, device, mask, DECODE_BLOCK_Q, s->decode.keys, group_of(sizes),
-                         sizes, l2, err));
-    for (int i = few; i < 2; i++) /* few rows are tiles only where they are plain */
-        if (forms[i]->tile.groups)
-            TRY(cu_runs_make(driver, device, mask, rows_of(forms[i]), forms[i]->tile.keys, 1,
-                             sizes, l2, err));
-    return SACCADE_OK;
+    for (int i = 0; i < 3; i++) {
+        const int is_there = forms[i] ? forms[i]->tile.groups > 0 : is_decode(s, sizes);
+        if (!is_there || !is_suited(s, forms[i], mask, sizes) || (i == 1 && n))
+            continue; /* few rows are tiles only where they are plain */
+        const blocks x = blocks_for(s, forms[i], mask, sizes);
+        TRY(cu_runs_make(driver, device, mask, x.rows, x.keys, x.group, sizes,
+                         (size_t)s->device.l2_bytes, err));
+        n++;
+    }
+    return n ? SACCADE_OK : unsuited(s, mask, err);
 }
 
 saccade_status cu_prepare(const saccade_plan *plan, const saccade_block_mask *mask,
@@ -155,9 +193,8 @@ static saccade_status find_runs(const cu_state *s, const plan_run *run, const cu
     *out = NULL;
     if (!run->block_mask)
         return SACCADE_OK;
-    *out = cu_runs_find(device, run->block_mask, form ? rows_of(form) : DECODE_BLOCK_Q,
-                        form ? form->tile.keys : s->decode.keys,
-                        form ? 1 : group_of(&run->sizes), &run->sizes);
+    const blocks x = blocks_for(s, form, run->block_mask, &run->sizes);
+    *out = cu_runs_find(device, run->block_mask, x.rows, x.keys, x.group, &run->sizes);
     FAIL_IF(!*out, SACCADE_EINVAL,
             "cuda: got a block mask that has no copy on device %d for this batch, expected "
             "saccade_plan_prepare first",
@@ -274,6 +311,7 @@ static void fill_runs(const cu_runs *runs, cu_fwd *p)
     p->runs = (const cu_run *)(uintptr_t)runs->runs;
     p->run_start = (const int *)(uintptr_t)runs->run_start;
     p->order = (const int *)(uintptr_t)runs->order;
+    p->block_keys = runs->keys;
     p->mask_b = runs->mask_b;
     p->mask_h = runs->mask_h;
 }
@@ -444,21 +482,30 @@ static saccade_status launch(const saccade_plan *plan, const cu_driver *driver,
 }
 
 /* Which tiles a run takes; NULL for decode. Only the sm_90a kernels need aligned rows. */
-static const cu_form *choose_form(const cu_state *s, const plan_run *run)
+static saccade_status choose_form(const cu_state *s, const plan_run *run, const cu_form **out,
+                                  saccade_error *err)
 {
-    if (s->form.family == CU_SM90 && !is_run_aligned(run))
-        return &s->plain;
-    return is_decode(s, &run->sizes) ? NULL : &s->form;
+    const int is_free = s->form.family != CU_SM90 || is_run_aligned(run);
+    const cu_form *const forms[] = {NULL, &s->form, &s->plain};
+    const int may[] = {is_free && is_decode(s, &run->sizes), is_free,
+                       s->plain.tile.groups > 0};
+    for (int i = 0; i < 3; i++)
+        if (may[i] && is_suited(s, forms[i], run->block_mask, &run->sizes)) {
+            *out = forms[i];
+            return SACCADE_OK;
+        }
+    return unsuited(s, run->block_mask, err);
 }
 
 saccade_status cu_forward(const saccade_plan *plan, const plan_run *run, saccade_error *err)
 {
     const cu_state *s = plan->state;
-    const cu_form *form = choose_form(s, run);
+    const cu_form *form = NULL;
     const cu_driver *driver;
     const cu_runs *runs;
     void *pushed;
     FAIL_IF(!s->is_present, SACCADE_EBACKEND, "cuda: no device here runs %s", s->arch);
+    TRY(choose_form(s, run, &form, err));
     FAIL_IF(groups_of(form ? form : &s->form, &run->sizes) > INT32_MAX, SACCADE_ELIMIT,
             "cuda: got too many rows for one run");
     TRY(find_runs(s, run, form, &runs, err));

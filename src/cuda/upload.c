@@ -127,7 +127,8 @@ static saccade_status upload(const cu_driver *driver, int device, const mask_run
             "cuda: got a block mask of %lld runs, expected fewer than 2^31", (long long)n_runs);
     char *host = malloc(bytes);
     FAIL_IF_NULL(host);
-    *out = (cu_runs){.mask_b = r->B == 1 ? 0 : (int)(r->H * r->rows),
+    *out = (cu_runs){.keys = r->block_kv,
+                     .mask_b = r->B == 1 ? 0 : (int)(r->H * r->rows),
                      .mask_h = r->H == 1 ? 0 : (int)r->rows,
                      .n_qblk = (int)r->rows,
                      .n_tiles = (int)tiles};

@@ -88,6 +88,23 @@ def test_decode(Q):
     close(out, torch.softmax(s, -1) @ v2)
 
 
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("Q", [1, 300])
+def test_lists_without_a_mod(Q, D):
+    """Blocks chosen by hand, other ones for each head of a group."""
+    q, k, v = tensors(H=8, HKV=2, Q=Q, KV=600, D=D)
+    g = torch.Generator().manual_seed(Q + D)
+    chosen = torch.rand(B, 8, -(-Q // 128), 5, generator=g) < 0.6
+    num = chosen.sum(-1, dtype=torch.int32)
+    order = torch.argsort(~chosen, dim=-1, stable=True).to(torch.int32)
+    mask = st.BlockMask.from_kv_blocks(num.cuda(), order.cuda(), seq_lengths=(Q, 600))
+    out = st.flex_attention(q, k, v, None, mask, enable_gqa=True)
+    live = chosen.repeat_interleave(128, 2).repeat_interleave(128, 3)[:, :, :Q, :600].cuda()
+    k2, v2 = (t.repeat_interleave(4, 1).double() for t in (k, v))
+    s = (q.double() @ k2.mT / math.sqrt(D)).masked_fill(~live, -math.inf)
+    close(out, torch.softmax(s, -1).nan_to_num(0) @ v2)
+
+
 def test_stream_and_graph():
     q, k, v = tensors()
     mask = st.create_block_mask("q >= kv", None, None, N, N, device="cuda")

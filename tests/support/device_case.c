@@ -151,6 +151,45 @@ static int move_all(device_case *d)
     return 1;
 }
 
+/* A block mask's lists, with another mod or none. */
+static int import_lists(device_case *d, const saccade_block_mask *made)
+{
+    saccade_error err = {0};
+    saccade_block_indices x = {0};
+    int32_t **const lists[4] = {&x.kv_num_blocks, &x.full_kv_num_blocks, &x.kv_indices,
+                                &x.full_kv_indices};
+    int good = ok(d, "lists", saccade_block_mask_export(made, 0, &x, &err), &err);
+    for (int n = 0; n < 4 && good; n++) {
+        *lists[n] = calloc((size_t)(x.B * x.H * x.rows * (n < 2 ? 1 : x.columns)), 4);
+        good = *lists[n] || fail_with(d, "lists", "no memory");
+    }
+    good = good && ok(d, "lists", saccade_block_mask_export(made, 0, &x, &err), &err)
+           && ok(d, "import",
+                 saccade_block_mask_import(NULL, &x, d->mod, &d->r->sizes,
+                                           &d->r->args.positions, NULL, 0, &d->mask, &err),
+                 &err);
+    for (int n = 0; n < 4; n++)
+        free(*lists[n]);
+    return good;
+}
+
+static int make_imported(device_case *d)
+{
+    const int block = d->options.imported_block;
+    const saccade_block_mask_options options = {.block_q = block, .block_kv = block};
+    saccade_block_mask *made = NULL;
+    saccade_error err = {0};
+    const int good =
+        ok(d, "block mask",
+           saccade_block_mask_create(NULL, d->r->mask, &d->r->sizes, &d->r->args.positions,
+                                     NULL, 0, &options, &made, &err),
+           &err)
+        && import_lists(d, made)
+        && ok(d, "prepare", saccade_plan_prepare(d->plan, d->mask, &err), &err);
+    saccade_block_mask_destroy(made);
+    return good;
+}
+
 /* The mask alone must be told only its own captures. */
 static int make_mask(device_case *d)
 {
@@ -158,6 +197,8 @@ static int make_mask(device_case *d)
     saccade_binding mine[8];
     saccade_error err = {0};
     int32_t n = 0;
+    if (d->options.imported_block)
+        return make_imported(d);
     if (!d->options.has_block_mask || !r->mask)
         return 1;
     for (int32_t i = 0; i < r->args.n_bindings; i++)
@@ -178,6 +219,10 @@ static int make_plan(device_case *d)
     d->plan = d->options.plan;
     problem.backend = "cuda";
     problem.arch = d->options.arch;
+    if (d->options.imported_block) {
+        const char *text = d->options.imported_mod;
+        problem.mask = d->mod = text ? case_mod(SACCADE_MASK, text) : NULL;
+    }
     return d->plan || ok(d, "plan", saccade_plan_create(NULL, &problem, &d->plan, &err), &err);
 }
 
@@ -211,6 +256,7 @@ void device_case_close(device_case *d)
     for (int i = 0; i < d->n_memory; i++)
         saccade_device_free(d->options.device, d->memory[i]);
     saccade_block_mask_destroy(d->mask);
+    saccade_mod_destroy(d->mod);
     if (!d->options.plan)
         saccade_plan_destroy(d->plan);
 }

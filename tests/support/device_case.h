@@ -13,7 +13,10 @@ typedef struct device_options {
     int device;
     int shift;          /* elements that Q, K, V and O lie past an aligned address */
     int has_block_mask; /* where the case has a mask */
-    saccade_plan *plan; /* borrowed; NULL: one is made */
+    /* Not 0: the case's mask as lists of such blocks, imported with a mod that says less. */
+    int imported_block;
+    const char *imported_mod; /* NULL: none */
+    saccade_plan *plan;       /* borrowed; NULL: one is made */
 } device_options;
 
 typedef struct device_output {
@@ -28,6 +31,7 @@ typedef struct device_case {
     device_options options;
     saccade_plan *plan;
     saccade_block_mask *mask;
+    saccade_mod *mod; /* of imported lists */
     saccade_forward_args args;
     saccade_binding bindings[8];
     device_output out, lse, row_max;

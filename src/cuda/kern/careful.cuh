@@ -3,13 +3,12 @@
 
 enum { LANES = 32, O_PER_LANE = (CFG_E + LANES - 1) / LANES };
 
-/* scores of keys j = first + lane; -INF where masked */
-DEVICE float score_at(const cu_fwd &p, const mod_args &mod, const tile &t, int m, int j)
+/* score of key j, -INF where masked */
+DEVICE float score_at(const cu_fwd &p, const mod_args &mod, const tile &t, int m, int j,
+                      int is_partial)
 {
-    if (j >= t.kv_len)
-        return NEG_INF;
     int q = m + t.q_offset, kv = j + t.kv_offset;
-    if (!is_live(mod, p, t.b, t.h, q, kv))
+    if (is_partial && !is_live(mod, p, t.b, t.h, q, kv))
         return NEG_INF;
     const elem *x = (const elem *)p.q + t.b * p.qs.b + t.h * p.qs.h + m * p.qs.n;
     const elem *y =
@@ -56,12 +55,33 @@ DEVICE void add_keys(careful_row &r, const cu_fwd &p, const tile &t, int first, 
     r.m = m;
 }
 
+/* keys from .. to - 1 */
+DEVICE void redo_keys(careful_row &r, const cu_fwd &p, const mod_args &mod, const tile &t,
+                      int m, int from, int to, int is_partial)
+{
+    int lane = threadIdx.x & 31;
+    for (int first = from; first < to; first += LANES) {
+        int j = first + lane;
+        add_keys(r, p, t, first, j < to ? score_at(p, mod, t, m, j, is_partial) : NEG_INF);
+    }
+}
+
+/* Lists of an imported block mask may say more than its mod: runs are kept to here too. */
 DEVICE void redo_row(const cu_fwd &p, const mod_args &mod, const tile &t, int m)
 {
     int lane = threadIdx.x & 31;
     careful_row r = {NEG_INF, 0.f};
-    for (int first = 0; first < t.kv_len; first += LANES)
-        add_keys(r, p, t, first, score_at(p, mod, t, m, first + lane));
+    if (p.runs) {
+        int head = CFG_PACKED ? t.h / (p.H / p.G) : t.h;
+        int row = t.b * p.mask_b + head * p.mask_h + t.block;
+        for (int i = p.run_start[row]; i < p.run_start[row + 1]; i++) {
+            cu_run run = p.runs[i];
+            int from = run.first * p.block_keys, to = from + run.count * p.block_keys;
+            redo_keys(r, p, mod, t, m, from, min(to, t.kv_len), run.is_partial);
+        }
+    } else {
+        redo_keys(r, p, mod, t, m, 0, t.kv_len, 1);
+    }
     elem *out = (elem *)p.o + t.b * p.os.b + t.h * p.os.h + m * p.os.n;
     float inv = r.l == 0.f ? 0.f : rcp_fast(r.l);
     for (int e = 0; e < O_PER_LANE; e++)
