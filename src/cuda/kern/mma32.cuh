@@ -1,9 +1,9 @@
-/* Products of 16 rows in f32 by mma.sync on tf32 (11 bits): every operand is split into hi + lo
- * and three of the four products are added, a.lo b.hi + a.hi b.lo + a.hi b.hi; what is left
+/* Products of 16 rows in f32 by mma.sync on tf32 (11 bits): every operand is split into hi +
+ * lo and three of the four products are added, a.lo b.hi + a.hi b.lo + a.hi b.hi; what is left
  * out is below 2^-22 of a product and has no sign. Of Q and P hi is rounded to nearest; of K
  * and V it is cut off, which the tensor cores do by themselves, and lo is rounded, since they
- * would cut that off too. They truncate their sums, so these are short, small products first: 32 dims
- * or 16 keys, then added in f32.
+ * would cut that off too. They truncate their sums, so these are short, small products first:
+ * 32 dims or 16 keys, then added in f32.
  *
  * Q, K and V lie in shared memory in 128-byte swizzled rows, panels of 32 columns. Accumulators
  * of scores lie as in mma.cuh. Those of O: element 16c + 4j + i is of row lane / 4 (i < 2) or
