@@ -242,6 +242,8 @@ DEVICE int softmax_step(const arena &sm, consumer &c, const cu_fwd &p, const mod
     }
     c.large = max(c.large - 1, 0);
 #endif
+    /* voted on first: relative bias D64 +4 %, full D64 +1 % beside a vote after the mask */
+    int looks = FIRST || !CFG_LAZY || rows_are_late(c.rows);
     apply_score(c.at, p, mod, column, s, shift);
     if (walk_masked(walk, c.at.kv_len)) {
         mask_column *columns = 0;
@@ -255,7 +257,7 @@ DEVICE int softmax_step(const arena &sm, consumer &c, const cu_fwd &p, const mod
 #endif
         apply_mask(c.at, p, mod, column, columns, s);
     }
-    if (FIRST || !CFG_LAZY || rows_are_late(c.rows))
+    if (looks)
         raised = rows_raise(c.rows, s, c.unit, shift, rescale);
     rows_exp(c.rows, s, c.unit, shift);
     return raised;
