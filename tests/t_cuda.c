@@ -65,10 +65,10 @@ static void decode_tiles_fit(void **state)
     for (int D = 16; D <= 256; D += 16)
         for (int E = 16; E <= 256; E += 16) {
             cu_tile tile;
-            assert_true(cu_decode_choice(D, E, 0, &tile));
-            for (int rung = 0; cu_decode_choice(D, E, rung, &tile); rung++) {
+            assert_true(cu_decode_choice(D, E, 9, 0, &tile));
+            for (int rung = 0; cu_decode_choice(D, E, 9, rung, &tile); rung++) {
                 assert_true(tile.stages >= 1 && tile.keys >= 16);
-                assert_true(cu_decode_shared(&tile, D, E, 1, 4096) <= 232448);
+                assert_true(cu_decode_shared(&tile, D, E, 9, 4096) <= 232448);
             }
         }
     assert_true(cu_decode_applies(&(saccade_sizes){1, 32, 8, 1, 100, 64, 64}));
@@ -147,6 +147,27 @@ static void groups_of_heads(void **state)
         }
         cu_grouped_free(&g);
     }
+}
+
+/* One launch: clusters find room, no CTA of one is without a block's worth of warps. */
+static void decode_clusters_fit(void **state)
+{
+    unsigned grid = 0;
+    (void)state;
+    for (int spans = 1; spans <= 600; spans++)
+        for (int blocks = 1; blocks <= 4096; blocks *= 4) {
+            const int size = cu_decode_cluster(132, spans, blocks, 4, 1, &grid);
+            assert_in_range(size, 0, 8);
+            if (size == 0)
+                continue;
+            assert_true(grid <= 132 && grid % (unsigned)size == 0);
+            assert_true(size == 1 || (size <= blocks && grid == (unsigned)(spans * size)));
+        }
+    assert_int_equal(cu_decode_cluster(132, 8, 4096, 4, 1, &grid), 8);
+    assert_int_equal(cu_decode_cluster(132, 512, 256, 4, 0, &grid), 1);
+    assert_int_equal(grid, 128);
+    assert_int_equal(cu_decode_cluster(132, 8, 4096, 4, 0, &grid), 0);
+    assert_int_equal(cu_decode_cluster(132, 133, 4096, 4, 0, &grid), 0);
 }
 
 /* ---- text and compilation ---- */
@@ -371,6 +392,7 @@ int main(void)
         cmocka_unit_test(tiles_fit),
         cmocka_unit_test(f32_tiles_fit),
         cmocka_unit_test(decode_tiles_fit),
+        cmocka_unit_test(decode_clusters_fit),
         cmocka_unit_test(groups_of_heads),
         cmocka_unit_test(text_of_mods),
         cmocka_unit_test(tanh_factor_is_close),

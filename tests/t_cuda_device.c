@@ -38,6 +38,8 @@ static void few_of_each(void **state)
         {{.problem = "b2 h4/2 q2 kv300 d128 bf16", .kv_len = 257}, {0}},
         {{.problem = "b1 h4/2 q2 kv300 d64 bf16", .mask = "kv / 70 % (h + 1) == 0"},
          {.has_block_mask = 1}},
+        {{.problem = "b1 h8/2 q1 kv500 d128 bf16", .mask = "kv >= 37"}, {0}},
+        {{.problem = "b40 h8/4 q1 kv40 d64 bf16"}, {0}},
         {{.problem = "b1 h2 q70 kv100 d64 bf16", .score = "alibi()"}, {.shift = 1}},
         {{.problem = "b1 h2 q70 kv100 d36 dv50 bf16", .mask = "causal()"}, {0}},
         {{.problem = "b1 h2 q70 kv100 d128 f16"}, {.arch = "compute_80"}},
@@ -82,6 +84,10 @@ static void halves(void **state)
          .mask = "b == 0 && h == 4 ? kv / 100 == 7 : h / 3 == 1 && kv % 200 < 9"},
         {.problem = "b1 h16/2 q200 kv300 d64 bf16",
          .mask = "kv <= q && (h % 2 == 0 || q - kv < 64)"},
+        {.problem = "b2 h8/2 q1 kv500 d256 bf16", .mask = "kv % 3 != q"},
+        {.problem = "b2 h8/2 q7 kv900 d128 f16", .mask = "kv >= 500 && kv < 510"},
+        {.problem = "b5 h12/4 q5 kv700 d80 dv40 bf16", .score = "alibi()"},
+        {.problem = "b40 h8/4 q1 kv90 d128 bf16", .mask = "causal()"},
         {.problem = "b1 h2 q100 kv100 d64 bf16", .mask = "q > kv && kv % 3 == 0"},
     };
     int n_bad = 0;
@@ -140,7 +146,8 @@ static void climbs(void **state)
                 {"b1 h2 q200 kv600 d64 bf16", "causal()", "softcap(20)"},
                 {"b1 h2 q200 kv600 d256 bf16", "kv >= q", NULL},
                 {"b1 h2 q200 kv600 d64 f32", "causal()", NULL},
-                {"b2 h8/2 q2 kv600 d128 bf16", NULL, NULL}};
+                {"b2 h8/2 q2 kv600 d128 bf16", NULL, NULL},
+                {"b60 h3 q1 kv100 d64 bf16", NULL, NULL}};
     int n_bad = 0;
     (void)state;
     if (!has_device())

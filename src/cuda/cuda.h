@@ -19,6 +19,21 @@ typedef struct cu_map { /* CUtensorMap */
     _Alignas(64) uint64_t opaque[16];
 } cu_map;
 
+typedef struct cu_launch_attribute { /* CUlaunchAttribute */
+    int id, pad;
+    union {
+        char bytes[64];
+        int values[3];
+    } value;
+} cu_launch_attribute;
+
+typedef struct cu_launch { /* CUlaunchConfig */
+    unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
+    void *stream;
+    cu_launch_attribute *attributes;
+    unsigned n_attributes;
+} cu_launch;
+
 /* Each driver function used: result, name in the table, symbol, parameters. */
 #define CU_DRIVER_FUNCTIONS(X)                                                                \
     X(init, "cuInit", (unsigned flags))                                                       \
@@ -53,6 +68,8 @@ typedef struct cu_map { /* CUtensorMap */
       (void *kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,     \
        unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream,               \
        void **parameters, void **extra))                                                      \
+    X(launch_ex, "cuLaunchKernelEx",                                                          \
+      (const cu_launch *how, void *kernel, void **parameters, void **extra))                  \
     X(encode_map, "cuTensorMapEncodeTiled",                                                   \
       (cu_map * map, int type, unsigned rank, void *address, const uint64_t *sizes,           \
        const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,   \
@@ -105,10 +122,14 @@ typedef struct cu_form {
 /* The rung'th choice for these head dims, best first; 0 past the end of the ladder. */
 int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung, cu_tile *out);
 /* Likewise for the decode program: groups warps, each with its own stages. */
-int cu_decode_choice(int D, int E, int rung, cu_tile *out);
+int cu_decode_choice(int D, int E, int column_words, int rung, cu_tile *out);
 /* Whether so few rows go to the decode program, and its count of spans (see decode.cu). */
 int cu_decode_applies(const saccade_sizes *sizes);
 int64_t cu_decode_spans(const saccade_sizes *sizes);
+/* Decode in one launch: CTAs of a cluster that has a span, or several, to itself, and CTAs in
+ * all; 0: two launches with equal shares are better. blocks: of a span; is_light: little
+ * arithmetic beside the products. */
+int cu_decode_cluster(int n_sm, int spans, int blocks, int warps, int is_light, unsigned *grid);
 int cu_decode_shared(const cu_tile *tile, int D, int E, int column_words, int64_t spans);
 /* Whether kernels by mma.sync keep Q in shared memory rather than in registers. */
 int cu_is_q_shared(int D, int E);

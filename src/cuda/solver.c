@@ -261,9 +261,8 @@ static int next_plain(const cu_state *s, const plan_problem *p, int rung, instan
 static int next_decode(const cu_state *s, const plan_problem *p, int rung, instance *out)
 {
     cu_tile tile = {0};
-    (void)s;
-    const int found =
-        cu_decode_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, &tile);
+    const int found = cu_decode_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
+                                       s->facts.column_words, rung, &tile);
     *out = decode_instance(&tile);
     return found;
 }

@@ -76,13 +76,14 @@ enum { DECODE_ROWS = 16, DECODE_MOST = 64, SHARED_MOST = 232448, SPANS_MOST = 40
 
 /* Four warps, each streaming 16 KB of K and V at a time through 2 or 3 stages; later rungs take
  * fewer keys. */
-int cu_decode_choice(int D, int E, int rung, cu_tile *out)
+int cu_decode_choice(int D, int E, int column_words, int rung, cu_tile *out)
 {
     const int dim = D > E ? D : E, keys = dim <= 64 ? 64 : dim <= 128 ? 32 : 16;
     if (keys >> rung < 16)
         return 0;
     *out = (cu_tile){.groups = 4, .keys = keys >> rung, .stages = 3};
-    while (out->stages > 1 && cu_decode_shared(out, D, E, 1, SPANS_MOST) > SHARED_MOST)
+    while (out->stages > 1
+           && cu_decode_shared(out, D, E, column_words, SPANS_MOST) > SHARED_MOST)
         out->stages--;
     return 1;
 }
@@ -98,11 +99,33 @@ int cu_decode_applies(const saccade_sizes *s)
            && cu_decode_spans(s) <= SPANS_MOST; /* counts of blocks lie in shared memory */
 }
 
+/* Clusters of so many CTAs that are on the device at once: seven groups of 16 multiprocessors
+ * are counted on; pairs find room anywhere. */
+static int clusters_most(int n_sm, int size)
+{
+    return size == 1 ? n_sm : size == 2 ? n_sm / 2 - n_sm / 64 : n_sm / 18 * (16 / size);
+}
+
+int cu_decode_cluster(int n_sm, int spans, int blocks, int warps, int is_light, unsigned *grid)
+{
+    int size = 8;
+    while (size > 1
+           && (spans > clusters_most(n_sm, size) || size > (blocks + warps - 1) / warps))
+        size--;
+    const int each = (spans + n_sm - 1) / n_sm, clusters = (spans + each - 1) / each;
+    const int ctas = clusters * size;
+    *grid = (unsigned)ctas;
+    if (each == 1
+        && blocks / size <= 64) /* a second launch would take as long as a dozen blocks */
+        return size;
+    return ctas * 100 >= n_sm * (is_light ? 45 : 90) ? size : 0;
+}
+
 int cu_decode_shared(const cu_tile *tile, int D, int E, int column_words, int64_t spans)
 {
     const int panels = round_up(D, 64) / 64 + round_up(E, 64) / 64;
     const int stage = panels * tile->keys * 128;
-    const int meeting = tile->groups * DECODE_ROWS * (E / 2 + 4) * 4;
+    const int meeting = tile->groups * DECODE_ROWS * ((E + 8) / 2 + 4) * 4 + DECODE_ROWS * 16;
     const int columns = column_words ? tile->groups * tile->keys * column_words * 4 : 0;
     const int q = cu_is_q_shared(D, E) ? tile->groups * 32 * D : 0;
     return tile->groups * tile->stages * (stage + 8) + meeting + q + columns + 16

@@ -1,9 +1,9 @@
-/* Few queries, many keys: the keys of all (batch, kv head) pairs are one line of blocks, cut
- * into equal pieces, one for each CTA, so that every CTA streams the same number of bytes and
- * all end together (Flash-Decoding, with the cut of stream-K). The query heads of a group share
- * a tile of 16 packed rows, so that K and V are read once. In a CTA each warp takes every
- * CFG_WGS-th block through its own TMA ring; partial results meet in shared memory, and those
- * of a line cut between CTAs in `decode_end`. A span is one (b, g, tile of packed rows).
+/* Few queries, many keys. A span is one (b, g, tile of 16 packed rows): the query heads of a
+ * group share it, so that K and V are read once. In a CTA each warp takes every CFG_WGS-th
+ * block through its own TMA ring; partial results meet in shared memory. Spans are shared out
+ * in one of two ways (cu_decode_cluster): whole ones to each CTA, or one to a cluster whose
+ * CTAs join their parts through shared memory; or the blocks of all spans as one line cut into
+ * equal pieces (Flash-Decoding, with the cut of stream-K), which `decode_end` joins.
  *
  * Order of merging: by warp, then by CTA: fixed by the problem and the device model. */
 #include "cfg.cuh"
@@ -25,6 +25,8 @@ enum {
     PANELS_E = (CFG_E + 63) / 64,
     PANEL = KEYS * 128,
     STAGE = (PANELS_D + PANELS_E) * PANEL,
+    O_STEP =
+        CFG_E + 8, /* floats of a row where warps meet: no two rows of a store share banks */
     S_COUNT = KEYS / 2,
     O_COUNT = CFG_E / 2
 };
@@ -36,35 +38,52 @@ struct span {
     int first, n;   /* blocks of keys; without runs they are neighbours */
 };
 
-DEVICE int packed_rows(const cu_fwd &p)
+/* x / d by multiplication: by is 2^32 / d rounded up, 0 for d = 1; exact where x d < 2^32. A
+ * division is 20 instructions, and a dozen of them stood before the first copy. */
+DEVICE int quotient(int x, u32 by)
 {
-    return p.H / p.G * p.M;
-}
-
-DEVICE int row_tiles(const cu_fwd &p)
-{
-    return (packed_rows(p) + ROWS - 1) / ROWS;
+    return by ? __umulhi(x, by) : x;
 }
 
 DEVICE span span_place(const cu_fwd &p, int i)
 {
     span s;
-    int tiles = row_tiles(p);
-    s.row0 = i % tiles * ROWS;
-    s.g = i / tiles % p.G;
-    s.b = i / tiles / p.G;
+    int pair = quotient(i, p.few.by_tiles);
+    s.row0 = (i - pair * p.few.tiles) * ROWS;
+    s.b = quotient(pair, p.few.by_G);
+    s.g = pair - s.b * p.G;
     return s;
+}
+
+/* head and query of a packed row */
+struct place {
+    int h, m;
+};
+
+DEVICE place row_place(const cu_fwd &p, const span &s, int packed)
+{
+    int h = quotient(packed, p.few.by_M);
+    place x = {s.g * p.few.group + h, packed - h * p.M};
+    return x;
+}
+
+/* rows of a span that are there */
+DEVICE int span_rows(const cu_fwd &p, const span &s)
+{
+    return min((int)ROWS, p.few.rows - s.row0);
 }
 
 /* keys that the interval mask leaves to any row of the span */
 DEVICE void span_limits(const cu_fwd &p, const mod_args &mod, const span &s, int &lo, int &hi)
 {
 #if MOD_MASK == MASK_INTERVAL
-    int group = p.H / p.G, least = 0x7fffffff, most = -0x7fffffff;
+    int least = 0x7fffffff, most = -0x7fffffff;
     int q_offset = position(p.q_offset, s.b), kv_offset = position(p.kv_offset, s.b);
-    for (int r = s.row0; r < min(s.row0 + (int)ROWS, packed_rows(p)); r++) {
+#pragma unroll 1
+    for (int r = 0; r < span_rows(p, s); r++) {
         int from, to;
-        mask_interval(mod, p, s.b, s.g * group + r / p.M, r % p.M + q_offset, from, to);
+        place x = row_place(p, s, s.row0 + r);
+        mask_interval(mod, p, s.b, x.h, x.m + q_offset, from, to);
         if (from < to) {
             least = min(least, from);
             most = max(most, to);
@@ -97,6 +116,34 @@ DEVICE void span_count(const cu_fwd &p, const mod_args &mod, span &s)
     s.n = hi > lo ? (hi + KEYS - 1) / KEYS - s.first : 1;
 }
 
+/* The line of all blocks: where spans begin. */
+struct line {
+    const int *prefix; /* blocks before each span; unused where all spans are alike */
+    int each, spans;   /* blocks of every span, or 0 */
+};
+
+DEVICE int line_at(const line &l, int i)
+{
+    return l.each ? i * l.each : l.prefix[i];
+}
+
+/* the span that holds block t */
+DEVICE int line_find(const line &l, int t)
+{
+    if (l.each)
+        return min(t / l.each, l.spans - 1);
+    int lo = 0, hi = l.spans - 1; /* prefix[lo] <= t < prefix[hi + 1] */
+#pragma unroll 1
+    while (lo < hi) {
+        int middle = (lo + hi + 1) / 2;
+        if (l.prefix[middle] <= t)
+            lo = middle;
+        else
+            hi = middle - 1;
+    }
+    return lo;
+}
+
 /* prefix[i]: blocks of the spans before i; all threads. */
 DEVICE void sum_spans(const cu_fwd &p, const mod_args &mod, int *prefix, int n)
 {
@@ -110,6 +157,7 @@ DEVICE void sum_spans(const cu_fwd &p, const mod_args &mod, int *prefix, int n)
         int each = (n + 31) / 32, from = min(n, (int)threadIdx.x * each),
             to = min(n, from + each);
         int sum = 0;
+#pragma unroll 1
         for (int i = from; i < to; i++)
             sum += prefix[i + 1];
         int before = sum;
@@ -118,6 +166,7 @@ DEVICE void sum_spans(const cu_fwd &p, const mod_args &mod, int *prefix, int n)
             before += threadIdx.x >= d ? other : 0;
         }
         before -= sum;
+#pragma unroll 1
         for (int i = from; i < to; i++)
             prefix[i + 1] = before += prefix[i + 1];
         if (threadIdx.x == 0)
@@ -126,16 +175,27 @@ DEVICE void sum_spans(const cu_fwd &p, const mod_args &mod, int *prefix, int n)
     __syncthreads();
 }
 
-/* Shares of `total` blocks among n CTAs: the first total % n get one more. */
-DEVICE int share_begin(int cta, int n, int total)
+/* Shares of the line's blocks among n CTAs: the first `larger` get one more than `each`. */
+struct shares {
+    int n, each, larger;
+};
+
+DEVICE shares share_out(int n, int total)
 {
-    return cta * (total / n) + min(cta, total % n);
+    int each = total / n;
+    shares x = {n, each, total - each * n};
+    return x;
 }
 
-DEVICE int share_owner(int block, int n, int total)
+DEVICE int share_begin(const shares &x, int cta)
 {
-    int each = total / n, larger = total % n, edge = larger * (each + 1);
-    return block < edge ? block / (each + 1) : larger + (block - edge) / each;
+    return cta * x.each + min(cta, x.larger);
+}
+
+DEVICE int share_owner(const shares &x, int block)
+{
+    int edge = x.larger * (x.each + 1);
+    return block < edge ? block / (x.each + 1) : x.larger + (block - edge) / x.each;
 }
 
 /* ---- blocks of a span ---- */
@@ -149,6 +209,7 @@ DEVICE int block_at(const cu_fwd &p, const span &s, int at, int &partial)
     int row = mask_row_of(p, s), i = p.run_start[row], last = p.run_start[row + 1] - 1;
     if (i > last)
         return 0;
+#pragma unroll 1
     while (i < last) { /* the run holding `at` is among i .. last */
         int middle = (i + last + 1) / 2;
         if (p.runs[middle].ordinal <= at)
@@ -163,34 +224,58 @@ DEVICE int block_at(const cu_fwd &p, const span &s, int at, int &partial)
 /* a place in the CTA's share, moving forward */
 struct cursor {
     int t, index; /* block of the whole line; span holding it */
+    int from, to; /* that span's blocks in the line */
     span s;
 };
 
-/* the span that holds block t */
-DEVICE int span_of(const int *prefix, int spans, int t)
+DEVICE void cursor_place(const cu_fwd &p, const mod_args &mod, const line &l, cursor &c)
 {
-    int lo = 0, hi = spans - 1; /* prefix[lo] <= t < prefix[hi + 1] */
-    while (lo < hi) {
-        int middle = (lo + hi + 1) / 2;
-        if (prefix[middle] <= t)
-            lo = middle;
-        else
-            hi = middle - 1;
-    }
-    return lo;
+    c.from = line_at(l, c.index);
+    c.to = line_at(l, c.index + 1);
+    c.s = span_place(p, c.index);
+    c.s.first = 0;
+#if MOD_MASK == MASK_INTERVAL
+    span_count(p, mod, c.s);
+#endif
 }
 
-DEVICE void cursor_find(const cu_fwd &p, const mod_args &mod, const int *prefix, cursor &c)
+DEVICE cursor cursor_at(const cu_fwd &p, const mod_args &mod, const line &l, int t)
 {
-    int moved = 0;
-    while (c.t >= prefix[c.index + 1]) {
+    cursor c;
+    c.t = t;
+    c.index = line_find(l, t);
+    cursor_place(p, mod, l, c);
+    return c;
+}
+
+/* After t has moved: whether the span is another one. */
+DEVICE int cursor_follow(const cu_fwd &p, const mod_args &mod, const line &l, cursor &c)
+{
+    if (c.t < c.to)
+        return 0;
+#pragma unroll 1
+    do
         c.index++;
-        moved = 1;
-    }
-    if (moved || c.s.n == 0) {
-        c.s = span_place(p, c.index);
-        span_count(p, mod, c.s);
-    }
+    while (c.t >= line_at(l, c.index + 1));
+    cursor_place(p, mod, l, c);
+    return 1;
+}
+
+DEVICE const u16 *query_row(const cu_fwd &p, const span &s, int packed)
+{
+    place x = row_place(p, s, packed);
+    return (const u16 *)p.q + s.b * p.qs.b + x.h * p.qs.h + x.m * p.qs.n;
+}
+
+/* Q of a span on its way to L2: behind the copies under way it would come too late. */
+DEVICE void call_q(const cu_fwd &p, const span &s)
+{
+    enum { LINES = (CFG_D_REAL + 63) / 64 };
+    int n = span_rows(p, s) * LINES;
+#pragma unroll 1
+    for (int i = threadIdx.x & 31; i < n; i += 32)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(query_row(p, s, s.row0 + i / LINES)
+                                                      + i % LINES * 64));
 }
 
 /* ---- one warp's stream ---- */
@@ -201,14 +286,15 @@ struct stream {
     cursor ahead;
 };
 
-DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const int *prefix,
-                      int end, const tensor_map *mk, const tensor_map *mv)
+DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const line &l, int end,
+                      const tensor_map *mk, const tensor_map *mv)
 {
     if (w.ahead.t >= end)
         return;
-    cursor_find(p, mod, prefix, w.ahead);
+    if (cursor_follow(p, mod, l, w.ahead))
+        call_q(p, w.ahead.s);
     int partial, slot = w.loads % CFG_STAGES;
-    int first = block_at(p, w.ahead.s, w.ahead.t - prefix[w.ahead.index], partial) * KEYS;
+    int first = block_at(p, w.ahead.s, w.ahead.t - w.ahead.from, partial) * KEYS;
     u32 to = w.buffer + slot * STAGE, full = w.full + slot * 8;
     if ((threadIdx.x & 31) == 0) {
         barrier_expect(full, STAGE);
@@ -229,6 +315,7 @@ DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const int
 /* V beyond the end of the keys may hold anything; 0 * NaN must not be seen. */
 DEVICE void clear_tail(u32 v, int from)
 {
+#pragma unroll 1
     for (int i = threadIdx.x & 31; i < (KEYS - from) * 8 * PANELS_E; i += 32) {
         int row = from + i / (8 * PANELS_E), chunk = i % (8 * PANELS_E);
         asm volatile(
@@ -243,14 +330,15 @@ DEVICE void clear_tail(u32 v, int from)
 
 DEVICE void place_packed(tile_rows &r, const cu_fwd &p, const mod_args &mod, const span &s)
 {
-    int group = p.H / p.G, last = packed_rows(p) - 1, lane = threadIdx.x & 31;
-    int r0 = min(s.row0 + lane / 4, last), r1 = min(s.row0 + lane / 4 + 8, last);
+    int last = p.few.rows - 1, lane = threadIdx.x & 31;
+    place x = row_place(p, s, min(s.row0 + lane / 4, last));
+    place y = row_place(p, s, min(s.row0 + lane / 4 + 8, last));
     int q_offset = position(p.q_offset, s.b);
     r.b = s.b;
-    r.h = s.g * group + r0 / p.M;
-    r.h1 = s.g * group + r1 / p.M;
-    r.q = r0 % p.M + q_offset;
-    r.q1 = r1 % p.M + q_offset;
+    r.h = x.h;
+    r.h1 = y.h;
+    r.q = x.m + q_offset;
+    r.q1 = y.m + q_offset;
     r.kv_offset = position(p.kv_offset, s.b);
     r.kv_len = max(0, min(position(p.kv_len, s.b), p.N));
 #if MOD_SCORE
@@ -259,28 +347,55 @@ DEVICE void place_packed(tile_rows &r, const cu_fwd &p, const mod_args &mod, con
 #endif
 }
 
+/* two neighbours of a row, column elements after `at`; lanes read up to column + 7 */
+DEVICE u32 q_pair(const u16 *at, int lane_column, int column)
+{
+    u32 x = 0;
+    if (column + 7 < CFG_D_REAL || lane_column + column < CFG_D_REAL)
+        x = *(const u32 *)(at + column);
+    return x;
+}
+
+/* Rows past the last one repeat it: nobody reads what comes of them. */
 DEVICE void load_packed_q(q_fragments &q, const cu_fwd &p, const span &s)
 {
-    int group = p.H / p.G, n = packed_rows(p), lane = threadIdx.x & 31;
-    const u16 *row[2];
-    int has[2];
+    int last = p.few.rows - 1, lane = threadIdx.x & 31, d = 2 * (lane & 3);
+    const u16 *row0 = query_row(p, s, min(s.row0 + lane / 4, last)) + d;
+    const u16 *row1 = query_row(p, s, min(s.row0 + lane / 4 + 8, last)) + d;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        int r = s.row0 + lane / 4 + 8 * i;
-        has[i] = r < n;
-        r = has[i] ? r : n - 1;
-        row[i] = (const u16 *)p.q + s.b * p.qs.b + (s.g * group + r / p.M) * p.qs.h
-                 + (long long)(r % p.M) * p.qs.n;
+    for (int kk = 0; kk < CFG_D / 16; kk++) {
+        u32 a[4] = {q_pair(row0, d, kk * 16), q_pair(row1, d, kk * 16),
+                    q_pair(row0, d, kk * 16 + 8), q_pair(row1, d, kk * 16 + 8)};
+        q_keep(q, kk, a);
     }
-    load_q(q, row[0], has[0], row[1], has[1], 0);
 }
 
 struct fragment {
     row_state rows;
     tile_rows at;
+#if MOD_MASK == MASK_INTERVAL
+    int from, to; /* keys from <= j < to are live in all rows */
+#endif
     q_fragments q;
     float o[O_COUNT];
 };
+
+#if MOD_MASK == MASK_INTERVAL
+DEVICE void place_interval(fragment &f, const cu_fwd &p, const mod_args &mod)
+{
+    int from, to, other, end;
+    mask_interval(mod, p, f.at.b, f.at.h, f.at.q, from, to);
+    mask_interval(mod, p, f.at.b, f.at.h1, f.at.q1, other, end);
+    from = max(from, other);
+    to = min(to, end);
+    for (int i = 4; i < 32; i *= 2) {
+        from = max(from, __shfl_xor_sync(~0u, from, i));
+        to = min(to, __shfl_xor_sync(~0u, to, i));
+    }
+    f.from = (int)max(0ll, (long long)from - f.at.kv_offset);
+    f.to = (int)max(0ll, min((long long)to - f.at.kv_offset, 0x7fffffffll));
+}
+#endif
 
 DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &mod,
                       const span &s, int at, mask_column *columns)
@@ -290,6 +405,9 @@ DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &m
     u32 k = w.buffer + slot * STAGE, v = k + PANELS_D * PANEL;
     barrier_wait(w.full + slot * 8, w.uses / CFG_STAGES & 1);
     int first = block * KEYS, tail = f.at.kv_len - first;
+#if MOD_MASK == MASK_INTERVAL
+    partial &= first < f.from || first + (int)KEYS > f.to;
+#endif
     mma_qk(sc, f.q, k);
     int column = first + 2 * (threadIdx.x & 3);
     float unit = score_unit(p);
@@ -315,17 +433,16 @@ DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &m
 
 /* ---- merging ---- */
 
-/* shared: O of half the warps, [HALF][ROWS][CFG_E], and (m, l, peak), [WARPS][ROWS][4] */
+/* shared: O of half the warps, [HALF][ROWS][O_STEP], and (m, l, peak), [WARPS][ROWS][4] */
 struct meeting {
-    float *o, *ml;
-    u32 q; /* and Q, where registers have no room for it */
+    float *o, *ml, *sum; /* sum: (m, l, peak) of the CTA's rows, where a cluster reads them */
 };
 
 /* where this thread's accumulators lie in the O of place w */
 DEVICE float *meet_place(const meeting &sh, int w)
 {
     int lane = threadIdx.x & 31;
-    return sh.o + (w * ROWS + lane / 4) * CFG_E + 2 * (lane & 3);
+    return sh.o + (w * ROWS + lane / 4) * O_STEP + 2 * (lane & 3);
 }
 
 DEVICE void meet_put(const meeting &sh, const fragment &f, int w)
@@ -334,7 +451,7 @@ DEVICE void meet_put(const meeting &sh, const fragment &f, int w)
 #pragma unroll
     for (int g = 0; g < CFG_E / 8; g++) {
         *(float2 *)(o + 8 * g) = make_float2(f.o[4 * g], f.o[4 * g + 1]);
-        *(float2 *)(o + 8 * CFG_E + 8 * g) = make_float2(f.o[4 * g + 2], f.o[4 * g + 3]);
+        *(float2 *)(o + 8 * O_STEP + 8 * g) = make_float2(f.o[4 * g + 2], f.o[4 * g + 3]);
     }
 }
 
@@ -343,7 +460,7 @@ DEVICE void meet_add(const meeting &sh, fragment &f, int w)
     const float *o = meet_place(sh, w);
 #pragma unroll
     for (int g = 0; g < CFG_E / 8; g++) {
-        float2 a = *(const float2 *)(o + 8 * g), b = *(const float2 *)(o + 8 * CFG_E + 8 * g);
+        float2 a = *(const float2 *)(o + 8 * g), b = *(const float2 *)(o + 8 * O_STEP + 8 * g);
         f.o[4 * g] += a.x;
         f.o[4 * g + 1] += a.y;
         f.o[4 * g + 2] += b.x;
@@ -403,33 +520,56 @@ DEVICE float3 meet_row(const meeting &sh, int row)
     return x;
 }
 
-/* Row r of span s, its sum and maximum known: statistics, and where its flag is. */
-DEVICE long long finish_row(const cu_fwd &p, const span &s, int r, float3 x)
+/* where the flag of row r of span s is */
+DEVICE long long flag_of(const cu_fwd &p, const span &s, int r)
 {
-    int packed = s.row0 + r, h = s.g * (p.H / p.G) + packed / p.M, m = packed % p.M;
-    put_lse(p, s.b, h, m, x.y == 0.f ? NEG_INF : (x.x + log2f(x.y)) * 0.6931471805599453f);
-    put_row_max(p, s.b, h, m, x.z * 0.6931471805599453f);
-    return ((long long)s.b * p.H + h) * p.M + m;
+    place x = row_place(p, s, s.row0 + r);
+    return ((long long)s.b * p.H + x.h) * p.M + x.m;
+}
+
+/* Row r of span s, its sum and maximum known: statistics. */
+DEVICE void finish_row(const cu_fwd &p, const span &s, int r, float3 x)
+{
+    place at = row_place(p, s, s.row0 + r);
+    float lse = x.y == 0.f ? NEG_INF : (x.x + log2f(x.y)) * 0.6931471805599453f;
+    put_lse(p, s.b, at.h, at.m, lse);
+    put_row_max(p, s.b, at.h, at.m, x.z * 0.6931471805599453f);
 }
 
 DEVICE u16 *output_row(const cu_fwd &p, const span &s, int r)
 {
-    int packed = s.row0 + r, h = s.g * (p.H / p.G) + packed / p.M;
-    return (u16 *)p.o + s.b * p.os.b + h * p.os.h + (long long)(packed % p.M) * p.os.n;
+    place x = row_place(p, s, s.row0 + r);
+    return (u16 *)p.o + s.b * p.os.b + x.h * p.os.h + x.m * p.os.n;
+}
+
+/* Row r of a span, not finite, again; rare, so one copy for all callers. */
+__device__ __noinline__ void redo_at(const cu_fwd &p, const mod_args &mod, span s, int r)
+{
+    __syncwarp(); /* the row is there, written by other lanes */
+    place at = row_place(p, s, s.row0 + r);
+    tile t = {0,
+              s.b,
+              at.h,
+              0,
+              0,
+              position(p.q_offset, s.b),
+              position(p.kv_offset, s.b),
+              max(0, min(position(p.kv_len, s.b), p.N))};
+    redo_row(p, mod, t, at.m);
 }
 
 /* A span's result, or its part for decode_end. Thread e of each warp's row takes columns. */
-DEVICE void write_piece(const meeting &sh, const cu_fwd &p, const span &s, int slot,
-                        int is_whole)
+DEVICE void write_piece(const meeting &sh, const cu_fwd &p, const mod_args &mod, const span &s,
+                        int slot, int is_whole)
 {
     int lane = threadIdx.x & 31;
-    for (int r = threadIdx.x / 32; r < ROWS && s.row0 + r < packed_rows(p); r += WARPS) {
+    for (int r = threadIdx.x / 32; r < span_rows(p, s); r += WARPS) {
         float3 x = meet_row(sh, r);
         float inv = x.y == 0.f ? 0.f : rcp_fast(x.y), zero = 0.f;
         for (int e = lane; e < CFG_E; e += 32) {
             float sum = 0.f;
             for (int w = 0; w < HALF; w++)
-                sum += sh.o[(w * ROWS + r) * CFG_E + e];
+                sum += sh.o[(w * ROWS + r) * O_STEP + e];
             zero = fmaf(sum, 0.f, zero);
             if (!is_whole)
                 p.part_o[((long long)slot * ROWS + r) * CFG_E + e] = sum;
@@ -438,7 +578,14 @@ DEVICE void write_piece(const meeting &sh, const cu_fwd &p, const span &s, int s
         }
         int bad = __any_sync(~0u, zero != 0.f) || !(x.y < 3e38f);
         if (lane == 0 && is_whole)
-            p.flags[finish_row(p, s, r, x)] = bad;
+            finish_row(p, s, r, x);
+        if (p.few.cluster) {
+            if (bad)
+                redo_at(p, mod, s, r);
+            continue;
+        }
+        if (lane == 0)
+            p.flags[flag_of(p, s, r)] = bad && is_whole;
         if (lane == 0 && !is_whole) {
             float *ml = p.part_ml + ((long long)slot * ROWS + r) * 4;
             ml[0] = x.x;
@@ -448,42 +595,148 @@ DEVICE void write_piece(const meeting &sh, const cu_fwd &p, const span &s, int s
     }
 }
 
+/* ---- one launch: a cluster of CTAs has a span to itself ---- */
+
+/* Row r out of the shared memory of all CTAs of the cluster; one warp. */
+DEVICE void join_near(const meeting &sh, const cu_fwd &p, const mod_args &mod, const span &s,
+                      int r)
+{
+    int lane = threadIdx.x & 31, n = p.few.cluster;
+    u32 stats = smem_address(sh.sum + r * 4), o = smem_address(sh.o + r * O_STEP);
+    float3 sum = make_float3(M_START, 0.f, NEG_INF);
+    for (int i = 0; i < n; i++) {
+        float4 x = load_near(stats, i);
+        sum.x = fmaxf(sum.x, x.x);
+        sum.z = fmaxf(sum.z, x.z);
+    }
+    float zero = 0.f;
+    float4 y[(CFG_E + 127) / 128] = {};
+#pragma unroll 1
+    for (int i = 0; i < n; i++) {
+        float4 x = load_near(stats, i);
+        float by = exp2_fast(x.x - sum.x);
+        sum.y += x.y * by;
+#pragma unroll
+        for (int e = 0; e < CFG_E; e += 128)
+#pragma unroll
+            for (int w = 0; w < HALF; w++)
+                if (e + 4 * lane < CFG_E) {
+                    float4 part = load_near(o + (w * ROWS * O_STEP + e + 4 * lane) * 4, i);
+                    y[e / 128].x = fmaf(part.x, by, y[e / 128].x);
+                    y[e / 128].y = fmaf(part.y, by, y[e / 128].y);
+                    y[e / 128].z = fmaf(part.z, by, y[e / 128].z);
+                    y[e / 128].w = fmaf(part.w, by, y[e / 128].w);
+                }
+    }
+    float inv = sum.y == 0.f ? 0.f : rcp_fast(sum.y);
+    for (int e = 0; e < CFG_E; e += 128) {
+        float4 x = y[e / 128];
+        zero = fmaf(x.x + x.y, 0.f, fmaf(x.z + x.w, 0.f, zero));
+        if (e + 4 * lane < CFG_E_REAL)
+            *(uint2 *)(output_row(p, s, r) + e + 4 * lane) =
+                make_uint2(pack(x.x * inv, x.y * inv), pack(x.z * inv, x.w * inv));
+    }
+    if (lane == 0)
+        finish_row(p, s, r, sum);
+    if (__any_sync(~0u, zero != 0.f) || !(sum.y < 3e38f))
+        redo_at(p, mod, s, r);
+}
+
+/* After meet: rows of the span shared out over the warps of the cluster. */
+DEVICE void end_span(const meeting &sh, const cu_fwd &p, const mod_args &mod, const span &s)
+{
+    int rank = blockIdx.x % p.few.cluster, warp = threadIdx.x / 32;
+    for (int r = threadIdx.x; r < ROWS; r += WARPS * 32) {
+        float3 x = meet_row(sh, r);
+        *(float4 *)(sh.sum + r * 4) = make_float4(x.x, x.y, x.z, 0.f);
+    }
+    cluster_sync();
+#pragma unroll 1
+    for (int r = rank + p.few.cluster * warp; r < span_rows(p, s); r += p.few.cluster * WARPS)
+        join_near(sh, p, mod, s, r);
+    cluster_sync(); /* others may still be reading here */
+}
+
 /* ---- kernels ---- */
 
-DEVICE void begin_fragment(fragment &f, const cu_fwd &p, const mod_args &mod, const span &s,
-                           u32 q)
+DEVICE void begin_fragment(fragment &f, const cu_fwd &p, const mod_args &mod, const span &s)
 {
-#if CFG_Q_SHARED
-    f.q = q + threadIdx.x * 16;
-#endif
     rows_begin(f.rows);
     place_packed(f.at, p, mod, s);
-    load_packed_q(f.q, p, s);
+#if MOD_MASK == MASK_INTERVAL
+    place_interval(f, p, mod);
+#endif
 #pragma unroll
     for (int i = 0; i < O_COUNT; i++)
         f.o[i] = 0.f;
 }
 
-DEVICE void run_share(stream &w, const meeting &sh, const cu_fwd &p, const mod_args &mod,
-                      const int *prefix, int spans, int begin, int end, mask_column *columns,
-                      const tensor_map *mk, const tensor_map *mv)
+/* f: Q of the first span is there. */
+DEVICE void run_share(stream &w, fragment &f, const meeting &sh, const cu_fwd &p,
+                      const mod_args &mod, const line &l, cursor &c, int end,
+                      mask_column *columns, const tensor_map *mk, const tensor_map *mv)
 {
-    cursor c = {begin, span_of(prefix, spans, begin), {0, 0, 0, 0, 0}};
-    int mine = begin + threadIdx.x / 32;
-    while (c.t < end) {
-        cursor_find(p, mod, prefix, c);
-        int first = prefix[c.index], last = min(prefix[c.index + 1], end);
-        fragment f;
-        begin_fragment(f, p, mod, c.s, sh.q);
+    int mine = c.t + threadIdx.x / 32;
+    int is_near = p.few.cluster > 1; /* then a CTA without a block has rows to join, too */
+    while (c.t < end || is_near) {
+        span s = c.s;
+        int index = c.index, first = c.from, last = min(c.to, end);
+        int is_whole = c.t == first && last == c.to;
+        begin_fragment(f, p, mod, s);
         for (; mine < last; mine += WARPS) {
-            use_block(w, f, p, mod, c.s, mine - first, columns);
-            load_next(w, p, mod, prefix, end, mk, mv);
+            use_block(w, f, p, mod, s, mine - first, columns);
+            load_next(w, p, mod, l, end, mk, mv);
+        }
+        c.t = last;
+        if (last < end) {
+            cursor_follow(p, mod, l, c);
+            load_packed_q(f.q, p, c.s);
         }
         meet(sh, f);
-        int is_whole = c.t == first && last == prefix[c.index + 1];
-        write_piece(sh, p, c.s, blockIdx.x + c.index, is_whole);
+        if (is_near)
+            return end_span(sh, p, mod, s);
+        write_piece(sh, p, mod, s, blockIdx.x + index, is_whole);
         __syncthreads();
-        c.t = last;
+    }
+}
+
+/* The pieces of a span that was cut, as the CTA after the first cut sees it. */
+struct joint {
+    int index, first; /* span; CTA of its first piece */
+    int count;        /* pieces; 0: none, or another CTA's to join */
+};
+
+DEVICE joint joint_at(const line &l, const shares &x, int cta)
+{
+    joint j = {0, 0, 0};
+    int t = share_begin(x, cta);
+    if (cta == 0 || t >= line_at(l, l.spans))
+        return j;
+    j.index = line_find(l, t);
+    int from = line_at(l, j.index), to = line_at(l, j.index + 1);
+    j.first = share_owner(x, from);
+    if (t > from && j.first == cta - 1)
+        j.count = share_owner(x, to - 1) - j.first + 1;
+    return j;
+}
+
+DEVICE line line_of(const cu_fwd &p)
+{
+    line l = {0, p.few.span_blocks, p.few.spans};
+    return l;
+}
+
+/* In one launch: whole spans for each CTA, or a part of one span for each CTA of a cluster. */
+DEVICE void near_share(const cu_fwd &p, const line &l, int &begin, int &end)
+{
+    int n = p.few.cluster, clusters = gridDim.x / n, at = blockIdx.x / n;
+    int rank = blockIdx.x - at * n;
+    begin = line_at(l, l.spans * at / clusters);
+    end = line_at(l, l.spans * (at + 1) / clusters);
+    if (n > 1) {
+        int count = end - begin;
+        end = begin + (rank + 1) * count / n;
+        begin += rank * count / n;
     }
 }
 
@@ -494,105 +747,204 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     extern __shared__ __align__(1024) char shared[];
     meeting sh;
     stream w;
-    int warp = threadIdx.x / 32, spans = p.B * p.G * row_tiles(p);
+    fragment f;
+    int warp = threadIdx.x / 32;
+    line l = line_of(p);
     w.buffer = smem_address(shared) + warp * CFG_STAGES * STAGE;
     sh.o = (float *)(shared + WARPS * CFG_STAGES * STAGE);
-    sh.ml = sh.o + HALF * ROWS * CFG_E;
-    char *q = (char *)(sh.ml + WARPS * ROWS * 4); /* Q where registers have no room for it */
-    sh.q = smem_address(q);
+    sh.ml = sh.o + HALF * ROWS * O_STEP;
+    sh.sum = sh.ml + WARPS * ROWS * 4;
+    char *q = (char *)(sh.sum + ROWS * 4); /* Q where registers have no room for it */
     mask_column *columns = (mask_column *)(q + (CFG_Q_SHARED ? WARPS * 32 * CFG_D : 0));
     u64 *bars = (u64 *)(columns + (MASK_COLUMN_WORDS ? WARPS * KEYS : 0));
     bars = (u64 *)(((u64)bars + 7) & ~7ull);
     int *prefix = (int *)(bars + WARPS * CFG_STAGES);
+    l.prefix = prefix;
+#if CFG_Q_SHARED
+    f.q = smem_address(q) + threadIdx.x * 16;
+#endif
     w.full = smem_address(bars + warp * CFG_STAGES);
     w.loads = w.uses = 0;
-    if ((threadIdx.x & 31) == 0)
+    if ((threadIdx.x & 31) == 0) {
+        map_prefetch(&mk);
+        map_prefetch(&mv);
         for (int i = 0; i < CFG_STAGES; i++)
             barrier_init(w.full + i * 8, 1);
+    }
     fence_barrier_init();
-    sum_spans(p, mod, prefix, spans); /* holds the barrier that orders the above */
-    int total = prefix[spans], begin = share_begin(blockIdx.x, gridDim.x, total);
-    int end = share_begin(blockIdx.x + 1, gridDim.x, total);
-    w.ahead.t = begin + warp;
-    w.ahead.index = span_of(prefix, spans, begin);
-    w.ahead.s.n = 0;
+    __syncwarp();
+    grid_let_next();
+    if (!l.each)
+        sum_spans(p, mod, prefix, l.spans);
+    shares x = {(int)gridDim.x, p.few.share, p.few.larger};
+    if (!l.each)
+        x = share_out(gridDim.x, line_at(l, l.spans));
+    int begin = share_begin(x, blockIdx.x), end = share_begin(x, blockIdx.x + 1);
+    if (p.few.cluster)
+        near_share(p, l, begin, end);
+    cursor c = cursor_at(p, mod, l, begin);
+    if (begin < end)
+        load_packed_q(f.q, p, c.s); /* before all else: later it would wait behind the copies */
+    w.ahead = c;
+    w.ahead.t += warp;
+#pragma unroll 1
     for (int i = 0; i < CFG_STAGES; i++)
-        load_next(w, p, mod, prefix, end, &mk, &mv);
-    if (blockIdx.x == 0)
-        for (int i = threadIdx.x; i <= spans; i += blockDim.x)
-            p.done[i] = prefix[i];
-    run_share(w, sh, p, mod, prefix, spans, begin, end, columns + warp * KEYS, &mk, &mv);
+        load_next(w, p, mod, l, end, &mk, &mv);
+    if (!l.each && !p.few.cluster && threadIdx.x == 0) {
+        joint j = joint_at(l, x, blockIdx.x);
+        ((int4 *)p.done)[blockIdx.x] = make_int4(j.index, j.first, j.count, 0);
+    }
+    run_share(w, f, sh, p, mod, l, c, end, columns + warp * KEYS, &mk, &mv);
 }
 
-/* Row r of a cut span, whose pieces lie in `count` slots; lanes look at the pieces' sums 32 at
- * a time, then own columns. */
-DEVICE void join_row(const cu_fwd &p, const span &s, int slot, int count, int r)
+/* ---- joining ---- */
+
+enum {
+    JOIN_WARPS = 4,
+    JOIN_EACH = 8,                    /* pieces that a warp has under way at once */
+    JOIN_PARTS = (CFG_E + 127) / 128, /* of four columns a lane */
+    JOIN_CHUNK = JOIN_WARPS * JOIN_EACH
+};
+
+struct join_pieces {
+    float4 o[JOIN_EACH][JOIN_PARTS];
+    float m[JOIN_EACH];
+};
+
+/* of pieces from, from + JOIN_WARPS, ... those before count, this lane's columns */
+DEVICE void join_load(join_pieces &x, const cu_fwd &p, long long row, int from, int count)
+{
+    int column = 4 * (threadIdx.x & 31);
+#pragma unroll
+    for (int i = 0; i < JOIN_EACH; i++) {
+        int j = from + i * JOIN_WARPS;
+        x.m[i] = M_START;
+        if (j < count)
+            x.m[i] = load_new4(p.part_ml + (row + j * ROWS) * 4).x;
+#pragma unroll
+        for (int e = 0; e < JOIN_PARTS; e++) {
+            x.o[i][e] = make_float4(0.f, 0.f, 0.f, 0.f);
+            if (j < count && column + 128 * e < CFG_E)
+                x.o[i][e] = load_new4(p.part_o + (row + j * ROWS) * CFG_E + column + 128 * e);
+        }
+    }
+}
+
+/* (m, l, peak) of all pieces */
+DEVICE float3 join_sums(const cu_fwd &p, long long row, int count)
 {
     int lane = threadIdx.x & 31;
     float3 sum = make_float3(M_START, 0.f, NEG_INF);
     for (int j = lane; j < count; j += 32) {
-        const float *ml = p.part_ml + ((long long)(slot + j) * ROWS + r) * 4;
-        sum.x = fmaxf(sum.x, ml[0]);
-        sum.z = fmaxf(sum.z, ml[2]);
+        float4 ml = load_new4(p.part_ml + (row + j * ROWS) * 4);
+        float m = fmaxf(sum.x, ml.x);
+        sum.y = sum.y * exp2_fast(sum.x - m) + ml.y * exp2_fast(ml.x - m);
+        sum.x = m;
+        sum.z = fmaxf(sum.z, ml.z);
     }
+    float m = sum.x;
     for (int i = 16; i; i /= 2) {
-        sum.x = fmaxf(sum.x, __shfl_xor_sync(~0u, sum.x, i));
+        m = fmaxf(m, __shfl_xor_sync(~0u, m, i));
         sum.z = fmaxf(sum.z, __shfl_xor_sync(~0u, sum.z, i));
     }
-    float o[(CFG_E + 31) / 32] = {};
-    for (int j0 = 0; j0 < count; j0 += 32) {
-        long long row = 0;
-        float by = 0.f, l = 0.f;
-        if (j0 + lane < count) {
-            row = (long long)(slot + j0 + lane) * ROWS + r;
-            by = exp2_fast(p.part_ml[row * 4] - sum.x);
-            l = p.part_ml[row * 4 + 1] * by;
-        }
-        for (int j = 0; j < min(32, count - j0); j++) {
-            long long from = __shfl_sync(~0u, row, j) * CFG_E;
-            float w = __shfl_sync(~0u, by, j);
-            sum.y += __shfl_sync(~0u, l, j);
-            for (int i = 0; i < (CFG_E + 31) / 32; i++)
-                if (lane + 32 * i < CFG_E)
-                    o[i] = fmaf(p.part_o[from + lane + 32 * i], w, o[i]);
-        }
-    }
-    float inv = sum.y == 0.f ? 0.f : rcp_fast(sum.y), zero = 0.f;
-    for (int i = 0; i < (CFG_E + 31) / 32; i++) {
-        zero = fmaf(o[i], 0.f, zero);
-        if (lane + 32 * i < CFG_E_REAL)
-            output_row(p, s, r)[lane + 32 * i] = from_float(o[i] * inv);
-    }
-    int bad = __any_sync(~0u, zero != 0.f) || !(sum.y < 3e38f);
-    if (lane == 0)
-        p.flags[finish_row(p, s, r, sum)] = bad;
+    sum.y *= exp2_fast(sum.x - m);
+    for (int i = 16; i; i /= 2)
+        sum.y += __shfl_xor_sync(~0u, sum.y, i);
+    sum.x = m;
+    return sum;
 }
 
-/* One CTA a span: joins what was cut, then does rows again that are not finite. */
-extern "C" __global__ void __launch_bounds__(128, 6)
+/* Row r of a cut span by a CTA: warps take every JOIN_WARPS-th piece, lanes own columns.
+ * Returns whether it is not finite, to the first warp. */
+DEVICE int join_row(const cu_fwd &p, const span &s, int slot, int count, int r)
+{
+    __shared__ float4 shared[JOIN_WARPS][JOIN_PARTS][32];
+    int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    long long row = (long long)slot * ROWS + r;
+    join_pieces x;
+    float4 o[JOIN_PARTS] = {};
+    join_load(x, p, row, warp, count);
+    float3 sum = join_sums(p, row, count);
+    for (int j0 = 0; j0 < count; j0 += JOIN_CHUNK) {
+        if (j0)
+            join_load(x, p, row, j0 + warp, count);
+#pragma unroll
+        for (int i = 0; i < JOIN_EACH; i++) {
+            float by = exp2_fast(x.m[i] - sum.x);
+#pragma unroll
+            for (int e = 0; e < JOIN_PARTS; e++) {
+                o[e].x = fmaf(x.o[i][e].x, by, o[e].x);
+                o[e].y = fmaf(x.o[i][e].y, by, o[e].y);
+                o[e].z = fmaf(x.o[i][e].z, by, o[e].z);
+                o[e].w = fmaf(x.o[i][e].w, by, o[e].w);
+            }
+        }
+    }
+    for (int e = 0; e < JOIN_PARTS; e++)
+        shared[warp][e][lane] = o[e];
+    __syncthreads();
+    if (warp)
+        return 0;
+    float inv = sum.y == 0.f ? 0.f : rcp_fast(sum.y), zero = 0.f;
+    for (int e = 0; e < JOIN_PARTS; e++) {
+        float4 y = o[e];
+        for (int i = 1; i < JOIN_WARPS; i++) {
+            float4 other = shared[i][e][lane];
+            y.x += other.x;
+            y.y += other.y;
+            y.z += other.z;
+            y.w += other.w;
+        }
+        zero = fmaf(y.x + y.y, 0.f, fmaf(y.z + y.w, 0.f, zero));
+        int column = 4 * lane + 128 * e;
+        if (column < CFG_E_REAL)
+            *(uint2 *)(output_row(p, s, r) + column) =
+                make_uint2(pack(y.x * inv, y.y * inv), pack(y.z * inv, y.w * inv));
+    }
+    if (lane == 0)
+        finish_row(p, s, r, sum);
+    return __any_sync(~0u, zero != 0.f) || !(sum.y < 3e38f);
+}
+
+/* Rows flagged by `decode`, shared out over all CTAs. */
+DEVICE void redo_flagged(const cu_fwd &p, const mod_args &mod)
+{
+    int rows = p.B * p.H * p.M, step = gridDim.x * gridDim.y * 128;
+#pragma unroll 1
+    for (int first = (blockIdx.y * gridDim.x + blockIdx.x) * 128; first < rows; first += step) {
+        int mine = first + threadIdx.x;
+        if (!__syncthreads_or(mine < rows && load_new(p.flags + mine)))
+            continue;
+#pragma unroll 1
+        for (int i = first + threadIdx.x / 32; i < min(first + 128, rows); i += 4) {
+            if (!load_new(p.flags + i))
+                continue;
+            int head = i / p.M, b = head / p.H, h = head % p.H, g = h / p.few.group;
+            span s = {b, g, 0, 0, 0};
+            redo_at(p, mod, s, (h - g * p.few.group) * p.M + i % p.M);
+        }
+    }
+}
+
+/* One CTA for each cut between shares (x) and row of a span (y): joins what was cut, then does
+ * rows again that are not finite. */
+extern "C" __global__ void __launch_bounds__(128, 4)
     decode_end(const __grid_constant__ cu_fwd p, const __grid_constant__ mod_args mod)
 {
-    int index = blockIdx.x;
-    span s = span_place(p, index);
-    int n = p.n_split, total = p.done[gridDim.x];
-    int first = share_owner(p.done[index], n, total);
-    int count = share_owner(p.done[index + 1] - 1, n, total) - first + 1;
-    int rows = min((int)ROWS, packed_rows(p) - s.row0);
-    if (count > 1)
-        for (int r = threadIdx.x / 32; r < rows; r += 4)
-            join_row(p, s, first + index, count, r);
-    __syncthreads();
-    for (int r = threadIdx.x / 32; r < rows; r += 4) {
-        int packed = s.row0 + r, h = s.g * (p.H / p.G) + packed / p.M, m = packed % p.M;
-        tile t = {0,
-                  s.b,
-                  h,
-                  0,
-                  0,
-                  position(p.q_offset, s.b),
-                  position(p.kv_offset, s.b),
-                  max(0, min(position(p.kv_len, s.b), p.N))};
-        if (p.flags[((long long)s.b * p.H + h) * p.M + m])
-            redo_row(p, mod, t, m);
+    int cta = blockIdx.x + 1, r = blockIdx.y, n = p.n_split;
+    line l = line_of(p);
+    joint j = {0, 0, 0};
+    if (l.each)
+        j = joint_at(l, share_out(n, l.each * l.spans), cta);
+    grid_wait_before();
+    if (!l.each && cta < n) {
+        const int *x = p.done + 4 * cta;
+        j.index = load_new(x);
+        j.first = load_new(x + 1);
+        j.count = load_new(x + 2);
     }
+    span s = span_place(p, j.index);
+    if (j.count && r < span_rows(p, s) && join_row(p, s, j.first + j.index, j.count, r))
+        redo_at(p, mod, s, r);
+    redo_flagged(p, mod);
 }

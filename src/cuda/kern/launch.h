@@ -28,6 +28,15 @@ typedef struct cu_position {
     int value;
 } cu_position;
 
+/* Decode, see decode.cu: what the host works out for all CTAs. */
+typedef struct cu_few {
+    int group, rows, tiles, spans; /* H / G; times M; tiles of 16 of them; all tiles */
+    int cluster;                   /* CTAs of a span, or 0: shares that cross spans */
+    int span_blocks;               /* blocks of every span, or 0 where they differ */
+    int share, larger;             /* blocks of a CTA where they don't; CTAs with one more */
+    unsigned by_tiles, by_G, by_M; /* 2^32 / tiles, G, M, rounded up; 0 for 1 */
+} cu_few;
+
 typedef struct cu_fwd {
     const void *q, *k, *v; /* [B][H][M][D], [B][G][N][D], [B][G][N][E] */
     void *o;               /* [B][H][M][E] */
@@ -48,14 +57,15 @@ typedef struct cu_fwd {
         *order; /* [tiles]: (b*H + h)*n_qblk + block, longest work first, or null: ascending */
     int *flags; /* [tiles][groups]: 1 where a group of 16 rows is not finite */
     int *redo;  /* [tiles * groups] tiles with such rows, or null */
-    int *redo_count;     /* entries of redo */
-    const int *n_listed; /* second pass: order holds this many tiles; else null */
+    int *redo_count;          /* entries of redo */
+    const int *n_listed;      /* second pass: order holds this many tiles; else null */
     int n_tiles, tile_groups; /* of 16 rows, in a tile */
-    int *counter;   /* 0 at the start: tiles drawn beyond the first of each CTA */
-    int n_split;    /* decode: CTAs that share the keys */
+    int *counter;             /* 0 at the start: tiles drawn beyond the first of each CTA */
+    int n_split;              /* decode: CTAs that share the keys */
     float *part_o;  /* decode: [slot][16][E], unnormalised; a slot for each cut span */
     float *part_ml; /* decode: [slot][16][4], row offset (log2), sum, maximum */
-    int *done;      /* decode: [spans + 1] blocks before each span */
+    int *done;      /* decode: [CTA][4] the cut before each CTA's share: see decode.cu */
+    cu_few few;
 } cu_fwd;
 
 #endif

@@ -95,6 +95,60 @@ DEVICE void fence_barrier_init(void)
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
+DEVICE void map_prefetch(const tensor_map *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* Overlap of kernels on a stream: what comes next may be placed on the device already, and
+ * waits there itself until this kernel is over. */
+DEVICE void grid_let_next(void)
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+DEVICE void grid_wait_before(void)
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+/* Loads that stay behind grid_wait_before: what the kernel before wrote. */
+DEVICE int load_new(const int *p)
+{
+    int x;
+    asm volatile("ld.global.cg.b32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
+
+DEVICE float4 load_new4(const float *p)
+{
+    float4 x;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "l"(p)
+                 : "memory");
+    return x;
+}
+
+/* clusters: 16 bytes at an address of this CTA's shared memory, but in CTA `rank` of its own */
+DEVICE float4 load_near(u32 at, int rank)
+{
+    float4 x;
+    asm volatile("{.reg .u32 a; mapa.shared::cluster.u32 a, %4, %5;\n"
+                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [a];}"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "r"(at), "r"(rank)
+                 : "memory");
+    return x;
+}
+
+DEVICE void cluster_sync(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
 DEVICE void fence_async_proxy(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
