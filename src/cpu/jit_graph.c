@@ -318,6 +318,26 @@ static saccade_status lower(jit_graph *g, const mod_fn *fn, arena *a, int32_t fi
     return SACCADE_OK;
 }
 
+static int is_used_once(const jit_graph *g, uint32_t x)
+{
+    int uses = 0;
+    for (uint32_t i = 0; i < g->n_nodes; i++)
+        for (int k = 0; k < g->nodes[i].n_args; k++)
+            uses += g->nodes[i].args[k] == x;
+    return uses == 1;
+}
+
+/* Whether the table is the only one, and only this product needs it. */
+static int has_own_table(const jit_graph *g, uint32_t product)
+{
+    const jit_node *n = &g->nodes[product];
+    int tables = 0;
+    for (uint32_t i = 0; i < g->n_nodes; i++)
+        tables += g->nodes[i].op == JIT_TABLE;
+    return n->op == OP_fmul && g->nodes[n->args[1]].op == JIT_TABLE && tables == 1
+           && is_used_once(g, n->args[1]);
+}
+
 /* The score once more, for streams without lse. Where there is no room for it, the score. */
 static saccade_status lower_rough(jit_graph *g, const mod_fn *score, arena *a, uint32_t input,
                                   saccade_error *err)
@@ -332,6 +352,10 @@ static saccade_status lower_rough(jit_graph *g, const mod_fn *score, arena *a, u
     g->rough = is_scaled ? n->args[0] : result;
     if (is_scaled)
         g->rough_factor = put2(g, OP_fmul, MOD_FLOAT, n->args[1], g->rough_factor);
+    if (has_own_table(g, g->rough)) {
+        g->rough_times = g->nodes[g->rough].args[0];
+        g->rough = g->nodes[g->rough].args[1];
+    }
     if (g->n_nodes == g->capacity)
         *g = before;
     g->is_rough = g->has_rough_tanh = 0;
@@ -341,7 +365,7 @@ static saccade_status lower_rough(jit_graph *g, const mod_fn *score, arena *a, u
 saccade_status jit_build_graph(const mod_fn *score, const mod_fn *mask, arena *a,
                                jit_graph *out, saccade_error *err)
 {
-    jit_graph g = {.capacity = JIT_MAX_NODES, .mask = UINT32_MAX};
+    jit_graph g = {.capacity = JIT_MAX_NODES, .mask = UINT32_MAX, .rough_times = UINT32_MAX};
     g.nodes = arena_array(a, g.capacity, sizeof *g.nodes);
     FAIL_IF_NULL(g.nodes);
     const uint32_t scale = put(&g, JIT_SCALE, MOD_FLOAT, 0, 0, NULL, JIT_UNIFORM);

@@ -41,8 +41,9 @@ typedef struct jit_graph {
     uint32_t n_nodes, capacity;
     uint32_t score, mask; /* results; mask is UINT32_MAX without one */
     /* The score for streams without lse: rough times rough_factor is in the units of weights'
-     * exponents, is_finite: of those made as words. */
-    uint32_t rough, rough_factor;
+     * exponents, is_finite: of those made as words. rough_times, unless UINT32_MAX: another
+     * factor; rough is a table's result then, and rough_factor may go into its terms. */
+    uint32_t rough, rough_factor, rough_times;
     uint8_t is_finite, is_rough, has_rough_tanh; /* the last two: while it is built */
     uint32_t n_score_tensors, n_tensors;
     uint8_t dtype[JIT_MAX_TENSORS];

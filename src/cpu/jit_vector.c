@@ -116,6 +116,8 @@ static void load_uniforms(vectors *v)
 {
     uint8_t wanted[JIT_MAX_NODES] = {0};
     tile *t = &v->t;
+    if (is_rough(v))
+        t->mask = t->g->rough_times; /* a second result */
     jit_choose_order(t, wanted);
     if (is_rough(v)) {
         v->factor = jit_take_reg(t, (int)t->g->rough_factor * LANES);
@@ -131,6 +133,10 @@ static void load_uniforms(vectors *v)
     }
     jit_choose_pinned(t, wanted, JIT_UNIFORM, MOST_UNIFORMS);
     jit_load_pinned(t, JIT_UNIFORM, JIT_UNIFORM);
+    for (int i = 0; t->mask != UINT32_MAX && i < JIT_TABLE_TERMS; i++) {
+        const jit_operand terms = vec(t, t->table[i]);
+        EMIT_VECTOR(&t->a, Z(VMULPS), terms, terms, vec(t, v->factor));
+    }
 }
 
 /* ---- a row ---- */
@@ -142,7 +148,8 @@ static int emit_exponent(vectors *v, int lane)
     const int from = v->shape->score ? jit_get(t, t->result, lane) : NOWHERE;
     const int is_own = from != NOWHERE && t->g->nodes[t->result].level == JIT_TILE;
     const int d = is_own ? from : jit_take_reg(t, NOWHERE);
-    const jit_operand o[] = {vec(t, d), mask_reg(0), vec(t, v->factor),
+    const int factor = t->mask == UINT32_MAX ? v->factor : jit_get(t, t->mask, lane);
+    const jit_operand o[] = {vec(t, d), mask_reg(0), vec(t, factor),
                              flow_at(BY_NUMBER + FLOW_SHIFT, 4)};
     if (from == NOWHERE)
         EMIT_VECTOR(&t->a, Z(VMOVUPS), vec(t, d), scores_of(t, lane));
