@@ -1,9 +1,10 @@
 /* Products of 16 rows in f32 by mma.sync on tf32 (11 bits): every operand is split into hi +
  * lo and three of the four products are added, a.lo b.hi + a.hi b.lo + a.hi b.hi; what is left
- * out is below 2^-22 of a product and has no sign. Of Q and P hi is rounded to nearest; of K
- * and V it is cut off, which the tensor cores do by themselves, and lo is rounded, since they
- * would cut that off too. They truncate their sums, so these are short, small products first:
- * 32 dims or 16 keys, then added in f32.
+ * out is below 2^-21 of a product. hi is rounded to nearest, so that lo has 12 bits, of which
+ * the tensor cores read 11, and the error has no sign. Beside heads wider than 64, where K and
+ * V so split spill registers, their hi is cut off and lo loses two bits. The tensor cores
+ * truncate their sums, so these are short, small products first: 32 dims or 16 keys, then added
+ * in f32.
  *
  * Q, K and V lie in shared memory in 128-byte swizzled rows, panels of 32 columns. Accumulators
  * of scores lie as in mma.cuh. Those of O: element 16c + 4j + i is of row lane / 4 (i < 2) or
@@ -13,7 +14,6 @@
 #include "shared.cuh"
 
 #define TF32_BITS 0xffffe000u
-#define TF32_HALF 0x1000u
 
 DEVICE u32 tf32_nearest(float x)
 {
@@ -28,12 +28,19 @@ DEVICE void split_nearest(u32 x, u32 &hi, u32 &lo)
     lo = __float_as_uint(__uint_as_float(x) - __uint_as_float(hi));
 }
 
-/* bits: TF32_BITS. hi is cut off, which costs nothing, and lo, of 13 bits, is rounded to the 11
- * that tensor cores read. */
-DEVICE void split_truncated(u32 x, u32 bits, u32 &hi, u32 &lo)
+enum { KV_HALF = CFG_D <= 64 && CFG_E <= 64 ? 0x1000 : 0 }; /* of hi's last bit */
+
+/* hi of an element of K or V, in integers, which is cheaper; bits: TF32_BITS. What becomes
+ * infinite here has a lo that is not finite either. */
+DEVICE u32 head_of(u32 x, u32 bits)
 {
-    hi = x & bits;
-    lo = __float_as_uint(__uint_as_float(x) - __uint_as_float(hi)) + TF32_HALF;
+    return (x + KV_HALF) & bits;
+}
+
+DEVICE void split_kv(u32 x, u32 bits, u32 &hi, u32 &lo)
+{
+    hi = head_of(x, bits);
+    lo = __float_as_uint(__uint_as_float(x) - __uint_as_float(hi));
 }
 
 DEVICE void mma8(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2])
@@ -49,15 +56,15 @@ DEVICE void mma_small(float (&d)[4], const u32 (&hi)[4], const u32 (&lo)[4], u32
                       u32 bits)
 {
     u32 bh[2], bl[2];
-    split_truncated(b0, bits, bh[0], bl[0]);
-    split_truncated(b1, bits, bh[1], bl[1]);
+    split_kv(b0, bits, bh[0], bl[0]);
+    split_kv(b1, bits, bh[1], bl[1]);
     mma8(d, lo, bh);
     mma8(d, hi, bl);
 }
 
 DEVICE void mma_large(float (&d)[4], const u32 (&hi)[4], u32 b0, u32 b1, u32 bits)
 {
-    u32 bh[2] = {b0 & bits, b1 & bits};
+    u32 bh[2] = {head_of(b0, bits), head_of(b1, bits)};
     mma8(d, hi, bh);
 }
 
