@@ -29,6 +29,17 @@ static ALWAYS_INLINE void store_split(bf16 *p, const vf x[TILE_DEPTH / VF])
 #endif
 }
 
+/* C += A x one part of a step of B; A lies in registers 4 and 5. */
+static ALWAYS_INLINE void multiply_part(const char *b)
+{
+    TILE_STREAM(6, b, 2 * TILE_BYTES);
+    TILE_DOT(0, 4, 6);
+    TILE_STREAM(7, b + TILE_BYTES, 2 * TILE_BYTES);
+    TILE_DOT(1, 4, 7);
+    TILE_DOT(2, 5, 6);
+    TILE_DOT(3, 5, 7);
+}
+
 /* C += 32 rows of A, low parts a_low bytes behind, x a step of B: the small products first.
  * has_low: low low too. */
 static ALWAYS_INLINE void multiply_split(int has_low, const char *a, int64_t a_stride,
@@ -37,32 +48,16 @@ static ALWAYS_INLINE void multiply_split(int has_low, const char *a, int64_t a_s
     const char *low = a + a_low, *b_low = b + UNIT_BYTES;
     TILE_LOAD(4, low, a_stride);
     TILE_LOAD(5, low + TILE_ROWS * a_stride, a_stride);
-    if (has_low) {
-        TILE_STREAM(6, b_low, 2 * TILE_BYTES);
-        TILE_DOT(0, 4, 6);
-        TILE_STREAM(7, b_low + TILE_BYTES, 2 * TILE_BYTES);
-        TILE_DOT(1, 4, 7);
-        TILE_DOT(2, 5, 6);
-        TILE_DOT(3, 5, 7);
-    }
-    TILE_STREAM(6, b, 2 * TILE_BYTES);
-    TILE_DOT(0, 4, 6);
-    TILE_STREAM(7, b + TILE_BYTES, 2 * TILE_BYTES);
-    TILE_DOT(1, 4, 7);
-    TILE_DOT(2, 5, 6);
-    TILE_DOT(3, 5, 7);
+    if (has_low)
+        multiply_part(b_low);
+    multiply_part(b);
     TILE_LOAD(4, a, a_stride);
     TILE_DOT(0, 4, 6);
     TILE_LOAD(5, a + TILE_ROWS * a_stride, a_stride);
     TILE_DOT(1, 4, 7);
     TILE_DOT(2, 5, 6);
     TILE_DOT(3, 5, 7);
-    TILE_STREAM(6, b_low, 2 * TILE_BYTES);
-    TILE_DOT(0, 4, 6);
-    TILE_STREAM(7, b_low + TILE_BYTES, 2 * TILE_BYTES);
-    TILE_DOT(1, 4, 7);
-    TILE_DOT(2, 5, 6);
-    TILE_DOT(3, 5, 7);
+    multiply_part(b_low);
 }
 
 #endif

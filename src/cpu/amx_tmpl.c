@@ -19,7 +19,6 @@ static CPU_SCORES(scores)
 {
     const int32_t depth = (D + TILE_DEPTH - 1) / TILE_DEPTH;
     const char *keys = k;
-    const vf factor = vf_set(scale);
     for (int32_t p = 0; p < n_panels; p++, keys += (int64_t)depth * UNIT_BYTES) {
         ZERO_UNIT();
         for (int32_t d = 0; d < depth; d++)
@@ -27,19 +26,15 @@ static CPU_SCORES(scores)
                           keys + (int64_t)d * UNIT_BYTES);
         store_unit(s + p * UNIT, s_ld * 4);
     }
-    for (int32_t i = 0; i < rows && scale != 1; i++)
-        for (int32_t j = 0; j < n_panels * UNIT; j += VF)
-            vf_store(s + (int64_t)i * s_ld + j, factor * vf_load(s + (int64_t)i * s_ld + j));
+    for (int32_t i = 0; i < rows; i++)
+        scale_row(s + (int64_t)i * s_ld, n_panels * UNIT, scale);
 }
 
 static CPU_VALUES(values)
 {
     const int32_t depth = (n + TILE_DEPTH - 1) / TILE_DEPTH;
     for (int32_t i = 0; i < rows; i++)
-        for (int32_t d = 0; d < o_ld && alpha[i] != 1; d += VF) {
-            float *at = o + (int64_t)i * o_ld + d;
-            vf_store(at, vf_set(alpha[i]) * vf_load(at));
-        }
+        scale_row(o + (int64_t)i * o_ld, o_ld, alpha[i]);
     for (int32_t c = 0; c < n_panels; c++) {
         const char *panel = (const char *)v + (int64_t)c * block * UNIT * 2;
         load_unit(o + c * UNIT, o_ld * 4);

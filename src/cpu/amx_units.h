@@ -1,5 +1,5 @@
 /* amx_units.h: a unit of 2 x 2 tiles, 32 rows x 32 columns: C in registers 0 to 3 by rows, A in
- * 4 and 5, B in 6 and 7. For amx_*_tmpl.c only. */
+ * 4 and 5, B in 6 and 7. For templates of kernels on tiles. */
 #ifndef SACCADE_CPU_AMX_UNITS_H
 #define SACCADE_CPU_AMX_UNITS_H
 
@@ -33,6 +33,13 @@ static ALWAYS_INLINE void store_unit(float *to, int64_t stride)
     TILE_STORE(1, top + TILE_BYTES, stride);
     TILE_STORE(2, low, stride);
     TILE_STORE(3, low + TILE_BYTES, stride);
+}
+
+/* n floats, a multiple of VF, times factor. */
+static ALWAYS_INLINE void scale_row(float *x, int32_t n, float factor)
+{
+    for (int32_t j = 0; j < n && factor != 1; j += VF)
+        vf_store(x + j, vf_set(factor) * vf_load(x + j));
 }
 
 /* C += 32 rows of A x one packed step of B. */
