@@ -1,7 +1,7 @@
 /* Products of a few rows (decode) straight from K and V by AVX512-BF16 dot products, two
  * products and an f32 sum per lane and step. direct_tmpl.c has the idea; here nothing is
- * converted, and only rows that do not fill vectors are copied first. Compiled with the flags
- * of the AMX level, the only one that has this extension. */
+ * converted or copied. Compiled with the flags of the AMX level, the only one that has this
+ * extension. */
 #include "cpu/cpu.h"
 #include "cpu/asking.h"
 #include "cpu/vec.h"
@@ -31,22 +31,18 @@ static ALWAYS_INLINE __m512i pair(const bf16 *p)
     return _mm512_set1_epi32(bits);
 }
 
-/* Rows [j0, j0 + n) as they lie, or copied and padded with 0 to whole vectors. */
-static cpu_rows take_rows(const cpu_rows *from, int64_t j0, int32_t n, bf16 *block)
+/* Elements [d, d + 32) of a row of `dim`, 0 past its end, which is never read. */
+static ALWAYS_INLINE __m512i load_wide(const bf16 *row, int32_t d, int32_t dim)
 {
-    const int32_t ld = (from->dim + WIDE - 1) / WIDE * WIDE, full = from->dim / WIDE * WIDE;
-    const char *base = from->base + j0 * from->stride;
-    if (full == ld)
-        return (cpu_rows){base, from->stride, SACCADE_BF16, ld};
-    const __mmask32 rest = ((__mmask32)1 << (from->dim - full)) - 1;
-    for (int32_t j = 0; j < n; j++, base += from->stride) {
-        const bf16 *row = (const bf16 *)(const void *)base;
-        bf16 *to = block + (int64_t)j * ld;
-        for (int32_t d = 0; d < full; d += WIDE)
-            _mm512_storeu_si512(to + d, _mm512_loadu_si512(row + d));
-        _mm512_storeu_si512(to + full, _mm512_maskz_loadu_epi16(rest, row + full));
-    }
-    return (cpu_rows){(const char *)block, ld * (int64_t)sizeof *block, SACCADE_BF16, ld};
+    const int32_t left = dim - d;
+    return _mm512_maskz_loadu_epi16(left >= WIDE ? UINT32_MAX : ((__mmask32)1 << left) - 1,
+                                    row + d);
+}
+
+/* Rows from j0 on. */
+static cpu_rows rows_from(const cpu_rows *from, int64_t j0)
+{
+    return (cpu_rows){from->base + j0 * from->stride, from->stride, from->dtype, from->dim};
 }
 
 /* ---- scores ---- */
@@ -59,25 +55,37 @@ typedef struct dots_job {
     cpu_asking *next;
 } dots_job;
 
+/* Dims [d, d + 32) of `rows` rows against 16 / rows keys. */
+static ALWAYS_INLINE void dot_step(int rows, int is_edge, const dots_job *job, const bf16 *q,
+                                   const bf16 *const *keys, int32_t d, int32_t D, vf acc[VF])
+{
+    const int n_keys = VF / rows;
+#pragma GCC unroll 16
+    for (int j = 0; j < n_keys; j++) {
+        const __m512i k = is_edge ? load_wide(keys[j], d, D) : _mm512_loadu_si512(keys[j] + d);
+#pragma GCC unroll 4
+        for (int i = 0; i < rows; i++)
+            acc[i * n_keys + j] =
+                dot(acc[i * n_keys + j], k, _mm512_loadu_si512(q + (int64_t)i * job->q_ld + d));
+    }
+}
+
 /* `rows` rows against 16 / rows keys: one vector of scores, [rows][keys]. */
 static ALWAYS_INLINE vf dot_square(int rows, const dots_job *job, const bf16 *q,
                                    const bf16 *const *keys, int32_t D)
 {
     vf acc[VF];
-    const int n_keys = VF / rows;
+    int32_t d = 0;
     for (int t = 0; t < VF; t++)
         acc[t] = vf_set(0);
     cpu_asking next = *job->next; /* in registers: stores of scores cannot change it */
-    for (int32_t d = 0; d < D; d += WIDE) {
+    for (; d + WIDE <= D; d += WIDE) {
         ask_lines(&next, job->share);
-#pragma GCC unroll 16
-        for (int j = 0; j < n_keys; j++) {
-            const __m512i k = _mm512_loadu_si512(keys[j] + d);
-#pragma GCC unroll 4
-            for (int i = 0; i < rows; i++)
-                acc[i * n_keys + j] = dot(acc[i * n_keys + j], k,
-                                          _mm512_loadu_si512(q + (int64_t)i * job->q_ld + d));
-        }
+        dot_step(rows, 0, job, q, keys, d, D, acc);
+    }
+    if (d < D) {
+        ask_lines(&next, job->share);
+        dot_step(rows, 1, job, q, keys, d, D, acc);
     }
     *job->next = next;
     return vf_sum_each(acc);
@@ -106,13 +114,12 @@ static ALWAYS_INLINE void dot_rows(int rows, const dots_job *job, int32_t i, con
 
 CPU_DOTS(cpu_dots_bf16)
 {
-    _Alignas(64) bf16 block[KEY_GROUP * CPU_DIRECT_DIM];
     const int64_t steps =
         ((int64_t)n + KEY_GROUP - 1) / KEY_GROUP * rows * ((k->dim + WIDE - 1) / WIDE);
     const dots_job job = {q, s, q_ld, s_ld, rows, asking_share(next, steps), scale, next};
     for (int32_t j = 0; j < n; j += KEY_GROUP) {
         const int32_t m = n - j < KEY_GROUP ? n - j : KEY_GROUP;
-        const cpu_rows keys = take_rows(k, j0 + j, m, block);
+        const cpu_rows keys = rows_from(k, j0 + j);
         int32_t i = 0;
         for (; i + 4 <= rows; i += 4)
             dot_rows(4, &job, i, &keys, m, j);
@@ -173,12 +180,12 @@ static ALWAYS_INLINE void sum_chunk(int rows, int parts, const sums_job *job, in
         swap_quarters(part, acc[t]);
     }
     for (int32_t j = 0; j < n; j += 2) {
-        const bf16 *even = value_row(v, j, n) + d, *odd = value_row(v, j + 1, n) + d;
+        const bf16 *even = value_row(v, j, n), *odd = value_row(v, j + 1, n);
         ask_lines(&next, job->share);
 #pragma GCC unroll 4
         for (int c = 0; c < parts; c++) {
-            const __m512i x = _mm512_loadu_si512(even + WIDE * c);
-            const __m512i y = _mm512_loadu_si512(odd + WIDE * c);
+            const __m512i x = load_wide(even, d + WIDE * c, v->dim);
+            const __m512i y = load_wide(odd, d + WIDE * c, v->dim);
             const __m512i low = _mm512_unpacklo_epi16(x, y), high = _mm512_unpackhi_epi16(x, y);
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++) {
@@ -217,7 +224,7 @@ static int is_wild(const cpu_rows *v, int32_t n)
     __m512i noted = _mm512_setzero_si512();
     for (int32_t j = 0; j < n; j++)
         for (int32_t d = 0; d < v->dim; d += WIDE) {
-            const __m512i x = _mm512_loadu_si512(value_row(v, j, n) + d);
+            const __m512i x = load_wide(value_row(v, j, n), d, v->dim);
             noted = _mm512_max_epu16(noted, _mm512_and_si512(x, sign));
         }
     return _mm512_cmpgt_epu16_mask(noted, most) != 0;
@@ -232,7 +239,6 @@ static int64_t sum_steps(int32_t rows, int32_t E, int32_t n)
 
 CPU_SUMS(cpu_sums_bf16)
 {
-    _Alignas(64) bf16 block[BLOCK];
     const int32_t fit = BLOCK / ((v->dim + WIDE - 1) / WIDE * WIDE) / KEY_GROUP * KEY_GROUP;
     const int32_t group = fit < MOST_KEYS ? fit : MOST_KEYS;
     const sums_job job = {(const bf16 *)(const void *)p,
@@ -249,7 +255,7 @@ CPU_SUMS(cpu_sums_bf16)
         }
     for (int32_t j = 0; j < n; j += group) {
         const int32_t m = n - j < group ? n - j : group;
-        const cpu_rows values = take_rows(v, j0 + j, m, block);
+        const cpu_rows values = rows_from(v, j0 + j);
         int32_t i = 0;
         if (is_wild(&values, m))
             return j;
