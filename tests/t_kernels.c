@@ -16,37 +16,56 @@
 
 #include <cmocka.h>
 
-enum { MOST_ROWS = 24, MOST_D = 160 };
+enum { MOST_ROWS = 64, MOST_D = 160 };
 
 typedef struct entry {
     const cpu_kernels *kernels;
     int32_t level;
     int needs_bf16;
+    int is_direct; /* tiles: their packed kernels write whole strips (t_amx.c has those) */
 } entry;
 
 static const entry entries[] = {
-    {&cpu_f32_portable, CPU_PORTABLE, 0},
+    {&cpu_f32_portable, CPU_PORTABLE, 0, 0},
+    {&cpu_bf16_tiles_portable, CPU_PORTABLE, 0, 1},
+    {&cpu_f16_tiles_portable, CPU_PORTABLE, 0, 1},
 #if HAVE_LEVEL_AVX2
-    {&cpu_f32_avx2, CPU_AVX2, 0},
+    {&cpu_f32_avx2, CPU_AVX2, 0, 0},
+    {&cpu_bf16_tiles_avx2, CPU_AVX2, 0, 1},
+    {&cpu_f16_tiles_avx2, CPU_AVX2, 0, 1},
 #endif
 #if HAVE_LEVEL_AVX512
-    {&cpu_f32_avx512, CPU_AVX512, 0},
+    {&cpu_f32_avx512, CPU_AVX512, 0, 0},
+    {&cpu_bf16_tiles_avx512, CPU_AVX512, 0, 1},
+    {&cpu_f16_tiles_avx512, CPU_AVX512, 0, 1},
 #endif
 #if HAVE_LEVEL_AMX
-    {&cpu_bf16_dot, CPU_AVX512, 1},
+    {&cpu_bf16_dot, CPU_AVX512, 1, 0},
+    {&cpu_bf16_tiles_amx, CPU_AMX, 1, 1},
+    {&cpu_f16_tiles_amx, CPU_AMX, 1, 1},
 #endif
 };
 
 typedef void (*kernel_test)(const cpu_kernels *kernels);
 
-static void for_each_table(kernel_test test)
+static void for_each_entry(kernel_test test, int is_direct)
 {
     cpu_level most = CPU_PORTABLE;
     assert_int_equal(cpu_level_allowed(&most, NULL), SACCADE_OK);
     for (size_t n = 0; n < sizeof entries / sizeof entries[0]; n++)
-        if (entries[n].level <= (int32_t)most
+        if (entries[n].level <= (int32_t)most && entries[n].is_direct <= is_direct
             && (!entries[n].needs_bf16 || cpu_features_get()->has_avx512_bf16))
             test(entries[n].kernels);
+}
+
+static void for_each_table(kernel_test test)
+{
+    for_each_entry(test, 0);
+}
+
+static void for_each_direct(kernel_test test)
+{
+    for_each_entry(test, 1);
 }
 
 static uint64_t seed = 42;
@@ -102,7 +121,7 @@ static void source_free(source *s)
 static saccade_dtype dtype_of(const cpu_kernels *k, int which)
 {
     static const saccade_dtype all[] = {SACCADE_F32, SACCADE_F16, SACCADE_BF16};
-    return k->element == 2 ? SACCADE_BF16 : all[which % 3];
+    return k->element == 2 ? SACCADE_BF16 : k->is_split ? SACCADE_F16 : all[which % 3];
 }
 
 static void *zeroed(size_t bytes)
@@ -149,13 +168,6 @@ static void scores_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, 
     check_scores(k, &q, &keys, rows, n, s, "scores");
     for (int32_t at = rows * ld; at < MOST_ROWS * ld; at++)
         assert_true(s[at] == 0);
-    if (rows <= k->direct_rows) {
-        cpu_asking next = asking_begin(&keys.rows, 0, n);
-        memset(s, 0, (size_t)(MOST_ROWS * ld) * sizeof *s);
-        k->dots(packed_q, q_ld, &keys.rows, 0, n, rows, 0.5f, s, ld, &next);
-        assert_int_equal(next.rows, 0);
-        check_scores(k, &q, &keys, rows, n, s, "dots");
-    }
     free(packed_q);
     free(packed_k);
     free(s);
@@ -163,20 +175,57 @@ static void scores_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, 
     source_free(&keys);
 }
 
+static void dots_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, int32_t D)
+{
+    const int32_t q_ld = (D + 31) / 32 * 32, ld = CPU_BLOCK_KEYS;
+    source q = source_make(dtype_of(k, which), rows, D);
+    source keys = source_make(dtype_of(k, which), n, D);
+    void *packed = zeroed((size_t)(rows * q_ld) * 4);
+    float *s = zeroed((size_t)(MOST_ROWS * ld) * sizeof *s);
+    cpu_asking next = asking_begin(&keys.rows, 0, n);
+    k->pack_rows(&q.rows, 0, rows, rows, q_ld, packed);
+    k->dots(packed, q_ld, &keys.rows, 0, n, rows, 0.5f, s, ld, &next);
+    assert_int_equal(next.rows, 0);
+    check_scores(k, &q, &keys, rows, n, s, "dots");
+    for (int32_t at = rows * ld; at < MOST_ROWS * ld; at++)
+        assert_true(s[at] == 0);
+    free(packed);
+    free(s);
+    source_free(&q);
+    source_free(&keys);
+}
+
+/* Calls `check` for many shapes, of at most `most` rows. */
+static void for_each_shape(const cpu_kernels *k, int32_t most,
+                           void (*check)(const cpu_kernels *, int, int32_t, int32_t, int32_t))
+{
+    static const int32_t rows[] = {1, 2, 3, 5, 7, 8, 12, 13, 24, 33, 64};
+    static const int32_t dims[] = {1, 2, 17, 32, 64, 80, 129, 160};
+    int which = 0;
+    for (size_t r = 0; r < sizeof rows / sizeof rows[0] && rows[r] <= most; r++)
+        for (size_t d = 0; d < sizeof dims / sizeof dims[0]; d++, which++)
+            check(k, which, rows[r], which % 2 ? 37 : CPU_BLOCK_KEYS, dims[d]);
+}
+
 static void test_scores(const cpu_kernels *k)
 {
-    static const int32_t rows[] = {1, 2, 3, 5, 7, 8, 12, 13, 24};
-    static const int32_t dims[] = {1, 2, 17, 32, 64, 96, 129, 160};
-    int which = 0;
-    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++)
-        for (size_t d = 0; d < sizeof dims / sizeof dims[0]; d++, which++)
-            scores_of(k, which, rows[r], which % 2 ? 37 : CPU_BLOCK_KEYS, dims[d]);
+    for_each_shape(k, 24, scores_of);
+}
+
+static void test_dots(const cpu_kernels *k)
+{
+    if (k->begin)
+        k->begin();
+    for_each_shape(k, k->direct_rows, dots_of);
+    if (k->end)
+        k->end();
 }
 
 static void scores_hold(void **state)
 {
     (void)state;
     for_each_table(test_scores);
+    for_each_direct(test_dots);
 }
 
 /* ---- values ---- */
@@ -195,13 +244,21 @@ static void weights_make(const cpu_kernels *k, int32_t rows, int32_t n, weights 
     for (int32_t i = 0; i < rows; i++) {
         w->alpha[i] = noise();
         for (int32_t j = 0; j < n; j++) {
-            const float p =
-                rounded(k->element == 2 ? SACCADE_BF16 : SACCADE_F32, fabsf(noise()));
+            const float p = rounded(k->element == 2 ? SACCADE_BF16
+                                    : k->is_split   ? SACCADE_F16
+                                                    : SACCADE_F32,
+                                    fabsf(noise()));
+            uint16_t *parts = (uint16_t *)(void *)(w->packed + i * ld);
             w->value[i][j] = p;
-            if (k->element == 2)
-                ((uint16_t *)(void *)(w->packed + i * ld))[j] = bf16_from_f32(p);
-            else
+            if (k->element == 2) {
+                parts[j] = bf16_from_f32(p);
+            } else if (k->is_split) {
+                parts += j / 32 * 64 + j % 32;
+                parts[0] = bf16_from_f32(p);
+                parts[32] = bf16_from_f32(p - bf16_to_f32(parts[0]));
+            } else {
                 w->packed[i * ld + j] = p;
+            }
         }
     }
 }
@@ -241,34 +298,48 @@ static void values_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, 
     for (int32_t at = rows * o_ld; at < MOST_ROWS * o_ld; at++)
         assert_true(o[at] == 0.25f);
     free(o);
-    if (rows <= k->direct_rows) {
-        cpu_asking next = asking_begin(&v.rows, 0, n);
-        o = quarters((size_t)(MOST_ROWS * o_ld));
-        assert_int_equal(k->sums(w.packed, block, &v.rows, 0, n, rows, w.alpha, o, o_ld, &next),
-                         n);
-        assert_int_equal(next.rows, 0);
-        check_values(k, &v, &w, rows, n, o, o_ld, "sums");
-        free(o);
-    }
     free(packed);
+    free(w.packed);
+    source_free(&v);
+}
+
+static void sums_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, int32_t E)
+{
+    static weights w;
+    const int32_t o_ld = (E + k->panel - 1) / k->panel * k->panel, block = CPU_BLOCK_KEYS;
+    source v = source_make(dtype_of(k, which), n, E);
+    float *o = quarters((size_t)(MOST_ROWS * o_ld));
+    cpu_asking next = asking_begin(&v.rows, 0, n);
+    weights_make(k, rows, n, &w);
+    assert_int_equal(k->sums(w.packed, block, &v.rows, 0, n, rows, w.alpha, o, o_ld, &next), n);
+    assert_int_equal(next.rows, 0);
+    check_values(k, &v, &w, rows, n, o, o_ld, "sums");
+    for (int32_t at = rows * o_ld; at < MOST_ROWS * o_ld; at++)
+        assert_true(o[at] == 0.25f);
+    free(o);
     free(w.packed);
     source_free(&v);
 }
 
 static void test_values(const cpu_kernels *k)
 {
-    static const int32_t rows[] = {1, 2, 3, 5, 7, 8, 12, 13, 24};
-    static const int32_t dims[] = {1, 3, 17, 32, 64, 96, 129, 160};
-    int which = 0;
-    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++)
-        for (size_t d = 0; d < sizeof dims / sizeof dims[0]; d++, which++)
-            values_of(k, which, rows[r], which % 2 ? 37 : CPU_BLOCK_KEYS, dims[d]);
+    for_each_shape(k, 24, values_of);
+}
+
+static void test_sums(const cpu_kernels *k)
+{
+    if (k->begin)
+        k->begin();
+    for_each_shape(k, k->direct_rows, sums_of);
+    if (k->end)
+        k->end();
 }
 
 static void values_hold(void **state)
 {
     (void)state;
     for_each_table(test_values);
+    for_each_direct(test_sums);
 }
 
 /* One infinity or NaN anywhere in V is seen, and stops `sums` before its key: O is then that of
@@ -279,6 +350,8 @@ static void test_wild(const cpu_kernels *k)
     static weights w;
     void *packed = zeroed((size_t)CPU_BLOCK_KEYS * MOST_D * 4);
     weights_make(k, 4, CPU_BLOCK_KEYS, &w);
+    if (k->begin)
+        k->begin();
     for (int n = 0; n < 60; n++) {
         const int32_t rows = 1 + n % 4, j = n * 71 % CPU_BLOCK_KEYS, d = n * 31 % MOST_D;
         source v = source_make(dtype_of(k, n), CPU_BLOCK_KEYS, MOST_D);
@@ -287,14 +360,16 @@ static void test_wild(const cpu_kernels *k)
         convert_from_f32(v.rows.dtype, &wild[n % 3],
                          (char *)v.memory + j * v.rows.stride + (size_t)d * each, 1);
         assert_true(k->pack_values(&v.rows, 0, CPU_BLOCK_KEYS, CPU_BLOCK_KEYS, packed) != 0);
-        float *o = quarters(MOST_ROWS * MOST_D);
+        float *o = quarters((size_t)MOST_ROWS * MOST_D);
         const int32_t done = k->sums(w.packed, CPU_BLOCK_KEYS, &v.rows, 0, CPU_BLOCK_KEYS, rows,
                                      w.alpha, o, MOST_D, &next);
-        assert_true(done <= j && j - done < CPU_BLOCK_KEYS / 2);
+        assert_true(done <= j && j - done < CPU_BLOCK_KEYS / (k->begin ? 1 : 2));
         check_values(k, &v, &w, rows, done, o, MOST_D, "sums before a wild value");
         free(o);
         source_free(&v);
     }
+    if (k->end)
+        k->end();
     free(w.packed);
     free(packed);
 }
@@ -302,7 +377,7 @@ static void test_wild(const cpu_kernels *k)
 static void wild_is_seen(void **state)
 {
     (void)state;
-    for_each_table(test_wild);
+    for_each_direct(test_wild);
 }
 
 /* ---- softmax ---- */

@@ -21,26 +21,21 @@ static CPU_SCORES(scores)
 {
     const int32_t depth = (D + TILE_DEPTH - 1) / TILE_DEPTH;
     const char *keys = k;
-    const vf factor = vf_set(scale);
     for (int32_t p = 0; p < n_panels; p++) {
         ZERO_UNIT();
         for (int32_t d = 0; d < depth; d++, keys += SPLIT_BYTES)
             multiply_split(1, (const char *)q + d * SPLIT_ROW, q_ld * 4, TILE_BYTES, keys);
         store_unit(s + p * UNIT, s_ld * 4);
     }
-    for (int32_t i = 0; i < rows && scale != 1; i++)
-        for (int32_t j = 0; j < n_panels * UNIT; j += VF)
-            vf_store(s + (int64_t)i * s_ld + j, factor * vf_load(s + (int64_t)i * s_ld + j));
+    for (int32_t i = 0; i < rows; i++)
+        scale_row(s + (int64_t)i * s_ld, n_panels * UNIT, scale);
 }
 
 static CPU_VALUES(values)
 {
     const int32_t depth = (n + TILE_DEPTH - 1) / TILE_DEPTH;
     for (int32_t i = 0; i < rows; i++)
-        for (int32_t d = 0; d < o_ld && alpha[i] != 1; d += VF) {
-            float *at = o + (int64_t)i * o_ld + d;
-            vf_store(at, vf_set(alpha[i]) * vf_load(at));
-        }
+        scale_row(o + (int64_t)i * o_ld, o_ld, alpha[i]);
     for (int32_t c = 0; c < n_panels; c++) {
         const char *panel = (const char *)v + (int64_t)c * block * UNIT * 4;
         load_unit(o + c * UNIT, o_ld * 4);
@@ -177,12 +172,13 @@ const cpu_kernels LEVEL_NAME(cpu_f16_tiles) = {
     .pack_keys = pack_keys,
     .pack_values = pack_values,
     .direct_rows = 32,
-    .dots = F32(cpu_dots),
-    .sums = F32(cpu_sums),
+    .dots = LEVEL_NAME(cpu_dots_split),
+    .sums = LEVEL_NAME(cpu_sums_split),
     .store_rows = F32(cpu_store_rows),
     .begin = tiles_begin,
     .end = tiles_end,
     .careful = &F32(cpu_f32),
+    .careful_rows = 4,
 #if defined(LEVEL_AMX)
     .stream = cpu_stream_tiles_amx,
     .any_wild = cpu_any_wild_avx512,

@@ -1,4 +1,4 @@
-/* amx_tiles.h: the eight tile registers, 16 rows of 64 bytes each, for amx_tmpl.c only.
+/* amx_tiles.h: the eight tile registers, 16 rows of 64 bytes each, for templates of kernels.
  * Contract of AMX tiles:
  *   strip      32 query rows, two tiles high; rows past the item's are computed and not used
  *   Q [rows][D] and P [rows][keys] bf16, rows s_ld apart: tiles A of 16 rows x 32

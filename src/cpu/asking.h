@@ -42,6 +42,17 @@ static inline void ask_lines(cpu_asking *next, int32_t n)
     }
 }
 
+/* The same for few lines within a row: no stores, where `next` lies in registers. */
+static inline void ask_few(cpu_asking *next, int32_t n)
+{
+    if (next->line + n >= next->lines) {
+        ask_lines(next, n);
+        return;
+    }
+    for (int32_t i = 0; i < n; i++, next->line++)
+        __builtin_prefetch(next->at + (int64_t)next->line * LINE_BYTES, 0, 2);
+}
+
 static inline void ask_rest(cpu_asking *next)
 {
     ask_lines(next, next->rows * next->lines);

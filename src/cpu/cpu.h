@@ -120,8 +120,9 @@ typedef struct cpu_kernels {
     void (*end)(void);
     int is_split; /* elements of P are two bf16, 32 high parts, 32 low ones */
     /* Kernels in f32, whose packed blocks are no larger, that make again rows that come out
-     * NaN, and few rows from the start; NULL: these are good for all. */
+     * NaN, and up to careful_rows direct ones from the start; NULL: these are good for all. */
     const struct cpu_kernels *careful;
+    int32_t careful_rows;
 } cpu_kernels;
 
 /* store_tmpl.c */
@@ -139,15 +140,23 @@ CPU_SUMS(cpu_sums_avx512);
 /* bf16_direct_tmpl.c: AVX512-BF16 */
 CPU_DOTS(cpu_dots_bf16);
 CPU_SUMS(cpu_sums_bf16);
-/* tiles_direct_tmpl.c */
+/* tiles_dots_tmpl.c, tiles_sums_tmpl.c: bf16; f16 as sums of two of it */
 CPU_DOTS(cpu_dots_tiles_portable);
 CPU_DOTS(cpu_dots_tiles_avx2);
 CPU_DOTS(cpu_dots_tiles_avx512);
 CPU_DOTS(cpu_dots_tiles_amx);
+CPU_DOTS(cpu_dots_split_portable);
+CPU_DOTS(cpu_dots_split_avx2);
+CPU_DOTS(cpu_dots_split_avx512);
+CPU_DOTS(cpu_dots_split_amx);
 CPU_SUMS(cpu_sums_tiles_portable);
 CPU_SUMS(cpu_sums_tiles_avx2);
 CPU_SUMS(cpu_sums_tiles_avx512);
 CPU_SUMS(cpu_sums_tiles_amx);
+CPU_SUMS(cpu_sums_split_portable);
+CPU_SUMS(cpu_sums_split_avx2);
+CPU_SUMS(cpu_sums_split_avx512);
+CPU_SUMS(cpu_sums_split_amx);
 /* amx_tmpl.c: tiles, emulated in levels other than AMX; amx_stream_tmpl.c */
 extern const cpu_kernels cpu_bf16_tiles_portable, cpu_bf16_tiles_avx2, cpu_bf16_tiles_avx512,
     cpu_bf16_tiles_amx;

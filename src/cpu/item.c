@@ -386,18 +386,18 @@ static void direct_softmax(cpu_worker *w, const item_tile *t, const float *most,
     }
 }
 
-/* The tile's V is asked for while its K is used, a sixth of it during softmax, and the next K
- * while V is: a phase that asks for nothing leaves memory idle. */
+/* The tile's V is asked for while its K is used, and the next K while V is, a sixth of it
+ * during softmax: a phase that asks for nothing leaves memory idle. */
 static void run_direct(cpu_worker *w, const item_tile *t)
 {
     const cpu_kernels *kernels = w->kernels;
     const cpu_rows k = cpu_rows_of(w->job->run->k, w->item.b, w->item.g);
     const cpu_rows v = cpu_rows_of(w->job->run->v, w->item.b, w->item.g);
-    const int32_t early = t->n - t->n / 6;
-    cpu_asking next_v = asking_begin(&v, t->j0, early);
-    cpu_asking late_v = asking_begin(&v, t->j0 + early, t->n - early);
-    cpu_asking next_k = asking_begin(&k, t->j0 + t->n, CPU_BLOCK_KEYS);
-    direct_softmax(w, t, direct_scores(w, t, &next_v), &late_v);
+    enum { EARLY = CPU_BLOCK_KEYS / 6 };
+    cpu_asking next_v = asking_begin(&v, t->j0, t->n);
+    cpu_asking early_k = asking_begin(&k, t->j0 + t->n, EARLY);
+    cpu_asking next_k = asking_begin(&k, t->j0 + t->n + EARLY, CPU_BLOCK_KEYS - EARLY);
+    direct_softmax(w, t, direct_scores(w, t, &next_v), &early_k);
     const int32_t done = kernels->sums(w->s, CPU_BLOCK_KEYS, &v, t->j0, t->n, w->rows, w->alpha,
                                        w->o, w->job->g.o_ld, &next_k);
     if (done == t->n)
@@ -556,7 +556,9 @@ void cpu_run_item(void *arg, int64_t at, int thread)
     const cpu_item item = cpu_item_of(job, index);
     cpu_worker *w = worker_of(job, thread);
     const cpu_kernels *quick = ((const cpu_state *)job->plan->state)->kernels;
-    w->kernels = quick->careful && job->g.is_direct ? quick->careful : quick;
+    const int64_t rows = (item.box.h1 - item.box.h0) * (item.box.i1 - item.box.i0);
+    const int is_few = job->g.is_direct && rows <= quick->careful_rows;
+    w->kernels = is_few ? quick->careful : quick;
     run_item(w, &item);
     if (w->kernels->careful && has_nan(w)) {
         w->kernels = quick->careful;

@@ -1,0 +1,296 @@
+/* O += P V of the rows of a group (decode) on AMX tiles: P is a tile A as softmax left it, V
+ * becomes tiles B in L1, two keys side by side, 32 columns of all keys at a time, a step of 32
+ * keys ahead of its product, so that vectors and tiles work side by side. Sums start from 0 and
+ * are added to O when they have shown no infinity. */
+#include "cpu/cpu.h"
+#include "cpu/tiles_direct.h"
+
+enum { STEPS = CPU_BLOCK_KEYS / TILE_DEPTH }; /* of 32 keys */
+
+/* 32 columns of two keys, side by side: even columns, then odd ones. */
+static ALWAYS_INLINE void store_pairs(const bf16 *even, const bf16 *odd, bf16 *to)
+{
+#if defined(VF_HAS_FRACTION)
+    const __m512i low = _mm512_set1_epi32(0xffff);
+    const __m512i x = _mm512_loadu_si512(even), y = _mm512_loadu_si512(odd);
+    enum { PICK = 0xca }; /* of the second where the first is 1, else of the third */
+    _mm512_store_si512(to, _mm512_ternarylogic_epi32(low, x, _mm512_slli_epi32(y, 16), PICK));
+    _mm512_store_si512(to + TILE_DEPTH,
+                       _mm512_ternarylogic_epi32(low, _mm512_srli_epi32(x, 16), y, PICK));
+#else
+    for (int32_t c = 0; c < TILE_DEPTH; c++) {
+        to[c % 2 * TILE_DEPTH + c / 2 * 2] = even[c];
+        to[c % 2 * TILE_DEPTH + c / 2 * 2 + 1] = odd[c];
+    }
+#endif
+}
+
+typedef struct sums_job {
+    const cpu_rows *v;
+    const char *row; /* of V, first of the group */
+    const char *p;
+    int64_t p_stride;       /* bytes */
+    const bf16 *folded;     /* P of at most 8 rows of f16, as rows of a tile: [step][16][32] */
+    int32_t n, rows, share; /* keys; lines to ask for at each of a pass's ticks */
+    bf16 *made;             /* 32 columns of V as tiles B: [step][part][pair of keys][2][32] */
+    cpu_asking *next;
+} sums_job;
+
+/* Columns [c, c + 32) of keys j and j + 1 into `to`; is_edge: 0 past the ends of both. */
+static ALWAYS_INLINE void make_pair(int is_split, const sums_job *job, int is_edge, int32_t j,
+                                    int32_t c, bf16 *to)
+{
+    _Alignas(64) bf16 edge[2][TILE_DEPTH];
+    const int64_t stride = job->v->stride;
+    const char *row = job->row + j * stride;
+    const bf16 *even = (const bf16 *)(const void *)row + c;
+    const bf16 *odd = (const bf16 *)(const void *)(row + stride) + c;
+    if (is_edge) {
+        memset(edge, 0, sizeof edge);
+        for (int32_t i = 0; i < 2 && j + i < job->n; i++)
+            copy_part(row + i * stride, job->v->dim, c, edge[i]);
+        even = edge[0];
+        odd = edge[1];
+    }
+    if (!is_split) {
+        store_pairs(even, odd, to);
+        return;
+    }
+    split_words(even, odd, to, to + 2 * TILE);
+    split_words(even + TILE_ROWS, odd + TILE_ROWS, to + TILE_DEPTH, to + 2 * TILE + TILE_DEPTH);
+}
+
+/* Keys from one moment to ask to the next. Arithmetic bounds f16: there bursts of asked lines
+ * would hold up the lines in use. Memory bounds bf16, which is quicker with bursts. */
+static ALWAYS_INLINE int32_t ask_every(int is_split)
+{
+    return is_split ? 2 : 8;
+}
+
+/* Step t of 32 keys, columns [c, c + 32). */
+static ALWAYS_INLINE void make_values(int is_split, const sums_job *job, int32_t t, int32_t c)
+{
+    const int32_t end = (t + 1) * TILE_DEPTH;
+    const int is_edge = end > job->n || c + TILE_DEPTH > job->v->dim;
+    bf16 *to = job->made + ((int64_t)t * 2 * TILE << is_split);
+    cpu_asking own = *job->next; /* in registers */
+    for (int32_t j = t * TILE_DEPTH; j < end; j += 2, to += 2 * TILE_DEPTH) {
+        if (j % ask_every(is_split) == 0)
+            ask_few(&own, job->share);
+        if (is_edge)
+            make_pair(is_split, job, 1, j, c, to);
+        else
+            make_pair(is_split, job, 0, j, c, to);
+    }
+    *job->next = own;
+}
+
+/* Tiles B into registers 6 and 7. */
+#define LOAD_VALUES(job, t, part)                                                         \
+    do {                                                                                  \
+        const bf16 *at_ = (job)->made + (((int64_t)(t) << is_split) + (part)) * 2 * TILE; \
+        TILE_LOAD(6, at_, 2 * TILE_BYTES);                                                \
+        TILE_LOAD(7, at_ + TILE_DEPTH, 2 * TILE_BYTES);                                   \
+    } while (0)
+
+/* P V of one tile of rows, in two sums as in score_one. */
+static ALWAYS_INLINE void value_one(int is_split, const sums_job *job, int is_first, int32_t c,
+                                    const char *p, int32_t steps)
+{
+    for (int32_t t = 0; t < steps; t += 2 - is_split) {
+        for (int32_t i = t + 1; i < t + 3 - is_split && i < steps && is_first; i++)
+            make_values(is_split, job, i, c);
+        if (is_split)
+            TILE_LOAD(4, job->folded + (int64_t)t * TILE, TILE_BYTES);
+        else
+            TILE_LOAD(4, p + (int64_t)t * TILE_BYTES, job->p_stride);
+        LOAD_VALUES(job, t, 0);
+        TILE_DOT(0, 4, 6);
+        TILE_DOT(1, 4, 7);
+        if (is_split) {
+            LOAD_VALUES(job, t, 1);
+            TILE_DOT(2, 4, 6);
+            TILE_DOT(3, 4, 7);
+        } else if (t + 1 < steps) {
+            TILE_LOAD(5, p + (int64_t)(t + 1) * TILE_BYTES, job->p_stride);
+            LOAD_VALUES(job, t + 1, 0);
+            TILE_DOT(2, 5, 6);
+            TILE_DOT(3, 5, 7);
+        }
+    }
+}
+
+/* Of two tiles of rows, or of the high and low parts of one: low low would be too small. */
+static ALWAYS_INLINE void value_two(int is_split, const sums_job *job, int is_first, int32_t c,
+                                    const char *p, int32_t steps)
+{
+    const char *second = p + (is_split ? TILE_BYTES : TILE_ROWS * job->p_stride);
+    for (int32_t t = 0; t < steps; t++) {
+        const int64_t at = (int64_t)t * TILE_BYTES << is_split;
+        if (is_first && t + 1 < steps)
+            make_values(is_split, job, t + 1, c);
+        TILE_LOAD(4, p + at, job->p_stride);
+        LOAD_VALUES(job, t, 0);
+        TILE_DOT(0, 4, 6);
+        TILE_DOT(1, 4, 7);
+        TILE_LOAD(5, second + at, job->p_stride);
+        TILE_DOT(2, 5, 6);
+        TILE_DOT(3, 5, 7);
+        if (is_split) {
+            LOAD_VALUES(job, t, 1);
+            TILE_DOT(0, 4, 6);
+            TILE_DOT(1, 4, 7);
+        }
+    }
+}
+
+/* P V [2][16 rows][32 columns] of one unit of rows. */
+static ALWAYS_INLINE void value_unit(int is_split, int high, const sums_job *job, int is_first,
+                                     int32_t c, const char *p, float *to)
+{
+    const int32_t steps = (job->n + TILE_DEPTH - 1) / TILE_DEPTH;
+    ZERO_UNIT();
+    if (is_first)
+        make_values(is_split, job, 0, c);
+    if (high == 1)
+        value_one(is_split, job, is_first, c, p, steps);
+    else
+        value_two(is_split, job, is_first, c, p, steps);
+    store_unit(to, 2 * TILE_BYTES);
+}
+
+/* sums [rows][32] from what value_unit left. */
+static ALWAYS_INLINE void join_sums(int is_split, int high, const float *from, int32_t rows,
+                                    float *sums)
+{
+    const int32_t second = TILE_ROWS * TILE_DEPTH, half = second / 2;
+    for (int32_t r = 0; r < rows; r++, from += TILE_DEPTH, sums += TILE_DEPTH)
+        for (int32_t c = 0; c < TILE_DEPTH; c += VF) {
+            vf x = vf_load(from + c);
+            if (is_split || high == 1)
+                x += vf_load(from + second + c);
+            if (is_split && high == 1)
+                x += vf_load(from + half + c) + vf_load(from + second + half + c);
+            vf_store(sums + c, x);
+        }
+}
+
+/* P V of all rows: [columns/32][rows][32 columns]. */
+static ALWAYS_INLINE void multiply_group(int is_split, const sums_job *job, float *sums)
+{
+    _Alignas(64) float square[4 * SQUARE];
+    const int32_t tile_rows = TILE_ROWS >> is_split;
+    for (int32_t c = 0; c < job->v->dim; c += TILE_DEPTH)
+        for (int32_t r = 0; r < job->rows; r += 2 * tile_rows) {
+            const char *p = job->p + r * job->p_stride;
+            const int32_t left = job->rows - r;
+            const int32_t now = left < 2 * tile_rows ? left : 2 * tile_rows;
+            if (left > tile_rows) {
+                value_unit(is_split, 2, job, r == 0, c, p, square);
+                join_sums(is_split, 2, square, now, sums);
+            } else {
+                value_unit(is_split, 1, job, r == 0, c, p, square);
+                join_sums(is_split, 1, square, now, sums);
+            }
+            sums += now * TILE_DEPTH;
+        }
+}
+
+/* The last rows of P, where they are at most 8 of f16: high parts, low parts, rows of 0. */
+static void fold_weights(const sums_job *job, bf16 *to)
+{
+    const int32_t half = TILE_ROWS / 2, first = job->rows / TILE_ROWS * TILE_ROWS;
+    const int32_t steps = (job->n + TILE_DEPTH - 1) / TILE_DEPTH;
+    for (int32_t t = 0; t < steps; t++)
+        for (int32_t i = 0; i < TILE_ROWS; i++, to += TILE_DEPTH) {
+            const int32_t row = first + i % half;
+            const char *p = job->p + row * job->p_stride + (int64_t)t * 2 * TILE_BYTES;
+            if (row < job->rows)
+                memcpy(to, p + i / half * TILE_BYTES, TILE_BYTES);
+            else
+                memset(to, 0, TILE_BYTES);
+        }
+}
+
+/* An infinity or NaN in V is one in every row's sums too: a dead key's 0 times it is NaN. */
+static int is_wild(const float *sums, int32_t rows, int32_t E)
+{
+    vf noted = vf_set(0);
+    for (int32_t d = 0; d < E; d += TILE_DEPTH, sums += rows * TILE_DEPTH)
+        for (int32_t t = 0; t < TILE_DEPTH; t += VF) /* of the first row */
+            noted = vf_note_wild(noted, vf_load(sums + t));
+    return vf_any_wild(noted);
+}
+
+/* 32 columns, even and then odd ones where V was not split. */
+static ALWAYS_INLINE void add_columns(int is_split, const float *from, float *o)
+{
+#if defined(VF_HAS_FRACTION)
+    const __m512i first =
+        _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+    const vf even = vf_load(from), odd = vf_load(from + VF);
+    vf_store(o, vf_load(o) + (is_split ? even : _mm512_permutex2var_ps(even, first, odd)));
+    vf_store(o + VF,
+             vf_load(o + VF) + (is_split ? odd : _mm512_permutex2var_ps(even, second, odd)));
+#else
+    for (int32_t c = 0; c < TILE_DEPTH; c++)
+        o[c] += from[is_split ? c : c % 2 * TILE_ROWS + c / 2];
+#endif
+}
+
+static ALWAYS_INLINE void add_group(int is_split, const float *sums, int32_t rows, int32_t E,
+                                    float *o, int32_t o_ld)
+{
+    for (int32_t d = 0; d < E; d += TILE_DEPTH)
+        for (int32_t r = 0; r < rows; r++, sums += TILE_DEPTH)
+            add_columns(is_split, sums, o + (int64_t)r * o_ld + d);
+}
+
+static ALWAYS_INLINE int32_t sums_by_tiles(int is_split, const float *p, int32_t p_ld,
+                                           const cpu_rows *v, int64_t j0, int32_t n,
+                                           int32_t rows, const float *alpha, float *o,
+                                           int32_t o_ld, cpu_asking *next)
+{
+    _Alignas(64) bf16 made[4 * TILE * STEPS], folded[TILE * STEPS];
+    _Alignas(64) float sums[64 * CPU_DIRECT_DIM];
+    const int64_t ticks = (int64_t)((n + TILE_DEPTH - 1) / TILE_DEPTH)
+                          * (TILE_DEPTH / ask_every(is_split))
+                          * ((v->dim + TILE_DEPTH - 1) / TILE_DEPTH);
+    for (int32_t i = 0; i < rows; i++)
+        scale_row(o + (int64_t)i * o_ld, o_ld, alpha[i]);
+    for (int32_t j = 0; j < n; j += CPU_BLOCK_KEYS) {
+        const sums_job job = {v,
+                              v->base + (j0 + j) * v->stride,
+                              (const char *)p + (2 * (int64_t)j << is_split),
+                              4 * (int64_t)p_ld,
+                              folded,
+                              n - j < CPU_BLOCK_KEYS ? n - j : CPU_BLOCK_KEYS,
+                              rows,
+                              asking_share(next, ticks),
+                              made,
+                              next};
+        if (is_split)
+            fold_weights(&job, folded);
+        multiply_group(is_split, &job, sums);
+        if (is_wild(sums, rows, v->dim))
+            return j;
+        add_group(is_split, sums, rows, v->dim, o, o_ld);
+    }
+    ask_rest(next);
+    return n;
+}
+
+CPU_SUMS(LEVEL_NAME(cpu_sums_tiles))
+{
+#if defined(LEVEL_AMX)
+    if (rows == 1)
+        return cpu_sums_bf16(p, p_ld, v, j0, n, rows, alpha, o, o_ld, next);
+#endif
+    return sums_by_tiles(0, p, p_ld, v, j0, n, rows, alpha, o, o_ld, next);
+}
+
+CPU_SUMS(LEVEL_NAME(cpu_sums_split))
+{
+    return sums_by_tiles(1, p, p_ld, v, j0, n, rows, alpha, o, o_ld, next);
+}
