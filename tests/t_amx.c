@@ -380,7 +380,8 @@ static void packing(void **state)
         const uint16_t *values = (const uint16_t *)(const void *)v;
         for (int d = 0; d < 64; d++)
             for (int j = 0; j < PADDED; j++) {
-                const int at = d / 32 * PADDED * 32 + j / 2 * 64 + d % 32 * 2 + j % 2;
+                const int unit = j / 32 * 2 + d / 32;
+                const int at = unit * 1024 + j % 32 / 2 * 64 + d % 32 * 2 + j % 2;
                 assert_int_equal(values[at], j < N && d < D ? rows[j * D + d] : 0);
             }
     }

@@ -236,6 +236,27 @@ static void stream_variants(void **state)
     amx_trap_end();
 }
 
+/* Strips whose live squares are no multiple of four, after and before others, in blocks of keys
+ * that lie in the cache already. */
+static void stream_windows(void **state)
+{
+    static const forward_case list[] = {
+        {.problem = "b1 h1 q340 kv600 d64 bf16", .mask = "q >= kv && q - kv <= 256"},
+        {.problem = "b1 h1 q300 kv320 d96 dv40 bf16", .mask = "q >= kv && q - kv <= 128"},
+        {.problem = "b1 h2 q200 kv330 d24 bf16", .mask = "q + 45 >= kv && q - kv <= 77"},
+        {.problem = "b1 h1 q260 kv500 d32 bf16",
+         .mask = "q >= kv && q - kv < 170",
+         .q_offset = 130,
+         .kv_len = 333},
+        {.problem = "b1 h33/1 q520 kv520 d8 bf16", .mask = "q >= kv && q - kv < 200"},
+    };
+    (void)state;
+    begin();
+    for (size_t n = 0; n < sizeof list / sizeof list[0]; n++)
+        streamed(&list[n]);
+    amx_trap_end();
+}
+
 /* The merged streams and the same ones in plain order: the same bits. */
 static void plain_order(void **state)
 {
@@ -246,6 +267,7 @@ static void plain_order(void **state)
         {.problem = "h1 q100 kv400 d64 bf16",
          .score = "softcap(30.0)",
          .mask = "q + 300 >= kv"},
+        {.problem = "h1 q250 kv300 d64 bf16", .mask = "q >= kv && q - kv <= 150"},
     };
     (void)state;
     begin();
@@ -350,6 +372,7 @@ int main(void)
         cmocka_unit_test(stream_shapes),
         cmocka_unit_test(stream_variants),
         cmocka_unit_test(stream_extremes),
+        cmocka_unit_test(stream_windows),
         cmocka_unit_test(plain_order),
         cmocka_unit_test(ceiling),
         cmocka_unit_test(few_keys),

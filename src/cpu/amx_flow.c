@@ -26,6 +26,7 @@ typedef struct tiles {
     int64_t at;
     int64_t down, right; /* bytes to the tile below, to the one beside */
     int64_t low;         /* to the low part */
+    int64_t step;        /* to those of the sum's next step */
 } tiles;
 
 typedef struct matrix {
@@ -110,7 +111,7 @@ static void emit_round(matrix *m, const tiles *a, const tiles *b, int round, int
 }
 
 /* C (from memory, or 0) += A B over `depth` steps; `to` gets it later. */
-static void emit_unit(matrix *m, tiles a, int64_t a_step, tiles b, int depth, int first_round,
+static void emit_unit(matrix *m, tiles a, tiles b, int depth, int first_round,
                       const tiles *from, tiles to, int needs, int event)
 {
     const int is_split = m->shape->is_split, end = is_split ? ROUNDS : ROUND_WHOLE + 1;
@@ -118,7 +119,7 @@ static void emit_unit(matrix *m, tiles a, int64_t a_step, tiles b, int depth, in
     m->from = from;
     for (int c = 0; c < N_ACCUMULATORS; c++)
         m->is_new[c] = 1;
-    for (int d = 0; d < depth; d++, a.at += a_step, b.at += UNIT << is_split)
+    for (int d = 0; d < depth; d++, a.at += a.step, b.at += b.step)
         for (int round = begin; round < end; round++)
             emit_round(m, &a, &b, round, round == begin);
     for (int c = 0; c < N_ACCUMULATORS; c++)
@@ -129,49 +130,58 @@ static void emit_unit(matrix *m, tiles a, int64_t a_step, tiles b, int depth, in
 }
 
 /* Packed K and V: pairs of tiles side by side, rows 128 bytes apart. */
-static tiles packed(ZydisRegister base, int64_t at)
+static tiles packed(ZydisRegister base, int64_t at, int64_t step)
 {
-    return (tiles){base, ZYDIS_REGISTER_RCX, 2, at, 0, 64, UNIT};
+    return (tiles){base, ZYDIS_REGISTER_RCX, 2, at, 0, 64, UNIT, step};
 }
 
-/* Q K^T of square n, 1 to 4; the last is the next step's first. */
+/* Q K^T of square n, from 1; the last is the next step's first. */
 static void emit_scores(matrix *m, int n)
 {
     const amx_shape *s = m->shape;
-    const int is_next = n == FLOW_SQUARES;
-    const tiles to = {ZYDIS_REGISTER_R12,
-                      ZYDIS_REGISTER_RCX,
-                      1,
-                      FLOW_S + n % 2 * FLOW_SQUARE_BYTES,
-                      TILE,
-                      FLOW_SQUARE_BYTES / 2,
-                      0};
-    const tiles q = {
-        ZYDIS_REGISTER_RSI, ZYDIS_REGISTER_RBP, 1, 0, 16 * (int64_t)s->q_stride, 0, 64};
+    const int is_next = n == s->squares, half = is_next ? 0 : n % 2;
+    const int last_there = is_next ? (n - 1) / 2 * 2 : n - 2; /* square that had the memory */
+    const int64_t unit = UNIT << s->is_split;
+    const tiles to = {.base = ZYDIS_REGISTER_R12,
+                      .stride = ZYDIS_REGISTER_RCX,
+                      .scale = 1,
+                      .at = FLOW_S + half * FLOW_SQUARE_BYTES,
+                      .down = TILE,
+                      .right = FLOW_SQUARE_BYTES / 2};
+    const tiles q = {.base = ZYDIS_REGISTER_RSI,
+                     .stride = ZYDIS_REGISTER_RBP,
+                     .scale = 1,
+                     .down = 16 * (int64_t)s->q_stride,
+                     .low = 64,
+                     .step = 64 << s->is_split};
     if (is_next) {
         EMIT(&m->a, MOV, gpr(ZYDIS_REGISTER_RSI), field(offsetof(amx_step, q_next)));
         EMIT(&m->a, MOV, gpr(ZYDIS_REGISTER_RDI), field(offsetof(amx_step, k_next)));
     }
-    const int64_t at = (int64_t)n * s->depth * (UNIT << s->is_split);
-    emit_unit(m, q, 64 << s->is_split, packed(ZYDIS_REGISTER_RDI, is_next ? 0 : at), s->depth,
-              s->is_exact ? ROUND_ALL : ROUND_SPLIT, NULL, to,
-              n > 1 ? EVENT_SQUARE + n - 2 : STREAM_NO_EVENT,
+    emit_unit(m, q, packed(ZYDIS_REGISTER_RDI, is_next ? 0 : n * s->depth * unit, unit),
+              s->depth, s->is_exact ? ROUND_ALL : ROUND_SPLIT, NULL, to,
+              last_there >= 0 ? EVENT_SQUARE + last_there : STREAM_NO_EVENT,
               is_next ? STREAM_NO_EVENT : EVENT_SQUARE + n);
 }
 
 static void emit_values(matrix *m, int panel)
 {
     const amx_shape *s = m->shape;
-    const tiles p = {ZYDIS_REGISTER_R15, ZYDIS_REGISTER_RCX, 1, 0, TILE, 0, UNIT};
-    const tiles o = {ZYDIS_REGISTER_R9,
-                     ZYDIS_REGISTER_RDX,
-                     1,
-                     (int64_t)panel * 128,
-                     16 * (int64_t)s->o_stride,
-                     64,
-                     0};
-    emit_unit(m, p, UNIT << s->is_split, packed(ZYDIS_REGISTER_R8, (int64_t)panel * s->v_panel),
-              FLOW_SQUARES, ROUND_SPLIT, &o, o, STREAM_NO_EVENT, STREAM_NO_EVENT);
+    const int64_t unit = UNIT << s->is_split;
+    const tiles p = {.base = ZYDIS_REGISTER_R15,
+                     .stride = ZYDIS_REGISTER_RCX,
+                     .scale = 1,
+                     .down = TILE,
+                     .low = UNIT,
+                     .step = unit};
+    const tiles o = {.base = ZYDIS_REGISTER_R9,
+                     .stride = ZYDIS_REGISTER_RDX,
+                     .scale = 1,
+                     .at = (int64_t)panel * 128,
+                     .down = 16 * (int64_t)s->o_stride,
+                     .right = 64};
+    emit_unit(m, p, packed(ZYDIS_REGISTER_R8, panel * unit, s->panels * unit), s->before,
+              ROUND_SPLIT, &o, o, STREAM_NO_EVENT, STREAM_NO_EVENT);
 }
 
 static saccade_status matrix_stream(const amx_shape *shape, jit_stream *stream,
@@ -186,9 +196,9 @@ static saccade_status matrix_stream(const amx_shape *shape, jit_stream *stream,
                 .shape = shape,
                 .needs = STREAM_NO_EVENT,
                 .event = STREAM_NO_EVENT};
-    for (int n = 0, panel = 0; n < FLOW_SQUARES; n++) {
+    for (int n = 0, panel = 0; n < shape->squares; n++) {
         emit_scores(&m, n + 1);
-        for (; panel * FLOW_SQUARES < (n + 1) * shape->panels; panel++)
+        for (; panel * shape->squares < (n + 1) * shape->panels; panel++)
             emit_values(&m, panel);
     }
     for (int c = 0; c < N_ACCUMULATORS; c++)
@@ -274,14 +284,32 @@ saccade_status amx_emit_step(const amx_shape *shape, uint8_t *bytes, size_t capa
 
 /* ---- the codes of a plan ---- */
 
-enum { CODES = 4 };
+enum { CODES = 4, ENDS = 2 };
 
 struct amx_code {
     amx_shape shape[CODES]; /* is_exact * 2 + is_cut */
     jit_page page;
     size_t begin[CODES], size[CODES];
     amx_step_fn *run[CODES];
+    size_t end_begin[ENDS]; /* one square, and the step after it */
+    amx_step_fn *end[ENDS];
 };
+
+static saccade_status emit_ends(amx_code *c, uint8_t *bytes, size_t capacity, size_t *end,
+                                saccade_error *err)
+{
+    for (int i = 0; c->shape[0].has_ends && i < ENDS; i++) {
+        amx_shape shape = c->shape[1];
+        size_t size;
+        int32_t spills;
+        shape.squares = i == 0 ? 1 : FLOW_SQUARES;
+        shape.before = i == 0 ? FLOW_SQUARES : 1;
+        c->end_begin[i] = *end;
+        TRY(amx_emit_step(&shape, bytes + *end, capacity - *end, &size, &spills, err));
+        *end = (*end + size + 63) / 64 * 64;
+    }
+    return SACCADE_OK;
+}
 
 static saccade_status emit_all(amx_code *c, const amx_shape *shape, uint8_t *bytes,
                                size_t capacity, int32_t *spills, saccade_error *err)
@@ -294,11 +322,13 @@ static saccade_status emit_all(amx_code *c, const amx_shape *shape, uint8_t *byt
         c->shape[i].is_word =
             (!shape->score || shape->score->is_finite) && !shape->is_split && i / 2 == 0;
         c->shape[i].is_cut = i % 2;
+        c->shape[i].squares = c->shape[i].before = FLOW_SQUARES;
         c->begin[i] = end;
         TRY(amx_emit_step(&c->shape[i], bytes + end, capacity - end, &c->size[i], &own, err));
         end = (end + c->size[i] + 63) / 64 * 64;
         *spills = own > *spills ? own : *spills;
     }
+    TRY(emit_ends(c, bytes, capacity, &end, err));
     return jit_page_create(bytes, end, &c->page, err);
 }
 
@@ -315,6 +345,10 @@ saccade_status amx_code_create(const amx_shape *shape, amx_code **out, int32_t *
     for (int i = 0; i < CODES; i++) {
         const uint8_t *at = c->page.bytes + c->begin[i];
         memcpy(&c->run[i], &at, sizeof c->run[i]); /* ISO C has no such cast */
+    }
+    for (int i = 0; shape->has_ends && i < ENDS; i++) {
+        const uint8_t *at = c->page.bytes + c->end_begin[i];
+        memcpy(&c->end[i], &at, sizeof at);
     }
     *out = c;
     c = NULL;
@@ -334,6 +368,16 @@ void amx_code_destroy(amx_code *c)
 const amx_shape *amx_code_shape(const amx_code *c, int is_exact)
 {
     return &c->shape[is_exact * 2];
+}
+
+int amx_code_has_ends(const amx_code *c)
+{
+    return c->shape[0].has_ends;
+}
+
+amx_step_fn *amx_code_end(const amx_code *c, int is_after)
+{
+    return c->end[is_after];
 }
 
 amx_step_fn *amx_code_run(const amx_code *c, int is_exact, int is_cut)

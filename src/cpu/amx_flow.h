@@ -52,7 +52,8 @@ typedef struct amx_shape {
     int64_t frame_at;           /* bytes from mod.uniform to spill room */
     int32_t depth, panels;      /* of 32 dims of Q, of 32 columns of V */
     int32_t q_stride, o_stride; /* bytes from row to row */
-    int32_t v_panel;            /* bytes from panel to panel of packed V */
+    int32_t squares, before;    /* of the step and of the one before: 4, or one of the two 1 */
+    int has_ends;               /* codes for steps of one square, and those after, are wanted */
     int is_exact;               /* exponentials to 1e-7, else to 9e-5, or .. */
     int is_word;                /* .. weights are made as words of bf16, from finite scores */
     int is_cut;                 /* keys outside of [first, past) have no weight */
@@ -70,6 +71,9 @@ saccade_status amx_code_create(const amx_shape *shape, amx_code **out, int32_t *
                                saccade_error *err);
 void amx_code_destroy(amx_code *code);
 const amx_shape *amx_code_shape(const amx_code *code, int is_exact);
+int amx_code_has_ends(const amx_code *code);
+/* A step of one square, or the next one, which has four; both cut, without lse. */
+amx_step_fn *amx_code_end(const amx_code *code, int is_after);
 amx_step_fn *amx_code_run(const amx_code *code, int is_exact, int is_cut);
 /* Sizes of all codes, and the rough one's first row among its tiles, for explain. */
 void amx_code_print(const amx_code *code, strbuf *out);

@@ -36,12 +36,13 @@ static CPU_VALUES(values)
     const int32_t depth = (n + TILE_DEPTH - 1) / TILE_DEPTH;
     for (int32_t i = 0; i < rows; i++)
         scale_row(o + (int64_t)i * o_ld, o_ld, alpha[i]);
+    (void)block;
     for (int32_t c = 0; c < n_panels; c++) {
-        const char *panel = (const char *)v + (int64_t)c * block * UNIT * 4;
+        const char *panel = (const char *)v + (int64_t)c * SPLIT_BYTES;
         load_unit(o + c * UNIT, o_ld * 4);
         for (int32_t d = 0; d < depth; d++)
             multiply_split(0, (const char *)p + d * SPLIT_ROW, p_ld * 4, TILE_BYTES,
-                           panel + (int64_t)d * SPLIT_BYTES);
+                           panel + (int64_t)(d * n_panels) * SPLIT_BYTES);
         store_unit(o + c * UNIT, o_ld * 4);
     }
 }
@@ -127,13 +128,13 @@ static CPU_PACK_KEYS(pack_keys)
 /* Pairs of keys j, j + 1 of 32 columns. */
 static CPU_PACK_VALUES(pack_values)
 {
+    const int32_t panels = (from->dim + UNIT - 1) / UNIT;
     unsigned wild = 0;
     for (int32_t d = 0; d < from->dim; d += UNIT)
         for (int32_t j = 0; j < padded; j += 2) {
             bf16 even[2 * UNIT] = {0}, odd[2 * UNIT] = {0};
-            bf16 *high = (bf16 *)to
-                         + ((int64_t)d * padded + j / TILE_DEPTH * UNIT * TILE_DEPTH) * 2
-                         + j % TILE_DEPTH * UNIT;
+            const int64_t step = j / TILE_DEPTH * panels + d / UNIT;
+            bf16 *high = (bf16 *)to + step * (SPLIT_BYTES / 2) + j % TILE_DEPTH * UNIT;
             bf16 *low = high + UNIT_BYTES / sizeof *high;
             if (j < n)
                 wild |= load_split(from, j0 + j, d, even);
@@ -165,6 +166,7 @@ const cpu_kernels LEVEL_NAME(cpu_f16_tiles) = {
     .depth = TILE_DEPTH,
     .is_fused = HAS_FMA,
     .is_split = 1,
+    .is_by_keys = 1,
     .scores = scores,
     .softmax = softmax,
     .values = values,

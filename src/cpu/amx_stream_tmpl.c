@@ -16,12 +16,15 @@
 #include "cpu/amx_tiles.h"
 #include "cpu/amx_split.h"
 
+enum { SQUARE_KEYS = FLOW_KEYS / FLOW_SQUARES };
+
 typedef struct chain {
     const cpu_stream *a;
     const amx_shape *shape;
     amx_step step;
     char *memory;
     int32_t r0, rows; /* the strip at hand */
+    int32_t before;   /* squares of the step before */
 } chain;
 
 /* ---- addresses ---- */
@@ -31,16 +34,14 @@ static size_t unit_bytes(const chain *c)
     return UNIT_BYTES << c->shape->is_split;
 }
 
-static const char *k_of(const chain *c, int32_t step)
+static const char *k_of(const chain *c, const cpu_stream_step *at)
 {
-    const size_t bytes = (size_t)(FLOW_SQUARES * c->shape->depth) * unit_bytes(c);
-    return c->a->k + (size_t)(step / 2) * c->a->k_pitch + (size_t)(step % 2) * bytes;
+    return c->a->k + (size_t)(at->square * c->shape->depth) * unit_bytes(c);
 }
 
-static const char *v_of(const chain *c, int32_t step)
+static const char *v_of(const chain *c, const cpu_stream_step *at)
 {
-    return c->a->v + (size_t)(step / 2) * c->a->v_pitch
-           + (size_t)(step % 2) * FLOW_SQUARES * unit_bytes(c);
+    return c->a->v + (size_t)(at->square * c->shape->panels) * unit_bytes(c);
 }
 
 static const char *q_of(const chain *c, int32_t strip)
@@ -63,7 +64,7 @@ static float *numbers(const chain *c, int offset)
 /* Scores of a step's first square. */
 static void first_square(const chain *c, const cpu_stream_step *at)
 {
-    const char *q = q_of(c, at->strip), *k = k_of(c, at->step);
+    const char *q = q_of(c, at->strip), *k = k_of(c, at);
     const amx_shape *s = c->shape;
     ZERO_UNIT();
     for (int32_t d = 0; d < s->depth; d++) {
@@ -82,17 +83,17 @@ static void first_square(const chain *c, const cpu_stream_step *at)
 
 static void last_values(const chain *c)
 {
+    const size_t v_step = (size_t)c->shape->panels * unit_bytes(c);
     for (int32_t panel = 0; panel < c->shape->panels; panel++) {
-        const char *v = (const char *)c->step.v_before + (int64_t)panel * c->shape->v_panel;
+        const char *v = (const char *)c->step.v_before + (size_t)panel * unit_bytes(c);
         float *o = c->step.o_before + panel * UNIT;
         load_unit(o, c->shape->o_stride);
-        for (int32_t d = 0; d < FLOW_SQUARES; d++) {
+        for (int32_t d = 0; d < c->before; d++, v += v_step) {
             if (c->shape->is_split)
                 multiply_split(0, (const char *)c->step.p_before + d * SPLIT_BYTES, TILE_BYTES,
-                               UNIT_BYTES, v + (int64_t)d * SPLIT_BYTES);
+                               UNIT_BYTES, v);
             else
-                multiply_unit((const char *)c->step.p_before + d * UNIT_BYTES, TILE_BYTES,
-                              v + (int64_t)d * UNIT_BYTES);
+                multiply_unit((const char *)c->step.p_before + d * UNIT_BYTES, TILE_BYTES, v);
         }
         store_unit(o, c->shape->o_stride);
     }
@@ -160,40 +161,50 @@ static void end_strip(const chain *c)
     }
 }
 
-static int32_t within(int64_t j)
+/* Limits of 32 rows, `all` where there are none, as keys of the step that begins at j0. */
+static void clip(const int64_t *limits, int64_t all, int64_t most, int64_t j0, int32_t *to)
 {
-    return (int32_t)(j < 0 ? 0 : j > FLOW_KEYS ? FLOW_KEYS : j);
+    for (int32_t r = 0; r < UNIT; r++) {
+        int64_t j = limits ? limits[r] : all;
+        j = (j < most ? j : most) - j0;
+        to[r] = (int32_t)(j < 0 ? 0 : j > FLOW_KEYS ? FLOW_KEYS : j);
+    }
 }
 
-/* The live keys of each row in a step. */
+/* The live keys of each row in a step; of rows past the item's any. */
 static void set_cut(const chain *c, int64_t j0)
 {
     const cpu_stream *a = c->a;
     int32_t *first = (int32_t *)(void *)(c->memory + FLOW_FIRST);
     int32_t *past = (int32_t *)(void *)(c->memory + FLOW_PAST);
-    for (int32_t r = 0; r < UNIT; r++) {
-        const int64_t row_first = a->first && r < c->rows ? a->first[c->r0 + r] : 0;
-        const int64_t row_past = a->past && r < c->rows ? a->past[c->r0 + r] : a->j1;
-        first[r] = within(row_first - j0);
-        past[r] = within((row_past < a->j1 ? row_past : a->j1) - j0);
-    }
+    clip(a->first ? a->first + c->r0 : NULL, 0, a->j1, j0, first);
+    clip(a->past ? a->past + c->r0 : NULL, a->j1, a->j1, j0, past);
+}
+
+static amx_step_fn *code_of(const chain *c, const cpu_stream_step *at)
+{
+    const cpu_stream *a = c->a;
+    return at->squares == FLOW_SQUARES && c->before == FLOW_SQUARES
+               ? amx_code_run(a->code, a->is_exact, at->is_cut)
+               : amx_code_end(a->code, c->before < FLOW_SQUARES);
 }
 
 static void run_step(chain *c, const cpu_stream_step *at, const cpu_stream_step *next)
 {
     amx_step *s = &c->step;
     s->q = q_of(c, at->strip);
-    s->k = k_of(c, at->step);
+    s->k = k_of(c, at);
     s->q_next = q_of(c, next->strip);
-    s->k_next = k_of(c, next->step);
-    if (at->is_cut)
-        set_cut(c, c->a->j0 + (int64_t)at->step * FLOW_KEYS);
+    s->k_next = k_of(c, next);
+    if (at->is_cut || c->before < FLOW_SQUARES)
+        set_cut(c, c->a->j0 + (int64_t)at->square * SQUARE_KEYS);
     if (c->a->jit)
-        s->mod.cols += at->step * FLOW_KEYS;
-    amx_code_run(c->a->code, c->a->is_exact, at->is_cut)(s);
+        s->mod.cols += at->square * SQUARE_KEYS;
+    code_of(c, at)(s);
     if (c->a->jit)
-        s->mod.cols -= at->step * FLOW_KEYS;
-    s->v_before = v_of(c, at->step);
+        s->mod.cols -= at->square * SQUARE_KEYS;
+    s->v_before = v_of(c, at);
+    c->before = at->squares;
     s->o_before = o_of(c, at->strip);
     const void *p = s->p_before;
     s->p_before = s->p;
@@ -220,7 +231,8 @@ CPU_STREAM(LEVEL_NAME(cpu_stream_tiles))
     c.step.p = c.memory + FLOW_P;
     c.step.p_before = c.memory + FLOW_P + FLOW_P_BYTES;
     memset(c.memory + FLOW_P + FLOW_P_BYTES, 0, FLOW_P_BYTES);
-    c.step.v_before = v_of(&c, steps->step);
+    c.step.v_before = v_of(&c, steps);
+    c.before = FLOW_SQUARES;
     c.step.o_before = o_of(&c, steps->strip);
     first_square(&c, steps);
     for (int32_t n = 0; n < stream->n; n++) {

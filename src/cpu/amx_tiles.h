@@ -2,7 +2,8 @@
  * Contract of AMX tiles:
  *   strip      32 query rows, two tiles high; rows past the item's are computed and not used
  *   Q [rows][D] and P [rows][keys] bf16, rows s_ld apart: tiles A of 16 rows x 32
- *   K [keys/32][D/2][32][2], V [E/32][keys/2][32][2] bf16: tiles B of 16 pairs x 16 columns
+ *   K [keys/32][D/2][32][2], V [keys/32][E/32][16][32][2] bf16, 16 pairs of keys: tiles B of
+ *   16 pairs x 16 columns
  *   S [rows][keys] and O [rows][E] f32: tiles C of 16 x 16, accumulated over pairs
  * D, E and keys are multiples of 32 in packed memory, padded with 0.
  * Elsewhere than in level AMX the registers are plain memory, for tests: the same sums in the

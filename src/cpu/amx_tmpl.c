@@ -35,12 +35,13 @@ static CPU_VALUES(values)
     const int32_t depth = (n + TILE_DEPTH - 1) / TILE_DEPTH;
     for (int32_t i = 0; i < rows; i++)
         scale_row(o + (int64_t)i * o_ld, o_ld, alpha[i]);
+    (void)block;
     for (int32_t c = 0; c < n_panels; c++) {
-        const char *panel = (const char *)v + (int64_t)c * block * UNIT * 2;
+        const char *panel = (const char *)v + (int64_t)c * UNIT_BYTES;
         load_unit(o + c * UNIT, o_ld * 4);
         for (int32_t d = 0; d < depth; d++)
             multiply_unit((const char *)p + d * TILE_BYTES, p_ld * 4,
-                          panel + (int64_t)d * UNIT_BYTES);
+                          panel + (int64_t)(d * n_panels) * UNIT_BYTES);
         store_unit(o + c * UNIT, o_ld * 4);
     }
 }
@@ -117,23 +118,32 @@ static CPU_PACK_KEYS(pack_keys)
         }
 }
 
+/* Pairs of keys j, j + 1 of 32 columns; whether any is infinite or NaN. */
+static ALWAYS_INLINE unsigned pack_pair(const cpu_rows *from, int64_t j, int32_t n, int32_t d,
+                                        bf16 *out)
+{
+    bf16 even[UNIT] = {0}, odd[UNIT] = {0};
+    unsigned wild = 0;
+    if (n > 0)
+        load_part(from, j, d, even);
+    if (n > 1)
+        load_part(from, j + 1, d, odd);
+    for (int32_t c = 0; c < UNIT; c++) {
+        wild |= ((even[c] & 0x7f80) == 0x7f80) | ((odd[c] & 0x7f80) == 0x7f80);
+        out[2 * c] = even[c];
+        out[2 * c + 1] = odd[c];
+    }
+    return wild;
+}
+
 static CPU_PACK_VALUES(pack_values)
 {
     bf16 *out = to;
     unsigned wild = 0;
-    for (int32_t d = 0; d < from->dim; d += UNIT)
-        for (int32_t j = 0; j < padded; j += 2, out += 2 * UNIT) {
-            bf16 even[UNIT] = {0}, odd[UNIT] = {0};
-            if (j < n)
-                load_part(from, j0 + j, d, even);
-            if (j + 1 < n)
-                load_part(from, j0 + j + 1, d, odd);
-            for (int32_t c = 0; c < UNIT; c++) {
-                wild |= ((even[c] & 0x7f80) == 0x7f80) | ((odd[c] & 0x7f80) == 0x7f80);
-                out[2 * c] = even[c];
-                out[2 * c + 1] = odd[c];
-            }
-        }
+    for (int32_t unit = 0; unit < padded; unit += TILE_DEPTH)
+        for (int32_t d = 0; d < from->dim; d += UNIT)
+            for (int32_t j = unit; j < unit + TILE_DEPTH; j += 2, out += 2 * UNIT)
+                wild |= pack_pair(from, j0 + j, n - j, d, out);
     return (int)wild;
 }
 
@@ -144,6 +154,7 @@ const cpu_kernels LEVEL_NAME(cpu_bf16_tiles) = {
     .element = 2,
     .depth = TILE_DEPTH,
     .is_fused = HAS_FMA,
+    .is_by_keys = 1,
     .scores = scores,
     .softmax = softmax,
     .values = values,

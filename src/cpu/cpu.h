@@ -76,22 +76,22 @@ enum { CPU_DIRECT_DIM = 576 };
  * (item_stream.c) whether that was good enough. */
 enum { CPU_STREAM_KEYS = 128 }; /* with more, S and both P would leave the first-level cache */
 typedef struct cpu_stream_step {
-    int32_t strip, step; /* of the item, of the chunk */
-    int32_t is_cut;      /* not all keys are live in all rows */
+    int32_t strip, square; /* of the item; 32 keys of the chunk, its first ones */
+    int32_t squares;       /* 4, or 1 in a strip's last step, which is cut */
+    int32_t is_cut;        /* not all keys are live in all rows */
 } cpu_stream_step;
 typedef struct cpu_stream {
     const amx_code *code;
     const jit_state *jit; /* NULL: no score mod; stands on the item's rows, the chunk's keys */
     const void *q;
     const char *k, *v;            /* the chunk's first block */
-    size_t k_pitch, v_pitch;      /* bytes from block to block */
     int32_t o_ld, rows;           /* rows of the item */
     int is_exact;                 /* somebody asks for l itself */
     float scale;                  /* > 0; the mod's where there is one */
     float *m, *l, *o;             /* of the item */
     const int64_t *first, *past;  /* live keys of the item's rows; NULL: all */
     int64_t j0, j1;               /* the chunk's first key, the end of the keys */
-    const cpu_stream_step *steps; /* ordered by strips */
+    const cpu_stream_step *steps; /* ordered by strips; never two of one square together */
     int32_t n;
     char *memory; /* FLOW_BYTES of scratch */
 } cpu_stream;
@@ -118,6 +118,7 @@ typedef struct cpu_kernels {
     CPU_STREAM((*stream));     /* NULL: block by block only */
     void (*begin)(void);       /* around a thread's calls for an item; NULL: nothing to do */
     void (*end)(void);
+    int is_by_keys; /* packed V is [keys/32][Dv/panel][32][panel] */
     int is_split; /* elements of P are two bf16, 32 high parts, 32 low ones */
     /* Kernels in f32, whose packed blocks are no larger, that make again rows that come out
      * NaN, and up to careful_rows direct ones from the start; NULL: these are good for all. */

@@ -347,8 +347,8 @@ void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows)
         careful_values(w, &t, r0, n_rows, 0);
         return;
     }
-    k->values(w->s, CPU_BLOCK_KEYS,
-              (const char *)t.v + (size_t)t.first * (size_t)k->panel * element, n,
+    const size_t columns = (size_t)(k->is_by_keys ? g->o_ld : k->panel);
+    k->values(w->s, CPU_BLOCK_KEYS, (const char *)t.v + (size_t)t.first * columns * element, n,
               CPU_BLOCK_KEYS, n_rows, g->o_ld / k->panel, w->alpha, o, g->o_ld);
 }
 

@@ -12,6 +12,7 @@ enum {
     CHUNK_STEPS = JIT_COLS / CPU_STREAM_KEYS,
     STEPS_OF_BLOCK = CPU_BLOCK_KEYS / CPU_STREAM_KEYS,
     STRIPS = CPU_MOST_ROWS / FLOW_ROWS,
+    SQUARE_KEYS = FLOW_KEYS / FLOW_SQUARES,
 };
 
 int item_can_stream(const cpu_worker *w)
@@ -60,9 +61,8 @@ static int32_t plan_block(cpu_worker *w, const cpu_limits *limits, int32_t r0, i
         const int64_t end = j + CPU_STREAM_KEYS;
         const cpu_cover own = limits ? cpu_cover_of_limits(limits, j, end) : cover;
         if (own != CPU_EMPTY)
-            steps[n++] =
-                (cpu_stream_step){r0 / FLOW_ROWS, (int32_t)((j - chunk) / CPU_STREAM_KEYS),
-                                  own != CPU_FULL || end > j1};
+            steps[n++] = (cpu_stream_step){r0 / FLOW_ROWS, (int32_t)((j - chunk) / SQUARE_KEYS),
+                                           FLOW_SQUARES, own != CPU_FULL || end > j1};
     }
     return n;
 }
@@ -77,12 +77,44 @@ static const cpu_limits *limits_of_strip(const cpu_worker *w, int32_t r0, cpu_li
     return own;
 }
 
-static int32_t plan_strip(cpu_worker *w, int32_t r0, int64_t j0, int64_t j1, int64_t end,
-                          cpu_stream_step *steps)
+/* A strip's live squares in steps from the first one on, where no more than one square is left
+ * in the end, as in windows of a multiple of 128 keys; steps that stand at multiples of 128 are
+ * one more there. 0: not so. */
+static int32_t plan_squares(const cpu_worker *w, const cpu_limits *limits, const char *wild,
+                            int32_t r0, int64_t chunk, int64_t end, cpu_stream_step *steps)
+{
+    const cpu_state *state = w->job->plan->state;
+    if (!limits || !amx_code_has_ends(state->code) || w->job->run->lse
+        || limits->any_first >= limits->any_past)
+        return 0;
+    int64_t j = limits->any_first > chunk ? limits->any_first : chunk;
+    j -= (j - chunk) % SQUARE_KEYS;
+    const int64_t past = limits->any_past < end ? limits->any_past : end;
+    const int64_t squares = (past - j + SQUARE_KEYS - 1) / SQUARE_KEYS;
+    int32_t n = 0, is_wild = 0;
+    for (int64_t n_block = (j - chunk) / CPU_BLOCK_KEYS;
+         n_block * CPU_BLOCK_KEYS < past - chunk; n_block++)
+        is_wild |= wild[n_block];
+    if (is_wild || squares < FLOW_SQUARES || squares % FLOW_SQUARES > 1)
+        return 0;
+    for (; j < past; j += CPU_STREAM_KEYS) {
+        const int32_t own = past - j > SQUARE_KEYS ? FLOW_SQUARES : 1;
+        const int64_t to = j + own * SQUARE_KEYS;
+        const int is_full = to <= end && cpu_cover_of_limits(limits, j, to) == CPU_FULL;
+        steps[n++] = (cpu_stream_step){r0 / FLOW_ROWS, (int32_t)((j - chunk) / SQUARE_KEYS),
+                                       own, own == 1 || !is_full};
+    }
+    return n;
+}
+
+static int32_t plan_strip(cpu_worker *w, const char *wild, int32_t r0, int64_t j0, int64_t j1,
+                          int64_t end, cpu_stream_step *steps)
 {
     cpu_limits own;
     const cpu_limits *limits = limits_of_strip(w, r0, &own);
-    int32_t n = 0;
+    int32_t n = plan_squares(w, limits, wild, r0, j0, j1 < end ? j1 : end, steps);
+    if (n > 0)
+        return n;
     for (int64_t j = j0; j < j1; j += CPU_BLOCK_KEYS)
         n += plan_block(w, limits, r0, j0, j, end, steps + n);
     return n;
@@ -155,8 +187,6 @@ static void run_stream(cpu_worker *w, int64_t j0, int64_t j1, int64_t end,
         .q = w->q,
         .k = t.k,
         .v = t.v,
-        .k_pitch = g->k_bytes,
-        .v_pitch = g->v_bytes,
         .o_ld = g->o_ld,
         .rows = w->rows,
         .is_exact = w->job->run->lse != NULL,
@@ -182,9 +212,9 @@ static void run_chunk(cpu_worker *w, int64_t j0, int64_t j1, int64_t end)
 {
     cpu_stream_step steps[STRIPS * CHUNK_STEPS];
     int32_t n = 0;
-    item_packed(w, j0 / CPU_BLOCK_KEYS, j1 / CPU_BLOCK_KEYS);
+    const cpu_packed packed = item_packed(w, j0 / CPU_BLOCK_KEYS, j1 / CPU_BLOCK_KEYS);
     for (int32_t r = 0; r < w->rows; r += FLOW_ROWS) {
-        const int32_t own = plan_strip(w, r, j0, j1, end, steps + n);
+        const int32_t own = plan_strip(w, packed.wild, r, j0, j1, end, steps + n);
         w->streamed |= (uint32_t)(own > 0) << (r / FLOW_ROWS);
         n += own;
     }

@@ -372,7 +372,7 @@ saccade_status jit_vector_stream(const amx_shape *shape, size_t capacity, jit_st
         load_uniforms(v);
     jit_forget_all(t);
     *spills = 0;
-    for (v->square = 0; v->square < FLOW_SQUARES; v->square++) {
+    for (v->square = 0; v->square < shape->squares; v->square++) {
         if (shape->is_cut)
             load_columns(v);
         jit_stream_note(stream, &t->a, 0);
