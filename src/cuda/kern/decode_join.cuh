@@ -1,0 +1,358 @@
+/* Parts of a span brought together: warps of a CTA and CTAs of a cluster through shared memory,
+ * CTAs that cut a span through global memory. */
+#pragma once
+
+/* ---- warps of a CTA ---- */
+
+/* shared: O of half the warps, [HALF][ROWS][O_STEP], and (m, l, peak), [WARPS][ROWS][4] */
+struct meeting {
+    float *o, *ml, *sum; /* sum: (m, l, peak) of the CTA's rows, where a cluster reads them */
+};
+
+/* where this thread's accumulators lie in the O of place w */
+DEVICE float *meet_place(const meeting &sh, int w)
+{
+    int lane = threadIdx.x & 31;
+    return sh.o + (w * ROWS + lane / 4) * O_STEP + 2 * (lane & 3);
+}
+
+DEVICE void meet_put(const meeting &sh, const fragment &f, int w)
+{
+    float *o = meet_place(sh, w);
+#pragma unroll
+    for (int g = 0; g < CFG_E / 8; g++) {
+        *(float2 *)(o + 8 * g) = make_float2(f.o[4 * g], f.o[4 * g + 1]);
+        *(float2 *)(o + 8 * O_STEP + 8 * g) = make_float2(f.o[4 * g + 2], f.o[4 * g + 3]);
+    }
+}
+
+DEVICE void meet_add(const meeting &sh, fragment &f, int w)
+{
+    const float *o = meet_place(sh, w);
+#pragma unroll
+    for (int g = 0; g < CFG_E / 8; g++) {
+        float2 a = *(const float2 *)(o + 8 * g), b = *(const float2 *)(o + 8 * O_STEP + 8 * g);
+        f.o[4 * g] += a.x;
+        f.o[4 * g + 1] += a.y;
+        f.o[4 * g + 2] += b.x;
+        f.o[4 * g + 3] += b.y;
+    }
+}
+
+/* The warps' rows to shared memory, brought to one offset: the upper half of the warps adds its
+ * own to the lower half's, whose sums are there for all on return. */
+DEVICE void meet(const meeting &sh, fragment &f)
+{
+    int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    float l[2] = {quad_sum(f.rows.l[0]), quad_sum(f.rows.l[1])};
+    float peak[2] = {quad_max(f.rows.peak[0]), quad_max(f.rows.peak[1])}, by[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float *ml = sh.ml + (warp * ROWS + lane / 4 + 8 * i) * 4;
+        if ((lane & 3) == 0) {
+            ml[0] = f.rows.m[i];
+            ml[1] = l[i];
+            ml[2] = peak[i];
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float m = M_START;
+        for (int w = 0; w < WARPS; w++)
+            m = fmaxf(m, sh.ml[(w * ROWS + lane / 4 + 8 * i) * 4]);
+        by[i] = exp2_fast(f.rows.m[i] - m);
+    }
+    rows_scale(f.o, by);
+    if (warp >= HALF)
+        meet_put(sh, f, warp - HALF);
+    __syncthreads();
+    if (warp < HALF)
+        meet_add(sh, f, warp);
+    __syncthreads();
+    if (warp < HALF)
+        meet_put(sh, f, warp);
+    __syncthreads();
+}
+
+/* (m, l, peak) of a row over all warps */
+DEVICE float3 meet_row(const meeting &sh, int row)
+{
+    float3 x = make_float3(M_START, 0.f, NEG_INF);
+    for (int w = 0; w < WARPS; w++) {
+        const float *ml = sh.ml + (w * ROWS + row) * 4;
+        x.x = fmaxf(x.x, ml[0]);
+        x.z = fmaxf(x.z, ml[2]);
+    }
+    for (int w = 0; w < WARPS; w++) {
+        const float *ml = sh.ml + (w * ROWS + row) * 4;
+        x.y += ml[1] * exp2_fast(ml[0] - x.x);
+    }
+    return x;
+}
+
+/* where the flag of row r of span s is */
+DEVICE long long flag_of(const cu_fwd &p, const span &s, int r)
+{
+    place x = row_place(p, s, s.row0 + r);
+    return ((long long)s.b * p.H + x.h) * p.M + x.m;
+}
+
+/* Row r of span s, its sum and maximum known: statistics. */
+DEVICE void finish_row(const cu_fwd &p, const span &s, int r, float3 x)
+{
+    place at = row_place(p, s, s.row0 + r);
+    float lse = x.y == 0.f ? NEG_INF : (x.x + log2f(x.y)) * 0.6931471805599453f;
+    put_lse(p, s.b, at.h, at.m, lse);
+    put_row_max(p, s.b, at.h, at.m, x.z * 0.6931471805599453f);
+}
+
+DEVICE u16 *output_row(const cu_fwd &p, const span &s, int r)
+{
+    place x = row_place(p, s, s.row0 + r);
+    return (u16 *)p.o + s.b * p.os.b + x.h * p.os.h + x.m * p.os.n;
+}
+
+/* Row r of a span, not finite, again; rare, so one copy for all callers. */
+__device__ __noinline__ void redo_at(const cu_fwd &p, const mod_args &mod, span s, int r)
+{
+    __syncwarp(); /* the row is there, written by other lanes */
+    place at = row_place(p, s, s.row0 + r);
+    tile t = {0,
+              s.b,
+              at.h,
+              0,
+              0,
+              position(p.q_offset, s.b),
+              position(p.kv_offset, s.b),
+              max(0, min(position(p.kv_len, s.b), p.N))};
+    redo_row(p, mod, t, at.m);
+}
+
+/* A span's result, or its part for decode_end. Thread e of each warp's row takes columns. */
+DEVICE void write_piece(const meeting &sh, const cu_fwd &p, const mod_args &mod, const span &s,
+                        int slot, int is_whole)
+{
+    int lane = threadIdx.x & 31;
+    for (int r = threadIdx.x / 32; r < span_rows(p, s); r += WARPS) {
+        float3 x = meet_row(sh, r);
+        float inv = x.y == 0.f ? 0.f : rcp_fast(x.y), zero = 0.f;
+        for (int e = lane; e < CFG_E; e += 32) {
+            float sum = 0.f;
+            for (int w = 0; w < HALF; w++)
+                sum += sh.o[(w * ROWS + r) * O_STEP + e];
+            zero = fmaf(sum, 0.f, zero);
+            if (!is_whole)
+                p.part_o[((long long)slot * ROWS + r) * CFG_E + e] = sum;
+            else if (e < CFG_E_REAL)
+                output_row(p, s, r)[e] = from_float(sum * inv);
+        }
+        int bad = __any_sync(~0u, zero != 0.f) || !(x.y < 3e38f);
+        if (lane == 0 && is_whole)
+            finish_row(p, s, r, x);
+        if (p.few.cluster) {
+            if (bad)
+                redo_at(p, mod, s, r);
+            continue;
+        }
+        if (lane == 0)
+            p.flags[flag_of(p, s, r)] = bad && is_whole;
+        if (lane == 0 && !is_whole) {
+            float *ml = p.part_ml + ((long long)slot * ROWS + r) * 4;
+            ml[0] = x.x;
+            ml[1] = x.y;
+            ml[2] = x.z;
+        }
+    }
+}
+
+/* ---- CTAs of a cluster, which has a span to itself ---- */
+
+/* Row r out of the shared memory of all CTAs of the cluster; one warp. */
+DEVICE void join_near(const meeting &sh, const cu_fwd &p, const mod_args &mod, const span &s,
+                      int r)
+{
+    int lane = threadIdx.x & 31, n = p.few.cluster;
+    u32 stats = smem_address(sh.sum + r * 4), o = smem_address(sh.o + r * O_STEP);
+    float3 sum = make_float3(M_START, 0.f, NEG_INF);
+    for (int i = 0; i < n; i++) {
+        float4 x = load_near(stats, i);
+        sum.x = fmaxf(sum.x, x.x);
+        sum.z = fmaxf(sum.z, x.z);
+    }
+    float zero = 0.f;
+    float4 y[(CFG_E + 127) / 128] = {};
+#pragma unroll 1
+    for (int i = 0; i < n; i++) {
+        float4 x = load_near(stats, i);
+        float by = exp2_fast(x.x - sum.x);
+        sum.y += x.y * by;
+#pragma unroll
+        for (int e = 0; e < CFG_E; e += 128)
+#pragma unroll
+            for (int w = 0; w < HALF; w++)
+                if (e + 4 * lane < CFG_E) {
+                    float4 part = load_near(o + (w * ROWS * O_STEP + e + 4 * lane) * 4, i);
+                    y[e / 128].x = fmaf(part.x, by, y[e / 128].x);
+                    y[e / 128].y = fmaf(part.y, by, y[e / 128].y);
+                    y[e / 128].z = fmaf(part.z, by, y[e / 128].z);
+                    y[e / 128].w = fmaf(part.w, by, y[e / 128].w);
+                }
+    }
+    float inv = sum.y == 0.f ? 0.f : rcp_fast(sum.y);
+    for (int e = 0; e < CFG_E; e += 128) {
+        float4 x = y[e / 128];
+        zero = fmaf(x.x + x.y, 0.f, fmaf(x.z + x.w, 0.f, zero));
+        if (e + 4 * lane < CFG_E_REAL)
+            *(uint2 *)(output_row(p, s, r) + e + 4 * lane) =
+                make_uint2(pack(x.x * inv, x.y * inv), pack(x.z * inv, x.w * inv));
+    }
+    if (lane == 0)
+        finish_row(p, s, r, sum);
+    if (__any_sync(~0u, zero != 0.f) || !(sum.y < 3e38f))
+        redo_at(p, mod, s, r);
+}
+
+/* After meet: rows of the span shared out over the warps of the cluster. */
+DEVICE void end_span(const meeting &sh, const cu_fwd &p, const mod_args &mod, const span &s)
+{
+    int rank = blockIdx.x % p.few.cluster, warp = threadIdx.x / 32;
+    for (int r = threadIdx.x; r < ROWS; r += WARPS * 32) {
+        float3 x = meet_row(sh, r);
+        *(float4 *)(sh.sum + r * 4) = make_float4(x.x, x.y, x.z, 0.f);
+    }
+    cluster_sync();
+#pragma unroll 1
+    for (int r = rank + p.few.cluster * warp; r < span_rows(p, s); r += p.few.cluster * WARPS)
+        join_near(sh, p, mod, s, r);
+    cluster_sync(); /* others may still be reading here */
+}
+
+/* ---- CTAs that cut a span between them ---- */
+
+enum {
+    JOIN_WARPS = 4,
+    JOIN_EACH = 8,                    /* pieces that a warp has under way at once */
+    JOIN_PARTS = (CFG_E + 127) / 128, /* of four columns a lane */
+    JOIN_CHUNK = JOIN_WARPS * JOIN_EACH
+};
+
+struct join_pieces {
+    float4 o[JOIN_EACH][JOIN_PARTS];
+    float m[JOIN_EACH];
+};
+
+/* of pieces from, from + JOIN_WARPS, ... those before count, this lane's columns */
+DEVICE void join_load(join_pieces &x, const cu_fwd &p, long long row, int from, int count)
+{
+    int column = 4 * (threadIdx.x & 31);
+#pragma unroll
+    for (int i = 0; i < JOIN_EACH; i++) {
+        int j = from + i * JOIN_WARPS;
+        x.m[i] = M_START;
+        if (j < count)
+            x.m[i] = load_new4(p.part_ml + (row + j * ROWS) * 4).x;
+#pragma unroll
+        for (int e = 0; e < JOIN_PARTS; e++) {
+            x.o[i][e] = make_float4(0.f, 0.f, 0.f, 0.f);
+            if (j < count && column + 128 * e < CFG_E)
+                x.o[i][e] = load_new4(p.part_o + (row + j * ROWS) * CFG_E + column + 128 * e);
+        }
+    }
+}
+
+/* (m, l, peak) of all pieces */
+DEVICE float3 join_sums(const cu_fwd &p, long long row, int count)
+{
+    int lane = threadIdx.x & 31;
+    float3 sum = make_float3(M_START, 0.f, NEG_INF);
+    for (int j = lane; j < count; j += 32) {
+        float4 ml = load_new4(p.part_ml + (row + j * ROWS) * 4);
+        float m = fmaxf(sum.x, ml.x);
+        sum.y = sum.y * exp2_fast(sum.x - m) + ml.y * exp2_fast(ml.x - m);
+        sum.x = m;
+        sum.z = fmaxf(sum.z, ml.z);
+    }
+    float m = sum.x;
+    for (int i = 16; i; i /= 2) {
+        m = fmaxf(m, __shfl_xor_sync(~0u, m, i));
+        sum.z = fmaxf(sum.z, __shfl_xor_sync(~0u, sum.z, i));
+    }
+    sum.y *= exp2_fast(sum.x - m);
+    for (int i = 16; i; i /= 2)
+        sum.y += __shfl_xor_sync(~0u, sum.y, i);
+    sum.x = m;
+    return sum;
+}
+
+/* Row r of a cut span by a CTA: warps take every JOIN_WARPS-th piece, lanes own columns.
+ * Returns whether it is not finite, to the first warp. */
+DEVICE int join_row(const cu_fwd &p, const span &s, int slot, int count, int r)
+{
+    __shared__ float4 shared[JOIN_WARPS][JOIN_PARTS][32];
+    int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    long long row = (long long)slot * ROWS + r;
+    join_pieces x;
+    float4 o[JOIN_PARTS] = {};
+    join_load(x, p, row, warp, count);
+    float3 sum = join_sums(p, row, count);
+    for (int j0 = 0; j0 < count; j0 += JOIN_CHUNK) {
+        if (j0)
+            join_load(x, p, row, j0 + warp, count);
+#pragma unroll
+        for (int i = 0; i < JOIN_EACH; i++) {
+            float by = exp2_fast(x.m[i] - sum.x);
+#pragma unroll
+            for (int e = 0; e < JOIN_PARTS; e++) {
+                o[e].x = fmaf(x.o[i][e].x, by, o[e].x);
+                o[e].y = fmaf(x.o[i][e].y, by, o[e].y);
+                o[e].z = fmaf(x.o[i][e].z, by, o[e].z);
+                o[e].w = fmaf(x.o[i][e].w, by, o[e].w);
+            }
+        }
+    }
+    for (int e = 0; e < JOIN_PARTS; e++)
+        shared[warp][e][lane] = o[e];
+    __syncthreads();
+    if (warp)
+        return 0;
+    float inv = sum.y == 0.f ? 0.f : rcp_fast(sum.y), zero = 0.f;
+    for (int e = 0; e < JOIN_PARTS; e++) {
+        float4 y = o[e];
+        for (int i = 1; i < JOIN_WARPS; i++) {
+            float4 other = shared[i][e][lane];
+            y.x += other.x;
+            y.y += other.y;
+            y.z += other.z;
+            y.w += other.w;
+        }
+        zero = fmaf(y.x + y.y, 0.f, fmaf(y.z + y.w, 0.f, zero));
+        int column = 4 * lane + 128 * e;
+        if (column < CFG_E_REAL)
+            *(uint2 *)(output_row(p, s, r) + column) =
+                make_uint2(pack(y.x * inv, y.y * inv), pack(y.z * inv, y.w * inv));
+    }
+    if (lane == 0)
+        finish_row(p, s, r, sum);
+    return __any_sync(~0u, zero != 0.f) || !(sum.y < 3e38f);
+}
+
+/* Rows flagged by `decode`, shared out over all CTAs. */
+DEVICE void redo_flagged(const cu_fwd &p, const mod_args &mod)
+{
+    int rows = p.B * p.H * p.M, step = gridDim.x * gridDim.y * 128;
+#pragma unroll 1
+    for (int first = (blockIdx.y * gridDim.x + blockIdx.x) * 128; first < rows; first += step) {
+        int mine = first + threadIdx.x;
+        if (!__syncthreads_or(mine < rows && load_new(p.flags + mine)))
+            continue;
+#pragma unroll 1
+        for (int i = first + threadIdx.x / 32; i < min(first + 128, rows); i += 4) {
+            if (!load_new(p.flags + i))
+                continue;
+            int head = i / p.M, b = head / p.H, h = head % p.H, g = h / p.few.group;
+            span s = {b, g, 0, 0, 0};
+            redo_at(p, mod, s, (h - g * p.few.group) * p.M + i % p.M);
+        }
+    }
+}

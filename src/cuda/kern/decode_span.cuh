@@ -1,0 +1,307 @@
+/* What decode works on: spans of packed rows, the line of all their blocks, how it is shared
+ * out over CTAs, and the way through a share. */
+#pragma once
+
+enum {
+    WARPS = CFG_WGS, /* even */
+    HALF = WARPS / 2,
+    KEYS = CFG_TN,
+    ROWS = 16,
+    PANELS_D = (CFG_D + 63) / 64,
+    PANELS_E = (CFG_E + 63) / 64,
+    PANEL = KEYS * 128,
+    STAGE = (PANELS_D + PANELS_E) * PANEL,
+    O_STEP =
+        CFG_E + 8, /* floats of a row where warps meet: no two rows of a store share banks */
+    S_COUNT = KEYS / 2,
+    O_COUNT = CFG_E / 2
+};
+
+/* ---- spans ---- */
+
+struct span {
+    int b, g, row0; /* row0: first packed row, head-major within the group */
+    int first, n;   /* blocks of keys; without runs they are neighbours */
+};
+
+/* x / d by multiplication: by is 2^32 / d rounded up, 0 for d = 1; exact where x d < 2^32. A
+ * division is 20 instructions, and a dozen of them stood before the first copy. */
+DEVICE int quotient(int x, u32 by)
+{
+    return by ? __umulhi(x, by) : x;
+}
+
+DEVICE span span_place(const cu_fwd &p, int i)
+{
+    span s;
+    int pair = quotient(i, p.few.by_tiles);
+    s.row0 = (i - pair * p.few.tiles) * ROWS;
+    s.b = quotient(pair, p.few.by_G);
+    s.g = pair - s.b * p.G;
+    return s;
+}
+
+/* head and query of a packed row */
+struct place {
+    int h, m;
+};
+
+DEVICE place row_place(const cu_fwd &p, const span &s, int packed)
+{
+    int h = quotient(packed, p.few.by_M);
+    place x = {s.g * p.few.group + h, packed - h * p.M};
+    return x;
+}
+
+/* rows of a span that are there */
+DEVICE int span_rows(const cu_fwd &p, const span &s)
+{
+    return min((int)ROWS, p.few.rows - s.row0);
+}
+
+/* keys that the interval mask leaves to any row of the span */
+DEVICE void span_limits(const cu_fwd &p, const mod_args &mod, const span &s, int &lo, int &hi)
+{
+#if MOD_MASK == MASK_INTERVAL
+    int least = 0x7fffffff, most = -0x7fffffff;
+    int q_offset = position(p.q_offset, s.b), kv_offset = position(p.kv_offset, s.b);
+#pragma unroll 1
+    for (int r = 0; r < span_rows(p, s); r++) {
+        int from, to;
+        place x = row_place(p, s, s.row0 + r);
+        mask_interval(mod, p, s.b, x.h, x.m + q_offset, from, to);
+        if (from < to) {
+            least = min(least, from);
+            most = max(most, to);
+        }
+    }
+    lo = (int)max((long long)lo, (long long)least - kv_offset);
+    hi = (int)min((long long)hi, (long long)most - kv_offset);
+#endif
+}
+
+/* the row of the block mask that the group's heads share */
+DEVICE int mask_row_of(const cu_fwd &p, const span &s)
+{
+    return s.b * p.mask_b + s.g * p.mask_h;
+}
+
+/* Every span has a block, so that each row is written by somebody; it may be dead throughout.
+ */
+DEVICE void span_count(const cu_fwd &p, const mod_args &mod, span &s)
+{
+    int lo = 0, hi = max(0, min(position(p.kv_len, s.b), p.N));
+    if (p.runs) {
+        int row = mask_row_of(p, s), begin = p.run_start[row], end = p.run_start[row + 1];
+        s.first = 0;
+        s.n = begin < end ? p.runs[end - 1].ordinal + p.runs[end - 1].count : 1;
+        return;
+    }
+    span_limits(p, mod, s, lo, hi);
+    s.first = hi > lo ? lo / KEYS : 0;
+    s.n = hi > lo ? (hi + KEYS - 1) / KEYS - s.first : 1;
+}
+
+/* The line of all blocks: where spans begin. */
+struct line {
+    const int *prefix; /* blocks before each span; unused where all spans are alike */
+    int each, spans;   /* blocks of every span, or 0 */
+};
+
+DEVICE int line_at(const line &l, int i)
+{
+    return l.each ? i * l.each : l.prefix[i];
+}
+
+/* the span that holds block t */
+DEVICE int line_find(const line &l, int t)
+{
+    if (l.each)
+        return min(t / l.each, l.spans - 1);
+    int lo = 0, hi = l.spans - 1; /* prefix[lo] <= t < prefix[hi + 1] */
+#pragma unroll 1
+    while (lo < hi) {
+        int middle = (lo + hi + 1) / 2;
+        if (l.prefix[middle] <= t)
+            lo = middle;
+        else
+            hi = middle - 1;
+    }
+    return lo;
+}
+
+/* prefix[i]: blocks of the spans before i; all threads. */
+DEVICE void sum_spans(const cu_fwd &p, const mod_args &mod, int *prefix, int n)
+{
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        span s = span_place(p, i);
+        span_count(p, mod, s);
+        prefix[i + 1] = s.n;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        int each = (n + 31) / 32, from = min(n, (int)threadIdx.x * each),
+            to = min(n, from + each);
+        int sum = 0;
+#pragma unroll 1
+        for (int i = from; i < to; i++)
+            sum += prefix[i + 1];
+        int before = sum;
+        for (int d = 1; d < 32; d *= 2) {
+            int other = __shfl_up_sync(~0u, before, d);
+            before += threadIdx.x >= d ? other : 0;
+        }
+        before -= sum;
+#pragma unroll 1
+        for (int i = from; i < to; i++)
+            prefix[i + 1] = before += prefix[i + 1];
+        if (threadIdx.x == 0)
+            prefix[0] = 0;
+    }
+    __syncthreads();
+}
+
+/* ---- blocks of a span ---- */
+
+/* the block at place `at` of a span, and whether its scores need the mask */
+DEVICE int block_at(const cu_fwd &p, const span &s, int at, int &partial)
+{
+    partial = MOD_MASK != MASK_NONE;
+    if (!p.runs)
+        return s.first + at;
+    int row = mask_row_of(p, s), i = p.run_start[row], last = p.run_start[row + 1] - 1;
+    if (i > last)
+        return 0;
+#pragma unroll 1
+    while (i < last) { /* the run holding `at` is among i .. last */
+        int middle = (i + last + 1) / 2;
+        if (p.runs[middle].ordinal <= at)
+            i = middle;
+        else
+            last = middle - 1;
+    }
+    partial = p.runs[i].is_partial;
+    return p.runs[i].first + at - p.runs[i].ordinal;
+}
+
+/* a place in the CTA's share, moving forward */
+struct cursor {
+    int t, index; /* block of the whole line; span holding it */
+    int from, to; /* that span's blocks in the line */
+    span s;
+};
+
+DEVICE void cursor_place(const cu_fwd &p, const mod_args &mod, const line &l, cursor &c)
+{
+    c.from = line_at(l, c.index);
+    c.to = line_at(l, c.index + 1);
+    c.s = span_place(p, c.index);
+    c.s.first = 0;
+#if MOD_MASK == MASK_INTERVAL
+    span_count(p, mod, c.s);
+#endif
+}
+
+DEVICE cursor cursor_at(const cu_fwd &p, const mod_args &mod, const line &l, int t)
+{
+    cursor c;
+    c.t = t;
+    c.index = line_find(l, t);
+    cursor_place(p, mod, l, c);
+    return c;
+}
+
+/* After t has moved: whether the span is another one. */
+DEVICE int cursor_follow(const cu_fwd &p, const mod_args &mod, const line &l, cursor &c)
+{
+    if (c.t < c.to)
+        return 0;
+#pragma unroll 1
+    do
+        c.index++;
+    while (c.t >= line_at(l, c.index + 1));
+    cursor_place(p, mod, l, c);
+    return 1;
+}
+
+DEVICE const u16 *query_row(const cu_fwd &p, const span &s, int packed)
+{
+    place x = row_place(p, s, packed);
+    return (const u16 *)p.q + s.b * p.qs.b + x.h * p.qs.h + x.m * p.qs.n;
+}
+
+/* Q of a span on its way to L2: behind the copies under way it would come too late. */
+DEVICE void call_q(const cu_fwd &p, const span &s)
+{
+    enum { LINES = (CFG_D_REAL + 63) / 64 };
+    int n = span_rows(p, s) * LINES;
+#pragma unroll 1
+    for (int i = threadIdx.x & 31; i < n; i += 32)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(query_row(p, s, s.row0 + i / LINES)
+                                                      + i % LINES * 64));
+}
+
+/* ---- shares ---- */
+
+/* Shares of the line's blocks among n CTAs: the first `larger` get one more than `each`. */
+struct shares {
+    int n, each, larger;
+};
+
+DEVICE shares share_out(int n, int total)
+{
+    int each = total / n;
+    shares x = {n, each, total - each * n};
+    return x;
+}
+
+DEVICE int share_begin(const shares &x, int cta)
+{
+    return cta * x.each + min(cta, x.larger);
+}
+
+DEVICE int share_owner(const shares &x, int block)
+{
+    int edge = x.larger * (x.each + 1);
+    return block < edge ? block / (x.each + 1) : x.larger + (block - edge) / x.each;
+}
+
+/* The pieces of a span that was cut, as the CTA after the first cut sees it. */
+struct joint {
+    int index, first; /* span; CTA of its first piece */
+    int count;        /* pieces; 0: none, or another CTA's to join */
+};
+
+DEVICE joint joint_at(const line &l, const shares &x, int cta)
+{
+    joint j = {0, 0, 0};
+    int t = share_begin(x, cta);
+    if (cta == 0 || t >= line_at(l, l.spans))
+        return j;
+    j.index = line_find(l, t);
+    int from = line_at(l, j.index), to = line_at(l, j.index + 1);
+    j.first = share_owner(x, from);
+    if (t > from && j.first == cta - 1)
+        j.count = share_owner(x, to - 1) - j.first + 1;
+    return j;
+}
+
+DEVICE line line_of(const cu_fwd &p)
+{
+    line l = {0, p.few.span_blocks, p.few.spans};
+    return l;
+}
+
+/* In one launch: whole spans for each CTA, or a part of one span for each CTA of a cluster. */
+DEVICE void near_share(const cu_fwd &p, const line &l, int &begin, int &end)
+{
+    int n = p.few.cluster, clusters = gridDim.x / n, at = blockIdx.x / n;
+    int rank = blockIdx.x - at * n;
+    begin = line_at(l, l.spans * at / clusters);
+    end = line_at(l, l.spans * (at + 1) / clusters);
+    if (n > 1) {
+        int count = end - begin;
+        end = begin + (rank + 1) * count / n;
+        begin += rank * count / n;
+    }
+}
