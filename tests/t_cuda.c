@@ -261,6 +261,27 @@ static void peak_compiles(void **state)
     }
 }
 
+/* Device code of a mod of each kind, or NULL. */
+static strbuf emitted(const char *score, const char *mask)
+{
+    saccade_mod *mods[2] = {score ? case_mod(SACCADE_SCORE, score) : NULL,
+                            mask ? case_mod(SACCADE_MASK, mask) : NULL};
+    const plan_problem p = {.sizes = {1, 4, 4, 64, 64, 64, 64},
+                            .scale = 0.125f,
+                            .score = mods[0] ? mod_function(mods[0]) : NULL,
+                            .mask = mods[1] ? mod_function(mods[1]) : NULL};
+    cu_mod_text facts;
+    strbuf text;
+    arena a;
+    arena_init(&a);
+    strbuf_init(&text, 0);
+    assert_int_equal(cu_emit_mod(&p, &a, &text, &facts, NULL), SACCADE_OK);
+    arena_free(&a);
+    saccade_mod_destroy(mods[0]);
+    saccade_mod_destroy(mods[1]);
+    return text;
+}
+
 static void text_of_mods(void **state)
 {
     static const struct {
@@ -279,23 +300,10 @@ static void text_of_mods(void **state)
                 {NULL, "q % 3 == kv % 5", "#define MOD_MASK MASK_GENERAL"}};
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        saccade_mod *mods[2] = {rows[i].score ? case_mod(SACCADE_SCORE, rows[i].score) : NULL,
-                                rows[i].mask ? case_mod(SACCADE_MASK, rows[i].mask) : NULL};
-        plan_problem p = {.sizes = {1, 4, 4, 64, 64, 64, 64}, .scale = 0.125f};
-        cu_mod_text facts;
-        strbuf text;
-        arena a;
-        arena_init(&a);
-        strbuf_init(&text, 0);
-        p.score = mods[0] ? mod_function(mods[0]) : NULL;
-        p.mask = mods[1] ? mod_function(mods[1]) : NULL;
-        assert_int_equal(cu_emit_mod(&p, &a, &text, &facts, NULL), SACCADE_OK);
+        strbuf text = emitted(rows[i].score, rows[i].mask);
         if (!strstr(strbuf_text(&text), rows[i].has))
             fail_msg("expected %s in:\n%s", rows[i].has, strbuf_text(&text));
         strbuf_free(&text);
-        arena_free(&a);
-        saccade_mod_destroy(mods[0]);
-        saccade_mod_destroy(mods[1]);
     }
 }
 
@@ -333,22 +341,12 @@ static void tanh_factor_is_close(void **state)
                 {"tanh(score + 1.0)", 0, 1},     {"20 * tanh(score / 20) + 1.0", 0, 1}};
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        saccade_mod *mod = case_mod(SACCADE_SCORE, rows[i].score);
-        plan_problem p = {.sizes = {1, 4, 4, 64, 64, 64, 64}, .scale = 0.125f};
-        cu_mod_text facts;
-        strbuf text;
-        arena a;
-        arena_init(&a);
-        strbuf_init(&text, 0);
-        p.score = mod_function(mod);
-        assert_int_equal(cu_emit_mod(&p, &a, &text, &facts, NULL), SACCADE_OK);
+        strbuf text = emitted(rows[i].score, NULL);
         if (rows[i].k == 0)
             assert_non_null(strstr(strbuf_text(&text), "#define SCORE_TANH 0"));
         else
             check_factor(strbuf_text(&text), rows[i].score, rows[i].k, rows[i].unit);
         strbuf_free(&text);
-        arena_free(&a);
-        saccade_mod_destroy(mod);
     }
 }
 
