@@ -332,6 +332,14 @@ static saccade_status emit_all(amx_code *c, const amx_shape *shape, uint8_t *byt
     return jit_page_create(bytes, end, &c->page, err);
 }
 
+static amx_step_fn *step_at(const amx_code *c, size_t begin)
+{
+    const uint8_t *at = c->page.bytes + begin;
+    amx_step_fn *run;
+    memcpy(&run, &at, sizeof run); /* ISO C has no such cast */
+    return run;
+}
+
 saccade_status amx_code_create(const amx_shape *shape, amx_code **out, int32_t *spills,
                                saccade_error *err)
 {
@@ -342,14 +350,10 @@ saccade_status amx_code_create(const amx_shape *shape, amx_code **out, int32_t *
     *spills = 0;
     FAIL_IF_GOTO(!c || !bytes, SACCADE_ENOMEM, "out of memory");
     TRY_GOTO(emit_all(c, shape, bytes, CAPACITY, spills, err));
-    for (int i = 0; i < CODES; i++) {
-        const uint8_t *at = c->page.bytes + c->begin[i];
-        memcpy(&c->run[i], &at, sizeof c->run[i]); /* ISO C has no such cast */
-    }
-    for (int i = 0; shape->has_ends && i < ENDS; i++) {
-        const uint8_t *at = c->page.bytes + c->end_begin[i];
-        memcpy(&c->end[i], &at, sizeof at);
-    }
+    for (int i = 0; i < CODES; i++)
+        c->run[i] = step_at(c, c->begin[i]);
+    for (int i = 0; shape->has_ends && i < ENDS; i++)
+        c->end[i] = step_at(c, c->end_begin[i]);
     *out = c;
     c = NULL;
 out:
