@@ -207,10 +207,11 @@ class BlockMaskHandle:
         self.handle, self.mod, self.tensors, self.keep = handle, mod, tensors, keep
         self._prepared = set()
 
-    def prepare(self, p: Plan) -> None:
-        if id(p) not in self._prepared:
+    def prepare(self, p: Plan, device: int = 0) -> None:
+        """device: the one whose context is current, which the runs are copied to."""
+        if (p, device) not in self._prepared:
             _lib.call("plan_prepare", p.handle, self.handle)
-            self._prepared.add(id(p))
+            self._prepared.add((p, device))
 
     def update(self) -> None:
         _lib.call("block_mask_update", self.handle)

@@ -308,7 +308,7 @@ class _Runner:
         self.n_bindings, self.bindings = len(names), _core.bindings(names, views)
         self.workspace = self.plan.workspace(B, H, k.shape[1], Q, k.shape[2], D, v.shape[3])
         if handle:
-            handle.prepare(self.plan)
+            handle.prepare(self.plan, max(q.get_device(), 0))
         self.handle = handle.handle if handle else 0
         self.keep.append(handle)
 
@@ -721,7 +721,9 @@ def _like(key, score_mod, block_mask):
 
 def _new_call(q, k, v, score, mask, scale, backend, want_lse, want_max):
     made_q, made_k, made_v = _prepare(q, k, v)
-    runner = _Runner(made_q, made_k, made_v, score, mask, scale, backend)
+    # plans and copies of block masks are made for the current device
+    with torch.cuda.device_of(q):
+        runner = _Runner(made_q, made_k, made_v, score, mask, scale, backend)
     call = _Call(runner, made_q, made_k, made_v, want_lse, want_max)
     call.copies = made_q is not q or made_k is not k or made_v is not v
     return call

@@ -190,6 +190,21 @@ def test_threads_on_their_streams():
         assert all(pool.map(work, range(200)))
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
+def test_tensors_elsewhere_than_the_current_device():
+    mask = st.create_block_mask(lambda b, h, i, j: i >= j, None, None, N, N, device="cuda:0")
+    for used in (1, 0):
+        q, k, v = (t.to(f"cuda:{used}") for t in tensors())
+        wants = []
+        for current in (used, 1 - used):
+            with torch.cuda.device(current):
+                for m in (mask, "q >= kv"):
+                    wants.append(st.flex_attention(q, k, v, None, m, enable_gqa=True))
+        assert all(w.device == q.device and torch.equal(w, wants[0]) for w in wants)
+        want, _ = dense(*tensors(), None, lambda b, h, i, j: i >= j)
+        close(wants[0].cuda(), want)
+
+
 def test_functions_made_anew():
     """Other tensors and numbers in the closure of one code, on the device and on the host."""
     q, k, v = tensors()
