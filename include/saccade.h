@@ -329,9 +329,9 @@ SACCADE_API size_t saccade_plan_workspace(const saccade_plan *plan, const saccad
 SACCADE_API saccade_status saccade_forward(const saccade_plan *plan,
                                            const saccade_forward_args *args,
                                            saccade_error *err);
-/* Makes the runs (and device copy) of a block mask for this plan's tiles, kept in the mask.
- * Must precede the first run with that mask, and follow each update; not thread-safe for one
- * mask. */
+/* Makes the runs of a block mask for this plan's tiles, and on CUDA their copy on the device
+ * whose context is current, kept in the mask. Must precede the first run with that mask on a
+ * device, and follow each update; not thread-safe for one mask. */
 SACCADE_API saccade_status saccade_plan_prepare(const saccade_plan *plan,
                                                 const saccade_block_mask *mask,
                                                 saccade_error *err);
