@@ -235,9 +235,10 @@ typedef struct cu_loaded {
 
 typedef struct cu_state {
     cu_form form, plain;
+    cu_form peaks;      /* where row maxima are wanted: form, or smaller where that spilled */
     cu_tile decode;     /* groups: warps; 0: no such program */
     int rung, given_up; /* tiles tried before; every tile spilled */
-    int plain_rung, decode_rung;
+    int peaks_rung, plain_rung, decode_rung;
     int is_lazy; /* offsets raised after the fact: tile and score allow it */
     cu_mod_text facts;
     char arch[16];

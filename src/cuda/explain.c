@@ -47,6 +47,9 @@ static void put_notes(const cu_state *s, strbuf *out)
                       s->rung == 1 ? "" : "s");
     if (strncmp(s->arch, "compute_", 8) == 0)
         strbuf_puts(out, "target note: PTX, of which only the driver knows the registers\n");
+    if (s->peaks_rung)
+        strbuf_printf(out, "row maxima note: %d larger tile%s spilled more\n", s->peaks_rung,
+                      s->peaks_rung == 1 ? "" : "s");
     if (s->plain_rung)
         strbuf_printf(out, "plain note: %d larger tile%s spilled more\n", s->plain_rung,
                       s->plain_rung == 1 ? "" : "s");
@@ -56,8 +59,10 @@ static void put_notes(const cu_state *s, strbuf *out)
     for (int i = CU_MAIN + 1; i < CU_PROGRAMS; i++) {
         const cu_report *r = &s->programs[i].image.report;
         if (r->spill_bytes || r->is_serialised)
-            strbuf_printf(out, "program note: %s spills or waits in every form tried\n",
-                          program_names[i]);
+            strbuf_printf(out, "program note: %s spills or waits%s\n", program_names[i],
+                          i == CU_CAREFUL                              ? ""
+                          : i == CU_PEAKS && s->form.family == CU_SM90 ? ", in the main tile"
+                                                                       : " in every tile");
     }
 }
 

@@ -89,7 +89,9 @@ static size_t larger(size_t a, size_t b)
 size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
 {
     const cu_state *s = plan->state;
-    const size_t tiles = larger(tiles_space(&s->form, sizes), tiles_space(&s->plain, sizes));
+    const size_t tiles =
+        larger(tiles_space(&s->form, sizes),
+               larger(tiles_space(&s->peaks, sizes), tiles_space(&s->plain, sizes)));
     saccade_sizes few = *sizes;
     while (few.Q > 1 && !is_decode(s, &few))
         few.Q = few.Q > 64 ? 64 : few.Q - 1;
@@ -147,14 +149,17 @@ static saccade_status make_runs(const saccade_plan *plan, const saccade_block_ma
                                 int device, const saccade_sizes *sizes, saccade_error *err)
 {
     const cu_state *s = plan->state;
-    const cu_form *const forms[] = {NULL, &s->form, &s->plain};
+    const cu_form *const forms[] = {NULL, &s->form, &s->peaks, &s->plain};
     const cu_driver *driver;
-    int n = 0;
+    int n = 0, has_decode = 0;
     TRY(cu_get_driver(&driver, err));
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         const int is_there = forms[i] ? forms[i]->tile.groups > 0 : is_decode(s, sizes);
-        if (!is_there || !is_suited(s, forms[i], mask, sizes) || (i == 1 && n))
+        if (!is_there || !is_suited(s, forms[i], mask, sizes))
+            continue;
+        if (has_decode && forms[i] != &s->plain)
             continue; /* few rows are tiles only where they are plain */
+        has_decode |= !forms[i];
         const blocks x = blocks_for(s, forms[i], mask, sizes);
         TRY(cu_runs_make(driver, device, mask, x.rows, x.keys, x.group, sizes,
                          (size_t)s->device.l2_bytes, err));
@@ -366,8 +371,9 @@ static saccade_status make_ready(cu_state *s, const plan_problem *problem,
     if (atomic_load(&s->ready) & bit)
         return SACCADE_OK;
     const int shared = cu_shared_bytes(&s->form, &s->facts, problem);
+    const int peaks = cu_shared_bytes(&s->peaks, &s->facts, problem);
     const int plain = cu_shared_bytes(&s->plain, &s->facts, problem);
-    const int bytes[CU_PROGRAMS] = {shared, shared, 0, plain, MOST};
+    const int bytes[CU_PROGRAMS] = {shared, peaks, 0, plain, MOST};
     for (int i = 0; i < CU_PROGRAMS; i++)
         if (s->programs[i].kernel && bytes[i])
             TRY(cu_check(
@@ -403,7 +409,7 @@ static saccade_status launch_passes(const saccade_plan *plan, const plan_run *ru
     cu_state *s = plan->state;
     const cu_form *form = a->form;
     const plan_problem *problem = &plan->problem;
-    const int n_sm = s->device.n_sm, is_main = form == &s->form;
+    const int n_sm = s->device.n_sm, is_main = form != &s->plain;
     const int shared = cu_shared_bytes(form, &s->facts, problem);
     const int threads =
         cu_tile_threads(form->family, &form->tile, cu_padded(problem->sizes.Dv));
@@ -574,9 +580,8 @@ static saccade_status choose_form(const cu_state *s, const plan_run *run, const 
                                   saccade_error *err)
 {
     const int is_free = s->form.family != CU_SM90 || is_run_aligned(run);
-    const cu_form *const forms[] = {NULL, &s->form, &s->plain};
-    const int may[] = {is_free && is_decode(s, &run->sizes), is_free,
-                       s->plain.tile.groups > 0};
+    const cu_form *const forms[] = {NULL, run->row_max ? &s->peaks : &s->form, &s->plain};
+    const int may[] = {is_free && is_decode(s, &run->sizes), is_free, s->plain.tile.groups > 0};
     for (int i = 0; i < 3; i++)
         if (may[i] && is_suited(s, forms[i], run->block_mask, &run->sizes)) {
             *out = forms[i];

@@ -239,6 +239,16 @@ static saccade_status choose_tile(cu_state *s, const plan_problem *p, saccade_er
     return compile_tile(s, p, THE_MAIN | THE_OTHERS, err);
 }
 
+/* Row maxima beside O may want a smaller tile than the main program. On sm_90a they share its
+ * tile: the program that keeps them also does again the tiles that the main one lists. */
+static int next_peaks(const cu_state *s, const plan_problem *p, int rung, instance *out)
+{
+    cu_form form = {.family = s->form.family};
+    const int found = form.family != CU_SM90 && find_tile(s, p, s->rung + rung, &form);
+    *out = (instance){entries[form.family], form, 0, 1, 0};
+    return found;
+}
+
 static instance decode_instance(const cu_tile *tile)
 {
     return (instance){"decode.cu", {CU_SM90, *tile}, 0, 1, 1};
@@ -289,6 +299,14 @@ static saccade_status settle(const cu_state *s, const plan_problem *p, next_inst
     return SACCADE_OK;
 }
 
+static saccade_status compile_tiles(cu_state *s, const plan_problem *p, saccade_error *err)
+{
+    TRY(choose_tile(s, p, err));
+    s->peaks = s->form;
+    return settle(s, p, next_peaks, &s->programs[CU_PEAKS].image, &s->peaks.tile,
+                  &s->peaks_rung, err);
+}
+
 static saccade_status compile_all(cu_state *s, const plan_problem *p, saccade_error *err)
 {
     cu_image *const plain = &s->programs[CU_PLAIN].image;
@@ -296,14 +314,14 @@ static saccade_status compile_all(cu_state *s, const plan_problem *p, saccade_er
     job jobs[2];
     instance first[2];
     if (s->form.family != CU_SM90)
-        return choose_tile(s, p, err);
+        return compile_tiles(s, p, err);
     next_plain(s, p, 0, &first[0]);
     next_decode(s, p, 0, &first[1]);
     s->plain = first[0].form;
     s->decode = first[1].form.tile;
     start_job(&jobs[0], s, p, first[0], plain);
     start_job(&jobs[1], s, p, first[1], decode);
-    saccade_status status = choose_tile(s, p, err);
+    saccade_status status = compile_tiles(s, p, err);
     for (int i = 0; i < 2; i++)
         status = end_job(&jobs[i], status, err);
     TRY(status);
