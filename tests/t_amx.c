@@ -136,6 +136,9 @@ static void variants(void **state)
         {.score = "kv < 140 ? -inf : score"},
         {.mask = "kv != 5", .score = "kv == 5 ? 1.0 / 0.0 + log(-1.0) : score"},
         {.score = "kv == 200 && q == 3 ? inf : score"},
+        {.mask = "kv == 0", .scale = 0.001f},
+        {.score = "q < 2 ? -3.4028234e38 : score"},
+        {.score = "q < 2 ? score * 1e9 : score"},
         {.scale = -0.7f},
         {.scale = 0.0625f, .layout = CASE_BNHD, .kv_offset = 9},
     };

@@ -95,6 +95,8 @@ static void variants(void **state)
         {.mask = "q + 300 >= kv", .score = "alibi()"},
         {.score = "softcap(c)"},
         {.mask = "false"},
+        {.mask = "kv == 0", .scale = 0.001f},
+        {.score = "q < 2 ? -3.4028234e38 : score"},
         {.scale = -0.7f},
     };
     (void)state;

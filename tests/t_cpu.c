@@ -109,6 +109,11 @@ static void variants(void **state)
         {.mask = "false"},
         {.mask = "true", .score = "kv == 5 ? -inf : score"},
         {.mask = "kv != 5", .score = "kv == 5 ? 1.0 / 0.0 + log(-1.0) : score"},
+        {.mask = "kv == 0", .scale = 0.001f},              /* weights are 1, lse is about 0 */
+        {.score = "q % 2 == 0 ? -1e30 : score"},           /* rows of nothing but a mask's */
+        {.score = "score + (kv > q ? -3.4028234e38 : 0)"}, /* lowest numbers */
+        {.score = "q < 2 ? -3.4028234e38 : score"},
+        {.score = "q < 2 ? score * 1e9 : score"},
     };
     (void)state;
     for (size_t n = 0; n < sizeof list / sizeof list[0]; n++) {

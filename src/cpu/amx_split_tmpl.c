@@ -50,13 +50,15 @@ static CPU_VALUES(values)
 /* ---- online softmax ---- */
 
 /* Tiles take 32 keys: an odd 16 of them get weight 0. */
-static ALWAYS_INLINE float row_exp(float *s, int32_t n, float base)
+static ALWAYS_INLINE float row_exp(float *s, int32_t n, float base, int is_fused)
 {
     vf sum = vf_set(0);
     for (int32_t j = 0; j < n; j += TILE_DEPTH) {
         vf x[TILE_DEPTH / VF];
         for (int32_t c = 0; c < TILE_DEPTH; c += VF) {
-            x[c / VF] = j + c < n ? exp2_poly(exponent(vf_load(s + j + c), base)) : vf_set(0);
+            x[c / VF] = vf_set(0);
+            if (j + c < n)
+                x[c / VF] = exp2_poly(exponent(vf_load(s + j + c), base, is_fused));
             sum += x[c / VF];
         }
         store_split((bf16 *)(void *)(s + j), x);

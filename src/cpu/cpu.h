@@ -97,13 +97,16 @@ typedef struct cpu_stream {
 } cpu_stream;
 #define CPU_STREAM(name) void name(const cpu_stream *stream)
 
+/* Maxima up to which m log2 e is near enough when rounded (softmax_rows.h). */
+#define CPU_FUSED_MOST 0x1p16f
+
 typedef struct cpu_kernels {
     const char *name;
     int32_t strip;    /* query rows per call of scores, softmax, values */
     int32_t panel;    /* keys of a K panel, columns of a V panel */
     int32_t element;  /* bytes of a packed element: 4 f32, 2 bf16 */
     int32_t depth;    /* packed K has a multiple of these dims */
-    int32_t is_fused; /* P is 2^(s log2 e - r) with r = m log2 e rounded to f32 */
+    int32_t is_fused; /* P is 2^(s log2 e - r), r = m log2 e rounded, |m| < CPU_FUSED_MOST */
     CPU_SCORES((*scores));
     CPU_SOFTMAX((*softmax));
     CPU_VALUES((*values));

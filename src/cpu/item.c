@@ -475,7 +475,8 @@ static void store_stat(const saccade_tensor *t, int64_t b, int64_t h, int64_t i,
  * and parts of a row must not differ by that. */
 static double exponent_of(const cpu_worker *w, float m)
 {
-    return w->kernels->is_fused ? (double)(m * (float)M_LOG2E) : (double)m * M_LOG2E;
+    const int is_fused = w->kernels->is_fused && fabsf(m) < CPU_FUSED_MOST;
+    return is_fused ? (double)(m * (float)M_LOG2E) : (double)m * M_LOG2E;
 }
 
 static void store_stats(const cpu_worker *w, int32_t r)
