@@ -3,10 +3,11 @@
 
 #include <string.h>
 
-/* 2^f on [0, 1) = ((c0 f + c1) f + ..) f + 1: to 8.6e-5 and to 8.3e-8, exactly 1 at 0. */
+/* 2^f on [0, 1] = ((c0 f + c1) f + ..) f + 1: to 8.6e-5; and to 9.7e-8, exactly 1 at 0 and 2 at
+ * 1, as in exp2_poly.h. */
 static const float rough_exp2[] = {0x1.3baaa6p-4f, 0x1.d2378ap-3f, 0x1.63e658p-1f, 1.0f};
 static const float exact_exp2[AMX_COEFFICIENTS] = {
-    0x1.e974fcp-10f, 0x1.277854p-7f, 0x1.c91ce6p-5f, 0x1.ebdb56p-3f, 0x1.62e4bap-1f, 1.0f};
+    0x1.eca6fp-10f, 0x1.269deep-7f, 0x1.c94444p-5f, 0x1.ebd8a2p-3f, 0x1.62e4c8p-1f, 1.0f};
 
 /* A weight 2^t as a word of bf16: round(128 (127 + t)) has the exponent and, as its last 7
  * bits, t's fraction m. What 128 + m is above 128 2^(m / 128) is taken off, rounded, one number
