@@ -1,0 +1,66 @@
+/* emit.h: what the files that write a mod's CUDA text share. */
+#ifndef SACCADE_CUDA_EMIT_H
+#define SACCADE_CUDA_EMIT_H
+
+#include "cuda/cuda.h"
+
+typedef enum rate { ROW, COLUMN, ELEMENT } rate;
+
+/* where text is being written: the copy's number is of the column (0, 1) or element (0..3) */
+typedef struct place {
+    rate rate;
+    int copy;
+} place;
+
+typedef struct emitter {
+    const mod_fn *fn;
+    const plan_problem *problem;
+    strbuf *out;
+    int first_capture;  /* of this fn among the arguments */
+    const double *gain; /* of a score: by how much its result follows each node */
+} emitter;
+
+/* first parameters of every generated function */
+#define EMIT_SIGNATURE "const mod_args &mod, const cu_fwd &p, int b, int h"
+
+static inline int emit_is_leaf(const mod_node *n)
+{
+    return n->op <= OP_SCALAR;
+}
+
+static inline const mod_node *emit_arg(const emitter *e, const mod_node *n, int i)
+{
+    return &e->fn->nodes[e->fn->args[n->args + i]];
+}
+
+static inline unsigned emit_number(const emitter *e, const mod_node *n)
+{
+    return (unsigned)(n - e->fn->nodes);
+}
+
+/* ---- emit.c: nodes ---- */
+
+rate emit_rate_of(const mod_node *n);
+const char *emit_type(const mod_node *n);
+void emit_float(strbuf *out, float x);
+/* The value of node n as seen from a place. */
+void emit_value(const emitter *e, strbuf *out, const mod_node *n, place at);
+/* One statement: node n at a place. */
+void emit_node(const emitter *e, const mod_node *n, place at);
+/* All nodes of one rate, each in all its copies; `except` is left out. */
+void emit_nodes(const emitter *e, rate which, const mod_node *except);
+/* Whether node i becomes the fast tanh, four at once. needs: gain. */
+int emit_is_fast_tanh(const emitter *e, uint32_t i);
+/* Marks row values that columns and elements read, or that are the result. */
+void emit_mark_kept(const emitter *e, unsigned char *kept);
+void emit_row_members(const emitter *e, const unsigned char *kept);
+void emit_row_values(const emitter *e, const unsigned char *kept);
+/* <what>_row and <what>_row_begin: row values and who keeps them. */
+void emit_row_struct(const emitter *e, const char *what, const unsigned char *kept);
+
+/* ---- emit_score.c, emit_mask.c ---- */
+
+saccade_status emit_score(emitter *e, arena *scratch, cu_mod_text *facts, saccade_error *err);
+saccade_status emit_mask(emitter *e, arena *scratch, cu_mod_text *facts, saccade_error *err);
+
+#endif
