@@ -81,8 +81,16 @@ typedef struct key_unit {
     const char *row;
     int32_t left, depth; /* keys there are, steps of 32 dims */
     int32_t whole;       /* steps that lie in memory as tiles do */
+    int32_t ring;        /* step d is made in place d & ring: two, or all if more rows come */
     bf16 *made;
 } key_unit;
+
+/* Step d, the given part and half of the keys. */
+static ALWAYS_INLINE bf16 *made_key(int is_split, const key_unit *u, int32_t d, int part,
+                                    int half)
+{
+    return u->made + ((((int64_t)(d & u->ring) << is_split) + part) * 2 + half) * TILE;
+}
 
 /* Dims [32 d, 32 d + 32) of key j into `to`, 0 past the ends of the keys and the dims. */
 static ALWAYS_INLINE void make_key(int is_split, const key_unit *u, int32_t d, int32_t j,
@@ -97,16 +105,16 @@ static ALWAYS_INLINE void make_key(int is_split, const key_unit *u, int32_t d, i
         memcpy(to, line, TILE_BYTES);
 }
 
-/* Step d of 32 dims into `made`. */
-static ALWAYS_INLINE void make_keys(int is_split, const key_unit *u, int32_t d,
-                                    cpu_asking *next, int32_t share)
+/* Keys [j, end) of step d of 32 dims into `made`. */
+static ALWAYS_INLINE void make_keys(int is_split, const key_unit *u, int32_t d, int32_t j,
+                                    int32_t end, cpu_asking *next, int32_t share)
 {
     const int32_t is_edge = u->left < UNIT || (d + 1) * TILE_DEPTH > u->k->dim;
     const int64_t stride = u->k->stride;
-    const char *row = u->row + (int64_t)d * TILE_BYTES;
-    bf16 *to = u->made + (2 * (int64_t)d * TILE << is_split);
+    const char *row = u->row + j * stride + (int64_t)d * TILE_BYTES;
+    bf16 *to = made_key(is_split, u, d, 0, 0) + j * TILE_DEPTH;
     cpu_asking own = *next; /* in registers */
-    for (int32_t j = 0; j < UNIT; j++, row += stride, to += TILE_DEPTH) {
+    for (; j < end; j++, row += stride, to += TILE_DEPTH) {
         const bf16 *at = (const bf16 *)(const void *)row;
         if (is_split)
             ask_few(&own, share);
@@ -119,43 +127,32 @@ static ALWAYS_INLINE void make_keys(int is_split, const key_unit *u, int32_t d,
 }
 
 /* Tiles A, keys 0 to 15 in register 4 and 16 to 31 in 5. */
-#define LOAD_KEYS(half, u, d, part)                                                        \
-    do {                                                                                   \
-        if (!is_split && (d) < (u)->whole)                                                 \
-            TILE_STREAM(half,                                                              \
-                        (u)->row + ((half)-4) * TILE_ROWS * (u)->k->stride                 \
-                            + (int64_t)(d)*TILE_BYTES,                                     \
-                        (u)->k->stride);                                                   \
-        else                                                                               \
-            TILE_LOAD(half,                                                                \
-                      (u)->made                                                            \
-                          + ((((int64_t)(d) << is_split) + (part)) * 2 + (half)-4) * TILE, \
-                      TILE_BYTES);                                                         \
+#define LOAD_KEYS(half, u, d, part)                                                \
+    do {                                                                           \
+        if (!is_split && (d) < (u)->whole)                                         \
+            TILE_STREAM(half,                                                      \
+                        (u)->row + ((half)-4) * TILE_ROWS * (u)->k->stride         \
+                            + (int64_t)(d)*TILE_BYTES,                             \
+                        (u)->k->stride);                                           \
+        else                                                                       \
+            TILE_LOAD(half, made_key(is_split, u, d, part, (half)-4), TILE_BYTES); \
     } while (0)
 
-/* S^T of 32 keys and one tile of rows, in two sums: of even and odd steps, or of high and low
- * parts, since a product must wait for the one before it in its sum. */
-static ALWAYS_INLINE void score_one(int is_split, const key_unit *u, int is_first,
-                                    const bf16 *q, cpu_asking *next, int32_t share)
+/* S^T of 32 keys and one tile of rows, in two sums, of even and odd steps, since a product must
+ * wait for the one before it in its sum. */
+static ALWAYS_INLINE void score_one(const key_unit *u, const bf16 *q, cpu_asking *next,
+                                    int32_t share)
 {
-    for (int32_t d = 0; d < u->depth; d += 2 - is_split) {
-        if (is_split && is_first && d + 1 < u->depth)
-            make_keys(1, u, d + 1, next, share);
+    enum { is_split = 0 };
+    for (int32_t d = 0; d < u->depth; d += 2) {
         TILE_LOAD(6, q + (int64_t)d * TILE, TILE_BYTES);
         LOAD_KEYS(4, u, d, 0);
         TILE_DOT(0, 4, 6);
-        if (!is_split)
-            ask_lines(next, share);
+        ask_lines(next, share);
         LOAD_KEYS(5, u, d, 0);
         TILE_DOT(2, 5, 6);
-        if (!is_split)
-            ask_lines(next, share);
-        if (is_split) {
-            LOAD_KEYS(4, u, d, 1);
-            TILE_DOT(1, 4, 6);
-            LOAD_KEYS(5, u, d, 1);
-            TILE_DOT(3, 5, 6);
-        } else if (d + 1 < u->depth) {
+        ask_lines(next, share);
+        if (d + 1 < u->depth) {
             TILE_LOAD(7, q + (int64_t)(d + 1) * TILE, TILE_BYTES);
             LOAD_KEYS(4, u, d + 1, 0);
             TILE_DOT(1, 4, 7);
@@ -168,25 +165,54 @@ static ALWAYS_INLINE void score_one(int is_split, const key_unit *u, int is_firs
 }
 
 /* Two tiles of rows. */
-static ALWAYS_INLINE void score_two(int is_split, const key_unit *u, int is_first,
-                                    const bf16 *q, cpu_asking *next, int32_t share)
+static ALWAYS_INLINE void score_two(const key_unit *u, const bf16 *q, cpu_asking *next,
+                                    int32_t share)
 {
+    enum { is_split = 0 };
     for (int32_t d = 0; d < u->depth; d++) {
-        if (is_split && is_first && d + 1 < u->depth)
-            make_keys(1, u, d + 1, next, share);
         TILE_LOAD(6, q + (int64_t)d * TILE, TILE_BYTES);
         TILE_LOAD(7, q + (int64_t)(u->depth + d) * TILE, TILE_BYTES);
-        for (int32_t part = 0; part <= is_split; part++) {
-            LOAD_KEYS(4, u, d, part);
-            TILE_DOT(0, 4, 6);
-            TILE_DOT(1, 4, 7);
-            if (!is_split)
-                ask_lines(next, share);
-            LOAD_KEYS(5, u, d, part);
-            TILE_DOT(2, 5, 6);
-            TILE_DOT(3, 5, 7);
-            if (!is_split)
-                ask_lines(next, share);
+        LOAD_KEYS(4, u, d, 0);
+        TILE_DOT(0, 4, 6);
+        TILE_DOT(1, 4, 7);
+        ask_lines(next, share);
+        LOAD_KEYS(5, u, d, 0);
+        TILE_DOT(2, 5, 6);
+        TILE_DOT(3, 5, 7);
+        ask_lines(next, share);
+    }
+}
+
+/* One tile of rows, their parts side by side, or two of parts of their own. Between products a
+ * part of the next step is made. */
+static ALWAYS_INLINE void score_split(int high, const key_unit *u, int is_first, const bf16 *q,
+                                      cpu_asking *next, int32_t share)
+{
+    enum { is_split = 1, EACH = UNIT / 4 };
+    for (int32_t d = 0; d < u->depth; d++) {
+        TILE_LOAD(6, q + (int64_t)d * TILE, TILE_BYTES);
+        if (high == 2)
+            TILE_LOAD(7, q + (int64_t)(u->depth + d) * TILE, TILE_BYTES);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) { /* half i % 2 of the keys, part i / 2 */
+            if (is_first && d + 1 < u->depth)
+                make_keys(1, u, d + 1, i * EACH, (i + 1) * EACH, next, share);
+            if (i % 2 == 0)
+                LOAD_KEYS(4, u, d, i / 2);
+            else
+                LOAD_KEYS(5, u, d, i / 2);
+            if (i == 0 || (i == 2 && high == 2))
+                TILE_DOT(0, 4, 6);
+            else if (i == 1 || high == 2)
+                TILE_DOT(2, 5, 6);
+            else if (i == 2)
+                TILE_DOT(1, 4, 6);
+            else
+                TILE_DOT(3, 5, 6);
+            if (i % 2 == 0 && high == 2)
+                TILE_DOT(1, 4, 7);
+            else if (high == 2)
+                TILE_DOT(3, 5, 7);
         }
     }
 }
@@ -197,13 +223,15 @@ static ALWAYS_INLINE void score_unit(int is_split, int high, const key_unit *u, 
 {
     ZERO_UNIT();
     if (is_first && is_split)
-        make_keys(1, u, 0, next, share);
+        make_keys(1, u, 0, 0, UNIT, next, share);
     for (int32_t d = u->whole; d < u->depth && is_first && !is_split; d++)
-        make_keys(0, u, d, next, share);
-    if (high == 1)
-        score_one(is_split, u, is_first, q, next, share);
+        make_keys(0, u, d, 0, UNIT, next, share);
+    if (is_split)
+        score_split(high, u, is_first, q, next, share);
+    else if (high == 1)
+        score_one(u, q, next, share);
     else
-        score_two(is_split, u, is_first, q, next, share);
+        score_two(u, q, next, share);
     TILE_STORE(0, to, TILE_BYTES);
     TILE_STORE(2, to + SQUARE, TILE_BYTES);
     TILE_STORE(1, to + 2 * SQUARE, TILE_BYTES);
@@ -289,7 +317,10 @@ static ALWAYS_INLINE void dots_by_tiles(int is_split, const bf16 *q, int32_t q_l
     }
     for (int32_t j = 0; j < n; j += UNIT) {
         const int32_t whole = n - j >= UNIT ? k->dim / TILE_DEPTH : 0;
-        const key_unit u = {k, k->base + (j0 + j) * k->stride, n - j, depth, whole, made};
+        const key_unit u = {k,     k->base + (j0 + j) * k->stride,
+                            n - j, depth,
+                            whole, is_split && rows <= 2 * tile_rows ? 1 : -1,
+                            made};
         for (int32_t r = 0; r < rows; r += 2 * tile_rows) {
             const bf16 *packed = queries + (int64_t)r / tile_rows * depth * TILE;
             if (rows - r > tile_rows)

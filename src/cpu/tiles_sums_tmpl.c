@@ -32,9 +32,17 @@ typedef struct sums_job {
     int64_t p_stride;       /* bytes */
     const bf16 *folded;     /* P of at most 8 rows of f16, as rows of a tile: [step][16][32] */
     int32_t n, rows, share; /* keys; lines to ask for at each of a pass's ticks */
-    bf16 *made;             /* 32 columns of V as tiles B: [step][part][pair of keys][2][32] */
+    int32_t groups;         /* of 32 columns at a time: two where rows fit one tile */
+    int32_t ring; /* step t is made in place t & ring: two, or all if more rows come */
+    bf16 *made;   /* V as tiles B: [step & ring][group][part][pair of keys][2][32] */
     cpu_asking *next;
 } sums_job;
+
+/* Group g of step t in `made`. */
+static ALWAYS_INLINE bf16 *made_at(int is_split, const sums_job *job, int32_t t, int32_t g)
+{
+    return job->made + ((int64_t)((t & job->ring) * job->groups + g) * 2 * TILE << is_split);
+}
 
 /* Columns [c, c + 32) of keys j and j + 1 into `to`; is_edge: 0 past the ends of both. */
 static ALWAYS_INLINE void make_pair(int is_split, const sums_job *job, int is_edge, int32_t j,
@@ -62,60 +70,65 @@ static ALWAYS_INLINE void make_pair(int is_split, const sums_job *job, int is_ed
 
 /* Keys from one moment to ask to the next. Arithmetic bounds f16: there bursts of asked lines
  * would hold up the lines in use. Memory bounds bf16, which is quicker with bursts. */
-static ALWAYS_INLINE int32_t ask_every(int is_split)
+static ALWAYS_INLINE int32_t ask_every(int is_split, int groups)
 {
-    return is_split ? 2 : 8;
+    return is_split ? 2 : 8 / groups;
 }
 
-/* Step t of 32 keys, columns [c, c + 32). */
-static ALWAYS_INLINE void make_values(int is_split, const sums_job *job, int32_t t, int32_t c)
+/* Part `slice` of so many of step t of 32 keys, columns [c, c + 32 groups). */
+static ALWAYS_INLINE void make_values(int is_split, int groups, const sums_job *job, int32_t t,
+                                      int32_t c, int32_t slice, int32_t slices)
 {
-    const int32_t end = (t + 1) * TILE_DEPTH;
-    const int is_edge = end > job->n || c + TILE_DEPTH > job->v->dim;
-    bf16 *to = job->made + ((int64_t)t * 2 * TILE << is_split);
+    const int32_t keys = TILE_DEPTH / slices, j0 = t * TILE_DEPTH;
+    const int is_edge = j0 + TILE_DEPTH > job->n || c + groups * TILE_DEPTH > job->v->dim;
+    bf16 *first = made_at(is_split, job, t, 0), *second = made_at(is_split, job, t, 1);
     cpu_asking own = *job->next; /* in registers */
-    for (int32_t j = t * TILE_DEPTH; j < end; j += 2, to += 2 * TILE_DEPTH) {
-        if (j % ask_every(is_split) == 0)
+    for (int32_t i = slice * keys; i < (slice + 1) * keys; i += 2) {
+        if (i % ask_every(is_split, groups) == 0)
             ask_few(&own, job->share);
-        if (is_edge)
-            make_pair(is_split, job, 1, j, c, to);
-        else
-            make_pair(is_split, job, 0, j, c, to);
+        if (is_edge) {
+            make_pair(is_split, job, 1, j0 + i, c, first + i * TILE_DEPTH);
+            if (groups == 2)
+                make_pair(is_split, job, 1, j0 + i, c + TILE_DEPTH, second + i * TILE_DEPTH);
+        } else {
+            make_pair(is_split, job, 0, j0 + i, c, first + i * TILE_DEPTH);
+            if (groups == 2)
+                make_pair(is_split, job, 0, j0 + i, c + TILE_DEPTH, second + i * TILE_DEPTH);
+        }
     }
     *job->next = own;
 }
 
 /* Tiles B into registers 6 and 7. */
-#define LOAD_VALUES(job, t, part)                                                         \
-    do {                                                                                  \
-        const bf16 *at_ = (job)->made + (((int64_t)(t) << is_split) + (part)) * 2 * TILE; \
-        TILE_LOAD(6, at_, 2 * TILE_BYTES);                                                \
-        TILE_LOAD(7, at_ + TILE_DEPTH, 2 * TILE_BYTES);                                   \
+#define LOAD_VALUES(job, t, g, part)                                               \
+    do {                                                                           \
+        const bf16 *at_ = made_at(is_split, job, t, g) + (int64_t)(part)*2 * TILE; \
+        TILE_LOAD(6, at_, 2 * TILE_BYTES);                                         \
+        TILE_LOAD(7, at_ + TILE_DEPTH, 2 * TILE_BYTES);                            \
     } while (0)
 
-/* P V of one tile of rows, in two sums as in score_one. */
-static ALWAYS_INLINE void value_one(int is_split, const sums_job *job, int is_first, int32_t c,
-                                    const char *p, int32_t steps)
+/* P V of one tile of rows, one or two groups of columns. Between products a part of the next
+ * step is made. */
+static ALWAYS_INLINE void value_one(int is_split, int groups, const sums_job *job, int is_first,
+                                    int32_t c, const char *p, int32_t steps)
 {
-    for (int32_t t = 0; t < steps; t += 2 - is_split) {
-        for (int32_t i = t + 1; i < t + 3 - is_split && i < steps && is_first; i++)
-            make_values(is_split, job, i, c);
+    const int32_t slices = groups << is_split;
+    for (int32_t t = 0; t < steps; t++) {
         if (is_split)
             TILE_LOAD(4, job->folded + (int64_t)t * TILE, TILE_BYTES);
         else
             TILE_LOAD(4, p + (int64_t)t * TILE_BYTES, job->p_stride);
-        LOAD_VALUES(job, t, 0);
-        TILE_DOT(0, 4, 6);
-        TILE_DOT(1, 4, 7);
-        if (is_split) {
-            LOAD_VALUES(job, t, 1);
-            TILE_DOT(2, 4, 6);
-            TILE_DOT(3, 4, 7);
-        } else if (t + 1 < steps) {
-            TILE_LOAD(5, p + (int64_t)(t + 1) * TILE_BYTES, job->p_stride);
-            LOAD_VALUES(job, t + 1, 0);
-            TILE_DOT(2, 5, 6);
-            TILE_DOT(3, 5, 7);
+        for (int32_t slice = 0; slice < slices; slice++) {
+            if (is_first && t + 1 < steps)
+                make_values(is_split, groups, job, t + 1, c, slice, slices);
+            LOAD_VALUES(job, t, slice >> is_split, slice & is_split);
+            if (slice >> is_split == 0) {
+                TILE_DOT(0, 4, 6);
+                TILE_DOT(1, 4, 7);
+            } else {
+                TILE_DOT(2, 4, 6);
+                TILE_DOT(3, 4, 7);
+            }
         }
     }
 }
@@ -128,38 +141,40 @@ static ALWAYS_INLINE void value_two(int is_split, const sums_job *job, int is_fi
     for (int32_t t = 0; t < steps; t++) {
         const int64_t at = (int64_t)t * TILE_BYTES << is_split;
         if (is_first && t + 1 < steps)
-            make_values(is_split, job, t + 1, c);
+            make_values(is_split, 1, job, t + 1, c, 0, 2);
         TILE_LOAD(4, p + at, job->p_stride);
-        LOAD_VALUES(job, t, 0);
+        LOAD_VALUES(job, t, 0, 0);
         TILE_DOT(0, 4, 6);
         TILE_DOT(1, 4, 7);
+        if (is_first && t + 1 < steps)
+            make_values(is_split, 1, job, t + 1, c, 1, 2);
         TILE_LOAD(5, second + at, job->p_stride);
         TILE_DOT(2, 5, 6);
         TILE_DOT(3, 5, 7);
         if (is_split) {
-            LOAD_VALUES(job, t, 1);
+            LOAD_VALUES(job, t, 0, 1);
             TILE_DOT(0, 4, 6);
             TILE_DOT(1, 4, 7);
         }
     }
 }
 
-/* P V [2][16 rows][32 columns] of one unit of rows. */
-static ALWAYS_INLINE void value_unit(int is_split, int high, const sums_job *job, int is_first,
-                                     int32_t c, const char *p, float *to)
+/* P V of one unit: [2 tiles of rows][16][32 columns], or [groups][16 rows][32 columns]. */
+static ALWAYS_INLINE void value_unit(int is_split, int high, int groups, const sums_job *job,
+                                     int is_first, int32_t c, const char *p, float *to)
 {
     const int32_t steps = (job->n + TILE_DEPTH - 1) / TILE_DEPTH;
     ZERO_UNIT();
     if (is_first)
-        make_values(is_split, job, 0, c);
+        make_values(is_split, groups, job, 0, c, 0, 1);
     if (high == 1)
-        value_one(is_split, job, is_first, c, p, steps);
+        value_one(is_split, groups, job, is_first, c, p, steps);
     else
         value_two(is_split, job, is_first, c, p, steps);
     store_unit(to, 2 * TILE_BYTES);
 }
 
-/* sums [rows][32] from what value_unit left. */
+/* sums [rows][32] from what value_unit left: of f16 the sum of its parts. */
 static ALWAYS_INLINE void join_sums(int is_split, int high, const float *from, int32_t rows,
                                     float *sums)
 {
@@ -167,12 +182,27 @@ static ALWAYS_INLINE void join_sums(int is_split, int high, const float *from, i
     for (int32_t r = 0; r < rows; r++, from += TILE_DEPTH, sums += TILE_DEPTH)
         for (int32_t c = 0; c < TILE_DEPTH; c += VF) {
             vf x = vf_load(from + c);
-            if (is_split || high == 1)
-                x += vf_load(from + second + c);
-            if (is_split && high == 1)
-                x += vf_load(from + half + c) + vf_load(from + second + half + c);
+            if (is_split)
+                x += vf_load(from + (high == 1 ? half : second) + c);
             vf_store(sums + c, x);
         }
+}
+
+/* One tile of rows, [columns/32][rows][32 columns]. */
+static ALWAYS_INLINE void multiply_few(int is_split, const sums_job *job, float *sums)
+{
+    _Alignas(64) float square[4 * SQUARE];
+    const int32_t each = job->rows * TILE_DEPTH;
+    int32_t c = 0;
+    for (; c + TILE_DEPTH < job->v->dim; c += 2 * TILE_DEPTH, sums += 2 * each) {
+        value_unit(is_split, 1, 2, job, 1, c, job->p, square);
+        join_sums(is_split, 1, square, job->rows, sums);
+        join_sums(is_split, 1, square + 2 * SQUARE, job->rows, sums + each);
+    }
+    if (c < job->v->dim) {
+        value_unit(is_split, 1, 1, job, 1, c, job->p, square);
+        join_sums(is_split, 1, square, job->rows, sums);
+    }
 }
 
 /* P V of all rows: [columns/32][rows][32 columns]. */
@@ -186,10 +216,10 @@ static ALWAYS_INLINE void multiply_group(int is_split, const sums_job *job, floa
             const int32_t left = job->rows - r;
             const int32_t now = left < 2 * tile_rows ? left : 2 * tile_rows;
             if (left > tile_rows) {
-                value_unit(is_split, 2, job, r == 0, c, p, square);
+                value_unit(is_split, 2, 1, job, r == 0, c, p, square);
                 join_sums(is_split, 2, square, now, sums);
             } else {
-                value_unit(is_split, 1, job, r == 0, c, p, square);
+                value_unit(is_split, 1, 1, job, r == 0, c, p, square);
                 join_sums(is_split, 1, square, now, sums);
             }
             sums += now * TILE_DEPTH;
@@ -254,9 +284,11 @@ static ALWAYS_INLINE int32_t sums_by_tiles(int is_split, const float *p, int32_t
 {
     _Alignas(64) bf16 made[4 * TILE * STEPS], folded[TILE * STEPS];
     _Alignas(64) float sums[64 * CPU_DIRECT_DIM];
+    const int32_t tile_rows = TILE_ROWS >> is_split;
+    const int32_t groups = rows <= tile_rows ? 2 : 1, columns = groups * TILE_DEPTH;
     const int64_t ticks = (int64_t)((n + TILE_DEPTH - 1) / TILE_DEPTH)
-                          * (TILE_DEPTH / ask_every(is_split))
-                          * ((v->dim + TILE_DEPTH - 1) / TILE_DEPTH);
+                          * (TILE_DEPTH / ask_every(is_split, groups))
+                          * ((v->dim + columns - 1) / columns);
     for (int32_t i = 0; i < rows; i++)
         scale_row(o + (int64_t)i * o_ld, o_ld, alpha[i]);
     for (int32_t j = 0; j < n; j += CPU_BLOCK_KEYS) {
@@ -268,11 +300,16 @@ static ALWAYS_INLINE int32_t sums_by_tiles(int is_split, const float *p, int32_t
                               n - j < CPU_BLOCK_KEYS ? n - j : CPU_BLOCK_KEYS,
                               rows,
                               asking_share(next, ticks),
+                              groups,
+                              rows <= 2 * tile_rows ? 1 : -1,
                               made,
                               next};
         if (is_split)
             fold_weights(&job, folded);
-        multiply_group(is_split, &job, sums);
+        if (rows <= tile_rows)
+            multiply_few(is_split, &job, sums);
+        else
+            multiply_group(is_split, &job, sums);
         if (is_wild(sums, rows, v->dim))
             return j;
         add_group(is_split, sums, rows, v->dim, o, o_ld);
