@@ -273,9 +273,9 @@ void cpu_find_limits(const cpu_state *state, const plan_run *run, const eval_poi
                      int32_t n, int32_t kv_offset, double *values, cpu_limits *to, int32_t r0);
 /* Fills any_ and all_ from rows [r0, r0 + n). */
 void cpu_limit_rows(cpu_limits *limits, int32_t r0, int32_t n);
-/* The keys a box's first and last rows span, of the box's. */
-int64_t cpu_weight_of_limits(const cpu_state *state, const plan_run *run, const cpu_box *box,
-                             double *values);
+/* The keys [*from, *to) that a box's first and last rows span. */
+void cpu_span_of_limits(const cpu_state *state, const plan_run *run, const cpu_box *box,
+                        double *values, int64_t *from, int64_t *to);
 cpu_cover cpu_cover_of_limits(const cpu_limits *limits, int64_t j0, int64_t j1);
 
 /* ---- item.c: one item ---- */

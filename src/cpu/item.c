@@ -140,18 +140,24 @@ void item_clear_rows(cpu_worker *w, int32_t r0, int32_t n)
     }
 }
 
-static void begin_item(cpu_worker *w, const cpu_item *item)
+/* The item's rows, before anything is known of their keys. */
+static void stand_item(cpu_worker *w, const cpu_item *item)
+{
+    const cpu_box *box = &item->box;
+    w->item = *item;
+    w->at = plan_position_of(&w->job->run->positions, w->job->run->sizes.KV, item->b);
+    w->rows = (int32_t)((box->i1 - box->i0) * (box->h1 - box->h0));
+    w->score_head = w->mask_head = w->jit_head = -1;
+}
+
+static void pack_queries(cpu_worker *w)
 {
     const cpu_job *job = w->job;
-    const cpu_box *box = &item->box;
+    const cpu_box *box = &w->item.box;
     const int32_t n = (int32_t)(box->i1 - box->i0);
     const size_t row_bytes = (size_t)job->g.q_ld * (size_t)w->kernels->element;
-    w->item = *item;
-    w->at = plan_position_of(&job->run->positions, job->run->sizes.KV, item->b);
-    w->rows = n * (int32_t)(box->h1 - box->h0);
-    w->score_head = w->mask_head = w->jit_head = -1;
     for (int64_t h = box->h0; h < box->h1; h++) {
-        const cpu_rows q = cpu_rows_of(job->run->q, item->b, h);
+        const cpu_rows q = cpu_rows_of(job->run->q, w->item.b, h);
         w->kernels->pack_rows(&q, box->i0, n, n, job->g.q_ld,
                               (char *)w->q + (size_t)(h - box->h0) * (size_t)n * row_bytes);
     }
@@ -159,7 +165,6 @@ static void begin_item(cpu_worker *w, const cpu_item *item)
     if (w->kernels->stream) /* no rows of chance: they might raise flags */
         memset((char *)w->q + (size_t)w->rows * row_bytes, 0,
                (size_t)(whole - w->rows) * row_bytes);
-    item_clear_rows(w, 0, w->rows);
 }
 
 /* ---- strips ---- */
@@ -523,17 +528,34 @@ static void keep_partial(const cpu_worker *w, int64_t index)
     memcpy(to + 2 * w->rows, w->o, (size_t)w->rows * (size_t)w->job->g.o_ld * sizeof *to);
 }
 
-static void run_item(cpu_worker *w, const cpu_item *item)
+/* What add_part takes nothing of: O is not looked at. */
+static void keep_nothing(const cpu_worker *w, int64_t index)
 {
-    begin_item(w, item);
-    int64_t begin = item->box.j0;
-    int64_t end = item->box.j1 < w->at.kv_len ? item->box.j1 : w->at.kv_len;
-    if (item_has_limits(w)) {
-        find_limits(w);
-        const int64_t first = w->limits.any_first / CPU_BLOCK_KEYS * CPU_BLOCK_KEYS;
-        begin = first > begin ? first : begin;
-        end = w->limits.any_past < end ? w->limits.any_past : end;
+    float *to = partial_of(w->job, index);
+    for (int32_t r = 0; r < w->rows; r++) {
+        to[r] = -INFINITY;
+        to[w->rows + r] = 0;
     }
+}
+
+/* Keys of the item that some row may see. */
+static void find_keys(cpu_worker *w, int64_t *begin, int64_t *end)
+{
+    const cpu_box *box = &w->item.box;
+    *begin = box->j0;
+    *end = box->j1 < w->at.kv_len ? box->j1 : w->at.kv_len;
+    if (!item_has_limits(w))
+        return;
+    find_limits(w);
+    const int64_t first = w->limits.any_first / CPU_BLOCK_KEYS * CPU_BLOCK_KEYS;
+    *begin = first > *begin ? first : *begin;
+    *end = w->limits.any_past < *end ? w->limits.any_past : *end;
+}
+
+static void run_item(cpu_worker *w, int64_t begin, int64_t end)
+{
+    pack_queries(w);
+    item_clear_rows(w, 0, w->rows);
     if (w->kernels->begin)
         w->kernels->begin();
     run_keys(w, begin, end);
@@ -559,11 +581,19 @@ void cpu_run_item(void *arg, int64_t at, int thread)
     const cpu_kernels *quick = ((const cpu_state *)job->plan->state)->kernels;
     const int64_t rows = (item.box.h1 - item.box.h0) * (item.box.i1 - item.box.i0);
     const int is_few = job->g.is_direct && rows <= quick->careful_rows;
+    int64_t begin, end;
+    stand_item(w, &item);
+    find_keys(w, &begin, &end);
+    if (job->g.splits > 1 && begin >= end) {
+        keep_nothing(w, index);
+        return;
+    }
     w->kernels = is_few ? quick->careful : quick;
-    run_item(w, &item);
+    run_item(w, begin, end);
     if (w->kernels->careful && has_nan(w)) {
         w->kernels = quick->careful;
-        run_item(w, &item);
+        stand_item(w, &item);
+        run_item(w, begin, end);
     }
     if (job->g.splits > 1) {
         keep_partial(w, index);
@@ -584,6 +614,8 @@ static void add_part(cpu_worker *w, const float *part, int32_t r)
     const float *po = part + 2 * w->rows + (int64_t)r * o_ld;
     float *o = w->o + (int64_t)r * o_ld;
     const float m = part[r], l = part[w->rows + r];
+    if (m == -INFINITY && l == 0)
+        return; /* no live key */
     const float all = isnan(l) || m > w->m[r] ? m : w->m[r];
     const float keep = part_weight(w, w->m[r], all), take = part_weight(w, m, all);
     for (int32_t d = 0; d < o_ld; d++)
@@ -597,7 +629,8 @@ void cpu_merge_item(void *arg, int64_t at, int thread)
     cpu_job *job = arg;
     const cpu_item item = cpu_item_of(job, at * job->g.splits);
     cpu_worker *w = worker_of(job, thread);
-    begin_item(w, &item);
+    stand_item(w, &item);
+    item_clear_rows(w, 0, w->rows);
     for (int64_t n = 0; n < job->g.splits; n++)
         for (int32_t r = 0; r < w->rows; r++)
             add_part(w, partial_of(job, at * job->g.splits + n), r);

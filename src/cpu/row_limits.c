@@ -169,8 +169,8 @@ cpu_cover cpu_cover_of_limits(const cpu_limits *l, int64_t j0, int64_t j1)
     return j0 >= l->all_first && j1 <= l->all_past ? CPU_FULL : CPU_PARTIAL;
 }
 
-int64_t cpu_weight_of_limits(const cpu_state *state, const plan_run *run, const cpu_box *box,
-                             double *values)
+void cpu_span_of_limits(const cpu_state *state, const plan_run *run, const cpu_box *box,
+                        double *values, int64_t *from, int64_t *to)
 {
     const plan_position at = plan_position_of(&run->positions, run->sizes.KV, box->b);
     int64_t first[2], past[2];
@@ -182,7 +182,6 @@ int64_t cpu_weight_of_limits(const cpu_state *state, const plan_run *run, const 
         cpu_find_limits(state, run, &row, 1, at.kv_offset, values, &l, r);
     }
     cpu_limit_rows(&l, 0, 2);
-    const int64_t j0 = l.any_first > box->j0 ? l.any_first : box->j0;
-    const int64_t j1 = l.any_past < box->j1 ? l.any_past : box->j1;
-    return j1 > j0 ? j1 - j0 : 0;
+    *from = l.any_first;
+    *to = l.any_past;
 }

@@ -105,19 +105,33 @@ static saccade_status tile_prepare(const saccade_plan *plan, const saccade_block
 
 /* ---- forward ---- */
 
-static void weigh_item(void *arg, int64_t index, int thread)
+/* Keys of [j0, j1) in [first, past). */
+static int64_t overlap(int64_t j0, int64_t j1, int64_t first, int64_t past)
+{
+    j0 = first > j0 ? first : j0;
+    j1 = past < j1 ? past : j1;
+    return j1 > j0 ? j1 - j0 : 0;
+}
+
+/* All splits of a block of rows. */
+static void weigh_rows(void *arg, int64_t index, int thread)
 {
     cpu_job *job = arg;
-    const cpu_item item = cpu_item_of(job, index);
+    const cpu_state *state = job->plan->state;
     const cpu_scratch at = cpu_scratch_of(job->plan, &job->g);
     char *own = job->memory + job->g.thread_off + (size_t)thread * job->g.thread_bytes;
-    int64_t *weight = (int64_t *)(void *)(job->memory + job->g.weight_off);
-    const cpu_state *state = job->plan->state;
-    weight[index] =
-        state->limits && !job->live.is_imported
-            ? cpu_weight_of_limits(state, job->run, &item.box,
-                                   (double *)(void *)(own + at.values))
-            : cpu_weight_of(&job->live, &item.box, (pass_range *)(void *)(own + at.ranges));
+    int64_t *weight = (int64_t *)(void *)(job->memory + job->g.weight_off), first, past;
+    const int by_limits = state->limits && !job->live.is_imported;
+    const int64_t n0 = index * job->g.splits;
+    for (int64_t n = n0; n < n0 + job->g.splits; n++) {
+        const cpu_box box = cpu_item_of(job, n).box;
+        if (by_limits && n == n0)
+            cpu_span_of_limits(state, job->run, &box, (double *)(void *)(own + at.values),
+                               &first, &past);
+        weight[n] = by_limits ? overlap(box.j0, box.j1, first, past)
+                              : cpu_weight_of(&job->live, &box,
+                                              (pass_range *)(void *)(own + at.ranges));
+    }
 }
 
 /* Where each key is read by this few items, packing is not worth a way through memory. */
@@ -156,6 +170,8 @@ static void run_items(cpu_job *job, int64_t n_items)
     par_for((n_items + each - 1) / each, job->plan->threads, run_neighbours, &runs);
 }
 
+enum { FEW = 8 }; /* blocks of rows that are weighed and merged sooner than threads wake up */
+
 static void run_wave(cpu_job *job, int64_t n_heads)
 {
     const cpu_geometry *g = &job->g;
@@ -163,14 +179,15 @@ static void run_wave(cpu_job *job, int64_t n_heads)
     const int64_t n_items = n_heads * g->head_items;
     const int64_t *weight = (const int64_t *)(const void *)(job->memory + g->weight_off);
     int32_t *order = (int32_t *)(void *)(job->memory + g->order_off);
-    par_for(n_items, threads, weigh_item, job);
+    const int64_t n_rows = n_items / g->splits; /* blocks of them */
+    par_for(n_rows, n_rows <= FEW ? 1 : threads, weigh_rows, job);
     cpu_order(weight, order, n_items);
     job->is_local = is_local(job, n_heads, n_items);
     if (g->is_shared && !job->is_local)
         par_for(n_heads * g->key_blocks, threads, cpu_pack_block, job);
     run_items(job, n_items);
     if (g->splits > 1)
-        par_for(n_items / g->splits, threads, cpu_merge_item, job);
+        par_for(n_rows, n_rows <= FEW ? 1 : threads, cpu_merge_item, job);
 }
 
 static saccade_status tile_forward(const saccade_plan *plan, const plan_run *run,
