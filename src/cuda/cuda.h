@@ -230,7 +230,7 @@ typedef enum cu_program {
 typedef struct cu_loaded {
     cu_image image;
     void *library, *kernel;
-    void *kernel_end; /* of CU_DECODE: decode_end */
+    void *other; /* of CU_DECODE: decode_end; of CU_CAREFUL: begin */
 } cu_loaded;
 
 typedef struct cu_state {

@@ -334,6 +334,8 @@ static saccade_status load_all(cu_state *s, const cu_driver *driver, saccade_err
     static const char *const tiles[] = {"fwd_sm90", "fwd_sm80", "fwd_f32"};
     const char *tile = tiles[s->form.family];
     const char *const names[CU_PROGRAMS] = {tile, tile, "careful", "fwd_sm80", "decode"};
+    const char *const others[CU_PROGRAMS] = {
+        [CU_CAREFUL] = "begin", [CU_DECODE] = "decode_end"};
     for (int i = 0; i < CU_PROGRAMS; i++) {
         cu_loaded *l = &s->programs[i];
         if (!l->image.code)
@@ -344,9 +346,8 @@ static saccade_status load_all(cu_state *s, const cu_driver *driver, saccade_err
             "cuLibraryLoadData", err));
         TRY(cu_check(driver, driver->library_kernel(&l->kernel, l->library, names[i]),
                      "cuLibraryGetKernel", err));
-        if (i == CU_DECODE)
-            TRY(cu_check(driver,
-                         driver->library_kernel(&l->kernel_end, l->library, "decode_end"),
+        if (others[i])
+            TRY(cu_check(driver, driver->library_kernel(&l->other, l->library, others[i]),
                          "cuLibraryGetKernel", err));
     }
     return SACCADE_OK;

@@ -16,6 +16,9 @@ extern "C" __global__ void __launch_bounds__(128, 6)
     careful(const __grid_constant__ cu_fwd p, const __grid_constant__ mod_args mod)
 {
     int n = p.n_tiles * p.tile_groups;
+#if CFG_SM >= 90
+    grid_wait_before();
+#endif
     for (int base = blockIdx.x * 32; base < n; base += gridDim.x * 32) {
         int at = base + (threadIdx.x & 31);
         u32 todo = __ballot_sync(~0u, at < n && p.flags[at] != 0);
@@ -29,4 +32,13 @@ extern "C" __global__ void __launch_bounds__(128, 6)
             }
         }
     }
+}
+
+/* What a run begins with: counters from 0. */
+extern "C" __global__ void begin(const __grid_constant__ cu_fwd p)
+{
+    p.counter[0] = *p.redo_count = 0;
+#if CFG_SM >= 90
+    grid_let_next();
+#endif
 }

@@ -94,11 +94,11 @@ template <int SLOTS> DEVICE u32 ring_parity(u32 n)
  * that no CTA waits for another, and passes them on through two slots of shared memory. */
 enum { NO_MORE = -1 };
 
-DEVICE void turn_pass(const arena &s, u32 n, int turn)
+DEVICE void turn_pass(const arena &s, u32 n, int id)
 {
     u32 slot = ring_slot<2>(n);
     barrier_wait(s.turn_empty + slot * 8, ring_parity<2>(n) ^ 1);
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(s.turn + slot * 4), "r"(turn) : "memory");
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(s.turn + slot * 4), "r"(id) : "memory");
     barrier_arrive(s.turn_full + slot * 8);
 }
 
@@ -106,15 +106,12 @@ DEVICE void turn_pass(const arena &s, u32 n, int turn)
 DEVICE int turn_take(const arena &s, u32 n)
 {
     u32 slot = ring_slot<2>(n);
-    int turn = 0, is_first = (threadIdx.x & 31) == 0;
+    int id = 0, is_first = (threadIdx.x & 31) == 0;
     barrier_wait(s.turn_full + slot * 8, ring_parity<2>(n));
     if (is_first)
-        asm volatile("ld.shared.b32 %0, [%1];"
-                     : "=r"(turn)
-                     : "r"(s.turn + slot * 4)
-                     : "memory");
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(id) : "r"(s.turn + slot * 4) : "memory");
     barrier_arrive_if(s.turn_empty + slot * 8, is_first);
-    return __shfl_sync(~0u, turn, 0);
+    return __shfl_sync(~0u, id, 0);
 }
 
 /* 2. Producer: one thread; K runs one block ahead of V, as the consumers need them. */
@@ -177,21 +174,26 @@ DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod
 }
 
 /* Tiles of the work order, or those on the list of a first pass (p.n_listed), whose length only
- * the device knows. */
+ * the device knows. The kernel may be placed before what it follows on the stream is over, and
+ * lets the next one do so; no consumer writes before a turn is passed. */
 DEVICE void produce(const arena &s, const cu_fwd &p, const mod_args &mod, const tensor_map *mq,
                     const tensor_map *mk, const tensor_map *mv)
 {
     producer r = {0, 0, 0};
     u32 turns = 0;
-    int turn = blockIdx.x, n = p.n_listed ? *p.n_listed : p.n_tiles;
+    grid_wait_before();
+    int turn = blockIdx.x, n = p.n_listed ? load_new(p.n_listed) : p.n_tiles;
     while (turn < n) {
-        turn_pass(s, turns++, turn);
-        produce_tile(s, r, p, mod, tile_of(p, turn, ROWS), mq, mk, mv);
+        tile t =
+            p.n_listed ? tile_at(p, load_new(p.order + turn), ROWS) : tile_of(p, turn, ROWS);
+        turn_pass(s, turns++, t.id);
+        produce_tile(s, r, p, mod, t, mq, mk, mv);
         if (p.n_listed)
             turn += gridDim.x;
         else
             turn = n > gridDim.x ? atomicAdd(p.counter, 1) + gridDim.x : n;
     }
+    grid_let_next();
     turn_pass(s, turns, NO_MORE);
 }
 
@@ -359,12 +361,12 @@ DEVICE void last_product(const arena &sm, u32 n, float (&o)[O_COUNT],
 }
 
 DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const mod_args &mod,
-                         int turn, int wg)
+                         int id, int wg)
 {
     consumer c;
     float s[S_COUNT], o[O_COUNT];
     u32 prob[S_COUNT / 2];
-    tile begin = tile_of(p, turn, ROWS);
+    tile begin = tile_at(p, id, ROWS);
 
     rows_begin(c.rows);
     rows_place(c.at, p, mod, begin);
@@ -384,8 +386,8 @@ DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const
     }
     asm volatile(
         ""
-        : "+r"(turn)); /* where the tile lies is found anew: registers are scarce above */
-    tile end = tile_of(p, turn, ROWS);
+        : "+r"(id)); /* where the tile lies is found anew: registers are scarce above */
+    tile end = tile_at(p, id, ROWS);
     float inv[2];
     rows_finish(c.rows, p, end, o, inv);
     rows_store(p, end, o, inv);
@@ -399,10 +401,10 @@ DEVICE void consume(const arena &sm, const cu_fwd &p, const mod_args &mod, int w
         named_arrive(1, 256); /* the first group's first turn */
 #endif
     for (u32 i = 0;; i++) {
-        int turn = turn_take(sm, i);
-        if (turn == NO_MORE)
+        int id = turn_take(sm, i);
+        if (id == NO_MORE)
             return;
-        consume_tile(sm, done, p, mod, turn, wg);
+        consume_tile(sm, done, p, mod, id, wg);
     }
 }
 

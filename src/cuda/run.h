@@ -1,0 +1,75 @@
+/* run.h: a run in the making, what the files that prepare and launch it share. */
+#ifndef SACCADE_CUDA_RUN_H
+#define SACCADE_CUDA_RUN_H
+
+#include "cuda/cuda.h"
+
+enum {
+    RUN_COUNTER_BYTES = 256, /* head of the workspace: the tile counter */
+    RUN_DECODE_ROWS = 16,    /* rows of a decode tile */
+    RUN_MAX_CAPTURES = 2 * MOD_MAX_CAPTURES
+};
+
+/* what a kernel is launched with */
+typedef struct run_args {
+    const cu_form *form; /* NULL: decode */
+    cu_fwd p;
+    cu_capture captures[RUN_MAX_CAPTURES];
+    cu_map maps[3];
+    const cu_driver *driver;
+    void *stream;
+} run_args;
+
+/* ---- run_space.c ---- */
+
+/* parts of decode's workspace */
+typedef struct run_decode_sizes {
+    size_t counts, part_o, part_ml, bytes; /* offsets */
+} run_decode_sizes;
+
+int run_rows(const cu_form *f);
+int64_t run_tiles(const cu_form *f, const saccade_sizes *sizes);
+/* groups of 16 rows, each with its flag */
+int64_t run_groups(const cu_form *f, const saccade_sizes *sizes);
+int run_is_decode(const cu_state *s, const saccade_sizes *sizes);
+run_decode_sizes run_decode_space(const cu_state *s, const saccade_sizes *sizes, int E);
+
+/* ---- run_form.c ---- */
+
+/* Which tiles a run takes; NULL for decode. */
+saccade_status run_choose_form(const cu_state *s, const plan_run *run, const cu_form **out,
+                               saccade_error *err);
+/* The block mask's runs for these tiles; NULL without a block mask. */
+saccade_status run_find_runs(const cu_state *s, const plan_run *run, const cu_form *form,
+                             const cu_runs **out, saccade_error *err);
+
+/* ---- run_args.c ---- */
+
+/* Whether tensor copies, 16-byte loads and 16-byte stores do for this run. */
+int run_is_aligned(const plan_run *run);
+/* L2 fetches: 256 bytes suit blocks that many CTAs read; decode reads all once, and there plain
+ * lines gave 4310 GB/s, 256 bytes 4050 (B16 64/8 KV32768 D128, H200). */
+enum { PROMOTE_NONE = 0, PROMOTE_256 = 3 };
+/* Map over (d, n, h, b) in boxes of 64 columns x rows, 128-byte swizzle. */
+saccade_status run_encode_map(const cu_driver *driver, const saccade_tensor *t, int rows,
+                              int promotion, cu_map *out, saccade_error *err);
+saccade_status run_captures(const mod_fn *fn, const saccade_tensor *tensors, cu_capture *out,
+                            saccade_error *err);
+void run_fill(const saccade_plan *plan, const plan_run *run, const cu_form *form,
+              const cu_runs *runs, cu_fwd *p);
+
+/* ---- launch.c, launch_decode.c ---- */
+
+/* CUlaunchAttributeID: CTAs of a cluster; whether the kernel may be placed while the one before
+ * still runs (it waits for it by itself) */
+enum { WITH_CLUSTER = 4, WITH_OVERLAP = 6 };
+
+saccade_status run_start(const run_args *a, void *kernel, int64_t grid, int threads, int shared,
+                         void **parameters, saccade_error *err);
+saccade_status run_start_with(const run_args *a, void *kernel, const unsigned grid[2],
+                              int threads, int shared, int attribute, int value,
+                              void **parameters, saccade_error *err);
+saccade_status run_launch_decode(const saccade_plan *plan, const plan_run *run, run_args *a,
+                                 saccade_error *err);
+
+#endif

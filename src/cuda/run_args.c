@@ -1,0 +1,155 @@
+/* Tensors, positions and captures of a run as kernels take them. */
+#include "cuda/run.h"
+
+#include "base/convert.h"
+
+#include <string.h>
+
+/* ---- tensors ---- */
+
+/* the stride of a dimension, 0 where it makes no difference */
+static int64_t stride_of(const saccade_tensor *t, int d)
+{
+    return t->shape[d] == 1 ? 0 : t->stride[d];
+}
+
+static cu_stride strides_of(const saccade_tensor *t)
+{
+    return (cu_stride){stride_of(t, 0), stride_of(t, 1), stride_of(t, 2)};
+}
+
+/* Whether rows lie on 16 bytes, which tensor copies and 16-byte stores need. */
+static int is_aligned(const saccade_tensor *t)
+{
+    int ok = (uintptr_t)t->data % 16 == 0 && (t->shape[2] == 1 || t->stride[2] != 0);
+    for (int d = 0; d < 3; d++)
+        ok = ok && stride_of(t, d) * (int64_t)saccade_dtype_bytes(t->dtype) % 16 == 0;
+    return ok;
+}
+
+/* whether a row of so many elements is whole 16 bytes */
+static int is_whole(int64_t dim, saccade_dtype dtype)
+{
+    return dim * (int64_t)saccade_dtype_bytes(dtype) % 16 == 0;
+}
+
+/* Whether tensor copies, 16-byte loads and 16-byte stores do for this run. */
+int run_is_aligned(const plan_run *run)
+{
+    return is_aligned(run->q) && is_aligned(run->k) && is_aligned(run->v)
+           && is_aligned(run->out) && is_whole(run->sizes.D, run->q->dtype)
+           && is_whole(run->sizes.Dv, run->q->dtype);
+}
+
+/* Map over (d, n, h, b) in boxes of 64 columns x rows, 128-byte swizzle. */
+saccade_status run_encode_map(const cu_driver *driver, const saccade_tensor *t, int rows,
+                              int promotion, cu_map *out, saccade_error *err)
+{
+    enum { F16 = 6, BF16 = 9, SWIZZLE_128 = 3 };
+    const uint64_t size[4] = {(uint64_t)t->shape[3], (uint64_t)t->shape[2],
+                              stride_of(t, 1) ? (uint64_t)t->shape[1] : 1,
+                              stride_of(t, 0) ? (uint64_t)t->shape[0] : 1};
+    uint64_t stride[3];
+    for (int d = 0; d < 3; d++) {
+        const int64_t s = stride_of(t, 2 - d);
+        stride[d] = s ? (uint64_t)s * 2 : 16;
+    }
+    const uint32_t box[4] = {64, (uint32_t)rows, 1, 1}, steps[4] = {1, 1, 1, 1};
+    return cu_check(driver,
+                    driver->encode_map(out, t->dtype == SACCADE_BF16 ? BF16 : F16, 4, t->data,
+                                       size, stride, box, steps, 0, SWIZZLE_128, promotion, 0),
+                    "cuTensorMapEncodeTiled", err);
+}
+
+static cu_position position_of(const saccade_tensor *t, int otherwise)
+{
+    if (t->dtype == SACCADE_NONE)
+        return (cu_position){NULL, 0, otherwise};
+    if (t->device.kind == SACCADE_CPU)
+        return (cu_position){NULL, 0, *(const int32_t *)t->data};
+    return (cu_position){t->data, t->rank ? (int)t->stride[0] : 0, 0};
+}
+
+/* A scalar's bits, by its type in the mod. */
+static int scalar_bits(const mod_capture *c, const saccade_tensor *t)
+{
+    const double x = convert_element(t->dtype, t->data);
+    return c->type == MOD_FLOAT ? (int)f32_bits((float)x) : (int)(int64_t)x;
+}
+
+saccade_status run_captures(const mod_fn *fn, const saccade_tensor *tensors, cu_capture *out,
+                            saccade_error *err)
+{
+    for (uint32_t i = 0; fn && i < fn->n_captures; i++) {
+        const saccade_tensor *t = &tensors[i];
+        cu_capture *c = &out[i];
+        memset(c, 0, sizeof *c);
+        FAIL_AT((t->device.kind == SACCADE_CPU) != (t->rank == 0), SACCADE_EINVAL,
+                fn->captures[i].name, 0, 0,
+                "got it on the %s, expected scalars on the host and tensors on the device",
+                t->rank ? "host" : "device");
+        if (t->rank == 0) {
+            c->shape[0] = scalar_bits(&fn->captures[i], t);
+            continue;
+        }
+        c->data = t->data;
+        for (int d = 0; d < t->rank; d++) {
+            c->shape[d] = (int)t->shape[d];
+            c->stride[d] = t->stride[d];
+        }
+    }
+    return SACCADE_OK;
+}
+
+/* ---- parameters ---- */
+
+static void fill_runs(const cu_runs *runs, cu_fwd *p)
+{
+    if (!runs)
+        return;
+    p->runs = (const cu_run *)(uintptr_t)runs->runs;
+    p->run_start = (const int *)(uintptr_t)runs->run_start;
+    p->order = (const int *)(uintptr_t)runs->order;
+    p->block_keys = runs->keys;
+    p->mask_b = runs->mask_b;
+    p->mask_h = runs->mask_h;
+}
+
+void run_fill(const saccade_plan *plan, const plan_run *run, const cu_form *form,
+              const cu_runs *runs, cu_fwd *p)
+{
+    const int rows = run_rows(form);
+    memset(p, 0, sizeof *p);
+    p->q = run->q->data;
+    p->k = run->k->data;
+    p->v = run->v->data;
+    p->o = run->out->data;
+    p->lse = run->lse ? run->lse->data : NULL;
+    p->row_max = run->row_max ? run->row_max->data : NULL;
+    p->qs = strides_of(run->q);
+    p->ks = strides_of(run->k);
+    p->vs = strides_of(run->v);
+    p->os = strides_of(run->out);
+    if (run->lse)
+        p->lse_s = strides_of(run->lse);
+    if (run->row_max)
+        p->max_s = strides_of(run->row_max);
+    p->B = (int)run->sizes.B;
+    p->H = (int)run->sizes.H;
+    p->G = (int)run->sizes.Hkv;
+    p->M = (int)run->sizes.Q;
+    p->N = (int)run->sizes.KV;
+    p->scale = plan->problem.scale;
+    p->is_plain = !run_is_aligned(run);
+    p->q_offset = position_of(&run->positions.q_offset, 0);
+    p->kv_offset = position_of(&run->positions.kv_offset, 0);
+    p->kv_len = position_of(&run->positions.kv_len, (int)run->sizes.KV);
+    p->counter = run->workspace;
+    p->flags = (int *)((char *)run->workspace + RUN_COUNTER_BYTES);
+    p->n_qblk = (int)((run->sizes.Q + rows - 1) / rows);
+    p->n_tiles = (int)run_tiles(form, &run->sizes);
+    p->tile_groups = rows / 16;
+    p->redo_count = p->counter + 1;
+    p->redo = p->flags + run_groups(form, &run->sizes);
+    fill_runs(runs, p);
+}

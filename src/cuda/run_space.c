@@ -1,0 +1,76 @@
+/* What a run takes of memory: shared memory of a CTA, and the workspace. There, tiles have
+ * counters, flags, and the list of tiles to do again; decode has flags, counts of blocks, and
+ * parts of results. */
+#include "cuda/run.h"
+
+int cu_shared_bytes(const cu_form *f, const cu_mod_text *facts, const plan_problem *p)
+{
+    const int buffers = f->family == CU_SM90 ? f->tile.groups : 1; /* of mask columns */
+    return cu_tile_shared(f->family, &f->tile, cu_padded(p->sizes.D), cu_padded(p->sizes.Dv))
+           + buffers * f->tile.keys * facts->column_words * 4;
+}
+
+int run_rows(const cu_form *f)
+{
+    return cu_tile_rows(f->family, &f->tile);
+}
+
+int64_t run_tiles(const cu_form *f, const saccade_sizes *sizes)
+{
+    return sizes->B * sizes->H * ((sizes->Q + run_rows(f) - 1) / run_rows(f));
+}
+
+int64_t run_groups(const cu_form *f, const saccade_sizes *sizes)
+{
+    return run_tiles(f, sizes) * (run_rows(f) / 16);
+}
+
+static size_t aligned(size_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
+run_decode_sizes run_decode_space(const cu_state *s, const saccade_sizes *sizes, int E)
+{
+    const size_t spans = (size_t)cu_decode_spans(sizes), slots = spans + (size_t)s->device.n_sm;
+    run_decode_sizes d;
+    d.counts =
+        RUN_COUNTER_BYTES + aligned((size_t)(sizes->B * sizes->H * sizes->Q) * sizeof(int));
+    d.part_o = d.counts + aligned((size_t)s->device.n_sm * 4 * sizeof(int));
+    d.part_ml = d.part_o + slots * RUN_DECODE_ROWS * (size_t)E * sizeof(float);
+    d.bytes = d.part_ml + slots * RUN_DECODE_ROWS * 4 * sizeof(float);
+    return d;
+}
+
+int run_is_decode(const cu_state *s, const saccade_sizes *sizes)
+{
+    return s->decode.groups && cu_decode_applies(sizes);
+}
+
+/* flags, and the list of tiles to do again */
+static size_t tiles_space(const cu_form *f, const saccade_sizes *sizes)
+{
+    if (!f->tile.groups)
+        return 0;
+    return RUN_COUNTER_BYTES + 2 * (size_t)run_groups(f, sizes) * sizeof(int);
+}
+
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Enough for every run of at most these sizes, short ones too. */
+size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
+{
+    const cu_state *s = plan->state;
+    const size_t tiles =
+        larger(tiles_space(&s->form, sizes),
+               larger(tiles_space(&s->peaks, sizes), tiles_space(&s->plain, sizes)));
+    saccade_sizes few = *sizes;
+    while (few.Q > 1 && !run_is_decode(s, &few))
+        few.Q = few.Q > 64 ? 64 : few.Q - 1;
+    if (!run_is_decode(s, &few))
+        return tiles;
+    return larger(tiles, run_decode_space(s, &few, cu_padded(plan->problem.sizes.Dv)).bytes);
+}
