@@ -56,7 +56,7 @@ if(CMAKE_C_COMPILER_ID STREQUAL "GNU" AND CMAKE_C_COMPILER_VERSION VERSION_LESS 
   set(WIDE_FLAGS --param=asan-use-after-return=0)
 endif()
 foreach(source IN LISTS LIBRARY_SOURCES)
-  if(source MATCHES "/src/(cpu|eval)/|/src/base/convert.c$")
+  if(source MATCHES "/src/(cpu|eval)/|/src/base/convert.c$|/src/ref/plain.c$")
     set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${LOOP_FLAGS}")
   endif()
 endforeach()

@@ -35,7 +35,7 @@ typedef struct plain_job {
     const plan_problem *problem;
     const plan_run *run;
     const plain_progs *progs;
-    float *k, *v; /* [B][Hkv][KV][D], [..][Dv]: widened to f32 */
+    float *k, *v; /* [B][Hkv][D][KV], [B][Hkv][KV][Dv]: widened to f32 */
     char *threads;
     size_t thread_bytes;
     float *out, *lse; /* of ref_plain; NULL: the run's tensors */
@@ -76,6 +76,11 @@ static saccade_status compile(const plan_problem *problem, arena *arena, plain_p
 
 /* ---- inputs ---- */
 
+static plain_row *row_of(const plain_job *job, int thread)
+{
+    return (plain_row *)(void *)(job->threads + (size_t)thread * job->thread_bytes);
+}
+
 static void load_row(const saccade_tensor *t, int64_t b, int64_t h, int64_t n, float *to)
 {
     const int64_t at = b * t->stride[0] + h * t->stride[1] + n * t->stride[2];
@@ -84,16 +89,18 @@ static void load_row(const saccade_tensor *t, int64_t b, int64_t h, int64_t n, f
                    t->shape[3]);
 }
 
+/* Keys lie side by side, so that a loop over them is one of vectors. */
 static void widen_head(void *arg, int64_t item, int thread)
 {
     const plain_job *job = arg;
     const saccade_sizes *s = &job->run->sizes;
-    (void)thread;
+    const int64_t b = item / s->Hkv, g = item % s->Hkv;
+    float *key = row_of(job, thread)->q;
     for (int64_t j = 0; j < s->KV; j++) {
-        load_row(job->run->k, item / s->Hkv, item % s->Hkv, j,
-                 job->k + (item * s->KV + j) * s->D);
-        load_row(job->run->v, item / s->Hkv, item % s->Hkv, j,
-                 job->v + (item * s->KV + j) * s->Dv);
+        load_row(job->run->v, b, g, j, job->v + (item * s->KV + j) * s->Dv);
+        load_row(job->run->k, b, g, j, key);
+        for (int64_t d = 0; d < s->D; d++)
+            job->k[(item * s->D + d) * s->KV + j] = key[d];
     }
 }
 
@@ -121,15 +128,30 @@ static void find_live(const plain_job *job, plain_row *row)
     }
 }
 
+/* scale q . k of n keys, none of them where all are dead; k [D][KV]. */
+static void dot_keys(const plain_job *job, const float *k, const plain_row *row, int64_t j0,
+                     int64_t n)
+{
+    const saccade_sizes *s = &job->run->sizes;
+    float *to = row->p + j0;
+    memset(to, 0, (size_t)n * sizeof *to);
+    uint8_t any = 0;
+    for (int64_t j = 0; j < n; j++)
+        any |= row->live[j0 + j];
+    if (!any)
+        return;
+    for (int64_t d = 0; d < s->D; d++)
+        for (int64_t j = 0; j < n; j++)
+            to[j] += row->q[d] * k[d * s->KV + j0 + j];
+    for (int64_t j = 0; j < n; j++)
+        to[j] *= job->problem->scale;
+}
+
 static void pass_scores(const plain_job *job, const float *k, plain_row *row)
 {
     const saccade_sizes *s = &job->run->sizes;
-    for (int64_t j = 0; j < s->KV; j++) {
-        float sum = 0;
-        for (int64_t d = 0; d < s->D && row->live[j]; d++)
-            sum += row->q[d] * k[j * s->D + d];
-        row->p[j] = job->problem->scale * sum;
-    }
+    for (int64_t j = 0; j < s->KV; j += EVAL_STRIP)
+        dot_keys(job, k, row, j, s->KV - j < EVAL_STRIP ? s->KV - j : EVAL_STRIP);
     for (int64_t j = 0; j < s->KV && row->score; j += EVAL_STRIP) {
         const int64_t left = s->KV - j;
         eval_score(row->score, (int32_t)j + row->at.kv_offset,
@@ -165,19 +187,17 @@ static void pass_values(const plain_job *job, const float *v, plain_row *row)
 {
     const saccade_sizes *s = &job->run->sizes;
     memset(row->out, 0, (size_t)s->Dv * sizeof *row->out);
-    for (int64_t j = 0; j < s->KV; j++)
-        for (int64_t d = 0; d < s->Dv && row->live[j]; d++)
+    for (int64_t j = 0; j < s->KV; j++) {
+        if (!row->live[j])
+            continue;
+        for (int64_t d = 0; d < s->Dv; d++)
             row->out[d] += row->p[j] * v[j * s->Dv + d];
+    }
     for (int64_t d = 0; d < s->Dv; d++)
         row->out[d] = round_to(job->problem->dtype, row->out[d]);
 }
 
 /* ---- rows ---- */
-
-static plain_row *row_of(const plain_job *job, int thread)
-{
-    return (plain_row *)(void *)(job->threads + (size_t)thread * job->thread_bytes);
-}
 
 static void begin_row(const plain_job *job, plain_row *row)
 {
