@@ -6,7 +6,7 @@
 
 enum { LEFT = 470, BAR = 420, LINE = 22, HEAD = 34, WIDTH = LEFT + BAR + 150 };
 
-/* What a bar shows: a rate, or where there is none the time. */
+/* What a bar shows: the rate that the ceiling is in, or where there is none the time. */
 typedef struct figure {
     double value;
     const char *unit;
@@ -14,9 +14,9 @@ typedef struct figure {
 
 static figure figure_of(const bench_row *r)
 {
-    return !isnan(r->gflops)         ? (figure){r->gflops, "GFLOP/s"}
-           : !isnan(r->gbytes_per_s) ? (figure){r->gbytes_per_s, "GB/s"}
-                                     : (figure){r->ms, "ms"};
+    return !isnan(r->gbytes_per_s) ? (figure){r->gbytes_per_s, "GB/s"}
+           : !isnan(r->gflops)     ? (figure){r->gflops, "GFLOP/s"}
+                                   : (figure){r->ms, "ms"};
 }
 
 static void put_bar(FILE *f, const bench_row *r, double most, int y)

@@ -110,24 +110,31 @@ static saccade_status run_suites(bench *b, saccade_error *err)
     return SACCADE_OK;
 }
 
-/* Opens the files before the work, not after it. */
+static saccade_status write_table(const bench_table *table, const char *path,
+                                  saccade_status (*write)(const bench_table *, outfile *,
+                                                          saccade_error *),
+                                  saccade_error *err)
+{
+    outfile out;
+    if (!path)
+        return SACCADE_OK;
+    CLI_TRY(outfile_begin(path, &out, err));
+    return write(table, &out, err);
+}
+
+/* What can't be written shows before the work, not after it. */
 static saccade_status run_and_write(bench *b, saccade_error *err)
 {
-    outfile csv = {.file = NULL}, plot = {.file = NULL};
-    saccade_status status = SACCADE_OK;
-    if (b->args->csv)
-        status = outfile_begin(b->args->csv, &csv, err);
-    if (status == SACCADE_OK && b->args->plot)
-        status = outfile_begin(b->args->plot, &plot, err);
-    if (status == SACCADE_OK)
-        status = run_suites(b, err);
-    if (status == SACCADE_OK && csv.file)
-        status = bench_write_csv(&b->table, &csv, err);
-    if (status == SACCADE_OK && plot.file)
-        status = bench_write_plot(&b->table, &plot, err);
-    outfile_abandon(&csv);
-    outfile_abandon(&plot);
-    return status;
+    const char *csv = b->args->csv, *plot = b->args->plot;
+    CLI_FAIL_IF(csv && plot && strcmp(csv, plot) == 0, SACCADE_EINVAL, "--plot",
+                "got the file of --csv, expected another");
+    if (csv)
+        CLI_TRY(outfile_check(csv, err));
+    if (plot)
+        CLI_TRY(outfile_check(plot, err));
+    CLI_TRY(run_suites(b, err));
+    CLI_TRY(write_table(&b->table, csv, bench_write_csv, err));
+    return write_table(&b->table, plot, bench_write_plot, err);
 }
 
 saccade_status cmd_bench(const cli_args *args, saccade_error *err)

@@ -196,8 +196,8 @@ saccade_status cli_parse(const cli_command *command, int argc, char **argv, cli_
 
 void cli_print_help(const cli_command *command, FILE *out)
 {
-    fprintf(out, "usage: saccade %s %s\n\n%s\n", command->name, command->synopsis,
-            command->text);
+    fprintf(out, "usage: saccade %s%s%s\n\n%s\n", command->name,
+            command->synopsis[0] ? " " : "", command->synopsis, command->text);
     for (int i = 0; i < OPTIONS; i++) {
         char left[40];
         if (!(options[i].commands & command->bit))

@@ -44,6 +44,17 @@ static saccade_status begin_aside(const char *path, outfile *out, saccade_error 
     return SACCADE_OK;
 }
 
+saccade_status outfile_check(const char *path, saccade_error *err)
+{
+    struct stat info;
+    outfile out;
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode))
+        return SACCADE_OK; /* a pipe's reader would take opening and closing for all there is */
+    CLI_TRY(outfile_begin(path, &out, err));
+    outfile_abandon(&out);
+    return SACCADE_OK;
+}
+
 saccade_status outfile_begin(const char *path, outfile *out, saccade_error *err)
 {
     struct stat info;

@@ -9,6 +9,8 @@ typedef struct outfile {
     char *path, *aside; /* aside: NULL when path is no regular file and is written in place */
 } outfile;
 
+/* Whether it could be written, for long work that writes in the end; leaves nothing there. */
+saccade_status outfile_check(const char *path, saccade_error *err);
 /* Opens a new file beside `path`; a folder that is missing or closed shows here. */
 saccade_status outfile_begin(const char *path, outfile *out, saccade_error *err);
 /* Flushes and renames. Either way *out is done with. */

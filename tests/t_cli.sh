@@ -71,6 +71,12 @@ refuse "did you mean paper" bench --suite papre
 refuse "expected plain" bench --baseline torch
 refuse "cannot write" bench --csv no/such/folder.csv
 refuse "cannot write" bench --plot no/such/folder.svg
+refuse "expected another" bench --csv table --plot table
+expect 0 bench --suite compile --csv table.csv --plot table.svg; says "softcap, again"
+[ "$(wc -l <table.csv)" -eq 17 ] || bad "table.csv has not 16 rows and a header"
+grep -q '</svg>' table.svg || bad "table.svg is no picture"
+timeout 0.2 "$saccade" bench --suite dense --csv cut.csv >/dev/null 2>&1
+[ -z "$(find . -name 'cut.csv*')" ] || bad "a bench that was ended left a file behind"
 
 # ---- run ----
 expect 0 $run -o o.npy --lse l.npy --mask 'causal()'; says "o.npy: [1, 2, 8, 4]"
