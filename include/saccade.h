@@ -91,8 +91,7 @@ typedef struct saccade_tensor {
 SACCADE_API saccade_tensor saccade_tensor_of(void *data, saccade_dtype dtype, int32_t rank,
                                              const int64_t *shape);
 
-/* ---- sizes and positions ------------------------------------------------------------------
- * */
+/* ---- sizes and positions ----------------------------------------------------------------- */
 
 typedef struct saccade_sizes {
     int64_t B, H, Hkv, Q, KV, D, Dv;
@@ -167,7 +166,8 @@ SACCADE_API const saccade_prelude_entry *saccade_prelude(int32_t i);
 typedef struct saccade_context saccade_context;
 typedef struct saccade_context_options {
     int32_t threads;       /* 0: all the process may use */
-    const char *level;     /* at most "portable", "avx2", "avx512", "amx"; NULL: best */
+    const char *level;     /* at most "portable", "avx2", "avx512", "amx"; NULL: best, or what
+                            * the environment's SACCADE_LEVEL names when that is lower */
     uint8_t reserved[48];  /* 0 */
 } saccade_context_options;
 
@@ -175,8 +175,7 @@ SACCADE_API saccade_status saccade_context_create(const saccade_context_options 
                                                   saccade_context **out, saccade_error *err);
 SACCADE_API void saccade_context_destroy(saccade_context *context);
 
-/* ---- block masks
- * --------------------------------------------------------------------------- */
+/* ---- block masks ------------------------------------------------------------------------- */
 
 typedef struct saccade_block_mask saccade_block_mask;
 
@@ -219,8 +218,7 @@ SACCADE_API saccade_status saccade_block_mask_create(
     saccade_context *context, const saccade_mod *mask, const saccade_sizes *sizes,
     const saccade_positions *positions, const saccade_binding *bindings, int32_t n_bindings,
     const saccade_block_mask_options *options, saccade_block_mask **out, saccade_error *err);
-/* From index tensors; `mask` (may be NULL: all live) says what is live inside PARTIAL blocks.
- * */
+/* From index tensors; `mask` (NULL: all live) says what is live inside PARTIAL blocks. */
 SACCADE_API saccade_status saccade_block_mask_import(
     saccade_context *context, const saccade_block_indices *indices, const saccade_mod *mask,
     const saccade_sizes *sizes, const saccade_positions *positions,
@@ -251,8 +249,7 @@ SACCADE_API saccade_block_mask_stats
 saccade_block_mask_get_stats(const saccade_block_mask *mask);
 /* Runs of one block row, borrowed until destroy or update; b and h may exceed the stored
  * (broadcast) 1. Returns the number of runs, -1 for a row that is not there or no memory.
- * transposed: runs of query blocks of a key block.
- * */
+ * transposed: runs of query blocks of a key block. */
 SACCADE_API int64_t saccade_block_mask_row(const saccade_block_mask *mask, int64_t b, int64_t h,
                                            int64_t row, int transposed,
                                            const saccade_run **runs);
@@ -279,8 +276,7 @@ SACCADE_API saccade_status saccade_block_mask_render(const saccade_block_mask *m
 SACCADE_API void saccade_block_mask_destroy(saccade_block_mask *mask);
 SACCADE_API void saccade_free(void *bytes);
 
-/* ---- plan
- * ----------------------------------------------------------------------------------- */
+/* ---- plan -------------------------------------------------------------------------------- */
 
 typedef struct saccade_plan saccade_plan;
 
@@ -326,6 +322,9 @@ typedef struct saccade_forward_args {
 
 /* Bytes of workspace for runs of at most these sizes. */
 SACCADE_API size_t saccade_plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
+/* Allocates, compiles and copies nothing; on CUDA it launches and does not wait. Threads change
+ * no bit of the results. One plan may run from many threads at a time, each with its own
+ * workspace and outputs, which overlap no input. Dead rows: out 0, lse and row_max -inf. */
 SACCADE_API saccade_status saccade_forward(const saccade_plan *plan,
                                            const saccade_forward_args *args,
                                            saccade_error *err);

@@ -168,7 +168,10 @@ saccade_status cpu_level_allowed(cpu_level *out, saccade_error *err)
     const char *wish = getenv("SACCADE_LEVEL");
     if (wish != NULL && wish[0] != '\0') {
         cpu_level asked = level;
-        TRY(cpu_level_parse(wish, &asked, err));
+        FAIL_IF(cpu_level_parse(wish, &asked, NULL) != SACCADE_OK, SACCADE_EINVAL,
+                "the environment's SACCADE_LEVEL: got '%.20s', expected portable, avx2, avx512 "
+                "or amx",
+                wish);
         if (asked < level)
             level = asked;
     }
