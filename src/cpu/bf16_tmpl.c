@@ -4,139 +4,14 @@
  * as there, with pairs of neighbours (dims of Q and K, keys of P and V) in place of elements.
  * Compiled with the flags of the AMX level, the only one that has this extension. */
 #include "cpu/cpu.h"
-#include "cpu/softmax_rows.h"
 #include "cpu/vec.h"
-
-#include <string.h>
 
 #if defined(LEVEL_AMX)
 
-enum { PANEL = VF * PANEL_VECTORS };
+#include "cpu/panel_products.h"
+#include "cpu/softmax_rows.h"
 
 typedef uint16_t bf16;
-
-/* ---- products ---- */
-
-static ALWAYS_INLINE vf dot(vf acc, __m512i a, __m512i b)
-{
-    return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
-}
-
-static ALWAYS_INLINE __m512i pair(const bf16 *p)
-{
-    int32_t bits;
-    memcpy(&bits, p, sizeof bits);
-    return _mm512_set1_epi32(bits);
-}
-
-/* acc[i][c] += sum over pairs t of a[i * lda + 2t] . b[t][panel]. */
-static ALWAYS_INLINE void multiply(int rows, const bf16 *a, int32_t lda, const bf16 *b,
-                                   int32_t pairs, vf acc[][PANEL_VECTORS])
-{
-    for (int32_t t = 0; t < pairs; t++) {
-        __m512i column[PANEL_VECTORS];
-        for (int c = 0; c < PANEL_VECTORS; c++)
-            column[c] = _mm512_loadu_si512(b + ((int64_t)t * PANEL + c * VF) * 2);
-#pragma GCC unroll 16
-        for (int i = 0; i < rows; i++) {
-            const __m512i x = pair(a + (int64_t)i * lda + 2 * t);
-#pragma GCC unroll 4
-            for (int c = 0; c < PANEL_VECTORS; c++)
-                acc[i][c] = dot(acc[i][c], x, column[c]);
-        }
-    }
-}
-
-static ALWAYS_INLINE void score_panel(int rows, const bf16 *q, int32_t q_ld, const bf16 *k,
-                                      int32_t D, float scale, float *s, int32_t s_ld)
-{
-    vf acc[STRIP_ROWS][PANEL_VECTORS];
-    for (int i = 0; i < rows; i++)
-        for (int c = 0; c < PANEL_VECTORS; c++)
-            acc[i][c] = vf_set(0);
-    multiply(rows, q, q_ld, k, (D + 1) / 2, acc);
-    for (int i = 0; i < rows; i++)
-        for (int c = 0; c < PANEL_VECTORS; c++)
-            vf_store(s + (int64_t)i * s_ld + c * VF, vf_set(scale) * acc[i][c]);
-}
-
-static NEVER_INLINE void score_strip(const bf16 *q, int32_t q_ld, const bf16 *k, int32_t D,
-                                     float scale, float *s, int32_t s_ld)
-{
-    score_panel(STRIP_ROWS, q, q_ld, k, D, scale, s, s_ld);
-}
-
-static NEVER_INLINE void score_rest(int32_t rows, const bf16 *q, int32_t q_ld, const bf16 *k,
-                                    int32_t D, float scale, float *s, int32_t s_ld)
-{
-    int32_t i = 0;
-    for (; i + 4 <= rows; i += 4)
-        score_panel(4, q + (int64_t)i * q_ld, q_ld, k, D, scale, s + (int64_t)i * s_ld, s_ld);
-    for (; i < rows; i++)
-        score_panel(1, q + (int64_t)i * q_ld, q_ld, k, D, scale, s + (int64_t)i * s_ld, s_ld);
-}
-
-static CPU_SCORES(scores)
-{
-    const bf16 *queries = q, *keys = k;
-    for (int32_t p = 0; p < n_panels; p++) {
-        const bf16 *panel = keys + (int64_t)p * ((D + 1) / 2) * PANEL * 2;
-        float *to = s + p * PANEL;
-        int32_t i = 0;
-        for (; i + STRIP_ROWS <= rows; i += STRIP_ROWS)
-            score_strip(queries + (int64_t)i * q_ld, q_ld, panel, D, scale,
-                        to + (int64_t)i * s_ld, s_ld);
-        score_rest(rows - i, queries + (int64_t)i * q_ld, q_ld, panel, D, scale,
-                   to + (int64_t)i * s_ld, s_ld);
-    }
-}
-
-static ALWAYS_INLINE void value_panel(int rows, const bf16 *p, int32_t p_ld, const bf16 *v,
-                                      int32_t n, const float *alpha, float *o, int32_t o_ld)
-{
-    vf acc[STRIP_ROWS][PANEL_VECTORS];
-    for (int i = 0; i < rows; i++)
-        for (int c = 0; c < PANEL_VECTORS; c++)
-            acc[i][c] = vf_set(alpha[i]) * vf_load(o + (int64_t)i * o_ld + c * VF);
-    multiply(rows, p, p_ld, v, n / 2, acc);
-    for (int i = 0; i < rows; i++)
-        for (int c = 0; c < PANEL_VECTORS; c++)
-            vf_store(o + (int64_t)i * o_ld + c * VF, acc[i][c]);
-}
-
-static NEVER_INLINE void value_strip(const bf16 *p, int32_t p_ld, const bf16 *v, int32_t n,
-                                     const float *alpha, float *o, int32_t o_ld)
-{
-    value_panel(STRIP_ROWS, p, p_ld, v, n, alpha, o, o_ld);
-}
-
-static NEVER_INLINE void value_rest(int32_t rows, const bf16 *p, int32_t p_ld, const bf16 *v,
-                                    int32_t n, const float *alpha, float *o, int32_t o_ld)
-{
-    int32_t i = 0;
-    for (; i + 4 <= rows; i += 4)
-        value_panel(4, p + (int64_t)i * p_ld, p_ld, v, n, alpha + i, o + (int64_t)i * o_ld,
-                    o_ld);
-    for (; i < rows; i++)
-        value_panel(1, p + (int64_t)i * p_ld, p_ld, v, n, alpha + i, o + (int64_t)i * o_ld,
-                    o_ld);
-}
-
-static CPU_VALUES(values)
-{
-    const bf16 *weights = (const bf16 *)(const void *)p, *all = v;
-    const int32_t ld = 2 * p_ld;
-    for (int32_t c = 0; c < n_panels; c++) {
-        const bf16 *panel = all + (int64_t)c * block * PANEL;
-        float *to = o + c * PANEL;
-        int32_t i = 0;
-        for (; i + STRIP_ROWS <= rows; i += STRIP_ROWS)
-            value_strip(weights + (int64_t)i * ld, ld, panel, n, alpha + i,
-                        to + (int64_t)i * o_ld, o_ld);
-        value_rest(rows - i, weights + (int64_t)i * ld, ld, panel, n, alpha + i,
-                   to + (int64_t)i * o_ld, o_ld);
-    }
-}
 
 /* ---- online softmax ---- */
 

@@ -1,129 +1,15 @@
-/* Forward kernels in f32, compiled once per level.
- *
- * Both products are one outer-product micro-kernel: a strip of rows times a panel of packed
- * columns, all accumulators in registers, one broadcast per row and step. Every sum runs over
- * its index in order, whatever the strip or panel, so no blocking changes a bit of it.
- * Inputs of any dtype become f32 when packed. The caller bounds and masks; -INF is dead. */
+/* Forward kernels in f32, compiled once per level: products by panel_products.h, softmax by
+ * softmax_rows.h. Inputs of any dtype become f32 when packed. The caller bounds and masks; -INF
+ * is dead. */
 #include "cpu/cpu.h"
 #include "cpu/vec.h"
 
 #include "base/convert.h"
-#include "cpu/softmax_rows.h"
 
 #if !defined(LEVEL_AMX)
 
-enum { PANEL = VF * PANEL_VECTORS };
-
-/* ---- products ---- */
-
-/* acc[i][c] = start + sum over k < depth of a[i * lda + k] * b[k][panel]. */
-static ALWAYS_INLINE void multiply(int rows, const float *a, int32_t lda, const float *b,
-                                   int32_t depth, vf acc[][PANEL_VECTORS])
-{
-    for (int32_t k = 0; k < depth; k++) {
-        vf column[PANEL_VECTORS];
-        for (int c = 0; c < PANEL_VECTORS; c++)
-            column[c] = vf_load(b + (int64_t)k * PANEL + c * VF);
-#pragma GCC unroll 16
-        for (int i = 0; i < rows; i++) {
-            const vf x = vf_set(a[(int64_t)i * lda + k]);
-#pragma GCC unroll 4
-            for (int c = 0; c < PANEL_VECTORS; c++)
-                acc[i][c] = vf_fma(x, column[c], acc[i][c]);
-        }
-    }
-}
-
-static ALWAYS_INLINE void score_panel(int rows, const float *q, int32_t q_ld, const float *k,
-                                      int32_t D, float scale, float *s, int32_t s_ld)
-{
-    vf acc[STRIP_ROWS][PANEL_VECTORS];
-    for (int i = 0; i < rows; i++)
-        for (int c = 0; c < PANEL_VECTORS; c++)
-            acc[i][c] = vf_set(0);
-    multiply(rows, q, q_ld, k, D, acc);
-    for (int i = 0; i < rows; i++)
-        for (int c = 0; c < PANEL_VECTORS; c++)
-            vf_store(s + (int64_t)i * s_ld + c * VF, vf_set(scale) * acc[i][c]);
-}
-
-static NEVER_INLINE void score_strip(const float *q, int32_t q_ld, const float *k, int32_t D,
-                                     float scale, float *s, int32_t s_ld)
-{
-    score_panel(STRIP_ROWS, q, q_ld, k, D, scale, s, s_ld);
-}
-
-static NEVER_INLINE void score_rest(int32_t rows, const float *q, int32_t q_ld, const float *k,
-                                    int32_t D, float scale, float *s, int32_t s_ld)
-{
-    int32_t i = 0;
-    for (; i + 4 <= rows; i += 4)
-        score_panel(4, q + (int64_t)i * q_ld, q_ld, k, D, scale, s + (int64_t)i * s_ld, s_ld);
-    for (; i < rows; i++)
-        score_panel(1, q + (int64_t)i * q_ld, q_ld, k, D, scale, s + (int64_t)i * s_ld, s_ld);
-}
-
-static CPU_SCORES(scores)
-{
-    const float *queries = q, *keys = k;
-    for (int32_t p = 0; p < n_panels; p++) {
-        const float *panel = keys + (int64_t)p * D * PANEL;
-        float *to = s + p * PANEL;
-        int32_t i = 0;
-        for (; i + STRIP_ROWS <= rows; i += STRIP_ROWS)
-            score_strip(queries + (int64_t)i * q_ld, q_ld, panel, D, scale,
-                        to + (int64_t)i * s_ld, s_ld);
-        score_rest(rows - i, queries + (int64_t)i * q_ld, q_ld, panel, D, scale,
-                   to + (int64_t)i * s_ld, s_ld);
-    }
-}
-
-static ALWAYS_INLINE void value_panel(int rows, const float *p, int32_t p_ld, const float *v,
-                                      int32_t n, const float *alpha, float *o, int32_t o_ld)
-{
-    vf acc[STRIP_ROWS][PANEL_VECTORS];
-    for (int i = 0; i < rows; i++)
-        for (int c = 0; c < PANEL_VECTORS; c++)
-            acc[i][c] = vf_set(alpha[i]) * vf_load(o + (int64_t)i * o_ld + c * VF);
-    multiply(rows, p, p_ld, v, n, acc);
-    for (int i = 0; i < rows; i++)
-        for (int c = 0; c < PANEL_VECTORS; c++)
-            vf_store(o + (int64_t)i * o_ld + c * VF, acc[i][c]);
-}
-
-static NEVER_INLINE void value_strip(const float *p, int32_t p_ld, const float *v, int32_t n,
-                                     const float *alpha, float *o, int32_t o_ld)
-{
-    value_panel(STRIP_ROWS, p, p_ld, v, n, alpha, o, o_ld);
-}
-
-static NEVER_INLINE void value_rest(int32_t rows, const float *p, int32_t p_ld, const float *v,
-                                    int32_t n, const float *alpha, float *o, int32_t o_ld)
-{
-    int32_t i = 0;
-    for (; i + 4 <= rows; i += 4)
-        value_panel(4, p + (int64_t)i * p_ld, p_ld, v, n, alpha + i, o + (int64_t)i * o_ld,
-                    o_ld);
-    for (; i < rows; i++)
-        value_panel(1, p + (int64_t)i * p_ld, p_ld, v, n, alpha + i, o + (int64_t)i * o_ld,
-                    o_ld);
-}
-
-static CPU_VALUES(values)
-{
-    const float *weights = p, *all = v;
-    const int32_t ld = p_ld;
-    for (int32_t c = 0; c < n_panels; c++) {
-        const float *panel = all + (int64_t)c * block * PANEL;
-        float *to = o + c * PANEL;
-        int32_t i = 0;
-        for (; i + STRIP_ROWS <= rows; i += STRIP_ROWS)
-            value_strip(weights + (int64_t)i * ld, ld, panel, n, alpha + i,
-                        to + (int64_t)i * o_ld, o_ld);
-        value_rest(rows - i, weights + (int64_t)i * ld, ld, panel, n, alpha + i,
-                   to + (int64_t)i * o_ld, o_ld);
-    }
-}
+#include "cpu/panel_products.h"
+#include "cpu/softmax_rows.h"
 
 /* ---- online softmax ---- */
 
