@@ -160,7 +160,12 @@ def saccade_rows(arguments):
                    str(arguments.threads), "--repeats", str(arguments.repeats)]
         for suite in arguments.suite or ["paper", "dense", "decode"]:
             command += ["--suite", suite]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        try:
+            status = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
+        except OSError as error:
+            sys.exit(f"--program: {error.filename}: {error.strerror}")
+        if status:  # the program has said why
+            sys.exit(status)
         with open(path, newline="") as file:
             return list(csv.DictReader(file))
 
@@ -189,6 +194,7 @@ def main():
           f"{arguments.repeats}, forward; ratio: PyTorch's time over Saccade's\n")
     print(f"{'variant':16} {'problem':36} {'saccade ms':>10} {'rate':>12} {'of limit':>8} "
           f"{'sdpa ms':>9} {'flex ms':>9} {'sdpa':>7} {'flex':>7}")
+    n_rows = 0
     for row in saccade_rows(arguments):
         sizes = read_problem(row["problem"])
         is_decode = row["suite"] == "decode"
@@ -198,6 +204,7 @@ def main():
             continue  # has lengths of its own
         if not is_decode and (sizes["q"] != sizes["kv"] or sizes["q"] > 16384):
             continue
+        n_rows += 1
         ours = float(row["ms"])
         rate = f"{float(row['gbytes_per_s']):.1f} GB/s" if row["gbytes_per_s"] else \
             f"{float(row['gflops']):.0f} GFLOP/s"
@@ -208,6 +215,8 @@ def main():
         ratios = [f"{ms / ours:6.2f}x" if ms else " " * 7 for ms in theirs]
         print(f"{row['variant']:16} {row['problem']:36} {ours:10.4g} {rate:>12} {limit:>8} "
               f"{' '.join(cells)} {' '.join(ratios)}", flush=True)
+    if n_rows == 0:
+        sys.exit(f"--only: got '{arguments.only}', expected a part of a row's label")
 
 
 if __name__ == "__main__":
