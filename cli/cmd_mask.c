@@ -17,8 +17,10 @@ static void print_bytes(int64_t bytes)
 {
     if (bytes < 10000)
         printf("size         %lld bytes\n", (long long)bytes);
-    else
+    else if (bytes < 10 << 20)
         printf("size         %.1f KiB\n", (double)bytes / 1024);
+    else
+        printf("size         %.1f MiB\n", (double)bytes / (1 << 20));
 }
 
 static void print_stats(const saccade_block_mask_stats *s, int32_t block_q, int32_t block_kv)
@@ -35,7 +37,8 @@ static void print_stats(const saccade_block_mask_stats *s, int32_t block_q, int3
         print_count("unknown", s->unknown, s->blocks);
     printf("runs         %lld\n", (long long)s->runs);
     print_bytes(s->bytes);
-    printf("time         %.3g ms\n", 1e3 * s->seconds);
+    printf(s->seconds < 1 ? "time         %.3g ms\n" : "time         %.0f ms\n",
+           1e3 * s->seconds);
 }
 
 static saccade_status format_of(const char *path, saccade_picture *out, saccade_error *err)

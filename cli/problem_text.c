@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+/* Sizes that no word has named are 0. */
 static bool size_word(const char *word, saccade_sizes *s)
 {
     const struct {
@@ -17,12 +18,12 @@ static bool size_word(const char *word, saccade_sizes *s)
             continue;
         snprintf(number, sizeof number, "%s", word + n);
         slash = strchr(number, '/');
-        if (slash && keys[i].value != &s->H)
+        if (*keys[i].value || (slash && keys[i].value != &s->H))
             return false;
         if (slash)
             *slash = 0;
-        return cli_parse_int(number, keys[i].value)
-               && (!slash || cli_parse_int(slash + 1, &s->Hkv));
+        return cli_parse_int(number, keys[i].value) && *keys[i].value > 0
+               && (!slash || (cli_parse_int(slash + 1, &s->Hkv) && s->Hkv > 0));
     }
     return false;
 }
@@ -30,7 +31,7 @@ static bool size_word(const char *word, saccade_sizes *s)
 static bool dtype_word(const char *word, saccade_dtype *dtype)
 {
     static const saccade_dtype floats[] = {SACCADE_F32, SACCADE_F16, SACCADE_BF16, SACCADE_F64};
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4 && *dtype == SACCADE_NONE; i++)
         if (strcmp(word, saccade_dtype_name(floats[i])) == 0) {
             *dtype = floats[i];
             return true;
@@ -53,22 +54,26 @@ static saccade_status check(const char *text, const saccade_sizes *s, saccade_er
 saccade_status problem_read(const char *text, saccade_sizes *sizes, saccade_dtype *dtype,
                             saccade_error *err)
 {
-    saccade_sizes s = {.B = 1, .H = 1};
-    saccade_dtype t = SACCADE_F32;
+    saccade_sizes s = {.B = 0};
+    saccade_dtype t = SACCADE_NONE;
     for (const char *at = text; *(at += strspn(at, " ")); at += strcspn(at, " ")) {
         char word[32];
         const int n = (int)strcspn(at, " ");
         snprintf(word, sizeof word, "%.*s", n, at);
         CLI_FAIL_IF(n >= (int)sizeof word || (!size_word(word, &s) && !dtype_word(word, &t)),
                     SACCADE_EINVAL, "--problem",
-                    "got '%s', expected words like b2 h16/4 q4096 kv4096 d128 dv64 bf16", word);
+                    "got '%s', expected words like b2 h16/4 q4096 kv4096 d128 dv64 bf16, each "
+                    "once and from 1",
+                    word);
     }
+    s.B = s.B ? s.B : 1;
+    s.H = s.H ? s.H : 1;
     s.Hkv = s.Hkv ? s.Hkv : s.H;
     s.KV = s.KV ? s.KV : s.Q;
     s.Dv = s.Dv ? s.Dv : s.D;
     CLI_TRY(check(text, &s, err));
     *sizes = s;
-    *dtype = t;
+    *dtype = t ? t : SACCADE_F32;
     return SACCADE_OK;
 }
 

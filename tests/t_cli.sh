@@ -168,6 +168,10 @@ says "ranges of mask"; says "n5 0..3"; says "n2 always"
 refuse "either --problem or -q" explain
 refuse "expected words like" explain --problem 'b1 h2 q100 d16 f12'
 refuse "at least q and d" explain --problem 'b1'
+refuse "each once" explain --problem 'q8 d8 d9'
+refuse "each once" explain --problem 'q8 kv0 d8'
+refuse "each once" explain --problem 'h8/0 q8 d8'
+refuse "each once" explain --problem 'q8 d8 f16 bf16'
 refuse "multiple of key heads" explain --problem 'h3/2 q8 d8'
 refuse "expected cuda" explain --problem 'b1 h2 q100 d64 bf16' --arch sm_90a --backend cpu
 refuse "expected sm_80 or later" explain --problem 'b1 h2 q100 d64 bf16' --arch sm_35
