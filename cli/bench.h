@@ -41,8 +41,8 @@ double bench_median(double *values, int n); /* sorts them */
 /* The arguments that a row stands for. */
 cli_args bench_case_args(const bench_case *c);
 
-/* Each case one after the other; on a device in rounds. */
-saccade_status bench_time_cases(bench *b, const bench_case *cases, int n, saccade_error *err);
+/* Each case one after the other. */
+saccade_status bench_host_cases(bench *b, const bench_case *cases, int n, saccade_error *err);
 saccade_status bench_time_mask(bench *b, const bench_case *c, saccade_error *err);
 saccade_status bench_time_compile(bench *b, const bench_case *c, saccade_error *err);
 /* Of the case's mask, when it has one. */
@@ -51,6 +51,7 @@ saccade_status bench_set_sparsity(const bench *b, const bench_case *c, bench_row
 
 /* ---- bench_device.c ---- */
 
+/* The cases of one size in rounds. */
 saccade_status bench_device_cases(bench *b, const bench_case *cases, int n, saccade_error *err);
 /* What saccade_plan_prepare takes: runs for the plan's tiles, and their way to the device. */
 saccade_status bench_device_prepare(bench *b, const bench_case *c, saccade_error *err);

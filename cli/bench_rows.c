@@ -271,10 +271,8 @@ saccade_status bench_time_compile(bench *b, const bench_case *c, saccade_error *
     return SACCADE_OK;
 }
 
-saccade_status bench_time_cases(bench *b, const bench_case *cases, int n, saccade_error *err)
+saccade_status bench_host_cases(bench *b, const bench_case *cases, int n, saccade_error *err)
 {
-    if (b->on_device)
-        return bench_device_cases(b, cases, n, err);
     const double fair = 60.0 / n / (b->args->baseline ? 2 : 1);
     b->row_seconds = fair < 10 ? fair : 10;
     for (int i = 0; i < n; i++)

@@ -4,6 +4,12 @@
 
 #include <string.h>
 
+static saccade_status time_cases(bench *b, const bench_case *cases, int n, saccade_error *err)
+{
+    return b->on_device ? bench_device_cases(b, cases, n, err)
+                        : bench_host_cases(b, cases, n, err);
+}
+
 static saccade_status suite_paper(bench *b, saccade_error *err)
 {
     static const saccade_sizes host[] = {{1, 4, 4, 8192, 8192, 64, 64},
@@ -17,7 +23,7 @@ static saccade_status suite_paper(bench *b, saccade_error *err)
             .sizes = (b->on_device ? device : host)[i / VARIANTS],
             .dtype = SACCADE_BF16,
         };
-    return bench_time_cases(b, cases, 2 * VARIANTS, err);
+    return time_cases(b, cases, 2 * VARIANTS, err);
 }
 
 static const cli_variant full = {"full", NULL, NULL, NULL};
@@ -43,7 +49,7 @@ static saccade_status dense_on_device(bench *b, saccade_error *err)
     for (int i = 0; i < N; i++)
         cases[i] = (bench_case){i % 2 ? *variant_find("causal") : full, rows[i / 2].sizes,
                                 rows[i / 2].dtype, NULL};
-    return bench_time_cases(b, cases, N, err);
+    return time_cases(b, cases, N, err);
 }
 
 static saccade_status suite_dense(bench *b, saccade_error *err)
@@ -56,7 +62,7 @@ static saccade_status suite_dense(bench *b, saccade_error *err)
         const int64_t d = i % 2 ? 128 : 64;
         cases[i] = (bench_case){full, {1, 16, 16, 4096, 4096, d, d}, dtypes[i / 2], NULL};
     }
-    return bench_time_cases(b, cases, 6, err);
+    return time_cases(b, cases, 6, err);
 }
 
 /* docs/kernels.md's six shapes, then variants of one of them, more rows, ragged lengths. */
@@ -75,7 +81,7 @@ static saccade_status decode_on_device(bench *b, saccade_error *err)
         {full, {16, 64, 8, 1, 32768, 128, 128}, SACCADE_BF16, NULL},
         {full, {16, 32, 8, 8, 8192, 128, 128}, SACCADE_BF16, NULL},
     };
-    return bench_time_cases(b, cases, sizeof cases / sizeof cases[0], err);
+    return time_cases(b, cases, sizeof cases / sizeof cases[0], err);
 }
 
 /* Keys of 8 heads whose K and V no cache holds: as many bytes as the ceiling read. */
@@ -120,7 +126,7 @@ static saccade_status suite_decode(bench *b, saccade_error *err)
     for (int i = 0; i < 2 * MODS; i++) /* the first variant is full */
         cases[n++] = decode_case(b, cli_variants[1 + i % MODS].name, i < MODS ? 1 : 4, 1, 128,
                                  SACCADE_BF16);
-    return bench_time_cases(b, cases, n, err);
+    return time_cases(b, cases, n, err);
 }
 
 /* The three orders of tokens in FlexAttention's appendix; `mask` gets the text. */
@@ -149,7 +155,7 @@ static saccade_status suite_natten(bench *b, saccade_error *err)
                                 SACCADE_BF16,
                                 NULL};
     }
-    return bench_time_cases(b, cases, N, err);
+    return time_cases(b, cases, N, err);
 }
 
 /* Does time follow live blocks? A narrow window's rate against that of full attention, were it
@@ -165,9 +171,9 @@ static saccade_status mask_runs_in_proportion(bench *b, saccade_error *err)
              dtypes[i],
              NULL},
         };
-        CLI_TRY(bench_time_cases(b, &cases[0], 1, err));
+        CLI_TRY(time_cases(b, &cases[0], 1, err));
         b->dense_gflops = b->table.rows[b->table.n - 1].gflops;
-        const saccade_status status = bench_time_cases(b, &cases[1], 1, err);
+        const saccade_status status = time_cases(b, &cases[1], 1, err);
         b->dense_gflops = 0;
         CLI_TRY(status);
     }
