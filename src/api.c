@@ -187,13 +187,22 @@ static saccade_status check_tensor(const saccade_plan *plan, const saccade_tenso
     return SACCADE_OK;
 }
 
-/* Two elements of an output must not be one place in memory. */
+/* Two elements of an output must not be one place in memory: a dimension's stride passes over
+ * all elements of those with smaller strides. */
 static saccade_status check_output(const saccade_tensor *t, const char *name,
                                    saccade_error *err)
 {
-    for (int32_t i = 0; i < t->rank; i++)
-        FAIL_AT(t->shape[i] > 1 && t->stride[i] == 0, SACCADE_EINVAL, name, 0, 0,
-                "got stride 0 in dimension %d of an output, expected distinct elements", i);
+    for (int32_t i = 0; i < t->rank; i++) {
+        double last = 0; /* element of the inner dimensions; as an int it might wrap */
+        for (int32_t j = 0; j < t->rank; j++)
+            if (t->shape[j] > 1 && (t->stride[j] < t->stride[i] ||
+                                    (t->stride[j] == t->stride[i] && j < i)))
+                last += (double)(t->shape[j] - 1) * (double)t->stride[j];
+        FAIL_AT(t->shape[i] > 1 && (double)t->stride[i] <= last, SACCADE_EINVAL, name, 0, 0,
+                "got stride %lld in dimension %d of an output, expected over %.0f: elements that "
+                "do not overlap",
+                (long long)t->stride[i], i, last);
+    }
     return SACCADE_OK;
 }
 
@@ -307,13 +316,13 @@ static saccade_status resolve(const mod_fn *fn, const saccade_forward_args *a, i
 static saccade_status check_bindings(const saccade_plan *plan, const saccade_forward_args *a,
                                      saccade_error *err)
 {
-    FAIL_IF(a->n_bindings < 0 || a->n_bindings > 2 * MOD_MAX_CAPTURES ||
+    FAIL_AT(a->n_bindings < 0 || a->n_bindings > 2 * MOD_MAX_CAPTURES ||
                 (a->n_bindings && !a->bindings),
-            SACCADE_EINVAL, "bindings: got %d, expected 0 to %d and their array", a->n_bindings,
-            2 * MOD_MAX_CAPTURES);
+            SACCADE_EINVAL, "bindings", 0, 0, "got %d, expected 0 to %d and their array",
+            a->n_bindings, 2 * MOD_MAX_CAPTURES);
     for (int32_t i = 0; i < a->n_bindings; i++) {
         const char *name = a->bindings[i].name;
-        FAIL_IF(!name, SACCADE_EINVAL, "bindings: got no name in entry %d", i);
+        FAIL_AT(!name, SACCADE_EINVAL, "bindings", 0, 0, "got no name in entry %d", i);
         FAIL_AT(!has_capture(plan->problem.score, name) &&
                     !has_capture(plan->problem.mask, name),
                 SACCADE_EINVAL, name, 0, 0, "got a binding that neither score nor mask names");
@@ -396,8 +405,10 @@ saccade_status saccade_forward(const saccade_plan *plan, const saccade_forward_a
     TRY(resolve(p->score, a, scan, NULL, score_tensors, err));
     TRY(resolve(p->mask, a, scan, a->block_mask, mask_tensors, err));
     const size_t bytes = plan->solver->workspace(plan, &run.sizes);
-    FAIL_AT(a->workspace_bytes < bytes || (bytes && !a->workspace), SACCADE_EINVAL, "workspace",
-            0, 0, "got %zu bytes, expected %zu or more", a->workspace_bytes, bytes);
+    FAIL_AT(a->workspace_bytes < bytes, SACCADE_EINVAL, "workspace", 0, 0,
+            "got %zu bytes, expected %zu or more", a->workspace_bytes, bytes);
+    FAIL_AT(bytes && !a->workspace, SACCADE_EINVAL, "workspace", 0, 0,
+            "got no data, expected a pointer");
     FAIL_AT((uintptr_t)a->workspace % 64 != 0, SACCADE_EINVAL, "workspace", 0, 0,
             "got an address that is not a multiple of 64");
     run.lse = a->lse.dtype == SACCADE_NONE ? NULL : &a->lse;
