@@ -199,8 +199,8 @@ static saccade_status check_output(const saccade_tensor *t, const char *name,
                                     (t->stride[j] == t->stride[i] && j < i)))
                 last += (double)(t->shape[j] - 1) * (double)t->stride[j];
         FAIL_AT(t->shape[i] > 1 && (double)t->stride[i] <= last, SACCADE_EINVAL, name, 0, 0,
-                "got stride %lld in dimension %d of an output, expected over %.0f: elements that "
-                "do not overlap",
+                "got stride %lld in dimension %d of an output, expected over %.0f: elements "
+                "that do not overlap",
                 (long long)t->stride[i], i, last);
     }
     return SACCADE_OK;
