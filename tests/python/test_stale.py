@@ -333,11 +333,13 @@ def test_memory_does_not_grow():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     some(6000)  # so that the bounded tables are full
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    some(10000)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    grown = []
+    while len(grown) < 3 and (not grown or grown[-1] >= 4096):  # a leak grows every time
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        some(10000)
+        grown.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     torch.set_num_threads(threads)
-    assert grown < 4096, f"{grown} KiB over 22,000 calls"
+    assert grown[-1] < 4096, f"{grown} KiB, each over 22,000 calls"
 
 
 def changes_of(t):
