@@ -164,6 +164,38 @@ static void climbs(void **state)
     assert_int_equal(n_bad, 0);
 }
 
+/* Scores so large that rounding them in log2 units is powers of two, and so low, as biases that
+ * stand for masks are, that they would be infinite there: rows of nothing else are means of V.
+ */
+static void far_scores(void **state)
+{
+    static const char *const problems[] = {"b1 h2 q200 kv300 d64 bf16",
+                                           "b1 h2 q200 kv300 d128 f16",
+                                           "b1 h2 q200 kv300 d64 f32",
+                                           "b1 h4/2 q1 kv300 d64 bf16",
+                                           "b1 h1 q2 kv9000 d64 f16",
+                                           "b60 h4/2 q2 kv200 d64 bf16"};
+    static const char *const scores[] = {"(q + h) % 2 == 0 ? -1e30 : score",
+                                         "(q + h) % 2 == 0 ? -3.4028234e38 : score",
+                                         "score + (kv > 100 ? -3.4028234e38 : 0)",
+                                         "(q + h) % 2 == 0 ? score - 3e9 : score",
+                                         "-3e9 - 2.0 * q"};
+    int n_bad = 0;
+    (void)state;
+    if (!has_device())
+        skip();
+    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++)
+        for (size_t k = 0; k < sizeof scores / sizeof scores[0]; k++) {
+            const forward_case c = {.problem = problems[i],
+                                    .mask = k % 2 ? "kv != 5 && h != 1" : NULL,
+                                    .score = scores[k],
+                                    .seed = k};
+            n_bad += !device_case_holds(&c, i % 2 ? &native : &ptx);
+            n_bad += !device_case_holds(&c, &native);
+        }
+    assert_int_equal(n_bad, 0);
+}
+
 /* Operations downstream of score, where kernels may be fast but not wrong. */
 static void operations(void **state)
 {
@@ -555,6 +587,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(graphs),       cmocka_unit_test(nothing_is_allocated),
         cmocka_unit_test(random_cases), cmocka_unit_test(imported_lists),
         cmocka_unit_test(imported_rows_again), cmocka_unit_test(unsuited_lists_say_so),
+        cmocka_unit_test(far_scores),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

@@ -120,6 +120,19 @@ static int is_bounded(const mod_fn *fn)
     return bounded;
 }
 
+/* Whether scores may be as low as a mask's -3.4e38: a number in the text or a bias of keys. */
+static int may_be_lowest(const mod_fn *fn)
+{
+    for (uint32_t i = 0; i < fn->n_nodes; i++) {
+        const mod_node *n = &fn->nodes[i];
+        if (n->op == OP_FLOAT && fabsf(n->imm.f) > 1e37f && fabsf(n->imm.f) < INFINITY)
+            return 1;
+        if (n->op == OP_LOAD && n->type == MOD_FLOAT && n->deps & DEP_KV)
+            return 1;
+    }
+    return 0;
+}
+
 static saccade_status put_score(emitter *e, cu_mod_text *facts, saccade_error *err)
 {
     float unit;
@@ -133,7 +146,8 @@ static saccade_status put_score(emitter *e, cu_mod_text *facts, saccade_error *e
     strbuf_puts(e->out, "#define SCORE_UNIT ");
     emit_float(e->out, unit);
     const double k = tanh_rate(e, root);
-    strbuf_printf(e->out, "\n#define SCORE_TANH %d\n", k > 0);
+    strbuf_printf(e->out, "\n#define SCORE_TANH %d\n#define SCORE_IS_LOW %d\n", k > 0,
+                  may_be_lowest(e->fn));
     facts->is_bounded = k > 0 || is_bounded(e->fn); /* softcap spreads no scores apart */
     if (k > 0)
         put_tanh_factor(e->out, k, (double)unit);

@@ -1,7 +1,8 @@
-/* Second pass over rows whose first result was not finite: a sum overflowed under a late
- * offset, a NaN or infinity lay in V at a masked key, or the row really holds one. One warp a
- * row, plain f32, and V is read at live keys only, so whatever is not finite now is the answer.
- * Slow, and almost never has anything to do; then it costs one look at the flags. */
+/* Second pass over rows whose first result was not finite or whose sum was lost: it overflowed
+ * under a late offset, scores were beyond what rounding in log2 units allows, a NaN or infinity
+ * lay in V at a masked key, or the row really holds one. One warp a row, plain f32, and V is
+ * read at live keys only, so whatever is not finite now is the answer. Slow, and almost never
+ * has anything to do; then it costs one look at the flags. */
 #include "cfg.cuh"
 #include "ptx.cuh"
 #include "launch.h"

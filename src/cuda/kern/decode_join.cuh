@@ -113,7 +113,7 @@ DEVICE u16 *output_row(const cu_fwd &p, const span &s, int r)
     return (u16 *)p.o + s.b * p.os.b + x.h * p.os.h + x.m * p.os.n;
 }
 
-/* Row r of a span, not finite, again; rare, so one copy for all callers. */
+/* Row r of a span, not finite or lost, again; rare, so one copy for all callers. */
 __device__ __noinline__ void redo_at(const cu_fwd &p, const mod_args &mod, span s, int r)
 {
     __syncwarp(); /* the row is there, written by other lanes */
@@ -147,7 +147,7 @@ DEVICE void write_piece(const meeting &sh, const cu_fwd &p, const mod_args &mod,
             else if (e < CFG_E_REAL)
                 output_row(p, s, r)[e] = from_float(sum * inv);
         }
-        int bad = __any_sync(~0u, zero != 0.f) || !(x.y < 3e38f);
+        int bad = __any_sync(~0u, zero != 0.f) || row_is_lost(x.x, x.y);
         if (lane == 0 && is_whole)
             finish_row(p, s, r, x);
         if (p.few.cluster) {
@@ -209,7 +209,7 @@ DEVICE void join_near(const meeting &sh, const cu_fwd &p, const mod_args &mod, c
     }
     if (lane == 0)
         finish_row(p, s, r, sum);
-    if (__any_sync(~0u, zero != 0.f) || !(sum.y < 3e38f))
+    if (__any_sync(~0u, zero != 0.f) || row_is_lost(sum.x, sum.y))
         redo_at(p, mod, s, r);
 }
 
@@ -334,7 +334,7 @@ DEVICE int join_row(const cu_fwd &p, const span &s, int slot, int count, int r)
     }
     if (lane == 0)
         finish_row(p, s, r, sum);
-    return __any_sync(~0u, zero != 0.f) || !(sum.y < 3e38f);
+    return __any_sync(~0u, zero != 0.f) || row_is_lost(sum.x, sum.y);
 }
 
 /* Rows flagged by `decode`, shared out over all CTAs. */

@@ -206,6 +206,15 @@ DEVICE float score_unit(const cu_fwd &p)
 #endif
 }
 
+#if MOD_SCORE == SCORE_GENERAL
+/* Scores that would be infinite in log2 units, and so pass for masked, stay finite: the lowest
+ * float, as biases that stand for masks have it. */
+DEVICE float not_lowest(float x)
+{
+    return SCORE_IS_LOW && x > NEG_INF ? fmaxf(x, LOWEST / SCORE_UNIT) : x;
+}
+#endif
+
 /* The score function on a fragment whose first column is `column`. shift: per row, log2 units,
  * added to every score of this block. Affine scores alpha * kv + beta cost one FMA: the part of
  * alpha * kv that is the same for the whole block goes to shift. */
@@ -239,7 +248,7 @@ DEVICE void apply_score(const tile_rows &r, const cu_fwd &p, const mod_args &mod
         score4(mod, p, r.b, r.h, r.score[0], r.score[1], kv, kv + 1, x);
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            s[4 * g + i] = x[i];
+            s[4 * g + i] = not_lowest(x[i]);
     }
 #endif
 }
@@ -428,8 +437,8 @@ DEVICE void put_row_max(const cu_fwd &p, int b, int h, int m, float x)
 }
 
 /* End of a row: its sum, lse and maximum; inv gets 1 / sum, or 0 for a row without a live key.
- * Rows whose result is not finite are flagged, 16 rows a warp, for the careful kernel to do
- * again: a NaN there may be one that lay in V at a masked key. */
+ * Rows whose result is not finite or whose sum is lost are flagged, 16 rows a warp, for the
+ * careful kernel to do again: a NaN there may be one that lay in V at a masked key. */
 template <int COUNT>
 DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const float (&o)[COUNT],
                         float (&inv)[2])
@@ -443,7 +452,7 @@ DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const floa
     for (int i = 0; i < 2; i++) {
         float l = quad_sum(w.l[i]);
         inv[i] = l == 0.f ? 0.f : 1.f / l;
-        bad |= !(l < 3e38f);
+        bad |= row_is_lost(w.m[i], l);
 #if CFG_ROWMAX
         float peak = quad_max(w.peak[i]);
 #endif

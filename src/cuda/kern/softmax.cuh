@@ -14,6 +14,8 @@
 #define HEADROOM 8.0f /* log2: p <= 256 keeps f16 and the row sum far from overflow */
 #define SUM_LIMIT 1048576.f    /* 2^20 */
 #define SUM_LOST 1.2676506e30f /* 2^100: rescaling would flush what must not be lost */
+#define LOW -1.e37f            /* log2: weights against a lower offset mean nothing */
+#define LOWEST -1.1e38f        /* in log2 units still above M_START */
 
 struct row_state {
     float m[2];    /* offset, log2 units; equal over the four lanes of a row */
@@ -29,6 +31,13 @@ DEVICE void rows_begin(row_state &t)
         t.l[r] = 0.f;
         t.peak[r] = NEG_INF;
     }
+}
+
+/* Whether a row must be done again for its sum l alone. A row that has seen a key sums to 1 at
+ * least; where scores are so large that rounding m * log2 e lost powers of two it may not. */
+DEVICE int row_is_lost(float m, float l)
+{
+    return !(l < 3e38f) || (m > M_START && (l < 0.5f || m < LOW));
 }
 
 DEVICE float quad_max(float x)
