@@ -1,7 +1,6 @@
 /* Text to machine code: NVRTC, found at run time, behind a cache on disk. A program is one file
  * of kern/ with everything it includes given as headers in memory. ptxas's notes come back in
- * NVRTC's log; registers, spills and serialised wgmma are read from it and kept with the code.
- */
+ * NVRTC's log: registers, spills and serialised wgmma are read there and kept with the code. */
 #include "cuda/cuda.h"
 
 #include "base/dynlib.h"

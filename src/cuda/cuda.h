@@ -1,7 +1,6 @@
 /* cuda.h: the CUDA back end inside its folder. Data flow:
  *
- *     plan_problem -> tile choice -> text (cfg.cuh, mod.cuh, wgmma.cuh + kern/) -> cubin ->
- * launch
+ *     problem -> tile -> text (cfg.cuh, mod.cuh, wgmma.cuh and kern/) -> cubin -> launch
  *
  * Driver and NVRTC are found at run time; nothing here needs a CUDA header to build. */
 #ifndef SACCADE_CUDA_CUDA_H
@@ -234,12 +233,13 @@ typedef struct cu_loaded {
 } cu_loaded;
 
 typedef struct cu_state {
-    cu_form form, plain;
-    cu_form peaks;      /* where row maxima are wanted: form, or smaller where that spilled */
-    cu_tile decode;     /* groups: warps; 0: no such program */
-    int rung, given_up; /* tiles tried before; every tile spilled */
-    int peaks_rung, plain_rung, decode_rung;
-    int is_lazy; /* offsets raised after the fact: tile and score allow it */
+    cu_form form;   /* any number of queries */
+    cu_form peaks;  /* the same with row maxima: form, or smaller where that spilled */
+    cu_form plain;  /* rows that tensor copies do not take (sm_90a) */
+    cu_tile decode; /* groups: warps; 0: no such program */
+    int rung, peaks_rung, plain_rung, decode_rung; /* larger tiles tried before */
+    int given_up; /* every tile spills or waits: the first is kept */
+    int is_lazy;  /* offsets raised after the fact: tile and score allow it */
     cu_mod_text facts;
     char arch[16];
     char *mod_text;

@@ -33,8 +33,7 @@ const char *emit_type(const mod_node *n)
     return names[n->type];
 }
 
-/* A thread's two rows may be of two heads (decode), so a key's value may not hang on the head.
- */
+/* A thread's two rows may be of two heads (decode): a key's value may not hang on the head. */
 rate emit_rate_of(const mod_node *n)
 {
     if (!(n->deps & (DEP_KV | DEP_SCORE)))

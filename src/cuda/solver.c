@@ -67,8 +67,6 @@ static void put_config(const cu_state *s, const plan_problem *p, const instance 
         {"TN", i->form.tile.keys},
         {"STAGES", i->form.tile.stages},
         {"PINGPONG", i->form.tile.is_pingpong},
-        {"ANCHOR", 1},
-        {"RUNS", 1},
         {"LAZY", i->is_lazy},
         {"ROWMAX", i->has_peaks},
         {"PACKED", i->is_packed},
@@ -353,8 +351,7 @@ static saccade_status load_all(cu_state *s, const cu_driver *driver, saccade_err
     return SACCADE_OK;
 }
 
-/* Target: the one asked for, else that of the device whose context is current, else device 0's.
- */
+/* Target: the one asked for, else the device's whose context is current, else device 0's. */
 static saccade_status choose_target(cu_state *s, const plan_problem *p,
                                     const cu_driver **driver, saccade_error *err)
 {

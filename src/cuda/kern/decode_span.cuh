@@ -86,8 +86,7 @@ DEVICE int mask_row_of(const cu_fwd &p, const span &s)
     return s.b * p.mask_b + s.g * p.mask_h;
 }
 
-/* Every span has a block, so that each row is written by somebody; it may be dead throughout.
- */
+/* Every span has a block, perhaps a dead one, so that each row is written by somebody. */
 DEVICE void span_count(const cu_fwd &p, const mod_args &mod, span &s)
 {
     int lo = 0, hi = max(0, min(position(p.kv_len, s.b), p.N));

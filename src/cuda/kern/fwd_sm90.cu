@@ -4,10 +4,9 @@
  * block's scores runs while this block's softmax is computed, and P goes to the second product
  * straight from registers (FA3, arXiv 2407.08608, section 3).
  *
- * cfg.cuh: constants of this instance and the products of its widths. mod.cuh: the user's mask
- * and score. Shared memory (all tiles in 128-byte rows, swizzled, panels of 64 columns): Q
- * [panels][ROWS][64]  K [CFG_STAGES][panels][CFG_TN][64]  V [CFG_STAGES][panels][CFG_TN][64]
- * barriers */
+ * cfg.cuh: constants of this instance. mod.cuh: the user's mask and score. wgmma.cuh: the
+ * products at its widths. Shared memory, tiles in swizzled rows of 128 bytes, panels of 64
+ * columns: Q [panels][ROWS][64], K and V [CFG_STAGES][panels][CFG_TN][64], barriers. */
 #include "cfg.cuh"
 #include "ptx.cuh"
 #include "launch.h"
@@ -217,8 +216,7 @@ DEVICE void product_pv(float (&o)[O_COUNT], const u32 (&p)[S_COUNT / 2], u32 v)
         wgmma_pv(o, p[4 * kk], p[4 * kk + 1], p[4 * kk + 2], p[4 * kk + 3], b + kk * 2048 / 16);
 }
 
-/* 4. Softmax of one block: s (scores) becomes probabilities; tells whether O must be rescaled.
- */
+/* 4. Softmax of one block: s (scores) becomes probabilities; tells whether to rescale O. */
 struct consumer {
     row_state rows;
     tile_rows at;
@@ -338,11 +336,9 @@ DEVICE void next_block(const arena &sm, u32 n, consumer &c, const cu_fwd &p,
     wgmma_wait<1>();
     release(sm.k_empty, n);
     int raised = softmax_step<0>(sm, c, p, mod, walk, s, rescale);
-#if CFG_ANCHOR
     /* Never taken: holds the wait below the exponentials, which ptxas would else put above
-     * all of them (docs/hopper.md 8). */
+     * all of them. */
     barrier_arrive_if(sm.anchor, c.rows.l[0] < 0.f);
-#endif
     wgmma_wait<0>();
     release(sm.v_empty, n - 1);
     if (raised)
@@ -384,9 +380,8 @@ DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const
             next_block(sm, done.n++, c, p, mod, walk, wg, s, o, prob);
         last_product(sm, done.n - 1, o, prob);
     }
-    asm volatile(
-        ""
-        : "+r"(id)); /* where the tile lies is found anew: registers are scarce above */
+    /* where the tile lies is found anew: registers are scarce above */
+    asm volatile("" : "+r"(id));
     tile end = tile_at(p, id, ROWS);
     float inv[2];
     rows_finish(c.rows, p, end, o, inv);

@@ -50,7 +50,7 @@ typedef struct cu_fwd {
     const cu_run *
         runs; /* runs of all rows of blocks, or null: every block, partial if there is a mask */
     const int *run_start; /* [mask rows + 1] */
-    int block_keys;     /* of a block of the runs */
+    int block_keys;       /* of a block of the runs */
     int mask_b, mask_h; /* steps in rows of blocks for the next batch and head, 0 broadcasts */
     int n_qblk;         /* query blocks of one (b, h) */
     const int

@@ -52,8 +52,7 @@ DEVICE float quad_sum(float x)
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/* Largest element of each row held by this thread. Two chains a row hide the latency of FMNMX.
- */
+/* Largest element of each row held by this thread. Two chains a row hide FMNMX's latency. */
 template <int COUNT> DEVICE void rows_peak(const float (&s)[COUNT], float (&peak)[2])
 {
     float a[2] = {s[0], s[2]}, b[2] = {s[1], s[3]};
