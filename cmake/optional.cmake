@@ -48,7 +48,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_SIZEOF_VOID
   set(LEVEL_FLAGS_avx2 -mavx2 -mfma -mf16c)
   set(LEVEL_FLAGS_avx512 ${LEVEL_FLAGS_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq
       -mprefer-vector-width=512)
-  set(LEVEL_FLAGS_amx ${LEVEL_FLAGS_avx512} -mavx512bf16 -mamx-tile -mamx-bf16)
+  set(LEVEL_FLAGS_amx ${LEVEL_FLAGS_avx512} -mavx512bf16 -mavx512vbmi
+      -mamx-tile -mamx-bf16)
   foreach(level avx2 avx512 amx)
     string(REPLACE ";" " " flags "${LEVEL_FLAGS_${level}}")
     check_c_compiler_flag("${flags}" COMPILER_KNOWS_${level})

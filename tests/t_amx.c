@@ -117,8 +117,8 @@ static void extremes(void **state)
     for (int data = 0; data < CASE_DATA; data++)
         for (int n = 0; n < 2; n++)
             with_both(&(forward_case){.problem = "h1 q110 kv390 d64 bf16",
-                                             .data = (case_data)data,
-                                             .mask = masks[n]});
+                                      .data = (case_data)data,
+                                      .mask = masks[n]});
 }
 
 static void variants(void **state)
@@ -355,6 +355,63 @@ static void parts_are_exact(void **state)
     }
 }
 
+/* Rows with a single 1 take every finite f16 number, subnormal ones too, out of K as it was. */
+static void dots_are_exact(void **state)
+{
+    enum { D = 32, N = CPU_BLOCK_KEYS, ALL = 65536 };
+    static uint16_t q[D * D], k[N * D];
+    static float packed[D * D], s[D * N];
+    cpu_kernels list[MOST];
+    const int n = tables(SACCADE_F16, ALL_TABLES, list);
+    (void)state;
+    for (int d = 0; d < D; d++)
+        q[d * D + d] = 0x3c00;
+    const cpu_rows rows = {(const char *)q, D * 2, SACCADE_F16, D};
+    const cpu_rows keys = {(const char *)k, D * 2, SACCADE_F16, D};
+    for (int i = 0; i < n; i++) {
+        list[i].pack_rows(&rows, 0, D, D, D, packed);
+        list[i].begin();
+        for (int first = 0; first < ALL; first += N * D) {
+            cpu_asking nothing = {0};
+            for (int x = 0; x < N * D; x++)
+                k[x] = (uint16_t)((first + x) & 0x7c00) == 0x7c00 ? 0 : (uint16_t)(first + x);
+            list[i].dots(packed, D, &keys, 0, N, D, 1, s, N, &nothing);
+            for (int x = 0; x < N * D; x++)
+                assert_true(s[x % D * N + x / D] == f16_to_f32(k[x]));
+        }
+        list[i].end();
+    }
+}
+
+/* The same of V: keys j, j + 32 and so on. */
+static void sums_are_exact(void **state)
+{
+    enum { E = 64, N = CPU_BLOCK_KEYS, ROWS = 8, ALL = 65536 };
+    static uint16_t v[N * E];
+    static float p[ROWS * N], o[ROWS * E], alpha[ROWS];
+    cpu_kernels list[MOST];
+    const int n = tables(SACCADE_F16, ALL_TABLES, list);
+    (void)state;
+    const cpu_rows values = {(const char *)v, E * 2, SACCADE_F16, E};
+    for (int i = 0; i < n; i++) {
+        list[i].begin();
+        for (int j = 0; j < 32; j++) {
+            cpu_asking nothing = {0};
+            memset(p, 0, sizeof p);
+            for (int x = 0; x < N * E; x++) {
+                const int bits = (x * 4 + j) % ALL;
+                v[x] = (uint16_t)((bits & 0x7c00) == 0x7c00 ? 0 : bits);
+            }
+            for (int r = 0; r < ROWS; r++)
+                ((uint16_t *)(void *)(p + r * N))[r * 64 + j] = 0x3f80;
+            list[i].sums(p, N, &values, 0, N, ROWS, alpha, o, E, &nothing);
+            for (int x = 0; x < ROWS * E; x++)
+                assert_true(o[x] == f16_to_f32(v[(x / E * 32 + j) * E + x % E]));
+        }
+        list[i].end();
+    }
+}
+
 /* Against sums in double: 0 past the ends of keys and dims, nothing read there. */
 static void packing(void **state)
 {
@@ -393,12 +450,18 @@ static void packing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(packing),     cmocka_unit_test(same_bits),
-        cmocka_unit_test(shapes),      cmocka_unit_test(extremes),
-        cmocka_unit_test(variants),    cmocka_unit_test(wild_values),
-        cmocka_unit_test(rough),       cmocka_unit_test(random_problems),
+        cmocka_unit_test(packing),
+        cmocka_unit_test(same_bits),
+        cmocka_unit_test(shapes),
+        cmocka_unit_test(extremes),
+        cmocka_unit_test(variants),
+        cmocka_unit_test(wild_values),
+        cmocka_unit_test(rough),
+        cmocka_unit_test(random_problems),
         cmocka_unit_test(threads_do_not_matter),
         cmocka_unit_test(parts_are_exact),
+        cmocka_unit_test(dots_are_exact),
+        cmocka_unit_test(sums_are_exact),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -68,6 +68,7 @@ static void detect_avx512(cpu_features *f)
         f->has_avx512dq = bit(b, 17);
         f->has_avx512bw = bit(b, 30);
         f->has_avx512vl = bit(b, 31);
+        f->has_avx512_vbmi = bit(c, 1);
         f->has_avx512_vnni = bit(c, 11);
         f->has_avx512_fp16 = bit(d, 23);
     }
@@ -119,7 +120,8 @@ static cpu_level highest(const cpu_features *f)
     const bool avx2 = f->has_avx2 && f->has_fma && f->has_f16c;
     const bool avx512 =
         avx2 && f->has_avx512f && f->has_avx512bw && f->has_avx512vl && f->has_avx512dq;
-    const bool amx = avx512 && f->has_avx512_bf16 && f->has_amx_tile && f->has_amx_bf16;
+    const bool amx = avx512 && f->has_avx512_bf16 && f->has_avx512_vbmi && f->has_amx_tile
+                     && f->has_amx_bf16;
     return amx ? CPU_AMX : avx512 ? CPU_AVX512 : avx2 ? CPU_AVX2 : CPU_PORTABLE;
 }
 

@@ -27,31 +27,6 @@ static ALWAYS_INLINE const bf16 *query_row(int is_split, int high, const bf16 *q
     return row < rows ? q + ((int64_t)row * q_ld << is_split) + low * TILE_DEPTH : NULL;
 }
 
-/* Element i beside element 16 + i. */
-static ALWAYS_INLINE void join_halves(const bf16 *from, bf16 *to)
-{
-#if defined(VF_HAS_FRACTION)
-    const __m256i *half = (const __m256i *)(const void *)from;
-    const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(half));
-    const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(half + 1));
-    _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-#else
-    for (int32_t c = 0; c < TILE_DEPTH; c++)
-        to[c] = from[c % 2 * TILE_ROWS + c / 2];
-#endif
-}
-
-/* 32 elements of a row of Q, in the order in which split_words leaves those of K. */
-static ALWAYS_INLINE void take_query(int is_split, const bf16 *from, bf16 *to)
-{
-    if (!from)
-        memset(to, 0, TILE_BYTES);
-    else if (!is_split)
-        memcpy(to, from, TILE_BYTES);
-    else
-        join_halves(from, to);
-}
-
 /* A unit of rows of Q as tiles B: [tile][depth][pair of dims][row][2], rows past the last 0. */
 static ALWAYS_INLINE void pack_queries(int is_split, int high, const bf16 *q, int32_t q_ld,
                                        int32_t rows, int32_t depth, bf16 *to)
@@ -61,7 +36,10 @@ static ALWAYS_INLINE void pack_queries(int is_split, int high, const bf16 *q, in
         for (int32_t d = 0; d < depth; d++, to += TILE) {
             for (int32_t v = 0; v < TILE_ROWS; v++) {
                 const bf16 *row = query_row(is_split, high, q, q_ld, rows, t, v);
-                take_query(is_split, row ? row + (d * TILE_DEPTH << is_split) : NULL, part[v]);
+                if (row)
+                    memcpy(part[v], row + (d * TILE_DEPTH << is_split), TILE_BYTES);
+                else
+                    memset(part[v], 0, TILE_BYTES);
             }
             for (int32_t a = 0; a < TILE_ROWS; a += VF)
                 for (int32_t b = 0; b < TILE_ROWS; b += VF) {
@@ -92,36 +70,30 @@ static ALWAYS_INLINE bf16 *made_key(int is_split, const key_unit *u, int32_t d, 
     return u->made + ((((int64_t)(d & u->ring) << is_split) + part) * 2 + half) * TILE;
 }
 
-/* Dims [32 d, 32 d + 32) of key j into `to`, 0 past the ends of the keys and the dims. */
-static ALWAYS_INLINE void make_key(int is_split, const key_unit *u, int32_t d, int32_t j,
-                                   bf16 *to)
-{
-    _Alignas(64) bf16 line[TILE_DEPTH] = {0};
-    if (j < u->left)
-        copy_part(u->row + j * u->k->stride, u->k->dim, d * TILE_DEPTH, line);
-    if (is_split)
-        split_words(line, line + TILE_ROWS, to, to + 2 * TILE);
-    else
-        memcpy(to, line, TILE_BYTES);
-}
-
-/* Keys [j, end) of step d of 32 dims into `made`. */
+/* Keys [j, end) of step d of 32 dims into `made`, 0 past the ends of the keys and the dims. */
 static ALWAYS_INLINE void make_keys(int is_split, const key_unit *u, int32_t d, int32_t j,
                                     int32_t end, cpu_asking *next, int32_t share)
 {
     const int32_t is_edge = u->left < UNIT || (d + 1) * TILE_DEPTH > u->k->dim;
-    const int64_t stride = u->k->stride;
-    const char *row = u->row + j * stride + (int64_t)d * TILE_BYTES;
+    const int64_t stride = u->k->stride, at = (int64_t)d * TILE_BYTES;
+    const char *row = u->row + j * stride;
     bf16 *to = made_key(is_split, u, d, 0, 0) + j * TILE_DEPTH;
     cpu_asking own = *next; /* in registers */
-    for (; j < end; j++, row += stride, to += TILE_DEPTH) {
-        const bf16 *at = (const bf16 *)(const void *)row;
+    for (; j < end; j += 2, row += 2 * stride, to += 2 * TILE_DEPTH) {
+        tiles_line pair[2];
         if (is_split)
             ask_few(&own, share);
-        if (is_edge || !is_split)
-            make_key(is_split, u, d, j, to);
-        else
-            split_words(at, at + TILE_ROWS, to, to + 2 * TILE);
+        for (int32_t i = 0; i < 2; i++)
+            pair[i] = is_edge ? line_part(row + i * stride,
+                                          j + i < u->left ? u->k->dim : d * TILE_DEPTH,
+                                          d * TILE_DEPTH)
+                              : line_load(row + i * stride + at);
+        if (is_split) {
+            split_lines(pair, to);
+        } else {
+            line_store(to, pair[0]);
+            line_store(to + TILE_DEPTH, pair[1]);
+        }
     }
     *next = own;
 }
@@ -294,7 +266,7 @@ static int64_t dots_ticks(int is_split, int32_t rows, int32_t n, int32_t depth)
 {
     const int64_t units = (n + UNIT - 1) / UNIT;
     if (is_split)
-        return units * depth * UNIT;
+        return units * depth * UNIT / 2;
     return units * depth * 2 * ((rows + UNIT - 1) / UNIT);
 }
 

@@ -7,24 +7,6 @@
 
 enum { STEPS = CPU_BLOCK_KEYS / TILE_DEPTH }; /* of 32 keys */
 
-/* 32 columns of two keys, side by side: even columns, then odd ones. */
-static ALWAYS_INLINE void store_pairs(const bf16 *even, const bf16 *odd, bf16 *to)
-{
-#if defined(VF_HAS_FRACTION)
-    const __m512i low = _mm512_set1_epi32(0xffff);
-    const __m512i x = _mm512_loadu_si512(even), y = _mm512_loadu_si512(odd);
-    enum { PICK = 0xca }; /* of the second where the first is 1, else of the third */
-    _mm512_store_si512(to, _mm512_ternarylogic_epi32(low, x, _mm512_slli_epi32(y, 16), PICK));
-    _mm512_store_si512(to + TILE_DEPTH,
-                       _mm512_ternarylogic_epi32(low, _mm512_srli_epi32(x, 16), y, PICK));
-#else
-    for (int32_t c = 0; c < TILE_DEPTH; c++) {
-        to[c % 2 * TILE_DEPTH + c / 2 * 2] = even[c];
-        to[c % 2 * TILE_DEPTH + c / 2 * 2 + 1] = odd[c];
-    }
-#endif
-}
-
 typedef struct sums_job {
     const cpu_rows *v;
     const char *row; /* of V, first of the group */
@@ -48,24 +30,19 @@ static ALWAYS_INLINE bf16 *made_at(int is_split, const sums_job *job, int32_t t,
 static ALWAYS_INLINE void make_pair(int is_split, const sums_job *job, int is_edge, int32_t j,
                                     int32_t c, bf16 *to)
 {
-    _Alignas(64) bf16 edge[2][TILE_DEPTH];
     const int64_t stride = job->v->stride;
     const char *row = job->row + j * stride;
-    const bf16 *even = (const bf16 *)(const void *)row + c;
-    const bf16 *odd = (const bf16 *)(const void *)(row + stride) + c;
-    if (is_edge) {
-        memset(edge, 0, sizeof edge);
-        for (int32_t i = 0; i < 2 && j + i < job->n; i++)
-            copy_part(row + i * stride, job->v->dim, c, edge[i]);
-        even = edge[0];
-        odd = edge[1];
+    tiles_line pair[2];
+    for (int32_t i = 0; i < 2; i++)
+        pair[i] = is_edge ? line_part(row + i * stride, j + i < job->n ? job->v->dim : c, c)
+                          : line_load(row + i * stride + 2 * (int64_t)c);
+    line_pair(pair);
+    if (is_split) {
+        split_lines(pair, to);
+    } else {
+        line_store(to, pair[0]);
+        line_store(to + TILE_DEPTH, pair[1]);
     }
-    if (!is_split) {
-        store_pairs(even, odd, to);
-        return;
-    }
-    split_words(even, odd, to, to + 2 * TILE);
-    split_words(even + TILE_ROWS, odd + TILE_ROWS, to + TILE_DEPTH, to + 2 * TILE + TILE_DEPTH);
 }
 
 /* Keys from one moment to ask to the next. Arithmetic bounds f16: there bursts of asked lines
@@ -252,29 +229,28 @@ static int is_wild(const float *sums, int32_t rows, int32_t E)
     return vf_any_wild(noted);
 }
 
-/* 32 columns, even and then odd ones where V was not split. */
-static ALWAYS_INLINE void add_columns(int is_split, const float *from, float *o)
+/* o += 32 columns in the order of line_pair. */
+static ALWAYS_INLINE void add_columns(const float *from, float *o)
 {
 #if defined(VF_HAS_FRACTION)
     const __m512i first =
-        _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
     const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
     const vf even = vf_load(from), odd = vf_load(from + VF);
-    vf_store(o, vf_load(o) + (is_split ? even : _mm512_permutex2var_ps(even, first, odd)));
-    vf_store(o + VF,
-             vf_load(o + VF) + (is_split ? odd : _mm512_permutex2var_ps(even, second, odd)));
+    vf_store(o, vf_load(o) + _mm512_permutex2var_ps(even, first, odd));
+    vf_store(o + VF, vf_load(o + VF) + _mm512_permutex2var_ps(even, second, odd));
 #else
     for (int32_t c = 0; c < TILE_DEPTH; c++)
-        o[c] += from[is_split ? c : c % 2 * TILE_ROWS + c / 2];
+        o[c] += from[c / 4 % 2 * TILE_ROWS + c / 8 * 4 + c % 4];
 #endif
 }
 
-static ALWAYS_INLINE void add_group(int is_split, const float *sums, int32_t rows, int32_t E,
-                                    float *o, int32_t o_ld)
+static ALWAYS_INLINE void add_group(const float *sums, int32_t rows, int32_t E, float *o,
+                                    int32_t o_ld)
 {
     for (int32_t d = 0; d < E; d += TILE_DEPTH)
         for (int32_t r = 0; r < rows; r++, sums += TILE_DEPTH)
-            add_columns(is_split, sums, o + (int64_t)r * o_ld + d);
+            add_columns(sums, o + (int64_t)r * o_ld + d);
 }
 
 static ALWAYS_INLINE int32_t sums_by_tiles(int is_split, const float *p, int32_t p_ld,
@@ -312,7 +288,7 @@ static ALWAYS_INLINE int32_t sums_by_tiles(int is_split, const float *p, int32_t
             multiply_group(is_split, &job, sums);
         if (is_wild(sums, rows, v->dim))
             return j;
-        add_group(is_split, sums, rows, v->dim, o, o_ld);
+        add_group(sums, rows, v->dim, o, o_ld);
     }
     ask_rest(next);
     return n;

@@ -144,7 +144,7 @@ int amx_trap_begin(void)
     struct sigaction action = {.sa_sigaction = on_illegal, .sa_flags = SA_SIGINFO};
     if (f->level == CPU_AMX)
         return 1;
-    if (f->level < CPU_AVX512 || !f->has_avx512_bf16
+    if (f->level < CPU_AVX512 || !f->has_avx512_bf16 || !f->has_avx512_vbmi
         || ZYAN_FAILED(
             ZydisDecoderInit(&decoder, ZYDIS_MACHINE_MODE_LONG_64, ZYDIS_STACK_WIDTH_64))
         || sigaction(SIGILL, &action, &before) != 0)
