@@ -20,6 +20,9 @@ enum {
     SQUARE = TILE_ROWS * TILE_ROWS,    /* elements of a tile of sums */
 };
 
+/* sums of bf16 for at most 8 rows (tiles_few_tmpl.c) */
+CPU_SUMS(LEVEL_NAME(cpu_sums_few));
+
 /* ---- 32 elements of a row ---- */
 
 #if defined(VF_HAS_FRACTION)

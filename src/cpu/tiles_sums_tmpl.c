@@ -296,10 +296,8 @@ static ALWAYS_INLINE int32_t sums_by_tiles(int is_split, const float *p, int32_t
 
 CPU_SUMS(LEVEL_NAME(cpu_sums_tiles))
 {
-#if defined(LEVEL_AMX)
-    if (rows == 1)
-        return cpu_sums_bf16(p, p_ld, v, j0, n, rows, alpha, o, o_ld, next);
-#endif
+    if (rows <= TILE_ROWS / 2)
+        return LEVEL_NAME(cpu_sums_few)(p, p_ld, v, j0, n, rows, alpha, o, o_ld, next);
     return sums_by_tiles(0, p, p_ld, v, j0, n, rows, alpha, o, o_ld, next);
 }
 
