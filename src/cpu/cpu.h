@@ -47,8 +47,9 @@ typedef struct cpu_rows {
 /* Lines of K or V that are read next, asked of memory while others are used (asking.h). */
 typedef struct cpu_asking {
     const char *at;
-    int64_t stride;
+    int64_t stride, apart;     /* bytes to the next row, and to the next part of them */
     int32_t line, lines, rows; /* the next of a row's lines; rows left, this one included */
+    int32_t due;               /* parts of a line */
 } cpu_asking;
 
 /* The same two products for at most direct_rows rows, straight from K and V: every element is
