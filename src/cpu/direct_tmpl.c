@@ -17,6 +17,7 @@ enum {
     ACCUMULATORS = VF == 16 ? 16 : 8,
     KEY_GROUP = 16,      /* keys of a block */
     CONVERTED_ROWS = 16, /* the most that convert as they go */
+    MOST_ROWS = 32,
 };
 
 static ALWAYS_INLINE vf widen(saccade_dtype dtype, const char *row, int32_t d)
@@ -153,8 +154,8 @@ CPU_DOTS(LEVEL_NAME(cpu_dots))
 
 typedef struct sums_job {
     const float *p;
-    float *o;
-    int32_t p_ld, o_ld, rows, share;
+    float *sums; /* [rows][ld], of a few keys */
+    int32_t p_ld, ld, rows, share;
     cpu_asking *next;
 } sums_job;
 
@@ -166,11 +167,10 @@ static ALWAYS_INLINE void sum_chunk(int rows, int columns, saccade_dtype dtype,
     vf acc[ACCUMULATORS];
     const float *p = job->p + (int64_t)i * job->p_ld + j;
     const char *row = v->base;
-    float *o = job->o + (int64_t)i * job->o_ld + d;
+    float *sums = job->sums + (int64_t)i * job->ld + d;
     cpu_asking next = *job->next;
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < columns; c++)
-            acc[r * columns + c] = vf_load(o + (int64_t)r * job->o_ld + c * VF);
+    for (int t = 0; t < rows * columns; t++)
+        acc[t] = vf_set(0);
     for (int32_t t = 0; t < n; t++, row += v->stride) {
         ask_lines(&next, job->share);
 #pragma GCC unroll 16
@@ -184,7 +184,7 @@ static ALWAYS_INLINE void sum_chunk(int rows, int columns, saccade_dtype dtype,
     }
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++)
-            vf_store(o + (int64_t)r * job->o_ld + c * VF, acc[r * columns + c]);
+            vf_store(sums + (int64_t)r * job->ld + c * VF, acc[r * columns + c]);
     *job->next = next;
 }
 
@@ -216,20 +216,23 @@ static ALWAYS_INLINE void sum_group(saccade_dtype dtype, const sums_job *job, co
         sum_rows(1, dtype, job, i, v, n, j);
 }
 
-static ALWAYS_INLINE int is_wild(saccade_dtype dtype, const cpu_rows *v, int32_t n)
+/* An infinity or NaN in V is one in every row's sums too: 0 times it is NaN. A pass over V to
+ * look for them would ask for nothing. */
+static int is_wild(const float *sums, int32_t n)
 {
-    vf even = vf_set(0), odd = vf_set(0);
-    const char *row = v->base;
-    for (int32_t j = 0; j < n; j++, row += v->stride) {
-        int32_t d = 0;
-        for (; d + 2 * VF <= v->dim; d += 2 * VF) {
-            even = vf_note_wild(even, widen(dtype, row, d));
-            odd = vf_note_wild(odd, widen(dtype, row, d + VF));
+    vf noted = vf_set(0);
+    for (int32_t d = 0; d < n; d += VF)
+        noted = vf_note_wild(noted, vf_load(sums + d));
+    return vf_any_wild(noted);
+}
+
+static void add_sums(const sums_job *job, float *o, int32_t o_ld)
+{
+    for (int32_t i = 0; i < job->rows; i++)
+        for (int32_t d = 0; d < job->ld; d += VF) {
+            float *at = o + (int64_t)i * o_ld + d;
+            vf_store(at, vf_load(at) + vf_load(job->sums + (int64_t)i * job->ld + d));
         }
-        if (d < v->dim)
-            even = vf_note_wild(even, widen(dtype, row, d));
-    }
-    return vf_any_wild(even) | vf_any_wild(odd);
 }
 
 /* Turns of sum_chunk's loop, about, for n keys. */
@@ -242,9 +245,11 @@ static int64_t sum_steps(int32_t rows, int32_t E, int32_t n)
 
 CPU_SUMS(LEVEL_NAME(cpu_sums))
 {
-    _Alignas(64) float block[KEY_GROUP * CPU_DIRECT_DIM];
-    const sums_job job = {
-        p, o, p_ld, o_ld, rows, asking_share(next, sum_steps(rows, v->dim, n)), next};
+    _Alignas(64) float block[KEY_GROUP * CPU_DIRECT_DIM], sums[MOST_ROWS * CPU_DIRECT_DIM];
+    const sums_job job = {p,    sums,
+                          p_ld, (v->dim + VF - 1) / VF * VF,
+                          rows, asking_share(next, sum_steps(rows, v->dim, n)),
+                          next};
     for (int32_t i = 0; i < rows; i++)
         for (int32_t d = 0; d < v->dim && alpha[i] != 1; d += VF) {
             float *at = o + (int64_t)i * o_ld + d;
@@ -253,19 +258,15 @@ CPU_SUMS(LEVEL_NAME(cpu_sums))
     for (int32_t j = 0; j < n; j += KEY_GROUP) {
         const int32_t m = n - j < KEY_GROUP ? n - j : KEY_GROUP;
         const cpu_rows values = take_rows(v, j0 + j, m, rows, block);
-        if (values.dtype == SACCADE_F32) {
-            if (is_wild(SACCADE_F32, &values, m))
-                return j;
+        if (values.dtype == SACCADE_F32)
             sum_group(SACCADE_F32, &job, &values, m, j);
-        } else if (values.dtype == SACCADE_BF16) {
-            if (is_wild(SACCADE_BF16, &values, m))
-                return j;
+        else if (values.dtype == SACCADE_BF16)
             sum_group(SACCADE_BF16, &job, &values, m, j);
-        } else {
-            if (is_wild(SACCADE_F16, &values, m))
-                return j;
+        else
             sum_group(SACCADE_F16, &job, &values, m, j);
-        }
+        if (is_wild(sums, job.ld))
+            return j;
+        add_sums(&job, o, o_ld);
     }
     ask_rest(next);
     return n;
