@@ -222,6 +222,8 @@ static void stream_variants(void **state)
         {.score = "score = alibi(); softcap(60.0)", .mask = "causal()", .q_offset = 400},
         {.score = "rel[h, q - kv + 50] + score", .kv_offset = 7},
         {.score = "score + table[kv] * q"},
+        {.score = "score + 1e6 + table[kv]", .mask = "(q + kv) % 90 != 0 || kv < 128"},
+        {.score = "score + 3e7 * (kv & 1)", .mask = "kv < 300 || kv % 3 != 1"},
         {.score = "score * h_scale[h] + 3000", .kv_len = 333},
         {.mask = "false"},
     };

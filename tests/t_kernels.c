@@ -407,7 +407,7 @@ static void test_softmax(const cpu_kernels *k)
 {
     static const float base[][2] = {
         {0, 3},         {3, 0},         {-INFINITY, 1},
-        {1, -INFINITY}, {-3700, -3690}, {-0x1p16f - 4, -0x1p16f + 1},
+        {1, -INFINITY}, {-3700, -3690}, {-0x1p24f - 8, -0x1p24f + 2},
         {-2e9f, -2e9f}, {2e9f, 2e9f},   {-FLT_MAX, -FLT_MAX},
         {-1e30f, 1},    {1, -1e30f},    {-INFINITY, -FLT_MAX}};
     enum { N = 48, LD = CPU_BLOCK_KEYS };
@@ -425,8 +425,8 @@ static void test_softmax(const cpu_kernels *k)
                 x[j] = s[j];
             }
             const double from = most == -INFINITY ? 0 : most;
-            const double off =
-                1e-7 * fmin(fabs(from), CPU_FUSED_MOST); /* m log2 e's rounding */
+            const double off = /* m log2 e's rounding */
+                1e-7 * fmin(fabs(from), CPU_FUSED_MOST);
             gold_l *= exp(gold_m - from);
             k->softmax(s, LD, 2, N, NULL, m, l, alpha);
             near("alpha", k, alpha[1], exp(gold_m - from), 1e-5 + off * exp(gold_m - from));
@@ -437,6 +437,9 @@ static void test_softmax(const cpu_kernels *k)
             }
             assert_true(m[0] == (float)gold_m && m[1] == m[0]);
             near("l", k, l[1], gold_l, gold_l * (2e-6 + off));
+            for (int j = 0; j < N && gold_l > 0; j++) /* is in all of a row's weights alike */
+                near("share", k, weight(k, s + LD, j) / l[1], exp(x[j] - from) / gold_l,
+                     unit + 1e-6);
         }
     }
     free(s);

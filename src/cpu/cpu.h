@@ -98,8 +98,9 @@ typedef struct cpu_stream {
 } cpu_stream;
 #define CPU_STREAM(name) void name(const cpu_stream *stream)
 
-/* Maxima up to which m log2 e is near enough when rounded (softmax_rows.h). */
-#define CPU_FUSED_MOST 0x1p16f
+/* Maxima up to which m log2 e is near enough when rounded (softmax_rows.h): off by 1 at most,
+ * a factor of 2 that all weights of a row share. */
+#define CPU_FUSED_MOST 0x1p24f
 
 typedef struct cpu_kernels {
     const char *name;

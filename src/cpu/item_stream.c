@@ -238,7 +238,8 @@ static void run_chunks(cpu_worker *w, int64_t begin, int64_t end)
 }
 
 /* Whether a strip's sums are sound: anchors were near enough to the maxima that nothing was
- * lost or overflowed. Then a row of no weight at all had no live key. */
+ * lost or overflowed, and small enough for a stream's exponents, which are always fused. Then a
+ * row of no weight at all had no live key. */
 static int is_strip_sound(cpu_worker *w, int32_t r0)
 {
     const int64_t o_ld = w->job->g.o_ld;
@@ -247,7 +248,8 @@ static int is_strip_sound(cpu_worker *w, int32_t r0)
         if (item_has_limits(w) && w->limits.first[r] >= w->limits.past[r])
             w->m[r] = -INFINITY; /* an anchor is no maximum */
         else
-            is_sound &= w->l[r] > 0x1p-40f && w->l[r] < 0x1p80f;
+            is_sound &= w->l[r] > 0x1p-40f && w->l[r] < 0x1p80f
+                        && fabsf(w->m[r]) < CPU_FUSED_MOST;
     }
     return is_sound;
 }
