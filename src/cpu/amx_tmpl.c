@@ -96,24 +96,57 @@ static CPU_PACK_ROWS(pack_rows)
         }
 }
 
+/* Rows that packing asks for ahead: memory's own prefetching ends with each page. */
+enum { ROWS_AHEAD = 32 };
+
+static ALWAYS_INLINE const char *row_of(const cpu_rows *from, int64_t j, int32_t d)
+{
+    const char *row = from->base + j * from->stride + (int64_t)d * 2;
+    __builtin_prefetch(row + ROWS_AHEAD * from->stride);
+    return row;
+}
+
+static ALWAYS_INLINE void transpose_words(vf square[VF], float *unit, int32_t t)
+{
+    vf_transpose(square);
+    for (int32_t i = 0; i < VF; i++)
+        vf_store(unit + (int64_t)(t + i) * UNIT, square[i]);
+}
+
+/* The same where rows or dims end. */
+static void pack_rest(const cpu_rows *from, int64_t j, int32_t n, int32_t d, float *unit)
+{
+    float words[VF][TILE_DEPTH / 2];
+    memset(words, 0, sizeof words);
+    for (int32_t i = 0; i < VF && i < n; i++)
+        load_part(from, j + i, d, (bf16 *)(void *)words[i]);
+    for (int32_t t = 0; t < TILE_DEPTH / 2; t += VF) {
+        vf square[VF];
+        for (int32_t i = 0; i < VF; i++)
+            square[i] = vf_load(words[i] + t);
+        transpose_words(square, unit, t);
+    }
+}
+
 /* Pairs of dims are 32-bit words: squares of VF keys x VF words are transposed. */
 static CPU_PACK_KEYS(pack_keys)
 {
     const int32_t depth = (from->dim + TILE_DEPTH - 1) / TILE_DEPTH;
-    float *out = to, words[VF][TILE_DEPTH / 2];
+    float *out = to;
     for (int32_t j = 0; j < padded; j += VF)
         for (int32_t d = 0; d < depth; d++) {
             float *unit = out + ((int64_t)(j / UNIT) * depth + d) * (UNIT_BYTES / 4) + j % UNIT;
-            memset(words, 0, sizeof words);
-            for (int32_t i = 0; i < VF && j + i < n; i++)
-                load_part(from, j0 + j + i, d * TILE_DEPTH, (bf16 *)(void *)words[i]);
+            if (j + VF > n || (d + 1) * TILE_DEPTH > from->dim) {
+                pack_rest(from, j0 + j, n - j, d * TILE_DEPTH, unit);
+                continue;
+            }
             for (int32_t t = 0; t < TILE_DEPTH / 2; t += VF) {
                 vf square[VF];
                 for (int32_t i = 0; i < VF; i++)
-                    square[i] = vf_load(words[i] + t);
-                vf_transpose(square);
-                for (int32_t i = 0; i < VF; i++)
-                    vf_store(unit + (int64_t)(t + i) * UNIT, square[i]);
+                    square[i] = vf_load(
+                        (const float *)(const void *)row_of(from, j0 + j + i, d * TILE_DEPTH)
+                        + t);
+                transpose_words(square, unit, t);
             }
         }
 }
@@ -136,14 +169,50 @@ static ALWAYS_INLINE unsigned pack_pair(const cpu_rows *from, int64_t j, int32_t
     return wild;
 }
 
+#if defined(LEVEL_AMX)
+/* 32 columns of 32 keys from j on, all there; the largest bits, without their signs and one to
+ * the left, as far as they are above `most`. */
+static ALWAYS_INLINE __m512i pack_whole(const cpu_rows *from, int64_t j, int32_t d, bf16 *out,
+                                        __m512i most)
+{
+    const __m512i left = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
+    const __m512i right = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+    for (int32_t i = 0; i < TILE_DEPTH; i += 2, out += 2 * UNIT) {
+        const __m512i even = _mm512_loadu_si512(row_of(from, j + i, d));
+        const __m512i odd = _mm512_loadu_si512(row_of(from, j + i + 1, d));
+        const __m512i low = _mm512_unpacklo_epi16(even, odd);
+        const __m512i high = _mm512_unpackhi_epi16(even, odd);
+        _mm512_storeu_si512(out, _mm512_permutex2var_epi64(low, left, high));
+        _mm512_storeu_si512(out + UNIT, _mm512_permutex2var_epi64(low, right, high));
+        most = _mm512_max_epu16(
+            most, _mm512_max_epu16(_mm512_add_epi16(even, even), _mm512_add_epi16(odd, odd)));
+    }
+    return most;
+}
+#endif
+
 static CPU_PACK_VALUES(pack_values)
 {
     bf16 *out = to;
     unsigned wild = 0;
+#if defined(LEVEL_AMX)
+    __m512i most = _mm512_setzero_si512();
+#endif
     for (int32_t unit = 0; unit < padded; unit += TILE_DEPTH)
-        for (int32_t d = 0; d < from->dim; d += UNIT)
+        for (int32_t d = 0; d < from->dim; d += UNIT) {
+#if defined(LEVEL_AMX)
+            if (unit + TILE_DEPTH <= n && d + UNIT <= from->dim) {
+                most = pack_whole(from, j0 + unit, d, out, most);
+                out += TILE_DEPTH * UNIT;
+                continue;
+            }
+#endif
             for (int32_t j = unit; j < unit + TILE_DEPTH; j += 2, out += 2 * UNIT)
                 wild |= pack_pair(from, j0 + j, n - j, d, out);
+        }
+#if defined(LEVEL_AMX)
+    wild |= _mm512_cmpge_epu16_mask(most, _mm512_set1_epi16((int16_t)0xff00)) != 0;
+#endif
     return (int)wild;
 }
 
