@@ -8,6 +8,7 @@
 #include "cpu/cpu.h"
 #include "saccade_config.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -253,6 +254,10 @@ static void stream_windows(void **state)
          .q_offset = 130,
          .kv_len = 333},
         {.problem = "b1 h33/1 q520 kv520 d8 bf16", .mask = "q >= kv && q - kv < 200"},
+        {.problem = "b1 h1 q170 kv420 d64 bf16", .mask = "2 * q >= kv && 2 * q - kv <= 100"},
+        {.problem = "b1 h2 q300 kv290 d40 bf16",
+         .mask = "q + 5 >= kv && kv >= 50 && q - kv <= 90"},
+        {.problem = "b1 h1 q150 kv400 d64 bf16", .mask = "q + 99 >= kv && q - kv <= 64"},
     };
     (void)state;
     begin();
@@ -305,6 +310,10 @@ static void stream_extremes(void **state)
     begin();
     for (int data = 0; data < CASE_DATA; data++)
         streamed(&(forward_case){.problem = "h1 q100 kv400 d64 bf16", .data = (case_data)data});
+    for (int data = 0; data < CASE_DATA; data++)
+        streamed(&(forward_case){.problem = "h1 q200 kv240 d64 bf16",
+                                 .mask = "q + 9 >= kv && q - kv <= 80",
+                                 .data = (case_data)data});
     amx_trap_end();
 }
 
@@ -355,6 +364,36 @@ static void explained(void **state)
     amx_trap_end();
 }
 
+/* Rows taken are rows stored, by way of the caches or past them; O is 0 then, and numbers that
+ * are none are told of. */
+static void rows_are_taken(void **state)
+{
+    enum { ROWS = 5, E = 64, LD = 96 };
+    static const float sums[ROWS] = {1.5f, 0, 3e-20f, 7, 2e15f};
+    _Alignas(64) static uint16_t out[3][ROWS + 1][E];
+    (void)state;
+    begin();
+    const cpu_kernels *k = &cpu_bf16_tiles_amx;
+    for (int wild = 0; wild < 3; wild++)
+        for (int is_far = 0; is_far < 2; is_far++) {
+            _Alignas(64) static float o[ROWS * LD];
+            for (int i = 0; i < ROWS * LD; i++)
+                o[i] = i / LD == 1 ? 0 : (float)(i % 89 - 40) * 0.37f;
+            o[3 * LD + 17] = wild == 1 ? INFINITY : wild == 2 ? NAN : 1;
+            memset(out, 0x55, sizeof out);
+            cpu_store_rows_avx512(o, LD, sums, ROWS, SACCADE_BF16, E, out[0], 2 * E);
+            k->store_rows(o, LD, sums, ROWS, SACCADE_BF16, E, out[1], 2 * E);
+            assert_int_equal(
+                k->take_rows(o, LD, sums, ROWS, SACCADE_BF16, E, out[2], 2 * E, is_far),
+                wild != 0);
+            assert_memory_equal(out[0], out[1], sizeof out[0]);
+            assert_memory_equal(out[0], out[2], sizeof out[0]);
+            for (int i = 0; i < ROWS * LD; i++)
+                assert_true(i % LD >= E || o[i] == 0);
+        }
+    amx_trap_end();
+}
+
 /* The handler itself: a level that is gone again after the end. */
 static void trap_ends(void **state)
 {
@@ -369,19 +408,13 @@ static void trap_ends(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(trap_ends),
-        cmocka_unit_test(shapes),
-        cmocka_unit_test(variants),
-        cmocka_unit_test(extremes),
-        cmocka_unit_test(stream_shapes),
-        cmocka_unit_test(stream_variants),
-        cmocka_unit_test(stream_extremes),
-        cmocka_unit_test(stream_windows),
-        cmocka_unit_test(plain_order),
-        cmocka_unit_test(ceiling),
-        cmocka_unit_test(few_keys),
-        cmocka_unit_test(explained),
-        cmocka_unit_test(f16_is_rounded_once),
+        cmocka_unit_test(trap_ends),       cmocka_unit_test(shapes),
+        cmocka_unit_test(variants),        cmocka_unit_test(extremes),
+        cmocka_unit_test(stream_shapes),   cmocka_unit_test(stream_variants),
+        cmocka_unit_test(stream_extremes), cmocka_unit_test(stream_windows),
+        cmocka_unit_test(plain_order),     cmocka_unit_test(ceiling),
+        cmocka_unit_test(few_keys),        cmocka_unit_test(explained),
+        cmocka_unit_test(rows_are_taken),  cmocka_unit_test(f16_is_rounded_once),
     };
     unsetenv("SACCADE_LEVEL"); /* this test is of one level */
     return cmocka_run_group_tests(tests, NULL, NULL);

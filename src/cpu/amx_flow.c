@@ -2,6 +2,7 @@
  *
  *   rbx step   r12 the stream's memory   r13 P   r15 P before   rsi q   rdi k   r8 v   r9 O
  *   rcx 64     rbp row of Q   rdx row of O   (r10 r11 r14 rax: jit_regs.h)
+ *   narrow: r10 r11 even and odd squares   rax a square's mask   r14 what it asks for
  *   tmm0-3 C by rows   tmm4 5 A   tmm6 7 B */
 #include "cpu/amx_flow.h"
 
@@ -139,13 +140,14 @@ static tiles packed(ZydisRegister base, int64_t at, int64_t step)
 static void emit_scores(matrix *m, int n)
 {
     const amx_shape *s = m->shape;
-    const int is_next = n == s->squares, half = is_next ? 0 : n % 2;
-    const int last_there = is_next ? (n - 1) / 2 * 2 : n - 2; /* square that had the memory */
+    const int is_next = n == s->squares, half = n % 2;
+    const int last_there = n - 2; /* square that had the memory */
     const int64_t unit = UNIT << s->is_split;
-    const tiles to = {.base = ZYDIS_REGISTER_R12,
+    const ZydisRegister own = half ? ZYDIS_REGISTER_R11 : ZYDIS_REGISTER_R10;
+    const tiles to = {.base = s->is_narrow ? own : ZYDIS_REGISTER_R12,
                       .stride = ZYDIS_REGISTER_RCX,
                       .scale = 1,
-                      .at = FLOW_S + half * FLOW_SQUARE_BYTES,
+                      .at = s->is_narrow ? 0 : FLOW_S + half * FLOW_SQUARE_BYTES,
                       .down = TILE,
                       .right = FLOW_SQUARE_BYTES / 2};
     const tiles q = {.base = ZYDIS_REGISTER_RSI,
@@ -180,7 +182,7 @@ static void emit_values(matrix *m, int panel)
                      .at = (int64_t)panel * 128,
                      .down = 16 * (int64_t)s->o_stride,
                      .right = 64};
-    emit_unit(m, p, packed(ZYDIS_REGISTER_R8, panel * unit, s->panels * unit), s->before,
+    emit_unit(m, p, packed(ZYDIS_REGISTER_R8, panel * unit, s->panels * unit), s->squares,
               ROUND_SPLIT, &o, o, STREAM_NO_EVENT, STREAM_NO_EVENT);
 }
 
@@ -220,23 +222,30 @@ static void emit_entry(jit_asm *a, const amx_shape *shape)
     static const struct {
         ZydisRegister r;
         size_t offset;
-    } loads[] = {
-        {ZYDIS_REGISTER_R12, offsetof(jit_call, s)},
-        {ZYDIS_REGISTER_R10, offsetof(jit_call, uniform)},
-        {ZYDIS_REGISTER_R14, offsetof(jit_call, rows)},
-        {ZYDIS_REGISTER_R11, offsetof(jit_call, cols)},
-        {ZYDIS_REGISTER_R13, offsetof(amx_step, p)},
-        {ZYDIS_REGISTER_R15, offsetof(amx_step, p_before)},
-        {ZYDIS_REGISTER_RSI, offsetof(amx_step, q)},
-        {ZYDIS_REGISTER_RDI, offsetof(amx_step, k)},
-        {ZYDIS_REGISTER_R8, offsetof(amx_step, v_before)},
-        {ZYDIS_REGISTER_R9, offsetof(amx_step, o_before)},
-    };
+    } loads[] =
+        {
+            {ZYDIS_REGISTER_R12, offsetof(jit_call, s)},
+            {ZYDIS_REGISTER_R13, offsetof(amx_step, p)},
+            {ZYDIS_REGISTER_R15, offsetof(amx_step, p_before)},
+            {ZYDIS_REGISTER_RSI, offsetof(amx_step, q)},
+            {ZYDIS_REGISTER_RDI, offsetof(amx_step, k)},
+            {ZYDIS_REGISTER_R8, offsetof(amx_step, v_before)},
+            {ZYDIS_REGISTER_R9, offsetof(amx_step, o_before)},
+        },
+      own[2][3] = {
+          {{ZYDIS_REGISTER_R10, offsetof(jit_call, uniform)},
+           {ZYDIS_REGISTER_R14, offsetof(jit_call, rows)},
+           {ZYDIS_REGISTER_R11, offsetof(jit_call, cols)}},
+          {{ZYDIS_REGISTER_R10, offsetof(amx_step, s[0])},
+           {ZYDIS_REGISTER_R11, offsetof(amx_step, s[1])}},
+      };
     for (int i = 0; i < SAVED; i++)
         EMIT(a, PUSH, gpr(saved[i]));
     EMIT(a, MOV, gpr(ZYDIS_REGISTER_RBX), gpr(ZYDIS_REGISTER_RDI));
     for (size_t i = 0; i < sizeof loads / sizeof *loads; i++)
         EMIT(a, MOV, gpr(loads[i].r), field(loads[i].offset));
+    for (int i = 0; i < 3 - shape->is_narrow; i++)
+        EMIT(a, MOV, gpr(own[shape->is_narrow][i].r), field(own[shape->is_narrow][i].offset));
     EMIT(a, MOV, gpr(ZYDIS_REGISTER_RCX), jit_imm(64));
     EMIT(a, MOV, gpr(ZYDIS_REGISTER_RBP), jit_imm(shape->q_stride));
     EMIT(a, MOV, gpr(ZYDIS_REGISTER_RDX), jit_imm(shape->o_stride));
@@ -284,51 +293,55 @@ saccade_status amx_emit_step(const amx_shape *shape, uint8_t *bytes, size_t capa
 
 /* ---- the codes of a plan ---- */
 
-enum { CODES = 4, ENDS = 2 };
+enum { CODES = 4, NARROW = CODES, ALL_LINES = FLOW_LINES * FLOW_LINE };
 
 struct amx_code {
-    amx_shape shape[CODES]; /* is_exact * 2 + is_cut */
-    jit_page page;
-    size_t begin[CODES], size[CODES];
-    amx_step_fn *run[CODES];
-    size_t end_begin[ENDS]; /* one square, and the step after it */
-    amx_step_fn *end[ENDS];
+    amx_shape shape[CODES + 1]; /* is_exact * 2 + is_cut */
+    int n;                      /* codes */
+    jit_page page;              /* with narrow steps lines stand before the codes */
+    size_t begin[CODES + 1], size[CODES + 1];
+    amx_step_fn *run[CODES + 1];
 };
 
-static saccade_status emit_ends(amx_code *c, uint8_t *bytes, size_t capacity, size_t *end,
-                                saccade_error *err)
+/* Words of 32 keys as two vectors of 16 are packed: four of each in turn. */
+static void fill_lines(uint16_t (*lines)[FLOW_LINE / 2])
 {
-    for (int i = 0; c->shape[0].has_ends && i < ENDS; i++) {
-        amx_shape shape = c->shape[1];
-        size_t size;
-        int32_t spills;
-        shape.squares = i == 0 ? 1 : FLOW_SQUARES;
-        shape.before = i == 0 ? FLOW_SQUARES : 1;
-        c->end_begin[i] = *end;
-        TRY(amx_emit_step(&shape, bytes + *end, capacity - *end, &size, &spills, err));
-        *end = (*end + size + 63) / 64 * 64;
-    }
-    return SACCADE_OK;
+    for (int n = 0; n < 2 * FLOW_LINES; n++)
+        for (int word = 0; word < FLOW_LINE / 2; word++) {
+            const int key = word / 8 * 4 + word % 4 + word % 8 / 4 * 16;
+            const int is_before = key < n % FLOW_LINES + FLOW_LINE_LEAST;
+            lines[n][word] = is_before != n / FLOW_LINES ? UINT16_MAX : 0;
+        }
+}
+
+static amx_shape shape_of(const amx_shape *common, int code)
+{
+    amx_shape s = *common;
+    s.is_narrow = code == NARROW;
+    s.is_exact = !s.is_narrow && code / 2;
+    s.is_word = (!s.score || s.score->is_finite) && !s.is_split && !s.is_exact;
+    s.is_cut = s.is_narrow ? !s.is_word : code % 2;
+    s.squares = s.is_narrow ? FLOW_NARROW : FLOW_SQUARES;
+    return s;
 }
 
 static saccade_status emit_all(amx_code *c, const amx_shape *shape, uint8_t *bytes,
                                size_t capacity, int32_t *spills, saccade_error *err)
 {
     size_t end = 0;
-    for (int i = 0; i < CODES; i++) {
+    if (shape->has_narrow) {
+        fill_lines((uint16_t(*)[FLOW_LINE / 2])(void *)bytes);
+        end = 2 * ALL_LINES;
+    }
+    c->n = shape->has_narrow ? CODES + 1 : CODES;
+    for (int i = 0; i < c->n; i++) {
         int32_t own = 0;
-        c->shape[i] = *shape;
-        c->shape[i].is_exact = i / 2;
-        c->shape[i].is_word =
-            (!shape->score || shape->score->is_finite) && !shape->is_split && i / 2 == 0;
-        c->shape[i].is_cut = i % 2;
-        c->shape[i].squares = c->shape[i].before = FLOW_SQUARES;
+        c->shape[i] = shape_of(shape, i);
         c->begin[i] = end;
         TRY(amx_emit_step(&c->shape[i], bytes + end, capacity - end, &c->size[i], &own, err));
         end = (end + c->size[i] + 63) / 64 * 64;
         *spills = own > *spills ? own : *spills;
     }
-    TRY(emit_ends(c, bytes, capacity, &end, err));
     return jit_page_create(bytes, end, &c->page, err);
 }
 
@@ -350,10 +363,8 @@ saccade_status amx_code_create(const amx_shape *shape, amx_code **out, int32_t *
     *spills = 0;
     FAIL_IF_GOTO(!c || !bytes, SACCADE_ENOMEM, "out of memory");
     TRY_GOTO(emit_all(c, shape, bytes, CAPACITY, spills, err));
-    for (int i = 0; i < CODES; i++)
+    for (int i = 0; i < c->n; i++)
         c->run[i] = step_at(c, c->begin[i]);
-    for (int i = 0; shape->has_ends && i < ENDS; i++)
-        c->end[i] = step_at(c, c->end_begin[i]);
     *out = c;
     c = NULL;
 out:
@@ -374,14 +385,19 @@ const amx_shape *amx_code_shape(const amx_code *c, int is_exact)
     return &c->shape[is_exact * 2];
 }
 
-int amx_code_has_ends(const amx_code *c)
+amx_step_fn *amx_code_narrow(const amx_code *c)
 {
-    return c->shape[0].has_ends;
+    return c->run[NARROW];
 }
 
-amx_step_fn *amx_code_end(const amx_code *c, int is_after)
+const amx_shape *amx_code_narrow_shape(const amx_code *c)
 {
-    return c->end[is_after];
+    return &c->shape[NARROW];
+}
+
+const char *amx_code_lines(const amx_code *c, int is_from)
+{
+    return (const char *)c->page.bytes + is_from * ALL_LINES;
 }
 
 amx_step_fn *amx_code_run(const amx_code *c, int is_exact, int is_cut)
@@ -400,13 +416,13 @@ static int is_tanh_rough(const amx_shape *shape)
 
 void amx_code_print(const amx_code *c, strbuf *out)
 {
-    static const char *const names[CODES] = {"whole", "cut", "whole", "cut"};
+    static const char *const names[] = {"whole", "cut", "whole", "cut", "narrow"};
     const amx_shape *rough = &c->shape[0];
     strbuf_printf(out, "stream: steps of %d rows x %d keys; code of a step:\n", FLOW_ROWS,
                   FLOW_KEYS);
-    for (int i = 0; i < CODES; i++)
-        strbuf_printf(out, "  %s, %s: %zu bytes\n", i / 2 ? "with lse" : "without lse",
-                      names[i], c->size[i]);
+    for (int i = 0; i < c->n; i++)
+        strbuf_printf(out, "  %s, %s: %zu bytes\n",
+                      c->shape[i].is_exact ? "with lse" : "without lse", names[i], c->size[i]);
     strbuf_printf(out, "without lse: weights by %s%s; until its first row is done:\n",
                   rough->is_word ? "words of bf16" : "a cubic",
                   is_tanh_rough(rough) ? ", tanh to 1.1e-5" : "");

@@ -6,14 +6,15 @@
  *
  * A square is 32 x 32 scores. Two squares of S exist at a time and two steps of P; each stream
  * waits only where the other's result or memory is needed. Between steps C code moves pointers:
- * steps of different strips follow each other without a break. */
+ * steps of different strips follow each other without a break. Narrow steps have 96 keys: one
+ * code for all of a short strip, small enough to stay where instructions are cached. */
 #ifndef SACCADE_CPU_AMX_FLOW_H
 #define SACCADE_CPU_AMX_FLOW_H
 
 #include "base/strings.h"
 #include "cpu/jit_graph.h"
 
-enum { FLOW_ROWS = 32, FLOW_KEYS = 128, FLOW_SQUARES = 4 };
+enum { FLOW_ROWS = 32, FLOW_KEYS = 128, FLOW_SQUARES = 4, FLOW_NARROW = 3 };
 
 /* Memory of a stream, 64-aligned, in bytes from its middle, where short displacements reach
  * all but P. S: two squares [2 halves][32 rows][16]. */
@@ -27,9 +28,16 @@ enum {
     FLOW_OVER = FLOW_SUM + 2048, /* uint16 [32]: all words of weights, or-ed */
     FLOW_P = FLOW_OVER + 64,     /* two of bf16 [4 squares][1 or 2 parts][32 rows][32] */
     FLOW_P_BYTES = 16384,
-    FLOW_END = FLOW_P + 2 * FLOW_P_BYTES,
+    FLOW_MASKS = FLOW_P + 2 * FLOW_P_BYTES, /* of a narrow step's squares, lines as below */
+    FLOW_MASK_BYTES = 2048,
+    FLOW_END = FLOW_MASKS + FLOW_NARROW * FLOW_MASK_BYTES,
     FLOW_BYTES = FLOW_END - FLOW_S
 };
+
+/* Lines of 32 words of ones and zeros, in the order in which a row's words are packed: keys
+ * before n of a square live, n from -32 on, or keys from n on. Where a limit rises by one key a
+ * row, a square's mask is FLOW_ROWS lines from that of its first row on. */
+enum { FLOW_LINE = 64, FLOW_LINES = 96, FLOW_LINE_LEAST = -32, FLOW_LINE_MOST = 32 };
 
 /* What the code of one step reads. */
 typedef struct amx_step {
@@ -39,10 +47,13 @@ typedef struct amx_step {
     const void *p_before, *v_before;
     float *o_before; /* strip of O that the step before adds to */
     void *p;
-    float constants[8];         /* factor of scores in the exponent, then the polynomial */
-    uint8_t corrections[64];    /* of words of weights, by bits 1 to 6 */
-    int64_t order[8];           /* of a row's packed quarters */
-    int32_t columns[FLOW_KEYS]; /* 0 1 2 .. */
+    const void *s[2]; /* narrow: where the step's even and odd squares are */
+    const void *masks[FLOW_NARROW];
+    const void *ask[FLOW_NARROW]; /* 2 KB to bring into L2 during a square's work */
+    float constants[8];           /* factor of scores in the exponent, then the polynomial */
+    uint8_t corrections[64];      /* of words of weights, by bits 1 to 6 */
+    int64_t order[8];             /* of a row's packed quarters */
+    int32_t columns[FLOW_KEYS];   /* 0 1 2 .. */
     float tanh_terms[JIT_TABLE_TERMS][JIT_TABLE_SEGMENTS];
 } amx_step;
 
@@ -52,8 +63,9 @@ typedef struct amx_shape {
     int64_t frame_at;           /* bytes from mod.uniform to spill room */
     int32_t depth, panels;      /* of 32 dims of Q, of 32 columns of V */
     int32_t q_stride, o_stride; /* bytes from row to row */
-    int32_t squares, before;    /* of the step and of the one before: 4, or one of the two 1 */
-    int has_ends;               /* codes for steps of one square, and those after, are wanted */
+    int32_t squares;            /* of a step */
+    int has_narrow;             /* code for narrow steps is wanted */
+    int is_narrow;              /* this is it; squares of words are cut by masks in memory */
     int is_exact;               /* exponentials to 1e-7, else to 9e-5, or .. */
     int is_word;                /* .. weights are made as words of bf16, from finite scores */
     int is_cut;                 /* keys outside of [first, past) have no weight */
@@ -63,18 +75,20 @@ typedef struct amx_shape {
 
 typedef void amx_step_fn(const amx_step *step);
 
-/* All codes of a plan: exact and rough, cut and whole; is_exact and is_cut of shape are not
- * looked at. spills: slots of frame that mod's state must have. EBACKEND where there is no
- * encoder, no executable memory, or the mod is not straight-line code. */
+/* All codes of a plan: exact and rough, cut and whole, and narrow; is_exact and is_cut of shape
+ * are not looked at. spills: slots of frame that mod's state must have. EBACKEND where there is
+ * no encoder, no executable memory, or the mod is not straight-line code. */
 typedef struct amx_code amx_code;
 saccade_status amx_code_create(const amx_shape *shape, amx_code **out, int32_t *spills,
                                saccade_error *err);
 void amx_code_destroy(amx_code *code);
 const amx_shape *amx_code_shape(const amx_code *code, int is_exact);
-int amx_code_has_ends(const amx_code *code);
-/* A step of one square, or the next one, which has four; both cut, without lse. */
-amx_step_fn *amx_code_end(const amx_code *code, int is_after);
 amx_step_fn *amx_code_run(const amx_code *code, int is_exact, int is_cut);
+/* Narrow steps, without lse; NULL: none were wanted. */
+amx_step_fn *amx_code_narrow(const amx_code *code);
+const amx_shape *amx_code_narrow_shape(const amx_code *code);
+/* [FLOW_LINES] of keys before, or of keys from, n. */
+const char *amx_code_lines(const amx_code *code, int is_from);
 /* Sizes of all codes, and the rough one's first row among its tiles, for explain. */
 void amx_code_print(const amx_code *code, strbuf *out);
 

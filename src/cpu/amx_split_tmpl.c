@@ -186,5 +186,6 @@ const cpu_kernels LEVEL_NAME(cpu_f16_tiles) = {
 #if defined(LEVEL_AMX)
     .stream = cpu_stream_tiles_amx,
     .any_wild = cpu_any_wild_avx512,
+    .take_rows = cpu_take_rows_amx,
 #endif
 };

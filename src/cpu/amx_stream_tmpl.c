@@ -18,13 +18,21 @@
 
 enum { SQUARE_KEYS = FLOW_KEYS / FLOW_SQUARES };
 
+/* A limit of the strip's rows: row 0's, and whether each row's is one more than the last's. */
+typedef struct limit {
+    int64_t at, least, most;
+    int is_stair;
+} limit;
+
 typedef struct chain {
     const cpu_stream *a;
     const amx_shape *shape;
     amx_step step;
     char *memory;
     int32_t r0, rows; /* the strip at hand */
-    int32_t before;   /* squares of the step before */
+    int32_t half;     /* narrow: where the next step's first square is */
+    limit first, past;
+    cpu_asks asks;
 } chain;
 
 /* ---- addresses ---- */
@@ -46,12 +54,13 @@ static const char *v_of(const chain *c, const cpu_stream_step *at)
 
 static const char *q_of(const chain *c, int32_t strip)
 {
-    return (const char *)c->a->q + (size_t)strip * UNIT * (size_t)c->shape->q_stride;
+    const int32_t place = c->a->narrow ? strip % 2 : strip;
+    return (const char *)c->a->q + (size_t)place * UNIT * (size_t)c->shape->q_stride;
 }
 
 static float *o_of(const chain *c, int32_t strip)
 {
-    return c->a->o + (int64_t)strip * UNIT * c->a->o_ld;
+    return c->a->o + (int64_t)(c->a->narrow ? 0 : strip) * UNIT * c->a->o_ld;
 }
 
 static float *numbers(const chain *c, int offset)
@@ -88,7 +97,7 @@ static void last_values(const chain *c)
         const char *v = (const char *)c->step.v_before + (size_t)panel * unit_bytes(c);
         float *o = c->step.o_before + panel * UNIT;
         load_unit(o, c->shape->o_stride);
-        for (int32_t d = 0; d < c->before; d++, v += v_step) {
+        for (int32_t d = 0; d < c->shape->squares; d++, v += v_step) {
             if (c->shape->is_split)
                 multiply_split(0, (const char *)c->step.p_before + d * SPLIT_BYTES, TILE_BYTES,
                                UNIT_BYTES, v);
@@ -105,7 +114,7 @@ static void last_values(const chain *c)
  * square; and what exponents add for them. */
 static void find_anchors(const chain *c, int32_t r)
 {
-    const float *s = numbers(c, FLOW_S) + r * VF;
+    const float *s = numbers(c, FLOW_S + c->half * FLOW_SQUARE_BYTES) + r * VF;
     float *m = c->a->m + c->r0 + r;
     const int32_t n = c->rows - r < VF ? c->rows - r : VF;
     const __mmask16 rows = (__mmask16)(n > 0 ? (1u << n) - 1 : 0);
@@ -123,6 +132,39 @@ static void find_anchors(const chain *c, int32_t r)
     vf_store(numbers(c, FLOW_SHIFT) + r, vf_fma(now, vf_set(slope), vf_set(shift)));
 }
 
+/* One limit of the strip's rows, none past the end of the keys. */
+static limit limit_of(const chain *c, const int64_t *of)
+{
+    const __m512i stair = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
+    const int64_t j1 = c->a->j1, last = of[c->r0 + c->rows - 1];
+    const int64_t at = of[c->r0] < j1 ? of[c->r0] : j1, end = last < j1 ? last : j1;
+    __m512i least = _mm512_set1_epi64(at), most = least;
+    __mmask8 is_other = 0;
+    if (c->a->narrow->is_stair) /* it may rest before it rises, and after that */
+        return (limit){at, at, end, end - at == c->rows - 1};
+    for (int32_t r = 0; r < c->rows; r += 8) {
+        const __mmask8 rows = (__mmask8)(c->rows - r < 8 ? (1 << (c->rows - r)) - 1 : 0xff);
+        const __m512i x = _mm512_min_epi64(_mm512_maskz_loadu_epi64(rows, of + c->r0 + r),
+                                           _mm512_set1_epi64(j1));
+        const __m512i line = _mm512_add_epi64(stair, _mm512_set1_epi64(at + r));
+        is_other |= _mm512_mask_cmpneq_epi64_mask(rows, x, line);
+        least = _mm512_mask_min_epi64(least, rows, least, x);
+        most = _mm512_mask_max_epi64(most, rows, most, x);
+    }
+    return (limit){at, _mm512_reduce_min_epi64(least), _mm512_reduce_max_epi64(most),
+                   !is_other};
+}
+
+static void clear_flag(void)
+{
+    _mm_setcsr(_mm_getcsr() & ~(unsigned)_MM_EXCEPT_INVALID);
+}
+
+static int is_flagged(void)
+{
+    return (_mm_getcsr() & _MM_EXCEPT_INVALID) != 0;
+}
+
 static void begin_strip(chain *c, int32_t strip)
 {
     const cpu_stream *a = c->a;
@@ -132,7 +174,12 @@ static void begin_strip(chain *c, int32_t strip)
         find_anchors(c, r);
     memset(c->memory + FLOW_SUM, 0, UNIT * VF * sizeof(float));
     memset(c->memory + FLOW_OVER, 0, 64);
-    _mm_setcsr(_mm_getcsr() & ~(unsigned)_MM_EXCEPT_INVALID);
+    if (a->narrow) {
+        c->first = limit_of(c, a->first);
+        c->past = limit_of(c, a->past);
+    } else {
+        clear_flag(); /* narrow: once for all strips, for that empties the pipelines */
+    }
     if (a->jit)
         jit_place(a->jit, c->r0, 0, &c->step.mod);
 }
@@ -142,7 +189,7 @@ static void begin_strip(chain *c, int32_t strip)
 static int has_overflow(const chain *c)
 {
     const __m512i words = _mm512_loadu_si512(c->memory + FLOW_OVER);
-    return _mm512_movepi16_mask(words) != 0 || (_mm_getcsr() & _MM_EXCEPT_INVALID) != 0;
+    return _mm512_movepi16_mask(words) != 0 || (!c->a->narrow && is_flagged());
 }
 
 static void end_strip(const chain *c)
@@ -181,12 +228,71 @@ static void set_cut(const chain *c, int64_t j0)
     clip(a->past ? a->past + c->r0 : NULL, a->j1, a->j1, j0, past);
 }
 
-static amx_step_fn *code_of(const chain *c, const cpu_stream_step *at)
+/* ---- narrow steps ---- */
+
+static int64_t line_of(int64_t n)
+{
+    n = n < FLOW_LINE_LEAST ? FLOW_LINE_LEAST : n > FLOW_LINE_MOST ? FLOW_LINE_MOST : n;
+    return (n - FLOW_LINE_LEAST) * FLOW_LINE;
+}
+
+/* A square's mask, row by row. */
+static const char *make_mask(const chain *c, int64_t j, int32_t square)
+{
+    const char *before = amx_code_lines(c->a->code, 0), *from = amx_code_lines(c->a->code, 1);
+    char *to = c->memory + FLOW_MASKS + square * FLOW_MASK_BYTES;
+    for (int32_t r = 0; r < c->rows; r++) {
+        const int64_t past = c->a->past[c->r0 + r];
+        const __m512i x =
+            _mm512_load_si512(before + line_of((past < c->a->j1 ? past : c->a->j1) - j));
+        const __m512i y = _mm512_load_si512(from + line_of(c->a->first[c->r0 + r] - j));
+        _mm512_store_si512(to + r * FLOW_LINE, _mm512_and_si512(x, y));
+    }
+    return to;
+}
+
+/* Of the 32 keys from j on. */
+static const char *mask_of(const chain *c, int64_t j, int32_t square)
+{
+    const char *before = amx_code_lines(c->a->code, 0), *from = amx_code_lines(c->a->code, 1);
+    const int is_begun = c->first.most <= j, is_open = c->past.least >= j + SQUARE_KEYS;
+    if (is_begun && is_open)
+        return before + line_of(FLOW_LINE_MOST);
+    if (is_begun && c->past.is_stair)
+        return before + line_of(c->past.at - j);
+    if (is_open && c->first.is_stair)
+        return from + line_of(c->first.at - j);
+    return make_mask(c, j, square);
+}
+
+/* Masks of a step that begins at key j0, and where its squares are. */
+static void set_narrow(chain *c, int64_t j0)
+{
+    amx_step *s = &c->step;
+    for (int32_t n = 0; n < 2; n++)
+        s->s[n] = c->memory + FLOW_S + (c->half ^ n) * FLOW_SQUARE_BYTES;
+    c->half ^= FLOW_NARROW % 2;
+    for (int32_t n = 0; n < FLOW_NARROW; n++)
+        s->ask[n] = c->asks.n ? c->asks.at[--c->asks.n] : c->memory + FLOW_S;
+    if (!c->shape->is_word)
+        set_cut(c, j0);
+    for (int32_t n = 0; c->shape->is_word && n < FLOW_NARROW; n++)
+        s->masks[n] = mask_of(c, j0 + n * SQUARE_KEYS, n);
+}
+
+/* ---- steps ---- */
+
+static amx_step_fn *place_step(chain *c, const cpu_stream_step *at)
 {
     const cpu_stream *a = c->a;
-    return at->squares == FLOW_SQUARES && c->before == FLOW_SQUARES
-               ? amx_code_run(a->code, a->is_exact, at->is_cut)
-               : amx_code_end(a->code, c->before < FLOW_SQUARES);
+    const int64_t j0 = a->j0 + (int64_t)at->square * SQUARE_KEYS;
+    if (a->narrow) {
+        set_narrow(c, j0);
+        return amx_code_narrow(a->code);
+    }
+    if (at->is_cut)
+        set_cut(c, j0);
+    return amx_code_run(a->code, a->is_exact, at->is_cut);
 }
 
 static void run_step(chain *c, const cpu_stream_step *at, const cpu_stream_step *next)
@@ -196,15 +302,13 @@ static void run_step(chain *c, const cpu_stream_step *at, const cpu_stream_step 
     s->k = k_of(c, at);
     s->q_next = q_of(c, next->strip);
     s->k_next = k_of(c, next);
-    if (at->is_cut || c->before < FLOW_SQUARES)
-        set_cut(c, c->a->j0 + (int64_t)at->square * SQUARE_KEYS);
+    amx_step_fn *run = place_step(c, at);
     if (c->a->jit)
         s->mod.cols += at->square * SQUARE_KEYS;
-    code_of(c, at)(s);
+    run(s);
     if (c->a->jit)
         s->mod.cols -= at->square * SQUARE_KEYS;
     s->v_before = v_of(c, at);
-    c->before = at->squares;
     s->o_before = o_of(c, at->strip);
     const void *p = s->p_before;
     s->p_before = s->p;
@@ -219,32 +323,54 @@ static unsigned flush_to_zero(void)
     return before;
 }
 
+static void begin_chain(chain *c)
+{
+    const cpu_stream *a = c->a;
+    amx_step_begin(&c->step, c->shape, a->scale);
+    c->step.mod.s = numbers(c, 0);
+    c->step.p = c->memory + FLOW_P;
+    c->step.p_before = c->memory + FLOW_P + FLOW_P_BYTES;
+    memset(c->memory + FLOW_P + FLOW_P_BYTES, 0, (size_t)c->shape->squares * unit_bytes(c));
+    c->step.v_before = v_of(c, a->steps);
+    c->step.o_before = o_of(c, a->steps->strip);
+    if (a->narrow)
+        a->narrow->begin(a->narrow->arg, a->steps->strip, &c->asks);
+    first_square(c, a->steps);
+}
+
 CPU_STREAM(LEVEL_NAME(cpu_stream_tiles))
 {
     const unsigned control = flush_to_zero();
-    chain c = {.a = stream,
-               .shape = amx_code_shape(stream->code, stream->is_exact),
-               .memory = stream->memory - FLOW_S};
+    const cpu_narrow *narrow = stream->narrow;
     const cpu_stream_step *steps = stream->steps;
-    amx_step_begin(&c.step, c.shape, stream->scale);
-    c.step.mod.s = numbers(&c, 0);
-    c.step.p = c.memory + FLOW_P;
-    c.step.p_before = c.memory + FLOW_P + FLOW_P_BYTES;
-    memset(c.memory + FLOW_P + FLOW_P_BYTES, 0, FLOW_P_BYTES);
-    c.step.v_before = v_of(&c, steps);
-    c.before = FLOW_SQUARES;
-    c.step.o_before = o_of(&c, steps->strip);
-    first_square(&c, steps);
+    chain c = {.a = stream,
+               .shape = narrow ? amx_code_narrow_shape(stream->code)
+                               : amx_code_shape(stream->code, stream->is_exact),
+               .memory = stream->memory - FLOW_S};
+    clear_flag();
+    begin_chain(&c);
     for (int32_t n = 0; n < stream->n; n++) {
-        const int is_last = n + 1 == stream->n;
-        if (n == 0 || steps[n].strip != steps[n - 1].strip)
+        const int is_first = n == 0 || steps[n].strip != steps[n - 1].strip;
+        const int is_end = n + 1 == stream->n;
+        const int is_last = is_end || steps[n + 1].strip != steps[n].strip;
+        if (is_first)
             begin_strip(&c, steps[n].strip);
-        run_step(&c, &steps[n], &steps[is_last ? n : n + 1]);
-        if (is_last || steps[n + 1].strip != steps[n].strip)
+        if (narrow && is_last && !is_end)
+            narrow->begin(narrow->arg, steps[n + 1].strip, &c.asks);
+        run_step(&c, &steps[n], &steps[is_end ? n : n + 1]);
+        if (narrow && is_first && n > 0)
+            narrow->end(narrow->arg, steps[n - 1].strip);
+        if (is_last)
             end_strip(&c);
     }
     last_values(&c);
+    if (narrow) {
+        narrow->end(narrow->arg, steps[stream->n - 1].strip);
+        _mm_sfence(); /* results may have gone past the caches */
+    }
+    const int is_lost = narrow && c.shape->is_word && is_flagged();
     _mm_setcsr(control);
+    return is_lost;
 }
 
 #endif

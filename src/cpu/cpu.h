@@ -69,6 +69,11 @@ enum { CPU_DIRECT_DIM = 576 };
 #define CPU_STORE_ROWS(name)                                                                   \
     void name(const float *o, int32_t o_ld, const float *l, int32_t rows, saccade_dtype dtype, \
               int32_t E, void *to, int64_t stride)
+/* The same, and O becomes 0; whether a result is infinite or NaN. is_far: past the
+ * caches, and a fence must follow. */
+#define CPU_TAKE_ROWS(name)                                                             \
+    int name(float *o, int32_t o_ld, const float *l, int32_t rows, saccade_dtype dtype, \
+             int32_t E, void *to, int64_t stride, int is_far)
 /* Whether any of n floats, a multiple of 16, is infinite or NaN. */
 #define CPU_ANY_WILD(name) int name(const float *o, int64_t n)
 /* Strips of an item against a chunk of packed keys, in steps of CPU_STREAM_KEYS keys without
@@ -78,9 +83,25 @@ enum { CPU_DIRECT_DIM = 576 };
 enum { CPU_STREAM_KEYS = 128 }; /* with more, S and both P would leave the first-level cache */
 typedef struct cpu_stream_step {
     int32_t strip, square; /* of the item; 32 keys of the chunk, its first ones */
-    int32_t squares;       /* 4, or 1 in a strip's last step, which is cut */
     int32_t is_cut;        /* not all keys are live in all rows */
 } cpu_stream_step;
+/* Steps of 96 keys for masks with limits, where somebody takes a strip's O as soon as it is
+ * complete: q has room for two strips, in turn, o is one strip, 0 before each, and all keys of
+ * a strip are in the chunk. */
+enum { CPU_NARROW_KEYS = 96 };
+/* What is read or written next, in pieces of CPU_ASK_BYTES: brought into the second-level cache
+ * while tiles and vectors work, the last ones first. */
+enum { CPU_ASK_BYTES = 2048, CPU_ASKS = 32 };
+typedef struct cpu_asks {
+    const char *at[CPU_ASKS];
+    int32_t n;
+} cpu_asks;
+typedef struct cpu_narrow {
+    int is_stair; /* limits that lie between keys rise by one key a row */
+    void *arg;
+    void (*begin)(void *arg, int32_t strip, cpu_asks *asks); /* its q is needed */
+    void (*end)(void *arg, int32_t strip); /* its o and l are complete; o is 0 after it */
+} cpu_narrow;
 typedef struct cpu_stream {
     const amx_code *code;
     const jit_state *jit; /* NULL: no score mod; stands on the item's rows, the chunk's keys */
@@ -94,9 +115,10 @@ typedef struct cpu_stream {
     int64_t j0, j1;               /* the chunk's first key, the end of the keys */
     const cpu_stream_step *steps; /* ordered by strips; never two of one square together */
     int32_t n;
-    char *memory; /* FLOW_BYTES of scratch */
+    const cpu_narrow *narrow; /* NULL: steps of 128 keys */
+    char *memory;             /* FLOW_BYTES of scratch */
 } cpu_stream;
-#define CPU_STREAM(name) void name(const cpu_stream *stream)
+#define CPU_STREAM(name) int name(const cpu_stream *stream)
 
 /* Maxima up to which m log2 e is near enough when rounded (softmax_rows.h): off by 1 at most,
  * a factor of 2 that all weights of a row share. */
@@ -119,12 +141,13 @@ typedef struct cpu_kernels {
     CPU_DOTS((*dots));
     CPU_SUMS((*sums));
     CPU_STORE_ROWS((*store_rows));
-    CPU_ANY_WILD((*any_wild)); /* NULL where there is no stream */
-    CPU_STREAM((*stream));     /* NULL: block by block only */
-    void (*begin)(void);       /* around a thread's calls for an item; NULL: nothing to do */
+    CPU_TAKE_ROWS((*take_rows)); /* NULL where there is no stream, any_wild too */
+    CPU_ANY_WILD((*any_wild));
+    CPU_STREAM((*stream)); /* NULL: block by block only */
+    void (*begin)(void);   /* around a thread's calls for an item; NULL: nothing to do */
     void (*end)(void);
     int is_by_keys; /* packed V is [keys/32][Dv/panel][32][panel] */
-    int is_split; /* elements of P are two bf16, 32 high parts, 32 low ones */
+    int is_split;   /* elements of P are two bf16, 32 high parts, 32 low ones */
     /* Kernels in f32, whose packed blocks are no larger, that make again rows that come out
      * NaN, and up to careful_rows direct ones from the start; NULL: these are good for all. */
     const struct cpu_kernels *careful;
@@ -136,6 +159,9 @@ CPU_STORE_ROWS(cpu_store_rows_portable);
 CPU_STORE_ROWS(cpu_store_rows_avx2);
 CPU_STORE_ROWS(cpu_store_rows_avx512);
 CPU_ANY_WILD(cpu_any_wild_avx512);
+/* amx_rows_tmpl.c */
+CPU_STORE_ROWS(cpu_store_rows_amx);
+CPU_TAKE_ROWS(cpu_take_rows_amx);
 /* direct_tmpl.c */
 CPU_DOTS(cpu_dots_portable);
 CPU_DOTS(cpu_dots_avx2);
@@ -264,6 +290,8 @@ cpu_scratch cpu_scratch_of(const saccade_plan *plan, const cpu_geometry *g);
 typedef struct cpu_limits {
     int64_t *first, *past; /* [CPU_MOST_ROWS] */
     int64_t any_first, any_past, all_first, all_past;
+    int32_t rising; /* rows from 0 on whose limits lie on lines that do not fall, .. */
+    int is_stair;   /* .. but rise by one key a row, but where they are cut to [0, KV] */
 } cpu_limits;
 
 /* By node of limits; what a mod's limits gain from one row to the next lies between. NULL: out

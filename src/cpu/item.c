@@ -148,23 +148,23 @@ static void stand_item(cpu_worker *w, const cpu_item *item)
     w->at = plan_position_of(&w->job->run->positions, w->job->run->sizes.KV, item->b);
     w->rows = (int32_t)((box->i1 - box->i0) * (box->h1 - box->h0));
     w->score_head = w->mask_head = w->jit_head = -1;
+    w->stored = 0;
 }
 
-static void pack_queries(cpu_worker *w)
+void item_pack_queries(cpu_worker *w, int32_t r0, int32_t n, int32_t to)
 {
     const cpu_job *job = w->job;
     const cpu_box *box = &w->item.box;
-    const int32_t n = (int32_t)(box->i1 - box->i0);
+    const int32_t each = (int32_t)(box->i1 - box->i0), strip = w->kernels->strip;
     const size_t row_bytes = (size_t)job->g.q_ld * (size_t)w->kernels->element;
-    for (int64_t h = box->h0; h < box->h1; h++) {
-        const cpu_rows q = cpu_rows_of(job->run->q, w->item.b, h);
-        w->kernels->pack_rows(&q, box->i0, n, n, job->g.q_ld,
-                              (char *)w->q + (size_t)(h - box->h0) * (size_t)n * row_bytes);
+    char *at = (char *)w->q + (size_t)to * row_bytes;
+    for (int32_t r = r0, own; r < r0 + n; r += own, at += (size_t)own * row_bytes) {
+        const cpu_rows q = cpu_rows_of(job->run->q, w->item.b, head_of(w, r));
+        own = each - r % each < r0 + n - r ? each - r % each : r0 + n - r;
+        w->kernels->pack_rows(&q, index_of(w, r), own, own, job->g.q_ld, at);
     }
-    const int32_t strip = w->kernels->strip, whole = (w->rows + strip - 1) / strip * strip;
-    if (w->kernels->stream) /* no rows of chance: they might raise flags */
-        memset((char *)w->q + (size_t)w->rows * row_bytes, 0,
-               (size_t)(whole - w->rows) * row_bytes);
+    if (w->kernels->stream && n % strip) /* no rows of chance: they might raise flags */
+        memset(at, 0, (size_t)(strip - n % strip) * row_bytes);
 }
 
 /* ---- strips ---- */
@@ -461,6 +461,8 @@ static void run_keys(cpu_worker *w, int64_t begin, int64_t end)
         item_run_streams(w, begin, end);
         return;
     }
+    item_pack_queries(w, 0, w->rows, 0);
+    item_clear_rows(w, 0, w->rows);
     const int64_t first = begin / CPU_BLOCK_KEYS, past = (end - 1) / CPU_BLOCK_KEYS + 1;
     if (w->job->is_local && begin < end && past - first <= w->job->g.own_blocks)
         item_packed(w, first, past); /* those that the next item needs too stay */
@@ -495,20 +497,33 @@ static void store_stats(const cpu_worker *w, int32_t r)
     store_stat(run->row_max, b, h, i, m);
 }
 
+char *item_out_of(const cpu_worker *w, int32_t r)
+{
+    const saccade_tensor *out = w->job->run->out;
+    const int64_t at = w->item.b * out->stride[0] + head_of(w, r) * out->stride[1]
+                       + index_of(w, r) * out->stride[2];
+    return (char *)out->data + at * (int64_t)saccade_dtype_bytes(out->dtype);
+}
+
 /* A row with no live key is 0 and -INF; one with a NaN or +INF score has l = NaN. */
+static void store_rows(const cpu_worker *w, int32_t r, int32_t n)
+{
+    const saccade_tensor *out = w->job->run->out;
+    const int32_t o_ld = w->job->g.o_ld;
+    w->kernels->store_rows(w->o + (int64_t)r * o_ld, o_ld, w->l + r, n, out->dtype,
+                           (int32_t)out->shape[3], item_out_of(w, r),
+                           out->stride[2] * (int64_t)saccade_dtype_bytes(out->dtype));
+}
+
+/* All but the strips that are stored already. */
 static void store_item(const cpu_worker *w)
 {
     const plan_run *run = w->job->run;
-    const saccade_tensor *out = run->out;
-    const int32_t each = (int32_t)(w->item.box.i1 - w->item.box.i0);
-    const int64_t bytes = (int64_t)saccade_dtype_bytes(out->dtype);
-    for (int32_t r = 0; r < w->rows; r += each) {
-        const int64_t at = w->item.b * out->stride[0] + head_of(w, r) * out->stride[1]
-                           + index_of(w, r) * out->stride[2];
-        w->kernels->store_rows(w->o + (int64_t)r * w->job->g.o_ld, w->job->g.o_ld, w->l + r,
-                               each, out->dtype, (int32_t)out->shape[3],
-                               (char *)out->data + at * bytes, out->stride[2] * bytes);
-    }
+    const int32_t head = (int32_t)(w->item.box.i1 - w->item.box.i0);
+    const int32_t each = w->stored ? w->kernels->strip : head;
+    for (int32_t r = 0; r < w->rows; r += each)
+        if (!w->stored || !(w->stored >> (r / each) & 1))
+            store_rows(w, r, w->rows - r < each ? w->rows - r : each);
     for (int32_t r = 0; (run->lse || run->row_max) && r < w->rows; r++)
         store_stats(w, r);
 }
@@ -554,8 +569,6 @@ static void find_keys(cpu_worker *w, int64_t *begin, int64_t *end)
 
 static void run_item(cpu_worker *w, int64_t begin, int64_t end)
 {
-    pack_queries(w);
-    item_clear_rows(w, 0, w->rows);
     if (w->kernels->begin)
         w->kernels->begin();
     run_keys(w, begin, end);

@@ -33,6 +33,7 @@ typedef struct cpu_worker {
     uint8_t *live;        /* [strip][CPU_BLOCK_KEYS] */
     char *flow;           /* memory of streams */
     uint32_t streamed;    /* strips that took part in one, a bit each */
+    uint32_t stored;      /* strips whose result lies in out already */
     float *row;           /* [o_ld] */
     pass_range *ranges;
 } cpu_worker;
@@ -52,6 +53,10 @@ typedef struct item_tile {
 int item_has_limits(const cpu_worker *w);
 /* O, m and l of rows [r0, r0 + n) as before the first key. */
 void item_clear_rows(cpu_worker *w, int32_t r0, int32_t n);
+/* Packs rows [r0, r0 + n) of Q, of one head or the whole item, to row `to`; whole strips. */
+void item_pack_queries(cpu_worker *w, int32_t r0, int32_t n, int32_t to);
+/* Row r of out. */
+char *item_out_of(const cpu_worker *w, int32_t r);
 /* Puts the compiled mod on row r's head. */
 void item_stand_compiled(cpu_worker *w, int32_t r);
 /* What the scores kernel multiplies by: 1 where the compiled pass scales. */

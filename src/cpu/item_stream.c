@@ -62,7 +62,7 @@ static int32_t plan_block(cpu_worker *w, const cpu_limits *limits, int32_t r0, i
         const cpu_cover own = limits ? cpu_cover_of_limits(limits, j, end) : cover;
         if (own != CPU_EMPTY)
             steps[n++] = (cpu_stream_step){r0 / FLOW_ROWS, (int32_t)((j - chunk) / SQUARE_KEYS),
-                                           FLOW_SQUARES, own != CPU_FULL || end > j1};
+                                           own != CPU_FULL || end > j1};
     }
     return n;
 }
@@ -77,44 +77,12 @@ static const cpu_limits *limits_of_strip(const cpu_worker *w, int32_t r0, cpu_li
     return own;
 }
 
-/* A strip's live squares in steps from the first one on, where no more than one square is left
- * in the end, as in windows of a multiple of 128 keys; steps that stand at multiples of 128 are
- * one more there. 0: not so. */
-static int32_t plan_squares(const cpu_worker *w, const cpu_limits *limits, const char *wild,
-                            int32_t r0, int64_t chunk, int64_t end, cpu_stream_step *steps)
-{
-    const cpu_state *state = w->job->plan->state;
-    if (!limits || !amx_code_has_ends(state->code) || w->job->run->lse
-        || limits->any_first >= limits->any_past)
-        return 0;
-    int64_t j = limits->any_first > chunk ? limits->any_first : chunk;
-    j -= (j - chunk) % SQUARE_KEYS;
-    const int64_t past = limits->any_past < end ? limits->any_past : end;
-    const int64_t squares = (past - j + SQUARE_KEYS - 1) / SQUARE_KEYS;
-    int32_t n = 0, is_wild = 0;
-    for (int64_t n_block = (j - chunk) / CPU_BLOCK_KEYS;
-         n_block * CPU_BLOCK_KEYS < past - chunk; n_block++)
-        is_wild |= wild[n_block];
-    if (is_wild || squares < FLOW_SQUARES || squares % FLOW_SQUARES > 1)
-        return 0;
-    for (; j < past; j += CPU_STREAM_KEYS) {
-        const int32_t own = past - j > SQUARE_KEYS ? FLOW_SQUARES : 1;
-        const int64_t to = j + own * SQUARE_KEYS;
-        const int is_full = to <= end && cpu_cover_of_limits(limits, j, to) == CPU_FULL;
-        steps[n++] = (cpu_stream_step){r0 / FLOW_ROWS, (int32_t)((j - chunk) / SQUARE_KEYS),
-                                       own, own == 1 || !is_full};
-    }
-    return n;
-}
-
-static int32_t plan_strip(cpu_worker *w, const char *wild, int32_t r0, int64_t j0, int64_t j1,
-                          int64_t end, cpu_stream_step *steps)
+static int32_t plan_strip(cpu_worker *w, int32_t r0, int64_t j0, int64_t j1, int64_t end,
+                          cpu_stream_step *steps)
 {
     cpu_limits own;
     const cpu_limits *limits = limits_of_strip(w, r0, &own);
-    int32_t n = plan_squares(w, limits, wild, r0, j0, j1 < end ? j1 : end, steps);
-    if (n > 0)
-        return n;
+    int32_t n = 0;
     for (int64_t j = j0; j < j1; j += CPU_BLOCK_KEYS)
         n += plan_block(w, limits, r0, j0, j, end, steps + n);
     return n;
@@ -175,8 +143,8 @@ static void place_mod(cpu_worker *w, int64_t j0, int64_t j1)
     jit_cols(w->jit, (int32_t)j0 + w->at.kv_offset, (int32_t)(j1 - j0));
 }
 
-static void run_stream(cpu_worker *w, int64_t j0, int64_t j1, int64_t end,
-                       const cpu_stream_step *steps, int32_t n)
+static int run_stream(cpu_worker *w, int64_t j0, int64_t j1, int64_t end,
+                      const cpu_stream_step *steps, int32_t n, const cpu_narrow *narrow)
 {
     const cpu_geometry *g = &w->job->g;
     item_tile t = {.j0 = j0};
@@ -200,11 +168,12 @@ static void run_stream(cpu_worker *w, int64_t j0, int64_t j1, int64_t end,
         .j1 = end,
         .steps = steps,
         .n = n,
+        .narrow = narrow,
         .memory = w->flow,
     };
     if (w->score)
         place_mod(w, j0, j1);
-    w->kernels->stream(&stream);
+    return w->kernels->stream(&stream);
 }
 
 /* Keys [j0, j1) of whole blocks, live ones before `end`. */
@@ -212,17 +181,18 @@ static void run_chunk(cpu_worker *w, int64_t j0, int64_t j1, int64_t end)
 {
     cpu_stream_step steps[STRIPS * CHUNK_STEPS];
     int32_t n = 0;
-    const cpu_packed packed = item_packed(w, j0 / CPU_BLOCK_KEYS, j1 / CPU_BLOCK_KEYS);
+    item_packed(w, j0 / CPU_BLOCK_KEYS, j1 / CPU_BLOCK_KEYS);
     for (int32_t r = 0; r < w->rows; r += FLOW_ROWS) {
-        const int32_t own = plan_strip(w, packed.wild, r, j0, j1, end, steps + n);
+        const int32_t own = plan_strip(w, r, j0, j1, end, steps + n);
         w->streamed |= (uint32_t)(own > 0) << (r / FLOW_ROWS);
         n += own;
     }
     if (n)
-        run_stream(w, j0, j1, end, steps, n);
+        run_stream(w, j0, j1, end, steps, n, NULL);
 }
 
-static void run_chunks(cpu_worker *w, int64_t begin, int64_t end)
+/* Blocks of keys in a chunk. */
+static int64_t chunk_blocks(const cpu_worker *w)
 {
     const cpu_geometry *g = &w->job->g;
     int64_t blocks = (int64_t)(STREAM_BYTES / (g->k_bytes + g->v_bytes));
@@ -230,7 +200,12 @@ static void run_chunks(cpu_worker *w, int64_t begin, int64_t end)
     blocks = blocks > CHUNK_STEPS / STEPS_OF_BLOCK ? CHUNK_STEPS / STEPS_OF_BLOCK : blocks;
     if (w->job->is_local)
         blocks = blocks < g->own_blocks ? blocks : g->own_blocks;
-    const int64_t keys = blocks * CPU_BLOCK_KEYS;
+    return blocks;
+}
+
+static void run_chunks(cpu_worker *w, int64_t begin, int64_t end)
+{
+    const int64_t keys = chunk_blocks(w) * CPU_BLOCK_KEYS;
     for (int64_t j = begin; j < end; j += keys) {
         const int64_t left = (end - j + CPU_BLOCK_KEYS - 1) / CPU_BLOCK_KEYS * CPU_BLOCK_KEYS;
         run_chunk(w, j, j + (left < keys ? left : keys), end);
@@ -240,36 +215,187 @@ static void run_chunks(cpu_worker *w, int64_t begin, int64_t end)
 /* Whether a strip's sums are sound: anchors were near enough to the maxima that nothing was
  * lost or overflowed, and small enough for a stream's exponents, which are always fused. Then a
  * row of no weight at all had no live key. */
+static int are_sums_sound(cpu_worker *w, int32_t r0)
+{
+    const int32_t end = r0 + strip_rows(w, r0);
+    const int has_limits = item_has_limits(w);
+    int is_sound = 1;
+    for (int32_t r = r0; r < end; r++) {
+        if (has_limits && w->limits.first[r] >= w->limits.past[r])
+            w->m[r] = -INFINITY; /* an anchor is no maximum */
+        else
+            is_sound &= isgreater(w->l[r], 0x1p-40f) & isless(w->l[r], 0x1p80f)
+                        & isless(fabsf(w->m[r]), CPU_FUSED_MOST);
+    }
+    return is_sound;
+}
+
+/* The same, and O holds numbers. */
 static int is_strip_sound(cpu_worker *w, int32_t r0)
 {
     const int64_t o_ld = w->job->g.o_ld;
-    int is_sound = !w->kernels->any_wild(w->o + r0 * o_ld, strip_rows(w, r0) * o_ld);
-    for (int32_t r = r0; r < r0 + strip_rows(w, r0); r++) {
-        if (item_has_limits(w) && w->limits.first[r] >= w->limits.past[r])
-            w->m[r] = -INFINITY; /* an anchor is no maximum */
-        else
-            is_sound &= w->l[r] > 0x1p-40f && w->l[r] < 0x1p80f
-                        && fabsf(w->m[r]) < CPU_FUSED_MOST;
-    }
-    return is_sound;
+    const int is_wild = w->kernels->any_wild(w->o + r0 * o_ld, strip_rows(w, r0) * o_ld);
+    return are_sums_sound(w, r0) && !is_wild;
+}
+
+static void run_again(cpu_worker *w, int32_t r0, int64_t begin, int64_t end)
+{
+    item_clear_rows(w, r0, strip_rows(w, r0));
+    for (int64_t j = begin; j < end; j += CPU_BLOCK_KEYS)
+        item_run_tile(w, j, j + CPU_BLOCK_KEYS < end ? j + CPU_BLOCK_KEYS : end, r0,
+                      strip_rows(w, r0));
 }
 
 /* Strips whose stream went wrong start again, block by block. */
 static void check_streams(cpu_worker *w, int64_t begin, int64_t end)
 {
-    for (int32_t r0 = 0; r0 < w->rows; r0 += FLOW_ROWS) {
-        if (!(w->streamed >> (r0 / FLOW_ROWS) & 1) || is_strip_sound(w, r0))
-            continue;
-        item_clear_rows(w, r0, strip_rows(w, r0));
-        for (int64_t j = begin; j < end; j += CPU_BLOCK_KEYS)
-            item_run_tile(w, j, j + CPU_BLOCK_KEYS < end ? j + CPU_BLOCK_KEYS : end, r0,
-                          strip_rows(w, r0));
+    for (int32_t r0 = 0; r0 < w->rows; r0 += FLOW_ROWS)
+        if (w->streamed >> (r0 / FLOW_ROWS) & 1 && !is_strip_sound(w, r0))
+            run_again(w, r0, begin, end);
+}
+
+/* ---- narrow masks: few keys a row ---- */
+
+/* Squares of a strip up to which it takes narrow steps. */
+enum { NARROW_MOST = 40, NARROW_STEPS = NARROW_MOST / FLOW_NARROW + 1 };
+
+/* A strip's live squares in narrow steps, dead ones before them where they are no multiple;
+ * 0: there are none, or too many. */
+static int32_t plan_narrow(const cpu_worker *w, int32_t r0, int64_t begin, int64_t end,
+                           cpu_stream_step *steps)
+{
+    cpu_limits limits;
+    limits_of_strip(w, r0, &limits);
+    const int64_t first = limits.any_first > begin ? limits.any_first : begin;
+    const int64_t past = limits.any_past < end ? limits.any_past : end;
+    if (first >= past)
+        return 0;
+    const int64_t to = (past - begin + SQUARE_KEYS - 1) / SQUARE_KEYS;
+    const int64_t squares = to - (first - begin) / SQUARE_KEYS;
+    const int32_t n = (int32_t)((squares + FLOW_NARROW - 1) / FLOW_NARROW);
+    const int64_t all = (end - begin + CPU_BLOCK_KEYS - 1) / CPU_BLOCK_KEYS * CPU_BLOCK_KEYS;
+    const int64_t from = to > n * FLOW_NARROW ? to - n * FLOW_NARROW : 0;
+    if (squares > NARROW_MOST || (from + n * FLOW_NARROW) * SQUARE_KEYS > all)
+        return 0;
+    for (int32_t i = 0; i < n; i++)
+        steps[i] = (cpu_stream_step){r0 / FLOW_ROWS, (int32_t)from + i * FLOW_NARROW, 1};
+    return n;
+}
+
+/* Rows [i, i + 32) of a tensor's head, where rows follow each other without a gap. */
+static void ask(cpu_asks *asks, const saccade_tensor *t, int64_t b, int64_t h, int64_t i)
+{
+    const cpu_rows rows = cpu_rows_of(t, b, h);
+    const int64_t n = t->shape[2] - i < FLOW_ROWS ? t->shape[2] - i : FLOW_ROWS;
+    const int64_t each = (int64_t)rows.dim * (int64_t)saccade_dtype_bytes(rows.dtype);
+    for (int64_t at = 0; rows.stride == each && at < n * each; at += CPU_ASK_BYTES)
+        if (asks->n < CPU_ASKS)
+            asks->at[asks->n++] = rows.base + i * each + at;
+}
+
+/* Outputs from here on nobody finds in a cache: their lines are not read to be written. */
+static const int64_t far_bytes = (int64_t)16 << 20;
+
+static int is_out_far(const cpu_worker *w)
+{
+    const saccade_tensor *out = w->job->run->out;
+    const int64_t *n = out->shape;
+    return n[0] * n[1] * n[2] * n[3] * (int64_t)saccade_dtype_bytes(out->dtype) >= far_bytes;
+}
+
+/* This strip's out, the next one's queries, and its share of the keys that the next item, which
+ * is this thread's most often, has packed first. */
+static void ask_next(const cpu_worker *w, int32_t strip, cpu_asks *asks)
+{
+    const plan_run *run = w->job->run;
+    const cpu_box *box = &w->item.box;
+    const int64_t i = box->i0 + (int64_t)strip * FLOW_ROWS;
+    const int64_t j = w->own.past * CPU_BLOCK_KEYS + strip % STRIPS * FLOW_ROWS;
+    if (w->job->is_local) {
+        ask(asks, run->v, box->b, w->item.g, j);
+        ask(asks, run->k, box->b, w->item.g, j);
     }
+    ask(asks, run->q, box->b, box->h0, i + FLOW_ROWS);
+    if (!is_out_far(w))
+        ask(asks, run->out, box->b, box->h0, i);
+}
+
+static void begin_narrow(void *arg, int32_t strip, cpu_asks *asks)
+{
+    cpu_worker *w = arg;
+    ask_next(w, strip, asks);
+    item_pack_queries(w, strip * FLOW_ROWS, strip_rows(w, strip * FLOW_ROWS),
+                      strip % 2 * FLOW_ROWS);
+}
+
+static void end_narrow(void *arg, int32_t strip)
+{
+    cpu_worker *w = arg;
+    const int32_t r0 = strip * FLOW_ROWS;
+    const saccade_tensor *out = w->job->run->out;
+    const int is_wild = w->kernels->take_rows(
+        w->o, w->job->g.o_ld, w->l + r0, strip_rows(w, r0), out->dtype, (int32_t)out->shape[3],
+        item_out_of(w, r0), out->stride[2] * (int64_t)saccade_dtype_bytes(out->dtype),
+        is_out_far(w));
+    if (!is_wild && are_sums_sound(w, r0))
+        w->stored |= 1u << strip;
+}
+
+/* All rows against their few keys, each strip's result stored when it is complete; 0: they are
+ * not so few, somebody wants more than the result, or V is not finite. */
+static int run_narrow(cpu_worker *w, int64_t begin, int64_t end)
+{
+    cpu_stream_step steps[STRIPS * NARROW_STEPS];
+    const cpu_job *job = w->job;
+    const cpu_state *state = job->plan->state;
+    const int64_t past = (end + CPU_BLOCK_KEYS - 1) / CPU_BLOCK_KEYS;
+    const int64_t first = begin / CPU_BLOCK_KEYS;
+    int32_t n = 0;
+    if (!amx_code_narrow(state->code) || !item_has_limits(w) || job->run->lse
+        || job->g.splits > 1 || past - first > chunk_blocks(w))
+        return 0;
+    for (int32_t r = 0, own; r < w->rows; r += FLOW_ROWS, n += own) {
+        own = plan_narrow(w, r, begin, end, steps + n);
+        if (own == 0)
+            return 0;
+    }
+    const cpu_packed packed = item_packed(w, first, past);
+    for (int64_t i = 0; i < past - first; i++)
+        if (packed.wild[i])
+            return 0;
+    const cpu_narrow narrow = {w->limits.rising == w->rows && w->limits.is_stair, w,
+                               begin_narrow, end_narrow};
+    item_clear_rows(w, 0, strip_rows(w, 0));
+    for (int32_t r = FLOW_ROWS; r < w->rows; r++) {
+        w->m[r] = -INFINITY;
+        w->l[r] = 0;
+    }
+    if (run_stream(w, begin, past * CPU_BLOCK_KEYS, end, steps, n, &narrow))
+        w->stored = 0;
+    return 1;
+}
+
+/* Strips that were not sound. */
+static void repair_narrow(cpu_worker *w, int64_t begin, int64_t end)
+{
+    const int32_t strips = (w->rows + FLOW_ROWS - 1) / FLOW_ROWS;
+    if (w->stored == (uint32_t)((1u << strips) - 1))
+        return;
+    item_pack_queries(w, 0, w->rows, 0);
+    for (int32_t strip = 0; strip < strips; strip++)
+        if (!(w->stored >> strip & 1))
+            run_again(w, strip * FLOW_ROWS, begin, end);
 }
 
 void item_run_streams(cpu_worker *w, int64_t begin, int64_t end)
 {
     w->streamed = 0;
+    if (run_narrow(w, begin, end)) {
+        repair_narrow(w, begin, end);
+        return;
+    }
+    item_pack_queries(w, 0, w->rows, 0);
+    item_clear_rows(w, 0, w->rows);
     if (w->score)
         find_anchors(w, begin, end);
     run_chunks(w, begin, end);

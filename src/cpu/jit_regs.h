@@ -34,6 +34,7 @@ typedef struct tile {
     int max_reg[LANES], low; /* pinned: running maxima, and -inf */
     int n_slots;
     /* where the pair of vectors at hand lies */
+    ZydisRegister s_base;       /* r12, or another in a stream */
     ZydisRegister column_index; /* r13, or none */
     ZydisRegister frame_base;   /* rbp, or r10 with the frame behind the lower levels */
     int64_t frame_at;           /* all in bytes, added to what the registers hold */
@@ -70,7 +71,7 @@ static inline jit_operand frame_slot(const tile *t, int slot)
 /* Incoming scores of a lane. */
 static inline jit_operand scores_of(const tile *t, int lane)
 {
-    return jit_mem(ZYDIS_REGISTER_R12, t->column_index, 1, t->s_at + lane * t->lane_bytes,
+    return jit_mem(t->s_base, t->column_index, 1, t->s_at + lane * t->lane_bytes,
                    t->vector_bytes);
 }
 

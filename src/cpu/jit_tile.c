@@ -161,6 +161,7 @@ void jit_start(tile *t, const jit_graph *g, int masked, int32_t level, uint8_t *
     t->result = g ? g->score : UINT32_MAX;
     t->mask = masked ? g->mask : UINT32_MAX;
     t->n_slots = CALL_SLOTS + LANES;
+    t->s_base = ZYDIS_REGISTER_R12;
     t->column_index = ZYDIS_REGISTER_R13;
     t->frame_base = ZYDIS_REGISTER_RBP;
     t->lane_bytes = t->vector_bytes;

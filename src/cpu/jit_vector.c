@@ -53,6 +53,12 @@ static void load_constant(vectors *v, int r, int which)
                         (int64_t)offsetof(amx_step, constants) + 4 * which, 4));
 }
 
+/* Squares are cut by lines in memory. */
+static int has_masks(const amx_shape *shape)
+{
+    return shape->is_narrow && shape->is_word;
+}
+
 /* A whole vector of the step. */
 static void load_whole(vectors *v, int r, size_t offset)
 {
@@ -254,6 +260,9 @@ static int emit_words(vectors *v, const int exponent[LANES])
         jit_put_evex(&t->a, Z(VCVTPS2DQ), 0, k != 0, 3, o);
     }
     EMIT_VECTOR(&t->a, Z(VPACKUSDW), vec(t, word), vec(t, exponent[0]), vec(t, exponent[1]));
+    if (has_masks(v->shape))
+        EMIT_VECTOR(&t->a, Z(VPANDD), vec(t, word), vec(t, word),
+                    jit_mem(ZYDIS_REGISTER_RAX, ZYDIS_REGISTER_NONE, 0, BY_VECTOR, 64));
     EMIT_VECTOR(&t->a, Z(VPORQ), vec(t, v->over), vec(t, v->over), vec(t, word));
     EMIT_VECTOR(&t->a, Z(VPSRLW), vec(t, part), vec(t, word), jit_imm(1));
     const jit_operand look[] = {vec(t, part), mask_reg(LOW_BYTES), vec(t, part),
@@ -271,10 +280,17 @@ static void emit_row(vectors *v)
 {
     tile *t = &v->t;
     int exponent[LANES];
-    t->s_at = BY_VECTOR + FLOW_S + v->square % 2 * FLOW_SQUARE_BYTES;
+    t->s_at = BY_VECTOR;
+    if (v->shape->is_narrow)
+        t->s_base = v->square % 2 ? ZYDIS_REGISTER_R11 : ZYDIS_REGISTER_R10;
+    else
+        t->s_at += FLOW_S + v->square % 2 * FLOW_SQUARE_BYTES;
     t->row_at = BY_NUMBER;
     t->column_at = v->square * (FLOW_KEYS / FLOW_SQUARES) * 4;
     t->n_slots = CALL_SLOTS + LANES;
+    if (v->shape->is_narrow) /* a line a row: more at a time would keep tiles waiting */
+        EMIT(&t->a, PREFETCHT1,
+             jit_mem(ZYDIS_REGISTER_R14, ZYDIS_REGISTER_NONE, 0, BY_VECTOR, 1));
     if (v->shape->score)
         jit_emit_values(t);
     for (int lane = 0; lane < LANES; lane++)
@@ -375,6 +391,12 @@ saccade_status jit_vector_stream(const amx_shape *shape, size_t capacity, jit_st
     for (v->square = 0; v->square < shape->squares; v->square++) {
         if (shape->is_cut)
             load_columns(v);
+        if (has_masks(shape))
+            EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_RAX),
+                 field(offsetof(amx_step, masks[0]) + 8 * (size_t)v->square));
+        if (shape->is_narrow)
+            EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_R14),
+                 field(offsetof(amx_step, ask[0]) + 8 * (size_t)v->square));
         jit_stream_note(stream, &t->a, 0);
         stream->need = v->square ? EVENT_SQUARE + v->square : STREAM_NO_EVENT;
         emit_square(v);

@@ -106,13 +106,22 @@ static int64_t clamp_key(int64_t key, int64_t KV)
     return key < 0 ? 0 : key > KV ? KV : key;
 }
 
-static void fill(const finder *f, int32_t r0, int32_t n, const int64_t *at, const int64_t *rise)
+/* Both limits of rows 0 to n lie on lines, cut to keys, that do not fall. */
+static int is_rising(int32_t r0, const int64_t *rise)
 {
-    const int64_t KV = f->run->sizes.KV;
-    for (int32_t r = 0; r < n; r++) {
-        f->to->first[r0 + r] = clamp_key(at[0] + r * rise[0], KV);
-        f->to->past[r0 + r] = clamp_key(at[1] + r * rise[1], KV);
+    return r0 == 0 && rise[0] >= 0 && rise[1] >= 0;
+}
+
+static void fill_line(int64_t *to, int32_t n, int64_t at, int64_t rise, int64_t KV)
+{
+    const int64_t end = at + (n - 1) * rise;
+    if (at >= 0 && at <= KV && end >= 0 && end <= KV) { /* nothing to cut: vectors */
+        for (int32_t r = 0; r < n; r++)
+            to[r] = at + r * rise;
+        return;
     }
+    for (int32_t r = 0; r < n; r++)
+        to[r] = clamp_key(at + r * rise, KV);
 }
 
 /* Rows between two whose limits lie on lines need no evaluation; halves, where they do not. */
@@ -132,7 +141,13 @@ static void find(finder *f, int32_t r0, int32_t q, int32_t n)
         find(f, r0 + n / 2, q + n / 2, n - n / 2);
         return;
     }
-    fill(f, r0, n, begin, rise);
+    const int64_t KV = f->run->sizes.KV;
+    fill_line(f->to->first + r0, n, begin[0], rise[0], KV);
+    fill_line(f->to->past + r0, n, begin[1], rise[1], KV);
+    if (is_rising(r0, rise)) {
+        f->to->rising = n;
+        f->to->is_stair = rise[0] == 1 && rise[1] == 1;
+    }
 }
 
 void cpu_find_limits(const cpu_state *state, const plan_run *run, const eval_point *first,
@@ -143,12 +158,30 @@ void cpu_find_limits(const cpu_state *state, const plan_run *run, const eval_poi
     const int may_prove =
         is_known(state->slopes[nodes[0]]) && is_known(state->slopes[nodes[1]]);
     const int32_t each = may_prove ? n : 1;
+    if (r0 == 0)
+        to->rising = 0;
     for (int32_t r = 0; r < n; r += each)
         find(&f, r0 + r, first->q + r, each);
 }
 
+/* Of rising ones the ends say it all; where both are live, so are the rows between: lines that
+ * meet nowhere at the ends do not in between, and neither has left the keys there. */
+static int limit_by_ends(cpu_limits *l, int32_t r0, int32_t n)
+{
+    const int32_t last = r0 + n - 1;
+    if (r0 + n > l->rising || l->first[r0] >= l->past[r0] || l->first[last] >= l->past[last])
+        return 0;
+    l->any_first = l->first[r0];
+    l->all_first = l->first[last];
+    l->all_past = l->past[r0];
+    l->any_past = l->past[last];
+    return 1;
+}
+
 void cpu_limit_rows(cpu_limits *l, int32_t r0, int32_t n)
 {
+    if (limit_by_ends(l, r0, n))
+        return;
     l->any_first = l->all_past = INT64_MAX;
     l->any_past = l->all_first = 0;
     for (int32_t r = r0; r < r0 + n; r++) {

@@ -60,7 +60,7 @@ static saccade_status compile_stream(const saccade_plan *plan, cpu_state *state,
         .panels = (Dv + 31) / 32,
         .q_stride = (D + 31) / 32 * 32 * k->element,
         .o_stride = (Dv + 31) / 32 * 128,
-        .has_ends = state->limits && !p->score,
+        .has_narrow = state->limits && !p->score,
         .is_split = k->is_split,
     };
     const saccade_status status = amx_code_create(&shape, &state->code, &spills, &why);
