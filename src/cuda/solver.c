@@ -1,6 +1,6 @@
-/* The CUDA back end as a solver: a plan holds compiled programs for one architecture, a run
- * fills launch parameters and puts kernels on the caller's stream. Nothing is allocated,
- * compiled or copied in a run. */
+/* The CUDA back end as a solver: a plan holds compiled programs for one architecture. They are
+ * compiled side by side; one that spills registers or waits for its products one by one gives
+ * way to the next smaller tile, as far as there is one. Runs: launch.c. */
 #include "cuda/cuda.h"
 
 #include <pthread.h>
