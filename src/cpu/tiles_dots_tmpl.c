@@ -236,6 +236,29 @@ static ALWAYS_INLINE void turn(int sums, int is_halved, const float *from, int32
         }
 }
 
+/* Of at most 8 rows: both 16 keys at once. */
+static ALWAYS_INLINE void turn_few(int is_halved, const float *from, int32_t rows, float scale,
+                                   float *s, int32_t s_ld)
+{
+#if defined(VF_HAS_FRACTION)
+    vf square[VF];
+    for (int32_t i = 0; i < VF; i++, from += TILE_ROWS) {
+        const vf x = vf_load(from) + vf_load(from + 2 * SQUARE);
+        const vf y = vf_load(from + SQUARE) + vf_load(from + 3 * SQUARE);
+        square[i] = _mm512_shuffle_f32x4(x, y, 0x44);
+        if (is_halved)
+            square[i] += _mm512_shuffle_f32x4(x, y, 0xee);
+    }
+    vf_transpose(square);
+    for (int32_t i = 0; i < rows; i++, s += s_ld) {
+        vf_store(s, vf_set(scale) * square[i]);
+        vf_store(s + VF, vf_set(scale) * square[VF / 2 + i]);
+    }
+#else
+    turn(2, is_halved, from, rows, scale, s, s_ld);
+#endif
+}
+
 typedef struct dots_job {
     const cpu_rows *k;
     float *s;
@@ -252,7 +275,9 @@ static ALWAYS_INLINE void dots_unit(int is_split, int high, const dots_job *job,
     const int32_t left = job->rows - r, s_ld = job->s_ld;
     float *s = job->s + (int64_t)r * s_ld + j;
     score_unit(is_split, high, u, r == 0, q, job->next, job->share, square);
-    if (is_split || high == 1) {
+    if (high == 1 && left <= TILE_ROWS / 2) {
+        turn_few(is_split, square, left, job->scale, s, s_ld);
+    } else if (is_split || high == 1) {
         turn(2, is_split && high == 1, square, left, job->scale, s, s_ld);
     } else {
         turn(1, 0, square, TILE_ROWS, job->scale, s, s_ld);
