@@ -15,6 +15,7 @@ enum {
     KEY_GROUP = 16, /* keys whose scores are made together */
     BLOCK = 16384,  /* elements of V taken by all rows in turn: they stay in L1 */
     MOST_KEYS = 64,
+    MOST_ROWS = 16,
 };
 
 typedef uint16_t bf16;
@@ -135,22 +136,13 @@ CPU_DOTS(cpu_dots_bf16)
 
 typedef struct sums_job {
     const bf16 *p;
-    float *o;
-    int32_t p_ld, o_ld, rows, share;
+    float *sums; /* [rows][ld], of a group of keys */
+    int32_t p_ld, ld, rows, share;
     cpu_asking *next;
 } sums_job;
 
-/* Columns 0..15 and 16..31 of O, and as `unpack` leaves those of two keys: quarters of low
+/* Columns 0..15 and 16..31 from what `unpack` leaves of those of two keys: quarters of low
  * halves in one vector, of high halves in the other. */
-static ALWAYS_INLINE void swap_quarters(const vf in[2], vf out[2])
-{
-    const __m512i low =
-        _mm512_set_epi32(27, 26, 25, 24, 19, 18, 17, 16, 11, 10, 9, 8, 3, 2, 1, 0);
-    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(4));
-    out[0] = _mm512_permutex2var_ps(in[0], low, in[1]);
-    out[1] = _mm512_permutex2var_ps(in[0], high, in[1]);
-}
-
 static ALWAYS_INLINE void join_quarters(const vf in[2], vf out[2])
 {
     const __m512i first =
@@ -172,13 +164,10 @@ static ALWAYS_INLINE void sum_chunk(int rows, int parts, const sums_job *job, in
 {
     vf acc[8][2];
     const bf16 *p = job->p + (int64_t)i * job->p_ld + j0;
-    float *o = job->o + (int64_t)i * job->o_ld + d;
+    float *sums = job->sums + (int64_t)i * job->ld + d;
     cpu_asking next = *job->next;
-    for (int t = 0; t < rows * parts; t++) {
-        const float *at = o + (int64_t)(t / parts) * job->o_ld + t % parts * WIDE;
-        const vf part[2] = {vf_load(at), vf_load(at + VF)};
-        swap_quarters(part, acc[t]);
-    }
+    for (int t = 0; t < rows * parts; t++)
+        acc[t][0] = acc[t][1] = vf_set(0);
     for (int32_t j = 0; j < n; j += 2) {
         const bf16 *even = value_row(v, j, n), *odd = value_row(v, j + 1, n);
         ask_lines(&next, job->share);
@@ -196,7 +185,7 @@ static ALWAYS_INLINE void sum_chunk(int rows, int parts, const sums_job *job, in
         }
     }
     for (int t = 0; t < rows * parts; t++) {
-        float *at = o + (int64_t)(t / parts) * job->o_ld + t % parts * WIDE;
+        float *at = sums + (int64_t)(t / parts) * job->ld + t % parts * WIDE;
         vf part[2];
         join_quarters(acc[t], part);
         vf_store(at, part[0]);
@@ -218,16 +207,22 @@ static ALWAYS_INLINE void sum_rows(int rows, const sums_job *job, int32_t i, con
         sum_chunk(rows, 1, job, i, d, v, n, j);
 }
 
-static int is_wild(const cpu_rows *v, int32_t n)
+/* An infinity or NaN in V is one in every row's sums too: 0 times it is NaN. */
+static int is_wild(const float *sums, int32_t n)
 {
-    const __m512i sign = _mm512_set1_epi16(0x7fff), most = _mm512_set1_epi16(0x7f7f);
-    __m512i noted = _mm512_setzero_si512();
-    for (int32_t j = 0; j < n; j++)
-        for (int32_t d = 0; d < v->dim; d += WIDE) {
-            const __m512i x = load_wide(value_row(v, j, n), d, v->dim);
-            noted = _mm512_max_epu16(noted, _mm512_and_si512(x, sign));
+    vf noted = vf_set(0);
+    for (int32_t d = 0; d < n; d += VF)
+        noted = vf_note_wild(noted, vf_load(sums + d));
+    return vf_any_wild(noted);
+}
+
+static void add_sums(const sums_job *job, int32_t E, float *o, int32_t o_ld)
+{
+    for (int32_t i = 0; i < job->rows; i++)
+        for (int32_t d = 0; d < E; d += VF) {
+            float *at = o + (int64_t)i * o_ld + d;
+            vf_store(at, vf_load(at) + vf_load(job->sums + (int64_t)i * job->ld + d));
         }
-    return _mm512_cmpgt_epu16_mask(noted, most) != 0;
 }
 
 static int64_t sum_steps(int32_t rows, int32_t E, int32_t n)
@@ -239,12 +234,14 @@ static int64_t sum_steps(int32_t rows, int32_t E, int32_t n)
 
 CPU_SUMS(cpu_sums_bf16)
 {
-    const int32_t fit = BLOCK / ((v->dim + WIDE - 1) / WIDE * WIDE) / KEY_GROUP * KEY_GROUP;
+    _Alignas(64) float sums[MOST_ROWS * CPU_DIRECT_DIM];
+    const int32_t ld = (v->dim + WIDE - 1) / WIDE * WIDE;
+    const int32_t fit = BLOCK / ld / KEY_GROUP * KEY_GROUP;
     const int32_t group = fit < MOST_KEYS ? fit : MOST_KEYS;
     const sums_job job = {(const bf16 *)(const void *)p,
-                          o,
+                          sums,
                           2 * p_ld,
-                          o_ld,
+                          ld,
                           rows,
                           asking_share(next, sum_steps(rows, v->dim, n)),
                           next};
@@ -257,14 +254,15 @@ CPU_SUMS(cpu_sums_bf16)
         const int32_t m = n - j < group ? n - j : group;
         const cpu_rows values = rows_from(v, j0 + j);
         int32_t i = 0;
-        if (is_wild(&values, m))
-            return j;
         for (; i + 4 <= rows; i += 4)
             sum_rows(4, &job, i, &values, m, j);
         for (; i + 2 <= rows; i += 2)
             sum_rows(2, &job, i, &values, m, j);
         for (; i < rows; i++)
             sum_rows(1, &job, i, &values, m, j);
+        if (is_wild(sums, v->dim))
+            return j;
+        add_sums(&job, v->dim, o, o_ld);
     }
     ask_rest(next);
     return n;
