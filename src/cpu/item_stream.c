@@ -293,14 +293,16 @@ static void ask(cpu_asks *asks, const saccade_tensor *t, int64_t b, int64_t h, i
             asks->at[asks->n++] = rows.base + i * each + at;
 }
 
-/* Outputs from here on nobody finds in a cache: their lines are not read to be written. */
-static const int64_t far_bytes = (int64_t)16 << 20;
+/* What a thread writes of outputs larger than this leaves its second-level cache anyway: lines
+ * need not be read to be written. */
+static const int64_t far_bytes = (int64_t)2 << 20;
 
 static int is_out_far(const cpu_worker *w)
 {
     const saccade_tensor *out = w->job->run->out;
     const int64_t *n = out->shape;
-    return n[0] * n[1] * n[2] * n[3] * (int64_t)saccade_dtype_bytes(out->dtype) >= far_bytes;
+    return n[0] * n[1] * n[2] * n[3] * (int64_t)saccade_dtype_bytes(out->dtype)
+           >= far_bytes * w->job->plan->threads;
 }
 
 /* This strip's out, the next one's queries, and its share of the keys that the next item, which
