@@ -3,7 +3,10 @@
 
 #include <stdatomic.h>
 
-enum { MAX_SHARED = 8 }; /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
+enum {
+    MAX_SHARED = 8,  /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
+    SHORT_KEYS = 512 /* up to here two launches cost more than exact offsets, H200 */
+};
 
 /* Shared memory above 48 KB is asked for once per device. */
 static saccade_status make_ready(cu_state *s, const plan_problem *problem,
@@ -80,9 +83,13 @@ static saccade_status launch_passes(const saccade_plan *plan, const plan_run *ru
     const int grid = form->family != CU_SM90 || a->p.n_tiles < n_sm ? a->p.n_tiles : n_sm;
     const int64_t looks = (run_groups(form, &run->sizes) + 31) / 32;
     void *const exact = s->programs[is_main ? CU_PEAKS : CU_PLAIN].kernel;
-    void *const first = is_main && !run->row_max ? s->programs[CU_MAIN].kernel : exact;
+    /* all tiles run at once: none are drawn, none listed */
+    const int is_short =
+        form->family == CU_SM90 && a->p.n_tiles <= n_sm && a->p.N <= SHORT_KEYS;
+    const int is_exact = !is_main || run->row_max || (is_short && s->is_lazy);
+    void *const first = is_exact ? exact : s->programs[CU_MAIN].kernel;
     void *parameters[] = {&a->p, a->captures, &a->maps[0], &a->maps[1], &a->maps[2]};
-    if (form->family == CU_SM90)
+    if (form->family == CU_SM90 && !is_short)
         TRY(run_start(a, s->programs[CU_CAREFUL].other, 1, 1, 0, parameters, err));
     if (s->is_lazy && first != exact) {
         cu_fwd again = a->p;
@@ -94,7 +101,8 @@ static saccade_status launch_passes(const saccade_plan *plan, const plan_run *ru
         TRY(start_next(a, exact, grid, threads, shared, second, err));
     } else {
         a->p.redo = NULL;
-        TRY(start_next(a, first, grid, threads, shared, parameters, err));
+        TRY((is_short ? run_start : start_next)(a, first, grid, threads, shared, parameters,
+                                                err));
     }
     return start_next(a, s->programs[CU_CAREFUL].kernel, looks < 4 * n_sm ? looks : 4 * n_sm,
                       128, 0, parameters, err);
