@@ -394,6 +394,7 @@ saccade_status saccade_forward(const saccade_plan *plan, const saccade_forward_a
                                saccade_error *err)
 {
     saccade_tensor score_tensors[MOD_MAX_CAPTURES], mask_tensors[MOD_MAX_CAPTURES];
+    FAIL_IF(!plan || !a, SACCADE_EINVAL, "forward: got NULL, expected plan and arguments");
     const plan_problem *p = &plan->problem;
     plan_run run = {.q = &a->q, .k = &a->k, .v = &a->v, .out = &a->out};
     TRY(check_tensors(plan, a, &run.sizes, err));

@@ -156,6 +156,8 @@ static void block_mask_is_optional(void **unused)
     saccade_error err;
     float with[B * H * Q * DV];
     setup *s = ready("cpu");
+    assert_int_equal(saccade_forward(NULL, &s->args, &err), SACCADE_EINVAL);
+    assert_int_equal(saccade_forward(s->plan, NULL, &err), SACCADE_EINVAL);
     assert_int_equal(forward(s, &err), SACCADE_OK);
     memcpy(with, s->out, sizeof with);
     memset(s->out, 0xff, sizeof s->out);
