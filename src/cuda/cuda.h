@@ -100,6 +100,9 @@ saccade_status cu_get_device(const cu_driver *driver, int device, cu_device *out
 
 /* ---- tile.c: pure functions of integers ---- */
 
+/* head dims as products take them */
+int cu_padded(int64_t dim);
+
 /* Tuning of one instance: may change speed and last bits, nothing else. */
 typedef struct cu_tile {
     int groups;      /* sm_90a: consumer warpgroups of 64 rows; else warps of 16 rows */
@@ -141,7 +144,7 @@ int cu_shared_most(int sm);
 /* dynamic shared memory of a CTA, bytes */
 int cu_tile_shared(cu_family family, const cu_tile *tile, int D, int E);
 
-/* ---- emit.c: text of the generated headers ---- */
+/* ---- emit.c, emit_products.c: text of the generated headers ---- */
 
 typedef enum cu_score_kind { CU_SCORE_NONE, CU_SCORE_AFFINE, CU_SCORE_GENERAL } cu_score_kind;
 typedef enum cu_mask_kind { CU_MASK_NONE, CU_MASK_INTERVAL, CU_MASK_GENERAL } cu_mask_kind;
@@ -249,8 +252,6 @@ typedef struct cu_state {
     cu_device device;       /* what the plan was tuned for */
 } cu_state;
 
-/* head dims as products take them */
-int cu_padded(int64_t dim);
 int cu_shared_bytes(const cu_form *form, const cu_mod_text *facts, const plan_problem *problem);
 size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
 saccade_status cu_prepare(const saccade_plan *plan, const saccade_block_mask *mask,

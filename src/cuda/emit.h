@@ -38,7 +38,7 @@ static inline unsigned emit_number(const emitter *e, const mod_node *n)
     return (unsigned)(n - e->fn->nodes);
 }
 
-/* ---- emit.c: nodes ---- */
+/* ---- emit_nodes.c ---- */
 
 rate emit_rate_of(const mod_node *n);
 const char *emit_type(const mod_node *n);

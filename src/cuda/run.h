@@ -58,7 +58,7 @@ saccade_status run_captures(const mod_fn *fn, const saccade_tensor *tensors, cu_
 void run_fill(const saccade_plan *plan, const plan_run *run, const cu_form *form,
               const cu_runs *runs, cu_fwd *p);
 
-/* ---- launch.c, launch_decode.c ---- */
+/* ---- run_start.c ---- */
 
 /* CUlaunchAttributeID: CTAs of a cluster; whether the kernel may be placed while the one before
  * still runs (it waits for it by itself) */
@@ -69,6 +69,11 @@ saccade_status run_start(const run_args *a, void *kernel, int64_t grid, int thre
 saccade_status run_start_with(const run_args *a, void *kernel, const unsigned grid[2],
                               int threads, int shared, int attribute, int value,
                               void **parameters, saccade_error *err);
+
+/* ---- launch_tiles.c, launch_decode.c: a run's kernels ---- */
+
+saccade_status run_launch_tiles(const saccade_plan *plan, const plan_run *run, run_args *a,
+                                saccade_error *err);
 saccade_status run_launch_decode(const saccade_plan *plan, const plan_run *run, run_args *a,
                                  saccade_error *err);
 

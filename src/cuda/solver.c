@@ -8,11 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-int cu_padded(int64_t dim)
-{
-    return ((int)dim + 15) / 16 * 16;
-}
-
 /* ---- applicable ---- */
 
 static int say(char *why, const char *text)

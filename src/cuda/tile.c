@@ -7,6 +7,11 @@ static int round_up(int x, int to)
     return (x + to - 1) / to * to;
 }
 
+int cu_padded(int64_t dim)
+{
+    return round_up((int)dim, 16);
+}
+
 /* sm_90a, bf16 and f16. Three warpgroups where the head dim leaves room for three outputs in
  * the register file (D64: 128 keys best, 2 groups 15-20 % slower); later rungs take fewer keys,
  * for mods that need registers of their own. */
