@@ -308,7 +308,7 @@ void cpu_span_of_limits(const cpu_state *state, const plan_run *run, const cpu_b
                         double *values, int64_t *from, int64_t *to);
 cpu_cover cpu_cover_of_limits(const cpu_limits *limits, int64_t j0, int64_t j1);
 
-/* ---- item.c: one item ---- */
+/* ---- item.c, item_worker.c: one item ---- */
 
 typedef struct cpu_job {
     const saccade_plan *plan;

@@ -1,5 +1,4 @@
-/* item.h: what a thread holds of its item, between item.c, which runs it block by block, and
- * item_stream.c. */
+/* item.h: what a thread holds of its item, and what the item_*.c do with it for item.c. */
 #ifndef SACCADE_CPU_ITEM_H
 #define SACCADE_CPU_ITEM_H
 
@@ -47,28 +46,61 @@ typedef struct item_tile {
     int32_t first;     /* of the packed block's keys, those before the tile's */
 } item_tile;
 
-/* ---- item.c ---- */
+static inline int64_t item_head_of(const cpu_worker *w, int32_t r)
+{
+    const cpu_box *box = &w->item.box;
+    return box->h0 + r / (box->i1 - box->i0);
+}
 
-/* Whether the mask is one interval of keys per row here. */
+static inline int64_t item_index_of(const cpu_worker *w, int32_t r)
+{
+    const cpu_box *box = &w->item.box;
+    return box->i0 + r % (box->i1 - box->i0);
+}
+
+/* ---- item_worker.c ---- */
+
+cpu_worker *item_worker_of(const cpu_job *job, int thread);
+/* The item's rows, before anything is known of their keys. */
+void item_stand(cpu_worker *w, const cpu_item *item);
+/* Whether the mask's limits replace its tiles and its evaluation. */
 int item_has_limits(const cpu_worker *w);
 /* O, m and l of rows [r0, r0 + n) as before the first key. */
 void item_clear_rows(cpu_worker *w, int32_t r0, int32_t n);
 /* Packs rows [r0, r0 + n) of Q, of one head or the whole item, to row `to`; whole strips. */
 void item_pack_queries(cpu_worker *w, int32_t r0, int32_t n, int32_t to);
-/* Row r of out. */
-char *item_out_of(const cpu_worker *w, int32_t r);
+
+/* ---- item_scores.c ---- */
+
 /* Puts the compiled mod on row r's head. */
 void item_stand_compiled(cpu_worker *w, int32_t r);
 /* What the scores kernel multiplies by: 1 where the compiled pass scales. */
 float item_scale_of(const cpu_worker *w, const item_tile *t);
 /* Score, then mask, then the end of the keys; the rows' maxima where known, or NULL. */
 const float *item_change_scores(cpu_worker *w, const item_tile *t, int32_t r0, int32_t n_rows);
+
+/* ---- item_tiles.c ---- */
+
 /* K and V of t's block, packed. */
 void item_find_operands(cpu_worker *w, item_tile *t);
 /* A strip against one block of keys. */
 void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows);
 /* Rows [r0, r0 + rows) of the item, whole strips of it, against keys [j0, j1) of one block. */
 void item_run_tile(cpu_worker *w, int64_t j0, int64_t j1, int32_t r0, int32_t rows);
+
+/* ---- item_store.c ---- */
+
+/* Row r of out. */
+char *item_out_of(const cpu_worker *w, int32_t r);
+/* All but the strips that are stored already. */
+void item_store(const cpu_worker *w);
+/* (m, l) of all rows, then O, of one split item. */
+float *item_partial_of(const cpu_job *job, int64_t index);
+void item_keep_partial(const cpu_worker *w, int64_t index);
+/* A part that adding takes nothing of: O is not looked at. */
+void item_keep_nothing(const cpu_worker *w, int64_t index);
+/* Adds row r of a part to the worker's. */
+void item_add_part(cpu_worker *w, const float *part, int32_t r);
 
 /* ---- item_keys.c ---- */
 

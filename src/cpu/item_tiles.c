@@ -1,0 +1,197 @@
+/* An item's rows against one block of keys, strip by strip, a few rows at a time, so that
+ * scores are made, changed, masked, exponentiated and multiplied into O without leaving the
+ * first-level cache:
+ *
+ *     K, V block --pack--> | per strip: scores -> score mod -> mask -> softmax -> values |
+ *
+ * Few rows (decode) take K and V unpacked, all rows in one strip. */
+#include "cpu/item.h"
+
+#include "base/convert.h"
+#include "cpu/asking.h"
+
+#include <math.h>
+
+static float probability(const cpu_worker *w, int32_t i, int32_t j)
+{
+    const float *row = w->s + (int64_t)i * CPU_BLOCK_KEYS;
+    const uint16_t *parts = (const uint16_t *)(const void *)row;
+    if (w->kernels->is_split)
+        return bf16_to_f32(parts[j / 32 * 64 + j % 32])
+               + bf16_to_f32(parts[j / 32 * 64 + 32 + j % 32]);
+    return w->kernels->element == 4 ? row[j] : bf16_to_f32(parts[j]);
+}
+
+static void scale_rows(cpu_worker *w, int32_t r0, int32_t n_rows)
+{
+    const int32_t o_ld = w->job->g.o_ld;
+    for (int32_t i = 0; i < n_rows; i++)
+        for (int32_t d = 0; d < o_ld; d++)
+            w->o[(int64_t)(r0 + i) * o_ld + d] *= w->alpha[i];
+}
+
+/* O += P V where V holds infinities or NaN: keys that are dead in a row must not touch it, not
+ * even by 0 * NaN. Keys from `first` on; live [n_rows][CPU_BLOCK_KEYS]. */
+static void careful_values(cpu_worker *w, const item_tile *t, int32_t r0, int32_t n_rows,
+                           int32_t first)
+{
+    const saccade_tensor *v = w->job->run->v;
+    const int32_t o_ld = w->job->g.o_ld;
+    const int64_t E = v->shape[3];
+    const cpu_rows from = cpu_rows_of(v, w->item.b, w->item.g);
+    for (int32_t j = first; j < t->n; j++) {
+        convert_to_f32(from.dtype, from.base + (t->j0 + j) * from.stride, w->row, E);
+        for (int32_t i = 0; i < n_rows; i++) {
+            const float p = probability(w, i, j);
+            for (int64_t d = 0; d < E && w->live[i * CPU_BLOCK_KEYS + j]; d++)
+                w->o[(int64_t)(r0 + i) * o_ld + d] += p * w->row[d];
+        }
+    }
+}
+
+static void note_live(cpu_worker *w, int32_t n_rows)
+{
+    for (int32_t n = 0; n < n_rows * CPU_BLOCK_KEYS; n++)
+        w->live[n] = w->s[n] != -INFINITY;
+}
+
+/* The part of a tile that a strip of rows needs: whole panels from the first live key on, no
+ * key past the last. 0 when there is none. */
+static int narrow(const cpu_worker *w, int32_t r0, int32_t n_rows, item_tile *t)
+{
+    if (t->is_full || !item_has_limits(w))
+        return 1;
+    cpu_limits l = w->limits;
+    cpu_limit_rows(&l, r0, n_rows);
+    if (cpu_cover_of_limits(&l, t->j0, t->j0 + t->n) == CPU_EMPTY)
+        return 0;
+    const int64_t before = l.any_first > t->j0 ? l.any_first - t->j0 : 0;
+    const int64_t after = l.any_past - t->j0 < t->n ? l.any_past - t->j0 : t->n;
+    t->first = (int32_t)(before / JIT_GROUP * JIT_GROUP);
+    t->j0 += t->first;
+    t->n = (int32_t)after - t->first;
+    t->is_full = cpu_cover_of_limits(&l, t->j0, t->j0 + t->n) == CPU_FULL;
+    return 1;
+}
+
+void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows)
+{
+    const cpu_kernels *k = w->kernels;
+    const cpu_geometry *g = &w->job->g;
+    if (!narrow(w, r0, n_rows, &t))
+        return;
+    const int32_t n = (t.n + 15) / 16 * 16, D = (int32_t)w->job->run->q->shape[3];
+    const size_t element = (size_t)k->element, key_pitch = g->k_bytes / CPU_BLOCK_KEYS;
+    const char *q = (const char *)w->q + (size_t)r0 * (size_t)g->q_ld * element;
+    float *o = w->o + (int64_t)r0 * g->o_ld;
+    k->scores(q, g->q_ld, (const char *)t.k + (size_t)t.first * key_pitch, D, n_rows,
+              (n + k->panel - 1) / k->panel, item_scale_of(w, &t), w->s, CPU_BLOCK_KEYS);
+    const float *most = item_change_scores(w, &t, r0, n_rows);
+    if (t.is_wild)
+        note_live(w, n_rows);
+    k->softmax(w->s, CPU_BLOCK_KEYS, n_rows, n, most, w->m + r0, w->l + r0, w->alpha);
+    if (t.is_wild) {
+        scale_rows(w, r0, n_rows);
+        careful_values(w, &t, r0, n_rows, 0);
+        return;
+    }
+    const size_t columns = (size_t)(k->is_by_keys ? g->o_ld : k->panel);
+    k->values(w->s, CPU_BLOCK_KEYS, (const char *)t.v + (size_t)t.first * columns * element, n,
+              CPU_BLOCK_KEYS, n_rows, g->o_ld / k->panel, w->alpha, o, g->o_ld);
+}
+
+/* Scores of a tile whose few rows read K where it lies. */
+static const float *direct_scores(cpu_worker *w, const item_tile *t, cpu_asking *next)
+{
+    const cpu_rows k = cpu_rows_of(w->job->run->k, w->item.b, w->item.g);
+    w->kernels->dots(w->q, w->job->g.q_ld, &k, t->j0, t->n, w->rows, item_scale_of(w, t), w->s,
+                     CPU_BLOCK_KEYS, next);
+    return item_change_scores(w, t, 0, w->rows);
+}
+
+/* Which keys are live, when it turns out to matter only after the scores have become P: they
+ * are made again, in the memory that packed keys would have. */
+static void find_live_late(cpu_worker *w, const item_tile *t)
+{
+    float *p = w->s;
+    cpu_asking nothing = {0};
+    w->s = w->k;
+    direct_scores(w, t, &nothing);
+    note_live(w, w->rows);
+    w->s = p;
+}
+
+/* Softmax of a tile, two rows at a time, asking for lines between. */
+static void direct_softmax(cpu_worker *w, const item_tile *t, const float *most,
+                           cpu_asking *next)
+{
+    const int32_t n = (t->n + 15) / 16 * 16, share = asking_share(next, (w->rows + 1) / 2);
+    for (int32_t r = 0; r < w->rows; r += 2) {
+        const int32_t n_rows = r + 1 < w->rows ? 2 : 1;
+        ask_lines(next, share);
+        w->kernels->softmax(w->s + (int64_t)r * CPU_BLOCK_KEYS, CPU_BLOCK_KEYS, n_rows, n,
+                            most ? most + r : NULL, w->m + r, w->l + r, w->alpha + r);
+    }
+}
+
+/* The tile's V is asked for while its K is used, and the next K while V is, a sixth of it
+ * during softmax: a phase that asks for nothing leaves memory idle. */
+static void run_direct(cpu_worker *w, const item_tile *t)
+{
+    const cpu_kernels *kernels = w->kernels;
+    const cpu_rows k = cpu_rows_of(w->job->run->k, w->item.b, w->item.g);
+    const cpu_rows v = cpu_rows_of(w->job->run->v, w->item.b, w->item.g);
+    enum { EARLY = CPU_BLOCK_KEYS / 6 };
+    cpu_asking next_v = asking_begin(&v, t->j0, t->n);
+    cpu_asking early_k = asking_begin(&k, t->j0 + t->n, EARLY);
+    cpu_asking next_k = asking_begin(&k, t->j0 + t->n + EARLY, CPU_BLOCK_KEYS - EARLY);
+    direct_softmax(w, t, direct_scores(w, t, &next_v), &early_k);
+    const int32_t done = kernels->sums(w->s, CPU_BLOCK_KEYS, &v, t->j0, t->n, w->rows, w->alpha,
+                                       w->o, w->job->g.o_ld, &next_k);
+    if (done == t->n)
+        return;
+    find_live_late(w, t);
+    careful_values(w, t, 0, w->rows, done);
+}
+
+/* ---- tiles ---- */
+
+void item_find_operands(cpu_worker *w, item_tile *t)
+{
+    const cpu_job *job = w->job;
+    const int64_t block = t->j0 / CPU_BLOCK_KEYS;
+    if (job->g.is_shared && w->kernels == ((const cpu_state *)job->plan->state)->kernels) {
+        const cpu_packed packed = item_packed(w, block, block + 1);
+        t->k = packed.k;
+        t->v = packed.v;
+        t->is_wild = *packed.wild;
+        return;
+    }
+    const cpu_rows k = cpu_rows_of(job->run->k, w->item.b, w->item.g);
+    const cpu_rows v = cpu_rows_of(job->run->v, w->item.b, w->item.g);
+    w->kernels->pack_keys(&k, t->j0, t->n, CPU_BLOCK_KEYS, w->k);
+    t->is_wild = w->kernels->pack_values(&v, t->j0, t->n, CPU_BLOCK_KEYS, w->v);
+    t->k = w->k;
+    t->v = w->v;
+}
+
+/* Rows [r0, r0 + rows) of the item, whole strips of it. */
+void item_run_tile(cpu_worker *w, int64_t j0, int64_t j1, int32_t r0, int32_t rows)
+{
+    const int32_t strip = w->kernels->strip;
+    cpu_box box = w->item.box;
+    box.j0 = j0;
+    box.j1 = j1;
+    const cpu_cover cover = item_has_limits(w) ? cpu_cover_of_limits(&w->limits, j0, j1)
+                                               : cpu_cover_of(&w->job->live, &box, w->ranges);
+    if (cover == CPU_EMPTY)
+        return;
+    item_tile t = {.j0 = j0, .n = (int32_t)(j1 - j0), .is_full = cover == CPU_FULL};
+    if (w->job->g.is_direct) {
+        run_direct(w, &t);
+        return;
+    }
+    item_find_operands(w, &t);
+    for (int32_t r = r0; r < r0 + rows; r += strip)
+        item_run_strip(w, t, r, r0 + rows - r < strip ? r0 + rows - r : strip);
+}
