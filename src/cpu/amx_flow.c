@@ -13,6 +13,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* where the code of a step is */
+typedef struct step_place {
+    size_t begin, size;
+} step_place;
+
 #if HAVE_ZYDIS && HAVE_LEVEL_AMX
 
 #include "cpu/jit_regs.h"
@@ -259,21 +264,38 @@ static void emit_exit(jit_asm *a)
     jit_put(a, Z(RET), 0, NULL);
 }
 
-saccade_status amx_emit_step(const amx_shape *shape, uint8_t *bytes, size_t capacity,
-                             size_t *size, int32_t *spills, saccade_error *err)
+/* Whether the tiles of both do the same. */
+static int has_same_tiles(const amx_shape *x, const amx_shape *y)
+{
+    return x->is_narrow == y->is_narrow && x->is_exact == y->is_exact;
+}
+
+/* Steps of one plan, one after the other from *end on. */
+static saccade_status emit_steps(const amx_shape *shapes, int n, uint8_t *bytes,
+                                 size_t capacity, step_place *places, size_t *end,
+                                 int32_t *spills, saccade_error *err)
 {
     saccade_status status = SACCADE_OK;
     jit_stream tiles_part = {0}, vectors_part = {0};
-    jit_asm out = {.bytes = bytes, .capacity = capacity, .is_wide = 1};
     TRY_GOTO(jit_stream_create(&tiles_part, STEP_CAPACITY, err));
     TRY_GOTO(jit_stream_create(&vectors_part, STEP_CAPACITY, err));
-    TRY_GOTO(matrix_stream(shape, &tiles_part, err));
-    TRY_GOTO(jit_vector_stream(shape, STEP_CAPACITY, &vectors_part, spills, err));
-    emit_entry(&out, shape);
-    jit_stream_merge(&tiles_part, &vectors_part, shape->is_plain, &out);
-    emit_exit(&out);
-    *size = out.size;
-    FAIL_IF_GOTO(out.failed, SACCADE_EBACKEND, "jit: a step does not fit %zu bytes", capacity);
+    for (int i = 0; i < n; i++) {
+        int32_t own = 0;
+        jit_asm out = {.bytes = bytes + *end, .capacity = capacity - *end, .is_wide = 1};
+        if (i == 0 || !has_same_tiles(&shapes[i - 1], &shapes[i])) {
+            jit_stream_clear(&tiles_part);
+            TRY_GOTO(matrix_stream(&shapes[i], &tiles_part, err));
+        }
+        jit_stream_clear(&vectors_part);
+        TRY_GOTO(jit_vector_stream(&shapes[i], STEP_CAPACITY, &vectors_part, &own, err));
+        emit_entry(&out, &shapes[i]);
+        jit_stream_merge(&tiles_part, &vectors_part, shapes[i].is_plain, &out);
+        emit_exit(&out);
+        FAIL_IF_GOTO(out.failed, SACCADE_EBACKEND, "jit: steps do not fit %zu bytes", capacity);
+        places[i] = (step_place){*end, out.size};
+        *end = (*end + out.size + 63) / 64 * 64;
+        *spills = own > *spills ? own : *spills;
+    }
 out:
     jit_stream_destroy(&tiles_part);
     jit_stream_destroy(&vectors_part);
@@ -282,10 +304,11 @@ out:
 
 #else
 
-saccade_status amx_emit_step(const amx_shape *shape, uint8_t *bytes, size_t capacity,
-                             size_t *size, int32_t *spills, saccade_error *err)
+static saccade_status emit_steps(const amx_shape *shapes, int n, uint8_t *bytes,
+                                 size_t capacity, step_place *places, size_t *end,
+                                 int32_t *spills, saccade_error *err)
 {
-    (void)shape, (void)bytes, (void)capacity, (void)size, (void)spills;
+    (void)shapes, (void)n, (void)bytes, (void)capacity, (void)places, (void)end, (void)spills;
     FAIL(SACCADE_EBACKEND, "jit: built without Zydis, tiles run block by block");
 }
 
@@ -299,7 +322,7 @@ struct amx_code {
     amx_shape shape[CODES + 1]; /* is_exact * 2 + is_cut */
     int n;                      /* codes */
     jit_page page;              /* with narrow steps lines stand before the codes */
-    size_t begin[CODES + 1], size[CODES + 1];
+    step_place place[CODES + 1];
     amx_step_fn *run[CODES + 1];
 };
 
@@ -334,14 +357,9 @@ static saccade_status emit_all(amx_code *c, const amx_shape *shape, uint8_t *byt
         end = 2 * ALL_LINES;
     }
     c->n = shape->has_narrow ? CODES + 1 : CODES;
-    for (int i = 0; i < c->n; i++) {
-        int32_t own = 0;
+    for (int i = 0; i < c->n; i++)
         c->shape[i] = shape_of(shape, i);
-        c->begin[i] = end;
-        TRY(amx_emit_step(&c->shape[i], bytes + end, capacity - end, &c->size[i], &own, err));
-        end = (end + c->size[i] + 63) / 64 * 64;
-        *spills = own > *spills ? own : *spills;
-    }
+    TRY(emit_steps(c->shape, c->n, bytes, capacity, c->place, &end, spills, err));
     return jit_page_create(bytes, end, &c->page, err);
 }
 
@@ -364,7 +382,7 @@ saccade_status amx_code_create(const amx_shape *shape, amx_code **out, int32_t *
     FAIL_IF_GOTO(!c || !bytes, SACCADE_ENOMEM, "out of memory");
     TRY_GOTO(emit_all(c, shape, bytes, CAPACITY, spills, err));
     for (int i = 0; i < c->n; i++)
-        c->run[i] = step_at(c, c->begin[i]);
+        c->run[i] = step_at(c, c->place[i].begin);
     *out = c;
     c = NULL;
 out:
@@ -422,9 +440,10 @@ void amx_code_print(const amx_code *c, strbuf *out)
                   FLOW_KEYS);
     for (int i = 0; i < c->n; i++)
         strbuf_printf(out, "  %s, %s: %zu bytes\n",
-                      c->shape[i].is_exact ? "with lse" : "without lse", names[i], c->size[i]);
+                      c->shape[i].is_exact ? "with lse" : "without lse", names[i],
+                      c->place[i].size);
     strbuf_printf(out, "without lse: weights by %s%s; until its first row is done:\n",
                   rough->is_word ? "words of bf16" : "a cubic",
                   is_tanh_rough(rough) ? ", tanh to 1.1e-5" : "");
-    jit_page_print(&c->page, c->begin[0], c->size[0], "[r13]", out);
+    jit_page_print(&c->page, c->place[0].begin, c->place[0].size, "[r13]", out);
 }

@@ -100,8 +100,4 @@ float amx_shift(const amx_shape *shape, float anchor);
 /* Sets what does not change from step to step. scale: of scores without a score mod. */
 void amx_step_begin(amx_step *step, const amx_shape *shape, float scale);
 
-/* Code for a step to `bytes`; EBACKEND for mods that are not straight-line code. */
-saccade_status amx_emit_step(const amx_shape *shape, uint8_t *bytes, size_t capacity,
-                             size_t *size, int32_t *spills, saccade_error *err);
-
 #endif

@@ -12,13 +12,20 @@
 saccade_status jit_stream_create(jit_stream *s, size_t capacity, saccade_error *err)
 {
     memset(s, 0, sizeof *s);
-    s->need = STREAM_NO_EVENT;
+    jit_stream_clear(s);
     s->bytes = malloc(capacity);
     s->ends = malloc(STREAM_INSTRUCTIONS * sizeof *s->ends);
     s->needs = malloc(STREAM_INSTRUCTIONS);
     s->weight = malloc(STREAM_INSTRUCTIONS);
     FAIL_IF(!s->bytes || !s->ends || !s->needs || !s->weight, SACCADE_ENOMEM, "out of memory");
     return SACCADE_OK;
+}
+
+void jit_stream_clear(jit_stream *s)
+{
+    s->n = s->total_weight = 0;
+    memset(s->events, 0, sizeof s->events);
+    s->need = STREAM_NO_EVENT;
 }
 
 void jit_stream_destroy(jit_stream *s)

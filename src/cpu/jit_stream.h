@@ -22,6 +22,7 @@ typedef struct jit_stream {
 } jit_stream;
 
 saccade_status jit_stream_create(jit_stream *stream, size_t capacity, saccade_error *err);
+void jit_stream_clear(jit_stream *stream);
 void jit_stream_destroy(jit_stream *stream);
 /* Notes the instructions that a has got since the last call, each of this weight. */
 void jit_stream_note(jit_stream *stream, const jit_asm *a, int weight);
