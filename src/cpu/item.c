@@ -29,8 +29,7 @@ static void run_keys(cpu_worker *w, int64_t begin, int64_t end)
     const int64_t first = begin / CPU_BLOCK_KEYS, past = (end - 1) / CPU_BLOCK_KEYS + 1;
     if (w->job->is_local && begin < end && past - first <= w->job->g.own_blocks)
         item_packed(w, first, past); /* those that the next item needs too stay */
-    for (int64_t j = begin; j < end; j += CPU_BLOCK_KEYS)
-        item_run_tile(w, j, j + CPU_BLOCK_KEYS < end ? j + CPU_BLOCK_KEYS : end, 0, w->rows);
+    item_run_blocks(w, begin, end, 0, w->rows);
 }
 
 /* Keys of the item that some row may see. */

@@ -65,7 +65,9 @@ cpu_worker *item_worker_of(const cpu_job *job, int thread);
 void item_stand(cpu_worker *w, const cpu_item *item);
 /* Whether the mask's limits replace its tiles and its evaluation. */
 int item_has_limits(const cpu_worker *w);
-/* O, m and l of rows [r0, r0 + n) as before the first key. */
+/* m and l of rows [r0, r0 + n) as before the first key. */
+void item_clear_sums(cpu_worker *w, int32_t r0, int32_t n);
+/* The same, and O. */
 void item_clear_rows(cpu_worker *w, int32_t r0, int32_t n);
 /* Packs rows [r0, r0 + n) of Q, of one head or the whole item, to row `to`; whole strips. */
 void item_pack_queries(cpu_worker *w, int32_t r0, int32_t n, int32_t to);
@@ -85,8 +87,9 @@ const float *item_change_scores(cpu_worker *w, const item_tile *t, int32_t r0, i
 void item_find_operands(cpu_worker *w, item_tile *t);
 /* A strip against one block of keys. */
 void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows);
-/* Rows [r0, r0 + rows) of the item, whole strips of it, against keys [j0, j1) of one block. */
-void item_run_tile(cpu_worker *w, int64_t j0, int64_t j1, int32_t r0, int32_t rows);
+/* Rows [r0, r0 + rows) of the item, whole strips of it, against keys [begin, end), block by
+ * block; begin is the first key of one. */
+void item_run_blocks(cpu_worker *w, int64_t begin, int64_t end, int32_t r0, int32_t rows);
 
 /* ---- item_store.c ---- */
 

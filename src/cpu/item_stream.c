@@ -241,9 +241,7 @@ static int is_strip_sound(cpu_worker *w, int32_t r0)
 static void run_again(cpu_worker *w, int32_t r0, int64_t begin, int64_t end)
 {
     item_clear_rows(w, r0, strip_rows(w, r0));
-    for (int64_t j = begin; j < end; j += CPU_BLOCK_KEYS)
-        item_run_tile(w, j, j + CPU_BLOCK_KEYS < end ? j + CPU_BLOCK_KEYS : end, r0,
-                      strip_rows(w, r0));
+    item_run_blocks(w, begin, end, r0, strip_rows(w, r0));
 }
 
 /* Strips whose stream went wrong start again, block by block. */
@@ -368,10 +366,7 @@ static int run_narrow(cpu_worker *w, int64_t begin, int64_t end)
     const cpu_narrow narrow = {w->limits.rising == w->rows && w->limits.is_stair, w,
                                begin_narrow, end_narrow};
     item_clear_rows(w, 0, strip_rows(w, 0));
-    for (int32_t r = FLOW_ROWS; r < w->rows; r++) {
-        w->m[r] = -INFINITY;
-        w->l[r] = 0;
-    }
+    item_clear_sums(w, FLOW_ROWS, w->rows - FLOW_ROWS);
     if (run_stream(w, begin, past * CPU_BLOCK_KEYS, end, steps, n, &narrow))
         w->stored = 0;
     return 1;

@@ -175,8 +175,8 @@ void item_find_operands(cpu_worker *w, item_tile *t)
     t->v = w->v;
 }
 
-/* Rows [r0, r0 + rows) of the item, whole strips of it. */
-void item_run_tile(cpu_worker *w, int64_t j0, int64_t j1, int32_t r0, int32_t rows)
+/* Rows [r0, r0 + rows) of the item, whole strips of it, against keys [j0, j1) of one block. */
+static void run_tile(cpu_worker *w, int64_t j0, int64_t j1, int32_t r0, int32_t rows)
 {
     const int32_t strip = w->kernels->strip;
     cpu_box box = w->item.box;
@@ -194,4 +194,10 @@ void item_run_tile(cpu_worker *w, int64_t j0, int64_t j1, int32_t r0, int32_t ro
     item_find_operands(w, &t);
     for (int32_t r = r0; r < r0 + rows; r += strip)
         item_run_strip(w, t, r, r0 + rows - r < strip ? r0 + rows - r : strip);
+}
+
+void item_run_blocks(cpu_worker *w, int64_t begin, int64_t end, int32_t r0, int32_t rows)
+{
+    for (int64_t j = begin; j < end; j += CPU_BLOCK_KEYS)
+        run_tile(w, j, j + CPU_BLOCK_KEYS < end ? j + CPU_BLOCK_KEYS : end, r0, rows);
 }

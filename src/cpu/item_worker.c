@@ -92,14 +92,19 @@ int item_has_limits(const cpu_worker *w)
     return ((const cpu_state *)w->job->plan->state)->limits && !w->job->live.is_imported;
 }
 
-void item_clear_rows(cpu_worker *w, int32_t r0, int32_t n)
+void item_clear_sums(cpu_worker *w, int32_t r0, int32_t n)
 {
-    const int64_t o_ld = w->job->g.o_ld;
-    memset(w->o + r0 * o_ld, 0, (size_t)(n * o_ld) * sizeof(float));
     for (int32_t r = r0; r < r0 + n; r++) {
         w->m[r] = -INFINITY;
         w->l[r] = 0;
     }
+}
+
+void item_clear_rows(cpu_worker *w, int32_t r0, int32_t n)
+{
+    const int64_t o_ld = w->job->g.o_ld;
+    memset(w->o + r0 * o_ld, 0, (size_t)(n * o_ld) * sizeof(float));
+    item_clear_sums(w, r0, n);
 }
 
 /* The item's rows, before anything is known of their keys. */
