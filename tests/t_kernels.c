@@ -206,9 +206,10 @@ static void dots_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, in
     source_free(&keys);
 }
 
+typedef void shape_check(const cpu_kernels *, int, int32_t, int32_t, int32_t);
+
 /* Calls `check` for many shapes, of at most `most` rows. */
-static void for_each_shape(const cpu_kernels *k, int32_t most,
-                           void (*check)(const cpu_kernels *, int, int32_t, int32_t, int32_t))
+static void for_each_shape(const cpu_kernels *k, int32_t most, shape_check *check)
 {
     static const int32_t rows[] = {1, 2, 3, 5, 7, 8, 12, 13, 24, 33, 64};
     static const int32_t dims[] = {1, 2, 17, 32, 64, 80, 129, 160};
@@ -223,13 +224,18 @@ static void test_scores(const cpu_kernels *k)
     for_each_shape(k, 24, scores_of);
 }
 
-static void test_dots(const cpu_kernels *k)
+static void for_direct_shapes(const cpu_kernels *k, shape_check *check)
 {
     if (k->begin)
         k->begin();
-    for_each_shape(k, k->direct_rows, dots_of);
+    for_each_shape(k, k->direct_rows, check);
     if (k->end)
         k->end();
+}
+
+static void test_dots(const cpu_kernels *k)
+{
+    for_direct_shapes(k, dots_of);
 }
 
 static void scores_hold(void **state)
@@ -342,11 +348,7 @@ static void test_values(const cpu_kernels *k)
 
 static void test_sums(const cpu_kernels *k)
 {
-    if (k->begin)
-        k->begin();
-    for_each_shape(k, k->direct_rows, sums_of);
-    if (k->end)
-        k->end();
+    for_direct_shapes(k, sums_of);
 }
 
 static void values_hold(void **state)
