@@ -548,7 +548,8 @@ static void mods_survive_failing_allocations(void **state)
     saccade_error err = {0};
     saccade_mod *mod;
     (void)state;
-    assert_non_null(saccade_prelude(0)); /* made once for the process */
+    for (int32_t i = 0; saccade_prelude(i) != NULL; i++)
+        continue; /* each is parsed once for the process */
     assert_true(fail_alloc_sweep("mods", use_mods, NULL) > 10);
     assert_int_equal(compile(SACCADE_SCORE, "score + sandwich(4)", SACCADE_I32, &mod, &err), 0);
     assert_true(fail_alloc_sweep("print", use_print, mod) > 2);

@@ -176,7 +176,8 @@ static void texts_survive_failing_allocations(void **state)
 {
     static char text[RANDOM_MOD_TEXT];
     (void)state;
-    assert_non_null(saccade_prelude(0));
+    for (int32_t i = 0; saccade_prelude(i) != NULL; i++)
+        continue; /* each is parsed once for the process */
     for (uint64_t seed = 1; seed <= 30; seed++) {
         random_mod_text(seed, SACCADE_MASK, 0, 6, text, sizeof text);
         assert_true(fail_alloc_sweep("text", use_text, text) > 5);

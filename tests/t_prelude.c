@@ -1,8 +1,9 @@
 /* Every named variant against a brute force in plain C, written from the published definition
    and by another route than the prelude's text where there is one: windows by their first
    element, tile and Z order by enumeration, buckets by their bounds. */
+#include "base/embed.h"
 #include "eval/eval.h"
-#include "mod/mod.h"
+#include "mod/ast.h"
 #include "support/round_trip.h"
 
 #include <math.h>
@@ -641,12 +642,45 @@ static void every_variant_is_tested_and_described(void **state)
     assert_null(saccade_prelude(1000));
 }
 
+/* Definitions are found by their first words and parsed one by one: as many, and the same, as
+   one parse of the whole text finds. */
+static void definitions_are_those_of_one_parse(void **state)
+{
+    ast_source whole = {.text = mod_prelude_files[0].text,
+                        .bytes = mod_prelude_files[0].bytes,
+                        .is_prelude = true};
+    arena memory;
+    int32_t n = 0;
+    (void)state;
+    arena_init(&memory);
+    assert_int_equal(parser_run(&whole, &memory, NULL), SACCADE_OK);
+    for (const ast_def *def = whole.body.defs; def != NULL; def = def->next, n++) {
+        const saccade_prelude_entry *e = saccade_prelude(n);
+        const ast_def *found;
+        uint32_t looked_at = 0;
+        assert_non_null(e);
+        assert_string_equal(e->name, def->name);
+        assert_string_equal(e->signature, def->signature);
+        assert_string_equal(e->comment, def->comment);
+        assert_int_equal(e->kind, def->kind);
+        assert_int_equal(prelude_find(def->name, &found, &looked_at, NULL), SACCADE_OK);
+        assert_int_equal(looked_at, n);
+        assert_memory_equal(&found->place, &def->place, sizeof def->place);
+        assert_int_equal(found->body.n_statements, def->body.n_statements);
+        assert_memory_equal(&found->body.result->place, &def->body.result->place,
+                            sizeof def->place);
+    }
+    assert_null(saccade_prelude(n));
+    arena_free(&memory);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(variants_match_brute_force),
         cmocka_unit_test(variants_print_and_read_back),
         cmocka_unit_test(every_variant_is_tested_and_described),
+        cmocka_unit_test(definitions_are_those_of_one_parse),
     };
     return cmocka_run_group_tests(tests, fill, NULL);
 }

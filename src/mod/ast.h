@@ -135,6 +135,9 @@ void lexer_print_float(float value, char text[32]);
 
 /* fills source->body from source->text; a prelude has definitions and no body. */
 saccade_status parser_run(ast_source *source, arena *arena, saccade_error *err);
+/* the same from a place of the text on. */
+saccade_status parser_run_from(ast_source *source, ast_place from, arena *arena,
+                               saccade_error *err);
 /* what may not be declared, assigned or bound: "an index variable", ...; NULL when free. */
 const char *parser_reserved(const char *name);
 /* C's precedence of a binary operator, 1 (||) to 10 (*); 0 when it is none. */
@@ -192,7 +195,11 @@ saccade_status mod_second_names(saccade_mod *mod, uint32_t first, const char *co
 
 /* ---- prelude.c ---- */
 
-/* the parsed prelude, made once for the process; ENOMEM only. */
-saccade_status prelude_get(const ast_source **out, saccade_error *err);
+/* what stands for the prelude as the text around all texts; its definitions are found below. */
+const ast_source *prelude_source(void);
+/* the definition of this name, parsed once for the process, or NULL; ENOMEM only. Adds how many
+ * definitions were looked at before. */
+saccade_status prelude_find(const char *name, const ast_def **out, uint32_t *looked_at,
+                            saccade_error *err);
 
 #endif

@@ -224,7 +224,8 @@ saccade_status elab_call(elab *e, const ast_node *node, value *out)
     const scope *where;
     if (types_is_builtin(node->name))
         return call_builtin(e, node, out);
-    const ast_def *def = scope_find(e, node->name, &where);
+    const ast_def *def;
+    TRY(scope_find(e, node->name, &def, &where));
     return def == NULL ? scope_unknown(e, node) : call_def(e, node, def, where, out);
 }
 

@@ -23,7 +23,8 @@ typedef struct local {
     struct local *next;
 } local;
 
-/* Definitions that a call may mean, innermost first. */
+/* Definitions that a call may mean, innermost first. The last, without a parent, is the
+ * prelude: its body is empty, prelude_find has what is in it. */
 typedef struct scope {
     const ast_body *body;
     const ast_source *source;
@@ -74,8 +75,8 @@ void frame_drop(frame *f, const char *name);
 /* index of b h q kv score, or -1; of B H Hkv Q KV D Dv, or -1. */
 int scope_var(const char *name);
 int scope_size(const char *name);
-/* the definition a call means, and its scope; NULL when there is none. */
-const ast_def *scope_find(elab *e, const char *name, const scope **where);
+/* the definition a call means, and its scope; NULL when there is none. ENOMEM only. */
+saccade_status scope_find(elab *e, const char *name, const ast_def **def, const scope **where);
 /* fails with "did you mean". */
 saccade_status scope_unknown(const elab *e, const ast_node *call);
 /* the capture of this name, made when generic; checks that its rank is always the same. */

@@ -226,7 +226,8 @@ static saccade_status elab_var(elab *e, const ast_node *node, int var, value *ou
 static saccade_status check_not_function(elab *e, const ast_node *node)
 {
     const scope *where;
-    const ast_def *def = scope_find(e, node->name, &where);
+    const ast_def *def;
+    TRY(scope_find(e, node->name, &def, &where));
     if (def != NULL)
         return elab_fail(e, node->place, SACCADE_EPARSE,
                          "got '%s' without arguments, expected a call: %s", node->name,
@@ -438,9 +439,8 @@ saccade_status elab_run(saccade_kind kind, const ast_source *const *sources, uin
               .err = err,
               .steps = &steps,
               .check_steps = &check_steps};
-    const ast_source *prelude;
+    const ast_source *prelude = prelude_source();
     value all = {.types = T_FLOAT}, next;
-    TRY(prelude_get(&prelude, err));
     const scope outer = {&prelude->body, prelude, NULL};
     if (builder != NULL)
         all.node = kind == SACCADE_SCORE ? mod_emit(builder, OP_SCORE, NULL, 0, 0, 0, 0)

@@ -237,9 +237,15 @@ static saccade_status parse_body(parser *p, ast_body *body, bool is_block)
 
 saccade_status parser_run(ast_source *source, arena *arena, saccade_error *err)
 {
+    return parser_run_from(source, (ast_place){0, 1, 1}, arena, err);
+}
+
+saccade_status parser_run_from(ast_source *source, ast_place from, arena *arena,
+                               saccade_error *err)
+{
     parser p = {.source = source, .arena = arena, .err = err};
     lexer_init(&p.lex, source, arena);
-    p.tok.place = p.lex.at;
+    p.lex.at = p.tok.place = from;
     TRY(parse_advance(&p));
     if (!source->is_prelude)
         return parse_body(&p, &source->body, false);

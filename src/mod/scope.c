@@ -124,18 +124,22 @@ static const ast_def *find_def(const ast_body *body, const char *name, uint32_t 
     return def;
 }
 
-const ast_def *scope_find(elab *e, const char *name, const scope **where)
+saccade_status scope_find(elab *e, const char *name, const ast_def **def, const scope **where)
 {
+    saccade_error *err = e->err;
     enum { PER_STEP = 16 }; /* definitions looked at in the time of a step */
     const scope *s = e->frame->scope;
-    const ast_def *def = NULL;
     uint32_t looked_at = 0;
-    for (; s != NULL && def == NULL; s = s->parent) {
+    *def = NULL;
+    for (; s != NULL && *def == NULL; s = s->parent) {
         *where = s;
-        def = find_def(s->body, name, &looked_at);
+        if (s->parent == NULL)
+            TRY(prelude_find(name, def, &looked_at, err));
+        else
+            *def = find_def(s->body, name, &looked_at);
     }
     *e->steps += looked_at / PER_STEP;
-    return def;
+    return SACCADE_OK;
 }
 
 saccade_status scope_unknown(const elab *e, const ast_node *call)
@@ -146,6 +150,9 @@ saccade_status scope_unknown(const elab *e, const ast_node *call)
     for (const scope *s = e->frame->scope; s != NULL; s = s->parent)
         for (const ast_def *def = s->body->defs; def != NULL && n < MOST; def = def->next)
             names[n++] = def->name;
+    const saccade_prelude_entry *entry;
+    for (int32_t i = 0; n < MOST && (entry = saccade_prelude(i)) != NULL; i++)
+        names[n++] = entry->name;
     const char *nearest = types_nearest_builtin(call->name);
     if (nearest == NULL)
         nearest = source_nearest(call->name, names, n);
