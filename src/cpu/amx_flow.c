@@ -23,7 +23,7 @@ typedef struct step_place {
 #include "cpu/jit_regs.h"
 #include "cpu/jit_stream.h"
 
-enum { STEP_CAPACITY = 1 << 18, TILE = 1024, UNIT = 2 * TILE, N_ACCUMULATORS = 4 };
+enum { TILE = 1024, UNIT = 2 * TILE, N_ACCUMULATORS = 4 };
 
 /* Tiles of one operand: [base + stride * scale] apart by rows, from `at` on. */
 typedef struct tiles {
@@ -194,11 +194,7 @@ static void emit_values(matrix *m, int panel)
 static saccade_status matrix_stream(const amx_shape *shape, jit_stream *stream,
                                     saccade_error *err)
 {
-    matrix m = {.a = {.bytes = stream->bytes,
-                      .capacity = STEP_CAPACITY,
-                      .is_wide = 1,
-                      .marks = stream->ends,
-                      .max_marks = STREAM_INSTRUCTIONS},
+    matrix m = {.a = jit_stream_asm(stream),
                 .stream = stream,
                 .shape = shape,
                 .needs = STREAM_NO_EVENT,
@@ -277,17 +273,20 @@ static saccade_status emit_steps(const amx_shape *shapes, int n, uint8_t *bytes,
 {
     saccade_status status = SACCADE_OK;
     jit_stream tiles_part = {0}, vectors_part = {0};
-    TRY_GOTO(jit_stream_create(&tiles_part, STEP_CAPACITY, err));
-    TRY_GOTO(jit_stream_create(&vectors_part, STEP_CAPACITY, err));
+    jit_memo *memo = calloc(1, sizeof *memo);
+    FAIL_IF_NULL_GOTO(memo);
+    TRY_GOTO(jit_stream_create(&tiles_part, memo, err));
+    TRY_GOTO(jit_stream_create(&vectors_part, memo, err));
     for (int i = 0; i < n; i++) {
         int32_t own = 0;
-        jit_asm out = {.bytes = bytes + *end, .capacity = capacity - *end, .is_wide = 1};
+        jit_asm out = {
+            .bytes = bytes + *end, .capacity = capacity - *end, .is_wide = 1, .memo = memo};
         if (i == 0 || !has_same_tiles(&shapes[i - 1], &shapes[i])) {
             jit_stream_clear(&tiles_part);
             TRY_GOTO(matrix_stream(&shapes[i], &tiles_part, err));
         }
         jit_stream_clear(&vectors_part);
-        TRY_GOTO(jit_vector_stream(&shapes[i], STEP_CAPACITY, &vectors_part, &own, err));
+        TRY_GOTO(jit_vector_stream(&shapes[i], &vectors_part, &own, err));
         emit_entry(&out, &shapes[i]);
         jit_stream_merge(&tiles_part, &vectors_part, shapes[i].is_plain, &out);
         emit_exit(&out);
@@ -299,6 +298,7 @@ static saccade_status emit_steps(const amx_shape *shapes, int n, uint8_t *bytes,
 out:
     jit_stream_destroy(&tiles_part);
     jit_stream_destroy(&vectors_part);
+    free(memo);
     return status;
 }
 
@@ -348,10 +348,13 @@ static amx_shape shape_of(const amx_shape *common, int code)
     return s;
 }
 
-static saccade_status emit_all(amx_code *c, const amx_shape *shape, uint8_t *bytes,
-                               size_t capacity, int32_t *spills, saccade_error *err)
+static saccade_status emit_all(amx_code *c, const amx_shape *shape, int32_t *spills,
+                               saccade_error *err)
 {
+    enum { CAPACITY = 1 << 20 };
     size_t end = 0;
+    TRY(jit_page_begin(CAPACITY, &c->page, err));
+    uint8_t *bytes = c->page.bytes;
     if (shape->has_narrow) {
         fill_lines((uint16_t(*)[FLOW_LINE / 2])(void *)bytes);
         end = 2 * ALL_LINES;
@@ -359,8 +362,8 @@ static saccade_status emit_all(amx_code *c, const amx_shape *shape, uint8_t *byt
     c->n = shape->has_narrow ? CODES + 1 : CODES;
     for (int i = 0; i < c->n; i++)
         c->shape[i] = shape_of(shape, i);
-    TRY(emit_steps(c->shape, c->n, bytes, capacity, c->place, &end, spills, err));
-    return jit_page_create(bytes, end, &c->page, err);
+    TRY(emit_steps(c->shape, c->n, bytes, CAPACITY, c->place, &end, spills, err));
+    return jit_page_end(&c->page, end, err);
 }
 
 static amx_step_fn *step_at(const amx_code *c, size_t begin)
@@ -374,19 +377,16 @@ static amx_step_fn *step_at(const amx_code *c, size_t begin)
 saccade_status amx_code_create(const amx_shape *shape, amx_code **out, int32_t *spills,
                                saccade_error *err)
 {
-    enum { CAPACITY = 1 << 20 };
     saccade_status status = SACCADE_OK;
     amx_code *c = calloc(1, sizeof *c);
-    uint8_t *bytes = malloc(CAPACITY);
     *spills = 0;
-    FAIL_IF_GOTO(!c || !bytes, SACCADE_ENOMEM, "out of memory");
-    TRY_GOTO(emit_all(c, shape, bytes, CAPACITY, spills, err));
+    FAIL_IF_NULL(c);
+    TRY_GOTO(emit_all(c, shape, spills, err));
     for (int i = 0; i < c->n; i++)
         c->run[i] = step_at(c, c->place[i].begin);
     *out = c;
     c = NULL;
 out:
-    free(bytes);
     amx_code_destroy(c);
     return status;
 }

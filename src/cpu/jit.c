@@ -38,22 +38,17 @@ struct jit_state {
 
 static saccade_status emit(jit_program *p, int32_t level, saccade_error *err)
 {
-    saccade_status status = SACCADE_OK;
-    uint8_t *code = malloc(CODE_BYTES);
     int32_t spills;
-    FAIL_IF_NULL(code);
-    TRY_GOTO(
-        jit_emit_tile(&p->graph, 0, level, code, CODE_BYTES / 2, &p->size[0], &p->spills, err));
+    TRY(jit_page_begin(CODE_BYTES, &p->page, err));
+    uint8_t *code = p->page.bytes;
+    TRY(jit_emit_tile(&p->graph, 0, level, code, CODE_BYTES / 2, &p->size[0], &p->spills, err));
     p->begin[1] = (p->size[0] + 63) / 64 * 64;
     if (p->has_mask) {
-        TRY_GOTO(jit_emit_tile(&p->graph, 1, level, code + p->begin[1],
-                               CODE_BYTES - p->begin[1], &p->size[1], &spills, err));
+        TRY(jit_emit_tile(&p->graph, 1, level, code + p->begin[1], CODE_BYTES - p->begin[1],
+                          &p->size[1], &spills, err));
         p->spills = spills > p->spills ? spills : p->spills;
     }
-    TRY_GOTO(jit_page_create(code, p->begin[1] + p->size[1], &p->page, err));
-out:
-    free(code);
-    return status;
+    return jit_page_end(&p->page, p->begin[1] + p->size[1], err);
 }
 
 saccade_status jit_create(const mod_fn *score, const mod_fn *mask, int32_t level,

@@ -7,19 +7,31 @@
 #include <Zydis/Zydis.h>
 #endif
 
+#include <assert.h>
 #include <string.h>
 #include <sys/mman.h>
 
-saccade_status jit_page_create(const uint8_t *code, size_t size, jit_page *out,
-                               saccade_error *err)
+static size_t whole_pages(size_t bytes)
 {
-    out->size = (size + 4095) / 4096 * 4096;
-    void *page =
-        mmap(NULL, out->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return (bytes + 4095) / 4096 * 4096;
+}
+
+saccade_status jit_page_begin(size_t capacity, jit_page *out, saccade_error *err)
+{
+    const size_t size = whole_pages(capacity);
+    void *page = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     FAIL_IF(page == MAP_FAILED, SACCADE_ENOMEM, "jit: no memory for %zu bytes of code", size);
-    out->bytes = page;
-    memcpy(page, code, size);
-    FAIL_IF(mprotect(page, out->size, PROT_READ | PROT_EXEC) != 0, SACCADE_EBACKEND,
+    *out = (jit_page){page, size};
+    return SACCADE_OK;
+}
+
+saccade_status jit_page_end(jit_page *page, size_t size, saccade_error *err)
+{
+    const size_t used = whole_pages(size);
+    assert(used <= page->size);
+    if (used < page->size && munmap(page->bytes + used, page->size - used) == 0)
+        page->size = used;
+    FAIL_IF(mprotect(page->bytes, page->size, PROT_READ | PROT_EXEC) != 0, SACCADE_EBACKEND,
             "jit: the system allows no executable memory, the interpreter runs mods");
     return SACCADE_OK;
 }

@@ -14,9 +14,11 @@ typedef struct jit_page {
     size_t size;
 } jit_page;
 
-/* A page with a copy of `code`. EBACKEND: the system allows no executable memory. */
-saccade_status jit_page_create(const uint8_t *code, size_t size, jit_page *out,
-                               saccade_error *err);
+/* Room for code, all 0, to be written from its front on. */
+saccade_status jit_page_begin(size_t capacity, jit_page *out, saccade_error *err);
+/* The first `size` bytes become executable, the rest goes back. EBACKEND: the system allows no
+ * executable memory. */
+saccade_status jit_page_end(jit_page *page, size_t size, saccade_error *err);
 void jit_page_destroy(jit_page *page);
 /* Disassembly of size bytes from begin on, up to the first line with `last` in it (NULL: all of
  * it); nothing where there is no decoder. */

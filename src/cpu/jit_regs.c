@@ -104,7 +104,7 @@ static void move_out_mask(tile *t, int k)
         && jit_next_use(t, value) != INT32_MAX) {
         t->slot[value] = new_slot(t);
         jit_operand to = frame_slot(t, t->slot[value]);
-        to.mem.size = 2;
+        to.bytes = 2;
         EMIT(&t->a, KMOVW, to, mask_reg(k));
     }
     t->k[value] = NOWHERE;
@@ -210,7 +210,7 @@ int jit_get_mask(tile *t, uint32_t node, int lane)
                         vec(t, t->scratch));
         } else {
             jit_operand from = frame_slot(t, t->slot[value]);
-            from.mem.size = 2;
+            from.bytes = 2;
             EMIT(&t->a, KMOVW, mask_reg(k), from);
         }
     }

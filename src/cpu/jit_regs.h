@@ -25,9 +25,7 @@ typedef struct tile {
     jit_asm a;
     int n_registers, scratch, vector_bytes;
     uint32_t result, mask;      /* mask: UINT32_MAX without one */
-    uint32_t order[MAX_VALUES]; /* tile values in the order they are computed */
-    int n_order, at;            /* at: which of them is being computed */
-    int reg[MAX_VALUES], k[MAX_VALUES], slot[MAX_VALUES]; /* where a value is, or NOWHERE */
+    int n_order, at;            /* at: which of order is being computed */
     int in_reg[MAX_REGISTERS + 2], in_k[MAX_MASKS + 1];   /* value of a register, or NOWHERE */
     uint8_t is_pinned[MAX_REGISTERS + 2], locked[MAX_REGISTERS + 2], k_locked[MAX_MASKS + 1];
     int past_mask;           /* k registers from 1 to before this are given out */
@@ -42,6 +40,9 @@ typedef struct tile {
     int64_t row_at, column_at;
     int is_stream;              /* calls are not possible */
     int table[JIT_TABLE_TERMS]; /* registers of jit_tanh_terms, in a stream */
+    /* last, since only what the graph has is ever touched */
+    uint32_t order[MAX_VALUES]; /* tile values in the order they are computed */
+    int reg[MAX_VALUES], k[MAX_VALUES], slot[MAX_VALUES]; /* where a value is, or NOWHERE */
 } tile;
 
 /* ---- operands ---- */
@@ -122,9 +123,8 @@ void jit_load_pinned(tile *t, int from_level, int to_level);
 
 /* ---- jit_tile.c, shared with jit_stream.c ---- */
 
-/* An empty state for code to `bytes`; graph may be NULL. */
-void jit_start(tile *t, const jit_graph *g, int masked, int32_t level, uint8_t *bytes,
-               size_t capacity);
+/* An empty state for code by `to`; graph may be NULL. */
+void jit_start(tile *t, const jit_graph *g, int masked, int32_t level, jit_asm to);
 /* wanted [n_nodes], 0: becomes 1 for what the results need; tile values get their order. */
 void jit_choose_order(tile *t, uint8_t *wanted);
 /* The values up to `level` with the most uses get registers for the whole code. */

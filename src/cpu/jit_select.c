@@ -212,7 +212,7 @@ void jit_blend(tile *t, int d, int condition, int x, int y)
         return;
     }
     jit_operand o[4] = {vec(t, d), vec(t, y), vec(t, x), vec(t, condition)};
-    o[3].reg.is4 = 1;
+    o[3].scale = 1; /* is4 */
     jit_put(&t->a, Z(VBLENDVPS), 4, o);
 }
 
@@ -414,7 +414,7 @@ static int emit_read(tile *t, const jit_node *n, uint32_t value, int lane)
         return 0;
     const int i = jit_get(t, n->args[0], lane), d = jit_take_reg(t, (int)value);
     const int scale = (int)saccade_dtype_bytes(dtype);
-    const ZydisRegister index = vec(t, i).reg.value;
+    const ZydisRegister index = (ZydisRegister)vec(t, i).reg;
     EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_RAX),
          field(offsetof(jit_call, tensors) + 8 * (size_t)n->imm));
     if (t->a.is_wide) {

@@ -2,39 +2,70 @@
  *
  * A stream is written on its own and remembers where each instruction ends, what it weighs and
  * which event of the other stream must have happened before it. Neither touches the other's
- * registers or flags, so any order that keeps both and the events is right. */
+ * registers or flags, so any order that keeps both and the events is right. What all rows of a
+ * square have alike is held once: merging writes it for each, with the row's displacements. */
 #ifndef SACCADE_CPU_JIT_STREAM_H
 #define SACCADE_CPU_JIT_STREAM_H
 
 #include "cpu/amx_flow.h"
 #include "cpu/jit_asm.h"
 
-enum { STREAM_INSTRUCTIONS = 32768, STREAM_EVENTS = 8, STREAM_NO_EVENT = -1 };
+enum {
+    STREAM_BYTES = 1 << 18, /* that a stream stands for at most, */
+    STREAM_INSTRUCTIONS = 32768,
+    STREAM_EVENTS = 8,
+    STREAM_RUNS = 16,
+    STREAM_NO_EVENT = -1
+};
+
+typedef struct jit_note {
+    int8_t need; /* event of the other stream, or STREAM_NO_EVENT */
+    uint8_t weight;
+    uint8_t step, at; /* a displacement `at` bytes in grows by `step` from copy to copy; or 0 */
+} jit_note;
+
+/* Instructions [begin, past) so many times over. */
+typedef struct jit_run {
+    uint32_t begin, past, copies;
+} jit_run;
 
 typedef struct jit_stream {
+    jit_memo *memo; /* borrowed */
     uint8_t *bytes;
     uint32_t *ends;  /* [n]: offset past each instruction */
-    int8_t *needs;   /* [n]: event of the other stream, or STREAM_NO_EVENT */
-    uint8_t *weight; /* [n]: of its progress */
-    uint32_t n, total_weight;
-    uint32_t events[STREAM_EVENTS]; /* instructions of this stream until the event */
+    jit_note *notes; /* [n] */
+    jit_run runs[STREAM_RUNS];
+    uint32_t n, n_runs;
+    uint32_t length, total_weight;  /* of all copies, */
+    size_t size;                    /* in bytes */
+    uint32_t events[STREAM_EVENTS]; /* length of this stream until the event */
     int need;                       /* of the instructions written next */
 } jit_stream;
 
-saccade_status jit_stream_create(jit_stream *stream, size_t capacity, saccade_error *err);
+/* Displacements of these, and a little more, grow by 64 and by 4 bytes from copy to copy; the
+ * first copy has them without the mark. Nothing else is this large, and no immediate operand is
+ * their highest byte. */
+enum { MARK_VECTOR = 0x5a000000, MARK_NUMBER = 0x6b000000, MARK_REACH = 1 << 20 };
+
+saccade_status jit_stream_create(jit_stream *stream, jit_memo *memo, saccade_error *err);
 void jit_stream_clear(jit_stream *stream);
 void jit_stream_destroy(jit_stream *stream);
 /* Notes the instructions that a has got since the last call, each of this weight. */
 void jit_stream_note(jit_stream *stream, const jit_asm *a, int weight);
+/* The same for instructions that are there `copies` times over, with marked displacements. */
+void jit_stream_repeat(jit_stream *stream, const jit_asm *a, int weight, uint32_t copies);
 /* What has been noted so far is the event. */
 void jit_stream_event(jit_stream *stream, int event);
 /* Both, in order, to out; plain: x as far as its needs allow, then y. Both streams move on in
  * proportion to their weights. */
 void jit_stream_merge(const jit_stream *x, const jit_stream *y, int is_plain, jit_asm *out);
 
+/* An encoder that writes to the stream. */
+jit_asm jit_stream_asm(const jit_stream *stream);
+
 /* The vector stream of a step, into stream's memory (jit_vector.c). */
 enum { EVENT_SQUARE }; /* + square: stored (matrix), its P written (vector) */
-saccade_status jit_vector_stream(const amx_shape *shape, size_t capacity, jit_stream *stream,
-                                 int32_t *spills, saccade_error *err);
+saccade_status jit_vector_stream(const amx_shape *shape, jit_stream *stream, int32_t *spills,
+                                 saccade_error *err);
 
 #endif

@@ -89,7 +89,8 @@ static void jump_back(tile *t, ZydisMnemonic mnemonic, size_t target)
     r.branch_type = ZYDIS_BRANCH_TYPE_NEAR;
     r.branch_width = ZYDIS_BRANCH_WIDTH_32;
     r.operand_count = 1;
-    r.operands[0] = jit_imm((int64_t)target - (int64_t)t->a.size - 6); /* 0f 8x + 4 bytes */
+    r.operands[0].type = ZYDIS_OPERAND_TYPE_IMMEDIATE;
+    r.operands[0].imm.s = (int64_t)target - (int64_t)t->a.size - 6; /* 0f 8x + 4 bytes */
     if (t->a.failed || length < ZYDIS_MAX_INSTRUCTION_LENGTH
         || ZYAN_FAILED(ZydisEncoderEncodeInstruction(&r, t->a.bytes + t->a.size, &length))
         || length != 6)
@@ -148,12 +149,12 @@ void jit_choose_pinned(tile *t, const uint8_t *wanted, jit_level level, int most
     }
 }
 
-void jit_start(tile *t, const jit_graph *g, int masked, int32_t level, uint8_t *bytes,
-               size_t capacity)
+void jit_start(tile *t, const jit_graph *g, int masked, int32_t level, jit_asm to)
 {
-    memset(t, 0, sizeof *t);
+    memset(t, 0, offsetof(tile, order));
     t->g = g;
-    t->a = (jit_asm){.bytes = bytes, .capacity = capacity, .is_wide = level >= CPU_AVX512};
+    t->a = to;
+    t->a.is_wide = level >= CPU_AVX512;
     t->vector_bytes = t->a.is_wide ? 64 : 32;
     t->n_registers = t->a.is_wide ? 30 : 13;
     t->scratch = t->a.is_wide ? 30 : 14;
@@ -165,7 +166,7 @@ void jit_start(tile *t, const jit_graph *g, int masked, int32_t level, uint8_t *
     t->column_index = ZYDIS_REGISTER_R13;
     t->frame_base = ZYDIS_REGISTER_RBP;
     t->lane_bytes = t->vector_bytes;
-    for (int i = 0; i < MAX_VALUES; i++)
+    for (uint32_t i = 0; g && i < g->n_nodes * LANES; i++)
         t->reg[i] = t->k[i] = t->slot[i] = NOWHERE;
     for (int i = 0; i < MAX_REGISTERS + 2; i++)
         t->in_reg[i] = NOWHERE;
@@ -237,7 +238,7 @@ saccade_status jit_emit_tile(const jit_graph *graph, int masked, int32_t level, 
     uint8_t wanted[JIT_MAX_NODES] = {0};
     tile *t = malloc(sizeof *t);
     FAIL_IF_NULL(t);
-    jit_start(t, graph, masked, level, bytes, capacity);
+    jit_start(t, graph, masked, level, (jit_asm){.bytes = bytes, .capacity = capacity});
     jit_choose_order(t, wanted);
     take_fixed(t);
     jit_choose_pinned(t, wanted, JIT_ROW, t->a.is_wide ? MAX_PINNED : 3);

@@ -2,7 +2,7 @@
  * vectors, then the exponential, the row's sum and P. Straight-line code, no loops.
  *
  * The encoder sees one row of each square; the others are its copies. What moves from row to
- * row stands there with a mark added to its displacement, which the copies replace. */
+ * row stands there with a mark added to its displacement (jit_stream.h). */
 #include "saccade_config.h"
 
 #if HAVE_ZYDIS && HAVE_LEVEL_AMX
@@ -16,10 +16,6 @@
 #include <stdlib.h>
 
 enum { MOST_UNIFORMS = 6, LOW_BYTES = MAX_MASKS - 1 /* mask register */ };
-
-/* Marks: displacements that grow by 64 and by 4 bytes a row. Nothing else is this large, and no
- * immediate operand is their highest byte. */
-enum { BY_VECTOR = 0x5a000000, BY_NUMBER = 0x6b000000, MARK_REACH = 1 << 20 };
 
 typedef struct vectors {
     tile t;
@@ -156,12 +152,12 @@ static int emit_exponent(vectors *v, int lane)
     const int d = is_own ? from : jit_take_reg(t, NOWHERE);
     const int factor = t->mask == UINT32_MAX ? v->factor : jit_get(t, t->mask, lane);
     const jit_operand o[] = {vec(t, d), mask_reg(0), vec(t, factor),
-                             flow_at(BY_NUMBER + FLOW_SHIFT, 4)};
+                             flow_at(MARK_NUMBER + FLOW_SHIFT, 4)};
     if (from == NOWHERE)
         EMIT_VECTOR(&t->a, Z(VMOVUPS), vec(t, d), scores_of(t, lane));
     else if (!is_own)
         EMIT_VECTOR(&t->a, Z(VMOVAPS), vec(t, d), vec(t, from));
-    jit_put_evex(&t->a, Z(VFMADD213PS), 1, 0, 4, o);
+    jit_put_evex(&t->a, Z(VFMADD213PS), JIT_BROADCAST, 4, o);
     return d;
 }
 
@@ -173,11 +169,11 @@ static int emit_cut(vectors *v, int lane)
     const int k = jit_take_mask(t, NOWHERE);
     const jit_operand column = vec(t, v->column[lane]);
     const jit_operand first[] = {mask_reg(k), mask_reg(0), column,
-                                 flow_at(BY_NUMBER + FLOW_FIRST, 4), jit_imm(NOT_LESS)};
+                                 flow_at(MARK_NUMBER + FLOW_FIRST, 4), jit_imm(NOT_LESS)};
     const jit_operand past[] = {mask_reg(k), mask_reg(k), column,
-                                flow_at(BY_NUMBER + FLOW_PAST, 4), jit_imm(LESS)};
-    jit_put_evex(&t->a, Z(VPCMPD), 1, 0, 5, first);
-    jit_put_evex(&t->a, Z(VPCMPD), 1, 0, 5, past);
+                                flow_at(MARK_NUMBER + FLOW_PAST, 4), jit_imm(LESS)};
+    jit_put_evex(&t->a, Z(VPCMPD), JIT_BROADCAST, 5, first);
+    jit_put_evex(&t->a, Z(VPCMPD), JIT_BROADCAST, 5, past);
     return k;
 }
 
@@ -204,7 +200,7 @@ static void emit_exponentials(vectors *v, const int exponent[LANES], int weight[
         const int k = v->shape->is_cut ? emit_cut(v, lane) : 0;
         const jit_operand o[] = {vec(t, weight[lane]), mask_reg(k), vec(t, weight[lane]),
                                  vec(t, exponent[lane])};
-        jit_put_evex(&t->a, Z(VSCALEFPS), 0, k != 0, 4, o);
+        jit_put_evex(&t->a, Z(VSCALEFPS), k ? JIT_ZEROING : 0, 4, o);
     }
 }
 
@@ -213,7 +209,7 @@ static jit_operand weights_at(const vectors *v, int is_low)
 {
     enum { PART = 2 * FLOW_ROWS * FLOW_KEYS / FLOW_SQUARES }; /* bytes of a square's */
     return jit_mem(ZYDIS_REGISTER_R13, ZYDIS_REGISTER_NONE, 0,
-                   BY_VECTOR + (v->square << v->shape->is_split) * PART + is_low * PART, 64);
+                   MARK_VECTOR + (v->square << v->shape->is_split) * PART + is_low * PART, 64);
 }
 
 /* Weights become their first 8 bits, what that takes off them goes to P as low parts. */
@@ -235,7 +231,7 @@ static void emit_low_parts(vectors *v, const int weight[LANES], const int low[LA
 static int emit_floats(vectors *v, const int exponent[LANES])
 {
     tile *t = &v->t;
-    const jit_operand sum = flow_at(BY_VECTOR + FLOW_SUM, 64);
+    const jit_operand sum = flow_at(MARK_VECTOR + FLOW_SUM, 64);
     int weight[LANES];
     emit_exponentials(v, exponent, weight);
     const int packed = jit_take_reg(t, NOWHERE);
@@ -252,22 +248,22 @@ static int emit_floats(vectors *v, const int exponent[LANES])
 static int emit_words(vectors *v, const int exponent[LANES])
 {
     tile *t = &v->t;
-    const jit_operand sum = flow_at(BY_VECTOR + FLOW_SUM, 64);
+    const jit_operand sum = flow_at(MARK_VECTOR + FLOW_SUM, 64);
     const int word = exponent[0], part = exponent[1], total = jit_take_reg(t, NOWHERE);
     for (int lane = 0; lane < LANES; lane++) {
         const int k = v->shape->is_cut ? emit_cut(v, lane) : 0;
         const jit_operand o[] = {vec(t, exponent[lane]), mask_reg(k), vec(t, exponent[lane])};
-        jit_put_evex(&t->a, Z(VCVTPS2DQ), 0, k != 0, 3, o);
+        jit_put_evex(&t->a, Z(VCVTPS2DQ), k ? JIT_ZEROING : 0, 3, o);
     }
     EMIT_VECTOR(&t->a, Z(VPACKUSDW), vec(t, word), vec(t, exponent[0]), vec(t, exponent[1]));
     if (has_masks(v->shape))
         EMIT_VECTOR(&t->a, Z(VPANDD), vec(t, word), vec(t, word),
-                    jit_mem(ZYDIS_REGISTER_RAX, ZYDIS_REGISTER_NONE, 0, BY_VECTOR, 64));
+                    jit_mem(ZYDIS_REGISTER_RAX, ZYDIS_REGISTER_NONE, 0, MARK_VECTOR, 64));
     EMIT_VECTOR(&t->a, Z(VPORQ), vec(t, v->over), vec(t, v->over), vec(t, word));
     EMIT_VECTOR(&t->a, Z(VPSRLW), vec(t, part), vec(t, word), jit_imm(1));
     const jit_operand look[] = {vec(t, part), mask_reg(LOW_BYTES), vec(t, part),
                                 vec(t, v->corrections)};
-    jit_put_evex(&t->a, Z(VPERMB), 0, 1, 4, look);
+    jit_put_evex(&t->a, Z(VPERMB), JIT_ZEROING, 4, look);
     EMIT_VECTOR(&t->a, Z(VPSUBW), vec(t, word), vec(t, word), vec(t, part));
     EMIT_VECTOR(&t->a, Z(VMOVUPS), vec(t, total), sum);
     EMIT_VECTOR(&t->a, Z(VDPBF16PS), vec(t, total), vec(t, word), vec(t, v->ones));
@@ -280,17 +276,17 @@ static void emit_row(vectors *v)
 {
     tile *t = &v->t;
     int exponent[LANES];
-    t->s_at = BY_VECTOR;
+    t->s_at = MARK_VECTOR;
     if (v->shape->is_narrow)
         t->s_base = v->square % 2 ? ZYDIS_REGISTER_R11 : ZYDIS_REGISTER_R10;
     else
         t->s_at += FLOW_S + v->square % 2 * FLOW_SQUARE_BYTES;
-    t->row_at = BY_NUMBER;
+    t->row_at = MARK_NUMBER;
     t->column_at = v->square * (FLOW_KEYS / FLOW_SQUARES) * 4;
     t->n_slots = CALL_SLOTS + LANES;
     if (v->shape->is_narrow) /* a line a row: more at a time would keep tiles waiting */
         EMIT(&t->a, PREFETCHT1,
-             jit_mem(ZYDIS_REGISTER_R14, ZYDIS_REGISTER_NONE, 0, BY_VECTOR, 1));
+             jit_mem(ZYDIS_REGISTER_R14, ZYDIS_REGISTER_NONE, 0, MARK_VECTOR, 1));
     if (v->shape->score)
         jit_emit_values(t);
     for (int lane = 0; lane < LANES; lane++)
@@ -300,82 +296,14 @@ static void emit_row(vectors *v)
     jit_forget_all(t);
 }
 
-/* ---- copies for the other rows ---- */
-
-enum { ROW_BYTES = 1 << 14, ROW_INSTRUCTIONS = 2048 };
-
-static int is_near(int64_t displacement, int64_t mark)
-{
-    return displacement > mark - MARK_REACH && displacement < mark + MARK_REACH;
-}
-
-/* Where an instruction has a marked displacement: it stands last, but for at most one byte.
- * What it grows by from row to row; 0: nothing is marked. */
-static int32_t marked_at(const uint8_t *begin, const uint8_t *end, size_t *at)
-{
-    for (int tail = 0; tail < 2 && end - begin >= 4 + tail; tail++) {
-        int32_t displacement;
-        *at = (size_t)(end - begin - 4 - tail);
-        memcpy(&displacement, begin + *at, sizeof displacement);
-        if (is_near(displacement, BY_VECTOR))
-            return 64;
-        if (is_near(displacement, BY_NUMBER))
-            return 4;
-    }
-    return 0;
-}
-
-static void copy_row(jit_asm *out, const jit_asm *one, int32_t row)
-{
-    for (uint32_t n = 0, begin = 0; n < one->n_marks; begin = one->marks[n++]) {
-        const size_t size = one->marks[n] - begin;
-        size_t at;
-        const int32_t step = marked_at(one->bytes + begin, one->bytes + begin + size, &at);
-        if (out->failed || out->capacity - out->size < size || out->n_marks == out->max_marks) {
-            out->failed = 1;
-            return;
-        }
-        uint8_t *to = out->bytes + out->size;
-        memcpy(to, one->bytes + begin, size);
-        if (step) {
-            int32_t displacement;
-            memcpy(&displacement, to + at, sizeof displacement);
-            displacement += row * step - (step == 4 ? BY_NUMBER : BY_VECTOR);
-            memcpy(to + at, &displacement, sizeof displacement);
-        }
-        out->size += size;
-        out->marks[out->n_marks++] = (uint32_t)out->size;
-    }
-}
-
-/* All rows of a square from one that the encoder writes. */
-static void emit_square(vectors *v)
-{
-    uint8_t bytes[ROW_BYTES];
-    uint32_t marks[ROW_INSTRUCTIONS];
-    jit_asm all = v->t.a;
-    v->t.a = (jit_asm){.bytes = bytes,
-                       .capacity = sizeof bytes,
-                       .is_wide = 1,
-                       .marks = marks,
-                       .max_marks = ROW_INSTRUCTIONS};
-    emit_row(v);
-    all.failed |= v->t.a.failed;
-    for (int32_t row = 0; row < FLOW_ROWS; row++)
-        copy_row(&all, &v->t.a, row);
-    v->t.a = all;
-}
-
-saccade_status jit_vector_stream(const amx_shape *shape, size_t capacity, jit_stream *stream,
-                                 int32_t *spills, saccade_error *err)
+saccade_status jit_vector_stream(const amx_shape *shape, jit_stream *stream, int32_t *spills,
+                                 saccade_error *err)
 {
     vectors *v = malloc(sizeof *v);
     FAIL_IF_NULL(v);
     tile *t = &v->t;
     v->shape = shape;
-    jit_start(t, shape->score, 0, CPU_AMX, stream->bytes, capacity);
-    t->a.marks = stream->ends;
-    t->a.max_marks = STREAM_INSTRUCTIONS;
+    jit_start(t, shape->score, 0, CPU_AMX, jit_stream_asm(stream));
     t->column_index = ZYDIS_REGISTER_NONE;
     t->frame_base = ZYDIS_REGISTER_R10;
     t->frame_at = shape->frame_at;
@@ -399,15 +327,16 @@ saccade_status jit_vector_stream(const amx_shape *shape, size_t capacity, jit_st
                  field(offsetof(amx_step, ask[0]) + 8 * (size_t)v->square));
         jit_stream_note(stream, &t->a, 0);
         stream->need = v->square ? EVENT_SQUARE + v->square : STREAM_NO_EVENT;
-        emit_square(v);
+        emit_row(v);
         *spills = t->n_slots > *spills ? t->n_slots : *spills;
-        jit_stream_note(stream, &t->a, 1);
+        jit_stream_repeat(stream, &t->a, 1, FLOW_ROWS);
         jit_stream_event(stream, EVENT_SQUARE + v->square);
     }
     if (shape->is_word)
         EMIT_VECTOR(&t->a, Z(VMOVUPS), flow_at(FLOW_OVER, 64), vec(t, v->over));
     jit_stream_note(stream, &t->a, 0);
-    const int failed = t->a.failed;
+    const int failed =
+        t->a.failed || stream->size > STREAM_BYTES || stream->length > STREAM_INSTRUCTIONS;
     free(v);
     FAIL_IF(failed, SACCADE_EBACKEND, "jit: got a mod that is not straight-line code");
     return SACCADE_OK;
