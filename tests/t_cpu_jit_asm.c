@@ -98,7 +98,8 @@ static void memo_gives_the_encoders_bytes(void **state)
 static void memo_keeps_to_the_room(void **state)
 {
     uint8_t bytes[24];
-    uint32_t marks[1];
+    uint32_t ends[1];
+    jit_patch patches[1];
     jit_memo *memo = calloc(1, sizeof *memo);
     (void)state;
     assert_non_null(memo);
@@ -107,62 +108,89 @@ static void memo_keeps_to_the_room(void **state)
         EMIT(&a, MOV, jit_reg(ZYDIS_REGISTER_RAX), jit_imm(INT64_MAX));
     assert_int_equal(a.size, 10);
     assert_true(a.failed);
-    a = (jit_asm){.bytes = bytes, .capacity = sizeof bytes, .marks = marks, .max_marks = 1};
+    a = (jit_asm){.bytes = bytes, .capacity = 24, .ends = ends, .patches = patches, .max_n = 1};
     for (int i = 0; i < 2; i++)
         EMIT(&a, PUSH, jit_reg(ZYDIS_REGISTER_RBX));
-    assert_int_equal(a.n_marks, 1);
+    assert_int_equal(a.n, 1);
     assert_true(a.failed);
     free(memo);
 }
 
 /* ---- streams ---- */
 
-enum { ROWS = 32, CODE = 1 << 14 };
+enum { ROWS = 32, SQUARES = 3, CODE = 1 << 16, FAR = 1 << 16 /* past short displacements */ };
 
-static jit_operand row_at(int64_t mark, int64_t offset, int bytes)
+static const int32_t added[SQUARES][MARKS] = {
+    {0, 0, 0, 0, 0}, {4096, 2048, 0, 0, 128}, {0, 4096, -64, 12, 256}};
+
+static jit_operand at(int64_t displacement, int bytes)
 {
-    return jit_mem(ZYDIS_REGISTER_R12, ZYDIS_REGISTER_NONE, 0, mark + offset, bytes);
+    return jit_mem(ZYDIS_REGISTER_R12, ZYDIS_REGISTER_NONE, 0, displacement, bytes);
 }
 
-/* A row with displacements that move by 64 and 4, before a byte too, and one that does not. */
-static void put_row(jit_asm *a, int64_t by_vector, int64_t by_number)
+/* All kinds of displacements, one before an immediate byte, and one that is not marked. */
+static void put_row(jit_asm *a, const int64_t displacement[MARKS])
 {
     const jit_operand x = jit_reg(ZYDIS_REGISTER_ZMM1), k = jit_reg(ZYDIS_REGISTER_K1);
-    EMIT_VECTOR(a, Z(VMOVUPS), x, row_at(by_vector, -(1 << 16), 64));
-    EMIT_VECTOR(a, Z(VADDPS), x, x, row_at(0, 1 << 16, 64));
+    EMIT_VECTOR(a, Z(VMOVUPS), x, at(displacement[MARK_SCORES] - FAR, 64));
+    EMIT_VECTOR(a, Z(VADDPS), x, x, at(FAR, 64));
+    EMIT_VECTOR(a, Z(VADDPS), x, x, at(displacement[MARK_COLUMN] + FAR, 64));
+    EMIT_VECTOR(a, Z(VADDPS), x, x, at(displacement[MARK_VECTOR] - FAR, 64));
     jit_put_evex(a, Z(VPCMPD), JIT_BROADCAST, 5,
                  (jit_operand[]){k, jit_reg(ZYDIS_REGISTER_K0), x,
-                                 row_at(by_number, 1 << 16, 4), jit_imm(5)});
-    EMIT_VECTOR(a, Z(VMOVUPS), row_at(by_vector, 1 << 16, 64), x);
+                                 at(displacement[MARK_NUMBER] + FAR, 4), jit_imm(5)});
+    EMIT_VECTOR(a, Z(VMOVUPS), at(displacement[MARK_WEIGHTS] + FAR, 64), x);
 }
 
-static void put_setup(jit_asm *a)
+static void put_marked(jit_asm *a)
 {
-    EMIT(a, MOV, jit_reg(ZYDIS_REGISTER_RAX), jit_imm(1));
+    int64_t marks[MARKS];
+    for (int kind = 0; kind < MARKS; kind++)
+        marks[kind] = jit_mark(kind);
+    put_row(a, marks);
 }
 
-/* Rows past the reach of short displacements, so that all have the marked ones' four bytes. */
+static void put_plain(jit_asm *a, int square, int row)
+{
+    static const int64_t row_bytes[MARKS] = {64, 64, 64, 4, 0};
+    int64_t displacement[MARKS];
+    for (int kind = 0; kind < MARKS; kind++)
+        displacement[kind] = added[square][kind] + row * row_bytes[kind];
+    put_row(a, displacement);
+}
+
+static void put_setup(jit_asm *a, int number)
+{
+    EMIT(a, MOV, jit_reg(ZYDIS_REGISTER_RAX), jit_imm(number));
+}
+
+/* Squares of rows, each after a line of its own: event 0 is their end. */
 static void write_rows(jit_stream *s, int is_repeated)
 {
     jit_asm a = jit_stream_asm(s);
+    uint32_t run = 0;
     jit_stream_clear(s);
-    put_setup(&a);
-    jit_stream_note(s, &a, 0);
-    s->need = 1;
-    if (is_repeated) {
-        put_row(&a, MARK_VECTOR, MARK_NUMBER);
-        jit_stream_repeat(s, &a, 1, ROWS);
+    for (int square = 0; square < SQUARES; square++) {
+        put_setup(&a, square);
+        jit_stream_note(s, &a, 0);
+        s->need = square == 1 ? 1 : STREAM_NO_EVENT;
+        if (is_repeated && square) {
+            jit_stream_again(s, run, added[square]);
+        } else if (is_repeated) {
+            put_marked(&a);
+            run = jit_stream_repeat(s, &a, 1, ROWS, added[square]);
+        }
+        for (int row = 0; row < ROWS && !is_repeated; row++)
+            put_plain(&a, square, row);
+        jit_stream_note(s, &a, 1);
     }
-    for (int64_t row = 0; row < ROWS && !is_repeated; row++)
-        put_row(&a, row * 64, row * 4);
-    jit_stream_note(s, &a, 1);
     jit_stream_event(s, 0);
-    put_setup(&a);
+    put_setup(&a, SQUARES);
     jit_stream_note(s, &a, 0);
     assert_false(a.failed);
 }
 
-/* The other stream: its event 1 lets rows begin, its last instruction waits for their end. */
+/* The other stream: its event 1 lets square 1 begin, its last instruction waits for the rows. */
 static void write_pushes(jit_stream *s)
 {
     enum { PUSHES = 40, EVENT_AT = 5 };

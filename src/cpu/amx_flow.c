@@ -260,10 +260,10 @@ static void emit_exit(jit_asm *a)
     jit_put(a, Z(RET), 0, NULL);
 }
 
-/* Whether the tiles of both do the same. */
+/* Whether the tiles of both do the same; exact ones differ where they multiply low parts. */
 static int has_same_tiles(const amx_shape *x, const amx_shape *y)
 {
-    return x->is_narrow == y->is_narrow && x->is_exact == y->is_exact;
+    return x->is_narrow == y->is_narrow && (!x->is_split || x->is_exact == y->is_exact);
 }
 
 /* Steps of one plan, one after the other from *end on. */

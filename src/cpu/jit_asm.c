@@ -78,17 +78,34 @@ static size_t recall(jit_memo *memo, const jit_request *r, uint8_t *to, size_t r
     return memo->lines[line].size;
 }
 
+/* A marked displacement of the last instruction: it stands last, but for at most one byte. */
+static void note_mark(jit_asm *a, int64_t displacement)
+{
+    const int32_t marked = (int32_t)displacement, kind = (marked >> JIT_MARK_BITS) - 1;
+    const int32_t unmarked = (int32_t)(displacement - jit_mark(kind));
+    size_t at = a->size - sizeof marked;
+    if (memcmp(a->bytes + at, &marked, sizeof marked) != 0)
+        at--;
+    assert(memcmp(a->bytes + at, &marked, sizeof marked) == 0);
+    memcpy(a->bytes + at, &unmarked, sizeof unmarked);
+    a->patches[a->n_patches++] = (jit_patch){(uint32_t)at, kind};
+}
+
 static void put_request(jit_asm *a, const jit_request *r)
 {
     const size_t room = a->capacity - a->size;
     size_t size = 0;
-    if (!a->failed && room >= JIT_MAX_BYTES && !(a->marks && a->n_marks == a->max_marks))
+    if (!a->failed && room >= JIT_MAX_BYTES && !(a->ends && a->n == a->max_n))
         size = a->memo ? recall(a->memo, r, a->bytes + a->size, room)
                        : encode(r, a->bytes + a->size, room);
     a->failed |= size == 0;
     a->size += size;
-    if (a->marks && size)
-        a->marks[a->n_marks++] = (uint32_t)a->size;
+    if (!a->ends || size == 0)
+        return;
+    a->ends[a->n++] = (uint32_t)a->size;
+    for (int i = 0; i < r->n; i++)
+        if (r->o[i].type == ZYDIS_OPERAND_TYPE_MEMORY && r->o[i].value >> JIT_MARK_BITS > 0)
+            note_mark(a, r->o[i].value);
 }
 
 void jit_put_evex(jit_asm *a, ZydisMnemonic mnemonic, int evex, int n, const jit_operand *o)

@@ -40,14 +40,29 @@ typedef struct jit_memo {
     } lines[JIT_MEMO_LINES];
 } jit_memo;
 
+/* Code to be copied with other displacements asks for jit_mark(kind) more than the first copy
+ * has, which is below 2^25: what is marked takes four bytes, which are noted and lose the mark. */
+enum { JIT_MARK_BITS = 26 };
+typedef struct jit_patch {
+    uint32_t at; /* in bytes */
+    int32_t kind;
+} jit_patch;
+
+static inline int64_t jit_mark(int kind)
+{
+    return ((int64_t)(kind + 1) << JIT_MARK_BITS) + (1 << (JIT_MARK_BITS - 1));
+}
+
 typedef struct jit_asm {
     uint8_t *bytes;
     size_t size, capacity;
-    int is_wide;     /* AVX-512: vectors of 64 bytes, masks in k registers */
-    int failed;      /* sticky: buffer full or an instruction that does not exist */
-    jit_memo *memo;  /* or NULL */
-    uint32_t *marks; /* NULL, or room for where each instruction ends */
-    uint32_t n_marks, max_marks;
+    int is_wide;    /* AVX-512: vectors of 64 bytes, masks in k registers */
+    int failed;     /* sticky: buffer full or an instruction that does not exist */
+    jit_memo *memo; /* or NULL */
+    /* NULL, or room for where each of max_n instructions ends, and for what is marked */
+    uint32_t *ends;
+    jit_patch *patches;
+    uint32_t n, n_patches, max_n;
 } jit_asm;
 
 static inline jit_operand jit_reg(ZydisRegister r)

@@ -9,7 +9,7 @@
 
 /* ---- next uses ---- */
 
-int jit_uses(const tile *t, int at, uint32_t value)
+static int uses(const tile *t, int at, uint32_t value)
 {
     const int lane = (int)(t->order[at] % LANES);
     const jit_node *n = node_of(t, t->order[at]);
@@ -20,16 +20,31 @@ int jit_uses(const tile *t, int at, uint32_t value)
 }
 
 /* Results are stored at the end, so they are used at n_order. */
+void jit_find_last_uses(tile *t)
+{
+    for (uint32_t i = 0; i < t->g->n_nodes * LANES; i++)
+        t->last_use[i] = NOWHERE;
+    for (int i = 0; i < t->n_order; i++) {
+        const jit_node *n = node_of(t, t->order[i]);
+        for (int k = 0; k < n->n_args; k++)
+            t->last_use[value_of(t, n->args[k], (int)(t->order[i] % LANES))] = i;
+    }
+    for (int lane = 0; lane < LANES; lane++) {
+        t->last_use[value_of(t, t->result, lane)] = t->n_order;
+        if (t->mask != UINT32_MAX)
+            t->last_use[value_of(t, t->mask, lane)] = t->n_order;
+    }
+}
+
 int jit_next_use_from(const tile *t, uint32_t value, int from)
 {
-    for (int i = from; i < t->n_order; i++)
-        if (jit_uses(t, i, value))
-            return i;
-    for (int lane = 0; lane < LANES; lane++)
-        if (value_of(t, t->result, lane) == value
-            || (t->mask != UINT32_MAX && value_of(t, t->mask, lane) == value))
-            return t->n_order;
-    return INT32_MAX;
+    const int last = t->last_use[value];
+    int i = from;
+    if (last < from)
+        return INT32_MAX;
+    while (i < last && !uses(t, i, value))
+        i++;
+    return i;
 }
 
 int jit_next_use(const tile *t, uint32_t value)
@@ -66,7 +81,7 @@ static void move_out(tile *t, int r)
 int jit_take_reg(tile *t, int value)
 {
     int best = NOWHERE, best_use = -1;
-    for (int r = 0; r < t->n_registers; r++) {
+    for (int r = 0; r < t->n_registers && best_use < INT32_MAX; r++) {
         if (t->is_pinned[r] || t->locked[r])
             continue;
         const int use =
@@ -114,7 +129,7 @@ static void move_out_mask(tile *t, int k)
 int jit_take_mask(tile *t, int value)
 {
     int best = NOWHERE, best_use = -1;
-    for (int k = 1; k < t->past_mask; k++) {
+    for (int k = 1; k < t->past_mask && best_use < INT32_MAX; k++) {
         if (t->k_locked[k])
             continue;
         const int use =

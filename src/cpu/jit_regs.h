@@ -43,6 +43,7 @@ typedef struct tile {
     /* last, since only what the graph has is ever touched */
     uint32_t order[MAX_VALUES]; /* tile values in the order they are computed */
     int reg[MAX_VALUES], k[MAX_VALUES], slot[MAX_VALUES]; /* where a value is, or NOWHERE */
+    int last_use[MAX_VALUES];                             /* in order, or NOWHERE */
 } tile;
 
 /* ---- operands ---- */
@@ -102,8 +103,8 @@ static inline uint32_t value_of(const tile *t, uint32_t node, int lane)
 /* Position of the value's next use; INT32_MAX: none. Results are used at n_order. */
 int jit_next_use(const tile *t, uint32_t value);
 int jit_next_use_from(const tile *t, uint32_t value, int from);
-/* Whether the value at `at` in the order uses `value`. */
-int jit_uses(const tile *t, int at, uint32_t value);
+/* Once the order stands. */
+void jit_find_last_uses(tile *t);
 /* A register, mask register for a value (NOWHERE: for a while); locked until jit_unlock_all. */
 int jit_take_reg(tile *t, int value);
 int jit_take_mask(tile *t, int value);

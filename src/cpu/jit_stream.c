@@ -7,34 +7,34 @@
 
 #include "base/status.h"
 
-#include <assert.h>
 #include <stdlib.h>
 
-enum { LONGEST = 16 /* bytes of an instruction, and one */ };
-
+/* One piece of memory: what is touched of it is little. */
 saccade_status jit_stream_create(jit_stream *s, jit_memo *memo, saccade_error *err)
 {
+    enum { EACH = sizeof *s->runs + sizeof *s->patches + sizeof *s->ends };
     *s = (jit_stream){.memo = memo};
     jit_stream_clear(s);
-    s->ends = malloc(STREAM_INSTRUCTIONS * (sizeof *s->ends + sizeof *s->notes) + STREAM_BYTES
-                     + LONGEST);
-    FAIL_IF_NULL(s->ends);
-    s->notes = (jit_note *)(void *)(s->ends + STREAM_INSTRUCTIONS);
-    s->bytes = (uint8_t *)(s->notes + STREAM_INSTRUCTIONS);
+    s->runs = malloc((size_t)STREAM_INSTRUCTIONS * EACH + STREAM_BYTES);
+    FAIL_IF_NULL(s->runs);
+    s->patches = (jit_patch *)(s->runs + STREAM_INSTRUCTIONS);
+    s->ends = (uint32_t *)(s->patches + STREAM_INSTRUCTIONS);
+    s->bytes = (uint8_t *)(s->ends + STREAM_INSTRUCTIONS);
     return SACCADE_OK;
 }
 
 void jit_stream_clear(jit_stream *s)
 {
-    s->n = s->n_runs = s->length = s->total_weight = 0;
+    s->n = s->n_patches = s->n_runs = s->length = s->total_weight = 0;
     s->size = 0;
     memset(s->events, 0, sizeof s->events);
     s->need = STREAM_NO_EVENT;
+    s->is_cut = 0;
 }
 
 void jit_stream_destroy(jit_stream *s)
 {
-    free(s->ends);
+    free(s->runs);
 }
 
 jit_asm jit_stream_asm(const jit_stream *s)
@@ -43,8 +43,9 @@ jit_asm jit_stream_asm(const jit_stream *s)
                      .capacity = STREAM_BYTES,
                      .is_wide = 1,
                      .memo = s->memo,
-                     .marks = s->ends,
-                     .max_marks = STREAM_INSTRUCTIONS};
+                     .ends = s->ends,
+                     .patches = s->patches,
+                     .max_n = STREAM_INSTRUCTIONS};
 }
 
 static uint32_t begin_of(const jit_stream *s, uint32_t n)
@@ -52,146 +53,173 @@ static uint32_t begin_of(const jit_stream *s, uint32_t n)
     return n ? s->ends[n - 1] : 0;
 }
 
-/* Adds to the run at hand, or begins one. */
-static void add_run(jit_stream *s, uint32_t past, uint32_t copies)
+/* Where events are, runs end: none begins or ends inside of one. */
+static void add_run(jit_stream *s, jit_run run)
 {
     jit_run *last = s->n_runs ? &s->runs[s->n_runs - 1] : NULL;
-    if (last && last->copies == 1 && copies == 1) {
-        last->past = past;
-        return;
-    }
-    assert(s->n_runs < STREAM_RUNS);
-    s->runs[s->n_runs++] = (jit_run){s->n, past, copies};
+    const uint32_t n = run.copies * (run.past - run.begin);
+    run.need = (int8_t)s->need;
+    s->need = STREAM_NO_EVENT;
+    s->length += n;
+    s->total_weight += n * run.weight;
+    s->size += run.copies * (size_t)(begin_of(s, run.past) - begin_of(s, run.begin));
+    if (last && !s->is_cut && run.need == STREAM_NO_EVENT && last->weight == run.weight
+        && last->copies == 1 && run.copies == 1)
+        last->past = run.past;
+    else if (s->n_runs < STREAM_INSTRUCTIONS)
+        s->runs[s->n_runs++] = run;
+    s->is_cut = 0;
 }
 
-/* Notes what a has got since the last call, as so many copies. */
-static void hold(jit_stream *s, const jit_asm *a, int weight, uint32_t copies)
+static jit_run next_run(jit_stream *s, const jit_asm *a, int weight, uint32_t copies)
 {
-    const uint32_t n = a->n_marks - s->n;
-    if (n == 0)
-        return;
-    add_run(s, a->n_marks, copies);
-    s->size += copies * (a->size - begin_of(s, s->n));
-    s->length += copies * n;
-    s->total_weight += copies * n * (uint32_t)weight;
-    for (; s->n < a->n_marks; s->n++) {
-        s->notes[s->n] = (jit_note){.need = (int8_t)s->need, .weight = (uint8_t)weight};
-        s->need = STREAM_NO_EVENT;
-    }
+    const jit_run run = {.begin = s->n,
+                         .past = a->n,
+                         .copies = copies,
+                         .patch = s->n_patches,
+                         .weight = (uint8_t)weight};
+    s->n = a->n;
+    s->n_patches = a->n_patches;
+    return run;
 }
 
 void jit_stream_note(jit_stream *s, const jit_asm *a, int weight)
 {
-    hold(s, a, weight, 1);
+    if (a->n > s->n)
+        add_run(s, next_run(s, a, weight, 1));
 }
 
-static int is_near(int64_t displacement, int64_t mark)
+uint32_t jit_stream_repeat(jit_stream *s, const jit_asm *a, int weight, uint32_t copies,
+                           const int32_t add[MARKS])
 {
-    return displacement > mark - MARK_REACH && displacement < mark + MARK_REACH;
+    jit_run run = next_run(s, a, weight, copies);
+    memcpy(run.add, add, sizeof run.add);
+    add_run(s, run);
+    return s->n_runs - 1;
 }
 
-/* Where an instruction has a marked displacement: it stands last, but for at most one byte. The
- * mark leaves. */
-static void find_mark(jit_note *note, uint8_t *begin, size_t size)
+void jit_stream_again(jit_stream *s, uint32_t number, const int32_t add[MARKS])
 {
-    for (size_t tail = 0; tail < 2 && size >= 4 + tail; tail++) {
-        uint8_t *at = begin + size - 4 - tail;
-        int32_t displacement;
-        memcpy(&displacement, at, sizeof displacement);
-        const int is_number = is_near(displacement, MARK_NUMBER);
-        if (!is_number && !is_near(displacement, MARK_VECTOR))
-            continue;
-        displacement -= is_number ? MARK_NUMBER : MARK_VECTOR;
-        memcpy(at, &displacement, sizeof displacement);
-        note->step = is_number ? 4 : 64;
-        note->at = (uint8_t)(at - begin);
-        return;
-    }
-}
-
-void jit_stream_repeat(jit_stream *s, const jit_asm *a, int weight, uint32_t copies)
-{
-    uint32_t n = s->n;
-    hold(s, a, weight, copies);
-    for (; n < s->n; n++)
-        find_mark(&s->notes[n], s->bytes + begin_of(s, n), s->ends[n] - begin_of(s, n));
+    jit_run run = s->runs[number];
+    memcpy(run.add, add, sizeof run.add);
+    add_run(s, run);
 }
 
 void jit_stream_event(jit_stream *s, int event)
 {
     s->events[event] = s->length;
+    s->is_cut = 1;
 }
 
 /* ---- merging ---- */
 
 typedef struct reader {
     const jit_stream *s;
-    uint32_t run, copy, at; /* of what comes next */
-    uint32_t count;         /* instructions so far */
-    uint64_t done;          /* weight so far */
+    const jit_run *run, *past_run;
+    uint32_t copy, at, patch; /* in the run, of what comes next */
+    uint32_t count;           /* instructions so far */
+    uint64_t done;            /* weight so far */
 } reader;
+
+static void begin_copy(reader *r)
+{
+    if (r->run == r->past_run)
+        return;
+    r->at = r->run->begin;
+    r->patch = r->run->patch;
+}
+
+static reader reader_of(const jit_stream *s)
+{
+    reader r = {.s = s, .run = s->runs, .past_run = s->runs + s->n_runs};
+    begin_copy(&r);
+    return r;
+}
 
 static int is_at_end(const reader *r)
 {
-    return r->run == r->s->n_runs;
+    return r->run == r->past_run;
 }
 
 static int is_ready(const reader *r, const reader *other)
 {
     if (is_at_end(r))
         return 0;
-    const int need = r->s->notes[r->at].need;
+    const int need = r->run->need;
     return need == STREAM_NO_EVENT || other->count >= other->s->events[need];
 }
 
-static void advance(reader *r)
+/* Instructions of this copy that are still to come. */
+static uint32_t rest_of(const reader *r)
 {
-    const jit_run *run = &r->s->runs[r->run];
-    r->count++;
-    if (++r->at < run->past)
-        return;
-    r->at = run->begin;
-    if (++r->copy < run->copies)
-        return;
-    r->at = run->past;
-    r->copy = 0;
-    r->run++;
+    return r->run->past - r->at;
 }
 
-/* Copies LONGEST bytes, which is faster than just those of the instruction. */
-static void take(reader *r, jit_asm *out)
+/* So many instructions, at most the rest. */
+static void take(reader *r, uint32_t n, jit_asm *out)
 {
-    const uint32_t from = begin_of(r->s, r->at), size = r->s->ends[r->at] - from;
-    const jit_note *note = &r->s->notes[r->at];
+    static const int32_t row_bytes[MARKS] = {64, 64, 64, 4, 0};
+    const jit_stream *s = r->s;
+    const uint32_t from = begin_of(s, r->at), past = s->ends[r->at + n - 1];
     uint8_t *to = out->bytes + out->size;
-    if (out->failed || out->capacity - out->size < LONGEST) {
+    if (out->failed || out->capacity - out->size < past - from) {
         out->failed = 1;
         return;
     }
-    memcpy(to, r->s->bytes + from, LONGEST);
-    if (note->step) {
-        uint32_t displacement;
-        memcpy(&displacement, r->s->bytes + from + note->at, sizeof displacement);
-        displacement += r->copy * note->step;
-        memcpy(to + note->at, &displacement, sizeof displacement);
+    memcpy(to, s->bytes + from, past - from);
+    for (; r->patch < s->n_patches && s->patches[r->patch].at < past; r->patch++) {
+        const jit_patch *p = &s->patches[r->patch];
+        int32_t displacement;
+        memcpy(&displacement, s->bytes + p->at, sizeof displacement);
+        displacement += r->run->add[p->kind] + (int32_t)r->copy * row_bytes[p->kind];
+        memcpy(to + (p->at - from), &displacement, sizeof displacement);
     }
-    out->size += size;
-    r->done += note->weight;
-    advance(r);
+    out->size += past - from;
+    r->done += (uint64_t)n * r->run->weight;
+    r->count += n;
+    r->at += n;
+    if (r->at < r->run->past)
+        return;
+    if (++r->copy == r->run->copies) {
+        r->copy = 0;
+        r->run++;
+    }
+    begin_copy(r);
 }
 
+/* The least number of steps, but at most `most`, that make up for `behind`. */
+static uint32_t steps_for(uint64_t behind, uint64_t step, uint32_t most)
+{
+    if (step == 0 || behind > (uint64_t)most * step)
+        return most;
+    return (uint32_t)((behind + step - 1) / step);
+}
+
+/* Whose turn it is, and for how long: x as long as its part of all weights is not larger than
+ * y's, except where one must wait. */
 void jit_stream_merge(const jit_stream *x, const jit_stream *y, int is_plain, jit_asm *out)
 {
-    reader a = {.s = x}, b = {.s = y};
+    reader a = reader_of(x), b = reader_of(y);
     while (!out->failed && !(is_at_end(&a) && is_at_end(&b))) {
         const int a_ready = is_ready(&a, &b), b_ready = is_ready(&b, &a);
-        const int a_first = is_plain || a.done * y->total_weight <= b.done * x->total_weight;
+        const uint64_t a_done = a.done * y->total_weight, b_done = b.done * x->total_weight;
+        const int a_first = is_plain || a_done <= b_done;
         if (!a_ready && !b_ready)
             out->failed = 1; /* each waits for the other */
+        else if (a_ready && a_first && !is_plain)
+            take(&a,
+                 steps_for(b_done - a_done + 1, (uint64_t)a.run->weight * y->total_weight,
+                           rest_of(&a)),
+                 out);
         else if (a_ready && (a_first || !b_ready))
-            take(&a, out);
+            take(&a, rest_of(&a), out);
+        else if (a_first)
+            take(&b, rest_of(&b), out);
         else
-            take(&b, out);
+            take(&b,
+                 steps_for(a_done - b_done, (uint64_t)b.run->weight * x->total_weight,
+                           rest_of(&b)),
+                 out);
     }
 }
 

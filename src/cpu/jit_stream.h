@@ -14,46 +14,47 @@ enum {
     STREAM_BYTES = 1 << 18, /* that a stream stands for at most, */
     STREAM_INSTRUCTIONS = 32768,
     STREAM_EVENTS = 8,
-    STREAM_RUNS = 16,
     STREAM_NO_EVENT = -1
 };
 
-typedef struct jit_note {
-    int8_t need; /* event of the other stream, or STREAM_NO_EVENT */
-    uint8_t weight;
-    uint8_t step, at; /* a displacement `at` bytes in grows by `step` from copy to copy; or 0 */
-} jit_note;
+/* Kinds of marked displacements (jit_asm.h): each grows by a size of its own from row to row,
+ * and is moved from square to square. */
+enum { MARK_SCORES, MARK_WEIGHTS, MARK_VECTOR, MARK_NUMBER, MARK_COLUMN, MARKS };
 
-/* Instructions [begin, past) so many times over. */
+/* Instructions [begin, past), so many times over. */
 typedef struct jit_run {
     uint32_t begin, past, copies;
+    uint32_t patch;     /* first of what is marked */
+    int32_t add[MARKS]; /* to displacements */
+    int8_t need;        /* event of the other stream before the first, or STREAM_NO_EVENT */
+    uint8_t weight;     /* of each instruction */
 } jit_run;
 
 typedef struct jit_stream {
     jit_memo *memo; /* borrowed */
     uint8_t *bytes;
-    uint32_t *ends;  /* [n]: offset past each instruction */
-    jit_note *notes; /* [n] */
-    jit_run runs[STREAM_RUNS];
-    uint32_t n, n_runs;
+    uint32_t *ends;     /* [n]: offset past each instruction */
+    jit_patch *patches; /* of them, in order */
+    jit_run *runs;      /* [n_runs] */
+    uint32_t n, n_patches, n_runs;
     uint32_t length, total_weight;  /* of all copies, */
     size_t size;                    /* in bytes */
     uint32_t events[STREAM_EVENTS]; /* length of this stream until the event */
     int need;                       /* of the instructions written next */
+    int is_cut;                     /* an event stands between them and those before */
 } jit_stream;
-
-/* Displacements of these, and a little more, grow by 64 and by 4 bytes from copy to copy; the
- * first copy has them without the mark. Nothing else is this large, and no immediate operand is
- * their highest byte. */
-enum { MARK_VECTOR = 0x5a000000, MARK_NUMBER = 0x6b000000, MARK_REACH = 1 << 20 };
 
 saccade_status jit_stream_create(jit_stream *stream, jit_memo *memo, saccade_error *err);
 void jit_stream_clear(jit_stream *stream);
 void jit_stream_destroy(jit_stream *stream);
 /* Notes the instructions that a has got since the last call, each of this weight. */
 void jit_stream_note(jit_stream *stream, const jit_asm *a, int weight);
-/* The same for instructions that are there `copies` times over, with marked displacements. */
-void jit_stream_repeat(jit_stream *stream, const jit_asm *a, int weight, uint32_t copies);
+/* The same for instructions that are there `copies` times over; what is marked begins `add`
+ * higher. Gives the run. */
+uint32_t jit_stream_repeat(jit_stream *stream, const jit_asm *a, int weight, uint32_t copies,
+                           const int32_t add[MARKS]);
+/* A run of instructions once more, with other displacements. */
+void jit_stream_again(jit_stream *stream, uint32_t run, const int32_t add[MARKS]);
 /* What has been noted so far is the event. */
 void jit_stream_event(jit_stream *stream, int event);
 /* Both, in order, to out; plain: x as far as its needs allow, then y. Both streams move on in

@@ -118,18 +118,24 @@ void jit_choose_order(tile *t, uint8_t *wanted)
         for (int lane = 0; wanted[i] && lane < LANES; lane++)
             if (t->g->nodes[i].level == JIT_TILE)
                 t->order[t->n_order++] = i * LANES + (uint32_t)lane;
+    jit_find_last_uses(t);
 }
 
-static int use_count(const tile *t, uint32_t node)
+/* How many tile values use each node. */
+static void count_uses(const tile *t, uint16_t *count)
 {
-    int n = 0;
-    for (int i = 0; i < t->n_order; i += LANES)
-        n += jit_uses(t, i, node * LANES);
-    return n;
+    for (int i = 0; i < t->n_order; i += LANES) {
+        const jit_node *n = node_of(t, t->order[i]);
+        for (int k = 0; k < n->n_args; k++)
+            count[n->args[k]] += (k < 1 || n->args[k] != n->args[0])
+                                 && (k < 2 || n->args[k] != n->args[1]);
+    }
 }
 
 void jit_choose_pinned(tile *t, const uint8_t *wanted, jit_level level, int most)
 {
+    uint16_t count[JIT_MAX_NODES] = {0};
+    count_uses(t, count);
     for (int taken = 0; taken < most; taken++) {
         int best = NOWHERE, best_uses = 0;
         for (uint32_t i = 0; i < t->g->n_nodes; i++) {
@@ -137,10 +143,9 @@ void jit_choose_pinned(tile *t, const uint8_t *wanted, jit_level level, int most
             if (!wanted[i] || n->level > level || n->type == MOD_BOOL
                 || t->reg[i * LANES] != NOWHERE)
                 continue;
-            const int count = use_count(t, i);
-            if (count > best_uses) {
+            if (count[i] > best_uses) {
                 best = (int)i;
-                best_uses = count;
+                best_uses = count[i];
             }
         }
         if (best == NOWHERE)

@@ -1,8 +1,8 @@
 /* The vector stream of a step: for each row of each square the score function on a pair of
  * vectors, then the exponential, the row's sum and P. Straight-line code, no loops.
  *
- * The encoder sees one row of each square; the others are its copies. What moves from row to
- * row stands there with a mark added to its displacement (jit_stream.h). */
+ * The encoder sees one row; those of all squares are its copies. What moves from row to row, or
+ * from square to square, is marked (jit_stream.h). */
 #include "saccade_config.h"
 
 #if HAVE_ZYDIS && HAVE_LEVEL_AMX
@@ -15,6 +15,7 @@
 
 #include <stdlib.h>
 
+#define NO_RUN UINT32_MAX
 enum { MOST_UNIFORMS = 6, LOW_BYTES = MAX_MASKS - 1 /* mask register */ };
 
 typedef struct vectors {
@@ -152,7 +153,7 @@ static int emit_exponent(vectors *v, int lane)
     const int d = is_own ? from : jit_take_reg(t, NOWHERE);
     const int factor = t->mask == UINT32_MAX ? v->factor : jit_get(t, t->mask, lane);
     const jit_operand o[] = {vec(t, d), mask_reg(0), vec(t, factor),
-                             flow_at(MARK_NUMBER + FLOW_SHIFT, 4)};
+                             flow_at(jit_mark(MARK_NUMBER) + FLOW_SHIFT, 4)};
     if (from == NOWHERE)
         EMIT_VECTOR(&t->a, Z(VMOVUPS), vec(t, d), scores_of(t, lane));
     else if (!is_own)
@@ -169,9 +170,10 @@ static int emit_cut(vectors *v, int lane)
     const int k = jit_take_mask(t, NOWHERE);
     const jit_operand column = vec(t, v->column[lane]);
     const jit_operand first[] = {mask_reg(k), mask_reg(0), column,
-                                 flow_at(MARK_NUMBER + FLOW_FIRST, 4), jit_imm(NOT_LESS)};
+                                 flow_at(jit_mark(MARK_NUMBER) + FLOW_FIRST, 4),
+                                 jit_imm(NOT_LESS)};
     const jit_operand past[] = {mask_reg(k), mask_reg(k), column,
-                                flow_at(MARK_NUMBER + FLOW_PAST, 4), jit_imm(LESS)};
+                                flow_at(jit_mark(MARK_NUMBER) + FLOW_PAST, 4), jit_imm(LESS)};
     jit_put_evex(&t->a, Z(VPCMPD), JIT_BROADCAST, 5, first);
     jit_put_evex(&t->a, Z(VPCMPD), JIT_BROADCAST, 5, past);
     return k;
@@ -204,12 +206,13 @@ static void emit_exponentials(vectors *v, const int exponent[LANES], int weight[
     }
 }
 
+enum { PART = 2 * FLOW_ROWS * FLOW_KEYS / FLOW_SQUARES }; /* bytes of a square's P, or half */
+
 /* Where a row of P goes. */
-static jit_operand weights_at(const vectors *v, int is_low)
+static jit_operand weights_at(int is_low)
 {
-    enum { PART = 2 * FLOW_ROWS * FLOW_KEYS / FLOW_SQUARES }; /* bytes of a square's */
     return jit_mem(ZYDIS_REGISTER_R13, ZYDIS_REGISTER_NONE, 0,
-                   MARK_VECTOR + (v->square << v->shape->is_split) * PART + is_low * PART, 64);
+                   jit_mark(MARK_WEIGHTS) + is_low * PART, 64);
 }
 
 /* Weights become their first 8 bits, what that takes off them goes to P as low parts. */
@@ -224,14 +227,14 @@ static void emit_low_parts(vectors *v, const int weight[LANES], const int low[LA
                     vec(t, weight[lane]));
     }
     EMIT_VECTOR(&t->a, Z(VCVTNE2PS2BF16), vec(t, low[0]), vec(t, low[1]), vec(t, low[0]));
-    EMIT_VECTOR(&t->a, Z(VMOVUPS), weights_at(v, 1), vec(t, low[0]));
+    EMIT_VECTOR(&t->a, Z(VMOVUPS), weights_at(1), vec(t, low[0]));
 }
 
 /* Row's weights as P has them, into a register; the row's sum. */
 static int emit_floats(vectors *v, const int exponent[LANES])
 {
     tile *t = &v->t;
-    const jit_operand sum = flow_at(MARK_VECTOR + FLOW_SUM, 64);
+    const jit_operand sum = flow_at(jit_mark(MARK_VECTOR) + FLOW_SUM, 64);
     int weight[LANES];
     emit_exponentials(v, exponent, weight);
     const int packed = jit_take_reg(t, NOWHERE);
@@ -248,7 +251,7 @@ static int emit_floats(vectors *v, const int exponent[LANES])
 static int emit_words(vectors *v, const int exponent[LANES])
 {
     tile *t = &v->t;
-    const jit_operand sum = flow_at(MARK_VECTOR + FLOW_SUM, 64);
+    const jit_operand sum = flow_at(jit_mark(MARK_VECTOR) + FLOW_SUM, 64);
     const int word = exponent[0], part = exponent[1], total = jit_take_reg(t, NOWHERE);
     for (int lane = 0; lane < LANES; lane++) {
         const int k = v->shape->is_cut ? emit_cut(v, lane) : 0;
@@ -257,8 +260,9 @@ static int emit_words(vectors *v, const int exponent[LANES])
     }
     EMIT_VECTOR(&t->a, Z(VPACKUSDW), vec(t, word), vec(t, exponent[0]), vec(t, exponent[1]));
     if (has_masks(v->shape))
-        EMIT_VECTOR(&t->a, Z(VPANDD), vec(t, word), vec(t, word),
-                    jit_mem(ZYDIS_REGISTER_RAX, ZYDIS_REGISTER_NONE, 0, MARK_VECTOR, 64));
+        EMIT_VECTOR(
+            &t->a, Z(VPANDD), vec(t, word), vec(t, word),
+            jit_mem(ZYDIS_REGISTER_RAX, ZYDIS_REGISTER_NONE, 0, jit_mark(MARK_VECTOR), 64));
     EMIT_VECTOR(&t->a, Z(VPORQ), vec(t, v->over), vec(t, v->over), vec(t, word));
     EMIT_VECTOR(&t->a, Z(VPSRLW), vec(t, part), vec(t, word), jit_imm(1));
     const jit_operand look[] = {vec(t, part), mask_reg(LOW_BYTES), vec(t, part),
@@ -272,33 +276,52 @@ static int emit_words(vectors *v, const int exponent[LANES])
     return word;
 }
 
+/* Of the first square; narrow: or of the second, whose scores are behind another register. */
 static void emit_row(vectors *v)
 {
     tile *t = &v->t;
     int exponent[LANES];
-    t->s_at = MARK_VECTOR;
+    t->s_at = jit_mark(MARK_SCORES);
     if (v->shape->is_narrow)
         t->s_base = v->square % 2 ? ZYDIS_REGISTER_R11 : ZYDIS_REGISTER_R10;
     else
-        t->s_at += FLOW_S + v->square % 2 * FLOW_SQUARE_BYTES;
-    t->row_at = MARK_NUMBER;
-    t->column_at = v->square * (FLOW_KEYS / FLOW_SQUARES) * 4;
+        t->s_at += FLOW_S;
+    t->row_at = jit_mark(MARK_NUMBER);
+    t->column_at = jit_mark(MARK_COLUMN);
     t->n_slots = CALL_SLOTS + LANES;
     if (v->shape->is_narrow) /* a line a row: more at a time would keep tiles waiting */
         EMIT(&t->a, PREFETCHT1,
-             jit_mem(ZYDIS_REGISTER_R14, ZYDIS_REGISTER_NONE, 0, MARK_VECTOR, 1));
+             jit_mem(ZYDIS_REGISTER_R14, ZYDIS_REGISTER_NONE, 0, jit_mark(MARK_VECTOR), 1));
     if (v->shape->score)
         jit_emit_values(t);
     for (int lane = 0; lane < LANES; lane++)
         exponent[lane] = emit_exponent(v, lane);
     const int packed = v->shape->is_word ? emit_words(v, exponent) : emit_floats(v, exponent);
-    EMIT_VECTOR(&t->a, Z(VMOVUPS), weights_at(v, 0), vec(t, packed));
+    EMIT_VECTOR(&t->a, Z(VMOVUPS), weights_at(0), vec(t, packed));
     jit_forget_all(t);
+}
+
+/* All rows of a square. rows: where those are that are like them, or NO_RUN. */
+static void add_rows(vectors *v, jit_stream *stream, uint32_t *rows)
+{
+    const int32_t n = v->square, is_wide = !v->shape->is_narrow;
+    const int32_t add[MARKS] = {
+        [MARK_SCORES] = is_wide * (n % 2) * FLOW_SQUARE_BYTES,
+        [MARK_WEIGHTS] = (n << v->shape->is_split) * PART,
+        [MARK_COLUMN] = n * (FLOW_KEYS / FLOW_SQUARES) * 4,
+    };
+    if (*rows != NO_RUN) {
+        jit_stream_again(stream, *rows, add);
+        return;
+    }
+    emit_row(v);
+    *rows = jit_stream_repeat(stream, &v->t.a, 1, FLOW_ROWS, add);
 }
 
 saccade_status jit_vector_stream(const amx_shape *shape, jit_stream *stream, int32_t *spills,
                                  saccade_error *err)
 {
+    uint32_t rows[2] = {NO_RUN, NO_RUN};
     vectors *v = malloc(sizeof *v);
     FAIL_IF_NULL(v);
     tile *t = &v->t;
@@ -327,9 +350,8 @@ saccade_status jit_vector_stream(const amx_shape *shape, jit_stream *stream, int
                  field(offsetof(amx_step, ask[0]) + 8 * (size_t)v->square));
         jit_stream_note(stream, &t->a, 0);
         stream->need = v->square ? EVENT_SQUARE + v->square : STREAM_NO_EVENT;
-        emit_row(v);
+        add_rows(v, stream, &rows[shape->is_narrow && v->square % 2]);
         *spills = t->n_slots > *spills ? t->n_slots : *spills;
-        jit_stream_repeat(stream, &t->a, 1, FLOW_ROWS);
         jit_stream_event(stream, EVENT_SQUARE + v->square);
     }
     if (shape->is_word)

@@ -28,15 +28,17 @@ static int tile_applicable(const plan_problem *problem, int32_t level, char *why
     return 0;
 }
 
-/* Where there is no encoder or no executable memory the interpreter gives the same. */
+/* Where there is no encoder or no executable memory the interpreter gives the same. Masks that
+ * are limits are not evaluated (item_scores.c), so they need no code. */
 static saccade_status compile_mods(const saccade_plan *plan, cpu_state *state,
                                    saccade_error *err)
 {
     const plan_problem *p = &plan->problem;
+    const mod_fn *mask = state->limits ? NULL : p->mask;
     saccade_error why = {0};
-    if (!p->score && !p->mask)
+    if (!p->score && !mask)
         return SACCADE_OK;
-    const saccade_status status = jit_create(p->score, p->mask, plan->level, &state->jit, &why);
+    const saccade_status status = jit_create(p->score, mask, plan->level, &state->jit, &why);
     if (status == SACCADE_OK || status == SACCADE_EBACKEND)
         return SACCADE_OK;
     return status_fail(err, status, "%s", why.message);
