@@ -190,7 +190,7 @@ static void write_rows(jit_stream *s, int is_repeated)
     assert_false(a.failed);
 }
 
-/* The other stream: its event 1 lets square 1 begin, its last instruction waits for the rows. */
+/* The other stream: its event 1 lets square 1 begin, its last instruction waits for rows. */
 static void write_pushes(jit_stream *s)
 {
     enum { PUSHES = 40, EVENT_AT = 5 };

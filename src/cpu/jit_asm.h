@@ -41,7 +41,7 @@ typedef struct jit_memo {
 } jit_memo;
 
 /* Code to be copied with other displacements asks for jit_mark(kind) more than the first copy
- * has, which is below 2^25: what is marked takes four bytes, which are noted and lose the mark. */
+ * has, which is below 2^25. What is marked takes four bytes, which are noted and lose it. */
 enum { JIT_MARK_BITS = 26 };
 typedef struct jit_patch {
     uint32_t at; /* in bytes */
