@@ -17,9 +17,10 @@ static inline cpu_asking asking_begin(const cpu_rows *rows, int64_t j0, int32_t 
     const int32_t each = (int32_t)((bytes + LINE_BYTES - 1) / LINE_BYTES);
     const int32_t all = (int32_t)((n * bytes + LINE_BYTES - 1) / LINE_BYTES);
     const int32_t lines = (all + STREAMS - 1) / STREAMS, part = (n + STREAMS - 1) / STREAMS;
+    const int32_t is_near = cpu_asks_near();
     if (rows->stride == bytes)
-        return (cpu_asking){at, 0, (int64_t)lines * LINE_BYTES, 0, lines, 1, 0};
-    return (cpu_asking){at, rows->stride, part * rows->stride, 0, each, part, 0};
+        return (cpu_asking){at, 0, (int64_t)lines * LINE_BYTES, 0, lines, 1, 0, is_near};
+    return (cpu_asking){at, rows->stride, part * rows->stride, 0, each, part, 0, is_near};
 }
 
 /* What to ask for at each of so many steps, that the last line's turn comes at the last. */
@@ -29,19 +30,26 @@ static inline int32_t asking_share(const cpu_asking *next, int64_t steps)
     return (int32_t)(left * ONE_LINE / steps);
 }
 
-static inline void ask_line(const cpu_asking *next, int32_t line)
+/* Lines [line, line + n) of a row. */
+static inline void ask_row(const cpu_asking *next, int is_near, int32_t n)
 {
-    const char *at = next->at + (int64_t)line * LINE_BYTES;
-    for (int t = 0; t < STREAMS; t++)
-        __builtin_prefetch(at + t * next->apart, 0, 2);
+    const char *at = next->at + (int64_t)next->line * LINE_BYTES;
+    for (int32_t i = 0; i < n; i++, at += LINE_BYTES)
+        for (int t = 0; t < STREAMS; t++)
+            if (is_near)
+                __builtin_prefetch(at + t * next->apart, 0, 3);
+            else
+                __builtin_prefetch(at + t * next->apart, 0, 2);
 }
 
 static inline void ask_next(cpu_asking *next, int32_t n)
 {
     while (n > 0 && next->rows > 0) {
         const int32_t left = next->lines - next->line, now = n < left ? n : left;
-        for (int32_t i = 0; i < now; i++)
-            ask_line(next, next->line + i);
+        if (next->is_near)
+            ask_row(next, 1, now);
+        else
+            ask_row(next, 0, now);
         n -= now;
         next->line += now;
         if (now == left) {
@@ -63,18 +71,6 @@ static inline int32_t asking_due(cpu_asking *next, int32_t share)
 static inline void ask_lines(cpu_asking *next, int32_t share)
 {
     ask_next(next, asking_due(next, share));
-}
-
-/* The same for few lines within a row: no stores, where `next` lies in registers. */
-static inline void ask_few(cpu_asking *next, int32_t share)
-{
-    const int32_t n = asking_due(next, share);
-    if (next->line + n >= next->lines) {
-        ask_next(next, n);
-        return;
-    }
-    for (int32_t i = 0; i < n; i++, next->line++)
-        ask_line(next, next->line);
 }
 
 static inline void ask_rest(cpu_asking *next)

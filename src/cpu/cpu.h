@@ -50,7 +50,11 @@ typedef struct cpu_asking {
     int64_t stride, apart;     /* bytes to the next row, and to the next part of them */
     int32_t line, lines, rows; /* the next of a row's lines; rows left, this one included */
     int32_t due;               /* parts of a line */
+    int32_t is_near;           /* into the first-level cache, else the second */
 } cpu_asking;
+
+/* Which cache to ask into on this machine (levels.c). */
+int cpu_asks_near(void);
 
 /* The same two products for at most direct_rows rows, straight from K and V: every element is
  * read once and nothing is packed. D and Dv are at most CPU_DIRECT_DIM. All of `next` is asked
@@ -86,7 +90,8 @@ typedef struct cpu_stream_step {
     int32_t is_cut;        /* not all keys are live in all rows */
 } cpu_stream_step;
 /* Steps of 96 keys for masks with limits, where somebody takes a strip's O as soon as it is
- * complete: o is one strip, 0 before each, and all keys of a strip are in the chunk. */
+ * complete: q has room for two strips, in turn, o is one strip, 0 before each, and all keys of
+ * a strip are in the chunk. */
 enum { CPU_NARROW_KEYS = 96 };
 /* What is read or written next, in pieces of CPU_ASK_BYTES: brought into the second-level cache
  * while tiles and vectors work, the last ones first. */
@@ -96,8 +101,7 @@ typedef struct cpu_asks {
     int32_t n;
 } cpu_asks;
 typedef struct cpu_narrow {
-    int is_stair;  /* limits that lie between keys rise by one key a row */
-    const char *q; /* of all strips; NULL: the stream's has room for two, in turn */
+    int is_stair; /* limits that lie between keys rise by one key a row */
     void *arg;
     void (*begin)(void *arg, int32_t strip, cpu_asks *asks); /* its q is needed */
     void (*end)(void *arg, int32_t strip); /* its o and l are complete; o is 0 after it */

@@ -9,6 +9,22 @@ typedef struct kernel_choice {
     const cpu_kernels *kernels;
 } kernel_choice;
 
+static int is_amd(void)
+{
+#if defined(__x86_64__)
+    return __builtin_cpu_is("amd");
+#else
+    return 0;
+#endif
+}
+
+/* Prefetches into the first-level cache leave AMD's cores 5 to 15 % quicker; on Intel's they
+ * hold its few places for lines on their way, and lose as much. */
+int cpu_asks_near(void)
+{
+    return is_amd();
+}
+
 #if HAVE_LEVEL_AMX
 static int fits_tiles(const plan_problem *p)
 {
@@ -25,7 +41,7 @@ static int fits_split(const plan_problem *p)
 static int fits_bf16_dot(const plan_problem *p)
 {
     return p->dtype == SACCADE_BF16 && p->kv_dtype == SACCADE_BF16
-           && cpu_features_get()->has_avx512_bf16 && __builtin_cpu_is("amd");
+           && cpu_features_get()->has_avx512_bf16 && is_amd();
 }
 #endif
 

@@ -20,6 +20,9 @@ enum {
     SQUARE = TILE_ROWS * TILE_ROWS,    /* elements of a tile of sums */
 };
 
+/* scores of more than 16 rows, of f16 8 (tiles_dots_many_tmpl.c) */
+CPU_DOTS(LEVEL_NAME(cpu_dots_many));
+CPU_DOTS(LEVEL_NAME(cpu_dots_many_split));
 /* sums of bf16 for at most 8 rows (tiles_few_tmpl.c) */
 CPU_SUMS(LEVEL_NAME(cpu_sums_few));
 
@@ -119,27 +122,23 @@ static NEVER_INLINE void split_any(const bf16 *from, bf16 *high, bf16 *low)
     }
 }
 
-/* Parts of two lines: high ones to [2][32], low ones two tiles further. */
+/* Parts of four lines: high ones to [4][32], low ones two tiles further. */
+enum { SPLIT_LINES = 4 };
 #if defined(LEVEL_AMX)
 
-/* Those of two lines that hold subnormal numbers, not just 0, in the other way. */
-static ALWAYS_INLINE void split_subnormal(const tiles_line x[2], bf16 *to)
+/* What splitting looks up, in registers: made anew in loops, constants cost half as much. */
+typedef struct split_tables {
+    __m512i first_bytes, less, from_3_and_10, sign, exponent;
+    __mmask64 second_bytes;
+} split_tables;
+
+static ALWAYS_INLINE __m512i kept(__m512i x)
 {
-    const __m512i exponent = _mm512_set1_epi16(0x7c00), fraction = _mm512_set1_epi16(0x3ff);
-    for (int i = 0; i < 2; i++) {
-        _Alignas(64) bf16 line[TILE_DEPTH];
-        if (_mm512_testn_epi16_mask(x[i], exponent) & _mm512_test_epi16_mask(x[i], fraction)) {
-            line_store(line, x[i]);
-            split_any(line, to + i * TILE_DEPTH, to + 2 * TILE + i * TILE_DEPTH);
-        }
-    }
+    __asm__("" : "+v"(x)); /* whose value the compiler does not know */
+    return x;
 }
 
-/* By integers, half the work of converting. The high part's first byte follows from sign and
- * exponent by a table of 64, its second are bits 3 to 10. The rest, x % 8 last places, has the
- * exponent less what a table of 8 says, and is 0 where that leaves nothing. Subnormal
- * numbers' high parts would be wrong; an infinity's or NaN's stays one. */
-static ALWAYS_INLINE void split_lines(const tiles_line x[2], bf16 *to)
+static ALWAYS_INLINE split_tables split_begin(void)
 {
     static const _Alignas(64) uint8_t first_bytes[64] = {
         0,   56,  57,  57,  58,  58,  59,  59,  60,  60,  61,  61,  62,  62,  63,  63,
@@ -152,31 +151,73 @@ static ALWAYS_INLINE void split_lines(const tiles_line x[2], bf16 *to)
         1088,   1024, 992,    960,  928,  0xffff, 1280, 1152, 1088,   1024, 992,
         960,    928,  0xffff, 1280, 1152, 1088,   1024, 992,  960,    928,
     };
+    __mmask64 second_bytes = 0xaaaaaaaaaaaaaaaa;
+    __asm__("" : "+k"(second_bytes));
+    return (split_tables){kept(_mm512_load_si512(first_bytes)),
+                          kept(_mm512_load_si512(less)),
+                          kept(_mm512_set1_epi64(0x3a332a231a130a03)),
+                          kept(_mm512_set1_epi16(INT16_MIN)),
+                          kept(_mm512_set1_epi16(0x7f80)),
+                          second_bytes};
+}
+
+/* Those of the lines that hold subnormal numbers, not just 0, in the other way. */
+static NEVER_INLINE void split_subnormal(const tiles_line x[SPLIT_LINES], bf16 *to)
+{
+    const __m512i exponent = _mm512_set1_epi16(0x7c00), fraction = _mm512_set1_epi16(0x3ff);
+    for (int i = 0; i < SPLIT_LINES; i++) {
+        _Alignas(64) bf16 line[TILE_DEPTH];
+        if (_mm512_testn_epi16_mask(x[i], exponent) & _mm512_test_epi16_mask(x[i], fraction)) {
+            line_store(line, x[i]);
+            split_any(line, to + i * TILE_DEPTH, to + 2 * TILE + i * TILE_DEPTH);
+        }
+    }
+}
+
+/* By integers, half the work of converting. The high part's first byte follows from sign and
+ * exponent by a table of 64, its second are bits 3 to 10. The rest, x % 8 last places, has the
+ * exponent less what a table of 8 says, and is 0 where that leaves nothing. Subnormal
+ * numbers' high parts would be wrong; an infinity's or NaN's stays one. */
+static ALWAYS_INLINE void split_lines(const split_tables *with, const tiles_line x[SPLIT_LINES],
+                                      bf16 *to)
+{
     enum { PICK = 0xca }; /* of the second where the first is 1, else of the third */
-    const __m512i from_3_and_10 = _mm512_set1_epi64(0x3a332a231a130a03);
-    const __m512i sign = _mm512_set1_epi16(INT16_MIN), mask = _mm512_set1_epi16(0x7f80);
-    __m512i exponent[2];
-    for (int i = 0; i < 2; i++) {
-        const __m512i bytes = _mm512_multishift_epi64_epi8(from_3_and_10, x[i]);
-        const __m512i high = _mm512_mask_permutexvar_epi8(bytes, 0xaaaaaaaaaaaaaaaa, bytes,
-                                                          _mm512_load_si512(first_bytes));
-        exponent[i] = _mm512_and_si512(high, mask);
-        const __m512i low = _mm512_subs_epu16(
-            exponent[i], _mm512_permutexvar_epi16(x[i], _mm512_load_si512(less)));
+    __m512i least = with->exponent;
+#pragma GCC unroll 4
+    for (int i = 0; i < SPLIT_LINES; i++) {
+        const __m512i bytes = _mm512_multishift_epi64_epi8(with->from_3_and_10, x[i]);
+        const __m512i high =
+            _mm512_mask_permutexvar_epi8(bytes, with->second_bytes, bytes, with->first_bytes);
+        const __m512i exponent = _mm512_and_si512(high, with->exponent);
+        const __m512i low =
+            _mm512_subs_epu16(exponent, _mm512_permutexvar_epi16(x[i], with->less));
+        least = _mm512_min_epu16(least, exponent);
         line_store(to + i * TILE_DEPTH, high);
         line_store(to + 2 * TILE + i * TILE_DEPTH,
-                   _mm512_ternarylogic_epi32(sign, x[i], low, PICK));
+                   _mm512_ternarylogic_epi32(with->sign, x[i], low, PICK));
     }
-    if (__builtin_expect(
-            _mm512_testn_epi16_mask(_mm512_min_epu16(exponent[0], exponent[1]), mask) != 0, 0))
-        split_subnormal(x, to);
+    if (__builtin_expect(_mm512_testn_epi16_mask(least, least) != 0, 0)) {
+        const tiles_line some[SPLIT_LINES] = {x[0], x[1], x[2], x[3]}; /* x may be registers */
+        split_subnormal(some, to);
+    }
 }
 
 #else
 
-static ALWAYS_INLINE void split_lines(const tiles_line x[2], bf16 *to)
+typedef struct split_tables {
+    int unused;
+} split_tables;
+
+static ALWAYS_INLINE split_tables split_begin(void)
 {
-    for (int i = 0; i < 2; i++) {
+    return (split_tables){0};
+}
+
+static ALWAYS_INLINE void split_lines(const split_tables *with, const tiles_line x[SPLIT_LINES],
+                                      bf16 *to)
+{
+    (void)with;
+    for (int i = 0; i < SPLIT_LINES; i++) {
         _Alignas(64) bf16 line[TILE_DEPTH];
         line_store(line, x[i]);
         split_any(line, to + i * TILE_DEPTH, to + 2 * TILE + i * TILE_DEPTH);
@@ -184,5 +225,58 @@ static ALWAYS_INLINE void split_lines(const tiles_line x[2], bf16 *to)
 }
 
 #endif
+
+/* ---- tiles ---- */
+
+/* 16 rows of 32 elements, NULL: of 0, as a tile B: [pair of elements][row][2]. */
+static ALWAYS_INLINE void pack_pairs(const bf16 *const row[TILE_ROWS], bf16 *to)
+{
+    _Alignas(64) bf16 part[TILE_ROWS][TILE_DEPTH];
+    for (int32_t v = 0; v < TILE_ROWS; v++)
+        if (row[v])
+            memcpy(part[v], row[v], TILE_BYTES);
+        else
+            memset(part[v], 0, TILE_BYTES);
+    for (int32_t a = 0; a < TILE_ROWS; a += VF)
+        for (int32_t b = 0; b < TILE_ROWS; b += VF) {
+            vf square[VF];
+            for (int32_t i = 0; i < VF; i++)
+                square[i] = vf_load((const float *)(const void *)part[a + i] + b);
+            vf_transpose(square);
+            for (int32_t i = 0; i < VF; i++)
+                vf_store((float *)(void *)to + (b + i) * TILE_ROWS + a, square[i]);
+        }
+}
+
+/* Step d of 32 dims of n keys from `row` on, of which `left` are there, as rows of tiles A from
+ * `to` on: 0 past the ends of the keys and the dims; of f16 low parts two tiles further. */
+static ALWAYS_INLINE void make_keys_or_edge(int is_split, int is_edge, const cpu_rows *k,
+                                            const char *row, int32_t left, int32_t d, int32_t n,
+                                            bf16 *to)
+{
+    const split_tables tables = split_begin();
+    const char *at = row + (int64_t)d * TILE_BYTES;
+    for (int32_t j = 0; j < n; j += SPLIT_LINES, to += SPLIT_LINES * TILE_DEPTH) {
+        tiles_line line[SPLIT_LINES];
+#pragma GCC unroll 4
+        for (int32_t i = 0; i < SPLIT_LINES; i++, row += k->stride, at += k->stride)
+            line[i] =
+                is_edge ? line_part(row, j + i < left ? k->dim : d * TILE_DEPTH, d * TILE_DEPTH)
+                        : line_load(at);
+        if (is_split)
+            split_lines(&tables, line, to);
+        for (int32_t i = 0; i < SPLIT_LINES && !is_split; i++)
+            line_store(to + i * TILE_DEPTH, line[i]);
+    }
+}
+
+static ALWAYS_INLINE void make_keys(int is_split, const cpu_rows *k, const char *row,
+                                    int32_t left, int32_t d, int32_t n, bf16 *to)
+{
+    if (left < n || (d + 1) * TILE_DEPTH > k->dim)
+        make_keys_or_edge(is_split, 1, k, row, left, d, n, to);
+    else
+        make_keys_or_edge(is_split, 0, k, row, left, d, n, to);
+}
 
 #endif

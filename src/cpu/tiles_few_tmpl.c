@@ -20,8 +20,10 @@ enum {
 
 typedef struct few_job {
     const cpu_rows *v;
-    const char *row;        /* of V, first of the group */
-    const bf16 *weights;    /* [step][(p, 0) and (0, p)][8 rows][16 keys][2] */
+    const char *row; /* of V, first of the group */
+    const float *p;  /* as softmax left it, rows p_ld apart */
+    int32_t p_ld;
+    bf16 *weights;          /* [step][(p, 0) and (0, p)][8 rows][16 keys][2] */
     int32_t n, rows, share; /* keys; what to ask for with every tile of V */
     bf16 *made;             /* ends of V: [step & 1][group][16 keys][32] */
     cpu_asking *next;
@@ -43,16 +45,13 @@ static ALWAYS_INLINE void spread_line(const bf16 *from, bf16 *even, bf16 *odd)
 #endif
 }
 
-static void spread_weights(const float *p, int32_t p_ld, int32_t n, int32_t rows, bf16 *to)
+/* Of step t, if there is one. */
+static ALWAYS_INLINE void spread_weights(const few_job *job, int32_t t)
 {
-    for (int32_t j = 0; j < n; j += STEP, to += TILE) {
-        for (int32_t r = 0; r < rows; r++) {
-            const bf16 *from = (const bf16 *)(const void *)(p + (int64_t)r * p_ld) + j;
-            spread_line(from, to + r * TILE_DEPTH, to + HALF + r * TILE_DEPTH);
-        }
-        memset(to + rows * TILE_DEPTH, 0, (size_t)(HALF - rows * TILE_DEPTH) * sizeof *to);
-        memset(to + HALF + rows * TILE_DEPTH, 0,
-               (size_t)(HALF - rows * TILE_DEPTH) * sizeof *to);
+    bf16 *to = job->weights + (int64_t)t * TILE;
+    for (int32_t r = 0; r < job->rows && t * STEP < job->n; r++, to += TILE_DEPTH) {
+        const float *row = job->p + (int64_t)r * job->p_ld;
+        spread_line((const bf16 *)(const void *)row + (int64_t)t * STEP, to, to + HALF);
     }
 }
 
@@ -93,28 +92,49 @@ static ALWAYS_INLINE void make_ends(const few_job *job, int32_t t, int32_t c, in
         ask_lines(job->next, job->share);                           \
     } while (0)
 
+/* Sums in 0 to 3; up to two groups have two each, of even and odd steps, since a product must
+ * wait for the one before it in its sum. */
+#define MULTIPLY_GROUP(sum, p, reg, g) \
+    do {                               \
+        LOAD_GROUP(reg, g);            \
+        TILE_DOT(sum, p, reg);         \
+    } while (0)
+
 static ALWAYS_INLINE void multiply_step(const few_job *job, int32_t t, int32_t c,
                                         int32_t groups)
 {
     const char *row = job->row + (int64_t)t * STEP * job->v->stride + 2 * (int64_t)c;
     TILE_LOAD(4, job->weights + (int64_t)t * TILE, TILE_BYTES);
-    LOAD_GROUP(6, 0);
-    TILE_DOT(0, 4, 6);
-    if (groups > 1) {
-        LOAD_GROUP(7, 1);
-        TILE_DOT(1, 4, 7);
-    }
-    if (groups > 2) {
-        LOAD_GROUP(5, 2);
-        TILE_DOT(2, 4, 5);
-    }
-    if (groups > 3) {
-        LOAD_GROUP(6, 3);
-        TILE_DOT(3, 4, 6);
-    }
+    MULTIPLY_GROUP(0, 4, 6, 0);
+    if (groups > 1)
+        MULTIPLY_GROUP(1, 4, 7, 1);
+    if (groups > 2)
+        MULTIPLY_GROUP(2, 4, 6, 2);
+    if (groups > 3)
+        MULTIPLY_GROUP(3, 4, 7, 3);
 }
 
-/* P V of up to four groups of columns: [group][even, odd columns][8 rows][16]. */
+static ALWAYS_INLINE void multiply_odd(const few_job *job, int32_t t, int32_t c, int32_t groups)
+{
+    const char *row = job->row + (int64_t)t * STEP * job->v->stride + 2 * (int64_t)c;
+    TILE_LOAD(5, job->weights + (int64_t)t * TILE, TILE_BYTES);
+    MULTIPLY_GROUP(2, 5, 6, 0);
+    if (groups > 1)
+        MULTIPLY_GROUP(3, 5, 7, 1);
+}
+
+static ALWAYS_INLINE void store_sums(int32_t groups, float *to)
+{
+    TILE_STORE(0, to, TILE_BYTES);
+    TILE_STORE(1, to + SQUARE, TILE_BYTES);
+    TILE_STORE(2, to + 2 * SQUARE, TILE_BYTES);
+    TILE_STORE(3, to + 3 * SQUARE, TILE_BYTES);
+    for (int32_t i = 0; i < groups * SQUARE && groups <= 2; i += VF)
+        vf_store(to + i, vf_load(to + i) + vf_load(to + 2 * SQUARE + i));
+}
+
+/* P V of up to four groups of columns: [group][even, odd columns][8 rows][16]. Weights are
+ * spread and ends are made a step ahead. */
 static ALWAYS_INLINE void multiply_pass(const few_job *job, int32_t c, int32_t groups,
                                         float *to)
 {
@@ -123,15 +143,19 @@ static ALWAYS_INLINE void multiply_pass(const few_job *job, int32_t c, int32_t g
     ZERO_UNIT();
     if (has_ends)
         make_ends(job, 0, c, groups);
+    if (c == 0)
+        spread_weights(job, 0);
     for (int32_t t = 0; t < steps; t++) {
         if (has_ends && t + 1 < steps)
             make_ends(job, t + 1, c, groups);
-        multiply_step(job, t, c, groups);
+        if (c == 0)
+            spread_weights(job, t + 1);
+        if (groups <= 2 && t % 2 == 1)
+            multiply_odd(job, t, c, groups);
+        else
+            multiply_step(job, t, c, groups);
     }
-    TILE_STORE(0, to, TILE_BYTES);
-    TILE_STORE(1, to + SQUARE, TILE_BYTES);
-    TILE_STORE(2, to + 2 * SQUARE, TILE_BYTES);
-    TILE_STORE(3, to + 3 * SQUARE, TILE_BYTES);
+    store_sums(groups, to);
 }
 
 /* ---- sums ---- */
@@ -179,14 +203,17 @@ CPU_SUMS(LEVEL_NAME(cpu_sums_few))
     _Alignas(64) float sums[(MOST_DEPTH + MOST_GROUPS) * SQUARE];
     const int32_t groups = (v->dim + TILE_DEPTH - 1) / TILE_DEPTH;
     const int64_t ticks = (int64_t)((n + STEP - 1) / STEP) * groups;
+    for (int32_t i = 0; i < STEPS * TILE; i += HALF)
+        memset(weights + i + rows * TILE_DEPTH, 0,
+               (size_t)(HALF - rows * TILE_DEPTH) * sizeof *weights);
     for (int32_t i = 0; i < rows; i++)
         scale_row(o + (int64_t)i * o_ld, o_ld, alpha[i]);
     for (int32_t j = 0; j < n; j += CPU_BLOCK_KEYS) {
-        const few_job job = {v,       v->base + (j0 + j) * v->stride,
-                             weights, n - j < CPU_BLOCK_KEYS ? n - j : CPU_BLOCK_KEYS,
-                             rows,    asking_share(next, ticks),
-                             made,    next};
-        spread_weights(p + j / 2, p_ld, job.n, rows, weights);
+        const few_job job = {v,         v->base + (j0 + j) * v->stride,
+                             p + j / 2, p_ld,
+                             weights,   n - j < CPU_BLOCK_KEYS ? n - j : CPU_BLOCK_KEYS,
+                             rows,      asking_share(next, ticks),
+                             made,      next};
         for (int32_t g = 0; g < groups; g += MOST_GROUPS)
             multiply_pass(&job, g * TILE_DEPTH,
                           groups - g < MOST_GROUPS ? groups - g : MOST_GROUPS,

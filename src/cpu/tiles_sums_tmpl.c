@@ -26,30 +26,31 @@ static ALWAYS_INLINE bf16 *made_at(int is_split, const sums_job *job, int32_t t,
     return job->made + ((int64_t)((t & job->ring) * job->groups + g) * 2 * TILE << is_split);
 }
 
-/* Columns [c, c + 32) of keys j and j + 1 into `to`; is_edge: 0 past the ends of both. */
-static ALWAYS_INLINE void make_pair(int is_split, const sums_job *job, int is_edge, int32_t j,
-                                    int32_t c, bf16 *to)
+/* Columns [c, c + 32) of keys [j, j + 4) into `to`, two by two; is_edge: 0 past the ends of
+ * both. */
+static ALWAYS_INLINE void make_pairs(int is_split, const split_tables *tables,
+                                     const sums_job *job, int is_edge, int32_t j, int32_t c,
+                                     bf16 *to)
 {
     const int64_t stride = job->v->stride;
     const char *row = job->row + j * stride;
-    tiles_line pair[2];
-    for (int32_t i = 0; i < 2; i++)
-        pair[i] = is_edge ? line_part(row + i * stride, j + i < job->n ? job->v->dim : c, c)
+    tiles_line line[SPLIT_LINES];
+#pragma GCC unroll 4
+    for (int32_t i = 0; i < SPLIT_LINES; i++)
+        line[i] = is_edge ? line_part(row + i * stride, j + i < job->n ? job->v->dim : c, c)
                           : line_load(row + i * stride + 2 * (int64_t)c);
-    line_pair(pair);
-    if (is_split) {
-        split_lines(pair, to);
-    } else {
-        line_store(to, pair[0]);
-        line_store(to + TILE_DEPTH, pair[1]);
-    }
+    for (int32_t i = 0; i < SPLIT_LINES; i += 2)
+        line_pair(line + i);
+    if (is_split)
+        split_lines(tables, line, to);
+    for (int32_t i = 0; i < SPLIT_LINES && !is_split; i++)
+        line_store(to + i * TILE_DEPTH, line[i]);
 }
 
-/* Keys from one moment to ask to the next. Arithmetic bounds f16: there bursts of asked lines
- * would hold up the lines in use. Memory bounds bf16, which is quicker with bursts. */
-static ALWAYS_INLINE int32_t ask_every(int is_split, int groups)
+/* Keys from one moment to ask to the next. */
+static ALWAYS_INLINE int32_t ask_every(int groups)
 {
-    return is_split ? 2 : 8 / groups;
+    return 8 / groups;
 }
 
 /* Part `slice` of so many of step t of 32 keys, columns [c, c + 32 groups). */
@@ -58,22 +59,22 @@ static ALWAYS_INLINE void make_values(int is_split, int groups, const sums_job *
 {
     const int32_t keys = TILE_DEPTH / slices, j0 = t * TILE_DEPTH;
     const int is_edge = j0 + TILE_DEPTH > job->n || c + groups * TILE_DEPTH > job->v->dim;
+    const split_tables tables = split_begin();
     bf16 *first = made_at(is_split, job, t, 0), *second = made_at(is_split, job, t, 1);
-    cpu_asking own = *job->next; /* in registers */
-    for (int32_t i = slice * keys; i < (slice + 1) * keys; i += 2) {
-        if (i % ask_every(is_split, groups) == 0)
-            ask_few(&own, job->share);
+    for (int32_t i = slice * keys; i < (slice + 1) * keys; i += SPLIT_LINES) {
+        bf16 *to = first + i * TILE_DEPTH, *beside = second + i * TILE_DEPTH;
+        if (i % ask_every(groups) == 0)
+            ask_lines(job->next, job->share);
         if (is_edge) {
-            make_pair(is_split, job, 1, j0 + i, c, first + i * TILE_DEPTH);
+            make_pairs(is_split, &tables, job, 1, j0 + i, c, to);
             if (groups == 2)
-                make_pair(is_split, job, 1, j0 + i, c + TILE_DEPTH, second + i * TILE_DEPTH);
+                make_pairs(is_split, &tables, job, 1, j0 + i, c + TILE_DEPTH, beside);
         } else {
-            make_pair(is_split, job, 0, j0 + i, c, first + i * TILE_DEPTH);
+            make_pairs(is_split, &tables, job, 0, j0 + i, c, to);
             if (groups == 2)
-                make_pair(is_split, job, 0, j0 + i, c + TILE_DEPTH, second + i * TILE_DEPTH);
+                make_pairs(is_split, &tables, job, 0, j0 + i, c + TILE_DEPTH, beside);
         }
     }
-    *job->next = own;
 }
 
 /* Tiles B into registers 6 and 7. */
@@ -263,7 +264,7 @@ static ALWAYS_INLINE int32_t sums_by_tiles(int is_split, const float *p, int32_t
     const int32_t tile_rows = TILE_ROWS >> is_split;
     const int32_t groups = rows <= tile_rows ? 2 : 1, columns = groups * TILE_DEPTH;
     const int64_t ticks = (int64_t)((n + TILE_DEPTH - 1) / TILE_DEPTH)
-                          * (TILE_DEPTH / ask_every(is_split, groups))
+                          * (TILE_DEPTH / ask_every(groups))
                           * ((v->dim + columns - 1) / columns);
     for (int32_t i = 0; i < rows; i++)
         scale_row(o + (int64_t)i * o_ld, o_ld, alpha[i]);
