@@ -36,11 +36,11 @@ static const cli_command commands[] = {
      "gflops counts 2(D+Dv) per live score; ceiling is measured in the same run with the\n"
      "same threads, in the row's own unit; of_ceiling is the fraction reached.\n"
      "paper: eight variants; dense: large heads and all dtypes; decode: few queries on long\n"
-     "caches, K and V larger than any; mask: block masks of a million tokens, then a narrow\n"
-     "window, its ceiling full attention's rate on live blocks; compile: from text to plan,\n"
-     "the first time and again; natten: neighbourhoods in 2-D. With --backend cuda sizes are\n"
-     "a GPU's, rows of one size are timed in shuffled rounds by events, L2 overwritten before\n"
-     "each.\n\n"
+     "caches, K and V larger than any, by turns with a plain read of the same K and V, whose\n"
+     "median is the ceiling; mask: block masks of a million tokens, then a narrow window, its\n"
+     "ceiling full attention's rate on live blocks; compile: from text to plan, the first\n"
+     "time and again; natten: neighbourhoods in 2-D. With --backend cuda sizes are a GPU's,\n"
+     "rows of one size are timed in shuffled rounds by events, L2 overwritten before each.\n\n"
      "    saccade bench --suite paper --threads 2 --csv paper.csv --plot paper.svg\n"
      "    saccade bench --suite paper --backend cuda\n",
      cmd_bench},

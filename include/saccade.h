@@ -407,6 +407,12 @@ typedef struct saccade_ceilings {
 } saccade_ceilings;
 SACCADE_API saccade_status saccade_measure_ceilings(const saccade_context *context,
                                                     saccade_ceilings *out, saccade_error *err);
+/* Reads `bytes` at `data` once, in order, a part to each of the context's threads: GB/s. Beside
+ * timed runs over the same memory it tells what memory gave in those moments. EINVAL: NULL, or
+ * less than a page to a thread and one more. */
+SACCADE_API saccade_status saccade_measure_read(const saccade_context *context,
+                                                const void *data, int64_t bytes,
+                                                double *gbytes_per_s, saccade_error *err);
 
 /* The same for a CUDA device, in about 0.1 s and with 2 GiB of its memory. */
 typedef struct saccade_device_ceilings {

@@ -201,11 +201,11 @@ static void wrong_tensors(void **unused)
     setup *s = ready("cpu");
     assert_int_equal(forward(s, &err), SACCADE_OK);
     const saccade_forward_args good = s->args;
-#define WRONG(change, where, part)       \
-    do {                                 \
-        s->args = good;                  \
-        change;                          \
-        expect(s, where, part);          \
+#define WRONG(change, where, part) \
+    do {                           \
+        s->args = good;            \
+        change;                    \
+        expect(s, where, part);    \
     } while (0)
     WRONG(s->args.q.dtype = SACCADE_F16, "q", "got dtype f16, expected f32");
     WRONG(s->args.q.rank = 3, "q", "got rank 3, expected 4");
@@ -302,6 +302,30 @@ static void wrong_contexts(void **unused)
     saccade_plan_destroy(NULL);
 }
 
+/* The read ceiling: any alignment, no byte past the end, clear errors. */
+static void memory_is_read(void **unused)
+{
+    (void)unused;
+    enum { PAGE = 4096 };
+    const saccade_context_options o = {.threads = 2};
+    saccade_context *c = NULL;
+    saccade_error err;
+    char *data = calloc(5, PAGE);
+    double rate = 0;
+    assert_non_null(data);
+    assert_int_equal(saccade_context_create(&o, &c, &err), SACCADE_OK);
+    for (int from = 0; from < 3; from++) {
+        assert_int_equal(saccade_measure_read(c, data + from, 5 * PAGE - from, &rate, &err),
+                         SACCADE_OK);
+        assert_true(rate > 0 && rate < 1e6);
+    }
+    assert_int_equal(saccade_measure_read(c, data, 3 * PAGE - 1, &rate, &err), SACCADE_EINVAL);
+    assert_non_null(strstr(err.message, "got 12287 bytes"));
+    assert_int_equal(saccade_measure_read(c, NULL, 5 * PAGE, &rate, &err), SACCADE_EINVAL);
+    free(data);
+    saccade_context_destroy(c);
+}
+
 static void indices_are_checked(void **unused)
 {
     (void)unused;
@@ -309,15 +333,17 @@ static void indices_are_checked(void **unused)
     saccade_mod *mod;
     saccade_error err;
     setup *s = ready("cpu");
-    assert_int_equal(make_mod(SACCADE_MASK, "kv < 4 ||\n doc[kv - 4] == doc[q + 9]", &doc, 1,
-                              &mod, &err), SACCADE_OK);
+    assert_int_equal(
+        make_mod(SACCADE_MASK, "kv < 4 ||\n doc[kv - 4] == doc[q + 9]", &doc, 1, &mod, &err),
+        SACCADE_OK);
     assert_int_equal(saccade_mod_check(mod, &sizes, NULL, &s->binding, 1, 0, &err),
                      SACCADE_EVALUE);
     assert_int_equal(err.line, 2);
     assert_non_null(strstr(err.message, "got index 13"));
     saccade_mod_destroy(mod);
-    assert_int_equal(make_mod(SACCADE_MASK, "kv < 4 || doc[kv - 4] == doc[q]", &doc, 1, &mod,
-                              &err), SACCADE_OK);
+    assert_int_equal(
+        make_mod(SACCADE_MASK, "kv < 4 || doc[kv - 4] == doc[q]", &doc, 1, &mod, &err),
+        SACCADE_OK);
     assert_int_equal(saccade_mod_check(mod, &sizes, NULL, &s->binding, 1, 0, &err), SACCADE_OK);
     saccade_mod_destroy(mod);
     tear_down(s);
@@ -371,6 +397,7 @@ int main(void)
         cmocka_unit_test(wrong_positions_and_captures),
         cmocka_unit_test(wrong_problems),
         cmocka_unit_test(wrong_contexts),
+        cmocka_unit_test(memory_is_read),
         cmocka_unit_test(indices_are_checked),
         cmocka_unit_test(failing_allocations),
         cmocka_unit_test(forward_allocates_nothing),

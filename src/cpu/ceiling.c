@@ -16,6 +16,8 @@
 
 enum {
     REPEATS = 5,
+    LINE_BYTES = 64,
+    PAGE_BYTES = 4096,
     RUN_NS = 30000000,     /* one run of a flops loop */
     READ_BYTES = 256 << 20 /* well past any cache level here */
 };
@@ -99,29 +101,39 @@ static size_t read_size(void)
     return bytes;
 }
 
+/* Once, from the first whole line on, as many pages to each thread: GB/s. */
+static saccade_status read_once(const cpu_ceiling *c, int threads, const char *data,
+                                size_t bytes, double *rate, saccade_error *err)
+{
+    const size_t before = (LINE_BYTES - (uintptr_t)data % LINE_BYTES) % LINE_BYTES;
+    const size_t part = (bytes - before) / (size_t)threads / PAGE_BYTES * PAGE_BYTES;
+    uint64_t *sums = calloc(8 * (size_t)threads, sizeof *sums);
+    read_work w = {c->read, data + before, part, sums};
+    FAIL_IF_NULL(sums);
+    const int64_t begin = clock_ns();
+    par_for(threads, threads, run_read, &w);
+    const int64_t ns = clock_ns() - begin;
+    *rate = (double)part * threads / (double)(ns > 0 ? ns : 1);
+    free(sums);
+    return SACCADE_OK;
+}
+
 static saccade_status best_read(const cpu_ceiling *c, int threads, saccade_ceilings *out,
                                 saccade_error *err)
 {
     saccade_status status = SACCADE_OK;
-    const size_t bytes = read_size(), part = bytes / (size_t)threads / 4096 * 4096;
-    char *data = aligned_alloc(4096, bytes);
-    uint64_t *sums = calloc(8 * (size_t)threads, sizeof *sums);
-    read_work w = {c->read, data, part, sums};
-    double best = 0;
-    FAIL_IF_NULL_GOTO(data);
-    FAIL_IF_NULL_GOTO(sums);
+    const size_t bytes = read_size();
+    char *data = aligned_alloc(PAGE_BYTES, bytes);
+    double best = 0, rate;
+    FAIL_IF_NULL(data);
     memset(data, 1, bytes);
-    for (int repeat = 0; repeat < REPEATS; repeat++) {
-        const int64_t begin = clock_ns();
-        par_for(threads, threads, run_read, &w);
-        const double rate = (double)part * threads / (double)(clock_ns() - begin);
-        best = rate > best ? rate : best;
+    for (int repeat = 0; repeat < REPEATS && status == SACCADE_OK; repeat++) {
+        status = read_once(c, threads, data, bytes, &rate, err);
+        best = status == SACCADE_OK && rate > best ? rate : best;
     }
     out->read_gbytes_per_s = best;
     out->read_bytes = (int64_t)bytes;
-out:
     free(data);
-    free(sums);
     return status;
 }
 
@@ -139,18 +151,36 @@ static void fill(uint16_t *bf16, float *f32)
     }
 }
 
+/* Loops of the context's level, or the best below that is there. */
+static const cpu_ceiling *loops_of(const saccade_context *context)
+{
+    int level = context->level;
+    while (!levels[level])
+        level--;
+    return levels[level];
+}
+
+saccade_status saccade_measure_read(const saccade_context *context, const void *data,
+                                    int64_t bytes, double *gbytes_per_s, saccade_error *err)
+{
+    FAIL_IF(!context || !data || !gbytes_per_s, SACCADE_EINVAL,
+            "read: got NULL, expected a context, memory and a place for the rate");
+    FAIL_IF(bytes < (context->threads + (int64_t)1) * PAGE_BYTES, SACCADE_EINVAL,
+            "read: got %lld bytes, expected a page to each of %d threads and one more",
+            (long long)bytes, context->threads);
+    return read_once(loops_of(context), context->threads, data, (size_t)bytes, gbytes_per_s,
+                     err);
+}
+
 saccade_status saccade_measure_ceilings(const saccade_context *context, saccade_ceilings *out,
                                         saccade_error *err)
 {
     FAIL_IF(!context || !out, SACCADE_EINVAL, "ceilings: got NULL, expected a context");
-    int level = context->level;
-    while (!levels[level])
-        level--;
-    const cpu_ceiling *c = levels[level];
+    const cpu_ceiling *c = loops_of(context);
     const cpu_features *has = cpu_features_get();
     _Alignas(64) uint16_t bf16[CPU_CEILING_BYTES / 2];
     _Alignas(64) float f32[CPU_CEILING_BYTES / 4];
-    const int can_dot = level == CPU_AMX || has->has_avx512_bf16;
+    const int can_dot = c == levels[CPU_AMX] || has->has_avx512_bf16;
     fill(bf16, f32);
     saccade_ceilings made = {.fma_gflops = best_gflops(c->fma, context->threads, f32)};
     made.bf16_gflops = made.fma_gflops;
