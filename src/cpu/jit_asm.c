@@ -1,5 +1,4 @@
-/* Requests to the encoder, and what it made of the last ones. An encoding takes 100 to 400 ns,
- * looking it up a tenth. */
+/* Requests to the encoder, and what it made of the last ones (docs/kernels.md, Compiling). */
 #include "saccade_config.h"
 
 #if HAVE_ZYDIS && HAVE_LEVEL_AVX512

@@ -158,7 +158,8 @@ static uint32_t rest_of(const reader *r)
 /* So many instructions, at most the rest. */
 static void take(reader *r, uint32_t n, jit_asm *out)
 {
-    static const int32_t row_bytes[MARKS] = {64, 64, 64, 4, 0};
+    static const int32_t row_bytes[MARKS] = {
+        [MARK_SCORES] = 64, [MARK_WEIGHTS] = 64, [MARK_VECTOR] = 64, [MARK_NUMBER] = 4};
     const jit_stream *s = r->s;
     const uint32_t from = begin_of(s, r->at), past = s->ends[r->at + n - 1];
     uint8_t *to = out->bytes + out->size;
