@@ -254,6 +254,7 @@ static void stream_windows(void **state)
          .q_offset = 130,
          .kv_len = 333},
         {.problem = "b1 h33/1 q520 kv520 d8 bf16", .mask = "q >= kv && q - kv < 200"},
+        {.problem = "b1 h128/1 q513 kv513 d8 bf16", .mask = "q >= kv && q - kv < 20"},
         {.problem = "b1 h1 q170 kv420 d64 bf16", .mask = "2 * q >= kv && 2 * q - kv <= 100"},
         {.problem = "b1 h2 q300 kv290 d40 bf16",
          .mask = "q + 5 >= kv && kv >= 50 && q - kv <= 90"},

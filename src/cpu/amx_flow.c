@@ -316,25 +316,28 @@ static saccade_status emit_steps(const amx_shape *shapes, int n, uint8_t *bytes,
 
 /* ---- the codes of a plan ---- */
 
-enum { CODES = 4, NARROW = CODES, ALL_LINES = FLOW_LINES * FLOW_LINE };
+enum { CODES = 4, NARROW = CODES };
 
 struct amx_code {
     amx_shape shape[CODES + 1]; /* is_exact * 2 + is_cut */
     int n;                      /* codes */
-    jit_page page;              /* with narrow steps lines stand before the codes */
+    jit_page page;
     step_place place[CODES + 1];
     amx_step_fn *run[CODES + 1];
+    uint32_t cuts[2][FLOW_CUTS];
 };
 
-/* Words of 32 keys as two vectors of 16 are packed: four of each in turn. */
-static void fill_lines(uint16_t (*lines)[FLOW_LINE / 2])
+/* Two vectors of 16 keys are packed four of each in turn. */
+static void fill_cuts(uint32_t cuts[2][FLOW_CUTS])
 {
-    for (int n = 0; n < 2 * FLOW_LINES; n++)
-        for (int word = 0; word < FLOW_LINE / 2; word++) {
-            const int key = word / 8 * 4 + word % 4 + word % 8 / 4 * 16;
-            const int is_before = key < n % FLOW_LINES + FLOW_LINE_LEAST;
-            lines[n][word] = is_before != n / FLOW_LINES ? UINT16_MAX : 0;
-        }
+    uint32_t before = 0;
+    for (int n = 0; n < FLOW_CUTS; n++) {
+        const int key = n + FLOW_CUT_LEAST;
+        cuts[0][n] = before;
+        cuts[1][n] = ~before;
+        if (key >= 0 && key < FLOW_CUT_MOST)
+            before |= 1u << (key % 16 / 4 * 8 + key / 16 * 4 + key % 4);
+    }
 }
 
 static amx_shape shape_of(const amx_shape *common, int code)
@@ -355,10 +358,7 @@ static saccade_status emit_all(amx_code *c, const amx_shape *shape, int32_t *spi
     size_t end = 0;
     TRY(jit_page_begin(CAPACITY, &c->page, err));
     uint8_t *bytes = c->page.bytes;
-    if (shape->has_narrow) {
-        fill_lines((uint16_t(*)[FLOW_LINE / 2])(void *)bytes);
-        end = 2 * ALL_LINES;
-    }
+    fill_cuts(c->cuts);
     c->n = shape->has_narrow ? CODES + 1 : CODES;
     for (int i = 0; i < c->n; i++)
         c->shape[i] = shape_of(shape, i);
@@ -413,9 +413,9 @@ const amx_shape *amx_code_narrow_shape(const amx_code *c)
     return &c->shape[NARROW];
 }
 
-const char *amx_code_lines(const amx_code *c, int is_from)
+const uint32_t *amx_code_cuts(const amx_code *c, int is_from)
 {
-    return (const char *)c->page.bytes + is_from * ALL_LINES;
+    return c->cuts[is_from];
 }
 
 amx_step_fn *amx_code_run(const amx_code *c, int is_exact, int is_cut)

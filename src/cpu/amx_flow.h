@@ -28,16 +28,16 @@ enum {
     FLOW_OVER = FLOW_SUM + 2048, /* uint16 [32]: all words of weights, or-ed */
     FLOW_P = FLOW_OVER + 64,     /* two of bf16 [4 squares][1 or 2 parts][32 rows][32] */
     FLOW_P_BYTES = 16384,
-    FLOW_MASKS = FLOW_P + 2 * FLOW_P_BYTES, /* of a narrow step's squares, lines as below */
-    FLOW_MASK_BYTES = 2048,
+    FLOW_MASKS = FLOW_P + 2 * FLOW_P_BYTES, /* of a narrow step's squares, words as below */
+    FLOW_MASK_BYTES = 128,
     FLOW_END = FLOW_MASKS + FLOW_NARROW * FLOW_MASK_BYTES,
     FLOW_BYTES = FLOW_END - FLOW_S
 };
 
-/* Lines of 32 words of ones and zeros, in the order in which a row's words are packed: keys
- * before n of a square live, n from -32 on, or keys from n on. Where a limit rises by one key a
- * row, a square's mask is FLOW_ROWS lines from that of its first row on. */
-enum { FLOW_LINE = 64, FLOW_LINES = 96, FLOW_LINE_LEAST = -32, FLOW_LINE_MOST = 32 };
+/* Words of a bit for each of a square's 32 keys, in the order in which a row's weights are
+ * packed: keys before n live, n from -32 on, or keys from n on. Where a limit rises by one key a
+ * row, a square's mask is FLOW_ROWS words from that of its first row on. */
+enum { FLOW_CUTS = 96, FLOW_CUT_LEAST = -32, FLOW_CUT_MOST = 32 };
 
 /* What the code of one step reads. */
 typedef struct amx_step {
@@ -48,7 +48,7 @@ typedef struct amx_step {
     float *o_before; /* strip of O that the step before adds to */
     void *p;
     const void *s[2]; /* narrow: where the step's even and odd squares are */
-    const void *masks[FLOW_NARROW];
+    const uint32_t *masks[FLOW_NARROW];
     const void *ask[FLOW_NARROW]; /* 2 KB to bring into L2 during a square's work */
     float constants[8];           /* factor of scores in the exponent, then the polynomial */
     uint8_t corrections[64];      /* of words of weights, by bits 1 to 6 */
@@ -87,8 +87,8 @@ amx_step_fn *amx_code_run(const amx_code *code, int is_exact, int is_cut);
 /* Narrow steps, without lse; NULL: none were wanted. */
 amx_step_fn *amx_code_narrow(const amx_code *code);
 const amx_shape *amx_code_narrow_shape(const amx_code *code);
-/* [FLOW_LINES] of keys before, or of keys from, n. */
-const char *amx_code_lines(const amx_code *code, int is_from);
+/* [FLOW_CUTS] of keys before, or of keys from, n. */
+const uint32_t *amx_code_cuts(const amx_code *code, int is_from);
 /* Sizes of all codes, and the rough one's first row among its tiles, for explain. */
 void amx_code_print(const amx_code *code, strbuf *out);
 

@@ -230,38 +230,37 @@ static void set_cut(const chain *c, int64_t j0)
 
 /* ---- narrow steps ---- */
 
-static int64_t line_of(int64_t n)
+static int64_t cut_of(int64_t n)
 {
-    n = n < FLOW_LINE_LEAST ? FLOW_LINE_LEAST : n > FLOW_LINE_MOST ? FLOW_LINE_MOST : n;
-    return (n - FLOW_LINE_LEAST) * FLOW_LINE;
+    n = n < FLOW_CUT_LEAST ? FLOW_CUT_LEAST : n > FLOW_CUT_MOST ? FLOW_CUT_MOST : n;
+    return n - FLOW_CUT_LEAST;
 }
 
 /* A square's mask, row by row. */
-static const char *make_mask(const chain *c, int64_t j, int32_t square)
+static const uint32_t *make_mask(const chain *c, int64_t j, int32_t square)
 {
-    const char *before = amx_code_lines(c->a->code, 0), *from = amx_code_lines(c->a->code, 1);
-    char *to = c->memory + FLOW_MASKS + square * FLOW_MASK_BYTES;
+    const uint32_t *before = amx_code_cuts(c->a->code, 0), *from = amx_code_cuts(c->a->code, 1);
+    uint32_t *to =
+        (uint32_t *)(void *)(c->memory + FLOW_MASKS + (int64_t)square * FLOW_MASK_BYTES);
     for (int32_t r = 0; r < c->rows; r++) {
         const int64_t past = c->a->past[c->r0 + r];
-        const __m512i x =
-            _mm512_load_si512(before + line_of((past < c->a->j1 ? past : c->a->j1) - j));
-        const __m512i y = _mm512_load_si512(from + line_of(c->a->first[c->r0 + r] - j));
-        _mm512_store_si512(to + r * FLOW_LINE, _mm512_and_si512(x, y));
+        to[r] = before[cut_of((past < c->a->j1 ? past : c->a->j1) - j)]
+                & from[cut_of(c->a->first[c->r0 + r] - j)];
     }
     return to;
 }
 
 /* Of the 32 keys from j on. */
-static const char *mask_of(const chain *c, int64_t j, int32_t square)
+static const uint32_t *mask_of(const chain *c, int64_t j, int32_t square)
 {
-    const char *before = amx_code_lines(c->a->code, 0), *from = amx_code_lines(c->a->code, 1);
+    const uint32_t *before = amx_code_cuts(c->a->code, 0), *from = amx_code_cuts(c->a->code, 1);
     const int is_begun = c->first.most <= j, is_open = c->past.least >= j + SQUARE_KEYS;
     if (is_begun && is_open)
-        return before + line_of(FLOW_LINE_MOST);
+        return before + cut_of(FLOW_CUT_MOST);
     if (is_begun && c->past.is_stair)
-        return before + line_of(c->past.at - j);
+        return before + cut_of(c->past.at - j);
     if (is_open && c->first.is_stair)
-        return from + line_of(c->first.at - j);
+        return from + cut_of(c->first.at - j);
     return make_mask(c, j, square);
 }
 

@@ -96,13 +96,16 @@ static CPU_PACK_ROWS(pack_rows)
         }
 }
 
-/* Rows that packing asks for ahead: memory's own prefetching ends with each page. */
+/* Rows that packing asks for ahead: memory's own prefetching ends with each page. Not those
+ * past the block, which may long be on their way to the second-level cache. */
 enum { ROWS_AHEAD = 32 };
 
-static ALWAYS_INLINE const char *row_of(const cpu_rows *from, int64_t j, int32_t d)
+static ALWAYS_INLINE const char *row_of(const cpu_rows *from, int64_t j, int64_t past,
+                                        int32_t d)
 {
     const char *row = from->base + j * from->stride + (int64_t)d * 2;
-    __builtin_prefetch(row + ROWS_AHEAD * from->stride);
+    if (j + ROWS_AHEAD < past)
+        __builtin_prefetch(row + ROWS_AHEAD * from->stride);
     return row;
 }
 
@@ -143,9 +146,9 @@ static CPU_PACK_KEYS(pack_keys)
             for (int32_t t = 0; t < TILE_DEPTH / 2; t += VF) {
                 vf square[VF];
                 for (int32_t i = 0; i < VF; i++)
-                    square[i] = vf_load(
-                        (const float *)(const void *)row_of(from, j0 + j + i, d * TILE_DEPTH)
-                        + t);
+                    square[i] = vf_load((const float *)(const void *)row_of(
+                                            from, j0 + j + i, j0 + n, d * TILE_DEPTH)
+                                        + t);
                 transpose_words(square, unit, t);
             }
         }
@@ -170,16 +173,16 @@ static ALWAYS_INLINE unsigned pack_pair(const cpu_rows *from, int64_t j, int32_t
 }
 
 #if defined(LEVEL_AMX)
-/* 32 columns of 32 keys from j on, all there; the largest bits, without their signs and one to
- * the left, as far as they are above `most`. */
-static ALWAYS_INLINE __m512i pack_whole(const cpu_rows *from, int64_t j, int32_t d, bf16 *out,
-                                        __m512i most)
+/* 32 columns of 32 keys from j on, all there, of those before `past`; the largest bits, without
+ * their signs and one to the left, as far as they are above `most`. */
+static ALWAYS_INLINE __m512i pack_whole(const cpu_rows *from, int64_t j, int64_t past,
+                                        int32_t d, bf16 *out, __m512i most)
 {
     const __m512i left = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
     const __m512i right = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
     for (int32_t i = 0; i < TILE_DEPTH; i += 2, out += 2 * UNIT) {
-        const __m512i even = _mm512_loadu_si512(row_of(from, j + i, d));
-        const __m512i odd = _mm512_loadu_si512(row_of(from, j + i + 1, d));
+        const __m512i even = _mm512_loadu_si512(row_of(from, j + i, past, d));
+        const __m512i odd = _mm512_loadu_si512(row_of(from, j + i + 1, past, d));
         const __m512i low = _mm512_unpacklo_epi16(even, odd);
         const __m512i high = _mm512_unpackhi_epi16(even, odd);
         _mm512_storeu_si512(out, _mm512_permutex2var_epi64(low, left, high));
@@ -202,7 +205,7 @@ static CPU_PACK_VALUES(pack_values)
         for (int32_t d = 0; d < from->dim; d += UNIT) {
 #if defined(LEVEL_AMX)
             if (unit + TILE_DEPTH <= n && d + UNIT <= from->dim) {
-                most = pack_whole(from, j0 + unit, d, out, most);
+                most = pack_whole(from, j0 + unit, j0 + n, d, out, most);
                 out += TILE_DEPTH * UNIT;
                 continue;
             }

@@ -211,7 +211,7 @@ const cpu_kernels *cpu_kernels_for(const plan_problem *problem, int32_t level);
 
 /* ---- live.c: which tiles and keys of a run count ---- */
 
-enum { CPU_BLOCK_ROWS = 96, CPU_BLOCK_KEYS = 256, CPU_MOST_ROWS = 256 };
+enum { CPU_BLOCK_ROWS = 96, CPU_BLOCK_KEYS = 256, CPU_MOST_ROWS = 512 };
 
 typedef enum cpu_cover { CPU_EMPTY, CPU_PARTIAL, CPU_FULL } cpu_cover;
 

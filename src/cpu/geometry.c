@@ -37,11 +37,16 @@ static size_t bytes64(int64_t count, size_t each)
     return (size_t)round_up(count * (int64_t)each, 64);
 }
 
-/* Whether there are items enough for all threads when they are as large as can be: a stream
- * then reads each chunk of K and V for more rows. */
-static int are_many(const plan_problem *p, const saccade_sizes *s)
+/* Rows of an item of streams: as many as leave items enough for all threads. Each chunk of K
+ * and V is then read, and a stream begun, for more rows. */
+static int32_t stream_rows(const plan_problem *p, const saccade_sizes *s)
 {
-    return s->B * s->Hkv * p->group * ceil_div(s->Q, CPU_MOST_ROWS) >= SPLIT_BELOW;
+    const int64_t heads = s->B * s->Hkv * p->group;
+    if (heads * ceil_div(s->Q, CPU_MOST_ROWS) >= 4 * SPLIT_BELOW)
+        return CPU_MOST_ROWS;
+    if (heads * ceil_div(s->Q, CPU_MOST_ROWS / 2) >= SPLIT_BELOW)
+        return CPU_MOST_ROWS / 2;
+    return CPU_BLOCK_ROWS;
 }
 
 static void cut_items(const plan_problem *p, const saccade_sizes *s, const cpu_kernels *k,
@@ -52,7 +57,7 @@ static void cut_items(const plan_problem *p, const saccade_sizes *s, const cpu_k
     g->is_direct =
         p->group * s->Q <= k->direct_rows && s->D <= CPU_DIRECT_DIM && s->Dv <= CPU_DIRECT_DIM;
     g->item_heads = is_grouped ? p->group : 1;
-    g->block_rows = k->stream && !is_grouped && are_many(p, s) ? CPU_MOST_ROWS : CPU_BLOCK_ROWS;
+    g->block_rows = k->stream && !is_grouped ? stream_rows(p, s) : CPU_BLOCK_ROWS;
     g->item_rows = (int32_t)smaller(s->Q, g->block_rows);
     g->row_blocks = ceil_div(s->Q, g->block_rows);
     g->key_blocks = ceil_div(s->KV, CPU_BLOCK_KEYS);
@@ -144,7 +149,7 @@ cpu_scratch cpu_scratch_of(const saccade_plan *plan, const cpu_geometry *g)
     const cpu_kernels *k = state->kernels;
     const int64_t strip = k->strip > k->direct_rows ? k->strip : k->direct_rows;
     const size_t scores = bytes64(strip * CPU_BLOCK_KEYS, sizeof(float));
-    const int64_t rows = k->stream ? CPU_MOST_ROWS : CPU_BLOCK_ROWS;
+    const int64_t rows = g->block_rows;
     cpu_scratch at;
     size_t end = 1024; /* cpu_worker itself */
     place(bytes64(rows * g->q_ld, (size_t)k->element), &at.q, &end);

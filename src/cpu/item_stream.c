@@ -212,20 +212,30 @@ static void run_chunks(cpu_worker *w, int64_t begin, int64_t end)
     }
 }
 
+static int is_sum_sound(float l, float m)
+{
+    return isgreater(l, 0x1p-40f) & isless(l, 0x1p80f) & isless(fabsf(m), CPU_FUSED_MOST);
+}
+
 /* Whether a strip's sums are sound: anchors were near enough to the maxima that nothing was
  * lost or overflowed, and small enough for a stream's exponents, which are always fused. Then a
- * row of no weight at all had no live key. */
+ * row of no weight at all had no live key. Most often all have. */
 static int are_sums_sound(cpu_worker *w, int32_t r0)
 {
-    const int32_t end = r0 + strip_rows(w, r0);
-    const int has_limits = item_has_limits(w);
+    const int32_t n = strip_rows(w, r0);
+    const float *l = w->l + r0;
+    float *m = w->m + r0;
     int is_sound = 1;
-    for (int32_t r = r0; r < end; r++) {
-        if (has_limits && w->limits.first[r] >= w->limits.past[r])
-            w->m[r] = -INFINITY; /* an anchor is no maximum */
+    for (int32_t r = 0; r < n; r++)
+        is_sound &= is_sum_sound(l[r], m[r]);
+    if (is_sound || !item_has_limits(w))
+        return is_sound;
+    is_sound = 1;
+    for (int32_t r = 0; r < n; r++) {
+        if (w->limits.first[r0 + r] >= w->limits.past[r0 + r])
+            m[r] = -INFINITY; /* an anchor is no maximum */
         else
-            is_sound &= isgreater(w->l[r], 0x1p-40f) & isless(w->l[r], 0x1p80f)
-                        & isless(fabsf(w->m[r]), CPU_FUSED_MOST);
+            is_sound &= is_sum_sound(l[r], m[r]);
     }
     return is_sound;
 }

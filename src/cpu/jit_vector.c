@@ -16,7 +16,8 @@
 #include <stdlib.h>
 
 #define NO_RUN UINT32_MAX
-enum { MOST_UNIFORMS = 6, LOW_BYTES = MAX_MASKS - 1 /* mask register */ };
+enum { MOST_UNIFORMS = 6 };
+enum { CUT = 1, LOW_BYTES = MAX_MASKS - 1 }; /* mask registers */
 
 typedef struct vectors {
     tile t;
@@ -50,7 +51,7 @@ static void load_constant(vectors *v, int r, int which)
                         (int64_t)offsetof(amx_step, constants) + 4 * which, 4));
 }
 
-/* Squares are cut by lines in memory. */
+/* Squares are cut by words in memory. */
 static int has_masks(const amx_shape *shape)
 {
     return shape->is_narrow && shape->is_word;
@@ -258,11 +259,12 @@ static int emit_words(vectors *v, const int exponent[LANES])
         const jit_operand o[] = {vec(t, exponent[lane]), mask_reg(k), vec(t, exponent[lane])};
         jit_put_evex(&t->a, Z(VCVTPS2DQ), k ? JIT_ZEROING : 0, 3, o);
     }
-    EMIT_VECTOR(&t->a, Z(VPACKUSDW), vec(t, word), vec(t, exponent[0]), vec(t, exponent[1]));
     if (has_masks(v->shape))
-        EMIT_VECTOR(
-            &t->a, Z(VPANDD), vec(t, word), vec(t, word),
-            jit_mem(ZYDIS_REGISTER_RAX, ZYDIS_REGISTER_NONE, 0, jit_mark(MARK_VECTOR), 64));
+        EMIT(&t->a, KMOVD, mask_reg(CUT),
+             jit_mem(ZYDIS_REGISTER_RAX, ZYDIS_REGISTER_NONE, 0, jit_mark(MARK_NUMBER), 4));
+    const jit_operand pack[] = {vec(t, word), mask_reg(has_masks(v->shape) ? CUT : 0),
+                                vec(t, exponent[0]), vec(t, exponent[1])};
+    jit_put_evex(&t->a, Z(VPACKUSDW), has_masks(v->shape) ? JIT_ZEROING : 0, 4, pack);
     EMIT_VECTOR(&t->a, Z(VPORQ), vec(t, v->over), vec(t, v->over), vec(t, word));
     EMIT_VECTOR(&t->a, Z(VPSRLW), vec(t, part), vec(t, word), jit_imm(1));
     const jit_operand look[] = {vec(t, part), mask_reg(LOW_BYTES), vec(t, part),
