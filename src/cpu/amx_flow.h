@@ -35,8 +35,8 @@ enum {
 };
 
 /* Words of a bit for each of a square's 32 keys, in the order in which a row's weights are
- * packed: keys before n live, n from -32 on, or keys from n on. Where a limit rises by one key a
- * row, a square's mask is FLOW_ROWS words from that of its first row on. */
+ * packed: keys before n live, n from -32 on, or keys from n on. Where a limit rises by one key
+ * a row, a square's mask is FLOW_ROWS words from that of its first row on. */
 enum { FLOW_CUTS = 96, FLOW_CUT_LEAST = -32, FLOW_CUT_MOST = 32 };
 
 /* What the code of one step reads. */
