@@ -30,10 +30,12 @@ static inline int32_t asking_share(const cpu_asking *next, int64_t steps)
     return (int32_t)(left * ONE_LINE / steps);
 }
 
-/* Lines [line, line + n) of a row. */
+/* Lines [line, line + n) of a row. A function that does nothing but prefetch counts as one
+ * without effect, whose calls gcc may leave out: it must not know what is asked for. */
 static inline void ask_row(const cpu_asking *next, int is_near, int32_t n)
 {
     const char *at = next->at + (int64_t)next->line * LINE_BYTES;
+    __asm__ volatile("" : "+r"(at));
     for (int32_t i = 0; i < n; i++, at += LINE_BYTES)
         for (int t = 0; t < STREAMS; t++)
             if (is_near)
