@@ -23,7 +23,7 @@ enum {
 /* scores of more than 16 rows, of f16 8 (tiles_dots_many_tmpl.c) */
 CPU_DOTS(LEVEL_NAME(cpu_dots_many));
 CPU_DOTS(LEVEL_NAME(cpu_dots_many_split));
-/* sums of bf16 for at most 8 rows (tiles_few_tmpl.c) */
+/* sums of bf16 for at most 8 rows (tiles_sums_few_tmpl.c) */
 CPU_SUMS(LEVEL_NAME(cpu_sums_few));
 
 /* ---- 32 elements of a row ---- */
