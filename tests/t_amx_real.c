@@ -238,6 +238,9 @@ static void stream_variants(void **state)
         if (c.score)
             streamed(&c);
     }
+    /* items of as many rows as there can be, each with values of its own */
+    streamed(&(forward_case){.problem = "b1 h128/1 q513 kv40 d8 bf16",
+                             .score = "score + 0.1 * (q % 7) * (kv % 3) + (q > 300 ? 1 : kv)"});
     amx_trap_end();
 }
 

@@ -1,6 +1,7 @@
 /* Scores of a strip: the mod, then the mask, compiled, interpreted or by limits. */
 #include "cpu/item.h"
 
+#include <assert.h>
 #include <math.h>
 
 /* Places a state on row r; computes there what depends on no key. */
@@ -37,6 +38,7 @@ static void cut(const cpu_worker *w, const item_tile *t, int32_t r, float *s)
 /* Puts the compiled mod on row r's head. */
 void item_stand_compiled(cpu_worker *w, int32_t r)
 {
+    static_assert((int)CPU_MOST_ROWS <= (int)JIT_ROWS, "room for values of an item's rows");
     const int32_t each = (int32_t)(w->item.box.i1 - w->item.box.i0);
     if (w->jit_head == item_head_of(w, r))
         return;

@@ -14,7 +14,7 @@
 #include "eval/eval.h"
 
 enum {
-    JIT_ROWS = 256,  /* rows of one jit_rows call at most */
+    JIT_ROWS = 512,  /* rows of one jit_rows call at most */
     JIT_COLS = 2048, /* keys of one jit_cols call at most */
     JIT_GROUP = 32,  /* the pass covers columns in whole groups of these */
     JIT_MAX_NODES = 512
