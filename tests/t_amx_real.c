@@ -398,6 +398,36 @@ static void rows_are_taken(void **state)
     amx_trap_end();
 }
 
+/* Keys of f16 that hold an infinity or a NaN of any bits: no score is finite, and those of a NaN
+ * are not infinite either. */
+static void wild_keys(void **state)
+{
+    enum { D = 32, N = CPU_BLOCK_KEYS, ROWS = 3, FIRST = 0x7c00, WILD = 0x400 };
+    static uint16_t q[ROWS * D], keys[N * D];
+    static float packed[ROWS * D], s[ROWS * N];
+    const cpu_kernels *k = &cpu_f16_tiles_amx;
+    const cpu_rows rows = {(const char *)q, D * 2, SACCADE_F16, D};
+    const cpu_rows all = {(const char *)keys, D * 2, SACCADE_F16, D};
+    (void)state;
+    begin();
+    for (int i = 0; i < ROWS * D; i++)
+        q[i] = f16_from_f32(i < D ? -1 : (float)(i % 7) - 3.1f);
+    k->pack_rows(&rows, 0, ROWS, ROWS, D, packed);
+    k->begin();
+    for (int first = 0; first < 2 * WILD; first += N) {
+        cpu_asking nothing = {0};
+        for (int i = 0; i < N * D; i++)
+            keys[i] = f16_from_f32((float)(i % 11) - 5);
+        for (int j = 0; j < N; j++)
+            keys[j * D + j % D] = (uint16_t)((FIRST + (first + j) / 2) | (j % 2) << 15);
+        k->dots(packed, D, &all, 0, N, ROWS, 1, s, N, &nothing);
+        for (int i = 0; i < ROWS * N; i++)
+            assert_true(isnan(s[i]) || (isinf(s[i]) && first + i % N < 2));
+    }
+    k->end();
+    amx_trap_end();
+}
+
 /* The handler itself: a level that is gone again after the end. */
 static void trap_ends(void **state)
 {
@@ -419,6 +449,7 @@ int main(void)
         cmocka_unit_test(plain_order),     cmocka_unit_test(ceiling),
         cmocka_unit_test(few_keys),        cmocka_unit_test(explained),
         cmocka_unit_test(rows_are_taken),  cmocka_unit_test(f16_is_rounded_once),
+        cmocka_unit_test(wild_keys),
     };
     unsetenv("SACCADE_LEVEL"); /* this test is of one level */
     return cmocka_run_group_tests(tests, NULL, NULL);

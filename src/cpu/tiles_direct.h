@@ -128,7 +128,7 @@ enum { SPLIT_LINES = 4 };
 
 /* What splitting looks up, in registers: made anew in loops, constants cost half as much. */
 typedef struct split_tables {
-    __m512i first_bytes, less, from_3_and_10, sign, exponent;
+    __m512i first_bytes, less, from_3_and_10, sign, exponent, normal;
     __mmask64 second_bytes;
 } split_tables;
 
@@ -142,9 +142,9 @@ static ALWAYS_INLINE split_tables split_begin(void)
 {
     static const _Alignas(64) uint8_t first_bytes[64] = {
         0,   56,  57,  57,  58,  58,  59,  59,  60,  60,  61,  61,  62,  62,  63,  63,
-        64,  64,  65,  65,  66,  66,  67,  67,  68,  68,  69,  69,  70,  70,  71,  127,
+        64,  64,  65,  65,  66,  66,  67,  67,  68,  68,  69,  69,  70,  70,  71,  0,
         128, 184, 185, 185, 186, 186, 187, 187, 188, 188, 189, 189, 190, 190, 191, 191,
-        192, 192, 193, 193, 194, 194, 195, 195, 196, 196, 197, 197, 198, 198, 199, 255,
+        192, 192, 193, 193, 194, 194, 195, 195, 196, 196, 197, 197, 198, 198, 199, 128,
     };
     static const _Alignas(64) uint16_t less[32] = {
         0xffff, 1280, 1152,   1088, 1024, 992,    960,  928,  0xffff, 1280, 1152,
@@ -158,16 +158,21 @@ static ALWAYS_INLINE split_tables split_begin(void)
                           kept(_mm512_set1_epi64(0x3a332a231a130a03)),
                           kept(_mm512_set1_epi16(INT16_MIN)),
                           kept(_mm512_set1_epi16(0x7f80)),
+                          kept(_mm512_set1_epi16(0x7f00)),
                           second_bytes};
 }
 
-/* Those of the lines that hold subnormal numbers, not just 0, in the other way. */
-static NEVER_INLINE void split_subnormal(const tiles_line x[SPLIT_LINES], bf16 *to)
+/* Those of the lines that hold subnormal numbers, not just 0, infinities or NaN, in the other
+ * way. */
+static NEVER_INLINE void split_rare(const tiles_line x[SPLIT_LINES], bf16 *to)
 {
-    const __m512i exponent = _mm512_set1_epi16(0x7c00), fraction = _mm512_set1_epi16(0x3ff);
+    const __m512i infinity = _mm512_set1_epi16(0x7c00), fraction = _mm512_set1_epi16(0x3ff);
     for (int i = 0; i < SPLIT_LINES; i++) {
         _Alignas(64) bf16 line[TILE_DEPTH];
-        if (_mm512_testn_epi16_mask(x[i], exponent) & _mm512_test_epi16_mask(x[i], fraction)) {
+        const __m512i exponent = _mm512_and_si512(x[i], infinity);
+        if ((_mm512_testn_epi16_mask(exponent, exponent)
+             & _mm512_test_epi16_mask(x[i], fraction))
+            | _mm512_cmpeq_epi16_mask(exponent, infinity)) {
             line_store(line, x[i]);
             split_any(line, to + i * TILE_DEPTH, to + 2 * TILE + i * TILE_DEPTH);
         }
@@ -177,7 +182,8 @@ static NEVER_INLINE void split_subnormal(const tiles_line x[SPLIT_LINES], bf16 *
 /* By integers, half the work of converting. The high part's first byte follows from sign and
  * exponent by a table of 64, its second are bits 3 to 10. The rest, x % 8 last places, has the
  * exponent less what a table of 8 says, and is 0 where that leaves nothing. Subnormal
- * numbers' high parts would be wrong; an infinity's or NaN's stays one. */
+ * numbers' high parts would be wrong; those of infinities and NaN become tiny too, so that one
+ * look finds them all. */
 static ALWAYS_INLINE void split_lines(const split_tables *with, const tiles_line x[SPLIT_LINES],
                                       bf16 *to)
 {
@@ -196,9 +202,9 @@ static ALWAYS_INLINE void split_lines(const split_tables *with, const tiles_line
         line_store(to + 2 * TILE + i * TILE_DEPTH,
                    _mm512_ternarylogic_epi32(with->sign, x[i], low, PICK));
     }
-    if (__builtin_expect(_mm512_testn_epi16_mask(least, least) != 0, 0)) {
+    if (__builtin_expect(_mm512_testn_epi16_mask(least, with->normal) != 0, 0)) {
         const tiles_line some[SPLIT_LINES] = {x[0], x[1], x[2], x[3]}; /* x may be registers */
-        split_subnormal(some, to);
+        split_rare(some, to);
     }
 }
 
