@@ -398,8 +398,8 @@ static void rows_are_taken(void **state)
     amx_trap_end();
 }
 
-/* Keys of f16 that hold an infinity or a NaN of any bits: no score is finite, and those of a NaN
- * are not infinite either. */
+/* Keys of f16 that hold an infinity or a NaN of any bits: no score is finite, and those of a
+ * NaN are not infinite either. */
 static void wild_keys(void **state)
 {
     enum { D = 32, N = CPU_BLOCK_KEYS, ROWS = 3, FIRST = 0x7c00, WILD = 0x400 };
