@@ -37,13 +37,28 @@ static void clear(float *o, int64_t n)
         vf_store(o + i, vf_set(0));
 }
 
+/* One over each of up to VF sums, 0 for 0. */
+static ALWAYS_INLINE void invert(const float *l, int32_t n, float out[VF])
+{
+    const __mmask16 rows = (__mmask16)(n < VF ? (1 << n) - 1 : UINT16_MAX);
+    const vf sum = _mm512_maskz_loadu_ps(rows, l);
+    const __mmask16 live = _mm512_cmp_ps_mask(sum, vf_set(0), _CMP_NEQ_UQ);
+    vf_store(out, _mm512_maskz_div_ps(live, vf_set(1), sum));
+}
+
+/* A row that no key is live for is 0 already. */
 static ALWAYS_INLINE int take(float *o, int32_t o_ld, const float *l, int32_t rows, int32_t E,
                               char *to, int64_t stride, int is_far)
 {
     __m512i most = _mm512_setzero_si512(); /* bits but for signs */
-    for (int32_t r = 0; r < rows; r++, o += o_ld, to += stride)
+    float scale[VF];
+    for (int32_t r = 0; r < rows; r++, o += o_ld, to += stride) {
+        if (r % VF == 0)
+            invert(l + r, rows - r, scale);
+        const vf by = vf_set(scale[r % VF]);
         for (int32_t d = 0; d < E; d += EACH) {
-            const __m512i x = columns(o + d, l[r]);
+            const vf low = vf_load(o + d) * by, high = vf_load(o + d + VF) * by;
+            const __m512i x = (__m512i)_mm512_cvtne2ps_pbh(high, low);
             if (is_far)
                 _mm512_stream_si512((void *)(to + d * 2), x);
             else
@@ -51,6 +66,7 @@ static ALWAYS_INLINE int take(float *o, int32_t o_ld, const float *l, int32_t ro
             most = _mm512_max_epu16(most, _mm512_add_epi16(x, x));
             clear(o + d, EACH);
         }
+    }
     return _mm512_cmpge_epu16_mask(most, _mm512_set1_epi16((int16_t)0xff00)) != 0;
 }
 
