@@ -81,7 +81,9 @@ void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows)
     if (!narrow(w, r0, n_rows, &t))
         return;
     const int32_t n = (t.n + 15) / 16 * 16, D = (int32_t)w->job->run->q->shape[3];
-    const size_t element = (size_t)k->element, key_pitch = g->k_bytes / CPU_BLOCK_KEYS;
+    const size_t element = (size_t)k->element;
+    /* of these kernels: keys of careful ones may lie closer than g says */
+    const size_t key_pitch = (size_t)((D + k->depth - 1) / k->depth * k->depth) * element;
     const char *q = (const char *)w->q + (size_t)r0 * (size_t)g->q_ld * element;
     float *o = w->o + (int64_t)r0 * g->o_ld;
     k->scores(q, g->q_ld, (const char *)t.k + (size_t)t.first * key_pitch, D, n_rows,
