@@ -361,7 +361,7 @@ static void dots_are_exact(void **state)
 {
     enum { D = 32, N = CPU_BLOCK_KEYS, ALL = 65536 };
     static uint16_t q[D * D], k[N * D];
-    static float packed[D * D], s[D * N];
+    static float packed[D * D], turned[D * D], s[D * N];
     cpu_kernels list[MOST];
     const int n = tables(SACCADE_F16, ALL_TABLES, list);
     (void)state;
@@ -371,12 +371,13 @@ static void dots_are_exact(void **state)
     const cpu_rows keys = {(const char *)k, D * 2, SACCADE_F16, D};
     for (int i = 0; i < n; i++) {
         list[i].pack_rows(&rows, 0, D, D, D, packed);
+        list[i].pack_direct(packed, D, D, D, turned);
         list[i].begin();
         for (int first = 0; first < ALL; first += N * D) {
             cpu_asking nothing = {0};
             for (int x = 0; x < N * D; x++)
                 k[x] = (uint16_t)((first + x) & 0x7c00) == 0x7c00 ? 0 : (uint16_t)(first + x);
-            list[i].dots(packed, D, &keys, 0, N, D, 1, s, N, &nothing);
+            list[i].dots(turned, D, &keys, 0, N, D, 1, s, N, &nothing);
             for (int x = 0; x < N * D; x++)
                 assert_true(s[x % D * N + x / D] == f16_to_f32(k[x]));
         }

@@ -404,7 +404,7 @@ static void wild_keys(void **state)
 {
     enum { D = 32, N = CPU_BLOCK_KEYS, ROWS = 3, FIRST = 0x7c00, WILD = 0x400 };
     static uint16_t q[ROWS * D], keys[N * D];
-    static float packed[ROWS * D], s[ROWS * N];
+    static float packed[ROWS * D], turned[32 * D], s[ROWS * N];
     const cpu_kernels *k = &cpu_f16_tiles_amx;
     const cpu_rows rows = {(const char *)q, D * 2, SACCADE_F16, D};
     const cpu_rows all = {(const char *)keys, D * 2, SACCADE_F16, D};
@@ -413,6 +413,7 @@ static void wild_keys(void **state)
     for (int i = 0; i < ROWS * D; i++)
         q[i] = f16_from_f32(i < D ? -1 : (float)(i % 7) - 3.1f);
     k->pack_rows(&rows, 0, ROWS, ROWS, D, packed);
+    k->pack_direct(packed, D, ROWS, D, turned);
     k->begin();
     for (int first = 0; first < 2 * WILD; first += N) {
         cpu_asking nothing = {0};
@@ -420,7 +421,7 @@ static void wild_keys(void **state)
             keys[i] = f16_from_f32((float)(i % 11) - 5);
         for (int j = 0; j < N; j++)
             keys[j * D + j % D] = (uint16_t)((FIRST + (first + j) / 2) | (j % 2) << 15);
-        k->dots(packed, D, &all, 0, N, ROWS, 1, s, N, &nothing);
+        k->dots(turned, D, &all, 0, N, ROWS, 1, s, N, &nothing);
         for (int i = 0; i < ROWS * N; i++)
             assert_true(isnan(s[i]) || (isinf(s[i]) && first + i % N < 2));
     }

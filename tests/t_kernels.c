@@ -192,15 +192,19 @@ static void dots_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, in
     source q = source_make(dtype_of(k, which), rows, D);
     source keys = source_make(dtype_of(k, which), n, D);
     void *packed = zeroed((size_t)(rows * q_ld) * 4);
+    void *turned = zeroed((size_t)((rows + 31) / 32 * 32 * q_ld) * 4);
     float *s = zeroed((size_t)(MOST_ROWS * ld) * sizeof *s);
     cpu_asking next = asking_begin(&keys.rows, 0, n);
     k->pack_rows(&q.rows, 0, rows, rows, q_ld, packed);
-    k->dots(packed, q_ld, &keys.rows, 0, n, rows, 0.5f, s, ld, &next);
+    if (k->pack_direct)
+        k->pack_direct(packed, q_ld, rows, D, turned);
+    k->dots(k->pack_direct ? turned : packed, q_ld, &keys.rows, 0, n, rows, 0.5f, s, ld, &next);
     assert_int_equal(next.rows, 0);
     check_scores(k, &q, &keys, rows, n, s, "dots");
     for (int32_t at = rows * ld; at < MOST_ROWS * ld; at++)
         assert_true(s[at] == 0);
     free(packed);
+    free(turned);
     free(s);
     source_free(&q);
     source_free(&keys);

@@ -176,6 +176,7 @@ const cpu_kernels LEVEL_NAME(cpu_f16_tiles) = {
     .pack_keys = pack_keys,
     .pack_values = pack_values,
     .direct_rows = 32,
+    .pack_direct = LEVEL_NAME(cpu_pack_direct_split),
     .dots = LEVEL_NAME(cpu_dots_split),
     .sums = LEVEL_NAME(cpu_sums_split),
     .store_rows = F32(cpu_store_rows),

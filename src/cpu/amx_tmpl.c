@@ -240,6 +240,7 @@ const cpu_kernels LEVEL_NAME(cpu_bf16_tiles) = {
     .store_rows = LEVEL_NAME(cpu_store_rows),
 #endif
     .direct_rows = 64,
+    .pack_direct = LEVEL_NAME(cpu_pack_direct_tiles),
     .dots = LEVEL_NAME(cpu_dots_tiles),
     .sums = LEVEL_NAME(cpu_sums_tiles),
 #if defined(LEVEL_AMX)

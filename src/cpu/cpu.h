@@ -56,6 +56,9 @@ typedef struct cpu_asking {
 /* Which cache to ask into on this machine (levels.c). */
 int cpu_asks_near(void);
 
+/* Rows of packed Q as dots takes them: as many bytes as they have, rows to a multiple of 32. */
+#define CPU_PACK_DIRECT(name) \
+    void name(const void *q, int32_t q_ld, int32_t rows, int32_t D, void *to)
 /* The same two products for at most direct_rows rows, straight from K and V: every element is
  * read once and nothing is packed. D and Dv are at most CPU_DIRECT_DIM. All of `next` is asked
  * for meanwhile. dots: scores of n keys from j0. sums: like values, for n keys; stops before
@@ -142,6 +145,7 @@ typedef struct cpu_kernels {
     CPU_PACK_KEYS((*pack_keys));
     CPU_PACK_VALUES((*pack_values));
     int32_t direct_rows; /* rows up to which dots and sums are faster than packing */
+    CPU_PACK_DIRECT((*pack_direct)); /* NULL: dots takes packed Q as it is */
     CPU_DOTS((*dots));
     CPU_SUMS((*sums));
     CPU_STORE_ROWS((*store_rows));
@@ -177,6 +181,14 @@ CPU_SUMS(cpu_sums_avx512);
 CPU_DOTS(cpu_dots_bf16);
 CPU_SUMS(cpu_sums_bf16);
 /* tiles_dots_tmpl.c, tiles_sums_tmpl.c: bf16; f16 as sums of two of it */
+CPU_PACK_DIRECT(cpu_pack_direct_tiles_portable);
+CPU_PACK_DIRECT(cpu_pack_direct_tiles_avx2);
+CPU_PACK_DIRECT(cpu_pack_direct_tiles_avx512);
+CPU_PACK_DIRECT(cpu_pack_direct_tiles_amx);
+CPU_PACK_DIRECT(cpu_pack_direct_split_portable);
+CPU_PACK_DIRECT(cpu_pack_direct_split_avx2);
+CPU_PACK_DIRECT(cpu_pack_direct_split_avx512);
+CPU_PACK_DIRECT(cpu_pack_direct_split_amx);
 CPU_DOTS(cpu_dots_tiles_portable);
 CPU_DOTS(cpu_dots_tiles_avx2);
 CPU_DOTS(cpu_dots_tiles_avx512);

@@ -18,13 +18,29 @@ static void find_limits(cpu_worker *w)
     cpu_limit_rows(&w->limits, 0, w->rows);
 }
 
+/* Of direct items once more, as dots takes them, by way of memory for keys that they leave
+ * alone. */
+static void pack_queries(cpu_worker *w)
+{
+    const cpu_kernels *k = w->kernels;
+    void *const to = w->q;
+    if (!w->job->g.is_direct || !k->pack_direct) {
+        item_pack_queries(w, 0, w->rows, 0);
+        return;
+    }
+    w->q = w->k;
+    item_pack_queries(w, 0, w->rows, 0);
+    w->q = to;
+    k->pack_direct(w->k, w->job->g.q_ld, w->rows, (int32_t)w->job->run->q->shape[3], to);
+}
+
 static void run_keys(cpu_worker *w, int64_t begin, int64_t end)
 {
     if (item_can_stream(w)) {
         item_run_streams(w, begin, end);
         return;
     }
-    item_pack_queries(w, 0, w->rows, 0);
+    pack_queries(w);
     item_clear_rows(w, 0, w->rows);
     const int64_t first = begin / CPU_BLOCK_KEYS, past = (end - 1) / CPU_BLOCK_KEYS + 1;
     if (w->job->is_local && begin < end && past - first <= w->job->g.own_blocks)

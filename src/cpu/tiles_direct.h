@@ -21,6 +21,8 @@ enum {
 };
 
 /* scores of more than 16 rows, of f16 8 (tiles_dots_many_tmpl.c) */
+CPU_PACK_DIRECT(LEVEL_NAME(cpu_pack_direct_many));
+CPU_PACK_DIRECT(LEVEL_NAME(cpu_pack_direct_many_split));
 CPU_DOTS(LEVEL_NAME(cpu_dots_many));
 CPU_DOTS(LEVEL_NAME(cpu_dots_many_split));
 /* sums of bf16 for at most 8 rows (tiles_sums_few_tmpl.c) */

@@ -6,25 +6,33 @@
 #include "cpu/cpu.h"
 #include "cpu/tiles_direct.h"
 
-enum {
-    QUERIES = 64 * CPU_DIRECT_DIM,            /* elements of packed Q */
-    MOST_DEPTH = CPU_DIRECT_DIM / TILE_DEPTH, /* of 32 dims */
-};
+enum { MOST_DEPTH = CPU_DIRECT_DIM / TILE_DEPTH }; /* of 32 dims */
 
-/* Two tiles of Q as tiles B: [tile][depth][pair of dims][row][2], rows past the last 0. */
+/* Q as tiles B: [two tiles of rows][tile][depth][pair of dims][row][2], rows past the last 0. */
 static ALWAYS_INLINE void pack_queries(int is_split, const bf16 *q, int32_t q_ld, int32_t rows,
                                        int32_t depth, bf16 *to)
 {
     const bf16 *row[TILE_ROWS];
-    for (int32_t t = 0; t < 2; t++)
-        for (int32_t d = 0; d < depth; d++, to += TILE) {
+    for (int32_t first = 0; first < rows; first += UNIT >> is_split)
+        for (int32_t i = 0; i < 2 * depth; i++, to += TILE) {
+            const int32_t t = i / depth, d = i % depth;
             for (int32_t v = 0; v < TILE_ROWS; v++) {
-                const int32_t r = is_split ? v : t * TILE_ROWS + v;
+                const int32_t r = first + (is_split ? v : t * TILE_ROWS + v);
                 const int64_t at = ((int64_t)r * q_ld + d * TILE_DEPTH) << is_split;
                 row[v] = r < rows ? q + at + (is_split ? t * TILE_DEPTH : 0) : NULL;
             }
             pack_pairs(row, to);
         }
+}
+
+CPU_PACK_DIRECT(LEVEL_NAME(cpu_pack_direct_many))
+{
+    pack_queries(0, q, q_ld, rows, (D + TILE_DEPTH - 1) / TILE_DEPTH, to);
+}
+
+CPU_PACK_DIRECT(LEVEL_NAME(cpu_pack_direct_many_split))
+{
+    pack_queries(1, q, q_ld, rows, (D + TILE_DEPTH - 1) / TILE_DEPTH, to);
 }
 
 /* 32 keys as tiles A. Those that are made lie in `made`: [depth][part][2][16 keys][32 dims]. */
@@ -119,27 +127,23 @@ static ALWAYS_INLINE void turn(int is_split, const float *from, int32_t rows, fl
         }
 }
 
-static ALWAYS_INLINE void dots_many(int is_split, const bf16 *q, int32_t q_ld,
-                                    const cpu_rows *k, int64_t j0, int32_t n, int32_t rows,
-                                    float scale, float *s, int32_t s_ld, cpu_asking *next)
+static ALWAYS_INLINE void dots_many(int is_split, const bf16 *q, const cpu_rows *k, int64_t j0,
+                                    int32_t n, int32_t rows, float scale, float *s,
+                                    int32_t s_ld, cpu_asking *next)
 {
-    _Alignas(64) bf16 queries[QUERIES], made[4 * TILE * MOST_DEPTH];
+    _Alignas(64) bf16 made[4 * TILE * MOST_DEPTH];
     _Alignas(64) float square[4 * SQUARE];
     const int32_t depth = (k->dim + TILE_DEPTH - 1) / TILE_DEPTH, each = 2 * depth * TILE;
     const int32_t unit_rows = UNIT >> is_split, units = (rows + unit_rows - 1) / unit_rows;
     const int64_t ticks = (int64_t)((n + UNIT - 1) / UNIT) * units * depth * 2 << is_split;
     const int32_t share = asking_share(next, ticks);
-    for (int32_t r = 0; r < rows; r += unit_rows)
-        pack_queries(is_split, q + ((int64_t)r * q_ld << is_split), q_ld, rows - r, depth,
-                     queries + r / unit_rows * each);
     for (int32_t j = 0; j < n; j += UNIT) {
         const int32_t whole = !is_split && n - j >= UNIT ? k->dim / TILE_DEPTH : 0;
         const key_unit u = {
             k, k->base + (j0 + j) * k->stride, n - j, depth, whole, units == 1 ? 1 : -1, made};
         for (int32_t r = 0; r < rows; r += unit_rows) {
             float *to = s + (int64_t)r * s_ld + j;
-            score_unit(is_split, &u, r == 0, queries + r / unit_rows * each, next, share,
-                       square);
+            score_unit(is_split, &u, r == 0, q + r / unit_rows * each, next, share, square);
             turn(is_split, square, rows - r, scale, to, s_ld);
             if (!is_split)
                 turn(0, square + 2 * SQUARE, rows - r - TILE_ROWS, scale,
@@ -151,10 +155,12 @@ static ALWAYS_INLINE void dots_many(int is_split, const bf16 *q, int32_t q_ld,
 
 CPU_DOTS(LEVEL_NAME(cpu_dots_many))
 {
-    dots_many(0, q, q_ld, k, j0, n, rows, scale, s, s_ld, next);
+    (void)q_ld;
+    dots_many(0, q, k, j0, n, rows, scale, s, s_ld, next);
 }
 
 CPU_DOTS(LEVEL_NAME(cpu_dots_many_split))
 {
-    dots_many(1, q, q_ld, k, j0, n, rows, scale, s, s_ld, next);
+    (void)q_ld;
+    dots_many(1, q, k, j0, n, rows, scale, s, s_ld, next);
 }

@@ -203,7 +203,7 @@ CPU_SUMS(LEVEL_NAME(cpu_sums_few))
     _Alignas(64) float sums[(MOST_DEPTH + MOST_GROUPS) * SQUARE];
     const int32_t groups = (v->dim + TILE_DEPTH - 1) / TILE_DEPTH;
     const int64_t ticks = (int64_t)((n + STEP - 1) / STEP) * groups;
-    for (int32_t i = 0; i < STEPS * TILE; i += HALF)
+    for (int32_t i = 0; i < STEPS * TILE && rows < TILE_ROWS / 2; i += HALF)
         memset(weights + i + rows * TILE_DEPTH, 0,
                (size_t)(HALF - rows * TILE_DEPTH) * sizeof *weights);
     for (int32_t i = 0; i < rows; i++)
