@@ -8,7 +8,8 @@
 
 enum { MOST_DEPTH = CPU_DIRECT_DIM / TILE_DEPTH }; /* of 32 dims */
 
-/* Q as tiles B: [two tiles of rows][tile][depth][pair of dims][row][2], rows past the last 0. */
+/* Q as tiles B: [two tiles of rows][tile][depth][pair of dims][row][2]; rows past the last
+ * are 0. */
 static ALWAYS_INLINE void pack_queries(int is_split, const bf16 *q, int32_t q_ld, int32_t rows,
                                        int32_t depth, bf16 *to)
 {
