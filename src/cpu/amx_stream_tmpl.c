@@ -54,8 +54,10 @@ static const char *v_of(const chain *c, const cpu_stream_step *at)
 
 static const char *q_of(const chain *c, int32_t strip)
 {
-    const int32_t place = c->a->narrow ? strip % 2 : strip;
-    return (const char *)c->a->q + (size_t)place * UNIT * (size_t)c->shape->q_stride;
+    const cpu_narrow *narrow = c->a->narrow;
+    const char *q = narrow && narrow->q ? narrow->q : c->a->q;
+    const int32_t place = narrow && !narrow->q ? strip % 2 : strip;
+    return q + (size_t)place * UNIT * (size_t)c->shape->q_stride;
 }
 
 static float *o_of(const chain *c, int32_t strip)

@@ -93,8 +93,7 @@ typedef struct cpu_stream_step {
     int32_t is_cut;        /* not all keys are live in all rows */
 } cpu_stream_step;
 /* Steps of 96 keys for masks with limits, where somebody takes a strip's O as soon as it is
- * complete: q has room for two strips, in turn, o is one strip, 0 before each, and all keys of
- * a strip are in the chunk. */
+ * complete: o is one strip, 0 before each, and all keys of a strip are in the chunk. */
 enum { CPU_NARROW_KEYS = 96 };
 /* What is read or written next, in pieces of CPU_ASK_BYTES: brought into the second-level cache
  * while tiles and vectors work, the last ones first. */
@@ -104,7 +103,8 @@ typedef struct cpu_asks {
     int32_t n;
 } cpu_asks;
 typedef struct cpu_narrow {
-    int is_stair; /* limits that lie between keys rise by one key a row */
+    int is_stair;  /* limits that lie between keys rise by one key a row */
+    const char *q; /* of all strips; NULL: the stream's has room for two, in turn */
     void *arg;
     void (*begin)(void *arg, int32_t strip, cpu_asks *asks); /* its q is needed */
     void (*end)(void *arg, int32_t strip); /* its o and l are complete; o is 0 after it */

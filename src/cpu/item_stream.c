@@ -290,17 +290,6 @@ static int32_t plan_narrow(const cpu_worker *w, int32_t r0, int64_t begin, int64
     return n;
 }
 
-/* Rows [i, i + 32) of a tensor's head, where rows follow each other without a gap. */
-static void ask(cpu_asks *asks, const saccade_tensor *t, int64_t b, int64_t h, int64_t i)
-{
-    const cpu_rows rows = cpu_rows_of(t, b, h);
-    const int64_t n = t->shape[2] - i < FLOW_ROWS ? t->shape[2] - i : FLOW_ROWS;
-    const int64_t each = (int64_t)rows.dim * (int64_t)saccade_dtype_bytes(rows.dtype);
-    for (int64_t at = 0; rows.stride == each && at < n * each; at += CPU_ASK_BYTES)
-        if (asks->n < CPU_ASKS)
-            asks->at[asks->n++] = rows.base + i * each + at;
-}
-
 /* What a thread writes of outputs larger than this leaves its second-level cache anyway: lines
  * need not be read to be written. */
 static const int64_t far_bytes = (int64_t)2 << 20;
@@ -313,40 +302,86 @@ static int is_out_far(const cpu_worker *w)
            >= far_bytes * w->job->plan->threads;
 }
 
-/* This strip's out, the next one's queries, and its share of the keys that the next item, which
- * is this thread's most often, has packed first. */
-static void ask_next(const cpu_worker *w, int32_t strip, cpu_asks *asks)
+/* Rows that follow each other without a gap, a strip's number of them at a time; none where
+ * there is one. */
+typedef struct near_rows {
+    const char *at, *past;
+    int64_t strip; /* bytes */
+} near_rows;
+
+/* From row i on. */
+static near_rows near_rows_of(const saccade_tensor *t, int64_t b, int64_t h, int64_t i)
+{
+    const cpu_rows rows = cpu_rows_of(t, b, h);
+    const int64_t each = (int64_t)rows.dim * (int64_t)saccade_dtype_bytes(rows.dtype);
+    if (rows.stride != each || i >= t->shape[2])
+        return (near_rows){0};
+    return (near_rows){rows.base + i * each, rows.base + t->shape[2] * each, FLOW_ROWS * each};
+}
+
+/* An item by narrow steps: its queries as they lie, if they need no packing, and what comes
+ * next: V and K of the next item, which is this thread's most often, queries, out. */
+enum { NEXT = 4 };
+typedef struct narrow_item {
+    cpu_worker *w;
+    const char *q;
+    near_rows next[NEXT];
+    int is_far; /* out goes past the caches */
+} narrow_item;
+
+/* Queries that lie in memory as pack_rows would have them, in whole lines; or NULL. */
+static const char *plain_queries(const cpu_worker *w)
+{
+    const cpu_box *box = &w->item.box;
+    const cpu_rows q = cpu_rows_of(w->job->run->q, box->b, box->h0);
+    const char *at = q.base + box->i0 * q.stride;
+    const int is_whole = q.dim == w->job->g.q_ld && w->rows % FLOW_ROWS == 0;
+    const int is_plain = q.stride == q.dim * w->kernels->element && !w->kernels->is_split;
+    return is_whole && is_plain && (uintptr_t)at % 64 == 0 ? at : NULL;
+}
+
+static narrow_item narrow_item_of(cpu_worker *w)
 {
     const plan_run *run = w->job->run;
     const cpu_box *box = &w->item.box;
-    const int64_t i = box->i0 + (int64_t)strip * FLOW_ROWS;
-    const int64_t j = w->own.past * CPU_BLOCK_KEYS + strip % STRIPS * FLOW_ROWS;
+    const int64_t j = w->own.past * CPU_BLOCK_KEYS;
+    narrow_item item = {.w = w, .q = plain_queries(w), .is_far = is_out_far(w)};
     if (w->job->is_local) {
-        ask(asks, run->v, box->b, w->item.g, j);
-        ask(asks, run->k, box->b, w->item.g, j);
+        item.next[0] = near_rows_of(run->v, box->b, w->item.g, j);
+        item.next[1] = near_rows_of(run->k, box->b, w->item.g, j);
     }
-    ask(asks, run->q, box->b, box->h0, i + FLOW_ROWS);
-    if (!is_out_far(w))
-        ask(asks, run->out, box->b, box->h0, i);
+    item.next[2] = near_rows_of(run->q, box->b, box->h0, box->i0 + FLOW_ROWS);
+    if (!item.is_far)
+        item.next[3] = near_rows_of(run->out, box->b, box->h0, box->i0);
+    return item;
 }
 
 static void begin_narrow(void *arg, int32_t strip, cpu_asks *asks)
 {
-    cpu_worker *w = arg;
-    ask_next(w, strip, asks);
-    item_pack_queries(w, strip * FLOW_ROWS, strip_rows(w, strip * FLOW_ROWS),
-                      strip % 2 * FLOW_ROWS);
+    const narrow_item *item = arg;
+    for (int n = 0; n < NEXT; n++) {
+        const near_rows *rows = &item->next[n];
+        if (!rows->at)
+            continue;
+        const char *at = rows->at + strip * rows->strip, *end = at + rows->strip;
+        for (; at < end && at < rows->past && asks->n < CPU_ASKS; at += CPU_ASK_BYTES)
+            asks->at[asks->n++] = at;
+    }
+    if (!item->q)
+        item_pack_queries(item->w, strip * FLOW_ROWS, strip_rows(item->w, strip * FLOW_ROWS),
+                          strip % 2 * FLOW_ROWS);
 }
 
 static void end_narrow(void *arg, int32_t strip)
 {
-    cpu_worker *w = arg;
+    const narrow_item *item = arg;
+    cpu_worker *w = item->w;
     const int32_t r0 = strip * FLOW_ROWS;
     const saccade_tensor *out = w->job->run->out;
     const int is_wild = w->kernels->take_rows(
         w->o, w->job->g.o_ld, w->l + r0, strip_rows(w, r0), out->dtype, (int32_t)out->shape[3],
         item_out_of(w, r0), out->stride[2] * (int64_t)saccade_dtype_bytes(out->dtype),
-        is_out_far(w));
+        item->is_far);
     if (!is_wild && are_sums_sound(w, r0))
         w->stored |= 1u << strip;
 }
@@ -373,7 +408,8 @@ static int run_narrow(cpu_worker *w, int64_t begin, int64_t end)
     for (int64_t i = 0; i < past - first; i++)
         if (packed.wild[i])
             return 0;
-    const cpu_narrow narrow = {w->limits.rising == w->rows && w->limits.is_stair, w,
+    narrow_item item = narrow_item_of(w);
+    const cpu_narrow narrow = {w->limits.rising == w->rows && w->limits.is_stair, item.q, &item,
                                begin_narrow, end_narrow};
     item_clear_rows(w, 0, strip_rows(w, 0));
     item_clear_sums(w, FLOW_ROWS, w->rows - FLOW_ROWS);
