@@ -33,8 +33,10 @@ typedef struct bench {
 
 /* A row without its figures. */
 bench_row bench_start_row(const bench *b, const bench_case *c, const char *backend);
-/* Fills rates and ceiling from row->ms and the number of live scores. */
-void bench_rate(const bench *b, const bench_case *c, double live, bench_row *row);
+/* Fills rates and ceiling from row->ms, the number of live scores and what memory gives, which
+ * bounds few queries. */
+void bench_rate(const bench *b, const bench_case *c, double live, double memory_gbytes_per_s,
+                bench_row *row);
 /* Prints it and keeps it. */
 saccade_status bench_finish_row(bench *b, const bench_row *row, saccade_error *err);
 double bench_median(double *values, int n); /* sorts them */

@@ -153,7 +153,7 @@ static saccade_status put_row(bench *b, device_row *r, int rounds, saccade_error
 {
     bench_row row = bench_start_row(b, r->text, "cuda");
     row.ms = 1e3 * bench_median(r->seconds, rounds);
-    bench_rate(b, r->text, r->live, &row);
+    bench_rate(b, r->text, r->live, b->device_ceilings.copy_gbytes_per_s, &row);
     CLI_TRY(bench_set_sparsity(b, r->text, &row, err));
     return bench_finish_row(b, &row, err);
 }

@@ -26,9 +26,10 @@ typedef struct timing {
     double seconds, read_gbytes_per_s;
 } timing;
 
-static bool is_by_memory(const bench *b, const bench_case *c)
+/* Few queries: K and V come from memory once. Many: arithmetic. */
+static bool is_by_memory(const bench_case *c)
 {
-    return c->sizes.Q <= 16 && !b->on_device;
+    return c->sizes.Q <= 16;
 }
 
 static saccade_status read_keys(const bench *b, const job_tensors *t, double *rate,
@@ -122,14 +123,14 @@ static double product_ceiling(const bench *b, saccade_dtype dtype)
     return dtype == SACCADE_BF16 ? b->ceilings.bf16_gflops : b->ceilings.fma_gflops;
 }
 
-/* Few queries: K and V from memory once. Many: arithmetic. */
-void bench_rate(const bench *b, const bench_case *c, double live, bench_row *r)
+void bench_rate(const bench *b, const bench_case *c, double live, double memory_gbytes_per_s,
+                bench_row *r)
 {
     const saccade_sizes *s = &c->sizes;
     const double seconds = 1e-3 * r->ms;
     const double rows = (double)s->B * (double)s->H * (double)s->Q;
     r->gflops = 2e-9 * (double)(s->D + s->Dv) * live / seconds;
-    if (s->Q > 16) {
+    if (!is_by_memory(c)) {
         const double most = product_ceiling(b, c->dtype);
         if (most > 0) { /* it was measured */
             r->ceiling = most;
@@ -140,8 +141,7 @@ void bench_rate(const bench *b, const bench_case *c, double live, bench_row *r)
     const double bytes = (double)saccade_dtype_bytes(c->dtype) * (double)(s->D + s->Dv);
     const double keys = live / rows * (double)s->B * (double)s->Hkv;
     r->gbytes_per_s = 1e-9 * bytes * keys / seconds;
-    r->ceiling =
-        b->on_device ? b->device_ceilings.copy_gbytes_per_s : b->ceilings.read_gbytes_per_s;
+    r->ceiling = memory_gbytes_per_s;
     r->of_ceiling = r->gbytes_per_s / r->ceiling;
 }
 
@@ -194,16 +194,11 @@ static saccade_status time_backend(bench *b, const bench_case *c, const job *j,
     asked.lse = (saccade_tensor){.dtype = SACCADE_NONE}; /* as inference asks, and PyTorch */
     options.backend = backend;
     CLI_TRY(engine_open(j, &options, &asked, &e, err));
-    const saccade_status status =
-        time_engine(b, &e, is_by_memory(b, c) ? t : NULL, &found, err);
+    const saccade_status status = time_engine(b, &e, is_by_memory(c) ? t : NULL, &found, err);
     engine_close(&e);
     CLI_TRY(status);
     row.ms = 1e3 * found.seconds;
-    bench_rate(b, c, live, &row);
-    if (is_by_memory(b, c)) {
-        row.ceiling = found.read_gbytes_per_s;
-        row.of_ceiling = row.gbytes_per_s / row.ceiling;
-    }
+    bench_rate(b, c, live, found.read_gbytes_per_s, &row);
     CLI_TRY(bench_set_sparsity(b, c, &row, err));
     if (b->dense_gflops > 0 && row.sparsity < 1) {
         const saccade_sizes *s = &c->sizes;
