@@ -10,11 +10,9 @@
 
 enum { EACH = 2 * VF };
 
-/* Columns d and on of a row over its sum, 0 where that is. */
-static ALWAYS_INLINE __m512i columns(const float *o, float l)
+/* Columns of a row times one over its sum, 0 where it is not live. */
+static ALWAYS_INLINE __m512i columns(const float *o, vf scale, __mmask16 live)
 {
-    const __mmask16 live = l == 0 ? 0 : UINT16_MAX;
-    const vf scale = vf_set(1 / l);
     const vf low = _mm512_maskz_mul_ps(live, vf_load(o), scale);
     const vf high = _mm512_maskz_mul_ps(live, vf_load(o + VF), scale);
     return (__m512i)_mm512_cvtne2ps_pbh(high, low);
@@ -26,9 +24,12 @@ CPU_STORE_ROWS(cpu_store_rows_amx)
         cpu_store_rows_avx512(o, o_ld, l, rows, dtype, E, to, stride);
         return;
     }
-    for (int32_t r = 0; r < rows; r++, o += o_ld)
+    for (int32_t r = 0; r < rows; r++, o += o_ld) {
+        const __mmask16 live = l[r] == 0 ? 0 : UINT16_MAX;
+        const vf scale = vf_set(1 / l[r]);
         for (int32_t d = 0; d < E; d += EACH)
-            _mm512_storeu_si512((char *)to + r * stride + d * 2, columns(o + d, l[r]));
+            _mm512_storeu_si512((char *)to + r * stride + d * 2, columns(o + d, scale, live));
+    }
 }
 
 static void clear(float *o, int64_t n)
@@ -57,8 +58,7 @@ static ALWAYS_INLINE int take(float *o, int32_t o_ld, const float *l, int32_t ro
             invert(l + r, rows - r, scale);
         const vf by = vf_set(scale[r % VF]);
         for (int32_t d = 0; d < E; d += EACH) {
-            const vf low = vf_load(o + d) * by, high = vf_load(o + d + VF) * by;
-            const __m512i x = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+            const __m512i x = columns(o + d, by, UINT16_MAX);
             if (is_far)
                 _mm512_stream_si512((void *)(to + d * 2), x);
             else

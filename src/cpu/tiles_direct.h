@@ -236,6 +236,15 @@ static ALWAYS_INLINE void split_lines(const split_tables *with, const tiles_line
 
 /* ---- tiles ---- */
 
+/* The four sums, one square behind the other. */
+static ALWAYS_INLINE void store_squares(float *to)
+{
+    TILE_STORE(0, to, TILE_BYTES);
+    TILE_STORE(1, to + SQUARE, TILE_BYTES);
+    TILE_STORE(2, to + 2 * SQUARE, TILE_BYTES);
+    TILE_STORE(3, to + 3 * SQUARE, TILE_BYTES);
+}
+
 /* 16 rows of 32 elements, NULL: of 0, as a tile B: [pair of elements][row][2]. */
 static ALWAYS_INLINE void pack_pairs(const bf16 *const row[TILE_ROWS], bf16 *to)
 {

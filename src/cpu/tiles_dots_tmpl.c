@@ -195,10 +195,7 @@ static ALWAYS_INLINE void score_keys(int is_split, const dots_job *job, int32_t 
         if (j > 0 && d == job->depth / 2)
             turn_keys(is_split, job, j - KEYS, 1);
     }
-    TILE_STORE(0, to, TILE_BYTES);
-    TILE_STORE(1, to + SQUARE, TILE_BYTES);
-    TILE_STORE(2, to + 2 * SQUARE, TILE_BYTES);
-    TILE_STORE(3, to + 3 * SQUARE, TILE_BYTES);
+    store_squares(to);
 }
 
 static ALWAYS_INLINE void dots_by_tiles(int is_split, const bf16 *q, const cpu_rows *k,

@@ -125,10 +125,7 @@ static ALWAYS_INLINE void multiply_odd(const few_job *job, int32_t t, int32_t c,
 
 static ALWAYS_INLINE void store_sums(int32_t groups, float *to)
 {
-    TILE_STORE(0, to, TILE_BYTES);
-    TILE_STORE(1, to + SQUARE, TILE_BYTES);
-    TILE_STORE(2, to + 2 * SQUARE, TILE_BYTES);
-    TILE_STORE(3, to + 3 * SQUARE, TILE_BYTES);
+    store_squares(to);
     for (int32_t i = 0; i < groups * SQUARE && groups <= 2; i += VF)
         vf_store(to + i, vf_load(to + i) + vf_load(to + 2 * SQUARE + i));
 }
