@@ -180,3 +180,11 @@ saccade_status cpu_level_allowed(cpu_level *out, saccade_error *err)
     *out = level;
     return SACCADE_OK;
 }
+
+const char *cpu_level_bound(void)
+{
+    cpu_level allowed;
+    const bool is_lowered =
+        cpu_level_allowed(&allowed, NULL) == SACCADE_OK && allowed < cpu_features_get()->level;
+    return is_lowered ? "the environment's SACCADE_LEVEL" : "the best of this machine";
+}

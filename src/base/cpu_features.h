@@ -31,6 +31,9 @@ const cpu_features *cpu_features_get(void);
    Reads the environment each time; a name that is no level is an error. */
 saccade_status cpu_level_allowed(cpu_level *out, saccade_error *err);
 
+/* what that level comes from, in words for a message. */
+const char *cpu_level_bound(void);
+
 /* "portable", "avx2", "avx512", "amx". */
 const char *cpu_level_name(cpu_level level);
 saccade_status cpu_level_parse(const char *name, cpu_level *out, saccade_error *err);

@@ -2,7 +2,34 @@
    sizes, plain tensors. */
 #include "base/status.h"
 
+#include "saccade_config.h"
+
 #include <stddef.h>
+
+#if HAVE_THREADS
+#define THREADS_BUILT "threads"
+#else
+#define THREADS_BUILT "no threads"
+#endif
+#if HAVE_ZYDIS
+#define ZYDIS_BUILT "zydis"
+#else
+#define ZYDIS_BUILT "no zydis"
+#endif
+#if HAVE_PNG
+#define PNG_BUILT "png"
+#else
+#define PNG_BUILT "no png"
+#endif
+#if HAVE_LEVEL_AMX
+#define LEVELS_BUILT " avx2 avx512 amx"
+#elif HAVE_LEVEL_AVX512
+#define LEVELS_BUILT " avx2 avx512"
+#elif HAVE_LEVEL_AVX2
+#define LEVELS_BUILT " avx2"
+#else
+#define LEVELS_BUILT ""
+#endif
 
 static const struct {
     saccade_dtype dtype;
@@ -29,6 +56,7 @@ static const struct {
     {SACCADE_ENOMEM, "out of memory"},
     {SACCADE_EBACKEND, "back end not available"},
     {SACCADE_EIO, "input or output failed"},
+    {SACCADE_ESTOPPED, "stopped"},
     {SACCADE_EINTERNAL, "internal error"},
 };
 
@@ -40,9 +68,19 @@ const char *saccade_status_name(saccade_status status)
     return "unknown status";
 }
 
+int32_t saccade_abi(void)
+{
+    return SACCADE_ABI;
+}
+
 const char *saccade_version(void)
 {
     return SACCADE_VERSION;
+}
+
+const char *saccade_build(void)
+{
+    return THREADS_BUILT ", " ZYDIS_BUILT ", " PNG_BUILT ", levels portable" LEVELS_BUILT;
 }
 
 const char *saccade_dtype_name(saccade_dtype dtype)

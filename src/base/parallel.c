@@ -1,10 +1,20 @@
-/* Parallel loops over OpenMP. One thread never enters OpenMP, so a serial run costs nothing and
-   starts no thread pool. */
+/* Parallel loops: the caller and its helpers take items from one counter until none is left.
+   The caller then takes back what no worker has begun, and waits only for those at work. */
 #include "base/parallel.h"
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+#include "base/cpus.h"
+#include "base/workers.h"
+
+#include "saccade_config.h"
+
+#include <stdatomic.h>
+
+typedef struct loop {
+    par_fn fn;
+    void *arg;
+    int64_t n_items;
+    _Atomic int64_t next;
+} loop;
 
 static void serial(int64_t n_items, par_fn fn, void *arg)
 {
@@ -12,12 +22,17 @@ static void serial(int64_t n_items, par_fn fn, void *arg)
         fn(arg, item, 0);
 }
 
-#ifdef _OPENMP
+static void take_items(void *arg, int thread)
+{
+    loop *l = arg;
+    int64_t item;
+    while ((item = atomic_fetch_add_explicit(&l->next, 1, memory_order_relaxed)) < l->n_items)
+        l->fn(l->arg, item, thread);
+}
 
 int par_max_threads(void)
 {
-    const int n = omp_get_max_threads();
-    return n < 1 ? 1 : n;
+    return HAVE_THREADS ? cpus_usable(PAR_THREADS_MAX) : 1;
 }
 
 void par_for(int64_t n_items, int n_threads, par_fn fn, void *arg)
@@ -25,26 +40,12 @@ void par_for(int64_t n_items, int n_threads, par_fn fn, void *arg)
     int n = n_threads > 0 ? n_threads : par_max_threads();
     if (n > n_items)
         n = (int)n_items;
-    if (n <= 1) {
+    if (n > PAR_THREADS_MAX)
+        n = PAR_THREADS_MAX;
+    if (!HAVE_THREADS || n <= 1) {
         serial(n_items, fn, arg);
         return;
     }
-#pragma omp parallel for schedule(dynamic, 1) num_threads(n)
-    for (int64_t item = 0; item < n_items; item++)
-        fn(arg, item, omp_get_thread_num());
+    loop l = {.fn = fn, .arg = arg, .n_items = n_items};
+    workers_run(n, take_items, &l);
 }
-
-#else
-
-int par_max_threads(void)
-{
-    return 1;
-}
-
-void par_for(int64_t n_items, int n_threads, par_fn fn, void *arg)
-{
-    (void)n_threads;
-    serial(n_items, fn, arg);
-}
-
-#endif

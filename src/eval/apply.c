@@ -169,3 +169,11 @@ eval_cell eval_read(saccade_dtype dtype, const void *data, int64_t offset)
     }
     return (eval_cell){0};
 }
+
+double eval_read_wide(saccade_dtype dtype, const void *data, int64_t offset)
+{
+    const eval_cell cell = eval_read(dtype, data, offset);
+    if (dtype == SACCADE_F64)
+        return ((const double *)data)[offset];
+    return dtype >= SACCADE_F16 && dtype <= SACCADE_F32 ? (double)cell.f : (double)cell.i;
+}

@@ -6,10 +6,13 @@
 
 #include "mod/mod.h"
 
+#include <stdbool.h>
+
 /* What a mod is evaluated in. tensors[i] belongs to captures[i] of the mod_fn; borrowed. */
 typedef struct eval_env {
     int32_t size[MOD_SIZE_COUNT];
     const saccade_tensor *tensors;
+    bool is_wide; /* a score of an f64 problem: eval_scalar keeps all but indices in double */
 } eval_env;
 
 /* Fills tensors[] (n_captures of fn, caller's) from bindings by name and checks dtype, rank,
@@ -40,11 +43,12 @@ typedef struct eval_report {
 } eval_report;
 
 /* Mask (0 or 1) or score at one point. What does not depend on score is f32 and int32 as in
- * every engine, what does is double. `values`: scratch, fn->n_nodes doubles. report may be
- * NULL. */
+ * every engine, what does is double. With env->is_wide everything is double, f64 captures too,
+ * but for the indices of loads, which stay those of every engine.
+ * `values`: scratch, eval_scalar_values doubles. report may be NULL. */
+size_t eval_scalar_values(const mod_fn *fn, bool is_wide);
 double eval_scalar(const mod_fn *fn, const eval_env *env, const eval_point *at, double *values,
                    eval_report *report);
-/* Value and derivative by score of a score mod; d(tensor capture) is pass/gradient's matter. */
 
 /* ---- strip.c: the vectorised interpreter ---- */
 
@@ -55,6 +59,9 @@ typedef struct eval_state eval_state; /* one per thread, in caller's memory */
 
 saccade_status eval_compile(const mod_fn *fn, arena *arena, const eval_prog **out,
                             saccade_error *err);
+/* Several float results of one fn, at nodes results[0..n), n >= 1: eval_results gives them. */
+saccade_status eval_compile_results(const mod_fn *fn, const uint32_t *results, uint32_t n,
+                                    arena *arena, const eval_prog **out, saccade_error *err);
 size_t eval_state_bytes(const eval_prog *prog); /* multiple of 64 */
 /* Starts using `memory` (64-aligned, eval_state_bytes) for prog under env; env is copied, its
  * tensors borrowed. Nodes that depend on nothing are computed here. */
@@ -66,5 +73,8 @@ void eval_row(eval_state *state, int32_t q);
 void eval_mask(eval_state *state, int32_t kv0, int32_t n, uint8_t *live);
 /* score[i] = score mod at (kv0 + i, score[i]), in place. */
 void eval_score(eval_state *state, int32_t kv0, int32_t n, float *score);
+/* out[k][i] = result k at (kv0 + i, score[i]); one of out may be score. */
+void eval_results(eval_state *state, int32_t kv0, int32_t n, const float *score,
+                  float *const *out);
 
 #endif

@@ -19,6 +19,8 @@ double eval_apply_wide(mod_op op, double x, double y, double z);
 
 /* One element, as captures are read: integers keep their low 32 bits, f64 is rounded. */
 eval_cell eval_read(saccade_dtype dtype, const void *data, int64_t offset);
+/* The same with f64 as it is. */
+double eval_read_wide(saccade_dtype dtype, const void *data, int64_t offset);
 
 /* Index clamped into [0, size); size >= 1. */
 static inline int64_t eval_clamp(int32_t index, int64_t size)

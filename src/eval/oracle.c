@@ -1,6 +1,6 @@
 /* The readable truth: a mod at one point. Values are held as double, which holds every int32
    and f32 exactly; what does not depend on the score is computed in int32 and f32 as every
-   engine does (DESIGN, two kinds of float), the rest in double.
+   engine does (docs/design.md, rule 2), the rest in double.
    All nodes are computed, since values are pure; which loads the text would have reached by
    && || ?: is asked only when one of them was out of range. */
 #include "eval/eval.h"
@@ -14,7 +14,9 @@
 typedef struct walk {
     const mod_fn *fn;
     const eval_env *env;
-    double *values;
+    double *values;        /* of the walk's nodes */
+    const double *indices; /* what loads are indexed by; the same but in a wide walk */
+    bool is_wide;
     bool any_outside;
 } walk;
 
@@ -35,25 +37,27 @@ static double load(walk *w, const mod_node *n)
     const saccade_tensor *t = &w->env->tensors[n->imm.i];
     int64_t offset = 0;
     for (uint32_t d = 0; d < n->n_args; d++) {
-        const int32_t index = (int32_t)w->values[w->fn->args[n->args + d]];
+        const int32_t index = (int32_t)w->indices[w->fn->args[n->args + d]];
         if (index < 0 || index >= t->shape[d])
             w->any_outside = true;
         offset += eval_clamp(index, t->shape[d]) * t->stride[d];
     }
+    if (w->is_wide)
+        return eval_read_wide(t->dtype, t->data, offset);
     return value_of((mod_type)n->type, eval_read(t->dtype, t->data, offset));
 }
 
 static double operation(const walk *w, const mod_node *n)
 {
+    const bool is_wide = w->is_wide || (n->deps & DEP_SCORE);
     double value[3] = {0, 0, 0};
     eval_cell cell[3] = {{0}, {0}, {0}};
     for (uint32_t k = 0; k < n->n_args; k++) {
         const uint32_t arg = w->fn->args[n->args + k];
         value[k] = w->values[arg];
-        cell[k] =
-            cell_of((mod_type)w->fn->nodes[arg].type, n->deps & DEP_SCORE ? 0.0 : value[k]);
+        cell[k] = cell_of((mod_type)w->fn->nodes[arg].type, is_wide ? 0.0 : value[k]);
     }
-    if (n->deps & DEP_SCORE)
+    if (is_wide)
         return eval_apply_wide((mod_op)n->op, value[0], value[1], value[2]);
     return value_of((mod_type)n->type, eval_apply((mod_op)n->op, cell[0], cell[1], cell[2]));
 }
@@ -143,16 +147,31 @@ static void report_outside(const walk *w, eval_report *report)
             return;
 }
 
+size_t eval_scalar_values(const mod_fn *fn, bool is_wide)
+{
+    return is_wide ? 2 * (size_t)fn->n_nodes : fn->n_nodes;
+}
+
+static double walk_nodes(walk *w, const eval_point *at)
+{
+    for (uint32_t i = 0; i < w->fn->n_nodes; i++)
+        w->values[i] = leaf_or_operation(w, &w->fn->nodes[i], at);
+    return w->values[w->fn->result];
+}
+
 double eval_scalar(const mod_fn *fn, const eval_env *env, const eval_point *at, double *values,
                    eval_report *report)
 {
-    walk w = {fn, env, values, false};
-    for (uint32_t i = 0; i < fn->n_nodes; i++)
-        values[i] = leaf_or_operation(&w, &fn->nodes[i], at);
+    walk w = {.fn = fn, .env = env, .values = values, .indices = values};
+    const double result = walk_nodes(&w, at);
     if (report != NULL) {
         *report = (eval_report){.node = -1};
         if (w.any_outside)
             report_outside(&w, report);
     }
-    return values[fn->result];
+    if (!env->is_wide)
+        return result;
+    w.values = values + fn->n_nodes;
+    w.is_wide = true;
+    return walk_nodes(&w, at);
 }

@@ -148,6 +148,33 @@ static saccade_status check_dtype(const mod_capture *c, const saccade_tensor *t,
     return SACCADE_OK;
 }
 
+/* 48 bits: what a processor can address. */
+static const int64_t MOST_ELEMENTS = (int64_t)1 << 48;
+
+/* Offsets of elements, even one past each end, fit 64 bits in bytes; and elements can be
+ * counted, those that a stride of 0 repeats once. */
+static saccade_status check_span(const char *name, const saccade_tensor *t, saccade_error *err)
+{
+    const int64_t bytes = (int64_t)saccade_dtype_bytes(t->dtype);
+    int64_t up = 0, down = 0, elements = 1;
+    for (int32_t d = 0; d < t->rank; d++) {
+        int64_t length;
+        BAD(__builtin_mul_overflow(t->shape[d], t->stride[d], &length)
+                || __builtin_mul_overflow(length, bytes, &length)
+                || __builtin_add_overflow(length < 0 ? down : up, length,
+                                          length < 0 ? &down : &up)
+                || down == INT64_MIN,
+            "stride: got %" PRId64 " in dimension %d, expected elements within 2^63 bytes",
+            t->stride[d], d);
+        if (t->stride[d] == 0)
+            continue;
+        BAD(t->shape[d] > MOST_ELEMENTS / elements,
+            "shape: got over 2^48 elements up to dimension %d, expected fewer", d);
+        elements *= t->shape[d] > 0 ? t->shape[d] : 1;
+    }
+    return SACCADE_OK;
+}
+
 /* Sizes of dimensions; has_elements says whether there is anything to read. */
 static saccade_status check_shape(const mod_fn *fn, uint32_t capture, const saccade_tensor *t,
                                   bool *has_elements, saccade_error *err)
@@ -157,12 +184,15 @@ static saccade_status check_shape(const mod_fn *fn, uint32_t capture, const sacc
     for (int32_t d = 0; d < t->rank; d++) {
         BAD(t->shape[d] < 0, "shape: got %" PRId64 " in dimension %d, expected >= 1",
             t->shape[d], d);
+        BAD(t->shape[d] > INT32_MAX,
+            "shape: got %" PRId64 " in dimension %d, expected at most 2147483647", t->shape[d],
+            d);
         BAD(t->shape[d] == 0 && is_loaded(fn, capture),
             "shape: got 0 in dimension %d, which is indexed, expected >= 1", d);
         if (t->shape[d] == 0)
             *has_elements = false;
     }
-    return SACCADE_OK;
+    return check_span(name, t, err);
 }
 
 static saccade_status check_tensor(const mod_fn *fn, uint32_t capture, const saccade_tensor *t,

@@ -19,13 +19,7 @@
 enum stage { STAGE_RUN, STAGE_HEAD, STAGE_ROW, STAGE_KEYS, STAGES };
 enum step_kind { STEP_COUNT, STEP_SCORE, STEP_LOAD, STEP_OP };
 
-enum {
-    SLOT_BYTES = STRIP_LANES * 4,
-    OFFSETS_BYTES = STRIP_LANES * 8,
-    MAX_SLOPE = 1 << 16,
-    NO_SLOPE = INT32_MIN,
-    NOT_ROW = -1
-};
+enum { SLOT_BYTES = STRIP_LANES * 4, OFFSETS_BYTES = STRIP_LANES * 8, NOT_ROW = -1 };
 
 /* An operand: a slot, or the cell of a node (as ~node). */
 typedef int32_t operand;
@@ -45,7 +39,8 @@ struct eval_prog {
     uint32_t n_stage[STAGE_KEYS];
     const step *steps;
     uint32_t n_steps, n_slots;
-    operand result;
+    operand *results;
+    uint32_t n_results;
     bool has_gather;
 };
 
@@ -104,7 +99,7 @@ typedef struct maker {
     eval_prog *prog;
     arena *arena;
     uint32_t *last_use; /* the last node that reads it */
-    int32_t *slope;     /* change per key of an int, wrapping; NO_SLOPE: not a line */
+    const mod_line *lines;
     uint32_t *slot;
     uint32_t *free; /* stack of slots */
     uint32_t n_free;
@@ -116,48 +111,26 @@ static saccade_status make_maker(maker *m, eval_prog *prog, arena *arena, saccad
     const uint32_t n = prog->fn->n_nodes;
     *m = (maker){.prog = prog, .arena = arena};
     m->last_use = arena_array(arena, n, sizeof *m->last_use);
-    m->slope = arena_array(arena, n, sizeof *m->slope);
+    m->lines = mod_find_lines(prog->fn, arena);
     m->slot = arena_array(arena, n, sizeof *m->slot);
     m->free = arena_array(arena, n, sizeof *m->free);
     m->steps = arena_array(arena, n, sizeof *m->steps);
     FAIL_IF_NULL(m->last_use);
-    FAIL_IF_NULL(m->slope);
+    FAIL_IF_NULL(m->lines);
     FAIL_IF_NULL(m->slot);
     FAIL_IF_NULL(m->free);
     FAIL_IF_NULL(m->steps);
     return SACCADE_OK;
 }
 
-static void find_last_uses(maker *m)
+static void find_last_uses(maker *m, const uint32_t *results, uint32_t n)
 {
     const mod_fn *fn = m->prog->fn;
     for (uint32_t i = 0; i < fn->n_nodes; i++)
         for (uint32_t k = 0; k < fn->nodes[i].n_args; k++)
             m->last_use[fn->args[fn->nodes[i].args + k]] = i;
-    m->last_use[fn->result] = fn->n_nodes;
-}
-
-static int32_t slope_of(const maker *m, const mod_node *n)
-{
-    const mod_fn *fn = m->prog->fn;
-    const uint32_t *args = fn->args + n->args;
-    if (stage_of(n) != STAGE_KEYS)
-        return 0;
-    if (n->op == OP_VAR)
-        return 1;
-    if (n->op != OP_iadd && n->op != OP_isub && n->op != OP_ineg && n->op != OP_imul)
-        return NO_SLOPE;
-    const int64_t x = m->slope[args[0]], y = n->op == OP_ineg ? 0 : m->slope[args[1]];
-    if (x == NO_SLOPE || y == NO_SLOPE)
-        return NO_SLOPE;
-    int64_t slope = n->op == OP_iadd ? x + y : n->op == OP_isub ? x - y : -x;
-    if (n->op == OP_imul) {
-        const int by_left = fn->nodes[args[0]].op == OP_INT;
-        if (!by_left && fn->nodes[args[1]].op != OP_INT)
-            return NO_SLOPE;
-        slope = fn->nodes[args[by_left ? 0 : 1]].imm.i * (by_left ? y : x);
-    }
-    return slope < -MAX_SLOPE || slope > MAX_SLOPE ? NO_SLOPE : (int32_t)slope;
+    for (uint32_t k = 0; k < n; k++)
+        m->last_use[results[k]] = fn->n_nodes;
 }
 
 /* The one dimension whose index runs in a line, when all others stand still. */
@@ -171,8 +144,8 @@ static void plan_load(const maker *m, const mod_node *n, step *s)
             continue;
         const bool is_second = s->row_dim != NOT_ROW;
         s->row_dim = (int8_t)d;
-        s->slope = m->slope[arg];
-        if (is_second || s->slope == NO_SLOPE) {
+        s->slope = m->lines[arg].coef[VAR_KV];
+        if (is_second || !(m->lines[arg].known & DEP_KV)) {
             s->row_dim = NOT_ROW;
             break;
         }
@@ -234,33 +207,43 @@ static saccade_status make_step(maker *m, uint32_t i, saccade_error *err)
     return SACCADE_OK;
 }
 
-static saccade_status make_steps(eval_prog *prog, arena *arena, saccade_error *err)
+static saccade_status make_steps(eval_prog *prog, const uint32_t *results, uint32_t n,
+                                 arena *arena, saccade_error *err)
 {
     const mod_fn *fn = prog->fn;
     maker m;
     TRY(make_maker(&m, prog, arena, err));
-    find_last_uses(&m);
+    find_last_uses(&m, results, n);
     for (uint32_t i = 0; i < fn->n_nodes; i++) {
-        m.slope[i] = slope_of(&m, &fn->nodes[i]);
         if (stage_of(&fn->nodes[i]) == STAGE_KEYS)
             TRY(make_step(&m, i, err));
     }
     prog->steps = m.steps;
-    prog->result = operand_of(&m, fn->result);
+    prog->results = arena_array(arena, n, sizeof *prog->results);
+    FAIL_IF_NULL(prog->results);
+    prog->n_results = n;
+    for (uint32_t k = 0; k < n; k++)
+        prog->results[k] = operand_of(&m, results[k]);
     return SACCADE_OK;
 }
 
-saccade_status eval_compile(const mod_fn *fn, arena *arena, const eval_prog **out,
-                            saccade_error *err)
+saccade_status eval_compile_results(const mod_fn *fn, const uint32_t *results, uint32_t n,
+                                    arena *arena, const eval_prog **out, saccade_error *err)
 {
     eval_prog *prog = arena_alloc(arena, sizeof *prog);
     FAIL_IF_NULL(prog);
     *prog = (eval_prog){.fn = fn};
     TRY(choose_table(&prog->table, err));
     TRY(list_stages(prog, arena, err));
-    TRY(make_steps(prog, arena, err));
+    TRY(make_steps(prog, results, n, arena, err));
     *out = prog;
     return SACCADE_OK;
+}
+
+saccade_status eval_compile(const mod_fn *fn, arena *arena, const eval_prog **out,
+                            saccade_error *err)
+{
+    return eval_compile_results(fn, &fn->result, 1, arena, out, err);
 }
 
 /* ---- state ---- */
@@ -434,7 +417,7 @@ static void run_steps(eval_state *state, int32_t kv0, int32_t n, const float *sc
 
 void eval_mask(eval_state *state, int32_t kv0, int32_t n, uint8_t *live)
 {
-    const operand result = state->prog->result;
+    const operand result = state->prog->results[0];
     if (n <= 0)
         return;
     run_steps(state, kv0, n, NULL);
@@ -444,16 +427,27 @@ void eval_mask(eval_state *state, int32_t kv0, int32_t n, uint8_t *live)
         memset(live, state->cells[~result].i, (size_t)n);
 }
 
-void eval_score(eval_state *state, int32_t kv0, int32_t n, float *score)
+static void take_result(const eval_state *state, operand result, int32_t n, float *out)
 {
-    const operand result = state->prog->result;
-    if (n <= 0)
-        return;
-    run_steps(state, kv0, n, score);
     if (result >= 0) {
-        memcpy(score, slot_at(state, (uint32_t)result), (size_t)n * sizeof *score);
+        memcpy(out, slot_at(state, (uint32_t)result), (size_t)n * sizeof *out);
         return;
     }
     for (int32_t i = 0; i < n; i++)
-        score[i] = state->cells[~result].f;
+        out[i] = state->cells[~result].f;
+}
+
+void eval_results(eval_state *state, int32_t kv0, int32_t n, const float *score,
+                  float *const *out)
+{
+    if (n <= 0)
+        return;
+    run_steps(state, kv0, n, score);
+    for (uint32_t k = 0; k < state->prog->n_results; k++)
+        take_result(state, state->prog->results[k], n, out[k]);
+}
+
+void eval_score(eval_state *state, int32_t kv0, int32_t n, float *score)
+{
+    eval_results(state, kv0, n, score, &score);
 }

@@ -13,6 +13,7 @@ enum {
     AST_MAX_NAME = 63,       /* bytes of a name */
     AST_MAX_NODES = 1 << 18, /* expressions of one text */
     AST_MAX_DEFS = 256,      /* of one body */
+    AST_MAX_INSIDE = 32,     /* definitions inside definitions */
     AST_MAX_PARAMS = 32,
     AST_MAX_ARGS = 32
 };

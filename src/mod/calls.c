@@ -13,37 +13,29 @@ static saccade_status wrong_count(elab *e, const ast_node *node, const char *sig
                      node->n_args, node->n_args == 1 ? "" : "s", expected, signature);
 }
 
-static saccade_status elab_args(elab *e, const ast_node *node, value *args)
-{
-    for (uint32_t i = 0; i < node->n_args; i++)
-        TRY(elab_expr(e, node->args[i], &args[i]));
-    return SACCADE_OK;
-}
-
 /* clamp(x, lo, hi) = min(max(x, lo), hi). */
-static saccade_status call_clamp(elab *e, const ast_node *node, value *out)
+static saccade_status call_clamp(elab *e, const ast_node *node, const value *args, value *out)
 {
-    value args[3], inner[2];
+    value inner[2];
     const ast_node *operands[] = {node->args[0], node->args[2]};
-    TRY(elab_args(e, node, args));
     TRY(elab_apply(e, "max(", node, node->args, args, 2, &inner[0]));
     inner[1] = args[2];
     return elab_apply(e, "min(", node, operands, inner, 2, out);
 }
 
 /* int(x), float(x): nothing is done to what has the type already. */
-static saccade_status call_convert(elab *e, const ast_node *node, const char *form, value *out)
+static saccade_status call_convert(elab *e, const ast_node *node, const char *form,
+                                   const value *arg, value *out)
 {
-    const unsigned to = form[0] == 'i' ? T_INT : T_FLOAT;
-    TRY(elab_expr(e, node->args[0], out));
-    if (out->types == to)
+    const unsigned to = form[0] == 'i' ? T_INT : T_FLOAT, from = arg->types;
+    *out = *arg;
+    if (from == to)
         return SACCADE_OK;
-    const unsigned from = out->types;
     if (to == T_FLOAT && from == T_BOOL)
         return elab_fail(
             e, node->args[0]->place, SACCADE_ETYPE,
             "argument of float(): got bool, expected a number; int(x) gives 0 or 1");
-    TRY(elab_apply(e, form, node, node->args, out, 1, out));
+    TRY(elab_apply(e, form, node, node->args, arg, 1, out));
     out->types = from & to ? to : out->types;
     return SACCADE_OK;
 }
@@ -75,7 +67,9 @@ static saccade_status sum_term(elab *e, const ast_node *node, int32_t i, value *
     local *hidden = frame_find(f, name);
     const local kept = hidden ? *hidden : (local){0};
     TRY(frame_set(e, f, name, (local){.value = elab_int(e, i)}));
+    TRY(elab_enter(e, node->place));
     TRY(elab_expr(e, node->args[2], out));
+    e->calls--;
     if ((out->types & T_NUMBER) == 0)
         return elab_fail(e, node->args[2]->place, SACCADE_ETYPE,
                          "a term of sum(): got bool, expected a number; int(x) gives 0 or 1");
@@ -113,29 +107,43 @@ static saccade_status call_sum(elab *e, const ast_node *node, value *out)
     return SACCADE_OK;
 }
 
-static saccade_status call_builtin(elab *e, const ast_node *node, value *out)
+static bool is_sum(const ast_node *node)
 {
-    const bool is_sum = strcmp(node->name, "sum") == 0;
-    const bool is_clamp = strcmp(node->name, "clamp") == 0;
+    return strcmp(node->name, "sum") == 0;
+}
+
+static bool is_clamp(const ast_node *node)
+{
+    return strcmp(node->name, "clamp") == 0;
+}
+
+static saccade_status begin_builtin(elab *e, const ast_node *node, uint32_t *n)
+{
     char form[AST_MAX_NAME + 2], signature[AST_MAX_NAME + 16];
-    value args[3];
     snprintf(form, sizeof form, "%s(", node->name);
-    const uint32_t n = is_sum || is_clamp ? 3 : types_arity(form);
+    const uint32_t expected = is_sum(node) || is_clamp(node) ? 3 : types_arity(form);
     snprintf(signature, sizeof signature, "%s%s)", form,
-             is_sum     ? "i, n, x"
-             : is_clamp ? "x, low, high"
-             : n == 1   ? "x"
-                        : "x, y");
-    if (node->n_args != n)
-        return wrong_count(e, node, signature, n);
-    if (is_sum)
+             is_sum(node)     ? "i, n, x"
+             : is_clamp(node) ? "x, low, high"
+             : expected == 1  ? "x"
+                              : "x, y");
+    if (node->n_args != expected)
+        return wrong_count(e, node, signature, expected);
+    *n = is_sum(node) ? 0 : expected; /* its arguments are walked as often as it has terms */
+    return SACCADE_OK;
+}
+
+saccade_status elab_builtin(elab *e, const ast_node *node, const value *args, value *out)
+{
+    char form[AST_MAX_NAME + 2];
+    snprintf(form, sizeof form, "%s(", node->name);
+    if (is_sum(node))
         return call_sum(e, node, out);
-    if (is_clamp)
-        return call_clamp(e, node, out);
+    if (is_clamp(node))
+        return call_clamp(e, node, args, out);
     if (strcmp(form, "int(") == 0 || strcmp(form, "float(") == 0)
-        return call_convert(e, node, form, out);
-    TRY(elab_args(e, node, args));
-    return elab_apply(e, form, node, node->args, args, n, out);
+        return call_convert(e, node, form, args, out);
+    return elab_apply(e, form, node, node->args, args, node->n_args, out);
 }
 
 /* ---- definitions ---- */
@@ -170,16 +178,16 @@ static saccade_status bind_tensor(elab *e, const ast_node *arg, const ast_def *d
     return SACCADE_OK;
 }
 
-static saccade_status bind_param(elab *e, const ast_node *arg, const ast_def *def, uint32_t i,
-                                 frame *callee)
+static saccade_status bind_params(elab *e, const ast_node *node, const ast_def *def,
+                                  const value *args, frame *callee)
 {
-    const ast_param *param = &def->params[i];
-    local what = {0};
-    if (param->is_tensor)
-        TRY(bind_tensor(e, arg, def, param, &what));
-    else
-        TRY(elab_expr(e, arg, &what.value));
-    return frame_set(e, callee, param->name, what);
+    for (uint32_t i = 0; i < def->n_params; i++) {
+        local what = {.value = args[i]};
+        if (def->params[i].is_tensor)
+            TRY(bind_tensor(e, node->args[i], def, &def->params[i], &what));
+        TRY(frame_set(e, callee, def->params[i].name, what));
+    }
+    return SACCADE_OK;
 }
 
 static saccade_status check_call(elab *e, const ast_node *node, const ast_def *def)
@@ -193,40 +201,52 @@ static saccade_status check_call(elab *e, const ast_node *node, const ast_def *d
     return check_recursion(e, node, def);
 }
 
-static saccade_status call_def(elab *e, const ast_node *node, const ast_def *def,
-                               const scope *where, value *out)
+bool elab_is_tensor(const elab_task *t)
 {
-    const scope inner = {&def->body, where->source, where};
-    frame f = {.parent = e->frame,
-               .def = def,
-               .kind = def->kind,
-               .scope = &inner,
-               .source = where->source};
-    const bool enters_prelude = where->source->is_prelude && !e->frame->source->is_prelude;
+    return t->def != NULL && t->def->params[t->next].is_tensor;
+}
+
+saccade_status elab_call_begin(elab *e, elab_task *t)
+{
+    const ast_node *node = t->node;
+    const ast_def *def;
+    const scope *where;
+    if (types_is_builtin(node->name))
+        return begin_builtin(e, node, &t->n);
+    TRY(scope_find(e, node->name, &def, &where));
+    if (def == NULL)
+        return scope_unknown(e, node);
     TRY(check_call(e, node, def));
-    memcpy(f.vars, e->frame->vars, sizeof f.vars);
-    if (!frame_init(e, &f, def->n_params + def->body.n_statements))
-        return elab_no_memory(e);
-    for (uint32_t i = 0; i < def->n_params; i++)
-        TRY(bind_param(e, node->args[i], def, i, &f));
-    if (enters_prelude) {
-        e->call_place = node->place;
-        e->call_source = e->frame->source;
-    }
-    TRY(elab_body(e, &f, &def->body, out));
-    if (enters_prelude)
-        e->call_source = NULL;
+    t->def = def;
+    t->inner = (scope){&def->body, where->source, where};
+    t->callee =
+        (frame){.parent = e->frame, .def = def, .kind = def->kind, .source = where->source};
+    t->callee.scope = &t->inner;
     return SACCADE_OK;
 }
 
-saccade_status elab_call(elab *e, const ast_node *node, value *out)
+static saccade_status fill_frame(elab *e, elab_task *t)
 {
-    const scope *where;
-    if (types_is_builtin(node->name))
-        return call_builtin(e, node, out);
-    const ast_def *def;
-    TRY(scope_find(e, node->name, &def, &where));
-    return def == NULL ? scope_unknown(e, node) : call_def(e, node, def, where, out);
+    memcpy(t->callee.vars, e->frame->vars, sizeof t->callee.vars);
+    if (!frame_init(e, &t->callee, t->def->n_params + t->def->body.n_statements))
+        return elab_no_memory(e);
+    return bind_params(e, t->node, t->def, t->values, &t->callee);
+}
+
+saccade_status elab_inline(elab *e, elab_task *t, value *out)
+{
+    const bool enters_prelude = t->inner.source->is_prelude && !e->frame->source->is_prelude;
+    TRY(fill_frame(e, t));
+    TRY(elab_enter(e, t->node->place));
+    if (enters_prelude) {
+        e->call_place = t->node->place;
+        e->call_source = e->frame->source;
+    }
+    TRY(elab_body(e, &t->callee, &t->def->body, out));
+    if (enters_prelude)
+        e->call_source = NULL;
+    e->calls--;
+    return SACCADE_OK;
 }
 
 /* ---- definitions that nobody calls ---- */
@@ -242,41 +262,50 @@ static saccade_status check_tensor(elab *e, const ast_param *p, local *what)
     return what->tensor == NULL ? elab_no_memory(e) : SACCADE_OK;
 }
 
-static saccade_status check_def(elab *e, const ast_def *def, const scope *where)
+static saccade_status check_body(elab *e, const ast_def *def, const scope *inner)
 {
-    const scope inner = {&def->body, where->source, where};
-    frame f = {.def = def, .kind = def->kind, .scope = &inner, .source = where->source};
+    frame f = {.def = def, .kind = def->kind, .scope = inner, .source = inner->source};
     value result;
     e->captures->n = 0;
     e->frame = NULL;
+    e->tasks = NULL;
+    e->depth = e->calls = 0;
     for (int i = 0; i < FRAME_VARS; i++)
         f.vars[i].types = i == FRAME_SCORE ? T_FLOAT : T_INT;
     if (!frame_init(e, &f, def->n_params + def->body.n_statements))
         return elab_no_memory(e);
     for (uint32_t i = 0; i < def->n_params; i++) {
         const ast_param *p = &def->params[i];
-        local what = {.value = {.types = T_ANY}, .place = p->place, .source = where->source};
+        local what = {.value = {.types = T_ANY}, .place = p->place, .source = inner->source};
         TRY(check_tensor(e, p, &what));
         TRY(frame_set(e, &f, p->name, what));
     }
-    TRY(elab_body(e, &f, &def->body, &result));
-    return elab_check_defs(e, &inner);
+    return elab_body(e, &f, &def->body, &result);
+}
+
+static saccade_status check_defs(elab *e, const scope *where)
+{
+    saccade_status status = SACCADE_OK;
+    for (const ast_def *def = where->body->defs; def != NULL && !status; def = def->next) {
+        const scope inner = {&def->body, where->source, where};
+        status = check_body(e, def, &inner);
+        if (status == SACCADE_OK)
+            status = check_defs(e, &inner);
+    }
+    /* what is not called may be as long as it likes */
+    return status == SACCADE_ELIMIT ? SACCADE_OK : status;
 }
 
 saccade_status elab_check_defs(elab *e, const scope *where)
 {
     elab apart = *e;
-    saccade_status status = SACCADE_OK;
     if (where->body->defs == NULL)
         return SACCADE_OK;
     apart.captures = arena_alloc(e->scratch, sizeof *apart.captures);
     if (apart.captures == NULL)
         return elab_no_memory(e);
     apart.is_check = true;
-    apart.depth = 0;
+    apart.spare = NULL;
     apart.steps = e->check_steps;
-    for (const ast_def *def = where->body->defs; def != NULL && !status; def = def->next)
-        status = check_def(&apart, def, where);
-    /* what is not called may be as long as it likes */
-    return status == SACCADE_ELIMIT ? SACCADE_OK : status;
+    return check_defs(&apart, where);
 }

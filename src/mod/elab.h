@@ -1,11 +1,15 @@
-/* elab.h: what the parts of elaboration share. elaborate.c walks bodies and expressions,
- * calls.c inlines calls and built-ins, scope.c knows what a name means. */
+/* elab.h: what the parts of elaboration share. elaborate.c knows bodies and operators,
+ * elab_walk.c walks expressions, calls.c inlines calls and built-ins, scope.c knows what a name
+ * means. */
 #ifndef SACCADE_MOD_ELAB_H
 #define SACCADE_MOD_ELAB_H
 
 #include "mod/ast.h"
 
-enum { ELAB_MAX_DEPTH = 5 * MOD_MAX_DEPTH }; /* operators inside operators, over all calls */
+enum {
+    ELAB_MAX_DEPTH = 5 * MOD_MAX_DEPTH, /* operators inside operators, over all calls */
+    ELAB_MAX_CALLS = 64                 /* bodies inside bodies: some 0.6 KB of stack each */
+};
 
 typedef struct value {
     unsigned types; /* type_set; one bit when bound */
@@ -45,17 +49,30 @@ typedef struct frame {
     uint32_t n_buckets; /* power of two */
 } frame;
 
+/* An expression whose operands are being walked. */
+typedef struct elab_task {
+    const ast_node *node;
+    const ast_def *def; /* of a call; NULL: a built-in */
+    frame callee;       /* the definition's; its scope is `inner` */
+    scope inner;
+    uint32_t next, n;       /* the operand to walk next, of how many */
+    const ast_node **spine; /* binaries down the left edge, innermost first */
+    value values[AST_MAX_ARGS];
+    struct elab_task *below;
+} elab_task;
+
 typedef struct elab {
     mod_builder *builder; /* NULL: types only */
     elab_captures *captures;
     arena *scratch;
     saccade_error *err;
     frame *frame;
-    uint32_t depth;
-    uint32_t *steps;       /* expressions visited so far, */
-    uint32_t *check_steps; /* and those of definitions looked at for their own sake */
-    bool is_check;         /* such a definition: its parameters are unknown */
-    ast_place call_place;  /* the user's call of a prelude definition now being inlined */
+    uint32_t depth, calls;
+    elab_task *tasks, *spare; /* elab_walk.c: expressions begun; records to use again */
+    uint32_t *steps;          /* expressions visited so far, */
+    uint32_t *check_steps;    /* and those of definitions looked at for their own sake */
+    bool is_check;            /* such a definition: its parameters are unknown */
+    ast_place call_place;     /* the user's call of a prelude definition now being inlined */
     const ast_source *call_source;
 } elab;
 
@@ -83,9 +100,22 @@ saccade_status scope_unknown(const elab *e, const ast_node *call);
 saccade_status scope_capture(elab *e, const char *name, uint32_t rank, ast_place place,
                              const ast_source *source, uint32_t *index);
 
-/* ---- elaborate.c ---- */
+/* ---- elab_walk.c ---- */
 
 saccade_status elab_expr(elab *e, const ast_node *node, value *out);
+/* one body or term of sum() inside the present one; the caller takes it back from e->calls. */
+saccade_status elab_enter(elab *e, ast_place place);
+
+/* ---- elaborate.c ---- */
+
+/* what leaves, and operators over their operands, come to. */
+saccade_status elab_constant(elab *e, const ast_node *node, value *out);
+saccade_status elab_name(elab *e, const ast_node *node, value *out);
+saccade_status elab_operator(elab *e, const ast_node *node, const value *args, value *out);
+saccade_status elab_binary(elab *e, const ast_node *node, value left, value right, value *out);
+/* may the name be indexed? then, of its int indices: */
+saccade_status elab_index_begin(elab *e, const ast_node *node);
+saccade_status elab_index(elab *e, const ast_node *node, const value *indices, value *out);
 /* chooses the operation of this form for the values and emits it. operands: for messages. */
 saccade_status elab_apply(elab *e, const char *form, const ast_node *at,
                           const ast_node *const *operands, const value *args, uint32_t n,
@@ -98,7 +128,14 @@ value elab_int(elab *e, int32_t constant);
 
 /* ---- calls.c ---- */
 
-saccade_status elab_call(elab *e, const ast_node *node, value *out);
+/* Finds what a name before "(" means, a definition or a built-in, and whether it has the right
+ * number of arguments; sets how many of these are to be walked first. */
+saccade_status elab_call_begin(elab *e, elab_task *t);
+/* is the next argument the name of a tensor, not a value to be walked? */
+bool elab_is_tensor(const elab_task *t);
+/* of the arguments' values: */
+saccade_status elab_builtin(elab *e, const ast_node *node, const value *args, value *out);
+saccade_status elab_inline(elab *e, elab_task *t, value *out);
 /* elaborates each definition of the body for its own sake, called or not. */
 saccade_status elab_check_defs(elab *e, const scope *where);
 

@@ -1,7 +1,8 @@
-/* A tree made into nodes. Calls are inlined by walking their body again with other values in
-   the frame, so reassigning b h q kv score costs nothing and can't leak out of a call.
+/* A tree made into nodes: what operators, names and bodies come to; elab_walk.c walks the
+   expressions. Calls are inlined by walking their body again with other values in the frame,
+   so reassigning b h q kv score costs nothing and can't leak out of a call.
    Before captures have types the same walk runs on sets of types, without nodes, and reports
-   only what is certain. Steps and depth are counted: no text takes long. */
+   only what is certain. */
 #include "mod/elab.h"
 
 #include <string.h>
@@ -166,8 +167,7 @@ saccade_status elab_apply(elab *e, const char *form, const ast_node *at,
 }
 
 /* > and >= are < and <= with operands exchanged. */
-static saccade_status apply_binary(elab *e, const ast_node *node, value left, value right,
-                                   value *out)
+saccade_status elab_binary(elab *e, const ast_node *node, value left, value right, value *out)
 {
     const bool is_swapped = node->name[0] == '>' && node->name[1] != '>';
     const ast_node *operands[] = {node->args[is_swapped], node->args[!is_swapped]};
@@ -176,27 +176,6 @@ static saccade_status apply_binary(elab *e, const ast_node *node, value left, va
     if (is_swapped)
         form = form[1] == '=' ? "<=" : "<";
     return elab_apply(e, form, node, operands, args, 2, out);
-}
-
-/* Chains like a || b || c lean left and may be long, so the left edge is walked by a loop. */
-static saccade_status elab_binary(elab *e, const ast_node *node, value *out)
-{
-    const uint32_t n = node->spine;
-    const ast_node **spine = arena_array(e->scratch, n, sizeof *spine);
-    value left, right;
-    if (spine == NULL)
-        return elab_no_memory(e);
-    for (uint32_t i = n; i > 0; i--) {
-        spine[i - 1] = node;
-        node = node->args[0];
-    }
-    TRY(elab_expr(e, spine[0]->args[0], &left));
-    for (uint32_t i = 0; i < n; i++) {
-        TRY(elab_expr(e, spine[i]->args[1], &right));
-        TRY(apply_binary(e, spine[i], left, right, &left));
-    }
-    *out = left;
-    return SACCADE_OK;
 }
 
 /* ---- names ---- */
@@ -243,7 +222,7 @@ static saccade_status check_not_function(elab *e, const ast_node *node)
     return SACCADE_OK;
 }
 
-static saccade_status elab_name(elab *e, const ast_node *node, value *out)
+saccade_status elab_name(elab *e, const ast_node *node, value *out)
 {
     const local *found = frame_find(e->frame, node->name);
     const int var = scope_var(node->name), size = scope_size(node->name);
@@ -270,11 +249,9 @@ static saccade_status elab_name(elab *e, const ast_node *node, value *out)
     return SACCADE_OK;
 }
 
-static saccade_status elab_index(elab *e, const ast_node *node, value *out)
+saccade_status elab_index_begin(elab *e, const ast_node *node)
 {
     const local *found = frame_find(e->frame, node->name);
-    value indices[SACCADE_MAX_RANK];
-    uint32_t index;
     if (scope_var(node->name) >= 0 || parser_reserved(node->name) != NULL)
         return elab_fail(e, node->place, SACCADE_ETYPE,
                          "got an index of '%s', which is %s; expected a captured tensor",
@@ -283,10 +260,13 @@ static saccade_status elab_index(elab *e, const ast_node *node, value *out)
         return elab_fail(e, node->place, SACCADE_ETYPE,
                          "got an index of the scalar '%s'; a tensor parameter is declared %s[]",
                          node->name, node->name);
-    for (uint32_t i = 0; i < node->n_args; i++) {
-        TRY(elab_expr(e, node->args[i], &indices[i]));
-        TRY(elab_coerce(e, node->args[i]->place, T_INT, "index", &indices[i]));
-    }
+    return SACCADE_OK;
+}
+
+saccade_status elab_index(elab *e, const ast_node *node, const value *indices, value *out)
+{
+    const local *found = frame_find(e->frame, node->name);
+    uint32_t index;
     if (found != NULL)
         TRY(scope_capture(e, found->tensor, node->n_args, found->place, found->source, &index));
     else
@@ -295,9 +275,9 @@ static saccade_status elab_index(elab *e, const ast_node *node, value *out)
     return SACCADE_OK;
 }
 
-/* ---- expressions ---- */
+/* ---- constants and operators ---- */
 
-static saccade_status elab_constant(elab *e, const ast_node *node, value *out)
+saccade_status elab_constant(elab *e, const ast_node *node, value *out)
 {
     if (node->kind == AST_INT) {
         *out = elab_int(e, node->value.i);
@@ -320,54 +300,11 @@ static saccade_status elab_plus(const elab *e, const ast_node *node, value opera
     return SACCADE_OK;
 }
 
-static saccade_status elab_operator(elab *e, const ast_node *node, value *out)
+saccade_status elab_operator(elab *e, const ast_node *node, const value *args, value *out)
 {
-    value args[3];
-    for (uint32_t i = 0; i < node->n_args; i++)
-        TRY(elab_expr(e, node->args[i], &args[i]));
     if (node->name[0] == '+')
         return elab_plus(e, node, args[0], out);
     return elab_apply(e, node->name, node, node->args, args, node->n_args, out);
-}
-
-static saccade_status elab_kind(elab *e, const ast_node *node, value *out)
-{
-    switch ((ast_kind)node->kind) {
-    case AST_INT:
-    case AST_FLOAT:
-    case AST_BOOL:
-        return elab_constant(e, node, out);
-    case AST_NAME:
-        return elab_name(e, node, out);
-    case AST_INDEX:
-        return elab_index(e, node, out);
-    case AST_CALL:
-        return elab_call(e, node, out);
-    case AST_BINARY:
-        return elab_binary(e, node, out);
-    case AST_UNARY:
-    case AST_COND:
-        return elab_operator(e, node, out);
-    }
-    return SACCADE_EINTERNAL;
-}
-
-saccade_status elab_expr(elab *e, const ast_node *node, value *out)
-{
-    if (++*e->steps > MOD_MAX_STEPS)
-        return elab_fail(e, node->place, SACCADE_ELIMIT,
-                         "got more than %d steps, definitions and sum() written out",
-                         MOD_MAX_STEPS);
-    if (++e->depth > ELAB_MAX_DEPTH)
-        return elab_fail(e, node->place, SACCADE_ELIMIT,
-                         "got operators and calls nested deeper than %d", ELAB_MAX_DEPTH);
-    TRY(elab_kind(e, node, out));
-    if (e->builder != NULL && mod_builder_status(e->builder) == SACCADE_ELIMIT)
-        return elab_fail(e, node->place, SACCADE_ELIMIT,
-                         "got more than %d operations, definitions and sum() written out",
-                         MOD_MAX_NODES);
-    e->depth--;
-    return SACCADE_OK;
 }
 
 /* ---- bodies ---- */

@@ -1,5 +1,6 @@
-/* Expressions: C's grammar, operators by precedence climbing. Nesting is counted, and so are
-   the nodes, so no text can exhaust stack or memory. */
+/* Expressions: C's grammar, by operator precedence (Dijkstra's shunting yard, 1961). What is
+   open stands in a list of our own, not on the stack, so that a thread with a small one may
+   parse; nesting is counted, and so are the nodes, so no text can exhaust memory. */
 #include "mod/parse.h"
 
 #include <math.h>
@@ -160,65 +161,6 @@ saccade_status parse_enter(parser *p)
     return SACCADE_OK;
 }
 
-/* expr ("," expr)* up to `close`, which is taken; adds to args[*n]. */
-static saccade_status parse_list(parser *p, const char *close, const ast_node **args,
-                                 uint32_t *n, uint32_t most)
-{
-    while (!parse_is(&p->tok, close)) {
-        if (*n == most)
-            return source_fail(p->source, p->tok.place, p->err, SACCADE_ELIMIT,
-                               "got more than %u, the most before '%s'", most, close);
-        TRY(parse_expression(p, &args[(*n)++]));
-        if (parse_is(&p->tok, close))
-            break;
-        if (!parse_is(&p->tok, ","))
-            return parse_unexpected(p, close[0] == ')' ? "',' or ')'" : "',' or ']'");
-        TRY(parse_advance(p));
-    }
-    return parse_advance(p);
-}
-
-static saccade_status with_args(parser *p, ast_kind kind, const token *name,
-                                const ast_node **args, uint32_t n, const ast_node **out)
-{
-    ast_node *node = NULL;
-    TRY(new_node(p, kind, name->place, name->name, n, &node));
-    for (uint32_t i = 0; i < n; i++)
-        node->args[i] = args[i];
-    *out = node;
-    return SACCADE_OK;
-}
-
-/* name "[" i, j "]" "[" k "]" ... */
-static saccade_status parse_index(parser *p, const token *name, const ast_node **out)
-{
-    const ast_node *args[SACCADE_MAX_RANK];
-    uint32_t n = 0;
-    while (parse_is(&p->tok, "[")) {
-        TRY(parse_advance(p));
-        if (parse_is(&p->tok, "]"))
-            return parse_unexpected(p, "an index");
-        TRY(parse_list(p, "]", args, &n, SACCADE_MAX_RANK));
-    }
-    return with_args(p, AST_INDEX, name, args, n, out);
-}
-
-static saccade_status parse_name(parser *p, const ast_node **out)
-{
-    const token name = p->tok;
-    const ast_node *args[AST_MAX_ARGS];
-    uint32_t n = 0;
-    TRY(parse_advance(p));
-    if (parse_is(&p->tok, "[")) {
-        return parse_index(p, &name, out);
-    } else if (parse_is(&p->tok, "(")) {
-        TRY(parse_advance(p));
-        TRY(parse_list(p, ")", args, &n, AST_MAX_ARGS));
-        return with_args(p, AST_CALL, &name, args, n, out);
-    }
-    return with_args(p, AST_NAME, &name, NULL, 0, out);
-}
-
 /* A number, negated when a minus stood right before it: -8 is a constant, -(8) is not. */
 static saccade_status parse_number(parser *p, ast_place place, bool is_negative,
                                    const ast_node **out)
@@ -260,51 +202,6 @@ static bool is_constant(const token *t)
            || parse_is_word(t, "nan");
 }
 
-static saccade_status parse_primary(parser *p, const ast_node **out)
-{
-    if (p->tok.kind == TOK_INT || p->tok.kind == TOK_FLOAT)
-        return parse_number(p, p->tok.place, false, out);
-    if (is_constant(&p->tok))
-        return parse_constant(p, p->tok.place, false, out);
-    if (p->tok.kind == TOK_NAME && hint_for(p)[0] != '\0' && !parse_is_word(&p->tok, "int")
-        && !parse_is_word(&p->tok, "float"))
-        return parse_unexpected(p, "an expression");
-    if (p->tok.kind == TOK_NAME)
-        return parse_name(p, out);
-    if (!parse_is(&p->tok, "("))
-        return parse_unexpected(p, "an expression");
-    TRY(parse_advance(p));
-    TRY(parse_expression(p, out));
-    ((ast_node *)*out)->parenthesised = true;
-    return parse_take(p, ")");
-}
-
-static saccade_status parse_unary(parser *p, const ast_node **out)
-{
-    static const char *const forms[] = {"-u", "!u", "~u", "+u"};
-    const token op = p->tok;
-    ast_node *node = NULL;
-    const char *form = NULL;
-    for (int i = 0; i < 4; i++)
-        if (op.kind == TOK_PUNCT && op.text[0] == forms[i][0] && op.text[1] == '\0')
-            form = forms[i];
-    if (form == NULL)
-        return parse_primary(p, out);
-    TRY(parse_enter(p));
-    TRY(parse_advance(p));
-    if (form[0] == '-' && (p->tok.kind == TOK_INT || p->tok.kind == TOK_FLOAT)) {
-        TRY(parse_number(p, op.place, true, out));
-    } else if (form[0] == '-' && parse_is_word(&p->tok, "inf")) {
-        TRY(parse_constant(p, op.place, true, out));
-    } else {
-        TRY(new_node(p, AST_UNARY, op.place, form, 1, &node));
-        TRY(parse_unary(p, &node->args[0]));
-        *out = node;
-    }
-    p->depth--;
-    return SACCADE_OK;
-}
-
 static const struct {
     const char *text;
     int precedence;
@@ -330,34 +227,279 @@ int parser_precedence(const char *op)
     return 0;
 }
 
-static saccade_status parse_binary(parser *p, int lowest, const ast_node **out)
+/* ---- what is open ---- */
+
+typedef enum open_kind { UNARY, BINARY, PAREN, CALL, INDEX, THEN, ELSE } open_kind;
+
+/* An operator or a bracket whose last operand is still to come. */
+typedef struct parse_open {
+    open_kind kind;
+    int precedence;   /* BINARY */
+    ast_node *node;   /* UNARY, BINARY, THEN, ELSE: the operator's, the operand missing */
+    const char *name; /* CALL, INDEX, and with how many arguments so far */
+    ast_place place;
+    uint32_t n_args;
+    const ast_node *args[AST_MAX_ARGS];
+    struct parse_open *below;
+} parse_open;
+
+static saccade_status open_up(parser *p, open_kind kind, ast_node *node)
 {
-    TRY(parse_unary(p, out));
-    for (int op; (op = find_binary(&p->tok)) >= 0 && binaries[op].precedence >= lowest;) {
-        ast_node *node = NULL;
-        TRY(new_node(p, AST_BINARY, p->tok.place, binaries[op].text, 2, &node));
+    parse_open *o = p->spare;
+    if (kind != BINARY)
+        TRY(parse_enter(p)); /* there are ten precedences, so other things count */
+    if (o != NULL)
+        p->spare = o->below;
+    else if ((o = arena_alloc(p->arena, sizeof *o)) == NULL)
+        return parse_no_memory(p->err);
+    o->kind = kind;
+    o->node = node;
+    o->below = p->open;
+    p->open = o;
+    return SACCADE_OK;
+}
+
+static void close_up(parser *p)
+{
+    parse_open *o = p->open;
+    p->depth -= o->kind != BINARY;
+    p->open = o->below;
+    o->below = p->spare;
+    p->spare = o;
+}
+
+/* is the innermost open thing of this kind? */
+static bool is_in(const parser *p, open_kind kind)
+{
+    return p->open != NULL && p->open->kind == kind;
+}
+
+/* Operators that bind at least so tightly get *node as their last operand. */
+static void fold(parser *p, int precedence, const ast_node **node)
+{
+    while (is_in(p, UNARY) || (is_in(p, BINARY) && p->open->precedence >= precedence)) {
+        ast_node *whole = p->open->node;
+        whole->args[whole->n_args - 1] = *node;
+        *node = whole;
+        close_up(p);
+    }
+}
+
+/* All operators do, ?: too. */
+static void fold_all(parser *p, const ast_node **node)
+{
+    fold(p, 1, node);
+    while (is_in(p, ELSE)) {
+        p->open->node->args[2] = *node;
+        *node = p->open->node;
+        close_up(p);
+    }
+}
+
+/* ---- calls and indices ---- */
+
+/* past the "[", which a "]" may not follow. */
+static saccade_status enter_index(parser *p)
+{
+    TRY(parse_advance(p));
+    return parse_is(&p->tok, "]") ? parse_unexpected(p, "an index") : SACCADE_OK;
+}
+
+static saccade_status open_list(parser *p, open_kind kind, const token *name)
+{
+    TRY(kind == INDEX ? enter_index(p) : parse_advance(p));
+    TRY(open_up(p, kind, NULL));
+    p->open->name = name->name;
+    p->open->place = name->place;
+    p->open->n_args = 0;
+    return SACCADE_OK;
+}
+
+/* Past the closing bracket: the whole call or index. */
+static saccade_status close_list(parser *p, const ast_node **out)
+{
+    const parse_open *o = p->open;
+    const ast_kind kind = o->kind == CALL ? AST_CALL : AST_INDEX;
+    ast_node *node = NULL;
+    TRY(new_node(p, kind, o->place, o->name, o->n_args, &node));
+    for (uint32_t i = 0; i < o->n_args; i++)
+        node->args[i] = o->args[i];
+    close_up(p);
+    *out = node;
+    return SACCADE_OK;
+}
+
+/* After an argument: *more when another is to come, otherwise *node is the whole. */
+static saccade_status next_argument(parser *p, const ast_node **node, bool *more)
+{
+    const bool is_call = p->open->kind == CALL;
+    const char *close = is_call ? ")" : "]";
+    const uint32_t most = is_call ? AST_MAX_ARGS : SACCADE_MAX_RANK;
+    p->open->args[p->open->n_args++] = *node;
+    *more = false;
+    if (parse_is(&p->tok, ","))
         TRY(parse_advance(p));
-        node->args[0] = *out;
-        node->spine = 1 + ((*out)->kind == AST_BINARY ? (*out)->spine : 0);
-        TRY(parse_binary(p, binaries[op].precedence + 1, &node->args[1]));
-        *out = node;
+    else if (!parse_is(&p->tok, close))
+        return parse_unexpected(p, is_call ? "',' or ')'" : "',' or ']'");
+    if (parse_is(&p->tok, close)) {
+        TRY(parse_advance(p));
+        if (is_call || !parse_is(&p->tok, "["))
+            return close_list(p, node);
+        TRY(enter_index(p)); /* t[i][j] */
+    }
+    if (p->open->n_args == most)
+        return source_fail(p->source, p->tok.place, p->err, SACCADE_ELIMIT,
+                           "got more than %u, the most before '%s'", most, close);
+    *more = true;
+    return SACCADE_OK;
+}
+
+/* ---- expressions ---- */
+
+static const char *unary_form(const token *t)
+{
+    static const char *const forms[] = {"-u", "!u", "~u", "+u"};
+    for (int i = 0; i < 4; i++)
+        if (t->kind == TOK_PUNCT && t->text[0] == forms[i][0] && t->text[1] == '\0')
+            return forms[i];
+    return NULL;
+}
+
+/* A sign: with the number behind it a constant, else open. */
+static saccade_status parse_unary(parser *p, const char *form, const ast_node **out)
+{
+    const ast_place place = p->tok.place;
+    ast_node *node = NULL;
+    TRY(parse_enter(p));
+    p->depth--;
+    TRY(parse_advance(p));
+    if (form[0] == '-' && (p->tok.kind == TOK_INT || p->tok.kind == TOK_FLOAT))
+        return parse_number(p, place, true, out);
+    if (form[0] == '-' && parse_is_word(&p->tok, "inf"))
+        return parse_constant(p, place, true, out);
+    TRY(new_node(p, AST_UNARY, place, form, 1, &node));
+    return open_up(p, UNARY, node);
+}
+
+/* A name, f() or x; f(x) and t[i] are opened. */
+static saccade_status parse_name(parser *p, const ast_node **out)
+{
+    const token name = p->tok;
+    ast_node *node = NULL;
+    if (hint_for(p)[0] != '\0' && !parse_is_word(&p->tok, "int")
+        && !parse_is_word(&p->tok, "float"))
+        return parse_unexpected(p, "an expression");
+    TRY(parse_advance(p));
+    if (parse_is(&p->tok, "["))
+        return open_list(p, INDEX, &name);
+    if (parse_is(&p->tok, "(")) {
+        TRY(open_list(p, CALL, &name));
+        if (!parse_is(&p->tok, ")"))
+            return SACCADE_OK;
+        TRY(parse_advance(p));
+        return close_list(p, out);
+    }
+    TRY(new_node(p, AST_NAME, name.place, name.name, 0, &node));
+    *out = node;
+    return SACCADE_OK;
+}
+
+/* Opens what stands before the next operand, and gives that. */
+static saccade_status parse_operand(parser *p, const ast_node **out)
+{
+    *out = NULL;
+    while (*out == NULL) {
+        const char *form = unary_form(&p->tok);
+        if (form != NULL) {
+            TRY(parse_unary(p, form, out));
+        } else if (p->tok.kind == TOK_INT || p->tok.kind == TOK_FLOAT) {
+            TRY(parse_number(p, p->tok.place, false, out));
+        } else if (is_constant(&p->tok)) {
+            TRY(parse_constant(p, p->tok.place, false, out));
+        } else if (p->tok.kind == TOK_NAME) {
+            TRY(parse_name(p, out));
+        } else if (parse_is(&p->tok, "(")) {
+            TRY(parse_advance(p));
+            TRY(open_up(p, PAREN, NULL));
+        } else {
+            return parse_unexpected(p, "an expression");
+        }
     }
     return SACCADE_OK;
 }
 
-saccade_status parse_expression(parser *p, const ast_node **out)
+/* The left operand is there; the right one is to come. */
+static saccade_status open_binary(parser *p, int op, const ast_node *left)
 {
     ast_node *node = NULL;
+    fold(p, binaries[op].precedence, &left);
+    TRY(new_node(p, AST_BINARY, p->tok.place, binaries[op].text, 2, &node));
+    node->args[0] = left;
+    node->spine = 1 + (left->kind == AST_BINARY ? left->spine : 0);
+    TRY(open_up(p, BINARY, node));
+    p->open->precedence = binaries[op].precedence;
+    return parse_advance(p);
+}
+
+static saccade_status open_condition(parser *p, const ast_node *condition)
+{
+    ast_node *node = NULL;
+    fold(p, 1, &condition);
+    TRY(new_node(p, AST_COND, p->tok.place, "?:", 3, &node));
+    node->args[0] = condition;
+    TRY(parse_advance(p));
+    return open_up(p, THEN, node);
+}
+
+/* After "?": the operand is what comes if true. */
+static saccade_status next_branch(parser *p, const ast_node *node)
+{
+    p->open->node->args[1] = node;
+    p->open->kind = ELSE;
+    return parse_take(p, ":");
+}
+
+static saccade_status close_paren(parser *p, const ast_node *node)
+{
+    ((ast_node *)node)->parenthesised = true;
+    close_up(p);
+    return parse_take(p, ")");
+}
+
+/* Closes what the operand ends. *more when another operand is to come, otherwise *node is the
+   whole expression. */
+static saccade_status parse_operators(parser *p, const ast_node **node, bool *more)
+{
+    for (;;) {
+        const int op = find_binary(&p->tok);
+        *more = true;
+        if (op >= 0)
+            return open_binary(p, op, *node);
+        if (parse_is(&p->tok, "?"))
+            return open_condition(p, *node);
+        fold_all(p, node);
+        *more = p->open != NULL;
+        if (!*more)
+            return SACCADE_OK;
+        if (is_in(p, THEN))
+            return next_branch(p, *node);
+        if (is_in(p, PAREN)) {
+            TRY(close_paren(p, *node));
+            continue;
+        }
+        TRY(next_argument(p, node, more));
+        if (*more)
+            return SACCADE_OK;
+    }
+}
+
+saccade_status parse_expression(parser *p, const ast_node **out)
+{
+    bool more = true;
     TRY(parse_enter(p));
-    TRY(parse_binary(p, 1, out));
-    if (parse_is(&p->tok, "?")) {
-        TRY(new_node(p, AST_COND, p->tok.place, "?:", 3, &node));
-        TRY(parse_advance(p));
-        node->args[0] = *out;
-        TRY(parse_expression(p, &node->args[1]));
-        TRY(parse_take(p, ":"));
-        TRY(parse_expression(p, &node->args[2]));
-        *out = node;
+    while (more) {
+        TRY(parse_operand(p, out));
+        TRY(parse_operators(p, out, &more));
     }
     p->depth--;
     return SACCADE_OK;

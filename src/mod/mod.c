@@ -94,12 +94,60 @@ out:
     return status;
 }
 
+/* ---- chains ---- */
+
 static saccade_status copy_parts(const saccade_mod *from, bool is_parsed, saccade_mod *to,
                                  saccade_error *err)
 {
     for (uint32_t i = 0; i < from->n_parts; i++)
         TRY(add_part(to, from->parts[i]->text, from->parts[i]->bytes, is_parsed, err));
     return SACCADE_OK;
+}
+
+static bool is_said(const saccade_mod *mod, const char *word)
+{
+    for (uint32_t i = 0; i < mod->n_parts; i++)
+        if (memmem(mod->parts[i]->text, mod->parts[i]->bytes, word, strlen(word)))
+            return true;
+    return false;
+}
+
+/* several texts as one: each becomes a definition, its own definitions inside of it, and has a
+ * name that no text says: part_1, or part2_1, ... */
+static void print_parts(const saccade_mod *mod, strbuf *out)
+{
+    const bool is_mask = mod->kind == SACCADE_MASK;
+    char stem[AST_MAX_NAME] = "part_";
+    for (uint32_t n = 2; is_said(mod, stem); n++)
+        snprintf(stem, sizeof stem, "part%u_", n);
+    for (uint32_t i = 0; i < mod->n_parts; i++) {
+        strbuf_printf(out, "%s %s%u() = {\n", is_mask ? "mask" : "score", stem, i + 1);
+        strbuf_add(out, mod->parts[i]->text, mod->parts[i]->bytes);
+        strbuf_puts(out, "\n};\n");
+    }
+    for (uint32_t i = 0; i < mod->n_parts; i++) {
+        const bool is_last = i + 1 == mod->n_parts;
+        if (is_mask)
+            strbuf_printf(out, "%s%u()%s", stem, i + 1, is_last ? "\n" : " && ");
+        else
+            strbuf_printf(out, "%s%s%u()%s", is_last ? "" : "score = ", stem, i + 1,
+                          is_last ? "\n" : ";\n");
+    }
+}
+
+/* What a chain prints is a text too: one past a limit of texts is refused as it is made. */
+static saccade_status check_print(const saccade_mod *mod, saccade_error *err)
+{
+    strbuf text;
+    saccade_mod *again = NULL;
+    strbuf_init(&text, 0);
+    print_parts(mod, &text);
+    saccade_status status = strbuf_status(&text, err);
+    if (status == SACCADE_OK)
+        status = saccade_mod_parse(mod->kind, strbuf_text(&text), text.length, &again, err);
+    saccade_mod_destroy(again);
+    strbuf_free(&text);
+    return status;
 }
 
 saccade_status saccade_mod_chain(const saccade_mod *first, const saccade_mod *then,
@@ -120,6 +168,7 @@ saccade_status saccade_mod_chain(const saccade_mod *first, const saccade_mod *th
     TRY_GOTO(copy_parts(first, true, mod, err));
     TRY_GOTO(copy_parts(then, true, mod, err));
     TRY_GOTO(find_captures(mod, err));
+    TRY_GOTO(check_print(mod, err));
     *out = mod;
     return SACCADE_OK;
 out:
@@ -273,11 +322,13 @@ saccade_status saccade_mod_bind(const saccade_mod *mod, const saccade_capture *c
 
 saccade_kind saccade_mod_kind(const saccade_mod *mod)
 {
-    return mod->kind;
+    return mod ? mod->kind : (saccade_kind)0;
 }
 
 int32_t saccade_mod_capture_count(const saccade_mod *mod)
 {
+    if (!mod)
+        return 0;
     return (int32_t)(mod->fn != NULL ? mod->fn->n_captures : mod->captures->n);
 }
 
@@ -314,37 +365,20 @@ void mod_show_place(const saccade_mod *mod, saccade_error *err)
 
 /* ---- printing ---- */
 
-/* several texts as one: each becomes a definition, its own definitions inside of it. */
-static void print_parts(const saccade_mod *mod, strbuf *out)
-{
-    const bool is_mask = mod->kind == SACCADE_MASK;
-    for (uint32_t i = 0; i < mod->n_parts; i++) {
-        strbuf_printf(out, "%s part_%u() = {\n", is_mask ? "mask" : "score", i + 1);
-        strbuf_add(out, mod->parts[i]->text, mod->parts[i]->bytes);
-        strbuf_puts(out, "\n};\n");
-    }
-    for (uint32_t i = 0; i < mod->n_parts; i++) {
-        const bool is_last = i + 1 == mod->n_parts;
-        if (is_mask)
-            strbuf_printf(out, "part_%u()%s", i + 1, is_last ? "\n" : " && ");
-        else
-            strbuf_printf(out, "%spart_%u()%s", is_last ? "" : "score = ", i + 1,
-                          is_last ? "\n" : ";\n");
-    }
-}
-
 size_t saccade_mod_print(const saccade_mod *mod, char *text, size_t bytes)
 {
     strbuf out;
     strbuf_init(&out, 0);
-    if (mod->fn != NULL)
+    if (!mod)
+        strbuf_add(&out, "", 0);
+    else if (mod->fn != NULL)
         mod_print_fn(mod->fn, &out, NULL);
     else if (mod->n_parts == 1)
         strbuf_add(&out, mod->parts[0]->text, mod->parts[0]->bytes);
     else
         print_parts(mod, &out);
     const size_t length = out.failed == SACCADE_OK ? out.length : 0;
-    if (bytes > 0) {
+    if (text && bytes > 0) {
         const size_t n = length < bytes - 1 ? length : bytes - 1;
         memcpy(text, strbuf_text(&out), n);
         text[n] = '\0';

@@ -123,6 +123,19 @@ uint32_t mod_emit_function(mod_builder *b, const mod_fn *fn, uint32_t first_capt
 saccade_status mod_copy_function(const mod_fn *fn, arena *arena, const mod_fn **out,
                                  saccade_error *err);
 
+/* ---- lines.c ---- */
+
+/* How an int changes with each position (bit and index by mod_var) while the others stand
+ * still: by coef a step, if known; wraps. What depends on the score has no line. */
+typedef struct mod_line {
+    uint8_t known;
+    int32_t coef[4];
+} mod_line;
+enum { MOD_MOST_COEF = 1 << 16 };
+
+/* By node of fn; NULL: out of memory. */
+const mod_line *mod_find_lines(const mod_fn *fn, arena *arena);
+
 /* ---- verify.c ---- */
 
 /* EINTERNAL when operand types, order, deps, capture indices or the result type do not fit. */

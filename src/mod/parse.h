@@ -10,9 +10,10 @@ typedef struct parser {
     token tok; /* the next one, not yet taken */
     const ast_source *source;
     arena *arena;
-    uint32_t depth, n_nodes;
-    uint32_t previous_line; /* of the last token taken */
-    ast_place end;          /* of the last token taken */
+    uint32_t depth, inside, n_nodes; /* inside: definitions being parsed */
+    struct parse_open *open, *spare; /* the expression's open operators and brackets */
+    uint32_t previous_line;          /* of the last token taken */
+    ast_place end;                   /* of the last token taken */
     saccade_error *err;
 } parser;
 

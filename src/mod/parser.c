@@ -77,6 +77,9 @@ static saccade_status parse_body(parser *p, ast_body *body, bool is_block);
 static saccade_status parse_def_body(parser *p, ast_def *def)
 {
     TRY(parse_enter(p));
+    if (++p->inside > AST_MAX_INSIDE)
+        return source_fail(p->source, def->place, p->err, SACCADE_ELIMIT,
+                           "got definitions nested deeper than %d", AST_MAX_INSIDE);
     if (parse_is(&p->tok, "{")) {
         TRY(parse_advance(p));
         TRY(parse_body(p, &def->body, true));
@@ -87,6 +90,7 @@ static saccade_status parse_def_body(parser *p, ast_def *def)
         TRY(parse_expression(p, &def->body.result));
         TRY(parse_take(p, ";"));
     }
+    p->inside--;
     p->depth--;
     return SACCADE_OK;
 }

@@ -280,7 +280,8 @@ static saccade_status tape_init(tape *t, const mod_fn *fn, const uint32_t *wante
     FAIL_IF_NULL(t->is_wanted);
     FAIL_IF_NULL(t->adjoints);
     for (uint32_t i = 0; i < n; i++)
-        t->is_wanted[wanted[i]] = 1;
+        if (wanted[i] != PASS_NO_NODE)
+            t->is_wanted[wanted[i]] = 1;
     for (uint32_t i = 0; i < fn->n_nodes; i++) {
         const mod_node *node = &fn->nodes[i];
         t->copy[i] = rewrite_copy(t->b, fn, i, t->copy);
@@ -291,25 +292,52 @@ static saccade_status tape_init(tape *t, const mod_fn *fn, const uint32_t *wante
     return SACCADE_OK;
 }
 
+static uint32_t derivative(tape *t, uint32_t wanted)
+{
+    if (wanted == PASS_NO_NODE || t->adjoints[wanted].value == NONE)
+        return number(t, 0.0f);
+    return settled(t, t->adjoints[wanted]);
+}
+
+static saccade_status derive(tape *t, const mod_fn *fn, const uint32_t *wanted, uint32_t n,
+                             arena *arena, saccade_error *err)
+{
+    FAIL_IF(fn->kind != SACCADE_SCORE || n == 0, SACCADE_EINTERNAL,
+            "gradient: got a mask or nothing wanted");
+    TRY(tape_init(t, fn, wanted, n, arena, err));
+    t->adjoints[fn->result].value = number(t, 1.0f);
+    for (t->node = fn->result + 1; t->node-- > 0;)
+        if (incoming(t) != NONE && rules[fn->nodes[t->node].op] != NULL)
+            rules[fn->nodes[t->node].op](t);
+    return SACCADE_OK;
+}
+
 saccade_status pass_gradient(const mod_fn *fn, const uint32_t *wanted, uint32_t n, arena *arena,
                              const mod_fn **out, uint32_t *results, saccade_error *err)
 {
     tape t;
-    FAIL_IF(fn->kind != SACCADE_SCORE || n == 0, SACCADE_EINTERNAL,
-            "gradient: got a mask or nothing wanted");
-    TRY(tape_init(&t, fn, wanted, n, arena, err));
-    t.adjoints[fn->result].value = number(&t, 1.0f);
-    for (t.node = fn->result + 1; t.node-- > 0;)
-        if (incoming(&t) != NONE && rules[fn->nodes[t.node].op] != NULL)
-            rules[fn->nodes[t.node].op](&t);
-    uint32_t *roots = arena_array(arena, n, sizeof *roots);
-    FAIL_IF_NULL(roots);
-    for (uint32_t i = 0; i < n; i++) {
-        const adjoint a = t.adjoints[wanted[i]];
-        roots[i] = a.value == NONE ? number(&t, 0.0f) : settled(&t, a);
-    }
-    TRY(mod_finish_roots(t.b, roots, n, out, err));
+    TRY(derive(&t, fn, wanted, n, arena, err));
     for (uint32_t i = 0; i < n; i++)
-        results[i] = roots[i];
-    return SACCADE_OK;
+        results[i] = derivative(&t, wanted[i]);
+    return mod_finish_roots(t.b, results, n, out, err);
+}
+
+saccade_status pass_value_and_gradient(const mod_fn *fn, const uint32_t *wanted, uint32_t n,
+                                       arena *arena, const mod_fn **out, uint32_t *results,
+                                       saccade_error *err)
+{
+    tape t;
+    TRY(derive(&t, fn, wanted, n, arena, err));
+    results[0] = t.copy[fn->result];
+    for (uint32_t i = 0; i < n; i++)
+        results[1 + i] = derivative(&t, wanted[i]);
+    return mod_finish_roots(t.b, results, n + 1, out, err);
+}
+
+uint32_t pass_find_score(const mod_fn *fn)
+{
+    for (uint32_t i = 0; i < fn->n_nodes; i++)
+        if (fn->nodes[i].op == OP_SCORE)
+            return i;
+    return PASS_NO_NODE;
 }

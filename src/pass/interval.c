@@ -12,8 +12,7 @@
 
 static const uint32_t NONE = UINT32_MAX;
 
-/* Lengths go up to 2^30 (DESIGN, the language); offsets may make positions negative. */
-enum { POSITION_MIN = -(1 << 29), POSITION_MAX = (1 << 30) - 1 };
+enum { MOST_SIZE = 1 << 30 };
 
 static uint32_t operand(const mod_fn *fn, uint32_t node, uint32_t k)
 {
@@ -121,9 +120,9 @@ static extent extent_of(const mod_fn *fn, uint32_t i, const extent *all)
     case OP_INT:
         return (extent){n->imm.i, n->imm.i};
     case OP_VAR:
-        return (extent){n->imm.i <= VAR_H ? 0 : POSITION_MIN, POSITION_MAX};
+        return (extent){n->imm.i <= VAR_H ? 0 : PASS_NEAR_MIN, PASS_NEAR_MAX};
     case OP_SIZE:
-        return (extent){0, POSITION_MAX + 1};
+        return (extent){0, MOST_SIZE};
     case OP_SCALAR: /* by value, of any width */
         return (extent){INT32_MIN, INT32_MAX};
     case OP_LOAD:
@@ -190,7 +189,7 @@ static ramp ramp_of_quotient(const mod_fn *fn, uint32_t node)
     ramp r = {.sign = 1, .c = NONE, .by = n->imm.i, .is_floor = op != OP_idiv};
     if (op == OP_ishr)
         r.by = (n->imm.i & 31) < 30 ? 1 << (n->imm.i & 31) : 0;
-    return r.by > 1 && r.by <= POSITION_MAX ? r : none;
+    return r.by > 1 && r.by <= PASS_NEAR_MAX ? r : none;
 }
 
 /* x + y, x - y or y - x for a ramp x and y free of kv. */
@@ -211,8 +210,8 @@ static ramp moved_ramp(const bounder *w, ramp x, mod_op op, uint32_t still, bool
         r.size = (extent){j.lo - i.hi, j.hi - i.lo};
         r.c = x.c == NONE ? y : rewrite_emit2(b, OP_isub, y, x.c);
     }
-    const int64_t lo = r.size.lo + (r.sign > 0 ? POSITION_MIN : -POSITION_MAX);
-    const int64_t hi = r.size.hi + (r.sign > 0 ? POSITION_MAX : -POSITION_MIN);
+    const int64_t lo = r.size.lo + (r.sign > 0 ? PASS_NEAR_MIN : -PASS_NEAR_MAX);
+    const int64_t hi = r.size.hi + (r.sign > 0 ? PASS_NEAR_MAX : -PASS_NEAR_MIN);
     if (lo < INT32_MIN || hi > INT32_MAX)
         r.sign = 0; /* it might wrap */
     return r;

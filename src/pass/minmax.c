@@ -1,10 +1,11 @@
 /* Min/max tables over captured tensors.
- * The tensor is seen as rows x columns, columns being its last dimension. Each row has a
- * binary tree of (least, greatest) over chunks of 32 columns; rows are joined in twos, fours,
- * ... with the same trees, so any range of rows and chunks is a few aligned pieces: one for
- * the aligned boxes that a subdivision asks for. Ends that cut a chunk are read from the
- * tensor when the row is a single one, else the chunk counts whole (a larger range is still
- * true). Floats are kept as integers of the same order. */
+ * The tensor is seen as rows x columns, columns being its last dimension; a dimension whose
+ * stride is 0 counts as one of size 1. Each row has a binary tree of (least, greatest) over
+ * chunks of 32 columns; rows are joined in twos, fours, ... with the same trees, so any range
+ * of rows and chunks is a few aligned pieces: one for the aligned boxes that a subdivision asks
+ * for. Ends that cut a chunk are read from the tensor when the row is a single one, else the
+ * chunk counts whole (a larger range is still true). Floats are kept as integers of the same
+ * order. */
 #include "pass/minmax.h"
 
 #include "base/convert.h"
@@ -163,10 +164,13 @@ saccade_status minmax_create(const mod_capture *capture, const saccade_tensor *t
     FAIL_IF_NULL(m);
     m->tensor = *tensor;
     m->type = capture->type;
-    m->columns = tensor->shape[tensor->rank - 1];
+    for (int d = 0; d < tensor->rank; d++) /* all indices read the same elements there */
+        if (tensor->stride[d] == 0)
+            m->tensor.shape[d] = 1;
+    m->columns = m->tensor.shape[tensor->rank - 1];
     m->rows = 1;
     for (int d = 0; d < tensor->rank - 1; d++)
-        m->rows *= tensor->shape[d];
+        m->rows *= m->tensor.shape[d];
     m->shift = m->columns <= NARROW ? 0 : CHUNK_SHIFT;
     m->chunks = level_size(m->columns, m->shift);
     m->row_pairs = layout(m->chunks, m->level_off);

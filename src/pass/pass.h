@@ -1,5 +1,4 @@
-/* pass.h: transformations and analyses of typed mods. Each says what it needs, gives, breaks.
- * */
+/* pass.h: transformations and analyses of typed mods. Each says what it needs and gives. */
 #ifndef SACCADE_PASS_H
 #define SACCADE_PASS_H
 
@@ -14,7 +13,7 @@
 saccade_status pass_simplify(const mod_fn *fn, arena *arena, const mod_fn **out,
                              saccade_error *err);
 
-/* ---- shape.c, interval.c: facts that kernels are chosen by ---- */
+/* ---- affine.c, interval.c: for facts.c, which asks them once ---- */
 
 /* score_out = slope * score + offset with slope and offset free of score (either may vary with
  * b h q kv); gives both as functions of kind SCORE. Returns 0 when it is not of that form.
@@ -24,17 +23,28 @@ int pass_affine(const mod_fn *fn, arena *arena, const mod_fn **slope, const mod_
  * free of kv: gives them as int nodes of one fn (results in bounds[0], bounds[1], node
  * indices; missing bounds are INT32_MIN / INT32_MAX constants; lo >= hi: no key). Conjunctions
  * of such masks too, and disjunctions of half-lines (prefix-LM). 0 otherwise, so for what only
- * captured values decide (documents). needs: simplified fn; exact for positions within
- * [-2^29, 2^30). */
+ * captured values decide (documents). needs: simplified fn; exact for positions from
+ * PASS_NEAR_MIN to PASS_NEAR_MAX: farther off, differences of positions may wrap, and what is
+ * live is then no interval at all. */
+enum { PASS_NEAR_MIN = -(1 << 29), PASS_NEAR_MAX = (1 << 30) - 1 };
 int pass_interval(const mod_fn *fn, arena *arena, const mod_fn **bounds_fn, uint32_t bounds[2]);
 
 /* ---- gradient.c ---- */
 
+#define PASS_NO_NODE UINT32_MAX
+
 /* d result / d wanted[i] for i < n, where each wanted is OP_SCORE or an OP_LOAD / OP_SCALAR
- * node of fn; gives one fn holding all of them, results[i] its node. needs: verified score
- * fn. */
+ * node of fn, or PASS_NO_NODE, whose derivative is 0; gives one fn holding all of them,
+ * results[i] its node. needs: verified score fn. */
 saccade_status pass_gradient(const mod_fn *fn, const uint32_t *wanted, uint32_t n, arena *arena,
                              const mod_fn **out, uint32_t *results, saccade_error *err);
+/* The same and the value, which share what they have in common: results[0] is the value,
+ * results[1 + i] its derivative by wanted[i]. Captures keep their indices. */
+saccade_status pass_value_and_gradient(const mod_fn *fn, const uint32_t *wanted, uint32_t n,
+                                       arena *arena, const mod_fn **out, uint32_t *results,
+                                       saccade_error *err);
+/* The node of the incoming score; PASS_NO_NODE: fn does not use it. */
+uint32_t pass_find_score(const mod_fn *fn);
 
 /* ---- range.c: interval analysis ---- */
 

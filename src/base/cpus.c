@@ -1,0 +1,141 @@
+/* CPUs by the environment, the affinity mask and the quotas of control groups, both versions
+   (Linux, Documentation/admin-guide/cgroup-v2.rst: cpu.max; cgroup-v1: cpu.cfs_quota_us). A
+   thread beyond the quota would only be stopped in every period. */
+#include "base/cpus.h"
+
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { PATH_SIZE = 1024, LINE_SIZE = 1024 };
+
+/* ---- quotas ---- */
+
+/* Up to two numbers from a group's file; returns how many it begins with. */
+static int read_numbers(const char *folder, const char *name, double out[2])
+{
+    char path[PATH_SIZE];
+    if (snprintf(path, sizeof path, "%s/%s", folder, name) >= PATH_SIZE)
+        return 0;
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return 0;
+    const int n = fscanf(file, "%lf %lf", &out[0], &out[1]);
+    fclose(file);
+    return n;
+}
+
+/* The quota of one group, in CPUs; none is 0 or less: "max 100000" (version 2) or "-1". */
+static double quota_of(const char *folder, int version)
+{
+    double both[2] = {0, 0}, period[2] = {0, 0}; /* microseconds of a period's microseconds */
+    if (version == 2)
+        return read_numbers(folder, "cpu.max", both) == 2 && both[1] > 0 ? both[0] / both[1]
+                                                                         : 0;
+    read_numbers(folder, "cpu.cfs_quota_us", both);
+    read_numbers(folder, "cpu.cfs_period_us", period);
+    return period[0] > 0 ? both[0] / period[0] : 0;
+}
+
+/* The least quota of a group and those it is in. A container sees its own group as the root. */
+static double least_quota(const char *root, const char *group, int version)
+{
+    char folder[PATH_SIZE];
+    double least = 0;
+    const char *controller = version == 1 ? "/cpu" : "";
+    if (snprintf(folder, sizeof folder, "%s%s%s", root, controller, group) >= PATH_SIZE)
+        return 0;
+    for (char *end = folder + strlen(folder); end; end = strrchr(folder, '/')) {
+        *end = '\0';
+        if (strlen(folder) < strlen(root) + strlen(controller))
+            break;
+        const double quota = quota_of(folder, version);
+        if (quota > 0 && (least == 0 || quota < least))
+            least = quota;
+    }
+    return least;
+}
+
+/* Reads "4:cpu,cpuacct:/group" (version 1) or "0::/group"; NULL for another controller. */
+static const char *group_of(char *line, int *version)
+{
+    line[strcspn(line, "\n")] = '\0';
+    char *list = strchr(line, ':');
+    char *group = list ? strchr(list + 1, ':') : NULL;
+    if (!group)
+        return NULL;
+    *group++ = '\0';
+    *version = list[1] == '\0' ? 2 : 1;
+    if (*version == 2)
+        return group;
+    char *rest = NULL;
+    for (char *name = strtok_r(list + 1, ",", &rest); name; name = strtok_r(NULL, ",", &rest))
+        if (strcmp(name, "cpu") == 0)
+            return group;
+    return NULL;
+}
+
+int cpus_quota(const char *groups, const char *root)
+{
+    char line[LINE_SIZE];
+    double least = 0;
+    FILE *file = fopen(groups, "re");
+    while (file && fgets(line, sizeof line, file)) {
+        int version = 0;
+        const char *group = group_of(line, &version);
+        const double quota = group ? least_quota(root, group, version) : 0;
+        if (quota > 0 && (least == 0 || quota < least))
+            least = quota;
+    }
+    if (file)
+        fclose(file);
+    if (least == 0)
+        return 0;
+    return least < 1 ? 1 : least < 1e6 ? (int)least : 1000000;
+}
+
+/* ---- all of it ---- */
+
+static int asked_for(void)
+{
+    const char *text = getenv("OMP_NUM_THREADS");
+    const long n = text ? strtol(text, NULL, 10) : 0;
+    return n < 1 ? 0 : n < 1000000 ? (int)n : 1000000;
+}
+
+static int in_affinity(void)
+{
+#ifdef __linux__
+    enum { SETS = 8 }; /* of 1024 CPUs */
+    cpu_set_t sets[SETS];
+    if (sched_getaffinity(0, sizeof sets, sets) == 0)
+        return CPU_COUNT_S(sizeof sets, sets);
+#endif
+    return (int)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+static int count_cpus(void)
+{
+    int n = asked_for();
+    if (n > 0)
+        return n;
+    n = in_affinity();
+    const int quota = cpus_quota("/proc/self/cgroup", "/sys/fs/cgroup");
+    if (quota > 0 && quota < n)
+        n = quota;
+    return n > 0 ? n : 1;
+}
+
+int cpus_usable(int most)
+{
+    static _Atomic int known;
+    int n = atomic_load_explicit(&known, memory_order_relaxed);
+    if (n == 0) {
+        n = count_cpus();
+        atomic_store_explicit(&known, n, memory_order_relaxed);
+    }
+    return n < most ? n : most;
+}
