@@ -38,6 +38,15 @@ typedef struct mask_view {
 } mask_view;
 const mask_view *mask_get_view(const saccade_block_mask *mask);
 
+/* Tensors of fn, the mask's mod or what became of it, for a run: EINVAL where one is not what
+ * the mask was proven from, a scalar by its value, a tensor by its address, shape, strides and
+ * dtype. A tensor on another device than the proof's cannot be compared and passes. */
+saccade_status mask_check_captures(const saccade_block_mask *mask, const mod_fn *fn,
+                                   const saccade_tensor *tensors, saccade_error *err);
+
+/* EINVAL where a length that masks and mods read is not 1 to 2^30. */
+saccade_status mask_check_sizes(const saccade_sizes *sizes, saccade_error *err);
+
 /* A slot for one back end's device copy, freed by its own function with the mask. */
 typedef struct mask_device_copy {
     void *data;

@@ -3,9 +3,17 @@
 #ifndef SACCADE_MASK_BUILD_H
 #define SACCADE_MASK_BUILD_H
 
+#include "eval/eval_ops.h"
 #include "mask/mask.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
+
+/* Who is told how far a build is; an answer that is not 0 ends it. */
+typedef struct mask_progress {
+    saccade_progress call; /* NULL: nobody */
+    void *user;
+} mask_progress;
 
 /* ---- run_build.c: runs by proof ---- */
 
@@ -20,8 +28,11 @@ typedef struct mask_source {
     const int32_t *q_offset, *kv_offset; /* [B of sizes] or NULL: 0 */
     int64_t budget;                      /* positions that may be evaluated per call; -1: any */
     int threads;
+    mask_progress progress;
 } mask_source;
 
+/* ELIMIT where there are more rows or columns of blocks, of all heads, than memory is for. */
+saccade_status build_check_rows(const mask_runs *shape, saccade_error *err);
 saccade_status build_runs(const mask_source *source, int32_t block_q, int32_t block_kv,
                           mask_runs **out, saccade_error *err);
 
@@ -40,6 +51,9 @@ typedef struct mask_worker {
     int64_t positions;   /* evaluated so far */
     int has_evaluated;   /* since last cleared */
     int cuts_left;
+    struct mask_watch *watch; /* NULL: nobody watches */
+    _Atomic int64_t settled;  /* blocks */
+    unsigned ticks;
 } mask_worker;
 
 saccade_status worker_open(const mask_source *source, mask_worker *worker, saccade_error *err);
@@ -47,6 +61,27 @@ void worker_close(mask_worker *worker);
 void worker_head(mask_worker *worker, int32_t b, int32_t h);
 /* What lies in a box (positions as the mod sees them) that a proof left open. */
 int resolve_box(mask_worker *worker, const pass_box *box);
+
+/* ---- run_progress.c: how far a build is ---- */
+
+typedef struct mask_watch {
+    mask_progress to;
+    double blocks; /* of the whole build */
+    mask_worker *workers;
+    int n_workers; /* the first is the calling thread's, which tells */
+    int64_t next_ns;
+    _Atomic int is_stopped;
+} mask_watch;
+
+void watch_open(mask_watch *watch, mask_progress to, double blocks, mask_worker *workers,
+                int n);
+/* from time to time; and after so many blocks. */
+void watch_tick(mask_worker *worker);
+void watch_settled(mask_worker *worker, int64_t blocks);
+/* are the rest's results no longer wanted? */
+int watch_is_stopped(const mask_worker *worker);
+/* tells that all is done; ESTOPPED if it is not. */
+saccade_status watch_close(mask_watch *watch, saccade_error *err);
 
 /* ---- run_lists.c: runs of many rows at a time ---- */
 
@@ -87,7 +122,7 @@ void runs_walk(const saccade_run *a, int64_t n_a, const saccade_run *b, int64_t 
 int64_t runs_row(const mask_runs *runs, int64_t b, int64_t h, int64_t row,
                  const saccade_run **first);
 
-/* ---- block_mask.c: the object ---- */
+/* ---- mask_object.c: the object ---- */
 
 typedef struct mask_cached {
     struct mask_cached *next;
@@ -100,16 +135,25 @@ typedef struct mask_slot {
     mask_device_copy copy;
 } mask_slot;
 
+/* The public options, read. */
+typedef struct mask_options {
+    int32_t block_q, block_kv; /* 1 or more */
+    int64_t evaluation_budget;
+} mask_options;
+
 struct saccade_block_mask {
     saccade_mod *mod; /* owned; NULL: imported without one */
+    const mod_fn *fn; /* the mod simplified, as plans have it */
     mask_view view;
     saccade_tensor *tensors; /* captures of the mod */
+    eval_cell *scalars;      /* of those that are scalars, what they were when it was proven */
     int32_t *q_offset, *kv_offset;
     int64_t B, H; /* stored */
-    saccade_block_mask_options options;
+    mask_options options;
     int threads;
-    pass_prover *prover; /* NULL without a mod */
-    arena arena;         /* of prog */
+    mask_progress progress; /* while it is made */
+    pass_prover *prover;    /* NULL without a mod */
+    arena arena;            /* of fn and prog */
     const eval_prog *prog;
     uint64_t content;   /* hash of the captures it was proven from */
     int is_imported;    /* the first cached runs are the truth, not the mod */
@@ -125,8 +169,9 @@ typedef struct mask_recipe {
     saccade_sizes sizes;
     const saccade_tensor *tensors;
     const int32_t *q_offset, *kv_offset;
-    saccade_block_mask_options options;
+    mask_options options;
     int threads;
+    mask_progress progress;
     mask_runs *imported; /* taken over on success; NULL: proven from mod */
 } mask_recipe;
 
@@ -135,9 +180,17 @@ saccade_status mask_make(const mask_recipe *recipe, saccade_block_mask **out,
 mask_recipe mask_recipe_of(const saccade_block_mask *mask);
 /* The runs at the mask's own block size. */
 const mask_runs *mask_own_runs(const saccade_block_mask *mask);
-saccade_status mask_check_sizes(const saccade_sizes *sizes, saccade_error *err);
-/* Copies positions into arrays of B offsets (*out NULL when all are 0). Caller frees. */
-saccade_status mask_read_offsets(const saccade_tensor *tensor, const char *name, int64_t B,
-                                 int64_t length, int32_t **out, saccade_error *err);
+/* Copies offsets into arrays of B (NULL when all are 0), which the caller frees. */
+typedef struct mask_offsets {
+    int32_t *q, *kv;
+} mask_offsets;
+saccade_status mask_read_offsets(const saccade_positions *positions, const saccade_sizes *sizes,
+                                 mask_offsets *out, saccade_error *err);
+void mask_free_offsets(mask_offsets *offsets);
+
+/* ---- mask_captures.c: captures of a run against those of the proof ---- */
+
+/* Notes the scalars' present values. */
+void mask_keep_scalars(saccade_block_mask *mask);
 
 #endif

@@ -100,6 +100,7 @@ static saccade_status read_indices(const saccade_block_indices *x, int all_live,
                              .H = x->H,
                              .rows = x->rows,
                              .columns = x->columns};
+    TRY(build_check_rows(&shape, err));
     listed *list = malloc((size_t)x->columns * sizeof *list);
     FAIL_IF_NULL_GOTO(list);
     TRY_GOTO(lists_open(&lists, x->B * x->H * x->rows, err));
@@ -120,11 +121,9 @@ saccade_status saccade_block_mask_import(saccade_context *context,
                                          const saccade_binding *bindings, int32_t n_bindings,
                                          saccade_block_mask **out, saccade_error *err)
 {
-    static const saccade_positions none;
-    const saccade_positions *at = positions ? positions : &none;
     saccade_status status = SACCADE_OK;
     saccade_tensor tensors[MOD_MAX_CAPTURES];
-    int32_t *q_offset = NULL, *kv_offset = NULL;
+    mask_offsets offsets;
     mask_recipe r = {
         .mod = mask, .tensors = tensors, .threads = context ? context->threads : 0};
     FAIL_IF(!out, SACCADE_EINVAL, "block_mask: got NULL for the result");
@@ -136,18 +135,15 @@ saccade_status saccade_block_mask_import(saccade_context *context,
     TRY(check_indices(indices, sizes, err));
     if (mask)
         TRY(eval_resolve(mod_function(mask), bindings, n_bindings, 1, tensors, err));
-    TRY_GOTO(mask_read_offsets(&at->q_offset, "q_offset", sizes->B, sizes->Q, &q_offset, err));
-    TRY_GOTO(
-        mask_read_offsets(&at->kv_offset, "kv_offset", sizes->B, sizes->KV, &kv_offset, err));
-    r.q_offset = q_offset;
-    r.kv_offset = kv_offset;
+    TRY(mask_read_offsets(positions, sizes, &offsets, err));
+    r.q_offset = offsets.q;
+    r.kv_offset = offsets.kv;
     TRY_GOTO(read_indices(indices, mask == NULL, &r.imported, err));
     TRY_GOTO(mask_make(&r, out, err));
 out:
     if (status != SACCADE_OK)
         runs_destroy(r.imported);
-    free(q_offset);
-    free(kv_offset);
+    mask_free_offsets(&offsets);
     return status;
 }
 

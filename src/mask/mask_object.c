@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/context.h"
 #include "base/hash.h"
+#include "base/record.h"
 #include "base/status.h"
 
 #include <stdlib.h>
@@ -65,8 +66,7 @@ static void set_stored(saccade_block_mask *m, const mask_recipe *r)
         m->H = r->imported->H;
         return;
     }
-    const mod_fn *fn = mod_function(m->mod);
-    const int deps = fn->nodes[fn->result].deps;
+    const int deps = m->fn->nodes[m->fn->result].deps;
     const int by_b = (deps & DEP_B) != 0 || ((deps & DEP_Q) && varies(r->q_offset, r->sizes.B))
                      || ((deps & DEP_KV) && varies(r->kv_offset, r->sizes.B));
     m->B = by_b ? r->sizes.B : 1;
@@ -94,6 +94,7 @@ static saccade_status copy_recipe(saccade_block_mask *m, const mask_recipe *r,
 {
     m->options = r->options;
     m->threads = r->threads;
+    m->progress = r->progress;
     m->view.sizes = r->sizes;
     eval_sizes(&r->sizes, m->view.env.size);
     TRY(copy_offset(r->q_offset, r->sizes.B, r->sizes.Q, "q_offset", &m->q_offset, err));
@@ -106,12 +107,16 @@ static saccade_status copy_recipe(saccade_block_mask *m, const mask_recipe *r,
     TRY(mod_from_function(fn, &m->mod, err));
     m->view.mod = m->mod;
     m->tensors = calloc((size_t)fn->n_captures + 1, sizeof *m->tensors);
+    m->scalars = calloc((size_t)fn->n_captures + 1, sizeof *m->scalars);
     FAIL_IF_NULL(m->tensors);
+    FAIL_IF_NULL(m->scalars);
     if (fn->n_captures)
         memcpy(m->tensors, r->tensors, fn->n_captures * sizeof *m->tensors);
+    mask_keep_scalars(m);
     m->view.env.tensors = m->tensors;
-    TRY(eval_compile(mod_function(m->mod), &m->arena, &m->prog, err));
-    return pass_prover_create(mod_function(m->mod), &m->view.env, &m->prover, err);
+    TRY(pass_simplify(mod_function(m->mod), &m->arena, &m->fn, err));
+    TRY(eval_compile(m->fn, &m->arena, &m->prog, err));
+    return pass_prover_create(m->fn, &m->view.env, &m->prover, err);
 }
 
 /* An option's 0 is no limit, a source's is none to spend. */
@@ -122,7 +127,7 @@ static int64_t budget_of(int64_t option)
 
 static mask_source source_of(const saccade_block_mask *m)
 {
-    return (mask_source){.fn = mod_function(m->mod),
+    return (mask_source){.fn = m->fn,
                          .prover = m->prover,
                          .prog = m->prog,
                          .env = m->view.env,
@@ -133,7 +138,8 @@ static mask_source source_of(const saccade_block_mask *m)
                          .q_offset = m->q_offset,
                          .kv_offset = m->kv_offset,
                          .budget = budget_of(m->options.evaluation_budget),
-                         .threads = m->threads};
+                         .threads = m->threads,
+                         .progress = m->progress};
 }
 
 static saccade_status make_runs(const saccade_block_mask *m, int32_t block_q, int32_t block_kv,
@@ -178,6 +184,7 @@ saccade_status mask_make(const mask_recipe *recipe, saccade_block_mask **out,
     set_stored(m, recipe);
     m->content = hash_captures(m);
     TRY_GOTO(add_own_runs(m, recipe->imported, err));
+    m->progress = (mask_progress){0}; /* whose user may be gone later */
     m->seconds = (double)(clock_ns() - start) * 1e-9;
     *out = m;
 out:
@@ -235,6 +242,7 @@ void saccade_block_mask_destroy(saccade_block_mask *mask)
     saccade_mod_destroy(mask->mod);
     arena_free(&mask->arena);
     free(mask->tensors);
+    free(mask->scalars);
     free(mask->q_offset);
     free(mask->kv_offset);
     pthread_mutex_destroy(&mask->lock);
@@ -257,11 +265,11 @@ saccade_status mask_check_sizes(const saccade_sizes *s, saccade_error *err)
     return SACCADE_OK;
 }
 
-saccade_status mask_read_offsets(const saccade_tensor *t, const char *name, int64_t B,
-                                 int64_t length, int32_t **out, saccade_error *err)
+/* Offsets of one axis, whose positions stay within 32 bits; t may be NULL. */
+static saccade_status read_offset(const saccade_tensor *t, const char *name, int64_t B,
+                                  int64_t length, int32_t **out, saccade_error *err)
 {
-    *out = NULL;
-    if (t->dtype == SACCADE_NONE)
+    if (!t)
         return SACCADE_OK;
     FAIL_AT(t->dtype != SACCADE_I32 || t->rank < 0 || t->rank > 1, SACCADE_EINVAL, name, 0, 0,
             "got %s of rank %d, expected i32 of rank 0 or 1", saccade_dtype_name(t->dtype),
@@ -273,37 +281,62 @@ saccade_status mask_read_offsets(const saccade_tensor *t, const char *name, int6
     int32_t *offset = malloc((size_t)B * sizeof *offset);
     int any = 0;
     FAIL_IF_NULL(offset);
+    *out = offset;
     for (int64_t b = 0; b < B; b++) {
         offset[b] = ((const int32_t *)t->data)[t->rank ? b * t->stride[0] : 0];
         any |= offset[b] != 0;
-        if (offset[b] < -LENGTH_MAX || offset[b] + length - 1 > INT32_MAX) {
-            status_fail_at(err, SACCADE_EINVAL, name, 0, 0,
-                           "got %d for batch %lld, expected positions within 32 bits",
-                           offset[b], (long long)b);
-            free(offset);
-            return SACCADE_EINVAL;
-        }
+        FAIL_AT(offset[b] < -LENGTH_MAX || offset[b] + length - 1 > INT32_MAX, SACCADE_EINVAL,
+                name, 0, 0, "got %d for batch %lld, expected positions within 32 bits",
+                offset[b], (long long)b);
     }
-    if (any)
-        *out = offset;
-    else
+    if (!any) {
         free(offset);
+        *out = NULL;
+    }
     return SACCADE_OK;
 }
 
-static saccade_status read_options(const saccade_block_mask_options *given,
-                                   saccade_block_mask_options *out, saccade_error *err)
+void mask_free_offsets(mask_offsets *offsets)
 {
-    *out = given ? *given : (saccade_block_mask_options){0};
-    FAIL_AT(out->block_q < 0 || out->block_kv < 0 || out->block_q > LENGTH_MAX
-                || out->block_kv > LENGTH_MAX,
+    free(offsets->q);
+    free(offsets->kv);
+}
+
+saccade_status mask_read_offsets(const saccade_positions *positions, const saccade_sizes *s,
+                                 mask_offsets *out, saccade_error *err)
+{
+    saccade_status status = SACCADE_OK;
+    saccade_positions p;
+    *out = (mask_offsets){NULL, NULL};
+    saccade_positions_init(&p);
+    if (positions)
+        TRY(RECORD_READ(&p, positions, "positions"));
+    TRY_GOTO(read_offset(p.q_offset, "q_offset", s->B, s->Q, &out->q, err));
+    TRY_GOTO(read_offset(p.kv_offset, "kv_offset", s->B, s->KV, &out->kv, err));
+out:
+    if (status != SACCADE_OK)
+        mask_free_offsets(out);
+    return status;
+}
+
+static saccade_status read_options(const saccade_block_mask_options *given, mask_recipe *out,
+                                   saccade_error *err)
+{
+    saccade_block_mask_options o;
+    saccade_block_mask_options_init(&o);
+    if (given)
+        TRY(RECORD_READ(&o, given, "block mask options"));
+    FAIL_AT(o.block_q < 0 || o.block_kv < 0 || o.block_q > LENGTH_MAX
+                || o.block_kv > LENGTH_MAX,
             SACCADE_EINVAL, "block", 0, 0, "got %d x %d, expected 1 to 2^30, or 0 for %d",
-            out->block_q, out->block_kv, DEFAULT_BLOCK);
-    FAIL_AT(out->evaluation_budget < SACCADE_EVALUATE_NONE, SACCADE_EINVAL, "evaluation_budget",
-            0, 0, "got %lld, expected positions, 0 for any number or SACCADE_EVALUATE_NONE",
-            (long long)out->evaluation_budget);
-    out->block_q = out->block_q ? out->block_q : DEFAULT_BLOCK;
-    out->block_kv = out->block_kv ? out->block_kv : DEFAULT_BLOCK;
+            o.block_q, o.block_kv, DEFAULT_BLOCK);
+    FAIL_AT(o.evaluation_budget < SACCADE_EVALUATE_NONE, SACCADE_EINVAL, "evaluation_budget", 0,
+            0, "got %lld, expected positions, 0 for any number or SACCADE_EVALUATE_NONE",
+            (long long)o.evaluation_budget);
+    out->options = (mask_options){.block_q = o.block_q ? o.block_q : DEFAULT_BLOCK,
+                                  .block_kv = o.block_kv ? o.block_kv : DEFAULT_BLOCK,
+                                  .evaluation_budget = o.evaluation_budget};
+    out->progress = (mask_progress){o.progress, o.progress_user};
     return SACCADE_OK;
 }
 
@@ -314,11 +347,8 @@ saccade_status saccade_block_mask_create(saccade_context *context, const saccade
                                          const saccade_block_mask_options *options,
                                          saccade_block_mask **out, saccade_error *err)
 {
-    static const saccade_positions none;
-    const saccade_positions *at = positions ? positions : &none;
-    saccade_status status = SACCADE_OK;
     saccade_tensor tensors[MOD_MAX_CAPTURES];
-    int32_t *q_offset = NULL, *kv_offset = NULL;
+    mask_offsets offsets;
     FAIL_IF(!out, SACCADE_EINVAL, "block_mask: got NULL for the result");
     FAIL_IF(!mask || !mod_function(mask), SACCADE_EINVAL,
             "block_mask: got %s, expected a bound mask", mask ? "a mod not bound" : "NULL");
@@ -328,18 +358,13 @@ saccade_status saccade_block_mask_create(saccade_context *context, const saccade
         .mod = mask, .tensors = tensors, .threads = context ? context->threads : 0};
     TRY(mask_check_sizes(sizes, err));
     r.sizes = *sizes;
-    TRY(read_options(options, &r.options, err));
+    TRY(read_options(options, &r, err));
     TRY(eval_resolve(mod_function(mask), bindings, n_bindings, 1, tensors, err));
-    TRY_GOTO(
-        mask_read_offsets(&at->q_offset, "q_offset", r.sizes.B, r.sizes.Q, &q_offset, err));
-    TRY_GOTO(
-        mask_read_offsets(&at->kv_offset, "kv_offset", r.sizes.B, r.sizes.KV, &kv_offset, err));
-    r.q_offset = q_offset;
-    r.kv_offset = kv_offset;
-    TRY_GOTO(mask_make(&r, out, err));
-out:
-    free(q_offset);
-    free(kv_offset);
+    TRY(mask_read_offsets(positions, sizes, &offsets, err));
+    r.q_offset = offsets.q;
+    r.kv_offset = offsets.kv;
+    const saccade_status status = mask_make(&r, out, err);
+    mask_free_offsets(&offsets);
     return status;
 }
 
@@ -449,7 +474,7 @@ saccade_status saccade_block_mask_update(saccade_block_mask *mask, saccade_error
     if (!mask->mod)
         return SACCADE_OK; /* nothing it was proven from */
     TRY(check_captures(mask, err));
-    TRY(pass_prover_create(mod_function(mask->mod), &mask->view.env, &prover, err));
+    TRY(pass_prover_create(mask->fn, &mask->view.env, &prover, err));
     old = mask->prover;
     mask->prover = prover;
     if (!mask->is_imported) {
@@ -469,6 +494,7 @@ saccade_status saccade_block_mask_update(saccade_block_mask *mask, saccade_error
     drop_cached(mask->cache->next);
     mask->cache->next = NULL;
     drop_slots(mask);
+    mask_keep_scalars(mask);
     mask->content = hash_captures(mask);
     mask->seconds = (double)(clock_ns() - start) * 1e-9;
     return SACCADE_OK;
@@ -486,20 +512,23 @@ const saccade_mod *saccade_block_mask_mod(const saccade_block_mask *mask)
     return mask ? mask->mod : NULL;
 }
 
-saccade_block_mask_stats saccade_block_mask_get_stats(const saccade_block_mask *mask)
+saccade_status saccade_block_mask_get_stats(const saccade_block_mask *mask,
+                                            saccade_block_mask_stats *stats, saccade_error *err)
 {
-    saccade_block_mask_stats stats = {0};
-    if (!mask)
-        return stats;
-    stats = mask_own_runs(mask)->stats;
-    stats.seconds = mask->seconds;
-    return stats;
+    FAIL_IF(!mask, SACCADE_EINVAL, "block_mask: got NULL");
+    TRY(record_check_size(stats, "statistics", err));
+    saccade_block_mask_stats own = mask_own_runs(mask)->stats;
+    own.seconds = mask->seconds;
+    record_write(stats, &own, sizeof own);
+    return SACCADE_OK;
 }
 
 int64_t saccade_block_mask_row(const saccade_block_mask *mask, int64_t b, int64_t h,
                                int64_t row, int transposed, const saccade_run **runs)
 {
     const mask_runs *all;
+    if (!runs)
+        return -1;
     *runs = NULL;
     if (!mask || b < 0 || h < 0 || b >= mask->view.sizes.B || h >= mask->view.sizes.H
         || mask_runs_for(mask, mask->options.block_q, mask->options.block_kv, transposed, &all,

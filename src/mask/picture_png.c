@@ -17,6 +17,15 @@ static void fill_row(const picture *p, int64_t y, int scale, uint8_t *row)
         memset(row + x * scale, p->cell[y * p->width + x], (size_t)scale);
 }
 
+/* libpng tells by words alone: "out of memory", "insufficient memory", or zlib's return code
+   where that could not be set up. */
+static saccade_status fail_of(const char *message, saccade_error *err)
+{
+    FAIL_IF(strstr(message, "memory") || strstr(message, "zlib"), SACCADE_ENOMEM,
+            "out of memory for a PNG");
+    FAIL(SACCADE_EINTERNAL, "png: %s", message);
+}
+
 saccade_status picture_png(const picture *p, int scale, void **bytes, size_t *size,
                            saccade_error *err)
 {
@@ -37,7 +46,7 @@ saccade_status picture_png(const picture *p, int scale, void **bytes, size_t *si
     file = malloc(wanted);
     FAIL_IF_NULL_GOTO(file);
     if (!png_image_write_to_memory(&image, file, &wanted, 0, pixels, 0, palette))
-        status = status_fail(err, SACCADE_EINTERNAL, "png: %s", image.message);
+        status = fail_of(image.message, err);
 out:
     free(pixels);
     if (status == SACCADE_OK) {

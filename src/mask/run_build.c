@@ -86,20 +86,25 @@ static int64_t half_of(int64_t n)
     return half;
 }
 
-static void subdivide(task *t, const grid_box *g)
+/* Settles blocks that are one to the proof, or a single one. */
+static int settle(task *t, const grid_box *g)
 {
     const pass_box box = positions_of(t, g);
     const pass_verdict v = pass_prove_next(t->build->source->prover, &box, t->worker->scratch);
-    if (v == PASS_NEVER)
-        return;
-    if (v == PASS_ALWAYS) {
+    if (v == PASS_ALWAYS)
         emit(t, g, 1);
-        return;
-    }
-    if (g->rows == 1 && g->columns == 1) {
+    else if (v != PASS_NEVER && g->rows == 1 && g->columns == 1)
         emit_one(t, g, &box);
+    else if (v != PASS_NEVER)
+        return 0;
+    watch_settled(t->worker, g->rows * g->columns);
+    return 1;
+}
+
+static void subdivide(task *t, const grid_box *g)
+{
+    if (watch_is_stopped(t->worker) || settle(t, g))
         return;
-    }
     const int64_t rows = g->rows > 1 && 2 * g->rows > g->columns ? half_of(g->rows) : g->rows;
     const int64_t columns =
         g->columns > 1 && 2 * g->columns > g->rows ? half_of(g->columns) : g->columns;
@@ -179,8 +184,9 @@ static saccade_status join_bands(const build *w, int64_t n_bands, int threads,
     return SACCADE_OK;
 }
 
-static saccade_status check_rows(const mask_runs *shape, int64_t heads, saccade_error *err)
+saccade_status build_check_rows(const mask_runs *shape, saccade_error *err)
 {
+    const int64_t heads = shape->B * shape->H;
     const int64_t rows = shape->rows > shape->columns ? shape->rows : shape->columns;
     FAIL_AT(rows > ROWS_MAX / heads, SACCADE_ELIMIT, "block", 0, 0,
             "got %lld rows or columns of blocks for each of %lld heads, expected at most 2^27 "
@@ -200,19 +206,23 @@ saccade_status build_runs(const mask_source *source, int32_t block_q, int32_t bl
                              .H = source->H,
                              .rows = (source->Q + block_q - 1) / block_q,
                              .columns = (source->KV + block_kv - 1) / block_kv};
-    TRY(check_rows(&shape, heads, err));
+    TRY(build_check_rows(&shape, err));
     const int64_t per_band = band_rows(shape.rows, heads, threads);
     const int64_t n_bands = heads * ((shape.rows + per_band - 1) / per_band);
     build w = {
         .source = source, .block_q = block_q, .block_kv = block_kv, .columns = shape.columns};
     saccade_status status = SACCADE_OK;
+    mask_watch watch;
     w.bands = calloc((size_t)n_bands, sizeof *w.bands);
     w.workers = calloc((size_t)threads, sizeof *w.workers);
     FAIL_IF_GOTO(!w.bands || !w.workers, SACCADE_ENOMEM, "out of memory");
     for (int i = 0; i < threads; i++)
         TRY_GOTO(worker_open(source, &w.workers[i], err));
     TRY_GOTO(open_bands(&w, shape.rows, heads, per_band, err));
+    watch_open(&watch, source->progress,
+               (double)heads * (double)shape.rows * (double)shape.columns, w.workers, threads);
     par_for(n_bands, threads, build_band, &w);
+    TRY_GOTO(watch_close(&watch, err));
     TRY_GOTO(join_bands(&w, n_bands, threads, &shape, out, err));
     (*out)->stats.seconds = (double)(clock_ns() - start) * 1e-9;
 out:

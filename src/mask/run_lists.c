@@ -250,6 +250,7 @@ saccade_status runs_refine(const mask_runs *runs, int32_t block_q, int32_t block
     shape.block_kv = block_kv;
     shape.rows = ceil_div(Q, block_q);
     shape.columns = ceil_div(KV, block_kv);
+    TRY(build_check_rows(&shape, err));
     TRY_GOTO(lists_open(&list, shape.B * shape.H * shape.rows, err));
     for (int64_t at = 0; at < list.rows; at++) {
         const int64_t head = at / shape.rows, row = at % shape.rows / per_row;

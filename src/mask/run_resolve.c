@@ -86,6 +86,9 @@ static int evaluate(mask_worker *w, const pass_box *box, int seen)
         eval_head(w->eval, w->b, w->h);
     }
     w->has_evaluated = 1;
+    watch_tick(w);
+    if (watch_is_stopped(w))
+        return SEEN_BOTH; /* the quickest end */
     for (int64_t q = box->lo[VAR_Q]; q <= box->hi[VAR_Q] && (seen & SEEN_BOTH) != SEEN_BOTH;
          q++)
         seen = evaluate_row(w, box, (int32_t)q, seen);

@@ -7,30 +7,13 @@
 #include "base/cpu_features.h"
 #include "base/status.h"
 
+#include <float.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { WHY_BYTES = 160 };
-
-/* Copies fn, captures' names too, so that the plan outlives the caller's mod. */
-static saccade_status copy_fn(const mod_fn *fn, arena *a, const mod_fn **out,
-                              saccade_error *err)
-{
-    mod_fn *copy = arena_memdup(a, fn, sizeof *fn);
-    mod_capture *captures = arena_memdup(a, fn->captures, fn->n_captures * sizeof *captures);
-    mod_node *nodes = arena_memdup(a, fn->nodes, fn->n_nodes * sizeof *nodes);
-    uint32_t *args = arena_memdup(a, fn->args, fn->n_args * sizeof *args);
-    FAIL_IF(!copy || !captures || !nodes || !args, SACCADE_ENOMEM, "out of memory");
-    for (uint32_t i = 0; i < fn->n_captures; i++) {
-        captures[i].name = arena_strdup(a, fn->captures[i].name);
-        FAIL_IF_NULL(captures[i].name);
-    }
-    copy->captures = captures;
-    copy->nodes = nodes;
-    copy->args = args;
-    *out = copy;
-    return SACCADE_OK;
-}
 
 /* Copies a mod's nodes into the plan's arena. */
 static saccade_status take_mod(const saccade_mod *mod, saccade_kind kind, const char *name,
@@ -43,7 +26,7 @@ static saccade_status take_mod(const saccade_mod *mod, saccade_kind kind, const 
             "got a generic mod, expected one whose captures are bound");
     FAIL_AT(fn->kind != kind, SACCADE_EINVAL, name, 0, 0, "got a %s, expected a %s",
             kind == SACCADE_MASK ? "score" : "mask", kind == SACCADE_MASK ? "mask" : "score");
-    return copy_fn(fn, a, out, err);
+    return mod_copy_function(fn, a, out, err);
 }
 
 static int is_float(saccade_dtype dtype)
@@ -69,9 +52,54 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
             saccade_dtype_name(p->dtype));
     FAIL_AT(p->kv_dtype != SACCADE_NONE && !is_float(p->kv_dtype), SACCADE_EINVAL, "kv_dtype",
             0, 0, "got %s, expected f32, f16, bf16 or f64", saccade_dtype_name(p->kv_dtype));
-    FAIL_AT(isinf(p->scale), SACCADE_EINVAL, "scale", 0, 0,
-            "got an infinite scale, expected a finite number, or NaN for 1/sqrt(D)");
+    FAIL_AT(fabs(p->scale) > (p->dtype == SACCADE_F64 ? DBL_MAX : (double)FLT_MAX),
+            SACCADE_EINVAL, "scale", 0, 0,
+            "got %g, expected a finite number of f32 (f64 in f64 problems), or NaN for "
+            "1/sqrt(D)",
+            p->scale);
     return SACCADE_OK;
+}
+
+static int find_capture(const mod_fn *fn, const char *name, uint32_t *out)
+{
+    for (*out = 0; fn && *out < fn->n_captures; ++*out)
+        if (strcmp(fn->captures[*out].name, name) == 0)
+            return 1;
+    return 0;
+}
+
+static saccade_status find_gradients(const saccade_problem *p, saccade_plan *plan,
+                                     saccade_error *err)
+{
+    const uint32_t all = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V
+                         | SACCADE_GRADIENT_CAPTURES;
+    const int32_t n = p->gradients & SACCADE_GRADIENT_CAPTURES ? p->n_gradient_captures : 0;
+    FAIL_AT(p->gradients & ~all, SACCADE_EINVAL, "gradients", 0, 0,
+            "got bits 0x%x, expected SACCADE_GRADIENT_*", (unsigned)p->gradients);
+    FAIL_AT(n < 0 || n > MOD_MAX_CAPTURES || (n && !p->gradient_captures), SACCADE_EINVAL,
+            "gradient_captures", 0, 0, "got %d, expected 0 to %d and their names", n,
+            MOD_MAX_CAPTURES);
+    plan->problem.gradients = p->gradients;
+    for (int32_t i = 0; i < n; i++) {
+        const char *name = p->gradient_captures[i] ? p->gradient_captures[i] : "";
+        uint32_t at;
+        FAIL_AT(!find_capture(plan->source_score, name, &at), SACCADE_EINVAL,
+                "gradient_captures", 0, 0, "got '%.60s', expected a capture of the score",
+                name);
+        FAIL_AT(!is_float(plan->source_score->captures[at].dtype), SACCADE_EINVAL, name, 0, 0,
+                "got %s, expected a float capture to have a gradient",
+                saccade_dtype_name(plan->source_score->captures[at].dtype));
+        if (find_capture(plan->problem.score, name, &at))
+            plan->problem.gradient_captures |= (uint64_t)1 << at;
+    }
+    return SACCADE_OK;
+}
+
+/* As kernels and the oracle take it: f32 but in f64 problems. */
+static double scale_of(const saccade_problem *p)
+{
+    const double scale = isnan(p->scale) ? 1.0 / sqrt((double)p->sizes.D) : p->scale;
+    return p->dtype == SACCADE_F64 ? scale : (double)(float)scale;
 }
 
 saccade_status plan_derive(const saccade_problem *p, saccade_plan *plan, saccade_error *err)
@@ -81,24 +109,58 @@ saccade_status plan_derive(const saccade_problem *p, saccade_plan *plan, saccade
         .sizes = p->sizes,
         .dtype = p->dtype,
         .kv_dtype = p->kv_dtype == SACCADE_NONE ? p->dtype : p->kv_dtype,
-        .scale = isnan(p->scale) ? (float)(1.0 / sqrt((double)p->sizes.D)) : p->scale,
+        .scale = scale_of(p),
         .group = (int32_t)(p->sizes.H / p->sizes.Hkv),
     };
     if (p->arch) {
         d.arch = arena_strdup(&plan->arena, p->arch);
         FAIL_IF_NULL(d.arch);
     }
-    const mod_fn *score = NULL;
-    TRY(take_mod(p->score, SACCADE_SCORE, "score", &plan->arena, &score, err));
+    TRY(take_mod(p->score, SACCADE_SCORE, "score", &plan->arena, &plan->source_score, err));
     TRY(take_mod(p->mask, SACCADE_MASK, "mask", &plan->arena, &plan->source_mask, err));
-    if (score)
-        TRY(pass_simplify(score, &plan->arena, &d.score, err));
+    if (plan->source_score)
+        TRY(pass_simplify(plan->source_score, &plan->arena, &d.score, err));
     if (plan->source_mask)
         TRY(pass_simplify(plan->source_mask, &plan->arena, &d.mask, err));
     if (d.score && d.score->nodes[d.score->result].op == OP_SCORE)
         d.score = NULL;
+    if (d.score && d.dtype == SACCADE_F64) /* what simplifying folds is rounded to f32 */
+        d.score = plan->source_score;
+    if (d.score)
+        TRY(pass_facts_make(d.score, &plan->arena, &d.score_facts, err));
+    if (d.mask)
+        TRY(pass_facts_make(d.mask, &plan->arena, &d.mask_facts, err));
     plan->problem = d;
-    return SACCADE_OK;
+    return find_gradients(p, plan, err);
+}
+
+static const int64_t MOST_LENGTH = (int64_t)1 << 30;
+
+/* Elements of [B, heads, length, dim], at least 1; as doubles they do not wrap. */
+static double elements(int64_t B, int64_t heads, int64_t length, int64_t dim)
+{
+    return (double)B * (double)heads * (double)length * (double)dim;
+}
+
+/* Whether some run can have these sizes. */
+static int is_possible(const saccade_sizes *s)
+{
+    const int64_t dim = s->D > s->Dv ? s->D : s->Dv;
+    return s->B <= MOST_LENGTH && s->Q <= MOST_LENGTH && s->KV <= MOST_LENGTH
+           && elements(s->B, s->H, s->Q, dim) <= 0x1p48
+           && elements(s->B, s->Hkv, s->KV, dim) <= 0x1p48;
+}
+
+size_t plan_workspace(const saccade_plan *plan, const saccade_sizes *s)
+{
+    return is_possible(s) ? plan->solver->workspace(plan, s) : SIZE_MAX;
+}
+
+size_t plan_backward_workspace(const saccade_plan *plan, const saccade_sizes *s)
+{
+    if (!plan->problem.gradients)
+        return 0;
+    return is_possible(s) ? plan->solver->backward_workspace(plan, s) : SIZE_MAX;
 }
 
 saccade_status plan_choose(saccade_plan *plan, const plan_solver *const *solvers,
@@ -107,6 +169,10 @@ saccade_status plan_choose(saccade_plan *plan, const plan_solver *const *solvers
     char why[WHY_BYTES] = "built without this back end";
     for (int i = 0; solvers[i]; i++) {
         why[0] = 0;
+        if (plan->problem.gradients && !solvers[i]->backward) {
+            snprintf(why, sizeof why, "%s makes no gradients", solvers[i]->name);
+            continue;
+        }
         if (!solvers[i]->applicable(&plan->problem, plan->level, why))
             continue;
         plan->solver = solvers[i];
@@ -127,36 +193,21 @@ static void explain_fn(const char *title, const mod_fn *fn, strbuf *out, saccade
     mod_print_nodes(fn, out, err);
 }
 
-/* Derivative by score, and whether a mask's rows are intervals. */
-static saccade_status explain_facts(const plan_problem *p, strbuf *out, saccade_error *err)
+/* The score and its slope, as backward computes them. */
+static saccade_status explain_gradient(const mod_fn *score, strbuf *out, saccade_error *err)
 {
     arena scratch;
     saccade_status status = SACCADE_OK;
+    const mod_fn *gradient;
+    const uint32_t wanted = pass_find_score(score);
+    uint32_t result;
+    if (wanted == PASS_NO_NODE) {
+        strbuf_puts(out, "gradient by score: 0 (score is not used)\n");
+        return SACCADE_OK;
+    }
     arena_init(&scratch);
-    if (p->score) {
-        const mod_fn *gradient;
-        uint32_t wanted = 0, result;
-        while (wanted < p->score->n_nodes && p->score->nodes[wanted].op != OP_SCORE)
-            wanted++;
-        if (wanted == p->score->n_nodes) {
-            strbuf_puts(out, "gradient by score: 0 (score is not used)\n");
-        } else {
-            TRY_GOTO(pass_gradient(p->score, &wanted, 1, &scratch, &gradient, &result, err));
-            explain_fn("gradient by score", gradient, out, err);
-        }
-    }
-    if (p->mask) {
-        const mod_fn *bounds;
-        uint32_t ends[2];
-        if (pass_interval(p->mask, &scratch, &bounds, ends)) {
-            strbuf_printf(out, "mask is one interval of keys per row: n%u <= kv < n%u of\n",
-                          (unsigned)ends[0], (unsigned)ends[1]);
-            explain_fn("limits", bounds, out, err);
-        } else {
-            strbuf_puts(out, "mask is not one interval per row: evaluated on PARTIAL blocks\n");
-        }
-    }
-    FAIL_IF_GOTO(scratch.has_failed, SACCADE_ENOMEM, "out of memory");
+    TRY_GOTO(pass_gradient(score, &wanted, 1, &scratch, &gradient, &result, err));
+    explain_fn("gradient by score", gradient, out, err);
 out:
     arena_free(&scratch);
     return status;
@@ -168,13 +219,19 @@ saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error
     strbuf_puts(out, "problem: ");
     plan_print_problem(&p->sizes, p->dtype, out);
     strbuf_printf(out, "\nscale: %.9g\nbackend: %s\nkernel: %s\nlevel: %s\nthreads: %d\n",
-                  (double)p->scale, plan->solver->backend, plan->solver->name,
+                  p->scale, plan->backend->name, plan->solver->name,
                   cpu_level_name((cpu_level)plan->level), plan->threads);
+    strbuf_printf(out, "library: %s\n", saccade_build());
     explain_fn("score", p->score, out, err);
     explain_fn("mask", p->mask, out, err);
     TRY(plan_explain_ranges("score", p->score, &p->sizes, out, err));
     TRY(plan_explain_ranges("mask", p->mask, &p->sizes, out, err));
-    TRY(explain_facts(p, out, err));
+    if (p->score_facts)
+        TRY(pass_facts_print(p->score_facts, out, err));
+    if (p->score)
+        TRY(explain_gradient(p->score, out, err));
+    if (p->mask_facts)
+        TRY(pass_facts_print(p->mask_facts, out, err));
     TRY(plan->solver->explain(plan, out, err));
     return strbuf_status(out, err);
 }

@@ -1,5 +1,5 @@
 /* plan.h: problems, plans and the table of solvers. A solver is a way to run a problem: a
- * struct of data and functions; choosing is asking each in order. api.c checks and resolves a
+ * struct of data and functions; choosing is asking each in order. api/ checks and resolves a
  * caller's arguments into plan_run before a solver sees them. */
 #ifndef SACCADE_PLAN_H
 #define SACCADE_PLAN_H
@@ -8,25 +8,51 @@
 #include "eval/eval.h"
 #include "mask/mask.h"
 #include "mod/mod.h"
-#include "pass/pass.h"
+#include "pass/facts.h"
 
 /* A problem with everything derived: mods simplified, scale set. Lives in the plan's arena. */
 typedef struct plan_problem {
     saccade_sizes sizes; /* B, Q, KV: hints, 0 unknown */
     saccade_dtype dtype, kv_dtype;
-    float scale;
+    double scale;
     const mod_fn *score; /* NULL: identity */
     const mod_fn *mask;  /* NULL: all live */
-    int32_t group;       /* H / Hkv */
-    const char *arch;    /* CUDA target asked for, in the plan's arena; NULL: the device's */
+    /* of these; NULL with them */
+    const pass_facts *score_facts, *mask_facts;
+    int32_t group;      /* H / Hkv */
+    const char *arch;   /* CUDA target asked for, in the plan's arena; NULL: the device's */
+    int has_chunks;     /* every run says by plan_chunks where its keys lie */
+    uint32_t gradients; /* SACCADE_GRADIENT_* wanted; CAPTURES if any of the next is */
+    uint64_t gradient_captures; /* of score's captures, a bit each */
 } plan_problem;
+
+/* Where keys lie that are not in one piece. Logical key j of batch b is row
+ * first[b * row_stride + j / size] + j % size of K and V; the last chunk may be short. A chunk
+ * at -1 is absent: it holds no live key and is never read. The table lies where K and V do. */
+typedef struct plan_chunks {
+    const int32_t *first;
+    int64_t row_stride;
+    int32_t count, size; /* chunks of a batch; keys of a chunk, 1 and more */
+} plan_chunks;
+
+/* A mask's limits, or NULL without a mask or without limits. */
+static inline const pass_limits *plan_limits(const plan_problem *p)
+{
+    return p->mask_facts ? p->mask_facts->limits : NULL;
+}
+
+/* Where rows and keys stand, as saccade_positions says; dtype NONE: absent. */
+typedef struct plan_positions {
+    saccade_tensor q_offset, kv_offset, kv_len;
+} plan_positions;
 
 /* Everything a forward run needs, checked. Tensors are in the order and shapes of saccade.h. */
 typedef struct plan_run {
     saccade_sizes sizes;
-    const saccade_tensor *q, *k, *v, *out;
-    const saccade_tensor *lse, *row_max; /* NULL: not wanted */
-    saccade_positions positions;
+    const saccade_tensor *q, *k, *v, *out; /* with chunks, k and v have physical rows */
+    const plan_chunks *chunks;             /* NULL: keys lie one after the other */
+    const saccade_tensor *lse, *row_max;   /* NULL: not wanted */
+    plan_positions positions;
     const saccade_block_mask *block_mask; /* NULL: none */
     eval_env score_env, mask_env;         /* captures in the order of the mod_fns' */
     void *workspace;
@@ -34,20 +60,37 @@ typedef struct plan_run {
     void *stream;
 } plan_run;
 
+/* Everything a backward run needs beside its plan_run, whose out and lse are what forward left.
+ * Gradients that are not wanted are NULL. */
+typedef struct plan_gradients {
+    const saccade_tensor *d_out, *d_lse; /* d_lse: NULL for zeros */
+    const saccade_tensor *dq, *dk, *dv;
+    const saccade_tensor *captures; /* by capture of the score mod; dtype NONE: not wanted */
+    uint32_t added; /* SACCADE_GRADIENT_* that are added to what their tensors hold */
+} plan_gradients;
+
 typedef struct plan_solver plan_solver;
 
+/* A back end: its solvers, best first and NULL-terminated, and the device its tensors lie on.
+ * Their values are read and checked before a run only if that is the host. */
+typedef struct plan_backend {
+    const char *name; /* "cpu" */
+    const plan_solver *const *solvers;
+    saccade_device_kind device;
+} plan_backend;
+
 struct saccade_plan {
+    const plan_backend *backend;
     const plan_solver *solver;
     plan_problem problem;
-    const mod_fn *source_mask; /* problem.mask before simplification; NULL: none */
+    const mod_fn *source_score, *source_mask; /* before simplification; NULL: none */
     int32_t threads, level;
     arena arena;
     void *state; /* the solver's own */
 };
 
 struct plan_solver {
-    const char *name;    /* "cpu-tile" */
-    const char *backend; /* "cpu" */
+    const char *name; /* "cpu-tile" */
     /* One boolean expression; why (>= 160 bytes) gets the clause that failed. */
     int (*applicable)(const plan_problem *problem, int32_t level, char *why);
     saccade_status (*create)(saccade_plan *plan, saccade_error *err);
@@ -56,11 +99,15 @@ struct plan_solver {
                               saccade_error *err);
     saccade_status (*forward)(const saccade_plan *plan, const plan_run *run,
                               saccade_error *err);
+    /* NULL, both: the solver takes no problem that wants gradients. */
+    size_t (*backward_workspace)(const saccade_plan *plan, const saccade_sizes *sizes);
+    saccade_status (*backward)(const saccade_plan *plan, const plan_run *run,
+                               const plan_gradients *gradients, saccade_error *err);
     saccade_status (*explain)(const saccade_plan *plan, strbuf *out, saccade_error *err);
     void (*destroy)(saccade_plan *plan);
 };
 
-/* Tables of the back ends, NULL-terminated, best first. Only api.c names them together. */
+/* Tables of the back ends. Only api/plan_api.c names them together. */
 extern const plan_solver *const ref_solvers[];
 extern const plan_solver *const plain_solvers[]; /* src/ref too */
 extern const plan_solver *const cpu_solvers[];
@@ -71,6 +118,10 @@ extern const plan_solver *const cuda_solvers[];
 /* Checks a problem and derives what kernels read; mods into the plan. */
 saccade_status plan_derive(const saccade_problem *problem, saccade_plan *plan,
                            saccade_error *err);
+/* The solver's bytes for runs of these sizes; SIZE_MAX where no run can have them: lengths past
+ * 2^30, or over 2^48 elements of Q or O, K or V. */
+size_t plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
+size_t plan_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
 /* The first solver of the table that applies creates the plan; EBACKEND says why none does. */
 saccade_status plan_choose(saccade_plan *plan, const plan_solver *const *solvers,
                            saccade_error *err);
@@ -89,7 +140,10 @@ typedef struct plan_position {
     int32_t q_offset, kv_offset;
     int64_t kv_len; /* clamped to 0..KV */
 } plan_position;
-plan_position plan_position_of(const saccade_positions *positions, int64_t KV, int64_t b);
+plan_position plan_position_of(const plan_positions *positions, int64_t KV, int64_t b);
+/* Whether pass_interval's limits are exact at all of a run's positions: rows' and live keys'.
+ * Offsets on a GPU are unknown here and count as 0. */
+int plan_is_near(const plan_positions *positions, const saccade_sizes *sizes);
 
 /* One grammar for problems: "b2 h16/4 q4096 kv4096 d128 dv64 bf16". */
 saccade_status plan_parse_problem(const char *text, saccade_sizes *sizes, saccade_dtype *dtype,

@@ -106,6 +106,8 @@ void plan_print_problem(const saccade_sizes *s, saccade_dtype dtype, strbuf *out
     strbuf_printf(out, " %s", saccade_dtype_name(dtype));
 }
 
+/* ---- positions ---- */
+
 /* Element b of a rank-0 or rank-1 host tensor of int32. */
 static int32_t element(const saccade_tensor *t, int64_t b, int32_t otherwise)
 {
@@ -114,7 +116,7 @@ static int32_t element(const saccade_tensor *t, int64_t b, int32_t otherwise)
     return ((const int32_t *)t->data)[t->rank == 1 ? b * t->stride[0] : 0];
 }
 
-plan_position plan_position_of(const saccade_positions *p, int64_t KV, int64_t b)
+plan_position plan_position_of(const plan_positions *p, int64_t KV, int64_t b)
 {
     const int64_t len = element(&p->kv_len, b, (int32_t)KV);
     return (plan_position){
@@ -124,4 +126,30 @@ plan_position plan_position_of(const saccade_positions *p, int64_t KV, int64_t b
                   : len > KV ? KV
                              : len,
     };
+}
+
+/* first and its n - 1 followers */
+static int are_near(int64_t first, int64_t n)
+{
+    return n <= 0 || (first >= PASS_NEAR_MIN && first + n - 1 <= PASS_NEAR_MAX);
+}
+
+static int is_on_host(const saccade_tensor *t)
+{
+    return t->dtype != SACCADE_NONE && t->device.kind == SACCADE_CPU;
+}
+
+int plan_is_near(const plan_positions *p, const saccade_sizes *s)
+{
+    const plan_positions known = {
+        .q_offset = is_on_host(&p->q_offset) ? p->q_offset : (saccade_tensor){0},
+        .kv_offset = is_on_host(&p->kv_offset) ? p->kv_offset : (saccade_tensor){0},
+        .kv_len = is_on_host(&p->kv_len) ? p->kv_len : (saccade_tensor){0},
+    };
+    for (int64_t b = 0; b < s->B; b++) {
+        const plan_position at = plan_position_of(&known, s->KV, b);
+        if (!are_near(at.q_offset, s->Q) || !are_near(at.kv_offset, at.kv_len))
+            return 0;
+    }
+    return 1;
 }
