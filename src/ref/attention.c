@@ -13,7 +13,7 @@ struct forward_job {
     ref_inputs in;
     char *rows; /* one ref_row's memory per thread */
     size_t row_bytes;
-    uint32_t n_values;
+    size_t n_values;
     void (*store)(const forward_job *job, const ref_row *row);
     double *out, *lse, *row_max; /* of ref_forward */
 };
@@ -21,7 +21,7 @@ struct forward_job {
 static size_t memory_bytes(const plan_problem *problem, const saccade_sizes *sizes, int threads)
 {
     return ref_widened_bytes(sizes)
-           + (size_t)threads * ref_row_bytes(sizes, ref_most_nodes(problem));
+           + (size_t)threads * ref_row_bytes(sizes, ref_most_values(problem));
 }
 
 static void forward_row(void *arg, int64_t item, int thread)
@@ -39,7 +39,7 @@ static void forward(const plan_problem *problem, const plan_run *run, int thread
 {
     const saccade_sizes *s = &run->sizes;
     job->in = ref_widen(problem, run, threads, memory);
-    job->n_values = ref_most_nodes(problem);
+    job->n_values = ref_most_values(problem);
     job->row_bytes = ref_row_bytes(s, job->n_values);
     job->rows = (char *)memory + ref_widened_bytes(s);
     par_for(s->B * s->H * s->Q, threads, forward_row, job);
@@ -97,10 +97,17 @@ static int ref_applicable(const plan_problem *problem, int32_t level, char *why)
     return 1; /* the definition has no limits */
 }
 
+/* The truth evaluates the nodes as they were parsed, not what passes made of them, so that a
+ * wrong simplification or fact shows as a difference. */
 static saccade_status ref_create(saccade_plan *plan, saccade_error *err)
 {
-    (void)plan;
+    plan_problem *p = &plan->problem;
     (void)err;
+    if (p->score && plan->source_score)
+        p->score = plan->source_score;
+    if (p->mask && plan->source_mask)
+        p->mask = plan->source_mask;
+    p->score_facts = p->mask_facts = NULL;
     return SACCADE_OK;
 }
 
@@ -135,12 +142,13 @@ static void ref_destroy(saccade_plan *plan)
 
 static const plan_solver float64 = {
     .name = "ref-float64",
-    .backend = "ref",
     .applicable = ref_applicable,
     .create = ref_create,
     .workspace = ref_workspace,
     .prepare = ref_prepare,
     .forward = ref_solve,
+    .backward_workspace = ref_backward_workspace,
+    .backward = ref_backward_solve,
     .explain = ref_explain,
     .destroy = ref_destroy,
 };

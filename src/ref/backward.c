@@ -19,7 +19,7 @@ struct backward_job {
     ref_inputs in;
     char *rows;
     size_t row_bytes;
-    uint32_t n_values;
+    size_t n_values;
     const double *d_out, *d_lse;
     const mod_fn *derivative; /* result: by score; NULL: the score mod is the identity */
     int is_constant;          /* the score mod does not use score */
@@ -58,7 +58,7 @@ static double score_slope(const backward_job *job, const ref_row *row, int64_t j
     const eval_point point = ref_point(row, j);
     if (!job->derivative)
         return job->is_constant ? 0 : 1;
-    return eval_scalar(job->derivative, &job->in.run->score_env, &point, row->values, NULL);
+    return eval_scalar(job->derivative, &job->in.score_env, &point, row->values, NULL);
 }
 
 static void add_to_inputs(const backward_job *job, const ref_row *row, int64_t j, double dS)
@@ -66,7 +66,7 @@ static void add_to_inputs(const backward_job *job, const ref_row *row, int64_t j
     const saccade_sizes *s = &job->in.run->sizes;
     const int64_t q_at = (row->b * s->H + row->h) * s->Q + row->i;
     const int64_t k_at = (row->b * s->Hkv + row->h / job->in.problem->group) * s->KV + j;
-    const double dX = (double)job->in.problem->scale * dS * score_slope(job, row, j);
+    const double dX = job->in.problem->scale * dS * score_slope(job, row, j);
     add_scaled(job->dq + q_at * s->D, dX, ref_key(&job->in, row, j), s->D);
     add_scaled(job->dk + k_at * s->D, dX, row->q, s->D);
     add_scaled(job->dv + k_at * s->Dv, row->p[j], job->d_out + q_at * s->Dv, s->Dv);
@@ -116,7 +116,7 @@ static saccade_status start(backward_job *job, int threads, void **memory, sacca
     return SACCADE_OK;
 }
 
-static uint32_t most(uint32_t x, uint32_t y)
+static size_t most(size_t x, size_t y)
 {
     return x > y ? x : y;
 }
@@ -139,7 +139,7 @@ saccade_status ref_backward(const plan_problem *problem, const plan_run *run,
                         .use = add_to_inputs};
     arena_init(&arena);
     TRY_GOTO(derive_by_score(&job, &arena, err));
-    job.n_values = most(ref_most_nodes(problem), job.derivative ? job.derivative->n_nodes : 0);
+    job.n_values = most(ref_most_values(problem), ref_score_values(problem, job.derivative));
     TRY_GOTO(start(&job, threads, &memory, err));
     memset(dq, 0, (size_t)(s->B * s->H * s->Q * s->D) * sizeof *dq);
     memset(dk, 0, (size_t)(s->B * s->Hkv * s->KV * s->D) * sizeof *dk);
@@ -162,7 +162,8 @@ typedef struct capture_reads {
     double *const *d_captures;
 } capture_reads;
 
-/* Row-major place of the element that load `node` reads: indices clamped as kernels do. */
+/* Row-major place of the element that load `node` reads: indices as in every engine, f64
+ * problem or not, and clamped as kernels do. */
 static int64_t place_read(const backward_job *job, const ref_row *row, int64_t j, uint32_t node)
 {
     const mod_fn *fn = job->in.problem->score;
@@ -190,7 +191,7 @@ static void add_to_captures(const backward_job *job, const ref_row *row, int64_t
         const int32_t capture = job->in.problem->score->nodes[reads->nodes[n]].imm.i;
         slope.result = reads->results[n];
         reads->d_captures[capture][place_read(job, row, j, reads->nodes[n])] +=
-            dS * eval_scalar(&slope, &job->in.run->score_env, &point, row->values, NULL);
+            dS * eval_scalar(&slope, &job->in.score_env, &point, row->values, NULL);
     }
 }
 
@@ -239,7 +240,7 @@ saccade_status ref_backward_captures(const plan_problem *problem, const plan_run
     TRY_GOTO(find_reads(problem->score, &arena, &reads, err));
     if (reads.n == 0)
         goto out;
-    job.n_values = most(ref_most_nodes(problem), reads.gradient->n_nodes);
+    job.n_values = most(ref_most_values(problem), ref_score_values(problem, reads.gradient));
     TRY_GOTO(start(&job, 1, &memory, err));
     backward_captures(&job);
 out:

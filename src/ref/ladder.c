@@ -2,24 +2,12 @@
 #include "ref/ladder.h"
 
 #include "base/clock.h"
+#include "base/record.h"
 #include "base/status.h"
 
 #include <string.h>
 
 enum { CLOCK_NS = 200000000 }; /* short runs repeat for this long; the fastest counts */
-
-saccade_ladder_options saccade_ladder_default(void)
-{
-    return (saccade_ladder_options){
-        .N = 1024,
-        .d = 64,
-        .M = 49152, /* 192 KiB: the chip memory of one A100 multiprocessor */
-        .block = 256,
-        .splits = 8,
-        .seed = 1,
-        .is_timed = 1,
-    };
-}
 
 static saccade_ladder_row describe(const ladder_rung *rung, const ladder_run *run)
 {
@@ -27,6 +15,7 @@ static saccade_ladder_row describe(const ladder_rung *rung, const ladder_run *ru
     const ladder_count *c = &run->count;
     const double queries = rung->kind == LADDER_DECODE ? 1 : (double)p->N;
     return (saccade_ladder_row){
+        .size = sizeof(saccade_ladder_row),
         .name = rung->name,
         .title = rung->title,
         .source = rung->source,
@@ -73,27 +62,30 @@ static saccade_status climb(const ladder_rung *rung, ladder_data *data, int is_t
     return ladder_error(data, rung, &out->error, err);
 }
 
-saccade_status saccade_ladder_run(const saccade_ladder_options *o,
+saccade_status saccade_ladder_run(const saccade_ladder_options *options,
                                   int (*row)(void *user, const saccade_ladder_row *row),
                                   void *user, saccade_error *err)
 {
-    FAIL_IF(!o || !row, SACCADE_EINVAL, "ladder: got NULL, expected options and a function");
+    saccade_ladder_options o;
+    FAIL_IF(!row, SACCADE_EINVAL, "ladder: got NULL, expected a function");
+    saccade_ladder_options_init(&o);
+    TRY(RECORD_READ(&o, options, "ladder options"));
     const ladder_problem sizes = {
-        .N = o->N, .d = o->d, .M = o->M, .block = o->block, .splits = o->splits};
+        .N = o.N, .d = o.d, .M = o.M, .block = o.block, .splits = o.splits};
     saccade_status status = SACCADE_OK;
     int n_met = 0;
     ladder_data data;
-    TRY(ladder_data_create(&sizes, o->seed, 1, &data, err));
+    TRY(ladder_data_create(&sizes, o.seed, 1, &data, err));
     for (const ladder_rung *rung = ladder_rungs; rung->name; rung++) {
         saccade_ladder_row filled;
-        if (o->only && strcmp(o->only, rung->name) != 0)
+        if (o.only && strcmp(o.only, rung->name) != 0)
             continue;
         n_met++;
-        TRY_GOTO(climb(rung, &data, o->is_timed, &filled, err));
+        TRY_GOTO(climb(rung, &data, o.is_timed, &filled, err));
         if (row(user, &filled))
             goto out;
     }
-    FAIL_IF_GOTO(n_met == 0, SACCADE_EINVAL, "ladder: got no algorithm named '%.40s'", o->only);
+    FAIL_IF_GOTO(n_met == 0, SACCADE_EINVAL, "ladder: got no algorithm named '%.40s'", o.only);
 out:
     ladder_data_destroy(&data);
     return status;

@@ -5,7 +5,7 @@
 #ifndef SACCADE_REF_LADDER_H
 #define SACCADE_REF_LADDER_H
 
-#include "saccade.h"
+#include "saccade_measure.h"
 
 /* What an algorithm did. Accesses are elements, in slow memory. */
 typedef struct ladder_count {

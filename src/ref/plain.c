@@ -144,7 +144,7 @@ static void dot_keys(const plain_job *job, const float *k, const plain_row *row,
         for (int64_t j = 0; j < n; j++)
             to[j] += row->q[d] * k[d * s->KV + j0 + j];
     for (int64_t j = 0; j < n; j++)
-        to[j] *= job->problem->scale;
+        to[j] *= (float)job->problem->scale;
 }
 
 static void pass_scores(const plain_job *job, const float *k, plain_row *row)
@@ -362,7 +362,6 @@ static void plain_destroy(saccade_plan *plan)
 
 static const plan_solver plain = {
     .name = "plain-3-pass",
-    .backend = "plain",
     .applicable = plain_applicable,
     .create = plain_create,
     .workspace = plain_workspace,

@@ -15,7 +15,7 @@ saccade_status ref_forward(const plan_problem *problem, const plan_run *run, dou
 
 /* ---- plain.c ---- */
 
-/* Plain same-dtype attention of DESIGN section 7: S in f32, P rounded to dtype, f32
+/* Plain same-dtype attention of docs/design.md: S in f32, P rounded to dtype, f32
  * accumulation. */
 saccade_status ref_plain(const plan_problem *problem, const plan_run *run, float *out,
                          float *lse, saccade_error *err);
@@ -32,5 +32,11 @@ saccade_status ref_backward(const plan_problem *problem, const plan_run *run,
 saccade_status ref_backward_captures(const plan_problem *problem, const plan_run *run,
                                      const double *d_out, const double *d_lse,
                                      double *const *d_captures, saccade_error *err);
+
+/* ---- backward_solver.c ---- */
+
+size_t ref_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
+saccade_status ref_backward_solve(const saccade_plan *plan, const plan_run *run,
+                                  const plan_gradients *gradients, saccade_error *err);
 
 #endif

@@ -1,6 +1,6 @@
 /* What scalar code can reach on this machine: the level line above the ladder, which is scalar
  * too. Built, like the timed ladder, without vectorisation (cmake/library.cmake). */
-#include "saccade.h"
+#include "saccade_measure.h"
 
 #include "base/clock.h"
 

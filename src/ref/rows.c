@@ -26,28 +26,38 @@ size_t ref_widened_bytes(const saccade_sizes *s)
     return ((size_t)(s->B * s->Hkv * s->KV * (s->D + s->Dv)) * sizeof(double) + 63) / 64 * 64;
 }
 
-size_t ref_row_bytes(const saccade_sizes *s, uint32_t n_values)
+size_t ref_row_bytes(const saccade_sizes *s, size_t n_values)
 {
-    const int64_t doubles = s->D + 2 * s->KV + s->Dv + n_values + (s->KV + 7) / 8;
+    const int64_t doubles = s->D + 2 * s->KV + s->Dv + (int64_t)n_values + (s->KV + 7) / 8;
     return ((size_t)doubles * sizeof(double) + 63) / 64 * 64;
 }
 
-ref_row ref_row_in(const saccade_sizes *s, uint32_t n_values, void *memory)
+ref_row ref_row_in(const saccade_sizes *s, size_t n_values, void *memory)
 {
     char *at = memory;
     ref_row row = {.q = take(&at, s->D)};
     row.raw = take(&at, s->KV);
     row.p = take(&at, s->KV);
     row.out = take(&at, s->Dv);
-    row.values = take(&at, n_values);
+    row.values = take(&at, (int64_t)n_values);
     row.live = (uint8_t *)at;
     return row;
 }
 
-uint32_t ref_most_nodes(const plan_problem *p)
+static bool is_wide(const plan_problem *p)
 {
-    const uint32_t score = p->score ? p->score->n_nodes : 0;
-    const uint32_t mask = p->mask ? p->mask->n_nodes : 0;
+    return p->dtype == SACCADE_F64;
+}
+
+size_t ref_score_values(const plan_problem *p, const mod_fn *fn)
+{
+    return fn ? eval_scalar_values(fn, is_wide(p)) : 0;
+}
+
+size_t ref_most_values(const plan_problem *p)
+{
+    const size_t score = ref_score_values(p, p->score);
+    const size_t mask = p->mask ? eval_scalar_values(p->mask, false) : 0;
     return score > mask ? score : mask;
 }
 
@@ -89,7 +99,8 @@ ref_inputs ref_widen(const plan_problem *problem, const plan_run *run, int threa
 {
     const saccade_sizes *s = &run->sizes;
     char *at = memory;
-    ref_inputs in = {.problem = problem, .run = run};
+    ref_inputs in = {.problem = problem, .run = run, .score_env = run->score_env};
+    in.score_env.is_wide = is_wide(problem);
     in.k = take(&at, s->B * s->Hkv * s->KV * s->D);
     in.v = take(&at, s->B * s->Hkv * s->KV * s->Dv);
     par_for(s->B * s->Hkv, threads, widen_head, &in);
@@ -208,12 +219,11 @@ static void find_scores(const ref_inputs *in, ref_row *row)
         row->p[j] = -INFINITY;
         if (!row->live[j])
             continue;
-        row->raw[j] =
-            (double)problem->scale * ref_dot(row->q, ref_key(in, row, j), in->run->sizes.D);
+        row->raw[j] = problem->scale * ref_dot(row->q, ref_key(in, row, j), in->run->sizes.D);
         const eval_point point = ref_point(row, j);
-        row->p[j] = problem->score ? eval_scalar(problem->score, &in->run->score_env, &point,
-                                                 row->values, NULL)
-                                   : row->raw[j];
+        row->p[j] = problem->score
+                        ? eval_scalar(problem->score, &in->score_env, &point, row->values, NULL)
+                        : row->raw[j];
         row->live[j] = row->p[j] != -INFINITY;
     }
 }

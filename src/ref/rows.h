@@ -9,8 +9,9 @@
 typedef struct ref_inputs {
     const plan_problem *problem;
     const plan_run *run;
-    double *k; /* [B][Hkv][KV][D] */
-    double *v; /* [B][Hkv][KV][Dv] */
+    eval_env score_env; /* the run's, wide in f64 problems */
+    double *k;          /* [B][Hkv][KV][D] */
+    double *v;          /* [B][Hkv][KV][Dv] */
 } ref_inputs;
 
 /* One query row and everything computed for it. Borrowed memory: ref_row_bytes. */
@@ -30,10 +31,12 @@ size_t ref_widened_bytes(const saccade_sizes *sizes);
 ref_inputs ref_widen(const plan_problem *problem, const plan_run *run, int threads,
                      void *memory);
 
-/* n_values: nodes of the largest mod evaluated with the row's scratch. */
-size_t ref_row_bytes(const saccade_sizes *sizes, uint32_t n_values);
-ref_row ref_row_in(const saccade_sizes *sizes, uint32_t n_values, void *memory);
-uint32_t ref_most_nodes(const plan_problem *problem);
+/* n_values: the most that a mod evaluated with the row's scratch asks for. */
+size_t ref_row_bytes(const saccade_sizes *sizes, size_t n_values);
+ref_row ref_row_in(const saccade_sizes *sizes, size_t n_values, void *memory);
+/* Of the problem's mods; of fn, its score or a derivative of it (NULL: 0). */
+size_t ref_most_values(const plan_problem *problem);
+size_t ref_score_values(const plan_problem *problem, const mod_fn *fn);
 
 /* Fills row for query i of (b, h): q, live, raw, p, m, l, out. */
 void ref_compute_row(const ref_inputs *in, int64_t b, int64_t h, int64_t i, ref_row *row);

@@ -1,0 +1,245 @@
+/* backward.h: gradients of queries, keys and values on CPUs. For a live score x of weight
+ * p = exp(x - lse), with s = scale q . k and x = score mod of s:
+ *
+ *     delta = dO . O - dlse                  once a row                     (backward_rows.c)
+ *     dS    = p (dO . v - delta) dx/ds       per tile, S and dP made again (backward_tile.c)
+ *     dV += p dO    dK += scale dS q    dQ += scale dS k
+ *
+ * A tile is BACKWARD_ROWS queries against BACKWARD_KEYS keys; nothing of the size of all scores
+ * is ever stored. An item is one (batch, kv head) and a chunk of its key blocks, every
+ * `chunks`th one, so that under causal masks too chunks weigh the same:
+ *
+ *     for each block of keys of the chunk: pack K and V; dK, dV = 0        (backward_item.c)
+ *         for each head of the group, each live block of rows:
+ *             pack Q and dO
+ *             strip by strip: S, score mod, mask; dP; P and dS
+ *             dV += P^T dO; dK += dS^T Q; the chunk's dQ += dS K
+ *         store dK and dV
+ *
+ * An item owns its keys, so dK and dV are sums in one order. dQ is summed once per chunk, in
+ * f32, and the chunks' sums are added in their order (backward_run.c). Chunks are a function of
+ * the problem alone and at most BACKWARD_CHUNKS: results are equal bit for bit over runs and
+ * thread counts. Products of gradients that are not wanted are not made.
+ *
+ * A captured value t that scores read gets the sum of p (dO . v - delta) dx/dt over them, made
+ * along rows, columns or diagonals of tiles first (backward_reads.c, backward_captures.c).
+ *
+ * A position that is not live gives exactly 0: P and dS are 0 there, and where Q, K or dO hold
+ * an infinity or NaN, tiles with dead positions are multiplied by live ones alone. */
+#ifndef SACCADE_CPU_BACKWARD_BACKWARD_H
+#define SACCADE_CPU_BACKWARD_BACKWARD_H
+
+#include "cpu/cpu.h"
+#include "cpu/kernels/backward_kernels.h"
+
+/* Multiples of every level's strips and panels and of JIT_GROUP. */
+enum { BACKWARD_ROWS = 96, BACKWARD_KEYS = 192, BACKWARD_CHUNKS = 16 };
+
+/* A captured value's gradient is a sum of dX times the score's derivative by it over all
+ * positions that read it. By what its index varies with, such sums are made first along one
+ * axis, each in one order, and then added where they belong (backward_captures.c). */
+typedef enum backward_axis {
+    BACKWARD_HEAD,     /* the index varies with b and h alone */
+    BACKWARD_ROW,      /* .. and with q */
+    BACKWARD_COLUMN,   /* .. or with kv */
+    BACKWARD_DIAGONAL, /* .. or with q - kv */
+    BACKWARD_PLACE     /* .. or with both in another way: every position adds for itself */
+} backward_axis;
+
+/* A read of a captured tensor or scalar whose gradient is wanted. */
+typedef struct backward_read {
+    uint32_t node;   /* of the score mod */
+    int32_t capture; /* of the score mod */
+    backward_axis axis;
+    int is_dense;         /* BACKWARD_PLACE: each index is q, kv or neither, plus a constant */
+    const mod_fn *factor; /* the derivative where it varies with b and h alone, else NULL */
+    uint32_t result;      /* .. and its number among results */
+} backward_read;
+
+enum { BACKWARD_READS = 64, BACKWARD_RESULTS = BACKWARD_READS + 2 };
+
+/* What a plan keeps for backward. */
+typedef struct cpu_backward_plan {
+    const cpu_backward_kernels *kernels;
+    int has_dq, has_dk, has_dv;
+    uint64_t captures; /* of the score mod that gradients are wanted of, a bit each */
+    /* dx/ds as a score mod, NULL where there is no score mod and it is 1. */
+    const mod_fn *slope;
+    int has_slopes; /* it varies within a head: score mods run with it as their second result */
+    const backward_read *reads;
+    uint32_t n_reads, n_results; /* results: the value, slopes, what reads need */
+    const eval_prog *score;      /* of all results; NULL where there is but the value */
+    jit_program *jit;            /* and the mask; NULL: the interpreter runs them */
+} cpu_backward_plan;
+
+/* A backward run, checked: what forward took and left, and what is wanted. Tensors that the
+ * plan does not want are NULL. */
+typedef struct cpu_backward_run {
+    const plan_run *forward; /* with out and lse, which are read here */
+    const saccade_tensor *d_out, *d_lse; /* d_lse may be NULL */
+    const saccade_tensor *dq, *dk, *dv;
+    const saccade_tensor *d_captures; /* by capture of the score mod, for those wanted */
+    uint32_t added; /* SACCADE_GRADIENT_* that are added to what their tensors hold */
+} cpu_backward_run;
+
+/* ---- backward_plan.c ---- */
+
+/* needs: plan->state of forward, and what is wanted in *out. What it makes lives in the arena;
+ * destroy frees compiled code. */
+saccade_status cpu_backward_create(const saccade_plan *plan, arena *arena,
+                                   cpu_backward_plan *out, saccade_error *err);
+void cpu_backward_destroy(cpu_backward_plan *plan);
+
+/* ---- backward_reads.c ---- */
+
+/* EBACKEND: an index of a wanted capture varies with the score. */
+saccade_status backward_check_reads(const pass_facts *score, uint64_t captures,
+                                    saccade_error *err);
+/* The score mod's reads of wanted captures: at most `most`; their number, or more. */
+uint32_t backward_find_reads(const pass_facts *score, uint64_t captures, backward_read *reads,
+                             uint32_t most);
+
+/* Byte counts are multiples of 64. */
+typedef struct backward_geometry {
+    int32_t q_ld, o_ld;            /* elements of a packed row of Q, of dO */
+    int32_t dq_ld, dv_ld;          /* floats of a row of dQ and dK, of dV: whole panels */
+    int64_t row_blocks, key_blocks;
+    int64_t chunks;                /* items of one (batch, kv head) */
+    int64_t heads, wave;           /* (batch, kv head) pairs in all, and run at a time */
+    size_t k_turned, v_turned, k_steps, q_rows, q_steps, o_rows, o_steps; /* bytes, packed */
+    size_t thread_bytes;
+    size_t lse_off, delta_off, first_off, past_off, span_off;
+    size_t weight_off, order_off, touched_off, partial_off, thread_off, read_off, moving_off;
+    size_t read_bytes; /* sums of one read, of whatever axis */
+    size_t bytes;
+} backward_geometry;
+
+/* One thread's memory, in the order of backward_worker's pointers. */
+typedef struct backward_scratch {
+    size_t k_turned, v_turned, k_steps, q_rows, q_steps, o_rows, o_steps, s, dp, p, ds;
+    size_t results, dx, sums, dk, dv, row, most, live, ranges, limits, values, score, mask;
+    size_t jit, bytes;
+} backward_scratch;
+backward_scratch backward_scratch_of(const saccade_plan *plan,
+                                     const cpu_backward_plan *backward,
+                                     const backward_geometry *g);
+backward_geometry backward_geometry_of(const saccade_plan *plan,
+                                       const cpu_backward_plan *backward,
+                                       const saccade_sizes *sizes);
+size_t cpu_backward_workspace(const saccade_plan *plan, const cpu_backward_plan *backward,
+                              const saccade_sizes *sizes);
+
+/* ---- backward_run.c ---- */
+
+saccade_status cpu_backward_prepare(const saccade_block_mask *mask, saccade_error *err);
+saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *backward,
+                            const cpu_backward_run *run, saccade_error *err);
+
+/* Keys of a block of rows that are live in any and in every row. */
+typedef struct backward_span {
+    int32_t any_first, any_past, all_first, all_past;
+} backward_span;
+
+typedef struct backward_job {
+    const saccade_plan *plan;
+    const cpu_backward_plan *backward;
+    const cpu_backward_run *run;
+    cpu_live live;
+    const mask_runs *runs; /* of blocks of rows by blocks of keys; NULL: live tells each tile */
+    backward_geometry g;
+    int64_t head0;         /* first (batch, kv head) of the wave */
+    char *memory;          /* the workspace */
+    float *lse, *delta;    /* [B][H][Q] */
+    int32_t *first, *past; /* [B][H][Q] live keys, where the mask has limits */
+    backward_span *spans;  /* [B][H][row_blocks], likewise */
+    uint64_t dense; /* reads whose positions add along lines of the gradient, a bit each */
+} backward_job;
+
+/* The chunk's dQ [Q][dq_ld] of query head `head` of the wave, and which of its blocks of rows
+ * it holds: the others were never written. */
+float *backward_partial_of(const backward_job *job, int64_t chunk, int64_t head);
+uint8_t *backward_touched_of(const backward_job *job, int64_t chunk, int64_t head);
+
+/* ---- backward_rows.c ---- */
+
+/* par_fn over (batch, head, block of rows): lse, delta and limits. */
+void backward_find_rows(void *job, int64_t index, int thread);
+
+/* ---- backward_item.c ---- */
+
+typedef struct backward_worker {
+    const backward_job *job;
+    plan_position at; /* of the item's batch */
+    int64_t b, g, chunk;
+    int64_t h, i0, j0; /* the tile's head, first row and first key */
+    int32_t m, n;      /* its rows and keys */
+    int is_full;
+    void *k_turned, *v_turned, *k_steps, *q_rows, *q_steps, *o_rows, *o_steps;
+    int k_nonfinite, q_nonfinite, o_nonfinite;
+    int is_packed;       /* keys of this block */
+    float *s, *dp;       /* [BACKWARD_ROWS][BACKWARD_KEYS] */
+    float *results[BACKWARD_RESULTS]; /* of a strip [strip][BACKWARD_KEYS], but the first */
+    float *dx;                        /* of a strip, for captures */
+    float *sums; /* of a tile's columns or diagonals, BACKWARD_SUMS for each read */
+    void *p, *ds;        /* steps of rows by BACKWARD_KEYS, 4 bytes each */
+    float *dk, *dv, *dq; /* of the block of keys; dq lies in the chunk's sums */
+    float *row, *most;
+    uint8_t *live; /* [BACKWARD_ROWS][BACKWARD_KEYS] where 0 * NaN threatens */
+    /* Keys [from, past) of each strip, from a multiple of 32; from >= past: none. */
+    int32_t from[BACKWARD_ROWS], past[BACKWARD_ROWS];
+    eval_state *score, *mask;
+    jit_state *jit; /* NULL: the interpreter changes scores */
+    int64_t score_head, mask_head, jit_head, jit_i0, jit_j0; /* where they stand, -1: nowhere */
+    float head_slope; /* dP and delta are multiplied by it */
+    pass_range *ranges;
+    cpu_limits limits;
+    double *values;
+} backward_worker;
+
+backward_worker *backward_worker_of(const backward_job *job, int thread);
+void backward_begin_threads(backward_job *job);
+/* par_fn over items of the wave in any order, by their weights' order. */
+void backward_run_item(void *job, int64_t at, int thread);
+/* par_fn over items: their live tiles, about. */
+void backward_weigh_item(void *job, int64_t index, int thread);
+/* Whether rows of the block and keys [j0, j1) have live positions; is_full: all. */
+cpu_cover backward_cover_of(const backward_job *job, int64_t b, int64_t h, int64_t row_block,
+                            int64_t j0, int64_t j1, pass_range *ranges);
+
+/* ---- backward_scores.c ---- */
+
+/* What the scores kernel multiplies by: 1 where a compiled pass scales. */
+float backward_scale_of(const backward_worker *w);
+/* Score mod, its slope and the mask on rows [r0, r0 + rows), keys [from, past) of the tile. */
+void backward_change_scores(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
+                            int32_t past);
+
+/* ---- backward_captures.c ---- */
+
+enum { BACKWARD_SUMS = BACKWARD_ROWS + BACKWARD_KEYS };
+
+/* How items may run at once: not while any add to one place. */
+typedef enum backward_order { BACKWARD_FREE, BACKWARD_BY_HEAD, BACKWARD_SERIAL } backward_order;
+backward_order backward_order_of(const backward_job *job);
+/* Reads of BACKWARD_PLACE whose positions lie in lines of the gradient, a bit each. */
+uint64_t backward_dense_reads(const backward_job *job);
+/* Before the run: gradients that are not added to start from 0. */
+void backward_begin_captures(const backward_job *job);
+/* Around an item; around the tiles of one head and block of keys. */
+void backward_begin_sums(const backward_worker *w, int64_t head);
+void backward_begin_columns(backward_worker *w);
+void backward_end_columns(const backward_worker *w);
+/* Rows [r0, r0 + rows), keys [from, past) of the tile, whose dX the worker holds; and, around
+ * the strips of a tile, its diagonals. */
+void backward_add_sums(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
+                       int32_t past);
+void backward_begin_diagonals(backward_worker *w);
+void backward_end_diagonals(const backward_worker *w);
+/* After all items: sums go where they belong. */
+void backward_spread(const backward_job *job);
+
+/* ---- backward_tile.c ---- */
+
+void backward_run_tile(backward_worker *w);
+
+#endif

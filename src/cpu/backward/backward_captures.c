@@ -1,0 +1,435 @@
+/* Gradients of captures. Each read's dX times derivative is summed along its axis, in vectors
+ * per strip and in double from tile to tile:
+ *
+ *     head, row, diagonal   a sum per chunk and query head, row or difference of positions
+ *     column                owned by the item of the keys
+ *     place                 added where it belongs by every position; items that could meet
+ *                           there run one after the other (backward_order_of)
+ *
+ * After all items the sums are added to the gradient in the order of reads, heads, chunks and
+ * places along the axis: equal bits whatever the threads. */
+#include "cpu/backward/backward.h"
+
+#include "base/convert.h"
+
+#include <string.h>
+
+enum { LD = BACKWARD_KEYS };
+
+/* ---- sums ---- */
+
+static int64_t axis_length(const backward_job *job, backward_axis axis)
+{
+    const saccade_sizes *s = &job->run->forward->sizes;
+    return axis == BACKWARD_HEAD     ? 1
+           : axis == BACKWARD_ROW    ? s->Q
+           : axis == BACKWARD_COLUMN ? s->KV
+                                     : s->Q + s->KV - 1;
+}
+
+/* Sums of a read over query head h (counted over the batch); columns are of no chunk. */
+static double *sums_of(const backward_job *job, uint32_t read, int64_t chunk, int64_t h)
+{
+    const saccade_sizes *s = &job->run->forward->sizes;
+    const backward_axis axis = job->backward->reads[read].axis;
+    double *base = (double *)(void *)(job->memory + job->g.read_off + read * job->g.read_bytes);
+    const int64_t part = axis == BACKWARD_COLUMN ? 0 : chunk;
+    return base + (part * s->B * s->H + h) * axis_length(job, axis);
+}
+
+static int64_t head_of(const backward_worker *w)
+{
+    return w->b * w->job->run->forward->sizes.H + w->h;
+}
+
+void backward_begin_sums(const backward_worker *w, int64_t head)
+{
+    const backward_job *job = w->job;
+    const int64_t group = job->plan->problem.group;
+    for (uint32_t n = 0; n < job->backward->n_reads; n++) {
+        const backward_axis axis = job->backward->reads[n].axis;
+        if (axis == BACKWARD_COLUMN || axis == BACKWARD_PLACE)
+            continue;
+        memset(sums_of(job, n, w->chunk, (job->head0 + head) * group), 0,
+               (size_t)(group * axis_length(job, axis)) * sizeof(double));
+    }
+}
+
+static float *tile_sums(const backward_worker *w, uint32_t read)
+{
+    return w->sums + read * BACKWARD_SUMS;
+}
+
+static void clear_sums(const backward_worker *w, backward_axis axis)
+{
+    for (uint32_t n = 0; n < w->job->backward->n_reads; n++)
+        if (w->job->backward->reads[n].axis == axis)
+            memset(tile_sums(w, n), 0, BACKWARD_SUMS * sizeof(float));
+}
+
+void backward_begin_columns(backward_worker *w)
+{
+    clear_sums(w, BACKWARD_COLUMN);
+}
+
+void backward_end_columns(const backward_worker *w)
+{
+    const backward_job *job = w->job;
+    const int64_t left = job->run->forward->sizes.KV - w->j0;
+    for (uint32_t n = 0; n < job->backward->n_reads; n++) {
+        if (job->backward->reads[n].axis != BACKWARD_COLUMN)
+            continue;
+        double *to = sums_of(job, n, 0, head_of(w)) + w->j0;
+        for (int64_t j = 0; j < left && j < BACKWARD_KEYS; j++)
+            to[j] = (double)tile_sums(w, n)[j];
+    }
+}
+
+void backward_begin_diagonals(backward_worker *w)
+{
+    clear_sums(w, BACKWARD_DIAGONAL);
+}
+
+/* Place d of a tile's diagonals: key j and row i with j - i = d - (BACKWARD_ROWS - 1). */
+void backward_end_diagonals(const backward_worker *w)
+{
+    const backward_job *job = w->job;
+    const saccade_sizes *s = &job->run->forward->sizes;
+    const int64_t first = w->j0 - w->i0 - (BACKWARD_ROWS - 1) + s->Q - 1;
+    for (uint32_t n = 0; n < job->backward->n_reads; n++) {
+        if (job->backward->reads[n].axis != BACKWARD_DIAGONAL)
+            continue;
+        double *to = sums_of(job, n, w->chunk, head_of(w));
+        for (int64_t d = BACKWARD_ROWS - w->m; d < BACKWARD_ROWS + w->n - 1; d++)
+            to[first + d] += (double)tile_sums(w, n)[d];
+    }
+}
+
+/* ---- places ---- */
+
+/* Index d of a load at a position, clamped as kernels read it. */
+static int64_t index_at(const backward_job *job, const mod_node *load, uint32_t d,
+                        const eval_point *at, double *values)
+{
+    mod_fn fn = *job->plan->problem.score;
+    const eval_env *env = &job->run->forward->score_env;
+    fn.result = fn.args[load->args + d];
+    const double x = eval_scalar(&fn, env, at, values, NULL);
+    const double last = (double)(env->tensors[load->imm.i].shape[d] - 1);
+    return (int64_t)(x < 0 ? 0 : x > last ? last : x);
+}
+
+/* Elements from the gradient's first one, of those indices that vary with one of `deps`, or of
+ * those that do not. */
+static int64_t place_at(const backward_job *job, const backward_read *read,
+                        const eval_point *at, int deps, int is_moving, double *values)
+{
+    const mod_fn *fn = job->plan->problem.score;
+    const mod_node *load = &fn->nodes[read->node];
+    const saccade_tensor *t = &job->run->d_captures[read->capture];
+    int64_t place = 0;
+    for (uint32_t d = 0; load->op == OP_LOAD && d < load->n_args; d++)
+        if (((fn->nodes[fn->args[load->args + d]].deps & deps) != 0) == is_moving)
+            place += index_at(job, load, d, at, values) * t->stride[d];
+    return place;
+}
+
+static eval_point point_at(const backward_job *job, int64_t b, int64_t h, int64_t i, int64_t j)
+{
+    const plan_run *run = job->run->forward;
+    const plan_position at = plan_position_of(&run->positions, run->sizes.KV, b);
+    return (eval_point){(int32_t)b, (int32_t)h, (int32_t)i + at.q_offset,
+                        (int32_t)j + at.kv_offset, 0};
+}
+
+static void add_to(const saccade_tensor *t, int64_t place, double x)
+{
+    char *at = (char *)t->data + place * (int64_t)saccade_dtype_bytes(t->dtype);
+    const float sum = (float)(convert_element(t->dtype, at) + x);
+    if (x != 0)
+        convert_from_f32(t->dtype, &sum, at, 1);
+}
+
+static double factor_of(const backward_job *job, const backward_read *read, int64_t b,
+                        int64_t h, double *values)
+{
+    const eval_point at = point_at(job, b, h, 0, 0);
+    return read->factor ? eval_scalar(read->factor, &job->run->forward->score_env, &at, values,
+                                      NULL)
+                        : 1;
+}
+
+/* Position (r, j) of the tile, r a row of the strip at r0. Neighbours of one place, as clamped
+ * indices have many, are added up before. */
+static void add_places(backward_worker *w, const backward_read *read, const float *g,
+                       int32_t r0, int32_t rows, int32_t from, int32_t past)
+{
+    const backward_job *job = w->job;
+    const saccade_tensor *to = &job->run->d_captures[read->capture];
+    const double factor = factor_of(job, read, w->b, w->h, w->values);
+    int64_t place = 0;
+    double sum = 0;
+    for (int32_t r = 0; r < rows; r++)
+        for (int32_t j = from; j < past; j++) {
+            const float dx = w->dx[r * LD + j];
+            const eval_point at = point_at(job, w->b, w->h, w->i0 + r0 + r, w->j0 + j);
+            if (dx == 0)
+                continue;
+            const int64_t next = place_at(job, read, &at, 0, 0, w->values);
+            if (next != place)
+                add_to(to, place, factor * sum);
+            sum = (next == place ? sum : 0) + (double)(g ? dx * g[r * LD + j] : dx);
+            place = next;
+        }
+    add_to(to, place, factor * sum);
+}
+
+/* Indices that are lines: a step of a row, a step of a key. */
+static void dense_strides(const backward_job *job, const backward_read *read, int64_t *by_row,
+                          int64_t *by_key)
+{
+    const mod_fn *fn = job->plan->problem.score;
+    const mod_node *load = &fn->nodes[read->node];
+    const saccade_tensor *t = &job->run->d_captures[read->capture];
+    *by_row = *by_key = 0;
+    for (uint32_t d = 0; d < load->n_args; d++) {
+        const int deps = fn->nodes[fn->args[load->args + d]].deps;
+        *by_row += deps & DEP_Q ? t->stride[d] : 0;
+        *by_key += deps & DEP_KV ? t->stride[d] : 0;
+    }
+}
+
+/* Whether no index of a dense read leaves the tensor anywhere in the run. */
+static int is_inside(const backward_job *job, const backward_read *read, double *values)
+{
+    const mod_fn *fn = job->plan->problem.score;
+    const saccade_sizes *s = &job->run->forward->sizes;
+    const mod_node *load = &fn->nodes[read->node];
+    const saccade_tensor *t = &job->run->forward->score_env.tensors[read->capture];
+    mod_fn index = *fn;
+    for (int64_t head = 0; head < s->B * s->H; head++)
+        for (uint32_t d = 0; d < load->n_args; d++)
+            for (int last = 0; last < 2; last++) {
+                const eval_point at = point_at(job, head / s->H, head % s->H,
+                                               last ? s->Q - 1 : 0, last ? s->KV - 1 : 0);
+                index.result = fn->args[load->args + d];
+                const double x = eval_scalar(&index, &job->run->forward->score_env, &at, values,
+                                             NULL);
+                if (x < 0 || x > (double)(t->shape[d] - 1))
+                    return 0;
+            }
+    return 1;
+}
+
+/* Vectors of 16 keys at a time, as far as they go, where keys lie side by side. */
+static void add_dense(backward_worker *w, const backward_read *read, const float *g, int32_t r0,
+                      int32_t rows, int32_t from, int32_t past)
+{
+    const backward_job *job = w->job;
+    const saccade_tensor *t = &job->run->d_captures[read->capture];
+    const eval_point at = point_at(job, w->b, w->h, w->i0 + r0, w->j0 + from);
+    const float factor = (float)factor_of(job, read, w->b, w->h, w->values);
+    int64_t by_row, by_key;
+    dense_strides(job, read, &by_row, &by_key);
+    float *to = (float *)t->data + place_at(job, read, &at, 0, 0, w->values);
+    for (int32_t r = 0; r < rows; r++, to += by_row) {
+        const float *dx = w->dx + r * LD + from, *slope = g ? g + r * LD + from : NULL;
+        int32_t j = 0;
+        if (by_key == 1 && factor == 1) {
+            j = (past - from) / 16 * 16;
+            job->backward->kernels->sum_columns(dx, slope, LD, 1, j, to);
+        }
+        for (; j < past - from; j++)
+            to[j * by_key] += dx[j] == 0 ? 0 : factor * (slope ? dx[j] * slope[j] : dx[j]);
+    }
+}
+
+static int may_add_dense(const backward_job *job, const backward_read *read)
+{
+    return read->is_dense && job->run->d_captures[read->capture].dtype == SACCADE_F32
+           && is_inside(job, read, backward_worker_of(job, 0)->values);
+}
+
+/* Whether one index is this variable itself, along a dimension that is not summed over. */
+static int has_index(const backward_job *job, const backward_read *read, int32_t var)
+{
+    const mod_fn *fn = job->plan->problem.score;
+    const mod_node *load = &fn->nodes[read->node];
+    for (uint32_t d = 0; d < load->n_args; d++) {
+        const mod_node *index = &fn->nodes[fn->args[load->args + d]];
+        if (index->op == OP_VAR && index->imm.i == var
+            && job->run->d_captures[read->capture].stride[d] != 0)
+            return 1;
+    }
+    return 0;
+}
+
+/* Whether keys have places of their own: some dimension that kv indexes is not summed over. */
+static int has_keys(const backward_job *job, const backward_read *read)
+{
+    const mod_fn *fn = job->plan->problem.score;
+    const mod_node *load = &fn->nodes[read->node];
+    for (uint32_t d = 0; d < load->n_args; d++)
+        if (fn->nodes[fn->args[load->args + d]].deps & DEP_KV
+            && job->run->d_captures[read->capture].stride[d] != 0)
+            return 1;
+    return 0;
+}
+
+/* Items of one head have keys of their own, and so places of their own where keys are a dense
+ * index of the one read; items of different heads where b and h are indices as well. */
+backward_order backward_order_of(const backward_job *job)
+{
+    const saccade_sizes *s = &job->run->forward->sizes;
+    backward_order order = BACKWARD_FREE;
+    for (uint32_t n = 0; n < job->backward->n_reads; n++) {
+        const backward_read *read = &job->backward->reads[n];
+        if (read->axis != BACKWARD_PLACE)
+            continue;
+        if (!may_add_dense(job, read) || !has_keys(job, read))
+            return BACKWARD_SERIAL;
+        for (uint32_t m = 0; m < n; m++)
+            if (job->backward->reads[m].axis == BACKWARD_PLACE
+                && job->backward->reads[m].capture == read->capture)
+                return BACKWARD_SERIAL;
+        if ((s->B > 1 && !has_index(job, read, VAR_B))
+            || (s->H > 1 && !has_index(job, read, VAR_H)))
+            order = BACKWARD_BY_HEAD;
+    }
+    return order;
+}
+
+/* ---- a strip ---- */
+
+void backward_add_sums(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
+                       int32_t past)
+{
+    const backward_job *job = w->job;
+    const cpu_backward_kernels *k = job->backward->kernels;
+    for (uint32_t n = 0; n < job->backward->n_reads; n++) {
+        const backward_read *read = &job->backward->reads[n];
+        const float *g = read->factor ? NULL : w->results[read->result];
+        const float *dx = w->dx + from, *slope = g ? g + from : NULL;
+        float *to = tile_sums(w, n);
+        if (read->axis == BACKWARD_COLUMN) {
+            k->sum_columns(dx, slope, LD, rows, past - from, to + from);
+        } else if (read->axis == BACKWARD_DIAGONAL) {
+            k->sum_diagonals(dx, slope, LD, rows, past - from,
+                             to + from - r0 + BACKWARD_ROWS - 1);
+        } else if (read->axis == BACKWARD_PLACE) {
+            if (job->dense >> n & 1)
+                add_dense(w, read, g, r0, rows, from, past);
+            else
+                add_places(w, read, g, r0, rows, from, past);
+        } else {
+            double *sums = sums_of(job, n, w->chunk, head_of(w));
+            k->sum_rows(dx, slope, LD, rows, past - from, to);
+            for (int32_t r = 0; r < rows; r++)
+                sums[read->axis == BACKWARD_ROW ? w->i0 + r0 + r : 0] += (double)to[r];
+        }
+    }
+}
+
+uint64_t backward_dense_reads(const backward_job *job)
+{
+    uint64_t dense = 0;
+    for (uint32_t n = 0; n < job->backward->n_reads; n++)
+        if (job->backward->reads[n].axis == BACKWARD_PLACE
+            && may_add_dense(job, &job->backward->reads[n]))
+            dense |= (uint64_t)1 << n;
+    return dense;
+}
+
+/* ---- gradients ---- */
+
+/* Row by row where the last dimension's elements follow each other. */
+static void clear_tensor(const saccade_tensor *t)
+{
+    const size_t each = saccade_dtype_bytes(t->dtype);
+    const int32_t outer = t->rank - (t->rank > 0 && t->stride[t->rank - 1] == 1);
+    const size_t bytes = each * (size_t)(outer < t->rank ? t->shape[outer] : 1);
+    int64_t at[8] = {0}, place = 0;
+    int32_t d = 0;
+    while (d >= 0) {
+        memset((char *)t->data + (size_t)place * each, 0, bytes);
+        for (d = outer - 1; d >= 0; d--) {
+            place += t->stride[d];
+            if (++at[d] < t->shape[d])
+                break;
+            place -= at[d] * t->stride[d];
+            at[d] = 0;
+        }
+    }
+}
+
+void backward_begin_captures(const backward_job *job)
+{
+    if (job->run->added & SACCADE_GRADIENT_CAPTURES)
+        return;
+    for (int32_t c = 0; c < MOD_MAX_CAPTURES; c++)
+        if (job->backward->captures >> c & 1)
+            clear_tensor(&job->run->d_captures[c]);
+}
+
+/* A position on place t of the axis. */
+static eval_point axis_point(const backward_job *job, backward_axis axis, int64_t b, int64_t h,
+                             int64_t t)
+{
+    const int64_t d = t - (job->run->forward->sizes.Q - 1);
+    if (axis == BACKWARD_DIAGONAL)
+        return point_at(job, b, h, d < 0 ? -d : 0, d < 0 ? 0 : d);
+    return point_at(job, b, h, axis == BACKWARD_ROW ? t : 0, axis == BACKWARD_COLUMN ? t : 0);
+}
+
+/* Where each place of the axis belongs, but for indices that do not vary along it: found once a
+ * batch unless they vary with h. */
+static void find_moving(const backward_job *job, const backward_read *read, int64_t b,
+                        int64_t h, int64_t *moving, double *values)
+{
+    const mod_fn *fn = job->plan->problem.score;
+    const mod_node *load = &fn->nodes[read->node];
+    const int64_t n = axis_length(job, read->axis);
+    int deps = 0;
+    for (uint32_t d = 0; load->op == OP_LOAD && d < load->n_args; d++) {
+        const int of = fn->nodes[fn->args[load->args + d]].deps;
+        deps |= of & (DEP_Q | DEP_KV) ? of : 0;
+    }
+    for (int64_t t = 0; t < n && (h == 0 || deps & DEP_H); t++) {
+        const eval_point at = axis_point(job, read->axis, b, h, t);
+        moving[t] = place_at(job, read, &at, DEP_Q | DEP_KV, 1, values);
+    }
+}
+
+static void spread_head(const backward_job *job, uint32_t n, int64_t b, int64_t h,
+                        const int64_t *moving, double *values)
+{
+    const backward_read *read = &job->backward->reads[n];
+    const saccade_tensor *to = &job->run->d_captures[read->capture];
+    const int64_t head = b * job->run->forward->sizes.H + h;
+    const double factor = factor_of(job, read, b, h, values);
+    const eval_point at = point_at(job, b, h, 0, 0);
+    const int64_t fixed = place_at(job, read, &at, DEP_Q | DEP_KV, 0, values);
+    const int64_t chunks = read->axis == BACKWARD_COLUMN ? 1 : job->g.chunks;
+    for (int64_t t = 0; t < axis_length(job, read->axis); t++) {
+        double sum = 0;
+        for (int64_t chunk = 0; chunk < chunks; chunk++)
+            sum += sums_of(job, n, chunk, head)[t];
+        add_to(to, fixed + moving[t], factor * sum);
+    }
+}
+
+void backward_spread(const backward_job *job)
+{
+    const saccade_sizes *s = &job->run->forward->sizes;
+    double *values = backward_worker_of(job, 0)->values;
+    int64_t *moving = (int64_t *)(void *)(job->memory + job->g.moving_off);
+    for (uint32_t n = 0; n < job->backward->n_reads; n++) {
+        if (job->backward->reads[n].axis == BACKWARD_PLACE)
+            continue;
+        for (int64_t b = 0; b < s->B; b++)
+            for (int64_t h = 0; h < s->H; h++) {
+                find_moving(job, &job->backward->reads[n], b, h, moving, values);
+                spread_head(job, n, b, h, moving, values);
+            }
+    }
+}

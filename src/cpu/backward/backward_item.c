@@ -1,0 +1,249 @@
+/* One item: a chunk of the key blocks of one (batch, kv head), each against the live blocks of
+ * rows of all heads of the group. */
+#include "cpu/backward/backward.h"
+
+#include <assert.h>
+#include <string.h>
+
+backward_worker *backward_worker_of(const backward_job *job, int thread)
+{
+    return (backward_worker *)(void *)(job->memory + job->g.thread_off
+                                       + (size_t)thread * job->g.thread_bytes);
+}
+
+static void begin_mods(backward_worker *w, const backward_job *job, char *base,
+                       const backward_scratch *at)
+{
+    const cpu_state *state = cpu_state_of(job->plan);
+    const cpu_backward_plan *b = job->backward;
+    const plan_run *run = job->run->forward;
+    const eval_prog *score = b->score ? b->score : state->score;
+    const jit_program *jit = b->score ? b->jit : state->jit;
+    if (jit)
+        w->jit = jit_begin(jit, &run->score_env, &run->mask_env,
+                           (float)job->plan->problem.scale, base + at->jit);
+    if (score)
+        w->score = eval_begin(score, &run->score_env, base + at->score);
+    if (state->mask)
+        w->mask = eval_begin(state->mask, &run->mask_env, base + at->mask);
+}
+
+void backward_begin_threads(backward_job *job)
+{
+    const backward_scratch at = backward_scratch_of(job->plan, job->backward, &job->g);
+    static_assert(sizeof(backward_worker) <= 4096, "room in front of the scratch");
+    for (int n = 0; n < job->plan->threads; n++) {
+        backward_worker *w = backward_worker_of(job, n);
+        char *base = (char *)w;
+        *w = (backward_worker){.job = job, .head_slope = 1};
+        w->k_turned = base + at.k_turned;
+        w->v_turned = base + at.v_turned;
+        w->k_steps = base + at.k_steps;
+        w->q_rows = base + at.q_rows;
+        w->q_steps = base + at.q_steps;
+        w->o_rows = base + at.o_rows;
+        w->o_steps = base + at.o_steps;
+        w->s = (float *)(void *)(base + at.s);
+        w->dp = (float *)(void *)(base + at.dp);
+        w->dx = (float *)(void *)(base + at.dx);
+        w->sums = (float *)(void *)(base + at.sums);
+        for (uint32_t k = 1; k < job->backward->n_results; k++)
+            w->results[k] = (float *)(void *)(base + at.results)
+                            + (k - 1) * (uint32_t)(job->backward->kernels->block->strip
+                                                   * BACKWARD_KEYS);
+        w->p = job->backward->kernels->step > 1 ? base + at.p : (char *)w->s;
+        w->ds = job->backward->kernels->step > 1 ? base + at.ds : (char *)w->dp;
+        w->dk = (float *)(void *)(base + at.dk);
+        w->dv = (float *)(void *)(base + at.dv);
+        w->row = (float *)(void *)(base + at.row);
+        w->most = (float *)(void *)(base + at.most);
+        w->live = (uint8_t *)(base + at.live);
+        w->ranges = (pass_range *)(void *)(base + at.ranges);
+        w->limits.first = (int64_t *)(void *)(base + at.limits);
+        w->limits.past = w->limits.first + CPU_MOST_ROWS;
+        w->values = (double *)(void *)(base + at.values);
+        begin_mods(w, job, base, &at);
+    }
+}
+
+/* ---- which tiles are live ---- */
+
+static cpu_cover cover_of_span(const backward_span *span, int64_t j0, int64_t j1)
+{
+    if (j1 <= span->any_first || j0 >= span->any_past)
+        return CPU_EMPTY;
+    return j0 >= span->all_first && j1 <= span->all_past ? CPU_FULL : CPU_PARTIAL;
+}
+
+cpu_cover backward_cover_of(const backward_job *job, int64_t b, int64_t h, int64_t row_block,
+                            int64_t j0, int64_t j1, pass_range *ranges)
+{
+    const saccade_sizes *s = &job->run->forward->sizes;
+    const int64_t i0 = row_block * BACKWARD_ROWS;
+    const int64_t i1 = i0 + BACKWARD_ROWS < s->Q ? i0 + BACKWARD_ROWS : s->Q;
+    const cpu_box box = {b, h, h + 1, i0, i1, j0, j1};
+    if (job->live.by == CPU_BY_LIMITS)
+        return cover_of_span(&job->spans[(b * s->H + h) * job->g.row_blocks + row_block], j0,
+                             j1);
+    return cpu_cover_of(&job->live, NULL, &box, ranges);
+}
+
+/* Runs of blocks of rows, of a block of keys; first and past of those that are left. */
+typedef struct run_walk {
+    const saccade_run *at, *end;
+} run_walk;
+
+static run_walk walk_runs(const backward_job *job, int64_t b, int64_t h, int64_t key_block)
+{
+    const mask_runs *r = job->runs;
+    const int64_t row =
+        ((r->B == 1 ? 0 : b) * r->H + (r->H == 1 ? 0 : h)) * r->rows + key_block;
+    return (run_walk){r->runs + r->row_begin[row], r->runs + r->row_begin[row + 1]};
+}
+
+static void run_tile(backward_worker *w, int64_t row_block, cpu_cover cover)
+{
+    const backward_job *job = w->job;
+    const int64_t Q = job->run->forward->sizes.Q;
+    w->i0 = row_block * BACKWARD_ROWS;
+    w->m = (int32_t)(Q - w->i0 < BACKWARD_ROWS ? Q - w->i0 : BACKWARD_ROWS);
+    w->is_full = cover == CPU_FULL;
+    if (job->backward->has_dq) {
+        const int64_t group = job->plan->problem.group;
+        const int64_t head = (w->b * job->run->forward->sizes.Hkv + w->g - job->head0) * group
+                             + w->h % group;
+        uint8_t *touched = backward_touched_of(job, w->chunk, head) + row_block;
+        const int64_t ld = job->g.dq_ld;
+        w->dq = backward_partial_of(job, w->chunk, head) + w->i0 * ld;
+        if (!*touched)
+            memset(w->dq, 0, (size_t)(w->m * ld) * sizeof(float));
+        *touched = 1;
+    }
+    backward_run_tile(w);
+}
+
+static void run_head(backward_worker *w)
+{
+    const backward_job *job = w->job;
+    const mod_fn *slope = job->backward->slope;
+    if (slope && !job->backward->has_slopes) {
+        const eval_point point = {(int32_t)w->b, (int32_t)w->h, 0, 0, 0};
+        w->head_slope = (float)eval_scalar(slope, &job->run->forward->score_env, &point,
+                                           w->values, NULL);
+    }
+    if (job->runs) {
+        const run_walk walk = walk_runs(job, w->b, w->h, w->j0 / BACKWARD_KEYS);
+        for (const saccade_run *r = walk.at; r < walk.end; r++)
+            for (int64_t n = r->first; n < (int64_t)r->first + r->count; n++)
+                run_tile(w, n, r->full ? CPU_FULL : CPU_PARTIAL);
+        return;
+    }
+    for (int64_t n = 0; n < job->g.row_blocks; n++) {
+        const cpu_cover cover =
+            backward_cover_of(job, w->b, w->h, n, w->j0, w->j0 + w->n, w->ranges);
+        if (cover != CPU_EMPTY)
+            run_tile(w, n, cover);
+    }
+}
+
+/* ---- items ---- */
+
+static void store(const backward_worker *w, const saccade_tensor *t, uint32_t bit,
+                  const float *from, int32_t ld, float scale)
+{
+    const backward_job *job = w->job;
+    const cpu_rows to = cpu_rows_of(t, w->b, w->g);
+    const int64_t left = job->run->forward->sizes.KV - w->j0;
+    const int32_t rows = (int32_t)(left < BACKWARD_KEYS ? left : BACKWARD_KEYS);
+    char *at = (char *)t->data + (to.base - (const char *)t->data) + w->j0 * to.stride;
+    job->backward->kernels->store(from, ld, rows, to.dim, scale,
+                                  (job->run->added & bit) != 0, to.dtype, at, to.stride);
+}
+
+/* A block of keys; keys at and past kv_len are not read, and their gradient is 0. */
+static void run_keys(backward_worker *w, int64_t key_block)
+{
+    const backward_job *job = w->job;
+    const cpu_backward_plan *b = job->backward;
+    const int64_t group = job->plan->problem.group;
+    const int64_t left = w->at.kv_len - key_block * BACKWARD_KEYS;
+    w->j0 = key_block * BACKWARD_KEYS;
+    w->n = (int32_t)(left < 0 ? 0 : left < BACKWARD_KEYS ? left : BACKWARD_KEYS);
+    w->is_packed = 0;
+    w->k_nonfinite = w->q_nonfinite = w->o_nonfinite = 0;
+    if (b->has_dk)
+        memset(w->dk, 0, (size_t)(BACKWARD_KEYS * job->g.dq_ld) * sizeof(float));
+    if (b->has_dv)
+        memset(w->dv, 0, (size_t)(BACKWARD_KEYS * job->g.dv_ld) * sizeof(float));
+    for (w->h = w->g * group; w->h < (w->g + 1) * group; w->h++) {
+        backward_begin_columns(w);
+        if (w->n)
+            run_head(w);
+        backward_end_columns(w);
+    }
+    if (b->has_dk)
+        store(w, job->run->dk, SACCADE_GRADIENT_K, w->dk, job->g.dq_ld,
+              (float)job->plan->problem.scale);
+    if (b->has_dv)
+        store(w, job->run->dv, SACCADE_GRADIENT_V, w->dv, job->g.dv_ld, 1);
+}
+
+static void clear_touched(const backward_worker *w, int64_t head)
+{
+    const backward_job *job = w->job;
+    const int32_t group = job->plan->problem.group;
+    for (int64_t h = head * group; h < (head + 1) * group; h++)
+        memset(backward_touched_of(job, w->chunk, h), 0, (size_t)job->g.row_blocks);
+}
+
+void backward_run_item(void *arg, int64_t at, int thread)
+{
+    const backward_job *job = arg;
+    const plan_run *run = job->run->forward;
+    const int32_t *order = (const int32_t *)(const void *)(job->memory + job->g.order_off);
+    const int64_t index = order[at], head = index / job->g.chunks;
+    backward_worker *w = backward_worker_of(job, thread);
+    w->chunk = index % job->g.chunks;
+    w->b = (job->head0 + head) / run->sizes.Hkv;
+    w->g = (job->head0 + head) % run->sizes.Hkv;
+    w->at = plan_position_of(&run->positions, run->sizes.KV, w->b);
+    w->score_head = w->mask_head = w->jit_head = -1;
+    if (job->backward->has_dq)
+        clear_touched(w, head);
+    backward_begin_sums(w, head);
+    for (int64_t n = w->chunk; n < job->g.key_blocks; n += job->g.chunks)
+        run_keys(w, n);
+}
+
+/* Live tiles of a block of keys, or where finding them would cost, all. */
+static int64_t weight_of_keys(const backward_job *job, int64_t b, int64_t h, int64_t key_block)
+{
+    const int64_t j0 = key_block * BACKWARD_KEYS;
+    int64_t weight = 0;
+    if (job->runs) {
+        const run_walk walk = walk_runs(job, b, h, key_block);
+        for (const saccade_run *r = walk.at; r < walk.end; r++)
+            weight += r->count;
+        return weight;
+    }
+    if (job->live.by != CPU_BY_LIMITS)
+        return job->g.row_blocks;
+    for (int64_t n = 0; n < job->g.row_blocks; n++)
+        weight += backward_cover_of(job, b, h, n, j0, j0 + BACKWARD_KEYS, NULL) != CPU_EMPTY;
+    return weight;
+}
+
+void backward_weigh_item(void *arg, int64_t index, int thread)
+{
+    const backward_job *job = arg;
+    const plan_run *run = job->run->forward;
+    int64_t *weight = (int64_t *)(void *)(job->memory + job->g.weight_off);
+    const int64_t head = job->head0 + index / job->g.chunks, group = job->plan->problem.group;
+    const int64_t b = head / run->sizes.Hkv, h0 = head % run->sizes.Hkv * group;
+    const int64_t kv_len = plan_position_of(&run->positions, run->sizes.KV, b).kv_len;
+    (void)thread;
+    weight[index] = 0;
+    for (int64_t n = index % job->g.chunks; n * BACKWARD_KEYS < kv_len; n += job->g.chunks)
+        for (int64_t h = h0; h < h0 + group; h++)
+            weight[index] += weight_of_keys(job, b, h, n);
+}

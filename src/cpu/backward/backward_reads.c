@@ -1,0 +1,62 @@
+/* Reads of captures whose gradients are wanted, by the facts of the score mod. */
+#include "cpu/backward/backward.h"
+
+#include "base/status.h"
+
+static backward_axis axis_of(pass_scatter scatter)
+{
+    switch (scatter) {
+    case SCATTER_HEADS:
+        return BACKWARD_HEAD;
+    case SCATTER_ROWS:
+        return BACKWARD_ROW;
+    case SCATTER_COLUMNS:
+        return BACKWARD_COLUMN;
+    case SCATTER_DIAGONALS:
+        return BACKWARD_DIAGONAL;
+    default:
+        return BACKWARD_PLACE;
+    }
+}
+
+/* An index that is q, kv or neither, plus what is constant within a head. */
+static int is_dense(const pass_index *index)
+{
+    const mod_line *line = &index->line;
+    const int32_t q = line->coef[VAR_Q], kv = line->coef[VAR_KV];
+    return line->known & DEP_Q && line->known & DEP_KV && q >= 0 && kv >= 0 && q + kv <= 1;
+}
+
+saccade_status backward_check_reads(const pass_facts *score, uint64_t captures,
+                                    saccade_error *err)
+{
+    for (uint32_t i = 0; i < score->n_reads; i++) {
+        const pass_read *r = &score->reads[i];
+        const mod_node *load = &score->fn->nodes[r->node];
+        for (int d = 0; d < r->rank && captures >> r->capture & 1; d++)
+            FAIL_AT(r->index[d].varies & DEP_SCORE, SACCADE_EBACKEND,
+                    score->fn->captures[r->capture].name, load->line, load->column,
+                    "gradient: got an index that varies with the score, expected one of "
+                    "positions and captures");
+    }
+    return SACCADE_OK;
+}
+
+uint32_t backward_find_reads(const pass_facts *score, uint64_t captures, backward_read *reads,
+                             uint32_t most)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < score->n_reads; i++) {
+        const pass_read *r = &score->reads[i];
+        backward_read read = {.node = r->node, .capture = (int32_t)r->capture, .is_dense = 1};
+        if (r->scatter == SCATTER_NONE || !(captures >> r->capture & 1))
+            continue;
+        read.axis = axis_of(r->scatter);
+        for (int d = 0; d < r->rank; d++)
+            read.is_dense &= is_dense(&r->index[d]);
+        if (n < most)
+            reads[n] = read;
+        n++;
+    }
+    return n;
+}

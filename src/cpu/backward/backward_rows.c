@@ -1,0 +1,57 @@
+/* What backward needs to know of each row before its tiles: lse, delta, and under interval
+ * masks its live keys. */
+#include "cpu/backward/backward.h"
+
+static float stat_of(const saccade_tensor *t, int64_t b, int64_t h, int64_t i)
+{
+    return ((const float *)t->data)[b * t->stride[0] + h * t->stride[1] + i * t->stride[2]];
+}
+
+static void find_stats(const backward_job *job, int64_t b, int64_t h, int64_t i0, int32_t n)
+{
+    const cpu_backward_run *run = job->run;
+    const plan_run *forward = run->forward;
+    const int64_t at = (b * forward->sizes.H + h) * forward->sizes.Q + i0;
+    const cpu_rows d_out = cpu_rows_from(cpu_rows_of(run->d_out, b, h), i0);
+    const cpu_rows out = cpu_rows_from(cpu_rows_of(forward->out, b, h), i0);
+    job->backward->kernels->row_dots(&d_out, &out, n, job->delta + at);
+    for (int32_t r = 0; r < n; r++) {
+        job->lse[at + r] = stat_of(forward->lse, b, h, i0 + r);
+        if (run->d_lse)
+            job->delta[at + r] -= stat_of(run->d_lse, b, h, i0 + r);
+    }
+}
+
+static void find_limits(const backward_job *job, int64_t b, int64_t h, int64_t i0, int32_t n,
+                        backward_worker *w)
+{
+    const plan_run *run = job->run->forward;
+    const plan_position at = plan_position_of(&run->positions, run->sizes.KV, b);
+    const eval_point first = {(int32_t)b, (int32_t)h, (int32_t)i0 + at.q_offset, 0, 0};
+    const int64_t row = (b * run->sizes.H + h) * run->sizes.Q + i0;
+    cpu_limits *l = &w->limits;
+    cpu_find_limits(plan_limits(&job->plan->problem), run, &first, n, at.kv_offset, w->values,
+                    l, 0);
+    cpu_limit_rows(l, 0, n);
+    for (int32_t r = 0; r < n; r++) {
+        job->first[row + r] = (int32_t)l->first[r];
+        job->past[row + r] = (int32_t)l->past[r];
+    }
+    const int64_t KV = run->sizes.KV;
+    job->spans[(b * run->sizes.H + h) * job->g.row_blocks + i0 / BACKWARD_ROWS] =
+        (backward_span){(int32_t)(l->any_first < KV ? l->any_first : KV), (int32_t)l->any_past,
+                        (int32_t)(l->all_first < KV ? l->all_first : KV),
+                        (int32_t)(l->all_past < KV ? l->all_past : KV)};
+}
+
+void backward_find_rows(void *arg, int64_t index, int thread)
+{
+    const backward_job *job = arg;
+    const saccade_sizes *s = &job->run->forward->sizes;
+    const int64_t head = index / job->g.row_blocks, b = head / s->H, h = head % s->H;
+    const int64_t i0 = index % job->g.row_blocks * BACKWARD_ROWS;
+    const int32_t n = (int32_t)(s->Q - i0 < BACKWARD_ROWS ? s->Q - i0 : BACKWARD_ROWS);
+    find_stats(job, b, h, i0, n);
+    if (job->live.by == CPU_BY_LIMITS)
+        find_limits(job, b, h, i0, n, backward_worker_of(job, thread));
+}

@@ -1,0 +1,138 @@
+/* A backward run: rows, then waves of (batch, kv head), whose items leave sums of dQ by chunks,
+ * added up in the order of chunks. */
+#include "cpu/backward/backward.h"
+
+#include "base/parallel.h"
+#include "base/status.h"
+
+#include <string.h>
+
+static int64_t wave_heads(const backward_job *job)
+{
+    return job->g.wave * job->plan->problem.group;
+}
+
+float *backward_partial_of(const backward_job *job, int64_t chunk, int64_t head)
+{
+    const int64_t Q = job->run->forward->sizes.Q;
+    return (float *)(void *)(job->memory + job->g.partial_off)
+           + (chunk * wave_heads(job) + head) * Q * job->g.dq_ld;
+}
+
+uint8_t *backward_touched_of(const backward_job *job, int64_t chunk, int64_t head)
+{
+    return (uint8_t *)(job->memory + job->g.touched_off)
+           + (chunk * wave_heads(job) + head) * job->g.row_blocks;
+}
+
+/* ---- dQ ---- */
+
+static void add_rows(float *to, const float *from, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        to[i] += from[i];
+}
+
+/* par_fn over blocks of rows of the wave's query heads. The first chunk's sum becomes all. */
+static void merge_rows(void *arg, int64_t index, int thread)
+{
+    const backward_job *job = arg;
+    const saccade_sizes *s = &job->run->forward->sizes;
+    const int64_t head = index / job->g.row_blocks, block = index % job->g.row_blocks;
+    const int64_t all = job->head0 * job->plan->problem.group + head;
+    const int64_t i0 = block * BACKWARD_ROWS, ld = job->g.dq_ld;
+    const int32_t n = (int32_t)(s->Q - i0 < BACKWARD_ROWS ? s->Q - i0 : BACKWARD_ROWS);
+    const saccade_tensor *dq = job->run->dq;
+    const cpu_rows to = cpu_rows_of(dq, all / s->H, all % s->H);
+    float *sum = NULL;
+    for (int64_t chunk = 0; chunk < job->g.chunks; chunk++) {
+        float *part = backward_partial_of(job, chunk, head) + i0 * ld;
+        if (!backward_touched_of(job, chunk, head)[block])
+            continue;
+        if (sum)
+            add_rows(sum, part, n * ld);
+        else
+            sum = part;
+    }
+    if (!sum) {
+        sum = backward_partial_of(job, 0, head) + i0 * ld;
+        memset(sum, 0, (size_t)(n * ld) * sizeof *sum);
+    }
+    (void)thread;
+    char *at = (char *)dq->data + (to.base - (const char *)dq->data) + i0 * to.stride;
+    job->backward->kernels->store(sum, (int32_t)ld, n, to.dim,
+                                  (float)job->plan->problem.scale,
+                                  (job->run->added & SACCADE_GRADIENT_Q) != 0, to.dtype, at,
+                                  to.stride);
+}
+
+/* ---- the run ---- */
+
+static void run_wave(backward_job *job, int64_t n_heads, int is_serial)
+{
+    const backward_geometry *g = &job->g;
+    const int threads = job->plan->threads;
+    const int64_t n_items = n_heads * g->chunks;
+    par_for(n_items, threads, backward_weigh_item, job);
+    int32_t *order = (int32_t *)(void *)(job->memory + g->order_off);
+    cpu_order((const int64_t *)(const void *)(job->memory + g->weight_off), order, n_items);
+    if (is_serial) /* by index: the order of sums must be one whatever the threads */
+        for (int64_t n = 0; n < n_items; n++)
+            order[n] = (int32_t)n;
+    par_for(n_items, is_serial ? 1 : threads, backward_run_item, job);
+    if (job->backward->has_dq)
+        par_for(n_heads * job->plan->problem.group * g->row_blocks, threads, merge_rows, job);
+}
+
+static int is_imported(const saccade_block_mask *mask)
+{
+    return mask_get_view(mask)->imported_block_q != 0;
+}
+
+saccade_status cpu_backward_prepare(const saccade_block_mask *mask, saccade_error *err)
+{
+    const mask_runs *runs;
+    if (is_imported(mask))
+        return SACCADE_OK;
+    return mask_runs_for(mask, BACKWARD_ROWS, BACKWARD_KEYS, 1, &runs, err);
+}
+
+/* Runs drive blocks of keys, unless limits do. */
+static saccade_status find_runs(backward_job *job, saccade_error *err)
+{
+    const saccade_block_mask *mask = job->run->forward->block_mask;
+    if (!mask || is_imported(mask) || job->live.by == CPU_BY_LIMITS)
+        return SACCADE_OK;
+    job->runs = mask_runs_ready(mask, BACKWARD_ROWS, BACKWARD_KEYS, 1);
+    FAIL_AT(!job->runs, SACCADE_EINVAL, "block_mask", 0, 0,
+            "got one not prepared for this plan, expected saccade_plan_prepare before the run");
+    return SACCADE_OK;
+}
+
+saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *backward,
+                            const cpu_backward_run *run, saccade_error *err)
+{
+    backward_job job = {.plan = plan, .backward = backward, .run = run};
+    const saccade_sizes *s = &run->forward->sizes;
+    TRY(cpu_live_of(&plan->problem, run->forward, &job.live, err));
+    TRY(find_runs(&job, err));
+    job.memory = run->forward->workspace;
+    job.g = backward_geometry_of(plan, backward, s);
+    job.lse = (float *)(void *)(job.memory + job.g.lse_off);
+    job.delta = (float *)(void *)(job.memory + job.g.delta_off);
+    job.first = (int32_t *)(void *)(job.memory + job.g.first_off);
+    job.past = (int32_t *)(void *)(job.memory + job.g.past_off);
+    job.spans = (backward_span *)(void *)(job.memory + job.g.span_off);
+    backward_begin_threads(&job);
+    par_for(s->B * s->H * job.g.row_blocks, plan->threads, backward_find_rows, &job);
+    backward_begin_captures(&job);
+    job.dense = backward_dense_reads(&job);
+    const backward_order how = backward_order_of(&job);
+    const int64_t wave = how == BACKWARD_BY_HEAD ? 1 : job.g.wave;
+    for (; job.head0 < job.g.heads; job.head0 += wave) {
+        const int64_t left = job.g.heads - job.head0;
+        run_wave(&job, left < wave ? left : wave, how == BACKWARD_SERIAL);
+    }
+    backward_spread(&job);
+    return SACCADE_OK;
+}

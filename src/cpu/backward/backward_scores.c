@@ -1,0 +1,126 @@
+/* Scores of a strip: the mod and its slope, then the mask, compiled, interpreted or by limits,
+ * as forward has them (forward/item_scores.c): what is dead there must be dead here. */
+#include "cpu/backward/backward.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Places a state on row i of the tile's head; computes there what depends on no key. */
+static void open_on(const backward_worker *w, eval_state *state, int64_t *head, int64_t i)
+{
+    if (*head != w->h) {
+        *head = w->h;
+        eval_head(state, (int32_t)w->b, (int32_t)w->h);
+    }
+    eval_row(state, (int32_t)i + w->at.q_offset);
+}
+
+static void apply_mask(backward_worker *w, int64_t i, int64_t j, int32_t n, float *s)
+{
+    uint8_t live[BACKWARD_KEYS];
+    const cpu_box row = {w->b, w->h, 0, i, 0, j, j + n};
+    if (w->mask)
+        open_on(w, w->mask, &w->mask_head, i);
+    cpu_row_live(&w->job->live, w->mask, &row, live);
+    for (int32_t t = 0; t < n; t++)
+        s[t] = live[t] ? s[t] : -INFINITY;
+}
+
+static void cut(const backward_worker *w, int64_t i, int64_t j, int32_t n, float *s)
+{
+    const backward_job *job = w->job;
+    const int64_t at = (w->b * job->run->forward->sizes.H + w->h) * job->run->forward->sizes.Q;
+    const int64_t first = job->first[at + i] - j, past = job->past[at + i] - j;
+    for (int32_t t = 0; t < n && t < first; t++)
+        s[t] = -INFINITY;
+    for (int32_t t = past > 0 ? (int32_t)(past < n ? past : n) : 0; t < n; t++)
+        s[t] = -INFINITY;
+}
+
+/* Puts the compiled mod on the tile. */
+static void open_compiled(backward_worker *w)
+{
+    if (w->jit_head != w->h) {
+        w->jit_head = w->h;
+        w->jit_i0 = w->jit_j0 = -1;
+        jit_head(w->jit, (int32_t)w->b, (int32_t)w->h);
+    }
+    if (w->jit_i0 != w->i0)
+        jit_rows(w->jit, (int32_t)w->i0 + w->at.q_offset, w->m);
+    if (w->jit_j0 != w->j0)
+        jit_cols(w->jit, (int32_t)w->j0 + w->at.kv_offset, w->n);
+    w->jit_i0 = w->i0;
+    w->jit_j0 = w->j0;
+}
+
+static int has_score(const backward_worker *w)
+{
+    return w->job->plan->problem.score != NULL;
+}
+
+/* Whether the mask's value decides about the tile's keys: compiled code then applies it too. */
+static int is_masked(const backward_worker *w)
+{
+    return !w->is_full && w->job->live.by == CPU_BY_MASK;
+}
+
+/* Whether a compiled pass runs on the tile: for the score mod, or for the mask. */
+static int is_compiled(const backward_worker *w)
+{
+    return w->jit && (has_score(w) || is_masked(w));
+}
+
+float backward_scale_of(const backward_worker *w)
+{
+    return is_compiled(w) ? 1 : (float)w->job->plan->problem.scale;
+}
+
+static void run_compiled(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
+                         int32_t past, int masked)
+{
+    float *tiles[BACKWARD_RESULTS] = {w->s + r0 * BACKWARD_KEYS + from};
+    for (uint32_t n = 1; n < w->job->backward->n_results; n++)
+        tiles[n] = w->results[n] + from;
+    open_compiled(w);
+    if (w->job->backward->score)
+        jit_tiles(w->jit, tiles, BACKWARD_KEYS, r0, rows, from, past - from, masked);
+    else
+        jit_tile(w->jit, tiles[0], BACKWARD_KEYS, r0, rows, from, past - from, masked,
+                 w->most);
+}
+
+/* Row r, of a strip that begins at r0. */
+static void interpret(backward_worker *w, int32_t r0, int32_t r, int32_t from, int32_t n)
+{
+    float *out[BACKWARD_RESULTS] = {w->s + r * BACKWARD_KEYS + from};
+    for (uint32_t k = 1; k < w->job->backward->n_results; k++)
+        out[k] = w->results[k] + (r - r0) * BACKWARD_KEYS + from;
+    const int32_t kv0 = (int32_t)w->j0 + from + w->at.kv_offset;
+    open_on(w, w->score, &w->score_head, w->i0 + r);
+    if (w->job->backward->score)
+        eval_results(w->score, kv0, n, out[0], out);
+    else
+        eval_score(w->score, kv0, n, out[0]);
+}
+
+/* Score, then mask, then the end of the keys up to a multiple of 16. */
+void backward_change_scores(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
+                            int32_t past)
+{
+    const int by_limits = !w->is_full && w->job->live.by == CPU_BY_LIMITS;
+    const int compiled = is_compiled(w), masked = is_masked(w);
+    const int32_t n = past - from;
+    if (compiled)
+        run_compiled(w, r0, rows, from, past, masked);
+    for (int32_t r = r0; r < r0 + rows; r++) {
+        float *s = w->s + r * BACKWARD_KEYS + from;
+        if (has_score(w) && !compiled)
+            interpret(w, r0, r, from, n);
+        if (by_limits)
+            cut(w, w->i0 + r, w->j0 + from, n, s);
+        else if (!w->is_full && !(compiled && masked))
+            apply_mask(w, w->i0 + r, w->j0 + from, n, s);
+        for (int32_t j = n; j % 16 != 0; j++)
+            s[j] = -INFINITY;
+    }
+}

@@ -1,0 +1,317 @@
+/* A block of rows against a block of keys: five products, strip by strip as far as scores and
+ * weights go, so that S and dP of a strip stay in the first-level cache.
+ *
+ * Under interval masks a strip's scores span few of the block's keys; products run over those
+ * spans alone, in steps of 32 keys and whole strips of rows. */
+#include "cpu/backward/backward.h"
+
+#include "base/convert.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { LD = BACKWARD_KEYS, GROUP = JIT_GROUP };
+
+static int32_t rows_of_strip(const backward_worker *w, int32_t r0)
+{
+    const int32_t strip = w->job->backward->kernels->block->strip;
+    return w->m - r0 < strip ? w->m - r0 : strip;
+}
+
+/* ---- spans ---- */
+
+static int32_t clamp(int64_t key, int32_t n)
+{
+    return key < 0 ? 0 : key < n ? (int32_t)key : n;
+}
+
+/* Keys of the block that any row of strip r0 sees. */
+static void span_strip(const backward_worker *w, int32_t r0, int32_t *from, int32_t *past)
+{
+    const saccade_sizes *s = &w->job->run->forward->sizes;
+    const int64_t at = (w->b * s->H + w->h) * s->Q + w->i0;
+    int64_t first = INT64_MAX, last = 0;
+    for (int32_t r = r0; r < r0 + rows_of_strip(w, r0); r++) {
+        const int32_t a = w->job->first[at + r], z = w->job->past[at + r];
+        if (a < z) {
+            first = a < first ? a : first;
+            last = z > last ? z : last;
+        }
+    }
+    *from = clamp(first - w->j0, w->n) / GROUP * GROUP;
+    *past = clamp(last - w->j0, w->n);
+}
+
+static void find_spans(backward_worker *w, int32_t strip)
+{
+    const int by_limits = !w->is_full && w->job->live.by == CPU_BY_LIMITS;
+    for (int32_t r = 0; r < w->m; r += strip) {
+        const int32_t n = r / strip;
+        w->from[n] = 0;
+        w->past[n] = w->n;
+        if (by_limits)
+            span_strip(w, r, &w->from[n], &w->past[n]);
+    }
+}
+
+/* ---- operands ---- */
+
+static int needs_dp(const cpu_backward_plan *b)
+{
+    return b->has_dq || b->has_dk || b->n_reads;
+}
+
+static void pack_keys(backward_worker *w)
+{
+    const backward_job *job = w->job;
+    const cpu_backward_plan *b = job->backward;
+    const plan_run *run = job->run->forward;
+    const cpu_rows k = cpu_rows_from(cpu_rows_of(run->k, w->b, w->g), w->j0);
+    const cpu_rows v = cpu_rows_from(cpu_rows_of(run->v, w->b, w->g), w->j0);
+    if (w->is_packed)
+        return;
+    w->is_packed = 1;
+    b->kernels->block->pack_keys(&k, w->n, BACKWARD_KEYS, w->k_turned);
+    if (needs_dp(b))
+        b->kernels->block->pack_keys(&v, w->n, BACKWARD_KEYS, w->v_turned);
+    if (b->has_dq)
+        w->k_nonfinite = b->kernels->block->pack_values(&k, w->n, BACKWARD_KEYS, w->k_steps);
+}
+
+static void pack_rows(backward_worker *w)
+{
+    const backward_job *job = w->job;
+    const cpu_backward_plan *b = job->backward;
+    const cpu_kernels *k = b->kernels->block;
+    const cpu_rows q = cpu_rows_from(cpu_rows_of(job->run->forward->q, w->b, w->h), w->i0);
+    const cpu_rows o = cpu_rows_from(cpu_rows_of(job->run->d_out, w->b, w->h), w->i0);
+    k->pack_rows(&q, w->m, w->m, job->g.q_ld, w->q_rows);
+    if (needs_dp(b))
+        k->pack_rows(&o, w->m, w->m, job->g.o_ld, w->o_rows);
+    if (b->has_dk)
+        w->q_nonfinite = k->pack_values(&q, w->m, BACKWARD_ROWS, w->q_steps);
+    if (b->has_dv)
+        w->o_nonfinite = k->pack_values(&o, w->m, BACKWARD_ROWS, w->o_steps);
+}
+
+/* ---- weights ---- */
+
+static int is_nonfinite(const backward_worker *w)
+{
+    return w->k_nonfinite || w->q_nonfinite || w->o_nonfinite;
+}
+
+static void note_live(backward_worker *w, int32_t r0, int32_t rows, int32_t from, int32_t past)
+{
+    for (int32_t r = r0; r < r0 + rows; r++) {
+        memset(w->live + r * LD, 0, LD);
+        for (int32_t j = from; j < past; j++)
+            w->live[r * LD + j] = w->s[r * LD + j] != -INFINITY;
+    }
+}
+
+/* Weights outside a strip's span, within those of all strips, are 0. */
+static void clear_weights(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
+                          int32_t past)
+{
+    const int32_t step = w->job->backward->kernels->step;
+    if (from >= past)
+        return;
+    const size_t bytes = (size_t)(past - from) * sizeof(float);
+    for (int32_t r = r0 / step; r < (r0 + rows + step - 1) / step; r++) {
+        memset((float *)w->p + r * LD + from, 0, bytes);
+        memset((float *)w->ds + r * LD + from, 0, bytes);
+    }
+}
+
+static void make_scores(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
+                        int32_t past)
+{
+    const cpu_kernels *k = w->job->backward->kernels->block;
+    const backward_geometry *g = &w->job->g;
+    const saccade_sizes *s = &w->job->plan->problem.sizes;
+    const size_t element = (size_t)k->element;
+    const int64_t depth = k->depth, D = (s->D + depth - 1) / depth * depth;
+    const int64_t E = (s->Dv + depth - 1) / depth * depth;
+    const int32_t n_panels = ((past - from + 15) / 16 * 16 + k->panel - 1) / k->panel;
+    k->scores((const char *)w->q_rows + (size_t)r0 * (size_t)g->q_ld * element, g->q_ld,
+              (const char *)w->k_turned + (size_t)(from * D) * element, (int32_t)s->D, rows,
+              n_panels, backward_scale_of(w), w->s + r0 * LD + from, LD);
+    if (needs_dp(w->job->backward))
+        k->scores((const char *)w->o_rows + (size_t)r0 * (size_t)g->o_ld * element, g->o_ld,
+                  (const char *)w->v_turned + (size_t)(from * E) * element, (int32_t)s->Dv,
+                  rows, n_panels, w->head_slope, w->dp + r0 * LD + from, LD);
+}
+
+/* Whether a position of the strip's span is dead. */
+static int weigh_strip(backward_worker *w, int32_t r0, int32_t rows, int32_t from, int32_t past)
+{
+    const backward_job *job = w->job;
+    const cpu_backward_kernels *kernels = job->backward->kernels;
+    const saccade_sizes *s = &job->run->forward->sizes;
+    const int64_t at = (w->b * s->H + w->h) * s->Q + w->i0 + r0;
+    const int64_t step = r0 / kernels->step * LD + from;
+    float delta[BACKWARD_ROWS];
+    make_scores(w, r0, rows, from, past);
+    backward_change_scores(w, r0, rows, from, past);
+    if (is_nonfinite(w))
+        note_live(w, r0, rows, from, past);
+    for (int32_t r = 0; r < rows; r++)
+        delta[r] = w->head_slope * job->delta[at + r];
+    const int any_dead = kernels->weights(
+        w->s + r0 * LD + from, w->dp + r0 * LD + from, LD, rows, (past - from + 15) / 16 * 16,
+        job->lse + at, delta, job->backward->has_slopes ? w->results[1] + from : NULL,
+        job->backward->n_reads ? w->dx + from : NULL, (float *)w->p + step,
+        (float *)w->ds + step);
+    if (job->backward->n_reads)
+        backward_add_sums(w, r0, rows, from, past);
+    return any_dead;
+}
+
+/* ---- products ---- */
+
+/* The weight of row r and key j as a product takes it. */
+static float weight_at(const backward_worker *w, const void *weights, int32_t r, int32_t j)
+{
+    const uint16_t *pairs = weights;
+    if (w->job->backward->kernels->step == 1)
+        return ((const float *)weights)[r * LD + j];
+    return bf16_to_f32(pairs[(r / 2 * LD + j) * 2 + r % 2]);
+}
+
+/* c[j] += sum over rows of the block: those whose spans meet keys [j0, j1). */
+static void add_turned(const backward_worker *w, const void *weights, const void *operand,
+                       int32_t ld, int32_t j0, int32_t j1, float *c)
+{
+    const cpu_backward_kernels *kernels = w->job->backward->kernels;
+    const cpu_kernels *k = kernels->block;
+    const int32_t strips = (w->m + k->strip - 1) / k->strip;
+    int32_t first = 0, last = strips;
+    while (first < last && (w->from[first] >= j1 || w->past[first] <= j0))
+        first++;
+    while (first < last && (w->from[last - 1] >= j1 || w->past[last - 1] <= j0))
+        last--;
+    if (first == last)
+        return;
+    const int32_t r0 = first * k->strip, r1 = last * k->strip < w->m ? last * k->strip : w->m;
+    kernels->turned((const float *)weights + r0 / kernels->step * LD + j0, LD,
+                    (const char *)operand + (size_t)(r0 * k->panel) * (size_t)k->element,
+                    BACKWARD_ROWS, r1 - r0, j1 - j0, ld / k->panel, c + (int64_t)j0 * ld, ld);
+}
+
+/* Live positions alone, of rows and keys as they lie: c[j] += weight rows[i]. */
+static void careful_turned(const backward_worker *w, const void *weights, const cpu_rows *rows,
+                           int32_t ld, float *c)
+{
+    for (int32_t r = 0; r < w->m; r++) {
+        convert_to_f32(rows->dtype, rows->base + (w->i0 + r) * rows->stride, w->row, rows->dim);
+        for (int32_t j = 0; j < w->n; j++) {
+            const float x = weight_at(w, weights, r, j);
+            for (int32_t d = 0; w->live[r * LD + j] && d < rows->dim; d++)
+                c[(int64_t)j * ld + d] += x * w->row[d];
+        }
+    }
+}
+
+static void multiply_turned(const backward_worker *w, const void *weights, const void *operand,
+                            int32_t ld, float *c)
+{
+    const int32_t strip = w->job->backward->kernels->block->strip;
+    if (w->is_full || w->job->live.by != CPU_BY_LIMITS) {
+        add_turned(w, weights, operand, ld, 0, w->n, c);
+        return;
+    }
+    for (int32_t j = 0; j < w->n; j += strip)
+        add_turned(w, weights, operand, ld, j, j + strip < w->n ? j + strip : w->n, c);
+}
+
+static void add_dq(const backward_worker *w)
+{
+    static const float ones[BACKWARD_ROWS] = {[0 ... BACKWARD_ROWS - 1] = 1};
+    const cpu_kernels *k = w->job->backward->kernels->block;
+    const int32_t ld = w->job->g.dq_ld;
+    for (int32_t r = 0; r < w->m; r += k->strip) {
+        const int32_t from = w->from[r / k->strip], n = w->past[r / k->strip] - from;
+        if (n > 0)
+            k->values(w->dp + r * LD + from, LD,
+                      (const char *)w->k_steps + (size_t)(from * k->panel) * (size_t)k->element,
+                      (n + 15) / 16 * 16, BACKWARD_KEYS, rows_of_strip(w, r), ld / k->panel,
+                      ones, w->dq + (int64_t)r * ld, ld);
+    }
+}
+
+static void careful_dq(const backward_worker *w)
+{
+    const cpu_rows k = cpu_rows_of(w->job->run->forward->k, w->b, w->g);
+    const int32_t ld = w->job->g.dq_ld;
+    for (int32_t j = 0; j < w->n; j++) {
+        convert_to_f32(k.dtype, k.base + (w->j0 + j) * k.stride, w->row, k.dim);
+        for (int32_t r = 0; r < w->m; r++) {
+            const float x = weight_at(w, w->ds, r, j);
+            for (int32_t d = 0; w->live[r * LD + j] && d < k.dim; d++)
+                w->dq[(int64_t)r * ld + d] += x * w->row[d];
+        }
+    }
+}
+
+/* Where an operand holds an infinity or NaN, 0 times it must not reach what is dead. */
+static void add_products(backward_worker *w, int any_dead)
+{
+    const backward_job *job = w->job;
+    const cpu_backward_plan *b = job->backward;
+    const cpu_rows q = cpu_rows_of(job->run->forward->q, w->b, w->h);
+    const cpu_rows o = cpu_rows_of(job->run->d_out, w->b, w->h);
+    if (b->has_dv && any_dead && w->o_nonfinite)
+        careful_turned(w, w->p, &o, job->g.dv_ld, w->dv);
+    else if (b->has_dv)
+        multiply_turned(w, w->p, w->o_steps, job->g.dv_ld, w->dv);
+    if (b->has_dk && any_dead && w->q_nonfinite)
+        careful_turned(w, w->ds, &q, job->g.dq_ld, w->dk);
+    else if (b->has_dk)
+        multiply_turned(w, w->ds, w->q_steps, job->g.dq_ld, w->dk);
+    if (b->has_dq && any_dead && w->k_nonfinite)
+        careful_dq(w);
+    else if (b->has_dq)
+        add_dq(w);
+}
+
+/* Keys [*from, *past) that products may touch: the strips' spans and, since whole strips of
+ * keys are multiplied, one strip more on either side. */
+static void span_block(const backward_worker *w, int32_t strip, int32_t *from, int32_t *past)
+{
+    *from = w->n;
+    *past = 0;
+    for (int32_t n = 0; n * strip < w->m; n++)
+        if (w->from[n] < w->past[n]) {
+            *from = w->from[n] < *from ? w->from[n] : *from;
+            *past = w->past[n] > *past ? w->past[n] : *past;
+        }
+    *from = *from > strip ? *from - strip : 0;
+    *past = *past + strip < w->n ? *past + strip : w->n;
+}
+
+void backward_run_tile(backward_worker *w)
+{
+    const int32_t strip = w->job->backward->kernels->block->strip;
+    int32_t from, past;
+    int any_dead = !w->is_full;
+    pack_keys(w);
+    pack_rows(w);
+    find_spans(w, strip);
+    span_block(w, strip, &from, &past);
+    backward_begin_diagonals(w);
+    for (int32_t r = 0, n = 0; r < w->m; r += strip, n++) {
+        const int32_t rows = rows_of_strip(w, r);
+        if (w->from[n] >= w->past[n]) {
+            if (is_nonfinite(w))
+                memset(w->live + r * LD, 0, (size_t)rows * LD);
+            clear_weights(w, r, rows, from, past);
+            continue;
+        }
+        clear_weights(w, r, rows, from, w->from[n]);
+        any_dead |= weigh_strip(w, r, rows, w->from[n], w->past[n]);
+        clear_weights(w, r, rows, w->past[n], past); /* scores were whole panels */
+    }
+    backward_end_diagonals(w);
+    add_products(w, any_dead);
+}

@@ -1,0 +1,265 @@
+/* Products of a few rows (decode) straight from K and V by AVX512-BF16 dot products, two
+ * products and an f32 sum per lane and step. decode_f32_tmpl.c has the idea; here nothing is
+ * converted or copied; subnormal numbers count as 0, as the instruction has it. Compiled with
+ * the flags of the AMX level, the only one that has this extension. */
+#include "cpu/kernels/kernels.h"
+#include "cpu/kv/prefetch.h"
+#include "cpu/kernels/vec.h"
+
+#include <string.h>
+
+#if defined(LEVEL_AMX)
+
+enum {
+    WIDE = 32,      /* elements of a vector */
+    KEY_GROUP = 16, /* keys whose scores are made together */
+    BLOCK = 16384,  /* elements of V taken by all rows in turn: they stay in L1 */
+    MOST_KEYS = 64,
+    MOST_ROWS = 16,
+};
+
+typedef uint16_t bf16;
+
+static ALWAYS_INLINE vf dot(vf acc, __m512i a, __m512i b)
+{
+    return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
+}
+
+static ALWAYS_INLINE __m512i pair(const bf16 *p)
+{
+    int32_t bits;
+    memcpy(&bits, p, sizeof bits);
+    return _mm512_set1_epi32(bits);
+}
+
+/* Elements [d, d + 32) of a row of `dim`, 0 past its end, which is never read. */
+static ALWAYS_INLINE __m512i load_wide(const bf16 *row, int32_t d, int32_t dim)
+{
+    const int32_t left = dim - d;
+    return _mm512_maskz_loadu_epi16(left >= WIDE ? UINT32_MAX : ((__mmask32)1 << left) - 1,
+                                    row + d);
+}
+
+/* ---- scores ---- */
+
+typedef struct qk_job {
+    const bf16 *q;
+    float *s;
+    int32_t q_ld, s_ld, rows, share;
+    float scale;
+    cpu_prefetch *next;
+} qk_job;
+
+/* Dims [d, d + 32) of `rows` rows against 16 / rows keys. */
+static ALWAYS_INLINE void dot_step(int rows, int is_edge, const qk_job *job, const bf16 *q,
+                                   const bf16 *const *keys, int32_t d, int32_t D, vf acc[VF])
+{
+    const int n_keys = VF / rows;
+#pragma GCC unroll 16
+    for (int j = 0; j < n_keys; j++) {
+        const __m512i k = is_edge ? load_wide(keys[j], d, D) : _mm512_loadu_si512(keys[j] + d);
+#pragma GCC unroll 4
+        for (int i = 0; i < rows; i++)
+            acc[i * n_keys + j] =
+                dot(acc[i * n_keys + j], k, _mm512_loadu_si512(q + (int64_t)i * job->q_ld + d));
+    }
+}
+
+/* `rows` rows against 16 / rows keys: one vector of scores, [rows][keys]. */
+static ALWAYS_INLINE vf dot_square(int rows, const qk_job *job, const bf16 *q,
+                                   const bf16 *const *keys, int32_t D)
+{
+    vf acc[VF];
+    int32_t d = 0;
+    for (int t = 0; t < VF; t++)
+        acc[t] = vf_set(0);
+    cpu_prefetch next = *job->next; /* in registers: stores of scores cannot change it */
+    for (; d + WIDE <= D; d += WIDE) {
+        prefetch_lines(&next, job->share);
+        dot_step(rows, 0, job, q, keys, d, D, acc);
+    }
+    if (d < D) {
+        prefetch_lines(&next, job->share);
+        dot_step(rows, 1, job, q, keys, d, D, acc);
+    }
+    *job->next = next;
+    return vf_sum_each(acc);
+}
+
+/* Rows from i on against n keys; scores from column j on. */
+static ALWAYS_INLINE void dot_rows(int rows, const qk_job *job, int32_t i, const cpu_rows *k,
+                                   int32_t n, int32_t column)
+{
+    const int n_keys = VF / rows;
+    float *s = job->s + (int64_t)i * job->s_ld + column;
+    for (int32_t j = 0; j < n; j += n_keys) {
+        const bf16 *keys[VF];
+        float square[VF];
+        for (int t = 0; t < n_keys; t++)
+            keys[t] =
+                (const bf16 *)(const void *)(k->base + (j + t < n ? j + t : n - 1) * k->stride);
+        vf_store(square,
+                 vf_set(job->scale)
+                     * dot_square(rows, job, job->q + (int64_t)i * job->q_ld, keys, k->dim));
+        for (int r = 0; r < rows; r++)
+            memcpy(s + (int64_t)r * job->s_ld + j, square + r * n_keys,
+                   (size_t)n_keys * sizeof *s);
+    }
+}
+
+CPU_DECODE_QK(cpu_decode_qk_bf16)
+{
+    const int64_t steps =
+        ((int64_t)n + KEY_GROUP - 1) / KEY_GROUP * rows * ((k->dim + WIDE - 1) / WIDE);
+    const qk_job job = {q, s, q_ld, s_ld, rows, prefetch_share(next, steps), scale, next};
+    for (int32_t j = 0; j < n; j += KEY_GROUP) {
+        const int32_t m = n - j < KEY_GROUP ? n - j : KEY_GROUP;
+        const cpu_rows keys = cpu_rows_from(*k, j);
+        int32_t i = 0;
+        for (; i + 4 <= rows; i += 4)
+            dot_rows(4, &job, i, &keys, m, j);
+        for (; i + 2 <= rows; i += 2)
+            dot_rows(2, &job, i, &keys, m, j);
+        for (; i < rows; i++)
+            dot_rows(1, &job, i, &keys, m, j);
+    }
+    prefetch_rest(next);
+}
+
+/* ---- values ---- */
+
+typedef struct pv_job {
+    const bf16 *p;
+    float *sums; /* [rows][ld], of a group of keys */
+    int32_t p_ld, ld, rows, share;
+    cpu_prefetch *next;
+} pv_job;
+
+/* Columns 0..15 and 16..31 from what `unpack` leaves of those of two keys: quarters of low
+ * halves in one vector, of high halves in the other. */
+static ALWAYS_INLINE void join_quarters(const vf in[2], vf out[2])
+{
+    const __m512i first =
+        _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+    out[0] = _mm512_permutex2var_ps(in[0], first, in[1]);
+    out[1] = _mm512_permutex2var_ps(in[0], second, in[1]);
+}
+
+static ALWAYS_INLINE const bf16 *value_row(const cpu_rows *v, int32_t j, int32_t n)
+{
+    return (const bf16 *)(const void *)(v->base + (j < n ? j : n - 1) * v->stride);
+}
+
+/* Rows [i, i + rows), columns [d, d + 32 * parts), keys [0, n) with weights from j0 on, two
+ * keys at a time; P is 0 past n. */
+static ALWAYS_INLINE void sum_chunk(int rows, int parts, const pv_job *job, int32_t i,
+                                    int32_t d, const cpu_rows *v, int32_t n, int32_t j0)
+{
+    vf acc[8][2];
+    const bf16 *p = job->p + (int64_t)i * job->p_ld + j0;
+    float *sums = job->sums + (int64_t)i * job->ld + d;
+    cpu_prefetch next = *job->next;
+    for (int t = 0; t < rows * parts; t++)
+        acc[t][0] = acc[t][1] = vf_set(0);
+    for (int32_t j = 0; j < n; j += 2) {
+        const bf16 *even = value_row(v, j, n), *odd = value_row(v, j + 1, n);
+        prefetch_lines(&next, job->share);
+#pragma GCC unroll 4
+        for (int c = 0; c < parts; c++) {
+            const __m512i x = load_wide(even, d + WIDE * c, v->dim);
+            const __m512i y = load_wide(odd, d + WIDE * c, v->dim);
+            const __m512i low = _mm512_unpacklo_epi16(x, y), high = _mm512_unpackhi_epi16(x, y);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) {
+                const __m512i weight = pair(p + (int64_t)r * job->p_ld + j);
+                acc[r * parts + c][0] = dot(acc[r * parts + c][0], weight, low);
+                acc[r * parts + c][1] = dot(acc[r * parts + c][1], weight, high);
+            }
+        }
+    }
+    for (int t = 0; t < rows * parts; t++) {
+        float *at = sums + (int64_t)(t / parts) * job->ld + t % parts * WIDE;
+        vf part[2];
+        join_quarters(acc[t], part);
+        vf_store(at, part[0]);
+        vf_store(at + VF, part[1]);
+    }
+    *job->next = next;
+}
+
+/* Rows of one height from i on: columns in the widest chunks whose accumulators fit. */
+static ALWAYS_INLINE void sum_rows(int rows, const pv_job *job, int32_t i, const cpu_rows *v,
+                                   int32_t n, int32_t j)
+{
+    int32_t d = 0;
+    for (; rows < 4 && d + 4 * WIDE <= v->dim; d += 4 * WIDE)
+        sum_chunk(rows, rows < 4 ? 4 : 1, job, i, d, v, n, j);
+    for (; d + 2 * WIDE <= v->dim; d += 2 * WIDE)
+        sum_chunk(rows, 2, job, i, d, v, n, j);
+    for (; d < v->dim; d += WIDE)
+        sum_chunk(rows, 1, job, i, d, v, n, j);
+}
+
+/* An infinity or NaN in V is one in every row's sums too: 0 times it is NaN. */
+static int is_nonfinite(const float *sums, int32_t n)
+{
+    vf noted = vf_set(0);
+    for (int32_t d = 0; d < n; d += VF)
+        noted = vf_note_nonfinite(noted, vf_load(sums + d));
+    return vf_any_nonfinite(noted);
+}
+
+static void add_sums(const pv_job *job, int32_t E, float *o, int32_t o_ld)
+{
+    for (int32_t i = 0; i < job->rows; i++)
+        for (int32_t d = 0; d < E; d += VF) {
+            float *at = o + (int64_t)i * o_ld + d;
+            vf_store(at, vf_load(at) + vf_load(job->sums + (int64_t)i * job->ld + d));
+        }
+}
+
+static int64_t sum_steps(int32_t rows, int32_t E, int32_t n)
+{
+    const int32_t columns = rows < 4 ? 4 * WIDE : 2 * WIDE;
+    return ((int64_t)rows / 4 + rows % 4 / 2 + rows % 2) * ((E + columns - 1) / columns)
+           * ((n + 1) / 2);
+}
+
+CPU_DECODE_PV(cpu_decode_pv_bf16)
+{
+    _Alignas(64) float sums[MOST_ROWS * CPU_DECODE_DIM];
+    const int32_t ld = (v->dim + WIDE - 1) / WIDE * WIDE;
+    const int32_t fit = BLOCK / ld / KEY_GROUP * KEY_GROUP;
+    const int32_t group = fit < MOST_KEYS ? fit : MOST_KEYS;
+    const pv_job job = {(const bf16 *)(const void *)p,
+                          sums,
+                          2 * p_ld,
+                          ld,
+                          rows,
+                          prefetch_share(next, sum_steps(rows, v->dim, n)),
+                          next};
+    for (int32_t i = 0; i < rows; i++)
+        for (int32_t d = 0; d < v->dim && alpha[i] != 1; d += VF) {
+            float *at = o + (int64_t)i * o_ld + d;
+            vf_store(at, vf_set(alpha[i]) * vf_load(at));
+        }
+    for (int32_t j = 0; j < n; j += group) {
+        const int32_t m = n - j < group ? n - j : group;
+        const cpu_rows values = cpu_rows_from(*v, j);
+        int32_t i = 0;
+        for (; i + 4 <= rows; i += 4)
+            sum_rows(4, &job, i, &values, m, j);
+        for (; i + 2 <= rows; i += 2)
+            sum_rows(2, &job, i, &values, m, j);
+        for (; i < rows; i++)
+            sum_rows(1, &job, i, &values, m, j);
+        if (is_nonfinite(sums, v->dim))
+            return j;
+        add_sums(&job, v->dim, o, o_ld);
+    }
+    prefetch_rest(next);
+    return n;
+}
+
+#endif

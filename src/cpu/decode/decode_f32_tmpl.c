@@ -1,0 +1,275 @@
+/* Products of a few rows (decode) straight from K and V, in f32, compiled once per level.
+ *
+ * Here memory is the limit, not arithmetic: rows are read once, in their order, a few keys at a
+ * time that stay in L1 while all rows take them, and while K is used V is asked for, and the
+ * next K while V is used (Flash-Decoding's loop with the loads of the other operand in its
+ * shadow). What more than a few rows would convert again, and what does not fill vectors, is
+ * converted first, into a block in L1. Sums run over dims, then lanes, always alike. */
+#include "cpu/kernels/kernels.h"
+#include "cpu/kv/prefetch.h"
+#include "cpu/kernels/vec.h"
+
+#include <string.h>
+
+#if !defined(LEVEL_AMX)
+
+enum {
+    ACCUMULATORS = VF == 16 ? 16 : 8,
+    KEY_GROUP = 16,      /* keys of a block */
+    CONVERTED_ROWS = 16, /* the most that convert as they go */
+    MOST_ROWS = 32,
+};
+
+static ALWAYS_INLINE vf widen(saccade_dtype dtype, const char *row, int32_t d)
+{
+    if (dtype == SACCADE_F32)
+        return vf_load((const float *)(const void *)row + d);
+    if (dtype == SACCADE_BF16)
+        return vf_from_bf16((const uint16_t *)(const void *)row + d);
+    return vf_from_f16((const uint16_t *)(const void *)row + d);
+}
+
+/* ---- blocks of f32 ---- */
+
+static ALWAYS_INLINE void widen_rows(saccade_dtype dtype, const cpu_rows *from, int64_t j0,
+                                     int32_t n, int32_t ld, float *to)
+{
+    const size_t each = dtype == SACCADE_F32 ? 4 : 2;
+    const int32_t full = from->dim / VF * VF;
+    const char *row = from->base + j0 * from->stride;
+    for (int32_t j = 0; j < n; j++, row += from->stride, to += ld) {
+        char rest[VF * 4] = {0};
+        for (int32_t d = 0; d < full; d += VF)
+            vf_store(to + d, widen(dtype, row, d));
+        if (full == from->dim)
+            continue;
+        memcpy(rest, row + (size_t)full * each, (size_t)(from->dim - full) * each);
+        vf_store(to + full, widen(dtype, rest, 0));
+    }
+}
+
+/* Rows [j0, j0 + n) as they lie, or converted into the block and padded with 0. */
+static cpu_rows take_rows(const cpu_rows *from, int64_t j0, int32_t n, int32_t rows,
+                          float *block)
+{
+    const int32_t ld = (from->dim + VF - 1) / VF * VF;
+    if (from->dim == ld && (from->dtype == SACCADE_F32 || rows <= CONVERTED_ROWS))
+        return cpu_rows_from(*from, j0);
+    if (from->dtype == SACCADE_F32)
+        widen_rows(SACCADE_F32, from, j0, n, ld, block);
+    else if (from->dtype == SACCADE_BF16)
+        widen_rows(SACCADE_BF16, from, j0, n, ld, block);
+    else
+        widen_rows(SACCADE_F16, from, j0, n, ld, block);
+    return (cpu_rows){(const char *)block, ld * (int64_t)sizeof *block, SACCADE_F32, ld};
+}
+
+/* ---- scores ---- */
+
+/* `rows` rows against VF / rows keys: one vector of scores, [rows][keys]. */
+static ALWAYS_INLINE vf dot_square(int rows, saccade_dtype dtype, const float *q, int32_t q_ld,
+                                   const char *const *keys, int32_t D, cpu_prefetch *next,
+                                   int32_t share)
+{
+    vf acc[VF];
+    const int n_keys = VF / rows;
+    for (int t = 0; t < VF; t++)
+        acc[t] = vf_set(0);
+    cpu_prefetch own = *next; /* in registers: stores of scores cannot change it */
+    for (int32_t d = 0; d < D; d += VF) {
+        prefetch_lines(&own, share);
+#pragma GCC unroll 16
+        for (int j = 0; j < n_keys; j++) {
+            const vf k = widen(dtype, keys[j], d);
+#pragma GCC unroll 4
+            for (int i = 0; i < rows; i++)
+                acc[i * n_keys + j] =
+                    vf_fma(k, vf_load(q + (int64_t)i * q_ld + d), acc[i * n_keys + j]);
+        }
+    }
+    *next = own;
+    return vf_sum_each(acc);
+}
+
+typedef struct qk_job {
+    const float *q;
+    float *s;
+    int32_t q_ld, s_ld, rows, share;
+    float scale;
+    cpu_prefetch *next;
+} qk_job;
+
+/* Rows from i on against n keys; scores from column j on. */
+static ALWAYS_INLINE void dot_rows(int rows, saccade_dtype dtype, const qk_job *job,
+                                   int32_t i, const cpu_rows *k, int32_t n, int32_t column)
+{
+    const int n_keys = VF / rows;
+    const float *q = job->q + (int64_t)i * job->q_ld;
+    float *s = job->s + (int64_t)i * job->s_ld + column;
+    for (int32_t j = 0; j < n; j += n_keys) {
+        const char *keys[VF];
+        float square[VF];
+        for (int t = 0; t < n_keys; t++)
+            keys[t] = k->base + (j + t < n ? j + t : n - 1) * k->stride;
+        vf_store(square, vf_set(job->scale)
+                             * dot_square(rows, dtype, q, job->q_ld, keys, k->dim, job->next,
+                                          job->share));
+        for (int r = 0; r < rows; r++)
+            memcpy(s + (int64_t)r * job->s_ld + j, square + r * n_keys,
+                   (size_t)n_keys * sizeof *s);
+    }
+}
+
+static ALWAYS_INLINE void dot_group(saccade_dtype dtype, const qk_job *job, const cpu_rows *k,
+                                    int32_t n, int32_t column)
+{
+    int32_t i = 0;
+    for (; i + 4 <= job->rows; i += 4)
+        dot_rows(4, dtype, job, i, k, n, column);
+    for (; i + 2 <= job->rows; i += 2)
+        dot_rows(2, dtype, job, i, k, n, column);
+    for (; i < job->rows; i++)
+        dot_rows(1, dtype, job, i, k, n, column);
+}
+
+CPU_DECODE_QK(LEVEL_NAME(cpu_decode_qk))
+{
+    _Alignas(64) float block[KEY_GROUP * CPU_DECODE_DIM];
+    const int64_t steps = ((int64_t)n * rows + VF - 1) / VF * ((k->dim + VF - 1) / VF);
+    const qk_job job = {q, s, q_ld, s_ld, rows, prefetch_share(next, steps), scale, next};
+    for (int32_t j = 0; j < n; j += KEY_GROUP) {
+        const int32_t m = n - j < KEY_GROUP ? n - j : KEY_GROUP;
+        const cpu_rows keys = take_rows(k, j, m, rows, block);
+        if (keys.dtype == SACCADE_F32)
+            dot_group(SACCADE_F32, &job, &keys, m, j);
+        else if (keys.dtype == SACCADE_BF16)
+            dot_group(SACCADE_BF16, &job, &keys, m, j);
+        else
+            dot_group(SACCADE_F16, &job, &keys, m, j);
+    }
+    prefetch_rest(next);
+}
+
+/* ---- values ---- */
+
+typedef struct pv_job {
+    const float *p;
+    float *sums; /* [rows][ld], of a few keys */
+    int32_t p_ld, ld, rows, share;
+    cpu_prefetch *next;
+} pv_job;
+
+/* Rows [i, i + rows), columns [d, d + columns * VF), keys [0, n) with weights from j on. */
+static ALWAYS_INLINE void sum_chunk(int rows, int columns, saccade_dtype dtype,
+                                    const pv_job *job, int32_t i, int32_t d,
+                                    const cpu_rows *v, int32_t n, int32_t j)
+{
+    vf acc[ACCUMULATORS];
+    const float *p = job->p + (int64_t)i * job->p_ld + j;
+    const char *row = v->base;
+    float *sums = job->sums + (int64_t)i * job->ld + d;
+    cpu_prefetch next = *job->next;
+    for (int t = 0; t < rows * columns; t++)
+        acc[t] = vf_set(0);
+    for (int32_t t = 0; t < n; t++, row += v->stride) {
+        prefetch_lines(&next, job->share);
+#pragma GCC unroll 16
+        for (int c = 0; c < columns; c++) {
+            const vf x = widen(dtype, row, d + c * VF);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++)
+                acc[r * columns + c] =
+                    vf_fma(vf_set(p[(int64_t)r * job->p_ld + t]), x, acc[r * columns + c]);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++)
+            vf_store(sums + (int64_t)r * job->ld + c * VF, acc[r * columns + c]);
+    *job->next = next;
+}
+
+/* Rows of one height from i on: columns in the widest chunks whose accumulators fit. */
+static ALWAYS_INLINE void sum_rows(int rows, saccade_dtype dtype, const pv_job *job,
+                                   int32_t i, const cpu_rows *v, int32_t n, int32_t j)
+{
+    const int most = ACCUMULATORS / rows;
+    int32_t d = 0;
+    for (; most >= 8 && d + 8 * VF <= v->dim; d += 8 * VF)
+        sum_chunk(rows, most >= 8 ? 8 : 1, dtype, job, i, d, v, n, j);
+    for (; most >= 4 && d + 4 * VF <= v->dim; d += 4 * VF)
+        sum_chunk(rows, most >= 4 ? 4 : 1, dtype, job, i, d, v, n, j);
+    for (; most >= 2 && d + 2 * VF <= v->dim; d += 2 * VF)
+        sum_chunk(rows, most >= 2 ? 2 : 1, dtype, job, i, d, v, n, j);
+    for (; d < v->dim; d += VF)
+        sum_chunk(rows, 1, dtype, job, i, d, v, n, j);
+}
+
+static ALWAYS_INLINE void sum_group(saccade_dtype dtype, const pv_job *job, const cpu_rows *v,
+                                    int32_t n, int32_t j)
+{
+    int32_t i = 0;
+    for (; i + 4 <= job->rows; i += 4)
+        sum_rows(4, dtype, job, i, v, n, j);
+    for (; i + 2 <= job->rows; i += 2)
+        sum_rows(2, dtype, job, i, v, n, j);
+    for (; i < job->rows; i++)
+        sum_rows(1, dtype, job, i, v, n, j);
+}
+
+/* An infinity or NaN in V is one in every row's sums too: 0 times it is NaN. A pass over V to
+ * look for them would ask for nothing. */
+static int is_nonfinite(const float *sums, int32_t n)
+{
+    vf noted = vf_set(0);
+    for (int32_t d = 0; d < n; d += VF)
+        noted = vf_note_nonfinite(noted, vf_load(sums + d));
+    return vf_any_nonfinite(noted);
+}
+
+static void add_sums(const pv_job *job, float *o, int32_t o_ld)
+{
+    for (int32_t i = 0; i < job->rows; i++)
+        for (int32_t d = 0; d < job->ld; d += VF) {
+            float *at = o + (int64_t)i * o_ld + d;
+            vf_store(at, vf_load(at) + vf_load(job->sums + (int64_t)i * job->ld + d));
+        }
+}
+
+/* Turns of sum_chunk's loop, about, for n keys. */
+static int64_t sum_steps(int32_t rows, int32_t E, int32_t n)
+{
+    const int32_t height = rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
+    const int32_t columns = ACCUMULATORS / height < 8 ? ACCUMULATORS / height : 8;
+    return (int64_t)(rows / height) * ((E + columns * VF - 1) / (columns * VF)) * n;
+}
+
+CPU_DECODE_PV(LEVEL_NAME(cpu_decode_pv))
+{
+    _Alignas(64) float block[KEY_GROUP * CPU_DECODE_DIM], sums[MOST_ROWS * CPU_DECODE_DIM];
+    const pv_job job = {p,    sums,
+                          p_ld, (v->dim + VF - 1) / VF * VF,
+                          rows, prefetch_share(next, sum_steps(rows, v->dim, n)),
+                          next};
+    for (int32_t i = 0; i < rows; i++)
+        for (int32_t d = 0; d < v->dim && alpha[i] != 1; d += VF) {
+            float *at = o + (int64_t)i * o_ld + d;
+            vf_store(at, vf_set(alpha[i]) * vf_load(at));
+        }
+    for (int32_t j = 0; j < n; j += KEY_GROUP) {
+        const int32_t m = n - j < KEY_GROUP ? n - j : KEY_GROUP;
+        const cpu_rows values = take_rows(v, j, m, rows, block);
+        if (values.dtype == SACCADE_F32)
+            sum_group(SACCADE_F32, &job, &values, m, j);
+        else if (values.dtype == SACCADE_BF16)
+            sum_group(SACCADE_BF16, &job, &values, m, j);
+        else
+            sum_group(SACCADE_F16, &job, &values, m, j);
+        if (is_nonfinite(sums, job.ld))
+            return j;
+        add_sums(&job, o, o_ld);
+    }
+    prefetch_rest(next);
+    return n;
+}
+
+#endif

@@ -1,0 +1,119 @@
+/* One item of work: a block of query rows against its live blocks of keys, FlashAttention-2's
+ * loop (arXiv 2307.08691, algorithm 1) with O, m and l of the whole block held by one thread.
+ * Blocks are taken one by one (item_blocks.c) or, most on AMX, by streams (item_flow.c).
+ * Split items leave (O, m, l) for cpu_merge_item, which adds them up in order of keys. */
+#include "cpu/forward/item.h"
+
+#include <math.h>
+
+static void find_limits(cpu_worker *w)
+{
+    const int32_t each = (int32_t)(w->item.box.i1 - w->item.box.i0);
+    for (int32_t r = 0; r < w->rows; r += each) {
+        const eval_point row = {(int32_t)w->item.b, (int32_t)item_head_of(w, r),
+                                (int32_t)item_index_of(w, r) + w->at.q_offset, 0, 0};
+        cpu_find_limits(w->job->live.limits, w->job->run, &row, each, w->at.kv_offset,
+                        w->values, &w->limits, r);
+    }
+    cpu_limit_rows(&w->limits, 0, w->rows);
+}
+
+/* Queries of decode items are packed a second time, as decode_qk takes them. The first packing
+ * goes to the memory for packed keys, which decode leaves alone. */
+static void pack_queries(cpu_worker *w)
+{
+    const cpu_kernels *k = w->kernels;
+    const int is_twice = w->job->g.is_decode && k->pack_decode;
+    item_pack_queries(w, 0, w->rows, is_twice ? w->k : w->q);
+    if (is_twice)
+        k->pack_decode(w->k, w->job->g.q_ld, w->rows, (int32_t)w->job->run->q->shape[3], w->q);
+}
+
+static void run_keys(cpu_worker *w, int64_t begin, int64_t end)
+{
+    if (item_can_stream(w)) {
+        item_run_streams(w, begin, end);
+        return;
+    }
+    pack_queries(w);
+    item_clear_rows(w, 0, w->rows);
+    const int64_t first = begin / CPU_BLOCK_KEYS, past = (end - 1) / CPU_BLOCK_KEYS + 1;
+    if (w->job->is_local && begin < end && past - first <= w->job->g.own_blocks)
+        item_packed(w, first, past); /* those that the next item needs too stay */
+    item_run_blocks(w, begin, end, 0, w->rows);
+}
+
+/* Keys of the item that some row may see. */
+static void find_keys(cpu_worker *w, int64_t *begin, int64_t *end)
+{
+    const cpu_box *box = &w->item.box;
+    *begin = box->j0;
+    *end = box->j1 < w->at.kv_len ? box->j1 : w->at.kv_len;
+    if (w->job->live.by != CPU_BY_LIMITS)
+        return;
+    find_limits(w);
+    const int64_t first = w->limits.any_first / CPU_BLOCK_KEYS * CPU_BLOCK_KEYS;
+    *begin = first > *begin ? first : *begin;
+    *end = w->limits.any_past < *end ? w->limits.any_past : *end;
+}
+
+static void run_item(cpu_worker *w, int64_t begin, int64_t end)
+{
+    if (w->kernels->begin)
+        w->kernels->begin();
+    run_keys(w, begin, end);
+    if (w->kernels->end)
+        w->kernels->end();
+}
+
+static int has_nan(const cpu_worker *w)
+{
+    for (int32_t r = 0; r < w->rows; r++)
+        if (isnan(w->l[r]))
+            return 1;
+    return 0;
+}
+
+void cpu_run_item(void *arg, int64_t at, int thread)
+{
+    cpu_job *job = arg;
+    const int32_t *order = (const int32_t *)(const void *)(job->memory + job->g.order_off);
+    const int64_t index = order[at];
+    const cpu_item item = cpu_item_of(job, index);
+    cpu_worker *w = item_worker_of(job, thread);
+    const cpu_kernels *quick = cpu_state_of(job->plan)->needs.kernels;
+    const int64_t rows = (item.box.h1 - item.box.h0) * (item.box.i1 - item.box.i0);
+    const int is_few = job->g.is_decode && rows <= quick->careful_rows;
+    int64_t begin, end;
+    item_open(w, &item);
+    find_keys(w, &begin, &end);
+    if (job->g.splits > 1 && begin >= end) {
+        item_keep_nothing(w, index);
+        return;
+    }
+    w->kernels = is_few ? quick->careful : quick;
+    run_item(w, begin, end);
+    if (w->kernels->careful && has_nan(w)) {
+        w->kernels = quick->careful;
+        item_open(w, &item);
+        run_item(w, begin, end);
+    }
+    if (job->g.splits > 1) {
+        item_keep_partial(w, index);
+        return;
+    }
+    item_store(w);
+}
+
+void cpu_merge_item(void *arg, int64_t at, int thread)
+{
+    cpu_job *job = arg;
+    const cpu_item item = cpu_item_of(job, at * job->g.splits);
+    cpu_worker *w = item_worker_of(job, thread);
+    item_open(w, &item);
+    item_clear_rows(w, 0, w->rows);
+    for (int64_t n = 0; n < job->g.splits; n++)
+        for (int32_t r = 0; r < w->rows; r++)
+            item_add_part(w, item_partial_of(job, at * job->g.splits + n), r);
+    item_store(w);
+}

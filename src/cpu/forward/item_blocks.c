@@ -1,0 +1,202 @@
+/* An item's rows against one block of keys, strip by strip, a few rows at a time, so that
+ * scores are made, changed, masked, exponentiated and multiplied into O without leaving the
+ * first-level cache:
+ *
+ *     K, V block --pack--> | per strip: scores -> score mod -> mask -> softmax -> values |
+ *
+ * Few rows (decode) take K and V unpacked, all rows in one strip. */
+#include "cpu/forward/item.h"
+
+#include "base/convert.h"
+#include "cpu/kv/prefetch.h"
+
+#include <math.h>
+
+static float probability(const cpu_worker *w, int32_t i, int32_t j)
+{
+    const float *row = w->s + (int64_t)i * CPU_BLOCK_KEYS;
+    const uint16_t *parts = (const uint16_t *)(const void *)row;
+    if (w->kernels->is_split)
+        return bf16_to_f32(parts[j / 32 * 64 + j % 32])
+               + bf16_to_f32(parts[j / 32 * 64 + 32 + j % 32]);
+    return w->kernels->element == 4 ? row[j] : bf16_to_f32(parts[j]);
+}
+
+static void scale_rows(cpu_worker *w, int32_t r0, int32_t n_rows)
+{
+    const int32_t o_ld = w->job->g.o_ld;
+    for (int32_t i = 0; i < n_rows; i++)
+        for (int32_t d = 0; d < o_ld; d++)
+            w->o[(int64_t)(r0 + i) * o_ld + d] *= w->alpha[i];
+}
+
+/* O += P V where V holds infinities or NaN: keys that are dead in a row must not touch it, not
+ * even by 0 * NaN. Keys from `first` on; live [n_rows][CPU_BLOCK_KEYS]. */
+static void careful_values(cpu_worker *w, const item_tile *t, int32_t r0, int32_t n_rows,
+                           int32_t first)
+{
+    const kv_view v = item_v(w);
+    const int32_t o_ld = w->job->g.o_ld, E = v.rows.dim;
+    const cpu_rows from = kv_block(&v, t->j0, t->n, w->room[1]);
+    for (int32_t j = first; j < t->n; j++) {
+        convert_to_f32(from.dtype, cpu_rows_from(from, j).base, w->row, E);
+        for (int32_t i = 0; i < n_rows; i++) {
+            const float p = probability(w, i, j);
+            for (int32_t d = 0; d < E && w->live[i * CPU_BLOCK_KEYS + j]; d++)
+                w->o[(int64_t)(r0 + i) * o_ld + d] += p * w->row[d];
+        }
+    }
+}
+
+static void note_live(cpu_worker *w, int32_t n_rows, const float *s)
+{
+    for (int32_t n = 0; n < n_rows * CPU_BLOCK_KEYS; n++)
+        w->live[n] = s[n] != -INFINITY;
+}
+
+/* The part of a tile that a strip of rows needs: whole panels from the first live key on, no
+ * key past the last. 0 when there is none. */
+static int narrow(const cpu_worker *w, int32_t r0, int32_t n_rows, item_tile *t)
+{
+    if (t->is_full || w->job->live.by != CPU_BY_LIMITS)
+        return 1;
+    cpu_limits l = w->limits;
+    cpu_limit_rows(&l, r0, n_rows);
+    if (cpu_cover_of_limits(&l, t->j0, t->j0 + t->n) == CPU_EMPTY)
+        return 0;
+    const int64_t before = l.any_first > t->j0 ? l.any_first - t->j0 : 0;
+    const int64_t after = l.any_past - t->j0 < t->n ? l.any_past - t->j0 : t->n;
+    t->first = (int32_t)(before / JIT_GROUP * JIT_GROUP);
+    t->j0 += t->first;
+    t->n = (int32_t)after - t->first;
+    t->is_full = cpu_cover_of_limits(&l, t->j0, t->j0 + t->n) == CPU_FULL;
+    return 1;
+}
+
+void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows)
+{
+    const cpu_kernels *k = w->kernels;
+    const cpu_geometry *g = &w->job->g;
+    if (!narrow(w, r0, n_rows, &t))
+        return;
+    const int32_t n = (t.n + 15) / 16 * 16, D = (int32_t)w->job->run->q->shape[3];
+    const size_t element = (size_t)k->element;
+    /* of these kernels: keys of careful ones may lie closer than g says */
+    const size_t key_pitch = (size_t)((D + k->depth - 1) / k->depth * k->depth) * element;
+    const char *q = (const char *)w->q + (size_t)r0 * (size_t)g->q_ld * element;
+    float *o = w->o + (int64_t)r0 * g->o_ld;
+    k->scores(q, g->q_ld, (const char *)t.k + (size_t)t.first * key_pitch, D, n_rows,
+              (n + k->panel - 1) / k->panel, item_scale_of(w, &t), w->s, CPU_BLOCK_KEYS);
+    const float *most = item_change_scores(w, &t, r0, n_rows, w->s);
+    if (t.is_nonfinite)
+        note_live(w, n_rows, w->s);
+    k->softmax(w->s, CPU_BLOCK_KEYS, n_rows, n, most, w->m + r0, w->l + r0, w->alpha);
+    if (t.is_nonfinite) {
+        scale_rows(w, r0, n_rows);
+        careful_values(w, &t, r0, n_rows, 0);
+        return;
+    }
+    const size_t columns = (size_t)(k->is_by_keys ? g->o_ld : k->panel);
+    k->values(w->s, CPU_BLOCK_KEYS, (const char *)t.v + (size_t)t.first * columns * element, n,
+              CPU_BLOCK_KEYS, n_rows, g->o_ld / k->panel, w->alpha, o, g->o_ld);
+}
+
+/* Scores of a tile whose few rows read K where it lies, into s. */
+static const float *decode_scores(cpu_worker *w, const item_tile *t, const cpu_rows *k,
+                                  float *s, cpu_prefetch *next)
+{
+    w->kernels->decode_qk(w->q, w->job->g.q_ld, k, t->n, w->rows, item_scale_of(w, t), s,
+                          CPU_BLOCK_KEYS, next);
+    return item_change_scores(w, t, 0, w->rows, s);
+}
+
+/* Which keys are live, when it turns out to matter only after the scores have become P: they
+ * are made again, in the memory that packed keys would have. */
+static void find_live_late(cpu_worker *w, const item_tile *t, const cpu_rows *k)
+{
+    cpu_prefetch nothing = {0};
+    decode_scores(w, t, k, w->k, &nothing);
+    note_live(w, w->rows, w->k);
+}
+
+/* Softmax of a tile, two rows at a time, with prefetches between. */
+static void decode_softmax(cpu_worker *w, const item_tile *t, const float *most,
+                           cpu_prefetch *next)
+{
+    const int32_t n = (t->n + 15) / 16 * 16, share = prefetch_share(next, (w->rows + 1) / 2);
+    for (int32_t r = 0; r < w->rows; r += 2) {
+        const int32_t n_rows = r + 1 < w->rows ? 2 : 1;
+        prefetch_lines(next, share);
+        w->kernels->softmax(w->s + (int64_t)r * CPU_BLOCK_KEYS, CPU_BLOCK_KEYS, n_rows, n,
+                            most ? most + r : NULL, w->m + r, w->l + r, w->alpha + r);
+    }
+}
+
+/* The tile's V is prefetched while its K is used, and the next K while V is, a sixth of it
+ * during softmax: a phase without prefetches leaves memory idle. */
+static void run_decode(cpu_worker *w, const item_tile *t)
+{
+    const cpu_kernels *kernels = w->kernels;
+    const kv_view all_k = item_k(w), all_v = item_v(w);
+    const cpu_rows k = kv_block(&all_k, t->j0, t->n, w->room[0]);
+    const cpu_rows v = kv_block(&all_v, t->j0, t->n, w->room[1]);
+    enum { EARLY = CPU_BLOCK_KEYS / 6 };
+    cpu_prefetch next_v = prefetch_begin(&v, t->n);
+    cpu_prefetch early_k = kv_prefetch(&all_k, t->j0 + t->n, EARLY);
+    cpu_prefetch next_k = kv_prefetch(&all_k, t->j0 + t->n + EARLY, CPU_BLOCK_KEYS - EARLY);
+    decode_softmax(w, t, decode_scores(w, t, &k, w->s, &next_v), &early_k);
+    const int32_t done = kernels->decode_pv(w->s, CPU_BLOCK_KEYS, &v, t->n, w->rows, w->alpha,
+                                            w->o, w->job->g.o_ld, &next_k);
+    if (done == t->n)
+        return;
+    find_live_late(w, t, &k);
+    careful_values(w, t, 0, w->rows, done);
+}
+
+/* ---- tiles ---- */
+
+void item_find_operands(cpu_worker *w, item_tile *t)
+{
+    const cpu_job *job = w->job;
+    const int64_t block = t->j0 / CPU_BLOCK_KEYS;
+    if (job->g.is_shared && w->kernels == cpu_state_of(job->plan)->needs.kernels) {
+        const cpu_packed packed = item_packed(w, block, block + 1);
+        t->k = packed.k;
+        t->v = packed.v;
+        t->is_nonfinite = *packed.nonfinite;
+        return;
+    }
+    const kv_view all_k = item_k(w), all_v = item_v(w);
+    const cpu_rows k = kv_block(&all_k, t->j0, t->n, w->room[0]);
+    const cpu_rows v = kv_block(&all_v, t->j0, t->n, w->room[1]);
+    w->kernels->pack_keys(&k, t->n, CPU_BLOCK_KEYS, w->k);
+    t->is_nonfinite = w->kernels->pack_values(&v, t->n, CPU_BLOCK_KEYS, w->v);
+    t->k = w->k;
+    t->v = w->v;
+}
+
+/* Rows [r0, r0 + rows) of the item, whole strips of it, against keys [j0, j1) of one block. */
+static void run_tile(cpu_worker *w, int64_t j0, int64_t j1, int32_t r0, int32_t rows)
+{
+    const int32_t strip = w->kernels->strip;
+    cpu_box box = w->item.box;
+    box.j0 = j0;
+    box.j1 = j1;
+    const cpu_cover cover = cpu_cover_of(&w->job->live, &w->limits, &box, w->ranges);
+    if (cover == CPU_EMPTY)
+        return;
+    item_tile t = {.j0 = j0, .n = (int32_t)(j1 - j0), .is_full = cover == CPU_FULL};
+    if (w->job->g.is_decode) {
+        run_decode(w, &t);
+        return;
+    }
+    item_find_operands(w, &t);
+    for (int32_t r = r0; r < r0 + rows; r += strip)
+        item_run_strip(w, t, r, r0 + rows - r < strip ? r0 + rows - r : strip);
+}
+
+void item_run_blocks(cpu_worker *w, int64_t begin, int64_t end, int32_t r0, int32_t rows)
+{
+    for (int64_t j = begin; j < end; j += CPU_BLOCK_KEYS)
+        run_tile(w, j, j + CPU_BLOCK_KEYS < end ? j + CPU_BLOCK_KEYS : end, r0, rows);
+}

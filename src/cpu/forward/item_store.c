@@ -1,0 +1,109 @@
+/* Results of an item: out, lse and row maxima; or the part (O, m, l) that a split leaves, and
+ * adding such parts up. */
+#include "cpu/forward/item.h"
+
+#include <math.h>
+#include <string.h>
+
+static void store_stat(const saccade_tensor *t, int64_t b, int64_t h, int64_t i, float value)
+{
+    if (t)
+        ((float *)t->data)[b * t->stride[0] + h * t->stride[1] + i * t->stride[2]] = value;
+}
+
+/* m log2 e as the exponents of P had it: what is rounded there may be 1e-4 for m of thousands,
+ * and parts of a row must not differ by that. */
+static double exponent_of(const cpu_worker *w, float m)
+{
+    const int is_fused = w->kernels->is_fused && fabsf(m) < CPU_FUSED_MOST;
+    return is_fused ? (double)(m * (float)M_LOG2E) : (double)m * M_LOG2E;
+}
+
+static void store_stats(const cpu_worker *w, int32_t r)
+{
+    const plan_run *run = w->job->run;
+    const int64_t b = w->item.b, h = item_head_of(w, r), i = item_index_of(w, r);
+    const float l = w->l[r], m = isnan(l) ? NAN : w->m[r];
+    if (run->lse)
+        store_stat(run->lse, b, h, i,
+                   l == 0 ? -INFINITY : (float)(exponent_of(w, m) * M_LN2 + log((double)l)));
+    store_stat(run->row_max, b, h, i, m);
+}
+
+char *item_out_of(const cpu_worker *w, int32_t r)
+{
+    const saccade_tensor *out = w->job->run->out;
+    const int64_t at = w->item.b * out->stride[0] + item_head_of(w, r) * out->stride[1]
+                       + item_index_of(w, r) * out->stride[2];
+    return (char *)out->data + at * (int64_t)saccade_dtype_bytes(out->dtype);
+}
+
+/* A row with no live key is 0 and -INF; one with a NaN or +INF score has l = NaN. */
+static void store_rows(const cpu_worker *w, int32_t r, int32_t n)
+{
+    const saccade_tensor *out = w->job->run->out;
+    const int32_t o_ld = w->job->g.o_ld;
+    w->kernels->store_rows(w->o + (int64_t)r * o_ld, o_ld, w->l + r, n, out->dtype,
+                           (int32_t)out->shape[3], item_out_of(w, r),
+                           out->stride[2] * (int64_t)saccade_dtype_bytes(out->dtype));
+}
+
+/* All but the strips that are stored already. */
+void item_store(const cpu_worker *w)
+{
+    const plan_run *run = w->job->run;
+    const int32_t head = (int32_t)(w->item.box.i1 - w->item.box.i0);
+    const int32_t each = w->stored ? w->kernels->strip : head;
+    for (int32_t r = 0; r < w->rows; r += each)
+        if (!w->stored || !(w->stored >> (r / each) & 1))
+            store_rows(w, r, w->rows - r < each ? w->rows - r : each);
+    for (int32_t r = 0; (run->lse || run->row_max) && r < w->rows; r++)
+        store_stats(w, r);
+}
+
+/* (m, l) of all rows, then O, of one split item. */
+float *item_partial_of(const cpu_job *job, int64_t index)
+{
+    return (float *)(void *)(job->memory + job->g.partial_off
+                             + (size_t)index * job->g.partial_bytes);
+}
+
+void item_keep_partial(const cpu_worker *w, int64_t index)
+{
+    float *to = item_partial_of(w->job, index);
+    memcpy(to, w->m, (size_t)w->rows * sizeof *to);
+    memcpy(to + w->rows, w->l, (size_t)w->rows * sizeof *to);
+    memcpy(to + 2 * w->rows, w->o, (size_t)w->rows * (size_t)w->job->g.o_ld * sizeof *to);
+}
+
+/* What add_part takes nothing of: O is not looked at. */
+void item_keep_nothing(const cpu_worker *w, int64_t index)
+{
+    float *to = item_partial_of(w->job, index);
+    for (int32_t r = 0; r < w->rows; r++) {
+        to[r] = -INFINITY;
+        to[w->rows + r] = 0;
+    }
+}
+
+/* Weight of a part whose maximum is m in a row whose maximum is all. */
+static float part_weight(const cpu_worker *w, float m, float all)
+{
+    return m == -INFINITY ? 0 : (float)exp2(exponent_of(w, m) - exponent_of(w, all));
+}
+
+void item_add_part(cpu_worker *w, const float *part, int32_t r)
+{
+    const int32_t o_ld = w->job->g.o_ld;
+    const float *po = part + 2 * w->rows + (int64_t)r * o_ld;
+    float *o = w->o + (int64_t)r * o_ld;
+    const float m = part[r], l = part[w->rows + r];
+    if (m == -INFINITY && l == 0)
+        return; /* no live key */
+    const float all = isnan(l) || m > w->m[r] ? m : w->m[r];
+    const float keep = part_weight(w, w->m[r], all), take = part_weight(w, m, all);
+    for (int32_t d = 0; d < o_ld; d++)
+        o[d] = (keep == 0 ? 0 : keep * o[d]) + (take == 0 ? 0 : take * po[d]);
+    w->l[r] = (keep == 0 ? 0 : keep * w->l[r]) + (take == 0 ? 0 : take * l);
+    w->m[r] = all;
+}

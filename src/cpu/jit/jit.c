@@ -1,0 +1,386 @@
+/* Programs and states of compiled score passes: code, and the levels below the tile, which run
+ * as the interpreter's loops over arrays. */
+#include "cpu/jit/jit.h"
+
+#include "base/cpu_features.h"
+#include "base/status.h"
+#include "cpu/jit/jit_graph.h"
+#include "cpu/jit/jit_page.h"
+#include "saccade_config.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CODE_BYTES = 1 << 17, SLOT_BYTES = 64 };
+
+struct jit_program {
+    arena arena;
+    jit_graph graph;
+    jit_page page;
+    size_t size[2], begin[2]; /* score alone, score and mask */
+    int32_t spills;
+    int has_mask;
+    const strip_table *table;
+};
+
+struct jit_state {
+    const jit_program *program;
+    eval_env score_env, mask_env;
+    saccade_tensor tensors[JIT_MAX_TENSORS];
+    float scale;
+    int32_t b, h;
+    int32_t *uniform, *rows, *cols;
+    int64_t *offsets; /* JIT_COLS of them, scratch of reads */
+    void *frame;
+};
+
+/* ---- programs ---- */
+
+static saccade_status emit(jit_program *p, int32_t level, saccade_error *err)
+{
+    int32_t spills;
+    TRY(jit_page_begin(CODE_BYTES, &p->page, err));
+    uint8_t *code = p->page.bytes;
+    TRY(jit_emit_tile(&p->graph, 0, level, code, CODE_BYTES / 2, &p->size[0], &p->spills, err));
+    p->begin[1] = (p->size[0] + 63) / 64 * 64;
+    if (p->has_mask) {
+        TRY(jit_emit_tile(&p->graph, 1, level, code + p->begin[1], CODE_BYTES - p->begin[1],
+                          &p->size[1], &spills, err));
+        p->spills = spills > p->spills ? spills : p->spills;
+    }
+    return jit_page_end(&p->page, p->begin[1] + p->size[1], err);
+}
+
+/* Without its graph and code. */
+static saccade_status begin(int has_mask, int32_t level, jit_program **out, saccade_error *err)
+{
+    FAIL_IF(level < CPU_AVX2, SACCADE_EBACKEND,
+            "jit: got level %s, expected avx2 or more; the interpreter runs mods",
+            cpu_level_name((cpu_level)level));
+    jit_program *p = calloc(1, sizeof *p);
+    FAIL_IF_NULL(p);
+    arena_init(&p->arena);
+    p->has_mask = has_mask;
+#if HAVE_LEVEL_AVX2
+    p->table = level >= CPU_AVX512 ? &strip_table_avx512 : &strip_table_avx2;
+#endif
+    *out = p;
+    return SACCADE_OK;
+}
+
+saccade_status jit_create(const pass_facts *score, const mod_fn *mask, int32_t level,
+                          jit_program **out, saccade_error *err)
+{
+    saccade_status status = SACCADE_OK;
+    jit_program *p;
+    TRY(begin(mask != NULL, level, &p, err));
+    TRY_GOTO(jit_build_graph(score, mask, &p->arena, &p->graph, err));
+    TRY_GOTO(emit(p, level, err));
+    *out = p;
+    return SACCADE_OK;
+out:
+    jit_destroy(p);
+    return status;
+}
+
+saccade_status jit_create_results(const mod_fn *score, const uint32_t *results, uint32_t n,
+                                  const mod_fn *mask, int32_t level, jit_program **out,
+                                  saccade_error *err)
+{
+    saccade_status status = SACCADE_OK;
+    jit_program *p;
+    TRY(begin(mask != NULL, level, &p, err));
+    TRY_GOTO(jit_build_results(score, results, n, mask, &p->arena, &p->graph, err));
+    TRY_GOTO(emit(p, level, err));
+    *out = p;
+    return SACCADE_OK;
+out:
+    jit_destroy(p);
+    return status;
+}
+
+void jit_destroy(jit_program *p)
+{
+    if (!p)
+        return;
+    jit_page_destroy(&p->page);
+    arena_free(&p->arena);
+    free(p);
+}
+
+static void print_pass(const jit_program *p, int which, strbuf *out)
+{
+    jit_page_print(&p->page, p->begin[which], p->size[which], NULL, out);
+}
+
+saccade_status jit_print(const jit_program *p, strbuf *out, saccade_error *err)
+{
+    strbuf_printf(out, "score pass: %zu bytes\n", p->size[0]);
+    print_pass(p, 0, out);
+    if (p->has_mask) {
+        strbuf_printf(out, "score and mask pass, PARTIAL blocks: %zu bytes\n", p->size[1]);
+        print_pass(p, 1, out);
+    }
+    return strbuf_status(out, err);
+}
+
+/* ---- states ---- */
+
+static size_t round64(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+static size_t level_bytes(const jit_graph *g, jit_level level)
+{
+    static const size_t lanes[] = {1, JIT_ROWS, JIT_COLS};
+    return round64(sizeof(int32_t) * lanes[level] * g->n_slots[level]) + SLOT_BYTES;
+}
+
+size_t jit_state_bytes(const jit_program *p)
+{
+    size_t bytes = round64(sizeof(jit_state)) + sizeof(int64_t) * JIT_COLS;
+    for (int level = JIT_UNIFORM; level < JIT_TILE; level++)
+        bytes += level_bytes(&p->graph, (jit_level)level);
+    return bytes + (size_t)p->spills * SLOT_BYTES;
+}
+
+/* Whether every offset into t, in elements, fits int32. */
+static int offsets_fit(const saccade_tensor *t)
+{
+    int64_t most = 0;
+    for (int32_t d = 0; d < t->rank; d++) {
+        if (t->stride[d] < INT32_MIN || t->stride[d] > INT32_MAX)
+            return 0;
+        most += (t->shape[d] - 1) * (t->stride[d] < 0 ? -t->stride[d] : t->stride[d]);
+    }
+    return most <= INT32_MAX;
+}
+
+static void *carve(char **memory, size_t bytes)
+{
+    void *at = *memory;
+    *memory += bytes;
+    return at;
+}
+
+/* ---- levels ---- */
+
+static int32_t *place(const jit_state *s, uint32_t node)
+{
+    const jit_node *n = &s->program->graph.nodes[node];
+    if (n->level == JIT_ROW)
+        return s->rows + (size_t)n->slot * JIT_ROWS;
+    if (n->level == JIT_COL)
+        return s->cols + (size_t)n->slot * JIT_COLS;
+    return s->uniform + n->slot;
+}
+
+static int32_t leaf(const jit_state *s, const jit_node *n)
+{
+    const bool is_of_shape = n->op == JIT_LAST || n->op == JIT_STRIDE;
+    const saccade_tensor *t = &s->tensors[is_of_shape ? n->imm / SACCADE_MAX_RANK : 0];
+    const int dim = is_of_shape ? n->imm % SACCADE_MAX_RANK : 0;
+    eval_cell cell = {.i = n->imm};
+    switch ((int)n->op) {
+    case OP_SIZE:
+        cell.i = s->score_env.size[n->imm];
+        break;
+    case OP_SCALAR:
+        cell = eval_read(s->tensors[n->imm].dtype, s->tensors[n->imm].data, 0);
+        break;
+    case OP_VAR:
+        cell.i = n->imm == VAR_B ? s->b : s->h;
+        break;
+    case JIT_SCALE:
+        cell.f = s->scale;
+        break;
+    case JIT_LAST:
+        cell.i = (int32_t)(t->shape[dim] - 1);
+        break;
+    case JIT_STRIDE:
+        cell.i = t->shape[dim] > 1 ? (int32_t)t->stride[dim] : 0;
+        break;
+    }
+    return cell.i;
+}
+
+static void read_lanes(const jit_state *s, const jit_node *n, int32_t *out, int count)
+{
+    const saccade_tensor *t = &s->tensors[n->imm];
+    const int32_t *from = place(s, n->args[0]);
+    const int step = s->program->graph.nodes[n->args[0]].level == JIT_UNIFORM ? 0 : 1;
+    for (int i = 0; i < count; i++)
+        s->offsets[i] = from[i * step];
+    s->program->table->gather[t->dtype](out, t->data, s->offsets, count);
+}
+
+static void uniform_node(const jit_state *s, const jit_node *n, int32_t *out)
+{
+    eval_cell x[3] = {{0}};
+    for (int i = 0; i < n->n_args; i++)
+        x[i].i = *place(s, n->args[i]);
+    if (n->op == JIT_READ)
+        *out = eval_read(s->tensors[n->imm].dtype, s->tensors[n->imm].data, x[0].i).i;
+    else if (n->n_args == 0)
+        *out = leaf(s, n);
+    else
+        *out = eval_apply((mod_op)n->op, x[0], x[1], x[2]).i;
+}
+
+static void lanes_node(const jit_state *s, const jit_node *n, int32_t *out, int32_t first,
+                       int count)
+{
+    static const int same_bit[] = {STRIP_X_SAME, STRIP_Y_SAME, STRIP_Z_SAME};
+    const strip_table *table = s->program->table;
+    const int groups = (count + STRIP_GROUP - 1) / STRIP_GROUP;
+    const void *x[3] = {out, out, out};
+    int same = 0;
+    if (n->op == OP_VAR) {
+        table->count(out, first, groups);
+        return;
+    }
+    if (n->op == JIT_READ) {
+        read_lanes(s, n, out, count);
+        return;
+    }
+    for (int i = 0; i < n->n_args; i++) {
+        x[i] = place(s, n->args[i]);
+        if (s->program->graph.nodes[n->args[i]].level == JIT_UNIFORM)
+            same |= same_bit[i];
+    }
+    table->op[n->op](out, x[0], x[1], x[2], groups, same);
+}
+
+/* Nodes of one level, in order. */
+static void run_level(jit_state *s, jit_level level, int32_t first, int count)
+{
+    const jit_graph *g = &s->program->graph;
+    for (uint32_t i = 0; i < g->n_nodes; i++) {
+        if (g->nodes[i].level != level)
+            continue;
+        if (level == JIT_UNIFORM)
+            uniform_node(s, &g->nodes[i], place(s, i));
+        else
+            lanes_node(s, &g->nodes[i], place(s, i), first, count);
+    }
+}
+
+/* ---- running ---- */
+
+jit_state *jit_begin(const jit_program *p, const eval_env *score_env, const eval_env *mask_env,
+                     float scale, void *memory)
+{
+    const jit_graph *g = &p->graph;
+    char *at = memory;
+    jit_state *s = carve(&at, round64(sizeof *s));
+    memset(s, 0, sizeof *s);
+    s->program = p;
+    s->score_env = *score_env;
+    s->scale = scale;
+    for (uint32_t i = 0; i < g->n_tensors; i++) {
+        s->tensors[i] = i < g->n_score_tensors ? score_env->tensors[i]
+                                               : mask_env->tensors[i - g->n_score_tensors];
+        if (!offsets_fit(&s->tensors[i]))
+            return NULL;
+    }
+    s->offsets = carve(&at, sizeof(int64_t) * JIT_COLS);
+    s->uniform = carve(&at, level_bytes(g, JIT_UNIFORM));
+    s->rows = carve(&at, level_bytes(g, JIT_ROW));
+    s->cols = carve(&at, level_bytes(g, JIT_COL));
+    s->frame = at;
+    return s;
+}
+
+void jit_head(jit_state *s, int32_t b, int32_t h)
+{
+    s->b = b;
+    s->h = h;
+    run_level(s, JIT_UNIFORM, 0, 1);
+}
+
+void jit_rows(jit_state *s, int32_t q0, int32_t n)
+{
+    run_level(s, JIT_ROW, q0, n);
+}
+
+/* Lanes past n, up to a whole group, hold something finite to index with: clamped offsets. */
+void jit_cols(jit_state *s, int32_t kv0, int32_t n)
+{
+    const int whole = (n + JIT_GROUP - 1) / JIT_GROUP * JIT_GROUP;
+    run_level(s, JIT_COL, kv0, whole);
+}
+
+void jit_place(const jit_state *s, int32_t row0, int32_t col0, jit_call *call)
+{
+    call->uniform = s->uniform;
+    call->rows = s->rows + row0;
+    call->cols = s->cols + col0;
+    for (uint32_t i = 0; i < s->program->graph.n_tensors; i++)
+        call->tensors[i] = s->tensors[i].data;
+}
+
+static void read_vector(void *out, const void *offsets, const void *data, int32_t dtype,
+                        int32_t n)
+{
+    int32_t *to = out;
+    for (int i = 0; i < n; i++)
+        to[i] = eval_read((saccade_dtype)dtype, data, ((const int32_t *)offsets)[i]).i;
+}
+
+/* Runs the code on what `call` says of the tile; the rest of it is set here. */
+static void run_tile(const jit_state *s, jit_call *call, int64_t ld, int32_t row0, int32_t rows,
+                     int32_t col0, int32_t cols, int masked)
+{
+    const jit_program *p = s->program;
+    jit_code_fn *run;
+    const uint8_t *code = p->page.bytes + p->begin[masked && p->has_mask];
+    call->ld_bytes = ld * 4;
+    call->n_rows = rows;
+    call->col_bytes = (int64_t)(cols + JIT_GROUP - 1) / JIT_GROUP * JIT_GROUP * 4;
+    call->frame = s->frame;
+    call->strips = p->table;
+    call->read = read_vector;
+    jit_place(s, row0, col0, call);
+    memcpy(&run, &code, sizeof run); /* ISO C has no cast from data to function */
+    run(call);
+}
+
+void jit_tile(jit_state *s, float *tile, int64_t ld, int32_t row0, int32_t rows, int32_t col0,
+              int32_t cols, int masked, float *row_max)
+{
+    jit_call call = {.s = tile, .row_max = row_max};
+    assert(s->program->graph.has_max);
+    run_tile(s, &call, ld, row0, rows, col0, cols, masked);
+}
+
+void jit_tiles(jit_state *s, float *const *tiles, int64_t ld, int32_t row0, int32_t rows,
+               int32_t col0, int32_t cols, int masked)
+{
+    jit_call call = {.s = tiles[0]};
+    assert(!s->program->graph.has_max);
+    for (uint32_t k = 0; k < s->program->graph.n_results; k++)
+        call.apart[k] = (int64_t)((uintptr_t)tiles[k] - (uintptr_t)tiles[0]);
+    run_tile(s, &call, ld, row0, rows, col0, cols, masked);
+}
+
+/* ---- for streams ---- */
+
+const jit_graph *jit_graph_of(const jit_program *p)
+{
+    return &p->graph;
+}
+
+int64_t jit_frame_at(const jit_program *p)
+{
+    int64_t bytes = 0;
+    for (int level = JIT_UNIFORM; level < JIT_TILE; level++)
+        bytes += (int64_t)level_bytes(&p->graph, (jit_level)level);
+    return bytes;
+}
+
+void jit_reserve(jit_program *p, int32_t spills)
+{
+    p->spills = spills > p->spills ? spills : p->spills;
+}

@@ -1,0 +1,56 @@
+/* Backward kernels in f32, compiled once per level: forward's scores and values, products of
+ * turned weights (turned_products.h), and the weights themselves, P over S and dS over dP. */
+#include "cpu/kernels/backward_kernels.h"
+#include "cpu/kernels/vec.h"
+
+#if !defined(LEVEL_AMX)
+
+#include "cpu/kernels/turned_products.h"
+#include "cpu/kernels/weight_rows.h"
+
+static ALWAYS_INLINE int weigh_row(float *s, float *dp, int32_t n, const weight_row *row,
+                                   const float *slope, float *dx, int is_fused)
+{
+    int any_dead = 0;
+    for (int32_t j = 0; j < n; j += VF) {
+        const vf x = vf_load(s + j), p = weight_of(x, row, is_fused);
+        any_dead |= vf_any_dead(x);
+        vf_store(s + j, p);
+        vf_store(dp + j, score_gradient(x, p, vf_load(dp + j), row, slope ? slope + j : NULL,
+                                        dx ? dx + j : NULL));
+    }
+    return any_dead;
+}
+
+static CPU_WEIGHTS(weights)
+{
+    int any_dead = 0;
+    (void)p;
+    (void)ds;
+    for (int32_t i = 0; i < rows; i++) {
+        const weight_row row = weight_row_of(lse[i], delta[i]);
+        const int64_t at = (int64_t)i * ld;
+        if (slope || dx)
+            any_dead |= weigh_row(s + at, dp + at, n, &row, slope ? slope + at : NULL,
+                                  dx ? dx + at : NULL, row.is_fused);
+        else if (row.is_fused)
+            any_dead |= weigh_row(s + at, dp + at, n, &row, NULL, NULL, 1);
+        else
+            any_dead |= weigh_row(s + at, dp + at, n, &row, NULL, NULL, 0);
+    }
+    return any_dead;
+}
+
+const cpu_backward_kernels LEVEL_NAME(cpu_backward_f32) = {
+    .block = &LEVEL_NAME(cpu_f32),
+    .step = 1,
+    .weights = weights,
+    .turned = turned,
+    .row_dots = LEVEL_NAME(cpu_row_dots),
+    .sum_rows = LEVEL_NAME(cpu_sum_rows),
+    .sum_columns = LEVEL_NAME(cpu_sum_columns),
+    .sum_diagonals = LEVEL_NAME(cpu_sum_diagonals),
+    .store = LEVEL_NAME(cpu_store_gradient),
+};
+
+#endif

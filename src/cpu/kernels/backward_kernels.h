@@ -1,0 +1,79 @@
+/* backward_kernels.h: what kernels of backward must do. A tile is rows of Q against keys, S and
+ * dP are [rows][ld] f32 as in forward, and all five products but two are forward's:
+ *
+ *     S  = scale Q K^T    scores   rows of Q, K turned into panels
+ *     dP = dO V^T         scores   rows of dO, V turned
+ *     dQ += dS K          values   dS over dP, K as values are packed
+ *     dV += P^T dO        turned   P by steps of rows, dO as values are packed
+ *     dK += dS^T Q        turned   dS by steps of rows, Q as values are packed */
+#ifndef SACCADE_CPU_KERNELS_BACKWARD_KERNELS_H
+#define SACCADE_CPU_KERNELS_BACKWARD_KERNELS_H
+
+#include "cpu/kernels/kernels.h"
+
+/* P = exp(S - lse), dX = P (dP - delta) and dS = dX slope of one strip; exactly 0 where S is
+ * -INF, whatever dP, lse and delta are. dS also lies over dP, row r at dp + r * ld, as packed
+ * elements. n: keys, a multiple of 16. slope [rows][ld], NULL: 1; dx [rows][ld], NULL: not
+ * wanted.
+ * p, ds: steps of rows, each [ld] times four bytes (f32: S and dP themselves, so ignored).
+ * Whether any S is -INF. */
+#define CPU_WEIGHTS(name)                                                                 \
+    int name(float *s, float *dp, int32_t ld, int32_t rows, int32_t n, const float *lse, \
+             const float *delta, const float *slope, float *dx, void *p, void *ds)
+/* c[j] += sum over rows i of a[i][j] b[i]. a: steps of rows, each of a_ld keys, four bytes a
+ * key; b: panels of pack_values of `block` rows, from the first row of a step on;
+ * c [keys][c_ld] f32. */
+#define CPU_TURNED(name)                                                                     \
+    void name(const void *a, int32_t a_ld, const void *b, int32_t block, int32_t rows, \
+              int32_t keys, int32_t n_panels, float *c, int32_t c_ld)
+/* Sums of dX g over n keys of some rows, both [rows][ld], for gradients of captures; g NULL: 1.
+ * dX of 0 adds 0 whatever g is. By rows: to[i] = sum over keys; by columns: to[j] += sum over
+ * rows; by diagonals: to[j - i] += dX g. */
+#define CPU_SUMS(name) \
+    void name(const float *dx, const float *g, int32_t ld, int32_t rows, int32_t n, float *to)
+/* to[i] = x . y of the first n rows. */
+#define CPU_ROW_DOTS(name) \
+    void name(const cpu_rows *x, const cpu_rows *y, int32_t n, float *to)
+/* Rows of a gradient: scale * from, added to what is there or over it. */
+#define CPU_STORE_GRADIENT(name)                                                          \
+    void name(const float *from, int32_t ld, int32_t rows, int32_t dim, float scale, \
+              int is_added, saccade_dtype dtype, void *to, int64_t stride)
+
+typedef struct cpu_backward_kernels {
+    const cpu_kernels *block; /* scores, values and what packs their operands */
+    int32_t step;             /* rows of a step of `turned` */
+    CPU_WEIGHTS((*weights));
+    CPU_TURNED((*turned));
+    CPU_ROW_DOTS((*row_dots));
+    CPU_SUMS((*sum_rows));
+    CPU_SUMS((*sum_columns));
+    CPU_SUMS((*sum_diagonals));
+    CPU_STORE_GRADIENT((*store));
+} cpu_backward_kernels;
+
+/* backward_sums_tmpl.c */
+CPU_SUMS(cpu_sum_rows_portable);
+CPU_SUMS(cpu_sum_rows_avx2);
+CPU_SUMS(cpu_sum_rows_avx512);
+CPU_SUMS(cpu_sum_columns_portable);
+CPU_SUMS(cpu_sum_columns_avx2);
+CPU_SUMS(cpu_sum_columns_avx512);
+CPU_SUMS(cpu_sum_diagonals_portable);
+CPU_SUMS(cpu_sum_diagonals_avx2);
+CPU_SUMS(cpu_sum_diagonals_avx512);
+/* backward_rows_tmpl.c */
+CPU_ROW_DOTS(cpu_row_dots_portable);
+CPU_ROW_DOTS(cpu_row_dots_avx2);
+CPU_ROW_DOTS(cpu_row_dots_avx512);
+CPU_STORE_GRADIENT(cpu_store_gradient_portable);
+CPU_STORE_GRADIENT(cpu_store_gradient_avx2);
+CPU_STORE_GRADIENT(cpu_store_gradient_avx512);
+/* backward_f32_tmpl.c; backward_bf16_tmpl.c: AVX512-BF16 */
+extern const cpu_backward_kernels cpu_backward_f32_portable, cpu_backward_f32_avx2,
+    cpu_backward_f32_avx512, cpu_backward_bf16_dot;
+
+/* Kernels for a problem at this level or below (backward_levels.c). */
+const cpu_backward_kernels *cpu_backward_kernels_for(const plan_problem *problem,
+                                                     int32_t level);
+
+#endif

@@ -1,0 +1,35 @@
+/* The table of backward kernels: which for which level and dtypes, best first. Problems that
+ * forward computes in other kernels than these are converted to f32 when packed. */
+#include "cpu/kernels/backward_kernels.h"
+
+#include "saccade_config.h"
+
+typedef struct backward_choice {
+    int32_t level;
+    const cpu_kernels *forward; /* those of the problem's forward; NULL: any */
+    const cpu_backward_kernels *kernels;
+} backward_choice;
+
+static const backward_choice choices[] = {
+#if HAVE_LEVEL_AMX
+    {CPU_AVX512, &cpu_bf16_dot, &cpu_backward_bf16_dot},
+#endif
+#if HAVE_LEVEL_AVX512
+    {CPU_AVX512, NULL, &cpu_backward_f32_avx512},
+#endif
+#if HAVE_LEVEL_AVX2
+    {CPU_AVX2, NULL, &cpu_backward_f32_avx2},
+#endif
+    {CPU_PORTABLE, NULL, &cpu_backward_f32_portable},
+};
+
+const cpu_backward_kernels *cpu_backward_kernels_for(const plan_problem *problem,
+                                                     int32_t level)
+{
+    const int32_t dots = level > CPU_AVX512 ? CPU_AVX512 : level;
+    const cpu_kernels *forward = cpu_kernels_for(problem, dots);
+    const backward_choice *c = choices;
+    while (c->level > level || (c->forward && c->forward != forward))
+        c++;
+    return c->kernels;
+}

@@ -1,0 +1,127 @@
+/* panel_products.h: scores and values of the kernels on packed operands, for
+ * block_f32_tmpl.c and block_bf16_tmpl.c. Both products are one outer-product micro-kernel: a
+ * strip of rows times a panel of packed columns, all accumulators in registers, one broadcast
+ * per row and step. Every sum runs over its index in order, whatever the strip or panel, so no
+ * blocking changes a bit. panel_step.h has one step. */
+#ifndef SACCADE_CPU_KERNELS_PANEL_PRODUCTS_H
+#define SACCADE_CPU_KERNELS_PANEL_PRODUCTS_H
+
+#include "cpu/kernels/kernels.h"
+#include "cpu/kernels/panel_step.h"
+
+/* acc[i][c] += sum over steps t of a[i * lda + t] . b[t][panel]. */
+static ALWAYS_INLINE void multiply(int rows, const packed *a, int32_t lda, const packed *b,
+                                   int32_t steps, vf acc[][PANEL_VECTORS])
+{
+    for (int32_t t = 0; t < steps; t++) {
+        step_vector column[PANEL_VECTORS];
+        for (int c = 0; c < PANEL_VECTORS; c++)
+            column[c] = load_step(b + ((int64_t)t * PANEL + c * VF) * STEP);
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; i++) {
+            const step_vector x = broadcast_step(&a[(int64_t)i * lda + STEP * t]);
+#pragma GCC unroll 4
+            for (int c = 0; c < PANEL_VECTORS; c++)
+                acc[i][c] = add_step(acc[i][c], x, column[c]);
+        }
+    }
+}
+
+/* ---- scores ---- */
+
+static ALWAYS_INLINE void score_panel(int rows, const packed *q, int32_t q_ld, const packed *k,
+                                      int32_t D, float scale, float *s, int32_t s_ld)
+{
+    vf acc[STRIP_ROWS][PANEL_VECTORS];
+    for (int i = 0; i < rows; i++)
+        for (int c = 0; c < PANEL_VECTORS; c++)
+            acc[i][c] = vf_set(0);
+    multiply(rows, q, q_ld, k, (D + STEP - 1) / STEP, acc);
+    for (int i = 0; i < rows; i++)
+        for (int c = 0; c < PANEL_VECTORS; c++)
+            vf_store(s + (int64_t)i * s_ld + c * VF, vf_set(scale) * acc[i][c]);
+}
+
+static NEVER_INLINE void score_strip(const packed *q, int32_t q_ld, const packed *k, int32_t D,
+                                     float scale, float *s, int32_t s_ld)
+{
+    score_panel(STRIP_ROWS, q, q_ld, k, D, scale, s, s_ld);
+}
+
+static NEVER_INLINE void score_rest(int32_t rows, const packed *q, int32_t q_ld,
+                                    const packed *k, int32_t D, float scale, float *s,
+                                    int32_t s_ld)
+{
+    int32_t i = 0;
+    for (; i + 4 <= rows; i += 4)
+        score_panel(4, q + (int64_t)i * q_ld, q_ld, k, D, scale, s + (int64_t)i * s_ld, s_ld);
+    for (; i < rows; i++)
+        score_panel(1, q + (int64_t)i * q_ld, q_ld, k, D, scale, s + (int64_t)i * s_ld, s_ld);
+}
+
+static CPU_SCORES(scores)
+{
+    const packed *queries = q, *keys = k;
+    for (int32_t p = 0; p < n_panels; p++) {
+        const packed *panel = keys + (int64_t)p * ((D + STEP - 1) / STEP) * PANEL * STEP;
+        float *to = s + p * PANEL;
+        int32_t i = 0;
+        for (; i + STRIP_ROWS <= rows; i += STRIP_ROWS)
+            score_strip(queries + (int64_t)i * q_ld, q_ld, panel, D, scale,
+                        to + (int64_t)i * s_ld, s_ld);
+        score_rest(rows - i, queries + (int64_t)i * q_ld, q_ld, panel, D, scale,
+                   to + (int64_t)i * s_ld, s_ld);
+    }
+}
+
+/* ---- values ---- */
+
+static ALWAYS_INLINE void value_panel(int rows, const packed *p, int32_t p_ld, const packed *v,
+                                      int32_t n, const float *alpha, float *o, int32_t o_ld)
+{
+    vf acc[STRIP_ROWS][PANEL_VECTORS];
+    for (int i = 0; i < rows; i++)
+        for (int c = 0; c < PANEL_VECTORS; c++)
+            acc[i][c] = vf_set(alpha[i]) * vf_load(o + (int64_t)i * o_ld + c * VF);
+    multiply(rows, p, p_ld, v, n / STEP, acc);
+    for (int i = 0; i < rows; i++)
+        for (int c = 0; c < PANEL_VECTORS; c++)
+            vf_store(o + (int64_t)i * o_ld + c * VF, acc[i][c]);
+}
+
+static NEVER_INLINE void value_strip(const packed *p, int32_t p_ld, const packed *v, int32_t n,
+                                     const float *alpha, float *o, int32_t o_ld)
+{
+    value_panel(STRIP_ROWS, p, p_ld, v, n, alpha, o, o_ld);
+}
+
+static NEVER_INLINE void value_rest(int32_t rows, const packed *p, int32_t p_ld,
+                                    const packed *v, int32_t n, const float *alpha, float *o,
+                                    int32_t o_ld)
+{
+    int32_t i = 0;
+    for (; i + 4 <= rows; i += 4)
+        value_panel(4, p + (int64_t)i * p_ld, p_ld, v, n, alpha + i, o + (int64_t)i * o_ld,
+                    o_ld);
+    for (; i < rows; i++)
+        value_panel(1, p + (int64_t)i * p_ld, p_ld, v, n, alpha + i, o + (int64_t)i * o_ld,
+                    o_ld);
+}
+
+static CPU_VALUES(values)
+{
+    const packed *weights = (const packed *)(const void *)p, *all = v;
+    const int32_t ld = p_ld * (int32_t)(sizeof(float) / sizeof(packed));
+    for (int32_t c = 0; c < n_panels; c++) {
+        const packed *panel = all + (int64_t)c * block * PANEL;
+        float *to = o + c * PANEL;
+        int32_t i = 0;
+        for (; i + STRIP_ROWS <= rows; i += STRIP_ROWS)
+            value_strip(weights + (int64_t)i * ld, ld, panel, n, alpha + i,
+                        to + (int64_t)i * o_ld, o_ld);
+        value_rest(rows - i, weights + (int64_t)i * ld, ld, panel, n, alpha + i,
+                   to + (int64_t)i * o_ld, o_ld);
+    }
+}
+
+#endif

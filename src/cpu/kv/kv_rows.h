@@ -1,0 +1,41 @@
+/* kv_rows.h: the one place that knows where a row of Q, K, V or O lies. Kernels get rows that
+ * follow each other by one stride, from the first row they may touch; whether keys lie in one
+ * piece or in chunks is settled here, once per block and never per row where they do. */
+#ifndef SACCADE_CPU_KV_KV_ROWS_H
+#define SACCADE_CPU_KV_KV_ROWS_H
+
+#include "plan/plan.h"
+
+/* Row r starts at base + r * stride bytes. */
+typedef struct cpu_rows {
+    const char *base;
+    int64_t stride;
+    saccade_dtype dtype;
+    int32_t dim;
+} cpu_rows;
+
+/* All rows of one (b, head) of a tensor [B, H, N, D]. */
+cpu_rows cpu_rows_of(const saccade_tensor *t, int64_t b, int64_t h);
+
+static inline cpu_rows cpu_rows_from(cpu_rows rows, int64_t r)
+{
+    rows.base += r * rows.stride;
+    return rows;
+}
+
+/* The keys of one (b, kv head) of K or V, by their logical numbers. */
+typedef struct kv_view {
+    cpu_rows rows;        /* of the tensor */
+    int64_t n_rows;
+    const int32_t *first; /* row of each chunk's first key, NULL: logical keys are rows */
+    int32_t count, size;  /* chunks; keys of a chunk */
+} kv_view;
+
+kv_view kv_view_of(const plan_run *run, const saccade_tensor *t, int64_t b, int64_t g);
+/* Keys [j, j + n) as rows that follow each other: where they lie if that is in one piece, else
+ * copied to `room`, n rows without gaps. Keys of absent chunks are zeros there. */
+cpu_rows kv_block(const kv_view *view, int64_t j, int64_t n, void *room);
+/* Bytes of room for n keys of D and Dv elements; 0 where keys always lie in one piece. */
+size_t kv_room(const plan_problem *problem, int64_t n);
+
+#endif

@@ -1,0 +1,174 @@
+/* Tiles, splits and workspace: pure functions of the problem's integers, so that results do
+ * not depend on the number of threads and every size can be tested without running.
+ *
+ * K and V are packed once per (batch, kv head). Where one item holds every row of a group the
+ * item packs each block of keys itself, just before its use: then K and V are read once, and
+ * the workspace does not grow with them. */
+#include "cpu/schedule/schedule.h"
+
+enum {
+    SPLIT_BELOW = 64, /* items; fewer are split over keys, for many threads and long decodes */
+    SPLIT_TO = 128,   /* items aimed at */
+    SPLIT_MIN = 4,    /* blocks of keys in a split, so that merging stays below 1 % */
+};
+/* A thread's own packed keys: of a few items of a narrow window, in half of a second-level
+ * cache; with wide heads no less than an item can need at a time. */
+enum { OWN_BYTES = 1 << 20, OWN_MOST = 16, OWN_LEAST = 4 };
+/* Packed K and V at a time, unless one head is more. */
+static const size_t wave_bytes = (size_t)256 << 20;
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+static int64_t round_up(int64_t a, int64_t b)
+{
+    return ceil_div(a, b) * b;
+}
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static size_t bytes64(int64_t count, size_t each)
+{
+    return (size_t)round_up(count * (int64_t)each, 64);
+}
+
+/* Rows of an item of streams: as many as leave items enough for all threads. Each chunk of K
+ * and V is then read, and a stream begun, for more rows. */
+static int32_t stream_rows(const saccade_sizes *s)
+{
+    const int64_t heads = s->B * s->H;
+    if (heads * ceil_div(s->Q, CPU_MOST_ROWS) >= 4 * SPLIT_BELOW)
+        return CPU_MOST_ROWS;
+    if (heads * ceil_div(s->Q, CPU_MOST_ROWS / 2) >= SPLIT_BELOW)
+        return CPU_MOST_ROWS / 2;
+    return CPU_BLOCK_ROWS;
+}
+
+static void cut_items(const saccade_sizes *s, const cpu_kernels *k, cpu_geometry *g)
+{
+    const int64_t group = s->H / s->Hkv;
+    const int is_grouped = group * s->Q <= CPU_BLOCK_ROWS;
+    g->is_shared = !is_grouped;
+    g->is_decode =
+        group * s->Q <= k->decode_rows && s->D <= CPU_DECODE_DIM && s->Dv <= CPU_DECODE_DIM;
+    g->item_heads = is_grouped ? (int32_t)group : 1;
+    g->block_rows = k->flow && !is_grouped ? stream_rows(s) : CPU_BLOCK_ROWS;
+    g->item_rows = (int32_t)smaller(s->Q, g->block_rows);
+    g->row_blocks = ceil_div(s->Q, g->block_rows);
+    g->key_blocks = ceil_div(s->KV, CPU_BLOCK_KEYS);
+    g->heads = s->B * s->Hkv;
+    const int64_t rows = g->heads * (group / g->item_heads) * g->row_blocks;
+    int64_t splits = 1;
+    if (rows < SPLIT_BELOW)
+        splits = smaller(ceil_div(SPLIT_TO, rows), ceil_div(g->key_blocks, SPLIT_MIN));
+    g->split_blocks = ceil_div(g->key_blocks, splits);
+    g->splits = ceil_div(g->key_blocks, g->split_blocks);
+    g->head_items = group / g->item_heads * g->row_blocks * g->splits;
+}
+
+/* Most (batch, kv head) pairs whose packed K and V fit the budget, at least one. */
+static int64_t wave_of(const cpu_geometry *g)
+{
+    const size_t head = (size_t)g->key_blocks * (g->k_bytes + g->v_bytes);
+    const int64_t fit = head > wave_bytes ? 1 : (int64_t)(wave_bytes / head);
+    return g->is_shared ? smaller(g->heads, fit) : g->heads;
+}
+
+static int32_t own_blocks(const cpu_needs *needs, const cpu_geometry *g)
+{
+    const int64_t fit = (int64_t)(OWN_BYTES / (g->k_bytes + g->v_bytes));
+    if (!needs->limit_nodes)
+        return 0;
+    return (int32_t)(fit < OWN_LEAST ? OWN_LEAST : smaller(fit, OWN_MOST));
+}
+
+static void place(size_t bytes, size_t *off, size_t *end)
+{
+    *off = *end;
+    *end += bytes;
+}
+
+/* Grows with every size, so that the workspace of the largest run serves the smaller ones:
+ * partial results are counted as if the most items there can be were split. */
+static void lay_out(const cpu_needs *needs, const saccade_sizes *s, cpu_geometry *g)
+{
+    const size_t head = (size_t)g->key_blocks * (g->k_bytes + g->v_bytes);
+    const int64_t all = s->B * s->Hkv;
+    const size_t most = (size_t)all * head < wave_bytes ? (size_t)all * head : wave_bytes;
+    const int64_t items =
+        s->B * s->H * ceil_div(s->Q, CPU_BLOCK_ROWS) + SPLIT_BELOW + SPLIT_TO;
+    const int64_t item_rows = smaller(s->Q * (s->H / s->Hkv), CPU_BLOCK_ROWS);
+    const size_t partial = bytes64(item_rows * (g->o_ld + 2), sizeof(float));
+    size_t end = 0;
+    place(!g->is_shared ? 0 : most > head ? most : head, &g->packed_off, &end);
+    place(bytes64(all * g->key_blocks, 1), &g->nonfinite_off, &end);
+    place(bytes64(items, sizeof(int64_t)), &g->weight_off, &end);
+    place(bytes64(items, sizeof(int32_t)), &g->order_off, &end);
+    place((SPLIT_BELOW + SPLIT_TO) * partial, &g->partial_off, &end);
+    place((size_t)needs->threads * g->scratch.bytes, &g->thread_off, &end);
+    g->partial_bytes = partial;
+    g->bytes = end;
+}
+
+/* What the plan fixes, and at least one of what runs bring: a size asked for with a 0 in it is
+ * that of the smallest run. */
+static saccade_sizes whole_sizes(const cpu_needs *needs, const saccade_sizes *asked)
+{
+    saccade_sizes s = needs->sizes;
+    s.B = asked->B > 1 ? asked->B : 1;
+    s.Q = asked->Q > 1 ? asked->Q : 1;
+    s.KV = asked->KV > 1 ? asked->KV : 1;
+    return s;
+}
+
+static cpu_scratch scratch_of(const cpu_needs *needs, const cpu_geometry *g)
+{
+    const cpu_kernels *k = needs->kernels;
+    const int64_t strip = k->strip > k->decode_rows ? k->strip : k->decode_rows;
+    const size_t scores = bytes64(strip * CPU_BLOCK_KEYS, sizeof(float));
+    const int64_t rows = g->block_rows;
+    cpu_scratch at;
+    size_t end = 1024; /* cpu_worker itself */
+    place(bytes64(rows * g->q_ld, (size_t)k->element), &at.q, &end);
+    place(bytes64(strip * CPU_BLOCK_KEYS, sizeof(float)), &at.s, &end);
+    place(bytes64(rows * g->o_ld, sizeof(float)), &at.o, &end);
+    place(bytes64(4 * CPU_MOST_ROWS, sizeof(float)), &at.stats, &end);
+    place(g->is_decode && scores > g->k_bytes ? scores : g->k_bytes, &at.k, &end);
+    place(g->v_bytes, &at.v, &end);
+    place(bytes64(strip * CPU_BLOCK_KEYS, 1), &at.live, &end);
+    place(bytes64(g->o_ld, sizeof(float)), &at.row, &end);
+    place(bytes64(needs->mask_nodes, sizeof(pass_range)), &at.ranges, &end);
+    place(needs->limit_nodes ? 2 * CPU_MOST_ROWS * sizeof(int64_t) : 0, &at.limits, &end);
+    place(bytes64(needs->limit_nodes, sizeof(double)), &at.values, &end);
+    place(needs->score_bytes, &at.score, &end);
+    place(needs->mask_bytes, &at.mask, &end);
+    place(needs->jit_bytes, &at.jit, &end);
+    place(needs->flow_bytes, &at.flow, &end);
+    place((size_t)g->own_blocks * (g->k_bytes + g->v_bytes), &at.own, &end);
+    place(bytes64(g->own_blocks, 1), &at.own_nonfinite, &end);
+    place(2 * bytes64((int64_t)needs->room_bytes, 1), &at.room, &end);
+    at.bytes = end;
+    return at;
+}
+
+cpu_geometry cpu_geometry_of(const cpu_needs *needs, const saccade_sizes *asked)
+{
+    const cpu_kernels *k = needs->kernels;
+    const saccade_sizes whole = whole_sizes(needs, asked), *s = &whole;
+    cpu_geometry g = {0};
+    cut_items(s, k, &g);
+    g.q_ld = (int32_t)round_up(s->D, 32);
+    g.o_ld = (int32_t)round_up(s->Dv, k->panel);
+    g.k_bytes = bytes64(CPU_BLOCK_KEYS * round_up(s->D, k->depth), (size_t)k->element);
+    g.v_bytes = bytes64((int64_t)CPU_BLOCK_KEYS * g.o_ld, (size_t)k->element);
+    g.own_blocks = own_blocks(needs, &g);
+    g.wave = wave_of(&g);
+    g.scratch = scratch_of(needs, &g);
+    lay_out(needs, s, &g);
+    return g;
+}

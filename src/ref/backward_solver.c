@@ -1,0 +1,128 @@
+/* The oracle's gradients as the solver "ref" gives them: float64 throughout, rounded once into
+ * the caller's tensors. Forward's out and lse are not read: rows are made again. */
+#include "ref/rows.h"
+
+#include "base/convert.h"
+#include "base/status.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Row-major doubles, one block of memory for all. */
+typedef struct gradient_room {
+    double *d_out, *d_lse, *dq, *dk, *dv, *captures[MOD_MAX_CAPTURES];
+    double *memory;
+} gradient_room;
+
+static int64_t count(const saccade_tensor *t)
+{
+    int64_t n = 1;
+    for (int32_t d = 0; d < t->rank; d++)
+        n *= t->shape[d];
+    return n;
+}
+
+/* Calls use(t, place, &dense[i]) for each element in row-major order. */
+static void for_each(const saccade_tensor *t, double *dense,
+                     void (*use)(const saccade_tensor *t, int64_t place, double *x))
+{
+    int64_t at[SACCADE_MAX_RANK] = {0}, place = 0;
+    int32_t d = 0;
+    while (d >= 0) {
+        use(t, place, dense++);
+        for (d = t->rank - 1; d >= 0; d--) {
+            place += t->stride[d];
+            if (++at[d] < t->shape[d])
+                break;
+            place -= at[d] * t->stride[d];
+            at[d] = 0;
+        }
+    }
+}
+
+static double element(const saccade_tensor *t, int64_t place)
+{
+    return convert_element(t->dtype, (const char *)t->data
+                                         + place * (int64_t)saccade_dtype_bytes(t->dtype));
+}
+
+static void read(const saccade_tensor *t, int64_t place, double *x)
+{
+    *x = element(t, place);
+}
+
+static void write(const saccade_tensor *t, int64_t place, double *x)
+{
+    ref_store(t, place, *x);
+}
+
+static void add(const saccade_tensor *t, int64_t place, double *x)
+{
+    ref_store(t, place, element(t, place) + *x);
+}
+
+/* Counts the elements of t, if there is one; with memory, gives them a place and zeros. */
+static void place(const saccade_tensor *t, double *memory, int64_t *n, double **out)
+{
+    const int64_t own = t ? count(t) : 0;
+    if (memory && own) {
+        *out = memory + *n;
+        memset(*out, 0, (size_t)own * sizeof **out);
+    }
+    *n += own;
+}
+
+/* Elements of all; with memory, their places. dq, dk and dv are made whether wanted or not. */
+static int64_t lay_out(const plan_run *run, const plan_gradients *g, uint64_t wanted,
+                       gradient_room *room)
+{
+    int64_t n = 0;
+    place(g->d_out, room->memory, &n, &room->d_out);
+    place(g->d_lse, room->memory, &n, &room->d_lse);
+    place(run->q, room->memory, &n, &room->dq);
+    place(run->k, room->memory, &n, &room->dk);
+    place(run->v, room->memory, &n, &room->dv);
+    for (int i = 0; i < MOD_MAX_CAPTURES; i++)
+        if (wanted >> i & 1)
+            place(&g->captures[i], room->memory, &n, &room->captures[i]);
+    return n;
+}
+
+static void store(const saccade_tensor *t, double *dense, int is_added)
+{
+    if (t)
+        for_each(t, dense, is_added ? add : write);
+}
+
+size_t ref_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
+{
+    (void)plan;
+    (void)sizes;
+    return 0; /* ref_backward takes its memory itself */
+}
+
+saccade_status ref_backward_solve(const saccade_plan *plan, const plan_run *run,
+                                  const plan_gradients *g, saccade_error *err)
+{
+    const plan_problem *p = &plan->problem;
+    saccade_status status = SACCADE_OK;
+    gradient_room room = {0};
+    TRY(ref_check_block_mask(run, err));
+    room.memory = malloc((size_t)lay_out(run, g, p->gradient_captures, &room) * sizeof(double));
+    FAIL_IF_NULL(room.memory);
+    lay_out(run, g, p->gradient_captures, &room);
+    for_each(g->d_out, room.d_out, read);
+    if (g->d_lse)
+        for_each(g->d_lse, room.d_lse, read);
+    TRY_GOTO(ref_backward(p, run, room.d_out, room.d_lse, room.dq, room.dk, room.dv, err));
+    TRY_GOTO(ref_backward_captures(p, run, room.d_out, room.d_lse, room.captures, err));
+    store(g->dq, room.dq, g->added & SACCADE_GRADIENT_Q);
+    store(g->dk, room.dk, g->added & SACCADE_GRADIENT_K);
+    store(g->dv, room.dv, g->added & SACCADE_GRADIENT_V);
+    for (int i = 0; i < MOD_MAX_CAPTURES; i++)
+        if (room.captures[i])
+            store(&g->captures[i], room.captures[i], g->added & SACCADE_GRADIENT_CAPTURES);
+out:
+    free(room.memory);
+    return status;
+}
