@@ -8,6 +8,7 @@
 #include "base/filecache.h"
 #include "base/hash.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +16,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
-enum { MAX_HEADERS = 32, MAX_OPTIONS = 8, KEY_SIZE = 64, MAX_LOG = 200 };
+enum { MAX_HEADERS = 64, MAX_OPTIONS = 8, KEY_SIZE = 64, MAX_LOG = 200 };
 
 #define NVRTC_FUNCTIONS(X)                                                                  \
     X(version, "nvrtcVersion", (int *major, int *minor))                                    \
@@ -91,6 +92,7 @@ typedef struct program {
 
 static void add_header(program *p, const char *name, const char *text)
 {
+    assert(p->n < MAX_HEADERS);
     p->names[p->n] = name;
     p->texts[p->n] = text;
     p->n++;

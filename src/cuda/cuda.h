@@ -40,6 +40,7 @@ typedef struct cu_launch { /* CUlaunchConfig */
     X(device_count, "cuDeviceGetCount", (int *count))                                         \
     X(device_attribute, "cuDeviceGetAttribute", (int *value, int attribute, int device))      \
     X(primary_retain, "cuDevicePrimaryCtxRetain", (void **context, int device))               \
+    X(primary_release, "cuDevicePrimaryCtxRelease_v2", (int device))                          \
     X(context_current, "cuCtxGetCurrent", (void **context))                                   \
     X(context_device, "cuCtxGetDevice", (int *device))                                        \
     X(context_push, "cuCtxPushCurrent_v2", (void *context))                                   \
@@ -85,8 +86,10 @@ saccade_status cu_get_driver(const cu_driver **out, saccade_error *err);
 /* Turns a driver result into a status that names the call. */
 saccade_status cu_check(const cu_driver *driver, int result, const char *call,
                         saccade_error *err);
-/* Makes device's primary context current unless one of that device already is; cu_leave undoes
- * it. */
+/* Makes device's primary context current unless a context of that device already is; cu_leave
+ * undoes it. The process holds one reference to each primary context it has entered, so that
+ * memory allocated there outlives the call. */
+enum { CU_DEVICES_MOST = 64 };
 saccade_status cu_enter(const cu_driver *driver, int device, void **pushed, saccade_error *err);
 void cu_leave(const cu_driver *driver, void *pushed);
 
@@ -113,7 +116,7 @@ typedef struct cu_tile {
 } cu_tile;
 
 /* Which forward kernel: fwd_sm90.cu, fwd_sm80.cu or, on any GPU, fwd_f32.cu. */
-typedef enum cu_family { CU_SM90, CU_SM80, CU_F32 } cu_family;
+typedef enum cu_family { CU_SM90, CU_SM80, CU_F32, CU_FAMILIES } cu_family;
 
 /* A forward kernel and its tile. */
 typedef struct cu_form {
@@ -125,6 +128,8 @@ typedef struct cu_form {
 int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung, cu_tile *out);
 /* Likewise for the decode program: groups warps, each with its own stages. */
 int cu_decode_choice(int D, int E, int column_words, int rung, cu_tile *out);
+/* Query heads that read one KV head. */
+int cu_group(const saccade_sizes *sizes);
 /* Whether so few rows go to the decode program, and its count of spans (see decode.cu). */
 int cu_decode_applies(const saccade_sizes *sizes);
 int64_t cu_decode_spans(const saccade_sizes *sizes);
@@ -155,11 +160,15 @@ typedef struct cu_mod_text {
     int n_captures;   /* score's, then mask's */
     int is_bounded;   /* scores stay within +-35 whatever the data */
     int column_words; /* words of mask_column: what a mask needs of each key */
+    double slope_most; /* backward: no larger derivative by the score; INFINITY: not known */
 } cu_mod_text;
 
 /* mod.cuh: the user's score and mask as device functions. */
-saccade_status cu_emit_mod(const plan_problem *problem, arena *scratch, strbuf *out,
-                           cu_mod_text *facts, saccade_error *err);
+saccade_status cu_emit_mod(const plan_problem *problem, strbuf *out, cu_mod_text *facts,
+                           saccade_error *err);
+/* The same for backward, with the score's derivative; its graph lives in scratch. */
+saccade_status cu_emit_backward_mod(const plan_problem *problem, arena *scratch, strbuf *out,
+                                    cu_mod_text *facts, saccade_error *err);
 /* wgmma.cuh: the two products at the widths of an instance. */
 void cu_emit_products(const cu_tile *tile, int E, int is_f16, strbuf *out);
 
@@ -188,7 +197,7 @@ typedef struct cu_image {
 saccade_status cu_compile(const char *entry, const cu_source *generated, int n_generated,
                           const char *arch, cu_image *out, saccade_error *err);
 
-/* ---- upload.c: block masks on devices ---- */
+/* ---- mask_upload.c: block masks on devices ---- */
 
 typedef struct cu_runs {
     cu_ptr memory; /* one allocation: runs, run_start, order */
@@ -198,7 +207,8 @@ typedef struct cu_runs {
 
 /* Device copy for these tiles, made on first use (may allocate; prepare does it). order covers
  * B x H of the sizes given. group: so many heads share a row, whose blocks are live where one
- * head's are (mask_h then steps by groups). */
+ * head's are (mask_h then steps by groups). group 0: transposed, runs of blocks of rows for
+ * each block of keys; order then covers B x Hkv. */
 saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_block_mask *mask,
                             int rows, int keys, int group, const saccade_sizes *sizes,
                             size_t l2_bytes, saccade_error *err);
@@ -206,7 +216,7 @@ saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_b
 const cu_runs *cu_runs_find(int device, const saccade_block_mask *mask, int rows, int keys,
                             int group, const saccade_sizes *sizes);
 
-/* ---- groups.c ---- */
+/* ---- head_groups.c ---- */
 
 /* Runs of r->H / group heads; free with cu_grouped_free, after a failure too. */
 typedef struct cu_grouped {
@@ -218,39 +228,77 @@ saccade_status cu_group_heads(const mask_runs *r, int64_t group, cu_grouped *out
                               saccade_error *err);
 void cu_grouped_free(cu_grouped *g);
 
-/* ---- solver.c, launch.c: what a plan holds, and a run of it ---- */
+/* ---- programs.c: what a plan compiles and loads ---- */
 
+/* What a program does in a run; choose_kernel.c picks the program, launch.c starts it. */
+typedef enum cu_operation {
+    CU_OP_DECODE,  /* few queries, heads of a group together */
+    CU_OP_FORWARD, /* any number of queries, in tiles of one head */
+    CU_OP_AGAIN,   /* rows that another program of the run could not finish */
+    CU_OPERATIONS
+} cu_operation;
+
+/* The rows of cu_program_kinds, in the order in which a run tries them. */
 typedef enum cu_program {
-    CU_MAIN,    /* any number of queries */
-    CU_PEAKS,   /* the same where row maxima are wanted */
-    CU_CAREFUL, /* rows to be done again */
-    CU_PLAIN,   /* rows that tensor copies do not take (sm_90a) */
-    CU_DECODE,  /* few queries (sm_90a) */
+    CU_DECODE,    /* few queries (sm_90a) */
+    CU_MAIN,      /* any number of queries */
+    CU_EXACT,     /* the same with exact offsets and row maxima */
+    CU_UNALIGNED, /* rows that tensor copies do not take (sm_90a) */
+    CU_CAREFUL,   /* rows to be made again */
     CU_PROGRAMS
 } cu_program;
 
+typedef enum cu_maxima { CU_ANY_RUN, CU_WITHOUT_MAXIMA, CU_WITH_MAXIMA } cu_maxima;
+
+typedef struct cu_state cu_state;
+
+/* Everything that tells one program from another. A program is one file of kern/ with the
+ * constants of its form; a plan holds those that choose() finds a form for. */
+typedef struct cu_program_kind {
+    const char *name; /* as explain prints it */
+    cu_operation operation;
+    const char *kernel[CU_FAMILIES]; /* by the form's family; its file is kern/<kernel>.cu */
+    const char *other;               /* a second kernel in that file, or NULL */
+    /* The rung'th form, best first; 0 past the last one. */
+    int (*choose)(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+    int follows_main; /* compiled for CU_MAIN's tile, and again when that changes */
+    int may_be_lazy, has_maxima, is_packed; /* the constants CFG_LAZY, CFG_ROWMAX, CFG_PACKED */
+    int wants_alignment;                    /* where CU_MAIN copies by TMA */
+    cu_maxima runs;                         /* which runs it takes */
+    /* Dynamic shared memory to ask the driver for, bytes; NULL: none. */
+    int (*shared)(const cu_state *s, const plan_problem *p, const cu_form *form);
+} cu_program_kind;
+
+extern const cu_program_kind cu_program_kinds[CU_PROGRAMS];
+
+/* A program of a plan. */
 typedef struct cu_loaded {
+    cu_form form; /* groups 0: the plan has no such program */
+    int rung;     /* forms before it in choose's order */
     cu_image image;
-    void *library, *kernel;
-    void *other; /* of CU_DECODE: decode_end; of CU_CAREFUL: begin */
+    void *library, *kernel, *other;
 } cu_loaded;
 
-typedef struct cu_state {
-    cu_form form;   /* any number of queries */
-    cu_form peaks;  /* the same with row maxima: form, or smaller where that spilled */
-    cu_form plain;  /* rows that tensor copies do not take (sm_90a) */
-    cu_tile decode; /* groups: warps; 0: no such program */
-    int rung, peaks_rung, plain_rung, decode_rung; /* larger tiles tried before */
-    int given_up; /* every tile spills or waits: the first is kept */
-    int is_lazy;  /* offsets raised after the fact: tile and score allow it */
+struct cu_state {
+    cu_family family; /* of CU_MAIN */
+    int given_up;     /* every tile of CU_MAIN spills or waits: the first is kept */
+    int is_lazy;      /* offsets of CU_MAIN are raised after the fact */
     cu_mod_text facts;
     char arch[16];
     char *mod_text;
     cu_loaded programs[CU_PROGRAMS];
-    _Atomic uint32_t ready; /* bit per device: attributes set */
+    _Atomic uint64_t ready; /* bit per device: attributes set */
     int is_present;         /* there is a device for arch */
     cu_device device;       /* what the plan was tuned for */
-} cu_state;
+};
+
+/* Compiles every program of the plan, side by side; a program that spills gives way to the next
+ * smaller form as far as there is one. */
+saccade_status cu_compile_programs(cu_state *s, const plan_problem *p, saccade_error *err);
+saccade_status cu_load_programs(cu_state *s, const cu_driver *driver, saccade_error *err);
+void cu_free_programs(cu_state *s);
+
+/* ---- solver.c, launch.c: what a plan holds, and a run of it ---- */
 
 int cu_shared_bytes(const cu_form *form, const cu_mod_text *facts, const plan_problem *problem);
 size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *sizes);

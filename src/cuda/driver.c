@@ -4,6 +4,7 @@
 #include "base/dynlib.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 
 /* CU_DEVICE_ATTRIBUTE_ values */
@@ -57,16 +58,33 @@ saccade_status cu_check(const cu_driver *driver, int result, const char *call,
     FAIL(SACCADE_EBACKEND, "%s: CUDA error %d, %s", call, result, text ? text : "unknown");
 }
 
+/* The device's primary context, retained once. Of two threads that come first, the second gives
+ * its reference back. */
+static saccade_status primary_context(const cu_driver *driver, int device, void **out,
+                                      saccade_error *err)
+{
+    static void *_Atomic contexts[CU_DEVICES_MOST];
+    void *none = NULL;
+    *out = atomic_load(&contexts[device]);
+    if (*out)
+        return SACCADE_OK;
+    TRY(cu_check(driver, driver->primary_retain(out, device), "cuDevicePrimaryCtxRetain", err));
+    if (!atomic_compare_exchange_strong(&contexts[device], &none, *out))
+        driver->primary_release(device);
+    return SACCADE_OK;
+}
+
 saccade_status cu_enter(const cu_driver *driver, int device, void **pushed, saccade_error *err)
 {
     void *context = NULL;
     int current = -1;
     *pushed = NULL;
+    FAIL_IF(device < 0 || device >= CU_DEVICES_MOST, SACCADE_ELIMIT,
+            "CUDA: got device %d, expected 0 to %d", device, CU_DEVICES_MOST - 1);
     TRY(cu_check(driver, driver->context_current(&context), "cuCtxGetCurrent", err));
     if (context && driver->context_device(&current) == 0 && current == device)
         return SACCADE_OK;
-    TRY(cu_check(driver, driver->primary_retain(&context, device), "cuDevicePrimaryCtxRetain",
-                 err));
+    TRY(primary_context(driver, device, &context, err));
     TRY(cu_check(driver, driver->context_push(context), "cuCtxPushCurrent", err));
     *pushed = context;
     return SACCADE_OK;

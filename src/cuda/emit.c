@@ -2,8 +2,9 @@
  * nodes (emit_nodes.c). */
 #include "cuda/emit.h"
 
-saccade_status cu_emit_mod(const plan_problem *problem, arena *scratch, strbuf *out,
-                           cu_mod_text *facts, saccade_error *err)
+/* scratch NULL: the score for forward; else value and derivative, made there */
+static saccade_status emit_both(const plan_problem *problem, arena *scratch, strbuf *out,
+                                cu_mod_text *facts, saccade_error *err)
 {
     static const char *const scores[] = {"SCORE_NONE", "SCORE_AFFINE", "SCORE_GENERAL"};
     static const char *const masks[] = {"MASK_NONE", "MASK_INTERVAL", "MASK_GENERAL"};
@@ -16,10 +17,22 @@ saccade_status cu_emit_mod(const plan_problem *problem, arena *scratch, strbuf *
                   "/* generated: the user's score and mask */\n#pragma once\n\n"
                   "struct mod_args {\n    cu_capture cap[%d];\n};\n\n",
                   facts->n_captures ? facts->n_captures : 1);
-    TRY(emit_score(&e, scratch, facts, err));
+    TRY(scratch ? emit_slope(&e, scratch, facts, err) : emit_score(&e, facts, err));
     e.first_capture = n_score;
-    TRY(emit_mask(&e, scratch, facts, err));
+    TRY(emit_mask(&e, facts, err));
     strbuf_printf(out, "#define MOD_SCORE %s\n#define MOD_MASK %s\n", scores[facts->score],
                   masks[facts->mask]);
     return strbuf_status(out, err);
+}
+
+saccade_status cu_emit_mod(const plan_problem *problem, strbuf *out, cu_mod_text *facts,
+                           saccade_error *err)
+{
+    return emit_both(problem, NULL, out, facts, err);
+}
+
+saccade_status cu_emit_backward_mod(const plan_problem *problem, arena *scratch, strbuf *out,
+                                    cu_mod_text *facts, saccade_error *err)
+{
+    return emit_both(problem, scratch, out, facts, err);
 }

@@ -58,9 +58,11 @@ void emit_row_values(const emitter *e, const unsigned char *kept);
 /* <what>_row and <what>_row_begin: row values and who keeps them. */
 void emit_row_struct(const emitter *e, const char *what, const unsigned char *kept);
 
-/* ---- emit_score.c, emit_mask.c ---- */
+/* ---- emit_score.c, emit_slope.c, emit_mask.c ---- */
 
-saccade_status emit_score(emitter *e, arena *scratch, cu_mod_text *facts, saccade_error *err);
-saccade_status emit_mask(emitter *e, arena *scratch, cu_mod_text *facts, saccade_error *err);
+saccade_status emit_score(emitter *e, cu_mod_text *facts, saccade_error *err);
+/* Value and derivative of the score; the graph of both lives in scratch. */
+saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccade_error *err);
+saccade_status emit_mask(emitter *e, cu_mod_text *facts, saccade_error *err);
 
 #endif

@@ -94,17 +94,16 @@ static void put_interval(const emitter *e, const uint32_t bounds[2])
     strbuf_puts(e->out, ";\n}\n\n");
 }
 
-saccade_status emit_mask(emitter *e, arena *scratch, cu_mod_text *facts, saccade_error *err)
+saccade_status emit_mask(emitter *e, cu_mod_text *facts, saccade_error *err)
 {
-    const mod_fn *bounds_fn;
-    uint32_t bounds[2];
     facts->mask = CU_MASK_NONE;
     if (!e->problem->mask)
         return SACCADE_OK;
+    const pass_limits *limits = plan_limits(e->problem);
     e->fn = e->problem->mask;
-    if (pass_interval(e->fn, scratch, &bounds_fn, bounds)) {
-        e->fn = bounds_fn;
-        put_interval(e, bounds);
+    if (limits) {
+        e->fn = limits->fn;
+        put_interval(e, limits->node);
         facts->mask = CU_MASK_INTERVAL;
         return SACCADE_OK;
     }

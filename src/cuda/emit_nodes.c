@@ -16,13 +16,13 @@
 enum { TANH_GAIN_MOST = 64 }; /* softcap(50) and below */
 
 static const char *const exact_text[MOD_OP_COUNT] = {
-#define OP(name, EMIT_SIGNATURE, form, value, exact, fast, grad, range) [OP_##name] = exact,
+#define OP(name, signature, form, value, exact, fast, grad, range) [OP_##name] = exact,
 #include "mod/ops.def"
 #undef OP
 };
 
 static const char *const fast_text[MOD_OP_COUNT] = {
-#define OP(name, EMIT_SIGNATURE, form, value, exact, fast, grad, range) [OP_##name] = fast,
+#define OP(name, signature, form, value, exact, fast, grad, range) [OP_##name] = fast,
 #include "mod/ops.def"
 #undef OP
 };

@@ -5,29 +5,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* What user u, followed by the result g-fold, adds to how much it follows u's operand a. */
-static double gain_through(const emitter *e, const mod_node *u, int a, double g)
-{
-    if (g == 0 || u->op == OP_fadd || u->op == OP_fsub)
-        return g;
-    if (u->op == OP_fmul && emit_arg(e, u, 1 - a)->op == OP_FLOAT)
-        return g * fabs((double)emit_arg(e, u, 1 - a)->imm.f);
-    return INFINITY;
-}
-
-/* By how much the result follows a change of each node, where constants say; else infinite. */
-static void find_gains(const emitter *e, double *gain)
-{
-    const mod_fn *fn = e->fn;
-    for (uint32_t i = 0; i < fn->n_nodes; i++)
-        gain[i] = i == fn->result;
-    for (uint32_t i = fn->n_nodes; i-- > 0;) {
-        const mod_node *u = &fn->nodes[i];
-        for (int a = 0; !emit_is_leaf(u) && a < u->n_args; a++)
-            gain[fn->args[u->args + a]] += gain_through(e, u, a, gain[i]);
-    }
-}
-
 /* A score c * X with a constant c > 0 leaves the factor to the exponent. */
 static const mod_node *unit_of(const emitter *e, float *unit)
 {
@@ -72,7 +49,7 @@ static double tanh_rate(const emitter *e, const mod_node *root)
     if (!emit_is_fast_tanh(e, emit_number(e, root)))
         return 0;
     const mod_node *a = emit_arg(e, root, 0);
-    double k = e->problem->scale;
+    double k = (float)e->problem->scale; /* as kernels hold it */
     if (a->op == OP_fdiv && emit_arg(e, a, 0)->op == OP_SCORE
         && emit_arg(e, a, 1)->op == OP_FLOAT)
         k /= (double)emit_arg(e, a, 1)->imm.f;
@@ -87,8 +64,8 @@ static double tanh_rate(const emitter *e, const mod_node *root)
     return k > 0x1p-11 && k < 0x1p3 ? k : 0; /* coefficients stay normal numbers */
 }
 
-/* The polynomial of rows.cuh's rows_exp_tanh: tanh x = x P(x^2 - 1/4) for |x| < 1/2, by minimax
- * of the relative error, 1.3e-8. */
+/* The polynomial of rows_exp_tanh (mod_score.cuh): tanh x = x P(x^2 - 1/4) for |x| < 1/2, by
+ * minimax of the relative error, 1.3e-8. */
 static void put_tanh_factor(strbuf *out, double k, double unit)
 {
     static const double c[] = {0.9242343266534846, -0.2755707485545114, 0.09993386420648827,
@@ -103,59 +80,28 @@ static void put_tanh_factor(strbuf *out, double k, double unit)
     strbuf_putc(out, '\n');
 }
 
-/* Whether every score lies within +-35, by ranges over all positions. */
-static int is_bounded(const mod_fn *fn)
-{
-    enum { MOST = (1 << 30) - 1 };
-    const float limit = 35;
-    const eval_env unknown = {{1, 1, 1, 1, 1, 1, 1}, NULL};
-    const pass_box box = {{0, 0, -MOST, -MOST}, {MOST, MOST, MOST, MOST}};
-    pass_range *ranges = malloc(fn->n_nodes * sizeof *ranges);
-    if (!ranges)
-        return 0;
-    pass_ranges(fn, &unknown, &box, NULL, ranges);
-    const pass_range *r = &ranges[fn->result];
-    const int bounded = r->flo >= -limit && r->fhi <= limit;
-    free(ranges);
-    return bounded;
-}
-
-/* Whether scores may be as low as a mask's -3.4e38: a number in the text or a bias of keys. */
-static int may_be_lowest(const mod_fn *fn)
-{
-    for (uint32_t i = 0; i < fn->n_nodes; i++) {
-        const mod_node *n = &fn->nodes[i];
-        if (n->op == OP_FLOAT && fabsf(n->imm.f) > 1e37f && fabsf(n->imm.f) < INFINITY)
-            return 1;
-        if (n->op == OP_LOAD && n->type == MOD_FLOAT && n->deps & DEP_KV)
-            return 1;
-    }
-    return 0;
-}
-
 static saccade_status put_score(emitter *e, cu_mod_text *facts, saccade_error *err)
 {
     float unit;
     const mod_node *root = unit_of(e, &unit);
-    double *gain = malloc(e->fn->n_nodes * (sizeof *gain + 1));
-    FAIL_IF_NULL(gain);
-    unsigned char *kept = (unsigned char *)(gain + e->fn->n_nodes);
-    find_gains(e, gain);
+    const pass_facts *known = e->problem->score_facts;
+    unsigned char *kept = malloc(e->fn->n_nodes);
+    FAIL_IF_NULL(kept);
     emit_mark_kept(e, kept);
-    e->gain = gain;
+    e->gain = known->gain;
     strbuf_puts(e->out, "#define SCORE_UNIT ");
     emit_float(e->out, unit);
     const double k = tanh_rate(e, root);
     strbuf_printf(e->out, "\n#define SCORE_TANH %d\n#define SCORE_IS_LOW %d\n", k > 0,
-                  may_be_lowest(e->fn));
-    facts->is_bounded = k > 0 || is_bounded(e->fn); /* softcap spreads no scores apart */
+                  known->may_be_lowest);
+    facts->is_bounded = k > 0 || known->is_bounded; /* softcap spreads no scores apart */
     if (k > 0)
         put_tanh_factor(e->out, k, (double)unit);
     strbuf_puts(e->out, "\n");
     emit_row_struct(e, "score", kept);
     put_score4(e, root);
     e->gain = NULL;
-    free(gain);
+    free(kept);
     return SACCADE_OK;
 }
 
@@ -291,13 +237,13 @@ static saccade_status put_offset(const emitter *e, saccade_error *err)
 }
 
 /* score + offset(kv), affine in kv, with a scale that can be divided by. found: it is that. */
-static saccade_status put_affine(emitter *e, arena *scratch, int *found, saccade_error *err)
+static saccade_status put_affine(emitter *e, int *found, saccade_error *err)
 {
-    const mod_fn *slope, *offset, *whole = e->fn;
+    const pass_facts *known = e->problem->score_facts;
+    const mod_fn *slope = known->slope, *offset = known->offset, *whole = e->fn;
     linear l;
     *found = 0;
-    if (!(e->problem->scale >= 1e-20f) || e->problem->dtype == SACCADE_F32
-        || !pass_affine(e->fn, scratch, &slope, &offset))
+    if (!(e->problem->scale >= 1e-20f) || e->problem->dtype == SACCADE_F32 || !slope)
         return SACCADE_OK;
     const mod_node *one = &slope->nodes[slope->result];
     if (one->op != OP_FLOAT || one->imm.f != 1)
@@ -317,14 +263,14 @@ static saccade_status put_affine(emitter *e, arena *scratch, int *found, saccade
     return status;
 }
 
-saccade_status emit_score(emitter *e, arena *scratch, cu_mod_text *facts, saccade_error *err)
+saccade_status emit_score(emitter *e, cu_mod_text *facts, saccade_error *err)
 {
     e->fn = e->problem->score;
     facts->score = CU_SCORE_NONE;
     if (!e->fn)
         return SACCADE_OK;
     int is_affine;
-    TRY(put_affine(e, scratch, &is_affine, err));
+    TRY(put_affine(e, &is_affine, err));
     if (is_affine) {
         facts->score = CU_SCORE_AFFINE;
         return SACCADE_OK;

@@ -1,12 +1,9 @@
-/* What a CUDA plan is, in lines of `name: value`: the tile and why it, what ptxas said of every
- * program, then the text made from the user's mod. The first figures are the worst over the
- * plan's programs. */
+/* What a CUDA plan is, in lines of `name: value`: the main program's tile and why it was taken,
+ * what ptxas said of every program, then the text made from the user's mod. Registers, spills
+ * and waits are the worst of the plan's programs. */
 #include "cuda/cuda.h"
 
 #include <string.h>
-
-static const char *const program_names[CU_PROGRAMS] = {"forward", "row maxima", "careful",
-                                                       "plain", "decode"};
 
 static cu_report worst_of(const cu_state *s)
 {
@@ -29,7 +26,7 @@ static void put_programs(const cu_state *s, strbuf *out)
         if (!image->code)
             continue;
         strbuf_printf(out, "program %s: %d registers, %d spill bytes, %zu bytes of code, ",
-                      program_names[i], r->registers, r->spill_bytes, image->bytes);
+                      cu_program_kinds[i].name, r->registers, r->spill_bytes, image->bytes);
         if (r->from_cache)
             strbuf_puts(out, "from the cache\n");
         else
@@ -37,50 +34,59 @@ static void put_programs(const cu_state *s, strbuf *out)
     }
 }
 
-/* Where a program is not what was hoped for, and what was done about it. */
-static void put_notes(const cu_state *s, strbuf *out)
+static int has_one_form(const saccade_plan *plan, cu_program i)
 {
+    cu_form second;
+    return !cu_program_kinds[i].choose(plan->state, &plan->problem, 1, &second);
+}
+
+/* Where a program is not what was hoped for, and what was done about it. */
+static void put_program_notes(const saccade_plan *plan, cu_program i, strbuf *out)
+{
+    const cu_state *s = plan->state;
+    const cu_loaded *l = &s->programs[i];
+    const cu_report *r = &l->image.report;
+    const char *name = cu_program_kinds[i].name;
+    if (l->rung)
+        strbuf_printf(out, "%s note: %d larger tile%s spilled more\n", name, l->rung,
+                      l->rung == 1 ? "" : "s");
+    if (r->spill_bytes || r->is_serialised)
+        strbuf_printf(out, "program note: %s spills or waits%s\n", name,
+                      has_one_form(plan, i) ? "" : " in every tile");
+}
+
+static void put_notes(const saccade_plan *plan, strbuf *out)
+{
+    const cu_state *s = plan->state;
+    const int rung = s->programs[CU_MAIN].rung;
     if (s->given_up)
         strbuf_puts(out, "tile note: every tile spills or waits; the first is kept\n");
-    else if (s->rung)
-        strbuf_printf(out, "tile note: %d larger tile%s spilled or waited\n", s->rung,
-                      s->rung == 1 ? "" : "s");
+    else if (rung)
+        strbuf_printf(out, "tile note: %d larger tile%s spilled or waited\n", rung,
+                      rung == 1 ? "" : "s");
     if (strncmp(s->arch, "compute_", 8) == 0)
         strbuf_puts(out, "target note: PTX, of which only the driver knows the registers\n");
-    if (s->peaks_rung)
-        strbuf_printf(out, "row maxima note: %d larger tile%s spilled more\n", s->peaks_rung,
-                      s->peaks_rung == 1 ? "" : "s");
-    if (s->plain_rung)
-        strbuf_printf(out, "plain note: %d larger tile%s spilled more\n", s->plain_rung,
-                      s->plain_rung == 1 ? "" : "s");
-    if (s->decode_rung)
-        strbuf_printf(out, "decode note: %d larger tile%s spilled more\n", s->decode_rung,
-                      s->decode_rung == 1 ? "" : "s");
-    for (int i = CU_MAIN + 1; i < CU_PROGRAMS; i++) {
-        const cu_report *r = &s->programs[i].image.report;
-        if (r->spill_bytes || r->is_serialised)
-            strbuf_printf(out, "program note: %s spills or waits%s\n", program_names[i],
-                          i == CU_CAREFUL                              ? ""
-                          : i == CU_PEAKS && s->form.family == CU_SM90 ? ", in the main tile"
-                                                                       : " in every tile");
-    }
+    for (int i = 0; i < CU_PROGRAMS; i++)
+        if (i != CU_MAIN && s->programs[i].image.code)
+            put_program_notes(plan, (cu_program)i, out);
 }
 
 saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *err)
 {
     const cu_state *s = plan->state;
+    const cu_form *form = &s->programs[CU_MAIN].form;
     const cu_report worst = worst_of(s);
     strbuf_printf(out, "arch: %s\n", s->arch);
-    strbuf_printf(out, "tile: %dx%d\n", cu_tile_rows(s->form.family, &s->form.tile),
-                  s->form.tile.keys);
-    strbuf_printf(out, "pipeline stages: %d\n", s->form.tile.stages);
+    strbuf_printf(out, "tile: %dx%d\n", cu_tile_rows(form->family, &form->tile),
+                  form->tile.keys);
+    strbuf_printf(out, "pipeline stages: %d\n", form->tile.stages);
     strbuf_printf(out, "registers: %d\n", worst.registers);
     strbuf_printf(out, "spill bytes: %d\n", worst.spill_bytes);
     strbuf_printf(out, "shared memory: %d\n",
-                  cu_shared_bytes(&s->form, &s->facts, &plan->problem));
+                  cu_shared_bytes(form, &s->facts, &plan->problem));
     strbuf_printf(out, "serialised products: %s\n", worst.is_serialised ? "yes" : "no");
     strbuf_printf(out, "offsets: %s\n", s->is_lazy ? "late, with a second pass" : "exact");
-    put_notes(s, out);
+    put_notes(plan, out);
     put_programs(s, out);
     strbuf_puts(out, "code:\n");
     strbuf_puts(out, s->mod_text);

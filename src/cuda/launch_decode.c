@@ -2,9 +2,14 @@
  * shares and a second kernel that joins them (kern/decode.cu). */
 #include "cuda/run.h"
 
+static const cu_tile *tile_of(const cu_state *s)
+{
+    return &s->programs[CU_DECODE].form.tile;
+}
+
 static int decode_shared(const cu_state *s, const plan_problem *p, int64_t spans)
 {
-    return cu_decode_shared(&s->decode, cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
+    return cu_decode_shared(tile_of(s), cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
                             s->facts.column_words, spans);
 }
 
@@ -14,17 +19,17 @@ static int span_blocks(const cu_state *s, const cu_fwd *p)
     const int len = p->kv_len.value < p->N ? p->kv_len.value : p->N;
     if (p->kv_len.by_batch || s->facts.mask == CU_MASK_INTERVAL || p->runs)
         return 0;
-    return len > 0 ? (len + s->decode.keys - 1) / s->decode.keys : 1;
+    return len > 0 ? (len + tile_of(s)->keys - 1) / tile_of(s)->keys : 1;
 }
 
 /* CTAs that share the keys: each with a block for every warp, if there are so many; 128 of 132
- * multiprocessors read faster than all (docs/kernels.md). */
+ * multiprocessors read faster than all (docs/lab/018). */
 static int decode_ctas(const cu_state *s, const cu_fwd *p, int spans)
 {
     const int n_sm = s->device.n_sm, even = n_sm / 32 * 32;
     const int most = even * 20 >= n_sm * 19 ? even : n_sm;
-    const int64_t blocks = spans * (int64_t)((p->N + s->decode.keys - 1) / s->decode.keys);
-    const int64_t ctas = (blocks + s->decode.groups - 1) / s->decode.groups;
+    const int64_t blocks = spans * (int64_t)((p->N + tile_of(s)->keys - 1) / tile_of(s)->keys);
+    const int64_t ctas = (blocks + tile_of(s)->groups - 1) / tile_of(s)->groups;
     return ctas < 1 ? 1 : ctas < most ? (int)ctas : most;
 }
 
@@ -32,11 +37,11 @@ static int decode_ctas(const cu_state *s, const cu_fwd *p, int spans)
  * cluster, 0 where two launches with equal shares are better; *grid: all CTAs. */
 static int decode_cluster(const cu_state *s, const cu_fwd *p, int spans, unsigned *grid)
 {
-    const int blocks = (p->N + s->decode.keys - 1) / s->decode.keys;
+    const int blocks = (p->N + tile_of(s)->keys - 1) / tile_of(s)->keys;
     const int is_alike =
         !p->kv_len.by_batch && !p->q_offset.by_batch && !p->kv_offset.by_batch && !p->runs;
     const int is_light = s->facts.score != CU_SCORE_GENERAL && s->facts.mask != CU_MASK_GENERAL;
-    return is_alike ? cu_decode_cluster(s->device.n_sm, spans, blocks, s->decode.groups,
+    return is_alike ? cu_decode_cluster(s->device.n_sm, spans, blocks, tile_of(s)->groups,
                                         is_light, grid)
                     : 0;
 }
@@ -46,10 +51,10 @@ static unsigned reciprocal(int d)
     return d == 1 ? 0 : (unsigned)(((1ull << 32) + (unsigned)d - 1) / (unsigned)d);
 }
 
-static void fill_few(const cu_state *s, cu_fwd *p, int rows, int spans)
+static void fill_decode(const cu_state *s, cu_fwd *p, int group, int rows, int spans)
 {
-    cu_few *f = &p->few;
-    f->group = p->H / p->G;
+    cu_decode *f = &p->decode;
+    f->group = group;
     f->rows = rows;
     f->tiles = (rows + RUN_DECODE_ROWS - 1) / RUN_DECODE_ROWS;
     f->spans = spans;
@@ -68,8 +73,8 @@ saccade_status run_launch_decode(const saccade_plan *plan, const plan_run *run, 
     cu_state *s = plan->state;
     const cu_loaded *program = &s->programs[CU_DECODE];
     const saccade_sizes *sizes = &run->sizes;
-    const int spans = (int)cu_decode_spans(sizes), threads = s->decode.groups * 32;
-    const int rows = (int)(sizes->H / sizes->Hkv * sizes->Q);
+    const int spans = (int)cu_decode_spans(sizes), threads = tile_of(s)->groups * 32;
+    const int rows = cu_group(sizes) * (int)sizes->Q;
     const int shared = decode_shared(s, &plan->problem, spans);
     const run_decode_sizes d = run_decode_space(s, sizes, cu_padded(plan->problem.sizes.Dv));
     char *base = run->workspace;
@@ -78,13 +83,13 @@ saccade_status run_launch_decode(const saccade_plan *plan, const plan_run *run, 
     a->p.done = (int *)(base + d.counts);
     a->p.part_o = (float *)(base + d.part_o);
     a->p.part_ml = (float *)(base + d.part_ml);
-    fill_few(s, &a->p, rows, spans);
-    a->p.few.cluster = decode_cluster(s, &a->p, spans, grid);
-    TRY(run_encode_map(a->driver, run->k, s->decode.keys, PROMOTE_NONE, &a->maps[1], err));
-    TRY(run_encode_map(a->driver, run->v, s->decode.keys, PROMOTE_NONE, &a->maps[2], err));
-    if (a->p.few.cluster)
+    fill_decode(s, &a->p, cu_group(sizes), rows, spans);
+    a->p.decode.cluster = decode_cluster(s, &a->p, spans, grid);
+    TRY(run_encode_map(a->driver, run->k, tile_of(s)->keys, PROMOTE_NONE, &a->maps[1], err));
+    TRY(run_encode_map(a->driver, run->v, tile_of(s)->keys, PROMOTE_NONE, &a->maps[2], err));
+    if (a->p.decode.cluster)
         return run_start_with(a, program->kernel, grid, threads, shared, WITH_CLUSTER,
-                              a->p.few.cluster, parameters, err);
+                              a->p.decode.cluster, parameters, err);
     TRY(run_start(a, program->kernel, a->p.n_split, threads, shared, parameters, err));
     grid[0] = a->p.n_split > 1 ? (unsigned)a->p.n_split - 1 : 1;
     grid[1] = (unsigned)(rows < RUN_DECODE_ROWS ? rows : RUN_DECODE_ROWS);

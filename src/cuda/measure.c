@@ -2,6 +2,9 @@
  * overwritten where a cold run is to be timed. Nothing here is used by a run. */
 #include "cuda/cuda.h"
 
+#include "base/record.h"
+#include "saccade_measure.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -217,6 +220,7 @@ saccade_status saccade_measure_device(int32_t device, saccade_device_ceilings *o
     peak p = {.library = NULL};
     saccade_device_ceilings made;
     void *pushed;
+    TRY(record_check_size(out, "device ceilings", err));
     TRY(cu_get_driver(&p.driver, err));
     TRY(saccade_device_timer_create(device, &p.timer, err));
     saccade_status status = cu_enter(p.driver, device, &pushed, err);
@@ -230,6 +234,6 @@ saccade_status saccade_measure_device(int32_t device, saccade_device_ceilings *o
     }
     saccade_device_timer_destroy(p.timer);
     if (status == SACCADE_OK)
-        *out = made;
+        record_write(out, &made, sizeof made);
     return status;
 }

@@ -12,7 +12,8 @@ enum {
 
 /* what a kernel is launched with */
 typedef struct run_args {
-    const cu_form *form; /* NULL: decode */
+    cu_program program;
+    cu_family family; /* of its form */
     cu_fwd p;
     cu_capture captures[RUN_MAX_CAPTURES];
     cu_map maps[3];
@@ -27,6 +28,8 @@ typedef struct run_decode_sizes {
     size_t counts, part_o, part_ml, bytes; /* offsets */
 } run_decode_sizes;
 
+/* The tiles that a run's arguments are counted in: the program's, or CU_MAIN's for decode. */
+const cu_form *run_tiles_form(const cu_state *s, cu_program program);
 int run_rows(const cu_form *f);
 int64_t run_tiles(const cu_form *f, const saccade_sizes *sizes);
 /* groups of 16 rows, each with its flag */
@@ -34,17 +37,20 @@ int64_t run_groups(const cu_form *f, const saccade_sizes *sizes);
 int run_is_decode(const cu_state *s, const saccade_sizes *sizes);
 run_decode_sizes run_decode_space(const cu_state *s, const saccade_sizes *sizes, int E);
 
-/* ---- run_form.c ---- */
+/* ---- choose_kernel.c ---- */
 
-/* Which tiles a run takes; NULL for decode. */
-saccade_status run_choose_form(const cu_state *s, const plan_run *run, const cu_form **out,
-                               saccade_error *err);
-/* The block mask's runs for these tiles; NULL without a block mask. */
-saccade_status run_find_runs(const cu_state *s, const plan_run *run, const cu_form *form,
+/* The program that a run takes. */
+saccade_status run_choose_program(const cu_state *s, const plan_run *run, cu_program *out,
+                                  saccade_error *err);
+/* The block mask's runs in that program's blocks; NULL without a block mask. */
+saccade_status run_find_runs(const cu_state *s, const plan_run *run, cu_program program,
                              const cu_runs **out, saccade_error *err);
 
 /* ---- run_args.c ---- */
 
+cu_stride run_strides(const saccade_tensor *t);
+/* Whether rows of t lie on 16 bytes, which tensor copies and 16-byte stores need. */
+int run_has_aligned_rows(const saccade_tensor *t);
 /* Whether tensor copies, 16-byte loads and 16-byte stores do for this run. */
 int run_is_aligned(const plan_run *run);
 /* L2 fetches: 256 bytes suit blocks that many CTAs read; decode reads all once, and there plain

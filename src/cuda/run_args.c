@@ -3,6 +3,7 @@
 
 #include "base/convert.h"
 
+#include <assert.h>
 #include <string.h>
 
 /* ---- tensors ---- */
@@ -13,13 +14,13 @@ static int64_t stride_of(const saccade_tensor *t, int d)
     return t->shape[d] == 1 ? 0 : t->stride[d];
 }
 
-static cu_stride strides_of(const saccade_tensor *t)
+cu_stride run_strides(const saccade_tensor *t)
 {
     return (cu_stride){stride_of(t, 0), stride_of(t, 1), stride_of(t, 2)};
 }
 
 /* Whether rows lie on 16 bytes, which tensor copies and 16-byte stores need. */
-static int is_aligned(const saccade_tensor *t)
+int run_has_aligned_rows(const saccade_tensor *t)
 {
     int ok = (uintptr_t)t->data % 16 == 0 && (t->shape[2] == 1 || t->stride[2] != 0);
     for (int d = 0; d < 3; d++)
@@ -36,8 +37,9 @@ static int is_whole(int64_t dim, saccade_dtype dtype)
 /* Whether tensor copies, 16-byte loads and 16-byte stores do for this run. */
 int run_is_aligned(const plan_run *run)
 {
-    return is_aligned(run->q) && is_aligned(run->k) && is_aligned(run->v)
-           && is_aligned(run->out) && is_whole(run->sizes.D, run->q->dtype)
+    return run_has_aligned_rows(run->q) && run_has_aligned_rows(run->k)
+           && run_has_aligned_rows(run->v) && run_has_aligned_rows(run->out)
+           && is_whole(run->sizes.D, run->q->dtype)
            && is_whole(run->sizes.Dv, run->q->dtype);
 }
 
@@ -103,6 +105,13 @@ saccade_status run_captures(const mod_fn *fn, const saccade_tensor *tensors, cu_
 
 /* ---- parameters ---- */
 
+static cu_chunks chunks_of(const plan_run *run)
+{
+    const plan_chunks *c = run->chunks;
+    const int64_t k = run->k->shape[2], v = run->v->shape[2];
+    return (cu_chunks){c->first, c->row_stride, c->count, c->size, (int)(k < v ? k : v)};
+}
+
 static void fill_runs(const cu_runs *runs, cu_fwd *p)
 {
     if (!runs)
@@ -126,20 +135,20 @@ void run_fill(const saccade_plan *plan, const plan_run *run, const cu_form *form
     p->o = run->out->data;
     p->lse = run->lse ? run->lse->data : NULL;
     p->row_max = run->row_max ? run->row_max->data : NULL;
-    p->qs = strides_of(run->q);
-    p->ks = strides_of(run->k);
-    p->vs = strides_of(run->v);
-    p->os = strides_of(run->out);
+    p->qs = run_strides(run->q);
+    p->ks = run_strides(run->k);
+    p->vs = run_strides(run->v);
+    p->os = run_strides(run->out);
     if (run->lse)
-        p->lse_s = strides_of(run->lse);
+        p->lse_s = run_strides(run->lse);
     if (run->row_max)
-        p->max_s = strides_of(run->row_max);
+        p->max_s = run_strides(run->row_max);
     p->B = (int)run->sizes.B;
     p->H = (int)run->sizes.H;
     p->G = (int)run->sizes.Hkv;
     p->M = (int)run->sizes.Q;
     p->N = (int)run->sizes.KV;
-    p->scale = plan->problem.scale;
+    p->scale = (float)plan->problem.scale;
     p->is_plain = !run_is_aligned(run);
     p->q_offset = position_of(&run->positions.q_offset, 0);
     p->kv_offset = position_of(&run->positions.kv_offset, 0);
@@ -151,5 +160,8 @@ void run_fill(const saccade_plan *plan, const plan_run *run, const cu_form *form
     p->tile_groups = rows / 16;
     p->redo_count = p->counter + 1;
     p->redo = p->flags + run_groups(form, &run->sizes);
+    assert(plan->problem.has_chunks == (run->chunks != NULL));
+    if (run->chunks)
+        p->chunks = chunks_of(run);
     fill_runs(runs, p);
 }

@@ -10,6 +10,12 @@ int cu_shared_bytes(const cu_form *f, const cu_mod_text *facts, const plan_probl
            + buffers * f->tile.keys * facts->column_words * 4;
 }
 
+const cu_form *run_tiles_form(const cu_state *s, cu_program program)
+{
+    const int is_tiled = cu_program_kinds[program].operation == CU_OP_FORWARD;
+    return &s->programs[is_tiled ? program : CU_MAIN].form;
+}
+
 int run_rows(const cu_form *f)
 {
     return cu_tile_rows(f->family, &f->tile);
@@ -44,7 +50,7 @@ run_decode_sizes run_decode_space(const cu_state *s, const saccade_sizes *sizes,
 
 int run_is_decode(const cu_state *s, const saccade_sizes *sizes)
 {
-    return s->decode.groups && cu_decode_applies(sizes);
+    return s->programs[CU_DECODE].form.tile.groups && cu_decode_applies(sizes);
 }
 
 /* flags, and the list of tiles to do again */
@@ -64,9 +70,10 @@ static size_t larger(size_t a, size_t b)
 size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
 {
     const cu_state *s = plan->state;
-    const size_t tiles =
-        larger(tiles_space(&s->form, sizes),
-               larger(tiles_space(&s->peaks, sizes), tiles_space(&s->plain, sizes)));
+    size_t tiles = 0;
+    for (int i = 0; i < CU_PROGRAMS; i++)
+        if (cu_program_kinds[i].operation == CU_OP_FORWARD)
+            tiles = larger(tiles, tiles_space(&s->programs[i].form, sizes));
     saccade_sizes few = *sizes;
     while (few.Q > 1 && !run_is_decode(s, &few))
         few.Q = few.Q > 64 ? 64 : few.Q - 1;

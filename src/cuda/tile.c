@@ -1,5 +1,5 @@
 /* Which tile an instance gets: pure functions of integers, tested without a GPU. Numbers: one
- * H200, docs/kernels.md. */
+ * H200, docs/cuda.md. */
 #include "cuda/cuda.h"
 
 static int round_up(int x, int to)
@@ -93,14 +93,19 @@ int cu_decode_choice(int D, int E, int column_words, int rung, cu_tile *out)
     return 1;
 }
 
+int cu_group(const saccade_sizes *s)
+{
+    return (int)(s->H / s->Hkv);
+}
+
 int64_t cu_decode_spans(const saccade_sizes *s)
 {
-    return s->B * s->Hkv * ((s->H / s->Hkv * s->Q + DECODE_ROWS - 1) / DECODE_ROWS);
+    return s->B * s->Hkv * ((cu_group(s) * s->Q + DECODE_ROWS - 1) / DECODE_ROWS);
 }
 
 int cu_decode_applies(const saccade_sizes *s)
 {
-    return s->H / s->Hkv * s->Q <= DECODE_MOST  /* more rows fill a prefill tile */
+    return cu_group(s) * s->Q <= DECODE_MOST     /* more rows fill a prefill tile */
            && cu_decode_spans(s) <= SPANS_MOST; /* counts of blocks lie in shared memory */
 }
 

@@ -8,12 +8,11 @@
 #include "launch.h"
 #include "arith.cuh"
 #include "mod.cuh"
-#include "softmax.cuh"
-#include "rows.cuh"
 #include "careful.cuh"
 
-/* flags holds one word for every group of 16 rows, in the order of the tiles' own rows. */
-extern "C" __global__ void __launch_bounds__(128, 6)
+/* flags holds one word for every group of 16 rows, in the order of the tiles' own rows. Looking
+ * keys up in a chunk table takes registers, and so leaves room for fewer CTAs. */
+extern "C" __global__ void __launch_bounds__(128, CFG_CHUNKS ? 4 : 6)
     careful(const __grid_constant__ cu_fwd p, const __grid_constant__ mod_args mod)
 {
     int n = p.n_tiles * p.tile_groups;

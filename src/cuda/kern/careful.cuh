@@ -1,6 +1,10 @@
 /* One row in plain f32 by one warp, reading V at live keys only: see careful.cu. */
 #pragma once
 
+#include "epilogue.cuh"
+#include "kv.cuh"
+#include "mod_point.cuh"
+
 enum { LANES = 32, O_PER_LANE = (CFG_E + LANES - 1) / LANES };
 
 /* score of key j, -INF where masked */
@@ -10,9 +14,11 @@ DEVICE float score_at(const cu_fwd &p, const mod_args &mod, const tile &t, int m
     int q = m + t.q_offset, kv = j + t.kv_offset;
     if (is_partial && !is_live(mod, p, t.b, t.h, q, kv))
         return NEG_INF;
-    const elem *x = (const elem *)p.q + t.b * p.qs.b + t.h * p.qs.h + m * p.qs.n;
-    const elem *y =
-        (const elem *)p.k + t.b * p.ks.b + (t.h / (p.H / p.G)) * p.ks.h + j * p.ks.n;
+    const elem *x = query_row(p, t.b, t.h, m), *y = key_row(p, t.b, kv_head(p, t.h), j);
+#if CFG_CHUNKS
+    if (!y)
+        return NEG_INF;
+#endif
     float s = 0.f;
     for (int d = 0; d < CFG_D_REAL; d++)
         s = fmaf(to_float(x[d]), to_float(y[d]), s);
@@ -40,7 +46,7 @@ DEVICE void add_keys(careful_row &r, const cu_fwd &p, const tile &t, int first, 
     r.l = r.l * rescale;
     for (int e = 0; e < O_PER_LANE; e++)
         r.o[e] *= rescale;
-    const elem *v = (const elem *)p.v + t.b * p.vs.b + (t.h / (p.H / p.G)) * p.vs.h;
+    const elem *v = value_head(p, t.b, kv_head(p, t.h));
     for (int i = 0; i < LANES; i++) {
         float w = __shfl_sync(~0u, prob, i);
         if (__shfl_sync(~0u, s, i) == NEG_INF)
@@ -49,7 +55,7 @@ DEVICE void add_keys(careful_row &r, const cu_fwd &p, const tile &t, int first, 
         for (int e = 0; e < O_PER_LANE; e++) {
             int c = e * LANES + (threadIdx.x & 31);
             if (c < CFG_E_REAL)
-                r.o[e] = fmaf(w, to_float(v[(first + i) * p.vs.n + c]), r.o[e]);
+                r.o[e] = fmaf(w, to_float(v[value_offset(p, t.b, first + i) + c]), r.o[e]);
         }
     }
     r.m = m;

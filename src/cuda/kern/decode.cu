@@ -11,8 +11,8 @@
 #include "launch.h"
 #include "arith.cuh"
 #include "mod.cuh"
-#include "softmax.cuh"
-#include "rows.cuh"
+#include "mod_mask.cuh"
+#include "mod_score.cuh"
 #include "mma.cuh"
 #include "careful.cuh"
 #include "decode_span.cuh"
@@ -37,7 +37,7 @@ DEVICE void run_share(stream &w, fragment &f, const meeting &sh, const cu_fwd &p
                       mask_column *columns, const tensor_map *mk, const tensor_map *mv)
 {
     int mine = c.t + threadIdx.x / 32;
-    int is_near = p.few.cluster > 1; /* then a CTA without a block has rows to join, too */
+    int is_near = p.decode.cluster > 1; /* then a CTA without a block has rows to join, too */
     while (c.t < end || is_near) {
         span s = c.s;
         int index = c.index, first = c.from, last = min(c.to, end);
@@ -96,11 +96,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     grid_let_next();
     if (!l.each)
         sum_spans(p, mod, prefix, l.spans);
-    shares x = {(int)gridDim.x, p.few.share, p.few.larger};
+    shares x = {(int)gridDim.x, p.decode.share, p.decode.larger};
     if (!l.each)
         x = share_out(gridDim.x, line_at(l, l.spans));
     int begin = share_begin(x, blockIdx.x), end = share_begin(x, blockIdx.x + 1);
-    if (p.few.cluster)
+    if (p.decode.cluster)
         near_share(p, l, begin, end);
     cursor c = cursor_at(p, mod, l, begin);
     if (begin < end)
@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 #pragma unroll 1
     for (int i = 0; i < CFG_STAGES; i++)
         load_next(w, p, mod, l, end, &mk, &mv);
-    if (!l.each && !p.few.cluster && threadIdx.x == 0) {
+    if (!l.each && !p.decode.cluster && threadIdx.x == 0) {
         joint j = joint_at(l, x, blockIdx.x);
         ((int4 *)p.done)[blockIdx.x] = make_int4(j.index, j.first, j.count, 0);
     }

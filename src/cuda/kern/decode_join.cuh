@@ -150,7 +150,7 @@ DEVICE void write_piece(const meeting &sh, const cu_fwd &p, const mod_args &mod,
         int bad = __any_sync(~0u, zero != 0.f) || row_is_lost(x.x, x.y);
         if (lane == 0 && is_whole)
             finish_row(p, s, r, x);
-        if (p.few.cluster) {
+        if (p.decode.cluster) {
             if (bad)
                 redo_at(p, mod, s, r);
             continue;
@@ -172,7 +172,7 @@ DEVICE void write_piece(const meeting &sh, const cu_fwd &p, const mod_args &mod,
 DEVICE void join_near(const meeting &sh, const cu_fwd &p, const mod_args &mod, const span &s,
                       int r)
 {
-    int lane = threadIdx.x & 31, n = p.few.cluster;
+    int lane = threadIdx.x & 31, n = p.decode.cluster;
     u32 stats = smem_address(sh.sum + r * 4), o = smem_address(sh.o + r * O_STEP);
     float3 sum = make_float3(M_START, 0.f, NEG_INF);
     for (int i = 0; i < n; i++) {
@@ -216,14 +216,15 @@ DEVICE void join_near(const meeting &sh, const cu_fwd &p, const mod_args &mod, c
 /* After meet: rows of the span shared out over the warps of the cluster. */
 DEVICE void end_span(const meeting &sh, const cu_fwd &p, const mod_args &mod, const span &s)
 {
-    int rank = blockIdx.x % p.few.cluster, warp = threadIdx.x / 32;
+    int rank = blockIdx.x % p.decode.cluster, warp = threadIdx.x / 32;
     for (int r = threadIdx.x; r < ROWS; r += WARPS * 32) {
         float3 x = meet_row(sh, r);
         *(float4 *)(sh.sum + r * 4) = make_float4(x.x, x.y, x.z, 0.f);
     }
     cluster_sync();
 #pragma unroll 1
-    for (int r = rank + p.few.cluster * warp; r < span_rows(p, s); r += p.few.cluster * WARPS)
+    for (int r = rank + p.decode.cluster * warp; r < span_rows(p, s);
+         r += p.decode.cluster * WARPS)
         join_near(sh, p, mod, s, r);
     cluster_sync(); /* others may still be reading here */
 }
@@ -350,9 +351,9 @@ DEVICE void redo_flagged(const cu_fwd &p, const mod_args &mod)
         for (int i = first + threadIdx.x / 32; i < min(first + 128, rows); i += 4) {
             if (!load_new(p.flags + i))
                 continue;
-            int head = i / p.M, b = head / p.H, h = head % p.H, g = h / p.few.group;
+            int head = i / p.M, b = head / p.H, h = head % p.H, g = h / p.decode.group;
             span s = {b, g, 0, 0, 0};
-            redo_at(p, mod, s, (h - g * p.few.group) * p.M + i % p.M);
+            redo_at(p, mod, s, (h - g * p.decode.group) * p.M + i % p.M);
         }
     }
 }

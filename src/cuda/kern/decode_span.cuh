@@ -34,9 +34,9 @@ DEVICE int quotient(int x, u32 by)
 DEVICE span span_place(const cu_fwd &p, int i)
 {
     span s;
-    int pair = quotient(i, p.few.by_tiles);
-    s.row0 = (i - pair * p.few.tiles) * ROWS;
-    s.b = quotient(pair, p.few.by_G);
+    int pair = quotient(i, p.decode.by_tiles);
+    s.row0 = (i - pair * p.decode.tiles) * ROWS;
+    s.b = quotient(pair, p.decode.by_G);
     s.g = pair - s.b * p.G;
     return s;
 }
@@ -48,15 +48,15 @@ struct place {
 
 DEVICE place row_place(const cu_fwd &p, const span &s, int packed)
 {
-    int h = quotient(packed, p.few.by_M);
-    place x = {s.g * p.few.group + h, packed - h * p.M};
+    int h = quotient(packed, p.decode.by_M);
+    place x = {s.g * p.decode.group + h, packed - h * p.M};
     return x;
 }
 
 /* rows of a span that are there */
 DEVICE int span_rows(const cu_fwd &p, const span &s)
 {
-    return min((int)ROWS, p.few.rows - s.row0);
+    return min((int)ROWS, p.decode.rows - s.row0);
 }
 
 /* keys that the interval mask leaves to any row of the span */
@@ -223,10 +223,10 @@ DEVICE int cursor_follow(const cu_fwd &p, const mod_args &mod, const line &l, cu
     return 1;
 }
 
-DEVICE const u16 *query_row(const cu_fwd &p, const span &s, int packed)
+DEVICE const u16 *packed_row(const cu_fwd &p, const span &s, int packed)
 {
     place x = row_place(p, s, packed);
-    return (const u16 *)p.q + s.b * p.qs.b + x.h * p.qs.h + x.m * p.qs.n;
+    return query_row(p, s.b, x.h, x.m);
 }
 
 /* Q of a span on its way to L2: behind the copies under way it would come too late. */
@@ -236,7 +236,7 @@ DEVICE void call_q(const cu_fwd &p, const span &s)
     int n = span_rows(p, s) * LINES;
 #pragma unroll 1
     for (int i = threadIdx.x & 31; i < n; i += 32)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(query_row(p, s, s.row0 + i / LINES)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(packed_row(p, s, s.row0 + i / LINES)
                                                       + i % LINES * 64));
 }
 
@@ -287,14 +287,14 @@ DEVICE joint joint_at(const line &l, const shares &x, int cta)
 
 DEVICE line line_of(const cu_fwd &p)
 {
-    line l = {0, p.few.span_blocks, p.few.spans};
+    line l = {0, p.decode.span_blocks, p.decode.spans};
     return l;
 }
 
 /* In one launch: whole spans for each CTA, or a part of one span for each CTA of a cluster. */
 DEVICE void near_share(const cu_fwd &p, const line &l, int &begin, int &end)
 {
-    int n = p.few.cluster, clusters = gridDim.x / n, at = blockIdx.x / n;
+    int n = p.decode.cluster, clusters = gridDim.x / n, at = blockIdx.x / n;
     int rank = blockIdx.x - at * n;
     begin = line_at(l, l.spans * at / clusters);
     end = line_at(l, l.spans * (at + 1) / clusters);

@@ -21,14 +21,14 @@ DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const lin
     u32 to = w.buffer + slot * STAGE, full = w.full + slot * 8;
     if ((threadIdx.x & 31) == 0) {
         barrier_expect(full, STAGE);
-        int kg = p.ks.h ? w.ahead.s.g : 0, kb = p.ks.b ? w.ahead.s.b : 0;
-        int vg = p.vs.h ? w.ahead.s.g : 0, vb = p.vs.b ? w.ahead.s.b : 0;
+        head_box k = key_box(p, w.ahead.s.b, w.ahead.s.g);
+        head_box v = value_box(p, w.ahead.s.b, w.ahead.s.g);
 #pragma unroll
         for (int i = 0; i < PANELS_D; i++)
-            copy_box(to + i * PANEL, mk, i * 64, first, kg, kb, full, EVICT_NORMAL);
+            copy_box(to + i * PANEL, mk, i * 64, first, k.h, k.b, full, EVICT_NORMAL);
 #pragma unroll
         for (int i = 0; i < PANELS_E; i++)
-            copy_box(to + (PANELS_D + i) * PANEL, mv, i * 64, first, vg, vb, full,
+            copy_box(to + (PANELS_D + i) * PANEL, mv, i * 64, first, v.h, v.b, full,
                      EVICT_NORMAL);
     }
     w.loads++;
@@ -53,7 +53,7 @@ DEVICE void clear_tail(u32 v, int from)
 
 DEVICE void place_packed(tile_rows &r, const cu_fwd &p, const mod_args &mod, const span &s)
 {
-    int last = p.few.rows - 1, lane = threadIdx.x & 31;
+    int last = p.decode.rows - 1, lane = threadIdx.x & 31;
     place x = row_place(p, s, min(s.row0 + lane / 4, last));
     place y = row_place(p, s, min(s.row0 + lane / 4 + 8, last));
     int q_offset = position(p.q_offset, s.b);
@@ -82,9 +82,9 @@ DEVICE u32 q_pair(const u16 *at, int lane_column, int column)
 /* Rows past the last one repeat it: nobody reads what comes of them. */
 DEVICE void load_packed_q(q_fragments &q, const cu_fwd &p, const span &s)
 {
-    int last = p.few.rows - 1, lane = threadIdx.x & 31, d = 2 * (lane & 3);
-    const u16 *row0 = query_row(p, s, min(s.row0 + lane / 4, last)) + d;
-    const u16 *row1 = query_row(p, s, min(s.row0 + lane / 4 + 8, last)) + d;
+    int last = p.decode.rows - 1, lane = threadIdx.x & 31, d = 2 * (lane & 3);
+    const u16 *row0 = packed_row(p, s, min(s.row0 + lane / 4, last)) + d;
+    const u16 *row1 = packed_row(p, s, min(s.row0 + lane / 4 + 8, last)) + d;
 #pragma unroll
     for (int kk = 0; kk < CFG_D / 16; kk++) {
         u32 a[4] = {q_pair(row0, d, kk * 16), q_pair(row1, d, kk * 16),

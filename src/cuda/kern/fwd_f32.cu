@@ -12,8 +12,10 @@
 #include "launch.h"
 #include "arith.cuh"
 #include "mod.cuh"
-#include "softmax.cuh"
-#include "rows.cuh"
+#include "mod_mask.cuh"
+#include "mod_score.cuh"
+#include "walk.cuh"
+#include "epilogue.cuh"
 #include "mma32.cuh"
 #include "copy.cuh"
 
@@ -37,13 +39,13 @@ struct source {
 
 DEVICE void copy_keys(const source &x, const cu_fwd &p, int slot, int block, int kv_len)
 {
-    int thread = threadIdx.x + (block >> 31); /* else addresses stay in registers all along */
-    const float *k = (const float *)p.k + x.b * p.ks.b + x.g * p.ks.h;
-    const float *v = (const float *)p.v + x.b * p.vs.b + x.g * p.vs.h;
-    copy_rows<KEYS, CFG_D, CFG_D_REAL, THREADS>(x.keys + slot * K_BYTES, k, p.ks.n,
-                                                block * KEYS, kv_len, p.is_plain, thread);
-    copy_rows<KEYS, CFG_E, CFG_E_REAL, THREADS>(x.values + slot * V_BYTES, v, p.vs.n,
-                                                block * KEYS, kv_len, p.is_plain, thread);
+    int thread = threadIdx.x + (block >> 31); /* keeps addresses out of registers meanwhile */
+    row_source k = key_rows(p, x.b, x.g), v = value_rows(p, x.b, x.g);
+    u32 to_k = x.keys + slot * K_BYTES, to_v = x.values + slot * V_BYTES;
+    copy_rows<KEYS, CFG_D, CFG_D_REAL, THREADS>(to_k, k, block * KEYS, kv_len, p.is_plain,
+                                                thread);
+    copy_rows<KEYS, CFG_E, CFG_E_REAL, THREADS>(to_v, v, block * KEYS, kv_len, p.is_plain,
+                                                thread);
 }
 
 struct fragment {
@@ -125,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) char shared[];
     tile t = tile_of(p, blockIdx.x, ROWS);
     int slot = 0;
-    source x = {t.b, t.h / (p.H / p.G), smem_address(shared)};
+    source x = {t.b, kv_head(p, t.h), smem_address(shared)};
     x.keys = x.q + Q_BYTES;
     x.values = x.keys + CFG_STAGES * K_BYTES;
     x.exchange = x.values + CFG_STAGES * V_BYTES;
@@ -137,9 +139,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
     for (int i = 0; i < O_COUNT; i++)
         f.o[i] = 0.f;
-    copy_rows<ROWS, CFG_D, CFG_D_REAL, THREADS>(
-        x.q, (const float *)p.q + t.b * p.qs.b + t.h * p.qs.h, p.qs.n, t.row0, p.M, p.is_plain,
-        threadIdx.x);
+    copy_rows<ROWS, CFG_D, CFG_D_REAL, THREADS>(x.q, query_rows(p, t.b, t.h), t.row0, p.M,
+                                                p.is_plain, threadIdx.x);
     block_walk walk = walk_begin(p, mod, t);
     int more = walk_next(walk, p, t.kv_len);
     if (more)

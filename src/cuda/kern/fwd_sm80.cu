@@ -11,8 +11,10 @@
 #include "launch.h"
 #include "arith.cuh"
 #include "mod.cuh"
-#include "softmax.cuh"
-#include "rows.cuh"
+#include "mod_mask.cuh"
+#include "mod_score.cuh"
+#include "walk.cuh"
+#include "epilogue.cuh"
 #include "mma.cuh"
 #include "copy.cuh"
 
@@ -29,17 +31,17 @@ enum {
 };
 
 struct source {
-    const u16 *k, *v;
+    row_source k, v;
     u32 shared;
 };
 
 DEVICE void copy_keys(const source &x, const cu_fwd &p, int slot, int block, int kv_len)
 {
     u32 k = x.shared + slot * K_BYTES, v = x.shared + CFG_STAGES * K_BYTES + slot * V_BYTES;
-    copy_rows<KEYS, CFG_D, CFG_D_REAL, THREADS>(k, x.k, p.ks.n, block * KEYS, kv_len,
-                                                p.is_plain, threadIdx.x);
-    copy_rows<KEYS, CFG_E, CFG_E_REAL, THREADS>(v, x.v, p.vs.n, block * KEYS, kv_len,
-                                                p.is_plain, threadIdx.x);
+    copy_rows<KEYS, CFG_D, CFG_D_REAL, THREADS>(k, x.k, block * KEYS, kv_len, p.is_plain,
+                                                threadIdx.x);
+    copy_rows<KEYS, CFG_E, CFG_E_REAL, THREADS>(v, x.v, block * KEYS, kv_len, p.is_plain,
+                                                threadIdx.x);
 }
 
 /* ---- the tile ---- */
@@ -54,12 +56,12 @@ struct fragment {
 
 DEVICE void begin(fragment &f, const cu_fwd &p, const mod_args &mod, const tile &t)
 {
-    const u16 *head = (const u16 *)p.q + t.b * p.qs.b + t.h * p.qs.h;
+    row_source q = query_rows(p, t.b, t.h);
     int m = t.row0 + row_of_thread();
     rows_begin(f.rows);
     rows_place(f.at, p, mod, t);
     f.unit = score_unit(p);
-    load_q(f.q, head + min(m, p.M - 1) * p.qs.n, m < p.M, head + min(m + 8, p.M - 1) * p.qs.n,
+    load_q(f.q, row_address(q, min(m, p.M - 1)), m < p.M, row_address(q, min(m + 8, p.M - 1)),
            m + 8 < p.M, p.is_plain);
 #pragma unroll
     for (int i = 0; i < O_COUNT; i++)
@@ -88,9 +90,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 {
     extern __shared__ __align__(1024) char shared[];
     tile t = tile_of(p, blockIdx.x, ROWS);
-    int g = t.h / (p.H / p.G), slot = 0;
-    source x = {(const u16 *)p.k + t.b * p.ks.b + g * p.ks.h,
-                (const u16 *)p.v + t.b * p.vs.b + g * p.vs.h, smem_address(shared)};
+    int g = kv_head(p, t.h), slot = 0;
+    source x = {key_rows(p, t.b, g), value_rows(p, t.b, g), smem_address(shared)};
     mask_column *columns = (mask_column *)(shared + CFG_STAGES * (K_BYTES + V_BYTES));
     fragment f;
 #if CFG_Q_SHARED

@@ -12,9 +12,12 @@
 #include "launch.h"
 #include "arith.cuh"
 #include "mod.cuh"
-#include "softmax.cuh"
-#include "rows.cuh"
+#include "mod_mask.cuh"
+#include "mod_score.cuh"
+#include "walk.cuh"
+#include "epilogue.cuh"
 #include "wgmma.cuh"
+#include "kv.cuh"
 
 enum {
     ROWS = CFG_WGS * 64,
@@ -119,56 +122,55 @@ struct producer {
 };
 
 template <int PANELS>
-DEVICE void load_block(u32 dst, u32 full, const tensor_map *map, int first, int g, int b)
+DEVICE void load_block(u32 dst, u32 full, const tensor_map *map, int first, head_box at)
 {
     barrier_expect(full, PANELS * PANEL_KV);
 #pragma unroll
     for (int p = 0; p < PANELS; p++)
-        copy_box(dst + p * PANEL_KV, map, p * 64, first, g, b, full, EVICT_LAST);
+        copy_box(dst + p * PANEL_KV, map, p * 64, first, at.h, at.b, full, EVICT_LAST);
 }
 
-DEVICE void load_k(const arena &s, producer &r, const tensor_map *map, int first, int g, int b)
+DEVICE void load_k(const arena &s, producer &r, const tensor_map *map, int first, head_box at)
 {
     u32 slot = ring_slot<CFG_STAGES>(r.k);
     barrier_wait(s.k_empty + slot * 8, ring_parity<CFG_STAGES>(r.k++) ^ 1);
-    load_block<PANELS_D>(s.k + slot * K_BYTES, s.k_full + slot * 8, map, first, g, b);
+    load_block<PANELS_D>(s.k + slot * K_BYTES, s.k_full + slot * 8, map, first, at);
 }
 
-DEVICE void load_v(const arena &s, producer &r, const tensor_map *map, int first, int g, int b)
+DEVICE void load_v(const arena &s, producer &r, const tensor_map *map, int first, head_box at)
 {
     u32 slot = ring_slot<CFG_STAGES>(r.v);
     barrier_wait(s.v_empty + slot * 8, ring_parity<CFG_STAGES>(r.v++) ^ 1);
-    load_block<PANELS_E>(s.v + slot * V_BYTES, s.v_full + slot * 8, map, first, g, b);
+    load_block<PANELS_E>(s.v + slot * V_BYTES, s.v_full + slot * 8, map, first, at);
 }
 
-DEVICE void load_q(const arena &s, producer &r, const tensor_map *map, int first, int h, int b)
+DEVICE void load_q(const arena &s, producer &r, const tensor_map *map, int first, head_box at)
 {
     barrier_wait(s.q_empty, r.q++ & 1 ^ 1);
     barrier_expect(s.q_full, PANELS_D * PANEL_Q);
 #pragma unroll
     for (int i = 0; i < PANELS_D; i++)
-        copy_box(s.q + i * PANEL_Q, map, i * 64, first, h, b, s.q_full, EVICT_FIRST);
+        copy_box(s.q + i * PANEL_Q, map, i * 64, first, at.h, at.b, s.q_full, EVICT_FIRST);
 }
 
 DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod_args &mod,
                          const tile &t, const tensor_map *mq, const tensor_map *mk,
                          const tensor_map *mv)
 {
-    int g = t.h / (p.H / p.G); /* a broadcast dimension has size 1 in its map */
-    int kg = p.ks.h ? g : 0, kb = p.ks.b ? t.b : 0;
-    int vg = p.vs.h ? g : 0, vb = p.vs.b ? t.b : 0;
+    int g = kv_head(p, t.h);
+    head_box k = key_box(p, t.b, g), v = value_box(p, t.b, g);
     block_walk walk = walk_begin(p, mod, t);
     int more = walk_next(walk, p, t.kv_len);
     if (!more)
         return;
-    load_q(s, r, mq, t.row0, p.qs.h ? t.h : 0, p.qs.b ? t.b : 0);
-    load_k(s, r, mk, walk.block * CFG_TN, kg, kb);
+    load_q(s, r, mq, t.row0, query_box(p, t.b, t.h));
+    load_k(s, r, mk, walk.block * CFG_TN, k);
     while (more) {
         int block = walk.block;
         more = walk_next(walk, p, t.kv_len);
         if (more)
-            load_k(s, r, mk, walk.block * CFG_TN, kg, kb);
-        load_v(s, r, mv, block * CFG_TN, vg, vb);
+            load_k(s, r, mk, walk.block * CFG_TN, k);
+        load_v(s, r, mv, block * CFG_TN, v);
     }
 }
 

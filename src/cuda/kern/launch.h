@@ -28,14 +28,22 @@ typedef struct cu_position {
     int value;
 } cu_position;
 
+/* Keys that do not lie in one piece: see plan_chunks. */
+typedef struct cu_chunks {
+    const int *first; /* [B][count] the row where a chunk begins, -1 for an absent one */
+    long long step;   /* elements from one batch to the next */
+    int count, size;  /* chunks of a batch; keys of a chunk */
+    int rows;         /* of K and V, in which all rows stay whatever the table says */
+} cu_chunks;
+
 /* Decode, see decode.cu: what the host works out for all CTAs. */
-typedef struct cu_few {
+typedef struct cu_decode {
     int group, rows, tiles, spans; /* H / G; times M; tiles of 16 of them; all tiles */
     int cluster;                   /* CTAs of a span, or 0: shares that cross spans */
     int span_blocks;               /* blocks of every span, or 0 where they differ */
     int share, larger;             /* blocks of a CTA where they don't; CTAs with one more */
     unsigned by_tiles, by_G, by_M; /* 2^32 / tiles, G, M, rounded up; 0 for 1 */
-} cu_few;
+} cu_decode;
 
 typedef struct cu_fwd {
     const void *q, *k, *v; /* [B][H][M][D], [B][G][N][D], [B][G][N][E] */
@@ -65,7 +73,8 @@ typedef struct cu_fwd {
     float *part_o;  /* decode: [slot][16][E], unnormalised; a slot for each cut span */
     float *part_ml; /* decode: [slot][16][4], row offset (log2), sum, maximum */
     int *done;      /* decode: [CTA][4] the cut before each CTA's share: see decode.cu */
-    cu_few few;
+    cu_decode decode;
+    cu_chunks chunks; /* read with CFG_CHUNKS only */
 } cu_fwd;
 
 #endif

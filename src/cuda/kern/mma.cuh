@@ -1,7 +1,7 @@
-/* Products of 16 rows by mma.sync, K and V blocks in shared memory in 128-byte swizzled rows,
- * panels of 64 columns (as TMA writes them). The accumulators lie as wgmma's do, so that
- * softmax.cuh and rows.cuh serve both: element 4g + {0,1} of row lane / 4, 4g + {2,3} of that
- * row + 8, columns 8g + 2 (lane % 4) + {0,1}. */
+/* Products of 16 rows by mma.sync. Blocks of K and V lie in shared memory in swizzled rows of
+ * 128 bytes, in panels of 64 columns, as TMA writes them. The accumulators lie as wgmma's do:
+ * elements 4g + {0,1} are of row lane / 4, elements 4g + {2,3} of that row + 8, at columns 8g +
+ * 2 (lane % 4) + {0,1}; so softmax.cuh and epilogue.cuh serve both. */
 #pragma once
 
 #include "shared.cuh"

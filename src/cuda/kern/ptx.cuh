@@ -251,3 +251,17 @@ DEVICE elem from_float(float x)
     return (elem)pack(x, 0.f);
 #endif
 }
+
+/* Transposes four words of four lanes: lane j of a quad ends with word j of lanes 0..3. */
+DEVICE void quad_transpose(u32 (&w)[4])
+{
+    int one = threadIdx.x & 1, two = threadIdx.x & 2;
+    u32 x = __shfl_xor_sync(~0u, one ? w[0] : w[1], 1);
+    u32 y = __shfl_xor_sync(~0u, one ? w[2] : w[3], 1);
+    (one ? w[0] : w[1]) = x;
+    (one ? w[2] : w[3]) = y;
+    x = __shfl_xor_sync(~0u, two ? w[0] : w[2], 2);
+    y = __shfl_xor_sync(~0u, two ? w[1] : w[3], 2);
+    (two ? w[0] : w[2]) = x;
+    (two ? w[1] : w[3]) = y;
+}

@@ -69,7 +69,7 @@ static int64_t section_heads(const saccade_sizes *s, size_t l2_bytes)
 {
     const int64_t head_bytes = s->KV * (s->D + s->Dv) * 2;
     const int64_t heads = head_bytes > 0 ? (int64_t)(l2_bytes / 2) / head_bytes : 1;
-    return (heads < 1 ? 1 : heads) * (s->H / s->Hkv);
+    return (heads < 1 ? 1 : heads) * cu_group(s);
 }
 
 static saccade_status fill_order(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes,
@@ -154,9 +154,9 @@ static saccade_status upload_groups(const cu_driver *driver, int device, const m
 {
     cu_grouped g = {0};
     saccade_sizes heads = *s;
-    if (group == 1 || r->H == 1)
-        return upload(driver, device, r, s, l2_bytes, out, err);
     heads.H = s->Hkv;
+    if (group < 2 || r->H == 1)
+        return upload(driver, device, r, group ? s : &heads, l2_bytes, out, err);
     saccade_status status = cu_group_heads(r, group, &g, err);
     if (status == SACCADE_OK)
         status = upload(driver, device, &g.r, &heads, l2_bytes, out, err);
@@ -172,7 +172,7 @@ saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_b
     saccade_status status = SACCADE_OK;
     if (cu_runs_find(device, mask, rows, keys, group, sizes))
         return SACCADE_OK;
-    TRY(mask_runs_for(mask, rows, keys, 0, &r, err));
+    TRY(mask_runs_for(mask, rows, keys, group == 0, &r, err));
     copy *c = calloc(1, sizeof *c);
     FAIL_IF_NULL(c);
     *c = (copy){.device = device,

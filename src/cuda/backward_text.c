@@ -1,0 +1,126 @@
+/* Backward's instances: which tile, and the text that depends on it. Numbers: one H200,
+ * docs/lab. */
+#include "cuda/cuda_backward.h"
+
+/* Three consumer groups as long as dK and dV of 64 keys leave room for them. Wider heads have
+ * two, and, where dQ has two parts, loads and sums by warps of their own; if a score function
+ * wants registers, those of the helpers go to the consumers. */
+int cu_backward_tile_choice(int D, int E, int rung, cu_backward_tile *out)
+{
+    static const cu_backward_tile small[] = {{3, 4, 0, {144, 80, 0}}, {2, 3, 0, {216, 72, 0}}};
+    static const cu_backward_tile wide[] = {{2, 3, 1, {208, 64, 32}}, {2, 3, 0, {216, 72, 0}}};
+    const int dim = D > E ? D : E;
+    rung += dim > 64 && D <= 64; /* dQ of one part: none for warps of their own */
+    if (dim > 128 || rung > 1)
+        return 0;
+    *out = (dim <= 64 ? small : wide)[rung];
+    return 1;
+}
+
+/* Blocks as long as registers allow: scores of 16 rows by a block lie there twice. Two stages
+ * fit the 99 KB of shared memory that every GPU has. */
+cu_backward_pass cu_backward_pass_choice(int D, int E)
+{
+    const int is_wide = (D > E ? D : E) > 128;
+    return is_wide ? (cu_backward_pass){16, 2, 2} : (cu_backward_pass){32, 1, 2};
+}
+
+int cu_backward_tile_threads(const cu_backward_tile *t)
+{
+    return (t->groups + 1 + t->is_split) * 128;
+}
+
+int cu_backward_pass_threads(const cu_backward_pass *p)
+{
+    return p->parts * 128;
+}
+
+static int panels(int dim)
+{
+    return (dim + 63) / 64;
+}
+
+/* as carve() of bwd_sm90.cu lays it out */
+int cu_backward_tile_shared(const cu_backward_tile *t, int D, int E)
+{
+    const int keys = t->groups * 64, columns = panels(D) + panels(E);
+    const int stats = 2 * BWD_ROWS * 4, steps = 8 * 16, barriers = 8 * (9 + 2 * t->stages);
+    const int stagings = 2 * BWD_ROWS * 64 * 4;
+    return columns * keys * 128 + t->stages * (columns * BWD_ROWS * 128 + stats)
+           + 2 * keys * 128 + stagings + steps + barriers;
+}
+
+int cu_backward_pass_shared(const cu_backward_pass *p, int D, int E)
+{
+    const int columns = panels(D) + panels(E);
+    return columns * 64 * 128 + p->stages * columns * p->rows * 128
+           + (64 + p->stages * p->rows) * 8;
+}
+
+void cu_backward_config(const cu_backward *b, const plan_problem *p, int is_sm90, strbuf *out)
+{
+    const struct {
+        const char *name;
+        int value;
+    } rows[] = {
+        {"SM", is_sm90 ? 90 : 80},
+        {"F16", p->dtype == SACCADE_F16},
+        {"F32", 0},
+        {"D", cu_padded(p->sizes.D)},
+        {"E", cu_padded(p->sizes.Dv)},
+        {"D_REAL", (int)p->sizes.D},
+        {"E_REAL", (int)p->sizes.Dv},
+        {"WGS", is_sm90 ? b->tile.groups : 1},
+        {"KEYS", is_sm90 ? b->tile.groups * 64 : 64},
+        {"STAGES", is_sm90 ? b->tile.stages : b->pass.stages},
+        {"SPLIT", b->tile.is_split},
+        {"FIXED", cu_backward_is_fixed(b)},
+        {"REGS_CONSUMER", b->tile.registers[0]},
+        {"REGS_DQ", b->tile.registers[1]},
+        {"REGS_HELPERS", b->tile.registers[2]},
+        {"TM", b->pass.rows},
+        {"PARTS", b->pass.parts},
+        {"Q_SHARED", 0},
+        {"SCALE_FIRST", 0},
+    };
+    strbuf_puts(out, "/* generated: constants of this instance */\n#pragma once\n");
+    for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++)
+        strbuf_printf(out, "#define CFG_%s %d\n", rows[k].name, rows[k].value);
+}
+
+/* One wgmma of 64 rows by n columns: A from registers, or from shared memory, turned (rows
+ * along the sum) or not; B likewise. add: 0 overwrites. */
+static void put_product(const char *name, int n, const char *type, int is_a_registers,
+                        int is_a_turned, int is_b_turned, strbuf *out)
+{
+    const int count = n / 2, words = is_a_registers ? 4 : 1;
+    strbuf_printf(out, "DEVICE void %s(float (&d)[%d], %s, u64 b, int add)\n{\n", name, count,
+                  is_a_registers ? "u32 a0, u32 a1, u32 a2, u32 a3" : "u64 a");
+    strbuf_printf(out,
+                  "    asm volatile(\"{.reg .pred p; setp.ne.b32 p, %%%d, 0;\\n\"\n"
+                  "        \"wgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s {",
+                  count + words + 1, n, type, type);
+    for (int i = 0; i < count; i++)
+        strbuf_printf(out, "%s%%%d", i ? ", " : "", i);
+    strbuf_puts(out, is_a_registers ? "}, {" : "}, ");
+    for (int i = 0; i < words; i++)
+        strbuf_printf(out, "%s%%%d", i ? ", " : "", count + i);
+    strbuf_printf(out, "%s, %%%d, p, 1, 1, ", is_a_registers ? "}" : "", count + words);
+    if (!is_a_registers)
+        strbuf_printf(out, "%d, ", is_a_turned);
+    strbuf_printf(out, "%d;}\"\n        : ", is_b_turned);
+    for (int i = 0; i < count; i++)
+        strbuf_printf(out, "%s\"+f\"(d[%d])", i ? ", " : "", i);
+    strbuf_printf(out, "\n        : %s, \"l\"(b), \"r\"(add));\n}\n\n",
+                  is_a_registers ? "\"r\"(a0), \"r\"(a1), \"r\"(a2), \"r\"(a3)" : "\"l\"(a)");
+}
+
+void cu_backward_products(int D, int E, int is_f16, strbuf *out)
+{
+    const char *type = is_f16 ? "f16" : "bf16";
+    strbuf_puts(out, "/* generated: the products of backward */\n#pragma once\n\n");
+    put_product("wgmma_scores", BWD_ROWS, type, 0, 0, 0, out);
+    put_product("wgmma_dv", E, type, 1, 0, 1, out);
+    put_product("wgmma_dk", D, type, 1, 0, 1, out);
+    put_product("wgmma_dq", 64, type, 0, 1, 1, out);
+}

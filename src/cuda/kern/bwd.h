@@ -1,0 +1,35 @@
+/* What the host hands to the backward kernels; one text for C and for CUDA, as launch.h. */
+#ifndef SACCADE_CUDA_BWD_H
+#define SACCADE_CUDA_BWD_H
+
+#include "launch.h"
+
+enum {
+    BWD_ROWS = 64,  /* queries of a step, and of a tile of dQ */
+    BWD_CHUNKS = 32 /* parts of a head whose bounds are found apart */
+};
+
+typedef struct cu_bwd {
+    /* what forward had and left. Tiles are of keys here: n_qblk counts key tiles of one (b, g),
+     * order lists (b*G + g)*n_qblk + tile, runs are those of query blocks of BWD_ROWS. */
+    cu_fwd f;
+    const void *d_out; /* [B][H][M][E] */
+    const float *dlse; /* [B][H][M], or null */
+    cu_stride dos, dlse_s;
+    void *dq, *dk, *dv; /* [B][H][M][D], [B][G][N][D], [B][G][N][E]; null: not wanted */
+    cu_stride dqs, dks, dvs;
+    int n_mblk; /* query blocks of one (b, h) */
+    /* bwd_queries: runs of key blocks of CFG_TM for each query block, as f.runs has them for
+     * forward, and the order of query blocks */
+    const cu_run *q_runs;
+    const int *q_run_start, *q_order;
+    int q_mask_b, q_mask_h;
+    /* [B*H][n_mblk * BWD_ROWS]: lse in log2 units (+INF for a dead row), -delta, and, where dQ
+     * is summed in fixed point, one over the unit of a row's sums */
+    float *lse2, *minus_delta, *precision;
+    float slope_most; /* no larger derivative of a score by its product */
+    unsigned *bounds; /* [B*G][BWD_CHUNKS][2]: see bwd_unit.cuh */
+    float *dq_sum;    /* [B*H*n_mblk][panels][4096], as bwd_dq.cuh stages it */
+} cu_bwd;
+
+#endif

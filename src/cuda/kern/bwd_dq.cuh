@@ -1,0 +1,232 @@
+/* dQ of the backward kernel for Hopper. Its warpgroup multiplies dS by K, 64 columns (a part)
+ * at a time; a part goes to global memory as the registers lie: 16 bytes of each thread
+ * together, eight times. */
+#pragma once
+
+/* 64 columns of dQ = dS K; both operands lie with their rows along the sum */
+DEVICE void product_dq(float (&dq)[S_COUNT], u32 ds, u32 k)
+{
+    u64 a = operand(ds, 16), b = operand(k, KEY_PANEL);
+#pragma unroll
+    for (int kk = 0; kk < KEYS / 16; kk++)
+        wgmma_dq(dq, a + kk * 2048 / 16, b + kk * 2048 / 16, kk > 0);
+}
+
+/* A float of dQ as it is summed: in units of its row, or as it is. */
+DEVICE u32 counted(float x, float precision)
+{
+#if CFG_FIXED
+    return (u32)__float2int_rn(x * precision);
+#else
+    return __float_as_uint(x);
+#endif
+}
+
+DEVICE void stage(u32 to, const float (&dq)[S_COUNT], float f0, float f1)
+{
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 4; i++)
+        store_four(to + (i * 128 + (threadIdx.x & 127)) * 16, counted(dq[4 * i], f0),
+                   counted(dq[4 * i + 1], f0), counted(dq[4 * i + 2], f1),
+                   counted(dq[4 * i + 3], f1));
+    fence_async_proxy();
+}
+
+/* Staged parts are written by another warp, or by this group's first thread; two may be on
+ * their way. */
+#if CFG_SPLIT
+static_assert(PANELS_D == 2, "each of two parts has a place");
+
+DEVICE void put_part(const arena &s, const cu_bwd &p, u32 n, int tile, int part,
+                     const float (&dq)[S_COUNT], float f0, float f1)
+{
+    barrier_wait(s.staging_empty + part * 8, n & 1 ^ 1);
+    stage(s.staging + part * PART_BYTES, dq, f0, f1);
+    __syncwarp();
+    barrier_arrive_if(s.staging_full + part * 8, (threadIdx.x & 31) == 0);
+}
+
+DEVICE void end_parts(const arena &s, u32 n)
+{
+    barrier_wait(s.staging_empty, n & 1 ^ 1);
+    barrier_arrive_if(s.staging_full, (threadIdx.x & 31) == 0);
+}
+#else
+DEVICE void put_part(const arena &s, const cu_bwd &p, u32 n, int tile, int part,
+                     const float (&dq)[S_COUNT], float f0, float f1)
+{
+    u32 at = s.staging + (n * PANELS_D + part) % 2 * PART_BYTES;
+    int is_first = (threadIdx.x & 127) == 0;
+    if (is_first)
+        add_wait<1>();
+    named_sync(1, 128);
+    stage(at, dq, f0, f1);
+    named_sync(1, 128);
+    if (is_first)
+        add_bytes(p.dq_sum + ((long long)tile * PANELS_D + part) * (PART_BYTES / 4), at,
+                  PART_BYTES);
+}
+
+DEVICE void end_parts(const arena &, u32)
+{
+    if ((threadIdx.x & 127) == 0)
+        add_wait<0>();
+}
+#endif
+
+/* Keys that are not live: dQ sums over keys, and 0 times what memory holds there may be NaN. */
+DEVICE void clear_dead_keys(const arena &s, const key_tile &t)
+{
+    enum { CHUNKS = PANELS_D * 8 };
+    int first = max(t.kv_len - t.key0, 0);
+    if (first >= KEYS)
+        return;
+    for (int i = first * CHUNKS + (threadIdx.x & 127); i < KEYS * CHUNKS; i += 128) {
+        int row = i / CHUNKS, chunk = i % CHUNKS;
+        store_four(s.k + chunk / 8 * KEY_PANEL + row * 128 + chunk % 8 * 16, 0, 0, 0, 0);
+    }
+    fence_async_proxy();
+    named_sync(1, 128);
+}
+
+/* Of this thread's two rows: asked for before the product, needed after it. */
+struct precisions {
+    float row0, row1;
+};
+
+DEVICE precisions precisions_of(const cu_bwd &p, int tile)
+{
+#if CFG_FIXED
+    int row = (threadIdx.x / 32 & 3) * 16 + (threadIdx.x & 31) / 4;
+    const float *at = p.precision + (long long)tile * BWD_ROWS + row;
+    return {load_float(at), load_float(at + 8)};
+#else
+    return {1.f, 1.f};
+#endif
+}
+
+DEVICE void start_part(const arena &s, u32 n, int part, float (&dq)[S_COUNT])
+{
+    wgmma_fence();
+    product_dq(dq, s.ds + (n & 1) * DS_BYTES, s.k + part * KEY_PANEL);
+    wgmma_commit();
+}
+
+DEVICE void end_part(const arena &s, const cu_bwd &p, u32 n, int tile, int part,
+                     const precisions &by, float (&dq)[S_COUNT])
+{
+    wgmma_wait<0>();
+    if (part == PANELS_D - 1)
+        barrier_arrive_if(s.ds_empty + (n & 1) * 8, (threadIdx.x & 31) == 0);
+    put_part(s, p, n, tile, part, dq, by.row0, by.row1);
+}
+
+/* Once dS is there, all consumers are done with what the step before it read, and the load of
+ * what takes its place may begin. */
+DEVICE int take_ds(const arena &s, u32 n, int4 &step)
+{
+    barrier_wait(s.ds_full + (n & 1) * 8, n >> 1 & 1);
+    step = load_four(s.steps + (n & (STEPS - 1)) * 16);
+    return !(step.w & STEP_END);
+}
+
+/* Loads by a thread of this warpgroup, where no warp of their own does them. */
+struct own_loads {
+#if !CFG_SPLIT
+    loader l;
+#endif
+};
+
+DEVICE void own_begin(own_loads &own, const arena &s, const cu_bwd &p, const key_tile &t,
+                      const tensor_map *mq, const tensor_map *mk, const tensor_map *mv,
+                      const tensor_map *mo)
+{
+#if !CFG_SPLIT
+    if ((threadIdx.x & 127) == 96)
+        load_begin(s, own.l, p, t, mq, mk, mv, mo);
+#endif
+}
+
+DEVICE void own_step(own_loads &own, const arena &s, const cu_bwd &p, const key_tile &t, u32 n,
+                     const tensor_map *mq, const tensor_map *mo)
+{
+#if !CFG_SPLIT
+    if ((threadIdx.x & 127) == 96 && n > 0)
+        load_step(s, own.l, p, t, mq, mo);
+    __syncwarp();
+#endif
+}
+
+/* dQ of every step; the loads run beside the first part's product. Without a dQ to make, dS is
+ * let go as it comes. */
+DEVICE void sum_dq(const arena &s, const cu_bwd &p, int turn, const tensor_map *mq,
+                   const tensor_map *mk, const tensor_map *mv, const tensor_map *mo)
+{
+    float dq[S_COUNT];
+    int4 step;
+    key_tile t = key_tile_at(p.f, turn);
+    own_loads own;
+    u32 n = 0;
+    own_begin(own, s, p, t, mq, mk, mv, mo);
+    barrier_wait(s.kv_full, 0);
+    clear_dead_keys(s, t);
+    if (!p.dq_sum) {
+        for (; take_ds(s, n, step); n++) {
+            own_step(own, s, p, t, n, mq, mo);
+            barrier_arrive_if(s.ds_empty + (n & 1) * 8, (threadIdx.x & 31) == 0);
+        }
+        return;
+    }
+    for (; take_ds(s, n, step); n++) {
+        precisions by = precisions_of(p, step.x);
+        start_part(s, n, 0, dq);
+        own_step(own, s, p, t, n, mq, mo);
+        end_part(s, p, n, step.x, 0, by, dq);
+#pragma unroll
+        for (int part = 1; part < PANELS_D; part++) {
+            start_part(s, n, part, dq);
+            end_part(s, p, n, step.x, part, by, dq);
+        }
+    }
+    end_parts(s, n);
+}
+
+#if CFG_SPLIT
+/* Helpers of their own warps: loads, and dQ to global memory. */
+DEVICE void load_all(const arena &s, const cu_bwd &p, int turn, const tensor_map *mq,
+                     const tensor_map *mk, const tensor_map *mv, const tensor_map *mo)
+{
+    key_tile t = key_tile_at(p.f, turn);
+    loader l;
+    load_begin(s, l, p, t, mq, mk, mv, mo);
+    for (u32 n = 0; l.more; n++) {
+        barrier_wait(s.ds_full + (n & 1) * 8, n >> 1 & 1);
+        if (n > 0)
+            load_step(s, l, p, t, mq, mo);
+    }
+}
+
+DEVICE void write_dq(const arena &s, const cu_bwd &p)
+{
+    for (u32 n = 0;; n++) {
+        int4 step;
+#pragma unroll
+        for (int part = 0; part < PANELS_D; part++) {
+            u32 at = s.staging + part * PART_BYTES;
+            barrier_wait(s.staging_full + part * 8, n & 1);
+            if (part == 0)
+                step = load_four(s.steps + (n & (STEPS - 1)) * 16);
+            if (step.w & STEP_END)
+                break;
+            add_bytes(p.dq_sum + ((long long)step.x * PANELS_D + part) * (PART_BYTES / 4), at,
+                      PART_BYTES);
+            add_wait<1>();
+            if (n > 0 || part > 0)
+                barrier_arrive(s.staging_empty + (part ^ 1) * 8);
+        }
+        if (step.w & STEP_END)
+            break;
+    }
+    add_wait<0>();
+}
+#endif

@@ -1,0 +1,79 @@
+/* Loads of the backward kernel for Hopper, by one thread. What a step is about lies beside its
+ * tiles in shared memory, so that nobody else walks: its number among all query tiles, its
+ * first query, its head, flags. */
+#pragma once
+
+enum { STEP_MASKED = 1, STEP_END = 2 };
+
+struct loader {
+    query_walk walk;
+    ring<CFG_STAGES> at;
+    u32 n; /* steps begun */
+    int more;
+};
+
+DEVICE void load_keys(const arena &s, const cu_bwd &p, const key_tile &t, const tensor_map *mk,
+                      const tensor_map *mv)
+{
+    head_box k = key_box(p.f, t.b, t.g), v = value_box(p.f, t.b, t.g);
+    barrier_expect(s.kv_full, K_BYTES + V_BYTES);
+#pragma unroll
+    for (int i = 0; i < PANELS_D; i++)
+        copy_box(s.k + i * KEY_PANEL, mk, i * 64, t.key0, k.h, k.b, s.kv_full, EVICT_FIRST);
+#pragma unroll
+    for (int i = 0; i < PANELS_E; i++)
+        copy_box(s.v + i * KEY_PANEL, mv, i * 64, t.key0, v.h, v.b, s.kv_full, EVICT_FIRST);
+}
+
+DEVICE void load_queries(const arena &s, const loader &l, const cu_bwd &p, const key_tile &t,
+                         int tile, const tensor_map *mq, const tensor_map *mo)
+{
+    u32 q_full = s.q_full + l.at.slot * 8, o_full = s.o_full + l.at.slot * 8;
+    int q0 = l.walk.block * BWD_ROWS;
+    head_box q = query_box(p.f, t.b, l.walk.h), o = box_at(p.dos, t.b, l.walk.h);
+    barrier_expect(q_full, Q_BYTES + STAT_BYTES);
+#pragma unroll
+    for (int i = 0; i < PANELS_D; i++)
+        copy_box(s.q + l.at.slot * Q_BYTES + i * QUERY_PANEL, mq, i * 64, q0, q.h, q.b,
+                 q_full, EVICT_LAST);
+    copy_bytes(s.lse + l.at.slot * STAT_BYTES, p.lse2 + (long long)tile * BWD_ROWS, STAT_BYTES,
+               q_full);
+    barrier_expect(o_full, O_BYTES + STAT_BYTES);
+#pragma unroll
+    for (int i = 0; i < PANELS_E; i++)
+        copy_box(s.d_out + l.at.slot * O_BYTES + i * QUERY_PANEL, mo, i * 64, q0,
+                 o.h, o.b, o_full, EVICT_LAST);
+    copy_bytes(s.delta + l.at.slot * STAT_BYTES, p.minus_delta + (long long)tile * BWD_ROWS,
+               STAT_BYTES, o_full);
+}
+
+DEVICE void load_step(const arena &s, loader &l, const cu_bwd &p, const key_tile &t,
+                      const tensor_map *mq, const tensor_map *mo)
+{
+    if (!l.more)
+        return;
+    l.more = query_next(l.walk, p, t);
+    int tile = (t.b * p.f.H + l.walk.h) * p.n_mblk + l.walk.block;
+    int masked = l.walk.masked | (t.key0 + KEYS > t.kv_len);
+    store_four(s.steps + (l.n++ & (STEPS - 1)) * 16, tile, l.walk.block * BWD_ROWS, l.walk.h,
+               l.more ? (masked ? STEP_MASKED : 0) : STEP_END);
+    if (l.more)
+        load_queries(s, l, p, t, tile, mq, mo);
+    else
+        barrier_arrive(s.q_full + l.at.slot * 8);
+    ring_next(l.at);
+}
+
+DEVICE void load_begin(const arena &s, loader &l, const cu_bwd &p, const key_tile &t,
+                       const tensor_map *mq, const tensor_map *mk, const tensor_map *mv,
+                       const tensor_map *mo)
+{
+    l.walk = query_begin(p, t);
+    l.at = {0, 0};
+    l.n = 0;
+    l.more = 1;
+    load_keys(s, p, t, mk, mv);
+    grid_wait_before();
+    for (int i = 0; i < CFG_STAGES; i++)
+        load_step(s, l, p, t, mq, mo);
+}

@@ -1,0 +1,140 @@
+/* Before the backward kernel: what each row of queries brings. delta = rowsum(dO * O) - dlse,
+ * negated, for it starts the accumulator of dP; lse in log2 units; sums of dQ at 0. Where dQ is
+ * summed in fixed point, bwd_bounds finds before how large K and V are (bwd_unit.cuh).
+ *
+ * Rows here are padded to whole query blocks. A few lanes share a row, 16 bytes each. */
+#include "cfg.cuh"
+#include "ptx.cuh"
+#include "bwd.h"
+#include "kv.cuh"
+#include "bwd_unit.cuh"
+
+enum {
+    DIM = CFG_D > CFG_E ? CFG_D : CFG_E,
+    LANES = DIM > 128 ? 32 : DIM > 64 ? 16 : 8, /* to a row */
+    PANELS_D = (CFG_D + 63) / 64
+};
+
+DEVICE int key_count(const cu_fwd &p, int b)
+{
+    int n = p.kv_len.by_batch ? __ldg(p.kv_len.by_batch + (long long)b * p.kv_len.step)
+                              : p.kv_len.value;
+    return max(0, min(n, p.N));
+}
+
+/* eight neighbours of a row, 0 past its end */
+DEVICE void load_eight(float (&x)[8], const u16 *row, int column, int real, int is_plain)
+{
+    if (is_plain) {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            x[i] = column + i < real ? to_float(__ldg(row + column + i)) : 0.f;
+        return;
+    }
+    uint4 w = column < real ? __ldg((const uint4 *)(row + column)) : make_uint4(0, 0, 0, 0);
+    u32 words[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        x[i] = to_float((u16)(words[i / 2] >> (i & 1) * 16));
+}
+
+DEVICE float sum_of_lanes(float x)
+{
+#pragma unroll
+    for (int i = LANES / 2; i; i /= 2)
+        x += __shfl_xor_sync(~0u, x, i);
+    return x;
+}
+
+DEVICE u32 magnitude(float x)
+{
+    return __float_as_uint(x) & 0x7fffffffu;
+}
+
+/* A CTA to a part of the keys of a head. */
+extern "C" __global__ void __launch_bounds__(256) bwd_bounds(const __grid_constant__ cu_bwd p)
+{
+    enum { STEP = 256 / LANES };
+    __shared__ u32 most[2][8];
+    int part = blockIdx.x;
+    int bg = part / BWD_CHUNKS, b = bg / p.f.G, g = bg % p.f.G, warp = threadIdx.x / 32;
+    int column = threadIdx.x % LANES * 8, n = key_count(p.f, b);
+    int each = ((n + BWD_CHUNKS - 1) / BWD_CHUNKS + STEP - 1) / STEP * STEP;
+    int from = part % BWD_CHUNKS * each, to = min(from + each, n);
+    row_source k = key_rows(p.f, b, g), v = value_rows(p.f, b, g);
+    u32 most_k = 0, most_v = 0;
+#pragma unroll 4
+    for (int first = from; first < to; first += STEP) {
+        int at = min(first + (int)threadIdx.x / LANES, to - 1);
+        float x[8], y[8], norm = 0.f;
+        load_eight(x, row_address(k, at), column, CFG_D_REAL, p.f.is_plain);
+        load_eight(y, row_address(v, at), column, CFG_E_REAL, p.f.is_plain);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            most_k = max(most_k, magnitude(x[i]));
+            norm = fmaf(y[i], y[i], norm);
+        }
+        most_v = max(most_v, magnitude(sqrtf(sum_of_lanes(norm))));
+    }
+    most[0][warp] = __reduce_max_sync(~0u, most_k);
+    most[1][warp] = __reduce_max_sync(~0u, most_v);
+    __syncthreads();
+    if (threadIdx.x < 2) {
+        u32 x = 0;
+        for (int i = 0; i < 8; i++)
+            x = max(x, most[threadIdx.x][i]);
+        p.bounds[part * 2 + threadIdx.x] = x;
+    }
+}
+
+/* A dead row (lse -INF) weighs nothing: 2^(s - INF) = 0. An infinite or NaN lse poisons it. */
+DEVICE float log2_units(float lse)
+{
+    return lse == NEG_INF ? -NEG_INF
+           : fabsf(lse) < -NEG_INF ? lse * 1.4426950408889634f
+                                   : __int_as_float(0x7fffffff);
+}
+
+extern "C" __global__ void __launch_bounds__(256) bwd_prepare(const __grid_constant__ cu_bwd p)
+{
+    int rows = p.n_mblk * BWD_ROWS, lane = threadIdx.x % LANES, column = lane * 8;
+    int id = blockIdx.x * (256 / LANES) + threadIdx.x / LANES;
+    int bh = id / rows, m = id % rows, b = bh / p.f.H, h = bh % p.f.H;
+    int is_row = b < p.f.B && m < p.f.M;
+    float x[8], y[8], dot = 0.f, norm = 0.f, lse = NEG_INF;
+#if CFG_FIXED
+    /* rows of a warp are of one head: padded rows come in whole blocks */
+    key_bounds most = bounds_of(p, min(b, p.f.B - 1) * p.f.G + kv_head(p.f, h));
+#endif
+    const u16 *o = (const u16 *)p.f.o, *d_out = (const u16 *)p.d_out;
+    if (is_row) {
+        o += b * p.f.os.b + h * p.f.os.h + m * p.f.os.n;
+        d_out += b * p.dos.b + h * p.dos.h + m * p.dos.n;
+        lse = p.f.lse[b * p.f.lse_s.b + h * p.f.lse_s.h + m * p.f.lse_s.n];
+    }
+    load_eight(x, o, is_row ? column : CFG_E_REAL, CFG_E_REAL, p.f.is_plain);
+    load_eight(y, d_out, is_row ? column : CFG_E_REAL, CFG_E_REAL, p.f.is_plain);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        dot = fmaf(x[i], y[i], dot);
+        norm = fmaf(y[i], y[i], norm);
+    }
+    float delta = sum_of_lanes(dot);
+    norm = sqrtf(sum_of_lanes(norm));
+    if (b >= p.f.B)
+        return;
+    if (is_row && p.dlse)
+        delta -= p.dlse[b * p.dlse_s.b + h * p.dlse_s.h + m * p.dlse_s.n];
+    if (lse == NEG_INF)
+        delta = norm = 0.f;
+    if (lane == 0) {
+        p.lse2[id] = log2_units(lse);
+        p.minus_delta[id] = -delta;
+#if CFG_FIXED
+        p.precision[id] = precision_of(most, norm * p.slope_most, delta * p.slope_most);
+#endif
+    }
+    if (p.dq_sum)
+        for (int i = lane; i < PANELS_D * 16; i += LANES)
+            ((float4 *)p.dq_sum)[(long long)id * PANELS_D * 16 + i] = make_float4(0, 0, 0, 0);
+}

@@ -1,0 +1,383 @@
+/* Backward attention for any GPU from sm_80 on, any alignment, any score function: two kernels
+ * that make the scores twice and add nothing up across CTAs, so that results never depend on
+ * an order. bwd_keys: a CTA has 64 keys of one key head and makes dK and dV of them, passing
+ * by the queries of every head of the group. bwd_queries: a CTA has 64 queries of one head and
+ * makes dQ of them, passing by the keys.
+ *
+ * Either way 64 rows stay and blocks of CFG_TM rows pass, with two tensors each: K and V, Q and
+ * dO. A warp holds 16 of the rows that stay, with scores in registers (mma.cuh); with CFG_PARTS
+ * 2 two warps share 16 rows, and each owns half of the results' columns.
+ *
+ * Shared memory: the tiles that stay, then [CFG_STAGES] of those that pass, then lse and delta
+ * of 64 rows and of CFG_STAGES blocks. */
+#include "cfg.cuh"
+#include "ptx.cuh"
+#include "bwd.h"
+#include "arith.cuh"
+#include "mod.cuh"
+#include "kv.cuh"
+#include "mma.cuh"
+#include "copy.cuh"
+#include "bwd_copy.cuh"
+#include "bwd_tile.cuh"
+#include "bwd_mod.cuh"
+#include "bwd_mma.cuh"
+
+enum {
+    STAY = 64,
+    PASS = CFG_TM,
+    WARPS = 4 * CFG_PARTS,
+    THREADS = WARPS * 32,
+    PANELS_D = (CFG_D + 63) / 64,
+    PANELS_E = (CFG_E + 63) / 64,
+    STAY_D = PANELS_D * STAY * 128,
+    STAY_BYTES = STAY_D + PANELS_E * STAY * 128,
+    PASS_D = PANELS_D * PASS * 128,
+    PASS_BYTES = PASS_D + PANELS_E * PASS * 128,
+    STATS = STAY_BYTES + CFG_STAGES * PASS_BYTES, /* offset of lse and delta */
+    S_COUNT = PASS / 2,
+    WIDTH_D = (CFG_D / 16 + CFG_PARTS - 1) / CFG_PARTS * 16, /* columns of a warp */
+    WIDTH_E = (CFG_E / 16 + CFG_PARTS - 1) / CFG_PARTS * 16
+};
+
+/* the 16 rows of this warp among those that stay, and its part of the columns */
+DEVICE int warp_row(void)
+{
+    return (int)threadIdx.x / 32 / CFG_PARTS * 16;
+}
+
+DEVICE int warp_part(void)
+{
+    return (int)threadIdx.x / 32 % CFG_PARTS;
+}
+
+/* rows of two tensors of one head */
+struct rows {
+    row_source x, y;
+    int n; /* rows there are */
+};
+
+DEVICE rows rows_of_keys(const cu_bwd &p, int b, int g, int n)
+{
+    return {key_rows(p.f, b, g), value_rows(p.f, b, g), n};
+}
+
+DEVICE rows rows_of_queries(const cu_bwd &p, int b, int h)
+{
+    row_source d_out = {(const u16 *)p.d_out + b * p.dos.b + h * p.dos.h, p.dos.n};
+    return {query_rows(p.f, b, h), d_out, p.f.M};
+}
+
+/* COUNT rows from `first` on to shared memory; rows past the end as zeros */
+template <int COUNT>
+DEVICE void copy_both(u32 to, const rows &from, int first, int is_plain)
+{
+    enum { SECOND = PANELS_D * COUNT * 128 };
+    copy_rows<COUNT, CFG_D, CFG_D_REAL, THREADS>(to, from.x, first, from.n, is_plain,
+                                                 threadIdx.x);
+    copy_rows<COUNT, CFG_E, CFG_E_REAL, THREADS>(to + SECOND, from.y, first, from.n, is_plain,
+                                                 threadIdx.x);
+}
+
+/* lse (natural) and -delta of queries, +INF and 0 for what is dead or not there */
+DEVICE float2 stats_of(const cu_bwd &p, int b, int h, int m)
+{
+    if (m >= p.f.M)
+        return make_float2(-NEG_INF, 0.f);
+    float lse = p.f.lse[b * p.f.lse_s.b + h * p.f.lse_s.h + m * p.f.lse_s.n];
+    int tile = (b * p.f.H + h) * p.n_mblk;
+    float delta = p.minus_delta[(long long)tile * BWD_ROWS + m];
+    return make_float2(lse == NEG_INF ? -NEG_INF : lse == -NEG_INF ? NOT_A_NUMBER : lse, delta);
+}
+
+/* A thread's four scores and what it takes to make weights of them. */
+struct four {
+    float x[4], dp[4]; /* dot products of both kinds, in the order of bwd_mod.cuh */
+    int q0, q1, k0, k1;
+    float2 stat0, stat1;
+};
+
+/* Weights and dS of four positions; 0 where they are not live. */
+DEVICE void weigh(four &f, const cu_bwd &p, const mod_args &mod, int b, int h,
+                  const bool (&live)[4], float (&w)[4], float (&ds)[4])
+{
+    float slope[4];
+    scores4(p.f, mod, b, h, f.q0, f.q1, f.k0, f.k1, f.x, slope);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float2 stat = i < 2 ? f.stat0 : f.stat1;
+        float weight = exp2_fast((f.x[i] - stat.x) * 1.4426950408889634f);
+        weight = f.x[i] == NEG_INF ? 0.f : weight;
+        w[i] = live[i] ? weight : 0.f;
+        ds[i] = w[i] == 0.f ? 0.f : w[i] * slope[i] * (f.dp[i] + stat.y);
+    }
+}
+
+/* ---- keys stay ---- */
+
+/* P and dS of this warp's 16 keys by PASS queries, packed. stats: of the queries, in shared
+ * memory. */
+DEVICE void weights_of_keys(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], const cu_bwd &p,
+                            const mod_args &mod, const key_tile &t, int h, int q0, int masked,
+                            u32 stay, u32 pass, u32 stats)
+{
+    float s[S_COUNT], dp[S_COUNT];
+    int lane = threadIdx.x & 31, key = t.key0 + warp_row() + lane / 4;
+    key_side k0 = {key + t.kv_offset, key < t.kv_len};
+    key_side k1 = {key + 8 + t.kv_offset, key + 8 < t.kv_len};
+    tile_scores<STAY, CFG_D>(s, stay, warp_row(), pass);
+    tile_scores<STAY, CFG_E>(dp, stay + STAY_D, warp_row(), pass + PASS_D);
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 4; i++) {
+        int at = 8 * i + 2 * (lane & 3);
+        bool live[4] = {true, true, true, true};
+        float a[4], b[4];
+        four f;
+        float4 stat = load_stats(stats + at * 8);
+        f.q0 = q0 + at + t.q_offset;
+        f.q1 = f.q0 + 1;
+        f.k0 = k0.kv;
+        f.k1 = k1.kv;
+        f.stat0 = make_float2(stat.x, stat.y);
+        f.stat1 = make_float2(stat.z, stat.w);
+        f.x[0] = s[4 * i], f.x[1] = s[4 * i + 2], f.x[2] = s[4 * i + 1], f.x[3] = s[4 * i + 3];
+        f.dp[0] = dp[4 * i], f.dp[1] = dp[4 * i + 2], f.dp[2] = dp[4 * i + 1],
+        f.dp[3] = dp[4 * i + 3];
+        if (masked)
+            live4(p.f, mod, t.b, h, query_side_of(p.f, mod, t.b, h, f.q0),
+                  query_side_of(p.f, mod, t.b, h, f.q1), k0, k1, live);
+        weigh(f, p, mod, t.b, h, live, a, b);
+        w[2 * i] = pack(a[0], a[2]);
+        w[2 * i + 1] = pack(a[1], a[3]);
+        ds[2 * i] = pack(b[0], b[2]);
+        ds[2 * i + 1] = pack(b[1], b[3]);
+    }
+}
+
+/* One element at a time: rows lie anywhere. */
+template <int COUNT>
+DEVICE void store_result(u16 *head, long long step, int row0, int n, int first, int real,
+                         float factor, const float (&x)[COUNT])
+{
+    int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        int row = row0 + lane / 4 + 8 * (i / 2 & 1);
+        int column = first + 8 * (i / 4) + 2 * (lane & 3) + (i & 1);
+        if (row < n && column < real)
+            head[row * step + column] = from_float(x[i] * factor);
+    }
+}
+
+/* a block of queries on its way to a stage */
+DEVICE void pass_queries(const cu_bwd &p, const key_tile &t, int h, int q0, u32 shared,
+                         int stage)
+{
+    u32 stats = shared + STATS + (STAY + stage * PASS) * 8;
+    copy_both<PASS>(shared + STAY_BYTES + stage * PASS_BYTES, rows_of_queries(p, t.b, h), q0,
+                    p.f.is_plain);
+    for (int i = threadIdx.x; i < PASS; i += THREADS)
+        store_stats(stats + i * 8, stats_of(p, t.b, h, q0 + i));
+}
+
+/* Blocks of the walk are of BWD_ROWS queries: PASS of them at a time. */
+struct passing {
+    query_walk walk;
+    int at; /* rows of the present block that have passed */
+    int more;
+};
+
+DEVICE void passing_next(passing &w, const cu_bwd &p, const key_tile &t)
+{
+    w.at += PASS;
+    if (w.at >= BWD_ROWS) {
+        w.at = 0;
+        w.more = query_next(w.walk, p, t);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    bwd_keys(const __grid_constant__ cu_bwd p, const __grid_constant__ mod_args mod)
+{
+    extern __shared__ __align__(1024) char memory[];
+    u32 shared = smem_address(memory), w[S_COUNT / 2], ds[S_COUNT / 2];
+    key_tile t = key_tile_at(p.f, blockIdx.x);
+    float dk[WIDTH_D / 2], dv[WIDTH_E / 2];
+    passing next = {query_begin(p, t), BWD_ROWS, 0};
+    int stage = 0;
+#pragma unroll
+    for (int i = 0; i < WIDTH_D / 2; i++)
+        dk[i] = 0.f;
+#pragma unroll
+    for (int i = 0; i < WIDTH_E / 2; i++)
+        dv[i] = 0.f;
+    copy_both<STAY>(shared, rows_of_keys(p, t.b, t.g, t.kv_len), t.key0, p.f.is_plain);
+    passing_next(next, p, t);
+    if (next.more)
+        pass_queries(p, t, next.walk.h, next.walk.block * BWD_ROWS, shared, 0);
+    copy_commit();
+    while (next.more) {
+        int h = next.walk.h, q0 = next.walk.block * BWD_ROWS + next.at;
+        int masked = next.walk.masked | (t.key0 + STAY > t.kv_len);
+        u32 pass = shared + STAY_BYTES + stage * PASS_BYTES;
+        u32 stats = shared + STATS + (STAY + stage * PASS) * 8;
+        passing_next(next, p, t);
+#if CFG_STAGES > 1
+        if (next.more)
+            pass_queries(p, t, next.walk.h, next.walk.block * BWD_ROWS + next.at, shared,
+                         stage ^ 1);
+        copy_commit();
+#endif
+        copy_wait<CFG_STAGES - 1>();
+        __syncthreads();
+        weights_of_keys(w, ds, p, mod, t, h, q0, masked, shared, pass, stats);
+        tile_sums(dv, w, pass + PASS_D, warp_part() * WIDTH_E);
+        tile_sums(dk, ds, pass, warp_part() * WIDTH_D);
+        __syncthreads();
+#if CFG_STAGES > 1
+        stage ^= 1;
+#else
+        if (next.more)
+            pass_queries(p, t, next.walk.h, next.walk.block * BWD_ROWS + next.at, shared, 0);
+        copy_commit();
+#endif
+    }
+    if (p.dk)
+        store_result((u16 *)p.dk + t.b * p.dks.b + t.g * p.dks.h, p.dks.n,
+                     t.key0 + warp_row(), p.f.N, warp_part() * WIDTH_D, CFG_D_REAL, p.f.scale,
+                     dk);
+    if (p.dv)
+        store_result((u16 *)p.dv + t.b * p.dvs.b + t.g * p.dvs.h, p.dvs.n,
+                     t.key0 + warp_row(), p.f.N, warp_part() * WIDTH_E, CFG_E_REAL, 1.f, dv);
+}
+
+/* ---- queries stay ---- */
+
+struct query_tile {
+    int b, h, g, block, row0, q_offset, kv_offset, kv_len;
+};
+
+DEVICE query_tile query_tile_at(const cu_bwd &p, int turn)
+{
+    query_tile t;
+    int id = p.q_order ? __ldg(p.q_order + turn) : turn, bh = id / p.n_mblk;
+    t.block = id % p.n_mblk;
+    t.row0 = t.block * BWD_ROWS;
+    t.h = bh % p.f.H;
+    t.b = bh / p.f.H;
+    t.g = kv_head(p.f, t.h);
+    t.q_offset = position_of(p.f.q_offset, t.b);
+    t.kv_offset = position_of(p.f.kv_offset, t.b);
+    t.kv_len = max(0, min(position_of(p.f.kv_len, t.b), p.f.N));
+    return t;
+}
+
+/* Blocks of PASS keys that the tile meets; runs are of blocks of that size. */
+struct key_walk {
+    int run, end, block, last, masked;
+};
+
+DEVICE key_walk key_begin(const cu_bwd &p, const query_tile &t)
+{
+    key_walk w = {0, 0, -1, (t.kv_len + PASS - 1) / PASS - 1, MOD_MASK != MASK_NONE};
+    if (p.q_runs) {
+        int row = t.b * p.q_mask_b + t.h * p.q_mask_h + t.block;
+        w.run = __ldg(p.q_run_start + row);
+        w.end = __ldg(p.q_run_start + row + 1);
+        w.last = -1;
+    }
+    return w;
+}
+
+DEVICE int key_next(key_walk &w, const cu_bwd &p, const query_tile &t)
+{
+    int n = (t.kv_len + PASS - 1) / PASS;
+    while (w.block >= w.last) {
+        if (w.run == w.end)
+            return 0;
+        int4 run = __ldg((const int4 *)p.q_runs + w.run++);
+        w.block = run.x - 1;
+        w.last = min(run.x + run.y, n) - 1;
+        w.masked = run.z;
+    }
+    w.block++;
+    return 1;
+}
+
+/* dS of this warp's 16 queries by PASS keys, packed */
+DEVICE void ds_of_queries(u32 (&ds)[S_COUNT / 2], const cu_bwd &p, const mod_args &mod,
+                          const query_tile &t, int key0, int masked, u32 stay, u32 pass,
+                          const float2 (&stat)[2])
+{
+    float s[S_COUNT], dp[S_COUNT];
+    int lane = threadIdx.x & 31, q = t.row0 + warp_row() + lane / 4 + t.q_offset;
+    tile_scores<STAY, CFG_D>(s, stay, warp_row(), pass);
+    tile_scores<STAY, CFG_E>(dp, stay + STAY_D, warp_row(), pass + PASS_D);
+    query_side q0 = query_side_of(p.f, mod, t.b, t.h, q);
+    query_side q1 = query_side_of(p.f, mod, t.b, t.h, q + 8);
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 4; i++) {
+        int key = key0 + 8 * i + 2 * (lane & 3);
+        bool live[4] = {true, true, true, true};
+        float a[4], b[4];
+        four f;
+        f.q0 = q, f.q1 = q + 8, f.k0 = key + t.kv_offset, f.k1 = f.k0 + 1;
+        f.stat0 = stat[0], f.stat1 = stat[1];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            f.x[j] = s[4 * i + j], f.dp[j] = dp[4 * i + j];
+        if (masked) {
+            key_side k0 = {f.k0, key < t.kv_len}, k1 = {f.k1, key + 1 < t.kv_len};
+            live4(p.f, mod, t.b, t.h, q0, q1, k0, k1, live);
+        }
+        weigh(f, p, mod, t.b, t.h, live, a, b);
+        ds[2 * i] = pack(b[0], b[1]);
+        ds[2 * i + 1] = pack(b[2], b[3]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    bwd_queries(const __grid_constant__ cu_bwd p, const __grid_constant__ mod_args mod)
+{
+    extern __shared__ __align__(1024) char memory[];
+    u32 shared = smem_address(memory), ds[S_COUNT / 2];
+    query_tile t = query_tile_at(p, blockIdx.x);
+    rows keys = rows_of_keys(p, t.b, t.g, t.kv_len);
+    float dq[WIDTH_D / 2];
+    int stage = 0, row = t.row0 + warp_row() + (threadIdx.x & 31) / 4;
+    float2 stat[2] = {stats_of(p, t.b, t.h, row), stats_of(p, t.b, t.h, row + 8)};
+    key_walk walk = key_begin(p, t);
+#pragma unroll
+    for (int i = 0; i < WIDTH_D / 2; i++)
+        dq[i] = 0.f;
+    copy_both<STAY>(shared, rows_of_queries(p, t.b, t.h), t.row0, p.f.is_plain);
+    int more = key_next(walk, p, t);
+    if (more)
+        copy_both<PASS>(shared + STAY_BYTES, keys, walk.block * PASS, p.f.is_plain);
+    copy_commit();
+    while (more) {
+        int key0 = walk.block * PASS, masked = walk.masked | (key0 + PASS > t.kv_len);
+        u32 pass = shared + STAY_BYTES + stage * PASS_BYTES;
+        more = key_next(walk, p, t);
+#if CFG_STAGES > 1
+        if (more)
+            copy_both<PASS>(shared + STAY_BYTES + (stage ^ 1) * PASS_BYTES, keys,
+                            walk.block * PASS, p.f.is_plain);
+        copy_commit();
+#endif
+        copy_wait<CFG_STAGES - 1>();
+        __syncthreads();
+        ds_of_queries(ds, p, mod, t, key0, masked, shared, pass, stat);
+        tile_sums(dq, ds, pass, warp_part() * WIDTH_D);
+        __syncthreads();
+#if CFG_STAGES > 1
+        stage ^= 1;
+#else
+        if (more)
+            copy_both<PASS>(shared + STAY_BYTES, keys, walk.block * PASS, p.f.is_plain);
+        copy_commit();
+#endif
+    }
+    store_result((u16 *)p.dq + t.b * p.dqs.b + t.h * p.dqs.h, p.dqs.n, t.row0 + warp_row(),
+                 p.f.M, warp_part() * WIDTH_D, CFG_D_REAL, p.f.scale, dq);
+}

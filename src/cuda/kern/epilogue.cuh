@@ -1,0 +1,130 @@
+/* The end of a tile: statistics of its rows, rows to be done again, and O to global memory. */
+#pragma once
+
+#include "softmax.cuh"
+#include "tile.cuh"
+
+/* Statistics of row m; a null tensor is not wanted. */
+DEVICE void put_lse(const cu_fwd &p, int b, int h, int m, float x)
+{
+    if (p.lse)
+        p.lse[b * p.lse_s.b + h * p.lse_s.h + m * p.lse_s.n] = x;
+}
+
+DEVICE void put_row_max(const cu_fwd &p, int b, int h, int m, float x)
+{
+    if (p.row_max)
+        p.row_max[b * p.max_s.b + h * p.max_s.h + m * p.max_s.n] = x;
+}
+
+/* Ends the rows of a thread: writes lse and maximum, and sets inv to 1 / sum, or to 0 for a row
+ * without a live key. Each warp flags its 16 rows if a result is not finite or a sum is lost:
+ * the careful kernel makes them again, since a NaN may have lain in V at a masked key. */
+template <int COUNT>
+DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const float (&o)[COUNT],
+                        float (&inv)[2])
+{
+    float zero = 0.f; /* turns NaN with the first element that is not finite */
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        zero = fmaf(o[i], 0.f, zero);
+    int lane = threadIdx.x & 31, bad = zero != 0.f;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float l = quad_sum(w.l[i]);
+        inv[i] = l == 0.f ? 0.f : 1.f / l;
+        bad |= row_is_lost(w.m[i], l);
+#if CFG_ROWMAX
+        float peak = quad_max(w.peak[i]);
+#endif
+        int m = t.row0 + row_of_thread() + 8 * i;
+        if ((lane & 3) == 0 && part_of_thread() == 0 && m < p.M) {
+            put_lse(p, t.b, t.h, m,
+                    l == 0.f ? NEG_INF : (w.m[i] + log2f(l)) * 0.6931471805599453f);
+#if CFG_ROWMAX
+            put_row_max(p, t.b, t.h, m, peak * 0.6931471805599453f);
+#endif
+        }
+    }
+#if CFG_PARTS > 1
+    bad = __syncthreads_or(bad); /* one flag for all warps; good rows are made again in vain */
+#endif
+    bad = __any_sync(~0u, bad);
+    if (lane == 0 && bad && p.redo)
+        p.redo[atomicAdd(p.redo_count, 1)] = t.id; /* at most once a warp */
+    if (lane == 0)
+        p.flags[t.id * p.tile_groups + group_of_thread()] = bad;
+}
+
+#if CFG_F32
+/* Writes O / l: a thread has 8 neighbouring columns of each panel (mma32.cuh). */
+template <int COUNT>
+DEVICE void rows_store(const cu_fwd &p, const tile &t, const float (&o)[COUNT],
+                       const float (&inv)[2])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int m = t.row0 + row_of_thread() + 8 * i;
+        float *row = (float *)p.o + t.b * p.os.b + t.h * p.os.h + m * p.os.n;
+#pragma unroll
+        for (int g = 0; g < COUNT / 8; g++) {
+            int column =
+                part_of_thread() * COUNT * 2 + g / 2 * 32 + 8 * (threadIdx.x & 3) + g % 2 * 4;
+            const float *x = &o[g / 2 * 16 + g % 2 + 2 * i];
+            if (m >= p.M || column >= CFG_E_REAL)
+                continue;
+            if (!p.is_plain) {
+                *(float4 *)(row + column) =
+                    make_float4(x[0] * inv[i], x[4] * inv[i], x[8] * inv[i], x[12] * inv[i]);
+                continue;
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (column + j < CFG_E_REAL)
+                    row[column + j] = x[4 * j] * inv[i];
+        }
+    }
+}
+#else
+DEVICE void store_plain(u16 *to, const u32 (&w)[4], int count)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (i < count)
+            to[i] = (u16)(w[i / 2] >> (i & 1) * 16);
+}
+
+/* Writes O / l straight from registers, 16 bytes a lane. */
+template <int COUNT>
+DEVICE void rows_store(const cu_fwd &p, const tile &t, const float (&o)[COUNT],
+                       const float (&inv)[2])
+{
+    enum { CHUNKS = COUNT / 4 }; /* of 8 columns */
+    int j = threadIdx.x & 3;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int m = t.row0 + row_of_thread() + 8 * i;
+        u16 *row = (u16 *)p.o + t.b * p.os.b + t.h * p.os.h + m * p.os.n;
+#pragma unroll
+        for (int g = 0; g < CHUNKS; g += 4) {
+            u32 w[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                int at = g + k < CHUNKS ? 4 * (g + k) + 2 * i : 0;
+                w[k] = pack(o[at] * inv[i], o[at + 1] * inv[i]);
+            }
+            quad_transpose(w);
+            if (m >= p.M || (g + j) * 8 >= CFG_E_REAL)
+                continue;
+            u16 *to = row + (g + j) * 8;
+#if CFG_SM < 90
+            if (p.is_plain) {
+                store_plain(to, w, CFG_E_REAL - (g + j) * 8);
+                continue;
+            }
+#endif
+            *(uint4 *)to = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+    }
+}
+#endif

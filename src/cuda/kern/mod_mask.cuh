@@ -1,0 +1,99 @@
+/* The user's mask on a thread's fragment of a tile of scores: masked scores become -INF. */
+#pragma once
+
+#include "tile.cuh"
+
+#if MOD_MASK == MASK_GENERAL
+/* Makes what the mask needs of each key of a block, CFG_TN entries of shared memory, by the
+ * threads that will read it (128, or 32 in decode). */
+DEVICE void share_columns(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int first,
+                          mask_column *shared, int threads)
+{
+#if MASK_COLUMN_WORDS
+    mask_row row;
+    mask_row_begin(mod, p, r.b, r.h, r.q, row); /* columns read only what all rows share */
+    for (int c = threadIdx.x % threads; c < CFG_TN; c += threads)
+        mask_column_begin(mod, p, r.b, r.h, row, first + c + r.kv_offset, shared[c]);
+#endif
+}
+#else
+#define MASK_COLUMN_WORDS 0
+struct mask_column {
+};
+#endif
+
+/* cut_right masks the columns from hi on, cut_left those before lo; limits are per row. */
+template <int COUNT> DEVICE void cut_right(float (&s)[COUNT], const int (&hi)[2])
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        s[i] = 8 * (i / 4) + (i & 1) < hi[i / 2 & 1] ? s[i] : NEG_INF;
+}
+
+template <int COUNT> DEVICE void cut_left(float (&s)[COUNT], const int (&lo)[2])
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        s[i] = 8 * (i / 4) + (i & 1) >= lo[i / 2 & 1] ? s[i] : NEG_INF;
+}
+
+#if MOD_MASK == MASK_GENERAL
+template <int COUNT>
+DEVICE void cut_general(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int column,
+                        const mask_column *columns, float (&s)[COUNT])
+{
+    mask_row row[2];
+    mask_row_begin(mod, p, r.b, row_h(r, 0), row_q(r, 0), row[0]);
+    mask_row_begin(mod, p, r.b, row_h(r, 1), row_q(r, 1), row[1]);
+#pragma unroll
+    for (int g = 0; g < COUNT / 4; g++) {
+        bool live[4];
+        int at = 8 * g + 2 * (threadIdx.x & 3), kv = column + 8 * g + r.kv_offset;
+        mask4(mod, p, r.b, r.h, row[0], row[1], kv, kv + 1, columns[at], columns[at + 1], live);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            s[4 * g + i] = live[i] ? s[4 * g + i] : NEG_INF;
+    }
+}
+#endif
+
+/* Scores that the mask or the end of the keys excludes become -INF. lo and hi count from
+ * `column`, the fragment's first. The votes pay: often no row of a warp is cut in a block that
+ * is partial for the tile. `columns` holds what a general mask needs of the keys. */
+template <int COUNT>
+DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int column,
+                       const mask_column *columns, float (&s)[COUNT])
+{
+    int hi[2];
+    hi[0] = hi[1] = r.kv_len - column;
+#if MOD_MASK == MASK_GENERAL
+    cut_general(r, p, mod, column, columns, s);
+#elif MOD_MASK == MASK_INTERVAL
+    int lo[2], base = column + r.kv_offset, end = base + COUNT * 2;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int from, to; /* live: from <= kv < to */
+        mask_interval(mod, p, r.b, row_h(r, i), row_q(r, i), from, to);
+        lo[i] = min(max(from, base), end) - base;
+        hi[i] = min(hi[i], max(min(to, end), base) - base);
+    }
+    if (__any_sync(~0u, max(lo[0], lo[1]) > 0))
+        cut_left(s, lo);
+#endif
+    if (__any_sync(~0u, min(hi[0], hi[1]) < CFG_TN))
+        cut_right(s, hi);
+}
+
+/* apply_mask for a block on which all THREADS threads of the CTA work: they share columns. */
+template <int THREADS, int COUNT>
+DEVICE void apply_mask_together(const tile_rows &r, const cu_fwd &p, const mod_args &mod,
+                                int block, int column, mask_column *columns,
+                                float (&s)[COUNT])
+{
+#if MOD_MASK == MASK_GENERAL
+    __syncthreads();
+    share_columns(r, p, mod, block * CFG_TN, columns, THREADS);
+    __syncthreads();
+#endif
+    apply_mask(r, p, mod, column, columns, s);
+}

@@ -1,0 +1,156 @@
+/* The table of programs: what each is called, which kernels it has, which forms it may take and
+ * which runs it serves. Compiling, loading, choosing, preparing and explaining walk the table,
+ * so that a program is added by a row. */
+#include "cuda/cuda.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- forms ---- */
+
+/* The rung'th of a family's tiles that fit the GPU's shared memory. */
+static int find_tile(const cu_state *s, const plan_problem *p, cu_family family, int rung,
+                     cu_form *out)
+{
+    const int most = cu_shared_most(atoi(s->arch + strcspn(s->arch, "0123456789")));
+    const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
+    cu_form form = {.family = family};
+    for (int i = 0; cu_tile_choice(family, D, E, p->dtype, i, &form.tile); i++)
+        if (cu_shared_bytes(&form, &s->facts, p) <= most && rung-- == 0) {
+            *out = form;
+            return 1;
+        }
+    return 0;
+}
+
+static int main_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    return find_tile(s, p, s->family, rung, out);
+}
+
+/* Row maxima beside O may want a smaller tile than the main program. On sm_90a both share one:
+ * the program that keeps maxima also makes again the tiles that the main one lists. */
+static int exact_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    const cu_loaded *leader = &s->programs[CU_MAIN];
+    if (rung)
+        return s->family != CU_SM90 && find_tile(s, p, s->family, leader->rung + rung, out);
+    *out = leader->form;
+    return 1;
+}
+
+static int careful_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    (void)p;
+    *out = s->programs[CU_MAIN].form;
+    return rung == 0;
+}
+
+static int unaligned_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    return s->family == CU_SM90 && find_tile(s, p, CU_SM80, rung, out);
+}
+
+static int decode_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    out->family = CU_SM90;
+    return s->family == CU_SM90
+           && cu_decode_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
+                               s->facts.column_words, rung, &out->tile);
+}
+
+/* ---- shared memory ---- */
+
+static int tile_shared(const cu_state *s, const plan_problem *p, const cu_form *form)
+{
+    return cu_shared_bytes(form, &s->facts, p);
+}
+
+/* What a run takes grows with its spans. */
+static int decode_shared_most(const cu_state *s, const plan_problem *p, const cu_form *form)
+{
+    (void)p;
+    (void)form;
+    return cu_shared_most(s->device.sm);
+}
+
+/* ---- the table ---- */
+
+#define TILES {"fwd_sm90", "fwd_sm80", "fwd_f32"}
+
+const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
+    [CU_DECODE] = {.name = "decode",
+                   .operation = CU_OP_DECODE,
+                   .kernel = {"decode"},
+                   .other = "decode_end",
+                   .choose = decode_form,
+                   .has_maxima = 1,
+                   .is_packed = 1,
+                   .wants_alignment = 1,
+                   .shared = decode_shared_most},
+    [CU_MAIN] = {.name = "forward",
+                 .operation = CU_OP_FORWARD,
+                 .kernel = TILES,
+                 .choose = main_form,
+                 .may_be_lazy = 1,
+                 .wants_alignment = 1,
+                 .runs = CU_WITHOUT_MAXIMA,
+                 .shared = tile_shared},
+    [CU_EXACT] = {.name = "exact",
+                  .operation = CU_OP_FORWARD,
+                  .kernel = TILES,
+                  .choose = exact_form,
+                  .follows_main = 1,
+                  .has_maxima = 1,
+                  .wants_alignment = 1,
+                  .runs = CU_WITH_MAXIMA,
+                  .shared = tile_shared},
+    /* Row maxima cost little beside rows that are copied by the element. */
+    [CU_UNALIGNED] = {.name = "unaligned",
+                      .operation = CU_OP_FORWARD,
+                      .kernel = TILES,
+                      .choose = unaligned_form,
+                      .has_maxima = 1,
+                      .shared = tile_shared},
+    [CU_CAREFUL] = {.name = "careful",
+                    .operation = CU_OP_AGAIN,
+                    .kernel = {"careful", "careful", "careful"},
+                    .other = "begin",
+                    .choose = careful_form,
+                    .follows_main = 1},
+};
+
+/* ---- loading ---- */
+
+static saccade_status load_one(const cu_driver *d, const cu_program_kind *kind, cu_loaded *l,
+                               saccade_error *err)
+{
+    TRY(cu_check(d, d->library_load(&l->library, l->image.code, NULL, NULL, 0, NULL, NULL, 0),
+                 "cuLibraryLoadData", err));
+    TRY(cu_check(d, d->library_kernel(&l->kernel, l->library, kind->kernel[l->form.family]),
+                 "cuLibraryGetKernel", err));
+    if (!kind->other)
+        return SACCADE_OK;
+    return cu_check(d, d->library_kernel(&l->other, l->library, kind->other),
+                    "cuLibraryGetKernel", err);
+}
+
+saccade_status cu_load_programs(cu_state *s, const cu_driver *driver, saccade_error *err)
+{
+    for (int i = 0; i < CU_PROGRAMS; i++)
+        if (s->programs[i].image.code)
+            TRY(load_one(driver, &cu_program_kinds[i], &s->programs[i], err));
+    return SACCADE_OK;
+}
+
+void cu_free_programs(cu_state *s)
+{
+    const cu_driver *driver;
+    for (int i = 0; i < CU_PROGRAMS; i++) {
+        cu_loaded *l = &s->programs[i];
+        if (l->library && cu_get_driver(&driver, NULL) == SACCADE_OK)
+            driver->library_unload(l->library);
+        free(l->image.code);
+        *l = (cu_loaded){0};
+    }
+}
