@@ -14,7 +14,8 @@ add_custom_command(
   COMMENT "Archive of public names" COMMAND_EXPAND_LISTS VERBATIM)
 add_custom_target(saccade_public_archive ALL DEPENDS ${ARCHIVE})
 
-install(FILES include/saccade.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES include/saccade.h include/saccade_measure.h
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(TARGETS saccade_shared LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES ${ARCHIVE} DESTINATION ${CMAKE_INSTALL_LIBDIR})
 if(TARGET saccade_program)
@@ -23,9 +24,6 @@ endif()
 
 # What a static link needs besides, as linker words.
 set(STATIC_NEEDS -lm -ldl -lpthread)
-if(HAVE_OPENMP)
-  list(APPEND STATIC_NEEDS ${OpenMP_C_FLAGS})
-endif()
 foreach(part ZYDIS PNG)
   if(HAVE_${part})
     list(APPEND STATIC_NEEDS ${${part}_LIBRARY})

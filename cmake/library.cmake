@@ -1,13 +1,17 @@
 # The library: all folders of src/ compiled once into objects, made into libsaccade.a and .so.
-# Conventions: src/<folder>/*.c is taken as it is; src/{cpu,eval}/<name>_tmpl.c is compiled once
-# per instruction-set level, with LEVEL=<level> (for pasting into names) and LEVEL_<LEVEL>=1.
-file(GLOB LIBRARY_SOURCES CONFIGURE_DEPENDS src/*.c src/*/*.c)
-file(GLOB TEMPLATE_SOURCES CONFIGURE_DEPENDS src/cpu/*_tmpl.c src/eval/*_tmpl.c)
+# Conventions: src/<folder>/*.c is taken as it is; src/{cpu/*,eval,measure}/<name>_tmpl.c is
+# compiled once per instruction-set level, with LEVEL=<level> (for pasting into names) and
+# LEVEL_<LEVEL>=1.
+file(GLOB LIBRARY_SOURCES CONFIGURE_DEPENDS src/*/*.c src/cpu/*/*.c)
+file(GLOB TEMPLATE_SOURCES CONFIGURE_DEPENDS src/cpu/*/*_tmpl.c src/eval/*_tmpl.c
+     src/measure/*_tmpl.c)
 list(REMOVE_ITEM LIBRARY_SOURCES "" ${TEMPLATE_SOURCES})
 file(GLOB PRELUDE_FILES CONFIGURE_DEPENDS src/mod/prelude.sac)
 file(GLOB KERN_FILES CONFIGURE_DEPENDS src/mod/arith.h src/cuda/kern/*.cu src/cuda/kern/*.cuh
      src/cuda/kern/*.h)
 set(EMBEDDED_SOURCES "")
+saccade_layout(${GENERATED}/layout_table.h ${CMAKE_CURRENT_SOURCE_DIR}/include/saccade.h
+               ${CMAKE_CURRENT_SOURCE_DIR}/include/saccade_measure.h)
 saccade_embed(EMBEDDED_SOURCES mod_prelude_files ${PRELUDE_FILES})
 saccade_embed(EMBEDDED_SOURCES cuda_kern_files ${KERN_FILES})
 
@@ -24,10 +28,6 @@ target_link_libraries(saccade_internal INTERFACE saccade_flags saccade_usage)
 set(LIBRARY_NEEDS m ${CMAKE_DL_LIBS})
 find_package(Threads REQUIRED)
 list(APPEND LIBRARY_NEEDS Threads::Threads)
-if(HAVE_OPENMP)
-  target_compile_options(saccade_internal INTERFACE ${OpenMP_C_FLAGS})
-  list(APPEND LIBRARY_NEEDS ${OpenMP_C_LIBRARIES})
-endif()
 foreach(part ZYDIS PNG)
   if(HAVE_${part})
     target_link_libraries(saccade_internal INTERFACE saccade_${part})
@@ -56,7 +56,7 @@ if(CMAKE_C_COMPILER_ID STREQUAL "GNU" AND CMAKE_C_COMPILER_VERSION VERSION_LESS 
   set(WIDE_FLAGS --param=asan-use-after-return=0)
 endif()
 foreach(source IN LISTS LIBRARY_SOURCES)
-  if(source MATCHES "/src/(cpu|eval)/|/src/base/convert.c$|/src/ref/plain.c$")
+  if(source MATCHES "/src/(cpu|eval|measure)/|/src/base/convert.c$|/src/ref/plain.c$")
     set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${LOOP_FLAGS}")
   endif()
 endforeach()
@@ -90,7 +90,8 @@ target_link_libraries(saccade_static PUBLIC saccade_usage PRIVATE ${LIBRARY_NEED
 
 add_library(saccade_shared SHARED ${OBJECTS})
 set_target_properties(saccade_shared PROPERTIES OUTPUT_NAME saccade LINKER_LANGUAGE C
-                      VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+                      VERSION ${PROJECT_VERSION}
+                      SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 target_link_libraries(saccade_shared PUBLIC saccade_usage PRIVATE saccade_flags
                       ${LIBRARY_NEEDS})
 if(UNIX AND NOT APPLE)

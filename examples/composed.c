@@ -66,26 +66,35 @@ int main(void)
     saccade_mod *score = make(SACCADE_SCORE, score_text, bindings + 3, 1);
 
     const saccade_sizes sizes = {B, H, H, N, N, D, D};
-    const saccade_block_mask_options blocks = {.block_q = 64, .block_kv = 64};
+    const saccade_block_mask_options blocks = {
+        .size = sizeof blocks, .block_q = 64, .block_kv = 64};
     saccade_block_mask *block_mask;
     check(saccade_block_mask_create(NULL, mask, &sizes, NULL, bindings, 3, &blocks, &block_mask,
                                     &err));
-    const saccade_block_mask_stats stats = saccade_block_mask_get_stats(block_mask);
+    saccade_block_mask_stats stats;
+    saccade_block_mask_stats_init(&stats);
+    check(saccade_block_mask_get_stats(block_mask, &stats, &err));
     printf("%lld of %lld blocks are skipped\n",
            (long long)(stats.blocks - stats.full - stats.partial), (long long)stats.blocks);
 
-    saccade_problem problem = saccade_problem_default();
+    saccade_problem problem;
+    saccade_problem_init(&problem);
     problem.sizes = sizes;
     problem.mask = mask;
     problem.score = score;
     saccade_plan *plan;
     check(saccade_plan_create(NULL, &problem, &plan, &err));
     check(saccade_plan_prepare(plan, block_mask, &err));
+    const saccade_tensor queries = saccade_tensor_of(q, SACCADE_F32, 4, shape);
+    const saccade_tensor keys = saccade_tensor_of(k, SACCADE_F32, 4, shape);
+    const saccade_tensor values = saccade_tensor_of(v, SACCADE_F32, 4, shape);
+    const saccade_tensor out = saccade_tensor_of(o, SACCADE_F32, 4, shape);
     saccade_forward_args run = {
-        .q = saccade_tensor_of(q, SACCADE_F32, 4, shape),
-        .k = saccade_tensor_of(k, SACCADE_F32, 4, shape),
-        .v = saccade_tensor_of(v, SACCADE_F32, 4, shape),
-        .out = saccade_tensor_of(o, SACCADE_F32, 4, shape),
+        .size = sizeof run,
+        .q = &queries,
+        .k = &keys,
+        .v = &values,
+        .out = &out,
         .block_mask = block_mask,
         .bindings = bindings,
         .n_bindings = 4,

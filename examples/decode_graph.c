@@ -80,7 +80,8 @@ static saccade_plan *decode_plan(void)
     saccade_plan *plan;
     check(saccade_mod_parse(SACCADE_MASK, text, strlen(text), &generic, &err));
     check(saccade_mod_bind(generic, NULL, 0, &mask, &err));
-    saccade_problem problem = saccade_problem_default();
+    saccade_problem problem;
+    saccade_problem_init(&problem);
     problem.sizes = (saccade_sizes){.H = H, .Hkv = HKV, .D = D, .Dv = D};
     problem.dtype = SACCADE_BF16;
     problem.mask = mask;
@@ -132,13 +133,13 @@ static float step(const saccade_forward_args *run, void *graph, int t)
     for (int i = 0; i < D; i++)
         value[i] = bf16_of((float)t);
     for (int h = 0; h < HKV; h++)
-        check(saccade_device_copy(0, (uint16_t *)run->v.data + (h * CACHE + t) * D, value,
+        check(saccade_device_copy(0, (uint16_t *)run->v->data + (h * CACHE + t) * D, value,
                                   sizeof value, &err));
-    check(saccade_device_copy(0, run->positions.q_offset.data, &at, 4, &err));
-    check(saccade_device_copy(0, run->positions.kv_len.data, &keys, 4, &err));
+    check(saccade_device_copy(0, run->positions->q_offset->data, &at, 4, &err));
+    check(saccade_device_copy(0, run->positions->kv_len->data, &keys, 4, &err));
     done("launch", launch(graph, run->stream));
     check(saccade_device_synchronize(0, &err));
-    check(saccade_device_copy(0, &out, run->out.data, sizeof out, &err));
+    check(saccade_device_copy(0, &out, run->out->data, sizeof out, &err));
     return float_of(out);
 }
 
@@ -154,12 +155,20 @@ int main(void)
     }
     enter_context();
     saccade_plan *plan = decode_plan();
-    saccade_forward_args run = {.q = on_device(SACCADE_BF16, 4, q),
-                                .k = on_device(SACCADE_BF16, 4, k),
-                                .v = on_device(SACCADE_BF16, 4, k),
-                                .out = on_device(SACCADE_BF16, 4, q)};
-    run.positions.q_offset = on_device(SACCADE_I32, 0, NULL);
-    run.positions.kv_len = on_device(SACCADE_I32, 0, NULL);
+    const saccade_tensor queries = on_device(SACCADE_BF16, 4, q);
+    const saccade_tensor keys = on_device(SACCADE_BF16, 4, k);
+    const saccade_tensor values = on_device(SACCADE_BF16, 4, k);
+    const saccade_tensor out = on_device(SACCADE_BF16, 4, q);
+    const saccade_tensor offset = on_device(SACCADE_I32, 0, NULL);
+    const saccade_tensor length = on_device(SACCADE_I32, 0, NULL);
+    const saccade_positions positions = {
+        .size = sizeof positions, .q_offset = &offset, .kv_len = &length};
+    saccade_forward_args run = {.size = sizeof run,
+                                .q = &queries,
+                                .k = &keys,
+                                .v = &values,
+                                .out = &out,
+                                .positions = &positions};
     run.workspace_bytes = saccade_plan_workspace(plan, &sizes);
     check(saccade_device_alloc(0, run.workspace_bytes + 1, &run.workspace, &err));
 
@@ -167,13 +176,8 @@ int main(void)
     for (int t = 0; t < TOKENS; t++)
         wrong += step(&run, graph, t) != (float)t / 2;
     printf("%d tokens by one graph, %d wrong\n", TOKENS, wrong);
-    void *memory[] = {run.q.data,
-                      run.k.data,
-                      run.v.data,
-                      run.out.data,
-                      run.workspace,
-                      run.positions.q_offset.data,
-                      run.positions.kv_len.data};
+    void *memory[] = {queries.data,  keys.data,   values.data, out.data,
+                      run.workspace, offset.data, length.data};
     for (size_t i = 0; i < sizeof memory / sizeof memory[0]; i++)
         saccade_device_free(0, memory[i]);
     saccade_plan_destroy(plan);

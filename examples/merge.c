@@ -32,13 +32,19 @@ static void attend(const saccade_plan *plan, int32_t from, int64_t n, float *out
 {
     const int64_t lse_shape[] = {1, H, N};
     const saccade_sizes sizes = {1, H, H, N, n, D, D};
+    const saccade_tensor queries = keys(q, 0, N), k_part = keys(k, from, n);
+    const saccade_tensor v_part = keys(v, from, n), out_part = keys(out, 0, N);
+    const saccade_tensor lse_part = saccade_tensor_of(lse, SACCADE_F32, 3, lse_shape);
+    const saccade_tensor offset = saccade_tensor_of(&from, SACCADE_I32, 0, NULL);
+    const saccade_positions positions = {.size = sizeof positions, .kv_offset = &offset};
     saccade_forward_args run = {
-        .q = keys(q, 0, N),
-        .k = keys(k, from, n),
-        .v = keys(v, from, n),
-        .out = keys(out, 0, N),
-        .lse = saccade_tensor_of(lse, SACCADE_F32, 3, lse_shape),
-        .positions.kv_offset = saccade_tensor_of(&from, SACCADE_I32, 0, NULL),
+        .size = sizeof run,
+        .q = &queries,
+        .k = &k_part,
+        .v = &v_part,
+        .out = &out_part,
+        .lse = &lse_part,
+        .positions = &positions,
         .workspace_bytes = saccade_plan_workspace(plan, &sizes),
     };
     run.workspace = aligned_alloc(64, (run.workspace_bytes + 64) / 64 * 64);
@@ -48,7 +54,7 @@ static void attend(const saccade_plan *plan, int32_t from, int64_t n, float *out
 
 int main(void)
 {
-    static float whole[H * N * D], part[2][H * N * D], lse[3][H * N];
+    static float whole[H * N * D], part[2][H * N * D], merged[H * N * D], lse[3][H * N];
     static const char text[] = "causal()";
     for (int i = 0; i < H * N * D; i++) {
         q[i] = sinf((float)(i % 1009));
@@ -58,7 +64,8 @@ int main(void)
     saccade_mod *generic, *mask;
     check(saccade_mod_parse(SACCADE_MASK, text, strlen(text), &generic, &err));
     check(saccade_mod_bind(generic, NULL, 0, &mask, &err));
-    saccade_problem problem = saccade_problem_default();
+    saccade_problem problem;
+    saccade_problem_init(&problem);
     problem.sizes = (saccade_sizes){.H = H, .Hkv = H, .D = D, .Dv = D};
     problem.mask = mask;
     saccade_plan *plan; /* one plan: lengths and positions come with each run */
@@ -67,16 +74,18 @@ int main(void)
     attend(plan, 0, HALF, part[0], lse[0]);
     attend(plan, HALF, HALF, part[1], lse[1]);
 
+    const saccade_tensor outs[] = {keys(part[0], 0, N), keys(part[1], 0, N)};
+    const int64_t lse_shape[] = {1, H, N};
+    const saccade_tensor lses[] = {saccade_tensor_of(lse[0], SACCADE_F32, 3, lse_shape),
+                                   saccade_tensor_of(lse[1], SACCADE_F32, 3, lse_shape)};
+    const saccade_tensor out = keys(merged, 0, N);
+    const saccade_merge_args both = {
+        .size = sizeof both, .outs = outs, .lses = lses, .n = 2, .out = &out};
+    check(saccade_merge(NULL, &both, &err));
+
     float worst = 0;
-    for (int row = 0; row < H * N; row++) {
-        const float a = lse[0][row], b = lse[1][row]; /* -inf: the row saw no key there */
-        const float most = fmaxf(a, b), wa = expf(a - most), wb = expf(b - most);
-        for (int d = 0; d < D; d++) {
-            const int i = row * D + d;
-            const float merged = (wa * part[0][i] + wb * part[1][i]) / (wa + wb);
-            worst = fmaxf(worst, fabsf(merged - whole[i]));
-        }
-    }
+    for (int i = 0; i < H * N * D; i++)
+        worst = fmaxf(worst, fabsf(merged[i] - whole[i]));
     printf("largest difference between merged and whole: %g\n", (double)worst);
     saccade_plan_destroy(plan);
     saccade_mod_destroy(mask);

@@ -39,15 +39,22 @@ int main(void)
     static float q[B * H * N * D], k[B * HKV * N * D], v[B * HKV * N * D], o[B * H * N * D];
     saccade_mod *mask = parse(SACCADE_MASK, "causal()");
     saccade_mod *score = parse(SACCADE_SCORE, "alibi()");
-    saccade_problem problem = saccade_problem_default();
+    saccade_problem problem;
+    saccade_problem_init(&problem);
     problem.sizes = (saccade_sizes){.H = H, .Hkv = HKV, .D = D, .Dv = D};
     problem.mask = mask;
     problem.score = score;
     saccade_plan *plan;
     check(saccade_plan_create(NULL, &problem, &plan, &err));
 
-    saccade_forward_args run = {
-        .q = tensor(H, q), .k = tensor(HKV, k), .v = tensor(HKV, v), .out = tensor(H, o)};
+    const saccade_tensor queries = tensor(H, q), keys = tensor(HKV, k);
+    const saccade_tensor values = tensor(HKV, v), out = tensor(H, o);
+    saccade_forward_args run;
+    saccade_forward_args_init(&run);
+    run.q = &queries;
+    run.k = &keys;
+    run.v = &values;
+    run.out = &out;
     const saccade_sizes sizes = {B, H, HKV, N, N, D, D};
     run.workspace_bytes = saccade_plan_workspace(plan, &sizes);
     run.workspace = aligned_alloc(64, (run.workspace_bytes + 64) / 64 * 64);

@@ -9,7 +9,17 @@
  * docs/language.md.
  *
  * Letters: B batch, H query heads, Hkv key/value heads (H % Hkv == 0), Q queries, KV keys,
- * D dim of query and key, Dv dim of value and output. */
+ * D dim of query and key, Dv dim of value and output.
+ *
+ * How it may grow. A struct whose first member is `size` may get members at its end: its _init
+ * function writes that size, as the caller was compiled, and the defaults (0 but where a
+ * comment says otherwise). The library takes a smaller struct, whose missing members have their
+ * defaults, and refuses a larger one unless what it does not know is all 0. Such structs are
+ * passed by pointer and lie in no arrays. All others are frozen. What is optional is a pointer,
+ * NULL when absent, and what is not wanted is not computed.
+ *
+ * Until 1.0 a new minor version may break what was compiled before: SACCADE_ABI then counts up,
+ * and the shared library's name is libsaccade.so.0.MINOR. A patch version breaks nothing. */
 #ifndef SACCADE_H
 #define SACCADE_H
 
@@ -20,7 +30,11 @@
 extern "C" {
 #endif
 
-#define SACCADE_VERSION "0.1.0"
+#define SACCADE_VERSION "0.2.0"
+#define SACCADE_VERSION_MAJOR 0
+#define SACCADE_VERSION_MINOR 2
+#define SACCADE_VERSION_PATCH 0
+#define SACCADE_ABI 2
 
 #if defined(_WIN32) || !defined(__GNUC__)
 #define SACCADE_API
@@ -40,6 +54,7 @@ typedef enum saccade_status {
     SACCADE_ENOMEM = 30,
     SACCADE_EBACKEND = 40, /* back end, driver or library not there */
     SACCADE_EIO = 50,      /* a file cannot be read or written */
+    SACCADE_ESTOPPED = 60, /* a progress function of the caller's ended the work */
     SACCADE_EINTERNAL = 90 /* our mistake; please report the message */
 } saccade_status;
 
@@ -54,6 +69,29 @@ typedef struct saccade_error {
 
 SACCADE_API const char *saccade_status_name(saccade_status status);
 SACCADE_API const char *saccade_version(void);
+/* What the library was built with: "threads, zydis, no png, levels portable avx2 avx512". */
+SACCADE_API const char *saccade_build(void);
+SACCADE_API int32_t saccade_abi(void); /* SACCADE_ABI of the library that runs */
+
+/* Where members of this header's structs lie: struct, member (NULL: the struct itself), offset
+ * and bytes. For other languages' mirrors of them. NULL past the end. */
+typedef struct saccade_layout_entry {
+    const char *record, *member;
+    int32_t offset, bytes;
+} saccade_layout_entry;
+SACCADE_API const saccade_layout_entry *saccade_layout(int32_t i);
+
+/* The scale of a problem that leaves it to the library. */
+#define SACCADE_NAN (0.0 / 0.0)
+
+/* Zeroes a struct that may grow and writes its size; called by the _init functions. */
+static inline void saccade_record_init(void *record, size_t size)
+{
+    unsigned char *bytes = (unsigned char *)record;
+    for (size_t i = 0; i < size; i++)
+        bytes[i] = 0;
+    *(size_t *)record = size;
+}
 
 /* ---- tensors --------------------------------------------------------------------------- */
 
@@ -98,11 +136,19 @@ typedef struct saccade_sizes {
 } saccade_sizes;
 
 /* Where rows and keys stand: q = row + q_offset[b], kv = key + kv_offset[b]; keys at and past
- * kv_len[b] (counted in keys of K, not in positions) are dead. Each is absent (dtype NONE: 0,
- * 0, KV), a rank-0 or rank-1 [B] int32 tensor; for CUDA runs they lie on the device. */
+ * kv_len[b] (counted in keys of K, not in positions) are dead. Each is NULL (0, 0, KV) or an
+ * int32 tensor of rank 0 or 1 ([B]); for CUDA runs they lie on the device, but a rank-0 tensor
+ * may lie on the host. Offsets are from -2^30 to 2^30. On CUDA rows and live keys stay from
+ * -2^29 to 2^30 - 1 where the mask is one interval of keys a row (explain says so): a run whose
+ * host offsets lead out is refused, offsets on the device must not. */
 typedef struct saccade_positions {
-    saccade_tensor q_offset, kv_offset, kv_len;
+    size_t size;
+    const saccade_tensor *q_offset, *kv_offset, *kv_len;
 } saccade_positions;
+static inline void saccade_positions_init(saccade_positions *positions)
+{
+    saccade_record_init(positions, sizeof *positions);
+}
 
 /* ---- mods: masks and scores as text ------------------------------------------------------ */
 
@@ -135,6 +181,7 @@ SACCADE_API saccade_status saccade_mod_bind(const saccade_mod *mod,
  * generic; captures of one name are one capture. */
 SACCADE_API saccade_status saccade_mod_chain(const saccade_mod *first, const saccade_mod *then,
                                              saccade_mod **out, saccade_error *err);
+/* For NULL they give 0, no captures and no text. */
 SACCADE_API saccade_kind saccade_mod_kind(const saccade_mod *mod);
 SACCADE_API int32_t saccade_mod_capture_count(const saccade_mod *mod);
 SACCADE_API saccade_capture saccade_mod_capture(const saccade_mod *mod, int32_t i);
@@ -165,12 +212,17 @@ SACCADE_API const saccade_prelude_entry *saccade_prelude(int32_t i);
 
 typedef struct saccade_context saccade_context;
 typedef struct saccade_context_options {
-    int32_t threads;       /* 0: all the process may use */
-    const char *level;     /* at most "portable", "avx2", "avx512", "amx"; NULL: best, or what
-                            * the environment's SACCADE_LEVEL names when that is lower */
-    uint8_t reserved[48];  /* 0 */
+    size_t size;
+    int32_t threads;   /* 0: all the process may use */
+    const char *level; /* at most "portable", "avx2", "avx512", "amx"; NULL: best, or what the
+                        * environment's SACCADE_LEVEL names when that is lower */
 } saccade_context_options;
+static inline void saccade_context_options_init(saccade_context_options *options)
+{
+    saccade_record_init(options, sizeof *options);
+}
 
+/* options may be NULL: all defaults. */
 SACCADE_API saccade_status saccade_context_create(const saccade_context_options *options,
                                                   saccade_context **out, saccade_error *err);
 SACCADE_API void saccade_context_destroy(saccade_context *context);
@@ -181,15 +233,25 @@ typedef struct saccade_block_mask saccade_block_mask;
 
 enum { SACCADE_EVALUATE_NONE = -1 };
 
-/* All 0: the defaults, as NULL. */
+/* Told the growing fraction that is done, on the thread that made the call, some 20 times a
+ * second and with 1 at the end. An answer other than 0 ends the call with ESTOPPED. */
+typedef int (*saccade_progress)(void *user, double fraction);
+
 typedef struct saccade_block_mask_options {
+    size_t size;
     int32_t block_q, block_kv;  /* for pictures, statistics and export; 0: 128 */
     int64_t evaluation_budget;  /* positions that may be evaluated; 0: as many as it takes,
                                  * SACCADE_EVALUATE_NONE: none, only ranges prove */
-    uint8_t reserved[48];
+    saccade_progress progress;  /* or NULL; for the call alone */
+    void *progress_user;
 } saccade_block_mask_options;
+static inline void saccade_block_mask_options_init(saccade_block_mask_options *options)
+{
+    saccade_record_init(options, sizeof *options);
+}
 
 typedef struct saccade_block_mask_stats {
+    size_t size;
     int64_t blocks, full, partial;       /* over the stored B x H (1 where broadcast) */
     int64_t proven, evaluated, unknown;  /* of `blocks`: by ranges, evaluated, left PARTIAL */
     int64_t evaluated_positions;
@@ -197,6 +259,10 @@ typedef struct saccade_block_mask_stats {
     double seconds;                      /* time to make it */
     double sparsity;                     /* 1 - live blocks / blocks */
 } saccade_block_mask_stats;
+static inline void saccade_block_mask_stats_init(saccade_block_mask_stats *stats)
+{
+    saccade_record_init(stats, sizeof *stats);
+}
 
 /* One row of blocks: runs of neighbouring key blocks. */
 typedef struct saccade_run {
@@ -213,7 +279,7 @@ typedef struct saccade_block_indices {
 } saccade_block_indices;
 
 /* From a bound mask. Captures are borrowed until the block mask is destroyed (update reads them
- * again). context may be NULL. */
+ * again). context, positions and options may be NULL. */
 SACCADE_API saccade_status saccade_block_mask_create(
     saccade_context *context, const saccade_mod *mask, const saccade_sizes *sizes,
     const saccade_positions *positions, const saccade_binding *bindings, int32_t n_bindings,
@@ -245,8 +311,9 @@ SACCADE_API int saccade_block_mask_is_stale(const saccade_block_mask *mask);
 /* The bound mod it stands for, to put into saccade_problem.mask; NULL for one imported without.
  * Borrowed until destroy. */
 SACCADE_API const saccade_mod *saccade_block_mask_mod(const saccade_block_mask *mask);
-SACCADE_API saccade_block_mask_stats
-saccade_block_mask_get_stats(const saccade_block_mask *mask);
+SACCADE_API saccade_status saccade_block_mask_get_stats(const saccade_block_mask *mask,
+                                                        saccade_block_mask_stats *stats,
+                                                        saccade_error *err);
 /* Runs of one block row, borrowed until destroy or update; b and h may exceed the stored
  * (broadcast) 1. Returns the number of runs, -1 for a row that is not there or no memory.
  * transposed: runs of query blocks of a key block. */
@@ -280,45 +347,73 @@ SACCADE_API void saccade_free(void *bytes);
 
 typedef struct saccade_plan saccade_plan;
 
+/* Gradients: bits of saccade_problem.gradients and of saccade_backward_args.accumulate. */
+enum {
+    SACCADE_GRADIENT_Q = 1,
+    SACCADE_GRADIENT_K = 2,
+    SACCADE_GRADIENT_V = 4,
+    SACCADE_GRADIENT_CAPTURES = 8 /* those of saccade_problem.gradient_captures */
+};
+
 /* What never changes between runs of a plan. B, Q, KV in sizes are only a hint (0: unknown):
  * lengths, batch, strides, positions and captured values come with each run. */
 typedef struct saccade_problem {
-    saccade_sizes sizes;         /* H, Hkv, D, Dv are fixed */
-    saccade_dtype dtype;         /* of Q and O */
-    saccade_dtype kv_dtype;      /* NONE: dtype */
-    float scale;                 /* NaN: 1 / sqrt(D) */
-    const saccade_mod *score;    /* bound, or NULL; not kept */
-    const saccade_mod *mask;     /* bound, or NULL; not kept */
-    const char *backend;         /* "auto" (NULL), "cpu", "cuda", "ref": float64 truth, "plain":
-                                  * three passes in the problem's dtype, the error yardstick */
-    const char *arch;            /* CUDA: "sm_90a", "sm_80", ...; NULL: the device's. A plan
-                                  * for an arch not there can be explained, not run */
-    uint8_t reserved[56];
+    size_t size;
+    saccade_sizes sizes;      /* H, Hkv, D, Dv are fixed; default 1, 1, 64, 64 */
+    saccade_dtype dtype;      /* of Q; default f32 */
+    saccade_dtype kv_dtype;   /* NONE: dtype */
+    double scale;             /* NaN, the default: 1 / sqrt(D) */
+    const saccade_mod *score; /* bound, or NULL; not kept */
+    const saccade_mod *mask;  /* bound, or NULL; not kept */
+    const char *backend;      /* "auto" (NULL), "cpu", "cuda", "ref": float64 truth, "plain":
+                               * three passes in the problem's dtype, the error yardstick */
+    const char *arch;         /* CUDA: "sm_90a", "sm_80", ...; NULL: the device's. A plan for an
+                               * arch not there can be explained, not run */
+    uint32_t gradients;       /* SACCADE_GRADIENT_* that saccade_backward is to make; 0, the
+                               * default: forward only */
+    const char *const *gradient_captures; /* names of float captures of the score; not kept */
+    int32_t n_gradient_captures;
 } saccade_problem;
+static inline void saccade_problem_init(saccade_problem *problem)
+{
+    saccade_record_init(problem, sizeof *problem);
+    problem->sizes.H = problem->sizes.Hkv = 1;
+    problem->sizes.D = problem->sizes.Dv = 64;
+    problem->dtype = SACCADE_F32;
+    problem->scale = SACCADE_NAN;
+}
 
-SACCADE_API saccade_problem saccade_problem_default(void);
 SACCADE_API saccade_status saccade_plan_create(saccade_context *context,
                                                const saccade_problem *problem,
                                                saccade_plan **out,
                                                saccade_error *err);
 
-/* One forward run. All borrowed for the call (for CUDA: until the stream has passed it). */
+/* One forward run. All borrowed for the call (for CUDA: what tensors' data point to until the
+ * stream has passed it). With a block mask, captures of the mask may be left out on the CPU, or
+ * must be those it was proven from: scalars of the same value, tensors of the same address,
+ * shape, strides and dtype. On CUDA, where tensors of a run lie on the device and those of a
+ * proof on the host, the host's decide which blocks are whole or absent and the device's what
+ * is live in the others: they must be equal. */
 typedef struct saccade_forward_args {
-    saccade_tensor q;                     /* [B, H, Q, D] */
-    saccade_tensor k;                     /* [B, Hkv, KV, D] */
-    saccade_tensor v;                     /* [B, Hkv, KV, Dv] */
-    saccade_tensor out;                   /* [B, H, Q, Dv], dtype of Q */
-    saccade_tensor lse;                   /* [B, H, Q] f32, natural log; NONE: not wanted */
-    saccade_tensor row_max;               /* likewise: largest live score of each row */
-    saccade_positions positions;
+    size_t size;
+    const saccade_tensor *q;              /* [B, H, Q, D] */
+    const saccade_tensor *k;              /* [B, Hkv, KV, D] */
+    const saccade_tensor *v;              /* [B, Hkv, KV, Dv] */
+    const saccade_tensor *out;            /* [B, H, Q, Dv], dtype of Q */
+    const saccade_tensor *lse;            /* [B, H, Q] f32 (f64: or f64), natural log */
+    const saccade_tensor *row_max;        /* likewise: largest live score of each row */
+    const saccade_positions *positions;
     const saccade_block_mask *block_mask; /* NULL: proven per tile while running */
     const saccade_binding *bindings;      /* captures of score and mask, by name */
     int32_t n_bindings;
     void *workspace;                      /* saccade_plan_workspace() bytes, 64-aligned */
     size_t workspace_bytes;
     void *stream;                         /* CUstream for CUDA */
-    uint8_t reserved[64];
 } saccade_forward_args;
+static inline void saccade_forward_args_init(saccade_forward_args *args)
+{
+    saccade_record_init(args, sizeof *args);
+}
 
 /* Bytes of workspace for runs of at most these sizes. */
 SACCADE_API size_t saccade_plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
@@ -328,6 +423,62 @@ SACCADE_API size_t saccade_plan_workspace(const saccade_plan *plan, const saccad
 SACCADE_API saccade_status saccade_forward(const saccade_plan *plan,
                                            const saccade_forward_args *args,
                                            saccade_error *err);
+/* One backward run: gradients of sum(out * d_out) + sum(lse * d_lse), one tensor for each that
+ * the problem names and none else: what it leaves out is not computed. Captures keep their
+ * values from forward. Borrowed as in saccade_forward_args. */
+typedef struct saccade_backward_args {
+    size_t size;
+    const saccade_tensor *q, *k, *v;         /* as in forward */
+    const saccade_tensor *out, *lse;         /* what forward left */
+    const saccade_tensor *d_out;             /* [B, H, Q, Dv], dtype of Q */
+    const saccade_tensor *d_lse;             /* [B, H, Q] f32 (f64: or f64); NULL: zeros */
+    const saccade_tensor *d_q, *d_k, *d_v;   /* shapes of q, k, v; their dtype or f32 */
+    const saccade_binding *d_captures;       /* shapes of the captures, f32 (f64: or f64) */
+    int32_t n_d_captures;
+    uint32_t accumulate;                     /* SACCADE_GRADIENT_* that are added to what their
+                                              * tensors hold; the others are overwritten */
+    const saccade_positions *positions;
+    const saccade_block_mask *block_mask;
+    const saccade_binding *bindings;
+    int32_t n_bindings;
+    void *workspace;                         /* saccade_plan_backward_workspace() bytes */
+    size_t workspace_bytes;
+    void *stream;
+} saccade_backward_args;
+static inline void saccade_backward_args_init(saccade_backward_args *args)
+{
+    saccade_record_init(args, sizeof *args);
+}
+
+/* Bytes of workspace for backward runs of at most these sizes, linear in the lengths; 0 for a
+ * plan without gradients. */
+SACCADE_API size_t saccade_plan_backward_workspace(const saccade_plan *plan,
+                                                   const saccade_sizes *sizes);
+/* As saccade_forward: nothing is allocated (but by back end ref) and threads change no bit.
+ * Rows without a live key, masked positions and what they read get exactly 0. EINVAL: the
+ * gradients given are not those that the plan's problem named. */
+SACCADE_API saccade_status saccade_backward(const saccade_plan *plan,
+                                            const saccade_backward_args *args,
+                                            saccade_error *err);
+/* Attention over n parts of the keys becomes attention over all of them: part i is (outs[i],
+ * lses[i]), [B, H, Q, Dv] and [B, H, Q], all on the host and all f32, or f64. They are added in
+ * the order given. A part whose lse is -inf adds nothing and its out is not read; a row without
+ * any other has out 0, lse -inf. */
+typedef struct saccade_merge_args {
+    size_t size;
+    const saccade_tensor *outs, *lses; /* [n] each */
+    int32_t n;
+    const saccade_tensor *out;         /* [B, H, Q, Dv], f32, f16, bf16 or f64 */
+    const saccade_tensor *lse;         /* [B, H, Q], dtype of the parts; NULL: not wanted */
+} saccade_merge_args;
+static inline void saccade_merge_args_init(saccade_merge_args *args)
+{
+    saccade_record_init(args, sizeof *args);
+}
+/* context may be NULL; its threads change no bit. out and lse may be those of a part. */
+SACCADE_API saccade_status saccade_merge(const saccade_context *context,
+                                         const saccade_merge_args *args, saccade_error *err);
+
 /* Makes the runs of a block mask for this plan's tiles, and on CUDA their copy on the device
  * whose context is current, kept in the mask. Must precede the first run with that mask on a
  * device, and follow each update; not thread-safe for one mask. */
@@ -351,88 +502,6 @@ SACCADE_API saccade_status saccade_device_copy(int32_t device, void *to, const v
                                                size_t bytes, saccade_error *err);
 /* Waits for everything the device was given. */
 SACCADE_API saccade_status saccade_device_synchronize(int32_t device, saccade_error *err);
-
-/* ---- experimental: the ladder ------------------------------------------------------------ */
-
-/* The published algorithms, from naive softmax to split keys and the recomputing backward, on
- * one random problem of N queries and keys of dim d, in scalar f32 on one core. Every access to
- * slow memory and every FLOP is counted while it runs. See docs/ladder.md. */
-typedef struct saccade_ladder_options {
-    int64_t N, d;      /* 1 to 4096, 1 to 1024 */
-    int64_t M;         /* elements on the chip, d to N d */
-    int64_t block;     /* scores per block of block-online softmax */
-    int64_t splits;    /* of the keys in decoding, 1 to N */
-    uint64_t seed;
-    const char *only;  /* one algorithm's name; NULL: all */
-    int32_t is_timed;  /* 0: count only, seconds and error are 0 */
-    uint8_t reserved[44];
-} saccade_ladder_options;
-
-/* What one algorithm did, beside the closed formulas its counters must equal. Texts are static.
- * Accesses and memory are in elements of 4 bytes. */
-typedef struct saccade_ladder_row {
-    const char *name, *title, *source;
-    const char *accesses_text, *flops_text, *stated_text;
-    int64_t reads, writes, accesses; /* counted, counted, the formula's */
-    int64_t flops_counted, flops;    /* counted, the formula's */
-    int64_t repeats;                 /* exponentials taken again, not in flops */
-    double stated;                   /* accesses as the source states them, or their order */
-    double passes;                   /* walks over the keys in slow memory, per query */
-    double intensity;                /* FLOPs per byte of slow memory */
-    int64_t extra, chip;             /* slow memory besides input and output; on the chip */
-    double seconds;                  /* of its thread, best of some runs */
-    double error;                    /* largest |result - float64| */
-} saccade_ladder_row;
-
-SACCADE_API saccade_ladder_options saccade_ladder_default(void);
-/* Calls `row` after each algorithm, in order; a nonzero answer ends the run. */
-SACCADE_API saccade_status saccade_ladder_run(const saccade_ladder_options *options,
-                                              int (*row)(void *user,
-                                                         const saccade_ladder_row *row),
-                                              void *user, saccade_error *err);
-/* What the ladder's scalar code can reach on one core: multiplications and additions in f32,
- * measured in some milliseconds. */
-SACCADE_API double saccade_measure_scalar_gflops(void);
-
-/* ---- experimental: what this machine gives at most ------------------------------------- */
-
-/* Measured with the context's threads and level, in about a second. */
-typedef struct saccade_ceilings {
-    double fma_gflops;        /* f32 multiply-adds */
-    double bf16_gflops;       /* bf16 by the level's best instructions: tiles (loaded from the
-                               * first-level cache, random numbers: zeros and tiles kept in
-                               * registers are faster), dot products, or f32 multiply-adds */
-    double read_gbytes_per_s; /* of memory */
-    int64_t read_bytes;       /* of memory that was read: twice the last cache, and more */
-} saccade_ceilings;
-SACCADE_API saccade_status saccade_measure_ceilings(const saccade_context *context,
-                                                    saccade_ceilings *out, saccade_error *err);
-/* Reads `bytes` at `data` once, in order, a part to each of the context's threads: GB/s. Beside
- * timed runs over the same memory it tells what memory gave in those moments. EINVAL: NULL, or
- * less than a page to a thread and one more. */
-SACCADE_API saccade_status saccade_measure_read(const saccade_context *context,
-                                                const void *data, int64_t bytes,
-                                                double *gbytes_per_s, saccade_error *err);
-
-/* The same for a CUDA device, in about 0.1 s and with 2 GiB of its memory. */
-typedef struct saccade_device_ceilings {
-    double bf16_gflops;       /* tensor cores, bf16 with f32 sums */
-    double copy_gbytes_per_s; /* of its memory, bytes read and bytes written */
-} saccade_device_ceilings;
-SACCADE_API saccade_status saccade_measure_device(int32_t device, saccade_device_ceilings *out,
-                                                  saccade_error *err);
-
-/* Time on a stream, by events. is_cold: L2 is overwritten before the clock starts. end waits
- * for the stream. */
-typedef struct saccade_device_timer saccade_device_timer;
-SACCADE_API saccade_status saccade_device_timer_create(int32_t device,
-                                                       saccade_device_timer **out,
-                                                       saccade_error *err);
-SACCADE_API saccade_status saccade_device_timer_begin(saccade_device_timer *timer, void *stream,
-                                                      int is_cold, saccade_error *err);
-SACCADE_API saccade_status saccade_device_timer_end(saccade_device_timer *timer, void *stream,
-                                                    double *seconds, saccade_error *err);
-SACCADE_API void saccade_device_timer_destroy(saccade_device_timer *timer);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,27 @@
+# saccade_layout(OUT HEADER...): writes layout_table.h, a line MEMBER(struct, member) for each
+# member of each struct that the public headers define, in their order, and RECORD(struct)
+# before its first. src/api/layout.c makes of it what saccade_layout() answers: no list of
+# members is kept by hand. Read when configuring; a changed header configures anew.
+function(saccade_layout OUT)
+  set(lines "/* Made by cmake/layout.cmake from the public headers. */\n")
+  foreach(header IN LISTS ARGN)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${header})
+    file(READ ${header} text)
+    # no comments, no array bounds, and nothing that a CMake list would take for its own
+    string(REGEX REPLACE "/\\*([^*]|\\*+[^*/])*\\*+/" "" text "${text}")
+    string(REPLACE ";" "@" text "${text}")
+    string(REGEX REPLACE "\\[[^]]*\\]" "" text "${text}")
+    string(REGEX MATCHALL "typedef struct saccade_[a-z_]+ {[^}]*}" structs "${text}")
+    foreach(struct IN LISTS structs)
+      string(REGEX REPLACE "typedef struct (saccade_[a-z_]+) {.*" "\\1" name "${struct}")
+      string(REGEX REPLACE "[^{]*{([^}]*)}" "\\1" body "${struct}")
+      string(APPEND lines "RECORD(${name})\n")
+      string(REGEX MATCHALL "[a-zA-Z_0-9]+[ \t\r\n]*[,@]" members "${body}")
+      foreach(member IN LISTS members)
+        string(REGEX REPLACE "[^a-zA-Z_0-9]" "" member "${member}")
+        string(APPEND lines "MEMBER(${name}, ${member})\n")
+      endforeach()
+    endforeach()
+  endforeach()
+  file(CONFIGURE OUTPUT ${OUT} CONTENT "${lines}" @ONLY)
+endfunction()

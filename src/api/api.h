@@ -1,0 +1,67 @@
+/* api.h: the edge of the library. Here callers' arguments are checked and read into what back
+ * ends take; behind it everything is asserted, not checked.
+ *
+ *     saccade_forward: struct -> tensors -> positions -> captures -> block mask -> solver */
+#ifndef SACCADE_API_H
+#define SACCADE_API_H
+
+#include "base/context.h"
+#include "base/record.h"
+#include "base/status.h"
+#include "plan/plan.h"
+
+/* ---- context.c ---- */
+
+/* What a context of these options (NULL: the defaults) holds. */
+saccade_status api_context(const saccade_context_options *options, saccade_context *out,
+                           saccade_error *err);
+
+/* ---- check.c: one argument each ---- */
+
+/* `shape` is that of the tensor expected; a 0 accepts any length from 1 to 2^30 and becomes the
+ * one found. */
+typedef struct api_expected {
+    const char *name;
+    saccade_dtype dtype;
+    int32_t rank;
+    saccade_device_kind device;
+} api_expected;
+saccade_status api_check_tensor(const saccade_tensor *t, const api_expected *expected,
+                                int64_t *shape, saccade_error *err);
+/* No two elements of an output are one place in memory. */
+saccade_status api_check_output(const saccade_tensor *t, const char *name, saccade_error *err);
+/* positions may be NULL. Reads values of tensors on the host and holds them against their
+ * limits. */
+saccade_status api_read_positions(const saccade_positions *positions,
+                                  saccade_device_kind device, const saccade_sizes *sizes,
+                                  plan_positions *out, saccade_error *err);
+
+/* ---- run_check.c: what all runs of a plan take ---- */
+
+typedef struct api_inputs {
+    const saccade_tensor *q, *k, *v;
+    const saccade_positions *positions;
+    const saccade_block_mask *block_mask;
+    const saccade_binding *bindings;
+    int32_t n_bindings;
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
+} api_inputs;
+
+/* The captures' tensors, which the run's environments point to. */
+typedef struct api_captures {
+    saccade_tensor score[MOD_MAX_CAPTURES], mask[MOD_MAX_CAPTURES];
+} api_captures;
+
+/* Checks inputs and fills of *run all but the outputs and the workspace. */
+saccade_status api_read_inputs(const saccade_plan *plan, const api_inputs *in, plan_run *run,
+                               api_captures *captures, saccade_error *err);
+saccade_status api_read_workspace(const api_inputs *in, size_t bytes, plan_run *run,
+                                  saccade_error *err);
+/* lse, row_max: NULL, or a [B, H, Q] output in f32, or in f64 where the problem is. */
+saccade_status api_check_stats(const saccade_plan *plan, const saccade_tensor *t,
+                               const char *name, const saccade_sizes *sizes,
+                               saccade_error *err);
+
+#endif

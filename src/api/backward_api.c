@@ -1,0 +1,194 @@
+/* saccade_backward: arguments into a run and the gradients that it is to make. */
+#include "api/api.h"
+
+#include <string.h>
+
+static saccade_status check_input(const saccade_plan *plan, const saccade_tensor *t,
+                                  const char *name, const saccade_sizes *s, saccade_error *err)
+{
+    const api_expected expected = {name, plan->problem.dtype, 4, plan->backend->device};
+    int64_t shape[4] = {s->B, s->H, s->Q, s->Dv};
+    return api_check_tensor(t, &expected, shape, err);
+}
+
+/* lse and its gradient: inputs here, so strides may be anything. */
+static saccade_status check_row_input(const saccade_plan *plan, const saccade_tensor *t,
+                                      const char *name, const saccade_sizes *s,
+                                      saccade_error *err)
+{
+    const int is_wide = plan->problem.dtype == SACCADE_F64 && t && t->dtype == SACCADE_F64;
+    const api_expected expected = {name, is_wide ? SACCADE_F64 : SACCADE_F32, 3,
+                                   plan->backend->device};
+    int64_t shape[3] = {s->B, s->H, s->Q};
+    return api_check_tensor(t, &expected, shape, err);
+}
+
+/* A gradient of q, k or v, in the dtype of `like` or in f32. */
+static saccade_status check_gradient(const saccade_plan *plan, const saccade_tensor *t,
+                                     const char *name, uint32_t bit, const saccade_tensor *like,
+                                     saccade_error *err)
+{
+    int64_t shape[4] = {like->shape[0], like->shape[1], like->shape[2], like->shape[3]};
+    const int is_wanted = (plan->problem.gradients & bit) != 0;
+    FAIL_AT(!is_wanted != !t, SACCADE_EINVAL, name, 0, 0,
+            "got %s tensor, expected %s: the plan's problem %s this gradient", t ? "a" : "no",
+            t ? "none" : "one", t ? "does not name" : "names");
+    if (!t)
+        return SACCADE_OK;
+    const int is_f32 = t->dtype == SACCADE_F32 && like->dtype != SACCADE_F64;
+    const api_expected expected = {name, is_f32 ? SACCADE_F32 : like->dtype, 4,
+                                   plan->backend->device};
+    TRY(api_check_tensor(t, &expected, shape, err));
+    return api_check_output(t, name, err);
+}
+
+/* ---- captures ---- */
+
+static int32_t index_of(const mod_fn *fn, const char *name)
+{
+    for (uint32_t i = 0; fn && i < fn->n_captures; i++)
+        if (strcmp(fn->captures[i].name, name) == 0)
+            return (int32_t)i;
+    return -1;
+}
+
+static saccade_status check_capture(const saccade_plan *plan, const saccade_binding *given,
+                                    const saccade_tensor *capture, saccade_error *err)
+{
+    const saccade_tensor *t = &given->tensor;
+    const int is_wide = plan->problem.dtype == SACCADE_F64 && t->dtype == SACCADE_F64;
+    const api_expected expected = {given->name, is_wide ? SACCADE_F64 : SACCADE_F32,
+                                   capture->rank, plan->backend->device};
+    int64_t shape[SACCADE_MAX_RANK];
+    memcpy(shape, capture->shape, sizeof shape);
+    TRY(api_check_tensor(t, &expected, shape, err));
+    return api_check_output(t, given->name, err);
+}
+
+/* Elements in row-major order of their indices, set to 0. */
+static void clear(const saccade_tensor *t)
+{
+    const size_t each = saccade_dtype_bytes(t->dtype);
+    int64_t at[SACCADE_MAX_RANK] = {0}, place = 0;
+    int32_t d = 0;
+    while (d >= 0) {
+        memset((char *)t->data + (size_t)place * each, 0, each);
+        for (d = t->rank - 1; d >= 0; d--) {
+            place += t->stride[d];
+            if (++at[d] < t->shape[d])
+                break;
+            place -= at[d] * t->stride[d];
+            at[d] = 0;
+        }
+    }
+}
+
+/* A capture that simplification removed, or whose score is the identity: nothing reads it. */
+static saccade_status clear_unread(const saccade_plan *plan, const saccade_backward_args *a,
+                                   const saccade_binding *given, saccade_error *err)
+{
+    for (int32_t i = 0; i < a->n_bindings; i++)
+        if (strcmp(a->bindings[i].name, given->name) == 0) {
+            TRY(check_capture(plan, given, &a->bindings[i].tensor, err));
+            if (!(a->accumulate & SACCADE_GRADIENT_CAPTURES))
+                clear(&given->tensor);
+        }
+    return SACCADE_OK;
+}
+
+/* By capture of the score; whatever the plan asked for has to be given, so that no gradient is
+ * lost by a forgotten name. */
+static saccade_status read_captures(const saccade_plan *plan, const saccade_backward_args *a,
+                                    const plan_run *run, saccade_tensor *out,
+                                    saccade_error *err)
+{
+    const plan_problem *p = &plan->problem;
+    uint64_t given = 0;
+    FAIL_AT(a->n_d_captures < 0 || a->n_d_captures > MOD_MAX_CAPTURES
+                || (a->n_d_captures && !a->d_captures),
+            SACCADE_EINVAL, "d_captures", 0, 0, "got %d, expected 0 to %d and their array",
+            a->n_d_captures, MOD_MAX_CAPTURES);
+    for (int32_t n = 0; n < a->n_d_captures; n++) {
+        const char *name = a->d_captures[n].name;
+        FAIL_AT(!name, SACCADE_EINVAL, "d_captures", 0, 0, "got no name in entry %d", n);
+        const int32_t i = index_of(p->score, name);
+        if (i < 0 && index_of(plan->source_score, name) >= 0) {
+            TRY(clear_unread(plan, a, &a->d_captures[n], err));
+            continue;
+        }
+        FAIL_AT(i < 0 || !(p->gradient_captures >> i & 1), SACCADE_EINVAL, name, 0, 0,
+                "got a gradient that the plan's problem did not ask for");
+        FAIL_AT(given >> i & 1, SACCADE_EINVAL, name, 0, 0,
+                "got two gradients of one name, expected one");
+        TRY(check_capture(plan, &a->d_captures[n], &run->score_env.tensors[i], err));
+        out[i] = a->d_captures[n].tensor;
+        given |= (uint64_t)1 << i;
+    }
+    for (int32_t i = 0; i < MOD_MAX_CAPTURES; i++)
+        FAIL_AT((p->gradient_captures & ~given) >> i & 1, SACCADE_EINVAL,
+                p->score->captures[i].name, 0, 0,
+                "got no tensor for the gradient that the plan's problem asked for");
+    return SACCADE_OK;
+}
+
+/* ---- the run ---- */
+
+static saccade_status read_gradients(const saccade_plan *plan, const saccade_backward_args *a,
+                                     plan_run *run, saccade_tensor *captures,
+                                     plan_gradients *out, saccade_error *err)
+{
+    const saccade_sizes *s = &run->sizes;
+    TRY(check_input(plan, a->out, "out", s, err));
+    TRY(check_row_input(plan, a->lse, "lse", s, err));
+    TRY(check_input(plan, a->d_out, "d_out", s, err));
+    if (a->d_lse)
+        TRY(check_row_input(plan, a->d_lse, "d_lse", s, err));
+    TRY(check_gradient(plan, a->d_q, "d_q", SACCADE_GRADIENT_Q, run->q, err));
+    TRY(check_gradient(plan, a->d_k, "d_k", SACCADE_GRADIENT_K, run->k, err));
+    TRY(check_gradient(plan, a->d_v, "d_v", SACCADE_GRADIENT_V, run->v, err));
+    TRY(read_captures(plan, a, run, captures, err));
+    run->out = a->out;
+    run->lse = a->lse;
+    *out = (plan_gradients){.d_out = a->d_out,
+                            .d_lse = a->d_lse,
+                            .dq = a->d_q,
+                            .dk = a->d_k,
+                            .dv = a->d_v,
+                            .captures = captures,
+                            .added = a->accumulate};
+    return SACCADE_OK;
+}
+
+saccade_status saccade_backward(const saccade_plan *plan, const saccade_backward_args *args,
+                                saccade_error *err)
+{
+    saccade_backward_args a;
+    saccade_tensor gradients[MOD_MAX_CAPTURES] = {{0}};
+    api_captures captures;
+    plan_gradients wanted;
+    plan_run run = {.out = NULL};
+    FAIL_IF(!plan || !args, SACCADE_EINVAL, "backward: got NULL, expected plan and arguments");
+    FAIL_AT(!plan->problem.gradients, SACCADE_EINVAL, "backward", 0, 0,
+            "got a plan for forward only, expected one whose problem names its gradients");
+    saccade_backward_args_init(&a);
+    TRY(RECORD_READ(&a, args, "arguments"));
+    const api_inputs in = {.q = a.q,
+                           .k = a.k,
+                           .v = a.v,
+                           .positions = a.positions,
+                           .block_mask = a.block_mask,
+                           .bindings = a.bindings,
+                           .n_bindings = a.n_bindings,
+                           .workspace = a.workspace,
+                           .workspace_bytes = a.workspace_bytes,
+                           .stream = a.stream};
+    TRY(api_read_inputs(plan, &in, &run, &captures, err));
+    TRY(read_gradients(plan, &a, &run, gradients, &wanted, err));
+    TRY(api_read_workspace(&in, plan_backward_workspace(plan, &run.sizes), &run, err));
+    return plan->solver->backward(plan, &run, &wanted, err);
+}
+
+size_t saccade_plan_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
+{
+    return plan && sizes ? plan_backward_workspace(plan, sizes) : 0;
+}

@@ -1,0 +1,102 @@
+/* Plans, and the one place that names the back ends. */
+#include "api/api.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const plan_backend backends[] = {
+    {"cpu", cpu_solvers, SACCADE_CPU},
+    {"cuda", cuda_solvers, SACCADE_CUDA},
+    {"ref", ref_solvers, SACCADE_CPU},
+    {"plain", plain_solvers, SACCADE_CPU},
+};
+enum { BACKENDS = sizeof backends / sizeof backends[0] };
+
+static saccade_status find_backend(const char *name, const plan_backend **out,
+                                   saccade_error *err)
+{
+    if (!name || strcmp(name, "auto") == 0)
+        name = backends[0].name;
+    for (int i = 0; i < BACKENDS; i++) {
+        if (strcmp(backends[i].name, name) == 0) {
+            *out = &backends[i];
+            return SACCADE_OK;
+        }
+    }
+    return status_fail_at(err, SACCADE_EINVAL, "backend", 0, 0,
+                          "got '%.40s', expected auto, cpu, cuda, ref or plain", name);
+}
+
+/* The plan that `problem`, checked for its size only, asks for; destroyed by the caller also
+ * after a failure. */
+static saccade_status fill_plan(const saccade_context *context, const saccade_problem *problem,
+                                saccade_plan *plan, saccade_error *err)
+{
+    plan->threads = context->threads;
+    plan->level = context->level;
+    TRY(find_backend(problem->backend, &plan->backend, err));
+    TRY(plan_derive(problem, plan, err));
+    return plan_choose(plan, plan->backend->solvers, err);
+}
+
+saccade_status saccade_plan_create(saccade_context *context, const saccade_problem *problem,
+                                   saccade_plan **out, saccade_error *err)
+{
+    saccade_context defaults;
+    saccade_problem own;
+    FAIL_IF(!problem || !out, SACCADE_EINVAL, "plan: got a NULL problem or result");
+    saccade_problem_init(&own);
+    TRY(RECORD_READ(&own, problem, "problem"));
+    if (!context) {
+        TRY(api_context(NULL, &defaults, err));
+        context = &defaults;
+    }
+    saccade_plan *plan = calloc(1, sizeof *plan);
+    FAIL_IF_NULL(plan);
+    arena_init(&plan->arena);
+    const saccade_status status = fill_plan(context, &own, plan, err);
+    if (status == SACCADE_OK)
+        *out = plan;
+    else
+        saccade_plan_destroy(plan);
+    return status;
+}
+
+void saccade_plan_destroy(saccade_plan *plan)
+{
+    if (!plan)
+        return;
+    if (plan->solver)
+        plan->solver->destroy(plan);
+    arena_free(&plan->arena);
+    free(plan);
+}
+
+size_t saccade_plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
+{
+    return plan && sizes ? plan_workspace(plan, sizes) : 0;
+}
+
+saccade_status saccade_plan_prepare(const saccade_plan *plan, const saccade_block_mask *mask,
+                                    saccade_error *err)
+{
+    FAIL_IF(!plan || !mask, SACCADE_EINVAL, "prepare: got NULL, expected plan and block mask");
+    return plan->solver->prepare(plan, mask, err);
+}
+
+saccade_status saccade_plan_explain(const saccade_plan *plan, char **text, saccade_error *err)
+{
+    strbuf sb;
+    FAIL_IF(!plan || !text, SACCADE_EINVAL, "explain: got NULL, expected a plan and a result");
+    strbuf_init(&sb, 0);
+    saccade_status status = plan_explain(plan, &sb, err);
+    if (status == SACCADE_OK) {
+        char *stolen = strbuf_steal(&sb);
+        if (stolen)
+            *text = stolen;
+        else
+            status = status_fail(err, SACCADE_ENOMEM, "out of memory");
+    }
+    strbuf_free(&sb);
+    return status;
+}

@@ -1,0 +1,199 @@
+/* What every run of a plan takes, forward or not: inputs, positions, captures, a block mask,
+ * workspace. They are checked in this order: a message is about the first that is wrong. */
+#include "api/api.h"
+
+#include <string.h>
+
+/* ---- tensors ---- */
+
+static saccade_status read_tensors(const saccade_plan *plan, const api_inputs *in,
+                                   plan_run *run, saccade_error *err)
+{
+    const plan_problem *p = &plan->problem;
+    const saccade_device_kind device = plan->backend->device;
+    int64_t q[4] = {0, p->sizes.H, 0, p->sizes.D};
+    TRY(api_check_tensor(in->q, &(api_expected){"q", p->dtype, 4, device}, q, err));
+    int64_t k[4] = {q[0], p->sizes.Hkv, 0, p->sizes.D};
+    TRY(api_check_tensor(in->k, &(api_expected){"k", p->kv_dtype, 4, device}, k, err));
+    int64_t v[4] = {q[0], p->sizes.Hkv, k[2], p->sizes.Dv};
+    TRY(api_check_tensor(in->v, &(api_expected){"v", p->kv_dtype, 4, device}, v, err));
+    run->q = in->q;
+    run->k = in->k;
+    run->v = in->v;
+    run->sizes = (saccade_sizes){q[0], p->sizes.H, p->sizes.Hkv, q[2], k[2], q[3], v[3]};
+    return SACCADE_OK;
+}
+
+saccade_status api_check_stats(const saccade_plan *plan, const saccade_tensor *t,
+                               const char *name, const saccade_sizes *s, saccade_error *err)
+{
+    int64_t shape[3] = {s->B, s->H, s->Q};
+    if (!t)
+        return SACCADE_OK;
+    const int is_wide = plan->problem.dtype == SACCADE_F64 && t->dtype == SACCADE_F64;
+    const api_expected expected = {name, is_wide ? SACCADE_F64 : SACCADE_F32, 3,
+                                   plan->backend->device};
+    TRY(api_check_tensor(t, &expected, shape, err));
+    return api_check_output(t, name, err);
+}
+
+/* ---- captures ---- */
+
+static int has_capture(const mod_fn *fn, const char *name)
+{
+    for (uint32_t i = 0; fn && i < fn->n_captures; i++)
+        if (strcmp(fn->captures[i].name, name) == 0)
+            return 1;
+    return 0;
+}
+
+static const saccade_binding *find_binding(const saccade_binding *bindings, int32_t n,
+                                           const char *name)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (bindings[i].name && strcmp(bindings[i].name, name) == 0)
+            return &bindings[i];
+    return NULL;
+}
+
+/* Gives fn the bindings it names, and where one is missing the tensor a block mask was proven
+ * from. */
+static saccade_status resolve(const mod_fn *fn, const api_inputs *in,
+                              saccade_device_kind device, const saccade_block_mask *proven,
+                              saccade_tensor *tensors, saccade_error *err)
+{
+    saccade_binding mine[MOD_MAX_CAPTURES];
+    const mask_view *view = proven ? mask_get_view(proven) : NULL;
+    const mod_fn *from = view && view->mod ? mod_function(view->mod) : NULL;
+    int32_t n = 0;
+    for (uint32_t i = 0; fn && i < fn->n_captures; i++) {
+        const char *name = fn->captures[i].name;
+        const saccade_binding *b = find_binding(in->bindings, in->n_bindings, name);
+        if (b) {
+            mine[n++] = *b;
+            continue;
+        }
+        for (uint32_t j = 0; from && j < from->n_captures; j++)
+            if (strcmp(from->captures[j].name, name) == 0)
+                mine[n++] = (saccade_binding){name, view->env.tensors[j]};
+    }
+    return fn ? eval_resolve_on(fn, mine, n, device, device == SACCADE_CPU, tensors, err)
+              : SACCADE_OK;
+}
+
+static saccade_status check_bindings(const saccade_plan *plan, const api_inputs *in,
+                                     saccade_error *err)
+{
+    FAIL_AT(in->n_bindings < 0 || in->n_bindings > 2 * MOD_MAX_CAPTURES
+                || (in->n_bindings && !in->bindings),
+            SACCADE_EINVAL, "bindings", 0, 0, "got %d, expected 0 to %d and their array",
+            in->n_bindings, 2 * MOD_MAX_CAPTURES);
+    for (int32_t i = 0; i < in->n_bindings; i++) {
+        const char *name = in->bindings[i].name;
+        FAIL_AT(!name, SACCADE_EINVAL, "bindings", 0, 0, "got no name in entry %d", i);
+        FAIL_AT(!has_capture(plan->source_score, name) && !has_capture(plan->source_mask, name),
+                SACCADE_EINVAL, name, 0, 0, "got a binding that neither score nor mask names");
+        FAIL_AT(find_binding(in->bindings, i, name), SACCADE_EINVAL, name, 0, 0,
+                "got two bindings of one name, expected one");
+    }
+    return SACCADE_OK;
+}
+
+static saccade_status read_captures(const saccade_plan *plan, const api_inputs *in,
+                                    plan_run *run, api_captures *captures, saccade_error *err)
+{
+    const saccade_device_kind device = plan->backend->device;
+    TRY(resolve(plan->problem.score, in, device, NULL, captures->score, err));
+    TRY(resolve(plan->problem.mask, in, device, in->block_mask, captures->mask, err));
+    if (in->block_mask && plan->problem.mask)
+        TRY(mask_check_captures(in->block_mask, plan->problem.mask, captures->mask, err));
+    eval_sizes(&run->sizes, run->score_env.size);
+    eval_sizes(&run->sizes, run->mask_env.size);
+    run->score_env.tensors = captures->score;
+    run->mask_env.tensors = captures->mask;
+    return SACCADE_OK;
+}
+
+/* ---- block mask ---- */
+
+/* Equal nodes, operands and captures; places in the text do not count. */
+static int same_function(const mod_fn *a, const mod_fn *b)
+{
+    if (a->n_nodes != b->n_nodes || a->n_args != b->n_args || a->n_captures != b->n_captures
+        || a->result != b->result)
+        return 0;
+    for (uint32_t i = 0; i < a->n_nodes; i++) {
+        const mod_node *x = &a->nodes[i], *y = &b->nodes[i];
+        if (x->op != y->op || x->type != y->type || x->n_args != y->n_args
+            || x->imm.i != y->imm.i || (x->n_args && x->args != y->args))
+            return 0;
+    }
+    for (uint32_t i = 0; i < a->n_captures; i++)
+        if (a->captures[i].dtype != b->captures[i].dtype
+            || a->captures[i].rank != b->captures[i].rank
+            || strcmp(a->captures[i].name, b->captures[i].name) != 0)
+            return 0;
+    return a->n_args == 0 || memcmp(a->args, b->args, a->n_args * sizeof *a->args) == 0;
+}
+
+static saccade_status check_block_mask(const saccade_plan *plan, const plan_run *run,
+                                       saccade_error *err)
+{
+    static const char name[] = "block_mask";
+    const mask_view *view = mask_get_view(run->block_mask);
+    const saccade_sizes *s = &run->sizes;
+    const saccade_sizes *made = &view->sizes;
+    FAIL_AT(made->Q != s->Q || made->KV != s->KV, SACCADE_EINVAL, name, 0, 0,
+            "got one of %lld x %lld positions, expected %lld x %lld (see block_mask_window)",
+            (long long)made->Q, (long long)made->KV, (long long)s->Q, (long long)s->KV);
+    FAIL_AT(made->B != 1 && made->B != s->B, SACCADE_EINVAL, name, 0, 0,
+            "got batch %lld, expected %lld or 1", (long long)made->B, (long long)s->B);
+    FAIL_AT(made->H != 1 && made->H != s->H, SACCADE_EINVAL, name, 0, 0,
+            "got %lld heads, expected %lld or 1", (long long)made->H, (long long)s->H);
+    FAIL_AT(!view->mod != !plan->source_mask, SACCADE_EINVAL, name, 0, 0,
+            "the plan %s a mask and the block mask %s one, expected both or neither",
+            plan->source_mask ? "has" : "lacks", view->mod ? "has" : "lacks");
+    FAIL_AT(view->mod && !same_function(mod_function(view->mod), plan->source_mask),
+            SACCADE_EINVAL, name, 0, 0,
+            "got one made from another mask, expected the plan's (saccade_block_mask_mod)");
+    for (int64_t b = 0; plan->backend->device == SACCADE_CPU && b < s->B; b++) {
+        const plan_position p = plan_position_of(&run->positions, s->KV, b);
+        const int64_t at = made->B == 1 ? 0 : b;
+        FAIL_AT(p.q_offset != (view->q_offset ? view->q_offset[at] : 0)
+                    || p.kv_offset != (view->kv_offset ? view->kv_offset[at] : 0),
+                SACCADE_EINVAL, name, 0, 0,
+                "got other offsets for batch %lld than it was made for (q %d, kv %d)",
+                (long long)b, p.q_offset, p.kv_offset);
+    }
+    return SACCADE_OK;
+}
+
+/* ---- all of it ---- */
+
+saccade_status api_read_inputs(const saccade_plan *plan, const api_inputs *in, plan_run *run,
+                               api_captures *captures, saccade_error *err)
+{
+    TRY(read_tensors(plan, in, run, err));
+    TRY(api_read_positions(in->positions, plan->backend->device, &run->sizes, &run->positions,
+                           err));
+    TRY(check_bindings(plan, in, err));
+    run->block_mask = in->block_mask;
+    if (run->block_mask)
+        TRY(check_block_mask(plan, run, err));
+    return read_captures(plan, in, run, captures, err);
+}
+
+saccade_status api_read_workspace(const api_inputs *in, size_t bytes, plan_run *run,
+                                  saccade_error *err)
+{
+    FAIL_AT(in->workspace_bytes < bytes, SACCADE_EINVAL, "workspace", 0, 0,
+            "got %zu bytes, expected %zu or more", in->workspace_bytes, bytes);
+    FAIL_AT(bytes && !in->workspace, SACCADE_EINVAL, "workspace", 0, 0,
+            "got no data, expected a pointer");
+    FAIL_AT((uintptr_t)in->workspace % 64 != 0, SACCADE_EINVAL, "workspace", 0, 0,
+            "got an address that is not a multiple of 64");
+    run->workspace = in->workspace;
+    run->workspace_bytes = in->workspace_bytes;
+    run->stream = in->stream;
+    return SACCADE_OK;
+}
