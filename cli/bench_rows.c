@@ -161,9 +161,10 @@ static saccade_status mask_once(const bench *b, const job *j, double *seconds,
     const double begin = cli_seconds();
     CLI_TRY(job_block_mask(j, b->context, 128, 128, &mask, err));
     *seconds = cli_seconds() - begin;
-    *stats = saccade_block_mask_get_stats(mask);
+    saccade_block_mask_stats_init(stats);
+    const saccade_status status = saccade_block_mask_get_stats(mask, stats, err);
     saccade_block_mask_destroy(mask);
-    return SACCADE_OK;
+    return status;
 }
 
 saccade_status bench_set_sparsity(const bench *b, const bench_case *c, bench_row *row,

@@ -1,5 +1,5 @@
 /* The problems of saccade bench: sizes that a CPU takes seconds for, and, on a device, those of
- * docs/kernels.md. */
+ * docs/performance.md. */
 #include "bench.h"
 
 #include <string.h>
@@ -65,7 +65,7 @@ static saccade_status suite_dense(bench *b, saccade_error *err)
     return time_cases(b, cases, 6, err);
 }
 
-/* docs/kernels.md's six shapes, then variants of one of them, more rows, ragged lengths. */
+/* docs/performance.md's six shapes, then variants of one of them, more rows, ragged lengths. */
 static saccade_status decode_on_device(bench *b, saccade_error *err)
 {
     const bench_case cases[] = {

@@ -4,7 +4,7 @@
 #ifndef SACCADE_CLI_H
 #define SACCADE_CLI_H
 
-#include "saccade.h"
+#include "saccade_measure.h"
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -63,7 +63,8 @@ typedef struct cli_args {
     const char *mask, *dtype, *q_offset, *kv_len, *layout, *block, *backend, *arch, *level;
     const char *problem;
     const char *csv, *plot, *baseline, *folder;
-    cli_list score, bind, suite;
+    const char *d_out_file; /* --grad */
+    cli_list score, bind, suite, grad_of;
     double scale;                         /* NaN: not given */
     int64_t ladder_n, ladder_d, ladder_m; /* --n --d --m; 0: not given */
     int64_t threads, q, kv, batch, heads, seed, random, columns, at_b, at_h, repeats;

@@ -63,6 +63,7 @@ static saccade_status read_context(bench *b, saccade_error *err)
 static saccade_status measure_host(bench *b, saccade_error *err)
 {
     saccade_ceilings now, *best = &b->ceilings;
+    saccade_ceilings_init(&now);
     cli_progress("measuring the machine");
     CLI_TRY(saccade_measure_ceilings(b->context, &now, err));
     cli_progress(NULL);
@@ -80,6 +81,7 @@ static saccade_status measure_host(bench *b, saccade_error *err)
 static saccade_status measure_device(bench *b, saccade_error *err)
 {
     saccade_device_ceilings now, *best = &b->device_ceilings;
+    saccade_device_ceilings_init(&now);
     cli_progress("measuring the device");
     CLI_TRY(saccade_measure_device(0, &now, err));
     cli_progress(NULL);
@@ -145,9 +147,7 @@ saccade_status cmd_bench(const cli_args *args, saccade_error *err)
     b.on_device = args->backend && strcmp(args->backend, "cuda") == 0;
     CLI_FAIL_IF(b.on_device && args->baseline, SACCADE_EINVAL, "--baseline",
                 "got it with --backend cuda, expected a CPU: plain is there only");
-    const saccade_context_options options = {.threads = b.options.threads,
-                                             .level = b.options.level};
-    CLI_TRY(saccade_context_create(&options, &b.context, err));
+    CLI_TRY(engine_context(b.options.threads, b.options.level, &b.context, err));
     const saccade_status status = run_and_write(&b, err);
     free(b.table.rows);
     saccade_context_destroy(b.context);

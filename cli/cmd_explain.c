@@ -10,8 +10,7 @@ static saccade_status print_plan(const cli_args *args, const job *j, saccade_dty
     saccade_plan *plan = NULL;
     char *text;
     CLI_TRY(files_engine_options(args, &options, err));
-    const saccade_context_options wanted = {.threads = options.threads, .level = options.level};
-    CLI_TRY(saccade_context_create(&wanted, &context, err));
+    CLI_TRY(engine_context(options.threads, options.level, &context, err));
     saccade_status status = engine_plan(j, &options, dtype, context, &plan, err);
     if (status == SACCADE_OK)
         status = saccade_plan_explain(plan, &text, err);

@@ -1,7 +1,7 @@
 /* saccade ladder: every algorithm on the way to fused attention on one problem, what it did
  * against what the formulas say, how fast, how exact, and where it stands under the machine's
  * limits. Exit status 1 when a counter is not what its formula says. */
-#include "cli.h"
+#include "job.h"
 #include "outfile.h"
 #include "roofline_svg.h"
 
@@ -17,7 +17,8 @@ typedef struct ladder_table {
 static int keep(void *user, const saccade_ladder_row *row)
 {
     ladder_table *table = user;
-    table->row[table->n++] = *row;
+    const size_t known = row->size < sizeof *row ? row->size : sizeof *row;
+    memcpy(&table->row[table->n++], row, known); /* the library's may be of another version */
     if (table->is_timed)
         cli_progress("ladder: %s done", row->title);
     return table->n == ROOFLINE_POINTS;
@@ -127,26 +128,25 @@ static void draw(FILE *out, const saccade_ladder_options *o, const ladder_table 
     roofline_draw(out, limits, table->row, table->n, title);
 }
 
-static saccade_ladder_options options_of(const cli_args *args)
+static void read_options(const cli_args *args, saccade_ladder_options *o)
 {
-    saccade_ladder_options o = saccade_ladder_default();
-    o.N = args->ladder_n ? args->ladder_n : o.N;
-    o.d = args->ladder_d ? args->ladder_d : o.d;
+    saccade_ladder_options_init(o);
+    o->N = args->ladder_n ? args->ladder_n : o->N;
+    o->d = args->ladder_d ? args->ladder_d : o->d;
     if (args->ladder_m)
-        o.M = args->ladder_m;
-    else if (o.M > o.N * o.d)
-        o.M = o.N * o.d;
-    o.splits = o.splits < o.N ? o.splits : o.N;
-    o.seed = (uint64_t)args->seed;
-    return o;
+        o->M = args->ladder_m;
+    else if (o->M > o->N * o->d)
+        o->M = o->N * o->d;
+    o->splits = o->splits < o->N ? o->splits : o->N;
+    o->seed = (uint64_t)args->seed;
 }
 
 static saccade_status measure(roofline_limits *out, saccade_error *err)
 {
-    const saccade_context_options one_core = {.threads = 1};
     saccade_context *context;
     saccade_ceilings found;
-    CLI_TRY(saccade_context_create(&one_core, &context, err));
+    saccade_ceilings_init(&found);
+    CLI_TRY(engine_context(1, NULL, &context, err));
     const saccade_status status = saccade_measure_ceilings(context, &found, err);
     saccade_context_destroy(context);
     CLI_TRY(status);
@@ -176,11 +176,12 @@ static saccade_status climb(const saccade_ladder_options *o, FILE *picture, ladd
 
 saccade_status cmd_ladder(const cli_args *args, saccade_error *err)
 {
-    const saccade_ladder_options o = options_of(args);
+    saccade_ladder_options o;
     const char *path = args->out_file ? args->out_file : "ladder.svg";
     ladder_table table = {.n = 0, .is_timed = true};
     outfile picture;
     int n_wrong = 0;
+    read_options(args, &o);
     CLI_TRY(outfile_begin(path, &picture, err)); /* before the work, not after it */
     const saccade_status status = climb(&o, picture.file, &table, err);
     if (status != SACCADE_OK) {

@@ -72,6 +72,7 @@ static saccade_status show(const cli_args *args, const job *j, saccade_context *
 {
     int32_t block_q, block_kv;
     saccade_block_mask *mask;
+    saccade_block_mask_stats stats;
     void *bytes;
     size_t size;
     CLI_TRY(cli_parse_block(args->block, &block_q, &block_kv, err));
@@ -80,9 +81,11 @@ static saccade_status show(const cli_args *args, const job *j, saccade_context *
                 (long long)args->at_b, (long long)args->at_h, (long long)j->sizes.B,
                 (long long)j->sizes.H);
     CLI_TRY(job_block_mask(j, context, block_q, block_kv, &mask, err));
-    const saccade_status status = render(args, mask, &bytes, &size, err);
+    saccade_block_mask_stats_init(&stats);
+    saccade_status status = saccade_block_mask_get_stats(mask, &stats, err);
+    if (status == SACCADE_OK)
+        status = render(args, mask, &bytes, &size, err);
     if (status == SACCADE_OK) {
-        const saccade_block_mask_stats stats = saccade_block_mask_get_stats(mask);
         print_stats(&stats, block_q, block_kv);
         if (args->out_file)
             printf("picture      %s\n", args->out_file);
@@ -96,7 +99,6 @@ static saccade_status show(const cli_args *args, const job *j, saccade_context *
 
 saccade_status cmd_mask(const cli_args *args, saccade_error *err)
 {
-    const saccade_context_options options = {.threads = (int32_t)args->threads};
     const int64_t batch = args->batch ? args->batch : 1, heads = args->heads ? args->heads : 1;
     saccade_context *context;
     job j;
@@ -104,7 +106,7 @@ saccade_status cmd_mask(const cli_args *args, saccade_error *err)
     CLI_FAIL_IF(!args->q, SACCADE_EINVAL, "--q", "got nothing, expected a number of queries");
     const saccade_sizes sizes = {batch, heads, heads, args->q, args->kv ? args->kv : args->q,
                                  64,    64};
-    CLI_TRY(saccade_context_create(&options, &context, err));
+    CLI_TRY(engine_context((int32_t)args->threads, NULL, &context, err));
     saccade_status status = job_open(args, &sizes, &j, err);
     if (status == SACCADE_OK) {
         status = show(args, &j, context, err);

@@ -95,8 +95,8 @@ static saccade_status to_device(engine *e, saccade_tensor *t, saccade_error *err
 static saccade_status all_to_device(engine *e, saccade_error *err)
 {
     saccade_forward_args *a = &e->args;
-    saccade_tensor *all[] = {
-        &a->q, &a->k, &a->v, &a->out, &a->lse, &a->positions.q_offset, &a->positions.kv_len};
+    saccade_tensor *all[] = {&e->tensors.q,   &e->tensors.k, &e->tensors.v, &e->tensors.out,
+                             &e->tensors.lse, &e->q_offset,  &e->kv_len};
     for (int i = 0; i < 7; i++)
         CLI_TRY(to_device(e, all[i], err));
     for (int32_t i = 0; i < a->n_bindings; i++)
@@ -116,13 +116,23 @@ saccade_status engine_fetch(engine *e, saccade_error *err)
     if (!e->on_device)
         return SACCADE_OK;
     const saccade_tensor *out = &e->host->out, *lse = &e->host->lse;
-    CLI_TRY(saccade_device_copy(0, out->data, e->args.out.data, extent(out), err));
+    CLI_TRY(saccade_device_copy(0, out->data, e->tensors.out.data, extent(out), err));
     if (lse->dtype == SACCADE_NONE)
         return SACCADE_OK;
-    return saccade_device_copy(0, lse->data, e->args.lse.data, extent(lse), err);
+    return saccade_device_copy(0, lse->data, e->tensors.lse.data, extent(lse), err);
 }
 
 /* ---- engine ---- */
+
+saccade_status engine_context(int32_t threads, const char *level, saccade_context **out,
+                              saccade_error *err)
+{
+    saccade_context_options options;
+    saccade_context_options_init(&options);
+    options.threads = threads;
+    options.level = level;
+    return saccade_context_create(&options, out, err);
+}
 
 static bool is(const char *backend, const char *name)
 {
@@ -132,23 +142,28 @@ static bool is(const char *backend, const char *name)
 saccade_status engine_plan(const job *j, const engine_options *o, saccade_dtype dtype,
                            saccade_context *context, saccade_plan **out, saccade_error *err)
 {
-    saccade_problem p = saccade_problem_default();
+    saccade_problem p;
+    saccade_problem_init(&p);
     p.sizes = j->sizes;
     p.dtype = dtype;
-    p.scale = (float)o->scale;
+    p.scale = o->scale;
     p.score = j->score;
     p.mask = j->mask;
     p.backend = o->backend;
     p.arch = is(o->backend, "cuda") ? o->arch : NULL;
+    p.gradients = o->gradients;
+    if (o->grad_of) {
+        p.gradient_captures = o->grad_of->item;
+        p.n_gradient_captures = o->grad_of->n;
+    }
     return saccade_plan_create(context, &p, out, err);
 }
 
 static saccade_status make(const job *j, const engine_options *o, engine *e, saccade_error *err)
 {
-    const saccade_context_options context = {.threads = o->threads, .level = o->level};
     saccade_forward_args *a = &e->args;
-    CLI_TRY(saccade_context_create(&context, &e->context, err));
-    CLI_TRY(engine_plan(j, o, a->q.dtype, e->context, &e->plan, err));
+    CLI_TRY(engine_context(o->threads, o->level, &e->context, err));
+    CLI_TRY(engine_plan(j, o, a->q->dtype, e->context, &e->plan, err));
     if (!is(o->backend, "ref") && !is(o->backend, "plain")) {
         CLI_TRY(job_block_mask(j, e->context, o->block_q, o->block_kv, &e->blocks, err));
         if (e->blocks)
@@ -168,21 +183,29 @@ static saccade_status make(const job *j, const engine_options *o, engine *e, sac
     return SACCADE_OK;
 }
 
+/* args and positions to the engine's own tensors. */
+static void point_args(engine *e, int32_t n_bindings)
+{
+    saccade_forward_args_init(&e->args);
+    saccade_positions_init(&e->positions);
+    e->args.q = &e->tensors.q;
+    e->args.k = &e->tensors.k;
+    e->args.v = &e->tensors.v;
+    e->args.out = &e->tensors.out;
+    e->args.lse = e->tensors.lse.dtype == SACCADE_NONE ? NULL : &e->tensors.lse;
+    e->positions.q_offset = e->q_offset.dtype == SACCADE_NONE ? NULL : &e->q_offset;
+    e->positions.kv_len = e->kv_len.dtype == SACCADE_NONE ? NULL : &e->kv_len;
+    e->args.positions = &e->positions;
+    e->args.bindings = e->bindings;
+    e->args.n_bindings = n_bindings;
+}
+
 saccade_status engine_open(const job *j, const engine_options *options, const job_tensors *t,
                            engine *e, saccade_error *err)
 {
-    *e = (engine){.host = t};
+    *e = (engine){.host = t, .tensors = *t, .q_offset = j->q_offset, .kv_len = j->kv_len};
     memcpy(e->bindings, j->bindings, sizeof e->bindings);
-    e->args = (saccade_forward_args){
-        .q = t->q,
-        .k = t->k,
-        .v = t->v,
-        .out = t->out,
-        .lse = t->lse,
-        .positions = j->positions,
-        .bindings = e->bindings,
-        .n_bindings = j->n_bindings,
-    };
+    point_args(e, j->n_bindings);
     const saccade_status status = make(j, options, e, err);
     if (status != SACCADE_OK)
         engine_close(e);

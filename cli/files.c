@@ -82,20 +82,47 @@ static saccade_status convert(const cli_args *args, file_tensors *f, saccade_err
     return SACCADE_OK;
 }
 
-/* Room for O in the layout of Q's file, and for lse. */
-static saccade_status make_results(file_tensors *f, saccade_error *err)
+saccade_status files_room(const file_tensors *f, saccade_dtype dtype, int64_t heads,
+                          int64_t length, int64_t dim, saccade_tensor *out, saccade_error *err)
 {
-    const saccade_sizes *s = &f->sizes;
-    const int64_t bhnd[] = {s->B, s->H, s->Q, s->Dv}, bnhd[] = {s->B, s->Q, s->H, s->Dv};
-    const saccade_dtype dtype = f->t.q.dtype;
-    saccade_tensor *out = &f->t.out;
+    const int64_t B = f->sizes.B, bhnd[] = {B, heads, length, dim};
+    const int64_t bnhd[] = {B, length, heads, dim};
     CLI_TRY(floats_new(dtype, 4, f->is_bnhd ? bnhd : bhnd, out, err));
     if (f->is_bnhd) {
         memcpy(out->shape, bhnd, sizeof bhnd);
-        out->stride[1] = s->Dv;
-        out->stride[2] = s->H * s->Dv;
+        out->stride[1] = dim;
+        out->stride[2] = heads * dim;
     }
-    return floats_new(dtype == SACCADE_F64 ? SACCADE_F64 : SACCADE_F32, 3, bhnd, &f->t.lse,
+    return SACCADE_OK;
+}
+
+saccade_status files_write(const file_tensors *f, const saccade_tensor *t, FILE *file,
+                           saccade_error *err)
+{
+    const int64_t *n = t->shape;
+    const int64_t shape[] = {n[0], f->is_bnhd ? n[2] : n[1], f->is_bnhd ? n[1] : n[2], n[3]};
+    const int64_t flat[] = {n[2], n[3]};
+    const int32_t skipped = 4 - f->rank;
+    saccade_tensor converted;
+    saccade_tensor rows = f->rank == 2
+                              ? saccade_tensor_of(t->data, t->dtype, 2, flat)
+                              : saccade_tensor_of(t->data, t->dtype, f->rank, shape + skipped);
+    if (rows.dtype == f->file_dtype)
+        return npy_write(file, &rows, err);
+    CLI_TRY(floats_convert(&rows, f->file_dtype, &converted, err));
+    const saccade_status status = npy_write(file, &converted, err);
+    free(converted.data);
+    return status;
+}
+
+/* Room for O and lse. */
+static saccade_status make_results(file_tensors *f, saccade_error *err)
+{
+    const saccade_sizes *s = &f->sizes;
+    const int64_t rows[] = {s->B, s->H, s->Q};
+    const saccade_dtype dtype = f->t.q.dtype;
+    CLI_TRY(files_room(f, dtype, s->H, s->Q, s->Dv, &f->t.out, err));
+    return floats_new(dtype == SACCADE_F64 ? SACCADE_F64 : SACCADE_F32, 3, rows, &f->t.lse,
                       err);
 }
 
@@ -124,6 +151,33 @@ static saccade_status load(const cli_args *args, file_tensors *f, saccade_error 
     CLI_TRY(measure(args, f, err));
     CLI_TRY(convert(args, f, err));
     return make_results(f, err);
+}
+
+saccade_status files_load_out(const char *path, const file_tensors *f, saccade_tensor *out,
+                              saccade_error *err)
+{
+    const int64_t *n = f->t.out.shape;
+    npy_array array;
+    saccade_tensor t = {.data = NULL}, converted;
+    CLI_TRY(npy_read(path, &array, err));
+    saccade_status status = view_of(path, &array, f->is_bnhd, &t, err);
+    if (status == SACCADE_OK && memcmp(t.shape, n, 4 * sizeof *n) != 0)
+        status = cli_fail(err, SACCADE_EINVAL, path,
+                          "got [%lld, %lld, %lld, %lld], expected the shape of O, "
+                          "[%lld, %lld, %lld, %lld]",
+                          (long long)t.shape[0], (long long)t.shape[1], (long long)t.shape[2],
+                          (long long)t.shape[3], (long long)n[0], (long long)n[1],
+                          (long long)n[2], (long long)n[3]);
+    if (status == SACCADE_OK && t.dtype != f->t.q.dtype) {
+        status = floats_convert(&t, f->t.q.dtype, &converted, err);
+        npy_free(&array);
+        t = converted;
+    } else if (status != SACCADE_OK) {
+        npy_free(&array);
+    }
+    if (status == SACCADE_OK)
+        *out = t;
+    return status;
 }
 
 saccade_status files_load(const cli_args *args, file_tensors *out, saccade_error *err)

@@ -17,6 +17,15 @@ typedef struct file_tensors {
 /* Reads -q -k -v as --layout and --dtype say. */
 saccade_status files_load(const cli_args *args, file_tensors *out, saccade_error *err);
 void files_free(file_tensors *files);
+/* Room in the layout and rank of Q's file for [B, heads, length, dim]; owned. */
+saccade_status files_room(const file_tensors *files, saccade_dtype dtype, int64_t heads,
+                          int64_t length, int64_t dim, saccade_tensor *out, saccade_error *err);
+/* The file of a tensor shaped like O, in the dtype that is computed in; owned. */
+saccade_status files_load_out(const char *path, const file_tensors *files, saccade_tensor *out,
+                              saccade_error *err);
+/* A tensor of files_room as its file wants it: row-major in the layout and dtype of Q's. */
+saccade_status files_write(const file_tensors *files, const saccade_tensor *t, FILE *file,
+                           saccade_error *err);
 /* The options of the engine that the arguments give. */
 saccade_status files_engine_options(const cli_args *args, engine_options *out,
                                     saccade_error *err);
@@ -25,7 +34,7 @@ saccade_status files_engine_options(const cli_args *args, engine_options *out,
 typedef struct run_report {
     saccade_sizes sizes;
     saccade_dtype dtype;
-    double seconds;
+    double seconds, backward_seconds;
     double sparsity; /* 1 - live blocks / blocks; 0 without a mask */
 } run_report;
 

@@ -1,5 +1,6 @@
 /* Values of --bind: numbers, .npy files, and synthetic tensors for trying things out. */
 #include "inputs.h"
+#include "infile.h"
 #include "floats.h"
 #include "npy.h"
 
@@ -312,11 +313,11 @@ saccade_status input_text(const char *where, const char *text, char **out, size_
         CLI_FAIL_IF(!*out, SACCADE_ENOMEM, where, "out of memory");
         return SACCADE_OK;
     }
-    FILE *file = fopen(text + 1, "rb");
-    CLI_FAIL_IF(!file, SACCADE_EIO, text + 1, "cannot open: %s", strerror(errno));
+    FILE *file;
+    CLI_TRY(infile_open(text + 1, &file, err));
     char *read = malloc(TEXT_MAX + 1);
     const size_t n = read ? fread(read, 1, TEXT_MAX, file) : 0;
-    const bool failed = ferror(file) != 0;
+    const bool failed = ferror(file) != 0 || (n == 0 && !infile_is_regular(file));
     fclose(file);
     if (!read || failed) {
         free(read);

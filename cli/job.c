@@ -3,6 +3,7 @@
 #include "job.h"
 #include "floats.h"
 #include "inputs.h"
+#include "signals.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -147,8 +148,8 @@ static saccade_status bind_all(const cli_args *args, job *j, saccade_error *err)
 /* The rows are the last of the live keys. */
 static saccade_status offset_from_end(job *j, saccade_error *err)
 {
-    const saccade_tensor *len = &j->positions.kv_len;
-    saccade_tensor *offset = &j->positions.q_offset;
+    const saccade_tensor *len = &j->kv_len;
+    saccade_tensor *offset = &j->q_offset;
     if (len->dtype == SACCADE_NONE)
         return input_scalar("--q-offset", j->sizes.KV - j->sizes.Q, offset, err);
     CLI_TRY(floats_convert(len, SACCADE_I32, offset, err));
@@ -160,12 +161,21 @@ static saccade_status offset_from_end(job *j, saccade_error *err)
 static saccade_status read_positions(const cli_args *args, job *j, saccade_error *err)
 {
     if (args->kv_len)
-        CLI_TRY(input_positions("--kv-len", args->kv_len, &j->positions.kv_len, err));
+        CLI_TRY(input_positions("--kv-len", args->kv_len, &j->kv_len, err));
     if (!args->q_offset)
         return SACCADE_OK;
     if (strcmp(args->q_offset, "end") == 0)
         return offset_from_end(j, err);
-    return input_positions("--q-offset", args->q_offset, &j->positions.q_offset, err);
+    return input_positions("--q-offset", args->q_offset, &j->q_offset, err);
+}
+
+void job_positions(const job *j, saccade_positions *out)
+{
+    saccade_positions_init(out);
+    if (j->q_offset.dtype != SACCADE_NONE)
+        out->q_offset = &j->q_offset;
+    if (j->kv_len.dtype != SACCADE_NONE)
+        out->kv_len = &j->kv_len;
 }
 
 /* ---- the job ---- */
@@ -197,30 +207,52 @@ void job_close(job *j)
         free((char *)j->bindings[i].name);
         free(j->bindings[i].tensor.data);
     }
-    free(j->positions.q_offset.data);
-    free(j->positions.kv_len.data);
+    free(j->q_offset.data);
+    free(j->kv_len.data);
     saccade_mod_destroy(j->mask);
     saccade_mod_destroy(j->score);
     *j = (job){.mask = NULL};
+}
+
+/* Told how far a block mask is; what takes no time is done before a line could be read. */
+static int show_progress(void *user, double fraction)
+{
+    const double since = *(const double *)user, seconds = cli_seconds() - since;
+    if (seconds > 0.5)
+        cli_progress("block mask: %.1f %%, %.0f s", 100 * fraction, seconds);
+    return signals_told_to_stop();
 }
 
 saccade_status job_block_mask(const job *j, saccade_context *context, int32_t block_q,
                               int32_t block_kv, saccade_block_mask **out, saccade_error *err)
 {
     saccade_binding used[CLI_LIST];
-    const saccade_block_mask_options options = {.block_q = block_q, .block_kv = block_kv};
+    saccade_block_mask_options options;
+    saccade_positions positions;
+    double start = cli_seconds();
     *out = NULL;
     if (!j->mask)
         return SACCADE_OK;
     const int32_t n = job_bindings_of(j, j->mask, used);
-    return saccade_block_mask_create(context, j->mask, &j->sizes, &j->positions, used, n,
-                                     &options, out, err);
+    saccade_block_mask_options_init(&options);
+    options.block_q = block_q;
+    options.block_kv = block_kv;
+    options.progress = show_progress;
+    options.progress_user = &start;
+    job_positions(j, &positions);
+    signals_hold();
+    const saccade_status status = saccade_block_mask_create(
+        context, j->mask, &j->sizes, &positions, used, n, &options, out, err);
+    signals_release();
+    if (cli_seconds() - start > 0.5)
+        cli_progress(NULL);
+    return status;
 }
 
 /* Live keys of all rows when there is no mask. */
 static double unmasked(const job *j)
 {
-    const saccade_tensor *len = &j->positions.kv_len;
+    const saccade_tensor *len = &j->kv_len;
     double keys = (double)j->sizes.B * (double)j->sizes.KV;
     if (len->dtype != SACCADE_NONE)
         keys = 0;
@@ -234,9 +266,12 @@ saccade_status job_live_scores(const job *j, saccade_context *context, double *o
                                saccade_error *err)
 {
     saccade_block_mask *mask;
+    saccade_block_mask_stats s;
+    saccade_status status = SACCADE_OK;
     CLI_TRY(job_block_mask(j, context, 1, 1, &mask, err));
     if (mask) {
-        const saccade_block_mask_stats s = saccade_block_mask_get_stats(mask);
+        saccade_block_mask_stats_init(&s);
+        status = saccade_block_mask_get_stats(mask, &s, err);
         const double all =
             (double)j->sizes.B * (double)j->sizes.H * (double)j->sizes.Q * (double)j->sizes.KV;
         *out = (double)(s.full + s.partial) / (double)s.blocks * all;
@@ -244,19 +279,21 @@ saccade_status job_live_scores(const job *j, saccade_context *context, double *o
         *out = unmasked(j);
     }
     saccade_block_mask_destroy(mask);
-    return SACCADE_OK;
+    return status;
 }
 
 saccade_status job_check_indices(const job *j, saccade_error *err)
 {
     const saccade_mod *mods[] = {j->mask, j->score};
     static const char *const options[] = {"--mask", "--score"};
+    saccade_positions positions;
+    job_positions(j, &positions);
     for (int i = 0; i < 2; i++) {
         saccade_binding used[CLI_LIST];
         if (!mods[i])
             continue;
         const int32_t n = job_bindings_of(j, mods[i], used);
-        CLI_TRY(named(saccade_mod_check(mods[i], &j->sizes, &j->positions, used, n, 0, err),
+        CLI_TRY(named(saccade_mod_check(mods[i], &j->sizes, &positions, used, n, 0, err),
                       options[i], options[i], err));
     }
     return SACCADE_OK;

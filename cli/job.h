@@ -11,13 +11,15 @@ typedef struct job {
     saccade_mod *mask, *score; /* bound; NULL: none */
     saccade_binding bindings[CLI_LIST];
     int32_t n_bindings;
-    saccade_positions positions;
+    saccade_tensor q_offset, kv_len; /* dtype NONE: absent */
 } job;
 
 /* From --mask --score --bind --q-offset --kv-len. */
 saccade_status job_open(const cli_args *args, const saccade_sizes *sizes, job *out,
                         saccade_error *err);
 void job_close(job *j);
+/* The job's positions; they point into *j. */
+void job_positions(const job *j, saccade_positions *out);
 /* Those of the job's bindings that a mod names; out: room for CLI_LIST. Returns how many. */
 int32_t job_bindings_of(const job *j, const saccade_mod *mod, saccade_binding *out);
 /* Block mask of the job's mask; NULL when it has none. */
@@ -48,7 +50,13 @@ typedef struct engine_options {
     int32_t threads;             /* 0: all */
     double scale;                /* NaN: 1 / sqrt(D) */
     int32_t block_q, block_kv;   /* of the block mask; 0: 128 */
+    uint32_t gradients;          /* SACCADE_GRADIENT_*; 0: forward only */
+    const cli_list *grad_of;     /* captures, with SACCADE_GRADIENT_CAPTURES */
 } engine_options;
+
+/* A context of so many threads (0: all) and at most this level (NULL: the best). */
+saccade_status engine_context(int32_t threads, const char *level, saccade_context **out,
+                              saccade_error *err);
 
 enum { ENGINE_DEVICE_TENSORS = 32 };
 
@@ -58,6 +66,9 @@ typedef struct engine {
     saccade_plan *plan;
     saccade_block_mask *blocks;
     saccade_forward_args args;
+    job_tensors tensors; /* what args and positions point to */
+    saccade_tensor q_offset, kv_len;
+    saccade_positions positions;
     saccade_binding bindings[CLI_LIST];
     void *workspace;
     const job_tensors *host;
@@ -66,7 +77,7 @@ typedef struct engine {
     int n_device;
 } engine;
 
-/* The job and the tensors must outlive the engine. */
+/* The job and the tensors must outlive the engine, which stays where it was opened. */
 saccade_status engine_open(const job *j, const engine_options *options, const job_tensors *t,
                            engine *out, saccade_error *err);
 /* One run; *seconds (may be NULL) is its time. Results are on the host after engine_fetch. */

@@ -1,5 +1,6 @@
 /* saccade: exact, fused attention with your own masks and scores, on the command line. */
 #include "cli.h"
+#include "signals.h"
 
 #include <string.h>
 
@@ -12,7 +13,9 @@ static const cli_command commands[] = {
      "Computes softmax(mask(score(scale * Q K^T))) V without ever holding the scores.\n"
      "O has the layout and dtype of Q's file.\n\n"
      "    saccade run -q q.npy -k k.npy -v v.npy -o o.npy --mask 'sliding_window(W)' \\\n"
-     "        --bind W=256 --score 'alibi()' --score 'softcap(20.0)'\n", cmd_run},
+     "        --bind W=256 --score 'alibi()' --score 'softcap(20.0)'\n"
+     "    saccade run -q q.npy -k k.npy -v v.npy -o o.npy --grad do.npy --grad-of bias \\\n"
+     "        --score 'score + bias[h, kv]' --bind bias=bias.npy\n", cmd_run},
     {"mask", CLI_MASK, "the block mask of a text, as a picture and in numbers",
      "--mask M --q N [--kv N] [-o FILE.svg|FILE.png] [option]...",
      "Blocks are FULL (every score counts), PARTIAL, or absent. Proven: known from the\n"
@@ -119,6 +122,28 @@ static bool is_one_of(const char *word, const char *a, const char *b, const char
     return strcmp(word, a) == 0 || strcmp(word, b) == 0 || strcmp(word, c) == 0;
 }
 
+static void print_version(void)
+{
+    saccade_error err;
+    int32_t devices = 0;
+    printf("saccade %s\nbuilt with: %s\n", saccade_version(), saccade_build());
+    if (saccade_device_count(&devices, &err) == SACCADE_OK)
+        printf("CUDA devices: %d\n", devices);
+    else
+        printf("CUDA devices: none (%s)\n", err.message);
+}
+
+static saccade_status answer(int argc, char **argv, saccade_error *err)
+{
+    if (is_one_of(argv[1], "-h", "--help", "help"))
+        print_usage(stdout);
+    else if (is_one_of(argv[1], "-V", "--version", "version"))
+        print_version();
+    else
+        return run(argc, argv, err);
+    return SACCADE_OK;
+}
+
 int main(int argc, char **argv)
 {
     saccade_error err = {.status = SACCADE_OK};
@@ -126,19 +151,14 @@ int main(int argc, char **argv)
         print_usage(stderr);
         return 2;
     }
-    if (is_one_of(argv[1], "-h", "--help", "help")) {
-        print_usage(stdout);
-        return 0;
-    }
-    if (is_one_of(argv[1], "-V", "--version", "version")) {
-        printf("saccade %s\n", saccade_version());
-        return 0;
-    }
-    saccade_status status = run(argc, argv, &err);
+    signals_open();
+    saccade_status status = answer(argc, argv, &err);
     cli_progress(NULL);
     if (status == SACCADE_OK && (fflush(stdout) != 0 || ferror(stdout)))
         status = cli_fail(&err, SACCADE_EIO, "standard output", "cannot write");
     if (status != SACCADE_OK && (int)status != CLI_CHECK_FAILED)
         cli_report(&err);
+    if (status == SACCADE_ESTOPPED)
+        signals_obey();
     return cli_exit_code(status);
 }

@@ -3,9 +3,9 @@
  * held against the file's length before anything is allocated. Not read: record arrays,
  * objects, strings, complex numbers, Fortran order. */
 #include "npy.h"
+#include "infile.h"
 #include "outfile.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -258,7 +258,7 @@ static saccade_status load_data(FILE *file, const header *h, int64_t left, npy_a
 static saccade_status read_open(FILE *file, header *h, npy_array *a, saccade_error *err)
 {
     struct stat info;
-    CLI_FAIL_IF(fstat(fileno(file), &info) != 0 || !S_ISREG(info.st_mode), SACCADE_EINVAL,
+    CLI_FAIL_IF(!infile_is_regular(file) || fstat(fileno(file), &info) != 0, SACCADE_EINVAL,
                 h->path, "got something that is no regular file");
     CLI_TRY(load_header(file, h, err));
     CLI_FAIL_IF(h->fortran && h->rank > 1, SACCADE_EINVAL, h->path,
@@ -276,10 +276,10 @@ saccade_status npy_read(const char *path, npy_array *out, saccade_error *err)
     header *h = calloc(1, sizeof *h);
     CLI_FAIL_IF(!h, SACCADE_ENOMEM, path, "out of memory");
     h->path = path;
-    FILE *file = fopen(path, "rb");
-    saccade_status status =
-        file ? read_open(file, h, &array, err)
-             : cli_fail(err, SACCADE_EIO, path, "cannot open: %s", strerror(errno));
+    FILE *file = NULL;
+    saccade_status status = infile_open(path, &file, err);
+    if (status == SACCADE_OK)
+        status = read_open(file, h, &array, err);
     if (file)
         fclose(file);
     free(h);

@@ -2,6 +2,7 @@
  * renamed over it. Devices and pipes (/dev/stdout, /dev/full) are written in place: renaming
  * would replace them. */
 #include "outfile.h"
+#include "signals.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -29,7 +30,7 @@ static saccade_status begin_aside(const char *path, outfile *out, saccade_error 
     out->aside = malloc(n);
     CLI_FAIL_IF(!out->aside, SACCADE_ENOMEM, path, "out of memory");
     snprintf(out->aside, n, "%s.XXXXXX", out->path);
-    const int fd = mkstemp(out->aside);
+    const int fd = signals_make(out->aside, mkstemp);
     if (fd < 0) {
         free(out->aside);
         out->aside = NULL;
@@ -89,7 +90,8 @@ saccade_status outfile_commit(outfile *out, saccade_error *err)
         status = fail(out->path, "write", err);
     else if (out->aside && rename(out->aside, out->path) != 0)
         status = fail(out->path, "replace", err);
-    if (status == SACCADE_OK) {
+    if (status == SACCADE_OK && out->aside) {
+        signals_forget(out->aside);
         free(out->aside);
         out->aside = NULL;
     }
@@ -101,8 +103,10 @@ void outfile_abandon(outfile *out)
 {
     if (out->file)
         fclose(out->file);
-    if (out->aside)
+    if (out->aside) {
         unlink(out->aside);
+        signals_forget(out->aside);
+    }
     free(out->aside);
     free(out->path);
     *out = (outfile){NULL, NULL, NULL};

@@ -2,7 +2,7 @@
 #ifndef SACCADE_CLI_ROOFLINE_SVG_H
 #define SACCADE_CLI_ROOFLINE_SVG_H
 
-#include "saccade.h"
+#include "saccade_measure.h"
 
 #include <stdio.h>
 
