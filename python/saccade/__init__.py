@@ -4,8 +4,9 @@ import saccade.torch   FlexAttention's API for PyTorch tensors
 saccade.attention      NumPy, JAX, CuPy and anything else that speaks DLPack, without torch
 """
 
-from ._arrays import attention
-from ._lib import BadValue, SaccadeError, lib as _clib
+from .arrays import attention
+from .c.abi import BadValue, SaccadeError
+from .c.abi import lib as _clib
 
 __version__ = _clib.saccade_version().decode()
 __all__ = ["attention", "BadValue", "SaccadeError", "prelude", "__version__"]

@@ -6,12 +6,12 @@ import functools
 import inspect
 import numbers
 import types
-import weakref
 from typing import Any, Callable
 
 import torch
 
-from . import _callables, _core, _lib, _trace
+from ..c import abi, objects
+from ..trace import closures, symbols
 
 _DTYPES = {
     torch.bool: "bool",
@@ -28,7 +28,7 @@ _DTYPES = {
 for _name in ("uint16", "uint32", "uint64"):
     if hasattr(torch, _name):
         _DTYPES[getattr(torch, _name)] = "u" + _name[4:]
-_KINDS = {"mask": _lib.MASK, "score": _lib.SCORE}
+_KINDS = {"mask": abi.MASK, "score": abi.SCORE}
 
 
 def dtype_name(t: torch.Tensor) -> str:
@@ -38,10 +38,10 @@ def dtype_name(t: torch.Tensor) -> str:
         raise ValueError(f"got a tensor of {t.dtype}, expected bool, int or float") from None
 
 
-def view(t: torch.Tensor) -> _core.View:
+def view(t: torch.Tensor) -> objects.View:
     """A C view of a tensor; the tensor must outlive it."""
     cuda = t.is_cuda
-    return _core.View(
+    return objects.View(
         t.data_ptr(),
         dtype_name(t),
         int(cuda),
@@ -68,20 +68,21 @@ def mask(mod: Callable[..., Any] | str, **captures: Any) -> AnyMod:
     """A mask in the language; captures are tensors or numbers by name. A callable mask_mod is
     turned into text here and now, with its tensors and numbers as they are: such a mod stays
     inside of torch.compile(fullgraph=True)."""
-    return _named("mask", mod, captures)
+    return text_of("mask", mod, captures)
 
 
 def score(mod: Callable[..., Any] | str, **captures: Any) -> AnyMod:
     """A score function in the language; captures and callables as for mask."""
-    return _named("score", mod, captures)
+    return text_of("score", mod, captures)
 
 
-def _named(kind, mod, captures):
+def text_of(kind: str, mod, captures: dict[str, Any], is_double: bool = False) -> AnyMod:
+    """A callable as text, here and now; text as it is."""
     if not callable(mod):
         return AnyMod(kind, mod, captures)
     if captures:
         raise TypeError(f"{kind}: got captures beside a callable, expected its closure's")
-    found, values, _ = _callables.trace(mod, kind)
+    found, values, _ = closures.trace(mod, kind, is_double)
     if found.volatile:
         raise ValueError(
             f"{kind}: the callable reads values of its captured tensors, expected only "
@@ -133,18 +134,18 @@ def _positional(mod) -> int:
 def _kind_of_text(text: str) -> str:
     """mask where the text is one, else score (whose errors are then shown on use)."""
     try:
-        _core.free_names(_lib.MASK, text)
+        objects.free_names(abi.MASK, text)
         return "mask"
-    except _lib.BadValue:
+    except abi.BadValue:
         return "score"
 
 
 def _inline(text, captures, *values):
     """Writes language text into the mod being traced, with its index variables replaced."""
     names = ["b", "h", "q", "kv"] if len(values) == 4 else ["score", "b", "h", "q", "kv"]
-    tracer = next(v.tracer for v in values if isinstance(v, _trace.Traced))
+    tracer = next(v.tracer for v in values if isinstance(v, symbols.Traced))
     kind = "mask" if len(values) == 4 else "score"
-    free = _core.free_names(_KINDS[kind], text)
+    free = objects.free_names(_KINDS[kind], text)
     return tracer.inline(
         text, free, captures, dict(zip(names, map(tracer.value, values))), kind
     )
@@ -153,8 +154,9 @@ def _inline(text, captures, *values):
 _NUMBER = {int: torch.int32, float: torch.float32, bool: torch.bool}
 
 
-def as_tensor(value, name):
-    """A captured value as a tensor: numbers as one of rank 0 on the host."""
+def as_tensor(value, name, is_double=False):
+    """A captured value as a tensor: numbers as one of rank 0 on the host, floats as f64 where
+    the problem is."""
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
@@ -167,7 +169,8 @@ def as_tensor(value, name):
         raise TypeError(
             f"{name}: got a captured {type(value).__name__}, expected a tensor or a number"
         )
-    return torch.tensor(value, dtype=_NUMBER[type(value)], device="cpu")
+    dtype = torch.float64 if is_double and type(value) is float else _NUMBER[type(value)]
+    return torch.tensor(value, dtype=dtype, device="cpu")
 
 
 def _place(t, device):
@@ -187,12 +190,12 @@ _SIGNATURE = {"score": "(score, b, h, q_idx, kv_idx)", "mask": "(b, h, q_idx, kv
 class Resolved:
     """A mod ready to run: bound, with views of its captures and what keeps them valid."""
 
-    def __init__(self, mod, kind: str, device: str):
-        text, names, values, self.walk, found = _text_and_values(mod, kind)
+    def __init__(self, mod, kind: str, device: str, is_double: bool = False):
+        text, names, values, self.walk, found = _text_and_values(mod, kind, is_double)
         self.values = values
         self.volatile = found is not None and found.volatile
         self.cells = _cells(found, self.walk) if found is not None else None
-        given = [as_tensor(v, n) for n, v in zip(names, values)]
+        given = [as_tensor(v, n, is_double) for n, v in zip(names, values)]
         if self.walk is not None:  # a trace reads one-element rows where a scalar is on CUDA
             given = [t.view(1) if t.dim() == 0 and t.is_cuda else t for t in given]
         self.tensors = [_place(t, device) for t in given]
@@ -200,7 +203,7 @@ class Resolved:
             if t.dtype == torch.int64 and t.dim() == 0:
                 as_tensor(int(t), n)  # refuses what leaves 32 bits
         types = tuple((n, dtype_name(t), t.dim()) for n, t in zip(names, self.tensors))
-        self.bound = _core.bound_mod(_KINDS[kind], text, types)
+        self.bound = objects.bound_mod(_KINDS[kind], text, types)
         self.views = [view(t) for t in self.tensors]
         self.captured = [t for t in values if isinstance(t, torch.Tensor)]
         self.copied = [
@@ -226,7 +229,7 @@ def _cells(found, walk):
     return cells
 
 
-def _text_and_values(mod, kind):
+def _text_and_values(mod, kind, is_double):
     """(text, capture names, captured values, walk, trace) of any form of mod."""
     if isinstance(mod, str):
         return mod, [], [], None, None
@@ -243,142 +246,5 @@ def _text_and_values(mod, kind):
             f"{kind}_mod: got a callable of {9 - _ARGUMENTS[kind]} arguments, expected "
             f"{_ARGUMENTS[kind]}: {_SIGNATURE[kind]}"
         )
-    found, values, walk = _callables.trace(mod, kind)
+    found, values, walk = closures.trace(mod, kind, is_double)
     return found.text, found.names, values, walk, found
-
-
-def _version(t):
-    """Counts in-place changes; inference tensors have none and always differ."""
-    return object() if t.is_inference() else t._version
-
-
-def _layout(t):
-    return t.data_ptr(), t.dtype, t.shape, t.stride(), t.device
-
-
-_BY_VALUE = frozenset((int, float, bool, str, type(None)))
-_BY_ID = frozenset((torch.Tensor, torch.nn.Parameter, types.FunctionType))
-
-
-def _held(f):
-    """What a function's closure and defaults hold."""
-    held = f.__defaults__ or ()
-    if f.__closure__:
-        held += tuple([cell.cell_contents for cell in f.__closure__])
-    return held
-
-
-def identity(mod):
-    """Equal for mods that are the same object, text, method of one object, or function: of one
-    code and holding the same tensors and numbers, as a lambda made anew for each call does."""
-    kind = type(mod)
-    if kind is types.FunctionType:
-        if mod.__kwdefaults__ or mod.__dict__:
-            return id(mod)
-        key = [id(mod.__code__), id(mod.__globals__)]
-        try:
-            for x in _held(mod):
-                kind = type(x)
-                if kind in _BY_ID:
-                    key.append(id(x))
-                elif kind in _BY_VALUE:
-                    key += kind, (x or repr(x))  # 0.0 is not -0.0
-                else:
-                    return id(mod)
-        except ValueError:  # a cell that is empty
-            return id(mod)
-        return tuple(key)
-    if kind is str:
-        return mod
-    if kind is types.MethodType:
-        return id(mod.__self__), id(mod.__func__)
-    return id(mod)
-
-
-_BY_LAYOUT = frozenset((torch.Tensor, torch.nn.Parameter))
-
-
-def layout(mod):
-    """Equal for functions of one code whose closures hold tensors of one layout and numbers of
-    the same kinds; None for what holds more than that."""
-    if type(mod) is not types.FunctionType or mod.__defaults__ or mod.__kwdefaults__:
-        return None
-    key, tensors = [id(mod.__code__), id(mod.__globals__)], set()
-    try:
-        for x in _held(mod):
-            kind = type(x)
-            if kind in _BY_LAYOUT:
-                key += x.dtype, x.shape, x.stride(), x.device
-                if id(x) in tensors:
-                    return None
-                tensors.add(id(x))
-            elif kind is int or kind is float:
-                key.append(kind)
-            elif kind is types.FunctionType:
-                key.append(id(x))
-            elif kind in _BY_VALUE:
-                key += kind, x
-            else:
-                return None
-    except ValueError:  # a cell that is empty
-        return None
-    return None if mod.__dict__ else tuple(key)
-
-
-def owners(mod):
-    """The objects whose ids are in the identity of a mod."""
-    if type(mod) is types.FunctionType and type(identity(mod)) is tuple:
-        return [mod.__code__, *(x for x in _held(mod) if type(x) in _BY_ID)]
-    if type(mod) is types.MethodType:
-        return [mod.__self__]
-    return [] if type(mod) is str else [mod]
-
-
-class Watch:
-    """Whether a mod and the tensors it captures still are what they were when resolved, given
-    that its identity is. by_value: values of captures were used too, not only their places.
-    Tensors are held weakly: what holds a Watch is to go when they do."""
-
-    def __init__(self, mod, found: Resolved, by_value: bool):
-        walk = found.walk
-        self.fixed = not found.volatile and not (walk is not None and walk.opaque)
-        self.slots = walk.slots if walk is not None else None
-        if isinstance(mod, AnyMod):
-            self.slots = _callables.Slots()
-            c = mod.captures
-            self.slots.dicts.append((c, frozenset(c), tuple(c.values())))
-        elif type(mod) is types.FunctionType and type(identity(mod)) is tuple:
-            del walk.slots.functions[:1], walk.slots.cells[: len(mod.__closure__ or ())]
-        tensors = found.captured
-        if walk is not None:
-            tensors = [t for t in walk.leaves if isinstance(t, torch.Tensor)]
-        self.tensors = [(weakref.ref(t), *_layout(t)) for t in tensors]
-        counted = tensors if by_value else found.copied
-        self.versions = [(weakref.ref(t), _version(t)) for t in counted]
-
-    def of(self, tensors) -> "Watch":
-        """The same for a function of the same layout that holds these tensors."""
-        made = Watch.__new__(Watch)
-        made.fixed, made.slots, made.versions = True, self.slots, []
-        made.tensors = [(weakref.ref(t), *_layout(t)) for t in tensors]
-        return made
-
-    def unchanged(self) -> bool:
-        if not self.fixed or (self.slots is not None and not self.slots.unchanged()):
-            return False
-        for ref, pointer, dtype, shape, stride, device in self.tensors:
-            t = ref()
-            if (
-                t is None
-                or t.data_ptr() != pointer
-                or t.dtype is not dtype
-                or t.shape != shape
-                or t.stride() != stride
-                or t.device != device
-            ):
-                return False
-        for ref, version in self.versions:
-            t = ref()
-            if t is None or _version(t) != version:
-                return False
-        return True

@@ -20,6 +20,7 @@ STATUS = {
     30: "ENOMEM",
     40: "EBACKEND",
     50: "EIO",
+    60: "ESTOPPED",
     90: "EINTERNAL",
 }
 MASK, SCORE = 1, 2
@@ -65,12 +66,15 @@ class Error(C.Structure):
     ]
 
 
+class Device(C.Structure):
+    _fields_ = [("kind", C.c_int32), ("index", C.c_int32)]
+
+
 class Tensor(C.Structure):
     _fields_ = [
         ("data", C.c_void_p),
         ("dtype", C.c_int32),
-        ("device_kind", C.c_int32),
-        ("device_index", C.c_int32),
+        ("device", Device),
         ("rank", C.c_int32),
         ("shape", C.c_int64 * MAX_RANK),
         ("stride", C.c_int64 * MAX_RANK),
@@ -89,38 +93,53 @@ class Sizes(C.Structure):
     _fields_ = [(n, C.c_int64) for n in ("B", "H", "Hkv", "Q", "KV", "D", "Dv")]
 
 
-class Positions(C.Structure):
-    _fields_ = [("q_offset", Tensor), ("kv_offset", Tensor), ("kv_len", Tensor)]
+class Record(C.Structure):
+    """A struct that may grow: its size first, set here; 0 everywhere else."""
+
+    def __init__(self, **members):
+        super().__init__(size=C.sizeof(type(self)), **members)
 
 
-class ContextOptions(C.Structure):
-    _fields_ = [("threads", C.c_int32), ("level", C.c_char_p), ("reserved", C.c_uint8 * 48)]
-
-
-class BlockMaskOptions(C.Structure):
-    _fields_ = [
-        ("block_q", C.c_int32),
-        ("block_kv", C.c_int32),
-        ("evaluation_budget", C.c_int64),
-        ("reserved", C.c_uint8 * 48),
+class Positions(Record):
+    _fields_ = [("size", C.c_size_t)] + [
+        (n, C.POINTER(Tensor)) for n in ("q_offset", "kv_offset", "kv_len")
     ]
 
 
-class BlockMaskStats(C.Structure):
+class ContextOptions(Record):
+    _fields_ = [("size", C.c_size_t), ("threads", C.c_int32), ("level", C.c_char_p)]
+
+
+class BlockMaskOptions(Record):
     _fields_ = [
-        (n, C.c_int64)
-        for n in (
-            "blocks",
-            "full",
-            "partial",
-            "proven",
-            "evaluated",
-            "unknown",
-            "evaluated_positions",
-            "runs",
-            "bytes",
-        )
-    ] + [("seconds", C.c_double), ("sparsity", C.c_double)]
+        ("size", C.c_size_t),
+        ("block_q", C.c_int32),
+        ("block_kv", C.c_int32),
+        ("evaluation_budget", C.c_int64),
+        ("progress", C.c_void_p),
+        ("progress_user", C.c_void_p),
+    ]
+
+
+class BlockMaskStats(Record):
+    _fields_ = (
+        [("size", C.c_size_t)]
+        + [
+            (n, C.c_int64)
+            for n in (
+                "blocks",
+                "full",
+                "partial",
+                "proven",
+                "evaluated",
+                "unknown",
+                "evaluated_positions",
+                "runs",
+                "bytes",
+            )
+        ]
+        + [("seconds", C.c_double), ("sparsity", C.c_double)]
+    )
 
 
 class BlockIndices(C.Structure):
@@ -134,36 +153,39 @@ class BlockIndices(C.Structure):
     )
 
 
-class Problem(C.Structure):
+class Problem(Record):
     _fields_ = [
+        ("size", C.c_size_t),
         ("sizes", Sizes),
         ("dtype", C.c_int32),
         ("kv_dtype", C.c_int32),
-        ("scale", C.c_float),
+        ("scale", C.c_double),
         ("score", C.c_void_p),
         ("mask", C.c_void_p),
         ("backend", C.c_char_p),
         ("arch", C.c_char_p),
-        ("reserved", C.c_uint8 * 56),
+        ("gradients", C.c_uint32),
+        ("gradient_captures", C.POINTER(C.c_char_p)),
+        ("n_gradient_captures", C.c_int32),
     ]
 
 
-class ForwardArgs(C.Structure):
+class ForwardArgs(Record):
     _fields_ = [
-        ("q", Tensor),
-        ("k", Tensor),
-        ("v", Tensor),
-        ("out", Tensor),
-        ("lse", Tensor),
-        ("row_max", Tensor),
-        ("positions", Positions),
+        ("size", C.c_size_t),
+        ("q", C.POINTER(Tensor)),
+        ("k", C.POINTER(Tensor)),
+        ("v", C.POINTER(Tensor)),
+        ("out", C.POINTER(Tensor)),
+        ("lse", C.POINTER(Tensor)),
+        ("row_max", C.POINTER(Tensor)),
+        ("positions", C.POINTER(Positions)),
         ("block_mask", C.c_void_p),
         ("bindings", C.POINTER(Binding)),
         ("n_bindings", C.c_int32),
         ("workspace", C.c_void_p),
         ("workspace_bytes", C.c_size_t),
         ("stream", C.c_void_p),
-        ("reserved", C.c_uint8 * 64),
     ]
 
 
@@ -176,13 +198,67 @@ class PreludeEntry(C.Structure):
     ]
 
 
-# One tensor as struct.pack sees it, for filling ForwardArgs without ctypes attribute costs.
-PACK_TENSOR = struct.Struct("=Qiiii16q")
-assert PACK_TENSOR.size == C.sizeof(Tensor)
+class LayoutEntry(C.Structure):
+    _fields_ = [
+        ("record", C.c_char_p),
+        ("member", C.c_char_p),
+        ("offset", C.c_int32),
+        ("bytes", C.c_int32),
+    ]
+
+
+# The structs of include/saccade.h that are mirrored here, by their names there.
+MIRRORS = {
+    "saccade_error": Error,
+    "saccade_layout_entry": LayoutEntry,
+    "saccade_device": Device,
+    "saccade_tensor": Tensor,
+    "saccade_sizes": Sizes,
+    "saccade_positions": Positions,
+    "saccade_capture": Capture,
+    "saccade_binding": Binding,
+    "saccade_prelude_entry": PreludeEntry,
+    "saccade_context_options": ContextOptions,
+    "saccade_block_mask_options": BlockMaskOptions,
+    "saccade_block_mask_stats": BlockMaskStats,
+    "saccade_block_indices": BlockIndices,
+    "saccade_problem": Problem,
+    "saccade_forward_args": ForwardArgs,
+}
+
+
+def _codes(kind) -> str:
+    """What the struct module calls a ctypes type, without padding."""
+    if issubclass(kind, C.Array):
+        return kind._length_ * _codes(kind._type_)
+    if issubclass(kind, C.Structure):
+        return "".join(_codes(t) for _, t in kind._fields_)
+    if issubclass(kind, C._Pointer) or kind._type_ in "PzLQ":
+        return "Q"
+    return kind._type_ if kind._type_ in "fd" else "i" if C.sizeof(kind) == 4 else "q"
+
+
+def packer(record, first: str = "", last: str = "") -> struct.Struct:
+    """struct.pack of a mirror's members from first to last: fills arguments without what
+    ctypes' attributes cost. Padding takes no argument."""
+    names = [name for name, _ in record._fields_]
+    begin = names.index(first) if first else 0
+    end = names.index(last) + 1 if last else len(names)
+    at = getattr(record, names[begin]).offset
+    text = "="
+    for name, kind in record._fields_[begin:end]:
+        place = getattr(record, name)
+        text += (place.offset - at) * "x" + _codes(kind)
+        at = place.offset + place.size
+    stop = getattr(record, names[end]).offset if end < len(names) else C.sizeof(record)
+    return struct.Struct(text + (stop - at) * "x")
+
+
+PACK_TENSOR = packer(Tensor)
 
 
 def _candidates():
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parents[1]
     if os.environ.get("SACCADE_LIBRARY"):
         yield os.environ["SACCADE_LIBRARY"]
         return
@@ -211,7 +287,13 @@ _P, _E = C.c_void_p, C.POINTER(Error)
 
 
 def _declare(name, result, *arguments):
-    f = getattr(lib, "saccade_" + name)
+    try:
+        f = getattr(lib, "saccade_" + name)
+    except AttributeError:
+        raise ImportError(
+            f"saccade: the library ({lib._name}) has no saccade_{name}: it and the Python "
+            "package are of two versions"
+        ) from None
     f.restype, f.argtypes = result, list(arguments)
     return f
 
@@ -261,7 +343,7 @@ _declare(
 _declare("block_mask_update", _S, _P, _E)
 _declare("block_mask_is_stale", C.c_int, _P)
 _declare("block_mask_mod", _P, _P)
-_declare("block_mask_get_stats", BlockMaskStats, _P)
+_declare("block_mask_get_stats", _S, _P, C.POINTER(BlockMaskStats), _E)
 _declare("block_mask_export", _S, _P, C.c_int, C.POINTER(BlockIndices), _E)
 _declare("block_mask_to_dense", _S, _P, C.c_void_p, _E)
 _declare(
@@ -284,6 +366,36 @@ _declare("plan_prepare", _S, _P, _P, _E)
 _declare("plan_explain", _S, _P, C.POINTER(_P), _E)
 _declare("plan_destroy", None, _P)
 _declare("forward", _S, _P, C.c_void_p, _E)
+_declare("layout", C.POINTER(LayoutEntry), C.c_int32)
+
+
+def check_mirrors() -> None:
+    """Every mirror has the members of the library's struct, where the library has them. Structs
+    that may grow can have more at their end, which the library then takes for absent."""
+    there: dict[str, list] = {name: [] for name in MIRRORS}
+    i = 0
+    while entry := lib.saccade_layout(i):
+        name, member, place = entry[0].record.decode(), entry[0].member, entry[0].offset
+        i += 1
+        if name in there:
+            there[name].append((member and member.decode(), place, entry[0].bytes))
+    for name, mirror in MIRRORS.items():
+        here: list[tuple] = [(None, 0, C.sizeof(mirror))]
+        for member, *_ in mirror._fields_:
+            field = getattr(mirror, member)
+            here.append((member, field.offset, field.size))
+        found = there[name]
+        if issubclass(mirror, Record):
+            here, found = here[1:], found[1 : len(here)]
+        if here != found:
+            wrong = sorted(set(here) ^ set(found), key=str)[0]
+            raise ImportError(
+                f"saccade: {name}: {wrong} (member, offset, bytes) is not the same in the "
+                f"library ({lib._name}) and in the Python package: they are of two versions"
+            )
+
+
+check_mirrors()
 
 
 def message_of(e: Error) -> str:

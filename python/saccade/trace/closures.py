@@ -16,8 +16,8 @@ import types
 import weakref
 from typing import Any, Callable, Iterable
 
-from . import _trace
-from ._errors import NeedsConstant
+from . import symbols
+from . import tracer as tracing
 
 _PLAIN = (bool, str, bytes, type(None), type(Ellipsis), complex, slice, range)
 _TRUSTED = frozenset(
@@ -37,7 +37,8 @@ _UNUSED_METHODS = frozenset(
 
 
 def is_tensor(x: object) -> bool:
-    return hasattr(x, "dtype") and hasattr(x, "shape") and hasattr(x, "stride")
+    kind = type(x)  # an instance may make up attributes
+    return hasattr(kind, "dtype") and hasattr(kind, "shape") and hasattr(kind, "stride")
 
 
 def _trusted(module_name: object) -> bool:
@@ -155,6 +156,10 @@ class Walk:
             if len(_attributes) > 4096:
                 _attributes.clear()
             _attributes[root] = known
+
+    @property
+    def has_numbers(self) -> bool:
+        return any(isinstance(x, (int, float)) for x in self.leaves)
 
     # ---- one value ----
 
@@ -418,7 +423,7 @@ class Traced:
     """A trace: text, and for each capture where its value is found again. `volatile` traces
     read values of captured tensors and hold for one call."""
 
-    def __init__(self, text: str, captures: list, leaves: list, tracer: _trace.Tracer):
+    def __init__(self, text: str, captures: list, leaves: list, tracer: tracing.Tracer):
         self.text, self.volatile = text, tracer.volatile
         self.uses_shapes = tracer.uses_shapes
         self.names = [name for name, _ in captures]
@@ -426,7 +431,7 @@ class Traced:
 
     @staticmethod
     def _source(value: Any, leaves: list) -> Any:
-        if isinstance(value, _trace.Lifted):
+        if isinstance(value, symbols.Lifted):
             return value.leaf
         for i, leaf in enumerate(leaves):
             if leaf is value:
@@ -445,19 +450,20 @@ _cache: dict = {}
 _CACHE_LIMIT = 4096
 
 
-def trace(fn: Any, kind: str) -> tuple[Traced, list, Walk]:
-    """Traces fn, or finds the trace of an equal one; gives it with its captured values."""
+def trace(fn: Any, kind: str, is_double: bool = False) -> tuple[Traced, list, Walk]:
+    """Traces fn, or finds the trace of an equal one; gives it with its captured values.
+    is_double: for a score of a float64 problem."""
     for constants in (False, True):
         walk = Walk(fn, constants)
-        key = (kind, constants, walk.key)
+        key = (kind, is_double, constants, walk.key)
         found = _lookup(key, walk)
         if found is None and not constants and _lookup((kind, "needs", walk.key), walk):
             continue
         if found is None:
             try:
-                found = _run(fn, kind, walk)
-            except NeedsConstant:
-                if constants:
+                found = _run(fn, kind, walk, is_double)
+            except Exception:  # Python may want a number's value in any way it likes
+                if constants or not walk.has_numbers:
                     raise
                 _store((kind, "needs", walk.key), (True, None, walk.keep))
                 continue
@@ -491,10 +497,10 @@ def _store(key: Any, entry: tuple) -> None:
         pass
 
 
-def _run(fn: Any, kind: str, walk: Walk) -> Traced:
-    tracer = _trace.Tracer(kind)
+def _run(fn: Any, kind: str, walk: Walk, is_double: bool) -> Traced:
+    tracer = tracing.Tracer(kind, is_double)
     target = fn
     if not walk.constants:
-        target = Walk(fn, False, lambda v, leaf: _trace.Lifted(tracer, v, leaf)).new
-    text, captures = _trace.run(target, kind, tracer)
+        target = Walk(fn, False, lambda v, leaf: symbols.Lifted(tracer, v, leaf)).new
+    text, captures = tracing.run(target, kind, tracer)
     return Traced(text, captures, walk.leaves, tracer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes as C
 import math
 
-from . import _core, _lib
+from .c import abi, objects
 
 _CPU, _CUDA, _CUDA_HOST = 1, 2, 3
 _INT, _UINT, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6
@@ -85,10 +85,10 @@ def view(array, name: str = "array"):
     strides = tuple(t.strides[i] for i in range(t.ndim)) if t.strides else _row_major(shape)
     cuda = t.device.type == _CUDA
     return (
-        _core.View(
+        objects.View(
             (t.data or 0) + t.byte_offset,
             _NAMES[kind],
-            _lib.CUDA if cuda else _lib.CPU,
+            abi.CUDA if cuda else abi.CPU,
             t.device.id if cuda else 0,
             shape,
             strides,
@@ -107,9 +107,9 @@ class Buffer:
         self._memory = C.create_string_buffer(n + 64)
         self.address = (C.addressof(self._memory) + 63) & ~63
 
-    def view(self) -> _core.View:
-        return _core.View(
-            self.address, self.dtype, _lib.CPU, 0, self.shape, _row_major(self.shape)
+    def view(self) -> objects.View:
+        return objects.View(
+            self.address, self.dtype, abi.CPU, 0, self.shape, _row_major(self.shape)
         )
 
     def __dlpack_device__(self):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from ._masks import BlockMask, and_masks, create_block_mask
-from .torch import flex_attention
+from .block_mask import BlockMask
+from .flex import flex_attention
+from .masks import and_masks, create_block_mask
 
 
 def _mask(
@@ -30,7 +31,9 @@ def _mask(
     if torch.is_tensor(q_length):
         q_length, q_offset = q_length.shape[0], int(q_length[0])
     if mask_function is None:
-        from transformers.masking_utils import causal_mask_function as mask_function
+        from transformers.masking_utils import causal_mask_function
+
+        mask_function = causal_mask_function
     q_offset, kv_offset = int(q_offset), int(kv_offset)
     if attention_mask is not None and not bool(attention_mask.all()):
         live = attention_mask.to(torch.bool)
@@ -63,8 +66,7 @@ def _attention(
     """transformers' attention interface; query [B, H, Q, D] -> [B, Q, H, D]."""
     if dropout > 0 and module.training:
         raise ValueError(
-            f"saccade: got attention dropout {dropout} in training, expected 0 or "
-            "model.eval()"
+            f"saccade: got attention dropout {dropout} in training, expected 0 or model.eval()"
         )
     dense = attention_mask if torch.is_tensor(attention_mask) else None
     block_mask = attention_mask if isinstance(attention_mask, BlockMask) else None

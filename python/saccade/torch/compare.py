@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from . import torch as front
+from .flex import flex_attention
+from .masks import create_block_mask, create_mask
 
 
 def _clock(device):
@@ -35,13 +36,11 @@ def _clock(device):
 
 def _contenders(q, k, v, score_mod, mask_mod, compile_flex):
     B, H, Q, KV = q.shape[0], q.shape[1], q.shape[2], k.shape[2]
-    block = (
-        front.create_block_mask(mask_mod, B, H, Q, KV, device=q.device) if mask_mod else None
-    )
-    made = {"saccade": lambda: front.flex_attention(q, k, v, score_mod, block, enable_gqa=True)}
+    block = create_block_mask(mask_mod, B, H, Q, KV, device=q.device) if mask_mod else None
+    made = {"saccade": lambda: flex_attention(q, k, v, score_mod, block, enable_gqa=True)}
     sdpa = torch.nn.functional.scaled_dot_product_attention
     if score_mod is None:
-        dense = front.create_mask(mask_mod, B, H, Q, KV, device=q.device) if mask_mod else None
+        dense = create_mask(mask_mod, B, H, Q, KV, device=q.device) if mask_mod else None
         made["sdpa"] = lambda: sdpa(q, k, v, attn_mask=dense, enable_gqa=H != k.shape[1])
     if compile_flex and not isinstance(score_mod, str) and not isinstance(mask_mod, str):
         from torch.nn.attention import flex_attention as theirs
@@ -60,7 +59,7 @@ def _live_share(mask_mod, B, H, Q, KV, block):
     """Live positions over all; of long masks, live blocks over all."""
     if B * H * Q * KV > 1 << 27:
         return 1 - block.sparsity() / 100
-    return float(front.create_mask(mask_mod, B, H, Q, KV, device="cpu").float().mean())
+    return float(create_mask(mask_mod, B, H, Q, KV, device="cpu").float().mean())
 
 
 def benchmark(

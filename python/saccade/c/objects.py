@@ -14,8 +14,8 @@ import struct
 import threading
 from typing import NamedTuple, Sequence
 
-from . import _lib
-from ._lib import DTYPES, lib
+from . import abi
+from .abi import DTYPES, lib
 
 
 class View(NamedTuple):
@@ -23,21 +23,21 @@ class View(NamedTuple):
 
     address: int
     dtype: str
-    device: int  # _lib.CPU or _lib.CUDA
+    device: int  # abi.CPU or abi.CUDA
     device_index: int
     shape: tuple
     stride: tuple
 
 
-_ZEROS = (0,) * _lib.MAX_RANK
-NO_TENSOR = bytes(_lib.PACK_TENSOR.size)
+_ZEROS = (0,) * abi.MAX_RANK
+NO_TENSOR = bytes(abi.PACK_TENSOR.size)
 
 
 def pack(v: View) -> bytes:
     """The bytes of a saccade_tensor."""
     rank = len(v.shape)
     pad = _ZEROS[rank:]
-    return _lib.PACK_TENSOR.pack(
+    return abi.PACK_TENSOR.pack(
         v.address,
         DTYPES[v.dtype],
         v.device,
@@ -50,8 +50,8 @@ def pack(v: View) -> bytes:
     )
 
 
-def c_tensor(v: View) -> _lib.Tensor:
-    return _lib.Tensor.from_buffer_copy(pack(v))
+def c_tensor(v: View) -> abi.Tensor:
+    return abi.Tensor.from_buffer_copy(pack(v))
 
 
 class Mod:
@@ -62,12 +62,12 @@ class Mod:
         self.kind, self.text = kind, text
         self.names = [name for name, _, _ in captures]
         data = text.encode()
-        generic = _lib.create("mod_parse", kind, data, len(data))
+        generic = abi.create("mod_parse", kind, data, len(data))
         try:
-            array = (_lib.Capture * max(1, len(captures)))()
+            array = (abi.Capture * max(1, len(captures)))()
             for slot, (name, dtype, rank) in zip(array, captures):
                 slot.name, slot.dtype, slot.rank = name.encode(), DTYPES[dtype], rank
-            self.handle = _lib.create("mod_bind", generic, array, len(captures))
+            self.handle = abi.create("mod_bind", generic, array, len(captures))
         finally:
             lib.saccade_mod_destroy(generic)
 
@@ -92,7 +92,7 @@ def bound_mod(kind: int, text: str, captures: tuple) -> Mod:
 def free_names(kind: int, text: str) -> list[tuple[str, int]]:
     """Names and ranks that a text captures."""
     data = text.encode()
-    generic = _lib.create("mod_parse", kind, data, len(data))
+    generic = abi.create("mod_parse", kind, data, len(data))
     try:
         found = [
             lib.saccade_mod_capture(generic, i)
@@ -105,7 +105,7 @@ def free_names(kind: int, text: str) -> list[tuple[str, int]]:
 
 def bindings(names: Sequence[str], views: Sequence[View]):
     """A C array of bindings; keep it while it is used."""
-    array = (_lib.Binding * max(1, len(names)))()
+    array = (abi.Binding * max(1, len(names)))()
     for slot, name, view in zip(array, names, views):
         slot.name = name.encode()
         slot.tensor = c_tensor(view)
@@ -117,23 +117,23 @@ class Plan:
 
     def __init__(self, context, sizes, dtype, kv_dtype, scale, score, mask, backend):
         self.handle = None
-        p = _lib.Problem()
-        p.sizes = _lib.Sizes(*sizes)
+        p = abi.Problem()
+        p.sizes = abi.Sizes(*sizes)
         p.dtype, p.kv_dtype = DTYPES[dtype], DTYPES[kv_dtype]
         p.scale = math.nan if scale is None else scale
         p.score = score.handle if score else None
         p.mask = mask.handle if mask else None
         p.backend = backend.encode()
         self.score, self.mask = score, mask
-        self.handle = _lib.create("plan_create", context, C.byref(p))
+        self.handle = abi.create("plan_create", context, C.byref(p))
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - plans live as long as their cache
     def workspace(self, *sizes) -> int:
-        return lib.saccade_plan_workspace(self.handle, C.byref(_lib.Sizes(*sizes)))
+        return lib.saccade_plan_workspace(self.handle, C.byref(abi.Sizes(*sizes)))
 
     def explain(self) -> str:
-        text, e = C.c_void_p(), _lib.Error()
-        _lib.check(lib.saccade_plan_explain(self.handle, C.byref(text), C.byref(e)), e)
+        text, e = C.c_void_p(), abi.Error()
+        abi.check(lib.saccade_plan_explain(self.handle, C.byref(text), C.byref(e)), e)
         try:
             return C.string_at(text.value or 0).decode()
         finally:
@@ -151,38 +151,63 @@ def plan(context, B, H, Hkv, D, Dv, dtype, kv_dtype, scale, score, mask, backend
 
 
 POINTER = struct.Struct("=Q")
-_TAIL = struct.Struct("=QQii")  # block_mask, bindings, their number, padding
-_ENDING = struct.Struct("=QQQ")  # workspace, its bytes, stream
+_HEAD = abi.packer(abi.ForwardArgs, "size", "positions")
+_TAIL = abi.packer(abi.ForwardArgs, "block_mask", "n_bindings")
+_ENDING = abi.packer(abi.ForwardArgs, "workspace", "stream")
 ENDING = _ENDING.pack
-RESERVED = bytes(
-    C.sizeof(_lib.ForwardArgs) - 9 * _lib.PACK_TENSOR.size - _TAIL.size - _ENDING.size
-)
+_ARGS_BYTES = C.sizeof(abi.ForwardArgs)
+assert _HEAD.size + _TAIL.size + _ENDING.size == _ARGS_BYTES
 _forward = lib.saccade_forward
 _local = threading.local()
 
 
+class _Frame:
+    """A thread's saccade_forward_args, the tensors they point to behind them, and an error."""
+
+    def __init__(self):
+        n = abi.PACK_TENSOR.size
+        self.memory = C.create_string_buffer(_ARGS_BYTES + 6 * n)
+        self.bytes = memoryview(self.memory).cast("B")
+        self.address = C.addressof(self.memory)
+        places = [self.address + _ARGS_BYTES + i * n for i in range(6)]
+        # by which of lse (1) and row_max (2) are wanted; others' tensors are not pointed to
+        self.heads = [
+            _HEAD.pack(
+                _ARGS_BYTES,
+                *places[:4],
+                places[4] if wanted & 1 else 0,
+                places[5] if wanted & 2 else 0,
+                0,
+            )
+            for wanted in range(4)
+        ]
+        self.error = abi.Error()
+        self.error_place = C.byref(self.error)
+
+
 def tail(block_mask, binding_array, n_bindings) -> bytes:
-    """What follows the tensors in a saccade_forward_args, up to the workspace."""
+    """What follows the addresses in a saccade_forward_args, up to the workspace."""
     return _TAIL.pack(
-        block_mask or 0, C.addressof(binding_array) if n_bindings else 0, n_bindings, 0
+        block_mask or 0, C.addressof(binding_array) if n_bindings else 0, n_bindings
     )
 
 
-def run(plan_handle, args: bytes) -> None:
-    """saccade_forward; args: the bytes of a saccade_forward_args."""
+def run(plan_handle, wanted: int, rest: bytes) -> None:
+    """saccade_forward. wanted: 1 lse, 2 row_max; rest: the bytes of a saccade_forward_args
+    after the addresses, then those of q k v out lse row_max (absent: NO_TENSOR)."""
     try:
-        e, place = _local.error
+        frame = _local.frame
     except AttributeError:
-        e = _lib.Error()
-        _local.error = e, place = e, C.byref(e)
-    status = _forward(plan_handle, args, place)
+        frame = _local.frame = _Frame()
+    frame.bytes[:] = frame.heads[wanted] + rest
+    status = _forward(plan_handle, frame.address, frame.error_place)
     if status:
-        _lib.check(status, e)
+        abi.check(status, frame.error)
 
 
 def forward(
     plan_handle,
-    tensors: Sequence[bytes],
+    tensors: Sequence[bytes | None],
     block_mask,
     binding_array,
     n_bindings,
@@ -190,13 +215,16 @@ def forward(
     workspace_bytes,
     stream,
 ) -> None:
-    """tensors: q k v out lse row_max q_offset kv_offset kv_len, packed."""
+    """tensors: q k v out lse, packed; lse None: not wanted."""
+    *given, lse = (t or NO_TENSOR for t in tensors)
     run(
         plan_handle,
-        b"".join(tensors)
-        + tail(block_mask, binding_array, n_bindings)
+        0 if lse is NO_TENSOR else 1,
+        tail(block_mask, binding_array, n_bindings)
         + ENDING(workspace, workspace_bytes, stream)
-        + RESERVED,
+        + b"".join(given)
+        + lse
+        + NO_TENSOR,
     )
 
 
@@ -210,23 +238,25 @@ class BlockMaskHandle:
     def prepare(self, p: Plan, device: int = 0) -> None:
         """device: the one whose context is current, which the runs are copied to."""
         if (p, device) not in self._prepared:
-            _lib.call("plan_prepare", p.handle, self.handle)
+            abi.call("plan_prepare", p.handle, self.handle)
             self._prepared.add((p, device))
 
     def update(self) -> None:
-        _lib.call("block_mask_update", self.handle)
+        abi.call("block_mask_update", self.handle)
         self._prepared.clear()
 
-    def stats(self) -> _lib.BlockMaskStats:
-        return lib.saccade_block_mask_get_stats(self.handle)
+    def stats(self) -> abi.BlockMaskStats:
+        stats = abi.BlockMaskStats()
+        abi.call("block_mask_get_stats", self.handle, C.byref(stats))
+        return stats
 
     def window(self, q0, Q, kv0, KV) -> "BlockMaskHandle":
-        h = _lib.create("block_mask_window", self.handle, q0, Q, kv0, KV)
+        h = abi.create("block_mask_window", self.handle, q0, Q, kv0, KV)
         return BlockMaskHandle(h, self.mod, self.tensors, (self.keep, self))
 
     def render(self, b, h, format, columns) -> bytes:
-        data, n, e = C.c_void_p(), C.c_size_t(), _lib.Error()
-        _lib.check(
+        data, n, e = C.c_void_p(), C.c_size_t(), abi.Error()
+        abi.check(
             lib.saccade_block_mask_render(
                 self.handle, b, h, format, columns, C.byref(data), C.byref(n), C.byref(e)
             ),
@@ -246,12 +276,12 @@ def block_mask_create(
     mod: Mod, views, sizes, block_q, block_kv, keep, context=None, budget=0
 ) -> BlockMaskHandle:
     array = bindings(mod.names, views)
-    o = _lib.BlockMaskOptions(block_q=block_q, block_kv=block_kv, evaluation_budget=budget)
-    h = _lib.create(
+    o = abi.BlockMaskOptions(block_q=block_q, block_kv=block_kv, evaluation_budget=budget)
+    h = abi.create(
         "block_mask_create",
         context,
         mod.handle,
-        C.byref(_lib.Sizes(*sizes)),
+        C.byref(abi.Sizes(*sizes)),
         None,
         array,
         len(mod.names),
@@ -261,16 +291,16 @@ def block_mask_create(
 
 
 def block_mask_import(
-    indices: _lib.BlockIndices, mod: Mod | None, views, sizes, keep, context=None
+    indices: abi.BlockIndices, mod: Mod | None, views, sizes, keep, context=None
 ) -> BlockMaskHandle:
     names = mod.names if mod else []
     array = bindings(names, views)
-    h = _lib.create(
+    h = abi.create(
         "block_mask_import",
         context,
         C.byref(indices),
         mod.handle if mod else None,
-        C.byref(_lib.Sizes(*sizes)),
+        C.byref(abi.Sizes(*sizes)),
         None,
         array,
         len(names),
@@ -281,5 +311,5 @@ def block_mask_import(
 @functools.lru_cache(maxsize=None)
 def context(threads: int = 0, level: str | None = None) -> int:
     """A C context; lives as long as the process."""
-    o = _lib.ContextOptions(threads=threads, level=level.encode() if level else None)
-    return _lib.create("context_create", C.byref(o))
+    o = abi.ContextOptions(threads=threads, level=level.encode() if level else None)
+    return abi.create("context_create", C.byref(o))

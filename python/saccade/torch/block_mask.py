@@ -14,55 +14,32 @@ import weakref
 from typing import Any, Callable
 
 import torch
+from torch.utils._pytree import GetAttrKey
 
-from . import _core, _lib
-from ._mods import AnyMod, Resolved, captured
+from ..c import abi, objects
+from .index_lists import dense_of, ordered
+from .mods import AnyMod, Resolved, captured
 
-_DEFAULT = 128
-_Block = int | tuple[int, int]
-_Mod = Callable[..., Any] | str | AnyMod  # callable (b, h, q_idx, kv_idx) -> bool
+DEFAULT_BLOCK = 128
+BlockSize = int | tuple[int, int]
+MaskMod = Callable[..., Any] | str | AnyMod  # callable (b, h, q_idx, kv_idx) -> bool
 _numbers = itertools.count(1)
 numbered: "weakref.WeakValueDictionary[int, BlockMask]" = weakref.WeakValueDictionary()
 
 
-def _pair(block: _Block) -> tuple[int, int]:
-    return (block, block) if isinstance(block, int) else (block[0], block[1])
+def block_pair(block: BlockSize) -> tuple[int, int]:
+    pair = (block, block) if isinstance(block, int) else (block[0], block[1])
+    if min(pair) < 1:
+        raise ValueError(f"BLOCK_SIZE: got {block}, expected 1 or more")
+    return pair
 
 
 def noop_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     """Every position is live."""
-    return True
+    return b.new_ones(size=(), dtype=torch.bool) if hasattr(b, "new_ones") else True
 
 
-def and_masks(*mask_mods: _Mod) -> Callable[..., Any]:
-    """One mask that is live where all are; of none, everywhere."""
-    return _combine(mask_mods, lambda x, y: x & y, True)
-
-
-def or_masks(*mask_mods: _Mod) -> Callable[..., Any]:
-    """One mask that is live where any is; of none, nowhere."""
-    return _combine(mask_mods, lambda x, y: x | y, False)
-
-
-def _combine(mods, join, empty):
-    for m in mods:
-        if not callable(m) and not isinstance(m, (str, AnyMod)):
-            raise RuntimeError(
-                f"got a {type(m).__name__} as a mask, expected a callable or text"
-            )
-    callables = tuple(captured.callable_of(m) for m in mods)
-
-    def combined(b, h, q_idx, kv_idx):
-        result = empty
-        for i, m in enumerate(callables):
-            value = m(b, h, q_idx, kv_idx)
-            result = value if i == 0 else join(result, value)
-        return result
-
-    return combined
-
-
-def _marks(lists):
+def marks_of(lists):
     """Tells index tensors changed in place from unchanged ones."""
     if lists is None:
         return None
@@ -95,6 +72,10 @@ class BlockMask:
     Entries past the count are in order but mean nothing. B and H may be 1 (broadcast).
     """
 
+    _TENSOR_ATTRS = [f"{full}{axis}_{what}" for axis in ("kv", "q") for full in ("", "full_")
+                     for what in ("num_blocks", "indices")]  # fmt: skip
+    _CONTEXT_ATTRS = ["seq_lengths", "BLOCK_SIZE", "mask_mod"]
+
     def __init__(
         self,
         seq_lengths: tuple[int, int],
@@ -106,11 +87,12 @@ class BlockMask:
         q_indices: torch.Tensor | None = None,
         full_q_num_blocks: torch.Tensor | None = None,
         full_q_indices: torch.Tensor | None = None,
-        BLOCK_SIZE: _Block = _DEFAULT,
-        mask_mod: _Mod | None = None,
+        BLOCK_SIZE: BlockSize = DEFAULT_BLOCK,
+        mask_mod: MaskMod | None = None,
         *,
         _handle: Any = None,
         _device: torch.device | str = "cpu",
+        _lead: tuple[int, ...] | None = None,
     ) -> None:
         if (kv_num_blocks is None) != (kv_indices is None):
             raise AssertionError("kv_num_blocks and kv_indices: got one, expected both")
@@ -118,14 +100,16 @@ class BlockMask:
             raise AssertionError(
                 "full_kv_num_blocks and full_kv_indices: got one, expected both"
             )
+        if (full_q_num_blocks is None) != (full_q_indices is None):
+            raise AssertionError("full_q_num_blocks and full_q_indices: got one, expected both")
         if kv_indices is not None and kv_indices.dim() < 2:
             raise RuntimeError(
-                "kv_indices: got fewer than 2 dimensions, expected [.., rows, " "columns]"
+                "kv_indices: got fewer than 2 dimensions, expected [.., rows, columns]"
             )
         self._handle, self._device = _handle, torch.device(_device)
         self._seq_lengths = (seq_lengths[0], seq_lengths[1])
         self._mask_mod: Any = mask_mod or noop_mask
-        self.BLOCK_SIZE = _pair(BLOCK_SIZE)
+        self.BLOCK_SIZE = block_pair(BLOCK_SIZE)
         self._forward = (
             None
             if kv_indices is None
@@ -136,11 +120,12 @@ class BlockMask:
             if q_indices is None
             else (q_num_blocks, q_indices, full_q_num_blocks, full_q_indices)
         )
-        self._dims: tuple[int, ...] | None = None
+        self._has_transpose = True
+        self._dims = _lead
         self.number = next(_numbers)  # what stands for this mask in a compiled graph
         numbered[self.number] = self
         self._stamp = object()
-        self._marks = _marks(self._forward)
+        self._marks = marks_of(self._forward)
 
     @classmethod
     def from_kv_blocks(
@@ -149,21 +134,21 @@ class BlockMask:
         kv_indices: torch.Tensor,
         full_kv_num_blocks: torch.Tensor | None = None,
         full_kv_indices: torch.Tensor | None = None,
-        BLOCK_SIZE: _Block = _DEFAULT,
-        mask_mod: _Mod | None = None,
+        BLOCK_SIZE: BlockSize = DEFAULT_BLOCK,
+        mask_mod: MaskMod | None = None,
         seq_lengths: tuple[int, int] | None = None,
         compute_q_blocks: bool = True,
     ) -> "BlockMask":
         """From index tensors. seq_lengths defaults to whole blocks; transposes are made when
-        asked for (compute_q_blocks is accepted for compatibility)."""
+        asked for, and are None without compute_q_blocks."""
         if kv_indices.dim() < 2:
             raise RuntimeError(
-                "kv_indices: got fewer than 2 dimensions, expected [.., rows, " "columns]"
+                "kv_indices: got fewer than 2 dimensions, expected [.., rows, columns]"
             )
-        block = _pair(BLOCK_SIZE)
+        block = block_pair(BLOCK_SIZE)
         if seq_lengths is None:
             seq_lengths = (kv_indices.shape[-2] * block[0], kv_indices.shape[-1] * block[1])
-        return cls(
+        made = cls(
             seq_lengths,
             kv_num_blocks,
             kv_indices,
@@ -173,6 +158,8 @@ class BlockMask:
             mask_mod=mask_mod,
             _device=kv_indices.device,
         )
+        made._has_transpose = compute_q_blocks
+        return made
 
     # ---- the C object ----
 
@@ -182,25 +169,25 @@ class BlockMask:
                 lead = tuple(self._forward[1].shape[:-2])
                 self._dims = (1,) * (2 - len(lead)) + lead
             else:
-                i = _lib.BlockIndices()
-                _lib.call("block_mask_export", self.handle().handle, 0, C.byref(i))
+                i = abi.BlockIndices()
+                abi.call("block_mask_export", self.handle().handle, 0, C.byref(i))
                 self._dims = (i.B, i.H)
         return self._dims
 
     @property
     def version(self):
         """Another object whenever the mask is changed by hand, its tensors included."""
-        if self._marks is not None and self._marks != _marks(self._forward):
+        if self._marks is not None and self._marks != marks_of(self._forward):
             self._replaced()
         return self._stamp
 
     def _replaced(self):
         """The index tensors are now what counts."""
-        self._marks = _marks(self._forward)
+        self._marks = marks_of(self._forward)
         self._handle, self._transpose, self._dims = None, None, None
         self._stamp = object()
 
-    def handle(self) -> _core.BlockMaskHandle:
+    def handle(self) -> objects.BlockMaskHandle:
         """The C block mask, imported from the index tensors where they came first."""
         self.version
         if self._handle is None:
@@ -211,9 +198,11 @@ class BlockMask:
         num, idx, fnum, fidx = [
             None if t is None else t.to("cpu", torch.int32).contiguous() for t in self._forward
         ]
-        num, idx = num.expand(idx.shape[:-1]).contiguous(), idx
+        columns = self._columns(idx, fidx)
+        num, idx = num.expand(idx.shape[:-1]).contiguous(), _widened(idx, columns)
+        fidx = None if fidx is None else _widened(fidx, columns)
         lead = (1,) * (4 - idx.dim()) + tuple(idx.shape)
-        i = _lib.BlockIndices(
+        i = abi.BlockIndices(
             *lead,
             *self.BLOCK_SIZE,
             num.data_ptr(),
@@ -223,15 +212,15 @@ class BlockMask:
         )
         sizes = (lead[0], lead[1], lead[1], *self._seq_lengths, 1, 1)
         if self._mask_mod is noop_mask:
-            return _core.block_mask_import(i, None, [], sizes, None)
+            return objects.block_mask_import(i, None, [], sizes, None)
         found = Resolved(self._mask_mod, "mask", "cpu")
-        return _core.block_mask_import(i, found.bound, found.views, sizes, found.tensors)
+        return objects.block_mask_import(i, found.bound, found.views, sizes, found.tensors)
 
     def _exported(self):
         """Dense PARTIAL and FULL of blocks, as the C mask has them."""
-        i = _lib.BlockIndices()
+        i = abi.BlockIndices()
         h = self.handle().handle
-        _lib.call("block_mask_export", h, 0, C.byref(i))
+        abi.call("block_mask_export", h, 0, C.byref(i))
         rows = (i.B, i.H, i.rows)
         made = [
             torch.zeros(
@@ -243,8 +232,8 @@ class BlockMask:
             ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"), made
         ):
             setattr(i, name, t.data_ptr())
-        _lib.call("block_mask_export", h, 0, C.byref(i))
-        return _dense(*made[:2]), _dense(*made[2:])
+        abi.call("block_mask_export", h, 0, C.byref(i))
+        return dense_of(*made[:2], i.columns), dense_of(*made[2:], i.columns)
 
     def _export(self):
         """FlexAttention's lists. It calls no block FULL that reaches beyond the lengths."""
@@ -254,26 +243,31 @@ class BlockMask:
             over[..., -1, :] = 1
         if self._seq_lengths[1] % self.BLOCK_SIZE[1]:
             over[..., -1] = 1
-        lists = _ordered(partial | (full & over)) + _ordered(full & (1 - over))
+        lists = ordered(partial | (full & over)) + ordered(full & (1 - over))
         lead = self._dims or full.shape[:2]  # one list serves all if the mod names no b or h
-        return tuple(t.to(self._device).expand(*lead, *t.shape[2:]) for t in lists)
+        return tuple(t.to(self._device).expand(*lead, *t.shape[2:]).contiguous() for t in lists)
 
     def _transposed(self):
         num, idx, fnum, fidx = self._lists(False)
-        columns = -(-self._seq_lengths[1] // self.BLOCK_SIZE[1])
-        made = _ordered(_dense(num, idx)[..., :columns].mT)
+        columns, wide = -(-self._seq_lengths[1] // self.BLOCK_SIZE[1]), self._columns(idx, fidx)
+        made = ordered(dense_of(num, idx, wide)[..., :columns].mT)
         if fnum is None:
             return (*made, None, None)
-        return made + _ordered(_dense(fnum, fidx)[..., :columns].mT)
+        return made + ordered(dense_of(fnum, fidx, wide)[..., :columns].mT)
+
+    def _columns(self, *indices):
+        """Columns of blocks; lists may be cut to those that are used."""
+        widths = [t.shape[-1] for t in indices if t is not None]
+        return max(-(-self._seq_lengths[1] // self.BLOCK_SIZE[1]), *widths)
 
     def _lists(self, transposed):
         if transposed:
             if self._transpose is None:
-                self._transpose = self._transposed()
+                self._transpose = self._transposed() if self._has_transpose else (None,) * 4
             return self._transpose
         if self._forward is None:
             self._forward = self._export()
-            self._marks = _marks(self._forward)
+            self._marks = marks_of(self._forward)
         return self._forward
 
     # ---- FlexAttention's attributes ----
@@ -293,7 +287,7 @@ class BlockMask:
         return self._mask_mod
 
     @mask_mod.setter
-    def mask_mod(self, value: _Mod | None) -> None:
+    def mask_mod(self, value: MaskMod | None) -> None:
         self._lists(False)
         self._mask_mod = value or noop_mask
         self._replaced()
@@ -347,8 +341,9 @@ class BlockMask:
     def to_dense(self) -> torch.Tensor:
         """[B, H, rows, columns] int32, 1 for PARTIAL and FULL blocks."""
         num, idx, fnum, fidx = self._lists(False)
-        dense = _dense(num, idx)
-        return dense if fnum is None else (dense | _dense(fnum, fidx))
+        columns = self._columns(idx, fidx)
+        dense = dense_of(num, idx, columns)
+        return dense if fnum is None else (dense | dense_of(fnum, fidx, columns))
 
     def to_string(self, grid_size: int | tuple[int, int] = (20, 20), limit: int = 4) -> str:
         """Picture in characters of up to `limit` (b, h), of about grid_size (rows, columns)
@@ -394,15 +389,14 @@ class BlockMask:
 
     def _adjust(self, new_q_len: int, new_kv_len: int) -> "BlockMask":
         """The upper-left [new_q_len, new_kv_len] of this mask; longer lengths grow it."""
-        made = BlockMask(
+        return BlockMask(
             (new_q_len, new_kv_len),
             BLOCK_SIZE=self.BLOCK_SIZE,
             mask_mod=self._mask_mod,
             _handle=self.handle().window(0, new_q_len, 0, new_kv_len),
             _device=self._device,
+            _lead=self._dimensions(),
         )
-        made._dims = self._dimensions()
-        return made
 
     def __getitem__(self, index: Any) -> "BlockMask":
         """Picks batches, heads and rows of blocks; the mod goes on seeing original
@@ -464,6 +458,29 @@ class BlockMask:
 
         return moved
 
+    # ---- torch's trees ----
+
+    def _flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """(index tensors, what else there is), for torch.utils._pytree."""
+        with_keys, context = self._flatten_with_keys()
+        return tuple(t for _, t in with_keys), context
+
+    def _flatten_with_keys(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        found = [(name, getattr(self, name)) for name in self._TENSOR_ATTRS]
+        absent = tuple(name for name, t in found if t is None)
+        leaves = tuple((GetAttrKey(name), t) for name, t in found if t is not None)
+        return leaves, (*(getattr(self, name) for name in self._CONTEXT_ATTRS), absent)
+
+    @classmethod
+    def _unflatten(cls, leaves: Any, context: tuple[Any, ...]) -> "BlockMask":
+        *values, absent = context
+        names = [name for name in cls._TENSOR_ATTRS if name not in absent]
+        made = cls(**dict(zip(cls._CONTEXT_ATTRS, values)), **dict(zip(names, leaves)))
+        made._has_transpose = "q_indices" not in absent
+        if made._forward is not None and isinstance(made._forward[1], torch.Tensor):
+            made._device = made._forward[1].device
+        return made
+
     def __reduce__(self):
         lists = tuple(None if t is None else t.cpu() for t in self._lists(False))
         return (
@@ -484,147 +501,10 @@ def _unpickle(lengths, lists, block, mask_mod, device):
     )
 
 
+def _widened(idx, columns):
+    return torch.nn.functional.pad(idx, (0, columns - idx.shape[-1]))
+
+
 def _cell(part) -> str:
     live = float(part.float().mean())
     return "█" if live == 1 else " " if live == 0 else "░"
-
-
-def _ordered(dense):
-    """[.., rows, columns] 0 or 1 to FlexAttention's (counts, live columns and then others)."""
-    live = dense.bool()
-    count = live.sum(-1, dtype=torch.int32)
-    after = count.unsqueeze(-1) + (~live).cumsum(-1, dtype=torch.int32)
-    place = torch.where(live, live.cumsum(-1, dtype=torch.int32), after) - 1
-    columns = torch.arange(live.shape[-1], dtype=torch.int32, device=dense.device)
-    made = torch.empty(live.shape, dtype=torch.int32, device=dense.device)
-    return count, made.scatter_(-1, place.long(), columns.expand_as(made))
-
-
-def _dense(num, idx):
-    columns = idx.shape[-1]
-    live = torch.arange(columns, device=idx.device) < num.unsqueeze(-1)
-    dense = torch.zeros((*idx.shape[:-1], columns + 1), dtype=torch.int32, device=idx.device)
-    dense.scatter_(-1, torch.where(live, idx.long(), columns), 1)
-    return dense[..., :columns].contiguous()
-
-
-def _device():
-    """FlexAttention's default: the accelerator where there is one."""
-    return torch.device("cuda") if torch.cuda.is_available() else torch.get_default_device()
-
-
-def create_block_mask(
-    mask_mod: _Mod,
-    B: int | None,
-    H: int | None,
-    Q_LEN: int,
-    KV_LEN: int,
-    device: torch.device | str | None = None,
-    BLOCK_SIZE: _Block = _DEFAULT,
-    _compile: bool = False,
-    separate_full_blocks: bool = True,
-    compute_dq_write_order: bool = False,
-    dq_kv_order: bool | None = None,
-) -> BlockMask:
-    """Proves which blocks are live; time and memory follow the boundary, not Q_LEN x KV_LEN.
-
-    mask_mod: callable (b, h, q_idx, kv_idx) -> bool, language text, or a saccade mask.
-    B, H: None or 1 broadcast. device: where index tensors appear (default: the current one).
-    _compile and the dq arguments are accepted and not needed.
-    """
-    del _compile, compute_dq_write_order, dq_kv_order
-    sizes = (B, H, Q_LEN, KV_LEN)
-    return _proven(mask_mod, sizes, _pair(BLOCK_SIZE), device, separate_full_blocks)
-
-
-@torch.compiler.disable  # around what is called: torch.compile(f) goes into an f it is around
-def _proven(mask_mod, sizes, block, device, has_full):
-    found = Resolved(mask_mod, "mask", "cpu")
-    made = block_mask_of(found, *sizes, mask_mod, block, device)
-    return made if has_full else _all_partial(made)
-
-
-def block_mask_of(
-    found: Resolved, B, H, Q, KV, mask_mod=None, block=(_DEFAULT, _DEFAULT), device=None
-) -> BlockMask:
-    """A block mask of a mod that was resolved on the host."""
-    if Q < 1 or KV < 1:
-        raise ValueError(f"got Q_LEN {Q}, KV_LEN {KV}, expected 1 or more")
-    sizes = (B or 1, H or 1, H or 1, Q, KV, 1, 1)
-    block_q, block_kv = block
-    handle = _core.block_mask_create(
-        found.bound, found.views, sizes, block_q, block_kv, found.tensors
-    )
-    device = device if device is not None else _device()
-    made = BlockMask(
-        (Q, KV), BLOCK_SIZE=block, mask_mod=mask_mod, _handle=handle, _device=device
-    )
-    made._dims = (B or 1, H or 1)
-    return made
-
-
-_taken: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()
-
-
-def adopted(mask) -> BlockMask | None:
-    """A BlockMask of torch.nn.attention.flex_attention as ours; None for anything else."""
-    if mask is None or not hasattr(mask, "full_kv_indices") or not hasattr(mask, "mask_mod"):
-        return None
-    lists = (
-        mask.kv_num_blocks,
-        mask.kv_indices,
-        mask.full_kv_num_blocks,
-        mask.full_kv_indices,
-    )
-    now = (*map(id, lists), _marks(lists), mask.mask_mod, mask.seq_lengths)
-    known = _taken.get(mask)
-    if known is None or known[0] != now:
-        mod = mask.mask_mod
-        mod = None if getattr(mod, "__name__", "") == "noop_mask" else mod
-        made = BlockMask(
-            mask.seq_lengths,
-            *lists,
-            BLOCK_SIZE=mask.BLOCK_SIZE,
-            mask_mod=mod,
-            _device=mask.kv_indices.device,
-        )
-        known = _taken[mask] = (now, made)
-    return known[1]
-
-
-def _all_partial(mask):
-    return BlockMask(
-        mask.seq_lengths,
-        *_ordered(mask.to_dense()),
-        BLOCK_SIZE=mask.BLOCK_SIZE,
-        mask_mod=mask.mask_mod,
-        _device=mask.device,
-    )
-
-
-def create_mask(
-    mod_fn: _Mod,
-    B: int | None,
-    H: int | None,
-    Q_LEN: int,
-    KV_LEN: int,
-    device: torch.device | str | None = None,
-) -> torch.Tensor:
-    """Dense bool [B, H, Q_LEN, KV_LEN]. A score mod is live where it does not give -inf."""
-    return _dense_mask(mod_fn, B, H, Q_LEN, KV_LEN, device)
-
-
-@torch.compiler.disable
-def _dense_mask(mod_fn, B, H, Q_LEN, KV_LEN, device):
-    kind = captured.kind_of(mod_fn)
-    if kind == "score" and not callable(mod_fn):
-        raise ValueError("mod_fn: got a score in text, expected a mask, or a callable")
-    if kind == "score":
-        inner = captured.callable_of(mod_fn)
-        finite = lambda b, h, q, kv: inner(0.0, b, h, q, kv) != -float("inf")  # noqa: E731
-        return _dense_mask(finite, B, H, Q_LEN, KV_LEN, device)
-    made = create_block_mask(mod_fn, B, H, Q_LEN, KV_LEN, device="cpu")
-    dense = torch.empty((B or 1, H or 1, Q_LEN, KV_LEN), dtype=torch.uint8, device="cpu")
-    _lib.call("block_mask_to_dense", made.handle().handle, dense.data_ptr())
-    device = device if device is not None else _device()
-    return dense.to(torch.bool).to(device)

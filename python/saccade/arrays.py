@@ -6,7 +6,8 @@ import ctypes as C
 import sys
 from typing import Any
 
-from . import _core, _dlpack, _lib
+from . import dlpack
+from .c import abi, objects
 
 _NUMBERS = {bool: ("bool", C.c_uint8), int: ("i32", C.c_int32), float: ("f32", C.c_float)}
 
@@ -19,25 +20,25 @@ def _number(value, name):
         raise ValueError(f"{name}: got {value}, expected a value that fits 32 bits")
     dtype, kind = _NUMBERS[type(value)]
     box = kind(value)
-    return _core.View(C.addressof(box), dtype, _lib.CPU, 0, (), ()), box
+    return objects.View(C.addressof(box), dtype, abi.CPU, 0, (), ()), box
 
 
 def _capture(value, name):
-    return _dlpack.view(value, name) if hasattr(value, "__dlpack__") else _number(value, name)
+    return dlpack.view(value, name) if hasattr(value, "__dlpack__") else _number(value, name)
 
 
 def _bind(kind, text, captures):
     """Bound mod, its (name, view)s and what keeps them alive; of captures, those it names."""
     if text is None:
         return None, [], []
-    free = _core.free_names(kind, text)
+    free = objects.free_names(kind, text)
     for name, _ in free:
         if name not in captures:
             raise ValueError(f"the text names {name}, expected it among the captures")
     made = [_capture(captures[name], name) for name, _ in free]
     types = tuple((n, v.dtype, len(v.shape)) for (n, _), (v, _) in zip(free, made))
     views = [(n, v) for (n, _), (v, _) in zip(free, made)]
-    return _core.bound_mod(kind, text, types), views, [keep for _, keep in made]
+    return objects.bound_mod(kind, text, types), views, [keep for _, keep in made]
 
 
 def _library(array):
@@ -52,8 +53,8 @@ def _output(like, shape, dtype, device):
     library = type(like).__module__.partition(".")[0]
     if device is not None:
         array = _empty(like, shape, dtype)
-        return _dlpack.view(array, "out")[0], lambda: array
-    buffer = _dlpack.Buffer(shape, dtype)
+        return dlpack.view(array, "out")[0], lambda: array
+    buffer = dlpack.Buffer(shape, dtype)
     if library in ("numpy", "torch"):
         return buffer.view(), lambda: sys.modules[library].from_dlpack(buffer)
     if hasattr(like, "__array_namespace__"):
@@ -75,7 +76,7 @@ def _empty(like, shape, dtype):
 
 
 def _dtype(array):
-    return _dlpack.view(array)[0].dtype
+    return dlpack.view(array)[0].dtype
 
 
 def _wait_for(array):
@@ -99,7 +100,7 @@ def _finish_stream(stream):
     cuda = C.CDLL("libcuda.so.1")
     code = cuda.cuStreamSynchronize(C.c_void_p(stream))
     if code:
-        raise _lib.SaccadeError("EBACKEND", f"cuda: cuStreamSynchronize gave {code}")
+        raise abi.SaccadeError("EBACKEND", f"cuda: cuStreamSynchronize gave {code}")
 
 
 def attention(
@@ -131,40 +132,39 @@ def attention(
     for x in (q, k, v, *captures.values()):
         _wait_for(x)
     (qv, kv, vv), keep = _inputs(q, k, v)
-    score_mod, score_views, score_keep = _bind(_lib.SCORE, score, captures)
-    mask_mod, mask_views, mask_keep = _bind(_lib.MASK, mask, captures)
+    score_mod, score_views, score_keep = _bind(abi.SCORE, score, captures)
+    mask_mod, mask_views, mask_keep = _bind(abi.MASK, mask, captures)
     named = dict(score_views) | dict(mask_views)
     unused = set(captures) - set(named)
     if unused:
         raise ValueError(f"captures: got {min(unused)}, which neither text names")
     (B, H, Q, D), (_, Hkv, KV, _), Dv = qv.shape, kv.shape, vv.shape[3]
     sizes = (B, H, Hkv, Q, KV, D, Dv)
-    on_gpu, wait = qv.device == _lib.CUDA, False
+    on_gpu, wait = qv.device == abi.CUDA, False
     if on_gpu and stream is None:
         stream, wait = _stream_of(q)
     if backend == "auto":
         backend = "cuda" if on_gpu else "cpu"
-    context = _core.context(threads)
-    plan = _core.plan(
+    context = objects.context(threads)
+    plan = objects.plan(
         context, 0, H, Hkv, D, Dv, qv.dtype, kv.dtype, scale, score_mod, mask_mod, backend
     )
     blocks = None
     if mask_mod is not None and block_mask and not on_gpu:
         borrowed = (keep, mask_keep)
         places = [x for _, x in mask_views]
-        blocks = _core.block_mask_create(mask_mod, places, sizes, 0, 0, borrowed, context)
+        blocks = objects.block_mask_create(mask_mod, places, sizes, 0, 0, borrowed, context)
         blocks.prepare(plan)
     device = qv.device_index if on_gpu else None
     out, finish = _output(q, (B, H, Q, Dv), qv.dtype, device)
     lse, finish_lse = _output(q, (B, H, Q), "f32", device) if return_lse else (None, None)
     room, address, n = _workspace(q, plan.workspace(*sizes), on_gpu)
-    absent = _core.NO_TENSOR
-    tensors = [_core.pack(x) if x else absent for x in (qv, kv, vv, out, lse)]
-    _core.forward(
+    tensors = [objects.pack(x) if x else None for x in (qv, kv, vv, out, lse)]
+    objects.forward(
         plan.handle,
-        tensors + 4 * [absent],
+        tensors,
         blocks.handle if blocks else 0,
-        _core.bindings(list(named), list(named.values())),
+        objects.bindings(list(named), list(named.values())),
         len(named),
         address,
         n,
@@ -178,7 +178,7 @@ def attention(
 
 def _inputs(q, k, v):
     """Views of q, k, v and what keeps them valid."""
-    made = [_dlpack.view(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
+    made = [dlpack.view(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
     for name, (x, _) in zip("qkv", made):
         if len(x.shape) != 4:
             raise ValueError(f"{name}: got {len(x.shape)} dimensions, expected 4: [B, H, N, D]")
@@ -191,7 +191,7 @@ def _workspace(q, n, on_gpu):
         return None, 0, 0
     if on_gpu:
         room = _empty(q, (n + 64,), "u8")
-        start = _dlpack.view(room, "workspace")[0].address
+        start = dlpack.view(room, "workspace")[0].address
     else:
         room = C.create_string_buffer(n + 64)
         start = C.addressof(room)

@@ -1,0 +1,1 @@
+"""The C library: its calls and structs, and objects around them."""

@@ -1,0 +1,58 @@
+"""FlexAttention's API for PyTorch tensors, on the CPU and on CUDA.
+
+    from saccade.torch import flex_attention, create_block_mask
+
+is the only line to change. Differences: nothing needs torch.compile, there is no quadratic
+fall-back, masks of any length are proven instead of evaluated, Python numbers and tensors in a
+mod's closure may change without compiling anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from .block_mask import BlockMask, noop_mask
+from .flex import AuxOutput, AuxRequest, MaskMod, ScoreMod, explain, flex_attention
+from .masks import and_masks, create_block_mask, create_mask, or_masks
+from .mods import mask, score
+
+__all__ = [
+    "flex_attention",
+    "create_block_mask",
+    "create_mask",
+    "BlockMask",
+    "and_masks",
+    "or_masks",
+    "noop_mask",
+    "AuxRequest",
+    "AuxOutput",
+    "mask",
+    "score",
+    "explain",
+    "register_transformers",
+    "benchmark",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Private names that FlexAttention's users import too, and FlexKernelOptions."""
+    from .borrowed import borrowed
+
+    return borrowed(name)
+
+
+def register_transformers(name: str = "saccade") -> None:
+    """Makes attn_implementation=name work in Hugging Face Transformers."""
+    from .transformers import register_transformers as register
+
+    register(name)
+
+
+def benchmark(
+    score_mod: Optional[ScoreMod] = None, mask_mod: Optional[MaskMod] = None, **options: Any
+) -> list[dict[str, Any]]:
+    """Times the caller's mod beside SDPA and FlexAttention; see
+    saccade.torch.compare.benchmark."""
+    from .compare import benchmark as run
+
+    return run(score_mod, mask_mod, **options)

@@ -1,0 +1,226 @@
+"""One call of the C library: a problem's plan, and the arguments that calls of it share."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from ..c import objects
+from .mods import dtype_name, view
+
+
+class Runner:
+    """What calls of one problem share: plan, captures, block mask, workspace."""
+
+    def __init__(self, q, k, v, score, mask, scale, backend):
+        self.keep = [score.bound] if score is not None else []
+        names, views, bound = [], [], None
+        if score is not None:
+            bound, names, views = score.bound, score.names, list(score.views)
+        handle = mask.handle() if mask else None
+        if handle and handle.mod:
+            extra = self._mask_captures(handle, q.device, names)
+            names, views = names + [n for n, _ in extra], views + [v for _, v in extra]
+        device, (B, H, Q, D) = q.device.type, q.shape
+        if backend == "auto":  # nothing but the reference computes in f64
+            backend = "ref" if q.dtype is torch.float64 and device == "cpu" else device
+        threads = torch.get_num_threads() if device == "cpu" else 0
+        name = dtype_name(q)
+        self.plan = objects.plan(
+            objects.context(threads),
+            B if backend == "cuda" else 0,
+            H,
+            k.shape[1],
+            D,
+            v.shape[3],
+            name,
+            name,
+            scale,
+            bound,
+            handle.mod if handle else None,
+            backend,
+        )
+        self.n_bindings, self.bindings = len(names), objects.bindings(names, views)
+        self.workspace = self.plan.workspace(B, H, k.shape[1], Q, k.shape[2], D, v.shape[3])
+        if handle:
+            handle.prepare(self.plan, max(q.get_device(), 0))
+        self.handle = handle.handle if handle else 0
+        self.keep.append(handle)
+
+    def _mask_captures(self, handle, device, score_names):
+        """Captures of the mask for the kernel: the block mask has them on the host only."""
+        clash = set(score_names) & set(handle.mod.names)
+        if clash:
+            raise ValueError(
+                f"score_mod and block_mask both capture the name {min(clash)}, "
+                "expected different names"
+            )
+        if device.type != "cuda":
+            return []
+        moved = [t if t.dim() == 0 else t.to(device) for t in handle.tensors]
+        self.keep.append(moved)
+        return [(n, view(t)) for n, t in zip(handle.mod.names, moved)]
+
+
+_POINTER = objects.POINTER.pack
+_SMALL = 1 << 20  # bytes of workspace that a thread keeps for its next call
+
+
+class Call:
+    """A runner for tensors of one layout: everything of the C arguments but addresses."""
+
+    def __init__(self, runner, q, k, v, want_lse, want_max):
+        self.runner, self.plan = runner, runner.plan.handle
+        self.width = v.shape[3] if v.shape[3] != q.shape[3] else 0
+        self.stats = stats_dtype(q)
+        self.lse, self.row_max = want_lse, want_max
+        self.cuda = q.get_device() if q.is_cuda else -1
+        self.room = runner.workspace
+        self.copies = False
+        self.refs = []
+        out = output_like(q, v.shape[3])
+        rows = q.new_empty(q.shape[:3], dtype=self.stats)
+        parts = [objects.pack(view(t))[8:] for t in (q, k, v, out)]
+        parts += [
+            objects.pack(view(rows))[8:] if w else objects.NO_TENSOR[8:]
+            for w in (want_lse, want_max)
+        ]
+        self.like = out.is_contiguous() and not self.width
+        self.parts = parts
+        self.wanted = (1 if want_lse else 0) + (2 if want_max else 0)
+
+    def bound_to(self, addresses):
+        """(arguments for score captures that lie at these addresses, what they point to)."""
+        runner = self.runner
+        array = type(runner.bindings).from_buffer_copy(runner.bindings)
+        for slot, address in zip(array, addresses):
+            slot.tensor.data = address
+        return objects.tail(runner.handle, array, runner.n_bindings), array
+
+    def __call__(self, q, k, v, tail):
+        if self.copies:
+            q, k, v = _prepare(q, k, v)
+        out = torch.empty_like(q) if self.like else output_like(q, v.shape[3])
+        lse = row_max = None
+        lse_at = max_at = room_at = stream = 0
+        if self.lse:
+            lse = q.new_empty(q.shape[:3], dtype=self.stats)
+            lse_at = lse.data_ptr()
+        if self.row_max:
+            row_max = q.new_empty(q.shape[:3], dtype=self.stats)
+            max_at = row_max.data_ptr()
+        if self.room:
+            room = _workspace(self.room, q, self.cuda >= 0)
+            room_at = (room.data_ptr() + 63) & ~63
+        if self.cuda >= 0:
+            stream = _current_stream(self.cuda)
+        a, b, c, d, e, f = self.parts
+        objects.run(
+            self.plan,
+            self.wanted,
+            b"".join(
+                (
+                    tail,
+                    objects.ENDING(room_at, self.room, stream),
+                    _POINTER(q.data_ptr()),
+                    a,
+                    _POINTER(k.data_ptr()),
+                    b,
+                    _POINTER(v.data_ptr()),
+                    c,
+                    _POINTER(out.data_ptr()),
+                    d,
+                    _POINTER(lse_at),
+                    e,
+                    _POINTER(max_at),
+                    f,
+                )
+            ),
+        )
+        return out, lse, row_max
+
+
+class FakeCall:
+    """Shapes and strides of the results, for tensors without data."""
+
+    def __init__(self, want_lse, want_max):
+        self.lse, self.row_max = want_lse, want_max
+
+    def __call__(self, q, k, v, tail):
+        lse, row_max = (
+            q.new_empty(q.shape[:3], dtype=stats_dtype(q)) if w else None
+            for w in (self.lse, self.row_max)
+        )
+        return output_like(q, v.shape[3]), lse, row_max
+
+
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+def _current_stream(index):
+    """The stream's address; torch.cuda.current_stream makes an object around it in 2 us."""
+    if _raw_stream is not None:
+        return _raw_stream(index)
+    return torch.cuda.current_stream(index).cuda_stream
+
+
+_rooms = threading.local()
+
+
+def _workspace(n, q, cuda):
+    """Memory of n bytes and room to align it; a thread keeps a small one on the host."""
+    if cuda or n > _SMALL:
+        return torch.empty(n + 64, dtype=torch.uint8, device=q.device)
+    room = getattr(_rooms, "room", None)
+    if room is None:
+        room = _rooms.room = torch.empty(_SMALL + 64, dtype=torch.uint8, device="cpu")
+    return room
+
+
+def stats_dtype(q: torch.Tensor) -> torch.dtype:
+    """What lse and row maxima are given in."""
+    return torch.float64 if q.dtype is torch.float64 else torch.float32
+
+
+def output_like(q, width):
+    """Empty [B, H, L, Ev] whose strides are in the order of the query's; contiguous where the
+    query has to be copied for its rows."""
+    B, H, L, E = q.shape
+    if q.is_contiguous() or q.stride(3) != 1:
+        return q.new_empty((B, H, L, width))
+    order = sorted(range(3), key=lambda d: -q.stride(d)) + [3]
+    shape = [(B, H, L, width)[d] for d in order]
+    return q.new_empty(shape).permute([order.index(d) for d in range(4)])
+
+
+def _rows(t):
+    return t if t.stride(3) == 1 or t.shape[3] == 1 else t.contiguous()
+
+
+def _prepare(q, k, v):
+    """Contiguous rows, and keys and values of batch 1 spread by stride 0."""
+    q, k, v = _rows(q), _rows(k), _rows(v)
+    if k.shape[0] != q.shape[0]:
+        k = k.expand(q.shape[0], -1, -1, -1)
+    if v.shape[0] != q.shape[0]:
+        v = v.expand(q.shape[0], -1, -1, -1)
+    return q, k, v
+
+
+def autocast(q, k, v):
+    device = q.device.type
+    if q.dtype is torch.float64 or not torch.is_autocast_enabled(device):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def new_call(q, k, v, score, mask, scale, backend, want_lse, want_max):
+    made_q, made_k, made_v = _prepare(q, k, v)
+    # plans and copies of block masks are made for the current device
+    with torch.cuda.device_of(q):
+        runner = Runner(made_q, made_k, made_v, score, mask, scale, backend)
+    call = Call(runner, made_q, made_k, made_v, want_lse, want_max)
+    call.copies = made_q is not q or made_k is not k or made_v is not v
+    return call

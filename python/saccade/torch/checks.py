@@ -1,0 +1,167 @@
+"""What a call may be given: shapes, dtypes, devices and options; every refusal says what it got
+and what it expected."""
+
+from __future__ import annotations
+
+import difflib
+
+import torch
+
+from ..c.abi import BadValue
+
+NO_VMAP = (
+    "saccade: got tensors inside a torch.func transform (vmap, grad, jvp), expected plain "
+    "ones; a mapped dimension folds into batch or heads (query.flatten(0, 1))"
+)
+
+
+NO_BACKWARD = (
+    "saccade: flex_attention computes no gradients yet, expected a call under "
+    "torch.no_grad(), or query, key, value and captured tensors that do not require them"
+)
+
+
+# FlexAttention's keys that choose how fast its kernels run, never what they compute. They are
+# accepted, with fwd_ or bwd_ before them too, and change nothing: tiles are chosen by the plan.
+_TUNING = frozenset(
+    "num_warps num_stages BLOCK_M BLOCK_N BLOCK_M1 BLOCK_N1 BLOCK_M2 BLOCK_N2 PRESCALE_QK "
+    "ROWS_GUARANTEED_SAFE BLOCKS_ARE_CONTIGUOUS WRITE_DQ FORCE_USE_FLEX_ATTENTION USE_TMA "
+    "kpack matrix_instr_nonkdim waves_per_eu num_consumer_groups num_buffers_warp_spec "
+    "SPLIT_KV SKIP_MASK_SCORE IS_DIVISIBLE".split()
+)
+_BACKENDS = dict.fromkeys(("auto", "triton", "triton_decode", "flash"), "auto")
+_BACKENDS |= {name: name for name in ("cpu", "cuda", "ref", "plain")}
+
+
+def backend_of(options):
+    """The back end that kernel_options ask for; refuses keys that mean nothing."""
+    chosen = "auto"
+    for key, value in options.items():
+        name = key[4:] if key[:4] in ("fwd_", "bwd_") else key
+        if name == "BACKEND":
+            chosen = _BACKENDS.get(str(value).lower())
+            if chosen is None:
+                raise ValueError(
+                    f"kernel_options: Invalid BACKEND value {value!r}, expected AUTO, cpu, "
+                    "cuda or ref (TRITON, TRITON_DECODE and FLASH mean AUTO)"
+                )
+        elif name in ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX"):
+            raise ValueError(
+                f"kernel_options: got {key}, expected return_aux=AuxRequest(lse=..., "
+                "max_scores=...)"
+            )
+        elif name not in _TUNING:
+            near = difflib.get_close_matches(name, [*_TUNING, "BACKEND"], 1)
+            raise ValueError(
+                f"kernel_options: got unknown key {key!r}"
+                + (f", did you mean {near[0]!r}?" if near else "")
+            )
+    if "BACKEND" in options and options.get("FORCE_USE_FLEX_ATTENTION"):
+        raise _bad("kernel_options: got BACKEND and FORCE_USE_FLEX_ATTENTION, expected one")
+    return chosen
+
+
+def _bad(message):
+    return BadValue("EINVAL", message)
+
+
+class _NotFour(BadValue, NotImplementedError):
+    """FlexAttention calls this case not implemented."""
+
+
+def check_call(q, k, v, enable_gqa):
+    for name, t in (("query", q), ("key", k), ("value", v)):
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name}: got a {type(t).__name__}, expected a tensor")
+        if t.is_nested:
+            raise NotImplementedError(
+                f"{name}: got a NestedTensor, expected a packed tensor with a document mask"
+            )
+        if t.layout is not torch.strided:
+            raise TypeError(f"{name}: got a tensor of layout {t.layout}, expected strided")
+    check_layout(q, k, v)
+    if q.device.type not in ("cpu", "cuda"):
+        raise _bad(f"query: got device {q.device}, expected cpu or cuda")
+    check_shapes(q, k, v, enable_gqa)
+
+
+def check_layout(q, k, v):
+    for name, t in (("query", q), ("key", k), ("value", v)):
+        if t.dim() != 4:
+            raise _NotFour(
+                "EINVAL",
+                f"{name}: got {t.dim()} dimensions {tuple(t.shape)}, expected 4: [B, H, N, D]",
+            )
+    if q.dtype is not k.dtype or q.dtype is not v.dtype:
+        raise _bad(
+            f"query, key, value: got dtypes {q.dtype}, {k.dtype}, {v.dtype}, expected one dtype"
+        )
+    if q.device != k.device or q.device != v.device:
+        raise _bad(
+            f"query, key, value: got devices {q.device}, {k.device}, {v.device}, "
+            "expected one device"
+        )
+
+
+def check_shapes(q, k, v, enable_gqa):
+    shapes = f"query {tuple(q.shape)}, key {tuple(k.shape)}, value {tuple(v.shape)}"
+    if 0 in q.shape or 0 in k.shape or 0 in v.shape:
+        raise _bad(f"{shapes}: got an empty tensor, expected every length greater than 0")
+    if q.shape[3] != k.shape[3]:
+        raise _bad(f"{shapes}: expected query and key to have the same last dimension")
+    if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
+        raise _bad(f"{shapes}: expected key and value of the same heads and length")
+    if k.shape[0] not in (1, q.shape[0]) or v.shape[0] not in (1, q.shape[0]):
+        raise _bad(f"{shapes}: expected key and value of query's batch, or of batch 1")
+    if q.shape[1] != k.shape[1] and not enable_gqa:
+        raise _bad(
+            f"{shapes}: got {q.shape[1]} query heads and {k.shape[1]} key heads, expected "
+            "equal numbers, or enable_gqa=True"
+        )
+    if q.shape[1] % k.shape[1]:
+        raise _bad(
+            f"{shapes}: got {q.shape[1]} query heads over {k.shape[1]} key heads, expected a "
+            "multiple"
+        )
+
+
+def check_mask(m, q, k):
+    B, H, Q, KV = m.shape
+    if (Q, KV) != (q.shape[2], k.shape[2]):
+        is_small = Q < q.shape[2] or KV < k.shape[2]
+        raise _bad(
+            f"block_mask was created for block_mask.shape={m.shape} but got "
+            f"q_len={q.shape[2]} and kv_len={k.shape[2]}: block_mask was created for a "
+            f"{'smaller' if is_small else 'larger'} length than you're using it for, expected "
+            "one for these lengths, or block_mask._adjust(q_len, kv_len)"
+        )
+    if B not in (1, q.shape[0]) or H not in (1, q.shape[1]):
+        raise _bad(
+            f"block_mask: got batch {B} and {H} heads, expected {q.shape[0]} or 1 "
+            f"and {q.shape[1]} or 1"
+        )
+    if m.device.type != q.device.type:
+        raise _bad(
+            f"block_mask is on {m.device}, query on {q.device}: expected one "
+            "device (block_mask.to(query.device))"
+        )
+
+
+def refuse_wrapped(*tensors):
+    """Says which kind of tensor it is that has no memory."""
+    is_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda t: False)
+    for t in tensors:
+        if is_wrapped(t):
+            raise NotImplementedError(NO_VMAP) from None
+        if type(t) not in (torch.Tensor, torch.nn.Parameter) and not _has_memory(t):
+            raise TypeError(
+                f"saccade: got a {type(t).__name__}, which has no memory of its own, expected "
+                "a plain tensor"
+            ) from None
+
+
+def _has_memory(t):
+    try:
+        return t.data_ptr() != 0
+    except RuntimeError:
+        return False

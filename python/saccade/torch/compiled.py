@@ -1,0 +1,371 @@
+"""flex_attention where calls are recorded: torch.compile, torch.export, make_fx, jit.trace.
+
+It is one operator there, whose arguments are tensors, numbers and text: Q, K, V, what the mods
+capture, their text, and a block mask. torch.compile knows a BlockMask by its number, so that a
+new one compiles nothing; what is recorded for another process holds its index tensors.
+
+torch.compile can't follow a Python callable, which has to be run on symbols first: such a call
+breaks the graph once and runs as it does outside. saccade.torch.score(callable), made outside,
+is text and stays in. Everything else runs Python while it records: callables become text there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import Any, List, NamedTuple, Optional, Tuple
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .block_mask import BlockMask, noop_mask, numbered
+from .calls import autocast, new_call, output_like, stats_dtype
+from .checks import (
+    NO_BACKWARD,
+    NO_VMAP,
+    backend_of,
+    check_call,
+    check_layout,
+    check_mask,
+    check_shapes,
+)
+from .entries import run
+from .masks import block_mask_of, mask_or_mod
+from .mods import AnyMod, Resolved, text_of
+
+_calls: dict = {}
+
+
+_modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
+
+
+def is_recorded() -> bool:
+    """Whether calls of operators are written down, or done by something else than torch."""
+    return torch.compiler.is_compiling() or _modes() > 0 or _is_tracing()
+
+
+class _OpCall:
+    """A call whose captured tensors come with each run; it holds none of them."""
+
+    def __init__(self, q, k, v, score: Optional[AnyMod], n_tensors, mask, how):
+        scale, backend, want_lse, want_max = how
+        found = None
+        if score is not None:
+            found = Resolved(score, "score", q.device.type, q.dtype is torch.float64)
+        self.reusable, self.n_tensors = found is None or not found.copied, n_tensors
+        self.call = new_call(q, k, v, found, mask, scale, backend, want_lse, want_max)
+        self.addresses = [v.address for v in found.views] if found is not None else []
+        self.read: List[torch.Tensor] = []
+        self.keep = found.tensors[n_tensors if self.reusable else 0 :] if found else []
+
+    def has_read(self, tensors) -> bool:
+        """Whether the mask was made from the values that these have."""
+        return all(map(torch.equal, tensors, self.read))
+
+    def __call__(self, q, k, v, captures):
+        places = self.addresses
+        if self.reusable:
+            mine = zip(captures[: self.n_tensors], places)
+            new = [t.data_ptr() if t.dim() else a for t, a in mine]
+            places = new + places[len(new) :]
+        tail, array = self.call.bound_to(places)
+        return self.call(q, k, v, tail)
+
+
+class _Mods(NamedTuple):
+    """Two mods as an operator's arguments. names: those of the score's tensors and then numbers
+    ("slope w:float"), a bar, the mask's; captures and numbers are in the same order."""
+
+    captures: List[torch.Tensor]
+    numbers: List[float]
+    names: str
+    score: str
+    mask: str
+
+    @classmethod
+    def of(cls, score: Any, mask: Any) -> "_Mods":
+        captures: List[torch.Tensor] = []
+        numbers: List[float] = []
+        parts: List[str] = []
+        texts: List[str] = []
+        for mod in (score, mask):
+            tensors: List[str] = []
+            words: List[str] = []
+            if isinstance(mod, AnyMod):
+                texts.append(mod.text)
+                for name, c in mod.captures.items():
+                    if isinstance(c, torch.Tensor):
+                        tensors.append(name)
+                        captures.append(c)
+                    else:
+                        words.append(name + (":int" if isinstance(c, int) else ":float"))
+                        numbers.append(float(c))
+            else:
+                texts.append(mod or "")
+            parts.append(" ".join(tensors + words))
+        return cls(captures, numbers, " | ".join(parts), texts[0], texts[1])
+
+    def named(self) -> list[dict[str, Any]]:
+        """The captures of the score by name, and those of the mask."""
+        tensors, numbers, made = iter(self.captures), iter(self.numbers), []
+        for part in self.names.split("|"):
+            found: dict[str, Any] = {}
+            for word in part.split():
+                name, _, kind = word.partition(":")
+                x = next(numbers) if kind else next(tensors)
+                found[name] = int(x) if kind == "int" else x
+            made.append(found)
+        return made
+
+
+def _layout(t: torch.Tensor) -> tuple:
+    return t.dtype, t.shape, t.stride(), t.device
+
+
+def _op_call(q, k, v, mods: _Mods, block_mask, lists, block, how) -> _OpCall:
+    live = _block_mask(block_mask) if block_mask else None
+    for_score, for_mask = mods.named()
+    key = (
+        tuple(map(_layout, (q, k, v, *mods.captures, *lists))),
+        tuple(mods.numbers),
+        mods[2:],
+        block_mask,
+        live.version if live is not None else None,
+        tuple(block),
+        how,
+        torch.get_num_threads(),
+    )
+    read = [*lists, *(x for x in for_mask.values() if isinstance(x, torch.Tensor))]
+    found = _calls.get(key)
+    if found is None or not found.has_read(read) or any(t.dim() == 0 for t in mods.captures):
+        check_call(q, k, v, True)
+        if lists:
+            live = _listed(lists, block, mods.mask, for_mask)
+        elif mods.mask:
+            made = Resolved(AnyMod("mask", mods.mask, for_mask), "mask", "cpu")
+            live = block_mask_of(made, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        if live is not None:
+            check_mask(live, q, k)
+        made_score = AnyMod("score", mods.score, for_score) if mods.score else None
+        n_tensors = sum(isinstance(x, torch.Tensor) for x in for_score.values())
+        found = _OpCall(q, k, v, made_score, n_tensors, live, how)
+        if len(_calls) >= 512:
+            _calls.clear()
+        if found.reusable:
+            found.read = [t.clone() for t in read]
+            _calls[key] = found
+    return found
+
+
+def _block_mask(number: int) -> BlockMask:
+    try:
+        return numbered[number]
+    except KeyError:
+        raise RuntimeError(
+            "saccade: the BlockMask of a compiled graph is gone, expected it to live as long "
+            "as the compiled function is called"
+        ) from None
+
+
+def _listed(lists, block, text, captures) -> BlockMask:
+    """A BlockMask of the index tensors that a graph holds; block: Q, KV and the block sizes."""
+    num, idx, full_num, full_idx = (*lists, None, None)[:4]
+    return BlockMask(
+        (block[0], block[1]),
+        num,
+        idx,
+        full_num,
+        full_idx,
+        BLOCK_SIZE=(block[2], block[3]),
+        mask_mod=AnyMod("mask", text, captures) if text else None,
+        _device=lists[0].device,
+    )
+
+
+@contextlib.contextmanager
+def _unrecorded():
+    """Tensors made here are constants of what is recorded."""
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        torch._C._set_tracing_state(state)
+
+
+_parts: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()
+
+
+def _parts_of(m: BlockMask) -> tuple:
+    """(index tensors, lengths and block sizes, mask): what stands for a BlockMask elsewhere."""
+    known = _parts.get(m)
+    if known is None or known[0] is not m.version:
+        with _unrecorded():
+            lists = [m.kv_num_blocks, m.kv_indices, m.full_kv_num_blocks, m.full_kv_indices]
+            mod = None if m.mask_mod is noop_mask else _as_text("mask", m.mask_mod)
+            lists = [t.contiguous() for t in lists if t is not None]
+        known = _parts[m] = m.version, (lists, [*m.seq_lengths, *m.BLOCK_SIZE], mod)
+    return known[1]
+
+
+def _as_text(kind: str, mod: Any, is_double: bool = False) -> Any:
+    """A mod as what an operator can be given."""
+    if mod is None or isinstance(mod, (str, AnyMod)):
+        return mod
+    return text_of(kind, mod, {}, is_double)
+
+
+@torch.library.custom_op("saccade::flex", mutates_args=())
+def _flex(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    captures: List[torch.Tensor],
+    numbers: List[float],
+    names: str,
+    score: str,
+    mask: str,
+    block_mask: int,
+    lists: List[torch.Tensor],
+    block: List[int],
+    scale: Optional[float],
+    backend: str,
+    want_lse: bool,
+    want_max: bool,
+    enable_gqa: bool,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    how = (scale, backend, want_lse, want_max)
+    mods = _Mods(captures, numbers, names, score, mask)
+    found = _op_call(q, k, v, mods, block_mask, lists, block, how)
+    out, lse, row_max = found(q, k, v, captures)
+    none = q.new_empty((0,), dtype=stats_dtype(q))
+    return out, none if lse is None else lse, none.clone() if row_max is None else row_max
+
+
+@_flex.register_fake
+def _(
+    q,
+    k,
+    v,
+    captures,
+    numbers,
+    names,
+    score,
+    mask,
+    block_mask,
+    lists,
+    block,
+    scale,
+    backend,
+    want_lse,
+    want_max,
+    enable_gqa,
+):
+    def rows(wanted):
+        return q.new_empty(q.shape[:3] if wanted else (0,), dtype=stats_dtype(q))
+
+    check_layout(q, k, v)
+    check_shapes(q, k, v, enable_gqa)
+    return output_like(q, v.shape[3]), rows(want_lse), rows(want_max)
+
+
+@torch.library.custom_op("saccade::flex_backward", mutates_args=())
+def _flex_backward(
+    gradient: torch.Tensor, tensors: List[torch.Tensor], captures: List[torch.Tensor]
+) -> List[torch.Tensor]:
+    raise NotImplementedError(NO_BACKWARD)
+
+
+@_flex_backward.register_fake
+def _(gradient, tensors, captures):
+    return [torch.empty_like(t) for t in (*tensors, *captures)]
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.rest = [_no_gradient(x) for x in inputs[4:]]
+    ctx.save_for_backward(*inputs[:3], *inputs[3])
+
+
+def _no_gradient(x: Any) -> Any:
+    """None, in a list where x is one of tensors, which an empty list is."""
+    is_list = isinstance(x, list) and all(isinstance(t, torch.Tensor) for t in x)
+    return [None] * len(x) if is_list else None
+
+
+def _backward(ctx: Any, gradient: Any, *_: Any) -> Any:
+    """One more operator, so that a graph with a backward pass compiles."""
+    saved = list(ctx.saved_tensors)
+    made = torch.ops.saccade.flex_backward(gradient, saved[:3], saved[3:])
+    return (*made[:3], list(made[3:]), *ctx.rest)
+
+
+def _vmap(*arguments: Any) -> Any:
+    raise NotImplementedError(NO_VMAP)
+
+
+_flex.register_autograd(_backward, setup_context=_setup)
+_flex.register_vmap(_vmap)
+
+
+def _outside(*arguments: Any) -> Any:
+    return run(*arguments)
+
+
+try:
+    _outside = torch.compiler.disable(
+        _outside,
+        reason="saccade: a Python mod is run on symbols outside of the graph; for fullgraph "
+        "make it text by saccade.torch.score(score_mod) or create_block_mask(mask_mod)",
+    )
+except TypeError:  # torch before 2.8 takes no reason
+    _outside = torch.compiler.disable(_outside)
+
+
+_NO_STRICT = (
+    "saccade: got a BlockMask in torch.export(strict=True), which knows it by its number in "
+    "this process only; expected strict=False, or the mask as text"
+)
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
+
+
+def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa):
+    """run, as one operator; for torch.compile and a Python callable outside of its graph."""
+    lists: List[torch.Tensor] = []
+    block: List[int] = []
+    number = 0
+    if torch.compiler.is_dynamo_compiling():
+        is_text = score_mod is None or isinstance(score_mod, (str, AnyMod))
+        if block_mask is not None and not isinstance(block_mask, (str, AnyMod, BlockMask)):
+            is_text = False
+        if not is_text:
+            return _outside(
+                q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa
+            )
+        if isinstance(block_mask, BlockMask):
+            if _is_exporting():
+                raise NotImplementedError(_NO_STRICT)
+            number, block_mask = block_mask.number, None
+    else:
+        score_mod = _as_text("score", score_mod, q.dtype is torch.float64)
+        whole, block_mask = mask_or_mod(block_mask)
+        if whole is not None:
+            lists, block, block_mask = _parts_of(whole)
+        block_mask = _as_text("mask", block_mask)
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = autocast(q, k, v)
+    out, lse, row_max = torch.ops.saccade.flex(
+        q,
+        k,
+        v,
+        *_Mods.of(score_mod, block_mask),
+        number,
+        lists,
+        block,
+        scale,
+        backend_of(options) if options else "auto",
+        want_lse,
+        want_max,
+        gqa,
+    )
+    return out, lse if want_lse else None, row_max if want_max else None

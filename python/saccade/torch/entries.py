@@ -1,0 +1,258 @@
+"""Which call belongs to given arguments: tables that make a warm call cheap, and run.
+
+A call is looked up by identity of the mods, for warm calls; by text and layout of captures, for
+other mods that come to the same; by code and layout of captures, for functions made anew around
+other tensors and numbers. None keeps a mod or a tensor of the caller alive: entries go when
+what they were made from does.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .autograd import Attention
+from .calls import FakeCall, autocast, new_call
+from .checks import (
+    backend_of,
+    check_call,
+    check_layout,
+    check_mask,
+    check_shapes,
+    refuse_wrapped,
+)
+from .masks import block_mask_of, mask_or_mod
+from .mods import Resolved, as_tensor
+from .watch import Watch, identity, layout, owners
+
+# By identity of the mods, for warm calls; by text and layout of captures, for other mods that
+# come to the same; by code and layout of captures, for functions made anew around other tensors
+# and numbers. None keeps a mod or a tensor of the caller alive: entries go when what they were
+# made from does.
+_entries: dict = {}
+_calls: dict = {}
+_patterns: dict = {}
+_ENTRIES = 512
+_lock = threading.Lock()
+
+
+class _Entry:
+    """A call for one pair of mods and one layout, and how to see that they still hold."""
+
+    __slots__ = ("call", "tail", "keep", "watches", "mask", "version", "floats", "refs")
+
+    def __init__(self, call, tail, keep, watches, mask, used):
+        self.call, self.tail, self.keep, self.watches = call, tail, keep, watches
+        self.floats = [weakref.ref(t) for t in used if t.is_floating_point()]
+        self.mask = weakref.ref(mask) if mask is not None else None
+        self.version = mask.version if mask is not None else None
+        self.refs = []
+
+    def current(self):
+        if self.mask is not None:
+            mask = self.mask()
+            if mask is None or mask.version is not self.version:
+                return False
+        for w in self.watches:
+            if not w.unchanged():
+                return False
+        return True
+
+    def captures_gradients(self):
+        for ref in self.floats:
+            t = ref()
+            if t is not None and t.requires_grad:
+                return True
+        return False
+
+
+def run(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa):
+    try:
+        found, q, k, v = _find(
+            q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa
+        )
+    except (AttributeError, RuntimeError):
+        check_call(q, k, v, gqa)  # says what is wrong with them, if anything is
+        raise
+    if torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or found.captures_gradients()
+    ):
+        captured = [t for t in (ref() for ref in found.floats) if t.requires_grad]
+        return Attention.apply(found, q, k, v, *captured)
+    try:
+        return found.call(q, k, v, found.tail)
+    except RuntimeError:
+        if isinstance(q, FakeTensor):
+            return FakeCall(want_lse, want_max)(q, k, v, None)
+        refuse_wrapped(q, k, v)
+        raise
+
+
+def _find(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa):
+    """The entry of a call, and its tensors as autocast wants them."""
+    if q.device.type != "meta" and torch.is_autocast_enabled(q.device.type):
+        q, k, v = autocast(q, k, v)
+    key = (
+        identity(score_mod),
+        identity(block_mask),
+        scale,
+        q.shape,
+        k.shape,
+        v.shape,
+        q.stride(),
+        k.stride(),
+        v.stride(),
+        q.dtype,
+        k.dtype,
+        v.dtype,
+        q.device,
+        k.device,
+        v.device,
+        want_lse,
+        want_max,
+        backend_of(options) if options else "auto",
+        gqa,
+        torch.get_num_threads(),
+    )
+    found = _entries.get(key)
+    if found is None or not found.current():
+        found = _like(key, score_mod, block_mask)
+    if found is None:
+        found = _make(key, q, k, v, score_mod, block_mask)
+    return found, q, k, v
+
+
+def _make(key, q, k, v, score_mod, block_mask):
+    scale, (want_lse, want_max, backend, gqa) = key[2], key[15:19]
+    if q.device.type == "meta" or isinstance(q, FakeTensor):
+        check_layout(q, k, v)
+        check_shapes(q, k, v, gqa)
+        return _Entry(FakeCall(want_lse, want_max), None, None, [], None, [])
+    check_call(q, k, v, gqa)
+    refuse_wrapped(q, k, v)
+    device, watches, parts = q.device.type, [], list(key[2:])
+    score = made_mask = None
+    if score_mod is not None:
+        score = Resolved(score_mod, "score", device, q.dtype is torch.float64)
+        watches.append(Watch(score_mod, score, by_value=False))
+        parts.append((id(score.bound), tuple(v[1:] for v in score.views)))
+    mask, mask_mod = mask_or_mod(block_mask)
+    if mask is not None:
+        check_mask(mask, q, k)
+        parts.append((mask.number, mask.version))
+    elif mask_mod is not None:
+        made_mask = Resolved(mask_mod, "mask", "cpu")
+        watches.append(Watch(block_mask, made_mask, by_value=True))
+        mask = block_mask_of(made_mask, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        parts = None  # values of captures went into the proof
+    content = tuple(parts) if parts and all(w.fixed for w in watches) else None
+    call = _calls.get(content) if content else None
+    if call is None:
+        call = new_call(q, k, v, score, mask, scale, backend, want_lse, want_max)
+        if content:
+            _keep(_calls, content, call, [mask] if mask is not None else [])
+    used = score.captured if score is not None else []
+    tail, array = call.bound_to([v.address for v in score.views] if score is not None else [])
+    keep = array, score.tensors if score is not None else None
+    watched = mask if made_mask is None else None
+    entry = _Entry(call, tail, keep, watches, watched, used)
+    if all(w.fixed for w in watches):
+        if made_mask is not None or mask is block_mask:  # not one taken over from torch
+            mods = [m for m in (score_mod, block_mask) if m is not None]
+            _keep(_entries, key, entry, [x for m in mods for x in owners(m)])
+            if made_mask is None and score is not None:
+                _make_pattern(key, entry, score_mod, score)
+    return entry
+
+
+class _Pattern:
+    """What entries for functions of one code have in common, whatever tensors of one layout
+    and numbers their closures hold: `cells` says where, `others` are captures that lie outside
+    of the closure."""
+
+    __slots__ = ("call", "cells", "others", "watch", "mask", "version", "last", "refs")
+
+    def __init__(self, entry, score):
+        self.call, self.cells = entry.call, score.cells
+        others = [x for i, x in zip(score.cells, score.values) if i is None]
+        tensors = [x for x in others if isinstance(x, torch.Tensor)]
+        self.watch = entry.watches[0].of(tensors)
+        self.others = [
+            weakref.ref(x) if isinstance(x, torch.Tensor) else lambda x=x: x for x in others
+        ]
+        self.mask, self.version, self.refs = entry.mask, entry.version, []
+        self.last = None, []
+
+    def comes_again(self, identity, tensors):
+        """Whether the call before was for the same: most functions made anew come once."""
+        before, refs = self.last
+        if before == identity and all(r() is t for r, t in zip(refs, tensors)):
+            return True
+        self.last = identity, [weakref.ref(t) for t in tensors]
+        return False
+
+
+def _make_pattern(key, entry, score_mod, score):
+    kind, numbers = layout(score_mod)
+    wide = any(t.dim() == 0 and t.dtype is torch.int64 for t in score.captured)
+    if kind is None or score.cells is None or score.copied or wide:
+        return
+    mask = [entry.mask()] if entry.mask is not None else []
+    held = [x for x in owners(score_mod) if not isinstance(x, torch.Tensor)]
+    values = numbers if score.walk.constants else None  # what the text was written for
+    _keep(_patterns, (kind, values, *key[1:]), _Pattern(entry, score), held + mask)
+
+
+def _like(key, score_mod, block_mask):
+    """The entry for a function that differs from one seen before in its captures alone."""
+    kind, numbers = layout(score_mod)
+    if kind is None:
+        return None
+    found = _patterns.get((kind, None, *key[1:])) or _patterns.get((kind, numbers, *key[1:]))
+    if found is None or not found.watch.unchanged():
+        return None
+    if found.mask is not None:
+        mask = found.mask()
+        if mask is not block_mask or mask.version is not found.version:
+            return None
+    cells, others = score_mod.__closure__, iter(found.others)
+    values = [next(others)() if i is None else cells[i].cell_contents for i in found.cells]
+    if any(x is None for x in values):  # a tensor that is gone
+        return None
+    used = [x for x in values if isinstance(x, torch.Tensor)]
+    is_double = found.call.stats is torch.float64
+    places = [as_tensor(x, "a number", is_double) for x in values]
+    tail, array = found.call.bound_to([t.data_ptr() for t in places])
+    keep = array, [t for t, x in zip(places, values) if t is not x]
+    mask = block_mask if found.mask is not None else None
+    entry = _Entry(found.call, tail, keep, [], mask, used)
+    if found.comes_again(key[0], used):
+        entry.watches.append(found.watch.of(used))
+        mods = owners(score_mod) + ([mask] if mask is not None else [])
+        _keep(_entries, key, entry, mods)
+    return entry
+
+
+def _keep(table, key, value, owners):
+    """Adds to a bounded table what goes when one of its owners does."""
+    forget = functools.partial(_forget, table, key)
+    with _lock:
+        while len(table) >= _ENTRIES:
+            table.pop(next(iter(table)), None)
+        table[key] = value
+    value.refs = [_reference(o, forget) for o in owners]
+
+
+def _reference(owner, forget):
+    try:
+        return weakref.ref(owner, forget)
+    except TypeError:  # an object that has none: kept, so that its id stays its own
+        return owner
+
+
+def _forget(table, key, _):
+    table.pop(key, None)

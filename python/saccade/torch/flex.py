@@ -1,0 +1,110 @@
+"""flex_attention, as FlexAttention (arXiv 2412.05496) has it, and explain."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Optional, Union
+
+import torch
+
+from .block_mask import BlockMask
+from .calls import new_call
+from .checks import backend_of, check_call
+from .compiled import in_graph, is_recorded
+from .entries import run
+from .masks import block_mask_of, mask_or_mod
+from .mods import AnyMod, Resolved
+
+ScoreMod = Union[Callable[..., Any], str, AnyMod]  # (score, b, h, q_idx, kv_idx) -> score
+MaskMod = Union[Callable[..., Any], str, AnyMod]  # (b, h, q_idx, kv_idx) -> bool
+
+
+class AuxRequest(NamedTuple):
+    """What else to return: lse [B, H, Q] and largest score of each row, f32, natural log."""
+
+    lse: bool = False
+    max_scores: bool = False
+
+
+class AuxOutput(NamedTuple):
+    """What was asked for; None where it was not."""
+
+    lse: Optional[torch.Tensor] = None
+    max_scores: Optional[torch.Tensor] = None
+
+
+def flex_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Optional[ScoreMod] = None,
+    block_mask: Union[BlockMask, MaskMod, None] = None,
+    scale: Optional[float] = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: Optional[dict[str, Any]] = None,
+    *,
+    return_aux: Optional[AuxRequest] = None,
+) -> Any:
+    """softmax(mask(score_mod(scale * query key^T))) value, fused and exact.
+
+    query [B, Hq, L, E], key [B, Hkv, S, E], value [B, Hkv, S, Ev], one dtype (f32, f16, bf16)
+    and device, last dimension contiguous, other strides free; key and value may have batch 1.
+    (f64 on the CPU too, by the reference: exact and slow.)
+    score_mod: callable (score, b, h, q_idx, kv_idx) -> score, language text, or saccade.score.
+    block_mask: a BlockMask, language text, a callable mask_mod, or saccade.mask.
+    scale: default 1/sqrt(E). enable_gqa: needed where Hq != Hkv.
+    kernel_options: {"BACKEND": "auto" | "cpu" | "cuda" | "ref"}; FlexAttention's tuning keys
+    are accepted and not needed. Returns out [B, Hq, L, Ev]; with return_lse (out, lse); with
+    return_aux (out, AuxOutput). Errors: ValueError for shapes, dtypes, devices, text; TypeError
+    for a mod that can't be traced, with its line; NotImplementedError from backward.
+    Source: FlexAttention (arXiv 2412.05496).
+    """
+    if return_lse and return_aux is not None:
+        raise ValueError("got both return_lse and return_aux, expected one")
+    want_lse = return_lse or (return_aux is not None and return_aux.lse)
+    want_max = return_aux is not None and return_aux.max_scores
+    call = run
+    if is_recorded():
+        call = in_graph
+    out, lse, row_max = call(
+        query,
+        key,
+        value,
+        score_mod,
+        block_mask,
+        scale,
+        kernel_options,
+        want_lse,
+        want_max,
+        enable_gqa,
+    )
+    if return_aux is not None:
+        return out, AuxOutput(lse, row_max)
+    return (out, lse) if return_lse else out
+
+
+def explain(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Optional[ScoreMod] = None,
+    block_mask: Union[BlockMask, MaskMod, None] = None,
+    scale: Optional[float] = None,
+    kernel_options: Optional[dict[str, Any]] = None,
+) -> str:
+    """What a call with these arguments runs: typed nodes, kernel, why, generated code."""
+    check_call(query, key, value, True)
+    score = None
+    if score_mod is not None:
+        is_double = query.dtype is torch.float64
+        score = Resolved(score_mod, "score", query.device.type, is_double)
+    mask, mask_mod = mask_or_mod(block_mask)
+    if mask_mod is not None:
+        made = Resolved(mask_mod, "mask", "cpu")
+        B, H, Q, _ = query.shape
+        mask = block_mask_of(made, B, H, Q, key.shape[2])
+    call = new_call(
+        query, key, value, score, mask, scale, backend_of(kernel_options or {}), False, False
+    )
+    text: str = call.runner.plan.explain()
+    return text

@@ -1,0 +1,185 @@
+"""Making masks: create_block_mask, create_mask, masks joined, torch's own taken over."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable
+
+import torch
+
+from ..c import abi, objects
+from .block_mask import DEFAULT_BLOCK, BlockMask, BlockSize, MaskMod, block_pair, marks_of
+from .index_lists import ordered
+from .mods import AnyMod, Resolved, captured
+
+
+def and_masks(*mask_mods: MaskMod) -> Callable[..., Any]:
+    """One mask that is live where all are; of none, everywhere."""
+    return _combine(mask_mods, lambda x, y: x & y, True)
+
+
+def or_masks(*mask_mods: MaskMod) -> Callable[..., Any]:
+    """One mask that is live where any is; of none, nowhere."""
+    return _combine(mask_mods, lambda x, y: x | y, False)
+
+
+def _combine(mods, join, empty):
+    for m in mods:
+        if not callable(m) and not isinstance(m, (str, AnyMod)):
+            raise RuntimeError(
+                f"got a {type(m).__name__} as a mask, expected a callable or text"
+            )
+    callables = tuple(captured.callable_of(m) for m in mods)
+
+    def combined(b, h, q_idx, kv_idx):
+        result = empty
+        for i, m in enumerate(callables):
+            value = m(b, h, q_idx, kv_idx)
+            result = value if i == 0 else join(result, value)
+        return result
+
+    return combined
+
+
+def _device():
+    """FlexAttention's default: the accelerator where there is one."""
+    return torch.device("cuda") if torch.cuda.is_available() else torch.get_default_device()
+
+
+def create_block_mask(
+    mask_mod: MaskMod,
+    B: int | None,
+    H: int | None,
+    Q_LEN: int,
+    KV_LEN: int,
+    device: torch.device | str | None = None,
+    BLOCK_SIZE: BlockSize = DEFAULT_BLOCK,
+    _compile: bool = False,
+    separate_full_blocks: bool = True,
+    compute_dq_write_order: bool = False,
+    dq_kv_order: bool | None = None,
+) -> BlockMask:
+    """Proves which blocks are live; time and memory follow the boundary, not Q_LEN x KV_LEN.
+
+    mask_mod: callable (b, h, q_idx, kv_idx) -> bool, language text, or a saccade mask.
+    B, H: None or 1 broadcast. device: where index tensors appear (default: the current one).
+    _compile and the dq arguments are accepted and not needed.
+    """
+    del _compile, compute_dq_write_order, dq_kv_order
+    sizes = (B, H, Q_LEN, KV_LEN)
+    return _proven(mask_mod, sizes, block_pair(BLOCK_SIZE), device, separate_full_blocks)
+
+
+@torch.compiler.disable  # around what is called: torch.compile(f) goes into an f it is around
+def _proven(mask_mod, sizes, block, device, has_full):
+    found = Resolved(mask_mod, "mask", "cpu")
+    made = block_mask_of(found, *sizes, mask_mod, block, device)
+    return made if has_full else _all_partial(made)
+
+
+def block_mask_of(
+    found: Resolved,
+    B,
+    H,
+    Q,
+    KV,
+    mask_mod=None,
+    block=(DEFAULT_BLOCK, DEFAULT_BLOCK),
+    device=None,
+) -> BlockMask:
+    """A block mask of a mod that was resolved on the host."""
+    if Q < 1 or KV < 1:
+        raise ValueError(f"got Q_LEN {Q}, KV_LEN {KV}, expected 1 or more")
+    sizes = (B or 1, H or 1, H or 1, Q, KV, 1, 1)
+    block_q, block_kv = block
+    handle = objects.block_mask_create(
+        found.bound, found.views, sizes, block_q, block_kv, found.tensors
+    )
+    device = device if device is not None else _device()
+    return BlockMask(
+        (Q, KV),
+        BLOCK_SIZE=block,
+        mask_mod=mask_mod,
+        _handle=handle,
+        _device=device,
+        _lead=(B or 1, H or 1),
+    )
+
+
+_taken: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()
+
+
+def mask_or_mod(given) -> tuple[BlockMask | None, Any]:
+    """What a call got as block_mask: a BlockMask, or the mod to make one from; neither where
+    nothing is masked, as in the one block without bounds that torch has for that."""
+    if given is None or isinstance(given, BlockMask):
+        return given, None
+    made = adopted(given)
+    if made is None:
+        return None, given
+    is_boundless = made.seq_lengths == (1, 1) and min(made.BLOCK_SIZE) >= 1 << 30
+    return None if is_boundless else made, None
+
+
+def adopted(mask) -> BlockMask | None:
+    """A BlockMask of torch.nn.attention.flex_attention as ours; None for anything else."""
+    if mask is None or not hasattr(mask, "full_kv_indices") or not hasattr(mask, "mask_mod"):
+        return None
+    lists = (
+        mask.kv_num_blocks,
+        mask.kv_indices,
+        mask.full_kv_num_blocks,
+        mask.full_kv_indices,
+    )
+    now = (*map(id, lists), marks_of(lists), mask.mask_mod, mask.seq_lengths)
+    known = _taken.get(mask)
+    if known is None or known[0] != now:
+        mod = mask.mask_mod
+        mod = None if getattr(mod, "__name__", "") == "noop_mask" else mod
+        made = BlockMask(
+            mask.seq_lengths,
+            *lists,
+            BLOCK_SIZE=mask.BLOCK_SIZE,
+            mask_mod=mod,
+            _device=mask.kv_indices.device,
+        )
+        known = _taken[mask] = (now, made)
+    return known[1]
+
+
+def _all_partial(mask):
+    return BlockMask(
+        mask.seq_lengths,
+        *ordered(mask.to_dense()),
+        BLOCK_SIZE=mask.BLOCK_SIZE,
+        mask_mod=mask.mask_mod,
+        _device=mask.device,
+    )
+
+
+def create_mask(
+    mod_fn: MaskMod,
+    B: int | None,
+    H: int | None,
+    Q_LEN: int,
+    KV_LEN: int,
+    device: torch.device | str | None = None,
+) -> torch.Tensor:
+    """Dense bool [B, H, Q_LEN, KV_LEN]. A score mod is live where it does not give -inf."""
+    return _dense_mask(mod_fn, B, H, Q_LEN, KV_LEN, device)
+
+
+@torch.compiler.disable
+def _dense_mask(mod_fn, B, H, Q_LEN, KV_LEN, device):
+    kind = captured.kind_of(mod_fn)
+    if kind == "score" and not callable(mod_fn):
+        raise ValueError("mod_fn: got a score in text, expected a mask, or a callable")
+    if kind == "score":
+        inner = captured.callable_of(mod_fn)
+        finite = lambda b, h, q, kv: inner(0.0, b, h, q, kv) != -float("inf")  # noqa: E731
+        return _dense_mask(finite, B, H, Q_LEN, KV_LEN, device)
+    made = create_block_mask(mod_fn, B, H, Q_LEN, KV_LEN, device="cpu")
+    dense = torch.empty((B or 1, H or 1, Q_LEN, KV_LEN), dtype=torch.uint8, device="cpu")
+    abi.call("block_mask_to_dense", made.handle().handle, dense.data_ptr())
+    device = device if device is not None else _device()
+    return dense.to(torch.bool).to(device)

@@ -1,0 +1,150 @@
+"""Whether a mod still is what it was: its identity, its layout, and what it reads."""
+
+from __future__ import annotations
+
+import types
+import weakref
+
+import torch
+
+from ..trace import closures
+from .mods import AnyMod, Resolved
+
+
+def _version(t):
+    """Counts in-place changes; inference tensors have none and always differ."""
+    return object() if t.is_inference() else t._version
+
+
+def _layout(t):
+    return t.data_ptr(), t.dtype, t.shape, t.stride(), t.device
+
+
+_BY_VALUE = frozenset((int, float, bool, str, type(None)))
+_BY_ID = frozenset((torch.Tensor, torch.nn.Parameter, types.FunctionType))
+
+
+def _held(f):
+    """What a function's closure and defaults hold."""
+    held = f.__defaults__ or ()
+    if f.__closure__:
+        held += tuple([cell.cell_contents for cell in f.__closure__])
+    return held
+
+
+def identity(mod):
+    """Equal for mods that are the same object, text, method of one object, or function: of one
+    code and holding the same tensors and numbers, as a lambda made anew for each call does."""
+    kind = type(mod)
+    if kind is types.FunctionType:
+        if mod.__kwdefaults__ or mod.__dict__:
+            return id(mod)
+        key = [id(mod.__code__), id(mod.__globals__)]
+        try:
+            for x in _held(mod):
+                kind = type(x)
+                if kind in _BY_ID:
+                    key.append(id(x))
+                elif kind in _BY_VALUE:
+                    key += kind, (x or repr(x))  # 0.0 is not -0.0
+                else:
+                    return id(mod)
+        except ValueError:  # a cell that is empty
+            return id(mod)
+        return tuple(key)
+    if kind is str:
+        return mod
+    if kind is types.MethodType:
+        return id(mod.__self__), id(mod.__func__)
+    return id(mod)
+
+
+_BY_LAYOUT = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+def layout(mod):
+    """(kind, numbers): the kind is equal for functions of one code whose closures hold tensors
+    of one layout and numbers of the same types; None for what holds more than that. numbers are
+    the values of those numbers."""
+    if type(mod) is not types.FunctionType or mod.__defaults__ or mod.__kwdefaults__:
+        return None, ()
+    key, numbers, tensors = [id(mod.__code__), id(mod.__globals__)], [], set()
+    try:
+        for x in _held(mod):
+            kind = type(x)
+            if kind in _BY_LAYOUT:
+                key += x.dtype, x.shape, x.stride(), x.device
+                if id(x) in tensors:
+                    return None, ()
+                tensors.add(id(x))
+            elif kind is int or kind is float:
+                key.append(kind)
+                numbers.append(x or repr(x))  # 0.0 is not -0.0
+            elif kind is types.FunctionType:
+                key.append(id(x))
+            elif kind in _BY_VALUE:
+                key += kind, x
+            else:
+                return None, ()
+    except ValueError:  # a cell that is empty
+        return None, ()
+    return (None if mod.__dict__ else tuple(key)), tuple(numbers)
+
+
+def owners(mod):
+    """The objects whose ids are in the identity of a mod."""
+    if type(mod) is types.FunctionType and type(identity(mod)) is tuple:
+        return [mod.__code__, *(x for x in _held(mod) if type(x) in _BY_ID)]
+    if type(mod) is types.MethodType:
+        return [mod.__self__]
+    return [] if type(mod) is str else [mod]
+
+
+class Watch:
+    """Whether a mod and the tensors it captures still are what they were when resolved, given
+    that its identity is. by_value: values of captures were used too, not only their places.
+    Tensors are held weakly: what holds a Watch is to go when they do."""
+
+    def __init__(self, mod, found: Resolved, by_value: bool):
+        walk = found.walk
+        self.fixed = not found.volatile and not (walk is not None and walk.opaque)
+        self.slots = walk.slots if walk is not None else None
+        if isinstance(mod, AnyMod):
+            self.slots = closures.Slots()
+            c = mod.captures
+            self.slots.dicts.append((c, frozenset(c), tuple(c.values())))
+        elif type(mod) is types.FunctionType and type(identity(mod)) is tuple:
+            del walk.slots.functions[:1], walk.slots.cells[: len(mod.__closure__ or ())]
+        tensors = found.captured
+        if walk is not None:
+            tensors = [t for t in walk.leaves if isinstance(t, torch.Tensor)]
+        self.tensors = [(weakref.ref(t), *_layout(t)) for t in tensors]
+        counted = tensors if by_value else found.copied
+        self.versions = [(weakref.ref(t), _version(t)) for t in counted]
+
+    def of(self, tensors) -> "Watch":
+        """The same for a function of the same layout that holds these tensors."""
+        made = Watch.__new__(Watch)
+        made.fixed, made.slots, made.versions = True, self.slots, []
+        made.tensors = [(weakref.ref(t), *_layout(t)) for t in tensors]
+        return made
+
+    def unchanged(self) -> bool:
+        if not self.fixed or (self.slots is not None and not self.slots.unchanged()):
+            return False
+        for ref, pointer, dtype, shape, stride, device in self.tensors:
+            t = ref()
+            if (
+                t is None
+                or t.data_ptr() != pointer
+                or t.dtype is not dtype
+                or t.shape != shape
+                or t.stride() != stride
+                or t.device != device
+            ):
+                return False
+        for ref, version in self.versions:
+            t = ref()
+            if t is None or _version(t) != version:
+                return False
+        return True

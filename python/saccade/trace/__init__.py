@@ -1,0 +1,1 @@
+"""Python callables to text of the language."""

@@ -1,0 +1,511 @@
+"""Python's operators and torch's functions of few lines, in the language.
+
+Each operation takes a tracer and its operands and writes one local or a few. Types follow
+torch's promotion over bool, int and float; // and % are Python's, without code for the sign
+where the operands are known not to be negative.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple
+
+from .dtypes import WRAPS, highest, joined, language_type, name_of
+from .errors import fail
+
+
+class Op(NamedTuple):
+    """An operation: its operands by torch's names, then options, which stay as they are."""
+
+    run: Callable[..., Any]
+    values: tuple[str, ...]
+    options: tuple[str, ...] = ()
+
+
+def convert(t, x, type: str):
+    """x as bool, int or float."""
+    if x.type == type:
+        return x
+    dtype = joined([x.dtype_name], type)
+    if type == "bool":
+        return t.local(f"({x.name} != 0)", "bool", dtype="bool")
+    if type == "int" or x.type == "bool":
+        nonneg = x.nonneg or x.type == "bool"
+        x = t.local(f"int({x.name})", "int", nonneg, dtype=joined([x.dtype_name], "int"))
+    if type == "int":
+        return x
+    return t.local(f"float({x.name})", "float", x.nonneg, dtype=dtype)
+
+
+def wrapped(t, x, dtype: str | None):
+    """The int x as an integer of the dtype; of few bits it wraps."""
+    if dtype not in WRAPS:
+        return t.with_dtype(x, dtype)
+    bits, is_signed = WRAPS[dtype]
+    top, ones = 1 << (bits - 1), (1 << bits) - 1
+    if x.constant is not None:
+        value = x.constant & ones
+        value = value - 2 * top if is_signed and value >= top else value
+        return t.with_dtype(t.value(value), dtype)
+    if not is_signed:
+        return t.local(f"({x.name} & {ones})", "int", True, dtype=dtype)
+    return t.local(f"((({x.name} & {ones}) ^ {top}) - {top})", "int", dtype=dtype)
+
+
+def _promote(t, xs, least: str = "bool"):
+    """Operands of one type, that type, and the dtype of what they give."""
+    type = highest([least] + [x.type for x in xs])
+    dtype = joined([x.dtype_name for x in xs], type)
+    xs = [convert(t, x, type) for x in xs]
+    if dtype in WRAPS:  # Python's numbers take the dtype of the tensors
+        xs = [wrapped(t, x, dtype) if x.dtype_name is None else x for x in xs]
+    return xs, type, dtype
+
+
+def _made(t, text, type, nonneg, dtype):
+    made = t.local(text, type, nonneg, dtype=dtype)
+    return wrapped(t, made, dtype) if dtype in WRAPS else made
+
+
+_OF_BOOLS = {"+": "||", "*": "&&"}
+
+
+def arith(symbol):
+    def op(t, x, y, alpha=1):
+        if alpha != 1:
+            y = arith("*")(t, y, t.value(alpha))
+        if x.type == y.type == "bool":
+            if symbol == "-":
+                fail("got - between bools, expected ^ or !=")
+            return t.local(f"({x.name} {_OF_BOOLS[symbol]} {y.name})", "bool")
+        (x, y), type, dtype = _promote(t, (x, y), "int")
+        nonneg = x.nonneg and y.nonneg and symbol in "+*"
+        return _made(t, f"({x.name} {symbol} {y.name})", type, nonneg, dtype)
+
+    return op
+
+
+def _compare(symbol):
+    def op(t, x, y):
+        both_bool = x.type == y.type == "bool"
+        if not (both_bool and symbol in ("==", "!=")):
+            (x, y), _, _ = _promote(t, (x, y), "int")
+        return t.local(f"({x.name} {symbol} {y.name})", "bool")
+
+    return op
+
+
+def _bitwise(symbol, of_bools):
+    def op(t, x, y):
+        (x, y), type, dtype = _promote(t, (x, y))
+        if type == "float":
+            fail(f"got a float with {symbol}, expected bool or int")
+        word = of_bools if type == "bool" else symbol
+        nonneg = x.nonneg and y.nonneg
+        return t.local(f"({x.name} {word} {y.name})", type, nonneg, dtype=dtype)
+
+    return op
+
+
+def logical(word):
+    def op(t, x, y):
+        return t.local(
+            f"({convert(t, x, 'bool').name} {word} {convert(t, y, 'bool').name})", "bool"
+        )
+
+    return op
+
+
+def _shift(symbol):
+    def op(t, x, y):
+        if "float" in (x.type, y.type):
+            fail(f"got a float with {symbol}, expected int")
+        (x, y), _, dtype = _promote(t, (x, y), "int")
+        nonneg = x.nonneg and symbol == ">>"
+        return _made(t, f"({x.name} {symbol} {y.name})", "int", nonneg, dtype)
+
+    return op
+
+
+def true_divide(t, x, y):
+    dtype = joined([x.dtype_name, y.dtype_name], "float")
+    x, y = convert(t, x, "float"), convert(t, y, "float")
+    if y.constant is not None and y.constant != 0:
+        return t.local(f"({x.name} / {y.name})", "float", dtype=dtype)
+    # The language says x / 0 is 0; torch says inf or nan.
+    text = f"({y.name} == 0 ? {x.name} * inf : {x.name} / {y.name})"
+    return t.local(text, "float", dtype=dtype)
+
+
+def _floor_divide(t, x, y):
+    (x, y), type, dtype = _promote(t, (x, y), "int")
+    if type == "float":
+        return float_call("floor")(t, true_divide(t, x, y))
+    if x.nonneg and y.constant is not None and y.constant > 0:
+        return t.local(f"({x.name} / {y.name})", "int", True, dtype=dtype)
+    nonneg = x.nonneg and y.nonneg
+    return _made(t, f"floordiv({x.name}, {y.name})", "int", nonneg, dtype)
+
+
+def _remainder(t, x, y):
+    (x, y), type, dtype = _promote(t, (x, y), "int")
+    if type == "float":
+        return arith("-")(t, x, arith("*")(t, y, _floor_divide(t, x, y)))
+    if x.nonneg and y.constant is not None and y.constant > 0:
+        return t.local(f"({x.name} % {y.name})", "int", True, dtype=dtype)
+    nonneg = bool(y.constant and y.constant > 0)
+    return _made(t, f"floormod({x.name}, {y.name})", "int", nonneg, dtype)
+
+
+def _fmod(t, x, y):
+    (x, y), type, dtype = _promote(t, (x, y), "int")
+    if type == "int":
+        return t.local(f"({x.name} % {y.name})", "int", x.nonneg, dtype=dtype)
+    whole = float_call("trunc")(t, true_divide(t, x, y))
+    return arith("-")(t, x, arith("*")(t, y, whole))
+
+
+def _divide(t, x, y, rounding_mode=None):
+    if rounding_mode is None:
+        return true_divide(t, x, y)
+    if rounding_mode == "floor":
+        return _floor_divide(t, x, y)
+    if rounding_mode != "trunc":
+        fail(f"got rounding_mode {rounding_mode!r}, expected None, 'trunc' or 'floor'")
+    (x, y), type, dtype = _promote(t, (x, y), "int")
+    if type == "int":
+        return _made(t, f"({x.name} / {y.name})", "int", x.nonneg and y.nonneg, dtype)
+    return float_call("trunc")(t, true_divide(t, x, y))
+
+
+def float_call(name):
+    """A function of the language from float to float."""
+
+    def op(t, x):
+        x = convert(t, x, "float")
+        return t.local(f"{name}({x.name})", "float", dtype=x.dtype_name)
+
+    return op
+
+
+def _rounding(name):
+    def op(t, x):
+        return x if x.type == "int" else float_call(name)(t, x)
+
+    return op
+
+
+def _round(t, x, decimals=0):
+    """Half to even, as torch rounds: half away, then stepped back at ties to an odd number."""
+    if x.type == "int":
+        return x
+    if decimals:
+        scale = t.value(10.0**decimals)
+        return true_divide(t, _round(t, arith("*")(t, x, scale)), scale)
+    x = convert(t, x, "float")
+    near = t.local(f"round({x.name})", "float")
+    half = t.local(
+        f"(abs({x.name} - trunc({x.name})) == 0.5 && "
+        f"abs({near.name} - 2.0 * trunc({near.name} / 2.0)) == 1.0)",
+        "bool",
+    )
+    text = f"({half.name} ? trunc({x.name}) : {near.name})"
+    return t.local(text, "float", dtype=x.dtype_name)
+
+
+def extreme(name):
+    def op(t, x, y):
+        if x.type == y.type == "bool":
+            return logical("||" if name == "max" else "&&")(t, x, y)
+        (x, y), type, dtype = _promote(t, (x, y), "int")
+        nonneg = (x.nonneg or y.nonneg) if name == "max" else (x.nonneg and y.nonneg)
+        if type == "int":
+            return t.local(f"{name}({x.name}, {y.name})", type, nonneg, dtype=dtype)
+        nan = f"({x.name} != {x.name} ? {x.name} : {name}({y.name}, {x.name}))"
+        if y.constant is not None:
+            nan = f"{name}({y.name}, {x.name})"  # a < b ? a : b gives x for a NaN x
+        elif x.constant is not None:
+            nan = f"{name}({x.name}, {y.name})"
+        return t.local(nan, type, dtype=dtype)
+
+    return op
+
+
+def _ignores_nan(name):
+    """fmax and fmin: of a NaN and a number the number."""
+
+    def op(t, x, y):
+        (x, y), type, dtype = _promote(t, (x, y), "int")
+        both = extreme(name)(t, x, y)
+        text = (
+            f"({x.name} != {x.name} ? {y.name} : {y.name} != {y.name} ? {x.name} : {both.name})"
+        )
+        return both if type == "int" else t.local(text, "float", dtype=dtype)
+
+    return op
+
+
+def clamp(t, x, min=None, max=None):
+    if min is None and max is None:
+        fail("got clamp without min and max, expected one of them")
+    if min is not None:
+        x = extreme("max")(t, x, t.value(min))
+    if max is not None:
+        x = extreme("min")(t, x, t.value(max))
+    return x
+
+
+def where(t, c, x, y):
+    (x, y), type, dtype = _promote(t, (x, y))
+    c = convert(t, c, "bool")
+    text = f"({c.name} ? {x.name} : {y.name})"
+    return t.local(text, type, x.nonneg and y.nonneg, dtype=dtype)
+
+
+def _masked_fill(t, x, mask, value):
+    value = convert(t, value, x.type) if highest((x.type, value.type)) == x.type else None
+    if value is None:
+        fail(f"got a fill value of another type than the {x.type} that it fills")
+    return where(t, mask, t.with_dtype(value, x.dtype_name), x)
+
+
+def _neg(t, x):
+    if x.type == "bool":
+        fail("got - of a bool, expected ~ or int()")
+    if x.constant is not None and x.dtype_name is None:
+        return t.value(-x.constant)
+    return _made(t, f"(-{x.name})", x.type, False, x.dtype_name)
+
+
+def _abs(t, x):
+    if x.type != "int":
+        return float_call("abs")(t, x)
+    return _made(t, f"abs({x.name})", "int", True, x.dtype_name)
+
+
+def _sign(t, x):
+    if x.type == "bool":
+        return x
+    zero, one = ("0", "1") if x.type == "int" else ("0.0", "1.0")
+    text = f"({x.name} > {zero} ? {one} : {x.name} < {zero} ? -{one} : {zero})"
+    return t.local(text, x.type, x.nonneg, dtype=x.dtype_name)
+
+
+def _invert(t, x):
+    if x.type == "float":
+        fail("got ~ of a float, expected bool or int")
+    if x.type == "bool":
+        return t.local(f"(!{x.name})", "bool")
+    return _made(t, f"(~{x.name})", "int", False, x.dtype_name)
+
+
+def _logical_not(t, x):
+    return t.local(f"(!{convert(t, x, 'bool').name})", "bool")
+
+
+def _pow(t, x, y):
+    whole = y.constant if isinstance(y.constant, int) else None
+    if whole is not None and 1 <= whole <= 64 and (x.type == "int" or whole <= 3):
+        return _repeated(t, x, whole)
+    if x.type != "float" and y.type != "float":
+        if x.constant == 2:
+            text = f"({y.name} < 0 || {y.name} > 31 ? 0 : 1 << {y.name})"
+            return t.local(text, "int", dtype=joined([y.dtype_name], "int"))
+        fail("got an integer to the power of an integer that is not constant; write float(x)")
+    dtype = joined([x.dtype_name, y.dtype_name], "float")
+    x, y = convert(t, x, "float"), convert(t, y, "float")
+    return t.local(f"pow({x.name}, {y.name})", "float", dtype=dtype)
+
+
+def _repeated(t, x, n):
+    half = _repeated(t, x, n // 2) if n > 1 else None
+    if half is None:
+        return x
+    square = arith("*")(t, half, half)
+    return arith("*")(t, square, x) if n % 2 else square
+
+
+def _compared(text):
+    """A bool of a float; of an int what `text` says of a finite number."""
+
+    def op(t, x):
+        return t.local(text.format(x=convert(t, x, "float").name), "bool")
+
+    return op
+
+
+# ---- dtypes and shapes ----
+
+
+def to_dtype(t, x, dtype: str):
+    """x.to(dtype). Floats are computed in f32: rounding to fewer bits has no meaning here."""
+    if dtype == x.dtype_name:
+        return x
+    type = language_type(dtype)
+    if dtype in ("float16", "bfloat16") and x.type != "bool":
+        fail(
+            f"got a conversion to {dtype}, which rounds; scores are computed in float32: "
+            "write .float(), or convert the tensor outside of the mod"
+        )
+    y = convert(t, x, type)
+    if type == "int" and dtype in WRAPS:
+        return wrapped(t, y, dtype)
+    return t.with_dtype(y, dtype)
+
+
+def _is_dtype(a) -> bool:
+    return type(a).__name__ == "dtype" or (isinstance(a, str) and a.startswith("torch."))
+
+
+def _to(t, x, *arguments, dtype=None, device=None, non_blocking=False, copy=False, other=None):
+    for a in arguments:
+        if _is_dtype(a):
+            dtype = a
+        elif hasattr(a, "dtype"):
+            other = a
+    if other is not None:
+        dtype = t.value(other).dtype_name if not hasattr(other, "stride") else other.dtype
+    return x if dtype is None else to_dtype(t, x, name_of(dtype))
+
+
+def _type(t, x, dtype=None):
+    if dtype is None or not _is_dtype(dtype):
+        fail("got type() without a torch dtype, expected type(torch.float32)")
+    return to_dtype(t, x, name_of(dtype))
+
+
+def _type_as(t, x, other):
+    if other.dtype_name is None:
+        fail("got type_as of a Python number, expected a tensor or a traced value")
+    return to_dtype(t, x, other.dtype_name)
+
+
+def _as(dtype):
+    return lambda t, x: to_dtype(t, x, dtype)
+
+
+def _is_scalar_shape(size) -> bool:
+    return all(n in ((), [], (1,), [1], 1, -1, (-1,), [-1]) for n in size)
+
+
+def _same(t, x, *size, **_):
+    if not _is_scalar_shape(size):
+        fail(f"got a shape {size} for one score, expected ()")
+    return x
+
+
+def _filled(t, x, value, size, dtype):
+    if not _is_scalar_shape(size):
+        fail(f"got a shape {size} for one score, expected ()")
+    dtype = x.dtype_name or "float32" if dtype is None else name_of(dtype)
+    return to_dtype(t, t.value(value), dtype)
+
+
+_PLACE = ("device", "layout", "requires_grad", "memory_format", "pin_memory")
+
+
+def _fill(number):
+    """ones_like, new_zeros and their kin: a constant of the wanted dtype."""
+
+    def op(t, x, *size, dtype=None, **_):
+        return _filled(t, x, number, size, dtype)
+
+    return op
+
+
+def _full_like(t, x, fill_value, dtype=None, **_):
+    return _filled(t, x, fill_value, (), dtype)
+
+
+def _new_full(t, x, size, fill_value, dtype=None, **_):
+    return _filled(t, x, fill_value, (size,), dtype)
+
+
+def _new_tensor(t, x, data, dtype=None, **_):
+    value = t.value(data)
+    return value if dtype is None else to_dtype(t, value, name_of(dtype))
+
+
+_TWO, _ONE = ("input", "other"), ("input",)
+
+
+def _table(op_of, names, values=_TWO, options=()):
+    return {name: Op(op_of, values, options) for name in names.split()}
+
+
+BINARY = {
+    **_table(arith("+"), "add", options=("alpha",)),
+    **_table(arith("-"), "sub subtract", options=("alpha",)),
+    **_table(arith("*"), "mul multiply"),
+    **_table(true_divide, "true_divide truediv"),
+    **_table(_floor_divide, "floor_divide floordiv"),
+    **_table(_divide, "div divide", options=("rounding_mode",)),
+    **_table(_remainder, "remainder mod"),
+    **_table(_fmod, "fmod"),
+    **_table(_pow, "pow", ("input", "exponent")),
+    **_table(_compare("<"), "lt less"),
+    **_table(_compare("<="), "le less_equal"),
+    **_table(_compare(">"), "gt greater"),
+    **_table(_compare(">="), "ge greater_equal"),
+    **_table(_compare("=="), "eq"),
+    **_table(_compare("!="), "ne not_equal"),
+    **_table(_bitwise("&", "&&"), "and bitwise_and"),
+    **_table(_bitwise("|", "||"), "or bitwise_or"),
+    **_table(_bitwise("^", "!="), "xor bitwise_xor"),
+    **_table(logical("&&"), "logical_and"),
+    **_table(logical("||"), "logical_or"),
+    **_table(logical("!="), "logical_xor"),
+    **_table(_shift("<<"), "lshift bitwise_left_shift"),
+    **_table(_shift(">>"), "rshift bitwise_right_shift"),
+    **_table(extreme("min"), "minimum min"),
+    **_table(extreme("max"), "maximum max"),
+    **_table(_ignores_nan("min"), "fmin"),
+    **_table(_ignores_nan("max"), "fmax"),
+}
+UNARY = {
+    **_table(_neg, "neg negative", _ONE),
+    **_table(_invert, "invert bitwise_not", _ONE),
+    **_table(_logical_not, "logical_not", _ONE),
+    **_table(_abs, "abs absolute", _ONE),
+    **_table(_sign, "sign sgn", _ONE),
+    **_table(_round, "round", _ONE, ("decimals",)),
+    **_table(_compared("({x} != {x})"), "isnan", _ONE),
+    **_table(_compared("(abs({x}) < inf)"), "isfinite", _ONE),
+    **_table(_compared("(abs({x}) == inf)"), "isinf", _ONE),
+    **_table(_compared("({x} == inf)"), "isposinf", _ONE),
+    **_table(_compared("({x} == -inf)"), "isneginf", _ONE),
+    **_table(lambda t, x: arith("*")(t, x, x), "square", _ONE),
+    **_table(lambda t, x: true_divide(t, t.value(1.0), x), "reciprocal", _ONE),
+    **_table(_rounding("floor"), "floor", _ONE),
+    **_table(_rounding("ceil"), "ceil", _ONE),
+    **_table(_rounding("trunc"), "trunc fix", _ONE),
+    **_table(_as("float32"), "float", _ONE),
+    **_table(_as("float64"), "double", _ONE),
+    **_table(_as("float16"), "half", _ONE),
+    **_table(_as("bfloat16"), "bfloat16", _ONE),
+    **_table(_as("int32"), "int", _ONE),
+    **_table(_as("int64"), "long", _ONE),
+    **_table(_as("int16"), "short", _ONE),
+    **_table(_as("int8"), "char", _ONE),
+    **_table(_as("uint8"), "byte", _ONE),
+    **_table(_as("bool"), "bool", _ONE),
+}
+OTHER = {
+    **_table(where, "where", ("condition", "input", "other")),
+    **_table(
+        lambda t, x, c, y: where(t, c, x, y), "Tensor.where", ("input", "condition", "other")
+    ),
+    **_table(_masked_fill, "masked_fill", ("input", "mask", "value")),
+    **_table(clamp, "clamp clip", _ONE, ("min", "max")),
+    **_table(extreme("max"), "clamp_min", ("input", "min")),
+    **_table(extreme("min"), "clamp_max", ("input", "max")),
+    **_table(_to, "to", _ONE, ("*", "dtype", "device", "non_blocking", "copy", "other")),
+    **_table(_type, "type", _ONE, ("dtype",)),
+    **_table(_type_as, "type_as"),
+    **_table(_fill(1), "ones_like new_ones", _ONE, ("*", "size", "dtype", *_PLACE)),
+    **_table(_fill(0), "zeros_like new_zeros", _ONE, ("*", "size", "dtype", *_PLACE)),
+    **_table(_full_like, "full_like", _ONE, ("fill_value", "dtype", *_PLACE)),
+    **_table(_new_full, "new_full", _ONE, ("size", "fill_value", "dtype", *_PLACE)),
+    **_table(_new_tensor, "new_tensor", _ONE, ("data", "dtype", *_PLACE)),
+    **_table(_same, "clone detach contiguous", _ONE, ("memory_format",)),
+    **_table(_same, "view reshape squeeze unsqueeze expand", _ONE, ("*", "dim", "shape")),
+}

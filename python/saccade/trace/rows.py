@@ -1,0 +1,296 @@
+"""Captured tensors in a mod that is traced: elements, rows, and sums over short rows."""
+
+from __future__ import annotations
+
+import math
+
+from . import ops
+from .dtypes import language_type, name_of
+from .errors import fail
+from .functions import bound, operator
+from .ops import Op
+from .symbols import Lifted, Symbol, Traced, method_name
+
+MAX_VECTOR = 512  # entries of a captured row that a mod may sum over
+
+
+def element_of(tensor) -> tuple:
+    """(type, whether never negative, constant, dtype) of an element of a captured tensor."""
+    dtype = str(tensor.dtype).rsplit(".", 1)[-1]
+    if "complex" in dtype or dtype.startswith("q"):
+        fail(f"got a captured tensor of {dtype}, expected bool, int or float")
+    dtype = name_of(dtype)
+    return language_type(dtype), dtype == "bool", None, dtype
+
+
+class Rows(Symbol):
+    """A captured tensor with its first indices given and some still missing."""
+
+    def __init__(self, tracer, tensor, indices):
+        self.tracer, self.tensor, self.indices = tracer, tensor, indices
+
+    @property
+    def rank(self):
+        return len(self.tensor.shape) - len(self.indices)
+
+    @property
+    def shape(self):
+        self.tracer.uses_shapes = True
+        return self.tensor.shape[len(self.indices) :]
+
+    dtype = property(lambda self: self.tensor.dtype)
+
+    def __getitem__(self, index):
+        return self.tracer.apply("getitem", (self, index), {})
+
+    def size(self, dim=None):
+        return self.shape if dim is None else self.shape[dim]
+
+    def __len__(self):
+        return self.shape[0]
+
+    def elements(self) -> "Vector":
+        if self.rank != 1 or self.shape[0] > MAX_VECTOR:
+            if not self.indices:
+                fail(
+                    f"got a whole captured tensor of shape {tuple(self.shape)}, expected one "
+                    "element: index it with b, h, q_idx or kv_idx"
+                )
+            fail(
+                f"got a captured slice of shape {tuple(self.shape)}, expected one element or a "
+                f"row of at most {MAX_VECTOR}"
+            )
+        self.tracer.uses_shapes = True
+        return Vector(self.tracer, [self[i] for i in range(self.shape[0])])
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.elements(), name)
+
+
+class Vector(Symbol):
+    """A few traced values side by side, for sums over a captured row."""
+
+    def __init__(self, tracer, items):
+        self.tracer, self.items = tracer, items
+
+    def fold(self, op):
+        total = self.items[0]
+        for x in self.items[1:]:
+            total = op(self.tracer, total, x)
+        return total
+
+    @property
+    def shape(self):
+        return (len(self.items),)
+
+    def __getattr__(self, name):
+        if name.startswith("__") or (operator(name) is None and name not in _REDUCTIONS):
+            raise AttributeError(f"a captured row has no {name}")
+        return lambda *a, **o: self.tracer.apply(method_name(name), (self, *a), o)
+
+
+# ---- what a row is reduced by ----
+
+
+def _sum(t, row):
+    wide = [ops.convert(t, x, "int") if x.type == "bool" else x for x in row.items]
+    wide = [t.with_dtype(x, "int64") if x.type == "int" else x for x in wide]
+    return Vector(t, wide).fold(ops.arith("+"))
+
+
+def _mean(t, row):
+    return ops.true_divide(t, _sum(t, row), t.value(float(len(row.items))))
+
+
+def _product(t, row):
+    return row.fold(ops.arith("*"))
+
+
+def _dot(t, row, other):
+    return _sum(t, t.apply("mul", (row, other), {}))
+
+
+def _norm(t, row, p=2):
+    size = [t.apply("abs", (x,), {}) for x in row.items]
+    size = Vector(t, [ops.convert(t, x, "float") for x in size])
+    if p in (2, "fro", None):
+        return t.apply("sqrt", (_dot(t, row, row),), {})
+    if p == 1:
+        return _sum(t, size)
+    if abs(p) == math.inf:
+        return size.fold(ops.extreme("max" if p > 0 else "min"))
+    if p == 0:
+        return _sum(t, Vector(t, [x != 0 for x in size.items]))
+    powers = Vector(t, [t.apply("pow", (x, float(p)), {}) for x in size.items])
+    return t.apply("pow", (_sum(t, powers), 1 / p), {})
+
+
+def _isin(t, row, other, assume_unique=False, invert=False):
+    if isinstance(row, Vector):
+        fail("got isin of a captured row, expected isin of one value in a row")
+    found = t.apply("eq", (other, row), {})
+    return _invert(t, found.fold(ops.logical("||")), invert)
+
+
+def _invert(t, x, wanted):
+    return t.apply("logical_not", (x,), {}) if wanted else x
+
+
+def _einsum(t, equation, *rows):
+    inputs, _, output = equation.replace(" ", "").partition("->")
+    if output or len(rows) != 2 or len(set(inputs.split(","))) != 1 or len(inputs) != 3:
+        fail(f"got einsum {equation!r}, expected the sum of two rows: 'd,d->'")
+    return _dot(t, *rows)
+
+
+class _Extreme:
+    """What max(dim) gives: values, and indices, which no score needs."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __getitem__(self, i):
+        return self.values if i == 0 else self.indices
+
+    @property
+    def indices(self):
+        fail("got the index of a row's extreme, expected its value")
+
+
+def _extreme(name):
+    def op(t, row, dim=None):
+        found = row.fold(ops.extreme(name))
+        return found if dim is None else _Extreme(found)
+
+    return op
+
+
+_DIM = ("dim", "keepdim", "dtype")
+_REDUCTIONS = {
+    "sum": Op(_sum, ("input",), _DIM),
+    "mean": Op(_mean, ("input",), _DIM),
+    "prod": Op(_product, ("input",), _DIM),
+    "any": Op(lambda t, x: x.fold(ops.logical("||")), ("input",), _DIM),
+    "all": Op(lambda t, x: x.fold(ops.logical("&&")), ("input",), _DIM),
+    "amax": Op(lambda t, x: x.fold(ops.extreme("max")), ("input",), _DIM),
+    "amin": Op(lambda t, x: x.fold(ops.extreme("min")), ("input",), _DIM),
+    "max": Op(_extreme("max"), ("input",), _DIM),
+    "min": Op(_extreme("min"), ("input",), _DIM),
+    "norm": Op(_norm, ("input",), ("p", *_DIM)),
+    "vector_norm": Op(_norm, ("input",), ("ord", *_DIM)),
+    "linalg_vector_norm": Op(_norm, ("input",), ("ord", *_DIM)),
+    "isin": Op(_isin, ("elements", "test_elements"), ("assume_unique", "invert")),
+    **{n: Op(_dot, ("input", "other")) for n in "dot vdot inner matmul rmatmul".split()},
+}
+
+
+def is_of_rows(plain, arguments) -> bool:
+    """Whether an operation is on a captured row, or on a whole captured tensor as one."""
+    return plain == "einsum" or any(map(_is_row, arguments))
+
+
+def _is_row(x) -> bool:
+    if isinstance(x, Symbol):
+        return isinstance(x, (Rows, Vector))
+    return hasattr(x, "stride") and any(n != 1 for n in x.shape)
+
+
+def _row(tracer, x):
+    if not _is_row(x) or isinstance(x, Vector):
+        return x
+    return (x if isinstance(x, Rows) else Rows(tracer, x, ())).elements()
+
+
+def vector_call(tracer, plain, found, arguments, options):
+    """An operation on rows: a reduction, or one on each element."""
+    parts = [_row(tracer, a) for a in arguments]
+    if plain == "einsum":
+        return _einsum(tracer, *parts)
+    is_pair = plain in ("max", "min") and len(parts) > 1 and not isinstance(parts[1], int)
+    if plain in _REDUCTIONS and not is_pair:
+        return _reduced(tracer, plain, parts, options)
+    if found is None:
+        fail(f"got torch.{plain} of a captured row, expected pointwise functions and sums")
+    lengths = {len(p.items) for p in parts if isinstance(p, Vector)}
+    if len(lengths) != 1:
+        fail(f"got captured rows of lengths {sorted(lengths)}, expected one length")
+    pick = lambda i: [p.items[i] if isinstance(p, Vector) else p for p in parts]  # noqa: E731
+    return Vector(tracer, [tracer.apply(plain, pick(i), options) for i in range(lengths.pop())])
+
+
+def _reduced(tracer, plain, parts, options):
+    op = _REDUCTIONS[plain]
+    values, _, given = bound(op, plain, parts, options)
+    dim, keep = given.pop("dim", None), given.pop("keepdim", False)
+    if dim not in (None, 0, -1, (0,), (-1,), [0], [-1], ()) or keep:
+        fail(f"got {plain} along {dim}, keepdim={keep}, expected a sum over the whole row")
+    dtype = given.pop("dtype", None)
+    if "ord" in given:
+        given["p"] = given.pop("ord")
+    if plain in ("max", "min") and dim is not None:
+        given["dim"] = dim
+    if plain != "isin" and not isinstance(values[0], Vector):
+        return _of_one(tracer, plain, values)
+    made = op.run(tracer, *values, **given)
+    return made if dtype is None else ops.to_dtype(tracer, made, name_of(dtype))
+
+
+def _of_one(tracer, plain, values):
+    """A reduction of rows of one element, which are scalars already."""
+    if len(values) == 2:
+        return tracer.apply("mul", values, {})
+    if plain in ("norm", "vector_norm"):
+        return tracer.apply("abs", values, {})
+    if plain in ("any", "all"):
+        return ops.convert(tracer, tracer.value(values[0]), "bool")
+    return tracer.value(values[0])
+
+
+def _one_index(tracer, tensor, dim, index) -> str:
+    size = int(tensor.shape[dim])
+    if isinstance(index, (Traced, Lifted)) or hasattr(index, "dtype"):
+        x = tracer.value(index)
+        if x.type == "bool" or x.type == "float":
+            fail(f"got a {x.type} as an index, expected int: convert it with .int()")
+        if x.nonneg:
+            return x.name
+        tracer.uses_shapes = True
+        return tracer.local(f"({x.name} < 0 ? {x.name} + {size} : {x.name})", "int").name
+    if isinstance(index, int) and not isinstance(index, bool):
+        if not -size <= index < size:
+            fail(f"got index {index} in dimension {dim}, expected {-size} to {size - 1}")
+        tracer.uses_shapes |= index < 0
+        return str(index % size)
+    fail(
+        f"got a {type(index).__name__} as an index, expected b, h, q_idx, kv_idx or an integer "
+        "made from them"
+    )
+
+
+def index_of(tracer, tensor, index):
+    index = index if isinstance(index, tuple) else (index,)
+    if isinstance(tensor, Traced):
+        fail("got an index on a traced scalar, expected a captured tensor")
+    base, given = (tensor.tensor, tensor.indices) if isinstance(tensor, Rows) else (tensor, ())
+    if isinstance(tensor, Vector):
+        fail("got an index on a computed row, expected one on the captured tensor")
+    if any(i is Ellipsis or i is None or isinstance(i, slice) for i in index):
+        whole = all(i is Ellipsis or i == slice(None) for i in index[len(index) - 1 :])
+        if not whole or any(
+            i is Ellipsis or i is None or isinstance(i, slice) for i in index[:-1]
+        ):
+            fail("got a slice or None as an index, expected integers")
+        index = index[:-1]
+    if len(given) + len(index) > len(base.shape):
+        fail(
+            f"got {len(given) + len(index)} indices, expected {len(base.shape)} for a captured "
+            f"tensor of shape {tuple(base.shape)}"
+        )
+    names = given + tuple(
+        _one_index(tracer, base, len(given) + i, x) for i, x in enumerate(index)
+    )
+    if len(names) < len(base.shape):
+        return Rows(tracer, base, names)
+    return tracer.element(f"{tracer.capture(base)}[{', '.join(names)}]", base)

@@ -1,0 +1,220 @@
+"""Python callables to language text, by running them once on symbols.
+
+Each operator or torch function on a symbol appends one local to the text; indexing a real
+tensor with a symbol captures the tensor. Nothing is compiled by torch and no value is ever
+computed.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+import struct
+
+from .dtypes import DEFAULT_DTYPE
+from .errors import TraceError, fail
+from .functions import bound, operator
+from .ops import convert
+from .rows import Rows, Vector, element_of, index_of, is_of_rows, vector_call
+from .symbols import Lifted, Traced
+from .watching import watching
+
+_LARGEST_F32 = 3.4028234663852886e38
+_INT32 = (-(1 << 31), (1 << 31) - 1)
+
+
+class Tracer:
+    """The text being written and what it captures."""
+
+    def __init__(self, kind: str, is_double: bool = False):
+        self.kind, self.is_double = kind, is_double
+        self.definitions: list[str] = []
+        self.lines: list[str] = []
+        self.captures: list[tuple[str, object]] = []  # name, tensor or number
+        self._names: dict[int, str] = {}
+        self._seen: dict[str, str] = {}
+        self.uses_shapes = False  # the text holds sizes of captured tensors
+        self.volatile = False  # the text holds values of captured tensors
+        self.inside = 0  # depth of our own work, whose look at tensors is no use by the mod
+        self.lifted_used = False
+
+    def local(
+        self, text: str, type: str, nonneg: bool = False, dtype: str | None = ""
+    ) -> "Traced":
+        """A local of this text; dtype: torch's, "" for bool, int64 or float32, None for what
+        is a Python number."""
+        name = self._seen.get(text)
+        if name is None:
+            name = self._seen[text] = f"t{len(self.lines)}"
+            self.lines.append(f"{name} = {text};")
+        return self.named(name, type, dtype, nonneg)
+
+    def named(self, name: str, type: str, dtype: str | None, nonneg=False) -> "Traced":
+        return Traced(
+            self, name, type, nonneg, None, DEFAULT_DTYPE[type] if dtype == "" else dtype
+        )
+
+    def literal(self, x: float) -> str:
+        """A float in the language, whose literals are f32: one of double is a sum of those."""
+        text = _float_text(x)
+        if not self.is_double or not math.isfinite(x) or abs(x) > _LARGEST_F32:
+            return text
+        parts: list[str] = []
+        while x != _f32(x) and len(parts) < 3:
+            parts.append(_float_text(_f32(x)))
+            x -= _f32(x)
+        return f"({' + '.join([*parts, _float_text(_f32(x))])})" if parts else text
+
+    def knows(self, name: str) -> bool:
+        return operator(name) is not None
+
+    def element(self, text: str, tensor) -> "Traced":
+        type, nonneg, _, dtype = element_of(tensor)
+        return self.local(text, type, nonneg, dtype)
+
+    def with_dtype(self, x: "Traced", dtype: str | None) -> "Traced":
+        """x as it is, known to be of another dtype of its type."""
+        return Traced(self, x.name, x.type, x.nonneg, x.constant, dtype)
+
+    def capture(self, value) -> str:
+        name = self._names.get(id(value))
+        if name is None:
+            name = self._names[id(value)] = f"{self.kind}{len(self.captures)}"
+            self.captures.append((name, value))
+        return name
+
+    def inline(self, text: str, free, captures: dict, indices: dict, kind: str) -> "Traced":
+        """Language text as a function of this text; free: its (name, rank)s."""
+        name = f"inline{len(self.definitions)}"
+        moved = " ".join(f"{n} = {n}_in;" for n in indices)
+        params = [f"{n}_in" for n in indices] + [n + "[]" * (rank > 0) for n, rank in free]
+        missing = [n for n, _ in free if n not in captures]
+        if missing:
+            fail(f"got text that names {missing[0]}, expected a value for it")
+        self.definitions.append(f"{kind} {name}({', '.join(params)}) = {{ {moved} {text} }};")
+        given = [v.name for v in indices.values()] + [
+            self.value(captures[n]).name if rank == 0 else self.capture(captures[n])
+            for n, rank in free
+        ]
+        return self.local(f"{name}({', '.join(given)})", "bool" if kind == "mask" else "float")
+
+    def text(self, result: "Traced") -> str:
+        return " ".join(self.definitions + self.lines + [result.name])
+
+    def value(self, x) -> "Traced":
+        """Anything a mod may compute with, as Traced."""
+        if isinstance(x, Traced):
+            return x
+        if isinstance(x, Lifted):
+            self.lifted_used = True
+            return Traced(self, self.capture(x), x.type)
+        if isinstance(x, bool):
+            return Traced(self, "true" if x else "false", "bool", constant=x)
+        if isinstance(x, int):
+            if not _INT32[0] <= x <= _INT32[1]:
+                fail(f"got the integer {x}, expected one that fits 32 bits")
+            return Traced(self, str(x) if x >= 0 else f"({x})", "int", x >= 0, x)
+        if isinstance(x, float):
+            return Traced(self, self.literal(x), "float", x >= 0, x)
+        if hasattr(x, "dtype") and hasattr(x, "shape"):
+            if not hasattr(x, "stride") and x.shape == ():  # a NumPy scalar
+                return self.value(x.item())
+            if len(x.shape) == 0:
+                if getattr(x, "is_cuda", False):  # read where it lies, as one element
+                    return self.element(f"{self.capture(x)}[0]", x)
+                return Traced(self, self.capture(x), *element_of(x))
+            self.uses_shapes = True
+            if all(n == 1 for n in x.shape):
+                zeros = ", ".join("0" for _ in x.shape)
+                return self.element(f"{self.capture(x)}[{zeros}]", x)
+            fail(
+                f"got a whole captured tensor of shape {tuple(x.shape)}, expected one element: "
+                "index it with b, h, q_idx or kv_idx"
+            )
+        if isinstance(x, Rows):
+            fail(f"got a captured tensor with {x.rank} index(es) missing, expected one element")
+        fail(f"got a {type(x).__name__}, expected a number, a tensor element or a traced value")
+
+    def apply(self, name: str, arguments, options):
+        """One torch call on symbols."""
+        self.inside += 1
+        try:
+            return _apply(self, name, arguments, options)
+        finally:
+            self.inside -= 1
+
+
+def _f32(x: float) -> float:
+    return struct.unpack("f", struct.pack("f", x))[0]
+
+
+def _float_text(x: float) -> str:
+    if math.isnan(x):
+        return "(inf - inf)"
+    if math.isinf(x):
+        return "inf" if x > 0 else "(-inf)"
+    text = repr(x)
+    text = text if "." in text or "e" in text else text + ".0"
+    return text if math.copysign(1, x) > 0 else f"({text})"
+
+
+_ABOUT = ("dim", "numel", "size", "is_floating_point")
+
+
+def _apply(tracer, name, arguments, options):
+    plain = name.strip("_")
+    if plain == "getitem":
+        return index_of(tracer, arguments[0], arguments[1])
+    if plain in _ABOUT:
+        return getattr(arguments[0], plain)(*arguments[1:], **options)
+    if plain == "setitem":
+        fail("got an assignment to an element; mods only compute, they change nothing")
+    found = operator(name)
+    if is_of_rows(plain, arguments):
+        return vector_call(tracer, plain, found, arguments, options)
+    if found is None:
+        fail(
+            f"got torch.{plain}, which has no meaning for one score; expected arithmetic, "
+            "comparisons, torch.where and other pointwise functions"
+        )
+    if name.endswith("_") and not name.endswith("__"):
+        fail(f"got {name}, which changes its argument; write {plain} and use its result")
+    op, swap = found
+    values, rest, given = bound(op, plain, arguments, options)
+    values = [tracer.value(v) for v in (values[::-1] if swap else values)]
+    return op.run(tracer, *values, *rest, **given)
+
+
+def _definition(fn) -> str:
+    """Where a mod is written, for what its result is wrong about."""
+    code = getattr(getattr(fn, "func", fn), "__code__", None)
+    if code is None:
+        return ""
+    line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
+    return f"{code.co_filename}:{code.co_firstlineno}: {line}\n    "
+
+
+def run(fn, kind: str, tracer: Tracer | None = None) -> tuple[str, list[tuple[str, object]]]:
+    """Text and captures of one callable; kind is "score" (5 arguments) or "mask" (4)."""
+    t = tracer or Tracer(kind)
+    indices = [Traced(t, n, "int", True, dtype="int32") for n in ("b", "h", "q", "kv")]
+    first = [Traced(t, "score", "float", dtype="float32")] if kind == "score" else []
+    with watching(t):
+        result = fn(*first, *indices)
+    t.inside += 1
+    where = _definition(fn)
+    if result is None:
+        raise TraceError(f"{where}got nothing as the result, expected one value")
+    if isinstance(result, (Rows, Vector)):
+        raise TraceError(
+            f"{where}got a row of a captured tensor as the result, expected one value: index "
+            "it with b, h, q_idx or kv_idx, or sum over it"
+        )
+    result = t.value(result)
+    if kind == "mask" and result.type != "bool":
+        raise TraceError(
+            f"{where}got a {result.type} as the mask, expected bool: write a comparison"
+        )
+    if kind == "score":
+        result = convert(t, result, "float")
+    return t.text(result), t.captures

@@ -1,0 +1,79 @@
+"""What a mod reads of real tensors while it is traced, besides elements at traced indices."""
+
+from __future__ import annotations
+
+from .errors import fail
+from .symbols import find_tracer
+
+_SHAPES = frozenset(
+    "shape ndim size dim numel nelement stride ndimension __len__ is_contiguous".split()
+)
+_HARMLESS = frozenset(
+    "dtype device is_cuda is_cpu layout requires_grad is_leaf is_floating_point element_size "
+    "is_complex grad_fn get_device itemsize names __hash__ is_signed is_nested is_sparse "
+    "is_quantized is_meta is_mkldnn is_mps is_xpu __format__".split()
+)
+_VIEWS = frozenset(  # the result is the tensor's own memory
+    "view transpose permute t T mT swapaxes swapdims movedim unsqueeze squeeze expand "
+    "expand_as select narrow detach unbind split chunk view_as broadcast_to diagonal".split()
+)
+
+
+_AUGMENTED = frozenset(
+    f"__i{n}__" for n in "add sub mul truediv floordiv mod pow and or xor lshift rshift".split()
+)
+
+
+def _changes_its_argument(name: str) -> bool:
+    if name.startswith("__"):
+        return name in _AUGMENTED or name == "__setitem__"
+    return name.endswith("_")
+
+
+def _has_tensor(arguments) -> bool:
+    return any(
+        _has_tensor(a) if isinstance(a, (tuple, list)) else hasattr(a, "stride")
+        for a in arguments
+    )
+
+
+def _is_view(name, args) -> bool:
+    if name in _VIEWS:
+        return True
+    if name != "__getitem__":
+        return False
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return all(i is None or i is Ellipsis or type(i) in (int, slice) for i in index)
+
+
+def watching(tracer):
+    """Notes what the mod reads of real tensors besides elements at traced indices."""
+    from torch.overrides import TorchFunctionMode
+
+    own: dict[int, object] = {}  # what the mod itself made; it may change that
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            kwargs = kwargs or {}
+            if not tracer.inside and find_tracer(args, kwargs) is None:
+                name = getattr(func, "__name__", "")
+                if name == "__get__":
+                    name = getattr(func.__self__, "__name__", "")
+                if name in _SHAPES:
+                    tracer.uses_shapes = True
+                elif _changes_its_argument(name) and id(args[0]) not in own:
+                    fail(
+                        f"got {name}, which changes a captured tensor; mods only compute, they "
+                        "change nothing: clone() it, or compute it outside of the mod"
+                    )
+                elif name not in _HARMLESS:
+                    is_view = _is_view(name, args)
+                    if not is_view:
+                        tracer.volatile |= _has_tensor(args) or _has_tensor(kwargs.values())
+                    result = func(*args, **kwargs)
+                    if not is_view or id(args[0]) in own:
+                        own[id(result)] = result
+                    return result
+            return func(*args, **kwargs)
+
+    return Watching()
