@@ -114,7 +114,9 @@ typedef struct fixture {
 static saccade_status make_blocks(const fixture *f, saccade_block_mask **out,
                                   saccade_error *err)
 {
-    const saccade_block_mask_options options = {.block_q = 16, .block_kv = 16};
+    const saccade_block_mask_options options = {.size = sizeof options,
+                                                .block_q = 16,
+                                                .block_kv = 16};
     return saccade_block_mask_create(f->context, f->mask, &sizes, NULL, f->bindings, 2,
                                      &options, out, err);
 }
@@ -180,7 +182,8 @@ static saccade_status use_export(void *arg, saccade_error *err)
 static saccade_status make_plan(const fixture *f, const char *backend, saccade_plan **out,
                                 saccade_error *err)
 {
-    saccade_problem problem = saccade_problem_default();
+    saccade_problem problem;
+    saccade_problem_init(&problem);
     problem.sizes = sizes;
     problem.dtype = SACCADE_F32;
     problem.mask = f->mask;
@@ -228,11 +231,14 @@ static saccade_status use_prepare(void *arg, saccade_error *err)
 static saccade_status use_forward(void *arg, saccade_error *err)
 {
     const fixture *f = arg;
+    const saccade_tensor q = tensor4(q_data, H, Q, D), k = tensor4(k_data, HKV, KV, D);
+    const saccade_tensor v = tensor4(v_data, HKV, KV, DV), out = tensor4(out_data, H, Q, DV);
     const saccade_forward_args args = {
-        .q = tensor4(q_data, H, Q, D),
-        .k = tensor4(k_data, HKV, KV, D),
-        .v = tensor4(v_data, HKV, KV, DV),
-        .out = tensor4(out_data, H, Q, DV),
+        .size = sizeof args,
+        .q = &q,
+        .k = &k,
+        .v = &v,
+        .out = &out,
         .block_mask = f->blocks,
         .bindings = f->bindings,
         .n_bindings = 4,
@@ -252,7 +258,7 @@ static int set_up(void **state)
         q_data[i] = sinf((float)i);
     for (size_t i = 0; i < sizeof k_data / sizeof k_data[0]; i++)
         k_data[i] = cosf((float)i);
-    const saccade_context_options options = {.threads = 1};
+    const saccade_context_options options = {.size = sizeof options, .threads = 1};
     f.bindings[0] = binding("W", &window_size, SACCADE_I32, 0, 0, 0);
     f.bindings[1] = binding("doc", doc, SACCADE_I32, 1, KV, 0);
     f.bindings[2] = binding("cap", &cap, SACCADE_F32, 0, 0, 0);

@@ -21,7 +21,8 @@ static int ignore(void *user, const saccade_ladder_row *row)
 
 static saccade_status use_ladder(void *arg, saccade_error *err)
 {
-    saccade_ladder_options o = saccade_ladder_default();
+    saccade_ladder_options o;
+    saccade_ladder_options_init(&o);
     (void)arg;
     o.N = 12, o.d = 4, o.M = 16;
     o.only = "flash2";

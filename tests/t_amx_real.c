@@ -4,7 +4,7 @@
 #include "support/forward_case.h"
 
 #include "base/convert.h"
-#include "cpu/ceiling.h"
+#include "measure/ceiling.h"
 #include "cpu/cpu.h"
 #include "saccade_config.h"
 
@@ -21,7 +21,7 @@
 
 static const cpu_kernels *kernels_of(const saccade_plan *plan)
 {
-    return ((const cpu_state *)plan->state)->kernels;
+    return ((const cpu_state *)plan->state)->needs.kernels;
 }
 
 static int is_trapped;
@@ -52,7 +52,7 @@ static void with_amx(const forward_case *c)
     assert_ptr_equal(kernels_of(plan), is_f16 ? &cpu_f16_tiles_amx : &cpu_bf16_tiles_amx);
     case_check(&r, plan, NULL, "amx", real, real + n_out);
     assert_int_equal(amx_trap_count() > count, is_trapped);
-    ((cpu_state *)plan->state)->kernels =
+    ((cpu_state *)plan->state)->needs.kernels =
         is_f16 ? &cpu_f16_tiles_avx512 : &cpu_bf16_tiles_avx512;
     case_check(&r, plan, NULL, "emulated", emulated, emulated + n_out);
     if (s->Q * (s->H / s->Hkv) > 1) /* one row takes dot products, no tiles */
@@ -378,18 +378,18 @@ static void rows_are_taken(void **state)
     (void)state;
     begin();
     const cpu_kernels *k = &cpu_bf16_tiles_amx;
-    for (int wild = 0; wild < 3; wild++)
+    for (int nonfinite = 0; nonfinite < 3; nonfinite++)
         for (int is_far = 0; is_far < 2; is_far++) {
             _Alignas(64) static float o[ROWS * LD];
             for (int i = 0; i < ROWS * LD; i++)
                 o[i] = i / LD == 1 ? 0 : (float)(i % 89 - 40) * 0.37f;
-            o[3 * LD + 17] = wild == 1 ? INFINITY : wild == 2 ? NAN : 1;
+            o[3 * LD + 17] = nonfinite == 1 ? INFINITY : nonfinite == 2 ? NAN : 1;
             memset(out, 0x55, sizeof out);
             cpu_store_rows_avx512(o, LD, sums, ROWS, SACCADE_BF16, E, out[0], 2 * E);
             k->store_rows(o, LD, sums, ROWS, SACCADE_BF16, E, out[1], 2 * E);
             assert_int_equal(
                 k->take_rows(o, LD, sums, ROWS, SACCADE_BF16, E, out[2], 2 * E, is_far),
-                wild != 0);
+                nonfinite != 0);
             assert_memory_equal(out[0], out[1], sizeof out[0]);
             assert_memory_equal(out[0], out[2], sizeof out[0]);
             for (int i = 0; i < ROWS * LD; i++)
@@ -400,7 +400,7 @@ static void rows_are_taken(void **state)
 
 /* Keys of f16 that hold an infinity or a NaN of any bits: no score is finite, and those of a
  * NaN are not infinite either. */
-static void wild_keys(void **state)
+static void nonfinite_keys(void **state)
 {
     enum { D = 32, N = CPU_BLOCK_KEYS, ROWS = 3, FIRST = 0x7c00, WILD = 0x400 };
     static uint16_t q[ROWS * D], keys[N * D];
@@ -412,16 +412,16 @@ static void wild_keys(void **state)
     begin();
     for (int i = 0; i < ROWS * D; i++)
         q[i] = f16_from_f32(i < D ? -1 : (float)(i % 7) - 3.1f);
-    k->pack_rows(&rows, 0, ROWS, ROWS, D, packed);
-    k->pack_direct(packed, D, ROWS, D, turned);
+    k->pack_rows(&rows, ROWS, ROWS, D, packed);
+    k->pack_decode(packed, D, ROWS, D, turned);
     k->begin();
     for (int first = 0; first < 2 * WILD; first += N) {
-        cpu_asking nothing = {0};
+        cpu_prefetch nothing = {0};
         for (int i = 0; i < N * D; i++)
             keys[i] = f16_from_f32((float)(i % 11) - 5);
         for (int j = 0; j < N; j++)
             keys[j * D + j % D] = (uint16_t)((FIRST + (first + j) / 2) | (j % 2) << 15);
-        k->dots(turned, D, &all, 0, N, ROWS, 1, s, N, &nothing);
+        k->decode_qk(turned, D, &all, N, ROWS, 1, s, N, &nothing);
         for (int i = 0; i < ROWS * N; i++)
             assert_true(isnan(s[i]) || (isinf(s[i]) && first + i % N < 2));
     }
@@ -450,7 +450,7 @@ int main(void)
         cmocka_unit_test(plain_order),     cmocka_unit_test(ceiling),
         cmocka_unit_test(few_keys),        cmocka_unit_test(explained),
         cmocka_unit_test(rows_are_taken),  cmocka_unit_test(f16_is_rounded_once),
-        cmocka_unit_test(wild_keys),
+        cmocka_unit_test(nonfinite_keys),
     };
     unsetenv("SACCADE_LEVEL"); /* this test is of one level */
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,7 @@
 /* The edge of the library as a caller meets it: every wrong argument gets its one line, nothing
  * is set on failure, a whole run survives each failing allocation, back ends agree. */
-#include "saccade.h"
+#include "mask/mask.h"
+#include "saccade_measure.h"
 #include "support/fail_alloc.h"
 
 #include <math.h>
@@ -23,6 +24,7 @@ typedef struct setup {
     saccade_mod *score, *mask;
     saccade_block_mask *block_mask;
     saccade_plan *plan;
+    saccade_tensor q_at, k_at, v_at, out_at, lse_at;
     saccade_forward_args args;
     saccade_binding binding;
 } setup;
@@ -59,12 +61,18 @@ static void fill(setup *s)
     for (int i = 0; i < KV; i++)
         s->doc[i] = i / 5;
     s->binding = (saccade_binding){"doc", saccade_tensor_of(s->doc, SACCADE_I32, 1, keys)};
+    s->q_at = tensor4(s->q, H, Q, D);
+    s->k_at = tensor4(s->k, HKV, KV, D);
+    s->v_at = tensor4(s->v, HKV, KV, DV);
+    s->out_at = tensor4(s->out, H, Q, DV);
+    s->lse_at = saccade_tensor_of(s->lse, SACCADE_F32, 3, rows);
     s->args = (saccade_forward_args){
-        .q = tensor4(s->q, H, Q, D),
-        .k = tensor4(s->k, HKV, KV, D),
-        .v = tensor4(s->v, HKV, KV, DV),
-        .out = tensor4(s->out, H, Q, DV),
-        .lse = saccade_tensor_of(s->lse, SACCADE_F32, 3, rows),
+        .size = sizeof s->args,
+        .q = &s->q_at,
+        .k = &s->k_at,
+        .v = &s->v_at,
+        .out = &s->out_at,
+        .lse = &s->lse_at,
         .bindings = &s->binding,
         .n_bindings = 1,
     };
@@ -73,9 +81,10 @@ static void fill(setup *s)
 /* Everything up to a plan, on one thread; what was made is in *s also after a failure. */
 static saccade_status build(setup *s, const char *backend, saccade_error *err)
 {
-    const saccade_context_options options = {.threads = 1};
+    const saccade_context_options options = {.size = sizeof options, .threads = 1};
     const saccade_capture doc = {"doc", SACCADE_I32, 1};
-    saccade_problem p = saccade_problem_default();
+    saccade_problem p;
+    saccade_problem_init(&p);
     saccade_status status = saccade_context_create(&options, &s->context, err);
     if (status == SACCADE_OK)
         status = make_mod(SACCADE_SCORE, "score + 0.1 * (kv - q)", NULL, 0, &s->score, err);
@@ -182,6 +191,36 @@ static void explain_says_what_runs(void **unused)
     free(s);
 }
 
+/* Sums of constants are folded for kernels, and computed by the truth. */
+static void only_the_truth_reads_parsed_nodes(void **unused)
+{
+    static const char *const backends[] = {"cpu", "ref"};
+    const char *text = "kv < 3 + 4";
+    saccade_mod *generic, *mask;
+    (void)unused;
+    assert_int_equal(saccade_mod_parse(SACCADE_MASK, text, strlen(text), &generic, NULL),
+                     SACCADE_OK);
+    assert_int_equal(saccade_mod_bind(generic, NULL, 0, &mask, NULL), SACCADE_OK);
+    for (int i = 0; i < 2; i++) {
+        saccade_problem p;
+        saccade_plan *plan;
+        char *words;
+        saccade_problem_init(&p);
+        p.sizes = (saccade_sizes){.H = 1, .Hkv = 1, .D = 8, .Dv = 8};
+        p.dtype = SACCADE_F32;
+        p.backend = backends[i];
+        p.mask = mask;
+        assert_int_equal(saccade_plan_create(NULL, &p, &plan, NULL), SACCADE_OK);
+        assert_int_equal(saccade_plan_explain(plan, &words, NULL), SACCADE_OK);
+        assert_int_equal(strstr(words, "iadd") != NULL, i == 1);
+        assert_int_equal(strstr(words, "facts of mask") != NULL, i == 0);
+        saccade_free(words);
+        saccade_plan_destroy(plan);
+    }
+    saccade_mod_destroy(mask);
+    saccade_mod_destroy(generic);
+}
+
 /* ---- mistakes ---- */
 
 static void expect(setup *s, const char *where, const char *part)
@@ -200,33 +239,41 @@ static void wrong_tensors(void **unused)
     saccade_error err;
     setup *s = ready("cpu");
     assert_int_equal(forward(s, &err), SACCADE_OK);
-    const saccade_forward_args good = s->args;
+    const setup good = *s;
 #define WRONG(change, where, part) \
     do {                           \
-        s->args = good;            \
         change;                    \
         expect(s, where, part);    \
+        s->args = good.args;       \
+        s->q_at = good.q_at;       \
+        s->k_at = good.k_at;       \
+        s->v_at = good.v_at;       \
+        s->out_at = good.out_at;   \
+        s->lse_at = good.lse_at;   \
     } while (0)
-    WRONG(s->args.q.dtype = SACCADE_F16, "q", "got dtype f16, expected f32");
-    WRONG(s->args.q.rank = 3, "q", "got rank 3, expected 4");
-    WRONG(s->args.q.data = NULL, "q", "no data");
-    WRONG(s->args.q.shape[1] = 3, "q", "got length 3 in dimension 1, expected 4");
-    WRONG(s->args.k.shape[0] = 1, "k", "got length 1 in dimension 0, expected 2");
-    WRONG(s->args.v.shape[2] = 7, "v", "got length 7 in dimension 2, expected 13");
-    WRONG(s->args.k.stride[3] = 2, "k", "stride 2 in the last dimension");
-    WRONG(s->args.v.stride[2] = -4, "v", "got stride -4");
-    WRONG(s->args.out.stride[0] = 0, "out", "stride 0 in dimension 0 of an output");
-    WRONG(s->args.out.stride[2] -= 1, "out", "elements that do not overlap");
-    WRONG(s->args.out.stride[1] = s->args.out.stride[2], "out", "elements that do not overlap");
+    WRONG(s->q_at.dtype = SACCADE_F16, "q", "got dtype f16, expected f32");
+    WRONG(s->q_at.rank = 3, "q", "got rank 3, expected 4");
+    WRONG(s->q_at.data = NULL, "q", "no data");
+    WRONG(s->q_at.shape[1] = 3, "q", "got length 3 in dimension 1, expected 4");
+    WRONG(s->k_at.shape[0] = 1, "k", "got length 1 in dimension 0, expected 2");
+    WRONG(s->v_at.shape[2] = 7, "v", "got length 7 in dimension 2, expected 13");
+    WRONG(s->k_at.stride[3] = 2, "k", "stride 2 in the last dimension");
+    WRONG(s->v_at.stride[2] = -4, "v", "got stride -4");
+    WRONG(s->out_at.stride[0] = 0, "out", "stride 0 in dimension 0 of an output");
+    WRONG(s->out_at.stride[2] -= 1, "out", "elements that do not overlap");
+    WRONG(s->out_at.stride[1] = s->out_at.stride[2], "out", "elements that do not overlap");
+    WRONG(s->q_at.device.kind = (saccade_device_kind)7, "q", "device kind 7");
+    WRONG(s->k_at.device.kind = (saccade_device_kind)-1, "k", "device kind -1");
+    WRONG(s->args.q = NULL, "q", "got NULL");
+    WRONG(s->args.out = NULL, "out", "got NULL");
     WRONG(s->args.workspace = NULL, "workspace", "got no data");
     WRONG(s->args.n_bindings = -1, "bindings", "got -1");
-    WRONG(s->args.lse.dtype = SACCADE_F16, "lse", "got dtype f16");
-    WRONG(s->args.q.device.kind = SACCADE_CUDA, "q", "on the GPU");
-    WRONG(s->args.q.shape[2] = 0, "q", "got length 0");
+    WRONG(s->lse_at.dtype = SACCADE_F16, "lse", "got dtype f16");
+    WRONG(s->q_at.device.kind = SACCADE_CUDA, "q", "on a GPU");
+    WRONG(s->q_at.shape[2] = 0, "q", "got length 0");
     WRONG(s->args.workspace_bytes = 0, "workspace", "got 0 bytes");
-    WRONG(s->args.workspace = (char *)good.workspace + 1, "workspace", "multiple of 64");
+    WRONG(s->args.workspace = (char *)good.args.workspace + 1, "workspace", "multiple of 64");
 #undef WRONG
-    s->args = good;
     tear_down(s);
     free(s);
 }
@@ -239,12 +286,15 @@ static void wrong_positions_and_captures(void **unused)
     const int64_t batches[1] = {B};
     setup *s = ready("cpu");
     assert_int_equal(forward(s, &err), SACCADE_OK);
-    s->args.positions.kv_len = saccade_tensor_of(length, SACCADE_I32, 1, batches);
+    const saccade_tensor lengths = saccade_tensor_of(length, SACCADE_I32, 1, batches);
+    const saccade_tensor offsets = saccade_tensor_of(&offset, SACCADE_I32, 0, NULL);
+    const saccade_positions long_keys = {.size = sizeof long_keys, .kv_len = &lengths};
+    const saccade_positions moved = {.size = sizeof moved, .q_offset = &offsets};
+    s->args.positions = &long_keys;
     expect(s, "kv_len", "got 14 for batch 1, expected 0 to 13");
-    s->args.positions = (saccade_positions){0};
-    s->args.positions.q_offset = saccade_tensor_of(&offset, SACCADE_I32, 0, NULL);
+    s->args.positions = &moved;
     expect(s, "block_mask", "other offsets");
-    s->args.positions = (saccade_positions){0};
+    s->args.positions = NULL;
     s->binding.name = "dog";
     expect(s, "dog", "neither score nor mask");
     s->binding.name = "doc";
@@ -256,13 +306,134 @@ static void wrong_positions_and_captures(void **unused)
     free(s);
 }
 
+/* A block mask and a run must mean the same captures: whole blocks would come from one, the
+ * others from the other. */
+static void masks_of_other_captures(void **unused)
+{
+    (void)unused;
+    saccade_error err;
+    const int64_t keys[1] = {KV};
+    int32_t other[2 * KV];
+    setup *s = ready("cpu");
+    assert_int_equal(forward(s, &err), SACCADE_OK);
+    memcpy(other, s->doc, sizeof s->doc);
+    s->binding.tensor = saccade_tensor_of(other, SACCADE_I32, 1, keys);
+    expect(s, "doc", "another address");
+    s->binding.tensor = saccade_tensor_of(s->doc, SACCADE_I32, 1, keys);
+    s->binding.tensor.shape[0] = KV - 1;
+    expect(s, "doc", "another shape");
+    s->binding.tensor.shape[0] = KV;
+    s->binding.tensor.stride[0] = 0;
+    expect(s, "doc", "other strides");
+    s->binding.tensor.stride[0] = 1;
+    assert_int_equal(saccade_forward(s->plan, &s->args, &err), SACCADE_OK);
+    s->args.block_mask = NULL;
+    s->binding.tensor = saccade_tensor_of(other, SACCADE_I32, 1, keys);
+    assert_int_equal(saccade_forward(s->plan, &s->args, &err), SACCADE_OK);
+    tear_down(s);
+    free(s);
+}
+
+/* Scalars count by value, wherever they lie and of whatever width, and as they were when the
+ * mask was proven. */
+static void masks_of_other_scalars(void **unused)
+{
+    (void)unused;
+    saccade_error err;
+    const saccade_capture width = {"W", SACCADE_I32, 0};
+    int32_t proven = 3, same = 3;
+    int64_t wide = 3;
+    setup *s = ready("cpu");
+    saccade_plan_destroy(s->plan);
+    saccade_mod_destroy(s->mask);
+    saccade_block_mask_destroy(s->block_mask);
+    saccade_problem p;
+    saccade_problem_init(&p);
+    assert_int_equal(make_mod(SACCADE_MASK, "abs(q - kv) < W", &width, 1, &s->mask, &err),
+                     SACCADE_OK);
+    p.sizes = sizes;
+    p.mask = s->mask;
+    s->binding = (saccade_binding){"W", saccade_tensor_of(&proven, SACCADE_I32, 0, NULL)};
+    assert_int_equal(saccade_block_mask_create(NULL, s->mask, &sizes, NULL, &s->binding, 1,
+                                               NULL, &s->block_mask, &err),
+                     SACCADE_OK);
+    assert_int_equal(saccade_plan_create(NULL, &p, &s->plan, &err), SACCADE_OK);
+    assert_int_equal(saccade_plan_prepare(s->plan, s->block_mask, &err), SACCADE_OK);
+    assert_int_equal(forward(s, &err), SACCADE_OK);
+    s->binding.tensor = saccade_tensor_of(&same, SACCADE_I32, 0, NULL);
+    assert_int_equal(forward(s, &err), SACCADE_OK);
+    s->binding.tensor = saccade_tensor_of(&wide, SACCADE_I64, 0, NULL);
+    assert_int_equal(forward(s, &err), SACCADE_OK);
+    wide = 4;
+    expect(s, "W", "another value");
+    proven = 4;
+    expect(s, "W", "another value");
+    assert_int_equal(saccade_block_mask_update(s->block_mask, &err), SACCADE_OK);
+    assert_int_equal(saccade_plan_prepare(s->plan, s->block_mask, &err), SACCADE_OK);
+    assert_int_equal(forward(s, &err), SACCADE_OK);
+    s->args.n_bindings = 0;
+    proven = 5;
+    expect(s, "W", "another value");
+    tear_down(s);
+    free(s);
+}
+
+/* What lies on a GPU cannot be compared with the host's tensor that the proof read. */
+static void masks_of_device_captures(void **unused)
+{
+    (void)unused;
+    setup *s = ready("cpu");
+    saccade_tensor device = s->binding.tensor;
+    device.data = &device;
+    const mod_fn *fn = mod_function(s->mask);
+    assert_int_equal(mask_check_captures(s->block_mask, fn, &device, NULL), SACCADE_EINVAL);
+    device.device.kind = SACCADE_CUDA;
+    assert_int_equal(mask_check_captures(s->block_mask, fn, &device, NULL), SACCADE_OK);
+    tear_down(s);
+    free(s);
+}
+
+/* Captures that nothing reads any more, or whose score came to nothing, are known by name. */
+static void captures_without_use(void **unused)
+{
+    static const char *const texts[] = {"x = scales[h]; score", "score + 0 * int(scales[h])"};
+    const saccade_capture scales = {"scales", SACCADE_F32, 1};
+    const int64_t heads[1] = {H};
+    float values[H] = {1, 2};
+    (void)unused;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        saccade_error err;
+        setup *s = ready("cpu");
+        saccade_mod *score;
+        saccade_problem p;
+        saccade_problem_init(&p);
+        assert_int_equal(make_mod(SACCADE_SCORE, texts[i], &scales, 1, &score, &err),
+                         SACCADE_OK);
+        saccade_plan_destroy(s->plan);
+        p.sizes = sizes;
+        p.score = score;
+        assert_int_equal(saccade_plan_create(NULL, &p, &s->plan, &err), SACCADE_OK);
+        s->binding = (saccade_binding){
+            "scales", saccade_tensor_of(values, SACCADE_F32, 1, heads)};
+        saccade_block_mask_destroy(s->block_mask);
+        s->block_mask = NULL;
+        if (forward(s, &err) != SACCADE_OK)
+            fail_msg("%s: %s: %s", texts[i], err.where, err.message);
+        s->binding.name = "scale";
+        expect(s, "scale", "neither score nor mask");
+        saccade_mod_destroy(score);
+        tear_down(s);
+        free(s);
+    }
+}
+
 static void wrong_problems(void **unused)
 {
     (void)unused;
     static const struct {
         saccade_sizes sizes;
         saccade_dtype dtype;
-        float scale;
+        double scale;
         const char *backend, *where;
     } cases[] = {
         {{1, 3, 2, 0, 0, 8, 8}, SACCADE_F32, 1, "cpu", "heads"},
@@ -271,11 +442,14 @@ static void wrong_problems(void **unused)
         {{-1, 1, 1, 0, 0, 8, 8}, SACCADE_F32, 1, "cpu", "sizes"},
         {{1, 1, 1, 0, 0, 8, 8}, SACCADE_I32, 1, "cpu", "dtype"},
         {{1, 1, 1, 0, 0, 8, 8}, SACCADE_F32, INFINITY, "cpu", "scale"},
+        {{1, 1, 1, 0, 0, 8, 8}, SACCADE_F32, 1e39, "cpu", "scale"},
+        {{1, 1, 1, 0, 0, 8, 8}, SACCADE_F64, -INFINITY, "ref", "scale"},
         {{1, 1, 1, 0, 0, 8, 8}, SACCADE_F32, 1, "gpu", "backend"},
         {{1, 1, 1, 0, 0, 8, 8}, SACCADE_F64, 1, "cpu", "plan"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        saccade_problem p = saccade_problem_default();
+        saccade_problem p;
+        saccade_problem_init(&p);
         saccade_plan *plan = NULL;
         saccade_error err = {0};
         p.sizes = cases[i].sizes;
@@ -293,9 +467,9 @@ static void wrong_contexts(void **unused)
     (void)unused;
     saccade_context *c = NULL;
     saccade_error err;
-    saccade_context_options o = {.threads = -1};
+    saccade_context_options o = {.size = sizeof o, .threads = -1};
     assert_int_equal(saccade_context_create(&o, &c, &err), SACCADE_EINVAL);
-    o = (saccade_context_options){.level = "sse9"};
+    o = (saccade_context_options){.size = sizeof o, .level = "sse9"};
     assert_int_equal(saccade_context_create(&o, &c, &err), SACCADE_EINVAL);
     assert_null(c);
     saccade_context_destroy(NULL);
@@ -307,7 +481,7 @@ static void memory_is_read(void **unused)
 {
     (void)unused;
     enum { PAGE = 4096 };
-    const saccade_context_options o = {.threads = 2};
+    const saccade_context_options o = {.size = sizeof o, .threads = 2};
     saccade_context *c = NULL;
     saccade_error err;
     char *data = calloc(5, PAGE);
@@ -344,6 +518,45 @@ static void indices_are_checked(void **unused)
     assert_int_equal(
         make_mod(SACCADE_MASK, "kv < 4 || doc[kv - 4] == doc[q]", &doc, 1, &mod, &err),
         SACCADE_OK);
+    assert_int_equal(saccade_mod_check(mod, &sizes, NULL, &s->binding, 1, 0, &err), SACCADE_OK);
+    saccade_mod_destroy(mod);
+    tear_down(s);
+    free(s);
+}
+
+/* Positions are held against their shape and type before anything reads them. */
+static void checked_positions_are_checked(void **unused)
+{
+    (void)unused;
+    const saccade_capture doc = {"doc", SACCADE_I32, 1};
+    const int64_t three = 3;
+    static int32_t values[3];
+    static double wide[1];
+    saccade_tensor t = saccade_tensor_of(values, SACCADE_I32, 1, &three);
+    saccade_positions p;
+    saccade_mod *mod;
+    saccade_error err;
+    setup *s = ready("cpu");
+    saccade_positions_init(&p);
+    assert_int_equal(make_mod(SACCADE_MASK, "doc[kv] == doc[q]", &doc, 1, &mod, &err),
+                     SACCADE_OK);
+    p.q_offset = &t; /* of three batches, where there are fewer */
+    assert_true(sizes.B != 3);
+    assert_int_equal(saccade_mod_check(mod, &sizes, &p, &s->binding, 1, 0, &err),
+                     SACCADE_EINVAL);
+    assert_string_equal(err.where, "q_offset");
+    t = saccade_tensor_of(wide, SACCADE_F64, 0, NULL);
+    assert_int_equal(saccade_mod_check(mod, &sizes, &p, &s->binding, 1, 0, &err),
+                     SACCADE_EINVAL);
+    assert_non_null(strstr(err.message, "f64"));
+    t = saccade_tensor_of(NULL, SACCADE_I32, 0, NULL);
+    p.q_offset = NULL;
+    p.kv_len = &t;
+    assert_int_equal(saccade_mod_check(mod, &sizes, &p, &s->binding, 1, 0, &err),
+                     SACCADE_EINVAL);
+    assert_string_equal(err.where, "kv_len");
+    assert_int_equal(saccade_mod_check(mod, NULL, NULL, &s->binding, 1, 0, &err),
+                     SACCADE_EINVAL);
     assert_int_equal(saccade_mod_check(mod, &sizes, NULL, &s->binding, 1, 0, &err), SACCADE_OK);
     saccade_mod_destroy(mod);
     tear_down(s);
@@ -387,20 +600,49 @@ static void forward_allocates_nothing(void **unused)
     free(s);
 }
 
+/* Sizes no memory holds ask for all there is, rather than for what is left of a sum. */
+static void workspace_never_wraps(void **state)
+{
+    static const char *const backends[] = {"ref", "plain", "cpu"};
+    const int64_t most = (int64_t)1 << 30;
+    const saccade_sizes many[] = {{most, H, HKV, 1, most, D, DV},
+                                  {most, H, HKV, most, 1, D, DV},
+                                  {1, H, HKV, 1, INT64_MAX, D, DV},
+                                  {1, H, HKV, INT64_MAX, 1, D, DV},
+                                  {INT64_MAX, H, HKV, 1, 1, D, DV}};
+    (void)state;
+    for (size_t i = 0; i < sizeof backends / sizeof backends[0]; i++) {
+        setup *s = ready(backends[i]);
+        for (size_t n = 0; n < sizeof many / sizeof many[0]; n++)
+            assert_true(saccade_plan_workspace(s->plan, &many[n]) == SIZE_MAX);
+        const saccade_sizes large = {1, H, HKV, most, most, D, DV};
+        assert_true(saccade_plan_workspace(s->plan, &large) < SIZE_MAX / 2);
+        tear_down(s);
+        free(s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(back_ends_agree),
         cmocka_unit_test(block_mask_is_optional),
         cmocka_unit_test(explain_says_what_runs),
+        cmocka_unit_test(only_the_truth_reads_parsed_nodes),
         cmocka_unit_test(wrong_tensors),
         cmocka_unit_test(wrong_positions_and_captures),
+        cmocka_unit_test(masks_of_other_captures),
+        cmocka_unit_test(masks_of_other_scalars),
+        cmocka_unit_test(masks_of_device_captures),
+        cmocka_unit_test(captures_without_use),
         cmocka_unit_test(wrong_problems),
         cmocka_unit_test(wrong_contexts),
         cmocka_unit_test(memory_is_read),
         cmocka_unit_test(indices_are_checked),
+        cmocka_unit_test(checked_positions_are_checked),
         cmocka_unit_test(failing_allocations),
         cmocka_unit_test(forward_allocates_nothing),
+        cmocka_unit_test(workspace_never_wraps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -52,7 +52,7 @@ for command in run mask explain check bench demo prelude; do
     expect 0 $command -h; says "usage: saccade $command"
     expect 0 $command --help; says "usage: saccade $command"
 done
-expect 0 --version; says "saccade "
+expect 0 --version; says "saccade "; says "built with: "; says "CUDA devices: "
 expect 0 prelude; says "causal()"
 expect 2
 
@@ -86,6 +86,20 @@ expect 0 $run -o /dev/null
 expect 0 run -q q.npy -k k.npy -v v.npy -o bnhd.npy --layout bhnd --block 32x64
 refuse "expected one" run -q q.npy -k k.npy -v v.npy
 refuse "expected another" $run -o same.npy --lse same.npy
+
+# ---- gradients ----
+npy do.npy '1, 2, 8, 4' 64
+npy bias.npy '2, 8' 16
+expect 0 $run -o g.npy --grad do.npy --mask 'causal()' --score 'score + bias[h, kv]' \
+    --bind bias=bias.npy --grad-of bias; says "gradients in"
+for name in q k v bias; do [ -s g.d$name.npy ] || bad "no g.d$name.npy"; done
+grep -qaF "'shape': (2, 8,)" g.dbias.npy || bad "g.dbias.npy has another shape than bias"
+grep -qaF "'shape': (1, 1, 8, 4,)" g.dk.npy || bad "g.dk.npy has another shape than K"
+refuse "expected the shape of O" $run -o h.npy --grad k.npy
+refuse "without --grad" $run -o h.npy --grad-of bias
+refuse "expected a capture of the score" $run -o h.npy --grad do.npy --grad-of bias
+refuse "makes no gradients" $run -o h.npy --grad do.npy --backend plain
+[ -z "$(find . -name 'h*.npy*')" ] || bad "left after an error: $(find . -name 'h*.npy*')"
 [ ! -e same.npy ] || bad "same.npy was written"
 npy q3.npy '2, 8, 4' 64
 refuse "expected 3 as in q3.npy" run -q q3.npy -k k.npy -v v.npy -o o.npy
@@ -109,6 +123,7 @@ refuse "got 1 dimensions" run -q flat.npy -k k.npy -v v.npy -o o.npy
 # ---- captures ----
 refuse "expected --bind W=NUMBER" $run -o o.npy --mask 'q - kv < W'
 refuse "neither mask nor score names" $run -o o.npy --bind W=3
+expect 0 $run -o o.npy --score 'x = t[q]; score' --bind 't=i32[Q]:iota'
 refuse "twice" $run -o o.npy --mask 'q < W' --bind W=3 --bind W=4
 refuse "NAME=VALUE" $run -o o.npy --mask 'q < W' --bind W
 refuse "a number, F.npy" $run -o o.npy --mask 'q < W' --bind W=three
@@ -143,7 +158,37 @@ refuse "cannot write" $run -o /dev/full
 refuse "a folder" $run -o .
 cmp -s o.npy before.npy || bad "a failed run changed o.npy"
 [ -z "$(find . -name '*.npy.*')" ] || bad "files left behind: $(find . -name '*.npy.*')"
-"$saccade" prelude >/dev/full 2>err && bad "a full disk went unnoticed"
+for words in prelude -h --version 'run -h'; do
+    "$saccade" $words >/dev/full 2>err && bad "a full disk went unnoticed by: saccade $words"
+    grep -qF 'standard output: cannot write' err || bad "no clear line: saccade $words"
+done
+
+# ---- told to stop in the middle ----
+npy long.npy '1, 1, 16384, 4' 65536
+long="run -q long.npy -k long.npy -v long.npy --backend ref -o stopped.npy --lse lse.npy"
+for name in INT TERM HUP; do
+    timeout -s $name 1 "$saccade" $long >out 2>err
+    [ -z "$(find . -name 'stopped.npy*' -o -name 'lse.npy*')" ] ||
+        bad "left by SIG$name: $(find . -name 'stopped.npy*' -o -name 'lse.npy*')"
+done
+npy big.npy '1, 1, 16384, 8' 131072
+npy k1.npy '1, 1, 1, 8' 8
+npy v1.npy '1, 1, 1, 8' 8
+(ulimit -f 64; "$saccade" run -q big.npy -k k1.npy -v v1.npy -o cut.npy) >out 2>err
+[ $? = 2 ] || bad "a file that grew too large is no plain error"
+grep -q 'cut.npy: cannot write' err || bad "no clear line for a file that grew too large"
+[ -z "$(find . -name 'cut.npy*')" ] || bad "a file that grew too large was left behind"
+rm -f long.npy big.npy
+timeout -s INT 1 "$saccade" mask --q 1048576 --mask '(q*2654435 + kv*40503) % 7 < 3' \
+    >out 2>err
+grep -q 'stopped' err || bad "a block mask that was told to stop says nothing"
+
+# ---- pipes ----
+mkfifo pipe.npy
+refuse "no regular file" run -q pipe.npy -k k.npy -v v.npy -o o.npy
+refuse "cannot read" mask --q 9 --mask @pipe.npy
+printf 'causal()' | "$saccade" mask --q 9 --mask @/dev/stdin >out 2>err ||
+    bad "a text from a pipe is not read"
 
 # ---- mask ----
 expect 0 mask --mask 'causal()' --q 1048576 --kv 1048576; says "sparsity     0.4999"
@@ -164,7 +209,7 @@ refuse "some of u8" mask --mask 'd[kv] == 0' --q 9 --bind 'd=u8[KV]:const(-1)'
 expect 0 explain --problem 'b1 h4/2 q100 d16 bf16' --mask 'causal()' --score 'softcap(5.0)'
 says "problem: b1 h4/2 q100 kv100 d16 bf16"
 expect 0 explain --problem 'b1 h2 q100 kv50 d16 f32' --mask 'kv < 60 && q % 4 * 8 == kv'
-says "ranges of mask"; says "n5 0..3"; says "n2 always"
+says "library: "; says "ranges of mask"; says "n5 0..3"; says "n2 always"
 refuse "either --problem or -q" explain
 refuse "expected words like" explain --problem 'b1 h2 q100 d16 f12'
 refuse "at least q and d" explain --problem 'b1'
@@ -178,10 +223,17 @@ refuse "expected sm_80 or later" explain --problem 'b1 h2 q100 d64 bf16' --arch 
 expect 0 check --problem 'b1 h2 q20 d8 f32' --mask 'causal()'; says " ok"
 expect 0 check --random 4; says "seed 1"
 if ! grep -qw amx_tile /proc/cpuinfo 2>/dev/null; then # nothing checked is nothing proven
-    refuse "the best of this machine" check --random 1 --level amx
+    refuse "got amx, expected at most" check --random 1 --level amx
 fi
 expect 1 check --problem 'b1 h2 q20 d8 f32' --mask 't[q + 1] > 0' --bind 't=i32[Q]:iota'
 grep -q 'index' err || bad "an index outside its tensor went unreported"
+
+# ---- a lower level by the environment: last, for it stays ----
+if grep -qw avx2 /proc/cpuinfo 2>/dev/null; then
+    SACCADE_LEVEL=portable
+    export SACCADE_LEVEL
+    refuse "at most portable, the environment's SACCADE_LEVEL" check --random 1 --level avx2
+fi
 
 [ "$failed" = 0 ] && echo "all as expected"
 exit $failed

@@ -133,13 +133,13 @@ static void mixed_dtypes(void **state)
 
 /* What lies in K and V at masked positions, NaN and infinities, never reaches a result; where
  * it is live it does. */
-static void wild_value(const char *problem, float wild, int is_live, int is_key)
+static void nonfinite_value(const char *problem, float nonfinite, int is_live, int is_key)
 {
     case_run r;
     case_make(&(forward_case){.problem = problem, .mask = is_live ? "true" : "kv != 77"}, &r);
     const saccade_tensor *t = is_key ? &r.k.t : &r.v.t;
     const int64_t at = (77 * t->stride[2] + 3) * (int64_t)saccade_dtype_bytes(t->dtype);
-    convert_from_f32(t->dtype, &wild, (char *)t->data + at, 1);
+    convert_from_f32(t->dtype, &nonfinite, (char *)t->data + at, 1);
     case_solve(&r);
     for (const char *const *level = case_levels(); *level; level++) {
         saccade_plan *plan = case_plan(&r, *level, 1);
@@ -149,16 +149,16 @@ static void wild_value(const char *problem, float wild, int is_live, int is_key)
     case_free(&r);
 }
 
-static void wild_values(void **state)
+static void nonfinite_values(void **state)
 {
     static const char *const problems[] = {"h2 q50 kv200 d8 f32", "h2 q50 kv200 d8 bf16",
                                            "h2 q3 kv200 d32 f32", "h2 q3 kv200 d64 bf16"};
-    static const float wild[] = {NAN, INFINITY, -INFINITY};
+    static const float nonfinite[] = {NAN, INFINITY, -INFINITY};
     (void)state;
     for (int p = 0; p < 4; p++)
         for (int n = 0; n < 3; n++)
             for (int bits = 0; bits < 4; bits++)
-                wild_value(problems[p], wild[n], bits & 1, bits >> 1);
+                nonfinite_value(problems[p], nonfinite[n], bits & 1, bits >> 1);
 }
 
 static void check_threads(const forward_case *c)
@@ -212,7 +212,7 @@ static void block_masks(void **state)
                                   .mask = masks[n % 4],
                                   .q_offset = n >= 4 ? 600 : 0},
                   &r);
-        if (saccade_block_mask_create(NULL, r.mask, &r.sizes, &r.args.positions,
+        if (saccade_block_mask_create(NULL, r.mask, &r.sizes, r.args.positions,
                                       r.args.bindings, r.args.n_bindings, NULL, &mask, &err)
             != SACCADE_OK)
             fail_msg("%s", err.message);
@@ -241,7 +241,7 @@ static void check_imported(const case_run *r, const saccade_block_mask *mask)
         assert_non_null(*lists[n]);
     }
     assert_int_equal(saccade_block_mask_export(mask, 0, &x, &err), SACCADE_OK);
-    if (saccade_block_mask_import(NULL, &x, r->mask, &r->sizes, &r->args.positions,
+    if (saccade_block_mask_import(NULL, &x, r->mask, &r->sizes, r->args.positions,
                                   r->args.bindings, r->args.n_bindings, &imported, &err)
         != 0)
         fail_msg("%s", err.message);
@@ -267,13 +267,15 @@ static void imported_masks(void **state)
         case_run r;
         saccade_error err = {0};
         saccade_block_mask *mask;
-        const saccade_block_mask_options options = {.block_q = 70, .block_kv = 24};
+        const saccade_block_mask_options options = {.size = sizeof options,
+                                                    .block_q = 70,
+                                                    .block_kv = 24};
         case_make(&(forward_case){.problem = problems[n / 3],
                                   .mask = masks[n % 3],
                                   .score = n % 2 ? "alibi()" : NULL,
                                   .q_offset = n >= 3 ? 200 : 0},
                   &r);
-        if (saccade_block_mask_create(NULL, r.mask, &r.sizes, &r.args.positions,
+        if (saccade_block_mask_create(NULL, r.mask, &r.sizes, r.args.positions,
                                       r.args.bindings, r.args.n_bindings, &options, &mask, &err)
             != SACCADE_OK)
             fail_msg("%s", err.message);
@@ -354,7 +356,7 @@ int main(void)
         cmocka_unit_test(far_positions),
         cmocka_unit_test(variants),
         cmocka_unit_test(mixed_dtypes),
-        cmocka_unit_test(wild_values),
+        cmocka_unit_test(nonfinite_values),
         cmocka_unit_test(threads_do_not_matter),
         cmocka_unit_test(block_masks),
         cmocka_unit_test(random_problems),

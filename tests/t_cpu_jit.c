@@ -2,8 +2,9 @@
  * forms' error, over random mods, every operation, odd tiles and both levels. Single values and
  * the error of curves: t_cpu_jit_values.c. */
 #include "base/cpu_features.h"
-#include "cpu/jit.h"
+#include "cpu/jit/jit_graph.h"
 #include "pass/pass.h"
+#include "support/strip_levels.h"
 #include "support/random_mod.h"
 
 #include <math.h>
@@ -28,6 +29,7 @@ static void *aligned(size_t bytes)
 
 typedef struct engine {
     const mod_fn *fn;
+    const pass_facts *facts;
     saccade_tensor tensors[MOD_MAX_CAPTURES];
     eval_env env;
     const eval_prog *prog;
@@ -44,6 +46,7 @@ static void engine_start(engine *e, const saccade_mod *mod, const saccade_bindin
     if (!mod)
         return;
     e->fn = mod_function(mod);
+    assert_int_equal(pass_facts_make(e->fn, a, &e->facts, NULL), SACCADE_OK);
     assert_int_equal(eval_resolve(e->fn, bindings, n, 1, e->tensors, NULL), SACCADE_OK);
     assert_int_equal(eval_compile(e->fn, a, &e->prog, NULL), SACCADE_OK);
     e->memory = aligned(eval_state_bytes(e->prog));
@@ -91,7 +94,7 @@ static void compare_tile(uint64_t seed, int32_t level, const random_mod *score_m
                  &a);
     engine_start(&mask, mask_mod ? mask_mod->mod : NULL, mask_mod ? mask_mod->bindings : NULL,
                  mask_mod ? mask_mod->n_bindings : 0, &a);
-    const saccade_status made = jit_create(score.fn, mask.fn, level, &program, &err);
+    const saccade_status made = jit_create(score.facts, mask.fn, level, &program, &err);
     if (made == SACCADE_EBACKEND) {
         assert_non_null(strstr(err.message, "jit: got a mod"));
     } else {
@@ -285,7 +288,7 @@ static void test_extremes(void **unused)
             arena_init(&a);
             engine_start(&score, mod, NULL, 0, &a);
             engine_start(&none, NULL, NULL, 0, &a);
-            assert_int_equal(jit_create(score.fn, NULL, l, &program, NULL), SACCADE_OK);
+            assert_int_equal(jit_create(score.facts, NULL, l, &program, NULL), SACCADE_OK);
             void *memory = aligned(jit_state_bytes(program));
             jit_state *state = jit_begin(program, &score.env, &none.env, 1.0f, memory);
             float s[JIT_GROUP], top;
@@ -326,12 +329,53 @@ static void test_print(void **unused)
     saccade_mod_destroy(mask);
 }
 
+/* What is called and read is found through the call's arguments: equal code wherever it lies,
+ * without the address of any function of the interpreter's. */
+static void code_holds_no_address(void **unused)
+{
+    enum { BYTES = 1 << 16 };
+    static const mod_capture captures[] = {{"t", SACCADE_BF16, MOD_FLOAT, 2}};
+    const pass_facts *facts;
+    const mod_fn *fn;
+    jit_graph graph;
+    arena a;
+    (void)unused;
+    if (!jit_is_here())
+        skip();
+    arena_init(&a);
+    mod_builder *b = mod_builder_create(&a, SACCADE_SCORE, captures, 1);
+    const uint32_t score = mod_emit(b, OP_SCORE, NULL, 0, 0, 0, 0);
+    const uint32_t at[2] = {mod_emit(b, OP_VAR, NULL, 0, VAR_Q, 0, 0),
+                            mod_emit(b, OP_VAR, NULL, 0, VAR_KV, 0, 0)};
+    const uint32_t bias = mod_emit(b, OP_LOAD, at, 2, 0, 0, 0); /* bf16: read by a call */
+    const uint32_t sum = mod_emit2(b, OP_fadd, mod_emit1(b, OP_flog, score), bias);
+    assert_int_equal(mod_finish(b, sum, &fn, NULL), SACCADE_OK);
+    assert_int_equal(pass_facts_make(fn, &a, &facts, NULL), SACCADE_OK);
+    assert_int_equal(jit_build_graph(facts, NULL, &a, &graph, NULL), SACCADE_OK);
+    uint8_t *code = malloc(2 * BYTES);
+    for (int32_t l = CPU_AVX2; l <= CPU_AVX512 && l <= best_level(); l++) {
+        const strip_table *strips = strip_level[l];
+        size_t size[2];
+        int32_t spills;
+        for (int i = 0; i < 2; i++)
+            assert_int_equal(jit_emit_tile(&graph, 0, l, code + i * (BYTES - 64), BYTES - 64,
+                                           &size[i], &spills, NULL),
+                             SACCADE_OK);
+        assert_true(size[0] == size[1] && memcmp(code, code + BYTES - 64, size[0]) == 0);
+        assert_null(memmem(code, size[0], &strips->op[OP_flog], sizeof(strip_op *)));
+        assert_null(memmem(code, size[0], &strips, sizeof strips));
+    }
+    free(code);
+    arena_free(&a);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_operations), cmocka_unit_test(test_masks),
         cmocka_unit_test(test_scores),     cmocka_unit_test(test_both),
         cmocka_unit_test(test_extremes),   cmocka_unit_test(test_print),
+        cmocka_unit_test(code_holds_no_address),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,7 +11,7 @@
 
 #if HAVE_ZYDIS && HAVE_LEVEL_AMX
 
-#include "cpu/jit_stream.h"
+#include "cpu/flow/flow_merge.h"
 #include "support/random_mod.h"
 
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  * SACCADE_EXHAUSTIVE set, all of them (an hour). */
 #include "base/convert.h"
 #include "base/cpu_features.h"
-#include "cpu/jit_graph.h"
+#include "cpu/jit/jit_graph.h"
 #include "eval/eval_ops.h"
 #include "pass/pass.h"
 #include "support/ulp.h"
@@ -48,7 +48,13 @@ static compiled compile(const mod_fn *score, const mod_fn *mask, int32_t level,
 {
     compiled c;
     const eval_env env = {.tensors = tensors};
-    assert_int_equal(jit_create(score, mask, level, &c.program, NULL), SACCADE_OK);
+    const pass_facts *facts = NULL;
+    arena a;
+    arena_init(&a);
+    if (score)
+        assert_int_equal(pass_facts_make(score, &a, &facts, NULL), SACCADE_OK);
+    assert_int_equal(jit_create(facts, mask, level, &c.program, NULL), SACCADE_OK);
+    arena_free(&a);
     c.memory = aligned_alloc(64, jit_state_bytes(c.program));
     assert_non_null(c.memory);
     c.state = jit_begin(c.program, &env, &env, 1.0f, c.memory);
@@ -297,7 +303,7 @@ static void where_tanh_is_rough(void **state)
 {
     static const struct {
         const char *text;
-        int is_rough, is_finite;
+        int is_approx, is_finite;
     } list[] = {
         {"softcap(20.0)", 1, 1},
         {"softcap(85.0)", 1, 1},
@@ -317,16 +323,18 @@ static void where_tanh_is_rough(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         saccade_mod *score = bound(SACCADE_SCORE, list[i].text);
+        const pass_facts *facts;
         const mod_fn *fn;
         jit_graph g;
         arena a;
         int has_table = 0;
         arena_init(&a);
         assert_int_equal(pass_simplify(mod_function(score), &a, &fn, NULL), SACCADE_OK);
-        assert_int_equal(jit_build_graph(fn, NULL, &a, &g, NULL), SACCADE_OK);
+        assert_int_equal(pass_facts_make(fn, &a, &facts, NULL), SACCADE_OK);
+        assert_int_equal(jit_build_graph(facts, NULL, &a, &g, NULL), SACCADE_OK);
         for (uint32_t n = 0; n < g.n_nodes; n++)
             has_table |= g.nodes[n].op == JIT_TABLE;
-        if (has_table != list[i].is_rough || g.is_finite != list[i].is_finite)
+        if (has_table != list[i].is_approx || g.is_finite != list[i].is_finite)
             fail_msg("%s: coarse tanh %d, finite %d", list[i].text, has_table, g.is_finite);
         arena_free(&a);
         saccade_mod_destroy(score);

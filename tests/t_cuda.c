@@ -1,7 +1,7 @@
 /* CUDA without a GPU: tiles as functions of integers, generated text, compilation for sm_90a
  * and sm_80 without spills, the cache. Parts that find no NVRTC skip, and say so. With a GPU:
  * t_cuda_device.c and t_cuda_devices.c. */
-#include "support/forward_case.h"
+#include "support/chunk_case.h"
 
 #include "base/convert.h"
 #include "cuda/cuda.h"
@@ -15,6 +15,58 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+
+/* ---- contexts ---- */
+
+static int n_retained, n_pushed;
+static char contexts[2];
+
+static int fake_current(void **context)
+{
+    *context = NULL;
+    return 0;
+}
+
+static int fake_retain(void **context, int device)
+{
+    n_retained++;
+    *context = &contexts[device & 1];
+    return 0;
+}
+
+static int fake_push(void *context)
+{
+    assert_ptr_equal(context, &contexts[n_pushed >= 3]);
+    n_pushed++;
+    return 0;
+}
+
+static int fake_pop(void **context)
+{
+    *context = NULL;
+    return 0;
+}
+
+/* A process holds one reference to a primary context, however often it is entered. */
+static void contexts_are_retained_once(void **state)
+{
+    static const cu_driver fake = {.context_current = fake_current,
+                                   .primary_retain = fake_retain,
+                                   .context_push = fake_push,
+                                   .context_pop = fake_pop};
+    saccade_error err = {0};
+    void *pushed;
+    (void)state;
+    n_retained = n_pushed = 0;
+    for (int i = 0; i < 6; i++) { /* devices that no machine has */
+        assert_int_equal(cu_enter(&fake, i < 3 ? 40 : 41, &pushed, NULL), SACCADE_OK);
+        cu_leave(&fake, pushed);
+    }
+    assert_int_equal(n_retained, 2);
+    assert_int_equal(n_pushed, 6);
+    assert_int_equal(cu_enter(&fake, CU_DEVICES_MOST, &pushed, &err), SACCADE_ELIMIT);
+    assert_non_null(strstr(err.message, "got device 64"));
+}
 
 /* ---- tiles ---- */
 
@@ -191,7 +243,8 @@ static saccade_plan *plan_for(const char *score, const char *mask, int D, saccad
     saccade_plan *plan = NULL;
     saccade_mod *mods[2] = {score ? case_mod(SACCADE_SCORE, score) : NULL,
                             mask ? case_mod(SACCADE_MASK, mask) : NULL};
-    saccade_problem p = saccade_problem_default();
+    saccade_problem p;
+    saccade_problem_init(&p);
     p.sizes = (saccade_sizes){.H = 4, .Hkv = 2, .D = D, .Dv = D};
     p.dtype = dtype;
     p.backend = "cuda";
@@ -250,6 +303,37 @@ static void no_spills(void **state)
     }
 }
 
+/* Keys in chunks: programs for any GPU, none of which spills. */
+static void programs_of_chunks(void **state)
+{
+    (void)state;
+    if (!has_compiler()) {
+        print_message("no NVRTC on this machine: nothing compiled\n");
+        skip();
+    }
+    for (int i = 0; i < 6; i++) {
+        saccade_problem p;
+        saccade_problem_init(&p);
+        const int D = i < 2 ? 64 : i < 4 ? 128 : 256;
+        p.sizes = (saccade_sizes){.H = 4, .Hkv = 2, .D = D, .Dv = D};
+        p.dtype = i == 3 ? SACCADE_F32 : i == 4 ? SACCADE_F16 : SACCADE_BF16;
+        p.arch = i % 2 ? "sm_80" : "sm_90a";
+        p.mask = i < 4 ? case_mod(SACCADE_MASK, "causal()") : NULL;
+        saccade_plan *plan = chunk_plan(&p, cuda_solvers);
+        const cu_state *s = plan->state;
+        assert_null(s->programs[CU_DECODE].image.code);
+        assert_null(s->programs[CU_UNALIGNED].image.code);
+        for (int n = 0; n < CU_PROGRAMS; n++)
+            if (s->programs[n].image.report.spill_bytes)
+                fail_msg("%s, d%d, %s: %d bytes spilled", cu_program_kinds[n].name, D, p.arch,
+                         s->programs[n].image.report.spill_bytes);
+        assert_int_not_equal(s->programs[CU_MAIN].form.family, CU_SM90);
+        assert_non_null(s->programs[CU_MAIN].image.code);
+        saccade_plan_destroy(plan);
+        saccade_mod_destroy((saccade_mod *)p.mask);
+    }
+}
+
 /* Where O leaves the fewest registers, smaller tiles take over. */
 static void no_spills_in_wide_heads(void **state)
 {
@@ -282,21 +366,31 @@ static void peak_compiles(void **state)
     }
 }
 
+static const pass_facts *facts_of(const saccade_mod *mod, arena *a)
+{
+    const pass_facts *facts = NULL;
+    if (mod)
+        assert_int_equal(pass_facts_make(mod_function(mod), a, &facts, NULL), SACCADE_OK);
+    return facts;
+}
+
 /* Device code of a mod of each kind, or NULL. */
 static strbuf emitted(const char *score, const char *mask)
 {
     saccade_mod *mods[2] = {score ? case_mod(SACCADE_SCORE, score) : NULL,
                             mask ? case_mod(SACCADE_MASK, mask) : NULL};
+    arena a;
+    arena_init(&a);
     const plan_problem p = {.sizes = {1, 4, 4, 64, 64, 64, 64},
                             .scale = 0.125f,
                             .score = mods[0] ? mod_function(mods[0]) : NULL,
-                            .mask = mods[1] ? mod_function(mods[1]) : NULL};
+                            .mask = mods[1] ? mod_function(mods[1]) : NULL,
+                            .score_facts = facts_of(mods[0], &a),
+                            .mask_facts = facts_of(mods[1], &a)};
     cu_mod_text facts;
     strbuf text;
-    arena a;
-    arena_init(&a);
     strbuf_init(&text, 0);
-    assert_int_equal(cu_emit_mod(&p, &a, &text, &facts, NULL), SACCADE_OK);
+    assert_int_equal(cu_emit_mod(&p, &text, &facts, NULL), SACCADE_OK);
     arena_free(&a);
     saccade_mod_destroy(mods[0]);
     saccade_mod_destroy(mods[1]);
@@ -371,6 +465,39 @@ static void tanh_factor_is_close(void **state)
     }
 }
 
+/* A plan's programs are those of the table whose forms its GPU has, and explain says so. */
+static void programs_of_a_plan(void **state)
+{
+    static const struct {
+        const char *arch;
+        int has[CU_PROGRAMS];
+    } rows[] = {
+        {"sm_90a", {1, 1, 1, 1, 1}},
+        {"sm_80", {[CU_MAIN] = 1, [CU_EXACT] = 1, [CU_CAREFUL] = 1}},
+    };
+    (void)state;
+    if (!has_compiler()) {
+        print_message("no NVRTC on this machine: no programs to look at\n");
+        skip();
+    }
+    for (int i = 0; i < 2; i++) {
+        char *text = NULL;
+        saccade_plan *plan =
+            plan_for("score + 0.25", "q >= kv + 3", 64, SACCADE_BF16, rows[i].arch);
+        const cu_state *s = plan->state;
+        assert_int_equal(saccade_plan_explain(plan, &text, NULL), SACCADE_OK);
+        for (int n = 0; n < CU_PROGRAMS; n++) {
+            char line[64];
+            snprintf(line, sizeof line, "\nprogram %s: ", cu_program_kinds[n].name);
+            assert_int_equal(s->programs[n].form.tile.groups > 0, rows[i].has[n]);
+            assert_int_equal(s->programs[n].image.code != NULL, rows[i].has[n]);
+            assert_int_equal(strstr(text, line) != NULL, rows[i].has[n]);
+        }
+        saccade_free(text);
+        saccade_plan_destroy(plan);
+    }
+}
+
 static void second_plan_is_cached(void **state)
 {
     (void)state;
@@ -392,7 +519,8 @@ static void bad_arch(void **state)
 {
     saccade_error err = {0};
     saccade_plan *plan = NULL;
-    saccade_problem p = saccade_problem_default();
+    saccade_problem p;
+    saccade_problem_init(&p);
     (void)state;
     p.dtype = SACCADE_BF16;
     p.backend = "cuda";
@@ -408,6 +536,7 @@ int main(void)
     if (mkdtemp(folder))
         setenv("SACCADE_CACHE_DIR", folder, 1);
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(contexts_are_retained_once),
         cmocka_unit_test(tiles_fit),
         cmocka_unit_test(f32_tiles_fit),
         cmocka_unit_test(decode_tiles_fit),
@@ -416,8 +545,10 @@ int main(void)
         cmocka_unit_test(text_of_mods),
         cmocka_unit_test(tanh_factor_is_close),
         cmocka_unit_test(bad_arch),
+        cmocka_unit_test(programs_of_a_plan),
         cmocka_unit_test(no_spills),
         cmocka_unit_test(no_spills_in_wide_heads),
+        cmocka_unit_test(programs_of_chunks),
         cmocka_unit_test(second_plan_is_cached),
         cmocka_unit_test(peak_compiles),
     };

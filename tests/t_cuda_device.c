@@ -2,6 +2,7 @@
  * offsets must follow, addresses and strides of every kind, graphs, and that a run allocates
  * nothing. SACCADE_CUDA_CASES and SACCADE_CUDA_SEED: how many random cases, and which. An
  * argument chooses tests by name (tools/cuda-sanitize). */
+#include "support/chunk_case.h"
 #include "support/device_case.h"
 #include "support/fail_alloc.h"
 
@@ -323,6 +324,122 @@ static void unsuited_lists_say_so(void **state)
     case_free(&r);
 }
 
+/* ---- keys in chunks ---- */
+
+/* A dense copy of `bytes` on the device; the host's data is freed. */
+static saccade_tensor to_device(saccade_tensor t, size_t bytes)
+{
+    void *memory = NULL;
+    assert_int_equal(saccade_device_alloc(0, bytes, &memory, NULL), SACCADE_OK);
+    assert_int_equal(saccade_device_copy(0, memory, t.data, bytes, NULL), SACCADE_OK);
+    free(t.data);
+    t.data = memory;
+    t.device = (saccade_device){SACCADE_CUDA, 0};
+    return t;
+}
+
+static size_t pool_bytes(const saccade_tensor *t)
+{
+    const int64_t n = t->shape[1] * t->shape[2] * t->shape[3];
+    return (size_t)n * saccade_dtype_bytes(t->dtype);
+}
+
+static void *outputs_of(device_case *d)
+{
+    char *bytes = malloc(d->out.bytes + d->lse.bytes);
+    assert_non_null(bytes);
+    assert_int_equal(saccade_device_copy(0, bytes, d->out.base, d->out.bytes, NULL),
+                     SACCADE_OK);
+    assert_int_equal(
+        saccade_device_copy(0, bytes + d->out.bytes, d->lse.base, d->lse.bytes, NULL),
+        SACCADE_OK);
+    return bytes;
+}
+
+/* The case's outputs anew, by a plan whose keys lie in chunks. */
+static void run_chunks(const chunk_case *c, device_case *d)
+{
+    const saccade_sizes *sizes = &d->r->sizes;
+    int32_t table[CHUNK_MOST];
+    int64_t rows;
+    saccade_error err = {0};
+    saccade_problem problem = d->r->problem;
+    plan_chunks chunks;
+    problem.arch = d->options.arch;
+    saccade_plan *plan = chunk_plan(&problem, cuda_solvers);
+    chunk_table(c, sizes, table, &chunks, &rows);
+    saccade_tensor k = chunk_pool(&d->r->k.t, &chunks, rows);
+    saccade_tensor v = chunk_pool(&d->r->v.t, &chunks, rows);
+    k = to_device(k, pool_bytes(&k));
+    v = to_device(v, pool_bytes(&v));
+    plan_run run = {.sizes = *sizes,
+                    .q = d->args.q,
+                    .k = &k,
+                    .v = &v,
+                    .chunks = &chunks,
+                    .out = d->args.out,
+                    .lse = d->args.lse};
+    void *on_device = NULL;
+    eval_sizes(sizes, run.score_env.size);
+    eval_sizes(sizes, run.mask_env.size);
+    run.workspace_bytes = saccade_plan_workspace(plan, sizes);
+    assert_int_equal(saccade_device_alloc(0, run.workspace_bytes, &run.workspace, NULL),
+                     SACCADE_OK);
+    assert_int_equal(saccade_device_alloc(0, sizeof table, &on_device, NULL), SACCADE_OK);
+    assert_int_equal(saccade_device_copy(0, on_device, table, sizeof table, NULL), SACCADE_OK);
+    chunks.first = on_device;
+    if (cu_forward(plan, &run, &err) != SACCADE_OK)
+        fail_msg("%s: %s", c->problem, err.message);
+    assert_int_equal(saccade_device_synchronize(0, NULL), SACCADE_OK);
+    saccade_device_free(0, run.workspace);
+    saccade_device_free(0, on_device);
+    saccade_device_free(0, k.data);
+    saccade_device_free(0, v.data);
+    saccade_plan_destroy(plan);
+}
+
+/* Keys in chunks and in one piece, by the same tiles: PTX for sm_80 has no other program. */
+static void chunks_give_the_same_bits(void **state)
+{
+    static const char *const problems[] = {
+        "b2 h4/2 q130 kv300 d64 bf16",  "b2 h2 q70 kv290 d128 f16",
+        "b2 h2 q70 kv300 d256 bf16",    "b2 h4/2 q70 kv310 d36 dv50 bf16",
+        "b2 h8/2 q1 kv400 d64 bf16",    "b2 h2 q70 kv200 d64 f32",
+        "b1 h2 q40 kv210 d33 dv130 f32"};
+    static const int32_t sizes[] = {1, 3, 16, 50, 256, 500};
+    (void)state;
+    if (!has_device())
+        skip();
+    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++)
+        for (size_t n = 0; n < 2 * sizeof sizes / sizeof sizes[0]; n++) {
+            const chunk_case c = {.problem = problems[i],
+                                  .mask = n % 2 ? "kv >= 100 && kv <= q + 280" : NULL,
+                                  .score = n % 2 ? "alibi()" : NULL,
+                                  .size = sizes[n / 2],
+                                  .dead = n % 2 ? 100 : 0};
+            const forward_case f = {
+                .problem = c.problem, .mask = c.mask, .score = c.score, .seed = n};
+            case_run r;
+            device_case d;
+            case_make(&f, &r);
+            if (!device_case_open(&r, &ptx, &d))
+                fail_msg("%s", d.why);
+            d.args.row_max = NULL;
+            assert_true(device_case_run(&d));
+            char *whole = outputs_of(&d);
+            assert_true(device_case_clear(&d));
+            run_chunks(&c, &d);
+            char *parts = outputs_of(&d);
+            if (memcmp(whole, parts, d.out.bytes + d.lse.bytes))
+                fail_msg("chunks of %d differ: %s, mask %s", c.size, c.problem,
+                         c.mask ? c.mask : "none");
+            free(whole);
+            free(parts);
+            device_case_close(&d);
+            case_free(&r);
+        }
+}
+
 /* ---- random cases ---- */
 
 static uint64_t draw(uint64_t *state, uint64_t n)
@@ -481,12 +598,11 @@ static void drop(const recording *r)
 
 static void move_positions(device_case *d, const case_run *to)
 {
-    const saccade_positions *p = &d->args.positions;
     const size_t bytes = (size_t)to->sizes.B * sizeof(int32_t);
-    void *const there[3] = {p->q_offset.data, p->kv_offset.data, p->kv_len.data};
     for (int i = 0; i < 3; i++)
-        assert_int_equal(saccade_device_copy(0, there[i], to->positions[i], bytes, NULL),
-                         SACCADE_OK);
+        assert_int_equal(
+            saccade_device_copy(0, d->position[i].data, to->positions[i], bytes, NULL),
+            SACCADE_OK);
 }
 
 /* A graph replayed with other lengths and offsets in the same memory. */
@@ -588,6 +704,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(graphs),       cmocka_unit_test(nothing_is_allocated),
         cmocka_unit_test(random_cases), cmocka_unit_test(imported_lists),
         cmocka_unit_test(imported_rows_again), cmocka_unit_test(unsuited_lists_say_so),
+        cmocka_unit_test(chunks_give_the_same_bits),
         cmocka_unit_test(far_scores),
     };
     if (argc > 1)

@@ -247,6 +247,108 @@ static void test_resolve_values(void **unused)
     width = 5;
 }
 
+/* ---- shapes ---- */
+
+/* t[i, j, k] with these shape and strides. */
+static saccade_status resolve_shape(const int64_t shape[3], const int64_t stride[3],
+                                    saccade_error *err)
+{
+    static const int32_t index[3] = {0, 0, 0};
+    static uint8_t data[64];
+    const mod_capture c = {"t", SACCADE_U16, MOD_INT, 3};
+    arena arena;
+    saccade_tensor out;
+    saccade_binding b = {"t", saccade_tensor_of(data, SACCADE_U16, 0, NULL)};
+    b.tensor.rank = 3;
+    memcpy(b.tensor.shape, shape, 3 * sizeof *shape);
+    memcpy(b.tensor.stride, stride, 3 * sizeof *stride);
+    arena_init(&arena);
+    const saccade_status status =
+        eval_resolve(reader(&arena, &c, index, 2), &b, 1, 1, &out, err);
+    arena_free(&arena);
+    return status;
+}
+
+static void test_shape_bounds(void **unused)
+{
+    const int64_t most = INT32_MAX, far = INT64_MAX / 64;
+    saccade_error err;
+    (void)unused;
+    assert_int_equal(resolve_shape((int64_t[3]){most, most, 8}, (int64_t[3]){0, 0, 1}, &err),
+                     SACCADE_OK);
+    assert_int_equal(resolve_shape((int64_t[3]){2, 2, 8}, (int64_t[3]){far, -far, 1}, &err),
+                     SACCADE_OK);
+    static const int64_t large[][3] = {{INT64_C(1) << 32, 1, 8},
+                                       {1, (int64_t)INT32_MAX + 1, 8},
+                                       {INT64_MAX, INT64_MAX, 8},
+                                       {1, 1, INT64_MAX}};
+    for (size_t i = 0; i < sizeof large / sizeof large[0]; i++) {
+        assert_int_equal(resolve_shape(large[i], (int64_t[3]){0, 0, 1}, &err),
+                         SACCADE_EINVAL);
+        assert_non_null(strstr(err.message, "expected at most 2147483647"));
+    }
+    static const int64_t wide[][3] = {{INT64_MAX, 0, 1},
+                                      {INT64_MIN, 0, 1},
+                                      {INT64_MAX / 4, INT64_MAX / 4, 1},
+                                      {INT64_MAX / 16, INT64_MAX / 16, INT64_MIN / 16},
+                                      {INT64_MAX / 2, INT64_MIN / 2, 0}};
+    for (size_t i = 0; i < sizeof wide / sizeof wide[0]; i++) {
+        assert_int_equal(resolve_shape((int64_t[3]){2, 2, 8}, wide[i], &err),
+                         SACCADE_EINVAL);
+        assert_non_null(strstr(err.message, "expected elements within 2^63 bytes"));
+    }
+    assert_int_equal(resolve_shape((int64_t[3]){most, most, most}, (int64_t[3]){1, 1, 1},
+                                   &err),
+                     SACCADE_EINVAL);
+    assert_non_null(strstr(err.message, "got over 2^48 elements"));
+}
+
+/* Whether a tensor of 16-bit elements keeps all bounds, in integers that do not wrap. */
+static bool is_within_bounds(const int64_t shape[3], const int64_t stride[3])
+{
+    const __int128 most = (__int128)1 << 48;
+    __int128 up = 0, down = 0, elements = 1;
+    for (int d = 0; d < 3; d++) {
+        const __int128 length = (__int128)shape[d] * stride[d] * 2;
+        if (shape[d] < 1 || shape[d] > INT32_MAX)
+            return false;
+        *(length < 0 ? &down : &up) += length;
+        elements *= stride[d] != 0 && elements <= most ? shape[d] : 1;
+    }
+    return up <= INT64_MAX && down > INT64_MIN && elements <= most;
+}
+
+static void test_random_shapes(void **unused)
+{
+    static const int64_t sizes[] = {1,  2,         7,
+                                    1 << 20,       INT32_MAX, (int64_t)INT32_MAX + 1,
+                                    0,  INT64_MAX, -1};
+    static const int64_t steps[] = {0,         1,         -1,
+                                    0,         8,         (int64_t)1 << 31,
+                                    INT64_MAX, INT64_MIN, (int64_t)1 << 41,
+                                    -((int64_t)1 << 30)};
+    random_source r = {17};
+    int n_fine = 0;
+    (void)unused;
+    for (int round = 0; round < 20000; round++) {
+        int64_t shape[3], stride[3];
+        saccade_error err;
+        for (int d = 0; d < 3; d++) {
+            shape[d] = sizes[random_below(&r, random_below(&r, 2) ? 5 : 9)];
+            stride[d] = steps[random_below(&r, 10)];
+        }
+        const bool is_fine = is_within_bounds(shape, stride);
+        if ((resolve_shape(shape, stride, &err) == SACCADE_OK) != is_fine)
+            fail_msg("[%lld, %lld, %lld] {%lld, %lld, %lld}: expected %s", (long long)shape[0],
+                     (long long)shape[1], (long long)shape[2], (long long)stride[0],
+                     (long long)stride[1], (long long)stride[2], is_fine ? "OK" : "EINVAL");
+        n_fine += is_fine;
+    }
+    assert_true(n_fine > 2000 && n_fine < 18000);
+}
+
+/* ---- values that do not fit ---- */
+
 /* One value in rows of any step, wherever it stands: the last that fits, the first that does
  * not, which is named by its indices. */
 static void scan_one(saccade_dtype dtype, int64_t step, int at, int64_t value, bool fits)
@@ -303,6 +405,8 @@ int main(void)
         cmocka_unit_test(test_reads),
         cmocka_unit_test(test_resolve),
         cmocka_unit_test(test_resolve_failures),
+        cmocka_unit_test(test_shape_bounds),
+        cmocka_unit_test(test_random_shapes),
         cmocka_unit_test(test_resolve_values),
         cmocka_unit_test(test_resolve_rows),
     };

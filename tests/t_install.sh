@@ -31,7 +31,7 @@ EOF
 cat >"$work/user/CMakeLists.txt" <<'EOF'
 cmake_minimum_required(VERSION 3.20)
 project(user C)
-find_package(saccade 0.1 REQUIRED)
+find_package(saccade 0.2 REQUIRED)
 add_executable(with_shared main.c)
 target_link_libraries(with_shared saccade::saccade)
 add_executable(with_static main.c)

@@ -1,8 +1,8 @@
 /* Every entry of every kernel table against plain double sums, with guards around what it may
  * write and NaN around what it may read, and the exponential against libm. The packed layouts
- * are those of docs/kernels.md, read here independently. */
+ * are those of docs/cpu.md, read here independently. */
 #include "cpu/cpu.h"
-#include "cpu/asking.h"
+#include "cpu/kv/prefetch.h"
 #include "saccade_config.h"
 
 #include "base/convert.h"
@@ -23,7 +23,7 @@ typedef struct entry {
     const cpu_kernels *kernels;
     int32_t level;
     int needs_bf16;
-    int is_direct; /* tiles: their packed kernels write whole strips (t_amx.c has those) */
+    int is_decode; /* tiles: their packed kernels write whole strips (t_amx.c has those) */
 } entry;
 
 static const entry entries[] = {
@@ -49,12 +49,12 @@ static const entry entries[] = {
 
 typedef void (*kernel_test)(const cpu_kernels *kernels);
 
-static void for_each_entry(kernel_test test, int is_direct)
+static void for_each_entry(kernel_test test, int is_decode)
 {
     cpu_level most = CPU_PORTABLE;
     assert_int_equal(cpu_level_allowed(&most, NULL), SACCADE_OK);
     for (size_t n = 0; n < sizeof entries / sizeof entries[0]; n++)
-        if (entries[n].level <= (int32_t)most && entries[n].is_direct <= is_direct
+        if (entries[n].level <= (int32_t)most && entries[n].is_decode <= is_decode
             && (!entries[n].needs_bf16 || cpu_features_get()->has_avx512_bf16))
             test(entries[n].kernels);
 }
@@ -64,7 +64,7 @@ static void for_each_table(kernel_test test)
     for_each_entry(test, 0);
 }
 
-static void for_each_direct(kernel_test test)
+static void for_each_decode(kernel_test test)
 {
     for_each_entry(test, 1);
 }
@@ -173,8 +173,8 @@ static void scores_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, 
     void *packed_q = zeroed((size_t)(rows * q_ld) * 4);
     void *packed_k = zeroed((size_t)padded * (size_t)(D + 1) * 4);
     float *s = zeroed((size_t)(MOST_ROWS * ld) * sizeof *s);
-    k->pack_rows(&q.rows, 0, rows, rows, q_ld, packed_q);
-    k->pack_keys(&keys.rows, 0, n, padded, packed_k);
+    k->pack_rows(&q.rows, rows, rows, q_ld, packed_q);
+    k->pack_keys(&keys.rows, n, padded, packed_k);
     k->scores(packed_q, q_ld, packed_k, D, rows, padded / k->panel, 0.5f, s, ld);
     check_scores(k, &q, &keys, rows, n, s, "scores");
     for (int32_t at = rows * ld; at < MOST_ROWS * ld; at++)
@@ -186,7 +186,7 @@ static void scores_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, 
     source_free(&keys);
 }
 
-static void dots_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, int32_t D)
+static void qk_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, int32_t D)
 {
     const int32_t q_ld = (D + 31) / 32 * 32, ld = CPU_BLOCK_KEYS;
     source q = source_make(dtype_of(k, which), rows, D);
@@ -194,11 +194,12 @@ static void dots_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, in
     void *packed = zeroed((size_t)(rows * q_ld) * 4);
     void *turned = zeroed((size_t)((rows + 31) / 32 * 32 * q_ld) * 4);
     float *s = zeroed((size_t)(MOST_ROWS * ld) * sizeof *s);
-    cpu_asking next = asking_begin(&keys.rows, 0, n);
-    k->pack_rows(&q.rows, 0, rows, rows, q_ld, packed);
-    if (k->pack_direct)
-        k->pack_direct(packed, q_ld, rows, D, turned);
-    k->dots(k->pack_direct ? turned : packed, q_ld, &keys.rows, 0, n, rows, 0.5f, s, ld, &next);
+    cpu_prefetch next = prefetch_begin(&keys.rows, n);
+    k->pack_rows(&q.rows, rows, rows, q_ld, packed);
+    if (k->pack_decode)
+        k->pack_decode(packed, q_ld, rows, D, turned);
+    k->decode_qk(k->pack_decode ? turned : packed, q_ld, &keys.rows, n, rows, 0.5f, s, ld,
+                 &next);
     assert_int_equal(next.rows, 0);
     check_scores(k, &q, &keys, rows, n, s, "dots");
     for (int32_t at = rows * ld; at < MOST_ROWS * ld; at++)
@@ -228,25 +229,25 @@ static void test_scores(const cpu_kernels *k)
     for_each_shape(k, 24, scores_of);
 }
 
-static void for_direct_shapes(const cpu_kernels *k, shape_check *check)
+static void for_decode_shapes(const cpu_kernels *k, shape_check *check)
 {
     if (k->begin)
         k->begin();
-    for_each_shape(k, k->direct_rows, check);
+    for_each_shape(k, k->decode_rows, check);
     if (k->end)
         k->end();
 }
 
-static void test_dots(const cpu_kernels *k)
+static void test_decode_qk(const cpu_kernels *k)
 {
-    for_direct_shapes(k, dots_of);
+    for_decode_shapes(k, qk_of);
 }
 
 static void scores_hold(void **state)
 {
     (void)state;
     for_each_table(test_scores);
-    for_each_direct(test_dots);
+    for_each_decode(test_decode_qk);
 }
 
 /* ---- values ---- */
@@ -315,7 +316,7 @@ static void values_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, 
     void *packed = zeroed((size_t)block * (size_t)o_ld * 4);
     float *o = quarters((size_t)(MOST_ROWS * o_ld));
     weights_make(k, rows, n, &w);
-    assert_int_equal(k->pack_values(&v.rows, 0, n, block, packed), 0);
+    assert_int_equal(k->pack_values(&v.rows, n, block, packed), 0);
     k->values(w.packed, block, packed, (n + 15) / 16 * 16, block, rows, o_ld / k->panel,
               w.alpha, o, o_ld);
     check_values(k, &v, &w, rows, n, o, o_ld, "values");
@@ -327,15 +328,17 @@ static void values_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, 
     source_free(&v);
 }
 
-static void sums_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, int32_t E)
+static void pv_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, int32_t E)
 {
     static weights w;
     const int32_t o_ld = (E + k->panel - 1) / k->panel * k->panel, block = CPU_BLOCK_KEYS;
     source v = source_make(dtype_of(k, which), n, E);
     float *o = quarters((size_t)(MOST_ROWS * o_ld));
-    cpu_asking next = asking_begin(&v.rows, 0, n);
+    cpu_prefetch next = prefetch_begin(&v.rows, n);
     weights_make(k, rows, n, &w);
-    assert_int_equal(k->sums(w.packed, block, &v.rows, 0, n, rows, w.alpha, o, o_ld, &next), n);
+    assert_int_equal(k->decode_pv(w.packed, block, &v.rows, n, rows, w.alpha, o, o_ld,
+                                  &next),
+                     n);
     assert_int_equal(next.rows, 0);
     check_values(k, &v, &w, rows, n, o, o_ld, "sums");
     for (int32_t at = rows * o_ld; at < MOST_ROWS * o_ld; at++)
@@ -350,23 +353,23 @@ static void test_values(const cpu_kernels *k)
     for_each_shape(k, 24, values_of);
 }
 
-static void test_sums(const cpu_kernels *k)
+static void test_decode_pv(const cpu_kernels *k)
 {
-    for_direct_shapes(k, sums_of);
+    for_decode_shapes(k, pv_of);
 }
 
 static void values_hold(void **state)
 {
     (void)state;
     for_each_table(test_values);
-    for_each_direct(test_sums);
+    for_each_decode(test_decode_pv);
 }
 
 /* One infinity or NaN anywhere in V is seen, and stops `sums` before its key: O is then that of
  * the keys before. */
-static void test_wild(const cpu_kernels *k)
+static void test_nonfinite(const cpu_kernels *k)
 {
-    static const float wild[] = {NAN, INFINITY, -INFINITY};
+    static const float nonfinite[] = {NAN, INFINITY, -INFINITY};
     static weights w;
     void *packed = zeroed((size_t)CPU_BLOCK_KEYS * MOST_D * 4);
     weights_make(k, 4, CPU_BLOCK_KEYS, &w);
@@ -376,15 +379,15 @@ static void test_wild(const cpu_kernels *k)
         const int32_t rows = 1 + n % 4, j = n * 71 % CPU_BLOCK_KEYS, d = n * 31 % MOST_D;
         source v = source_make(dtype_of(k, n), CPU_BLOCK_KEYS, MOST_D);
         const size_t each = saccade_dtype_bytes(v.rows.dtype);
-        cpu_asking next = {0};
-        convert_from_f32(v.rows.dtype, &wild[n % 3],
+        cpu_prefetch next = {0};
+        convert_from_f32(v.rows.dtype, &nonfinite[n % 3],
                          (char *)v.memory + j * v.rows.stride + (size_t)d * each, 1);
-        assert_true(k->pack_values(&v.rows, 0, CPU_BLOCK_KEYS, CPU_BLOCK_KEYS, packed) != 0);
+        assert_true(k->pack_values(&v.rows, CPU_BLOCK_KEYS, CPU_BLOCK_KEYS, packed) != 0);
         float *o = quarters((size_t)MOST_ROWS * MOST_D);
-        const int32_t done = k->sums(w.packed, CPU_BLOCK_KEYS, &v.rows, 0, CPU_BLOCK_KEYS, rows,
-                                     w.alpha, o, MOST_D, &next);
+        const int32_t done = k->decode_pv(w.packed, CPU_BLOCK_KEYS, &v.rows, CPU_BLOCK_KEYS,
+                                          rows, w.alpha, o, MOST_D, &next);
         assert_true(done <= j && j - done < CPU_BLOCK_KEYS / (k->begin ? 1 : 2));
-        check_values(k, &v, &w, rows, done, o, MOST_D, "sums before a wild value");
+        check_values(k, &v, &w, rows, done, o, MOST_D, "sums before a nonfinite value");
         free(o);
         source_free(&v);
     }
@@ -394,10 +397,10 @@ static void test_wild(const cpu_kernels *k)
     free(packed);
 }
 
-static void wild_is_seen(void **state)
+static void nonfinite_is_seen(void **state)
 {
     (void)state;
-    for_each_direct(test_wild);
+    for_each_decode(test_nonfinite);
 }
 
 /* ---- softmax ---- */
@@ -505,7 +508,7 @@ static void exponential_holds(void **state)
 /* A NaN score makes the row's l NaN, +INF too; its neighbours stay as they are. */
 static void test_not_finite(const cpu_kernels *k)
 {
-    static const float wild[] = {NAN, INFINITY};
+    static const float nonfinite[] = {NAN, INFINITY};
     enum { LD = CPU_BLOCK_KEYS };
     float *s = zeroed(2 * LD * sizeof *s);
     for (int n = 0; n < 2; n++)
@@ -513,7 +516,7 @@ static void test_not_finite(const cpu_kernels *k)
             float m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, alpha[2];
             for (int j = 0; j < 64; j++)
                 s[j] = s[LD + j] = (float)j / 64;
-            s[at] = wild[n];
+            s[at] = nonfinite[n];
             k->softmax(s, LD, 2, 64, NULL, m, l, alpha);
             assert_true(isnan(l[0]));
             assert_true(l[1] > 1 && l[1] <= 64 && m[1] == 63.0f / 64);
@@ -549,7 +552,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(scores_hold),        cmocka_unit_test(values_hold),
-        cmocka_unit_test(wild_is_seen),       cmocka_unit_test(softmax_holds),
+        cmocka_unit_test(nonfinite_is_seen),       cmocka_unit_test(softmax_holds),
         cmocka_unit_test(exponential_holds),  cmocka_unit_test(not_finite_is_kept),
         cmocka_unit_test(order_is_by_weight),
     };

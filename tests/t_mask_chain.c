@@ -63,7 +63,9 @@ static void fill_world(link *l, const random_mod *r)
 
 static void open_leaf(chain *c, int i, uint64_t seed)
 {
-    const saccade_block_mask_options options = {c->block_q, c->block_kv, 0, {0}};
+    const saccade_block_mask_options options = {.size = sizeof options,
+                                                .block_q = c->block_q,
+                                                .block_kv = c->block_kv};
     saccade_error err = {0};
     random_mod *r = &c->mods[i];
     random_mod_make(seed, SACCADE_MASK, 0, 3, &first_sizes, r);
@@ -206,11 +208,11 @@ static void step_import(chain *c, const char *name)
     for (int32_t i = 0; i < n; i++)
         bindings[i] =
             (saccade_binding){saccade_mod_capture(view->mod, i).name, view->env.tensors[i]};
-    saccade_positions at = {0};
-    if (view->q_offset)
-        at.q_offset = saccade_tensor_of((void *)view->q_offset, SACCADE_I32, 1, &s.B);
-    if (view->kv_offset)
-        at.kv_offset = saccade_tensor_of((void *)view->kv_offset, SACCADE_I32, 1, &s.B);
+    const saccade_tensor q = saccade_tensor_of((void *)view->q_offset, SACCADE_I32, 1, &s.B);
+    const saccade_tensor kv = saccade_tensor_of((void *)view->kv_offset, SACCADE_I32, 1, &s.B);
+    const saccade_positions at = {.size = sizeof at,
+                                  .q_offset = view->q_offset ? &q : NULL,
+                                  .kv_offset = view->kv_offset ? &kv : NULL};
     saccade_block_indices x;
     saccade_block_mask *out;
     saccade_error err;

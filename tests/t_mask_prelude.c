@@ -107,7 +107,9 @@ static void every_variant_is_exact(void **state)
         const int32_t n = used_by(mod, used);
         uint8_t *live = brute_dense(mod, &sizes, NULL, used, n);
         for (size_t j = 0; j < sizeof blocks / sizeof blocks[0]; j++) {
-            const saccade_block_mask_options options = {blocks[j][0], blocks[j][1], 0, {0}};
+            const saccade_block_mask_options options = {.size = sizeof options,
+                                                        .block_q = blocks[j][0],
+                                                        .block_kv = blocks[j][1]};
             saccade_block_mask *mask;
             assert_int_equal(saccade_block_mask_create(NULL, mod, &sizes, NULL, used, n,
                                                        &options, &mask, NULL),

@@ -54,6 +54,117 @@ static void simplified_nodes_read_back(void **state)
     }
 }
 
+/* ---- chains ---- */
+
+/* Texts that say the names which a printed chain might give its parts: as captures, locals,
+ * definitions and parameters; and texts that end in odd places. */
+static const char *const odd_scores[] = {
+    "score + part_1",
+    "score + part_2[q] * part_10",
+    "part_1 = score * 2; part_1 + 1",
+    "score part_2(part_1) = part_1 * score; part_2(3.0)",
+    "score f() = score + part_1; score = f(); f() // part_3",
+    "q = kv; score + q // the end",
+    "score + part2_1 + part3_1",
+    "score = score + part; score;",
+    "/* part_ */ score",
+};
+static const char *const odd_masks[] = {
+    "kv < part_1 + q",
+    "part_2[kv] + part_1 > 0",
+    "part_1 = q >= kv; part_1",
+    "mask part_2(part_1) = kv < part_1; part_2(9)",
+    "mask f() = q >= kv; f() || part_3 > 1 // part_3",
+    "q = kv; q > 5 // the end",
+    "q + part2_1 > part3_1",
+};
+
+static saccade_mod *some_part(uint64_t *state, saccade_kind kind, char text[RANDOM_MOD_TEXT])
+{
+    enum { SCORES = sizeof odd_scores / sizeof odd_scores[0] };
+    enum { MASKS = sizeof odd_masks / sizeof odd_masks[0] };
+    saccade_mod *mod;
+    saccade_error err = {0};
+    const char *odd = kind == SACCADE_MASK ? odd_masks[random_mod_below(state, MASKS)]
+                                           : odd_scores[random_mod_below(state, SCORES)];
+    if (random_mod_below(state, 3) != 0)
+        snprintf(text, RANDOM_MOD_TEXT, "%s", odd);
+    else
+        random_mod_text(random_mod_bits(state), kind, 0, 3, text, RANDOM_MOD_TEXT);
+    if (saccade_mod_parse(kind, text, strlen(text), &mod, &err) != SACCADE_OK)
+        fail_msg("%s: %s", text, err.message);
+    return mod;
+}
+
+static int32_t captures_of(const saccade_mod *mod, saccade_capture *out)
+{
+    const int32_t n = saccade_mod_capture_count(mod);
+    for (int32_t i = 0; i < n; i++) {
+        out[i] = saccade_mod_capture(mod, i);
+        const int is_odd = strncmp(out[i].name, "part", 4) == 0;
+        out[i].dtype = is_odd ? SACCADE_I32 : random_mod_dtype(out[i].name);
+    }
+    return n;
+}
+
+/* Chains of chains too; captures of one name but two ranks make a chain refused. */
+static void chains_read_back(void **state)
+{
+    static char text[RANDOM_MOD_TEXT];
+    int n_checked = 0;
+    (void)state;
+    for (uint64_t seed = 1; seed <= 1200; seed++) {
+        uint64_t bits = seed;
+        const saccade_kind kind = seed & 1 ? SACCADE_MASK : SACCADE_SCORE;
+        saccade_mod *chain = some_part(&bits, kind, text);
+        for (uint32_t i = random_mod_below(&bits, 4); i > 0; i--) {
+            saccade_mod *part = some_part(&bits, kind, text), *both = NULL;
+            const int is_before = random_mod_below(&bits, 2) == 0;
+            const saccade_status status = saccade_mod_chain(
+                is_before ? part : chain, is_before ? chain : part, &both, NULL);
+            saccade_mod_destroy(part);
+            if (status != SACCADE_OK)
+                continue;
+            saccade_mod_destroy(chain);
+            chain = both;
+            n_checked++;
+        }
+        saccade_capture captures[MOD_MAX_CAPTURES];
+        round_trip_check_generic(chain, captures, captures_of(chain, captures));
+        saccade_mod_destroy(chain);
+    }
+    assert_true(n_checked > 1000);
+}
+
+/* As deep as a text may be, it may be too deep in a chain, but never in what that prints. */
+static void deep_chains_read_back(void **state)
+{
+    char text[1024];
+    int n_made = 0, n_refused = 0;
+    (void)state;
+    for (int depth = 150; depth < 230; depth++) {
+        saccade_mod *mod, *both;
+        saccade_error err = {0};
+        saccade_status status;
+        memset(text, '(', (size_t)depth);
+        memcpy(text + depth, "score", 5);
+        memset(text + depth + 5, ')', (size_t)depth);
+        if (saccade_mod_parse(SACCADE_SCORE, text, 2 * (size_t)depth + 5, &mod, &err))
+            break;
+        status = saccade_mod_chain(mod, mod, &both, &err);
+        if (status == SACCADE_OK) {
+            round_trip_check_generic(both, NULL, 0);
+            saccade_mod_destroy(both);
+            n_made++;
+        } else {
+            assert_int_equal(status, SACCADE_ELIMIT);
+            n_refused++;
+        }
+        saccade_mod_destroy(mod);
+    }
+    assert_true(n_made > 0 && n_refused < 5);
+}
+
 /* ---- texts that are mostly wrong ---- */
 
 /* A text that compiles is printed and read back; one that does not gives one clear line. */
@@ -189,6 +300,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(printed_texts_read_back),
         cmocka_unit_test(simplified_nodes_read_back),
+        cmocka_unit_test(chains_read_back),
+        cmocka_unit_test(deep_chains_read_back),
         cmocka_unit_test(mutated_texts_do_no_harm),
         cmocka_unit_test(token_soups_do_no_harm),
         cmocka_unit_test(texts_survive_failing_allocations),

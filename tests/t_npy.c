@@ -1,8 +1,10 @@
 /* .npy files: what is written reads back; every version, byte order and dimension order reads
  * as NumPy means it; hostile, truncated and mutated files get an error and nothing worse. */
+#include "../cli/infile.c"
 #include "../cli/npy.c"
 #include "../cli/outfile.c"
 #include "../cli/report.c"
+#include "../cli/signals.c"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -391,7 +391,8 @@ static int check_row(void *user, const saccade_ladder_row *row)
 static void public_call_runs_and_refuses(void **state)
 {
     (void)state;
-    saccade_ladder_options o = saccade_ladder_default();
+    saccade_ladder_options o;
+    saccade_ladder_options_init(&o);
     saccade_error err;
     int n = 0;
     o.N = 40, o.d = 8, o.M = 100;

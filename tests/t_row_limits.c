@@ -15,7 +15,8 @@ static saccade_plan *plan_of(const char *text, saccade_mod **bound)
     saccade_error err = {0};
     saccade_mod *mod;
     saccade_plan *plan;
-    saccade_problem p = saccade_problem_default();
+    saccade_problem p;
+    saccade_problem_init(&p);
     if (saccade_mod_parse(SACCADE_MASK, text, strlen(text), &mod, &err)
         || saccade_mod_bind(mod, NULL, 0, bound, &err))
         fail_msg("%s: %s", text, err.message);
@@ -29,7 +30,7 @@ static saccade_plan *plan_of(const char *text, saccade_mod **bound)
     return plan;
 }
 
-static void check(const cpu_state *state, int32_t q, int32_t kv_offset)
+static void check(const pass_limits *limits, int32_t q, int32_t kv_offset)
 {
     enum { ROWS = CPU_MOST_ROWS };
     int64_t first[2][ROWS], past[2][ROWS];
@@ -38,12 +39,12 @@ static void check(const cpu_state *state, int32_t q, int32_t kv_offset)
     const plan_run run = {.sizes = {1, 2, 2, 1 << 20, 1000, 16, 16},
                           .mask_env = {.size = {1, 2, 2, 1 << 20, 1000, 16, 16}}};
     eval_point row = {0, 1, q, 0, 0};
-    double *values = calloc(state->limits->n_nodes, sizeof *values);
+    double *values = calloc(limits->fn->n_nodes, sizeof *values);
     assert_non_null(values);
-    cpu_find_limits(state, &run, &row, ROWS, kv_offset, values, &all, 0);
+    cpu_find_limits(limits, &run, &row, ROWS, kv_offset, values, &all, 0);
     for (int32_t r = 0; r < ROWS; r++) {
         row.q = q + r;
-        cpu_find_limits(state, &run, &row, 1, kv_offset, values, &one, r);
+        cpu_find_limits(limits, &run, &row, 1, kv_offset, values, &one, r);
         assert_true(first[0][r] == first[1][r] && past[0][r] == past[1][r]);
         assert_true(first[0][r] >= 0 && past[0][r] <= 1000);
     }
@@ -69,12 +70,12 @@ static void rows_between(void **state)
     for (size_t n = 0; n < sizeof texts / sizeof *texts; n++) {
         saccade_mod *mod;
         saccade_plan *plan = plan_of(texts[n], &mod);
-        const cpu_state *own = plan->state;
-        for (size_t k = 0; own->limits && k < sizeof starts / sizeof *starts; k++) {
+        const pass_limits *own = plan_limits(&plan->problem);
+        for (size_t k = 0; own && k < sizeof starts / sizeof *starts; k++) {
             check(own, starts[k], 0);
             check(own, starts[k], 50);
         }
-        n_found += own->limits != NULL;
+        n_found += own != NULL;
         saccade_plan_destroy(plan);
         saccade_mod_destroy(mod);
     }

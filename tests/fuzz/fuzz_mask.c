@@ -1,17 +1,19 @@
-/* Any mask over small sizes: five bytes choose lengths, block sizes and offset, the rest is the
-   text. Every block of the mask is compared with all its positions under the oracle: absent
-   blocks hold nothing live, FULL ones nothing dead, PARTIAL ones both. */
+/* Any mask over small sizes: seven bytes choose lengths, block sizes, offsets (near 0 or near
+   their bounds) and the form of captures, the rest is the text. Every block of the mask is
+   compared with all its positions under the oracle: absent blocks hold nothing live, FULL ones
+   nothing dead, PARTIAL ones both. Captures of impossible shapes are refused. */
 #include "eval/eval.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 48, HEADER = 5, HEADS = 2 };
+enum { MOST = 48, HEADER = 7, HEADS = 2 };
 
 typedef struct problem {
     saccade_sizes sizes;
-    int32_t block_q, block_kv, q_offset;
+    int32_t block_q, block_kv, q_offset, kv_offset;
+    int form; /* of captures */
     saccade_binding bindings[MOD_MAX_CAPTURES];
     int32_t n_bindings;
     saccade_tensor tensors[MOD_MAX_CAPTURES];
@@ -27,6 +29,37 @@ static void fail(const char *what, int64_t row, int64_t column)
     abort();
 }
 
+/* A capture as the form has it: as it is, its first dimension repeated without end, or all
+ * reversed; or with more elements than there can be, which must be refused. */
+enum { AS_IT_IS, REPEATED, REVERSED, TOO_LONG, TOO_WIDE, FORMS };
+
+static saccade_tensor shaped(saccade_tensor t, int form)
+{
+    if (t.rank == 0 || form == AS_IT_IS)
+        return t;
+    if (form == REPEATED) {
+        t.shape[0] = INT32_MAX;
+        t.stride[0] = 0;
+    }
+    for (int32_t d = 0; form == REVERSED && d < t.rank; d++) {
+        t.data = (int32_t *)t.data + (t.shape[d] - 1) * t.stride[d];
+        t.stride[d] = -t.stride[d];
+    }
+    if (form == TOO_LONG)
+        t.shape[t.rank - 1] = INT64_MAX;
+    if (form == TOO_WIDE)
+        t.stride[0] = INT64_MAX / 2;
+    return t;
+}
+
+static int is_impossible(const problem *p)
+{
+    for (int32_t i = 0; i < p->n_bindings; i++)
+        if (p->bindings[i].tensor.rank > 0 && p->form >= TOO_LONG)
+            return 1;
+    return 0;
+}
+
 static saccade_mod *bind(const unsigned char *text, size_t size, problem *p)
 {
     saccade_capture captures[MOD_MAX_CAPTURES];
@@ -38,8 +71,8 @@ static saccade_mod *bind(const unsigned char *text, size_t size, problem *p)
         static const int64_t shape[SACCADE_MAX_RANK] = {7, 5, 3, 2, 2, 2, 1, 1};
         captures[i] = saccade_mod_capture(mod, i);
         captures[i].dtype = SACCADE_I32;
-        p->bindings[i].tensor =
-            saccade_tensor_of(values + 13 * i, SACCADE_I32, captures[i].rank, shape);
+        p->bindings[i].tensor = shaped(
+            saccade_tensor_of(values + 13 * i, SACCADE_I32, captures[i].rank, shape), p->form);
     }
     if (saccade_mod_bind(mod, captures, p->n_bindings, &bound, NULL) == SACCADE_OK)
         for (int32_t i = 0; i < p->n_bindings; i++)
@@ -57,7 +90,8 @@ static int64_t count_live(const mod_fn *fn, const eval_env *env, const problem *
     for (int64_t i = row * p->block_q; i < p->sizes.Q && i < (row + 1) * p->block_q; i++)
         for (int64_t j = column * p->block_kv;
              j < p->sizes.KV && j < (column + 1) * p->block_kv; j++) {
-            const eval_point at = {0, h, (int32_t)i + p->q_offset, (int32_t)j, 0};
+            const eval_point at = {0, h, (int32_t)i + p->q_offset,
+                                   (int32_t)j + p->kv_offset, 0};
             live += eval_scalar(fn, env, &at, scratch, NULL) != 0;
             *total += 1;
         }
@@ -102,12 +136,22 @@ static void check_mask(const saccade_block_mask *mask, const saccade_mod *mod, p
     free(scratch);
 }
 
+/* An offset within 128 of 0, or of a bound. */
+static int32_t near_base(int which, int by)
+{
+    static const int32_t bases[] = {0, 1 << 30, -(1 << 30), 1 << 29, -(1 << 29)};
+    const int64_t at = (int64_t)bases[which % 16 % 5] + by - 128;
+    return (int32_t)(at > 1 << 30 ? 1 << 30 : at < -(1 << 30) ? -(1 << 30) : at);
+}
+
 static problem problem_of(const unsigned char *bytes)
 {
     problem p = {.sizes = {1, HEADS, 1, 1 + bytes[0] % MOST, 1 + bytes[1] % MOST, 8, 8}};
     p.block_q = 1 + bytes[2] % 20;
     p.block_kv = 1 + bytes[3] % 20;
-    p.q_offset = (int32_t)bytes[4] - 128;
+    p.q_offset = near_base(bytes[5], bytes[4]);
+    p.kv_offset = bytes[5] >> 4 ? near_base(bytes[5] >> 4, bytes[4]) : 0;
+    p.form = bytes[6] % FORMS;
     return p;
 }
 
@@ -123,14 +167,18 @@ int LLVMFuzzerTestOneInput(const unsigned char *bytes, size_t size)
     saccade_mod *mod = bind(bytes + HEADER, size - HEADER, &p);
     if (mod == NULL)
         return 0;
+    const saccade_tensor q_offset = saccade_tensor_of(&p.q_offset, SACCADE_I32, 0, NULL);
+    const saccade_tensor kv_offset = saccade_tensor_of(&p.kv_offset, SACCADE_I32, 0, NULL);
     const saccade_positions at = {
-        .q_offset = saccade_tensor_of(&p.q_offset, SACCADE_I32, 0, NULL)};
+        .size = sizeof at, .q_offset = &q_offset, .kv_offset = &kv_offset};
     const saccade_block_mask_options options = {
-        .block_q = p.block_q, .block_kv = p.block_kv};
+        .size = sizeof options, .block_q = p.block_q, .block_kv = p.block_kv};
     saccade_block_mask *mask = NULL;
     saccade_error err = {0};
     const saccade_status status = saccade_block_mask_create(
         NULL, mod, &p.sizes, &at, p.bindings, p.n_bindings, &options, &mask, &err);
+    if (status == SACCADE_OK && is_impossible(&p))
+        fail("impossible capture taken", 0, 0);
     if (status == SACCADE_OK)
         check_mask(mask, mod, &p);
     else if (status == SACCADE_EINTERNAL || err.message[0] == '\0')

@@ -1,7 +1,9 @@
 /* Any bytes as a text of the language: an error with a place inside the text, or a mod whose
-   printed form parses back to the same print, and whose typed nodes pass the verifier. */
+   printed form parses back to the same print, and whose typed nodes pass the verifier. All on
+   a small stack, which no text may exhaust. */
 #include "mod/mod.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,15 +93,19 @@ static void check_bind(const saccade_mod *mod, saccade_dtype dtype)
     }
 }
 
-int LLVMFuzzerTestOneInput(const unsigned char *bytes, size_t size);
+typedef struct input {
+    const char *text;
+    size_t bytes;
+} input;
 
-int LLVMFuzzerTestOneInput(const unsigned char *bytes, size_t size)
+static void *check_text(void *arg)
 {
+    const input *in = arg;
     for (int kind = SACCADE_MASK; kind <= SACCADE_SCORE; kind++) {
         saccade_mod *mod = NULL;
         saccade_error err = {0};
         const saccade_status status =
-            saccade_mod_parse((saccade_kind)kind, (const char *)bytes, size, &mod, &err);
+            saccade_mod_parse((saccade_kind)kind, in->text, in->bytes, &mod, &err);
         if (status != SACCADE_OK) {
             check_error(status, &err);
             continue;
@@ -110,5 +116,25 @@ int LLVMFuzzerTestOneInput(const unsigned char *bytes, size_t size)
         check_bind(mod, SACCADE_BOOL);
         saccade_mod_destroy(mod);
     }
+    return NULL;
+}
+
+int LLVMFuzzerTestOneInput(const unsigned char *bytes, size_t size);
+
+int LLVMFuzzerTestOneInput(const unsigned char *bytes, size_t size)
+{
+    enum { STACK = 1 << 20 }; /* 64 KiB without the sanitizers that fuzzing runs with */
+    input in = {(const char *)bytes, size};
+    pthread_attr_t attributes;
+    pthread_t thread = 0;
+    int error = pthread_attr_init(&attributes);
+    if (!error)
+        error = pthread_attr_setstacksize(&attributes, STACK);
+    if (!error)
+        error = pthread_create(&thread, &attributes, check_text, &in);
+    if (error)
+        fail("no thread to run on", "");
+    pthread_join(thread, NULL);
+    pthread_attr_destroy(&attributes);
     return 0;
 }

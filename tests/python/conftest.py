@@ -16,4 +16,4 @@ def block_masks_lie_on_the_host(request, monkeypatch):
     if importlib.util.find_spec("torch") and request.path.name != "test_cuda.py":
         import torch
 
-        monkeypatch.setattr("saccade._masks._device", lambda: torch.device("cpu"))
+        monkeypatch.setattr("saccade.torch.masks._device", lambda: torch.device("cpu"))

@@ -230,3 +230,94 @@ def test_errors():
         st.create_block_mask(MASKS["causal"], None, None, 0, 9)
     with pytest.raises(TypeError, match="4: \\(b, h, q_idx, kv_idx\\)"):
         st.create_block_mask(lambda s, b, h, i, j: s, None, None, 9, 9)
+
+
+def test_index_tensors_are_the_user_s():
+    """Contiguous, and each batch has its own, as torch's are."""
+    made = pair("causal")[1]
+    for name in made._TENSOR_ATTRS:
+        t = getattr(made, name)
+        assert t.is_contiguous() and t.view(-1).numel() == t.numel()
+    made.kv_num_blocks[0] = 0
+    assert int(made.kv_num_blocks[1].sum()) > 0
+
+
+def test_lists_cut_to_their_used_width():
+    b = st.create_block_mask(MASKS["causal"], None, None, 80, 80, BLOCK_SIZE=8)
+    n = int(b.kv_num_blocks.max())
+    m = int(b.full_kv_num_blocks.max())
+    assert max(n, m) < b.kv_indices.shape[-1]
+    cut = st.BlockMask.from_kv_blocks(
+        b.kv_num_blocks,
+        b.kv_indices[..., :n],
+        b.full_kv_num_blocks,
+        b.full_kv_indices[..., :m],
+        BLOCK_SIZE=8,
+        mask_mod=MASKS["causal"],
+        seq_lengths=(80, 80),
+    )
+    assert torch.equal(cut.to_dense(), b.to_dense())
+    assert torch.equal(cut.q_num_blocks, b.q_num_blocks)
+    q, k, v = torch.randn(3, 1, 2, 80, 16, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(*(st.flex_attention(q, k, v, None, x) for x in (b, cut)))
+
+
+def test_without_transposes():
+    b = pair("causal")[1]
+    made = st.BlockMask.from_kv_blocks(b.kv_num_blocks, b.kv_indices, compute_q_blocks=False)
+    assert made.q_num_blocks is None and made.q_indices is None
+
+
+def test_trees_of_torch():
+    from torch.utils import _pytree as tree
+
+    kind = type("Mask", (st.BlockMask,), {})
+    flatten, unflatten = kind._flatten, kind._unflatten
+    tree.register_pytree_node(
+        kind, flatten, unflatten, flatten_with_keys_fn=kind._flatten_with_keys
+    )
+    b = pair("heads")[1]
+    leaves, context = b._flatten()
+    made = unflatten(leaves, context)
+    same(pair("heads")[0], made)
+    assert type(made) is kind and made.mask_mod is b.mask_mod
+    moved = tree.tree_map(lambda t: t.clone(), made)
+    assert type(moved) is kind and torch.equal(moved.to_dense(), b.to_dense())
+    keys = [str(k[0]) for k, _ in tree.tree_flatten_with_path(made)[0]]
+    assert keys[0] == ".kv_num_blocks" and len(keys) == len(leaves)
+
+
+def test_names_that_users_import():
+    """Whatever torch's module offers that is not of other modules, hop excepted."""
+    offered = [n for n, x in vars(theirs).items() if n[:1] == "_" and n[:2] != "__"]
+    for name in [*offered, *theirs.__all__]:
+        assert getattr(st, name) is not None, name
+    assert st._DEFAULT_SPARSE_BLOCK_SIZE == 128
+    with pytest.raises(ImportError):
+        from saccade.torch import flex_attention_hop  # noqa: F401
+    x = torch.arange(3)
+    assert bool(st.noop_mask(x, x, x, x)) and st.noop_mask(x, x, x, x).dtype is torch.bool
+    q = torch.randn(1, 2, 20, 8)
+    want = st.flex_attention(q, q, q)
+    for empty in (st._create_empty_block_mask, theirs._create_empty_block_mask):
+        assert torch.equal(st.flex_attention(q, q, q, st._identity, empty(q, q)), want)
+    made = st._create_sparse_block_from_block_mask(
+        theirs._convert_mask_to_block_mask(torch.ones(1, 1, 128, 256, dtype=torch.bool)),
+        None,
+        (128, 256),
+    )
+    assert isinstance(made, st.BlockMask) and made.shape == (1, 1, 128, 256)
+
+
+def test_refused():
+    num, idx = torch.ones(1, 1, 2, dtype=torch.int32), torch.zeros(1, 1, 2, 3).int()
+    with pytest.raises(AssertionError, match="full_q_num_blocks and full_q_indices"):
+        st.BlockMask((256, 384), num, idx, full_q_num_blocks=num)
+    for block in (0, (16, 0), -128):
+        with pytest.raises(ValueError, match="BLOCK_SIZE: got"):
+            st.create_block_mask(MASKS["causal"], None, None, 9, 9, BLOCK_SIZE=block)
+    q = torch.randn(1, 1, 20, 8)
+    for n, word in ((10, "smaller"), (30, "larger")):
+        mask = st.create_block_mask(MASKS["causal"], None, None, n, n)
+        with pytest.raises(ValueError, match=f"created for a {word} length than you're using"):
+            st.flex_attention(q, q, q, None, mask)

@@ -44,6 +44,20 @@ def test_text_stays_in_the_graph(compiler):
     assert torch.equal(want[0], got[0]) and torch.equal(want[1], got[1])
 
 
+def test_mask_of_captures_stays_in_the_graph(compiler):
+    """Values of its captures are read at every call, as outside."""
+    q, k, v = tensors()
+    ids = torch.arange(48) // 16
+    near = st.mask("ids[q] == ids[kv] && abs(q - kv) < n", ids=ids, n=9)
+    f = lambda q: st.flex_attention(q, k, v, "score * 2", near)  # noqa: E731
+    g = compiler(f, fullgraph=True)
+    with torch.no_grad():
+        for change in (0, 1, 0, 3):
+            ids[20:] += change
+            for _ in range(2):
+                assert torch.equal(f(q), g(q))
+
+
 def test_callable_breaks_the_graph(compiler):
     q, k, v = tensors()
     bias = torch.rand(4)
@@ -132,18 +146,43 @@ def test_masks_come_as_arguments(compiler):
     assert len(seen) <= 2
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_rows_that_are_not_contiguous(compiler, place):
+    """The strides that the compiler expects of a result are those it gets."""
+    x = tensors()
+    x[place] = x[place].transpose(2, 3).contiguous().transpose(2, 3)
+    x[0] = x[0].transpose(1, 2).contiguous().transpose(1, 2) if place else x[0]
+    f = lambda *x: st.flex_attention(*x, "score * 2").transpose(1, 2) + 1  # noqa: E731
+    with torch.no_grad():
+        assert torch.equal(f(*x), compiler(f, fullgraph=True)(*x))
+
+
+def test_inputs_that_require_gradients(compiler):
+    """Forward runs where a backward pass might follow, which then says what is missing."""
+    q, k, v = (t.requires_grad_() for t in tensors())
+    slope = torch.rand(4, requires_grad=True)
+    f = lambda q: st.flex_attention(  # noqa: E731
+        q * 2, k, v, st.score("score + slope[h]", slope=slope), return_lse=True
+    )
+    (want, want_lse), (got, lse) = f(q), compiler(f, fullgraph=True)(q)
+    assert torch.equal(want, got) and torch.equal(want_lse, lse) and got.requires_grad
+    with pytest.raises(NotImplementedError, match="no_grad"):
+        got.sum().backward()
+
+
 @pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_operator(dtype, layout):
     """torch's own checks of schema, fake kernel and dynamic shapes."""
-    import saccade._compiled  # noqa: F401
+    import saccade.torch.compiled  # noqa: F401
 
     q, k, v = tensors(dtype)
     if layout == "bnhd":
         q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))
     mask = st.create_block_mask("q >= kv", None, None, 48, 48)
-    made = ([torch.rand(4)], [2.0], "slope w:float", "score + slope[h] * w")
-    for mods, wanted in (((*made, "", 0), True), (([], [], "", "", "", mask.number), False)):
+    numbered = [], [], "|", "", "", mask.number, [], []
+    made = ([torch.rand(4)], [2.0], "slope w:float |", "score + slope[h] * w")
+    for mods, wanted in (((*made, "", 0, [], []), True), (numbered, False)):
         torch.library.opcheck(
             torch.ops.saccade.flex.default,
             (q, k, v, *mods, 0.3, "auto", wanted, wanted, True),

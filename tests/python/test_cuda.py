@@ -159,7 +159,7 @@ def test_compiled(mode):
 
 
 def test_operator():
-    import saccade._compiled  # noqa: F401
+    import saccade.torch.compiled  # noqa: F401
 
     q, k, v = tensors()
     slope = torch.rand(H, device="cuda")

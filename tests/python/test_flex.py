@@ -126,13 +126,13 @@ def test_language_text():
 
 def test_numbers_change_without_tracing():
     q, k, v = tensors()
-    from saccade import _callables
+    from saccade.trace import closures
 
     def make(window, slope):
         return (lambda b, h, i, j: i - j <= window, lambda s, b, h, i, j: s + slope * (j - i))
 
-    first = [_callables.trace(m, kind)[0] for m, kind in zip(make(3, 0.5), ("mask", "score"))]
-    again = [_callables.trace(m, kind)[0] for m, kind in zip(make(30, 0.1), ("mask", "score"))]
+    first = [closures.trace(m, kind)[0] for m, kind in zip(make(3, 0.5), ("mask", "score"))]
+    again = [closures.trace(m, kind)[0] for m, kind in zip(make(30, 0.1), ("mask", "score"))]
     assert first[0] is again[0] and first[1] is again[1]
     m, s = make(30, 0.1)
     out = st.flex_attention(q, k, v, s, m, enable_gqa=True)
@@ -213,7 +213,7 @@ def test_errors():
         st.flex_attention(q, k, v)
     with pytest.raises(ValueError, match="dtype"):
         st.flex_attention(q, k.double(), v, enable_gqa=True)
-    with pytest.raises(ValueError, match="created for lengths"):
+    with pytest.raises(ValueError, match="created for a smaller length"):
         st.flex_attention(
             q,
             k,
@@ -265,3 +265,46 @@ def test_create_mask_of_text():
 def test_long_block_mask():
     made = st.create_block_mask(MASKS["sliding"], None, None, 131072, 131072)
     assert made.sparsity() > 99
+
+
+def test_numbers_of_double_problems_are_double():
+    from saccade.torch.mods import Resolved
+
+    c = 0.1
+    mod = lambda s, b, h, i, j: s * c  # noqa: E731
+    for is_double, dtype in ((False, "f32"), (True, "f64")):
+        assert [v.dtype for v in Resolved(mod, "score", "cpu", is_double).views] == [dtype]
+    q, k, v = (torch.randn(1, 2, 9, 16, dtype=torch.float64) for _ in range(3))
+    for c in (0.1, 0.3, 0.1):  # found again by its layout
+        again = lambda s, b, h, i, j, c=c: s * c  # noqa: E731
+        for m in (mod, again):
+            want = torch.softmax(q @ k.mT / 4 * c, -1) @ v
+            assert torch.allclose(st.flex_attention(q, k, v, m), want, rtol=1e-14, atol=1e-14)
+
+
+def test_scale_of_double_problems_is_double():
+    q, k, v = torch.randn(3, 1, 2, 9, 5, dtype=torch.float64)
+    for scale in (None, 0.1):
+        want = torch.softmax(q @ k.mT * (5**-0.5 if scale is None else scale), -1) @ v
+        got = st.flex_attention(q, k, v, scale=scale)
+        assert float((got - want).abs().max()) < 1e-14
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda s, t: s * 0.1,
+        lambda s, t: s + t / 3,
+        lambda s, t: s * t * 1e-3,
+        lambda s, t: torch.nn.functional.gelu(s) + torch.atan(t) * 0.7,
+        lambda s, t: torch.log1p(s * s) + torch.expm1(t * 1e-9),
+        lambda s, t: torch.where(s > 0.3, 1 / 3, s),
+    ],
+)
+def test_double_to_the_end(f):
+    """Literals of a traced mod too, which in text are f32."""
+    q, k, v = torch.randn(3, 1, 2, 9, 16, dtype=torch.float64)
+    t = torch.randn(9, dtype=torch.float64)
+    got = st.flex_attention(q, k, v, lambda s, b, h, i, j: f(s, t[j].double()))
+    want = torch.softmax(f(q @ k.mT / 4, t.expand(9, 9)), -1) @ v
+    assert float((got - want).abs().max()) < 1e-13

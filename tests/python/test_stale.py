@@ -413,6 +413,49 @@ def test_threads():
         assert all(pool.map(work, range(200)))
 
 
+def _branches(n):
+    return lambda s, b, h, i, j: s * 2 if n > 2 else s
+
+
+def _loops(n):
+    def mod(s, b, h, i, j):
+        for _ in range(n):
+            s = s * 1.25
+        return s
+
+    return mod
+
+
+def _selects(n):
+    return lambda s, b, h, i, j: s * {1: 0.5, 2: 3.0}.get(n, 1.5)
+
+
+def _asks_for_the_type(n):
+    return lambda s, b, h, i, j: s * n if isinstance(n, int) else s + n
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _branches,
+        _loops,
+        _selects,
+        _asks_for_the_type,
+        lambda n: lambda s, b, h, i, j: s * int(n),
+        lambda n: lambda s, b, h, i, j: s * n.__class__(3).bit_length() if n == 1 else s * n,
+        lambda n: lambda s, b, h, i, j: s * len([0.5] * int(n)),
+        lambda n: lambda s, b, h, i, j: s * len(f"{n:03}"),
+    ],
+)
+def test_numbers_that_python_looked_at(make):
+    """A function made anew around another number, which its control flow uses, is another."""
+    for n in (1, 4, 1, 2, 3, 4, 2):
+        check(make(n))
+    for n in (4, 1):
+        mod = make(n)
+        through(mod, lambda: None)
+
+
 NAMES = """
 def make(x, y, f):
     def mod(s, b, h, i, j):

@@ -180,13 +180,13 @@ def test_own_tensors_may_change():
 
 def test_numbers_are_captures():
     """New numbers and tensors are no new text: one trace serves all."""
-    from saccade import _callables
+    from saccade.trace import closures
 
     texts = set()
     for n in range(50):
         bias = torch.rand(N)
         mod = lambda s, b, h, i, j: s * n + bias[i] * 0.5  # noqa: E731, B023
-        texts.add(id(_callables.trace(mod, "score")[0]))
+        texts.add(id(closures.trace(mod, "score")[0]))
     assert len(texts) == 1
 
 

@@ -13,7 +13,7 @@
 
 #if defined(__linux__) && defined(__x86_64__) && HAVE_ZYDIS && HAVE_LEVEL_AMX
 
-#include "cpu/amx_tiles.h"
+#include "cpu/kernels/amx_tiles.h"
 
 #include <Zydis/Zydis.h>
 #include <signal.h>

@@ -133,21 +133,31 @@ static int make_outputs(device_case *d)
 static int move_all(device_case *d)
 {
     saccade_forward_args *a = &d->args;
-    if (!move_input(d, &d->r->q, &a->q) || !move_input(d, &d->r->k, &a->k)
-        || !move_input(d, &d->r->v, &a->v) || !make_outputs(d))
+    if (!move_input(d, &d->r->q, &d->q) || !move_input(d, &d->r->k, &d->k)
+        || !move_input(d, &d->r->v, &d->v) || !make_outputs(d))
         return 0;
-    if (!move_dense(d, &a->positions.q_offset) || !move_dense(d, &a->positions.kv_offset)
-        || !move_dense(d, &a->positions.kv_len))
-        return 0;
+    for (int n = 0; n < 3; n++) {
+        d->position[n] = d->r->position[n];
+        if (!move_dense(d, &d->position[n]))
+            return 0;
+    }
+    d->at = d->r->at;
+    d->at.q_offset = d->at.q_offset ? &d->position[0] : NULL;
+    d->at.kv_offset = d->at.kv_offset ? &d->position[1] : NULL;
+    d->at.kv_len = d->at.kv_len ? &d->position[2] : NULL;
+    a->positions = &d->at;
+    a->q = &d->q;
+    a->k = &d->k;
+    a->v = &d->v;
     for (int32_t i = 0; i < a->n_bindings; i++) {
         d->bindings[i] = a->bindings[i];
         if (!move_dense(d, &d->bindings[i].tensor))
             return 0;
     }
     a->bindings = d->bindings;
-    a->out = d->out.t;
-    a->lse = d->lse.t;
-    a->row_max = d->row_max.t;
+    a->out = &d->out.t;
+    a->lse = &d->lse.t;
+    a->row_max = &d->row_max.t;
     return 1;
 }
 
@@ -166,7 +176,7 @@ static int import_lists(device_case *d, const saccade_block_mask *made)
     good = good && ok(d, "lists", saccade_block_mask_export(made, 0, &x, &err), &err)
            && ok(d, "import",
                  saccade_block_mask_import(NULL, &x, d->mod, &d->r->sizes,
-                                           &d->r->args.positions, NULL, 0, &d->mask, &err),
+                                           d->r->args.positions, NULL, 0, &d->mask, &err),
                  &err);
     for (int n = 0; n < 4; n++)
         free(*lists[n]);
@@ -176,12 +186,14 @@ static int import_lists(device_case *d, const saccade_block_mask *made)
 static int make_imported(device_case *d)
 {
     const int block = d->options.imported_block;
-    const saccade_block_mask_options options = {.block_q = block, .block_kv = block};
+    const saccade_block_mask_options options = {.size = sizeof options,
+                                                .block_q = block,
+                                                .block_kv = block};
     saccade_block_mask *made = NULL;
     saccade_error err = {0};
     const int good =
         ok(d, "block mask",
-           saccade_block_mask_create(NULL, d->r->mask, &d->r->sizes, &d->r->args.positions,
+           saccade_block_mask_create(NULL, d->r->mask, &d->r->sizes, d->r->args.positions,
                                      NULL, 0, &options, &made, &err),
            &err)
         && import_lists(d, made)
@@ -206,7 +218,7 @@ static int make_mask(device_case *d)
             if (strcmp(saccade_mod_capture(r->mask, j).name, r->args.bindings[i].name) == 0)
                 mine[n++] = r->args.bindings[i];
     return ok(d, "block mask",
-              saccade_block_mask_create(NULL, r->mask, &r->sizes, &r->args.positions, mine, n,
+              saccade_block_mask_create(NULL, r->mask, &r->sizes, r->args.positions, mine, n,
                                         NULL, &d->mask, &err),
               &err)
            && ok(d, "prepare", saccade_plan_prepare(d->plan, d->mask, &err), &err);
@@ -341,7 +353,7 @@ static int compare(device_case *d, const device_output *o, const char *name, con
 }
 
 /* Tensor cores add 16 products to a sum in one step: every term is cut to a quarter ulp of the
- * largest one, the total to an ulp, always towards 0 (docs/kernels.md). A step takes up to 3/4
+ * largest one, the total to an ulp, always towards 0 (docs/lab/015). A step takes up to 3/4
  * ulp from the sum by the latter; the former's signs vary. Plain sums round. With one huge
  * product among small ones (CASE_LOW) all steps err the same way, an ulp each in lse. */
 static double truncation(const case_run *r)
@@ -360,7 +372,7 @@ int device_case_check(device_case *d)
     return compare(d, &d->out, "out", r->out, r->out_bound)
            && compare(d, &d->lse, "lse", r->lse, most)
            /* the largest rounding error of a row, where lse has their mean */
-           && (d->args.row_max.dtype == SACCADE_NONE
+           && (!d->args.row_max
                || compare(d, &d->row_max, "row_max", r->row_max, 2 * most));
 }
 
@@ -394,7 +406,7 @@ int device_case_all(const case_run *r, const device_options *options, char *why)
     int good = device_case_open(r, options, &d);
     for (int pass = 0; pass < 2 && good; pass++) {
         if (pass) /* without row maxima another program runs */
-            d.args.row_max.dtype = SACCADE_NONE;
+            d.args.row_max = NULL;
         good =
             device_case_clear(&d) && device_case_run(&d) && device_case_check(&d) && repeat(&d);
     }

@@ -32,7 +32,9 @@ typedef struct device_case {
     saccade_plan *plan;
     saccade_block_mask *mask;
     saccade_mod *mod; /* of imported lists */
-    saccade_forward_args args;
+    saccade_tensor q, k, v, position[3];
+    saccade_positions at;
+    saccade_forward_args args; /* points into this struct */
     saccade_binding bindings[8];
     device_output out, lse, row_max;
     void *memory[DEVICE_MEMORY];

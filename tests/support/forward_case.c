@@ -211,11 +211,6 @@ static void make_data(case_run *r)
     fill(r, &r->v, 0, s->Dv, &seed);
 }
 
-static saccade_tensor position(int32_t *values, int64_t B)
-{
-    return saccade_tensor_of(values, SACCADE_I32, 1, &B);
-}
-
 static void make_positions(case_run *r)
 {
     const saccade_sizes *s = &r->sizes;
@@ -226,12 +221,16 @@ static void make_positions(case_run *r)
         r->positions[1][b] = r->c.kv_offset ? r->c.kv_offset + b : 0;
         r->positions[2][b] = len < 0 ? 0 : len;
     }
+    for (int n = 0; n < 3; n++)
+        r->position[n] = saccade_tensor_of(r->positions[n], SACCADE_I32, 1, &s->B);
+    saccade_positions_init(&r->at);
     if (r->c.q_offset)
-        r->args.positions.q_offset = position(r->positions[0], s->B);
+        r->at.q_offset = &r->position[0];
     if (r->c.kv_offset)
-        r->args.positions.kv_offset = position(r->positions[1], s->B);
+        r->at.kv_offset = &r->position[1];
     if (r->c.kv_len)
-        r->args.positions.kv_len = position(r->positions[2], s->B);
+        r->at.kv_len = &r->position[2];
+    r->args.positions = &r->at;
 }
 
 /* Only the captures that a text names may be bound. */
@@ -253,6 +252,14 @@ static void make_bindings(case_run *r)
 }
 
 /* ---- truth ---- */
+
+plan_positions case_positions(const saccade_positions *at)
+{
+    const saccade_tensor none = {.dtype = SACCADE_NONE};
+    return (plan_positions){at->q_offset ? *at->q_offset : none,
+                            at->kv_offset ? *at->kv_offset : none,
+                            at->kv_len ? *at->kv_len : none};
+}
 
 static double ulp(saccade_dtype dtype, double at)
 {
@@ -286,8 +293,11 @@ void case_solve(case_run *r)
     const plan_problem *p = &plan->problem;
     const saccade_sizes *s = &r->sizes;
     const int64_t rows = s->B * s->H * s->Q;
-    plan_run run = {
-        .sizes = *s, .q = &r->q.t, .k = &r->k.t, .v = &r->v.t, .positions = r->args.positions};
+    plan_run run = {.sizes = *s,
+                    .q = &r->q.t,
+                    .k = &r->k.t,
+                    .v = &r->v.t,
+                    .positions = case_positions(&r->at)};
     const mod_fn *fns[2] = {p->score, p->mask};
     saccade_tensor *tensors[2] = {score_tensors, mask_tensors};
     for (int m = 0; m < 2; m++) {
@@ -323,10 +333,11 @@ void case_make(const forward_case *c, case_run *r)
         fail_msg("%s", err.message);
     r->mask = c->mask ? case_mod(SACCADE_MASK, c->mask) : NULL;
     r->score = c->score ? case_mod(SACCADE_SCORE, c->score) : NULL;
+    saccade_forward_args_init(&r->args);
     make_positions(r);
     make_bindings(r);
     make_data(r);
-    r->problem = saccade_problem_default();
+    saccade_problem_init(&r->problem);
     r->problem.sizes = r->sizes;
     r->problem.dtype = r->dtype;
     r->problem.kv_dtype = c->kv_dtype;
@@ -334,9 +345,9 @@ void case_make(const forward_case *c, case_run *r)
     r->problem.score = r->score;
     r->problem.mask = r->mask;
     r->problem.backend = "cpu";
-    r->args.q = r->q.t;
-    r->args.k = r->k.t;
-    r->args.v = r->v.t;
+    r->args.q = &r->q.t;
+    r->args.k = &r->k.t;
+    r->args.v = &r->v.t;
     const size_t rows = (size_t)(r->sizes.B * r->sizes.H * r->sizes.Q);
     r->out = malloc(rows * (size_t)(r->sizes.Dv + 2) * sizeof(double));
     assert_non_null(r->out);
@@ -372,7 +383,9 @@ saccade_plan *case_plan(const case_run *r, const char *level, int32_t threads)
     saccade_error err = {0};
     saccade_context *context;
     saccade_plan *plan = NULL;
-    const saccade_context_options options = {.threads = threads, .level = level};
+    const saccade_context_options options = {.size = sizeof options,
+                                             .threads = threads,
+                                             .level = level};
     if (saccade_context_create(&options, &context, &err) != SACCADE_OK
         || saccade_plan_create(context, &r->problem, &plan, &err) != SACCADE_OK)
         fail_msg("%s: %s", r->c.problem, err.message);
@@ -444,11 +457,11 @@ void case_check(const case_run *r, const saccade_plan *plan, const saccade_block
     case_tensor l = tensor_make(SACCADE_F32, 3, shape, r->c.layout, 0);
     case_tensor m = tensor_make(SACCADE_F32, 3, shape, r->c.layout, 0);
     saccade_forward_args args = r->args;
-    args.out = o.t;
+    args.out = &o.t;
     if (r->c.outputs != CASE_OUT_ONLY)
-        args.lse = l.t;
+        args.lse = &l.t;
     if (r->c.outputs == CASE_ALL)
-        args.row_max = m.t;
+        args.row_max = &m.t;
     args.block_mask = mask;
     args.workspace_bytes = saccade_plan_workspace(plan, s);
     char *memory = aligned_alloc(64, args.workspace_bytes + 64);

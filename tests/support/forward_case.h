@@ -1,5 +1,5 @@
 /* A forward problem with data, its float64 truth and the plain same-dtype result, and the
- * comparison of DESIGN section 7. Tensors lie between guards: everything around and between
+ * comparison of docs/design.md. Tensors lie between guards: everything around and between
  * their rows is NaN in inputs and a pattern in outputs, which must not change. */
 #ifndef SACCADE_TESTS_FORWARD_CASE_H
 #define SACCADE_TESTS_FORWARD_CASE_H
@@ -49,7 +49,9 @@ typedef struct case_run {
     int32_t positions[3][64]; /* q_offset, kv_offset, kv_len by batch */
     case_tensor q, k, v;
     saccade_problem problem;
-    saccade_forward_args args; /* without outputs and workspace */
+    saccade_tensor position[3];
+    saccade_positions at;
+    saccade_forward_args args; /* without outputs and workspace; points into this struct */
     saccade_binding used[8]; /* the captures that the texts name */
     double *out, *lse, *row_max;
     double out_bound, lse_bound;
@@ -62,6 +64,8 @@ forward_case case_in_f16(const forward_case *c, char text[96]);
 const saccade_binding *case_bindings(int32_t *n);
 
 void case_make(const forward_case *c, case_run *r);
+/* As back ends take them. */
+plan_positions case_positions(const saccade_positions *at);
 /* For cases whose tensors the test has changed: truth and bounds again. */
 void case_solve(case_run *r);
 void case_free(case_run *r);

@@ -33,7 +33,7 @@ saccade_mod *brute_mod(const char *text, const saccade_binding *bindings, int32_
 
 static int32_t offset_of(const saccade_tensor *t, int64_t b)
 {
-    if (t->dtype == SACCADE_NONE)
+    if (!t)
         return 0;
     return ((const int32_t *)t->data)[t->rank ? b * t->stride[0] : 0];
 }
@@ -42,8 +42,7 @@ uint8_t *brute_dense(const saccade_mod *mod, const saccade_sizes *s,
                      const saccade_positions *positions, const saccade_binding *bindings,
                      int32_t n_bindings)
 {
-    static const saccade_positions none;
-    const saccade_positions *at = positions ? positions : &none;
+    const saccade_positions none = {.size = sizeof none}, *at = positions ? positions : &none;
     const mod_fn *fn = mod_function(mod);
     saccade_tensor tensors[MOD_MAX_CAPTURES];
     saccade_error err = {0};
@@ -58,8 +57,8 @@ uint8_t *brute_dense(const saccade_mod *mod, const saccade_sizes *s,
             for (int64_t q = 0; q < s->Q; q++)
                 for (int64_t kv = 0; kv < s->KV; kv++) {
                     const eval_point point = {(int32_t)b, (int32_t)h,
-                                              (int32_t)q + offset_of(&at->q_offset, b),
-                                              (int32_t)kv + offset_of(&at->kv_offset, b), 0};
+                                              (int32_t)q + offset_of(at->q_offset, b),
+                                              (int32_t)kv + offset_of(at->kv_offset, b), 0};
                     *to++ = eval_scalar(fn, &env, &point, values, NULL) != 0;
                 }
     free(values);
@@ -124,7 +123,9 @@ static void compare_head(const saccade_block_mask *mask, const saccade_sizes *s,
 void brute_compare(const saccade_block_mask *mask, const saccade_sizes *s, int32_t block_q,
                    int32_t block_kv, const uint8_t *live, const char *name)
 {
-    const saccade_block_mask_stats stats = saccade_block_mask_get_stats(mask);
+    saccade_block_mask_stats stats;
+    saccade_block_mask_stats_init(&stats);
+    assert_int_equal(saccade_block_mask_get_stats(mask, &stats, NULL), SACCADE_OK);
     int64_t found[3] = {0};
     for (int64_t b = 0; b < s->B; b++)
         for (int64_t h = 0; h < s->H; h++)

@@ -253,7 +253,7 @@ static void put_float_leaf(writer *w, int depth)
     }
 }
 
-static void put_wild_float(writer *w, int depth)
+static void put_nonfinite_float(writer *w, int depth)
 {
     switch (pick(w, 4)) {
     case 0:
@@ -302,7 +302,7 @@ static void put_float(writer *w, int depth)
         put_call(w, "float", put_int, 1, depth);
         break;
     default:
-        put_wild_float(w, depth);
+        put_nonfinite_float(w, depth);
         break;
     }
 }

@@ -30,6 +30,47 @@ static void assert_same(const mod_fn *a, const mod_fn *b, const char *text)
         fail_msg("printed text gives other nodes:\n%s", text);
 }
 
+static char *printed(const saccade_mod *mod, size_t *n)
+{
+    *n = saccade_mod_print(mod, NULL, 0);
+    char *text = malloc(*n + 1);
+    assert_non_null(text);
+    assert_int_equal(saccade_mod_print(mod, text, *n + 1), *n);
+    return text;
+}
+
+static saccade_mod *bind_same(const saccade_mod *mod, const saccade_capture *captures,
+                              int32_t n_captures, const char *text)
+{
+    saccade_error err = {0};
+    saccade_mod *bound;
+    if (saccade_mod_bind(mod, captures, n_captures, &bound, &err))
+        fail_msg("%d:%d: %s %s\n%s", err.line, err.column, err.where, err.message, text);
+    return bound;
+}
+
+void round_trip_check_generic(const saccade_mod *mod, const saccade_capture *captures,
+                              int32_t n_captures)
+{
+    saccade_error err = {0};
+    saccade_mod *again;
+    size_t n, n_again;
+    char *text = printed(mod, &n);
+    if (saccade_mod_parse(saccade_mod_kind(mod), text, n, &again, &err))
+        fail_msg("%d:%d: %s %s\n%s", err.line, err.column, err.where, err.message, text);
+    char *text_again = printed(again, &n_again);
+    assert_int_equal(n, n_again);
+    assert_memory_equal(text, text_again, n);
+    saccade_mod *first = bind_same(mod, captures, n_captures, text);
+    saccade_mod *second = bind_same(again, captures, n_captures, text);
+    assert_same(mod_function(first), mod_function(second), text);
+    saccade_mod_destroy(first);
+    saccade_mod_destroy(second);
+    saccade_mod_destroy(again);
+    free(text);
+    free(text_again);
+}
+
 /* what a bound mod prints, parsed and bound as it was. */
 static saccade_mod *read_back(const saccade_mod *mod, char **text)
 {

@@ -6,5 +6,9 @@
 
 /* fails the running cmocka test, showing the text, when it does not. */
 void round_trip_check(const saccade_mod *bound);
+/* The same for a generic mod, a chain of texts too: what is printed parses, prints as the same
+ * bytes, and gives the same nodes when captures of these dtypes are bound. */
+void round_trip_check_generic(const saccade_mod *mod, const saccade_capture *captures,
+                              int32_t n_captures);
 
 #endif

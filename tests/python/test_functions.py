@@ -1,0 +1,202 @@
+"""torch's functions in mods: the values, dtypes and arguments that torch has for them."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+import saccade.torch as st  # noqa: E402
+
+G = torch.Generator().manual_seed(3)
+SMALL = torch.cat([s * 10.0 ** torch.arange(-30, 1.0, 3) for s in (1, -1)])
+X = torch.cat([torch.randn(40, generator=G), SMALL, torch.tensor([0.5, -0.5, 2.5, -3.5, 0.0])])
+X = torch.cat([X, torch.tensor([9.0, -9.0, 30.0, -30.0, 88.0, -88.0])])
+Y = X[torch.randperm(len(X), generator=G)]
+N = len(X)
+UNIT = torch.cat([torch.linspace(-1, 1, 31), SMALL])
+
+
+def scores(mod, n=N):
+    """The score of each query, as the largest one of a row with one key."""
+    q, k = torch.zeros(1, 1, n, 8), torch.zeros(1, 1, 1, 8)
+    _, aux = st.flex_attention(q, k, k, mod, return_aux=st.AuxRequest(max_scores=True))
+    return aux.max_scores[0, 0]
+
+
+def agrees(f, *tensors):
+    """f of captured elements, against torch's in double; torch's own error in f32 is allowed
+    twice."""
+    got = scores(lambda s, b, h, i, j: s + f(*(t[i] for t in tensors)), len(tensors[0]))
+    want = f(*(t.double() if t.is_floating_point() else t for t in tensors)).double()
+    theirs = f(*tensors).double()
+    bad = (got - want).abs() > 6e-7 * want.abs() + 2 * (theirs - want).abs() + 1e-37
+    same = (got == want) | (got.isnan() & want.isnan()) | (got == theirs)
+    where = (bad | got.isnan()) & ~same
+    shown = [(*[float(t[k]) for t in tensors], float(got[k]), float(want[k]))
+             for k in where.nonzero().flatten()[:5]]
+    assert not where.any(), shown
+
+
+FUNCTIONS = [
+    torch.log1p, torch.expm1, torch.atan, torch.sinh, torch.cosh, torch.asinh, torch.erfc,
+    F.softplus, F.elu, F.selu, F.leaky_relu, F.relu6, F.hardtanh, F.hardswish, F.mish,
+    F.logsigmoid, F.softsign, F.silu, F.relu, F.gelu, torch.frac, torch.deg2rad, torch.sign,
+    torch.round, torch.trunc, torch.square, torch.sigmoid, torch.tanh, torch.nan_to_num,
+    lambda x: torch.round(x, decimals=1), lambda x: torch.round(x, decimals=-1),
+    lambda x: F.softplus(x, beta=3), lambda x: F.softplus(x, 0.5, 4.0),
+    lambda x: F.elu(x, alpha=0.5), lambda x: F.leaky_relu(x, 0.3, inplace=False),
+    lambda x: F.hardtanh(x, -2.0, max_val=0.5), lambda x: F.gelu(x, approximate="tanh"),
+    lambda x: x.clamp(min=-1), lambda x: x.clamp(-1, 1), lambda x: torch.clip(x, max=0.25),
+    lambda x: x.masked_fill(x > 1, -7.0), lambda x: torch.where(x > 0, x, other=-x * 2),
+    lambda x: x.where(x > 0, -3.0), lambda x: torch.add(x, 3.0, alpha=0.5),
+    lambda x: torch.sub(x, x * x, alpha=2), lambda x: x.to(torch.float32).type_as(x),
+    lambda x: x.float() * x.is_floating_point() + x, lambda x: x**3, lambda x: x.pow(2),
+    lambda x: torch.full_like(x, 2.5), lambda x: x * x.new_ones(()) + torch.zeros_like(x),
+    lambda x: torch.isfinite(x).to(x.dtype) + torch.isinf(1 / x).float(),
+    lambda x: torch.signbit(x) if False else torch.copysign(x, -x),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: getattr(f, "__name__", "f"))
+def test_function(f):
+    agrees(f, X)
+
+
+@pytest.mark.parametrize("f", [torch.asin, torch.acos, torch.atanh, torch.arcsin])
+def test_function_of_the_unit_interval(f):
+    agrees(f, UNIT * 0.999 if f is torch.atanh else UNIT)
+
+
+def test_acosh():
+    agrees(torch.acosh, 1 + X.abs())
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        torch.atan2, torch.hypot, torch.copysign, torch.logaddexp, torch.fmax,
+        torch.fmin, torch.maximum, lambda x, y: torch.lerp(x, y, 0.3),
+        lambda x, y: torch.lerp(x, y, 0.9), lambda x, y: torch.addcmul(x, y, y, value=0.5),
+        lambda x, y: torch.div(x, y, rounding_mode="floor") * 0 + y,
+        lambda x, y: torch.where(input=x, condition=y > 0, other=y),
+    ],
+    ids=lambda f: getattr(f, "__name__", "f"),
+)  # fmt: skip
+def test_function_of_two(f):
+    agrees(f, X, Y)
+
+
+def test_fmod():
+    """Exact where x / y is: it is x - trunc(x / y) * y."""
+    agrees(torch.fmod, (X * 4).round() / 4, Y.sign() + 0.5)
+
+
+def test_infinite_and_not_numbers():
+    x = torch.tensor([math.inf, -math.inf, math.nan, 1.0])
+    for f in (torch.isfinite, torch.isinf, torch.isnan, torch.isposinf, torch.isneginf):
+        got = st.create_mask(lambda b, h, i, j: f(x[i]), None, None, 4, 1, device="cpu")
+        assert torch.equal(got.flatten(), f(x)), f
+    for f in (torch.nan_to_num, lambda x: torch.nan_to_num(x, 2.0, 5.0, -5.0)):
+        assert torch.equal(scores(lambda s, b, h, i, j: s + f(x[i]), 4), f(x))
+    finite = lambda x: torch.atan(x).nan_to_num(9.0)  # noqa: E731
+    agrees(finite, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+def test_short_integers_wrap(dtype):
+    info = torch.iinfo(dtype)
+    x = torch.randint(info.min, info.max + 1, (60,), generator=G).to(dtype)
+    y = torch.randint(info.min, info.max + 1, (60,), generator=G).to(dtype)
+    n = 7
+    for f in (
+        lambda x, y: x + y, lambda x, y: x - y, lambda x, y: x * y, lambda x, y: -x,
+        lambda x, y: ~x, lambda x, y: x + 100, lambda x, y: 3 - y, lambda x, y: x * n,
+        lambda x, y: x << 3, lambda x, y: (x + y) / 2, lambda x, y: x.int() + y,
+        lambda x, y: (x - y) + y.long(), lambda x, y: abs(x), lambda x, y: x**3,
+        lambda x, y: x.to(torch.uint8) * 1.0, lambda x, y: (x * y).to(torch.int8).sign(),
+        lambda x, y: x + y.to(torch.int32), lambda x, y: (x > y) + x, lambda x, y: x + 0.5,
+    ):  # fmt: skip
+        got = scores(lambda s, b, h, i, j: s + f(x[i], y[i]), 60)
+        assert torch.equal(got.double(), f(x, y).double())
+
+
+def test_bools_add_as_torch_adds_them():
+    i, j = torch.arange(6).view(6, 1), torch.arange(6)
+    for f in (
+        lambda i, j: (i > j) + (j > 3), lambda i, j: (i > j) * (j > 3),
+        lambda i, j: (i > j) + True, lambda i, j: (i > j) + 1, lambda i, j: (i > j) * 2.5,
+        lambda i, j: torch.maximum(i > j, j > 3), lambda i, j: torch.sign(i > j),
+    ):  # fmt: skip
+        for k in range(6):
+            got = scores(lambda s, b, h, i, j: s + f(i, j + k), 6)
+            assert torch.equal(got, f(i, j)[:, k].float())
+
+
+ROW = torch.tensor([[1.0, -2.0, 3.0], [0.0, 4.0, -0.5], [7.0, 1.0, 1.0], [2.0, 2.0, 0.1]])
+IDS = torch.tensor([3, 5, 9])
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda r, i: r.norm(p=1), lambda r, i: r.norm(), lambda r, i: torch.norm(r, 3, dim=-1),
+        lambda r, i: torch.linalg.vector_norm(r, ord=1), lambda r, i: r.norm(p=math.inf),
+        lambda r, i: r.sum(-1), lambda r, i: r.mean(dim=-1), lambda r, i: r.prod(),
+        lambda r, i: r @ r, lambda r, i: torch.matmul(r, r * 2), lambda r, i: r.max(),
+        lambda r, i: r.max(-1).values, lambda r, i: r.min(dim=0)[0], lambda r, i: r.amax(),
+        lambda r, i: torch.einsum("d,d->", r, r + 1), lambda r, i: (r == 1).any(-1),
+        lambda r, i: (r == i.unsqueeze(-1)).any(-1), lambda r, i: (r > 0).sum(),
+        lambda r, i: torch.isin(i + 2, IDS), lambda r, i: torch.isin(i + 2, IDS, invert=True),
+        lambda r, i: (IDS == i + 3).any(), lambda r, i: r.where(r > 0, 5.0).sum(),
+        lambda r, i: torch.dot(r, r), lambda r, i: r.clamp(max=2).sum(dtype=torch.float32),
+    ],
+)  # fmt: skip
+def test_rows(f):
+    n = len(ROW)
+    got = scores(lambda s, b, h, i, j: s + f(ROW[i], i), n)
+    want = torch.stack([f(ROW[i], torch.tensor(i)) * 1.0 for i in range(n)])
+    assert torch.allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "f, says",
+    [
+        (lambda s, i: s.half(), "float16"),
+        (lambda s, i: s.to(torch.bfloat16), "bfloat16"),
+        (lambda s, i: s.round(1, 2), "2 at most"),
+        (lambda s, i: s.round(digits=2), "digits=2"),
+        (lambda s, i: F.gelu(s, approximate="sine"), "sine"),
+        (lambda s, i: ROW[i].sum(1), "along 1"),
+        (lambda s, i: ROW[i].sum(-1, keepdim=True), "keepdim"),
+        (lambda s, i: torch.where(s > 0), "without"),
+        (lambda s, i: s.view(2, 3), "shape"),
+        (lambda s, i: torch.add(s, 1, out=ROW), "out="),
+        (lambda s, i: F.relu(s, inplace=True), "inplace=True"),
+        (lambda s, i: torch.div(s, 2, rounding_mode="up"), "'up'"),
+        (lambda s, i: (i > 1) - (i > 2), "between bools"),
+        (lambda s, i: torch.einsum("d,e->", ROW[i], ROW[i]), "'d,d->'"),
+    ],
+)
+def test_arguments_that_mean_nothing_here(f, says):
+    with pytest.raises(TypeError, match=says):
+        scores(lambda s, b, h, i, j: f(s, i))
+
+
+def test_dtypes_are_torchs():
+    seen = {}
+    note = seen.update
+
+    def mod(s, b, h, i, j):
+        x = torch.ones(4, dtype=torch.uint8)[i]
+        note(s=s.dtype, i=i.dtype, c=(i > j).dtype, x=x.dtype, y=(x + 1).dtype)
+        note(z=(x * 0.5).dtype, w=(x + i).dtype)
+        note(kinds=(s.is_floating_point(), i.is_floating_point(), s.dim()))
+        return s + x
+
+    scores(mod, 4)
+    assert seen == dict(
+        s=torch.float32, i=torch.int32, c=torch.bool, x=torch.uint8, y=torch.uint8,
+        z=torch.float32, w=torch.int32, kinds=(True, False, 0),
+    )  # fmt: skip

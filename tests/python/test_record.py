@@ -1,0 +1,132 @@
+"""Calls that torch records: export, make_fx and jit.trace give programs that compute what the
+call did, in other processes too."""
+
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import saccade.torch as st  # noqa: E402
+
+N = 48
+BIAS = torch.rand(4, generator=torch.Generator().manual_seed(1))
+IDS = torch.arange(N) // 16
+
+
+def tensors(seed=3):
+    g = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(2, 4, N, 16, generator=g) for _ in range(3))
+
+
+def bias(s, b, h, i, j):
+    return s + BIAS[h] * (j - i) * 2
+
+
+def packed(b, h, i, j):
+    return (i >= j) & (IDS[i] == IDS[j])
+
+
+MASK = st.create_block_mask(packed, None, None, N, N)
+CALLS = {
+    "callable": lambda q, k, v, p: st.flex_attention(q, k, v, bias),
+    "parameter": lambda q, k, v, p: st.flex_attention(q, k, v, lambda s, b, h, i, j: s * p[h]),
+    "block mask": lambda q, k, v, p: st.flex_attention(q, k, v, bias, MASK),
+    "text": lambda q, k, v, p: st.flex_attention(q, k, v, "score * 2", "q >= kv"),
+    "text with captures": lambda q, k, v, p: st.flex_attention(
+        q, k, v, st.score("score * w[h] * n", w=p, n=0.5), st.mask("x[q] == x[kv]", x=IDS)
+    ),
+    "lse": lambda q, k, v, p: st.flex_attention(q, k, v, None, packed, return_lse=True)[1],
+    "made inside": lambda q, k, v, p: st.flex_attention(
+        q, k, v, None, st.create_block_mask(lambda b, h, i, j: i >= j, None, None, N, N)
+    ),
+}  # fmt: skip
+
+
+class Model(torch.nn.Module):
+    def __init__(self, call):
+        super().__init__()
+        self.call = call
+        self.register_buffer("p", torch.rand(4, generator=torch.Generator().manual_seed(2)))
+
+    def forward(self, q, k, v):
+        return self.call(q, k, v, self.p)
+
+
+def exported(model, inputs):
+    return torch.export.export(model, inputs, strict=False).module()
+
+
+def make_fx(model, inputs):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(model)(*inputs)
+
+
+def jit_traced(model, inputs):
+    return torch.jit.trace(model, inputs, check_trace=False)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("record", [exported, make_fx, jit_traced])
+@pytest.mark.filterwarnings("ignore")
+def test_recorded(name, record):
+    model, x = Model(CALLS[name]), tensors(4)
+    with torch.no_grad():
+        want = model(*x)
+        got = record(model, tensors())(*x)
+    assert torch.equal(want, got)
+
+
+LOADED = """
+import sys, torch, saccade.torch as st
+others = [st.create_block_mask("kv < 3", None, None, 48, 48) for _ in range(40)]
+q, k, v, want = torch.load(sys.argv[2])
+with torch.no_grad():
+    got = torch.export.load(sys.argv[1]).module()(q, k, v)
+print(torch.equal(got, want), len(others))
+"""
+
+
+def test_exported_block_mask_is_not_another_process_s(tmp_path):
+    x = tensors()
+    model = Model(CALLS["block mask"])
+    with torch.no_grad():
+        torch.export.save(torch.export.export(model, x, strict=False), tmp_path / "model.pt2")
+        torch.save((*x, model(*x)), tmp_path / "tensors")
+    command = [sys.executable, "-c", LOADED, tmp_path / "model.pt2", tmp_path / "tensors"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "40"], done.stderr
+
+
+def test_strict_export_refuses_what_it_would_number():
+    call = lambda q, k, v, p: st.flex_attention(q, k, v, None, MASK)  # noqa: E731
+    with torch.no_grad(), pytest.raises(Exception, match="strict=False"):
+        torch.export.export(Model(call), tensors(), strict=True)
+
+
+def test_a_changed_mask_is_recorded_as_it_is_now():
+    mask = st.create_block_mask(packed, None, None, N, N)
+    model, x = Model(lambda q, k, v, p: st.flex_attention(q, k, v, None, mask)), tensors()
+    with torch.no_grad():
+        exported(model, x)
+        mask.mask_mod = lambda b, h, i, j: (i >= j) & (IDS[i] == IDS[j]) & (j % 2 == 0)
+        assert torch.equal(exported(model, x)(*x), model(*x))
+
+
+def test_dispatch_modes_see_one_operator():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    q, k, v = tensors()
+    want = st.flex_attention(q, k, v, bias, MASK)
+    with Mode():
+        assert torch.equal(st.flex_attention(q, k, v, bias, MASK), want)
+    assert [name for name in seen if name.startswith("saccade")] == ["saccade.flex.default"]

@@ -1,0 +1,385 @@
+/* saccade_backward from outside: back end cpu against ref, finite differences of ref in
+ * float64, accumulation, gradients of captures, and what is refused. */
+#include "saccade.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { H = 4, HKV = 2, Q = 9, KV = 11, D = 5, DV = 3 };
+enum { NQ = H * Q * D, NK = HKV * KV * D, NV = HKV * KV * DV, NO = H * Q * DV, NB = H * KV };
+
+static const char score_text[] = "x = score + w * bias[h, kv]; 3.0 * tanh(x / 3.0)";
+static const char mask_text[] = "q + 2 >= kv && kv != 1";
+
+static double noise(int n, int salt)
+{
+    const double x = sin(n * 12.9898 + salt * 78.233) * 43758.5453;
+    return 2 * (x - floor(x)) - 1;
+}
+
+typedef struct inputs {
+    double q[NQ], k[NK], v[NV], bias[NB], w, d_out[NO], d_lse[H * Q];
+} inputs;
+
+static void fill(inputs *in)
+{
+    for (int i = 0; i < NQ; i++)
+        in->q[i] = noise(i, 1);
+    for (int i = 0; i < NK; i++)
+        in->k[i] = noise(i, 2);
+    for (int i = 0; i < NV; i++)
+        in->v[i] = noise(i, 3);
+    for (int i = 0; i < NB; i++)
+        in->bias[i] = noise(i, 4);
+    for (int i = 0; i < NO; i++)
+        in->d_out[i] = noise(i, 5);
+    for (int i = 0; i < H * Q; i++)
+        in->d_lse[i] = noise(i, 6);
+    in->w = 0.7;
+}
+
+static const int64_t q_shape[] = {1, H, Q, D}, k_shape[] = {1, HKV, KV, D},
+                     v_shape[] = {1, HKV, KV, DV}, o_shape[] = {1, H, Q, DV},
+                     row_shape[] = {1, H, Q}, bias_shape[] = {H, KV};
+
+static saccade_mod *mod_of(saccade_kind kind, const char *text, saccade_dtype dtype)
+{
+    const saccade_capture captures[] = {{"bias", dtype, 2}, {"w", dtype, 0}};
+    saccade_mod *generic, *bound = NULL;
+    saccade_error err = {0};
+    assert_int_equal(saccade_mod_parse(kind, text, strlen(text), &generic, &err), 0);
+    if (saccade_mod_bind(generic, captures, kind == SACCADE_SCORE ? 2 : 0, &bound, &err))
+        fail_msg("%s", err.message);
+    saccade_mod_destroy(generic);
+    return bound;
+}
+
+static const char *const names[] = {"bias", "w"};
+
+static saccade_plan *plan_of(const char *backend, saccade_dtype dtype, uint32_t gradients)
+{
+    saccade_mod *score = mod_of(SACCADE_SCORE, score_text, dtype);
+    saccade_mod *mask = mod_of(SACCADE_MASK, mask_text, dtype);
+    saccade_plan *plan = NULL;
+    saccade_error err = {0};
+    saccade_problem p;
+    saccade_problem_init(&p);
+    p.sizes = (saccade_sizes){.H = H, .Hkv = HKV, .D = D, .Dv = DV};
+    p.dtype = dtype;
+    p.score = score;
+    p.mask = mask;
+    p.backend = backend;
+    p.gradients = gradients;
+    p.gradient_captures = names;
+    p.n_gradient_captures = 2;
+    if (saccade_plan_create(NULL, &p, &plan, &err))
+        fail_msg("%s: %s", err.where, err.message);
+    saccade_mod_destroy(score);
+    saccade_mod_destroy(mask);
+    return plan;
+}
+
+/* A run's tensors in one dtype, f32 or f64. */
+typedef struct tensors {
+    saccade_dtype dtype;
+    saccade_tensor q, k, v, out, lse, d_out, d_lse, dq, dk, dv, d_bias, d_w;
+    saccade_binding bindings[2], d_captures[2];
+} tensors;
+
+static saccade_tensor make(saccade_dtype dtype, int32_t rank, const int64_t *shape,
+                           const double *values)
+{
+    int64_t n = 1;
+    for (int32_t d = 0; d < rank; d++)
+        n *= shape[d];
+    void *data = calloc((size_t)n, saccade_dtype_bytes(dtype));
+    assert_non_null(data);
+    for (int64_t i = 0; values && i < n; i++) {
+        if (dtype == SACCADE_F64)
+            ((double *)data)[i] = values[i];
+        else
+            ((float *)data)[i] = (float)values[i];
+    }
+    return saccade_tensor_of(data, dtype, rank, shape);
+}
+
+static double at(const saccade_tensor *t, int64_t i)
+{
+    return t->dtype == SACCADE_F64 ? ((double *)t->data)[i] : (double)((float *)t->data)[i];
+}
+
+static tensors tensors_of(saccade_dtype dtype, const inputs *in)
+{
+    tensors t = {.dtype = dtype};
+    t.q = make(dtype, 4, q_shape, in->q);
+    t.k = make(dtype, 4, k_shape, in->k);
+    t.v = make(dtype, 4, v_shape, in->v);
+    t.out = make(dtype, 4, o_shape, NULL);
+    t.lse = make(dtype, 3, row_shape, NULL);
+    t.d_out = make(dtype, 4, o_shape, in->d_out);
+    t.d_lse = make(dtype, 3, row_shape, in->d_lse);
+    t.dq = make(dtype, 4, q_shape, NULL);
+    t.dk = make(dtype, 4, k_shape, NULL);
+    t.dv = make(dtype, 4, v_shape, NULL);
+    t.d_bias = make(dtype, 2, bias_shape, NULL);
+    t.d_w = make(dtype, 0, NULL, NULL);
+    t.bindings[0] = (saccade_binding){"bias", make(dtype, 2, bias_shape, in->bias)};
+    t.bindings[1] = (saccade_binding){"w", make(dtype, 0, NULL, &in->w)};
+    if (dtype == SACCADE_F64)
+        *(double *)t.bindings[1].tensor.data = in->w;
+    else
+        *(float *)t.bindings[1].tensor.data = (float)in->w;
+    t.d_captures[0] = (saccade_binding){"bias", t.d_bias};
+    t.d_captures[1] = (saccade_binding){"w", t.d_w};
+    return t;
+}
+
+static void drop(tensors *t)
+{
+    saccade_tensor *all[] = {&t->q,  &t->k,  &t->v,  &t->out,    &t->lse, &t->d_out, &t->d_lse,
+                             &t->dq, &t->dk, &t->dv, &t->d_bias, &t->d_w};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]->data);
+    free(t->bindings[0].tensor.data);
+    free(t->bindings[1].tensor.data);
+}
+
+static const saccade_sizes sizes = {1, H, HKV, Q, KV, D, DV};
+
+static void *workspace(size_t bytes)
+{
+    void *memory = aligned_alloc(64, bytes / 64 * 64 + 64);
+    assert_non_null(memory);
+    return memory;
+}
+
+static void forward(const saccade_plan *plan, tensors *t)
+{
+    saccade_error err = {0};
+    saccade_forward_args a;
+    saccade_forward_args_init(&a);
+    a.q = &t->q;
+    a.k = &t->k;
+    a.v = &t->v;
+    a.out = &t->out;
+    a.lse = &t->lse;
+    a.bindings = t->bindings;
+    a.n_bindings = 2;
+    a.workspace_bytes = saccade_plan_workspace(plan, &sizes);
+    a.workspace = workspace(a.workspace_bytes);
+    if (saccade_forward(plan, &a, &err))
+        fail_msg("%s: %s", err.where, err.message);
+    free(a.workspace);
+}
+
+static saccade_backward_args args_of(const saccade_plan *plan, tensors *t)
+{
+    saccade_backward_args a;
+    saccade_backward_args_init(&a);
+    a.q = &t->q;
+    a.k = &t->k;
+    a.v = &t->v;
+    a.out = &t->out;
+    a.lse = &t->lse;
+    a.d_out = &t->d_out;
+    a.d_lse = &t->d_lse;
+    a.d_q = &t->dq;
+    a.d_k = &t->dk;
+    a.d_v = &t->dv;
+    a.d_captures = t->d_captures;
+    a.n_d_captures = 2;
+    a.bindings = t->bindings;
+    a.n_bindings = 2;
+    a.workspace_bytes = saccade_plan_backward_workspace(plan, &sizes);
+    a.workspace = workspace(a.workspace_bytes);
+    return a;
+}
+
+static const uint32_t all = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V
+                            | SACCADE_GRADIENT_CAPTURES;
+
+/* Forward and backward; `added` gradients are added to what is there. */
+static void run(const char *backend, tensors *t, uint32_t added)
+{
+    saccade_error err = {0};
+    saccade_plan *plan = plan_of(backend, t->dtype, all);
+    forward(plan, t);
+    saccade_backward_args a = args_of(plan, t);
+    a.accumulate = added;
+    if (saccade_backward(plan, &a, &err))
+        fail_msg("%s: %s", err.where, err.message);
+    free(a.workspace);
+    saccade_plan_destroy(plan);
+}
+
+static void near(const saccade_tensor *a, const saccade_tensor *b, double scale, int64_t n,
+                 double bound)
+{
+    double most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        most = fabs(at(b, i)) > most ? fabs(at(b, i)) : most;
+        if (!(fabs(at(a, i) - scale * at(b, i)) <= bound))
+            fail_msg("element %d: got %g, expected %g", (int)i, at(a, i), scale * at(b, i));
+    }
+    assert_true(most > 0.01);
+}
+
+static void near_all(const tensors *a, const tensors *b, double scale, double bound)
+{
+    near(&a->dq, &b->dq, scale, NQ, bound);
+    near(&a->dk, &b->dk, scale, NK, bound);
+    near(&a->dv, &b->dv, scale, NV, bound);
+    near(&a->d_bias, &b->d_bias, scale, NB, bound);
+    near(&a->d_w, &b->d_w, scale, 1, bound);
+}
+
+static void cpu_is_ref(void **state)
+{
+    inputs in;
+    (void)state;
+    fill(&in);
+    tensors gold = tensors_of(SACCADE_F64, &in), got = tensors_of(SACCADE_F32, &in);
+    run("ref", &gold, 0);
+    run("cpu", &got, 0);
+    near_all(&got, &gold, 1, 2e-5);
+    run("cpu", &got, all);
+    near_all(&got, &gold, 2, 4e-5);
+    run("ref", &got, all & ~(uint32_t)SACCADE_GRADIENT_K);
+    near(&got.dq, &gold.dq, 3, NQ, 6e-5);
+    near(&got.dk, &gold.dk, 1, NK, 2e-5);
+    drop(&gold);
+    drop(&got);
+}
+
+/* sum(out * d_out) + sum(lse * d_lse) by ref in float64. */
+static double loss(const inputs *in)
+{
+    double sum = 0;
+    tensors t = tensors_of(SACCADE_F64, in);
+    saccade_plan *plan = plan_of("ref", SACCADE_F64, 0);
+    forward(plan, &t);
+    for (int i = 0; i < NO; i++)
+        sum += at(&t.out, i) * in->d_out[i];
+    for (int i = 0; i < H * Q; i++)
+        sum += at(&t.lse, i) * in->d_lse[i];
+    saccade_plan_destroy(plan);
+    drop(&t);
+    return sum;
+}
+
+static void differences(inputs *in, double *x, const saccade_tensor *gradient, int64_t n,
+                        int64_t step)
+{
+    const double h = 1e-5;
+    for (int64_t i = 0; i < n; i += step) {
+        const double held = x[i];
+        x[i] = held + h;
+        const double above = loss(in);
+        x[i] = held - h;
+        const double below = loss(in);
+        x[i] = held;
+        const double slope = (above - below) / (2 * h);
+        if (!(fabs(slope - at(gradient, i)) <= 1e-8))
+            fail_msg("element %d: got %.12g, expected %.12g", (int)i, at(gradient, i), slope);
+    }
+}
+
+static void ref_is_the_slope(void **state)
+{
+    inputs in;
+    (void)state;
+    fill(&in);
+    tensors gold = tensors_of(SACCADE_F64, &in);
+    run("ref", &gold, 0);
+    differences(&in, in.q, &gold.dq, NQ, 7);
+    differences(&in, in.k, &gold.dk, NK, 7);
+    differences(&in, in.v, &gold.dv, NV, 7);
+    differences(&in, in.bias, &gold.d_bias, NB, 5);
+    differences(&in, &in.w, &gold.d_w, 1, 1);
+    drop(&gold);
+}
+
+static void refused(const saccade_plan *plan, const saccade_backward_args *a, const char *where)
+{
+    saccade_error err = {0};
+    assert_int_equal(saccade_backward(plan, a, &err), SACCADE_EINVAL);
+    assert_string_equal(err.where, where);
+    assert_non_null(strstr(err.message, "got"));
+}
+
+static void what_is_wrong_is_said(void **state)
+{
+    inputs in;
+    saccade_error err = {0};
+    (void)state;
+    fill(&in);
+    tensors t = tensors_of(SACCADE_F32, &in);
+    saccade_plan *plan = plan_of("cpu", SACCADE_F32, all), *dq = plan_of("cpu", SACCADE_F32, 1);
+    saccade_plan *none = plan_of("cpu", SACCADE_F32, 0);
+    const saccade_backward_args good = args_of(plan, &t);
+    saccade_backward_args a = good;
+    refused(none, &a, "backward");
+    assert_int_equal(saccade_plan_backward_workspace(none, &sizes), 0);
+    refused(dq, &a, "d_k");
+    a.d_k = NULL;
+    refused(plan, &a, "d_k");
+    a = good;
+    a.lse = NULL;
+    refused(plan, &a, "lse");
+    a = good;
+    a.n_d_captures = 1;
+    refused(plan, &a, "w");
+    a = good;
+    a.workspace_bytes--;
+    refused(plan, &a, "workspace");
+    a = good;
+    saccade_tensor wrong = t.dv;
+    wrong.shape[2]++;
+    a.d_v = &wrong;
+    refused(plan, &a, "d_v");
+    assert_int_equal(saccade_backward(NULL, &good, &err), SACCADE_EINVAL);
+    assert_int_equal(saccade_backward(plan, NULL, &err), SACCADE_EINVAL);
+    free(good.workspace);
+    saccade_plan_destroy(plan);
+    saccade_plan_destroy(dq);
+    saccade_plan_destroy(none);
+    drop(&t);
+}
+
+static void plans_that_cannot_are_refused(void **state)
+{
+    saccade_plan *plan = NULL;
+    saccade_error err = {0};
+    saccade_problem p;
+    (void)state;
+    saccade_problem_init(&p);
+    p.gradients = 64;
+    assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_EINVAL);
+    p.gradients = SACCADE_GRADIENT_Q;
+    p.backend = "plain";
+    assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_EBACKEND);
+    assert_non_null(strstr(err.message, "makes no gradients"));
+    p.gradients = SACCADE_GRADIENT_CAPTURES;
+    p.gradient_captures = names;
+    p.n_gradient_captures = 1;
+    p.backend = "cpu";
+    assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_EINVAL);
+    assert_string_equal(err.where, "gradient_captures");
+    assert_null(plan);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(cpu_is_ref),
+        cmocka_unit_test(ref_is_the_slope),
+        cmocka_unit_test(what_is_wrong_is_said),
+        cmocka_unit_test(plans_that_cannot_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,643 @@
+/* Backward on CUDA. Without a GPU: tiles as functions of integers, compilation for sm_90a and
+ * sm_80 without spills and without products that wait one by one. With one: chosen and random
+ * cases against the float64 truth, twice, bit for bit. SACCADE_CUDA_CASES and
+ * SACCADE_CUDA_SEED: how many random cases, and which. */
+#include "support/device_case.h"
+
+#include "base/convert.h"
+#include "cuda/cuda_backward.h"
+#include "ref/ref.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- tiles ---- */
+
+static void tiles_fit(void **state)
+{
+    (void)state;
+    for (int D = 16; D <= 256; D += 16)
+        for (int E = 16; E <= 256; E += 16) {
+            cu_backward_tile t;
+            const cu_backward_pass p = cu_backward_pass_choice(D, E);
+            assert_true(cu_backward_pass_shared(&p, D, E) <= cu_shared_most(86));
+            assert_int_equal(BWD_ROWS % p.rows, 0);
+            for (int rung = 0; cu_backward_tile_choice(D, E, rung, &t); rung++) {
+                /* setmaxnreg moves registers about: no more than the launch has */
+                const int threads = cu_backward_tile_threads(&t);
+                const int most = threads > 384 ? 512 : 504;
+                assert_true(t.groups * t.registers[0] + t.registers[1]
+                                + t.is_split * t.registers[2]
+                            <= most);
+                assert_true(cu_backward_tile_shared(&t, D, E) <= cu_shared_most(90));
+            }
+        }
+}
+
+/* ---- compilation ---- */
+
+static int has_compiler(void)
+{
+    cu_image image;
+    saccade_error err = {0};
+    if (cu_compile_peak("sm_80", &image, &err) == SACCADE_OK) {
+        free(image.code);
+        return 1;
+    }
+    print_message("no NVRTC on this machine: nothing compiled\n");
+    return 0;
+}
+
+/* A derived problem, without forward's programs. */
+static saccade_plan *plan_for(const char *score, const char *mask, int D, int E,
+                              saccade_dtype dtype)
+{
+    saccade_error err = {0};
+    saccade_plan *plan = NULL;
+    saccade_mod *mods[2] = {score ? case_mod(SACCADE_SCORE, score) : NULL,
+                            mask ? case_mod(SACCADE_MASK, mask) : NULL};
+    saccade_problem p;
+    saccade_problem_init(&p);
+    p.sizes = (saccade_sizes){.H = 4, .Hkv = 2, .D = D, .Dv = E};
+    p.dtype = dtype;
+    p.backend = "cpu"; /* ref keeps the nodes as they were parsed, and no facts */
+    p.score = mods[0];
+    p.mask = mods[1];
+    if (saccade_plan_create(NULL, &p, &plan, &err) != SACCADE_OK)
+        fail_msg("%s %s d%d: %s", score ? score : "-", mask ? mask : "-", D, err.message);
+    saccade_mod_destroy(mods[0]);
+    saccade_mod_destroy(mods[1]);
+    return plan;
+}
+
+static const struct {
+    const char *score, *mask;
+    int D, E;
+    int has_tile; /* the program of Hopper's tiles is there, with its first tile */
+} instances[] = {{NULL, NULL, 64, 64, 1},
+                 {NULL, "causal()", 64, 64, 1},
+                 {NULL, "causal()", 128, 128, 1},
+                 {NULL, "sliding_window(W)", 80, 80, 1},
+                 {NULL, "document(doc) && causal()", 128, 64, 1},
+                 {NULL, "causal()", 48, 128, 1},
+                 {NULL, "causal()", 192, 128, 0},
+                 {"relative_bias()", NULL, 64, 64, 0},
+                 {"softcap(20)", "causal()", 128, 128, 0},
+                 {"score * score", NULL, 64, 64, 0}};
+
+enum { INSTANCES = sizeof instances / sizeof instances[0] };
+
+static void check_instance(int i, saccade_dtype dtype, const char *arch, int is_relaxed)
+{
+    saccade_error err = {0};
+    cu_backward b;
+    cu_backward_tile first;
+    arena scratch;
+    saccade_plan *plan = plan_for(instances[i].score, instances[i].mask, instances[i].D,
+                                  instances[i].E, dtype);
+    saccade_plan here = *plan;
+    cu_state s = {.family = strcmp(arch, "sm_90a") == 0 ? CU_SM90 : CU_SM80};
+    snprintf(s.arch, sizeof s.arch, "%s", arch);
+    here.state = &s;
+    arena_init(&scratch);
+    if (cu_backward_create(&here, is_relaxed, &scratch, &b, &err) != SACCADE_OK)
+        fail_msg("instance %d %s: %s", i, arch, err.message);
+    for (int n = 0; n < CU_BWD_PROGRAMS; n++) {
+        const cu_report *report = &b.programs[n].image.report;
+        if (report->spill_bytes || report->is_serialised)
+            fail_msg("instance %d %s, program %d: %d bytes spilled, serialised: %d", i, arch, n,
+                     report->spill_bytes, report->is_serialised);
+    }
+    assert_non_null(b.programs[CU_BWD_PLAIN].image.code);
+    if (instances[i].has_tile && strcmp(arch, "sm_90a") == 0) {
+        assert_true(cu_backward_tile_choice(instances[i].D, instances[i].E, 0, &first));
+        assert_int_equal(b.tile.groups, first.groups);
+        assert_int_equal(b.tile.is_split, first.is_split);
+        assert_non_null(b.programs[CU_BWD_TILES].image.code);
+    }
+    if (strcmp(arch, "sm_90a") != 0 || (!is_relaxed && !isfinite(b.facts.slope_most)))
+        assert_null(b.programs[CU_BWD_TILES].image.code);
+    cu_backward_destroy(&b);
+    arena_free(&scratch);
+    saccade_plan_destroy(plan);
+}
+
+static void no_spills(void **state)
+{
+    (void)state;
+    if (!has_compiler())
+        skip();
+    for (int i = 0; i < INSTANCES; i++) {
+        check_instance(i, i & 1 ? SACCADE_F16 : SACCADE_BF16, "sm_90a", i == 2);
+        if (i % 2 == 0)
+            check_instance(i, i & 2 ? SACCADE_BF16 : SACCADE_F16, "sm_80", 0);
+    }
+}
+
+/* Bounds hold, and are not far off; slopes without one have no sums in fixed point. */
+static void bounds_of_slopes(void **state)
+{
+    static const struct {
+        const char *score;
+        double most;
+    } rows[] = {{"softcap(20)", 1},
+                {"score + 0.5 * (kv - q)", 1},
+                {"score * 3.0", 3},
+                {"score * score", INFINITY}};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        saccade_mod *mod = case_mod(SACCADE_SCORE, rows[i].score);
+        const pass_facts *known;
+        cu_mod_text facts;
+        strbuf text;
+        arena a;
+        arena_init(&a);
+        assert_int_equal(pass_facts_make(mod_function(mod), &a, &known, NULL), SACCADE_OK);
+        const plan_problem p = {.sizes = {1, 4, 4, 64, 64, 64, 64},
+                                .scale = 0.125f,
+                                .score = mod_function(mod),
+                                .score_facts = known};
+        strbuf_init(&text, 0);
+        assert_int_equal(cu_emit_backward_mod(&p, &a, &text, &facts, NULL), SACCADE_OK);
+        if (isinf(rows[i].most) ? !isinf(facts.slope_most)
+                                : !(facts.slope_most >= rows[i].most
+                          && facts.slope_most < 2.01 * rows[i].most))
+            fail_msg("%s: got %g, expected %g", rows[i].score, facts.slope_most, rows[i].most);
+        assert_non_null(strstr(strbuf_text(&text), "slope4("));
+        strbuf_free(&text);
+        arena_free(&a);
+        saccade_mod_destroy(mod);
+    }
+}
+
+/* ---- on a device ---- */
+
+/* One gradient: on the device among a pattern, and its truth. */
+typedef struct gradient {
+    saccade_tensor t;
+    size_t bytes;
+    double *gold;
+    char *first; /* results of the first run */
+} gradient;
+
+enum { AROUND = 64 }; /* elements before and behind */
+
+typedef struct backward_case {
+    device_case d;
+    cu_backward b;
+    arena scratch;
+    saccade_tensor captures[4][8]; /* score's, mask's; host, device */
+    double *d_out, *d_lse;
+    saccade_tensor d_out_there, d_lse_there;
+    gradient g[3]; /* dq, dk, dv */
+    void *workspace;
+} backward_case;
+
+static uint64_t draw(uint64_t *seed)
+{
+    *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+    return *seed >> 33;
+}
+
+static double draw_normal(uint64_t *seed)
+{
+    double sum = -6;
+    for (int i = 0; i < 12; i++)
+        sum += (double)draw(seed) / 2147483648.0;
+    return sum;
+}
+
+static double store(saccade_dtype dtype, void *to, double x)
+{
+    const uint16_t bits =
+        dtype == SACCADE_BF16 ? bf16_from_f32((float)x) : f16_from_f32((float)x);
+    memcpy(to, &bits, sizeof bits);
+    return convert_element(dtype, to);
+}
+
+static void *there(size_t bytes)
+{
+    void *memory = NULL;
+    assert_int_equal(saccade_device_alloc(0, bytes, &memory, NULL), SACCADE_OK);
+    return memory;
+}
+
+static saccade_tensor dense(void *data, saccade_dtype dtype, int32_t rank, const int64_t *shape)
+{
+    saccade_tensor t = {.data = data, .dtype = dtype, .rank = rank};
+    int64_t step = 1;
+    t.device = (saccade_device){SACCADE_CUDA, 0};
+    for (int32_t i = rank - 1; i >= 0; i--) {
+        t.shape[i] = shape[i];
+        t.stride[i] = step;
+        step *= shape[i];
+    }
+    return t;
+}
+
+/* dO in the problem's dtype and dlse, on both sides */
+static void make_incoming(backward_case *c, uint64_t seed)
+{
+    const case_run *r = c->d.r;
+    const saccade_sizes *s = &r->sizes;
+    const int64_t rows = s->B * s->H * s->Q, n = rows * s->Dv;
+    const int64_t shape[4] = {s->B, s->H, s->Q, s->Dv};
+    uint16_t *bits = malloc((size_t)n * sizeof *bits);
+    float *lse = malloc((size_t)rows * sizeof *lse);
+    c->d_out = malloc((size_t)n * sizeof *c->d_out);
+    c->d_lse = malloc((size_t)rows * sizeof *c->d_lse);
+    assert_true(bits && lse && c->d_out && c->d_lse);
+    for (int64_t i = 0; i < n; i++)
+        c->d_out[i] = store(r->dtype, &bits[i], draw_normal(&seed));
+    for (int64_t i = 0; i < rows; i++)
+        c->d_lse[i] = lse[i] = (float)draw_normal(&seed);
+    const size_t shift = (size_t)c->d.options.shift * sizeof *bits;
+    c->d_out_there =
+        dense((char *)there((size_t)n * 2 + shift) + shift, r->dtype, 4, shape);
+    c->d_lse_there = dense(there((size_t)rows * 4), SACCADE_F32, 3, shape);
+    assert_int_equal(saccade_device_copy(0, c->d_out_there.data, bits, (size_t)n * 2, NULL),
+                     SACCADE_OK);
+    assert_int_equal(saccade_device_copy(0, c->d_lse_there.data, lse, (size_t)rows * 4, NULL),
+                     SACCADE_OK);
+    free(bits);
+    free(lse);
+}
+
+static void make_gradients(backward_case *c)
+{
+    const saccade_sizes *s = &c->d.r->sizes;
+    const int64_t shapes[3][4] = {{s->B, s->H, s->Q, s->D},
+                                  {s->B, s->Hkv, s->KV, s->D},
+                                  {s->B, s->Hkv, s->KV, s->Dv}};
+    for (int i = 0; i < 3; i++) {
+        const int64_t n = shapes[i][0] * shapes[i][1] * shapes[i][2] * shapes[i][3];
+        gradient *g = &c->g[i];
+        g->bytes = (size_t)(n + 2 * AROUND) * 2;
+        g->gold = calloc((size_t)n, sizeof *g->gold);
+        assert_non_null(g->gold);
+        g->t = dense((char *)there(g->bytes) + AROUND * 2, c->d.r->dtype, 4, shapes[i]);
+    }
+}
+
+/* captures of a mod by name, on the host or on the device */
+static void resolve(const mod_fn *fn, const saccade_binding *all, int32_t n_all,
+                    saccade_device_kind device, saccade_tensor *out)
+{
+    saccade_binding mine[8];
+    int32_t n = 0;
+    for (uint32_t i = 0; fn && i < fn->n_captures; i++)
+        for (int32_t j = 0; j < n_all; j++)
+            if (strcmp(all[j].name, fn->captures[i].name) == 0)
+                mine[n++] = all[j];
+    if (fn)
+        assert_int_equal(
+            eval_resolve_on(fn, mine, n, device, device == SACCADE_CPU, out, NULL),
+            SACCADE_OK);
+}
+
+static plan_run run_of(backward_case *c, const saccade_forward_args *a,
+                       saccade_device_kind device)
+{
+    const plan_problem *p = &c->d.plan->problem;
+    saccade_tensor(*captures)[8] = &c->captures[device == SACCADE_CPU ? 0 : 2];
+    plan_run run = {.sizes = c->d.r->sizes,
+                    .q = a->q,
+                    .k = a->k,
+                    .v = a->v,
+                    .out = a->out,
+                    .lse = a->lse,
+                    .positions = case_positions(a->positions),
+                    .block_mask = a->block_mask,
+                    .workspace = a->workspace,
+                    .workspace_bytes = a->workspace_bytes};
+    resolve(p->score, a->bindings, a->n_bindings, device, captures[0]);
+    resolve(p->mask, a->bindings, a->n_bindings, device, captures[1]);
+    eval_sizes(&run.sizes, run.score_env.size);
+    eval_sizes(&run.sizes, run.mask_env.size);
+    run.score_env.tensors = captures[0];
+    run.mask_env.tensors = captures[1];
+    return run;
+}
+
+static void solve(backward_case *c, int has_dlse)
+{
+    const case_run *r = c->d.r;
+    saccade_forward_args a = r->args;
+    a.q = &r->q.t;
+    a.k = &r->k.t;
+    a.v = &r->v.t;
+    const plan_run run = run_of(c, &a, SACCADE_CPU);
+    assert_int_equal(ref_backward(&c->d.plan->problem, &run, c->d_out,
+                                  has_dlse ? c->d_lse : NULL, c->g[0].gold, c->g[1].gold,
+                                  c->g[2].gold, NULL),
+                     SACCADE_OK);
+}
+
+static void start(backward_case *c, int has_dlse, unsigned wanted)
+{
+    const plan_run forward = run_of(c, &c->d.args, SACCADE_CUDA);
+    saccade_error err = {0};
+    const cu_backward_run run = {.forward = &forward,
+                                 .d_out = &c->d_out_there,
+                                 .d_lse = has_dlse ? &c->d_lse_there : NULL,
+                                 .dq = wanted & 1 ? &c->g[0].t : NULL,
+                                 .dk = wanted & 2 ? &c->g[1].t : NULL,
+                                 .dv = wanted & 4 ? &c->g[2].t : NULL,
+                                 .workspace = c->workspace};
+    for (int i = 0; i < 3; i++) {
+        char *pattern = malloc(c->g[i].bytes);
+        assert_non_null(pattern);
+        memset(pattern, 0xff, c->g[i].bytes);
+        assert_int_equal(saccade_device_copy(0, (char *)c->g[i].t.data - AROUND * 2, pattern,
+                                             c->g[i].bytes, NULL),
+                         SACCADE_OK);
+        free(pattern);
+    }
+    if (cu_backward_start(c->d.plan, &c->b, &run, &err) != SACCADE_OK)
+        fail_msg("backward: %s", err.message);
+    if (saccade_device_synchronize(0, &err) != SACCADE_OK)
+        fail_msg("backward: %s", err.message);
+}
+
+static char *fetch(const gradient *g)
+{
+    char *host = malloc(g->bytes);
+    assert_non_null(host);
+    assert_int_equal(
+        saccade_device_copy(0, host, (char *)g->t.data - AROUND * 2, g->bytes, NULL),
+        SACCADE_OK);
+    return host;
+}
+
+/* Weights and dS are rounded once to the dtype before they are multiplied, and so is the
+ * result: over a tensor that gives a relative error of 0.75 eps (docs/lab), and no element is
+ * off by more than a few eps of the largest. Guards around the tensor keep their pattern. */
+static void compare(const backward_case *c, const char *name, const gradient *g,
+                    const char *host)
+{
+    const double eps = g->t.dtype == SACCADE_BF16 ? 0x1p-8 : 0x1p-11;
+    const int64_t n = (int64_t)(g->bytes / 2) - 2 * AROUND;
+    double error = 0, norm = 0, most = 0, worst = 0;
+    for (int i = 0; i < AROUND * 2; i++)
+        assert_true((unsigned char)host[i] == 0xff
+                    && (unsigned char)host[g->bytes - 1 - (size_t)i] == 0xff);
+    for (int64_t i = 0; i < n; i++) {
+        const double x = convert_element(g->t.dtype, host + (AROUND + i) * 2);
+        const double off = fabs(x - g->gold[i]);
+        error += off * off;
+        norm += g->gold[i] * g->gold[i];
+        most = fmax(most, fabs(g->gold[i]));
+        if (!(off <= worst))
+            worst = off;
+    }
+    if (!(sqrt(error) <= 2 * eps * sqrt(norm)) || !(worst <= 6 * eps * most))
+        fail_msg("%s %s mask %s score %s q_offset %d kv_len %d shift %d: relative error %.3g, "
+                 "largest %.3g of %.3g",
+                 name, c->d.r->c.problem, c->d.r->c.mask ? c->d.r->c.mask : "-",
+                 c->d.r->c.score ? c->d.r->c.score : "-", c->d.r->c.q_offset,
+                 c->d.r->c.kv_len, c->d.options.shift, sqrt(error / norm), worst, most);
+}
+
+static void open_case(const case_run *r, const device_options *options, int is_relaxed,
+                      backward_case *c)
+{
+    saccade_error err = {0};
+    memset(c, 0, sizeof *c);
+    arena_init(&c->scratch);
+    if (!device_case_open(r, options, &c->d) || !device_case_run(&c->d))
+        fail_msg("%s", c->d.why);
+    if (cu_backward_create(c->d.plan, is_relaxed, &c->scratch, &c->b, &err) != SACCADE_OK)
+        fail_msg("backward: %s", err.message);
+    if (c->d.mask
+        && cu_backward_prepare(c->d.plan, &c->b, c->d.mask, &err) != SACCADE_OK)
+        fail_msg("prepare: %s", err.message);
+    make_incoming(c, r->c.seed + 17);
+    make_gradients(c);
+    const size_t bytes = cu_backward_workspace(c->d.plan, &c->b, &r->sizes);
+    char *pattern = malloc(bytes);
+    assert_non_null(pattern);
+    memset(pattern, 0xff, bytes);
+    c->workspace = there(bytes);
+    assert_int_equal(saccade_device_copy(0, c->workspace, pattern, bytes, NULL), SACCADE_OK);
+    free(pattern);
+}
+
+static void close_case(backward_case *c)
+{
+    const size_t shift = (size_t)c->d.options.shift * 2;
+    saccade_device_free(0, c->workspace);
+    saccade_device_free(0, (char *)c->d_out_there.data - shift);
+    saccade_device_free(0, c->d_lse_there.data);
+    for (int i = 0; i < 3; i++) {
+        saccade_device_free(0, (char *)c->g[i].t.data - AROUND * 2);
+        free(c->g[i].gold);
+        free(c->g[i].first);
+    }
+    free(c->d_out);
+    free(c->d_lse);
+    cu_backward_destroy(&c->b);
+    arena_free(&c->scratch);
+    device_case_close(&c->d);
+}
+
+/* All gradients twice, the same bits; then dq alone, and dk and dv alone. */
+static void holds(const forward_case *f, const device_options *options)
+{
+    static const char *const names[3] = {"dq", "dk", "dv"};
+    static const unsigned wanted[4] = {7, 7, 1, 6};
+    const int has_dlse = (int)(f->seed & 1);
+    backward_case c;
+    case_run r;
+    case_make(f, &r);
+    open_case(&r, options, 0, &c);
+    solve(&c, has_dlse);
+    for (int run = 0; run < 4; run++) {
+        start(&c, has_dlse, wanted[run]);
+        for (int i = 0; i < 3; i++) {
+            char *host = fetch(&c.g[i]);
+            if (run == 0) {
+                compare(&c, names[i], &c.g[i], host);
+                c.g[i].first = host;
+                continue;
+            }
+            if (!(wanted[run] >> i & 1))
+                memset(c.g[i].first, 0xff, c.g[i].bytes);
+            if (memcmp(host, c.g[i].first, c.g[i].bytes) != 0)
+                fail_msg("%s %s: other bits in run %d", names[i], f->problem, run);
+            free(host);
+        }
+        if (run == 2) { /* dq alone: the others' first results are gone */
+            start(&c, has_dlse, 7);
+            for (int i = 1; i < 3; i++) {
+                free(c.g[i].first);
+                c.g[i].first = fetch(&c.g[i]);
+            }
+        }
+    }
+    close_case(&c);
+    case_free(&r);
+}
+
+/* Sums in any order: as close, not the same bits. */
+static void is_close(const forward_case *f, const device_options *options)
+{
+    static const char *const names[3] = {"dq", "dk", "dv"};
+    backward_case c;
+    case_run r;
+    case_make(f, &r);
+    open_case(&r, options, 1, &c);
+    solve(&c, 1);
+    start(&c, 1, 7);
+    for (int i = 0; i < 3; i++) {
+        char *host = fetch(&c.g[i]);
+        compare(&c, names[i], &c.g[i], host);
+        free(host);
+    }
+    close_case(&c);
+    case_free(&r);
+}
+
+static const device_options native = {0}, blocks = {.has_block_mask = 1};
+
+typedef struct chosen_case {
+    forward_case c;
+    device_options o;
+} chosen_case;
+
+static void all_hold(const chosen_case *rows, size_t n)
+{
+    if (!has_device())
+        skip();
+    for (size_t i = 0; i < n; i++)
+        holds(&rows[i].c, &rows[i].o);
+}
+
+static void lengths(void **state)
+{
+    static const chosen_case rows[] = {
+        {{.problem = "b1 h2 q200 kv300 d64 bf16"}, {0}},
+        {{.problem = "b1 h2 q500 kv700 d64 bf16", .kv_len = 555}, {0}},
+        {{.problem = "b2 h2 q300 kv500 d128 f16", .mask = "causal()", .q_offset = 170,
+          .kv_offset = 3, .kv_len = 450, .seed = 1},
+         {0}},
+        {{.problem = "b1 h2/1 q70 kv130 d128 bf16", .seed = 1}, {0}},
+        {{.problem = "b1 h2/1 q170 kv330 d64 dv128 bf16"}, {0}},
+        {{.problem = "b1 h2/1 q170 kv330 d128 dv64 f16"}, {0}},
+    };
+    (void)state;
+    all_hold(rows, sizeof rows / sizeof rows[0]);
+}
+
+static void masks(void **state)
+{
+    static const chosen_case rows[] = {
+        {{.problem = "b2 h4/2 q700 kv700 d128 bf16", .mask = "causal()", .seed = 1},
+         {.has_block_mask = 1}},
+        {{.problem = "b2 h4/1 q500 kv650 d64 f16", .mask = "sliding_window(W)"},
+         {.has_block_mask = 1}},
+        {{.problem = "b1 h2/1 q400 kv400 d128 bf16", .mask = "document(doc)"},
+         {.has_block_mask = 1}},
+        {{.problem = "b1 h2 q300 kv300 d80 bf16", .mask = "document(doc) && causal()"}, {0}},
+        {{.problem = "b1 h2 q150 kv300 d128 bf16", .mask = "kv < q - 60"}, {0}},
+    };
+    (void)state;
+    all_hold(rows, sizeof rows / sizeof rows[0]);
+}
+
+static void scores(void **state)
+{
+    static const chosen_case rows[] = {
+        {{.problem = "b1 h4/2 q256 kv384 d64 bf16", .score = "softcap(20)", .mask = "causal()"},
+         {0}},
+        {{.problem = "b1 h4 q256 kv384 d128 bf16", .score = "alibi()", .mask = "causal()"},
+         {.has_block_mask = 1}},
+        {{.problem = "b1 h2 q200 kv260 d64 bf16", .score = "score + 0.1 * score * score"}, {0}},
+    };
+    (void)state;
+    all_hold(rows, sizeof rows / sizeof rows[0]);
+}
+
+/* Head dims and addresses that tensor copies do not take. */
+static void placements(void **state)
+{
+    static const chosen_case rows[] = {
+        {{.problem = "b1 h2 q130 kv200 d64 bf16", .mask = "causal()"}, {.shift = 3}},
+        {{.problem = "b1 h2 q130 kv200 d35 dv20 f16", .mask = "causal()"}, {0}},
+        {{.problem = "b1 h2/1 q150 kv170 d192 dv128 bf16", .mask = "causal()"},
+         {.has_block_mask = 1}},
+        {{.problem = "b1 h1 q150 kv170 d256 bf16", .score = "softcap(20)"}, {0}},
+    };
+    (void)state;
+    all_hold(rows, sizeof rows / sizeof rows[0]);
+}
+
+static void relaxed(void **state)
+{
+    static const chosen_case rows[] = {
+        {{.problem = "b2 h4/2 q500 kv700 d64 bf16", .mask = "causal()", .kv_len = 655},
+         {.has_block_mask = 1}},
+        {{.problem = "b1 h2 q300 kv300 d128 bf16", .score = "score + 0.1 * score * score"},
+         {0}},
+    };
+    (void)state;
+    if (!has_device())
+        skip();
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        is_close(&rows[i].c, &rows[i].o);
+}
+
+static int64_t environment(const char *name, int64_t otherwise)
+{
+    const char *text = getenv(name);
+    return text ? strtoll(text, NULL, 10) : otherwise;
+}
+
+static void random_cases(void **state)
+{
+    static const char *const texts[] = {NULL, "causal()", "sliding_window(W)", "document(doc)",
+                                        "q % 3 == kv % 5 || q >= kv"};
+    static const char *const mods[] = {NULL, NULL, "softcap(20)", "alibi()"};
+    static const int dims[] = {64, 128, 96, 40, 33, 256};
+    const int64_t n = environment("SACCADE_CUDA_CASES", 12);
+    uint64_t seed = (uint64_t)environment("SACCADE_CUDA_SEED", 1);
+    (void)state;
+    if (!has_device())
+        skip();
+    for (int64_t i = 0; i < n; i++) {
+        char text[96];
+        const int group = 1 + (int)(draw(&seed) % 3);
+        snprintf(text, sizeof text, "b%d h%d/%d q%d kv%d d%d %s", 1 + (int)(draw(&seed) % 2),
+                 group * 2, 2, 64 + (int)(draw(&seed) % 500), 64 + (int)(draw(&seed) % 500),
+                 dims[draw(&seed) % 6], draw(&seed) % 2 ? "bf16" : "f16");
+        const forward_case c = {.problem = text,
+                                .mask = texts[draw(&seed) % 5],
+                                .score = mods[draw(&seed) % 4],
+                                .layout = (case_layout)(draw(&seed) % 3),
+                                .q_offset = (int32_t)(draw(&seed) % 2 * 100),
+                                .seed = draw(&seed)};
+        holds(&c, draw(&seed) % 2 ? &blocks : &native);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    char folder[] = "/tmp/saccade-cuda-XXXXXX";
+    if (!getenv("SACCADE_CACHE_DIR") && mkdtemp(folder))
+        setenv("SACCADE_CACHE_DIR", folder, 1);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tiles_fit),        cmocka_unit_test(no_spills),
+        cmocka_unit_test(bounds_of_slopes), cmocka_unit_test(lengths),
+        cmocka_unit_test(masks),            cmocka_unit_test(scores),
+        cmocka_unit_test(placements),       cmocka_unit_test(relaxed),
+        cmocka_unit_test(random_cases),
+    };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
