@@ -48,6 +48,14 @@ typedef struct api_inputs {
     size_t workspace_bytes;
     void *stream;
 } api_inputs;
+/* Of saccade_forward_args or saccade_backward_args, whose members they are. */
+#define API_INPUTS_OF(args)                                                         \
+    {                                                                               \
+        .q = (args).q, .k = (args).k, .v = (args).v, .positions = (args).positions, \
+        .block_mask = (args).block_mask, .bindings = (args).bindings,               \
+        .n_bindings = (args).n_bindings, .workspace = (args).workspace,             \
+        .workspace_bytes = (args).workspace_bytes, .stream = (args).stream          \
+    }
 
 /* The captures' tensors, which the run's environments point to. */
 typedef struct api_captures {

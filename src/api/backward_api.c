@@ -1,6 +1,8 @@
 /* saccade_backward: arguments into a run and the gradients that it is to make. */
 #include "api/api.h"
 
+#include "base/tensor_walk.h"
+
 #include <string.h>
 
 static saccade_status check_input(const saccade_plan *plan, const saccade_tensor *t,
@@ -65,24 +67,6 @@ static saccade_status check_capture(const saccade_plan *plan, const saccade_bind
     return api_check_output(t, given->name, err);
 }
 
-/* Elements in row-major order of their indices, set to 0. */
-static void clear(const saccade_tensor *t)
-{
-    const size_t each = saccade_dtype_bytes(t->dtype);
-    int64_t at[SACCADE_MAX_RANK] = {0}, place = 0;
-    int32_t d = 0;
-    while (d >= 0) {
-        memset((char *)t->data + (size_t)place * each, 0, each);
-        for (d = t->rank - 1; d >= 0; d--) {
-            place += t->stride[d];
-            if (++at[d] < t->shape[d])
-                break;
-            place -= at[d] * t->stride[d];
-            at[d] = 0;
-        }
-    }
-}
-
 /* A capture that simplification removed, or whose score is the identity: nothing reads it. */
 static saccade_status clear_unread(const saccade_plan *plan, const saccade_backward_args *a,
                                    const saccade_binding *given, saccade_error *err)
@@ -91,7 +75,7 @@ static saccade_status clear_unread(const saccade_plan *plan, const saccade_backw
         if (strcmp(a->bindings[i].name, given->name) == 0) {
             TRY(check_capture(plan, given, &a->bindings[i].tensor, err));
             if (!(a->accumulate & SACCADE_GRADIENT_CAPTURES))
-                clear(&given->tensor);
+                tensor_clear(&given->tensor);
         }
     return SACCADE_OK;
 }
@@ -172,16 +156,7 @@ saccade_status saccade_backward(const saccade_plan *plan, const saccade_backward
             "got a plan for forward only, expected one whose problem names its gradients");
     saccade_backward_args_init(&a);
     TRY(RECORD_READ(&a, args, "arguments"));
-    const api_inputs in = {.q = a.q,
-                           .k = a.k,
-                           .v = a.v,
-                           .positions = a.positions,
-                           .block_mask = a.block_mask,
-                           .bindings = a.bindings,
-                           .n_bindings = a.n_bindings,
-                           .workspace = a.workspace,
-                           .workspace_bytes = a.workspace_bytes,
-                           .stream = a.stream};
+    const api_inputs in = API_INPUTS_OF(a);
     TRY(api_read_inputs(plan, &in, &run, &captures, err));
     TRY(read_gradients(plan, &a, &run, gradients, &wanted, err));
     TRY(api_read_workspace(&in, plan_backward_workspace(plan, &run.sizes), &run, err));

@@ -21,16 +21,7 @@ saccade_status saccade_forward(const saccade_plan *plan, const saccade_forward_a
     FAIL_IF(!plan || !args, SACCADE_EINVAL, "forward: got NULL, expected plan and arguments");
     saccade_forward_args_init(&a);
     TRY(RECORD_READ(&a, args, "arguments"));
-    const api_inputs in = {.q = a.q,
-                           .k = a.k,
-                           .v = a.v,
-                           .positions = a.positions,
-                           .block_mask = a.block_mask,
-                           .bindings = a.bindings,
-                           .n_bindings = a.n_bindings,
-                           .workspace = a.workspace,
-                           .workspace_bytes = a.workspace_bytes,
-                           .stream = a.stream};
+    const api_inputs in = API_INPUTS_OF(a);
     TRY(api_read_inputs(plan, &in, &run, &captures, err));
     TRY(check_outputs(plan, &a, &run.sizes, err));
     TRY(api_read_workspace(&in, plan_workspace(plan, &run.sizes), &run, err));

@@ -21,5 +21,4 @@ static inline const cpu_state *cpu_state_of(const saccade_plan *plan)
     return plan->state;
 }
 
-
 #endif

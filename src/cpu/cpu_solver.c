@@ -137,15 +137,7 @@ static size_t tile_backward_workspace(const saccade_plan *plan, const saccade_si
 static saccade_status tile_backward(const saccade_plan *plan, const plan_run *run,
                                     const plan_gradients *gradients, saccade_error *err)
 {
-    const cpu_backward_run all = {.forward = run,
-                                  .d_out = gradients->d_out,
-                                  .d_lse = gradients->d_lse,
-                                  .dq = gradients->dq,
-                                  .dk = gradients->dk,
-                                  .dv = gradients->dv,
-                                  .d_captures = gradients->captures,
-                                  .added = gradients->added};
-    return cpu_backward(plan, cpu_state_of(plan)->backward, &all, err);
+    return cpu_backward(plan, cpu_state_of(plan)->backward, run, gradients, err);
 }
 
 /* ---- explain ---- */
@@ -163,9 +155,9 @@ static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccad
                   state->code ? "streams of tiles, else blocks of " : "tiles of ",
                   CPU_BLOCK_ROWS, CPU_BLOCK_KEYS, k->strip, k->name, k->panel,
                   p->score ? engine : "none",
-                  !p->mask             ? "none"
+                  !p->mask         ? "none"
                   : plan_limits(p) ? "two limits a row, no evaluation"
-                                       : engine);
+                                   : engine);
     if (p->sizes.B && p->sizes.Q && p->sizes.KV) {
         const cpu_geometry g = cpu_geometry_of(&state->needs, &p->sizes);
         strbuf_printf(out,

@@ -26,6 +26,10 @@ saccade_status mask_runs_for(const saccade_block_mask *mask, int32_t block_q, in
 /* The same, or NULL when not made yet; for use inside runs. */
 const mask_runs *mask_runs_ready(const saccade_block_mask *mask, int32_t block_q,
                                  int32_t block_kv, int transposed);
+/* The same, or EINVAL. */
+saccade_status mask_runs_prepared(const saccade_block_mask *mask, int32_t block_q,
+                                  int32_t block_kv, int transposed, const mask_runs **out,
+                                  saccade_error *err);
 
 /* What kernels need for PARTIAL blocks: the mod (NULL: all live inside listed blocks), resolved
  * captures, sizes and positions the mask was made for. Borrowed from the mask. */
@@ -37,6 +41,17 @@ typedef struct mask_view {
     int imported_block_q, imported_block_kv; /* block sizes of an imported mask, else 0 */
 } mask_view;
 const mask_view *mask_get_view(const saccade_block_mask *mask);
+
+/* Runs imported as index tensors are the truth themselves; all others are proven from the mod
+ * and say nothing that it does not. mask may be NULL: no. */
+static inline int mask_is_imported(const saccade_block_mask *mask)
+{
+    return mask && mask_get_view(mask)->imported_block_q != 0;
+}
+
+/* Whether the mask was made from fn as it was bound, not simplified. `number` stands for fn's
+ * owner, a plan: not 0, and no other's in this process. Thread-safe; allocates nothing. */
+int mask_is_of(const saccade_block_mask *mask, const mod_fn *fn, uint64_t number);
 
 /* Tensors of fn, the mask's mod or what became of it, for a run: EINVAL where one is not what
  * the mask was proven from, a scalar by its value, a tensor by its address, shape, strides and

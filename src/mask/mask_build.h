@@ -19,7 +19,6 @@ typedef struct mask_progress {
 
 /* Everything that decides the runs of a mask; borrowed. */
 typedef struct mask_source {
-    const mod_fn *fn;
     const pass_prover *prover;
     const eval_prog *prog;
     eval_env env;
@@ -135,6 +134,9 @@ typedef struct mask_slot {
     mask_device_copy copy;
 } mask_slot;
 
+/* Plans that a mask knows at a time; one more takes the place of the first. */
+enum { MASK_MET = 8 };
+
 /* The public options, read. */
 typedef struct mask_options {
     int32_t block_q, block_kv; /* 1 or more */
@@ -160,7 +162,9 @@ struct saccade_block_mask {
     double seconds;     /* to make it */
     mask_cached *cache; /* options' block size first */
     mask_slot *slots;
-    pthread_mutex_t lock; /* of cache and slots */
+    pthread_mutex_t lock;           /* of cache and slots */
+    _Atomic uint64_t met[MASK_MET]; /* numbers of plans whose mask is the mod; 0: none */
+    atomic_uint n_met;
 };
 
 /* What a new mask is made of: mod, sizes and tensors are copied. offsets may be NULL. */

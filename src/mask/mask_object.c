@@ -127,8 +127,7 @@ static int64_t budget_of(int64_t option)
 
 static mask_source source_of(const saccade_block_mask *m)
 {
-    return (mask_source){.fn = m->fn,
-                         .prover = m->prover,
+    return (mask_source){.prover = m->prover,
                          .prog = m->prog,
                          .env = m->view.env,
                          .B = m->B,
@@ -426,6 +425,16 @@ const mask_runs *mask_runs_ready(const saccade_block_mask *mask, int32_t block_q
     const mask_runs *runs = !c ? NULL : transposed ? c->transposed : c->runs;
     pthread_mutex_unlock(&m->lock);
     return runs;
+}
+
+saccade_status mask_runs_prepared(const saccade_block_mask *mask, int32_t block_q,
+                                  int32_t block_kv, int transposed, const mask_runs **out,
+                                  saccade_error *err)
+{
+    *out = mask_runs_ready(mask, block_q, block_kv, transposed);
+    FAIL_AT(!*out, SACCADE_EINVAL, "block_mask", 0, 0,
+            "got one not prepared for this plan, expected saccade_plan_prepare before the run");
+    return SACCADE_OK;
 }
 
 mask_device_copy *mask_device_slot(const saccade_block_mask *mask, const void *key)

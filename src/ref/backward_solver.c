@@ -4,6 +4,7 @@
 
 #include "base/convert.h"
 #include "base/status.h"
+#include "base/tensor_walk.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -26,18 +27,10 @@ static int64_t count(const saccade_tensor *t)
 static void for_each(const saccade_tensor *t, double *dense,
                      void (*use)(const saccade_tensor *t, int64_t place, double *x))
 {
-    int64_t at[SACCADE_MAX_RANK] = {0}, place = 0;
-    int32_t d = 0;
-    while (d >= 0) {
-        use(t, place, dense++);
-        for (d = t->rank - 1; d >= 0; d--) {
-            place += t->stride[d];
-            if (++at[d] < t->shape[d])
-                break;
-            place -= at[d] * t->stride[d];
-            at[d] = 0;
-        }
-    }
+    tensor_walk walk = {{0}, 0};
+    do
+        use(t, walk.place, dense++);
+    while (tensor_next(t, t->rank, &walk));
 }
 
 static double element(const saccade_tensor *t, int64_t place)

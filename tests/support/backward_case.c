@@ -599,15 +599,14 @@ void backward_case_check(const backward_case_run *r, const char *level, int32_t 
     with.run.workspace_bytes = bytes;
     saccade_block_mask *mask = which == BACKWARD_PROVEN ? NULL : block_mask_of(r, plan, which);
     with.run.block_mask = mask;
-    const cpu_backward_run run = {.forward = &with.run,
-                                  .d_out = &r->d_out.t,
+    const plan_gradients asked = {.d_out = &r->d_out.t,
                                   .d_lse = r->d_lse.memory ? &r->d_lse.t : NULL,
                                   .dq = wanted[BACKWARD_DQ],
                                   .dk = wanted[BACKWARD_DK],
                                   .dv = wanted[BACKWARD_DV],
-                                  .d_captures = d_captures,
+                                  .captures = d_captures,
                                   .added = r->c.is_added ? ~0u : 0};
-    if (cpu_backward(plan, &backward, &run, &err) != SACCADE_OK)
+    if (cpu_backward(plan, &backward, &with.run, &asked, &err) != SACCADE_OK)
         fail_msg("%s: %s", r->c.forward.problem, err.message);
     for (int n = 0; n < 64; n++)
         assert_int_equal(memory[bytes + (size_t)n], 0xff);

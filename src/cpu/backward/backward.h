@@ -72,16 +72,6 @@ typedef struct cpu_backward_plan {
     jit_program *jit;            /* and the mask; NULL: the interpreter runs them */
 } cpu_backward_plan;
 
-/* A backward run, checked: what forward took and left, and what is wanted. Tensors that the
- * plan does not want are NULL. */
-typedef struct cpu_backward_run {
-    const plan_run *forward; /* with out and lse, which are read here */
-    const saccade_tensor *d_out, *d_lse; /* d_lse may be NULL */
-    const saccade_tensor *dq, *dk, *dv;
-    const saccade_tensor *d_captures; /* by capture of the score mod, for those wanted */
-    uint32_t added; /* SACCADE_GRADIENT_* that are added to what their tensors hold */
-} cpu_backward_run;
-
 /* ---- backward_plan.c ---- */
 
 /* needs: plan->state of forward, and what is wanted in *out. What it makes lives in the arena;
@@ -133,7 +123,8 @@ size_t cpu_backward_workspace(const saccade_plan *plan, const cpu_backward_plan 
 
 saccade_status cpu_backward_prepare(const saccade_block_mask *mask, saccade_error *err);
 saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *backward,
-                            const cpu_backward_run *run, saccade_error *err);
+                            const plan_run *run, const plan_gradients *gradients,
+                            saccade_error *err);
 
 /* Keys of a block of rows that are live in any and in every row. */
 typedef struct backward_span {
@@ -143,7 +134,8 @@ typedef struct backward_span {
 typedef struct backward_job {
     const saccade_plan *plan;
     const cpu_backward_plan *backward;
-    const cpu_backward_run *run;
+    const plan_run *run; /* with out and lse, which forward left */
+    const plan_gradients *gradients;
     cpu_live live;
     const mask_runs *runs; /* of blocks of rows by blocks of keys; NULL: live tells each tile */
     backward_geometry g;

@@ -11,6 +11,7 @@
 #include "cpu/backward/backward.h"
 
 #include "base/convert.h"
+#include "base/tensor_walk.h"
 
 #include <string.h>
 
@@ -20,7 +21,7 @@ enum { LD = BACKWARD_KEYS };
 
 static int64_t axis_length(const backward_job *job, backward_axis axis)
 {
-    const saccade_sizes *s = &job->run->forward->sizes;
+    const saccade_sizes *s = &job->run->sizes;
     return axis == BACKWARD_HEAD     ? 1
            : axis == BACKWARD_ROW    ? s->Q
            : axis == BACKWARD_COLUMN ? s->KV
@@ -30,7 +31,7 @@ static int64_t axis_length(const backward_job *job, backward_axis axis)
 /* Sums of a read over query head h (counted over the batch); columns are of no chunk. */
 static double *sums_of(const backward_job *job, uint32_t read, int64_t chunk, int64_t h)
 {
-    const saccade_sizes *s = &job->run->forward->sizes;
+    const saccade_sizes *s = &job->run->sizes;
     const backward_axis axis = job->backward->reads[read].axis;
     double *base = (double *)(void *)(job->memory + job->g.read_off + read * job->g.read_bytes);
     const int64_t part = axis == BACKWARD_COLUMN ? 0 : chunk;
@@ -39,7 +40,7 @@ static double *sums_of(const backward_job *job, uint32_t read, int64_t chunk, in
 
 static int64_t head_of(const backward_worker *w)
 {
-    return w->b * w->job->run->forward->sizes.H + w->h;
+    return w->b * w->job->run->sizes.H + w->h;
 }
 
 void backward_begin_sums(const backward_worker *w, int64_t head)
@@ -75,7 +76,7 @@ void backward_begin_columns(backward_worker *w)
 void backward_end_columns(const backward_worker *w)
 {
     const backward_job *job = w->job;
-    const int64_t left = job->run->forward->sizes.KV - w->j0;
+    const int64_t left = job->run->sizes.KV - w->j0;
     for (uint32_t n = 0; n < job->backward->n_reads; n++) {
         if (job->backward->reads[n].axis != BACKWARD_COLUMN)
             continue;
@@ -94,7 +95,7 @@ void backward_begin_diagonals(backward_worker *w)
 void backward_end_diagonals(const backward_worker *w)
 {
     const backward_job *job = w->job;
-    const saccade_sizes *s = &job->run->forward->sizes;
+    const saccade_sizes *s = &job->run->sizes;
     const int64_t first = w->j0 - w->i0 - (BACKWARD_ROWS - 1) + s->Q - 1;
     for (uint32_t n = 0; n < job->backward->n_reads; n++) {
         if (job->backward->reads[n].axis != BACKWARD_DIAGONAL)
@@ -112,7 +113,7 @@ static int64_t index_at(const backward_job *job, const mod_node *load, uint32_t 
                         const eval_point *at, double *values)
 {
     mod_fn fn = *job->plan->problem.score;
-    const eval_env *env = &job->run->forward->score_env;
+    const eval_env *env = &job->run->score_env;
     fn.result = fn.args[load->args + d];
     const double x = eval_scalar(&fn, env, at, values, NULL);
     const double last = (double)(env->tensors[load->imm.i].shape[d] - 1);
@@ -126,7 +127,7 @@ static int64_t place_at(const backward_job *job, const backward_read *read,
 {
     const mod_fn *fn = job->plan->problem.score;
     const mod_node *load = &fn->nodes[read->node];
-    const saccade_tensor *t = &job->run->d_captures[read->capture];
+    const saccade_tensor *t = &job->gradients->captures[read->capture];
     int64_t place = 0;
     for (uint32_t d = 0; load->op == OP_LOAD && d < load->n_args; d++)
         if (((fn->nodes[fn->args[load->args + d]].deps & deps) != 0) == is_moving)
@@ -136,7 +137,7 @@ static int64_t place_at(const backward_job *job, const backward_read *read,
 
 static eval_point point_at(const backward_job *job, int64_t b, int64_t h, int64_t i, int64_t j)
 {
-    const plan_run *run = job->run->forward;
+    const plan_run *run = job->run;
     const plan_position at = plan_position_of(&run->positions, run->sizes.KV, b);
     return (eval_point){(int32_t)b, (int32_t)h, (int32_t)i + at.q_offset,
                         (int32_t)j + at.kv_offset, 0};
@@ -154,7 +155,7 @@ static double factor_of(const backward_job *job, const backward_read *read, int6
                         int64_t h, double *values)
 {
     const eval_point at = point_at(job, b, h, 0, 0);
-    return read->factor ? eval_scalar(read->factor, &job->run->forward->score_env, &at, values,
+    return read->factor ? eval_scalar(read->factor, &job->run->score_env, &at, values,
                                       NULL)
                         : 1;
 }
@@ -165,7 +166,7 @@ static void add_places(backward_worker *w, const backward_read *read, const floa
                        int32_t r0, int32_t rows, int32_t from, int32_t past)
 {
     const backward_job *job = w->job;
-    const saccade_tensor *to = &job->run->d_captures[read->capture];
+    const saccade_tensor *to = &job->gradients->captures[read->capture];
     const double factor = factor_of(job, read, w->b, w->h, w->values);
     int64_t place = 0;
     double sum = 0;
@@ -190,7 +191,7 @@ static void dense_strides(const backward_job *job, const backward_read *read, in
 {
     const mod_fn *fn = job->plan->problem.score;
     const mod_node *load = &fn->nodes[read->node];
-    const saccade_tensor *t = &job->run->d_captures[read->capture];
+    const saccade_tensor *t = &job->gradients->captures[read->capture];
     *by_row = *by_key = 0;
     for (uint32_t d = 0; d < load->n_args; d++) {
         const int deps = fn->nodes[fn->args[load->args + d]].deps;
@@ -203,9 +204,9 @@ static void dense_strides(const backward_job *job, const backward_read *read, in
 static int is_inside(const backward_job *job, const backward_read *read, double *values)
 {
     const mod_fn *fn = job->plan->problem.score;
-    const saccade_sizes *s = &job->run->forward->sizes;
+    const saccade_sizes *s = &job->run->sizes;
     const mod_node *load = &fn->nodes[read->node];
-    const saccade_tensor *t = &job->run->forward->score_env.tensors[read->capture];
+    const saccade_tensor *t = &job->run->score_env.tensors[read->capture];
     mod_fn index = *fn;
     for (int64_t head = 0; head < s->B * s->H; head++)
         for (uint32_t d = 0; d < load->n_args; d++)
@@ -213,7 +214,7 @@ static int is_inside(const backward_job *job, const backward_read *read, double 
                 const eval_point at = point_at(job, head / s->H, head % s->H,
                                                last ? s->Q - 1 : 0, last ? s->KV - 1 : 0);
                 index.result = fn->args[load->args + d];
-                const double x = eval_scalar(&index, &job->run->forward->score_env, &at, values,
+                const double x = eval_scalar(&index, &job->run->score_env, &at, values,
                                              NULL);
                 if (x < 0 || x > (double)(t->shape[d] - 1))
                     return 0;
@@ -226,7 +227,7 @@ static void add_dense(backward_worker *w, const backward_read *read, const float
                       int32_t rows, int32_t from, int32_t past)
 {
     const backward_job *job = w->job;
-    const saccade_tensor *t = &job->run->d_captures[read->capture];
+    const saccade_tensor *t = &job->gradients->captures[read->capture];
     const eval_point at = point_at(job, w->b, w->h, w->i0 + r0, w->j0 + from);
     const float factor = (float)factor_of(job, read, w->b, w->h, w->values);
     int64_t by_row, by_key;
@@ -246,7 +247,7 @@ static void add_dense(backward_worker *w, const backward_read *read, const float
 
 static int may_add_dense(const backward_job *job, const backward_read *read)
 {
-    return read->is_dense && job->run->d_captures[read->capture].dtype == SACCADE_F32
+    return read->is_dense && job->gradients->captures[read->capture].dtype == SACCADE_F32
            && is_inside(job, read, backward_worker_of(job, 0)->values);
 }
 
@@ -258,7 +259,7 @@ static int has_index(const backward_job *job, const backward_read *read, int32_t
     for (uint32_t d = 0; d < load->n_args; d++) {
         const mod_node *index = &fn->nodes[fn->args[load->args + d]];
         if (index->op == OP_VAR && index->imm.i == var
-            && job->run->d_captures[read->capture].stride[d] != 0)
+            && job->gradients->captures[read->capture].stride[d] != 0)
             return 1;
     }
     return 0;
@@ -271,7 +272,7 @@ static int has_keys(const backward_job *job, const backward_read *read)
     const mod_node *load = &fn->nodes[read->node];
     for (uint32_t d = 0; d < load->n_args; d++)
         if (fn->nodes[fn->args[load->args + d]].deps & DEP_KV
-            && job->run->d_captures[read->capture].stride[d] != 0)
+            && job->gradients->captures[read->capture].stride[d] != 0)
             return 1;
     return 0;
 }
@@ -280,7 +281,7 @@ static int has_keys(const backward_job *job, const backward_read *read)
  * index of the one read; items of different heads where b and h are indices as well. */
 backward_order backward_order_of(const backward_job *job)
 {
-    const saccade_sizes *s = &job->run->forward->sizes;
+    const saccade_sizes *s = &job->run->sizes;
     backward_order order = BACKWARD_FREE;
     for (uint32_t n = 0; n < job->backward->n_reads; n++) {
         const backward_read *read = &job->backward->reads[n];
@@ -342,40 +343,20 @@ uint64_t backward_dense_reads(const backward_job *job)
 
 /* ---- gradients ---- */
 
-/* Row by row where the last dimension's elements follow each other. */
-static void clear_tensor(const saccade_tensor *t)
-{
-    const size_t each = saccade_dtype_bytes(t->dtype);
-    const int32_t outer = t->rank - (t->rank > 0 && t->stride[t->rank - 1] == 1);
-    const size_t bytes = each * (size_t)(outer < t->rank ? t->shape[outer] : 1);
-    int64_t at[8] = {0}, place = 0;
-    int32_t d = 0;
-    while (d >= 0) {
-        memset((char *)t->data + (size_t)place * each, 0, bytes);
-        for (d = outer - 1; d >= 0; d--) {
-            place += t->stride[d];
-            if (++at[d] < t->shape[d])
-                break;
-            place -= at[d] * t->stride[d];
-            at[d] = 0;
-        }
-    }
-}
-
 void backward_begin_captures(const backward_job *job)
 {
-    if (job->run->added & SACCADE_GRADIENT_CAPTURES)
+    if (job->gradients->added & SACCADE_GRADIENT_CAPTURES)
         return;
     for (int32_t c = 0; c < MOD_MAX_CAPTURES; c++)
         if (job->backward->captures >> c & 1)
-            clear_tensor(&job->run->d_captures[c]);
+            tensor_clear(&job->gradients->captures[c]);
 }
 
 /* A position on place t of the axis. */
 static eval_point axis_point(const backward_job *job, backward_axis axis, int64_t b, int64_t h,
                              int64_t t)
 {
-    const int64_t d = t - (job->run->forward->sizes.Q - 1);
+    const int64_t d = t - (job->run->sizes.Q - 1);
     if (axis == BACKWARD_DIAGONAL)
         return point_at(job, b, h, d < 0 ? -d : 0, d < 0 ? 0 : d);
     return point_at(job, b, h, axis == BACKWARD_ROW ? t : 0, axis == BACKWARD_COLUMN ? t : 0);
@@ -404,8 +385,8 @@ static void spread_head(const backward_job *job, uint32_t n, int64_t b, int64_t 
                         const int64_t *moving, double *values)
 {
     const backward_read *read = &job->backward->reads[n];
-    const saccade_tensor *to = &job->run->d_captures[read->capture];
-    const int64_t head = b * job->run->forward->sizes.H + h;
+    const saccade_tensor *to = &job->gradients->captures[read->capture];
+    const int64_t head = b * job->run->sizes.H + h;
     const double factor = factor_of(job, read, b, h, values);
     const eval_point at = point_at(job, b, h, 0, 0);
     const int64_t fixed = place_at(job, read, &at, DEP_Q | DEP_KV, 0, values);
@@ -420,7 +401,7 @@ static void spread_head(const backward_job *job, uint32_t n, int64_t b, int64_t 
 
 void backward_spread(const backward_job *job)
 {
-    const saccade_sizes *s = &job->run->forward->sizes;
+    const saccade_sizes *s = &job->run->sizes;
     double *values = backward_worker_of(job, 0)->values;
     int64_t *moving = (int64_t *)(void *)(job->memory + job->g.moving_off);
     for (uint32_t n = 0; n < job->backward->n_reads; n++) {

@@ -16,7 +16,7 @@ static void begin_mods(backward_worker *w, const backward_job *job, char *base,
 {
     const cpu_state *state = cpu_state_of(job->plan);
     const cpu_backward_plan *b = job->backward;
-    const plan_run *run = job->run->forward;
+    const plan_run *run = job->run;
     const eval_prog *score = b->score ? b->score : state->score;
     const jit_program *jit = b->score ? b->jit : state->jit;
     if (jit)
@@ -78,7 +78,7 @@ static cpu_cover cover_of_span(const backward_span *span, int64_t j0, int64_t j1
 cpu_cover backward_cover_of(const backward_job *job, int64_t b, int64_t h, int64_t row_block,
                             int64_t j0, int64_t j1, pass_range *ranges)
 {
-    const saccade_sizes *s = &job->run->forward->sizes;
+    const saccade_sizes *s = &job->run->sizes;
     const int64_t i0 = row_block * BACKWARD_ROWS;
     const int64_t i1 = i0 + BACKWARD_ROWS < s->Q ? i0 + BACKWARD_ROWS : s->Q;
     const cpu_box box = {b, h, h + 1, i0, i1, j0, j1};
@@ -104,13 +104,13 @@ static run_walk walk_runs(const backward_job *job, int64_t b, int64_t h, int64_t
 static void run_tile(backward_worker *w, int64_t row_block, cpu_cover cover)
 {
     const backward_job *job = w->job;
-    const int64_t Q = job->run->forward->sizes.Q;
+    const int64_t Q = job->run->sizes.Q;
     w->i0 = row_block * BACKWARD_ROWS;
     w->m = (int32_t)(Q - w->i0 < BACKWARD_ROWS ? Q - w->i0 : BACKWARD_ROWS);
     w->is_full = cover == CPU_FULL;
     if (job->backward->has_dq) {
         const int64_t group = job->plan->problem.group;
-        const int64_t head = (w->b * job->run->forward->sizes.Hkv + w->g - job->head0) * group
+        const int64_t head = (w->b * job->run->sizes.Hkv + w->g - job->head0) * group
                              + w->h % group;
         uint8_t *touched = backward_touched_of(job, w->chunk, head) + row_block;
         const int64_t ld = job->g.dq_ld;
@@ -128,7 +128,7 @@ static void run_head(backward_worker *w)
     const mod_fn *slope = job->backward->slope;
     if (slope && !job->backward->has_slopes) {
         const eval_point point = {(int32_t)w->b, (int32_t)w->h, 0, 0, 0};
-        w->head_slope = (float)eval_scalar(slope, &job->run->forward->score_env, &point,
+        w->head_slope = (float)eval_scalar(slope, &job->run->score_env, &point,
                                            w->values, NULL);
     }
     if (job->runs) {
@@ -153,11 +153,11 @@ static void store(const backward_worker *w, const saccade_tensor *t, uint32_t bi
 {
     const backward_job *job = w->job;
     const cpu_rows to = cpu_rows_of(t, w->b, w->g);
-    const int64_t left = job->run->forward->sizes.KV - w->j0;
+    const int64_t left = job->run->sizes.KV - w->j0;
     const int32_t rows = (int32_t)(left < BACKWARD_KEYS ? left : BACKWARD_KEYS);
     char *at = (char *)t->data + (to.base - (const char *)t->data) + w->j0 * to.stride;
     job->backward->kernels->store(from, ld, rows, to.dim, scale,
-                                  (job->run->added & bit) != 0, to.dtype, at, to.stride);
+                                  (job->gradients->added & bit) != 0, to.dtype, at, to.stride);
 }
 
 /* A block of keys; keys at and past kv_len are not read, and their gradient is 0. */
@@ -182,10 +182,10 @@ static void run_keys(backward_worker *w, int64_t key_block)
         backward_end_columns(w);
     }
     if (b->has_dk)
-        store(w, job->run->dk, SACCADE_GRADIENT_K, w->dk, job->g.dq_ld,
+        store(w, job->gradients->dk, SACCADE_GRADIENT_K, w->dk, job->g.dq_ld,
               (float)job->plan->problem.scale);
     if (b->has_dv)
-        store(w, job->run->dv, SACCADE_GRADIENT_V, w->dv, job->g.dv_ld, 1);
+        store(w, job->gradients->dv, SACCADE_GRADIENT_V, w->dv, job->g.dv_ld, 1);
 }
 
 static void clear_touched(const backward_worker *w, int64_t head)
@@ -199,7 +199,7 @@ static void clear_touched(const backward_worker *w, int64_t head)
 void backward_run_item(void *arg, int64_t at, int thread)
 {
     const backward_job *job = arg;
-    const plan_run *run = job->run->forward;
+    const plan_run *run = job->run;
     const int32_t *order = (const int32_t *)(const void *)(job->memory + job->g.order_off);
     const int64_t index = order[at], head = index / job->g.chunks;
     backward_worker *w = backward_worker_of(job, thread);
@@ -236,7 +236,7 @@ static int64_t weight_of_keys(const backward_job *job, int64_t b, int64_t h, int
 void backward_weigh_item(void *arg, int64_t index, int thread)
 {
     const backward_job *job = arg;
-    const plan_run *run = job->run->forward;
+    const plan_run *run = job->run;
     int64_t *weight = (int64_t *)(void *)(job->memory + job->g.weight_off);
     const int64_t head = job->head0 + index / job->g.chunks, group = job->plan->problem.group;
     const int64_t b = head / run->sizes.Hkv, h0 = head % run->sizes.Hkv * group;

@@ -2,6 +2,7 @@
 #include "cpu/backward/backward.h"
 
 #include "base/status.h"
+#include "cpu/schedule/layout.h"
 
 enum { ITEMS = 64 }; /* aimed at: enough for sixteen threads, the longest first */
 /* Sums of dQ at a time, unless one head is more. */
@@ -93,37 +94,6 @@ void cpu_backward_destroy(cpu_backward_plan *plan)
 }
 
 /* ---- geometry ---- */
-
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
-static int64_t round_up(int64_t a, int64_t b)
-{
-    return ceil_div(a, b) * b;
-}
-
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
-static size_t bytes64(int64_t count, size_t each)
-{
-    return (size_t)round_up(count * (int64_t)each, 64);
-}
-
-static void place(size_t bytes, size_t *off, size_t *end)
-{
-    *off = *end;
-    *end += bytes;
-}
 
 /* Bytes of a chunk's dQ of one query head. */
 static size_t partial_bytes(const backward_geometry *g, int64_t Q)

@@ -9,23 +9,23 @@ static float stat_of(const saccade_tensor *t, int64_t b, int64_t h, int64_t i)
 
 static void find_stats(const backward_job *job, int64_t b, int64_t h, int64_t i0, int32_t n)
 {
-    const cpu_backward_run *run = job->run;
-    const plan_run *forward = run->forward;
-    const int64_t at = (b * forward->sizes.H + h) * forward->sizes.Q + i0;
-    const cpu_rows d_out = cpu_rows_from(cpu_rows_of(run->d_out, b, h), i0);
-    const cpu_rows out = cpu_rows_from(cpu_rows_of(forward->out, b, h), i0);
+    const plan_run *run = job->run;
+    const saccade_tensor *d_lse = job->gradients->d_lse;
+    const int64_t at = (b * run->sizes.H + h) * run->sizes.Q + i0;
+    const cpu_rows d_out = cpu_rows_from(cpu_rows_of(job->gradients->d_out, b, h), i0);
+    const cpu_rows out = cpu_rows_from(cpu_rows_of(run->out, b, h), i0);
     job->backward->kernels->row_dots(&d_out, &out, n, job->delta + at);
     for (int32_t r = 0; r < n; r++) {
-        job->lse[at + r] = stat_of(forward->lse, b, h, i0 + r);
-        if (run->d_lse)
-            job->delta[at + r] -= stat_of(run->d_lse, b, h, i0 + r);
+        job->lse[at + r] = stat_of(run->lse, b, h, i0 + r);
+        if (d_lse)
+            job->delta[at + r] -= stat_of(d_lse, b, h, i0 + r);
     }
 }
 
 static void find_limits(const backward_job *job, int64_t b, int64_t h, int64_t i0, int32_t n,
                         backward_worker *w)
 {
-    const plan_run *run = job->run->forward;
+    const plan_run *run = job->run;
     const plan_position at = plan_position_of(&run->positions, run->sizes.KV, b);
     const eval_point first = {(int32_t)b, (int32_t)h, (int32_t)i0 + at.q_offset, 0, 0};
     const int64_t row = (b * run->sizes.H + h) * run->sizes.Q + i0;
@@ -47,7 +47,7 @@ static void find_limits(const backward_job *job, int64_t b, int64_t h, int64_t i
 void backward_find_rows(void *arg, int64_t index, int thread)
 {
     const backward_job *job = arg;
-    const saccade_sizes *s = &job->run->forward->sizes;
+    const saccade_sizes *s = &job->run->sizes;
     const int64_t head = index / job->g.row_blocks, b = head / s->H, h = head % s->H;
     const int64_t i0 = index % job->g.row_blocks * BACKWARD_ROWS;
     const int32_t n = (int32_t)(s->Q - i0 < BACKWARD_ROWS ? s->Q - i0 : BACKWARD_ROWS);

@@ -14,7 +14,7 @@ static int64_t wave_heads(const backward_job *job)
 
 float *backward_partial_of(const backward_job *job, int64_t chunk, int64_t head)
 {
-    const int64_t Q = job->run->forward->sizes.Q;
+    const int64_t Q = job->run->sizes.Q;
     return (float *)(void *)(job->memory + job->g.partial_off)
            + (chunk * wave_heads(job) + head) * Q * job->g.dq_ld;
 }
@@ -37,12 +37,12 @@ static void add_rows(float *to, const float *from, int64_t n)
 static void merge_rows(void *arg, int64_t index, int thread)
 {
     const backward_job *job = arg;
-    const saccade_sizes *s = &job->run->forward->sizes;
+    const saccade_sizes *s = &job->run->sizes;
     const int64_t head = index / job->g.row_blocks, block = index % job->g.row_blocks;
     const int64_t all = job->head0 * job->plan->problem.group + head;
     const int64_t i0 = block * BACKWARD_ROWS, ld = job->g.dq_ld;
     const int32_t n = (int32_t)(s->Q - i0 < BACKWARD_ROWS ? s->Q - i0 : BACKWARD_ROWS);
-    const saccade_tensor *dq = job->run->dq;
+    const saccade_tensor *dq = job->gradients->dq;
     const cpu_rows to = cpu_rows_of(dq, all / s->H, all % s->H);
     float *sum = NULL;
     for (int64_t chunk = 0; chunk < job->g.chunks; chunk++) {
@@ -60,9 +60,9 @@ static void merge_rows(void *arg, int64_t index, int thread)
     }
     (void)thread;
     char *at = (char *)dq->data + (to.base - (const char *)dq->data) + i0 * to.stride;
+    const int is_added = (job->gradients->added & SACCADE_GRADIENT_Q) != 0;
     job->backward->kernels->store(sum, (int32_t)ld, n, to.dim,
-                                  (float)job->plan->problem.scale,
-                                  (job->run->added & SACCADE_GRADIENT_Q) != 0, to.dtype, at,
+                                  (float)job->plan->problem.scale, is_added, to.dtype, at,
                                   to.stride);
 }
 
@@ -84,15 +84,10 @@ static void run_wave(backward_job *job, int64_t n_heads, int is_serial)
         par_for(n_heads * job->plan->problem.group * g->row_blocks, threads, merge_rows, job);
 }
 
-static int is_imported(const saccade_block_mask *mask)
-{
-    return mask_get_view(mask)->imported_block_q != 0;
-}
-
 saccade_status cpu_backward_prepare(const saccade_block_mask *mask, saccade_error *err)
 {
     const mask_runs *runs;
-    if (is_imported(mask))
+    if (mask_is_imported(mask))
         return SACCADE_OK;
     return mask_runs_for(mask, BACKWARD_ROWS, BACKWARD_KEYS, 1, &runs, err);
 }
@@ -100,23 +95,22 @@ saccade_status cpu_backward_prepare(const saccade_block_mask *mask, saccade_erro
 /* Runs drive blocks of keys, unless limits do. */
 static saccade_status find_runs(backward_job *job, saccade_error *err)
 {
-    const saccade_block_mask *mask = job->run->forward->block_mask;
-    if (!mask || is_imported(mask) || job->live.by == CPU_BY_LIMITS)
+    const saccade_block_mask *mask = job->run->block_mask;
+    if (!mask || mask_is_imported(mask) || job->live.by == CPU_BY_LIMITS)
         return SACCADE_OK;
-    job->runs = mask_runs_ready(mask, BACKWARD_ROWS, BACKWARD_KEYS, 1);
-    FAIL_AT(!job->runs, SACCADE_EINVAL, "block_mask", 0, 0,
-            "got one not prepared for this plan, expected saccade_plan_prepare before the run");
-    return SACCADE_OK;
+    return mask_runs_prepared(mask, BACKWARD_ROWS, BACKWARD_KEYS, 1, &job->runs, err);
 }
 
 saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *backward,
-                            const cpu_backward_run *run, saccade_error *err)
+                            const plan_run *run, const plan_gradients *gradients,
+                            saccade_error *err)
 {
-    backward_job job = {.plan = plan, .backward = backward, .run = run};
-    const saccade_sizes *s = &run->forward->sizes;
-    TRY(cpu_live_of(&plan->problem, run->forward, &job.live, err));
+    backward_job job = {
+        .plan = plan, .backward = backward, .run = run, .gradients = gradients};
+    const saccade_sizes *s = &run->sizes;
+    TRY(cpu_live_of(&plan->problem, run, &job.live, err));
     TRY(find_runs(&job, err));
-    job.memory = run->forward->workspace;
+    job.memory = run->workspace;
     job.g = backward_geometry_of(plan, backward, s);
     job.lse = (float *)(void *)(job.memory + job.g.lse_off);
     job.delta = (float *)(void *)(job.memory + job.g.delta_off);

@@ -29,7 +29,7 @@ static void apply_mask(backward_worker *w, int64_t i, int64_t j, int32_t n, floa
 static void cut(const backward_worker *w, int64_t i, int64_t j, int32_t n, float *s)
 {
     const backward_job *job = w->job;
-    const int64_t at = (w->b * job->run->forward->sizes.H + w->h) * job->run->forward->sizes.Q;
+    const int64_t at = (w->b * job->run->sizes.H + w->h) * job->run->sizes.Q;
     const int64_t first = job->first[at + i] - j, past = job->past[at + i] - j;
     for (int32_t t = 0; t < n && t < first; t++)
         s[t] = -INFINITY;

@@ -28,7 +28,7 @@ static int32_t clamp(int64_t key, int32_t n)
 /* Keys of the block that any row of strip r0 sees. */
 static void span_strip(const backward_worker *w, int32_t r0, int32_t *from, int32_t *past)
 {
-    const saccade_sizes *s = &w->job->run->forward->sizes;
+    const saccade_sizes *s = &w->job->run->sizes;
     const int64_t at = (w->b * s->H + w->h) * s->Q + w->i0;
     int64_t first = INT64_MAX, last = 0;
     for (int32_t r = r0; r < r0 + rows_of_strip(w, r0); r++) {
@@ -65,7 +65,7 @@ static void pack_keys(backward_worker *w)
 {
     const backward_job *job = w->job;
     const cpu_backward_plan *b = job->backward;
-    const plan_run *run = job->run->forward;
+    const plan_run *run = job->run;
     const cpu_rows k = cpu_rows_from(cpu_rows_of(run->k, w->b, w->g), w->j0);
     const cpu_rows v = cpu_rows_from(cpu_rows_of(run->v, w->b, w->g), w->j0);
     if (w->is_packed)
@@ -83,8 +83,8 @@ static void pack_rows(backward_worker *w)
     const backward_job *job = w->job;
     const cpu_backward_plan *b = job->backward;
     const cpu_kernels *k = b->kernels->block;
-    const cpu_rows q = cpu_rows_from(cpu_rows_of(job->run->forward->q, w->b, w->h), w->i0);
-    const cpu_rows o = cpu_rows_from(cpu_rows_of(job->run->d_out, w->b, w->h), w->i0);
+    const cpu_rows q = cpu_rows_from(cpu_rows_of(job->run->q, w->b, w->h), w->i0);
+    const cpu_rows o = cpu_rows_from(cpu_rows_of(job->gradients->d_out, w->b, w->h), w->i0);
     k->pack_rows(&q, w->m, w->m, job->g.q_ld, w->q_rows);
     if (needs_dp(b))
         k->pack_rows(&o, w->m, w->m, job->g.o_ld, w->o_rows);
@@ -148,7 +148,7 @@ static int weigh_strip(backward_worker *w, int32_t r0, int32_t rows, int32_t fro
 {
     const backward_job *job = w->job;
     const cpu_backward_kernels *kernels = job->backward->kernels;
-    const saccade_sizes *s = &job->run->forward->sizes;
+    const saccade_sizes *s = &job->run->sizes;
     const int64_t at = (w->b * s->H + w->h) * s->Q + w->i0 + r0;
     const int64_t step = r0 / kernels->step * LD + from;
     float delta[BACKWARD_ROWS];
@@ -242,7 +242,7 @@ static void add_dq(const backward_worker *w)
 
 static void careful_dq(const backward_worker *w)
 {
-    const cpu_rows k = cpu_rows_of(w->job->run->forward->k, w->b, w->g);
+    const cpu_rows k = cpu_rows_of(w->job->run->k, w->b, w->g);
     const int32_t ld = w->job->g.dq_ld;
     for (int32_t j = 0; j < w->n; j++) {
         convert_to_f32(k.dtype, k.base + (w->j0 + j) * k.stride, w->row, k.dim);
@@ -259,8 +259,8 @@ static void add_products(backward_worker *w, int any_dead)
 {
     const backward_job *job = w->job;
     const cpu_backward_plan *b = job->backward;
-    const cpu_rows q = cpu_rows_of(job->run->forward->q, w->b, w->h);
-    const cpu_rows o = cpu_rows_of(job->run->d_out, w->b, w->h);
+    const cpu_rows q = cpu_rows_of(job->run->q, w->b, w->h);
+    const cpu_rows o = cpu_rows_of(job->gradients->d_out, w->b, w->h);
     if (b->has_dv && any_dead && w->o_nonfinite)
         careful_turned(w, w->p, &o, job->g.dv_ld, w->dv);
     else if (b->has_dv)

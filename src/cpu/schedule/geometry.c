@@ -4,6 +4,7 @@
  * K and V are packed once per (batch, kv head). Where one item holds every row of a group the
  * item packs each block of keys itself, just before its use: then K and V are read once, and
  * the workspace does not grow with them. */
+#include "cpu/schedule/layout.h"
 #include "cpu/schedule/schedule.h"
 
 enum {
@@ -16,26 +17,6 @@ enum {
 enum { OWN_BYTES = 1 << 20, OWN_MOST = 16, OWN_LEAST = 4 };
 /* Packed K and V at a time, unless one head is more. */
 static const size_t wave_bytes = (size_t)256 << 20;
-
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
-static int64_t round_up(int64_t a, int64_t b)
-{
-    return ceil_div(a, b) * b;
-}
-
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static size_t bytes64(int64_t count, size_t each)
-{
-    return (size_t)round_up(count * (int64_t)each, 64);
-}
 
 /* Rows of an item of streams: as many as leave items enough for all threads. Each chunk of K
  * and V is then read, and a stream begun, for more rows. */
@@ -85,12 +66,6 @@ static int32_t own_blocks(const cpu_needs *needs, const cpu_geometry *g)
     if (!needs->limit_nodes)
         return 0;
     return (int32_t)(fit < OWN_LEAST ? OWN_LEAST : smaller(fit, OWN_MOST));
-}
-
-static void place(size_t bytes, size_t *off, size_t *end)
-{
-    *off = *end;
-    *end += bytes;
 }
 
 /* Grows with every size, so that the workspace of the largest run serves the smaller ones:

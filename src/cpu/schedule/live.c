@@ -7,14 +7,7 @@
  * row by row in runs whose positions are too far off for the limits. */
 #include "cpu/schedule/schedule.h"
 
-#include "base/status.h"
-
 #include <string.h>
-
-static int is_imported(const saccade_block_mask *mask)
-{
-    return mask && mask_get_view(mask)->imported_block_q != 0;
-}
 
 static void block_sizes(const saccade_block_mask *mask, int32_t *rows, int32_t *keys)
 {
@@ -37,7 +30,7 @@ saccade_status cpu_live_of(const plan_problem *problem, const plan_run *run, cpu
     const pass_limits *limits = plan_limits(problem);
     int32_t rows, keys;
     *out = (cpu_live){.run = run, .by = CPU_BY_MASK, .mask = problem->mask};
-    out->is_imported = is_imported(run->block_mask);
+    out->is_imported = mask_is_imported(run->block_mask);
     if (limits && !out->is_imported && plan_is_near(&run->positions, &run->sizes)) {
         out->by = CPU_BY_LIMITS;
         out->limits = limits;
@@ -48,10 +41,7 @@ saccade_status cpu_live_of(const plan_problem *problem, const plan_run *run, cpu
     if (!run->block_mask)
         return SACCADE_OK;
     block_sizes(run->block_mask, &rows, &keys);
-    out->runs = mask_runs_ready(run->block_mask, rows, keys, 0);
-    FAIL_AT(!out->runs, SACCADE_EINVAL, "block_mask", 0, 0,
-            "got one not prepared for this plan, expected saccade_plan_prepare before the run");
-    return SACCADE_OK;
+    return mask_runs_prepared(run->block_mask, rows, keys, 0, &out->runs, err);
 }
 
 /* ---- runs ---- */

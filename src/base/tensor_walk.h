@@ -1,0 +1,41 @@
+/* tensor_walk.h: strided tensors element by element, in row-major order of their indices. */
+#ifndef SACCADE_TENSOR_WALK_H
+#define SACCADE_TENSOR_WALK_H
+
+#include "saccade.h"
+
+#include <string.h>
+
+/* An element: its index along each dimension, and its place counted from the first one.
+ * Zeroed, it is the first element. */
+typedef struct tensor_walk {
+    int64_t at[SACCADE_MAX_RANK], place;
+} tensor_walk;
+
+/* Goes on to the next element over the first `rank` dimensions; 0 after the last. Every extent
+ * is 1 or more. */
+static inline int tensor_next(const saccade_tensor *t, int32_t rank, tensor_walk *walk)
+{
+    for (int32_t d = rank - 1; d >= 0; d--) {
+        walk->place += t->stride[d];
+        if (++walk->at[d] < t->shape[d])
+            return 1;
+        walk->place -= walk->at[d] * t->stride[d];
+        walk->at[d] = 0;
+    }
+    return 0;
+}
+
+/* Sets all elements to 0: row by row where those of the last dimension follow each other. */
+static inline void tensor_clear(const saccade_tensor *t)
+{
+    const size_t each = saccade_dtype_bytes(t->dtype);
+    const int32_t outer = t->rank - (t->rank > 0 && t->stride[t->rank - 1] == 1);
+    const size_t bytes = each * (size_t)(outer < t->rank ? t->shape[outer] : 1);
+    tensor_walk walk = {{0}, 0};
+    do
+        memset((char *)t->data + walk.place * (int64_t)each, 0, bytes);
+    while (tensor_next(t, outer, &walk));
+}
+
+#endif
