@@ -1,6 +1,7 @@
 /* Plans, and the one place that names the back ends. */
 #include "api/api.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,6 +33,8 @@ static saccade_status find_backend(const char *name, const plan_backend **out,
 static saccade_status fill_plan(const saccade_context *context, const saccade_problem *problem,
                                 saccade_plan *plan, saccade_error *err)
 {
+    static _Atomic uint64_t n_plans;
+    plan->number = atomic_fetch_add(&n_plans, 1) + 1;
     plan->threads = context->threads;
     plan->level = context->level;
     TRY(find_backend(problem->backend, &plan->backend, err));
@@ -81,6 +84,8 @@ saccade_status saccade_plan_prepare(const saccade_plan *plan, const saccade_bloc
                                     saccade_error *err)
 {
     FAIL_IF(!plan || !mask, SACCADE_EINVAL, "prepare: got NULL, expected plan and block mask");
+    if (plan->source_mask)
+        mask_is_of(mask, plan->source_mask, plan->number); /* runs need not compare nodes */
     return plan->solver->prepare(plan, mask, err);
 }
 

@@ -116,26 +116,6 @@ static saccade_status read_captures(const saccade_plan *plan, const api_inputs *
 
 /* ---- block mask ---- */
 
-/* Equal nodes, operands and captures; places in the text do not count. */
-static int same_function(const mod_fn *a, const mod_fn *b)
-{
-    if (a->n_nodes != b->n_nodes || a->n_args != b->n_args || a->n_captures != b->n_captures
-        || a->result != b->result)
-        return 0;
-    for (uint32_t i = 0; i < a->n_nodes; i++) {
-        const mod_node *x = &a->nodes[i], *y = &b->nodes[i];
-        if (x->op != y->op || x->type != y->type || x->n_args != y->n_args
-            || x->imm.i != y->imm.i || (x->n_args && x->args != y->args))
-            return 0;
-    }
-    for (uint32_t i = 0; i < a->n_captures; i++)
-        if (a->captures[i].dtype != b->captures[i].dtype
-            || a->captures[i].rank != b->captures[i].rank
-            || strcmp(a->captures[i].name, b->captures[i].name) != 0)
-            return 0;
-    return a->n_args == 0 || memcmp(a->args, b->args, a->n_args * sizeof *a->args) == 0;
-}
-
 static saccade_status check_block_mask(const saccade_plan *plan, const plan_run *run,
                                        saccade_error *err)
 {
@@ -153,7 +133,7 @@ static saccade_status check_block_mask(const saccade_plan *plan, const plan_run 
     FAIL_AT(!view->mod != !plan->source_mask, SACCADE_EINVAL, name, 0, 0,
             "the plan %s a mask and the block mask %s one, expected both or neither",
             plan->source_mask ? "has" : "lacks", view->mod ? "has" : "lacks");
-    FAIL_AT(view->mod && !same_function(mod_function(view->mod), plan->source_mask),
+    FAIL_AT(view->mod && !mask_is_of(run->block_mask, plan->source_mask, plan->number),
             SACCADE_EINVAL, name, 0, 0,
             "got one made from another mask, expected the plan's (saccade_block_mask_mod)");
     for (int64_t b = 0; plan->backend->device == SACCADE_CPU && b < s->B; b++) {

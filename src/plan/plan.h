@@ -80,6 +80,7 @@ typedef struct plan_backend {
 } plan_backend;
 
 struct saccade_plan {
+    uint64_t number; /* from 1, no other's in this process */
     const plan_backend *backend;
     const plan_solver *solver;
     plan_problem problem;
