@@ -24,6 +24,7 @@ STATUS = {
     90: "EINTERNAL",
 }
 MASK, SCORE = 1, 2
+GRADIENT_Q, GRADIENT_K, GRADIENT_V, GRADIENT_CAPTURES = 1, 2, 4, 8
 CPU, CUDA = 0, 1
 DTYPES = {
     "bool": 1,
@@ -189,6 +190,39 @@ class ForwardArgs(Record):
     ]
 
 
+class BackwardArgs(Record):
+    _fields_ = (
+        [("size", C.c_size_t)]
+        + [
+            (n, C.POINTER(Tensor))
+            for n in ("q", "k", "v", "out", "lse", "d_out", "d_lse", "d_q", "d_k", "d_v")
+        ]
+        + [
+            ("d_captures", C.POINTER(Binding)),
+            ("n_d_captures", C.c_int32),
+            ("accumulate", C.c_uint32),
+            ("positions", C.POINTER(Positions)),
+            ("block_mask", C.c_void_p),
+            ("bindings", C.POINTER(Binding)),
+            ("n_bindings", C.c_int32),
+            ("workspace", C.c_void_p),
+            ("workspace_bytes", C.c_size_t),
+            ("stream", C.c_void_p),
+        ]
+    )
+
+
+class MergeArgs(Record):
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("outs", C.POINTER(Tensor)),
+        ("lses", C.POINTER(Tensor)),
+        ("n", C.c_int32),
+        ("out", C.POINTER(Tensor)),
+        ("lse", C.POINTER(Tensor)),
+    ]
+
+
 class PreludeEntry(C.Structure):
     _fields_ = [
         ("name", C.c_char_p),
@@ -224,6 +258,8 @@ MIRRORS = {
     "saccade_block_indices": BlockIndices,
     "saccade_problem": Problem,
     "saccade_forward_args": ForwardArgs,
+    "saccade_backward_args": BackwardArgs,
+    "saccade_merge_args": MergeArgs,
 }
 
 
@@ -362,10 +398,13 @@ _declare("block_mask_destroy", None, _P)
 _declare("free", None, _P)
 _declare("plan_create", _S, _P, C.POINTER(Problem), C.POINTER(_P), _E)
 _declare("plan_workspace", C.c_size_t, _P, C.POINTER(Sizes))
+_declare("plan_backward_workspace", C.c_size_t, _P, C.POINTER(Sizes))
 _declare("plan_prepare", _S, _P, _P, _E)
 _declare("plan_explain", _S, _P, C.POINTER(_P), _E)
 _declare("plan_destroy", None, _P)
 _declare("forward", _S, _P, C.c_void_p, _E)
+_declare("backward", _S, _P, C.c_void_p, _E)
+_declare("merge", _S, _P, C.POINTER(MergeArgs), _E)
 _declare("layout", C.POINTER(LayoutEntry), C.c_int32)
 
 

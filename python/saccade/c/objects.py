@@ -113,9 +113,22 @@ def bindings(names: Sequence[str], views: Sequence[View]):
 
 
 class Plan:
-    """A C plan and the mods it was made from."""
+    """A C plan and the mods it was made from. gradients: bits of abi.GRADIENT_*; captures: the
+    names whose gradients saccade_backward is to make."""
 
-    def __init__(self, context, sizes, dtype, kv_dtype, scale, score, mask, backend):
+    def __init__(
+        self,
+        context,
+        sizes,
+        dtype,
+        kv_dtype,
+        scale,
+        score,
+        mask,
+        backend,
+        gradients=0,
+        captures=(),
+    ):
         self.handle = None
         p = abi.Problem()
         p.sizes = abi.Sizes(*sizes)
@@ -124,12 +137,20 @@ class Plan:
         p.score = score.handle if score else None
         p.mask = mask.handle if mask else None
         p.backend = backend.encode()
+        p.gradients = gradients
+        names = (C.c_char_p * max(1, len(captures)))(*(n.encode() for n in captures))
+        if captures:
+            p.gradient_captures, p.n_gradient_captures = names, len(captures)
         self.score, self.mask = score, mask
         self.handle = abi.create("plan_create", context, C.byref(p))
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - plans live as long as their cache
     def workspace(self, *sizes) -> int:
         return lib.saccade_plan_workspace(self.handle, C.byref(abi.Sizes(*sizes)))
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019
+    def backward_workspace(self, *sizes) -> int:
+        return lib.saccade_plan_backward_workspace(self.handle, C.byref(abi.Sizes(*sizes)))
 
     def explain(self) -> str:
         text, e = C.c_void_p(), abi.Error()
@@ -145,9 +166,10 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=512)
-def plan(context, B, H, Hkv, D, Dv, dtype, kv_dtype, scale, score, mask, backend) -> Plan:
-    """B: 0 where the back end needs no hint of it (CUDA orders the work of masks by it)."""
-    return Plan(context, (B, H, Hkv, 0, 0, D, Dv), dtype, kv_dtype, scale, score, mask, backend)
+def plan(context, B, H, Hkv, D, Dv, *rest) -> Plan:
+    """B: 0 where the back end needs no hint of it (CUDA orders the work of masks by it). rest:
+    as Plan takes them, from dtype on."""
+    return Plan(context, (B, H, Hkv, 0, 0, D, Dv), *rest)
 
 
 POINTER = struct.Struct("=Q")

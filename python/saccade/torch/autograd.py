@@ -4,30 +4,98 @@ from __future__ import annotations
 
 import torch
 
-from .checks import NO_BACKWARD, NO_VMAP
+from .calls import FakeCall
+from .checks import NO_SECOND, NO_VMAP
+from .gradients import gradients
+from .mods import place
 
 
 class Attention(torch.autograd.Function):
-    """Forward as a node of the graph, so that backward has its place: its inputs are query,
-    key, value and the captured tensors that require gradients."""
+    """Inputs are query, key, value and the tensors that the score captures. They are saved with
+    out, lse and what the mask captures, so that a change of any in place is an error."""
 
     @staticmethod
-    def forward(entry, query, key, value, *captured):
-        return entry.call(query, key, value, entry.tail)
+    def forward(ctx, entry, query, key, value, *captured):
+        out, lse, row_max = entry.call(query, key, value, entry.tail)
+        ctx.set_materialize_grads(False)
+        ctx.entry = entry
+        ctx.save_for_backward(query, key, value, out, lse, *captured, *entry.call.of_mask)
+        if row_max is not None:
+            ctx.mark_non_differentiable(row_max)
+        return out, lse if entry.shows_lse else None, row_max
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        if output[2] is not None:
-            ctx.mark_non_differentiable(output[2])
+    def backward(ctx, d_out, d_lse, _):
+        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        if d_out is None and d_lse is None:
+            return None, *(None for _ in needs)
+        if torch.is_grad_enabled():
+            return None, *Gradient.apply(ctx.entry, needs, d_out, d_lse, *saved)
+        return None, *_gradients(ctx.entry, needs, d_out, d_lse, saved)
+
+
+class Gradient(torch.autograd.Function):
+    """Backward where a second derivative might follow, which then says that there is none."""
 
     @staticmethod
-    def backward(ctx, *gradients):
-        raise NotImplementedError(NO_BACKWARD)
+    def forward(ctx, entry, needs, d_out, d_lse, *saved):
+        return _gradients(entry, needs, d_out, d_lse, saved)
 
     @staticmethod
-    def jvp(ctx, *tangents):
-        raise NotImplementedError("saccade: flex_attention has no forward-mode derivative")
+    def backward(ctx, *_):
+        raise NotImplementedError(NO_SECOND)
+
+
+def _gradients(entry, needs, d_out, d_lse, saved):
+    """For each of needs: those of query, key, value and the captured tensors."""
+    slots = entry.slots
+    if isinstance(entry.call, FakeCall):
+        return tuple(torch.empty_like(t) if w else None for t, w in zip(saved, needs))
+    given = saved[5 : 2 + len(needs)]
+    captures = slots.placed(given, saved[0].device.type) if slots else ()
+    wanted = needs if slots is None else slots.by_name(needs)
+    made = gradients(entry.call, wanted, *saved[:5], d_out, d_lse, captures)
+    if len(needs) == 3:
+        return tuple(made)
+    return *made[:3], *slots.as_captured(given, needs[3:], iter(made[3:]))
+
+
+class Slots:
+    """Which of a score's captures are which of the tensors that autograd knows; the others are
+    numbers, `fixed`."""
+
+    __slots__ = ("places", "fixed", "is_flat")
+
+    def __init__(self, values, fixed, is_flat):
+        tensors = iter(range(len(values)))
+        self.places = [next(tensors) if isinstance(x, torch.Tensor) else None for x in values]
+        self.fixed, self.is_flat = fixed, is_flat
+
+    def placed(self, captured, device):
+        """The captures in the order of the score's names, where the kernel reads them."""
+        found = []
+        for i, t in zip(self.places, self.fixed):
+            if i is not None:
+                t = captured[i]
+                if t.is_cuda or t.device.type != device:
+                    t = place(t, device, self.is_flat)
+            found.append(t)
+        return found
+
+    def by_name(self, needs):
+        return (*needs[:3], *(i is not None and needs[3 + i] for i in self.places))
 
     @staticmethod
-    def vmap(info, in_dims, *arguments):
+    def as_captured(captured, needs, made):
+        """Gradients in the shapes, dtypes and places of the captured tensors."""
+        return [
+            next(made).view(t.shape).to(t.device, t.dtype) if w else None
+            for t, w in zip(captured, needs)
+        ]
+
+
+def apply(entry, query, key, value, captured):
+    """A call that is a node of the graph."""
+    if torch._C._are_functorch_transforms_active():
         raise NotImplementedError(NO_VMAP)
+    return Attention.apply(entry, query, key, value, *captured)

@@ -6,15 +6,17 @@ import threading
 
 import torch
 
-from ..c import objects
+from ..c import abi, objects
 from .mods import dtype_name, view
 
 
 class Runner:
-    """What calls of one problem share: plan, captures, block mask, workspace."""
+    """What calls of one problem share: plan, captures, block mask, workspace. needs: for which
+    of q, k, v and the score's captures backward is to make gradients; none: forward only."""
 
-    def __init__(self, q, k, v, score, mask, scale, backend):
+    def __init__(self, q, k, v, score, mask, scale, backend, needs=()):
         self.keep = [score.bound] if score is not None else []
+        self.names = score.names if score is not None else []
         names, views, bound = [], [], None
         if score is not None:
             bound, names, views = score.bound, score.names, list(score.views)
@@ -27,7 +29,7 @@ class Runner:
             backend = "ref" if q.dtype is torch.float64 and device == "cpu" else device
         threads = torch.get_num_threads() if device == "cpu" else 0
         name = dtype_name(q)
-        self.plan = objects.plan(
+        self.problem = (
             objects.context(threads),
             B if backend == "cuda" else 0,
             H,
@@ -41,12 +43,27 @@ class Runner:
             handle.mod if handle else None,
             backend,
         )
+        self.mask, self.device = handle, max(q.get_device(), 0)
+        try:
+            self.plan = self.plan_for(needs)
+        except abi.SaccadeError as reason:  # forward runs, backward says why it doesn't
+            if not needs or reason.status != "EBACKEND":
+                raise
+            self.plan = self.plan_for(())
         self.n_bindings, self.bindings = len(names), objects.bindings(names, views)
         self.workspace = self.plan.workspace(B, H, k.shape[1], Q, k.shape[2], D, v.shape[3])
-        if handle:
-            handle.prepare(self.plan, max(q.get_device(), 0))
         self.handle = handle.handle if handle else 0
         self.keep.append(handle)
+
+    def plan_for(self, needs) -> objects.Plan:
+        """The plan that makes these gradients; the block mask is ready for it."""
+        bits = sum(1 << i for i, wanted in enumerate(needs[:3]) if wanted)
+        wanted = tuple(n for n, w in zip(self.names, needs[3:]) if w)
+        bits |= abi.GRADIENT_CAPTURES if wanted else 0
+        made = objects.plan(*self.problem, bits, wanted)
+        if self.mask:
+            self.mask.prepare(made, self.device)
+        return made
 
     def _mask_captures(self, handle, device, score_names):
         """Captures of the mask for the kernel: the block mask has them on the host only."""
@@ -78,6 +95,10 @@ class Call:
         self.cuda = q.get_device() if q.is_cuda else -1
         self.room = runner.workspace
         self.copies = False
+        self.layout = None  # of its last backward call
+        handle = runner.mask
+        tensors = handle.tensors or () if handle is not None else ()
+        self.of_mask = [t for t in tensors if t.dim()]
         self.refs = []
         out = output_like(q, v.shape[3])
         rows = q.new_empty(q.shape[:3], dtype=self.stats)
@@ -100,7 +121,7 @@ class Call:
 
     def __call__(self, q, k, v, tail):
         if self.copies:
-            q, k, v = _prepare(q, k, v)
+            q, k, v = prepared(q, k, v)
         out = torch.empty_like(q) if self.like else output_like(q, v.shape[3])
         lse = row_max = None
         lse_at = max_at = room_at = stream = 0
@@ -111,10 +132,10 @@ class Call:
             row_max = q.new_empty(q.shape[:3], dtype=self.stats)
             max_at = row_max.data_ptr()
         if self.room:
-            room = _workspace(self.room, q, self.cuda >= 0)
+            room = workspace(self.room, q, self.cuda >= 0)
             room_at = (room.data_ptr() + 63) & ~63
         if self.cuda >= 0:
-            stream = _current_stream(self.cuda)
+            stream = current_stream(self.cuda)
         a, b, c, d, e, f = self.parts
         objects.run(
             self.plan,
@@ -144,6 +165,8 @@ class Call:
 class FakeCall:
     """Shapes and strides of the results, for tensors without data."""
 
+    of_mask = ()
+
     def __init__(self, want_lse, want_max):
         self.lse, self.row_max = want_lse, want_max
 
@@ -158,7 +181,7 @@ class FakeCall:
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
-def _current_stream(index):
+def current_stream(index):
     """The stream's address; torch.cuda.current_stream makes an object around it in 2 us."""
     if _raw_stream is not None:
         return _raw_stream(index)
@@ -168,7 +191,7 @@ def _current_stream(index):
 _rooms = threading.local()
 
 
-def _workspace(n, q, cuda):
+def workspace(n, q, cuda):
     """Memory of n bytes and room to align it; a thread keeps a small one on the host."""
     if cuda or n > _SMALL:
         return torch.empty(n + 64, dtype=torch.uint8, device=q.device)
@@ -198,7 +221,7 @@ def _rows(t):
     return t if t.stride(3) == 1 or t.shape[3] == 1 else t.contiguous()
 
 
-def _prepare(q, k, v):
+def prepared(q, k, v):
     """Contiguous rows, and keys and values of batch 1 spread by stride 0."""
     q, k, v = _rows(q), _rows(k), _rows(v)
     if k.shape[0] != q.shape[0]:
@@ -216,11 +239,11 @@ def autocast(q, k, v):
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-def new_call(q, k, v, score, mask, scale, backend, want_lse, want_max):
-    made_q, made_k, made_v = _prepare(q, k, v)
+def new_call(q, k, v, score, mask, scale, backend, want_lse, want_max, needs=()):
+    made_q, made_k, made_v = prepared(q, k, v)
     # plans and copies of block masks are made for the current device
     with torch.cuda.device_of(q):
-        runner = Runner(made_q, made_k, made_v, score, mask, scale, backend)
+        runner = Runner(made_q, made_k, made_v, score, mask, scale, backend, needs)
     call = Call(runner, made_q, made_k, made_v, want_lse, want_max)
     call.copies = made_q is not q or made_k is not k or made_v is not v
     return call

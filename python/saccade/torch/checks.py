@@ -15,9 +15,9 @@ NO_VMAP = (
 )
 
 
-NO_BACKWARD = (
-    "saccade: flex_attention computes no gradients yet, expected a call under "
-    "torch.no_grad(), or query, key, value and captured tensors that do not require them"
+NO_SECOND = (
+    "saccade: flex_attention has a first derivative only, got a backward pass through its "
+    "backward pass; expected create_graph=False"
 )
 
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .block_mask import BlockMask, noop_mask, numbered
 from .calls import autocast, new_call, output_like, stats_dtype
 from .checks import (
-    NO_BACKWARD,
+    NO_SECOND,
     NO_VMAP,
     backend_of,
     check_call,
@@ -30,8 +30,9 @@ from .checks import (
     check_shapes,
 )
 from .entries import run
+from .gradients import gradient_like, gradients
 from .masks import block_mask_of, mask_or_mod
-from .mods import AnyMod, Resolved, text_of
+from .mods import AnyMod, Resolved, place, text_of
 
 _calls: dict = {}
 
@@ -57,6 +58,7 @@ class _OpCall:
         self.addresses = [v.address for v in found.views] if found is not None else []
         self.read: List[torch.Tensor] = []
         self.keep = found.tensors[n_tensors if self.reusable else 0 :] if found else []
+        self.numbers = found.tensors[n_tensors:] if found else []
 
     def has_read(self, tensors) -> bool:
         """Whether the mask was made from the values that these have."""
@@ -70,6 +72,17 @@ class _OpCall:
             places = new + places[len(new) :]
         tail, array = self.call.bound_to(places)
         return self.call(q, k, v, tail)
+
+    def backward(self, needs, tensors, captures, d_lse):
+        """tensors: q k v out lse d_out; needs: of q, k, v and captures."""
+        n, device = self.n_tensors, tensors[0].device.type
+        placed = [place(t, device) for t in captures[:n]] + self.numbers
+        wanted = needs[: 3 + n] + (False,) * len(self.numbers)
+        made = gradients(self.call, wanted, *tensors, d_lse, placed)
+        shown, more = made[:3], iter(made[3:])
+        for t, w in zip(captures, needs[3:]):
+            shown.append(next(more).view(t.shape).to(t.device, t.dtype) if w else None)
+        return shown
 
 
 class _Mods(NamedTuple):
@@ -272,19 +285,49 @@ def _(
 
 @torch.library.custom_op("saccade::flex_backward", mutates_args=())
 def _flex_backward(
-    gradient: torch.Tensor, tensors: List[torch.Tensor], captures: List[torch.Tensor]
+    tensors: List[torch.Tensor],
+    d_lse: Optional[torch.Tensor],
+    needs: List[bool],
+    captures: List[torch.Tensor],
+    numbers: List[float],
+    names: str,
+    score: str,
+    mask: str,
+    block_mask: int,
+    lists: List[torch.Tensor],
+    block: List[int],
+    scale: Optional[float],
+    backend: str,
+    want_max: bool,
 ) -> List[torch.Tensor]:
-    raise NotImplementedError(NO_BACKWARD)
+    """tensors: q k v out lse d_out. Gradients of q, k, v and captures; empty where needs, of
+    the same, says so."""
+    mods = _Mods(captures, numbers, names, score, mask)
+    how = (scale, backend, True, want_max)
+    found = _op_call(*tensors[:3], mods, block_mask, lists, block, how)
+    made = found.backward(tuple(needs), tensors, captures, d_lse)
+    return [_none_of(tensors[0]) if t is None else t for t in made]
+
+
+def _none_of(t: torch.Tensor) -> torch.Tensor:
+    return t.new_empty((0,))
 
 
 @_flex_backward.register_fake
-def _(gradient, tensors, captures):
-    return [torch.empty_like(t) for t in (*tensors, *captures)]
+def _(tensors, d_lse, needs, captures, *_):
+    batch = tensors[0].shape[0]
+    made = [gradient_like(t, batch) for t in tensors[:3]]
+    made += [t.new_empty(t.shape) for t in captures]
+    return [t if w else _none_of(tensors[0]) for t, w in zip(made, needs)]
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.rest = [_no_gradient(x) for x in inputs[4:]]
-    ctx.save_for_backward(*inputs[:3], *inputs[3])
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(output[2])
+    ctx.rest = inputs[4:8], inputs[8], inputs[10], inputs[11:13], inputs[14]
+    ctx.n = len(inputs[3])
+    ctx.none = [_no_gradient(x) for x in inputs[4:]]
+    ctx.save_for_backward(*inputs[:3], *output[:2], *inputs[3], *inputs[9])
 
 
 def _no_gradient(x: Any) -> Any:
@@ -293,11 +336,36 @@ def _no_gradient(x: Any) -> Any:
     return [None] * len(x) if is_list else None
 
 
-def _backward(ctx: Any, gradient: Any, *_: Any) -> Any:
+def _backward(ctx: Any, d_out: Any, d_lse: Any, _: Any) -> Any:
     """One more operator, so that a graph with a backward pass compiles."""
     saved = list(ctx.saved_tensors)
-    made = torch.ops.saccade.flex_backward(gradient, saved[:3], saved[3:])
-    return (*made[:3], list(made[3:]), *ctx.rest)
+    tensors, captures, lists = saved[:5], saved[5 : 5 + ctx.n], saved[5 + ctx.n :]
+    needs = ctx.needs_input_grad
+    wanted = [*needs[:3], *(needs[3] if ctx.n else ())]
+    tensors.append(torch.zeros_like(tensors[3]) if d_out is None else d_out)
+    mods, number, block, (scale, backend), want_max = ctx.rest
+    made: List[Any] = torch.ops.saccade.flex_backward(
+        tensors,
+        d_lse,
+        wanted,
+        captures,
+        *mods,
+        number,
+        lists,
+        block,
+        scale,
+        backend,
+        want_max,
+    )
+    made = [t if w else None for t, w in zip(made, wanted)]
+    return (*made[:3], list(made[3:]), *ctx.none)
+
+
+def _no_second(ctx: Any, *_: Any) -> Any:
+    raise NotImplementedError(NO_SECOND)
+
+
+_flex_backward.register_autograd(_no_second)
 
 
 def _vmap(*arguments: Any) -> Any:
@@ -354,17 +422,21 @@ def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max,
         block_mask = _as_text("mask", block_mask)
     if torch.is_autocast_enabled(q.device.type):
         q, k, v = autocast(q, k, v)
+    mods = _Mods.of(score_mod, block_mask)
+    trains = torch.is_grad_enabled() and any(
+        [t.requires_grad for t in (q, k, v, *mods.captures)]
+    )
     out, lse, row_max = torch.ops.saccade.flex(
         q,
         k,
         v,
-        *_Mods.of(score_mod, block_mask),
+        *mods,
         number,
         lists,
         block,
         scale,
         backend_of(options) if options else "auto",
-        want_lse,
+        want_lse or trains,
         want_max,
         gqa,
     )

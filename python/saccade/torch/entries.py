@@ -15,7 +15,7 @@ import weakref
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .autograd import Attention
+from .autograd import Slots, apply
 from .calls import FakeCall, autocast, new_call
 from .checks import (
     backend_of,
@@ -41,16 +41,40 @@ _lock = threading.Lock()
 
 
 class _Entry:
-    """A call for one pair of mods and one layout, and how to see that they still hold."""
+    """A call for one pair of mods and one layout, and how to see that they still hold. needs:
+    for which of query, key, value and the captured tensors the call has gradients; () for
+    none."""
 
-    __slots__ = ("call", "tail", "keep", "watches", "mask", "version", "floats", "refs")
+    __slots__ = (
+        "call",
+        "tail",
+        "keep",
+        "watches",
+        "mask",
+        "version",
+        "captured",
+        "flags",
+        "needs",
+        "slots",
+        "shows_lse",
+        "refs",
+    )
 
-    def __init__(self, call, tail, keep, watches, mask, used):
+    def __init__(self, call, tail, keep, watches, mask, shows_lse):
         self.call, self.tail, self.keep, self.watches = call, tail, keep, watches
-        self.floats = [weakref.ref(t) for t in used if t.is_floating_point()]
         self.mask = weakref.ref(mask) if mask is not None else None
         self.version = mask.version if mask is not None else None
+        self.captured, self.flags, self.needs, self.slots = (), (), (), None
+        self.shows_lse = shows_lse
         self.refs = []
+
+    def trains(self, needs, captured, slots):
+        """Grad mode is on; captured: the tensors that the score captures."""
+        self.flags = tuple([t.requires_grad for t in captured])
+        self.captured = [weakref.ref(t) for t in captured]
+        self.slots = slots
+        if needs != 8 or True in self.flags:
+            self.needs = (needs & 1 > 0, needs & 2 > 0, needs & 4 > 0, *self.flags)
 
     def current(self):
         if self.mask is not None:
@@ -60,14 +84,11 @@ class _Entry:
         for w in self.watches:
             if not w.unchanged():
                 return False
-        return True
-
-    def captures_gradients(self):
-        for ref in self.floats:
+        for ref, flag in zip(self.captured, self.flags):
             t = ref()
-            if t is not None and t.requires_grad:
-                return True
-        return False
+            if t is None or t.requires_grad is not flag:
+                return False
+        return True
 
 
 def run(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa):
@@ -78,18 +99,22 @@ def run(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa)
     except (AttributeError, RuntimeError):
         check_call(q, k, v, gqa)  # says what is wrong with them, if anything is
         raise
-    if torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or found.captures_gradients()
-    ):
-        captured = [t for t in (ref() for ref in found.floats) if t.requires_grad]
-        return Attention.apply(found, q, k, v, *captured)
     try:
+        if found.needs:
+            return apply(found, q, k, v, [ref() for ref in found.captured])
         return found.call(q, k, v, found.tail)
     except RuntimeError:
         if isinstance(q, FakeTensor):
             return FakeCall(want_lse, want_max)(q, k, v, None)
         refuse_wrapped(q, k, v)
         raise
+
+
+def _needs(q, k, v):
+    """What of these needs gradients, as bits; 8: grad mode, in which captures may."""
+    if not torch.is_grad_enabled():
+        return 0
+    return 8 + q.requires_grad + 2 * k.requires_grad + 4 * v.requires_grad
 
 
 def _find(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa):
@@ -117,6 +142,7 @@ def _find(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gq
         backend_of(options) if options else "auto",
         gqa,
         torch.get_num_threads(),
+        _needs(q, k, v),
     )
     found = _entries.get(key)
     if found is None or not found.current():
@@ -127,11 +153,16 @@ def _find(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gq
 
 
 def _make(key, q, k, v, score_mod, block_mask):
-    scale, (want_lse, want_max, backend, gqa) = key[2], key[15:19]
+    scale, (want_lse, want_max, backend, gqa, _, needs) = key[2], key[15:]
     if q.device.type == "meta" or isinstance(q, FakeTensor):
         check_layout(q, k, v)
         check_shapes(q, k, v, gqa)
-        return _Entry(FakeCall(want_lse, want_max), None, None, [], None, [])
+        entry = _Entry(
+            FakeCall(want_lse or needs > 8, want_max), None, None, [], None, want_lse
+        )
+        if needs:
+            entry.trains(needs, [], None)
+        return entry
     check_call(q, k, v, gqa)
     refuse_wrapped(q, k, v)
     device, watches, parts = q.device.type, [], list(key[2:])
@@ -139,7 +170,7 @@ def _make(key, q, k, v, score_mod, block_mask):
     if score_mod is not None:
         score = Resolved(score_mod, "score", device, q.dtype is torch.float64)
         watches.append(Watch(score_mod, score, by_value=False))
-        parts.append((id(score.bound), tuple(v[1:] for v in score.views)))
+        parts.append((id(score.bound), tuple(v[1:] for v in score.views), score.flags))
     mask, mask_mod = mask_or_mod(block_mask)
     if mask is not None:
         check_mask(mask, q, k)
@@ -149,18 +180,25 @@ def _make(key, q, k, v, score_mod, block_mask):
         watches.append(Watch(block_mask, made_mask, by_value=True))
         mask = block_mask_of(made_mask, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         parts = None  # values of captures went into the proof
+    captured = score.captured if score is not None else []
+    wanted = _wanted(needs, score)
     content = tuple(parts) if parts and all(w.fixed for w in watches) else None
     call = _calls.get(content) if content else None
     if call is None:
-        call = new_call(q, k, v, score, mask, scale, backend, want_lse, want_max)
+        lse = want_lse or bool(wanted)
+        call = new_call(q, k, v, score, mask, scale, backend, lse, want_max, wanted)
         if content:
             _keep(_calls, content, call, [mask] if mask is not None else [])
-    used = score.captured if score is not None else []
     tail, array = call.bound_to([v.address for v in score.views] if score is not None else [])
     keep = array, score.tensors if score is not None else None
     watched = mask if made_mask is None else None
-    entry = _Entry(call, tail, keep, watches, watched, used)
-    if all(w.fixed for w in watches):
+    entry = _Entry(call, tail, keep, watches, watched, want_lse)
+    if needs:
+        slots = Slots(score.values, score.tensors, score.is_flat) if score is not None else None
+        entry.trains(needs, captured, slots)
+    if needs and score is not None and score.is_inside:
+        entry.keep = keep, captured  # nodes of this call's graph
+    elif all(w.fixed for w in watches):
         if made_mask is not None or mask is block_mask:  # not one taken over from torch
             mods = [m for m in (score_mod, block_mask) if m is not None]
             _keep(_entries, key, entry, [x for m in mods for x in owners(m)])
@@ -169,15 +207,37 @@ def _make(key, q, k, v, score_mod, block_mask):
     return entry
 
 
+def _wanted(needs, score):
+    """Of query, key, value and the captures by name; () where nothing needs a gradient."""
+    flags = score.flags if score is not None else ()
+    if not needs or (needs == 8 and True not in flags):
+        return ()
+    return needs & 1 > 0, needs & 2 > 0, needs & 4 > 0, *flags
+
+
 class _Pattern:
     """What entries for functions of one code have in common, whatever tensors of one layout
     and numbers their closures hold: `cells` says where, `others` are captures that lie outside
     of the closure."""
 
-    __slots__ = ("call", "cells", "others", "watch", "mask", "version", "last", "refs")
+    __slots__ = (
+        "call",
+        "cells",
+        "others",
+        "watch",
+        "mask",
+        "version",
+        "flags",
+        "shows_lse",
+        "is_flat",
+        "last",
+        "refs",
+    )
 
     def __init__(self, entry, score):
         self.call, self.cells = entry.call, score.cells
+        self.flags, self.shows_lse = entry.flags, entry.shows_lse
+        self.is_flat = score.is_flat
         others = [x for i, x in zip(score.cells, score.values) if i is None]
         tensors = [x for x in others if isinstance(x, torch.Tensor)]
         self.watch = entry.watches[0].of(tensors)
@@ -224,12 +284,17 @@ def _like(key, score_mod, block_mask):
     if any(x is None for x in values):  # a tensor that is gone
         return None
     used = [x for x in values if isinstance(x, torch.Tensor)]
+    needs = key[-1]
+    if needs and tuple([t.requires_grad for t in used]) != found.flags:
+        return None
     is_double = found.call.stats is torch.float64
     places = [as_tensor(x, "a number", is_double) for x in values]
     tail, array = found.call.bound_to([t.data_ptr() for t in places])
     keep = array, [t for t, x in zip(places, values) if t is not x]
     mask = block_mask if found.mask is not None else None
-    entry = _Entry(found.call, tail, keep, [], mask, used)
+    entry = _Entry(found.call, tail, keep, [], mask, found.shows_lse)
+    if needs:
+        entry.trains(needs, used, Slots(values, places, found.is_flat))
     if found.comes_again(key[0], used):
         entry.watches.append(found.watch.of(used))
         mods = owners(score_mod) + ([mask] if mask is not None else [])

@@ -56,7 +56,8 @@ def flex_attention(
     kernel_options: {"BACKEND": "auto" | "cpu" | "cuda" | "ref"}; FlexAttention's tuning keys
     are accepted and not needed. Returns out [B, Hq, L, Ev]; with return_lse (out, lse); with
     return_aux (out, AuxOutput). Errors: ValueError for shapes, dtypes, devices, text; TypeError
-    for a mod that can't be traced, with its line; NotImplementedError from backward.
+    for a mod that can't be traced, with its line. Differentiable (once) in query, key, value
+    and in every float tensor that score_mod captures; lse is, row maxima and masks are not.
     Source: FlexAttention (arXiv 2412.05496).
     """
     if return_lse and return_aux is not None:

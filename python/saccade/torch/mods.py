@@ -173,9 +173,12 @@ def as_tensor(value, name, is_double=False):
     return torch.tensor(value, dtype=dtype, device="cpu")
 
 
-def _place(t, device):
-    """Captures live where the kernel runs; scalars are passed by value from the host."""
+def place(t, device, is_flat=False):
+    """Captures live where the kernel runs; scalars are passed by value from the host. is_flat:
+    a trace reads one-element rows where a scalar is on CUDA."""
     t = t.detach()
+    if is_flat and t.is_cuda and t.dim() == 0:
+        t = t.view(1)
     if t.dim() == 0:
         return t.cpu() if t.is_cuda else t
     if t.device.type != device:
@@ -195,10 +198,13 @@ class Resolved:
         self.values = values
         self.volatile = found is not None and found.volatile
         self.cells = _cells(found, self.walk) if found is not None else None
+        self.is_inside = found is not None and not all(
+            isinstance(x, int) for x in found.sources
+        )  # it computes tensors itself
+        self.flags = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in values)
         given = [as_tensor(v, n, is_double) for n, v in zip(names, values)]
-        if self.walk is not None:  # a trace reads one-element rows where a scalar is on CUDA
-            given = [t.view(1) if t.dim() == 0 and t.is_cuda else t for t in given]
-        self.tensors = [_place(t, device) for t in given]
+        self.is_flat = self.walk is not None
+        self.tensors = [place(t, device, self.is_flat) for t in given]
         for n, t in zip(names, self.tensors):
             if t.dtype == torch.int64 and t.dim() == 0:
                 as_tensor(int(t), n)  # refuses what leaves 32 bits

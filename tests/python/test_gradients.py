@@ -1,0 +1,372 @@
+"""Gradients through flex_attention against dense PyTorch, and how they behave in autograd."""
+
+import gc
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import saccade.torch as st  # noqa: E402
+
+B, H, N, D = 2, 4, 21, 8
+
+
+def tensors(dtype=torch.float64, heads=H, seed=1, grad=True):
+    g = torch.Generator().manual_seed(seed)
+    shapes = (B, H, N, D), (B, heads, N, D), (B, heads, N, D)
+    return [torch.randn(*s, generator=g).to(dtype).requires_grad_(grad) for s in shapes]
+
+
+def dense(q, k, v, score=None, mask=None):
+    """(out, lse) by plain operations; score and mask are dense functions of i and j."""
+    i, j = torch.arange(q.shape[2]).view(-1, 1), torch.arange(k.shape[2]).view(1, -1)
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    s = q @ k.mT / q.shape[3] ** 0.5
+    s = s if score is None else score(s, i, j)
+    s = s if mask is None else s.masked_fill(~mask(i, j), -float("inf"))
+    return torch.softmax(s, -1) @ v, torch.logsumexp(s, -1)
+
+
+def close(got, want, error=1e-12):
+    for a, b in zip(got, want, strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype and a.isfinite().all()
+        assert (a - b).abs().max() <= error * max(1, b.abs().max())
+
+
+def loss(out, lse=None):
+    """Something whose gradient is not constant."""
+    made = (out.double().sin() * torch.arange(D).cos()).sum()
+    return made if lse is None else made + (lse.double() * 0.3).cos().sum()
+
+
+BIAS = torch.randn(H, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+TABLE = torch.randn(2, 2 * N, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+PAIR = torch.randn(H, N, N, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+COL = (H, 1, 1)
+CASES = {
+    "none": ((), lambda: None, lambda: None),
+    "bias read twice": (
+        (BIAS,),
+        lambda b_: lambda s, b, h, i, j: s * b_[h] + b_[h] * (i - j),
+        lambda b_: lambda s, i, j: s * b_.view(COL) + b_.view(COL) * (i - j),
+    ),
+    "scalar": (
+        (torch.tensor(0.7, dtype=torch.float64),),
+        lambda w: lambda s, b, h, i, j: torch.tanh(s * w) / w,
+        lambda w: lambda s, i, j: torch.tanh(s * w) / w,
+    ),
+    "rows and columns": (
+        (TABLE,),
+        lambda t: lambda s, b, h, i, j: s + t[0, i] * t[1, j],
+        lambda t: lambda s, i, j: s + t[0][i] * t[1][j],
+    ),
+    "diagonals": (
+        (TABLE,),
+        lambda t: lambda s, b, h, i, j: s + t[h % 2, i - j + N],
+        lambda t: lambda s, i, j: s + t[torch.arange(H) % 2][:, i - j + N],
+    ),
+    "pair": (
+        (PAIR,),
+        lambda t: lambda s, b, h, i, j: s + t[h, i, j],
+        lambda t: lambda s, i, j: s + t,
+    ),
+    "view made inside": (
+        (TABLE,),
+        lambda t: lambda s, b, h, i, j: s + t[:, 3:][1][i] + t.mT[j][0],
+        lambda t: lambda s, i, j: s + t[1][i + 3] + t[0][j],
+    ),
+    "computed inside": (
+        (BIAS,),
+        lambda b_: lambda s, b, h, i, j: s + b_.exp()[h] * j,
+        lambda b_: lambda s, i, j: s + b_.exp().view(COL) * j,
+    ),
+    "buckets": (
+        (TABLE, torch.arange(N) % 5),
+        lambda t, at: lambda s, b, h, i, j: s + t[0, at[i] + at[j]],
+        lambda t, at: lambda s, i, j: s + t[0][at[i] + at[j]],
+    ),
+}
+
+
+def case(name, dtype=torch.float64):
+    values, ours, theirs = CASES[name]
+    values = [t.to(dtype) if t.is_floating_point() else t for t in values]
+    values = [t.clone().requires_grad_(t.is_floating_point()) for t in values]
+    floats = [t for t in values if t.requires_grad]
+    return floats, ours(*values), theirs(*values)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
+def test_against_dense(name, dtype):
+    """lse's gradient too, with grouped heads and a mask that leaves no row dead."""
+    x = tensors(dtype, heads=2)
+    floats, ours, theirs = case(name, dtype)
+    mask = st.create_block_mask(lambda b, h, i, j: i + 3 >= j, None, None, N, N)
+    got = st.flex_attention(*x, ours, mask, enable_gqa=True, return_lse=True)
+    want = dense(*x, theirs, lambda i, j: i + 3 >= j)
+    close(got, want, 1e-12 if dtype is torch.float64 else 1e-5)
+    x += floats
+    close(
+        torch.autograd.grad(loss(*got), x),
+        torch.autograd.grad(loss(*want), x),
+        1e-11 if dtype is torch.float64 else 1e-4,
+    )
+
+
+@pytest.mark.parametrize("name", ["none", "bias read twice", "diagonals", "computed inside"])
+def test_gradcheck(name):
+    x = [t[:1, :, :5, :3].detach().requires_grad_() for t in tensors()]
+    floats, ours, _ = case(name)
+
+    def f(*_):
+        return st.flex_attention(*x, ours, "q + 1 >= kv", return_lse=True)
+
+    assert torch.autograd.gradcheck(f, (*x, *floats))
+
+
+def test_second_derivatives_say_that_there_are_none():
+    q, k, v = tensors()
+    (g,) = torch.autograd.grad(st.flex_attention(q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="first derivative only.*create_graph=False"):
+        g.sum().backward()
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (0, 3), (1, 2)])
+def test_only_what_requires_a_gradient(wanted):
+    """Where requires_grad says so, and where autograd.grad asks for less."""
+    want = None
+    for is_asked in (True, False):
+        x = [*tensors(), BIAS.clone().requires_grad_()]
+        for i in range(4):
+            x[i].requires_grad_(is_asked or i in wanted)
+        out = st.flex_attention(*x[:3], lambda s, b, h, i, j: s * x[3][h])
+        got = torch.autograd.grad(loss(out), [x[i] for i in wanted])
+        want = want or got
+        close(got, want)
+
+
+def test_results_that_no_loss_depends_on():
+    q, k, v = tensors()
+    lses = st.flex_attention(q, k, v, return_lse=True)[1], dense(q, k, v)[1]
+    got, want = (torch.autograd.grad(loss(q.new_zeros(D), x), (q, k)) for x in lses)
+    close(got, want)
+    (dv,) = torch.autograd.grad(st.flex_attention(q, k, v, return_lse=True)[1].sum(), v)
+    assert not dv.any()
+    out, aux = st.flex_attention(q, k, v, return_aux=st.AuxRequest(max_scores=True))
+    assert out.requires_grad and not aux.max_scores.requires_grad and aux.lse is None
+
+
+def test_flags_that_change():
+    """requires_grad of what a warm call captures, grad mode, detach."""
+    q, k, v = tensors(torch.float32, grad=False)
+    bias = torch.rand(H)
+    f = lambda: st.flex_attention(q, k, v, mod)  # noqa: E731
+
+    def mod(s, b, h, i, j):
+        return s * bias[h]
+
+    for _ in range(2):
+        for t in (bias, q, v):
+            assert not f().requires_grad
+            t.requires_grad_()
+            assert torch.autograd.grad(f().sin().sum(), t)[0].any()
+            with torch.no_grad():
+                assert not f().requires_grad
+            with torch.inference_mode():
+                assert f().is_inference()
+            t.requires_grad_(False)
+    new = bias.clone().requires_grad_()
+    again = lambda w: st.flex_attention(q, k, v, lambda s, b, h, i, j: s * w[h])  # noqa: E731
+    assert not again(bias).requires_grad and again(new).requires_grad
+    assert not again(new.detach()).requires_grad and again(new.exp()).requires_grad
+
+
+def test_results_of_modules():
+    """A capture that is not a leaf, made anew for each call."""
+    q, k, v = tensors(torch.float32, grad=False)
+    linear = torch.nn.Linear(3, H)
+    x = torch.randn(N, 3)
+    made = []
+    for is_dense in (True, False):
+        for _ in range(3):
+            bias = linear(x)
+            if is_dense:
+                row = bias.mT.view(H, 1, N)
+                out = dense(q, k, v, lambda s, i, j, row=row: s + row)[0]
+            else:
+                mod = lambda s, b, h, i, j: s + bias[j, h]  # noqa: B023, E731
+                out = st.flex_attention(q, k, v, mod)
+            loss(out).backward()
+        made.append([p.grad for p in linear.parameters()])
+        linear.zero_grad()
+    close(*made, 1e-4)
+
+
+def test_hooks_graphs_and_what_is_freed():
+    q, k, v = tensors(torch.float32)
+    seen = []
+    q.register_hook(lambda g: seen.append(g.clone()))
+    out = st.flex_attention(q, k, v)
+    out.sum().backward(retain_graph=True)
+    once = q.grad.clone()
+    out.sum().backward()
+    assert torch.equal(q.grad, once + seen[1]) and torch.equal(seen[0], seen[1])
+    with pytest.raises(RuntimeError, match="second time"):
+        out.sum().backward()
+    kept = weakref.ref(out)
+    x = k.detach().clone().requires_grad_()
+    held = weakref.ref(x)
+    out = st.flex_attention(q, x, v)
+    del out, x
+    gc.collect()
+    assert kept() is None and held() is None
+
+
+@pytest.mark.parametrize("place", ["query", "out", "bias", "mask"])
+def test_what_is_saved_may_not_change(place):
+    q, k, v = (t.clone() for t in tensors(torch.float32))
+    bias, ids = torch.rand(H), torch.arange(N) // 4
+    mask = st.create_block_mask(lambda b, h, i, j: ids[i] == ids[j], None, None, N, N)
+    out = st.flex_attention(q, k, v, lambda s, b, h, i, j: s + bias[h], mask)
+    {"query": q, "out": out, "bias": bias, "mask": ids}[place].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def layouts():
+    x = tensors(torch.float32, grad=False)
+    q, k, v = x
+    yield "transposed", [t.transpose(1, 2).contiguous().transpose(1, 2) for t in x]
+    yield "expanded", [q, k[:, :1].expand(-1, H, -1, -1), v[:1].expand(B, -1, -1, -1)]
+    yield "batch of 1", [q, k[:1], v[:1]]
+    yield "columns", [t.mT.contiguous().mT for t in x]
+    yield "slices", list(torch.cat(x, 3).chunk(3, 3))
+    yield "one query", [q[:, :, :1], k, v]
+
+
+@pytest.mark.parametrize("name,x", list(layouts()), ids=[name for name, _ in layouts()])
+def test_layouts(name, x):
+    x = [t.detach().requires_grad_() for t in x]
+    got = torch.autograd.grad(loss(st.flex_attention(*x)), x)
+    k, v = (t.expand(B, -1, -1, -1) for t in x[1:])
+    close(got, torch.autograd.grad(loss(dense(x[0], k, v)[0]), x), 1e-4)
+    if name == "transposed":
+        assert [g.stride() for g in got] == [t.stride() for t in x]
+    out = st.flex_attention(*x)
+    for d_out in (torch.ones(()).expand_as(out), torch.ones_like(out).mT.contiguous().mT):
+        a = torch.autograd.grad(out, x[0], d_out, retain_graph=True)
+        close(a, torch.autograd.grad(out, x[0], torch.ones_like(out), retain_graph=True), 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype):
+    """Gradients come in the dtypes of the inputs, as those of SDPA do."""
+    x = tensors(torch.float32)
+    bias = torch.rand(H, requires_grad=True)
+    with torch.autocast("cpu", dtype):
+        out = st.flex_attention(*x, lambda s, b, h, i, j: s + bias[h] * j)
+        want = torch.nn.functional.scaled_dot_product_attention(*x)
+    assert out.dtype is want.dtype is dtype
+    got = torch.autograd.grad(loss(out), [*x, bias])
+    want = dense(*x, lambda s, i, j: s + bias.view(COL) * j)[0]
+    close(got, torch.autograd.grad(loss(want), [*x, bias]), 0.05)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing(reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    x = tensors(torch.float32)
+    bias = torch.rand(H, requires_grad=True)
+
+    def f(q, k, v):
+        return st.flex_attention(q * 2, k, v, lambda s, b, h, i, j: s + bias[h] * j, "q >= kv")
+
+    want = torch.autograd.grad(loss(f(*x)), [*x, bias])
+    loss(checkpoint(f, *x, use_reentrant=reentrant)).backward()
+    for t, g in zip([*x, bias], want):
+        assert torch.equal(t.grad, g)
+
+
+def test_saved_elsewhere():
+    """Hooks may hand back other tensors, of other strides."""
+    x = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in tensors(torch.float32)]
+    x = [t.detach().requires_grad_() for t in x]
+    bias = torch.rand(N, H).t().requires_grad_()
+    mod = lambda s, b, h, i, j: s + bias[h, j]  # noqa: E731
+    want = torch.autograd.grad(loss(st.flex_attention(*x, mod)), [*x, bias])
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: t.detach().contiguous().numpy(), lambda a: torch.from_numpy(a.copy())
+    ):
+        out = st.flex_attention(*x, mod)
+    close(torch.autograd.grad(loss(out), [*x, bias]), want, 1e-6)
+
+
+def test_deterministic():
+    """Bit for bit, in deterministic mode, over thread counts."""
+    x = tensors(torch.float32)
+    table = torch.rand(2 * N, requires_grad=True)
+    torch.use_deterministic_algorithms(True)
+    threads = torch.get_num_threads()
+    try:
+        made = []
+        for n in (1, 2, 2):
+            torch.set_num_threads(n)
+            out = st.flex_attention(*x, lambda s, b, h, i, j: s + table[i - j + N])
+            made.append(torch.autograd.grad(loss(out), [*x, table]))
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_num_threads(threads)
+    for other in made[1:]:
+        assert all(map(torch.equal, made[0], other))
+
+
+def test_rows_without_a_key():
+    """Exactly 0, also where the score has no value and lse counts."""
+    x = tensors(torch.float32)
+    mod = lambda s, b, h, i, j: torch.where(j > i, torch.log(s * 0 - 1), s)  # noqa: E731
+    out, lse = st.flex_attention(*x, mod, "q >= kv && q % 3 != 1", return_lse=True)
+    live = torch.arange(N) % 3 != 1
+    got = torch.autograd.grad(loss(out) + lse[:, :, live].sum(), x)
+    assert all(g.isfinite().all() for g in got)
+    assert not got[0][:, :, ~live].any() and not out[:, :, ~live].any()
+
+
+def test_two_halves_merged():
+    """The gradient of lse makes attention over two parts of the keys attention over all."""
+    x = tensors()
+    parts = [
+        st.flex_attention(*x, None, m, return_lse=True)
+        for m in ("q >= kv && kv < 9", "q >= kv && kv >= 9")
+    ]
+    lse = torch.logaddexp(parts[0][1], parts[1][1])
+    out = sum(o * (one - lse).exp().unsqueeze(-1) for o, one in parts)
+    got = torch.autograd.grad(loss(out), x)
+    close(got, torch.autograd.grad(loss(dense(*x, None, lambda i, j: i >= j)[0]), x), 1e-10)
+
+
+def test_func_transforms_are_refused():
+    q, k, v = tensors(torch.float32)
+    with pytest.raises(NotImplementedError, match="plain ones"):
+        torch.func.grad(lambda q: st.flex_attention(q, k, v).sum())(q)
+
+
+def test_meta_tensors():
+    x = [t.to("meta").requires_grad_() for t in tensors(torch.float32, grad=False)]
+    got = torch.autograd.grad(st.flex_attention(*x).sum(), x)
+    assert [g.shape for g in got] == [t.shape for t in x]
+
+
+def test_gradients_that_no_kernel_makes():
+    """Forward runs; backward says what is missing."""
+    q, k, v = tensors(torch.float32)
+    table = torch.rand(9, requires_grad=True)
+    at = lambda s: torch.clamp(s.to(torch.int32), 0, 8)  # noqa: E731
+    out = st.flex_attention(q, k, v, lambda s, b, h, i, j: s + table[at(s)])
+    with pytest.raises(RuntimeError, match="index that varies with the score"):
+        out.sum().backward()
+    out = st.flex_attention(q, k, v, kernel_options={"BACKEND": "plain"})
+    with pytest.raises(RuntimeError, match="makes no gradients"):
+        out.sum().backward()
