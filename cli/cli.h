@@ -64,10 +64,11 @@ typedef struct cli_args {
     const char *problem;
     const char *csv, *plot, *baseline, *folder;
     const char *d_out_file; /* --grad */
-    cli_list score, bind, suite, grad_of;
+    cli_list score, bind, suite, grad_of, also;
     double scale;                         /* NaN: not given */
     int64_t ladder_n, ladder_d, ladder_m; /* --n --d --m; 0: not given */
     int64_t threads, q, kv, batch, heads, seed, random, columns, at_b, at_h, repeats;
+    int64_t ranks, chunk, tile, layers; /* 0: not given */
     bool rmse, help;
 } cli_args;
 
@@ -80,7 +81,8 @@ enum {
     CLI_BENCH = 16,
     CLI_DEMO = 32,
     CLI_LADDER = 64,
-    CLI_PRELUDE = 128
+    CLI_PRELUDE = 128,
+    CLI_SHARD = 256
 };
 
 typedef struct cli_command {
@@ -113,6 +115,7 @@ enum { CLI_CHECK_FAILED = 1000 };
 
 saccade_status cmd_run(const cli_args *args, saccade_error *err);
 saccade_status cmd_mask(const cli_args *args, saccade_error *err);
+saccade_status cmd_shard(const cli_args *args, saccade_error *err);
 saccade_status cmd_explain(const cli_args *args, saccade_error *err);
 saccade_status cmd_check(const cli_args *args, saccade_error *err);
 saccade_status cmd_bench(const cli_args *args, saccade_error *err);

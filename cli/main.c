@@ -23,6 +23,14 @@ static const cli_command commands[] = {
      "    saccade mask --mask 'causal()' --q 1048576\n"
      "    saccade mask --mask 'doc[q] == doc[kv]' --q 4096 --bind 'doc=i32[KV]:docs(12)' \\\n"
      "        -o documents.svg\n", cmd_mask},
+    {"shard", CLI_SHARD, "rows of a sequence over several devices: balance, traffic, picture",
+     "[--mask M] --q N --ranks P [-o FILE.svg|FILE.png] [option]...",
+     "Deals chunks of rows to ranks so that each has as much to compute, and says which keys\n"
+     "travel: only those that a rank's rows touch. area is a rank's work over the mean;\n"
+     "received and sent count keys, over all masks and layers, and with --problem bytes of K\n"
+     "and V in one pass.\n\n"
+     "    saccade shard --mask 'causal()' --problem 'b1 h32/8 q131072 d128 bf16' --ranks 4 \\\n"
+     "        --also '5:sliding_window(W)' --bind W=1024 -o shards.svg\n", cmd_shard},
     {"explain", CLI_EXPLAIN, "what would run, why, and the code made for it",
      "--problem P | -q Q.npy -k K.npy -v V.npy  [option]...",
      "Typed nodes, gradients, ranges, the chosen kernel and generated code.\n\n"

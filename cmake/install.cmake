@@ -14,7 +14,7 @@ add_custom_command(
   COMMENT "Archive of public names" COMMAND_EXPAND_LISTS VERBATIM)
 add_custom_target(saccade_public_archive ALL DEPENDS ${ARCHIVE})
 
-install(FILES include/saccade.h include/saccade_measure.h
+install(FILES include/saccade.h include/saccade_measure.h include/saccade_dist.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(TARGETS saccade_shared LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES ${ARCHIVE} DESTINATION ${CMAKE_INSTALL_LIBDIR})

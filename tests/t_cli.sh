@@ -47,7 +47,7 @@ run="run -q q.npy -k k.npy -v v.npy"
 
 # ---- help ----
 expect 0 -h; says "usage: saccade COMMAND"
-for command in run mask explain check bench demo prelude; do
+for command in run mask shard explain check bench demo prelude; do
     expect 0 -h; says "  $command "
     expect 0 $command -h; says "usage: saccade $command"
     expect 0 $command --help; says "usage: saccade $command"
@@ -199,6 +199,24 @@ refuse ".svg or .png" mask --mask 'causal()' --q 512 -o m.gif
 refuse "less than" mask --mask 'causal()' --q 512 --at-h 1
 refuse "expected a text" mask --q 512
 refuse "number of queries" mask --mask 'causal()'
+
+# ---- shard ----
+expect 0 shard --mask 'causal()' --q 4096 --ranks 4; says "imbalance    1.0"
+says "0-511 3584-4095"
+expect 0 shard --mask 'sliding_window(W)' --problem 'b1 h4/2 q8192 d64 bf16' --ranks 2 \
+    --also '2:doc[q] == doc[kv]' --bind W=128 --bind 'doc=i32[KV]:docs(9)' -o s.svg
+says "s.svg"; head -c 4 s.svg | grep -q '<svg' || bad "no SVG"
+expect 0 shard --q 1000 --ranks 3; says "capital full"
+refuse "number of rows" shard --mask 'causal()'
+refuse "from 1 to 1024" shard --q 9 --ranks 0
+refuse "multiple of the tile" shard --q 999 --chunk 100
+refuse "LAYERS:MASK" shard --q 99 --mask 'causal()' --also 'causal()'
+refuse "before other masks" shard --q 99 --also '2:causal()'
+refuse "of a name in a mask" shard --q 99 --mask 'causal()' --bind W=3
+refuse "expected --bind W=NUMBER" shard --q 99 --mask 'sliding_window(W)'
+refuse "one or the other" shard --q 99 --problem 'b1 h1 q9 d8 f32'
+refuse ".svg or .png" shard --q 99 -o s.gif
+refuse "did you mean --ranks" shard --rank 3
 
 refuse "a count from 1" mask --mask 'd[kv] == 0' --q 9 --bind 'd=i32[KV]:docs(0)'
 refuse "a count from 1" mask --mask 'd[kv] == 0' --q 9 --bind 'd=i32[KV]:randint(nan)'

@@ -1,6 +1,7 @@
 /* Where the members of the public structs lie, for mirrors of them in other languages. The list
    of members is read from the headers when the library is configured (cmake/layout.cmake); the
    numbers are the compiler's. */
+#include "saccade_dist.h"
 #include "saccade_measure.h"
 
 static const saccade_layout_entry entries[] = {

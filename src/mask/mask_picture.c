@@ -212,10 +212,11 @@ static saccade_status draw_svg(const saccade_block_mask *mask, int64_t b, int64_
 static saccade_status draw_png(const saccade_block_mask *mask, int64_t b, int64_t h,
                                int32_t columns, void **bytes, size_t *size, saccade_error *err)
 {
+    static const uint8_t palette[] = {255, 255, 255, 0x9d, 0xc3, 0xe6, 0x1f, 0x4e, 0x79};
     picture p;
     int scale;
     TRY(image_cells(mask, b, h, columns, &p, &scale, err));
-    const saccade_status status = picture_png(&p, scale, bytes, size, err);
+    const saccade_status status = picture_png(&p, scale, palette, 3, bytes, size, err);
     picture_free(&p);
     return status;
 }

@@ -19,8 +19,9 @@ void picture_free(picture *p);
 
 /* ---- picture_png.c ---- */
 
-/* PNG of the cells, each `scale` pixels wide and high; *bytes from malloc. */
-saccade_status picture_png(const picture *p, int scale, void **bytes, size_t *size,
-                           saccade_error *err);
+/* PNG of the cells, each `scale` pixels wide and high and of the colour that its value names:
+ * red, green and blue in a palette of at most 256; *bytes from malloc. */
+saccade_status picture_png(const picture *p, int scale, const uint8_t *palette, int colours,
+                           void **bytes, size_t *size, saccade_error *err);
 
 #endif

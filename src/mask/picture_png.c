@@ -26,12 +26,12 @@ static saccade_status fail_of(const char *message, saccade_error *err)
     FAIL(SACCADE_EINTERNAL, "png: %s", message);
 }
 
-saccade_status picture_png(const picture *p, int scale, void **bytes, size_t *size,
-                           saccade_error *err)
+saccade_status picture_png(const picture *p, int scale, const uint8_t *palette, int colours,
+                           void **bytes, size_t *size, saccade_error *err)
 {
-    static const uint8_t palette[] = {255, 255, 255, 0x9d, 0xc3, 0xe6, 0x1f, 0x4e, 0x79};
-    png_image image = {
-        .version = PNG_IMAGE_VERSION, .format = PNG_FORMAT_RGB_COLORMAP, .colormap_entries = 3};
+    png_image image = {.version = PNG_IMAGE_VERSION,
+                       .format = PNG_FORMAT_RGB_COLORMAP,
+                       .colormap_entries = (png_uint_32)colours};
     const int64_t width = p->width * scale, height = p->height * scale;
     saccade_status status = SACCADE_OK;
     png_alloc_size_t wanted = 0;
@@ -60,10 +60,10 @@ out:
 
 #else
 
-saccade_status picture_png(const picture *p, int scale, void **bytes, size_t *size,
-                           saccade_error *err)
+saccade_status picture_png(const picture *p, int scale, const uint8_t *palette, int colours,
+                           void **bytes, size_t *size, saccade_error *err)
 {
-    (void)p, (void)scale, (void)bytes, (void)size;
+    (void)p, (void)scale, (void)palette, (void)colours, (void)bytes, (void)size;
     FAIL(SACCADE_EBACKEND, "png: the library was built without libpng; SVG needs nothing");
 }
 
