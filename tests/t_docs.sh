@@ -46,7 +46,8 @@ blocks c step.c
     -Wl,-rpath,"$build" -lm -o step
 ./step >losses || fail "the C program failed"
 
-export PYTHONPATH="$source/python" PYTHONDONTWRITEBYTECODE=1 SACCADE_LIBRARY="$build/libsaccade.so"
+export PYTHONPATH="$source/python" PYTHONDONTWRITEBYTECODE=1
+export SACCADE_LIBRARY="$build/libsaccade.so"
 with() { # MODULE FENCE: runs these blocks by the first Python that has the module
     blocks "$2" shown.py
     for python in ${PYTHON:-} /usr/bin/python3 python3; do
