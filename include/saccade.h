@@ -425,7 +425,8 @@ SACCADE_API saccade_status saccade_forward(const saccade_plan *plan,
                                            saccade_error *err);
 /* One backward run: gradients of sum(out * d_out) + sum(lse * d_lse), one tensor for each that
  * the problem names and none else: what it leaves out is not computed. Captures keep their
- * values from forward. Borrowed as in saccade_forward_args. */
+ * values from forward. On the host a dimension of stride 0 in a gradient stands for the sum
+ * over it, as an input needs that was broadcast. Borrowed as in saccade_forward_args. */
 typedef struct saccade_backward_args {
     size_t size;
     const saccade_tensor *q, *k, *v;         /* as in forward */
@@ -433,7 +434,8 @@ typedef struct saccade_backward_args {
     const saccade_tensor *d_out;             /* [B, H, Q, Dv], dtype of Q */
     const saccade_tensor *d_lse;             /* [B, H, Q] f32 (f64: or f64); NULL: zeros */
     const saccade_tensor *d_q, *d_k, *d_v;   /* shapes of q, k, v; their dtype or f32 */
-    const saccade_binding *d_captures;       /* shapes of the captures, f32 (f64: or f64) */
+    const saccade_binding *d_captures;       /* shapes of the captures, f32 (f64: or f64; on the
+                                              * host or f16 or bf16 if the capture is) */
     int32_t n_d_captures;
     uint32_t accumulate;                     /* SACCADE_GRADIENT_* that are added to what their
                                               * tensors hold; the others are overwritten */
@@ -454,6 +456,12 @@ static inline void saccade_backward_args_init(saccade_backward_args *args)
  * plan without gradients. */
 SACCADE_API size_t saccade_plan_backward_workspace(const saccade_plan *plan,
                                                    const saccade_sizes *sizes);
+/* Bytes of workspace for the run of these arguments, whose data and workspace are not used: more
+ * than saccade_plan_backward_workspace where gradients of q, k or v have dimensions of stride 0
+ * (each place is then made in f32, and added up) or captures' are f16 or bf16. */
+SACCADE_API saccade_status saccade_backward_workspace(const saccade_plan *plan,
+                                                      const saccade_backward_args *args,
+                                                      size_t *bytes, saccade_error *err);
 /* As saccade_forward: nothing is allocated (but by back end ref) and threads change no bit.
  * Rows without a live key, masked positions and what they read get exactly 0. EINVAL: the
  * gradients given are not those that the plan's problem named. */

@@ -30,6 +30,8 @@ saccade_status api_check_tensor(const saccade_tensor *t, const api_expected *exp
                                 int64_t *shape, saccade_error *err);
 /* No two elements of an output are one place in memory. */
 saccade_status api_check_output(const saccade_tensor *t, const char *name, saccade_error *err);
+/* Likewise, but that a dimension of stride 0 stands for a sum over it. */
+saccade_status api_check_sum(const saccade_tensor *t, const char *name, saccade_error *err);
 /* positions may be NULL. Reads values of tensors on the host and holds them against their
  * limits. */
 saccade_status api_read_positions(const saccade_positions *positions,

@@ -25,6 +25,14 @@ static saccade_status check_row_input(const saccade_plan *plan, const saccade_te
     return api_check_tensor(t, &expected, shape, err);
 }
 
+/* Sums over dimensions of stride 0 are made on the host alone. */
+static saccade_status check_places(const saccade_plan *plan, const saccade_tensor *t,
+                                   const char *name, saccade_error *err)
+{
+    return plan->backend->device == SACCADE_CPU ? api_check_sum(t, name, err)
+                                                : api_check_output(t, name, err);
+}
+
 /* A gradient of q, k or v, in the dtype of `like` or in f32. */
 static saccade_status check_gradient(const saccade_plan *plan, const saccade_tensor *t,
                                      const char *name, uint32_t bit, const saccade_tensor *like,
@@ -41,7 +49,7 @@ static saccade_status check_gradient(const saccade_plan *plan, const saccade_ten
     const api_expected expected = {name, is_f32 ? SACCADE_F32 : like->dtype, 4,
                                    plan->backend->device};
     TRY(api_check_tensor(t, &expected, shape, err));
-    return api_check_output(t, name, err);
+    return check_places(plan, t, name, err);
 }
 
 /* ---- captures ---- */
@@ -54,17 +62,28 @@ static int32_t index_of(const mod_fn *fn, const char *name)
     return -1;
 }
 
+/* What a capture's gradient may be besides f32: f64 where the problem is, or on the host the
+ * capture's own f16 or bf16. */
+static int is_capture_dtype(const saccade_plan *plan, saccade_dtype dtype,
+                            const saccade_tensor *capture)
+{
+    if (dtype == SACCADE_F64)
+        return plan->problem.dtype == SACCADE_F64;
+    return dtype == capture->dtype && (dtype == SACCADE_F16 || dtype == SACCADE_BF16)
+           && plan->backend->device == SACCADE_CPU;
+}
+
 static saccade_status check_capture(const saccade_plan *plan, const saccade_binding *given,
                                     const saccade_tensor *capture, saccade_error *err)
 {
     const saccade_tensor *t = &given->tensor;
-    const int is_wide = plan->problem.dtype == SACCADE_F64 && t->dtype == SACCADE_F64;
-    const api_expected expected = {given->name, is_wide ? SACCADE_F64 : SACCADE_F32,
-                                   capture->rank, plan->backend->device};
+    const int is_own = is_capture_dtype(plan, t->dtype, capture);
+    const api_expected expected = {given->name, is_own ? t->dtype : SACCADE_F32, capture->rank,
+                                   plan->backend->device};
     int64_t shape[SACCADE_MAX_RANK];
     memcpy(shape, capture->shape, sizeof shape);
     TRY(api_check_tensor(t, &expected, shape, err));
-    return api_check_output(t, given->name, err);
+    return check_places(plan, t, given->name, err);
 }
 
 /* A capture that simplification removed, or whose score is the identity: nothing reads it. */
@@ -143,27 +162,53 @@ static saccade_status read_gradients(const saccade_plan *plan, const saccade_bac
     return SACCADE_OK;
 }
 
-saccade_status saccade_backward(const saccade_plan *plan, const saccade_backward_args *args,
-                                saccade_error *err)
-{
-    saccade_backward_args a;
-    saccade_tensor gradients[MOD_MAX_CAPTURES] = {{0}};
+/* A run but for its workspace: the arguments as they were read, and what points into them. */
+typedef struct backward_call {
+    saccade_backward_args args;
+    saccade_tensor captured[MOD_MAX_CAPTURES]; /* gradients, by capture of the score */
     api_captures captures;
-    plan_gradients wanted;
-    plan_run run = {.out = NULL};
+    api_inputs in;
+    plan_gradients gradients;
+    plan_run run;
+} backward_call;
+
+static saccade_status read_call(const saccade_plan *plan, const saccade_backward_args *args,
+                                backward_call *call, saccade_error *err)
+{
     FAIL_IF(!plan || !args, SACCADE_EINVAL, "backward: got NULL, expected plan and arguments");
     FAIL_AT(!plan->problem.gradients, SACCADE_EINVAL, "backward", 0, 0,
             "got a plan for forward only, expected one whose problem names its gradients");
-    saccade_backward_args_init(&a);
-    TRY(RECORD_READ(&a, args, "arguments"));
-    const api_inputs in = API_INPUTS_OF(a);
-    TRY(api_read_inputs(plan, &in, &run, &captures, err));
-    TRY(read_gradients(plan, &a, &run, gradients, &wanted, err));
-    TRY(api_read_workspace(&in, plan_backward_workspace(plan, &run.sizes), &run, err));
-    return plan->solver->backward(plan, &run, &wanted, err);
+    memset(call, 0, sizeof *call);
+    saccade_backward_args_init(&call->args);
+    TRY(RECORD_READ(&call->args, args, "arguments"));
+    call->in = (api_inputs)API_INPUTS_OF(call->args);
+    TRY(api_read_inputs(plan, &call->in, &call->run, &call->captures, err));
+    return read_gradients(plan, &call->args, &call->run, call->captured, &call->gradients, err);
+}
+
+saccade_status saccade_backward(const saccade_plan *plan, const saccade_backward_args *args,
+                                saccade_error *err)
+{
+    backward_call call;
+    TRY(read_call(plan, args, &call, err));
+    TRY(api_read_workspace(
+        &call.in, plan_backward_workspace(plan, &call.run.sizes, &call.gradients), &call.run,
+        err));
+    return plan->solver->backward(plan, &call.run, &call.gradients, err);
+}
+
+saccade_status saccade_backward_workspace(const saccade_plan *plan,
+                                          const saccade_backward_args *args, size_t *bytes,
+                                          saccade_error *err)
+{
+    backward_call call;
+    FAIL_IF(!bytes, SACCADE_EINVAL, "backward: got NULL, expected room for a size");
+    TRY(read_call(plan, args, &call, err));
+    *bytes = plan_backward_workspace(plan, &call.run.sizes, &call.gradients);
+    return SACCADE_OK;
 }
 
 size_t saccade_plan_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
 {
-    return plan && sizes ? plan_backward_workspace(plan, sizes) : 0;
+    return plan && sizes ? plan_backward_workspace(plan, sizes, NULL) : 0;
 }

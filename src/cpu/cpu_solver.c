@@ -129,9 +129,10 @@ static saccade_status tile_prepare(const saccade_plan *plan, const saccade_block
     return cpu_state_of(plan)->backward ? cpu_backward_prepare(mask, err) : SACCADE_OK;
 }
 
-static size_t tile_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
+static size_t tile_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
+                                      const plan_gradients *gradients)
 {
-    return cpu_backward_workspace(plan, cpu_state_of(plan)->backward, sizes);
+    return cpu_backward_workspace(plan, cpu_state_of(plan)->backward, sizes, gradients);
 }
 
 static saccade_status tile_backward(const saccade_plan *plan, const plan_run *run,

@@ -101,7 +101,8 @@ struct plan_solver {
     saccade_status (*forward)(const saccade_plan *plan, const plan_run *run,
                               saccade_error *err);
     /* NULL, both: the solver takes no problem that wants gradients. */
-    size_t (*backward_workspace)(const saccade_plan *plan, const saccade_sizes *sizes);
+    size_t (*backward_workspace)(const saccade_plan *plan, const saccade_sizes *sizes,
+                                 const plan_gradients *gradients);
     saccade_status (*backward)(const saccade_plan *plan, const plan_run *run,
                                const plan_gradients *gradients, saccade_error *err);
     saccade_status (*explain)(const saccade_plan *plan, strbuf *out, saccade_error *err);
@@ -122,7 +123,10 @@ saccade_status plan_derive(const saccade_problem *problem, saccade_plan *plan,
 /* The solver's bytes for runs of these sizes; SIZE_MAX where no run can have them: lengths past
  * 2^30, or over 2^48 elements of Q or O, K or V. */
 size_t plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
-size_t plan_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
+/* gradients: of the run, whose dtypes and strides may ask for more; NULL: of no strides that
+ * are 0, captures' in f32. */
+size_t plan_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
+                               const plan_gradients *gradients);
 /* The first solver of the table that applies creates the plan; EBACKEND says why none does. */
 saccade_status plan_choose(saccade_plan *plan, const plan_solver *const *solvers,
                            saccade_error *err);
@@ -135,6 +139,16 @@ saccade_status plan_explain_ranges(const char *title, const mod_fn *fn,
                                    const saccade_sizes *sizes, strbuf *out, saccade_error *err);
 
 /* ---- problem.c ---- */
+
+/* Row of K and V that holds logical key j of batch b: the last one past the end, -1 in an
+ * absent chunk. */
+static inline int64_t plan_row_of(const plan_chunks *c, int64_t b, int64_t j, int64_t rows)
+{
+    const int64_t chunk = j / c->size;
+    const int64_t first = chunk < c->count ? c->first[b * c->row_stride + chunk] : -1;
+    const int64_t row = first + j % c->size;
+    return first < 0 ? -1 : row < rows ? row : rows - 1;
+}
 
 /* positions of batch b for host tensors; absent gives 0, 0, KV. */
 typedef struct plan_position {

@@ -35,7 +35,8 @@ saccade_status ref_backward_captures(const plan_problem *problem, const plan_run
 
 /* ---- backward_solver.c ---- */
 
-size_t ref_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
+size_t ref_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
+                              const plan_gradients *gradients);
 saccade_status ref_backward_solve(const saccade_plan *plan, const plan_run *run,
                                   const plan_gradients *gradients, saccade_error *err);
 

@@ -82,6 +82,17 @@ void ref_store(const saccade_tensor *t, int64_t at, double value)
         convert_from_f32(t->dtype, &narrow, to, 1);
 }
 
+/* Key j where it lies; zeros in an absent chunk. */
+static void load_key(const plan_run *run, const saccade_tensor *t, int64_t b, int64_t g,
+                     int64_t j, double *to)
+{
+    const int64_t row = run->chunks ? plan_row_of(run->chunks, b, j, t->shape[2]) : j;
+    if (row < 0)
+        memset(to, 0, (size_t)t->shape[3] * sizeof *to);
+    else
+        ref_load(t, b, g, row, to);
+}
+
 static void widen_head(void *arg, int64_t item, int thread)
 {
     const ref_inputs *in = arg;
@@ -89,8 +100,8 @@ static void widen_head(void *arg, int64_t item, int thread)
     const int64_t b = item / s->Hkv, g = item % s->Hkv;
     (void)thread;
     for (int64_t j = 0; j < s->KV; j++) {
-        ref_load(in->run->k, b, g, j, in->k + (item * s->KV + j) * s->D);
-        ref_load(in->run->v, b, g, j, in->v + (item * s->KV + j) * s->Dv);
+        load_key(in->run, in->run->k, b, g, j, in->k + (item * s->KV + j) * s->D);
+        load_key(in->run, in->run->v, b, g, j, in->v + (item * s->KV + j) * s->Dv);
     }
 }
 

@@ -108,7 +108,7 @@ typedef struct backward_geometry {
 typedef struct backward_scratch {
     size_t k_turned, v_turned, k_steps, q_rows, q_steps, o_rows, o_steps, s, dp, p, ds;
     size_t results, dx, sums, dk, dv, row, most, live, ranges, limits, values, score, mask;
-    size_t jit, bytes;
+    size_t jit, k_room, v_room, bytes;
 } backward_scratch;
 backward_scratch backward_scratch_of(const saccade_plan *plan,
                                      const cpu_backward_plan *backward,
@@ -117,7 +117,28 @@ backward_geometry backward_geometry_of(const saccade_plan *plan,
                                        const cpu_backward_plan *backward,
                                        const saccade_sizes *sizes);
 size_t cpu_backward_workspace(const saccade_plan *plan, const cpu_backward_plan *backward,
-                              const saccade_sizes *sizes);
+                              const saccade_sizes *sizes, const plan_gradients *gradients);
+
+/* ---- backward_places.c ---- */
+
+/* A run's gradients as items make them: `made` names the caller's tensors, or those here. */
+typedef struct backward_places {
+    plan_gradients made;
+    saccade_tensor each[3]; /* of Q, K, V, a place each in f32; no data: the caller's */
+    saccade_tensor captures[MOD_MAX_CAPTURES]; /* f32 */
+    uint64_t *sorted;                          /* plan_sum_chunks's room */
+} backward_places;
+
+/* Bytes behind the run's other memory. gradients NULL: for keys in chunks alone. */
+size_t backward_places_bytes(const saccade_plan *plan, const cpu_backward_plan *backward,
+                             const saccade_sizes *sizes, const plan_gradients *gradients);
+void backward_begin_places(const saccade_plan *plan, const cpu_backward_plan *backward,
+                           const plan_run *run, const plan_gradients *gradients, char *memory,
+                           backward_places *out);
+/* After all items. */
+void backward_end_places(const saccade_plan *plan, const cpu_backward_plan *backward,
+                         const plan_run *run, const plan_gradients *gradients,
+                         const backward_places *places);
 
 /* ---- backward_run.c ---- */
 
@@ -168,7 +189,9 @@ typedef struct backward_worker {
     int is_full;
     void *k_turned, *v_turned, *k_steps, *q_rows, *q_steps, *o_rows, *o_steps;
     int k_nonfinite, q_nonfinite, o_nonfinite;
-    int is_packed;       /* keys of this block */
+    kv_view k, v;        /* keys of the item */
+    void *k_room, *v_room; /* where they do not lie in one piece */
+    int is_packed;         /* keys of this block */
     float *s, *dp;       /* [BACKWARD_ROWS][BACKWARD_KEYS] */
     float *results[BACKWARD_RESULTS]; /* of a strip [strip][BACKWARD_KEYS], but the first */
     float *dx;                        /* of a strip, for captures */

@@ -62,6 +62,8 @@ void backward_begin_threads(backward_job *job)
         w->limits.first = (int64_t *)(void *)(base + at.limits);
         w->limits.past = w->limits.first + CPU_MOST_ROWS;
         w->values = (double *)(void *)(base + at.values);
+        w->k_room = base + at.k_room;
+        w->v_room = base + at.v_room;
         begin_mods(w, job, base, &at);
     }
 }
@@ -207,6 +209,8 @@ void backward_run_item(void *arg, int64_t at, int thread)
     w->b = (job->head0 + head) / run->sizes.Hkv;
     w->g = (job->head0 + head) % run->sizes.Hkv;
     w->at = plan_position_of(&run->positions, run->sizes.KV, w->b);
+    w->k = kv_view_of(run, run->k, w->b, w->g);
+    w->v = kv_view_of(run, run->v, w->b, w->g);
     w->score_head = w->mask_head = w->jit_head = -1;
     if (job->backward->has_dq)
         clear_touched(w, head);

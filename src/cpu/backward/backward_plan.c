@@ -178,6 +178,9 @@ backward_scratch backward_scratch_of(const saccade_plan *plan,
     place(score ? eval_state_bytes(score) : 0, &at.score, &end);
     place(state->mask ? eval_state_bytes(state->mask) : 0, &at.mask, &end);
     place(jit ? jit_state_bytes(jit) : 0, &at.jit, &end);
+    const int64_t room = (int64_t)kv_room(&plan->problem, BACKWARD_KEYS);
+    place(bytes64(room, 1), &at.k_room, &end);
+    place(bytes64(room, 1), &at.v_room, &end);
     at.bytes = end;
     return at;
 }
@@ -237,7 +240,9 @@ backward_geometry backward_geometry_of(const saccade_plan *plan,
 }
 
 size_t cpu_backward_workspace(const saccade_plan *plan, const cpu_backward_plan *backward,
-                              const saccade_sizes *sizes)
+                              const saccade_sizes *sizes, const plan_gradients *gradients)
 {
-    return backward_geometry_of(plan, backward, sizes).bytes;
+    const saccade_sizes s = whole_sizes(plan, sizes);
+    return backward_geometry_of(plan, backward, sizes).bytes
+           + backward_places_bytes(plan, backward, &s, gradients);
 }

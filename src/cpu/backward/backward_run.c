@@ -4,6 +4,7 @@
 
 #include "base/parallel.h"
 #include "base/status.h"
+#include "plan/gradient_sums.h"
 
 #include <string.h>
 
@@ -105,9 +106,11 @@ saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *b
                             const plan_run *run, const plan_gradients *gradients,
                             saccade_error *err)
 {
-    backward_job job = {
-        .plan = plan, .backward = backward, .run = run, .gradients = gradients};
     const saccade_sizes *s = &run->sizes;
+    backward_places places;
+    backward_job job = {
+        .plan = plan, .backward = backward, .run = run, .gradients = &places.made};
+    TRY(plan_check_places(run, err));
     TRY(cpu_live_of(&plan->problem, run, &job.live, err));
     TRY(find_runs(&job, err));
     job.memory = run->workspace;
@@ -117,6 +120,7 @@ saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *b
     job.first = (int32_t *)(void *)(job.memory + job.g.first_off);
     job.past = (int32_t *)(void *)(job.memory + job.g.past_off);
     job.spans = (backward_span *)(void *)(job.memory + job.g.span_off);
+    backward_begin_places(plan, backward, run, gradients, job.memory + job.g.bytes, &places);
     backward_begin_threads(&job);
     par_for(s->B * s->H * job.g.row_blocks, plan->threads, backward_find_rows, &job);
     backward_begin_captures(&job);
@@ -128,5 +132,6 @@ saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *b
         run_wave(&job, left < wave ? left : wave, how == BACKWARD_SERIAL);
     }
     backward_spread(&job);
+    backward_end_places(plan, backward, run, gradients, &places);
     return SACCADE_OK;
 }

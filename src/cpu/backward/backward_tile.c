@@ -65,12 +65,11 @@ static void pack_keys(backward_worker *w)
 {
     const backward_job *job = w->job;
     const cpu_backward_plan *b = job->backward;
-    const plan_run *run = job->run;
-    const cpu_rows k = cpu_rows_from(cpu_rows_of(run->k, w->b, w->g), w->j0);
-    const cpu_rows v = cpu_rows_from(cpu_rows_of(run->v, w->b, w->g), w->j0);
     if (w->is_packed)
         return;
     w->is_packed = 1;
+    const cpu_rows k = kv_block(&w->k, w->j0, w->n, w->k_room);
+    const cpu_rows v = kv_block(&w->v, w->j0, w->n, w->v_room);
     b->kernels->block->pack_keys(&k, w->n, BACKWARD_KEYS, w->k_turned);
     if (needs_dp(b))
         b->kernels->block->pack_keys(&v, w->n, BACKWARD_KEYS, w->v_turned);
@@ -242,10 +241,10 @@ static void add_dq(const backward_worker *w)
 
 static void careful_dq(const backward_worker *w)
 {
-    const cpu_rows k = cpu_rows_of(w->job->run->k, w->b, w->g);
+    const cpu_rows k = kv_block(&w->k, w->j0, w->n, w->k_room);
     const int32_t ld = w->job->g.dq_ld;
     for (int32_t j = 0; j < w->n; j++) {
-        convert_to_f32(k.dtype, k.base + (w->j0 + j) * k.stride, w->row, k.dim);
+        convert_to_f32(k.dtype, k.base + j * k.stride, w->row, k.dim);
         for (int32_t r = 0; r < w->m; r++) {
             const float x = weight_at(w, w->ds, r, j);
             for (int32_t d = 0; w->live[r * LD + j] && d < k.dim; d++)

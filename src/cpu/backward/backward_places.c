@@ -1,0 +1,156 @@
+/* Gradients that are not made where they belong: those of Q, K and V with dimensions of stride
+ * 0 or with keys in chunks are made place by place in f32 and added up after all items
+ * (plan/gradient_sums.h); those of captures in f16 and bf16 are summed in f32 and rounded once.
+ * Their room lies behind the run's other memory. */
+#include "cpu/backward/backward.h"
+
+#include "base/convert.h"
+#include "base/tensor_walk.h"
+#include "cpu/schedule/layout.h"
+#include "plan/gradient_sums.h"
+
+#include <string.h>
+
+/* ---- Q, K, V ---- */
+
+static void shape_of(const saccade_sizes *s, int which, int64_t shape[4])
+{
+    shape[0] = s->B;
+    shape[1] = which == 0 ? s->H : s->Hkv;
+    shape[2] = which == 0 ? s->Q : s->KV;
+    shape[3] = which == 2 ? s->Dv : s->D;
+}
+
+static size_t each_bytes(const saccade_sizes *s, int which)
+{
+    int64_t shape[4];
+    shape_of(s, which, shape);
+    return bytes64(shape[0] * shape[1] * shape[2] * shape[3], sizeof(float));
+}
+
+static const uint32_t bits[] = {SACCADE_GRADIENT_Q, SACCADE_GRADIENT_K, SACCADE_GRADIENT_V};
+
+static const saccade_tensor *gradient_of(const plan_gradients *g, int which)
+{
+    return which == 0 ? g->dq : which == 1 ? g->dk : g->dv;
+}
+
+static int is_each(const saccade_plan *plan, const cpu_backward_plan *b,
+                   const plan_gradients *g, int which)
+{
+    const saccade_tensor *t = g ? gradient_of(g, which) : NULL;
+    if (!(which == 0 ? b->has_dq : which == 1 ? b->has_dk : b->has_dv))
+        return 0;
+    return (plan->problem.has_chunks && which > 0) || (t && plan_is_repeated(t));
+}
+
+/* ---- captures ---- */
+
+static int is_narrow(const saccade_tensor *t)
+{
+    return t->dtype != SACCADE_F32;
+}
+
+/* In f32, row-major over the dimensions whose stride is not 0. */
+static saccade_tensor widened(const saccade_tensor *t, size_t *bytes)
+{
+    saccade_tensor wide = *t;
+    int64_t n = 1;
+    wide.dtype = SACCADE_F32;
+    for (int32_t d = t->rank - 1; d >= 0; d--) {
+        wide.stride[d] = t->stride[d] ? n : 0;
+        n *= t->stride[d] ? t->shape[d] : 1;
+    }
+    *bytes = bytes64(n, sizeof(float));
+    return wide;
+}
+
+static void copy(const saccade_tensor *from, const saccade_tensor *to)
+{
+    const int64_t from_each = (int64_t)saccade_dtype_bytes(from->dtype);
+    const int64_t to_each = (int64_t)saccade_dtype_bytes(to->dtype);
+    tensor_walk x = {{0}, 0}, y = {{0}, 0};
+    do {
+        const char *at = (const char *)from->data + x.place * from_each;
+        const float value = (float)convert_element(from->dtype, at);
+        convert_from_f32(to->dtype, &value, (char *)to->data + y.place * to_each, 1);
+        tensor_next(to, to->rank, &y);
+    } while (tensor_next(from, from->rank, &x));
+}
+
+/* ---- a run's ---- */
+
+/* memory NULL: bytes alone. */
+static size_t lay_out_places(const saccade_plan *plan, const cpu_backward_plan *b,
+                             const saccade_sizes *s, const plan_gradients *g, char *memory,
+                             backward_places *out)
+{
+    size_t end = 0;
+    for (int which = 0; which < 3; which++) {
+        int64_t shape[4];
+        if (!is_each(plan, b, g, which))
+            continue;
+        shape_of(s, which, shape);
+        if (memory)
+            out->each[which] = saccade_tensor_of(memory + end, SACCADE_F32, 4, shape);
+        end += each_bytes(s, which);
+    }
+    if (memory)
+        out->sorted = (uint64_t *)(void *)(memory + end);
+    end += plan->problem.has_chunks ? bytes64((int64_t)plan_sum_room(s), 1) : 0;
+    for (int c = 0; g && c < MOD_MAX_CAPTURES; c++) {
+        size_t bytes;
+        if (!(b->captures >> c & 1) || !is_narrow(&g->captures[c]))
+            continue;
+        const saccade_tensor wide = widened(&g->captures[c], &bytes);
+        if (memory) {
+            out->captures[c] = wide;
+            out->captures[c].data = memory + end;
+        }
+        end += bytes;
+    }
+    return end;
+}
+
+size_t backward_places_bytes(const saccade_plan *plan, const cpu_backward_plan *backward,
+                             const saccade_sizes *sizes, const plan_gradients *gradients)
+{
+    return lay_out_places(plan, backward, sizes, gradients, NULL, NULL);
+}
+
+void backward_begin_places(const saccade_plan *plan, const cpu_backward_plan *backward,
+                           const plan_run *run, const plan_gradients *gradients, char *memory,
+                           backward_places *out)
+{
+    plan_gradients *made = &out->made;
+    const saccade_tensor **const tensors[] = {&made->dq, &made->dk, &made->dv};
+    memset(out, 0, sizeof *out);
+    *made = *gradients;
+    for (int c = 0; c < MOD_MAX_CAPTURES; c++)
+        if (backward->captures >> c & 1)
+            out->captures[c] = gradients->captures[c];
+    lay_out_places(plan, backward, &run->sizes, gradients, memory, out);
+    made->captures = out->captures;
+    for (int which = 0; which < 3; which++)
+        if (out->each[which].data) {
+            *tensors[which] = &out->each[which];
+            made->added &= ~bits[which];
+        }
+    for (int c = 0; c < MOD_MAX_CAPTURES && made->added & SACCADE_GRADIENT_CAPTURES; c++)
+        if (backward->captures >> c & 1 && is_narrow(&gradients->captures[c]))
+            copy(&gradients->captures[c], &out->captures[c]);
+}
+
+void backward_end_places(const saccade_plan *plan, const cpu_backward_plan *backward,
+                         const plan_run *run, const plan_gradients *gradients,
+                         const backward_places *places)
+{
+    for (int which = 0; which < 3; which++)
+        if (places->each[which].data)
+            plan_sum_places(&places->each[which], which ? run->chunks : NULL, places->sorted,
+                            gradient_of(gradients, which),
+                            (gradients->added & bits[which]) != 0, plan->threads);
+    for (int c = 0; c < MOD_MAX_CAPTURES; c++)
+        if (backward->captures >> c & 1 && is_narrow(&gradients->captures[c]))
+            copy(&places->captures[c], &gradients->captures[c]);
+}
