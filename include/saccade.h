@@ -456,7 +456,7 @@ static inline void saccade_backward_args_init(saccade_backward_args *args)
  * plan without gradients. */
 SACCADE_API size_t saccade_plan_backward_workspace(const saccade_plan *plan,
                                                    const saccade_sizes *sizes);
-/* Bytes of workspace for the run of these arguments, whose data and workspace are not used: more
+/* Bytes of workspace for the run of these arguments (no data and no workspace are used): more
  * than saccade_plan_backward_workspace where gradients of q, k or v have dimensions of stride 0
  * (each place is then made in f32, and added up) or captures' are f16 or bf16. */
 SACCADE_API saccade_status saccade_backward_workspace(const saccade_plan *plan,

@@ -4,8 +4,10 @@
 #include "saccade.h"
 
 #include "base/convert.h"
+#include "cpu/forward/forward.h"
 #include "support/chunk_case.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -60,10 +62,10 @@ static gradients gradients_of(const saccade_sizes *s, saccade_dtype dtype)
                    .dq = tensor_of(SACCADE_F32, 4, q),
                    .dk = tensor_of(SACCADE_F32, 4, k),
                    .dv = tensor_of(SACCADE_F32, 4, v)};
+    const size_t each = saccade_dtype_bytes(dtype);
     for (int64_t i = 0; i < count(&g.d_out); i++) {
         const float x = noise(i);
-        convert_from_f32(dtype, &x, (char *)g.d_out.data + (size_t)i * saccade_dtype_bytes(dtype),
-                         1);
+        convert_from_f32(dtype, &x, (char *)g.d_out.data + (size_t)i * each, 1);
     }
     return g;
 }
@@ -127,9 +129,9 @@ static saccade_tensor gathered(const saccade_tensor *pool, const plan_chunks *c,
     return t;
 }
 
-/* What the pool's rows should get of the logical keys' gradients `each`. */
+/* What the pool's rows should get of the logical keys' gradients; most 0: exactly. */
 static void check_pool(const saccade_tensor *each, const plan_chunks *c,
-                       const saccade_tensor *pool, float start, const char *what)
+                       const saccade_tensor *pool, float start, double most, const char *what)
 {
     const int64_t B = each->shape[0], H = each->shape[1], KV = each->shape[2];
     const int64_t rows = pool->shape[2], dim = pool->shape[3];
@@ -145,7 +147,8 @@ static void check_pool(const saccade_tensor *each, const plan_chunks *c,
             }
     for (int64_t i = 0; i < H * rows * dim; i++) {
         const float expected = (float)(sums[i] + (double)start);
-        if (((const float *)pool->data)[i] != expected)
+        const double e = fabs((double)((const float *)pool->data)[i] - (double)expected);
+        if (!(e <= most * (1 + fabs((double)expected))))
             fail_msg("%s, element %lld: got %.9g, expected %.9g", what, (long long)i,
                      (double)((const float *)pool->data)[i], (double)expected);
     }
@@ -170,14 +173,32 @@ static saccade_plan *plan_at(const case_run *r, const char *level, int has_chunk
     mine.problem.backend = strcmp(level, "ref") ? "cpu" : "ref";
     saccade_plan *plan = case_plan(&mine, strcmp(level, "ref") ? level : "portable", 2);
     plan->problem.has_chunks = has_chunks;
+    if (strcmp(level, "ref"))
+        ((cpu_state *)plan->state)->needs.room_bytes = kv_room(&plan->problem, CPU_BLOCK_KEYS);
     return plan;
 }
 
-static void at_level(const case_run *r, const chunk_case *c, const plan_chunks *chunks,
-                     int64_t rows, const char *level)
+/* Numbers in rows that the table of `filled` does not name. */
+static void fill_holes(const saccade_tensor *pool)
 {
-    const saccade_tensor k_pool = chunk_pool(&r->k.t, chunks, rows);
-    const saccade_tensor v_pool = chunk_pool(&r->v.t, chunks, rows);
+    const size_t each = saccade_dtype_bytes(pool->dtype);
+    for (int64_t i = 0; i < count(pool); i++) {
+        char *at = (char *)pool->data + (size_t)i * each;
+        const float x = noise(i + 5);
+        if (isnan(convert_element(pool->dtype, at)))
+            convert_from_f32(pool->dtype, &x, at, 1);
+    }
+}
+
+static void at_level(const case_run *r, const chunk_case *c, const plan_chunks *chunks,
+                     const plan_chunks *filled, int64_t rows, const char *level)
+{
+    const saccade_tensor k_pool = chunk_pool(&r->k.t, filled, rows);
+    const saccade_tensor v_pool = chunk_pool(&r->v.t, filled, rows);
+    if (filled != chunks) {
+        fill_holes(&k_pool);
+        fill_holes(&v_pool);
+    }
     const saccade_tensor k = gathered(&k_pool, chunks, r->sizes.KV);
     const saccade_tensor v = gathered(&v_pool, chunks, r->sizes.KV);
     saccade_plan *whole = plan_at(r, level, 0), *parts = plan_at(r, level, 1);
@@ -195,8 +216,10 @@ static void at_level(const case_run *r, const chunk_case *c, const plan_chunks *
         snprintf(what, sizeof what, "%s, chunks of %d at %s, added %d", c->problem, c->size,
                  level, is_added);
         assert_memory_equal(one.dq.data, two.dq.data, (size_t)count(&one.dq) * sizeof(float));
-        check_pool(&one.dk, chunks, &two.dk, start, what);
-        check_pool(&one.dv, chunks, &two.dv, start, what);
+        /* The oracle's sums are of doubles that were not rounded. */
+        const double most = strcmp(level, "ref") ? 0 : 0x1p-22;
+        check_pool(&one.dk, chunks, &two.dk, start, most, what);
+        check_pool(&one.dv, chunks, &two.dv, start, most, what);
     }
     drop(&one);
     drop(&two);
@@ -214,11 +237,12 @@ static void check(const chunk_case *c, int is_shared)
 {
     const forward_case f = {
         .problem = c->problem, .mask = c->mask, .score = c->score, .seed = 7};
-    int32_t table[CHUNK_MOST];
-    plan_chunks chunks;
+    int32_t table[CHUNK_MOST], other[CHUNK_MOST];
+    plan_chunks chunks, first;
     int64_t rows;
     case_run r;
     case_make(&f, &r);
+    chunk_table(c, &r.sizes, other, &first, &rows);
     chunk_table(c, &r.sizes, table, &chunks, &rows);
     if (is_shared) {
         assert_true(chunks.count >= 4 && r.sizes.B == 2);
@@ -228,8 +252,8 @@ static void check(const chunk_case *c, int is_shared)
         table[chunks.count + 1] = (int32_t)rows - (c->size + 1) / 2;
     }
     for (const char *const *level = case_levels(); *level; level++)
-        at_level(&r, c, &chunks, rows, *level);
-    at_level(&r, c, &chunks, rows, "ref");
+        at_level(&r, c, &chunks, is_shared ? &first : &chunks, rows, *level);
+    at_level(&r, c, &chunks, is_shared ? &first : &chunks, rows, "ref");
     case_free(&r);
 }
 
@@ -239,9 +263,10 @@ static void test_chunks(void **state)
                                            "b2 h2 q50 kv300 d64 bf16",
                                            "b2 h3/1 q20 kv290 d33 f16"};
     static const int32_t sizes[] = {1, 16, 50, 300};
+    const size_t n_problems = getenv("SACCADE_TEST_EMULATED") ? 1 : 3;
     (void)state;
-    for (size_t p = 0; p < sizeof problems / sizeof *problems; p++)
-        for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++) {
+    for (size_t p = 0; p < n_problems; p++)
+        for (size_t n = p % 2; n < sizeof sizes / sizeof *sizes; n += p ? 2 : 1) {
             const chunk_case c = {problems[p], n % 2 ? "kv <= q + 200" : NULL,
                                   n % 2 ? NULL : "alibi()", sizes[n], 0};
             check(&c, 0);
@@ -405,7 +430,7 @@ static void check_sum(const saccade_tensor *each, const saccade_tensor *sum, dou
                 most = sums[place] * sums[place] > most ? sums[place] * sums[place] : most;
             } else {
                 const double e = element(sum, at) - sums[place] - start;
-                if (!(e * e <= eps * eps * (1 + most)))
+                if (!(e * e <= eps * eps * (1 + start * start + most)))
                     fail_msg("%s, place %lld: got %.9g, expected %.9g", what, (long long)place,
                              element(sum, at), sums[place] + start);
             }
@@ -445,7 +470,7 @@ static void test_repeated(void **state)
             run_call(backends[back], dtypes[t], &wide, 0);
             for (size_t n = 0; n < sizeof kept / sizeof *kept; n++) {
                 const int is_added = n % 2 == 1;
-                const double eps = t == 0 ? 4e-6 : t == 1 ? 0x1p-8 : 0x1p-10;
+                const double eps = t == 0 ? 1e-5 : t == 1 ? 0x1p-8 : 0x1p-10;
                 const float start = is_added ? 3 : 77;
                 char what[96];
                 call some = each;

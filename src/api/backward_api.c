@@ -191,9 +191,9 @@ saccade_status saccade_backward(const saccade_plan *plan, const saccade_backward
 {
     backward_call call;
     TRY(read_call(plan, args, &call, err));
-    TRY(api_read_workspace(
-        &call.in, plan_backward_workspace(plan, &call.run.sizes, &call.gradients), &call.run,
-        err));
+    TRY(api_read_workspace(&call.in,
+                           plan_backward_workspace(plan, &call.run.sizes, &call.gradients),
+                           &call.run, err));
     return plan->solver->backward(plan, &call.run, &call.gradients, err);
 }
 

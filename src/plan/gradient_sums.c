@@ -183,8 +183,7 @@ static void add_keys(const chunk_job *job, uint64_t entry, int64_t at, int64_t p
     const int64_t h1 = job->heads == 1 ? each->shape[1] : h + 1;
     for (int64_t j = j0 + at; j < smaller(j0 + past, each->shape[2]); j++)
         for (int64_t g = h; g < h1; g++)
-            add_each(each,
-                     b * each->stride[0] + g * each->stride[1] + j * each->stride[2] + d,
+            add_each(each, b * each->stride[0] + g * each->stride[1] + j * each->stride[2] + d,
                      width, sums);
 }
 
@@ -248,8 +247,8 @@ void plan_sum_chunks(const saccade_tensor *each, const plan_chunks *chunks, uint
     job.heads = to->stride[1] ? to->shape[1] : 1;
     job.row_blocks = (to->shape[2] + ROWS - 1) / ROWS;
     for (job.batch = 0; job.batch < pools; job.batch++) {
-        job.n = collect(chunks, each->shape[2], job.batch * shared, (job.batch + 1) * shared,
-                        room);
+        job.n =
+            collect(chunks, each->shape[2], job.batch * shared, (job.batch + 1) * shared, room);
         job.entries = sort(room, room + half, job.n);
         par_for(job.heads * job.row_blocks, threads, sum_rows, &job);
     }

@@ -161,8 +161,7 @@ size_t plan_backward_workspace(const saccade_plan *plan, const saccade_sizes *s,
 {
     if (!plan->problem.gradients)
         return 0;
-    return is_possible(s) ? plan->solver->backward_workspace(plan, s, gradients)
-                          : SIZE_MAX;
+    return is_possible(s) ? plan->solver->backward_workspace(plan, s, gradients) : SIZE_MAX;
 }
 
 saccade_status plan_choose(saccade_plan *plan, const plan_solver *const *solvers,

@@ -222,6 +222,14 @@ static int is_inside(const backward_job *job, const backward_read *read, double 
     return 1;
 }
 
+static double sum_row(const float *dx, const float *slope, int32_t n)
+{
+    double sum = 0;
+    for (int32_t j = 0; j < n; j++)
+        sum += dx[j] == 0 ? 0 : (double)dx[j] * (slope ? (double)slope[j] : 1);
+    return sum;
+}
+
 /* Vectors of 16 keys at a time, as far as they go, where keys lie side by side. */
 static void add_dense(backward_worker *w, const backward_read *read, const float *g, int32_t r0,
                       int32_t rows, int32_t from, int32_t past)
@@ -236,6 +244,10 @@ static void add_dense(backward_worker *w, const backward_read *read, const float
     for (int32_t r = 0; r < rows; r++, to += by_row) {
         const float *dx = w->dx + r * LD + from, *slope = g ? g + r * LD + from : NULL;
         int32_t j = 0;
+        if (by_key == 0) { /* all of a row's to one place, where f32 would lose what is small */
+            *to = (float)((double)*to + (double)factor * sum_row(dx, slope, past - from));
+            continue;
+        }
         if (by_key == 1 && factor == 1) {
             j = (past - from) / 16 * 16;
             job->backward->kernels->sum_columns(dx, slope, LD, 1, j, to);
