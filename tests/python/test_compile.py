@@ -58,7 +58,7 @@ def test_mask_of_captures_stays_in_the_graph(compiler):
                 assert torch.equal(f(q), g(q))
 
 
-def test_callable_breaks_the_graph(compiler):
+def test_callable_of_a_capture(compiler):
     q, k, v = tensors()
     bias = torch.rand(4)
 
@@ -81,15 +81,57 @@ def test_compiled_as_it_is(compiler):
             assert torch.equal(flex(q, k, v, mod, mask), st.flex_attention(q, k, v, mod, mask))
 
 
-def test_callable_under_fullgraph_says_what_to_write(compiler):
+def sample(q, k, v, bias, n):
+    """A callable of each kind, whose tensors and numbers differ from call to call."""
+    mod = lambda s, b, h, i, j: torch.where(j > n, s + bias[h] * (j - i), s * bias.exp()[h])  # noqa: E731
+    mask = lambda b, h, i, j: (i >= j) | (j < n)  # noqa: E731
+    return st.flex_attention(q * 2, k, v, mod, mask, return_lse=True)
+
+
+def test_callables_stay_in_the_graph(compiler):
+    """fullgraph, forward and backward, other numbers and lengths without compiling again."""
+    graphs = []
+    count = lambda graph, _: graphs.append(graph) or graph  # noqa: E731
+    plain = compiler(sample, fullgraph=True, dynamic=True, backend=count)
+    lowered = compiler(sample, fullgraph=True, dynamic=True, backend="aot_eager")
+    for n in (48, 50, 55):
+        x = [torch.randn(2, 4, n, 16).requires_grad_() for _ in range(3)]
+        x.append(torch.rand(4).requires_grad_())
+        made = [f(*x, n // 3) for f in (sample, plain, lowered)]
+        for other in made[1:]:
+            assert torch.equal(made[0][0], other[0]) and torch.equal(made[0][1], other[1])
+        sums = [out.sin().sum() + lse.sum() for out, lse in made]
+        want, *others = [torch.autograd.grad(s, x) for s in sums]
+        for other in others:
+            assert all(torch.allclose(a, b, 1e-5, 1e-6) for a, b in zip(want, other))
+    assert len(graphs) == 1
+
+
+def test_callables_beside_text_and_block_masks(compiler):
     q, k, v = tensors()
-    f = lambda q: st.flex_attention(q, k, v, lambda s, b, h, i, j: s * 2)  # noqa: E731
-    with pytest.raises(Exception, match="saccade.torch.score\\(score_mod\\)"):
-        compiler(f, fullgraph=True)(q)
-    traced = st.score(lambda s, b, h, i, j: s * 2)
-    g = lambda q: st.flex_attention(q, k, v, traced)  # noqa: E731
-    with torch.no_grad():
-        assert torch.equal(compiler(g, fullgraph=True)(q), f(q))
+    mask = st.create_block_mask("q >= kv", None, None, 48, 48)
+    slope = torch.rand(4)
+    near = st.mask("abs(q - kv) < n", n=9)
+    cases = [
+        (lambda s, b, h, i, j: s * slope[h], mask),
+        (lambda s, b, h, i, j: s * slope[h], near),
+        (st.score("score * slope[h]", slope=slope), lambda b, h, i, j: i >= j),
+    ]
+    for score, m in cases:
+        f = lambda q: st.flex_attention(q, k, v, score, m)  # noqa: B023, E731
+        assert torch.equal(f(q), compiler(f, fullgraph=True, backend="eager")(q))
+
+
+def test_callables_that_break_the_graph(compiler):
+    """What torch.compile can't make a graph of runs as it does outside."""
+    q, k, v = tensors()
+
+    def mod(s, b, h, i, j):
+        torch._dynamo.graph_break()
+        return s * 2
+
+    f = lambda q: st.flex_attention(q * 2, k, v, mod, "q >= kv") + 1  # noqa: E731
+    assert torch.equal(f(q), compiler(f, backend="eager")(q))
 
 
 def test_any_length_in_one_graph(compiler):

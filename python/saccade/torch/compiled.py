@@ -4,9 +4,9 @@ It is one operator there, whose arguments are tensors, numbers and text: Q, K, V
 capture, their text, and a block mask. torch.compile knows a BlockMask by its number, so that a
 new one compiles nothing; what is recorded for another process holds its index tensors.
 
-torch.compile can't follow a Python callable, which has to be run on symbols first: such a call
-breaks the graph once and runs as it does outside. saccade.torch.score(callable), made outside,
-is text and stays in. Everything else runs Python while it records: callables become text there.
+torch.compile can't follow our tracing of a Python callable: dynamo.py has it make a graph of the
+callable, which is traced later. Everything else runs Python while it records: callables become
+text there.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, List, NamedTuple, Optional, Tuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from . import dynamo
 from .block_mask import BlockMask, noop_mask, numbered
 from .calls import autocast, new_call, output_like, stats_dtype
 from .checks import (
@@ -376,20 +377,6 @@ _flex.register_autograd(_backward, setup_context=_setup)
 _flex.register_vmap(_vmap)
 
 
-def _outside(*arguments: Any) -> Any:
-    return run(*arguments)
-
-
-try:
-    _outside = torch.compiler.disable(
-        _outside,
-        reason="saccade: a Python mod is run on symbols outside of the graph; for fullgraph "
-        "make it text by saccade.torch.score(score_mod) or create_block_mask(mask_mod)",
-    )
-except TypeError:  # torch before 2.8 takes no reason
-    _outside = torch.compiler.disable(_outside)
-
-
 _NO_STRICT = (
     "saccade: got a BlockMask in torch.export(strict=True), which knows it by its number in "
     "this process only; expected strict=False, or the mask as text"
@@ -398,35 +385,53 @@ _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa):
-    """run, as one operator; for torch.compile and a Python callable outside of its graph."""
+    """run, as one operator."""
     lists: List[torch.Tensor] = []
     block: List[int] = []
-    number = 0
+    number, backend = 0, backend_of(options) if options else "auto"
+    rest = scale, backend, want_lse, want_max, gqa
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = autocast(q, k, v)
     if torch.compiler.is_dynamo_compiling():
-        is_text = score_mod is None or isinstance(score_mod, (str, AnyMod))
-        if block_mask is not None and not isinstance(block_mask, (str, AnyMod, BlockMask)):
-            is_text = False
-        if not is_text:
-            return _outside(
-                q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa
-            )
         if isinstance(block_mask, BlockMask):
             if _is_exporting():
                 raise NotImplementedError(_NO_STRICT)
             number, block_mask = block_mask.number, None
+        score, score_mod = _callable_apart(score_mod)
+        mask, block_mask = _callable_apart(block_mask)
+        if score is not None or mask is not None:
+            mods = tuple(_Mods.of(score_mod, block_mask))
+            flex = _outside if dynamo.flex is None else dynamo.flex
+            found = flex(q, k, v, score, mask, mods, (number, *rest))
+            return _wanted(found, want_lse, want_max)
     else:
         score_mod = _as_text("score", score_mod, q.dtype is torch.float64)
         whole, block_mask = mask_or_mod(block_mask)
         if whole is not None:
             lists, block, block_mask = _parts_of(whole)
         block_mask = _as_text("mask", block_mask)
-    if torch.is_autocast_enabled(q.device.type):
-        q, k, v = autocast(q, k, v)
     mods = _Mods.of(score_mod, block_mask)
+    return _wanted(_operator(q, k, v, mods, number, lists, block, *rest), want_lse, want_max)
+
+
+def _callable_apart(mod):
+    """(callable, None), or None and what is not one."""
+    is_text = mod is None or isinstance(mod, (str, AnyMod))
+    return (None, mod) if is_text else (mod, None)
+
+
+def _wanted(found, want_lse, want_max):
+    out, lse, row_max = found
+    return out, lse if want_lse else None, row_max if want_max else None
+
+
+def _operator(
+    q, k, v, mods, number, lists, block, scale, backend, want_lse, want_max, enable_gqa
+):
     trains = torch.is_grad_enabled() and any(
         [t.requires_grad for t in (q, k, v, *mods.captures)]
     )
-    out, lse, row_max = torch.ops.saccade.flex(
+    return torch.ops.saccade.flex(
         q,
         k,
         v,
@@ -435,9 +440,36 @@ def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max,
         lists,
         block,
         scale,
-        backend_of(options) if options else "auto",
+        backend,
         want_lse or trains,
         want_max,
-        gqa,
+        enable_gqa,
     )
-    return out, lse if want_lse else None, row_max if want_max else None
+
+
+def _of_graphs(q, k, v, found, mods, number, scale, backend, want_lse, want_max, gqa):
+    """The operator for mods of which some were graphs: `found`, None for the others."""
+    mods = _Mods(*mods)
+    for_score, for_mask = mods.named()
+    score = found[0] or (AnyMod("score", mods.score, for_score) if mods.score else None)
+    mask = found[1] or (AnyMod("mask", mods.mask, for_mask) if mods.mask else None)
+    both, rest = _Mods.of(score, mask), (scale, backend, want_lse, want_max, gqa)
+    out, lse, row_max = _operator(q, k, v, both, number, [], [], *rest)
+    return out, lse if want_lse else _none_of(out), row_max
+
+
+@torch.compiler.disable
+def _outside(q, k, v, score, mask, mods, rest):
+    """run, for callables that are in no graph."""
+    mods = _Mods(*mods)
+    (number, scale, backend, *wanted), (for_score, for_mask) = rest, mods.named()
+    if score is None and mods.score:
+        score = AnyMod("score", mods.score, for_score)
+    if mask is None:
+        mask = AnyMod("mask", mods.mask, for_mask) if mods.mask else None
+        mask = _block_mask(number) if number else mask
+    return run(q, k, v, score, mask, scale, {"BACKEND": backend}, *wanted)
+
+
+if dynamo.flex is not None:
+    dynamo.flex.call, dynamo.flex.outside = _of_graphs, _outside

@@ -88,11 +88,12 @@ def text_of(kind: str, mod, captures: dict[str, Any], is_double: bool = False) -
             f"{kind}: the callable reads values of its captured tensors, expected only "
             "elements at b, h, q_idx and kv_idx"
         )
-    values = [
-        v.view(1) if isinstance(v, torch.Tensor) and v.is_cuda and v.dim() == 0 else v
-        for v in values
-    ]
-    return AnyMod(kind, found.text, dict(zip(found.names, values)))
+    return AnyMod(kind, found.text, dict(zip(found.names, map(as_row, values))))
+
+
+def as_row(x):
+    """A scalar on CUDA as the row of one element that a trace reads."""
+    return x.view(1) if isinstance(x, torch.Tensor) and x.is_cuda and x.dim() == 0 else x
 
 
 class captured:
