@@ -83,7 +83,10 @@ def test_compiled_as_it_is(compiler):
 
 def sample(q, k, v, bias, n):
     """A callable of each kind, whose tensors and numbers differ from call to call."""
-    mod = lambda s, b, h, i, j: torch.where(j > n, s + bias[h] * (j - i), s * bias.exp()[h])  # noqa: E731
+
+    def mod(s, b, h, i, j):
+        return torch.where(j > n, s + bias[h] * (j - i), s * bias.exp()[h])
+
     mask = lambda b, h, i, j: (i >= j) | (j < n)  # noqa: E731
     return st.flex_attention(q * 2, k, v, mod, mask, return_lse=True)
 

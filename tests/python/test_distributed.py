@@ -1,5 +1,5 @@
-"""DDP and FSDP2 over two processes on the host: a model whose score captures a parameter has the
-gradients that one process has over both halves of the batch."""
+"""DDP and FSDP2 over two processes on the host: a model whose score captures a parameter has
+the gradients that one process has over both halves of the batch."""
 
 import pytest
 

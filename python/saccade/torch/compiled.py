@@ -4,9 +4,9 @@ It is one operator there, whose arguments are tensors, numbers and text: Q, K, V
 capture, their text, and a block mask. torch.compile knows a BlockMask by its number, so that a
 new one compiles nothing; what is recorded for another process holds its index tensors.
 
-torch.compile can't follow our tracing of a Python callable: dynamo.py has it make a graph of the
-callable, which is traced later. Everything else runs Python while it records: callables become
-text there.
+torch.compile can't follow our tracing of a Python callable: dynamo.py has it make a graph of
+the callable, which is traced later. Everything else runs Python while it records: callables
+become text there.
 """
 
 from __future__ import annotations
