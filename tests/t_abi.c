@@ -11,6 +11,27 @@
 
 #include <cmocka.h>
 
+/* ---- versions ---- */
+
+/* numbers that a preprocessor can compare */
+#if SACCADE_VERSION_MAJOR < 0 || SACCADE_VERSION_MINOR < 0 || SACCADE_VERSION_PATCH < 0 \
+    || SACCADE_ABI < 2
+#error "a version below any that was made"
+#endif
+
+#define TEXT(x) #x
+#define DOTTED(major, minor, patch) TEXT(major) "." TEXT(minor) "." TEXT(patch)
+
+static void versions_agree(void **unused)
+{
+    (void)unused;
+    assert_string_equal(
+        SACCADE_VERSION,
+        DOTTED(SACCADE_VERSION_MAJOR, SACCADE_VERSION_MINOR, SACCADE_VERSION_PATCH));
+    assert_string_equal(saccade_version(), SACCADE_VERSION);
+    assert_int_equal(saccade_abi(), SACCADE_ABI);
+}
+
 /* ---- sizes ---- */
 
 /* A caller built for a library whose problem has one member more. */
@@ -175,13 +196,6 @@ static void layout_has_every_member(void **unused)
         assert_true(e->offset >= end && e->offset - end < 8);
         end = e->offset + e->bytes;
     }
-}
-
-static void versions_agree(void **unused)
-{
-    (void)unused;
-    assert_string_equal(saccade_version(), SACCADE_VERSION);
-    assert_int_equal(saccade_abi(), SACCADE_ABI);
 }
 
 /* ---- NULL ---- */
