@@ -64,6 +64,7 @@ typedef struct cli_args {
     const char *problem;
     const char *csv, *plot, *baseline, *folder;
     const char *d_out_file; /* --grad */
+    const char *shell;
     cli_list score, bind, suite, grad_of, also;
     double scale;                         /* NaN: not given */
     int64_t ladder_n, ladder_d, ladder_m; /* --n --d --m; 0: not given */
@@ -82,7 +83,9 @@ enum {
     CLI_DEMO = 32,
     CLI_LADDER = 64,
     CLI_PRELUDE = 128,
-    CLI_SHARD = 256
+    CLI_SHARD = 256,
+    CLI_MAN = 512,
+    CLI_COMPLETIONS = 1024
 };
 
 typedef struct cli_command {
@@ -121,5 +124,7 @@ saccade_status cmd_check(const cli_args *args, saccade_error *err);
 saccade_status cmd_bench(const cli_args *args, saccade_error *err);
 saccade_status cmd_ladder(const cli_args *args, saccade_error *err);
 saccade_status cmd_demo(const cli_args *args, saccade_error *err);
+saccade_status cmd_man(const cli_args *args, saccade_error *err);
+saccade_status cmd_completions(const cli_args *args, saccade_error *err);
 
 #endif

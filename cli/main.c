@@ -1,5 +1,5 @@
 /* saccade: exact, fused attention with your own masks and scores, on the command line. */
-#include "cli.h"
+#include "options.h"
 #include "signals.h"
 
 #include <string.h>
@@ -69,9 +69,22 @@ static const cli_command commands[] = {
      cmd_demo},
     {"prelude", CLI_PRELUDE, "the named masks and scores",
      "", "Prints every named mask and score with its formula and source.\n", cmd_prelude},
+    {"man", CLI_MAN, "this program's manual page",
+     "", "Prints the page that `man saccade` shows where it is installed.\n\n"
+     "    saccade man >saccade.1 && man ./saccade.1\n", cmd_man},
+    {"completions", CLI_COMPLETIONS, "what a shell completes after saccade",
+     "bash|zsh|fish",
+     "Prints completions of commands, options and their values for a shell.\n\n"
+     "    source <(saccade completions bash)\n", cmd_completions},
 };
 /* clang-format on */
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
+
+const cli_command *cli_next_command(const cli_command *previous)
+{
+    const cli_command *next = previous ? previous + 1 : commands;
+    return next < commands + COMMANDS ? next : NULL;
+}
 
 static saccade_status cmd_prelude(const cli_args *args, saccade_error *err)
 {
@@ -90,7 +103,7 @@ static void print_usage(FILE *out)
             "usage: saccade COMMAND [option]...    (saccade COMMAND -h for more)\n\n",
             saccade_version());
     for (int i = 0; i < COMMANDS; i++)
-        fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].summary);
+        fprintf(out, "  %-11s %s\n", commands[i].name, commands[i].summary);
     fputs("\nexit status: 0 done, 1 a check failed, 2 something to change in what was given,\n"
           "3 our mistake\n",
           out);

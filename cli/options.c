@@ -1,23 +1,12 @@
 /* Options from a table: every option is a line that says which commands take it, where its
  * value goes and what the help says. `--name VALUE` and `--name=VALUE` are the same; a value
  * may begin with a dash. */
-#include "cli.h"
+#include "options.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-typedef enum option_kind { FLAG, TEXT, LIST, INT, REAL } option_kind;
-
-typedef struct cli_option {
-    const char *name, *value;
-    int commands;
-    option_kind kind;
-    size_t at; /* offset in cli_args */
-    const char *help;
-    int64_t least, most; /* of an INT */
-} cli_option;
 
 #define AT(field) offsetof(cli_args, field)
 enum {
@@ -67,37 +56,69 @@ static const cli_option options[] = {
      LENGTH_MAX},
     {"--tile", "N", CLI_SHARD, INT, AT(tile), "rows a chunk is a multiple of (128)", 1, 65536},
     {"--scale", "X", PROBLEM, REAL, AT(scale), "factor of Q.K (1/sqrt(D))", 0, 0},
-    {"--dtype", "T", CLI_RUN | CLI_EXPLAIN | CLI_CHECK, TEXT, AT(dtype),
-     "compute in f32, f16 or bf16 (that of the files)", 0, 0},
+    {"--dtype", "f32|f16|bf16", CLI_RUN | CLI_EXPLAIN | CLI_CHECK, TEXT, AT(dtype),
+     "what is computed in (that of the files)", 0, 0},
     {"--q-offset", "N|end|F", TEXTS, TEXT, AT(q_offset),
      "position of row 0; end: the rows are the last", 0, 0},
     {"--kv-len", "N|F.npy", TEXTS, TEXT, AT(kv_len), "live keys, the same or per batch", 0, 0},
-    {"--layout", "L", PROBLEM, TEXT, AT(layout), "bhnd or bnhd (bhnd)", 0, 0},
+    {"--layout", "bhnd|bnhd", PROBLEM, TEXT, AT(layout),
+     "order of the files' dimensions (bhnd)", 0, 0},
     {"--block", "N[xM]", CLI_RUN | BLOCKS, TEXT, AT(block), "block size (128x128)", 0, 0},
-    {"--backend", "B", PROBLEM | CLI_BENCH, TEXT, AT(backend),
-     "auto, cpu, cuda, ref or plain (auto)", 0, 0},
+    {"--backend", "auto|cpu|cuda|ref|plain", PROBLEM | CLI_BENCH, TEXT, AT(backend),
+     "what computes (auto)", 0, 0},
     {"--arch", "A", PROBLEM, TEXT, AT(arch),
      "CUDA code for sm_90a, sm_80, compute_80 ...; explain needs no GPU for it", 0, 0},
-    {"--level", "L", PROBLEM | CLI_BENCH, TEXT, AT(level),
-     "at most portable, avx2, avx512 or amx", 0, 0},
+    {"--level", "portable|avx2|avx512|amx", PROBLEM | CLI_BENCH, TEXT, AT(level),
+     "at most this instruction set (the best there is)", 0, 0},
     {"--threads", "N", TEXTS | CLI_BENCH | CLI_DEMO, INT, AT(threads),
      "threads (all)", 1, 4096},
     {"--random", "N", CLI_CHECK, INT, AT(random), "random problems to check (24)", 1, 100000},
     {"--seed", "N", CLI_CHECK | CLI_LADDER, INT, AT(seed), "where randomness starts (1)", 0,
      INT32_MAX},
     {"--rmse", NULL, CLI_CHECK, FLAG, AT(rmse), "RMSE per variant and dtype", 0, 0},
-    {"--suite", "NAME", CLI_BENCH, LIST, AT(suite),
-     "paper dense decode mask compile natten (all)", 0, 0},
+    {"--suite", "paper|dense|decode|mask|compile|natten", CLI_BENCH, LIST, AT(suite),
+     "which rows; again for more (all)", 0, 0},
     {"--repeats", "N", CLI_BENCH, INT, AT(repeats),
      "timed runs per row, at most (9; 15 on a GPU)", 1, 1000},
     {"--csv", "FILE", CLI_BENCH, TEXT, AT(csv), "the table as CSV", 0, 0},
     {"--plot", "FILE", CLI_BENCH, TEXT, AT(plot), "bars against the ceiling as SVG", 0, 0},
     {"--baseline", "plain", CLI_BENCH, TEXT, AT(baseline),
      "time an honest three-pass computation beside each", 0, 0},
+    {"SHELL", "bash|zsh|fish", CLI_COMPLETIONS, TEXT, AT(shell), "whose completions", 0, 0},
     {"-h", NULL, ~0, FLAG, AT(help), "this help", 0, 0},
 };
 /* clang-format on */
 enum { OPTIONS = sizeof options / sizeof options[0] };
+
+const cli_option *cli_next_option(const cli_command *command, const cli_option *previous)
+{
+    for (const cli_option *o = previous ? previous + 1 : options; o < options + OPTIONS; o++)
+        if (o->commands & command->bit)
+            return o;
+    return NULL;
+}
+
+bool cli_next_word(const cli_option *option, const char **at, const char **word, int *bytes)
+{
+    if (!*at)
+        *at = option->value ? option->value : "";
+    while (**at) {
+        const size_t n = strcspn(*at, "|");
+        *word = *at;
+        *bytes = (int)n;
+        *at += n + ((*at)[n] == '|');
+        if (strspn(*word, "abcdefghijklmnopqrstuvwxyz0123456789") >= n)
+            return true;
+    }
+    return false;
+}
+
+bool cli_is_file(const cli_option *option)
+{
+    return option->value
+           && (strstr(option->value, ".npy") || strncmp(option->value, "FILE", 4) == 0
+               || strcmp(option->value, "FOLDER") == 0);
+}
 
 bool cli_parse_int(const char *text, int64_t *out)
 {
@@ -174,9 +195,19 @@ static saccade_status unknown(const cli_command *command, const char *word, sacc
 static const cli_option *find(const cli_command *command, const char *word, size_t bytes)
 {
     for (int i = 0; i < OPTIONS; i++)
-        if ((options[i].commands & command->bit) && strlen(options[i].name) == bytes
-            && strncmp(options[i].name, word, bytes) == 0)
+        if ((options[i].commands & command->bit) && word[0] == '-'
+            && strlen(options[i].name) == bytes && strncmp(options[i].name, word, bytes) == 0)
             return &options[i];
+    return NULL;
+}
+
+/* The command's word that stands by itself, for `word`; NULL if it has none. */
+static const cli_option *standing(const cli_command *command, const char *word)
+{
+    const cli_option *o = NULL;
+    while (word[0] != '-' && (o = cli_next_option(command, o)) != NULL)
+        if (o->name[0] != '-')
+            return o;
     return NULL;
 }
 
@@ -191,6 +222,10 @@ saccade_status cli_parse(const cli_command *command, int argc, char **argv, cli_
             strcmp(word, "--help") == 0
                 ? find(command, "-h", 2)
                 : find(command, word, joined ? (size_t)(equals - word) : strlen(word));
+        if (!o && (o = standing(command, word)) != NULL) {
+            CLI_TRY(apply(o, word, &args, err));
+            continue;
+        }
         if (!o)
             return unknown(command, word, err);
         const char *value = joined ? equals + 1 : NULL;
@@ -210,13 +245,13 @@ void cli_print_help(const cli_command *command, FILE *out)
 {
     fprintf(out, "usage: saccade %s%s%s\n\n%s\n", command->name,
             command->synopsis[0] ? " " : "", command->synopsis, command->text);
-    for (int i = 0; i < OPTIONS; i++) {
-        char left[40];
-        if (!(options[i].commands & command->bit))
-            continue;
-        snprintf(left, sizeof left, "%s %s", options[i].name,
-                 options[i].value ? options[i].value : "");
-        fprintf(out, "  %-20s %s\n", left, options[i].help);
+    for (const cli_option *o = NULL; (o = cli_next_option(command, o)) != NULL;) {
+        char left[60];
+        snprintf(left, sizeof left, "%s %s", o->name, o->value ? o->value : "");
+        if (strlen(left) > 20)
+            fprintf(out, "  %s\n  %-20s %s\n", left, "", o->help);
+        else
+            fprintf(out, "  %-20s %s\n", left, o->help);
     }
 }
 

@@ -59,5 +59,9 @@ else
 fi
 if [ -x "$build/saccade" ]; then
     "$work/moved/bin/saccade" -h >"$work/help"
+    for file in man/man1/saccade.1 bash-completion/completions/saccade \
+        zsh/site-functions/_saccade fish/vendor_completions.d/saccade.fish; do
+        [ -s "$work/moved/share/$file" ] || { echo "no share/$file"; exit 1; }
+    done
 fi
 echo "installed tree works"
