@@ -40,6 +40,8 @@ void bench_rate(const bench *b, const bench_case *c, double live, double memory_
 /* Prints it and keeps it. */
 saccade_status bench_finish_row(bench *b, const bench_row *row, saccade_error *err);
 double bench_median(double *values, int n); /* sorts them */
+/* What products of this dtype give at most, in GFLOP/s; 0 where it was not measured. */
+double bench_product_ceiling(const bench *b, saccade_dtype dtype);
 /* The arguments that a row stands for. */
 cli_args bench_case_args(const bench_case *c);
 
@@ -69,7 +71,10 @@ typedef struct bench_suite {
     bool has_ceiling;
 } bench_suite;
 
-enum { BENCH_SUITES = 6 };
+/* Gradients on the host; nothing on a device. */
+saccade_status bench_suite_backward(bench *b, saccade_error *err); /* bench_backward.c */
+
+enum { BENCH_SUITES = 7 };
 extern const bench_suite bench_suites[BENCH_SUITES];
 
 #endif

@@ -114,7 +114,7 @@ saccade_status bench_finish_row(bench *b, const bench_row *row, saccade_error *e
 
 /* f16 has instructions of its own on no CPU here: it becomes f32, or on tiles three products of
  * bf16. On a device f32 products are three of tf32, which runs at half of bf16's rate. */
-static double product_ceiling(const bench *b, saccade_dtype dtype)
+double bench_product_ceiling(const bench *b, saccade_dtype dtype)
 {
     if (b->on_device)
         return b->device_ceilings.bf16_gflops / (dtype == SACCADE_F32 ? 6 : 1);
@@ -131,7 +131,7 @@ void bench_rate(const bench *b, const bench_case *c, double live, double memory_
     const double rows = (double)s->B * (double)s->H * (double)s->Q;
     r->gflops = 2e-9 * (double)(s->D + s->Dv) * live / seconds;
     if (!is_by_memory(c)) {
-        const double most = product_ceiling(b, c->dtype);
+        const double most = bench_product_ceiling(b, c->dtype);
         if (most > 0) { /* it was measured */
             r->ceiling = most;
             r->of_ceiling = r->gflops / most;

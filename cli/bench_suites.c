@@ -234,7 +234,11 @@ static saccade_status suite_compile(bench *b, saccade_error *err)
 }
 
 const bench_suite bench_suites[BENCH_SUITES] = {
-    {"paper", suite_paper, true},      {"dense", suite_dense, true},
-    {"decode", suite_decode, true},    {"mask", suite_mask, false},
-    {"compile", suite_compile, false}, {"natten", suite_natten, true},
+    {"paper", suite_paper, true},
+    {"dense", suite_dense, true},
+    {"backward", bench_suite_backward, true},
+    {"decode", suite_decode, true},
+    {"mask", suite_mask, false},
+    {"compile", suite_compile, false},
+    {"natten", suite_natten, true},
 };

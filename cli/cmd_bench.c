@@ -17,10 +17,11 @@ static saccade_status check_names(const cli_args *args, saccade_error *err)
         for (int s = 0; s < BENCH_SUITES; s++)
             is_known |= strcmp(args->suite.item[i], names[s]) == 0;
         const char *meant = cli_nearest(args->suite.item[i], names, BENCH_SUITES);
-        CLI_FAIL_IF(
-            !is_known, SACCADE_EINVAL, "--suite", "got '%.40s', %s%s", args->suite.item[i],
-            meant ? "did you mean " : "expected paper, dense, decode, mask, compile or natten",
-            meant ? meant : "");
+        CLI_FAIL_IF(!is_known, SACCADE_EINVAL, "--suite", "got '%.40s', %s%s",
+                    args->suite.item[i],
+                    meant ? "did you mean "
+                          : "expected paper, dense, backward, decode, mask, compile or natten",
+                    meant ? meant : "");
     }
     CLI_FAIL_IF(args->baseline && strcmp(args->baseline, "plain") != 0, SACCADE_EINVAL,
                 "--baseline", "got '%.40s', expected plain", args->baseline);

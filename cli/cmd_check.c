@@ -1,21 +1,17 @@
 /* saccade check: every back end and level against float64. Given a problem or files, that one;
  * else random problems over the named variants and some texts beyond them. */
+#include "check.h"
 #include "compare.h"
 #include "files.h"
 #include "floats.h"
-#include "problem_text.h"
 #include "variants.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Ways to run, slowest first. */
-static const struct {
-    const char *backend, *level;
-} ways[] = {
+const check_way check_ways[CHECK_WAYS] = {
     {"cpu", "portable"}, {"cpu", "avx2"}, {"cpu", "avx512"}, {"cpu", "amx"}, {"cuda", NULL},
 };
-enum { WAYS = sizeof ways / sizeof ways[0] };
 
 /* Texts no prelude has. */
 static const cli_variant others[] = {
@@ -26,40 +22,32 @@ static const cli_variant others[] = {
 };
 enum { OTHERS = sizeof others / sizeof others[0] };
 
-typedef struct check_row {
-    const char *name; /* of the variant */
-    char problem[PROBLEM_BYTES];
-} check_row;
-
-/* What came out over all rows; without any, nothing was checked. */
-typedef struct verdict {
-    bool is_good;
-    int64_t rows;
-    saccade_error left_out; /* why the last of the ways did not run */
-} verdict;
-
-static void print_header(void)
+static void print_header(const cli_args *args)
 {
+    if (args->backward) {
+        check_backward_header();
+        return;
+    }
     printf("%-40s %-16s %-5s %-8s %10s %10s %10s  %s\n", "problem", "variant", "on", "level",
            "error", "allowed", "lse error", "verdict");
 }
 
-static bool wanted(const engine_options *options, int way)
+bool check_wants(const engine_options *options, const check_way *way)
 {
     const char *backend = options->backend, *level = options->level;
-    return (!backend || strcmp(backend, "auto") == 0 || strcmp(backend, ways[way].backend) == 0)
-           && (!level || (ways[way].level && strcmp(level, ways[way].level) == 0));
+    return (!backend || strcmp(backend, "auto") == 0 || strcmp(backend, way->backend) == 0)
+           && (!level || (way->level && strcmp(level, way->level) == 0));
 }
 
 /* One way to run; absent ways are no failure. */
-static saccade_status try_way(const job *j, const engine_options *options, int way,
+static saccade_status try_way(const job *j, const engine_options *options, const check_way *way,
                               const job_tensors *t, const yardstick *y, const check_row *row,
                               verdict *all, saccade_error *err)
 {
     engine_options o = *options;
     deviation d;
-    o.backend = ways[way].backend;
-    o.level = ways[way].level;
+    o.backend = way->backend;
+    o.level = way->level;
     const saccade_status status = engine_once(j, &o, t, NULL, err);
     if (status == SACCADE_EBACKEND) {
         all->left_out = *err;
@@ -83,9 +71,9 @@ static saccade_status check_tensors(const job *j, const engine_options *options,
     yardstick y;
     saccade_status status = SACCADE_OK;
     CLI_TRY(yardstick_open(j, options, t, &y, err));
-    for (int way = 0; way < WAYS && status == SACCADE_OK; way++)
-        if (wanted(options, way))
-            status = try_way(j, options, way, t, &y, row, all, err);
+    for (int n = 0; n < CHECK_WAYS && status == SACCADE_OK; n++)
+        if (check_wants(options, &check_ways[n]))
+            status = try_way(j, options, &check_ways[n], t, &y, row, all, err);
     yardstick_close(&y);
     return status;
 }
@@ -107,7 +95,8 @@ static saccade_status check_job(const cli_args *args, const saccade_sizes *sizes
         status = SACCADE_OK;
     }
     if (status == SACCADE_OK)
-        status = check_tensors(&j, &options, t, row, all, err);
+        status = args->backward ? check_backward(&j, &options, t, row, all, err)
+                                : check_tensors(&j, &options, t, row, all, err);
     job_close(&j);
     return status;
 }
@@ -148,7 +137,7 @@ static saccade_status check_random(const cli_args *args, verdict *all, saccade_e
 {
     const int64_t n = args->random ? args->random : 24;
     uint64_t seed = (uint64_t)args->seed;
-    print_header();
+    print_header(args);
     for (int64_t i = 0; i < n; i++) {
         saccade_sizes sizes;
         saccade_dtype dtype;
@@ -216,8 +205,9 @@ static saccade_status check_rmse(const cli_args *args, verdict *all, saccade_err
     static const saccade_dtype dtypes[] = {SACCADE_F32, SACCADE_F16, SACCADE_BF16};
     saccade_sizes sizes = {.B = 1, .H = 2, .Hkv = 2, .Q = 512, .KV = 512, .D = 64, .Dv = 64};
     saccade_dtype ignored;
-    CLI_FAIL_IF(args->mask || args->score.n || args->q_file, SACCADE_EINVAL, "--rmse",
-                "runs the eight variants, expected no mask, score or files with it");
+    CLI_FAIL_IF(
+        args->mask || args->score.n || args->q_file || args->backward, SACCADE_EINVAL, "--rmse",
+        "runs the eight variants, expected no mask, score, files or --backward with it");
     if (args->problem)
         CLI_TRY(problem_read(args->problem, &sizes, &ignored, err));
     printf("%-16s %-5s %11s %11s %8s\n", "variant", "dtype", "rmse", "plain rmse", "ratio");
@@ -236,7 +226,7 @@ static saccade_status check_files(const cli_args *args, verdict *all, saccade_er
     check_row row = {.name = "given"};
     file_tensors f;
     CLI_TRY(files_load(args, &f, err));
-    print_header();
+    print_header(args);
     const saccade_status status = check_job(args, &f.sizes, &f.t, &row, all, err);
     files_free(&f);
     return status;
@@ -248,7 +238,7 @@ static saccade_status check_problem(const cli_args *args, verdict *all, saccade_
     saccade_dtype dtype;
     CLI_TRY(problem_read(args->problem, &sizes, &dtype, err));
     CLI_TRY(cli_parse_dtype(args->dtype, dtype, &dtype, err));
-    print_header();
+    print_header(args);
     return check_random_tensors(args, &sizes, dtype, (uint64_t)args->seed, "given", all, err);
 }
 

@@ -10,6 +10,12 @@ static saccade_status print_plan(const cli_args *args, const job *j, saccade_dty
     saccade_plan *plan = NULL;
     char *text;
     CLI_TRY(files_engine_options(args, &options, err));
+    if (args->backward || args->grad_of.n)
+        options.gradients = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V;
+    if (args->grad_of.n) {
+        options.gradients |= SACCADE_GRADIENT_CAPTURES;
+        options.grad_of = &args->grad_of;
+    }
     CLI_TRY(engine_context(options.threads, options.level, &context, err));
     saccade_status status = engine_plan(j, &options, dtype, context, &plan, err);
     if (status == SACCADE_OK)

@@ -38,7 +38,7 @@ static saccade_status compute(const cli_args *args, file_tensors *f, gradients *
     if (status == SACCADE_OK) {
         status = engine_run(&e, &report->seconds, err);
         if (status == SACCADE_OK)
-            status = gradients_run(g, f, &e, &report->backward_seconds, err);
+            status = gradients_run(g, args, &j, &e, &report->backward_seconds, err);
         if (status == SACCADE_OK)
             status = engine_fetch(&e, err);
         if (status == SACCADE_OK && e.blocks)

@@ -48,6 +48,21 @@ static void compare(const saccade_tensor *got, const saccade_tensor *gold, doubl
     *rms = sqrt(sum / (double)n);
 }
 
+double compare_worst(const saccade_tensor *got, const saccade_tensor *gold)
+{
+    double worst, rms, most;
+    compare(got, gold, &worst, &rms, &most);
+    return worst;
+}
+
+double compare_allowed(const saccade_tensor *plain, const saccade_tensor *gold,
+                       saccade_dtype dtype)
+{
+    double worst, rms, most;
+    compare(plain, gold, &worst, &rms, &most);
+    return 2 * worst + 2 * ulp(dtype, most);
+}
+
 void compare_results(const job_tensors *got, const job_tensors *gold, deviation *out)
 {
     double unused;

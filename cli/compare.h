@@ -12,6 +12,11 @@ typedef struct deviation {
     double most_out, most_lse; /* largest finite truth */
 } deviation;
 
+/* The largest difference; what a computation of this dtype is allowed whose plain form differs
+ * so from float64. */
+double compare_worst(const saccade_tensor *got, const saccade_tensor *gold);
+double compare_allowed(const saccade_tensor *plain, const saccade_tensor *gold,
+                       saccade_dtype dtype);
 void compare_results(const job_tensors *got, const job_tensors *gold, deviation *out);
 /* Truth and plain same-dtype computation of a problem, and what kernels are allowed:
  * twice the plain one's error and two units in the last place (lse: four). */

@@ -2,16 +2,15 @@
 #ifndef SACCADE_CLI_GRADIENTS_H
 #define SACCADE_CLI_GRADIENTS_H
 
+#include "engine_backward.h"
 #include "files.h"
 #include "outfile.h"
 
-enum { GRADIENTS_QKV = 3, GRADIENTS_MOST = GRADIENTS_QKV + CLI_LIST };
-
 /* What --grad and --grad-of ask for. All owned; n is 0 without --grad. */
 typedef struct gradients {
-    saccade_tensor d_out, tensor[GRADIENTS_MOST]; /* dq, dk, dv, then captures */
-    const char *name[GRADIENTS_MOST];
-    outfile file[GRADIENTS_MOST];
+    backward run;
+    const char *name[BACKWARD_MOST];
+    outfile file[BACKWARD_MOST];
     int n;
 } gradients;
 
@@ -21,7 +20,7 @@ void gradients_ask(const cli_args *args, engine_options *options);
 saccade_status gradients_begin(const cli_args *args, const file_tensors *files, gradients *out,
                                saccade_error *err);
 /* One backward run after engine_run; *seconds is its time. */
-saccade_status gradients_run(gradients *g, const file_tensors *files, engine *e,
+saccade_status gradients_run(gradients *g, const cli_args *args, const job *j, engine *e,
                              double *seconds, saccade_error *err);
 saccade_status gradients_write(gradients *g, const file_tensors *files, saccade_error *err);
 saccade_status gradients_commit(gradients *g, saccade_error *err);

@@ -39,14 +39,20 @@ static const cli_command commands[] = {
     {"check", CLI_CHECK, "every back end and level against float64",
      "[--problem P | -q Q.npy -k K.npy -v V.npy | --random N] [option]...",
      "Error of each against twice that of a plain computation in the same dtype.\n"
-     "Without a problem: random ones over the named variants. Exit status 1 if one fails.\n\n"
+     "Without a problem: random ones over the named variants. Exit status 1 if one fails.\n"
+     "--backward: the same of gradients, from a random gradient of the output; captured: the\n"
+     "largest error of captured tensors of rank 2 and more; of bound: the error that comes\n"
+     "nearest to what is allowed, over that.\n\n"
      "    saccade check --problem 'b2 h4/2 q300 kv200 d40 bf16' --mask 'causal()'\n"
+     "    saccade check --backward --random 40\n"
      "    saccade check --rmse\n", cmd_check},
     {"bench", CLI_BENCH, "speed, beside the machine's own limits",
      "[--suite NAME]... [option]...",
      "gflops counts 2(D+Dv) per live score; ceiling is measured in the same run with the\n"
      "same threads, in the row's own unit; of_ceiling is the fraction reached.\n"
-     "paper: eight variants; dense: large heads and all dtypes; decode: few queries on long\n"
+     "paper: eight variants; dense: large heads and all dtypes; backward: gradients, 10 D\n"
+     "FLOPs per live score, variants beside full attention's rate, gradients of captured\n"
+     "tensors beside the same without them; decode: few queries on long\n"
      "caches, K and V larger than any, by turns with a plain read of the same K and V, whose\n"
      "median is the ceiling; mask: block masks of a million tokens, then a narrow window, its\n"
      "ceiling full attention's rate on live blocks; compile: from text to plan, the first\n"

@@ -362,8 +362,9 @@ static void plans_that_cannot_are_refused(void **state)
     assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_EINVAL);
     p.gradients = SACCADE_GRADIENT_Q;
     p.backend = "plain";
+    p.dtype = SACCADE_F64;
     assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_EBACKEND);
-    assert_non_null(strstr(err.message, "makes no gradients"));
+    p.dtype = SACCADE_F32;
     p.gradients = SACCADE_GRADIENT_CAPTURES;
     p.gradient_captures = names;
     p.n_gradient_captures = 1;

@@ -240,6 +240,7 @@ refuse "expected cuda" explain --problem 'b1 h2 q100 d64 bf16' --arch sm_90a --b
 refuse "expected sm_80 or later" explain --problem 'b1 h2 q100 d64 bf16' --arch sm_35
 expect 0 check --problem 'b1 h2 q20 d8 f32' --mask 'causal()'; says " ok"
 expect 0 check --random 4; says "seed 1"
+expect 0 check --backward --random 12; says "of bound"; says "table"
 if ! grep -qw amx_tile /proc/cpuinfo 2>/dev/null; then # nothing checked is nothing proven
     refuse "got amx, expected at most" check --random 1 --level amx
 fi

@@ -170,6 +170,8 @@ static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccad
                       : g.is_decode ? "K and V read where they lie"
                                     : "each item packs its own keys");
     }
+    if (state->backward)
+        cpu_backward_explain(plan, state->backward, out);
     if (state->code)
         amx_code_print(state->code, out);
     if (state->jit)

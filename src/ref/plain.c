@@ -318,7 +318,18 @@ static int plain_applicable(const plan_problem *problem, int32_t level, char *wh
     const int fits = problem->dtype != SACCADE_F64 && problem->kv_dtype != SACCADE_F64;
     if (!fits)
         strcpy(why, "plain works in f32, f16 and bf16");
-    return fits;
+    else if (problem->has_chunks && problem->gradients)
+        strcpy(why, "plain makes no gradients of keys in chunks");
+    return fits && !(problem->has_chunks && problem->gradients);
+}
+
+static size_t backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
+                                 const plan_gradients *gradients)
+{
+    (void)plan;
+    (void)sizes;
+    (void)gradients;
+    return 0; /* ref_plain_backward takes its memory itself */
 }
 
 static saccade_status plain_create(saccade_plan *plan, saccade_error *err)
@@ -367,6 +378,8 @@ static const plan_solver plain = {
     .workspace = plain_workspace,
     .prepare = ref_prepare,
     .forward = plain_solve,
+    .backward_workspace = backward_workspace,
+    .backward = ref_plain_backward,
     .explain = plain_explain,
     .destroy = plain_destroy,
 };

@@ -20,6 +20,12 @@ saccade_status ref_forward(const plan_problem *problem, const plan_run *run, dou
 saccade_status ref_plain(const plan_problem *problem, const plan_run *run, float *out,
                          float *lse, saccade_error *err);
 
+/* ---- plain_backward.c ---- */
+
+/* Gradients of the solver "plain", by plan_problem's gradients and gradient_captures. */
+saccade_status ref_plain_backward(const saccade_plan *plan, const plan_run *run,
+                                  const plan_gradients *gradients, saccade_error *err);
+
 /* ---- backward.c ---- */
 
 /* Gradients of sum(out * d_out) + sum(lse * d_lse) in float64; d_lse may be NULL. dq [B,H,Q,D],

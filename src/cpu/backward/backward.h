@@ -80,6 +80,11 @@ saccade_status cpu_backward_create(const saccade_plan *plan, arena *arena,
                                    cpu_backward_plan *out, saccade_error *err);
 void cpu_backward_destroy(cpu_backward_plan *plan);
 
+/* ---- backward_explain.c ---- */
+
+void cpu_backward_explain(const saccade_plan *plan, const cpu_backward_plan *backward,
+                          strbuf *out);
+
 /* ---- backward_reads.c ---- */
 
 /* EBACKEND: an index of a wanted capture varies with the score. */

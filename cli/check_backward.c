@@ -1,0 +1,151 @@
+/* saccade check --backward: gradients of every way against float64, by the rule of forward's
+ * output: twice a plain computation's error and two units in the last place. */
+#include "check.h"
+#include "compare.h"
+#include "engine_backward.h"
+#include "floats.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef struct truth {
+    job_tensors tensors;
+    backward gradients;
+    double allowed[BACKWARD_MOST];
+} truth;
+
+void check_backward_header(void)
+{
+    printf("%-40s %-16s %-5s %-8s %9s %9s %9s %9s %8s  %s\n", "problem", "variant", "on",
+           "level", "dq", "dk", "dv", "captured", "of bound", "verdict");
+}
+
+/* One forward and one backward run on t by this back end; d_out: of any dtype. */
+static saccade_status run_once(const job *j, const engine_options *options,
+                               const job_tensors *t, const saccade_tensor *d_out, backward *out,
+                               saccade_error *err)
+{
+    engine_options o = *options;
+    cli_list captures;
+    engine e;
+    backward_captures(j, 2, &captures);
+    o.gradients = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V;
+    if (captures.n) {
+        o.gradients |= SACCADE_GRADIENT_CAPTURES;
+        o.grad_of = &captures;
+    }
+    CLI_TRY(engine_open(j, &o, t, &e, err));
+    saccade_status status = engine_run(&e, NULL, err);
+    if (status == SACCADE_OK)
+        status = backward_new(t, 0, out, err);
+    for (int64_t i = 0; i < floats_count(d_out) && status == SACCADE_OK; i++)
+        floats_set(out->d_out.data, out->d_out.dtype, i,
+                   floats_get(d_out->data, d_out->dtype, i));
+    for (int i = 0; i < captures.n && status == SACCADE_OK; i++)
+        status = backward_add_capture(out, j, captures.item[i], t->q.dtype, "check", err);
+    if (status == SACCADE_OK)
+        status = backward_bind(out, &e, err);
+    if (status == SACCADE_OK)
+        status = backward_run(out, &e, NULL, err);
+    engine_close(&e);
+    return status;
+}
+
+static saccade_status find_allowed(const job *j, const engine_options *options,
+                                   const job_tensors *t, const saccade_tensor *d_out,
+                                   truth *gold, saccade_error *err)
+{
+    engine_options plain = *options;
+    backward g = {.n = 0};
+    job_tensors copy;
+    plain.backend = "plain";
+    plain.level = NULL;
+    CLI_TRY(job_tensors_copy(t, t->q.dtype, &copy, err));
+    const saccade_status status = run_once(j, &plain, &copy, d_out, &g, err);
+    for (int i = 0; i < g.n && status == SACCADE_OK; i++) {
+        const saccade_dtype dtype = i < BACKWARD_QKV ? t->q.dtype : SACCADE_F32;
+        gold->allowed[i] =
+            compare_allowed(&g.tensor[i], &gold->gradients.tensor[i], dtype);
+    }
+    backward_free(&g);
+    job_tensors_free(&copy);
+    return status;
+}
+
+static saccade_status find_truth(const job *j, const engine_options *options,
+                                 const job_tensors *t, const saccade_tensor *d_out, truth *gold,
+                                 saccade_error *err)
+{
+    engine_options ref = *options;
+    ref.backend = "ref";
+    ref.level = NULL;
+    CLI_TRY(job_tensors_copy(t, SACCADE_F64, &gold->tensors, err));
+    CLI_TRY(run_once(j, &ref, &gold->tensors, d_out, &gold->gradients, err));
+    return find_allowed(j, options, t, d_out, gold, err);
+}
+
+static void print_way(const check_row *row, const check_way *way, const backward *g,
+                      const truth *gold, verdict *all)
+{
+    double worst[BACKWARD_QKV + 1] = {0}, of_bound = 0;
+    bool holds = true;
+    for (int i = 0; i < g->n; i++) {
+        const double d = compare_worst(&g->tensor[i], &gold->gradients.tensor[i]);
+        double *to = &worst[i < BACKWARD_QKV ? i : BACKWARD_QKV];
+        *to = fmax(*to, d);
+        holds &= d <= gold->allowed[i];
+        of_bound = fmax(of_bound, d > 0 ? d / gold->allowed[i] : 0);
+    }
+    printf("%-40s %-16s %-5s %-8s %9.2e %9.2e %9.2e %9.2e %8.2f  %s\n", row->problem, row->name,
+           way->backend, way->level ? way->level : "", worst[0], worst[1], worst[2], worst[3],
+           of_bound, holds ? "ok" : "FAILED");
+    all->is_good &= holds;
+    all->rows++;
+}
+
+static saccade_status try_way(const job *j, const engine_options *options, const check_way *way,
+                              const job_tensors *t, const saccade_tensor *d_out,
+                              const truth *gold, const check_row *row, verdict *all,
+                              saccade_error *err)
+{
+    engine_options o = *options;
+    backward g = {.n = 0};
+    o.backend = way->backend;
+    o.level = way->level;
+    if (strcmp(way->backend, "cuda") == 0) {
+        cli_fail(&all->left_out, SACCADE_EBACKEND, "--backward",
+                 "got back end cuda, expected cpu: gradients are checked on the host");
+        return SACCADE_OK;
+    }
+    saccade_status status = run_once(j, &o, t, d_out, &g, err);
+    if (status == SACCADE_OK)
+        print_way(row, way, &g, gold, all);
+    backward_free(&g);
+    if (status == SACCADE_EBACKEND) {
+        all->left_out = *err;
+        status = SACCADE_OK;
+    }
+    return status;
+}
+
+saccade_status check_backward(const job *j, const engine_options *options, const job_tensors *t,
+                              const check_row *row, verdict *all, saccade_error *err)
+{
+    truth gold = {.allowed = {0}};
+    backward random = {.n = 0};
+    saccade_status status;
+    cli_progress("%s %s", row->problem, row->name);
+    CLI_TRY_GOTO(backward_new(t, 7, &random, err));
+    CLI_TRY_GOTO(find_truth(j, options, t, &random.d_out, &gold, err));
+    cli_progress(NULL);
+    for (int n = 0; n < CHECK_WAYS && status == SACCADE_OK; n++)
+        if (check_wants(options, &check_ways[n]))
+            status = try_way(j, options, &check_ways[n], t, &random.d_out, &gold, row, all,
+                             err);
+out:
+    cli_progress(NULL);
+    backward_free(&random);
+    backward_free(&gold.gradients);
+    job_tensors_free(&gold.tensors);
+    return status;
+}
