@@ -38,8 +38,8 @@ static saccade_status time_engine(const bench *b, const job *j, const engine_opt
     if (status == SACCADE_OK)
         status = backward_new(t, 1, &g, err);
     for (int i = 0; options->grad_of && i < options->grad_of->n && status == SACCADE_OK; i++)
-        status = backward_add_capture(&g, j, options->grad_of->item[i], t->q.dtype, "bench",
-                                      err);
+        status =
+            backward_add_capture(&g, j, options->grad_of->item[i], t->q.dtype, "bench", err);
     if (status == SACCADE_OK)
         status = backward_bind(&g, &e, err);
     if (status == SACCADE_OK)
@@ -93,9 +93,10 @@ static saccade_status time_dense(bench *b, saccade_error *err)
     double rate;
     for (int i = 0; i < 12; i++) {
         const int64_t d = i % 4 < 2 ? 64 : 128;
-        const bench_case c = {
-            *variant_find(i % 2 ? "causal" : "full"), {1, 16, 16, 2048, 2048, d, d},
-            dtypes[i / 4], NULL};
+        const bench_case c = {*variant_find(i % 2 ? "causal" : "full"),
+                              {1, 16, 16, 2048, 2048, d, d},
+                              dtypes[i / 4],
+                              NULL};
         CLI_TRY(time_case(b, &c, 0, 0, &rate, err));
     }
     return SACCADE_OK;

@@ -64,8 +64,7 @@ static saccade_status find_allowed(const job *j, const engine_options *options,
     const saccade_status status = run_once(j, &plain, &copy, d_out, &g, err);
     for (int i = 0; i < g.n && status == SACCADE_OK; i++) {
         const saccade_dtype dtype = i < BACKWARD_QKV ? t->q.dtype : SACCADE_F32;
-        gold->allowed[i] =
-            compare_allowed(&g.tensor[i], &gold->gradients.tensor[i], dtype);
+        gold->allowed[i] = compare_allowed(&g.tensor[i], &gold->gradients.tensor[i], dtype);
     }
     backward_free(&g);
     job_tensors_free(&copy);
@@ -140,8 +139,8 @@ saccade_status check_backward(const job *j, const engine_options *options, const
     cli_progress(NULL);
     for (int n = 0; n < CHECK_WAYS && status == SACCADE_OK; n++)
         if (check_wants(options, &check_ways[n]))
-            status = try_way(j, options, &check_ways[n], t, &random.d_out, &gold, row, all,
-                             err);
+            status =
+                try_way(j, options, &check_ways[n], t, &random.d_out, &gold, row, all, err);
 out:
     cli_progress(NULL);
     backward_free(&random);

@@ -85,8 +85,7 @@ static int64_t place_read(const plain_gradients *job, const ref_row *row, int64_
     int64_t at = 0;
     for (int32_t d = 0; d < t->rank; d++) {
         index.result = score->args[score->nodes[node].args + (uint32_t)d];
-        const double x =
-            eval_scalar(&index, &job->run->score_env, &point, row->values, NULL);
+        const double x = eval_scalar(&index, &job->run->score_env, &point, row->values, NULL);
         const double last = (double)(t->shape[d] - 1);
         at = at * t->shape[d] + (int64_t)(x < 0 ? 0 : x > last ? last : x);
     }
