@@ -13,67 +13,89 @@ _ARGS_BYTES = C.sizeof(abi.BackwardArgs)
 _TENSOR_BYTES = abi.PACK_TENSOR.size
 _BINDING_BYTES = C.sizeof(abi.Binding)
 _MOST_BINDINGS = 128  # a mask's and a score's captures
-TENSORS = 10  # q k v out lse d_out d_lse d_q d_k d_v
-assert _BINDING_BYTES == 8 + _TENSOR_BYTES
+_TENSORS = 10  # q k v out lse d_out d_lse d_q d_k d_v
+_ROOM, _STREAM = (getattr(abi.BackwardArgs, n).offset // 8 for n in ("workspace", "stream"))
 _backward = abi.lib.saccade_backward
 _local = threading.local()
+assert _BINDING_BYTES == 8 + _TENSOR_BYTES and abi.Tensor.data.offset == 0
+
+
+class Arguments:
+    """All of saccade_backward_args but the addresses of tensors, workspace and stream."""
+
+    def __init__(
+        self,
+        plan: int,
+        tensors: Sequence[bytes | None],
+        gradients: Sequence[tuple[bytes, bytes]],
+        captures: Sequence[tuple[bytes, bytes]],
+        of_mask: Sequence[tuple[bytes, bytes]],
+        block_mask: int,
+        room: int,
+    ):
+        """tensors: the ten, packed. The others are bindings, as split_bindings has them: of
+        the captures' gradients, of the score's captures, and of the mask's."""
+        self.plan, self.block_mask, self.room = plan, block_mask, room
+        self.given = [t is not None for t in tensors]
+        self.n_gradients, self.n_bindings = len(gradients), len(captures) + len(of_mask)
+        bindings = [x for pair in (*gradients, *captures, *of_mask) for x in pair]
+        self.bytes = b"".join([t or bytes(_TENSOR_BYTES) for t in tensors] + bindings)
+        starts = [_ARGS_BYTES + i * _TENSOR_BYTES for i, t in enumerate(tensors) if t]
+        after = _ARGS_BYTES + _TENSORS * _TENSOR_BYTES + 8
+        n = len(gradients) + len(captures)
+        starts += [after + i * _BINDING_BYTES for i in range(n)]
+        self.places = [i // 8 for i in starts]  # where the addresses go, in words
 
 
 class _Frame:
     """A thread's saccade_backward_args, the tensors and bindings behind them, and an error."""
 
     def __init__(self):
-        room = _ARGS_BYTES + TENSORS * _TENSOR_BYTES + 2 * _MOST_BINDINGS * _BINDING_BYTES
+        room = _ARGS_BYTES + _TENSORS * _TENSOR_BYTES + 2 * _MOST_BINDINGS * _BINDING_BYTES
         self.memory = C.create_string_buffer(room)
         self.bytes = memoryview(self.memory).cast("B")
+        self.words = self.bytes.cast("Q")
         self.address = C.addressof(self.memory)
-        self.places = [
-            self.address + _ARGS_BYTES + i * _TENSOR_BYTES for i in range(TENSORS + 1)
-        ]
-        self.heads: dict = {}
+        self.loaded = None
         self.error = abi.Error()
         self.error_place = C.byref(self.error)
 
-    def head(self, given, n_bindings, n_gradients, block_mask, room, room_bytes, stream):
-        """given: bit i is set where tensor i is there."""
-        gradients = self.places[TENSORS]
-        return _ARGS.pack(
+    def load(self, a: Arguments) -> None:
+        places = [self.address + _ARGS_BYTES + i * _TENSOR_BYTES for i in range(_TENSORS + 1)]
+        gradients = places.pop()
+        head = _ARGS.pack(
             _ARGS_BYTES,
-            *[p if given >> i & 1 else 0 for i, p in enumerate(self.places[:TENSORS])],
-            gradients if n_gradients else 0,
-            n_gradients,
+            *[p if given else 0 for p, given in zip(places, a.given)],
+            gradients if a.n_gradients else 0,
+            a.n_gradients,
             0,
             0,
-            block_mask,
-            gradients + n_gradients * _BINDING_BYTES if n_bindings else 0,
-            n_bindings,
-            room,
-            room_bytes,
-            stream,
+            a.block_mask,
+            gradients + a.n_gradients * _BINDING_BYTES if a.n_bindings else 0,
+            a.n_bindings,
+            0,
+            a.room,
+            0,
         )
+        text = head + a.bytes
+        self.bytes[: len(text)] = text
+        self.loaded = a
 
 
-def run(
-    plan_handle: int,
-    given: int,
-    parts: Sequence[bytes],
-    n_gradients: int,
-    n_bindings: int,
-    block_mask: int,
-    room: int,
-    room_bytes: int,
-    stream: int,
-) -> None:
-    """parts: the bytes of ten tensors (absent: objects.NO_TENSOR), then those of the bindings
-    of captures' gradients, then those of the captures."""
+def run(a: Arguments, addresses: Sequence[int], room: int, stream: int) -> None:
+    """addresses: of those of the ten tensors that are there, of captures' gradients, and of
+    the score's captures."""
     try:
         frame = _local.frame
     except AttributeError:
         frame = _local.frame = _Frame()
-    head = frame.head(given, n_bindings, n_gradients, block_mask, room, room_bytes, stream)
-    text = b"".join((head, *parts))
-    frame.bytes[: len(text)] = text
-    status = _backward(plan_handle, frame.address, frame.error_place)
+    if frame.loaded is not a:
+        frame.load(a)
+    words = frame.words
+    for place, address in zip(a.places, addresses):
+        words[place] = address
+    words[_ROOM], words[_STREAM] = room, stream
+    status = _backward(a.plan, frame.address, frame.error_place)
     if status:
         abi.check(status, frame.error)
 

@@ -28,7 +28,7 @@ class Attention(torch.autograd.Function):
     def backward(ctx, d_out, d_lse, _):
         saved, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
         if d_out is None and d_lse is None:
-            return None, *(None for _ in needs)
+            return None, *[None] * len(needs)
         if torch.is_grad_enabled():
             return None, *Gradient.apply(ctx.entry, needs, d_out, d_lse, *saved)
         return None, *_gradients(ctx.entry, needs, d_out, d_lse, saved)

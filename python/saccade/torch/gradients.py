@@ -10,7 +10,6 @@ from ..c import backward, objects
 from .calls import current_stream, prepared, workspace
 from .mods import view
 
-_POINTER = objects.POINTER.pack
 _lock = threading.Lock()
 
 
@@ -19,34 +18,31 @@ class _Layout:
     gradients. needs: of q, k and v, then of each capture of the score."""
 
     def __init__(self, call, needs, inputs, captures):
-        runner, (q, k, v, out, lse, d_out, d_lse) = call.runner, inputs
+        runner, (q, k, v) = call.runner, inputs[:3]
         with torch.cuda.device_of(q), _lock:
             self.plan = runner.plan_for(needs)
         B, H, Q, D = q.shape
         self.room = self.plan.backward_workspace(B, H, k.shape[1], Q, k.shape[2], D, v.shape[3])
         self.makers = [_maker(t) if w else None for t, w in zip((q, k, v), needs)]
+        self.dtype = torch.float64 if q.dtype is torch.float64 else torch.float32
+        self.device, self.bindings = q.device, runner.bindings
+        known = backward.split_bindings(runner.bindings, runner.n_bindings)
+        n, names = len(captures), [name for name, _ in known]
+        wanted = [(x, t.shape) for x, t, w in zip(names, captures, needs[3:]) if w]
+        self.shapes = [shape for _, shape in wanted]
         made = [f(t) if f else None for f, t in zip(self.makers, (q, k, v))]
-        shown = *inputs, *made
-        self.given = sum(1 << i for i, t in enumerate(shown) if t is not None)
-        self.tensors = [_after_address(t) for t in shown]
-        dtype = torch.float64 if q.dtype is torch.float64 else torch.float32
-        self.dtype, self.device = dtype, q.device
-        bindings = backward.split_bindings(runner.bindings, runner.n_bindings)
-        names = [name for name, _ in bindings]
-        self.captures = [(n, _after_address(t)) for n, t in zip(names, captures)]
-        self.of_mask = [x for pair in bindings[len(captures) :] for x in pair]
-        self.wanted = [
-            (n, t.shape, _after_address(self.empty(t.shape)))
-            for n, t, w in zip(names, captures, needs[3:])
-            if w
-        ]
+        self.arguments = backward.Arguments(
+            self.plan.handle,
+            [None if t is None else objects.pack(view(t)) for t in (*inputs, *made)],
+            [(x, objects.pack(view(self.empty(shape)))) for x, shape in wanted],
+            [(x, objects.pack(view(t))) for x, t in zip(names, captures)],
+            known[n:],
+            runner.handle,
+            self.room,
+        )
 
     def empty(self, shape):
         return torch.empty(shape, dtype=self.dtype, device=self.device)
-
-
-def _after_address(t) -> bytes:
-    return objects.NO_TENSOR[8:] if t is None else objects.pack(view(t))[8:]
 
 
 def _maker(t):
@@ -105,31 +101,18 @@ def _summed(gradient, t):
 
 def _run(call, layout, inputs, captures):
     made = [f(t) if f else None for f, t in zip(layout.makers, inputs)]
-    parts = []
-    for t, rest in zip((*inputs, *made), layout.tensors):
-        parts += _POINTER(0 if t is None else t.data_ptr()), rest
-    for name, shape, rest in layout.wanted:
-        t = layout.empty(shape)
-        made.append(t)
-        parts += name, _POINTER(t.data_ptr()), rest
-    for t, (name, rest) in zip(captures, layout.captures):
-        parts += name, _POINTER(t.data_ptr()), rest
-    parts += layout.of_mask
+    places = [t.data_ptr() for t in inputs if t is not None]
+    places += [t.data_ptr() for t in made if t is not None]
+    if captures:
+        more = [layout.empty(shape) for shape in layout.shapes]
+        places += [t.data_ptr() for t in more]
+        places += [t.data_ptr() for t in captures]
+        made += more
     room_at = stream = 0
     if layout.room:
         room = workspace(layout.room, inputs[0], call.cuda >= 0)
         room_at = (room.data_ptr() + 63) & ~63
     if call.cuda >= 0:
         stream = current_stream(call.cuda)
-    backward.run(
-        layout.plan.handle,
-        layout.given,
-        parts,
-        len(layout.wanted),
-        call.runner.n_bindings,
-        call.runner.handle,
-        room_at,
-        layout.room,
-        stream,
-    )
+    backward.run(layout.arguments, places, room_at, stream)
     return made
