@@ -407,7 +407,7 @@ static void text_of_mods(void **state)
                 {"softcap(20)", NULL, "sac_tanh4("},
                 {"softcap(20)", NULL, "#define SCORE_TANH 1"},
                 {"score = alibi(); softcap(20)", NULL, "#define SCORE_TANH 0"},
-                {"softcap(1000)", NULL, "sac_tanh("}, /* would magnify the fast one's error */
+                {"softcap(1000)", NULL, "fm_tanh("}, /* would magnify the fast one's error */
                 {"score * score", NULL, "#define MOD_SCORE SCORE_GENERAL"},
                 {NULL, "causal()", "#define MOD_MASK MASK_INTERVAL"},
                 {NULL, "sliding_window(W)", "#define MOD_MASK MASK_INTERVAL"},

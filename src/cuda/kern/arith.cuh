@@ -26,29 +26,6 @@
 #define INT32_MAX 2147483647
 #include "arith.h"
 
-#define sac_iadd ar_add
-#define sac_isub ar_sub
-#define sac_imul ar_mul
-#define sac_idiv ar_div
-#define sac_irem ar_rem
-#define sac_ifloordiv ar_floordiv
-#define sac_ifloormod ar_floormod
-#define sac_ishl ar_shl
-#define sac_f2i ar_f2i
-#define sac_round fm_round
-#define sac_rsqrt fm_rsqrt
-#define sac_exp fm_exp
-#define sac_exp2 fm_exp2
-#define sac_log fm_log
-#define sac_log2 fm_log2
-#define sac_sin fm_sin
-#define sac_cos fm_cos
-#define sac_tan fm_tan
-#define sac_tanh fm_tanh
-#define sac_sigmoid fm_sigmoid
-#define sac_erf fm_erf
-#define sac_pow fm_pow
-
 DEVICE int sac_iabs(int x)
 {
     return x < 0 ? ar_sub(0, x) : x;
