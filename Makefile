@@ -1,7 +1,8 @@
 # The newcomer's door; CMake does the work. Each goal installs what it needs (tools/ensure-deps).
 #   make run     build, make input files, run the variants on them, print the table
 #   make test    build and pass all tests
-#   make check   the rules of the tree: layers, style, lone headers
+#   make check   the rules of the tree: layers, style, links, lone headers
+#   make docs    all pages and the references of C and Python in build-docs/html/index.html
 #   make         build only
 JOBS ?= $(shell nproc)
 
@@ -21,7 +22,12 @@ check:
 	@tools/ensure-deps check
 	@tools/check
 
+docs:
+	@tools/ensure-deps docs
+	@doxygen docs/Doxyfile
+	@echo "build-docs/html/index.html"
+
 clean:
 	rm -rf build build-*
 
-.PHONY: all run test check clean
+.PHONY: all run test check docs clean

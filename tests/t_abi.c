@@ -28,6 +28,7 @@ static void versions_agree(void **unused)
     assert_string_equal(
         SACCADE_VERSION,
         DOTTED(SACCADE_VERSION_MAJOR, SACCADE_VERSION_MINOR, SACCADE_VERSION_PATCH));
+    assert_string_equal(SACCADE_VERSION, SACCADE_PROJECT_VERSION); /* CMakeLists.txt */
     assert_string_equal(saccade_version(), SACCADE_VERSION);
     assert_int_equal(saccade_abi(), SACCADE_ABI);
 }
