@@ -1,4 +1,8 @@
-# The program's manual page and completions, printed by the program itself and installed.
+# The program's manual page and completions, printed by the program itself and installed; left
+# out where the program cannot be run while building.
+if(CMAKE_CROSSCOMPILING AND NOT CMAKE_CROSSCOMPILING_EMULATOR)
+  return()
+endif()
 set(WORDS_DIR ${CMAKE_CURRENT_BINARY_DIR}/words)
 set(WORDS "")
 macro(saccade_words file folder) # ARGUMENT...: what the program is called with

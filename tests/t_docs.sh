@@ -1,6 +1,7 @@
 #!/bin/sh
-# The tutorial is true: its command lines, its C program and its Python programs are run. Blocks
-# of one kind are one program; "sh fails" must be refused with the text of the block after it.
+# The pages are true: command lines of all of them are run, and the tutorial's C and Python
+# programs. Blocks of one kind are one program; "sh fails" must be refused with the text of the
+# block after it.
 # usage: SOURCE_DIR BUILD_DIR
 set -eu
 source=$1 build=$2
@@ -8,8 +9,7 @@ grep -q '^SACCADE_SANITIZE:[A-Z]*=..*' "$build/CMakeCache.txt" &&
     { echo "skipped: a sanitized library wants sanitized programs"; exit 77; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-page=$source/docs/tutorial.md
-fail() { echo "docs/tutorial.md: $1"; exit 1; }
+fail() { echo "$page: $1"; exit 1; }
 # blocks FENCE FILE: the lines of all blocks that open with it
 blocks() {
     sed -n "/^\`\`\`$1\$/,/^\`\`\`\$/{/^\`\`\`/d;p}" "$page" >"$2"
@@ -30,8 +30,12 @@ npy q_gqa 8
 npy k_gqa 2
 npy v_gqa 2
 
-blocks sh shown.sh
-sh -eu shown.sh >printed || fail "a command line of the above failed"
+for page in "$source"/docs/*.md; do
+    grep -q '^```sh$' "$page" || continue
+    blocks sh shown.sh
+    sh -eu shown.sh >printed || fail "a command line of the above failed"
+done
+page=$source/docs/tutorial.md
 for file in sinks.svg out/o.npy out/own.npy out/own.dq.npy out/own.dbias.npy; do
     [ -s "$file" ] || fail "the command lines left no $file"
 done
