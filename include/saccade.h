@@ -55,6 +55,7 @@ typedef enum saccade_status {
     SACCADE_EBACKEND = 40, /* back end, driver or library not there */
     SACCADE_EIO = 50,      /* a file cannot be read or written */
     SACCADE_ESTOPPED = 60, /* a progress function of the caller's ended the work */
+    SACCADE_EPEER = 70,    /* another rank failed or did not answer in time */
     SACCADE_EINTERNAL = 90 /* our mistake; please report the message */
 } saccade_status;
 

@@ -95,6 +95,86 @@ SACCADE_API saccade_status saccade_shard_render(const saccade_shard_plan *plan,
                                                 int32_t columns, void **bytes, size_t *size,
                                                 saccade_error *err);
 
+/* ---- transports: how bytes get from rank to rank --------------------------------------- */
+
+/* Bytes that this rank sends to, or receives from, another. */
+typedef struct saccade_message {
+    void *data; /* only read when sent */
+    size_t bytes;
+    int32_t peer;
+} saccade_message;
+
+/* All of these sends and receives at once; returns 0 when all are done and `data` may be used
+ * again. Messages from one rank to another arrive in the order given; one of other bytes than
+ * its receiver expects is a failure. Anything but 0 is a failure; so is whatever is not done
+ * after `seconds`: it ends the transport, on every rank. */
+typedef int (*saccade_exchange)(void *user, const saccade_message *sends, int32_t n_sends,
+                                const saccade_message *receives, int32_t n_receives,
+                                double seconds);
+/* This rank has failed: exchanges of all ranks, under way or to come, fail at once. */
+typedef void (*saccade_abort)(void *user);
+
+/* One rank's end. Reductions are made of exchanges by the library, in the order of ranks, so
+ * that no engine's own order shows in results. */
+typedef struct saccade_transport {
+    size_t size;
+    int32_t rank, ranks;
+    void *user;
+    saccade_exchange exchange;
+    saccade_abort abort; /* NULL: others find out when their time is up */
+    double seconds;      /* an exchange may take, 60 by default */
+} saccade_transport;
+static inline void saccade_transport_init(saccade_transport *transport)
+{
+    saccade_record_init(transport, sizeof *transport);
+    transport->ranks = 1;
+    transport->seconds = 60;
+}
+
+/* Ranks that are threads of one process. transport() fills the end of one rank, which borrows
+ * the ranks; each end is used by one thread at a time. */
+typedef struct saccade_ranks saccade_ranks;
+SACCADE_API saccade_status saccade_ranks_create(int32_t ranks, saccade_ranks **out,
+                                                saccade_error *err);
+SACCADE_API saccade_status saccade_ranks_transport(saccade_ranks *ranks, int32_t rank,
+                                                   saccade_transport *out, saccade_error *err);
+SACCADE_API void saccade_ranks_destroy(saccade_ranks *ranks);
+
+/* ---- attention over ranks ---------------------------------------------------------------- */
+
+/* One rank's part of a plan. */
+typedef struct saccade_dist saccade_dist;
+
+/* Rows that runs of these sizes take together: what saccade_shard_options.tile is to be a
+ * multiple of. 0: the plan's back end cannot compute some rows of a sequence alone. */
+SACCADE_API int64_t saccade_plan_row_tile(const saccade_plan *plan, const saccade_sizes *sizes);
+
+/* Called by all ranks at the same time, with equal problems and shard plans (EINVAL if not);
+ * `mask` is the problem's among those of the shard plan. The shard plan and what the transport
+ * points to are borrowed until destroy. Runs on CPUs. */
+SACCADE_API saccade_status saccade_dist_create(saccade_context *context,
+                                               const saccade_problem *problem,
+                                               const saccade_shard_plan *shards, int32_t mask,
+                                               const saccade_transport *transport,
+                                               saccade_dist **out, saccade_error *err);
+SACCADE_API void saccade_dist_destroy(saccade_dist *dist);
+/* Bytes of workspace of a forward run of batch B. */
+SACCADE_API size_t saccade_dist_workspace(const saccade_dist *dist, int64_t B);
+/* Before the first run with a block mask, which is of the whole sequence. */
+SACCADE_API saccade_status saccade_dist_prepare(const saccade_dist *dist,
+                                                const saccade_block_mask *mask,
+                                                saccade_error *err);
+/* saccade_forward with q, out, lse and row_max of this rank's rows and k, v of its keys, in the
+ * order of saccade_shard_rows and _keys; NULL where it holds none. Positions, captures and the
+ * block mask are those of the whole sequence, equal on all ranks. Called by all ranks at the
+ * same time. Gets the keys that its rows touch, then computes: out, lse and row_max are those
+ * of one device, bit for bit. Allocates nothing (but what the transport does).
+ * EPEER: another rank failed or did not answer in time. After any failure the transport has
+ * ended. */
+SACCADE_API saccade_status saccade_dist_forward(saccade_dist *dist,
+                                                const saccade_forward_args *args,
+                                                saccade_error *err);
+
 #ifdef __cplusplus
 }
 #endif

@@ -67,11 +67,26 @@ typedef struct api_captures {
 /* Checks inputs and fills of *run all but the outputs and the workspace. */
 saccade_status api_read_inputs(const saccade_plan *plan, const api_inputs *in, plan_run *run,
                                api_captures *captures, saccade_error *err);
+/* The same but for q, k and v: run->sizes are known. */
+saccade_status api_read_context(const saccade_plan *plan, const api_inputs *in, plan_run *run,
+                                api_captures *captures, saccade_error *err);
 saccade_status api_read_workspace(const api_inputs *in, size_t bytes, plan_run *run,
                                   saccade_error *err);
 /* lse, row_max: NULL, or a [B, H, Q] output in f32, or in f64 where the problem is. */
 saccade_status api_check_stats(const saccade_plan *plan, const saccade_tensor *t,
                                const char *name, const saccade_sizes *sizes,
                                saccade_error *err);
+
+/* ---- forward_api.c ---- */
+
+/* out, lse and row_max for rows of these sizes. */
+saccade_status api_check_outputs(const saccade_plan *plan, const saccade_forward_args *args,
+                                 const saccade_sizes *sizes, saccade_error *err);
+
+/* ---- plan_api.c ---- */
+
+/* has_chunks: every run brings a chunk table. context may be NULL. */
+saccade_status api_plan_create(const saccade_context *context, const saccade_problem *problem,
+                               int has_chunks, saccade_plan **out, saccade_error *err);
 
 #endif

@@ -1,8 +1,8 @@
 /* saccade_forward: arguments into a run. */
 #include "api/api.h"
 
-static saccade_status check_outputs(const saccade_plan *plan, const saccade_forward_args *a,
-                                    const saccade_sizes *s, saccade_error *err)
+saccade_status api_check_outputs(const saccade_plan *plan, const saccade_forward_args *a,
+                                 const saccade_sizes *s, saccade_error *err)
 {
     const api_expected out = {"out", plan->problem.dtype, 4, plan->backend->device};
     int64_t shape[4] = {s->B, s->H, s->Q, s->Dv};
@@ -23,7 +23,7 @@ saccade_status saccade_forward(const saccade_plan *plan, const saccade_forward_a
     TRY(RECORD_READ(&a, args, "arguments"));
     const api_inputs in = API_INPUTS_OF(a);
     TRY(api_read_inputs(plan, &in, &run, &captures, err));
-    TRY(check_outputs(plan, &a, &run.sizes, err));
+    TRY(api_check_outputs(plan, &a, &run.sizes, err));
     TRY(api_read_workspace(&in, plan_workspace(plan, &run.sizes), &run, err));
     run.out = a.out;
     run.lse = a.lse;

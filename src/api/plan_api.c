@@ -31,7 +31,7 @@ static saccade_status find_backend(const char *name, const plan_backend **out,
 /* The plan that `problem`, checked for its size only, asks for; destroyed by the caller also
  * after a failure. */
 static saccade_status fill_plan(const saccade_context *context, const saccade_problem *problem,
-                                saccade_plan *plan, saccade_error *err)
+                                int has_chunks, saccade_plan *plan, saccade_error *err)
 {
     static _Atomic uint64_t n_plans;
     plan->number = atomic_fetch_add(&n_plans, 1) + 1;
@@ -39,17 +39,14 @@ static saccade_status fill_plan(const saccade_context *context, const saccade_pr
     plan->level = context->level;
     TRY(find_backend(problem->backend, &plan->backend, err));
     TRY(plan_derive(problem, plan, err));
+    plan->problem.has_chunks = has_chunks;
     return plan_choose(plan, plan->backend->solvers, err);
 }
 
-saccade_status saccade_plan_create(saccade_context *context, const saccade_problem *problem,
-                                   saccade_plan **out, saccade_error *err)
+saccade_status api_plan_create(const saccade_context *context, const saccade_problem *problem,
+                               int has_chunks, saccade_plan **out, saccade_error *err)
 {
     saccade_context defaults;
-    saccade_problem own;
-    FAIL_IF(!problem || !out, SACCADE_EINVAL, "plan: got a NULL problem or result");
-    saccade_problem_init(&own);
-    TRY(RECORD_READ(&own, problem, "problem"));
     if (!context) {
         TRY(api_context(NULL, &defaults, err));
         context = &defaults;
@@ -57,12 +54,22 @@ saccade_status saccade_plan_create(saccade_context *context, const saccade_probl
     saccade_plan *plan = calloc(1, sizeof *plan);
     FAIL_IF_NULL(plan);
     arena_init(&plan->arena);
-    const saccade_status status = fill_plan(context, &own, plan, err);
+    const saccade_status status = fill_plan(context, problem, has_chunks, plan, err);
     if (status == SACCADE_OK)
         *out = plan;
     else
         saccade_plan_destroy(plan);
     return status;
+}
+
+saccade_status saccade_plan_create(saccade_context *context, const saccade_problem *problem,
+                                   saccade_plan **out, saccade_error *err)
+{
+    saccade_problem own;
+    FAIL_IF(!problem || !out, SACCADE_EINVAL, "plan: got a NULL problem or result");
+    saccade_problem_init(&own);
+    TRY(RECORD_READ(&own, problem, "problem"));
+    return api_plan_create(context, &own, 0, out, err);
 }
 
 void saccade_plan_destroy(saccade_plan *plan)

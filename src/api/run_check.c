@@ -150,10 +150,9 @@ static saccade_status check_block_mask(const saccade_plan *plan, const plan_run 
 
 /* ---- all of it ---- */
 
-saccade_status api_read_inputs(const saccade_plan *plan, const api_inputs *in, plan_run *run,
-                               api_captures *captures, saccade_error *err)
+saccade_status api_read_context(const saccade_plan *plan, const api_inputs *in, plan_run *run,
+                                api_captures *captures, saccade_error *err)
 {
-    TRY(read_tensors(plan, in, run, err));
     TRY(api_read_positions(in->positions, plan->backend->device, &run->sizes, &run->positions,
                            err));
     TRY(check_bindings(plan, in, err));
@@ -161,6 +160,13 @@ saccade_status api_read_inputs(const saccade_plan *plan, const api_inputs *in, p
     if (run->block_mask)
         TRY(check_block_mask(plan, run, err));
     return read_captures(plan, in, run, captures, err);
+}
+
+saccade_status api_read_inputs(const saccade_plan *plan, const api_inputs *in, plan_run *run,
+                               api_captures *captures, saccade_error *err)
+{
+    TRY(read_tensors(plan, in, run, err));
+    return api_read_context(plan, in, run, captures, err);
 }
 
 saccade_status api_read_workspace(const api_inputs *in, size_t bytes, plan_run *run,

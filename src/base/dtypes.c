@@ -57,6 +57,7 @@ static const struct {
     {SACCADE_EBACKEND, "back end not available"},
     {SACCADE_EIO, "input or output failed"},
     {SACCADE_ESTOPPED, "stopped"},
+    {SACCADE_EPEER, "other rank failed"},
     {SACCADE_EINTERNAL, "internal error"},
 };
 

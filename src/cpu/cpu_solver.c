@@ -141,6 +141,11 @@ static saccade_status tile_backward(const saccade_plan *plan, const plan_run *ru
     return cpu_backward(plan, cpu_state_of(plan)->backward, run, gradients, err);
 }
 
+static int64_t tile_rows(const saccade_plan *plan, const saccade_sizes *sizes)
+{
+    return cpu_geometry_of(&cpu_state_of(plan)->needs, sizes).block_rows;
+}
+
 /* ---- explain ---- */
 
 static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccade_error *err)
@@ -199,6 +204,7 @@ static const plan_solver tile = {
     .forward = cpu_forward,
     .backward_workspace = tile_backward_workspace,
     .backward = tile_backward,
+    .row_tile = tile_rows,
     .explain = tile_explain,
     .destroy = tile_destroy,
 };

@@ -217,7 +217,7 @@ saccade_status saccade_shard_plan_options(const saccade_shard_plan *plan,
 
 static int32_t list_at(const shard_lists *lists, int64_t list, const saccade_range **ranges)
 {
-    *ranges = lists->range + lists->begin[list];
+    *ranges = lists->n ? lists->range + lists->begin[list] : NULL;
     return (int32_t)(lists->begin[list + 1] - lists->begin[list]);
 }
 

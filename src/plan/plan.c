@@ -236,3 +236,16 @@ saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error
     TRY(plan->solver->explain(plan, out, err));
     return strbuf_status(out, err);
 }
+
+const plan_part *plan_part_of(const plan_rows *rows, int64_t i)
+{
+    int32_t lo = 0, hi = rows->n;
+    while (lo < hi) {
+        const int32_t mid = lo + (hi - lo) / 2;
+        if (rows->part[mid].first + rows->part[mid].count <= i)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo < rows->n && rows->part[lo].first <= i ? &rows->part[lo] : NULL;
+}

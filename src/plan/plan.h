@@ -35,6 +35,20 @@ typedef struct plan_chunks {
     int32_t count, size; /* chunks of a batch; keys of a chunk, 1 and more */
 } plan_chunks;
 
+/* Rows of Q that a run computes where it does not compute them all: logical rows
+ * [first, first + count) are rows `row` and on of q, out, lse and row_max. Parts rise, begin at
+ * multiples of the solver's row_tile and end at one or with the last row, so that every row is
+ * computed as in a run of all rows. */
+typedef struct plan_part {
+    int64_t first, count, row;
+} plan_part;
+typedef struct plan_rows {
+    const plan_part *part;
+    int32_t n;
+} plan_rows;
+/* The part that holds logical row i; NULL: none. */
+const plan_part *plan_part_of(const plan_rows *rows, int64_t i);
+
 /* A mask's limits, or NULL without a mask or without limits. */
 static inline const pass_limits *plan_limits(const plan_problem *p)
 {
@@ -51,6 +65,7 @@ typedef struct plan_run {
     saccade_sizes sizes;
     const saccade_tensor *q, *k, *v, *out; /* with chunks, k and v have physical rows */
     const plan_chunks *chunks;             /* NULL: keys lie one after the other */
+    const plan_rows *rows;                 /* NULL: all rows; else q's are those of the parts */
     const saccade_tensor *lse, *row_max;   /* NULL: not wanted */
     plan_positions positions;
     const saccade_block_mask *block_mask; /* NULL: none */
@@ -105,6 +120,8 @@ struct plan_solver {
                                  const plan_gradients *gradients);
     saccade_status (*backward)(const saccade_plan *plan, const plan_run *run,
                                const plan_gradients *gradients, saccade_error *err);
+    /* Rows of the tiles that runs of these sizes are cut into; NULL: no plan_run.rows. */
+    int64_t (*row_tile)(const saccade_plan *plan, const saccade_sizes *sizes);
     saccade_status (*explain)(const saccade_plan *plan, strbuf *out, saccade_error *err);
     void (*destroy)(saccade_plan *plan);
 };

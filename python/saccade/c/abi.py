@@ -21,6 +21,7 @@ STATUS = {
     40: "EBACKEND",
     50: "EIO",
     60: "ESTOPPED",
+    70: "EPEER",
     90: "EINTERNAL",
 }
 MASK, SCORE = 1, 2

@@ -57,6 +57,19 @@ static void run_items(cpu_job *job, int64_t n_items)
     par_for((n_items + each - 1) / each, job->plan->threads, run_neighbours, &runs);
 }
 
+/* Of `order`, items whose rows the run has; returns how many. How items are cut, and whether
+ * they pack for themselves, follows from all rows. */
+static int64_t keep_parts(const cpu_job *job, int32_t *order, int64_t n_items)
+{
+    int64_t kept = 0;
+    if (!job->run->rows)
+        return n_items;
+    for (int64_t n = 0; n < n_items; n++)
+        if (plan_part_of(job->run->rows, cpu_item_of(job, order[n]).box.i0))
+            order[kept++] = order[n];
+    return kept;
+}
+
 enum { FEW = 8 }; /* blocks of rows that are weighed and merged sooner than threads wake up */
 
 static void run_wave(cpu_job *job, int64_t n_heads)
@@ -72,7 +85,7 @@ static void run_wave(cpu_job *job, int64_t n_heads)
     job->is_local = is_local(job, n_heads, n_items);
     if (g->is_shared && !job->is_local)
         par_for(n_heads * g->key_blocks, threads, cpu_pack_block, job);
-    run_items(job, n_items);
+    run_items(job, keep_parts(job, order, n_items));
     if (g->splits > 1)
         par_for(n_rows, n_rows <= FEW ? 1 : threads, cpu_merge_item, job);
 }

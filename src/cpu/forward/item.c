@@ -110,6 +110,8 @@ void cpu_merge_item(void *arg, int64_t at, int thread)
     cpu_job *job = arg;
     const cpu_item item = cpu_item_of(job, at * job->g.splits);
     cpu_worker *w = item_worker_of(job, thread);
+    if (job->run->rows && !plan_part_of(job->run->rows, item.box.i0))
+        return;
     item_open(w, &item);
     item_clear_rows(w, 0, w->rows);
     for (int64_t n = 0; n < job->g.splits; n++)

@@ -64,6 +64,7 @@ typedef struct cpu_worker {
     cpu_item item;
     plan_position at; /* of the item's batch */
     int32_t rows;     /* of all heads of the item */
+    int64_t shift;    /* from a row's number to where it lies in q, out and lse */
     item_mod score, mask;
     item_code code;
     cpu_limits limits;

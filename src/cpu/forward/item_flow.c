@@ -337,7 +337,7 @@ static const char *plain_queries(const cpu_worker *w)
 {
     const cpu_box *box = &w->item.box;
     const cpu_rows q = cpu_rows_of(w->job->run->q, box->b, box->h0);
-    const char *at = q.base + box->i0 * q.stride;
+    const char *at = q.base + (box->i0 + w->shift) * q.stride;
     const int is_whole = q.dim == w->job->g.q_ld && w->rows % FLOW_ROWS == 0;
     const int is_plain = q.stride == q.dim * w->kernels->element && !w->kernels->is_split;
     return is_whole && is_plain && (uintptr_t)at % 64 == 0 ? at : NULL;
@@ -347,15 +347,15 @@ static narrow_item narrow_item_of(cpu_worker *w)
 {
     const plan_run *run = w->job->run;
     const cpu_box *box = &w->item.box;
-    const int64_t j = w->own.past * CPU_BLOCK_KEYS;
+    const int64_t j = w->own.past * CPU_BLOCK_KEYS, i0 = box->i0 + w->shift;
     narrow_item item = {.w = w, .q = plain_queries(w), .is_far = is_out_far(w)};
     if (w->job->is_local && !run->chunks) {
         item.next[0] = near_rows_of(run->v, box->b, w->item.g, j);
         item.next[1] = near_rows_of(run->k, box->b, w->item.g, j);
     }
-    item.next[2] = near_rows_of(run->q, box->b, box->h0, box->i0 + FLOW_ROWS);
+    item.next[2] = near_rows_of(run->q, box->b, box->h0, i0 + FLOW_ROWS);
     if (!item.is_far)
-        item.next[3] = near_rows_of(run->out, box->b, box->h0, box->i0);
+        item.next[3] = near_rows_of(run->out, box->b, box->h0, i0);
     return item;
 }
 

@@ -22,7 +22,8 @@ static double exponent_of(const cpu_worker *w, float m)
 static void store_stats(const cpu_worker *w, int32_t r)
 {
     const plan_run *run = w->job->run;
-    const int64_t b = w->item.b, h = item_head_of(w, r), i = item_index_of(w, r);
+    const int64_t b = w->item.b, h = item_head_of(w, r);
+    const int64_t i = item_index_of(w, r) + w->shift;
     const float l = w->l[r], m = isnan(l) ? NAN : w->m[r];
     if (run->lse)
         store_stat(run->lse, b, h, i,
@@ -34,7 +35,7 @@ char *item_out_of(const cpu_worker *w, int32_t r)
 {
     const saccade_tensor *out = w->job->run->out;
     const int64_t at = w->item.b * out->stride[0] + item_head_of(w, r) * out->stride[1]
-                       + item_index_of(w, r) * out->stride[2];
+                       + (item_index_of(w, r) + w->shift) * out->stride[2];
     return (char *)out->data + at * (int64_t)saccade_dtype_bytes(out->dtype);
 }
 

@@ -102,6 +102,12 @@ void item_clear_rows(cpu_worker *w, int32_t r0, int32_t n)
     item_clear_sums(w, r0, n);
 }
 
+static int64_t shift_of(const plan_rows *rows, int64_t i)
+{
+    const plan_part *part = rows ? plan_part_of(rows, i) : NULL;
+    return part ? part->row - part->first : 0;
+}
+
 /* The item's rows, before anything is known of their keys. */
 void item_open(cpu_worker *w, const cpu_item *item)
 {
@@ -109,6 +115,7 @@ void item_open(cpu_worker *w, const cpu_item *item)
     w->item = *item;
     w->at = plan_position_of(&w->job->run->positions, w->job->run->sizes.KV, item->b);
     w->rows = (int32_t)((box->i1 - box->i0) * (box->h1 - box->h0));
+    w->shift = shift_of(w->job->run->rows, box->i0);
     w->score.head = w->mask.head = w->code.head = -1;
     w->stored = 0;
 }
@@ -122,7 +129,7 @@ void item_pack_queries(const cpu_worker *w, int32_t r0, int32_t n, void *to)
     char *at = to;
     for (int32_t r = r0, own; r < r0 + n; r += own, at += (size_t)own * row_bytes) {
         const cpu_rows head = cpu_rows_of(job->run->q, w->item.b, item_head_of(w, r));
-        const cpu_rows q = cpu_rows_from(head, item_index_of(w, r));
+        const cpu_rows q = cpu_rows_from(head, item_index_of(w, r) + w->shift);
         own = each - r % each < r0 + n - r ? each - r % each : r0 + n - r;
         w->kernels->pack_rows(&q, own, own, job->g.q_ld, at);
     }

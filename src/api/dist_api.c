@@ -1,0 +1,196 @@
+/* Attention over ranks: arguments into a run of the whole sequence and this rank's part of it.
+ * Whatever fails here ends the transport: the other ranks are waiting. */
+#include "api/api.h"
+#include "base/hash.h"
+#include "dist/dist.h"
+
+#include <stdlib.h>
+
+/* ---- making ---- */
+
+static saccade_status check_transport(const saccade_transport *t,
+                                      const saccade_shard_plan *shards, int32_t mask,
+                                      saccade_error *err)
+{
+    const int32_t n_masks = shards->options.n_masks;
+    FAIL_AT(t->ranks != shards->options.ranks || t->rank < 0 || t->rank >= t->ranks,
+            SACCADE_EINVAL, "transport", 0, 0,
+            "got rank %d of %d, expected one of the shard plan's %d", t->rank, t->ranks,
+            shards->options.ranks);
+    FAIL_AT(!t->exchange && t->ranks > 1, SACCADE_EINVAL, "transport", 0, 0,
+            "got no exchange, expected a function");
+    FAIL_AT(!(t->seconds > 0 && t->seconds < 1e6), SACCADE_EINVAL, "transport", 0, 0,
+            "got %g seconds, expected more than 0 and less than 10^6", t->seconds);
+    FAIL_AT(mask < 0 || mask >= (n_masks ? n_masks : 1), SACCADE_EINVAL, "mask", 0, 0,
+            "got %d, expected one of the shard plan's %d", mask, n_masks);
+    return SACCADE_OK;
+}
+
+static saccade_status add_text(hash128 *hash, const saccade_mod *mod, saccade_error *err)
+{
+    const size_t bytes = mod ? saccade_mod_print(mod, NULL, 0) + 1 : 1;
+    char *text = calloc(1, bytes);
+    FAIL_IF_NULL(text);
+    if (mod)
+        saccade_mod_print(mod, text, bytes);
+    hash_add_text(hash, text);
+    free(text);
+    return SACCADE_OK;
+}
+
+/* What all ranks must have in common. */
+static saccade_status digest_of(const saccade_problem *p, const saccade_shard_plan *shards,
+                                int32_t mask, uint64_t digest[2], saccade_error *err)
+{
+    const int64_t numbers[] = {p->sizes.H,
+                               p->sizes.Hkv,
+                               p->sizes.D,
+                               p->sizes.Dv,
+                               p->dtype,
+                               p->kv_dtype,
+                               mask,
+                               p->gradients,
+                               SACCADE_ABI,
+                               shards->options.Q,
+                               shards->options.KV,
+                               shards->options.chunk};
+    hash128 hash;
+    hash_init(&hash);
+    hash_add(&hash, numbers, sizeof numbers);
+    hash_add(&hash, &p->scale, sizeof p->scale);
+    hash_add(&hash, shards->owner, (size_t)shards->chunks * sizeof *shards->owner);
+    hash_add(&hash, shards->key_owner, (size_t)shards->key_chunks * sizeof *shards->key_owner);
+    hash_add(&hash, shards->needs.range, (size_t)shards->needs.n * sizeof *shards->needs.range);
+    TRY(add_text(&hash, p->score, err));
+    TRY(add_text(&hash, p->mask, err));
+    digest[0] = hash.a;
+    digest[1] = hash.b;
+    return SACCADE_OK;
+}
+
+/* *is_heard: whether a failure is all ranks'. */
+static saccade_status create(saccade_context *context, const saccade_problem *problem,
+                             const saccade_shard_plan *shards, int32_t mask,
+                             const saccade_transport *transport, saccade_dist **out,
+                             int *is_heard, saccade_error *err)
+{
+    saccade_problem p;
+    saccade_plan *plan = NULL;
+    saccade_dist *dist = NULL;
+    uint64_t digest[2];
+    TRY(check_transport(transport, shards, mask, err));
+    saccade_problem_init(&p);
+    TRY(RECORD_READ(&p, problem, "problem"));
+    TRY(digest_of(&p, shards, mask, digest, err));
+    TRY(api_plan_create(context, &p, 1, &plan, err));
+    saccade_status status = SACCADE_OK;
+    FAIL_IF_GOTO(!plan->solver->row_tile, SACCADE_EBACKEND,
+                 "dist: back end %s computes no part of a sequence, expected cpu",
+                 plan->backend->name);
+    TRY_GOTO(dist_agree(transport, digest, is_heard, err));
+    *is_heard = 0;
+    TRY_GOTO(dist_open(plan, shards, mask, transport, &dist, err));
+    *out = dist;
+    return SACCADE_OK;
+out:
+    saccade_plan_destroy(plan);
+    return status;
+}
+
+saccade_status saccade_dist_create(saccade_context *context, const saccade_problem *problem,
+                                   const saccade_shard_plan *shards, int32_t mask,
+                                   const saccade_transport *transport, saccade_dist **out,
+                                   saccade_error *err)
+{
+    saccade_transport own;
+    FAIL_IF(!problem || !shards || !transport || !out, SACCADE_EINVAL,
+            "dist: got NULL, expected problem, shard plan, transport and result");
+    saccade_transport_init(&own);
+    TRY(RECORD_READ(&own, transport, "transport"));
+    int is_heard = 0;
+    const saccade_status status =
+        create(context, problem, shards, mask, &own, out, &is_heard, err);
+    if (status != SACCADE_OK && !is_heard)
+        dist_abort(&own);
+    return status;
+}
+
+int64_t saccade_plan_row_tile(const saccade_plan *plan, const saccade_sizes *sizes)
+{
+    return plan && sizes && plan->solver->row_tile ? plan->solver->row_tile(plan, sizes) : 0;
+}
+
+size_t saccade_dist_workspace(const saccade_dist *dist, int64_t B)
+{
+    if (!dist || B < 1 || B > 1 << 30)
+        return SIZE_MAX;
+    const saccade_sizes sizes = dist_sizes(dist, B);
+    return dist_workspace(dist, B, plan_workspace(dist->plan, &sizes));
+}
+
+saccade_status saccade_dist_prepare(const saccade_dist *dist, const saccade_block_mask *mask,
+                                    saccade_error *err)
+{
+    FAIL_IF(!dist, SACCADE_EINVAL, "prepare: got NULL, expected one rank's part of a plan");
+    return saccade_plan_prepare(dist->plan, mask, err);
+}
+
+/* ---- running ---- */
+
+/* This rank's rows and keys; the run's sizes are those of the whole sequence. */
+static saccade_status read_tensors(const saccade_dist *d, const api_inputs *in, plan_run *run,
+                                   saccade_error *err)
+{
+    const plan_problem *p = &d->plan->problem;
+    int64_t q[4] = {0, p->sizes.H, d->n_rows, p->sizes.D};
+    if (d->n_rows) {
+        TRY(api_check_tensor(in->q, &(api_expected){"q", p->dtype, 4, SACCADE_CPU}, q, err));
+        run->q = in->q;
+    }
+    int64_t k[4] = {q[0], p->sizes.Hkv, d->n_keys, p->sizes.D};
+    int64_t v[4] = {q[0], p->sizes.Hkv, d->n_keys, p->sizes.Dv};
+    if (d->n_keys) {
+        TRY(api_check_tensor(in->k, &(api_expected){"k", p->kv_dtype, 4, SACCADE_CPU}, k, err));
+        v[0] = k[0];
+        TRY(api_check_tensor(in->v, &(api_expected){"v", p->kv_dtype, 4, SACCADE_CPU}, v, err));
+        run->k = in->k;
+        run->v = in->v;
+    }
+    run->sizes = dist_sizes(d, d->n_rows ? q[0] : d->n_keys ? k[0] : 1);
+    return SACCADE_OK;
+}
+
+static saccade_status forward(saccade_dist *d, const saccade_forward_args *args,
+                              saccade_error *err)
+{
+    saccade_forward_args a;
+    api_captures captures;
+    plan_run run = {.out = NULL};
+    FAIL_IF(!args, SACCADE_EINVAL, "dist forward: got NULL, expected arguments");
+    saccade_forward_args_init(&a);
+    TRY(RECORD_READ(&a, args, "arguments"));
+    const api_inputs in = API_INPUTS_OF(a);
+    TRY(read_tensors(d, &in, &run, err));
+    TRY(api_read_context(d->plan, &in, &run, &captures, err));
+    if (d->n_rows) {
+        saccade_sizes local = run.sizes;
+        local.Q = d->n_rows;
+        TRY(api_check_outputs(d->plan, &a, &local, err));
+        run.out = a.out;
+        run.lse = a.lse;
+        run.row_max = a.row_max;
+    }
+    TRY(api_read_workspace(&in, saccade_dist_workspace(d, run.sizes.B), &run, err));
+    return dist_forward(d, &run, err);
+}
+
+saccade_status saccade_dist_forward(saccade_dist *dist, const saccade_forward_args *args,
+                                    saccade_error *err)
+{
+    FAIL_IF(!dist, SACCADE_EINVAL,
+            "dist forward: got NULL, expected one rank's part of a plan");
+    const saccade_status status = forward(dist, args, err);
+    if (status != SACCADE_OK)
+        dist_abort(&dist->transport);
+    return status;
+}

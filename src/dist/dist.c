@@ -1,0 +1,82 @@
+/* One rank's part of a plan: made once, run by all ranks at the same time. */
+#include "dist/dist.h"
+
+#include "base/status.h"
+
+#include <stdlib.h>
+
+saccade_status dist_open(saccade_plan *plan, const saccade_shard_plan *shards, int32_t mask,
+                         const saccade_transport *transport, saccade_dist **out,
+                         saccade_error *err)
+{
+    saccade_dist *d = calloc(1, sizeof *d);
+    FAIL_IF_NULL(d);
+    d->shards = shards;
+    d->transport = *transport;
+    const saccade_status status = dist_lay_out(d, mask, err);
+    if (status != SACCADE_OK) {
+        saccade_dist_destroy(d);
+        return status;
+    }
+    d->plan = plan;
+    *out = d;
+    return SACCADE_OK;
+}
+
+void saccade_dist_destroy(saccade_dist *dist)
+{
+    if (!dist)
+        return;
+    dist_free_layout(dist);
+    saccade_plan_destroy(dist->plan);
+    free(dist);
+}
+
+saccade_sizes dist_sizes(const saccade_dist *d, int64_t B)
+{
+    saccade_sizes s = d->plan->problem.sizes;
+    s.B = B;
+    s.Q = d->Q;
+    s.KV = d->KV;
+    return s;
+}
+
+size_t dist_workspace(const saccade_dist *d, int64_t B, size_t solver)
+{
+    const size_t own = dist_memory_of(d, B).bytes;
+    return solver > SIZE_MAX - own ? SIZE_MAX : own + solver;
+}
+
+/* Chunks of whole tiles: else rows would not be computed as one device does. */
+static saccade_status check_tiles(const saccade_dist *d, const saccade_sizes *sizes,
+                                  saccade_error *err)
+{
+    const int64_t tile = d->plan->solver->row_tile(d->plan, sizes);
+    for (int32_t i = 0; i < d->rows.n; i++)
+        FAIL_AT(d->part[i].first % tile, SACCADE_EINVAL, "shards", 0, 0,
+                "got chunks of %lld rows, expected a multiple of %lld (saccade_plan_row_tile)",
+                (long long)d->shards->options.chunk, (long long)tile);
+    return SACCADE_OK;
+}
+
+saccade_status dist_forward(saccade_dist *d, plan_run *run, saccade_error *err)
+{
+    char *memory = run->workspace;
+    const size_t own = dist_memory_of(d, run->sizes.B).bytes;
+    dist_keys keys;
+    TRY(check_tiles(d, &run->sizes, err));
+    FAIL_AT(run->sizes.B * d->in.all > INT32_MAX, SACCADE_ELIMIT, "k", 0, 0,
+            "got %lld keys of %lld batches to gather, expected less than 2^31 rows",
+            (long long)d->in.all, (long long)run->sizes.B);
+    TRY(dist_gather(d, run->sizes.B, run->k, run->v, memory, &keys, err));
+    if (!d->n_rows)
+        return SACCADE_OK;
+    TRY(dist_check_keys(d, run->block_mask, memory, err));
+    run->k = &keys.k;
+    run->v = &keys.v;
+    run->chunks = &keys.chunks;
+    run->rows = &d->rows;
+    run->workspace = memory + own;
+    run->workspace_bytes -= own;
+    return d->plan->solver->forward(d->plan, run, err);
+}

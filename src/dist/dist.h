@@ -1,0 +1,95 @@
+/* dist.h: attention over ranks. api/ checks a caller's arguments; here keys are gathered and
+ * solvers run. A run in gather mode:
+ *
+ *     pack keys that others need -> exchange -> pool of touched keys + chunk table -> solver
+ *
+ * The solver sees the whole sequence: its sizes, positions and block mask, keys in chunks, of
+ * which those are absent that no row here touches, and the parts of rows of this rank. */
+#ifndef SACCADE_DIST_DIST_H
+#define SACCADE_DIST_DIST_H
+
+#include "dist/shard.h"
+#include "plan/plan.h"
+
+/* ---- collective.c ---- */
+
+/* The transport's exchange; EPEER where it fails. */
+saccade_status dist_exchange(const saccade_transport *transport, const saccade_message *sends,
+                             int32_t n_sends, const saccade_message *receives,
+                             int32_t n_receives, saccade_error *err);
+void dist_abort(const saccade_transport *transport);
+/* EINVAL on all ranks if not all give the same digest; *is_heard: all know of all. */
+saccade_status dist_agree(const saccade_transport *transport, const uint64_t digest[2],
+                          int *is_heard, saccade_error *err);
+
+/* ---- pieces.c: where keys of this rank's pool lie ---- */
+
+/* Keys [first, first + count) of the whole sequence and where they lie among the keys that this
+ * rank holds. */
+typedef struct dist_piece {
+    int64_t first, count, local;
+} dist_piece;
+
+/* By peer: what this rank receives from it (its own: what it touches of its own) and sends to
+ * it. Piece i of peer p is piece[begin[p]] .. piece[begin[p + 1]]; keys: of each peer. */
+typedef struct dist_pieces {
+    int64_t *begin; /* [ranks + 1] */
+    dist_piece *piece;
+    int64_t *keys; /* [ranks] */
+    int64_t all;
+} dist_pieces;
+
+/* ---- dist.c ---- */
+
+/* Lays out what the shard plan means for this rank; the plan becomes the object's own. */
+saccade_status dist_open(saccade_plan *plan, const saccade_shard_plan *shards, int32_t mask,
+                         const saccade_transport *transport, saccade_dist **out,
+                         saccade_error *err);
+/* Sizes of the whole sequence. */
+saccade_sizes dist_sizes(const saccade_dist *dist, int64_t B);
+/* Bytes for a run whose solver wants so many: SIZE_MAX where no run can have them. */
+size_t dist_workspace(const saccade_dist *dist, int64_t B, size_t solver);
+/* run: as the solver takes it, but for keys and rows, which are this rank's. */
+saccade_status dist_forward(saccade_dist *dist, plan_run *run, saccade_error *err);
+
+struct saccade_dist {
+    saccade_plan *plan;
+    const saccade_shard_plan *shards;
+    saccade_transport transport;
+    int64_t Q, KV, n_rows, n_keys; /* of all, and held here */
+    plan_part *part;
+    plan_rows rows;
+    int64_t unit, units; /* keys in an entry of the table; entries */
+    dist_pieces in, out;
+    saccade_message *messages; /* [8 ranks] */
+};
+
+saccade_status dist_lay_out(saccade_dist *dist, int32_t mask, saccade_error *err);
+void dist_free_layout(saccade_dist *dist);
+
+/* ---- gather.c ---- */
+
+/* Bytes and parts of a run's memory before the solver's workspace. */
+typedef struct dist_memory {
+    size_t touched, table, k_pool, v_pool, k_sent, v_sent, bytes;
+} dist_memory;
+dist_memory dist_memory_of(const saccade_dist *dist, int64_t B);
+
+/* Keys of all ranks that this one's rows touch. */
+typedef struct dist_keys {
+    saccade_tensor k, v;
+    plan_chunks chunks;
+} dist_keys;
+/* k, v: held here, [B, Hkv, keys, dim]; NULL: none. */
+saccade_status dist_gather(saccade_dist *dist, int64_t B, const saccade_tensor *k,
+                           const saccade_tensor *v, char *memory, dist_keys *out,
+                           saccade_error *err);
+
+/* EINVAL where a row of this rank touches a key that was not gathered; mask NULL: all do. */
+saccade_status dist_check_keys(const saccade_dist *dist, const saccade_block_mask *mask,
+                               char *memory, saccade_error *err);
+
+/* Row of the pool where a batch's keys of a peer begin. */
+int64_t dist_pool_row(const dist_pieces *pieces, int64_t B, int32_t peer, int64_t b);
+
+#endif

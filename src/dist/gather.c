@@ -1,0 +1,184 @@
+/* Gathering: the keys that this rank's rows touch, from all ranks, into one pool of rows
+ * [kv heads][dim]. What comes from a peer lies together, batch by batch, as it was packed
+ * there, so it is received where it stays; the chunk table says which key each row is. */
+#include "dist/dist.h"
+
+#include "base/status.h"
+#include "mask/mask_build.h"
+
+#include <string.h>
+
+int64_t dist_pool_row(const dist_pieces *pieces, int64_t B, int32_t peer, int64_t b)
+{
+    int64_t before = 0;
+    for (int32_t p = 0; p < peer; p++)
+        before += pieces->keys[p];
+    return before * B + b * pieces->keys[peer];
+}
+
+/* ---- memory ---- */
+
+static size_t row_bytes(const saccade_dist *d, int64_t dim)
+{
+    const plan_problem *p = &d->plan->problem;
+    return (size_t)(p->sizes.Hkv * dim) * saccade_dtype_bytes(p->kv_dtype);
+}
+
+static void place(size_t bytes, size_t *off, size_t *end)
+{
+    *off = *end;
+    *end += (bytes + 63) / 64 * 64;
+}
+
+dist_memory dist_memory_of(const saccade_dist *d, int64_t B)
+{
+    const saccade_sizes *s = &d->plan->problem.sizes;
+    const size_t in = (size_t)(B * d->in.all), out = (size_t)(B * d->out.all);
+    dist_memory m = {0};
+    place((size_t)(d->units + 1) * sizeof(int32_t), &m.touched, &m.bytes);
+    place((size_t)(B * d->units) * sizeof(int32_t), &m.table, &m.bytes);
+    place((in ? in : 1) * row_bytes(d, s->D), &m.k_pool, &m.bytes);
+    place((in ? in : 1) * row_bytes(d, s->Dv), &m.v_pool, &m.bytes);
+    place(out * row_bytes(d, s->D), &m.k_sent, &m.bytes);
+    place(out * row_bytes(d, s->Dv), &m.v_sent, &m.bytes);
+    return m;
+}
+
+/* ---- packing ---- */
+
+/* Pieces of one peer, all batches, as rows [kv heads][dim]. */
+static void pack(const dist_pieces *pieces, int32_t peer, const saccade_tensor *t, char *to)
+{
+    const size_t element = saccade_dtype_bytes(t->dtype);
+    const size_t bytes = (size_t)t->shape[3] * element;
+    for (int64_t b = 0; b < t->shape[0]; b++)
+        for (int64_t i = pieces->begin[peer]; i < pieces->begin[peer + 1]; i++) {
+            const dist_piece *piece = &pieces->piece[i];
+            for (int64_t j = 0; j < piece->count; j++)
+                for (int64_t g = 0; g < t->shape[1]; g++, to += bytes)
+                    memcpy(to,
+                           (const char *)t->data
+                               + (b * t->stride[0] + g * t->stride[1]
+                                  + (piece->local + j) * t->stride[2])
+                                     * (int64_t)element,
+                           bytes);
+        }
+}
+
+/* ---- the table ---- */
+
+static void fill_table(const saccade_dist *d, int64_t B, int32_t *table)
+{
+    for (int64_t i = 0; i < B * d->units; i++)
+        table[i] = -1;
+    for (int32_t p = 0; p < d->transport.ranks; p++)
+        for (int64_t b = 0; b < B; b++) {
+            int64_t row = dist_pool_row(&d->in, B, p, b);
+            for (int64_t i = d->in.begin[p]; i < d->in.begin[p + 1]; i++) {
+                const dist_piece *piece = &d->in.piece[i];
+                for (int64_t j = 0; j < piece->count; j += d->unit)
+                    table[b * d->units + (piece->first + j) / d->unit] = (int32_t)(row + j);
+                row += piece->count;
+            }
+        }
+}
+
+static saccade_tensor pool_of(const saccade_dist *d, int64_t B, int64_t dim, char *data)
+{
+    const plan_problem *p = &d->plan->problem;
+    const int64_t rows = B * d->in.all > 0 ? B * d->in.all : 1;
+    saccade_tensor t =
+        saccade_tensor_of(data, p->kv_dtype, 4, (int64_t[]){B, p->sizes.Hkv, rows, dim});
+    t.stride[0] = 0;
+    t.stride[1] = dim;
+    t.stride[2] = p->sizes.Hkv * dim;
+    return t;
+}
+
+/* ---- all of it ---- */
+
+/* One of K and V: packs what is sent and what stays, and appends its messages. */
+static void add_messages(saccade_dist *d, int64_t B, const saccade_tensor *t, size_t bytes,
+                         char *pool, char *sent, int32_t *n_sends, int32_t *n_receives)
+{
+    const int32_t ranks = d->transport.ranks, me = d->transport.rank;
+    saccade_message *sends = d->messages, *receives = d->messages + 4 * (size_t)ranks;
+    for (int32_t p = 0; p < ranks; p++) {
+        char *from = sent + (size_t)dist_pool_row(&d->out, B, p, 0) * bytes;
+        char *to = pool + (size_t)dist_pool_row(&d->in, B, p, 0) * bytes;
+        if (p == me) {
+            if (d->in.keys[p])
+                pack(&d->in, p, t, to);
+            continue;
+        }
+        if (d->out.keys[p]) {
+            pack(&d->out, p, t, from);
+            sends[(*n_sends)++] =
+                (saccade_message){from, (size_t)(B * d->out.keys[p]) * bytes, p};
+        }
+        if (d->in.keys[p])
+            receives[(*n_receives)++] =
+                (saccade_message){to, (size_t)(B * d->in.keys[p]) * bytes, p};
+    }
+}
+
+saccade_status dist_gather(saccade_dist *d, int64_t B, const saccade_tensor *k,
+                           const saccade_tensor *v, char *memory, dist_keys *out,
+                           saccade_error *err)
+{
+    const saccade_sizes *s = &d->plan->problem.sizes;
+    const dist_memory m = dist_memory_of(d, B);
+    int32_t *table = (int32_t *)(void *)(memory + m.table), n_sends = 0, n_receives = 0;
+    add_messages(d, B, k, row_bytes(d, s->D), memory + m.k_pool, memory + m.k_sent, &n_sends,
+                 &n_receives);
+    add_messages(d, B, v, row_bytes(d, s->Dv), memory + m.v_pool, memory + m.v_sent, &n_sends,
+                 &n_receives);
+    TRY(dist_exchange(&d->transport, d->messages, n_sends,
+                      d->messages + 4 * (size_t)d->transport.ranks, n_receives, err));
+    fill_table(d, B, table);
+    out->k = pool_of(d, B, s->D, memory + m.k_pool);
+    out->v = pool_of(d, B, s->Dv, memory + m.v_pool);
+    out->chunks = (plan_chunks){table, d->units, (int32_t)d->units, (int32_t)d->unit};
+    return SACCADE_OK;
+}
+
+/* ---- what is missing ---- */
+
+/* Units that rows of blocks [first, past) of all heads touch: where it changes, how much. */
+static void mark_rows(const saccade_dist *d, const mask_runs *runs, int64_t first, int64_t past,
+                      int32_t *touched)
+{
+    for (int64_t head = 0; head < runs->B * runs->H; head++)
+        for (int64_t row = first; row < past; row++) {
+            const int64_t at = head * runs->rows + row;
+            for (int64_t i = runs->row_begin[at]; i < runs->row_begin[at + 1]; i++) {
+                const int64_t j0 = (int64_t)runs->runs[i].first * runs->block_kv;
+                const int64_t j1 = j0 + (int64_t)runs->runs[i].count * runs->block_kv;
+                touched[j0 / d->unit]++;
+                touched[((j1 < d->KV ? j1 : d->KV) + d->unit - 1) / d->unit]--;
+            }
+        }
+}
+
+saccade_status dist_check_keys(const saccade_dist *d, const saccade_block_mask *mask,
+                               char *memory, saccade_error *err)
+{
+    const dist_memory m = dist_memory_of(d, 1);
+    int32_t *touched = (int32_t *)(void *)(memory + m.touched), sum = 0;
+    const int32_t *table = (const int32_t *)(const void *)(memory + m.table);
+    memset(touched, 0, (size_t)(d->units + 1) * sizeof *touched);
+    touched[0] = mask == NULL;
+    for (int32_t i = 0; mask && i < d->rows.n; i++) {
+        const mask_runs *runs = mask_own_runs(mask);
+        const int64_t past = d->part[i].first + d->part[i].count - 1;
+        mark_rows(d, runs, d->part[i].first / runs->block_q, past / runs->block_q + 1, touched);
+    }
+    for (int64_t u = 0; u < d->units; u++) {
+        sum += touched[u];
+        FAIL_AT(sum > 0 && table[u] < 0, SACCADE_EINVAL, "block_mask", 0, 0,
+                "got %s that needs keys %lld and on, which the shard plan leaves out: expected "
+                "the mask it was made from",
+                mask ? "one" : "none", (long long)(u * d->unit));
+    }
+    return SACCADE_OK;
+}
