@@ -39,6 +39,10 @@ page=$source/docs/tutorial.md
 for file in sinks.svg out/o.npy out/own.npy out/own.dq.npy out/own.dbias.npy; do
     [ -s "$file" ] || fail "the command lines left no $file"
 done
+for picture in sinks.svg; do # what the page shows is what its command draws
+    grep '<rect class' "$source/docs/pictures/$picture" >shown.blocks
+    grep '<rect class' "$picture" | cmp -s - shown.blocks || fail "another picture: $picture"
+done
 blocks 'sh fails' refused.sh
 sh refused.sh >/dev/null 2>said && fail "a command line that should be refused was not"
 awk '/^```sh fails$/ { armed = 1 } /^```$/ { on = 0 } on

@@ -127,7 +127,7 @@ static saccade_status draw_svg(const picture *p, int scale, strbuf *out, saccade
     const long long width = p->width * scale, height = p->height * scale;
     strbuf_printf(out,
                   "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%lld\" height=\"%lld\" "
-                  "viewBox=\"0 0 %lld %lld\">\n"
+                  "viewBox=\"0 0 %lld %lld\" shape-rendering=\"crispEdges\">\n"
                   "<rect width=\"%lld\" height=\"%lld\" fill=\"#fff\" stroke=\"#888\"/>\n",
                   width, height, width, height, width, height);
     for (int64_t y = 0; y < p->height; y++)

@@ -198,7 +198,7 @@ static saccade_status draw_svg(const saccade_block_mask *mask, int64_t b, int64_
     const long long width = p.width * scale, height = p.height * scale;
     strbuf_printf(out,
                   "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%lld\" height=\"%lld\" "
-                  "viewBox=\"0 0 %lld %lld\">\n"
+                  "viewBox=\"0 0 %lld %lld\" shape-rendering=\"crispEdges\">\n"
                   "<style>.f{fill:#1f4e79}.p{fill:#9dc3e6}</style>\n"
                   "<rect width=\"%lld\" height=\"%lld\" fill=\"#fff\" stroke=\"#888\"/>\n",
                   width, height, width, height, width, height);
