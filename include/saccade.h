@@ -469,6 +469,38 @@ SACCADE_API saccade_status saccade_backward_workspace(const saccade_plan *plan,
 SACCADE_API saccade_status saccade_backward(const saccade_plan *plan,
                                             const saccade_backward_args *args,
                                             saccade_error *err);
+/* Forward mode: how out, lse and, with d_out, the gradients of saccade_backward change per unit
+ * of t where q, k, v and float captures of the score change at the rates given (NULL or not
+ * named: 0; d_out and d_lse are held). It is a jvp, and the second derivative in a direction:
+ * for a gradient's own gradient give the rates that came for d_q, d_k, d_v and d_captures as
+ * q_dot, k_dot, v_dot and captures_dot; then out_dot and lse_dot are its gradients by d_out and
+ * d_lse, and d_q_dot, d_k_dot, d_v_dot and d_captures_dot those by q, k, v and captures. */
+typedef struct saccade_tangent_args {
+    size_t size;
+    const saccade_tensor *q, *k, *v;              /* as in forward */
+    const saccade_tensor *q_dot, *k_dot, *v_dot;  /* shapes and dtypes of q, k, v */
+    const saccade_binding *captures_dot;          /* shapes of captures, f32 (f64: or f64) */
+    int32_t n_captures_dot;
+    const saccade_tensor *out_dot, *lse_dot;      /* results as forward's; NULL: not wanted */
+    const saccade_tensor *d_out, *d_lse;          /* as in backward; NULL: zeros */
+    const saccade_tensor *d_q_dot, *d_k_dot, *d_v_dot; /* results as backward's; NULL: not */
+    const saccade_binding *d_captures_dot;             /* wanted, as without d_out */
+    int32_t n_d_captures_dot;
+    const saccade_positions *positions;
+    const saccade_block_mask *block_mask;
+    const saccade_binding *bindings;
+    int32_t n_bindings;
+} saccade_tangent_args;
+static inline void saccade_tangent_args_init(saccade_tangent_args *args)
+{
+    saccade_record_init(args, sizeof *args);
+}
+
+/* Back end ref, in float64 (EBACKEND elsewhere), whatever gradients the plan names; allocates.
+ * Rows without a live key and masked positions have tangents 0. */
+SACCADE_API saccade_status saccade_tangent(const saccade_plan *plan,
+                                           const saccade_tangent_args *args,
+                                           saccade_error *err);
 /* Attention over n parts of the keys becomes attention over all of them: part i is (outs[i],
  * lses[i]), [B, H, Q, Dv] and [B, H, Q], all on the host and all f32, or f64. They are added in
  * the order given. A part whose lse is -inf adds nothing and its out is not read; a row without

@@ -84,6 +84,16 @@ typedef struct plan_gradients {
     uint32_t added; /* SACCADE_GRADIENT_* that are added to what their tensors hold */
 } plan_gradients;
 
+/* Directions and what changes along them, beside a plan_run. Optional tensors are NULL; those
+ * of captures, by capture of the score mod, have no data. */
+typedef struct plan_tangents {
+    const saccade_tensor *q, *k, *v;     /* directions; NULL: 0 */
+    const saccade_tensor *captures;      /* likewise */
+    const saccade_tensor *out, *lse;     /* results */
+    const saccade_tensor *d_out, *d_lse; /* of backward, whose gradients' tangents follow */
+    const saccade_tensor *dq, *dk, *dv, *d_captures; /* results, with d_out alone */
+} plan_tangents;
+
 typedef struct plan_solver plan_solver;
 
 /* A back end: its solvers, best first and NULL-terminated, and the device its tensors lie on.
@@ -122,6 +132,9 @@ struct plan_solver {
                                const plan_gradients *gradients, saccade_error *err);
     /* Rows of the tiles that runs of these sizes are cut into; NULL: no plan_run.rows. */
     int64_t (*row_tile)(const saccade_plan *plan, const saccade_sizes *sizes);
+    /* NULL: the solver has no forward mode. */
+    saccade_status (*tangent)(const saccade_plan *plan, const plan_run *run,
+                              const plan_tangents *tangents, saccade_error *err);
     saccade_status (*explain)(const saccade_plan *plan, strbuf *out, saccade_error *err);
     void (*destroy)(saccade_plan *plan);
 };

@@ -149,6 +149,7 @@ static const plan_solver float64 = {
     .forward = ref_solve,
     .backward_workspace = ref_backward_workspace,
     .backward = ref_backward_solve,
+    .tangent = ref_tangent,
     .explain = ref_explain,
     .destroy = ref_destroy,
 };

@@ -39,6 +39,11 @@ saccade_status ref_backward_captures(const plan_problem *problem, const plan_run
                                      const double *d_out, const double *d_lse,
                                      double *const *d_captures, saccade_error *err);
 
+/* ---- tangent.c ---- */
+
+saccade_status ref_tangent(const saccade_plan *plan, const plan_run *run,
+                           const plan_tangents *tangents, saccade_error *err);
+
 /* ---- backward_solver.c ---- */
 
 size_t ref_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,

@@ -1,0 +1,158 @@
+/* saccade_tangent: arguments into a run, directions and what is to change along them. */
+#include "api/api.h"
+
+#include "base/tensor_walk.h"
+
+#include <string.h>
+
+/* f64 where the problem is and the tensor too, else f32 for statistics and captures. */
+static saccade_dtype narrow_dtype(const saccade_plan *plan, const saccade_tensor *t)
+{
+    return plan->problem.dtype == SACCADE_F64 && t->dtype == SACCADE_F64 ? SACCADE_F64
+                                                                         : SACCADE_F32;
+}
+
+/* An optional tensor of `like`'s shape, or of rank 3 of its first three lengths. */
+static saccade_status check(const saccade_plan *plan, const saccade_tensor *t, const char *name,
+                            saccade_dtype dtype, const int64_t *shape, int32_t rank,
+                            int is_output, saccade_error *err)
+{
+    int64_t expected[SACCADE_MAX_RANK] = {0};
+    if (!t)
+        return SACCADE_OK;
+    const api_expected x = {name, dtype, rank, plan->backend->device};
+    memcpy(expected, shape, (size_t)rank * sizeof *shape);
+    TRY(api_check_tensor(t, &x, expected, err));
+    return is_output ? api_check_sum(t, name, err) : SACCADE_OK;
+}
+
+static saccade_status check_stat(const saccade_plan *plan, const saccade_tensor *t,
+                                 const char *name, const int64_t *shape, int is_output,
+                                 saccade_error *err)
+{
+    return t ? check(plan, t, name, narrow_dtype(plan, t), shape, 3, is_output, err)
+             : SACCADE_OK;
+}
+
+/* A result like q, k or v: of its dtype or f32. */
+static saccade_status check_result(const saccade_plan *plan, const saccade_tensor *t,
+                                   const char *name, const saccade_tensor *like,
+                                   saccade_error *err)
+{
+    const int is_f32 = t && t->dtype == SACCADE_F32;
+    return check(plan, t, name, is_f32 ? SACCADE_F32 : like->dtype, like->shape, 4, 1, err);
+}
+
+static saccade_status check_tensors(const saccade_plan *plan, const saccade_tangent_args *a,
+                                    const plan_run *run, saccade_error *err)
+{
+    const saccade_sizes *s = &run->sizes;
+    const int64_t out[4] = {s->B, s->H, s->Q, s->Dv};
+    const int has_results =
+        a->d_q_dot || a->d_k_dot || a->d_v_dot || a->n_d_captures_dot || a->d_lse;
+    TRY(check(plan, a->q_dot, "q_dot", run->q->dtype, run->q->shape, 4, 0, err));
+    TRY(check(plan, a->k_dot, "k_dot", run->k->dtype, run->k->shape, 4, 0, err));
+    TRY(check(plan, a->v_dot, "v_dot", run->v->dtype, run->v->shape, 4, 0, err));
+    TRY(check(plan, a->out_dot, "out_dot", plan->problem.dtype, out, 4, 1, err));
+    TRY(check_stat(plan, a->lse_dot, "lse_dot", out, 1, err));
+    TRY(check(plan, a->d_out, "d_out", plan->problem.dtype, out, 4, 0, err));
+    TRY(check_stat(plan, a->d_lse, "d_lse", out, 0, err));
+    FAIL_AT(has_results && !a->d_out, SACCADE_EINVAL, "d_out", 0, 0,
+            "got no tensor, expected one: tangents of gradients or d_lse are given");
+    TRY(check_result(plan, a->d_q_dot, "d_q_dot", run->q, err));
+    TRY(check_result(plan, a->d_k_dot, "d_k_dot", run->k, err));
+    return check_result(plan, a->d_v_dot, "d_v_dot", run->v, err);
+}
+
+static int32_t index_of(const mod_fn *fn, const char *name)
+{
+    for (uint32_t i = 0; fn && i < fn->n_captures; i++)
+        if (strcmp(fn->captures[i].name, name) == 0)
+            return (int32_t)i;
+    return -1;
+}
+
+/* A capture that simplification removed: nothing reads it, so it changes nothing. */
+static saccade_status clear_unread(const saccade_plan *plan, const saccade_tangent_args *a,
+                                   const saccade_binding *given, saccade_error *err)
+{
+    for (int32_t i = 0; i < a->n_bindings; i++)
+        if (strcmp(a->bindings[i].name, given->name) == 0) {
+            const saccade_tensor *like = &a->bindings[i].tensor;
+            TRY(check(plan, &given->tensor, given->name, narrow_dtype(plan, &given->tensor),
+                      like->shape, like->rank, 1, err));
+            tensor_clear(&given->tensor);
+        }
+    return SACCADE_OK;
+}
+
+/* By capture of the score. */
+static saccade_status read_captures(const saccade_plan *plan, const saccade_tangent_args *a,
+                                    const plan_run *run, int is_output, saccade_tensor *out,
+                                    saccade_error *err)
+{
+    const mod_fn *score = plan->problem.score;
+    const saccade_binding *given = is_output ? a->d_captures_dot : a->captures_dot;
+    const int32_t n = is_output ? a->n_d_captures_dot : a->n_captures_dot;
+    const char *where = is_output ? "d_captures_dot" : "captures_dot";
+    FAIL_AT(n < 0 || n > MOD_MAX_CAPTURES || (n && !given), SACCADE_EINVAL, where, 0, 0,
+            "got %d, expected 0 to %d and their array", n, MOD_MAX_CAPTURES);
+    for (int32_t i = 0; i < n; i++) {
+        const char *name = given[i].name ? given[i].name : "";
+        const int32_t c = index_of(score, name);
+        if (c < 0 && index_of(plan->source_score, name) >= 0) {
+            if (is_output)
+                TRY(clear_unread(plan, a, &given[i], err));
+            continue;
+        }
+        FAIL_AT(c < 0, SACCADE_EINVAL, where, 0, 0,
+                "got '%.60s', expected a capture that the score reads", name);
+        FAIL_AT(score->captures[c].type != MOD_FLOAT, SACCADE_EINVAL, name, 0, 0,
+                "got integers, expected a float capture to have a tangent");
+        FAIL_AT(out[c].data, SACCADE_EINVAL, name, 0, 0, "got two of one name, expected one");
+        const saccade_tensor *like = &run->score_env.tensors[c];
+        TRY(check(plan, &given[i].tensor, name, narrow_dtype(plan, &given[i].tensor),
+                  like->shape, like->rank, is_output, err));
+        out[c] = given[i].tensor;
+    }
+    return SACCADE_OK;
+}
+
+saccade_status saccade_tangent(const saccade_plan *plan, const saccade_tangent_args *args,
+                               saccade_error *err)
+{
+    saccade_tangent_args a;
+    saccade_tensor dots[MOD_MAX_CAPTURES] = {{0}}, results[MOD_MAX_CAPTURES] = {{0}};
+    api_captures captures;
+    plan_run run = {.out = NULL};
+    FAIL_IF(!plan || !args, SACCADE_EINVAL, "tangent: got NULL, expected plan and arguments");
+    FAIL_AT(!plan->solver->tangent, SACCADE_EBACKEND, "tangent", 0, 0,
+            "got a plan of back end %s, expected ref: no other has a forward mode",
+            plan->backend->name);
+    saccade_tangent_args_init(&a);
+    TRY(RECORD_READ(&a, args, "arguments"));
+    const api_inputs in = {.q = a.q,
+                           .k = a.k,
+                           .v = a.v,
+                           .positions = a.positions,
+                           .block_mask = a.block_mask,
+                           .bindings = a.bindings,
+                           .n_bindings = a.n_bindings};
+    TRY(api_read_inputs(plan, &in, &run, &captures, err));
+    TRY(check_tensors(plan, &a, &run, err));
+    TRY(read_captures(plan, &a, &run, 0, dots, err));
+    TRY(read_captures(plan, &a, &run, 1, results, err));
+    const plan_tangents t = {.q = a.q_dot,
+                             .k = a.k_dot,
+                             .v = a.v_dot,
+                             .captures = dots,
+                             .out = a.out_dot,
+                             .lse = a.lse_dot,
+                             .d_out = a.d_out,
+                             .d_lse = a.d_lse,
+                             .dq = a.d_q_dot,
+                             .dk = a.d_k_dot,
+                             .dv = a.d_v_dot,
+                             .d_captures = results};
+    return plan->solver->tangent(plan, &run, &t, err);
+}
