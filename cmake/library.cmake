@@ -95,6 +95,13 @@ set_target_properties(saccade_shared PROPERTIES OUTPUT_NAME saccade LINKER_LANGU
                       SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 target_link_libraries(saccade_shared PUBLIC saccade_usage PRIVATE saccade_flags
                       ${LIBRARY_NEEDS})
+# Ranks that are MPI processes: a library of its own, so that the other needs no MPI.
+if(HAVE_MPI)
+  add_library(saccade_mpi SHARED src/dist/mpi/mpi_transport.c)
+  set_target_properties(saccade_mpi PROPERTIES LINKER_LANGUAGE C VERSION ${PROJECT_VERSION}
+                        SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+  target_link_libraries(saccade_mpi PUBLIC saccade_usage MPI::MPI_C PRIVATE saccade_flags)
+endif()
 if(UNIX AND NOT APPLE)
   set(EXPORTS ${CMAKE_CURRENT_SOURCE_DIR}/cmake/exports.map)
   target_link_options(saccade_shared PRIVATE -Wl,--version-script=${EXPORTS})

@@ -31,7 +31,7 @@ endif()
 if(SACCADE_WITH_CMOCKA)
   find_plain(CMOCKA cmocka.h cmocka)
 endif()
-if(SACCADE_WITH_MPI)
+if(SACCADE_WITH_MPI AND NOT CMAKE_CROSSCOMPILING) # what is found is for the machine itself
   find_package(MPI QUIET COMPONENTS C)
   if(MPI_C_FOUND)
     set(HAVE_MPI 1)
