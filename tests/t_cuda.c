@@ -510,7 +510,7 @@ static void second_plan_is_cached(void **state)
             plan_for("score + 0.25", "q >= kv + 3", 64, SACCADE_BF16, "sm_90a");
         const cu_state *s = plan->state;
         for (int n = 0; n < CU_PROGRAMS && i; n++)
-            assert_true(s->programs[n].image.report.from_cache);
+            assert_true(!s->programs[n].image.code || s->programs[n].image.report.from_cache);
         saccade_plan_destroy(plan);
     }
 }

@@ -24,18 +24,18 @@ static void tiles_fit(void **state)
     (void)state;
     for (int D = 16; D <= 256; D += 16)
         for (int E = 16; E <= 256; E += 16) {
-            cu_backward_tile t;
-            const cu_backward_pass p = cu_backward_pass_choice(D, E);
-            assert_true(cu_backward_pass_shared(&p, D, E) <= cu_shared_most(86));
-            assert_int_equal(BWD_ROWS % p.rows, 0);
-            for (int rung = 0; cu_backward_tile_choice(D, E, rung, &t); rung++) {
+            const cu_form p = cu_backward_pass_choice(D, E);
+            cu_form f;
+            assert_true(cu_backward_shared_bytes(&p, D, E) <= cu_shared_most(86));
+            assert_int_equal(BWD_ROWS % p.backward.rows, 0);
+            for (int rung = 0; cu_backward_tile_choice(D, E, rung, &f); rung++) {
                 /* setmaxnreg moves registers about: no more than the launch has */
-                const int threads = cu_backward_tile_threads(&t);
-                const int most = threads > 384 ? 512 : 504;
-                assert_true(t.groups * t.registers[0] + t.registers[1]
-                                + t.is_split * t.registers[2]
+                const int *registers = f.backward.registers;
+                const int most = cu_backward_threads(&f) > 384 ? 512 : 504;
+                assert_true(f.tile.groups * registers[0] + registers[1]
+                                + f.backward.is_split * registers[2]
                             <= most);
-                assert_true(cu_backward_tile_shared(&t, D, E) <= cu_shared_most(90));
+                assert_true(cu_backward_shared_bytes(&f, D, E) <= cu_shared_most(90));
             }
         }
 }
@@ -69,6 +69,7 @@ static saccade_plan *plan_for(const char *score, const char *mask, int D, int E,
     p.backend = "cpu"; /* ref keeps the nodes as they were parsed, and no facts */
     p.score = mods[0];
     p.mask = mods[1];
+    p.gradients = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V;
     if (saccade_plan_create(NULL, &p, &plan, &err) != SACCADE_OK)
         fail_msg("%s %s d%d: %s", score ? score : "-", mask ? mask : "-", D, err.message);
     saccade_mod_destroy(mods[0]);
@@ -80,51 +81,68 @@ static const struct {
     const char *score, *mask;
     int D, E;
     int has_tile; /* the program of Hopper's tiles is there, with its first tile */
-} instances[] = {{NULL, NULL, 64, 64, 1},
-                 {NULL, "causal()", 64, 64, 1},
-                 {NULL, "causal()", 128, 128, 1},
-                 {NULL, "sliding_window(W)", 80, 80, 1},
-                 {NULL, "document(doc) && causal()", 128, 64, 1},
-                 {NULL, "causal()", 48, 128, 1},
-                 {NULL, "causal()", 192, 128, 0},
-                 {"relative_bias()", NULL, 64, 64, 0},
-                 {"softcap(20)", "causal()", 128, 128, 0},
-                 {"score * score", NULL, 64, 64, 0}};
+    uint32_t gradients; /* 0: all three */
+} instances[] = {{NULL, NULL, 64, 64, 1, 0},
+                 {NULL, "causal()", 64, 64, 1, 0},
+                 {NULL, "causal()", 128, 128, 1, 0},
+                 {NULL, "sliding_window(W)", 80, 80, 1, 0},
+                 {NULL, "document(doc) && causal()", 128, 64, 1, 0},
+                 {NULL, "causal()", 48, 128, 1, 0},
+                 {NULL, "causal()", 192, 128, 0, 0},
+                 {"relative_bias()", NULL, 64, 64, 0, 0},
+                 {"softcap(20)", "causal()", 128, 128, 0, 0},
+                 {"score * score", NULL, 64, 64, 0, 0},
+                 {NULL, "causal()", 128, 128, 1, SACCADE_GRADIENT_Q},
+                 {"score * score", NULL, 64, 64, 0, SACCADE_GRADIENT_K | SACCADE_GRADIENT_V},
+                 {NULL, NULL, 64, 64, 1, SACCADE_GRADIENT_V}};
 
 enum { INSTANCES = sizeof instances / sizeof instances[0] };
+
+static void check_reports(const cu_state *s, const char *what)
+{
+    for (int n = 0; n < CU_PROGRAMS; n++) {
+        const cu_report *report = &s->programs[n].image.report;
+        if (report->spill_bytes || report->is_serialised)
+            fail_msg("%s %s, %s: %d bytes spilled, serialised: %d", what, s->arch,
+                     cu_program_kinds[n].name, report->spill_bytes, report->is_serialised);
+    }
+}
 
 static void check_instance(int i, saccade_dtype dtype, const char *arch, int is_relaxed)
 {
     saccade_error err = {0};
-    cu_backward b;
-    cu_backward_tile first;
-    arena scratch;
+    char what[96];
+    cu_form first;
     saccade_plan *plan = plan_for(instances[i].score, instances[i].mask, instances[i].D,
                                   instances[i].E, dtype);
-    saccade_plan here = *plan;
-    cu_state s = {.family = strcmp(arch, "sm_90a") == 0 ? CU_SM90 : CU_SM80};
+    plan_problem p = plan->problem;
+    const int is_sm90 = strcmp(arch, "sm_90a") == 0;
+    cu_state s = {.family = is_sm90 ? CU_SM90 : CU_SM80};
+    const cu_loaded *tiles = &s.programs[CU_BWD_TILES];
+    p.is_relaxed = is_relaxed;
+    if (instances[i].gradients)
+        p.gradients = instances[i].gradients;
     snprintf(s.arch, sizeof s.arch, "%s", arch);
-    here.state = &s;
-    arena_init(&scratch);
-    if (cu_backward_create(&here, is_relaxed, &scratch, &b, &err) != SACCADE_OK)
-        fail_msg("instance %d %s: %s", i, arch, err.message);
-    for (int n = 0; n < CU_BWD_PROGRAMS; n++) {
-        const cu_report *report = &b.programs[n].image.report;
-        if (report->spill_bytes || report->is_serialised)
-            fail_msg("instance %d %s, program %d: %d bytes spilled, serialised: %d", i, arch, n,
-                     report->spill_bytes, report->is_serialised);
-    }
-    assert_non_null(b.programs[CU_BWD_PLAIN].image.code);
-    if (instances[i].has_tile && strcmp(arch, "sm_90a") == 0) {
+    snprintf(what, sizeof what, "score %s mask %s d%d",
+             instances[i].score ? instances[i].score : "-",
+             instances[i].mask ? instances[i].mask : "-", instances[i].D);
+    if (cu_backward_emit(&s, &p, &plan->arena, &err) != SACCADE_OK
+        || cu_compile_backward(&s, &p, &err) != SACCADE_OK)
+        fail_msg("%s %s: %s", what, arch, err.message);
+    check_reports(&s, what);
+    assert_non_null(s.programs[CU_BWD_PLAIN].image.code);
+    assert_non_null(s.programs[CU_BWD_PREPARE].image.code);
+    assert_int_equal(!tiles->image.code, !s.programs[CU_BWD_FINISH].image.code);
+    if (instances[i].has_tile && is_sm90) {
         assert_true(cu_backward_tile_choice(instances[i].D, instances[i].E, 0, &first));
-        assert_int_equal(b.tile.groups, first.groups);
-        assert_int_equal(b.tile.is_split, first.is_split);
-        assert_non_null(b.programs[CU_BWD_TILES].image.code);
+        assert_int_equal(tiles->form.tile.groups, first.tile.groups);
+        assert_int_equal(tiles->form.backward.is_split, first.backward.is_split);
+        assert_non_null(tiles->image.code);
     }
-    if (strcmp(arch, "sm_90a") != 0 || (!is_relaxed && !isfinite(b.facts.slope_most)))
-        assert_null(b.programs[CU_BWD_TILES].image.code);
-    cu_backward_destroy(&b);
-    arena_free(&scratch);
+    if (!is_sm90 || !cu_backward_is_bounded(&s, &p))
+        assert_null(tiles->image.code);
+    cu_free_programs(&s);
+    free(s.backward_text);
     saccade_plan_destroy(plan);
 }
 
@@ -176,6 +194,90 @@ static void bounds_of_slopes(void **state)
     }
 }
 
+/* ---- plans ---- */
+
+static saccade_status make_plan(const char *arch, saccade_dtype dtype, uint32_t gradients,
+                                saccade_plan **out, saccade_error *err)
+{
+    saccade_problem p;
+    saccade_problem_init(&p);
+    p.sizes = (saccade_sizes){1, 4, 2, 100, 200, 64, 64};
+    p.dtype = dtype;
+    p.backend = "cuda";
+    p.arch = arch;
+    p.gradients = gradients;
+    return saccade_plan_create(NULL, &p, out, err);
+}
+
+enum { ALL = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V };
+
+/* What a plan for an architecture holds and says. */
+static void plan_of_gradients(void **state)
+{
+    static const struct {
+        const char *arch;
+        uint32_t gradients;
+        const char *program[4]; /* has; then has not */
+        const char *says;
+    } rows[] = {
+        {"sm_90a", ALL, {"tiles", "plain", "prepare", "finish"}, "fixed point"},
+        {"sm_80", ALL, {"plain", "prepare"}, "scores twice"},
+        {"sm_80", 0, {NULL}, "problem: "},
+    };
+    static const char *const names[] = {"tiles", "plain", "prepare", "finish"};
+    const saccade_sizes more = {2, 4, 2, 1000, 2000, 64, 64}, few = {1, 4, 2, 10, 20, 64, 64};
+    (void)state;
+    if (!has_compiler())
+        skip();
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        saccade_error err = {0};
+        saccade_plan *plan;
+        char *text, line[64];
+        if (make_plan(rows[i].arch, SACCADE_BF16, rows[i].gradients, &plan, &err)
+            || saccade_plan_explain(plan, &text, &err))
+            fail_msg("%s: %s", rows[i].arch, err.message);
+        for (int n = 0; n < 4; n++) {
+            int has = 0;
+            for (int k = 0; k < 4 && rows[i].program[k]; k++)
+                has |= strcmp(rows[i].program[k], names[n]) == 0;
+            snprintf(line, sizeof line, "\nprogram backward %s: ", names[n]);
+            if (!!strstr(text, line) != has)
+                fail_msg("%s, gradients %u: %s\n%s", rows[i].arch, rows[i].gradients, names[n],
+                         text);
+        }
+        assert_non_null(strstr(text, rows[i].says));
+        assert_int_equal(!!strstr(text, "\nbackward workspace: "), !!rows[i].gradients);
+        const size_t bytes = saccade_plan_backward_workspace(plan, &plan->problem.sizes);
+        assert_int_equal(bytes > 0, !!rows[i].gradients);
+        assert_true(saccade_plan_backward_workspace(plan, &few) <= bytes);
+        assert_true(saccade_plan_backward_workspace(plan, &more) <= 32 * bytes);
+        saccade_free(text);
+        saccade_plan_destroy(plan);
+    }
+}
+
+/* Refused when the plan is made, in words that say what to do. */
+static void refusals(void **state)
+{
+    static const struct {
+        saccade_dtype dtype;
+        uint32_t gradients;
+        const char *says;
+    } rows[] = {
+        {SACCADE_F32, ALL, "convert Q, K and V, or take backend cpu"},
+        {SACCADE_BF16, ALL | SACCADE_GRADIENT_CAPTURES, "leave them out"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        saccade_error err = {0};
+        saccade_plan *plan;
+        assert_int_equal(make_plan("sm_90a", rows[i].dtype, rows[i].gradients, &plan, &err),
+                         SACCADE_EBACKEND);
+        if (!strstr(err.message, rows[i].says))
+            fail_msg("got '%s'", err.message);
+    }
+}
+
 /* ---- on a device ---- */
 
 /* One gradient: on the device among a pattern, and its truth. */
@@ -188,15 +290,21 @@ typedef struct gradient {
 
 enum { AROUND = 64 }; /* elements before and behind */
 
+/* What is asked of a case: gradients, and how they are written. */
+typedef struct request {
+    uint32_t wanted, added; /* added: to ones */
+    int is_f32, is_relaxed;
+} request;
+
 typedef struct backward_case {
     device_case d;
-    cu_backward b;
-    arena scratch;
-    saccade_tensor captures[4][8]; /* score's, mask's; host, device */
+    request as;
+    saccade_tensor captures[2][8]; /* score's, mask's */
     double *d_out, *d_lse;
     saccade_tensor d_out_there, d_lse_there;
     gradient g[3]; /* dq, dk, dv */
     void *workspace;
+    size_t workspace_bytes;
 } backward_case;
 
 static uint64_t draw(uint64_t *seed)
@@ -272,17 +380,30 @@ static void make_incoming(backward_case *c, uint64_t seed)
 static void make_gradients(backward_case *c)
 {
     const saccade_sizes *s = &c->d.r->sizes;
+    const saccade_dtype dtype = c->as.is_f32 ? SACCADE_F32 : c->d.r->dtype;
+    const size_t each = saccade_dtype_bytes(dtype);
     const int64_t shapes[3][4] = {{s->B, s->H, s->Q, s->D},
                                   {s->B, s->Hkv, s->KV, s->D},
                                   {s->B, s->Hkv, s->KV, s->Dv}};
     for (int i = 0; i < 3; i++) {
         const int64_t n = shapes[i][0] * shapes[i][1] * shapes[i][2] * shapes[i][3];
         gradient *g = &c->g[i];
-        g->bytes = (size_t)(n + 2 * AROUND) * 2;
+        g->bytes = (size_t)(n + 2 * AROUND) * each;
         g->gold = calloc((size_t)n, sizeof *g->gold);
         assert_non_null(g->gold);
-        g->t = dense((char *)there(g->bytes) + AROUND * 2, c->d.r->dtype, 4, shapes[i]);
+        g->t = dense((char *)there(g->bytes) + AROUND * each, dtype, 4, shapes[i]);
     }
+}
+
+/* elements of a gradient, without what lies around */
+static int64_t count(const gradient *g)
+{
+    return (int64_t)(g->bytes / saccade_dtype_bytes(g->t.dtype)) - 2 * AROUND;
+}
+
+static char *base_of(const gradient *g)
+{
+    return (char *)g->t.data - AROUND * saccade_dtype_bytes(g->t.dtype);
 }
 
 /* captures of a mod by name, on the host or on the device */
@@ -301,66 +422,73 @@ static void resolve(const mod_fn *fn, const saccade_binding *all, int32_t n_all,
             SACCADE_OK);
 }
 
-static plan_run run_of(backward_case *c, const saccade_forward_args *a,
-                       saccade_device_kind device)
-{
-    const plan_problem *p = &c->d.plan->problem;
-    saccade_tensor(*captures)[8] = &c->captures[device == SACCADE_CPU ? 0 : 2];
-    plan_run run = {.sizes = c->d.r->sizes,
-                    .q = a->q,
-                    .k = a->k,
-                    .v = a->v,
-                    .out = a->out,
-                    .lse = a->lse,
-                    .positions = case_positions(a->positions),
-                    .block_mask = a->block_mask,
-                    .workspace = a->workspace,
-                    .workspace_bytes = a->workspace_bytes};
-    resolve(p->score, a->bindings, a->n_bindings, device, captures[0]);
-    resolve(p->mask, a->bindings, a->n_bindings, device, captures[1]);
-    eval_sizes(&run.sizes, run.score_env.size);
-    eval_sizes(&run.sizes, run.mask_env.size);
-    run.score_env.tensors = captures[0];
-    run.mask_env.tensors = captures[1];
-    return run;
-}
-
 static void solve(backward_case *c, int has_dlse)
 {
     const case_run *r = c->d.r;
-    saccade_forward_args a = r->args;
-    a.q = &r->q.t;
-    a.k = &r->k.t;
-    a.v = &r->v.t;
-    const plan_run run = run_of(c, &a, SACCADE_CPU);
-    assert_int_equal(ref_backward(&c->d.plan->problem, &run, c->d_out,
-                                  has_dlse ? c->d_lse : NULL, c->g[0].gold, c->g[1].gold,
-                                  c->g[2].gold, NULL),
+    const saccade_forward_args *a = &r->args;
+    const plan_problem *p = &c->d.plan->problem;
+    plan_run run = {.sizes = r->sizes,
+                    .q = &r->q.t,
+                    .k = &r->k.t,
+                    .v = &r->v.t,
+                    .positions = case_positions(a->positions),
+                    .block_mask = a->block_mask};
+    resolve(p->score, a->bindings, a->n_bindings, SACCADE_CPU, c->captures[0]);
+    resolve(p->mask, a->bindings, a->n_bindings, SACCADE_CPU, c->captures[1]);
+    eval_sizes(&run.sizes, run.score_env.size);
+    eval_sizes(&run.sizes, run.mask_env.size);
+    run.score_env.tensors = c->captures[0];
+    run.mask_env.tensors = c->captures[1];
+    assert_int_equal(ref_backward(p, &run, c->d_out, has_dlse ? c->d_lse : NULL, c->g[0].gold,
+                                  c->g[1].gold, c->g[2].gold, NULL),
                      SACCADE_OK);
 }
 
-static void start(backward_case *c, int has_dlse, unsigned wanted)
+/* The pattern around, and ones where the result is added to them. */
+static void clear_gradient(const gradient *g, int is_added)
 {
-    const plan_run forward = run_of(c, &c->d.args, SACCADE_CUDA);
-    saccade_error err = {0};
-    const cu_backward_run run = {.forward = &forward,
-                                 .d_out = &c->d_out_there,
-                                 .d_lse = has_dlse ? &c->d_lse_there : NULL,
-                                 .dq = wanted & 1 ? &c->g[0].t : NULL,
-                                 .dk = wanted & 2 ? &c->g[1].t : NULL,
-                                 .dv = wanted & 4 ? &c->g[2].t : NULL,
-                                 .workspace = c->workspace};
-    for (int i = 0; i < 3; i++) {
-        char *pattern = malloc(c->g[i].bytes);
-        assert_non_null(pattern);
-        memset(pattern, 0xff, c->g[i].bytes);
-        assert_int_equal(saccade_device_copy(0, (char *)c->g[i].t.data - AROUND * 2, pattern,
-                                             c->g[i].bytes, NULL),
-                         SACCADE_OK);
-        free(pattern);
+    const size_t each = saccade_dtype_bytes(g->t.dtype);
+    const float one = 1;
+    char *host = malloc(g->bytes);
+    assert_non_null(host);
+    memset(host, 0xff, g->bytes);
+    for (int64_t i = 0; is_added && i < count(g); i++) {
+        if (g->t.dtype == SACCADE_F32)
+            memcpy(host + (size_t)(AROUND + i) * each, &one, sizeof one);
+        else
+            store(g->t.dtype, host + (size_t)(AROUND + i) * each, 1);
     }
-    if (cu_backward_start(c->d.plan, &c->b, &run, &err) != SACCADE_OK)
-        fail_msg("backward: %s", err.message);
+    assert_int_equal(saccade_device_copy(0, base_of(g), host, g->bytes, NULL), SACCADE_OK);
+    free(host);
+}
+
+static void start(backward_case *c, int has_dlse)
+{
+    const saccade_forward_args *f = &c->d.args;
+    saccade_backward_args a;
+    saccade_error err = {0};
+    for (int i = 0; i < 3; i++)
+        clear_gradient(&c->g[i], c->as.added >> i & 1);
+    saccade_backward_args_init(&a);
+    a.q = f->q;
+    a.k = f->k;
+    a.v = f->v;
+    a.out = f->out;
+    a.lse = f->lse;
+    a.d_out = &c->d_out_there;
+    a.d_lse = has_dlse ? &c->d_lse_there : NULL;
+    a.d_q = c->as.wanted & SACCADE_GRADIENT_Q ? &c->g[0].t : NULL;
+    a.d_k = c->as.wanted & SACCADE_GRADIENT_K ? &c->g[1].t : NULL;
+    a.d_v = c->as.wanted & SACCADE_GRADIENT_V ? &c->g[2].t : NULL;
+    a.accumulate = c->as.added;
+    a.positions = f->positions;
+    a.block_mask = f->block_mask;
+    a.bindings = f->bindings;
+    a.n_bindings = f->n_bindings;
+    a.workspace = c->workspace;
+    a.workspace_bytes = c->workspace_bytes;
+    if (saccade_backward(c->d.plan, &a, &err) != SACCADE_OK)
+        fail_msg("backward: %s: %s", err.where, err.message);
     if (saccade_device_synchronize(0, &err) != SACCADE_OK)
         fail_msg("backward: %s", err.message);
 }
@@ -369,62 +497,73 @@ static char *fetch(const gradient *g)
 {
     char *host = malloc(g->bytes);
     assert_non_null(host);
-    assert_int_equal(
-        saccade_device_copy(0, host, (char *)g->t.data - AROUND * 2, g->bytes, NULL),
-        SACCADE_OK);
+    assert_int_equal(saccade_device_copy(0, host, base_of(g), g->bytes, NULL), SACCADE_OK);
     return host;
 }
 
 /* Weights and dS are rounded once to the dtype before they are multiplied, and so is the
  * result: over a tensor that gives a relative error of 0.75 eps (docs/lab), and no element is
  * off by more than a few eps of the largest. Guards around the tensor keep their pattern. */
-static void compare(const backward_case *c, const char *name, const gradient *g,
-                    const char *host)
+static void compare(const backward_case *c, int which, const char *host)
 {
-    const double eps = g->t.dtype == SACCADE_BF16 ? 0x1p-8 : 0x1p-11;
-    const int64_t n = (int64_t)(g->bytes / 2) - 2 * AROUND;
+    static const char *const names[3] = {"dq", "dk", "dv"};
+    const gradient *g = &c->g[which];
+    const size_t each = saccade_dtype_bytes(g->t.dtype);
+    const double eps = c->d.r->dtype == SACCADE_BF16 ? 0x1p-8 : 0x1p-11;
+    const double before = c->as.added >> which & 1;
     double error = 0, norm = 0, most = 0, worst = 0;
-    for (int i = 0; i < AROUND * 2; i++)
+    for (size_t i = 0; i < AROUND * each; i++)
         assert_true((unsigned char)host[i] == 0xff
-                    && (unsigned char)host[g->bytes - 1 - (size_t)i] == 0xff);
-    for (int64_t i = 0; i < n; i++) {
-        const double x = convert_element(g->t.dtype, host + (AROUND + i) * 2);
-        const double off = fabs(x - g->gold[i]);
+                    && (unsigned char)host[g->bytes - 1 - i] == 0xff);
+    for (int64_t i = 0; i < count(g); i++) {
+        const double gold = g->gold[i] + before;
+        const double x = convert_element(g->t.dtype, host + (size_t)(AROUND + i) * each);
+        const double off = fabs(x - gold);
         error += off * off;
-        norm += g->gold[i] * g->gold[i];
-        most = fmax(most, fabs(g->gold[i]));
+        norm += gold * gold;
+        most = fmax(most, fabs(gold));
         if (!(off <= worst))
             worst = off;
     }
     if (!(sqrt(error) <= 2 * eps * sqrt(norm)) || !(worst <= 6 * eps * most))
-        fail_msg("%s %s mask %s score %s q_offset %d kv_len %d shift %d: relative error %.3g, "
-                 "largest %.3g of %.3g",
-                 name, c->d.r->c.problem, c->d.r->c.mask ? c->d.r->c.mask : "-",
+        fail_msg("%s %s mask %s score %s q_offset %d kv_len %d shift %d wanted %u added %u f32 "
+                 "%d: relative error %.3g, largest %.3g of %.3g",
+                 names[which], c->d.r->c.problem, c->d.r->c.mask ? c->d.r->c.mask : "-",
                  c->d.r->c.score ? c->d.r->c.score : "-", c->d.r->c.q_offset,
-                 c->d.r->c.kv_len, c->d.options.shift, sqrt(error / norm), worst, most);
+                 c->d.r->c.kv_len, c->d.options.shift, c->as.wanted, c->as.added, c->as.is_f32,
+                 sqrt(error / norm), worst, most);
 }
 
-static void open_case(const case_run *r, const device_options *options, int is_relaxed,
-                      backward_case *c)
+/* The plan made again with sums of dQ in any order. */
+static void relax(saccade_plan *plan, const saccade_block_mask *mask)
 {
     saccade_error err = {0};
+    plan->solver->destroy(plan);
+    plan->problem.is_relaxed = 1;
+    if (plan->solver->create(plan, &err) != SACCADE_OK
+        || (mask && saccade_plan_prepare(plan, mask, &err) != SACCADE_OK))
+        fail_msg("relaxed: %s", err.message);
+}
+
+static void open_case(case_run *r, const device_options *options, const request *as,
+                      backward_case *c)
+{
     memset(c, 0, sizeof *c);
-    arena_init(&c->scratch);
+    c->as = *as;
+    r->problem.gradients = as->wanted;
     if (!device_case_open(r, options, &c->d) || !device_case_run(&c->d))
         fail_msg("%s", c->d.why);
-    if (cu_backward_create(c->d.plan, is_relaxed, &c->scratch, &c->b, &err) != SACCADE_OK)
-        fail_msg("backward: %s", err.message);
-    if (c->d.mask
-        && cu_backward_prepare(c->d.plan, &c->b, c->d.mask, &err) != SACCADE_OK)
-        fail_msg("prepare: %s", err.message);
+    if (as->is_relaxed)
+        relax(c->d.plan, c->d.mask);
     make_incoming(c, r->c.seed + 17);
     make_gradients(c);
-    const size_t bytes = cu_backward_workspace(c->d.plan, &c->b, &r->sizes);
-    char *pattern = malloc(bytes);
+    c->workspace_bytes = saccade_plan_backward_workspace(c->d.plan, &r->sizes);
+    char *pattern = malloc(c->workspace_bytes);
     assert_non_null(pattern);
-    memset(pattern, 0xff, bytes);
-    c->workspace = there(bytes);
-    assert_int_equal(saccade_device_copy(0, c->workspace, pattern, bytes, NULL), SACCADE_OK);
+    memset(pattern, 0xff, c->workspace_bytes);
+    c->workspace = there(c->workspace_bytes);
+    assert_int_equal(
+        saccade_device_copy(0, c->workspace, pattern, c->workspace_bytes, NULL), SACCADE_OK);
     free(pattern);
 }
 
@@ -435,72 +574,54 @@ static void close_case(backward_case *c)
     saccade_device_free(0, (char *)c->d_out_there.data - shift);
     saccade_device_free(0, c->d_lse_there.data);
     for (int i = 0; i < 3; i++) {
-        saccade_device_free(0, (char *)c->g[i].t.data - AROUND * 2);
+        saccade_device_free(0, base_of(&c->g[i]));
         free(c->g[i].gold);
         free(c->g[i].first);
     }
     free(c->d_out);
     free(c->d_lse);
-    cu_backward_destroy(&c->b);
-    arena_free(&c->scratch);
     device_case_close(&c->d);
 }
 
-/* All gradients twice, the same bits; then dq alone, and dk and dv alone. */
-static void holds(const forward_case *f, const device_options *options)
+/* Each gradient close to the truth, twice the same bits unless relaxed; what is not wanted is
+ * not touched. */
+static void is_right(case_run *r, const device_options *options, const request *as)
 {
-    static const char *const names[3] = {"dq", "dk", "dv"};
-    static const unsigned wanted[4] = {7, 7, 1, 6};
-    const int has_dlse = (int)(f->seed & 1);
+    const int has_dlse = (int)(r->c.seed & 1);
     backward_case c;
-    case_run r;
-    case_make(f, &r);
-    open_case(&r, options, 0, &c);
+    open_case(r, options, as, &c);
     solve(&c, has_dlse);
-    for (int run = 0; run < 4; run++) {
-        start(&c, has_dlse, wanted[run]);
+    for (int run = 0; run < 2; run++) {
+        start(&c, has_dlse);
         for (int i = 0; i < 3; i++) {
             char *host = fetch(&c.g[i]);
-            if (run == 0) {
-                compare(&c, names[i], &c.g[i], host);
-                c.g[i].first = host;
-                continue;
-            }
-            if (!(wanted[run] >> i & 1))
-                memset(c.g[i].first, 0xff, c.g[i].bytes);
-            if (memcmp(host, c.g[i].first, c.g[i].bytes) != 0)
-                fail_msg("%s %s: other bits in run %d", names[i], f->problem, run);
-            free(host);
-        }
-        if (run == 2) { /* dq alone: the others' first results are gone */
-            start(&c, has_dlse, 7);
-            for (int i = 1; i < 3; i++) {
-                free(c.g[i].first);
-                c.g[i].first = fetch(&c.g[i]);
-            }
+            if (as->wanted >> i & 1)
+                compare(&c, i, host);
+            else
+                for (size_t n = 0; n < c.g[i].bytes; n++)
+                    assert_int_equal((unsigned char)host[n], 0xff);
+            if (run && !as->is_relaxed && memcmp(host, c.g[i].first, c.g[i].bytes) != 0)
+                fail_msg("gradient %d of %s: other bits in the second run", i, r->c.problem);
+            free(c.g[i].first);
+            c.g[i].first = host;
         }
     }
     close_case(&c);
-    case_free(&r);
 }
 
-/* Sums in any order: as close, not the same bits. */
-static void is_close(const forward_case *f, const device_options *options)
+/* All gradients; dq alone, in f32; dk, added to ones, and dv. */
+static void holds(const forward_case *f, const device_options *options)
 {
-    static const char *const names[3] = {"dq", "dk", "dv"};
-    backward_case c;
-    case_run r;
-    case_make(f, &r);
-    open_case(&r, options, 1, &c);
-    solve(&c, 1);
-    start(&c, 1, 7);
-    for (int i = 0; i < 3; i++) {
-        char *host = fetch(&c.g[i]);
-        compare(&c, names[i], &c.g[i], host);
-        free(host);
+    static const request rows[] = {{.wanted = ALL},
+                                   {.wanted = SACCADE_GRADIENT_Q, .is_f32 = 1},
+                                   {.wanted = SACCADE_GRADIENT_K | SACCADE_GRADIENT_V,
+                                    .added = SACCADE_GRADIENT_K}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        case_run r;
+        case_make(f, &r);
+        is_right(&r, options, &rows[i]);
+        case_free(&r);
     }
-    close_case(&c);
-    case_free(&r);
 }
 
 static const device_options native = {0}, blocks = {.has_block_mask = 1};
@@ -588,8 +709,12 @@ static void relaxed(void **state)
     (void)state;
     if (!has_device())
         skip();
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        is_close(&rows[i].c, &rows[i].o);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        case_run r;
+        case_make(&rows[i].c, &r);
+        is_right(&r, &rows[i].o, &(request){.wanted = ALL, .is_relaxed = 1});
+        case_free(&r);
+    }
 }
 
 static int64_t environment(const char *name, int64_t otherwise)
@@ -632,7 +757,8 @@ int main(int argc, char **argv)
         setenv("SACCADE_CACHE_DIR", folder, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tiles_fit),        cmocka_unit_test(no_spills),
-        cmocka_unit_test(bounds_of_slopes), cmocka_unit_test(lengths),
+        cmocka_unit_test(bounds_of_slopes), cmocka_unit_test(plan_of_gradients),
+        cmocka_unit_test(refusals),         cmocka_unit_test(lengths),
         cmocka_unit_test(masks),            cmocka_unit_test(scores),
         cmocka_unit_test(placements),       cmocka_unit_test(relaxed),
         cmocka_unit_test(random_cases),

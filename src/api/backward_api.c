@@ -115,7 +115,8 @@ static saccade_status read_captures(const saccade_plan *plan, const saccade_back
         const char *name = a->d_captures[n].name;
         FAIL_AT(!name, SACCADE_EINVAL, "d_captures", 0, 0, "got no name in entry %d", n);
         const int32_t i = index_of(p->score, name);
-        if (i < 0 && index_of(plan->source_score, name) >= 0) {
+        if (i < 0 && p->gradients & SACCADE_GRADIENT_CAPTURES
+            && index_of(plan->source_score, name) >= 0) {
             TRY(clear_unread(plan, a, &a->d_captures[n], err));
             continue;
         }

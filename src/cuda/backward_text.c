@@ -5,34 +5,43 @@
 /* Three consumer groups as long as dK and dV of 64 keys leave room for them. Wider heads have
  * two, and, where dQ has two parts, loads and sums by warps of their own; if a score function
  * wants registers, those of the helpers go to the consumers. */
-int cu_backward_tile_choice(int D, int E, int rung, cu_backward_tile *out)
+int cu_backward_tile_choice(int D, int E, int rung, cu_form *out)
 {
-    static const cu_backward_tile small[] = {{3, 4, 0, {144, 80, 0}}, {2, 3, 0, {216, 72, 0}}};
-    static const cu_backward_tile wide[] = {{2, 3, 1, {208, 64, 32}}, {2, 3, 0, {216, 72, 0}}};
+    enum { KEYS = 64 }; /* of a group */
+    typedef struct choice {
+        int groups, stages, is_split, registers[3];
+    } choice;
+    static const choice small[] = {{3, 4, 0, {144, 80, 0}}, {2, 3, 0, {216, 72, 0}}};
+    static const choice wide[] = {{2, 3, 1, {208, 64, 32}}, {2, 3, 0, {216, 72, 0}}};
     const int dim = D > E ? D : E;
     rung += dim > 64 && D <= 64; /* dQ of one part: none for warps of their own */
     if (dim > 128 || rung > 1)
         return 0;
-    *out = (dim <= 64 ? small : wide)[rung];
+    const choice *row = (dim <= 64 ? small : wide) + rung;
+    *out = (cu_form){.family = CU_SM90,
+                     .tile = {.groups = row->groups,
+                              .keys = row->groups * KEYS,
+                              .stages = row->stages},
+                     .backward = {.rows = BWD_ROWS, .parts = 1, .is_split = row->is_split}};
+    for (int i = 0; i < 3; i++)
+        out->backward.registers[i] = row->registers[i];
     return 1;
 }
 
 /* Blocks as long as registers allow: scores of 16 rows by a block lie there twice. Two stages
  * fit the 99 KB of shared memory that every GPU has. */
-cu_backward_pass cu_backward_pass_choice(int D, int E)
+cu_form cu_backward_pass_choice(int D, int E)
 {
     const int is_wide = (D > E ? D : E) > 128;
-    return is_wide ? (cu_backward_pass){16, 2, 2} : (cu_backward_pass){32, 1, 2};
+    return (cu_form){.family = CU_SM80,
+                     .tile = {.groups = 4, .keys = 64, .stages = 2},
+                     .backward = {.rows = is_wide ? 16 : 32, .parts = is_wide ? 2 : 1}};
 }
 
-int cu_backward_tile_threads(const cu_backward_tile *t)
+int cu_backward_threads(const cu_form *f)
 {
-    return (t->groups + 1 + t->is_split) * 128;
-}
-
-int cu_backward_pass_threads(const cu_backward_pass *p)
-{
-    return p->parts * 128;
+    return f->family == CU_SM90 ? (f->tile.groups + 1 + f->backward.is_split) * 128
+                                : f->tile.groups * f->backward.parts * 32;
 }
 
 static int panels(int dim)
@@ -41,24 +50,31 @@ static int panels(int dim)
 }
 
 /* as carve() of bwd_sm90.cu lays it out */
-int cu_backward_tile_shared(const cu_backward_tile *t, int D, int E)
+static int tile_shared(const cu_form *f, int columns)
 {
-    const int keys = t->groups * 64, columns = panels(D) + panels(E);
-    const int stats = 2 * BWD_ROWS * 4, steps = 8 * 16, barriers = 8 * (9 + 2 * t->stages);
+    const int keys = f->tile.keys, stages = f->tile.stages;
+    const int stats = 2 * BWD_ROWS * 4, steps = 8 * 16, barriers = 8 * (9 + 2 * stages);
     const int stagings = 2 * BWD_ROWS * 64 * 4;
-    return columns * keys * 128 + t->stages * (columns * BWD_ROWS * 128 + stats)
-           + 2 * keys * 128 + stagings + steps + barriers;
+    return columns * keys * 128 + stages * (columns * BWD_ROWS * 128 + stats) + 2 * keys * 128
+           + stagings + steps + barriers;
 }
 
-int cu_backward_pass_shared(const cu_backward_pass *p, int D, int E)
+static int pass_shared(const cu_form *f, int columns)
+{
+    const int rows = f->backward.rows, stages = f->tile.stages;
+    return columns * f->tile.keys * 128 + stages * columns * rows * 128
+           + (f->tile.keys + stages * rows) * 8;
+}
+
+int cu_backward_shared_bytes(const cu_form *f, int D, int E)
 {
     const int columns = panels(D) + panels(E);
-    return columns * 64 * 128 + p->stages * columns * p->rows * 128
-           + (64 + p->stages * p->rows) * 8;
+    return f->family == CU_SM90 ? tile_shared(f, columns) : pass_shared(f, columns);
 }
 
-void cu_backward_config(const cu_backward *b, const plan_problem *p, int is_sm90, strbuf *out)
+static void put_config(const plan_problem *p, const cu_form *form, strbuf *out)
 {
+    const int is_sm90 = form->family == CU_SM90;
     const struct {
         const char *name;
         int value;
@@ -70,16 +86,19 @@ void cu_backward_config(const cu_backward *b, const plan_problem *p, int is_sm90
         {"E", cu_padded(p->sizes.Dv)},
         {"D_REAL", (int)p->sizes.D},
         {"E_REAL", (int)p->sizes.Dv},
-        {"WGS", is_sm90 ? b->tile.groups : 1},
-        {"KEYS", is_sm90 ? b->tile.groups * 64 : 64},
-        {"STAGES", is_sm90 ? b->tile.stages : b->pass.stages},
-        {"SPLIT", b->tile.is_split},
-        {"FIXED", cu_backward_is_fixed(b)},
-        {"REGS_CONSUMER", b->tile.registers[0]},
-        {"REGS_DQ", b->tile.registers[1]},
-        {"REGS_HELPERS", b->tile.registers[2]},
-        {"TM", b->pass.rows},
-        {"PARTS", b->pass.parts},
+        {"WGS", form->tile.groups},
+        {"KEYS", form->tile.keys},
+        {"STAGES", form->tile.stages},
+        {"SPLIT", form->backward.is_split},
+        {"FIXED", cu_backward_is_fixed(p, form)},
+        {"REGS_CONSUMER", form->backward.registers[0]},
+        {"REGS_DQ", form->backward.registers[1]},
+        {"REGS_HELPERS", form->backward.registers[2]},
+        {"DQ", (p->gradients & SACCADE_GRADIENT_Q) != 0},
+        {"DK", (p->gradients & SACCADE_GRADIENT_K) != 0},
+        {"DV", (p->gradients & SACCADE_GRADIENT_V) != 0},
+        {"TM", form->backward.rows},
+        {"PARTS", form->backward.parts},
         {"Q_SHARED", 0},
         {"SCALE_FIRST", 0},
     };
@@ -115,7 +134,7 @@ static void put_product(const char *name, int n, const char *type, int is_a_regi
                   is_a_registers ? "\"r\"(a0), \"r\"(a1), \"r\"(a2), \"r\"(a3)" : "\"l\"(a)");
 }
 
-void cu_backward_products(int D, int E, int is_f16, strbuf *out)
+static void put_products(int D, int E, int is_f16, strbuf *out)
 {
     const char *type = is_f16 ? "f16" : "bf16";
     strbuf_puts(out, "/* generated: the products of backward */\n#pragma once\n\n");
@@ -123,4 +142,14 @@ void cu_backward_products(int D, int E, int is_f16, strbuf *out)
     put_product("wgmma_dv", E, type, 1, 0, 1, out);
     put_product("wgmma_dk", D, type, 1, 0, 1, out);
     put_product("wgmma_dq", 64, type, 0, 1, 1, out);
+}
+
+void cu_write_backward(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
+                       const cu_form *form, cu_headers *out)
+{
+    (void)kind;
+    put_config(p, form, &out->config);
+    put_products(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), p->dtype == SACCADE_F16,
+                 &out->products);
+    out->mod = s->backward_text;
 }

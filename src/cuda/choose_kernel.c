@@ -1,5 +1,6 @@
 /* Which program a run takes, and block masks in that program's blocks. Lists of live blocks are
  * made when a mask is prepared, for every program that may run, and looked up by each run. */
+#include "cuda/cuda_backward.h"
 #include "cuda/run.h"
 
 enum { DECODE_BLOCK_Q = 64 }; /* block masks for decode have one row of blocks */
@@ -52,8 +53,9 @@ static saccade_status unsuited(const cu_state *s, const saccade_block_mask *mask
 static int takes_sizes(const cu_state *s, cu_program program, const saccade_sizes *sizes)
 {
     const cu_operation operation = cu_program_kinds[program].operation;
-    return s->programs[program].form.tile.groups > 0 && operation != CU_OP_AGAIN
-           && (operation != CU_OP_DECODE || run_is_decode(s, sizes));
+    return s->programs[program].form.tile.groups > 0
+           && (operation == CU_OP_FORWARD
+               || (operation == CU_OP_DECODE && run_is_decode(s, sizes)));
 }
 
 static saccade_status make_runs(const saccade_plan *plan, const saccade_block_mask *mask,
@@ -97,7 +99,10 @@ saccade_status cu_prepare(const saccade_plan *plan, const saccade_block_mask *ma
     sizes.Hkv = plan->problem.sizes.Hkv;
     sizes.D = plan->problem.sizes.D;
     sizes.Dv = plan->problem.sizes.Dv;
-    return make_runs(plan, mask, device, &sizes, err);
+    TRY(make_runs(plan, mask, device, &sizes, err));
+    return plan->problem.gradients
+               ? cu_backward_make_runs(plan, mask, device, &sizes, err)
+               : SACCADE_OK;
 }
 
 saccade_status run_find_runs(const cu_state *s, const plan_run *run, cu_program program,

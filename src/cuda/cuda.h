@@ -118,10 +118,19 @@ typedef struct cu_tile {
 /* Which forward kernel: fwd_sm90.cu, fwd_sm80.cu or, on any GPU, fwd_f32.cu. */
 typedef enum cu_family { CU_SM90, CU_SM80, CU_F32, CU_FAMILIES } cu_family;
 
-/* A forward kernel and its tile. */
+/* What backward's kernels are tuned by beside a tile. */
+typedef struct cu_backward_tile {
+    int rows;  /* by mma.sync: rows of a block that passes */
+    int parts; /* by mma.sync: warps that share 16 rows, each with a part of the columns */
+    int is_split;     /* sm_90a: loads and sums into global memory by warps of their own */
+    int registers[3]; /* sm_90a: a thread of the consumers, of dQ's group, of those warps */
+} cu_backward_tile;
+
+/* A kernel and its tile. */
 typedef struct cu_form {
     cu_family family;
     cu_tile tile; /* groups 0: no such kernel */
+    cu_backward_tile backward;
 } cu_form;
 
 /* The rung'th choice for these head dims, best first; 0 past the end of the ladder. */
@@ -230,44 +239,62 @@ void cu_grouped_free(cu_grouped *g);
 
 /* ---- programs.c: what a plan compiles and loads ---- */
 
-/* What a program does in a run; choose_kernel.c picks the program, launch.c starts it. */
+/* What a program does; choose_kernel.c picks a run's program, launch.c starts it. */
 typedef enum cu_operation {
-    CU_OP_DECODE,  /* few queries, heads of a group together */
-    CU_OP_FORWARD, /* any number of queries, in tiles of one head */
-    CU_OP_AGAIN,   /* rows that another program of the run could not finish */
+    CU_OP_DECODE,   /* few queries, heads of a group together */
+    CU_OP_FORWARD,  /* any number of queries, in tiles of one head */
+    CU_OP_AGAIN,    /* rows that another program of the run could not finish */
+    CU_OP_BACKWARD, /* a step of a backward run: backward_launch.c */
     CU_OPERATIONS
 } cu_operation;
 
-/* The rows of cu_program_kinds, in the order in which a run tries them. */
+/* The rows of cu_program_kinds; those of forward in the order in which a run tries them. */
 typedef enum cu_program {
-    CU_DECODE,    /* few queries (sm_90a) */
-    CU_MAIN,      /* any number of queries */
-    CU_EXACT,     /* the same with exact offsets and row maxima */
-    CU_UNALIGNED, /* rows that tensor copies do not take (sm_90a) */
-    CU_CAREFUL,   /* rows to be made again */
+    CU_DECODE,      /* few queries (sm_90a) */
+    CU_MAIN,        /* any number of queries */
+    CU_EXACT,       /* the same with exact offsets and row maxima */
+    CU_UNALIGNED,   /* rows that tensor copies do not take (sm_90a) */
+    CU_CAREFUL,     /* rows to be made again */
+    CU_BWD_TILES,   /* dK, dV and sums of dQ by tiles of keys (sm_90a) */
+    CU_BWD_PLAIN,   /* dK and dV, then dQ, by CTAs that own them */
+    CU_BWD_PREPARE, /* what every row brings, and bounds of K and V */
+    CU_BWD_FINISH,  /* dQ from its sums */
     CU_PROGRAMS
 } cu_program;
 
 typedef enum cu_maxima { CU_ANY_RUN, CU_WITHOUT_MAXIMA, CU_WITH_MAXIMA } cu_maxima;
 
 typedef struct cu_state cu_state;
+typedef struct cu_program_kind cu_program_kind;
+
+/* The generated headers of an instance: cfg.cuh, wgmma.cuh, and mod.cuh, which is borrowed. */
+typedef struct cu_headers {
+    strbuf config, products;
+    const char *mod;
+} cu_headers;
 
 /* Everything that tells one program from another. A program is one file of kern/ with the
  * constants of its form; a plan holds those that choose() finds a form for. */
-typedef struct cu_program_kind {
+struct cu_program_kind {
     const char *name; /* as explain prints it */
     cu_operation operation;
-    const char *kernel[CU_FAMILIES]; /* by the form's family; its file is kern/<kernel>.cu */
+    const char *kernel[CU_FAMILIES]; /* by the form's family */
+    const char *file;                /* in kern/, without .cu; NULL: the kernel's name */
     const char *other;               /* a second kernel in that file, or NULL */
     /* The rung'th form, best first; 0 past the last one. */
     int (*choose)(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
-    int follows_main; /* compiled for CU_MAIN's tile, and again when that changes */
+    void (*write)(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
+                  const cu_form *form, cu_headers *out);
+    int follows_main;  /* compiled for CU_MAIN's tile, and again when that changes */
+    int follows_tiles; /* compiled once it is known whether the plan has CU_BWD_TILES */
+    int is_optional;   /* left out where every form spills or waits: others take its runs */
     int may_be_lazy, has_maxima, is_packed; /* the constants CFG_LAZY, CFG_ROWMAX, CFG_PACKED */
     int wants_alignment;                    /* where CU_MAIN copies by TMA */
     cu_maxima runs;                         /* which runs it takes */
     /* Dynamic shared memory to ask the driver for, bytes; NULL: none. */
     int (*shared)(const cu_state *s, const plan_problem *p, const cu_form *form);
-} cu_program_kind;
+    int other_has_shared; /* the second kernel asks for as much */
+};
 
 extern const cu_program_kind cu_program_kinds[CU_PROGRAMS];
 
@@ -283,20 +310,34 @@ struct cu_state {
     cu_family family; /* of CU_MAIN */
     int given_up;     /* every tile of CU_MAIN spills or waits: the first is kept */
     int is_lazy;      /* offsets of CU_MAIN are raised after the fact */
-    cu_mod_text facts;
+    cu_mod_text facts, backward_facts;
     char arch[16];
-    char *mod_text;
+    char *mod_text, *backward_text; /* backward_text: NULL where no gradient is wanted */
     cu_loaded programs[CU_PROGRAMS];
     _Atomic uint64_t ready; /* bit per device: attributes set */
     int is_present;         /* there is a device for arch */
     cu_device device;       /* what the plan was tuned for */
 };
 
-/* Compiles every program of the plan, side by side; a program that spills gives way to the next
- * smaller form as far as there is one. */
-saccade_status cu_compile_programs(cu_state *s, const plan_problem *p, saccade_error *err);
 saccade_status cu_load_programs(cu_state *s, const cu_driver *driver, saccade_error *err);
 void cu_free_programs(cu_state *s);
+
+/* ---- program_text.c ---- */
+
+/* The generated headers of a forward program: cu_program_kind.write. */
+void cu_write_forward(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
+                      const cu_form *form, cu_headers *out);
+/* One program in one form, compiled for the state's architecture or taken from the cache. */
+saccade_status cu_compile_instance(const cu_state *s, const plan_problem *p, cu_program which,
+                                   const cu_form *form, cu_image *out, saccade_error *err);
+
+/* ---- program_compile.c ---- */
+
+/* Compiles every program of the plan, side by side; a program that spills gives way to the next
+ * smaller form as far as there is one. needs: the texts of the mods. */
+saccade_status cu_compile_programs(cu_state *s, const plan_problem *p, saccade_error *err);
+/* The same for backward's programs alone. */
+saccade_status cu_compile_backward(cu_state *s, const plan_problem *p, saccade_error *err);
 
 /* ---- solver.c, launch.c: what a plan holds, and a run of it ---- */
 

@@ -5,92 +5,78 @@
  *     bwd_finish.cu    dQ from its sums
  *     bwd_sm80.cu      dK and dV, then dQ, each by CTAs that own them: every other problem
  *
- * No result depends on the order in which CTAs run, unless dQ is relaxed. A plan compiles the
- * second way always, and the first if the GPU, the head dims and the score function allow it:
- * sums in fixed point need a bound of the score function's slope. */
+ * No result depends on the order in which CTAs run, unless dQ is relaxed. A plan that wants
+ * gradients compiles the second way always, and the first if the GPU, the head dims and the
+ * score function allow it: sums in fixed point need a bound of the score function's slope. */
 #ifndef SACCADE_CUDA_CUDA_BACKWARD_H
 #define SACCADE_CUDA_CUDA_BACKWARD_H
 
 #include "cuda/cuda.h"
 #include "cuda/kern/bwd.h"
 
-/* Tuning of bwd_sm90.cu: may change speed, nothing else. */
-typedef struct cu_backward_tile {
-    int groups; /* consumer warpgroups of 64 keys */
-    int stages; /* blocks of queries in flight */
-    int is_split; /* loads and sums into global memory by warps of their own */
-    int registers[3]; /* a thread of the consumers, of dQ's group, of the warps just named */
-} cu_backward_tile;
+#include <math.h>
 
-/* Tuning of bwd_sm80.cu. */
-typedef struct cu_backward_pass {
-    int rows;   /* of a block that passes by */
-    int parts;  /* warps that share 16 rows, each with a part of the columns */
-    int stages;
-} cu_backward_pass;
-
-typedef enum cu_backward_program {
-    CU_BWD_PREPARE, /* kernel bwd_prepare, other bwd_bounds */
-    CU_BWD_FINISH,
-    CU_BWD_TILES, /* bwd_sm90 */
-    CU_BWD_PLAIN, /* bwd_keys, other bwd_queries */
-    CU_BWD_PROGRAMS
-} cu_backward_program;
-
-/* What a plan holds for backward. */
-typedef struct cu_backward {
-    int is_relaxed; /* sums of dQ as floats, in the order in which CTAs come */
-    cu_backward_tile tile; /* groups 0: no CU_BWD_TILES */
-    cu_backward_pass pass;
-    cu_mod_text facts;
-    char *mod_text;
-    cu_loaded programs[CU_BWD_PROGRAMS];
-    _Atomic uint64_t ready; /* bit per device: attributes set */
-} cu_backward;
-
-/* A run: what forward took and left (out and lse), and where gradients go; NULL: not wanted. */
-typedef struct cu_backward_run {
-    const plan_run *forward;
-    const saccade_tensor *d_out, *d_lse; /* d_lse may be NULL */
-    const saccade_tensor *dq, *dk, *dv;  /* in the problem's dtype */
-    void *workspace;
-} cu_backward_run;
-
-/* Whether dQ is summed in fixed point, by tiles. */
-static inline int cu_backward_is_fixed(const cu_backward *b)
+static inline int cu_backward_has_tiles(const cu_state *s)
 {
-    return b->tile.groups > 0 && !b->is_relaxed;
+    return s->programs[CU_BWD_TILES].form.tile.groups > 0;
+}
+
+/* Whether sums of dQ in fixed point, if the plan makes any, have a bound. */
+static inline int cu_backward_is_bounded(const cu_state *s, const plan_problem *p)
+{
+    return p->is_relaxed || !(p->gradients & SACCADE_GRADIENT_Q)
+           || s->backward_facts.slope_most < INFINITY;
+}
+
+/* Whether dQ is summed in fixed point by programs of this form. */
+static inline int cu_backward_is_fixed(const plan_problem *p, const cu_form *form)
+{
+    return form->family == CU_SM90 && (p->gradients & SACCADE_GRADIENT_Q) && !p->is_relaxed;
 }
 
 /* ---- backward_text.c: pure functions ---- */
 
-/* The rung'th choice for these head dims, best first; 0 past the end. */
-int cu_backward_tile_choice(int D, int E, int rung, cu_backward_tile *out);
-cu_backward_pass cu_backward_pass_choice(int D, int E);
-int cu_backward_tile_threads(const cu_backward_tile *tile);
-int cu_backward_tile_shared(const cu_backward_tile *tile, int D, int E);
-int cu_backward_pass_threads(const cu_backward_pass *pass);
-int cu_backward_pass_shared(const cu_backward_pass *pass, int D, int E);
-/* cfg.cuh and wgmma.cuh of an instance. */
-void cu_backward_config(const cu_backward *b, const plan_problem *problem, int is_sm90,
-                        strbuf *out);
-void cu_backward_products(int D, int E, int is_f16, strbuf *out);
+/* The rung'th choice of bwd_sm90.cu for these head dims, best first; 0 past the end. */
+int cu_backward_tile_choice(int D, int E, int rung, cu_form *out);
+/* The form of bwd_sm80.cu. */
+cu_form cu_backward_pass_choice(int D, int E);
+int cu_backward_threads(const cu_form *form);
+int cu_backward_shared_bytes(const cu_form *form, int D, int E);
+void cu_write_backward(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
+                       const cu_form *form, cu_headers *out);
 
-/* ---- backward_programs.c ---- */
+/* ---- backward_forms.c: columns of the table of programs ---- */
 
-/* For the plan's own problem and architecture; destroy after a failure too. */
-saccade_status cu_backward_create(const saccade_plan *plan, int is_relaxed, arena *scratch,
-                                  cu_backward *out, saccade_error *err);
-void cu_backward_destroy(cu_backward *b);
+int cu_backward_tiles_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_plain_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_prepare_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_finish_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_shared(const cu_state *s, const plan_problem *p, const cu_form *form);
+/* The score function's value and derivative as text; its graph lives in scratch. */
+saccade_status cu_backward_emit(cu_state *s, const plan_problem *p, arena *scratch,
+                                saccade_error *err);
+
+/* ---- backward_masks.c ---- */
+
+/* An imported mask's blocks are taken whole or in parts. */
+int cu_backward_is_suited(const saccade_block_mask *mask, int rows, int keys);
+/* Makes what backward runs with this block mask need on a device. */
+saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_block_mask *mask,
+                                     int device, const saccade_sizes *sizes,
+                                     saccade_error *err);
+/* What of it a run reads; both stay NULL without a block mask. */
+typedef struct cu_backward_runs {
+    const cu_runs *tiles;   /* blocks of queries for each tile of keys */
+    const cu_runs *queries; /* bwd_queries: blocks of keys for each tile of queries */
+} cu_backward_runs;
+saccade_status cu_backward_find_runs(const cu_state *s, const plan_run *run, int is_tiles,
+                                     cu_backward_runs *out, saccade_error *err);
 
 /* ---- backward_launch.c ---- */
 
-size_t cu_backward_workspace(const saccade_plan *plan, const cu_backward *b,
-                             const saccade_sizes *sizes);
-/* Makes what runs with this block mask need on the current device. */
-saccade_status cu_backward_prepare(const saccade_plan *plan, const cu_backward *b,
-                                   const saccade_block_mask *mask, saccade_error *err);
-saccade_status cu_backward_start(const saccade_plan *plan, cu_backward *b,
-                                 const cu_backward_run *run, saccade_error *err);
+size_t cu_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
+                             const plan_gradients *gradients);
+saccade_status cu_backward(const saccade_plan *plan, const plan_run *run,
+                           const plan_gradients *gradients, saccade_error *err);
 
 #endif

@@ -1,7 +1,7 @@
 /* What a CUDA plan is, in lines of `name: value`: the main program's tile and why it was taken,
  * what ptxas said of every program, then the text made from the user's mod. Registers, spills
  * and waits are the worst of the plan's programs. */
-#include "cuda/cuda.h"
+#include "cuda/cuda_backward.h"
 
 #include <string.h>
 
@@ -71,6 +71,46 @@ static void put_notes(const saccade_plan *plan, strbuf *out)
             put_program_notes(plan, (cu_program)i, out);
 }
 
+/* Why backward is not done by tiles, or NULL. */
+static const char *why_plain(const cu_state *s, const plan_problem *p)
+{
+    cu_form form;
+    const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
+    if (cu_backward_has_tiles(s))
+        return NULL;
+    if (s->family != CU_SM90)
+        return "tiles need sm_90a and head dims that are multiples of 8";
+    if (!cu_backward_tile_choice(D, E, 0, &form))
+        return "tiles take head dims up to 128";
+    if (!cu_backward_is_bounded(s, p))
+        return "no bound of the score's slope is proven, which sums in fixed point need";
+    return "every tile spills or waits";
+}
+
+static void put_backward(const saccade_plan *plan, strbuf *out)
+{
+    const cu_state *s = plan->state;
+    const plan_problem *p = &plan->problem;
+    const cu_form *tiles = &s->programs[CU_BWD_TILES].form;
+    const cu_form *plain = &s->programs[CU_BWD_PLAIN].form;
+    const char *why = why_plain(s, p);
+    if (!p->gradients)
+        return;
+    if (why)
+        strbuf_printf(out,
+                      "backward: scores twice, dK and dV by %d keys, dQ by %d queries; %s\n",
+                      plain->tile.keys, BWD_ROWS, why);
+    else
+        strbuf_printf(out,
+                      "backward: tiles of %d keys x %d queries, dQ summed %s; unaligned rows: "
+                      "scores twice\n",
+                      tiles->tile.keys, BWD_ROWS,
+                      p->is_relaxed ? "in any order" : "in fixed point");
+    if (p->sizes.B && p->sizes.Q && p->sizes.KV)
+        strbuf_printf(out, "backward workspace: %zu bytes\n",
+                      cu_backward_workspace(plan, &p->sizes, NULL));
+}
+
 saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *err)
 {
     const cu_state *s = plan->state;
@@ -87,8 +127,13 @@ saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *
     strbuf_printf(out, "serialised products: %s\n", worst.is_serialised ? "yes" : "no");
     strbuf_printf(out, "offsets: %s\n", s->is_lazy ? "late, with a second pass" : "exact");
     put_notes(plan, out);
+    put_backward(plan, out);
     put_programs(s, out);
     strbuf_puts(out, "code:\n");
     strbuf_puts(out, s->mod_text);
+    if (s->backward_text) {
+        strbuf_puts(out, "code for gradients:\n");
+        strbuf_puts(out, s->backward_text);
+    }
     return strbuf_status(out, err);
 }

@@ -5,9 +5,8 @@
 
 enum { MAX_SHARED = 8 }; /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
 
-/* Shared memory above 48 KB is asked for once per device. */
-static saccade_status make_ready(cu_state *s, const plan_problem *problem,
-                                 const cu_driver *driver, int device, saccade_error *err)
+saccade_status run_make_ready(cu_state *s, const plan_problem *problem,
+                              const cu_driver *driver, int device, saccade_error *err)
 {
     const uint64_t bit = (uint64_t)1 << device; /* cu_enter bounds it */
     if (atomic_load(&s->ready) & bit)
@@ -16,9 +15,13 @@ static saccade_status make_ready(cu_state *s, const plan_problem *problem,
         const cu_loaded *l = &s->programs[i];
         if (!l->kernel || !cu_program_kinds[i].shared)
             continue;
-        const int bytes = cu_program_kinds[i].shared(s, problem, &l->form);
+        const cu_program_kind *kind = &cu_program_kinds[i];
+        const int bytes = kind->shared(s, problem, &l->form);
         TRY(cu_check(driver, driver->kernel_set(MAX_SHARED, bytes, l->kernel, device),
                      "cuKernelSetAttribute", err));
+        if (kind->other_has_shared)
+            TRY(cu_check(driver, driver->kernel_set(MAX_SHARED, bytes, l->other, device),
+                         "cuKernelSetAttribute", err));
     }
     atomic_fetch_or(&s->ready, bit);
     return SACCADE_OK;
@@ -44,13 +47,11 @@ static saccade_status launch(const saccade_plan *plan, const cu_driver *driver,
     run_fill(plan, run, run_tiles_form(s, program), runs, &a.p);
     TRY(run_captures(problem->score, run->score_env.tensors, a.captures, err));
     TRY(run_captures(problem->mask, run->mask_env.tensors, a.captures + n_score, err));
-    TRY(make_ready(s, problem, driver, run->q->device.index, err));
+    TRY(run_make_ready(s, problem, driver, run->q->device.index, err));
     return operations[cu_program_kinds[program].operation](plan, run, &a, err);
 }
 
-/* Programs of interval masks hold their limits alone, which far positions do not have. */
-static saccade_status check_positions(const cu_state *s, const plan_run *run,
-                                      saccade_error *err)
+saccade_status run_check_positions(const cu_state *s, const plan_run *run, saccade_error *err)
 {
     FAIL_AT(s->facts.mask == CU_MASK_INTERVAL && !plan_is_near(&run->positions, &run->sizes),
             SACCADE_EINVAL, "positions", 0, 0,
@@ -67,7 +68,7 @@ saccade_status cu_forward(const saccade_plan *plan, const plan_run *run, saccade
     const cu_runs *runs;
     void *pushed;
     FAIL_IF(!s->is_present, SACCADE_EBACKEND, "cuda: no device here runs %s", s->arch);
-    TRY(check_positions(s, run, err));
+    TRY(run_check_positions(s, run, err));
     TRY(run_choose_program(s, run, &program, err));
     FAIL_IF(run_groups(run_tiles_form(s, program), &run->sizes) > INT32_MAX, SACCADE_ELIMIT,
             "cuda: got too many rows for one run");

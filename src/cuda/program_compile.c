@@ -4,80 +4,13 @@
 #include "cuda/cuda.h"
 
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 /* ---- one program ---- */
 
-static void put_config(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
-                       const cu_form *form, strbuf *out)
+static int is_clean(const cu_image *image)
 {
-    const int is_f32 = p->dtype == SACCADE_F32, groups = form->tile.groups;
-    const int has_producer = kind->operation == CU_OP_FORWARD && form->family == CU_SM90;
-    const int E = cu_padded(p->sizes.Dv), parts = is_f32 ? cu_parts(E) : 1;
-    const int whole = 32 * parts; /* columns of O in panels */
-    const struct {
-        const char *name;
-        int value;
-    } rows[] = {
-        {"SM", form->family == CU_SM90 ? 90 : 80},
-        {"F16", p->dtype == SACCADE_F16},
-        {"F32", is_f32},
-        {"D", cu_padded(p->sizes.D)},
-        {"E", is_f32 ? (E + whole - 1) / whole * whole : E},
-        {"D_REAL", (int)p->sizes.D},
-        {"E_REAL", (int)p->sizes.Dv},
-        {"WGS", groups},
-        {"PARTS", parts},
-        {"TN", form->tile.keys},
-        {"STAGES", form->tile.stages},
-        {"PINGPONG", form->tile.is_pingpong},
-        {"LAZY", kind->may_be_lazy && s->is_lazy},
-        {"ROWMAX", kind->has_maxima},
-        {"PACKED", kind->is_packed},
-        {"CHUNKS", p->has_chunks},
-        {"Q_SHARED", cu_is_q_shared((int)p->sizes.D, (int)p->sizes.Dv)},
-        {"SCALE_FIRST", p->scale <= 0 && s->facts.score != CU_SCORE_GENERAL},
-        {"REGS_PRODUCER", groups == 1   ? 56
-                          : groups == 2 ? 40
-                                        : 32},
-        {"REGS_CONSUMER", groups == 1   ? 256
-                          : groups == 2 ? 232
-                                        : 160},
-        {"FIRST_WARP", has_producer ? 4 : 0},
-    };
-    strbuf_puts(out, "/* generated: constants of this instance */\n#pragma once\n");
-    for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++)
-        strbuf_printf(out, "#define CFG_%s %d\n", rows[k].name, rows[k].value);
-}
-
-static saccade_status compile_one(const cu_state *s, const plan_problem *p, cu_program which,
-                                  const cu_form *form, cu_image *out, saccade_error *err)
-{
-    const cu_program_kind *kind = &cu_program_kinds[which];
-    char entry[32];
-    strbuf config, products;
-    strbuf_init(&config, 0);
-    strbuf_init(&products, 0);
-    snprintf(entry, sizeof entry, "%s.cu", kind->kernel[form->family]);
-    put_config(s, p, kind, form, &config);
-    cu_emit_products(&form->tile, cu_padded(p->sizes.Dv), p->dtype == SACCADE_F16, &products);
-    const cu_source generated[] = {{"cfg.cuh", strbuf_text(&config)},
-                                   {"mod.cuh", s->mod_text},
-                                   {"wgmma.cuh", strbuf_text(&products)}};
-    saccade_status status = strbuf_status(&config, err);
-    if (status == SACCADE_OK)
-        status = strbuf_status(&products, err);
-    if (status == SACCADE_OK)
-        status = cu_compile(entry, generated, 3, s->arch, out, err);
-    strbuf_free(&config);
-    strbuf_free(&products);
-    return status;
-}
-
-static int is_clean(const cu_loaded *l)
-{
-    return l->image.report.spill_bytes == 0 && !l->image.report.is_serialised;
+    return image->report.spill_bytes == 0 && !image->report.is_serialised;
 }
 
 static void drop(cu_loaded *l)
@@ -102,8 +35,8 @@ typedef struct job {
 static void *run_job(void *argument)
 {
     job *j = argument;
-    j->status =
-        compile_one(j->state, j->problem, j->which, &j->out->form, &j->out->image, &j->err);
+    j->status = cu_compile_instance(j->state, j->problem, j->which, &j->out->form,
+                                    &j->out->image, &j->err);
     return NULL;
 }
 
@@ -137,18 +70,38 @@ static saccade_status end_job(job *j, saccade_status before, saccade_error *err)
     return j->status;
 }
 
-static void begin_others(job *jobs, cu_state *s, const plan_problem *p, int followers_only)
+/* Programs that begin together: forward's beside CU_MAIN, those of them that have its tile,
+ * backward's, and those that wait for backward's choice. */
+typedef enum part { BESIDE_MAIN, WITH_MAIN, BACKWARD, AFTER_TILES } part;
+
+static int is_in(cu_program i, part which)
+{
+    const cu_program_kind *kind = &cu_program_kinds[i];
+    const int is_backward = kind->operation == CU_OP_BACKWARD;
+    switch (which) {
+    case BESIDE_MAIN:
+        return !is_backward && i != CU_MAIN;
+    case WITH_MAIN:
+        return kind->follows_main;
+    case BACKWARD:
+        return is_backward && !kind->follows_tiles;
+    default:
+        return kind->follows_tiles;
+    }
+}
+
+static void begin_jobs(job *jobs, cu_state *s, const plan_problem *p, part which)
 {
     for (int i = 0; i < CU_PROGRAMS; i++)
-        if (i != CU_MAIN && (cu_program_kinds[i].follows_main || !followers_only))
+        if (is_in((cu_program)i, which))
             begin_job(&jobs[i], s, p, (cu_program)i);
 }
 
-static saccade_status end_others(job *jobs, int followers_only, saccade_status status,
-                                 saccade_error *err)
+static saccade_status end_jobs(job *jobs, part which, saccade_status status,
+                               saccade_error *err)
 {
     for (int i = 0; i < CU_PROGRAMS; i++)
-        if (cu_program_kinds[i].follows_main || !followers_only)
+        if (is_in((cu_program)i, which))
             status = end_job(&jobs[i], status, err);
     return status;
 }
@@ -177,7 +130,7 @@ static saccade_status compile_main(cu_state *s, const plan_problem *p, saccade_e
 {
     cu_loaded *l = &s->programs[CU_MAIN];
     drop(l);
-    return compile_one(s, p, CU_MAIN, &l->form, &l->image, err);
+    return cu_compile_instance(s, p, CU_MAIN, &l->form, &l->image, err);
 }
 
 /* After the first tile has spilled or waited: the first clean one of the others, or else it. */
@@ -185,7 +138,7 @@ static saccade_status search_main(cu_state *s, const plan_problem *p, saccade_er
 {
     for (int rung = 1; choose_main(s, p, rung); rung++) {
         TRY(compile_main(s, p, err));
-        if (is_clean(&s->programs[CU_MAIN]))
+        if (is_clean(&s->programs[CU_MAIN].image))
             return SACCADE_OK;
     }
     s->given_up = 1;
@@ -197,49 +150,87 @@ static saccade_status compile_first(cu_state *s, const plan_problem *p, job *job
                                     saccade_error *err)
 {
     TRY(compile_main(s, p, err));
-    if (is_clean(&s->programs[CU_MAIN]))
+    if (is_clean(&s->programs[CU_MAIN].image))
         return SACCADE_OK;
-    TRY(end_others(jobs, 1, SACCADE_OK, err));
+    TRY(end_jobs(jobs, WITH_MAIN, SACCADE_OK, err));
     TRY(search_main(s, p, err));
     if (s->given_up)
         return SACCADE_OK; /* the followers are compiled for the first tile already */
     for (int i = 0; i < CU_PROGRAMS; i++)
         if (cu_program_kinds[i].follows_main)
             drop(&s->programs[i]);
-    begin_others(jobs, s, p, 1);
+    begin_jobs(jobs, s, p, WITH_MAIN);
     return SACCADE_OK;
 }
 
 /* ---- the other programs' forms ---- */
 
-/* Takes a smaller form if the first one spills and that one spills less. */
+static int is_better(const cu_program_kind *kind, const cu_image *image, const cu_image *best)
+{
+    return kind->is_optional ? is_clean(image)
+                             : image->report.spill_bytes < best->report.spill_bytes;
+}
+
+/* Takes a smaller form if the first one spills and that one spills less; an optional program
+ * has to be clean. */
 static saccade_status settle(const cu_state *s, const plan_problem *p, cu_program which,
                              cu_loaded *best, saccade_error *err)
 {
+    const cu_program_kind *kind = &cu_program_kinds[which];
     cu_form smaller;
-    for (int rung = 1;
-         !is_clean(best) && cu_program_kinds[which].choose(s, p, rung, &smaller); rung++) {
+    for (int rung = 1; !is_clean(&best->image) && kind->choose(s, p, rung, &smaller); rung++) {
         cu_image image = {0};
-        TRY(compile_one(s, p, which, &smaller, &image, err));
-        if (image.report.spill_bytes >= best->image.report.spill_bytes) {
+        TRY(cu_compile_instance(s, p, which, &smaller, &image, err));
+        if (!is_better(kind, &image, &best->image)) {
             free(image.code);
             continue;
         }
         free(best->image.code);
         *best = (cu_loaded){.form = smaller, .rung = rung, .image = image};
     }
+    if (kind->is_optional && !is_clean(&best->image)) {
+        drop(best);
+        best->form = (cu_form){0};
+    }
     return SACCADE_OK;
+}
+
+static saccade_status settle_all(cu_state *s, const plan_problem *p, part which,
+                                 saccade_status status, saccade_error *err)
+{
+    for (int i = 0; i < CU_PROGRAMS && status == SACCADE_OK; i++)
+        if (is_in((cu_program)i, which) && s->programs[i].image.code)
+            status = settle(s, p, (cu_program)i, &s->programs[i], err);
+    return status;
+}
+
+/* ---- all of them ---- */
+
+static saccade_status end_backward(job *jobs, cu_state *s, const plan_problem *p,
+                                   saccade_status status, saccade_error *err)
+{
+    status = end_jobs(jobs, BACKWARD, status, err);
+    status = settle_all(s, p, BACKWARD, status, err);
+    if (status == SACCADE_OK)
+        begin_jobs(jobs, s, p, AFTER_TILES);
+    return end_jobs(jobs, AFTER_TILES, status, err);
+}
+
+saccade_status cu_compile_backward(cu_state *s, const plan_problem *p, saccade_error *err)
+{
+    job jobs[CU_PROGRAMS] = {{0}};
+    begin_jobs(jobs, s, p, BACKWARD);
+    return end_backward(jobs, s, p, SACCADE_OK, err);
 }
 
 saccade_status cu_compile_programs(cu_state *s, const plan_problem *p, saccade_error *err)
 {
     job jobs[CU_PROGRAMS] = {{0}};
     choose_main(s, p, 0);
-    begin_others(jobs, s, p, 0);
+    begin_jobs(jobs, s, p, BESIDE_MAIN);
+    begin_jobs(jobs, s, p, BACKWARD);
     saccade_status status = compile_first(s, p, jobs, err);
-    status = end_others(jobs, 0, status, err);
-    for (int i = 0; i < CU_PROGRAMS && status == SACCADE_OK; i++)
-        if (i != CU_MAIN && s->programs[i].image.code)
-            status = settle(s, p, (cu_program)i, &s->programs[i], err);
-    return status;
+    status = end_jobs(jobs, BESIDE_MAIN, status, err);
+    status = settle_all(s, p, BESIDE_MAIN, status, err);
+    return end_backward(jobs, s, p, status, err);
 }

@@ -1,7 +1,7 @@
 /* The table of programs: what each is called, which kernels it has, which forms it may take and
  * which runs it serves. Compiling, loading, choosing, preparing and explaining walk the table,
  * so that a program is added by a row. */
-#include "cuda/cuda.h"
+#include "cuda/cuda_backward.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -84,6 +84,7 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                    .kernel = {"decode"},
                    .other = "decode_end",
                    .choose = decode_form,
+                   .write = cu_write_forward,
                    .has_maxima = 1,
                    .is_packed = 1,
                    .wants_alignment = 1,
@@ -92,6 +93,7 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                  .operation = CU_OP_FORWARD,
                  .kernel = TILES,
                  .choose = main_form,
+                 .write = cu_write_forward,
                  .may_be_lazy = 1,
                  .wants_alignment = 1,
                  .runs = CU_WITHOUT_MAXIMA,
@@ -100,6 +102,7 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                   .operation = CU_OP_FORWARD,
                   .kernel = TILES,
                   .choose = exact_form,
+                  .write = cu_write_forward,
                   .follows_main = 1,
                   .has_maxima = 1,
                   .wants_alignment = 1,
@@ -110,6 +113,7 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                       .operation = CU_OP_FORWARD,
                       .kernel = TILES,
                       .choose = unaligned_form,
+                      .write = cu_write_forward,
                       .has_maxima = 1,
                       .shared = tile_shared},
     [CU_CAREFUL] = {.name = "careful",
@@ -117,7 +121,37 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                     .kernel = {"careful", "careful", "careful"},
                     .other = "begin",
                     .choose = careful_form,
+                    .write = cu_write_forward,
                     .follows_main = 1},
+    [CU_BWD_TILES] = {.name = "backward tiles",
+                      .operation = CU_OP_BACKWARD,
+                      .kernel = {"bwd_sm90"},
+                      .choose = cu_backward_tiles_form,
+                      .write = cu_write_backward,
+                      .is_optional = 1,
+                      .shared = cu_backward_shared},
+    [CU_BWD_PLAIN] = {.name = "backward plain",
+                      .operation = CU_OP_BACKWARD,
+                      .kernel = {"bwd_keys", "bwd_keys"},
+                      .file = "bwd_sm80",
+                      .other = "bwd_queries",
+                      .choose = cu_backward_plain_form,
+                      .write = cu_write_backward,
+                      .shared = cu_backward_shared,
+                      .other_has_shared = 1},
+    [CU_BWD_PREPARE] = {.name = "backward prepare",
+                        .operation = CU_OP_BACKWARD,
+                        .kernel = {"bwd_prepare", "bwd_prepare"},
+                        .other = "bwd_bounds",
+                        .choose = cu_backward_prepare_form,
+                        .write = cu_write_backward,
+                        .follows_tiles = 1},
+    [CU_BWD_FINISH] = {.name = "backward finish",
+                       .operation = CU_OP_BACKWARD,
+                       .kernel = {"bwd_finish"},
+                       .choose = cu_backward_finish_form,
+                       .write = cu_write_backward,
+                       .follows_tiles = 1},
 };
 
 /* ---- loading ---- */

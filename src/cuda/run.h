@@ -76,6 +76,14 @@ saccade_status run_start_with(const run_args *a, void *kernel, const unsigned gr
                               int threads, int shared, int attribute, int value,
                               void **parameters, saccade_error *err);
 
+/* ---- launch.c: what every run does first ---- */
+
+/* Shared memory above 48 KB is asked for once per device. */
+saccade_status run_make_ready(cu_state *s, const plan_problem *problem,
+                              const cu_driver *driver, int device, saccade_error *err);
+/* Programs of interval masks hold their limits alone, which far positions do not have. */
+saccade_status run_check_positions(const cu_state *s, const plan_run *run, saccade_error *err);
+
 /* ---- launch_tiles.c, launch_decode.c: a run's kernels ---- */
 
 saccade_status run_launch_tiles(const saccade_plan *plan, const plan_run *run, run_args *a,

@@ -1,6 +1,6 @@
 /* The CUDA back end as a solver: a plan holds compiled programs for one architecture
  * (programs.c), and launch.c runs them. */
-#include "cuda/cuda.h"
+#include "cuda/cuda_backward.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +14,19 @@ static int say(char *why, const char *text)
     return 0;
 }
 
+static int takes_gradients(const plan_problem *p, char *why)
+{
+    if (p->dtype == SACCADE_F32)
+        return say(why, "the CUDA back end makes gradients of bf16 and f16 problems, got f32: "
+                        "convert Q, K and V, or take backend cpu");
+    if (p->gradients & SACCADE_GRADIENT_CAPTURES)
+        return say(why, "the CUDA back end makes no gradients of captures: leave them out of "
+                        "the problem's gradients, or take backend cpu");
+    if (p->has_chunks)
+        return say(why, "the CUDA back end makes no gradients where keys lie in chunks");
+    return 1;
+}
+
 static int applicable(const plan_problem *p, int32_t level, char *why)
 {
     const cu_driver *driver;
@@ -24,6 +37,8 @@ static int applicable(const plan_problem *p, int32_t level, char *why)
         return say(why, "the CUDA back end takes bf16, f16 and f32, the same for Q, K and V");
     if (p->sizes.D > 256 || p->sizes.Dv > 256)
         return say(why, "the CUDA back end takes head dims up to 256");
+    if (p->gradients && !takes_gradients(p, why))
+        return 0;
     if (!p->arch && cu_get_driver(&driver, &err) != SACCADE_OK)
         return say(why, err.message);
     return 1;
@@ -74,6 +89,7 @@ static void destroy(saccade_plan *plan)
         return;
     cu_free_programs(s);
     free(s->mod_text);
+    free(s->backward_text);
     free(s);
     plan->state = NULL;
 }
@@ -98,6 +114,8 @@ static saccade_status create(saccade_plan *plan, saccade_error *err)
     plan->state = s;
     TRY_GOTO(choose_target(s, &plan->problem, &driver, err));
     TRY_GOTO(emit(s, plan, err));
+    if (plan->problem.gradients)
+        TRY_GOTO(cu_backward_emit(s, &plan->problem, &plan->arena, err));
     TRY_GOTO(cu_compile_programs(s, &plan->problem, err));
     if (s->is_present)
         TRY_GOTO(cu_load_programs(s, driver, err));
@@ -114,6 +132,8 @@ static const plan_solver cuda_tile = {
     .workspace = cu_workspace,
     .prepare = cu_prepare,
     .forward = cu_forward,
+    .backward_workspace = cu_backward_workspace,
+    .backward = cu_backward,
     .explain = cu_explain,
     .destroy = destroy,
 };

@@ -24,6 +24,7 @@ typedef struct plan_problem {
     int has_chunks;     /* every run says by plan_chunks where its keys lie */
     uint32_t gradients; /* SACCADE_GRADIENT_* wanted; CAPTURES if any of the next is */
     uint64_t gradient_captures; /* of score's captures, a bit each */
+    int is_relaxed; /* sums of dQ in any order, as CTAs come; no public problem asks for it */
 } plan_problem;
 
 /* Where keys lie that are not in one piece. Logical key j of batch b is row

@@ -6,7 +6,10 @@
 
 enum {
     BWD_ROWS = 64,  /* queries of a step, and of a tile of dQ */
-    BWD_CHUNKS = 32 /* parts of a head whose bounds are found apart */
+    BWD_CHUNKS = 32, /* parts of a head whose bounds are found apart */
+    BWD_OF_Q = 1,
+    BWD_OF_K = 2,
+    BWD_OF_V = 4
 };
 
 typedef struct cu_bwd {
@@ -30,6 +33,8 @@ typedef struct cu_bwd {
     float slope_most; /* no larger derivative of a score by its product */
     unsigned *bounds; /* [B*G][BWD_CHUNKS][2]: see bwd_unit.cuh */
     float *dq_sum;    /* [B*H*n_mblk][panels][4096], as bwd_dq.cuh stages it */
+    /* BWD_OF_* of the gradients that are f32, and of those added to what their tensors hold */
+    int wide, added;
 } cu_bwd;
 
 #endif

@@ -170,7 +170,7 @@ DEVICE void sum_dq(const arena &s, const cu_bwd &p, int turn, const tensor_map *
     own_begin(own, s, p, t, mq, mk, mv, mo);
     barrier_wait(s.kv_full, 0);
     clear_dead_keys(s, t);
-    if (!p.dq_sum) {
+    if (!CFG_DQ) {
         for (; take_ds(s, n, step); n++) {
             own_step(own, s, p, t, n, mq, mo);
             barrier_arrive_if(s.ds_empty + (n & 1) * 8, (threadIdx.x & 31) == 0);

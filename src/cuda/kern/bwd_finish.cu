@@ -44,6 +44,6 @@ extern "C" __global__ void __launch_bounds__(128) bwd_finish(const __grid_consta
         x[4 * i + 2] = summed(s.z) * f1;
         x[4 * i + 3] = summed(s.w) * f1;
     }
-    u16 *head = (u16 *)p.dq + bh / p.f.H * p.dqs.b + bh % p.f.H * p.dqs.h + part * 64;
-    store_rows(head, p.dqs.n, first, p.f.M, CFG_D_REAL - part * 64, 1.f, 1, x);
+    result to = result_of(p, p.dq, p.dqs, bh / p.f.H, bh % p.f.H, part * 64, BWD_OF_Q);
+    store_rows(to, first, p.f.M, CFG_D_REAL - part * 64, 1.f, 1, x);
 }

@@ -21,6 +21,7 @@
 #include "bwd_copy.cuh"
 #include "bwd_tile.cuh"
 #include "bwd_mod.cuh"
+#include "bwd_store.cuh"
 #include "bwd_mma.cuh"
 
 enum {
@@ -126,7 +127,8 @@ DEVICE void weights_of_keys(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], const
     key_side k0 = {key + t.kv_offset, key < t.kv_len};
     key_side k1 = {key + 8 + t.kv_offset, key + 8 < t.kv_len};
     tile_scores<STAY, CFG_D>(s, stay, warp_row(), pass);
-    tile_scores<STAY, CFG_E>(dp, stay + STAY_D, warp_row(), pass + PASS_D);
+    if (CFG_DK)
+        tile_scores<STAY, CFG_E>(dp, stay + STAY_D, warp_row(), pass + PASS_D);
 #pragma unroll
     for (int i = 0; i < S_COUNT / 4; i++) {
         int at = 8 * i + 2 * (lane & 3);
@@ -141,8 +143,9 @@ DEVICE void weights_of_keys(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], const
         f.stat0 = make_float2(stat.x, stat.y);
         f.stat1 = make_float2(stat.z, stat.w);
         f.x[0] = s[4 * i], f.x[1] = s[4 * i + 2], f.x[2] = s[4 * i + 1], f.x[3] = s[4 * i + 3];
-        f.dp[0] = dp[4 * i], f.dp[1] = dp[4 * i + 2], f.dp[2] = dp[4 * i + 1],
-        f.dp[3] = dp[4 * i + 3];
+#pragma unroll
+        for (int j = 0; j < 4; j++) /* without dK dS is not used */
+            f.dp[j] = CFG_DK ? dp[4 * i + j / 2 + j % 2 * 2] : 0.f;
         if (masked)
             live4(p.f, mod, t.b, h, query_side_of(p.f, mod, t.b, h, f.q0),
                   query_side_of(p.f, mod, t.b, h, f.q1), k0, k1, live);
@@ -156,8 +159,8 @@ DEVICE void weights_of_keys(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], const
 
 /* One element at a time: rows lie anywhere. */
 template <int COUNT>
-DEVICE void store_result(u16 *head, long long step, int row0, int n, int first, int real,
-                         float factor, const float (&x)[COUNT])
+DEVICE void store_result(const result &to, int row0, int n, int first, int real, float factor,
+                         const float (&x)[COUNT])
 {
     int lane = threadIdx.x & 31;
 #pragma unroll
@@ -165,7 +168,7 @@ DEVICE void store_result(u16 *head, long long step, int row0, int n, int first, 
         int row = row0 + lane / 4 + 8 * (i / 2 & 1);
         int column = first + 8 * (i / 4) + 2 * (lane & 3) + (i & 1);
         if (row < n && column < real)
-            head[row * step + column] = from_float(x[i] * factor);
+            put_float(to, row * to.step + column, x[i] * factor);
     }
 }
 
@@ -231,8 +234,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         copy_wait<CFG_STAGES - 1>();
         __syncthreads();
         weights_of_keys(w, ds, p, mod, t, h, q0, masked, shared, pass, stats);
-        tile_sums(dv, w, pass + PASS_D, warp_part() * WIDTH_E);
-        tile_sums(dk, ds, pass, warp_part() * WIDTH_D);
+        if (CFG_DV)
+            tile_sums(dv, w, pass + PASS_D, warp_part() * WIDTH_E);
+        if (CFG_DK)
+            tile_sums(dk, ds, pass, warp_part() * WIDTH_D);
         __syncthreads();
 #if CFG_STAGES > 1
         stage ^= 1;
@@ -242,13 +247,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         copy_commit();
 #endif
     }
-    if (p.dk)
-        store_result((u16 *)p.dk + t.b * p.dks.b + t.g * p.dks.h, p.dks.n,
-                     t.key0 + warp_row(), p.f.N, warp_part() * WIDTH_D, CFG_D_REAL, p.f.scale,
-                     dk);
-    if (p.dv)
-        store_result((u16 *)p.dv + t.b * p.dvs.b + t.g * p.dvs.h, p.dvs.n,
-                     t.key0 + warp_row(), p.f.N, warp_part() * WIDTH_E, CFG_E_REAL, 1.f, dv);
+    if (CFG_DK)
+        store_result(result_of(p, p.dk, p.dks, t.b, t.g, 0, BWD_OF_K), t.key0 + warp_row(),
+                     p.f.N, warp_part() * WIDTH_D, CFG_D_REAL, p.f.scale, dk);
+    if (CFG_DV)
+        store_result(result_of(p, p.dv, p.dvs, t.b, t.g, 0, BWD_OF_V), t.key0 + warp_row(),
+                     p.f.N, warp_part() * WIDTH_E, CFG_E_REAL, 1.f, dv);
 }
 
 /* ---- queries stay ---- */
@@ -378,6 +382,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         copy_commit();
 #endif
     }
-    store_result((u16 *)p.dq + t.b * p.dqs.b + t.h * p.dqs.h, p.dqs.n, t.row0 + warp_row(),
-                 p.f.M, warp_part() * WIDTH_D, CFG_D_REAL, p.f.scale, dq);
+    store_result(result_of(p, p.dq, p.dqs, t.b, t.h, 0, BWD_OF_Q), t.row0 + warp_row(), p.f.M,
+                 warp_part() * WIDTH_D, CFG_D_REAL, p.f.scale, dq);
 }

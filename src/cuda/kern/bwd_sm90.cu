@@ -7,7 +7,7 @@
  * warpgroup of its own (bwd_dq.cuh): it takes dS of all consumers from shared memory
  * (bwd_shared.cuh) and adds its product to dq_sum in global memory, by default as integers,
  * whose sums do not depend on their order. That warpgroup also loads (bwd_load.cuh), or with
- * CFG_SPLIT a fourth one does. */
+ * CFG_SPLIT a fourth one does. Of CFG_DQ, CFG_DK and CFG_DV, what is 0 is not computed. */
 #include "cfg.cuh"
 #include "ptx.cuh"
 #include "bwd.h"
@@ -173,7 +173,8 @@ struct consumer {
 DEVICE void put_ds(const arena &s, u32 n, const u32 (&ds)[S_COUNT / 2], int wg)
 {
     barrier_wait(s.ds_empty + (n & 1) * 8, (n >> 1 & 1) ^ 1);
-    share_ds(s.ds + (n & 1) * DS_BYTES, ds, wg);
+    if (CFG_DQ)
+        share_ds(s.ds + (n & 1) * DS_BYTES, ds, wg);
     __syncwarp();
     barrier_arrive_if(s.ds_full + (n & 1) * 8, (threadIdx.x & 31) == 0);
 }
@@ -216,13 +217,20 @@ DEVICE void use_block(const arena &s, const consumer &c, const cu_bwd &p, const 
     if (step.w & STEP_MASKED)
         cut_weights(w, g, p.f, mod, at);
     barrier_wait(s.o_full + c.at.slot * 8, c.at.parity);
+#if CFG_DQ || CFG_DK
     start_dp(acc, s.delta + stat);
     wgmma_fence();
     product_scores<CFG_E>(acc, s.v + wg * 64 * 128, s.d_out + c.at.slot * O_BYTES, 1);
     wgmma_commit();
+#else
+    wgmma_fence();
+#endif
+#if CFG_DV
     product_dv(dv, w, s.d_out + c.at.slot * O_BYTES, c.n > 0);
     wgmma_commit();
-    wgmma_wait<1>();
+#endif
+#if CFG_DQ || CFG_DK
+    wgmma_wait<CFG_DV>();
     if (MOD_SCORE || (step.w & STEP_MASKED))
         cut_dp(acc, w);
 #if MOD_SCORE
@@ -230,10 +238,13 @@ DEVICE void use_block(const arena &s, const consumer &c, const cu_bwd &p, const 
 #else
     gradients(ds, w, acc);
 #endif
+#endif
     put_ds(s, c.n, ds, wg);
+#if CFG_DK
     wgmma_fence();
     product_dk(dk, ds, s.q + c.at.slot * Q_BYTES, c.n > 0);
     wgmma_commit();
+#endif
     wgmma_wait<0>();
 }
 
@@ -252,11 +263,11 @@ DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, int tu
     barrier_wait(s.ds_empty + (c.n & 1) * 8, (c.n >> 1 & 1) ^ 1);
     barrier_arrive_if(s.ds_full + (c.n & 1) * 8, (threadIdx.x & 31) == 0);
     int row = t.key0 + wg * 64 + (threadIdx.x / 32 & 3) * 16 + (threadIdx.x & 31) / 4;
-    if (p.dk)
-        store_rows((u16 *)p.dk + t.b * p.dks.b + t.g * p.dks.h, p.dks.n, row, p.f.N, CFG_D_REAL,
+    if (CFG_DK)
+        store_rows(result_of(p, p.dk, p.dks, t.b, t.g, 0, BWD_OF_K), row, p.f.N, CFG_D_REAL,
                    p.f.scale, c.n > 0, dk);
-    if (p.dv)
-        store_rows((u16 *)p.dv + t.b * p.dvs.b + t.g * p.dvs.h, p.dvs.n, row, p.f.N, CFG_E_REAL,
+    if (CFG_DV)
+        store_rows(result_of(p, p.dv, p.dvs, t.b, t.g, 0, BWD_OF_V), row, p.f.N, CFG_E_REAL,
                    1.f, c.n > 0, dv);
 }
 
@@ -284,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         registers_shrink<CFG_REGS_HELPERS>();
         if (threadIdx.x == (DQ_GROUP + 1) * 128)
             load_all(s, p, blockIdx.x, &mq, &mk, &mv, &mo);
-        else if (threadIdx.x == (DQ_GROUP + 1) * 128 + 32 && p.dq_sum)
+        else if (threadIdx.x == (DQ_GROUP + 1) * 128 + 32 && CFG_DQ)
             write_dq(s, p);
     }
 #endif

@@ -1,14 +1,77 @@
-/* Fragments of products to rows of global memory. */
+/* Fragments of products to rows of global memory, in the problem's dtype or in f32, over what
+ * lies there or added to it. */
 #pragma once
 
-/* Two rows of a fragment, 8 apart, to global memory, 16 bytes a lane; 0 where nothing was
- * added. */
+/* The rows of one head of a gradient, from some column on. */
+struct result {
+    char *rows;
+    long long step; /* elements from one row to the next */
+    int is_wide, is_added;
+};
+
+DEVICE result result_of(const cu_bwd &p, void *data, const cu_stride &s, int b, int h,
+                        int column, int which)
+{
+    int is_wide = p.wide & which;
+    long long at = b * s.b + h * s.h + column;
+    return {(char *)data + at * (is_wide ? 4 : 2), s.n, is_wide, p.added & which};
+}
+
+DEVICE void put_float(const result &to, long long at, float x)
+{
+    if (to.is_wide) {
+        float *p = (float *)to.rows + at;
+        *p = to.is_added ? *p + x : x;
+    } else {
+        u16 *p = (u16 *)to.rows + at;
+        *p = from_float(to.is_added ? to_float(*p) + x : x);
+    }
+}
+
+/* two neighbours, the first at an even column of an aligned row */
+DEVICE void put_two(const result &to, long long at, float x, float y)
+{
+    if (to.is_wide) {
+        float2 *p = (float2 *)((float *)to.rows + at), old = make_float2(0.f, 0.f);
+        if (to.is_added)
+            old = *p;
+        *p = make_float2(old.x + x, old.y + y);
+    } else {
+        u32 *p = (u32 *)((u16 *)to.rows + at);
+        if (to.is_added) {
+            u32 old = *p;
+            x += to_float((u16)old);
+            y += to_float((u16)(old >> 16));
+        }
+        *p = pack(x, y);
+    }
+}
+
+/* Two rows of a fragment, 8 apart, two neighbours at a time. */
 template <int COUNT>
-DEVICE void store_rows(u16 *head, long long stride, int row0, int n, int real, float factor,
-                       int has, const float (&x)[COUNT])
+DEVICE void put_rows(const result &to, int row0, int n, int real, float factor, int has,
+                     const float (&x)[COUNT])
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 2) {
+        int row = row0 + 8 * (i / 2 & 1), column = i / 4 * 8 + 2 * (threadIdx.x & 3);
+        if (row < n && column < real)
+            put_two(to, row * to.step + column, has ? x[i] * factor : 0.f,
+                    has ? x[i + 1] * factor : 0.f);
+    }
+}
+
+/* The same, 16 bytes a lane where nothing is widened or added; 0 where there is nothing. */
+template <int COUNT>
+DEVICE void store_rows(const result &to, int row0, int n, int real, float factor, int has,
+                       const float (&x)[COUNT])
 {
     enum { CHUNKS = COUNT / 4 }; /* of 8 columns */
     int j = threadIdx.x & 3;
+    if (to.is_wide | to.is_added) {
+        put_rows(to, row0, n, real, factor, has, x);
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int row = row0 + 8 * i;
@@ -22,7 +85,7 @@ DEVICE void store_rows(u16 *head, long long stride, int row0, int n, int real, f
             }
             quad_transpose(w);
             if (row < n && (c + j) * 8 < real)
-                *(uint4 *)(head + row * stride + (c + j) * 8) =
+                *(uint4 *)((u16 *)to.rows + row * to.step + (c + j) * 8) =
                     make_uint4(w[0], w[1], w[2], w[3]);
         }
     }

@@ -1,0 +1,52 @@
+/* The forms that backward's programs take: which of them a plan has, and what it is written
+ * for. A plan that wants no gradient has none of them. */
+#include "cuda/cuda_backward.h"
+
+#include "cuda/emit.h"
+
+/* Sums in fixed point need a bound of the score function's slope. */
+int cu_backward_tiles_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    return p->gradients && s->family == CU_SM90 && cu_backward_is_bounded(s, p)
+           && cu_backward_tile_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
+}
+
+int cu_backward_plain_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    (void)s;
+    *out = cu_backward_pass_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv));
+    return p->gradients && rung == 0;
+}
+
+/* What a row brings does not depend on tiles, but for the unit of its sums. */
+int cu_backward_prepare_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    *out = s->programs[cu_backward_has_tiles(s) ? CU_BWD_TILES : CU_BWD_PLAIN].form;
+    return p->gradients && rung == 0;
+}
+
+int cu_backward_finish_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    *out = s->programs[CU_BWD_TILES].form;
+    return p->gradients && cu_backward_has_tiles(s) && rung == 0;
+}
+
+int cu_backward_shared(const cu_state *s, const plan_problem *p, const cu_form *form)
+{
+    (void)s;
+    return cu_backward_shared_bytes(form, cu_padded(p->sizes.D), cu_padded(p->sizes.Dv));
+}
+
+saccade_status cu_backward_emit(cu_state *s, const plan_problem *p, arena *scratch,
+                                saccade_error *err)
+{
+    strbuf text;
+    strbuf_init(&text, 0);
+    const saccade_status status =
+        cu_emit_backward_mod(p, scratch, &text, &s->backward_facts, err);
+    s->backward_text = strbuf_steal(&text);
+    strbuf_free(&text);
+    if (status == SACCADE_OK)
+        FAIL_IF_NULL(s->backward_text);
+    return status;
+}

@@ -1,0 +1,55 @@
+/* Block masks as backward walks them: for every tile of keys the blocks of queries that it
+ * meets, and for the plain way also for every tile of queries its blocks of keys. */
+#include "cuda/cuda_backward.h"
+
+int cu_backward_is_suited(const saccade_block_mask *mask, int rows, int keys)
+{
+    const mask_view *view = mask ? mask_get_view(mask) : NULL;
+    return !view || !view->imported_block_q
+           || (view->imported_block_q % rows == 0 && view->imported_block_kv % keys == 0);
+}
+
+saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_block_mask *mask,
+                                     int device, const saccade_sizes *sizes, saccade_error *err)
+{
+    const cu_state *s = plan->state;
+    const cu_form *plain = &s->programs[CU_BWD_PLAIN].form;
+    const int tile_keys = s->programs[CU_BWD_TILES].form.tile.keys, keys = plain->tile.keys;
+    const size_t l2 = (size_t)s->device.l2_bytes;
+    const cu_driver *driver;
+    FAIL_AT(!cu_backward_is_suited(mask, BWD_ROWS, keys), SACCADE_EINVAL, "block_mask", 0, 0,
+            "got imported blocks of %d x %d, expected multiples of %d x %d for gradients",
+            mask_get_view(mask)->imported_block_q, mask_get_view(mask)->imported_block_kv,
+            BWD_ROWS, keys);
+    TRY(cu_get_driver(&driver, err));
+    if (cu_backward_has_tiles(s) && cu_backward_is_suited(mask, BWD_ROWS, tile_keys))
+        TRY(cu_runs_make(driver, device, mask, BWD_ROWS, tile_keys, 0, sizes, l2, err));
+    TRY(cu_runs_make(driver, device, mask, BWD_ROWS, keys, 0, sizes, l2, err));
+    return cu_runs_make(driver, device, mask, BWD_ROWS, plain->backward.rows, 1, sizes, l2,
+                        err);
+}
+
+static saccade_status find(const plan_run *run, int keys, int group, const cu_runs **out,
+                           saccade_error *err)
+{
+    const int device = run->q->device.index;
+    *out = cu_runs_find(device, run->block_mask, BWD_ROWS, keys, group, &run->sizes);
+    FAIL_IF(!*out, SACCADE_EINVAL,
+            "cuda: got a block mask that has no copy for backward on device %d for this batch, "
+            "expected saccade_plan_prepare first",
+            device);
+    return SACCADE_OK;
+}
+
+saccade_status cu_backward_find_runs(const cu_state *s, const plan_run *run, int is_tiles,
+                                     cu_backward_runs *out, saccade_error *err)
+{
+    const cu_form *plain = &s->programs[CU_BWD_PLAIN].form;
+    *out = (cu_backward_runs){NULL, NULL};
+    if (!run->block_mask)
+        return SACCADE_OK;
+    if (is_tiles)
+        return find(run, s->programs[CU_BWD_TILES].form.tile.keys, 0, &out->tiles, err);
+    TRY(find(run, plain->tile.keys, 0, &out->tiles, err));
+    return find(run, plain->backward.rows, 1, &out->queries, err);
+}

@@ -1,0 +1,80 @@
+/* One instance of a program: its generated headers, and the way from them to machine code. */
+#include "cuda/cuda.h"
+
+#include <stdio.h>
+
+/* The constants of a forward program. */
+static void put_config(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
+                       const cu_form *form, strbuf *out)
+{
+    const int is_f32 = p->dtype == SACCADE_F32, groups = form->tile.groups;
+    const int has_producer = kind->operation == CU_OP_FORWARD && form->family == CU_SM90;
+    const int E = cu_padded(p->sizes.Dv), parts = is_f32 ? cu_parts(E) : 1;
+    const int whole = 32 * parts; /* columns of O in panels */
+    const struct {
+        const char *name;
+        int value;
+    } rows[] = {
+        {"SM", form->family == CU_SM90 ? 90 : 80},
+        {"F16", p->dtype == SACCADE_F16},
+        {"F32", is_f32},
+        {"D", cu_padded(p->sizes.D)},
+        {"E", is_f32 ? (E + whole - 1) / whole * whole : E},
+        {"D_REAL", (int)p->sizes.D},
+        {"E_REAL", (int)p->sizes.Dv},
+        {"WGS", groups},
+        {"PARTS", parts},
+        {"TN", form->tile.keys},
+        {"STAGES", form->tile.stages},
+        {"PINGPONG", form->tile.is_pingpong},
+        {"LAZY", kind->may_be_lazy && s->is_lazy},
+        {"ROWMAX", kind->has_maxima},
+        {"PACKED", kind->is_packed},
+        {"CHUNKS", p->has_chunks},
+        {"Q_SHARED", cu_is_q_shared((int)p->sizes.D, (int)p->sizes.Dv)},
+        {"SCALE_FIRST", p->scale <= 0 && s->facts.score != CU_SCORE_GENERAL},
+        {"REGS_PRODUCER", groups == 1   ? 56
+                          : groups == 2 ? 40
+                                        : 32},
+        {"REGS_CONSUMER", groups == 1   ? 256
+                          : groups == 2 ? 232
+                                        : 160},
+        {"FIRST_WARP", has_producer ? 4 : 0},
+    };
+    strbuf_puts(out, "/* generated: constants of this instance */\n#pragma once\n");
+    for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++)
+        strbuf_printf(out, "#define CFG_%s %d\n", rows[k].name, rows[k].value);
+}
+
+void cu_write_forward(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
+                      const cu_form *form, cu_headers *out)
+{
+    put_config(s, p, kind, form, &out->config);
+    cu_emit_products(&form->tile, cu_padded(p->sizes.Dv), p->dtype == SACCADE_F16,
+                     &out->products);
+    out->mod = s->mod_text;
+}
+
+saccade_status cu_compile_instance(const cu_state *s, const plan_problem *p, cu_program which,
+                                   const cu_form *form, cu_image *out, saccade_error *err)
+{
+    const cu_program_kind *kind = &cu_program_kinds[which];
+    char entry[32];
+    cu_headers headers;
+    strbuf_init(&headers.config, 0);
+    strbuf_init(&headers.products, 0);
+    snprintf(entry, sizeof entry, "%s.cu",
+             kind->file ? kind->file : kind->kernel[form->family]);
+    kind->write(s, p, kind, form, &headers);
+    const cu_source generated[] = {{"cfg.cuh", strbuf_text(&headers.config)},
+                                   {"mod.cuh", headers.mod},
+                                   {"wgmma.cuh", strbuf_text(&headers.products)}};
+    saccade_status status = strbuf_status(&headers.config, err);
+    if (status == SACCADE_OK)
+        status = strbuf_status(&headers.products, err);
+    if (status == SACCADE_OK)
+        status = cu_compile(entry, generated, 3, s->arch, out, err);
+    strbuf_free(&headers.config);
+    strbuf_free(&headers.products);
+    return status;
+}
