@@ -717,6 +717,66 @@ static void relaxed(void **state)
     }
 }
 
+/* NaN in every key that the mask below hides from all queries. */
+static void poison_keys(const case_run *r)
+{
+    const saccade_tensor *k = &r->k.t;
+    const uint16_t nan = k->dtype == SACCADE_BF16 ? 0x7fc0 : 0x7e00;
+    for (int64_t b = 0; b < k->shape[0]; b++)
+        for (int64_t h = 0; h < k->shape[1]; h++)
+            for (int64_t n = 7; n < k->shape[2]; n += 16)
+                for (int64_t d = 0; d < k->shape[3]; d++)
+                    ((uint16_t *)k->data)[b * k->stride[0] + h * k->stride[1]
+                                          + n * k->stride[2] + d * k->stride[3]] = nan;
+}
+
+static void nan_at_masked_keys(void **state)
+{
+    static const chosen_case rows[] = {
+        {{.problem = "b1 h2/1 q200 kv300 d64 bf16", .mask = "kv % 16 != 7"}, {0}},
+        {{.problem = "b1 h2 q300 kv300 d128 f16", .mask = "kv % 16 != 7 && q >= kv"},
+         {.has_block_mask = 1}},
+        {{.problem = "b1 h2 q100 kv200 d256 bf16", .mask = "kv % 16 != 7"}, {0}},
+    };
+    (void)state;
+    if (!has_device())
+        skip();
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        case_run r;
+        case_make(&rows[i].c, &r);
+        poison_keys(&r);
+        is_right(&r, &rows[i].o, &(request){.wanted = ALL});
+        case_free(&r);
+    }
+}
+
+/* Rows of which f32 does not tell the weights have gradients of exact zeros. */
+static void low_rows_are_zeros(void **state)
+{
+    static const chosen_case rows[] = {
+        {{.problem = "b1 h2 q100 kv200 d64 bf16", .score = "score - 3e38"}, {0}},
+        {{.problem = "b1 h2 q100 kv200 d128 bf16", .score = "score - 3e38"}, {.shift = 3}},
+    };
+    (void)state;
+    if (!has_device())
+        skip();
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        backward_case c;
+        case_run r;
+        case_make(&rows[i].c, &r);
+        open_case(&r, &rows[i].o, &(request){.wanted = ALL}, &c);
+        start(&c, 0);
+        for (int g = 0; g < 3; g++) {
+            char *host = fetch(&c.g[g]);
+            for (int64_t n = 0; n < count(&c.g[g]); n++)
+                assert_true(convert_element(c.g[g].t.dtype, host + (AROUND + n) * 2) == 0);
+            free(host);
+        }
+        close_case(&c);
+        case_free(&r);
+    }
+}
+
 static int64_t environment(const char *name, int64_t otherwise)
 {
     const char *text = getenv(name);
@@ -761,7 +821,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(refusals),         cmocka_unit_test(lengths),
         cmocka_unit_test(masks),            cmocka_unit_test(scores),
         cmocka_unit_test(placements),       cmocka_unit_test(relaxed),
-        cmocka_unit_test(random_cases),
+        cmocka_unit_test(random_cases),     cmocka_unit_test(nan_at_masked_keys),
+        cmocka_unit_test(low_rows_are_zeros),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

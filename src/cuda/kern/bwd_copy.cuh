@@ -69,6 +69,27 @@ DEVICE int4 load_four(u32 at)
     return x;
 }
 
+DEVICE u32 load_word(u32 at)
+{
+    u32 x;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
+    return x;
+}
+
+/* Whether one of a packed register's two floats is infinite or NaN. */
+DEVICE int has_special(u32 x)
+{
+    enum { EXPONENT = CFG_F16 ? 0x7c00 : 0x7f80 };
+    return (x & EXPONENT) == EXPONENT || (x >> 16 & EXPONENT) == EXPONENT;
+}
+
+/* A packed register with 0 for what is infinite or NaN. */
+DEVICE u32 without_special(u32 x)
+{
+    return (has_special(x & 0xffffu) ? 0 : x & 0xffffu)
+           | (has_special(x >> 16) ? 0 : x & 0xffff0000u);
+}
+
 /* two queries' lse and delta, as they lie together */
 DEVICE float4 load_stats(u32 at)
 {

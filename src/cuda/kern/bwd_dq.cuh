@@ -89,6 +89,49 @@ DEVICE void clear_dead_keys(const arena &s, const key_tile &t)
     named_sync(1, 128);
 }
 
+/* Whether live keys of the tile have elements that are infinite or NaN. Queries that a mask
+ * keeps from such a key must not see it, though their dS is multiplied by it. */
+DEVICE int has_special_keys(const arena &s, const key_tile &t)
+{
+    enum { CHUNKS = PANELS_D * 8 };
+    int n = min(t.kv_len - t.key0, (int)KEYS), any = 0;
+    if (MOD_MASK == MASK_NONE)
+        return 0;
+    for (int i = threadIdx.x & 127; i < n * CHUNKS; i += 128) {
+        int4 x = load_four(s.k + i % CHUNKS / 8 * KEY_PANEL + i / CHUNKS * 128 + i % 8 * 16);
+        any |= has_special(x.x) | has_special(x.y) | has_special(x.z) | has_special(x.w);
+    }
+    return named_any(1, 128, any);
+}
+
+/* The product of dQ without the keys whose dS is 0, at leisure: for tiles with such keys. */
+DEVICE void careful_dq(float (&dq)[S_COUNT], u32 ds, u32 k)
+{
+    int lane = threadIdx.x & 31, row = (threadIdx.x / 32 & 3) * 16 + lane / 4;
+#pragma unroll
+    for (int i = 0; i < S_COUNT; i++)
+        dq[i] = 0.f;
+#pragma unroll 1
+    for (int key = 0; key < KEYS; key++) {
+        /* words hold two queries each: of row and of row + 8 */
+        u32 at = ds + key * 128 + (row & 6) * 2, turn = key & 7;
+        float even, odd, a0, a1;
+        unpack(load_word(at + (row / 8 ^ turn) * 16), even, odd);
+        a0 = row & 1 ? odd : even;
+        unpack(load_word(at + (row / 8 + 1 ^ turn) * 16), even, odd);
+        a1 = row & 1 ? odd : even;
+#pragma unroll
+        for (int c = 0; c < S_COUNT / 4; c++) {
+            float lo, hi;
+            unpack(load_word(k + key * 128 + (c ^ turn) * 16 + (lane & 3) * 4), lo, hi);
+            dq[4 * c] = a0 == 0.f ? dq[4 * c] : fmaf(a0, lo, dq[4 * c]);
+            dq[4 * c + 1] = a0 == 0.f ? dq[4 * c + 1] : fmaf(a0, hi, dq[4 * c + 1]);
+            dq[4 * c + 2] = a1 == 0.f ? dq[4 * c + 2] : fmaf(a1, lo, dq[4 * c + 2]);
+            dq[4 * c + 3] = a1 == 0.f ? dq[4 * c + 3] : fmaf(a1, hi, dq[4 * c + 3]);
+        }
+    }
+}
+
 /* Of this thread's two rows: asked for before the product, needed after it. */
 struct precisions {
     float row0, row1;
@@ -113,9 +156,11 @@ DEVICE void start_part(const arena &s, u32 n, int part, float (&dq)[S_COUNT])
 }
 
 DEVICE void end_part(const arena &s, const cu_bwd &p, u32 n, int tile, int part,
-                     const precisions &by, float (&dq)[S_COUNT])
+                     const precisions &by, float (&dq)[S_COUNT], int is_careful)
 {
     wgmma_wait<0>();
+    if (is_careful)
+        careful_dq(dq, s.ds + (n & 1) * DS_BYTES, s.k + part * KEY_PANEL);
     if (part == PANELS_D - 1)
         barrier_arrive_if(s.ds_empty + (n & 1) * 8, (threadIdx.x & 31) == 0);
     put_part(s, p, n, tile, part, dq, by.row0, by.row1);
@@ -177,15 +222,16 @@ DEVICE void sum_dq(const arena &s, const cu_bwd &p, int turn, const tensor_map *
         }
         return;
     }
+    int is_careful = has_special_keys(s, t);
     for (; take_ds(s, n, step); n++) {
         precisions by = precisions_of(p, step.x);
         start_part(s, n, 0, dq);
         own_step(own, s, p, t, n, mq, mo);
-        end_part(s, p, n, step.x, 0, by, dq);
+        end_part(s, p, n, step.x, 0, by, dq, is_careful);
 #pragma unroll
         for (int part = 1; part < PANELS_D; part++) {
             start_part(s, n, part, dq);
-            end_part(s, p, n, step.x, part, by, dq);
+            end_part(s, p, n, step.x, part, by, dq, is_careful);
         }
     }
     end_parts(s, n);

@@ -8,6 +8,7 @@
 #include "bwd.h"
 #include "kv.cuh"
 #include "bwd_unit.cuh"
+#include "bwd_row.cuh"
 
 enum {
     DIM = CFG_D > CFG_E ? CFG_D : CFG_E,
@@ -46,9 +47,16 @@ DEVICE float sum_of_lanes(float x)
     return x;
 }
 
+enum { NOT_FINITE = 0x7f800000 }; /* magnitudes from here on */
+
 DEVICE u32 magnitude(float x)
 {
     return __float_as_uint(x) & 0x7fffffffu;
+}
+
+DEVICE float finite_or_0(float x)
+{
+    return magnitude(x) < NOT_FINITE ? x : 0.f;
 }
 
 /* A CTA to a part of the keys of a head. */
@@ -71,7 +79,8 @@ extern "C" __global__ void __launch_bounds__(256) bwd_bounds(const __grid_consta
         load_eight(y, row_address(v, at), column, CFG_E_REAL, p.f.is_plain);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            most_k = max(most_k, magnitude(x[i]));
+            most_k = max(most_k, magnitude(finite_or_0(x[i])));
+            y[i] = finite_or_0(y[i]);
             norm = fmaf(y[i], y[i], norm);
         }
         most_v = max(most_v, magnitude(sqrtf(sum_of_lanes(norm))));
@@ -87,21 +96,13 @@ extern "C" __global__ void __launch_bounds__(256) bwd_bounds(const __grid_consta
     }
 }
 
-/* A dead row (lse -INF) weighs nothing: 2^(s - INF) = 0. An infinite or NaN lse poisons it. */
-DEVICE float log2_units(float lse)
-{
-    return lse == NEG_INF ? -NEG_INF
-           : fabsf(lse) < -NEG_INF ? lse * 1.4426950408889634f
-                                   : __int_as_float(0x7fffffff);
-}
-
 extern "C" __global__ void __launch_bounds__(256) bwd_prepare(const __grid_constant__ cu_bwd p)
 {
     int rows = p.n_mblk * BWD_ROWS, lane = threadIdx.x % LANES, column = lane * 8;
     int id = blockIdx.x * (256 / LANES) + threadIdx.x / LANES;
     int bh = id / rows, m = id % rows, b = bh / p.f.H, h = bh % p.f.H;
     int is_row = b < p.f.B && m < p.f.M;
-    float x[8], y[8], dot = 0.f, norm = 0.f, lse = NEG_INF;
+    float x[8], y[8], dot = 0.f, norm = 0.f, lse = -NEG_INF;
 #if CFG_FIXED
     /* rows of a warp are of one head: padded rows come in whole blocks */
     key_bounds most = bounds_of(p, min(b, p.f.B - 1) * p.f.G + kv_head(p.f, h));
@@ -110,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(256) bwd_prepare(const __grid_const
     if (is_row) {
         o += b * p.f.os.b + h * p.f.os.h + m * p.f.os.n;
         d_out += b * p.dos.b + h * p.dos.h + m * p.dos.n;
-        lse = p.f.lse[b * p.f.lse_s.b + h * p.f.lse_s.h + m * p.f.lse_s.n];
+        lse = row_lse(p.f.lse[b * p.f.lse_s.b + h * p.f.lse_s.h + m * p.f.lse_s.n]);
     }
     load_eight(x, o, is_row ? column : CFG_E_REAL, CFG_E_REAL, p.f.is_plain);
     load_eight(y, d_out, is_row ? column : CFG_E_REAL, CFG_E_REAL, p.f.is_plain);
@@ -125,13 +126,14 @@ extern "C" __global__ void __launch_bounds__(256) bwd_prepare(const __grid_const
         return;
     if (is_row && p.dlse)
         delta -= p.dlse[b * p.dlse_s.b + h * p.dlse_s.h + m * p.dlse_s.n];
-    if (lse == NEG_INF)
+    if (lse == -NEG_INF) /* weighs nothing: 2^(s - INF) = 0 */
         delta = norm = 0.f;
     if (lane == 0) {
-        p.lse2[id] = log2_units(lse);
+        p.lse2[id] = lse * 1.4426950408889634f;
         p.minus_delta[id] = -delta;
 #if CFG_FIXED
-        p.precision[id] = precision_of(most, norm * p.slope_most, delta * p.slope_most);
+        p.precision[id] =
+            lse == lse ? precision_of(most, norm * p.slope_most, delta * p.slope_most) : lse;
 #endif
     }
     if (p.dq_sum)

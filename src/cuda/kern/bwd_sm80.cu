@@ -22,6 +22,7 @@
 #include "bwd_tile.cuh"
 #include "bwd_mod.cuh"
 #include "bwd_store.cuh"
+#include "bwd_row.cuh"
 #include "bwd_mma.cuh"
 
 enum {
@@ -80,7 +81,7 @@ DEVICE void copy_both(u32 to, const rows &from, int first, int is_plain)
                                                  threadIdx.x);
 }
 
-/* lse (natural) and -delta of queries, +INF and 0 for what is dead or not there */
+/* lse (natural) and -delta of queries, +INF and 0 for what weighs nothing or is not there */
 DEVICE float2 stats_of(const cu_bwd &p, int b, int h, int m)
 {
     if (m >= p.f.M)
@@ -88,7 +89,7 @@ DEVICE float2 stats_of(const cu_bwd &p, int b, int h, int m)
     float lse = p.f.lse[b * p.f.lse_s.b + h * p.f.lse_s.h + m * p.f.lse_s.n];
     int tile = (b * p.f.H + h) * p.n_mblk;
     float delta = p.minus_delta[(long long)tile * BWD_ROWS + m];
-    return make_float2(lse == NEG_INF ? -NEG_INF : lse == -NEG_INF ? NOT_A_NUMBER : lse, delta);
+    return make_float2(row_lse(lse), delta);
 }
 
 /* A thread's four scores and what it takes to make weights of them. */
@@ -114,11 +115,40 @@ DEVICE void weigh(four &f, const cu_bwd &p, const mod_args &mod, int b, int h,
     }
 }
 
+/* ---- what is not finite ---- */
+
+/* Whether scores are infinite or NaN: so are all scores of a row of K or Q that has such an
+ * element. Where a mask keeps keys from queries, their weights of 0 must not meet it. */
+DEVICE int any_special(const float (&s)[S_COUNT], int masked)
+{
+    int any = 0;
+    if (MOD_MASK == MASK_NONE || !masked)
+        return 0;
+#pragma unroll
+    for (int i = 0; i < S_COUNT; i++)
+        any |= !(fabsf(s[i]) < -NEG_INF);
+    return any;
+}
+
+/* If some thread has found any: 0 for such elements of the first tensor of the rows that pass.
+ * Live pairs have weights that are not numbers already. */
+DEVICE void clear_special(u32 pass, int masked, int any)
+{
+    if (MOD_MASK == MASK_NONE || !masked || !__syncthreads_or(any))
+        return;
+    for (u32 at = pass + threadIdx.x * 16; at < pass + PASS_D; at += THREADS * 16) {
+        int4 x = load_four(at);
+        store_four(at, without_special(x.x), without_special(x.y), without_special(x.z),
+                   without_special(x.w));
+    }
+    __syncthreads();
+}
+
 /* ---- keys stay ---- */
 
 /* P and dS of this warp's 16 keys by PASS queries, packed. stats: of the queries, in shared
- * memory. */
-DEVICE void weights_of_keys(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], const cu_bwd &p,
+ * memory. Result: any_special(). */
+DEVICE int weights_of_keys(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], const cu_bwd &p,
                             const mod_args &mod, const key_tile &t, int h, int q0, int masked,
                             u32 stay, u32 pass, u32 stats)
 {
@@ -127,6 +157,7 @@ DEVICE void weights_of_keys(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], const
     key_side k0 = {key + t.kv_offset, key < t.kv_len};
     key_side k1 = {key + 8 + t.kv_offset, key + 8 < t.kv_len};
     tile_scores<STAY, CFG_D>(s, stay, warp_row(), pass);
+    int any = any_special(s, masked);
     if (CFG_DK)
         tile_scores<STAY, CFG_E>(dp, stay + STAY_D, warp_row(), pass + PASS_D);
 #pragma unroll
@@ -155,6 +186,7 @@ DEVICE void weights_of_keys(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], const
         ds[2 * i] = pack(b[0], b[2]);
         ds[2 * i + 1] = pack(b[1], b[3]);
     }
+    return any;
 }
 
 /* One element at a time: rows lie anywhere. */
@@ -233,7 +265,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
         copy_wait<CFG_STAGES - 1>();
         __syncthreads();
-        weights_of_keys(w, ds, p, mod, t, h, q0, masked, shared, pass, stats);
+        int any = weights_of_keys(w, ds, p, mod, t, h, q0, masked, shared, pass, stats);
+        clear_special(pass, masked, any);
         if (CFG_DV)
             tile_sums(dv, w, pass + PASS_D, warp_part() * WIDTH_E);
         if (CFG_DK)
@@ -308,14 +341,15 @@ DEVICE int key_next(key_walk &w, const cu_bwd &p, const query_tile &t)
     return 1;
 }
 
-/* dS of this warp's 16 queries by PASS keys, packed */
-DEVICE void ds_of_queries(u32 (&ds)[S_COUNT / 2], const cu_bwd &p, const mod_args &mod,
+/* dS of this warp's 16 queries by PASS keys, packed. Result: any_special(). */
+DEVICE int ds_of_queries(u32 (&ds)[S_COUNT / 2], const cu_bwd &p, const mod_args &mod,
                           const query_tile &t, int key0, int masked, u32 stay, u32 pass,
                           const float2 (&stat)[2])
 {
     float s[S_COUNT], dp[S_COUNT];
     int lane = threadIdx.x & 31, q = t.row0 + warp_row() + lane / 4 + t.q_offset;
     tile_scores<STAY, CFG_D>(s, stay, warp_row(), pass);
+    int any = any_special(s, masked);
     tile_scores<STAY, CFG_E>(dp, stay + STAY_D, warp_row(), pass + PASS_D);
     query_side q0 = query_side_of(p.f, mod, t.b, t.h, q);
     query_side q1 = query_side_of(p.f, mod, t.b, t.h, q + 8);
@@ -338,6 +372,7 @@ DEVICE void ds_of_queries(u32 (&ds)[S_COUNT / 2], const cu_bwd &p, const mod_arg
         ds[2 * i] = pack(b[0], b[1]);
         ds[2 * i + 1] = pack(b[2], b[3]);
     }
+    return any;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -371,7 +406,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
         copy_wait<CFG_STAGES - 1>();
         __syncthreads();
-        ds_of_queries(ds, p, mod, t, key0, masked, shared, pass, stat);
+        int any = ds_of_queries(ds, p, mod, t, key0, masked, shared, pass, stat);
+        clear_special(pass, masked, any);
         tile_sums(dq, ds, pass, warp_part() * WIDTH_D);
         __syncthreads();
 #if CFG_STAGES > 1

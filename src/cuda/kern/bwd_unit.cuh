@@ -3,7 +3,8 @@
  *     |sum_j P_ij (dO_i . V_j - delta_i) K_jd| <= (|dO_i| max_j |V_j| + |delta_i|) max |K|
  *
  * The two maxima of a key head lie in BWD_CHUNKS parts, as bits: without a sign, larger
- * magnitudes are larger numbers, and NaN the largest. */
+ * magnitudes are larger numbers. Elements that are not finite are left out: a row that such a
+ * key is live for has an out or an lse that is not a number, and so no unit. */
 #pragma once
 
 struct key_bounds {

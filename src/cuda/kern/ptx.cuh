@@ -68,6 +68,19 @@ DEVICE void named_sync(int id, int threads)
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* The same, and whether x is not 0 in any of the threads. */
+DEVICE int named_any(int id, int threads, int x)
+{
+    int any;
+    asm volatile("{.reg .pred p, q; setp.ne.s32 p, %3, 0;\n"
+                 "barrier.cta.red.or.pred q, %1, %2, p;\n"
+                 "selp.s32 %0, 1, 0, q;}"
+                 : "=r"(any)
+                 : "r"(id), "r"(threads), "r"(x)
+                 : "memory");
+    return any;
+}
+
 DEVICE void named_arrive(int id, int threads)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
