@@ -1,6 +1,7 @@
-/* Text to machine code: NVRTC, found at run time, behind a cache on disk. A program is one file
- * of kern/ with everything it includes given as headers in memory. ptxas's notes come back in
- * NVRTC's log: registers, spills and serialised wgmma are read there and kept with the code. */
+/* From a program's text to machine code, by NVRTC, which is found at run time, and by a cache
+ * on disk. A program is one file of kern/; everything that it includes is handed to NVRTC as a
+ * header in memory. What ptxas says of the code (registers, spills, serialised wgmma) stands in
+ * NVRTC's log; it is read there and kept with the code. */
 #include "cuda/cuda.h"
 
 #include "base/dynlib.h"
@@ -38,7 +39,8 @@ typedef struct nvrtc {
 #undef X
 } nvrtc;
 
-/* absolute names first: their identity is read without loading them (see add_compiler) */
+/* Absolute names come first: add_compiler tells such a library's version from its file, without
+ * loading it. */
 static const char *const libraries[] = {"/usr/local/cuda/lib64/libnvrtc.so.13",
                                         "/usr/local/cuda/lib64/libnvrtc.so.12",
                                         "/usr/lib/x86_64-linux-gnu/libnvrtc.so.13",
@@ -49,7 +51,7 @@ static const char *const libraries[] = {"/usr/local/cuda/lib64/libnvrtc.so.13",
                                         NULL};
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static dynlib *library; /* open until the process ends */
+static dynlib *library; /* stays open until the process ends */
 static nvrtc compiler;
 static saccade_error compiler_error;
 static saccade_status compiler_status = SACCADE_EBACKEND;
@@ -129,8 +131,9 @@ static saccade_status assemble(const char *entry, const cu_source *generated, in
     return SACCADE_OK;
 }
 
-/* Which compiler: path, size and time of its file where that can be seen without loading 100
- * MB, else its version. */
+/* Adds what tells this compiler from others: the path, size and time of its file if it has a
+ * known path, since loading its 100 MB only to ask for its version would take longer than all
+ * the rest. Otherwise it is loaded and asked. */
 static saccade_status add_compiler(hash128 *h, saccade_error *err)
 {
     struct stat s;
@@ -154,7 +157,7 @@ static saccade_status make_key(const program *p, char key[KEY_SIZE], saccade_err
     hash128 h;
     char hex[HASH_HEX_SIZE];
     hash_init(&h);
-    hash_add_text(&h, "report 3"); /* form of an entry */
+    hash_add_text(&h, "report 3"); /* to be changed when the form of a cache entry changes */
     TRY(add_compiler(&h, err));
     hash_add_text(&h, p->text);
     for (int i = 0; i < p->n; i++) {
@@ -220,8 +223,8 @@ static double seconds_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* A program from NVRTC's own cache (12.9 and later) comes without ptxas's notes: its spills
- * would go unseen. */
+/* NVRTC 12.9 and later has a cache of its own. What comes from there comes without ptxas's
+ * notes, so that spills would go unseen: it is switched off. */
 static int add_no_cache(const program *p, const char *options[])
 {
     int major = 0, minor = 0, n = p->n_options;
@@ -262,7 +265,7 @@ out:
     return status;
 }
 
-/* An entry is the report, then the code. */
+/* A cache entry is the report followed by the code. */
 static int from_cache(const char *key, cu_image *out)
 {
     void *bytes;
@@ -281,7 +284,7 @@ static int from_cache(const char *key, cu_image *out)
     return 1;
 }
 
-/* A cache that cannot be written costs time only. */
+/* Failures are ignored: without an entry the program is compiled again next time. */
 static void to_cache(const char *key, const cu_image *image)
 {
     const size_t size = sizeof image->report + image->bytes;

@@ -7,18 +7,20 @@
 
 enum { DEAD, PARTIAL, FULL };
 
-/* Blocks of one row for a whole group: live where a head's are, full where all heads' are. */
+/* The states of one row of blocks for a whole group of heads. A block is DEAD if it is dead for
+ * every head, FULL if it is full for every head, and PARTIAL otherwise. */
 static void mark_group(const mask_runs *r, int64_t b, int64_t g, int64_t group, int64_t row,
                        unsigned char *state)
 {
     memset(state, DEAD, (size_t)r->columns);
     for (int64_t h = g * group; h < (g + 1) * group; h++) {
         const int64_t at = (b * r->H + h) * r->rows + row;
-        int64_t next = 0; /* block after the last run */
+        int64_t next = 0; /* the first block behind the runs seen so far */
         for (int64_t i = r->row_begin[at]; i <= r->row_begin[at + 1]; i++) {
             const saccade_run *run = i < r->row_begin[at + 1] ? &r->runs[i] : NULL;
             const int64_t first = run ? run->first : r->columns;
-            for (int64_t k = next; k < first; k++) /* dead for this head */
+            /* blocks between two runs are dead for this head */
+            for (int64_t k = next; k < first; k++)
                 state[k] = state[k] == FULL ? PARTIAL : state[k];
             for (int64_t k = first; run && k < first + run->count; k++) {
                 const int is_first = state[k] == DEAD && h == g * group;
@@ -29,7 +31,8 @@ static void mark_group(const mask_runs *r, int64_t b, int64_t g, int64_t group, 
     }
 }
 
-/* Appends a row's runs and returns how many there are; runs may be NULL to count. */
+/* Writes a row's runs of equal states, dead ones left out, and counts its live blocks. The
+ * result is the number of runs; with runs NULL nothing is written. */
 static int64_t put_states(const unsigned char *state, int64_t columns, saccade_run *runs,
                           int64_t *live)
 {
@@ -57,13 +60,15 @@ saccade_status cu_group_heads(const mask_runs *r, int64_t group, cu_grouped *out
     const int64_t heads = r->H / group, n_rows = r->B * heads * r->rows;
     out->r = *r;
     out->r.H = heads;
-    out->runs = NULL; /* rows: starts, live counts, then states of a row */
+    out->runs = NULL;
+    /* one block of memory: where each row's runs begin, each row's live blocks, and one row of
+     * states to work in */
     int64_t *begin = out->rows =
         malloc((size_t)(2 * n_rows + 1) * sizeof *begin + (size_t)r->columns);
     FAIL_IF_NULL(begin);
     int64_t *live = begin + n_rows + 1;
     unsigned char *state = (unsigned char *)(live + n_rows);
-    for (int is_last = 0; is_last < 2; is_last++) {
+    for (int is_last = 0; is_last < 2; is_last++) { /* counts the runs, then writes them */
         begin[0] = 0;
         for (int64_t i = 0; i < n_rows; i++) {
             mark_group(r, i / r->rows / heads, i / r->rows % heads, group, i % r->rows, state);

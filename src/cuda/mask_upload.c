@@ -1,7 +1,7 @@
-/* Block masks on devices: runs, where each row of blocks begins, and the order of tiles, made
- * when the mask is prepared and kept with it. Order: heads in sections whose K and V fit half
- * of L2 together, inside a section the longest tiles first, so that the last tiles to run are
- * short. */
+/* Copies of block masks on devices: the runs of all rows of blocks, where each row begins among
+ * them, and the order in which tiles are taken. A copy is made when a mask is prepared and dies
+ * with it. The order takes heads in sections whose K and V fit half of L2 together. Within a
+ * section it takes the longest tiles first, so that the last ones to run are short. */
 #include "cuda/cuda.h"
 
 #include <pthread.h>
@@ -64,7 +64,7 @@ static int longest_first(const void *a, const void *b)
     return x->tile < y->tile ? -1 : x->tile > y->tile;
 }
 
-/* heads whose K and V fit half of L2 together */
+/* how many query heads a section has: those of the KV heads that fit half of L2 together */
 static int64_t section_heads(const saccade_sizes *s, size_t l2_bytes)
 {
     const int64_t head_bytes = s->KV * (s->D + s->Dv) * 2;
@@ -94,7 +94,7 @@ static saccade_status fill_order(const mask_runs *r, const saccade_sizes *s, siz
     return SACCADE_OK;
 }
 
-/* One block of memory: runs, then starts, then order. */
+/* Fills one block of memory: the runs, then where rows begin, then the order of tiles. */
 static saccade_status fill(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes,
                            int64_t n_runs, char *to, saccade_error *err)
 {

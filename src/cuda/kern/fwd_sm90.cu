@@ -36,10 +36,12 @@ enum {
 /* addresses of this CTA's shared memory */
 struct arena {
     u32 q, k, v;
-    u32 q_full, q_empty, turn_full, turn_empty, anchor; /* barriers, 8 bytes; turn_*: 2 each */
-    u32 k_full, k_empty, v_full, v_empty;               /* CFG_STAGES each */
-    u32 turn;                                           /* [2] tile numbers from the producer */
-    mask_column *columns;                               /* [CFG_WGS][CFG_TN], general masks */
+    /* Barriers of 8 bytes. There are two turn_full and two turn_empty, and CFG_STAGES of each
+     * of the k_ and v_ ones. The anchor is never waited for: see next_block. */
+    u32 q_full, q_empty, turn_full, turn_empty, anchor;
+    u32 k_full, k_empty, v_full, v_empty;
+    u32 turn;             /* [2] tile numbers that the producer hands to the consumers */
+    mask_column *columns; /* [CFG_WGS][CFG_TN] what a general mask needs of each key */
 };
 
 DEVICE arena carve(char *shared)
@@ -81,7 +83,8 @@ DEVICE void init_barriers(const arena &s)
     fence_barrier_init();
 }
 
-/* Rings are addressed by how many blocks have passed: slot n % SLOTS, in round n / SLOTS. */
+/* The n-th block of a ring lies in slot n % SLOTS. Each pass over the ring is a round, and the
+ * parity of the round is what a barrier of the slot is waited for with. */
 template <int SLOTS> DEVICE u32 ring_slot(u32 n)
 {
     return n % SLOTS;
@@ -92,8 +95,9 @@ template <int SLOTS> DEVICE u32 ring_parity(u32 n)
     return n / SLOTS & 1;
 }
 
-/* 1. Turns: which tile is next. The producer draws tiles in work order from one counter, so
- * that no CTA waits for another, and passes them on through two slots of shared memory. */
+/* 1. Which tile this CTA makes next (a turn). All producers draw the next tile of the work
+ * order from one counter in global memory, so that no CTA waits for another. A producer hands
+ * the tile's number to its consumers through two slots of shared memory. */
 enum { NO_MORE = -1 };
 
 DEVICE void turn_pass(const arena &s, u32 n, int id)
@@ -104,7 +108,8 @@ DEVICE void turn_pass(const arena &s, u32 n, int id)
     barrier_arrive(s.turn_full + slot * 8);
 }
 
-/* The lane that reads is the one that says so. */
+/* Lane 0 reads the number, and then lane 0 itself reports the slot as read: the arrival of
+ * another lane would not be ordered after the read. */
 DEVICE int turn_take(const arena &s, u32 n)
 {
     u32 slot = ring_slot<2>(n);
@@ -116,9 +121,10 @@ DEVICE int turn_take(const arena &s, u32 n)
     return __shfl_sync(~0u, id, 0);
 }
 
-/* 2. Producer: one thread; K runs one block ahead of V, as the consumers need them. */
+/* 2. The producer is one thread. It loads K one block ahead of V, because consumers make the
+ * scores of a block before they multiply the block before it by V. */
 struct producer {
-    u32 k, v, q; /* loads begun */
+    u32 k, v, q; /* how many loads of each have begun */
 };
 
 template <int PANELS>
@@ -174,9 +180,11 @@ DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod
     }
 }
 
-/* Tiles of the work order, or those on the list of a first pass (p.n_listed), whose length only
- * the device knows. The kernel may be placed before what it follows on the stream is over, and
- * lets the next one do so; no consumer writes before a turn is passed. */
+/* The tiles are those of the work order or, in a second pass, those that the first pass has
+ * listed; then p.n_listed points to their number, which only the device knows. With
+ * programmatic launch this kernel may begin while the kernel before it on the stream still
+ * runs. Waiting for that one here suffices for the whole CTA, since consumers do nothing before
+ * they get a turn. */
 DEVICE void produce(const arena &s, const cu_fwd &p, const mod_args &mod, const tensor_map *mq,
                     const tensor_map *mk, const tensor_map *mv)
 {
@@ -218,13 +226,14 @@ DEVICE void product_pv(float (&o)[O_COUNT], const u32 (&p)[S_COUNT / 2], u32 v)
         wgmma_pv(o, p[4 * kk], p[4 * kk + 1], p[4 * kk + 2], p[4 * kk + 3], b + kk * 2048 / 16);
 }
 
-/* 4. Softmax of one block: s (scores) becomes probabilities; tells whether to rescale O. */
+/* 4. The softmax of one block: scores in s become probabilities. The result tells whether O has
+ * to be rescaled. */
 struct consumer {
     row_state rows;
     tile_rows at;
-    float unit; /* score register to log2 units */
+    float unit; /* factor from what s holds to exponents of 2 */
 #if SCORE_TANH
-    int large; /* blocks to come that are taken for ones of large scores */
+    int large; /* so many blocks to come may have scores too large for the polynomial */
 #endif
 };
 
@@ -244,13 +253,15 @@ DEVICE int softmax_step(const arena &sm, consumer &c, const cu_fwd &p, const mod
     }
     c.large = max(c.large - 1, 0);
 #endif
-    /* voted on first: relative bias D64 +4 %, full D64 +1 % beside a vote after the mask */
+    /* The warps vote before the scores are made, not after the mask: that is 4 % faster for a
+     * relative bias at D64 and 1 % faster for full attention at D64. */
     int looks = FIRST || !CFG_LAZY || rows_are_late(c.rows);
     apply_score(c.at, p, mod, column, s, shift);
     if (walk_masked(walk, c.at.kv_len)) {
         mask_column *columns = 0;
 #if MOD_MASK == MASK_GENERAL
-        /* one buffer a warpgroup; the first barrier waits for those still reading it */
+        /* Each warpgroup has one buffer. The first barrier waits until no warp reads what the
+         * block before left there, the second until all has been written. */
         int wg = threadIdx.x / 128 - 1;
         columns = sm.columns + wg * CFG_TN;
         named_sync(8 + wg, 128);
@@ -272,10 +283,10 @@ DEVICE void pack_p(u32 (&p)[S_COUNT / 2], const float (&s)[S_COUNT])
         p[i] = pack(s[2 * i], s[2 * i + 1]);
 }
 
-/* 5. Consumer warpgroup wg. n counts the blocks whose scores were made, over all tiles; V is
- * one behind. */
+/* 5. Consumer warpgroup wg. */
 struct progress {
-    u32 n, tiles; /* tiles: with any block */
+    u32 n;     /* blocks whose scores have been made, over all tiles; of V one less is used */
+    u32 tiles; /* tiles that had a block, and so a Q to wait for */
 };
 
 DEVICE void release(u32 empty, u32 n)
@@ -302,7 +313,7 @@ DEVICE void start_pv(const arena &sm, float (&o)[O_COUNT], const u32 (&prob)[S_C
     wgmma_commit();
 }
 
-/* First block of a tile: nothing to overlap with yet. */
+/* The first block of a tile has no product with V to run beside. */
 DEVICE void first_block(const arena &sm, u32 n, u32 tiles, consumer &c, const cu_fwd &p,
                         const mod_args &mod, const block_walk &walk, int wg,
                         float (&s)[S_COUNT], u32 (&prob)[S_COUNT / 2])
@@ -318,8 +329,8 @@ DEVICE void first_block(const arena &sm, u32 n, u32 tiles, consumer &c, const cu
     pack_p(prob, s);
 }
 
-/* Scores of block n run beside O += P V of block n - 1, and the latter beside block n's
- * softmax. */
+/* The product for the scores of block n runs together with O += P V of block n - 1, and the
+ * latter goes on while the softmax of block n is computed. */
 DEVICE void next_block(const arena &sm, u32 n, consumer &c, const cu_fwd &p,
                        const mod_args &mod, const block_walk &walk, int wg, float (&s)[S_COUNT],
                        float (&o)[O_COUNT], u32 (&prob)[S_COUNT / 2])
@@ -338,8 +349,9 @@ DEVICE void next_block(const arena &sm, u32 n, consumer &c, const cu_fwd &p,
     wgmma_wait<1>();
     release(sm.k_empty, n);
     int raised = softmax_step<0>(sm, c, p, mod, walk, s, rescale);
-    /* Never taken: holds the wait below the exponentials, which ptxas would else put above
-     * all of them. */
+    /* No row sum is negative, so this arrival never happens. ptxas does not know that, and so
+     * it keeps the wait that follows behind the exponentials which the sum depends on. Without
+     * this line it moves the wait before all of them. */
     barrier_arrive_if(sm.anchor, c.rows.l[0] < 0.f);
     wgmma_wait<0>();
     release(sm.v_empty, n - 1);
@@ -382,7 +394,8 @@ DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const
             next_block(sm, done.n++, c, p, mod, walk, wg, s, o, prob);
         last_product(sm, done.n - 1, o, prob);
     }
-    /* where the tile lies is found anew: registers are scarce above */
+    /* The tile's place is computed again, for keeping it in registers would cost the loop above
+     * some of its own. The statement hides from the compiler that id has not changed. */
     asm volatile("" : "+r"(id));
     tile end = tile_at(p, id, ROWS);
     float inv[2];
@@ -395,7 +408,7 @@ DEVICE void consume(const arena &sm, const cu_fwd &p, const mod_args &mod, int w
     progress done = {0, 0};
 #if CFG_PINGPONG
     if (wg == 0)
-        named_arrive(1, 256); /* the first group's first turn */
+        named_arrive(1, 256); /* nobody comes before the first group's first block */
 #endif
     for (u32 i = 0;; i++) {
         int id = turn_take(sm, i);

@@ -1,6 +1,5 @@
-/* What the host hands to a forward kernel; one text for C and for CUDA, so that the two cannot
- * drift. Pointers are device addresses, strides count elements. A null offset pointer means
- * "use the scalar". */
+/* What the host hands to a forward kernel. C and CUDA include this one file, so that both sides
+ * have the same layout. Pointers are device addresses, strides count elements. */
 #ifndef SACCADE_CUDA_LAUNCH_H
 #define SACCADE_CUDA_LAUNCH_H
 
@@ -16,14 +15,14 @@ typedef struct cu_capture {
     int shape[CU_RANK];
 } cu_capture;
 
-/* a run of key blocks; is_partial means that the mask must be evaluated there */
+/* A run of key blocks. Where is_partial is set, the mask must be evaluated for each score. */
 typedef struct cu_run {
     int first, count, is_partial;
-    int ordinal; /* live blocks of the row before this run */
+    int ordinal; /* how many live blocks the row has before this run */
 } cu_run;
 
 typedef struct cu_position {
-    const int *by_batch; /* [B], or null: value */
+    const int *by_batch; /* [B], or null where `value` holds for all batches */
     int step;            /* elements from one batch to the next */
     int value;
 } cu_position;
@@ -36,13 +35,19 @@ typedef struct cu_chunks {
     int rows;         /* of K and V, in which all rows stay whatever the table says */
 } cu_chunks;
 
-/* Decode, see decode.cu: what the host works out for all CTAs. */
+/* For decode.cu: what the host works out once for all CTAs. */
 typedef struct cu_decode {
-    int group, rows, tiles, spans; /* H / G; times M; tiles of 16 of them; all tiles */
-    int cluster;                   /* CTAs of a span, or 0: shares that cross spans */
-    int span_blocks;               /* blocks of every span, or 0 where they differ */
-    int share, larger;             /* blocks of a CTA where they don't; CTAs with one more */
-    unsigned by_tiles, by_G, by_M; /* 2^32 / tiles, G, M, rounded up; 0 for 1 */
+    int group;       /* query heads of a KV head, H / G */
+    int rows;        /* packed rows of a KV head, group * M */
+    int tiles;       /* tiles of 16 rows that they make */
+    int spans;       /* such tiles of all batches and KV heads */
+    int cluster;     /* CTAs that share one span; 0: CTAs have shares that may cross spans */
+    int span_blocks; /* key blocks of every span, or 0 where spans differ */
+    int share;       /* where spans do not differ: blocks of a CTA's share */
+    int larger;      /* so many CTAs have one block more than that */
+    /* 2^32 divided by tiles, G and M, rounded up, to divide by multiplication; 0 where the
+     * divisor is 1 */
+    unsigned by_tiles, by_G, by_M;
 } cu_decode;
 
 typedef struct cu_fwd {
@@ -55,24 +60,28 @@ typedef struct cu_fwd {
     int is_plain; /* rows of some tensor do not lie on 16 bytes (sm_80 kernel) */
     float scale;
     cu_position q_offset, kv_offset, kv_len;
-    const cu_run *
-        runs; /* runs of all rows of blocks, or null: every block, partial if there is a mask */
-    const int *run_start; /* [mask rows + 1] */
-    int block_keys;       /* of a block of the runs */
-    int mask_b, mask_h; /* steps in rows of blocks for the next batch and head, 0 broadcasts */
-    int n_qblk;         /* query blocks of one (b, h) */
-    const int
-        *order; /* [tiles]: (b*H + h)*n_qblk + block, longest work first, or null: ascending */
-    int *flags; /* [tiles][groups]: 1 where a group of 16 rows is not finite */
-    int *redo;  /* [tiles * groups] tiles with such rows, or null */
-    int *redo_count;          /* entries of redo */
-    const int *n_listed;      /* second pass: order holds this many tiles; else null */
-    int n_tiles, tile_groups; /* of 16 rows, in a tile */
-    int *counter;             /* 0 at the start: tiles drawn beyond the first of each CTA */
-    int n_split;              /* decode: CTAs that share the keys */
-    float *part_o;  /* decode: [slot][16][E], unnormalised; a slot for each cut span */
-    float *part_ml; /* decode: [slot][16][4], row offset (log2), sum, maximum */
-    int *done;      /* decode: [CTA][4] the cut before each CTA's share: see decode.cu */
+    /* The block mask: the runs of all rows of blocks, and where each row begins among them. If
+     * runs is null every block is taken, as a partial one if there is a mask. */
+    const cu_run *runs;
+    const int *run_start; /* [rows of blocks + 1] */
+    int block_keys;       /* keys of a block */
+    int mask_b, mask_h;   /* rows of blocks from one batch and head to the next; 0 broadcasts */
+    int n_qblk;           /* query blocks of one (b, h) */
+    /* [tiles] (b * H + h) * n_qblk + block, the longest tiles first; null: ascending */
+    const int *order;
+    int *flags;          /* [tiles][tile_groups] 1 where a row of the group is not finite */
+    int *redo; /* [tiles * tile_groups] room for a list of tiles with such rows, or null */
+    int *redo_count;     /* how many are listed */
+    const int *n_listed; /* second pass: how many tiles order holds; else null */
+    int n_tiles;
+    int tile_groups; /* groups of 16 rows in a tile */
+    int *counter;    /* 0 at the start: how many tiles were drawn after each CTA's first */
+    /* For decode.cu. A span that the shares of several CTAs cut into parts has a slot for each
+     * part's result, which is not normalised. */
+    int n_split;    /* CTAs that share the keys */
+    float *part_o;  /* [slot][16][E] */
+    float *part_ml; /* [slot][16][4] row offset (log2 units), sum, maximum */
+    int *done;      /* [CTA][4] the span cut where its share begins, first slot, parts */
     cu_decode decode;
     cu_chunks chunks; /* read with CFG_CHUNKS only */
 } cu_fwd;
