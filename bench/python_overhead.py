@@ -1,11 +1,12 @@
 """What Python pays around the kernel: warm calls, first calls of a new mod, block masks.
 
 usage: python bench/python_overhead.py [--device cpu|cuda] [--rounds 31] [--first 3] [--no-flex]
-                                       [--threads N]
+                                       [--threads N] [--no-first]
 
 Warm: CPU time of a call on tiny tensors, Saccade and compiled FlexAttention in one process,
-turn by turn, medians of rounds. First: the first call of each of several new mods, in a process
-of its own with fresh cache folders, then in another process that finds the folders filled.
+turn by turn, medians of rounds; then forward and backward beside an empty autograd.Function.
+First: the first call of each of several new mods, in a process of its own with fresh cache
+folders, then in another process that finds the folders filled.
 Block masks: create_block_mask of 131,072 x 131,072, where FlexAttention is asked for what its
 dense evaluation of 16 GiB leaves possible. SACCADE_LIBRARY names the library.
 """
@@ -110,6 +111,61 @@ def warm_calls(device, with_flex):
     return calls
 
 
+class Empty(torch.autograd.Function):
+    """What autograd itself costs around tensors like these."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        return torch.empty_like(inputs[0])
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return (gradient,) * 3 + (gradient[0, :, 0, 0],) * (len(ctx.needs_input_grad) - 3)
+
+
+def training_calls(device):
+    """Forward and backward."""
+    x = [t.requires_grad_() for t in tensors(device)]
+    bias = torch.rand(H, device=device, requires_grad=True)
+    mask = ours.create_block_mask(causal, None, None, N, N, device=device)
+    d_out = torch.randn_like(x[0])
+
+    def step(attend, *inputs):
+        return lambda: torch.autograd.grad(attend(), inputs, d_out)
+
+    def mod(s, b, h, i, j):
+        return s + bias[h] * (j - i)
+
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    return {
+        "train: empty Function": step(lambda: Empty.apply(*x), *x),
+        "train: empty Function, one capture": step(lambda: Empty.apply(*x, bias), *x, bias),
+        "train: sdpa": step(lambda: sdpa(*x), *x),
+        "train: saccade, plain": step(lambda: ours.flex_attention(*x), *x),
+        "train: saccade, callable and block mask": step(
+            lambda: ours.flex_attention(*x, mod, mask), *x, bias),
+        "train: saccade, callable defined anew": step(
+            lambda: ours.flex_attention(*x, lambda s, b, h, i, j: s + bias[h] * (j - i), mask),
+            *x, bias),
+    }
+
+
+def first_steps(device, n):
+    """Milliseconds of forward and backward of n new mods; on the host CPU time."""
+    clock = time.perf_counter if device == "cuda" else time.thread_time
+    x = [t.requires_grad_() for t in tensors(device, 128)]
+    bias = torch.rand(H, device=device, requires_grad=True)
+    torch.autograd.grad(ours.flex_attention(*x).sum(), x)
+    found = []
+    for i in range(n):
+        mod = eval(MODS[i % len(MODS)].format(i + 102), {"torch": torch, "bias": bias})
+        begin = clock()
+        torch.autograd.grad(ours.flex_attention(*x, mod).sum(), [*x, bias])
+        finish(device)
+        found.append(1e3 * (clock() - begin))
+    return found
+
+
 def first_calls(device, library, n):
     """Milliseconds of the first call of n new mods; one process is one state of the caches."""
     q, k, v = tensors(device, 128)
@@ -198,6 +254,7 @@ def main():
     parser.add_argument("--first", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--no-flex", action="store_true")
+    parser.add_argument("--no-first", action="store_true", help="warm calls and steps only")
     parser.add_argument("--only-first", choices=["saccade", "flex"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -214,6 +271,17 @@ def main():
     rows = by_turns(warm_calls(device, with_flex), arguments.rounds, device)
     for label, (middle, least, most) in rows.items():
         print(f"{label:44} {middle:10.1f} us   ({least:.1f} to {most:.1f})")
+    with torch.enable_grad():
+        rows = by_turns(training_calls(device), arguments.rounds, device)
+        first = first_steps(device, 4 * arguments.first)
+    print("\nforward and backward, CPU time of the thread, as above")
+    for label, (middle, least, most) in rows.items():
+        print(f"{label:44} {middle:10.1f} us   ({least:.1f} to {most:.1f})")
+    label = "first forward and backward of a new mod"
+    print(f"{label:44} {statistics.median(first):10.1f} ms   "
+          + " ".join(f"{t:.1f}" for t in first))
+    if arguments.no_first:
+        return
     print("\nfirst call of a new mod: median, then each")
     for library in ("saccade", "flex") if with_flex else ("saccade",):
         first_in_processes(arguments, library)

@@ -205,6 +205,10 @@ def test_benchmark(tmp_path):
     rows = st.benchmark(None, "q >= kv", H=2, Q=64, D=16, repeats=2, compile_flex=False)
     assert {r["name"] for r in rows} == {"saccade", "sdpa"}
     assert all(r["seconds"] > 0 and r["live_tflops"] > 0 for r in rows)
+    sizes = dict(H=2, Hkv=1, Q=64, D=16, dtype=torch.float32, repeats=2, compile_flex=False)
+    rows = st.benchmark(None, "q >= kv", backward=True, **sizes)
+    assert all(r["backward_seconds"] > 0 and r["backward_tflops"] > 0 for r in rows)
+    assert len(rows) == 2 and rows[0]["backward_ratio"] == 1
     pytest.importorskip("matplotlib")
     path = tmp_path / "b.png"
     st.benchmark(None, "q >= kv", H=2, Q=64, D=16, repeats=2, compile_flex=False, plot=path)

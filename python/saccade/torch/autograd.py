@@ -83,15 +83,20 @@ class Slots:
         return found
 
     def by_name(self, needs):
-        return (*needs[:3], *(i is not None and needs[3 + i] for i in self.places))
+        if len(needs) == 3 + len(self.places):  # no numbers: the tensors are all there is
+            return needs
+        return (*needs[:3], *[i is not None and needs[3 + i] for i in self.places])
 
     @staticmethod
     def as_captured(captured, needs, made):
         """Gradients in the shapes, dtypes and places of the captured tensors."""
-        return [
-            next(made).view(t.shape).to(t.device, t.dtype) if w else None
-            for t, w in zip(captured, needs)
-        ]
+        return [_like(next(made), t) if w else None for t, w in zip(captured, needs)]
+
+
+def _like(gradient, t):
+    if gradient.dtype is not t.dtype or gradient.device != t.device:
+        gradient = gradient.to(t.device, t.dtype)
+    return gradient if gradient.shape == t.shape else gradient.view(t.shape)
 
 
 def apply(entry, query, key, value, captured):

@@ -77,13 +77,16 @@ def benchmark(
     device: torch.device | str = "cpu",
     repeats: int = 7,
     compile_flex: bool = True,
+    backward: bool = False,
     plot: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Times forward of the caller's mod beside SDPA (where it can) and compiled FlexAttention.
+    """Times the caller's mod beside SDPA (where it can) and compiled FlexAttention.
 
     Random data, one warm-up, then `repeats` shuffled rounds; medians. Returns a list of dicts
     with name, seconds, first_seconds (the first call: tracing and compiling), live_tflops (2
-    (D + Dv) per live score) and ratio (seconds over saccade's). plot: a file name, needs
+    (D + Dv) per live score) and ratio (seconds over saccade's). backward: gradients of query,
+    key and value too, as backward_seconds, backward_tflops (2 (3 D + 2 Dv) per live score) and
+    backward_ratio, None for what has none (FlexAttention on the CPU). plot: a file name, needs
     matplotlib.
     """
     Hkv, KV, Dv = Hkv or H, KV or Q, Dv or D
@@ -102,6 +105,7 @@ def benchmark(
             order = list(made) if r % 2 == 0 else list(made)[::-1]
             for name in order:
                 times[name].append(timed(made[name]))
+    passes = _backward_times(made, (q, k, v), timed, repeats) if backward else {}
     live = B * H * Q * KV * (_live_share(mask_mod, B, H, Q, KV, block) if block else 1)
     base = statistics.median(times["saccade"])
     rows = [
@@ -114,9 +118,33 @@ def benchmark(
         }
         for name, t in times.items()
     ]
+    for row in rows if backward else ():
+        t = passes.get(row["name"])
+        row["backward_seconds"] = t
+        row["backward_tflops"] = t and 2 * (3 * D + 2 * Dv) * live / t / 1e12
+        row["backward_ratio"] = t and t / passes["saccade"]
     if plot:
         _plot(rows, plot, f"B{B} H{H}/{Hkv} Q{Q} KV{KV} D{D} {str(dtype)[6:]} {device}")
     return rows
+
+
+def _backward_times(made, inputs, timed, repeats):
+    """Medians, of a backward pass alone, by name."""
+    times: dict[str, list[float]] = {}
+    for t in inputs:
+        t.requires_grad_()
+    d_out = torch.randn_like(inputs[0][..., :1]).expand(
+        *inputs[0].shape[:3], inputs[2].shape[3]
+    )
+    d_out = d_out.contiguous()
+    runs = [n for n in made if n != "flex" or inputs[0].is_cuda]  # on the CPU it has none
+    for r in range(repeats + 1):
+        for name in runs if r % 2 == 0 else runs[::-1]:
+            out = made[name]()
+            t = timed(lambda out=out: torch.autograd.grad(out, inputs, d_out))
+            if r:  # the first warms up
+                times.setdefault(name, []).append(t)
+    return {name: statistics.median(t) for name, t in times.items()}
 
 
 def _plot(rows, path, title):
