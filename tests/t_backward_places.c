@@ -1,6 +1,7 @@
 /* Gradients of elements that stand at several places: keys in chunks against the same keys in
  * one piece, bit for bit, at every level and by the oracle, where rows are shared too; and
- * dimensions of stride 0, whose gradient is the sum over them. */
+ * dimensions of stride 0, whose gradient is the sum over them; elements that are read in no
+ * order, summed in fixed point. */
 #include "saccade.h"
 
 #include "base/convert.h"
@@ -495,11 +496,148 @@ static void test_repeated(void **state)
         }
 }
 
+/* ---- places in no order ---- */
+
+enum { PLACES = 29 };
+
+typedef struct gather {
+    float t[PLACES * 4], sums[PLACES * 4], w, d_w;
+    int32_t idx[37 * 210];
+} gather;
+
+/* The gradient of t, by so many threads, with all the workspace that the run would like or the
+ * least that it needs. */
+static void run_gather(const char *backend, const char *text, saccade_dtype dtype,
+                       int32_t threads, int is_least, const call *c, gather *g)
+{
+    saccade_capture captures[3];
+    saccade_binding bindings[3];
+    static const char *const names[] = {"t"};
+    const int64_t idx[] = {sizes.Q, sizes.KV}, t[] = {sizes.H, PLACES};
+    const saccade_binding all[] = {{"idx", saccade_tensor_of(g->idx, SACCADE_I32, 2, idx)},
+                                   {"t", saccade_tensor_of(g->t, SACCADE_F32, 2, t)},
+                                   {"w", saccade_tensor_of(&g->w, SACCADE_F32, 0, NULL)}};
+    const saccade_binding sums = {"t", saccade_tensor_of(g->sums, SACCADE_F32, 2, t)};
+    const saccade_context_options options = {.size = sizeof options, .threads = threads};
+    saccade_mod *generic, *score;
+    saccade_context *context;
+    saccade_plan *plan;
+    saccade_error err = {0};
+    saccade_problem p;
+    saccade_backward_args a;
+    assert_int_equal(saccade_mod_parse(SACCADE_SCORE, text, strlen(text), &generic, &err), 0);
+    for (int32_t i = 0; i < saccade_mod_capture_count(generic); i++)
+        for (int n = 0; n < 3; n++)
+            if (strcmp(all[n].name, saccade_mod_capture(generic, i).name) == 0) {
+                bindings[i] = all[n];
+                captures[i] = (saccade_capture){all[n].name, all[n].tensor.dtype,
+                                                all[n].tensor.rank};
+            }
+    if (saccade_mod_bind(generic, captures, saccade_mod_capture_count(generic), &score, &err))
+        fail_msg("%s", err.message);
+    saccade_problem_init(&p);
+    p.sizes = sizes;
+    p.dtype = dtype;
+    p.backend = backend;
+    p.score = score;
+    p.gradients = SACCADE_GRADIENT_CAPTURES;
+    p.gradient_captures = names;
+    p.n_gradient_captures = 1;
+    assert_int_equal(saccade_context_create(&options, &context, &err), 0);
+    if (saccade_plan_create(context, &p, &plan, &err))
+        fail_msg("%s", err.message);
+    saccade_backward_args_init(&a);
+    a.q = &c->q;
+    a.k = &c->k;
+    a.v = &c->v;
+    a.out = &c->out;
+    a.lse = &c->lse;
+    a.d_out = &c->d_out;
+    a.d_captures = &sums;
+    a.n_d_captures = 1;
+    a.bindings = bindings;
+    a.n_bindings = saccade_mod_capture_count(generic);
+    assert_int_equal(saccade_backward_workspace(plan, &a, &a.workspace_bytes, &err), 0);
+    if (is_least)
+        a.workspace_bytes = saccade_plan_backward_workspace(plan, &sizes);
+    a.workspace = room_of(a.workspace_bytes);
+    saccade_forward_args f;
+    saccade_forward_args_init(&f);
+    f.q = a.q;
+    f.k = a.k;
+    f.v = a.v;
+    f.out = a.out;
+    f.lse = a.lse;
+    f.bindings = bindings;
+    f.n_bindings = a.n_bindings;
+    f.workspace_bytes = saccade_plan_workspace(plan, &sizes);
+    f.workspace = room_of(f.workspace_bytes);
+    assert_int_equal(saccade_forward(plan, &f, &err), SACCADE_OK);
+    if (saccade_backward(plan, &a, &err))
+        fail_msg("%s", err.message);
+    free(f.workspace);
+    free(a.workspace);
+    saccade_plan_destroy(plan);
+    saccade_context_destroy(context);
+    saccade_mod_destroy(generic);
+    saccade_mod_destroy(score);
+}
+
+static void near_sums(const gather *got, const gather *gold, double eps, const char *what)
+{
+    double most = 0;
+    for (int i = 0; i < PLACES * 4; i++)
+        most = fmax(most, fabs((double)gold->sums[i]));
+    assert_true(most > 0.01);
+    for (int i = 0; i < PLACES * 4; i++)
+        if (!(fabs((double)got->sums[i] - (double)gold->sums[i]) <= eps * (1 + most)))
+            fail_msg("%s [%d]: got %.9g, expected %.9g", what, i, (double)got->sums[i],
+                     (double)gold->sums[i]);
+}
+
+/* Each score adds to a place that no form of the index orders: fixed point by any number of
+ * threads gives the same bits, near the oracle as one thread in order is; a live infinity in V
+ * leaves no bound and gives what the ordered way does. */
+static void test_gathers(void **state)
+{
+    static const char *const texts[] = {"score + t[h, idx[q, kv]]",
+                                        "score * 0.5 - 3.0 * t[h, (q * 7 + kv * kv) % 29]",
+                                        "score + w * exp(t[h, idx[q, kv]])"};
+    static gather fixed[3], ordered, gold;
+    (void)state;
+    for (int n = 0; n < 6; n++) {
+        const saccade_dtype dtype = n % 2 ? SACCADE_BF16 : SACCADE_F32;
+        const double eps = n % 2 ? 0x1p-7 : 2e-5;
+        call c = call_of(dtype);
+        for (int i = 0; i < PLACES * 4; i++)
+            gold.t[i] = noise(i + 11);
+        for (int i = 0; i < 37 * 210; i++)
+            gold.idx[i] = (int32_t)((uint32_t)i * 2654435761u % 31) - 1; /* clamped at times */
+        gold.w = 0.7f;
+        ordered = fixed[0] = fixed[1] = fixed[2] = gold;
+        run_gather("ref", texts[n / 2], dtype, 1, 0, &c, &gold);
+        run_gather("cpu", texts[n / 2], dtype, 2, 1, &c, &ordered);
+        near_sums(&ordered, &gold, eps, texts[n / 2]);
+        for (int threads = 1; threads <= 3; threads++) {
+            run_gather("cpu", texts[n / 2], dtype, threads, 0, &c, &fixed[threads - 1]);
+            near_sums(&fixed[threads - 1], &gold, eps, texts[n / 2]);
+            assert_memory_equal(fixed[threads - 1].sums, fixed[0].sums, sizeof fixed[0].sums);
+        }
+        const float inf = INFINITY;
+        convert_from_f32(dtype, &inf, c.v.data, 1);
+        run_gather("cpu", texts[n / 2], dtype, 2, 1, &c, &ordered);
+        run_gather("cpu", texts[n / 2], dtype, 2, 0, &c, &fixed[0]);
+        assert_memory_equal(fixed[0].sums, ordered.sums, sizeof ordered.sums);
+        drop_call(&c);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_repeated),
+        cmocka_unit_test(test_gathers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

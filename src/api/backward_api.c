@@ -192,6 +192,7 @@ saccade_status saccade_backward(const saccade_plan *plan, const saccade_backward
 {
     backward_call call;
     TRY(read_call(plan, args, &call, err));
+    call.gradients.is_least = 1;
     TRY(api_read_workspace(&call.in,
                            plan_backward_workspace(plan, &call.run.sizes, &call.gradients),
                            &call.run, err));

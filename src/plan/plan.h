@@ -83,6 +83,7 @@ typedef struct plan_gradients {
     const saccade_tensor *dq, *dk, *dv;
     const saccade_tensor *captures; /* by capture of the score mod; dtype NONE: not wanted */
     uint32_t added; /* SACCADE_GRADIENT_* that are added to what their tensors hold */
+    int is_least;   /* backward_workspace: what a run can do with, not what makes it fast */
 } plan_gradients;
 
 /* Directions and what changes along them, beside a plan_run. Optional tensors are NULL; those

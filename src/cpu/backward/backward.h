@@ -32,6 +32,8 @@
 #include "cpu/cpu.h"
 #include "cpu/kernels/backward_kernels.h"
 
+#include <stdatomic.h>
+
 /* Multiples of every level's strips and panels and of JIT_GROUP. */
 enum { BACKWARD_ROWS = 96, BACKWARD_KEYS = 192, BACKWARD_CHUNKS = 16 };
 
@@ -157,6 +159,14 @@ typedef struct backward_span {
     int32_t any_first, any_past, all_first, all_past;
 } backward_span;
 
+/* Sums of a read in fixed point; sums NULL: it has none. */
+typedef struct backward_fixed {
+    _Atomic uint64_t *sums;  /* two's complement, by stride */
+    _Atomic uint8_t *is_nan; /* some term was not finite */
+    int64_t count, stride[SACCADE_MAX_RANK];
+    double scale;
+} backward_fixed;
+
 typedef struct backward_job {
     const saccade_plan *plan;
     const cpu_backward_plan *backward;
@@ -170,6 +180,7 @@ typedef struct backward_job {
     float *lse, *delta;    /* [B][H][Q] */
     int32_t *first, *past; /* [B][H][Q] live keys, where the mask has limits */
     backward_span *spans;  /* [B][H][row_blocks], likewise */
+    backward_fixed fixed[BACKWARD_READS];
     uint64_t dense; /* reads whose positions add along lines of the gradient, a bit each */
 } backward_job;
 
@@ -257,6 +268,27 @@ void backward_begin_diagonals(backward_worker *w);
 void backward_end_diagonals(const backward_worker *w);
 /* After all items: sums go where they belong. */
 void backward_spread(const backward_job *job);
+
+/* What both ways of adding position by position need: where row i and key j are; the read's
+ * derivative of a head; its element, by these strides; and adding to an element. */
+eval_point backward_point_at(const backward_job *job, int64_t b, int64_t h, int64_t i,
+                             int64_t j);
+double backward_factor_of(const backward_job *job, const backward_read *read, int64_t b,
+                          int64_t h, double *values);
+int64_t backward_index_of(const backward_job *job, const backward_read *read,
+                          const eval_point *at, const int64_t *stride, double *values);
+void backward_add_to(const saccade_tensor *t, int64_t place, double x);
+
+/* ---- backward_fixed.c ---- */
+
+int backward_may_fix(const backward_read *read);
+/* Bytes behind all others. gradients NULL: 0. */
+size_t backward_fixed_bytes(const cpu_backward_plan *backward, const plan_gradients *gradients);
+/* After rows: their delta gives the scale. */
+void backward_begin_fixed(backward_job *job, char *memory);
+void backward_add_fixed(backward_worker *w, uint32_t n, int32_t r0, int32_t rows, int32_t from,
+                        int32_t past);
+void backward_end_fixed(const backward_job *job);
 
 /* ---- backward_tile.c ---- */
 

@@ -3,7 +3,8 @@
  *
  *     head, row, diagonal   a sum per chunk and query head, row or difference of positions
  *     column                owned by the item of the keys
- *     place                 added where it belongs by every position; items that could meet
+ *     place                 added where it belongs by every position, in fixed point where
+ *                           there is a bound (backward_fixed.c), else items that could meet
  *                           there run one after the other (backward_order_of)
  *
  * After all items the sums are added to the gradient in the order of reads, heads, chunks and
@@ -120,6 +121,16 @@ static int64_t index_at(const backward_job *job, const mod_node *load, uint32_t 
     return (int64_t)(x < 0 ? 0 : x > last ? last : x);
 }
 
+int64_t backward_index_of(const backward_job *job, const backward_read *read,
+                          const eval_point *at, const int64_t *stride, double *values)
+{
+    const mod_node *load = &job->plan->problem.score->nodes[read->node];
+    int64_t place = 0;
+    for (uint32_t d = 0; load->op == OP_LOAD && d < load->n_args; d++)
+        place += index_at(job, load, d, at, values) * stride[d];
+    return place;
+}
+
 /* Elements from the gradient's first one, of those indices that vary with one of `deps`, or of
  * those that do not. */
 static int64_t place_at(const backward_job *job, const backward_read *read,
@@ -135,7 +146,8 @@ static int64_t place_at(const backward_job *job, const backward_read *read,
     return place;
 }
 
-static eval_point point_at(const backward_job *job, int64_t b, int64_t h, int64_t i, int64_t j)
+eval_point backward_point_at(const backward_job *job, int64_t b, int64_t h, int64_t i,
+                             int64_t j)
 {
     const plan_run *run = job->run;
     const plan_position at = plan_position_of(&run->positions, run->sizes.KV, b);
@@ -143,7 +155,7 @@ static eval_point point_at(const backward_job *job, int64_t b, int64_t h, int64_
                         (int32_t)j + at.kv_offset, 0};
 }
 
-static void add_to(const saccade_tensor *t, int64_t place, double x)
+void backward_add_to(const saccade_tensor *t, int64_t place, double x)
 {
     char *at = (char *)t->data + place * (int64_t)saccade_dtype_bytes(t->dtype);
     const float sum = (float)(convert_element(t->dtype, at) + x);
@@ -151,10 +163,10 @@ static void add_to(const saccade_tensor *t, int64_t place, double x)
         convert_from_f32(t->dtype, &sum, at, 1);
 }
 
-static double factor_of(const backward_job *job, const backward_read *read, int64_t b,
-                        int64_t h, double *values)
+double backward_factor_of(const backward_job *job, const backward_read *read, int64_t b,
+                          int64_t h, double *values)
 {
-    const eval_point at = point_at(job, b, h, 0, 0);
+    const eval_point at = backward_point_at(job, b, h, 0, 0);
     return read->factor ? eval_scalar(read->factor, &job->run->score_env, &at, values,
                                       NULL)
                         : 1;
@@ -167,22 +179,22 @@ static void add_places(backward_worker *w, const backward_read *read, const floa
 {
     const backward_job *job = w->job;
     const saccade_tensor *to = &job->gradients->captures[read->capture];
-    const double factor = factor_of(job, read, w->b, w->h, w->values);
+    const double factor = backward_factor_of(job, read, w->b, w->h, w->values);
     int64_t place = 0;
     double sum = 0;
     for (int32_t r = 0; r < rows; r++)
         for (int32_t j = from; j < past; j++) {
             const float dx = w->dx[r * LD + j];
-            const eval_point at = point_at(job, w->b, w->h, w->i0 + r0 + r, w->j0 + j);
+            const eval_point at = backward_point_at(job, w->b, w->h, w->i0 + r0 + r, w->j0 + j);
             if (dx == 0)
                 continue;
             const int64_t next = place_at(job, read, &at, 0, 0, w->values);
             if (next != place)
-                add_to(to, place, factor * sum);
+                backward_add_to(to, place, factor * sum);
             sum = (next == place ? sum : 0) + (double)(g ? dx * g[r * LD + j] : dx);
             place = next;
         }
-    add_to(to, place, factor * sum);
+    backward_add_to(to, place, factor * sum);
 }
 
 /* Indices that are lines: a step of a row, a step of a key. */
@@ -211,7 +223,7 @@ static int is_inside(const backward_job *job, const backward_read *read, double 
     for (int64_t head = 0; head < s->B * s->H; head++)
         for (uint32_t d = 0; d < load->n_args; d++)
             for (int last = 0; last < 2; last++) {
-                const eval_point at = point_at(job, head / s->H, head % s->H,
+                const eval_point at = backward_point_at(job, head / s->H, head % s->H,
                                                last ? s->Q - 1 : 0, last ? s->KV - 1 : 0);
                 index.result = fn->args[load->args + d];
                 const double x = eval_scalar(&index, &job->run->score_env, &at, values,
@@ -236,8 +248,8 @@ static void add_dense(backward_worker *w, const backward_read *read, const float
 {
     const backward_job *job = w->job;
     const saccade_tensor *t = &job->gradients->captures[read->capture];
-    const eval_point at = point_at(job, w->b, w->h, w->i0 + r0, w->j0 + from);
-    const float factor = (float)factor_of(job, read, w->b, w->h, w->values);
+    const eval_point at = backward_point_at(job, w->b, w->h, w->i0 + r0, w->j0 + from);
+    const float factor = (float)backward_factor_of(job, read, w->b, w->h, w->values);
     int64_t by_row, by_key;
     dense_strides(job, read, &by_row, &by_key);
     float *to = (float *)t->data + place_at(job, read, &at, 0, 0, w->values);
@@ -297,12 +309,12 @@ backward_order backward_order_of(const backward_job *job)
     backward_order order = BACKWARD_FREE;
     for (uint32_t n = 0; n < job->backward->n_reads; n++) {
         const backward_read *read = &job->backward->reads[n];
-        if (read->axis != BACKWARD_PLACE)
+        if (read->axis != BACKWARD_PLACE || job->fixed[n].sums)
             continue;
         if (!may_add_dense(job, read) || !has_keys(job, read))
             return BACKWARD_SERIAL;
         for (uint32_t m = 0; m < n; m++)
-            if (job->backward->reads[m].axis == BACKWARD_PLACE
+            if (job->backward->reads[m].axis == BACKWARD_PLACE && !job->fixed[m].sums
                 && job->backward->reads[m].capture == read->capture)
                 return BACKWARD_SERIAL;
         if ((s->B > 1 && !has_index(job, read, VAR_B))
@@ -330,7 +342,9 @@ void backward_add_sums(backward_worker *w, int32_t r0, int32_t rows, int32_t fro
             k->sum_diagonals(dx, slope, LD, rows, past - from,
                              to + from - r0 + BACKWARD_ROWS - 1);
         } else if (read->axis == BACKWARD_PLACE) {
-            if (job->dense >> n & 1)
+            if (job->fixed[n].sums)
+                backward_add_fixed(w, n, r0, rows, from, past);
+            else if (job->dense >> n & 1)
                 add_dense(w, read, g, r0, rows, from, past);
             else
                 add_places(w, read, g, r0, rows, from, past);
@@ -370,8 +384,9 @@ static eval_point axis_point(const backward_job *job, backward_axis axis, int64_
 {
     const int64_t d = t - (job->run->sizes.Q - 1);
     if (axis == BACKWARD_DIAGONAL)
-        return point_at(job, b, h, d < 0 ? -d : 0, d < 0 ? 0 : d);
-    return point_at(job, b, h, axis == BACKWARD_ROW ? t : 0, axis == BACKWARD_COLUMN ? t : 0);
+        return backward_point_at(job, b, h, d < 0 ? -d : 0, d < 0 ? 0 : d);
+    return backward_point_at(job, b, h, axis == BACKWARD_ROW ? t : 0,
+                             axis == BACKWARD_COLUMN ? t : 0);
 }
 
 /* Where each place of the axis belongs, but for indices that do not vary along it: found once a
@@ -399,15 +414,15 @@ static void spread_head(const backward_job *job, uint32_t n, int64_t b, int64_t 
     const backward_read *read = &job->backward->reads[n];
     const saccade_tensor *to = &job->gradients->captures[read->capture];
     const int64_t head = b * job->run->sizes.H + h;
-    const double factor = factor_of(job, read, b, h, values);
-    const eval_point at = point_at(job, b, h, 0, 0);
+    const double factor = backward_factor_of(job, read, b, h, values);
+    const eval_point at = backward_point_at(job, b, h, 0, 0);
     const int64_t fixed = place_at(job, read, &at, DEP_Q | DEP_KV, 0, values);
     const int64_t chunks = read->axis == BACKWARD_COLUMN ? 1 : job->g.chunks;
     for (int64_t t = 0; t < axis_length(job, read->axis); t++) {
         double sum = 0;
         for (int64_t chunk = 0; chunk < chunks; chunk++)
             sum += sums_of(job, n, chunk, head)[t];
-        add_to(to, fixed + moving[t], factor * sum);
+        backward_add_to(to, fixed + moving[t], factor * sum);
     }
 }
 

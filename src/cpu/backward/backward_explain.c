@@ -36,11 +36,15 @@ static const char *way_of(const backward_read *read)
     default:
         break;
     }
-    return read->is_dense
-               ? "in place by the owner of the keys: each index is q, kv or neither plus a "
-                 "constant (where one leaves the tensor, position by position on one thread)"
-               : "position by position on one thread, in the order of items: the index varies "
-                 "with q and kv in a way that proves no order";
+    if (backward_may_fix(read))
+        return "in fixed point by all threads, 64-bit integers whose sums have no order: the "
+               "index varies with q and kv freely (on one thread in the order of items where V "
+               "or dO are not finite, or the workspace is not saccade_backward_workspace's)";
+    if (read->is_dense)
+        return "in place by the owner of the keys: each index is q, kv or neither plus a "
+               "constant (where one leaves the tensor, position by position on one thread)";
+    return "position by position on one thread, in the order of items: the index varies with q "
+           "and kv freely, and so does the derivative, which leaves fixed point no bound";
 }
 
 static void say_reads(const saccade_plan *plan, const cpu_backward_plan *b, strbuf *out)

@@ -243,6 +243,8 @@ size_t cpu_backward_workspace(const saccade_plan *plan, const cpu_backward_plan 
                               const saccade_sizes *sizes, const plan_gradients *gradients)
 {
     const saccade_sizes s = whole_sizes(plan, sizes);
+    const int is_least = !gradients || gradients->is_least;
     return backward_geometry_of(plan, backward, sizes).bytes
-           + backward_places_bytes(plan, backward, &s, gradients);
+           + backward_places_bytes(plan, backward, &s, gradients)
+           + (is_least ? 0 : backward_fixed_bytes(backward, gradients));
 }

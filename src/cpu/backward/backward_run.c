@@ -102,6 +102,18 @@ static saccade_status find_runs(backward_job *job, saccade_error *err)
     return mask_runs_prepared(mask, BACKWARD_ROWS, BACKWARD_KEYS, 1, &job->runs, err);
 }
 
+/* Where the workspace has the room that saccade_backward_workspace asked for. */
+static void begin_fixed(backward_job *job, const plan_gradients *gradients)
+{
+    const plan_run *run = job->run;
+    const size_t before =
+        job->g.bytes
+        + backward_places_bytes(job->plan, job->backward, &run->sizes, gradients);
+    const size_t bytes = backward_fixed_bytes(job->backward, gradients);
+    if (bytes && run->workspace_bytes >= before + bytes)
+        backward_begin_fixed(job, job->memory + before);
+}
+
 saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *backward,
                             const plan_run *run, const plan_gradients *gradients,
                             saccade_error *err)
@@ -124,6 +136,7 @@ saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *b
     backward_begin_threads(&job);
     par_for(s->B * s->H * job.g.row_blocks, plan->threads, backward_find_rows, &job);
     backward_begin_captures(&job);
+    begin_fixed(&job, gradients);
     job.dense = backward_dense_reads(&job);
     const backward_order how = backward_order_of(&job);
     const int64_t wave = how == BACKWARD_BY_HEAD ? 1 : job.g.wave;
@@ -132,6 +145,7 @@ saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *b
         run_wave(&job, left < wave ? left : wave, how == BACKWARD_SERIAL);
     }
     backward_spread(&job);
+    backward_end_fixed(&job);
     backward_end_places(plan, backward, run, gradients, &places);
     return SACCADE_OK;
 }

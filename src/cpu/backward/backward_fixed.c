@@ -1,0 +1,187 @@
+/* Gradients of captures whose index is of no form that gives an order: sums in fixed point,
+ * 64-bit integers, which are exact and so the same in any order, and items run at once.
+ *
+ * The scale is proven before the run. A row's weights sum to 1, so its terms p (dO . v - delta)
+ * sum to at most M_i = |dO_i| max |v| + |delta_i| in size, and whatever goes to one element to
+ * at most sum M_i times the largest derivative by the read, which has to be constant within
+ * a head. Scaled to 2^60 that leaves room for rounding, of 2^-61 of it a term. Where V or dO
+ * are not finite there is no bound, and positions add one after the other as elsewhere. */
+#include "cpu/backward/backward.h"
+
+#include "base/tensor_walk.h"
+#include "cpu/schedule/layout.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { BITS = 60, ROWS = 64, LD = BACKWARD_KEYS };
+
+int backward_may_fix(const backward_read *read)
+{
+    return read->axis == BACKWARD_PLACE && !read->is_dense && read->factor;
+}
+
+/* Row-major strides over dimensions whose stride in the gradient is not 0; their elements. */
+static int64_t compact(const saccade_tensor *t, int64_t stride[SACCADE_MAX_RANK])
+{
+    int64_t n = 1;
+    for (int32_t d = t->rank - 1; d >= 0; d--) {
+        stride[d] = t->stride[d] ? n : 0;
+        n *= t->stride[d] ? t->shape[d] : 1;
+    }
+    return n;
+}
+
+size_t backward_fixed_bytes(const cpu_backward_plan *backward, const plan_gradients *gradients)
+{
+    int64_t stride[SACCADE_MAX_RANK];
+    size_t bytes = 0;
+    for (uint32_t n = 0; gradients && n < backward->n_reads; n++) {
+        const backward_read *read = &backward->reads[n];
+        if (backward_may_fix(read))
+            bytes += bytes64(compact(&gradients->captures[read->capture], stride),
+                             sizeof(int64_t) + 1);
+    }
+    return bytes;
+}
+
+/* ---- the scale ---- */
+
+/* The largest |v|^2 of live keys; NaN where one is not finite. */
+static double most_of_values(const backward_job *job)
+{
+    const plan_run *run = job->run;
+    const saccade_sizes *s = &run->sizes;
+    void *room = backward_worker_of(job, 0)->v_room;
+    double most = 0;
+    for (int64_t head = 0; head < s->B * s->Hkv; head++) {
+        const kv_view view = kv_view_of(run, run->v, head / s->Hkv, head % s->Hkv);
+        const int64_t kv_len = plan_position_of(&run->positions, s->KV, head / s->Hkv).kv_len;
+        for (int64_t j = 0; j < kv_len; j += ROWS) {
+            const int32_t n = (int32_t)smaller(kv_len - j, ROWS);
+            const cpu_rows rows = kv_block(&view, j, n, room);
+            float squares[ROWS];
+            job->backward->kernels->row_dots(&rows, &rows, n, squares);
+            for (int32_t r = 0; r < n; r++)
+                most = (double)squares[r] <= most ? most : (double)squares[r];
+        }
+    }
+    return most;
+}
+
+/* sum M_i of the head above. */
+static double sum_of_rows(const backward_job *job, double most)
+{
+    const saccade_sizes *s = &job->run->sizes;
+    double sum = 0;
+    for (int64_t at = 0; at < s->B * s->H * s->Q; at += ROWS) {
+        const int64_t head = at / s->Q, i = at % s->Q;
+        const int32_t n = (int32_t)smaller(s->Q - i, ROWS);
+        const cpu_rows rows = cpu_rows_from(
+            cpu_rows_of(job->gradients->d_out, head / s->H, head % s->H), i);
+        float squares[ROWS];
+        job->backward->kernels->row_dots(&rows, &rows, n, squares);
+        for (int32_t r = 0; r < n; r++)
+            sum += sqrt((double)squares[r] * most) + fabs((double)job->delta[at + r]);
+        at -= ROWS - n;
+    }
+    return sum;
+}
+
+static double most_of_factors(const backward_job *job, const backward_read *read)
+{
+    const saccade_sizes *s = &job->run->sizes;
+    double *values = backward_worker_of(job, 0)->values, most = 0;
+    for (int64_t head = 0; head < s->B * s->H; head++) {
+        const double x =
+            fabs(backward_factor_of(job, read, head / s->H, head % s->H, values));
+        most = x <= most ? most : x;
+    }
+    return most;
+}
+
+void backward_begin_fixed(backward_job *job, char *memory)
+{
+    double sum = -1;
+    for (uint32_t n = 0; n < job->backward->n_reads; n++) {
+        const backward_read *read = &job->backward->reads[n];
+        backward_fixed *fixed = &job->fixed[n];
+        if (!backward_may_fix(read))
+            continue;
+        if (sum < 0)
+            sum = sum_of_rows(job, most_of_values(job));
+        const double most = 1.01 * sum * most_of_factors(job, read);
+        fixed->count = compact(&job->gradients->captures[read->capture], fixed->stride);
+        char *room = memory;
+        memory += bytes64(fixed->count, sizeof(int64_t) + 1);
+        if (!isfinite(most))
+            continue;
+        fixed->scale = most > 0 ? ldexp(1, BITS - 1 - ilogb(most)) : 1;
+        if (!isfinite(fixed->scale))
+            fixed->scale = 1;
+        fixed->sums = (_Atomic uint64_t *)(void *)room;
+        fixed->is_nan = (_Atomic uint8_t *)(room + fixed->count * (int64_t)sizeof(int64_t));
+        memset(room, 0, (size_t)fixed->count * (sizeof(int64_t) + 1));
+    }
+}
+
+/* ---- terms ---- */
+
+static void flush(const backward_fixed *fixed, int64_t place, int64_t sum)
+{
+    if (sum)
+        atomic_fetch_add_explicit(&fixed->sums[place], (uint64_t)sum, memory_order_relaxed);
+}
+
+void backward_add_fixed(backward_worker *w, uint32_t n, int32_t r0, int32_t rows, int32_t from,
+                        int32_t past)
+{
+    const backward_job *job = w->job;
+    const backward_read *read = &job->backward->reads[n];
+    const backward_fixed *fixed = &job->fixed[n];
+    const double factor =
+        fixed->scale * backward_factor_of(job, read, w->b, w->h, w->values);
+    int64_t place = 0, sum = 0;
+    for (int32_t r = 0; r < rows; r++)
+        for (int32_t j = from; j < past; j++) {
+            const double term = factor * (double)w->dx[r * LD + j];
+            if (term == 0)
+                continue;
+            const eval_point at =
+                backward_point_at(job, w->b, w->h, w->i0 + r0 + r, w->j0 + j);
+            const int64_t next = backward_index_of(job, read, &at, fixed->stride, w->values);
+            if (!(fabs(term) < 0x1p62)) { /* a live NaN, or an lse that is not these scores' */
+                atomic_store_explicit(&fixed->is_nan[next], 1, memory_order_relaxed);
+                continue;
+            }
+            if (next != place) {
+                flush(fixed, place, sum);
+                sum = 0;
+            }
+            place = next;
+            if (sum > INT64_MAX / 4 || sum < -(INT64_MAX / 4)) {
+                flush(fixed, place, sum);
+                sum = 0;
+            }
+            sum += llrint(term);
+        }
+    flush(fixed, place, sum);
+}
+
+void backward_end_fixed(const backward_job *job)
+{
+    for (uint32_t n = 0; n < job->backward->n_reads; n++) {
+        const backward_fixed *fixed = &job->fixed[n];
+        if (!fixed->sums)
+            continue;
+        saccade_tensor once = job->gradients->captures[job->backward->reads[n].capture];
+        for (int32_t d = 0; d < once.rank; d++)
+            once.shape[d] = once.stride[d] ? once.shape[d] : 1;
+        tensor_walk walk = {{0}, 0};
+        for (int64_t i = 0; i < fixed->count; i++) {
+            const double sum = (double)(int64_t)fixed->sums[i] / fixed->scale;
+            backward_add_to(&once, walk.place, fixed->is_nan[i] ? (double)NAN : sum);
+            tensor_next(&once, once.rank, &walk);
+        }
+    }
+}
