@@ -639,6 +639,21 @@ static void all_hold(const chosen_case *rows, size_t n)
         holds(&rows[i].c, &rows[i].o);
 }
 
+/* Every kernel once: what tools/cuda-sanitize runs. */
+static void few_of_each(void **state)
+{
+    static const chosen_case rows[] = {
+        {{.problem = "b1 h2/1 q130 kv200 d64 bf16", .mask = "causal()", .seed = 1},
+         {.has_block_mask = 1}},
+        {{.problem = "b1 h2 q130 kv200 d128 f16", .mask = "document(doc)"}, {0}},
+        {{.problem = "b1 h2 q100 kv150 d128 bf16", .score = "softcap(20)"}, {0}},
+        {{.problem = "b1 h1 q70 kv130 d256 bf16", .mask = "causal()"}, {.has_block_mask = 1}},
+        {{.problem = "b1 h1 q70 kv130 d36 dv50 bf16"}, {.shift = 1}},
+    };
+    (void)state;
+    all_hold(rows, sizeof rows / sizeof rows[0]);
+}
+
 static void lengths(void **state)
 {
     static const chosen_case rows[] = {
@@ -818,7 +833,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tiles_fit),        cmocka_unit_test(no_spills),
         cmocka_unit_test(bounds_of_slopes), cmocka_unit_test(plan_of_gradients),
-        cmocka_unit_test(refusals),         cmocka_unit_test(lengths),
+        cmocka_unit_test(refusals),         cmocka_unit_test(few_of_each),
+        cmocka_unit_test(lengths),
         cmocka_unit_test(masks),            cmocka_unit_test(scores),
         cmocka_unit_test(placements),       cmocka_unit_test(relaxed),
         cmocka_unit_test(random_cases),     cmocka_unit_test(nan_at_masked_keys),
