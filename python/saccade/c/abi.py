@@ -213,6 +213,25 @@ class BackwardArgs(Record):
     )
 
 
+class TangentArgs(Record):
+    _fields_ = (
+        [("size", C.c_size_t)]
+        + [(n, C.POINTER(Tensor)) for n in ("q", "k", "v", "q_dot", "k_dot", "v_dot")]
+        + [("captures_dot", C.POINTER(Binding)), ("n_captures_dot", C.c_int32)]
+        + [
+            (n, C.POINTER(Tensor))
+            for n in ("out_dot", "lse_dot", "d_out", "d_lse", "d_q_dot", "d_k_dot", "d_v_dot")
+        ]
+        + [("d_captures_dot", C.POINTER(Binding)), ("n_d_captures_dot", C.c_int32)]
+        + [
+            ("positions", C.POINTER(Positions)),
+            ("block_mask", C.c_void_p),
+            ("bindings", C.POINTER(Binding)),
+            ("n_bindings", C.c_int32),
+        ]
+    )
+
+
 class MergeArgs(Record):
     _fields_ = [
         ("size", C.c_size_t),
@@ -260,6 +279,7 @@ MIRRORS = {
     "saccade_problem": Problem,
     "saccade_forward_args": ForwardArgs,
     "saccade_backward_args": BackwardArgs,
+    "saccade_tangent_args": TangentArgs,
     "saccade_merge_args": MergeArgs,
 }
 
@@ -405,6 +425,7 @@ _declare("plan_explain", _S, _P, C.POINTER(_P), _E)
 _declare("plan_destroy", None, _P)
 _declare("forward", _S, _P, C.c_void_p, _E)
 _declare("backward", _S, _P, C.c_void_p, _E)
+_declare("tangent", _S, _P, C.POINTER(TangentArgs), _E)
 _declare("merge", _S, _P, C.POINTER(MergeArgs), _E)
 _declare("layout", C.POINTER(LayoutEntry), C.c_int32)
 

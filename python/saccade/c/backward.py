@@ -6,7 +6,7 @@ import ctypes as C
 import threading
 from typing import Sequence
 
-from . import abi
+from . import abi, objects
 
 _ARGS = abi.packer(abi.BackwardArgs)
 _ARGS_BYTES = C.sizeof(abi.BackwardArgs)
@@ -105,3 +105,17 @@ def split_bindings(array, n: int) -> list[tuple[bytes, bytes]]:
     memory = bytes(array)
     starts = range(0, n * _BINDING_BYTES, _BINDING_BYTES)
     return [(memory[i : i + 8], memory[i + 8 : i + _BINDING_BYTES]) for i in starts]
+
+
+def tangent(plan: objects.Plan, block_mask: int, tensors: dict, bindings: dict) -> None:
+    """saccade_tangent: views by member, and (name, view) pairs by member for the others."""
+    a = abi.TangentArgs(block_mask=block_mask or None)
+    keep = []
+    for member, v in tensors.items():
+        keep.append(objects.c_tensor(v))
+        setattr(a, member, C.pointer(keep[-1]))
+    for member, pairs in bindings.items():
+        keep.append(objects.bindings([n for n, _ in pairs], [v for _, v in pairs]))
+        setattr(a, member, keep[-1])
+        setattr(a, "n_" + member, len(pairs))
+    abi.call("tangent", plan.handle, C.byref(a))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from .calls import FakeCall
 from .checks import NO_SECOND, NO_VMAP
-from .gradients import gradients
+from .gradients import gradients, second
 from .mods import place
 
 
@@ -35,15 +36,30 @@ class Attention(torch.autograd.Function):
 
 
 class Gradient(torch.autograd.Function):
-    """Backward where a second derivative might follow, which then says that there is none."""
+    """Backward where a second derivative might follow, which the reference has in float64."""
 
     @staticmethod
     def forward(ctx, entry, needs, d_out, d_lse, *saved):
+        ctx.set_materialize_grads(False)
+        ctx.entry, ctx.needs = entry, needs
+        ctx.save_for_backward(d_out, d_lse, *saved)
         return _gradients(entry, needs, d_out, d_lse, saved)
 
     @staticmethod
-    def backward(ctx, *_):
-        raise NotImplementedError(NO_SECOND)
+    @once_differentiable
+    def backward(ctx, *rates):
+        (d_out, d_lse, *saved), needs, slots = ctx.saved_tensors, ctx.needs, ctx.entry.slots
+        if saved[0].dtype is not torch.float64 or saved[0].is_cuda:
+            raise NotImplementedError(NO_SECOND)
+        given = saved[5 : 2 + len(needs)]
+        captures = slots.placed(given, "cpu") if slots else ()
+        rates = [*rates[:3], *[r for r, w in zip(rates[3:], needs[3:]) if w]]
+        wanted = needs if slots is None else slots.by_name(needs)
+        made = second(ctx.entry.call, wanted, *saved[:3], d_out, d_lse, captures, rates)
+        more = Slots.as_captured(given, needs[3:], iter(made[5:]))
+        lse = made[1] if d_lse is not None else None
+        rest = len(saved) - 2 - len(needs)
+        return None, None, made[0], lse, *made[2:5], None, None, *more, *[None] * rest
 
 
 def _gradients(entry, needs, d_out, d_lse, saved):

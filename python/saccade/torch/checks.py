@@ -16,8 +16,9 @@ NO_VMAP = (
 
 
 NO_SECOND = (
-    "saccade: flex_attention has a first derivative only, got a backward pass through its "
-    "backward pass; expected create_graph=False"
+    "saccade: flex_attention has second derivatives in float64 on the CPU only, by the "
+    "reference, got a backward pass through its backward pass; expected create_graph=False, or "
+    "query, key and value in float64 (outside of torch.compile)"
 )
 
 

@@ -116,3 +116,36 @@ def _run(call, layout, inputs, captures):
         stream = current_stream(call.cuda)
     backward.run(layout.arguments, places, room_at, stream)
     return made
+
+
+def second(call, needs, q, k, v, d_out, d_lse, captures, rates):
+    """The gradient of `gradients` in the direction of rates, by d_out, d_lse, q, k, v and the
+    captures that needs names: forward mode of the same, whose derivative is symmetric."""
+    given = q, k, v
+    q_dot, k_dot, v_dot = (
+        torch.zeros_like(t) if r is None else r for t, r in zip(given, rates[:3])
+    )
+    q, k, v = prepared(*given)
+    dots = prepared(q_dot, k_dot, v_dot)
+    rows = q.new_empty(q.shape[:3])
+    d_out = q.new_zeros((*q.shape[:3], v.shape[3])) if d_out is None else d_out.contiguous()
+    made = [d_out.new_empty(d_out.shape), rows, *(_empty_dense(t) for t in (q, k, v))]
+    tensors = dict(q=q, k=k, v=v, q_dot=dots[0], k_dot=dots[1], v_dot=dots[2], d_out=d_out)
+    results = ("out_dot", "lse_dot", "d_q_dot", "d_k_dot", "d_v_dot")
+    tensors.update(zip(results, made))
+    if d_lse is not None:
+        tensors["d_lse"] = d_lse
+    named = [(n, t) for n, t, w in zip(call.runner.names, captures, needs[3:]) if w]
+    more = [q.new_empty(t.shape) for _, t in named]
+    dot = [
+        q.new_zeros(t.shape) if r is None else r.to(q.dtype).reshape(t.shape).contiguous()
+        for (_, t), r in zip(named, rates[3:])
+    ]
+    pairs = {
+        "captures_dot": [(n, view(t)) for (n, _), t in zip(named, dot)],
+        "d_captures_dot": [(n, view(t)) for (n, _), t in zip(named, more)],
+        "bindings": [(n, view(t)) for n, t in zip(call.runner.names, captures)],
+    }
+    views = {n: view(t) for n, t in tensors.items()}
+    backward.tangent(call.runner.plan, call.runner.handle, views, pairs)
+    return [*made[:2], *(_summed(d, t) for d, t in zip(made[2:], given)), *more]
