@@ -374,6 +374,11 @@ typedef struct saccade_problem {
                                * default: forward only */
     const char *const *gradient_captures; /* names of float captures of the score; not kept */
     int32_t n_gradient_captures;
+    /* Where heads are spread over devices: head 0 of a run is head h_offset of heads_global
+     * (0: H) in all. Mods see global h, H and Hkv = heads_global / (H / Hkv), captures and
+     * block masks are those of all heads; key head g of a run serves its heads from g H / Hkv
+     * on. Splits of keys, and with them last bits, may follow from a run's own H. */
+    int64_t h_offset, heads_global;
 } saccade_problem;
 static inline void saccade_problem_init(saccade_problem *problem)
 {

@@ -382,6 +382,8 @@ static strbuf emitted(const char *score, const char *mask)
     arena a;
     arena_init(&a);
     const plan_problem p = {.sizes = {1, 4, 4, 64, 64, 64, 64},
+                            .group = 1,
+                            .heads_global = 4,
                             .scale = 0.125f,
                             .score = mods[0] ? mod_function(mods[0]) : NULL,
                             .mask = mods[1] ? mod_function(mods[1]) : NULL,

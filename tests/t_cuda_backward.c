@@ -178,6 +178,8 @@ static void bounds_of_slopes(void **state)
         arena_init(&a);
         assert_int_equal(pass_facts_make(mod_function(mod), &a, &known, NULL), SACCADE_OK);
         const plan_problem p = {.sizes = {1, 4, 4, 64, 64, 64, 64},
+                                .group = 1,
+                                .heads_global = 4,
                                 .scale = 0.125f,
                                 .score = mod_function(mod),
                                 .score_facts = known};

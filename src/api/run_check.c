@@ -107,8 +107,8 @@ static saccade_status read_captures(const saccade_plan *plan, const api_inputs *
     TRY(resolve(plan->problem.mask, in, device, in->block_mask, captures->mask, err));
     if (in->block_mask && plan->problem.mask)
         TRY(mask_check_captures(in->block_mask, plan->problem.mask, captures->mask, err));
-    eval_sizes(&run->sizes, run->score_env.size);
-    eval_sizes(&run->sizes, run->mask_env.size);
+    plan_set_env(&plan->problem, &run->sizes, &run->score_env);
+    plan_set_env(&plan->problem, &run->sizes, &run->mask_env);
     run->score_env.tensors = captures->score;
     run->mask_env.tensors = captures->mask;
     return SACCADE_OK;
@@ -128,8 +128,9 @@ static saccade_status check_block_mask(const saccade_plan *plan, const plan_run 
             (long long)made->Q, (long long)made->KV, (long long)s->Q, (long long)s->KV);
     FAIL_AT(made->B != 1 && made->B != s->B, SACCADE_EINVAL, name, 0, 0,
             "got batch %lld, expected %lld or 1", (long long)made->B, (long long)s->B);
-    FAIL_AT(made->H != 1 && made->H != s->H, SACCADE_EINVAL, name, 0, 0,
-            "got %lld heads, expected %lld or 1", (long long)made->H, (long long)s->H);
+    FAIL_AT(made->H != 1 && made->H != plan->problem.heads_global, SACCADE_EINVAL, name, 0, 0,
+            "got %lld heads, expected %d or 1", (long long)made->H,
+            plan->problem.heads_global);
     FAIL_AT(!view->mod != !plan->source_mask, SACCADE_EINVAL, name, 0, 0,
             "the plan %s a mask and the block mask %s one, expected both or neither",
             plan->source_mask ? "has" : "lacks", view->mod ? "has" : "lacks");

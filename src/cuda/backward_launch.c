@@ -99,25 +99,25 @@ static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradi
 }
 
 /* tiles of keys, and the runs of query blocks of each */
-static void fill_tiles(const cu_runs *runs, int keys, cu_fwd *p)
+static void fill_tiles(const plan_problem *problem, const cu_runs *runs, int keys, cu_fwd *p)
 {
     p->n_qblk = (p->N + keys - 1) / keys;
     p->n_tiles = p->B * p->G * p->n_qblk;
     if (!runs)
         return;
     p->runs = (const cu_run *)(uintptr_t)runs->runs;
-    p->run_start = (const int *)(uintptr_t)runs->run_start;
+    p->run_start = (const int *)(uintptr_t)cu_runs_start(runs, problem);
     p->order = (const int *)(uintptr_t)runs->order;
     p->mask_b = runs->mask_b;
     p->mask_h = runs->mask_h;
 }
 
-static void fill_queries(const cu_runs *runs, cu_bwd *p)
+static void fill_queries(const plan_problem *problem, const cu_runs *runs, cu_bwd *p)
 {
     if (!runs)
         return;
     p->q_runs = (const cu_run *)(uintptr_t)runs->runs;
-    p->q_run_start = (const int *)(uintptr_t)runs->run_start;
+    p->q_run_start = (const int *)(uintptr_t)cu_runs_start(runs, problem);
     p->q_order = (const int *)(uintptr_t)runs->order;
     p->q_mask_b = runs->mask_b;
     p->q_mask_h = runs->mask_h;
@@ -217,8 +217,8 @@ static saccade_status start(const saccade_plan *plan, const plan_run *run,
     l.a.driver = driver;
     l.a.stream = run->stream;
     TRY(cu_backward_find_runs(s, run, is_tiles, &runs, err));
-    fill_tiles(runs.tiles, is_tiles ? tile_keys : plain_keys, &l.p.f);
-    fill_queries(runs.queries, &l.p);
+    fill_tiles(problem, runs.tiles, is_tiles ? tile_keys : plain_keys, &l.p.f);
+    fill_queries(problem, runs.queries, &l.p);
     TRY(run_captures(problem->score, run->score_env.tensors, l.a.captures, err));
     TRY(run_captures(problem->mask, run->mask_env.tensors, l.a.captures + n_score, err));
     TRY(run_make_ready(s, problem, driver, run->q->device.index, err));

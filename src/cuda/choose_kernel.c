@@ -88,6 +88,7 @@ saccade_status cu_prepare(const saccade_plan *plan, const saccade_block_mask *ma
     void *context = NULL;
     int device = 0;
     FAIL_IF(!s->is_present, SACCADE_EBACKEND, "cuda: no device here runs %s", s->arch);
+    TRY(cu_runs_check(&plan->problem, mask, err));
     TRY(cu_get_driver(&driver, err));
     driver->context_current(&context);
     if (context)

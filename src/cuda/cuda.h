@@ -212,6 +212,7 @@ typedef struct cu_runs {
     cu_ptr memory; /* one allocation: runs, run_start, order */
     cu_ptr runs, run_start, order;
     int keys, mask_b, mask_h, n_qblk, n_tiles; /* keys: of a block */
+    int step_heads;                            /* query heads that a step of mask_h passes */
 } cu_runs;
 
 /* Device copy for these tiles, made on first use (may allocate; prepare does it). order covers
@@ -221,6 +222,11 @@ typedef struct cu_runs {
 saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_block_mask *mask,
                             int rows, int keys, int group, const saccade_sizes *sizes,
                             size_t l2_bytes, saccade_error *err);
+/* Where rows of blocks of a run's head 0 begin: block masks are of all heads. */
+cu_ptr cu_runs_start(const cu_runs *runs, const plan_problem *problem);
+/* EINVAL where a plan's heads do not begin with a group of the mask's. */
+saccade_status cu_runs_check(const plan_problem *problem, const saccade_block_mask *mask,
+                             saccade_error *err);
 /* The copy made before, or NULL. */
 const cu_runs *cu_runs_find(int device, const saccade_block_mask *mask, int rows, int keys,
                             int group, const saccade_sizes *sizes);

@@ -78,10 +78,10 @@ static void put_size(const emitter *e, strbuf *out, int which)
         strbuf_puts(out, "p.N");
         break;
     case SIZE_H:
-        put_int(out, (int32_t)s->H);
+        put_int(out, e->problem->heads_global);
         break;
     case SIZE_HKV:
-        put_int(out, (int32_t)s->Hkv);
+        put_int(out, e->problem->heads_global / e->problem->group);
         break;
     case SIZE_D:
         put_int(out, (int32_t)s->D);
@@ -92,15 +92,20 @@ static void put_size(const emitter *e, strbuf *out, int which)
     }
 }
 
-static void put_var(strbuf *out, int which, place at)
+/* Heads in texts are global, a kernel's are those of its run. */
+static void put_var(const emitter *e, strbuf *out, int which, place at)
 {
     const char *name = which == VAR_B ? "b" : which == VAR_H ? "h" : "q";
+    if (which == VAR_H && e->problem->h_offset)
+        strbuf_printf(out, "(%d + ", e->problem->h_offset);
     if (which == VAR_KV)
         strbuf_printf(out, "k%d", at.copy % 2);
     else if (which == VAR_B || at.rate == ROW)
         strbuf_puts(out, name);
     else
         strbuf_printf(out, "r%d.%s", at.copy / 2, name);
+    if (which == VAR_H && e->problem->h_offset)
+        strbuf_puts(out, ")");
 }
 
 /* The value of node n as seen from a place. */
@@ -119,7 +124,7 @@ void emit_value(const emitter *e, strbuf *out, const mod_node *n, place at)
         emit_float(out, n->imm.f);
         return;
     case OP_VAR:
-        put_var(out, n->imm.i, at);
+        put_var(e, out, n->imm.i, at);
         return;
     case OP_SCORE:
         strbuf_printf(out, "(x[%d] * SCORE_SCALE)", at.copy);

@@ -130,6 +130,7 @@ static saccade_status upload(const cu_driver *driver, int device, const mask_run
     *out = (cu_runs){.keys = r->block_kv,
                      .mask_b = r->B == 1 ? 0 : (int)(r->H * r->rows),
                      .mask_h = r->H == 1 ? 0 : (int)r->rows,
+                     .step_heads = 1,
                      .n_qblk = (int)r->rows,
                      .n_tiles = (int)tiles};
     status = fill(r, s, l2_bytes, n_runs, host, err);
@@ -160,8 +161,26 @@ static saccade_status upload_groups(const cu_driver *driver, int device, const m
     saccade_status status = cu_group_heads(r, group, &g, err);
     if (status == SACCADE_OK)
         status = upload(driver, device, &g.r, &heads, l2_bytes, out, err);
+    out->step_heads = group;
     cu_grouped_free(&g);
     return status;
+}
+
+cu_ptr cu_runs_start(const cu_runs *runs, const plan_problem *problem)
+{
+    const size_t rows = (size_t)(problem->h_offset / runs->step_heads) * (size_t)runs->mask_h;
+    return runs->run_start + rows * sizeof(int32_t);
+}
+
+saccade_status cu_runs_check(const plan_problem *problem, const saccade_block_mask *mask,
+                             saccade_error *err)
+{
+    FAIL_AT(problem->h_offset % problem->group && mask_get_view(mask)->sizes.H > 1,
+            SACCADE_EINVAL, "block_mask", 0, 0,
+            "got one of several heads with h_offset %d, expected a multiple of H / Hkv = %d, or "
+            "a block mask of one head",
+            problem->h_offset, problem->group);
+    return SACCADE_OK;
 }
 
 saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_block_mask *mask,

@@ -112,12 +112,12 @@ static cu_chunks chunks_of(const plan_run *run)
     return (cu_chunks){c->first, c->row_stride, c->count, c->size, (int)(k < v ? k : v)};
 }
 
-static void fill_runs(const cu_runs *runs, cu_fwd *p)
+static void fill_runs(const plan_problem *problem, const cu_runs *runs, cu_fwd *p)
 {
     if (!runs)
         return;
     p->runs = (const cu_run *)(uintptr_t)runs->runs;
-    p->run_start = (const int *)(uintptr_t)runs->run_start;
+    p->run_start = (const int *)(uintptr_t)cu_runs_start(runs, problem);
     p->order = (const int *)(uintptr_t)runs->order;
     p->block_keys = runs->keys;
     p->mask_b = runs->mask_b;
@@ -163,5 +163,5 @@ void run_fill(const saccade_plan *plan, const plan_run *run, const cu_form *form
     assert(plan->problem.has_chunks == (run->chunks != NULL));
     if (run->chunks)
         p->chunks = chunks_of(run);
-    fill_runs(runs, p);
+    fill_runs(&plan->problem, runs, p);
 }

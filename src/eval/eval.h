@@ -12,6 +12,7 @@
 typedef struct eval_env {
     int32_t size[MOD_SIZE_COUNT];
     const saccade_tensor *tensors;
+    int32_t h_offset; /* what h in texts is more than the head that engines are set to */
     bool is_wide; /* a score of an f64 problem: eval_scalar keeps all but indices in double */
 } eval_env;
 
@@ -29,6 +30,7 @@ void eval_sizes(const saccade_sizes *sizes, int32_t size[MOD_SIZE_COUNT]);
 
 /* ---- oracle.c ---- */
 
+/* h is without env's h_offset. */
 typedef struct eval_point {
     int32_t b, h, q, kv;
     double score;
@@ -66,7 +68,7 @@ size_t eval_state_bytes(const eval_prog *prog); /* multiple of 64 */
 /* Starts using `memory` (64-aligned, eval_state_bytes) for prog under env; env is copied, its
  * tensors borrowed. Nodes that depend on nothing are computed here. */
 eval_state *eval_begin(const eval_prog *prog, const eval_env *env, void *memory);
-/* Fixes (b, h), then a row q; computes what depends on no key. head before row. */
+/* Fixes (b, h), h without env's h_offset, then a row q; computes what depends on no key. head before row. */
 void eval_head(eval_state *state, int32_t b, int32_t h);
 void eval_row(eval_state *state, int32_t q);
 /* live[i] = mask at kv0 + i, 0 or 1, i < n <= EVAL_STRIP. */

@@ -160,6 +160,9 @@ void pass_ranges(const mod_fn *fn, const eval_env *env, const pass_box *box,
                  const pass_range *score_range, pass_range *ranges)
 {
     range_val small[64], *values = small;
+    pass_box at = *box;
+    at.lo[VAR_H] += env ? env->h_offset : 0;
+    at.hi[VAR_H] += env ? env->h_offset : 0;
     if (fn->n_nodes > sizeof small / sizeof small[0])
         values = calloc(fn->n_nodes, sizeof *values);
     else
@@ -167,7 +170,7 @@ void pass_ranges(const mod_fn *fn, const eval_env *env, const pass_box *box,
     for (uint32_t i = 0; i < fn->n_nodes; i++) {
         const mod_node *node = &fn->nodes[i];
         if (values) {
-            range_of_node(fn, env, box, score_range, node, values);
+            range_of_node(fn, env, &at, score_range, node, values);
             range_public(&values[i], node->type, &ranges[i]);
         } else { /* out of memory: nothing is known, which is always true */
             const mod_capture any = {.dtype = SACCADE_I32};

@@ -25,8 +25,10 @@ static pass_box all_positions(const saccade_sizes *s)
 }
 
 saccade_status plan_explain_ranges(const char *title, const mod_fn *fn,
-                                   const saccade_sizes *sizes, strbuf *out, saccade_error *err)
+                                   const plan_problem *problem, strbuf *out,
+                                   saccade_error *err)
 {
+    const saccade_sizes *sizes = &problem->sizes;
     arena scratch;
     saccade_status status = SACCADE_OK;
     eval_env env = {.tensors = NULL};
@@ -36,7 +38,7 @@ saccade_status plan_explain_ranges(const char *title, const mod_fn *fn,
     arena_init(&scratch);
     pass_range *ranges = arena_array(&scratch, fn->n_nodes, sizeof *ranges);
     FAIL_IF_NULL_GOTO(ranges);
-    eval_sizes(sizes, env.size);
+    plan_set_env(problem, sizes, &env);
     pass_ranges(fn, &env, &box, NULL, ranges);
     strbuf_printf(out, "ranges of %s, positions from 0:\n", title);
     for (uint32_t i = 0; i < fn->n_nodes; i++) {

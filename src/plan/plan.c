@@ -42,6 +42,14 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
     FAIL_AT(s->H < 1 || s->Hkv < 1 || s->H > 65536 || s->H % s->Hkv != 0, SACCADE_EINVAL,
             "heads", 0, 0, "got H %lld, Hkv %lld, expected 1 to 65536 and H a multiple of Hkv",
             (long long)s->H, (long long)s->Hkv);
+    const int64_t all = p->heads_global ? p->heads_global : s->H;
+    FAIL_AT(all < 1 || all > 65536 || all % (s->H / s->Hkv) != 0, SACCADE_EINVAL,
+            "heads_global", 0, 0,
+            "got %lld, expected 0 (H), or 1 to 65536 and a multiple of H / Hkv = %lld",
+            (long long)all, (long long)(s->H / s->Hkv));
+    FAIL_AT(p->h_offset < 0 || p->h_offset > all - s->H, SACCADE_EINVAL, "h_offset", 0, 0,
+            "got %lld with H %lld, expected 0 or more and heads within the %lld of heads_global",
+            (long long)p->h_offset, (long long)s->H, (long long)all);
     FAIL_AT(s->D < 1 || s->Dv < 1 || s->D > 4096 || s->Dv > 4096, SACCADE_EINVAL, "head dim", 0,
             0, "got D %lld, Dv %lld, expected 1 to 4096", (long long)s->D, (long long)s->Dv);
     FAIL_AT(s->B < 0 || s->Q < 0 || s->KV < 0 || s->B > most || s->Q > most || s->KV > most,
@@ -111,6 +119,8 @@ saccade_status plan_derive(const saccade_problem *p, saccade_plan *plan, saccade
         .kv_dtype = p->kv_dtype == SACCADE_NONE ? p->dtype : p->kv_dtype,
         .scale = scale_of(p),
         .group = (int32_t)(p->sizes.H / p->sizes.Hkv),
+        .h_offset = (int32_t)p->h_offset,
+        .heads_global = (int32_t)(p->heads_global ? p->heads_global : p->sizes.H),
     };
     if (p->arch) {
         d.arch = arena_strdup(&plan->arena, p->arch);
@@ -219,14 +229,17 @@ saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error
     const plan_problem *p = &plan->problem;
     strbuf_puts(out, "problem: ");
     plan_print_problem(&p->sizes, p->dtype, out);
+    if (p->heads_global != p->sizes.H)
+        strbuf_printf(out, "\nheads: %d to %lld of %d", p->h_offset,
+                      (long long)(p->h_offset + p->sizes.H - 1), p->heads_global);
     strbuf_printf(out, "\nscale: %.9g\nbackend: %s\nkernel: %s\nlevel: %s\nthreads: %d\n",
                   p->scale, plan->backend->name, plan->solver->name,
                   cpu_level_name((cpu_level)plan->level), plan->threads);
     strbuf_printf(out, "library: %s\n", saccade_build());
     explain_fn("score", p->score, out, err);
     explain_fn("mask", p->mask, out, err);
-    TRY(plan_explain_ranges("score", p->score, &p->sizes, out, err));
-    TRY(plan_explain_ranges("mask", p->mask, &p->sizes, out, err));
+    TRY(plan_explain_ranges("score", p->score, p, out, err));
+    TRY(plan_explain_ranges("mask", p->mask, p, out, err));
     if (p->score_facts)
         TRY(pass_facts_print(p->score_facts, out, err));
     if (p->score)

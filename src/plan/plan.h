@@ -20,6 +20,8 @@ typedef struct plan_problem {
     /* of these; NULL with them */
     const pass_facts *score_facts, *mask_facts;
     int32_t group;      /* H / Hkv */
+    /* Head 0 of a run is h_offset of so many in all, which mods, captures and block masks see. */
+    int32_t h_offset, heads_global;
     const char *arch;   /* CUDA target asked for, in the plan's arena; NULL: the device's */
     int has_chunks;     /* every run says by plan_chunks where its keys lie */
     uint32_t gradients; /* SACCADE_GRADIENT_* wanted; CAPTURES if any of the next is */
@@ -168,7 +170,8 @@ saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error
 
 /* A line per node: its range over all positions of `sizes`; nothing if lengths are unknown. */
 saccade_status plan_explain_ranges(const char *title, const mod_fn *fn,
-                                   const saccade_sizes *sizes, strbuf *out, saccade_error *err);
+                                   const plan_problem *problem, strbuf *out,
+                                   saccade_error *err);
 
 /* ---- problem.c ---- */
 
@@ -181,6 +184,13 @@ static inline int64_t plan_row_of(const plan_chunks *c, int64_t b, int64_t j, in
     const int64_t row = first + j % c->size;
     return first < 0 ? -1 : row < rows ? row : rows - 1;
 }
+
+/* The sizes and the offset of heads that mods see in runs of these sizes; the rest of *out
+ * stays. */
+void plan_set_env(const plan_problem *problem, const saccade_sizes *sizes, eval_env *out);
+/* Row of blocks `row` of a run's head h in the runs of its block mask. */
+int64_t plan_block_row(const plan_run *run, const mask_runs *runs, int64_t b, int64_t h,
+                       int64_t row);
 
 /* positions of batch b for host tensors; absent gives 0, 0, KV. */
 typedef struct plan_position {

@@ -106,6 +106,24 @@ void plan_print_problem(const saccade_sizes *s, saccade_dtype dtype, strbuf *out
     strbuf_printf(out, " %s", saccade_dtype_name(dtype));
 }
 
+/* ---- heads ---- */
+
+void plan_set_env(const plan_problem *p, const saccade_sizes *sizes, eval_env *out)
+{
+    saccade_sizes all = *sizes;
+    all.H = p->heads_global;
+    all.Hkv = p->heads_global / p->group;
+    eval_sizes(&all, out->size);
+    out->h_offset = p->h_offset;
+}
+
+int64_t plan_block_row(const plan_run *run, const mask_runs *runs, int64_t b, int64_t h,
+                       int64_t row)
+{
+    const int64_t head = runs->H == 1 ? 0 : h + run->mask_env.h_offset;
+    return ((runs->B == 1 ? 0 : b) * runs->H + head) * runs->rows + row;
+}
+
 /* ---- positions ---- */
 
 /* Element b of a rank-0 or rank-1 host tensor of int32. */

@@ -174,8 +174,7 @@ void ref_block_row(const plan_run *run, int64_t b, int64_t h, int64_t i, int64_t
     memset(state + kv_len, 0, (size_t)(run->sizes.KV - kv_len));
     if (!r)
         return;
-    const int64_t row =
-        ((r->B == 1 ? 0 : b) * r->H + (r->H == 1 ? 0 : h)) * r->rows + i / r->block_q;
+    const int64_t row = plan_block_row(run, r, b, h, i / r->block_q);
     for (int64_t n = r->row_begin[row]; n < r->row_begin[row + 1]; n++) {
         const int64_t first = (int64_t)r->runs[n].first * r->block_kv;
         const int64_t past = first + (int64_t)r->runs[n].count * r->block_kv;

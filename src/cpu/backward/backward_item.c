@@ -98,8 +98,7 @@ typedef struct run_walk {
 static run_walk walk_runs(const backward_job *job, int64_t b, int64_t h, int64_t key_block)
 {
     const mask_runs *r = job->runs;
-    const int64_t row =
-        ((r->B == 1 ? 0 : b) * r->H + (r->H == 1 ? 0 : h)) * r->rows + key_block;
+    const int64_t row = plan_block_row(job->run, r, b, h, key_block);
     return (run_walk){r->runs + r->row_begin[row], r->runs + r->row_begin[row + 1]};
 }
 

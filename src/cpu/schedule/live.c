@@ -46,11 +46,6 @@ saccade_status cpu_live_of(const plan_problem *problem, const plan_run *run, cpu
 
 /* ---- runs ---- */
 
-static int64_t block_row(const mask_runs *r, int64_t b, int64_t h, int64_t i)
-{
-    return ((r->B == 1 ? 0 : b) * r->H + (r->H == 1 ? 0 : h)) * r->rows + i / r->block_q;
-}
-
 /* First run of a block row that ends past key j. */
 static int64_t first_past(const mask_runs *r, int64_t row, int64_t j)
 {
@@ -80,14 +75,15 @@ static cpu_cover cover_of_row(const mask_runs *r, int64_t row, int64_t j0, int64
     return !touched ? CPU_EMPTY : full_to >= j1 ? CPU_FULL : CPU_PARTIAL;
 }
 
-static cpu_cover cover_by_runs(const mask_runs *r, const cpu_box *box)
+static cpu_cover cover_by_runs(const cpu_live *live, const cpu_box *box)
 {
+    const mask_runs *r = live->runs;
     cpu_cover all = CPU_EMPTY;
     int is_first = 1;
     for (int64_t h = box->h0; h < (r->H == 1 ? box->h0 + 1 : box->h1); h++)
         for (int64_t i = box->i0 / r->block_q * r->block_q; i < box->i1; i += r->block_q) {
-            const cpu_cover one =
-                cover_of_row(r, block_row(r, box->b, h, i), box->j0, box->j1);
+            const int64_t row = plan_block_row(live->run, r, box->b, h, i / r->block_q);
+            const cpu_cover one = cover_of_row(r, row, box->j0, box->j1);
             all = is_first || all == one ? one : CPU_PARTIAL;
             is_first = 0;
         }
@@ -119,7 +115,7 @@ cpu_cover cpu_cover_of(const cpu_live *live, const cpu_limits *limits, const cpu
     if (live->by == CPU_BY_LIMITS)
         return cpu_cover_of_limits(limits, box->j0, box->j1);
     if (live->runs)
-        return cover_by_runs(live->runs, box);
+        return cover_by_runs(live, box);
     return live->mask ? cover_by_proof(live, box, ranges) : CPU_FULL;
 }
 
@@ -144,7 +140,8 @@ void cpu_row_live(const cpu_live *live, eval_state *state, const cpu_box *row, u
         return;
     }
     memset(out, 0, (size_t)(row->j1 - row->j0));
-    const int64_t which = block_row(r, row->b, row->h0, row->i0);
+    const int64_t which =
+        plan_block_row(live->run, r, row->b, row->h0, row->i0 / r->block_q);
     for (int64_t n = first_past(r, which, row->j0); n < r->row_begin[which + 1]; n++) {
         const int64_t first = (int64_t)r->runs[n].first * r->block_kv;
         const int64_t past = first + (int64_t)r->runs[n].count * r->block_kv;
@@ -201,7 +198,8 @@ int64_t cpu_weight_of(const cpu_live *live, const cpu_box *box, int64_t from, in
     if (!r && !live->mask)
         return blocks;
     if (r && box->j0 == 0 && box->j1 == live->run->sizes.KV)
-        return r->row_live[block_row(r, box->b, box->h0, box->i0)];
+        return r->row_live[plan_block_row(live->run, r, box->b, box->h0,
+                                          box->i0 / r->block_q)];
     for (int64_t n = 0; n < PROBES; n++) {
         cpu_box tile = *box;
         tile.j0 += blocks * n / PROBES * CPU_BLOCK_KEYS;
