@@ -379,6 +379,8 @@ typedef struct saccade_problem {
      * block masks are those of all heads; key head g of a run serves its heads from g H / Hkv
      * on. Splits of keys, and with them last bits, may follow from a run's own H. */
     int64_t h_offset, heads_global;
+    saccade_dtype out_dtype;  /* of out; NONE: dtype. f32 with f16 and bf16 leaves parts of the
+                               * keys unrounded, as saccade_merge takes them */
 } saccade_problem;
 static inline void saccade_problem_init(saccade_problem *problem)
 {
@@ -405,7 +407,7 @@ typedef struct saccade_forward_args {
     const saccade_tensor *q;              /* [B, H, Q, D] */
     const saccade_tensor *k;              /* [B, Hkv, KV, D] */
     const saccade_tensor *v;              /* [B, Hkv, KV, Dv] */
-    const saccade_tensor *out;            /* [B, H, Q, Dv], dtype of Q */
+    const saccade_tensor *out;            /* [B, H, Q, Dv], out_dtype */
     const saccade_tensor *lse;            /* [B, H, Q] f32 (f64: or f64), natural log */
     const saccade_tensor *row_max;        /* likewise: largest live score of each row */
     const saccade_positions *positions;
@@ -437,7 +439,7 @@ typedef struct saccade_backward_args {
     size_t size;
     const saccade_tensor *q, *k, *v;         /* as in forward */
     const saccade_tensor *out, *lse;         /* what forward left */
-    const saccade_tensor *d_out;             /* [B, H, Q, Dv], dtype of Q */
+    const saccade_tensor *d_out;             /* [B, H, Q, Dv], out_dtype */
     const saccade_tensor *d_lse;             /* [B, H, Q] f32 (f64: or f64); NULL: zeros */
     const saccade_tensor *d_q, *d_k, *d_v;   /* shapes of q, k, v; their dtype or f32 */
     const saccade_binding *d_captures;       /* shapes of the captures, f32 (f64: or f64; on the

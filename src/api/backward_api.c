@@ -8,7 +8,7 @@
 static saccade_status check_input(const saccade_plan *plan, const saccade_tensor *t,
                                   const char *name, const saccade_sizes *s, saccade_error *err)
 {
-    const api_expected expected = {name, plan->problem.dtype, 4, plan->backend->device};
+    const api_expected expected = {name, plan->problem.out_dtype, 4, plan->backend->device};
     int64_t shape[4] = {s->B, s->H, s->Q, s->Dv};
     return api_check_tensor(t, &expected, shape, err);
 }

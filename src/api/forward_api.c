@@ -4,7 +4,7 @@
 saccade_status api_check_outputs(const saccade_plan *plan, const saccade_forward_args *a,
                                  const saccade_sizes *s, saccade_error *err)
 {
-    const api_expected out = {"out", plan->problem.dtype, 4, plan->backend->device};
+    const api_expected out = {"out", plan->problem.out_dtype, 4, plan->backend->device};
     int64_t shape[4] = {s->B, s->H, s->Q, s->Dv};
     TRY(api_check_tensor(a->out, &out, shape, err));
     TRY(api_check_output(a->out, "out", err));

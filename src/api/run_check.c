@@ -129,8 +129,7 @@ static saccade_status check_block_mask(const saccade_plan *plan, const plan_run 
     FAIL_AT(made->B != 1 && made->B != s->B, SACCADE_EINVAL, name, 0, 0,
             "got batch %lld, expected %lld or 1", (long long)made->B, (long long)s->B);
     FAIL_AT(made->H != 1 && made->H != plan->problem.heads_global, SACCADE_EINVAL, name, 0, 0,
-            "got %lld heads, expected %d or 1", (long long)made->H,
-            plan->problem.heads_global);
+            "got %lld heads, expected %d or 1", (long long)made->H, plan->problem.heads_global);
     FAIL_AT(!view->mod != !plan->source_mask, SACCADE_EINVAL, name, 0, 0,
             "the plan %s a mask and the block mask %s one, expected both or neither",
             plan->source_mask ? "has" : "lacks", view->mod ? "has" : "lacks");

@@ -177,8 +177,8 @@ saccade_status cu_runs_check(const plan_problem *problem, const saccade_block_ma
 {
     FAIL_AT(problem->h_offset % problem->group && mask_get_view(mask)->sizes.H > 1,
             SACCADE_EINVAL, "block_mask", 0, 0,
-            "got one of several heads with h_offset %d, expected a multiple of H / Hkv = %d, or "
-            "a block mask of one head",
+            "got one of several heads with h_offset %d, expected a multiple of H / Hkv = %d, "
+            "or a block mask of one head",
             problem->h_offset, problem->group);
     return SACCADE_OK;
 }

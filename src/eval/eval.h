@@ -68,7 +68,8 @@ size_t eval_state_bytes(const eval_prog *prog); /* multiple of 64 */
 /* Starts using `memory` (64-aligned, eval_state_bytes) for prog under env; env is copied, its
  * tensors borrowed. Nodes that depend on nothing are computed here. */
 eval_state *eval_begin(const eval_prog *prog, const eval_env *env, void *memory);
-/* Fixes (b, h), h without env's h_offset, then a row q; computes what depends on no key. head before row. */
+/* Fixes (b, h), h without env's h_offset, then a row q; computes what depends on no key. head
+ * before row. */
 void eval_head(eval_state *state, int32_t b, int32_t h);
 void eval_row(eval_state *state, int32_t q);
 /* live[i] = mask at kv0 + i, 0 or 1, i < n <= EVAL_STRIP. */

@@ -25,8 +25,7 @@ static pass_box all_positions(const saccade_sizes *s)
 }
 
 saccade_status plan_explain_ranges(const char *title, const mod_fn *fn,
-                                   const plan_problem *problem, strbuf *out,
-                                   saccade_error *err)
+                                   const plan_problem *problem, strbuf *out, saccade_error *err)
 {
     const saccade_sizes *sizes = &problem->sizes;
     arena scratch;

@@ -47,9 +47,10 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
             "heads_global", 0, 0,
             "got %lld, expected 0 (H), or 1 to 65536 and a multiple of H / Hkv = %lld",
             (long long)all, (long long)(s->H / s->Hkv));
-    FAIL_AT(p->h_offset < 0 || p->h_offset > all - s->H, SACCADE_EINVAL, "h_offset", 0, 0,
-            "got %lld with H %lld, expected 0 or more and heads within the %lld of heads_global",
-            (long long)p->h_offset, (long long)s->H, (long long)all);
+    FAIL_AT(
+        p->h_offset < 0 || p->h_offset > all - s->H, SACCADE_EINVAL, "h_offset", 0, 0,
+        "got %lld with H %lld, expected 0 or more and heads within the %lld of heads_global",
+        (long long)p->h_offset, (long long)s->H, (long long)all);
     FAIL_AT(s->D < 1 || s->Dv < 1 || s->D > 4096 || s->Dv > 4096, SACCADE_EINVAL, "head dim", 0,
             0, "got D %lld, Dv %lld, expected 1 to 4096", (long long)s->D, (long long)s->Dv);
     FAIL_AT(s->B < 0 || s->Q < 0 || s->KV < 0 || s->B > most || s->Q > most || s->KV > most,
@@ -60,6 +61,12 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
             saccade_dtype_name(p->dtype));
     FAIL_AT(p->kv_dtype != SACCADE_NONE && !is_float(p->kv_dtype), SACCADE_EINVAL, "kv_dtype",
             0, 0, "got %s, expected f32, f16, bf16 or f64", saccade_dtype_name(p->kv_dtype));
+    const int is_narrow = p->dtype == SACCADE_F16 || p->dtype == SACCADE_BF16;
+    FAIL_AT(p->out_dtype != SACCADE_NONE && p->out_dtype != p->dtype
+                && !(is_narrow && p->out_dtype == SACCADE_F32),
+            SACCADE_EINVAL, "out_dtype", 0, 0, "got %s with dtype %s, expected that or %s",
+            saccade_dtype_name(p->out_dtype), saccade_dtype_name(p->dtype),
+            is_narrow ? "f32" : "none");
     FAIL_AT(fabs(p->scale) > (p->dtype == SACCADE_F64 ? DBL_MAX : (double)FLT_MAX),
             SACCADE_EINVAL, "scale", 0, 0,
             "got %g, expected a finite number of f32 (f64 in f64 problems), or NaN for "
@@ -117,6 +124,7 @@ saccade_status plan_derive(const saccade_problem *p, saccade_plan *plan, saccade
         .sizes = p->sizes,
         .dtype = p->dtype,
         .kv_dtype = p->kv_dtype == SACCADE_NONE ? p->dtype : p->kv_dtype,
+        .out_dtype = p->out_dtype == SACCADE_NONE ? p->dtype : p->out_dtype,
         .scale = scale_of(p),
         .group = (int32_t)(p->sizes.H / p->sizes.Hkv),
         .h_offset = (int32_t)p->h_offset,
@@ -232,6 +240,8 @@ saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error
     if (p->heads_global != p->sizes.H)
         strbuf_printf(out, "\nheads: %d to %lld of %d", p->h_offset,
                       (long long)(p->h_offset + p->sizes.H - 1), p->heads_global);
+    if (p->out_dtype != p->dtype)
+        strbuf_printf(out, "\nresults: %s", saccade_dtype_name(p->out_dtype));
     strbuf_printf(out, "\nscale: %.9g\nbackend: %s\nkernel: %s\nlevel: %s\nthreads: %d\n",
                   p->scale, plan->backend->name, plan->solver->name,
                   cpu_level_name((cpu_level)plan->level), plan->threads);

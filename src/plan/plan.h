@@ -13,14 +13,14 @@
 /* A problem with everything derived: mods simplified, scale set. Lives in the plan's arena. */
 typedef struct plan_problem {
     saccade_sizes sizes; /* B, Q, KV: hints, 0 unknown */
-    saccade_dtype dtype, kv_dtype;
+    saccade_dtype dtype, kv_dtype, out_dtype;
     double scale;
     const mod_fn *score; /* NULL: identity */
     const mod_fn *mask;  /* NULL: all live */
     /* of these; NULL with them */
     const pass_facts *score_facts, *mask_facts;
-    int32_t group;      /* H / Hkv */
-    /* Head 0 of a run is h_offset of so many in all, which mods, captures and block masks see. */
+    int32_t group; /* H / Hkv */
+    /* Head 0 of a run is h_offset of all heads, which mods, captures and block masks see. */
     int32_t h_offset, heads_global;
     const char *arch;   /* CUDA target asked for, in the plan's arena; NULL: the device's */
     int has_chunks;     /* every run says by plan_chunks where its keys lie */

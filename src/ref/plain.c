@@ -194,7 +194,7 @@ static void pass_values(const plain_job *job, const float *v, plain_row *row)
             row->out[d] += row->p[j] * v[j * s->Dv + d];
     }
     for (int64_t d = 0; d < s->Dv; d++)
-        row->out[d] = round_to(job->problem->dtype, row->out[d]);
+        row->out[d] = round_to(job->problem->out_dtype, row->out[d]);
 }
 
 /* ---- rows ---- */
@@ -362,7 +362,7 @@ static saccade_status plain_explain(const saccade_plan *plan, strbuf *out, sacca
                   "  weighted values in f32 rounded to %s. No blocks are skipped.\n"
                   "workspace: K and V in f32 and KV floats a thread\n",
                   saccade_dtype_name(plan->problem.dtype),
-                  saccade_dtype_name(plan->problem.dtype));
+                  saccade_dtype_name(plan->problem.out_dtype));
     return strbuf_status(out, err);
 }
 

@@ -169,6 +169,9 @@ class Problem(Record):
         ("gradients", C.c_uint32),
         ("gradient_captures", C.POINTER(C.c_char_p)),
         ("n_gradient_captures", C.c_int32),
+        ("h_offset", C.c_int64),
+        ("heads_global", C.c_int64),
+        ("out_dtype", C.c_int32),
     ]
 
 
