@@ -1,8 +1,9 @@
-/* decode_amx.h: products of the rows of a group (decode) on AMX bf16 tiles, straight from K
- * and V: up to 16 rows cost what one does, and every element is read once.
- * f16 (is_split) goes as the sum of two bf16, high and low (block_amx_f16_tmpl.c). The parts of
- * Q and P are rows of a tile of their own, so that up to 8 rows cost two products instead of
- * one; those of K and V are made as they are read. For decode_amx_*_tmpl.c only. */
+/* decode_amx.h: what the decode kernels on AMX bf16 tiles (decode_amx_*_tmpl.c) share. They
+ * multiply the rows of a group straight with K and V: up to 16 rows cost as much as one row
+ * does, and every element of K and V is read once.
+ * A number of f16 (is_split) is the sum of two of bf16, its high and its low part, as in
+ * block_amx_f16_tmpl.c. High and low parts of Q and P are separate rows of a tile, so that up
+ * to 8 rows cost two products where bf16 costs one. K and V are split as they are read. */
 #ifndef SACCADE_CPU_DECODE_DECODE_AMX_H
 #define SACCADE_CPU_DECODE_DECODE_AMX_H
 
@@ -20,12 +21,12 @@ enum {
     SQUARE = TILE_ROWS * TILE_ROWS,    /* elements of a tile of sums */
 };
 
-/* scores of more than 16 rows, of f16 8 (decode_amx_qk_wide_tmpl.c) */
+/* Scores of more than 16 rows, or of more than 8 in f16 (decode_amx_qk_wide_tmpl.c). */
 CPU_PACK_DECODE(LEVEL_NAME(cpu_pack_decode_many));
 CPU_PACK_DECODE(LEVEL_NAME(cpu_pack_decode_many_split));
 CPU_DECODE_QK(LEVEL_NAME(cpu_decode_qk_wide));
 CPU_DECODE_QK(LEVEL_NAME(cpu_decode_qk_wide_split));
-/* sums of bf16 for at most 8 rows (decode_amx_pv8_tmpl.c) */
+/* Weighted sums of V in bf16 for at most 8 rows (decode_amx_pv8_tmpl.c). */
 CPU_DECODE_PV(LEVEL_NAME(cpu_decode_pv8));
 
 /* ---- 32 elements of a row ---- */
@@ -52,8 +53,9 @@ static ALWAYS_INLINE void line_store(bf16 *to, tiles_line x)
     _mm512_store_si512(to, x);
 }
 
-/* Elements of two lines side by side: those of quarters 0, 2, 4, 6, four elements each, in the
- * first; of 1, 3, 5, 7 in the second. */
+/* Interleaves two lines, so that elements of one place stand side by side. Of the eight groups
+ * of four places, groups 0, 2, 4 and 6 become the first line, groups 1, 3, 5 and 7 the second:
+ * this is how the unpack instructions work, which stay inside of 128 bits. */
 static ALWAYS_INLINE void line_pair(tiles_line pair[2])
 {
     const tiles_line x = pair[0], y = pair[1];
@@ -99,7 +101,8 @@ static ALWAYS_INLINE void line_pair(tiles_line pair[2])
 
 /* ---- f16 as two of bf16 ---- */
 
-/* Any numbers of f16: their first 8 bits, and the rest. An infinity's rest is NaN. */
+/* Splits any numbers of f16, subnormal ones too. The high part has a number's first 8
+ * significant bits, the low part what is left of it. The low part of an infinity is NaN. */
 static NEVER_INLINE void split_any(const bf16 *from, bf16 *high, bf16 *low)
 {
     for (int32_t c = 0; c < TILE_DEPTH; c += VF) {
@@ -124,11 +127,12 @@ static NEVER_INLINE void split_any(const bf16 *from, bf16 *high, bf16 *low)
     }
 }
 
-/* Parts of four lines: high ones to [4][32], low ones two tiles further. */
+/* split_lines splits so many lines: high parts go to [4][32], low parts two tiles further. */
 enum { SPLIT_LINES = 4 };
 #if defined(LEVEL_AMX)
 
-/* What splitting looks up, in registers: made anew in loops, constants cost half as much. */
+/* Constants of split_lines, held in registers. Made anew in each turn of a loop they would cost
+ * half as much as splitting itself. */
 typedef struct split_tables {
     __m512i first_bytes, less, from_3_and_10, sign, exponent, normal;
     __mmask64 second_bytes;
@@ -136,7 +140,7 @@ typedef struct split_tables {
 
 static ALWAYS_INLINE __m512i kept(__m512i x)
 {
-    __asm__("" : "+v"(x)); /* whose value the compiler does not know */
+    __asm__("" : "+v"(x)); /* the compiler, not knowing the value, cannot make it anew */
     return x;
 }
 
@@ -164,8 +168,7 @@ static ALWAYS_INLINE split_tables split_begin(void)
                           second_bytes};
 }
 
-/* Those of the lines that hold subnormal numbers, not just 0, infinities or NaN, in the other
- * way. */
+/* Splits again, by split_any, those lines that hold subnormal numbers, infinities or NaN. */
 static NEVER_INLINE void split_rare(const tiles_line x[SPLIT_LINES], bf16 *to)
 {
     const __m512i infinity = _mm512_set1_epi16(0x7c00), fraction = _mm512_set1_epi16(0x3ff);
@@ -181,15 +184,17 @@ static NEVER_INLINE void split_rare(const tiles_line x[SPLIT_LINES], bf16 *to)
     }
 }
 
-/* By integers, half the work of converting. The high part's first byte follows from sign and
- * exponent by a table of 64, its second are bits 3 to 10. The rest, x % 8 last places, has the
- * exponent less what a table of 8 says, and is 0 where that leaves nothing. Subnormal
- * numbers' high parts would be wrong; those of infinities and NaN become tiny too, so that one
- * look finds them all. */
+/* Splits with integer operations, which take half the time of conversions. The first byte of a
+ * high part follows from the sign and the exponent by a table of 64 entries; the second byte is
+ * bits 3 to 10 of the number. The low part is the number's last three bits, x % 8 of its last
+ * places: a table of 8 entries says how much smaller than the high part's its exponent is, and
+ * a difference below zero becomes 0, for x % 8 = 0 as well. This is wrong for subnormal
+ * numbers, infinities and NaN. The table gives all of them a high part with a tiny exponent, so
+ * that one look at the smallest exponent finds the lines to split again. */
 static ALWAYS_INLINE void split_lines(const split_tables *with, const tiles_line x[SPLIT_LINES],
                                       bf16 *to)
 {
-    enum { PICK = 0xca }; /* of the second where the first is 1, else of the third */
+    enum { PICK = 0xca }; /* where the first operand is 1 the second, else the third */
     __m512i least = with->exponent;
 #pragma GCC unroll 4
     for (int i = 0; i < SPLIT_LINES; i++) {
@@ -236,7 +241,7 @@ static ALWAYS_INLINE void split_lines(const split_tables *with, const tiles_line
 
 /* ---- tiles ---- */
 
-/* The four sums, one square behind the other. */
+/* Stores the four tiles of sums, each a square of its own behind the one before. */
 static ALWAYS_INLINE void store_squares(float *to)
 {
     TILE_STORE(0, to, TILE_BYTES);
@@ -245,7 +250,8 @@ static ALWAYS_INLINE void store_squares(float *to)
     TILE_STORE(3, to + 3 * SQUARE, TILE_BYTES);
 }
 
-/* 16 rows of 32 elements, NULL: of 0, as a tile B: [pair of elements][row][2]. */
+/* Packs 16 rows of 32 elements into a tile B, [pair of elements][row][2]. A row that is NULL
+ * counts as zeros. */
 static ALWAYS_INLINE void pack_pairs(const bf16 *const row[TILE_ROWS], bf16 *to)
 {
     _Alignas(64) bf16 part[TILE_ROWS][TILE_DEPTH];
@@ -265,8 +271,9 @@ static ALWAYS_INLINE void pack_pairs(const bf16 *const row[TILE_ROWS], bf16 *to)
         }
 }
 
-/* Step d of 32 dims of n keys from `row` on, of which `left` are there, as rows of tiles A from
- * `to` on: 0 past the ends of the keys and the dims; of f16 low parts two tiles further. */
+/* Copies dims [32 d, 32 d + 32) of n keys into rows of tiles A, from `to` on. The first key is
+ * at `row` and only `left` keys exist: places of the others, and of dims past the last, become
+ * 0. Low parts of f16 go two tiles further on. */
 static ALWAYS_INLINE void make_keys_or_edge(int is_split, int is_edge, const cpu_rows *k,
                                             const char *row, int32_t left, int32_t d, int32_t n,
                                             bf16 *to)

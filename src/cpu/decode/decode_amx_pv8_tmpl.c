@@ -1,12 +1,12 @@
-/* O += P V of at most 8 rows of a group (decode) on AMX tiles, V as it lies. A tile B holds
- * pairs of rows side by side; V's rows side by side are pairs of columns. With a 0 beside each
- * weight, 16 keys as they lie in memory are a tile B too:
+/* O += P V of at most 8 rows of a group (decode) on AMX tiles that load V as it lies. A tile B
+ * should hold pairs of keys; what lies side by side in a row of V are pairs of columns. With a
+ * 0 beside each weight, 16 rows of V serve as a tile B all the same:
  *
  *     (p, 0) x (even, odd column) = even column of P V       (0, p) x the same = odd column
  *
- * which are the halves of one tile A, so that nothing of V is made or stored. Sums start from 0
- * and are added to O when they have shown no infinity. Only ends of keys and columns are
- * copied, to add 0. */
+ * The two kinds of weights are the halves of one tile A, so nothing of V has to be copied but
+ * the ends of keys and columns, which are filled up with 0. Sums start from 0 and are added to
+ * O once they have shown no infinity or NaN. */
 #include "cpu/kernels/kernels.h"
 #include "cpu/decode/decode_amx.h"
 
@@ -24,12 +24,12 @@ typedef struct few_job {
     const float *p;  /* as softmax left it, rows p_ld apart */
     int32_t p_ld;
     bf16 *weights;          /* [step][(p, 0) and (0, p)][8 rows][16 keys][2] */
-    int32_t n, rows, share; /* keys; what to ask for with every tile of V */
+    int32_t n, rows, share; /* keys; rows; lines to prefetch with each tile of V */
     bf16 *made;             /* ends of V: [step & 1][group][16 keys][32] */
     cpu_prefetch *next;
 } few_job;
 
-/* 16 weights with 0 behind each, and before each. */
+/* Writes 16 weights twice: with a 0 behind each, and with a 0 before each. */
 static ALWAYS_INLINE void spread_line(const bf16 *from, bf16 *even, bf16 *odd)
 {
 #if defined(VF_HAS_FRACTION)
@@ -45,7 +45,7 @@ static ALWAYS_INLINE void spread_line(const bf16 *from, bf16 *even, bf16 *odd)
 #endif
 }
 
-/* Of step t, if there is one. */
+/* Spreads the weights of step t, if there is such a step. */
 static ALWAYS_INLINE void spread_weights(const few_job *job, int32_t t)
 {
     bf16 *to = job->weights + (int64_t)t * TILE;
@@ -62,13 +62,13 @@ static ALWAYS_INLINE bf16 *made_at(const few_job *job, int32_t t, int32_t g)
     return job->made + ((t & 1) * MOST_GROUPS + g) * TILE;
 }
 
-/* Whether step t, columns [c, c + 32) do not lie in memory as a tile does. */
+/* Whether some keys of step t or some of columns [c, c + 32) do not exist. */
 static ALWAYS_INLINE int is_end(const few_job *job, int32_t t, int32_t c)
 {
     return (t + 1) * STEP > job->n || c + TILE_DEPTH > job->v->dim;
 }
 
-/* Ends of step t in columns [c, c + 32 groups). */
+/* Copies those tiles of step t, columns [c, c + 32 groups), that are ends. */
 static ALWAYS_INLINE void make_ends(const few_job *job, int32_t t, int32_t c, int32_t groups)
 {
     for (int32_t g = 0; g < groups; g++, c += TILE_DEPTH) {
@@ -92,8 +92,8 @@ static ALWAYS_INLINE void make_ends(const few_job *job, int32_t t, int32_t c, in
         prefetch_lines(job->next, job->share);                           \
     } while (0)
 
-/* Sums in 0 to 3; up to two groups have two each, of even and odd steps, since a product must
- * wait for the one before it in its sum. */
+/* Tile registers 0 to 3 hold sums. A product waits for the one before it in the same sum, so
+ * one or two groups have two sums each, for even and for odd steps. */
 #define MULTIPLY_GROUP(sum, p, reg, g) \
     do {                               \
         LOAD_GROUP(reg, g);            \
@@ -130,8 +130,8 @@ static ALWAYS_INLINE void store_sums(int32_t groups, float *to)
         vf_store(to + i, vf_load(to + i) + vf_load(to + 2 * SQUARE + i));
 }
 
-/* P V of up to four groups of columns: [group][even, odd columns][8 rows][16]. Weights are
- * spread and ends are made a step ahead. */
+/* P V of up to four groups of columns, [group][even, odd columns][8 rows][16]. Weights are
+ * spread and ends are copied one step ahead. */
 static ALWAYS_INLINE void multiply_pass(const few_job *job, int32_t c, int32_t groups,
                                         float *to)
 {
@@ -157,7 +157,8 @@ static ALWAYS_INLINE void multiply_pass(const few_job *job, int32_t c, int32_t g
 
 /* ---- sums ---- */
 
-/* An infinity or NaN in V is one in every row's sums too: 0 times it is NaN. */
+/* An infinity or NaN in V makes the sums of every row infinite or NaN, since even 0 times it is
+ * NaN. So the sums of one row tell. */
 static int is_nonfinite(const float *sums, int32_t groups)
 {
     vf noted = vf_set(0);
@@ -169,7 +170,7 @@ static int is_nonfinite(const float *sums, int32_t groups)
     return vf_any_nonfinite(noted);
 }
 
-/* o += 32 columns, even and odd ones side by side. */
+/* Adds 32 columns to o, taking even and odd ones in turn. */
 static ALWAYS_INLINE void add_columns(const float *even, const float *odd, float *o)
 {
 #if defined(VF_HAS_FRACTION)

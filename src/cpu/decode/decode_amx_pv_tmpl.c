@@ -1,7 +1,7 @@
-/* O += P V of the rows of a group (decode) on AMX tiles: P is a tile A as softmax left it, V
- * becomes tiles B in L1, two keys side by side, 32 columns of all keys at a time, a step of 32
- * keys ahead of its product, so that vectors and tiles work side by side. Sums start from 0 and
- * are added to O when they have shown no infinity. */
+/* O += P V of the rows of a group (decode) on AMX tiles. P is a tile A as softmax left it. V is
+ * copied into tiles B in L1, with neighbouring keys interleaved, 32 or 64 columns of a block of
+ * keys at a time, and 32 keys ahead of their product, so that vectors and tiles work at the
+ * same time. Sums start from 0 and are added to O once they have shown no infinity or NaN. */
 #include "cpu/kernels/kernels.h"
 #include "cpu/decode/decode_amx.h"
 
@@ -13,21 +13,21 @@ typedef struct pv_job {
     const char *p;
     int64_t p_stride;       /* bytes */
     const bf16 *folded;     /* P of at most 8 rows of f16, as rows of a tile: [step][16][32] */
-    int32_t n, rows, share; /* keys; lines to ask for at each of a pass's ticks */
-    int32_t groups;         /* of 32 columns at a time: two where rows fit one tile */
-    int32_t ring; /* step t is made in place t & ring: two, or all if more rows come */
+    int32_t n, rows, share; /* keys; rows; lines to prefetch at a time */
+    int32_t groups;         /* of 32 columns at a time: 2 where rows fit one tile, else 1 */
+    int32_t ring; /* step t is in place t & ring: 1 keeps two, -1 all, for later rows */
     bf16 *made;   /* V as tiles B: [step & ring][group][part][pair of keys][2][32] */
     cpu_prefetch *next;
 } pv_job;
 
-/* Group g of step t in `made`. */
+/* Where the tiles of group g of step t are. */
 static ALWAYS_INLINE bf16 *made_at(int is_split, const pv_job *job, int32_t t, int32_t g)
 {
     return job->made + ((int64_t)((t & job->ring) * job->groups + g) * 2 * TILE << is_split);
 }
 
-/* Columns [c, c + 32) of keys [j, j + 4) into `to`, two by two; is_edge: 0 past the ends of
- * both. */
+/* Interleaves columns [c, c + 32) of keys j and j + 1, and of j + 2 and j + 3, into `to`.
+ * is_edge: some of these columns or keys do not exist and become 0. */
 static ALWAYS_INLINE void make_pairs(int is_split, const split_tables *tables,
                                      const pv_job *job, int is_edge, int32_t j, int32_t c,
                                      bf16 *to)
@@ -47,13 +47,13 @@ static ALWAYS_INLINE void make_pairs(int is_split, const split_tables *tables,
         line_store(to + i * TILE_DEPTH, line[i]);
 }
 
-/* Keys from one moment to ask to the next. */
+/* So many keys are copied between one prefetch and the next. */
 static ALWAYS_INLINE int32_t prefetch_every(int groups)
 {
     return 8 / groups;
 }
 
-/* Part `slice` of so many of step t of 32 keys, columns [c, c + 32 groups). */
+/* Copies one of `slices` equal parts of the 32 keys of step t, columns [c, c + 32 groups). */
 static ALWAYS_INLINE void make_values(int is_split, int groups, const pv_job *job, int32_t t,
                                       int32_t c, int32_t slice, int32_t slices)
 {
@@ -77,7 +77,7 @@ static ALWAYS_INLINE void make_values(int is_split, int groups, const pv_job *jo
     }
 }
 
-/* Tiles B into registers 6 and 7. */
+/* Loads the two tiles B of a group into tile registers 6 and 7. */
 #define LOAD_VALUES(job, t, g, part)                                               \
     do {                                                                           \
         const bf16 *at_ = made_at(is_split, job, t, g) + (int64_t)(part)*2 * TILE; \
@@ -85,8 +85,8 @@ static ALWAYS_INLINE void make_values(int is_split, int groups, const pv_job *jo
         TILE_LOAD(7, at_ + TILE_DEPTH, 2 * TILE_BYTES);                            \
     } while (0)
 
-/* P V of one tile of rows, one or two groups of columns. Between products a part of the next
- * step is made. */
+/* P V of one tile of rows and one or two groups of columns. Between products a part of the next
+ * step of V is copied. */
 static ALWAYS_INLINE void value_one(int is_split, int groups, const pv_job *job, int is_first,
                                     int32_t c, const char *p, int32_t steps)
 {
@@ -111,7 +111,8 @@ static ALWAYS_INLINE void value_one(int is_split, int groups, const pv_job *job,
     }
 }
 
-/* Of two tiles of rows, or of the high and low parts of one: low low would be too small. */
+/* P V of two tiles of rows; or, in f16, of the high and the low parts of one. There the product
+ * of two low parts is left out, being too small to matter. */
 static ALWAYS_INLINE void value_two(int is_split, const pv_job *job, int is_first, int32_t c,
                                     const char *p, int32_t steps)
 {
@@ -152,7 +153,7 @@ static ALWAYS_INLINE void value_unit(int is_split, int high, int groups, const p
     store_unit(to, 2 * TILE_BYTES);
 }
 
-/* sums [rows][32] from what value_unit left: of f16 the sum of its parts. */
+/* Makes sums [rows][32] of what value_unit left. In f16 they are sums over its parts. */
 static ALWAYS_INLINE void join_sums(int is_split, int high, const float *from, int32_t rows,
                                     float *sums)
 {
@@ -166,7 +167,7 @@ static ALWAYS_INLINE void join_sums(int is_split, int high, const float *from, i
         }
 }
 
-/* One tile of rows, [columns/32][rows][32 columns]. */
+/* P V of rows that fit one tile: sums [columns/32][rows][32 columns]. */
 static ALWAYS_INLINE void multiply_few(int is_split, const pv_job *job, float *sums)
 {
     _Alignas(64) float square[4 * SQUARE];
@@ -183,7 +184,7 @@ static ALWAYS_INLINE void multiply_few(int is_split, const pv_job *job, float *s
     }
 }
 
-/* P V of all rows: [columns/32][rows][32 columns]. */
+/* P V of any number of rows, in the same order. */
 static ALWAYS_INLINE void multiply_group(int is_split, const pv_job *job, float *sums)
 {
     _Alignas(64) float square[4 * SQUARE];
@@ -204,7 +205,8 @@ static ALWAYS_INLINE void multiply_group(int is_split, const pv_job *job, float 
         }
 }
 
-/* The last rows of P, where they are at most 8 of f16: high parts, low parts, rows of 0. */
+/* Copies the last rows of P in f16, at most 8 of them, into one tile for each step of keys:
+ * rows 0 to 7 are high parts, rows 8 to 15 low parts, and rows that do not exist are 0. */
 static void fold_weights(const pv_job *job, bf16 *to)
 {
     const int32_t half = TILE_ROWS / 2, first = job->rows / TILE_ROWS * TILE_ROWS;
@@ -220,7 +222,8 @@ static void fold_weights(const pv_job *job, bf16 *to)
         }
 }
 
-/* An infinity or NaN in V is one in every row's sums too: a dead key's 0 times it is NaN. */
+/* An infinity or NaN in V makes the sums of every row infinite or NaN, since even the 0 of a
+ * dead key times it is NaN. So the sums of one row tell. */
 static int is_nonfinite(const float *sums, int32_t rows, int32_t E)
 {
     vf noted = vf_set(0);
@@ -230,7 +233,7 @@ static int is_nonfinite(const float *sums, int32_t rows, int32_t E)
     return vf_any_nonfinite(noted);
 }
 
-/* o += 32 columns in the order of line_pair. */
+/* Adds 32 columns to o. The columns are in the order that line_pair has left them in. */
 static ALWAYS_INLINE void add_columns(const float *from, float *o)
 {
 #if defined(VF_HAS_FRACTION)

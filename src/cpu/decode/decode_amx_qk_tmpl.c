@@ -1,9 +1,10 @@
-/* Scores of the rows of a group (decode) on AMX tiles: S^T = K Q^T, so that 16 rows of K are a
- * tile A as they lie in memory. At most one tile of rows here: 64 keys at a time, so that four
- * sums take turns and none waits for itself; S^T of those before is turned in registers
- * meanwhile. More rows have a way of their own (decode_amx_qk_wide_tmpl.c).
- * f16, and ends of K, are made in L1 a step of 32 dims ahead of their product. The parts of 8
- * rows of Q of f16 are rows of one tile, so that S is the sum of two columns. */
+/* Scores of the rows of a group (decode) on AMX tiles, as S^T = K Q^T: then 16 rows of K are a
+ * tile A just as they lie in memory. For rows that fit one tile; decode_amx_qk_wide_tmpl.c has
+ * more. 64 keys are taken at a time, so that four sums take turns and no product waits for the
+ * one before it; meanwhile S^T of the 64 keys before is transposed in registers.
+ * Keys of f16, and the ends of K, are copied into tiles in L1, 32 dims ahead of their product.
+ * The high and low parts of up to 8 rows of Q in f16 are the rows of one tile, so that a score
+ * is the sum of two columns. */
 #include "cpu/kernels/kernels.h"
 #include "cpu/decode/decode_amx.h"
 
@@ -41,7 +42,7 @@ static ALWAYS_INLINE void pack_queries(int is_split, const bf16 *q, int32_t q_ld
     }
 }
 
-/* One row of bf16 takes dot products: 9 ns a key of D128 instead of 14. */
+/* One row of bf16 takes dot products of vectors: 9 ns a key with D 128, where tiles take 14. */
 static int by_vectors(int32_t rows)
 {
 #if defined(LEVEL_AMX)
@@ -80,13 +81,13 @@ static ALWAYS_INLINE bf16 *made_at(int is_split, const qk_job *job, int32_t step
     return job->made + (((half << is_split) + part) * 2 + tile % 2) * TILE;
 }
 
-/* Whether step d of keys [j, j + 64) does not lie in memory as tiles do. */
+/* Whether dims of step d of keys [j, j + 64) have to be copied into tiles first. */
 static ALWAYS_INLINE int is_made(int is_split, const qk_job *job, int32_t j, int32_t d)
 {
     return is_split || j + KEYS > job->n || (d + 1) * TILE_DEPTH > job->k->dim;
 }
 
-/* Tile t of step d of keys [j, j + 64), if there are such. */
+/* Copies tile t of step d of keys [j, j + 64) if they exist and have to be copied. */
 static ALWAYS_INLINE void make_tile(int is_split, const qk_job *job, int32_t j, int32_t d,
                                     int32_t step, int32_t t)
 {
@@ -99,7 +100,8 @@ static ALWAYS_INLINE void make_tile(int is_split, const qk_job *job, int32_t j, 
 
 /* ---- scores ---- */
 
-/* Registers: sums in 0 to 3, keys in 4 and 5 by turns, queries in 6. */
+/* Tile registers 0 to 3 hold sums, 4 and 5 keys in turn, 6 queries. Before each product a tile
+ * of the next step is copied. */
 #define MULTIPLY_TILE(t, reg)                                                       \
     do {                                                                            \
         make_tile(is_split, job, next_j, next_d, step + 1, t);                      \
@@ -115,7 +117,7 @@ static ALWAYS_INLINE void make_tile(int is_split, const qk_job *job, int32_t j, 
         prefetch_lines(job->next, job->share);                                           \
     } while (0)
 
-/* Step d of keys [j, j + 64). */
+/* Adds the products of step d to the sums of keys [j, j + 64). */
 static ALWAYS_INLINE void multiply_step(int is_split, const qk_job *job, int32_t j, int32_t d)
 {
     const int32_t step = j / KEYS * job->depth + d, is_last = d + 1 == job->depth;
@@ -131,14 +133,14 @@ static ALWAYS_INLINE void multiply_step(int is_split, const qk_job *job, int32_t
 /* s [rows][s_ld] = scale * the transpose of two squares [16 keys][16 rows]. */
 #if defined(VF_HAS_FRACTION)
 
-/* Rows [r, r + 8) of both. */
+/* Rows [r, r + 8) of one key in both squares, side by side. */
 static ALWAYS_INLINE vf load_both(const float *square, int32_t r)
 {
     return _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_load_ps(square + r)),
                               _mm256_load_ps(square + SQUARE + r), 1);
 }
 
-/* Rows [r, r + 8), or for f16 all of them, whose low parts are rows 8 to 15. */
+/* Rows [r, r + 8). In f16 these are all: rows 8 to 15 of a square are sums of low parts. */
 static ALWAYS_INLINE void turn_half(int is_split, const float *square, int32_t r, int32_t rows,
                                     float scale, float *s, int32_t s_ld)
 {
@@ -176,7 +178,7 @@ static ALWAYS_INLINE void turn(int is_split, const float *square, int32_t rows, 
 
 #endif
 
-/* Half of the 64 keys from j on. */
+/* Writes the scores of one half of the 64 keys from j on. */
 static ALWAYS_INLINE void turn_keys(int is_split, const qk_job *job, int32_t j, int32_t half)
 {
     const float *square = job->squares + ((j / KEYS & 1) * TILES + 2 * half) * SQUARE;

@@ -1,8 +1,9 @@
-/* Scores of more rows of a group (decode) than one tile takes: S^T = K Q^T like
- * decode_amx_qk_tmpl.c, 32 keys and two tiles of rows at a time, so that every tile loaded has
- * two products. For f16 these are the high and the low parts of the same 16 rows. The parts of
- * an f16 K are made in L1 for all rows, a step of 32 dims ahead of their product, so that
- * vectors and tiles work side by side; so are the ends of K. */
+/* Scores of more rows of a group (decode) than fit one tile, as S^T = K Q^T like
+ * decode_amx_qk_tmpl.c. 32 keys and two tiles of rows are taken at a time, so that every tile
+ * of keys that is loaded serves two products. In f16 the two tiles of rows are the high and
+ * the low parts of the same 16 rows. Keys of f16, and the ends of K, are copied into tiles in
+ * L1 once for all rows, 32 dims ahead of their product: vectors and tiles work at the same
+ * time. */
 #include "cpu/kernels/kernels.h"
 #include "cpu/decode/decode_amx.h"
 
@@ -36,13 +37,15 @@ CPU_PACK_DECODE(LEVEL_NAME(cpu_pack_decode_many_split))
     pack_queries(1, q, q_ld, rows, (D + TILE_DEPTH - 1) / TILE_DEPTH, to);
 }
 
-/* 32 keys as tiles A. Those that are made lie in `made`: [depth][part][2][16 keys][32 dims]. */
+/* 32 keys as tiles A. What has to be copied is in `made`, [depth][part][2][16 keys][32
+ * dims]. */
 typedef struct key_unit {
     const cpu_rows *k;
     const char *row;
-    int32_t left, depth; /* keys there are, steps of 32 dims */
-    int32_t whole;       /* steps that lie in memory as tiles do */
-    int32_t ring;        /* step d is made in place d & ring: two, or all if more rows come */
+    int32_t left, depth; /* keys that exist from `row` on; steps of 32 dims */
+    int32_t whole;       /* the first so many steps are loaded from where K lies */
+    int32_t ring;        /* step d is copied to place d & ring: 1 keeps two steps, -1 all, */
+                         /* where more rows use them later */
     bf16 *made;
 } key_unit;
 
@@ -53,7 +56,7 @@ static ALWAYS_INLINE bf16 *made_key(int is_split, const key_unit *u, int32_t d, 
     return u->made + ((((int64_t)(d & u->ring) << is_split) + part) * 2 + half) * TILE;
 }
 
-/* Keys [j, j + n) of step d, if it exists and is made. */
+/* Copies step d of keys [j, j + n) if it exists and has to be copied. */
 static ALWAYS_INLINE void make_step(int is_split, const key_unit *u, int32_t d, int32_t j,
                                     int32_t n)
 {
@@ -62,7 +65,7 @@ static ALWAYS_INLINE void make_step(int is_split, const key_unit *u, int32_t d, 
                   made_key(is_split, u, d, 0, 0) + j * TILE_DEPTH);
 }
 
-/* A tile of keys against both of rows. */
+/* Multiplies one tile of keys with both tiles of rows. */
 #define MULTIPLY_KEYS(reg, half, part)                                               \
     do {                                                                             \
         if (is_split || d >= u->whole)                                               \
@@ -80,8 +83,8 @@ static ALWAYS_INLINE void make_step(int is_split, const key_unit *u, int32_t d, 
         prefetch_lines(next, share);                                                      \
     } while (0)
 
-/* S^T [2 tiles of rows][32 keys][16]. Between products a part of the next step is made, for the
- * first rows. */
+/* Makes S^T [2 tiles of rows][32 keys][16]. While the first rows are multiplied, a part of the
+ * next step of keys is copied between products; later rows find all steps there. */
 static ALWAYS_INLINE void score_unit(int is_split, const key_unit *u, int is_first,
                                      const bf16 *q, cpu_prefetch *next, int32_t share,
                                      float *to)
@@ -109,8 +112,8 @@ static ALWAYS_INLINE void score_unit(int is_split, const key_unit *u, int is_fir
     TILE_STORE(3, to + 3 * SQUARE, TILE_BYTES);
 }
 
-/* s [rows][s_ld] = scale * the transpose of [32][16], of which at most 16 rows are wanted;
- * is_split: of the parts' sum. */
+/* s [rows][s_ld] = scale * the transpose of [32 keys][16 rows], for at most 16 rows. is_split:
+ * of the sum of that for high and that for low parts. */
 static ALWAYS_INLINE void turn(int is_split, const float *from, int32_t rows, float scale,
                                float *s, int32_t s_ld)
 {

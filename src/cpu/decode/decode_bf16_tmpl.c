@@ -1,7 +1,8 @@
-/* Products of a few rows (decode) straight from K and V by AVX512-BF16 dot products, two
- * products and an f32 sum per lane and step. decode_f32_tmpl.c has the idea; here nothing is
- * converted or copied; subnormal numbers count as 0, as the instruction has it. Compiled with
- * the flags of the AMX level, the only one that has this extension. */
+/* Products of a few rows (decode) straight from K and V by AVX512-BF16 dot products, which add
+ * two products of bf16 to an f32 sum in each lane. decode_f32_tmpl.c explains the order of
+ * loads; here nothing is converted or copied. Subnormal numbers count as 0, because the
+ * instruction takes them so. Compiled with the flags of the AMX level, the only level that has
+ * this extension. */
 #include "cpu/kernels/kernels.h"
 #include "cpu/kv/prefetch.h"
 #include "cpu/kernels/vec.h"
@@ -201,7 +202,8 @@ static ALWAYS_INLINE void sum_rows(int rows, const pv_job *job, int32_t i, const
         sum_chunk(rows, 1, job, i, d, v, n, j);
 }
 
-/* An infinity or NaN in V is one in every row's sums too: 0 times it is NaN. */
+/* An infinity or NaN in V makes the sums of every row infinite or NaN, since even 0 times it is
+ * NaN. So the sums of one row tell. */
 static int is_nonfinite(const float *sums, int32_t n)
 {
     vf noted = vf_set(0);

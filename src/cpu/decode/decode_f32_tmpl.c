@@ -1,10 +1,10 @@
 /* Products of a few rows (decode) straight from K and V, in f32, compiled once per level.
  *
- * Here memory is the limit, not arithmetic: rows are read once, in their order, a few keys at a
- * time that stay in L1 while all rows take them, and while K is used V is asked for, and the
- * next K while V is used (Flash-Decoding's loop with the loads of the other operand in its
- * shadow). What more than a few rows would convert again, and what does not fill vectors, is
- * converted first, into a block in L1. Sums run over dims, then lanes, always alike. */
+ * Memory is the limit here, not arithmetic. Keys are read once and in order, a few at a time,
+ * and stay in L1 while all rows use them. While K is used V is prefetched, and the next K while
+ * V is used (Flash-Decoding's loop). Keys are first converted into a block in L1 where more
+ * than a few rows would convert them again, or where a row does not fill whole vectors. Every
+ * sum runs over dims and then over lanes, in one order. */
 #include "cpu/kernels/kernels.h"
 #include "cpu/kv/prefetch.h"
 #include "cpu/kernels/vec.h"
@@ -16,7 +16,7 @@
 enum {
     ACCUMULATORS = VF == 16 ? 16 : 8,
     KEY_GROUP = 16,      /* keys of a block */
-    CONVERTED_ROWS = 16, /* the most that convert as they go */
+    CONVERTED_ROWS = 16, /* up to so many rows each convert keys as they use them */
     MOST_ROWS = 32,
 };
 
@@ -216,8 +216,8 @@ static ALWAYS_INLINE void sum_group(saccade_dtype dtype, const pv_job *job, cons
         sum_rows(1, dtype, job, i, v, n, j);
 }
 
-/* An infinity or NaN in V is one in every row's sums too: 0 times it is NaN. A pass over V to
- * look for them would ask for nothing. */
+/* An infinity or NaN in V makes the sums of every row infinite or NaN, since even 0 times it is
+ * NaN. So the sums of one row tell, and V needs no pass of its own, without prefetches. */
 static int is_nonfinite(const float *sums, int32_t n)
 {
     vf noted = vf_set(0);
@@ -235,7 +235,7 @@ static void add_sums(const pv_job *job, float *o, int32_t o_ld)
         }
 }
 
-/* Turns of sum_chunk's loop, about, for n keys. */
+/* About how often the loop of sum_chunk turns for n keys. */
 static int64_t sum_steps(int32_t rows, int32_t E, int32_t n)
 {
     const int32_t height = rows >= 4 ? 4 : rows >= 2 ? 2 : 1;

@@ -22,7 +22,8 @@ static void weigh_rows(void *arg, int64_t index, int thread)
     }
 }
 
-/* Where each key is read by this few items, packing is not worth a way through memory. */
+/* Where each key is read by no more items than this, threads pack keys for themselves: packing
+ * them ahead would send them through memory for too few readers. */
 enum { FEW_READERS = 8, MOST_IN_RUN = 16 };
 
 static int is_local(const cpu_job *job, int64_t n_heads, int64_t n_items)

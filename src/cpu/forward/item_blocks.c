@@ -110,8 +110,8 @@ static const float *decode_scores(cpu_worker *w, const item_tile *t, const cpu_r
     return item_change_scores(w, t, 0, w->rows, s);
 }
 
-/* Which keys are live, when it turns out to matter only after the scores have become P: they
- * are made again, in the memory that packed keys would have. */
+/* Finds which keys are live after the scores have become P, for tiles where that turns out to
+ * matter late. Scores are made again, in the memory that packed keys would use. */
 static void find_live_late(cpu_worker *w, const item_tile *t, const cpu_rows *k)
 {
     cpu_prefetch nothing = {0};
@@ -132,8 +132,8 @@ static void decode_softmax(cpu_worker *w, const item_tile *t, const float *most,
     }
 }
 
-/* The tile's V is prefetched while its K is used, and the next K while V is, a sixth of it
- * during softmax: a phase without prefetches leaves memory idle. */
+/* The tile's V is prefetched while its K is used, the next K while V is used, and a sixth of
+ * that during softmax: memory would be idle in a phase without prefetches. */
 static void run_decode(cpu_worker *w, const item_tile *t)
 {
     const cpu_kernels *kernels = w->kernels;

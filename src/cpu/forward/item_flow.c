@@ -1,6 +1,7 @@
-/* An item by streams (amx_flow.h): chunks of keys that stay in L2, in each the steps of every
- * strip of rows; what a stream cannot take goes block by block, as in item.c. In the end each
- * row's sums are looked at: strips whose anchors were too far off start again the exact way. */
+/* An item by flows (amx_flow.h). Keys are taken in chunks that stay in L2, and in each chunk
+ * all strips of rows take their steps. Blocks that a flow cannot take run one by one, as in
+ * item.c. At the end the sums of each row are checked: strips whose anchors were too far from
+ * their maxima are computed again, block by block. */
 #include "cpu/forward/item.h"
 
 #include "cpu/flow/flow_run.h"
@@ -8,7 +9,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Packed K and V that all strips of an item read in turn: half of a second-level cache. */
+/* Packed K and V of a chunk, which all strips of an item read in turn: half of a second-level
+ * cache. */
 enum { STREAM_BYTES = 1 << 20 };
 enum {
     CHUNK_STEPS = JIT_COLS / FLOW_KEYS,
@@ -31,7 +33,7 @@ static int32_t strip_rows(const cpu_worker *w, int32_t r0)
     return w->rows - r0 < strip ? w->rows - r0 : strip;
 }
 
-/* What of a strip's rows x keys [j0, j1) is live. */
+/* Whether all, some or none of a strip's positions with keys [j0, j1) are live. */
 static cpu_cover strip_cover(const cpu_worker *w, const cpu_limits *limits, int32_t r0,
                              int64_t j0, int64_t j1)
 {
@@ -43,7 +45,8 @@ static cpu_cover strip_cover(const cpu_worker *w, const cpu_limits *limits, int3
     return cpu_cover_of(&w->job->live, limits, &box, w->ranges);
 }
 
-/* Steps of one block for a strip, or the block tile by tile where that cannot be. */
+/* Lists the steps of a strip over one block of keys; where a flow cannot take the block, runs
+ * it as a tile and lists none. */
 static int32_t plan_block(cpu_worker *w, const cpu_limits *limits, int32_t r0, int64_t chunk,
                           int64_t j0, int64_t j1, flow_step *steps)
 {
@@ -109,8 +112,9 @@ static void raise_anchors(cpu_worker *w, int32_t r0, int64_t j)
             w->m[r0 + r] = most[r];
 }
 
-/* Anchors of all strips from the first and the last keys that each meets and those that stand
- * where its rows do: mods favour near or far keys. */
+/* Finds the anchors of all strips. Mods favour near keys or far ones, so anchors are the
+ * largest scores among the first keys of a strip, its last ones, and those at its rows' own
+ * positions. */
 static void find_anchors(cpu_worker *w, int64_t begin, int64_t end)
 {
     for (int32_t r = 0; r < w->rows; r += FLOW_ROWS) {
@@ -178,7 +182,7 @@ static int run_stream(cpu_worker *w, int64_t j0, int64_t j1, int64_t end,
     return w->kernels->flow(&run);
 }
 
-/* Keys [j0, j1) of whole blocks, live ones before `end`. */
+/* Runs keys [j0, j1), whole blocks; keys from `end` on are not live. */
 static void run_chunk(cpu_worker *w, int64_t j0, int64_t j1, int64_t end)
 {
     flow_step steps[STRIPS * CHUNK_STEPS];
@@ -219,9 +223,10 @@ static int is_sum_sound(float l, float m)
     return isgreater(l, 0x1p-40f) & isless(l, 0x1p80f) & isless(fabsf(m), CPU_FUSED_MOST);
 }
 
-/* Whether a strip's sums are sound: anchors were near enough to the maxima that nothing was
- * lost or overflowed, and small enough for a stream's exponents, which are always fused. Then a
- * row of no weight at all had no live key. Most often all have. */
+/* Whether a strip's sums are sound: the anchors were so near to the maxima that nothing was
+ * lost and nothing overflowed, and small enough for the exponents of flows, which are always
+ * fused. Rows that limits leave no key have no sum; they are sound, and their maximum is -inf.
+ * Most often all sums pass the first look. */
 static int are_sums_sound(cpu_worker *w, int32_t r0)
 {
     const int32_t n = strip_rows(w, r0);
@@ -242,7 +247,7 @@ static int are_sums_sound(cpu_worker *w, int32_t r0)
     return is_sound;
 }
 
-/* The same, and O holds numbers. */
+/* The same, and O is finite. */
 static int is_strip_sound(cpu_worker *w, int32_t r0)
 {
     const int64_t o_ld = w->job->g.o_ld;
@@ -270,8 +275,8 @@ static void check_streams(cpu_worker *w, int64_t begin, int64_t end)
 /* Squares of a strip up to which it takes narrow steps. */
 enum { NARROW_MOST = 40, NARROW_STEPS = NARROW_MOST / FLOW_NARROW + 1 };
 
-/* A strip's live squares in narrow steps, dead ones before them where they are no multiple;
- * 0: there are none, or too many. */
+/* Lists the narrow steps of a strip over its live squares, filled up with dead squares before
+ * them to a whole number of steps. 0: there are none, or too many. */
 static int32_t plan_narrow(const cpu_worker *w, int32_t r0, int64_t begin, int64_t end,
                            flow_step *steps)
 {
@@ -293,8 +298,8 @@ static int32_t plan_narrow(const cpu_worker *w, int32_t r0, int64_t begin, int64
     return n;
 }
 
-/* What a thread writes of outputs larger than this leaves its second-level cache anyway: lines
- * need not be read to be written. */
+/* An output larger than this does not stay in second-level caches. It is then written past the
+ * caches, which saves reading its lines before they are written. */
 static const int64_t far_bytes = (int64_t)2 << 20;
 
 static int is_out_far(const cpu_worker *w)
@@ -305,8 +310,8 @@ static int is_out_far(const cpu_worker *w)
            >= far_bytes * w->job->plan->threads;
 }
 
-/* Rows that follow each other without a gap, a strip's number of them at a time; none where
- * there is one. */
+/* Rows that follow each other without a gap, to be prefetched a strip at a time. Empty where
+ * there are gaps between them. */
 typedef struct near_rows {
     const char *at, *past;
     int64_t strip; /* bytes */
@@ -322,8 +327,9 @@ static near_rows near_rows_of(const saccade_tensor *t, int64_t b, int64_t h, int
     return (near_rows){rows.base + i * each, rows.base + t->shape[2] * each, FLOW_ROWS * each};
 }
 
-/* An item by narrow steps: its queries as they lie, if they need no packing, and what comes
- * next: V and K of the next item, which is this thread's most often, queries, out. */
+/* An item by narrow steps: its queries where they lie, if they need no packing, and what to
+ * prefetch: V and K of the next item, which this thread will most often run, its queries and
+ * its results. */
 enum { NEXT = 4 };
 typedef struct narrow_item {
     cpu_worker *w;
@@ -392,8 +398,8 @@ static void end_narrow(void *arg, int32_t strip)
         w->stored |= 1u << strip;
 }
 
-/* All rows against their few keys, each strip's result stored when it is complete; 0: they are
- * not so few, somebody wants more than the result, or V is not finite. */
+/* Runs all rows against their few keys and stores each strip's result when it is complete.
+ * 0: the keys are too many, more than the result is wanted, or V is not finite. */
 static int run_narrow(cpu_worker *w, int64_t begin, int64_t end)
 {
     flow_step steps[STRIPS * NARROW_STEPS];

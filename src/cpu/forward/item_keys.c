@@ -22,7 +22,7 @@ static cpu_packed ahead(const cpu_job *job, int64_t head)
                         job->memory + g->nonfinite_off + head * g->key_blocks};
 }
 
-/* room: for a block of K and one of V, gathered. */
+/* room: memory to gather a block of K and a block of V in, where they lie in chunks. */
 static void pack(const cpu_job *job, int64_t b, int64_t g, int64_t block, void *const room[2],
                  cpu_packed to)
 {

@@ -44,10 +44,11 @@ enum { CPU_BLOCK_ROWS = 96, CPU_BLOCK_KEYS = 256, CPU_MOST_ROWS = 512 };
 /* Rows of packed Q as decode_qk takes them: as many bytes, rows to a multiple of 32. */
 #define CPU_PACK_DECODE(name) \
     void name(const void *q, int32_t q_ld, int32_t rows, int32_t D, void *to)
-/* , straight from K and V: every element is
- * read once and nothing is packed. D and Dv are at most CPU_DECODE_DIM. All of `next` is asked
- * for meanwhile. dots: scores of n keys from j0. sums: like values, for n keys; stops before
- * the first few keys that hold an infinity or NaN and returns the number of keys done. */
+/* The same two products for the few rows of a decode item, straight from K and V: every element
+ * is read once and nothing is packed. D and Dv are at most CPU_DECODE_DIM. The lines of `next`
+ * are prefetched meanwhile. decode_qk makes the scores of n keys; decode_pv adds P V of n keys
+ * to O, stops before the first few keys that hold an infinity or NaN and returns how many keys
+ * it has done. */
 enum { CPU_DECODE_DIM = 576 };
 #define CPU_DECODE_QK(name)                                                               \
     void name(const void *q, int32_t q_ld, const cpu_rows *k, int32_t n, \
