@@ -334,6 +334,46 @@ static void programs_of_chunks(void **state)
     }
 }
 
+/* Results in f32 of bf16 and f16 problems: the same tiles, and no program spills. */
+static void programs_of_f32_results(void **state)
+{
+    static const struct {
+        int D, Dv;
+        saccade_dtype dtype;
+        const char *arch;
+    } rows[] = {{128, 128, SACCADE_BF16, "sm_90a"},
+                {64, 64, SACCADE_F16, "sm_80"},
+                {256, 256, SACCADE_BF16, "sm_80"},
+                {40, 17, SACCADE_F16, "sm_90a"}};
+    (void)state;
+    if (!has_compiler()) {
+        print_message("no NVRTC on this machine: nothing compiled\n");
+        skip();
+    }
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        saccade_error err = {0};
+        saccade_plan *plan;
+        saccade_problem p;
+        saccade_problem_init(&p);
+        p.sizes = (saccade_sizes){.H = 4, .Hkv = 2, .D = rows[i].D, .Dv = rows[i].Dv};
+        p.dtype = rows[i].dtype;
+        p.out_dtype = SACCADE_F32;
+        p.backend = "cuda";
+        p.arch = rows[i].arch;
+        if (saccade_plan_create(NULL, &p, &plan, &err) != SACCADE_OK)
+            fail_msg("d%d, %s: %s", rows[i].D, p.arch, err.message);
+        const cu_state *s = plan->state;
+        assert_non_null(s->programs[CU_MAIN].image.code);
+        for (int n = 0; n < CU_PROGRAMS; n++)
+            if (s->programs[n].image.report.spill_bytes)
+                fail_msg("%s, d%d, %s: %d bytes spilled", cu_program_kinds[n].name, rows[i].D,
+                         p.arch, s->programs[n].image.report.spill_bytes);
+        saccade_plan_destroy(plan);
+        p.gradients = SACCADE_GRADIENT_Q;
+        assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_EBACKEND);
+    }
+}
+
 /* Where O leaves the fewest registers, smaller tiles take over. */
 static void no_spills_in_wide_heads(void **state)
 {
@@ -375,7 +415,8 @@ static const pass_facts *facts_of(const saccade_mod *mod, arena *a)
 }
 
 /* Device code of a mod of each kind, or NULL. */
-static strbuf emitted(const char *score, const char *mask)
+static strbuf emitted_at(const char *score, const char *mask, int32_t h_offset,
+                         int32_t heads_global)
 {
     saccade_mod *mods[2] = {score ? case_mod(SACCADE_SCORE, score) : NULL,
                             mask ? case_mod(SACCADE_MASK, mask) : NULL};
@@ -383,7 +424,8 @@ static strbuf emitted(const char *score, const char *mask)
     arena_init(&a);
     const plan_problem p = {.sizes = {1, 4, 4, 64, 64, 64, 64},
                             .group = 1,
-                            .heads_global = 4,
+                            .h_offset = h_offset,
+                            .heads_global = heads_global,
                             .scale = 0.125f,
                             .score = mods[0] ? mod_function(mods[0]) : NULL,
                             .mask = mods[1] ? mod_function(mods[1]) : NULL,
@@ -397,6 +439,29 @@ static strbuf emitted(const char *score, const char *mask)
     saccade_mod_destroy(mods[0]);
     saccade_mod_destroy(mods[1]);
     return text;
+}
+
+static strbuf emitted(const char *score, const char *mask)
+{
+    return emitted_at(score, mask, 0, 4);
+}
+
+/* Texts see all heads where a run holds a part of them; kernels count their own. */
+static void text_of_heads(void **state)
+{
+    static const char *const texts[][2] = {{"score * float(h) / H", NULL},
+                                           {NULL, "kv <= q + h * H"},
+                                           {NULL, "(q + kv) % (h + H) != 3"}};
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        strbuf own = emitted(texts[i][0], texts[i][1]);
+        strbuf all = emitted_at(texts[i][0], texts[i][1], 1207, 5003);
+        assert_null(strstr(strbuf_text(&own), "1207"));
+        if (!strstr(strbuf_text(&all), "(1207 + ") || !strstr(strbuf_text(&all), "5003"))
+            fail_msg("%s:\n%s", texts[i][i > 0], strbuf_text(&all));
+        strbuf_free(&own);
+        strbuf_free(&all);
+    }
 }
 
 static void text_of_mods(void **state)
@@ -545,12 +610,14 @@ int main(void)
         cmocka_unit_test(decode_clusters_fit),
         cmocka_unit_test(groups_of_heads),
         cmocka_unit_test(text_of_mods),
+        cmocka_unit_test(text_of_heads),
         cmocka_unit_test(tanh_factor_is_close),
         cmocka_unit_test(bad_arch),
         cmocka_unit_test(programs_of_a_plan),
         cmocka_unit_test(no_spills),
         cmocka_unit_test(no_spills_in_wide_heads),
         cmocka_unit_test(programs_of_chunks),
+        cmocka_unit_test(programs_of_f32_results),
         cmocka_unit_test(second_plan_is_cached),
         cmocka_unit_test(peak_compiles),
     };

@@ -18,6 +18,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"SM", form->family == CU_SM90 ? 90 : 80},
         {"F16", p->dtype == SACCADE_F16},
         {"F32", is_f32},
+        {"OUT_F32", p->out_dtype != p->dtype},
         {"D", cu_padded(p->sizes.D)},
         {"E", is_f32 ? (E + whole - 1) / whole * whole : E},
         {"D_REAL", (int)p->sizes.D},

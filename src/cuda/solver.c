@@ -35,8 +35,8 @@ static int applicable(const plan_problem *p, int32_t level, char *why)
     if (p->kv_dtype != p->dtype
         || (p->dtype != SACCADE_BF16 && p->dtype != SACCADE_F16 && p->dtype != SACCADE_F32))
         return say(why, "the CUDA back end takes bf16, f16 and f32, the same for Q, K and V");
-    if (p->out_dtype != p->dtype)
-        return say(why, "the CUDA back end writes results in the dtype of Q");
+    if (p->out_dtype != p->dtype && p->gradients)
+        return say(why, "gradients on CUDA take results in the dtype of Q");
     if (p->sizes.D > 256 || p->sizes.Dv > 256)
         return say(why, "the CUDA back end takes head dims up to 256");
     if (p->gradients && !takes_gradients(p, why))

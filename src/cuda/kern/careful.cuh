@@ -88,11 +88,11 @@ DEVICE void redo_row(const cu_fwd &p, const mod_args &mod, const tile &t, int m)
     } else {
         redo_keys(r, p, mod, t, m, 0, t.kv_len, 1);
     }
-    elem *out = (elem *)p.o + t.b * p.os.b + t.h * p.os.h + m * p.os.n;
+    out_elem *out = (out_elem *)p.o + t.b * p.os.b + t.h * p.os.h + m * p.os.n;
     float inv = r.l == 0.f ? 0.f : rcp_fast(r.l);
     for (int e = 0; e < O_PER_LANE; e++)
         if (e * LANES + lane < CFG_E_REAL)
-            out[e * LANES + lane] = from_float(r.o[e] * inv);
+            out[e * LANES + lane] = out_from_float(r.o[e] * inv);
     if (lane == 0) {
         put_lse(p, t.b, t.h, m, r.l == 0.f ? NEG_INF : r.m + logf(r.l));
         put_row_max(p, t.b, t.h, m, r.m);

@@ -107,10 +107,10 @@ DEVICE void finish_row(const cu_fwd &p, const span &s, int r, float3 x)
     put_row_max(p, s.b, at.h, at.m, x.z * 0.6931471805599453f);
 }
 
-DEVICE u16 *output_row(const cu_fwd &p, const span &s, int r)
+DEVICE out_elem *output_row(const cu_fwd &p, const span &s, int r)
 {
     place x = row_place(p, s, s.row0 + r);
-    return (u16 *)p.o + s.b * p.os.b + x.h * p.os.h + x.m * p.os.n;
+    return (out_elem *)p.o + s.b * p.os.b + x.h * p.os.h + x.m * p.os.n;
 }
 
 /* Row r of a span, not finite or lost, again; rare, so one copy for all callers. */
@@ -145,7 +145,7 @@ DEVICE void write_piece(const meeting &sh, const cu_fwd &p, const mod_args &mod,
             if (!is_whole)
                 p.part_o[((long long)slot * ROWS + r) * CFG_E + e] = sum;
             else if (e < CFG_E_REAL)
-                output_row(p, s, r)[e] = from_float(sum * inv);
+                output_row(p, s, r)[e] = out_from_float(sum * inv);
         }
         int bad = __any_sync(~0u, zero != 0.f) || row_is_lost(x.x, x.y);
         if (lane == 0 && is_whole)
@@ -204,8 +204,8 @@ DEVICE void join_near(const meeting &sh, const cu_fwd &p, const mod_args &mod, c
         float4 x = y[e / 128];
         zero = fmaf(x.x + x.y, 0.f, fmaf(x.z + x.w, 0.f, zero));
         if (e + 4 * lane < CFG_E_REAL)
-            *(uint2 *)(output_row(p, s, r) + e + 4 * lane) =
-                make_uint2(pack(x.x * inv, x.y * inv), pack(x.z * inv, x.w * inv));
+            store_out4(output_row(p, s, r) + e + 4 * lane, x.x * inv, x.y * inv, x.z * inv,
+                       x.w * inv);
     }
     if (lane == 0)
         finish_row(p, s, r, sum);
@@ -330,8 +330,8 @@ DEVICE int join_row(const cu_fwd &p, const span &s, int slot, int count, int r)
         zero = fmaf(y.x + y.y, 0.f, fmaf(y.z + y.w, 0.f, zero));
         int column = 4 * lane + 128 * e;
         if (column < CFG_E_REAL)
-            *(uint2 *)(output_row(p, s, r) + column) =
-                make_uint2(pack(y.x * inv, y.y * inv), pack(y.z * inv, y.w * inv));
+            store_out4(output_row(p, s, r) + column, y.x * inv, y.y * inv, y.z * inv,
+                       y.w * inv);
     }
     if (lane == 0)
         finish_row(p, s, r, sum);

@@ -85,6 +85,32 @@ DEVICE void rows_store(const cu_fwd &p, const tile &t, const float (&o)[COUNT],
         }
     }
 }
+#elif CFG_OUT_F32
+/* Writes O / l in f32: a thread has two neighbours of every eight columns. */
+template <int COUNT>
+DEVICE void rows_store(const cu_fwd &p, const tile &t, const float (&o)[COUNT],
+                       const float (&inv)[2])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int m = t.row0 + row_of_thread() + 8 * i;
+        float *row = (float *)p.o + t.b * p.os.b + t.h * p.os.h + m * p.os.n;
+#pragma unroll
+        for (int g = 0; g < COUNT / 4; g++) {
+            int column = 8 * g + 2 * (threadIdx.x & 3);
+            float x = o[4 * g + 2 * i] * inv[i], y = o[4 * g + 2 * i + 1] * inv[i];
+            if (m >= p.M || column >= CFG_E_REAL)
+                continue;
+            if (!p.is_plain) {
+                *(float2 *)(row + column) = make_float2(x, y);
+                continue;
+            }
+            row[column] = x;
+            if (column + 1 < CFG_E_REAL)
+                row[column + 1] = y;
+        }
+    }
+}
 #else
 DEVICE void store_plain(u16 *to, const u32 (&w)[4], int count)
 {

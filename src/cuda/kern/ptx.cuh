@@ -265,6 +265,32 @@ DEVICE elem from_float(float x)
 #endif
 }
 
+/* One stored element of a result: f32 where parts of the keys are to be merged. */
+#if CFG_OUT_F32
+typedef float out_elem;
+#else
+typedef elem out_elem;
+#endif
+
+DEVICE out_elem out_from_float(float x)
+{
+#if CFG_OUT_F32
+    return x;
+#else
+    return from_float(x);
+#endif
+}
+
+/* Four neighbours of a row whose address suits one store. */
+DEVICE void store_out4(out_elem *to, float x, float y, float z, float w)
+{
+#if CFG_F32 || CFG_OUT_F32
+    *(float4 *)to = make_float4(x, y, z, w);
+#else
+    *(uint2 *)to = make_uint2(pack(x, y), pack(z, w));
+#endif
+}
+
 /* Transposes four words of four lanes: lane j of a quad ends with word j of lanes 0..3. */
 DEVICE void quad_transpose(u32 (&w)[4])
 {
