@@ -53,9 +53,9 @@ static saccade_status check_tensors(const saccade_plan *plan, const saccade_tang
     TRY(check(plan, a->q_dot, "q_dot", run->q->dtype, run->q->shape, 4, 0, err));
     TRY(check(plan, a->k_dot, "k_dot", run->k->dtype, run->k->shape, 4, 0, err));
     TRY(check(plan, a->v_dot, "v_dot", run->v->dtype, run->v->shape, 4, 0, err));
-    TRY(check(plan, a->out_dot, "out_dot", plan->problem.dtype, out, 4, 1, err));
+    TRY(check(plan, a->out_dot, "out_dot", plan->problem.out_dtype, out, 4, 1, err));
     TRY(check_stat(plan, a->lse_dot, "lse_dot", out, 1, err));
-    TRY(check(plan, a->d_out, "d_out", plan->problem.dtype, out, 4, 0, err));
+    TRY(check(plan, a->d_out, "d_out", plan->problem.out_dtype, out, 4, 0, err));
     TRY(check_stat(plan, a->d_lse, "d_lse", out, 0, err));
     FAIL_AT(has_results && !a->d_out, SACCADE_EINVAL, "d_out", 0, 0,
             "got no tensor, expected one: tangents of gradients or d_lse are given");
