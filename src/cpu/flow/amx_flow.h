@@ -16,8 +16,8 @@
 
 enum { FLOW_ROWS = 32, FLOW_KEYS = 128, FLOW_SQUARES = 4, FLOW_NARROW = 3 };
 
-/* Memory of a stream, 64-aligned, in bytes from its middle, where short displacements reach
- * all but P. S: two squares [2 halves][32 rows][16]. */
+/* Where the parts of a flow's memory lie, 64-aligned, in bytes from its middle: from there
+ * short displacements reach all of them but P. S holds two squares [2 halves][32 rows][16]. */
 enum {
     FLOW_SQUARE_BYTES = 4096,
     FLOW_S = -2 * FLOW_SQUARE_BYTES,
@@ -34,9 +34,10 @@ enum {
     FLOW_BYTES = FLOW_END - FLOW_S
 };
 
-/* Words of a bit for each of a square's 32 keys, in the order in which a row's weights are
- * packed: keys before n live, n from -32 on, or keys from n on. Where a limit rises by one key
- * a row, a square's mask is FLOW_ROWS words from that of its first row on. */
+/* Masks of rows in a square: words with a bit for each of its 32 keys, in the order in which a
+ * row's weights are packed. One table has the keys before n live, n from -32 on, the other the
+ * keys from n on. Where a limit rises by one key a row, the masks of a square are FLOW_ROWS
+ * words of a table that follow each other. */
 enum { FLOW_CUTS = 96, FLOW_CUT_LEAST = -32, FLOW_CUT_MOST = 32 };
 
 /* What the code of one step reads. */
@@ -75,9 +76,10 @@ typedef struct amx_shape {
 
 typedef void amx_step_fn(const amx_step *step);
 
-/* All codes of a plan: exact and approximate, cut and whole, and narrow; shape's is_exact and
- * is_cut are not read. spills: slots of frame that mod's state must have. EBACKEND where there
- * is no encoder, no executable memory, or the mod is not straight-line code. */
+/* Writes all code of a plan: exact and approximate steps, each cut by limits or whole, and
+ * narrow ones; is_exact and is_cut of the shape are not read. *spills is how many slots the
+ * frame in the mod's state must have. EBACKEND where there is no encoder, no executable memory,
+ * or the mod is not straight-line code. */
 typedef struct amx_code amx_code;
 saccade_status amx_code_create(const amx_shape *shape, amx_code **out, int32_t *spills,
                                saccade_error *err);
@@ -87,7 +89,7 @@ amx_step_fn *amx_code_run(const amx_code *code, int is_exact, int is_cut);
 /* Narrow steps, without lse; NULL: none were wanted. */
 amx_step_fn *amx_code_narrow(const amx_code *code);
 const amx_shape *amx_code_narrow_shape(const amx_code *code);
-/* [FLOW_CUTS] of keys before, or of keys from, n. */
+/* The tables of masks, [FLOW_CUTS]: keys before n live, or keys from n on. */
 const uint32_t *amx_code_cuts(const amx_code *code, int is_from);
 /* Sizes of all codes, and the approximate one's first row among its tiles, for explain. */
 void amx_code_print(const amx_code *code, strbuf *out);

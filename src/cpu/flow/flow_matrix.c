@@ -25,7 +25,7 @@ typedef struct step_place {
 
 enum { TILE = 1024, UNIT = 2 * TILE, N_ACCUMULATORS = 4 };
 
-/* Tiles of one operand: [base + stride * scale] apart by rows, from `at` on. */
+/* Tiles of one operand: rows [base + stride * scale] apart, the first tile at `at`. */
 typedef struct tiles {
     ZydisRegister base, stride;
     int scale;
@@ -66,7 +66,8 @@ static void dot(matrix *m, int c, int a, int b)
     jit_stream_note(m->stream, &m->a, 1);
 }
 
-/* Stores come as late as they can: right before the accumulator's next use. */
+/* Stores a sum that is due. This is put off until the accumulator is needed again, so that the
+ * store waits for no product. */
 static void flush(matrix *m, int c)
 {
     if (!m->has_pending[c])
@@ -92,14 +93,14 @@ static void begin_accumulator(matrix *m, int c)
 
 /* ---- units of 2 x 2 tiles ---- */
 
-/* Parts of A and B in each round of products of a step, small ones first; numbers that are no
- * sums have the third alone. */
+/* A step multiplies parts of A and B in rounds, 0 for high parts and 1 for low ones, the
+ * smallest products first. bf16, which has no low parts, takes the third round alone. */
 static const struct {
     uint8_t a, b;
 } rounds[] = {{1, 1}, {1, 0}, {0, 0}, {0, 1}};
 enum { ROUND_ALL = 0, ROUND_SPLIT = 1, ROUND_WHOLE = 2, ROUNDS = 4 };
 
-/* One round; tiles that the round before had are there. */
+/* One round of products. Tiles that the round before used are still in registers. */
 static void emit_round(matrix *m, const tiles *a, const tiles *b, int round, int is_first)
 {
     const int a_low = rounds[round].a, b_low = rounds[round].b;
@@ -116,7 +117,7 @@ static void emit_round(matrix *m, const tiles *a, const tiles *b, int round, int
     }
 }
 
-/* C (from memory, or 0) += A B over `depth` steps; `to` gets it later. */
+/* C += A B over `depth` steps, C from memory or 0. Its store to `to` is put off. */
 static void emit_unit(matrix *m, tiles a, tiles b, int depth, int first_round,
                       const tiles *from, tiles to, int needs, int event)
 {
@@ -260,7 +261,8 @@ static void emit_exit(jit_asm *a)
     jit_put(a, Z(RET), 0, NULL);
 }
 
-/* Whether the tiles of both do the same; exact ones differ where they multiply low parts. */
+/* Whether two shapes have the same matrix stream. Exact and approximate steps differ in it only
+ * where low parts are multiplied. */
 static int has_same_tiles(const amx_shape *x, const amx_shape *y)
 {
     return x->is_narrow == y->is_narrow && (!x->is_split || x->is_exact == y->is_exact);
@@ -327,7 +329,7 @@ struct amx_code {
     uint32_t cuts[2][FLOW_CUTS];
 };
 
-/* Two vectors of 16 keys are packed four of each in turn. */
+/* The packing instruction takes four keys of each of two vectors of 16 keys in turn. */
 static void fill_cuts(uint32_t cuts[2][FLOW_CUTS])
 {
     uint32_t before = 0;

@@ -1,4 +1,4 @@
-/* Two streams of instructions into one. */
+/* Merges two streams of instructions into one. */
 #include "saccade_config.h"
 
 #if HAVE_ZYDIS && HAVE_LEVEL_AMX
@@ -9,7 +9,7 @@
 
 #include <stdlib.h>
 
-/* One piece of memory: what is touched of it is little. */
+/* Takes one large piece of memory. Little of it is ever touched, so little becomes resident. */
 saccade_status jit_stream_create(jit_stream *s, jit_memo *memo, saccade_error *err)
 {
     enum { EACH = sizeof *s->runs + sizeof *s->patches + sizeof *s->ends };
@@ -53,7 +53,8 @@ static uint32_t begin_of(const jit_stream *s, uint32_t n)
     return n ? s->ends[n - 1] : 0;
 }
 
-/* Where events are, runs end: none begins or ends inside of one. */
+/* Adds a run of instructions. Runs end where events are noted, so no event lies inside of
+ * one. */
 static void add_run(jit_stream *s, jit_run run)
 {
     jit_run *last = s->n_runs ? &s->runs[s->n_runs - 1] : NULL;
@@ -149,13 +150,13 @@ static int is_ready(const reader *r, const reader *other)
     return need == STREAM_NO_EVENT || other->count >= other->s->events[need];
 }
 
-/* Instructions of this copy that are still to come. */
+/* How many instructions of the present copy are left. */
 static uint32_t rest_of(const reader *r)
 {
     return r->run->past - r->at;
 }
 
-/* So many instructions, at most the rest. */
+/* Writes the next n instructions, which the present copy must have left. */
 static void take(reader *r, uint32_t n, jit_asm *out)
 {
     static const int32_t row_bytes[MARKS] = {
@@ -196,8 +197,8 @@ static uint32_t steps_for(uint64_t behind, uint64_t step, uint32_t most)
     return (uint32_t)((behind + step - 1) / step);
 }
 
-/* Whose turn it is, and for how long: x as long as its part of all weights is not larger than
- * y's, except where one must wait. */
+/* Takes from x while the part of its weight that is done is not larger than that of y, else
+ * from y; where one has to wait for an event of the other, the other goes on. */
 void jit_stream_merge(const jit_stream *x, const jit_stream *y, int is_plain, jit_asm *out)
 {
     reader a = reader_of(x), b = reader_of(y);

@@ -47,18 +47,18 @@ typedef struct jit_stream {
 saccade_status jit_stream_create(jit_stream *stream, jit_memo *memo, saccade_error *err);
 void jit_stream_clear(jit_stream *stream);
 void jit_stream_destroy(jit_stream *stream);
-/* Notes the instructions that a has got since the last call, each of this weight. */
+/* Notes the instructions that the encoder has got since the last call, each of this weight. */
 void jit_stream_note(jit_stream *stream, const jit_asm *a, int weight);
 /* The same for instructions that are there `copies` times over; what is marked begins `add`
  * higher. Gives the run. */
 uint32_t jit_stream_repeat(jit_stream *stream, const jit_asm *a, int weight, uint32_t copies,
                            const int32_t add[MARKS]);
-/* A run of instructions once more, with other displacements. */
+/* Repeats a run of instructions, with other displacements. */
 void jit_stream_again(jit_stream *stream, uint32_t run, const int32_t add[MARKS]);
-/* What has been noted so far is the event. */
+/* Makes the end of what has been noted so far an event, for which the other stream may wait. */
 void jit_stream_event(jit_stream *stream, int event);
-/* Both, in order, to out; plain: x as far as its needs allow, then y. Both streams move on in
- * proportion to their weights. */
+/* Writes both streams to out, each in its own order, advancing in proportion to their weights.
+ * is_plain: x as far as its needs allow, then y. */
 void jit_stream_merge(const jit_stream *x, const jit_stream *y, int is_plain, jit_asm *out);
 
 /* An encoder that writes to the stream. */

@@ -9,17 +9,18 @@ static const float approx_exp2[] = {0x1.3baaa6p-4f, 0x1.d2378ap-3f, 0x1.63e658p-
 static const float exact_exp2[AMX_COEFFICIENTS] = {
     0x1.eca6fp-10f, 0x1.269deep-7f, 0x1.c94444p-5f, 0x1.ebd8a2p-3f, 0x1.62e4c8p-1f, 1.0f};
 
-/* A weight 2^t as a word of bf16: round(128 (127 + t)) has the exponent and, as its last 7
- * bits, t's fraction m. What 128 + m is above 128 2^(m / 128) is taken off, rounded, one number
- * for two m. The relative error is at most 7.7e-3 where rounding to bf16 has 3.9e-3. */
+/* A weight 2^t is made as a word of bf16 directly: round(128 (127 + t)) has the exponent of 2^t
+ * and, in its last 7 bits, the fraction of t as m. So the word stands for 128 + m where it
+ * should be 128 2^(m / 128): the difference, rounded, is subtracted, one entry for two m. The
+ * relative error is at most 7.7e-3, where rounding to bf16 has 3.9e-3. */
 enum { WORD_BIAS = 127 * JIT_WORD_ONE };
 static const uint8_t corrections[64] = {
     0,  1,  1,  2,  2,  3,  4,  4,  5,  5,  5,  6,  6,  7,  7,  8,  8,  8,  9,  9,  9,  9,
     10, 10, 10, 10, 10, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 10, 10, 10,
     10, 10, 9,  9,  9,  8,  8,  8,  7,  7,  6,  6,  5,  5,  4,  3,  3,  2,  1,  1};
 
-/* By the last two bits of the exponent, so that [32, 64) stands first: made for the largest
- * error of tanh itself. */
+/* Chosen by the last two bits of the exponent, so that [32, 64) stands first; fitted to make
+ * the largest error of tanh itself small. */
 const float jit_tanh_terms[JIT_TABLE_TERMS][JIT_TABLE_SEGMENTS] = {
     {-0x1.bbcd04p-20f, -0x1.9bb1fap-21f, -0x1.b54122p-22f, -0x1.fec722p-23f, -0x1.2da7a4p-8f,
      -0x1.21e54cp-9f, -0x1.3649bep-10f, -0x1.692506p-11f, -0x1.6b884p-12f, -0x1.4f955ap-13f,

@@ -17,7 +17,7 @@
 
 enum { SQUARE_KEYS = FLOW_KEYS / FLOW_SQUARES };
 
-/* A limit of the strip's rows: row 0's, and whether each row's is one more than the last's. */
+/* One limit of the strip's rows: that of row 0, and whether it rises by one from row to row. */
 typedef struct limit {
     int64_t at, least, most;
     int is_stair;
@@ -111,8 +111,8 @@ static void last_values(const chain *c)
 
 /* ---- strips ---- */
 
-/* Anchors of 16 rows: a finite score for those that have none yet, the largest of the first
- * square; and what exponents add for them. */
+/* Gives anchors to those of 16 rows that have none yet: the largest score of the first square
+ * if it is finite. Also finds what exponents add for the anchors. */
 static void find_anchors(const chain *c, int32_t r)
 {
     const float *s = numbers(c, FLOW_S + c->half * FLOW_SQUARE_BYTES) + r * VF;
@@ -133,7 +133,7 @@ static void find_anchors(const chain *c, int32_t r)
     vf_store(numbers(c, FLOW_SHIFT) + r, vf_fma(now, vf_set(slope), vf_set(shift)));
 }
 
-/* One limit of the strip's rows, none past the end of the keys. */
+/* One limit of the strip's rows, cut at the end of the keys. */
 static limit limit_of(const chain *c, const int64_t *of)
 {
     const __m512i stair = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
@@ -185,8 +185,8 @@ static void begin_strip(chain *c, int32_t strip)
         jit_place(a->jit, c->r0, 0, &c->step.mod);
 }
 
-/* Weights as words: a score far above the anchor has carried into the sign, one that was no
- * number or no int32 has raised a flag. */
+/* Whether weights made as words came out wrong: a score far above the anchor has carried into
+ * the sign bit, and a score that was NaN or beyond int32 has raised the invalid flag. */
 static int has_overflow(const chain *c)
 {
     const __m512i words = _mm512_loadu_si512(c->memory + FLOW_OVER);
@@ -219,7 +219,7 @@ static void clip(const int64_t *limits, int64_t all, int64_t most, int64_t j0, i
     }
 }
 
-/* The live keys of each row in a step; of rows past the item's any. */
+/* The live keys of each row in a step. Rows past the item's last may have any. */
 static void set_cut(const chain *c, int64_t j0)
 {
     const flow_run *a = c->a;
@@ -251,7 +251,7 @@ static const uint32_t *make_mask(const chain *c, int64_t j, int32_t square)
     return to;
 }
 
-/* Of the 32 keys from j on. */
+/* The masks of the square of 32 keys from j on. */
 static const uint32_t *mask_of(const chain *c, int64_t j, int32_t square)
 {
     const uint32_t *before = amx_code_cuts(c->a->code, 0), *from = amx_code_cuts(c->a->code, 1);

@@ -37,7 +37,7 @@ static jit_operand flow_at(int64_t offset, int size)
     return jit_mem(ZYDIS_REGISTER_R12, ZYDIS_REGISTER_NONE, 0, offset, size);
 }
 
-/* A register that keeps what it holds. */
+/* A register whose value stays the same in the whole code. */
 static int keep(jit_emitter *t)
 {
     const int r = jit_take_reg(t, NOWHERE);
@@ -52,13 +52,13 @@ static void load_constant(vectors *v, int r, int which)
                         (int64_t)offsetof(amx_step, constants) + 4 * which, 4));
 }
 
-/* Squares are cut by words in memory. */
+/* Whether squares are cut by masks that lie in memory. */
 static int has_masks(const amx_shape *shape)
 {
     return shape->is_narrow && shape->is_word;
 }
 
-/* A whole vector of the step. */
+/* Loads a whole vector of what the step is given (rbx). */
 static void load_whole(vectors *v, int r, size_t offset)
 {
     EMIT_VECTOR(&v->t.a, Z(VMOVUPS), vec(&v->t, r),
@@ -224,7 +224,8 @@ static jit_operand weights_at(int is_low)
                    jit_mark(MARK_WEIGHTS) + is_low * PART, 64);
 }
 
-/* Weights become their first 8 bits, what that takes off them goes to P as low parts. */
+/* Cuts weights to their first 8 significant bits. What that takes off goes to P as low
+ * parts. */
 static void emit_low_parts(vectors *v, const int weight[LANES], const int low[LANES])
 {
     jit_emitter *t = &v->t;
@@ -239,7 +240,7 @@ static void emit_low_parts(vectors *v, const int weight[LANES], const int low[LA
     EMIT_VECTOR(&t->a, Z(VMOVUPS), weights_at(1), vec(t, low[0]));
 }
 
-/* Row's weights as P has them, into a register; the row's sum. */
+/* Packs a row's weights as P has them, into a register, and adds them to the row's sum. */
 static int emit_floats(vectors *v, const int exponent[LANES])
 {
     jit_emitter *t = &v->t;
@@ -256,7 +257,8 @@ static int emit_floats(vectors *v, const int exponent[LANES])
     return packed;
 }
 
-/* The same by words: the pack interleaves quarters of both lanes, put right at the end. */
+/* The same for weights made as words. Packing interleaves quarters of the two vectors, which is
+ * put right at the end. */
 static int emit_words(vectors *v, const int exponent[LANES])
 {
     jit_emitter *t = &v->t;

@@ -40,8 +40,8 @@ static ALWAYS_INLINE void multiply_part(const char *b)
     TILE_DOT(3, 5, 7);
 }
 
-/* C += 32 rows of A, low parts a_low bytes behind, x a step of B: the small products first.
- * has_low: low low too. */
+/* C += 32 rows of A times a step of B, the smallest products first. Low parts of A are a_low
+ * bytes behind the high ones. has_low: products of two low parts count too. */
 static ALWAYS_INLINE void multiply_split(int has_low, const char *a, int64_t a_stride,
                                          int64_t a_low, const char *b)
 {

@@ -15,7 +15,7 @@ static ALWAYS_INLINE __m512i narrow_two(vf first, vf second)
     return (__m512i)_mm512_cvtne2ps_pbh(second, first);
 }
 
-/* Halves by turns: pairs of neighbours from one row and the next. */
+/* Interleaves two halves: the elements of one row and of the next become pairs. */
 static ALWAYS_INLINE __m512i pair(__m512i halves)
 {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25,

@@ -96,8 +96,9 @@ static CPU_PACK_ROWS(pack_rows)
         }
 }
 
-/* Rows that packing asks for ahead: memory's own prefetching ends with each page. Not those
- * past the block, which may long be on their way to the second-level cache. */
+/* Prefetches rows ahead of packing, since the processor's own prefetching ends with each page;
+ * but no rows past the block, which are often on their way to the second-level cache
+ * already. */
 enum { ROWS_AHEAD = 32 };
 
 static ALWAYS_INLINE const char *row_of(const cpu_rows *from, int64_t j, int64_t past,
@@ -173,8 +174,9 @@ static ALWAYS_INLINE unsigned pack_pair(const cpu_rows *from, int64_t j, int32_t
 }
 
 #if defined(LEVEL_AMX)
-/* 32 columns of 32 keys from j on, all there, of those before `past`; the largest bits, without
- * their signs and one to the left, as far as they are above `most`. */
+/* Packs 32 columns of the 32 keys from j on, all of which exist; rows before `past` are
+ * prefetched. Returns the larger of `most` and of the columns' bits, lane by lane, the bits
+ * shifted left by one so that signs do not count. */
 static ALWAYS_INLINE __m512i pack_whole(const cpu_rows *from, int64_t j, int64_t past,
                                         int32_t d, bf16 *out, __m512i most)
 {
