@@ -307,7 +307,7 @@ static void equal_to_one_device(void **state)
         {"b2 h2 q400 kv333 d16 f32", "h == 0 ? kv < 100 : (q + kv) % 3 != 1",
          "score + h_scale[h] * (kv - q)", 3, 1, 40, 0},
         {"b1 h2 q600 kv600 d32 bf16", NULL, "score + rel[h, q / 64]", 2, 2, 0, 0},
-        {"b1 h1 q97 kv97 d8 f32", "causal()", NULL, 4, 0, 0, 1},
+        {"b2 h1 q97 kv97 d8 f32", "causal()", NULL, 4, 0, 0, 1},
         {"b1 h1 q1 kv500 d64 bf16", "kv >= 200", NULL, 3, 0, 16, 0},
         {"b1 h2 q300 kv300 d16 f32", "kv > 1000", NULL, 2, 0, 0, 0},
         {"b1 h2 q300 kv300 d16 f32", "causal()", NULL, 1, 0, 0, 0},

@@ -83,6 +83,22 @@ saccade_status api_check_stats(const saccade_plan *plan, const saccade_tensor *t
 saccade_status api_check_outputs(const saccade_plan *plan, const saccade_forward_args *args,
                                  const saccade_sizes *sizes, saccade_error *err);
 
+/* ---- backward_api.c ---- */
+
+/* What backward takes beside its inputs, which *run has; captures: gradients by capture of the
+ * score. rows: of q and what has its rows. Of ranks that hold no rows, or no keys, run->q or
+ * run->k is NULL, and nothing is asked of what would have them. */
+saccade_status api_read_gradients(const saccade_plan *plan, const saccade_backward_args *args,
+                                  int64_t rows, plan_run *run, saccade_tensor *captures,
+                                  plan_gradients *out, saccade_error *err);
+
+/* ---- dist_api.c ---- */
+
+/* q, k and v of this rank's rows and keys; the run's sizes are those of the whole sequence. */
+struct saccade_dist;
+saccade_status api_read_shard(const struct saccade_dist *dist, const api_inputs *in,
+                              plan_run *run, saccade_error *err);
+
 /* ---- plan_api.c ---- */
 
 /* has_chunks: every run brings a chunk table. context may be NULL. */

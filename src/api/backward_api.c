@@ -137,19 +137,25 @@ static saccade_status read_captures(const saccade_plan *plan, const saccade_back
 
 /* ---- the run ---- */
 
-static saccade_status read_gradients(const saccade_plan *plan, const saccade_backward_args *a,
-                                     plan_run *run, saccade_tensor *captures,
-                                     plan_gradients *out, saccade_error *err)
+saccade_status api_read_gradients(const saccade_plan *plan, const saccade_backward_args *a,
+                                  int64_t rows, plan_run *run, saccade_tensor *captures,
+                                  plan_gradients *out, saccade_error *err)
 {
-    const saccade_sizes *s = &run->sizes;
-    TRY(check_input(plan, a->out, "out", s, err));
-    TRY(check_row_input(plan, a->lse, "lse", s, err));
-    TRY(check_input(plan, a->d_out, "d_out", s, err));
-    if (a->d_lse)
-        TRY(check_row_input(plan, a->d_lse, "d_lse", s, err));
-    TRY(check_gradient(plan, a->d_q, "d_q", SACCADE_GRADIENT_Q, run->q, err));
-    TRY(check_gradient(plan, a->d_k, "d_k", SACCADE_GRADIENT_K, run->k, err));
-    TRY(check_gradient(plan, a->d_v, "d_v", SACCADE_GRADIENT_V, run->v, err));
+    saccade_sizes own = run->sizes;
+    const saccade_sizes *s = &own;
+    own.Q = rows;
+    if (run->q) {
+        TRY(check_input(plan, a->out, "out", s, err));
+        TRY(check_row_input(plan, a->lse, "lse", s, err));
+        TRY(check_input(plan, a->d_out, "d_out", s, err));
+        if (a->d_lse)
+            TRY(check_row_input(plan, a->d_lse, "d_lse", s, err));
+        TRY(check_gradient(plan, a->d_q, "d_q", SACCADE_GRADIENT_Q, run->q, err));
+    }
+    if (run->k) {
+        TRY(check_gradient(plan, a->d_k, "d_k", SACCADE_GRADIENT_K, run->k, err));
+        TRY(check_gradient(plan, a->d_v, "d_v", SACCADE_GRADIENT_V, run->v, err));
+    }
     TRY(read_captures(plan, a, run, captures, err));
     run->out = a->out;
     run->lse = a->lse;
@@ -184,7 +190,8 @@ static saccade_status read_call(const saccade_plan *plan, const saccade_backward
     TRY(RECORD_READ(&call->args, args, "arguments"));
     call->in = (api_inputs)API_INPUTS_OF(call->args);
     TRY(api_read_inputs(plan, &call->in, &call->run, &call->captures, err));
-    return read_gradients(plan, &call->args, &call->run, call->captured, &call->gradients, err);
+    return api_read_gradients(plan, &call->args, call->run.sizes.Q, &call->run, call->captured,
+                              &call->gradients, err);
 }
 
 saccade_status saccade_backward(const saccade_plan *plan, const saccade_backward_args *args,

@@ -140,9 +140,22 @@ saccade_status saccade_dist_prepare(const saccade_dist *dist, const saccade_bloc
 
 /* ---- running ---- */
 
-/* This rank's rows and keys; the run's sizes are those of the whole sequence. */
-static saccade_status read_tensors(const saccade_dist *d, const api_inputs *in, plan_run *run,
-                                   saccade_error *err)
+/* The batch of a rank that holds nothing: whatever its other arguments have. */
+static int64_t batch_of(const api_inputs *in)
+{
+    const saccade_positions *at = in->positions;
+    const saccade_tensor *each[] = {at ? at->q_offset : NULL, at ? at->kv_offset : NULL,
+                                    at ? at->kv_len : NULL};
+    if (in->block_mask)
+        return mask_get_view(in->block_mask)->sizes.B;
+    for (int i = 0; i < 3; i++)
+        if (each[i] && each[i]->rank == 1 && each[i]->shape[0] > 0)
+            return each[i]->shape[0];
+    return 1;
+}
+
+saccade_status api_read_shard(const saccade_dist *d, const api_inputs *in, plan_run *run,
+                              saccade_error *err)
 {
     const plan_problem *p = &d->plan->problem;
     int64_t q[4] = {0, p->sizes.H, d->n_rows, p->sizes.D};
@@ -159,7 +172,7 @@ static saccade_status read_tensors(const saccade_dist *d, const api_inputs *in, 
         run->k = in->k;
         run->v = in->v;
     }
-    run->sizes = dist_sizes(d, d->n_rows ? q[0] : d->n_keys ? k[0] : 1);
+    run->sizes = dist_sizes(d, d->n_rows ? q[0] : d->n_keys ? k[0] : batch_of(in));
     return SACCADE_OK;
 }
 
@@ -173,7 +186,7 @@ static saccade_status forward(saccade_dist *d, const saccade_forward_args *args,
     saccade_forward_args_init(&a);
     TRY(RECORD_READ(&a, args, "arguments"));
     const api_inputs in = API_INPUTS_OF(a);
-    TRY(read_tensors(d, &in, &run, err));
+    TRY(api_read_shard(d, &in, &run, err));
     TRY(api_read_context(d->plan, &in, &run, &captures, err));
     if (d->n_rows) {
         saccade_sizes local = run.sizes;

@@ -141,9 +141,14 @@ static saccade_status tile_backward(const saccade_plan *plan, const plan_run *ru
     return cpu_backward(plan, cpu_state_of(plan)->backward, run, gradients, err);
 }
 
+/* Of forward and, where there is one, of backward. */
 static int64_t tile_rows(const saccade_plan *plan, const saccade_sizes *sizes)
 {
-    return cpu_geometry_of(&cpu_state_of(plan)->needs, sizes).block_rows;
+    const int64_t rows = cpu_geometry_of(&cpu_state_of(plan)->needs, sizes).block_rows;
+    int64_t both = rows;
+    while (cpu_state_of(plan)->backward && both % BACKWARD_ROWS)
+        both += rows;
+    return both;
 }
 
 /* ---- explain ---- */

@@ -59,15 +59,22 @@ static saccade_status check_tiles(const saccade_dist *d, const saccade_sizes *si
     return SACCADE_OK;
 }
 
+static saccade_status check_run(const saccade_dist *d, const saccade_sizes *sizes,
+                                saccade_error *err)
+{
+    TRY(check_tiles(d, sizes, err));
+    FAIL_AT(sizes->B * d->in.all > INT32_MAX, SACCADE_ELIMIT, "k", 0, 0,
+            "got %lld keys of %lld batches to gather, expected less than 2^31 rows",
+            (long long)d->in.all, (long long)sizes->B);
+    return SACCADE_OK;
+}
+
 saccade_status dist_forward(saccade_dist *d, plan_run *run, saccade_error *err)
 {
     char *memory = run->workspace;
     const size_t own = dist_memory_of(d, run->sizes.B).bytes;
     dist_keys keys;
-    TRY(check_tiles(d, &run->sizes, err));
-    FAIL_AT(run->sizes.B * d->in.all > INT32_MAX, SACCADE_ELIMIT, "k", 0, 0,
-            "got %lld keys of %lld batches to gather, expected less than 2^31 rows",
-            (long long)d->in.all, (long long)run->sizes.B);
+    TRY(check_run(d, &run->sizes, err));
     TRY(dist_gather(d, run->sizes.B, run->k, run->v, memory, &keys, err));
     if (!d->n_rows)
         return SACCADE_OK;
@@ -79,4 +86,56 @@ saccade_status dist_forward(saccade_dist *d, plan_run *run, saccade_error *err)
     run->workspace = memory + own;
     run->workspace_bytes -= own;
     return d->plan->solver->forward(d->plan, run, err);
+}
+
+/* ---- backward ---- */
+
+static saccade_tensor pool_gradient(const saccade_tensor *pool, char *data)
+{
+    saccade_tensor t = *pool;
+    t.data = data;
+    t.dtype = SACCADE_F32;
+    return t;
+}
+
+/* This rank's rows against the keys it touches: dQ is whole, the rest its part of all. */
+static saccade_status run_part(saccade_dist *d, plan_run *run, const plan_gradients *to,
+                               char *memory, const dist_return *m, dist_keys *keys,
+                               saccade_tensor *captures, saccade_error *err)
+{
+    const saccade_tensor dk = pool_gradient(&keys->k, memory + m->k_pool);
+    const saccade_tensor dv = pool_gradient(&keys->v, memory + m->v_pool);
+    plan_gradients part = *to;
+    part.dk = d->plan->problem.gradients & SACCADE_GRADIENT_K ? &dk : NULL;
+    part.dv = d->plan->problem.gradients & SACCADE_GRADIENT_V ? &dv : NULL;
+    part.captures = captures;
+    part.added &= SACCADE_GRADIENT_Q;
+    run->k = &keys->k;
+    run->v = &keys->v;
+    run->chunks = &keys->chunks;
+    run->rows = &d->rows;
+    return d->plan->solver->backward(d->plan, run, &part, err);
+}
+
+saccade_status dist_backward(saccade_dist *d, plan_run *run, const plan_gradients *to,
+                             saccade_error *err)
+{
+    char *memory = run->workspace, *back;
+    const int64_t B = run->sizes.B;
+    const size_t own = dist_memory_of(d, B).bytes;
+    const dist_return m = dist_return_of(d, B, to->captures);
+    saccade_tensor captures[MOD_MAX_CAPTURES];
+    dist_keys keys;
+    TRY(check_run(d, &run->sizes, err));
+    TRY(dist_gather(d, B, run->k, run->v, memory, &keys, err));
+    back = memory + own;
+    dist_begin_captures(d, back, &m, to->captures, captures);
+    run->workspace = back + m.bytes;
+    run->workspace_bytes -= own + m.bytes;
+    if (d->n_rows) {
+        TRY(dist_check_keys(d, run->block_mask, memory, err));
+        TRY(run_part(d, run, to, back, &m, &keys, captures, err));
+    }
+    TRY(dist_return_keys(d, B, back, &m, to, err));
+    return dist_return_captures(d, back, &m, to, err);
 }

@@ -51,6 +51,9 @@ saccade_sizes dist_sizes(const saccade_dist *dist, int64_t B);
 size_t dist_workspace(const saccade_dist *dist, int64_t B, size_t solver);
 /* run: as the solver takes it, but for keys and rows, which are this rank's. */
 saccade_status dist_forward(saccade_dist *dist, plan_run *run, saccade_error *err);
+/* to: dq of this rank's rows, dk and dv of its keys, captures whole, on every rank the same. */
+saccade_status dist_backward(saccade_dist *dist, plan_run *run, const plan_gradients *to,
+                             saccade_error *err);
 
 struct saccade_dist {
     saccade_plan *plan;
@@ -88,6 +91,24 @@ saccade_status dist_gather(saccade_dist *dist, int64_t B, const saccade_tensor *
 /* EINVAL where a row of this rank touches a key that was not gathered; mask NULL: all do. */
 saccade_status dist_check_keys(const saccade_dist *dist, const saccade_block_mask *mask,
                                char *memory, saccade_error *err);
+
+/* ---- return.c ---- */
+
+/* Bytes and parts of a backward run's memory, behind those of gathering; floats. */
+typedef struct dist_return {
+    size_t k_pool, v_pool, k_got, v_got, sum, captures, bytes;
+    int64_t capture_elements; /* of all captures whose gradients are wanted */
+} dist_return;
+/* captures: gradients by capture of the score mod; dtype NONE: not wanted. */
+dist_return dist_return_of(const saccade_dist *dist, int64_t B, const saccade_tensor *captures);
+/* own: this rank's parts of them, 0 so far. */
+void dist_begin_captures(const saccade_dist *dist, char *memory, const dist_return *parts,
+                         const saccade_tensor *captures, saccade_tensor *own);
+saccade_status dist_return_keys(saccade_dist *dist, int64_t B, char *memory,
+                                const dist_return *parts, const plan_gradients *to,
+                                saccade_error *err);
+saccade_status dist_return_captures(saccade_dist *dist, char *memory, const dist_return *parts,
+                                    const plan_gradients *to, saccade_error *err);
 
 /* Row of the pool where a batch's keys of a peer begin. */
 int64_t dist_pool_row(const dist_pieces *pieces, int64_t B, int32_t peer, int64_t b);

@@ -201,6 +201,7 @@ typedef struct backward_worker {
     plan_position at; /* of the item's batch */
     int64_t b, g, chunk;
     int64_t h, i0, j0; /* the tile's head, first row and first key */
+    int64_t shift;     /* from a row's number to where it lies in q and d_out */
     int32_t m, n;      /* its rows and keys */
     int is_full;
     void *k_turned, *v_turned, *k_steps, *q_rows, *q_steps, *o_rows, *o_steps;

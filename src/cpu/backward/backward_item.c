@@ -106,7 +106,12 @@ static void run_tile(backward_worker *w, int64_t row_block, cpu_cover cover)
 {
     const backward_job *job = w->job;
     const int64_t Q = job->run->sizes.Q;
+    const plan_rows *rows = job->run->rows;
     w->i0 = row_block * BACKWARD_ROWS;
+    const plan_part *part = rows ? plan_part_of(rows, w->i0) : NULL;
+    if (rows && !part)
+        return;
+    w->shift = part ? part->row - part->first : 0;
     w->m = (int32_t)(Q - w->i0 < BACKWARD_ROWS ? Q - w->i0 : BACKWARD_ROWS);
     w->is_full = cover == CPU_FULL;
     if (job->backward->has_dq) {

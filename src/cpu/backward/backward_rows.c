@@ -7,18 +7,20 @@ static float stat_of(const saccade_tensor *t, int64_t b, int64_t h, int64_t i)
     return ((const float *)t->data)[b * t->stride[0] + h * t->stride[1] + i * t->stride[2]];
 }
 
-static void find_stats(const backward_job *job, int64_t b, int64_t h, int64_t i0, int32_t n)
+/* shift: from a row's number to where it lies. */
+static void find_stats(const backward_job *job, int64_t b, int64_t h, int64_t i0, int64_t shift,
+                       int32_t n)
 {
     const plan_run *run = job->run;
     const saccade_tensor *d_lse = job->gradients->d_lse;
     const int64_t at = (b * run->sizes.H + h) * run->sizes.Q + i0;
-    const cpu_rows d_out = cpu_rows_from(cpu_rows_of(job->gradients->d_out, b, h), i0);
-    const cpu_rows out = cpu_rows_from(cpu_rows_of(run->out, b, h), i0);
+    const cpu_rows d_out = cpu_rows_from(cpu_rows_of(job->gradients->d_out, b, h), i0 + shift);
+    const cpu_rows out = cpu_rows_from(cpu_rows_of(run->out, b, h), i0 + shift);
     job->backward->kernels->row_dots(&d_out, &out, n, job->delta + at);
     for (int32_t r = 0; r < n; r++) {
-        job->lse[at + r] = stat_of(run->lse, b, h, i0 + r);
+        job->lse[at + r] = stat_of(run->lse, b, h, i0 + shift + r);
         if (d_lse)
-            job->delta[at + r] -= stat_of(d_lse, b, h, i0 + r);
+            job->delta[at + r] -= stat_of(d_lse, b, h, i0 + shift + r);
     }
 }
 
@@ -44,6 +46,15 @@ static void find_limits(const backward_job *job, int64_t b, int64_t h, int64_t i
                         (int32_t)(l->all_past < KV ? l->all_past : KV)};
 }
 
+/* Rows that the run does not have see nothing. */
+static void skip_rows(const backward_job *job, int64_t b, int64_t h, int64_t i0)
+{
+    const saccade_sizes *s = &job->run->sizes;
+    if (job->live.by == CPU_BY_LIMITS)
+        job->spans[(b * s->H + h) * job->g.row_blocks + i0 / BACKWARD_ROWS] =
+            (backward_span){(int32_t)s->KV, 0, (int32_t)s->KV, 0};
+}
+
 void backward_find_rows(void *arg, int64_t index, int thread)
 {
     const backward_job *job = arg;
@@ -51,7 +62,12 @@ void backward_find_rows(void *arg, int64_t index, int thread)
     const int64_t head = index / job->g.row_blocks, b = head / s->H, h = head % s->H;
     const int64_t i0 = index % job->g.row_blocks * BACKWARD_ROWS;
     const int32_t n = (int32_t)(s->Q - i0 < BACKWARD_ROWS ? s->Q - i0 : BACKWARD_ROWS);
-    find_stats(job, b, h, i0, n);
+    const plan_part *part = job->run->rows ? plan_part_of(job->run->rows, i0) : NULL;
+    if (job->run->rows && !part) {
+        skip_rows(job, b, h, i0);
+        return;
+    }
+    find_stats(job, b, h, i0, part ? part->row - part->first : 0, n);
     if (job->live.by == CPU_BY_LIMITS)
         find_limits(job, b, h, i0, n, backward_worker_of(job, thread));
 }

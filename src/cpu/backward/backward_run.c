@@ -44,6 +44,11 @@ static void merge_rows(void *arg, int64_t index, int thread)
     const int64_t i0 = block * BACKWARD_ROWS, ld = job->g.dq_ld;
     const int32_t n = (int32_t)(s->Q - i0 < BACKWARD_ROWS ? s->Q - i0 : BACKWARD_ROWS);
     const saccade_tensor *dq = job->gradients->dq;
+    const plan_rows *rows = job->run->rows;
+    const plan_part *mine = rows ? plan_part_of(rows, i0) : NULL;
+    if (rows && !mine)
+        return;
+    const int64_t place = mine ? mine->row + i0 - mine->first : i0;
     const cpu_rows to = cpu_rows_of(dq, all / s->H, all % s->H);
     float *sum = NULL;
     for (int64_t chunk = 0; chunk < job->g.chunks; chunk++) {
@@ -60,7 +65,7 @@ static void merge_rows(void *arg, int64_t index, int thread)
         memset(sum, 0, (size_t)(n * ld) * sizeof *sum);
     }
     (void)thread;
-    char *at = (char *)dq->data + (to.base - (const char *)dq->data) + i0 * to.stride;
+    char *at = (char *)dq->data + (to.base - (const char *)dq->data) + place * to.stride;
     const int is_added = (job->gradients->added & SACCADE_GRADIENT_Q) != 0;
     job->backward->kernels->store(sum, (int32_t)ld, n, to.dim,
                                   (float)job->plan->problem.scale, is_added, to.dtype, at,

@@ -82,8 +82,9 @@ static void pack_rows(backward_worker *w)
     const backward_job *job = w->job;
     const cpu_backward_plan *b = job->backward;
     const cpu_kernels *k = b->kernels->block;
-    const cpu_rows q = cpu_rows_from(cpu_rows_of(job->run->q, w->b, w->h), w->i0);
-    const cpu_rows o = cpu_rows_from(cpu_rows_of(job->gradients->d_out, w->b, w->h), w->i0);
+    const int64_t i0 = w->i0 + w->shift;
+    const cpu_rows q = cpu_rows_from(cpu_rows_of(job->run->q, w->b, w->h), i0);
+    const cpu_rows o = cpu_rows_from(cpu_rows_of(job->gradients->d_out, w->b, w->h), i0);
     k->pack_rows(&q, w->m, w->m, job->g.q_ld, w->q_rows);
     if (needs_dp(b))
         k->pack_rows(&o, w->m, w->m, job->g.o_ld, w->o_rows);
@@ -203,7 +204,8 @@ static void careful_turned(const backward_worker *w, const void *weights, const 
                            int32_t ld, float *c)
 {
     for (int32_t r = 0; r < w->m; r++) {
-        convert_to_f32(rows->dtype, rows->base + (w->i0 + r) * rows->stride, w->row, rows->dim);
+        const int64_t i = w->i0 + w->shift + r;
+        convert_to_f32(rows->dtype, rows->base + i * rows->stride, w->row, rows->dim);
         for (int32_t j = 0; j < w->n; j++) {
             const float x = weight_at(w, weights, r, j);
             for (int32_t d = 0; w->live[r * LD + j] && d < rows->dim; d++)

@@ -1,0 +1,88 @@
+/* saccade_dist_backward: arguments into a run of the whole sequence, this rank's part of it and
+ * the gradients that it is to make. */
+#include "api/api.h"
+#include "dist/dist.h"
+
+#include <string.h>
+
+/* A run but for its workspace: the arguments as they were read, and what points into them. */
+typedef struct backward_shard {
+    saccade_backward_args args;
+    saccade_tensor captured[MOD_MAX_CAPTURES]; /* gradients, by capture of the score */
+    api_captures captures;
+    api_inputs in;
+    plan_gradients gradients;
+    plan_run run;
+} backward_shard;
+
+/* A place for each element: sums over places are made once, over ranks. */
+static saccade_status check_places(const backward_shard *call, saccade_error *err)
+{
+    const plan_gradients *g = &call->gradients;
+    if (g->dq)
+        TRY(api_check_output(g->dq, "d_q", err));
+    if (g->dk)
+        TRY(api_check_output(g->dk, "d_k", err));
+    if (g->dv)
+        TRY(api_check_output(g->dv, "d_v", err));
+    for (int c = 0; c < MOD_MAX_CAPTURES; c++)
+        if (call->captured[c].dtype != SACCADE_NONE)
+            TRY(api_check_output(&call->captured[c], "d_captures", err));
+    return SACCADE_OK;
+}
+
+static saccade_status read_call(const saccade_dist *d, const saccade_backward_args *args,
+                                backward_shard *call, saccade_error *err)
+{
+    FAIL_IF(!args, SACCADE_EINVAL, "dist backward: got NULL, expected arguments");
+    FAIL_AT(!d->plan->problem.gradients, SACCADE_EINVAL, "dist backward", 0, 0,
+            "got a plan for forward only, expected one whose problem names its gradients");
+    memset(call, 0, sizeof *call);
+    saccade_backward_args_init(&call->args);
+    TRY(RECORD_READ(&call->args, args, "arguments"));
+    call->in = (api_inputs)API_INPUTS_OF(call->args);
+    TRY(api_read_shard(d, &call->in, &call->run, err));
+    TRY(api_read_context(d->plan, &call->in, &call->run, &call->captures, err));
+    TRY(api_read_gradients(d->plan, &call->args, d->n_rows, &call->run, call->captured,
+                           &call->gradients, err));
+    return check_places(call, err);
+}
+
+static size_t workspace_of(const saccade_dist *d, const backward_shard *call)
+{
+    const saccade_sizes *s = &call->run.sizes;
+    const size_t solver = plan_backward_workspace(d->plan, s, NULL);
+    const size_t back = dist_return_of(d, s->B, call->captured).bytes;
+    return solver > SIZE_MAX - back ? SIZE_MAX : dist_workspace(d, s->B, solver + back);
+}
+
+static saccade_status backward(saccade_dist *d, const saccade_backward_args *args,
+                               saccade_error *err)
+{
+    backward_shard call;
+    TRY(read_call(d, args, &call, err));
+    TRY(api_read_workspace(&call.in, workspace_of(d, &call), &call.run, err));
+    return dist_backward(d, &call.run, &call.gradients, err);
+}
+
+saccade_status saccade_dist_backward(saccade_dist *dist, const saccade_backward_args *args,
+                                     saccade_error *err)
+{
+    FAIL_IF(!dist, SACCADE_EINVAL,
+            "dist backward: got NULL, expected one rank's part of a plan");
+    const saccade_status status = backward(dist, args, err);
+    if (status != SACCADE_OK)
+        dist_abort(&dist->transport);
+    return status;
+}
+
+saccade_status saccade_dist_backward_workspace(const saccade_dist *dist,
+                                               const saccade_backward_args *args, size_t *bytes,
+                                               saccade_error *err)
+{
+    backward_shard call;
+    FAIL_IF(!dist || !bytes, SACCADE_EINVAL, "dist backward: got NULL");
+    TRY(read_call(dist, args, &call, err));
+    *bytes = workspace_of(dist, &call);
+    return SACCADE_OK;
+}

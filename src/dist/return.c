@@ -1,0 +1,199 @@
+/* Returning: gradients of gathered keys go back to the ranks that hold the keys, which add them
+ * up in the order of ranks, and so are those of captured tensors. All in f32, so that bits
+ * depend on the number of ranks alone. */
+#include "dist/dist.h"
+
+#include "base/convert.h"
+#include "base/status.h"
+#include "base/tensor_walk.h"
+
+#include <string.h>
+
+/* ---- memory ---- */
+
+static int64_t at_least_one(int64_t n)
+{
+    return n > 0 ? n : 1;
+}
+
+static void place(int64_t floats, size_t *off, size_t *end)
+{
+    *off = *end;
+    *end += ((size_t)floats * sizeof(float) + 63) / 64 * 64;
+}
+
+static int64_t elements_of(const saccade_tensor *t)
+{
+    int64_t n = t->dtype == SACCADE_NONE ? 0 : 1;
+    for (int32_t d = 0; d < t->rank && n; d++)
+        n *= t->shape[d];
+    return n;
+}
+
+dist_return dist_return_of(const saccade_dist *d, int64_t B, const saccade_tensor *captures)
+{
+    const saccade_sizes *s = &d->plan->problem.sizes;
+    const int64_t in = at_least_one(B * d->in.all) * s->Hkv, out = B * d->out.all * s->Hkv;
+    const int64_t own = B * d->n_keys * s->Hkv;
+    dist_return m = {0};
+    for (int c = 0; c < MOD_MAX_CAPTURES; c++)
+        m.capture_elements += elements_of(&captures[c]);
+    place(in * s->D, &m.k_pool, &m.bytes);
+    place(in * s->Dv, &m.v_pool, &m.bytes);
+    place(out * s->D, &m.k_got, &m.bytes);
+    place(out * s->Dv, &m.v_got, &m.bytes);
+    place(own * (s->D > s->Dv ? s->D : s->Dv), &m.sum, &m.bytes);
+    place(m.capture_elements * (d->transport.ranks + 1), &m.captures, &m.bytes);
+    return m;
+}
+
+/* ---- keys ---- */
+
+/* Messages of one of dK and dV: what was received goes back, what was sent comes back. */
+static void add_messages(saccade_dist *d, int64_t B, int64_t width, float *pool, float *got,
+                         int32_t *n_sends, int32_t *n_receives)
+{
+    const int32_t ranks = d->transport.ranks;
+    saccade_message *sends = d->messages, *receives = d->messages + 4 * (size_t)ranks;
+    const size_t bytes = (size_t)width * sizeof(float);
+    for (int32_t p = 0; p < ranks; p++) {
+        if (p == d->transport.rank)
+            continue;
+        if (d->in.keys[p])
+            sends[(*n_sends)++] =
+                (saccade_message){pool + dist_pool_row(&d->in, B, p, 0) * width,
+                                  (size_t)(B * d->in.keys[p]) * bytes, p};
+        if (d->out.keys[p])
+            receives[(*n_receives)++] =
+                (saccade_message){got + dist_pool_row(&d->out, B, p, 0) * width,
+                                  (size_t)(B * d->out.keys[p]) * bytes, p};
+    }
+}
+
+/* Adds what peer p has of the keys held here to sum [B][keys][width]. */
+static void add_peer(const saccade_dist *d, int64_t B, int64_t width, const dist_pieces *pieces,
+                     int32_t p, const float *from, float *sum)
+{
+    for (int64_t b = 0; b < B; b++) {
+        const float *at = from + dist_pool_row(pieces, B, p, b) * width;
+        for (int64_t i = pieces->begin[p]; i < pieces->begin[p + 1]; i++) {
+            const dist_piece *piece = &pieces->piece[i];
+            float *to = sum + (b * d->n_keys + piece->local) * width;
+            for (int64_t n = 0; n < piece->count * width; n++)
+                to[n] += at[n];
+            at += piece->count * width;
+        }
+    }
+}
+
+/* Rows [kv heads][dim] of sum to a caller's [B, Hkv, keys, dim]. */
+static void store_keys(const saccade_tensor *to, const float *sum, int is_added)
+{
+    const int64_t heads = to->shape[1], keys = to->shape[2], dim = to->shape[3];
+    tensor_walk at = {{0}, 0};
+    do {
+        const int64_t from = ((at.at[0] * keys + at.at[2]) * heads + at.at[1]) * dim + at.at[3];
+        char *place = (char *)to->data + at.place * (int64_t)saccade_dtype_bytes(to->dtype);
+        const float x = sum[from] + (is_added ? (float)convert_element(to->dtype, place) : 0);
+        convert_from_f32(to->dtype, &x, place, 1);
+    } while (tensor_next(to, 4, &at));
+}
+
+static void add_ranks(const saccade_dist *d, int64_t B, int64_t dim, const float *pool,
+                      const float *got, float *sum, const saccade_tensor *to, int is_added)
+{
+    const int64_t width = d->plan->problem.sizes.Hkv * dim;
+    if (!to || !d->n_keys)
+        return;
+    memset(sum, 0, (size_t)(B * d->n_keys * width) * sizeof *sum);
+    for (int32_t p = 0; p < d->transport.ranks; p++)
+        if (p == d->transport.rank)
+            add_peer(d, B, width, &d->in, p, pool, sum);
+        else
+            add_peer(d, B, width, &d->out, p, got, sum);
+    store_keys(to, sum, is_added);
+}
+
+saccade_status dist_return_keys(saccade_dist *d, int64_t B, char *memory, const dist_return *m,
+                                const plan_gradients *to, saccade_error *err)
+{
+    const plan_problem *p = &d->plan->problem;
+    float *k_pool = (float *)(void *)(memory + m->k_pool);
+    float *v_pool = (float *)(void *)(memory + m->v_pool);
+    float *k_got = (float *)(void *)(memory + m->k_got);
+    float *v_got = (float *)(void *)(memory + m->v_got);
+    float *sum = (float *)(void *)(memory + m->sum);
+    int32_t n_sends = 0, n_receives = 0;
+    if (p->gradients & SACCADE_GRADIENT_K)
+        add_messages(d, B, p->sizes.Hkv * p->sizes.D, k_pool, k_got, &n_sends, &n_receives);
+    if (p->gradients & SACCADE_GRADIENT_V)
+        add_messages(d, B, p->sizes.Hkv * p->sizes.Dv, v_pool, v_got, &n_sends, &n_receives);
+    TRY(dist_exchange(&d->transport, d->messages, n_sends,
+                      d->messages + 4 * (size_t)d->transport.ranks, n_receives, err));
+    add_ranks(d, B, p->sizes.D, k_pool, k_got, sum, to->dk,
+              (to->added & SACCADE_GRADIENT_K) != 0);
+    add_ranks(d, B, p->sizes.Dv, v_pool, v_got, sum, to->dv,
+              (to->added & SACCADE_GRADIENT_V) != 0);
+    return SACCADE_OK;
+}
+
+/* ---- captures ---- */
+
+void dist_begin_captures(const saccade_dist *d, char *memory, const dist_return *m,
+                         const saccade_tensor *captures, saccade_tensor *own)
+{
+    float *at = (float *)(void *)(memory + m->captures);
+    memset(at, 0, (size_t)m->capture_elements * sizeof *at);
+    (void)d;
+    for (int c = 0; c < MOD_MAX_CAPTURES; c++) {
+        own[c].dtype = SACCADE_NONE;
+        if (captures[c].dtype == SACCADE_NONE)
+            continue;
+        own[c] = saccade_tensor_of(at, SACCADE_F32, captures[c].rank, captures[c].shape);
+        at += elements_of(&captures[c]);
+    }
+}
+
+/* Rank by rank, in double, rounded once. parts: [ranks][n]. */
+static void store_capture(const saccade_tensor *to, const float *parts, int64_t n,
+                          int32_t ranks, int is_added)
+{
+    tensor_walk at = {{0}, 0};
+    do {
+        char *place = (char *)to->data + at.place * (int64_t)saccade_dtype_bytes(to->dtype);
+        double sum = is_added ? convert_element(to->dtype, place) : 0;
+        for (int32_t r = 0; r < ranks; r++)
+            sum += (double)parts[r * n];
+        const float x = (float)sum;
+        convert_from_f32(to->dtype, &x, place, 1);
+        parts++;
+    } while (tensor_next(to, to->rank, &at));
+}
+
+saccade_status dist_return_captures(saccade_dist *d, char *memory, const dist_return *m,
+                                    const plan_gradients *to, saccade_error *err)
+{
+    const int32_t ranks = d->transport.ranks, me = d->transport.rank;
+    const int64_t n = m->capture_elements;
+    const size_t bytes = (size_t)n * sizeof(float);
+    float *own = (float *)(void *)(memory + m->captures), *parts = own + n;
+    int32_t others = 0;
+    if (!n)
+        return SACCADE_OK;
+    memcpy(parts + me * n, own, bytes);
+    for (int32_t r = 0; r < ranks; r++) {
+        if (r == me)
+            continue;
+        d->messages[others] = (saccade_message){own, bytes, r};
+        d->messages[ranks + others++] = (saccade_message){parts + r * n, bytes, r};
+    }
+    TRY(dist_exchange(&d->transport, d->messages, others, d->messages + ranks, others, err));
+    for (int c = 0; c < MOD_MAX_CAPTURES; c++) {
+        if (to->captures[c].dtype == SACCADE_NONE)
+            continue;
+        store_capture(&to->captures[c], parts, n, ranks,
+                      (to->added & SACCADE_GRADIENT_CAPTURES) != 0);
+        parts += elements_of(&to->captures[c]);
+    }
+    return SACCADE_OK;
+}
