@@ -100,7 +100,7 @@ static saccade_status create_backward(const saccade_plan *plan, arena *memory, c
     return cpu_backward_create(plan, memory, state->backward, err);
 }
 
-static saccade_status tile_create(saccade_plan *plan, saccade_error *err)
+static saccade_status make(saccade_plan *plan, saccade_error *err)
 {
     const plan_problem *p = &plan->problem;
     cpu_state *state = arena_alloc(&plan->arena, sizeof *state);
@@ -115,6 +115,25 @@ static saccade_status tile_create(saccade_plan *plan, saccade_error *err)
     TRY(compile_stream(plan, state, err));
     state->needs = needs_of(plan, state);
     return p->gradients ? create_backward(plan, &plan->arena, state, err) : SACCADE_OK;
+}
+
+static void tile_destroy(saccade_plan *plan)
+{
+    const cpu_state *state = plan->state;
+    if (!state)
+        return;
+    if (state->backward)
+        cpu_backward_destroy(state->backward);
+    amx_code_destroy(state->code);
+    jit_destroy(state->jit);
+}
+
+static saccade_status tile_create(saccade_plan *plan, saccade_error *err)
+{
+    const saccade_status status = make(plan, err);
+    if (status != SACCADE_OK)
+        tile_destroy(plan);
+    return status;
 }
 
 static size_t tile_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
@@ -187,17 +206,6 @@ static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccad
     if (state->jit)
         TRY(jit_print(state->jit, out, err));
     return strbuf_status(out, err);
-}
-
-static void tile_destroy(saccade_plan *plan)
-{
-    const cpu_state *state = plan->state;
-    if (!state)
-        return;
-    if (state->backward)
-        cpu_backward_destroy(state->backward);
-    amx_code_destroy(state->code);
-    jit_destroy(state->jit);
 }
 
 static const plan_solver tile = {
