@@ -181,6 +181,7 @@ static void bounds_of_slopes(void **state)
                                 .group = 1,
                                 .heads_global = 4,
                                 .scale = 0.125f,
+                                .dtype = SACCADE_BF16,
                                 .score = mod_function(mod),
                                 .score_facts = known};
         strbuf_init(&text, 0);
@@ -190,6 +191,7 @@ static void bounds_of_slopes(void **state)
                           && facts.slope_most < 2.01 * rows[i].most))
             fail_msg("%s: got %g, expected %g", rows[i].score, facts.slope_most, rows[i].most);
         assert_non_null(strstr(strbuf_text(&text), "slope4("));
+        assert_int_equal(!strstr(strbuf_text(&text), "sac_tanh4("), i != 0);
         strbuf_free(&text);
         arena_free(&a);
         saccade_mod_destroy(mod);
