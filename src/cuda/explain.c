@@ -102,10 +102,12 @@ static void put_backward(const saccade_plan *plan, strbuf *out)
                       plain->tile.keys, BWD_ROWS, why);
     else
         strbuf_printf(out,
-                      "backward: tiles of %d keys x %d queries, dQ summed %s; unaligned rows: "
-                      "scores twice\n",
+                      "backward: tiles of %d keys x %d queries, %s; unaligned rows: scores "
+                      "twice\n",
                       tiles->tile.keys, BWD_ROWS,
-                      p->is_relaxed ? "in any order" : "in fixed point");
+                      !(p->gradients & SACCADE_GRADIENT_Q) ? "no dQ"
+                      : p->is_relaxed                      ? "dQ summed in any order"
+                                                           : "dQ summed in fixed point");
     if (p->sizes.B && p->sizes.Q && p->sizes.KV)
         strbuf_printf(out, "backward workspace: %zu bytes\n",
                       cu_backward_workspace(plan, &p->sizes, NULL));
