@@ -246,6 +246,40 @@ class MergeArgs(Record):
     ]
 
 
+class Range(C.Structure):
+    _fields_ = [("first", C.c_int64), ("count", C.c_int64)]
+
+
+class ShardOptions(Record):
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("ranks", C.c_int32),
+        ("tile", C.c_int32),
+        ("chunk", C.c_int64),
+        ("Q", C.c_int64),
+        ("KV", C.c_int64),
+        ("masks", C.POINTER(C.c_void_p)),
+        ("layers", C.POINTER(C.c_int32)),
+        ("n_masks", C.c_int32),
+    ]
+
+
+class Message(C.Structure):
+    _fields_ = [("data", C.c_void_p), ("bytes", C.c_size_t), ("peer", C.c_int32)]
+
+
+class Transport(Record):
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("rank", C.c_int32),
+        ("ranks", C.c_int32),
+        ("user", C.c_void_p),
+        ("exchange", C.c_void_p),
+        ("abort", C.c_void_p),
+        ("seconds", C.c_double),
+    ]
+
+
 class PreludeEntry(C.Structure):
     _fields_ = [
         ("name", C.c_char_p),
@@ -284,6 +318,10 @@ MIRRORS = {
     "saccade_backward_args": BackwardArgs,
     "saccade_tangent_args": TangentArgs,
     "saccade_merge_args": MergeArgs,
+    "saccade_range": Range,
+    "saccade_shard_options": ShardOptions,
+    "saccade_message": Message,
+    "saccade_transport": Transport,
 }
 
 
@@ -430,6 +468,27 @@ _declare("forward", _S, _P, C.c_void_p, _E)
 _declare("backward", _S, _P, C.c_void_p, _E)
 _declare("tangent", _S, _P, C.POINTER(TangentArgs), _E)
 _declare("merge", _S, _P, C.POINTER(MergeArgs), _E)
+_declare("plan_row_tile", C.c_int64, _P, C.POINTER(Sizes))
+_declare("shard_plan_create", _S, C.POINTER(ShardOptions), C.POINTER(_P), _E)
+_declare("shard_plan_destroy", None, _P)
+_declare("shard_rows", C.c_int32, _P, C.c_int32, C.POINTER(C.POINTER(Range)))
+_declare(
+    "dist_create",
+    _S,
+    _P,
+    C.POINTER(Problem),
+    _P,
+    C.c_int32,
+    C.POINTER(Transport),
+    C.POINTER(_P),
+    _E,
+)
+_declare("dist_destroy", None, _P)
+_declare("dist_workspace", C.c_size_t, _P, C.c_int64)
+_declare("dist_prepare", _S, _P, _P, _E)
+_declare("dist_forward", _S, _P, C.POINTER(ForwardArgs), _E)
+_declare("dist_backward", _S, _P, C.POINTER(BackwardArgs), _E)
+_declare("dist_backward_workspace", _S, _P, C.POINTER(BackwardArgs), C.POINTER(C.c_size_t), _E)
 _declare("layout", C.POINTER(LayoutEntry), C.c_int32)
 
 

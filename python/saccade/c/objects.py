@@ -112,6 +112,22 @@ def bindings(names: Sequence[str], views: Sequence[View]):
     return array
 
 
+def problem(sizes, dtype, kv_dtype, scale, score, mask, backend, gradients, captures):
+    """A saccade_problem, and what it points to."""
+    p = abi.Problem()
+    p.sizes = abi.Sizes(*sizes)
+    p.dtype, p.kv_dtype = DTYPES[dtype], DTYPES[kv_dtype]
+    p.scale = math.nan if scale is None else scale
+    p.score = score.handle if score else None
+    p.mask = mask.handle if mask else None
+    p.backend = backend.encode()
+    p.gradients = gradients
+    names = (C.c_char_p * max(1, len(captures)))(*(n.encode() for n in captures))
+    if captures:
+        p.gradient_captures, p.n_gradient_captures = names, len(captures)
+    return p, (names, score, mask)
+
+
 class Plan:
     """A C plan and the mods it was made from. gradients: bits of abi.GRADIENT_*; captures: the
     names whose gradients saccade_backward is to make."""
@@ -130,17 +146,9 @@ class Plan:
         captures=(),
     ):
         self.handle = None
-        p = abi.Problem()
-        p.sizes = abi.Sizes(*sizes)
-        p.dtype, p.kv_dtype = DTYPES[dtype], DTYPES[kv_dtype]
-        p.scale = math.nan if scale is None else scale
-        p.score = score.handle if score else None
-        p.mask = mask.handle if mask else None
-        p.backend = backend.encode()
-        p.gradients = gradients
-        names = (C.c_char_p * max(1, len(captures)))(*(n.encode() for n in captures))
-        if captures:
-            p.gradient_captures, p.n_gradient_captures = names, len(captures)
+        p, self.keep = problem(
+            sizes, dtype, kv_dtype, scale, score, mask, backend, gradients, captures
+        )
         self.score, self.mask = score, mask
         self.handle = abi.create("plan_create", context, C.byref(p))
 

@@ -31,6 +31,7 @@ __all__ = [
     "explain",
     "register_transformers",
     "benchmark",
+    "context_parallel",
 ]
 
 
@@ -46,6 +47,14 @@ def register_transformers(name: str = "saccade") -> None:
     from .transformers import register_transformers as register
 
     register(name)
+
+
+def context_parallel(*arguments: Any, **options: Any) -> Any:
+    """One sequence over the processes of a torch.distributed group; see
+    saccade.torch.parallel.context_parallel."""
+    from .parallel import context_parallel as begin
+
+    return begin(*arguments, **options)
 
 
 def benchmark(

@@ -6,6 +6,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 import torch
 
+from . import active
 from .block_mask import BlockMask
 from .calls import new_call
 from .checks import backend_of, check_call
@@ -64,6 +65,10 @@ def flex_attention(
         raise ValueError("got both return_lse and return_aux, expected one")
     want_lse = return_lse or (return_aux is not None and return_aux.lse)
     want_max = return_aux is not None and return_aux.max_scores
+    if active.parallel is not None:
+        return _over_ranks(
+            query, key, value, score_mod, block_mask, scale, return_lse, return_aux
+        )
     call = run
     if is_recorded():
         call = in_graph
@@ -81,6 +86,16 @@ def flex_attention(
     )
     if return_aux is not None:
         return out, AuxOutput(lse, row_max)
+    return (out, lse) if return_lse else out
+
+
+def _over_ranks(q, k, v, score_mod, block_mask, scale, return_lse, return_aux):
+    """Inside of context_parallel."""
+    if return_aux is not None and return_aux.max_scores:
+        raise NotImplementedError("max_scores: not to be had over ranks")
+    out, lse = active.parallel.attention(q, k, v, score_mod, block_mask, scale)
+    if return_aux is not None:
+        return out, AuxOutput(lse if return_aux.lse else None, None)
     return (out, lse) if return_lse else out
 
 

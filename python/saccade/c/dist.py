@@ -1,0 +1,142 @@
+"""Shard plans and attention over ranks (include/saccade_dist.h), for any framework."""
+
+from __future__ import annotations
+
+import ctypes as C
+from typing import Callable, Sequence
+
+from . import abi, objects
+from .abi import lib
+
+_EXCHANGE = C.CFUNCTYPE(
+    C.c_int,
+    C.c_void_p,
+    C.POINTER(abi.Message),
+    C.c_int32,
+    C.POINTER(abi.Message),
+    C.c_int32,
+    C.c_double,
+)
+
+
+class ShardPlan:
+    """Which rank holds which rows; the same on every rank."""
+
+    def __init__(self, ranks: int, tile: int, Q: int, masks: Sequence, layers: Sequence[int]):
+        self.handle = None
+        handles = (C.c_void_p * max(1, len(masks)))(*(m.handle for m in masks))
+        counts = (C.c_int32 * max(1, len(masks)))(*layers)
+        o = abi.ShardOptions(
+            ranks=ranks, tile=tile, Q=Q, KV=Q, masks=handles, layers=counts, n_masks=len(masks)
+        )
+        self.handle = abi.create("shard_plan_create", C.byref(o))
+
+    def rows(self, rank: int) -> list[tuple[int, int]]:
+        """(first, count) of the rows that a rank holds, rising."""
+        at = C.POINTER(abi.Range)()
+        n = lib.saccade_shard_rows(self.handle, rank, C.byref(at))
+        return [(at[i].first, at[i].count) for i in range(n)]
+
+    def __del__(self):
+        if getattr(self, "handle", None) and lib is not None:
+            lib.saccade_shard_plan_destroy(self.handle)
+
+
+class Transport:
+    """exchange(sends, receives, seconds): lists of (address, bytes, peer); raises to fail."""
+
+    def __init__(self, rank: int, ranks: int, seconds: float, exchange: Callable):
+        self.failure: BaseException | None = None
+
+        def call(_, sends, n_sends, receives, n_receives, limit):
+            try:
+                exchange(
+                    [(m.data, m.bytes, m.peer) for m in sends[:n_sends]],
+                    [(m.data, m.bytes, m.peer) for m in receives[:n_receives]],
+                    limit,
+                )
+            except BaseException as reason:  # goes on through C as a status
+                self.failure = reason
+                return 1
+            return 0
+
+        self._call = _EXCHANGE(call)
+        self.struct = abi.Transport(
+            rank=rank,
+            ranks=ranks,
+            exchange=C.cast(self._call, C.c_void_p),
+            seconds=seconds,
+        )
+
+    def run(self, name: str, *arguments) -> None:
+        """A call that may exchange; what failed in Python is the reason of its error."""
+        try:
+            abi.call(name, *arguments)
+        except abi.SaccadeError as error:
+            failure, self.failure = self.failure, None
+            raise error from failure
+
+
+class Dist:
+    """One rank's part of a plan. All ranks make it, and call it, at the same time."""
+
+    def __init__(self, context, problem, shards: ShardPlan, mask: int, transport: Transport):
+        self.handle = None
+        self.keep = shards, transport
+        self.transport = transport
+        p, self._named = objects.problem(*problem)
+        out = C.c_void_p()
+        transport.run(
+            "dist_create",
+            context,
+            C.byref(p),
+            shards.handle,
+            mask,
+            C.byref(transport.struct),
+            C.byref(out),
+        )
+        self.handle = out.value
+        self._prepared: set = set()
+
+    def prepare(self, mask) -> None:
+        if mask is not None and mask not in self._prepared:
+            abi.call("dist_prepare", self.handle, mask.handle)
+            self._prepared.add(mask)
+
+    def workspace(self, B: int) -> int:
+        return lib.saccade_dist_workspace(self.handle, B)
+
+    def forward(self, tensors: dict, mask, names, views, room: int, room_bytes: int) -> None:
+        """tensors: views by member, None: absent."""
+        a = abi.ForwardArgs(workspace=room, workspace_bytes=room_bytes)
+        keep = _fill(a, tensors, mask, names, views)
+        self.transport.run("dist_forward", self.handle, C.byref(a))
+        del keep
+
+    def backward(self, tensors, mask, names, views, gradients, memory: Callable) -> None:
+        """gradients: (name, view) of captures; memory(bytes): an address."""
+        a = abi.BackwardArgs()
+        keep = _fill(a, tensors, mask, names, views)
+        a.d_captures = objects.bindings([n for n, _ in gradients], [v for _, v in gradients])
+        a.n_d_captures = len(gradients)
+        n = C.c_size_t()
+        abi.call("dist_backward_workspace", self.handle, C.byref(a), C.byref(n))
+        a.workspace, a.workspace_bytes = memory(n.value), n.value
+        self.transport.run("dist_backward", self.handle, C.byref(a))
+        del keep
+
+    def __del__(self):
+        if getattr(self, "handle", None) and lib is not None:
+            lib.saccade_dist_destroy(self.handle)
+
+
+def _fill(a, tensors, mask, names, views):
+    keep: list = []
+    for member, v in tensors.items():
+        if v is not None:
+            keep.append(objects.c_tensor(v))
+            setattr(a, member, C.pointer(keep[-1]))
+    a.block_mask = mask.handle if mask is not None else None
+    a.bindings = objects.bindings(names, views)
+    a.n_bindings = len(names)
+    return keep

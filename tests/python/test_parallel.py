@@ -1,0 +1,100 @@
+"""Context parallelism over two processes (gloo, CPU): out, lse and query's gradient are one
+process's bit for bit, the other gradients near, through two layers and a learned bias."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+
+N, H, D = 700, 4, 16
+
+if not dist.is_available() or not dist.is_gloo_available():
+    pytest.skip("torch has no gloo here", allow_module_level=True)
+
+
+def tensors():
+    torch.manual_seed(3)
+    q = torch.randn(2, H, N, D)
+    k, v = torch.randn(2, H // 2, N, D), torch.randn(2, H // 2, N, D)
+    return [t.requires_grad_() for t in (q, k, v)], torch.randn(2, H, N, D)
+
+
+def model():
+    """Masks of two layers and a score with a learned bias, all of the whole sequence."""
+    from saccade.torch import create_block_mask
+
+    doc = torch.arange(N) // 200
+    masks = [
+        create_block_mask(
+            lambda b, h, q, kv: (q >= kv) & (doc[q] == doc[kv]), None, None, N, N
+        ),
+        create_block_mask(lambda b, h, q, kv: (q >= kv) & (q - kv < 64), None, None, N, N),
+    ]
+    bias = torch.linspace(-1, 1, H * N).view(H, N).requires_grad_()
+    return masks, bias, lambda s, b, h, q, kv: s + bias[h, kv] - 0.01 * (q - kv)
+
+
+def two_layers(q, k, v, masks, score):
+    from saccade.torch import flex_attention
+
+    x, lse = flex_attention(q, k, v, score, masks[0], enable_gqa=True, return_lse=True)
+    return flex_attention(x, k, v, None, masks[1], enable_gqa=True), lse
+
+
+def worker(rank, store):
+    from saccade.torch import context_parallel, flex_attention
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    whole, weight = tensors()
+    masks, bias, score = model()
+    out, lse = two_layers(*whole, masks, score)
+    (out * weight).sum().backward()
+    want = [t.grad.clone() for t in (*whole, bias)]
+    bias.grad = None
+    with context_parallel(None, (2, H, N, D), masks, kv_heads=H // 2) as cp:
+        own = [cp.shard(t.detach()).requires_grad_() for t in whole]
+        part, part_lse = two_layers(*own, masks, score)
+        (part * cp.shard(weight)).sum().backward()
+        with pytest.raises(ValueError, match="among its masks"):
+            flex_attention(*own, None, None, enable_gqa=True)
+        with pytest.raises(ValueError, match="this rank's rows"):
+            flex_attention(*whole, None, masks[0], enable_gqa=True)
+    assert sorted(torch.cat([cp.positions, cp._positions[1 - rank]]).tolist()) == list(range(N))
+    assert torch.equal(cp.unshard(part), out.detach())
+    assert torch.equal(cp.unshard(part_lse), lse.detach())
+    assert torch.equal(cp.unshard(own[0].grad), want[0])
+    for mine, wanted in zip((own[1], own[2]), want[1:3]):
+        torch.testing.assert_close(cp.unshard(mine.grad), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(bias.grad, want[3], rtol=1e-4, atol=1e-5)
+    dist.destroy_process_group()
+
+
+def test_two_ranks(tmp_path):
+    root = Path(__file__).resolve().parents[2]
+    path = os.pathsep.join([str(root / "python"), os.environ.get("PYTHONPATH", "")])
+    runs = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(rank), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        for rank in range(2)
+    ]
+    try:
+        told = [r.communicate(timeout=240)[0] for r in runs]
+    finally:
+        for r in runs:
+            r.kill()
+    assert [r.returncode for r in runs] == [0, 0], "\n".join(told)
+
+
+if __name__ == "__main__":
+    worker(int(sys.argv[1]), sys.argv[2])
