@@ -341,10 +341,7 @@ static void programs_of_f32_results(void **state)
         int D, Dv;
         saccade_dtype dtype;
         const char *arch;
-    } rows[] = {{128, 128, SACCADE_BF16, "sm_90a"},
-                {64, 64, SACCADE_F16, "sm_80"},
-                {256, 256, SACCADE_BF16, "sm_80"},
-                {40, 17, SACCADE_F16, "sm_90a"}};
+    } rows[] = {{128, 128, SACCADE_BF16, "sm_90a"}, {40, 17, SACCADE_F16, "sm_80"}};
     (void)state;
     if (!has_compiler()) {
         print_message("no NVRTC on this machine: nothing compiled\n");
