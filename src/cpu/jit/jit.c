@@ -52,7 +52,7 @@ static saccade_status emit(jit_program *p, int32_t level, saccade_error *err)
     return jit_page_end(&p->page, p->begin[1] + p->size[1], err);
 }
 
-/* Without its graph and code. */
+/* A program that has no graph and no code yet. */
 static saccade_status begin(int has_mask, int32_t level, jit_program **out, saccade_error *err)
 {
     FAIL_IF(level < CPU_AVX2, SACCADE_EBACKEND,
@@ -305,7 +305,8 @@ void jit_rows(jit_state *s, int32_t q0, int32_t n)
     run_level(s, JIT_ROW, q0, n);
 }
 
-/* Lanes past n, up to a whole group, hold something finite to index with: clamped offsets. */
+/* Lanes past n, up to a whole group, get values as well: code reads all lanes of a group, and
+ * their offsets are clamped to the tensor. */
 void jit_cols(jit_state *s, int32_t kv0, int32_t n)
 {
     const int whole = (n + JIT_GROUP - 1) / JIT_GROUP * JIT_GROUP;

@@ -32,7 +32,8 @@ static ZydisEncoderOperand encoder_operand(const jit_operand *o)
     return e;
 }
 
-/* The instruction's bytes to `to`; 0: there is none, or no room. */
+/* Encodes an instruction to `to` and returns its bytes; 0: it cannot be encoded, or has no
+ * room. */
 static size_t encode(const jit_request *r, uint8_t *to, size_t room)
 {
     ZydisEncoderRequest e;
@@ -62,7 +63,7 @@ static size_t line_of(const jit_request *r)
     return hash % JIT_MEMO_LINES;
 }
 
-/* encode, but for what is in the memo. */
+/* Encodes, or copies what the memo holds of an equal instruction. */
 static size_t recall(jit_memo *memo, const jit_request *r, uint8_t *to, size_t room)
 {
     const size_t line = line_of(r), bytes = request_bytes(r);
@@ -77,7 +78,8 @@ static size_t recall(jit_memo *memo, const jit_request *r, uint8_t *to, size_t r
     return memo->lines[line].size;
 }
 
-/* A marked displacement of the last instruction: it stands last, but for at most one byte. */
+/* Notes where the marked displacement of the last instruction is: at its end, but for at most
+ * one byte that may follow. */
 static void note_mark(jit_asm *a, int64_t displacement)
 {
     const int32_t marked = (int32_t)displacement, kind = (marked >> JIT_MARK_BITS) - 1;

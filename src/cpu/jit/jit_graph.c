@@ -24,7 +24,7 @@ static jit_level level_of(uint8_t varies)
     return JIT_UNIFORM;
 }
 
-/* An equal node that is there already, or n_nodes. */
+/* The number of an equal node in the graph, or n_nodes if there is none. */
 static uint32_t find(const jit_graph *g, const jit_node *n)
 {
     uint32_t i = 0;
@@ -83,7 +83,8 @@ static uint32_t put3(jit_graph *g, int op, mod_type type, uint32_t x, uint32_t y
     return put(g, op, type, 0, 3, (uint32_t[]){x, y, z}, 0);
 }
 
-/* Signs are bits: one constant that keeps a register instead of an operation of its own. */
+/* Changes signs by flipping a bit: that needs one constant, which keeps its register, instead
+ * of an operation of its own. */
 static uint32_t put_bits(jit_graph *g, mod_op op, uint32_t x, uint32_t bits)
 {
     return put2(g, op, MOD_FLOAT, x, put(g, OP_INT, MOD_INT, (int32_t)bits, 0, NULL, 0));
@@ -193,7 +194,7 @@ static int is_uniform(const jit_graph *g, uint32_t x)
     return g->nodes[x].level == JIT_UNIFORM;
 }
 
-/* An approximate score's factor that does not differ inside a tile goes into its scale. */
+/* Moves a factor of an approximate score that is the same in a whole tile into its scale. */
 static uint32_t put_multiply(jit_graph *g, uint32_t x, uint32_t y)
 {
     if (is_uniform(g, x) && !is_uniform(g, y))
@@ -205,7 +206,7 @@ static uint32_t put_multiply(jit_graph *g, uint32_t x, uint32_t y)
     return put2(g, OP_fmul, MOD_FLOAT, x, y);
 }
 
-/* The coarse one (jit_graph.h): no division, and what multiplies x goes into the scale. */
+/* The coarse tanh (jit_graph.h): it has no division, and a factor of x goes into the scale. */
 static uint32_t put_approx_tanh(jit_graph *g, uint32_t x)
 {
     uint32_t u = put_multiply(g, x, put_float(g, JIT_TANH_ROOT));
@@ -214,7 +215,8 @@ static uint32_t put_approx_tanh(jit_graph *g, uint32_t x)
     return put2(g, OP_fmul, MOD_FLOAT, u, put1(g, JIT_TABLE, MOD_FLOAT, y));
 }
 
-/* By what does not differ inside a tile: one reciprocal (0 for 0, as division has it). */
+/* A division by what is the same in a whole tile becomes a product with one reciprocal, which
+ * is 0 for 0, as division by 0 is. */
 static uint32_t put_divide(jit_graph *g, uint32_t x, uint32_t y)
 {
     if (!is_uniform(g, y))
@@ -347,7 +349,8 @@ static int allows_approx_tanh(const pass_facts *score)
     return score->tanh_gain > 0 && score->tanh_gain * (double)JIT_ROUGH_TANH <= most_added;
 }
 
-/* The score once more, for streams without lse. Where there is no room for it, the score. */
+/* Adds the approximate score, for flows without lse. Where there is no room for it, it is the
+ * score itself. */
 static saccade_status lower_approx(jit_graph *g, const pass_facts *score, arena *a,
                                    uint32_t input, saccade_error *err)
 {

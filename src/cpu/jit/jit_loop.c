@@ -50,7 +50,7 @@ static void store_further(jit_emitter *t, uint32_t k, int lane)
                 vec(t, r));
 }
 
-/* Ends a store: registers taken for a while are free again. */
+/* Ends a store: registers that were taken for it are free again. */
 static void unlock_stored(jit_emitter *t)
 {
     memset(t->locked, 0, sizeof t->locked);
@@ -81,7 +81,7 @@ static void emit_body(jit_emitter *t)
     jit_forget_all(t);
 }
 
-/* Largest of a row, over both lanes' vectors, to [row_max]. */
+/* Stores the largest score of a row, taken over both vectors, to [row_max]. */
 static void reduce_max(jit_emitter *t)
 {
     const int top = t->scratch, part = t->scratch + 1;
@@ -105,7 +105,7 @@ static void reduce_max(jit_emitter *t)
     EMIT(&t->a, ADD, FIELD(row_max), jit_imm(4));
 }
 
-/* Jump back to `target` while not zero (or while less). */
+/* Jumps back to `target` while the last comparison says "not zero", or "less". */
 static void jump_back(jit_emitter *t, ZydisMnemonic mnemonic, size_t target)
 {
     ZydisEncoderRequest r;
@@ -152,7 +152,7 @@ void jit_choose_order(jit_emitter *t, uint8_t *wanted)
     jit_find_last_uses(t);
 }
 
-/* How many tile values use each node. */
+/* Counts how many values of a tile use each node. */
 static void count_uses(const jit_emitter *t, uint16_t *count)
 {
     for (int i = 0; i < t->n_order; i += LANES) {

@@ -19,7 +19,7 @@ static int uses(const jit_emitter *t, int at, uint32_t value)
     return 0;
 }
 
-/* Results are stored at the end, so they are used at n_order. */
+/* Results are stored after all nodes of the order, so their last use is at n_order. */
 void jit_find_last_uses(jit_emitter *t)
 {
     for (uint32_t i = 0; i < t->g->n_nodes * LANES; i++)
@@ -75,7 +75,8 @@ static void move_out(jit_emitter *t, int r)
     forget_reg(t, r);
 }
 
-/* A register for `value` (or NOWHERE: for a while); locked until unlock_all. */
+/* Takes a register for `value`, or a temporary one if that is NOWHERE, and locks it until
+ * unlock_all. */
 int jit_take_reg(jit_emitter *t, int value)
 {
     int best = NOWHERE, best_use = -1;
@@ -233,8 +234,8 @@ int jit_get_mask(jit_emitter *t, uint32_t node, int lane)
 
 /* ---- calls and the loop's end ---- */
 
-/* Everything in registers is lost in a call: values that are needed go out, pinned ones come
- * back afterwards. */
+/* A call destroys all registers. Values that are needed later are spilled before it, and pinned
+ * ones are loaded again after it. */
 void jit_clear_registers(jit_emitter *t)
 {
     for (int r = 0; r < t->n_registers; r++)

@@ -25,7 +25,7 @@ static const simple_op simple_ops[] = {
     {OP_fmin, Z(VMINPS), NOWHERE},   {OP_fmax, Z(VMAXPS), NOWHERE},
     {OP_fsqrt, Z(VSQRTPS), NOWHERE},
 };
-/* Bitwise ones have another name with masks. */
+/* Bitwise instructions have another name where they take a mask. */
 static const struct {
     uint16_t op;
     ZydisMnemonic wide, narrow;
@@ -237,7 +237,7 @@ static int emit_select(jit_emitter *t, const jit_node *n, uint32_t value, int la
 
 /* ---- the rest that runs in line ---- */
 
-/* Bits of one number in a register, by rax. */
+/* Loads a constant into all lanes of a register, through rax. */
 static void load_bits(jit_emitter *t, int r, uint32_t bits)
 {
     EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_EAX), jit_imm((int32_t)bits));
@@ -431,7 +431,7 @@ static int emit_read(jit_emitter *t, const jit_node *n, uint32_t value, int lane
 
 /* ---- calls ---- */
 
-/* Operand i of a call goes to slot i of the frame, bools as 0 and 1. */
+/* Puts operand i of a call into slot i of the frame, bools as 0 and 1. */
 static void store_operand(jit_emitter *t, uint32_t node, int lane, int slot)
 {
     const int is_bool = t->g->nodes[node].type == MOD_BOOL;

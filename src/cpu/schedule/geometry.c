@@ -15,7 +15,7 @@ enum {
 /* A thread's own packed keys: of a few items of a narrow window, in half of a second-level
  * cache; with wide heads no less than an item can need at a time. */
 enum { OWN_BYTES = 1 << 20, OWN_MOST = 16, OWN_LEAST = 4 };
-/* Packed K and V at a time, unless one head is more. */
+/* So many bytes of packed K and V are held at a time, or those of one head if that is more. */
 static const size_t wave_bytes = (size_t)256 << 20;
 
 /* Rows of an item of streams: as many as leave items enough for all threads. Each chunk of K
@@ -52,7 +52,7 @@ static void cut_items(const saccade_sizes *s, const cpu_kernels *k, cpu_geometry
     g->head_items = group / g->item_heads * g->row_blocks * g->splits;
 }
 
-/* Most (batch, kv head) pairs whose packed K and V fit the budget, at least one. */
+/* The number of (batch, kv head) pairs whose packed K and V fit wave_bytes, at least one. */
 static int64_t wave_of(const cpu_geometry *g)
 {
     const size_t head = (size_t)g->key_blocks * (g->k_bytes + g->v_bytes);
@@ -90,8 +90,8 @@ static void lay_out(const cpu_needs *needs, const saccade_sizes *s, cpu_geometry
     g->bytes = end;
 }
 
-/* What the plan fixes, and at least one of what runs bring: a size asked for with a 0 in it is
- * that of the smallest run. */
+/* The sizes that the plan fixes, with the lengths asked for. A length of 0 counts as 1, so that
+ * the answer is that for the smallest run. */
 static saccade_sizes whole_sizes(const cpu_needs *needs, const saccade_sizes *asked)
 {
     saccade_sizes s = needs->sizes;

@@ -179,7 +179,7 @@ void cpu_span_of(const cpu_live *live, const cpu_box *box, double *values, int64
     *to = l.any_past;
 }
 
-/* Keys of [j0, j1) in [from, to). */
+/* How many keys of [j0, j1) lie in [from, to). */
 static int64_t overlap(int64_t j0, int64_t j1, int64_t from, int64_t to)
 {
     j0 = from > j0 ? from : j0;
@@ -214,7 +214,8 @@ static int is_before(const int64_t *weight, int32_t a, int32_t b)
     return weight[a] > weight[b] || (weight[a] == weight[b] && a < b);
 }
 
-/* Heap sort, for run allocates nothing: the heap's top is what comes last. */
+/* One step of heap sort, which needs no memory of its own, since a run allocates nothing. The
+ * top of the heap is the index that comes last. */
 static void sift(const int64_t *weight, int32_t *heap, int64_t at, int64_t n)
 {
     for (;;) {

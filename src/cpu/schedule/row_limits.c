@@ -6,8 +6,8 @@
 
 /* ---- rows ---- */
 
-/* Rows of an item are few and slopes small, so that a sum not this near to wrapping at an
- * item's first and last row wraps at none between. */
+/* A sum that stays this far from wrapping at an item's first and last row wraps at no row
+ * between them, since an item has few rows and slopes are small. */
 enum { MOST_SUM = INT32_MAX - 2 * PASS_MOST_SLOPE * CPU_MOST_ROWS };
 
 typedef struct finder {
@@ -19,7 +19,8 @@ typedef struct finder {
     int32_t kv_offset;
 } finder;
 
-/* Limits of one row before they are cut to keys; whether no sum was near to wrapping. */
+/* The limits of one row, not yet cut to the keys there are. Returns whether every sum stayed
+ * far from wrapping. */
 static int evaluate(finder *f, int32_t q, int64_t out[2])
 {
     const mod_fn *fn = f->mask->fn;
@@ -39,7 +40,8 @@ static int evaluate(finder *f, int32_t q, int64_t out[2])
     return is_safe;
 }
 
-/* Rises of each row that add up to the most, or the least, that they can be are all equal. */
+/* Whether a limit that rises by so much over n rows lies on a line. It does if the rise is the
+ * largest possible, or the smallest: then it is the same from each row to the next. */
 static int is_line(const finder *f, int which, int64_t rise, int32_t n)
 {
     const pass_slope s = f->mask->slope[f->mask->node[which]];
@@ -51,7 +53,7 @@ static int64_t clamp_key(int64_t key, int64_t KV)
     return key < 0 ? 0 : key > KV ? KV : key;
 }
 
-/* Both limits of rows 0 to n lie on lines, cut to keys, that do not fall. */
+/* Whether both limits, from row 0 on, lie on lines that do not fall. */
 static int is_rising(int32_t r0, const int64_t *rise)
 {
     return r0 == 0 && rise[0] >= 0 && rise[1] >= 0;
@@ -69,7 +71,8 @@ static void fill_line(int64_t *to, int32_t n, int64_t at, int64_t rise, int64_t 
         to[r] = clamp_key(at + r * rise, KV);
 }
 
-/* Rows between two whose limits lie on lines need no evaluation; halves, where they do not. */
+/* Finds the limits of n rows. Where they lie on lines, the first and the last row say those of
+ * the rows between; else the rows are halved. */
 static void find(finder *f, int32_t r0, int32_t q, int32_t n)
 {
     int64_t begin[2], end[2], rise[2] = {0, 0};
@@ -108,8 +111,9 @@ void cpu_find_limits(const pass_limits *mask, const plan_run *run, const eval_po
         find(&f, r0 + r, first->q + r, each);
 }
 
-/* Of rising ones the ends say it all; where both are live, so are the rows between: lines that
- * meet nowhere at the ends do not in between, and neither has left the keys there. */
+/* For limits that rise, the first and the last row say everything. If both have live keys, so
+ * have all rows between: the two lines do not meet between the ends, and neither leaves the
+ * keys there. */
 static int limit_by_ends(cpu_limits *l, int32_t r0, int32_t n)
 {
     const int32_t last = r0 + n - 1;
