@@ -96,5 +96,19 @@ def test_two_ranks(tmp_path):
     assert [r.returncode for r in runs] == [0, 0], "\n".join(told)
 
 
+def test_a_decoder_on_two_ranks():
+    root = Path(__file__).resolve().parents[2]
+    path = os.pathsep.join([str(root / "python"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(root / "examples" / "two_ranks.py")]
+    run = subprocess.run(
+        [*command, "--steps", "2", "--length", "300"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert run.returncode == 0 and "on one" in run.stdout, run.stdout + run.stderr
+
+
 if __name__ == "__main__":
     worker(int(sys.argv[1]), sys.argv[2])
