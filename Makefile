@@ -1,16 +1,18 @@
 # The newcomer's door; CMake does the work. Each goal installs what it needs (tools/ensure-deps).
-#   make run     build, make input files, run the variants on them, print the table
-#   make test    build and pass all tests
+#   make run     build the program, make input files, run the variants on them, print the table
+#   make test    build everything and pass all tests
 #   make check   the rules of the tree: layers, style, links, lone headers
 #   make docs    all pages and the references of C and Python in build-docs/html/index.html
-#   make         build only
+#   make         build everything
 JOBS ?= $(shell nproc)
 
 all:
 	@tools/ensure-deps run
 	@tools/build build $(JOBS)
 
-run: all
+run:
+	@tools/ensure-deps run
+	@TARGETS=saccade_program tools/build build $(JOBS)
 	@build/saccade demo
 
 test:

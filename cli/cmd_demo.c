@@ -63,6 +63,7 @@ static saccade_status write_inputs(demo *d, const saccade_sizes *sizes, saccade_
     path_of(d, name[0], ".npy", d->q);
     path_of(d, name[1], ".npy", d->k);
     path_of(d, name[2], ".npy", d->v);
+    cli_progress("%s: writing Q, K and V", sizes == &mha ? "MHA 8/8" : "GQA 8/2");
     CLI_TRY(job_tensors_new(sizes, SACCADE_F32, 1, &t, err));
     saccade_status status = npy_save(d->q, &t.q, err);
     if (status == SACCADE_OK)
@@ -187,7 +188,8 @@ static saccade_status run_heads(demo *d, const saccade_sizes *sizes, saccade_err
         demo_row *row = &d->rows[d->n_rows];
         char name[32];
         *row = (demo_row){.variant = &cli_variants[i], .sizes = sizes};
-        cli_progress("%s %s", heads_of(row), row->variant->name);
+        cli_progress("%d of %d: %s %s", d->n_rows + 1, 2 * VARIANTS, heads_of(row),
+                     row->variant->name);
         snprintf(name, sizeof name, "o_%s_%s", sizes == &mha ? "mha" : "gqa",
                  row->variant->name);
         path_of(d, name, ".npy", d->o);
@@ -231,6 +233,7 @@ static saccade_status draw_all(demo *d, saccade_error *err)
 {
     d->has_png = true;
     for (int i = 0; i < VARIANTS; i++) {
+        cli_progress("drawing %s", cli_variants[i].name);
         CLI_TRY(draw(d, &cli_variants[i], SACCADE_SVG, err));
         const saccade_status status =
             d->has_png ? draw(d, &cli_variants[i], SACCADE_PNG, err) : SACCADE_OK;
@@ -239,6 +242,7 @@ static saccade_status draw_all(demo *d, saccade_error *err)
         else
             CLI_TRY(status);
     }
+    cli_progress(NULL);
     return SACCADE_OK;
 }
 
