@@ -16,7 +16,9 @@ add_custom_target(saccade_public_archive ALL DEPENDS ${ARCHIVE})
 
 install(FILES include/saccade.h include/saccade_measure.h include/saccade_dist.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(TARGETS saccade_shared LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS saccade_shared EXPORT saccade-targets
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES ${ARCHIVE} DESTINATION ${CMAKE_INSTALL_LIBDIR})
 if(TARGET saccade_mpi)
   install(FILES include/saccade_mpi.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
@@ -26,14 +28,45 @@ if(TARGET saccade_program)
   install(TARGETS saccade_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 
-# What a static link needs besides, as linker words.
-set(STATIC_NEEDS -lm -ldl -lpthread)
+# What a static link needs besides, as linker words. -lsaccade_parts is an ld script beside the
+# archive: the .so names the parts that are shared libraries here, and with -static, where those
+# cannot be had, the .a puts refusals in their place (absent_parts.c): mods are interpreted.
+set(SHARED_PARTS "")
+set(STATIC_PARTS "")
+set(ABSENT_PARTS "")
 foreach(part ZYDIS PNG)
   if(HAVE_${part})
-    list(APPEND STATIC_NEEDS ${${part}_LIBRARY})
+    list(APPEND SHARED_PARTS ${${part}_LIBRARY})
+    if(${part}_STATIC)
+      list(APPEND STATIC_PARTS ${${part}_STATIC})
+    else()
+      list(APPEND ABSENT_PARTS ${part})
+    endif()
   endif()
 endforeach()
+set(STATIC_NEEDS -lsaccade_parts -lm -ldl -lpthread)
 list(JOIN STATIC_NEEDS " " STATIC_NEEDS_WORDS)
+add_library(saccade_absent STATIC ${CMAKE_CURRENT_SOURCE_DIR}/cmake/absent_parts.c)
+foreach(part IN LISTS ABSENT_PARTS)
+  target_compile_definitions(saccade_absent PRIVATE ABSENT_${part}=1)
+  target_link_libraries(saccade_absent PRIVATE $<BUILD_INTERFACE:saccade_${part}>)
+endforeach()
+install(TARGETS saccade_absent ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+foreach(kind SHARED STATIC)
+  set(words "")
+  foreach(file IN LISTS ${kind}_PARTS)
+    get_filename_component(name ${file} NAME)
+    string(REGEX REPLACE "^lib(.*)\\.(so|a)$" "-l\\1" name ${name})
+    string(APPEND words " ${name}")
+  endforeach()
+  set(${kind}_WORDS "${words}")
+endforeach()
+file(WRITE ${ARCHIVE_DIR}/libsaccade_parts.so
+     "/* GNU ld script */\nINPUT(AS_NEEDED(-lm${SHARED_WORDS}))\n")
+file(WRITE ${ARCHIVE_DIR}/libsaccade_parts.a
+     "/* GNU ld script */\nINPUT(${STATIC_WORDS} -lsaccade_absent)\n")
+install(FILES ${ARCHIVE_DIR}/libsaccade_parts.so ${ARCHIVE_DIR}/libsaccade_parts.a
+        DESTINATION ${CMAKE_INSTALL_LIBDIR})
 
 # Paths in both files are relative to the files themselves: the tree may be moved.
 set(PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/saccade)
@@ -45,14 +78,24 @@ include(CMakePackageConfigHelpers)
 write_basic_package_version_file(saccade-config-version.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/saccade.pc
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+install(EXPORT saccade-targets NAMESPACE saccade:: DESTINATION ${PACKAGE_DIR})
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/saccade-config.cmake
               ${CMAKE_CURRENT_BINARY_DIR}/saccade-config-version.cmake
         DESTINATION ${PACKAGE_DIR})
 
-# Python wheels take the library alone, beside the package (python/pyproject.toml).
+# Python wheels take the library alone, beside the package (python/pyproject.toml), and with it
+# the shared libraries of parts that have no archive. DT_RPATH, which these follow too.
 if(SKBUILD)
   set_property(TARGET saccade_shared PROPERTY VERSION)
   set_property(TARGET saccade_shared PROPERTY SOVERSION)
+  set_property(TARGET saccade_shared PROPERTY INSTALL_RPATH "$ORIGIN")
+  target_link_options(saccade_shared PRIVATE -Wl,--disable-new-dtags)
   install(TARGETS saccade_shared LIBRARY DESTINATION . COMPONENT python)
   install(FILES LICENSE DESTINATION ${SKBUILD_METADATA_DIR}/licenses COMPONENT python)
+  foreach(file IN LISTS BUNDLED_LIBRARIES)
+    execute_process(COMMAND ${CMAKE_READELF} -d ${file} OUTPUT_VARIABLE dynamic)
+    string(REGEX REPLACE ".*soname: \\[([^]]*)\\].*" "\\1" soname "${dynamic}")
+    get_filename_component(real ${file} REALPATH)
+    install(FILES ${real} DESTINATION . RENAME ${soname} COMPONENT python)
+  endforeach()
 endif()

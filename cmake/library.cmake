@@ -32,7 +32,7 @@ list(APPEND LIBRARY_NEEDS Threads::Threads)
 foreach(part ZYDIS PNG)
   if(HAVE_${part})
     target_link_libraries(saccade_internal INTERFACE saccade_${part})
-    list(APPEND LIBRARY_NEEDS ${${part}_LIBRARY})
+    list(APPEND LIBRARY_NEEDS ${${part}_LINK})
   endif()
 endforeach()
 
@@ -86,6 +86,7 @@ endif()
 
 # libsaccade.a here keeps internal names, for the tests.
 add_library(saccade_static STATIC ${OBJECTS})
+add_library(saccade::static ALIAS saccade_static)
 set_target_properties(saccade_static PROPERTIES OUTPUT_NAME saccade LINKER_LANGUAGE C)
 target_link_libraries(saccade_static PUBLIC saccade_usage PRIVATE ${LIBRARY_NEEDS})
 
@@ -93,8 +94,11 @@ add_library(saccade_shared SHARED ${OBJECTS})
 set_target_properties(saccade_shared PROPERTIES OUTPUT_NAME saccade LINKER_LANGUAGE C
                       VERSION ${PROJECT_VERSION}
                       SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
-target_link_libraries(saccade_shared PUBLIC saccade_usage PRIVATE saccade_flags
-                      ${LIBRARY_NEEDS})
+target_include_directories(saccade_shared INTERFACE
+  $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>)
+target_link_libraries(saccade_shared PRIVATE saccade_flags ${LIBRARY_NEEDS})
+set_target_properties(saccade_shared PROPERTIES EXPORT_NAME saccade)
+add_library(saccade::saccade ALIAS saccade_shared)
 # Ranks that are MPI processes: a library of its own, so that the other needs no MPI.
 if(HAVE_MPI)
   add_library(saccade_mpi SHARED src/dist/mpi/mpi_transport.c)

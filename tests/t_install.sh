@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs into a fresh folder, moves it, and builds an outside project against it: by CMake
-# (shared and static) and by pkg-config. usage: t_install.sh SOURCE BUILD
+# (shared and static) and by pkg-config (shared, static, all of it static).
+# usage: t_install.sh SOURCE BUILD
 set -eu
 build=$2
 work=$(mktemp -d)
@@ -24,6 +25,21 @@ int main(void)
     const char *text = "q >= kv";
     if (saccade_mod_parse(SACCADE_MASK, text, strlen(text), &mod, &err) != SACCADE_OK)
         return 1;
+    saccade_mod_destroy(mod);
+    /* a score that would be compiled, as a plan */
+    saccade_problem problem;
+    saccade_plan *plan = NULL;
+    saccade_mod *bound = NULL;
+    text = "score + 0.5 * q";
+    saccade_problem_init(&problem);
+    if (saccade_mod_parse(SACCADE_SCORE, text, strlen(text), &mod, &err) != SACCADE_OK
+        || saccade_mod_bind(mod, NULL, 0, &bound, &err) != SACCADE_OK)
+        return 2;
+    problem.score = bound;
+    if (saccade_plan_create(NULL, &problem, &plan, &err) != SACCADE_OK)
+        return 3;
+    saccade_plan_destroy(plan);
+    saccade_mod_destroy(bound);
     saccade_mod_destroy(mod);
     return strcmp(saccade_version(), SACCADE_VERSION) != 0;
 }
@@ -50,10 +66,15 @@ if command -v pkg-config >/dev/null; then
     export PKG_CONFIG_PATH="$lib/pkgconfig"
     "$CC" "$work/user/main.c" -o "$work/a" $(pkg-config --cflags --libs saccade)
     LD_LIBRARY_PATH=$lib "$work/a"
-    "$CC" "$work/user/main.c" -o "$work/b" $(pkg-config --cflags saccade) \
+    "$CC" "$work/user/main.c" -o "$work/b" $(pkg-config --cflags --libs-only-L saccade) \
         "$lib/libsaccade.a" $(pkg-config --static --libs-only-other saccade) \
-        $(pkg-config --static --libs-only-l saccade | sed 's/-lsaccade//')
+        $(pkg-config --static --libs-only-l saccade | sed 's/-lsaccade //')
     "$work/b"
+    "$CC" -static "$work/user/main.c" -o "$work/c" \
+        $(pkg-config --static --cflags --libs saccade) 2>>"$work/log" ||
+        { cat "$work/log"; exit 1; }
+    "$work/c"
+    ! ldd "$work/c" >/dev/null 2>&1 || { echo "-static made a dynamic program"; exit 1; }
 else
     echo "pkg-config not found: not tried"
 fi
