@@ -120,20 +120,31 @@ static int do_instruction(const trap *t)
     }
 }
 
-static void on_illegal(int signal_number, siginfo_t *info, void *context)
+/* Does the instruction that rip points to, and steps over it. */
+static int do_next(greg_t *gregs)
 {
     enum { MOST = 15 }; /* bytes of an instruction */
-    greg_t *gregs = ((ucontext_t *)context)->uc_mcontext.gregs;
     trap t = {.gregs = gregs};
-    (void)info;
     if (ZYAN_FAILED(ZydisDecoderDecodeFull(&decoder, (const void *)gregs[REG_RIP], MOST, &t.it,
                                            t.operands))
-        || !do_instruction(&t)) {
+        || !do_instruction(&t))
+        return 0;
+    gregs[REG_RIP] += t.it.length;
+    atomic_fetch_add_explicit(&n_done, 1, memory_order_relaxed);
+    return 1;
+}
+
+/* A signal costs more than what it is for: tile instructions in a row take one. */
+static void on_illegal(int signal_number, siginfo_t *info, void *context)
+{
+    greg_t *gregs = ((ucontext_t *)context)->uc_mcontext.gregs;
+    (void)info;
+    if (!do_next(gregs)) {
         signal(signal_number, SIG_DFL);
         return;
     }
-    gregs[REG_RIP] += t.it.length;
-    atomic_fetch_add_explicit(&n_done, 1, memory_order_relaxed);
+    while (do_next(gregs))
+        ;
 }
 
 /* ---- on and off ---- */
