@@ -59,6 +59,7 @@ static const char *const calls[] = {
     "causal()",
     "inverse_causal()",
     "sliding_window(40)",
+    "last_keys(41)",
     "dilated_window(60, 4)",
     "global_window(30, is_global)",
     "prefix_lm(77)",

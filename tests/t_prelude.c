@@ -480,6 +480,7 @@ static const struct {
     {"causal()", ref_causal, 0},
     {"inverse_causal()", ref_inverse, 0},
     {"sliding_window(9)", ref_window, 0},
+    {"last_keys(10)", ref_window, 0},
     {"dilated_window(12, 3)", ref_dilated, 0},
     {"global_window(6, is_global)", ref_global, 0},
     {"prefix_lm(11)", ref_prefix, 0},
