@@ -1,6 +1,7 @@
 /* A benchmark as a picture: one bar a row, its length the fraction of the ceiling where there
  * is one, else of the suite's longest; the figure written beside it. */
 #include "bench_table.h"
+#include "machine.h"
 
 #include <string.h>
 
@@ -63,17 +64,23 @@ static bool has_plain(const bench_table *t)
 
 saccade_status bench_write_plot(const bench_table *t, outfile *out, saccade_error *err)
 {
-    int groups = 0, y = 8 + LINE;
+    int groups = 0, y = 8 + 2 * LINE;
     for (int i = 0; i < t->n; i++)
         groups += i == 0 || strcmp(t->rows[i].suite, t->rows[i - 1].suite) != 0;
-    const int height = 16 + (t->n + 1) * LINE + groups * HEAD;
+    const int height = 16 + (t->n + 2) * LINE + groups * HEAD;
+    char where[MACHINE_BYTES];
+    machine_and_date(where);
     fprintf(out->file,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
             "viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" font-size=\"12\">\n"
             "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
             WIDTH, height, WIDTH, height);
     fprintf(out->file,
-            "<text x=\"%d\" y=\"20\" fill=\"#666\">grey: the ceiling, measured in the same run"
+            "<text x=\"12\" y=\"20\" font-weight=\"bold\">saccade %s: speed of attention, "
+            "measured on %s, %d threads</text>\n",
+            saccade_version(), where, t->n > 0 ? t->rows[0].threads : 0);
+    fprintf(out->file,
+            "<text x=\"%d\" y=\"42\" fill=\"#666\">grey: the ceiling, measured in the same run"
             "%s</text>\n",
             LEFT, has_plain(t) ? "; yellow: plain, three passes" : "");
     const char *suite = "";

@@ -2,6 +2,7 @@
  * against what the formulas say, how fast, how exact, and where it stands under the machine's
  * limits. Exit status 1 when a counter is not what its formula says. */
 #include "job.h"
+#include "machine.h"
 #include "outfile.h"
 #include "roofline_svg.h"
 
@@ -121,10 +122,11 @@ static saccade_status print_sweep(const saccade_ladder_options *options, saccade
 static void draw(FILE *out, const saccade_ladder_options *o, const ladder_table *table,
                  const roofline_limits *limits)
 {
-    char title[128];
+    char where[MACHINE_BYTES], title[128 + MACHINE_BYTES];
+    machine_and_date(where);
     snprintf(title, sizeof title,
-             "The ladder under this machine's roofline: N %lld, d %lld, M %lld, f32, one core",
-             (long long)o->N, (long long)o->d, (long long)o->M);
+             "The ladder under its roofline: N %lld, d %lld, M %lld, f32, one core; %s",
+             (long long)o->N, (long long)o->d, (long long)o->M, where);
     roofline_draw(out, limits, table->row, table->n, title);
 }
 

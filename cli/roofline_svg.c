@@ -256,7 +256,7 @@ void roofline_draw(FILE *out, const roofline_limits *limits, const saccade_ladde
             "viewBox='0 0 %d %d' font-family='sans-serif' fill='#0f172a'>\n"
             "<rect width='%d' height='%d' fill='white'/>\n",
             WIDTH, HEIGHT, WIDTH, HEIGHT, WIDTH, HEIGHT);
-    text(out, LEFT, 36, "font-size='17'", title);
+    text(out, LEFT, 36, "font-size='13'", title);
     draw_x_axis(&c);
     draw_y_axis(&c);
     draw_limits(&c, limits);

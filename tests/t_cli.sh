@@ -75,6 +75,8 @@ refuse "expected another" bench --csv table --plot table
 expect 0 bench --suite compile --csv table.csv --plot table.svg; says "softcap, again"
 [ "$(wc -l <table.csv)" -eq 17 ] || bad "table.csv has not 16 rows and a header"
 grep -q '</svg>' table.svg || bad "table.svg is no picture"
+grep -q "measured on .*, $(date +%Y)-[01][0-9]-[0-3][0-9], [0-9]* threads" table.svg ||
+    bad "table.svg does not say where and when"
 timeout 0.2 "$saccade" bench --suite dense --csv cut.csv >/dev/null 2>&1
 [ -z "$(find . -name 'cut.csv*')" ] || bad "a bench that was ended left a file behind"
 
