@@ -4,7 +4,6 @@ usage: PYTHONPATH=python python examples/packed.py
 """
 
 import torch
-
 from saccade.torch import create_block_mask, flex_attention
 
 LENGTHS, HEADS, WIDTH = (700, 90, 1258), 4, 64

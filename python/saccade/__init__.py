@@ -7,9 +7,10 @@ saccade.attention      NumPy, JAX, CuPy and anything else that speaks DLPack, wi
 from .arrays import attention
 from .c.abi import BadValue, SaccadeError
 from .c.abi import lib as _clib
+from .config import show_config
 
 __version__ = _clib.saccade_version().decode()
-__all__ = ["attention", "BadValue", "SaccadeError", "prelude", "__version__"]
+__all__ = ["attention", "BadValue", "SaccadeError", "prelude", "show_config", "__version__"]
 
 
 def prelude() -> dict[str, tuple[str, str, str]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from . import dlpack
 from .c import abi, objects
+from .trace.errors import words_of
 
 _NUMBERS = {bool: ("bool", C.c_uint8), int: ("i32", C.c_int32), float: ("f32", C.c_float)}
 
@@ -15,7 +16,7 @@ _NUMBERS = {bool: ("bool", C.c_uint8), int: ("i32", C.c_int32), float: ("f32", C
 def _number(value, name):
     """A Python number as a rank-0 view."""
     if type(value) not in _NUMBERS:
-        raise TypeError(f"{name}: got a {type(value).__name__}, expected a number or an array")
+        raise TypeError(f"{name}: got {words_of(value)}, expected a number or an array")
     if isinstance(value, int) and not -(1 << 31) <= value < 1 << 31:
         raise ValueError(f"{name}: got {value}, expected a value that fits 32 bits")
     dtype, kind = _NUMBERS[type(value)]
@@ -39,6 +40,34 @@ def _bind(kind, text, captures):
     types = tuple((n, v.dtype, len(v.shape)) for (n, _), (v, _) in zip(free, made))
     views = [(n, v) for (n, _), (v, _) in zip(free, made)]
     return objects.bound_mod(kind, text, types), views, [keep for _, keep in made]
+
+
+def _check_text(kind, text):
+    """mask and score are text here; says what to do with what else is given."""
+    if text is None or isinstance(text, str):
+        return
+    example = "q >= kv" if kind == "mask" else "score + slope[h] * (kv - q)"
+    hint = ""
+    if callable(text):
+        hint = "; callables are traced by saccade.torch alone"
+    elif hasattr(text, "shape"):
+        index = ["b", "h", "q", "kv"][-len(text.shape) or 4 :]
+        found = f"m[{', '.join(index)}]"
+        found = found if kind == "mask" else f"score + {found}"
+        hint = f'; an array is captured: {kind}="{found}", captures={{"m": array}}'
+    raise TypeError(
+        f'{kind}: got {words_of(text)}, expected text in the language, "{example}"{hint}'
+    )
+
+
+def _check_arrays(named):
+    for name, x in named.items():
+        if type(x).__module__.startswith("jax") and type(x).__name__.endswith("Tracer"):
+            raise TypeError(
+                f"{name}: got a tracer of JAX, expected an array: saccade.attention runs "
+                "outside of jax.jit, grad and vmap (inside: jax.pure_callback, which has no "
+                "gradient; a mapped axis folds into batch or heads)"
+            )
 
 
 def _library(array):
@@ -129,9 +158,17 @@ def attention(
     ValueError for the caller's mistakes, SaccadeError otherwise.
     """
     captures = captures or {}
+    _check_text("mask", mask)
+    _check_text("score", score)
+    _check_arrays({"q": q, "k": k, "v": v, **captures})
     for x in (q, k, v, *captures.values()):
         _wait_for(x)
     (qv, kv, vv), keep = _inputs(q, k, v)
+    if qv.dtype == "f64" and backend in ("auto", "cpu", "cuda"):
+        raise ValueError(
+            "q, k, v: got float64, which no kernel computes in, expected float32, float16 or "
+            'bfloat16 (q.astype("float32")), or backend="ref", exact and slow'
+        )
     score_mod, score_views, score_keep = _bind(abi.SCORE, score, captures)
     mask_mod, mask_views, mask_keep = _bind(abi.MASK, mask, captures)
     named = dict(score_views) | dict(mask_views)

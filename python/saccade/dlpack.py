@@ -10,6 +10,7 @@ import ctypes as C
 import math
 
 from .c import abi, objects
+from .trace.errors import words_of
 
 _CPU, _CUDA, _CUDA_HOST = 1, 2, 3
 _INT, _UINT, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6
@@ -65,7 +66,7 @@ def view(array, name: str = "array"):
     """(View, capsule): the capsule keeps the memory; hold it as long as the view is used."""
     if not hasattr(array, "__dlpack__"):
         raise TypeError(
-            f"{name}: got a {type(array).__name__}, expected an array with "
+            f"{name}: got {words_of(array)}, expected an array with "
             "__dlpack__ (NumPy, JAX, CuPy, PyTorch, ...)"
         )
     try:

@@ -3,7 +3,6 @@
 import ctypes as C
 
 import pytest
-
 from saccade.c import abi
 
 
@@ -73,3 +72,17 @@ def test_packed_as_the_mirrors_lie():
     assert (a.size, a.block_mask, a.n_bindings) == (1, 9, 11)
     assert (a.workspace, a.workspace_bytes, a.stream) == (12, 13, 14)
     assert C.cast(a.positions, C.c_void_p).value == 8
+
+
+def test_show_config(capsys):
+    import saccade
+    from saccade.config import config
+
+    saccade.show_config()
+    told = capsys.readouterr().out
+    found = config()
+    for name in ("version", "library", "levels", "zydis", "png", "mods"):
+        assert f"{name:18} {found[name]}\n" in told
+    assert found["version"] == saccade.__version__
+    assert found["levels"].startswith("portable")
+    assert ("interpreted: no Zydis" in found["mods"]) == (found["zydis"] == "no")

@@ -87,3 +87,43 @@ def test_encoder():
     torch.testing.assert_close(
         a.last_hidden_state[keep], b.last_hidden_state[keep], rtol=1e-4, atol=1e-4
     )
+
+
+def test_dense_bool_masks_select():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 6, 8) for _ in range(3))
+    live = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
+    from saccade.torch.transformers import _attention
+
+    out, _ = _attention(torch.nn.Module(), q, k, v, live)
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=live)
+    assert torch.allclose(out.transpose(1, 2), want, atol=1e-5)
+
+
+def test_generate_with_a_static_cache():
+    torch.manual_seed(0)
+    st.register_transformers()
+    made = {}
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    ids = torch.randint(0, 64, (2, 9))
+    for name in ("sdpa", "saccade"):
+        model.set_attn_implementation(name)
+        made[name] = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=8,
+            do_sample=False,
+            cache_implementation="static",
+            disable_compile=True,
+            pad_token_id=0,
+        )
+    assert torch.equal(made["sdpa"], made["saccade"])

@@ -25,6 +25,7 @@ STATUS = {
     90: "EINTERNAL",
 }
 MASK, SCORE = 1, 2
+TEXT, SVG, PNG = 1, 2, 3  # pictures
 GRADIENT_Q, GRADIENT_K, GRADIENT_V, GRADIENT_CAPTURES = 1, 2, 4, 8
 CPU, CUDA = 0, 1
 DTYPES = {
@@ -398,6 +399,7 @@ def _declare(name, result, *arguments):
 
 _S = C.c_int32
 _declare("version", C.c_char_p)
+_declare("build", C.c_char_p)
 _declare("mod_parse", _S, _S, C.c_char_p, C.c_size_t, C.POINTER(_P), _E)
 _declare("mod_bind", _S, _P, C.POINTER(Capture), C.c_int32, C.POINTER(_P), _E)
 _declare("mod_chain", _S, _P, _P, C.POINTER(_P), _E)
@@ -405,6 +407,17 @@ _declare("mod_kind", _S, _P)
 _declare("mod_capture_count", C.c_int32, _P)
 _declare("mod_capture", Capture, _P, C.c_int32)
 _declare("mod_print", C.c_size_t, _P, C.c_char_p, C.c_size_t)
+_declare(
+    "mod_check",
+    _S,
+    _P,
+    C.POINTER(Sizes),
+    C.POINTER(Positions),
+    C.POINTER(Binding),
+    C.c_int32,
+    C.c_int64,
+    _E,
+)
 _declare("mod_destroy", None, _P)
 _declare("prelude", C.POINTER(PreludeEntry), C.c_int32)
 _declare("context_create", _S, C.POINTER(ContextOptions), C.POINTER(_P), _E)

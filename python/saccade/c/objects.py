@@ -128,6 +128,19 @@ def problem(sizes, dtype, kv_dtype, scale, score, mask, backend, gradients, capt
     return p, (names, score, mask)
 
 
+def check_indices(mod: Mod, views, sizes, budget: int = 0, at=None) -> None:
+    """BadValue where the mod reads outside of a tensor, of host memory; at: (q, kv) of the
+    first row and key."""
+    array = bindings(mod.names, views)
+    place = None
+    if at is not None:
+        boxes = [C.c_int32(x) for x in at]
+        q, kv = (c_tensor(View(C.addressof(x), "i32", abi.CPU, 0, (), ())) for x in boxes)
+        place = C.byref(abi.Positions(q_offset=C.pointer(q), kv_offset=C.pointer(kv)))
+    n = len(mod.names)
+    abi.call("mod_check", mod.handle, C.byref(abi.Sizes(*sizes)), place, array, n, budget)
+
+
 class Plan:
     """A C plan and the mods it was made from. gradients: bits of abi.GRADIENT_*; captures: the
     names whose gradients saccade_backward is to make."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from .block_mask import BlockMask, noop_mask
+from .bounds import check
 from .flex import AuxOutput, AuxRequest, MaskMod, ScoreMod, explain, flex_attention
 from .masks import and_masks, create_block_mask, create_mask, or_masks
 from .mods import mask, score
@@ -29,6 +30,7 @@ __all__ = [
     "mask",
     "score",
     "explain",
+    "check",
     "register_transformers",
     "benchmark",
     "context_parallel",

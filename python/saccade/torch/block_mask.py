@@ -309,6 +309,14 @@ class BlockMask:
             return (*self._forward[1].shape[:-2], *self._seq_lengths)
         return (*self._dimensions(), *self._seq_lengths)
 
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def contiguous(self) -> "BlockMask":
+        """Itself: what takes masks for tensors asks for this."""
+        return self
+
     def as_tuple(self, flatten: bool = True) -> tuple[Any, ...]:
         block = self.BLOCK_SIZE if flatten else (self.BLOCK_SIZE,)
         lengths = self._seq_lengths if flatten else (self._seq_lengths,)
@@ -383,6 +391,14 @@ class BlockMask:
             f"BlockMask(shape={self.shape}, BLOCK_SIZE={self.BLOCK_SIZE}, "
             f"kv_num_blocks=[{B}, {H}, {R}], kv_indices=[{B}, {H}, {R}, {Cs}], "
             f"sparsity={self.sparsity():.2f}%, mask_mod={named}, device={self._device})"
+        )
+
+    def _repr_html_(self) -> str:
+        """The picture of the first batch and head, for notebooks."""
+        picture = self.handle().render(0, 0, abi.SVG, 0).decode()
+        return (
+            f'<div>BlockMask {tuple(self.shape)}, {self.sparsity():.1f} % of blocks not '
+            f'computed</div><div style="width:20em">{picture[picture.index("<svg") :]}</div>'
         )
 
     # ---- slices and crops ----

@@ -7,7 +7,9 @@ import difflib
 
 import torch
 
+from ..c import objects
 from ..c.abi import BadValue
+from ..trace.errors import words_of
 
 NO_VMAP = (
     "saccade: got tensors inside a torch.func transform (vmap, grad, jvp), expected plain "
@@ -66,6 +68,20 @@ def _bad(message):
     return BadValue("EINVAL", message)
 
 
+class OutsideTensor(BadValue, IndexError):
+    """A mod reads outside of a tensor; PyTorch's own indexing calls it an IndexError."""
+
+
+def check_indices(kind, found, sizes, budget, at=None):
+    """found: a mod whose captures lie on the host; see objects.check_indices."""
+    try:
+        objects.check_indices(found.bound, found.views, sizes, budget, at)
+    except BadValue as reason:
+        raise OutsideTensor(
+            reason.status, f"{kind}_mod: {reason}", reason.line, reason.column
+        ) from None
+
+
 class _NotFour(BadValue, NotImplementedError):
     """FlexAttention calls this case not implemented."""
 
@@ -73,7 +89,7 @@ class _NotFour(BadValue, NotImplementedError):
 def check_call(q, k, v, enable_gqa):
     for name, t in (("query", q), ("key", k), ("value", v)):
         if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name}: got a {type(t).__name__}, expected a tensor")
+            raise TypeError(f"{name}: got {words_of(t)}, expected a tensor")
         if t.is_nested:
             raise NotImplementedError(
                 f"{name}: got a NestedTensor, expected a packed tensor with a document mask"
@@ -156,7 +172,7 @@ def refuse_wrapped(*tensors):
             raise NotImplementedError(NO_VMAP) from None
         if type(t) not in (torch.Tensor, torch.nn.Parameter) and not _has_memory(t):
             raise TypeError(
-                f"saccade: got a {type(t).__name__}, which has no memory of its own, expected "
+                f"saccade: got {words_of(t)}, which has no memory of its own, expected "
                 "a plain tensor"
             ) from None
 

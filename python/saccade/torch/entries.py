@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .autograd import Slots, apply
+from .bounds import check_score
 from .calls import FakeCall, autocast, new_call
 from .checks import (
     backend_of,
@@ -185,6 +186,8 @@ def _make(key, q, k, v, score_mod, block_mask):
     content = tuple(parts) if parts and all(w.fixed for w in watches) else None
     call = _calls.get(content) if content else None
     if call is None:
+        if score is not None:
+            check_score(score, mask, q, k)
         lse = want_lse or bool(wanted)
         call = new_call(q, k, v, score, mask, scale, backend, lse, want_max, wanted)
         if content:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Optional, Union
+import re
+from typing import Any, Callable, Literal, NamedTuple, Optional, Union, overload
 
 import torch
 
@@ -13,7 +14,7 @@ from .checks import backend_of, check_call
 from .compiled import in_graph, is_recorded
 from .entries import run
 from .masks import block_mask_of, mask_or_mod
-from .mods import AnyMod, Resolved
+from .mods import AnyMod, Resolved, dtype_name
 
 ScoreMod = Union[Callable[..., Any], str, AnyMod]  # (score, b, h, q_idx, kv_idx) -> score
 MaskMod = Union[Callable[..., Any], str, AnyMod]  # (b, h, q_idx, kv_idx) -> bool
@@ -33,6 +34,63 @@ class AuxOutput(NamedTuple):
     max_scores: Optional[torch.Tensor] = None
 
 
+@overload
+def flex_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Optional[ScoreMod] = ...,
+    block_mask: Union[BlockMask, MaskMod, None] = ...,
+    scale: Optional[float] = ...,
+    enable_gqa: bool = ...,
+    return_lse: Literal[False] = ...,
+    kernel_options: Optional[dict[str, Any]] = ...,
+    *,
+    return_aux: None = ...,
+) -> torch.Tensor: ...
+@overload
+def flex_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Optional[ScoreMod] = ...,
+    block_mask: Union[BlockMask, MaskMod, None] = ...,
+    scale: Optional[float] = ...,
+    enable_gqa: bool = ...,
+    *,
+    return_lse: Literal[True],
+    kernel_options: Optional[dict[str, Any]] = ...,
+    return_aux: None = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def flex_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Optional[ScoreMod] = ...,
+    block_mask: Union[BlockMask, MaskMod, None] = ...,
+    scale: Optional[float] = ...,
+    enable_gqa: bool = ...,
+    *,
+    kernel_options: Optional[dict[str, Any]] = ...,
+    return_aux: AuxRequest,
+) -> tuple[torch.Tensor, AuxOutput]: ...
+@overload
+def flex_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Optional[ScoreMod] = ...,
+    block_mask: Union[BlockMask, MaskMod, None] = ...,
+    scale: Optional[float] = ...,
+    enable_gqa: bool = ...,
+    return_lse: bool = ...,
+    kernel_options: Optional[dict[str, Any]] = ...,
+    *,
+    return_aux: Optional[AuxRequest] = ...,
+) -> Union[
+    torch.Tensor, tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, AuxOutput]
+]: ...
 def flex_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -107,8 +165,12 @@ def explain(
     block_mask: Union[BlockMask, MaskMod, None] = None,
     scale: Optional[float] = None,
     kernel_options: Optional[dict[str, Any]] = None,
+    *,
+    verbose: bool = False,
 ) -> str:
-    """What a call with these arguments runs: typed nodes, kernel, why, generated code."""
+    """What a call with these arguments runs: kernel, method and why, threads, what the mods
+    became, how much of the mask is not computed. verbose: typed nodes and generated code too.
+    """
     check_call(query, key, value, True)
     score = None
     if score_mod is not None:
@@ -123,4 +185,22 @@ def explain(
         query, key, value, score, mask, scale, backend_of(kernel_options or {}), False, False
     )
     text: str = call.runner.plan.explain()
-    return text
+    summary = "\n".join(_summary(query, key, value, score, mask, text)) + "\n"
+    return summary + "\n" + text if verbose else summary
+
+
+def _summary(query, key, value, score, mask, text):
+    (B, H, Q, D), (_, Hkv, KV, Dv) = query.shape, value.shape
+    yield f"problem: b{B} h{H}/{Hkv} q{Q} kv{KV} d{D} dv{Dv} {dtype_name(query)}"
+    if score is not None:
+        yield f"score text: {score.bound.text}"
+    if mask is not None:
+        mod, stats = mask.handle().mod, mask.handle().stats()
+        yield f"mask text: {mod.text if mod else 'index tensors alone'}"
+        yield (
+            f"blocks: {100 * stats.sparsity:.1f} % not computed; {stats.full} full, "
+            f"{stats.partial} partial of {stats.blocks}"
+        )
+    for line in text.splitlines():  # facts of the plan: what is neither node nor code
+        if re.match(r"(?!problem:)[a-z]+( [a-z]+)?: \S", line):
+            yield line

@@ -8,9 +8,14 @@ from typing import Any, Callable
 import torch
 
 from ..c import abi, objects
+from ..trace.errors import words_of
 from .block_mask import DEFAULT_BLOCK, BlockMask, BlockSize, MaskMod, block_pair, marks_of
+from .checks import check_indices
 from .index_lists import ordered
 from .mods import AnyMod, Resolved, captured
+
+
+_SAMPLE = 1 << 10  # positions at which a mask's indices are looked at before it is proven
 
 
 def and_masks(*mask_mods: MaskMod) -> Callable[..., Any]:
@@ -27,7 +32,7 @@ def _combine(mods, join, empty):
     for m in mods:
         if not callable(m) and not isinstance(m, (str, AnyMod)):
             raise RuntimeError(
-                f"got a {type(m).__name__} as a mask, expected a callable or text"
+                f"mask_mods: got {words_of(m)}, expected a callable or text"
             )
     callables = tuple(captured.callable_of(m) for m in mods)
 
@@ -91,6 +96,8 @@ def block_mask_of(
     if Q < 1 or KV < 1:
         raise ValueError(f"got Q_LEN {Q}, KV_LEN {KV}, expected 1 or more")
     sizes = (B or 1, H or 1, H or 1, Q, KV, 1, 1)
+    if any(v.shape for v in found.views):
+        check_indices("mask", found, sizes, _SAMPLE)
     block_q, block_kv = block
     handle = objects.block_mask_create(
         found.bound, found.views, sizes, block_q, block_kv, found.tensors

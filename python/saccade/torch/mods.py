@@ -12,6 +12,7 @@ import torch
 
 from ..c import abi, objects
 from ..trace import closures, symbols
+from ..trace.errors import words_of
 
 _DTYPES = {
     torch.bool: "bool",
@@ -168,7 +169,7 @@ def as_tensor(value, name, is_double=False):
         value = float(value)
     if type(value) not in _NUMBER:
         raise TypeError(
-            f"{name}: got a captured {type(value).__name__}, expected a tensor or a number"
+            f"{name}: got {words_of(value)} among the captures, expected a tensor or a number"
         )
     dtype = torch.float64 if is_double and type(value) is float else _NUMBER[type(value)]
     return torch.tensor(value, dtype=dtype, device="cpu")
@@ -246,7 +247,7 @@ def _text_and_values(mod, kind, is_double):
         return mod.text, list(mod.captures), list(mod.captures.values()), None, None
     if not callable(mod):
         raise TypeError(
-            f"got a {type(mod).__name__} as {kind}_mod, expected a callable or text"
+            f"{kind}_mod: got {words_of(mod)}, expected a callable or text"
         )
     if _positional(mod) == (4 if kind == "score" else 5):
         raise TypeError(

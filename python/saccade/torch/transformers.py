@@ -26,6 +26,8 @@ def _mask(
     **_,
 ) -> BlockMask | None:
     """A mask in transformers' interface to a BlockMask; None where everything is live."""
+    if isinstance(attention_mask, BlockMask):  # generate made it beforehand, by this function
+        return attention_mask
     if cache_position is not None and q_length is None:
         q_length, q_offset = cache_position.shape[0], int(cache_position[0])
     if torch.is_tensor(q_length):
@@ -89,15 +91,11 @@ def _attention(
         if softcap is not None:
             s = softcap * torch.tanh(s / softcap)
         if dense is not None:
-            s = (
-                s
-                + dense[
-                    b if dense.shape[0] > 1 else 0,
-                    h if dense.shape[1] > 1 else 0,
-                    q_idx,
-                    kv_idx,
-                ]
-            )
+            at = (b if dense.shape[0] > 1 else 0, h if dense.shape[1] > 1 else 0, q_idx, kv_idx)
+            if dense.dtype is torch.bool:  # True: live; else what is added
+                s = torch.where(dense[at], s, -float("inf"))
+            else:
+                s = s + dense[at]
         if position_bias is not None:
             s = s + position_bias[b if position_bias.shape[0] > 1 else 0, h, q_idx, kv_idx]
         return s
@@ -128,7 +126,7 @@ def register_transformers(name: str = "saccade") -> None:
     except ImportError as reason:
         raise ImportError(
             "saccade: transformers 4.53 or newer is needed for "
-            "register_transformers (pip install 'saccade[transformers]')"
+            "register_transformers (pip install './python[transformers]')"
         ) from reason
     AttentionInterface.register(name, _attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(name, _mask)

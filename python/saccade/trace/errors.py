@@ -32,5 +32,11 @@ def _user_line() -> str:
     return f"{name}:{line}: {linecache.getline(name, line).strip()}\n    "
 
 
+def words_of(value: object) -> str:
+    """What a value is, for messages: "an int", "a Tensor"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
 def fail(message: str, kind: type[TraceError] = TraceError) -> NoReturn:
     raise kind(_user_line() + message)

@@ -6,7 +6,7 @@ import math
 
 from . import ops
 from .dtypes import language_type, name_of
-from .errors import fail
+from .errors import fail, words_of
 from .functions import bound, operator
 from .ops import Op
 from .symbols import Lifted, Symbol, Traced, method_name
@@ -264,7 +264,7 @@ def _one_index(tracer, tensor, dim, index) -> str:
         tracer.uses_shapes |= index < 0
         return str(index % size)
     fail(
-        f"got a {type(index).__name__} as an index, expected b, h, q_idx, kv_idx or an integer "
+        f"got {words_of(index)} as an index, expected b, h, q_idx, kv_idx or an integer "
         "made from them"
     )
 

@@ -12,7 +12,7 @@ import math
 import struct
 
 from .dtypes import DEFAULT_DTYPE
-from .errors import TraceError, fail
+from .errors import TraceError, fail, words_of
 from .functions import bound, operator
 from .ops import convert
 from .rows import Rows, Vector, element_of, index_of, is_of_rows, vector_call
@@ -133,7 +133,7 @@ class Tracer:
             )
         if isinstance(x, Rows):
             fail(f"got a captured tensor with {x.rank} index(es) missing, expected one element")
-        fail(f"got a {type(x).__name__}, expected a number, a tensor element or a traced value")
+        fail(f"got {words_of(x)}, expected a number, a tensor element or a traced value")
 
     def apply(self, name: str, arguments, options):
         """One torch call on symbols."""

@@ -1,0 +1,73 @@
+"""Whether mods read inside of the tensors that they capture. Kernels clamp an index that leads
+out, so that swapped ones, tab[i, h] for tab[h, i], would give numbers and no error."""
+
+from __future__ import annotations
+
+import torch
+
+from ..c import abi
+from .block_mask import BlockMask
+from .checks import check_indices
+from .masks import block_mask_of, mask_or_mod
+from .mods import Resolved
+
+_ROW = 1 << 20  # largest row of a dense mask that a first call lays out
+
+
+def check_score(found: Resolved, mask: BlockMask | None, q, k, rows=3, keys=2) -> None:
+    """Of a score some positions that are live for all heads: what it reads for others is not
+    used. rows, keys: how many of each, ends first."""
+    if not any(v.shape for v in found.views) or any(v.device for v in found.views):
+        return
+    (B, H, Q, D), (_, Hkv, KV, _) = q.shape, k.shape
+    if mask is not None and KV * mask.numel() // max(1, Q * KV) > _ROW:
+        return
+    for i in _spread(Q, rows):
+        i, live = _live(mask, i, KV, keys)
+        for j in live:
+            check_indices("score", found, (B, H, Hkv, 1, 1, D, D), 0, (i, j))
+
+
+def _spread(n, count):
+    return sorted({i * (n - 1) // max(1, count - 1) for i in range(count)})
+
+
+def _live(mask, row, KV, count):
+    """The row, or one of its block, and keys that are live for all its batches and heads."""
+    if mask is None:
+        return row, _spread(KV, count)
+    B, H = mask._dimensions()
+    row -= row % mask.BLOCK_SIZE[0]  # as windows of imported masks begin
+    dense = torch.empty((B * H, KV), dtype=torch.uint8, device="cpu")
+    window = mask.handle().window(row, 1, 0, KV)
+    abi.call("block_mask_to_dense", window.handle, dense.data_ptr())
+    live = dense.all(0).nonzero().flatten().tolist()
+    return row, [live[i] for i in _spread(len(live), count)] if live else []
+
+
+def check(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    score_mod=None,
+    block_mask=None,
+    *,
+    budget: int = 0,
+) -> None:
+    """Raises IndexError where a mod reads outside of a tensor that it captures; the message
+    says which index of which tensor, and where. Of a mask every position is looked at up to
+    `budget` (0: 2^26), then an even sample; of a score up to 64 live keys of up to 64 rows, all
+    batches and heads of each. The first call of a mod on the CPU does the same with a sample.
+    """
+    B, H, Q, _ = query.shape
+    Hkv, KV = key.shape[1], key.shape[2]
+    mask, mask_mod = mask_or_mod(block_mask)
+    if mask is not None and mask.mask_mod is not None and not mask_mod:
+        mask_mod = mask.mask_mod
+    if mask_mod is not None:
+        found = Resolved(mask_mod, "mask", "cpu")
+        check_indices("mask", found, (B, H, Hkv, Q, KV, 1, 1), budget)
+        if mask is None:
+            mask = block_mask_of(found, B, H, Q, KV)
+    if score_mod is not None:
+        found = Resolved(score_mod, "score", "cpu")
+        check_score(found, mask, query, key, 64, 64)
