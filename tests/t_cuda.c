@@ -597,7 +597,7 @@ static void bad_arch(void **state)
 int main(void)
 {
     char folder[] = "/tmp/saccade-cuda-XXXXXX";
-    if (mkdtemp(folder))
+    if (!getenv("SACCADE_CACHE_DIR") && mkdtemp(folder))
         setenv("SACCADE_CACHE_DIR", folder, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(contexts_are_retained_once),
