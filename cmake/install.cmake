@@ -84,7 +84,8 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/saccade-config.cmake
         DESTINATION ${PACKAGE_DIR})
 
 # Python wheels take the library alone, beside the package (python/pyproject.toml), and with it
-# the shared libraries of parts that have no archive. DT_RPATH, which these follow too.
+# the shared libraries of optional parts (distributions' archives of them are seldom fit for a
+# shared library). DT_RPATH, which these follow too.
 if(SKBUILD)
   set_property(TARGET saccade_shared PROPERTY VERSION)
   set_property(TARGET saccade_shared PROPERTY SOVERSION)
