@@ -217,6 +217,7 @@ MASKS = {
     "inverse_causal": ("inverse_causal()", lambda i: i.q <= i.kv),
     "sliding_window": ("sliding_window(W)", lambda i: (i.q >= i.kv) & (i.q - i.kv <= 9),
                        {"W": 9}),
+    "last_keys": ("last_keys(n)", lambda i: (i.q >= i.kv) & (i.q - i.kv < 9), {"n": 9}),
     "dilated_window": ("dilated_window(12, 3)",
                        lambda i: (abs(i.q - i.kv) <= 12) & ((i.q - i.kv) % 3 == 0)),
     "global_window": ("global_window(4, is_global)",
