@@ -176,63 +176,55 @@ class Problem(Record):
     ]
 
 
+# Members that the arguments of every run have, and those of runs that work in given memory.
+RUN_INPUTS = [
+    ("positions", C.POINTER(Positions)),
+    ("block_mask", C.c_void_p),
+    ("bindings", C.POINTER(Binding)),
+    ("n_bindings", C.c_int32),
+]
+RUN_WORKSPACE = [
+    ("workspace", C.c_void_p),
+    ("workspace_bytes", C.c_size_t),
+    ("stream", C.c_void_p),
+]
+
+
+def _tensors(*names):
+    return [(name, C.POINTER(Tensor)) for name in names]
+
+
 class ForwardArgs(Record):
-    _fields_ = [
-        ("size", C.c_size_t),
-        ("q", C.POINTER(Tensor)),
-        ("k", C.POINTER(Tensor)),
-        ("v", C.POINTER(Tensor)),
-        ("out", C.POINTER(Tensor)),
-        ("lse", C.POINTER(Tensor)),
-        ("row_max", C.POINTER(Tensor)),
-        ("positions", C.POINTER(Positions)),
-        ("block_mask", C.c_void_p),
-        ("bindings", C.POINTER(Binding)),
-        ("n_bindings", C.c_int32),
-        ("workspace", C.c_void_p),
-        ("workspace_bytes", C.c_size_t),
-        ("stream", C.c_void_p),
-    ]
+    _fields_ = (
+        [("size", C.c_size_t)]
+        + _tensors("q", "k", "v", "out", "lse", "row_max")
+        + RUN_INPUTS
+        + RUN_WORKSPACE
+    )
 
 
 class BackwardArgs(Record):
     _fields_ = (
         [("size", C.c_size_t)]
-        + [
-            (n, C.POINTER(Tensor))
-            for n in ("q", "k", "v", "out", "lse", "d_out", "d_lse", "d_q", "d_k", "d_v")
-        ]
+        + _tensors("q", "k", "v", "out", "lse", "d_out", "d_lse", "d_q", "d_k", "d_v")
         + [
             ("d_captures", C.POINTER(Binding)),
             ("n_d_captures", C.c_int32),
             ("accumulate", C.c_uint32),
-            ("positions", C.POINTER(Positions)),
-            ("block_mask", C.c_void_p),
-            ("bindings", C.POINTER(Binding)),
-            ("n_bindings", C.c_int32),
-            ("workspace", C.c_void_p),
-            ("workspace_bytes", C.c_size_t),
-            ("stream", C.c_void_p),
         ]
+        + RUN_INPUTS
+        + RUN_WORKSPACE
     )
 
 
 class TangentArgs(Record):
     _fields_ = (
         [("size", C.c_size_t)]
-        + [(n, C.POINTER(Tensor)) for n in ("q", "k", "v", "q_dot", "k_dot", "v_dot")]
+        + _tensors("q", "k", "v", "q_dot", "k_dot", "v_dot")
         + [("captures_dot", C.POINTER(Binding)), ("n_captures_dot", C.c_int32)]
-        + [
-            (n, C.POINTER(Tensor))
-            for n in ("out_dot", "lse_dot", "d_out", "d_lse", "d_q_dot", "d_k_dot", "d_v_dot")
-        ]
+        + _tensors("out_dot", "lse_dot", "d_out", "d_lse", "d_q_dot", "d_k_dot", "d_v_dot")
         + [("d_captures_dot", C.POINTER(Binding)), ("n_d_captures_dot", C.c_int32)]
-        + [
-            ("positions", C.POINTER(Positions)),
-            ("block_mask", C.c_void_p),
-            ("bindings", C.POINTER(Binding)),
-            ("n_bindings", C.c_int32),
-        ]
+        + RUN_INPUTS
     )
 
 
