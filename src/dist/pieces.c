@@ -2,19 +2,10 @@
  * its keys that it sends, and the order of the pool that pieces of all ranks make. */
 #include "dist/dist.h"
 
+#include "base/integers.h"
 #include "base/status.h"
 
 #include <stdlib.h>
-
-static int64_t common_divisor(int64_t a, int64_t b)
-{
-    while (b) {
-        const int64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
 
 static saccade_status find_parts(saccade_dist *d, saccade_error *err)
 {

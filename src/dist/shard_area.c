@@ -5,6 +5,7 @@
  * rows lie in two chunks counts for each by its rows there. */
 #include "dist/shard.h"
 
+#include "base/integers.h"
 #include "base/status.h"
 #include "mask/mask_build.h"
 
@@ -20,11 +21,6 @@ typedef struct counter {
     eval_state *state; /* NULL: nothing is evaluated */
     int32_t samples;
 } counter;
-
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 /* Keys of a run that there are. */
 static int64_t first_of(const mask_runs *runs, int64_t i)

@@ -2,15 +2,11 @@
  * units that both blocks of keys and chunks are whole numbers of, cut by who holds them. */
 #include "dist/shard.h"
 
+#include "base/integers.h"
 #include "base/status.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 static int64_t units_of(const shard_source *s)
 {

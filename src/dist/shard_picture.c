@@ -2,6 +2,7 @@
  * whole blocks count; in text a letter, small where a block counts in part. */
 #include "dist/shard.h"
 
+#include "base/integers.h"
 #include "base/status.h"
 #include "base/strings.h"
 #include "mask/picture.h"
@@ -19,11 +20,6 @@ static const uint8_t palette[1 + 2 * COLOURS][3] = {
     {0x13, 0x6f, 0x69}, {0xf2, 0xa6, 0xb8}, {0x9c, 0x1d, 0x3c}, {0xc4, 0xc4, 0xc4},
     {0x4d, 0x4d, 0x4d},
 };
-
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 /* Everything is live. */
 static saccade_status whole_cells(const saccade_shard_plan *plan, int64_t width, int64_t height,

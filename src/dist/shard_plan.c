@@ -3,6 +3,7 @@
 #include "dist/shard.h"
 
 #include "base/clock.h"
+#include "base/integers.h"
 #include "base/record.h"
 #include "base/status.h"
 #include "mask/mask_build.h"
@@ -12,21 +13,6 @@
 
 enum { DEFAULT_TILE = 128, CHUNKS_PER_RANK = 64 };
 static const int64_t LENGTH_MAX = (int64_t)1 << 30;
-
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
-static int64_t common_divisor(int64_t a, int64_t b)
-{
-    while (b) {
-        const int64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
 
 /* ---- options ---- */
 

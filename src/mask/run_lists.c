@@ -2,6 +2,7 @@
  * operations that need no mod: transpose, refinement, walking two rows side by side. */
 #include "mask/mask_build.h"
 
+#include "base/integers.h"
 #include "base/status.h"
 
 #include <stdlib.h>
@@ -233,11 +234,6 @@ out:
 }
 
 /* ---- refinement ---- */
-
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
 
 saccade_status runs_refine(const mask_runs *runs, int32_t block_q, int32_t block_kv, int64_t Q,
                            int64_t KV, mask_runs **out, saccade_error *err)

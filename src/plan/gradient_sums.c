@@ -2,6 +2,7 @@
 #include "plan/gradient_sums.h"
 
 #include "base/convert.h"
+#include "base/integers.h"
 #include "base/parallel.h"
 #include "base/status.h"
 
@@ -10,11 +11,6 @@
 enum { WIDTH = 64, ROWS = 64 }; /* elements summed side by side; rows of an item of work */
 
 /* ---- elements ---- */
-
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 /* n elements that follow each other, from element `at` on. */
 static void add_each(const saccade_tensor *each, int64_t at, int64_t n, double *sums)

@@ -17,16 +17,6 @@ CPU_ROW_DOTS(LEVEL_NAME(cpu_row_dots))
     }
 }
 
-static ALWAYS_INLINE void narrow(saccade_dtype dtype, char *to, int32_t d, vf x)
-{
-    if (dtype == SACCADE_F32)
-        vf_store((float *)(void *)to + d, x);
-    else if (dtype == SACCADE_BF16)
-        vf_to_bf16((uint16_t *)(void *)to + d, x);
-    else
-        vf_to_f16((uint16_t *)(void *)to + d, x);
-}
-
 /* Elements past the last whole vector. */
 static void store_rest(const cpu_rows *row, const float *from, int32_t d, float scale,
                        int is_added, char *to)

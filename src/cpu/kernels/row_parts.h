@@ -15,6 +15,17 @@ static ALWAYS_INLINE vf widen(const cpu_rows *from, const char *row, int32_t d)
     return vf_from_f16((const uint16_t *)(const void *)row + d);
 }
 
+/* VF elements of x into a row of a dtype, rounded to it. */
+static ALWAYS_INLINE void narrow(saccade_dtype dtype, char *to, int32_t d, vf x)
+{
+    if (dtype == SACCADE_F32)
+        vf_store((float *)(void *)to + d, x);
+    else if (dtype == SACCADE_BF16)
+        vf_to_bf16((uint16_t *)(void *)to + d, x);
+    else
+        vf_to_f16((uint16_t *)(void *)to + d, x);
+}
+
 /* Elements [d, d + VF) of row j, 0 past the row's end; never reads past it. */
 static ALWAYS_INLINE vf load_part(const cpu_rows *from, int64_t j, int32_t d)
 {

@@ -8,15 +8,7 @@
 
 #if !defined(LEVEL_AMX)
 
-static ALWAYS_INLINE void narrow(saccade_dtype dtype, char *to, int32_t d, vf x)
-{
-    if (dtype == SACCADE_F32)
-        vf_store((float *)(void *)to + d, x);
-    else if (dtype == SACCADE_BF16)
-        vf_to_bf16((uint16_t *)(void *)to + d, x);
-    else
-        vf_to_f16((uint16_t *)(void *)to + d, x);
-}
+#include "cpu/kernels/row_parts.h"
 
 static ALWAYS_INLINE void store_row(const float *o, float scale, saccade_dtype dtype, int32_t E,
                                     char *to)
