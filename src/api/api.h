@@ -85,6 +85,20 @@ saccade_status api_check_outputs(const saccade_plan *plan, const saccade_forward
 
 /* ---- backward_api.c ---- */
 
+/* A run but for its workspace: the arguments as they were read, and what points into them. */
+typedef struct api_backward_call {
+    saccade_backward_args args;
+    saccade_tensor captured[MOD_MAX_CAPTURES]; /* gradients, by capture of the score */
+    api_captures captures;
+    api_inputs in;
+    plan_gradients gradients;
+    plan_run run;
+} api_backward_call;
+
+/* Fills of *call the arguments and inputs, and clears the rest. what: the call that is made. */
+saccade_status api_start_backward(const saccade_plan *plan, const saccade_backward_args *args,
+                                  const char *what, api_backward_call *call,
+                                  saccade_error *err);
 /* What backward takes beside its inputs, which *run has; captures: gradients by capture of the
  * score. rows: of q and what has its rows. Of ranks that hold no rows, or no keys, run->q or
  * run->k is NULL, and nothing is asked of what would have them. */

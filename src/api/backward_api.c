@@ -169,26 +169,23 @@ saccade_status api_read_gradients(const saccade_plan *plan, const saccade_backwa
     return SACCADE_OK;
 }
 
-/* A run but for its workspace: the arguments as they were read, and what points into them. */
-typedef struct backward_call {
-    saccade_backward_args args;
-    saccade_tensor captured[MOD_MAX_CAPTURES]; /* gradients, by capture of the score */
-    api_captures captures;
-    api_inputs in;
-    plan_gradients gradients;
-    plan_run run;
-} backward_call;
-
-static saccade_status read_call(const saccade_plan *plan, const saccade_backward_args *args,
-                                backward_call *call, saccade_error *err)
+saccade_status api_start_backward(const saccade_plan *plan, const saccade_backward_args *args,
+                                  const char *what, api_backward_call *call, saccade_error *err)
 {
-    FAIL_IF(!plan || !args, SACCADE_EINVAL, "backward: got NULL, expected plan and arguments");
-    FAIL_AT(!plan->problem.gradients, SACCADE_EINVAL, "backward", 0, 0,
+    FAIL_AT(!plan->problem.gradients, SACCADE_EINVAL, what, 0, 0,
             "got a plan for forward only, expected one whose problem names its gradients");
     memset(call, 0, sizeof *call);
     saccade_backward_args_init(&call->args);
     TRY(RECORD_READ(&call->args, args, "arguments"));
     call->in = (api_inputs)API_INPUTS_OF(call->args);
+    return SACCADE_OK;
+}
+
+static saccade_status read_call(const saccade_plan *plan, const saccade_backward_args *args,
+                                api_backward_call *call, saccade_error *err)
+{
+    FAIL_IF(!plan || !args, SACCADE_EINVAL, "backward: got NULL, expected plan and arguments");
+    TRY(api_start_backward(plan, args, "backward", call, err));
     TRY(api_read_inputs(plan, &call->in, &call->run, &call->captures, err));
     return api_read_gradients(plan, &call->args, call->run.sizes.Q, &call->run, call->captured,
                               &call->gradients, err);
@@ -197,7 +194,7 @@ static saccade_status read_call(const saccade_plan *plan, const saccade_backward
 saccade_status saccade_backward(const saccade_plan *plan, const saccade_backward_args *args,
                                 saccade_error *err)
 {
-    backward_call call;
+    api_backward_call call;
     TRY(read_call(plan, args, &call, err));
     call.gradients.is_least = 1;
     TRY(api_read_workspace(&call.in,
@@ -210,7 +207,7 @@ saccade_status saccade_backward_workspace(const saccade_plan *plan,
                                           const saccade_backward_args *args, size_t *bytes,
                                           saccade_error *err)
 {
-    backward_call call;
+    api_backward_call call;
     FAIL_IF(!bytes, SACCADE_EINVAL, "backward: got NULL, expected room for a size");
     TRY(read_call(plan, args, &call, err));
     *bytes = plan_backward_workspace(plan, &call.run.sizes, &call.gradients);

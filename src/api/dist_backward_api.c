@@ -3,20 +3,8 @@
 #include "api/api.h"
 #include "dist/dist.h"
 
-#include <string.h>
-
-/* A run but for its workspace: the arguments as they were read, and what points into them. */
-typedef struct backward_shard {
-    saccade_backward_args args;
-    saccade_tensor captured[MOD_MAX_CAPTURES]; /* gradients, by capture of the score */
-    api_captures captures;
-    api_inputs in;
-    plan_gradients gradients;
-    plan_run run;
-} backward_shard;
-
 /* A place for each element: sums over places are made once, over ranks. */
-static saccade_status check_places(const backward_shard *call, saccade_error *err)
+static saccade_status check_places(const api_backward_call *call, saccade_error *err)
 {
     const plan_gradients *g = &call->gradients;
     if (g->dq)
@@ -32,15 +20,10 @@ static saccade_status check_places(const backward_shard *call, saccade_error *er
 }
 
 static saccade_status read_call(const saccade_dist *d, const saccade_backward_args *args,
-                                backward_shard *call, saccade_error *err)
+                                api_backward_call *call, saccade_error *err)
 {
     FAIL_IF(!args, SACCADE_EINVAL, "dist backward: got NULL, expected arguments");
-    FAIL_AT(!d->plan->problem.gradients, SACCADE_EINVAL, "dist backward", 0, 0,
-            "got a plan for forward only, expected one whose problem names its gradients");
-    memset(call, 0, sizeof *call);
-    saccade_backward_args_init(&call->args);
-    TRY(RECORD_READ(&call->args, args, "arguments"));
-    call->in = (api_inputs)API_INPUTS_OF(call->args);
+    TRY(api_start_backward(d->plan, args, "dist backward", call, err));
     TRY(api_read_shard(d, &call->in, &call->run, err));
     TRY(api_read_context(d->plan, &call->in, &call->run, &call->captures, err));
     TRY(api_read_gradients(d->plan, &call->args, d->n_rows, &call->run, call->captured,
@@ -48,7 +31,7 @@ static saccade_status read_call(const saccade_dist *d, const saccade_backward_ar
     return check_places(call, err);
 }
 
-static size_t workspace_of(const saccade_dist *d, const backward_shard *call)
+static size_t workspace_of(const saccade_dist *d, const api_backward_call *call)
 {
     const saccade_sizes *s = &call->run.sizes;
     const size_t solver = plan_backward_workspace(d->plan, s, NULL);
@@ -59,7 +42,7 @@ static size_t workspace_of(const saccade_dist *d, const backward_shard *call)
 static saccade_status backward(saccade_dist *d, const saccade_backward_args *args,
                                saccade_error *err)
 {
-    backward_shard call;
+    api_backward_call call;
     TRY(read_call(d, args, &call, err));
     TRY(api_read_workspace(&call.in, workspace_of(d, &call), &call.run, err));
     return dist_backward(d, &call.run, &call.gradients, err);
@@ -80,7 +63,7 @@ saccade_status saccade_dist_backward_workspace(const saccade_dist *dist,
                                                const saccade_backward_args *args, size_t *bytes,
                                                saccade_error *err)
 {
-    backward_shard call;
+    api_backward_call call;
     FAIL_IF(!dist || !bytes, SACCADE_EINVAL, "dist backward: got NULL");
     TRY(read_call(dist, args, &call, err));
     *bytes = workspace_of(dist, &call);
