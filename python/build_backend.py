@@ -58,7 +58,9 @@ def _tagged(folder, name):
         print("saccade: no auditwheel: the wheel is for this machine's kind of system")
         return name
     made = folder / "repaired"
-    done = subprocess.run([tool, "repair", "-w", made, folder / name], check=False)
+    # pip hides every package but the build's own by PYTHON* variables, auditwheel's too
+    around = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    done = subprocess.run([tool, "repair", "-w", made, folder / name], check=False, env=around)
     found = sorted(made.glob("*.whl")) if done.returncode == 0 else []
     if found:
         (folder / name).unlink()
