@@ -154,15 +154,20 @@ static void run_head(backward_worker *w)
 
 /* ---- items ---- */
 
+/* Keys of the block that there are, those past kv_len too. */
+static int32_t keys_there(const backward_worker *w)
+{
+    const int64_t left = w->job->run->sizes.KV - w->j0;
+    return (int32_t)(left < BACKWARD_KEYS ? left : BACKWARD_KEYS);
+}
+
 static void store(const backward_worker *w, const saccade_tensor *t, uint32_t bit,
                   const float *from, int32_t ld, float scale)
 {
     const backward_job *job = w->job;
     const cpu_rows to = cpu_rows_of(t, w->b, w->g);
-    const int64_t left = job->run->sizes.KV - w->j0;
-    const int32_t rows = (int32_t)(left < BACKWARD_KEYS ? left : BACKWARD_KEYS);
     char *at = (char *)t->data + (to.base - (const char *)t->data) + w->j0 * to.stride;
-    job->backward->kernels->store(from, ld, rows, to.dim, scale,
+    job->backward->kernels->store(from, ld, keys_there(w), to.dim, scale,
                                   (job->gradients->added & bit) != 0, to.dtype, at, to.stride);
 }
 
@@ -175,12 +180,13 @@ static void run_keys(backward_worker *w, int64_t key_block)
     const int64_t left = w->at.kv_len - key_block * BACKWARD_KEYS;
     w->j0 = key_block * BACKWARD_KEYS;
     w->n = (int32_t)(left < 0 ? 0 : left < BACKWARD_KEYS ? left : BACKWARD_KEYS);
+    const int64_t there = keys_there(w);
     w->is_packed = 0;
     w->k_nonfinite = w->q_nonfinite = w->o_nonfinite = 0;
     if (b->has_dk)
-        memset(w->dk, 0, (size_t)(BACKWARD_KEYS * job->g.dq_ld) * sizeof(float));
+        memset(w->dk, 0, (size_t)(there * job->g.dq_ld) * sizeof(float));
     if (b->has_dv)
-        memset(w->dv, 0, (size_t)(BACKWARD_KEYS * job->g.dv_ld) * sizeof(float));
+        memset(w->dv, 0, (size_t)(there * job->g.dv_ld) * sizeof(float));
     for (w->h = w->g * group; w->h < (w->g + 1) * group; w->h++) {
         backward_begin_columns(w);
         if (w->n)

@@ -61,6 +61,13 @@ static int needs_dp(const cpu_backward_plan *b)
     return b->has_dq || b->has_dk || b->n_reads;
 }
 
+/* Rows or keys of packed operands: of a short block, as many as products read. */
+static int32_t padded(int32_t n, int32_t most)
+{
+    const int32_t up = (n + 63) / 64 * 64;
+    return up < most ? up : most;
+}
+
 static void pack_keys(backward_worker *w)
 {
     const backward_job *job = w->job;
@@ -70,11 +77,12 @@ static void pack_keys(backward_worker *w)
     w->is_packed = 1;
     const cpu_rows k = kv_block(&w->k, w->j0, w->n, w->k_room);
     const cpu_rows v = kv_block(&w->v, w->j0, w->n, w->v_room);
-    b->kernels->block->pack_keys(&k, w->n, BACKWARD_KEYS, w->k_turned);
+    const int32_t keys = padded(w->n, BACKWARD_KEYS);
+    b->kernels->block->pack_keys(&k, w->n, keys, w->k_turned);
     if (needs_dp(b))
-        b->kernels->block->pack_keys(&v, w->n, BACKWARD_KEYS, w->v_turned);
+        b->kernels->block->pack_keys(&v, w->n, keys, w->v_turned);
     if (b->has_dq)
-        w->k_nonfinite = b->kernels->block->pack_values(&k, w->n, BACKWARD_KEYS, w->k_steps);
+        w->k_nonfinite = b->kernels->block->pack_values(&k, w->n, keys, w->k_steps);
 }
 
 static void pack_rows(backward_worker *w)
@@ -85,13 +93,14 @@ static void pack_rows(backward_worker *w)
     const int64_t i0 = w->i0 + w->shift;
     const cpu_rows q = cpu_rows_from(cpu_rows_of(job->run->q, w->b, w->h), i0);
     const cpu_rows o = cpu_rows_from(cpu_rows_of(job->gradients->d_out, w->b, w->h), i0);
+    const int32_t rows = padded(w->m, BACKWARD_ROWS);
     k->pack_rows(&q, w->m, w->m, job->g.q_ld, w->q_rows);
     if (needs_dp(b))
         k->pack_rows(&o, w->m, w->m, job->g.o_ld, w->o_rows);
     if (b->has_dk)
-        w->q_nonfinite = k->pack_values(&q, w->m, BACKWARD_ROWS, w->q_steps);
+        w->q_nonfinite = k->pack_values(&q, w->m, rows, w->q_steps);
     if (b->has_dv)
-        w->o_nonfinite = k->pack_values(&o, w->m, BACKWARD_ROWS, w->o_steps);
+        w->o_nonfinite = k->pack_values(&o, w->m, rows, w->o_steps);
 }
 
 /* ---- weights ---- */
@@ -196,7 +205,8 @@ static void add_turned(const backward_worker *w, const void *weights, const void
     const int32_t r0 = first * k->strip, r1 = last * k->strip < w->m ? last * k->strip : w->m;
     kernels->turned((const float *)weights + r0 / kernels->step * LD + j0, LD,
                     (const char *)operand + (size_t)(r0 * k->panel) * (size_t)k->element,
-                    BACKWARD_ROWS, r1 - r0, j1 - j0, ld / k->panel, c + (int64_t)j0 * ld, ld);
+                    padded(w->m, BACKWARD_ROWS), r1 - r0, j1 - j0, ld / k->panel,
+                    c + (int64_t)j0 * ld, ld);
 }
 
 /* Live positions alone, of rows and keys as they lie: c[j] += weight rows[i]. */
@@ -236,8 +246,8 @@ static void add_dq(const backward_worker *w)
         if (n > 0)
             k->values(w->dp + r * LD + from, LD,
                       (const char *)w->k_steps + (size_t)(from * k->panel) * (size_t)k->element,
-                      (n + 15) / 16 * 16, BACKWARD_KEYS, rows_of_strip(w, r), ld / k->panel,
-                      ones, w->dq + (int64_t)r * ld, ld);
+                      (n + 15) / 16 * 16, padded(w->n, BACKWARD_KEYS), rows_of_strip(w, r),
+                      ld / k->panel, ones, w->dq + (int64_t)r * ld, ld);
     }
 }
 
