@@ -353,7 +353,8 @@ enum {
     SACCADE_GRADIENT_Q = 1,
     SACCADE_GRADIENT_K = 2,
     SACCADE_GRADIENT_V = 4,
-    SACCADE_GRADIENT_CAPTURES = 8 /* those of saccade_problem.gradient_captures */
+    SACCADE_GRADIENT_CAPTURES = 8, /* those of saccade_problem.gradient_captures */
+    SACCADE_GRADIENT_SINKS = 16
 };
 
 /* What never changes between runs of a plan. B, Q, KV in sizes are only a hint (0: unknown):
@@ -381,6 +382,11 @@ typedef struct saccade_problem {
     int64_t h_offset, heads_global;
     saccade_dtype out_dtype;  /* of out; NONE: dtype. f32 with f16 and bf16 leaves parts of the
                                * keys unrounded, as saccade_merge takes them */
+    /* Sinks: a logit of each row that takes part in its sum and has no value: out is what it is
+     * without, times 1 - exp(sink - lse), lse includes it, row_max does not. A row without a
+     * live key has out 0 and lse = sink. A sink of -inf is none, one of +inf counts as NaN. */
+    saccade_dtype sinks_dtype; /* f32, f16, bf16 (f64: or f64): every run gives sinks; NONE:
+                                * none does */
 } saccade_problem;
 static inline void saccade_problem_init(saccade_problem *problem)
 {
@@ -417,6 +423,9 @@ typedef struct saccade_forward_args {
     void *workspace;                      /* saccade_plan_workspace() bytes, 64-aligned */
     size_t workspace_bytes;
     void *stream;                         /* CUstream for CUDA */
+    const saccade_tensor *sinks;          /* [H], or [B, H, Q] with 1 for B or Q; of the run's
+                                           * own heads. Of parts of the keys that are merged
+                                           * only one may have them: -inf for the others */
 } saccade_forward_args;
 static inline void saccade_forward_args_init(saccade_forward_args *args)
 {
@@ -454,6 +463,9 @@ typedef struct saccade_backward_args {
     void *workspace;                         /* saccade_plan_backward_workspace() bytes */
     size_t workspace_bytes;
     void *stream;
+    const saccade_tensor *sinks;             /* as in forward */
+    const saccade_tensor *d_sinks;           /* shape of sinks, f32 (f64: or f64; on the host or
+                                              * their dtype) */
 } saccade_backward_args;
 static inline void saccade_backward_args_init(saccade_backward_args *args)
 {
@@ -500,6 +512,7 @@ typedef struct saccade_tangent_args {
     const saccade_block_mask *block_mask;
     const saccade_binding *bindings;
     int32_t n_bindings;
+    const saccade_tensor *sinks; /* as in forward; held */
 } saccade_tangent_args;
 static inline void saccade_tangent_args_init(saccade_tangent_args *args)
 {

@@ -49,6 +49,7 @@ typedef struct api_inputs {
     void *workspace;
     size_t workspace_bytes;
     void *stream;
+    const saccade_tensor *sinks;
 } api_inputs;
 /* Of saccade_forward_args or saccade_backward_args, whose members they are. */
 #define API_INPUTS_OF(args)                                                         \
@@ -56,7 +57,8 @@ typedef struct api_inputs {
         .q = (args).q, .k = (args).k, .v = (args).v, .positions = (args).positions, \
         .block_mask = (args).block_mask, .bindings = (args).bindings,               \
         .n_bindings = (args).n_bindings, .workspace = (args).workspace,             \
-        .workspace_bytes = (args).workspace_bytes, .stream = (args).stream          \
+        .workspace_bytes = (args).workspace_bytes, .stream = (args).stream,         \
+        .sinks = (args).sinks                                                       \
     }
 
 /* The captures' tensors, which the run's environments point to. */
@@ -67,7 +69,10 @@ typedef struct api_captures {
 /* Checks inputs and fills of *run all but the outputs and the workspace. */
 saccade_status api_read_inputs(const saccade_plan *plan, const api_inputs *in, plan_run *run,
                                api_captures *captures, saccade_error *err);
-/* The same but for q, k and v: run->sizes are known. */
+/* The sinks of `rows` rows, where the plan's problem has any. */
+saccade_status api_read_sinks(const saccade_plan *plan, const saccade_tensor *t, int64_t rows,
+                              plan_run *run, saccade_error *err);
+/* The same as api_read_inputs but for q, k, v and sinks: run->sizes are known. */
 saccade_status api_read_context(const saccade_plan *plan, const api_inputs *in, plan_run *run,
                                 api_captures *captures, saccade_error *err);
 saccade_status api_read_workspace(const api_inputs *in, size_t bytes, plan_run *run,

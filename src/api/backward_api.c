@@ -135,6 +135,27 @@ static saccade_status read_captures(const saccade_plan *plan, const saccade_back
     return SACCADE_OK;
 }
 
+/* Of the shape of sinks, which were read; f32, or on the host their own dtype. */
+static saccade_status check_sinks(const saccade_plan *plan, const saccade_backward_args *a,
+                                  saccade_error *err)
+{
+    static const char name[] = "d_sinks";
+    const saccade_tensor *t = a->d_sinks, *like = a->sinks;
+    const int is_wanted = (plan->problem.gradients & SACCADE_GRADIENT_SINKS) != 0;
+    FAIL_AT(is_wanted != (t != NULL), SACCADE_EINVAL, name, 0, 0,
+            "got %s tensor, expected %s: the plan's problem %s this gradient", t ? "a" : "no",
+            t ? "none" : "one", t ? "does not name" : "names");
+    if (!t)
+        return SACCADE_OK;
+    const int is_own = t->dtype == like->dtype && plan->backend->device == SACCADE_CPU;
+    const api_expected expected = {name, is_own ? like->dtype : SACCADE_F32, like->rank,
+                                   plan->backend->device};
+    int64_t shape[SACCADE_MAX_RANK];
+    memcpy(shape, like->shape, sizeof shape);
+    TRY(api_check_tensor(t, &expected, shape, err));
+    return api_check_output(t, name, err);
+}
+
 /* ---- the run ---- */
 
 saccade_status api_read_gradients(const saccade_plan *plan, const saccade_backward_args *a,
@@ -157,6 +178,7 @@ saccade_status api_read_gradients(const saccade_plan *plan, const saccade_backwa
         TRY(check_gradient(plan, a->d_v, "d_v", SACCADE_GRADIENT_V, run->v, err));
     }
     TRY(read_captures(plan, a, run, captures, err));
+    TRY(check_sinks(plan, a, err));
     run->out = a->out;
     run->lse = a->lse;
     *out = (plan_gradients){.d_out = a->d_out,
@@ -165,6 +187,7 @@ saccade_status api_read_gradients(const saccade_plan *plan, const saccade_backwa
                             .dk = a->d_k,
                             .dv = a->d_v,
                             .captures = captures,
+                            .sinks = a->d_sinks,
                             .added = a->accumulate};
     return SACCADE_OK;
 }

@@ -42,21 +42,14 @@ static saccade_status add_text(hash128 *hash, const saccade_mod *mod, saccade_er
 static saccade_status digest_of(const saccade_problem *p, const saccade_shard_plan *shards,
                                 int32_t mask, uint64_t digest[2], saccade_error *err)
 {
-    const int64_t numbers[] = {p->sizes.H,
-                               p->sizes.Hkv,
-                               p->sizes.D,
-                               p->sizes.Dv,
-                               p->dtype,
-                               p->kv_dtype,
-                               p->out_dtype,
-                               p->h_offset,
-                               p->heads_global,
-                               mask,
-                               p->gradients,
-                               SACCADE_ABI,
-                               shards->options.Q,
-                               shards->options.KV,
-                               shards->options.chunk};
+    const int64_t numbers[] = {p->sizes.H,         p->sizes.Hkv,
+                               p->sizes.D,         p->sizes.Dv,
+                               p->dtype,           p->kv_dtype,
+                               p->out_dtype,       p->h_offset,
+                               p->heads_global,    mask,
+                               p->gradients,       p->sinks_dtype,
+                               SACCADE_ABI,        shards->options.Q,
+                               shards->options.KV, shards->options.chunk};
     hash128 hash;
     hash_init(&hash);
     hash_add(&hash, numbers, sizeof numbers);
@@ -87,6 +80,8 @@ static saccade_status create(saccade_context *context, const saccade_problem *pr
     TRY(digest_of(&p, shards, mask, digest, err));
     TRY(api_plan_create(context, &p, 1, &plan, err));
     saccade_status status = SACCADE_OK;
+    FAIL_IF_GOTO(p.gradients & SACCADE_GRADIENT_SINKS, SACCADE_EBACKEND,
+                 "dist: got SACCADE_GRADIENT_SINKS, expected none: ranks do not add them up");
     FAIL_IF_GOTO(!plan->solver->row_tile, SACCADE_EBACKEND,
                  "dist: back end %s computes no part of a sequence, expected cpu",
                  plan->backend->name);
@@ -187,6 +182,7 @@ static saccade_status forward(saccade_dist *d, const saccade_forward_args *args,
     TRY(RECORD_READ(&a, args, "arguments"));
     const api_inputs in = API_INPUTS_OF(a);
     TRY(api_read_shard(d, &in, &run, err));
+    TRY(api_read_sinks(d->plan, in.sinks, d->n_rows, &run, err));
     TRY(api_read_context(d->plan, &in, &run, &captures, err));
     if (d->n_rows) {
         saccade_sizes local = run.sizes;

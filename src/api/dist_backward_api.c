@@ -25,6 +25,7 @@ static saccade_status read_call(const saccade_dist *d, const saccade_backward_ar
     FAIL_IF(!args, SACCADE_EINVAL, "dist backward: got NULL, expected arguments");
     TRY(api_start_backward(d->plan, args, "dist backward", call, err));
     TRY(api_read_shard(d, &call->in, &call->run, err));
+    TRY(api_read_sinks(d->plan, call->in.sinks, d->n_rows, &call->run, err));
     TRY(api_read_context(d->plan, &call->in, &call->run, &call->captures, err));
     TRY(api_read_gradients(d->plan, &call->args, d->n_rows, &call->run, call->captured,
                            &call->gradients, err));

@@ -37,6 +37,35 @@ saccade_status api_check_stats(const saccade_plan *plan, const saccade_tensor *t
     return api_check_output(t, name, err);
 }
 
+/* ---- sinks ---- */
+
+saccade_status api_read_sinks(const saccade_plan *plan, const saccade_tensor *t, int64_t rows,
+                              plan_run *run, saccade_error *err)
+{
+    static const char name[] = "sinks";
+    const plan_problem *p = &plan->problem;
+    const saccade_sizes *s = &run->sizes;
+    const int is_wanted = p->sinks_dtype != SACCADE_NONE;
+    FAIL_AT(is_wanted != (t != NULL), SACCADE_EINVAL, name, 0, 0,
+            "got %s tensor, expected %s: the plan's problem has %s", t ? "a" : "no",
+            t ? "none" : "one", t ? "no sinks_dtype" : "a sinks_dtype");
+    if (!t)
+        return SACCADE_OK;
+    FAIL_AT(t->rank != 1 && t->rank != 3, SACCADE_EINVAL, name, 0, 0,
+            "got rank %d, expected 1 ([H]) or 3 ([B, H, Q])", t->rank);
+    const int is_each = t->rank == 3;
+    int64_t shape[3] = {is_each ? t->shape[0] == 1 ? 1 : s->B : p->sizes.H, p->sizes.H,
+                        is_each && t->shape[2] == 1 ? 1 : rows};
+    const api_expected expected = {name, p->sinks_dtype, t->rank, plan->backend->device};
+    TRY(api_check_tensor(t, &expected, shape, err));
+    run->sinks = (plan_sinks){.data = t->data, .dtype = t->dtype};
+    if (!is_each)
+        run->sinks.stride[1] = t->stride[0];
+    for (int d = 0; d < 3 && is_each; d++)
+        run->sinks.stride[d] = t->shape[d] == 1 ? 0 : t->stride[d];
+    return SACCADE_OK;
+}
+
 /* ---- captures ---- */
 
 static int has_capture(const mod_fn *fn, const char *name)
@@ -166,6 +195,7 @@ saccade_status api_read_inputs(const saccade_plan *plan, const api_inputs *in, p
                                api_captures *captures, saccade_error *err)
 {
     TRY(read_tensors(plan, in, run, err));
+    TRY(api_read_sinks(plan, in->sinks, run->sizes.Q, run, err));
     return api_read_context(plan, in, run, captures, err);
 }
 

@@ -137,7 +137,8 @@ saccade_status saccade_tangent(const saccade_plan *plan, const saccade_tangent_a
                            .positions = a.positions,
                            .block_mask = a.block_mask,
                            .bindings = a.bindings,
-                           .n_bindings = a.n_bindings};
+                           .n_bindings = a.n_bindings,
+                           .sinks = a.sinks};
     TRY(api_read_inputs(plan, &in, &run, &captures, err));
     TRY(check_tensors(plan, &a, &run, err));
     TRY(read_captures(plan, &a, &run, 0, dots, err));

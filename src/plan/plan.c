@@ -67,6 +67,12 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
             SACCADE_EINVAL, "out_dtype", 0, 0, "got %s with dtype %s, expected that or %s",
             saccade_dtype_name(p->out_dtype), saccade_dtype_name(p->dtype),
             is_narrow ? "f32" : "none");
+    FAIL_AT(p->sinks_dtype != SACCADE_NONE
+                && (!is_float(p->sinks_dtype)
+                    || (p->sinks_dtype == SACCADE_F64 && p->dtype != SACCADE_F64)),
+            SACCADE_EINVAL, "sinks_dtype", 0, 0, "got %s with dtype %s, expected f32, f16%s",
+            saccade_dtype_name(p->sinks_dtype), saccade_dtype_name(p->dtype),
+            p->dtype == SACCADE_F64 ? ", bf16 or f64" : " or bf16");
     FAIL_AT(fabs(p->scale) > (p->dtype == SACCADE_F64 ? DBL_MAX : (double)FLT_MAX),
             SACCADE_EINVAL, "scale", 0, 0,
             "got %g, expected a finite number of f32 (f64 in f64 problems), or NaN for "
@@ -87,13 +93,16 @@ static saccade_status find_gradients(const saccade_problem *p, saccade_plan *pla
                                      saccade_error *err)
 {
     const uint32_t all = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V
-                         | SACCADE_GRADIENT_CAPTURES;
+                         | SACCADE_GRADIENT_CAPTURES | SACCADE_GRADIENT_SINKS;
     const int32_t n = p->gradients & SACCADE_GRADIENT_CAPTURES ? p->n_gradient_captures : 0;
     FAIL_AT(p->gradients & ~all, SACCADE_EINVAL, "gradients", 0, 0,
             "got bits 0x%x, expected SACCADE_GRADIENT_*", (unsigned)p->gradients);
     FAIL_AT(n < 0 || n > MOD_MAX_CAPTURES || (n && !p->gradient_captures), SACCADE_EINVAL,
             "gradient_captures", 0, 0, "got %d, expected 0 to %d and their names", n,
             MOD_MAX_CAPTURES);
+    FAIL_AT(p->gradients & SACCADE_GRADIENT_SINKS && p->sinks_dtype == SACCADE_NONE,
+            SACCADE_EINVAL, "gradients", 0, 0,
+            "got SACCADE_GRADIENT_SINKS, expected a sinks_dtype with it");
     plan->problem.gradients = p->gradients;
     for (int32_t i = 0; i < n; i++) {
         const char *name = p->gradient_captures[i] ? p->gradient_captures[i] : "";
@@ -126,6 +135,7 @@ saccade_status plan_derive(const saccade_problem *p, saccade_plan *plan, saccade
         .kv_dtype = p->kv_dtype == SACCADE_NONE ? p->dtype : p->kv_dtype,
         .out_dtype = p->out_dtype == SACCADE_NONE ? p->dtype : p->out_dtype,
         .scale = scale_of(p),
+        .sinks_dtype = p->sinks_dtype,
         .group = (int32_t)(p->sizes.H / p->sizes.Hkv),
         .h_offset = (int32_t)p->h_offset,
         .heads_global = (int32_t)(p->heads_global ? p->heads_global : p->sizes.H),
@@ -242,6 +252,8 @@ saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error
                       (long long)(p->h_offset + p->sizes.H - 1), p->heads_global);
     if (p->out_dtype != p->dtype)
         strbuf_printf(out, "\nresults: %s", saccade_dtype_name(p->out_dtype));
+    if (p->sinks_dtype != SACCADE_NONE)
+        strbuf_printf(out, "\nsinks: %s", saccade_dtype_name(p->sinks_dtype));
     strbuf_printf(out, "\nscale: %.9g\nbackend: %s\nkernel: %s\nlevel: %s\nthreads: %d\n",
                   p->scale, plan->backend->name, plan->solver->name,
                   cpu_level_name((cpu_level)plan->level), plan->threads);

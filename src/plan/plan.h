@@ -26,6 +26,7 @@ typedef struct plan_problem {
     int has_chunks;     /* every run says by plan_chunks where its keys lie */
     uint32_t gradients; /* SACCADE_GRADIENT_* wanted; CAPTURES if any of the next is */
     uint64_t gradient_captures; /* of score's captures, a bit each */
+    saccade_dtype sinks_dtype;  /* of the sinks that every run has; NONE: it has none */
     int is_relaxed; /* sums of dQ in any order, as CTAs come; no public problem asks for it */
 } plan_problem;
 
@@ -63,6 +64,14 @@ typedef struct plan_positions {
     saccade_tensor q_offset, kv_offset, kv_len;
 } plan_positions;
 
+/* A logit for each row of a run, where it takes part in the row's sum: strides of b, h and i,
+ * 0 where one serves all. dtype NONE: absent. */
+typedef struct plan_sinks {
+    const void *data;
+    saccade_dtype dtype;
+    int64_t stride[3];
+} plan_sinks;
+
 /* Everything a forward run needs, checked. Tensors are in the order and shapes of saccade.h. */
 typedef struct plan_run {
     saccade_sizes sizes;
@@ -71,6 +80,7 @@ typedef struct plan_run {
     const plan_rows *rows;                 /* NULL: all rows; else q's are those of the parts */
     const saccade_tensor *lse, *row_max;   /* NULL: not wanted */
     plan_positions positions;
+    plan_sinks sinks;
     const saccade_block_mask *block_mask; /* NULL: none */
     eval_env score_env, mask_env;         /* captures in the order of the mod_fns' */
     void *workspace;
@@ -84,6 +94,7 @@ typedef struct plan_gradients {
     const saccade_tensor *d_out, *d_lse; /* d_lse: NULL for zeros */
     const saccade_tensor *dq, *dk, *dv;
     const saccade_tensor *captures; /* by capture of the score mod; dtype NONE: not wanted */
+    const saccade_tensor *sinks;
     uint32_t added; /* SACCADE_GRADIENT_* that are added to what their tensors hold */
     int is_least;   /* backward_workspace: what a run can do with, not what makes it fast */
 } plan_gradients;
@@ -165,6 +176,18 @@ size_t plan_backward_workspace(const saccade_plan *plan, const saccade_sizes *si
 saccade_status plan_choose(saccade_plan *plan, const plan_solver *const *solvers,
                            saccade_error *err);
 saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error *err);
+
+/* ---- sinks.c ---- */
+
+/* The sink of row i, counted as the rows of q are; -inf in runs without, NaN for +inf. */
+double plan_sink_of(const plan_run *run, int64_t b, int64_t h, int64_t i);
+/* The weight of a sink in a row of this lse, which includes it. */
+double plan_sink_weight(double sink, double lse);
+/* gradients->sinks, which is there: sums of term(of, b, h, i) over the run's rows that an
+ * element serves, in double, in the order of batches and rows; i counts all rows. */
+typedef double plan_sink_term(const void *of, int64_t b, int64_t h, int64_t i);
+void plan_sum_sinks(const plan_run *run, const plan_gradients *gradients, plan_sink_term *term,
+                    const void *of, int threads);
 
 /* ---- explain_ranges.c ---- */
 

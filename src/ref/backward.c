@@ -151,6 +151,28 @@ out:
     return status;
 }
 
+/* ---- by sinks ---- */
+
+/* p_sink = exp(sink - lse):  d_sink = -p_sink (delta - dlse). */
+saccade_status ref_backward_sinks(const plan_problem *problem, const plan_run *run,
+                                  const double *d_out, const double *d_lse, double *terms,
+                                  saccade_error *err)
+{
+    const saccade_sizes *s = &run->sizes;
+    void *memory = NULL;
+    backward_job job = {.in = {.problem = problem, .run = run}};
+    job.n_values = ref_most_values(problem);
+    TRY(start(&job, 1, &memory, err));
+    ref_row row = ref_row_in(s, job.n_values, job.rows);
+    for (int64_t at = 0; at < s->B * s->H * s->Q; at++) {
+        ref_compute_row(&job.in, at / s->Q / s->H, at / s->Q % s->H, at % s->Q, &row);
+        const double dot = ref_dot(d_out + at * s->Dv, row.out, s->Dv);
+        terms[at] = -ref_sink_weight(&row) * (dot - (d_lse ? d_lse[at] : 0));
+    }
+    free(memory);
+    return SACCADE_OK;
+}
+
 /* ---- by captures ---- */
 
 /* Every place where the score reads a wanted capture, and the score's derivative by it. */

@@ -13,6 +13,7 @@
 /* Row-major doubles, one block of memory for all. */
 typedef struct gradient_room {
     double *d_out, *d_lse, *dq, *dk, *dv, *captures[MOD_MAX_CAPTURES];
+    double *sinks; /* [B][H][Q] */
     double *memory;
     uint64_t *sorted; /* plan_sum_chunks's */
     int threads;
@@ -81,6 +82,10 @@ static int64_t lay_out(const plan_run *run, const plan_gradients *g, uint64_t wa
     for (int i = 0; i < MOD_MAX_CAPTURES; i++)
         if (wanted >> i & 1)
             place(&g->captures[i], room->memory, &n, &room->captures[i]);
+    if (g->sinks) {
+        room->sinks = room->memory ? room->memory + n : NULL;
+        n += run->sizes.B * run->sizes.H * run->sizes.Q;
+    }
     if (room->memory)
         room->sorted = (uint64_t *)(void *)(room->memory + n);
     return n + (run->chunks ? (int64_t)(plan_sum_room(&run->sizes) / sizeof(double)) : 0);
@@ -98,6 +103,17 @@ static void store(const gradient_room *room, const plan_run *run, const plan_chu
         shape[2] = run->sizes.KV;
     const saccade_tensor each = saccade_tensor_of(dense, SACCADE_F64, t->rank, shape);
     plan_sum_places(&each, chunks, room->sorted, t, is_added != 0, room->threads);
+}
+
+typedef struct sink_terms {
+    const saccade_sizes *sizes;
+    const double *each;
+} sink_terms;
+
+static double sink_term(const void *of, int64_t b, int64_t h, int64_t i)
+{
+    const sink_terms *t = of;
+    return t->each[(b * t->sizes->H + h) * t->sizes->Q + i];
 }
 
 size_t ref_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
@@ -125,6 +141,10 @@ saccade_status ref_backward_solve(const saccade_plan *plan, const plan_run *run,
         for_each(g->d_lse, room.d_lse, read);
     TRY_GOTO(ref_backward(p, run, room.d_out, room.d_lse, room.dq, room.dk, room.dv, err));
     TRY_GOTO(ref_backward_captures(p, run, room.d_out, room.d_lse, room.captures, err));
+    if (g->sinks) {
+        TRY_GOTO(ref_backward_sinks(p, run, room.d_out, room.d_lse, room.sinks, err));
+        plan_sum_sinks(run, g, sink_term, &(sink_terms){&run->sizes, room.sinks}, 1);
+    }
     store(&room, run, NULL, g->dq, room.dq, g->added & SACCADE_GRADIENT_Q);
     store(&room, run, run->chunks, g->dk, room.dk, g->added & SACCADE_GRADIENT_K);
     store(&room, run, run->chunks, g->dv, room.dv, g->added & SACCADE_GRADIENT_V);

@@ -28,7 +28,9 @@ typedef struct plain_row {
     float *p;      /* [KV] */
     float *out;    /* [Dv] */
     uint8_t *live; /* [KV] */
-    float m, l;
+    float m, l;    /* the sink counts in l, not in m */
+    float top;     /* the larger of m and the sink */
+    float sink;
 } plain_row;
 
 typedef struct plain_job {
@@ -174,10 +176,13 @@ static void pass_softmax(const plain_job *job, plain_row *row)
     }
     if (row->m == INFINITY)
         row->m = NAN;
+    row->top = row->sink > row->m || isnan(row->sink) ? row->sink : row->m;
     for (int64_t j = 0; j < KV; j++) {
-        row->p[j] = row->live[j] ? expf(row->p[j] - row->m) : 0;
+        row->p[j] = row->live[j] ? expf(row->p[j] - row->top) : 0;
         row->l += row->p[j];
     }
+    if (row->m != -INFINITY && row->sink != -INFINITY)
+        row->l += expf(row->sink - row->top);
     for (int64_t j = 0; j < KV; j++)
         if (row->live[j])
             row->p[j] = round_to(job->problem->dtype, row->p[j] / row->l);
@@ -225,6 +230,7 @@ static void place(const plain_job *job, int64_t item, plain_row *row)
     row->h = item / s->Q % s->H;
     row->i = item % s->Q;
     row->at = plan_position_of(&job->run->positions, s->KV, row->b);
+    row->sink = (float)plan_sink_of(job->run, row->b, row->h, row->i);
     for (int n = 0; n < 2; n++) {
         if (!states[n])
             continue;
@@ -244,7 +250,7 @@ static void store(const plain_job *job, int64_t item, const plain_row *row)
 {
     const saccade_tensor *o = job->run->out;
     const int64_t Dv = job->run->sizes.Dv;
-    const float lse = row->m == -INFINITY ? -INFINITY : row->m + logf(row->l);
+    const float lse = row->m == -INFINITY ? row->sink : row->top + logf(row->l);
     if (job->out) {
         memcpy(job->out + item * Dv, row->out, (size_t)Dv * sizeof *row->out);
         if (job->lse)

@@ -22,6 +22,7 @@ typedef struct plain_gradients {
     uint32_t n_reads, reads[READS], results[READS + 2];
     float *dq, *dk, *dv, *captures[MOD_MAX_CAPTURES]; /* row-major */
     float *q, *k, *v, *d_out, *out;                   /* a row of each */
+    float *delta;                                     /* [B][H][Q] */
     char *memory;
 } plain_gradients;
 
@@ -125,6 +126,7 @@ static void add_row(const plain_gradients *job, const ref_row *row)
     float delta = dot(job->d_out, job->out, s->Dv);
     if (job->given->d_lse)
         delta -= stat_of(job->given->d_lse, row);
+    job->delta[(row->b * s->H + row->h) * s->Q + row->i] = delta;
     for (int64_t j = 0; j < s->KV; j++)
         if (row->live[j])
             add_key(job, row, j, delta);
@@ -173,7 +175,7 @@ static saccade_status take_memory(plain_gradients *job, saccade_error *err)
 {
     const saccade_sizes *s = &job->run->sizes;
     const int64_t rows = s->B * s->H * s->Q, keys = s->B * s->Hkv * s->KV;
-    int64_t n = rows * s->D + keys * (s->D + s->Dv) + 2 * s->D + 3 * s->Dv;
+    int64_t n = rows * (s->D + 1) + keys * (s->D + s->Dv) + 2 * s->D + 3 * s->Dv;
     for (int c = 0; c < MOD_MAX_CAPTURES; c++)
         if (job->problem->gradient_captures >> c & 1)
             n += count(&job->given->captures[c]);
@@ -187,6 +189,7 @@ static saccade_status take_memory(plain_gradients *job, saccade_error *err)
     job->v = take(&at, s->Dv);
     job->d_out = take(&at, s->Dv);
     job->out = take(&at, s->Dv);
+    job->delta = take(&at, rows);
     for (int c = 0; c < MOD_MAX_CAPTURES; c++)
         if (job->problem->gradient_captures >> c & 1)
             job->captures[c] = take(&at, count(&job->given->captures[c]));
@@ -203,6 +206,16 @@ static void store(float *from, float scale, const saccade_tensor *to, uint32_t i
     plan_sum_repeated(&each, to, is_added != 0, 1);
 }
 
+static double sink_term(const void *of, int64_t b, int64_t h, int64_t i)
+{
+    const plain_gradients *job = of;
+    const saccade_sizes *s = &job->run->sizes;
+    const ref_row row = {.b = b, .h = h, .i = i};
+    const float sink = (float)plan_sink_of(job->run, b, h, i);
+    const float p = sink == -INFINITY ? 0 : expf(sink - stat_of(job->run->lse, &row));
+    return (double)(-p * job->delta[(b * s->H + h) * s->Q + i]);
+}
+
 static void store_all(const plain_gradients *job)
 {
     const plan_gradients *g = job->given;
@@ -210,6 +223,8 @@ static void store_all(const plain_gradients *job)
     store(job->dq, scale, g->dq, g->added & SACCADE_GRADIENT_Q);
     store(job->dk, scale, g->dk, g->added & SACCADE_GRADIENT_K);
     store(job->dv, 1, g->dv, g->added & SACCADE_GRADIENT_V);
+    if (g->sinks)
+        plan_sum_sinks(job->run, g, sink_term, job, 1);
     for (int c = 0; c < MOD_MAX_CAPTURES; c++)
         if (job->captures[c])
             store(job->captures[c], 1, &g->captures[c], g->added & SACCADE_GRADIENT_CAPTURES);

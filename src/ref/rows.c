@@ -1,8 +1,10 @@
 /* One row of attention in float64, by definition:
  *     s_j = score(scale * q . k_j),  live_j = mask and in kv_len and s_j > -inf
  *     m = max s_j,  p_j = exp(s_j - m),  l = sum p_j,  out = sum p_j v_j / l,  lse = m + log l
+ * With a sink a: l = exp(a - m) + sum p_j, and exponents are relative to the larger of m and a.
  * A position that is not live is never read, so nothing it holds can reach a result. A live
- * NaN or +inf makes the whole row NaN; a row without live keys is out = 0, m = lse = -inf. */
+ * NaN or +inf makes the whole row NaN; a row without live keys is out = 0, m = -inf, and
+ * lse is the sink or -inf. */
 #include "ref/rows.h"
 
 #include "base/convert.h"
@@ -234,6 +236,7 @@ static void find_scores(const ref_inputs *in, ref_row *row)
     }
 }
 
+/* A sink is one more score, whose value is 0: it counts in rows that have a live key. */
 static void softmax(ref_row *row, int64_t n)
 {
     row->m = -INFINITY;
@@ -243,10 +246,13 @@ static void softmax(ref_row *row, int64_t n)
             row->m = row->p[j];
     if (row->m == INFINITY)
         row->m = NAN;
+    row->top = row->sink > row->m || isnan(row->sink) ? row->sink : row->m;
     for (int64_t j = 0; j < n; j++) {
-        row->p[j] = row->live[j] ? exp(row->p[j] - row->m) : 0;
+        row->p[j] = row->live[j] ? exp(row->p[j] - row->top) : 0;
         row->l += row->p[j];
     }
+    if (row->m != -INFINITY)
+        row->l += plan_sink_weight(row->sink, row->top);
 }
 
 static void weigh_values(const ref_inputs *in, ref_row *row)
@@ -268,6 +274,7 @@ void ref_compute_row(const ref_inputs *in, int64_t b, int64_t h, int64_t i, ref_
     row->h = h;
     row->i = i;
     row->at = plan_position_of(&in->run->positions, in->run->sizes.KV, b);
+    row->sink = plan_sink_of(in->run, b, h, i);
     memset(row->raw, 0, (size_t)in->run->sizes.KV * sizeof *row->raw);
     ref_load(in->run->q, b, h, i, row->q);
     find_live(in, row);
@@ -278,5 +285,10 @@ void ref_compute_row(const ref_inputs *in, int64_t b, int64_t h, int64_t i, ref_
 
 double ref_row_lse(const ref_row *row)
 {
-    return row->m == -INFINITY ? -INFINITY : row->m + log(row->l);
+    return row->m == -INFINITY ? row->sink : row->top + log(row->l);
+}
+
+double ref_sink_weight(const ref_row *row)
+{
+    return plan_sink_weight(row->sink, ref_row_lse(row));
 }

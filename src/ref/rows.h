@@ -20,11 +20,14 @@ typedef struct ref_row {
     plan_position at;
     double *q;      /* [D] */
     double *raw;    /* [KV] scale * q . k, where live */
-    double *p;      /* [KV] score, then exp(score - m); 0 where not live */
+    double *p;      /* [KV] score, then exp(score - top); 0 where not live */
     double *out;    /* [Dv] */
     double *values; /* scratch of eval_scalar */
     uint8_t *live;  /* [KV] 1: counts in this row */
-    double m, l;    /* row maximum and sum of p; -INF and 0 for an empty row */
+    double m;       /* row maximum; -INF for an empty row */
+    double top;     /* the larger of m and the sink */
+    double l;       /* sum of p, with exp(sink - top) */
+    double sink;    /* -INF: none */
 } ref_row;
 
 size_t ref_widened_bytes(const saccade_sizes *sizes);
@@ -40,8 +43,9 @@ size_t ref_score_values(const plan_problem *problem, const mod_fn *fn);
 
 /* Fills row for query i of (b, h): q, live, raw, p, m, l, out. */
 void ref_compute_row(const ref_inputs *in, int64_t b, int64_t h, int64_t i, ref_row *row);
-/* log sum exp of a computed row. */
+/* log sum exp of a computed row, and the weight of its sink. */
 double ref_row_lse(const ref_row *row);
+double ref_sink_weight(const ref_row *row);
 /* The place of a key in its mod's words. */
 eval_point ref_point(const ref_row *row, int64_t j);
 

@@ -193,6 +193,8 @@ uint8_t *backward_touched_of(const backward_job *job, int64_t chunk, int64_t hea
 
 /* par_fn over (batch, head, block of rows): lse, delta and limits. */
 void backward_find_rows(void *job, int64_t index, int thread);
+/* After it: the gradients of sinks, if they are wanted. */
+void backward_sum_sinks(const backward_job *job, const plan_gradients *gradients);
 
 /* ---- backward_item.c ---- */
 

@@ -55,6 +55,23 @@ static void skip_rows(const backward_job *job, int64_t b, int64_t h, int64_t i0)
             (backward_span){(int32_t)s->KV, 0, (int32_t)s->KV, 0};
 }
 
+static double sink_term(const void *of, int64_t b, int64_t h, int64_t i)
+{
+    const backward_job *job = of;
+    const saccade_sizes *s = &job->run->sizes;
+    const int64_t at = (b * s->H + h) * s->Q + i;
+    const plan_part *part = job->run->rows ? plan_part_of(job->run->rows, i) : NULL;
+    const int64_t place = part ? part->row + i - part->first : i;
+    const double sink = plan_sink_of(job->run, b, h, place);
+    return -plan_sink_weight(sink, (double)job->lse[at]) * (double)job->delta[at];
+}
+
+void backward_sum_sinks(const backward_job *job, const plan_gradients *gradients)
+{
+    if (gradients->sinks)
+        plan_sum_sinks(job->run, gradients, sink_term, job, job->plan->threads);
+}
+
 void backward_find_rows(void *arg, int64_t index, int thread)
 {
     const backward_job *job = arg;

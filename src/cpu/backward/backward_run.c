@@ -140,6 +140,7 @@ saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *b
     backward_begin_places(plan, backward, run, gradients, job.memory + job.g.bytes, &places);
     backward_begin_threads(&job);
     par_for(s->B * s->H * job.g.row_blocks, plan->threads, backward_find_rows, &job);
+    backward_sum_sinks(&job, gradients);
     backward_begin_captures(&job);
     begin_fixed(&job, gradients);
     job.dense = backward_dense_reads(&job);

@@ -66,7 +66,7 @@ static int32_t plan_block(cpu_worker *w, const cpu_limits *limits, int32_t r0, i
         const cpu_cover own = limits ? cpu_cover_of_limits(limits, j, end) : cover;
         if (own != CPU_EMPTY)
             steps[n++] = (flow_step){r0 / FLOW_ROWS, (int32_t)((j - chunk) / SQUARE_KEYS),
-                                           own != CPU_FULL || end > j1};
+                                     own != CPU_FULL || end > j1};
     }
     return n;
 }
@@ -163,7 +163,7 @@ static int run_stream(cpu_worker *w, int64_t j0, int64_t j1, int64_t end,
         .v = t.v,
         .o_ld = g->o_ld,
         .rows = w->rows,
-        .is_exact = w->job->run->lse != NULL,
+        .is_exact = w->job->run->lse || w->job->run->sinks.data,
         .scale = (float)w->job->plan->problem.scale,
         .m = w->m,
         .l = w->l,
@@ -409,7 +409,7 @@ static int run_narrow(cpu_worker *w, int64_t begin, int64_t end)
     const int64_t first = begin / CPU_BLOCK_KEYS;
     int32_t n = 0;
     if (!amx_code_narrow(state->code) || job->live.by != CPU_BY_LIMITS || job->run->lse
-        || job->g.splits > 1 || past - first > chunk_blocks(w))
+        || job->run->sinks.data || job->g.splits > 1 || past - first > chunk_blocks(w))
         return 0;
     for (int32_t r = 0, own; r < w->rows; r += FLOW_ROWS, n += own) {
         own = plan_narrow(w, r, begin, end, steps + n);

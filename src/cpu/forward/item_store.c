@@ -19,16 +19,47 @@ static double exponent_of(const cpu_worker *w, float m)
     return is_fused ? (double)(m * (float)M_LOG2E) : (double)m * M_LOG2E;
 }
 
-static void store_stats(const cpu_worker *w, int32_t r)
+/* lse of a row with its sink in it. l exp(m) and exp(sink) may both be out of f32's range, but
+ * not both so relative to the larger. */
+static double lse_with(double sink, double lse)
+{
+    if (sink == -INFINITY || isnan(lse))
+        return lse;
+    return lse < sink ? sink + log1p(exp(lse - sink)) : lse + log1p(exp(sink - lse));
+}
+
+static void store_stats(const cpu_worker *w, int32_t r, double sink)
 {
     const plan_run *run = w->job->run;
     const int64_t b = w->item.b, h = item_head_of(w, r);
     const int64_t i = item_index_of(w, r) + w->shift;
     const float l = w->l[r], m = isnan(l) ? NAN : w->m[r];
-    if (run->lse)
-        store_stat(run->lse, b, h, i,
-                   l == 0 ? -INFINITY : (float)(exponent_of(w, m) * M_LN2 + log((double)l)));
+    if (run->lse) {
+        const double own = l == 0 ? -INFINITY : exponent_of(w, m) * M_LN2 + log((double)l);
+        store_stat(run->lse, b, h, i, (float)lse_with(sink, own));
+    }
     store_stat(run->row_max, b, h, i, m);
+}
+
+/* Adds a row's sink to its sum, which may become infinite: then out is 0. Rows without a live
+ * key stay such. */
+static void add_sink(const cpu_worker *w, int32_t r, double sink)
+{
+    if (w->l[r] != 0 && sink != -INFINITY)
+        w->l[r] += (float)exp2(sink * M_LOG2E - exponent_of(w, w->m[r]));
+}
+
+/* Statistics, and sums as out is divided by them. */
+static void finish_rows(const cpu_worker *w)
+{
+    const plan_run *run = w->job->run;
+    for (int32_t r = 0; (run->lse || run->row_max || run->sinks.data) && r < w->rows; r++) {
+        const double sink =
+            plan_sink_of(run, w->item.b, item_head_of(w, r), item_index_of(w, r) + w->shift);
+        if (run->lse || run->row_max)
+            store_stats(w, r, sink);
+        add_sink(w, r, sink);
+    }
 }
 
 char *item_out_of(const cpu_worker *w, int32_t r)
@@ -52,14 +83,12 @@ static void store_rows(const cpu_worker *w, int32_t r, int32_t n)
 /* All but the strips that are stored already. */
 void item_store(const cpu_worker *w)
 {
-    const plan_run *run = w->job->run;
     const int32_t head = (int32_t)(w->item.box.i1 - w->item.box.i0);
     const int32_t each = w->stored ? w->kernels->strip : head;
+    finish_rows(w);
     for (int32_t r = 0; r < w->rows; r += each)
         if (!w->stored || !(w->stored >> (r / each) & 1))
             store_rows(w, r, w->rows - r < each ? w->rows - r : each);
-    for (int32_t r = 0; (run->lse || run->row_max) && r < w->rows; r++)
-        store_stats(w, r);
 }
 
 /* (m, l) of all rows, then O, of one split item. */
