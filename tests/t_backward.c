@@ -1,7 +1,7 @@
 /* Backward on the CPU: every level against float64, over masks, scores, lengths, strides and
  * poisoned memory; equal bits over threads. */
 #include "support/backward_case.h"
-#include "support/sanitizers.h"
+#include "support/short_run.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -24,13 +24,10 @@ static void check_levels(const backward_case *c)
     backward_case_free(&r);
 }
 
-/* Sanitizers and emulators walk the same code some ten times as slowly: there each case has one
- * dtype, and the cases take turns. */
+/* In a short run each case has one dtype, and the cases take turns. */
 static int is_left_out(size_t n, int dtype, int n_dtypes)
 {
-    const int is_slow = HAS_ADDRESS_SANITIZER || HAS_THREAD_SANITIZER
-                        || getenv("SACCADE_TEST_EMULATED") != NULL;
-    return is_slow && (int)(n % (size_t)n_dtypes) != dtype;
+    return is_short_run() && (int)(n % (size_t)n_dtypes) != dtype;
 }
 
 static void test_shapes(void **state)

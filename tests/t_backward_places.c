@@ -7,6 +7,7 @@
 #include "base/convert.h"
 #include "cpu/forward/forward.h"
 #include "support/chunk_case.h"
+#include "support/short_run.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -264,7 +265,7 @@ static void test_chunks(void **state)
                                            "b2 h2 q50 kv300 d64 bf16",
                                            "b2 h3/1 q20 kv290 d33 f16"};
     static const int32_t sizes[] = {1, 16, 50, 300};
-    const size_t n_problems = getenv("SACCADE_TEST_EMULATED") ? 1 : 3;
+    const size_t n_problems = is_short_run() ? 1 : 3;
     (void)state;
     for (size_t p = 0; p < n_problems; p++)
         for (size_t n = p % 2; n < sizeof sizes / sizeof *sizes; n += p ? 2 : 1) {
