@@ -35,7 +35,7 @@
 #include <stdatomic.h>
 
 /* Multiples of every level's strips and panels and of JIT_GROUP. */
-enum { BACKWARD_ROWS = 96, BACKWARD_KEYS = 192, BACKWARD_CHUNKS = 16 };
+enum { BACKWARD_ROWS = 96, BACKWARD_KEYS = 192, BACKWARD_CHUNKS = 16, BACKWARD_TURNED = 32 };
 
 /* A captured value's gradient is a sum of dX times the score's derivative by it over all
  * positions that read it. By what its index varies with, such sums are made first along one
@@ -98,11 +98,12 @@ uint32_t backward_find_reads(const pass_facts *score, uint64_t captures, backwar
 
 /* Byte counts are multiples of 64. */
 typedef struct backward_geometry {
-    int32_t q_ld, o_ld;            /* elements of a packed row of Q, of dO */
-    int32_t dq_ld, dv_ld;          /* floats of a row of dQ and dK, of dV: whole panels */
+    int32_t q_ld, o_ld;   /* elements of a packed row of Q, of dO */
+    int32_t dq_ld, dv_ld; /* floats of a row of dQ and dK, of dV: whole panels */
+    int64_t dq_rows;      /* of a chunk's dQ: whole steps */
     int64_t row_blocks, key_blocks;
-    int64_t chunks;                /* items of one (batch, kv head) */
-    int64_t heads, wave;           /* (batch, kv head) pairs in all, and run at a time */
+    int64_t chunks;      /* items of one (batch, kv head) */
+    int64_t heads, wave; /* (batch, kv head) pairs in all, and run at a time */
     size_t k_turned, v_turned, k_steps, q_rows, q_steps, o_rows, o_steps; /* bytes, packed */
     size_t thread_bytes;
     size_t lse_off, delta_off, first_off, past_off, span_off;
@@ -114,7 +115,8 @@ typedef struct backward_geometry {
 /* One thread's memory, in the order of backward_worker's pointers. */
 typedef struct backward_scratch {
     size_t k_turned, v_turned, k_steps, q_rows, q_steps, o_rows, o_steps, s, dp, p, ds;
-    size_t results, dx, sums, dk, dv, row, most, live, ranges, limits, values, score, mask;
+    size_t results, dx, sums, dk, dv, turned, row, most, live, ranges, limits, values, score,
+        mask;
     size_t jit, k_room, v_room, bytes;
 } backward_scratch;
 backward_scratch backward_scratch_of(const saccade_plan *plan,
@@ -184,8 +186,8 @@ typedef struct backward_job {
     uint64_t dense; /* reads whose positions add along lines of the gradient, a bit each */
 } backward_job;
 
-/* The chunk's dQ [Q][dq_ld] of query head `head` of the wave, and which of its blocks of rows
- * it holds: the others were never written. */
+/* The chunk's dQ [dq_rows][dq_ld] of query head `head` of the wave, and which of its blocks of
+ * rows it holds: the others were never written. */
 float *backward_partial_of(const backward_job *job, int64_t chunk, int64_t head);
 uint8_t *backward_touched_of(const backward_job *job, int64_t chunk, int64_t head);
 
@@ -208,15 +210,16 @@ typedef struct backward_worker {
     int is_full;
     void *k_turned, *v_turned, *k_steps, *q_rows, *q_steps, *o_rows, *o_steps;
     int k_nonfinite, q_nonfinite, o_nonfinite;
-    kv_view k, v;        /* keys of the item */
-    void *k_room, *v_room; /* where they do not lie in one piece */
-    int is_packed;         /* keys of this block */
-    float *s, *dp;       /* [BACKWARD_ROWS][BACKWARD_KEYS] */
+    kv_view k, v;                     /* keys of the item */
+    void *k_room, *v_room;            /* where they do not lie in one piece */
+    int is_packed;                    /* keys of this block */
+    float *s, *dp;                    /* [BACKWARD_ROWS][BACKWARD_KEYS] */
     float *results[BACKWARD_RESULTS]; /* of a strip [strip][BACKWARD_KEYS], but the first */
     float *dx;                        /* of a strip, for captures */
-    float *sums; /* of a tile's columns or diagonals, BACKWARD_SUMS for each read */
+    float *sums;         /* of a tile's columns or diagonals, BACKWARD_SUMS for each read */
     void *p, *ds;        /* steps of rows by BACKWARD_KEYS, 4 bytes each */
     float *dk, *dv, *dq; /* of the block of keys; dq lies in the chunk's sums */
+    float *turned;       /* some keys of dK or dV, where kernels sum them by dims */
     float *row, *most;
     uint8_t *live; /* [BACKWARD_ROWS][BACKWARD_KEYS] where 0 * NaN threatens */
     /* Keys [from, past) of each strip, from a multiple of 32; from >= past: none. */

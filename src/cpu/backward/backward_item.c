@@ -2,6 +2,8 @@
  * rows of all heads of the group. */
 #include "cpu/backward/backward.h"
 
+#include "base/integers.h"
+
 #include <assert.h>
 #include <string.h>
 
@@ -48,13 +50,14 @@ void backward_begin_threads(backward_job *job)
         w->dx = (float *)(void *)(base + at.dx);
         w->sums = (float *)(void *)(base + at.sums);
         for (uint32_t k = 1; k < job->backward->n_results; k++)
-            w->results[k] = (float *)(void *)(base + at.results)
-                            + (k - 1) * (uint32_t)(job->backward->kernels->block->strip
-                                                   * BACKWARD_KEYS);
+            w->results[k] =
+                (float *)(void *)(base + at.results)
+                + (k - 1) * (uint32_t)(job->backward->kernels->block->strip * BACKWARD_KEYS);
         w->p = job->backward->kernels->step > 1 ? base + at.p : (char *)w->s;
         w->ds = job->backward->kernels->step > 1 ? base + at.ds : (char *)w->dp;
         w->dk = (float *)(void *)(base + at.dk);
         w->dv = (float *)(void *)(base + at.dv);
+        w->turned = (float *)(void *)(base + at.turned);
         w->row = (float *)(void *)(base + at.row);
         w->most = (float *)(void *)(base + at.most);
         w->live = (uint8_t *)(base + at.live);
@@ -116,13 +119,15 @@ static void run_tile(backward_worker *w, int64_t row_block, cpu_cover cover)
     w->is_full = cover == CPU_FULL;
     if (job->backward->has_dq) {
         const int64_t group = job->plan->problem.group;
-        const int64_t head = (w->b * job->run->sizes.Hkv + w->g - job->head0) * group
-                             + w->h % group;
+        const int64_t head =
+            (w->b * job->run->sizes.Hkv + w->g - job->head0) * group + w->h % group;
         uint8_t *touched = backward_touched_of(job, w->chunk, head) + row_block;
         const int64_t ld = job->g.dq_ld;
         w->dq = backward_partial_of(job, w->chunk, head) + w->i0 * ld;
         if (!*touched)
-            memset(w->dq, 0, (size_t)(w->m * ld) * sizeof(float));
+            memset(w->dq, 0,
+                   (size_t)(round_up(w->m, job->backward->kernels->depth) * ld)
+                       * sizeof(float));
         *touched = 1;
     }
     backward_run_tile(w);
@@ -134,8 +139,8 @@ static void run_head(backward_worker *w)
     const mod_fn *slope = job->backward->slope;
     if (slope && !job->backward->has_slopes) {
         const eval_point point = {(int32_t)w->b, (int32_t)w->h, 0, 0, 0};
-        w->head_slope = (float)eval_scalar(slope, &job->run->score_env, &point,
-                                           w->values, NULL);
+        w->head_slope =
+            (float)eval_scalar(slope, &job->run->score_env, &point, w->values, NULL);
     }
     if (job->runs) {
         const run_walk walk = walk_runs(job, w->b, w->h, w->j0 / BACKWARD_KEYS);
@@ -167,8 +172,17 @@ static void store(const backward_worker *w, const saccade_tensor *t, uint32_t bi
     const backward_job *job = w->job;
     const cpu_rows to = cpu_rows_of(t, w->b, w->g);
     char *at = (char *)t->data + (to.base - (const char *)t->data) + w->j0 * to.stride;
-    job->backward->kernels->store(from, ld, keys_there(w), to.dim, scale,
-                                  (job->gradients->added & bit) != 0, to.dtype, at, to.stride);
+    const cpu_backward_kernels *kernels = job->backward->kernels;
+    const int is_added = (job->gradients->added & bit) != 0;
+    const int32_t rows = keys_there(w);
+    const int32_t step = kernels->turn_sums ? BACKWARD_TURNED : rows;
+    for (int32_t j = 0; j < rows; j += step) {
+        const int32_t n = rows - j < step ? rows - j : step;
+        if (kernels->turn_sums)
+            kernels->turn_sums(from + j, BACKWARD_KEYS, step, ld, w->turned, ld);
+        kernels->store(kernels->turn_sums ? w->turned : from, ld, n, to.dim, scale, is_added,
+                       to.dtype, at + j * to.stride, to.stride);
+    }
 }
 
 /* A block of keys; keys at and past kv_len are not read, and their gradient is 0. */
@@ -180,7 +194,8 @@ static void run_keys(backward_worker *w, int64_t key_block)
     const int64_t left = w->at.kv_len - key_block * BACKWARD_KEYS;
     w->j0 = key_block * BACKWARD_KEYS;
     w->n = (int32_t)(left < 0 ? 0 : left < BACKWARD_KEYS ? left : BACKWARD_KEYS);
-    const int64_t there = keys_there(w);
+    const int by_dims = b->kernels->turn_sums != NULL;
+    const int64_t there = by_dims ? BACKWARD_KEYS : keys_there(w);
     w->is_packed = 0;
     w->k_nonfinite = w->q_nonfinite = w->o_nonfinite = 0;
     if (b->has_dk)
@@ -222,11 +237,16 @@ void backward_run_item(void *arg, int64_t at, int thread)
     w->k = kv_view_of(run, run->k, w->b, w->g);
     w->v = kv_view_of(run, run->v, w->b, w->g);
     w->score_head = w->mask_head = w->jit_head = -1;
+    const cpu_kernels *k = job->backward->kernels->block;
     if (job->backward->has_dq)
         clear_touched(w, head);
     backward_begin_sums(w, head);
+    if (k->begin)
+        k->begin();
     for (int64_t n = w->chunk; n < job->g.key_blocks; n += job->g.chunks)
         run_keys(w, n);
+    if (k->end)
+        k->end();
 }
 
 /* Live tiles of a block of keys, or where finding them would cost, all. */

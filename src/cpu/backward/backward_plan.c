@@ -1,6 +1,7 @@
 /* What a plan keeps for backward, and the workspace as a function of the problem's integers. */
 #include "cpu/backward/backward.h"
 
+#include "base/integers.h"
 #include "base/status.h"
 #include "cpu/schedule/layout.h"
 
@@ -49,8 +50,7 @@ static saccade_status split_results(const mod_fn *all, const uint32_t *nodes,
         each[n].result = nodes[1 + n];
     }
     out->slope = &each[0];
-    out->has_slopes =
-        varies_in_head(&each[0]) || (out->n_reads && !is_one(&each[0]));
+    out->has_slopes = varies_in_head(&each[0]) || (out->n_reads && !is_one(&each[0]));
     results[out->n_results++] = nodes[0];
     if (out->has_slopes)
         results[out->n_results++] = nodes[1];
@@ -96,16 +96,16 @@ void cpu_backward_destroy(cpu_backward_plan *plan)
 /* ---- geometry ---- */
 
 /* Bytes of a chunk's dQ of one query head. */
-static size_t partial_bytes(const backward_geometry *g, int64_t Q)
+static size_t partial_bytes(const backward_geometry *g)
 {
-    return bytes64(Q * g->dq_ld, sizeof(float));
+    return bytes64(g->dq_rows * g->dq_ld, sizeof(float));
 }
 
 /* Without dQ and captures a block of keys is an item: nothing is left to add up. */
 static void cut_items(const saccade_plan *plan, const cpu_backward_plan *backward,
                       const saccade_sizes *s, backward_geometry *g)
 {
-    const size_t head = (size_t)plan->problem.group * partial_bytes(g, s->Q);
+    const size_t head = (size_t)plan->problem.group * partial_bytes(g);
     g->row_blocks = ceil_div(s->Q, BACKWARD_ROWS);
     g->key_blocks = ceil_div(s->KV, BACKWARD_KEYS);
     g->heads = s->B * s->Hkv;
@@ -119,13 +119,16 @@ static void cut_items(const saccade_plan *plan, const cpu_backward_plan *backwar
     g->wave = larger(1, smaller(g->heads, (int64_t)(wave_bytes / ((size_t)g->chunks * head))));
 }
 
-static void size_operands(const cpu_kernels *k, const saccade_sizes *s, backward_geometry *g)
+static void size_operands(const cpu_backward_kernels *kernels, const saccade_sizes *s,
+                          backward_geometry *g)
 {
+    const cpu_kernels *k = kernels->block;
     const size_t each = (size_t)k->element;
     g->q_ld = (int32_t)round_up(s->D, 32);
     g->o_ld = (int32_t)round_up(s->Dv, 32);
     g->dq_ld = (int32_t)round_up(s->D, k->panel);
     g->dv_ld = (int32_t)round_up(s->Dv, k->panel);
+    g->dq_rows = round_up(s->Q, kernels->depth);
     g->k_turned = bytes64(BACKWARD_KEYS * round_up(s->D, k->depth), each);
     g->v_turned = bytes64(BACKWARD_KEYS * round_up(s->Dv, k->depth), each);
     g->k_steps = bytes64((int64_t)BACKWARD_KEYS * g->dq_ld, each);
@@ -163,6 +166,8 @@ backward_scratch backward_scratch_of(const saccade_plan *plan,
     place(bytes64((int64_t)n_reads * BACKWARD_SUMS, sizeof(float)), &at.sums, &end);
     place(bytes64((int64_t)BACKWARD_KEYS * g->dq_ld, sizeof(float)), &at.dk, &end);
     place(bytes64((int64_t)BACKWARD_KEYS * g->dv_ld, sizeof(float)), &at.dv, &end);
+    const int64_t turned = backward->kernels->turn_sums ? BACKWARD_TURNED : 0;
+    place(bytes64(turned * larger(g->dq_ld, g->dv_ld), sizeof(float)), &at.turned, &end);
     place(bytes64(larger(g->dq_ld, g->dv_ld), sizeof(float)), &at.row, &end);
     place(bytes64(BACKWARD_ROWS, sizeof(float)), &at.most, &end);
     place(bytes64(BACKWARD_ROWS * BACKWARD_KEYS, 1), &at.live, &end);
@@ -194,7 +199,7 @@ static void lay_out(const saccade_plan *plan, const cpu_backward_plan *backward,
     const int64_t blocks = g->heads * plan->problem.group * g->row_blocks;
     const int has_limits = plan_limits(&plan->problem) != NULL;
     const int64_t items = g->heads * larger(g->key_blocks, BACKWARD_CHUNKS);
-    const size_t head = (size_t)plan->problem.group * partial_bytes(g, s->Q);
+    const size_t head = (size_t)plan->problem.group * partial_bytes(g);
     const int64_t sums = smaller(g->heads * BACKWARD_CHUNKS, g->heads + ITEMS);
     size_t most = smaller((int64_t)((size_t)sums * head), (int64_t)wave_bytes);
     size_t end = 0;
@@ -232,7 +237,7 @@ backward_geometry backward_geometry_of(const saccade_plan *plan,
 {
     const saccade_sizes s = whole_sizes(plan, asked);
     backward_geometry g = {0};
-    size_operands(backward->kernels->block, &s, &g);
+    size_operands(backward->kernels, &s, &g);
     cut_items(plan, backward, &s, &g);
     g.thread_bytes = backward_scratch_of(plan, backward, &g).bytes;
     lay_out(plan, backward, &s, &g);

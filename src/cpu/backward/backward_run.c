@@ -15,9 +15,8 @@ static int64_t wave_heads(const backward_job *job)
 
 float *backward_partial_of(const backward_job *job, int64_t chunk, int64_t head)
 {
-    const int64_t Q = job->run->sizes.Q;
     return (float *)(void *)(job->memory + job->g.partial_off)
-           + (chunk * wave_heads(job) + head) * Q * job->g.dq_ld;
+           + (chunk * wave_heads(job) + head) * job->g.dq_rows * job->g.dq_ld;
 }
 
 uint8_t *backward_touched_of(const backward_job *job, int64_t chunk, int64_t head)
@@ -67,9 +66,8 @@ static void merge_rows(void *arg, int64_t index, int thread)
     (void)thread;
     char *at = (char *)dq->data + (to.base - (const char *)dq->data) + place * to.stride;
     const int is_added = (job->gradients->added & SACCADE_GRADIENT_Q) != 0;
-    job->backward->kernels->store(sum, (int32_t)ld, n, to.dim,
-                                  (float)job->plan->problem.scale, is_added, to.dtype, at,
-                                  to.stride);
+    job->backward->kernels->store(sum, (int32_t)ld, n, to.dim, (float)job->plan->problem.scale,
+                                  is_added, to.dtype, at, to.stride);
 }
 
 /* ---- the run ---- */
@@ -112,8 +110,7 @@ static void begin_fixed(backward_job *job, const plan_gradients *gradients)
 {
     const plan_run *run = job->run;
     const size_t before =
-        job->g.bytes
-        + backward_places_bytes(job->plan, job->backward, &run->sizes, gradients);
+        job->g.bytes + backward_places_bytes(job->plan, job->backward, &run->sizes, gradients);
     const size_t bytes = backward_fixed_bytes(job->backward, gradients);
     if (bytes && run->workspace_bytes >= before + bytes)
         backward_begin_fixed(job, job->memory + before);

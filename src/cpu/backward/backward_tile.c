@@ -6,6 +6,7 @@
 #include "cpu/backward/backward.h"
 
 #include "base/convert.h"
+#include "base/integers.h"
 
 #include <math.h>
 #include <string.h>
@@ -56,6 +57,14 @@ static void find_spans(backward_worker *w, int32_t strip)
 
 /* ---- operands ---- */
 
+/* Where row r of a block begins in what pack_values or pack_columns made: steps of 32 rows by
+ * all columns, or panels by all rows. */
+static const char *operand_at(const cpu_kernels *k, const void *operand, int32_t r, int32_t ld)
+{
+    return (const char *)operand
+           + (size_t)(r * (k->is_by_keys ? ld : k->panel)) * (size_t)k->element;
+}
+
 static int needs_dp(const cpu_backward_plan *b)
 {
     return b->has_dq || b->has_dk || b->n_reads;
@@ -66,6 +75,15 @@ static int32_t padded(int32_t n, int32_t most)
 {
     const int32_t up = (n + 63) / 64 * 64;
     return up < most ? up : most;
+}
+
+static int pack_steps(const backward_worker *w, const cpu_rows *from, void *to)
+{
+    const cpu_backward_kernels *kernels = w->job->backward->kernels;
+    const int32_t rows = padded(w->m, BACKWARD_ROWS);
+    if (kernels->pack_columns)
+        return kernels->pack_columns(from, w->m, rows, to);
+    return kernels->block->pack_values(from, w->m, rows, to);
 }
 
 static void pack_keys(backward_worker *w)
@@ -93,14 +111,14 @@ static void pack_rows(backward_worker *w)
     const int64_t i0 = w->i0 + w->shift;
     const cpu_rows q = cpu_rows_from(cpu_rows_of(job->run->q, w->b, w->h), i0);
     const cpu_rows o = cpu_rows_from(cpu_rows_of(job->gradients->d_out, w->b, w->h), i0);
-    const int32_t rows = padded(w->m, BACKWARD_ROWS);
-    k->pack_rows(&q, w->m, w->m, job->g.q_ld, w->q_rows);
+    const int32_t rows = (int32_t)round_up(w->m, b->kernels->depth);
+    k->pack_rows(&q, w->m, rows, job->g.q_ld, w->q_rows);
     if (needs_dp(b))
-        k->pack_rows(&o, w->m, w->m, job->g.o_ld, w->o_rows);
+        k->pack_rows(&o, w->m, rows, job->g.o_ld, w->o_rows);
     if (b->has_dk)
-        w->q_nonfinite = k->pack_values(&q, w->m, rows, w->q_steps);
+        w->q_nonfinite = pack_steps(w, &q, w->q_steps);
     if (b->has_dv)
-        w->o_nonfinite = k->pack_values(&o, w->m, rows, w->o_steps);
+        w->o_nonfinite = pack_steps(w, &o, w->o_steps);
 }
 
 /* ---- weights ---- */
@@ -124,10 +142,11 @@ static void clear_weights(backward_worker *w, int32_t r0, int32_t rows, int32_t 
                           int32_t past)
 {
     const int32_t step = w->job->backward->kernels->step;
+    const int32_t depth = w->job->backward->kernels->depth;
     if (from >= past)
         return;
     const size_t bytes = (size_t)(past - from) * sizeof(float);
-    for (int32_t r = r0 / step; r < (r0 + rows + step - 1) / step; r++) {
+    for (int32_t r = r0 / step; r < round_up(r0 + rows, depth) / step; r++) {
         memset((float *)w->p + r * LD + from, 0, bytes);
         memset((float *)w->ds + r * LD + from, 0, bytes);
     }
@@ -203,23 +222,26 @@ static void add_turned(const backward_worker *w, const void *weights, const void
     if (first == last)
         return;
     const int32_t r0 = first * k->strip, r1 = last * k->strip < w->m ? last * k->strip : w->m;
+    const int by_dims = kernels->turn_sums != NULL;
     kernels->turned((const float *)weights + r0 / kernels->step * LD + j0, LD,
-                    (const char *)operand + (size_t)(r0 * k->panel) * (size_t)k->element,
-                    padded(w->m, BACKWARD_ROWS), r1 - r0, j1 - j0, ld / k->panel,
-                    c + (int64_t)j0 * ld, ld);
+                    operand_at(k, operand, r0, ld), padded(w->m, BACKWARD_ROWS), r1 - r0,
+                    j1 - j0, ld / k->panel, c + (by_dims ? j0 : (int64_t)j0 * ld),
+                    by_dims ? LD : ld);
 }
 
 /* Live positions alone, of rows and keys as they lie: c[j] += weight rows[i]. */
 static void careful_turned(const backward_worker *w, const void *weights, const cpu_rows *rows,
                            int32_t ld, float *c)
 {
+    const int by_dims = w->job->backward->kernels->turn_sums != NULL;
+    const int64_t by_j = by_dims ? 1 : ld, by_d = by_dims ? LD : 1;
     for (int32_t r = 0; r < w->m; r++) {
         const int64_t i = w->i0 + w->shift + r;
         convert_to_f32(rows->dtype, rows->base + i * rows->stride, w->row, rows->dim);
         for (int32_t j = 0; j < w->n; j++) {
             const float x = weight_at(w, weights, r, j);
             for (int32_t d = 0; w->live[r * LD + j] && d < rows->dim; d++)
-                c[(int64_t)j * ld + d] += x * w->row[d];
+                c[j * by_j + d * by_d] += x * w->row[d];
         }
     }
 }
@@ -244,8 +266,7 @@ static void add_dq(const backward_worker *w)
     for (int32_t r = 0; r < w->m; r += k->strip) {
         const int32_t from = w->from[r / k->strip], n = w->past[r / k->strip] - from;
         if (n > 0)
-            k->values(w->dp + r * LD + from, LD,
-                      (const char *)w->k_steps + (size_t)(from * k->panel) * (size_t)k->element,
+            k->values(w->dp + r * LD + from, LD, operand_at(k, w->k_steps, from, ld),
                       (n + 15) / 16 * 16, padded(w->n, BACKWARD_KEYS), rows_of_strip(w, r),
                       ld / k->panel, ones, w->dq + (int64_t)r * ld, ld);
     }

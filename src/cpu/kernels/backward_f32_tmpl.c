@@ -44,6 +44,7 @@ static CPU_WEIGHTS(weights)
 const cpu_backward_kernels LEVEL_NAME(cpu_backward_f32) = {
     .block = &LEVEL_NAME(cpu_f32),
     .step = 1,
+    .depth = 1,
     .weights = weights,
     .turned = turned,
     .row_dots = LEVEL_NAME(cpu_row_dots),

@@ -17,33 +17,42 @@
  * wanted.
  * p, ds: steps of rows, each [ld] times four bytes (f32: S and dP themselves, so ignored).
  * Whether any S is -INF. */
-#define CPU_WEIGHTS(name)                                                                 \
+#define CPU_WEIGHTS(name)                                                                \
     int name(float *s, float *dp, int32_t ld, int32_t rows, int32_t n, const float *lse, \
              const float *delta, const float *slope, float *dx, void *p, void *ds)
 /* c[j] += sum over rows i of a[i][j] b[i]. a: steps of rows, each of a_ld keys, four bytes a
  * key; b: panels of pack_values of `block` rows, from the first row of a step on;
- * c [keys][c_ld] f32. */
-#define CPU_TURNED(name)                                                                     \
+ * c [keys][c_ld] f32, or by dims (pack_columns below). */
+#define CPU_TURNED(name)                                                               \
     void name(const void *a, int32_t a_ld, const void *b, int32_t block, int32_t rows, \
               int32_t keys, int32_t n_panels, float *c, int32_t c_ld)
+/* Sums [dims][from_ld] of `turned` that lie by dims: to[j][d] = from[d][j]. keys and dims are
+ * multiples of 16. */
+#define CPU_TURN_SUMS(name)                                                              \
+    void name(const float *from, int32_t from_ld, int32_t keys, int32_t dims, float *to, \
+              int32_t to_ld)
 /* Sums of dX g over n keys of some rows, both [rows][ld], for gradients of captures; g NULL: 1.
  * dX of 0 adds 0 whatever g is. By rows: to[i] = sum over keys; by columns: to[j] += sum over
  * rows; by diagonals: to[j - i] += dX g. */
 #define CPU_SUMS(name) \
     void name(const float *dx, const float *g, int32_t ld, int32_t rows, int32_t n, float *to)
 /* to[i] = x . y of the first n rows. */
-#define CPU_ROW_DOTS(name) \
-    void name(const cpu_rows *x, const cpu_rows *y, int32_t n, float *to)
+#define CPU_ROW_DOTS(name) void name(const cpu_rows *x, const cpu_rows *y, int32_t n, float *to)
 /* Rows of a gradient: scale * from, added to what is there or over it. */
-#define CPU_STORE_GRADIENT(name)                                                          \
+#define CPU_STORE_GRADIENT(name)                                                     \
     void name(const float *from, int32_t ld, int32_t rows, int32_t dim, float scale, \
               int is_added, saccade_dtype dtype, void *to, int64_t stride)
 
 typedef struct cpu_backward_kernels {
     const cpu_kernels *block; /* scores, values and what packs their operands */
     int32_t step;             /* rows of a step of `turned` */
+    int32_t depth;            /* rows that `turned` takes at a time: weights fill them up */
     CPU_WEIGHTS((*weights));
     CPU_TURNED((*turned));
+    /* Tiles: b of `turned` is made by pack_columns, and c is [dims][c_ld keys], for turn_sums
+     * to turn. NULL: by the block's pack_values, and c lies by keys. */
+    CPU_PACK_VALUES((*pack_columns));
+    CPU_TURN_SUMS((*turn_sums));
     CPU_ROW_DOTS((*row_dots));
     CPU_SUMS((*sum_rows));
     CPU_SUMS((*sum_columns));
@@ -68,6 +77,9 @@ CPU_ROW_DOTS(cpu_row_dots_avx512);
 CPU_STORE_GRADIENT(cpu_store_gradient_portable);
 CPU_STORE_GRADIENT(cpu_store_gradient_avx2);
 CPU_STORE_GRADIENT(cpu_store_gradient_avx512);
+/* backward_amx_tmpl.c: tiles, emulated in levels other than AMX */
+extern const cpu_backward_kernels cpu_backward_bf16_tiles_portable,
+    cpu_backward_bf16_tiles_avx2, cpu_backward_bf16_tiles_avx512, cpu_backward_bf16_tiles_amx;
 /* backward_f32_tmpl.c; backward_bf16_tmpl.c: AVX512-BF16 */
 extern const cpu_backward_kernels cpu_backward_f32_portable, cpu_backward_f32_avx2,
     cpu_backward_f32_avx512, cpu_backward_bf16_dot;

@@ -12,6 +12,7 @@ typedef struct backward_choice {
 
 static const backward_choice choices[] = {
 #if HAVE_LEVEL_AMX
+    {CPU_AMX, &cpu_bf16_tiles_amx, &cpu_backward_bf16_tiles_amx},
     {CPU_AVX512, &cpu_bf16_dot, &cpu_backward_bf16_dot},
 #endif
 #if HAVE_LEVEL_AVX512
@@ -26,8 +27,7 @@ static const backward_choice choices[] = {
 const cpu_backward_kernels *cpu_backward_kernels_for(const plan_problem *problem,
                                                      int32_t level)
 {
-    const int32_t dots = level > CPU_AVX512 ? CPU_AVX512 : level;
-    const cpu_kernels *forward = cpu_kernels_for(problem, dots);
+    const cpu_kernels *forward = cpu_kernels_for(problem, level);
     const backward_choice *c = choices;
     while (c->level > level || (c->forward && c->forward != forward))
         c++;
