@@ -101,11 +101,14 @@ typedef enum saccade_dtype {
     SACCADE_BOOL = 1, /* one byte, 0 or 1 */
     SACCADE_U8, SACCADE_I8, SACCADE_U16, SACCADE_I16,
     SACCADE_U32, SACCADE_I32, SACCADE_U64, SACCADE_I64,
-    SACCADE_F16 = 20, SACCADE_BF16, SACCADE_F32, SACCADE_F64
+    SACCADE_F16 = 20, SACCADE_BF16, SACCADE_F32, SACCADE_F64,
+    SACCADE_E4M3 = 30, SACCADE_E5M2, /* fp8 of OCP; e4m3 ("fn") has no infinity, NaN is 0x7f */
+    SACCADE_I4 /* two's complement, two to a byte, the low half first; strides count elements
+                * and are even but the last dimension's */
 } saccade_dtype;
 
 SACCADE_API const char *saccade_dtype_name(saccade_dtype dtype); /* "f32", "bf16", ... */
-SACCADE_API size_t saccade_dtype_bytes(saccade_dtype dtype);
+SACCADE_API size_t saccade_dtype_bytes(saccade_dtype dtype); /* i4: 1, of two elements */
 
 typedef enum saccade_device_kind { SACCADE_CPU = 0, SACCADE_CUDA = 1 } saccade_device_kind;
 typedef struct saccade_device {
@@ -363,7 +366,7 @@ typedef struct saccade_problem {
     size_t size;
     saccade_sizes sizes;      /* H, Hkv, D, Dv are fixed; default 1, 1, 64, 64 */
     saccade_dtype dtype;      /* of Q; default f32 */
-    saccade_dtype kv_dtype;   /* NONE: dtype */
+    saccade_dtype kv_dtype;   /* NONE: dtype; with f32, f16 and bf16 also e4m3, e5m2, i8, i4 */
     double scale;             /* NaN, the default: 1 / sqrt(D) */
     const saccade_mod *score; /* bound, or NULL; not kept */
     const saccade_mod *mask;  /* bound, or NULL; not kept */
@@ -387,6 +390,9 @@ typedef struct saccade_problem {
      * live key has out 0 and lse = sink. A sink of -inf is none, one of +inf counts as NaN. */
     saccade_dtype sinks_dtype; /* f32, f16, bf16 (f64: or f64): every run gives sinks; NONE:
                                 * none does */
+    /* Of K and V in e4m3, e5m2, i8 or i4: neighbouring rows, and channels of a row, that share
+     * one scale of saccade_forward_args; 0, the default: all. */
+    int32_t k_scale_tokens, k_scale_channels, v_scale_tokens, v_scale_channels;
 } saccade_problem;
 static inline void saccade_problem_init(saccade_problem *problem)
 {
@@ -426,6 +432,10 @@ typedef struct saccade_forward_args {
     const saccade_tensor *sinks;          /* [H], or [B, H, Q] with 1 for B or Q; of the run's
                                            * own heads. Of parts of the keys that are merged
                                            * only one may have them: -inf for the others */
+    /* Quantised K and V: an element is its code times its scale. [B|1, Hkv|1, groups of rows,
+     * groups of channels] f32 or f16 of any strides: element (b, h, n, d) of K has the scale
+     * [b, h, n / k_scale_tokens, d / k_scale_channels], 0 where that is 0. NULL: 1. */
+    const saccade_tensor *k_scale, *v_scale;
 } saccade_forward_args;
 static inline void saccade_forward_args_init(saccade_forward_args *args)
 {
@@ -542,6 +552,26 @@ static inline void saccade_merge_args_init(saccade_merge_args *args)
 /* context may be NULL; its threads change no bit. out and lse may be those of a part. */
 SACCADE_API saccade_status saccade_merge(const saccade_context *context,
                                          const saccade_merge_args *args, saccade_error *err);
+
+/* Codes and their scales from numbers, on the host. A group's scale is its largest magnitude
+ * by the largest code (448, 57344, 127, 7), of zeros alone 1; codes are the nearest. Infinities
+ * and NaN become NaN, in i8 and i4 all of their group. */
+typedef struct saccade_quantize_args {
+    size_t size;
+    const saccade_tensor *from;      /* [B, H, N, D], f32, f16 or bf16 */
+    const saccade_tensor *to;        /* the same shape, e4m3, e5m2, i8 or i4 */
+    const saccade_tensor *scale;     /* as k_scale of saccade_forward_args: written, or read */
+    int32_t tokens, channels;        /* as k_scale_tokens and k_scale_channels */
+    int32_t is_given;                /* the scales are there; what is beyond them saturates */
+} saccade_quantize_args;
+static inline void saccade_quantize_args_init(saccade_quantize_args *args)
+{
+    saccade_record_init(args, sizeof *args);
+}
+/* context may be NULL; its threads change no bit. */
+SACCADE_API saccade_status saccade_quantize(const saccade_context *context,
+                                            const saccade_quantize_args *args,
+                                            saccade_error *err);
 
 /* Makes the runs of a block mask for this plan's tiles, and on CUDA their copy on the device
  * whose context is current, kept in the mask. Must precede the first run with that mask on a

@@ -159,7 +159,7 @@ static void layout_is_the_compilers(void **unused)
         "saccade_context_options", "saccade_block_mask_options", "saccade_block_mask_stats",
         "saccade_ladder_options",  "saccade_ladder_row",         "saccade_ceilings",
         "saccade_device_ceilings", "saccade_merge_args",         "saccade_backward_args",
-        "saccade_tangent_args"};
+        "saccade_tangent_args",    "saccade_quantize_args"};
     for (size_t i = 0; i < sizeof sized / sizeof *sized; i++) {
         const saccade_layout_entry *size = entry_of(sized[i], "size");
         assert_non_null(size);

@@ -42,6 +42,7 @@ saccade_status api_read_positions(const saccade_positions *positions,
 
 typedef struct api_inputs {
     const saccade_tensor *q, *k, *v;
+    const saccade_tensor *k_scale, *v_scale; /* of forward_args alone */
     const saccade_positions *positions;
     const saccade_block_mask *block_mask;
     const saccade_binding *bindings;

@@ -2,6 +2,7 @@
  * Whatever fails here ends the transport: the other ranks are waiting. */
 #include "api/api.h"
 #include "base/hash.h"
+#include "base/quantize.h"
 #include "dist/dist.h"
 
 #include <stdlib.h>
@@ -78,6 +79,9 @@ static saccade_status create(saccade_context *context, const saccade_problem *pr
     saccade_problem_init(&p);
     TRY(RECORD_READ(&p, problem, "problem"));
     TRY(digest_of(&p, shards, mask, digest, err));
+    FAIL_AT(quant_is_dtype(p.kv_dtype), SACCADE_EINVAL, "kv_dtype", 0, 0,
+            "got %s, expected f32, f16 or bf16: ranks exchange no quantised keys",
+            saccade_dtype_name(p.kv_dtype));
     TRY(api_plan_create(context, &p, 1, &plan, err));
     saccade_status status = SACCADE_OK;
     FAIL_IF_GOTO(p.gradients & SACCADE_GRADIENT_SINKS, SACCADE_EBACKEND,

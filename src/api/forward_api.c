@@ -21,7 +21,9 @@ saccade_status saccade_forward(const saccade_plan *plan, const saccade_forward_a
     FAIL_IF(!plan || !args, SACCADE_EINVAL, "forward: got NULL, expected plan and arguments");
     saccade_forward_args_init(&a);
     TRY(RECORD_READ(&a, args, "arguments"));
-    const api_inputs in = API_INPUTS_OF(a);
+    api_inputs in = API_INPUTS_OF(a);
+    in.k_scale = a.k_scale;
+    in.v_scale = a.v_scale;
     TRY(api_read_inputs(plan, &in, &run, &captures, err));
     TRY(api_check_outputs(plan, &a, &run.sizes, err));
     TRY(api_read_workspace(&in, plan_workspace(plan, &run.sizes), &run, err));

@@ -2,9 +2,27 @@
  * workspace. They are checked in this order: a message is about the first that is wrong. */
 #include "api/api.h"
 
+#include "base/quantize.h"
+
 #include <string.h>
 
 /* ---- tensors ---- */
+
+/* Scales of K or V; rows of i4 begin at whole bytes. */
+static saccade_status check_quantised(const saccade_plan *plan, const saccade_tensor *t,
+                                      const char *name, const saccade_tensor *scale,
+                                      const char *scale_name, const plan_groups *groups,
+                                      saccade_error *err)
+{
+    const saccade_dtype dtype = plan->problem.kv_dtype;
+    FAIL_AT(scale && !quant_is_dtype(dtype), SACCADE_EINVAL, scale_name, 0, 0,
+            "got scales with kv_dtype %s, expected NULL", saccade_dtype_name(dtype));
+    for (int i = 0; i < 3; i++)
+        FAIL_AT(dtype == SACCADE_I4 && t->stride[i] % 2 != 0, SACCADE_EINVAL, name, 0, 0,
+                "got stride %lld in dimension %d of i4, expected an even number",
+                (long long)t->stride[i], i);
+    return plan_check_scales(scale, scale_name, t->shape, groups, plan->backend->device, err);
+}
 
 static saccade_status read_tensors(const saccade_plan *plan, const api_inputs *in,
                                    plan_run *run, saccade_error *err)
@@ -20,6 +38,10 @@ static saccade_status read_tensors(const saccade_plan *plan, const api_inputs *i
     run->q = in->q;
     run->k = in->k;
     run->v = in->v;
+    run->k_scale = in->k_scale;
+    run->v_scale = in->v_scale;
+    TRY(check_quantised(plan, in->k, "k", in->k_scale, "k_scale", &p->k_groups, err));
+    TRY(check_quantised(plan, in->v, "v", in->v_scale, "v_scale", &p->v_groups, err));
     run->sizes = (saccade_sizes){q[0], p->sizes.H, p->sizes.Hkv, q[2], k[2], q[3], v[3]};
     return SACCADE_OK;
 }

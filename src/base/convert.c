@@ -73,6 +73,8 @@ double convert_element(saccade_dtype dtype, const void *element)
         ELEMENT(SACCADE_BF16, uint16_t, bf16_to_f32(x))
         ELEMENT(SACCADE_F32, float, x)
         ELEMENT(SACCADE_F64, double, x)
+        ELEMENT(SACCADE_E4M3, uint8_t, e4m3_to_f32(x))
+        ELEMENT(SACCADE_E5M2, uint8_t, e5m2_to_f32(x))
     default:
         assert(!"no such dtype");
         return 0;

@@ -113,7 +113,7 @@ bool convert_is_float(saccade_dtype dtype);
 void convert_to_f32(saccade_dtype dtype, const void *from, float *to, int64_t n);
 void convert_from_f32(saccade_dtype dtype, const float *from, void *to, int64_t n);
 
-/* one element of any dtype as double; exact but for i64 and u64 beyond 2^53. */
+/* one element of any dtype but i4 as double; exact but for i64 and u64 beyond 2^53. */
 double convert_element(saccade_dtype dtype, const void *element);
 
 #endif

@@ -40,7 +40,8 @@ static const struct {
     {SACCADE_U16, 2, "u16"},   {SACCADE_I16, 2, "i16"},   {SACCADE_U32, 4, "u32"},
     {SACCADE_I32, 4, "i32"},   {SACCADE_U64, 8, "u64"},   {SACCADE_I64, 8, "i64"},
     {SACCADE_F16, 2, "f16"},   {SACCADE_BF16, 2, "bf16"}, {SACCADE_F32, 4, "f32"},
-    {SACCADE_F64, 8, "f64"},
+    {SACCADE_F64, 8, "f64"},   {SACCADE_E4M3, 1, "e4m3"}, {SACCADE_E5M2, 1, "e5m2"},
+    {SACCADE_I4, 1, "i4"},
 };
 
 static const struct {

@@ -164,6 +164,9 @@ eval_cell eval_read(saccade_dtype dtype, const void *data, int64_t offset)
         return (eval_cell){.f = ((const float *)data)[offset]};
     case SACCADE_F64:
         return (eval_cell){.f = (float)((const double *)data)[offset]};
+    case SACCADE_E4M3: /* not of captures */
+    case SACCADE_E5M2:
+    case SACCADE_I4:
     case SACCADE_NONE:
         break;
     }

@@ -5,6 +5,7 @@
 #include "plan/plan.h"
 
 #include "base/cpu_features.h"
+#include "base/quantize.h"
 #include "base/status.h"
 
 #include <float.h>
@@ -35,6 +36,27 @@ static int is_float(saccade_dtype dtype)
            || dtype == SACCADE_F64;
 }
 
+/* What quantised K and V ask of a problem, and scales of K and V. */
+static saccade_status check_groups(const saccade_problem *p, saccade_error *err)
+{
+    const int32_t groups[] = {p->k_scale_tokens, p->k_scale_channels, p->v_scale_tokens,
+                              p->v_scale_channels};
+    static const char *const names[] = {"k_scale_tokens", "k_scale_channels", "v_scale_tokens",
+                                        "v_scale_channels"};
+    const int is_quantised = quant_is_dtype(p->kv_dtype);
+    for (int i = 0; i < 4; i++) {
+        FAIL_AT(groups[i] < 0, SACCADE_EINVAL, names[i], 0, 0,
+                "got %d, expected 0 (all) or more", groups[i]);
+        FAIL_AT(groups[i] && !is_quantised, SACCADE_EINVAL, names[i], 0, 0,
+                "got %d with kv_dtype %s, expected e4m3, e5m2, i8 or i4 with it", groups[i],
+                saccade_dtype_name(p->kv_dtype ? p->kv_dtype : p->dtype));
+    }
+    FAIL_AT(is_quantised && p->gradients, SACCADE_EINVAL, "gradients", 0, 0,
+            "got gradients with kv_dtype %s, expected none: a quantised cache has no gradient",
+            saccade_dtype_name(p->kv_dtype));
+    return SACCADE_OK;
+}
+
 static saccade_status check_problem(const saccade_problem *p, saccade_error *err)
 {
     const saccade_sizes *s = &p->sizes;
@@ -59,8 +81,12 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
     FAIL_AT(!is_float(p->dtype), SACCADE_EINVAL, "dtype", 0, 0,
             "got %s, expected f32, f16 or bf16 (f64 with backend ref)",
             saccade_dtype_name(p->dtype));
-    FAIL_AT(p->kv_dtype != SACCADE_NONE && !is_float(p->kv_dtype), SACCADE_EINVAL, "kv_dtype",
-            0, 0, "got %s, expected f32, f16, bf16 or f64", saccade_dtype_name(p->kv_dtype));
+    FAIL_AT(p->kv_dtype != SACCADE_NONE && !is_float(p->kv_dtype)
+                && !quant_is_dtype(p->kv_dtype),
+            SACCADE_EINVAL, "kv_dtype", 0, 0,
+            "got %s, expected f32, f16, bf16, f64, e4m3, e5m2, i8 or i4",
+            saccade_dtype_name(p->kv_dtype));
+    TRY(check_groups(p, err));
     const int is_narrow = p->dtype == SACCADE_F16 || p->dtype == SACCADE_BF16;
     FAIL_AT(p->out_dtype != SACCADE_NONE && p->out_dtype != p->dtype
                 && !(is_narrow && p->out_dtype == SACCADE_F32),
@@ -139,6 +165,8 @@ saccade_status plan_derive(const saccade_problem *p, saccade_plan *plan, saccade
         .group = (int32_t)(p->sizes.H / p->sizes.Hkv),
         .h_offset = (int32_t)p->h_offset,
         .heads_global = (int32_t)(p->heads_global ? p->heads_global : p->sizes.H),
+        .k_groups = {p->k_scale_tokens, p->k_scale_channels},
+        .v_groups = {p->v_scale_tokens, p->v_scale_channels},
     };
     if (p->arch) {
         d.arch = arena_strdup(&plan->arena, p->arch);
@@ -242,6 +270,31 @@ out:
     return status;
 }
 
+static void explain_groups(const char *name, const plan_groups *g, strbuf *out)
+{
+    strbuf_printf(out, "%s per ", name);
+    if (g->tokens)
+        strbuf_printf(out, "%d row%s x ", g->tokens, g->tokens == 1 ? "" : "s");
+    else
+        strbuf_puts(out, "all rows x ");
+    if (g->channels)
+        strbuf_printf(out, "%d channel%s", g->channels, g->channels == 1 ? "" : "s");
+    else
+        strbuf_puts(out, "all channels");
+}
+
+/* K and V that are not in Q's dtype. */
+static void explain_keys(const plan_problem *p, strbuf *out)
+{
+    if (p->kv_dtype == p->dtype)
+        return;
+    strbuf_printf(out, "\nkeys and values: %s", saccade_dtype_name(p->kv_dtype));
+    if (!quant_is_dtype(p->kv_dtype))
+        return;
+    explain_groups(", scales of K", &p->k_groups, out);
+    explain_groups(", of V", &p->v_groups, out);
+}
+
 saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error *err)
 {
     const plan_problem *p = &plan->problem;
@@ -254,6 +307,7 @@ saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error
         strbuf_printf(out, "\nresults: %s", saccade_dtype_name(p->out_dtype));
     if (p->sinks_dtype != SACCADE_NONE)
         strbuf_printf(out, "\nsinks: %s", saccade_dtype_name(p->sinks_dtype));
+    explain_keys(p, out);
     strbuf_printf(out, "\nscale: %.9g\nbackend: %s\nkernel: %s\nlevel: %s\nthreads: %d\n",
                   p->scale, plan->backend->name, plan->solver->name,
                   cpu_level_name((cpu_level)plan->level), plan->threads);

@@ -10,6 +10,11 @@
 #include "mod/mod.h"
 #include "pass/facts.h"
 
+/* Rows and channels that share a scale; 0: all. */
+typedef struct plan_groups {
+    int32_t tokens, channels;
+} plan_groups;
+
 /* A problem with everything derived: mods simplified, scale set. Lives in the plan's arena. */
 typedef struct plan_problem {
     saccade_sizes sizes; /* B, Q, KV: hints, 0 unknown */
@@ -25,8 +30,9 @@ typedef struct plan_problem {
     const char *arch;   /* CUDA target asked for, in the plan's arena; NULL: the device's */
     int has_chunks;     /* every run says by plan_chunks where its keys lie */
     uint32_t gradients; /* SACCADE_GRADIENT_* wanted; CAPTURES if any of the next is */
-    uint64_t gradient_captures; /* of score's captures, a bit each */
-    saccade_dtype sinks_dtype;  /* of the sinks that every run has; NONE: it has none */
+    uint64_t gradient_captures;     /* of score's captures, a bit each */
+    saccade_dtype sinks_dtype;      /* of the sinks that every run has; NONE: it has none */
+    plan_groups k_groups, v_groups; /* of quantised K and V */
     int is_relaxed; /* sums of dQ in any order, as CTAs come; no public problem asks for it */
 } plan_problem;
 
@@ -75,10 +81,11 @@ typedef struct plan_sinks {
 /* Everything a forward run needs, checked. Tensors are in the order and shapes of saccade.h. */
 typedef struct plan_run {
     saccade_sizes sizes;
-    const saccade_tensor *q, *k, *v, *out; /* with chunks, k and v have physical rows */
-    const plan_chunks *chunks;             /* NULL: keys lie one after the other */
-    const plan_rows *rows;                 /* NULL: all rows; else q's are those of the parts */
-    const saccade_tensor *lse, *row_max;   /* NULL: not wanted */
+    const saccade_tensor *q, *k, *v, *out;   /* with chunks, k and v have physical rows */
+    const saccade_tensor *k_scale, *v_scale; /* of quantised K and V; NULL: 1 */
+    const plan_chunks *chunks;               /* NULL: keys lie one after the other */
+    const plan_rows *rows;               /* NULL: all rows; else q's are those of the parts */
+    const saccade_tensor *lse, *row_max; /* NULL: not wanted */
     plan_positions positions;
     plan_sinks sinks;
     const saccade_block_mask *block_mask; /* NULL: none */
@@ -207,6 +214,24 @@ static inline int64_t plan_row_of(const plan_chunks *c, int64_t b, int64_t j, in
     const int64_t row = first + j % c->size;
     return first < 0 ? -1 : row < rows ? row : rows - 1;
 }
+
+/* Where the scales of a row of K or V lie: that of channels' group n at `at` + n * stride. */
+typedef struct plan_scale_row {
+    const char *at;
+    int64_t stride; /* bytes */
+} plan_scale_row;
+plan_scale_row plan_scales_of(const saccade_tensor *scale, const plan_groups *groups, int64_t b,
+                              int64_t g, int64_t row);
+/* Row (b, g, row) of a K or V of any dtype, dequantised; and one element of a quantised one. */
+void plan_load_key(const saccade_tensor *t, const saccade_tensor *scale,
+                   const plan_groups *groups, int64_t b, int64_t g, int64_t row, float *to);
+double plan_key_element(const saccade_tensor *t, const saccade_tensor *scale,
+                        const plan_groups *groups, int64_t b, int64_t g, int64_t row,
+                        int64_t d);
+/* Scales of a tensor of this shape: dtype, shape, strides. scale may be NULL. */
+saccade_status plan_check_scales(const saccade_tensor *scale, const char *name,
+                                 const int64_t shape[4], const plan_groups *groups,
+                                 saccade_device_kind device, saccade_error *err);
 
 /* The sizes and the offset of heads that mods see in runs of these sizes; the rest of *out
  * stays. */

@@ -97,10 +97,13 @@ static void widen_head(void *arg, int64_t item, int thread)
     const plain_job *job = arg;
     const saccade_sizes *s = &job->run->sizes;
     const int64_t b = item / s->Hkv, g = item % s->Hkv;
+    const plan_run *run = job->run;
+    const plan_problem *p = job->problem;
     float *key = row_of(job, thread)->q;
     for (int64_t j = 0; j < s->KV; j++) {
-        load_row(job->run->v, b, g, j, job->v + (item * s->KV + j) * s->Dv);
-        load_row(job->run->k, b, g, j, key);
+        plan_load_key(run->v, run->v_scale, &p->v_groups, b, g, j,
+                      job->v + (item * s->KV + j) * s->Dv);
+        plan_load_key(run->k, run->k_scale, &p->k_groups, b, g, j, key);
         for (int64_t d = 0; d < s->D; d++)
             job->k[(item * s->D + d) * s->KV + j] = key[d];
     }

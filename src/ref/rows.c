@@ -9,6 +9,7 @@
 
 #include "base/convert.h"
 #include "base/parallel.h"
+#include "base/quantize.h"
 #include "base/status.h"
 
 #include <math.h>
@@ -85,14 +86,21 @@ void ref_store(const saccade_tensor *t, int64_t at, double value)
 }
 
 /* Key j where it lies; zeros in an absent chunk. */
-static void load_key(const plan_run *run, const saccade_tensor *t, int64_t b, int64_t g,
-                     int64_t j, double *to)
+static void load_key(const ref_inputs *in, int is_value, int64_t b, int64_t g, int64_t j,
+                     double *to)
 {
+    const plan_run *run = in->run;
+    const saccade_tensor *t = is_value ? run->v : run->k;
+    const saccade_tensor *scale = is_value ? run->v_scale : run->k_scale;
+    const plan_groups *groups = is_value ? &in->problem->v_groups : &in->problem->k_groups;
     const int64_t row = run->chunks ? plan_row_of(run->chunks, b, j, t->shape[2]) : j;
     if (row < 0)
         memset(to, 0, (size_t)t->shape[3] * sizeof *to);
-    else
+    else if (!quant_is_dtype(t->dtype))
         ref_load(t, b, g, row, to);
+    else
+        for (int64_t d = 0; d < t->shape[3]; d++)
+            to[d] = plan_key_element(t, scale, groups, b, g, row, d);
 }
 
 static void widen_head(void *arg, int64_t item, int thread)
@@ -102,8 +110,8 @@ static void widen_head(void *arg, int64_t item, int thread)
     const int64_t b = item / s->Hkv, g = item % s->Hkv;
     (void)thread;
     for (int64_t j = 0; j < s->KV; j++) {
-        load_key(in->run, in->run->k, b, g, j, in->k + (item * s->KV + j) * s->D);
-        load_key(in->run, in->run->v, b, g, j, in->v + (item * s->KV + j) * s->Dv);
+        load_key(in, 0, b, g, j, in->k + (item * s->KV + j) * s->D);
+        load_key(in, 1, b, g, j, in->v + (item * s->KV + j) * s->Dv);
     }
 }
 

@@ -68,7 +68,7 @@ def test_packed_as_the_mirrors_lie():
         made = abi.packer(abi.ForwardArgs, first, last)
         n = len(made.unpack(bytes(made.size)))
         packed += made.pack(*[next(values) for _ in range(n)])
-    a = abi.ForwardArgs.from_buffer_copy(packed)
+    a = abi.ForwardArgs.from_buffer_copy(packed.ljust(C.sizeof(abi.ForwardArgs), b"\0"))
     assert (a.size, a.block_mask, a.n_bindings) == (1, 9, 11)
     assert (a.workspace, a.workspace_bytes, a.stream) == (12, 13, 14)
     assert C.cast(a.positions, C.c_void_p).value == 8

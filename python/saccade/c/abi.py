@@ -173,6 +173,11 @@ class Problem(Record):
         ("h_offset", C.c_int64),
         ("heads_global", C.c_int64),
         ("out_dtype", C.c_int32),
+        ("sinks_dtype", C.c_int32),
+        ("k_scale_tokens", C.c_int32),
+        ("k_scale_channels", C.c_int32),
+        ("v_scale_tokens", C.c_int32),
+        ("v_scale_channels", C.c_int32),
     ]
 
 
@@ -200,6 +205,7 @@ class ForwardArgs(Record):
         + _tensors("q", "k", "v", "out", "lse", "row_max")
         + RUN_INPUTS
         + RUN_WORKSPACE
+        + _tensors("sinks", "k_scale", "v_scale")
     )
 
 
@@ -237,6 +243,14 @@ class MergeArgs(Record):
         ("out", C.POINTER(Tensor)),
         ("lse", C.POINTER(Tensor)),
     ]
+
+
+class QuantizeArgs(Record):
+    _fields_ = (
+        [("size", C.c_size_t)]
+        + _tensors("from", "to", "scale")
+        + [("tokens", C.c_int32), ("channels", C.c_int32), ("is_given", C.c_int32)]
+    )
 
 
 class Range(C.Structure):
@@ -311,6 +325,7 @@ MIRRORS = {
     "saccade_backward_args": BackwardArgs,
     "saccade_tangent_args": TangentArgs,
     "saccade_merge_args": MergeArgs,
+    "saccade_quantize_args": QuantizeArgs,
     "saccade_range": Range,
     "saccade_shard_options": ShardOptions,
     "saccade_message": Message,

@@ -196,9 +196,13 @@ def plan(context, B, H, Hkv, D, Dv, *rest) -> Plan:
 POINTER = struct.Struct("=Q")
 _HEAD = abi.packer(abi.ForwardArgs, "size", "positions")
 _TAIL = abi.packer(abi.ForwardArgs, "block_mask", "n_bindings")
-_ENDING = abi.packer(abi.ForwardArgs, "workspace", "stream")
-ENDING = _ENDING.pack
 _ARGS_BYTES = C.sizeof(abi.ForwardArgs)
+# the members after the stream, which these runs leave out, are zeros
+_LAST = abi.packer(abi.ForwardArgs, "workspace", "stream")
+_ENDING = struct.Struct(
+    _LAST.format + (_ARGS_BYTES - _HEAD.size - _TAIL.size - _LAST.size) * "x"
+)
+ENDING = _ENDING.pack
 assert _HEAD.size + _TAIL.size + _ENDING.size == _ARGS_BYTES
 _forward = lib.saccade_forward
 _local = threading.local()
