@@ -360,6 +360,8 @@ enum {
     SACCADE_GRADIENT_SINKS = 16
 };
 
+enum { SACCADE_PAGE_ANY = -1 };
+
 /* What never changes between runs of a plan. B, Q, KV in sizes are only a hint (0: unknown):
  * lengths, batch, strides, positions and captured values come with each run. */
 typedef struct saccade_problem {
@@ -393,6 +395,8 @@ typedef struct saccade_problem {
     /* Of K and V in e4m3, e5m2, i8 or i4: neighbouring rows, and channels of a row, that share
      * one scale of saccade_forward_args; 0, the default: all. */
     int32_t k_scale_tokens, k_scale_channels, v_scale_tokens, v_scale_channels;
+    int64_t page; /* not 0: each run says by saccade_pages where keys lie. Keys of a page, which
+                   * helps a GPU's kernels, or SACCADE_PAGE_ANY */
 } saccade_problem;
 static inline void saccade_problem_init(saccade_problem *problem)
 {
@@ -408,6 +412,36 @@ SACCADE_API saccade_status saccade_plan_create(saccade_context *context,
                                                saccade_plan **out,
                                                saccade_error *err);
 
+/* Where keys lie that are not in one piece, for problems with `page`: K is then a pool of pages
+ * [pages, Hkv, page, D] and V one of [pages, Hkv, page, Dv], of any strides: NHD and HND, K and
+ * V in one tensor, V a view of K. Mods, block masks and lengths see logical keys only: key j of
+ * batch b is key j % page of the page that entry j / page of b names. A page may be named any
+ * number of times. Results are those of the same keys in one piece, bit for bit.
+ *     block_table, seq_lens           table [B, most], positions.kv_len
+ *     indptr, indices, last_page_len  table [all], indptr, last_page_len (or positions.kv_len)
+ *     slots                           either with pages of one key
+ *     chunks                          table [B, most] of first rows, chunk, positions.kv_len
+ * Entries that no key before its batch's length is in are never read. A page at -1 is absent:
+ * its keys count as zeros, so none of them may be live. Whatever the tables say, nothing
+ * outside of the pool is read: entries past it count as its last page, below -1 as absent, and
+ * saccade_pages_check reports them. Tables are int32 and lie where K lies; on the host what
+ * gives lengths (indptr, last_page_len) is checked by each run. */
+typedef struct saccade_pages {
+    size_t size;
+    const saccade_tensor *table;         /* [B, most], last stride 1; with indptr [all] */
+    const saccade_tensor *indptr;        /* [B + 1] from 0 up: batch b's entries are
+                                          * [indptr[b], indptr[b + 1]); or NULL */
+    const saccade_tensor *last_page_len; /* [B] keys of each batch's last page, 1 to page */
+    int64_t chunk;                       /* not 0: entries are first rows of K and V, which are
+                                          * [B, Hkv, rows, dim], and so many keys follow */
+    int64_t KV;                          /* no batch is longer, and a block mask has so many
+                                          * keys; 0: as many as `most` entries hold */
+} saccade_pages;
+static inline void saccade_pages_init(saccade_pages *pages)
+{
+    saccade_record_init(pages, sizeof *pages);
+}
+
 /* One forward run. All borrowed for the call (for CUDA: what tensors' data point to until the
  * stream has passed it). With a block mask, captures of the mask may be left out on the CPU, or
  * must be those it was proven from: scalars of the same value, tensors of the same address,
@@ -417,7 +451,7 @@ SACCADE_API saccade_status saccade_plan_create(saccade_context *context,
 typedef struct saccade_forward_args {
     size_t size;
     const saccade_tensor *q;              /* [B, H, Q, D] */
-    const saccade_tensor *k;              /* [B, Hkv, KV, D] */
+    const saccade_tensor *k;              /* [B, Hkv, KV, D], or see saccade_pages */
     const saccade_tensor *v;              /* [B, Hkv, KV, Dv] */
     const saccade_tensor *out;            /* [B, H, Q, Dv], out_dtype */
     const saccade_tensor *lse;            /* [B, H, Q] f32 (f64: or f64), natural log */
@@ -436,13 +470,19 @@ typedef struct saccade_forward_args {
      * groups of channels] f32 or f16 of any strides: element (b, h, n, d) of K has the scale
      * [b, h, n / k_scale_tokens, d / k_scale_channels], 0 where that is 0. NULL: 1. */
     const saccade_tensor *k_scale, *v_scale;
+    const saccade_pages *pages;           /* of problems with `page`; else NULL */
 } saccade_forward_args;
 static inline void saccade_forward_args_init(saccade_forward_args *args)
 {
     saccade_record_init(args, sizeof *args);
 }
 
-/* Bytes of workspace for runs of at most these sizes. */
+/* EVALUE for the first entry before its batch's length, of tables on the host, that names no
+ * page of k's and is not -1; EINVAL for what a run refuses. */
+SACCADE_API saccade_status saccade_pages_check(const saccade_plan *plan,
+                                               const saccade_forward_args *args,
+                                               saccade_error *err);
+/* Bytes of workspace for runs of at most these sizes; KV: logical keys. */
 SACCADE_API size_t saccade_plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
 /* Allocates, compiles and copies nothing; on CUDA it launches and does not wait. Threads change
  * no bit of the results. One plan may run from many threads at a time, each with its own
@@ -476,6 +516,8 @@ typedef struct saccade_backward_args {
     const saccade_tensor *sinks;             /* as in forward */
     const saccade_tensor *d_sinks;           /* shape of sinks, f32 (f64: or f64; on the host or
                                               * their dtype) */
+    const saccade_pages *pages;              /* as in forward; a key's gradient is added up over
+                                              * all places that name it, others' is 0 */
 } saccade_backward_args;
 static inline void saccade_backward_args_init(saccade_backward_args *args)
 {

@@ -109,6 +109,15 @@ static void run_plan(const case_run *r, const saccade_plan *plan, const saccade_
 
 /* ---- chunks ---- */
 
+/* The row of a pool of so many that holds key j; -1: none. */
+static int64_t row_of(const plan_chunks *c, int64_t b, int64_t j, int64_t rows)
+{
+    const int64_t shape[4] = {1, 1, rows, 1};
+    saccade_tensor pool = saccade_tensor_of(NULL, SACCADE_F32, 4, shape);
+    pool.stride[0] = 0;
+    return plan_place_of(c, &pool, b, j).row;
+}
+
 /* The logical keys that the table's pool holds, in one piece. */
 static saccade_tensor gathered(const saccade_tensor *pool, const plan_chunks *c, int64_t KV)
 {
@@ -119,7 +128,7 @@ static saccade_tensor gathered(const saccade_tensor *pool, const plan_chunks *c,
     for (int64_t b = 0; b < shape[0]; b++)
         for (int64_t h = 0; h < shape[1]; h++)
             for (int64_t j = 0; j < KV; j++, to += each) {
-                const int64_t row = plan_row_of(c, b, j, pool->shape[2]);
+                const int64_t row = row_of(c, b, j, pool->shape[2]);
                 if (row < 0)
                     memset(to, 0, each);
                 else
@@ -142,7 +151,7 @@ static void check_pool(const saccade_tensor *each, const plan_chunks *c,
     for (int64_t h = 0; h < H; h++)
         for (int64_t b = 0; b < B; b++)
             for (int64_t j = 0; j < KV; j++) {
-                const int64_t row = plan_row_of(c, b, j, rows);
+                const int64_t row = row_of(c, b, j, rows);
                 const float *from = (const float *)each->data + ((b * H + h) * KV + j) * dim;
                 for (int64_t d = 0; d < dim && row >= 0; d++)
                     sums[(h * rows + row) * dim + d] += (double)from[d];

@@ -51,6 +51,7 @@ typedef struct api_inputs {
     size_t workspace_bytes;
     void *stream;
     const saccade_tensor *sinks;
+    const saccade_pages *pages;
 } api_inputs;
 /* Of saccade_forward_args or saccade_backward_args, whose members they are. */
 #define API_INPUTS_OF(args)                                                         \
@@ -59,12 +60,13 @@ typedef struct api_inputs {
         .block_mask = (args).block_mask, .bindings = (args).bindings,               \
         .n_bindings = (args).n_bindings, .workspace = (args).workspace,             \
         .workspace_bytes = (args).workspace_bytes, .stream = (args).stream,         \
-        .sinks = (args).sinks                                                       \
+        .sinks = (args).sinks, .pages = (args).pages                                \
     }
 
-/* The captures' tensors, which the run's environments point to. */
+/* The captures' tensors and the chunk table, which the run points to. */
 typedef struct api_captures {
     saccade_tensor score[MOD_MAX_CAPTURES], mask[MOD_MAX_CAPTURES];
+    plan_chunks chunks;
 } api_captures;
 
 /* Checks inputs and fills of *run all but the outputs and the workspace. */
@@ -82,6 +84,18 @@ saccade_status api_read_workspace(const api_inputs *in, size_t bytes, plan_run *
 saccade_status api_check_stats(const saccade_plan *plan, const saccade_tensor *t,
                                const char *name, const saccade_sizes *sizes,
                                saccade_error *err);
+
+/* ---- pages_api.c ---- */
+
+/* Where keys lie, as the caller says: all 0 for plans whose keys lie in one piece. */
+saccade_status api_start_pages(const saccade_plan *plan, const api_inputs *in,
+                               saccade_pages *pages, saccade_error *err);
+/* Fills *chunks, run->chunks and run->sizes.KV; the rest of sizes and k are known. */
+saccade_status api_read_pages(const saccade_plan *plan, const saccade_pages *pages,
+                              plan_run *run, plan_chunks *chunks, saccade_error *err);
+/* After positions: lengths by last_page_len; on the host whether pages hold lengths. */
+saccade_status api_read_page_lengths(const saccade_plan *plan, const api_inputs *in,
+                                     plan_run *run, saccade_error *err);
 
 /* ---- forward_api.c ---- */
 

@@ -78,6 +78,8 @@ static saccade_status create(saccade_context *context, const saccade_problem *pr
     TRY(check_transport(transport, shards, mask, err));
     saccade_problem_init(&p);
     TRY(RECORD_READ(&p, problem, "problem"));
+    FAIL_AT(p.page, SACCADE_EINVAL, "page", 0, 0,
+            "got %lld, expected 0: ranks hold their keys in one piece each", (long long)p.page);
     TRY(digest_of(&p, shards, mask, digest, err));
     FAIL_AT(quant_is_dtype(p.kv_dtype), SACCADE_EINVAL, "kv_dtype", 0, 0,
             "got %s, expected f32, f16 or bf16: ranks exchange no quantised keys",

@@ -39,7 +39,7 @@ static saccade_status fill_plan(const saccade_context *context, const saccade_pr
     plan->level = context->level;
     TRY(find_backend(problem->backend, &plan->backend, err));
     TRY(plan_derive(problem, plan, err));
-    plan->problem.has_chunks = has_chunks;
+    plan->problem.has_chunks |= has_chunks;
     return plan_choose(plan, plan->backend->solvers, err);
 }
 

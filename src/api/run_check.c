@@ -25,15 +25,18 @@ static saccade_status check_quantised(const saccade_plan *plan, const saccade_te
 }
 
 static saccade_status read_tensors(const saccade_plan *plan, const api_inputs *in,
-                                   plan_run *run, saccade_error *err)
+                                   plan_run *run, plan_chunks *chunks, saccade_error *err)
 {
     const plan_problem *p = &plan->problem;
     const saccade_device_kind device = plan->backend->device;
+    saccade_pages pages;
+    TRY(api_start_pages(plan, in, &pages, err));
     int64_t q[4] = {0, p->sizes.H, 0, p->sizes.D};
     TRY(api_check_tensor(in->q, &(api_expected){"q", p->dtype, 4, device}, q, err));
-    int64_t k[4] = {q[0], p->sizes.Hkv, 0, p->sizes.D};
+    const int is_pool = p->page && !pages.chunk;
+    int64_t k[4] = {is_pool ? 0 : q[0], p->sizes.Hkv, 0, p->sizes.D};
     TRY(api_check_tensor(in->k, &(api_expected){"k", p->kv_dtype, 4, device}, k, err));
-    int64_t v[4] = {q[0], p->sizes.Hkv, k[2], p->sizes.Dv};
+    int64_t v[4] = {k[0], p->sizes.Hkv, k[2], p->sizes.Dv};
     TRY(api_check_tensor(in->v, &(api_expected){"v", p->kv_dtype, 4, device}, v, err));
     run->q = in->q;
     run->k = in->k;
@@ -43,7 +46,7 @@ static saccade_status read_tensors(const saccade_plan *plan, const api_inputs *i
     TRY(check_quantised(plan, in->k, "k", in->k_scale, "k_scale", &p->k_groups, err));
     TRY(check_quantised(plan, in->v, "v", in->v_scale, "v_scale", &p->v_groups, err));
     run->sizes = (saccade_sizes){q[0], p->sizes.H, p->sizes.Hkv, q[2], k[2], q[3], v[3]};
-    return SACCADE_OK;
+    return p->page ? api_read_pages(plan, &pages, run, chunks, err) : SACCADE_OK;
 }
 
 saccade_status api_check_stats(const saccade_plan *plan, const saccade_tensor *t,
@@ -206,6 +209,7 @@ saccade_status api_read_context(const saccade_plan *plan, const api_inputs *in, 
 {
     TRY(api_read_positions(in->positions, plan->backend->device, &run->sizes, &run->positions,
                            err));
+    TRY(api_read_page_lengths(plan, in, run, err));
     TRY(check_bindings(plan, in, err));
     run->block_mask = in->block_mask;
     if (run->block_mask)
@@ -216,7 +220,7 @@ saccade_status api_read_context(const saccade_plan *plan, const api_inputs *in, 
 saccade_status api_read_inputs(const saccade_plan *plan, const api_inputs *in, plan_run *run,
                                api_captures *captures, saccade_error *err)
 {
-    TRY(read_tensors(plan, in, run, err));
+    TRY(read_tensors(plan, in, run, &captures->chunks, err));
     TRY(api_read_sinks(plan, in->sinks, run->sizes.Q, run, err));
     return api_read_context(plan, in, run, captures, err);
 }

@@ -41,6 +41,8 @@ static int applicable(const plan_problem *p, int32_t level, char *why)
         return say(why, "the CUDA back end takes no sinks: take backend cpu");
     if (p->sizes.D > 256 || p->sizes.Dv > 256)
         return say(why, "the CUDA back end takes head dims up to 256");
+    if (p->page)
+        return say(why, "the CUDA back end takes keys in one piece, not in pages");
     if (p->gradients && !takes_gradients(p, why))
         return 0;
     if (!p->arch && cu_get_driver(&driver, &err) != SACCADE_OK)

@@ -138,7 +138,10 @@ saccade_status dist_gather(saccade_dist *d, int64_t B, const saccade_tensor *k,
     fill_table(d, B, table);
     out->k = pool_of(d, B, s->D, memory + m.k_pool);
     out->v = pool_of(d, B, s->Dv, memory + m.v_pool);
-    out->chunks = (plan_chunks){table, d->units, (int32_t)d->units, (int32_t)d->unit};
+    out->chunks = (plan_chunks){.first = table,
+                                 .row_stride = d->units,
+                                 .count = (int32_t)d->units,
+                                 .size = (int32_t)d->unit};
     return SACCADE_OK;
 }
 

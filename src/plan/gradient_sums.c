@@ -116,21 +116,32 @@ size_t plan_sum_room(const saccade_sizes *sizes)
     return 2 * (size_t)(sizes->B * sizes->KV) * sizeof(uint64_t);
 }
 
-/* An entry is its first row above its place among all: batch by batch, chunk by chunk. */
+/* Rows of a pool of pages are counted over all its pages. An entry is its first row, or its
+ * page, above its place among all: batch by batch, chunk by chunk. */
 enum { PLACE_BITS = 32, DIGIT_BITS = 8, DIGITS = 1 << DIGIT_BITS };
 
 typedef struct chunk_job {
     const saccade_tensor *each, *to;
     const plan_chunks *chunks;
     const uint64_t *entries; /* of all batches that share rows, by their first rows */
-    int64_t n, heads, row_blocks;
+    int64_t n, heads, rows, row_blocks;
     int64_t batch; /* of `to`: the first that shares these rows */
     int is_added;
 } chunk_job;
 
-static int64_t first_of(uint64_t entry)
+static int64_t first_of(const chunk_job *job, uint64_t entry)
 {
-    return (int64_t)(entry >> PLACE_BITS);
+    return (int64_t)(entry >> PLACE_BITS) * (job->chunks->is_paged ? job->chunks->size : 1);
+}
+
+/* Elements from the first one of `to` to row r of head h. */
+static int64_t place_of(const chunk_job *job, int64_t h, int64_t r)
+{
+    const saccade_tensor *to = job->to;
+    const int64_t size = job->chunks->size, head = h * to->stride[1];
+    if (job->chunks->is_paged)
+        return r / size * to->stride[0] + head + r % size * to->stride[2];
+    return job->batch * to->stride[0] + head + r * to->stride[2];
 }
 
 /* By digits from the lowest: stable, so entries of one row stay in their order. */
@@ -154,18 +165,20 @@ static uint64_t *sort(uint64_t *entries, uint64_t *other, int64_t n)
     return entries;
 }
 
-/* Entries of batches [b0, b1) that name rows of KV keys. */
-static int64_t collect(const plan_chunks *c, int64_t KV, int64_t b0, int64_t b1,
-                       uint64_t *entries)
+/* Entries of batches [b0, b1) that name rows of KV keys. Pages past the last are the last. */
+static int64_t collect(const chunk_job *job, int64_t b0, int64_t b1, uint64_t *entries)
 {
-    const int64_t count = smaller(c->count, (KV + c->size - 1) / c->size);
+    const plan_chunks *c = job->chunks;
+    const int64_t needed = (job->each->shape[2] + c->size - 1) / c->size;
+    const int64_t last = c->is_paged ? job->to->shape[0] - 1 : INT32_MAX;
     int64_t n = 0;
-    for (int64_t b = b0; b < b1; b++)
-        for (int64_t i = 0; i < count; i++) {
-            const int32_t first = c->first[b * c->row_stride + i];
-            if (first >= 0)
-                entries[n++] = (uint64_t)first << PLACE_BITS | (uint64_t)(b * c->count + i);
-        }
+    for (int64_t b = b0; b < b1; b++) {
+        const plan_entries own = plan_entries_of(c, b);
+        for (int64_t i = 0; i < smaller(smaller(own.count, c->count), needed); i++)
+            if (own.first[i] >= 0)
+                entries[n++] = (uint64_t)smaller(own.first[i], last) << PLACE_BITS
+                               | (uint64_t)(b * c->count + i);
+    }
     return n;
 }
 
@@ -187,11 +200,11 @@ static void add_keys(const chunk_job *job, uint64_t entry, int64_t at, int64_t p
 static void sum_row(const chunk_job *job, int64_t from, int64_t h, int64_t r, int64_t d,
                     int64_t width, double *sums)
 {
-    const int64_t rows = job->to->shape[2], size = job->chunks->size;
-    const int is_last = r == rows - 1;
+    const int64_t size = job->chunks->size;
+    const int is_last = r == job->rows - 1;
     memset(sums, 0, (size_t)width * sizeof *sums);
     for (int64_t n = from; n < job->n; n++) {
-        const int64_t first = first_of(job->entries[n]), at = r > first ? r - first : 0;
+        const int64_t first = first_of(job, job->entries[n]), at = r > first ? r - first : 0;
         if (first > r && !is_last)
             break;
         add_keys(job, job->entries[n], at, is_last ? size : at + 1, h, d, width, sums);
@@ -204,7 +217,7 @@ static int64_t first_entry(const chunk_job *job, int64_t r)
     int64_t low = 0, high = job->n;
     while (low < high) {
         const int64_t middle = low + (high - low) / 2;
-        if (first_of(job->entries[middle]) + job->chunks->size <= r)
+        if (first_of(job, job->entries[middle]) + job->chunks->size <= r)
             low = middle + 1;
         else
             high = middle;
@@ -215,21 +228,19 @@ static int64_t first_entry(const chunk_job *job, int64_t r)
 static void sum_rows(void *arg, int64_t item, int thread)
 {
     const chunk_job *job = arg;
-    const saccade_tensor *to = job->to;
     const int64_t h = item / job->row_blocks, r0 = item % job->row_blocks * ROWS;
-    const int64_t r1 = smaller(r0 + ROWS, to->shape[2]), dim = to->shape[3];
+    const int64_t r1 = smaller(r0 + ROWS, job->rows), dim = job->to->shape[3];
     const int64_t size = job->chunks->size;
     double sums[WIDTH];
     int64_t from = first_entry(job, r0);
     (void)thread;
     for (int64_t r = r0; r < r1; r++) {
-        while (from < job->n && first_of(job->entries[from]) + size <= r)
+        while (from < job->n && first_of(job, job->entries[from]) + size <= r)
             from++;
         for (int64_t d = 0; d < dim; d += WIDTH) {
             const int64_t width = smaller(dim - d, WIDTH);
             sum_row(job, from, h, r, d, width, sums);
-            store(to, job->batch * to->stride[0] + h * to->stride[1] + r * to->stride[2] + d, 1,
-                  sums, width, job->is_added);
+            store(job->to, place_of(job, h, r) + d, 1, sums, width, job->is_added);
         }
     }
 }
@@ -238,13 +249,13 @@ void plan_sum_chunks(const saccade_tensor *each, const plan_chunks *chunks, uint
                      const saccade_tensor *to, int is_added, int threads)
 {
     const int64_t B = each->shape[0], half = B * each->shape[2];
-    const int64_t pools = to->stride[0] ? B : 1, shared = to->stride[0] ? 1 : B;
+    const int64_t pools = to->stride[0] && !chunks->is_paged ? B : 1, shared = B / pools;
     chunk_job job = {.each = each, .to = to, .chunks = chunks, .is_added = is_added};
     job.heads = to->stride[1] ? to->shape[1] : 1;
-    job.row_blocks = (to->shape[2] + ROWS - 1) / ROWS;
+    job.rows = to->shape[2] * (chunks->is_paged ? to->shape[0] : 1);
+    job.row_blocks = (job.rows + ROWS - 1) / ROWS;
     for (job.batch = 0; job.batch < pools; job.batch++) {
-        job.n =
-            collect(chunks, each->shape[2], job.batch * shared, (job.batch + 1) * shared, room);
+        job.n = collect(&job, job.batch * shared, (job.batch + 1) * shared, room);
         job.entries = sort(room, room + half, job.n);
         par_for(job.heads * job.row_blocks, threads, sum_rows, &job);
     }

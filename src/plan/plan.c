@@ -99,6 +99,9 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
             SACCADE_EINVAL, "sinks_dtype", 0, 0, "got %s with dtype %s, expected f32, f16%s",
             saccade_dtype_name(p->sinks_dtype), saccade_dtype_name(p->dtype),
             p->dtype == SACCADE_F64 ? ", bf16 or f64" : " or bf16");
+    FAIL_AT(p->page < SACCADE_PAGE_ANY || p->page > (int64_t)1 << 30, SACCADE_EINVAL, "page", 0,
+            0, "got %lld, expected 0, keys of a page up to 2^30, or SACCADE_PAGE_ANY",
+            (long long)p->page);
     FAIL_AT(fabs(p->scale) > (p->dtype == SACCADE_F64 ? DBL_MAX : (double)FLT_MAX),
             SACCADE_EINVAL, "scale", 0, 0,
             "got %g, expected a finite number of f32 (f64 in f64 problems), or NaN for "
@@ -167,6 +170,8 @@ saccade_status plan_derive(const saccade_problem *p, saccade_plan *plan, saccade
         .heads_global = (int32_t)(p->heads_global ? p->heads_global : p->sizes.H),
         .k_groups = {p->k_scale_tokens, p->k_scale_channels},
         .v_groups = {p->v_scale_tokens, p->v_scale_channels},
+        .has_chunks = p->page != 0,
+        .page = (int32_t)p->page,
     };
     if (p->arch) {
         d.arch = arena_strdup(&plan->arena, p->arch);

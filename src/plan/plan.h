@@ -27,22 +27,27 @@ typedef struct plan_problem {
     int32_t group; /* H / Hkv */
     /* Head 0 of a run is h_offset of all heads, which mods, captures and block masks see. */
     int32_t h_offset, heads_global;
-    const char *arch;   /* CUDA target asked for, in the plan's arena; NULL: the device's */
-    int has_chunks;     /* every run says by plan_chunks where its keys lie */
-    uint32_t gradients; /* SACCADE_GRADIENT_* wanted; CAPTURES if any of the next is */
-    uint64_t gradient_captures;     /* of score's captures, a bit each */
-    saccade_dtype sinks_dtype;      /* of the sinks that every run has; NONE: it has none */
+    const char *arch; /* CUDA target asked for, in the plan's arena; NULL: the device's */
+    int has_chunks;   /* every run says by plan_chunks where its keys lie */
+    int32_t page;     /* of keys in pages: their size, -1 where each run has its own; else 0 */
+    uint32_t gradients;         /* SACCADE_GRADIENT_* wanted; CAPTURES if any of the next is */
+    uint64_t gradient_captures; /* of score's captures, a bit each */
+    saccade_dtype sinks_dtype;  /* of the sinks that every run has; NONE: it has none */
     plan_groups k_groups, v_groups; /* of quantised K and V */
     int is_relaxed; /* sums of dQ in any order, as CTAs come; no public problem asks for it */
 } plan_problem;
 
-/* Where keys lie that are not in one piece. Logical key j of batch b is row
- * first[b * row_stride + j / size] + j % size of K and V; the last chunk may be short. A chunk
- * at -1 is absent: it holds no live key and is never read. The table lies where K and V do. */
+/* Where keys lie that are not in one piece: logical key j of batch b is key j % size of chunk
+ * j / size. A chunk's entry is its first row of K and V or, where is_paged, its page: K and V
+ * are then [pages, Hkv, size, dim]. The last chunk may be short. One below 0 is absent: it
+ * holds no live key and is never read. The table lies where K and V do. */
 typedef struct plan_chunks {
-    const int32_t *first;
+    const int32_t *first; /* entries of batch b: row_stride apart, or from start[b] on */
     int64_t row_stride;
-    int32_t count, size; /* chunks of a batch; keys of a chunk, 1 and more */
+    int32_t count, size; /* chunks of a batch, or of the longest; keys of a chunk, 1 and more */
+    int32_t is_paged;
+    const int32_t *start; /* [B + 1] or NULL */
+    int32_t entries;      /* with start: of all batches */
 } plan_chunks;
 
 /* Rows of Q that a run computes where it does not compute them all: logical rows
@@ -68,6 +73,8 @@ static inline const pass_limits *plan_limits(const plan_problem *p)
 /* Where rows and keys stand, as saccade_positions says; dtype NONE: absent. */
 typedef struct plan_positions {
     saccade_tensor q_offset, kv_offset, kv_len;
+    /* Not NULL: kv_len counts keys of a batch's last page, and these are all its pages. */
+    const plan_chunks *pages;
 } plan_positions;
 
 /* A logit for each row of a run, where it takes part in the row's sum: strides of b, h and i,
@@ -81,7 +88,7 @@ typedef struct plan_sinks {
 /* Everything a forward run needs, checked. Tensors are in the order and shapes of saccade.h. */
 typedef struct plan_run {
     saccade_sizes sizes;
-    const saccade_tensor *q, *k, *v, *out;   /* with chunks, k and v have physical rows */
+    const saccade_tensor *q, *k, *v, *out;   /* with chunks, k and v have rows or pages */
     const saccade_tensor *k_scale, *v_scale; /* of quantised K and V; NULL: 1 */
     const plan_chunks *chunks;               /* NULL: keys lie one after the other */
     const plan_rows *rows;               /* NULL: all rows; else q's are those of the parts */
@@ -205,15 +212,19 @@ saccade_status plan_explain_ranges(const char *title, const mod_fn *fn,
 
 /* ---- problem.c ---- */
 
-/* Row of K and V that holds logical key j of batch b: the last one past the end, -1 in an
- * absent chunk. */
-static inline int64_t plan_row_of(const plan_chunks *c, int64_t b, int64_t j, int64_t rows)
-{
-    const int64_t chunk = j / c->size;
-    const int64_t first = chunk < c->count ? c->first[b * c->row_stride + chunk] : -1;
-    const int64_t row = first + j % c->size;
-    return first < 0 ? -1 : row < rows ? row : rows - 1;
-}
+/* A batch's entries, whatever start says: none outside the table. */
+typedef struct plan_entries {
+    const int32_t *first;
+    int32_t count;
+} plan_entries;
+plan_entries plan_entries_of(const plan_chunks *chunks, int64_t b);
+/* Where logical key j of batch b lies in t, K or V: b numbers what its first dimension counts,
+ * batches or pages, and row is -1 in an absent chunk. Past the end: the last row or page. */
+typedef struct plan_place {
+    int64_t b, row;
+} plan_place;
+plan_place plan_place_of(const plan_chunks *chunks, const saccade_tensor *t, int64_t b,
+                         int64_t j);
 
 /* Where the scales of a row of K or V lie: that of channels' group n at `at` + n * stride. */
 typedef struct plan_scale_row {

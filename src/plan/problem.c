@@ -124,6 +124,32 @@ int64_t plan_block_row(const plan_run *run, const mask_runs *runs, int64_t b, in
     return ((runs->B == 1 ? 0 : b) * runs->H + head) * runs->rows + row;
 }
 
+/* ---- keys that are not in one piece ---- */
+
+plan_entries plan_entries_of(const plan_chunks *c, int64_t b)
+{
+    if (!c->start)
+        return (plan_entries){c->first + b * c->row_stride, c->count};
+    const int32_t from = c->start[b] < 0 ? 0 : c->start[b];
+    const int32_t past = c->start[b + 1] < c->entries ? c->start[b + 1] : c->entries;
+    return (plan_entries){c->first + (from < past ? from : 0), from < past ? past - from : 0};
+}
+
+plan_place plan_place_of(const plan_chunks *c, const saccade_tensor *t, int64_t b, int64_t j)
+{
+    if (!c)
+        return (plan_place){b, j};
+    const plan_entries entries = plan_entries_of(c, b);
+    const int64_t chunk = j / c->size, at = j % c->size;
+    const int64_t first = chunk < entries.count ? entries.first[chunk] : -1;
+    const int64_t last = t->shape[c->is_paged ? 0 : 2] - 1;
+    if (first < 0)
+        return (plan_place){b, -1};
+    if (c->is_paged)
+        return (plan_place){first < last ? first : last, at};
+    return (plan_place){b, first + at < last ? first + at : last};
+}
+
 /* ---- positions ---- */
 
 /* Element b of a rank-0 or rank-1 host tensor of int32. */
@@ -136,7 +162,11 @@ static int32_t element(const saccade_tensor *t, int64_t b, int32_t otherwise)
 
 plan_position plan_position_of(const plan_positions *p, int64_t KV, int64_t b)
 {
-    const int64_t len = element(&p->kv_len, b, (int32_t)KV);
+    int64_t len = element(&p->kv_len, b, (int32_t)KV);
+    if (p->pages) {
+        const int64_t n = plan_entries_of(p->pages, b).count;
+        len = n ? (n - 1) * p->pages->size + len : 0;
+    }
     return (plan_position){
         .q_offset = element(&p->q_offset, b, 0),
         .kv_offset = element(&p->kv_offset, b, 0),
@@ -163,6 +193,7 @@ int plan_is_near(const plan_positions *p, const saccade_sizes *s)
         .q_offset = is_on_host(&p->q_offset) ? p->q_offset : (saccade_tensor){0},
         .kv_offset = is_on_host(&p->kv_offset) ? p->kv_offset : (saccade_tensor){0},
         .kv_len = is_on_host(&p->kv_len) ? p->kv_len : (saccade_tensor){0},
+        .pages = is_on_host(&p->kv_len) ? p->pages : NULL,
     };
     for (int64_t b = 0; b < s->B; b++) {
         const plan_position at = plan_position_of(&known, s->KV, b);

@@ -64,6 +64,7 @@ static void place(const saccade_tensor *t, double *memory, int64_t *n, double **
 static saccade_tensor keys_of(const saccade_tensor *rows, const saccade_sizes *s)
 {
     saccade_tensor keys = *rows;
+    keys.shape[0] = s->B;
     keys.shape[2] = s->KV;
     return keys;
 }
@@ -99,8 +100,10 @@ static void store(const gradient_room *room, const plan_run *run, const plan_chu
     if (!t)
         return;
     memcpy(shape, t->shape, sizeof shape);
-    if (chunks)
+    if (chunks) {
+        shape[0] = run->sizes.B;
         shape[2] = run->sizes.KV;
+    }
     const saccade_tensor each = saccade_tensor_of(dense, SACCADE_F64, t->rank, shape);
     plan_sum_places(&each, chunks, room->sorted, t, is_added != 0, room->threads);
 }

@@ -99,11 +99,17 @@ static void widen_head(void *arg, int64_t item, int thread)
     const int64_t b = item / s->Hkv, g = item % s->Hkv;
     const plan_run *run = job->run;
     const plan_problem *p = job->problem;
+    const int64_t kv_len = plan_position_of(&run->positions, s->KV, b).kv_len;
     float *key = row_of(job, thread)->q;
-    for (int64_t j = 0; j < s->KV; j++) {
-        plan_load_key(run->v, run->v_scale, &p->v_groups, b, g, j,
+    memset(job->k + item * s->D * s->KV, 0, (size_t)(s->D * s->KV) * sizeof *job->k);
+    memset(job->v + item * s->KV * s->Dv, 0, (size_t)(s->Dv * s->KV) * sizeof *job->v);
+    for (int64_t j = 0; j < kv_len; j++) {
+        const plan_place at = plan_place_of(run->chunks, run->k, b, j);
+        if (at.row < 0)
+            continue;
+        plan_load_key(run->v, run->v_scale, &p->v_groups, at.b, g, at.row,
                       job->v + (item * s->KV + j) * s->Dv);
-        plan_load_key(run->k, run->k_scale, &p->k_groups, b, g, j, key);
+        plan_load_key(run->k, run->k_scale, &p->k_groups, at.b, g, at.row, key);
         for (int64_t d = 0; d < s->D; d++)
             job->k[(item * s->D + d) * s->KV + j] = key[d];
     }

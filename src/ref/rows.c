@@ -93,14 +93,14 @@ static void load_key(const ref_inputs *in, int is_value, int64_t b, int64_t g, i
     const saccade_tensor *t = is_value ? run->v : run->k;
     const saccade_tensor *scale = is_value ? run->v_scale : run->k_scale;
     const plan_groups *groups = is_value ? &in->problem->v_groups : &in->problem->k_groups;
-    const int64_t row = run->chunks ? plan_row_of(run->chunks, b, j, t->shape[2]) : j;
-    if (row < 0)
+    const plan_place at = plan_place_of(run->chunks, t, b, j);
+    if (at.row < 0)
         memset(to, 0, (size_t)t->shape[3] * sizeof *to);
     else if (!quant_is_dtype(t->dtype))
-        ref_load(t, b, g, row, to);
+        ref_load(t, at.b, g, at.row, to);
     else
         for (int64_t d = 0; d < t->shape[3]; d++)
-            to[d] = plan_key_element(t, scale, groups, b, g, row, d);
+            to[d] = plan_key_element(t, scale, groups, at.b, g, at.row, d);
 }
 
 static void widen_head(void *arg, int64_t item, int thread)
@@ -108,8 +108,9 @@ static void widen_head(void *arg, int64_t item, int thread)
     const ref_inputs *in = arg;
     const saccade_sizes *s = &in->run->sizes;
     const int64_t b = item / s->Hkv, g = item % s->Hkv;
+    const int64_t kv_len = plan_position_of(&in->run->positions, s->KV, b).kv_len;
     (void)thread;
-    for (int64_t j = 0; j < s->KV; j++) {
+    for (int64_t j = 0; j < kv_len; j++) {
         load_key(in, 0, b, g, j, in->k + (item * s->KV + j) * s->D);
         load_key(in, 1, b, g, j, in->v + (item * s->KV + j) * s->Dv);
     }

@@ -68,7 +68,8 @@ void chunk_table(const chunk_case *c, const saccade_sizes *sizes, int32_t *table
         table[n] = is_dead ? -1 : 2 * order[n] * c->size;
     }
     *rows = 2 * (int64_t)all * c->size;
-    *out = (plan_chunks){table, count, count, c->size};
+    *out =
+        (plan_chunks){.first = table, .row_stride = count, .count = count, .size = c->size};
 }
 
 saccade_plan *chunk_plan(const saccade_problem *problem, const plan_solver *const *solvers)

@@ -256,9 +256,9 @@ static void make_bindings(case_run *r)
 plan_positions case_positions(const saccade_positions *at)
 {
     const saccade_tensor none = {.dtype = SACCADE_NONE};
-    return (plan_positions){at->q_offset ? *at->q_offset : none,
-                            at->kv_offset ? *at->kv_offset : none,
-                            at->kv_len ? *at->kv_len : none};
+    return (plan_positions){.q_offset = at->q_offset ? *at->q_offset : none,
+                            .kv_offset = at->kv_offset ? *at->kv_offset : none,
+                            .kv_len = at->kv_len ? *at->kv_len : none};
 }
 
 static double ulp(saccade_dtype dtype, double at)

@@ -19,43 +19,49 @@ cpu_rows cpu_rows_of(const saccade_tensor *t, int64_t b, int64_t h)
 kv_view kv_view_of(const plan_run *run, const saccade_tensor *t, int64_t b, int64_t g)
 {
     const plan_chunks *c = run->chunks;
-    kv_view view = {.rows = cpu_rows_of(t, b, g), .n_rows = t->shape[2]};
+    const int is_paged = c && c->is_paged;
+    kv_view view = {.rows = cpu_rows_of(t, is_paged ? 0 : b, g)};
     if (c) {
-        view.first = c->first + b * c->row_stride;
-        view.count = c->count;
+        const plan_entries entries = plan_entries_of(c, b);
+        view.first = entries.first;
+        view.count = entries.count;
         view.size = c->size;
+        view.is_paged = is_paged;
+        view.entry_stride =
+            is_paged ? t->stride[0] * (int64_t)saccade_dtype_bytes(t->dtype) : view.rows.stride;
+        view.last = t->shape[is_paged ? 0 : 2] - 1;
     }
     return view;
 }
 
-/* The row that holds key j, -1 in an absent chunk and past the last; *left: that key and those
- * that follow it there. Rows past the tensor's are its last one. */
-static int64_t row_of(const kv_view *view, int64_t j, int64_t *left)
+/* Where key j lies, NULL in an absent chunk and past the last; *left: that key and those that
+ * follow it there. Rows and pages past the tensor's are its last one. */
+static const char *place_of(const kv_view *view, int64_t j, int64_t *left)
 {
-    const int64_t chunk = j / view->size, at = j % view->size;
+    const int64_t chunk = j / view->size, at = j - chunk * view->size;
     const int64_t first = chunk < view->count ? view->first[chunk] : -1;
+    const char *base = view->rows.base + at * view->rows.stride;
     *left = view->size - at;
     if (first < 0)
-        return -1;
-    if (first + view->size <= view->n_rows)
-        return first + at;
+        return NULL;
+    if (view->is_paged)
+        return base + (first < view->last ? first : view->last) * view->entry_stride;
+    if (first + view->size <= view->last + 1)
+        return base + first * view->entry_stride;
     *left = 1;
-    return first + at < view->n_rows ? first + at : view->n_rows - 1;
+    return view->rows.base
+           + (first + at < view->last ? first + at : view->last) * view->entry_stride;
 }
 
-/* Whether keys [j, j + n) lie one after the other, from row *row on. */
-static int is_one_piece(const kv_view *view, int64_t j, int64_t n, int64_t *row)
+/* Where keys [j, j + n) lie if that is one after the other, else NULL. */
+static const char *one_piece(const kv_view *view, int64_t j, int64_t n)
 {
-    int64_t left, next;
-    *row = row_of(view, j, &left);
-    if (*row < 0)
-        return 0;
-    for (int64_t done = left; done < n; done += left) {
-        next = row_of(view, j + done, &left);
-        if (next != *row + done)
-            return 0;
-    }
-    return 1;
+    int64_t left;
+    const char *base = place_of(view, j, &left);
+    for (int64_t done = left; base && done < n; done += left)
+        if (place_of(view, j + done, &left) != base + done * view->rows.stride)
+            return NULL;
+    return base;
 }
 
 static void gather(const kv_view *view, int64_t j, int64_t n, char *to)
@@ -63,13 +69,13 @@ static void gather(const kv_view *view, int64_t j, int64_t n, char *to)
     const size_t each = (size_t)view->rows.dim * saccade_dtype_bytes(view->rows.dtype);
     int64_t left;
     for (int64_t end = j + n; j < end; j += left) {
-        const int64_t row = row_of(view, j, &left);
+        const char *from = place_of(view, j, &left);
         left = left < end - j ? left : end - j;
         for (int64_t r = 0; r < left; r++, to += each) {
-            if (row < 0)
-                memset(to, 0, each);
+            if (from)
+                memcpy(to, from + r * view->rows.stride, each);
             else
-                memcpy(to, cpu_rows_from(view->rows, row + r).base, each);
+                memset(to, 0, each);
         }
     }
 }
@@ -77,9 +83,11 @@ static void gather(const kv_view *view, int64_t j, int64_t n, char *to)
 cpu_rows kv_block(const kv_view *view, int64_t j, int64_t n, void *room)
 {
     cpu_rows rows = view->rows;
-    int64_t row = j;
-    if (!view->first || is_one_piece(view, j, n, &row))
-        return cpu_rows_from(rows, row);
+    if (!view->first)
+        return cpu_rows_from(rows, j);
+    rows.base = one_piece(view, j, n);
+    if (rows.base)
+        return rows;
     gather(view, j, n, room);
     rows.base = room;
     rows.stride = rows.dim * (int64_t)saccade_dtype_bytes(rows.dtype);
@@ -88,11 +96,10 @@ cpu_rows kv_block(const kv_view *view, int64_t j, int64_t n, void *room)
 
 cpu_prefetch kv_prefetch(const kv_view *view, int64_t j, int32_t n)
 {
-    int64_t row = j;
-    if (view->first && !is_one_piece(view, j, n, &row))
-        return (cpu_prefetch){0};
-    const cpu_rows rows = cpu_rows_from(view->rows, row);
-    return prefetch_begin(&rows, n);
+    cpu_rows rows = cpu_rows_from(view->rows, view->first ? 0 : j);
+    if (view->first)
+        rows.base = one_piece(view, j, n);
+    return rows.base ? prefetch_begin(&rows, n) : (cpu_prefetch){0};
 }
 
 size_t kv_room(const plan_problem *problem, int64_t n)

@@ -26,9 +26,11 @@ static inline cpu_rows cpu_rows_from(cpu_rows rows, int64_t r)
 /* The keys of one (b, kv head) of K or V, by their logical numbers. */
 typedef struct kv_view {
     cpu_rows rows;        /* of the tensor */
-    int64_t n_rows;
-    const int32_t *first; /* row of each chunk's first key, NULL: logical keys are rows */
+    const int32_t *first; /* entries of chunks, NULL: logical keys are rows */
+    int64_t entry_stride; /* bytes from an entry's first key to that of the next number */
+    int64_t last;         /* the last row, or the last page */
     int32_t count, size;  /* chunks; keys of a chunk */
+    int32_t is_paged;
 } kv_view;
 
 kv_view kv_view_of(const plan_run *run, const saccade_tensor *t, int64_t b, int64_t g);
