@@ -371,6 +371,46 @@ static void programs_of_f32_results(void **state)
     }
 }
 
+/* Sinks take no tile away, forward, decode and backward, and no program spills. */
+static void programs_of_sinks(void **state)
+{
+    static const struct {
+        int D;
+        saccade_dtype dtype, sinks;
+        const char *arch;
+    } rows[] = {{128, SACCADE_BF16, SACCADE_BF16, "sm_90a"},
+                {64, SACCADE_F16, SACCADE_F16, "sm_90a"},
+                {64, SACCADE_F32, SACCADE_F32, "sm_80"}};
+    (void)state;
+    if (!has_compiler()) {
+        print_message("no NVRTC on this machine: nothing compiled\n");
+        skip();
+    }
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        saccade_error err = {0};
+        saccade_plan *plan;
+        saccade_problem p;
+        saccade_problem_init(&p);
+        p.sizes = (saccade_sizes){.H = 4, .Hkv = 2, .D = rows[i].D, .Dv = rows[i].D};
+        p.dtype = rows[i].dtype;
+        p.backend = "cuda";
+        p.arch = rows[i].arch;
+        p.sinks_dtype = rows[i].sinks;
+        p.gradients = p.dtype == SACCADE_F32 ? 0 : SACCADE_GRADIENT_V | SACCADE_GRADIENT_SINKS;
+        if (saccade_plan_create(NULL, &p, &plan, &err) != SACCADE_OK)
+            fail_msg("d%d, %s: %s", rows[i].D, p.arch, err.message);
+        const cu_state *s = plan->state;
+        assert_int_equal(s->programs[CU_MAIN].rung, 0);
+        assert_int_equal(!p.gradients, !s->programs[CU_BWD_SINKS].image.code);
+        for (int n = 0; n < CU_PROGRAMS; n++)
+            if (s->programs[n].image.report.spill_bytes
+                || s->programs[n].image.report.is_serialised)
+                fail_msg("%s, d%d, %s: %d bytes spilled", cu_program_kinds[n].name, rows[i].D,
+                         p.arch, s->programs[n].image.report.spill_bytes);
+        saccade_plan_destroy(plan);
+    }
+}
+
 /* Where O leaves the fewest registers, smaller tiles take over. */
 static void no_spills_in_wide_heads(void **state)
 {
@@ -614,7 +654,7 @@ int main(void)
         cmocka_unit_test(no_spills),
         cmocka_unit_test(no_spills_in_wide_heads),
         cmocka_unit_test(programs_of_chunks),
-        cmocka_unit_test(programs_of_f32_results),
+        cmocka_unit_test(programs_of_f32_results), cmocka_unit_test(programs_of_sinks),
         cmocka_unit_test(second_plan_is_cached),
         cmocka_unit_test(peak_compiles),
     };

@@ -31,6 +31,13 @@ int cu_backward_finish_form(const cu_state *s, const plan_problem *p, int rung, 
     return p->gradients && cu_backward_has_tiles(s) && rung == 0;
 }
 
+int cu_backward_sinks_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    (void)s;
+    *out = cu_backward_pass_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv));
+    return p->gradients & SACCADE_GRADIENT_SINKS && rung == 0;
+}
+
 int cu_backward_shared(const cu_state *s, const plan_problem *p, const cu_form *form)
 {
     (void)s;

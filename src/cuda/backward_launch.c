@@ -57,7 +57,8 @@ static int is_aligned(const plan_run *run, const plan_gradients *g)
 }
 
 static_assert(BWD_OF_Q == (int)SACCADE_GRADIENT_Q && BWD_OF_K == (int)SACCADE_GRADIENT_K
-                  && BWD_OF_V == (int)SACCADE_GRADIENT_V,
+                  && BWD_OF_V == (int)SACCADE_GRADIENT_V
+                  && BWD_OF_SINKS == (int)SACCADE_GRADIENT_SINKS,
               "kernels take the bits of the interface");
 
 static void fill_result(const saccade_tensor *t, int which, void **data, cu_stride *strides,
@@ -68,6 +69,17 @@ static void fill_result(const saccade_tensor *t, int which, void **data, cu_stri
     *data = t->data;
     *strides = run_strides(t);
     p->wide |= t->dtype == SACCADE_F32 ? which : 0;
+}
+
+static void fill_sinks(const saccade_tensor *t, cu_bwd *p)
+{
+    if (!t)
+        return;
+    const int is_each = t->rank == 3;
+    p->d_sinks = t->data;
+    p->d_sinks_s = is_each ? run_strides(t) : (cu_stride){.h = t->stride[0]};
+    p->n_sinks_b = is_each ? (int)t->shape[0] : 1;
+    p->n_sinks_m = is_each ? (int)t->shape[2] : 1;
 }
 
 static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradients *g,
@@ -88,6 +100,7 @@ static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradi
     fill_result(g->dq, BWD_OF_Q, &p->dq, &p->dqs, p);
     fill_result(g->dk, BWD_OF_K, &p->dk, &p->dks, p);
     fill_result(g->dv, BWD_OF_V, &p->dv, &p->dvs, p);
+    fill_sinks(g->sinks, p);
     p->added = (int)g->added;
     p->n_mblk = (int)query_blocks(&run->sizes);
     p->slope_most = (float)s->backward_facts.slope_most;
@@ -156,6 +169,18 @@ static int shared_of(const saccade_plan *plan, const cu_loaded *program)
     return cu_backward_shared(plan->state, &plan->problem, &program->form);
 }
 
+/* After start_prepare. */
+static saccade_status start_sinks(const saccade_plan *plan, launch *l, saccade_error *err)
+{
+    const cu_state *s = plan->state;
+    void *parameters[] = {&l->p};
+    if (!l->p.d_sinks)
+        return SACCADE_OK;
+    return run_start(&l->a, s->programs[CU_BWD_SINKS].kernel,
+                     (int64_t)l->p.n_sinks_b * l->p.f.H * l->p.n_sinks_m, 256, 0, parameters,
+                     err);
+}
+
 /* dK, dV and the sums of dQ by tiles, then dQ from its sums. */
 static saccade_status start_tiles(const saccade_plan *plan, const plan_run *run,
                                   const plan_gradients *g, launch *l, saccade_error *err)
@@ -172,6 +197,7 @@ static saccade_status start_tiles(const saccade_plan *plan, const plan_run *run,
     TRY(run_encode_map(driver, run->v, keys, PROMOTE_256, &m[2], err));
     TRY(run_encode_map(driver, g->d_out, BWD_ROWS, PROMOTE_256, &l->d_out, err));
     TRY(start_prepare(plan, l, err));
+    TRY(start_sinks(plan, l, err));
     TRY(run_start(&l->a, program->kernel, l->p.f.n_tiles, cu_backward_threads(&program->form),
                   shared_of(plan, program), parameters, err));
     if (!g->dq)
@@ -189,6 +215,7 @@ static saccade_status start_plain(const saccade_plan *plan, const plan_gradients
     void *parameters[] = {&l->p, l->a.captures};
     l->p.dq_sum = NULL;
     TRY(start_prepare(plan, l, err));
+    TRY(start_sinks(plan, l, err));
     if (g->dk || g->dv)
         TRY(run_start(&l->a, program->kernel, l->p.f.n_tiles, threads, shared, parameters,
                       err));

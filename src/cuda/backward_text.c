@@ -101,6 +101,7 @@ static void put_config(const plan_problem *p, const cu_form *form, strbuf *out)
         {"PARTS", form->backward.parts},
         {"Q_SHARED", 0},
         {"SCALE_FIRST", 0},
+        {"SINKS", cu_sinks_code(p)},
     };
     strbuf_puts(out, "/* generated: constants of this instance */\n#pragma once\n");
     for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++)

@@ -265,6 +265,7 @@ typedef enum cu_program {
     CU_BWD_PLAIN,   /* dK and dV, then dQ, by CTAs that own them */
     CU_BWD_PREPARE, /* what every row brings, and bounds of K and V */
     CU_BWD_FINISH,  /* dQ from its sums */
+    CU_BWD_SINKS,   /* gradients of sinks */
     CU_PROGRAMS
 } cu_program;
 
@@ -333,6 +334,8 @@ void cu_free_programs(cu_state *s);
 /* The generated headers of a forward program: cu_program_kind.write. */
 void cu_write_forward(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
                       const cu_form *form, cu_headers *out);
+/* CFG_SINKS, by the dtype of the sinks (kern/sinks.cuh). */
+int cu_sinks_code(const plan_problem *p);
 /* One program in one form, compiled for the state's architecture or taken from the cache. */
 saccade_status cu_compile_instance(const cu_state *s, const plan_problem *p, cu_program which,
                                    const cu_form *form, cu_image *out, saccade_error *err);

@@ -3,6 +3,7 @@
  *     bwd_prepare.cu   delta, lse in log2 units, bounds of K and V        every run
  *     bwd_sm90.cu      dK, dV and sums of dQ in fixed point, head dims to 128, aligned rows
  *     bwd_finish.cu    dQ from its sums
+ *     bwd_sinks.cu     gradients of sinks, where they are wanted
  *     bwd_sm80.cu      dK and dV, then dQ, each by CTAs that own them: every other problem
  *
  * No result depends on the order in which CTAs run, unless dQ is relaxed. A plan that wants
@@ -51,6 +52,7 @@ int cu_backward_tiles_form(const cu_state *s, const plan_problem *p, int rung, c
 int cu_backward_plain_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_prepare_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_finish_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_sinks_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_shared(const cu_state *s, const plan_problem *p, const cu_form *form);
 /* The score function's value and derivative as text; its graph lives in scratch. */
 saccade_status cu_backward_emit(cu_state *s, const plan_problem *p, arena *scratch,

@@ -3,6 +3,18 @@
 
 #include <stdio.h>
 
+int cu_sinks_code(const plan_problem *p)
+{
+    switch (p->sinks_dtype) {
+    case SACCADE_NONE:
+        return 0;
+    case SACCADE_F32:
+        return 1;
+    default:
+        return p->sinks_dtype == SACCADE_BF16 ? 2 : 3;
+    }
+}
+
 /* The constants of a forward program. */
 static void put_config(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
                        const cu_form *form, strbuf *out)
@@ -32,6 +44,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"ROWMAX", kind->has_maxima},
         {"PACKED", kind->is_packed},
         {"CHUNKS", p->has_chunks},
+        {"SINKS", cu_sinks_code(p)},
         {"Q_SHARED", cu_is_q_shared((int)p->sizes.D, (int)p->sizes.Dv)},
         {"SCALE_FIRST", p->scale <= 0 && s->facts.score != CU_SCORE_GENERAL},
         {"REGS_PRODUCER", groups == 1   ? 56

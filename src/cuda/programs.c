@@ -152,6 +152,11 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                        .choose = cu_backward_finish_form,
                        .write = cu_write_backward,
                        .follows_tiles = 1},
+    [CU_BWD_SINKS] = {.name = "backward sinks",
+                      .operation = CU_OP_BACKWARD,
+                      .kernel = {"bwd_sinks", "bwd_sinks"},
+                      .choose = cu_backward_sinks_form,
+                      .write = cu_write_backward},
 };
 
 /* ---- loading ---- */

@@ -163,5 +163,8 @@ void run_fill(const saccade_plan *plan, const plan_run *run, const cu_form *form
     assert(plan->problem.has_chunks == (run->chunks != NULL));
     if (run->chunks)
         p->chunks = chunks_of(run);
+    p->sinks = run->sinks.data;
+    p->sinks_s =
+        (cu_stride){run->sinks.stride[0], run->sinks.stride[1], run->sinks.stride[2]};
     fill_runs(&plan->problem, runs, p);
 }

@@ -37,8 +37,6 @@ static int applicable(const plan_problem *p, int32_t level, char *why)
         return say(why, "the CUDA back end takes bf16, f16 and f32, the same for Q, K and V");
     if (p->out_dtype != p->dtype && p->gradients)
         return say(why, "gradients on CUDA take results in the dtype of Q");
-    if (p->sinks_dtype != SACCADE_NONE)
-        return say(why, "the CUDA back end takes no sinks: take backend cpu");
     if (p->sizes.D > 256 || p->sizes.Dv > 256)
         return say(why, "the CUDA back end takes head dims up to 256");
     if (p->page)

@@ -10,7 +10,8 @@ enum {
     BWD_LSE_MOST = 1 << 18, /* beyond it f32 does not tell weights: see bwd_row.cuh */
     BWD_OF_Q = 1,
     BWD_OF_K = 2,
-    BWD_OF_V = 4
+    BWD_OF_V = 4,
+    BWD_OF_SINKS = 16
 };
 
 typedef struct cu_bwd {
@@ -34,6 +35,9 @@ typedef struct cu_bwd {
     float slope_most; /* no larger derivative of a score by its product */
     unsigned *bounds; /* [B*G][BWD_CHUNKS][2]: see bwd_unit.cuh */
     float *dq_sum;    /* [B*H*n_mblk][panels][4096], as bwd_dq.cuh stages it */
+    float *d_sinks; /* null: not wanted. Elements along b, h and m, 1 where one serves all */
+    cu_stride d_sinks_s;
+    int n_sinks_b, n_sinks_m;
     /* BWD_OF_* of the gradients that are f32, and of those added to what their tensors hold */
     int wide, added;
 } cu_bwd;

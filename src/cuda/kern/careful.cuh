@@ -90,11 +90,19 @@ DEVICE void redo_row(const cu_fwd &p, const mod_args &mod, const tile &t, int m)
     }
     out_elem *out = (out_elem *)p.o + t.b * p.os.b + t.h * p.os.h + m * p.os.n;
     float inv = r.l == 0.f ? 0.f : rcp_fast(r.l);
+#if CFG_SINKS
+    float lse = r.l == 0.f ? NEG_INF : r.m + logf(r.l);
+    add_sink_exact(sink_of(p, t.b, t.h, m), r.m, r.l, inv, lse);
+#endif
     for (int e = 0; e < O_PER_LANE; e++)
         if (e * LANES + lane < CFG_E_REAL)
             out[e * LANES + lane] = out_from_float(r.o[e] * inv);
     if (lane == 0) {
+#if CFG_SINKS
+        put_lse(p, t.b, t.h, m, lse);
+#else
         put_lse(p, t.b, t.h, m, r.l == 0.f ? NEG_INF : r.m + logf(r.l));
+#endif
         put_row_max(p, t.b, t.h, m, r.m);
     }
 }

@@ -98,11 +98,27 @@ DEVICE long long flag_of(const cu_fwd &p, const span &s, int r)
     return ((long long)s.b * p.H + x.h) * p.M + x.m;
 }
 
-/* Row r of span s, its sum and maximum known: statistics. */
+/* Row r of span s, its offset, sum and maximum known: one over the sum, sink included. */
+DEVICE float row_inverse(const cu_fwd &p, const span &s, int r, float3 x)
+{
+    float inv = x.y == 0.f ? 0.f : rcp_fast(x.y);
+#if CFG_SINKS
+    place at = row_place(p, s, s.row0 + r);
+    float lse;
+    add_sink(sink_of(p, s.b, at.h, at.m), x.x, x.y, inv, lse);
+#endif
+    return inv;
+}
+
+/* Its statistics. */
 DEVICE void finish_row(const cu_fwd &p, const span &s, int r, float3 x)
 {
     place at = row_place(p, s, s.row0 + r);
     float lse = x.y == 0.f ? NEG_INF : (x.x + log2f(x.y)) * 0.6931471805599453f;
+#if CFG_SINKS
+    float inv;
+    add_sink(sink_of(p, s.b, at.h, at.m), x.x, x.y, inv, lse);
+#endif
     put_lse(p, s.b, at.h, at.m, lse);
     put_row_max(p, s.b, at.h, at.m, x.z * 0.6931471805599453f);
 }
@@ -136,7 +152,7 @@ DEVICE void write_piece(const meeting &sh, const cu_fwd &p, const mod_args &mod,
     int lane = threadIdx.x & 31;
     for (int r = threadIdx.x / 32; r < span_rows(p, s); r += WARPS) {
         float3 x = meet_row(sh, r);
-        float inv = x.y == 0.f ? 0.f : rcp_fast(x.y), zero = 0.f;
+        float inv = row_inverse(p, s, r, x), zero = 0.f;
         for (int e = lane; e < CFG_E; e += 32) {
             float sum = 0.f;
             for (int w = 0; w < HALF; w++)
@@ -199,7 +215,7 @@ DEVICE void join_near(const meeting &sh, const cu_fwd &p, const mod_args &mod, c
                     y[e / 128].w = fmaf(part.w, by, y[e / 128].w);
                 }
     }
-    float inv = sum.y == 0.f ? 0.f : rcp_fast(sum.y);
+    float inv = row_inverse(p, s, r, sum);
     for (int e = 0; e < CFG_E; e += 128) {
         float4 x = y[e / 128];
         zero = fmaf(x.x + x.y, 0.f, fmaf(x.z + x.w, 0.f, zero));
@@ -317,7 +333,7 @@ DEVICE int join_row(const cu_fwd &p, const span &s, int slot, int count, int r)
     __syncthreads();
     if (warp)
         return 0;
-    float inv = sum.y == 0.f ? 0.f : rcp_fast(sum.y), zero = 0.f;
+    float inv = row_inverse(p, s, r, sum), zero = 0.f;
     for (int e = 0; e < JOIN_PARTS; e++) {
         float4 y = o[e];
         for (int i = 1; i < JOIN_WARPS; i++) {

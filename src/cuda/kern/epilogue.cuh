@@ -1,6 +1,7 @@
 /* The end of a tile: statistics of its rows, rows to be done again, and O to global memory. */
 #pragma once
 
+#include "sinks.cuh"
 #include "softmax.cuh"
 #include "tile.cuh"
 
@@ -38,9 +39,17 @@ DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const floa
         float peak = quad_max(w.peak[i]);
 #endif
         int m = t.row0 + row_of_thread() + 8 * i;
+#if CFG_SINKS
+        float lse = l == 0.f ? NEG_INF : (w.m[i] + log2f(l)) * 0.6931471805599453f;
+        add_sink(sink_of(p, t.b, t.h, min(m, p.M - 1)), w.m[i], l, inv[i], lse);
+#endif
         if ((lane & 3) == 0 && part_of_thread() == 0 && m < p.M) {
+#if CFG_SINKS
+            put_lse(p, t.b, t.h, m, lse);
+#else
             put_lse(p, t.b, t.h, m,
                     l == 0.f ? NEG_INF : (w.m[i] + log2f(l)) * 0.6931471805599453f);
+#endif
 #if CFG_ROWMAX
             put_row_max(p, t.b, t.h, m, peak * 0.6931471805599453f);
 #endif

@@ -84,6 +84,8 @@ typedef struct cu_fwd {
     int *done;      /* [CTA][4] the span cut where its share begins, first slot, parts */
     cu_decode decode;
     cu_chunks chunks; /* read with CFG_CHUNKS only */
+    const void *sinks; /* of rows; read with CFG_SINKS only */
+    cu_stride sinks_s;
 } cu_fwd;
 
 #endif

@@ -1,0 +1,41 @@
+/* Gradients of sinks: -exp(sink - lse) delta, summed over the rows that an element serves, from
+ * what bwd_prepare left of them. One CTA an element; threads take every SINK_THREADS-th row and
+ * their sums are added as a tree, so the order follows from the lengths alone. */
+#include "cfg.cuh"
+#include "ptx.cuh"
+#include "bwd.h"
+#include "sinks.cuh"
+
+enum { SINK_THREADS = 256 };
+
+/* Of row m of (b, h). Rows that weigh nothing have delta 0 there. */
+DEVICE float sink_term(const cu_bwd &p, int b, int h, int m)
+{
+    long long row = ((long long)b * p.f.H + h) * p.n_mblk * BWD_ROWS + m;
+    float sink = sink_of(p.f, b, h, m);
+    float lse = p.f.lse[b * p.f.lse_s.b + h * p.f.lse_s.h + m * p.f.lse_s.n];
+    return sink == NEG_INF ? 0.f : expf(sink - lse) * p.minus_delta[row];
+}
+
+extern "C" __global__ void __launch_bounds__(SINK_THREADS)
+    bwd_sinks(const __grid_constant__ cu_bwd p)
+{
+    __shared__ float sums[SINK_THREADS];
+    int m0 = blockIdx.x % p.n_sinks_m, rest = blockIdx.x / p.n_sinks_m;
+    int h = rest % p.f.H, b0 = rest / p.f.H, at = threadIdx.x;
+    int rows = p.n_sinks_m == 1 ? p.f.M : 1, batches = p.n_sinks_b == 1 ? p.f.B : 1;
+    float sum = 0.f;
+    for (int b = 0; b < batches; b++)
+        for (int m = at; m < rows; m += SINK_THREADS)
+            sum += sink_term(p, b0 + b, h, m0 + m);
+    sums[at] = sum;
+    for (int half = SINK_THREADS / 2; half; half /= 2) {
+        __syncthreads();
+        if (at < half)
+            sums[at] += sums[at + half];
+    }
+    if (at == 0) {
+        float *to = p.d_sinks + b0 * p.d_sinks_s.b + h * p.d_sinks_s.h + m0 * p.d_sinks_s.n;
+        *to = p.added & BWD_OF_SINKS ? *to + sums[0] : sums[0];
+    }
+}
