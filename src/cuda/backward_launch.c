@@ -176,9 +176,9 @@ static saccade_status start_sinks(const saccade_plan *plan, launch *l, saccade_e
     void *parameters[] = {&l->p};
     if (!l->p.d_sinks)
         return SACCADE_OK;
-    return run_start(&l->a, s->programs[CU_BWD_SINKS].kernel,
-                     (int64_t)l->p.n_sinks_b * l->p.f.H * l->p.n_sinks_m, 256, 0, parameters,
-                     err);
+    const int64_t elements = (int64_t)l->p.n_sinks_b * l->p.f.H * l->p.n_sinks_m;
+    return run_start(&l->a, s->programs[CU_BWD_SINKS].kernel, elements, SINK_THREADS, 0,
+                     parameters, err);
 }
 
 /* dK, dV and the sums of dQ by tiles, then dQ from its sums. */

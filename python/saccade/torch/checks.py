@@ -102,6 +102,24 @@ def check_call(q, k, v, enable_gqa):
     check_shapes(q, k, v, enable_gqa)
 
 
+def check_sinks(sinks, q):
+    if not isinstance(sinks, torch.Tensor):
+        raise TypeError(f"sinks: got {words_of(sinks)}, expected a tensor")
+    (B, H, L), shape = q.shape[:3], tuple(sinks.shape)
+    fits = shape == (H,)
+    if len(shape) == 3:
+        fits = shape[0] in (1, B) and shape[1] == H and shape[2] in (1, L)
+    if not fits:
+        raise _bad(
+            f"sinks: got shape {shape}, expected ({H},), or ({B}, {H}, {L}) with 1 for "
+            "batch or queries"
+        )
+    if not sinks.dtype.is_floating_point:
+        raise _bad(f"sinks: got dtype {sinks.dtype}, expected floats")
+    if sinks.device != q.device:
+        raise _bad(f"sinks: got device {sinks.device}, expected the query's, {q.device}")
+
+
 def check_layout(q, k, v):
     for name, t in (("query", q), ("key", k), ("value", v)):
         if t.dim() != 4:

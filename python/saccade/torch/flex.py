@@ -10,7 +10,7 @@ import torch
 from . import active
 from .block_mask import BlockMask
 from .calls import new_call
-from .checks import backend_of, check_call
+from .checks import backend_of, check_call, check_sinks
 from .compiled import in_graph, is_recorded
 from .entries import run
 from .masks import block_mask_of, mask_or_mod
@@ -47,6 +47,7 @@ def flex_attention(
     kernel_options: Optional[dict[str, Any]] = ...,
     *,
     return_aux: None = ...,
+    sinks: Optional[torch.Tensor] = ...,
 ) -> torch.Tensor: ...
 @overload
 def flex_attention(
@@ -61,6 +62,7 @@ def flex_attention(
     return_lse: Literal[True],
     kernel_options: Optional[dict[str, Any]] = ...,
     return_aux: None = ...,
+    sinks: Optional[torch.Tensor] = ...,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def flex_attention(
@@ -74,6 +76,7 @@ def flex_attention(
     *,
     kernel_options: Optional[dict[str, Any]] = ...,
     return_aux: AuxRequest,
+    sinks: Optional[torch.Tensor] = ...,
 ) -> tuple[torch.Tensor, AuxOutput]: ...
 @overload
 def flex_attention(
@@ -88,6 +91,7 @@ def flex_attention(
     kernel_options: Optional[dict[str, Any]] = ...,
     *,
     return_aux: Optional[AuxRequest] = ...,
+    sinks: Optional[torch.Tensor] = ...,
 ) -> Union[
     torch.Tensor, tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, AuxOutput]
 ]: ...
@@ -103,6 +107,7 @@ def flex_attention(
     kernel_options: Optional[dict[str, Any]] = None,
     *,
     return_aux: Optional[AuxRequest] = None,
+    sinks: Optional[torch.Tensor] = None,
 ) -> Any:
     """softmax(mask(score_mod(scale * query key^T))) value, fused and exact.
 
@@ -114,7 +119,9 @@ def flex_attention(
     scale: default 1/sqrt(E). enable_gqa: needed where Hq != Hkv.
     kernel_options: {"BACKEND": "auto" | "cpu" | "cuda" | "ref"}; FlexAttention's tuning keys
     are accepted and not needed. Returns out [B, Hq, L, Ev]; with return_lse (out, lse); with
-    return_aux (out, AuxOutput). Errors: ValueError for shapes, dtypes, devices, text; TypeError
+    return_aux (out, AuxOutput). sinks: a float logit for each head [Hq], or [B, Hq, L] with 1
+    for B or L, that takes part in its rows' sums and has no value; lse includes it, and it is
+    differentiable. Errors: ValueError for shapes, dtypes, devices, text; TypeError
     for a mod that can't be traced, with its line. Differentiable (once) in query, key, value
     and in every float tensor that score_mod captures; lse is, row maxima and masks are not.
     Source: FlexAttention (arXiv 2412.05496).
@@ -123,6 +130,16 @@ def flex_attention(
         raise ValueError("got both return_lse and return_aux, expected one")
     want_lse = return_lse or (return_aux is not None and return_aux.lse)
     want_max = return_aux is not None and return_aux.max_scores
+    if sinks is not None:
+        check_sinks(sinks, query)
+        return _with_sinks(
+            sinks,
+            AuxRequest(want_lse, want_max),
+            return_lse,
+            return_aux,
+            (query, key, value, score_mod, block_mask, scale, enable_gqa),
+            kernel_options,
+        )
     if active.parallel is not None:
         return _over_ranks(
             query, key, value, score_mod, block_mask, scale, return_lse, return_aux
@@ -145,6 +162,22 @@ def flex_attention(
     if return_aux is not None:
         return out, AuxOutput(lse, row_max)
     return (out, lse) if return_lse else out
+
+
+def _with_sinks(sinks, wanted, return_lse, return_aux, given, options):
+    """What a row is without its sink, times sigmoid(lse - sink); exact from lse."""
+    out, aux = flex_attention(
+        *given, kernel_options=options, return_aux=AuxRequest(True, wanted.max_scores)
+    )
+    sink = sinks.to(aux.lse.dtype)
+    sink = sink.view(1, -1, 1) if sink.dim() == 1 else sink
+    is_dead = aux.lse == -torch.inf
+    lse = aux.lse.masked_fill(is_dead, 0.0)
+    out = out * torch.sigmoid(lse - sink).unsqueeze(-1).to(out.dtype)
+    if not wanted.lse:
+        return out if return_aux is None else (out, AuxOutput(None, aux.max_scores))
+    lse = torch.where(is_dead, sink, torch.logaddexp(lse, sink))
+    return (out, lse) if return_lse else (out, AuxOutput(lse, aux.max_scores))
 
 
 def _over_ranks(q, k, v, score_mod, block_mask, scale, return_lse, return_aux):

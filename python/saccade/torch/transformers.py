@@ -109,12 +109,8 @@ def _attention(
         block_mask,
         scaling,
         enable_gqa=True,
-        return_lse=s_aux is not None,
+        sinks=s_aux,
     )
-    if s_aux is not None:  # a sink is one more logit in the denominator: exact from lse
-        out, lse = out
-        sink = s_aux.float().view(1, -1, 1)
-        out = out * torch.sigmoid(lse - sink).unsqueeze(-1).to(out.dtype)
     return out.transpose(1, 2).contiguous(), None
 
 

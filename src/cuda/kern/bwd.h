@@ -11,7 +11,8 @@ enum {
     BWD_OF_Q = 1,
     BWD_OF_K = 2,
     BWD_OF_V = 4,
-    BWD_OF_SINKS = 16
+    BWD_OF_SINKS = 16,
+    SINK_THREADS = 1024 /* of a CTA of bwd_sinks */
 };
 
 typedef struct cu_bwd {

@@ -6,8 +6,6 @@
 #include "bwd.h"
 #include "sinks.cuh"
 
-enum { SINK_THREADS = 256 };
-
 /* Of row m of (b, h). Rows that weigh nothing have delta 0 there. */
 DEVICE float sink_term(const cu_bwd &p, int b, int h, int m)
 {

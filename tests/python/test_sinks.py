@@ -1,0 +1,118 @@
+"""sinks= of flex_attention against dense softmax with one more column, and gpt-oss."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import saccade.torch as st  # noqa: E402
+
+
+def dense(q, k, v, sinks, live):
+    s = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    s = s.masked_fill(~live, -torch.inf)
+    column = sinks.view(1, -1, 1) if sinks.dim() == 1 else sinks
+    column = column.expand(q.shape[:3]).unsqueeze(-1)
+    p = torch.softmax(torch.cat([s, column], -1), -1)[..., :-1]
+    return p @ v, torch.logsumexp(torch.cat([s, column], -1), -1)
+
+
+def inputs(shape, dtype=torch.float64):
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(2, 4, 9, 8, dtype=dtype) for _ in range(3))
+    sinks = 2 * torch.randn(shape, dtype=dtype)
+    return [t.requires_grad_() for t in (q, k, v, sinks)]
+
+
+MASK = "q >= kv + 2"  # rows 0 and 1 have no live key
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 4, 9), (1, 4, 9), (2, 4, 1)])
+def test_against_dense(shape):
+    q, k, v, sinks = given = inputs(shape)
+    at = torch.arange(9)
+    out, lse = st.flex_attention(q, k, v, block_mask=MASK, sinks=sinks, return_lse=True)
+    gold, gold_lse = dense(q, k, v, sinks, at[:, None] >= at + 2)
+    torch.testing.assert_close(out, gold)
+    torch.testing.assert_close(lse, gold_lse)
+    w, x = torch.randn_like(out), torch.randn_like(lse)
+    mine = torch.autograd.grad((out * w).sum() + (lse * x).sum(), given)
+    theirs = torch.autograd.grad((gold * w).sum() + (gold_lse * x).sum(), given)
+    for a, b in zip(mine, theirs):
+        torch.testing.assert_close(a, b)
+
+
+def test_results_that_are_asked_for():
+    q, k, v, sinks = inputs((4,), torch.float32)
+    out = st.flex_attention(q, k, v, sinks=sinks)
+    more, aux = st.flex_attention(
+        q, k, v, sinks=sinks, return_aux=st.AuxRequest(lse=True, max_scores=True)
+    )
+    assert torch.equal(out, more) and aux.lse.shape == aux.max_scores.shape == (2, 4, 9)
+    _, plain = st.flex_attention(q, k, v, return_aux=st.AuxRequest(max_scores=True))
+    assert torch.equal(aux.max_scores, plain.max_scores) and plain.lse is None
+    none = st.flex_attention(q, k, v, sinks=torch.full((4,), -torch.inf))
+    assert torch.equal(none, st.flex_attention(q, k, v))
+
+
+@pytest.mark.parametrize(
+    "sinks, says",
+    [
+        (torch.zeros(3), r"got shape \(3,\), expected \(4,\)"),
+        (torch.zeros(2, 4, 5), r"got shape \(2, 4, 5\)"),
+        (torch.zeros(4, dtype=torch.int32), "expected floats"),
+        ([0.0] * 4, "expected a tensor"),
+    ],
+)
+def test_mistakes(sinks, says):
+    q, k, v, _ = inputs((4,), torch.float32)
+    with pytest.raises((ValueError, TypeError), match=says):
+        st.flex_attention(q, k, v, sinks=sinks)
+
+
+def gpt_oss(name):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GptOssConfig(
+        vocab_size=97,
+        hidden_size=64,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=7,
+        max_position_embeddings=128,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    st.register_transformers()
+    torch.manual_seed(0)
+    model = transformers.GptOssForCausalLM._from_config(config, attn_implementation=name)
+    with torch.no_grad():
+        for n, p in model.named_parameters():
+            if n.endswith("sinks"):
+                p.normal_(0.5, 2)
+    return model
+
+
+def test_gpt_oss_generates_the_same_tokens():
+    ids = torch.randint(2, 97, (2, 19))
+    texts = [
+        gpt_oss(name).eval().generate(ids, max_new_tokens=16, do_sample=False)
+        for name in ("eager", "saccade")
+    ]
+    assert torch.equal(*texts)
+
+
+def test_gpt_oss_trains():
+    ids, found = torch.randint(2, 97, (2, 23)), []
+    for name in ("eager", "saccade"):
+        model = gpt_oss(name).train()
+        model(ids, labels=ids).loss.backward()
+        found.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys()
+    assert sum(n.endswith("sinks") for n in found[0]) == 4
+    for n, a in found[0].items():
+        torch.testing.assert_close(found[1][n], a, rtol=2e-3, atol=2e-5, msg=n)
