@@ -1,0 +1,18 @@
+/* trouble.c: the one line of what is wrong. Control characters of untrusted text are shown as
+ * question marks. */
+#include "trouble.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+int refuse(trouble *t, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(t->text, sizeof t->text, format, arguments);
+    va_end(arguments);
+    for (char *p = t->text; *p; p++)
+        if ((unsigned char)*p < 32 || *p == 127)
+            *p = '?';
+    return -1;
+}
