@@ -1,7 +1,7 @@
 /* bpe.c: byte-pair encoding (Sennrich et al., arXiv 1508.07909) over bytes, as GPT-2 spells
  * them: bytes that print stand for themselves, the others for code points from 256 on. Within a
- * word the pair of the lowest rank is merged first, the left one of equals; a heap of pairs finds
- * it, so that a word of n bytes takes n log n steps. */
+ * word the pair of the lowest rank is merged first, the left one of equals; a heap of pairs
+ * finds it, so that a word of n bytes takes n log n steps. */
 #include "bpe.h"
 
 #include "words.h"

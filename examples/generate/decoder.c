@@ -1,6 +1,6 @@
 /* decoder.c: the layers of a LLaMA-shaped decoder. GGUF's order of a head's elements is such
- * that rotary positions turn neighbouring pairs. q, k and v are one product, as are gate and up:
- * their weights lie one behind the other. */
+ * that rotary positions turn neighbouring pairs. q, k and v are one product, as are gate and
+ * up: their weights lie one behind the other. */
 #include "decoder.h"
 
 #include "blas.h"

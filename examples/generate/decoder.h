@@ -25,8 +25,8 @@ const decoder_shape *decoder_shape_of(const decoder *d);
 
 enum { DECODER_CHUNK = 256 }; /* tokens of a call, at most */
 
-/* Appends n tokens. logits: [vocab] after the last of them, or with `all` [n][vocab] after each;
- * NULL: not wanted. */
+/* Appends n tokens. logits: [vocab] after the last of them, or with `all` [n][vocab] after
+ * each; NULL: not wanted. */
 int decoder_run(decoder *d, const int32_t *tokens, int64_t n, int all, float *logits,
                 trouble *t);
 int64_t decoder_length(const decoder *d);

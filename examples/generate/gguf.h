@@ -51,7 +51,7 @@ typedef struct gguf {
     uint64_t n_values, n_tensors;
 } gguf;
 
-/* 0, or -1 and what is wrong. `file` is kept; gguf_parse borrows the bytes and calls them so. */
+/* 0, or -1 and what is wrong. `file` is kept: it names what gguf_parse borrows. */
 int gguf_open(const char *file, gguf *out, trouble *t);
 int gguf_parse(const char *file, const void *bytes, uint64_t size, gguf *out, trouble *t);
 void gguf_close(gguf *g);

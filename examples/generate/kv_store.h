@@ -14,8 +14,8 @@ int kv_store_make(int64_t layers, int64_t heads, int64_t kv_heads, int64_t dim, 
                   int64_t chunk, int threads, kv_store **out, trouble *t);
 void kv_store_free(kv_store *s);
 
-/* Rows [n][heads + 2 kv_heads][dim]: queries, keys and values of n tokens from number `past` on.
- * Keeps keys and values, and writes out [n][heads][dim]. */
+/* Rows [n][heads + 2 kv_heads][dim]: queries, keys and values of n tokens from number `past`
+ * on. Keeps keys and values, and writes out [n][heads][dim]. */
 int kv_store_attend(kv_store *s, int64_t layer, const float *rows, int64_t past, int64_t n,
                     float *out, trouble *t);
 double kv_store_seconds(const kv_store *s);

@@ -61,7 +61,8 @@ def token_values(tokenizer, vocab, eos):
         value("tokenizer.ggml.model", TEXT, "gpt2"),
         value("tokenizer.ggml.pre", TEXT, "smollm" if digits else "gpt-2"),
         array("tokenizer.ggml.tokens", TEXT, [by_id.get(i, f"[{i}]") for i in range(vocab)]),
-        array("tokenizer.ggml.token_type", I32, [3 if i in special else 1 for i in range(vocab)]),
+        array("tokenizer.ggml.token_type", I32,
+              [3 if i in special else 1 for i in range(vocab)]),
         array("tokenizer.ggml.merges", TEXT, merges),
         value("tokenizer.ggml.add_bos_token", BOOL, False),
     ]

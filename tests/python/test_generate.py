@@ -1,5 +1,5 @@
-"""examples/generate beside Transformers' eager attention: the same tokens of a tiny random Llama
-in f32, the same perplexity, and one line for what is wrong."""
+"""examples/generate beside Transformers' eager attention: the same tokens of a tiny random
+Llama in f32, the same perplexity, and one line for what is wrong."""
 
 import math
 import os
@@ -39,7 +39,8 @@ def made(request, tmp_path_factory):
     return model, tokenizer, path
 
 
-PROMPTS = ["def f(x1):\n    return  12", "it's 3 \u00e9t\u00e9s\t\U0001f600!", "x" * 7 + " y\n\n"]
+PROMPTS = ["def f(x1):\n    return  12", "it's 3 \u00e9t\u00e9s\t\U0001f600!",
+           "x" * 7 + " y\n\n"]
 
 
 def test_tokens_of_text_and_eager_tokens(made):
