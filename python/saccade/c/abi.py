@@ -178,6 +178,7 @@ class Problem(Record):
         ("k_scale_channels", C.c_int32),
         ("v_scale_tokens", C.c_int32),
         ("v_scale_channels", C.c_int32),
+        ("page", C.c_int64),
     ]
 
 
@@ -199,6 +200,14 @@ def _tensors(*names):
     return [(name, C.POINTER(Tensor)) for name in names]
 
 
+class Pages(Record):
+    _fields_ = (
+        [("size", C.c_size_t)]
+        + _tensors("table", "indptr", "last_page_len")
+        + [("chunk", C.c_int64), ("KV", C.c_int64)]
+    )
+
+
 class ForwardArgs(Record):
     _fields_ = (
         [("size", C.c_size_t)]
@@ -206,6 +215,7 @@ class ForwardArgs(Record):
         + RUN_INPUTS
         + RUN_WORKSPACE
         + _tensors("sinks", "k_scale", "v_scale")
+        + [("pages", C.POINTER(Pages))]
     )
 
 
@@ -321,6 +331,7 @@ MIRRORS = {
     "saccade_block_mask_stats": BlockMaskStats,
     "saccade_block_indices": BlockIndices,
     "saccade_problem": Problem,
+    "saccade_pages": Pages,
     "saccade_forward_args": ForwardArgs,
     "saccade_backward_args": BackwardArgs,
     "saccade_tangent_args": TangentArgs,

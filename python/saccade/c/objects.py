@@ -112,9 +112,13 @@ def bindings(names: Sequence[str], views: Sequence[View]):
     return array
 
 
-def problem(sizes, dtype, kv_dtype, scale, score, mask, backend, gradients, captures):
-    """A saccade_problem, and what it points to."""
+def problem(
+    sizes, dtype, kv_dtype, scale, score, mask, backend, gradients, captures, more=()
+):
+    """A saccade_problem, and what it points to. more: (member, number) of others."""
     p = abi.Problem()
+    for member, number in more:
+        setattr(p, member, number)
     p.sizes = abi.Sizes(*sizes)
     p.dtype, p.kv_dtype = DTYPES[dtype], DTYPES[kv_dtype]
     p.scale = math.nan if scale is None else scale
@@ -157,10 +161,11 @@ class Plan:
         backend,
         gradients=0,
         captures=(),
+        more=(),
     ):
         self.handle = None
         p, self.keep = problem(
-            sizes, dtype, kv_dtype, scale, score, mask, backend, gradients, captures
+            sizes, dtype, kv_dtype, scale, score, mask, backend, gradients, captures, more
         )
         self.score, self.mask = score, mask
         self.handle = abi.create("plan_create", context, C.byref(p))

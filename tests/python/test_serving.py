@@ -1,0 +1,122 @@
+"""cached_attention: keys in one piece and in pages, lengths of each batch, in tensors."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import saccade.torch as st  # noqa: E402
+
+B, H, HKV, D, DV = 3, 4, 2, 16, 24
+LENGTHS = [13, 1, 40]
+
+
+def plain(q, k, v, live, change=lambda s, at, q0: s):
+    """Batch by batch in f64. live: keys of each; the last query stands at the last."""
+    out, lse = [], []
+    for i, n in enumerate(live):
+        kk, vv = (x[i, :, :n].double().repeat_interleave(H // HKV, 0) for x in (k, v))
+        s = q[i].double() @ kk.transpose(1, 2) / D**0.5
+        rows = torch.arange(q.shape[2])[:, None] + n - q.shape[2]
+        s = change(s, torch.arange(n)[None], rows)
+        s = s.masked_fill(torch.arange(n)[None] > rows, -torch.inf)
+        lse.append(s.logsumexp(-1))
+        out.append(torch.softmax(s, -1).nan_to_num() @ vv)
+    return torch.stack(out), torch.stack(lse)
+
+
+def given(rows, keys):
+    torch.manual_seed(1)
+    return [torch.randn(B, h, n, d) for h, n, d in
+            ((H, rows, D), (HKV, keys, D), (HKV, keys, DV))]
+
+
+def in_pages(k, v, page, absent=-1):
+    """Pools in one tensor [pages, K|V side by side, page], tables in random order."""
+    most = -(-max(LENGTHS) // page)
+    need = sum(-(-n // page) for n in LENGTHS)
+    pool = torch.full((2 * need, HKV, page, D + DV), torch.nan)
+    order, table = torch.randperm(2 * need).tolist(), torch.full((B, most), absent)
+    for b, n in enumerate(LENGTHS):
+        for i in range(-(-n // page)):
+            at, rows = order.pop(), min(page, n - i * page)
+            table[b, i] = at
+            pool[at, :, :rows, :D] = k[b, :, i * page : i * page + rows]
+            pool[at, :, :rows, D:] = v[b, :, i * page : i * page + rows]
+    return pool[..., :D], pool[..., D:], table.int()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_lengths_of_each_batch(rows):
+    q, k, v = given(rows, 50)
+    k[0, :, 13:] = torch.nan  # past the length: never read
+    lengths = torch.tensor(LENGTHS, dtype=torch.int32)
+    out, lse = st.cached_attention(q, k, v, seq_lens=lengths, return_lse=True)
+    want, want_lse = plain(q, k.nan_to_num(), v, LENGTHS)
+    torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lse.double(), want_lse, rtol=1e-5, atol=1e-5)
+    into = torch.empty_like(out)
+    assert st.cached_attention(q, k, v, seq_lens=lengths, out=into) is into
+    assert torch.equal(into, out)
+
+
+@pytest.mark.parametrize("page", [1, 5, 16])
+def test_pages_are_bit_equal_to_one_piece(page):
+    q, k, v = given(2, 40)
+    lengths = torch.tensor(LENGTHS, dtype=torch.int32)
+    slope = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+    score = st.score("score - slope[h] * (q - kv)", slope=slope)
+    options = dict(score=score, seq_lens=lengths, return_lse=True)
+    whole = st.cached_attention(q, k, v, **options)
+    keys, values, table = in_pages(k, v, page)
+    paged = st.cached_attention(q, keys, values, block_table=table, **options)
+    assert torch.equal(whole[0], paged[0]) and torch.equal(whole[1], paged[1])
+    used = [-(-n // page) for n in LENGTHS]
+    indices = torch.cat([table[b, :n] for b, n in enumerate(used)])
+    indptr = torch.tensor([0, *used]).cumsum(0).int()
+    last = torch.tensor([n - (p - 1) * page for n, p in zip(LENGTHS, used)]).int()
+    options["q_offset"] = lengths - 2
+    for more in ({}, {"seq_lens": None, "last_page_len": last}):
+        again = st.cached_attention(
+            q, keys, values, indices=indices, indptr=indptr, **{**options, **more}
+        )
+        assert torch.equal(whole[0], again[0])
+
+    def change(s, at, rows):
+        return s - slope.double()[:, None, None] * (rows - at)
+
+    want = plain(q, k, v, LENGTHS, change)[0]
+    torch.testing.assert_close(whole[0].double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_windows_sinks_and_callables():
+    q, k, v = given(1, 40)
+    table_of = torch.arange(40) // 7
+    lengths = torch.tensor(LENGTHS, dtype=torch.int32)
+    keys, values, table = in_pages(k, v, 4)
+    by_text = st.mask("causal() && doc[kv] + 1 >= doc[q]", doc=table_of)
+    options = dict(seq_lens=lengths, sinks=torch.arange(H).float())
+    a = st.cached_attention(q, k, v, by_text, **options)
+    b = st.cached_attention(
+        q, keys, values, lambda b, h, q, kv: (q >= kv) & (table_of[kv] + 1 >= table_of[q]),
+        block_table=table, **options,
+    )
+    assert torch.equal(a, b)
+    none = st.cached_attention(q, k, v, by_text, seq_lens=lengths)
+    assert not torch.allclose(a, none)
+
+
+def test_what_is_refused():
+    q, k, v = given(1, 40)
+    keys, values, table = in_pages(k, v, 4)
+    for options, words in [
+        (dict(block_table=table.long(), seq_lens=3), "block_table: expected an int32 tensor"),
+        (dict(block_table=table, indices=table[0], seq_lens=3), "both block_table and indices"),
+        (dict(seq_lens=torch.tensor([1, 2]).int()), r"seq_lens: got shape \(2,\)"),
+        (dict(indices=table[0], last_page_len=table[0]), "indptr: expected an int32"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            st.cached_attention(q, keys, values, **options)
+    with pytest.raises(ValueError, match="requires grad"):
+        st.cached_attention(q.requires_grad_(), k, v)
+    with pytest.raises(ValueError, match="expected a multiple"):
+        st.cached_attention(torch.randn(1, 3, 1, D), k, v)
