@@ -1,6 +1,7 @@
 /* The CPU's solver: which problems it takes, what a plan keeps, what it says of itself. */
 #include "cpu/cpu.h"
 
+#include "base/quantize.h"
 #include "base/status.h"
 #include "cpu/backward/backward.h"
 #include "cpu/forward/forward.h"
@@ -15,7 +16,8 @@ static int is_supported(saccade_dtype dtype)
 static int tile_applicable(const plan_problem *problem, int32_t level, char *why)
 {
     (void)level;
-    if (is_supported(problem->dtype) && is_supported(problem->kv_dtype))
+    if (is_supported(problem->dtype)
+        && (is_supported(problem->kv_dtype) || quant_is_dtype(problem->kv_dtype)))
         return 1;
     snprintf(
         why, 160, "the CPU computes in f32, f16 and bf16, got %s",
@@ -196,6 +198,8 @@ static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccad
                       (long long)(g.heads * g.head_items), g.item_rows * g.item_heads,
                       (long long)g.splits, g.splits > 1 ? "s, merged in order" : "", g.bytes,
                       g.is_shared   ? "K and V packed ahead"
+                      : g.is_decode && quant_is_dtype(p->kv_dtype)
+                          ? "K and V converted a few keys at a time"
                       : g.is_decode ? "K and V read where they lie"
                                     : "each item packs its own keys");
     }

@@ -116,7 +116,8 @@ void item_clear_sums(cpu_worker *w, int32_t r0, int32_t n);
 void item_clear_rows(cpu_worker *w, int32_t r0, int32_t n);
 /* Packs rows [r0, r0 + n) of Q, of one head or the whole item; whole strips. */
 void item_pack_queries(const cpu_worker *w, int32_t r0, int32_t n, void *to);
-/* Keys of K and V of the item's head. */
+/* Keys of K (or V) of a head, and those of the item's head. */
+kv_view cpu_keys_of(const cpu_job *job, int is_value, int64_t b, int64_t g);
 kv_view item_k(const cpu_worker *w);
 kv_view item_v(const cpu_worker *w);
 

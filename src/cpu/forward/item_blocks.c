@@ -101,21 +101,37 @@ void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows)
               CPU_BLOCK_KEYS, n_rows, g->o_ld / k->panel, w->alpha, o, g->o_ld);
 }
 
-/* Scores of a tile whose few rows read K where it lies, into s. */
-static const float *decode_scores(cpu_worker *w, const item_tile *t, const cpu_rows *k,
-                                  float *s, cpu_prefetch *next)
+/* Keys of a tile that products take at a time: quantised ones so many that they are floats in
+ * L1 when they are used. */
+static int32_t piece_of(const item_tile *t, const kv_view *keys)
 {
-    w->kernels->decode_qk(w->q, w->job->g.q_ld, k, t->n, w->rows, item_scale_of(w, t), s,
-                          CPU_BLOCK_KEYS, next);
+    enum { CONVERTED = 32 };
+    return keys->codes.convert ? CONVERTED : t->n;
+}
+
+/* Scores of a tile whose few rows read K where it lies, into s. V is prefetched meanwhile. */
+static const float *decode_scores(cpu_worker *w, const item_tile *t, int is_prefetching,
+                                  float *s)
+{
+    const kv_view k = item_k(w), v = item_v(w);
+    const int32_t piece = piece_of(t, &k);
+    for (int32_t j = 0; j < t->n; j += piece) {
+        const int32_t n = t->n - j < piece ? t->n - j : piece;
+        const cpu_rows rows = kv_block(&k, t->j0 + j, n, w->room[0]);
+        cpu_prefetch next = {0};
+        if (is_prefetching)
+            next = kv_prefetch(&v, t->j0 + j, n);
+        w->kernels->decode_qk(w->q, w->job->g.q_ld, &rows, n, w->rows, item_scale_of(w, t),
+                              s + j, CPU_BLOCK_KEYS, &next);
+    }
     return item_change_scores(w, t, 0, w->rows, s);
 }
 
 /* Finds which keys are live after the scores have become P, for tiles where that turns out to
  * matter late. Scores are made again, in the memory that packed keys would use. */
-static void find_live_late(cpu_worker *w, const item_tile *t, const cpu_rows *k)
+static void find_live_late(cpu_worker *w, const item_tile *t)
 {
-    cpu_prefetch nothing = {0};
-    decode_scores(w, t, k, w->k, &nothing);
+    decode_scores(w, t, 0, w->k);
     note_live(w, w->rows, w->k);
 }
 
@@ -132,24 +148,43 @@ static void decode_softmax(cpu_worker *w, const item_tile *t, const float *most,
     }
 }
 
+/* P V of a tile; the keys that are done: all, or those before the first that are not finite.
+ * K from key `ahead` of the next tile on is prefetched meanwhile. */
+static int32_t decode_values(cpu_worker *w, const item_tile *t, int32_t ahead)
+{
+    const kv_view k = item_k(w), v = item_v(w);
+    const int32_t piece = piece_of(t, &v);
+    for (int32_t j = 0; j < t->n; j += piece) {
+        const int32_t n = t->n - j < piece ? t->n - j : piece;
+        const cpu_rows rows = kv_block(&v, t->j0 + j, n, w->room[1]);
+        const int32_t first = j > ahead ? j : ahead;
+        const int32_t past = j + piece < t->n ? j + piece : CPU_BLOCK_KEYS;
+        cpu_prefetch next = {0};
+        if (first < past)
+            next = kv_prefetch(&k, t->j0 + t->n + first, past - first);
+        const int32_t done =
+            w->kernels->decode_pv(w->s + j, CPU_BLOCK_KEYS, &rows, n, w->rows, w->alpha, w->o,
+                                  w->job->g.o_ld, &next);
+        if (done < n)
+            return j + done;
+        for (int32_t r = 0; r < w->rows; r++)
+            w->alpha[r] = 1;
+    }
+    return t->n;
+}
+
 /* The tile's V is prefetched while its K is used, the next K while V is used, and a sixth of
  * that during softmax: memory would be idle in a phase without prefetches. */
 static void run_decode(cpu_worker *w, const item_tile *t)
 {
-    const cpu_kernels *kernels = w->kernels;
-    const kv_view all_k = item_k(w), all_v = item_v(w);
-    const cpu_rows k = kv_block(&all_k, t->j0, t->n, w->room[0]);
-    const cpu_rows v = kv_block(&all_v, t->j0, t->n, w->room[1]);
     enum { EARLY = CPU_BLOCK_KEYS / 6 };
-    cpu_prefetch next_v = prefetch_begin(&v, t->n);
-    cpu_prefetch early_k = kv_prefetch(&all_k, t->j0 + t->n, EARLY);
-    cpu_prefetch next_k = kv_prefetch(&all_k, t->j0 + t->n + EARLY, CPU_BLOCK_KEYS - EARLY);
-    decode_softmax(w, t, decode_scores(w, t, &k, w->s, &next_v), &early_k);
-    const int32_t done = kernels->decode_pv(w->s, CPU_BLOCK_KEYS, &v, t->n, w->rows, w->alpha,
-                                            w->o, w->job->g.o_ld, &next_k);
+    const kv_view k = item_k(w);
+    cpu_prefetch early = kv_prefetch(&k, t->j0 + t->n, EARLY);
+    decode_softmax(w, t, decode_scores(w, t, 1, w->s), &early);
+    const int32_t done = decode_values(w, t, EARLY);
     if (done == t->n)
         return;
-    find_live_late(w, t, &k);
+    find_live_late(w, t);
     careful_values(w, t, 0, w->rows, done);
 }
 

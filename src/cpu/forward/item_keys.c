@@ -33,7 +33,7 @@ static void pack(const cpu_job *job, int64_t b, int64_t g, int64_t block, void *
     if (left <= 0)
         return;
     const int32_t n = (int32_t)(left < CPU_BLOCK_KEYS ? left : CPU_BLOCK_KEYS);
-    const kv_view all_k = kv_view_of(run, run->k, b, g), all_v = kv_view_of(run, run->v, b, g);
+    const kv_view all_k = cpu_keys_of(job, 0, b, g), all_v = cpu_keys_of(job, 1, b, g);
     const cpu_rows k = kv_block(&all_k, j0, n, room[0]), v = kv_block(&all_v, j0, n, room[1]);
     kernels->pack_keys(&k, n, CPU_BLOCK_KEYS, to.k);
     *to.nonfinite = (char)kernels->pack_values(&v, n, CPU_BLOCK_KEYS, to.v);

@@ -77,14 +77,21 @@ cpu_item cpu_item_of(const cpu_job *job, int64_t index)
     return item;
 }
 
+kv_view cpu_keys_of(const cpu_job *job, int is_value, int64_t b, int64_t g)
+{
+    const cpu_kernels *kernels = cpu_state_of(job->plan)->needs.kernels;
+    return kv_view_as(&job->plan->problem, job->run, is_value, b, g, kernels->dequantise,
+                      cpu_dequantised(kernels));
+}
+
 kv_view item_k(const cpu_worker *w)
 {
-    return kv_view_of(w->job->run, w->job->run->k, w->item.b, w->item.g);
+    return cpu_keys_of(w->job, 0, w->item.b, w->item.g);
 }
 
 kv_view item_v(const cpu_worker *w)
 {
-    return kv_view_of(w->job->run, w->job->run->v, w->item.b, w->item.g);
+    return cpu_keys_of(w->job, 1, w->item.b, w->item.g);
 }
 
 void item_clear_sums(cpu_worker *w, int32_t r0, int32_t n)

@@ -236,9 +236,11 @@ const cpu_kernels LEVEL_NAME(cpu_bf16_tiles) = {
     .pack_keys = pack_keys,
     .pack_values = pack_values,
 #if defined(LEVEL_AMX)
+    .dequantise = cpu_dequantise_avx512,
     .store_rows = cpu_store_rows_amx,
     .take_rows = cpu_take_rows_amx,
 #else
+    .dequantise = LEVEL_NAME(cpu_dequantise),
     .store_rows = LEVEL_NAME(cpu_store_rows),
 #endif
     .decode_rows = 64,

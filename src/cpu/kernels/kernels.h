@@ -95,6 +95,7 @@ typedef struct cpu_kernels {
     CPU_PACK_DECODE((*pack_decode)); /* NULL: dots takes packed Q as it is */
     CPU_DECODE_QK((*decode_qk));
     CPU_DECODE_PV((*decode_pv));
+    KV_DEQUANTISE((*dequantise));
     CPU_STORE_ROWS((*store_rows));
     CPU_TAKE_ROWS((*take_rows)); /* NULL where there is no flow, any_nonfinite too */
     CPU_ANY_NONFINITE((*any_nonfinite));
@@ -117,6 +118,10 @@ CPU_ANY_NONFINITE(cpu_any_nonfinite_avx512);
 /* store_amx_tmpl.c */
 CPU_STORE_ROWS(cpu_store_rows_amx);
 CPU_TAKE_ROWS(cpu_take_rows_amx);
+/* codes_tmpl.c */
+KV_DEQUANTISE(cpu_dequantise_portable);
+KV_DEQUANTISE(cpu_dequantise_avx2);
+KV_DEQUANTISE(cpu_dequantise_avx512);
 /* decode_f32_tmpl.c */
 CPU_DECODE_QK(cpu_decode_qk_portable);
 CPU_DECODE_QK(cpu_decode_qk_avx2);
@@ -162,6 +167,12 @@ CPU_FLOW(cpu_flow_run_amx); /* flow_run_tmpl.c */
 /* block_f32_tmpl.c, one per level */
 extern const cpu_kernels cpu_f32_portable, cpu_f32_avx2, cpu_f32_avx512;
 extern const cpu_kernels cpu_bf16_dot; /* block_bf16_tmpl.c: AVX512-BF16 */
+
+/* What blocks of quantised keys become: bf16 where that is what is packed, else f32. */
+static inline saccade_dtype cpu_dequantised(const cpu_kernels *kernels)
+{
+    return kernels->element == 2 ? SACCADE_BF16 : SACCADE_F32;
+}
 
 /* ---- levels.c ---- */
 

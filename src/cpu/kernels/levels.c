@@ -1,6 +1,8 @@
 /* The one table of kernels: which for which level and dtypes, best first. */
 #include "cpu/kernels/kernels.h"
 
+#include "base/quantize.h"
+
 #include "saccade_config.h"
 
 typedef struct kernel_choice {
@@ -26,9 +28,11 @@ int cpu_prefetches_near(void)
 }
 
 #if HAVE_LEVEL_AMX
+/* Scaled codes are rounded to bf16, as weights are. */
 static int fits_tiles(const plan_problem *p)
 {
-    return p->dtype == SACCADE_BF16 && p->kv_dtype == SACCADE_BF16;
+    return p->dtype == SACCADE_BF16
+           && (p->kv_dtype == SACCADE_BF16 || quant_is_dtype(p->kv_dtype));
 }
 
 static int fits_split(const plan_problem *p)
@@ -40,8 +44,7 @@ static int fits_split(const plan_problem *p)
  * gain nothing over f32. */
 static int fits_bf16_dot(const plan_problem *p)
 {
-    return p->dtype == SACCADE_BF16 && p->kv_dtype == SACCADE_BF16
-           && cpu_features_get()->has_avx512_bf16 && is_amd();
+    return fits_tiles(p) && cpu_features_get()->has_avx512_bf16 && is_amd();
 }
 #endif
 

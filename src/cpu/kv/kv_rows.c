@@ -1,16 +1,17 @@
 /* Rows in memory: by one stride, or keys gathered from the chunks that hold them. */
 #include "cpu/kv/kv_rows.h"
 
+#include "base/quantize.h"
 #include "cpu/kv/prefetch.h"
 
 #include <string.h>
 
 cpu_rows cpu_rows_of(const saccade_tensor *t, int64_t b, int64_t h)
 {
-    const int64_t bytes = (int64_t)saccade_dtype_bytes(t->dtype);
     return (cpu_rows){
-        .base = (const char *)t->data + (b * t->stride[0] + h * t->stride[1]) * bytes,
-        .stride = t->stride[2] * bytes,
+        .base = (const char *)t->data
+                + quant_bytes(t->dtype, b * t->stride[0] + h * t->stride[1]),
+        .stride = quant_bytes(t->dtype, t->stride[2]),
         .dtype = t->dtype,
         .dim = (int32_t)t->shape[3],
     };
@@ -28,15 +29,14 @@ kv_view kv_view_of(const plan_run *run, const saccade_tensor *t, int64_t b, int6
         view.size = c->size;
         view.is_paged = is_paged;
         view.entry_stride =
-            is_paged ? t->stride[0] * (int64_t)saccade_dtype_bytes(t->dtype) : view.rows.stride;
+            is_paged ? quant_bytes(t->dtype, t->stride[0]) : view.rows.stride;
         view.last = t->shape[is_paged ? 0 : 2] - 1;
     }
     return view;
 }
 
-/* Where key j lies, NULL in an absent chunk and past the last; *left: that key and those that
- * follow it there. Rows and pages past the tensor's are its last one. */
-static const char *place_of(const kv_view *view, int64_t j, int64_t *left)
+/* Rows and pages past the tensor's are its last one. */
+const char *kv_place_of(const kv_view *view, int64_t j, int64_t *left)
 {
     const int64_t chunk = j / view->size, at = j - chunk * view->size;
     const int64_t first = chunk < view->count ? view->first[chunk] : -1;
@@ -57,9 +57,9 @@ static const char *place_of(const kv_view *view, int64_t j, int64_t *left)
 static const char *one_piece(const kv_view *view, int64_t j, int64_t n)
 {
     int64_t left;
-    const char *base = place_of(view, j, &left);
+    const char *base = kv_place_of(view, j, &left);
     for (int64_t done = left; base && done < n; done += left)
-        if (place_of(view, j + done, &left) != base + done * view->rows.stride)
+        if (kv_place_of(view, j + done, &left) != base + done * view->rows.stride)
             return NULL;
     return base;
 }
@@ -69,7 +69,7 @@ static void gather(const kv_view *view, int64_t j, int64_t n, char *to)
     const size_t each = (size_t)view->rows.dim * saccade_dtype_bytes(view->rows.dtype);
     int64_t left;
     for (int64_t end = j + n; j < end; j += left) {
-        const char *from = place_of(view, j, &left);
+        const char *from = kv_place_of(view, j, &left);
         left = left < end - j ? left : end - j;
         for (int64_t r = 0; r < left; r++, to += each) {
             if (from)
@@ -83,6 +83,8 @@ static void gather(const kv_view *view, int64_t j, int64_t n, char *to)
 cpu_rows kv_block(const kv_view *view, int64_t j, int64_t n, void *room)
 {
     cpu_rows rows = view->rows;
+    if (view->codes.convert)
+        return kv_convert(view, j, n, room);
     if (!view->first)
         return cpu_rows_from(rows, j);
     rows.base = one_piece(view, j, n);
@@ -106,6 +108,8 @@ size_t kv_room(const plan_problem *problem, int64_t n)
 {
     const saccade_sizes *s = &problem->sizes;
     const int64_t dim = s->D > s->Dv ? s->D : s->Dv;
+    if (quant_is_dtype(problem->kv_dtype)) /* floats, and scales by row and by channel */
+        return (size_t)(n * dim + n + dim + 2 * 16) * sizeof(float);
     if (!problem->has_chunks)
         return 0;
     return (size_t)(n * dim) * saccade_dtype_bytes(problem->kv_dtype);

@@ -23,6 +23,21 @@ static inline cpu_rows cpu_rows_from(cpu_rows rows, int64_t r)
     return rows;
 }
 
+/* n quantised rows as floats of dtype f32 or bf16, one after the other from `to` on: a code
+ * times by_row of its row and by_channel of its place, which has whole vectors (NULL: 1). */
+#define KV_DEQUANTISE(name)                                                                  \
+    void name(const cpu_rows *from, int32_t n, const float *by_row, const float *by_channel, \
+              saccade_dtype dtype, void *to)
+
+/* What the rows of a quantised K or V become. convert NULL: they are floats already. */
+typedef struct kv_codes {
+    KV_DEQUANTISE((*convert));
+    saccade_dtype dtype;         /* f32 or bf16 */
+    const saccade_tensor *scale; /* NULL: 1 */
+    plan_groups groups;
+    int64_t b, g;
+} kv_codes;
+
 /* The keys of one (b, kv head) of K or V, by their logical numbers. */
 typedef struct kv_view {
     cpu_rows rows;        /* of the tensor */
@@ -31,13 +46,23 @@ typedef struct kv_view {
     int64_t last;         /* the last row, or the last page */
     int32_t count, size;  /* chunks; keys of a chunk */
     int32_t is_paged;
+    kv_codes codes;
 } kv_view;
 
 kv_view kv_view_of(const plan_run *run, const saccade_tensor *t, int64_t b, int64_t g);
+/* The same of a K (or V) that may be quantised: its blocks are then floats of this dtype. */
+kv_view kv_view_as(const plan_problem *problem, const plan_run *run, int is_value, int64_t b,
+                   int64_t g, KV_DEQUANTISE((*convert)), saccade_dtype dtype);
 /* Keys [j, j + n) as rows that follow each other: where they lie if that is in one piece, else
- * copied to `room`, n rows without gaps. Keys of absent chunks are zeros there. */
+ * copied to `room`, n rows without gaps; quantised ones are converted there. Keys of absent
+ * chunks are zeros. */
 cpu_rows kv_block(const kv_view *view, int64_t j, int64_t n, void *room);
-/* Bytes of room for n keys of D and Dv elements; 0 where keys always lie in one piece. */
+/* kv_block of quantised keys. */
+cpu_rows kv_convert(const kv_view *view, int64_t j, int64_t n, void *room);
+/* Where key j of a view with chunks lies, NULL in an absent one and past the last; *left: that
+ * key and those that follow it there. */
+const char *kv_place_of(const kv_view *view, int64_t j, int64_t *left);
+/* Bytes of room for n keys of D and Dv elements; 0 where keys are floats in one piece. */
 size_t kv_room(const plan_problem *problem, int64_t n);
 
 #endif

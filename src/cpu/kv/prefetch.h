@@ -5,6 +5,7 @@
 #ifndef SACCADE_CPU_KV_PREFETCH_H
 #define SACCADE_CPU_KV_PREFETCH_H
 
+#include "base/quantize.h"
 #include "cpu/kv/kv_rows.h"
 
 /* Lines of K or V that are read next, brought in while others are used. */
@@ -25,7 +26,7 @@ enum { LINE_BYTES = 64, STREAMS = 4, ONE_LINE = 1 << 16 };
  * as one. */
 static inline cpu_prefetch prefetch_begin(const cpu_rows *rows, int32_t n)
 {
-    const int64_t bytes = rows->dim * (int64_t)saccade_dtype_bytes(rows->dtype);
+    const int64_t bytes = quant_bytes(rows->dtype, rows->dim);
     const char *at = rows->base;
     const int32_t each = (int32_t)((bytes + LINE_BYTES - 1) / LINE_BYTES);
     const int32_t all = (int32_t)((n * bytes + LINE_BYTES - 1) / LINE_BYTES);

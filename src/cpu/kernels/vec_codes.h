@@ -1,0 +1,137 @@
+/* vec_codes.h: vectors of VF floats from codes of quantised K and V, for *_tmpl.c, after vec.h.
+ * e4m3 comes as its value times 2^-8: as f16 it is one shift away, subnormals included, and the
+ * scale makes up for the rest. */
+#ifndef SACCADE_CPU_KERNELS_VEC_CODES_H
+#define SACCADE_CPU_KERNELS_VEC_CODES_H
+
+#include "base/convert.h"
+#include "cpu/kernels/vec.h"
+
+#include <string.h>
+
+#define E4M3_FACTOR 256.0f
+
+#if defined(LEVEL_AVX2) || defined(LEVEL_AVX512) || defined(LEVEL_AMX)
+/* The two halves of each of 8 bytes as signed bytes. */
+static ALWAYS_INLINE __m128i i4_bytes(__m128i packed)
+{
+    const __m128i w = _mm_cvtepu8_epi16(packed), both = _mm_or_si128(w, _mm_slli_epi16(w, 4));
+    const __m128i half = _mm_and_si128(both, _mm_set1_epi8(15)), eight = _mm_set1_epi8(8);
+    return _mm_sub_epi8(_mm_xor_si128(half, eight), eight);
+}
+#endif
+
+#if defined(LEVEL_AVX512) || defined(LEVEL_AMX)
+
+static ALWAYS_INLINE __m128i code_bytes(const uint8_t *p)
+{
+    return _mm_loadu_si128((const __m128i *)(const void *)p);
+}
+
+static ALWAYS_INLINE vf vf_from_i8_bytes(__m128i x)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x));
+}
+
+static ALWAYS_INLINE vf vf_from_e4m3(const uint8_t *p)
+{
+    const __m256i w = _mm256_cvtepu8_epi16(code_bytes(p));
+    const __m256i most = _mm256_set1_epi16(0x7f), size = _mm256_and_si256(w, most);
+    const __m256i sign = _mm256_slli_epi16(_mm256_andnot_si256(most, w), 8);
+    const __m256i nan = _mm256_slli_epi16(_mm256_cmpeq_epi16(size, most), 9);
+    const __m256i nan_bits = _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00));
+    const __m256i bits = _mm256_or_si256(_mm256_slli_epi16(size, 7), sign);
+    return _mm512_cvtph_ps(_mm256_or_si256(bits, nan_bits));
+}
+
+static ALWAYS_INLINE vf vf_from_e5m2(const uint8_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(code_bytes(p)), 8));
+}
+
+static ALWAYS_INLINE vf vf_from_i4(const uint8_t *p)
+{
+    return vf_from_i8_bytes(i4_bytes(_mm_loadl_epi64((const __m128i *)(const void *)p)));
+}
+
+#elif defined(LEVEL_AVX2)
+
+static ALWAYS_INLINE __m128i code_bytes(const uint8_t *p)
+{
+    return _mm_loadl_epi64((const __m128i *)(const void *)p);
+}
+
+static ALWAYS_INLINE vf vf_from_i8_bytes(__m128i x)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x));
+}
+
+static ALWAYS_INLINE vf vf_from_e4m3(const uint8_t *p)
+{
+    const __m128i w = _mm_cvtepu8_epi16(code_bytes(p));
+    const __m128i most = _mm_set1_epi16(0x7f), size = _mm_and_si128(w, most);
+    const __m128i sign = _mm_slli_epi16(_mm_andnot_si128(most, w), 8);
+    const __m128i nan = _mm_slli_epi16(_mm_cmpeq_epi16(size, most), 9);
+    const __m128i nan_bits = _mm_and_si128(nan, _mm_set1_epi16(0x7e00));
+    const __m128i bits = _mm_or_si128(_mm_slli_epi16(size, 7), sign);
+    return _mm256_cvtph_ps(_mm_or_si128(bits, nan_bits));
+}
+
+static ALWAYS_INLINE vf vf_from_e5m2(const uint8_t *p)
+{
+    return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(code_bytes(p)), 8));
+}
+
+static ALWAYS_INLINE vf vf_from_i4(const uint8_t *p)
+{
+    int32_t word;
+    memcpy(&word, p, sizeof word);
+    return vf_from_i8_bytes(i4_bytes(_mm_cvtsi32_si128(word)));
+}
+
+#endif
+
+#if defined(LEVEL_AVX2) || defined(LEVEL_AVX512) || defined(LEVEL_AMX)
+
+static ALWAYS_INLINE vf vf_from_i8(const uint8_t *p)
+{
+    return vf_from_i8_bytes(code_bytes(p));
+}
+
+#else
+
+static ALWAYS_INLINE vf vf_from_e4m3(const uint8_t *p)
+{
+    vf x;
+    for (int i = 0; i < VF; i++)
+        x[i] = e4m3_to_f32(p[i]) * (1 / E4M3_FACTOR);
+    return x;
+}
+
+static ALWAYS_INLINE vf vf_from_e5m2(const uint8_t *p)
+{
+    vf x;
+    for (int i = 0; i < VF; i++)
+        x[i] = e5m2_to_f32(p[i]);
+    return x;
+}
+
+static ALWAYS_INLINE vf vf_from_i8(const uint8_t *p)
+{
+    vf x;
+    for (int i = 0; i < VF; i++)
+        x[i] = (float)(int8_t)p[i];
+    return x;
+}
+
+static ALWAYS_INLINE vf vf_from_i4(const uint8_t *p)
+{
+    vf x;
+    for (int i = 0; i < VF; i++)
+        x[i] = (float)(((p[i / 2] >> (i % 2 * 4) & 15) ^ 8) - 8);
+    return x;
+}
+
+#endif
+
+#endif
