@@ -258,3 +258,42 @@ def test_devices_must_agree():
             st.create_block_mask("q >= kv", None, None, N, N, device="cpu"),
             enable_gqa=True,
         )
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_cached_attention_with_lengths_on_the_device(rows):
+    q, k, v = tensors(Q=rows)
+    lengths = torch.tensor([200, 77], dtype=torch.int32, device="cuda")
+    out = st.cached_attention(q, k, v, seq_lens=lengths)
+    for b, n in enumerate(lengths.tolist()):
+        def live(_, h, i, j, n=n):
+            return (i + n - rows >= j) & (j < n)
+
+        close(out[b], dense_of(q[b : b + 1], k[b : b + 1], v[b : b + 1], live)[0])
+
+
+def dense_of(q, k, v, live):
+    k, v = (t.double().repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    s = q.double() @ k.mT / math.sqrt(q.shape[-1])
+    i, j = (torch.arange(n, device="cuda") for n in s.shape[-2:])
+    s = s.masked_fill(~live(0, 0, i[:, None], j[None]), -math.inf)
+    return torch.softmax(s, -1) @ v
+
+
+def test_cached_attention_in_a_graph_sees_new_lengths():
+    q, k, v = tensors(Q=1)
+    lengths = torch.tensor([3, 9], dtype=torch.int32, device="cuda")
+    slope = torch.rand(H, device="cuda")
+    score = st.score("score + slope[h] * (kv - q)", slope=slope)
+
+    def step():
+        return st.cached_attention(q, k, v, "sliding_window(64)", score, seq_lens=lengths)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    for new in ([3, 9], [200, 1], [65, 130]):
+        lengths.copy_(torch.tensor(new))
+        graph.replay()
+        assert torch.equal(out, step())

@@ -11,6 +11,8 @@ import torch
 from .block_mask import BlockMask
 from .flex import flex_attention
 from .masks import and_masks, create_block_mask
+from .mods import mask, score
+from .serving import cached_attention
 
 
 def _mask(
@@ -114,6 +116,74 @@ def _attention(
     return out.transpose(1, 2).contiguous(), None
 
 
+def _packed(
+    module,
+    query,
+    key,
+    value,
+    attention_mask,
+    cache=None,
+    scaling=None,
+    softcap=None,
+    s_aux=None,
+    sliding_window=None,
+    **kwargs,
+):
+    """The same for continuous batching: rows and keys of all sequences lie side by side, query
+    [1, H, T, D], and the last row of each stands at its last key."""
+    if cache is not None:  # keys so far beside the new ones; chooses the layer's own lengths
+        key, value = cache.update(
+            key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs
+        )
+    cu_q, cu_k = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
+    if cu_q.shape != cu_k.shape:
+        raise ValueError(
+            f"saccade: got cu_seq_lens of {cu_q.shape[0]} and {cu_k.shape[0]}, expected as many"
+        )
+    row, q_at = _places(cu_q, query.shape[2])
+    of_key, k_at = _places(cu_k, key.shape[2])
+    past = (cu_k.diff() - cu_q.diff()).int()
+    n = past.shape[0]  # rows of none, by which a batch may be padded
+    q_at = q_at + torch.nn.functional.pad(past, (0, 1))[row]
+    text, captures = "s[q] == t[kv] && i[q] >= j[kv]", dict(s=row, t=of_key, i=q_at, j=k_at)
+    if sliding_window is not None:
+        text, captures["W"] = text + " && i[q] - j[kv] < W", int(sliding_window)
+    change = None if softcap is None else score("softcap(c)", c=float(softcap))
+    live = mask(f"{text} && s[q] < n", **captures, n=n)
+    out = cached_attention(
+        query, key, value, live, change, scale=scaling, q_offset=0, sinks=s_aux
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _places(cumulative, n):
+    """Of n rows side by side: the sequence of each, and its place there."""
+    at = torch.arange(n, dtype=torch.int32, device=cumulative.device)
+    ends = cumulative[1:].contiguous().int()
+    sequence = torch.searchsorted(ends, at, right=True).int()
+    return sequence, at - torch.nn.functional.pad(ends, (1, 0))[sequence]
+
+
+def _admit(name: str) -> None:
+    """Continuous batching takes attention by names that it knows: this one too."""
+    try:
+        from transformers.generation.continuous_batching import ContinuousBatchingManager
+    except ImportError:  # a Transformers without
+        return
+    theirs = ContinuousBatchingManager.switch_to_cb_friendly_attn
+
+    def switch(self, model, *arguments, **options):
+        if model.config._attn_implementation != name:
+            return theirs(self, model, *arguments, **options)
+        model.set_attn_implementation(name + "_packed")
+        self._original_attn_impl = name  # which it goes back to
+
+    ContinuousBatchingManager.switch_to_cb_friendly_attn = switch
+
+
+_registered: set[str] = set()
+
+
 def register_transformers(name: str = "saccade") -> None:
     """Makes attn_implementation=name work in every model that uses the attention interface."""
     try:
@@ -126,3 +196,7 @@ def register_transformers(name: str = "saccade") -> None:
         ) from reason
     AttentionInterface.register(name, _attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(name, _mask)
+    AttentionInterface.register(name + "_packed", _packed)  # which no mask is made for
+    if name not in _registered:
+        _registered.add(name)
+        _admit(name)
