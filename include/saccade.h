@@ -154,6 +154,28 @@ static inline void saccade_positions_init(saccade_positions *positions)
     saccade_record_init(positions, sizeof *positions);
 }
 
+/* Sequences of unequal lengths in one run of a plan whose problem is ragged. Sequence b has
+ * rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of q [T, H, D], out [T, H, Dv], lse and
+ * row_max [T, H]; likewise keys of k and v, [T, Hkv, D] and [T, Hkv, Dv], by cu_seqlens_kv.
+ * Each is an int32 tensor [B + 1] where q, k and v lie; where one is NULL those tensors are
+ * [B, H, N, D] as elsewhere. In texts q, kv, Q and KV are those of the sequence, b is its
+ * number and B how many there are. Lengths of 0 are fine; rows that belong to no sequence
+ * are neither read nor written. A block mask is one of B (or 1) batches, max_q x max_kv,
+ * whose text names neither Q nor KV. */
+typedef struct saccade_ragged {
+    size_t size;
+    const saccade_tensor *cu_seqlens_q, *cu_seqlens_kv;
+    int64_t max_q, max_kv; /* no sequence is longer; 0: found on the host. CUDA needs them, and
+                            * leaves out rows and keys past them */
+    int32_t align_end;     /* 1: the last row of a sequence stands where its last live key
+                            * does: q_offset[b] = kv_offset[b] + kv_len[b] - Q[b], and no
+                            * q_offset is given. 0: as positions say */
+} saccade_ragged;
+static inline void saccade_ragged_init(saccade_ragged *ragged)
+{
+    saccade_record_init(ragged, sizeof *ragged);
+}
+
 /* ---- mods: masks and scores as text ------------------------------------------------------ */
 
 typedef enum saccade_kind { SACCADE_MASK = 1, SACCADE_SCORE = 2 } saccade_kind;
@@ -397,6 +419,7 @@ typedef struct saccade_problem {
     int32_t k_scale_tokens, k_scale_channels, v_scale_tokens, v_scale_channels;
     int64_t page; /* not 0: each run says by saccade_pages where keys lie. Keys of a page, which
                    * helps a GPU's kernels, or SACCADE_PAGE_ANY */
+    int32_t ragged;           /* 1: every run brings saccade_ragged; 0: none does */
 } saccade_problem;
 static inline void saccade_problem_init(saccade_problem *problem)
 {
@@ -471,6 +494,7 @@ typedef struct saccade_forward_args {
      * [b, h, n / k_scale_tokens, d / k_scale_channels], 0 where that is 0. NULL: 1. */
     const saccade_tensor *k_scale, *v_scale;
     const saccade_pages *pages;           /* of problems with `page`; else NULL */
+    const saccade_ragged *ragged;         /* of ragged problems; NULL for others */
 } saccade_forward_args;
 static inline void saccade_forward_args_init(saccade_forward_args *args)
 {
@@ -482,7 +506,8 @@ static inline void saccade_forward_args_init(saccade_forward_args *args)
 SACCADE_API saccade_status saccade_pages_check(const saccade_plan *plan,
                                                const saccade_forward_args *args,
                                                saccade_error *err);
-/* Bytes of workspace for runs of at most these sizes; KV: logical keys. */
+/* Bytes of workspace for runs of at most these sizes; KV: logical keys. Of ragged problems B is
+ * the number of sequences, Q and KV are those of the longest. */
 SACCADE_API size_t saccade_plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
 /* Allocates, compiles and copies nothing; on CUDA it launches and does not wait. Threads change
  * no bit of the results. One plan may run from many threads at a time, each with its own
@@ -518,6 +543,7 @@ typedef struct saccade_backward_args {
                                               * their dtype) */
     const saccade_pages *pages;              /* as in forward; a key's gradient is added up over
                                               * all places that name it, others' is 0 */
+    const saccade_ragged *ragged;            /* as in forward; captures' gradients are f32 */
 } saccade_backward_args;
 static inline void saccade_backward_args_init(saccade_backward_args *args)
 {

@@ -40,9 +40,18 @@ saccade_status api_read_positions(const saccade_positions *positions,
 
 /* ---- run_check.c: what all runs of a plan take ---- */
 
+/* saccade_ragged as it was read, checked as far as its numbers lie on the host. */
+typedef struct api_ragged {
+    plan_ragged run;
+    int is_given;
+    int64_t B, max_q, max_kv; /* max_q, max_kv: 0 where the side is not ragged */
+    int64_t most_q, most_kv;  /* the last number, 0 where it is not known here */
+} api_ragged;
+
 typedef struct api_inputs {
     const saccade_tensor *q, *k, *v;
     const saccade_tensor *k_scale, *v_scale; /* of forward_args alone */
+    const api_ragged *ragged;                /* the tensors of ragged sides are views */
     const saccade_positions *positions;
     const saccade_block_mask *block_mask;
     const saccade_binding *bindings;
@@ -78,6 +87,26 @@ saccade_status api_read_sinks(const saccade_plan *plan, const saccade_tensor *t,
 /* The same as api_read_inputs but for q, k, v and sinks: run->sizes are known. */
 saccade_status api_read_context(const saccade_plan *plan, const api_inputs *in, plan_run *run,
                                 api_captures *captures, saccade_error *err);
+/* ---- run_ragged.c ---- */
+
+saccade_status api_read_ragged(const saccade_plan *plan, const saccade_ragged *given,
+                               api_ragged *out, saccade_error *err);
+/* Tensors of sides that are ragged, [T, H, D] or [T, H] of `rank`, become [1, H, T, D] or
+ * [1, H, T] in *view; others stay, and NULL. */
+saccade_status api_view_rows(const api_ragged *ragged, const saccade_tensor **t, int32_t rank,
+                             const char *name, saccade_tensor *view, saccade_error *err);
+saccade_status api_view_keys(const api_ragged *ragged, const saccade_tensor **t,
+                             const char *name, saccade_tensor *view, saccade_error *err);
+/* The arguments' tensors of ragged sides become views of them. */
+saccade_status api_view_forward(const api_ragged *ragged, saccade_forward_args *args,
+                                saccade_tensor view[6], saccade_error *err);
+/* The sizes of q and of what has its rows, as views have them. */
+saccade_sizes api_row_sizes(const plan_run *run);
+/* Lengths of the sequences and of what they hold, into a run whose tensors were read. */
+saccade_status api_set_ragged(const api_inputs *in, plan_run *run, saccade_error *err);
+
+/* ---- run_check.c, again ---- */
+
 saccade_status api_read_workspace(const api_inputs *in, size_t bytes, plan_run *run,
                                   saccade_error *err);
 /* lse, row_max: NULL, or a [B, H, Q] output in f32, or in f64 where the problem is. */
@@ -110,6 +139,8 @@ typedef struct api_backward_call {
     saccade_backward_args args;
     saccade_tensor captured[MOD_MAX_CAPTURES]; /* gradients, by capture of the score */
     api_captures captures;
+    api_ragged ragged;
+    saccade_tensor view[10]; /* of tensors whose rows or keys are ragged */
     api_inputs in;
     plan_gradients gradients;
     plan_run run;

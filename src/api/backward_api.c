@@ -166,6 +166,7 @@ saccade_status api_read_gradients(const saccade_plan *plan, const saccade_backwa
     const saccade_sizes *s = &own;
     own.Q = rows;
     if (run->q) {
+        own.B = run->q->shape[0];
         TRY(check_input(plan, a->out, "out", s, err));
         TRY(check_row_input(plan, a->lse, "lse", s, err));
         TRY(check_input(plan, a->d_out, "d_out", s, err));
@@ -204,14 +205,57 @@ saccade_status api_start_backward(const saccade_plan *plan, const saccade_backwa
     return SACCADE_OK;
 }
 
+static saccade_status view_tensors(const api_ragged *r, api_backward_call *call,
+                                   saccade_error *err)
+{
+    saccade_backward_args *a = &call->args;
+    saccade_tensor *view = call->view;
+    TRY(api_view_rows(r, &a->q, 3, "q", view++, err));
+    TRY(api_view_keys(r, &a->k, "k", view++, err));
+    TRY(api_view_keys(r, &a->v, "v", view++, err));
+    TRY(api_view_rows(r, &a->out, 3, "out", view++, err));
+    TRY(api_view_rows(r, &a->lse, 2, "lse", view++, err));
+    TRY(api_view_rows(r, &a->d_out, 3, "d_out", view++, err));
+    TRY(api_view_rows(r, &a->d_lse, 2, "d_lse", view++, err));
+    TRY(api_view_rows(r, &a->d_q, 3, "d_q", view++, err));
+    TRY(api_view_keys(r, &a->d_k, "d_k", view++, err));
+    return api_view_keys(r, &a->d_v, "d_v", view, err);
+}
+
+/* Sequences add to gradients of captures and sinks one after the other, without losing bits. */
+static saccade_status check_ragged_captures(const saccade_plan *plan,
+                                            const api_backward_call *call, saccade_error *err)
+{
+    const saccade_tensor *sinks = call->gradients.sinks;
+    FAIL_AT(call->run.ragged && sinks
+                && (sinks->dtype == SACCADE_F16 || sinks->dtype == SACCADE_BF16),
+            SACCADE_EINVAL, "d_sinks", 0, 0,
+            "got a gradient in %s of a ragged run, expected f32",
+            saccade_dtype_name(sinks->dtype));
+    for (int i = 0; call->run.ragged && i < MOD_MAX_CAPTURES; i++) {
+        const saccade_dtype dtype = call->captured[i].dtype;
+        FAIL_AT((plan->problem.gradient_captures >> i & 1)
+                    && (dtype == SACCADE_F16 || dtype == SACCADE_BF16),
+                SACCADE_EINVAL, plan->problem.score->captures[i].name, 0, 0,
+                "got a gradient in %s of a ragged run, expected f32",
+                saccade_dtype_name(dtype));
+    }
+    return SACCADE_OK;
+}
+
 static saccade_status read_call(const saccade_plan *plan, const saccade_backward_args *args,
                                 api_backward_call *call, saccade_error *err)
 {
     FAIL_IF(!plan || !args, SACCADE_EINVAL, "backward: got NULL, expected plan and arguments");
     TRY(api_start_backward(plan, args, "backward", call, err));
+    TRY(api_read_ragged(plan, call->args.ragged, &call->ragged, err));
+    TRY(view_tensors(&call->ragged, call, err));
+    call->in = (api_inputs)API_INPUTS_OF(call->args);
+    call->in.ragged = &call->ragged;
     TRY(api_read_inputs(plan, &call->in, &call->run, &call->captures, err));
-    return api_read_gradients(plan, &call->args, call->run.sizes.Q, &call->run, call->captured,
-                              &call->gradients, err);
+    TRY(api_read_gradients(plan, &call->args, call->run.q->shape[2], &call->run, call->captured,
+                           &call->gradients, err));
+    return check_ragged_captures(plan, call, err);
 }
 
 saccade_status saccade_backward(const saccade_plan *plan, const saccade_backward_args *args,
@@ -223,7 +267,7 @@ saccade_status saccade_backward(const saccade_plan *plan, const saccade_backward
     TRY(api_read_workspace(&call.in,
                            plan_backward_workspace(plan, &call.run.sizes, &call.gradients),
                            &call.run, err));
-    return plan->solver->backward(plan, &call.run, &call.gradients, err);
+    return plan_backward(plan, &call.run, &call.gradients, err);
 }
 
 saccade_status saccade_backward_workspace(const saccade_plan *plan,

@@ -80,6 +80,8 @@ static saccade_status create(saccade_context *context, const saccade_problem *pr
     TRY(RECORD_READ(&p, problem, "problem"));
     FAIL_AT(p.page, SACCADE_EINVAL, "page", 0, 0,
             "got %lld, expected 0: ranks hold their keys in one piece each", (long long)p.page);
+    FAIL_AT(p.ragged, SACCADE_EINVAL, "ragged", 0, 0,
+            "got a ragged problem over ranks, expected one whose batches have one length");
     TRY(digest_of(&p, shards, mask, digest, err));
     FAIL_AT(quant_is_dtype(p.kv_dtype), SACCADE_EINVAL, "kv_dtype", 0, 0,
             "got %s, expected f32, f16 or bf16: ranks exchange no quantised keys",

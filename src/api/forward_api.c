@@ -12,23 +12,40 @@ saccade_status api_check_outputs(const saccade_plan *plan, const saccade_forward
     return api_check_stats(plan, a->row_max, "row_max", s, err);
 }
 
+saccade_status api_view_forward(const api_ragged *r, saccade_forward_args *a,
+                                saccade_tensor view[6], saccade_error *err)
+{
+    TRY(api_view_rows(r, &a->q, 3, "q", &view[0], err));
+    TRY(api_view_keys(r, &a->k, "k", &view[1], err));
+    TRY(api_view_keys(r, &a->v, "v", &view[2], err));
+    TRY(api_view_rows(r, &a->out, 3, "out", &view[3], err));
+    TRY(api_view_rows(r, &a->lse, 2, "lse", &view[4], err));
+    return api_view_rows(r, &a->row_max, 2, "row_max", &view[5], err);
+}
+
 saccade_status saccade_forward(const saccade_plan *plan, const saccade_forward_args *args,
                                saccade_error *err)
 {
     saccade_forward_args a;
     api_captures captures;
+    api_ragged ragged;
+    saccade_tensor view[6];
     plan_run run = {.out = NULL};
     FAIL_IF(!plan || !args, SACCADE_EINVAL, "forward: got NULL, expected plan and arguments");
     saccade_forward_args_init(&a);
     TRY(RECORD_READ(&a, args, "arguments"));
+    TRY(api_read_ragged(plan, a.ragged, &ragged, err));
+    TRY(api_view_forward(&ragged, &a, view, err));
     api_inputs in = API_INPUTS_OF(a);
     in.k_scale = a.k_scale;
     in.v_scale = a.v_scale;
+    in.ragged = &ragged;
     TRY(api_read_inputs(plan, &in, &run, &captures, err));
-    TRY(api_check_outputs(plan, &a, &run.sizes, err));
+    const saccade_sizes rows = api_row_sizes(&run);
+    TRY(api_check_outputs(plan, &a, &rows, err));
     TRY(api_read_workspace(&in, plan_workspace(plan, &run.sizes), &run, err));
     run.out = a.out;
     run.lse = a.lse;
     run.row_max = a.row_max;
-    return plan->solver->forward(plan, &run, err);
+    return plan_forward(plan, &run, err);
 }

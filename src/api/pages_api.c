@@ -171,11 +171,16 @@ saccade_status saccade_pages_check(const saccade_plan *plan, const saccade_forwa
 {
     saccade_forward_args a;
     api_captures captures;
+    api_ragged ragged;
+    saccade_tensor view[6];
     plan_run run = {.out = NULL};
     FAIL_IF(!plan || !args, SACCADE_EINVAL, "pages: got NULL, expected plan and arguments");
     saccade_forward_args_init(&a);
     TRY(RECORD_READ(&a, args, "arguments"));
-    const api_inputs in = API_INPUTS_OF(a);
+    TRY(api_read_ragged(plan, a.ragged, &ragged, err));
+    TRY(api_view_forward(&ragged, &a, view, err));
+    api_inputs in = API_INPUTS_OF(a);
+    in.ragged = &ragged;
     TRY(api_read_inputs(plan, &in, &run, &captures, err));
     FAIL_AT(!run.chunks, SACCADE_EINVAL, "pages", 0, 0, "got a plan whose problem has no page");
     FAIL_AT(plan->backend->device != SACCADE_CPU, SACCADE_EBACKEND, "pages", 0, 0,

@@ -29,12 +29,15 @@ static saccade_status read_tensors(const saccade_plan *plan, const api_inputs *i
 {
     const plan_problem *p = &plan->problem;
     const saccade_device_kind device = plan->backend->device;
+    const api_ragged *r = in->ragged;
+    const int64_t B = r ? r->B : 0; /* 0: that of q */
     saccade_pages pages;
     TRY(api_start_pages(plan, in, &pages, err));
-    int64_t q[4] = {0, p->sizes.H, 0, p->sizes.D};
+    int64_t q[4] = {r && r->run.q_first ? 1 : B, p->sizes.H, 0, p->sizes.D};
     TRY(api_check_tensor(in->q, &(api_expected){"q", p->dtype, 4, device}, q, err));
     const int is_pool = p->page && !pages.chunk;
-    int64_t k[4] = {is_pool ? 0 : q[0], p->sizes.Hkv, 0, p->sizes.D};
+    const int64_t kB = r && r->run.kv_first ? 1 : B ? B : q[0];
+    int64_t k[4] = {is_pool ? 0 : kB, p->sizes.Hkv, 0, p->sizes.D};
     TRY(api_check_tensor(in->k, &(api_expected){"k", p->kv_dtype, 4, device}, k, err));
     int64_t v[4] = {k[0], p->sizes.Hkv, k[2], p->sizes.Dv};
     TRY(api_check_tensor(in->v, &(api_expected){"v", p->kv_dtype, 4, device}, v, err));
@@ -46,6 +49,8 @@ static saccade_status read_tensors(const saccade_plan *plan, const api_inputs *i
     TRY(check_quantised(plan, in->k, "k", in->k_scale, "k_scale", &p->k_groups, err));
     TRY(check_quantised(plan, in->v, "v", in->v_scale, "v_scale", &p->v_groups, err));
     run->sizes = (saccade_sizes){q[0], p->sizes.H, p->sizes.Hkv, q[2], k[2], q[3], v[3]};
+    if (r && r->is_given)
+        TRY(api_set_ragged(in, run, err));
     return p->page ? api_read_pages(plan, &pages, run, chunks, err) : SACCADE_OK;
 }
 
@@ -191,13 +196,43 @@ static saccade_status check_block_mask(const saccade_plan *plan, const plan_run 
             SACCADE_EINVAL, name, 0, 0,
             "got one made from another mask, expected the plan's (saccade_block_mask_mod)");
     for (int64_t b = 0; plan->backend->device == SACCADE_CPU && b < s->B; b++) {
-        const plan_position p = plan_position_of(&run->positions, s->KV, b);
+        const plan_position p = plan_position_in(run, b);
         const int64_t at = made->B == 1 ? 0 : b;
         FAIL_AT(p.q_offset != (view->q_offset ? view->q_offset[at] : 0)
                     || p.kv_offset != (view->kv_offset ? view->kv_offset[at] : 0),
                 SACCADE_EINVAL, name, 0, 0,
                 "got other offsets for batch %lld than it was made for (q %d, kv %d)",
                 (long long)b, p.q_offset, p.kv_offset);
+    }
+    return SACCADE_OK;
+}
+
+/* What a proof over the longest lengths says of a sequence, the text must say of it alone. */
+static saccade_status check_ragged_mask(const plan_run *run, const mod_fn *mask,
+                                        saccade_error *err)
+{
+    for (uint32_t i = 0; run->ragged && mask && i < mask->n_nodes; i++) {
+        const mod_node *n = &mask->nodes[i];
+        FAIL_AT(n->op == OP_SIZE && (n->imm.i == SIZE_Q || n->imm.i == SIZE_KV), SACCADE_EINVAL,
+                "block_mask", 0, 0,
+                "got one whose text names Q or KV in a ragged run, where they differ by "
+                "sequence: expected none (tiles are then proven while running)");
+    }
+    return SACCADE_OK;
+}
+
+/* Keys of a sequence that may be live are its own. */
+static saccade_status check_ragged_lengths(const plan_run *run, saccade_error *err)
+{
+    const saccade_tensor *t = &run->positions.kv_len;
+    const int32_t *first = run->ragged ? run->ragged->kv_first : NULL;
+    if (!first || t->dtype == SACCADE_NONE || t->device.kind != SACCADE_CPU)
+        return SACCADE_OK;
+    for (int64_t b = 0; b < run->sizes.B; b++) {
+        const int32_t len = ((const int32_t *)t->data)[t->rank ? b * t->stride[0] : 0];
+        FAIL_AT(len > first[b + 1] - first[b], SACCADE_EINVAL, "kv_len", 0, 0,
+                "got %d for sequence %lld, expected 0 to its %d keys", len, (long long)b,
+                first[b + 1] - first[b]);
     }
     return SACCADE_OK;
 }
@@ -210,10 +245,14 @@ saccade_status api_read_context(const saccade_plan *plan, const api_inputs *in, 
     TRY(api_read_positions(in->positions, plan->backend->device, &run->sizes, &run->positions,
                            err));
     TRY(api_read_page_lengths(plan, in, run, err));
+    if (plan->backend->device == SACCADE_CPU)
+        TRY(check_ragged_lengths(run, err));
     TRY(check_bindings(plan, in, err));
     run->block_mask = in->block_mask;
     if (run->block_mask)
         TRY(check_block_mask(plan, run, err));
+    if (run->block_mask)
+        TRY(check_ragged_mask(run, plan->source_mask, err));
     return read_captures(plan, in, run, captures, err);
 }
 
@@ -222,6 +261,8 @@ saccade_status api_read_inputs(const saccade_plan *plan, const api_inputs *in, p
 {
     TRY(read_tensors(plan, in, run, &captures->chunks, err));
     TRY(api_read_sinks(plan, in->sinks, run->sizes.Q, run, err));
+    FAIL_AT(run->ragged && run->sinks.stride[2], SACCADE_EINVAL, "sinks", 0, 0,
+            "got one for each row in a ragged run, expected [H] or [B, H, 1]");
     return api_read_context(plan, in, run, captures, err);
 }
 

@@ -129,6 +129,8 @@ saccade_status saccade_tangent(const saccade_plan *plan, const saccade_tangent_a
     FAIL_AT(!plan->solver->tangent, SACCADE_EBACKEND, "tangent", 0, 0,
             "got a plan of back end %s, expected ref: no other has a forward mode",
             plan->backend->name);
+    FAIL_AT(plan->problem.is_ragged, SACCADE_EBACKEND, "tangent", 0, 0,
+            "got a ragged plan, expected one whose batches have one length");
     saccade_tangent_args_init(&a);
     TRY(RECORD_READ(&a, args, "arguments"));
     const api_inputs in = {.q = a.q,

@@ -140,7 +140,7 @@ static saccade_status tile_create(saccade_plan *plan, saccade_error *err)
 
 static size_t tile_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
 {
-    return cpu_geometry_of(&cpu_state_of(plan)->needs, sizes).bytes;
+    return cpu_forward_workspace(plan, sizes);
 }
 
 static saccade_status tile_prepare(const saccade_plan *plan, const saccade_block_mask *mask,
@@ -219,6 +219,7 @@ static const plan_solver tile = {
     .workspace = tile_workspace,
     .prepare = tile_prepare,
     .forward = cpu_forward,
+    .takes_ragged = 1,
     .backward_workspace = tile_backward_workspace,
     .backward = tile_backward,
     .row_tile = tile_rows,

@@ -35,6 +35,9 @@ static int applicable(const plan_problem *p, int32_t level, char *why)
     if (p->kv_dtype != p->dtype
         || (p->dtype != SACCADE_BF16 && p->dtype != SACCADE_F16 && p->dtype != SACCADE_F32))
         return say(why, "the CUDA back end takes bf16, f16 and f32, the same for Q, K and V");
+    if (p->is_ragged)
+        return say(why, "the CUDA back end takes no ragged problems: use documents in one "
+                        "sequence, or backend cpu");
     if (p->out_dtype != p->dtype && p->gradients)
         return say(why, "gradients on CUDA take results in the dtype of Q");
     if (p->sizes.D > 256 || p->sizes.Dv > 256)

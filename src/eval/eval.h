@@ -12,7 +12,8 @@
 typedef struct eval_env {
     int32_t size[MOD_SIZE_COUNT];
     const saccade_tensor *tensors;
-    int32_t h_offset; /* what h in texts is more than the head that engines are set to */
+    /* What b and h in texts are more than the batch and head that engines are set to. */
+    int32_t b_offset, h_offset;
     bool is_wide; /* a score of an f64 problem: eval_scalar keeps all but indices in double */
 } eval_env;
 
@@ -30,7 +31,7 @@ void eval_sizes(const saccade_sizes *sizes, int32_t size[MOD_SIZE_COUNT]);
 
 /* ---- oracle.c ---- */
 
-/* h is without env's h_offset. */
+/* b and h are without env's offsets. */
 typedef struct eval_point {
     int32_t b, h, q, kv;
     double score;
@@ -68,7 +69,7 @@ size_t eval_state_bytes(const eval_prog *prog); /* multiple of 64 */
 /* Starts using `memory` (64-aligned, eval_state_bytes) for prog under env; env is copied, its
  * tensors borrowed. Nodes that depend on nothing are computed here. */
 eval_state *eval_begin(const eval_prog *prog, const eval_env *env, void *memory);
-/* Fixes (b, h), h without env's h_offset, then a row q; computes what depends on no key. head
+/* Fixes (b, h), without env's offsets, then a row q; computes what depends on no key. head
  * before row. */
 void eval_head(eval_state *state, int32_t b, int32_t h);
 void eval_row(eval_state *state, int32_t q);

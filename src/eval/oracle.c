@@ -64,7 +64,8 @@ static double operation(const walk *w, const mod_node *n)
 
 static double leaf_or_operation(walk *w, const mod_node *n, const eval_point *at)
 {
-    const int32_t position[4] = {at->b, at->h + w->env->h_offset, at->q, at->kv};
+    const int32_t position[4] = {at->b + w->env->b_offset, at->h + w->env->h_offset, at->q,
+                                 at->kv};
     switch (n->op) {
     case OP_BOOL:
     case OP_INT:

@@ -316,7 +316,7 @@ eval_state *eval_begin(const eval_prog *prog, const eval_env *env, void *memory)
 
 void eval_head(eval_state *state, int32_t b, int32_t h)
 {
-    state->position[VAR_B] = b;
+    state->position[VAR_B] = b + state->env.b_offset;
     state->position[VAR_H] = h + state->env.h_offset;
     run_stage(state, STAGE_HEAD);
 }

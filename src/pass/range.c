@@ -161,8 +161,11 @@ void pass_ranges(const mod_fn *fn, const eval_env *env, const pass_box *box,
 {
     range_val small[64], *values = small;
     pass_box at = *box;
-    at.lo[VAR_H] += env ? env->h_offset : 0;
-    at.hi[VAR_H] += env ? env->h_offset : 0;
+    const int32_t b = env ? env->b_offset : 0, h = env ? env->h_offset : 0;
+    at.lo[VAR_B] += b;
+    at.hi[VAR_B] += b;
+    at.lo[VAR_H] += h;
+    at.hi[VAR_H] += h;
     if (fn->n_nodes > sizeof small / sizeof small[0])
         values = calloc(fn->n_nodes, sizeof *values);
     else

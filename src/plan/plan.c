@@ -78,6 +78,12 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
     FAIL_AT(s->B < 0 || s->Q < 0 || s->KV < 0 || s->B > most || s->Q > most || s->KV > most,
             SACCADE_EINVAL, "sizes", 0, 0, "got B %lld, Q %lld, KV %lld, expected 0 to 2^30",
             (long long)s->B, (long long)s->Q, (long long)s->KV);
+    FAIL_AT(
+        p->ragged && (p->k_scale_tokens > 1 || p->v_scale_tokens > 1), SACCADE_EINVAL, "ragged",
+        0, 0,
+        "got scales that several rows share, expected one a row, or one for all of K and V");
+    FAIL_AT(p->ragged != 0 && p->ragged != 1, SACCADE_EINVAL, "ragged", 0, 0,
+            "got %d, expected 0 or 1", p->ragged);
     FAIL_AT(!is_float(p->dtype), SACCADE_EINVAL, "dtype", 0, 0,
             "got %s, expected f32, f16 or bf16 (f64 with backend ref)",
             saccade_dtype_name(p->dtype));
@@ -172,6 +178,7 @@ saccade_status plan_derive(const saccade_problem *p, saccade_plan *plan, saccade
         .v_groups = {p->v_scale_tokens, p->v_scale_channels},
         .has_chunks = p->page != 0,
         .page = (int32_t)p->page,
+        .is_ragged = p->ragged,
     };
     if (p->arch) {
         d.arch = arena_strdup(&plan->arena, p->arch);
@@ -212,9 +219,19 @@ static int is_possible(const saccade_sizes *s)
            && elements(s->B, s->Hkv, s->KV, dim) <= 0x1p48;
 }
 
+/* Of what a solver is given at a time: a sequence of a ragged run, or all of a run. */
+static saccade_sizes given_sizes(const saccade_plan *plan, int is_whole, const saccade_sizes *s)
+{
+    saccade_sizes given = *s;
+    if (plan->problem.is_ragged && !is_whole)
+        given.B = 1;
+    return given;
+}
+
 size_t plan_workspace(const saccade_plan *plan, const saccade_sizes *s)
 {
-    return is_possible(s) ? plan->solver->workspace(plan, s) : SIZE_MAX;
+    const saccade_sizes given = given_sizes(plan, plan->solver->takes_ragged, s);
+    return is_possible(s) ? plan->solver->workspace(plan, &given) : SIZE_MAX;
 }
 
 size_t plan_backward_workspace(const saccade_plan *plan, const saccade_sizes *s,
@@ -222,7 +239,10 @@ size_t plan_backward_workspace(const saccade_plan *plan, const saccade_sizes *s,
 {
     if (!plan->problem.gradients)
         return 0;
-    return is_possible(s) ? plan->solver->backward_workspace(plan, s, gradients) : SIZE_MAX;
+    const saccade_sizes given = given_sizes(plan, 0, s);
+    if (!is_possible(s))
+        return SIZE_MAX;
+    return plan->solver->backward_workspace(plan, &given, gradients);
 }
 
 saccade_status plan_choose(saccade_plan *plan, const plan_solver *const *solvers,

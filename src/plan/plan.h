@@ -33,6 +33,7 @@ typedef struct plan_problem {
     uint32_t gradients;         /* SACCADE_GRADIENT_* wanted; CAPTURES if any of the next is */
     uint64_t gradient_captures; /* of score's captures, a bit each */
     saccade_dtype sinks_dtype;  /* of the sinks that every run has; NONE: it has none */
+    int is_ragged;              /* every run is of sequences of unequal lengths */
     plan_groups k_groups, v_groups; /* of quantised K and V */
     int is_relaxed; /* sums of dQ in any order, as CTAs come; no public problem asks for it */
 } plan_problem;
@@ -49,6 +50,15 @@ typedef struct plan_chunks {
     const int32_t *start; /* [B + 1] or NULL */
     int32_t entries;      /* with start: of all batches */
 } plan_chunks;
+
+/* Sequences of unequal lengths: b has rows [q_first[b], q_first[b + 1]) of q and of what
+ * has its rows, which then are [1, H, T, ..] with one stride of rows, and likewise keys.
+ * NULL: all of [B, H, N, D]. The numbers lie where q does; those on the host rise and are
+ * in range. */
+typedef struct plan_ragged {
+    const int32_t *q_first, *kv_first;
+    int is_end; /* the last row stands where the last live key does */
+} plan_ragged;
 
 /* Rows of Q that a run computes where it does not compute them all: logical rows
  * [first, first + count) are rows `row` and on of q, out, lse and row_max. Parts rise, begin at
@@ -87,11 +97,12 @@ typedef struct plan_sinks {
 
 /* Everything a forward run needs, checked. Tensors are in the order and shapes of saccade.h. */
 typedef struct plan_run {
-    saccade_sizes sizes;
+    saccade_sizes sizes;                     /* ragged: Q and KV of the longest, or more */
     const saccade_tensor *q, *k, *v, *out;   /* with chunks, k and v have rows or pages */
     const saccade_tensor *k_scale, *v_scale; /* of quantised K and V; NULL: 1 */
     const plan_chunks *chunks;               /* NULL: keys lie one after the other */
     const plan_rows *rows;               /* NULL: all rows; else q's are those of the parts */
+    const plan_ragged *ragged;           /* NULL: all batches have Q rows and KV keys */
     const saccade_tensor *lse, *row_max; /* NULL: not wanted */
     plan_positions positions;
     plan_sinks sinks;
@@ -164,6 +175,7 @@ struct plan_solver {
     /* NULL: the solver has no forward mode. */
     saccade_status (*tangent)(const saccade_plan *plan, const plan_run *run,
                               const plan_tangents *tangents, saccade_error *err);
+    int takes_ragged; /* forward takes ragged runs; else they run sequence by sequence */
     saccade_status (*explain)(const saccade_plan *plan, strbuf *out, saccade_error *err);
     void (*destroy)(saccade_plan *plan);
 };
@@ -202,6 +214,21 @@ double plan_sink_weight(double sink, double lse);
 typedef double plan_sink_term(const void *of, int64_t b, int64_t h, int64_t i);
 void plan_sum_sinks(const plan_run *run, const plan_gradients *gradients, plan_sink_term *term,
                     const void *of, int threads);
+/* ---- ragged.c ---- */
+
+/* A sequence as a run of its own, on the host. b in texts, and of block masks, stays that of
+ * the whole run. Points into itself and to what the whole run points to. */
+typedef struct plan_sequence {
+    plan_run run;
+    saccade_tensor q, k, v, k_scale, v_scale, out, lse, row_max;
+    plan_chunks chunks;
+    int32_t q_offset, kv_offset, kv_len;
+} plan_sequence;
+void plan_sequence_of(const plan_run *run, int64_t b, plan_sequence *out);
+/* A run of the plan's solver, ragged or not. */
+saccade_status plan_forward(const saccade_plan *plan, const plan_run *run, saccade_error *err);
+saccade_status plan_backward(const saccade_plan *plan, const plan_run *run,
+                             const plan_gradients *gradients, saccade_error *err);
 
 /* ---- explain_ranges.c ---- */
 
@@ -257,6 +284,8 @@ typedef struct plan_position {
     int64_t kv_len; /* clamped to 0..KV */
 } plan_position;
 plan_position plan_position_of(const plan_positions *positions, int64_t KV, int64_t b);
+/* The same in a run that may be ragged. */
+plan_position plan_position_in(const plan_run *run, int64_t b);
 /* Whether pass_interval's limits are exact at all of a run's positions: rows' and live keys'.
  * Offsets on a GPU are unknown here and count as 0. */
 int plan_is_near(const plan_positions *positions, const saccade_sizes *sizes);

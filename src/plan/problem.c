@@ -121,7 +121,8 @@ int64_t plan_block_row(const plan_run *run, const mask_runs *runs, int64_t b, in
                        int64_t row)
 {
     const int64_t head = runs->H == 1 ? 0 : h + run->mask_env.h_offset;
-    return ((runs->B == 1 ? 0 : b) * runs->H + head) * runs->rows + row;
+    const int64_t batch = runs->B == 1 ? 0 : b + run->mask_env.b_offset;
+    return (batch * runs->H + head) * runs->rows + row;
 }
 
 /* ---- keys that are not in one piece ---- */

@@ -145,7 +145,8 @@ static void run_head(backward_worker *w)
     if (job->runs) {
         const run_walk walk = walk_runs(job, w->b, w->h, w->j0 / BACKWARD_KEYS);
         for (const saccade_run *r = walk.at; r < walk.end; r++)
-            for (int64_t n = r->first; n < (int64_t)r->first + r->count; n++)
+            for (int64_t n = r->first;
+                 n < (int64_t)r->first + r->count && n < job->g.row_blocks; n++)
                 run_tile(w, n, r->full ? CPU_FULL : CPU_PARTIAL);
         return;
     }

@@ -1,7 +1,7 @@
 /* forward.h: the forward operation. A run is cut into items (a block of query rows of one head,
  * or of all heads of a group), ordered by weight and given to threads:
  *
- *     for each wave of (batch, kv head):
+ *     for each wave of (batch, kv head), or of sequences:
  *         weigh items
  *         pack K and V, in parallel over blocks of keys          (or threads do: item_keys.c)
  *         run items, the longest first                            (item.c)
@@ -11,6 +11,7 @@
 
 #include "cpu/cpu.h"
 
+size_t cpu_forward_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
 saccade_status cpu_forward(const saccade_plan *plan, const plan_run *run, saccade_error *err);
 
 #endif

@@ -74,11 +74,8 @@ static int has_nan(const cpu_worker *w)
     return 0;
 }
 
-void cpu_run_item(void *arg, int64_t at, int thread)
+void cpu_run_item(const cpu_job *job, int64_t index, int thread)
 {
-    cpu_job *job = arg;
-    const int32_t *order = (const int32_t *)(const void *)(job->memory + job->g.order_off);
-    const int64_t index = order[at];
     const cpu_item item = cpu_item_of(job, index);
     cpu_worker *w = item_worker_of(job, thread);
     const cpu_kernels *quick = cpu_state_of(job->plan)->needs.kernels;
@@ -105,9 +102,8 @@ void cpu_run_item(void *arg, int64_t at, int thread)
     item_store(w);
 }
 
-void cpu_merge_item(void *arg, int64_t at, int thread)
+void cpu_merge_item(const cpu_job *job, int64_t at, int thread)
 {
-    cpu_job *job = arg;
     const cpu_item item = cpu_item_of(job, at * job->g.splits);
     cpu_worker *w = item_worker_of(job, thread);
     if (job->run->rows && !plan_part_of(job->run->rows, item.box.i0))

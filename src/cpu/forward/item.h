@@ -6,14 +6,18 @@
 
 /* ---- the run that items belong to ---- */
 
+/* A run, or a sequence of a ragged one. */
 typedef struct cpu_job {
     const saccade_plan *plan;
     const plan_run *run;
     cpu_live live;
     cpu_geometry g;
-    int64_t head0; /* first (batch, kv head) of the wave */
-    int is_local;  /* threads pack the keys of the items that they run */
-    char *memory;  /* the workspace */
+    int64_t head0, n_heads; /* (batch, kv head) of the wave: the first, and how many */
+    int is_local;           /* threads pack the keys of the items that they run */
+    char *packed, *nonfinite, *partial; /* of the wave */
+    int64_t *weight;                    /* by item of the wave */
+    char *threads;                      /* scratch, thread_bytes each */
+    size_t thread_bytes;
 } cpu_job;
 
 /* Packed blocks of keys, one after the other; whether V has infinities or NaN. */
@@ -29,12 +33,13 @@ typedef struct cpu_item {
 } cpu_item;
 
 cpu_item cpu_item_of(const cpu_job *job, int64_t index);
-/* par_fn over blocks of keys of the wave's heads: packs K and V ahead of the items. */
-void cpu_pack_block(void *job, int64_t index, int thread);
-/* par_fn over items of the wave in their order, and over blocks of rows with splits. */
-void cpu_run_item(void *job, int64_t at, int thread);
-void cpu_merge_item(void *job, int64_t at, int thread);
-void cpu_begin_threads(cpu_job *job);
+/* By block of keys of the wave's heads: packs K and V ahead of the items. */
+void cpu_pack_block(const cpu_job *job, int64_t index, int thread);
+/* By item of the wave, and by block of rows with splits. */
+void cpu_run_item(const cpu_job *job, int64_t index, int thread);
+void cpu_merge_item(const cpu_job *job, int64_t at, int thread);
+/* Before a run, and whenever something else has used the threads' scratch. */
+void cpu_forget_threads(const cpu_job *job);
 
 /* ---- a thread's item ---- */
 
@@ -107,6 +112,7 @@ static inline int64_t item_index_of(const cpu_worker *w, int32_t r)
 
 /* ---- item_worker.c ---- */
 
+/* The thread's own, set up for the job unless it was so before. */
 cpu_worker *item_worker_of(const cpu_job *job, int thread);
 /* The item's rows, before anything is known of their keys. */
 void item_open(cpu_worker *w, const cpu_item *item);

@@ -16,10 +16,9 @@ static cpu_packed block_of(const cpu_geometry *g, cpu_packed first, int64_t bloc
 static cpu_packed ahead(const cpu_job *job, int64_t head)
 {
     const cpu_geometry *g = &job->g;
-    char *k = job->memory + g->packed_off
-              + (size_t)(head * g->key_blocks) * (g->k_bytes + g->v_bytes);
+    char *k = job->packed + (size_t)(head * g->key_blocks) * (g->k_bytes + g->v_bytes);
     return (cpu_packed){k, k + (size_t)g->key_blocks * g->k_bytes,
-                        job->memory + g->nonfinite_off + head * g->key_blocks};
+                        job->nonfinite + head * g->key_blocks};
 }
 
 /* room: memory to gather a block of K and a block of V in, where they lie in chunks. */
@@ -39,9 +38,8 @@ static void pack(const cpu_job *job, int64_t b, int64_t g, int64_t block, void *
     *to.nonfinite = (char)kernels->pack_values(&v, n, CPU_BLOCK_KEYS, to.v);
 }
 
-void cpu_pack_block(void *arg, int64_t index, int thread)
+void cpu_pack_block(const cpu_job *job, int64_t index, int thread)
 {
-    const cpu_job *job = arg;
     const int64_t head = index / job->g.key_blocks, block = index % job->g.key_blocks;
     const int64_t all = job->head0 + head, heads = job->run->sizes.Hkv;
     pack(job, all / heads, all % heads, block, item_worker_of(job, thread)->room,

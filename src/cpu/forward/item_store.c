@@ -94,8 +94,7 @@ void item_store(const cpu_worker *w)
 /* (m, l) of all rows, then O, of one split item. */
 float *item_partial_of(const cpu_job *job, int64_t index)
 {
-    return (float *)(void *)(job->memory + job->g.partial_off
-                             + (size_t)index * job->g.partial_bytes);
+    return (float *)(void *)(job->partial + (size_t)index * job->g.partial_bytes);
 }
 
 void item_keep_partial(const cpu_worker *w, int64_t index)

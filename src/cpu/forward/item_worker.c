@@ -5,50 +5,66 @@
 #include <math.h>
 #include <string.h>
 
-cpu_worker *item_worker_of(const cpu_job *job, int thread)
+static cpu_worker *memory_of(const cpu_job *job, int thread)
 {
-    return (cpu_worker *)(void *)(job->memory + job->g.thread_off
-                                  + (size_t)thread * job->g.scratch.bytes);
+    return (cpu_worker *)(void *)(job->threads + (size_t)thread * job->thread_bytes);
 }
 
-void cpu_begin_threads(cpu_job *job)
+void cpu_forget_threads(const cpu_job *job)
+{
+    for (int n = 0; n < job->plan->threads; n++)
+        memory_of(job, n)->job = NULL;
+}
+
+static void begin_mods(const cpu_job *job, char *base, cpu_worker *w)
+{
+    const cpu_scratch *at = &job->g.scratch;
+    const cpu_state *state = cpu_state_of(job->plan);
+    if (state->jit)
+        w->code.state = jit_begin(state->jit, &job->run->score_env, &job->run->mask_env,
+                                  (float)job->plan->problem.scale, base + at->jit);
+    if (state->score)
+        w->score.state = eval_begin(state->score, &job->run->score_env, base + at->score);
+    if (state->mask)
+        w->mask.state = eval_begin(state->mask, &job->run->mask_env, base + at->mask);
+}
+
+static void begin(const cpu_job *job, cpu_worker *w)
 {
     const cpu_scratch at = job->g.scratch;
-    const cpu_state *state = cpu_state_of(job->plan);
+    char *base = (char *)w;
     static_assert(sizeof(cpu_worker) <= 1024, "room in front of the scratch");
-    for (int n = 0; n < job->plan->threads; n++) {
-        cpu_worker *w = item_worker_of(job, n);
-        char *base = (char *)w;
-        *w = (cpu_worker){.job = job, .kernels = state->needs.kernels};
-        w->q = base + at.q;
-        w->k = base + at.k;
-        w->v = base + at.v;
-        w->s = (float *)(void *)(base + at.s);
-        w->o = (float *)(void *)(base + at.o);
-        w->m = (float *)(void *)(base + at.stats);
-        w->l = w->m + CPU_MOST_ROWS;
-        w->alpha = w->l + CPU_MOST_ROWS;
-        w->most = w->alpha + CPU_MOST_ROWS;
-        w->own.at.k = base + at.own;
-        w->own.at.v = w->own.at.k + (size_t)job->g.own_blocks * job->g.k_bytes;
-        w->own.at.nonfinite = base + at.own_nonfinite;
-        w->live = (uint8_t *)(base + at.live);
-        w->flow = base + at.flow;
-        w->row = (float *)(void *)(base + at.row);
-        w->ranges = (pass_range *)(void *)(base + at.ranges);
-        w->limits.first = (int64_t *)(void *)(base + at.limits);
-        w->limits.past = w->limits.first + CPU_MOST_ROWS;
-        w->values = (double *)(void *)(base + at.values);
-        for (int i = 0; i < 2; i++)
-            w->room[i] = base + at.room + i * (job->g.scratch.bytes - at.room) / 2;
-        if (state->jit)
-            w->code.state = jit_begin(state->jit, &job->run->score_env, &job->run->mask_env,
-                                      (float)job->plan->problem.scale, base + at.jit);
-        if (state->score)
-            w->score.state = eval_begin(state->score, &job->run->score_env, base + at.score);
-        if (state->mask)
-            w->mask.state = eval_begin(state->mask, &job->run->mask_env, base + at.mask);
-    }
+    *w = (cpu_worker){.job = job, .kernels = cpu_state_of(job->plan)->needs.kernels};
+    w->q = base + at.q;
+    w->k = base + at.k;
+    w->v = base + at.v;
+    w->s = (float *)(void *)(base + at.s);
+    w->o = (float *)(void *)(base + at.o);
+    w->m = (float *)(void *)(base + at.stats);
+    w->l = w->m + CPU_MOST_ROWS;
+    w->alpha = w->l + CPU_MOST_ROWS;
+    w->most = w->alpha + CPU_MOST_ROWS;
+    w->own.at.k = base + at.own;
+    w->own.at.v = w->own.at.k + (size_t)job->g.own_blocks * job->g.k_bytes;
+    w->own.at.nonfinite = base + at.own_nonfinite;
+    w->live = (uint8_t *)(base + at.live);
+    w->flow = base + at.flow;
+    w->row = (float *)(void *)(base + at.row);
+    w->ranges = (pass_range *)(void *)(base + at.ranges);
+    w->limits.first = (int64_t *)(void *)(base + at.limits);
+    w->limits.past = w->limits.first + CPU_MOST_ROWS;
+    w->values = (double *)(void *)(base + at.values);
+    for (int i = 0; i < 2; i++)
+        w->room[i] = base + at.room + i * (job->g.scratch.bytes - at.room) / 2;
+    begin_mods(job, base, w);
+}
+
+cpu_worker *item_worker_of(const cpu_job *job, int thread)
+{
+    cpu_worker *w = memory_of(job, thread);
+    if (w->job != job)
+        begin(job, w);
+    return w;
 }
 
 /* ---- items ---- */

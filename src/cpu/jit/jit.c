@@ -295,7 +295,7 @@ jit_state *jit_begin(const jit_program *p, const eval_env *score_env, const eval
 
 void jit_head(jit_state *s, int32_t b, int32_t h)
 {
-    s->b = b;
+    s->b = b + s->score_env.b_offset;
     s->h = h + s->score_env.h_offset;
     run_level(s, JIT_UNIFORM, 0, 1);
 }

@@ -195,7 +195,7 @@ int64_t cpu_weight_of(const cpu_live *live, const cpu_box *box, int64_t from, in
     int64_t weight = 0;
     if (live->by == CPU_BY_LIMITS)
         return overlap(box->j0, box->j1, from, to);
-    if (!r && !live->mask)
+    if (blocks == 0 || (!r && !live->mask))
         return blocks;
     if (r && box->j0 == 0 && box->j1 == live->run->sizes.KV)
         return r->row_live[plan_block_row(live->run, r, box->b, box->h0,
