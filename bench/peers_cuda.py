@@ -4,7 +4,8 @@ All contenders of a case get the same random tensors in one process. Saccade get
 of a variant, or with --traced the Python functions that FlexAttention gets. Rounds are
 shuffled; before each run L2 is overwritten and the GPU kept busy until the run's launches are
 queued, so that no host time is in the figure. Medians of CUDA events. Rates count 2 (D + Dv)
-flops a live score, for decode bytes of K and V.
+flops a live score, 6 D + 4 Dv for backward, for decode bytes of K and V. Backward is timed
+alone, by autograd over a forward that has run: everything that either side launches for it.
 """
 import random
 import statistics
@@ -20,6 +21,7 @@ import saccade.torch as ours  # noqa: E402
 
 FLUSH_BYTES = 256 << 20
 BUSY_CYCLES = 600_000  # about 0.3 ms, in which the launches of a run are queued
+BACKWARD_CYCLES = 3_000_000  # autograd queues more, and from a thread of its own
 WINDOW, PREFIX, CAP, DOCUMENTS = 1024, 2048, 20.0, 12
 
 # (B, H, Hkv, N, D), then at least this many times cuDNN (full, causal) and FlexAttention
@@ -38,12 +40,30 @@ DECODE = [(1, 32, 8, 131072, 128), (8, 32, 8, 16384, 128), (32, 32, 8, 8192, 128
           (128, 32, 8, 4096, 128), (16, 32, 32, 8192, 128), (16, 64, 8, 32768, 128)]
 DECODE_VARIANTS = ("causal", "alibi", "softcap", "sliding_window")
 DECODE_FLOOR = 0.98  # of the better of cuDNN and FlashAttention-2
+# (B, H, Hkv, N, D, Dv), then at least this many times cuDNN (full, causal)
+BACKWARD = [
+    ((1, 32, 32, 16384, 64, 64), (1.27, 1.33)),
+    ((1, 16, 16, 16384, 128, 128), (1.16, 1.21)),
+    ((1, 16, 16, 8192, 128, 128), (1.16, 1.21)),
+    ((1, 32, 8, 8192, 128, 128), (1.16, 1.21)),
+    ((1, 32, 8, 16384, 128, 128), (1.16, 1.21)),
+    ((8, 16, 16, 4096, 128, 128), (1.10, 1.16)),
+    ((2, 8, 8, 8192, 256, 256), (1.08, 1.08)),
+    ((1, 16, 16, 8192, 80, 80), (1.15, 1.15)),
+    ((1, 16, 16, 8192, 96, 96), (1.15, 1.15)),
+    ((1, 16, 16, 8192, 192, 128), (1.15, 1.15)),
+    ((1, 16, 16, 2048, 64, 64), None),
+    ((1, 16, 16, 512, 128, 128), None),
+]
+# at least this many times FlexAttention
+BACKWARD_FLOORS = {"full": 1.5, "causal": 1.5, "relative_bias": 1.5, "alibi": 1.6,
+                   "sliding_window": 1.5, "prefix_lm": 1.5, "softcap": 3.0, "document": 1.5}
 COPY_FLOOR = 0.90  # of the copy's bandwidth, where K and V take LARGE bytes
 VARIANT_OF_PLAIN = 0.90
 LARGE = 1 << 30
 
 _flush = None
-_floors = [0, 0]  # held, asked
+_floors = [0, 0, 0]  # held, asked; results that are not the same
 
 
 def causal(b, h, q, kv):
@@ -106,12 +126,12 @@ def texts(offset=0, window=WINDOW):
 
 
 def tensors(shape, rows):
-    b, h, hkv, n, d = shape
-    return tuple(torch.randn(b, heads, m, d, device="cuda", dtype=torch.bfloat16)
-                 for heads, m in ((h, rows), (hkv, n), (hkv, n)))
+    b, h, hkv, n, d, dv = (*shape, shape[4])[:6]
+    return tuple(torch.randn(b, heads, m, dim, device="cuda", dtype=torch.bfloat16)
+                 for heads, m, dim in ((h, rows, d), (hkv, n, d), (hkv, n, dv)))
 
 
-def medians(runs, rounds):
+def medians(runs, rounds, busy=BUSY_CYCLES):
     """name: callable -> name: median ms."""
     global _flush
     if _flush is None:
@@ -127,7 +147,7 @@ def medians(runs, rounds):
         for name in names:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             _flush.fill_(1)
-            torch.cuda._sleep(BUSY_CYCLES)
+            torch.cuda._sleep(busy)
             begin.record()
             runs[name]()
             end.record()
@@ -169,12 +189,18 @@ def saccade(q, k, v, score, mask, doc=None):
 
 def check_same(label, runs, peers):
     """Outputs that differ by more than rounding make a comparison of times worthless."""
-    mine = runs["saccade"]().float()
+    mine = results(runs["saccade"])
     for name in peers:
-        theirs = runs[name]().float()
-        error = ((mine - theirs).norm() / theirs.norm()).item()
-        if not error < 0.02:
-            sys.exit(f"{label}: Saccade and {name} differ by {error:.3g}")
+        for which, (x, y) in enumerate(zip(mine, results(runs[name]))):
+            error = ((x.float() - y.float()).norm() / y.float().norm()).item()
+            if not error < 0.02:
+                print(f"{label}: Saccade's and {name}'s result {which} differ by {error:.3g}")
+                _floors[2] += 1
+
+
+def results(run):
+    made = run()
+    return made if isinstance(made, tuple) else (made,)
 
 
 def verdict(ratio, floor):
@@ -186,9 +212,9 @@ def verdict(ratio, floor):
 
 
 def label_of(name, shape, rows=None):
-    b, h, hkv, n, d = shape
+    b, h, hkv, n, d, dv = (*shape, shape[4])[:6]
     heads = f"h{h}" if h == hkv else f"h{h}/{hkv}"
-    return f"{name:15} b{b} {heads} q{rows or n} kv{n} d{d}"
+    return f"{name:15} b{b} {heads} q{rows or n} kv{n} d{d}" + (f" dv{dv}" if d != dv else "")
 
 
 def forward(options):
@@ -284,7 +310,92 @@ def decode(options):
         print(f"{label:44} {' '.join(cells)}   {' '.join(verdicts)}", flush=True)
 
 
-PARTS = {"forward": forward, "variants": all_variants, "decode": decode}
+def backward_of(forward, leaves, d_out):
+    """The run of backward alone, or None where it is refused."""
+    try:
+        with torch.enable_grad():
+            out = forward()
+
+        def run():
+            return torch.autograd.grad(out, leaves, d_out, retain_graph=True)
+        run()
+    except RuntimeError as reason:
+        print(f"refused: {str(reason).splitlines()[0][:120]}")
+        return None
+    return run
+
+
+def leaves_of(shape):
+    leaves = tuple(t.requires_grad_() for t in tensors(shape, shape[3]))
+    b, h, _, n, d, dv = (*shape, shape[4])[:6]
+    return leaves, torch.randn(b, h, n, dv, device="cuda", dtype=torch.bfloat16)
+
+
+def backward_flops(shape, live):
+    b, h, _, _, d, dv = (*shape, shape[4])[:6]
+    return (6 * d + 4 * dv) * b * h * live
+
+
+def backward(options):
+    print(f"{'backward, TFLOP/s':44} {'saccade':>8} {'cudnn':>6} {'fa2':>6} {'flex':>6}   "
+          "x cudnn      x fa2   x flex")
+    for shape, floors in BACKWARD:
+        for i, name in enumerate(("full", "causal")):
+            label = label_of(name, shape)
+            if options.only not in label:
+                continue
+            leaves, d_out = leaves_of(shape)
+            mask, n = causal if i else None, shape[3]
+            calls = {"saccade": saccade(*leaves, None, mask)}
+            with torch.no_grad():
+                calls["cudnn"] = sdpa(*leaves, SDPBackend.CUDNN_ATTENTION, bool(i))
+                calls["fa2"] = sdpa(*leaves, SDPBackend.FLASH_ATTENTION, bool(i))
+            if not options.no_flex:
+                calls["flex"] = flex(*leaves, None, mask)
+            runs = {key: backward_of(call, leaves, d_out) for key, call in calls.items() if call}
+            runs = {key: run for key, run in runs.items() if run}
+            check_same(label, runs, [key for key in runs if key != "saccade"])
+            ms = medians(runs, options.rounds, BACKWARD_CYCLES)
+            flops = backward_flops(shape, n * (n + 1) // 2 if i else n * n)
+            rates = [f"{flops / ms[key] / 1e9:6.0f}" if key in ms else " " * 6
+                     for key in ("saccade", "cudnn", "fa2", "flex")]
+            ratios = [verdict(ms[key] / ms["saccade"], key == "cudnn" and floors and floors[i]
+                              or None) if key in ms else "" for key in ("cudnn", "fa2", "flex")]
+            print(f"{label:44}  {rates[0]:>7} {' '.join(rates[1:])}   {' '.join(ratios)}",
+                  flush=True)
+
+
+def backward_variants(options):
+    print(f"{'backward variants, TFLOP/s of live scores':44} {'saccade':>8} {'flex':>6}   x flex"
+          "       of own full")
+    for shape in VARIANTS:
+        b, h, hkv, n, d = shape
+        doc = documents(n)
+        full = None
+        for name, (score, mask, live) in variants(h, n, doc).items():
+            label = label_of(name, shape)
+            if options.only not in label:
+                continue
+            leaves, d_out = leaves_of(shape)
+            mine = (score, mask) if options.traced else texts()[name]
+            calls = {"saccade": saccade(*leaves, *mine, doc)}
+            if not options.no_flex:
+                calls["flex"] = flex(*leaves, score, mask)
+            runs = {key: backward_of(call, leaves, d_out) for key, call in calls.items()}
+            check_same(label, runs, [key for key in runs if key != "saccade"])
+            ms = medians(runs, options.rounds, BACKWARD_CYCLES)
+            rates = {key: backward_flops(shape, live) / t / 1e9 for key, t in ms.items()}
+            full = rates["saccade"] if name == "full" else full
+            cells = [f"{rates[key]:6.0f}" if key in rates else " " * 6
+                     for key in ("saccade", "flex")]
+            ratio = verdict(ms["flex"] / ms["saccade"], BACKWARD_FLOORS[name]) \
+                if "flex" in ms else " " * 12
+            share = f"{100 * rates['saccade'] / full:5.0f} %" if full else ""
+            print(f"{label:44}  {cells[0]:>7} {cells[1]}   {ratio} {share}", flush=True)
+
+
+PARTS = {"forward": forward, "variants": all_variants, "decode": decode, "backward": backward,
+         "backward_variants": backward_variants}
 
 
 def main(options):
@@ -299,3 +410,5 @@ def main(options):
             print()
             PARTS[name](options)
     print(f"\n{_floors[0]} of {_floors[1]} floors held")
+    if _floors[2]:
+        sys.exit(f"{_floors[2]} results differ")
