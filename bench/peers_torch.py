@@ -188,6 +188,7 @@ def main():
     parser.add_argument("--suite", action="append")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--no-flex", action="store_true")
+    parser.add_argument("--back-to-back", action="store_true")
     arguments = parser.parse_args()
     if arguments.device == "cuda":
         import peers_cuda
