@@ -5,8 +5,9 @@ of a variant, or with --traced the Python functions that FlexAttention gets. Rou
 shuffled; before each run L2 is overwritten and the GPU kept busy until the run's launches are
 queued, so that no host time is in the figure. Medians of CUDA events. Rates count 2 (D + Dv)
 flops a live score, 6 D + 4 Dv for backward, for decode bytes of K and V. Backward is timed
-alone, by autograd over a forward that has run: everything that either side launches for it. With --back-to-back nothing lies between runs, as in training:
-at its power limit a GPU's clock is then lower, and the less a kernel burns the faster it is.
+alone, by autograd over a forward that has run: everything that either side launches for it.
+With --back-to-back nothing lies between runs, as in training: at its power limit a GPU's clock
+is then lower, and the less a kernel burns the faster it is.
 """
 import random
 import statistics
@@ -164,7 +165,7 @@ def medians(runs, rounds, busy=BUSY_CYCLES):
 
 
 def back_to_back(runs, rounds):
-    """The same without pauses: each time is a mean over SUSTAINED_MS of one contender's runs."""
+    """The same without pauses: a time is a mean over SUSTAINED_MS of one contender's runs."""
     counts, times, names = {}, {name: [] for name in runs}, list(runs)
     for name, run in runs.items():
         run()
@@ -382,7 +383,8 @@ def backward(options):
                 calls["fa2"] = sdpa(*leaves, SDPBackend.FLASH_ATTENTION, bool(i))
             if not options.no_flex:
                 calls["flex"] = flex(*leaves, None, mask)
-            runs = {key: backward_of(call, leaves, d_out) for key, call in calls.items() if call}
+            runs = {key: call and backward_of(call, leaves, d_out)
+                    for key, call in calls.items()}
             runs = {key: run for key, run in runs.items() if run}
             check_same(label, runs, [key for key in runs if key != "saccade"])
             ms = medians(runs, options.rounds, BACKWARD_CYCLES)
@@ -396,8 +398,8 @@ def backward(options):
 
 
 def backward_variants(options):
-    print(f"{'backward variants, TFLOP/s of live scores':44} {'saccade':>8} {'flex':>6}   x flex"
-          "       of own full")
+    print(f"{'backward variants, TFLOP/s of live scores':44} {'saccade':>8} {'flex':>6}   "
+          "x flex       of own full")
     for shape in VARIANTS:
         b, h, hkv, n, d = shape
         doc = documents(n)
@@ -424,8 +426,43 @@ def backward_variants(options):
             print(f"{label:44}  {cells[0]:>7} {cells[1]}   {ratio} {share}", flush=True)
 
 
+# score, shape of what it reads
+CAPTURES = {
+    "t[h] * score": ("score * t[h]", lambda h, n: (h,)),
+    "t[h, q - kv]": ("score + t[h, q - kv + N]", lambda h, n: (h, 2 * n)),
+    "T5 buckets": ("score + t[h, clamp(q - kv, -16, 15) + 16]", lambda h, n: (h, 32)),
+    "t[b, h, q, kv]": ("score + t[b, h, q, kv]", lambda h, n: (2, h, n, n)),
+}
+
+
+def captures(options):
+    """What the gradient of a captured tensor adds to backward's time."""
+    print(f"{'gradients of captures, ms':44} {'with':>8} {'without':>8}   ratio")
+    for name, (text, shape_of) in CAPTURES.items():
+        shape = (2, 16, 16, 2048 if "b," in name else 4096, 64)
+        label = label_of(name, shape)
+        if options.only not in label:
+            continue
+        (q, k, v), d_out = leaves_of(shape)
+        runs = {}
+        for key in ("with", "without"):
+            t = 0.1 * torch.randn(*shape_of(16, shape[3]), device="cuda")
+            mod = ours.score(text, t=t, **({"N": shape[3]} if "N" in text else {}))
+            leaves = (q, k, v)
+            if key == "with":
+                t.requires_grad_()
+                leaves += (t,)
+            runs[key] = backward_of(lambda mod=mod: ours.flex_attention(q, k, v, mod), leaves,
+                                    d_out)
+        if None in runs.values():
+            continue
+        ms = medians(runs, options.rounds, BACKWARD_CYCLES)
+        print(f"{label:44} {ms['with']:8.2f} {ms['without']:8.2f}   "
+              f"{ms['with'] / ms['without']:5.2f}", flush=True)
+
+
 PARTS = {"forward": forward, "variants": all_variants, "decode": decode, "backward": backward,
-         "backward_variants": backward_variants}
+         "backward_variants": backward_variants, "captures": captures}
 
 
 def main(options):

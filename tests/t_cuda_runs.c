@@ -1,6 +1,6 @@
-/* Forward and backward runs on CUDA beside the plain run of the same problem, bit for bit: heads
- * spread over runs, results in f32, captured graphs, streams side by side, memory that is left
- * alone. Truth is what t_cuda_device and t_cuda_backward compare; without a GPU all skips. */
+/* Forward and backward runs on CUDA beside the plain run of the same problem, bit for bit:
+ * heads spread over runs, results in f32, captured graphs, streams side by side, memory that is
+ * left alone. t_cuda_device and t_cuda_backward compare with the truth. */
 #include "support/device_case.h"
 
 #include "base/convert.h"
@@ -78,8 +78,7 @@ static void make_tensor(trial *x, int which, saccade_dtype dtype, int64_t H, int
     saccade_tensor *t = &x->t[which];
     const int64_t B = x->problem.sizes.B, shape[4] = {B, H, n, dim};
     const int32_t rank = which == LSE ? 3 : 4;
-    x->bytes[which] =
-        (size_t)(B * H * n * (rank == 4 ? dim : 1)) * saccade_dtype_bytes(dtype);
+    x->bytes[which] = (size_t)(B * H * n * (rank == 4 ? dim : 1)) * saccade_dtype_bytes(dtype);
     *t = saccade_tensor_of(there(x->bytes[which]), dtype, rank, shape);
     t->device = (saccade_device){SACCADE_CUDA, 0};
     if (which == Q || which == K || which == V || which == D_OUT)
@@ -121,9 +120,9 @@ static void open_trial(trial *x, const char *problem, const char *score, const c
     x->problem.score = x->score = score ? case_mod(SACCADE_SCORE, score) : NULL;
     x->problem.mask = x->mask = mask ? case_mod(SACCADE_MASK, mask) : NULL;
     if (mask)
-        assert_int_equal(saccade_block_mask_create(NULL, x->mask, s, NULL, NULL, 0, NULL,
-                                                   &x->blocks, &err),
-                         SACCADE_OK);
+        assert_int_equal(
+            saccade_block_mask_create(NULL, x->mask, s, NULL, NULL, 0, NULL, &x->blocks, &err),
+            SACCADE_OK);
     make_plan(x);
     const saccade_dtype dtype = x->problem.dtype;
     make_tensor(x, Q, dtype, s->H, s->Q, s->D);
@@ -523,10 +522,8 @@ int main(int argc, char **argv)
     if (!getenv("SACCADE_CACHE_DIR") && mkdtemp(folder))
         setenv("SACCADE_CACHE_DIR", folder, 1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(heads_of_several_runs),
-        cmocka_unit_test(f32_results),
-        cmocka_unit_test(graphs_of_backward),
-        cmocka_unit_test(two_streams),
+        cmocka_unit_test(heads_of_several_runs), cmocka_unit_test(f32_results),
+        cmocka_unit_test(graphs_of_backward),    cmocka_unit_test(two_streams),
         cmocka_unit_test(memory_is_left_alone),
     };
     if (argc > 1)

@@ -1,6 +1,6 @@
 /* Copies of block masks on devices: the runs of all rows of blocks, where each row begins among
  * them, and the order in which tiles are taken. A copy is made when a mask is prepared and dies
- * with it. The order takes heads in sections whose K and V fit half of L2 together. Within a
+ * with it. The order takes heads in sections whose K and V about fit half of L2 together. In a
  * section it takes the longest tiles first, so that the last ones to run are short. */
 #include "cuda/cuda.h"
 
@@ -64,31 +64,40 @@ static int longest_first(const void *a, const void *b)
     return x->tile < y->tile ? -1 : x->tile > y->tile;
 }
 
-/* how many query heads a section has: those of the KV heads that fit half of L2 together */
-static int64_t section_heads(const saccade_sizes *s, size_t l2_bytes)
+enum { SECTION_TILES = 512 }; /* at least, about four for each multiprocessor */
+
+/* How many sections the KV heads are cut into: as many as keep SECTION_TILES, or K and V for
+ * half of L2. They are equal but for a head, for a short last one would end with long tiles. */
+static int64_t count_sections(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes)
 {
-    const int64_t head_bytes = s->KV * (s->D + s->Dv) * 2;
-    const int64_t heads = head_bytes > 0 ? (int64_t)(l2_bytes / 2) / head_bytes : 1;
-    return (heads < 1 ? 1 : heads) * cu_group(s);
+    const int64_t head_bytes = s->KV * (s->D + s->Dv) * 2, head_tiles = cu_group(s) * r->rows;
+    const int64_t by_tiles = (SECTION_TILES + head_tiles - 1) / (head_tiles ? head_tiles : 1);
+    const int64_t by_bytes = head_bytes > 0 ? (int64_t)(l2_bytes / 2) / head_bytes : 1;
+    const int64_t least = by_tiles > by_bytes ? by_tiles : by_bytes;
+    const int64_t n = s->B * s->Hkv / (least ? least : 1);
+    return n ? n : 1;
 }
 
 static saccade_status fill_order(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes,
                                  int32_t *order, saccade_error *err)
 {
-    const int64_t all = s->B * s->H, section = section_heads(s, l2_bytes);
-    work *w = malloc((size_t)(section * r->rows) * sizeof *w);
+    const int64_t group = cu_group(s), heads = s->B * s->Hkv;
+    const int64_t sections = count_sections(r, s, l2_bytes);
+    const int64_t most = (heads + sections - 1) / sections * group;
+    work *w = malloc((size_t)(most * r->rows) * sizeof *w);
     FAIL_IF_NULL(w);
-    for (int64_t first = 0; first < all; first += section) {
+    for (int64_t i = 0; i < sections; i++) {
+        const int64_t first = heads * i / sections, past = heads * (i + 1) / sections;
         int64_t n = 0;
-        for (int64_t bh = first; bh < first + section && bh < all; bh++) {
+        for (int64_t bh = first * group; bh < past * group; bh++) {
             const int64_t b = r->B == 1 ? 0 : bh / s->H, h = r->H == 1 ? 0 : bh % s->H;
             const int64_t *live = r->row_live + (b * r->H + h) * r->rows;
-            for (int64_t i = 0; i < r->rows; i++)
-                w[n++] = (work){(int32_t)(bh * r->rows + i), live[i]};
+            for (int64_t k = 0; k < r->rows; k++)
+                w[n++] = (work){(int32_t)(bh * r->rows + k), live[k]};
         }
         qsort(w, (size_t)n, sizeof *w, longest_first);
-        for (int64_t i = 0; i < n; i++)
-            *order++ = w[i].tile;
+        for (int64_t k = 0; k < n; k++)
+            *order++ = w[k].tile;
     }
     free(w);
     return SACCADE_OK;
