@@ -245,8 +245,10 @@ cpu_cover backward_cover_of(const backward_job *job, int64_t b, int64_t h, int64
 
 /* ---- backward_scores.c ---- */
 
-/* What the scores kernel multiplies by: 1 where a compiled pass scales. */
+/* What the scores kernel and weights multiply by: 1 where a compiled pass scales. Weights by
+ * the second, the kernel by the rest. */
 float backward_scale_of(const backward_worker *w);
+float backward_late_scale(const backward_worker *w);
 /* Score mod, its slope and the mask on rows [r0, r0 + rows), keys [from, past) of the tile. */
 void backward_change_scores(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
                             int32_t past);

@@ -75,6 +75,14 @@ float backward_scale_of(const backward_worker *w)
     return is_compiled(w) ? 1 : (float)w->job->plan->problem.scale;
 }
 
+/* Where nothing but the mask changes scores, weights may scale them. */
+float backward_late_scale(const backward_worker *w)
+{
+    const float scale = (float)w->job->plan->problem.scale;
+    const int is_late = w->job->backward->kernels->overlap && scale > 0;
+    return is_late && !has_score(w) && !is_compiled(w) ? scale : 1;
+}
+
 static void run_compiled(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
                          int32_t past, int masked)
 {

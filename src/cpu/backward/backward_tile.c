@@ -128,13 +128,18 @@ static int is_nonfinite(const backward_worker *w)
     return w->k_nonfinite || w->q_nonfinite || w->o_nonfinite;
 }
 
-static void note_live(backward_worker *w, int32_t r0, int32_t rows, int32_t from, int32_t past)
+/* Whether any is dead. */
+static int note_live(backward_worker *w, int32_t r0, int32_t rows, int32_t from, int32_t past)
 {
+    int any_dead = 0;
     for (int32_t r = r0; r < r0 + rows; r++) {
         memset(w->live + r * LD, 0, LD);
-        for (int32_t j = from; j < past; j++)
+        for (int32_t j = from; j < past; j++) {
             w->live[r * LD + j] = w->s[r * LD + j] != -INFINITY;
+            any_dead |= !w->live[r * LD + j];
+        }
     }
+    return any_dead;
 }
 
 /* Weights outside a strip's span, within those of all strips, are 0. */
@@ -152,47 +157,116 @@ static void clear_weights(backward_worker *w, int32_t r0, int32_t rows, int32_t 
     }
 }
 
-static void make_scores(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
-                        int32_t past)
+/* Scores of a strip, as kernels make them. */
+static cpu_strip_scores scores_of(const backward_worker *w, int32_t r0, int32_t from,
+                                  int32_t past)
 {
     const cpu_kernels *k = w->job->backward->kernels->block;
     const backward_geometry *g = &w->job->g;
     const saccade_sizes *s = &w->job->plan->problem.sizes;
     const size_t element = (size_t)k->element;
-    const int64_t depth = k->depth, D = (s->D + depth - 1) / depth * depth;
-    const int64_t E = (s->Dv + depth - 1) / depth * depth;
-    const int32_t n_panels = ((past - from + 15) / 16 * 16 + k->panel - 1) / k->panel;
-    k->scores((const char *)w->q_rows + (size_t)r0 * (size_t)g->q_ld * element, g->q_ld,
-              (const char *)w->k_turned + (size_t)(from * D) * element, (int32_t)s->D, rows,
-              n_panels, backward_scale_of(w), w->s + r0 * LD + from, LD);
-    if (needs_dp(w->job->backward))
-        k->scores((const char *)w->o_rows + (size_t)r0 * (size_t)g->o_ld * element, g->o_ld,
-                  (const char *)w->v_turned + (size_t)(from * E) * element, (int32_t)s->Dv,
-                  rows, n_panels, w->head_slope, w->dp + r0 * LD + from, LD);
+    const int64_t D = round_up(s->D, k->depth), E = round_up(s->Dv, k->depth);
+    cpu_strip_scores c = {.q = (const char *)w->q_rows + (size_t)r0 * (size_t)g->q_ld * element,
+                          .k = (const char *)w->k_turned + (size_t)(from * D) * element,
+                          .q_ld = g->q_ld,
+                          .o_ld = g->o_ld,
+                          .D = (int32_t)s->D,
+                          .Dv = (int32_t)s->Dv,
+                          .rows = rows_of_strip(w, r0),
+                          .n_panels = ((past - from + 15) / 16 * 16 + k->panel - 1) / k->panel,
+                          .ld = LD,
+                          .scale = backward_scale_of(w) / backward_late_scale(w),
+                          .slope = w->head_slope,
+                          .s = w->s + r0 * LD + from,
+                          .dp = w->dp + r0 * LD + from};
+    if (needs_dp(w->job->backward)) {
+        c.o = (const char *)w->o_rows + (size_t)r0 * (size_t)g->o_ld * element;
+        c.v = (const char *)w->v_turned + (size_t)(from * E) * element;
+    }
+    return c;
 }
 
-/* Whether a position of the strip's span is dead. */
-static int weigh_strip(backward_worker *w, int32_t r0, int32_t rows, int32_t from, int32_t past)
+static void make_scores(const cpu_kernels *k, const cpu_strip_scores *c)
+{
+    k->scores(c->q, c->q_ld, c->k, c->D, c->rows, c->n_panels, c->scale, c->s, c->ld);
+    if (c->o)
+        k->scores(c->o, c->o_ld, c->v, c->Dv, c->rows, c->n_panels, c->slope, c->dp, c->ld);
+}
+
+/* A strip whose scores are made and whose weights are not. */
+typedef struct open_strip {
+    int is_open;
+    int32_t r0, rows, from, past;
+    cpu_strip_weights weights;
+    float delta[BACKWARD_ROWS];
+} open_strip;
+
+static void open_weights(const backward_worker *w, int32_t r0, int32_t from, int32_t past,
+                         open_strip *o)
 {
     const backward_job *job = w->job;
-    const cpu_backward_kernels *kernels = job->backward->kernels;
     const saccade_sizes *s = &job->run->sizes;
     const int64_t at = (w->b * s->H + w->h) * s->Q + w->i0 + r0;
-    const int64_t step = r0 / kernels->step * LD + from;
-    float delta[BACKWARD_ROWS];
-    make_scores(w, r0, rows, from, past);
+    const int64_t step = r0 / job->backward->kernels->step * LD + from;
+    o->is_open = 1;
+    o->r0 = r0;
+    o->rows = rows_of_strip(w, r0);
+    o->from = from;
+    o->past = past;
+    for (int32_t r = 0; r < o->rows; r++)
+        o->delta[r] = w->head_slope * job->delta[at + r];
+    o->weights =
+        (cpu_strip_weights){.s = w->s + r0 * LD + from,
+                            .dp = w->dp + r0 * LD + from,
+                            .ld = LD,
+                            .rows = o->rows,
+                            .n = (past - from + 15) / 16 * 16,
+                            .scale = backward_late_scale(w),
+                            .lse = job->lse + at,
+                            .delta = o->delta,
+                            .slope = job->backward->has_slopes ? w->results[1] + from : NULL,
+                            .dx = job->backward->n_reads ? w->dx + from : NULL,
+                            .p = (float *)w->p + step,
+                            .ds = (float *)w->ds + step};
+}
+
+/* What follows a strip's weights; past: of all strips. */
+static void close_weights(backward_worker *w, open_strip *o, int32_t past)
+{
+    if (w->job->backward->n_reads)
+        backward_add_sums(w, o->r0, o->rows, o->from, o->past);
+    clear_weights(w, o->r0, o->rows, o->past, past); /* scores were whole panels */
+    o->is_open = 0;
+}
+
+static void make_weights(backward_worker *w, open_strip *o, int32_t past)
+{
+    if (!o->is_open)
+        return;
+    w->job->backward->kernels->weights(&o->weights);
+    close_weights(w, o, past);
+}
+
+/* Scores of a strip, beside which those of `open` become weights. Whether a position of its
+ * span is dead, which counts where 0 * NaN threatens. */
+static int make_strip(backward_worker *w, int32_t r0, int32_t from, int32_t past,
+                      open_strip *open, int32_t all_past)
+{
+    const cpu_backward_kernels *kernels = w->job->backward->kernels;
+    const cpu_strip_scores scores = scores_of(w, r0, from, past);
+    const int32_t rows = rows_of_strip(w, r0);
+    if (open->is_open && kernels->overlap) {
+        kernels->overlap(&scores, &open->weights);
+        close_weights(w, open, all_past);
+    } else {
+        make_weights(w, open, all_past);
+        make_scores(kernels->block, &scores);
+    }
     backward_change_scores(w, r0, rows, from, past);
-    if (is_nonfinite(w))
-        note_live(w, r0, rows, from, past);
-    for (int32_t r = 0; r < rows; r++)
-        delta[r] = w->head_slope * job->delta[at + r];
-    const int any_dead = kernels->weights(
-        w->s + r0 * LD + from, w->dp + r0 * LD + from, LD, rows, (past - from + 15) / 16 * 16,
-        job->lse + at, delta, job->backward->has_slopes ? w->results[1] + from : NULL,
-        job->backward->n_reads ? w->dx + from : NULL, (float *)w->p + step,
-        (float *)w->ds + step);
-    if (job->backward->n_reads)
-        backward_add_sums(w, r0, rows, from, past);
+    open_weights(w, r0, from, past, open);
+    const int any_dead = is_nonfinite(w) && note_live(w, r0, rows, from, past);
+    if (!kernels->overlap)
+        make_weights(w, open, all_past);
     return any_dead;
 }
 
@@ -327,6 +401,7 @@ void backward_run_tile(backward_worker *w)
     const int32_t strip = w->job->backward->kernels->block->strip;
     int32_t from, past;
     int any_dead = !w->is_full;
+    open_strip open = {0};
     pack_keys(w);
     pack_rows(w);
     find_spans(w, strip);
@@ -341,9 +416,9 @@ void backward_run_tile(backward_worker *w)
             continue;
         }
         clear_weights(w, r, rows, from, w->from[n]);
-        any_dead |= weigh_strip(w, r, rows, w->from[n], w->past[n]);
-        clear_weights(w, r, rows, w->past[n], past); /* scores were whole panels */
+        any_dead |= make_strip(w, r, w->from[n], w->past[n], &open, past);
     }
+    make_weights(w, &open, past);
     backward_end_diagonals(w);
     add_products(w, any_dead);
 }

@@ -18,11 +18,11 @@
 static ALWAYS_INLINE void multiply_pairs(const char *a, const char *b, int64_t b_stride)
 {
     TILE_LOAD(6, b, b_stride);
-    TILE_STREAM(4, a, TILE_BYTES);
+    TILE_LOAD(4, a, TILE_BYTES);
     TILE_DOT(0, 4, 6);
     TILE_LOAD(7, b + TILE_BYTES, b_stride);
     TILE_DOT(1, 4, 7);
-    TILE_STREAM(5, a + TILE_ROWS * TILE_BYTES, TILE_BYTES);
+    TILE_LOAD(5, a + TILE_ROWS * TILE_BYTES, TILE_BYTES);
     TILE_DOT(2, 5, 6);
     TILE_DOT(3, 5, 7);
 }
@@ -45,20 +45,112 @@ static CPU_TURNED(turned)
         }
 }
 
+/* ---- weights ---- */
+
 /* Tiles take 32 rows and 32 keys: those that are not there get weights 0. */
+static void fill_up(const cpu_strip_weights *w)
+{
+    const int32_t whole = (w->n + UNIT - 1) / UNIT * UNIT, pairs = (w->rows + 1) / 2;
+    for (int32_t i = w->n < whole ? 0 : pairs; i < TILE_ROWS; i++) {
+        const int32_t from = i < pairs ? w->n : 0;
+        const size_t bytes = (size_t)(whole - from) * sizeof(int32_t);
+        memset((int32_t *)w->p + (int64_t)i * w->ld + from, 0, bytes);
+        memset((int32_t *)w->ds + (int64_t)i * w->ld + from, 0, bytes);
+    }
+    for (int32_t i = 0; i < w->rows && w->n < whole; i++)
+        memset((uint16_t *)(void *)(w->dp + (int64_t)i * w->ld) + w->n, 0,
+               16 * sizeof(uint16_t));
+}
+
 static CPU_WEIGHTS(weights)
 {
-    const int any_dead = weigh_pairs(s, dp, ld, rows, n, lse, delta, slope, dx, p, ds);
-    const int32_t whole = (n + UNIT - 1) / UNIT * UNIT, pairs = (rows + 1) / 2;
-    for (int32_t i = n < whole ? 0 : pairs; i < TILE_ROWS; i++) {
-        const int32_t from = i < pairs ? n : 0;
-        const size_t bytes = (size_t)(whole - from) * sizeof(int32_t);
-        memset((int32_t *)p + (int64_t)i * ld + from, 0, bytes);
-        memset((int32_t *)ds + (int64_t)i * ld + from, 0, bytes);
+    weigh_pairs(strip);
+    fill_up(strip);
+}
+
+/* Weights in pieces, done by turns with products of tiles: those run beside vectors. A piece is
+ * few enough instructions that the processor sees the next products behind it. */
+enum { PIECE_KEYS = 96 };
+typedef struct pieces {
+    row_pair pair[TILE_ROWS];
+    int32_t n, per_pair, all, done;
+    int32_t due, rate; /* in 1 / 256 of a piece */
+} pieces;
+
+static NEVER_INLINE void weigh_piece(const row_pair *r, int32_t from, int32_t past)
+{
+    weigh_near(r, from, past);
+}
+
+static ALWAYS_INLINE void weigh_next(pieces *w)
+{
+    const int32_t from = w->done % w->per_pair * PIECE_KEYS;
+    const int32_t past = from + PIECE_KEYS < w->n ? from + PIECE_KEYS : w->n;
+    weigh_piece(&w->pair[w->done / w->per_pair], from, past);
+    w->done++;
+}
+
+/* 0: some row is not like most. */
+static int begin_pieces(const cpu_strip_weights *strip, int32_t products, pieces *w)
+{
+    if (strip->rows % 2 || strip->slope || strip->dx)
+        return 0;
+    for (int32_t i = 0; i < strip->rows; i += 2) {
+        const row_pair r = pair_of(strip, i, 2);
+        if (!is_near(&r.row[0]) || !is_near(&r.row[1]))
+            return 0;
+        w->pair[i / 2] = r;
     }
-    for (int32_t i = 0; i < rows && n < whole; i++)
-        memset((uint16_t *)(void *)(dp + (int64_t)i * ld) + n, 0, 16 * sizeof(uint16_t));
-    return any_dead;
+    w->n = strip->n;
+    w->per_pair = (w->n + PIECE_KEYS - 1) / PIECE_KEYS;
+    w->all = strip->rows / 2 * w->per_pair;
+    w->done = w->due = 0;
+    w->rate = (w->all * 256 + products - 1) / products;
+    return 1;
+}
+
+/* forward's scores with pieces of weights between the products. */
+static void scores_between(const void *q, int32_t q_ld, const void *k, int32_t D, int32_t rows,
+                           int32_t n_panels, float scale, float *s, int32_t s_ld, pieces *w)
+{
+    const int32_t depth = (D + TILE_DEPTH - 1) / TILE_DEPTH;
+    const char *keys = k;
+    for (int32_t p = 0; p < n_panels; p++) {
+        ZERO_UNIT();
+        for (int32_t d = 0; d < depth; d++, keys += UNIT_BYTES) {
+            multiply_unit((const char *)q + d * TILE_BYTES, q_ld * 2, keys);
+            for (w->due += w->rate; w->due >= 256 && w->done < w->all; w->due -= 256)
+                weigh_next(w);
+        }
+        store_unit(s + p * UNIT, s_ld * 4);
+    }
+    for (int32_t i = 0; i < rows; i++)
+        scale_row(s + (int64_t)i * s_ld, n_panels * UNIT, scale);
+}
+
+static CPU_OVERLAP(overlap)
+{
+    const cpu_strip_scores *c = scores;
+    const cpu_kernels *block = &LEVEL_NAME(cpu_bf16_tiles);
+    const int32_t steps = (c->D + TILE_DEPTH - 1) / TILE_DEPTH
+                          + (c->o ? (c->Dv + TILE_DEPTH - 1) / TILE_DEPTH : 0);
+    pieces w;
+    if (begin_pieces(weights, steps * c->n_panels, &w)) {
+        scores_between(c->q, c->q_ld, c->k, c->D, c->rows, c->n_panels, c->scale, c->s, c->ld,
+                       &w);
+        if (c->o)
+            scores_between(c->o, c->o_ld, c->v, c->Dv, c->rows, c->n_panels, c->slope, c->dp,
+                           c->ld, &w);
+        while (w.done < w.all)
+            weigh_next(&w);
+    } else {
+        block->scores(c->q, c->q_ld, c->k, c->D, c->rows, c->n_panels, c->scale, c->s, c->ld);
+        if (c->o)
+            block->scores(c->o, c->o_ld, c->v, c->Dv, c->rows, c->n_panels, c->slope, c->dp,
+                          c->ld);
+        weigh_pairs(weights);
+    }
+    fill_up(weights);
 }
 
 /* ---- packing ---- */
@@ -160,6 +252,7 @@ const cpu_backward_kernels LEVEL_NAME(cpu_backward_bf16_tiles) = {
     .step = 2,
     .depth = TILE_DEPTH,
     .weights = weights,
+    .overlap = overlap,
     .turned = turned,
     .pack_columns = pack_columns,
     .turn_sums = turn_sums,

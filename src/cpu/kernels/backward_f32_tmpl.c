@@ -8,37 +8,31 @@
 #include "cpu/kernels/turned_products.h"
 #include "cpu/kernels/weight_rows.h"
 
-static ALWAYS_INLINE int weigh_row(float *s, float *dp, int32_t n, const weight_row *row,
-                                   const float *slope, float *dx, int is_fused)
+static ALWAYS_INLINE void weigh_row(float *s, float *dp, int32_t n, const weight_row *row,
+                                    const float *slope, float *dx, int is_fused)
 {
-    int any_dead = 0;
     for (int32_t j = 0; j < n; j += VF) {
         const vf x = vf_load(s + j), p = weight_of(x, row, is_fused);
-        any_dead |= vf_any_dead(x);
         vf_store(s + j, p);
         vf_store(dp + j, score_gradient(x, p, vf_load(dp + j), row, slope ? slope + j : NULL,
                                         dx ? dx + j : NULL));
     }
-    return any_dead;
 }
 
 static CPU_WEIGHTS(weights)
 {
-    int any_dead = 0;
-    (void)p;
-    (void)ds;
-    for (int32_t i = 0; i < rows; i++) {
-        const weight_row row = weight_row_of(lse[i], delta[i]);
-        const int64_t at = (int64_t)i * ld;
+    for (int32_t i = 0; i < strip->rows; i++) {
+        const weight_row row = weight_row_of(strip->lse[i], strip->delta[i]);
+        const int64_t at = (int64_t)i * strip->ld;
+        const float *slope = strip->slope ? strip->slope + at : NULL;
+        float *s = strip->s + at, *dp = strip->dp + at, *dx = strip->dx ? strip->dx + at : NULL;
         if (slope || dx)
-            any_dead |= weigh_row(s + at, dp + at, n, &row, slope ? slope + at : NULL,
-                                  dx ? dx + at : NULL, row.is_fused);
+            weigh_row(s, dp, strip->n, &row, slope, dx, row.is_fused);
         else if (row.is_fused)
-            any_dead |= weigh_row(s + at, dp + at, n, &row, NULL, NULL, 1);
+            weigh_row(s, dp, strip->n, &row, NULL, NULL, 1);
         else
-            any_dead |= weigh_row(s + at, dp + at, n, &row, NULL, NULL, 0);
+            weigh_row(s, dp, strip->n, &row, NULL, NULL, 0);
     }
-    return any_dead;
 }
 
 const cpu_backward_kernels LEVEL_NAME(cpu_backward_f32) = {

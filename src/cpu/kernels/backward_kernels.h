@@ -11,15 +11,30 @@
 
 #include "cpu/kernels/kernels.h"
 
-/* P = exp(S - lse), dX = P (dP - delta) and dS = dX slope of one strip; exactly 0 where S is
- * -INF, whatever dP, lse and delta are. dS also lies over dP, row r at dp + r * ld, as packed
- * elements. n: keys, a multiple of 16. slope [rows][ld], NULL: 1; dx [rows][ld], NULL: not
- * wanted.
- * p, ds: steps of rows, each [ld] times four bytes (f32: S and dP themselves, so ignored).
- * Whether any S is -INF. */
-#define CPU_WEIGHTS(name)                                                                \
-    int name(float *s, float *dp, int32_t ld, int32_t rows, int32_t n, const float *lse, \
-             const float *delta, const float *slope, float *dx, void *p, void *ds)
+/* A strip whose weights are to be made: P = exp(scale S - lse), dX = P (dP - delta) and
+ * dS = dX slope, exactly 0 where S is -INF, whatever dP, lse and delta are. dS also lies over
+ * dP, row r at dp + r * ld, as packed elements. */
+typedef struct cpu_strip_weights {
+    float *s, *dp;       /* [rows][ld] */
+    int32_t ld, rows, n; /* n: keys, a multiple of 16 */
+    float scale;         /* 1 where `overlap` is NULL */
+    const float *lse, *delta;
+    const float *slope; /* [rows][ld], NULL: 1 */
+    float *dx;          /* [rows][ld], NULL: not wanted */
+    void *p, *ds; /* steps of rows, each [ld] times four bytes; in f32 S and dP themselves */
+} cpu_strip_weights;
+#define CPU_WEIGHTS(name) void name(const cpu_strip_weights *strip)
+/* A strip whose scores are to be made: S = scale q K^T and dP = slope o V^T, as CPU_SCORES
+ * has them. o NULL: no dP. */
+typedef struct cpu_strip_scores {
+    const void *q, *k, *o, *v;
+    int32_t q_ld, o_ld, D, Dv, rows, n_panels, ld;
+    float scale, slope;
+    float *s, *dp;
+} cpu_strip_scores;
+/* The scores of one strip and the weights of another, at the same time. */
+#define CPU_OVERLAP(name) \
+    void name(const cpu_strip_scores *scores, const cpu_strip_weights *weights)
 /* c[j] += sum over rows i of a[i][j] b[i]. a: steps of rows, each of a_ld keys, four bytes a
  * key; b: panels of pack_values of `block` rows, from the first row of a step on;
  * c [keys][c_ld] f32, or by dims (pack_columns below). */
@@ -48,6 +63,7 @@ typedef struct cpu_backward_kernels {
     int32_t step;             /* rows of a step of `turned` */
     int32_t depth;            /* rows that `turned` takes at a time: weights fill them up */
     CPU_WEIGHTS((*weights));
+    CPU_OVERLAP((*overlap)); /* NULL: nothing is gained, weights follow their scores */
     CPU_TURNED((*turned));
     /* Tiles: b of `turned` is made by pack_columns, and c is [dims][c_ld keys], for turn_sums
      * to turn. NULL: by the block's pack_values, and c lies by keys. */

@@ -24,8 +24,7 @@ static const backward_choice choices[] = {
     {CPU_PORTABLE, NULL, &cpu_backward_f32_portable},
 };
 
-const cpu_backward_kernels *cpu_backward_kernels_for(const plan_problem *problem,
-                                                     int32_t level)
+const cpu_backward_kernels *cpu_backward_kernels_for(const plan_problem *problem, int32_t level)
 {
     const cpu_kernels *forward = cpu_kernels_for(problem, level);
     const backward_choice *c = choices;

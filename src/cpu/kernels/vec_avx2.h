@@ -62,12 +62,6 @@ static inline vf vf_round(vf x)
     return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-static inline int vf_any_dead(vf s)
-{
-    const vf dead = _mm256_set1_ps(-__builtin_inff());
-    return _mm256_movemask_ps(_mm256_cmp_ps(s, dead, _CMP_EQ_OQ)) != 0;
-}
-
 static inline vf vf_where_live(vf s, vf x)
 {
     const vf dead = _mm256_set1_ps(-__builtin_inff());

@@ -66,11 +66,6 @@ static inline vf vf_round(vf x)
     return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-static inline int vf_any_dead(vf s)
-{
-    return _mm512_cmp_ps_mask(s, _mm512_set1_ps(-__builtin_inff()), _CMP_EQ_OQ) != 0;
-}
-
 static inline vf vf_where_live(vf s, vf x)
 {
     const vf dead = _mm512_set1_ps(-__builtin_inff());

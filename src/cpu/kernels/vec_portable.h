@@ -70,13 +70,7 @@ static inline vf vf_round(vf x)
     return (x + magic) - magic;
 }
 
-/* Dead scores are -INF: whether a lane is, and x in the lanes that are not, else 0. */
-static inline int vf_any_dead(vf s)
-{
-    const vi dead = s == vf_set(-__builtin_inff());
-    return (dead[0] | dead[1] | dead[2] | dead[3]) != 0;
-}
-
+/* Dead scores are -INF: x in the lanes that are not, else 0. */
 static inline vf vf_where_live(vf s, vf x)
 {
     return (vf)((vi)x & (s != vf_set(-__builtin_inff())));

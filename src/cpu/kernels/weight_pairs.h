@@ -75,20 +75,35 @@ typedef struct row_pair {
     const float *slope[2];
     float *dx[2];
     weight_row row[2];
+    float scale;
     int32_t *p, *ds; /* pairs */
 } row_pair;
 
+static ALWAYS_INLINE row_pair pair_of(const cpu_strip_weights *w, int32_t i, int rows)
+{
+    row_pair r = {.scale = w->scale,
+                  .p = (int32_t *)w->p + (int64_t)(i / 2) * w->ld,
+                  .ds = (int32_t *)w->ds + (int64_t)(i / 2) * w->ld};
+    for (int t = 0; t < rows; t++) {
+        const int64_t at = (int64_t)(i + t) * w->ld;
+        r.s[t] = w->s + at;
+        r.dp[t] = w->dp + at;
+        r.slope[t] = w->slope ? w->slope + at : NULL;
+        r.dx[t] = w->dx ? w->dx + at : NULL;
+        r.row[t] = weight_row_of(w->lse[i + t], w->delta[i + t]);
+    }
+    return r;
+}
+
 /* A row that is not there has weights 0. Every dP is read before dS in bf16 comes to lie over
  * it: element j of that is at half the bytes. */
-static ALWAYS_INLINE int weigh_pair(const row_pair *r, int rows, int32_t n, int is_fused,
-                                    int has_slope, int has_dx)
+static ALWAYS_INLINE void weigh_pair(const row_pair *r, int rows, int32_t n, int is_fused,
+                                     int has_slope, int has_dx)
 {
-    int any_dead = 0;
     for (int32_t j = 0; j < n; j += VF) {
         vf p[2] = {vf_set(0), vf_set(0)}, ds[2] = {vf_set(0), vf_set(0)};
         for (int i = 0; i < rows; i++) {
-            const vf x = vf_load(r->s[i] + j);
-            any_dead |= vf_any_dead(x);
+            const vf x = vf_set(r->scale) * vf_load(r->s[i] + j);
             p[i] = weight_of(x, &r->row[i], is_fused);
             ds[i] = score_gradient(x, p[i], vf_load(r->dp[i] + j), &r->row[i],
                                    has_slope ? r->slope[i] + j : NULL,
@@ -101,32 +116,52 @@ static ALWAYS_INLINE int weigh_pair(const row_pair *r, int rows, int32_t n, int 
         if (rows == 2)
             store_second((uint16_t *)(void *)r->dp[1] + j, halves);
     }
-    return any_dead;
+}
+
+/* What most rows are: two of them, no slope, nothing for captures, and an lse whose product
+ * with log2 e is near enough when rounded: 2^t of -INF is 0 without being asked. */
+static ALWAYS_INLINE void weigh_near(const row_pair *r, int32_t from, int32_t past)
+{
+    const vf factor = vf_set(r->scale * LOG2_E);
+    const vf base[2] = {vf_set(-r->row[0].high), vf_set(-r->row[1].high)};
+    const vf delta[2] = {vf_set(r->row[0].delta), vf_set(r->row[1].delta)};
+    const float *s[2] = {r->s[0], r->s[1]};
+    float *dp[2] = {r->dp[0], r->dp[1]};
+    int32_t *p_pairs = r->p, *ds_pairs = r->ds;
+    for (int32_t j = from; j < past; j += VF) {
+        vf p[2], ds[2];
+        for (int i = 0; i < 2; i++) {
+            const vf x = vf_load(s[i] + j);
+            p[i] = exp2_rough(vf_fma(x, factor, base[i]));
+            ds[i] = vf_where_live(x, p[i] * (vf_load(dp[i] + j) - delta[i]));
+        }
+        const two_rows halves = narrow_two(ds[0], ds[1]);
+        store_pairs(p_pairs + j, narrow_two(p[0], p[1]));
+        store_pairs(ds_pairs + j, halves);
+        store_first((uint16_t *)(void *)dp[0] + j, halves);
+        store_second((uint16_t *)(void *)dp[1] + j, halves);
+    }
+}
+
+static ALWAYS_INLINE int is_near(const weight_row *row)
+{
+    return row->is_fused && fabsf(row->lse) < 256;
 }
 
 static inline CPU_WEIGHTS(weigh_pairs)
 {
-    int any_dead = 0;
-    for (int32_t i = 0; i < rows; i += 2) {
-        const int n_rows = i + 1 < rows ? 2 : 1;
-        row_pair r = {.p = (int32_t *)p + (int64_t)(i / 2) * ld,
-                      .ds = (int32_t *)ds + (int64_t)(i / 2) * ld};
-        for (int t = 0; t < n_rows; t++) {
-            r.s[t] = s + (int64_t)(i + t) * ld;
-            r.dp[t] = dp + (int64_t)(i + t) * ld;
-            r.slope[t] = slope ? slope + (int64_t)(i + t) * ld : NULL;
-            r.dx[t] = dx ? dx + (int64_t)(i + t) * ld : NULL;
-            r.row[t] = weight_row_of(lse[i + t], delta[i + t]);
-        }
-        const int is_fused = r.row[0].is_fused && (n_rows == 1 || r.row[1].is_fused);
-        if (n_rows == 2 && is_fused && !slope && !dx)
-            any_dead |= weigh_pair(&r, 2, n, 1, 0, 0);
-        else if (n_rows == 2 && is_fused && !dx)
-            any_dead |= weigh_pair(&r, 2, n, 1, 1, 0);
+    for (int32_t i = 0; i < strip->rows; i += 2) {
+        const int rows = i + 1 < strip->rows ? 2 : 1;
+        const row_pair r = pair_of(strip, i, rows);
+        const int is_fused = r.row[0].is_fused && (rows == 1 || r.row[1].is_fused);
+        if (rows == 2 && is_near(&r.row[0]) && is_near(&r.row[1]) && !strip->slope
+            && !strip->dx)
+            weigh_near(&r, 0, strip->n);
+        else if (rows == 2 && is_fused && !strip->dx)
+            weigh_pair(&r, 2, strip->n, 1, strip->slope != NULL, 0);
         else
-            any_dead |= weigh_pair(&r, n_rows, n, is_fused, slope != NULL, dx != NULL);
+            weigh_pair(&r, rows, strip->n, is_fused, strip->slope != NULL, strip->dx != NULL);
     }
-    return any_dead;
 }
 
 #endif
