@@ -129,6 +129,7 @@ def training_calls(device):
     bias = torch.rand(H, device=device, requires_grad=True)
     mask = ours.create_block_mask(causal, None, None, N, N, device=device)
     d_out = torch.randn_like(x[0])
+    captures_train = makes_gradients_of_captures(x, bias)
 
     def step(attend, *inputs):
         return lambda: torch.autograd.grad(attend(), inputs, d_out)
@@ -137,7 +138,7 @@ def training_calls(device):
         return s + bias[h] * (j - i)
 
     sdpa = torch.nn.functional.scaled_dot_product_attention
-    return {
+    calls = {
         "train: empty Function": step(lambda: Empty.apply(*x), *x),
         "train: empty Function, one capture": step(lambda: Empty.apply(*x, bias), *x, bias),
         "train: sdpa": step(lambda: sdpa(*x), *x),
@@ -148,6 +149,17 @@ def training_calls(device):
             lambda: ours.flex_attention(*x, lambda s, b, h, i, j: s + bias[h] * (j - i), mask),
             *x, bias),
     }
+    return calls if captures_train else {n: c for n, c in calls.items() if "callable" not in n}
+
+
+def makes_gradients_of_captures(x, bias):
+    """Says why, where the device's back end does not."""
+    try:
+        ours.flex_attention(*x, lambda s, b, h, i, j: s + bias[h]).sum().backward()
+    except RuntimeError as reason:
+        print(f"\nwithout gradients of captures: {reason}")
+        return False
+    return True
 
 
 def first_steps(device, n):
@@ -156,11 +168,13 @@ def first_steps(device, n):
     x = [t.requires_grad_() for t in tensors(device, 128)]
     bias = torch.rand(H, device=device, requires_grad=True)
     torch.autograd.grad(ours.flex_attention(*x).sum(), x)
+    bias.requires_grad_(makes_gradients_of_captures(x, bias))
+    wanted = [*x, bias] if bias.requires_grad else x
     found = []
     for i in range(n):
         mod = eval(MODS[i % len(MODS)].format(i + 102), {"torch": torch, "bias": bias})
         begin = clock()
-        torch.autograd.grad(ours.flex_attention(*x, mod).sum(), [*x, bias])
+        torch.autograd.grad(ours.flex_attention(*x, mod).sum(), wanted)
         finish(device)
         found.append(1e3 * (clock() - begin))
     return found

@@ -58,10 +58,14 @@ class Step:
         self.token = torch.zeros(B, dtype=torch.int64, device="cuda")
         power = torch.arange(0, D, 2, device="cuda") / D
         self.frequency = (500000.0 ** -power).repeat(2)
+        self.rows = torch.full((B,), L - 1, dtype=torch.int32, device="cuda")
+        self.lengths = self.rows + 1
 
     def __call__(self, caches):
         x = self.embedding[self.token]
         angle = self.at * self.frequency
+        self.rows = self.at.int().expand(self.B).contiguous()  # for all layers
+        self.lengths = self.rows + 1
         cosine, sine = angle.cos().bfloat16(), angle.sin().bfloat16()
         for layer, (keys, values) in zip(self.layers, caches):
             y = F.rms_norm(x, (WIDTH,), layer.norm)
@@ -111,8 +115,7 @@ def flex(step, q, k, v):
 
 
 def saccade(step, q, k, v):
-    at = step.at.int()
-    return st.cached_attention(q, k, v, "causal()", seq_lens=at + 1, q_offset=at)
+    return st.cached_attention(q, k, v, seq_lens=step.lengths, q_offset=step.rows)
 
 
 WAYS = {"repeat": repeat, "sdpa": sdpa, "flex": flex, "saccade": saccade}

@@ -183,7 +183,7 @@ static void make_turns(decoder *d)
     }
 }
 
-static int make_rooms(decoder *d, int threads, trouble *t)
+static int make_rooms(decoder *d, const decoder_options *o, trouble *t)
 {
     const decoder_shape *s = &d->shape;
     const size_t n = DECODER_CHUNK * sizeof(float);
@@ -198,19 +198,19 @@ static int make_rooms(decoder *d, int threads, trouble *t)
     if (!d->x || !d->y || !d->qkv || !d->heads || !d->hidden || !d->turns)
         return refuse(t, "no memory for the activations");
     make_turns(d);
-    return kv_store_make(s->layers, s->heads, s->kv_heads, s->head_dim, s->context,
-                         DECODER_CHUNK, threads, &d->store, t);
+    const kv_store_form form = {s->layers,  s->heads, s->kv_heads, s->head_dim,
+                                s->context, o->cache, o->group};
+    return kv_store_make(&form, DECODER_CHUNK, o->threads, &d->store, t);
 }
 
-int decoder_make(const gguf *g, int64_t context, int threads, decoder_progress *progress,
-                 decoder **out, trouble *t)
+int decoder_make(const gguf *g, const decoder_options *o, decoder **out, trouble *t)
 {
     decoder *d = calloc(1, sizeof *d);
     *out = NULL;
     if (!d)
         return refuse(t, "no memory for a decoder");
-    if (read_shape(g, context, &d->shape, t) || read_weights(d, g, progress, t)
-        || make_rooms(d, threads, t)) {
+    if (read_shape(g, o->context, &d->shape, t) || read_weights(d, g, o->progress, t)
+        || make_rooms(d, o, t)) {
         decoder_free(d);
         return -1;
     }

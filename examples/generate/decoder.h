@@ -17,9 +17,16 @@ typedef struct decoder decoder;
 typedef void decoder_progress(int64_t done, int64_t all);
 
 /* context: tokens that the sequence may have, 0: as many as the file says. The file may be
- * closed afterwards. */
-int decoder_make(const gguf *g, int64_t context, int threads, decoder_progress *progress,
-                 decoder **out, trouble *t);
+ * closed once a decoder is made. */
+typedef struct decoder_options {
+    int64_t context;
+    int threads;
+    const char *cache; /* what keys and values are kept in, see kv_store.h */
+    int64_t group;
+    decoder_progress *progress; /* NULL: nobody is told */
+} decoder_options;
+
+int decoder_make(const gguf *g, const decoder_options *options, decoder **out, trouble *t);
 void decoder_free(decoder *d);
 const decoder_shape *decoder_shape_of(const decoder *d);
 

@@ -21,6 +21,8 @@ static const char help[] =
     "      --top-p P        of the fewest that hold P of the weight (1: all)\n"
     "      --seed S         of sampling (1)\n"
     "      --threads N      of attention and of an OpenBLAS (all)\n"
+    "      --cache TYPE     keys and values in f32 (default), e4m3, e5m2, i8 or i4\n"
+    "      --group N        channels that share a scale, with --cache (all of a head)\n"
     "      --perplexity F   no prompt: how well the model foretells the text of F\n"
     "      --print-tokens   numbers in place of text\n"
     "      --explain        what Saccade runs\n"
@@ -80,7 +82,8 @@ static int read_value(const char *name, const char *value, generate_options *o, 
     } texts[] = {{"-p", "--prompt", &o->prompt},
                  {"-f", "--file", &o->prompt_file},
                  {NULL, "--tokens", &o->tokens},
-                 {NULL, "--perplexity", &o->perplexity_file}};
+                 {NULL, "--perplexity", &o->perplexity_file},
+                 {NULL, "--cache", &o->cache}};
     int64_t seed;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (is_either(name, texts[i].brief, texts[i].name)) {
@@ -93,6 +96,8 @@ static int read_value(const char *name, const char *value, generate_options *o, 
         return read_integer(name, value, 1, 1 << 20, &o->context, t);
     if (is_either(name, NULL, "--threads"))
         return read_integer(name, value, 0, 1024, &o->threads, t);
+    if (is_either(name, NULL, "--group"))
+        return read_integer(name, value, 0, 256, &o->group, t);
     if (is_either(name, NULL, "--top-k"))
         return read_integer(name, value, 0, 1 << 20, &o->sampling.top_k, t);
     if (is_either(name, NULL, "--temperature"))
@@ -109,7 +114,8 @@ static int read_value(const char *name, const char *value, generate_options *o, 
 
 int generate_options_read(int argc, char **argv, generate_options *out, trouble *t)
 {
-    *out = (generate_options){.count = 64, .sampling = {.top_p = 1, .state = 1}};
+    *out =
+        (generate_options){.count = 64, .cache = "f32", .sampling = {.top_p = 1, .state = 1}};
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i];
         if (is_either(name, "-h", "--help")) {

@@ -6,8 +6,8 @@
 #include "trouble.h"
 
 typedef struct generate_options {
-    const char *model, *prompt, *prompt_file, *tokens, *perplexity_file;
-    int64_t count, context, threads;
+    const char *model, *prompt, *prompt_file, *tokens, *perplexity_file, *cache;
+    int64_t count, context, threads, group;
     int is_chat, prints_tokens, explains, is_quiet;
     sampler sampling;
 } generate_options;

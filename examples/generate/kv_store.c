@@ -1,5 +1,5 @@
 /* kv_store.c: a contiguous cache [layer][kv head][context][dim], in which a head's keys lie in
- * one piece whatever the length. */
+ * one piece whatever the length; quantised, with scales [layer][kv head][context][groups]. */
 #include "kv_store.h"
 
 #include <saccade.h>
@@ -7,9 +7,16 @@
 #include <string.h>
 #include <time.h>
 
+typedef struct half { /* keys or values */
+    void *elements;
+    float *scales; /* NULL: f32 */
+} half;
+
 struct kv_store {
-    int64_t layers, heads, kv_heads, dim, context;
-    float *keys, *values;
+    kv_store_form form;
+    saccade_dtype dtype;
+    int64_t groups;
+    half keys, values;
     saccade_context *context_of;
     saccade_plan *plan;
     void *workspace;
@@ -25,6 +32,7 @@ static int wrong(const saccade_error *err, trouble *t)
 static int make_plan(kv_store *s, int64_t chunk, int threads, trouble *t)
 {
     static const char text[] = "causal()";
+    const kv_store_form *f = &s->form;
     saccade_error err;
     saccade_mod *generic = NULL, *mask = NULL;
     saccade_problem problem;
@@ -32,8 +40,13 @@ static int make_plan(kv_store *s, int64_t chunk, int threads, trouble *t)
     saccade_context_options_init(&options);
     options.threads = threads;
     saccade_problem_init(&problem);
-    problem.sizes = (saccade_sizes){1, s->heads, s->kv_heads, 0, 0, s->dim, s->dim};
+    problem.sizes = (saccade_sizes){1, f->heads, f->kv_heads, 0, 0, f->dim, f->dim};
     problem.backend = "cpu";
+    problem.kv_dtype = s->dtype;
+    if (s->groups) {
+        problem.k_scale_tokens = problem.v_scale_tokens = 1;
+        problem.k_scale_channels = problem.v_scale_channels = (int32_t)(f->dim / s->groups);
+    }
     int is_wrong = saccade_context_create(&options, &s->context_of, &err)
                    || saccade_mod_parse(SACCADE_MASK, text, strlen(text), &generic, &err)
                    || saccade_mod_bind(generic, NULL, 0, &mask, &err);
@@ -43,27 +56,53 @@ static int make_plan(kv_store *s, int64_t chunk, int threads, trouble *t)
     saccade_mod_destroy(generic);
     if (is_wrong)
         return wrong(&err, t);
-    const saccade_sizes most = {1, s->heads, s->kv_heads, chunk, s->context, s->dim, s->dim};
+    const saccade_sizes most = {1, f->heads, f->kv_heads, chunk, f->context, f->dim, f->dim};
     s->workspace_bytes = (saccade_plan_workspace(s->plan, &most) + 63) / 64 * 64;
     s->workspace = aligned_alloc(64, s->workspace_bytes + 64);
     return s->workspace ? 0 : refuse(t, "no memory for attention's workspace");
 }
 
-int kv_store_make(int64_t layers, int64_t heads, int64_t kv_heads, int64_t dim, int64_t context,
-                  int64_t chunk, int threads, kv_store **out, trouble *t)
+static int find_type(kv_store *s, trouble *t)
+{
+    static const saccade_dtype types[] = {SACCADE_F32, SACCADE_E4M3, SACCADE_E5M2, SACCADE_I8,
+                                          SACCADE_I4};
+    const kv_store_form *f = &s->form;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strcmp(f->type, saccade_dtype_name(types[i])) == 0)
+            s->dtype = types[i];
+    if (s->dtype == SACCADE_NONE)
+        return refuse(t, "--cache: got \"%s\", expected f32, e4m3, e5m2, i8 or i4", f->type);
+    const int64_t group = f->group ? f->group : f->dim;
+    if (f->dim % group || (s->dtype == SACCADE_I4 && f->dim % 2))
+        return refuse(t, "--group: got %lld, expected a divisor of the %lld channels",
+                      (long long)group, (long long)f->dim);
+    s->groups = s->dtype == SACCADE_F32 ? 0 : f->dim / group;
+    return 0;
+}
+
+static int make_half(const kv_store *s, half *out, trouble *t)
+{
+    const kv_store_form *f = &s->form;
+    const size_t rows = (size_t)(f->layers * f->kv_heads * f->context);
+    const size_t bytes = (size_t)f->dim * saccade_dtype_bytes(s->dtype);
+    out->elements = calloc(rows, bytes); /* of i4 twice what it takes */
+    out->scales = s->groups ? calloc(rows, (size_t)s->groups * sizeof *out->scales) : NULL;
+    if (out->elements && (out->scales || !s->groups))
+        return 0;
+    return refuse(t, "no memory for keys and values of %lld tokens", (long long)f->context);
+}
+
+int kv_store_make(const kv_store_form *form, int64_t chunk, int threads, kv_store **out,
+                  trouble *t)
 {
     kv_store *s = calloc(1, sizeof *s);
     *out = s;
     if (!s)
         return refuse(t, "no memory for a cache");
-    *s = (kv_store){
-        .layers = layers, .heads = heads, .kv_heads = kv_heads, .dim = dim, .context = context};
-    const size_t elements = (size_t)(layers * kv_heads) * (size_t)(context * dim);
-    s->keys = calloc(elements, sizeof *s->keys);
-    s->values = calloc(elements, sizeof *s->values);
-    if (s->keys && s->values)
-        return make_plan(s, chunk, threads, t);
-    return refuse(t, "no memory for keys and values of %lld tokens", (long long)context);
+    s->form = *form;
+    if (find_type(s, t) || make_half(s, &s->keys, t) || make_half(s, &s->values, t))
+        return -1;
+    return make_plan(s, chunk, threads, t);
 }
 
 void kv_store_free(kv_store *s)
@@ -73,33 +112,70 @@ void kv_store_free(kv_store *s)
     saccade_plan_destroy(s->plan);
     saccade_context_destroy(s->context_of);
     free(s->workspace);
-    free(s->keys);
-    free(s->values);
+    free(s->keys.elements);
+    free(s->keys.scales);
+    free(s->values.elements);
+    free(s->values.scales);
     free(s);
 }
 
-static void append(kv_store *s, int64_t layer, const float *rows, int64_t past, int64_t n)
-{
-    const int64_t row = (s->heads + 2 * s->kv_heads) * s->dim;
-    const size_t bytes = (size_t)s->dim * sizeof *rows;
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t g = 0; g < s->kv_heads; g++) {
-            const float *key = rows + i * row + (s->heads + g) * s->dim;
-            const int64_t at = ((layer * s->kv_heads + g) * s->context + past + i) * s->dim;
-            memcpy(s->keys + at, key, bytes);
-            memcpy(s->values + at, key + s->kv_heads * s->dim, bytes);
-        }
-}
-
 /* [1, heads, n, dim] with these strides. */
-static saccade_tensor view(const float *data, int64_t heads, int64_t n, int64_t dim,
-                           int64_t head_stride, int64_t row_stride)
+static saccade_tensor view(const void *data, saccade_dtype dtype, int64_t heads, int64_t n,
+                           int64_t dim, int64_t head_stride, int64_t row_stride)
 {
     const int64_t shape[] = {1, heads, n, dim};
-    saccade_tensor x = saccade_tensor_of((void *)(uintptr_t)data, SACCADE_F32, 4, shape);
+    saccade_tensor x = saccade_tensor_of((void *)(uintptr_t)data, dtype, 4, shape);
     x.stride[1] = head_stride;
     x.stride[2] = row_stride;
     return x;
+}
+
+/* Tokens [from, from + n) of a layer, and their scales. */
+static saccade_tensor kept(const kv_store *s, const half *h, int64_t layer, int64_t from,
+                           int64_t n)
+{
+    const kv_store_form *f = &s->form;
+    const int64_t plane = f->context * f->dim;
+    const int64_t at = layer * f->kv_heads * plane + from * f->dim;
+    const int64_t bytes =
+        s->dtype == SACCADE_I4 ? at / 2 : at * (int64_t)saccade_dtype_bytes(s->dtype);
+    return view((const char *)h->elements + bytes, s->dtype, f->kv_heads, n, f->dim, plane,
+                f->dim);
+}
+
+static saccade_tensor scales_of(const kv_store *s, const half *h, int64_t layer, int64_t from,
+                                int64_t n)
+{
+    const int64_t plane = s->form.context * s->groups;
+    const float *at = h->scales + layer * s->form.kv_heads * plane + from * s->groups;
+    return view(at, SACCADE_F32, s->form.kv_heads, n, s->groups, plane, s->groups);
+}
+
+/* from [kv_heads][dim] of each row */
+static int append_half(const kv_store *s, const half *h, int64_t layer, const float *from,
+                       int64_t past, int64_t n, trouble *t)
+{
+    const kv_store_form *f = &s->form;
+    const int64_t row = (f->heads + 2 * f->kv_heads) * f->dim;
+    const saccade_tensor to = kept(s, h, layer, past, n);
+    if (!s->groups) {
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t g = 0; g < f->kv_heads; g++)
+                memcpy((float *)to.data + g * to.stride[1] + i * to.stride[2],
+                       from + i * row + g * f->dim, (size_t)f->dim * sizeof *from);
+        return 0;
+    }
+    const saccade_tensor rows = view(from, SACCADE_F32, f->kv_heads, n, f->dim, f->dim, row);
+    const saccade_tensor scale = scales_of(s, h, layer, past, n);
+    saccade_quantize_args args;
+    saccade_error err;
+    saccade_quantize_args_init(&args);
+    args.from = &rows;
+    args.to = &to;
+    args.scale = &scale;
+    args.tokens = 1;
+    args.channels = (int32_t)(f->dim / s->groups);
+    return saccade_quantize(s->context_of, &args, &err) ? wrong(&err, t) : 0;
 }
 
 static double now(void)
@@ -112,15 +188,19 @@ static double now(void)
 int kv_store_attend(kv_store *s, int64_t layer, const float *rows, int64_t past, int64_t n,
                     float *out, trouble *t)
 {
+    const kv_store_form *f = &s->form;
+    const int64_t d = f->dim, row = (f->heads + 2 * f->kv_heads) * d;
+    const float *keys = rows + f->heads * d;
     saccade_error err;
-    append(s, layer, rows, past, n);
+    saccade_tensor k_scale, v_scale;
+    if (append_half(s, &s->keys, layer, keys, past, n, t)
+        || append_half(s, &s->values, layer, keys + f->kv_heads * d, past, n, t))
+        return -1;
     const double begin = now();
-    const int64_t d = s->dim, plane = s->context * d, first = layer * s->kv_heads * plane;
-    const int64_t row = (s->heads + 2 * s->kv_heads) * d;
-    const saccade_tensor q = view(rows, s->heads, n, d, d, row);
-    const saccade_tensor k = view(s->keys + first, s->kv_heads, past + n, d, plane, d);
-    const saccade_tensor v = view(s->values + first, s->kv_heads, past + n, d, plane, d);
-    const saccade_tensor o = view(out, s->heads, n, d, d, s->heads * d);
+    const saccade_tensor q = view(rows, SACCADE_F32, f->heads, n, d, d, row);
+    const saccade_tensor k = kept(s, &s->keys, layer, 0, past + n);
+    const saccade_tensor v = kept(s, &s->values, layer, 0, past + n);
+    const saccade_tensor o = view(out, SACCADE_F32, f->heads, n, d, d, f->heads * d);
     int32_t offset = (int32_t)past;
     const saccade_tensor offset_of = saccade_tensor_of(&offset, SACCADE_I32, 0, NULL);
     saccade_positions positions;
@@ -133,6 +213,12 @@ int kv_store_attend(kv_store *s, int64_t layer, const float *rows, int64_t past,
     args.v = &v;
     args.out = &o;
     args.positions = &positions;
+    if (s->groups) {
+        k_scale = scales_of(s, &s->keys, layer, 0, past + n);
+        v_scale = scales_of(s, &s->values, layer, 0, past + n);
+        args.k_scale = &k_scale;
+        args.v_scale = &v_scale;
+    }
     args.workspace = s->workspace;
     args.workspace_bytes = s->workspace_bytes;
     const saccade_status status = saccade_forward(s->plan, &args, &err);

@@ -9,9 +9,17 @@
 
 typedef struct kv_store kv_store;
 
+/* What to keep: `type` is "f32", "e4m3", "e5m2", "i8" or "i4"; the last four with one scale for
+ * each token, head and `group` of channels (0: all of them). */
+typedef struct kv_store_form {
+    int64_t layers, heads, kv_heads, dim, context;
+    const char *type;
+    int64_t group;
+} kv_store_form;
+
 /* chunk: queries of a call, at most. */
-int kv_store_make(int64_t layers, int64_t heads, int64_t kv_heads, int64_t dim, int64_t context,
-                  int64_t chunk, int threads, kv_store **out, trouble *t);
+int kv_store_make(const kv_store_form *form, int64_t chunk, int threads, kv_store **out,
+                  trouble *t);
 void kv_store_free(kv_store *s);
 
 /* Rows [n][heads + 2 kv_heads][dim]: queries, keys and values of n tokens from number `past`

@@ -69,6 +69,10 @@ def test_perplexity(made, tmp_path):
     found = run(path, "--perplexity", tmp_path / "text").split()
     assert int(found[3]) == given.shape[1] - 1
     assert math.isclose(float(found[1]), math.exp(loss), rel_tol=1e-4)
+    for cache, bound in (("i8", 0.02), ("e4m3", 0.1), ("i4", 0.5)):  # more than rounding, too
+        options = ["--perplexity", tmp_path / "text", "--cache", cache, "--group", 8]
+        other = float(run(path, *options).split()[1])
+        assert 1e-5 < abs(math.log(other) - loss) < bound
 
 
 def test_sampling_repeats_and_keeps_to_the_top(made):
@@ -106,6 +110,8 @@ def test_one_line_for_what_is_wrong(made, tmp_path):
         ([path, "--tokens", "1,400"], "got token 400, expected 0 to 399"),
         ([path, "--tokens", "1,x"], '--tokens: got "x", expected numbers and commas'),
         ([path, "--top-p", "2"], '--top-p: got "2", expected a number from 0 to 1'),
+        ([path, "--cache", "f64"], '--cache: got "f64", expected f32, e4m3, e5m2, i8 or i4'),
+        ([path, "--cache", "i8", "--group", "5"], "--group: got 5, expected a divisor of"),
         ([path, "--count"], "--count: got nothing behind it, or it is not an option"),
         ([path, "-n", "600"], "llama.context_length: got 512, expected the"),
         ([path, "--chat", "--tokens", "1"], "--chat: goes with --prompt and --file alone"),
