@@ -360,11 +360,6 @@ def test_two_halves_merged():
     close(got, torch.autograd.grad(loss(dense(*x, None, lambda i, j: i >= j)[0]), x), 1e-10)
 
 
-def test_func_transforms_are_refused():
-    q, k, v = tensors(torch.float32)
-    with pytest.raises(NotImplementedError, match="plain ones"):
-        torch.func.grad(lambda q: st.flex_attention(q, k, v).sum())(q)
-
 
 def test_meta_tensors():
     x = [t.to("meta").requires_grad_() for t in tensors(torch.float32, grad=False)]

@@ -147,6 +147,8 @@ def flex_attention(
     call = run
     if is_recorded():
         call = in_graph
+    elif _is_transformed():
+        from .functional import transformed as call
     out, lse, row_max = call(
         query,
         key,
@@ -162,6 +164,9 @@ def flex_attention(
     if return_aux is not None:
         return out, AuxOutput(lse, row_max)
     return (out, lse) if return_lse else out
+
+
+_is_transformed = torch._C._are_functorch_transforms_active
 
 
 def _with_sinks(sinks, wanted, return_lse, return_aux, given, options):

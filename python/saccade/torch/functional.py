@@ -1,0 +1,283 @@
+"""flex_attention inside of torch.func: vmap by folding into the batch, grad, and jvp by the
+reference in float64.
+
+Under a transform tensors have no memory of their own. A node of autograd whose rules are told
+apart (setup_context, vmap, jvp) is given what they stand for: mods are turned into text first,
+so that the tensors they capture are inputs of the node too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, NamedTuple, Optional
+
+import torch
+
+from ..c import backward as c_backward
+from .autograd import _gradients
+from .block_mask import BlockMask
+from .calls import new_call, prepared
+from .checks import NO_SECOND, backend_of
+from .entries import _find
+from .masks import mask_or_mod
+from .mods import AnyMod, Resolved, captured, text_of, view
+
+
+class _Spec(NamedTuple):
+    """Everything of a call but tensors: those that the score captures are named."""
+
+    text: Optional[str]
+    names: tuple
+    numbers: tuple  # (name, number) of the other captures
+    mask: Any
+    scale: Optional[float]
+    options: Any
+    gqa: bool
+
+    def score(self, tensors):
+        if self.text is None:
+            return None
+        of_name = dict(zip(self.names, tensors))
+        return AnyMod("score", self.text, {**of_name, **dict(self.numbers)})
+
+
+def _is_wrapped(t):
+    return isinstance(t, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(t)
+
+
+def _as_text(kind, mod):
+    if isinstance(mod, AnyMod):
+        return mod
+    return AnyMod(kind, mod, {}) if isinstance(mod, str) else text_of(kind, mod, {})
+
+
+def _apart(mod):
+    """(text, names of tensors, numbers, tensors)."""
+    if mod is None:
+        return None, (), (), ()
+    tensors = {n: t for n, t in mod.captures.items() if isinstance(t, torch.Tensor)}
+    numbers = tuple((n, x) for n, x in mod.captures.items() if n not in tensors)
+    return mod.text, tuple(tensors), numbers, tuple(tensors.values())
+
+
+def transformed(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa):
+    """run, where a transform of torch.func is active."""
+    if want_max:
+        raise NotImplementedError("max_scores: not to be had inside of torch.func's transforms")
+    mask = block_mask
+    if mask is not None and mask_or_mod(mask)[0] is None:
+        mask = _as_text("mask", mask)
+        if any(map(_is_wrapped, mask.captures.values())):
+            raise NotImplementedError(
+                "saccade: got a mask that captures a tensor inside a torch.func transform, "
+                "expected plain tensors: masks have no gradient and no batch of their own"
+            )
+    score = None if score_mod is None else _as_text("score", score_mod)
+    text, names, numbers, tensors = _apart(score)
+    spec = _Spec(text, names, numbers, mask, scale, options, gqa)
+    out, lse = Forward.apply(spec, q, k, v, *tensors)
+    return out, lse if want_lse else None, None
+
+
+# ---- folding ----
+
+
+def _first(t, dim, n):
+    """[n, ...]: t with its mapped dimension first, or spread where it has none."""
+    return t.unsqueeze(0).expand(n, *t.shape) if dim is None else t.movedim(dim, 0)
+
+
+def _fold(t, dim, n):
+    if t is None:
+        return None
+    t = _first(t, dim, n)
+    return t.reshape(n * t.shape[1], *t.shape[2:])
+
+
+def _unfold(t, n):
+    return None if t is None else t.unflatten(0, (n, -1))
+
+
+def _folded(spec, n, B, tensors, dims):
+    """(spec, tensors) of a call whose batch is n times as large: mods see b as before."""
+    if any(d is not None for d in dims):
+        raise NotImplementedError(
+            "saccade: got a score that captures a tensor with a dimension of vmap's, expected "
+            "one that is the same for all: index a tensor by b instead"
+        )
+    score, mask = spec.score(tensors), spec.mask
+    if score is not None:
+        change = captured.callable_of(score)
+        score = text_of("score", lambda s, b, h, q, kv: change(s, b % B, h, q, kv), {})
+    if isinstance(mask, AnyMod):
+        live = captured.callable_of(mask)
+        mask = text_of("mask", lambda b, h, q, kv: live(b % B, h, q, kv), {})
+    elif mask is not None and mask_or_mod(mask)[0].shape[0] != 1:
+        raise NotImplementedError(
+            f"saccade: vmap: got a BlockMask of batch {mask.shape[0]}, expected one of batch "
+            "1, or the mask itself"
+        )
+    text, names, numbers, tensors = _apart(score)
+    return spec._replace(text=text, names=names, numbers=numbers, mask=mask), tensors
+
+
+# ---- the nodes ----
+
+
+class Forward(torch.autograd.Function):
+    """(out, lse) of query, key, value and what the score captures."""
+
+    @staticmethod
+    def forward(spec, q, k, v, *tensors):
+        from .entries import run
+
+        with torch.no_grad():
+            found = run(
+                q, k, v, spec.score(tensors), spec.mask, spec.scale, spec.options, True, False,
+                spec.gqa,
+            )
+        return found[:2]
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.spec = inputs[0]
+        ctx.save_for_backward(*inputs[1:4], *output, *inputs[4:])
+        ctx.save_for_forward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx, d_out, d_lse):
+        needs = tuple(ctx.needs_input_grad[1:])
+        made = Backward.apply(ctx.spec, needs, d_out, d_lse, *ctx.saved_tensors)
+        return None, *[t if w else None for t, w in zip(made, needs)]
+
+    @staticmethod
+    def jvp(ctx, _, *rates):
+        inputs = ctx.saved_tensors
+        rates = [torch.zeros_like(t) if r is None else r for t, r in zip(inputs, rates)]
+        return Tangent.apply(ctx.spec, *inputs, *rates)
+
+    @staticmethod
+    def vmap(info, dims, spec, q, k, v, *tensors):
+        n = info.batch_size
+        B = q.shape[0 if dims[1] is None or dims[1] > 0 else 1]
+        spec, tensors = _folded(spec, n, B, tensors, dims[4:])
+        q, k, v = (_fold(t, d, n) for t, d in zip((q, k, v), dims[1:4]))
+        made = Forward.apply(spec, q, k, v, *tensors)
+        return tuple(_unfold(t, n) for t in made), (0, 0)
+
+
+class Backward(torch.autograd.Function):
+    """Gradients of Forward's tensors; empty ones where none is wanted."""
+
+    @staticmethod
+    def forward(spec, needs, d_out, d_lse, q, k, v, out, lse, *tensors):
+        given = q, k, v, *tensors
+        with torch.enable_grad():
+            leaves = [t.detach().requires_grad_(w) for t, w in zip(given, needs)]
+            score = spec.score(leaves[3:])
+            found = _find(
+                *leaves[:3], score, spec.mask, spec.scale, spec.options, True, False, spec.gqa
+            )[0]
+            if not found.needs:
+                return tuple(t.new_empty(0) for t in given)
+        with torch.no_grad():
+            saved = *leaves[:3], out, lse, *leaves[3:]
+            made = _gradients(found, tuple(needs), d_out, d_lse, saved)
+        return tuple(t.new_empty(0) if g is None else g for t, g in zip(given, made))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise NotImplementedError(NO_SECOND)
+
+    @staticmethod
+    def vmap(info, dims, spec, needs, d_out, d_lse, q, k, v, out, lse, *tensors):
+        if True in needs[3:]:
+            raise NotImplementedError(
+                "saccade: vmap of a gradient by what the score captures, expected it by query, "
+                "key and value: the captured tensor is one for all"
+            )
+        n = info.batch_size
+        B = q.shape[0 if dims[4] is None or dims[4] > 0 else 1]
+        spec, tensors = _folded(spec, n, B, tensors, dims[9:])
+        rows = [_fold(t, d, n) for t, d in zip((d_out, d_lse, q, k, v, out, lse), dims[2:9])]
+        needs = (*needs[:3], *[False] * len(tensors))
+        made = Backward.apply(spec, needs, *rows, *tensors)
+        found = [_unfold(t, n) if t.numel() else t for t in made[:3]]
+        found += [t.new_empty(0) for t in tensors]
+        return tuple(found), tuple(0 if t.numel() else None for t in found)
+
+
+class Tangent(torch.autograd.Function):
+    """How out and lse change where the inputs change at these rates."""
+
+    @staticmethod
+    def forward(spec, *both):
+        half = len(both) // 2
+        (q, k, v, *tensors), (q_dot, k_dot, v_dot, *rates) = both[:half], both[half:]
+        if q.dtype is not torch.float64 or q.is_cuda:
+            raise NotImplementedError(
+                f"saccade: forward mode (jvp) of {q.dtype} on {q.device.type}, expected "
+                "float64 on the cpu, where the reference has it"
+            )
+        score = spec.score(tensors)
+        made = None if score is None else Resolved(score, "score", "cpu", True)
+        mask, mod = mask_or_mod(spec.mask)
+        if mod is not None:
+            from .masks import block_mask_of
+
+            B, H, Q, _ = q.shape
+            mask = block_mask_of(Resolved(mod, "mask", "cpu"), B, H, Q, k.shape[2])
+        backend = backend_of(spec.options or {})
+        call = new_call(q, k, v, made, mask, spec.scale, backend, True, False)
+        return _tangent(call, (q, k, v), (q_dot, k_dot, v_dot), made, spec.names, rates)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise NotImplementedError(NO_SECOND)
+
+    @staticmethod
+    def vmap(info, dims, spec, *both):
+        n, half = info.batch_size, len(both) // 2
+        if any(d is not None for d in dims[1 + half + 3 :]):
+            raise NotImplementedError(
+                "saccade: vmap of a jvp by what the score captures, expected it by query, key "
+                "and value: the captured tensor is one for all"
+            )
+        B = both[0].shape[0 if dims[1] is None or dims[1] > 0 else 1]
+        inner, tensors = _folded(spec, n, B, both[3:half], dims[4 : 1 + half])
+        rates = dict(zip(spec.names, both[half + 3 :]))
+        of = {id(t): n for n, t in zip(spec.names, both[3:half])}
+        rates = [rates[of[id(t)]] for t in tensors]
+        q, k, v = (_fold(t, d, n) for t, d in zip(both[:3], dims[1:4]))
+        dots = [_fold(t, d, n) for t, d in zip(both[half : half + 3], dims[1 + half :])]
+        made = Tangent.apply(inner, q, k, v, *tensors, *dots, *rates)
+        return tuple(_unfold(t, n) for t in made), (0, 0)
+
+
+def _tangent(call, given, dots, score, names, rates):
+    q, k, v = prepared(*given)
+    q_dot, k_dot, v_dot = prepared(*dots)
+    out_dot = q.new_empty((*q.shape[:3], v.shape[3]))
+    lse_dot = q.new_empty(q.shape[:3])
+    tensors = dict(q=q, k=k, v=v, q_dot=q_dot, k_dot=k_dot, v_dot=v_dot)
+    tensors.update(out_dot=out_dot, lse_dot=lse_dot)
+    pairs: dict = {"captures_dot": [], "bindings": []}
+    keep: List[torch.Tensor] = []
+    if score is not None:
+        rate_of = dict(zip(names, rates))
+        for name, t in zip(score.names, score.tensors):
+            pairs["bindings"].append((name, view(t)))
+            rate = rate_of.get(name)
+            if rate is not None and t.dtype.is_floating_point:
+                keep.append(rate.to(q.dtype).reshape(t.shape).contiguous())
+                pairs["captures_dot"].append((name, view(keep[-1])))
+    views = {n: view(t) for n, t in tensors.items()}
+    c_backward.tangent(call.runner.plan, call.runner.handle, views, pairs)
+    return out_dot, lse_dot

@@ -1,0 +1,110 @@
+"""flex_attention inside of torch.func's transforms."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.func import grad, jacfwd, jacrev, jvp, vmap  # noqa: E402
+
+import saccade.torch as st  # noqa: E402
+
+B, H, N, D = 2, 2, 6, 4
+
+
+def given(*more, dtype=torch.float64):
+    torch.manual_seed(2)
+    return [torch.randn(*more, B, H, N, D, dtype=dtype) for _ in range(3)]
+
+
+def causal(b, h, q, kv):
+    return q >= kv
+
+
+def plain(q, k, v, slope=None):
+    s = q @ k.mT / D**0.5
+    i = torch.arange(N)
+    if slope is not None:
+        s = s + slope[torch.arange(B)][:, None, None, None] * (i - i[:, None])
+    s = s.masked_fill(i[:, None] < i, -torch.inf)
+    return torch.softmax(s, -1) @ v
+
+
+def attend(q, k, v, slope=None):
+    score = None if slope is None else lambda s, b, h, i, j: s + slope[b] * (j - i)
+    return st.flex_attention(q, k, v, score, causal)
+
+
+@pytest.mark.parametrize("dims", [(0, 0, 0), (2, 0, 1), (0, None, None), (None, 3, 0)])
+def test_vmap_folds_into_the_batch(dims):
+    slope = torch.tensor([0.5, -0.25])
+    x = given(3, dtype=torch.float32)
+    x = [t[0] if d is None else t.movedim(0, d) for t, d in zip(x, dims)]
+    for extra in ((), (slope,)):
+        out = vmap(lambda q, k, v: attend(q, k, v, *extra), dims)(*x)
+        want = vmap(lambda q, k, v: plain(q, k, v, *extra), dims)(*x)
+        torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
+    by_text = vmap(lambda q, k, v: st.flex_attention(
+        q, k, v, st.score("score + slope[b] * (kv - q)", slope=slope), "causal()"), dims)(*x)
+    assert torch.equal(by_text, out)
+    mask = st.create_block_mask(causal, None, None, N, N)
+    twice = vmap(vmap(lambda q, k, v: st.flex_attention(q, k, v, None, mask)))
+    y = given(2, 3, dtype=torch.float32)
+    torch.testing.assert_close(twice(*y), vmap(vmap(plain))(*y), rtol=1e-5, atol=1e-5)
+
+
+def test_grad_and_grads_of_each_example():
+    q, k, v = given(3, dtype=torch.float32)
+    slope = torch.tensor([0.5, -0.25])
+
+    def loss(f):
+        return lambda q, k, v, slope: f(q, k, v, slope).square().sum()
+
+    every = (0, 1, 2, 3)
+    found = grad(loss(attend), every)(q[0], k[0], v[0], slope)
+    want = grad(loss(plain), every)(q[0], k[0], v[0], slope)
+    for a, b in zip(found, want):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    dims = (0, 0, None, None)
+    found = vmap(grad(loss(attend), (0, 1, 2)), dims)(q, k, v[0], slope)
+    want = vmap(grad(loss(plain), (0, 1, 2)), dims)(q, k, v[0], slope)
+    for a, b in zip(found, want):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_forward_mode():
+    x, dots = given(), [t.flip(0) for t in given()]
+    slope, rate = torch.tensor([0.5, -0.25]).double(), torch.tensor([1.0, 2.0]).double()
+    for more, rates in (((), ()), ((slope,), (rate,))):
+        primals, tangents = (*x, *more), (*dots, *rates)
+        found, want = (jvp(f, primals, tangents) for f in (attend, plain))
+        for a, b in zip(found, want):
+            torch.testing.assert_close(a, b)
+    q, k, v = (t[:, :1, :3] for t in x)
+
+    def small(f):
+        return lambda q: f(q, k, v)
+
+    def narrow(q, k, v):
+        return st.flex_attention(q, k, v)
+
+    def dense(q, k, v):
+        return torch.softmax(q @ k.mT / D**0.5, -1) @ v
+
+    want = jacrev(small(dense))(q)
+    torch.testing.assert_close(jacfwd(small(narrow))(q), want)
+    torch.testing.assert_close(jacrev(small(narrow))(q), want)
+
+
+def test_what_is_refused():
+    q, k, v = given(3, dtype=torch.float32)
+    with pytest.raises(NotImplementedError, match="jvp.*expected float64"):
+        jvp(attend, (q[0], k[0], v[0]), (q[1], k[1], v[1]))
+    slopes = torch.randn(3, B)
+    with pytest.raises(NotImplementedError, match="index a tensor by b instead"):
+        vmap(attend)(q, k, v, slopes)
+    with pytest.raises(NotImplementedError, match="one for all"):
+        vmap(grad(lambda q, s: attend(q, k[0], v[0], s).sum(), (0, 1)), (0, None))(q, slopes[0])
+    mask = st.create_block_mask(lambda b, h, i, j: i >= j + b, B, None, N, N)
+    with pytest.raises(NotImplementedError, match="BlockMask of batch 2"):
+        vmap(lambda q, k, v: st.flex_attention(q, k, v, None, mask))(q, k, v)
+    with pytest.raises(NotImplementedError, match="second derivative|Second|second"):
+        grad(lambda q: grad(lambda q: attend(q, k[0], v[0]).sum())(q).sum())(q[0])
