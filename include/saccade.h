@@ -178,7 +178,11 @@ static inline void saccade_ragged_init(saccade_ragged *ragged)
 
 /* ---- mods: masks and scores as text ------------------------------------------------------ */
 
-typedef enum saccade_kind { SACCADE_MASK = 1, SACCADE_SCORE = 2 } saccade_kind;
+typedef enum saccade_kind {
+    SACCADE_MASK = 1,
+    SACCADE_SCORE = 2,
+    SACCADE_WEIGHT = 3 /* of softmax: dropout(rate) */
+} saccade_kind;
 typedef struct saccade_mod saccade_mod;
 
 /* A free name of a mod. dtype is SACCADE_NONE until bound. */
@@ -420,6 +424,11 @@ typedef struct saccade_problem {
     int64_t page; /* not 0: each run says by saccade_pages where keys lie. Keys of a page, which
                    * helps a GPU's kernels, or SACCADE_PAGE_ANY */
     int32_t ragged;           /* 1: every run brings saccade_ragged; 0: none does */
+    /* What becomes of a weight after the sum, or NULL; bound, not kept. dropout(rate): weights
+     * are kept with probability 1 - rate, in steps of 2^-16, and divided by it; lse and row_max
+     * are as without. Which are kept follows from seed and offset of the run and from b, h, q
+     * and kv as mods see them alone: src/mod/dropout.h. */
+    const saccade_mod *weight;
 } saccade_problem;
 static inline void saccade_problem_init(saccade_problem *problem)
 {
@@ -495,6 +504,8 @@ typedef struct saccade_forward_args {
     const saccade_tensor *k_scale, *v_scale;
     const saccade_pages *pages;           /* of problems with `page`; else NULL */
     const saccade_ragged *ragged;         /* of ragged problems; NULL for others */
+    const saccade_tensor *dropout;        /* of problems with `weight`: seed and offset, [2] i64
+                                           * or u64, on the host or where q lies */
 } saccade_forward_args;
 static inline void saccade_forward_args_init(saccade_forward_args *args)
 {
@@ -544,6 +555,7 @@ typedef struct saccade_backward_args {
     const saccade_pages *pages;              /* as in forward; a key's gradient is added up over
                                               * all places that name it, others' is 0 */
     const saccade_ragged *ragged;            /* as in forward; captures' gradients are f32 */
+    const saccade_tensor *dropout;           /* those of forward */
 } saccade_backward_args;
 static inline void saccade_backward_args_init(saccade_backward_args *args)
 {
@@ -590,7 +602,8 @@ typedef struct saccade_tangent_args {
     const saccade_block_mask *block_mask;
     const saccade_binding *bindings;
     int32_t n_bindings;
-    const saccade_tensor *sinks; /* as in forward; held */
+    const saccade_tensor *sinks;   /* as in forward; held */
+    const saccade_tensor *dropout; /* as in forward */
 } saccade_tangent_args;
 static inline void saccade_tangent_args_init(saccade_tangent_args *args)
 {

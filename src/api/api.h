@@ -61,6 +61,7 @@ typedef struct api_inputs {
     void *stream;
     const saccade_tensor *sinks;
     const saccade_pages *pages;
+    const saccade_tensor *dropout;
 } api_inputs;
 /* Of saccade_forward_args or saccade_backward_args, whose members they are. */
 #define API_INPUTS_OF(args)                                                         \
@@ -69,12 +70,12 @@ typedef struct api_inputs {
         .block_mask = (args).block_mask, .bindings = (args).bindings,               \
         .n_bindings = (args).n_bindings, .workspace = (args).workspace,             \
         .workspace_bytes = (args).workspace_bytes, .stream = (args).stream,         \
-        .sinks = (args).sinks, .pages = (args).pages                                \
+        .sinks = (args).sinks, .pages = (args).pages, .dropout = (args).dropout     \
     }
 
 /* The captures' tensors and the chunk table, which the run points to. */
 typedef struct api_captures {
-    saccade_tensor score[MOD_MAX_CAPTURES], mask[MOD_MAX_CAPTURES];
+    saccade_tensor score[MOD_MAX_CAPTURES], mask[MOD_MAX_CAPTURES], weight[MOD_MAX_CAPTURES];
     plan_chunks chunks;
 } api_captures;
 
@@ -109,6 +110,15 @@ saccade_status api_set_ragged(const api_inputs *in, plan_run *run, saccade_error
 
 saccade_status api_read_workspace(const api_inputs *in, size_t bytes, plan_run *run,
                                   saccade_error *err);
+/* ---- weight_check.c ---- */
+
+/* The rate by the weight's captures, and seed and offset. */
+saccade_status api_read_dropout(const saccade_plan *plan, const saccade_tensor *state,
+                                const saccade_tensor *captures, plan_run *run,
+                                saccade_error *err);
+
+/* ---- run_check.c again ---- */
+
 /* lse, row_max: NULL, or a [B, H, Q] output in f32, or in f64 where the problem is. */
 saccade_status api_check_stats(const saccade_plan *plan, const saccade_tensor *t,
                                const char *name, const saccade_sizes *sizes,

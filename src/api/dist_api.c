@@ -60,6 +60,7 @@ static saccade_status digest_of(const saccade_problem *p, const saccade_shard_pl
     hash_add(&hash, shards->needs.range, (size_t)shards->needs.n * sizeof *shards->needs.range);
     TRY(add_text(&hash, p->score, err));
     TRY(add_text(&hash, p->mask, err));
+    TRY(add_text(&hash, p->weight, err));
     digest[0] = hash.a;
     digest[1] = hash.b;
     return SACCADE_OK;

@@ -150,7 +150,8 @@ static saccade_status check_bindings(const saccade_plan *plan, const api_inputs 
     for (int32_t i = 0; i < in->n_bindings; i++) {
         const char *name = in->bindings[i].name;
         FAIL_AT(!name, SACCADE_EINVAL, "bindings", 0, 0, "got no name in entry %d", i);
-        FAIL_AT(!has_capture(plan->source_score, name) && !has_capture(plan->source_mask, name),
+        FAIL_AT(!has_capture(plan->source_score, name) && !has_capture(plan->source_mask, name)
+                    && !has_capture(plan->source_weight, name),
                 SACCADE_EINVAL, name, 0, 0, "got a binding that neither score nor mask names");
         FAIL_AT(find_binding(in->bindings, i, name), SACCADE_EINVAL, name, 0, 0,
                 "got two bindings of one name, expected one");
@@ -166,6 +167,8 @@ static saccade_status read_captures(const saccade_plan *plan, const api_inputs *
     TRY(resolve(plan->problem.mask, in, device, in->block_mask, captures->mask, err));
     if (in->block_mask && plan->problem.mask)
         TRY(mask_check_captures(in->block_mask, plan->problem.mask, captures->mask, err));
+    TRY(resolve(plan->problem.weight, in, device, NULL, captures->weight, err));
+    TRY(api_read_dropout(plan, in->dropout, captures->weight, run, err));
     plan_set_env(&plan->problem, &run->sizes, &run->score_env);
     plan_set_env(&plan->problem, &run->sizes, &run->mask_env);
     run->score_env.tensors = captures->score;

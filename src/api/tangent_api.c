@@ -140,7 +140,8 @@ saccade_status saccade_tangent(const saccade_plan *plan, const saccade_tangent_a
                            .block_mask = a.block_mask,
                            .bindings = a.bindings,
                            .n_bindings = a.n_bindings,
-                           .sinks = a.sinks};
+                           .sinks = a.sinks,
+                           .dropout = a.dropout};
     TRY(api_read_inputs(plan, &in, &run, &captures, err));
     TRY(check_tensors(plan, &a, &run, err));
     TRY(read_captures(plan, &a, &run, 0, dots, err));

@@ -40,6 +40,9 @@ static int applicable(const plan_problem *p, int32_t level, char *why)
                         "sequence, or backend cpu");
     if (p->out_dtype != p->dtype && p->gradients)
         return say(why, "gradients on CUDA take results in the dtype of Q");
+    if (p->weight)
+        return say(why, "the CUDA back end has no dropout: leave the weight out, or take "
+                        "backend cpu");
     if (p->sizes.D > 256 || p->sizes.Dv > 256)
         return say(why, "the CUDA back end takes head dims up to 256");
     if (p->page)

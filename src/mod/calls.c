@@ -198,6 +198,11 @@ static saccade_status check_call(elab *e, const ast_node *node, const ast_def *d
         return elab_fail(e, node->place, SACCADE_ETYPE,
                          "got score function '%s' in a mask, expected masks only there",
                          def->name);
+    if (e->frame->kind == SACCADE_WEIGHT)
+        return elab_fail(e, node->place, SACCADE_ETYPE,
+                         "got '%s' in a weight, expected numbers, sizes and captured scalars "
+                         "alone",
+                         def->name);
     return check_recursion(e, node, def);
 }
 

@@ -192,11 +192,15 @@ static value read_capture(elab *e, uint32_t index, const value *indices, uint32_
     return v;
 }
 
+#define NO_POSITIONS "got '%s' in a weight, expected numbers, sizes and captured scalars alone"
+
 static saccade_status elab_var(elab *e, const ast_node *node, int var, value *out)
 {
     if (var == FRAME_SCORE && e->frame->kind == SACCADE_MASK)
         return elab_fail(e, node->place, SACCADE_ETYPE,
                          "got 'score' in a mask, expected it only in score functions");
+    if (e->frame->kind == SACCADE_WEIGHT)
+        return elab_fail(e, node->place, SACCADE_ETYPE, NO_POSITIONS, node->name);
     *out = e->frame->vars[var];
     return SACCADE_OK;
 }
@@ -252,6 +256,8 @@ saccade_status elab_name(elab *e, const ast_node *node, value *out)
 saccade_status elab_index_begin(elab *e, const ast_node *node)
 {
     const local *found = frame_find(e->frame, node->name);
+    if (e->frame->kind == SACCADE_WEIGHT)
+        return elab_fail(e, node->place, SACCADE_ETYPE, NO_POSITIONS, node->name);
     if (scope_var(node->name) >= 0 || parser_reserved(node->name) != NULL)
         return elab_fail(e, node->place, SACCADE_ETYPE,
                          "got an index of '%s', which is %s; expected a captured tensor",
@@ -313,6 +319,8 @@ static saccade_status elab_statement(elab *e, frame *f, const ast_statement *s)
 {
     const int var = scope_var(s->name);
     value v;
+    if (var >= 0 && f->kind == SACCADE_WEIGHT)
+        return elab_fail(e, s->place, SACCADE_ETYPE, NO_POSITIONS, s->name);
     if (var == FRAME_SCORE && f->kind == SACCADE_MASK)
         return elab_fail(e, s->place, SACCADE_ETYPE,
                          "got 'score' in a mask, expected it only in score functions");
@@ -324,11 +332,26 @@ static saccade_status elab_statement(elab *e, frame *f, const ast_statement *s)
     return SACCADE_OK;
 }
 
+/* A weight is dropout(rate): its value is the rate, which nothing within a run changes. */
+static saccade_status elab_weight(elab *e, frame *f, const ast_body *body, value *out)
+{
+    const ast_node *call = body->result;
+    if (call->kind != AST_CALL || strcmp(call->name, "dropout") != 0 || call->n_args != 1)
+        return elab_fail(e, call->place, SACCADE_ETYPE,
+                         "got something else than a call of dropout, expected dropout(rate)");
+    TRY(elab_expr(e, call->args[0], out));
+    TRY(elab_coerce(e, call->args[0]->place, T_FLOAT, "a rate", out));
+    e->frame = f->parent;
+    return SACCADE_OK;
+}
+
 saccade_status elab_body(elab *e, frame *f, const ast_body *body, value *out)
 {
     e->frame = f;
     for (const ast_statement *s = body->statements; s != NULL; s = s->next)
         TRY(elab_statement(e, f, s));
+    if (f->kind == SACCADE_WEIGHT)
+        return elab_weight(e, f, body, out);
     TRY(elab_expr(e, body->result, out));
     const bool is_mask = f->kind == SACCADE_MASK;
     if (is_mask && body->comment_follows && (out->types & T_BOOL) == 0)

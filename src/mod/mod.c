@@ -17,8 +17,9 @@ struct saccade_mod {
 
 static saccade_status mod_new(saccade_kind kind, saccade_mod **out, saccade_error *err)
 {
-    FAIL_IF(kind != SACCADE_MASK && kind != SACCADE_SCORE, SACCADE_EINVAL,
-            "kind: got %d, expected SACCADE_MASK or SACCADE_SCORE", (int)kind);
+    FAIL_IF(kind != SACCADE_MASK && kind != SACCADE_SCORE && kind != SACCADE_WEIGHT,
+            SACCADE_EINVAL, "kind: got %d, expected SACCADE_MASK, _SCORE or _WEIGHT",
+            (int)kind);
     saccade_mod *mod = calloc(1, sizeof *mod);
     FAIL_IF_NULL(mod);
     arena_init(&mod->arena);
@@ -160,7 +161,9 @@ saccade_status saccade_mod_chain(const saccade_mod *first, const saccade_mod *th
     FAIL_IF(first->fn != NULL || then->fn != NULL, SACCADE_EINVAL,
             "chain: got a bound mod, expected two generic ones");
     FAIL_IF(first->kind != then->kind, SACCADE_EINVAL,
-            "chain: got a mask and a score, expected one kind");
+            "chain: got mods of two kinds, expected one kind");
+    FAIL_IF(first->kind == SACCADE_WEIGHT, SACCADE_EINVAL,
+            "chain: got weights, expected masks or scores: a plan takes one weight");
     FAIL_IF(first->n_parts + then->n_parts > MOST, SACCADE_ELIMIT,
             "chain: got more than %d texts", MOST);
     TRY(mod_new(first->kind, &mod, err));

@@ -203,11 +203,14 @@ static void print_body(printer *p)
         strbuf_puts(&p->text, ";\n");
     }
     const mod_node *result = &p->fn->nodes[p->fn->result];
+    const bool is_weight = p->fn->kind == SACCADE_WEIGHT;
+    if (is_weight)
+        strbuf_puts(&p->text, "dropout(");
     if (is_leaf(result))
         print_leaf(p, result);
     else
         print_operation(p, result);
-    strbuf_putc(&p->text, '\n');
+    strbuf_puts(&p->text, is_weight ? ")\n" : "\n");
 }
 
 static bool mentions_in_order(const printer *p)

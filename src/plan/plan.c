@@ -16,6 +16,8 @@
 
 enum { WHY_BYTES = 160 };
 
+static const char *const kind_names[] = {"", "mask", "score", "weight"};
+
 /* Copies a mod's nodes into the plan's arena. */
 static saccade_status take_mod(const saccade_mod *mod, saccade_kind kind, const char *name,
                                arena *a, const mod_fn **out, saccade_error *err)
@@ -26,7 +28,7 @@ static saccade_status take_mod(const saccade_mod *mod, saccade_kind kind, const 
     FAIL_AT(!fn, SACCADE_EINVAL, name, 0, 0,
             "got a generic mod, expected one whose captures are bound");
     FAIL_AT(fn->kind != kind, SACCADE_EINVAL, name, 0, 0, "got a %s, expected a %s",
-            kind == SACCADE_MASK ? "score" : "mask", kind == SACCADE_MASK ? "mask" : "score");
+            kind_names[fn->kind], kind_names[kind]);
     return mod_copy_function(fn, a, out, err);
 }
 
@@ -186,6 +188,10 @@ saccade_status plan_derive(const saccade_problem *p, saccade_plan *plan, saccade
     }
     TRY(take_mod(p->score, SACCADE_SCORE, "score", &plan->arena, &plan->source_score, err));
     TRY(take_mod(p->mask, SACCADE_MASK, "mask", &plan->arena, &plan->source_mask, err));
+    TRY(take_mod(p->weight, SACCADE_WEIGHT, "weight", &plan->arena, &plan->source_weight, err));
+    d.weight = plan->source_weight;
+    FAIL_AT(d.weight && d.weight->n_nodes > PLAN_WEIGHT_NODES, SACCADE_ELIMIT, "weight", 0, 0,
+            "got %u operations, expected at most %d", d.weight->n_nodes, PLAN_WEIGHT_NODES);
     if (plan->source_score)
         TRY(pass_simplify(plan->source_score, &plan->arena, &d.score, err));
     if (plan->source_mask)
@@ -339,6 +345,7 @@ saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error
     strbuf_printf(out, "library: %s\n", saccade_build());
     explain_fn("score", p->score, out, err);
     explain_fn("mask", p->mask, out, err);
+    explain_fn("weight, its rate of dropout", p->weight, out, err);
     TRY(plan_explain_ranges("score", p->score, p, out, err));
     TRY(plan_explain_ranges("mask", p->mask, p, out, err));
     if (p->score_facts)

@@ -7,6 +7,7 @@
 #include "base/context.h"
 #include "eval/eval.h"
 #include "mask/mask.h"
+#include "mod/dropout.h"
 #include "mod/mod.h"
 #include "pass/facts.h"
 
@@ -20,8 +21,9 @@ typedef struct plan_problem {
     saccade_sizes sizes; /* B, Q, KV: hints, 0 unknown */
     saccade_dtype dtype, kv_dtype, out_dtype;
     double scale;
-    const mod_fn *score; /* NULL: identity */
-    const mod_fn *mask;  /* NULL: all live */
+    const mod_fn *score;  /* NULL: identity */
+    const mod_fn *mask;   /* NULL: all live */
+    const mod_fn *weight; /* the rate of dropout, alike in a whole run; NULL: none */
     /* of these; NULL with them */
     const pass_facts *score_facts, *mask_facts;
     int32_t group; /* H / Hkv */
@@ -95,6 +97,15 @@ typedef struct plan_sinks {
     int64_t stride[3];
 } plan_sinks;
 
+/* Which weights a run keeps (mod/dropout.h), and what it multiplies them by. */
+typedef struct plan_dropout {
+    int is_on;
+    uint32_t threshold; /* 0 .. DROPOUT_ONE: weights of fewer random bits are dropped */
+    float factor;       /* one over the part that is kept; 0 where none is */
+    uint64_t seed, offset;
+    const uint64_t *state; /* not NULL: they lie here, on the run's device */
+} plan_dropout;
+
 /* Everything a forward run needs, checked. Tensors are in the order and shapes of saccade.h. */
 typedef struct plan_run {
     saccade_sizes sizes;                     /* ragged: Q and KV of the longest, or more */
@@ -106,6 +117,7 @@ typedef struct plan_run {
     const saccade_tensor *lse, *row_max; /* NULL: not wanted */
     plan_positions positions;
     plan_sinks sinks;
+    plan_dropout dropout;
     const saccade_block_mask *block_mask; /* NULL: none */
     eval_env score_env, mask_env;         /* captures in the order of the mod_fns' */
     void *workspace;
@@ -134,6 +146,9 @@ typedef struct plan_tangents {
     const saccade_tensor *dq, *dk, *dv, *d_captures; /* results, with d_out alone */
 } plan_tangents;
 
+/* Operations of a weight at most. */
+enum { PLAN_WEIGHT_NODES = 64 };
+
 typedef struct plan_solver plan_solver;
 
 /* A back end: its solvers, best first and NULL-terminated, and the device its tensors lie on.
@@ -150,6 +165,7 @@ struct saccade_plan {
     const plan_solver *solver;
     plan_problem problem;
     const mod_fn *source_score, *source_mask; /* before simplification; NULL: none */
+    const mod_fn *source_weight;
     int32_t threads, level;
     arena arena;
     void *state; /* the solver's own */
@@ -207,6 +223,11 @@ saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error
 
 /* The sink of row i, counted as the rows of q are; -inf in runs without, NaN for +inf. */
 double plan_sink_of(const plan_run *run, int64_t b, int64_t h, int64_t i);
+/* Of a run whose state lies on the host: what patches of a run's head are drawn with; and the
+ * factor of one weight, by its positions. */
+dropout_words plan_dropout_head(const plan_problem *problem, const plan_run *run, int64_t b,
+                                int64_t h);
+double plan_dropout_factor(const plan_dropout *d, dropout_words head, int32_t q, int32_t kv);
 /* The weight of a sink in a row of this lse, which includes it. */
 double plan_sink_weight(double sink, double lse);
 /* gradients->sinks, which is there: sums of term(of, b, h, i) over the run's rows that an

@@ -1,4 +1,5 @@
-/* Sinks of rows and the sums that are their gradients. A row of lse, which includes its sink,
+/* What happens to weights besides softmax: sinks of rows, the sums that are sinks' gradients,
+ * and dropout. A row of lse, which includes its sink,
  * and delta = dO . O - dlse adds -exp(sink - lse) delta to its sink's gradient. */
 #include "plan/plan.h"
 
@@ -23,7 +24,23 @@ double plan_sink_weight(double sink, double lse)
     return sink == -INFINITY ? 0 : exp(sink - lse);
 }
 
-/* ---- gradients ---- */
+/* ---- dropout ---- */
+
+dropout_words plan_dropout_head(const plan_problem *problem, const plan_run *run, int64_t b,
+                                int64_t h)
+{
+    return dropout_head(run->dropout.seed, run->dropout.offset,
+                        (uint32_t)(b + run->mask_env.b_offset),
+                        (uint32_t)(h + problem->h_offset));
+}
+
+double plan_dropout_factor(const plan_dropout *d, dropout_words head, int32_t q, int32_t kv)
+{
+    const int is_kept = dropout_bits(head, (uint32_t)q, (uint32_t)kv) >= d->threshold;
+    return is_kept ? (double)d->factor : 0;
+}
+
+/* ---- gradients of sinks ---- */
 
 typedef struct sum_job {
     const plan_run *run;

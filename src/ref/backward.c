@@ -47,7 +47,7 @@ static void backward_row(const backward_job *job, int64_t b, int64_t h, int64_t 
             continue;
         const double dP = ref_dot(dO, ref_value(&job->in, row, j), s->Dv);
         row->p[j] /= row->l;
-        job->use(job, row, j, row->p[j] * (dP - delta));
+        job->use(job, row, j, row->p[j] * (ref_factor(&job->in, row, j) * dP - delta));
     }
 }
 
@@ -69,7 +69,8 @@ static void add_to_inputs(const backward_job *job, const ref_row *row, int64_t j
     const double dX = job->in.problem->scale * dS * score_slope(job, row, j);
     add_scaled(job->dq + q_at * s->D, dX, ref_key(&job->in, row, j), s->D);
     add_scaled(job->dk + k_at * s->D, dX, row->q, s->D);
-    add_scaled(job->dv + k_at * s->Dv, row->p[j], job->d_out + q_at * s->Dv, s->Dv);
+    add_scaled(job->dv + k_at * s->Dv, row->p[j] * ref_factor(&job->in, row, j),
+               job->d_out + q_at * s->Dv, s->Dv);
 }
 
 static void backward_head(void *arg, int64_t item, int thread)

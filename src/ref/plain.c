@@ -31,6 +31,7 @@ typedef struct plain_row {
     float m, l;    /* the sink counts in l, not in m */
     float top;     /* the larger of m and the sink */
     float sink;
+    dropout_words head;
 } plain_row;
 
 typedef struct plain_job {
@@ -173,6 +174,15 @@ static void pass_scores(const plain_job *job, const float *k, plain_row *row)
             row->p[j] = -INFINITY;
 }
 
+/* Of a weight: 1 without dropout. */
+static float factor_of(const plain_job *job, const plain_row *row, int64_t j)
+{
+    const plan_dropout *d = &job->run->dropout;
+    return d->is_on ? (float)plan_dropout_factor(
+               d, row->head, (int32_t)row->i + row->at.q_offset, (int32_t)j + row->at.kv_offset)
+                    : 1;
+}
+
 static void pass_softmax(const plain_job *job, plain_row *row)
 {
     const int64_t KV = job->run->sizes.KV;
@@ -194,7 +204,8 @@ static void pass_softmax(const plain_job *job, plain_row *row)
         row->l += expf(row->sink - row->top);
     for (int64_t j = 0; j < KV; j++)
         if (row->live[j])
-            row->p[j] = round_to(job->problem->dtype, row->p[j] / row->l);
+            row->p[j] =
+                round_to(job->problem->dtype, factor_of(job, row, j) * row->p[j] / row->l);
 }
 
 static void pass_values(const plain_job *job, const float *v, plain_row *row)
@@ -240,6 +251,8 @@ static void place(const plain_job *job, int64_t item, plain_row *row)
     row->i = item % s->Q;
     row->at = plan_position_of(&job->run->positions, s->KV, row->b);
     row->sink = (float)plan_sink_of(job->run, row->b, row->h, row->i);
+    if (job->run->dropout.is_on)
+        row->head = plan_dropout_head(job->problem, job->run, row->b, row->h);
     for (int n = 0; n < 2; n++) {
         if (!states[n])
             continue;

@@ -105,14 +105,15 @@ static void add_key(const plain_gradients *job, const ref_row *row, int64_t j, f
     const float raw = (float)job->problem->scale * dot(job->q, job->k, s->D);
     const float x = job->all ? value_at(job, row, j, raw, job->results[0]) : raw;
     const float p = expf(x - stat_of(job->run->lse, row));
-    const float dx = p * (dot(job->d_out, job->v, s->Dv) - delta);
+    const float z = (float)ref_factor(&job->in, row, j);
+    const float dx = p * (z * dot(job->d_out, job->v, s->Dv) - delta);
     const float slope = job->all ? value_at(job, row, j, raw, job->results[1]) : 1;
     for (uint32_t n = 0; n < job->n_reads; n++) {
         const int32_t capture = job->problem->score->nodes[job->reads[n]].imm.i;
         job->captures[capture][place_read(job, row, j, job->reads[n])] +=
             dx * value_at(job, row, j, raw, job->results[2 + n]);
     }
-    add_scaled(job->dv + key * s->Dv, rounded(dtype, p), job->d_out, s->Dv);
+    add_scaled(job->dv + key * s->Dv, rounded(dtype, z * p), job->d_out, s->Dv);
     add_scaled(job->dk + key * s->D, rounded(dtype, dx * slope), job->q, s->D);
     add_scaled(job->dq + query * s->D, rounded(dtype, dx * slope), job->k, s->D);
 }

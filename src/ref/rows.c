@@ -270,8 +270,9 @@ static void weigh_values(const ref_inputs *in, ref_row *row)
     memset(row->out, 0, (size_t)Dv * sizeof *row->out);
     for (int64_t j = 0; j < in->run->sizes.KV; j++) {
         const double *v = ref_value(in, row, j);
+        const double p = row->live[j] ? row->p[j] * ref_factor(in, row, j) : 0;
         for (int64_t d = 0; d < Dv && row->live[j]; d++)
-            row->out[d] += row->p[j] * v[d];
+            row->out[d] += p * v[d];
     }
     for (int64_t d = 0; d < Dv && row->m != -INFINITY; d++)
         row->out[d] /= row->l;
@@ -284,12 +285,21 @@ void ref_compute_row(const ref_inputs *in, int64_t b, int64_t h, int64_t i, ref_
     row->i = i;
     row->at = plan_position_of(&in->run->positions, in->run->sizes.KV, b);
     row->sink = plan_sink_of(in->run, b, h, i);
+    if (in->run->dropout.is_on)
+        row->head = plan_dropout_head(in->problem, in->run, b, h);
     memset(row->raw, 0, (size_t)in->run->sizes.KV * sizeof *row->raw);
     ref_load(in->run->q, b, h, i, row->q);
     find_live(in, row);
     find_scores(in, row);
     softmax(row, in->run->sizes.KV);
     weigh_values(in, row);
+}
+
+double ref_factor(const ref_inputs *in, const ref_row *row, int64_t j)
+{
+    const plan_dropout *d = &in->run->dropout;
+    const eval_point at = ref_point(row, j);
+    return d->is_on ? plan_dropout_factor(d, row->head, at.q, at.kv) : 1;
 }
 
 double ref_row_lse(const ref_row *row)

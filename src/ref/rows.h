@@ -18,16 +18,17 @@ typedef struct ref_inputs {
 typedef struct ref_row {
     int64_t b, h, i;
     plan_position at;
-    double *q;      /* [D] */
-    double *raw;    /* [KV] scale * q . k, where live */
-    double *p;      /* [KV] score, then exp(score - top); 0 where not live */
-    double *out;    /* [Dv] */
-    double *values; /* scratch of eval_scalar */
-    uint8_t *live;  /* [KV] 1: counts in this row */
-    double m;       /* row maximum; -INF for an empty row */
-    double top;     /* the larger of m and the sink */
-    double l;       /* sum of p, with exp(sink - top) */
-    double sink;    /* -INF: none */
+    double *q;          /* [D] */
+    double *raw;        /* [KV] scale * q . k, where live */
+    double *p;          /* [KV] score, then exp(score - top); 0 where not live */
+    double *out;        /* [Dv] */
+    double *values;     /* scratch of eval_scalar */
+    uint8_t *live;      /* [KV] 1: counts in this row */
+    double m;           /* row maximum; -INF for an empty row */
+    double top;         /* the larger of m and the sink */
+    double l;           /* sum of p, with exp(sink - top) */
+    double sink;        /* -INF: none */
+    dropout_words head; /* of the row's head, where the run drops weights */
 } ref_row;
 
 size_t ref_widened_bytes(const saccade_sizes *sizes);
@@ -49,6 +50,8 @@ double ref_sink_weight(const ref_row *row);
 /* The place of a key in its mod's words. */
 eval_point ref_point(const ref_row *row, int64_t j);
 
+/* What the weight of a key is multiplied by: 1 without dropout. */
+double ref_factor(const ref_inputs *in, const ref_row *row, int64_t j);
 double ref_dot(const double *x, const double *y, int64_t n);
 const double *ref_key(const ref_inputs *in, const ref_row *row, int64_t j);
 const double *ref_value(const ref_inputs *in, const ref_row *row, int64_t j);

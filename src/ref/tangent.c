@@ -80,8 +80,9 @@ static void change_out(const tangent_job *job, const ref_row *row, double lse, d
     for (int64_t j = 0; j < s->KV; j++) {
         if (!row->live[j])
             continue;
-        add_scaled(out, row->p[j] * (job->x[j] - lse), ref_value(&job->in, row, j), s->Dv);
-        add_scaled(out, row->p[j], job->v_dot + key_of(job, row, j) * s->Dv, s->Dv);
+        const double p = row->p[j] * ref_factor(&job->in, row, j);
+        add_scaled(out, p * (job->x[j] - lse), ref_value(&job->in, row, j), s->Dv);
+        add_scaled(out, p, job->v_dot + key_of(job, row, j) * s->Dv, s->Dv);
     }
 }
 
@@ -131,8 +132,9 @@ static void change_gradients(const tangent_job *job, const ref_row *row, const d
         if (!row->live[j])
             continue;
         const double p = row->p[j], p_dot = p * (job->x[j] - lse);
-        const double dp = ref_dot(d_out, ref_value(&job->in, row, j), s->Dv) - delta;
-        const double dp_dot = ref_dot(d_out, job->v_dot + key * s->Dv, s->Dv) - delta_dot;
+        const double z = ref_factor(&job->in, row, j);
+        const double dp = z * ref_dot(d_out, ref_value(&job->in, row, j), s->Dv) - delta;
+        const double dp_dot = z * ref_dot(d_out, job->v_dot + key * s->Dv, s->Dv) - delta_dot;
         const double dx = p * dp, dx_dot = p_dot * dp + p * dp_dot;
         const double slope = slope_of(job, row, j, &slope_dot);
         const double g = scale * dx * slope;
@@ -141,7 +143,7 @@ static void change_gradients(const tangent_job *job, const ref_row *row, const d
         add_scaled(job->dq + at * s->D, g, k_dot, s->D);
         add_scaled(job->dk + key * s->D, g_dot, row->q, s->D);
         add_scaled(job->dk + key * s->D, g, q_dot, s->D);
-        add_scaled(job->dv + key * s->Dv, p_dot, d_out, s->Dv);
+        add_scaled(job->dv + key * s->Dv, z * p_dot, d_out, s->Dv);
         add_reads(job, row, j, dx, dx_dot);
     }
 }

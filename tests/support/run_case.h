@@ -14,6 +14,7 @@ typedef struct run_options {
     saccade_problem problem; /* of the case's mods */
     const char *level;
     const saccade_tensor *sinks;
+    const saccade_tensor *dropout; /* seed and offset */
     case_outputs want;
     const saccade_tensor *d_out, *d_lse; /* of backward */
     double start; /* backward: what d_sinks begins with and is added to; 0: overwritten */

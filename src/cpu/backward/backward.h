@@ -298,6 +298,15 @@ void backward_add_fixed(backward_worker *w, uint32_t n, int32_t r0, int32_t rows
                         int32_t past);
 void backward_end_fixed(const backward_job *job);
 
+/* ---- backward_drop.c ---- */
+
+/* Before weights: dP of rows [r0, r0 + rows) and keys [from, past) becomes z dP. After them:
+ * weights that dropout drops become 0; the factor of the others is dV's. */
+void backward_drop_incoming(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
+                            int32_t past);
+void backward_drop_weights(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
+                           int32_t past);
+
 /* ---- backward_tile.c ---- */
 
 void backward_run_tile(backward_worker *w);

@@ -213,7 +213,8 @@ static void run_keys(backward_worker *w, int64_t key_block)
         store(w, job->gradients->dk, SACCADE_GRADIENT_K, w->dk, job->g.dq_ld,
               (float)job->plan->problem.scale);
     if (b->has_dv)
-        store(w, job->gradients->dv, SACCADE_GRADIENT_V, w->dv, job->g.dv_ld, 1);
+        store(w, job->gradients->dv, SACCADE_GRADIENT_V, w->dv, job->g.dv_ld,
+              job->run->dropout.is_on ? job->run->dropout.factor : 1);
 }
 
 static void clear_touched(const backward_worker *w, int64_t head)

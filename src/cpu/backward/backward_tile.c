@@ -233,6 +233,7 @@ static void open_weights(const backward_worker *w, int32_t r0, int32_t from, int
 /* What follows a strip's weights; past: of all strips. */
 static void close_weights(backward_worker *w, open_strip *o, int32_t past)
 {
+    backward_drop_weights(w, o->r0, o->rows, o->from, o->past);
     if (w->job->backward->n_reads)
         backward_add_sums(w, o->r0, o->rows, o->from, o->past);
     clear_weights(w, o->r0, o->rows, o->past, past); /* scores were whole panels */
@@ -263,6 +264,7 @@ static int make_strip(backward_worker *w, int32_t r0, int32_t from, int32_t past
         make_scores(kernels->block, &scores);
     }
     backward_change_scores(w, r0, rows, from, past);
+    backward_drop_incoming(w, r0, rows, from, past);
     open_weights(w, r0, from, past, open);
     const int any_dead = is_nonfinite(w) && note_live(w, r0, rows, from, past);
     if (!kernels->overlap)

@@ -3,6 +3,7 @@
 #define SACCADE_CPU_FORWARD_ITEM_H
 
 #include "cpu/cpu.h"
+#include "cpu/kernels/drop.h"
 
 /* ---- the run that items belong to ---- */
 
@@ -147,6 +148,11 @@ void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows);
 /* Rows [r0, r0 + rows) of the item, whole strips of it, against keys [begin, end), block by
  * block; begin is the first key of one. */
 void item_run_blocks(cpu_worker *w, int64_t begin, int64_t end, int32_t r0, int32_t rows);
+
+/* ---- item_drop.c ---- */
+
+/* After softmax: weights of rows [r0, r0 + n_rows) that dropout drops become 0. */
+void item_drop(cpu_worker *w, const item_tile *t, int32_t r0, int32_t n_rows);
 
 /* ---- item_store.c ---- */
 

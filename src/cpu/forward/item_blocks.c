@@ -91,6 +91,7 @@ void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows)
     if (t.is_nonfinite)
         note_live(w, n_rows, w->s);
     k->softmax(w->s, CPU_BLOCK_KEYS, n_rows, n, most, w->m + r0, w->l + r0, w->alpha);
+    item_drop(w, &t, r0, n_rows);
     if (t.is_nonfinite) {
         scale_rows(w, r0, n_rows);
         careful_values(w, &t, r0, n_rows, 0);
@@ -181,6 +182,7 @@ static void run_decode(cpu_worker *w, const item_tile *t)
     const kv_view k = item_k(w);
     cpu_prefetch early = kv_prefetch(&k, t->j0 + t->n, EARLY);
     decode_softmax(w, t, decode_scores(w, t, 1, w->s), &early);
+    item_drop(w, t, 0, w->rows);
     const int32_t done = decode_values(w, t, EARLY);
     if (done == t->n)
         return;

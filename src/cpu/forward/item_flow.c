@@ -24,6 +24,7 @@ int item_can_stream(const cpu_worker *w)
     const cpu_job *job = w->job;
     return cpu_state_of(job->plan)->code && w->kernels->flow && job->g.is_shared
            && (!w->score.state || w->code.state) && !job->run->row_max
+           && !job->run->dropout.is_on
            && job->plan->problem.scale > 0;
 }
 

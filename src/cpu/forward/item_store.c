@@ -41,6 +41,13 @@ static void store_stats(const cpu_worker *w, int32_t r, double sink)
     store_stat(run->row_max, b, h, i, m);
 }
 
+/* Weights that dropout kept are divided by the part that is kept. */
+static void scale_kept(const cpu_worker *w, int32_t r)
+{
+    if (w->l[r] != 0)
+        w->l[r] /= w->job->run->dropout.factor;
+}
+
 /* Adds a row's sink to its sum, which may become infinite: then out is 0. Rows without a live
  * key stay such. */
 static void add_sink(const cpu_worker *w, int32_t r, double sink)
@@ -53,12 +60,15 @@ static void add_sink(const cpu_worker *w, int32_t r, double sink)
 static void finish_rows(const cpu_worker *w)
 {
     const plan_run *run = w->job->run;
-    for (int32_t r = 0; (run->lse || run->row_max || run->sinks.data) && r < w->rows; r++) {
+    const int is_any = run->lse || run->row_max || run->sinks.data || run->dropout.is_on;
+    for (int32_t r = 0; is_any && r < w->rows; r++) {
         const double sink =
             plan_sink_of(run, w->item.b, item_head_of(w, r), item_index_of(w, r) + w->shift);
         if (run->lse || run->row_max)
             store_stats(w, r, sink);
         add_sink(w, r, sink);
+        if (run->dropout.is_on)
+            scale_kept(w, r);
     }
 }
 
