@@ -105,6 +105,74 @@ def test_windows_sinks_and_callables():
     assert not torch.allclose(a, none)
 
 
+def packed(x, counts):
+    """[B, heads, n, dim] to [T, heads, dim] of the first counts of each."""
+    return torch.cat([x[b, :, :n].transpose(0, 1) for b, n in enumerate(counts)])
+
+
+def cumulative(counts):
+    return torch.tensor([0, *counts]).cumsum(0).int()
+
+
+@pytest.mark.parametrize("rows", [[3, 1, 5], [0, 1, 40]])
+def test_ragged_is_a_loop(rows):
+    q, k, v = given(40, 40)
+    of_q, of_k = cumulative(rows), cumulative(LENGTHS)
+    packed_q = torch.cat([q[b, :, 40 - n :].transpose(0, 1) for b, n in enumerate(rows)])
+    ids = torch.arange(40) // 9
+    live = st.mask("causal() && doc[kv] + 2 > doc[q]", doc=ids)
+    out, lse = st.cached_attention(
+        packed_q, packed(k, LENGTHS), packed(v, LENGTHS), live, cu_seqlens_q=of_q,
+        cu_seqlens_k=of_k, return_lse=True,
+    )
+    keys, values, table = in_pages(k, v, 8)
+    lengths = torch.tensor(LENGTHS).int()
+    paged = st.cached_attention(
+        packed_q, keys, values, live, cu_seqlens_q=of_q, block_table=table, seq_lens=lengths
+    )
+    for b, (n, m) in enumerate(zip(rows, LENGTHS)):
+        if n:
+            one = slice(b, b + 1), slice(None)
+            want, want_lse = st.cached_attention(
+                q[one][:, :, 40 - n :], k[one][:, :, :m], v[one][:, :, :m], live,
+                return_lse=True,
+            )
+            at = slice(of_q[b], of_q[b + 1])
+            for x, y in ((out, want), (paged, want), (lse[..., None], want_lse[..., None])):
+                torch.testing.assert_close(x[at].transpose(0, 1), y[0], rtol=1e-5, atol=1e-5)
+
+
+def test_quantised_keys_and_values():
+    q, k, v = given(2, 40)
+    lengths = torch.tensor(LENGTHS, dtype=torch.int32)
+
+    def as_codes(x, most):  # a scale for each key and head
+        scale = x.abs().amax(-1, keepdim=True) / most
+        return x / scale, scale
+
+    def attend(k, v, k_scale=None, v_scale=None):
+        return st.cached_attention(q, k, v, seq_lens=lengths, k_scale=k_scale, v_scale=v_scale)
+
+    for dtype, most in ((torch.int8, 127), (torch.float8_e4m3fn, 448), (torch.uint8, 7)):
+        made = []
+        for x in (k, v):
+            codes, scale = as_codes(x, most)
+            if dtype is torch.float8_e4m3fn:
+                codes = codes.to(dtype)
+                made.append((codes, scale, codes.float() * scale))
+                continue
+            codes = codes.round()
+            plain_codes = codes * scale
+            if dtype is torch.uint8:
+                halves = codes.int() & 15
+                codes = halves[..., ::2] | halves[..., 1::2] << 4
+            made.append((codes.to(dtype), scale, plain_codes))
+        (kc, ks, kp), (vc, vs, vp) = made
+        found, want = attend(kc, vc, ks, vs), attend(kp, vp)
+        torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(found, attend(k, v), atol=1e-5)
+
+
 def test_what_is_refused():
     q, k, v = given(1, 40)
     keys, values, table = in_pages(k, v, 4)

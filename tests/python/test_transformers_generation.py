@@ -118,3 +118,20 @@ def test_continuous_batching(name):
         given["attention_mask"] = torch.ones_like(given["input_ids"])
         want = tokens(model, "eager", given, max_new_tokens=7)[0, len(prompt) :].tolist()
         assert result.generated_tokens == want
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_packed_by_captures_is_ragged(window):
+    """What GPUs run beside what CPUs run, here both on the CPU; two rows belong to nobody."""
+    from saccade.torch.transformers import _of_one_sequence, _packed
+
+    torch.manual_seed(8)
+    of_q, of_k = torch.tensor([0, 3, 4, 9]), torch.tensor([0, 7, 8, 17])
+    q, k, v = (torch.randn(1, h, n, 16) for h, n in ((4, 11), (2, 17), (2, 17)))
+    live = _of_one_sequence(of_q, of_k, 11, 17, window)
+    want = st.cached_attention(q, k, v, live, q_offset=0).transpose(1, 2)
+    out, _ = _packed(
+        None, q, k, v, None, cu_seq_lens_q=of_q, cu_seq_lens_k=of_k, sliding_window=window
+    )
+    torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-6)
+    assert not out[:, 9:].any() and out[:, :9].any()

@@ -42,6 +42,9 @@ DTYPES = {
     "bf16": 21,
     "f32": 22,
     "f64": 23,
+    "e4m3": 30,
+    "e5m2": 31,
+    "i4": 32,
 }
 MAX_RANK = 8
 
@@ -179,6 +182,7 @@ class Problem(Record):
         ("v_scale_tokens", C.c_int32),
         ("v_scale_channels", C.c_int32),
         ("page", C.c_int64),
+        ("ragged", C.c_int32),
     ]
 
 
@@ -208,6 +212,14 @@ class Pages(Record):
     )
 
 
+class Ragged(Record):
+    _fields_ = (
+        [("size", C.c_size_t)]
+        + _tensors("cu_seqlens_q", "cu_seqlens_kv")
+        + [("max_q", C.c_int64), ("max_kv", C.c_int64), ("align_end", C.c_int32)]
+    )
+
+
 class ForwardArgs(Record):
     _fields_ = (
         [("size", C.c_size_t)]
@@ -215,7 +227,7 @@ class ForwardArgs(Record):
         + RUN_INPUTS
         + RUN_WORKSPACE
         + _tensors("sinks", "k_scale", "v_scale")
-        + [("pages", C.POINTER(Pages))]
+        + [("pages", C.POINTER(Pages)), ("ragged", C.POINTER(Ragged))]
     )
 
 
@@ -332,6 +344,7 @@ MIRRORS = {
     "saccade_block_indices": BlockIndices,
     "saccade_problem": Problem,
     "saccade_pages": Pages,
+    "saccade_ragged": Ragged,
     "saccade_forward_args": ForwardArgs,
     "saccade_backward_args": BackwardArgs,
     "saccade_tangent_args": TangentArgs,

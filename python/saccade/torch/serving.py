@@ -1,4 +1,5 @@
-"""Attention over cached keys, for those who serve: lengths and tables may lie on the GPU.
+"""Attention over cached keys and over sequences side by side, for those who serve: lengths and
+tables may lie on the GPU.
 
 No gradients. A call reads nothing of the GPU on the host and waits for nothing, so it can be
 recorded in a CUDA graph; plans are kept by shape of heads, dtypes and mods, never by length.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import ctypes as C
 import functools
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 
@@ -19,6 +20,10 @@ from .flex import MaskMod, ScoreMod
 from .mods import Resolved, dtype_name, view
 
 Lengths = Union[int, torch.Tensor]
+_QUANTISED = {torch.int8: "i8", torch.uint8: "i4"}
+for _name, _theirs in (("e4m3", "float8_e4m3fn"), ("e5m2", "float8_e5m2")):
+    if hasattr(torch, _theirs):
+        _QUANTISED[getattr(torch, _theirs)] = _name
 
 
 def cached_attention(
@@ -35,6 +40,12 @@ def cached_attention(
     indptr: Optional[torch.Tensor] = None,
     indices: Optional[torch.Tensor] = None,
     last_page_len: Optional[torch.Tensor] = None,
+    cu_seqlens_q: Optional[torch.Tensor] = None,
+    cu_seqlens_k: Optional[torch.Tensor] = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    k_scale: Optional[torch.Tensor] = None,
+    v_scale: Optional[torch.Tensor] = None,
     sinks: Optional[torch.Tensor] = None,
     out: Optional[torch.Tensor] = None,
     return_lse: bool = False,
@@ -46,39 +57,86 @@ def cached_attention(
     (an int, or int32 [B]) are live; or pools of pages [pages, Hkv, page, D] of any strides
     (NHD pools by transpose(1, 2)) with block_table [B, most] and seq_lens, or with indptr
     [B + 1], indices [all] and last_page_len [B]. int32 tensors, where the pool lies.
+    Ragged: with cu_seqlens_q [B + 1] query is [T, H, D], out [T, H, Dv] and lse [T, H]; with
+    cu_seqlens_k key is [T, Hkv, D] and value [T, Hkv, Dv]. max_seqlen_q and max_seqlen_k: no
+    sequence is longer; on the CPU 0 stands for what they are.
+    Quantised: key and value in float8_e4m3fn, float8_e5m2, int8, or int4 as uint8 of half the
+    width (low half first), with k_scale and v_scale [B|1, Hkv|1, groups of keys, groups of
+    channels], f32 or f16.
     q_offset: the position of the first query; "end": the last query stands at the last key.
     mask, score: text, saccade.mask and saccade.score, callables; they see logical positions.
     Tensors that they capture and scalars are read when the call runs. sinks [H]: as in
     flex_attention. out: written instead of a new tensor. Returns out, or (out, lse).
     """
-    _check(query, key, value, block_table, indices)
+    ragged = cu_seqlens_q is not None, cu_seqlens_k is not None
     paged = block_table is not None or indices is not None
+    form = _form_of(query, key, value, ragged, paged)
+    _check(query, key, value, form, block_table, indices)
     device = query.device.type
     mods = [
         None if m is None else _resolved(m, kind, device)
         for m, kind in ((score, "score"), (mask, "mask"))
     ]
-    plan = _plan(query, key, value, mods, scale, kernel_options, paged, sinks)
     if out is None:
-        out = query.new_empty((*query.shape[:3], value.shape[3]))
-    lse = query.new_empty(query.shape[:3], dtype=stats_dtype(query)) if return_lse else None
+        out = query.new_empty((*query.shape[:-1], form.Dv))
+    lse = query.new_empty(query.shape[:-1], dtype=stats_dtype(query)) if return_lse else None
     args = _Arguments(query.device)
-    args.tensors(q=query, k=key, v=value, out=out, lse=lse, sinks=sinks)
-    longest = key.shape[2]
+    args.tensors(q=query, out=out, lse=lse, sinks=sinks, k_scale=k_scale, v_scale=v_scale)
+    args.cache(k=key, v=value)
+    longest, B, Q = form.KV, form.B, form.Q
     if paged:
         longest = args.pages(key, block_table, indptr, indices, last_page_len)
-    args.positions(query, seq_lens, q_offset, longest, paged and last_page_len is not None)
+        B = (block_table.shape if block_table is not None else indptr[1:].shape)[0]
+    if any(ragged):
+        at_end = isinstance(q_offset, str)
+        B = args.ragged(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, at_end)
+        Q, longest = max_seqlen_q or Q, max_seqlen_k or longest
+        args.ragged_positions(B, seq_lens, None if at_end else q_offset)
+    else:
+        args.positions(B, Q, seq_lens, q_offset, longest, last_page_len is not None)
+    groups = *_groups(k_scale, longest, form.D), *_groups(v_scale, longest, form.Dv)
+    plan = _plan(query, form, mods, scale, kernel_options, (paged, any(ragged), groups), sinks)
     args.bind([m for m in mods if m is not None])
-    B, H, Q, D = query.shape
-    sizes = (B, H, key.shape[1], Q, longest, D, value.shape[3])
-    args.run(plan, plan.workspace(*sizes), query)
+    room = plan.workspace(B, form.H, form.Hkv, Q, longest, form.D, form.Dv)
+    args.run(plan, room, query)
     return (out, lse) if return_lse else out
 
 
-def _check(q, k, v, table, indices):
+class _Form(NamedTuple):
+    """Sizes of a call; Q and KV of all sequences together where they are ragged."""
+
+    B: int
+    H: int
+    Hkv: int
+    Q: int
+    KV: int
+    D: int
+    Dv: int
+    page: int
+    kv_dtype: str
+
+
+def _form_of(q, k, v, ragged, paged):
+    ranks = (3 if ragged[0] else 4), (3 if ragged[1] else 4)
+    for name, t, rank in (("query", q, ranks[0]), ("key", k, ranks[1]), ("value", v, ranks[1])):
+        if not isinstance(t, torch.Tensor) or t.dim() != rank or t.stride(-1) != 1:
+            raise ValueError(f"{name}: expected a tensor of rank {rank} with contiguous rows")
+    rows, keys = q.shape[0 if ragged[0] else 2], k.shape[0 if ragged[1] else 2]
+    H, Hkv, D = q.shape[1], k.shape[1], q.shape[-1]
+    wide = 2 if k.dtype is torch.uint8 else 1
+    kv_dtype = _QUANTISED.get(k.dtype) or dtype_name(k)
+    B = 1 if ragged[0] else q.shape[0]
+    page = keys if paged else 0
+    if wide * k.shape[-1] != D or k.shape[:-1] != v.shape[:-1] or k.dtype is not v.dtype:
+        raise ValueError(
+            f"got query {tuple(q.shape)}, key {tuple(k.shape)}, value {tuple(v.shape)}, "
+            "expected [.., D], [N, Hkv, n, D], [N, Hkv, n, Dv]"
+        )
+    return _Form(B, H, Hkv, rows, keys, D, wide * v.shape[-1], page, kv_dtype)
+
+
+def _check(q, k, v, form, table, indices):
     for name, t in (("query", q), ("key", k), ("value", v)):
-        if not isinstance(t, torch.Tensor) or t.dim() != 4 or t.stride(3) != 1:
-            raise ValueError(f"{name}: expected a tensor of rank 4 with contiguous rows")
         if t.device != q.device:
             raise ValueError(f"{name}: got device {t.device}, expected {q.device}")
         if t.requires_grad and torch.is_grad_enabled():
@@ -87,13 +145,8 @@ def _check(q, k, v, table, indices):
             )
     if table is not None and indices is not None:
         raise ValueError("got both block_table and indices, expected one")
-    if q.shape[1] % k.shape[1]:
-        raise ValueError(f"got {q.shape[1]} heads over {k.shape[1]}, expected a multiple")
-    if q.shape[3] != k.shape[3] or k.shape[:3] != v.shape[:3]:
-        raise ValueError(
-            f"got query {tuple(q.shape)}, key {tuple(k.shape)}, value {tuple(v.shape)}, "
-            "expected [.., D], [N, Hkv, n, D], [N, Hkv, n, Dv]"
-        )
+    if form.H % form.Hkv:
+        raise ValueError(f"got {form.H} heads over {form.Hkv}, expected a multiple")
 
 
 @functools.lru_cache(maxsize=256)
@@ -105,27 +158,45 @@ def _resolved(mod, kind, device):
     return _of_text(mod, kind, device) if type(mod) is str else Resolved(mod, kind, device)
 
 
-def _plan(q, k, v, mods, scale, options, paged, sinks):
+def _groups(scale, keys, dim):
+    """(keys, channels) that share one of its numbers; 0: all."""
+    if scale is None:
+        return 0, 0
+    found = []
+    keys_and_channels = ("keys", scale.shape[-2], keys), ("channels", scale.shape[-1], dim)
+    for name, n, extent in keys_and_channels:
+        if n > extent or extent % n:
+            raise ValueError(
+                f"scale: got {n} groups of {name}, expected a divisor of {extent}"
+            )
+        found.append(0 if n == 1 else extent // n)
+    return tuple(found)
+
+
+def _plan(q, form, mods, scale, options, kind, sinks):
+    paged, ragged, groups = kind
     backend = backend_of(options) if options else "auto"
     device = q.device.type
     if backend == "auto":
         backend = "ref" if q.dtype is torch.float64 and device == "cpu" else device
-    B, H, _, D = q.shape
     bound = [m.bound if m is not None else None for m in mods]
+    names = "k_scale_tokens", "k_scale_channels", "v_scale_tokens", "v_scale_channels"
     extra = (
-        ("page", k.shape[2] if paged else 0),
+        ("page", form.page if paged else 0),
+        ("ragged", int(ragged)),
         ("sinks_dtype", abi.DTYPES[dtype_name(sinks)] if sinks is not None else 0),
+        *zip(names, groups),
     )
     with torch.cuda.device_of(q):
         return objects.plan(
             objects.context(torch.get_num_threads() if device == "cpu" else 0),
-            B if backend == "cuda" else 0,
-            H,
-            k.shape[1],
-            D,
-            v.shape[3],
+            form.B if backend == "cuda" else 0,
+            form.H,
+            form.Hkv,
+            form.D,
+            form.Dv,
             dtype_name(q),
-            dtype_name(k),
+            form.kv_dtype,
             scale,
             *bound,
             backend,
@@ -135,14 +206,29 @@ def _plan(q, k, v, mods, scale, options, paged, sinks):
         )
 
 
+def _cache_view(t):
+    """A view of keys or values; int4 as twice as many elements."""
+    name = _QUANTISED.get(t.dtype)
+    if name is None:
+        return view(t)
+    cuda = t.is_cuda
+    shape, stride = tuple(t.shape), tuple(t.stride())
+    if name == "i4":
+        shape = *shape[:-1], 2 * shape[-1]
+        stride = *[2 * s for s in stride[:-1]], 1
+    return objects.View(
+        t.data_ptr(), name, int(cuda), t.get_device() if cuda else 0, shape, stride
+    )
+
+
 class _Arguments:
     """saccade_forward_args and what they point to."""
 
     def __init__(self, device):
         self.args, self.keep, self.device = abi.ForwardArgs(), [], device
 
-    def tensor(self, t):
-        made = objects.c_tensor(view(t))
+    def tensor(self, t, of=view):
+        made = objects.c_tensor(of(t))
         self.keep.append((made, t))
         return C.pointer(made)
 
@@ -150,6 +236,10 @@ class _Arguments:
         for name, t in given.items():
             if t is not None:
                 setattr(self.args, name, self.tensor(t))
+
+    def cache(self, **given):
+        for name, t in given.items():
+            setattr(self.args, name, self.tensor(t, _cache_view))
 
     def _table(self, name, t, rank):
         if not isinstance(t, torch.Tensor) or t.dtype is not torch.int32 or t.dim() != rank:
@@ -166,14 +256,35 @@ class _Arguments:
         else:
             p.table, most = self._table("indices", indices, 1), indices.shape[0]
             p.indptr = self._table("indptr", indptr, 1)
+            p.KV = most * pool.shape[2]
             if last_page_len is not None:
                 p.last_page_len = self._table("last_page_len", last_page_len, 1)
         self.keep.append(p)
         self.args.pages = C.pointer(p)
         return most * pool.shape[2]
 
-    def positions(self, q, seq_lens, q_offset, longest, by_pages):
-        p, B, Q = abi.Positions(), q.shape[0], q.shape[2]
+    def ragged(self, of_q, of_k, max_q, max_k, at_end):
+        """How many sequences there are."""
+        r = abi.Ragged(max_q=int(max_q), max_kv=int(max_k), align_end=int(at_end))
+        if of_q is not None:
+            r.cu_seqlens_q = self._table("cu_seqlens_q", of_q, 1)
+        if of_k is not None:
+            r.cu_seqlens_kv = self._table("cu_seqlens_k", of_k, 1)
+        self.keep.append(r)
+        self.args.ragged = C.pointer(r)
+        return (of_q if of_q is not None else of_k).shape[0] - 1
+
+    def ragged_positions(self, B, seq_lens, q_offset):
+        p = abi.Positions()
+        if seq_lens is not None:
+            p.kv_len = self._length("seq_lens", seq_lens, B)
+        if q_offset is not None:
+            p.q_offset = self._length("q_offset", q_offset, B)
+        self.keep.append(p)
+        self.args.positions = C.pointer(p)
+
+    def positions(self, B, Q, seq_lens, q_offset, longest, by_pages):
+        p = abi.Positions()
         length = seq_lens if seq_lens is not None else longest
         if by_pages and seq_lens is None:
             if isinstance(q_offset, str):

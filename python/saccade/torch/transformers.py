@@ -140,20 +140,33 @@ def _packed(
         raise ValueError(
             f"saccade: got cu_seq_lens of {cu_q.shape[0]} and {cu_k.shape[0]}, expected as many"
         )
-    row, q_at = _places(cu_q, query.shape[2])
-    of_key, k_at = _places(cu_k, key.shape[2])
+    change = None if softcap is None else score("softcap(c)", c=float(softcap))
+    options = dict(scale=scaling, sinks=s_aux)
+    if query.is_cuda:
+        live = _of_one_sequence(cu_q, cu_k, query.shape[2], key.shape[2], sliding_window)
+        out = cached_attention(query, key, value, live, change, q_offset=0, **options)
+        return out.transpose(1, 2).contiguous(), None
+    rows, keys, values = (t[0].transpose(0, 1) for t in (query, key, value))
+    live = "causal()" if sliding_window is None else f"last_keys({int(sliding_window)})"
+    out = torch.zeros(*rows.shape[:2], values.shape[2], dtype=rows.dtype)
+    cached_attention(
+        rows, keys, values, live, change, cu_seqlens_q=cu_q.int(), cu_seqlens_k=cu_k.int(),
+        out=out, **options,
+    )
+    return out.unsqueeze(0), None
+
+
+def _of_one_sequence(cu_q, cu_k, rows, keys, window):
+    """The mask that keeps sequences apart where one batch is all of them, by captures."""
+    row, q_at = _places(cu_q, rows)
+    of_key, k_at = _places(cu_k, keys)
     past = (cu_k.diff() - cu_q.diff()).int()
     n = past.shape[0]  # rows of none, by which a batch may be padded
     q_at = q_at + torch.nn.functional.pad(past, (0, 1))[row]
     text, captures = "s[q] == t[kv] && i[q] >= j[kv]", dict(s=row, t=of_key, i=q_at, j=k_at)
-    if sliding_window is not None:
-        text, captures["W"] = text + " && i[q] - j[kv] < W", int(sliding_window)
-    change = None if softcap is None else score("softcap(c)", c=float(softcap))
-    live = mask(f"{text} && s[q] < n", **captures, n=n)
-    out = cached_attention(
-        query, key, value, live, change, scale=scaling, q_offset=0, sinks=s_aux
-    )
-    return out.transpose(1, 2).contiguous(), None
+    if window is not None:
+        text, captures["W"] = text + " && i[q] - j[kv] < W", int(window)
+    return mask(f"{text} && s[q] < n", **captures, n=n)
 
 
 def _places(cumulative, n):
