@@ -19,27 +19,32 @@
 #include <cmocka.h>
 
 /* Emulated tiles take most of the time: where better levels serve, those take turns. */
-static const cpu_backward_kernels *emulated(int turn)
+static const cpu_backward_kernels *emulated(int is_f16, int turn)
 {
     const cpu_level level = cpu_features_get()->level;
-    const cpu_backward_kernels *list[3] = {&cpu_backward_bf16_tiles_portable};
+    const cpu_backward_kernels *list[3][2] = {
+        {&cpu_backward_bf16_tiles_portable, &cpu_backward_f16_tiles_portable}};
     int n = 1;
 #if HAVE_LEVEL_AVX2
-    if (level >= CPU_AVX2)
-        list[n++] = &cpu_backward_bf16_tiles_avx2;
+    if (level >= CPU_AVX2) {
+        list[n][0] = &cpu_backward_bf16_tiles_avx2;
+        list[n++][1] = &cpu_backward_f16_tiles_avx2;
+    }
 #endif
 #if HAVE_LEVEL_AVX512
-    if (level >= CPU_AVX512)
-        list[n++] = &cpu_backward_bf16_tiles_avx512;
+    if (level >= CPU_AVX512) {
+        list[n][0] = &cpu_backward_bf16_tiles_avx512;
+        list[n++][1] = &cpu_backward_f16_tiles_avx512;
+    }
 #endif
     (void)level;
-    return list[turn % n];
+    return list[turn % n][is_f16];
 }
 
-static void check(backward_case *c, int turn)
+static void check_one(backward_case *c, int is_f16, int turn)
 {
     backward_case_run r;
-    c->kernels = emulated(turn);
+    c->kernels = emulated(is_f16, turn);
     backward_case_make(c, &r);
     backward_case_check(&r, NULL, 2, BACKWARD_PROVEN, NULL);
     if (c->forward.mask)
@@ -51,6 +56,17 @@ static int is_slow(void)
 {
     return HAS_ADDRESS_SANITIZER || HAS_THREAD_SANITIZER
            || getenv("SACCADE_TEST_EMULATED") != NULL;
+}
+
+/* In bf16 and in f16. */
+static void check(backward_case *c, int turn)
+{
+    char text[96];
+    check_one(c, 0, turn);
+    if (is_slow() && turn % 2)
+        return;
+    c->forward = case_in_f16(&c->forward, text);
+    check_one(c, 1, turn + 1);
 }
 
 static void shapes(void **state)
@@ -130,19 +146,28 @@ static uint16_t *element(const saccade_tensor *t, int64_t i, int64_t d)
     return (uint16_t *)t->data + i * t->stride[2] + d * t->stride[3];
 }
 
+static uint16_t number(int is_f16, float x)
+{
+    return is_f16 ? f16_from_f32(x) : bf16_from_f32(x);
+}
+
 /* What lies where nothing is live must not reach a gradient. */
 static void poison(void **state)
 {
     (void)state;
-    for (int n = 0; n < 4; n++) {
+    for (int n = 0; n < 8; n++) {
+        const int is_f16 = n >= 4;
         backward_case_run r;
-        const backward_case c = {.forward = {.problem = "b1 h1 q70 kv200 d32 bf16",
+        const backward_case c = {.forward = {.problem = is_f16 ? "b1 h1 q70 kv200 d32 f16"
+                                                               : "b1 h1 q70 kv200 d32 bf16",
                                              .mask = "kv + 5 < q || kv % 7 == 3 && q > 2",
                                              .seed = 9},
-                                 .kernels = emulated(n)};
+                                 .kernels = emulated(is_f16, n)};
         backward_case_make(&c, &r);
-        *element(n % 2 ? &r.f.v.t : &r.f.k.t, 195, 3) = bf16_from_f32(n < 2 ? NAN : INFINITY);
-        *element(n % 2 ? &r.d_out.t : &r.f.q.t, 1, 5) = bf16_from_f32(n < 2 ? INFINITY : NAN);
+        *element(n % 2 ? &r.f.v.t : &r.f.k.t, 195, 3) =
+            number(is_f16, n % 4 < 2 ? NAN : INFINITY);
+        *element(n % 2 ? &r.d_out.t : &r.f.q.t, 1, 5) =
+            number(is_f16, n % 4 < 2 ? INFINITY : NAN);
         backward_case_solve(&r);
         backward_case_check(&r, NULL, 2, BACKWARD_PROVEN, NULL);
         backward_case_free(&r);
@@ -164,7 +189,8 @@ static void with_amx(const char *problem, const char *mask, const char *score, u
         assert_true(real[n] && made[n]);
     }
     backward_case_check(&r, "amx", 2, BACKWARD_PROVEN, real);
-    r.c.kernels = &cpu_backward_bf16_tiles_avx512;
+    r.c.kernels = r.f.dtype == SACCADE_F16 ? &cpu_backward_f16_tiles_avx512
+                                           : &cpu_backward_bf16_tiles_avx512;
     backward_case_check(&r, "amx", 1, BACKWARD_PROVEN, made);
     for (int n = 0; n < BACKWARD_GRADIENTS; n++) {
         assert_memory_equal(real[n], made[n], backward_case_bytes(&r, n));
@@ -186,8 +212,14 @@ static void level(void **state)
     with_amx("b1 h2/1 q70 kv200 d40 dv72 bf16", NULL, NULL, 1);
     with_amx("b1 h1 q100 kv230 d64 bf16", "q + 60 >= kv", NULL, 2);
     with_amx("b1 h2 q33 kv50 d32 bf16", "(q + kv) % 3 == 0", "20 * tanh(score / 20)", 3);
+    with_amx("b1 h1 q70 kv200 d40 f16", "q + 60 >= kv", "score * h_scale[h]", 4);
     assert_int_equal(amx_trap_count() > count, is_trapped);
     amx_trap_end();
+    plan_problem p = {.dtype = SACCADE_BF16, .kv_dtype = SACCADE_BF16};
+    p.out_dtype = SACCADE_BF16;
+    assert_ptr_equal(cpu_backward_kernels_for(&p, CPU_AMX), &cpu_backward_bf16_tiles_amx);
+    p.out_dtype = SACCADE_F32; /* dO's, which tiles do not take */
+    assert_ptr_equal(cpu_backward_kernels_for(&p, CPU_AMX), &cpu_backward_f32_avx512);
 }
 #else
 static void level(void **state)

@@ -183,13 +183,21 @@ typedef struct backward_job {
     int32_t *first, *past; /* [B][H][Q] live keys, where the mask has limits */
     backward_span *spans;  /* [B][H][row_blocks], likewise */
     backward_fixed fixed[BACKWARD_READS];
-    uint64_t dense; /* reads whose positions add along lines of the gradient, a bit each */
+    atomic_int is_wild; /* an input holds an infinity or NaN (backward_careful.c) */
+    uint64_t dense;     /* reads whose positions add along lines of the gradient, a bit each */
 } backward_job;
 
 /* The chunk's dQ [dq_rows][dq_ld] of query head `head` of the wave, and which of its blocks of
  * rows it holds: the others were never written. */
 float *backward_partial_of(const backward_job *job, int64_t chunk, int64_t head);
 uint8_t *backward_touched_of(const backward_job *job, int64_t chunk, int64_t head);
+
+/* ---- backward_careful.c ---- */
+
+/* The same with the kernels' careful ones, if there are any. */
+cpu_backward_plan backward_careful_of(const cpu_backward_plan *backward);
+/* Whether the run must take them, asked before its rows are found. */
+int backward_is_wild(backward_job *job);
 
 /* ---- backward_rows.c ---- */
 

@@ -53,8 +53,8 @@ void backward_begin_threads(backward_job *job)
             w->results[k] =
                 (float *)(void *)(base + at.results)
                 + (k - 1) * (uint32_t)(job->backward->kernels->block->strip * BACKWARD_KEYS);
-        w->p = job->backward->kernels->step > 1 ? base + at.p : (char *)w->s;
-        w->ds = job->backward->kernels->step > 1 ? base + at.ds : (char *)w->dp;
+        w->p = job->backward->kernels->is_apart ? base + at.p : (char *)w->s;
+        w->ds = job->backward->kernels->is_apart ? base + at.ds : (char *)w->dp;
         w->dk = (float *)(void *)(base + at.dk);
         w->dv = (float *)(void *)(base + at.dv);
         w->turned = (float *)(void *)(base + at.turned);

@@ -85,6 +85,8 @@ saccade_status cpu_backward_create(const saccade_plan *plan, arena *arena,
         wanted[1 + n] = reads[n].node;
     TRY(pass_value_and_gradient(score, wanted, 1 + out->n_reads, arena, &all, nodes, err));
     TRY(split_results(all, nodes, reads, arena, out, results, err));
+    if (out->has_slopes && out->kernels->careful)
+        out->kernels = out->kernels->careful;
     return out->n_results > 1 ? compile(plan, all, results, arena, out, err) : SACCADE_OK;
 }
 
@@ -145,7 +147,8 @@ backward_scratch backward_scratch_of(const saccade_plan *plan,
     const cpu_state *state = cpu_state_of(plan);
     const pass_limits *limits = plan_limits(&plan->problem);
     const size_t tile = (size_t)BACKWARD_ROWS * BACKWARD_KEYS * sizeof(float);
-    const size_t pairs = backward->kernels->step > 1 ? tile / 2 : 0;
+    const size_t pairs =
+        backward->kernels->is_apart ? tile / (size_t)backward->kernels->step : 0;
     backward_scratch at;
     size_t end = 4096; /* backward_worker itself */
     place(g->k_turned, &at.k_turned, &end);
@@ -249,7 +252,9 @@ size_t cpu_backward_workspace(const saccade_plan *plan, const cpu_backward_plan 
 {
     const saccade_sizes s = whole_sizes(plan, sizes);
     const int is_least = !gradients || gradients->is_least;
-    return backward_geometry_of(plan, backward, sizes).bytes
+    const cpu_backward_plan careful = backward_careful_of(backward);
+    return (size_t)larger((int64_t)backward_geometry_of(plan, backward, sizes).bytes,
+                          (int64_t)backward_geometry_of(plan, &careful, sizes).bytes)
            + backward_places_bytes(plan, backward, &s, gradients)
            + (is_least ? 0 : backward_fixed_bytes(backward, gradients));
 }

@@ -136,6 +136,10 @@ saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *b
     job.spans = (backward_span *)(void *)(job.memory + job.g.span_off);
     backward_begin_places(plan, backward, run, gradients, job.memory + job.g.bytes, &places);
     backward_begin_threads(&job);
+    if (backward_is_wild(&job)) {
+        const cpu_backward_plan careful = backward_careful_of(backward);
+        return cpu_backward(plan, &careful, run, gradients, err);
+    }
     par_for(s->B * s->H * job.g.row_blocks, plan->threads, backward_find_rows, &job);
     backward_sum_sinks(&job, gradients);
     backward_begin_captures(&job);

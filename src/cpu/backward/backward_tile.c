@@ -8,6 +8,7 @@
 #include "base/convert.h"
 #include "base/integers.h"
 
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -277,9 +278,11 @@ static int make_strip(backward_worker *w, int32_t r0, int32_t from, int32_t past
 /* The weight of row r and key j as a product takes it. */
 static float weight_at(const backward_worker *w, const void *weights, int32_t r, int32_t j)
 {
+    const cpu_backward_kernels *kernels = w->job->backward->kernels;
     const uint16_t *pairs = weights;
-    if (w->job->backward->kernels->step == 1)
+    if (!kernels->is_apart)
         return ((const float *)weights)[r * LD + j];
+    assert(kernels->step == 2); /* others are for finite operands */
     return bf16_to_f32(pairs[(r / 2 * LD + j) * 2 + r % 2]);
 }
 

@@ -4,6 +4,7 @@
 #define SACCADE_CPU_KERNELS_AMX_SPLIT_H
 
 #include "cpu/kernels/amx_units.h"
+#include "cpu/kv/kv_rows.h"
 
 /* Bytes of 32 elements of a row of A, and of a step of B: high parts, then low parts. */
 enum { SPLIT_ROW = 2 * TILE_BYTES, SPLIT_BYTES = 2 * UNIT_BYTES };
@@ -27,6 +28,26 @@ static ALWAYS_INLINE void store_split(bf16 *p, const vf x[TILE_DEPTH / VF])
         vf_to_bf16(p + TILE_DEPTH + c * VF, x[c] - vf_from_bf16(p + c * VF));
     }
 #endif
+}
+
+/* 32 elements of row j from d on as high and low parts, 0 past the row's end, which is never
+ * read. Not 0: one of them is infinite or NaN. */
+static inline unsigned load_split(const cpu_rows *from, int64_t j, int32_t d,
+                                  bf16 parts[2 * TILE_DEPTH])
+{
+    const uint16_t *row = (const uint16_t *)(const void *)(from->base + j * from->stride);
+    const int32_t left = from->dim - d;
+    uint16_t part[TILE_DEPTH] = {0};
+    unsigned nonfinite = 0;
+    vf x[TILE_DEPTH / VF];
+    if (left > 0)
+        memcpy(part, row + d, (size_t)(left < TILE_DEPTH ? left : TILE_DEPTH) * sizeof *part);
+    for (int32_t c = 0; c < TILE_DEPTH; c++)
+        nonfinite |= (part[c] & 0x7c00) == 0x7c00;
+    for (int32_t c = 0; c < TILE_DEPTH; c += VF)
+        x[c / VF] = vf_from_f16(part + c);
+    store_split(parts, x);
+    return nonfinite;
 }
 
 /* C += A x one part of a step of B; A lies in registers 4 and 5. */

@@ -11,7 +11,7 @@
 #include "cpu/kernels/backward_kernels.h"
 #include "cpu/kernels/vec.h"
 
-#include "cpu/kernels/amx_units.h"
+#include "cpu/kernels/amx_columns.h"
 #include "cpu/kernels/weight_pairs.h"
 
 /* C += 32 dims x 32 rows of A times 16 pairs of rows x 32 keys of B, of rows b_stride apart. */
@@ -198,7 +198,6 @@ static ALWAYS_INLINE unsigned take_whole(const char *row, int64_t stride,
 }
 #endif
 
-/* Pairs are 32-bit words: squares of VF pairs x VF dims are transposed. */
 static CPU_PACK_VALUES(pack_columns)
 {
     unsigned nonfinite = 0;
@@ -213,32 +212,9 @@ static CPU_PACK_VALUES(pack_columns)
             else
 #endif
                 nonfinite |= take_pairs(from, i, n, d, pairs);
-            for (int32_t c = 0; c < UNIT; c += VF)
-                for (int32_t r = 0; r < TILE_ROWS; r += VF) {
-                    vf square[VF];
-                    for (int32_t t = 0; t < VF; t++)
-                        square[t] = vf_load((const float *)(const void *)pairs[r + t][c]);
-                    vf_transpose(square);
-                    for (int32_t t = 0; t < VF; t++)
-                        vf_store(out + (c + t) * TILE_ROWS + r, square[t]);
-                }
+            turn_pairs(pairs, out);
         }
     return (int)nonfinite;
-}
-
-/* ---- sums ---- */
-
-static CPU_TURN_SUMS(turn_sums)
-{
-    for (int32_t j = 0; j < keys; j += VF)
-        for (int32_t d = 0; d < dims; d += VF) {
-            vf square[VF];
-            for (int32_t t = 0; t < VF; t++)
-                square[t] = vf_load(from + (int64_t)(d + t) * from_ld + j);
-            vf_transpose(square);
-            for (int32_t t = 0; t < VF; t++)
-                vf_store(to + (int64_t)(j + t) * to_ld + d, square[t]);
-        }
 }
 
 #if defined(LEVEL_AMX)
@@ -251,6 +227,7 @@ const cpu_backward_kernels LEVEL_NAME(cpu_backward_bf16_tiles) = {
     .block = &LEVEL_NAME(cpu_bf16_tiles),
     .step = 2,
     .depth = TILE_DEPTH,
+    .is_apart = 1,
     .weights = weights,
     .overlap = overlap,
     .turned = turned,

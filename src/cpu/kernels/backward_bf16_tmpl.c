@@ -13,6 +13,7 @@ const cpu_backward_kernels cpu_backward_bf16_dot = {
     .block = &cpu_bf16_dot,
     .step = 2,
     .depth = 2,
+    .is_apart = 1,
     .weights = weigh_pairs,
     .turned = turned,
     .row_dots = cpu_row_dots_avx512,

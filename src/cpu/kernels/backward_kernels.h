@@ -60,8 +60,12 @@ typedef struct cpu_strip_scores {
 
 typedef struct cpu_backward_kernels {
     const cpu_kernels *block; /* scores, values and what packs their operands */
-    int32_t step;             /* rows of a step of `turned` */
+    int32_t step;             /* rows of which `turned` has [ld] four bytes each */
     int32_t depth;            /* rows that `turned` takes at a time: weights fill them up */
+    int32_t is_apart;         /* P and dS of `turned` lie apart from S and dP */
+    /* Kernels in f32 for runs whose inputs are not finite and for problems with slopes, which
+     * these do not take; NULL: these are good for all. */
+    const struct cpu_backward_kernels *careful;
     CPU_WEIGHTS((*weights));
     CPU_OVERLAP((*overlap)); /* NULL: nothing is gained, weights follow their scores */
     CPU_TURNED((*turned));
@@ -96,6 +100,9 @@ CPU_STORE_GRADIENT(cpu_store_gradient_avx512);
 /* backward_amx_tmpl.c: tiles, emulated in levels other than AMX */
 extern const cpu_backward_kernels cpu_backward_bf16_tiles_portable,
     cpu_backward_bf16_tiles_avx2, cpu_backward_bf16_tiles_avx512, cpu_backward_bf16_tiles_amx;
+/* backward_amx_f16_tmpl.c: the same for f16 */
+extern const cpu_backward_kernels cpu_backward_f16_tiles_portable, cpu_backward_f16_tiles_avx2,
+    cpu_backward_f16_tiles_avx512, cpu_backward_f16_tiles_amx;
 /* backward_f32_tmpl.c; backward_bf16_tmpl.c: AVX512-BF16 */
 extern const cpu_backward_kernels cpu_backward_f32_portable, cpu_backward_f32_avx2,
     cpu_backward_f32_avx512, cpu_backward_bf16_dot;

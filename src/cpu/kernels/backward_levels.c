@@ -13,6 +13,7 @@ typedef struct backward_choice {
 static const backward_choice choices[] = {
 #if HAVE_LEVEL_AMX
     {CPU_AMX, &cpu_bf16_tiles_amx, &cpu_backward_bf16_tiles_amx},
+    {CPU_AMX, &cpu_f16_tiles_amx, &cpu_backward_f16_tiles_amx},
     {CPU_AVX512, &cpu_bf16_dot, &cpu_backward_bf16_dot},
 #endif
 #if HAVE_LEVEL_AVX512
@@ -24,11 +25,19 @@ static const backward_choice choices[] = {
     {CPU_PORTABLE, NULL, &cpu_backward_f32_portable},
 };
 
+/* Kernels that go with forward's take rows of its dtype alone, those of dO too. */
+static int fits(const backward_choice *c, const plan_problem *problem, int32_t level)
+{
+    return c->level <= level
+           && (!c->forward
+               || (c->forward == cpu_kernels_for(problem, level)
+                   && problem->out_dtype == problem->dtype));
+}
+
 const cpu_backward_kernels *cpu_backward_kernels_for(const plan_problem *problem, int32_t level)
 {
-    const cpu_kernels *forward = cpu_kernels_for(problem, level);
     const backward_choice *c = choices;
-    while (c->level > level || (c->forward && c->forward != forward))
+    while (!fits(c, problem, level))
         c++;
     return c->kernels;
 }

@@ -70,26 +70,6 @@ SOFTMAX(softmax, row_exp)
 
 /* ---- packing ---- */
 
-/* 32 elements of row j from d on as high and low parts, 0 past the row's end, which is never
- * read. Not 0: one of them is infinite or NaN. */
-static unsigned load_split(const cpu_rows *from, int64_t j, int32_t d,
-                           bf16 parts[2 * TILE_DEPTH])
-{
-    const uint16_t *row = (const uint16_t *)(const void *)(from->base + j * from->stride);
-    const int32_t left = from->dim - d;
-    uint16_t part[TILE_DEPTH] = {0};
-    unsigned nonfinite = 0;
-    vf x[TILE_DEPTH / VF];
-    if (left > 0)
-        memcpy(part, row + d, (size_t)(left < TILE_DEPTH ? left : TILE_DEPTH) * sizeof *part);
-    for (int32_t c = 0; c < TILE_DEPTH; c++)
-        nonfinite |= (part[c] & 0x7c00) == 0x7c00;
-    for (int32_t c = 0; c < TILE_DEPTH; c += VF)
-        x[c / VF] = vf_from_f16(part + c);
-    store_split(parts, x);
-    return nonfinite;
-}
-
 static CPU_PACK_ROWS(pack_rows)
 {
     for (int32_t i = 0; i < padded; i++)

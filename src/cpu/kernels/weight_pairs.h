@@ -35,6 +35,14 @@ static ALWAYS_INLINE void store_second(uint16_t *to, two_rows x)
     _mm256_storeu_si256((__m256i *)(void *)to, _mm512_extracti64x4_epi64(x, 1));
 }
 
+static ALWAYS_INLINE void widen_two(two_rows x, vf row[2])
+{
+    const __m512i first = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(x));
+    const __m512i second = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(x, 1));
+    row[0] = _mm512_castsi512_ps(_mm512_slli_epi32(first, 16));
+    row[1] = _mm512_castsi512_ps(_mm512_slli_epi32(second, 16));
+}
+
 #else
 
 typedef struct two_rows {
@@ -66,6 +74,12 @@ static ALWAYS_INLINE void store_first(uint16_t *to, two_rows x)
 static ALWAYS_INLINE void store_second(uint16_t *to, two_rows x)
 {
     memcpy(to, x.row[1], sizeof x.row[1]);
+}
+
+static ALWAYS_INLINE void widen_two(two_rows x, vf row[2])
+{
+    row[0] = vf_from_bf16(x.row[0]);
+    row[1] = vf_from_bf16(x.row[1]);
 }
 
 #endif
