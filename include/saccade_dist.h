@@ -151,7 +151,8 @@ SACCADE_API int64_t saccade_plan_row_tile(const saccade_plan *plan, const saccad
 
 /* Called by all ranks at the same time, with equal problems and shard plans (EINVAL if not);
  * `mask` is the problem's among those of the shard plan. The shard plan and what the transport
- * points to are borrowed until destroy. Runs on CPUs. */
+ * points to are borrowed until destroy. Runs on CPUs; on CUDA saccade_dist_forward_local and
+ * its backward do. */
 SACCADE_API saccade_status saccade_dist_create(saccade_context *context,
                                                const saccade_problem *problem,
                                                const saccade_shard_plan *shards, int32_t mask,
@@ -183,6 +184,21 @@ SACCADE_API saccade_status saccade_dist_forward(saccade_dist *dist,
 SACCADE_API saccade_status saccade_dist_backward(saccade_dist *dist,
                                                  const saccade_backward_args *args,
                                                  saccade_error *err);
+/* The two of them without an exchange, for keys that the caller has gathered: q, out, lse,
+ * row_max, d_out and d_q are of this rank's rows, k and v of the whole sequence, of which what
+ * saccade_shard_needs names for the rank is read, and what lies beside it in a block of keys
+ * must be finite. d_k and d_v are of the whole sequence too, and with captures' gradients this
+ * rank's part: the caller adds them up over ranks. On CPUs, and on CUDA, where the plan's
+ * problem names the back end; there prepare comes first without a block mask too (mask NULL).
+ * Ranks that hold no rows make no such call. */
+SACCADE_API saccade_status saccade_dist_forward_local(saccade_dist *dist,
+                                                      const saccade_forward_args *args,
+                                                      saccade_error *err);
+SACCADE_API saccade_status saccade_dist_backward_local(saccade_dist *dist,
+                                                       const saccade_backward_args *args,
+                                                       saccade_error *err);
+SACCADE_API size_t saccade_dist_local_workspace(const saccade_dist *dist, int64_t B,
+                                                int is_backward);
 /* Bytes of workspace for this run; needs its tensors' shapes, not their data. Asks nothing of
  * other ranks. */
 SACCADE_API saccade_status saccade_dist_backward_workspace(const saccade_dist *dist,

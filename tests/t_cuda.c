@@ -2,7 +2,9 @@
  * and sm_80 without spills, the cache. Parts that find no NVRTC skip, and say so. With a GPU:
  * t_cuda_device.c and t_cuda_devices.c. */
 #include "support/chunk_case.h"
+#include "support/short_run.h"
 
+#include "api/api.h"
 #include "base/convert.h"
 #include "cuda/cuda.h"
 
@@ -334,6 +336,97 @@ static void programs_of_chunks(void **state)
     }
 }
 
+/* Some rows of a sequence, gradients too: no program spills, and decode has none. */
+static void programs_of_rows(void **state)
+{
+    static const struct {
+        const char *score, *arch;
+        int D;
+    } rows[] = {
+        {NULL, "sm_90a", 128}, {"softcap(20)", "sm_90a", 128}, {"alibi()", "sm_80", 64}};
+    (void)state;
+    if (!has_compiler()) {
+        print_message("no NVRTC on this machine: nothing compiled\n");
+        skip();
+    }
+    for (size_t i = 0; i < (is_short_run() ? 1 : sizeof rows / sizeof rows[0]); i++) {
+        saccade_error err = {0};
+        saccade_plan *plan = NULL;
+        saccade_problem p;
+        saccade_problem_init(&p);
+        p.sizes = (saccade_sizes){.H = 4, .Hkv = 2, .D = rows[i].D, .Dv = rows[i].D};
+        p.dtype = SACCADE_BF16;
+        p.backend = "cuda";
+        p.arch = rows[i].arch;
+        p.gradients = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V;
+        p.mask = case_mod(SACCADE_MASK, "causal()");
+        p.score = rows[i].score ? case_mod(SACCADE_SCORE, rows[i].score) : NULL;
+        if (api_plan_create(NULL, &p, 1, &plan, &err) != SACCADE_OK)
+            fail_msg("%s", err.message);
+        const cu_state *s = plan->state;
+        assert_null(s->programs[CU_DECODE].image.code);
+        assert_int_equal(cu_row_tile(plan, NULL) % ROW_BLOCK, 0);
+        for (int n = 0; n < CU_PROGRAMS; n++)
+            if (s->programs[n].image.report.spill_bytes)
+                fail_msg("%s, %s: %d bytes spilled", cu_program_kinds[n].name, p.arch,
+                         s->programs[n].image.report.spill_bytes);
+        saccade_plan_destroy(plan);
+        saccade_mod_destroy((saccade_mod *)p.mask);
+        saccade_mod_destroy((saccade_mod *)p.score);
+    }
+}
+
+/* 1 live and proven whole, 2 live, by block; transposed runs have keys for rows. */
+static void spread_runs(const mask_runs *r, int64_t head, uint8_t *to, int64_t columns)
+{
+    for (int64_t row = 0; row < r->rows; row++) {
+        int64_t live = 0, at = head * r->rows + row;
+        for (int64_t i = r->row_begin[at]; i < r->row_begin[at + 1]; i++)
+            for (int32_t j = 0; j < r->runs[i].count; j++, live++) {
+                assert_int_equal(to[row * columns + r->runs[i].first + j], 0);
+                to[row * columns + r->runs[i].first + j] = r->runs[i].full ? 1 : 2;
+            }
+        assert_int_equal(live, r->row_live[at]);
+    }
+}
+
+/* Block by block: what is here of a block mask is what the mask has there. */
+static void rows_of_block_masks(void **state)
+{
+    enum { N = 1000, UNIT = 64, BLOCKS = 16 };
+    static const plan_part parts[] = {{64, 192, 0}, {384, 64, 192}, {832, 168, 256}};
+    static const int there[] = {1, 2, 3, 6, 13, 14, 15};
+    const plan_rows rows = {parts, 3, N};
+    enum { HERE = sizeof there / sizeof there[0] };
+    saccade_mod *mod =
+        case_mod(SACCADE_MASK, "h == 0 ? q >= kv : (q / 64 * 5 + kv / 50) % 3 != 1");
+    const saccade_sizes sizes = {1, 2, 2, N, N, 64, 64};
+    saccade_block_mask *mask = NULL;
+    (void)state;
+    assert_int_equal(
+        saccade_block_mask_create(NULL, mod, &sizes, NULL, NULL, 0, NULL, &mask, NULL), 0);
+    assert_int_equal(cu_row_count(&rows), 424);
+    for (int transposed = 0; transposed < 2; transposed++) {
+        const mask_runs *r;
+        cu_selected own;
+        assert_int_equal(mask_runs_for(mask, UNIT, UNIT, transposed, &r, NULL), 0);
+        assert_int_equal(cu_select_rows(r, &rows, UNIT, transposed, &own, NULL), 0);
+        for (int64_t h = 0; h < 2; h++) {
+            uint8_t all[BLOCKS * BLOCKS] = {0}, here[BLOCKS * BLOCKS] = {0};
+            spread_runs(r, h, all, BLOCKS);
+            spread_runs(&own.r, h, here, BLOCKS);
+            for (int i = 0; i < HERE; i++)
+                for (int j = 0; j < BLOCKS; j++)
+                    assert_int_equal(transposed ? here[j * BLOCKS + i] : here[i * BLOCKS + j],
+                                     transposed ? all[j * BLOCKS + there[i]]
+                                                : all[there[i] * BLOCKS + j]);
+        }
+        cu_selected_free(&own);
+    }
+    saccade_block_mask_destroy(mask);
+    saccade_mod_destroy(mod);
+}
+
 /* Results in f32 of bf16 and f16 problems: the same tiles, and no program spills. */
 static void programs_of_f32_results(void **state)
 {
@@ -634,7 +727,8 @@ static void bad_arch(void **state)
     assert_null(plan);
 }
 
-int main(void)
+/* An argument runs only the tests that it names, as in cmocka's patterns. */
+int main(int argc, char **argv)
 {
     char folder[] = "/tmp/saccade-cuda-XXXXXX";
     if (!getenv("SACCADE_CACHE_DIR") && mkdtemp(folder))
@@ -654,9 +748,12 @@ int main(void)
         cmocka_unit_test(no_spills),
         cmocka_unit_test(no_spills_in_wide_heads),
         cmocka_unit_test(programs_of_chunks),
+        cmocka_unit_test(programs_of_rows), cmocka_unit_test(rows_of_block_masks),
         cmocka_unit_test(programs_of_f32_results), cmocka_unit_test(programs_of_sinks),
         cmocka_unit_test(second_plan_is_cached),
         cmocka_unit_test(peak_compiles),
     };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

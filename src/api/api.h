@@ -169,15 +169,23 @@ saccade_status api_read_gradients(const saccade_plan *plan, const saccade_backwa
 
 /* ---- dist_api.c ---- */
 
-/* q, k and v of this rank's rows and keys; the run's sizes are those of the whole sequence. */
+/* q of this rank's rows, k and v of so many keys; the run's sizes are those of the whole
+ * sequence. */
 struct saccade_dist;
 saccade_status api_read_shard(const struct saccade_dist *dist, const api_inputs *in,
-                              plan_run *run, saccade_error *err);
+                              int64_t n_keys, plan_run *run, saccade_error *err);
+/* Outputs of this rank's rows into *run. */
+saccade_status api_read_shard_outputs(const struct saccade_dist *dist,
+                                      const saccade_forward_args *args, plan_run *run,
+                                      saccade_error *err);
+/* EINVAL where a gradient has two elements in one place: sums are made once, over ranks. */
+saccade_status api_check_shard_gradients(const api_backward_call *call, saccade_error *err);
 
 /* ---- plan_api.c ---- */
 
-/* has_chunks: every run brings a chunk table. context may be NULL. */
+/* is_part: every run computes some rows of a sequence, and on the host brings a chunk table.
+ * context may be NULL. */
 saccade_status api_plan_create(const saccade_context *context, const saccade_problem *problem,
-                               int has_chunks, saccade_plan **out, saccade_error *err);
+                               int is_part, saccade_plan **out, saccade_error *err);
 
 #endif

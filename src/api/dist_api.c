@@ -92,7 +92,7 @@ static saccade_status create(saccade_context *context, const saccade_problem *pr
     FAIL_IF_GOTO(p.gradients & SACCADE_GRADIENT_SINKS, SACCADE_EBACKEND,
                  "dist: got SACCADE_GRADIENT_SINKS, expected none: ranks do not add them up");
     FAIL_IF_GOTO(!plan->solver->row_tile, SACCADE_EBACKEND,
-                 "dist: back end %s computes no part of a sequence, expected cpu",
+                 "dist: back end %s computes no part of a sequence, expected cpu or cuda",
                  plan->backend->name);
     TRY_GOTO(dist_agree(transport, digest, is_heard, err));
     *is_heard = 0;
@@ -139,7 +139,11 @@ saccade_status saccade_dist_prepare(const saccade_dist *dist, const saccade_bloc
                                     saccade_error *err)
 {
     FAIL_IF(!dist, SACCADE_EINVAL, "prepare: got NULL, expected one rank's part of a plan");
-    return saccade_plan_prepare(dist->plan, mask, err);
+    if (mask)
+        return saccade_plan_prepare(dist->plan, mask, err);
+    return dist->plan->backend->device == SACCADE_CPU
+               ? SACCADE_OK
+               : dist->plan->solver->prepare(dist->plan, NULL, err);
 }
 
 /* ---- running ---- */
@@ -158,25 +162,40 @@ static int64_t batch_of(const api_inputs *in)
     return 1;
 }
 
-saccade_status api_read_shard(const saccade_dist *d, const api_inputs *in, plan_run *run,
-                              saccade_error *err)
+saccade_status api_read_shard(const saccade_dist *d, const api_inputs *in, int64_t n_keys,
+                              plan_run *run, saccade_error *err)
 {
     const plan_problem *p = &d->plan->problem;
+    const saccade_device_kind device = d->plan->backend->device;
     int64_t q[4] = {0, p->sizes.H, d->n_rows, p->sizes.D};
     if (d->n_rows) {
-        TRY(api_check_tensor(in->q, &(api_expected){"q", p->dtype, 4, SACCADE_CPU}, q, err));
+        TRY(api_check_tensor(in->q, &(api_expected){"q", p->dtype, 4, device}, q, err));
         run->q = in->q;
     }
-    int64_t k[4] = {q[0], p->sizes.Hkv, d->n_keys, p->sizes.D};
-    int64_t v[4] = {q[0], p->sizes.Hkv, d->n_keys, p->sizes.Dv};
-    if (d->n_keys) {
-        TRY(api_check_tensor(in->k, &(api_expected){"k", p->kv_dtype, 4, SACCADE_CPU}, k, err));
+    int64_t k[4] = {q[0], p->sizes.Hkv, n_keys, p->sizes.D};
+    int64_t v[4] = {q[0], p->sizes.Hkv, n_keys, p->sizes.Dv};
+    if (n_keys) {
+        TRY(api_check_tensor(in->k, &(api_expected){"k", p->kv_dtype, 4, device}, k, err));
         v[0] = k[0];
-        TRY(api_check_tensor(in->v, &(api_expected){"v", p->kv_dtype, 4, SACCADE_CPU}, v, err));
+        TRY(api_check_tensor(in->v, &(api_expected){"v", p->kv_dtype, 4, device}, v, err));
         run->k = in->k;
         run->v = in->v;
     }
-    run->sizes = dist_sizes(d, d->n_rows ? q[0] : d->n_keys ? k[0] : batch_of(in));
+    run->sizes = dist_sizes(d, d->n_rows ? q[0] : n_keys ? k[0] : batch_of(in));
+    return SACCADE_OK;
+}
+
+saccade_status api_read_shard_outputs(const saccade_dist *d, const saccade_forward_args *a,
+                                      plan_run *run, saccade_error *err)
+{
+    saccade_sizes local = run->sizes;
+    local.Q = d->n_rows;
+    if (!d->n_rows)
+        return SACCADE_OK;
+    TRY(api_check_outputs(d->plan, a, &local, err));
+    run->out = a->out;
+    run->lse = a->lse;
+    run->row_max = a->row_max;
     return SACCADE_OK;
 }
 
@@ -190,17 +209,13 @@ static saccade_status forward(saccade_dist *d, const saccade_forward_args *args,
     saccade_forward_args_init(&a);
     TRY(RECORD_READ(&a, args, "arguments"));
     const api_inputs in = API_INPUTS_OF(a);
-    TRY(api_read_shard(d, &in, &run, err));
+    FAIL_IF(d->plan->backend->device != SACCADE_CPU, SACCADE_EBACKEND,
+            "dist forward: keys are gathered on the host alone, expected "
+            "saccade_dist_forward_local");
+    TRY(api_read_shard(d, &in, d->n_keys, &run, err));
     TRY(api_read_sinks(d->plan, in.sinks, d->n_rows, &run, err));
     TRY(api_read_context(d->plan, &in, &run, &captures, err));
-    if (d->n_rows) {
-        saccade_sizes local = run.sizes;
-        local.Q = d->n_rows;
-        TRY(api_check_outputs(d->plan, &a, &local, err));
-        run.out = a.out;
-        run.lse = a.lse;
-        run.row_max = a.row_max;
-    }
+    TRY(api_read_shard_outputs(d, &a, &run, err));
     TRY(api_read_workspace(&in, saccade_dist_workspace(d, run.sizes.B), &run, err));
     return dist_forward(d, &run, err);
 }

@@ -3,8 +3,7 @@
 #include "api/api.h"
 #include "dist/dist.h"
 
-/* A place for each element: sums over places are made once, over ranks. */
-static saccade_status check_places(const api_backward_call *call, saccade_error *err)
+saccade_status api_check_shard_gradients(const api_backward_call *call, saccade_error *err)
 {
     const plan_gradients *g = &call->gradients;
     if (g->dq)
@@ -24,12 +23,15 @@ static saccade_status read_call(const saccade_dist *d, const saccade_backward_ar
 {
     FAIL_IF(!args, SACCADE_EINVAL, "dist backward: got NULL, expected arguments");
     TRY(api_start_backward(d->plan, args, "dist backward", call, err));
-    TRY(api_read_shard(d, &call->in, &call->run, err));
+    FAIL_IF(d->plan->backend->device != SACCADE_CPU, SACCADE_EBACKEND,
+            "dist backward: keys are gathered on the host alone, expected "
+            "saccade_dist_backward_local");
+    TRY(api_read_shard(d, &call->in, d->n_keys, &call->run, err));
     TRY(api_read_sinks(d->plan, call->in.sinks, d->n_rows, &call->run, err));
     TRY(api_read_context(d->plan, &call->in, &call->run, &call->captures, err));
     TRY(api_read_gradients(d->plan, &call->args, d->n_rows, &call->run, call->captured,
                            &call->gradients, err));
-    return check_places(call, err);
+    return api_check_shard_gradients(call, err);
 }
 
 static size_t workspace_of(const saccade_dist *d, const api_backward_call *call)

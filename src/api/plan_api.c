@@ -31,7 +31,7 @@ static saccade_status find_backend(const char *name, const plan_backend **out,
 /* The plan that `problem`, checked for its size only, asks for; destroyed by the caller also
  * after a failure. */
 static saccade_status fill_plan(const saccade_context *context, const saccade_problem *problem,
-                                int has_chunks, saccade_plan *plan, saccade_error *err)
+                                int is_part, saccade_plan *plan, saccade_error *err)
 {
     static _Atomic uint64_t n_plans;
     plan->number = atomic_fetch_add(&n_plans, 1) + 1;
@@ -39,12 +39,13 @@ static saccade_status fill_plan(const saccade_context *context, const saccade_pr
     plan->level = context->level;
     TRY(find_backend(problem->backend, &plan->backend, err));
     TRY(plan_derive(problem, plan, err));
-    plan->problem.has_chunks |= has_chunks;
+    plan->problem.has_rows = is_part;
+    plan->problem.has_chunks |= is_part && plan->backend->device == SACCADE_CPU;
     return plan_choose(plan, plan->backend->solvers, err);
 }
 
 saccade_status api_plan_create(const saccade_context *context, const saccade_problem *problem,
-                               int has_chunks, saccade_plan **out, saccade_error *err)
+                               int is_part, saccade_plan **out, saccade_error *err)
 {
     saccade_context defaults;
     if (!context) {
@@ -54,7 +55,7 @@ saccade_status api_plan_create(const saccade_context *context, const saccade_pro
     saccade_plan *plan = calloc(1, sizeof *plan);
     FAIL_IF_NULL(plan);
     arena_init(&plan->arena);
-    const saccade_status status = fill_plan(context, problem, has_chunks, plan, err);
+    const saccade_status status = fill_plan(context, problem, is_part, plan, err);
     if (status == SACCADE_OK)
         *out = plan;
     else

@@ -41,8 +41,9 @@ static space space_of(const saccade_plan *plan, const saccade_sizes *s)
 size_t cu_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
                              const plan_gradients *gradients)
 {
+    const saccade_sizes local = cu_local_sizes(plan, sizes);
     (void)gradients;
-    return space_of(plan, sizes).bytes;
+    return space_of(plan, &local).bytes;
 }
 
 /* ---- parameters ---- */
@@ -243,7 +244,7 @@ static saccade_status start(const saccade_plan *plan, const plan_run *run,
                          && cu_backward_is_suited(run->block_mask, BWD_ROWS, tile_keys);
     l.a.driver = driver;
     l.a.stream = run->stream;
-    TRY(cu_backward_find_runs(s, run, is_tiles, &runs, err));
+    TRY(cu_backward_find_runs(plan, run, is_tiles, &runs, err));
     fill_tiles(problem, runs.tiles, is_tiles ? tile_keys : plain_keys, &l.p.f);
     fill_queries(problem, runs.queries, &l.p);
     TRY(run_captures(problem->score, run->score_env.tensors, l.a.captures, err));
@@ -257,12 +258,14 @@ saccade_status cu_backward(const saccade_plan *plan, const plan_run *run,
 {
     const cu_state *s = plan->state;
     const cu_driver *driver;
+    plan_run local;
     void *pushed;
     FAIL_IF(!s->is_present, SACCADE_EBACKEND, "cuda: no device here runs %s", s->arch);
     TRY(run_check_positions(s, run, err));
+    TRY(cu_local_run(plan, run, &local, err));
     TRY(cu_get_driver(&driver, err));
     TRY(cu_enter(driver, run->q->device.index, &pushed, err));
-    const saccade_status status = start(plan, run, gradients, driver, err);
+    const saccade_status status = start(plan, &local, gradients, driver, err);
     cu_leave(driver, pushed);
     return status;
 }

@@ -15,7 +15,6 @@ saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_blo
     const cu_state *s = plan->state;
     const cu_form *plain = &s->programs[CU_BWD_PLAIN].form;
     const int tile_keys = s->programs[CU_BWD_TILES].form.tile.keys, keys = plain->tile.keys;
-    const size_t l2 = (size_t)s->device.l2_bytes;
     const cu_driver *driver;
     FAIL_AT(!cu_backward_is_suited(mask, BWD_ROWS, keys), SACCADE_EINVAL, "block_mask", 0, 0,
             "got imported blocks of %d x %d, expected multiples of %d x %d for gradients",
@@ -23,17 +22,17 @@ saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_blo
             BWD_ROWS, keys);
     TRY(cu_get_driver(&driver, err));
     if (cu_backward_has_tiles(s) && cu_backward_is_suited(mask, BWD_ROWS, tile_keys))
-        TRY(cu_runs_make(driver, device, mask, BWD_ROWS, tile_keys, 0, sizes, l2, err));
-    TRY(cu_runs_make(driver, device, mask, BWD_ROWS, keys, 0, sizes, l2, err));
-    return cu_runs_make(driver, device, mask, BWD_ROWS, plain->backward.rows, 1, sizes, l2,
+        TRY(cu_runs_make(driver, device, mask, BWD_ROWS, tile_keys, 0, sizes, plan, err));
+    TRY(cu_runs_make(driver, device, mask, BWD_ROWS, keys, 0, sizes, plan, err));
+    return cu_runs_make(driver, device, mask, BWD_ROWS, plain->backward.rows, 1, sizes, plan,
                         err);
 }
 
-static saccade_status find(const plan_run *run, int keys, int group, const cu_runs **out,
-                           saccade_error *err)
+static saccade_status find(const saccade_plan *plan, const plan_run *run, int keys, int group,
+                           const cu_runs **out, saccade_error *err)
 {
     const int device = run->q->device.index;
-    *out = cu_runs_find(device, run->block_mask, BWD_ROWS, keys, group, &run->sizes);
+    *out = cu_runs_find(device, run->block_mask, BWD_ROWS, keys, group, &run->sizes, plan);
     FAIL_IF(!*out, SACCADE_EINVAL,
             "cuda: got a block mask that has no copy for backward on device %d for this batch, "
             "expected saccade_plan_prepare first",
@@ -41,15 +40,16 @@ static saccade_status find(const plan_run *run, int keys, int group, const cu_ru
     return SACCADE_OK;
 }
 
-saccade_status cu_backward_find_runs(const cu_state *s, const plan_run *run, int is_tiles,
-                                     cu_backward_runs *out, saccade_error *err)
+saccade_status cu_backward_find_runs(const saccade_plan *plan, const plan_run *run,
+                                     int is_tiles, cu_backward_runs *out, saccade_error *err)
 {
+    const cu_state *s = plan->state;
     const cu_form *plain = &s->programs[CU_BWD_PLAIN].form;
     *out = (cu_backward_runs){NULL, NULL};
     if (!run->block_mask)
         return SACCADE_OK;
     if (is_tiles)
-        return find(run, s->programs[CU_BWD_TILES].form.tile.keys, 0, &out->tiles, err);
-    TRY(find(run, plain->tile.keys, 0, &out->tiles, err));
-    return find(run, plain->backward.rows, 1, &out->queries, err);
+        return find(plan, run, s->programs[CU_BWD_TILES].form.tile.keys, 0, &out->tiles, err);
+    TRY(find(plan, run, plain->tile.keys, 0, &out->tiles, err));
+    return find(plan, run, plain->backward.rows, 1, &out->queries, err);
 }

@@ -99,6 +99,7 @@ static void put_config(const plan_problem *p, const cu_form *form, strbuf *out)
         {"DV", (p->gradients & SACCADE_GRADIENT_V) != 0},
         {"TM", form->backward.rows},
         {"PARTS", form->backward.parts},
+        {"ROWS", p->has_rows},
         {"Q_SHARED", 0},
         {"SCALE_FIRST", 0},
         {"SINKS", cu_sinks_code(p)},

@@ -18,7 +18,8 @@ static blocks blocks_for(const cu_state *s, cu_program program, const saccade_bl
     const int is_decode = cu_program_kinds[program].operation == CU_OP_DECODE;
     blocks x = {is_decode ? DECODE_BLOCK_Q : run_rows(form), form->tile.keys,
                 is_decode ? cu_group(sizes) : 1};
-    if (imported >= sizes->Q && x.rows >= sizes->Q) /* one row of blocks holds all queries */
+    if (!s->has_rows && imported >= sizes->Q
+        && x.rows >= sizes->Q) /* one row of blocks holds all queries */
         x.rows = imported;
     return x;
 }
@@ -73,8 +74,7 @@ static saccade_status make_runs(const saccade_plan *plan, const saccade_block_ma
             continue; /* decode takes all aligned rows of these sizes */
         has_decode |= kind->operation == CU_OP_DECODE;
         const blocks x = blocks_for(s, (cu_program)i, mask, sizes);
-        TRY(cu_runs_make(driver, device, mask, x.rows, x.keys, x.group, sizes,
-                         (size_t)s->device.l2_bytes, err));
+        TRY(cu_runs_make(driver, device, mask, x.rows, x.keys, x.group, sizes, plan, err));
         n++;
     }
     return n ? SACCADE_OK : unsuited(s, mask, err);
@@ -88,11 +88,14 @@ saccade_status cu_prepare(const saccade_plan *plan, const saccade_block_mask *ma
     void *context = NULL;
     int device = 0;
     FAIL_IF(!s->is_present, SACCADE_EBACKEND, "cuda: no device here runs %s", s->arch);
-    TRY(cu_runs_check(&plan->problem, mask, err));
     TRY(cu_get_driver(&driver, err));
     driver->context_current(&context);
     if (context)
         driver->context_device(&device);
+    TRY(cu_place_rows(plan, driver, device, err));
+    if (!mask)
+        return SACCADE_OK;
+    TRY(cu_runs_check(&plan->problem, mask, err));
     saccade_sizes sizes = mask_get_view(mask)->sizes;
     if (sizes.B == 1 && plan->problem.sizes.B > 1) /* one mask for a batch the plan hints at */
         sizes.B = plan->problem.sizes.B;
@@ -100,21 +103,24 @@ saccade_status cu_prepare(const saccade_plan *plan, const saccade_block_mask *ma
     sizes.Hkv = plan->problem.sizes.Hkv;
     sizes.D = plan->problem.sizes.D;
     sizes.Dv = plan->problem.sizes.Dv;
+    sizes = cu_local_sizes(plan, &sizes);
     TRY(make_runs(plan, mask, device, &sizes, err));
     return plan->problem.gradients
                ? cu_backward_make_runs(plan, mask, device, &sizes, err)
                : SACCADE_OK;
 }
 
-saccade_status run_find_runs(const cu_state *s, const plan_run *run, cu_program program,
+saccade_status run_find_runs(const saccade_plan *plan, const plan_run *run, cu_program program,
                              const cu_runs **out, saccade_error *err)
 {
+    const cu_state *s = plan->state;
     const int device = run->q->device.index;
     *out = NULL;
     if (!run->block_mask)
         return SACCADE_OK;
     const blocks x = blocks_for(s, program, run->block_mask, &run->sizes);
-    *out = cu_runs_find(device, run->block_mask, x.rows, x.keys, x.group, &run->sizes);
+    *out = cu_runs_find(device, run->block_mask, x.rows, x.keys, x.group, &run->sizes,
+                        plan);
     FAIL_IF(!*out, SACCADE_EINVAL,
             "cuda: got a block mask that has no copy on device %d for this batch, expected "
             "saccade_plan_prepare first",

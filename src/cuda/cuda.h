@@ -218,10 +218,11 @@ typedef struct cu_runs {
 /* Device copy for these tiles, made on first use (may allocate; prepare does it). order covers
  * B x H of the sizes given. group: so many heads share a row, whose blocks are live where one
  * head's are (mask_h then steps by groups). group 0: transposed, runs of blocks of rows for
- * each block of keys; order then covers B x Hkv. */
+ * each block of keys; order then covers B x Hkv. A plan with rows of its own has copies of its
+ * own, of those rows. */
 saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_block_mask *mask,
                             int rows, int keys, int group, const saccade_sizes *sizes,
-                            size_t l2_bytes, saccade_error *err);
+                            const saccade_plan *plan, saccade_error *err);
 /* Where rows of blocks of a run's head 0 begin: block masks are of all heads. */
 cu_ptr cu_runs_start(const cu_runs *runs, const plan_problem *problem);
 /* EINVAL where a plan's heads do not begin with a group of the mask's. */
@@ -229,7 +230,7 @@ saccade_status cu_runs_check(const plan_problem *problem, const saccade_block_ma
                              saccade_error *err);
 /* The copy made before, or NULL. */
 const cu_runs *cu_runs_find(int device, const saccade_block_mask *mask, int rows, int keys,
-                            int group, const saccade_sizes *sizes);
+                            int group, const saccade_sizes *sizes, const saccade_plan *plan);
 
 /* ---- head_groups.c ---- */
 
@@ -323,11 +324,38 @@ struct cu_state {
     cu_loaded programs[CU_PROGRAMS];
     _Atomic uint64_t ready; /* bit per device: attributes set */
     int is_present;         /* there is a device for arch */
+    cu_ptr row_shift;       /* on row_device: where rows stand, see row_parts.c; 0: none */
+    int row_device, has_rows;
     cu_device device;       /* what the plan was tuned for */
 };
 
 saccade_status cu_load_programs(cu_state *s, const cu_driver *driver, saccade_error *err);
 void cu_free_programs(cu_state *s);
+
+/* ---- row_parts.c: plans with some rows of a sequence ---- */
+
+/* Rows that are here. */
+int64_t cu_row_count(const plan_rows *rows);
+/* With Q the rows that are here; without plan->rows the same. */
+saccade_sizes cu_local_sizes(const saccade_plan *plan, const saccade_sizes *sizes);
+saccade_status cu_local_run(const saccade_plan *plan, const plan_run *run, plan_run *out,
+                            saccade_error *err);
+/* Makes the table of where rows stand; allocates. */
+saccade_status cu_place_rows(const saccade_plan *plan, const cu_driver *driver, int device,
+                             saccade_error *err);
+void cu_free_rows(cu_state *s);
+/* Runs of the rows that are here; free with cu_selected_free, after a failure too. unit: rows
+ * of a block, which divides where parts begin. */
+typedef struct cu_selected {
+    mask_runs r;
+    int64_t *begin, *live;
+    saccade_run *runs;
+} cu_selected;
+saccade_status cu_select_rows(const mask_runs *r, const plan_rows *rows, int unit,
+                              int is_transposed, cu_selected *out, saccade_error *err);
+void cu_selected_free(cu_selected *s);
+/* plan_solver.row_tile */
+int64_t cu_row_tile(const saccade_plan *plan, const saccade_sizes *sizes);
 
 /* ---- program_text.c ---- */
 

@@ -71,8 +71,8 @@ typedef struct cu_backward_runs {
     const cu_runs *tiles;   /* blocks of queries for each tile of keys */
     const cu_runs *queries; /* bwd_queries: blocks of keys for each tile of queries */
 } cu_backward_runs;
-saccade_status cu_backward_find_runs(const cu_state *s, const plan_run *run, int is_tiles,
-                                     cu_backward_runs *out, saccade_error *err);
+saccade_status cu_backward_find_runs(const saccade_plan *plan, const plan_run *run,
+                                     int is_tiles, cu_backward_runs *out, saccade_error *err);
 
 /* ---- backward_launch.c ---- */
 

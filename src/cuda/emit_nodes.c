@@ -72,7 +72,7 @@ static void put_size(const emitter *e, strbuf *out, int which)
         strbuf_puts(out, "p.B");
         break;
     case SIZE_Q:
-        strbuf_puts(out, "p.M");
+        strbuf_puts(out, e->problem->has_rows ? "p.M_all" : "p.M");
         break;
     case SIZE_KV:
         strbuf_puts(out, "p.N");

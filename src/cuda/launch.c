@@ -66,16 +66,18 @@ saccade_status cu_forward(const saccade_plan *plan, const plan_run *run, saccade
     cu_program program = CU_MAIN;
     const cu_driver *driver;
     const cu_runs *runs;
+    plan_run local;
     void *pushed;
     FAIL_IF(!s->is_present, SACCADE_EBACKEND, "cuda: no device here runs %s", s->arch);
     TRY(run_check_positions(s, run, err));
-    TRY(run_choose_program(s, run, &program, err));
-    FAIL_IF(run_groups(run_tiles_form(s, program), &run->sizes) > INT32_MAX, SACCADE_ELIMIT,
+    TRY(cu_local_run(plan, run, &local, err));
+    TRY(run_choose_program(s, &local, &program, err));
+    FAIL_IF(run_groups(run_tiles_form(s, program), &local.sizes) > INT32_MAX, SACCADE_ELIMIT,
             "cuda: got too many rows for one run");
-    TRY(run_find_runs(s, run, program, &runs, err));
+    TRY(run_find_runs(plan, &local, program, &runs, err));
     TRY(cu_get_driver(&driver, err));
     TRY(cu_enter(driver, run->q->device.index, &pushed, err));
-    const saccade_status status = launch(plan, driver, run, program, runs, err);
+    const saccade_status status = launch(plan, driver, &local, program, runs, err);
     cu_leave(driver, pushed);
     return status;
 }

@@ -11,6 +11,7 @@ typedef struct copy {
     struct copy *next;
     int device, rows, keys, group;
     int64_t B, H;
+    uint64_t plan; /* whose rows alone it is of; 0: all rows */
     cu_runs runs;
 } copy;
 
@@ -32,21 +33,27 @@ static void destroy_copies(void *data)
     }
 }
 
+static uint64_t owner_of(const saccade_plan *plan)
+{
+    return plan->rows ? plan->number : 0;
+}
+
 static copy *find(const mask_device_copy *slot, int device, int rows, int keys, int group,
-                  const saccade_sizes *sizes)
+                  const saccade_sizes *sizes, const saccade_plan *plan)
 {
     for (copy *c = slot->data; c; c = c->next)
         if (c->device == device && c->rows == rows && c->keys == keys && c->group == group
-            && c->B == sizes->B && c->H == sizes->H)
+            && c->B == sizes->B && c->H == sizes->H && c->plan == owner_of(plan))
             return c;
     return NULL;
 }
 
 const cu_runs *cu_runs_find(int device, const saccade_block_mask *mask, int rows, int keys,
-                            int group, const saccade_sizes *sizes)
+                            int group, const saccade_sizes *sizes, const saccade_plan *plan)
 {
     pthread_mutex_lock(&lock);
-    const copy *c = find(mask_device_slot(mask, &slot_key), device, rows, keys, group, sizes);
+    const copy *c = find(mask_device_slot(mask, &slot_key), device, rows, keys, group, sizes,
+                         plan);
     pthread_mutex_unlock(&lock);
     return c ? &c->runs : NULL;
 }
@@ -192,13 +199,28 @@ saccade_status cu_runs_check(const plan_problem *problem, const saccade_block_ma
     return SACCADE_OK;
 }
 
+static saccade_status upload_rows(const cu_driver *driver, const copy *c, const mask_runs *r,
+                                  const saccade_sizes *s, const saccade_plan *plan,
+                                  cu_runs *out, saccade_error *err)
+{
+    const size_t l2 = (size_t)((const cu_state *)plan->state)->device.l2_bytes;
+    cu_selected own;
+    if (!plan->rows)
+        return upload_groups(driver, c->device, r, c->group, s, l2, out, err);
+    saccade_status status = cu_select_rows(r, plan->rows, c->rows, c->group == 0, &own, err);
+    if (status == SACCADE_OK)
+        status = upload_groups(driver, c->device, &own.r, c->group, s, l2, out, err);
+    cu_selected_free(&own);
+    return status;
+}
+
 saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_block_mask *mask,
                             int rows, int keys, int group, const saccade_sizes *sizes,
-                            size_t l2_bytes, saccade_error *err)
+                            const saccade_plan *plan, saccade_error *err)
 {
     const mask_runs *r;
     saccade_status status = SACCADE_OK;
-    if (cu_runs_find(device, mask, rows, keys, group, sizes))
+    if (cu_runs_find(device, mask, rows, keys, group, sizes, plan))
         return SACCADE_OK;
     TRY(mask_runs_for(mask, rows, keys, group == 0, &r, err));
     copy *c = calloc(1, sizeof *c);
@@ -208,8 +230,9 @@ saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_b
                 .keys = keys,
                 .group = group,
                 .B = sizes->B,
-                .H = sizes->H};
-    status = upload_groups(driver, device, r, group, sizes, l2_bytes, &c->runs, err);
+                .H = sizes->H,
+                .plan = owner_of(plan)};
+    status = upload_rows(driver, c, r, sizes, plan, &c->runs, err);
     if (status != SACCADE_OK) {
         free(c);
         return status;

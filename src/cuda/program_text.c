@@ -45,6 +45,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"PACKED", kind->is_packed},
         {"CHUNKS", p->has_chunks},
         {"SINKS", cu_sinks_code(p)},
+        {"ROWS", p->has_rows},
         {"Q_SHARED", cu_is_q_shared((int)p->sizes.D, (int)p->sizes.Dv)},
         {"SCALE_FIRST", p->scale <= 0 && s->facts.score != CU_SCORE_GENERAL},
         {"REGS_PRODUCER", groups == 1   ? 56

@@ -43,7 +43,7 @@ run_decode_sizes run_decode_space(const cu_state *s, const saccade_sizes *sizes,
 saccade_status run_choose_program(const cu_state *s, const plan_run *run, cu_program *out,
                                   saccade_error *err);
 /* The block mask's runs in that program's blocks; NULL without a block mask. */
-saccade_status run_find_runs(const cu_state *s, const plan_run *run, cu_program program,
+saccade_status run_find_runs(const saccade_plan *plan, const plan_run *run, cu_program program,
                              const cu_runs **out, saccade_error *err);
 
 /* ---- run_args.c ---- */

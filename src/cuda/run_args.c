@@ -166,5 +166,7 @@ void run_fill(const saccade_plan *plan, const plan_run *run, const cu_form *form
     p->sinks = run->sinks.data;
     p->sinks_s =
         (cu_stride){run->sinks.stride[0], run->sinks.stride[1], run->sinks.stride[2]};
+    p->row_shift = (const int *)(uintptr_t)((const cu_state *)plan->state)->row_shift;
+    p->M_all = plan->rows ? (int)plan->rows->all : p->M;
     fill_runs(&plan->problem, runs, p);
 }

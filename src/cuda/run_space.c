@@ -67,9 +67,10 @@ static size_t larger(size_t a, size_t b)
 }
 
 /* Enough for every run of at most these sizes, short ones too. */
-size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
+size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *run_sizes)
 {
     const cu_state *s = plan->state;
+    const saccade_sizes own = cu_local_sizes(plan, run_sizes), *const sizes = &own;
     size_t tiles = 0;
     for (int i = 0; i < CU_PROGRAMS; i++)
         if (cu_program_kinds[i].operation == CU_OP_FORWARD)

@@ -98,6 +98,7 @@ static void destroy(saccade_plan *plan)
     if (!s)
         return;
     cu_free_programs(s);
+    cu_free_rows(s);
     free(s->mod_text);
     free(s->backward_text);
     free(s);
@@ -121,6 +122,7 @@ static saccade_status create(saccade_plan *plan, saccade_error *err)
     cu_state *s = calloc(1, sizeof *s);
     FAIL_IF_NULL(s);
     plan->state = s;
+    s->has_rows = plan->problem.has_rows;
     TRY_GOTO(choose_target(s, &plan->problem, &driver, err));
     TRY_GOTO(emit(s, plan, err));
     if (plan->problem.gradients)
@@ -143,6 +145,7 @@ static const plan_solver cuda_tile = {
     .forward = cu_forward,
     .backward_workspace = cu_backward_workspace,
     .backward = cu_backward,
+    .row_tile = cu_row_tile,
     .explain = cu_explain,
     .destroy = destroy,
 };

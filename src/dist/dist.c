@@ -19,6 +19,7 @@ saccade_status dist_open(saccade_plan *plan, const saccade_shard_plan *shards, i
         return status;
     }
     d->plan = plan;
+    plan->rows = &d->rows;
     *out = d;
     return SACCADE_OK;
 }
@@ -138,4 +139,34 @@ saccade_status dist_backward(saccade_dist *d, plan_run *run, const plan_gradient
     }
     TRY(dist_return_keys(d, B, back, &m, to, err));
     return dist_return_captures(d, back, &m, to, err);
+}
+
+/* ---- keys that the caller has gathered ---- */
+
+/* Keys lie where they stand: the host's solver is told so by a table of one chunk. */
+static saccade_status start_local(saccade_dist *d, plan_run *run, plan_chunks *chunks,
+                                  saccade_error *err)
+{
+    static const int32_t start = 0;
+    TRY(check_tiles(d, &run->sizes, err));
+    TRY(dist_check_held(d, run->block_mask, err));
+    *chunks = (plan_chunks){.first = &start, .count = 1, .size = (int32_t)d->KV};
+    run->chunks = d->plan->problem.has_chunks ? chunks : NULL;
+    run->rows = &d->rows;
+    return SACCADE_OK;
+}
+
+saccade_status dist_forward_local(saccade_dist *d, plan_run *run, saccade_error *err)
+{
+    plan_chunks chunks;
+    TRY(start_local(d, run, &chunks, err));
+    return d->plan->solver->forward(d->plan, run, err);
+}
+
+saccade_status dist_backward_local(saccade_dist *d, plan_run *run, const plan_gradients *to,
+                                   saccade_error *err)
+{
+    plan_chunks chunks;
+    TRY(start_local(d, run, &chunks, err));
+    return d->plan->solver->backward(d->plan, run, to, err);
 }

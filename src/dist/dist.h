@@ -55,6 +55,12 @@ saccade_status dist_forward(saccade_dist *dist, plan_run *run, saccade_error *er
 saccade_status dist_backward(saccade_dist *dist, plan_run *run, const plan_gradients *to,
                              saccade_error *err);
 
+/* The same for k and v of the whole sequence, which hold what this rank's rows touch; nothing
+ * is exchanged, and to is this rank's part. */
+saccade_status dist_forward_local(saccade_dist *dist, plan_run *run, saccade_error *err);
+saccade_status dist_backward_local(saccade_dist *dist, plan_run *run, const plan_gradients *to,
+                                   saccade_error *err);
+
 struct saccade_dist {
     saccade_plan *plan;
     const saccade_shard_plan *shards;
@@ -65,6 +71,7 @@ struct saccade_dist {
     int64_t unit, units; /* keys in an entry of the table; entries */
     dist_pieces in, out;
     saccade_message *messages; /* [8 ranks] */
+    int32_t *held;             /* [2 units + 1] the table of one batch; room for checks */
 };
 
 saccade_status dist_lay_out(saccade_dist *dist, int32_t mask, saccade_error *err);
@@ -91,6 +98,10 @@ saccade_status dist_gather(saccade_dist *dist, int64_t B, const saccade_tensor *
 /* EINVAL where a row of this rank touches a key that was not gathered; mask NULL: all do. */
 saccade_status dist_check_keys(const saccade_dist *dist, const saccade_block_mask *mask,
                                char *memory, saccade_error *err);
+/* Likewise for keys that the caller gathers. */
+saccade_status dist_check_held(const saccade_dist *dist, const saccade_block_mask *mask,
+                               saccade_error *err);
+saccade_status dist_list_held(saccade_dist *dist, saccade_error *err);
 
 /* ---- return.c ---- */
 

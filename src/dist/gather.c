@@ -6,6 +6,7 @@
 #include "base/status.h"
 #include "mask/mask_build.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 int64_t dist_pool_row(const dist_pieces *pieces, int64_t B, int32_t peer, int64_t b)
@@ -163,12 +164,11 @@ static void mark_rows(const saccade_dist *d, const mask_runs *runs, int64_t firs
         }
 }
 
-saccade_status dist_check_keys(const saccade_dist *d, const saccade_block_mask *mask,
-                               char *memory, saccade_error *err)
+/* touched: room for units + 1. */
+static saccade_status check_keys(const saccade_dist *d, const saccade_block_mask *mask,
+                                 const int32_t *table, int32_t *touched, saccade_error *err)
 {
-    const dist_memory m = dist_memory_of(d, 1);
-    int32_t *touched = (int32_t *)(void *)(memory + m.touched), sum = 0;
-    const int32_t *table = (const int32_t *)(const void *)(memory + m.table);
+    int32_t sum = 0;
     memset(touched, 0, (size_t)(d->units + 1) * sizeof *touched);
     touched[0] = mask == NULL;
     for (int32_t i = 0; mask && i < d->rows.n; i++) {
@@ -184,4 +184,26 @@ saccade_status dist_check_keys(const saccade_dist *d, const saccade_block_mask *
                 mask ? "one" : "none", (long long)(u * d->unit));
     }
     return SACCADE_OK;
+}
+
+saccade_status dist_check_keys(const saccade_dist *d, const saccade_block_mask *mask,
+                               char *memory, saccade_error *err)
+{
+    const dist_memory m = dist_memory_of(d, 1);
+    return check_keys(d, mask, (const int32_t *)(const void *)(memory + m.table),
+                      (int32_t *)(void *)(memory + m.touched), err);
+}
+
+saccade_status dist_list_held(saccade_dist *d, saccade_error *err)
+{
+    d->held = calloc(2 * (size_t)d->units + 1, sizeof *d->held);
+    FAIL_IF_NULL(d->held);
+    fill_table(d, 1, d->held);
+    return SACCADE_OK;
+}
+
+saccade_status dist_check_held(const saccade_dist *d, const saccade_block_mask *mask,
+                               saccade_error *err)
+{
+    return check_keys(d, mask, d->held, d->held + d->units, err);
 }

@@ -17,7 +17,7 @@ static saccade_status find_parts(saccade_dist *d, saccade_error *err)
         d->part[i] = (plan_part){at[i].first, at[i].count, d->n_rows};
         d->n_rows += at[i].count;
     }
-    d->rows = (plan_rows){d->part, n};
+    d->rows = (plan_rows){d->part, n, d->Q};
     return SACCADE_OK;
 }
 
@@ -90,7 +90,7 @@ saccade_status dist_lay_out(saccade_dist *d, int32_t mask, saccade_error *err)
     d->units = (d->KV + d->unit - 1) / d->unit;
     d->messages = calloc(8 * (size_t)o->ranks, sizeof *d->messages);
     FAIL_IF_NULL(d->messages);
-    return SACCADE_OK;
+    return dist_list_held(d, err);
 }
 
 static void free_pieces(dist_pieces *pieces)
@@ -106,4 +106,5 @@ void dist_free_layout(saccade_dist *d)
     free_pieces(&d->out);
     free(d->part);
     free(d->messages);
+    free(d->held);
 }

@@ -31,6 +31,7 @@ typedef struct plan_problem {
     int32_t h_offset, heads_global;
     const char *arch; /* CUDA target asked for, in the plan's arena; NULL: the device's */
     int has_chunks;   /* every run says by plan_chunks where its keys lie */
+    int has_rows;     /* every run computes some rows of a sequence: plan_run.rows */
     int32_t page;     /* of keys in pages: their size, -1 where each run has its own; else 0 */
     uint32_t gradients;         /* SACCADE_GRADIENT_* wanted; CAPTURES if any of the next is */
     uint64_t gradient_captures; /* of score's captures, a bit each */
@@ -72,6 +73,7 @@ typedef struct plan_part {
 typedef struct plan_rows {
     const plan_part *part;
     int32_t n;
+    int64_t all; /* rows of the whole sequence */
 } plan_rows;
 /* The part that holds logical row i; NULL: none. */
 const plan_part *plan_part_of(const plan_rows *rows, int64_t i);
@@ -167,6 +169,7 @@ struct saccade_plan {
     const mod_fn *source_score, *source_mask; /* before simplification; NULL: none */
     const mod_fn *source_weight;
     int32_t threads, level;
+    const plan_rows *rows; /* with has_rows, where known before runs: prepare is for these */
     arena arena;
     void *state; /* the solver's own */
 };

@@ -1,6 +1,6 @@
 /* Loads of the backward kernel for Hopper, by one thread. What a step is about lies beside its
- * tiles in shared memory, so that nobody else walks: its number among all query tiles, its
- * first query, its head, flags. */
+ * tiles in shared memory, so that nobody else walks: its number among all query tiles, where
+ * its first query stands, its head, flags. */
 #pragma once
 
 enum { STEP_MASKED = 1, STEP_END = 2 };
@@ -55,7 +55,11 @@ DEVICE void load_step(const arena &s, loader &l, const cu_bwd &p, const key_tile
     l.more = query_next(l.walk, p, t);
     int tile = (t.b * p.f.H + l.walk.h) * p.n_mblk + l.walk.block;
     int masked = l.walk.masked | (t.key0 + KEYS > t.kv_len);
-    store_four(s.steps + (l.n++ & (STEPS - 1)) * 16, tile, l.walk.block * BWD_ROWS, l.walk.h,
+    int first = l.walk.block * BWD_ROWS;
+#if CFG_ROWS
+    first += l.more ? row_shift(p.f, first) : 0;
+#endif
+    store_four(s.steps + (l.n++ & (STEPS - 1)) * 16, tile, first, l.walk.h,
                l.more ? (masked ? STEP_MASKED : 0) : STEP_END);
     if (l.more)
         load_queries(s, l, p, t, tile, mq, mo);

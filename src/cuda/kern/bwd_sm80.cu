@@ -265,7 +265,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
         copy_wait<CFG_STAGES - 1>();
         __syncthreads();
-        int any = weights_of_keys(w, ds, p, mod, t, h, q0, masked, shared, pass, stats);
+        int any = weights_of_keys(w, ds, p, mod, t, h, q0 + row_shift(p.f, q0), masked, shared,
+                                  pass, stats);
         clear_special(pass, masked, any);
         if (CFG_DV)
             tile_sums(dv, w, pass + PASS_D, warp_part() * WIDTH_E);
@@ -303,7 +304,7 @@ DEVICE query_tile query_tile_at(const cu_bwd &p, int turn)
     t.h = bh % p.f.H;
     t.b = bh / p.f.H;
     t.g = kv_head(p.f, t.h);
-    t.q_offset = position_of(p.f.q_offset, t.b);
+    t.q_offset = position_of(p.f.q_offset, t.b) + row_shift(p.f, t.row0);
     t.kv_offset = position_of(p.f.kv_offset, t.b);
     t.kv_len = max(0, min(position_of(p.f.kv_len, t.b), p.f.N));
     return t;

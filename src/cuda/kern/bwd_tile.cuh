@@ -2,6 +2,8 @@
  * transposed block mask, once for every query head of the group. */
 #pragma once
 
+#include "rows.cuh"
+
 /* CFG_KEYS keys of one (batch, key head) */
 struct key_tile {
     int b, g, block, key0; /* block: index among the key tiles of (b, g) */

@@ -3,7 +3,7 @@
 #ifndef SACCADE_CUDA_LAUNCH_H
 #define SACCADE_CUDA_LAUNCH_H
 
-enum { CU_RANK = 8 };
+enum { CU_RANK = 8, ROW_BLOCK = 64 };
 
 typedef struct cu_stride {
     long long b, h, n; /* 0 broadcasts */
@@ -86,6 +86,11 @@ typedef struct cu_fwd {
     cu_chunks chunks; /* read with CFG_CHUNKS only */
     const void *sinks; /* of rows; read with CFG_SINKS only */
     cu_stride sinks_s;
+    /* Read with CFG_ROWS only, where M counts the rows that are here, parts of a sequence of
+     * M_all. A part begins with a whole block of ROW_BLOCK rows; for each block that is here,
+     * how far on its rows stand in the sequence. */
+    const int *row_shift;
+    int M_all;
 } cu_fwd;
 
 #endif

@@ -3,10 +3,13 @@
  * two rows, 8 apart, as tensor-core products leave them. */
 #pragma once
 
+#include "rows.cuh"
+
 /* row0 is the first row of the tile, block its number among the query blocks of (b, h). */
 struct tile {
     int id, b, h, row0, block;
-    int q_offset, kv_offset, kv_len;
+    int q_offset; /* from the index of a row to its position */
+    int kv_offset, kv_len;
 };
 
 DEVICE int position(const cu_position &p, int b)
@@ -23,7 +26,7 @@ DEVICE tile tile_at(const cu_fwd &p, int id, int rows)
     t.h = bh % p.H;
     t.b = bh / p.H;
     t.row0 = t.block * rows;
-    t.q_offset = position(p.q_offset, t.b);
+    t.q_offset = position(p.q_offset, t.b) + row_shift(p, t.row0);
     t.kv_offset = position(p.kv_offset, t.b);
     t.kv_len = max(0, min(position(p.kv_len, t.b), p.N));
     return t;
