@@ -47,8 +47,6 @@ def two_layers(q, k, v, masks, score):
 
 
 def worker(rank, store):
-    from saccade.torch import context_parallel, flex_attention
-
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
     whole, weight = tensors()
@@ -56,8 +54,18 @@ def worker(rank, store):
     out, lse = two_layers(*whole, masks, score)
     (out * weight).sum().backward()
     want = [t.grad.clone() for t in (*whole, bias)]
-    bias.grad = None
-    with context_parallel(None, (2, H, N, D), masks, kv_heads=H // 2) as cp:
+    for mode, by_torch in (("gather", False), ("gather", True), ("heads", True)):
+        bias.grad = None
+        over_ranks(rank, mode, by_torch, whole, weight, masks, bias, score, out, lse, want)
+    dist.destroy_process_group()
+
+
+def over_ranks(rank, mode, by_torch, whole, weight, masks, bias, score, out, lse, want):
+    """by_torch: keys travel by torch's collectives, as they do on CUDA."""
+    from saccade.torch import context_parallel, flex_attention
+
+    with context_parallel(None, (2, H, N, D), masks, kv_heads=H // 2, mode=mode) as cp:
+        cp.local = by_torch
         own = [cp.shard(t.detach()).requires_grad_() for t in whole]
         part, part_lse = two_layers(*own, masks, score)
         (part * cp.shard(weight)).sum().backward()
@@ -65,14 +73,13 @@ def worker(rank, store):
             flex_attention(*own, None, None, enable_gqa=True)
         with pytest.raises(ValueError, match="this rank's rows"):
             flex_attention(*whole, None, masks[0], enable_gqa=True)
-    assert sorted(torch.cat([cp.positions, cp._positions[1 - rank]]).tolist()) == list(range(N))
+    assert sorted(torch.cat([cp.positions, cp._rows[1 - rank]]).tolist()) == list(range(N))
     assert torch.equal(cp.unshard(part), out.detach())
     assert torch.equal(cp.unshard(part_lse), lse.detach())
     assert torch.equal(cp.unshard(own[0].grad), want[0])
     for mine, wanted in zip((own[1], own[2]), want[1:3]):
         torch.testing.assert_close(cp.unshard(mine.grad), wanted, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(bias.grad, want[3], rtol=1e-4, atol=1e-5)
-    dist.destroy_process_group()
 
 
 def test_two_ranks(tmp_path):

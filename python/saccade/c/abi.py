@@ -516,6 +516,10 @@ _declare("plan_row_tile", C.c_int64, _P, C.POINTER(Sizes))
 _declare("shard_plan_create", _S, C.POINTER(ShardOptions), C.POINTER(_P), _E)
 _declare("shard_plan_destroy", None, _P)
 _declare("shard_rows", C.c_int32, _P, C.c_int32, C.POINTER(C.POINTER(Range)))
+_declare("shard_keys", C.c_int32, _P, C.c_int32, C.POINTER(C.POINTER(Range)))
+_declare(
+    "shard_needs", C.c_int32, _P, C.c_int32, C.c_int32, C.c_int32, C.POINTER(C.POINTER(Range))
+)
 _declare(
     "dist_create",
     _S,
@@ -532,6 +536,9 @@ _declare("dist_workspace", C.c_size_t, _P, C.c_int64)
 _declare("dist_prepare", _S, _P, _P, _E)
 _declare("dist_forward", _S, _P, C.POINTER(ForwardArgs), _E)
 _declare("dist_backward", _S, _P, C.POINTER(BackwardArgs), _E)
+_declare("dist_forward_local", _S, _P, C.POINTER(ForwardArgs), _E)
+_declare("dist_backward_local", _S, _P, C.POINTER(BackwardArgs), _E)
+_declare("dist_local_workspace", C.c_size_t, _P, C.c_int64, C.c_int)
 _declare("dist_backward_workspace", _S, _P, C.POINTER(BackwardArgs), C.POINTER(C.c_size_t), _E)
 _declare("layout", C.POINTER(LayoutEntry), C.c_int32)
 

@@ -37,6 +37,18 @@ class ShardPlan:
         n = lib.saccade_shard_rows(self.handle, rank, C.byref(at))
         return [(at[i].first, at[i].count) for i in range(n)]
 
+    def keys(self, rank: int) -> list[tuple[int, int]]:
+        """Likewise of the keys."""
+        at = C.POINTER(abi.Range)()
+        n = lib.saccade_shard_keys(self.handle, rank, C.byref(at))
+        return [(at[i].first, at[i].count) for i in range(n)]
+
+    def needs(self, mask: int, rank: int, peer: int) -> list[tuple[int, int]]:
+        """(first, count) of the keys held by peer that the rows of rank touch, rising."""
+        at = C.POINTER(abi.Range)()
+        n = lib.saccade_shard_needs(self.handle, mask, rank, peer, C.byref(at))
+        return [(at[i].first, at[i].count) for i in range(n)]
+
     def __del__(self):
         if getattr(self, "handle", None) and lib is not None:
             lib.saccade_shard_plan_destroy(self.handle)
@@ -99,8 +111,8 @@ class Dist:
         self._prepared: set = set()
 
     def prepare(self, mask) -> None:
-        if mask is not None and mask not in self._prepared:
-            abi.call("dist_prepare", self.handle, mask.handle)
+        if mask not in self._prepared:
+            abi.call("dist_prepare", self.handle, mask.handle if mask is not None else None)
             self._prepared.add(mask)
 
     def workspace(self, B: int) -> int:
@@ -111,6 +123,26 @@ class Dist:
         a = abi.ForwardArgs(workspace=room, workspace_bytes=room_bytes)
         keep = _fill(a, tensors, mask, names, views)
         self.transport.run("dist_forward", self.handle, C.byref(a))
+        del keep
+
+    def local_workspace(self, B: int, is_backward: bool) -> int:
+        return lib.saccade_dist_local_workspace(self.handle, B, is_backward)
+
+    def forward_local(self, tensors, mask, names, views, room, room_bytes, stream) -> None:
+        """Without an exchange: k and v are of the whole sequence."""
+        a = abi.ForwardArgs(workspace=room, workspace_bytes=room_bytes, stream=stream)
+        keep = _fill(a, tensors, mask, names, views)
+        abi.call("dist_forward_local", self.handle, C.byref(a))
+        del keep
+
+    def backward_local(
+        self, tensors, mask, names, views, gradients, room, room_bytes, stream
+    ) -> None:
+        a = abi.BackwardArgs(workspace=room, workspace_bytes=room_bytes, stream=stream)
+        keep = _fill(a, tensors, mask, names, views)
+        a.d_captures = objects.bindings([n for n, _ in gradients], [v for _, v in gradients])
+        a.n_d_captures = len(gradients)
+        abi.call("dist_backward_local", self.handle, C.byref(a))
         del keep
 
     def backward(self, tensors, mask, names, views, gradients, memory: Callable) -> None:

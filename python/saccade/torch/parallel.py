@@ -5,7 +5,7 @@
         out = flex_attention(q, k, v, score_mod, block_mask)
 
 Masks and scores are those of the whole sequence: they see whole positions, whatever rows lie
-here. Runs on CPUs, over gloo.
+here. Runs on CPUs over gloo and on CUDA over NCCL. What a call does is in ranks_calls.py.
 """
 
 from __future__ import annotations
@@ -16,61 +16,87 @@ from typing import Any, Optional, Sequence
 import torch
 import torch.distributed as dist
 
-from ..c import dist as c_dist
 from ..c import abi, objects
+from ..c import dist as c_dist
 from . import active
-from .calls import output_like, prepared
+from .exchange import Gathering, Heads, expand
 from .masks import mask_or_mod
 from .mods import Resolved, dtype_name, view
+from .ranks_calls import Attention, Exchanged, Gathered, Spread
+
+MODES = ("gather", "heads")
 
 
 class ContextParallel:
     """What context_parallel gives: the rows of this rank, and attention over all ranks."""
 
-    def __init__(self, group, query_shape, masks, layers, kv_heads, dtype, seconds):
+    def __init__(
+        self, group, query_shape, masks, layers, kv_heads, dtype, seconds, device, mode
+    ):
         B, H, N, D = query_shape
-        self.group = group
+        if mode not in MODES:
+            raise ValueError(f"mode: got {mode!r}, expected one of {', '.join(MODES)}")
+        self.group, self.mode, self.length = group, mode, N
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise ValueError("group: this process is not in it")
-        self.length = N
+        self.device = _device_of(group, device)
+        self.heads = H, kv_heads or H
+        if mode == "heads" and any(n % self.ranks for n in self.heads):
+            raise ValueError(
+                f"mode: got 'heads' with {self.heads[0]} and {self.heads[1]} heads, expected "
+                f"multiples of the {self.ranks} ranks"
+            )
         self.masks = [_whole(m) for m in masks]
         handles = [m.handle() for m in self.masks]
-        self._context = objects.context(torch.get_num_threads())
-        plan = objects.plan(
-            self._context,
-            0,
-            H,
-            kv_heads or H,
-            D,
-            D,
-            *[dtype_name(torch.empty(0, dtype=dtype))] * 2,
-            None,
-            None,
-            handles[0].mod if handles else None,
-            "cpu",
-            7,
-            (),
-        )
-        sizes = abi.Sizes(B, H, kv_heads or H, N, N, D, D)
-        tile = abi.lib.saccade_plan_row_tile(plan.handle, sizes)
-        self.shards = c_dist.ShardPlan(self.ranks, tile, N, handles, layers or [1] * len(masks))
+        cpu = self.device.type == "cpu"
+        self._context = objects.context(torch.get_num_threads() if cpu else 0)
+        tile = self._tile((B, D), dtype, handles)
+        counts = layers or [1] * len(masks)
+        # over heads any rows do: all ranks see all of them
+        dealt = (handles, counts) if mode == "gather" else ((), ())
+        self.shards = c_dist.ShardPlan(self.ranks, tile, N, *dealt)
+        self._whole = c_dist.ShardPlan(1, tile, N, handles, counts)
         self._transport = c_dist.Transport(self.rank, self.ranks, seconds, self._exchange)
+        self._alone = c_dist.Transport(0, 1, seconds, self._exchange)
         self._made: dict = {}
-        self._positions = [_expand(self.shards.rows(r)) for r in range(self.ranks)]
+        self._pools: dict = {}
+        self._ways: dict = {}
+        self._moved: dict = {}
+        self._rows = [expand(self.shards.rows(r)) for r in range(self.ranks)]
+        self._own_rows = self._rows[self.rank].to(self.device)
+        self.local = self.device.type != "cpu"  # keys travel by torch's collectives
+
+    def _tile(self, sizes, dtype, handles):
+        """Rows that chunks are whole numbers of, so that results are one device's."""
+        (B, D), (H, Hkv) = sizes, self.heads
+        names = [dtype_name(torch.empty(0, dtype=dtype))] * 2
+        mod = handles[0].mod if handles else None
+        hint = B if self.device.type == "cuda" else 0
+        with torch.cuda.device_of(torch.empty(0, device=self.device)):
+            plan = objects.plan(
+                self._context,
+                hint,
+                *(H, Hkv, D, D),
+                *names,
+                *(None, None, mod, self.device.type, 7, ()),
+            )
+        N = self.length
+        return abi.lib.saccade_plan_row_tile(plan.handle, abi.Sizes(B, H, Hkv, N, N, D, D))
 
     # ---- rows ----
 
     @property
     def positions(self) -> torch.Tensor:
         """Whole positions of this rank's rows, int64, rising: for rotary embeddings, labels."""
-        return self._positions[self.rank]
+        return self._rows[self.rank]
 
     def shard(self, tensor: torch.Tensor, dim: int = 2) -> torch.Tensor:
         """This rank's rows of a tensor of all rows; differentiable."""
         if tensor.shape[dim] != self.length:
             raise ValueError(f"got {tensor.shape[dim]} rows, expected all {self.length}")
-        return tensor.index_select(dim, self.positions)
+        own = self._own_rows if tensor.device == self.device else self.positions
+        return tensor.index_select(dim, own.to(tensor.device))
 
     def unshard(self, tensor: torch.Tensor, dim: int = 2) -> torch.Tensor:
         """All rows from each rank's, on every rank; not differentiable."""
@@ -79,40 +105,52 @@ class ContextParallel:
                 f"got {tensor.shape[dim]} rows, expected this rank's {len(self.positions)}"
             )
         own = tensor.detach().movedim(dim, 0).contiguous()
-        most = max(len(p) for p in self._positions)
+        most = max(len(p) for p in self._rows)
         padded = own.new_zeros((most, *own.shape[1:]))
         padded[: len(own)] = own
         parts = [torch.empty_like(padded) for _ in range(self.ranks)]
         dist.all_gather(parts, padded, group=self.group)
         whole = own.new_empty((self.length, *own.shape[1:]))
-        for at, part in zip(self._positions, parts):
-            whole[at] = part[: len(at)]
+        for at, part in zip(self._rows, parts):
+            whole[at.to(whole.device)] = part[: len(at)]
         return whole.movedim(0, dim)
 
     # ---- the transport ----
 
     def _exchange(self, sends, receives, seconds):
-        works, seen = [], {}
+        """Host memory, over whatever the group carries."""
+        works, seen, landed = [], {}, []
         for is_send, messages in ((False, receives), (True, sends)):
             for address, size, peer in messages:
                 tag = seen[is_send, peer] = seen.get((is_send, peer), -1) + 1
                 memory = (abi.C.c_ubyte * size).from_address(address)
                 data = torch.frombuffer(memory, dtype=torch.uint8)
-                there = dist.get_global_rank(self.group, peer) if self.group else peer
-                call = dist.isend if is_send else dist.irecv
-                works.append(call(data, there, group=self.group, tag=tag))
+                if self.device.type == "cuda":
+                    there, data = data, data.to(self.device)
+                    landed += [] if is_send else [(there, data)]
+                rank = dist.get_global_rank(self.group, peer) if self.group else peer
+                works.append((dist.isend if is_send else dist.irecv, data, rank, tag))
         limit = datetime.timedelta(seconds=seconds)
-        for work in works:
-            work.wait(limit)
+        if self.device.type == "cuda":  # one NCCL group, so that sends meet receives
+            made = [dist.P2POp(call, data, rank, self.group) for call, data, rank, _ in works]
+            for work in dist.batch_isend_irecv(made) if made else ():
+                work.wait()
+        else:
+            begun = [call(data, rank, group=self.group, tag=t) for call, data, rank, t in works]
+            for work in begun:
+                work.wait(limit)
+        for there, data in landed:
+            there.copy_(data)
 
     # ---- attention ----
 
     def attention(self, q, k, v, score_mod, block_mask, scale):
         """(out, lse) of this rank's rows."""
         for name, t in (("query", q), ("key", k), ("value", v)):
-            if t.device.type != "cpu":
-                raise NotImplementedError(
-                    f"{name}: got a tensor on {t.device}; ranks run on CPUs"
+            if t.device != self.device:
+                raise ValueError(
+                    f"{name}: got a tensor on {t.device}, expected {self.device}, where these "
+                    "ranks run"
                 )
             if t.dim() != 4 or t.shape[2] != len(self.positions):
                 raise ValueError(
@@ -120,9 +158,11 @@ class ContextParallel:
                     f"{len(self.positions)}, D] with this rank's rows"
                 )
         index, mask = self._mask_of(block_mask)
-        score = Resolved(score_mod, "score", "cpu") if score_mod is not None else None
+        kind = self.device.type
+        score = Resolved(score_mod, "score", kind) if score_mod is not None else None
         captured = score.captured if score is not None else []
-        return _Attention.apply(_Call(self, index, mask, score, scale), q, k, v, *captured)
+        way = Spread if self.mode == "heads" else Gathered if self.local else Exchanged
+        return Attention.apply(way(self, index, mask, score, scale), q, k, v, *captured)
 
     def _mask_of(self, given):
         if given is None and not self.masks:
@@ -135,29 +175,82 @@ class ContextParallel:
             "block_mask: got one that context_parallel was not given among its masks"
         )
 
-    def made(self, index, mask, score, q, k, v, scale, needs, names):
-        """The plan of a kind of call, made by all ranks at the first of them."""
+    def made(self, index, mask, score, q, k, v, scale, bits, names):
+        """The plan of a kind of call, made by all ranks at the first of them. Over heads q, k
+        and v are those of the heads here."""
         name = dtype_name(q)
-        bits = sum(1 << i for i, wanted in enumerate(needs[:3]) if wanted)
-        bits |= abi.GRADIENT_CAPTURES if names else 0
         bound = score.bound if score is not None else None
-        sizes = (0, q.shape[1], k.shape[1], 0, 0, q.shape[3], v.shape[3])
+        hint = q.shape[0] if self.device.type == "cuda" else 0
+        sizes = (hint, q.shape[1], k.shape[1], 0, 0, q.shape[3], v.shape[3])
+        is_spread = self.mode == "heads"
+        heads = (("h_offset", self.rank * q.shape[1]), ("heads_global", self.heads[0]))
+        mod = mask.mod if mask else None
+        kind = self.device.type
         problem = (
             sizes,
             name,
             name,
             scale,
             bound,
-            mask.mod if mask else None,
-            "cpu",
+            mod,
+            kind,
             bits,
             names,
+            heads if is_spread else (),
         )
         found = self._made.get((index, problem))
         if found is None:
-            found = c_dist.Dist(self._context, problem, self.shards, index, self._transport)
+            shards = self._whole if is_spread else self.shards
+            transport = self._alone if is_spread else self._transport
+            found = c_dist.Dist(self._context, problem, shards, index, transport)
             self._made[index, problem] = found
         found.prepare(mask)
+        return found
+
+    def of_mask(self, mask, names):
+        """(name, view) of what a kernel reads of the mask's captures: on CUDA all of them."""
+        if self.device.type == "cpu" or mask is None or mask.mod is None:
+            return []
+        clash = set(names) & set(mask.mod.names)
+        if clash:
+            raise ValueError(
+                f"score_mod and block_mask both capture the name {min(clash)}, expected "
+                "different names"
+            )
+        moved = self._moved.get(mask)
+        if moved is None:
+            moved = [t if t.dim() == 0 else t.to(self.device) for t in mask.tensors or ()]
+            self._moved[mask] = moved
+        return [(n, view(t)) for n, t in zip(mask.mod.names, moved)]
+
+    def gathering(self, index) -> Gathering:
+        """Which rows travel for a mask."""
+        way = self._ways.get(index)
+        if way is None:
+            way = self._ways[index] = Gathering(
+                self.shards, index, self.rank, self.ranks, self.group, self.device
+            )
+        return way
+
+    def spreading(self) -> Heads:
+        way = self._ways.get("heads")
+        if way is None:
+            rows = [self.shards.rows(r) for r in range(self.ranks)]
+            way = self._ways["heads"] = Heads(
+                rows, self.rank, self.length, self.group, self.device
+            )
+        return way
+
+    def pools(self, index, k, v):
+        """Keys of the whole sequence, zeros where no row here touches any. Calls of one stream
+        share them: each fills them anew."""
+        stream = torch.cuda.current_stream().cuda_stream if k.is_cuda else 0
+        key = index, k.shape, v.shape, k.dtype, stream
+        found = self._pools.get(key)
+        if found is None:
+            found = self._pools[key] = tuple(
+                t.new_zeros((*t.shape[:2], self.length, t.shape[3])) for t in (k, v)
+            )
         return found
 
     def __enter__(self) -> "ContextParallel":
@@ -166,94 +259,6 @@ class ContextParallel:
 
     def __exit__(self, *_: Any) -> None:
         active.parallel = self._before
-
-
-class _Call:
-    """What forward and backward of one call share."""
-
-    def __init__(self, cp, index, mask, score, scale):
-        self.cp, self.index, self.mask, self.score, self.scale = cp, index, mask, score, scale
-        self.names = score.names if score is not None else []
-        self.views = score.views if score is not None else []
-
-    def open(self, q, k, v, needs):
-        tensors = iter(needs[3:])
-        flags = [isinstance(x, torch.Tensor) and next(tensors) for x in self._values()]
-        self.wanted = tuple(n for n, w in zip(self.names, flags) if w)
-        self.dist = self.cp.made(
-            self.index, self.mask, self.score, q, k, v, self.scale, needs, self.wanted
-        )
-
-    def _values(self):
-        return self.score.values if self.score is not None else []
-
-    def forward(self, q, k, v):
-        out = output_like(q, v.shape[3])
-        lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-        room, at, n = _memory(self.dist.workspace(q.shape[0]))
-        given = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
-        self.dist.forward(_views(given), self.mask, self.names, self.views, at, n)
-        del room
-        return out, lse
-
-    def backward(self, q, k, v, out, lse, d_out, d_lse, needs):
-        made = {
-            "d_" + n: torch.empty_like(t, memory_format=torch.contiguous_format)
-            for n, t, w in zip("qkv", (q, k, v), needs)
-            if w
-        }
-        given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **made}
-        given["d_out"] = d_out if d_out is not None else torch.zeros_like(out)
-        given["d_lse"] = d_lse
-        captured = {
-            n: torch.empty(t.shape, dtype=torch.float32)
-            for n, t in zip(self.names, self.score.tensors if self.score else ())
-            if n in self.wanted
-        }
-        rooms = []
-
-        def memory(size):
-            rooms.append(_memory(size))
-            return rooms[-1][1]
-
-        self.dist.backward(
-            _views(given),
-            self.mask,
-            self.names,
-            self.views,
-            [(n, view(t)) for n, t in captured.items()],
-            memory,
-        )
-        return [made.get("d_" + n) for n in "qkv"], captured
-
-
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, call, q, k, v, *captured):
-        ctx.set_materialize_grads(False)
-        q, k, v = (t.contiguous() for t in prepared(q, k, v))
-        call.open(q, k, v, ctx.needs_input_grad[1:])
-        out, lse = call.forward(q, k, v)
-        ctx.call = call
-        ctx.save_for_backward(q, k, v, out, lse, *captured)
-        return out, lse
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, d_out, d_lse):
-        q, k, v, out, lse, *captured = ctx.saved_tensors
-        needs = ctx.needs_input_grad[1:]
-        d_out = d_out.contiguous() if d_out is not None else None
-        made, by_name = ctx.call.backward(q, k, v, out, lse, d_out, d_lse, needs)
-        names = iter(ctx.call.wanted)
-        more = [
-            by_name[next(names)].to(t.dtype).view(t.shape) if w else None
-            for t, w in zip(captured, needs[3:])
-        ]
-        return None, *made, *more
-
-
-# ---- the call ----
 
 
 def context_parallel(
@@ -265,6 +270,8 @@ def context_parallel(
     kv_heads: Optional[int] = None,
     dtype: torch.dtype = torch.float32,
     seconds: float = 300.0,
+    device: Optional[torch.device | str] = None,
+    mode: str = "gather",
 ) -> ContextParallel:
     """Deals the rows of a sequence to the processes of a group, so that each has as much to
     compute under the masks; called by all of them with equal arguments. Inside of `with` (one
@@ -274,9 +281,26 @@ def context_parallel(
     of tensors that a score captures are whole and the same on every rank.
 
     query_shape: [B, H, N, D] of the whole query. masks: the BlockMasks of a model's layers,
-    [.., N, N]; layers: how many layers have each. seconds: how long a rank waits for others.
+    [.., N, N]; layers: how many layers have each. seconds: how long a rank waits for others
+    (on CUDA the group's own limit holds). device: cpu, or this rank's CUDA device; by default
+    the current CUDA device where the group is NCCL's. dtype: of query, key and value.
+    mode: "gather" brings each rank the keys that its rows touch; "heads" exchanges rows for
+    heads and back (Ulysses, arXiv 2309.14509), for head counts that the ranks divide.
     """
-    return ContextParallel(group, query_shape, masks, layers, kv_heads, dtype, seconds)
+    return ContextParallel(
+        group, query_shape, masks, layers, kv_heads, dtype, seconds, device, mode
+    )
+
+
+def _device_of(group, given):
+    if given is None:
+        given = "cuda" if "nccl" in str(dist.get_backend(group)) else "cpu"
+    device = torch.device(given)
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device: got {device}, expected cpu or cuda")
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def _whole(given):
@@ -284,19 +308,3 @@ def _whole(given):
     if mask is None or mod is not None:
         raise TypeError(f"masks: got {given!r}, expected BlockMasks")
     return mask
-
-
-def _expand(ranges):
-    if not ranges:
-        return torch.empty(0, dtype=torch.int64)
-    return torch.cat([torch.arange(a, a + n) for a, n in ranges])
-
-
-def _memory(size):
-    """(owner, aligned address, bytes)"""
-    room = torch.empty(size + 64, dtype=torch.uint8)
-    return room, (room.data_ptr() + 63) & ~63, size
-
-
-def _views(tensors):
-    return {n: view(t) if t is not None and t.numel() else None for n, t in tensors.items()}

@@ -1,0 +1,226 @@
+"""One call of flex_attention over ranks, forward and backward, in three ways: the C library
+gathers keys (Exchanged), torch's collectives do (Gathered), or rows are exchanged for heads
+(Spread)."""
+
+from __future__ import annotations
+
+import torch
+
+from ..c import abi
+from .calls import current_stream, output_like, prepared
+from .mods import view
+
+
+class _Call:
+    """What forward and backward of one call share."""
+
+    def __init__(self, cp, index, mask, score, scale):
+        self.cp, self.index, self.mask, self.score, self.scale = cp, index, mask, score, scale
+        self.names = score.names if score is not None else []
+        self.views = score.views if score is not None else []
+
+    def open(self, q, k, v, needs):
+        """Before the first run, with the tensors that the library computes on."""
+        tensors = iter(needs[3:])
+        values = self.score.values if self.score is not None else []
+        flags = [isinstance(x, torch.Tensor) and next(tensors) for x in values]
+        self.wanted = tuple(n for n, w in zip(self.names, flags) if w)
+        bits = sum(1 << i for i, wanted in enumerate(needs[:3]) if wanted)
+        bits |= abi.GRADIENT_CAPTURES if self.wanted else 0
+        more = self.cp.of_mask(self.mask, self.names)
+        self.all_names = [*self.names, *[n for n, _ in more]]
+        self.all_views = [*self.views, *[x for _, x in more]]
+        self.bits = self._bits(bits)
+        self.dist = self.cp.made(
+            self.index, self.mask, self.score, q, k, v, self.scale, self.bits, self.wanted
+        )
+
+    def _bits(self, bits):
+        return bits
+
+    def _captured(self):
+        """Room for gradients of captures, by name."""
+        tensors = self.score.tensors if self.score else ()
+        return {
+            n: torch.empty(t.shape, dtype=torch.float32, device=self.cp.device)
+            for n, t in zip(self.names, tensors)
+            if n in self.wanted
+        }
+
+
+class Exchanged(_Call):
+    """The library's gather mode, on the host."""
+
+    def forward(self, q, k, v, needs):
+        self.open(q, k, v, needs)
+        out = output_like(q, v.shape[3])
+        lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+        room, at, n = _memory(self.dist.workspace(q.shape[0]), q.device)
+        given = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+        self.dist.forward(_views(given), self.mask, self.names, self.views, at, n)
+        del room
+        return out, lse
+
+    def backward(self, q, k, v, out, lse, d_out, d_lse, needs):
+        made = {"d_" + n: _like(t) for n, t, w in zip("qkv", (q, k, v), needs) if w}
+        given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **made}
+        given["d_out"] = d_out if d_out is not None else torch.zeros_like(out)
+        given["d_lse"] = d_lse
+        captured = self._captured()
+        rooms = []
+
+        def memory(size):
+            rooms.append(_memory(size, q.device))
+            return rooms[-1][1]
+
+        self.dist.backward(
+            _views(given),
+            self.mask,
+            self.names,
+            self.views,
+            [(n, view(t)) for n, t in captured.items()],
+            memory,
+        )
+        return [made.get("d_" + n) for n in "qkv"], captured
+
+
+class _Local(_Call):
+    """Keys lie here, of the whole sequence, when the library runs."""
+
+    def run(self, q, k, v):
+        out = output_like(q, v.shape[3])
+        lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+        if q.shape[2]:
+            room, at, n = _memory(self.dist.local_workspace(q.shape[0], False), q.device)
+            given = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+            self.dist.forward_local(
+                _views(given), self.mask, self.all_names, self.all_views, at, n, _stream(q)
+            )
+            del room
+        return out, lse
+
+    def run_back(self, given, made, captured):
+        q = given["q"]
+        if not q.shape[2]:
+            for t in (*made.values(), *captured.values()):
+                t.zero_()
+            return
+        room, at, n = _memory(self.dist.local_workspace(q.shape[0], True), q.device)
+        self.dist.backward_local(
+            _views({**given, **made}),
+            self.mask,
+            self.all_names,
+            self.all_views,
+            [(n, view(t)) for n, t in captured.items()],
+            at,
+            n,
+            _stream(q),
+        )
+        del room
+
+
+class Gathered(_Local):
+    """Keys that rows here touch come by torch's collectives, and their gradients go back."""
+
+    def _bits(self, bits):
+        both = abi.GRADIENT_K | abi.GRADIENT_V
+        return bits | both if bits & both else bits
+
+    def forward(self, q, k, v, needs):
+        self.open(q, k, v, needs)
+        pools = self.cp.pools(self.index, k, v)
+        self.cp.gathering(self.index).gather(k, v, *pools)
+        return self.run(q, *pools)
+
+    def backward(self, q, k, v, out, lse, d_out, d_lse, needs):
+        pools = self.cp.pools(self.index, k, v)
+        way = self.cp.gathering(self.index)
+        way.gather(k, v, *pools)
+        made = {"d_q": _like(q)} if needs[0] else {}
+        if needs[1] or needs[2]:
+            made["d_k"], made["d_v"] = (
+                torch.empty(t.shape, dtype=torch.float32, device=t.device) for t in pools
+            )
+        captured = self._captured()
+        given = {"q": q, "k": pools[0], "v": pools[1], "out": out, "lse": lse, "d_lse": d_lse}
+        given["d_out"] = d_out if d_out is not None else torch.zeros_like(out)
+        self.run_back(given, made, captured)
+        d_k = d_v = None
+        if needs[1] or needs[2]:
+            d_k, d_v = (
+                t.to(of.dtype) if w else None
+                for t, of, w in zip(way.scatter(made["d_k"], made["d_v"]), (k, v), needs[1:3])
+            )
+        return [made.get("d_q"), d_k, d_v], way.summed(captured)
+
+
+class Spread(_Local):
+    """All rows of some heads, in exchange for some rows of all heads."""
+
+    def forward(self, q, k, v, needs):
+        way = self.cp.spreading()
+        self.kept = q, k, v = way.to_heads(q, k, v)
+        self.open(q, k, v, needs)
+        out, lse = self.run(q, k, v)
+        self.kept = q, k, v, out, lse
+        return way.to_rows(out)[0], way.to_rows(lse.unsqueeze(3))[0].squeeze(3)
+
+    def backward(self, q, k, v, out, lse, d_out, d_lse, needs):
+        way = self.cp.spreading()
+        q, k, v, out, lse = self.kept
+        d_out = way.to_heads(d_out)[0] if d_out is not None else torch.zeros_like(out)
+        if d_lse is not None:
+            d_lse = way.to_heads(d_lse.unsqueeze(3))[0].squeeze(3)
+        made = {"d_" + n: _like(t) for n, t, w in zip("qkv", (q, k, v), needs) if w}
+        captured = self._captured()
+        given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "d_out": d_out}
+        self.run_back({**given, "d_lse": d_lse}, made, captured)
+        rows = dict(zip(made, way.to_rows(*made.values()))) if made else {}
+        return [rows.get("d_" + n) for n in "qkv"], way.summed(captured)
+
+
+class Attention(torch.autograd.Function):
+    """call: one of the three above."""
+
+    @staticmethod
+    def forward(ctx, call, q, k, v, *captured):
+        ctx.set_materialize_grads(False)
+        q, k, v = (t.contiguous() for t in prepared(q, k, v))
+        with torch.cuda.device_of(q):
+            out, lse = call.forward(q, k, v, ctx.needs_input_grad[1:])
+        ctx.call = call
+        ctx.save_for_backward(q, k, v, out, lse, *captured)
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out, d_lse):
+        q, k, v, out, lse, *captured = ctx.saved_tensors
+        needs = ctx.needs_input_grad[1:]
+        d_out = d_out.contiguous() if d_out is not None else None
+        with torch.cuda.device_of(q):
+            made, by_name = ctx.call.backward(q, k, v, out, lse, d_out, d_lse, needs)
+        names = iter(ctx.call.wanted)
+        more = [
+            by_name[next(names)].to(t.dtype).view(t.shape) if w else None
+            for t, w in zip(captured, needs[3:])
+        ]
+        return None, *made, *more
+
+
+def _like(t):
+    return torch.empty_like(t, memory_format=torch.contiguous_format)
+
+
+def _stream(t):
+    return current_stream(t.get_device()) if t.is_cuda else None
+
+
+def _memory(size, device):
+    """(owner, aligned address, bytes)"""
+    room = torch.empty(size + 64, dtype=torch.uint8, device=device)
+    return room, (room.data_ptr() + 63) & ~63, size
+
+
+def _views(tensors):
+    return {n: view(t) if t is not None and t.numel() else None for n, t in tensors.items()}

@@ -1,0 +1,117 @@
+"""Each rank's rows against keys of the whole sequence, one rank after the other in one process:
+out, lse and query's gradient are the whole run's, the other gradients add up to it. On the CPU,
+and on CUDA where it is."""
+
+import ctypes
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from saccade.c import abi, objects  # noqa: E402
+from saccade.c import dist as c_dist  # noqa: E402
+from saccade.torch import create_block_mask, flex_attention  # noqa: E402
+from saccade.torch.exchange import expand  # noqa: E402
+from saccade.torch.mods import Resolved, dtype_name, view  # noqa: E402
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+CASES = [
+    # heads, length, head dim, mask, score, ranks
+    (4, 2, 1700, 64, "causal()", None, 2),
+    (2, 1, 1500, 128, "q >= kv && q - kv < 300", "softcap(20.0)", 3),
+    (2, 2, 1300, 64, "(q + 2 * kv) % 5 != 1", "alibi()", 2),
+    (2, 2, 1024, 128, None, "score + (Q - q) * 0.001", 2),
+]
+
+
+def repeated(sends, receives, _):
+    """All ranks would say the same."""
+    for (to, size, _), (of, _, _) in zip(receives, sends):
+        ctypes.memmove(to, of, size)
+
+
+def whole_run(q, k, v, score, mask, d_out):
+    given = [t.clone().requires_grad_() for t in (q, k, v)]
+    out, lse = flex_attention(*given, score, mask, enable_gqa=True, return_lse=True)
+    out.backward(d_out)
+    return out.detach(), lse.detach(), [t.grad for t in given]
+
+
+def memory(size, device):
+    room = torch.empty(size + 64, dtype=torch.uint8, device=device)
+    return room, (room.data_ptr() + 63) & ~63, size
+
+
+def rank_run(made, shards, rank, q, k, v, handle, d_out):
+    """Of this rank: its rows' out, lse and gradient, and its parts of those of keys; keys that
+    it needs not are zeros."""
+    rows = expand(shards.rows(rank)).to(q.device)
+    if not len(rows):
+        return None
+    needed = [x for p in range(shards.ranks) for x in shards.needs(0, rank, p)]
+    touched = expand(needed).to(q.device)
+    pools = [torch.zeros_like(t).index_copy_(2, touched, t[:, :, touched]) for t in (k, v)]
+    own, own_d = q[:, :, rows].contiguous(), d_out[:, :, rows].contiguous()
+    out = torch.empty_like(own)
+    lse = own.new_empty(own.shape[:3], dtype=torch.float32)
+    given = {"q": own, "k": pools[0], "v": pools[1], "out": out, "lse": lse}
+    stream = torch.cuda.current_stream().cuda_stream if q.is_cuda else None
+    made.prepare(handle)
+    views = {n: view(t) for n, t in given.items()}
+    room, at, n = memory(made.local_workspace(q.shape[0], False), q.device)
+    made.forward_local(views, handle, [], [], at, n, stream)
+    d = {"d_q": torch.empty_like(own), "d_out": own_d}
+    d["d_k"], d["d_v"] = (torch.empty(t.shape, device=t.device) for t in pools)
+    views.update({n: view(t) for n, t in d.items()})
+    room, at, n = memory(made.local_workspace(q.shape[0], True), q.device)
+    made.backward_local(views, handle, [], [], [], at, n, stream)
+    if q.is_cuda:
+        torch.cuda.synchronize()
+    del room
+    return rows, out, lse, d
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", CASES, ids=lambda c: str(c[4]))
+def test_rows_alone(device, case):
+    H, Hkv, N, D, text, score, ranks = case
+    torch.manual_seed(5)
+    q, d_out = (torch.randn(2, H, N, D).to(device, torch.bfloat16) for _ in range(2))
+    k, v = (torch.randn(2, Hkv, N, D).to(device, torch.bfloat16) for _ in range(2))
+    mask = create_block_mask(text, None, None, N, N, device=device) if text else None
+    want = whole_run(q, k, v, score, mask, d_out)
+    handle = mask.handle() if mask else None
+    found = Resolved(score, "score", device) if score else None
+    name, hint = dtype_name(q), 2 if device == "cuda" else 0
+    mods = found.bound if found else None, handle.mod if handle else None
+    context = objects.context(1 if device == "cpu" else 0)
+    plan = objects.plan(context, hint, H, Hkv, D, D, name, name, None, *mods, device, 7, ())
+    sizes = abi.Sizes(2, H, Hkv, N, N, D, D)
+    tile = abi.lib.saccade_plan_row_tile(plan.handle, sizes)
+    shards = c_dist.ShardPlan(ranks, tile, N, [handle] if mask else [], [1] if mask else [])
+    shards.ranks = ranks
+    problem = ((hint, H, Hkv, 0, 0, D, D), name, name, None, *mods, device, 7, ())
+    sums = [torch.zeros(t.shape, device=device) for t in (k, v)]
+    seen = 0
+    for rank in range(ranks):
+        transport = c_dist.Transport(rank, ranks, 60.0, repeated)
+        made = c_dist.Dist(context, problem, shards, 0, transport)
+        one = rank_run(made, shards, rank, q, k, v, handle, d_out)
+        if one is None:
+            continue
+        rows, out, lse, d = one
+        seen += len(rows)
+        assert torch.equal(out, want[0][:, :, rows])
+        assert torch.equal(lse, want[1][:, :, rows])
+        if device == "cpu":
+            assert torch.equal(d["d_q"], want[2][0][:, :, rows])
+        near(d["d_q"], want[2][0][:, :, rows])
+        sums[0] += d["d_k"]
+        sums[1] += d["d_v"]
+    assert seen == N
+    near(sums[0], want[2][1])
+    near(sums[1], want[2][2])
+
+
+def near(got, want):
+    """Within a few roundings of bf16, where sums of f32 were rounded once."""
+    torch.testing.assert_close(got.float(), want.float(), rtol=2e-2, atol=2e-2)
