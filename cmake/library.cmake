@@ -12,7 +12,8 @@ file(GLOB KERN_FILES CONFIGURE_DEPENDS src/mod/arith.h src/cuda/kern/*.cu src/cu
 set(EMBEDDED_SOURCES "")
 saccade_layout(${GENERATED}/layout_table.h ${CMAKE_CURRENT_SOURCE_DIR}/include/saccade.h
                ${CMAKE_CURRENT_SOURCE_DIR}/include/saccade_measure.h
-               ${CMAKE_CURRENT_SOURCE_DIR}/include/saccade_dist.h)
+               ${CMAKE_CURRENT_SOURCE_DIR}/include/saccade_dist.h
+               ${CMAKE_CURRENT_SOURCE_DIR}/include/saccade_kv.h)
 saccade_embed(EMBEDDED_SOURCES mod_prelude_files ${PRELUDE_FILES})
 saccade_embed(EMBEDDED_SOURCES cuda_kern_files ${KERN_FILES})
 

@@ -2,6 +2,7 @@
    of members is read from the headers when the library is configured (cmake/layout.cmake); the
    numbers are the compiler's. */
 #include "saccade_dist.h"
+#include "saccade_kv.h"
 #include "saccade_measure.h"
 
 static const saccade_layout_entry entries[] = {
