@@ -1,5 +1,7 @@
 """attn_implementation="saccade" in generation: the tokens of "eager", f32, random weights."""
 
+import importlib.util
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -106,6 +108,8 @@ def test_continuous_batching(name):
     model = made(CONFIGS[name]())
     if not hasattr(model, "generate_batch"):
         pytest.skip("this Transformers has no generate_batch")
+    if not importlib.util.find_spec("psutil") and transformers.__version__ < "5.23":
+        pytest.skip("generate_batch of this Transformers takes psutil to see the host's memory")
     torch.manual_seed(7)
     prompts = [torch.randint(1, 97, (n,)).tolist() for n in (5, 17, 1, 9)]
     options = transformers.GenerationConfig(

@@ -6,6 +6,8 @@ traced, proven and kept, so neither a Q x KV mask nor its evaluation exists.
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 
 from .block_mask import BlockMask
@@ -132,9 +134,7 @@ def _packed(
     """The same for continuous batching: rows and keys of all sequences lie side by side, query
     [1, H, T, D], and the last row of each stands at its last key."""
     if cache is not None:  # keys so far beside the new ones; chooses the layer's own lengths
-        key, value = cache.update(
-            key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs
-        )
+        key, value = _updated(cache, module, key, value, sliding_window, kwargs)
     cu_q, cu_k = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
     if cu_q.shape != cu_k.shape:
         raise ValueError(
@@ -154,6 +154,20 @@ def _packed(
         out=out, **options,
     )
     return out.unsqueeze(0), None
+
+
+def _updated(cache, module, key, value, window, kwargs):
+    """All keys and values of the batch [1, Hkv, T, D]; kwargs' lengths become the layer's."""
+    new = dict(key_states=key, value_states=value, layer_idx=module.layer_idx)
+    if "kwargs" in inspect.signature(cache.update).parameters:
+        return cache.update(**new, kwargs=kwargs)
+    pair = cache.update(  # Transformers up to 5.17
+        **new, read_index=kwargs["read_index"], write_index=kwargs["write_index"]
+    )
+    if isinstance(kwargs["cu_seq_lens_k"], dict):
+        kind = "full_attention" if window is None else "sliding_attention"
+        kwargs["cu_seq_lens_k"] = kwargs["cu_seq_lens_k"][kind]
+    return (t.transpose(0, 1).unsqueeze(0) for t in pair)
 
 
 def _of_one_sequence(cu_q, cu_k, rows, keys, window):
