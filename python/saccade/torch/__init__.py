@@ -16,11 +16,13 @@ from .bounds import check
 from .flex import AuxOutput, AuxRequest, MaskMod, ScoreMod, explain, flex_attention
 from .masks import and_masks, create_block_mask, create_mask, or_masks
 from .mods import mask, score
+from .quantised import quantize
 from .serving import cached_attention
 
 __all__ = [
     "flex_attention",
     "cached_attention",
+    "quantize",
     "create_block_mask",
     "create_mask",
     "BlockMask",

@@ -20,10 +20,10 @@ from .flex import MaskMod, ScoreMod
 from .mods import Resolved, dtype_name, view
 
 Lengths = Union[int, torch.Tensor]
-_QUANTISED = {torch.int8: "i8", torch.uint8: "i4"}
+CODES = {torch.int8: "i8", torch.uint8: "i4"}
 for _name, _theirs in (("e4m3", "float8_e4m3fn"), ("e5m2", "float8_e5m2")):
     if hasattr(torch, _theirs):
-        _QUANTISED[getattr(torch, _theirs)] = _name
+        CODES[getattr(torch, _theirs)] = _name
 
 
 def cached_attention(
@@ -94,7 +94,7 @@ def cached_attention(
         args.ragged_positions(B, seq_lens, None if at_end else q_offset)
     else:
         args.positions(B, Q, seq_lens, q_offset, longest, last_page_len is not None)
-    groups = *_groups(k_scale, longest, form.D), *_groups(v_scale, longest, form.Dv)
+    groups = *_groups(k_scale, form.KV, form.D), *_groups(v_scale, form.KV, form.Dv)
     plan = _plan(query, form, mods, scale, kernel_options, (paged, any(ragged), groups), sinks)
     args.bind([m for m in mods if m is not None])
     room = plan.workspace(B, form.H, form.Hkv, Q, longest, form.D, form.Dv)
@@ -124,7 +124,7 @@ def _form_of(q, k, v, ragged, paged):
     rows, keys = q.shape[0 if ragged[0] else 2], k.shape[0 if ragged[1] else 2]
     H, Hkv, D = q.shape[1], k.shape[1], q.shape[-1]
     wide = 2 if k.dtype is torch.uint8 else 1
-    kv_dtype = _QUANTISED.get(k.dtype) or dtype_name(k)
+    kv_dtype = CODES.get(k.dtype) or dtype_name(k)
     B = 1 if ragged[0] else q.shape[0]
     page = keys if paged else 0
     if wide * k.shape[-1] != D or k.shape[:-1] != v.shape[:-1] or k.dtype is not v.dtype:
@@ -206,9 +206,9 @@ def _plan(q, form, mods, scale, options, kind, sinks):
         )
 
 
-def _cache_view(t):
+def cache_view(t):
     """A view of keys or values; int4 as twice as many elements."""
-    name = _QUANTISED.get(t.dtype)
+    name = CODES.get(t.dtype)
     if name is None:
         return view(t)
     cuda = t.is_cuda
@@ -239,7 +239,7 @@ class _Arguments:
 
     def cache(self, **given):
         for name, t in given.items():
-            setattr(self.args, name, self.tensor(t, _cache_view))
+            setattr(self.args, name, self.tensor(t, cache_view))
 
     def _table(self, name, t, rank):
         if not isinstance(t, torch.Tensor) or t.dtype is not torch.int32 or t.dim() != rank:

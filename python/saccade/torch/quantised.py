@@ -1,0 +1,54 @@
+"""Quantised keys and values: codes in tensors that PyTorch has, and their scales.
+
+e4m3 and e5m2 are torch.float8_e4m3fn and float8_e5m2, i8 is torch.int8, and i4 is torch.uint8
+with two codes to a byte, the low half first: such a tensor has half as many columns.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+from typing import Optional
+
+import torch
+
+from ..c import abi, objects
+from .mods import view
+from .serving import CODES, cache_view
+
+_TENSORS = {short: dtype for dtype, short in CODES.items()}
+
+
+def quantize(
+    x: torch.Tensor,
+    dtype: str = "e4m3",
+    *,
+    tokens: int = 1,
+    channels: int = 0,
+    shared: bool = False,
+    scale: Optional[torch.Tensor] = None,
+    scale_dtype: torch.dtype = torch.float32,
+):
+    """Codes and scales of x [B, Hkv, N, D] on the host: (codes, scale), as cached_attention
+    takes them. dtype: "e4m3", "e5m2", "i8" or "i4". tokens, channels: how many neighbouring
+    rows, and channels of a row, share a scale; 0: all. shared: all batches and heads do, too.
+    scale: used as it is, for what is appended to a cache."""
+    if dtype not in _TENSORS:
+        raise ValueError(f"dtype: got {dtype!r}, expected one of {', '.join(_TENSORS)}")
+    if x.dim() != 4 or x.is_cuda:
+        raise ValueError("x: expected a tensor of rank 4 on the host")
+    B, H, N, D = x.shape
+    x = x.detach().contiguous()
+    if dtype == "i4" and D % 2:
+        raise ValueError(f"x: got {D} channels, expected an even number for i4")
+    codes = torch.empty(B, H, N, D // 2 if dtype == "i4" else D, dtype=_TENSORS[dtype])
+    if scale is None:
+        rows, columns = (-(-n // by) if by else 1 for n, by in ((N, tokens), (D, channels)))
+        made = torch.empty(*((1, 1) if shared else (B, H)), rows, columns, dtype=scale_dtype)
+    else:
+        made = scale
+    tensors = [objects.c_tensor(v) for v in (view(x), cache_view(codes), view(made))]
+    args = abi.QuantizeArgs(tokens=tokens, channels=channels, is_given=int(scale is not None))
+    for name, t in zip(("from", "to", "scale"), tensors):
+        setattr(args, name, C.pointer(t))
+    abi.call("quantize", objects.context(torch.get_num_threads()), C.byref(args))
+    return codes, made

@@ -1,0 +1,90 @@
+"""cached_attention over quantised caches, against attention over the numbers they stand for."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import saccade.torch as st  # noqa: E402
+from saccade.c.abi import SaccadeError  # noqa: E402
+
+B, H, HKV, KV, D, DV = 2, 4, 2, 48, 32, 16
+GROUPS = [dict(tokens=0), dict(tokens=0, shared=True), dict(tokens=1), dict(tokens=16),
+          dict(tokens=0, channels=1), dict(tokens=8, channels=4)]
+
+
+def numbers(codes, scale, dtype):
+    """What codes and scales stand for, made by PyTorch alone."""
+    if dtype == "i4":
+        x = torch.stack((codes & 15, codes >> 4), -1).flatten(-2).int()
+        x = torch.where(x > 7, x - 16, x)
+    else:
+        x = codes
+    x = x.float()
+    by = scale.float()
+    by = by.repeat_interleave(x.shape[2] // by.shape[2], 2)
+    return x * by.repeat_interleave(x.shape[3] // by.shape[3], 3)
+
+
+@pytest.mark.parametrize("dtype", ["e4m3", "e5m2", "i8", "i4"])
+def test_attention_is_that_over_the_numbers(dtype):
+    torch.manual_seed(3)
+    q = torch.randn(B, H, 3, D)
+    for groups in GROUPS:
+        k, v = torch.randn(B, HKV, KV, D), torch.randn(B, HKV, KV, DV)
+        (kc, ks), (vc, vs) = (st.quantize(x, dtype, **groups) for x in (k, v))
+        out = st.cached_attention(q, kc, vc, k_scale=ks, v_scale=vs)
+        k2, v2 = numbers(kc, ks, dtype), numbers(vc, vs, dtype)
+        want = st.cached_attention(q, k2, v2)
+        torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
+        bits = {"e4m3": 4, "e5m2": 3, "i8": 7, "i4": 3}[dtype]
+        assert (k2 - k).abs().max() <= k.abs().max() * 2.0**-bits
+
+
+def test_pages():
+    torch.manual_seed(4)
+    page, lengths = 16, torch.tensor([48, 33], dtype=torch.int32)
+    q = torch.randn(B, H, 1, D, dtype=torch.bfloat16)
+    k, v = torch.randn(B, HKV, KV, D), torch.randn(B, HKV, KV, DV)
+    (kc, ks), (vc, vs) = (st.quantize(x, "i8", scale_dtype=torch.float16) for x in (k, v))
+    table = torch.tensor([[5, 0, 3], [1, 4, 2]], dtype=torch.int32)
+
+    def pooled(x):
+        pool = torch.zeros(6, HKV, page, x.shape[3], dtype=x.dtype)
+        for b in range(B):
+            for i in range(3):
+                pool[table[b, i]] = x[b, :, i * page : (i + 1) * page]
+        return pool
+
+    want = st.cached_attention(q, kc, vc, seq_lens=lengths, k_scale=ks, v_scale=vs)
+    got = st.cached_attention(q, pooled(kc), pooled(vc), seq_lens=lengths, block_table=table,
+                              k_scale=pooled(ks), v_scale=pooled(vs))
+    assert torch.equal(got, want)
+
+
+def test_scales_that_are_given():
+    x = torch.randn(1, 1, 4, 8)
+    codes, scale = st.quantize(x, "i8", tokens=0)
+    again, same = st.quantize(x[:, :, 2:], "i8", tokens=0, scale=scale)
+    assert same is scale and torch.equal(again, codes[:, :, 2:])
+
+
+def test_a_view_of_the_keys():
+    """V as the first columns of K, as MLA has it."""
+    torch.manual_seed(5)
+    q, k = torch.randn(1, 16, 1, 576), torch.randn(1, 1, 60, 576)
+    kc, ks = st.quantize(k, "e4m3")
+    got = st.cached_attention(q, kc, kc[..., :512], k_scale=ks, v_scale=ks)
+    k2 = numbers(kc, ks, "e4m3")
+    want = st.cached_attention(q, k2, k2[..., :512])
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_what_does_not_fit():
+    q, k = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 12, 8)
+    kc, ks = st.quantize(k, "i8")
+    with pytest.raises(ValueError, match="scale: got 5 groups of keys"):
+        st.cached_attention(q, kc, kc, k_scale=ks[:, :, :5], v_scale=ks)
+    with pytest.raises(SaccadeError, match="got 1 with kv_dtype f32"):
+        st.cached_attention(q, k, k, k_scale=ks)
+    with pytest.raises(ValueError, match="dtype: got 'fp8', expected one of"):
+        st.quantize(k, "fp8")
