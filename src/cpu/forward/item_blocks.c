@@ -102,12 +102,12 @@ void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows)
               CPU_BLOCK_KEYS, n_rows, g->o_ld / k->panel, w->alpha, o, g->o_ld);
 }
 
-/* Keys of a tile that products take at a time: quantised ones so many that they are floats in
- * L1 when they are used. */
-static int32_t piece_of(const item_tile *t, const kv_view *keys)
+/* Keys of a tile that products take at a time: quantised ones so many that they are f32 in L1
+ * when they are used. Where P is bf16 all keys: it lies in no pieces then. */
+static int32_t piece_of(const cpu_worker *w, const item_tile *t, const kv_view *keys)
 {
     enum { CONVERTED = 32 };
-    return keys->codes.convert ? CONVERTED : t->n;
+    return keys->codes.convert && w->kernels->element == 4 ? CONVERTED : t->n;
 }
 
 /* Scores of a tile whose few rows read K where it lies, into s. V is prefetched meanwhile. */
@@ -115,7 +115,7 @@ static const float *decode_scores(cpu_worker *w, const item_tile *t, int is_pref
                                   float *s)
 {
     const kv_view k = item_k(w), v = item_v(w);
-    const int32_t piece = piece_of(t, &k);
+    const int32_t piece = piece_of(w, t, &k);
     for (int32_t j = 0; j < t->n; j += piece) {
         const int32_t n = t->n - j < piece ? t->n - j : piece;
         const cpu_rows rows = kv_block(&k, t->j0 + j, n, w->room[0]);
@@ -154,7 +154,7 @@ static void decode_softmax(cpu_worker *w, const item_tile *t, const float *most,
 static int32_t decode_values(cpu_worker *w, const item_tile *t, int32_t ahead)
 {
     const kv_view k = item_k(w), v = item_v(w);
-    const int32_t piece = piece_of(t, &v);
+    const int32_t piece = piece_of(w, t, &v);
     for (int32_t j = 0; j < t->n; j += piece) {
         const int32_t n = t->n - j < piece ? t->n - j : piece;
         const cpu_rows rows = kv_block(&v, t->j0 + j, n, w->room[1]);
