@@ -90,6 +90,9 @@ static saccade_status check_capture(const saccade_plan *plan, const saccade_bind
 static saccade_status clear_unread(const saccade_plan *plan, const saccade_backward_args *a,
                                    const saccade_binding *given, saccade_error *err)
 {
+    FAIL_AT(plan->backend->device != SACCADE_CPU, SACCADE_EBACKEND, given->name, 0, 0,
+            "got a gradient of a capture that the simplified score does not read, expected "
+            "none of it on a GPU: it is 0");
     for (int32_t i = 0; i < a->n_bindings; i++)
         if (strcmp(a->bindings[i].name, given->name) == 0) {
             TRY(check_capture(plan, given, &a->bindings[i].tensor, err));

@@ -7,7 +7,8 @@
 /* Sums in fixed point need a bound of the score function's slope. */
 int cu_backward_tiles_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
-    return p->gradients && s->family == CU_SM90 && cu_backward_is_bounded(s, p)
+    const uint32_t by_tiles = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V;
+    return p->gradients & by_tiles && s->family == CU_SM90 && cu_backward_is_bounded(s, p)
            && cu_backward_tile_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
 }
 
@@ -36,6 +37,13 @@ int cu_backward_sinks_form(const cu_state *s, const plan_problem *p, int rung, c
     (void)s;
     *out = cu_backward_pass_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv));
     return p->gradients & SACCADE_GRADIENT_SINKS && rung == 0;
+}
+
+int cu_backward_captures_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    (void)s;
+    *out = cu_backward_captures_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv));
+    return cu_has_captures(p) && rung == 0;
 }
 
 int cu_backward_shared(const cu_state *s, const plan_problem *p, const cu_form *form)

@@ -1,6 +1,7 @@
 /* A backward run: its workspace, its arguments, its kernels put on the stream. Nothing is
  * allocated, compiled or copied here. */
 #include "cuda/cuda_backward.h"
+#include "cuda/emit.h"
 #include "cuda/run.h"
 
 #include <assert.h>
@@ -42,8 +43,8 @@ size_t cu_backward_workspace(const saccade_plan *plan, const saccade_sizes *size
                              const plan_gradients *gradients)
 {
     const saccade_sizes local = cu_local_sizes(plan, sizes);
-    (void)gradients;
-    return space_of(plan, &local).bytes;
+    return aligned(space_of(plan, &local).bytes)
+           + cu_captures_workspace(plan, &local, gradients);
 }
 
 /* ---- parameters ---- */
@@ -104,6 +105,7 @@ static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradi
     fill_sinks(g->sinks, p);
     p->added = (int)g->added;
     p->n_mblk = (int)query_blocks(&run->sizes);
+    p->unit = p->f.scale * 1.4426950408889634f;
     p->slope_most = (float)s->backward_facts.slope_most;
     p->lse2 = (float *)(base + at.lse2);
     p->minus_delta = (float *)(base + at.minus_delta);
@@ -250,7 +252,10 @@ static saccade_status start(const saccade_plan *plan, const plan_run *run,
     TRY(run_captures(problem->score, run->score_env.tensors, l.a.captures, err));
     TRY(run_captures(problem->mask, run->mask_env.tensors, l.a.captures + n_score, err));
     TRY(run_make_ready(s, problem, driver, run->q->device.index, err));
-    return is_tiles ? start_tiles(plan, run, g, &l, err) : start_plain(plan, g, &l, err);
+    TRY(is_tiles ? start_tiles(plan, run, g, &l, err) : start_plain(plan, g, &l, err));
+    return cu_has_captures(problem) ? cu_start_captures(
+               plan, run, g, aligned(space_of(plan, &run->sizes).bytes), &l.a, &l.p, err)
+                                    : SACCADE_OK;
 }
 
 saccade_status cu_backward(const saccade_plan *plan, const plan_run *run,

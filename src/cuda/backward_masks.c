@@ -2,6 +2,8 @@
  * meets, and for the plain way also for every tile of queries its blocks of keys. */
 #include "cuda/cuda_backward.h"
 
+#include "cuda/emit.h"
+
 int cu_backward_is_suited(const saccade_block_mask *mask, int rows, int keys)
 {
     const mask_view *view = mask ? mask_get_view(mask) : NULL;
@@ -48,8 +50,9 @@ saccade_status cu_backward_find_runs(const saccade_plan *plan, const plan_run *r
     *out = (cu_backward_runs){NULL, NULL};
     if (!run->block_mask)
         return SACCADE_OK;
-    if (is_tiles)
-        return find(plan, run, s->programs[CU_BWD_TILES].form.tile.keys, 0, &out->tiles, err);
-    TRY(find(plan, run, plain->tile.keys, 0, &out->tiles, err));
+    const int keys = (is_tiles ? &s->programs[CU_BWD_TILES].form : plain)->tile.keys;
+    TRY(find(plan, run, keys, 0, &out->tiles, err));
+    if (is_tiles && !cu_has_captures(&plan->problem))
+        return SACCADE_OK;
     return find(plan, run, plain->backward.rows, 1, &out->queries, err);
 }

@@ -18,11 +18,10 @@ int cu_backward_tile_choice(int D, int E, int rung, cu_form *out)
     if (dim > 128 || rung > 1)
         return 0;
     const choice *row = (dim <= 64 ? small : wide) + rung;
-    *out = (cu_form){.family = CU_SM90,
-                     .tile = {.groups = row->groups,
-                              .keys = row->groups * KEYS,
-                              .stages = row->stages},
-                     .backward = {.rows = BWD_ROWS, .parts = 1, .is_split = row->is_split}};
+    *out = (cu_form){
+        .family = CU_SM90,
+        .tile = {.groups = row->groups, .keys = row->groups * KEYS, .stages = row->stages},
+        .backward = {.rows = BWD_ROWS, .parts = 1, .is_split = row->is_split}};
     for (int i = 0; i < 3; i++)
         out->backward.registers[i] = row->registers[i];
     return 1;
@@ -36,6 +35,17 @@ cu_form cu_backward_pass_choice(int D, int E)
     return (cu_form){.family = CU_SM80,
                      .tile = {.groups = 4, .keys = 64, .stages = 2},
                      .backward = {.rows = is_wide ? 16 : 32, .parts = is_wide ? 2 : 1}};
+}
+
+/* The same blocks, so that both walk the same runs; no sums of wide rows, so one warp to 16. */
+cu_form cu_backward_captures_choice(int D, int E)
+{
+    cu_form form = cu_backward_pass_choice(D, E);
+    form.tile.stages =
+        form.backward.parts == 1 ? 2 : 1; /* the tile of a diagonal beside them */
+    form.backward.parts = 1;
+    form.backward.is_captures = 1;
+    return form;
 }
 
 int cu_backward_threads(const cu_form *f)
@@ -97,6 +107,7 @@ static void put_config(const plan_problem *p, const cu_form *form, strbuf *out)
         {"DQ", (p->gradients & SACCADE_GRADIENT_Q) != 0},
         {"DK", (p->gradients & SACCADE_GRADIENT_K) != 0},
         {"DV", (p->gradients & SACCADE_GRADIENT_V) != 0},
+        {"CAPTURES", form->backward.is_captures},
         {"TM", form->backward.rows},
         {"PARTS", form->backward.parts},
         {"ROWS", p->has_rows},

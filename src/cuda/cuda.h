@@ -122,6 +122,7 @@ typedef enum cu_family { CU_SM90, CU_SM80, CU_F32, CU_FAMILIES } cu_family;
 typedef struct cu_backward_tile {
     int rows;  /* by mma.sync: rows of a block that passes */
     int parts; /* by mma.sync: warps that share 16 rows, each with a part of the columns */
+    int is_captures;  /* gradients of captures by it */
     int is_split;     /* sm_90a: loads and sums into global memory by warps of their own */
     int registers[3]; /* sm_90a: a thread of the consumers, of dQ's group, of those warps */
 } cu_backward_tile;
@@ -166,9 +167,9 @@ typedef enum cu_mask_kind { CU_MASK_NONE, CU_MASK_INTERVAL, CU_MASK_GENERAL } cu
 typedef struct cu_mod_text {
     cu_score_kind score;
     cu_mask_kind mask;
-    int n_captures;   /* score's, then mask's */
-    int is_bounded;   /* scores stay within +-35 whatever the data */
-    int column_words; /* words of mask_column: what a mask needs of each key */
+    int n_captures;    /* score's, then mask's */
+    int is_bounded;    /* scores stay within +-35 whatever the data */
+    int column_words;  /* words of mask_column: what a mask needs of each key */
     double slope_most; /* backward: no larger derivative by the score; INFINITY: not known */
 } cu_mod_text;
 
@@ -257,16 +258,17 @@ typedef enum cu_operation {
 
 /* The rows of cu_program_kinds; those of forward in the order in which a run tries them. */
 typedef enum cu_program {
-    CU_DECODE,      /* few queries (sm_90a) */
-    CU_MAIN,        /* any number of queries */
-    CU_EXACT,       /* the same with exact offsets and row maxima */
-    CU_UNALIGNED,   /* rows that tensor copies do not take (sm_90a) */
-    CU_CAREFUL,     /* rows to be made again */
-    CU_BWD_TILES,   /* dK, dV and sums of dQ by tiles of keys (sm_90a) */
-    CU_BWD_PLAIN,   /* dK and dV, then dQ, by CTAs that own them */
-    CU_BWD_PREPARE, /* what every row brings, and bounds of K and V */
-    CU_BWD_FINISH,  /* dQ from its sums */
-    CU_BWD_SINKS,   /* gradients of sinks */
+    CU_DECODE,       /* few queries (sm_90a) */
+    CU_MAIN,         /* any number of queries */
+    CU_EXACT,        /* the same with exact offsets and row maxima */
+    CU_UNALIGNED,    /* rows that tensor copies do not take (sm_90a) */
+    CU_CAREFUL,      /* rows to be made again */
+    CU_BWD_TILES,    /* dK, dV and sums of dQ by tiles of keys (sm_90a) */
+    CU_BWD_PLAIN,    /* dK and dV, then dQ, by CTAs that own them */
+    CU_BWD_PREPARE,  /* what every row brings, and bounds of K and V */
+    CU_BWD_FINISH,   /* dQ from its sums */
+    CU_BWD_SINKS,    /* gradients of sinks */
+    CU_BWD_CAPTURES, /* gradients of captures */
     CU_PROGRAMS
 } cu_program;
 

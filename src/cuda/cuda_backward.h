@@ -5,6 +5,7 @@
  *     bwd_finish.cu    dQ from its sums
  *     bwd_sinks.cu     gradients of sinks, where they are wanted
  *     bwd_sm80.cu      dK and dV, then dQ, each by CTAs that own them: every other problem
+ *     bwd_captures.cu  gradients of what the score function captures
  *
  * No result depends on the order in which CTAs run, unless dQ is relaxed. A plan that wants
  * gradients compiles the second way always, and the first if the GPU, the head dims and the
@@ -41,6 +42,8 @@ static inline int cu_backward_is_fixed(const plan_problem *p, const cu_form *for
 int cu_backward_tile_choice(int D, int E, int rung, cu_form *out);
 /* The form of bwd_sm80.cu. */
 cu_form cu_backward_pass_choice(int D, int E);
+/* The form of bwd_captures.cu. */
+cu_form cu_backward_captures_choice(int D, int E);
 int cu_backward_threads(const cu_form *form);
 int cu_backward_shared_bytes(const cu_form *form, int D, int E);
 void cu_write_backward(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
@@ -53,6 +56,7 @@ int cu_backward_plain_form(const cu_state *s, const plan_problem *p, int rung, c
 int cu_backward_prepare_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_finish_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_sinks_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_captures_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_shared(const cu_state *s, const plan_problem *p, const cu_form *form);
 /* The score function's value and derivative as text; its graph lives in scratch. */
 saccade_status cu_backward_emit(cu_state *s, const plan_problem *p, arena *scratch,
@@ -69,10 +73,21 @@ saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_blo
 /* What of it a run reads; both stay NULL without a block mask. */
 typedef struct cu_backward_runs {
     const cu_runs *tiles;   /* blocks of queries for each tile of keys */
-    const cu_runs *queries; /* bwd_queries: blocks of keys for each tile of queries */
+    const cu_runs *queries; /* where queries stay: blocks of keys for each tile of queries */
 } cu_backward_runs;
 saccade_status cu_backward_find_runs(const saccade_plan *plan, const plan_run *run,
                                      int is_tiles, cu_backward_runs *out, saccade_error *err);
+
+/* ---- capture_sums.c ---- */
+
+/* Bytes of exact sums; 0 where gradients is NULL, whose shapes they take. */
+size_t cu_captures_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
+                             const plan_gradients *gradients);
+/* After bwd_prepare. room_at: where in the run's workspace the sums lie. */
+struct run_args;
+saccade_status cu_start_captures(const saccade_plan *plan, const plan_run *run,
+                                 const plan_gradients *g, size_t room_at,
+                                 const struct run_args *a, cu_bwd *p, saccade_error *err);
 
 /* ---- backward_launch.c ---- */
 

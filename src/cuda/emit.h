@@ -3,6 +3,7 @@
 #define SACCADE_CUDA_EMIT_H
 
 #include "cuda/cuda.h"
+#include "cuda/kern/bwd.h"
 
 typedef enum rate { ROW, COLUMN, ELEMENT } rate;
 
@@ -19,6 +20,24 @@ typedef struct emitter {
     int first_capture;  /* of this fn among the arguments */
     const double *gain; /* of a score: by how much its result follows each node */
 } emitter;
+
+/* ---- capture_reads.c ---- */
+
+/* Reads of captures whose gradients are wanted. */
+typedef struct cu_reads_found {
+    const pass_read *read[CU_READS];
+    int n;
+} cu_reads_found;
+
+static inline int cu_has_captures(const plan_problem *p)
+{
+    return p->score && p->gradients & SACCADE_GRADIENT_CAPTURES && p->gradient_captures;
+}
+
+/* 0: there are more than CU_READS. */
+int cu_find_reads(const plan_problem *p, cu_reads_found *out);
+/* The name of a capture one of whose indices varies with the score, or NULL. */
+const char *cu_reads_by_score(const plan_problem *p);
 
 /* first parameters of every generated function */
 #define EMIT_SIGNATURE "const mod_args &mod, const cu_fwd &p, int b, int h"
@@ -58,11 +77,22 @@ void emit_row_values(const emitter *e, const unsigned char *kept);
 /* <what>_row and <what>_row_begin: row values and who keeps them. */
 void emit_row_struct(const emitter *e, const char *what, const unsigned char *kept);
 
-/* ---- emit_score.c, emit_slope.c, emit_mask.c ---- */
+/* ---- emit_line.c ---- */
+
+/* Whether the score is the incoming one plus what does not depend on it. */
+int emit_has_slope_one(const plan_problem *p);
+/* Whether that offset is a line in q and kv; then its text is written. */
+int emit_line(const emitter *e);
+
+/* ---- emit_score.c, emit_slope.c, emit_reads.c, emit_mask.c ---- */
 
 saccade_status emit_score(emitter *e, cu_mod_text *facts, saccade_error *err);
 /* Value and derivative of the score; the graph of both lives in scratch. */
 saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccade_error *err);
+/* What programs with CFG_CAPTURES take of the graph of value and derivatives, e->fn; results:
+ * of the value, of the derivative by the score, of those by the reads. */
+saccade_status emit_reads(emitter *e, const cu_reads_found *reads, const uint32_t *results,
+                          saccade_error *err);
 saccade_status emit_mask(emitter *e, cu_mod_text *facts, saccade_error *err);
 
 #endif

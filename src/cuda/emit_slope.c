@@ -32,14 +32,24 @@ static void put_slope4(const emitter *e, const uint32_t results[2])
 
 saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccade_error *err)
 {
+    const plan_problem *p = e->problem;
+    const pass_facts *known = p->score_facts;
     const mod_fn *both;
-    uint32_t results[2];
+    cu_reads_found reads;
+    uint32_t wanted[1 + CU_READS], results[2 + CU_READS];
     facts->score = CU_SCORE_NONE;
     facts->slope_most = 1;
-    if (!e->problem->score)
+    if (!p->score) {
+        strbuf_puts(e->out, "#define SLOPE_ONE 1\n#define SCORE_MAY_MASK 0\n"
+                            "#define SCORE_LINE 0\n");
         return SACCADE_OK;
-    const uint32_t score = pass_find_score(e->problem->score);
-    TRY(pass_value_and_gradient(e->problem->score, &score, 1, scratch, &both, results, err));
+    }
+    cu_find_reads(p, &reads);
+    wanted[0] = pass_find_score(p->score);
+    for (int r = 0; r < reads.n; r++)
+        wanted[1 + r] = reads.read[r]->node;
+    TRY(pass_value_and_gradient(p->score, wanted, 1 + (uint32_t)reads.n, scratch, &both,
+                                results, err));
     /* The value's gains do for the slope: a value that follows a tanh t by a bounded factor has
      * a slope that follows 1 - t * t by that factor, whose error is twice that of t. */
     e->gain = pass_gains(both, results[0], scratch);
@@ -48,15 +58,20 @@ saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccad
     FAIL_IF_NULL(kept);
     e->fn = both;
     emit_mark_kept(e, kept);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2 + reads.n; i++) {
         const mod_node *n = &both->nodes[results[i]];
         kept[results[i]] |= emit_rate_of(n) == ROW && !emit_is_leaf(n);
     }
     emit_row_struct(e, "slope", kept);
     put_slope4(e, results);
-    facts->score = CU_SCORE_GENERAL;
-    facts->slope_most = score == PASS_NO_NODE ? 0 : e->problem->score_facts->gain[score];
-    e->gain = NULL;
     free(kept);
+    if (cu_has_captures(p))
+        TRY(emit_reads(e, &reads, results, err));
+    strbuf_printf(e->out, "#define SLOPE_ONE %d\n#define SCORE_MAY_MASK %d\n",
+                  emit_has_slope_one(p), !known->offset || known->offset->n_captures > 0);
+    strbuf_printf(e->out, "#define SCORE_LINE %d\n\n", emit_line(e));
+    facts->slope_most = wanted[0] == PASS_NO_NODE ? 0 : known->gain[wanted[0]];
+    facts->score = CU_SCORE_GENERAL;
+    e->gain = NULL;
     return SACCADE_OK;
 }

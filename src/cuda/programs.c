@@ -157,6 +157,13 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                       .kernel = {"bwd_sinks", "bwd_sinks"},
                       .choose = cu_backward_sinks_form,
                       .write = cu_write_backward},
+    [CU_BWD_CAPTURES] = {.name = "backward captures",
+                         .operation = CU_OP_BACKWARD,
+                         .kernel = {"bwd_captures", "bwd_captures"},
+                         .other = "bwd_captures_end",
+                         .choose = cu_backward_captures_form,
+                         .write = cu_write_backward,
+                         .shared = cu_backward_shared},
 };
 
 /* ---- loading ---- */

@@ -1,6 +1,7 @@
 /* The CUDA back end as a solver: a plan holds compiled programs for one architecture
  * (programs.c), and launch.c runs them. */
 #include "cuda/cuda_backward.h"
+#include "cuda/emit.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,12 +17,15 @@ static int say(char *why, const char *text)
 
 static int takes_gradients(const plan_problem *p, char *why)
 {
+    cu_reads_found reads;
     if (p->dtype == SACCADE_F32)
         return say(why, "the CUDA back end makes gradients of bf16 and f16 problems, got f32: "
                         "convert Q, K and V, or take backend cpu");
-    if (p->gradients & SACCADE_GRADIENT_CAPTURES)
-        return say(why, "the CUDA back end makes no gradients of captures: leave them out of "
-                        "the problem's gradients, or take backend cpu");
+    if (!cu_find_reads(p, &reads))
+        return say(why, "the CUDA back end makes gradients of at most 8 reads of captures");
+    if (cu_reads_by_score(p))
+        return say(why, "the CUDA back end makes no gradients of captures whose index varies "
+                        "with the score");
     if (p->has_chunks)
         return say(why, "the CUDA back end makes no gradients where keys lie in chunks");
     return 1;

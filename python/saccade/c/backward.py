@@ -82,6 +82,15 @@ class _Frame:
         self.loaded = a
 
 
+def workspace(a: Arguments) -> int:
+    """Bytes for a run of these arguments, which hold the addresses of their tensors."""
+    frame, n = _Frame(), C.c_size_t()
+    frame.load(a)
+    _call = abi.lib.saccade_backward_workspace
+    abi.check(_call(a.plan, frame.address, C.byref(n), frame.error_place), frame.error)
+    return n.value
+
+
 def run(a: Arguments, addresses: Sequence[int], room: int, stream: int) -> None:
     """addresses: of those of the ten tensors that are there, of captures' gradients, and of
     the score's captures."""

@@ -33,6 +33,7 @@ typedef struct cu_bwd {
     /* [B*H][n_mblk * BWD_ROWS]: lse in log2 units (+INF for a dead row), -delta, and, where dQ
      * is summed in fixed point, one over the unit of a row's sums */
     float *lse2, *minus_delta, *precision;
+    float unit;       /* scale in log2 units: a constant operand, where registers are few */
     float slope_most; /* no larger derivative of a score by its product */
     unsigned *bounds; /* [B*G][BWD_CHUNKS][2]: see bwd_unit.cuh */
     float *dq_sum;    /* [B*H*n_mblk][panels][4096], as bwd_dq.cuh stages it */
@@ -42,5 +43,30 @@ typedef struct cu_bwd {
     /* BWD_OF_* of the gradients that are f32, and of those added to what their tensors hold */
     int wide, added;
 } cu_bwd;
+
+/* ---- gradients of captures: bwd_captures.cu ---- */
+
+enum { CU_READS = 8, SUM_WORDS = 12 }; /* reads of a score function; words of exact_sum.cuh */
+
+/* Where the terms of a read go: elements of its capture's gradient, or exact sums of it. */
+typedef struct cu_read {
+    float *data; /* the gradient */
+    unsigned long long *words; /* [SUM_WORDS + 1][n], or null: terms are stored in data */
+    long long n;               /* elements of the gradient */
+    long long stride[CU_RANK]; /* of data, or dense ones of the words */
+} cu_read;
+
+/* The launch of some batches and heads: launches where elements are shared by batches or heads
+ * come one after the other, and add to what those before them stored. */
+typedef struct cu_reads {
+    cu_read of[CU_READS];
+    int first_b, n_b, first_h, n_h;
+    int is_adding; /* to what the gradient holds, where terms are stored */
+} cu_reads;
+
+typedef struct cu_shape {
+    int rank, size[CU_RANK];
+    long long stride[CU_RANK];
+} cu_shape;
 
 #endif

@@ -24,7 +24,8 @@
 #include "bwd_dq.cuh"
 
 /* 1. The products of consumers. Fragments are of transposed scores, 64 keys by 64 queries. */
-enum { G_COUNT = MOD_SCORE ? S_COUNT / 2 : 1 };
+#define HAS_SLOPES (MOD_SCORE && !SLOPE_ONE)
+enum { G_COUNT = HAS_SLOPES ? S_COUNT / 2 : 1 };
 
 /* S = K Q^T, or on top of what dp holds V dO^T */
 template <int DIM>
@@ -64,34 +65,63 @@ struct places {
     int key, kv_len; /* index of the first key, and how many there are */
 };
 
+#if SCORE_LINE
+/* The offset of a thread's first score in log2 units, what it gains with a query, and with
+ * eight keys. */
+struct score_line {
+    float offset, by_q, by_eight;
+};
+
+DEVICE score_line line_at(const cu_fwd &p, const mod_args &mod, const places &at)
+{
+    float by_q, by_kv, offset = line_offset(mod, p, at.b, at.h, at.q, at.kv, by_q, by_kv);
+    return {offset * 1.4426950408889634f, by_q * 1.4426950408889634f,
+            by_kv * (8 * 1.4426950408889634f)};
+}
+#endif
+
 /* Weights of the scores, packed. g: weights times slopes of the score function, which dS is
- * made from; without a score function the weights themselves. lse: address of this thread's
+ * made from; where slopes are 1 the weights themselves. lse: address of this thread's
  * first query's, log2 units. */
 DEVICE void weights(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], const float (&s)[S_COUNT],
-                    u32 lse, const cu_fwd &p, const mod_args &mod, const places &at)
+                    u32 lse, const cu_bwd &p, const mod_args &mod, const places &at)
 {
+#if SCORE_LINE
+    score_line line = line_at(p.f, mod, at);
+#endif
 #pragma unroll
     for (int i = 0; i < S_COUNT / 4; i++) {
         float2 l = load_two(lse + i * 32);
 #if MOD_SCORE == SCORE_NONE
-        float unit = p.scale * 1.4426950408889634f;
-        w[2 * i] = pack(exp2_fast(fmaf(s[4 * i], unit, -l.x)),
-                        exp2_fast(fmaf(s[4 * i + 1], unit, -l.y)));
-        w[2 * i + 1] = pack(exp2_fast(fmaf(s[4 * i + 2], unit, -l.x)),
-                            exp2_fast(fmaf(s[4 * i + 3], unit, -l.y)));
+        w[2 * i] = pack(exp2_fast(fmaf(s[4 * i], p.unit, -l.x)),
+                        exp2_fast(fmaf(s[4 * i + 1], p.unit, -l.y)));
+        w[2 * i + 1] = pack(exp2_fast(fmaf(s[4 * i + 2], p.unit, -l.x)),
+                            exp2_fast(fmaf(s[4 * i + 3], p.unit, -l.y)));
+#elif SCORE_LINE
+        float offset = fmaf(line.by_q, 8 * i, line.offset);
+        float x = offset - l.x, y = offset + line.by_q - l.y;
+        w[2 * i] = pack(exp2_fast(fmaf(s[4 * i], p.unit, x)),
+                        exp2_fast(fmaf(s[4 * i + 1], p.unit, y)));
+        x += line.by_eight;
+        y += line.by_eight;
+        w[2 * i + 1] = pack(exp2_fast(fmaf(s[4 * i + 2], p.unit, x)),
+                            exp2_fast(fmaf(s[4 * i + 3], p.unit, y)));
 #else
         float x[4] = {s[4 * i], s[4 * i + 2], s[4 * i + 1], s[4 * i + 3]}, slope[4];
-        scores4(p, mod, at.b, at.h, at.q + 8 * i, at.q + 8 * i + 1, at.kv, at.kv + 8, x, slope);
+        scores4(p.f, mod, at.b, at.h, at.q + 8 * i, at.q + 8 * i + 1, at.kv, at.kv + 8, x,
+                slope);
 #pragma unroll
         for (int j = 0; j < 4; j++)
             x[j] = exp2_fast(fmaf(x[j], 1.4426950408889634f, -(j < 2 ? l.x : l.y)));
         w[2 * i] = pack(x[0], x[2]);
         w[2 * i + 1] = pack(x[1], x[3]);
+#if !SLOPE_ONE
 #pragma unroll
         for (int j = 0; j < 4; j++)
             x[j] = x[j] == 0.f ? 0.f : x[j] * slope[j]; /* -INF masks, whatever its slope */
         g[2 * i] = pack(x[0], x[2]);
         g[2 * i + 1] = pack(x[1], x[3]);
+#endif
 #endif
     }
 }
@@ -111,7 +141,7 @@ DEVICE void cut_weights(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], const cu_fwd &
         u32 keep1 = (live[1] ? 0xffffu : 0) | (live[3] ? 0xffff0000u : 0);
         w[2 * i] &= keep0;
         w[2 * i + 1] &= keep1;
-#if MOD_SCORE
+#if HAS_SLOPES
         g[2 * i] &= keep0;
         g[2 * i + 1] &= keep1;
 #endif
@@ -213,7 +243,7 @@ DEVICE void use_block(const arena &s, const consumer &c, const cu_bwd &p, const 
     u32 w[S_COUNT / 2], g[G_COUNT], ds[S_COUNT / 2];
     u32 stat = c.at.slot * STAT_BYTES + (threadIdx.x & 3) * 8;
     places at = places_of(t, step, wg);
-    weights(w, g, acc, s.lse + stat, p.f, mod, at);
+    weights(w, g, acc, s.lse + stat, p, mod, at);
     if (step.w & STEP_MASKED)
         cut_weights(w, g, p.f, mod, at);
     barrier_wait(s.o_full + c.at.slot * 8, c.at.parity);
@@ -231,9 +261,9 @@ DEVICE void use_block(const arena &s, const consumer &c, const cu_bwd &p, const 
 #endif
 #if CFG_DQ || CFG_DK
     wgmma_wait<CFG_DV>();
-    if (MOD_SCORE || (step.w & STEP_MASKED))
+    if ((MOD_SCORE && SCORE_MAY_MASK) || (step.w & STEP_MASKED))
         cut_dp(acc, w);
-#if MOD_SCORE
+#if HAS_SLOPES
     gradients(ds, g, acc);
 #else
     gradients(ds, w, acc);

@@ -1,0 +1,326 @@
+/* Gradients of what a score function captures, for any GPU from sm_80 on. A CTA has 64 queries
+ * of one head and passes by their keys, as bwd_queries does; dX = P (dP - delta) times the
+ * score's derivative by a read is a term of the element that was read. Terms are summed along
+ * what the read does not vary with (pass/scatter.h), in one order, and such sums are added to
+ * their element exactly (exact_sum.cuh), so that the order of CTAs changes no bit.
+ *
+ *     head       in registers; one sum a CTA
+ *     row        in registers; one sum a query
+ *     column     over the CTA's queries; one sum a key
+ *     diagonal   through shared memory, and on from block to block while keys follow each other
+ *     element    stored, or added to what a launch before left; nothing is summed here
+ *     else       every term for itself */
+#include "cfg.cuh"
+#include "ptx.cuh"
+#include "bwd.h"
+#include "arith.cuh"
+#include "mod.cuh"
+#include "kv.cuh"
+#include "mma.cuh"
+#include "copy.cuh"
+#include "bwd_copy.cuh"
+#include "bwd_tile.cuh"
+#include "bwd_mod.cuh"
+#include "bwd_store.cuh"
+#include "bwd_row.cuh"
+#include "bwd_mma.cuh"
+#include "bwd_pass.cuh"
+#include "exact_sum.cuh"
+
+enum {
+    READS_ROOM = MOD_READS ? MOD_READS : 1,
+    DIAGONALS = STAY + PASS - 1, /* of a tile */
+    PITCH = PASS + 1
+};
+
+/* What a CTA has summed and not yet added. */
+struct sums {
+    float row[READS_ROOM][2];   /* of a thread's two queries */
+    float diagonal[READS_ROOM]; /* thread t: where key - query is t - (STAY - 1) in the block */
+    int key0;                   /* that block's first key; -1: none */
+};
+
+struct scratch {
+    float tile[STAY * PITCH], diagonal[DIAGONALS + 1], column[4][PASS], head[4];
+};
+
+DEVICE void add_term(const cu_fwd &p, const mod_args &mod, const cu_read &to, int r,
+                     const query_tile &t, int q, int kv, float x)
+{
+    if (x != 0.f) /* NaN too */
+        add_exactly(to, read_place(mod, p, t.b, t.h, r, q, kv, to.stride), x);
+}
+
+/* ---- terms ---- */
+
+/* dX of this warp's 16 queries by PASS keys, times each read's derivative. */
+DEVICE void terms_of_queries(float (&term)[READS_ROOM][S_COUNT], const cu_bwd &p,
+                             const mod_args &mod, const query_tile &t, int key0, int masked,
+                             u32 stay, u32 pass, const float2 (&stat)[2])
+{
+    float s[S_COUNT], dp[S_COUNT];
+    int lane = threadIdx.x & 31, q = t.row0 + warp_row() + lane / 4 + t.q_offset;
+    tile_scores<STAY, CFG_D>(s, stay, warp_row(), pass);
+    tile_scores<STAY, CFG_E>(dp, stay + STAY_D, warp_row(), pass + PASS_D);
+    query_side q0 = query_side_of(p.f, mod, t.b, t.h, q);
+    query_side q1 = query_side_of(p.f, mod, t.b, t.h, q + 8);
+    slope_row r0, r1;
+    slope_row_begin(mod, p.f, t.b, t.h, q, r0);
+    slope_row_begin(mod, p.f, t.b, t.h, q + 8, r1);
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 4; i++) {
+        int key = key0 + 8 * i + 2 * (lane & 3);
+        key_side k0 = {key + t.kv_offset, key < t.kv_len};
+        key_side k1 = {key + 1 + t.kv_offset, key + 1 < t.kv_len};
+        bool live[4] = {true, true, true, true};
+        float x[4], by[READS_ROOM][4];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            x[j] = s[4 * i + j];
+        reads4(mod, p.f, t.b, t.h, r0, r1, k0.kv, k1.kv, x, by);
+        if (masked)
+            live4(p.f, mod, t.b, t.h, q0, q1, k0, k1, live);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            float w = exp2_fast((x[j] - stat[j / 2].x) * 1.4426950408889634f);
+            w = live[j] && x[j] != NEG_INF ? w : 0.f;
+            float dx = w == 0.f ? 0.f : w * (dp[4 * i + j] + stat[j / 2].y);
+#pragma unroll
+            for (int r = 0; r < MOD_READS; r++)
+                term[r][4 * i + j] = dx == 0.f ? 0.f : dx * by[r][j];
+        }
+    }
+}
+
+/* ---- sums along an axis ---- */
+
+DEVICE void sum_rows(float (&row)[2], const float (&term)[S_COUNT])
+{
+#pragma unroll
+    for (int i = 0; i < S_COUNT; i++)
+        row[i / 2 & 1] += term[i];
+}
+
+DEVICE void add_columns(const cu_bwd &p, const mod_args &mod, const cu_read &to, int r,
+                        const query_tile &t, int key0, const float (&term)[S_COUNT], scratch &m)
+{
+    int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 2; i++) {
+        float x = term[i / 2 * 4 + (i & 1)] + term[i / 2 * 4 + (i & 1) + 2];
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2)
+            x += __shfl_xor_sync(~0u, x, step);
+        if (lane < 4)
+            m.column[warp][i / 2 * 8 + 2 * lane + (i & 1)] = x;
+    }
+    __syncthreads();
+    int c = threadIdx.x;
+    if (c < PASS && key0 + c < t.kv_len)
+        add_term(p.f, mod, to, r, t, t.row0 + t.q_offset, key0 + c + t.kv_offset,
+                 (m.column[0][c] + m.column[1][c]) + (m.column[2][c] + m.column[3][c]));
+    __syncthreads();
+}
+
+/* The diagonal of thread `at` in the block from key0 on, by its first query and key. */
+DEVICE void add_diagonal(const cu_bwd &p, const mod_args &mod, const cu_read &to, int r,
+                         const query_tile &t, int key0, int at, float x)
+{
+    int d = at - (STAY - 1);
+    add_term(p.f, mod, to, r, t, t.row0 + max(-d, 0) + t.q_offset,
+             key0 + max(d, 0) + t.kv_offset, x);
+}
+
+/* The warps' terms as rows of 64 queries. */
+DEVICE void share_terms(const float (&term)[S_COUNT], scratch &m)
+{
+    int lane = threadIdx.x & 31, row = warp_row() + lane / 4;
+#pragma unroll
+    for (int i = 0; i < S_COUNT; i++)
+        m.tile[(row + 8 * (i / 2 & 1)) * PITCH + i / 4 * 8 + 2 * (lane & 3) + (i & 1)] =
+            term[i];
+}
+
+DEVICE void sum_diagonals(const cu_bwd &p, const mod_args &mod, const cu_read &to, int r,
+                          const query_tile &t, int key0, const float (&term)[S_COUNT], sums &s,
+                          scratch &m)
+{
+    int at = threadIdx.x;
+    share_terms(term, m);
+    if (at < DIAGONALS)
+        m.diagonal[at] = s.diagonal[r];
+    __syncthreads();
+    if (at < DIAGONALS) {
+        int d = at - (STAY - 1), is_next = s.key0 >= 0 && key0 == s.key0 + PASS;
+        float x = is_next && at + PASS < DIAGONALS ? m.diagonal[at + PASS] : 0.f;
+#pragma unroll
+        for (int c = 0; c < PASS; c++)
+            x += (unsigned)(c - d) < STAY ? m.tile[(c - d) * PITCH + c] : 0.f;
+        if (s.key0 >= 0 && !is_next && at >= PASS)
+            add_diagonal(p, mod, to, r, t, s.key0, at, s.diagonal[r]);
+        if (at < PASS) /* no later block has it */
+            add_diagonal(p, mod, to, r, t, key0, at, x);
+        s.diagonal[r] = x;
+    }
+    __syncthreads();
+}
+
+DEVICE void put_elements(const cu_bwd &p, const mod_args &mod, const cu_reads &c, int r,
+                         const query_tile &t, int key0, const float (&term)[S_COUNT])
+{
+    const cu_read &to = c.of[r];
+    int lane = threadIdx.x & 31, row = t.row0 + warp_row() + lane / 4;
+#pragma unroll
+    for (int i = 0; i < S_COUNT; i++) {
+        int m = row + 8 * (i / 2 & 1), key = key0 + i / 4 * 8 + 2 * (lane & 3) + (i & 1);
+        int q = m + t.q_offset, kv = key + t.kv_offset;
+        if (m >= p.f.M || key >= t.kv_len)
+            continue;
+        if (to.words) {
+            add_term(p.f, mod, to, r, t, q, kv, term[i]);
+            continue;
+        }
+        float *place = to.data + read_place(mod, p.f, t.b, t.h, r, q, kv, to.stride);
+        *place = c.is_adding ? *place + term[i] : term[i];
+    }
+}
+
+/* ---- a block, the end ---- */
+
+DEVICE void take_block(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
+                       const query_tile &t, int key0,
+                       const float (&term)[READS_ROOM][S_COUNT], sums &s, scratch &m)
+{
+#pragma unroll
+    for (int r = 0; r < MOD_READS; r++) {
+        if (read_kind(r) == READ_HEAD || read_kind(r) == READ_ROW)
+            sum_rows(s.row[r], term[r]);
+        else if (read_kind(r) == READ_COLUMN)
+            add_columns(p, mod, c.of[r], r, t, key0, term[r], m);
+        else if (read_kind(r) == READ_DIAGONAL)
+            sum_diagonals(p, mod, c.of[r], r, t, key0, term[r], s, m);
+        else
+            put_elements(p, mod, c, r, t, key0, term[r]);
+    }
+    s.key0 = key0;
+}
+
+DEVICE void end_head(const cu_bwd &p, const mod_args &mod, const cu_reads &c, int r,
+                     const query_tile &t, float x, scratch &m)
+{
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2)
+        x += __shfl_xor_sync(~0u, x, step);
+    if ((threadIdx.x & 31) == 0)
+        m.head[threadIdx.x / 32] = x;
+    __syncthreads();
+    if (threadIdx.x == 0)
+        add_term(p.f, mod, c.of[r], r, t, t.row0 + t.q_offset, t.kv_offset,
+                 (m.head[0] + m.head[1]) + (m.head[2] + m.head[3]));
+    __syncthreads();
+}
+
+DEVICE void end_row(const cu_bwd &p, const mod_args &mod, const cu_reads &c, int r,
+                    const query_tile &t, int half, float x)
+{
+    int lane = threadIdx.x & 31, row = t.row0 + warp_row() + lane / 4 + 8 * half;
+    x += __shfl_xor_sync(~0u, x, 1);
+    x += __shfl_xor_sync(~0u, x, 2);
+    if ((lane & 3) == 0 && row < p.f.M)
+        add_term(p.f, mod, c.of[r], r, t, row + t.q_offset, t.kv_offset, x);
+}
+
+DEVICE void end_sums(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
+                     const query_tile &t, const sums &s, scratch &m)
+{
+#pragma unroll
+    for (int r = 0; r < MOD_READS; r++) {
+        if (read_kind(r) == READ_HEAD)
+            end_head(p, mod, c, r, t, s.row[r][0] + s.row[r][1], m);
+        if (read_kind(r) == READ_ROW) {
+            end_row(p, mod, c, r, t, 0, s.row[r][0]);
+            end_row(p, mod, c, r, t, 1, s.row[r][1]);
+        }
+        if (read_kind(r) == READ_DIAGONAL && s.key0 >= 0 && threadIdx.x >= PASS
+            && threadIdx.x < DIAGONALS)
+            add_diagonal(p, mod, c.of[r], r, t, s.key0, threadIdx.x, s.diagonal[r]);
+    }
+}
+
+/* ---- the kernel ---- */
+
+/* A launch may be of some batches and heads alone: see cu_reads. */
+DEVICE query_tile tile_of_launch(const cu_bwd &p, const cu_reads &c)
+{
+    int turn = blockIdx.x;
+    if (c.n_b == p.f.B && c.n_h == p.f.H)
+        return query_tile_at(p, turn);
+    int bh = turn / p.n_mblk, b = c.first_b + bh / c.n_h, h = c.first_h + bh % c.n_h;
+    return query_tile_of(p, (b * p.f.H + h) * p.n_mblk + turn % p.n_mblk);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    bwd_captures(const __grid_constant__ cu_bwd p, const __grid_constant__ mod_args mod,
+                 const __grid_constant__ cu_reads c)
+{
+    extern __shared__ __align__(1024) char memory[];
+    __shared__ scratch m;
+    u32 shared = smem_address(memory);
+    query_tile t = tile_of_launch(p, c);
+    rows keys = rows_of_keys(p, t.b, t.g, t.kv_len);
+    float term[READS_ROOM][S_COUNT];
+    sums s;
+    int stage = 0, row = t.row0 + warp_row() + (threadIdx.x & 31) / 4;
+    float2 stat[2] = {stats_of(p, t.b, t.h, row), stats_of(p, t.b, t.h, row + 8)};
+    key_walk walk = key_begin(p, t);
+#pragma unroll
+    for (int r = 0; r < READS_ROOM; r++)
+        s.row[r][0] = s.row[r][1] = s.diagonal[r] = 0.f;
+    s.key0 = -1;
+    copy_both<STAY>(shared, rows_of_queries(p, t.b, t.h), t.row0, p.f.is_plain);
+    int more = key_next(walk, p, t);
+    if (more)
+        copy_both<PASS>(shared + STAY_BYTES, keys, walk.block * PASS, p.f.is_plain);
+    copy_commit();
+    while (more) {
+        int key0 = walk.block * PASS, masked = walk.masked | (key0 + PASS > t.kv_len);
+        u32 pass = shared + STAY_BYTES + stage * PASS_BYTES;
+        more = key_next(walk, p, t);
+#if CFG_STAGES > 1
+        if (more)
+            copy_both<PASS>(shared + STAY_BYTES + (stage ^ 1) * PASS_BYTES, keys,
+                            walk.block * PASS, p.f.is_plain);
+        copy_commit();
+#endif
+        copy_wait<CFG_STAGES - 1>();
+        __syncthreads();
+        terms_of_queries(term, p, mod, t, key0, masked, shared, pass, stat);
+        __syncthreads();
+#if CFG_STAGES > 1
+        stage ^= 1;
+#else
+        if (more)
+            copy_both<PASS>(shared + STAY_BYTES, keys, walk.block * PASS, p.f.is_plain);
+        copy_commit();
+#endif
+        take_block(p, mod, c, t, key0, term, s, m);
+    }
+    end_sums(p, mod, c, t, s, m);
+}
+
+/* Every element of one gradient: 0, or what its exact sum comes to, over what it holds or added
+ * to it. */
+extern "C" __global__ void __launch_bounds__(256)
+    bwd_captures_end(const __grid_constant__ cu_read to, const __grid_constant__ cu_shape shape,
+                     int is_added)
+{
+    long long at = (long long)blockIdx.x * 256 + threadIdx.x, left = at, place = 0;
+    if (at >= to.n)
+        return;
+    for (int d = shape.rank - 1; d >= 0; d--) {
+        place += left % shape.size[d] * shape.stride[d];
+        left /= shape.size[d];
+    }
+    float x = to.words ? exact_sum_of(to, at) : 0.f;
+    to.data[place] = is_added ? to.data[place] + x : x;
+}

@@ -1,0 +1,152 @@
+/* What kernels by mma.sync share: 64 rows stay and blocks of CFG_TM rows pass, two tensors each
+ * (bwd_sm80.cu); weights and dS of four scores; tiles of queries and the keys they meet. */
+#pragma once
+
+enum {
+    STAY = 64,
+    PASS = CFG_TM,
+    WARPS = 4 * CFG_PARTS,
+    THREADS = WARPS * 32,
+    PANELS_D = (CFG_D + 63) / 64,
+    PANELS_E = (CFG_E + 63) / 64,
+    STAY_D = PANELS_D * STAY * 128,
+    STAY_BYTES = STAY_D + PANELS_E * STAY * 128,
+    PASS_D = PANELS_D * PASS * 128,
+    PASS_BYTES = PASS_D + PANELS_E * PASS * 128,
+    STATS = STAY_BYTES + CFG_STAGES * PASS_BYTES, /* offset of lse and delta */
+    S_COUNT = PASS / 2,
+    WIDTH_D = (CFG_D / 16 + CFG_PARTS - 1) / CFG_PARTS * 16, /* columns of a warp */
+    WIDTH_E = (CFG_E / 16 + CFG_PARTS - 1) / CFG_PARTS * 16
+};
+
+/* the 16 rows of this warp among those that stay, and its part of the columns */
+DEVICE int warp_row(void)
+{
+    return (int)threadIdx.x / 32 / CFG_PARTS * 16;
+}
+
+DEVICE int warp_part(void)
+{
+    return (int)threadIdx.x / 32 % CFG_PARTS;
+}
+
+/* rows of two tensors of one head */
+struct rows {
+    row_source x, y;
+    int n; /* rows there are */
+};
+
+DEVICE rows rows_of_keys(const cu_bwd &p, int b, int g, int n)
+{
+    return {key_rows(p.f, b, g), value_rows(p.f, b, g), n};
+}
+
+DEVICE rows rows_of_queries(const cu_bwd &p, int b, int h)
+{
+    row_source d_out = {(const u16 *)p.d_out + b * p.dos.b + h * p.dos.h, p.dos.n};
+    return {query_rows(p.f, b, h), d_out, p.f.M};
+}
+
+/* COUNT rows from `first` on to shared memory; rows past the end as zeros */
+template <int COUNT>
+DEVICE void copy_both(u32 to, const rows &from, int first, int is_plain)
+{
+    enum { SECOND = PANELS_D * COUNT * 128 };
+    copy_rows<COUNT, CFG_D, CFG_D_REAL, THREADS>(to, from.x, first, from.n, is_plain,
+                                                 threadIdx.x);
+    copy_rows<COUNT, CFG_E, CFG_E_REAL, THREADS>(to + SECOND, from.y, first, from.n, is_plain,
+                                                 threadIdx.x);
+}
+
+/* lse (natural) and -delta of queries, +INF and 0 for what weighs nothing or is not there */
+DEVICE float2 stats_of(const cu_bwd &p, int b, int h, int m)
+{
+    if (m >= p.f.M)
+        return make_float2(-NEG_INF, 0.f);
+    float lse = p.f.lse[b * p.f.lse_s.b + h * p.f.lse_s.h + m * p.f.lse_s.n];
+    int tile = (b * p.f.H + h) * p.n_mblk;
+    float delta = p.minus_delta[(long long)tile * BWD_ROWS + m];
+    return make_float2(row_lse(lse), delta);
+}
+
+/* A thread's four scores and what it takes to make weights of them. */
+struct four {
+    float x[4], dp[4]; /* dot products of both kinds, in the order of bwd_mod.cuh */
+    int q0, q1, k0, k1;
+    float2 stat0, stat1;
+};
+
+/* Weights and dS of four positions; 0 where they are not live. */
+DEVICE void weigh(four &f, const cu_bwd &p, const mod_args &mod, int b, int h,
+                  const bool (&live)[4], float (&w)[4], float (&ds)[4])
+{
+    float slope[4];
+    scores4(p.f, mod, b, h, f.q0, f.q1, f.k0, f.k1, f.x, slope);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float2 stat = i < 2 ? f.stat0 : f.stat1;
+        float weight = exp2_fast((f.x[i] - stat.x) * 1.4426950408889634f);
+        weight = f.x[i] == NEG_INF ? 0.f : weight;
+        w[i] = live[i] ? weight : 0.f;
+        ds[i] = w[i] == 0.f ? 0.f : w[i] * slope[i] * (f.dp[i] + stat.y);
+    }
+}
+
+/* ---- queries stay ---- */
+
+struct query_tile {
+    int b, h, g, block, row0, q_offset, kv_offset, kv_len;
+};
+
+/* id: (b * H + h) * n_mblk + block */
+DEVICE query_tile query_tile_of(const cu_bwd &p, int id)
+{
+    query_tile t;
+    int bh = id / p.n_mblk;
+    t.block = id % p.n_mblk;
+    t.row0 = t.block * BWD_ROWS;
+    t.h = bh % p.f.H;
+    t.b = bh / p.f.H;
+    t.g = kv_head(p.f, t.h);
+    t.q_offset = position_of(p.f.q_offset, t.b) + row_shift(p.f, t.row0);
+    t.kv_offset = position_of(p.f.kv_offset, t.b);
+    t.kv_len = max(0, min(position_of(p.f.kv_len, t.b), p.f.N));
+    return t;
+}
+
+DEVICE query_tile query_tile_at(const cu_bwd &p, int turn)
+{
+    return query_tile_of(p, p.q_order ? __ldg(p.q_order + turn) : turn);
+}
+
+/* Blocks of PASS keys that the tile meets; runs are of blocks of that size. */
+struct key_walk {
+    int run, end, block, last, masked;
+};
+
+DEVICE key_walk key_begin(const cu_bwd &p, const query_tile &t)
+{
+    key_walk w = {0, 0, -1, (t.kv_len + PASS - 1) / PASS - 1, MOD_MASK != MASK_NONE};
+    if (p.q_runs) {
+        int row = t.b * p.q_mask_b + t.h * p.q_mask_h + t.block;
+        w.run = __ldg(p.q_run_start + row);
+        w.end = __ldg(p.q_run_start + row + 1);
+        w.last = -1;
+    }
+    return w;
+}
+
+DEVICE int key_next(key_walk &w, const cu_bwd &p, const query_tile &t)
+{
+    int n = (t.kv_len + PASS - 1) / PASS;
+    while (w.block >= w.last) {
+        if (w.run == w.end)
+            return 0;
+        int4 run = __ldg((const int4 *)p.q_runs + w.run++);
+        w.block = run.x - 1;
+        w.last = min(run.x + run.y, n) - 1;
+        w.masked = run.z;
+    }
+    w.block++;
+    return 1;
+}

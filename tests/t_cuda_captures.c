@@ -1,0 +1,513 @@
+/* Gradients of captures on CUDA: every way of summing (pass/scatter.h) against the reference,
+ * twice, bit for bit. Without a GPU the programs are compiled for sm_90a and sm_80 alone. */
+#include "support/device_case.h"
+
+#include "base/convert.h"
+#include "cuda/cuda_backward.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MOST = 3, CAPTURED = 4 };
+enum { Q, K, V, OUT, LSE, D_OUT, DQ, DK, DV, TENSORS };
+
+/* A float capture (or an int one, of values below `below`), random. */
+typedef struct captured {
+    const char *name;
+    int32_t rank, below;
+    int64_t shape[4];
+} captured;
+
+typedef struct capture_case {
+    const char *problem, *score, *mask;
+    captured of[CAPTURED];
+    const char *wanted[MOST];
+    int32_t q_offset, kv_len;
+    int without_qkv, is_added;
+} capture_case;
+
+static const capture_case cases[] = {
+    /* a sum for each head */
+    {.problem = "b2 h4/2 q150 kv200 d64 bf16",
+     .score = "score * t[h]",
+     .mask = "causal()",
+     .of = {{"t", 1, 0, {4}}},
+     .wanted = {"t"}},
+    /* rows and columns, shared by heads and batches */
+    {.problem = "b2 h2 q130 kv190 d128 f16",
+     .score = "score * t[q] + u[h, kv] * u[h, kv]",
+     .of = {{"t", 1, 0, {130}}, {"u", 2, 0, {2, 190}}},
+     .wanted = {"t", "u"}},
+    /* diagonals; clamped at both ends */
+    {.problem = "b1 h4/2 q200 kv230 d64 bf16",
+     .score = "score + t[h, q - kv + 229]",
+     .mask = "q >= kv - 100",
+     .of = {{"t", 2, 0, {4, 429}}},
+     .wanted = {"t"}},
+    {.problem = "b2 h2 q200 kv230 d64 bf16",
+     .score = "score + t[clamp(q - kv, -20, 20) + 10]",
+     .of = {{"t", 1, 0, {25}}},
+     .wanted = {"t"},
+     .is_added = 1},
+    /* an element for each score: of all heads, shared by batches, shared by all */
+    {.problem = "b2 h2 q100 kv150 d64 bf16",
+     .score = "score + t[b, h, q, kv]",
+     .of = {{"t", 4, 0, {2, 2, 100, 150}}},
+     .wanted = {"t"}},
+    {.problem = "b2 h2 q100 kv150 d80 bf16",
+     .score = "score + t[h, q, kv]",
+     .mask = "causal()",
+     .of = {{"t", 3, 0, {2, 100, 150}}},
+     .wanted = {"t"}},
+    {.problem = "b2 h2 q100 kv150 d64 bf16",
+     .score = "score * t[q, kv]",
+     .kv_len = 133,
+     .of = {{"t", 2, 0, {100, 150}}},
+     .wanted = {"t"},
+     .is_added = 1},
+    /* the same where indices may leave the tensor: as sums */
+    {.problem = "b1 h2 q100 kv150 d64 bf16",
+     .score = "score + t[h, q, kv]",
+     .of = {{"t", 3, 0, {2, 80, 90}}},
+     .wanted = {"t"}},
+    {.problem = "b1 h2 q100 kv150 d64 bf16",
+     .score = "score + t[q - 7, kv]",
+     .q_offset = 7,
+     .of = {{"t", 2, 0, {100, 150}}},
+     .wanted = {"t"}},
+    /* anything: gathers, two reads of one tensor, a number */
+    {.problem = "b1 h2 q130 kv170 d64 bf16",
+     .score = "score + t[i[q], j[kv]]",
+     .of = {{"t", 2, 0, {6, 9}}, {"i", 1, 6, {130}}, {"j", 1, 9, {170}}},
+     .wanted = {"t"}},
+    {.problem = "b1 h2 q130 kv170 d256 bf16",
+     .score = "score + t[q] * t[kv] * s",
+     .mask = "causal()",
+     .of = {{"t", 1, 0, {170}}, {"s", 0, 0, {0}}},
+     .wanted = {"t", "s"}},
+    {.problem = "b1 h2 q70 kv90 d33 dv20 f16",
+     .score = "c * tanh(score / c) + t[h]*score",
+     .of = {{"c", 0, 0, {0}}, {"t", 1, 0, {2}}},
+     .wanted = {"c", "t"},
+     .without_qkv = 1},
+};
+enum { CASES = sizeof cases / sizeof cases[0] };
+
+static uint64_t draw(uint64_t *seed)
+{
+    *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+    return *seed >> 33;
+}
+
+static float draw_float(uint64_t *seed)
+{
+    float sum = -6;
+    for (int i = 0; i < 12; i++)
+        sum += (float)draw(seed) / 2147483648.0f;
+    return sum;
+}
+
+/* ---- tensors on the host, and their copies ---- */
+
+typedef struct side {
+    saccade_tensor t[TENSORS], d_capture[MOST];
+    saccade_binding bound[CAPTURED];
+    saccade_plan *plan;
+    saccade_block_mask *blocks;
+    void *room[2];
+} side;
+
+typedef struct trial {
+    const capture_case *c;
+    saccade_problem problem;
+    saccade_mod *score, *mask;
+    int n_bound, n_wanted;
+    side here, there;
+} trial;
+
+static size_t bytes_of(const saccade_tensor *t)
+{
+    size_t n = saccade_dtype_bytes(t->dtype);
+    for (int32_t d = 0; d < t->rank; d++)
+        n *= (size_t)t->shape[d];
+    return n;
+}
+
+static saccade_tensor make(saccade_dtype dtype, int32_t rank, const int64_t *shape)
+{
+    saccade_tensor t = saccade_tensor_of(NULL, dtype, rank, shape);
+    t.data = calloc(bytes_of(&t), 1);
+    assert_non_null(t.data);
+    return t;
+}
+
+static void randomise(const saccade_tensor *t, int32_t below, uint64_t seed)
+{
+    const size_t n = bytes_of(t) / saccade_dtype_bytes(t->dtype);
+    for (size_t i = 0; i < n; i++) {
+        const float x = draw_float(&seed);
+        if (t->dtype == SACCADE_I32)
+            ((int32_t *)t->data)[i] = (int32_t)(draw(&seed) % (uint64_t)below);
+        else if (t->dtype == SACCADE_F32)
+            ((float *)t->data)[i] = x;
+        else
+            convert_from_f32(t->dtype, &x, (uint16_t *)t->data + i, 1);
+    }
+}
+
+static void *device_memory(size_t bytes)
+{
+    void *memory = NULL;
+    assert_int_equal(saccade_device_alloc(0, bytes, &memory, NULL), SACCADE_OK);
+    return memory;
+}
+
+static saccade_tensor copy_there(const saccade_tensor *t)
+{
+    saccade_tensor copy = *t;
+    copy.data = device_memory(bytes_of(t));
+    copy.device = (saccade_device){SACCADE_CUDA, 0};
+    assert_int_equal(saccade_device_copy(0, copy.data, t->data, bytes_of(t), NULL), SACCADE_OK);
+    return copy;
+}
+
+static void make_tensors(trial *x)
+{
+    const saccade_sizes *s = &x->problem.sizes;
+    const saccade_dtype dtype = x->problem.dtype;
+    const int64_t q[4] = {s->B, s->H, s->Q, s->D}, k[4] = {s->B, s->Hkv, s->KV, s->D};
+    const int64_t v[4] = {s->B, s->Hkv, s->KV, s->Dv}, o[4] = {s->B, s->H, s->Q, s->Dv};
+    const int64_t *const shapes[TENSORS] = {q, k, v, o, o, o, q, k, v};
+    for (int i = 0; i < TENSORS; i++) {
+        x->here.t[i] = make(i == LSE ? SACCADE_F32 : dtype, i == LSE ? 3 : 4, shapes[i]);
+        if (i < OUT || i == D_OUT)
+            randomise(&x->here.t[i], 0, 3 + (uint64_t)i);
+        x->there.t[i] = copy_there(&x->here.t[i]);
+    }
+    for (x->n_bound = 0; x->n_bound < CAPTURED && x->c->of[x->n_bound].name; x->n_bound++) {
+        const captured *of = &x->c->of[x->n_bound];
+        saccade_binding *b = &x->here.bound[x->n_bound];
+        *b = (saccade_binding){
+            of->name, make(of->below ? SACCADE_I32 : SACCADE_F32, of->rank, of->shape)};
+        randomise(&b->tensor, of->below, 20 + (uint64_t)x->n_bound);
+        if (of->rank == 0)
+            *(float *)b->tensor.data = 1.75f;
+        x->there.bound[x->n_bound] = *b;
+        if (of->rank)
+            x->there.bound[x->n_bound].tensor = copy_there(&b->tensor);
+    }
+}
+
+static const captured *find(const trial *x, const char *name)
+{
+    int i = 0;
+    while (strcmp(x->c->of[i].name, name) != 0)
+        i++;
+    return &x->c->of[i];
+}
+
+static void make_gradients(trial *x)
+{
+    for (x->n_wanted = 0; x->n_wanted < MOST && x->c->wanted[x->n_wanted]; x->n_wanted++) {
+        const captured *of = find(x, x->c->wanted[x->n_wanted]);
+        saccade_tensor *t = &x->here.d_capture[x->n_wanted];
+        *t = make(SACCADE_F32, of->rank, of->shape);
+        for (size_t i = 0; i < bytes_of(t) / 4; i++)
+            ((float *)t->data)[i] = x->c->is_added ? 1 : NAN;
+        x->there.d_capture[x->n_wanted] = copy_there(t);
+    }
+}
+
+static void free_side(side *s, int is_there)
+{
+    for (int i = 0; i < TENSORS; i++)
+        is_there ? saccade_device_free(0, s->t[i].data) : free(s->t[i].data);
+    for (int i = 0; i < MOST; i++)
+        is_there ? saccade_device_free(0, s->d_capture[i].data) : free(s->d_capture[i].data);
+    for (int i = 0; i < CAPTURED; i++)
+        if (!is_there || s->bound[i].tensor.rank)
+            is_there ? saccade_device_free(0, s->bound[i].tensor.data)
+                     : free(s->bound[i].tensor.data);
+    for (int i = 0; i < 2; i++)
+        is_there ? saccade_device_free(0, s->room[i]) : free(s->room[i]);
+    saccade_plan_destroy(s->plan);
+    saccade_block_mask_destroy(s->blocks);
+}
+
+/* ---- runs ---- */
+
+static void make_plan(trial *x, side *s, const char *backend, const char *arch)
+{
+    saccade_problem p = x->problem;
+    saccade_error err = {0};
+    p.backend = backend;
+    p.arch = arch;
+    if (saccade_plan_create(NULL, &p, &s->plan, &err) != SACCADE_OK)
+        fail_msg("%s: %s, %s", x->c->score, err.where, err.message);
+}
+
+static void make_blocks(trial *x, side *s)
+{
+    int32_t offset = x->c->q_offset;
+    const saccade_tensor at = saccade_tensor_of(&offset, SACCADE_I32, 0, NULL);
+    const saccade_positions positions = {.size = sizeof positions, .q_offset = &at};
+    saccade_error err = {0};
+    if (!x->mask)
+        return;
+    if (saccade_block_mask_create(NULL, x->mask, &x->problem.sizes, &positions, NULL, 0, NULL,
+                                  &s->blocks, &err)
+        || saccade_plan_prepare(s->plan, s->blocks, &err))
+        fail_msg("block mask: %s", err.message);
+}
+
+static void run(trial *x, side *s, int is_there)
+{
+    int32_t offset = x->c->q_offset, length = x->c->kv_len;
+    const saccade_tensor at = saccade_tensor_of(&offset, SACCADE_I32, 0, NULL);
+    const saccade_tensor keys = saccade_tensor_of(&length, SACCADE_I32, 0, NULL);
+    const saccade_positions positions = {
+        .size = sizeof positions, .q_offset = &at, .kv_len = length ? &keys : NULL};
+    const int has_qkv = !x->c->without_qkv;
+    saccade_binding wanted[MOST];
+    saccade_forward_args f;
+    saccade_backward_args a;
+    saccade_error err = {0};
+    saccade_forward_args_init(&f);
+    saccade_backward_args_init(&a);
+    f.q = a.q = &s->t[Q], f.k = a.k = &s->t[K], f.v = a.v = &s->t[V];
+    f.out = a.out = &s->t[OUT], f.lse = a.lse = &s->t[LSE];
+    f.positions = a.positions = &positions;
+    f.block_mask = a.block_mask = s->blocks;
+    f.bindings = a.bindings = s->bound;
+    f.n_bindings = a.n_bindings = x->n_bound;
+    a.d_out = &s->t[D_OUT];
+    a.d_q = has_qkv ? &s->t[DQ] : NULL;
+    a.d_k = has_qkv ? &s->t[DK] : NULL;
+    a.d_v = has_qkv ? &s->t[DV] : NULL;
+    for (int i = 0; i < x->n_wanted; i++)
+        wanted[i] = (saccade_binding){x->c->wanted[i], s->d_capture[i]};
+    a.d_captures = wanted;
+    a.n_d_captures = x->n_wanted;
+    a.accumulate = x->c->is_added ? SACCADE_GRADIENT_CAPTURES : 0;
+    f.workspace_bytes = saccade_plan_workspace(s->plan, &x->problem.sizes);
+    if (saccade_backward_workspace(s->plan, &a, &a.workspace_bytes, &err) != SACCADE_OK)
+        fail_msg("workspace: %s", err.message);
+    for (int i = 0; i < 2 && !s->room[i]; i++) {
+        const size_t bytes =
+            ((i ? a : (saccade_backward_args){.workspace_bytes = f.workspace_bytes})
+                 .workspace_bytes
+             + 64)
+            / 64 * 64;
+        s->room[i] = is_there ? device_memory(bytes) : aligned_alloc(64, bytes);
+    }
+    f.workspace = s->room[0];
+    a.workspace = s->room[1];
+    if (saccade_forward(s->plan, &f, &err) || saccade_backward(s->plan, &a, &err)
+        || (is_there && saccade_device_synchronize(0, &err)))
+        fail_msg("%s, %s: %s, %s", x->c->problem, x->c->score, err.where, err.message);
+}
+
+/* ---- comparison ---- */
+
+/* O is rounded to the dtype before delta is made of it. In a lone sum of all terms they cancel,
+ * where a norm over many does not. */
+static void compare(const trial *x, int which, const float *got)
+{
+    const saccade_tensor *gold = &x->here.d_capture[which];
+    const float *want = gold->data;
+    const double eps = x->problem.dtype == SACCADE_BF16 ? 0x1p-8 : 0x1p-11;
+    const size_t n = bytes_of(gold) / 4;
+    const double lone = n == 1 ? 8 : 1;
+    double most = 0, worst = 0, error = 0, norm = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double off = (double)got[i] - (double)want[i];
+        most = fmax(most, fabs((double)want[i]));
+        worst = !(fabs(off) <= worst) ? fabs(off) : worst;
+        error += off * off;
+        norm += (double)want[i] * (double)want[i];
+    }
+    if (!(sqrt(error) <= 2 * lone * eps * sqrt(norm)) || !(worst <= 6 * lone * eps * most))
+        fail_msg("%s, %s: d%s: relative error %.3g, largest %.3g of %.3g", x->c->problem,
+                 x->c->score, x->c->wanted[which], sqrt(error / norm), worst, most);
+}
+
+static float *fetch(const saccade_tensor *t)
+{
+    float *host = malloc(bytes_of(t));
+    assert_non_null(host);
+    assert_int_equal(saccade_device_copy(0, host, t->data, bytes_of(t), NULL), SACCADE_OK);
+    return host;
+}
+
+/* The score with dtypes and ranks of the case's captures. */
+static saccade_mod *bound_score(const capture_case *c)
+{
+    saccade_error err = {0};
+    saccade_capture captures[CAPTURED];
+    saccade_mod *generic, *bound;
+    if (saccade_mod_parse(SACCADE_SCORE, c->score, strlen(c->score), &generic, &err))
+        fail_msg("%s: %s", c->score, err.message);
+    const int32_t n = saccade_mod_capture_count(generic);
+    for (int32_t i = 0; i < n; i++) {
+        captures[i] = saccade_mod_capture(generic, i);
+        for (int k = 0; k < CAPTURED && c->of[k].name; k++)
+            if (strcmp(c->of[k].name, captures[i].name) == 0)
+                captures[i].dtype = c->of[k].below ? SACCADE_I32 : SACCADE_F32;
+    }
+    if (saccade_mod_bind(generic, captures, n, &bound, &err))
+        fail_msg("%s: %s", c->score, err.message);
+    saccade_mod_destroy(generic);
+    return bound;
+}
+
+static void open_trial(trial *x, const capture_case *c)
+{
+    saccade_error err = {0};
+    int n = 0;
+    memset(x, 0, sizeof *x);
+    x->c = c;
+    saccade_problem_init(&x->problem);
+    assert_int_equal(plan_parse_problem(c->problem, &x->problem.sizes, &x->problem.dtype, &err),
+                     SACCADE_OK);
+    while (n < MOST && c->wanted[n])
+        n++;
+    x->problem.score = x->score = bound_score(c);
+    x->problem.mask = x->mask = c->mask ? case_mod(SACCADE_MASK, c->mask) : NULL;
+    x->problem.gradients =
+        SACCADE_GRADIENT_CAPTURES
+        | (c->without_qkv ? 0 : SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V);
+    x->problem.gradient_captures = (const char *const *)c->wanted;
+    x->problem.n_gradient_captures = n;
+}
+
+static void close_trial(trial *x)
+{
+    saccade_mod_destroy(x->score);
+    saccade_mod_destroy(x->mask);
+}
+
+static void holds(const capture_case *c)
+{
+    trial x;
+    float *first[MOST] = {NULL};
+    open_trial(&x, c);
+    make_tensors(&x);
+    make_gradients(&x);
+    make_plan(&x, &x.here, "ref", NULL);
+    make_plan(&x, &x.there, "cuda", NULL);
+    make_blocks(&x, &x.here);
+    make_blocks(&x, &x.there);
+    float *before[MOST] = {NULL};
+    for (int i = 0; i < x.n_wanted; i++)
+        before[i] = fetch(&x.there.d_capture[i]);
+    run(&x, &x.here, 0);
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < x.n_wanted; i++)
+            assert_int_equal(saccade_device_copy(0, x.there.d_capture[i].data, before[i],
+                                                 bytes_of(&x.there.d_capture[i]), NULL),
+                             SACCADE_OK);
+        run(&x, &x.there, 1);
+        for (int i = 0; i < x.n_wanted; i++) {
+            float *got = fetch(&x.there.d_capture[i]);
+            compare(&x, i, got);
+            if (round && memcmp(got, first[i], bytes_of(&x.there.d_capture[i])) != 0)
+                fail_msg("%s, %s: other bits in the second run", c->problem, c->score);
+            free(first[i]);
+            first[i] = got;
+        }
+    }
+    for (int i = 0; i < x.n_wanted; i++) {
+        free(first[i]);
+        free(before[i]);
+    }
+    free_side(&x.here, 0);
+    free_side(&x.there, 1);
+    close_trial(&x);
+}
+
+static void all_hold(int first, int past)
+{
+    if (!has_device())
+        skip();
+    for (int i = first; i < past; i++)
+        holds(&cases[i]);
+}
+
+static void sums(void **state)
+{
+    (void)state;
+    all_hold(0, 4);
+}
+
+static void elements(void **state)
+{
+    (void)state;
+    all_hold(4, 9);
+}
+
+static void gathers(void **state)
+{
+    (void)state;
+    all_hold(9, CASES);
+}
+
+/* Every kernel once: what tools/cuda-sanitize runs. */
+static void few_of_each(void **state)
+{
+    (void)state;
+    all_hold(1, 3);
+    all_hold(4, 5);
+    all_hold(9, 10);
+}
+
+static void compile_only(void **state)
+{
+    static const int chosen[] = {2, 10};
+    cu_image image;
+    (void)state;
+    if (cu_compile_peak("sm_80", &image, NULL) != SACCADE_OK) {
+        print_message("no NVRTC on this machine: nothing compiled\n");
+        skip();
+    }
+    free(image.code);
+    for (int i = 0; i < 2; i++) {
+        trial x;
+        saccade_error err = {0};
+        cu_state s = {.family = i ? CU_SM80 : CU_SM90};
+        cu_loaded *program = &s.programs[CU_BWD_CAPTURES];
+        open_trial(&x, &cases[chosen[i]]);
+        make_plan(&x, &x.here, "cpu", NULL); /* a derived problem */
+        snprintf(s.arch, sizeof s.arch, "%s", i ? "sm_80" : "sm_90a");
+        const plan_problem *p = &x.here.plan->problem;
+        assert_true(cu_backward_captures_form(&s, p, 0, &program->form));
+        if (cu_backward_emit(&s, p, &x.here.plan->arena, &err)
+            || cu_compile_instance(&s, p, CU_BWD_CAPTURES, &program->form, &program->image,
+                                   &err))
+            fail_msg("%s: %s", s.arch, err.message);
+        assert_int_equal(program->image.report.spill_bytes, 0);
+        cu_free_programs(&s);
+        free(s.backward_text);
+        saccade_plan_destroy(x.here.plan);
+        close_trial(&x);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    char folder[] = "/tmp/saccade-cuda-XXXXXX";
+    if (!getenv("SACCADE_CACHE_DIR") && mkdtemp(folder))
+        setenv("SACCADE_CACHE_DIR", folder, 1);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(compile_only), cmocka_unit_test(few_of_each), cmocka_unit_test(sums),
+        cmocka_unit_test(elements),     cmocka_unit_test(gathers),
+    };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
