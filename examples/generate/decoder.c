@@ -199,7 +199,7 @@ static int make_rooms(decoder *d, const decoder_options *o, trouble *t)
         return refuse(t, "no memory for the activations");
     make_turns(d);
     const kv_store_form form = {s->layers,  s->heads, s->kv_heads, s->head_dim,
-                                s->context, o->cache, o->group};
+                                s->context, o->cache, o->group,    o->page};
     return kv_store_make(&form, DECODER_CHUNK, o->threads, &d->store, t);
 }
 

@@ -22,7 +22,7 @@ typedef struct decoder_options {
     int64_t context;
     int threads;
     const char *cache; /* what keys and values are kept in, see kv_store.h */
-    int64_t group;
+    int64_t group, page;
     decoder_progress *progress; /* NULL: nobody is told */
 } decoder_options;
 

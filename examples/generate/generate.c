@@ -281,8 +281,9 @@ static int run(session *s)
     const int64_t needed = s->n + (s->o.perplexity_file ? 0 : s->o.count);
     s->o.context = s->o.context ? s->o.context : needed;
     blas_threads((int)s->o.threads);
-    const decoder_options how = {s->o.context, (int)s->o.threads, s->o.cache, s->o.group,
-                                 s->shows ? show_reading : NULL};
+    const decoder_options how = {s->o.context, (int)s->o.threads,
+                                 s->o.cache,   s->o.group,
+                                 s->o.page,    s->shows ? show_reading : NULL};
     if (decoder_make(&s->file, &how, &s->model, &s->t))
         return -1;
     if (s->words && bpe_tokens(s->words) != decoder_shape_of(s->model)->vocab)

@@ -23,6 +23,7 @@ static const char help[] =
     "      --threads N      of attention and of an OpenBLAS (all)\n"
     "      --cache TYPE     keys and values in f32 (default), e4m3, e5m2, i8 or i4\n"
     "      --group N        channels that share a scale, with --cache (all of a head)\n"
+    "      --page N         keys and values in pages of N tokens (one piece)\n"
     "      --perplexity F   no prompt: how well the model foretells the text of F\n"
     "      --print-tokens   numbers in place of text\n"
     "      --explain        what Saccade runs\n"
@@ -96,6 +97,8 @@ static int read_value(const char *name, const char *value, generate_options *o, 
         return read_integer(name, value, 1, 1 << 20, &o->context, t);
     if (is_either(name, NULL, "--threads"))
         return read_integer(name, value, 0, 1024, &o->threads, t);
+    if (is_either(name, NULL, "--page"))
+        return read_integer(name, value, 0, 1 << 20, &o->page, t);
     if (is_either(name, NULL, "--group"))
         return read_integer(name, value, 0, 256, &o->group, t);
     if (is_either(name, NULL, "--top-k"))

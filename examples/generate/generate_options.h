@@ -7,7 +7,7 @@
 
 typedef struct generate_options {
     const char *model, *prompt, *prompt_file, *tokens, *perplexity_file, *cache;
-    int64_t count, context, threads, group;
+    int64_t count, context, threads, group, page;
     int is_chat, prints_tokens, explains, is_quiet;
     sampler sampling;
 } generate_options;

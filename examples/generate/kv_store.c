@@ -1,8 +1,10 @@
-/* kv_store.c: a contiguous cache [layer][kv head][context][dim], in which a head's keys lie in
- * one piece whatever the length; quantised, with scales [layer][kv head][context][groups]. */
+/* kv_store.c: a cache [layer][page][kv head][token][dim], scales of quantised ones
+ * [layer][page][kv head][token][groups], and a table of where the sequence's pages lie, which
+ * saccade_kv makes; in one piece it is one page of the whole context. */
 #include "kv_store.h"
 
 #include <saccade.h>
+#include <saccade_kv.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -15,7 +17,10 @@ typedef struct half { /* keys or values */
 struct kv_store {
     kv_store_form form;
     saccade_dtype dtype;
-    int64_t groups;
+    int64_t groups, page, pages;
+    saccade_kv *book; /* NULL: one piece */
+    int32_t sequence;
+    int32_t *table; /* [pages] */
     half keys, values;
     saccade_context *context_of;
     saccade_plan *plan;
@@ -43,6 +48,7 @@ static int make_plan(kv_store *s, int64_t chunk, int threads, trouble *t)
     problem.sizes = (saccade_sizes){1, f->heads, f->kv_heads, 0, 0, f->dim, f->dim};
     problem.backend = "cpu";
     problem.kv_dtype = s->dtype;
+    problem.page = f->page;
     if (s->groups) {
         problem.k_scale_tokens = problem.v_scale_tokens = 1;
         problem.k_scale_channels = problem.v_scale_channels = (int32_t)(f->dim / s->groups);
@@ -80,10 +86,30 @@ static int find_type(kv_store *s, trouble *t)
     return 0;
 }
 
+static int make_table(kv_store *s, trouble *t)
+{
+    saccade_kv_options options;
+    saccade_error err;
+    s->page = s->form.page ? s->form.page : s->form.context;
+    s->pages = (s->form.context + s->page - 1) / s->page;
+    s->table = calloc((size_t)s->pages, sizeof *s->table);
+    if (!s->table)
+        return refuse(t, "no memory for a table of %lld pages", (long long)s->pages);
+    if (!s->form.page)
+        return 0;
+    saccade_kv_options_init(&options);
+    options.pages = s->pages;
+    options.page = s->page;
+    options.sequences = 1;
+    const int is_wrong = saccade_kv_create(&options, &s->book, &err)
+                         || saccade_kv_add(s->book, &s->sequence, &err);
+    return is_wrong ? wrong(&err, t) : 0;
+}
+
 static int make_half(const kv_store *s, half *out, trouble *t)
 {
     const kv_store_form *f = &s->form;
-    const size_t rows = (size_t)(f->layers * f->kv_heads * f->context);
+    const size_t rows = (size_t)(f->layers * f->kv_heads * s->pages * s->page);
     const size_t bytes = (size_t)f->dim * saccade_dtype_bytes(s->dtype);
     out->elements = calloc(rows, bytes); /* of i4 twice what it takes */
     out->scales = s->groups ? calloc(rows, (size_t)s->groups * sizeof *out->scales) : NULL;
@@ -100,7 +126,8 @@ int kv_store_make(const kv_store_form *form, int64_t chunk, int threads, kv_stor
     if (!s)
         return refuse(t, "no memory for a cache");
     s->form = *form;
-    if (find_type(s, t) || make_half(s, &s->keys, t) || make_half(s, &s->values, t))
+    if (find_type(s, t) || make_table(s, t) || make_half(s, &s->keys, t)
+        || make_half(s, &s->values, t))
         return -1;
     return make_plan(s, chunk, threads, t);
 }
@@ -112,6 +139,8 @@ void kv_store_free(kv_store *s)
     saccade_plan_destroy(s->plan);
     saccade_context_destroy(s->context_of);
     free(s->workspace);
+    saccade_kv_destroy(s->book);
+    free(s->table);
     free(s->keys.elements);
     free(s->keys.scales);
     free(s->values.elements);
@@ -130,30 +159,54 @@ static saccade_tensor view(const void *data, saccade_dtype dtype, int64_t heads,
     return x;
 }
 
-/* Tokens [from, from + n) of a layer, and their scales. */
+static const char *place_of(const kv_store *s, const half *h, int64_t elements)
+{
+    const int64_t bytes = s->dtype == SACCADE_I4
+                              ? elements / 2
+                              : elements * (int64_t)saccade_dtype_bytes(s->dtype);
+    return (const char *)h->elements + bytes;
+}
+
+/* Tokens [from, from + n) of a layer, which lie in one page. */
 static saccade_tensor kept(const kv_store *s, const half *h, int64_t layer, int64_t from,
                            int64_t n)
 {
     const kv_store_form *f = &s->form;
-    const int64_t plane = f->context * f->dim;
-    const int64_t at = layer * f->kv_heads * plane + from * f->dim;
-    const int64_t bytes =
-        s->dtype == SACCADE_I4 ? at / 2 : at * (int64_t)saccade_dtype_bytes(s->dtype);
-    return view((const char *)h->elements + bytes, s->dtype, f->kv_heads, n, f->dim, plane,
-                f->dim);
+    const int64_t plane = s->page * f->dim;
+    const int64_t page = layer * s->pages + s->table[from / s->page];
+    const char *at = place_of(s, h, page * f->kv_heads * plane + from % s->page * f->dim);
+    return view(at, s->dtype, f->kv_heads, n, f->dim, plane, f->dim);
 }
 
+/* The pages of a layer. */
+static saccade_tensor pool_of(const kv_store *s, const half *h, int64_t layer)
+{
+    const kv_store_form *f = &s->form;
+    const int64_t shape[] = {s->pages, f->kv_heads, s->page, f->dim};
+    const char *at = place_of(s, h, layer * s->pages * f->kv_heads * s->page * f->dim);
+    return saccade_tensor_of((void *)(uintptr_t)at, s->dtype, 4, shape);
+}
+
+/* Their scales. */
 static saccade_tensor scales_of(const kv_store *s, const half *h, int64_t layer, int64_t from,
                                 int64_t n)
 {
-    const int64_t plane = s->form.context * s->groups;
-    const float *at = h->scales + layer * s->form.kv_heads * plane + from * s->groups;
+    const int64_t plane = s->page * s->groups;
+    const int64_t page = layer * s->pages + s->table[from / s->page];
+    const float *at = h->scales + page * s->form.kv_heads * plane + from % s->page * s->groups;
     return view(at, SACCADE_F32, s->form.kv_heads, n, s->groups, plane, s->groups);
 }
 
-/* from [kv_heads][dim] of each row */
-static int append_half(const kv_store *s, const half *h, int64_t layer, const float *from,
-                       int64_t past, int64_t n, trouble *t)
+static saccade_tensor pool_scales(const kv_store *s, const half *h, int64_t layer)
+{
+    const int64_t shape[] = {s->pages, s->form.kv_heads, s->page, s->groups};
+    const int64_t rows = layer * s->pages * s->form.kv_heads * s->page;
+    return saccade_tensor_of(h->scales + rows * s->groups, SACCADE_F32, 4, shape);
+}
+
+/* from [kv_heads][dim] of each row, into one page */
+static int append_piece(const kv_store *s, const half *h, int64_t layer, const float *from,
+                        int64_t past, int64_t n, trouble *t)
 {
     const kv_store_form *f = &s->form;
     const int64_t row = (f->heads + 2 * f->kv_heads) * f->dim;
@@ -178,11 +231,35 @@ static int append_half(const kv_store *s, const half *h, int64_t layer, const fl
     return saccade_quantize(s->context_of, &args, &err) ? wrong(&err, t) : 0;
 }
 
+static int append_half(const kv_store *s, const half *h, int64_t layer, const float *from,
+                       int64_t past, int64_t n, trouble *t)
+{
+    const int64_t row = (s->form.heads + 2 * s->form.kv_heads) * s->form.dim;
+    for (int64_t done = 0, piece; done < n; done += piece) {
+        const int64_t left = s->page - (past + done) % s->page;
+        piece = left < n - done ? left : n - done;
+        if (append_piece(s, h, layer, from + done * row, past + done, piece, t))
+            return -1;
+    }
+    return 0;
+}
+
 static double now(void)
 {
     struct timespec at;
     clock_gettime(CLOCK_MONOTONIC, &at);
     return (double)at.tv_sec + 1e-9 * (double)at.tv_nsec;
+}
+
+/* Pages for n more tokens, of all layers. */
+static int grow(kv_store *s, int64_t n, trouble *t)
+{
+    const int32_t count = (int32_t)n;
+    saccade_error err;
+    const int is_wrong =
+        saccade_kv_grow(s->book, &s->sequence, &count, 1, &err)
+        || saccade_kv_table(s->book, &s->sequence, 1, s->table, s->pages, NULL, &err);
+    return is_wrong ? wrong(&err, t) : 0;
 }
 
 int kv_store_attend(kv_store *s, int64_t layer, const float *rows, int64_t past, int64_t n,
@@ -193,29 +270,46 @@ int kv_store_attend(kv_store *s, int64_t layer, const float *rows, int64_t past,
     const float *keys = rows + f->heads * d;
     saccade_error err;
     saccade_tensor k_scale, v_scale;
+    if (s->book && layer == 0 && grow(s, n, t))
+        return -1;
     if (append_half(s, &s->keys, layer, keys, past, n, t)
         || append_half(s, &s->values, layer, keys + f->kv_heads * d, past, n, t))
         return -1;
     const double begin = now();
     const saccade_tensor q = view(rows, SACCADE_F32, f->heads, n, d, d, row);
-    const saccade_tensor k = kept(s, &s->keys, layer, 0, past + n);
-    const saccade_tensor v = kept(s, &s->values, layer, 0, past + n);
+    const int is_paged = f->page > 0;
+    const saccade_tensor k =
+        is_paged ? pool_of(s, &s->keys, layer) : kept(s, &s->keys, layer, 0, past + n);
+    const saccade_tensor v =
+        is_paged ? pool_of(s, &s->values, layer) : kept(s, &s->values, layer, 0, past + n);
     const saccade_tensor o = view(out, SACCADE_F32, f->heads, n, d, d, f->heads * d);
-    int32_t offset = (int32_t)past;
+    int32_t offset = (int32_t)past, length = (int32_t)(past + n);
     const saccade_tensor offset_of = saccade_tensor_of(&offset, SACCADE_I32, 0, NULL);
+    const saccade_tensor length_of = saccade_tensor_of(&length, SACCADE_I32, 0, NULL);
+    const int64_t of_table[] = {1, s->pages};
+    const saccade_tensor table = saccade_tensor_of(s->table, SACCADE_I32, 2, of_table);
+    saccade_pages pages;
     saccade_positions positions;
     saccade_forward_args args;
     saccade_positions_init(&positions);
     positions.q_offset = &offset_of;
+    saccade_pages_init(&pages);
+    pages.table = &table;
     saccade_forward_args_init(&args);
     args.q = &q;
     args.k = &k;
     args.v = &v;
     args.out = &o;
     args.positions = &positions;
+    if (is_paged) {
+        positions.kv_len = &length_of;
+        args.pages = &pages;
+    }
     if (s->groups) {
-        k_scale = scales_of(s, &s->keys, layer, 0, past + n);
-        v_scale = scales_of(s, &s->values, layer, 0, past + n);
+        k_scale = is_paged ? pool_scales(s, &s->keys, layer)
+                           : scales_of(s, &s->keys, layer, 0, past + n);
+        v_scale = is_paged ? pool_scales(s, &s->values, layer)
+                           : scales_of(s, &s->values, layer, 0, past + n);
         args.k_scale = &k_scale;
         args.v_scale = &v_scale;
     }

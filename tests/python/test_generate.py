@@ -55,8 +55,9 @@ def test_tokens_of_text_and_eager_tokens(made):
         by_text = run(path, "-p", prompt, "-n", 20, "--print-tokens")
         numbers = ",".join(map(str, given[0].tolist()))
         by_number = run(path, "--tokens", numbers, "-n", 20, "--threads", 1)
+        in_pages = run(path, "-p", prompt, "-n", 20, "--print-tokens", "--page", 7)
         assert [int(x) for x in by_text.split()] == expected
-        assert by_number == by_text
+        assert by_number == by_text == in_pages
 
 
 def test_perplexity(made, tmp_path):
@@ -69,9 +70,11 @@ def test_perplexity(made, tmp_path):
     found = run(path, "--perplexity", tmp_path / "text").split()
     assert int(found[3]) == given.shape[1] - 1
     assert math.isclose(float(found[1]), math.exp(loss), rel_tol=1e-4)
+    assert found == run(path, "--perplexity", tmp_path / "text", "--page", 16).split()
     for cache, bound in (("i8", 0.02), ("e4m3", 0.1), ("i4", 0.5)):  # more than rounding, too
         options = ["--perplexity", tmp_path / "text", "--cache", cache, "--group", 8]
         other = float(run(path, *options).split()[1])
+        assert run(path, *options, "--page", 5).split()[1] == f"{other:.6f}"
         assert 1e-5 < abs(math.log(other) - loss) < bound
 
 
