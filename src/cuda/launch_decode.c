@@ -85,8 +85,9 @@ saccade_status run_launch_decode(const saccade_plan *plan, const plan_run *run, 
     a->p.part_ml = (float *)(base + d.part_ml);
     fill_decode(s, &a->p, cu_group(sizes), rows, spans);
     a->p.decode.cluster = decode_cluster(s, &a->p, spans, grid);
-    TRY(run_encode_map(a->driver, run->k, tile_of(s)->keys, PROMOTE_NONE, &a->maps[1], err));
-    TRY(run_encode_map(a->driver, run->v, tile_of(s)->keys, PROMOTE_NONE, &a->maps[2], err));
+    const int box = a->p.chunks.box = run_box(run, tile_of(s)->keys);
+    TRY(run_encode_map(a->driver, run->k, box, PROMOTE_NONE, &a->maps[1], err));
+    TRY(run_encode_map(a->driver, run->v, box, PROMOTE_NONE, &a->maps[2], err));
     if (a->p.decode.cluster)
         return run_start_with(a, program->kernel, grid, threads, shared, WITH_CLUSTER,
                               a->p.decode.cluster, parameters, err);

@@ -63,8 +63,9 @@ saccade_status run_launch_tiles(const saccade_plan *plan, const plan_run *run, r
     const cu_form *form = &s->programs[a->program].form;
     if (form->family == CU_SM90) {
         TRY(run_encode_map(a->driver, run->q, run_rows(form), PROMOTE_256, &a->maps[0], err));
-        TRY(run_encode_map(a->driver, run->k, form->tile.keys, PROMOTE_256, &a->maps[1], err));
-        TRY(run_encode_map(a->driver, run->v, form->tile.keys, PROMOTE_256, &a->maps[2], err));
+        a->p.chunks.box = run_box(run, form->tile.keys);
+        TRY(run_encode_map(a->driver, run->k, a->p.chunks.box, PROMOTE_256, &a->maps[1], err));
+        TRY(run_encode_map(a->driver, run->v, a->p.chunks.box, PROMOTE_256, &a->maps[2], err));
     }
     return launch_passes(plan, run, a, err);
 }

@@ -59,6 +59,8 @@ enum { PROMOTE_NONE = 0, PROMOTE_256 = 3 };
 /* Map over (d, n, h, b) in boxes of 64 columns x rows, 128-byte swizzle. */
 saccade_status run_encode_map(const cu_driver *driver, const saccade_tensor *t, int rows,
                               int promotion, cu_map *out, saccade_error *err);
+/* Keys of one tensor copy of blocks of so many: whole blocks, or what divides chunks too. */
+int run_box(const plan_run *run, int keys);
 saccade_status run_captures(const mod_fn *fn, const saccade_tensor *tensors, cu_capture *out,
                             saccade_error *err);
 void run_fill(const saccade_plan *plan, const plan_run *run, const cu_form *form,

@@ -108,8 +108,30 @@ saccade_status run_captures(const mod_fn *fn, const saccade_tensor *tensors, cu_
 static cu_chunks chunks_of(const plan_run *run)
 {
     const plan_chunks *c = run->chunks;
-    const int64_t k = run->k->shape[2], v = run->v->shape[2];
-    return (cu_chunks){c->first, c->row_stride, c->count, c->size, (int)(k < v ? k : v)};
+    int shift = 0;
+    while (shift < 30 && 1 << shift < c->size)
+        shift++;
+    return (cu_chunks){.first = c->first,
+                       .start = c->start,
+                       .step = c->row_stride,
+                       .count = c->count,
+                       .size = c->size,
+                       .shift = 1 << shift == c->size ? shift : -1,
+                       .entries = c->entries,
+                       .last = (int)run->k->shape[c->is_paged ? 0 : 2] - 1,
+                       .is_paged = c->is_paged,
+                       .has_last = run->positions.pages != NULL};
+}
+
+int run_box(const plan_run *run, int keys)
+{
+    int a = keys, b = run->chunks ? run->chunks->size : keys;
+    while (b) {
+        const int rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
 }
 
 static void fill_runs(const plan_problem *problem, const cu_runs *runs, cu_fwd *p)

@@ -49,8 +49,6 @@ static int applicable(const plan_problem *p, int32_t level, char *why)
                         "backend cpu");
     if (p->sizes.D > 256 || p->sizes.Dv > 256)
         return say(why, "the CUDA back end takes head dims up to 256");
-    if (p->page)
-        return say(why, "the CUDA back end takes keys in one piece, not in pages");
     if (p->gradients && !takes_gradients(p, why))
         return 0;
     if (!p->arch && cu_get_driver(&driver, &err) != SACCADE_OK)
@@ -84,8 +82,7 @@ static saccade_status choose_target(cu_state *s, const plan_problem *p,
                  s->device.sm == 90 ? "a" : "");
     const int is_sm90 = strcmp(s->arch, "sm_90a") == 0
                         && p->sizes.D % 8 == 0 /* tensor copies want rows of whole 16 bytes */
-                        && p->sizes.Dv % 8 == 0
-                        && !p->has_chunks; /* and boxes of rows in one piece */
+                        && p->sizes.Dv % 8 == 0;
     s->family = p->dtype == SACCADE_F32 ? CU_F32 : is_sm90 ? CU_SM90 : CU_SM80;
     const int wanted = atoi(s->arch + strcspn(s->arch, "0123456789"));
     FAIL_AT(wanted < 80 || wanted > 200, SACCADE_EINVAL, "arch", 0, 0,

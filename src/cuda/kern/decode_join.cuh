@@ -141,7 +141,7 @@ __device__ __noinline__ void redo_at(const cu_fwd &p, const mod_args &mod, span 
               0,
               position(p.q_offset, s.b),
               position(p.kv_offset, s.b),
-              max(0, min(position(p.kv_len, s.b), p.N))};
+              live_keys(p, s.b)};
     redo_row(p, mod, t, at.m);
 }
 

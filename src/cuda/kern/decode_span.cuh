@@ -89,7 +89,7 @@ DEVICE int mask_row_of(const cu_fwd &p, const span &s)
 /* Every span has a block, perhaps a dead one, so that each row is written by somebody. */
 DEVICE void span_count(const cu_fwd &p, const mod_args &mod, span &s)
 {
-    int lo = 0, hi = max(0, min(position(p.kv_len, s.b), p.N));
+    int lo = 0, hi = live_keys(p, s.b);
     if (p.runs) {
         int row = mask_row_of(p, s), begin = p.run_start[row], end = p.run_start[row + 1];
         s.first = 0;

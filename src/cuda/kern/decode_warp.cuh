@@ -9,6 +9,33 @@ struct stream {
     cursor ahead;
 };
 
+#if CFG_CHUNKS
+/* Keys [first, first + KEYS) of one of K and V: each lane finds the place of a copy, lane 0
+ * begins them. */
+template <int PANELS>
+DEVICE void load_chunks(u32 to, u32 full, const cu_fwd &p, const span &s, int has_b, int h,
+                        const tensor_map *map, int first)
+{
+    int box = p.chunks.box, lane = threadIdx.x & 31, n = live_keys(p, s.b);
+    chunk_table x = chunks_of(p, s.b);
+#pragma unroll 1
+    for (int i0 = 0; i0 < KEYS; i0 += 32 * box) {
+        int mine = i0 + lane * box;
+        chunk_place at = chunk_box(x, has_b, s.b, first + mine, mine < KEYS ? n : 0);
+#pragma unroll 1
+        for (int i = i0; i < min((int)KEYS, i0 + 32 * box); i += box) {
+            int from = (i - i0) / box, row = __shfl_sync(~0u, at.row, from);
+            int b = __shfl_sync(~0u, at.b, from);
+#pragma unroll
+            for (int d = 0; d < PANELS; d++)
+                if (lane == 0)
+                    copy_box(to + d * PANEL + i * 128, map, d * 64, row, h, b, full,
+                             EVICT_NORMAL);
+        }
+    }
+}
+#endif
+
 DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const line &l, int end,
                       const tensor_map *mk, const tensor_map *mv)
 {
@@ -19,6 +46,15 @@ DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const lin
     int partial, slot = w.loads % CFG_STAGES;
     int first = block_at(p, w.ahead.s, w.ahead.t - w.ahead.from, partial) * KEYS;
     u32 to = w.buffer + slot * STAGE, full = w.full + slot * 8;
+#if CFG_CHUNKS
+    if ((threadIdx.x & 31) == 0)
+        barrier_expect(full, STAGE);
+    __syncwarp();
+    load_chunks<PANELS_D>(to, full, p, w.ahead.s, p.ks.b != 0,
+                          key_box(p, w.ahead.s.b, w.ahead.s.g).h, mk, first);
+    load_chunks<PANELS_E>(to + PANELS_D * PANEL, full, p, w.ahead.s, p.vs.b != 0,
+                          value_box(p, w.ahead.s.b, w.ahead.s.g).h, mv, first);
+#else
     if ((threadIdx.x & 31) == 0) {
         barrier_expect(full, STAGE);
         head_box k = key_box(p, w.ahead.s.b, w.ahead.s.g);
@@ -31,6 +67,7 @@ DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const lin
             copy_box(to + (PANELS_D + i) * PANEL, mv, i * 64, first, v.h, v.b, full,
                      EVICT_NORMAL);
     }
+#endif
     w.loads++;
     w.ahead.t += WARPS;
 }
@@ -63,7 +100,7 @@ DEVICE void place_packed(tile_rows &r, const cu_fwd &p, const mod_args &mod, con
     r.q = x.m + q_offset;
     r.q1 = y.m + q_offset;
     r.kv_offset = position(p.kv_offset, s.b);
-    r.kv_len = max(0, min(position(p.kv_len, s.b), p.N));
+    r.kv_len = live_keys(p, s.b);
 #if MOD_SCORE
     score_row_begin(mod, p, r.b, r.h, r.q, r.score[0]);
     score_row_begin(mod, p, r.b, r.h1, r.q1, r.score[1]);

@@ -30,7 +30,8 @@ enum {
     V_BYTES = PANELS_E * PANEL_KV,
     S_COUNT = CFG_TN / 2,
     O_COUNT = CFG_E / 2,
-    THREADS = (CFG_WGS + 1) * 128
+    THREADS = (CFG_WGS + 1) * 128,
+    LOADERS = CFG_CHUNKS ? 2 : 0 /* producers that are told which tile to load */
 };
 
 /* addresses of this CTA's shared memory */
@@ -72,7 +73,7 @@ DEVICE void init_barriers(const arena &s)
     barrier_init(s.anchor, 1);
     for (int i = 0; i < 2; i++) {
         barrier_init(s.turn_full + i * 8, 1);
-        barrier_init(s.turn_empty + i * 8, CFG_WGS * 4);
+        barrier_init(s.turn_empty + i * 8, CFG_WGS * 4 + LOADERS);
     }
     for (int i = 0; i < CFG_STAGES; i++) {
         barrier_init(s.k_full + i * 8, 1);
@@ -122,11 +123,42 @@ DEVICE int turn_take(const arena &s, u32 n)
 }
 
 /* 2. The producer is one thread. It loads K one block ahead of V, because consumers make the
- * scores of a block before they multiply the block before it by V. */
+ * scores of a block before they multiply the block before it by V. With chunks, which
+ * take many small copies, it loads Q and hands out tiles, while a thread of the next warp loads
+ * K and one of the next V. */
 struct producer {
     u32 k, v, q; /* how many loads of each have begun */
 };
 
+#if CFG_CHUNKS
+/* Places are found for a few copies before those are begun, so that reads of the table overlap;
+ * as registers allow. */
+template <int PANELS>
+DEVICE void load_block(u32 dst, u32 full, const cu_fwd &p, const chunk_table &chunks,
+                       const tensor_map *map, const cu_stride &stride, int b, int h, int n,
+                       int first)
+{
+    enum { FEW = CFG_WGS > 2 ? 1 : 4 };
+    int box = p.chunks.box;
+    barrier_expect(full, PANELS * PANEL_KV);
+#pragma unroll 1
+    for (int i = 0; i < CFG_TN; i += FEW * box) {
+        chunk_place at[FEW];
+#pragma unroll
+        for (int k = 0; k < FEW; k++)
+            at[k] = chunk_box(chunks, stride.b != 0, b, first + i + k * box,
+                              i + k * box < CFG_TN ? n : 0);
+#pragma unroll
+        for (int k = 0; k < FEW; k++)
+            if (i + k * box < CFG_TN) {
+#pragma unroll
+                for (int d = 0; d < PANELS; d++)
+                    copy_box(dst + d * PANEL_KV + (i + k * box) * 128, map, d * 64, at[k].row,
+                             h, at[k].b, full, EVICT_LAST);
+            }
+    }
+}
+#else
 template <int PANELS>
 DEVICE void load_block(u32 dst, u32 full, const tensor_map *map, int first, head_box at)
 {
@@ -149,6 +181,7 @@ DEVICE void load_v(const arena &s, producer &r, const tensor_map *map, int first
     barrier_wait(s.v_empty + slot * 8, ring_parity<CFG_STAGES>(r.v++) ^ 1);
     load_block<PANELS_E>(s.v + slot * V_BYTES, s.v_full + slot * 8, map, first, at);
 }
+#endif
 
 DEVICE void load_q(const arena &s, producer &r, const tensor_map *map, int first, head_box at)
 {
@@ -159,6 +192,33 @@ DEVICE void load_q(const arena &s, producer &r, const tensor_map *map, int first
         copy_box(s.q + i * PANEL_Q, map, i * 64, first, at.h, at.b, s.q_full, EVICT_FIRST);
 }
 
+#if CFG_CHUNKS
+DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod_args &mod,
+                         const tile &t, const tensor_map *mq, const tensor_map *mk,
+                         const tensor_map *mv)
+{
+    int g = kv_head(p, t.h), is_value = threadIdx.x >= 64;
+    chunk_table chunks = chunks_of(p, t.b);
+    block_walk walk = walk_begin(p, mod, t);
+    int more = walk_next(walk, p, t.kv_len);
+    if (threadIdx.x == 0) {
+        if (more)
+            load_q(s, r, mq, t.row0, query_box(p, t.b, t.h));
+        return;
+    }
+#pragma unroll 1
+    for (; more; more = walk_next(walk, p, t.kv_len)) {
+        u32 slot = ring_slot<CFG_STAGES>(r.k), parity = ring_parity<CFG_STAGES>(r.k++) ^ 1;
+        barrier_wait((is_value ? s.v_empty : s.k_empty) + slot * 8, parity);
+        if (is_value)
+            load_block<PANELS_E>(s.v + slot * V_BYTES, s.v_full + slot * 8, p, chunks, mv, p.vs,
+                                 t.b, value_box(p, t.b, g).h, t.kv_len, walk.block * CFG_TN);
+        else
+            load_block<PANELS_D>(s.k + slot * K_BYTES, s.k_full + slot * 8, p, chunks, mk, p.ks,
+                                 t.b, key_box(p, t.b, g).h, t.kv_len, walk.block * CFG_TN);
+    }
+}
+#else
 DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod_args &mod,
                          const tile &t, const tensor_map *mq, const tensor_map *mk,
                          const tensor_map *mv)
@@ -179,6 +239,7 @@ DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod
         load_v(s, r, mv, block * CFG_TN, v);
     }
 }
+#endif
 
 /* The tiles are those of the work order or, in a second pass, those that the first pass has
  * listed; then p.n_listed points to their number, which only the device knows. With
@@ -205,6 +266,25 @@ DEVICE void produce(const arena &s, const cu_fwd &p, const mod_args &mod, const 
     grid_let_next();
     turn_pass(s, turns, NO_MORE);
 }
+
+#if CFG_CHUNKS
+/* Loaders are told tiles as consumers are. */
+DEVICE void load_along(const arena &s, const cu_fwd &p, const mod_args &mod,
+                          const tensor_map *mk, const tensor_map *mv)
+{
+    producer r = {0, 0, 0};
+    for (u32 n = 0;; n++) {
+        u32 slot = ring_slot<2>(n);
+        int id;
+        barrier_wait(s.turn_full + slot * 8, ring_parity<2>(n));
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(id) : "r"(s.turn + slot * 4) : "memory");
+        barrier_arrive(s.turn_empty + slot * 8);
+        if (id == NO_MORE)
+            return;
+        produce_tile(s, r, p, mod, tile_at(p, id, ROWS), 0, mk, mv);
+    }
+}
+#endif
 
 /* 3. The two products. */
 DEVICE void product_qk(float (&s)[S_COUNT], u32 q, u32 k)
@@ -235,6 +315,9 @@ struct consumer {
 #if SCORE_TANH
     int large; /* so many blocks to come may have scores too large for the polynomial */
 #endif
+#if CFG_CHUNKS
+    int live; /* keys of the block scored last that are there */
+#endif
 };
 
 template <int FIRST>
@@ -243,6 +326,9 @@ DEVICE int softmax_step(const arena &sm, consumer &c, const cu_fwd &p, const mod
 {
     float shift[2];
     int column = walk.block * CFG_TN + 2 * (threadIdx.x & 3), raised = 0;
+#if CFG_CHUNKS
+    c.live = c.at.kv_len - walk.block * CFG_TN;
+#endif
 #if SCORE_TANH
     if (!FIRST && c.large == 0 && !walk_masked(walk, c.at.kv_len)) {
         if (!CFG_LAZY || rows_are_late(c.rows))
@@ -313,6 +399,33 @@ DEVICE void start_pv(const arena &sm, float (&o)[O_COUNT], const u32 (&prob)[S_C
     wgmma_commit();
 }
 
+#if CFG_CHUNKS
+/* Behind the last key its page may hold anything, and 0 * NaN must not be seen. Each group
+ * clears all it reads, so that none waits for another. */
+DEVICE void clear_tail(const arena &sm, const consumer &c, u32 n, int wg)
+{
+    enum { EACH = PANELS_E * 8 }; /* pieces of 16 bytes in a row */
+    if (c.live >= CFG_TN)
+        return;
+    u32 v = sm.v + ring_slot<CFG_STAGES>(n) * V_BYTES;
+    await(sm.v_full, n);
+#pragma unroll 1
+    for (int i = c.live * EACH + (threadIdx.x & 127); i < CFG_TN * EACH; i += 128) {
+        int row = i / EACH, piece = i % EACH;
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
+                         v + piece / 8 * PANEL_KV + row * 128 + piece % 8 * 16),
+                     "r"(0)
+                     : "memory");
+    }
+    fence_async_proxy();
+    named_sync(8 + wg, 128);
+}
+#else
+DEVICE void clear_tail(const arena &, const consumer &, u32, int)
+{
+}
+#endif
+
 /* The first block of a tile has no product with V to run beside. */
 DEVICE void first_block(const arena &sm, u32 n, u32 tiles, consumer &c, const cu_fwd &p,
                         const mod_args &mod, const block_walk &walk, int wg,
@@ -336,6 +449,7 @@ DEVICE void next_block(const arena &sm, u32 n, consumer &c, const cu_fwd &p,
                        float (&o)[O_COUNT], u32 (&prob)[S_COUNT / 2])
 {
     float rescale[2];
+    clear_tail(sm, c, n - 1, wg);
     await(sm.k_full, n);
 #if CFG_PINGPONG
     named_sync(1 + wg, 256);
@@ -360,9 +474,10 @@ DEVICE void next_block(const arena &sm, u32 n, consumer &c, const cu_fwd &p,
     pack_p(prob, s);
 }
 
-DEVICE void last_product(const arena &sm, u32 n, float (&o)[O_COUNT],
-                         const u32 (&prob)[S_COUNT / 2])
+DEVICE void last_product(const arena &sm, const consumer &c, u32 n, int wg,
+                         float (&o)[O_COUNT], const u32 (&prob)[S_COUNT / 2])
 {
+    clear_tail(sm, c, n, wg);
     barrier_arrive_if(sm.q_empty, (threadIdx.x & 31) == 0);
     wgmma_fence();
     start_pv(sm, o, prob, n);
@@ -392,7 +507,7 @@ DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const
         first_block(sm, done.n++, done.tiles++, c, p, mod, walk, wg, s, prob);
         while (walk_next(walk, p, c.at.kv_len))
             next_block(sm, done.n++, c, p, mod, walk, wg, s, o, prob);
-        last_product(sm, done.n - 1, o, prob);
+        last_product(sm, c, done.n - 1, wg, o, prob);
     }
     /* The tile's place is computed again, for keeping it in registers would cost the loop above
      * some of its own. The statement hides from the compiler that id has not changed. */
@@ -433,6 +548,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         registers_shrink<CFG_REGS_PRODUCER>();
         if (threadIdx.x == 0)
             produce(s, p, mod, &mq, &mk, &mv);
+#if CFG_CHUNKS
+        else if (threadIdx.x == 32 || threadIdx.x == 64)
+            load_along(s, p, mod, &mk, &mv);
+#endif
     } else {
         registers_grow<CFG_REGS_CONSUMER>();
         consume(s, p, mod, group - 1);

@@ -4,6 +4,8 @@
  * row of an absent chunk has no address, and holds no live key. */
 #pragma once
 
+#include "pages.cuh"
+
 /* H / G neighbouring query heads read one KV head. */
 DEVICE int kv_head(const cu_fwd &p, int h)
 {
@@ -33,38 +35,18 @@ DEVICE const elem *query_row(const cu_fwd &p, int b, int h, int m)
 }
 
 #if CFG_CHUNKS
-/* The chunk table of one batch; first is null for rows in one piece. */
-struct chunk_table {
-    const int *first;
-    int count, size, rows;
-};
-
-DEVICE chunk_table chunks_of(const cu_fwd &p, int b)
-{
-    chunk_table x = {p.chunks.first + b * p.chunks.step, p.chunks.count, p.chunks.size,
-                     p.chunks.rows};
-    return x;
-}
-
-/* The row of K and V that holds key j, or -1. */
-DEVICE int chunk_row(const chunk_table &x, int j)
-{
-    int chunk = j / x.size;
-    int first = chunk < x.count ? __ldg(x.first + chunk) : -1;
-    return first < 0 ? -1 : min(min(first, x.rows - 1) + j - chunk * x.size, x.rows - 1);
-}
-
 /* Null for the key of an absent chunk. */
 DEVICE const elem *key_row(const cu_fwd &p, int b, int g, int j)
 {
-    int row = chunk_row(chunks_of(p, b), j);
-    return row < 0 ? 0 : key_head(p, b, g) + row * p.ks.n;
+    chunk_place at = chunk_place_of(chunks_of(p, b), b, j);
+    return at.row < 0 ? 0 : key_head(p, at.b, g) + at.row * p.ks.n;
 }
 
-/* Elements from row 0 of a head to key j's row of V; the key must be there. */
+/* Elements from row 0 of batch b's head to key j's row of V; the key must be there. */
 DEVICE long long value_offset(const cu_fwd &p, int b, int j)
 {
-    return chunk_row(chunks_of(p, b), j) * p.vs.n;
+    chunk_place at = chunk_place_of(chunks_of(p, b), b, j);
+    return (at.b - b) * p.vs.b + at.row * p.vs.n;
 }
 #else
 DEVICE const elem *key_row(const cu_fwd &p, int b, int g, int j)
@@ -84,6 +66,8 @@ struct row_source {
     long long stride;
 #if CFG_CHUNKS
     chunk_table chunks;
+    long long step; /* elements from one batch, or page, to the next */
+    int b;
 #endif
 };
 
@@ -98,6 +82,8 @@ DEVICE row_source key_rows(const cu_fwd &p, int b, int g)
     row_source x = {key_head(p, b, g), p.ks.n};
 #if CFG_CHUNKS
     x.chunks = chunks_of(p, b);
+    x.step = p.ks.b;
+    x.b = b;
 #endif
     return x;
 }
@@ -107,6 +93,8 @@ DEVICE row_source value_rows(const cu_fwd &p, int b, int g)
     row_source x = {value_head(p, b, g), p.vs.n};
 #if CFG_CHUNKS
     x.chunks = chunks_of(p, b);
+    x.step = p.vs.b;
+    x.b = b;
 #endif
     return x;
 }
@@ -121,9 +109,10 @@ DEVICE const elem *row_if(const row_source &x, int row, int n, bool &is_there)
 {
     is_there = row < n;
 #if CFG_CHUNKS
-    if (is_there && x.chunks.first) {
-        row = chunk_row(x.chunks, row);
-        is_there = row >= 0;
+    if (is_there && x.chunks.all) {
+        chunk_place at = chunk_place_of(x.chunks, x.b, row);
+        is_there = at.row >= 0;
+        return row_address(x, max(0, at.row)) + (is_there ? (at.b - x.b) * x.step : 0);
     }
 #endif
     return row_address(x, is_there ? row : 0);
@@ -154,3 +143,18 @@ DEVICE head_box value_box(const cu_fwd &p, int b, int g)
 {
     return box_at(p.vs, b, g);
 }
+
+#if CFG_CHUNKS
+/* Where the copy of keys from j on begins, for the first `n` keys of batch b; what is not there
+ * lies before the first batch or page, where copies find zeros. has_b: whether the tensor map
+ * tells batches, or pages, apart. */
+DEVICE chunk_place chunk_box(const chunk_table &x, int has_b, int b, int j, int n)
+{
+    chunk_place at = {-1, 0};
+    if (j < n)
+        at = chunk_place_of(x, b, j);
+    at.b = at.row < 0 || at.b < 0 ? -1 : has_b ? at.b : 0;
+    at.row = max(0, at.row);
+    return at;
+}
+#endif

@@ -29,10 +29,15 @@ typedef struct cu_position {
 
 /* Keys that do not lie in one piece: see plan_chunks. */
 typedef struct cu_chunks {
-    const int *first; /* [B][count] the row where a chunk begins, -1 for an absent one */
-    long long step;   /* elements from one batch to the next */
-    int count, size;  /* chunks of a batch; keys of a chunk */
-    int rows;         /* of K and V, in which all rows stay whatever the table says */
+    const int *first; /* entries: rows where chunks begin or pages, below 0 for absent ones */
+    const int *start; /* [B + 1] where batches' entries begin, or null: every `step` elements */
+    long long step;
+    int count, size, shift; /* chunks of a batch; keys of a chunk; its logarithm, or -1 */
+    int entries;            /* with start: of all batches */
+    int last;     /* row or page of K and V, in which all stay whatever the table says */
+    int is_paged; /* K and V are [page][G][size][dim] */
+    int has_last; /* kv_len counts keys of a batch's last page */
+    int box;      /* keys of one tensor copy: no copy crosses the end of a chunk */
 } cu_chunks;
 
 /* For decode.cu: what the host works out once for all CTAs. */

@@ -3,6 +3,7 @@
  * two rows, 8 apart, as tensor-core products leave them. */
 #pragma once
 
+#include "pages.cuh"
 #include "rows.cuh"
 
 /* row0 is the first row of the tile, block its number among the query blocks of (b, h). */
@@ -11,11 +12,6 @@ struct tile {
     int q_offset; /* from the index of a row to its position */
     int kv_offset, kv_len;
 };
-
-DEVICE int position(const cu_position &p, int b)
-{
-    return p.by_batch ? __ldg(p.by_batch + (long long)b * p.step) : p.value;
-}
 
 DEVICE tile tile_at(const cu_fwd &p, int id, int rows)
 {
@@ -28,7 +24,7 @@ DEVICE tile tile_at(const cu_fwd &p, int id, int rows)
     t.row0 = t.block * rows;
     t.q_offset = position(p.q_offset, t.b) + row_shift(p, t.row0);
     t.kv_offset = position(p.kv_offset, t.b);
-    t.kv_len = max(0, min(position(p.kv_len, t.b), p.N));
+    t.kv_len = live_keys(p, t.b);
     return t;
 }
 
