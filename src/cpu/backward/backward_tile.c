@@ -337,12 +337,13 @@ static void multiply_turned(const backward_worker *w, const void *weights, const
         add_turned(w, weights, operand, ld, j, j + strip < w->n ? j + strip : w->n, c);
 }
 
-static void add_dq(const backward_worker *w)
+/* Rows from r0 on, the first of a strip. */
+static void add_dq(const backward_worker *w, int32_t r0)
 {
     static const float ones[BACKWARD_ROWS] = {[0 ... BACKWARD_ROWS - 1] = 1};
     const cpu_kernels *k = w->job->backward->kernels->block;
     const int32_t ld = w->job->g.dq_ld;
-    for (int32_t r = 0; r < w->m; r += k->strip) {
+    for (int32_t r = r0; r < w->m; r += k->strip) {
         const int32_t from = w->from[r / k->strip], n = w->past[r / k->strip] - from;
         if (n > 0)
             k->values(w->dp + r * LD + from, LD, operand_at(k, w->k_steps, from, ld),
@@ -366,7 +367,7 @@ static void careful_dq(const backward_worker *w)
 }
 
 /* Where an operand holds an infinity or NaN, 0 times it must not reach what is dead. */
-static void add_products(backward_worker *w, int any_dead)
+static void add_products(backward_worker *w, int any_dead, int32_t dq_rows)
 {
     const backward_job *job = w->job;
     const cpu_backward_plan *b = job->backward;
@@ -383,7 +384,33 @@ static void add_products(backward_worker *w, int any_dead)
     if (b->has_dq && any_dead && w->k_nonfinite)
         careful_dq(w);
     else if (b->has_dq)
-        add_dq(w);
+        add_dq(w, dq_rows);
+}
+
+/* The last strip's weights, beside dQ of those before it if all see all keys. The rows of dQ
+ * that are done. */
+static int32_t make_last(backward_worker *w, open_strip *open, int any_dead, int32_t past)
+{
+    const cpu_backward_plan *b = w->job->backward;
+    const cpu_kernels *k = b->kernels->block;
+    const int32_t rows = open->r0, ld = w->job->g.dq_ld;
+    const int is_whole = w->is_full || w->job->live.by != CPU_BY_LIMITS;
+    if (!open->is_open || !b->kernels->overlap_values || !b->has_dq || !rows || !is_whole
+        || (any_dead && w->k_nonfinite)) {
+        make_weights(w, open, past);
+        return 0;
+    }
+    const cpu_strip_values values = {.p = w->dp,
+                                     .v = w->k_steps,
+                                     .p_ld = LD,
+                                     .n = w->n,
+                                     .rows = rows,
+                                     .n_panels = ld / k->panel,
+                                     .o_ld = ld,
+                                     .o = w->dq};
+    b->kernels->overlap_values(&values, &open->weights);
+    close_weights(w, open, past);
+    return rows;
 }
 
 /* Keys [*from, *past) that products may touch: the strips' spans and, since whole strips of
@@ -423,7 +450,7 @@ void backward_run_tile(backward_worker *w)
         clear_weights(w, r, rows, from, w->from[n]);
         any_dead |= make_strip(w, r, w->from[n], w->past[n], &open, past);
     }
-    make_weights(w, &open, past);
+    const int32_t dq_rows = make_last(w, &open, any_dead, past);
     backward_end_diagonals(w);
-    add_products(w, any_dead);
+    add_products(w, any_dead, dq_rows);
 }

@@ -90,6 +90,13 @@ static ALWAYS_INLINE void weigh_next(pieces *w)
     w->done++;
 }
 
+/* After a step of products. */
+static ALWAYS_INLINE void weigh_due(pieces *w)
+{
+    for (w->due += w->rate; w->due >= 256 && w->done < w->all; w->due -= 256)
+        weigh_next(w);
+}
+
 /* 0: some row is not like most. */
 static int begin_pieces(const cpu_strip_weights *strip, int32_t products, pieces *w)
 {
@@ -119,8 +126,7 @@ static void scores_between(const void *q, int32_t q_ld, const void *k, int32_t D
         ZERO_UNIT();
         for (int32_t d = 0; d < depth; d++, keys += UNIT_BYTES) {
             multiply_unit((const char *)q + d * TILE_BYTES, q_ld * 2, keys);
-            for (w->due += w->rate; w->due >= 256 && w->done < w->all; w->due -= 256)
-                weigh_next(w);
+            weigh_due(w);
         }
         store_unit(s + p * UNIT, s_ld * 4);
     }
@@ -150,6 +156,33 @@ static CPU_OVERLAP(overlap)
                           c->ld);
         weigh_pairs(weights);
     }
+    fill_up(weights);
+}
+
+static CPU_OVERLAP_VALUES(overlap_values)
+{
+    const cpu_strip_values *c = values;
+    const int32_t steps = (c->n + TILE_DEPTH - 1) / TILE_DEPTH;
+    const int64_t o_stride = (int64_t)c->o_ld * 4, p_stride = (int64_t)c->p_ld * 4;
+    pieces w;
+    if (!begin_pieces(weights, c->rows / UNIT * c->n_panels * steps, &w)) {
+        weigh_pairs(weights);
+        w.all = w.done = w.due = w.rate = 0;
+    }
+    for (int32_t r = 0; r < c->rows; r += UNIT)
+        for (int32_t d = 0; d < c->n_panels; d++) {
+            float *o = c->o + (int64_t)r * c->o_ld + d * UNIT;
+            load_unit(o, o_stride);
+            for (int32_t t = 0; t < steps; t++) {
+                multiply_unit((const char *)(c->p + (int64_t)r * c->p_ld) + t * TILE_BYTES,
+                              p_stride,
+                              (const char *)c->v + ((int64_t)t * c->n_panels + d) * UNIT_BYTES);
+                weigh_due(&w);
+            }
+            store_unit(o, o_stride);
+        }
+    while (w.done < w.all)
+        weigh_next(&w);
     fill_up(weights);
 }
 
@@ -230,6 +263,7 @@ const cpu_backward_kernels LEVEL_NAME(cpu_backward_bf16_tiles) = {
     .is_apart = 1,
     .weights = weights,
     .overlap = overlap,
+    .overlap_values = overlap_values,
     .turned = turned,
     .pack_columns = pack_columns,
     .turn_sums = turn_sums,

@@ -35,6 +35,16 @@ typedef struct cpu_strip_scores {
 /* The scores of one strip and the weights of another, at the same time. */
 #define CPU_OVERLAP(name) \
     void name(const cpu_strip_scores *scores, const cpu_strip_weights *weights)
+/* Whole strips of rows whose dS is made: O += dS K, as CPU_VALUES has it with alpha 1. */
+typedef struct cpu_strip_values {
+    const float *p;
+    const void *v;
+    int32_t p_ld, n, rows, n_panels, o_ld;
+    float *o;
+} cpu_strip_values;
+/* These products, and the weights of another strip at the same time. */
+#define CPU_OVERLAP_VALUES(name) \
+    void name(const cpu_strip_values *values, const cpu_strip_weights *weights)
 /* c[j] += sum over rows i of a[i][j] b[i]. a: steps of rows, each of a_ld keys, four bytes a
  * key; b: panels of pack_values of `block` rows, from the first row of a step on;
  * c [keys][c_ld] f32, or by dims (pack_columns below). */
@@ -68,6 +78,7 @@ typedef struct cpu_backward_kernels {
     const struct cpu_backward_kernels *careful;
     CPU_WEIGHTS((*weights));
     CPU_OVERLAP((*overlap)); /* NULL: nothing is gained, weights follow their scores */
+    CPU_OVERLAP_VALUES((*overlap_values)); /* NULL where that is */
     CPU_TURNED((*turned));
     /* Tiles: b of `turned` is made by pack_columns, and c is [dims][c_ld keys], for turn_sums
      * to turn. NULL: by the block's pack_values, and c lies by keys. */
