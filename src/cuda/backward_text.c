@@ -113,6 +113,7 @@ static void put_config(const plan_problem *p, const cu_form *form, strbuf *out)
         {"ROWS", p->has_rows},
         {"Q_SHARED", 0},
         {"SCALE_FIRST", 0},
+        {"CODES", 0},
         {"SINKS", cu_sinks_code(p)},
     };
     strbuf_puts(out, "/* generated: constants of this instance */\n#pragma once\n");

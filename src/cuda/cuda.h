@@ -366,6 +366,8 @@ void cu_write_forward(const cu_state *s, const plan_problem *p, const cu_program
                       const cu_form *form, cu_headers *out);
 /* CFG_SINKS, by the dtype of the sinks (kern/sinks.cuh). */
 int cu_sinks_code(const plan_problem *p);
+/* CFG_CODES, by the dtype of quantised K and V (kern/codes.cuh); 0: they are floats. */
+int cu_codes(const plan_problem *p);
 /* One program in one form, compiled for the state's architecture or taken from the cache. */
 saccade_status cu_compile_instance(const cu_state *s, const plan_problem *p, cu_program which,
                                    const cu_form *form, cu_image *out, saccade_error *err);

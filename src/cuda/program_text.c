@@ -15,6 +15,15 @@ int cu_sinks_code(const plan_problem *p)
     }
 }
 
+int cu_codes(const plan_problem *p)
+{
+    return p->kv_dtype == SACCADE_E4M3   ? 1
+           : p->kv_dtype == SACCADE_E5M2 ? 2
+           : p->kv_dtype == SACCADE_I8   ? 3
+           : p->kv_dtype == SACCADE_I4   ? 4
+                                         : 0;
+}
+
 /* The constants of a forward program. */
 static void put_config(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
                        const cu_form *form, strbuf *out)
@@ -46,6 +55,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"CHUNKS", p->has_chunks},
         {"SINKS", cu_sinks_code(p)},
         {"ROWS", p->has_rows},
+        {"CODES", cu_codes(p)},
         {"Q_SHARED", cu_is_q_shared((int)p->sizes.D, (int)p->sizes.Dv)},
         {"SCALE_FIRST", p->scale <= 0 && s->facts.score != CU_SCORE_GENERAL},
         {"REGS_PRODUCER", groups == 1   ? 56

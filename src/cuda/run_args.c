@@ -2,6 +2,7 @@
 #include "cuda/run.h"
 
 #include "base/convert.h"
+#include "base/quantize.h"
 
 #include <assert.h>
 #include <string.h>
@@ -24,7 +25,7 @@ int run_has_aligned_rows(const saccade_tensor *t)
 {
     int ok = (uintptr_t)t->data % 16 == 0 && (t->shape[2] == 1 || t->stride[2] != 0);
     for (int d = 0; d < 3; d++)
-        ok = ok && stride_of(t, d) * (int64_t)saccade_dtype_bytes(t->dtype) % 16 == 0;
+        ok = ok && quant_bytes(t->dtype, stride_of(t, d)) % 16 == 0;
     return ok;
 }
 
@@ -105,6 +106,27 @@ saccade_status run_captures(const mod_fn *fn, const saccade_tensor *tensors, cu_
 
 /* ---- parameters ---- */
 
+/* Strides of K and V in bytes where they are quantised, else in elements. */
+static cu_stride key_strides(const saccade_tensor *t)
+{
+    const cu_stride s = run_strides(t);
+    return t->dtype == SACCADE_I4 ? (cu_stride){s.b / 2, s.h / 2, s.n / 2} : s;
+}
+
+static cu_scale scale_of(const saccade_tensor *t, const plan_groups *groups)
+{
+    if (!t)
+        return (cu_scale){0};
+    return (cu_scale){t->data,
+                      stride_of(t, 0),
+                      stride_of(t, 1),
+                      stride_of(t, 2),
+                      stride_of(t, 3),
+                      groups->tokens,
+                      groups->channels,
+                      t->dtype == SACCADE_F16};
+}
+
 static cu_chunks chunks_of(const plan_run *run)
 {
     const plan_chunks *c = run->chunks;
@@ -158,8 +180,10 @@ void run_fill(const saccade_plan *plan, const plan_run *run, const cu_form *form
     p->lse = run->lse ? run->lse->data : NULL;
     p->row_max = run->row_max ? run->row_max->data : NULL;
     p->qs = run_strides(run->q);
-    p->ks = run_strides(run->k);
-    p->vs = run_strides(run->v);
+    p->ks = key_strides(run->k);
+    p->vs = key_strides(run->v);
+    p->k_scale = scale_of(run->k_scale, &plan->problem.k_groups);
+    p->v_scale = scale_of(run->v_scale, &plan->problem.v_groups);
     p->os = run_strides(run->out);
     if (run->lse)
         p->lse_s = run_strides(run->lse);

@@ -36,12 +36,15 @@ static int applicable(const plan_problem *p, int32_t level, char *why)
     const cu_driver *driver;
     saccade_error err;
     (void)level;
-    if (p->kv_dtype != p->dtype
+    if ((p->kv_dtype != p->dtype && !cu_codes(p))
         || (p->dtype != SACCADE_BF16 && p->dtype != SACCADE_F16 && p->dtype != SACCADE_F32))
-        return say(why, "the CUDA back end takes bf16, f16 and f32, the same for Q, K and V");
+        return say(why, "the CUDA back end takes bf16, f16 and f32, the same for Q, K and V, "
+                        "or K and V in e4m3, e5m2, i8 or i4");
     if (p->is_ragged)
         return say(why, "the CUDA back end takes no ragged problems: use documents in one "
                         "sequence, or backend cpu");
+    if (cu_codes(p) && (p->has_chunks || p->page))
+        return say(why, "the CUDA back end takes quantised K and V in one piece, not in pages");
     if (p->out_dtype != p->dtype && p->gradients)
         return say(why, "gradients on CUDA take results in the dtype of Q");
     if (p->weight)
@@ -82,7 +85,8 @@ static saccade_status choose_target(cu_state *s, const plan_problem *p,
                  s->device.sm == 90 ? "a" : "");
     const int is_sm90 = strcmp(s->arch, "sm_90a") == 0
                         && p->sizes.D % 8 == 0 /* tensor copies want rows of whole 16 bytes */
-                        && p->sizes.Dv % 8 == 0;
+                        && p->sizes.Dv % 8 == 0
+                        && !cu_codes(p); /* and elements that products take */
     s->family = p->dtype == SACCADE_F32 ? CU_F32 : is_sm90 ? CU_SM90 : CU_SM80;
     const int wanted = atoi(s->arch + strcspn(s->arch, "0123456789"));
     FAIL_AT(wanted < 80 || wanted > 200, SACCADE_EINVAL, "arch", 0, 0,

@@ -14,14 +14,25 @@ DEVICE float score_at(const cu_fwd &p, const mod_args &mod, const tile &t, int m
     int q = m + t.q_offset, kv = j + t.kv_offset;
     if (is_partial && !is_live(mod, p, t.b, t.h, q, kv))
         return NEG_INF;
-    const elem *x = query_row(p, t.b, t.h, m), *y = key_row(p, t.b, kv_head(p, t.h), j);
+    const elem *x = query_row(p, t.b, t.h, m);
+#if CFG_CODES
+    code_rows y = key_codes(p, t.b, kv_head(p, t.h));
+#else
+    const elem *y = key_row(p, t.b, kv_head(p, t.h), j);
+#endif
 #if CFG_CHUNKS
     if (!y)
         return NEG_INF;
 #endif
     float s = 0.f;
+#if CFG_CODES
+#pragma unroll 1
+    for (int d = 0; d < CFG_D_REAL; d++)
+        s = fmaf(to_float(x[d]), code_at(y, j, d), s);
+#else
     for (int d = 0; d < CFG_D_REAL; d++)
         s = fmaf(to_float(x[d]), to_float(y[d]), s);
+#endif
     return score_of(mod, p, t.b, t.h, q, kv, s);
 }
 
@@ -46,7 +57,11 @@ DEVICE void add_keys(careful_row &r, const cu_fwd &p, const tile &t, int first, 
     r.l = r.l * rescale;
     for (int e = 0; e < O_PER_LANE; e++)
         r.o[e] *= rescale;
+#if CFG_CODES
+    code_rows v = value_codes(p, t.b, kv_head(p, t.h));
+#else
     const elem *v = value_head(p, t.b, kv_head(p, t.h));
+#endif
     for (int i = 0; i < LANES; i++) {
         float w = __shfl_sync(~0u, prob, i);
         if (__shfl_sync(~0u, s, i) == NEG_INF)
@@ -54,8 +69,13 @@ DEVICE void add_keys(careful_row &r, const cu_fwd &p, const tile &t, int first, 
         r.l += w;
         for (int e = 0; e < O_PER_LANE; e++) {
             int c = e * LANES + (threadIdx.x & 31);
+#if CFG_CODES
+            if (c < CFG_E_REAL)
+                r.o[e] = fmaf(w, code_at(v, first + i, c), r.o[e]);
+#else
             if (c < CFG_E_REAL)
                 r.o[e] = fmaf(w, to_float(v[value_offset(p, t.b, first + i) + c]), r.o[e]);
+#endif
         }
     }
     r.m = m;

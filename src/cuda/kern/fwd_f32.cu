@@ -40,7 +40,11 @@ struct source {
 DEVICE void copy_keys(const source &x, const cu_fwd &p, int slot, int block, int kv_len)
 {
     int thread = threadIdx.x + (block >> 31); /* keeps addresses out of registers meanwhile */
+#if CFG_CODES
+    code_rows k = key_codes(p, x.b, x.g), v = value_codes(p, x.b, x.g);
+#else
     row_source k = key_rows(p, x.b, x.g), v = value_rows(p, x.b, x.g);
+#endif
     u32 to_k = x.keys + slot * K_BYTES, to_v = x.values + slot * V_BYTES;
     copy_rows<KEYS, CFG_D, CFG_D_REAL, THREADS>(to_k, k, block * KEYS, kv_len, p.is_plain,
                                                 thread);

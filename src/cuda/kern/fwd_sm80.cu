@@ -30,10 +30,26 @@ enum {
     COLUMN_BYTES = MOD_MASK == MASK_GENERAL ? KEYS * MASK_COLUMN_WORDS * 4 : 0
 };
 
+#if CFG_CODES
+typedef code_rows kv_source;
+#else
+typedef row_source kv_source;
+#endif
+
 struct source {
-    row_source k, v;
+    kv_source k, v;
     u32 shared;
 };
+
+DEVICE source source_of(const cu_fwd &p, int b, int g, u32 shared)
+{
+#if CFG_CODES
+    source x = {key_codes(p, b, g), value_codes(p, b, g), shared};
+#else
+    source x = {key_rows(p, b, g), value_rows(p, b, g), shared};
+#endif
+    return x;
+}
 
 DEVICE void copy_keys(const source &x, const cu_fwd &p, int slot, int block, int kv_len)
 {
@@ -91,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     extern __shared__ __align__(1024) char shared[];
     tile t = tile_of(p, blockIdx.x, ROWS);
     int g = kv_head(p, t.h), slot = 0;
-    source x = {key_rows(p, t.b, g), value_rows(p, t.b, g), smem_address(shared)};
+    source x = source_of(p, t.b, g, smem_address(shared));
     mask_column *columns = (mask_column *)(shared + CFG_STAGES * (K_BYTES + V_BYTES));
     fragment f;
 #if CFG_Q_SHARED

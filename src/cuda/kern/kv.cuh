@@ -158,3 +158,7 @@ DEVICE chunk_place chunk_box(const chunk_table &x, int has_b, int b, int j, int 
     return at;
 }
 #endif
+
+#if CFG_CODES
+#include "codes.cuh"
+#endif

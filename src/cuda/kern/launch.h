@@ -40,6 +40,14 @@ typedef struct cu_chunks {
     int box;      /* keys of one tensor copy: no copy crosses the end of a chunk */
 } cu_chunks;
 
+/* Scales of quantised K or V: [b][h][row / tokens][channel / channels]. */
+typedef struct cu_scale {
+    const void *data; /* null: 1 */
+    long long b, h, n, d; /* elements; 0 where there is one */
+    int tokens, channels; /* of a group; 0: all */
+    int is_f16;           /* else f32 */
+} cu_scale;
+
 /* For decode.cu: what the host works out once for all CTAs. */
 typedef struct cu_decode {
     int group;       /* query heads of a KV head, H / G */
@@ -96,6 +104,7 @@ typedef struct cu_fwd {
      * how far on its rows stand in the sequence. */
     const int *row_shift;
     int M_all;
+    cu_scale k_scale, v_scale; /* read with CFG_CODES only; strides of K and V are then bytes */
 } cu_fwd;
 
 #endif

@@ -1,0 +1,128 @@
+/* Quantised K and V: CFG_CODES says what codes they are. An element is its code times its scale
+ * (saccade.h); strides of K and V count bytes here. */
+#pragma once
+
+enum { CODES_E4M3 = 1, CODES_E5M2 = 2, CODES_I8 = 3, CODES_I4 = 4 };
+
+typedef unsigned char code_byte;
+
+/* Bytes of n codes. */
+DEVICE int code_bytes(int n)
+{
+    return CFG_CODES == CODES_I4 ? n / 2 : n;
+}
+
+/* ---- scales ---- */
+
+DEVICE float half_to_float(u16 x)
+{
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+}
+
+/* The scale of channel d of a row; b: its batch or page. */
+DEVICE float scale_of(const cu_scale &s, int b, int g, int row, int d)
+{
+    if (!s.data)
+        return 1.f;
+    long long at = b * s.b + g * s.h;
+    if (s.tokens)
+        at += row / s.tokens * s.n;
+    if (s.channels)
+        at += d / s.channels * s.d;
+    return s.is_f16 ? half_to_float(__ldg((const u16 *)s.data + at))
+                    : __ldg((const float *)s.data + at);
+}
+
+/* The same as a call: rare, or of no weight beside what else is done. */
+__device__ __noinline__ float scale_apart(const cu_scale *s, int b, int g, int row, int d)
+{
+    return scale_of(*s, b, g, row, d);
+}
+
+/* ---- single elements ---- */
+
+/* The number that code d of a row stands for, not scaled. */
+DEVICE float code_value(const code_byte *row, int d)
+{
+    u32 x = __ldg(row + code_bytes(d));
+    if (CFG_CODES == CODES_I8)
+        return (float)(signed char)x;
+    if (CFG_CODES == CODES_I4)
+        return (float)((int)((d & 1 ? x >> 4 : x & 15) ^ 8) - 8);
+    if (CFG_CODES == CODES_E5M2)
+        return half_to_float((u16)(x << 8));
+    u32 size = x & 0x7f;
+    return half_to_float((u16)(size == 0x7f ? 0x7fff : (x & 0x80) << 8 | size << 7)) * 256.f;
+}
+
+/* The rows of one head of K or V, and their scales. */
+struct code_rows {
+    const code_byte *head;
+    long long stride;
+    const cu_scale *scale;
+    int b, g;
+};
+
+DEVICE code_rows key_codes(const cu_fwd &p, int b, int g)
+{
+    code_rows x = {(const code_byte *)p.k + b * p.ks.b + g * p.ks.h, p.ks.n, &p.k_scale, b, g};
+    return x;
+}
+
+DEVICE code_rows value_codes(const cu_fwd &p, int b, int g)
+{
+    code_rows x = {(const code_byte *)p.v + b * p.vs.b + g * p.vs.h, p.vs.n, &p.v_scale, b, g};
+    return x;
+}
+
+DEVICE float code_at(const code_rows &x, int row, int d)
+{
+    return code_value(x.head + row * x.stride, d) * scale_apart(x.scale, x.b, x.g, row, d);
+}
+
+/* ---- copies to shared memory ---- */
+
+/* 16 bytes of elements from column on, those from `count` on zeros. */
+DEVICE void copy_codes(u32 to, const code_rows &x, int row, int column, int count)
+{
+    enum { EACH = 16 / (int)sizeof(elem) };
+    float y[EACH], scale = 0.f;
+    u32 w[4];
+    const code_byte *from = x.head + row * x.stride;
+    if (count > 0 && !x.scale->channels)
+        scale = scale_apart(x.scale, x.b, x.g, row, 0);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        y[i] = 0.f;
+        if (i < count) {
+            if (x.scale->channels)
+                scale = scale_apart(x.scale, x.b, x.g, row, column + i);
+            y[i] = code_value(from, column + i) * scale;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#if CFG_F32
+        w[i] = __float_as_uint(y[i]);
+#else
+        w[i] = pack(y[2 * i], y[2 * i + 1]);
+#endif
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]), "r"(w[1]),
+                 "r"(w[2]), "r"(w[3])
+                 : "memory");
+}
+
+/* As copy_rows of floats, done when it returns. */
+template <int ROWS, int DIM, int REAL, int THREADS>
+DEVICE void copy_rows(u32 to, const code_rows &rows, int first, int n, int is_plain, int thread)
+{
+    enum { EACH = 16 / (int)sizeof(elem), PIECES = DIM / EACH };
+#pragma unroll 1
+    for (int i = thread; i < ROWS * PIECES; i += THREADS) {
+        int row = i / PIECES, piece = i % PIECES, column = piece * EACH;
+        copy_codes(swizzled(to, ROWS * 128, row, piece), rows, first + row, column,
+                   first + row < n ? REAL - column : 0);
+    }
+}
