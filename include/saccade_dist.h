@@ -177,8 +177,9 @@ SACCADE_API saccade_status saccade_dist_forward(saccade_dist *dist,
                                                 saccade_error *err);
 
 /* saccade_backward likewise, for problems that name gradients: d_q of this rank's rows, d_k and
- * d_v of its keys, added up over ranks in their order; gradients of captures are whole and the
- * same on every rank, so they are added up nowhere else. Gradients of stride 0
+ * d_v of its keys, added up over ranks in their order; gradients of captures and of
+ * sinks, which all rows share here, are whole and the same on every rank, so they are added up
+ * nowhere else. Gradients of stride 0
  * are refused. For a number of ranks and a shard plan the same bits every time, and d_q is one
  * device's. */
 SACCADE_API saccade_status saccade_dist_backward(saccade_dist *dist,

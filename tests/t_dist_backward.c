@@ -1,6 +1,6 @@
 /* Gradients over ranks that are threads: dQ is one device's bit for bit, others are the same
  * bits every time and on every rank, and near one device's; heads that share keys, captured
- * tensors of every kind of index, gradients that are added, batches, bf16. */
+ * tensors of every kind of index, sinks, gradients that are added, batches, bf16. */
 #include "base/convert.h"
 #include "saccade_dist.h"
 
@@ -14,7 +14,8 @@
 
 #include <cmocka.h>
 
-enum { RANKS_MOST = 5, D = 24, TABLE = 4096, Q_BITS = 7 };
+/* SINKS_AT: where gradients of sinks lie in the table's */
+enum { RANKS_MOST = 5, D = 24, TABLE = 4096, Q_BITS = 7, SINKS_AT = TABLE - 8 };
 
 typedef struct gradient_case {
     saccade_sizes sizes;
@@ -37,6 +38,7 @@ typedef struct whole {
     saccade_ranks *ranks;
     saccade_tensor t[TENSORS]; /* OUT_*: what ranks made */
     saccade_binding table;
+    saccade_tensor sinks;
     float slopes[TABLE], d_table[RANKS_MOST][TABLE];
 } whole;
 
@@ -120,12 +122,23 @@ static int has_table(const gradient_case *c)
     return c->score && strstr(c->score, "table") != NULL;
 }
 
+/* Cases of three ranks and more. */
+static int has_sinks(const gradient_case *c)
+{
+    return c->ranks >= 3;
+}
+
+static saccade_tensor sinks_of(const gradient_case *c, float *data)
+{
+    return saccade_tensor_of(data, SACCADE_F32, 1, &c->sizes.H);
+}
+
 /* ---- runs: forward, then backward ---- */
 
 typedef struct call {
     saccade_forward_args forward;
     saccade_backward_args backward;
-    saccade_tensor out, lse;
+    saccade_tensor out, lse, d_sinks;
     saccade_binding d_table;
 } call;
 
@@ -165,6 +178,9 @@ static void make_call(const whole *w, const saccade_tensor *t, float *d_table, c
     b->d_captures = &to->d_table;
     b->n_d_captures = has_table(c);
     b->accumulate = c->added;
+    to->d_sinks = sinks_of(c, d_table + SINKS_AT);
+    b->sinks = f->sinks = has_sinks(c) ? &w->sinks : NULL;
+    b->d_sinks = has_sinks(c) ? &to->d_sinks : NULL;
 }
 
 static void end_call(call *c)
@@ -317,6 +333,12 @@ static void compare(const whole *w, const saccade_tensor *device, const float *d
         fail_msg("dQ of %d ranks under %s is not one device's", w->c->ranks, w->c->mask);
     for (int i = OUT_K; i < TENSORS; i++)
         near_to(w->c, names[i], &device[i], &w->t[i], elements(&device[i]));
+    if (has_sinks(w->c)) {
+        const saccade_tensor one = sinks_of(w->c, (float *)(uintptr_t)d_table + SINKS_AT);
+        const saccade_tensor all =
+            sinks_of(w->c, (float *)(uintptr_t)w->d_table[0] + SINKS_AT);
+        near_to(w->c, "d_sinks", &one, &all, w->c->sizes.H);
+    }
     if (!has_table(w->c))
         return;
     const int64_t n = w->c->shape[0] * (w->c->rank > 1 ? w->c->shape[1] : 1);
@@ -337,6 +359,7 @@ static void open_case(const gradient_case *c, whole *w, saccade_plan **plan)
         w->slopes[i] = (float)(i % 13) * 0.05f;
     w->table = (saccade_binding){"table",
                                  saccade_tensor_of(w->slopes, SACCADE_F32, c->rank, c->shape)};
+    w->sinks = sinks_of(c, w->slopes + 1);
     for (int i = 0; i < TENSORS; i++) {
         w->t[i] = dense(c, i, is_of_keys(i) ? c->sizes.KV : c->sizes.Q);
         if (i < OUT_Q)
@@ -350,6 +373,10 @@ static void open_case(const gradient_case *c, whole *w, saccade_plan **plan)
     w->problem.mask = w->mask;
     w->problem.score = w->score;
     w->problem.gradients = Q_BITS;
+    if (has_sinks(c)) {
+        w->problem.sinks_dtype = SACCADE_F32;
+        w->problem.gradients |= SACCADE_GRADIENT_SINKS;
+    }
     if (has_table(c)) {
         w->problem.gradients |= SACCADE_GRADIENT_CAPTURES;
         w->problem.gradient_captures = captured;
@@ -418,7 +445,7 @@ static void gradients_over_ranks(void **state)
          4,
          1,
          {2},
-         Q_BITS | SACCADE_GRADIENT_CAPTURES},
+         Q_BITS | SACCADE_GRADIENT_CAPTURES | SACCADE_GRADIENT_SINKS},
         {{1, 2, 1, 400, 300, D, D},
          SACCADE_F32,
          "(q * 7 + kv) % 5 < 3",

@@ -89,8 +89,6 @@ static saccade_status create(saccade_context *context, const saccade_problem *pr
             saccade_dtype_name(p.kv_dtype));
     TRY(api_plan_create(context, &p, 1, &plan, err));
     saccade_status status = SACCADE_OK;
-    FAIL_IF_GOTO(p.gradients & SACCADE_GRADIENT_SINKS, SACCADE_EBACKEND,
-                 "dist: got SACCADE_GRADIENT_SINKS, expected none: ranks do not add them up");
     FAIL_IF_GOTO(!plan->solver->row_tile, SACCADE_EBACKEND,
                  "dist: back end %s computes no part of a sequence, expected cpu or cuda",
                  plan->backend->name);

@@ -15,7 +15,13 @@ saccade_status api_check_shard_gradients(const api_backward_call *call, saccade_
     for (int c = 0; c < MOD_MAX_CAPTURES; c++)
         if (call->captured[c].dtype != SACCADE_NONE)
             TRY(api_check_output(&call->captured[c], "d_captures", err));
-    return SACCADE_OK;
+    if (!g->sinks)
+        return SACCADE_OK;
+    FAIL_AT(g->sinks->rank == 3 && g->sinks->shape[2] > 1, SACCADE_EINVAL, "d_sinks", 0, 0,
+            "got one for each of %lld rows, expected sinks that all rows share: ranks add up "
+            "their gradients",
+            (long long)g->sinks->shape[2]);
+    return api_check_output(g->sinks, "d_sinks", err);
 }
 
 static saccade_status read_call(const saccade_dist *d, const saccade_backward_args *args,
@@ -38,7 +44,7 @@ static size_t workspace_of(const saccade_dist *d, const api_backward_call *call)
 {
     const saccade_sizes *s = &call->run.sizes;
     const size_t solver = plan_backward_workspace(d->plan, s, NULL);
-    const size_t back = dist_return_of(d, s->B, call->captured).bytes;
+    const size_t back = dist_return_of(d, s->B, call->captured, call->gradients.sinks).bytes;
     return solver > SIZE_MAX - back ? SIZE_MAX : dist_workspace(d, s->B, solver + back);
 }
 

@@ -102,14 +102,13 @@ static saccade_tensor pool_gradient(const saccade_tensor *pool, char *data)
 /* This rank's rows against the keys it touches: dQ is whole, the rest its part of all. */
 static saccade_status run_part(saccade_dist *d, plan_run *run, const plan_gradients *to,
                                char *memory, const dist_return *m, dist_keys *keys,
-                               saccade_tensor *captures, saccade_error *err)
+                               saccade_error *err)
 {
     const saccade_tensor dk = pool_gradient(&keys->k, memory + m->k_pool);
     const saccade_tensor dv = pool_gradient(&keys->v, memory + m->v_pool);
     plan_gradients part = *to;
     part.dk = d->plan->problem.gradients & SACCADE_GRADIENT_K ? &dk : NULL;
     part.dv = d->plan->problem.gradients & SACCADE_GRADIENT_V ? &dv : NULL;
-    part.captures = captures;
     part.added &= SACCADE_GRADIENT_Q;
     run->k = &keys->k;
     run->v = &keys->v;
@@ -124,18 +123,21 @@ saccade_status dist_backward(saccade_dist *d, plan_run *run, const plan_gradient
     char *memory = run->workspace, *back;
     const int64_t B = run->sizes.B;
     const size_t own = dist_memory_of(d, B).bytes;
-    const dist_return m = dist_return_of(d, B, to->captures);
-    saccade_tensor captures[MOD_MAX_CAPTURES];
+    const dist_return m = dist_return_of(d, B, to->captures, to->sinks);
+    saccade_tensor captures[MOD_MAX_CAPTURES], sinks;
     dist_keys keys;
     TRY(check_run(d, &run->sizes, err));
     TRY(dist_gather(d, B, run->k, run->v, memory, &keys, err));
     back = memory + own;
-    dist_begin_captures(d, back, &m, to->captures, captures);
+    dist_begin_captures(back, &m, to, captures, &sinks);
     run->workspace = back + m.bytes;
     run->workspace_bytes -= own + m.bytes;
     if (d->n_rows) {
         TRY(dist_check_keys(d, run->block_mask, memory, err));
-        TRY(run_part(d, run, to, back, &m, &keys, captures, err));
+        plan_gradients part = *to;
+        part.captures = captures;
+        part.sinks = to->sinks ? &sinks : NULL;
+        TRY(run_part(d, run, &part, back, &m, &keys, err));
     }
     TRY(dist_return_keys(d, B, back, &m, to, err));
     return dist_return_captures(d, back, &m, to, err);

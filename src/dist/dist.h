@@ -108,13 +108,14 @@ saccade_status dist_list_held(saccade_dist *dist, saccade_error *err);
 /* Bytes and parts of a backward run's memory, behind those of gathering; floats. */
 typedef struct dist_return {
     size_t k_pool, v_pool, k_got, v_got, sum, captures, bytes;
-    int64_t capture_elements; /* of all captures whose gradients are wanted */
+    int64_t capture_elements; /* of all captures whose gradients are wanted, and of sinks */
 } dist_return;
-/* captures: gradients by capture of the score mod; dtype NONE: not wanted. */
-dist_return dist_return_of(const saccade_dist *dist, int64_t B, const saccade_tensor *captures);
-/* own: this rank's parts of them, 0 so far. */
-void dist_begin_captures(const saccade_dist *dist, char *memory, const dist_return *parts,
-                         const saccade_tensor *captures, saccade_tensor *own);
+/* captures: gradients by capture of the score mod; dtype NONE: not wanted. sinks: NULL: not. */
+dist_return dist_return_of(const saccade_dist *dist, int64_t B, const saccade_tensor *captures,
+                           const saccade_tensor *sinks);
+/* own, own_sinks: this rank's parts of them, 0 so far. */
+void dist_begin_captures(char *memory, const dist_return *parts, const plan_gradients *to,
+                         saccade_tensor *own, saccade_tensor *own_sinks);
 saccade_status dist_return_keys(saccade_dist *dist, int64_t B, char *memory,
                                 const dist_return *parts, const plan_gradients *to,
                                 saccade_error *err);

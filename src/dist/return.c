@@ -30,7 +30,8 @@ static int64_t elements_of(const saccade_tensor *t)
     return n;
 }
 
-dist_return dist_return_of(const saccade_dist *d, int64_t B, const saccade_tensor *captures)
+dist_return dist_return_of(const saccade_dist *d, int64_t B, const saccade_tensor *captures,
+                           const saccade_tensor *sinks)
 {
     const saccade_sizes *s = &d->plan->problem.sizes;
     const int64_t in = at_least_one(B * d->in.all) * s->Hkv, out = B * d->out.all * s->Hkv;
@@ -38,6 +39,7 @@ dist_return dist_return_of(const saccade_dist *d, int64_t B, const saccade_tenso
     dist_return m = {0};
     for (int c = 0; c < MOD_MAX_CAPTURES; c++)
         m.capture_elements += elements_of(&captures[c]);
+    m.capture_elements += sinks ? elements_of(sinks) : 0;
     place(in * s->D, &m.k_pool, &m.bytes);
     place(in * s->Dv, &m.v_pool, &m.bytes);
     place(out * s->D, &m.k_got, &m.bytes);
@@ -137,14 +139,14 @@ saccade_status dist_return_keys(saccade_dist *d, int64_t B, char *memory, const 
     return SACCADE_OK;
 }
 
-/* ---- captures ---- */
+/* ---- captures, and sinks behind them ---- */
 
-void dist_begin_captures(const saccade_dist *d, char *memory, const dist_return *m,
-                         const saccade_tensor *captures, saccade_tensor *own)
+void dist_begin_captures(char *memory, const dist_return *m, const plan_gradients *to,
+                         saccade_tensor *own, saccade_tensor *own_sinks)
 {
+    const saccade_tensor *captures = to->captures;
     float *at = (float *)(void *)(memory + m->captures);
     memset(at, 0, (size_t)m->capture_elements * sizeof *at);
-    (void)d;
     for (int c = 0; c < MOD_MAX_CAPTURES; c++) {
         own[c].dtype = SACCADE_NONE;
         if (captures[c].dtype == SACCADE_NONE)
@@ -152,6 +154,8 @@ void dist_begin_captures(const saccade_dist *d, char *memory, const dist_return 
         own[c] = saccade_tensor_of(at, SACCADE_F32, captures[c].rank, captures[c].shape);
         at += elements_of(&captures[c]);
     }
+    if (to->sinks)
+        *own_sinks = saccade_tensor_of(at, SACCADE_F32, to->sinks->rank, to->sinks->shape);
 }
 
 /* Rank by rank, in double, rounded once. parts: [ranks][n]. */
@@ -195,5 +199,7 @@ saccade_status dist_return_captures(saccade_dist *d, char *memory, const dist_re
                       (to->added & SACCADE_GRADIENT_CAPTURES) != 0);
         parts += elements_of(&to->captures[c]);
     }
+    if (to->sinks)
+        store_capture(to->sinks, parts, n, ranks, (to->added & SACCADE_GRADIENT_SINKS) != 0);
     return SACCADE_OK;
 }
