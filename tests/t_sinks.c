@@ -488,7 +488,8 @@ static void mistakes(void **unused)
     case_free(&r);
 }
 
-int main(void)
+/* argument: which tests to run, with * */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(oracle_is_sigmoid),
@@ -501,5 +502,7 @@ int main(void)
         cmocka_unit_test(device_agrees),
         cmocka_unit_test(device_gradients_agree),
     };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -24,7 +24,7 @@ STATUS = {
     70: "EPEER",
     90: "EINTERNAL",
 }
-MASK, SCORE = 1, 2
+MASK, SCORE, WEIGHT = 1, 2, 3
 TEXT, SVG, PNG = 1, 2, 3  # pictures
 GRADIENT_Q, GRADIENT_K, GRADIENT_V, GRADIENT_CAPTURES = 1, 2, 4, 8
 CPU, CUDA = 0, 1
@@ -183,6 +183,7 @@ class Problem(Record):
         ("v_scale_channels", C.c_int32),
         ("page", C.c_int64),
         ("ragged", C.c_int32),
+        ("weight", C.c_void_p),
     ]
 
 
@@ -228,6 +229,7 @@ class ForwardArgs(Record):
         + RUN_WORKSPACE
         + _tensors("sinks", "k_scale", "v_scale")
         + [("pages", C.POINTER(Pages)), ("ragged", C.POINTER(Ragged))]
+        + _tensors("dropout")
     )
 
 
@@ -242,6 +244,9 @@ class BackwardArgs(Record):
         ]
         + RUN_INPUTS
         + RUN_WORKSPACE
+        + _tensors("sinks", "d_sinks")
+        + [("pages", C.POINTER(Pages)), ("ragged", C.POINTER(Ragged))]
+        + _tensors("dropout")
     )
 
 
@@ -253,6 +258,7 @@ class TangentArgs(Record):
         + _tensors("out_dot", "lse_dot", "d_out", "d_lse", "d_q_dot", "d_k_dot", "d_v_dot")
         + [("d_captures_dot", C.POINTER(Binding)), ("n_d_captures_dot", C.c_int32)]
         + RUN_INPUTS
+        + _tensors("sinks", "dropout")
     )
 
 

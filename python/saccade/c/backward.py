@@ -14,7 +14,9 @@ _TENSOR_BYTES = abi.PACK_TENSOR.size
 _BINDING_BYTES = C.sizeof(abi.Binding)
 _MOST_BINDINGS = 128  # a mask's and a score's captures
 _TENSORS = 10  # q k v out lse d_out d_lse d_q d_k d_v
-_ROOM, _STREAM = (getattr(abi.BackwardArgs, n).offset // 8 for n in ("workspace", "stream"))
+_ROOM, _STREAM, _DROPOUT = (
+    getattr(abi.BackwardArgs, n).offset // 8 for n in ("workspace", "stream", "dropout")
+)
 _backward = abi.lib.saccade_backward
 _local = threading.local()
 assert _BINDING_BYTES == 8 + _TENSOR_BYTES and abi.Tensor.data.offset == 0
@@ -76,24 +78,28 @@ class _Frame:
             0,
             a.room,
             0,
+            *[0] * 5,  # sinks and what else these runs leave out
         )
         text = head + a.bytes
         self.bytes[: len(text)] = text
         self.loaded = a
 
 
-def workspace(a: Arguments) -> int:
+def workspace(a: Arguments, dropout: int = 0) -> int:
     """Bytes for a run of these arguments, which hold the addresses of their tensors."""
     frame, n = _Frame(), C.c_size_t()
     frame.load(a)
+    frame.words[_DROPOUT] = dropout
     _call = abi.lib.saccade_backward_workspace
     abi.check(_call(a.plan, frame.address, C.byref(n), frame.error_place), frame.error)
     return n.value
 
 
-def run(a: Arguments, addresses: Sequence[int], room: int, stream: int) -> None:
+def run(
+    a: Arguments, addresses: Sequence[int], room: int, stream: int, dropout: int = 0
+) -> None:
     """addresses: of those of the ten tensors that are there, of captures' gradients, and of
-    the score's captures."""
+    the score's captures; dropout: as objects.run has it."""
     try:
         frame = _local.frame
     except AttributeError:
@@ -103,7 +109,7 @@ def run(a: Arguments, addresses: Sequence[int], room: int, stream: int) -> None:
     words = frame.words
     for place, address in zip(a.places, addresses):
         words[place] = address
-    words[_ROOM], words[_STREAM] = room, stream
+    words[_ROOM], words[_STREAM], words[_DROPOUT] = room, stream, dropout
     status = _backward(a.plan, frame.address, frame.error_place)
     if status:
         abi.check(status, frame.error)

@@ -208,6 +208,7 @@ _ENDING = struct.Struct(
     _LAST.format + (_ARGS_BYTES - _HEAD.size - _TAIL.size - _LAST.size) * "x"
 )
 ENDING = _ENDING.pack
+_DROPOUT = abi.ForwardArgs.dropout.offset // 8
 assert _HEAD.size + _TAIL.size + _ENDING.size == _ARGS_BYTES
 _forward = lib.saccade_forward
 _local = threading.local()
@@ -220,6 +221,7 @@ class _Frame:
         n = abi.PACK_TENSOR.size
         self.memory = C.create_string_buffer(_ARGS_BYTES + 6 * n)
         self.bytes = memoryview(self.memory).cast("B")
+        self.words = self.bytes[:_ARGS_BYTES].cast("Q")
         self.address = C.addressof(self.memory)
         places = [self.address + _ARGS_BYTES + i * n for i in range(6)]
         # by which of lse (1) and row_max (2) are wanted; others' tensors are not pointed to
@@ -244,14 +246,17 @@ def tail(block_mask, binding_array, n_bindings) -> bytes:
     )
 
 
-def run(plan_handle, wanted: int, rest: bytes) -> None:
+def run(plan_handle, wanted: int, rest: bytes, dropout: int = 0) -> None:
     """saccade_forward. wanted: 1 lse, 2 row_max; rest: the bytes of a saccade_forward_args
-    after the addresses, then those of q k v out lse row_max (absent: NO_TENSOR)."""
+    after the addresses, then those of q k v out lse row_max (absent: NO_TENSOR); dropout: where
+    the saccade_tensor of seed and offset lies."""
     try:
         frame = _local.frame
     except AttributeError:
         frame = _local.frame = _Frame()
     frame.bytes[:] = frame.heads[wanted] + rest
+    if dropout:
+        frame.words[_DROPOUT] = dropout
     status = _forward(plan_handle, frame.address, frame.error_place)
     if status:
         abi.check(status, frame.error)

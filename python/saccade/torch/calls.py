@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 
 import torch
@@ -14,8 +15,13 @@ class Runner:
     """What calls of one problem share: plan, captures, block mask, workspace. needs: for which
     of q, k, v and the score's captures backward is to make gradients; none: forward only."""
 
-    def __init__(self, q, k, v, score, mask, scale, backend, needs=()):
+    def __init__(self, q, k, v, score, mask, scale, backend, needs=(), dropout=0.0):
         self.keep = [score.bound] if score is not None else []
+        self.more = ()
+        if dropout:
+            weight = weight_of(dropout)
+            self.keep.append(weight)
+            self.more = (("weight", weight.handle),)
         self.names = score.names if score is not None else []
         names, views, bound = [], [], None
         if score is not None:
@@ -60,7 +66,7 @@ class Runner:
         bits = sum(1 << i for i, wanted in enumerate(needs[:3]) if wanted)
         wanted = tuple(n for n, w in zip(self.names, needs[3:]) if w)
         bits |= abi.GRADIENT_CAPTURES if wanted else 0
-        made = objects.plan(*self.problem, bits, wanted)
+        made = objects.plan(*self.problem, bits, wanted, self.more)
         if self.mask:
             self.mask.prepare(made, self.device)
         return made
@@ -78,6 +84,12 @@ class Runner:
         moved = [t if t.dim() == 0 else t.to(device) for t in handle.tensors]
         self.keep.append(moved)
         return [(n, view(t)) for n, t in zip(handle.mod.names, moved)]
+
+
+@functools.lru_cache(maxsize=None)
+def weight_of(rate):
+    """The bound mod that drops weights at this rate; kept, as plans are found by its handle."""
+    return objects.Mod(abi.WEIGHT, f"dropout({rate!r})", [])
 
 
 _POINTER = objects.POINTER.pack
@@ -119,7 +131,7 @@ class Call:
             slot.tensor.data = address
         return objects.tail(runner.handle, array, runner.n_bindings), array
 
-    def __call__(self, q, k, v, tail):
+    def __call__(self, q, k, v, tail, dropout=0):
         if self.copies:
             q, k, v = prepared(q, k, v)
         out = torch.empty_like(q) if self.like else output_like(q, v.shape[3])
@@ -158,6 +170,7 @@ class Call:
                     f,
                 )
             ),
+            dropout,
         )
         return out, lse, row_max
 
@@ -239,11 +252,13 @@ def autocast(q, k, v):
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-def new_call(q, k, v, score, mask, scale, backend, want_lse, want_max, needs=()):
+def new_call(
+    q, k, v, score, mask, scale, backend, want_lse, want_max, needs=(), dropout=0.0
+):
     made_q, made_k, made_v = prepared(q, k, v)
     # plans and copies of block masks are made for the current device
     with torch.cuda.device_of(q):
-        runner = Runner(made_q, made_k, made_v, score, mask, scale, backend, needs)
+        runner = Runner(made_q, made_k, made_v, score, mask, scale, backend, needs, dropout)
     call = Call(runner, made_q, made_k, made_v, want_lse, want_max)
     call.copies = made_q is not q or made_k is not k or made_v is not v
     return call

@@ -102,6 +102,16 @@ def check_call(q, k, v, enable_gqa):
     check_shapes(q, k, v, enable_gqa)
 
 
+def check_dropout(rate, is_elsewhere):
+    if not isinstance(rate, (int, float)) or not 0 <= rate <= 1:
+        raise _bad(f"dropout_p: got {rate!r}, expected a number from 0 to 1")
+    if is_elsewhere:
+        raise NotImplementedError(
+            "dropout_p: got one in torch.compile, torch.func or context_parallel, expected a "
+            "call outside of them"
+        )
+
+
 def check_sinks(sinks, q):
     if not isinstance(sinks, torch.Tensor):
         raise TypeError(f"sinks: got {words_of(sinks)}, expected a tensor")

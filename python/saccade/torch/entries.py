@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from .autograd import Slots, apply
 from .bounds import check_score
 from .calls import FakeCall, autocast, new_call
+from .dropout import Drawn
 from .checks import (
     backend_of,
     check_call,
@@ -92,11 +93,15 @@ class _Entry:
         return True
 
 
-def run(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa):
+def run(
+    q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout=0.0
+):
     try:
         found, q, k, v = _find(
-            q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa
+            q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout
         )
+        if dropout:
+            found = Drawn(found, q)
     except (AttributeError, RuntimeError):
         check_call(q, k, v, gqa)  # says what is wrong with them, if anything is
         raise
@@ -118,7 +123,9 @@ def _needs(q, k, v):
     return 8 + q.requires_grad + 2 * k.requires_grad + 4 * v.requires_grad
 
 
-def _find(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa):
+def _find(
+    q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout
+):
     """The entry of a call, and its tensors as autocast wants them."""
     if q.device.type != "meta" and torch.is_autocast_enabled(q.device.type):
         q, k, v = autocast(q, k, v)
@@ -142,7 +149,7 @@ def _find(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gq
         want_max,
         backend_of(options) if options else "auto",
         gqa,
-        torch.get_num_threads(),
+        (torch.get_num_threads(), dropout),
         _needs(q, k, v),
     )
     found = _entries.get(key)
@@ -154,7 +161,7 @@ def _find(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gq
 
 
 def _make(key, q, k, v, score_mod, block_mask):
-    scale, (want_lse, want_max, backend, gqa, _, needs) = key[2], key[15:]
+    scale, (want_lse, want_max, backend, gqa, (_, dropout), needs) = key[2], key[15:]
     if q.device.type == "meta" or isinstance(q, FakeTensor):
         check_layout(q, k, v)
         check_shapes(q, k, v, gqa)
@@ -189,7 +196,9 @@ def _make(key, q, k, v, score_mod, block_mask):
         if score is not None:
             check_score(score, mask, q, k)
         lse = want_lse or bool(wanted)
-        call = new_call(q, k, v, score, mask, scale, backend, lse, want_max, wanted)
+        call = new_call(
+            q, k, v, score, mask, scale, backend, lse, want_max, wanted, dropout
+        )
         if content:
             _keep(_calls, content, call, [mask] if mask is not None else [])
     tail, array = call.bound_to([v.address for v in score.views] if score is not None else [])

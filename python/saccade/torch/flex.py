@@ -10,7 +10,7 @@ import torch
 from . import active
 from .block_mask import BlockMask
 from .calls import new_call
-from .checks import backend_of, check_call, check_sinks
+from .checks import backend_of, check_call, check_dropout, check_sinks
 from .compiled import in_graph, is_recorded
 from .entries import run
 from .masks import block_mask_of, mask_or_mod
@@ -48,6 +48,7 @@ def flex_attention(
     *,
     return_aux: None = ...,
     sinks: Optional[torch.Tensor] = ...,
+    dropout_p: float = ...,
 ) -> torch.Tensor: ...
 @overload
 def flex_attention(
@@ -63,6 +64,7 @@ def flex_attention(
     kernel_options: Optional[dict[str, Any]] = ...,
     return_aux: None = ...,
     sinks: Optional[torch.Tensor] = ...,
+    dropout_p: float = ...,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def flex_attention(
@@ -77,6 +79,7 @@ def flex_attention(
     kernel_options: Optional[dict[str, Any]] = ...,
     return_aux: AuxRequest,
     sinks: Optional[torch.Tensor] = ...,
+    dropout_p: float = ...,
 ) -> tuple[torch.Tensor, AuxOutput]: ...
 @overload
 def flex_attention(
@@ -92,6 +95,7 @@ def flex_attention(
     *,
     return_aux: Optional[AuxRequest] = ...,
     sinks: Optional[torch.Tensor] = ...,
+    dropout_p: float = ...,
 ) -> Union[
     torch.Tensor, tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, AuxOutput]
 ]: ...
@@ -108,6 +112,7 @@ def flex_attention(
     *,
     return_aux: Optional[AuxRequest] = None,
     sinks: Optional[torch.Tensor] = None,
+    dropout_p: float = 0.0,
 ) -> Any:
     """softmax(mask(score_mod(scale * query key^T))) value, fused and exact.
 
@@ -121,7 +126,9 @@ def flex_attention(
     are accepted and not needed. Returns out [B, Hq, L, Ev]; with return_lse (out, lse); with
     return_aux (out, AuxOutput). sinks: a float logit for each head [Hq], or [B, Hq, L] with 1
     for B or L, that takes part in its rows' sums and has no value; lse includes it, and it is
-    differentiable. Errors: ValueError for shapes, dtypes, devices, text; TypeError
+    differentiable. dropout_p: weights are dropped at this rate and the others divided by
+    1 - dropout_p, whatever the mode, by seed and offset from torch's generator (on the CPU).
+    Errors: ValueError for shapes, dtypes, devices, text; TypeError
     for a mod that can't be traced, with its line. Differentiable (once) in query, key, value
     and in every float tensor that score_mod captures; lse is, row maxima and masks are not.
     Source: FlexAttention (arXiv 2412.05496).
@@ -130,6 +137,10 @@ def flex_attention(
         raise ValueError("got both return_lse and return_aux, expected one")
     want_lse = return_lse or (return_aux is not None and return_aux.lse)
     want_max = return_aux is not None and return_aux.max_scores
+    if dropout_p:
+        check_dropout(
+            dropout_p, is_recorded() or _is_transformed() or active.parallel is not None
+        )
     if sinks is not None:
         check_sinks(sinks, query)
         return _with_sinks(
@@ -138,7 +149,7 @@ def flex_attention(
             return_lse,
             return_aux,
             (query, key, value, score_mod, block_mask, scale, enable_gqa),
-            kernel_options,
+            {"kernel_options": kernel_options, "dropout_p": dropout_p},
         )
     if active.parallel is not None:
         return _over_ranks(
@@ -160,6 +171,7 @@ def flex_attention(
         want_lse,
         want_max,
         enable_gqa,
+        *([float(dropout_p)] if dropout_p else []),
     )
     if return_aux is not None:
         return out, AuxOutput(lse, row_max)
@@ -172,7 +184,7 @@ _is_transformed = torch._C._are_functorch_transforms_active
 def _with_sinks(sinks, wanted, return_lse, return_aux, given, options):
     """What a row is without its sink, times sigmoid(lse - sink); exact from lse."""
     out, aux = flex_attention(
-        *given, kernel_options=options, return_aux=AuxRequest(True, wanted.max_scores)
+        *given, return_aux=AuxRequest(True, wanted.max_scores), **options
     )
     sink = sinks.to(aux.lse.dtype)
     sink = sink.view(1, -1, 1) if sink.dim() == 1 else sink

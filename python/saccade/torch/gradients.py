@@ -41,7 +41,9 @@ class _Layout:
             self.room,
         )
         if wanted and call.cuda >= 0:  # exact sums, of the captures' shapes
-            self.room = self.arguments.room = backward.workspace(self.arguments)
+            self.room = self.arguments.room = backward.workspace(
+                self.arguments, getattr(call, "dropout", 0)
+            )
 
     def empty(self, shape):
         return torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -116,7 +118,7 @@ def _run(call, layout, inputs, captures):
         room_at = (room.data_ptr() + 63) & ~63
     if call.cuda >= 0:
         stream = current_stream(call.cuda)
-    backward.run(layout.arguments, places, room_at, stream)
+    backward.run(layout.arguments, places, room_at, stream, getattr(call, "dropout", 0))
     return made
 
 
@@ -137,6 +139,8 @@ def second(call, needs, q, k, v, d_out, d_lse, captures, rates):
     tensors.update(zip(results, made))
     if d_lse is not None:
         tensors["d_lse"] = d_lse
+    if getattr(call, "dropout", 0):
+        tensors["dropout"] = call.state
     named = [(n, t) for n, t, w in zip(call.runner.names, captures, needs[3:]) if w]
     more = [q.new_empty(t.shape) for _, t in named]
     dot = [

@@ -70,10 +70,6 @@ def _attention(
     **_,
 ):
     """transformers' attention interface; query [B, H, Q, D] -> [B, Q, H, D]."""
-    if dropout > 0 and module.training:
-        raise ValueError(
-            f"saccade: got attention dropout {dropout} in training, expected 0 or model.eval()"
-        )
     dense = attention_mask if torch.is_tensor(attention_mask) else None
     block_mask = attention_mask if isinstance(attention_mask, BlockMask) else None
     if (
@@ -114,6 +110,7 @@ def _attention(
         scaling,
         enable_gqa=True,
         sinks=s_aux,
+        dropout_p=dropout if module.training else 0.0,
     )
     return out.transpose(1, 2).contiguous(), None
 

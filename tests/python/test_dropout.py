@@ -1,0 +1,126 @@
+"""dropout_p of flex_attention: statistics, generators, gradients, Transformers in training."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import saccade.torch as st  # noqa: E402
+
+
+def inputs(dtype=torch.float32, H=4, L=64, D=16):
+    torch.manual_seed(5)
+    return [torch.randn(2, H, L, D, dtype=dtype, requires_grad=True) for _ in range(3)]
+
+
+def weights(rate, L=96):
+    """All scores 0 and V the identity: out is the kept weights / L."""
+    q = torch.zeros(2, 3, L, 8)
+    v = torch.eye(L).expand(2, 3, L, L)
+    return st.flex_attention(q, q, v, dropout_p=rate) * L
+
+
+def test_rate():
+    torch.manual_seed(0)
+    z = weights(0.25)
+    kept = z > 0.5
+    torch.testing.assert_close(z[kept], torch.full_like(z[kept], 1 / 0.75))
+    assert (z[~kept] == 0).all()
+    n = z.numel()
+    assert abs(kept.sum().item() - 0.75 * n) < 5 * (0.75 * 0.25 * n) ** 0.5
+    assert (weights(1.0) == 0).all()
+
+
+def test_generator():
+    torch.manual_seed(1)
+    a, b = weights(0.5), weights(0.5)
+    torch.manual_seed(1)
+    assert torch.equal(a, weights(0.5)) and torch.equal(b, weights(0.5))
+    assert not torch.equal(a, b)
+
+
+def dense(q, k, v, z, live):
+    s = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(~live, -torch.inf)
+    return (z * torch.softmax(s, -1)) @ v
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients(dtype):
+    """Against the dense formula with the weights that the same seed keeps."""
+    q, k, v = given = inputs(dtype, H=3, L=48)
+    torch.manual_seed(9)
+    probe = torch.zeros(2, 3, 48, 8, dtype=dtype)
+    eye = torch.eye(48, dtype=dtype).expand(2, 3, 48, 48)
+    z = 48 * st.flex_attention(probe, probe, eye, dropout_p=0.3)
+    torch.manual_seed(9)
+    out = st.flex_attention(q, k, v, block_mask="causal()", dropout_p=0.3)
+    at = torch.arange(48)
+    gold = dense(q, k, v, z, at[:, None] >= at)
+    torch.testing.assert_close(out, gold)
+    w = torch.randn_like(out)
+    mine = torch.autograd.grad((out * w).sum(), given)
+    theirs = torch.autograd.grad((gold * w).sum(), given)
+    for a, b in zip(mine, theirs):
+        torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5)
+
+
+def test_checkpoint_makes_the_same_weights():
+    from torch.utils.checkpoint import checkpoint
+
+    q, k, v = given = inputs()
+    found = []
+    for again in (False, True):
+        torch.manual_seed(3)
+
+        def call(q, k, v):
+            return st.flex_attention(q, k, v, dropout_p=0.4)
+
+        out = checkpoint(call, q, k, v, use_reentrant=False) if again else call(q, k, v)
+        found.append([out, *torch.autograd.grad(out.sum(), given)])
+    for a, b in zip(*found):
+        assert torch.equal(a, b)
+
+
+def test_with_sinks():
+    q, k, v = inputs()
+    torch.manual_seed(4)
+    a = st.flex_attention(q, k, v, dropout_p=0.4, sinks=torch.full((4,), -torch.inf))
+    torch.manual_seed(4)
+    assert torch.equal(a, st.flex_attention(q, k, v, dropout_p=0.4))
+
+
+def test_mistakes():
+    q, k, v = inputs()
+    with pytest.raises(ValueError, match="dropout_p: got 1.5"):
+        st.flex_attention(q, k, v, dropout_p=1.5)
+    with pytest.raises(NotImplementedError, match="outside of them"):
+        torch.vmap(lambda q: st.flex_attention(q, q, q, dropout_p=0.1))(torch.stack([q, q]))
+
+
+def test_transformers_in_training():
+    transformers = pytest.importorskip("transformers")
+    st.register_transformers()
+    config = transformers.LlamaConfig(
+        vocab_size=97,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        attention_dropout=0.3,
+    )
+    make = transformers.LlamaForCausalLM._from_config
+    torch.manual_seed(0)
+    model = make(config, attn_implementation="saccade").train()
+    ids = torch.randint(0, 97, (2, 33))
+    losses = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        losses.append(loss.item())
+    assert losses[0] == losses[1] != losses[2]
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, model(ids).logits)
