@@ -11,7 +11,7 @@
 
 #define E4M3_FACTOR 256.0f
 
-#if defined(LEVEL_AVX2) || defined(LEVEL_AVX512) || defined(LEVEL_AMX)
+#if defined(LEVEL_AVX2)
 /* The two halves of each of 8 bytes as signed bytes. */
 static ALWAYS_INLINE __m128i i4_bytes(__m128i packed)
 {
@@ -33,15 +33,14 @@ static ALWAYS_INLINE vf vf_from_i8_bytes(__m128i x)
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x));
 }
 
+/* Signed bytes shifted to where f16 has its mantissa: the second copy of the sign goes. */
 static ALWAYS_INLINE vf vf_from_e4m3(const uint8_t *p)
 {
-    const __m256i w = _mm256_cvtepu8_epi16(code_bytes(p));
-    const __m256i most = _mm256_set1_epi16(0x7f), size = _mm256_and_si256(w, most);
-    const __m256i sign = _mm256_slli_epi16(_mm256_andnot_si256(most, w), 8);
-    const __m256i nan = _mm256_slli_epi16(_mm256_cmpeq_epi16(size, most), 9);
-    const __m256i nan_bits = _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00));
-    const __m256i bits = _mm256_or_si256(_mm256_slli_epi16(size, 7), sign);
-    return _mm512_cvtph_ps(_mm256_or_si256(bits, nan_bits));
+    const __m256i w = _mm256_slli_epi16(_mm256_cvtepi8_epi16(code_bytes(p)), 7);
+    const __m256i bits = _mm256_and_si256(w, _mm256_set1_epi16((int16_t)0xbf80));
+    const __m256i size = _mm256_and_si256(w, _mm256_set1_epi16(0x3f80));
+    const __mmask16 nan = _mm256_cmpeq_epi16_mask(size, _mm256_set1_epi16(0x3f80));
+    return _mm512_cvtph_ps(_mm256_mask_mov_epi16(bits, nan, _mm256_set1_epi16(0x7fff)));
 }
 
 static ALWAYS_INLINE vf vf_from_e5m2(const uint8_t *p)
@@ -49,9 +48,15 @@ static ALWAYS_INLINE vf vf_from_e5m2(const uint8_t *p)
     return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(code_bytes(p)), 8));
 }
 
+/* Eight codes of a word to the upper ends of eight lanes, and down again with their signs. */
 static ALWAYS_INLINE vf vf_from_i4(const uint8_t *p)
 {
-    return vf_from_i8_bytes(i4_bytes(_mm_loadl_epi64((const __m128i *)(const void *)p)));
+    const __m512i word = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
+    const __m512i up =
+        _mm512_set_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    const __m128i both = _mm_loadl_epi64((const __m128i *)(const void *)p);
+    const __m512i words = _mm512_permutexvar_epi32(word, _mm512_castsi128_si512(both));
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_sllv_epi32(words, up), 28));
 }
 
 #elif defined(LEVEL_AVX2)
