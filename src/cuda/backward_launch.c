@@ -160,7 +160,7 @@ static saccade_status start_prepare(const saccade_plan *plan, launch *l, saccade
     const cu_loaded *program = &s->programs[CU_BWD_PREPARE];
     const int64_t rows = (int64_t)l->p.f.B * l->p.f.H * l->p.n_mblk * BWD_ROWS;
     const int each = prepare_rows(&plan->problem);
-    void *parameters[] = {&l->p};
+    void *parameters[] = {&l->p, l->a.captures};
     if (cu_backward_is_fixed(&plan->problem, &program->form))
         TRY(run_start(&l->a, program->other, (int64_t)l->p.f.B * l->p.f.G * BWD_CHUNKS, 256, 0,
                       parameters, err));

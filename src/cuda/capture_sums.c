@@ -254,6 +254,11 @@ saccade_status cu_start_captures(const saccade_plan *plan, const plan_run *run,
 {
     sums_run x = {.plan = plan, .run = run, .g = g, .a = a, .p = p};
     x.at = layout_of(plan, &run->sizes, g->captures);
+    FAIL_AT(plan->rows, SACCADE_EBACKEND, "gradients", 0, 0,
+            "got some rows of a sequence, expected all for gradients of captures on CUDA");
+    FAIL_AT(run->workspace_bytes < room_at + x.at.bytes, SACCADE_EINVAL, "workspace", 0, 0,
+            "got %zu bytes, expected %zu, saccade_backward_workspace's: captures' gradients",
+            run->workspace_bytes, room_at + x.at.bytes);
     x.is_added = (g->added & SACCADE_GRADIENT_CAPTURES) != 0;
     for (int i = 0; i < x.at.reads.n; i++) {
         fill_read(&x, i, (char *)run->workspace + room_at);

@@ -170,6 +170,7 @@ typedef struct cu_mod_text {
     int n_captures;    /* score's, then mask's */
     int is_bounded;    /* scores stay within +-35 whatever the data */
     int column_words;  /* words of mask_column: what a mask needs of each key */
+    int has_row_slope; /* backward: the slope does not vary with the key or the score */
     double slope_most; /* backward: no larger derivative by the score; INFINITY: not known */
 } cu_mod_text;
 

@@ -27,7 +27,7 @@ static inline int cu_backward_has_tiles(const cu_state *s)
 static inline int cu_backward_is_bounded(const cu_state *s, const plan_problem *p)
 {
     return p->is_relaxed || !(p->gradients & SACCADE_GRADIENT_Q)
-           || s->backward_facts.slope_most < INFINITY;
+           || s->backward_facts.slope_most < INFINITY || s->backward_facts.has_row_slope;
 }
 
 /* Whether dQ is summed in fixed point by programs of this form. */

@@ -84,6 +84,10 @@ int emit_has_slope_one(const plan_problem *p);
 /* Whether that offset is a line in q and kv; then its text is written. */
 int emit_line(const emitter *e);
 
+/* Whether the score is a slope, of no key and no score, times the incoming one plus what does
+ * not depend on it; then row_slope() is written: sums in fixed point have their bound by it. */
+int emit_row_slope(const emitter *e);
+
 /* ---- emit_score.c, emit_slope.c, emit_reads.c, emit_mask.c ---- */
 
 saccade_status emit_score(emitter *e, cu_mod_text *facts, saccade_error *err);

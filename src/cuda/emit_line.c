@@ -108,6 +108,23 @@ int emit_line(const emitter *whole)
     return 1;
 }
 
+int emit_row_slope(const emitter *whole)
+{
+    const mod_fn *slope = whole->problem->score_facts->slope;
+    emitter e = *whole;
+    if (!slope || slope->nodes[slope->result].deps & (DEP_KV | DEP_SCORE))
+        return 0;
+    e.fn = slope;
+    strbuf_printf(e.out, "DEVICE float row_slope(%s, int q)\n{\n", EMIT_SIGNATURE);
+    for (uint32_t i = 0; i < slope->n_nodes; i++)
+        if (!emit_is_leaf(&slope->nodes[i]) && emit_rate_of(&slope->nodes[i]) == ROW)
+            emit_node(&e, &slope->nodes[i], (place){ROW, 0});
+    strbuf_puts(e.out, "    return ");
+    emit_value(&e, e.out, &slope->nodes[slope->result], (place){ROW, 0});
+    strbuf_puts(e.out, ";\n}\n\n");
+    return 1;
+}
+
 int emit_has_slope_one(const plan_problem *p)
 {
     const mod_fn *slope = p->score_facts->slope;

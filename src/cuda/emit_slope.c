@@ -2,6 +2,7 @@
  * score, from one graph. */
 #include "cuda/emit.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 static void put_results(const emitter *e, const char *to, uint32_t node)
@@ -39,9 +40,10 @@ saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccad
     uint32_t wanted[1 + CU_READS], results[2 + CU_READS];
     facts->score = CU_SCORE_NONE;
     facts->slope_most = 1;
+    facts->has_row_slope = 0;
     if (!p->score) {
         strbuf_puts(e->out, "#define SLOPE_ONE 1\n#define SCORE_MAY_MASK 0\n"
-                            "#define SCORE_LINE 0\n");
+                            "#define SCORE_LINE 0\n#define ROW_SLOPE 0\n");
         return SACCADE_OK;
     }
     cu_find_reads(p, &reads);
@@ -71,6 +73,8 @@ saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccad
                   emit_has_slope_one(p), !known->offset || known->offset->n_captures > 0);
     strbuf_printf(e->out, "#define SCORE_LINE %d\n\n", emit_line(e));
     facts->slope_most = wanted[0] == PASS_NO_NODE ? 0 : known->gain[wanted[0]];
+    facts->has_row_slope = isinf(facts->slope_most) && emit_row_slope(e);
+    strbuf_printf(e->out, "#define ROW_SLOPE %d\n\n", facts->has_row_slope);
     facts->score = CU_SCORE_GENERAL;
     e->gain = NULL;
     return SACCADE_OK;

@@ -122,13 +122,37 @@ DEVICE void add_columns(const cu_bwd &p, const mod_args &mod, const cu_read &to,
     __syncthreads();
 }
 
-/* The diagonal of thread `at` in the block from key0 on, by its first query and key. */
+/* The element of the diagonal of thread `at` in the block from key0 on, by its first query and
+ * key. */
+DEVICE long long diagonal_place(const cu_bwd &p, const mod_args &mod, const cu_read &to, int r,
+                                const query_tile &t, int key0, int at)
+{
+    int d = at - (STAY - 1);
+    return read_place(mod, p.f, t.b, t.h, r, t.row0 + max(-d, 0) + t.q_offset,
+                      key0 + max(d, 0) + t.kv_offset, to.stride);
+}
+
+/* By the first warp: the diagonals that no later block has. Buckets are often all the same. */
+DEVICE void add_left(const cu_bwd &p, const mod_args &mod, const cu_read &to, int r,
+                     const query_tile &t, int key0, int at, float x)
+{
+    long long place = diagonal_place(p, mod, to, r, t, key0, min(at, PASS - 1));
+    x = at < PASS ? x : 0.f;
+    if (__all_sync(~0u, place == __shfl_sync(~0u, place, 0))) {
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2)
+            x += __shfl_xor_sync(~0u, x, step);
+        x = at == 0 ? x : 0.f;
+    }
+    if (x != 0.f)
+        add_exactly(to, place, x);
+}
+
 DEVICE void add_diagonal(const cu_bwd &p, const mod_args &mod, const cu_read &to, int r,
                          const query_tile &t, int key0, int at, float x)
 {
-    int d = at - (STAY - 1);
-    add_term(p.f, mod, to, r, t, t.row0 + max(-d, 0) + t.q_offset,
-             key0 + max(d, 0) + t.kv_offset, x);
+    if (x != 0.f)
+        add_exactly(to, diagonal_place(p, mod, to, r, t, key0, at), x);
 }
 
 /* The warps' terms as rows of 64 queries. */
@@ -158,31 +182,46 @@ DEVICE void sum_diagonals(const cu_bwd &p, const mod_args &mod, const cu_read &t
             x += (unsigned)(c - d) < STAY ? m.tile[(c - d) * PITCH + c] : 0.f;
         if (s.key0 >= 0 && !is_next && at >= PASS)
             add_diagonal(p, mod, to, r, t, s.key0, at, s.diagonal[r]);
-        if (at < PASS) /* no later block has it */
-            add_diagonal(p, mod, to, r, t, key0, at, x);
+        if (at < 32)
+            add_left(p, mod, to, r, t, key0, at, x);
         s.diagonal[r] = x;
     }
     __syncthreads();
 }
 
-DEVICE void put_elements(const cu_bwd &p, const mod_args &mod, const cu_reads &c, int r,
-                         const query_tile &t, int key0, const float (&term)[S_COUNT])
+/* Every term for itself. */
+DEVICE void add_terms(const cu_bwd &p, const mod_args &mod, const cu_read &to, int r,
+                      const query_tile &t, int key0, const float (&term)[S_COUNT])
 {
-    const cu_read &to = c.of[r];
     int lane = threadIdx.x & 31, row = t.row0 + warp_row() + lane / 4;
 #pragma unroll
-    for (int i = 0; i < S_COUNT; i++) {
-        int m = row + 8 * (i / 2 & 1), key = key0 + i / 4 * 8 + 2 * (lane & 3) + (i & 1);
-        int q = m + t.q_offset, kv = key + t.kv_offset;
-        if (m >= p.f.M || key >= t.kv_len)
-            continue;
-        if (to.words) {
-            add_term(p.f, mod, to, r, t, q, kv, term[i]);
-            continue;
+    for (int i = 0; i < S_COUNT; i++)
+        add_term(p.f, mod, to, r, t, row + 8 * (i / 2 & 1) + t.q_offset,
+                 key0 + i / 4 * 8 + 2 * (lane & 3) + (i & 1) + t.kv_offset, term[i]);
+}
+
+/* Elements of their own are lines in q and kv: neighbouring threads have neighbouring keys. */
+DEVICE void put_elements(const cu_bwd &p, const mod_args &mod, const cu_read &to, int is_adding,
+                         int r, const query_tile &t, int key0, const float (&term)[S_COUNT],
+                         scratch &m)
+{
+    int q = t.row0 + t.q_offset, kv = key0 + t.kv_offset, c = threadIdx.x % PASS;
+    long long first = read_place(mod, p.f, t.b, t.h, r, q, kv, to.stride);
+    long long by_key = read_place(mod, p.f, t.b, t.h, r, q, kv + 1, to.stride) - first;
+    long long by_row = read_place(mod, p.f, t.b, t.h, r, q + 1, kv, to.stride) - first;
+    int rows = min(p.f.M - t.row0, (int)STAY);
+    by_key = key0 + 1 < p.f.N ? by_key : 0; /* past the ends places are clamped */
+    by_row = t.row0 + 1 < p.f.M ? by_row : 0;
+    share_terms(term, m);
+    __syncthreads();
+    if (key0 + c < t.kv_len)
+#pragma unroll 4
+        for (int i = threadIdx.x / PASS; i < rows; i += THREADS / PASS) {
+            float *place = to.data + first + c * by_key + i * by_row;
+            float x = m.tile[i * PITCH + c];
+            *place = is_adding ? *place + x : x;
         }
-        float *place = to.data + read_place(mod, p.f, t.b, t.h, r, q, kv, to.stride);
-        *place = c.is_adding ? *place + term[i] : term[i];
-    }
+    __syncthreads();
 }
 
 /* ---- a block, the end ---- */
@@ -199,8 +238,10 @@ DEVICE void take_block(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
             add_columns(p, mod, c.of[r], r, t, key0, term[r], m);
         else if (read_kind(r) == READ_DIAGONAL)
             sum_diagonals(p, mod, c.of[r], r, t, key0, term[r], s, m);
+        else if (read_kind(r) == READ_ELEMENT && !c.of[r].words)
+            put_elements(p, mod, c.of[r], c.is_adding, r, t, key0, term[r], m);
         else
-            put_elements(p, mod, c, r, t, key0, term[r]);
+            add_terms(p, mod, c.of[r], r, t, key0, term[r]);
     }
     s.key0 = key0;
 }

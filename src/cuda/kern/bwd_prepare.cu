@@ -6,7 +6,10 @@
 #include "cfg.cuh"
 #include "ptx.cuh"
 #include "bwd.h"
+#include "arith.cuh"
+#include "mod.cuh"
 #include "kv.cuh"
+#include "bwd_tile.cuh"
 #include "bwd_unit.cuh"
 #include "bwd_row.cuh"
 
@@ -96,7 +99,19 @@ extern "C" __global__ void __launch_bounds__(256) bwd_bounds(const __grid_consta
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) bwd_prepare(const __grid_constant__ cu_bwd p)
+/* No larger derivative of the row's scores: of the text, or of the row itself. */
+DEVICE float slope_bound(const cu_bwd &p, const mod_args &mod, int b, int h, int m)
+{
+#if ROW_SLOPE
+    int q = m + row_shift(p.f, m) + position_of(p.f.q_offset, b);
+    return fabsf(row_slope(mod, p.f, b, h, q));
+#else
+    return p.slope_most;
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    bwd_prepare(const __grid_constant__ cu_bwd p, const __grid_constant__ mod_args mod)
 {
     int rows = p.n_mblk * BWD_ROWS, lane = threadIdx.x % LANES, column = lane * 8;
     int id = blockIdx.x * (256 / LANES) + threadIdx.x / LANES;
@@ -132,8 +147,8 @@ extern "C" __global__ void __launch_bounds__(256) bwd_prepare(const __grid_const
         p.lse2[id] = lse * 1.4426950408889634f;
         p.minus_delta[id] = -delta;
 #if CFG_FIXED
-        p.precision[id] =
-            lse == lse ? precision_of(most, norm * p.slope_most, delta * p.slope_most) : lse;
+        float slope = lse == -NEG_INF ? 0.f : slope_bound(p, mod, b, h, m);
+        p.precision[id] = lse == lse ? precision_of(most, norm * slope, delta * slope) : lse;
 #endif
     }
     if (p.dq_sum)
