@@ -96,8 +96,8 @@ static saccade_status all_to_device(engine *e, saccade_error *err)
 {
     saccade_forward_args *a = &e->args;
     saccade_tensor *all[] = {&e->tensors.q,   &e->tensors.k, &e->tensors.v, &e->tensors.out,
-                             &e->tensors.lse, &e->q_offset,  &e->kv_len};
-    for (int i = 0; i < 7; i++)
+                             &e->tensors.lse, &e->q_offset,  &e->kv_len,    &e->sinks};
+    for (int i = 0; i < 8; i++)
         CLI_TRY(to_device(e, all[i], err));
     for (int32_t i = 0; i < a->n_bindings; i++)
         if (e->bindings[i].tensor.rank > 0)
@@ -149,6 +149,8 @@ saccade_status engine_plan(const job *j, const engine_options *o, saccade_dtype 
     p.scale = o->scale;
     p.score = j->score;
     p.mask = j->mask;
+    p.weight = j->weight;
+    p.sinks_dtype = j->sinks.dtype;
     p.backend = o->backend;
     p.arch = is(o->backend, "cuda") ? o->arch : NULL;
     p.gradients = o->gradients;
@@ -203,9 +205,18 @@ static void point_args(engine *e, int32_t n_bindings)
 saccade_status engine_open(const job *j, const engine_options *options, const job_tensors *t,
                            engine *e, saccade_error *err)
 {
-    *e = (engine){.host = t, .tensors = *t, .q_offset = j->q_offset, .kv_len = j->kv_len};
+    const int64_t two[1] = {2};
+    *e = (engine){.host = t,
+                  .tensors = *t,
+                  .q_offset = j->q_offset,
+                  .kv_len = j->kv_len,
+                  .sinks = j->sinks,
+                  .state = {j->seed}};
+    e->dropout = saccade_tensor_of(e->state, SACCADE_I64, 1, two);
     memcpy(e->bindings, j->bindings, sizeof e->bindings);
     point_args(e, j->n_bindings);
+    e->args.sinks = e->sinks.dtype == SACCADE_NONE ? NULL : &e->sinks;
+    e->args.dropout = j->weight ? &e->dropout : NULL;
     const saccade_status status = make(j, options, e, err);
     if (status != SACCADE_OK)
         engine_close(e);

@@ -78,6 +78,8 @@ saccade_status backward_bind(backward *b, engine *e, saccade_error *err)
     a->block_mask = e->args.block_mask;
     a->bindings = e->args.bindings;
     a->n_bindings = e->args.n_bindings;
+    a->sinks = e->args.sinks;
+    a->dropout = e->args.dropout;
     CLI_TRY(saccade_backward_workspace(e->plan, a, &a->workspace_bytes, err));
     free(b->workspace);
     b->workspace =

@@ -134,13 +134,15 @@ static saccade_status bind_all(const cli_args *args, job *j, saccade_error *err)
     for (int i = 0; i < args->bind.n; i++) {
         CLI_TRY(read_binding(args->bind.item[i], j, err));
         const char *name = j->bindings[j->n_bindings - 1].name;
-        CLI_FAIL_IF(!names(j->mask, name) && !names(j->score, name), SACCADE_EINVAL, "--bind",
-                    "got '%.60s', which neither mask nor score names", name);
+        CLI_FAIL_IF(!names(j->mask, name) && !names(j->score, name) && !names(j->weight, name),
+                    SACCADE_EINVAL, "--bind", "got '%.60s', which neither mask nor score names",
+                    name);
         if (j->bindings[i].tensor.dtype == SACCADE_F64)
             fprintf(stderr, "saccade: note: %s is f64 and is read as f32\n", name);
     }
     CLI_TRY(bind(j, "--mask", &j->mask, err));
-    return bind(j, "--score", &j->score, err);
+    CLI_TRY(bind(j, "--score", &j->score, err));
+    return bind(j, "--weight", &j->weight, err);
 }
 
 /* ---- positions ---- */
@@ -185,6 +187,11 @@ static saccade_status fill(const cli_args *args, job *j, saccade_error *err)
     if (args->mask)
         CLI_TRY(parse(SACCADE_MASK, "--mask", args->mask, &j->mask, err));
     CLI_TRY(parse_scores(&args->score, &j->score, err));
+    if (args->weight)
+        CLI_TRY(parse(SACCADE_WEIGHT, "--weight", args->weight, &j->weight, err));
+    if (args->sinks)
+        CLI_TRY(input_value("sinks", args->sinks, &j->sizes, &j->sinks, err));
+    j->seed = args->seed;
     CLI_TRY(read_positions(args, j, err));
     return bind_all(args, j, err);
 }
@@ -209,8 +216,10 @@ void job_close(job *j)
     }
     free(j->q_offset.data);
     free(j->kv_len.data);
+    free(j->sinks.data);
     saccade_mod_destroy(j->mask);
     saccade_mod_destroy(j->score);
+    saccade_mod_destroy(j->weight);
     *j = (job){.mask = NULL};
 }
 

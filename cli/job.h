@@ -8,13 +8,14 @@
 /* Mask and score with their captures, for given sizes. All owned. */
 typedef struct job {
     saccade_sizes sizes;
-    saccade_mod *mask, *score; /* bound; NULL: none */
+    saccade_mod *mask, *score, *weight; /* bound; NULL: none */
     saccade_binding bindings[CLI_LIST];
     int32_t n_bindings;
-    saccade_tensor q_offset, kv_len; /* dtype NONE: absent */
+    saccade_tensor q_offset, kv_len, sinks; /* dtype NONE: absent */
+    int64_t seed;                           /* of a weight's dropout */
 } job;
 
-/* From --mask --score --bind --q-offset --kv-len. */
+/* From --mask --score --weight --sinks --bind --q-offset --kv-len --seed. */
 saccade_status job_open(const cli_args *args, const saccade_sizes *sizes, job *out,
                         saccade_error *err);
 void job_close(job *j);
@@ -67,7 +68,8 @@ typedef struct engine {
     saccade_block_mask *blocks;
     saccade_forward_args args;
     job_tensors tensors; /* what args and positions point to */
-    saccade_tensor q_offset, kv_len;
+    saccade_tensor q_offset, kv_len, sinks, dropout;
+    int64_t state[2]; /* of dropout: seed and offset */
     saccade_positions positions;
     saccade_binding bindings[CLI_LIST];
     void *workspace;

@@ -127,6 +127,8 @@ refuse "got 1 dimensions" run -q flat.npy -k k.npy -v v.npy -o o.npy
 refuse "expected --bind W=NUMBER" $run -o o.npy --mask 'q - kv < W'
 refuse "neither mask nor score names" $run -o o.npy --bind W=3
 expect 0 $run -o o.npy --score 'x = t[q]; score' --bind 't=i32[Q]:iota'
+expect 0 $run -o dropped.npy --weight 'dropout(p)' --bind p=0.5 --sinks 'f32[H]:normal' --seed 3
+expect 0 $run -o again.npy --weight 'dropout(0.5)' --seed 3 --backend ref
 refuse "twice" $run -o o.npy --mask 'q < W' --bind W=3 --bind W=4
 refuse "NAME=VALUE" $run -o o.npy --mask 'q < W' --bind W
 refuse "a number, F.npy" $run -o o.npy --mask 'q < W' --bind W=three
@@ -141,6 +143,9 @@ refuse "--mask: 1:" $run -o o.npy --mask 'q >= '
 refuse "--mask: 1:" $run -o o.npy --mask 'q + 1'
 refuse "--mask: 1:1:" $run -o o.npy --mask 'casual()'
 refuse "--score: 1:" $run -o o.npy --score 'score + tanh()'
+refuse "--weight: 1:" $run -o o.npy --weight 'dropout(q)'
+refuse "weight: got a rate of 2" $run -o o.npy --weight 'dropout(2)'
+refuse "sinks: got length" $run -o o.npy --sinks 'f32[3]:normal'
 refuse "--mask: 1:" $run -o o.npy --mask ''
 refuse "--mask: 1:" mask --q 9 --mask "$(printf 'q \001\033[31m')"
 refuse "--mask: 1:" mask --q 9 --mask "$(head -c 3000 /dev/zero | tr '\0' '(')"

@@ -51,7 +51,7 @@ static saccade_status compile_stream(const saccade_plan *plan, cpu_state *state,
     const int32_t D = (int32_t)p->sizes.D, Dv = (int32_t)p->sizes.Dv;
     saccade_error why = {0};
     int32_t spills;
-    if (!k->flow || (p->score && !state->jit))
+    if (!k->flow || p->weight || (p->score && !state->jit)) /* weights: dropped by blocks */
         return SACCADE_OK;
     const amx_shape shape = {
         .score = p->score ? jit_graph_of(state->jit) : NULL,

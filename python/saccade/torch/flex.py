@@ -155,11 +155,13 @@ def flex_attention(
         return _over_ranks(
             query, key, value, score_mod, block_mask, scale, return_lse, return_aux
         )
-    call = run
+    call: Any = run
     if is_recorded():
         call = in_graph
     elif _is_transformed():
-        from .functional import transformed as call
+        from .functional import transformed
+
+        call = transformed
     out, lse, row_max = call(
         query,
         key,
