@@ -315,6 +315,31 @@ void backward_drop_incoming(backward_worker *w, int32_t r0, int32_t rows, int32_
 void backward_drop_weights(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
                            int32_t past);
 
+/* ---- backward_strip.c ---- */
+
+/* A strip whose scores are made and whose weights are not. */
+typedef struct backward_strip {
+    int is_open;
+    int32_t r0, rows, from, past;
+    cpu_strip_weights weights;
+    float delta[BACKWARD_ROWS];
+} backward_strip;
+
+int32_t backward_strip_rows(const backward_worker *w, int32_t r0);
+int backward_needs_dp(const cpu_backward_plan *b);
+/* Whether an operand of the tile's products holds an infinity or NaN. */
+int backward_is_nonfinite(const backward_worker *w);
+/* Weights outside a strip's span, within those of all strips, are 0. */
+void backward_clear_weights(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
+                            int32_t past);
+/* Scores of a strip, beside which those of `open` become weights. Whether a position of its
+ * span is dead, which counts where 0 * NaN threatens. */
+int backward_make_strip(backward_worker *w, int32_t r0, int32_t from, int32_t past,
+                        backward_strip *open, int32_t all_past);
+/* Weights of an open strip and what follows them, or that alone; past: of all strips. */
+void backward_make_weights(backward_worker *w, backward_strip *o, int32_t past);
+void backward_close_strip(backward_worker *w, backward_strip *o, int32_t past);
+
 /* ---- backward_tile.c ---- */
 
 void backward_run_tile(backward_worker *w);

@@ -9,16 +9,9 @@
 #include "base/integers.h"
 
 #include <assert.h>
-#include <math.h>
 #include <string.h>
 
 enum { LD = BACKWARD_KEYS, GROUP = JIT_GROUP };
-
-static int32_t rows_of_strip(const backward_worker *w, int32_t r0)
-{
-    const int32_t strip = w->job->backward->kernels->block->strip;
-    return w->m - r0 < strip ? w->m - r0 : strip;
-}
 
 /* ---- spans ---- */
 
@@ -33,7 +26,7 @@ static void span_strip(const backward_worker *w, int32_t r0, int32_t *from, int3
     const saccade_sizes *s = &w->job->run->sizes;
     const int64_t at = (w->b * s->H + w->h) * s->Q + w->i0;
     int64_t first = INT64_MAX, last = 0;
-    for (int32_t r = r0; r < r0 + rows_of_strip(w, r0); r++) {
+    for (int32_t r = r0; r < r0 + backward_strip_rows(w, r0); r++) {
         const int32_t a = w->job->first[at + r], z = w->job->past[at + r];
         if (a < z) {
             first = a < first ? a : first;
@@ -66,11 +59,6 @@ static const char *operand_at(const cpu_kernels *k, const void *operand, int32_t
            + (size_t)(r * (k->is_by_keys ? ld : k->panel)) * (size_t)k->element;
 }
 
-static int needs_dp(const cpu_backward_plan *b)
-{
-    return b->has_dq || b->has_dk || b->n_reads;
-}
-
 /* Rows or keys of packed operands: of a short block, as many as products read. */
 static int32_t padded(int32_t n, int32_t most)
 {
@@ -98,7 +86,7 @@ static void pack_keys(backward_worker *w)
     const cpu_rows v = kv_block(&w->v, w->j0, w->n, w->v_room);
     const int32_t keys = padded(w->n, BACKWARD_KEYS);
     b->kernels->block->pack_keys(&k, w->n, keys, w->k_turned);
-    if (needs_dp(b))
+    if (backward_needs_dp(b))
         b->kernels->block->pack_keys(&v, w->n, keys, w->v_turned);
     if (b->has_dq)
         w->k_nonfinite = b->kernels->block->pack_values(&k, w->n, keys, w->k_steps);
@@ -114,163 +102,12 @@ static void pack_rows(backward_worker *w)
     const cpu_rows o = cpu_rows_from(cpu_rows_of(job->gradients->d_out, w->b, w->h), i0);
     const int32_t rows = (int32_t)round_up(w->m, b->kernels->depth);
     k->pack_rows(&q, w->m, rows, job->g.q_ld, w->q_rows);
-    if (needs_dp(b))
+    if (backward_needs_dp(b))
         k->pack_rows(&o, w->m, rows, job->g.o_ld, w->o_rows);
     if (b->has_dk)
         w->q_nonfinite = pack_steps(w, &q, w->q_steps);
     if (b->has_dv)
         w->o_nonfinite = pack_steps(w, &o, w->o_steps);
-}
-
-/* ---- weights ---- */
-
-static int is_nonfinite(const backward_worker *w)
-{
-    return w->k_nonfinite || w->q_nonfinite || w->o_nonfinite;
-}
-
-/* Whether any is dead. */
-static int note_live(backward_worker *w, int32_t r0, int32_t rows, int32_t from, int32_t past)
-{
-    int any_dead = 0;
-    for (int32_t r = r0; r < r0 + rows; r++) {
-        memset(w->live + r * LD, 0, LD);
-        for (int32_t j = from; j < past; j++) {
-            w->live[r * LD + j] = w->s[r * LD + j] != -INFINITY;
-            any_dead |= !w->live[r * LD + j];
-        }
-    }
-    return any_dead;
-}
-
-/* Weights outside a strip's span, within those of all strips, are 0. */
-static void clear_weights(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
-                          int32_t past)
-{
-    const int32_t step = w->job->backward->kernels->step;
-    const int32_t depth = w->job->backward->kernels->depth;
-    if (from >= past)
-        return;
-    const size_t bytes = (size_t)(past - from) * sizeof(float);
-    for (int32_t r = r0 / step; r < round_up(r0 + rows, depth) / step; r++) {
-        memset((float *)w->p + r * LD + from, 0, bytes);
-        memset((float *)w->ds + r * LD + from, 0, bytes);
-    }
-}
-
-/* Scores of a strip, as kernels make them. */
-static cpu_strip_scores scores_of(const backward_worker *w, int32_t r0, int32_t from,
-                                  int32_t past)
-{
-    const cpu_kernels *k = w->job->backward->kernels->block;
-    const backward_geometry *g = &w->job->g;
-    const saccade_sizes *s = &w->job->plan->problem.sizes;
-    const size_t element = (size_t)k->element;
-    const int64_t D = round_up(s->D, k->depth), E = round_up(s->Dv, k->depth);
-    cpu_strip_scores c = {.q = (const char *)w->q_rows + (size_t)r0 * (size_t)g->q_ld * element,
-                          .k = (const char *)w->k_turned + (size_t)(from * D) * element,
-                          .q_ld = g->q_ld,
-                          .o_ld = g->o_ld,
-                          .D = (int32_t)s->D,
-                          .Dv = (int32_t)s->Dv,
-                          .rows = rows_of_strip(w, r0),
-                          .n_panels = ((past - from + 15) / 16 * 16 + k->panel - 1) / k->panel,
-                          .ld = LD,
-                          .scale = backward_scale_of(w) / backward_late_scale(w),
-                          .slope = w->head_slope,
-                          .s = w->s + r0 * LD + from,
-                          .dp = w->dp + r0 * LD + from};
-    if (needs_dp(w->job->backward)) {
-        c.o = (const char *)w->o_rows + (size_t)r0 * (size_t)g->o_ld * element;
-        c.v = (const char *)w->v_turned + (size_t)(from * E) * element;
-    }
-    return c;
-}
-
-static void make_scores(const cpu_kernels *k, const cpu_strip_scores *c)
-{
-    k->scores(c->q, c->q_ld, c->k, c->D, c->rows, c->n_panels, c->scale, c->s, c->ld);
-    if (c->o)
-        k->scores(c->o, c->o_ld, c->v, c->Dv, c->rows, c->n_panels, c->slope, c->dp, c->ld);
-}
-
-/* A strip whose scores are made and whose weights are not. */
-typedef struct open_strip {
-    int is_open;
-    int32_t r0, rows, from, past;
-    cpu_strip_weights weights;
-    float delta[BACKWARD_ROWS];
-} open_strip;
-
-static void open_weights(const backward_worker *w, int32_t r0, int32_t from, int32_t past,
-                         open_strip *o)
-{
-    const backward_job *job = w->job;
-    const saccade_sizes *s = &job->run->sizes;
-    const int64_t at = (w->b * s->H + w->h) * s->Q + w->i0 + r0;
-    const int64_t step = r0 / job->backward->kernels->step * LD + from;
-    o->is_open = 1;
-    o->r0 = r0;
-    o->rows = rows_of_strip(w, r0);
-    o->from = from;
-    o->past = past;
-    for (int32_t r = 0; r < o->rows; r++)
-        o->delta[r] = w->head_slope * job->delta[at + r];
-    o->weights =
-        (cpu_strip_weights){.s = w->s + r0 * LD + from,
-                            .dp = w->dp + r0 * LD + from,
-                            .ld = LD,
-                            .rows = o->rows,
-                            .n = (past - from + 15) / 16 * 16,
-                            .scale = backward_late_scale(w),
-                            .lse = job->lse + at,
-                            .delta = o->delta,
-                            .slope = job->backward->has_slopes ? w->results[1] + from : NULL,
-                            .dx = job->backward->n_reads ? w->dx + from : NULL,
-                            .p = (float *)w->p + step,
-                            .ds = (float *)w->ds + step};
-}
-
-/* What follows a strip's weights; past: of all strips. */
-static void close_weights(backward_worker *w, open_strip *o, int32_t past)
-{
-    backward_drop_weights(w, o->r0, o->rows, o->from, o->past);
-    if (w->job->backward->n_reads)
-        backward_add_sums(w, o->r0, o->rows, o->from, o->past);
-    clear_weights(w, o->r0, o->rows, o->past, past); /* scores were whole panels */
-    o->is_open = 0;
-}
-
-static void make_weights(backward_worker *w, open_strip *o, int32_t past)
-{
-    if (!o->is_open)
-        return;
-    w->job->backward->kernels->weights(&o->weights);
-    close_weights(w, o, past);
-}
-
-/* Scores of a strip, beside which those of `open` become weights. Whether a position of its
- * span is dead, which counts where 0 * NaN threatens. */
-static int make_strip(backward_worker *w, int32_t r0, int32_t from, int32_t past,
-                      open_strip *open, int32_t all_past)
-{
-    const cpu_backward_kernels *kernels = w->job->backward->kernels;
-    const cpu_strip_scores scores = scores_of(w, r0, from, past);
-    const int32_t rows = rows_of_strip(w, r0);
-    if (open->is_open && kernels->overlap) {
-        kernels->overlap(&scores, &open->weights);
-        close_weights(w, open, all_past);
-    } else {
-        make_weights(w, open, all_past);
-        make_scores(kernels->block, &scores);
-    }
-    backward_change_scores(w, r0, rows, from, past);
-    backward_drop_incoming(w, r0, rows, from, past);
-    open_weights(w, r0, from, past, open);
-    const int any_dead = is_nonfinite(w) && note_live(w, r0, rows, from, past);
-    if (!kernels->overlap)
-        make_weights(w, open, all_past);
-    return any_dead;
 }
 
 /* ---- products ---- */
@@ -347,8 +184,9 @@ static void add_dq(const backward_worker *w, int32_t r0)
         const int32_t from = w->from[r / k->strip], n = w->past[r / k->strip] - from;
         if (n > 0)
             k->values(w->dp + r * LD + from, LD, operand_at(k, w->k_steps, from, ld),
-                      (n + 15) / 16 * 16, padded(w->n, BACKWARD_KEYS), rows_of_strip(w, r),
-                      ld / k->panel, ones, w->dq + (int64_t)r * ld, ld);
+                      (n + 15) / 16 * 16, padded(w->n, BACKWARD_KEYS),
+                      backward_strip_rows(w, r), ld / k->panel, ones, w->dq + (int64_t)r * ld,
+                      ld);
     }
 }
 
@@ -389,7 +227,7 @@ static void add_products(backward_worker *w, int any_dead, int32_t dq_rows)
 
 /* The last strip's weights, beside dQ of those before it if all see all keys. The rows of dQ
  * that are done. */
-static int32_t make_last(backward_worker *w, open_strip *open, int any_dead, int32_t past)
+static int32_t make_last(backward_worker *w, backward_strip *open, int any_dead, int32_t past)
 {
     const cpu_backward_plan *b = w->job->backward;
     const cpu_kernels *k = b->kernels->block;
@@ -397,7 +235,7 @@ static int32_t make_last(backward_worker *w, open_strip *open, int any_dead, int
     const int is_whole = w->is_full || w->job->live.by != CPU_BY_LIMITS;
     if (!open->is_open || !b->kernels->overlap_values || !b->has_dq || !rows || !is_whole
         || (any_dead && w->k_nonfinite)) {
-        make_weights(w, open, past);
+        backward_make_weights(w, open, past);
         return 0;
     }
     const cpu_strip_values values = {.p = w->dp,
@@ -409,7 +247,7 @@ static int32_t make_last(backward_worker *w, open_strip *open, int any_dead, int
                                      .o_ld = ld,
                                      .o = w->dq};
     b->kernels->overlap_values(&values, &open->weights);
-    close_weights(w, open, past);
+    backward_close_strip(w, open, past);
     return rows;
 }
 
@@ -433,22 +271,22 @@ void backward_run_tile(backward_worker *w)
     const int32_t strip = w->job->backward->kernels->block->strip;
     int32_t from, past;
     int any_dead = !w->is_full;
-    open_strip open = {0};
+    backward_strip open = {0};
     pack_keys(w);
     pack_rows(w);
     find_spans(w, strip);
     span_block(w, strip, &from, &past);
     backward_begin_diagonals(w);
     for (int32_t r = 0, n = 0; r < w->m; r += strip, n++) {
-        const int32_t rows = rows_of_strip(w, r);
+        const int32_t rows = backward_strip_rows(w, r);
         if (w->from[n] >= w->past[n]) {
-            if (is_nonfinite(w))
+            if (backward_is_nonfinite(w))
                 memset(w->live + r * LD, 0, (size_t)rows * LD);
-            clear_weights(w, r, rows, from, past);
+            backward_clear_weights(w, r, rows, from, past);
             continue;
         }
-        clear_weights(w, r, rows, from, w->from[n]);
-        any_dead |= make_strip(w, r, w->from[n], w->past[n], &open, past);
+        backward_clear_weights(w, r, rows, from, w->from[n]);
+        any_dead |= backward_make_strip(w, r, w->from[n], w->past[n], &open, past);
     }
     const int32_t dq_rows = make_last(w, &open, any_dead, past);
     backward_end_diagonals(w);
