@@ -35,11 +35,24 @@ void backward_drop_incoming(backward_worker *w, int32_t r0, int32_t rows, int32_
     }
 }
 
+/* The halves of row r's words: by pairs of rows, and in kernels on sums of two the low parts a
+ * line behind the high ones. */
+static void drop_halves(const backward_worker *w, int32_t r, int32_t from, int32_t past,
+                        const uint16_t *keep)
+{
+    const int is_split = w->job->backward->kernels->block->is_split;
+    const int32_t lines = is_split ? 2 : 1;
+    uint16_t *high = (uint16_t *)w->p + r / 2 * lines * LD * 2 + r % 2;
+    for (int32_t j = from; j < past; j++)
+        high[2 * j] &= keep[j - from];
+    for (int32_t j = from; j < past && is_split; j++)
+        high[2 * (LD + j)] &= keep[j - from];
+}
+
 void backward_drop_weights(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
                            int32_t past)
 {
     const backward_job *job = w->job;
-    const int is_f32 = job->backward->kernels->step == 1;
     uint16_t room[CPU_DROP_ROOM(BACKWARD_KEYS)];
     if (!job->run->dropout.is_on || !job->backward->has_dv)
         return;
@@ -47,10 +60,9 @@ void backward_drop_weights(backward_worker *w, int32_t r0, int32_t rows, int32_t
     for (int32_t r = r0; r < r0 + rows; r++) {
         const uint16_t *keep = kept_of(w, &drop, r, from, past, room);
         uint32_t *row = (uint32_t *)w->p + r * LD;
-        uint16_t *pair = (uint16_t *)w->p + r / 2 * LD * 2 + r % 2;
-        for (int32_t j = from; j < past && is_f32; j++)
+        if (job->backward->kernels->is_apart)
+            drop_halves(w, r, from, past, keep);
+        for (int32_t j = from; j < past && !job->backward->kernels->is_apart; j++)
             row[j] &= (uint32_t)(int32_t)(int16_t)keep[j - from];
-        for (int32_t j = from; j < past && !is_f32; j++)
-            pair[2 * j] &= keep[j - from];
     }
 }
