@@ -297,3 +297,50 @@ def test_cached_attention_in_a_graph_sees_new_lengths():
         lengths.copy_(torch.tensor(new))
         graph.replay()
         assert torch.equal(out, step())
+
+
+CAPTURED = {
+    "a number of each head": (
+        "score * t[h]",
+        lambda s, i, j, t: s * t.view(-1, 1, 1),
+        [(H,)],
+    ),
+    "diagonals": (
+        "score + t[h, q - kv + 200]",
+        lambda s, i, j, t: s + t[:, i - j + 200],
+        [(H, 2 * N)],
+    ),
+    "pairs": ("score + t[h, q, kv]", lambda s, i, j, t: s + t, [(H, N, N)]),
+    "rows and columns": (
+        "score * t[q] + u[kv]",
+        lambda s, i, j, t, u: s * t[:, None] + u,
+        [(N,), (N,)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_gradients_of_captures(name):
+    """Against autograd of dense float64, and the same bits twice."""
+    text, score, shapes = CAPTURED[name]
+    g = torch.Generator().manual_seed(7)
+    captured = [torch.randn(*s, generator=g).cuda() for s in shapes]
+    leaves = [t.requires_grad_() for t in tensors() + captured]
+    d_out = torch.randn(leaves[0].shape, generator=g).to(leaves[0].dtype).cuda()
+
+    def run():
+        mod = st.score(text, **dict(zip("tu", captured)))
+        out = st.flex_attention(*leaves[:3], mod, "causal()", enable_gqa=True)
+        return torch.autograd.grad(out, leaves, d_out)
+
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    q, k, v = exact[:3]
+    k, v = (t.repeat_interleave(H // HKV, 1) for t in (k, v))
+    i = torch.arange(N, device="cuda")[:, None]
+    s = score(q @ k.mT / math.sqrt(D), i, i.T, *exact[3:])
+    out = torch.softmax(s.masked_fill(i < i.T, -math.inf), -1) @ v
+    want = torch.autograd.grad(out, exact, d_out.double())
+    made = run()
+    for a, b, again in zip(made, want, run()):
+        assert float((a.double() - b).norm()) <= 2e-2 * float(b.norm())
+        assert torch.equal(a, again)
