@@ -58,6 +58,7 @@ static saccade_status time_case(bench *b, const bench_case *c, int with_captures
     const saccade_sizes *s = &c->sizes;
     bench_row row = bench_start_row(b, c, b->options.backend);
     engine_options options = b->options;
+    options.page = 0; /* forward alone is timed over pages */
     job_tensors t = {.q = {.data = NULL}};
     cli_list captures;
     double live, seconds = NAN;

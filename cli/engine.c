@@ -95,9 +95,10 @@ static saccade_status to_device(engine *e, saccade_tensor *t, saccade_error *err
 static saccade_status all_to_device(engine *e, saccade_error *err)
 {
     saccade_forward_args *a = &e->args;
-    saccade_tensor *all[] = {&e->tensors.q,   &e->tensors.k, &e->tensors.v, &e->tensors.out,
-                             &e->tensors.lse, &e->q_offset,  &e->kv_len,    &e->sinks};
-    for (int i = 0; i < 8; i++)
+    saccade_tensor *all[] = {&e->tensors.q,   &e->tensors.k,   &e->tensors.v,
+                             &e->tensors.out, &e->tensors.lse, &e->q_offset,
+                             &e->kv_len,      &e->sinks,       &e->table};
+    for (int i = 0; i < 9; i++)
         CLI_TRY(to_device(e, all[i], err));
     for (int32_t i = 0; i < a->n_bindings; i++)
         if (e->bindings[i].tensor.rank > 0)
@@ -154,6 +155,7 @@ saccade_status engine_plan(const job *j, const engine_options *o, saccade_dtype 
     p.backend = o->backend;
     p.arch = is(o->backend, "cuda") ? o->arch : NULL;
     p.gradients = o->gradients;
+    p.page = o->page;
     if (o->grad_of) {
         p.gradient_captures = o->grad_of->item;
         p.n_gradient_captures = o->grad_of->n;
@@ -186,7 +188,7 @@ static saccade_status make(const job *j, const engine_options *o, engine *e, sac
 }
 
 /* args and positions to the engine's own tensors. */
-static void point_args(engine *e, int32_t n_bindings)
+static void point_args(engine *e, int64_t KV, int32_t n_bindings)
 {
     saccade_forward_args_init(&e->args);
     saccade_positions_init(&e->positions);
@@ -195,6 +197,12 @@ static void point_args(engine *e, int32_t n_bindings)
     e->args.v = &e->tensors.v;
     e->args.out = &e->tensors.out;
     e->args.lse = e->tensors.lse.dtype == SACCADE_NONE ? NULL : &e->tensors.lse;
+    if (e->table.dtype != SACCADE_NONE) {
+        saccade_pages_init(&e->pages);
+        e->pages.table = &e->table;
+        e->pages.KV = KV;
+        e->args.pages = &e->pages;
+    }
     e->positions.q_offset = e->q_offset.dtype == SACCADE_NONE ? NULL : &e->q_offset;
     e->positions.kv_len = e->kv_len.dtype == SACCADE_NONE ? NULL : &e->kv_len;
     e->args.positions = &e->positions;
@@ -214,7 +222,13 @@ saccade_status engine_open(const job *j, const engine_options *options, const jo
                   .state = {j->seed}};
     e->dropout = saccade_tensor_of(e->state, SACCADE_I64, 1, two);
     memcpy(e->bindings, j->bindings, sizeof e->bindings);
-    point_args(e, j->n_bindings);
+    if (options->page) {
+        CLI_TRY(paged_make(&t->k, &t->v, options->page, &e->paged, err));
+        e->tensors.k = e->paged.k;
+        e->tensors.v = e->paged.v;
+        e->table = e->paged.table;
+    }
+    point_args(e, j->sizes.KV, j->n_bindings);
     e->args.sinks = e->sinks.dtype == SACCADE_NONE ? NULL : &e->sinks;
     e->args.dropout = j->weight ? &e->dropout : NULL;
     const saccade_status status = make(j, options, e, err);
@@ -239,6 +253,7 @@ void engine_close(engine *e)
     while (e->n_device > 0)
         saccade_device_free(0, e->device_memory[--e->n_device]);
     free(e->workspace);
+    paged_free(&e->paged);
     saccade_block_mask_destroy(e->blocks);
     saccade_plan_destroy(e->plan);
     saccade_context_destroy(e->context);

@@ -208,6 +208,9 @@ saccade_status files_engine_options(const cli_args *args, engine_options *out,
         .level = args->level,
         .threads = (int32_t)args->threads,
         .scale = args->scale,
+        .page = args->page_size,
     };
+    CLI_FAIL_IF(args->page_size && args->d_out_file, SACCADE_EINVAL, "--page-size",
+                "got it with --grad, expected one of them");
     return cli_parse_block(args->block, &out->block_q, &out->block_kv, err);
 }

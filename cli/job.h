@@ -4,6 +4,7 @@
 #define SACCADE_CLI_JOB_H
 
 #include "cli.h"
+#include "put_pages.h"
 
 /* Mask and score with their captures, for given sizes. All owned. */
 typedef struct job {
@@ -53,6 +54,7 @@ typedef struct engine_options {
     int32_t block_q, block_kv;   /* of the block mask; 0: 128 */
     uint32_t gradients;          /* SACCADE_GRADIENT_*; 0: forward only */
     const cli_list *grad_of;     /* captures, with SACCADE_GRADIENT_CAPTURES */
+    int64_t page;                /* keys of a page; 0: keys lie in one piece */
 } engine_options;
 
 /* A context of so many threads (0: all) and at most this level (NULL: the best). */
@@ -74,6 +76,9 @@ typedef struct engine {
     saccade_binding bindings[CLI_LIST];
     void *workspace;
     const job_tensors *host;
+    paged paged; /* with a page: what k and v are in tensors, and the table */
+    saccade_tensor table;
+    saccade_pages pages;
     bool on_device;
     void *device_memory[ENGINE_DEVICE_TENSORS];
     int n_device;

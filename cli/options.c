@@ -74,6 +74,8 @@ static const cli_option options[] = {
     {"--block", "N[xM]", CLI_RUN | BLOCKS, TEXT, AT(block), "block size (128x128)", 0, 0},
     {"--backend", "auto|cpu|cuda|ref|plain", PROBLEM | CLI_BENCH, TEXT, AT(backend),
      "what computes (auto)", 0, 0},
+    {"--page-size", "N", CLI_RUN | CLI_EXPLAIN | CLI_BENCH, INT, AT(page_size),
+     "keys and values in pages of so many keys, in a random order", 1, LENGTH_MAX},
     {"--arch", "A", PROBLEM, TEXT, AT(arch),
      "CUDA code for sm_90a, sm_80, compute_80 ...; explain needs no GPU for it", 0, 0},
     {"--level", "portable|avx2|avx512|amx", PROBLEM | CLI_BENCH, TEXT, AT(level),

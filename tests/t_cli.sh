@@ -84,6 +84,11 @@ timeout 0.2 "$saccade" bench --suite dense --csv cut.csv >/dev/null 2>&1
 expect 0 $run -o o.npy --lse l.npy --mask 'causal()'; says "o.npy: [1, 2, 8, 4]"
 [ "$(wc -c <o.npy)" -eq 384 ] || bad "o.npy has another size"
 [ "$(wc -c <l.npy)" -eq 192 ] || bad "l.npy has another size"
+# keys in pages: the same file
+expect 0 $run -o o.npy --mask 'causal()'
+expect 0 $run -o paged.npy --mask 'causal()' --page-size 3
+cmp -s o.npy paged.npy || bad "--page-size 3 changes the output"
+refuse "expected one of them" $run -o o.npy --page-size 3 --grad q.npy
 expect 0 $run -o /dev/null
 expect 0 run -q q.npy -k k.npy -v v.npy -o bnhd.npy --layout bhnd --block 32x64
 refuse "expected one" run -q q.npy -k k.npy -v v.npy

@@ -336,6 +336,10 @@ saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error
                       (long long)(p->h_offset + p->sizes.H - 1), p->heads_global);
     if (p->out_dtype != p->dtype)
         strbuf_printf(out, "\nresults: %s", saccade_dtype_name(p->out_dtype));
+    if (p->page > 0)
+        strbuf_printf(out, "\nkeys: in pages of %d", p->page);
+    else if (p->page)
+        strbuf_puts(out, "\nkeys: in pages of any size");
     if (p->sinks_dtype != SACCADE_NONE)
         strbuf_printf(out, "\nsinks: %s", saccade_dtype_name(p->sinks_dtype));
     explain_keys(p, out);

@@ -1,0 +1,74 @@
+/* Keys of a run put into pages, in an order that a seed gives. */
+#include "put_pages.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The pool of t's pages, [pages, Hkv, page, dim] with heads innermost but one, as caches lie;
+ * keys past the end of a last page are zeros. */
+static saccade_status fill_pool(const saccade_tensor *t, int64_t page, const int32_t *table,
+                                saccade_tensor *pool, saccade_error *err)
+{
+    const int64_t B = t->shape[0], H = t->shape[1], KV = t->shape[2], dim = t->shape[3];
+    const int64_t n = (KV + page - 1) / page, shape[] = {B * n, H, page, dim};
+    const size_t each = saccade_dtype_bytes(t->dtype), row = (size_t)dim * each;
+    char *data = calloc((size_t)(B * n * page * H), row);
+    CLI_FAIL_IF(!data, SACCADE_ENOMEM, "--page-size", "out of memory");
+    *pool = saccade_tensor_of(data, t->dtype, 4, shape);
+    pool->stride[0] = page * H * dim;
+    pool->stride[1] = dim;
+    pool->stride[2] = H * dim;
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t j = 0; j < KV; j++)
+            for (int64_t h = 0; h < H; h++) {
+                const int64_t at = table[b * n + j / page] * pool->stride[0]
+                                   + h * pool->stride[1] + j % page * pool->stride[2];
+                const int64_t from = b * t->stride[0] + h * t->stride[1] + j * t->stride[2];
+                memcpy(data + (size_t)at * each, (const char *)t->data + (size_t)from * each,
+                       row);
+            }
+    return SACCADE_OK;
+}
+
+static void shuffle(int32_t *order, int64_t n)
+{
+    uint64_t x = 88172645463325252u;
+    for (int64_t i = 0; i < n; i++)
+        order[i] = (int32_t)i;
+    for (int64_t i = n - 1; i > 0; i--) {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        const int64_t j = (int64_t)((x >> 11) % (uint64_t)(i + 1));
+        const int32_t held = order[i];
+        order[i] = order[j];
+        order[j] = held;
+    }
+}
+
+saccade_status paged_make(const saccade_tensor *k, const saccade_tensor *v, int64_t page,
+                          paged *out, saccade_error *err)
+{
+    const int64_t n = (k->shape[2] + page - 1) / page, shape[] = {k->shape[0], n};
+    paged made = {.k = {.data = NULL}};
+    saccade_status status;
+    int32_t *table = malloc((size_t)(k->shape[0] * n) * sizeof *table);
+    CLI_FAIL_IF(!table, SACCADE_ENOMEM, "--page-size", "out of memory");
+    shuffle(table, k->shape[0] * n);
+    made.table = saccade_tensor_of(table, SACCADE_I32, 2, shape);
+    CLI_TRY_GOTO(fill_pool(k, page, table, &made.k, err));
+    CLI_TRY_GOTO(fill_pool(v, page, table, &made.v, err));
+    *out = made;
+    return SACCADE_OK;
+out:
+    paged_free(&made);
+    return status;
+}
+
+void paged_free(paged *p)
+{
+    free(p->table.data);
+    free(p->k.data);
+    free(p->v.data);
+    p->table.data = p->k.data = p->v.data = NULL;
+}

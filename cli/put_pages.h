@@ -1,0 +1,16 @@
+/* Keys of a run put into pages, as --page-size asks. */
+#ifndef SACCADE_CLI_PUT_PAGES_H
+#define SACCADE_CLI_PUT_PAGES_H
+
+#include "cli.h"
+
+typedef struct paged {
+    saccade_tensor k, v, table; /* pools on the host, and [B, pages of a batch] */
+} paged;
+
+/* k and v: [B, Hkv, KV, dim] on the host. */
+saccade_status paged_make(const saccade_tensor *k, const saccade_tensor *v, int64_t page,
+                          paged *out, saccade_error *err);
+void paged_free(paged *p);
+
+#endif
