@@ -429,6 +429,40 @@ static void rows_of_block_masks(void **state)
     saccade_mod_destroy(mod);
 }
 
+/* Sequences of unequal lengths: tiles for every GPU, Hopper's too, none of which spills. */
+static void programs_of_ragged_runs(void **state)
+{
+    static const char *const masks[] = {"causal()", NULL, "(q + kv) % 3 != 1"};
+    (void)state;
+    if (!has_compiler()) {
+        print_message("no NVRTC on this machine: nothing compiled\n");
+        skip();
+    }
+    for (int i = 0; i < (is_short_run() ? 1 : 5); i++) {
+        saccade_problem p;
+        saccade_plan *plan;
+        saccade_error err = {0};
+        saccade_problem_init(&p);
+        const int D = i < 3 ? 128 : 64;
+        p.sizes = (saccade_sizes){.H = 4, .Hkv = 2, .D = D, .Dv = D};
+        p.dtype = i == 2 ? SACCADE_F32 : i == 4 ? SACCADE_F16 : SACCADE_BF16;
+        p.arch = i == 1 ? "sm_80" : "sm_90a";
+        p.backend = "cuda";
+        p.ragged = 1;
+        p.mask = masks[i % 3] ? case_mod(SACCADE_MASK, masks[i % 3]) : NULL;
+        if (saccade_plan_create(NULL, &p, &plan, &err))
+            fail_msg("%s: %s", err.where, err.message);
+        const cu_state *s = plan->state;
+        assert_null(s->programs[CU_DECODE].image.code);
+        for (int n = 0; n < CU_PROGRAMS; n++)
+            if (s->programs[n].image.report.spill_bytes)
+                fail_msg("%s, d%d, %s: %d bytes spilled", cu_program_kinds[n].name, D, p.arch,
+                         s->programs[n].image.report.spill_bytes);
+        saccade_plan_destroy(plan);
+        saccade_mod_destroy((saccade_mod *)p.mask);
+    }
+}
+
 /* Results in f32 of bf16 and f16 problems: the same tiles, and no program spills. */
 static void programs_of_f32_results(void **state)
 {
@@ -750,6 +784,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(no_spills),
         cmocka_unit_test(no_spills_in_wide_heads),
         cmocka_unit_test(programs_of_chunks),
+        cmocka_unit_test(programs_of_ragged_runs),
         cmocka_unit_test(programs_of_rows), cmocka_unit_test(rows_of_block_masks),
         cmocka_unit_test(programs_of_f32_results), cmocka_unit_test(programs_of_sinks),
         cmocka_unit_test(second_plan_is_cached),

@@ -16,6 +16,7 @@
 
 #include <cmocka.h>
 
+enum { PAGE = 16 };
 enum { MOST = 12, PAD = 3, GUARD = 5 }; /* sequences; elements after a row; rows around all */
 
 typedef struct ragged_case {
@@ -24,7 +25,7 @@ typedef struct ragged_case {
     saccade_dtype dtype;
     const char *mask, *score; /* a score may read t[b] */
     int32_t n, q[MOST], kv[MOST];
-    int is_end, is_padded_kv, has_block_mask, has_sinks;
+    int is_end, is_padded_kv, is_paged, has_block_mask, has_sinks; /* paged: padded too */
     const char *backend, *level;
 } ragged_case;
 
@@ -197,6 +198,8 @@ static void open_case(const ragged_case *c, ragged_run *r)
     }
     for (int h = 0; h < c->H; h++)
         r->sinks[h] = normal();
+    if (c->is_paged)
+        r->max_kv = (r->max_kv + PAGE - 1) / PAGE * PAGE;
     if (c->has_block_mask)
         make_mask(r);
     const int64_t T = r->cu_q[c->n], S = c->is_padded_kv ? c->n * r->max_kv : r->cu_kv[c->n];
@@ -248,6 +251,8 @@ static void close_case(ragged_run *r)
 /* Keys of sequence b in k and v: where they begin. */
 static int64_t key_of(const ragged_run *r, int b)
 {
+    if (r->c->is_paged) /* in another order */
+        return (r->c->n - 1 - b) * r->max_kv;
     return r->c->is_padded_kv ? b * r->max_kv : r->cu_kv[b];
 }
 
@@ -267,6 +272,22 @@ static saccade_tensor padded(const saccade_tensor *t, int64_t B, int64_t n)
     return p;
 }
 
+/* The same memory as a pool of pages. */
+static saccade_tensor pool_of(const saccade_tensor *t)
+{
+    saccade_tensor p = batch_of(t, 0, PAGE);
+    p.shape[0] = t->shape[0] / PAGE;
+    p.stride[0] = PAGE * t->stride[0];
+    return p;
+}
+
+static saccade_tensor keys_of(const ragged_run *r, const rows *x)
+{
+    if (r->c->is_paged)
+        return pool_of(&x->t);
+    return r->c->is_padded_kv ? padded(&x->t, r->c->n, r->max_kv) : x->t;
+}
+
 static void run_ragged(ragged_run *r, int is_backward)
 {
     const ragged_case *c = r->c;
@@ -281,8 +302,15 @@ static void run_ragged(ragged_run *r, int is_backward)
     const saccade_binding t = {"t", saccade_tensor_of(r->t, SACCADE_F32, 1, &n)};
     const saccade_binding dt = {"t", saccade_tensor_of(r->dt, SACCADE_F32, 1, &n)};
     const int has_t = c->score && strstr(c->score, "t[b]") != NULL;
-    const saccade_tensor k = c->is_padded_kv ? padded(&r->k.t, n, r->max_kv) : r->k.t;
-    const saccade_tensor v = c->is_padded_kv ? padded(&r->v.t, n, r->max_kv) : r->v.t;
+    const saccade_tensor k = keys_of(r, &r->k), v = keys_of(r, &r->v);
+    int32_t table[MOST * 128];
+    const int64_t shape[2] = {n, r->max_kv / PAGE};
+    const saccade_tensor entries = saccade_tensor_of(table, SACCADE_I32, 2, shape);
+    saccade_pages pages;
+    for (int64_t i = 0; c->is_paged && i < n * shape[1]; i++)
+        table[i] = (int32_t)(key_of(r, (int)(i / shape[1])) / PAGE + i % shape[1]);
+    saccade_pages_init(&pages);
+    pages.table = &entries;
     saccade_positions at;
     saccade_problem problem = r->problem;
     saccade_positions_init(&at);
@@ -293,6 +321,7 @@ static void run_ragged(ragged_run *r, int is_backward)
     ragged.cu_seqlens_kv = c->is_padded_kv ? NULL : &cu_kv;
     ragged.align_end = c->is_end;
     problem.ragged = 1;
+    problem.page = c->is_paged ? PAGE : 0;
     problem.gradients = is_backward ? gradients_of(c, has_t) : 0;
     problem.gradient_captures = &name;
     problem.n_gradient_captures = has_t;
@@ -307,6 +336,7 @@ static void run_ragged(ragged_run *r, int is_backward)
         a.q = &r->q.t, a.k = &k, a.v = &v, a.out = &r->out.t, a.lse = &r->lse.t;
         a.row_max = &r->row_max.t, a.positions = &at, a.ragged = &ragged;
         a.block_mask = r->block_mask, a.bindings = &t, a.n_bindings = has_t;
+        a.pages = c->is_paged ? &pages : NULL;
         a.sinks = c->has_sinks ? &sinks : NULL;
         workspace_of(saccade_plan_workspace(plan, &sizes), &a.workspace, &a.workspace_bytes);
         if (saccade_forward(plan, &a, &err))
@@ -314,13 +344,13 @@ static void run_ragged(ragged_run *r, int is_backward)
         free(a.workspace);
     } else {
         saccade_backward_args a;
-        const saccade_tensor dk = c->is_padded_kv ? padded(&r->dk.t, n, r->max_kv) : r->dk.t;
-        const saccade_tensor dv = c->is_padded_kv ? padded(&r->dv.t, n, r->max_kv) : r->dv.t;
+        const saccade_tensor dk = keys_of(r, &r->dk), dv = keys_of(r, &r->dv);
         saccade_backward_args_init(&a);
         a.q = &r->q.t, a.k = &k, a.v = &v, a.out = &r->out.t, a.lse = &r->lse.t;
         a.d_out = &r->d_out.t, a.d_lse = &r->d_lse.t;
         a.d_q = &r->dq.t, a.d_k = &dk, a.d_v = &dv, a.positions = &at, a.ragged = &ragged;
         a.block_mask = r->block_mask, a.bindings = &t, a.n_bindings = has_t;
+        a.pages = c->is_paged ? &pages : NULL;
         a.sinks = c->has_sinks ? &sinks : NULL;
         a.d_captures = &dt, a.n_d_captures = has_t;
         a.d_sinks = c->has_sinks ? &d_sinks : NULL;
@@ -547,6 +577,8 @@ static void check_all(const char *backend, const char *level, int is_backward, i
             c.is_end = turn / 2 % 2;
             c.is_padded_kv = turn % 5 == 3 && l != 3;
             c.has_sinks = turn % 3 == 1;
+            c.is_paged = turn % 10 == 4 && l != 3 && strcmp(backend, "plain") != 0;
+            c.is_padded_kv |= c.is_paged;
             shape(&c, turn + n);
             check(&c, is_backward);
         }

@@ -69,6 +69,9 @@ saccade_status cu_forward(const saccade_plan *plan, const plan_run *run, saccade
     plan_run local;
     void *pushed;
     FAIL_IF(!s->is_present, SACCADE_EBACKEND, "cuda: no device here runs %s", s->arch);
+    FAIL_AT(run->ragged && run->block_mask, SACCADE_EINVAL, "block_mask", 0, 0,
+            "got one with ragged sequences on a GPU, where lengths are known to kernels alone: "
+            "expected none");
     TRY(run_check_positions(s, run, err));
     TRY(cu_local_run(plan, run, &local, err));
     TRY(run_choose_program(s, &local, &program, err));

@@ -2,6 +2,7 @@
  * with late offsets lists, and the careful kernel. */
 #include "cuda/run.h"
 
+enum { BEGIN_THREADS = 1024 }; /* of ragged runs: they order the tiles */
 enum { SHORT_KEYS = 512 }; /* up to here two launches cost more than exact offsets, H200 */
 
 /* Starts a kernel after another one of the run. On sm_90a it may be placed while that one still
@@ -33,12 +34,13 @@ static saccade_status launch_passes(const saccade_plan *plan, const plan_run *ru
     void *const exact = s->programs[is_main ? CU_EXACT : CU_UNALIGNED].kernel;
     /* all tiles run at once: none are drawn, none listed */
     const int is_short =
-        form->family == CU_SM90 && a->p.n_tiles <= n_sm && a->p.N <= SHORT_KEYS;
+        form->family == CU_SM90 && a->p.n_tiles <= n_sm && a->p.N <= SHORT_KEYS && !run->ragged;
     const int is_exact = !is_main || run->row_max || (is_short && s->is_lazy);
     void *const first = is_exact ? exact : s->programs[CU_MAIN].kernel;
     void *parameters[] = {&a->p, a->captures, &a->maps[0], &a->maps[1], &a->maps[2]};
     if (form->family == CU_SM90 && !is_short)
-        TRY(run_start(a, s->programs[CU_CAREFUL].other, 1, 1, 0, parameters, err));
+        TRY(run_start(a, s->programs[CU_CAREFUL].other, 1, run->ragged ? BEGIN_THREADS : 1, 0,
+                      parameters, err));
     if (s->is_lazy && first != exact) {
         cu_fwd again = a->p;
         void *second[] = {&again, a->captures, &a->maps[0], &a->maps[1], &a->maps[2]};

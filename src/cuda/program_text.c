@@ -1,5 +1,5 @@
 /* One instance of a program: its generated headers, and the way from them to machine code. */
-#include "cuda/cuda.h"
+#include "cuda/run.h"
 
 #include <stdio.h>
 
@@ -22,6 +22,17 @@ int cu_codes(const plan_problem *p)
            : p->kv_dtype == SACCADE_I8   ? 3
            : p->kv_dtype == SACCADE_I4   ? 4
                                          : 0;
+}
+
+/* Whether limits of rows between two others lie between theirs. */
+static int is_monotone(const pass_limits *limits)
+{
+    int is_known = limits != NULL;
+    for (int i = 0; is_known && i < 2; i++) {
+        const pass_slope s = limits->slope[limits->node[i]];
+        is_known = pass_slope_is_known(s) && (s.lo >= 0 || s.hi <= 0);
+    }
+    return is_known;
 }
 
 /* The constants of a forward program. */
@@ -53,6 +64,9 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"ROWMAX", kind->has_maxima},
         {"PACKED", kind->is_packed},
         {"CHUNKS", p->has_chunks},
+        {"RAGGED", p->is_ragged},
+        {"MONOTONE", is_monotone(plan_limits(p))},
+        {"TILE_ROWS", run_rows(form)},
         {"SINKS", cu_sinks_code(p)},
         {"ROWS", p->has_rows},
         {"CODES", cu_codes(p)},

@@ -54,7 +54,7 @@ static int unaligned_form(const cu_state *s, const plan_problem *p, int rung, cu
 static int decode_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     out->family = CU_SM90;
-    return s->family == CU_SM90 && !p->has_rows
+    return s->family == CU_SM90 && !p->has_rows && !p->is_ragged
            && cu_decode_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
                                s->facts.column_words, rung, &out->tile);
 }

@@ -156,6 +156,18 @@ int run_box(const plan_run *run, int keys)
     return a;
 }
 
+static void fill_ragged(const plan_run *run, const cu_form *form, cu_fwd *p)
+{
+    const int64_t k = run->k->shape[2], v = run->v->shape[2];
+    p->ragged = (cu_ragged){.q_first = run->ragged->q_first,
+                            .kv_first = run->ragged->kv_first,
+                            .rows = (int)run->q->shape[2],
+                            .keys = (int)(k < v ? k : v),
+                            .is_end = run->ragged->is_end,
+                            .order = p->redo + run_groups(form, &run->sizes),
+                            .n_tiles = p->counter + 2};
+}
+
 static void fill_runs(const plan_problem *problem, const cu_runs *runs, cu_fwd *p)
 {
     if (!runs)
@@ -214,5 +226,7 @@ void run_fill(const saccade_plan *plan, const plan_run *run, const cu_form *form
         (cu_stride){run->sinks.stride[0], run->sinks.stride[1], run->sinks.stride[2]};
     p->row_shift = (const int *)(uintptr_t)((const cu_state *)plan->state)->row_shift;
     p->M_all = plan->rows ? (int)plan->rows->all : p->M;
+    if (run->ragged)
+        fill_ragged(run, form, p);
     fill_runs(&plan->problem, runs, p);
 }

@@ -53,12 +53,14 @@ int run_is_decode(const cu_state *s, const saccade_sizes *sizes)
     return s->programs[CU_DECODE].form.tile.groups && cu_decode_applies(sizes);
 }
 
-/* flags, and the list of tiles to do again */
-static size_t tiles_space(const cu_form *f, const saccade_sizes *sizes)
+/* flags, the list of tiles to do again and, of ragged runs, their order */
+static size_t tiles_space(const cu_form *f, const saccade_sizes *sizes, int is_ragged)
 {
     if (!f->tile.groups)
         return 0;
-    return RUN_COUNTER_BYTES + 2 * (size_t)run_groups(f, sizes) * sizeof(int);
+    return RUN_COUNTER_BYTES
+           + (2 * (size_t)run_groups(f, sizes) + (is_ragged ? (size_t)run_tiles(f, sizes) : 0))
+                 * sizeof(int);
 }
 
 static size_t larger(size_t a, size_t b)
@@ -71,10 +73,11 @@ size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *run_sizes)
 {
     const cu_state *s = plan->state;
     const saccade_sizes own = cu_local_sizes(plan, run_sizes), *const sizes = &own;
+    const int is_ragged = plan->problem.is_ragged;
     size_t tiles = 0;
     for (int i = 0; i < CU_PROGRAMS; i++)
         if (cu_program_kinds[i].operation == CU_OP_FORWARD)
-            tiles = larger(tiles, tiles_space(&s->programs[i].form, sizes));
+            tiles = larger(tiles, tiles_space(&s->programs[i].form, sizes, is_ragged));
     saccade_sizes few = *sizes;
     while (few.Q > 1 && !run_is_decode(s, &few))
         few.Q = few.Q > 64 ? 64 : few.Q - 1;

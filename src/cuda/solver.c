@@ -34,6 +34,29 @@ static int takes_gradients(const plan_problem *p, char *why)
     return 1;
 }
 
+static int names_length(const mod_fn *fn)
+{
+    for (uint32_t i = 0; fn && i < fn->n_nodes; i++)
+        if (fn->nodes[i].op == OP_SIZE
+            && (fn->nodes[i].imm.i == SIZE_Q || fn->nodes[i].imm.i == SIZE_KV))
+            return 1;
+    return 0;
+}
+
+static int takes_ragged(const plan_problem *p, char *why)
+{
+    if (p->gradients)
+        return say(why, "the CUDA back end makes no gradients of ragged problems: take "
+                        "documents in one sequence, or backend cpu");
+    if (p->has_chunks || p->page || p->kv_dtype != p->dtype)
+        return say(why, "the CUDA back end takes no ragged problems whose K and V are pages or "
+                        "quantised");
+    if (names_length(p->mask) || names_length(p->score))
+        return say(why, "the CUDA back end takes ragged problems whose texts name neither "
+                        "Q nor KV");
+    return 1;
+}
+
 static int applicable(const plan_problem *p, int32_t level, char *why)
 {
     const cu_driver *driver;
@@ -43,9 +66,8 @@ static int applicable(const plan_problem *p, int32_t level, char *why)
         || (p->dtype != SACCADE_BF16 && p->dtype != SACCADE_F16 && p->dtype != SACCADE_F32))
         return say(why, "the CUDA back end takes bf16, f16 and f32, the same for Q, K and V, "
                         "or K and V in e4m3, e5m2, i8 or i4");
-    if (p->is_ragged)
-        return say(why, "the CUDA back end takes no ragged problems: use documents in one "
-                        "sequence, or backend cpu");
+    if (p->is_ragged && !takes_ragged(p, why))
+        return 0;
     if (cu_codes(p) && (p->has_chunks || p->page))
         return say(why, "the CUDA back end takes quantised K and V in one piece, not in pages");
     if (p->out_dtype != p->dtype && p->gradients)
@@ -151,6 +173,7 @@ static const plan_solver cuda_tile = {
     .workspace = cu_workspace,
     .prepare = cu_prepare,
     .forward = cu_forward,
+    .takes_ragged = 1,
     .backward_workspace = cu_backward_workspace,
     .backward = cu_backward,
     .row_tile = cu_row_tile,

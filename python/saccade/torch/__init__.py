@@ -18,11 +18,13 @@ from .masks import and_masks, create_block_mask, create_mask, or_masks
 from .mods import mask, score
 from .quantised import quantize
 from .serving import cached_attention
+from .varlen import varlen_attention
 
 __all__ = [
     "flex_attention",
     "cached_attention",
     "quantize",
+    "varlen_attention",
     "create_block_mask",
     "create_mask",
     "BlockMask",

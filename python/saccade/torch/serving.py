@@ -314,7 +314,7 @@ class _Arguments:
         self.args.bindings = objects.bindings(names, [x for m in mods for x in m.views])
         self.args.n_bindings = len(names)
 
-    def run(self, plan, room, q):
+    def run(self, plan, room, q, call="forward"):
         if room:
             memory = workspace(room, q, q.is_cuda)
             self.keep.append(memory)
@@ -322,4 +322,4 @@ class _Arguments:
             self.args.workspace_bytes = room
         if q.is_cuda:
             self.args.stream = current_stream(q.get_device())
-        abi.call("forward", plan.handle, C.byref(self.args))
+        abi.call(call, plan.handle, C.byref(self.args))

@@ -14,11 +14,11 @@ DEVICE float score_at(const cu_fwd &p, const mod_args &mod, const tile &t, int m
     int q = m + t.q_offset, kv = j + t.kv_offset;
     if (is_partial && !is_live(mod, p, t.b, t.h, q, kv))
         return NEG_INF;
-    const elem *x = query_row(p, t.b, t.h, m);
+    const elem *x = query_row(p, t.b, t.h, row_place(t, m));
 #if CFG_CODES
     code_rows y = key_codes(p, t.b, kv_head(p, t.h));
 #else
-    const elem *y = key_row(p, t.b, kv_head(p, t.h), j);
+    const elem *y = key_row(p, t.b, kv_head(p, t.h), key_place(t, j));
 #endif
 #if CFG_CHUNKS
     if (!y)
@@ -67,6 +67,9 @@ DEVICE void add_keys(careful_row &r, const cu_fwd &p, const tile &t, int first, 
         if (__shfl_sync(~0u, s, i) == NEG_INF)
             continue;
         r.l += w;
+#if !CFG_CODES
+        long long row = value_offset(p, t.b, key_place(t, first + i));
+#endif
         for (int e = 0; e < O_PER_LANE; e++) {
             int c = e * LANES + (threadIdx.x & 31);
 #if CFG_CODES
@@ -74,7 +77,7 @@ DEVICE void add_keys(careful_row &r, const cu_fwd &p, const tile &t, int first, 
                 r.o[e] = fmaf(w, code_at(v, first + i, c), r.o[e]);
 #else
             if (c < CFG_E_REAL)
-                r.o[e] = fmaf(w, to_float(v[value_offset(p, t.b, first + i) + c]), r.o[e]);
+                r.o[e] = fmaf(w, to_float(v[row + c]), r.o[e]);
 #endif
         }
     }
@@ -108,7 +111,7 @@ DEVICE void redo_row(const cu_fwd &p, const mod_args &mod, const tile &t, int m)
     } else {
         redo_keys(r, p, mod, t, m, 0, t.kv_len, 1);
     }
-    out_elem *out = (out_elem *)p.o + t.b * p.os.b + t.h * p.os.h + m * p.os.n;
+    out_elem *out = (out_elem *)p.o + t.b * p.os.b + t.h * p.os.h + row_place(t, m) * p.os.n;
     float inv = r.l == 0.f ? 0.f : rcp_fast(r.l);
 #if CFG_SINKS
     float lse = r.l == 0.f ? NEG_INF : r.m + logf(r.l);
@@ -119,10 +122,10 @@ DEVICE void redo_row(const cu_fwd &p, const mod_args &mod, const tile &t, int m)
             out[e * LANES + lane] = out_from_float(r.o[e] * inv);
     if (lane == 0) {
 #if CFG_SINKS
-        put_lse(p, t.b, t.h, m, lse);
+        put_lse(p, t.b, t.h, row_place(t, m), lse);
 #else
-        put_lse(p, t.b, t.h, m, r.l == 0.f ? NEG_INF : r.m + logf(r.l));
+        put_lse(p, t.b, t.h, row_place(t, m), r.l == 0.f ? NEG_INF : r.m + logf(r.l));
 #endif
-        put_row_max(p, t.b, t.h, m, r.m);
+        put_row_max(p, t.b, t.h, row_place(t, m), r.m);
     }
 }

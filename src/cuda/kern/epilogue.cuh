@@ -41,17 +41,17 @@ DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const floa
         int m = t.row0 + row_of_thread() + 8 * i;
 #if CFG_SINKS
         float lse = l == 0.f ? NEG_INF : (w.m[i] + log2f(l)) * 0.6931471805599453f;
-        add_sink(sink_of(p, t.b, t.h, min(m, p.M - 1)), w.m[i], l, inv[i], lse);
+        add_sink(sink_of(p, t.b, t.h, min(m, rows_of(p, t) - 1)), w.m[i], l, inv[i], lse);
 #endif
-        if ((lane & 3) == 0 && part_of_thread() == 0 && m < p.M) {
+        if ((lane & 3) == 0 && part_of_thread() == 0 && m < rows_of(p, t)) {
 #if CFG_SINKS
-            put_lse(p, t.b, t.h, m, lse);
+            put_lse(p, t.b, t.h, row_place(t, m), lse);
 #else
-            put_lse(p, t.b, t.h, m,
+            put_lse(p, t.b, t.h, row_place(t, m),
                     l == 0.f ? NEG_INF : (w.m[i] + log2f(l)) * 0.6931471805599453f);
 #endif
 #if CFG_ROWMAX
-            put_row_max(p, t.b, t.h, m, peak * 0.6931471805599453f);
+            put_row_max(p, t.b, t.h, row_place(t, m), peak * 0.6931471805599453f);
 #endif
         }
     }
@@ -65,6 +65,18 @@ DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const floa
         p.flags[t.id * p.tile_groups + group_of_thread()] = bad;
 }
 
+#if CFG_RAGGED
+/* Whether the tile lies past its sequence; then nothing of it is to be done again. */
+DEVICE int tile_is_empty(const cu_fwd &p, const tile &t)
+{
+    if (t.row0 < t.q_len)
+        return 0;
+    if (threadIdx.x < p.tile_groups)
+        p.flags[t.id * p.tile_groups + threadIdx.x] = 0;
+    return 1;
+}
+#endif
+
 #if CFG_F32
 /* Writes O / l: a thread has 8 neighbouring columns of each panel (mma32.cuh). */
 template <int COUNT>
@@ -74,13 +86,13 @@ DEVICE void rows_store(const cu_fwd &p, const tile &t, const float (&o)[COUNT],
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int m = t.row0 + row_of_thread() + 8 * i;
-        float *row = (float *)p.o + t.b * p.os.b + t.h * p.os.h + m * p.os.n;
+        float *row = (float *)p.o + t.b * p.os.b + t.h * p.os.h + row_place(t, m) * p.os.n;
 #pragma unroll
         for (int g = 0; g < COUNT / 8; g++) {
             int column =
                 part_of_thread() * COUNT * 2 + g / 2 * 32 + 8 * (threadIdx.x & 3) + g % 2 * 4;
             const float *x = &o[g / 2 * 16 + g % 2 + 2 * i];
-            if (m >= p.M || column >= CFG_E_REAL)
+            if (m >= rows_of(p, t) || column >= CFG_E_REAL)
                 continue;
             if (!p.is_plain) {
                 *(float4 *)(row + column) =
@@ -103,12 +115,12 @@ DEVICE void rows_store(const cu_fwd &p, const tile &t, const float (&o)[COUNT],
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int m = t.row0 + row_of_thread() + 8 * i;
-        float *row = (float *)p.o + t.b * p.os.b + t.h * p.os.h + m * p.os.n;
+        float *row = (float *)p.o + t.b * p.os.b + t.h * p.os.h + row_place(t, m) * p.os.n;
 #pragma unroll
         for (int g = 0; g < COUNT / 4; g++) {
             int column = 8 * g + 2 * (threadIdx.x & 3);
             float x = o[4 * g + 2 * i] * inv[i], y = o[4 * g + 2 * i + 1] * inv[i];
-            if (m >= p.M || column >= CFG_E_REAL)
+            if (m >= rows_of(p, t) || column >= CFG_E_REAL)
                 continue;
             if (!p.is_plain) {
                 *(float2 *)(row + column) = make_float2(x, y);
@@ -139,7 +151,7 @@ DEVICE void rows_store(const cu_fwd &p, const tile &t, const float (&o)[COUNT],
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int m = t.row0 + row_of_thread() + 8 * i;
-        u16 *row = (u16 *)p.o + t.b * p.os.b + t.h * p.os.h + m * p.os.n;
+        u16 *row = (u16 *)p.o + t.b * p.os.b + t.h * p.os.h + row_place(t, m) * p.os.n;
 #pragma unroll
         for (int g = 0; g < CHUNKS; g += 4) {
             u32 w[4];
@@ -149,7 +161,7 @@ DEVICE void rows_store(const cu_fwd &p, const tile &t, const float (&o)[COUNT],
                 w[k] = pack(o[at] * inv[i], o[at + 1] * inv[i]);
             }
             quad_transpose(w);
-            if (m >= p.M || (g + j) * 8 >= CFG_E_REAL)
+            if (m >= rows_of(p, t) || (g + j) * 8 >= CFG_E_REAL)
                 continue;
             u16 *to = row + (g + j) * 8;
 #if CFG_SM < 90

@@ -34,6 +34,7 @@ enum {
 
 struct source {
     int b, g;
+    int first; /* key of the tensors, of the sequence's keys */
     u32 q, keys, values, exchange; /* shared */
 };
 
@@ -43,7 +44,8 @@ DEVICE void copy_keys(const source &x, const cu_fwd &p, int slot, int block, int
 #if CFG_CODES
     code_rows k = key_codes(p, x.b, x.g), v = value_codes(p, x.b, x.g);
 #else
-    row_source k = key_rows(p, x.b, x.g), v = value_rows(p, x.b, x.g);
+    row_source k = rows_from(key_rows(p, x.b, x.g), x.first);
+    row_source v = rows_from(value_rows(p, x.b, x.g), x.first);
 #endif
     u32 to_k = x.keys + slot * K_BYTES, to_v = x.values + slot * V_BYTES;
     copy_rows<KEYS, CFG_D, CFG_D_REAL, THREADS>(to_k, k, block * KEYS, kv_len, p.is_plain,
@@ -131,20 +133,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) char shared[];
     tile t = tile_of(p, blockIdx.x, ROWS);
     int slot = 0;
-    source x = {t.b, kv_head(p, t.h), smem_address(shared)};
+    source x = {t.b, kv_head(p, t.h), key_place(t, 0), smem_address(shared)};
     x.keys = x.q + Q_BYTES;
     x.values = x.keys + CFG_STAGES * K_BYTES;
     x.exchange = x.values + CFG_STAGES * V_BYTES;
     mask_column *columns =
         (mask_column *)(shared + Q_BYTES + CFG_STAGES * (K_BYTES + V_BYTES) + EXCHANGE_BYTES);
     fragment f;
+#if CFG_RAGGED
+    if (tile_is_empty(p, t))
+        return;
+#endif
     rows_begin(f.rows);
     rows_place(f.at, p, mod, t);
 #pragma unroll
     for (int i = 0; i < O_COUNT; i++)
         f.o[i] = 0.f;
-    copy_rows<ROWS, CFG_D, CFG_D_REAL, THREADS>(x.q, query_rows(p, t.b, t.h), t.row0, p.M,
-                                                p.is_plain, threadIdx.x);
+    copy_rows<ROWS, CFG_D, CFG_D_REAL, THREADS>(
+        x.q, rows_from(query_rows(p, t.b, t.h), row_place(t, 0)), t.row0, rows_of(p, t),
+        p.is_plain, threadIdx.x);
     block_walk walk = walk_begin(p, mod, t);
     int more = walk_next(walk, p, t.kv_len);
     if (more)

@@ -72,13 +72,13 @@ struct fragment {
 
 DEVICE void begin(fragment &f, const cu_fwd &p, const mod_args &mod, const tile &t)
 {
-    row_source q = query_rows(p, t.b, t.h);
-    int m = t.row0 + row_of_thread();
+    row_source q = rows_from(query_rows(p, t.b, t.h), row_place(t, 0));
+    int m = t.row0 + row_of_thread(), n = rows_of(p, t);
     rows_begin(f.rows);
     rows_place(f.at, p, mod, t);
     f.unit = score_unit(p);
-    load_q(f.q, row_address(q, min(m, p.M - 1)), m < p.M, row_address(q, min(m + 8, p.M - 1)),
-           m + 8 < p.M, p.is_plain);
+    load_q(f.q, row_address(q, min(m, n - 1)), m < n, row_address(q, min(m + 8, n - 1)),
+           m + 8 < n, p.is_plain);
 #pragma unroll
     for (int i = 0; i < O_COUNT; i++)
         f.o[i] = 0.f;
@@ -108,8 +108,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     tile t = tile_of(p, blockIdx.x, ROWS);
     int g = kv_head(p, t.h), slot = 0;
     source x = source_of(p, t.b, g, smem_address(shared));
+#if CFG_RAGGED
+    x.k = rows_from(x.k, key_place(t, 0));
+    x.v = rows_from(x.v, key_place(t, 0));
+#endif
     mask_column *columns = (mask_column *)(shared + CFG_STAGES * (K_BYTES + V_BYTES));
     fragment f;
+#if CFG_RAGGED
+    if (tile_is_empty(p, t))
+        return;
+#endif
 #if CFG_Q_SHARED
     f.q = smem_address(shared) + CFG_STAGES * (K_BYTES + V_BYTES) + COLUMN_BYTES
           + threadIdx.x * 16;

@@ -229,14 +229,14 @@ DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod
     int more = walk_next(walk, p, t.kv_len);
     if (!more)
         return;
-    load_q(s, r, mq, t.row0, query_box(p, t.b, t.h));
-    load_k(s, r, mk, walk.block * CFG_TN, k);
+    load_q(s, r, mq, row_place(t, t.row0), query_box(p, t.b, t.h));
+    load_k(s, r, mk, key_place(t, walk.block * CFG_TN), k);
     while (more) {
         int block = walk.block;
         more = walk_next(walk, p, t.kv_len);
         if (more)
-            load_k(s, r, mk, walk.block * CFG_TN, k);
-        load_v(s, r, mv, block * CFG_TN, v);
+            load_k(s, r, mk, key_place(t, walk.block * CFG_TN), k);
+        load_v(s, r, mv, key_place(t, block * CFG_TN), v);
     }
 }
 #endif
@@ -252,10 +252,19 @@ DEVICE void produce(const arena &s, const cu_fwd &p, const mod_args &mod, const 
     producer r = {0, 0, 0};
     u32 turns = 0;
     grid_wait_before();
+#if CFG_RAGGED /* both passes have a list that the device has made */
+    int is_first = !p.n_listed;
+    int turn = blockIdx.x, n = load_new(is_first ? p.ragged.n_tiles : p.n_listed);
+#else
     int turn = blockIdx.x, n = p.n_listed ? load_new(p.n_listed) : p.n_tiles;
+#endif
     while (turn < n) {
+#if CFG_RAGGED
+        tile t = tile_at(p, load_new((is_first ? p.ragged.order : p.order) + turn), ROWS);
+#else
         tile t =
             p.n_listed ? tile_at(p, load_new(p.order + turn), ROWS) : tile_of(p, turn, ROWS);
+#endif
         turn_pass(s, turns++, t.id);
         produce_tile(s, r, p, mod, t, mq, mk, mv);
         if (p.n_listed)

@@ -99,6 +99,13 @@ DEVICE row_source value_rows(const cu_fwd &p, int b, int g)
     return x;
 }
 
+/* The same rows counted from another one on. */
+DEVICE row_source rows_from(row_source x, int first)
+{
+    x.head += first * x.stride;
+    return x;
+}
+
 DEVICE const elem *row_address(const row_source &x, int row)
 {
     return x.head + row * x.stride;

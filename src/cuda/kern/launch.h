@@ -47,6 +47,15 @@ typedef struct cu_scale {
     int tokens, channels; /* of a group; 0: all */
     int is_f16;           /* else f32 */
 } cu_scale;
+/* Sequences of unequal lengths: b has rows [q_first[b], q_first[b + 1]) of q and of what has
+ * its rows, and likewise keys; null where all batches have M rows, or N keys. */
+typedef struct cu_ragged {
+    const int *q_first, *kv_first;
+    int rows, keys; /* of q, and of K and V, in which all stay whatever the numbers say */
+    int is_end;     /* a sequence's last row stands where its last live key does */
+    int *order;     /* [tiles] those with rows, the longest first, as `begin` finds them */
+    int *n_tiles;   /* how many those are */
+} cu_ragged;
 
 /* For decode.cu: what the host works out once for all CTAs. */
 typedef struct cu_decode {
@@ -105,6 +114,7 @@ typedef struct cu_fwd {
     const int *row_shift;
     int M_all;
     cu_scale k_scale, v_scale; /* read with CFG_CODES only; strides of K and V are then bytes */
+    cu_ragged ragged; /* read with CFG_RAGGED only; M and N are bounds then */
 } cu_fwd;
 
 #endif

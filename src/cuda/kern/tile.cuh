@@ -11,7 +11,62 @@ struct tile {
     int id, b, h, row0, block;
     int q_offset; /* from the index of a row to its position */
     int kv_offset, kv_len;
+#if CFG_RAGGED
+    int q_first, q_len, kv_first; /* of the sequence: where it lies, and its rows */
+#endif
 };
+
+/* How many rows the tile's head has. */
+DEVICE int rows_of(const cu_fwd &p, const tile &t)
+{
+#if CFG_RAGGED
+    return t.q_len;
+#else
+    return p.M;
+#endif
+}
+
+/* Where row m, or key j, of the tile's head lies among those of the tensors. */
+DEVICE int row_place(const tile &t, int m)
+{
+#if CFG_RAGGED
+    return t.q_first + m;
+#else
+    return m;
+#endif
+}
+
+DEVICE int key_place(const tile &t, int j)
+{
+#if CFG_RAGGED
+    return t.kv_first + j;
+#else
+    return j;
+#endif
+}
+
+#if CFG_RAGGED
+/* Rows, or keys, of sequence b; at most `most`, and inside of the tensor. */
+DEVICE void sequence_of(const int *starts, int b, int all, int most, int &first, int &count)
+{
+    first = 0;
+    count = most;
+    if (!starts)
+        return;
+    first = max(0, min(__ldg(starts + b), all));
+    count = min(max(0, min(__ldg(starts + b + 1), all) - first), most);
+}
+
+DEVICE void place_sequence(const cu_fwd &p, tile &t)
+{
+    int keys;
+    sequence_of(p.ragged.q_first, t.b, p.ragged.rows, p.M, t.q_first, t.q_len);
+    sequence_of(p.ragged.kv_first, t.b, p.ragged.keys, p.N, t.kv_first, keys);
+    t.kv_len = min(t.kv_len, keys);
+    if (p.ragged.is_end)
+        t.q_offset = t.kv_offset + t.kv_len - t.q_len;
+}
+#endif
 
 DEVICE tile tile_at(const cu_fwd &p, int id, int rows)
 {
@@ -25,6 +80,9 @@ DEVICE tile tile_at(const cu_fwd &p, int id, int rows)
     t.q_offset = position(p.q_offset, t.b) + row_shift(p, t.row0);
     t.kv_offset = position(p.kv_offset, t.b);
     t.kv_len = live_keys(p, t.b);
+#if CFG_RAGGED
+    place_sequence(p, t);
+#endif
     return t;
 }
 
@@ -33,6 +91,37 @@ DEVICE tile tile_of(const cu_fwd &p, int turn, int rows)
 {
     return tile_at(p, p.order ? __ldg(p.order + turn) : turn, rows);
 }
+
+#if CFG_RAGGED
+/* Keys [from, past) of a tile may be live, those of [all_from, all_past) are so in every row:
+ * by the limits of the first and the last row, where no row between them has others. */
+struct tile_keys {
+    int from, past, all_from, all_past;
+};
+
+DEVICE tile_keys keys_of(const cu_fwd &p, const mod_args &mod, const tile &t, int rows)
+{
+#if MOD_MASK == MASK_INTERVAL && CFG_MONOTONE
+    tile_keys k;
+    int lo[2], hi[2], begin = t.kv_offset, end = t.kv_offset + t.kv_len;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int m = i ? min(t.row0 + rows, t.q_len) - 1 : t.row0, from, to;
+        mask_interval(mod, p, t.b, t.h, m + t.q_offset, from, to);
+        lo[i] = min(max(from, begin), end) - begin;
+        hi[i] = min(max(to, begin), end) - begin;
+    }
+    k.from = min(lo[0], lo[1]);
+    k.past = max(hi[0], hi[1]);
+    k.all_from = max(lo[0], lo[1]);
+    k.all_past = min(hi[0], hi[1]);
+    return k;
+#else
+    tile_keys k = {0, t.kv_len, 0, MOD_MASK == MASK_NONE ? t.kv_len : 0};
+    return k;
+#endif
+}
+#endif
 
 /* What a thread's two rows need in the loop over keys. */
 struct tile_rows {

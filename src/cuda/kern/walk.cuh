@@ -38,6 +38,35 @@ DEVICE int walk_step(const cu_fwd &p, const mod_args &mod, const tile &t)
 #endif
 }
 
+#if CFG_RAGGED
+/* Lengths are known here alone, so limits are found here, not by a block mask. `run` and `end`
+ * are the first block that needs no mask and the one past the last. */
+DEVICE block_walk walk_begin(const cu_fwd &p, const mod_args &mod, const tile &t)
+{
+    block_walk w;
+    tile_keys k = keys_of(p, mod, t, CFG_TILE_ROWS);
+    int left = walk_step(p, mod, t) < 0;
+    int first = k.from / CFG_TN, past = k.past > k.from ? block_count(k.past) : first;
+#if MOD_SCORE == SCORE_AFFINE
+    w.step = left ? -1 : 1;
+#endif
+    w.run = (k.all_from + CFG_TN - 1) / CFG_TN;
+    w.end = k.all_past / CFG_TN;
+    w.partial = 0;
+    w.block = left ? past : first - 1;
+    w.last = past <= first ? w.block : left ? first : past - 1;
+    return w;
+}
+
+DEVICE int walk_next(block_walk &w, const cu_fwd &p, int kv_len)
+{
+    if (w.block == w.last)
+        return 0;
+    w.block += WALK_STEP(w);
+    w.partial = MOD_MASK != MASK_NONE && (w.block < w.run || w.block >= w.end);
+    return 1;
+}
+#else
 DEVICE block_walk walk_begin(const cu_fwd &p, const mod_args &mod, const tile &t)
 {
     block_walk w;
@@ -94,6 +123,7 @@ DEVICE int walk_next(block_walk &w, const cu_fwd &p, int kv_len)
     return 0;
 #endif
 }
+#endif
 
 /* Whether scores of the present block may be masked: it is partial, or the keys end in it. */
 DEVICE int walk_masked(const block_walk &w, int kv_len)

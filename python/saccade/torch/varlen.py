@@ -1,0 +1,175 @@
+"""Attention over sequences of unequal lengths that lie one after the other."""
+
+from __future__ import annotations
+
+import ctypes as C
+from typing import Any, Optional
+
+import torch
+
+from ..c import abi, objects
+from .calls import stats_dtype
+from .checks import backend_of
+from .flex import MaskMod, ScoreMod
+from .mods import dtype_name
+from .serving import _Arguments, _resolved
+
+
+def varlen_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: Optional[torch.Tensor] = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    mask: Optional[MaskMod] = "causal()",
+    score: Optional[ScoreMod] = None,
+    *,
+    scale: Optional[float] = None,
+    align: str = "start",
+    block_table: Optional[torch.Tensor] = None,
+    seq_lens: Optional[torch.Tensor] = None,
+    return_lse: bool = False,
+    kernel_options: Optional[dict[str, Any]] = None,
+) -> Any:
+    """Attention of query [T, H, D] over key [S, Hkv, D] and value [S, Hkv, Dv]; out [T, H, Dv].
+
+    Sequence b has rows cu_seqlens_q[b] to cu_seqlens_q[b + 1], likewise keys by cu_seqlens_k
+    (None: as cu_seqlens_q); int32 [B + 1], where query lies. max_seqlen_*: no sequence is
+    longer; on the GPU they are needed, on the CPU 0 finds them. Any lengths, 0 too: prefill
+    beside decode. mask, score: as in cached_attention; q and kv count within the sequence, b is
+    its number. align: "start", position 0 for each sequence's first query, or "end", its last
+    query stands at its last key (as FlashAttention's causal has it). block_table [B, most] and
+    seq_lens [B]: keys are in pools of pages instead, as in cached_attention. On the CPU
+    gradients of query, key and value follow, from out and lse. Returns out, or (out, lse) with
+    lse [T, H].
+    """
+    if align not in ("start", "end"):
+        raise ValueError(f"align: got {align!r}, expected 'start' or 'end'")
+    if (block_table is None) != (seq_lens is None):
+        raise ValueError("got one of block_table and seq_lens, expected both or neither")
+    if cu_seqlens_k is None and block_table is None:
+        cu_seqlens_k, max_seqlen_k = cu_seqlens_q, max_seqlen_k or max_seqlen_q
+    _check(query, key, value, block_table)
+    call = _Call(query, key, value, mask, score, scale, kernel_options)
+    call.lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, align == "end")
+    call.paged = (block_table, seq_lens)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
+        out, lse = _Varlen.apply(query, key, value, call)
+    else:
+        out, lse = call.forward(query, key, value, return_lse)
+    return (out, lse) if return_lse else out
+
+
+def _check(q, k, v, table):
+    rank = 3 if table is None else 4
+    for name, t, dims in (("query", q, 3), ("key", k, rank), ("value", v, rank)):
+        if not isinstance(t, torch.Tensor) or t.dim() != dims or t.stride(-1) != 1:
+            raise ValueError(f"{name}: expected a tensor of rank {dims} with contiguous rows")
+        if t.device != q.device:
+            raise ValueError(f"{name}: got device {t.device}, expected {q.device}")
+
+
+class _Call:
+    """What forward and backward of one call share."""
+
+    def __init__(self, q, k, v, mask, score, scale, options):
+        device = q.device.type
+        self.mods = [
+            None if m is None else _resolved(m, kind, device)
+            for m, kind in ((score, "score"), (mask, "mask"))
+        ]
+        self.heads = (q.shape[1], k.shape[1])
+        self.dims = (q.shape[2], v.shape[-1])
+        self.dtypes, self.scale = (dtype_name(q), dtype_name(k)), scale
+        self.backend = backend_of(options) if options else "auto"
+        if self.backend == "auto":
+            self.backend = "ref" if q.dtype is torch.float64 and device == "cpu" else device
+
+    def plan(self, q, k, gradients):
+        page = k.shape[2] if self.paged[0] is not None else 0
+        bound = [m.bound if m is not None else None for m in self.mods]
+        with torch.cuda.device_of(q):
+            return objects.plan(
+                objects.context(0 if q.is_cuda else torch.get_num_threads()),
+                0,
+                *self.heads,
+                *self.dims,
+                *self.dtypes,
+                self.scale,
+                *bound,
+                self.backend,
+                gradients,
+                (),
+                (("page", page), ("ragged", 1)),
+            )
+
+    def sizes(self, k):
+        cu_q, cu_k, max_q, max_k, _ = self.lengths
+        n = cu_q.shape[0] - 1
+        if not max_q and not cu_q.is_cuda:
+            max_q = int(cu_q.diff().max())
+        if cu_k is None:
+            max_k = self.paged[0].shape[1] * k.shape[2]
+        elif not max_k and not cu_k.is_cuda:
+            max_k = int(cu_k.diff().max())
+        return (n, *self.heads, max_q, max_k, *self.dims)
+
+    def arguments(self, kind, device, pool):
+        """Arguments with lengths, pages and captures; tensors are the caller's to add."""
+        a = _Arguments(device)
+        a.args = kind()
+        cu_q, cu_k, max_q, max_k, is_end = self.lengths
+        r = abi.Ragged(max_q=max_q, max_kv=max_k, align_end=int(is_end))
+        r.cu_seqlens_q = a._table("cu_seqlens_q", cu_q, 1)
+        if cu_k is not None:
+            r.cu_seqlens_kv = a._table("cu_seqlens_k", cu_k, 1)
+        a.keep.append(r)
+        a.args.ragged = C.pointer(r)
+        table, seq_lens = self.paged
+        if table is not None:
+            a.pages(pool, table, None, None, None)
+            p = abi.Positions(kv_len=a._table("seq_lens", seq_lens, 1))
+            a.keep.append(p)
+            a.args.positions = C.pointer(p)
+        a.bind([m for m in self.mods if m is not None])
+        return a
+
+    def forward(self, q, k, v, wants_lse):
+        plan = self.plan(q, k, 0)
+        out = q.new_empty((*q.shape[:2], v.shape[-1]))
+        lse = q.new_empty(q.shape[:2], dtype=stats_dtype(q)) if wants_lse else None
+        a = self.arguments(abi.ForwardArgs, q.device, k)
+        a.tensors(q=q, k=k, v=v, out=out, lse=lse)
+        a.run(plan, plan.workspace(*self.sizes(k)), q)
+        return out, lse
+
+    def backward(self, given, needs, d_out, d_lse):
+        q, k, v, out, lse = given
+        plan = self.plan(q, k, sum(1 << i for i, wanted in enumerate(needs) if wanted))
+        made = [torch.zeros_like(t) if w else None for t, w in zip((q, k, v), needs)]
+        a = self.arguments(abi.BackwardArgs, q.device, k)
+        a.tensors(q=q, k=k, v=v, out=out, lse=lse, d_out=d_out.contiguous())
+        a.tensors(d_lse=None if d_lse is None else d_lse.contiguous())
+        a.tensors(d_q=made[0], d_k=made[1], d_v=made[2])
+        a.run(plan, plan.backward_workspace(*self.sizes(k)), q, "backward")
+        return made
+
+
+class _Varlen(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, call):
+        out, lse = call.forward(q, k, v, True)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out, d_lse):
+        given = ctx.saved_tensors
+        d_out = torch.zeros_like(given[3]) if d_out is None else d_out
+        made = ctx.call.backward(given, ctx.needs_input_grad[:3], d_out, d_lse)
+        return (*made, None)

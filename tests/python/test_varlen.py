@@ -1,0 +1,104 @@
+"""Sequences of unequal lengths against each of them alone."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from saccade.torch import cached_attention, score, varlen_attention
+
+Q, K = [5, 0, 35, 1], [9, 3, 35, 153]
+
+
+def lengths(n):
+    return torch.tensor([0, *torch.tensor(n).cumsum(0)], dtype=torch.int32)
+
+
+def tensors(dtype=torch.float32, **options):
+    torch.manual_seed(1)
+    return (
+        torch.randn(sum(Q), 4, 16, dtype=dtype, **options),
+        torch.randn(sum(K), 2, 16, dtype=dtype, **options),
+        torch.randn(sum(K), 2, 24, dtype=dtype, **options),
+    )
+
+
+def alone(q, k, v, b, end):
+    rows, keys = slice(sum(Q[:b]), sum(Q[: b + 1])), slice(sum(K[:b]), sum(K[: b + 1]))
+    q, k, v = (x.transpose(0, 1) for x in (q[rows], k[keys], v[keys]))
+    k, v = k.repeat_interleave(2, 0), v.repeat_interleave(2, 0)
+    at = torch.arange(Q[b])[:, None] + (K[b] - Q[b] if end else 0)
+    s = (q @ k.mT / 4).masked_fill(at < torch.arange(K[b]), -math.inf)
+    return (torch.softmax(s, -1) @ v).transpose(0, 1), torch.logsumexp(s, -1).mT
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_each_sequence_alone(end):
+    q, k, v = tensors(requires_grad=True)
+    out, lse = varlen_attention(
+        q,
+        k,
+        v,
+        lengths(Q),
+        lengths(K),
+        align="end" if end else "start",
+        return_lse=True,
+    )
+    parts = [alone(q, k, v, b, end) for b in range(4)]
+    torch.testing.assert_close(out, torch.cat([o for o, _ in parts]))
+    torch.testing.assert_close(lse, torch.cat([x for _, x in parts]))
+    got = torch.autograd.grad(out.square().sum() + lse.sum(), (q, k, v))
+    loss = sum(o.square().sum() + x.sum() for o, x in parts)
+    for a, b in zip(got, torch.autograd.grad(loss, (q, k, v))):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_scores_see_the_sequence():
+    q, k, v = tensors()
+    shift = torch.randn(4)
+    out, lse = varlen_attention(
+        q,
+        k,
+        v,
+        lengths(Q),
+        lengths(K),
+        score=score("score + t[b]", t=shift),
+        return_lse=True,
+    )
+    plain, free = varlen_attention(q, k, v, lengths(Q), lengths(K), return_lse=True)
+    torch.testing.assert_close(out, plain)
+    torch.testing.assert_close(
+        lse - free, shift.repeat_interleave(torch.tensor(Q))[:, None] + 0 * lse
+    )
+
+
+def test_pages():
+    torch.manual_seed(1)
+    q = torch.randn(sum(Q), 4, 16)
+    pool_k, pool_v = torch.randn(2, 40, 2, 8, 16)
+    table = torch.randperm(40)[:40].reshape(4, 10).int()
+    lens = torch.tensor([9, 3, 35, 80], dtype=torch.int32)
+    out = varlen_attention(
+        q, pool_k, pool_v, lengths(Q), align="end", block_table=table, seq_lens=lens
+    )
+    for b, n in enumerate(Q):
+        if n:
+            rows = slice(sum(Q[:b]), sum(Q[: b + 1]))
+            want = cached_attention(
+                q[rows].transpose(0, 1)[None],
+                pool_k,
+                pool_v,
+                block_table=table[b : b + 1],
+                seq_lens=lens[b : b + 1],
+            )
+            assert torch.equal(out[rows], want[0].transpose(0, 1))
+
+
+def test_errors():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="align"):
+        varlen_attention(q, k, v, lengths(Q), lengths(K), align="left")
+    with pytest.raises(Exception, match="got 2 at 2 after 4"):
+        bad = torch.tensor([0, 4, 2, 41, 41], dtype=torch.int32)
+        varlen_attention(q, k, v, bad, lengths(K))
