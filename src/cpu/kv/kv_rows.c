@@ -64,6 +64,20 @@ static const char *one_piece(const kv_view *view, int64_t j, int64_t n)
     return base;
 }
 
+/* The block after this one comes nearer while this one is copied and used. */
+static void prefetch_block(const kv_view *view, int64_t j, int64_t n)
+{
+    const int64_t each = view->rows.dim * (int64_t)saccade_dtype_bytes(view->rows.dtype);
+    int64_t left;
+    for (int64_t end = j + n; j < end; j += left) {
+        const char *at = kv_place_of(view, j, &left);
+        left = left < end - j ? left : end - j;
+        for (int64_t r = 0; at && r < left; r++)
+            for (int64_t line = 0; line < each; line += LINE_BYTES)
+                __builtin_prefetch(at + r * view->rows.stride + line, 0, 2);
+    }
+}
+
 static void gather(const kv_view *view, int64_t j, int64_t n, char *to)
 {
     const size_t each = (size_t)view->rows.dim * saccade_dtype_bytes(view->rows.dtype);
@@ -90,6 +104,7 @@ cpu_rows kv_block(const kv_view *view, int64_t j, int64_t n, void *room)
     rows.base = one_piece(view, j, n);
     if (rows.base)
         return rows;
+    prefetch_block(view, j + n, n);
     gather(view, j, n, room);
     rows.base = room;
     rows.stride = rows.dim * (int64_t)saccade_dtype_bytes(rows.dtype);
