@@ -18,6 +18,27 @@ static cpu_drop drop_of(const backward_worker *w)
     return cpu_drop_of(w->job->plan, w->job->run, w->b, w->h);
 }
 
+static void scale(float *x, float factor, int32_t n)
+{
+    int32_t j = 0;
+    for (; j + CPU_DROP_BLOCK <= n; j += CPU_DROP_BLOCK)
+        for (int32_t i = 0; i < CPU_DROP_BLOCK; i++)
+            x[j + i] *= factor;
+    for (; j < n; j++)
+        x[j] *= factor;
+}
+
+/* Every other word, which is a row of a pair. */
+static void drop_pair(uint16_t *p, const uint16_t *keep, int32_t n)
+{
+    int32_t j = 0;
+    for (; j + CPU_DROP_BLOCK <= n; j += CPU_DROP_BLOCK)
+        for (int32_t i = 0; i < CPU_DROP_BLOCK; i++)
+            p[2 * (j + i)] &= keep[j + i];
+    for (; j < n; j++)
+        p[2 * j] &= keep[j];
+}
+
 void backward_drop_incoming(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
                             int32_t past)
 {
@@ -30,8 +51,9 @@ void backward_drop_incoming(backward_worker *w, int32_t r0, int32_t rows, int32_
     const cpu_drop drop = drop_of(w);
     for (int32_t r = r0; r < r0 + rows; r++) {
         const uint16_t *keep = kept_of(w, &drop, r, from, past, room);
-        for (int32_t j = from; j < past; j++)
-            w->dp[r * LD + j] = keep[j - from] ? factor * w->dp[r * LD + j] : 0;
+        float *dp = w->dp + r * LD + from;
+        scale(dp, factor, past - from);
+        cpu_drop_f32(dp, keep, past - from);
     }
 }
 
@@ -43,10 +65,9 @@ static void drop_halves(const backward_worker *w, int32_t r, int32_t from, int32
     const int is_split = w->job->backward->kernels->block->is_split;
     const int32_t lines = is_split ? 2 : 1;
     uint16_t *high = (uint16_t *)w->p + r / 2 * lines * LD * 2 + r % 2;
-    for (int32_t j = from; j < past; j++)
-        high[2 * j] &= keep[j - from];
-    for (int32_t j = from; j < past && is_split; j++)
-        high[2 * (LD + j)] &= keep[j - from];
+    drop_pair(high + 2 * from, keep, past - from);
+    if (is_split)
+        drop_pair(high + 2 * (LD + from), keep, past - from);
 }
 
 void backward_drop_weights(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
@@ -59,10 +80,9 @@ void backward_drop_weights(backward_worker *w, int32_t r0, int32_t rows, int32_t
     const cpu_drop drop = drop_of(w);
     for (int32_t r = r0; r < r0 + rows; r++) {
         const uint16_t *keep = kept_of(w, &drop, r, from, past, room);
-        uint32_t *row = (uint32_t *)w->p + r * LD;
         if (job->backward->kernels->is_apart)
             drop_halves(w, r, from, past, keep);
-        for (int32_t j = from; j < past && !job->backward->kernels->is_apart; j++)
-            row[j] &= (uint32_t)(int32_t)(int16_t)keep[j - from];
+        else
+            cpu_drop_f32((float *)w->p + r * LD + from, keep, past - from);
     }
 }

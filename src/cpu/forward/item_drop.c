@@ -2,16 +2,13 @@
  * are kept. Where a weight lies follows from what the kernels' softmax leaves. */
 #include "cpu/forward/item.h"
 
-static void drop_f32(float *p, const uint16_t *keep, int32_t n)
-{
-    uint32_t *bits = (uint32_t *)(void *)p;
-    for (int32_t j = 0; j < n; j++)
-        bits[j] &= (uint32_t)(int32_t)(int16_t)keep[j];
-}
-
 static void drop_bf16(uint16_t *p, const uint16_t *keep, int32_t n)
 {
-    for (int32_t j = 0; j < n; j++)
+    int32_t j = 0;
+    for (; j + CPU_DROP_BLOCK <= n; j += CPU_DROP_BLOCK)
+        for (int32_t i = 0; i < CPU_DROP_BLOCK; i++)
+            p[j + i] &= keep[j + i];
+    for (; j < n; j++)
         p[j] &= keep[j];
 }
 
@@ -44,7 +41,7 @@ void item_drop(cpu_worker *w, const item_tile *t, int32_t r0, int32_t n_rows)
         if (w->kernels->is_split)
             drop_split((uint16_t *)(void *)row, keep, t->n);
         else if (w->kernels->element == 4)
-            drop_f32(row, keep, t->n);
+            cpu_drop_f32(row, keep, t->n);
         else
             drop_bf16((uint16_t *)(void *)row, keep, t->n);
     }
