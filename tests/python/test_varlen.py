@@ -102,3 +102,34 @@ def test_errors():
     with pytest.raises(Exception, match="got 2 at 2 after 4"):
         bad = torch.tensor([0, 4, 2, 41, 41], dtype=torch.int32)
         varlen_attention(q, k, v, bad, lengths(K))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("end", [False, True])
+def test_on_a_gpu(dtype, end):
+    """Against the float64 reference; lengths changed under a recorded graph; lengths that lead
+    out of the tensors."""
+    q, k, v = tensors(dtype)
+    align = "end" if end else "start"
+    given = [x.cuda() for x in (q, k, v, lengths(Q), lengths(K))]
+    out, lse = varlen_attention(*given, 35, 153, align=align, return_lse=True)
+    gold, gold_lse = varlen_attention(
+        *(x.double() for x in (q, k, v)),
+        lengths(Q),
+        lengths(K),
+        align=align,
+        return_lse=True,
+    )
+    bound = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-5}[dtype]
+    torch.testing.assert_close(out.cpu().double(), gold, rtol=0, atol=bound)
+    torch.testing.assert_close(lse.cpu().double(), gold_lse.double(), rtol=0, atol=1e-4)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = varlen_attention(*given, 35, 153, align=align)
+    given[3].copy_(torch.tensor([0, 20, 21, 30, 41], dtype=torch.int32))
+    graph.replay()
+    assert torch.equal(again, varlen_attention(*given, 35, 153, align=align))
+    given[3].copy_(torch.tensor([-5, 2**31 - 1, 7, 3, 10**9], dtype=torch.int32))
+    varlen_attention(*given, 35, 153, align=align)
+    torch.cuda.synchronize()
