@@ -273,6 +273,12 @@ class MergeArgs(Record):
     ]
 
 
+class KvOptions(Record):
+    _fields_ = [("size", C.c_size_t)] + [
+        (n, C.c_int64) for n in ("pages", "page", "sequences", "most_keys")
+    ]
+
+
 class QuantizeArgs(Record):
     _fields_ = (
         [("size", C.c_size_t)]
@@ -356,6 +362,7 @@ MIRRORS = {
     "saccade_tangent_args": TangentArgs,
     "saccade_merge_args": MergeArgs,
     "saccade_quantize_args": QuantizeArgs,
+    "saccade_kv_options": KvOptions,
     "saccade_range": Range,
     "saccade_shard_options": ShardOptions,
     "saccade_message": Message,
@@ -542,6 +549,20 @@ _declare(
 _declare("dist_destroy", None, _P)
 _declare("dist_workspace", C.c_size_t, _P, C.c_int64)
 _declare("dist_prepare", _S, _P, _P, _E)
+_I32S = C.POINTER(C.c_int32)
+_declare("kv_create", _S, C.POINTER(KvOptions), C.POINTER(_P), _E)
+_declare("kv_destroy", None, _P)
+_declare("kv_add", _S, _P, _I32S, _E)
+_declare("kv_fork", _S, _P, C.c_int32, _I32S, _E)
+_declare("kv_free", _S, _P, C.c_int32, _E)
+_declare("kv_truncate", _S, _P, C.c_int32, C.c_int64, _E)
+_declare("kv_drop", _S, _P, C.c_int32, C.c_int64, _E)
+_declare("kv_grow", _S, _P, _I32S, _I32S, C.c_int32, _E)
+_declare("kv_slots", C.c_int64, _P, C.POINTER(C.c_int64), C.c_int64)
+_declare("kv_copies", C.c_int64, _P, _I32S, C.c_int64)
+_declare("kv_table", _S, _P, _I32S, C.c_int32, _I32S, C.c_int64, _I32S, _E)
+_declare("kv_length", C.c_int64, _P, C.c_int32)
+_declare("kv_free_pages", C.c_int64, _P)
 _declare("dist_forward", _S, _P, C.POINTER(ForwardArgs), _E)
 _declare("dist_backward", _S, _P, C.POINTER(BackwardArgs), _E)
 _declare("dist_forward_local", _S, _P, C.POINTER(ForwardArgs), _E)

@@ -1,0 +1,107 @@
+"""A cache of keys and values in pages: which pages of a pool the sequences hold.
+
+    cache = Cache(pages=512, page=32, sequences=16)
+    s = cache.add()
+    slots, copies = cache.grow([s], [prompt_length])   # once a step
+    for k_pool, v_pool, k, v in layers:                # pools [pages, page, Hkv, D]
+        for source, target in copies:
+            k_pool[target], v_pool[target] = k_pool[source], v_pool[source]
+        k_pool.view(-1, Hkv, D)[slots], v_pool.view(-1, Hkv, D)[slots] = k, v
+    table, lengths = cache.table([s], columns)         # block_table, seq_lens
+
+Pools may lie anywhere: lists of numbers come back, and the framework writes. See
+include/saccade_kv.h.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+from typing import Sequence
+
+from .c import abi
+from .c.abi import lib
+
+
+def _numbers(values: Sequence[int]) -> C.Array:
+    return (C.c_int32 * max(1, len(values)))(*values)
+
+
+class Cache:
+    """Pages counted by who holds them. A call that fails raises and changes nothing."""
+
+    def __init__(self, pages: int, page: int, sequences: int, most_keys: int = 0) -> None:
+        self._handle = None
+        self.pages, self.page = pages, page
+        options = abi.KvOptions(
+            pages=pages, page=page, sequences=sequences, most_keys=most_keys
+        )
+        self._handle = abi.create("kv_create", C.byref(options))
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) and lib is not None:
+            lib.saccade_kv_destroy(self._handle)
+
+    def _new(self, name: str, *arguments: int) -> int:
+        number = C.c_int32()
+        abi.call(name, self._handle, *arguments, C.byref(number))
+        return number.value
+
+    def add(self) -> int:
+        """A sequence without keys."""
+        return self._new("kv_add")
+
+    def fork(self, sequence: int) -> int:
+        """A sequence with all keys of this one, in the same pages."""
+        return self._new("kv_fork", sequence)
+
+    def free(self, sequence: int) -> None:
+        abi.call("kv_free", self._handle, sequence)
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """Forgets keys from `length` on."""
+        abi.call("kv_truncate", self._handle, sequence, length)
+
+    def drop(self, sequence: int, first: int) -> None:
+        """Gives pages back whose keys all lie before key `first`; their entries become -1."""
+        abi.call("kv_drop", self._handle, sequence, first)
+
+    def grow(
+        self, sequences: Sequence[int], counts: Sequence[int]
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Room for counts[i] more keys in sequences[i], for all or none. Returns where each new
+        key goes (page * page size + key of the page) and pages to copy first: (from, to)."""
+        if len(sequences) != len(counts):
+            raise ValueError(
+                f"counts: got {len(counts)}, expected {len(sequences)}, one for each sequence"
+            )
+        n = len(sequences)
+        abi.call("kv_grow", self._handle, _numbers(sequences), _numbers(counts), n)
+        n_slots = lib.saccade_kv_slots(self._handle, None, 0)
+        n_copies = lib.saccade_kv_copies(self._handle, None, 0)
+        slots, pairs = (C.c_int64 * max(1, n_slots))(), (C.c_int32 * max(1, 2 * n_copies))()
+        lib.saccade_kv_slots(self._handle, slots, n_slots)
+        lib.saccade_kv_copies(self._handle, pairs, n_copies)
+        copies = [(pairs[2 * i], pairs[2 * i + 1]) for i in range(n_copies)]
+        return slots[:n_slots], copies
+
+    def table(
+        self, sequences: Sequence[int], columns: int = 0
+    ) -> tuple[list[list[int]], list[int]]:
+        """Rows of pages, -1 past their ends, and lengths. columns: 0 as many as the longest
+        has."""
+        n = len(sequences)
+        lengths = (C.c_int32 * max(1, n))()
+        rows = _numbers(sequences)
+        abi.call("kv_table", self._handle, rows, n, None, 0, lengths)
+        columns = columns or max([1, *((x + self.page - 1) // self.page for x in lengths[:n])])
+        table = (C.c_int32 * max(1, n * columns))()
+        abi.call("kv_table", self._handle, rows, n, table, columns, lengths)
+        return [table[i * columns : (i + 1) * columns] for i in range(n)], lengths[:n]
+
+    def length(self, sequence: int) -> int:
+        """-1 for a sequence that is not there."""
+        return lib.saccade_kv_length(self._handle, sequence)
+
+    @property
+    def free_pages(self) -> int:
+        return lib.saccade_kv_free_pages(self._handle)

@@ -1,0 +1,66 @@
+"""saccade.kv: pages of sequences, and attention over what they hold."""
+
+import pytest
+import torch
+from saccade.c.abi import SaccadeError
+from saccade.kv import Cache
+from saccade.torch import cached_attention
+
+PAGE, HKV, D = 4, 2, 8
+
+
+def step(cache, pools, whole, sequences, counts):
+    slots, copies = cache.grow(sequences, counts)
+    new = [torch.randn(len(slots), HKV, D) for _ in pools]
+    for pool, k in zip(pools, new):
+        for source, target in copies:
+            pool[target] = pool[source]
+        pool.view(-1, HKV, D)[slots] = k
+    at = 0
+    for s, n in zip(sequences, counts):
+        for i, k in enumerate(new):
+            whole[s][i] = torch.cat([whole[s][i], k[at : at + n]])
+        at += n
+
+
+def test_forks_attend_to_their_own_keys():
+    torch.manual_seed(0)
+    cache = Cache(pages=16, page=PAGE, sequences=4)
+    pools = [torch.zeros(16, PAGE, HKV, D) for _ in range(2)]
+    a = cache.add()
+    whole = {a: [torch.zeros(0, HKV, D) for _ in range(2)]}
+    step(cache, pools, whole, [a], [10])
+    b = cache.fork(a)
+    whole[b] = list(whole[a])
+    step(cache, pools, whole, [a, b], [3, 7])
+    assert cache.free_pages == 16 - 2 - 2 - 3
+    table, lengths = cache.table([a, b])
+    assert lengths == [13, 17] and table[0][4] == -1 and table[0][:2] == table[1][:2]
+    q = torch.randn(2, 4, 1, D)
+    out = cached_attention(
+        q,
+        *(p.transpose(1, 2) for p in pools),
+        block_table=torch.tensor(table, dtype=torch.int32),
+        seq_lens=torch.tensor(lengths, dtype=torch.int32),
+    )
+    for i, s in enumerate((a, b)):
+        k, v = (x.transpose(0, 1)[None] for x in whole[s])
+        want = cached_attention(q[i : i + 1], k.contiguous(), v.contiguous())
+        torch.testing.assert_close(out[i : i + 1], want)
+
+
+def test_errors_change_nothing():
+    cache = Cache(pages=2, page=PAGE, sequences=1)
+    s = cache.add()
+    with pytest.raises(SaccadeError, match="got one more, expected at most 1"):
+        cache.fork(s)
+    with pytest.raises(SaccadeError, match="got 2 free, expected 3 or more|expected 0 to 8"):
+        cache.grow([s], [9])
+    with pytest.raises(ValueError, match="one for each sequence"):
+        cache.grow([s], [])
+    assert cache.length(s) == 0 and cache.length(5) == -1 and cache.free_pages == 2
+    cache.grow([s], [8])
+    cache.drop(s, 5)
+    assert cache.table([s])[0][0][0] == -1 and cache.free_pages == 1
+    cache.free(s)
+    assert cache.free_pages == 2
