@@ -199,7 +199,7 @@ static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccad
                       (long long)g.splits, g.splits > 1 ? "s, merged in order" : "", g.bytes,
                       g.is_shared   ? "K and V packed ahead"
                       : g.is_decode && quant_is_dtype(p->kv_dtype)
-                          ? "K and V converted a few keys at a time"
+                          ? "K and V converted on the way"
                       : g.is_decode ? "K and V read where they lie"
                                     : "each item packs its own keys");
     }

@@ -6,8 +6,10 @@
  * than a few rows would convert them again, or where a row does not fill whole vectors. Every
  * sum runs over dims and then over lanes, in one order. */
 #include "cpu/kernels/kernels.h"
+#include "base/quantize.h"
 #include "cpu/kv/prefetch.h"
 #include "cpu/kernels/vec.h"
+#include "cpu/kernels/vec_codes.h"
 
 #include <string.h>
 
@@ -26,7 +28,9 @@ static ALWAYS_INLINE vf widen(saccade_dtype dtype, const char *row, int32_t d)
         return vf_load((const float *)(const void *)row + d);
     if (dtype == SACCADE_BF16)
         return vf_from_bf16((const uint16_t *)(const void *)row + d);
-    return vf_from_f16((const uint16_t *)(const void *)row + d);
+    if (dtype == SACCADE_F16)
+        return vf_from_f16((const uint16_t *)(const void *)row + d);
+    return vf_from_codes(dtype, (const uint8_t *)row, d);
 }
 
 /* ---- blocks of f32 ---- */
@@ -34,8 +38,9 @@ static ALWAYS_INLINE vf widen(saccade_dtype dtype, const char *row, int32_t d)
 static ALWAYS_INLINE void widen_rows(saccade_dtype dtype, const cpu_rows *from, int64_t j0,
                                      int32_t n, int32_t ld, float *to)
 {
-    const size_t each = dtype == SACCADE_F32 ? 4 : 2;
     const int32_t full = from->dim / VF * VF;
+    const int64_t at = quant_bytes(dtype, full);
+    const size_t left = (size_t)(quant_bytes(dtype, from->dim) - at);
     const char *row = from->base + j0 * from->stride;
     for (int32_t j = 0; j < n; j++, row += from->stride, to += ld) {
         char rest[VF * 4] = {0};
@@ -43,10 +48,37 @@ static ALWAYS_INLINE void widen_rows(saccade_dtype dtype, const cpu_rows *from, 
             vf_store(to + d, widen(dtype, row, d));
         if (full == from->dim)
             continue;
-        memcpy(rest, row + (size_t)full * each, (size_t)(from->dim - full) * each);
+        memcpy(rest, row + at, left);
         vf_store(to + full, widen(dtype, rest, 0));
     }
 }
+
+/* call(dtype, ...) by the value of dtype. */
+#define BY_DTYPE(dtype, call, ...)            \
+    do {                                      \
+        switch (dtype) {                      \
+        case SACCADE_F32:                     \
+            call(SACCADE_F32, __VA_ARGS__);   \
+            break;                            \
+        case SACCADE_BF16:                    \
+            call(SACCADE_BF16, __VA_ARGS__);  \
+            break;                            \
+        case SACCADE_F16:                     \
+            call(SACCADE_F16, __VA_ARGS__);   \
+            break;                            \
+        case SACCADE_E4M3:                    \
+            call(SACCADE_E4M3, __VA_ARGS__);  \
+            break;                            \
+        case SACCADE_E5M2:                    \
+            call(SACCADE_E5M2, __VA_ARGS__);  \
+            break;                            \
+        case SACCADE_I8:                      \
+            call(SACCADE_I8, __VA_ARGS__);    \
+            break;                            \
+        default:                              \
+            call(SACCADE_I4, __VA_ARGS__);    \
+        }                                     \
+    } while (0)
 
 /* Rows [j0, j0 + n) as they lie, or converted into the block and padded with 0. */
 static cpu_rows take_rows(const cpu_rows *from, int64_t j0, int32_t n, int32_t rows,
@@ -55,12 +87,7 @@ static cpu_rows take_rows(const cpu_rows *from, int64_t j0, int32_t n, int32_t r
     const int32_t ld = (from->dim + VF - 1) / VF * VF;
     if (from->dim == ld && (from->dtype == SACCADE_F32 || rows <= CONVERTED_ROWS))
         return cpu_rows_from(*from, j0);
-    if (from->dtype == SACCADE_F32)
-        widen_rows(SACCADE_F32, from, j0, n, ld, block);
-    else if (from->dtype == SACCADE_BF16)
-        widen_rows(SACCADE_BF16, from, j0, n, ld, block);
-    else
-        widen_rows(SACCADE_F16, from, j0, n, ld, block);
+    BY_DTYPE(from->dtype, widen_rows, from, j0, n, ld, block);
     return (cpu_rows){(const char *)block, ld * (int64_t)sizeof *block, SACCADE_F32, ld};
 }
 
@@ -140,12 +167,7 @@ CPU_DECODE_QK(LEVEL_NAME(cpu_decode_qk))
     for (int32_t j = 0; j < n; j += KEY_GROUP) {
         const int32_t m = n - j < KEY_GROUP ? n - j : KEY_GROUP;
         const cpu_rows keys = take_rows(k, j, m, rows, block);
-        if (keys.dtype == SACCADE_F32)
-            dot_group(SACCADE_F32, &job, &keys, m, j);
-        else if (keys.dtype == SACCADE_BF16)
-            dot_group(SACCADE_BF16, &job, &keys, m, j);
-        else
-            dot_group(SACCADE_F16, &job, &keys, m, j);
+        BY_DTYPE(keys.dtype, dot_group, &job, &keys, m, j);
     }
     prefetch_rest(next);
 }
@@ -258,12 +280,7 @@ CPU_DECODE_PV(LEVEL_NAME(cpu_decode_pv))
     for (int32_t j = 0; j < n; j += KEY_GROUP) {
         const int32_t m = n - j < KEY_GROUP ? n - j : KEY_GROUP;
         const cpu_rows values = take_rows(v, j, m, rows, block);
-        if (values.dtype == SACCADE_F32)
-            sum_group(SACCADE_F32, &job, &values, m, j);
-        else if (values.dtype == SACCADE_BF16)
-            sum_group(SACCADE_BF16, &job, &values, m, j);
-        else
-            sum_group(SACCADE_F16, &job, &values, m, j);
+        BY_DTYPE(values.dtype, sum_group, &job, &values, m, j);
         if (is_nonfinite(sums, job.ld))
             return j;
         add_sums(&job, o, o_ld);

@@ -11,6 +11,7 @@
 #include "cpu/kv/prefetch.h"
 
 #include <math.h>
+#include <string.h>
 
 static float probability(const cpu_worker *w, int32_t i, int32_t j)
 {
@@ -102,12 +103,60 @@ void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows)
               CPU_BLOCK_KEYS, n_rows, g->o_ld / k->panel, w->alpha, o, g->o_ld);
 }
 
-/* Keys of a tile that products take at a time: quantised ones so many that they are f32 in L1
- * when they are used. Where P is bf16 all keys: it lies in no pieces then. */
+enum { PIECE = 64, DECODE_ROWS = 32 }; /* keys; rows that kernels in f32 take */
+
+/* Keys of a tile that products take at a time: quantised ones so few that what becomes of them
+ * stays in L1. Where P is bf16 all keys: it lies in no pieces then. */
 static int32_t piece_of(const cpu_worker *w, const item_tile *t, const kv_view *keys)
 {
-    enum { CONVERTED = 32 };
-    return keys->codes.convert && w->kernels->element == 4 ? CONVERTED : t->n;
+    return keys->codes.convert && w->kernels->element == 4 ? PIECE : t->n;
+}
+
+/* Kernels in f32 take codes as they are, and scores and weights take the scales of rows. */
+static int is_raw(const cpu_worker *w, const kv_view *keys)
+{
+    return w->kernels->element == 4 && kv_is_by_row(keys);
+}
+
+static cpu_rows take_piece(const cpu_worker *w, const kv_view *keys, int64_t j, int32_t n,
+                           void *room, float by_row[PIECE])
+{
+    return is_raw(w, keys) ? kv_raw(keys, j, n, room, by_row) : kv_block(keys, j, n, room);
+}
+
+/* to[i] = x[i] * by[i], four at a time. */
+static void multiply(const float *restrict x, const float *restrict by, int32_t n,
+                     float *restrict to)
+{
+    int32_t i = 0;
+    for (; i + 4 <= n; i += 4)
+        for (int32_t t = i; t < i + 4; t++)
+            to[t] = x[t] * by[t];
+    for (; i < n; i++)
+        to[i] = x[i] * by[i];
+}
+
+static void scale_scores(const float *by_row, int32_t n, int32_t rows, float *s)
+{
+    float scaled[PIECE];
+    for (int32_t r = 0; r < rows; r++, s += CPU_BLOCK_KEYS) {
+        multiply(s, by_row, n, scaled);
+        memcpy(s, scaled, (size_t)n * sizeof *s);
+    }
+}
+
+/* Weights of dead keys stay 0, whatever their scales are. to: rows of PIECE. */
+static void scale_weights(const float *by_row, int32_t n, int32_t rows, const float *p,
+                          float *to)
+{
+    float zero = 0;
+    for (int32_t i = 0; i < n; i++)
+        zero += by_row[i] * 0;
+    for (int32_t r = 0; r < rows; r++, p += CPU_BLOCK_KEYS, to += PIECE) {
+        multiply(p, by_row, n, to);
+        for (int32_t i = 0; i < n && zero != 0; i++)
+            to[i] = p[i] == 0 ? 0 : to[i];
+    }
 }
 
 /* Scores of a tile whose few rows read K where it lies, into s. V is prefetched meanwhile. */
@@ -118,12 +167,15 @@ static const float *decode_scores(cpu_worker *w, const item_tile *t, int is_pref
     const int32_t piece = piece_of(w, t, &k);
     for (int32_t j = 0; j < t->n; j += piece) {
         const int32_t n = t->n - j < piece ? t->n - j : piece;
-        const cpu_rows rows = kv_block(&k, t->j0 + j, n, w->room[0]);
+        float by_row[PIECE];
+        const cpu_rows rows = take_piece(w, &k, t->j0 + j, n, w->room[0], by_row);
         cpu_prefetch next = {0};
         if (is_prefetching)
             next = kv_prefetch(&v, t->j0 + j, n);
         w->kernels->decode_qk(w->q, w->job->g.q_ld, &rows, n, w->rows, item_scale_of(w, t),
                               s + j, CPU_BLOCK_KEYS, &next);
+        if (is_raw(w, &k))
+            scale_scores(by_row, n, w->rows, s + j);
     }
     return item_change_scores(w, t, 0, w->rows, s);
 }
@@ -157,15 +209,19 @@ static int32_t decode_values(cpu_worker *w, const item_tile *t, int32_t ahead)
     const int32_t piece = piece_of(w, t, &v);
     for (int32_t j = 0; j < t->n; j += piece) {
         const int32_t n = t->n - j < piece ? t->n - j : piece;
-        const cpu_rows rows = kv_block(&v, t->j0 + j, n, w->room[1]);
+        float by_row[PIECE], scaled[DECODE_ROWS * PIECE];
+        const cpu_rows rows = take_piece(w, &v, t->j0 + j, n, w->room[1], by_row);
+        if (is_raw(w, &v))
+            scale_weights(by_row, n, w->rows, w->s + j, scaled);
         const int32_t first = j > ahead ? j : ahead;
         const int32_t past = j + piece < t->n ? j + piece : CPU_BLOCK_KEYS;
         cpu_prefetch next = {0};
         if (first < past)
             next = kv_prefetch(&k, t->j0 + t->n + first, past - first);
-        const int32_t done =
-            w->kernels->decode_pv(w->s + j, CPU_BLOCK_KEYS, &rows, n, w->rows, w->alpha, w->o,
-                                  w->job->g.o_ld, &next);
+        const float *p = is_raw(w, &v) ? scaled : w->s + j;
+        const int32_t p_ld = is_raw(w, &v) ? PIECE : CPU_BLOCK_KEYS;
+        const int32_t done = w->kernels->decode_pv(p, p_ld, &rows, n, w->rows, w->alpha, w->o,
+                                                   w->job->g.o_ld, &next);
         if (done < n)
             return j + done;
         for (int32_t r = 0; r < w->rows; r++)

@@ -96,8 +96,10 @@ cpu_item cpu_item_of(const cpu_job *job, int64_t index)
 kv_view cpu_keys_of(const cpu_job *job, int is_value, int64_t b, int64_t g)
 {
     const cpu_kernels *kernels = cpu_state_of(job->plan)->needs.kernels;
-    return kv_view_as(&job->plan->problem, job->run, is_value, b, g, kernels->dequantise,
-                      cpu_dequantised(kernels));
+    kv_view view = kv_view_as(&job->plan->problem, job->run, is_value, b, g,
+                              kernels->dequantise, cpu_dequantised(kernels));
+    view.codes.factor = view.rows.dtype == SACCADE_E4M3 ? CPU_E4M3_FACTOR : 1;
+    return view;
 }
 
 kv_view item_k(const cpu_worker *w)

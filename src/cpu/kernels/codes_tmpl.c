@@ -8,15 +8,6 @@
 
 #if !defined(LEVEL_AMX)
 
-static ALWAYS_INLINE vf widen(saccade_dtype dtype, const uint8_t *row, int32_t d)
-{
-    if (dtype == SACCADE_E4M3)
-        return vf_from_e4m3(row + d);
-    if (dtype == SACCADE_E5M2)
-        return vf_from_e5m2(row + d);
-    return dtype == SACCADE_I8 ? vf_from_i8(row + d) : vf_from_i4(row + d / 2);
-}
-
 static ALWAYS_INLINE void put(saccade_dtype dtype, char *to, int32_t d, vf x)
 {
     if (dtype == SACCADE_F32)
@@ -41,14 +32,14 @@ static ALWAYS_INLINE void convert_row(saccade_dtype from, saccade_dtype to, cons
     char last[VF * 4];
     int32_t d = 0;
     for (; d + VF <= dim; d += VF)
-        put(to, at, d, widen(from, row, d) * scales_of(scale, by_channel, d));
+        put(to, at, d, vf_from_codes(from, row, d) * scales_of(scale, by_channel, d));
     if (d == dim)
         return;
     if (from == SACCADE_I4)
         memcpy(rest, row + d / 2, (size_t)(dim - d + 1) / 2);
     else
         memcpy(rest, row + d, (size_t)(dim - d));
-    put(to, last, 0, widen(from, rest, 0) * scales_of(scale, by_channel, d));
+    put(to, last, 0, vf_from_codes(from, rest, 0) * scales_of(scale, by_channel, d));
     memcpy(at + (size_t)d * each, last, (size_t)(dim - d) * each);
 }
 
@@ -56,7 +47,7 @@ static ALWAYS_INLINE void convert_rows(saccade_dtype from, saccade_dtype to,
                                        const cpu_rows *rows, int32_t n, const float *by_row,
                                        const float *by_channel, char *at)
 {
-    const float factor = from == SACCADE_E4M3 ? E4M3_FACTOR : 1;
+    const float factor = from == SACCADE_E4M3 ? CPU_E4M3_FACTOR : 1;
     const int64_t stride = rows->dim * (to == SACCADE_F32 ? 4 : 2);
     const char *row = rows->base;
     for (int32_t j = 0; j < n; j++, row += rows->stride, at += stride)

@@ -50,6 +50,8 @@ enum { CPU_BLOCK_ROWS = 96, CPU_BLOCK_KEYS = 256, CPU_MOST_ROWS = 512 };
  * to O, stops before the first few keys that hold an infinity or NaN and returns how many keys
  * it has done. */
 enum { CPU_DECODE_DIM = 576 };
+/* Those in f32 take quantised rows too, not scaled: e4m3 counts as so much less. */
+#define CPU_E4M3_FACTOR 256.0f
 #define CPU_DECODE_QK(name)                                                               \
     void name(const void *q, int32_t q_ld, const cpu_rows *k, int32_t n, \
               int32_t rows, float scale, float *s, int32_t s_ld, cpu_prefetch *next)

@@ -5,11 +5,10 @@
 #define SACCADE_CPU_KERNELS_VEC_CODES_H
 
 #include "base/convert.h"
+#include "cpu/kernels/kernels.h"
 #include "cpu/kernels/vec.h"
 
 #include <string.h>
-
-#define E4M3_FACTOR 256.0f
 
 #if defined(LEVEL_AVX2)
 /* The two halves of each of 8 bytes as signed bytes. */
@@ -109,7 +108,7 @@ static ALWAYS_INLINE vf vf_from_e4m3(const uint8_t *p)
 {
     vf x;
     for (int i = 0; i < VF; i++)
-        x[i] = e4m3_to_f32(p[i]) * (1 / E4M3_FACTOR);
+        x[i] = e4m3_to_f32(p[i]) * (1 / CPU_E4M3_FACTOR);
     return x;
 }
 
@@ -138,5 +137,15 @@ static ALWAYS_INLINE vf vf_from_i4(const uint8_t *p)
 }
 
 #endif
+
+/* Codes [d, d + VF) of a row. */
+static ALWAYS_INLINE vf vf_from_codes(saccade_dtype dtype, const uint8_t *row, int32_t d)
+{
+    if (dtype == SACCADE_E4M3)
+        return vf_from_e4m3(row + d);
+    if (dtype == SACCADE_E5M2)
+        return vf_from_e5m2(row + d);
+    return dtype == SACCADE_I8 ? vf_from_i8(row + d) : vf_from_i4(row + d / 2);
+}
 
 #endif

@@ -16,7 +16,8 @@ kv_view kv_view_as(const plan_problem *problem, const plan_run *run, int is_valu
                                 is_value ? run->v_scale : run->k_scale,
                                 is_value ? problem->v_groups : problem->k_groups,
                                 b,
-                                g};
+                                g,
+                                1};
     return view;
 }
 
@@ -125,4 +126,45 @@ cpu_rows kv_convert(const kv_view *view, int64_t j, int64_t n, void *room)
         j += found.n;
     }
     return (cpu_rows){room, each, view->codes.dtype, dim};
+}
+
+int kv_is_by_row(const kv_view *view)
+{
+    return view->codes.convert && (!view->codes.scale || !view->codes.groups.channels);
+}
+
+/* Scales of rows, times the factor; of absent keys 1. */
+static void raw_scales(const kv_codes *c, const code_rows *from, float *by_row)
+{
+    for (int64_t i = 0; i < from->n; i++)
+        by_row[i] = 1;
+    if (c->scale && from->rows.base)
+        scales_by_row(c, from->outer, from->row, from->n, by_row);
+    for (int64_t i = 0; i < from->n; i++)
+        by_row[i] *= c->factor;
+}
+
+static void copy_rows(const code_rows *from, int64_t each, char *to)
+{
+    if (!from->rows.base) {
+        memset(to, 0, (size_t)(from->n * each));
+        return;
+    }
+    for (int64_t i = 0; i < from->n; i++)
+        memcpy(to + i * each, cpu_rows_from(from->rows, i).base, (size_t)each);
+}
+
+cpu_rows kv_raw(const kv_view *view, int64_t j, int64_t n, void *room, float *by_row)
+{
+    const int64_t each = quant_bytes(view->rows.dtype, view->rows.dim);
+    char *to = room;
+    for (int64_t at = 0; at < n;) {
+        const code_rows found = rows_of(view, j + at, n - at);
+        raw_scales(&view->codes, &found, by_row + at);
+        if (found.n == n && found.rows.base)
+            return found.rows;
+        copy_rows(&found, each, to + at * each);
+        at += found.n;
+    }
+    return (cpu_rows){room, each, view->rows.dtype, view->rows.dim};
 }

@@ -36,6 +36,7 @@ typedef struct kv_codes {
     const saccade_tensor *scale; /* NULL: 1 */
     plan_groups groups;
     int64_t b, g;
+    float factor; /* of kv_raw's scales */
 } kv_codes;
 
 /* The keys of one (b, kv head) of K or V, by their logical numbers. */
@@ -59,6 +60,10 @@ kv_view kv_view_as(const plan_problem *problem, const plan_run *run, int is_valu
 cpu_rows kv_block(const kv_view *view, int64_t j, int64_t n, void *room);
 /* kv_block of quantised keys. */
 cpu_rows kv_convert(const kv_view *view, int64_t j, int64_t n, void *room);
+/* Whether each row of quantised keys has one scale, or none. */
+int kv_is_by_row(const kv_view *view);
+/* Such keys [j, j + n) as codes, and the scale of each: where they lie, or copied to `room`. */
+cpu_rows kv_raw(const kv_view *view, int64_t j, int64_t n, void *room, float *by_row);
 /* Where key j of a view with chunks lies, NULL in an absent one and past the last; *left: that
  * key and those that follow it there. */
 const char *kv_place_of(const kv_view *view, int64_t j, int64_t *left);
