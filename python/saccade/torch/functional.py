@@ -14,7 +14,6 @@ import torch
 
 from ..c import backward as c_backward
 from .autograd import _gradients
-from .block_mask import BlockMask
 from .calls import new_call, prepared
 from .checks import NO_SECOND, backend_of
 from .entries import _find

@@ -86,7 +86,10 @@ def cached_attention(
     longest, B, Q = form.KV, form.B, form.Q
     if paged:
         longest = args.pages(key, block_table, indptr, indices, last_page_len)
-        B = (block_table.shape if block_table is not None else indptr[1:].shape)[0]
+        if block_table is not None:
+            B = block_table.shape[0]
+        elif indptr is not None:
+            B = indptr.shape[0] - 1
     if any(ragged):
         at_end = isinstance(q_offset, str)
         B = args.ragged(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, at_end)
