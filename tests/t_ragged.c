@@ -5,6 +5,8 @@
  * that must not change. */
 #include "saccade.h"
 
+#include "support/forward_case.h"
+
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -591,10 +593,9 @@ static int is_emulated(void)
 
 static void every_level(void **state)
 {
-    static const char *const levels[] = {"portable", "avx2", "avx512", NULL};
     (void)state;
-    for (size_t n = 0; n < sizeof levels / sizeof *levels; n++)
-        check_all("cpu", levels[n], 0, is_emulated() ? 6 : 2);
+    for (const char *const *level = case_levels(); *level; level++)
+        check_all("cpu", *level, 0, is_emulated() ? 6 : 2);
 }
 
 static void gradients(void **state)
