@@ -2,7 +2,7 @@
 on its streams, in the order of the calls.
 
 What rank r's rows touch of peer p's keys is one piece of a message: [B, Hkv, rows, dim] of K,
-then of V. Gradients go the way back and are added up in the order of ranks, in float32.
+then of V. Gradients go the way back and are added up in one order, in float32.
 """
 
 from __future__ import annotations
@@ -26,11 +26,19 @@ class Rows:
         self.few = list(zip(here, there)) if len(here) <= _FEW else None
         if self.few is None:
             self.here, self.there = expand(here).to(device), expand(there).to(device)
+            self.are_packed = list(here) == packed(here), list(there) == packed(there)
+
+    def _here(self, t):
+        """The list of rows `here` of t; None where they are all of its rows, in order."""
+        return None if self.are_packed[0] and t.shape[2] == self.count else self.here
+
+    def _there(self, t):
+        return None if self.are_packed[1] and t.shape[2] == self.count else self.there
 
     def copy(self, source, target):
         """Rows `here` of source to rows `there` of target, both [B, Hkv, rows, dim]."""
         if self.few is None:
-            target.index_copy_(2, self.there, source.index_select(2, self.here))
+            _copy_rows(source, self._here(source), target, self._there(target))
             return
         for (a, n), (b, _) in self.few:
             target[:, :, b : b + n].copy_(source[:, :, a : a + n])
@@ -38,7 +46,7 @@ class Rows:
     def take(self, source, target):
         """Rows `there` of source to rows `here` of target."""
         if self.few is None:
-            target.index_copy_(2, self.here, source.index_select(2, self.there))
+            _copy_rows(source, self._there(source), target, self._here(target))
             return
         for (a, n), (b, _) in self.few:
             target[:, :, a : a + n].copy_(source[:, :, b : b + n])
@@ -46,10 +54,39 @@ class Rows:
     def add(self, source, target):
         """Adds rows `there` of source to rows `here` of target; no row comes twice."""
         if self.few is None:
-            target.index_add_(2, self.here, source.index_select(2, self.there))
+            at = self._there(source)
+            target.index_add_(
+                2, self.here, source if at is None else source.index_select(2, at)
+            )
             return
         for (a, n), (b, _) in self.few:
             target[:, :, a : a + n] += source[:, :, b : b + n]
+
+
+def _copy_rows(source, of, target, to):
+    """Rows `of` of source to rows `to` of target; None: all of them, in order."""
+    source, target = _wide(source, target)
+    if of is not None:
+        if to is None and target.is_contiguous():
+            torch.index_select(source, 2, of, out=target)
+            return
+        source = source.index_select(2, of)
+    if to is None:
+        target.copy_(source)
+    else:
+        target.index_copy_(2, to, source)
+
+
+def _wide(source, target):
+    """The same rows in elements of 16 bytes where they are whole ones: torch moves elements
+    one by one, whatever their size."""
+    fits = all(
+        t.is_contiguous() and t.shape[3] * t.element_size() % 16 == 0 and t.data_ptr() % 16 == 0
+        for t in (source, target)
+    )
+    if not fits:
+        return source, target
+    return source.view(torch.complex128), target.view(torch.complex128)
 
 
 def expand(ranges: Ranges) -> torch.Tensor:
@@ -59,7 +96,7 @@ def expand(ranges: Ranges) -> torch.Tensor:
     return torch.cat([torch.arange(a, a + n) for a, n in ranges])
 
 
-def _packed(ranges: Ranges) -> list[tuple[int, int]]:
+def packed(ranges: Ranges) -> list[tuple[int, int]]:
     """The same lengths, one after the other from 0."""
     made, at = [], 0
     for _, n in ranges:
@@ -122,8 +159,8 @@ class Gathering:
         self.sent, self.got = [], []
         for p in range(ranks):
             gives, takes = shards.needs(index, p, rank), shards.needs(index, rank, p)
-            self.sent.append(Rows(_local(gives, held), _packed(gives), device))
-            self.got.append(Rows(_packed(takes), takes, device))
+            self.sent.append(Rows(_local(gives, held), packed(gives), device))
+            self.got.append(Rows(packed(takes), takes, device))
         takes = shards.needs(index, rank, rank)
         self.own = Rows(_local(takes, held), takes, device)
 
@@ -163,7 +200,8 @@ class Gathering:
 
     def scatter(self, d_k, d_v):
         """Gradients, float32, of the whole sequence's keys that rows here touch, to the ranks
-        that hold the keys: sums over ranks of those held here."""
+        that hold the keys: for those held here this rank's part, and the others' added to it
+        in the order of ranks."""
         shape, dims = d_k.shape[:2], (d_k.shape[3], d_v.shape[3])
         width = shape[0] * shape[1] * sum(dims)
         counts = self._counts(self.got), self._counts(self.sent)
@@ -172,16 +210,14 @@ class Gathering:
             self.got[p].take(d_k, to_k)
             self.got[p].take(d_v, to_v)
         incoming, work = _exchange(outgoing, *counts, width, self.group)
-        made = [d_k.new_zeros((*shape, self.held, dim)) for dim in dims]
+        fill = d_k.new_empty if self.own.count == self.held else d_k.new_zeros
+        made = [fill((*shape, self.held, dim)) for dim in dims]
+        for of, to in zip((d_k, d_v), made):  # while the others' travel
+            self.own.take(of, to)
         work.wait()
-        parts = dict(self._parts(incoming, self.sent, shape, dims))
-        for p in range(self.ranks):
-            if p == self.rank:
-                self.own.add(d_k, made[0])
-                self.own.add(d_v, made[1])
-            elif p in parts:
-                for part, to in zip(parts[p], made):
-                    self.sent[p].add(part, to)
+        for p, parts in self._parts(incoming, self.sent, shape, dims):
+            for part, to in zip(parts, made):
+                self.sent[p].add(part, to)
         return made
 
     def summed(self, captured):
@@ -194,7 +230,7 @@ class Heads:
 
     def __init__(self, rows: Sequence[Ranges], rank: int, length: int, group, device):
         self.rank, self.ranks, self.length, self.group = rank, len(rows), length, group
-        self.rows = [Rows(_packed(x), x, device) for x in rows]
+        self.rows = [Rows(packed(x), x, device) for x in rows]
         self.counts = [x.count for x in self.rows]
 
     def to_heads(self, *tensors):
