@@ -6,6 +6,7 @@
 #include "saccade.h"
 
 #include "support/forward_case.h"
+#include "support/short_run.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -586,22 +587,17 @@ static void check_all(const char *backend, const char *level, int is_backward, i
         }
 }
 
-static int is_emulated(void)
-{
-    return getenv("SACCADE_TEST_EMULATED") != NULL;
-}
-
 static void every_level(void **state)
 {
     (void)state;
     for (const char *const *level = case_levels(); *level; level++)
-        check_all("cpu", *level, 0, is_emulated() ? 6 : 2);
+        check_all("cpu", *level, 0, is_short_run() ? 6 : 2);
 }
 
 static void gradients(void **state)
 {
     (void)state;
-    check_all("cpu", NULL, 1, is_emulated() ? 12 : 3);
+    check_all("cpu", NULL, 1, is_short_run() ? 12 : 3);
     check_all("cpu", "portable", 1, 12);
 }
 
