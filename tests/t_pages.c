@@ -4,6 +4,7 @@
  * be read behind the pool. */
 #include "support/forward_case.h"
 #include "support/page_case.h"
+#include "support/short_run.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -183,7 +184,7 @@ static void every_form_and_layout(void **state)
     (void)state;
     for (int f = 0; f < FORMS; f++)
         for (int l = 0; l < LAYOUTS; l++)
-            for (int n = 0; n < SIZES; n++) {
+            for (int n = 0; n < SIZES; n += is_short_run() ? 2 : 1) {
                 page_case c = {.problem = "b4 h4/2 q5 kv150 d24 dv16 f32",
                                .backend = n % 2 ? "plain" : "ref",
                                .mask = "kv <= q + 120",
@@ -208,7 +209,7 @@ static void at_every_level(void **state)
         "b2 h4/1 q1 kv310 d40 f16",       "b3 h2 q40 kv700 d128 f16"};
     (void)state;
     for (size_t p = 0; p < sizeof problems / sizeof *problems; p++)
-        for (int n = 0; n < SIZES; n++)
+        for (int n = is_short_run() ? (int)p % 2 : 0; n < SIZES; n += is_short_run() ? 2 : 1)
             for (const char *const *level = case_levels(); *level; level++) {
                 page_case c = {.problem = problems[p],
                                .backend = "cpu",
