@@ -78,7 +78,7 @@ static int configure(const char *from)
             return 0;
     if (asked.palette != 1 || asked.start_row != 0)
         return 0;
-    memset(tiles, 0, sizeof tiles);
+    memset(cpu_emulated_tiles, 0, sizeof cpu_emulated_tiles);
     is_configured = 1;
     return 1;
 }
@@ -104,7 +104,7 @@ static int do_instruction(const trap *t)
         return 0;
     switch (t->it.mnemonic) {
     case ZYDIS_MNEMONIC_TILEZERO:
-        memset(&tiles[tile(t, 0)], 0, sizeof tiles[0]);
+        memset(&cpu_emulated_tiles[tile(t, 0)], 0, sizeof cpu_emulated_tiles[0]);
         return 1;
     case ZYDIS_MNEMONIC_TILELOADD:
     case ZYDIS_MNEMONIC_TILELOADDT1:

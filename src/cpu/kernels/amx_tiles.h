@@ -30,18 +30,15 @@ typedef struct tile_config {
 #if defined(LEVEL_AMX)
 
 /* Volatile keeps them in order among themselves, "memory" behind the stores that they read. */
-#define TILE_LOAD(t, from, stride)                                               \
-    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(from),                \
-                     "r"((int64_t)(stride))                                      \
+#define TILE_LOAD(t, from, stride)                                                       \
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(from), "r"((int64_t)(stride)) \
                      : "memory")
 /* For what is used once: leaves the nearest cache to S, P, Q and O. */
-#define TILE_STREAM(t, from, stride)                                             \
-    __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #t ::"r"(from),              \
-                     "r"((int64_t)(stride))                                      \
+#define TILE_STREAM(t, from, stride)                                                       \
+    __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #t ::"r"(from), "r"((int64_t)(stride)) \
                      : "memory")
-#define TILE_STORE(t, to, stride)                                                \
-    __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(to),              \
-                     "r"((int64_t)(stride))                                      \
+#define TILE_STORE(t, to, stride)                                                          \
+    __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(to), "r"((int64_t)(stride)) \
                      : "memory")
 #define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::)
 /* c += a b */
@@ -64,21 +61,24 @@ static inline void tiles_end(void)
 
 #else
 
-static _Thread_local union {
+typedef union emulated_tile {
     uint16_t pairs[TILE_ROWS][TILE_DEPTH];
     float sums[TILE_ROWS][16];
-} tiles[N_TILES];
+} emulated_tile;
+
+/* amx_tiles.c: one set for all kernels of a thread, since it lies in each thread's stack. */
+extern _Thread_local emulated_tile cpu_emulated_tiles[N_TILES];
 
 static inline void tile_load(int t, const void *from, int64_t stride)
 {
     for (int r = 0; r < TILE_ROWS; r++)
-        memcpy(tiles[t].pairs[r], (const char *)from + r * stride, TILE_BYTES);
+        memcpy(cpu_emulated_tiles[t].pairs[r], (const char *)from + r * stride, TILE_BYTES);
 }
 
 static inline void tile_store(int t, void *to, int64_t stride)
 {
     for (int r = 0; r < TILE_ROWS; r++)
-        memcpy((char *)to + r * stride, tiles[t].pairs[r], TILE_BYTES);
+        memcpy((char *)to + r * stride, cpu_emulated_tiles[t].pairs[r], TILE_BYTES);
 }
 
 /* The instruction takes and gives 0 for subnormal numbers. */
@@ -98,25 +98,25 @@ static inline void tile_dot(int c, int a, int b)
     float right[TILE_DEPTH / 2][TILE_DEPTH];
     for (int k = 0; k < TILE_DEPTH / 2; k++)
         for (int j = 0; j < TILE_DEPTH; j++)
-            right[k][j] = flushed(tiles[b].pairs[k][j]);
+            right[k][j] = flushed(cpu_emulated_tiles[b].pairs[k][j]);
     for (int r = 0; r < TILE_ROWS; r++) {
         float sum[TILE_DEPTH] = {0};
         for (int k = 0; k < TILE_DEPTH / 2; k++) {
-            const float x[2] = {flushed(tiles[a].pairs[r][2 * k]),
-                                flushed(tiles[a].pairs[r][2 * k + 1])};
+            const float x[2] = {flushed(cpu_emulated_tiles[a].pairs[r][2 * k]),
+                                flushed(cpu_emulated_tiles[a].pairs[r][2 * k + 1])};
             for (int j = 0; j < TILE_DEPTH; j++) /* the product is exact */
                 sum[j] = flush(x[j % 2] * right[k][j] + sum[j]);
         }
         for (int j = 0; j < 16; j++)
-            tiles[c].sums[r][j] =
-                flush(tiles[c].sums[r][j] + flush(sum[2 * j] + sum[2 * j + 1]));
+            cpu_emulated_tiles[c].sums[r][j] =
+                flush(cpu_emulated_tiles[c].sums[r][j] + flush(sum[2 * j] + sum[2 * j + 1]));
     }
 }
 
 #define TILE_LOAD(t, from, stride) tile_load(t, from, stride)
 #define TILE_STREAM(t, from, stride) tile_load(t, from, stride)
 #define TILE_STORE(t, to, stride) tile_store(t, to, stride)
-#define TILE_ZERO(t) memset(&tiles[t], 0, sizeof tiles[t])
+#define TILE_ZERO(t) memset(&cpu_emulated_tiles[t], 0, sizeof cpu_emulated_tiles[t])
 #define TILE_DOT(c, a, b) tile_dot(c, a, b)
 
 static inline void tiles_begin(void)
