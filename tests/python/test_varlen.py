@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from saccade.torch import cached_attention, score, varlen_attention
+from saccade.torch import cached_attention, score, varlen_attention  # noqa: E402
 
 Q, K = [5, 0, 35, 1], [9, 3, 35, 153]
 

@@ -52,9 +52,9 @@ def varlen_attention(
     if cu_seqlens_k is None and block_table is None:
         cu_seqlens_k, max_seqlen_k = cu_seqlens_q, max_seqlen_k or max_seqlen_q
     _check(query, key, value, block_table)
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, align == "end")
     call = _Call(query, key, value, mask, score, scale, kernel_options)
-    call.lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, align == "end")
-    call.paged = (block_table, seq_lens)
+    call.lengths, call.paged = lengths, (block_table, seq_lens)
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
         out, lse = _Varlen.apply(query, key, value, call)
     else:
@@ -73,6 +73,9 @@ def _check(q, k, v, table):
 
 class _Call:
     """What forward and backward of one call share."""
+
+    lengths: tuple  # cu_seqlens and maxima of queries and of keys, alignment to the end
+    paged: tuple  # block_table and seq_lens, or two None
 
     def __init__(self, q, k, v, mask, score, scale, options):
         device = q.device.type
