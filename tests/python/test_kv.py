@@ -1,10 +1,12 @@
 """saccade.kv: pages of sequences, and attention over what they hold."""
 
 import pytest
-import torch
 from saccade.c.abi import SaccadeError
 from saccade.kv import Cache
-from saccade.torch import cached_attention
+
+torch = pytest.importorskip("torch")
+
+from saccade.torch import cached_attention  # noqa: E402
 
 PAGE, HKV, D = 4, 2, 8
 
