@@ -464,6 +464,34 @@ static void programs_of_ragged_runs(void **state)
 }
 
 /* Results in f32 of bf16 and f16 problems: the same tiles, and no program spills. */
+static void programs_of_pages(void **state)
+{
+    saccade_error err = {0};
+    saccade_plan *plan = NULL;
+    saccade_problem p;
+    char *text = NULL;
+    (void)state;
+    if (!has_compiler()) {
+        print_message("no NVRTC on this machine: nothing compiled\n");
+        skip();
+    }
+    saccade_problem_init(&p);
+    p.sizes = (saccade_sizes){.H = 4, .Hkv = 2, .D = 128, .Dv = 128};
+    p.dtype = SACCADE_BF16;
+    p.backend = "cuda";
+    p.arch = "sm_90a";
+    p.page = 48;
+    assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_OK);
+    const cu_state *s = plan->state;
+    for (int n = 0; n < CU_PROGRAMS; n++)
+        assert_int_equal(s->programs[n].image.report.spill_bytes, 0);
+    assert_int_equal(saccade_plan_explain(plan, &text, &err), SACCADE_OK);
+    assert_non_null(strstr(text, "pages, decode: tensor copies of 16 keys\n"));
+    assert_non_null(strstr(text, "pages, forward: tensor copies of 16 keys\n"));
+    saccade_free(text);
+    saccade_plan_destroy(plan);
+}
+
 static void programs_of_f32_results(void **state)
 {
     static const struct {
@@ -784,6 +812,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(no_spills),
         cmocka_unit_test(no_spills_in_wide_heads),
         cmocka_unit_test(programs_of_chunks),
+        cmocka_unit_test(programs_of_pages),
         cmocka_unit_test(programs_of_ragged_runs),
         cmocka_unit_test(programs_of_rows), cmocka_unit_test(rows_of_block_masks),
         cmocka_unit_test(programs_of_f32_results), cmocka_unit_test(programs_of_sinks),

@@ -151,6 +151,8 @@ int cu_decode_shared(const cu_tile *tile, int D, int E, int column_words, int64_
 /* Whether kernels by mma.sync keep Q in shared memory rather than in registers. */
 int cu_is_q_shared(int D, int E);
 int cu_tile_rows(cu_family family, const cu_tile *tile);
+/* Keys of a tensor copy from pages: the most that divide both. */
+int cu_keys_in_both(int64_t page, int tile_keys);
 int cu_tile_threads(cu_family family, const cu_tile *tile, int E);
 /* f32: warps that share 16 rows, each with a part of O's columns */
 int cu_parts(int E);

@@ -113,6 +113,28 @@ static void put_backward(const saccade_plan *plan, strbuf *out)
                       cu_backward_workspace(plan, &p->sizes, NULL));
 }
 
+/* How keys in pages come into shared memory. */
+static void put_pages(const saccade_plan *plan, strbuf *out)
+{
+    static const cu_program readers[] = {CU_DECODE, CU_MAIN};
+    const cu_state *s = plan->state;
+    const int64_t page = plan->problem.page;
+    for (int i = 0; i < 2 && page; i++) {
+        const cu_loaded *l = &s->programs[readers[i]];
+        if (!l->image.code)
+            continue;
+        strbuf_printf(out, "pages, %s: ", cu_program_kinds[readers[i]].name);
+        if (l->form.family != CU_SM90)
+            strbuf_puts(out, "copied by 16 bytes or less\n");
+        else if (page < 0)
+            strbuf_printf(out, "tensor copies of as many keys as divide a page and %d\n",
+                          l->form.tile.keys);
+        else
+            strbuf_printf(out, "tensor copies of %d keys\n",
+                          cu_keys_in_both(page, l->form.tile.keys));
+    }
+}
+
 saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *err)
 {
     const cu_state *s = plan->state;
@@ -128,6 +150,7 @@ saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *
                   cu_shared_bytes(form, &s->facts, &plan->problem));
     strbuf_printf(out, "serialised products: %s\n", worst.is_serialised ? "yes" : "no");
     strbuf_printf(out, "offsets: %s\n", s->is_lazy ? "late, with a second pass" : "exact");
+    put_pages(plan, out);
     put_notes(plan, out);
     put_backward(plan, out);
     put_programs(s, out);

@@ -147,13 +147,7 @@ static cu_chunks chunks_of(const plan_run *run)
 
 int run_box(const plan_run *run, int keys)
 {
-    int a = keys, b = run->chunks ? run->chunks->size : keys;
-    while (b) {
-        const int rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
+    return cu_keys_in_both(run->chunks ? run->chunks->size : keys, keys);
 }
 
 static void fill_ragged(const plan_run *run, const cu_form *form, cu_fwd *p)

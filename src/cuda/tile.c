@@ -154,6 +154,17 @@ int cu_parts(int E)
     return E > 128 ? 2 : 1;
 }
 
+int cu_keys_in_both(int64_t page, int tile_keys)
+{
+    int64_t a = tile_keys, b = page;
+    while (b) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return (int)a;
+}
+
 int cu_tile_rows(cu_family family, const cu_tile *tile)
 {
     return tile->groups * (family == CU_SM90 ? 64 : 16);
