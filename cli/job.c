@@ -135,8 +135,7 @@ static saccade_status bind_all(const cli_args *args, job *j, saccade_error *err)
         CLI_TRY(read_binding(args->bind.item[i], j, err));
         const char *name = j->bindings[j->n_bindings - 1].name;
         CLI_FAIL_IF(!names(j->mask, name) && !names(j->score, name) && !names(j->weight, name),
-                    SACCADE_EINVAL, "--bind", "got '%.60s', which neither mask nor score names",
-                    name);
+                    SACCADE_EINVAL, "--bind", "got '%.60s', which no text names", name);
         if (j->bindings[i].tensor.dtype == SACCADE_F64)
             fprintf(stderr, "saccade: note: %s is f64 and is read as f32\n", name);
     }

@@ -296,7 +296,7 @@ static void wrong_positions_and_captures(void **unused)
     expect(s, "block_mask", "other offsets");
     s->args.positions = NULL;
     s->binding.name = "dog";
-    expect(s, "dog", "neither score nor mask");
+    expect(s, "dog", "no text names");
     s->binding.name = "doc";
     s->args.n_bindings = 0;
     assert_int_equal(saccade_forward(s->plan, &s->args, &err), SACCADE_OK); /* mask's */
@@ -420,7 +420,7 @@ static void captures_without_use(void **unused)
         if (forward(s, &err) != SACCADE_OK)
             fail_msg("%s: %s: %s", texts[i], err.where, err.message);
         s->binding.name = "scale";
-        expect(s, "scale", "neither score nor mask");
+        expect(s, "scale", "no text names");
         saccade_mod_destroy(score);
         tear_down(s);
         free(s);

@@ -130,7 +130,7 @@ refuse "got 1 dimensions" run -q flat.npy -k k.npy -v v.npy -o o.npy
 
 # ---- captures ----
 refuse "expected --bind W=NUMBER" $run -o o.npy --mask 'q - kv < W'
-refuse "neither mask nor score names" $run -o o.npy --bind W=3
+refuse "which no text names" $run -o o.npy --bind W=3
 expect 0 $run -o o.npy --score 'x = t[q]; score' --bind 't=i32[Q]:iota'
 expect 0 $run -o dropped.npy --weight 'dropout(p)' --bind p=0.5 --sinks 'f32[H]:normal' --seed 3
 expect 0 $run -o again.npy --weight 'dropout(0.5)' --seed 3 --backend ref

@@ -152,7 +152,7 @@ static saccade_status check_bindings(const saccade_plan *plan, const api_inputs 
         FAIL_AT(!name, SACCADE_EINVAL, "bindings", 0, 0, "got no name in entry %d", i);
         FAIL_AT(!has_capture(plan->source_score, name) && !has_capture(plan->source_mask, name)
                     && !has_capture(plan->source_weight, name),
-                SACCADE_EINVAL, name, 0, 0, "got a binding that neither score nor mask names");
+                SACCADE_EINVAL, name, 0, 0, "got a binding that no text names");
         FAIL_AT(find_binding(in->bindings, i, name), SACCADE_EINVAL, name, 0, 0,
                 "got two bindings of one name, expected one");
     }
