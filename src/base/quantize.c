@@ -26,7 +26,7 @@ float quant_scale(saccade_dtype dtype, saccade_dtype scale_dtype, float most)
         return NAN;
     const float scale = most == 0 ? 1.0f : most / quant_largest(dtype);
     if (scale_dtype != SACCADE_F16)
-        return scale;
+        return scale > 0 ? scale : 0x1p-149f;
     const float rounded = f16_to_f32(f16_from_f32(scale));
     return rounded == 0 ? 0x1p-24f : isinf(rounded) ? 65504.0f : rounded;
 }
@@ -90,6 +90,6 @@ void quant_decode(saccade_dtype dtype, const void *row, int64_t first, int64_t n
         else if (dtype == SACCADE_I8)
             to[i] = (float)(int8_t)from[at];
         else
-            to[i] = (float)((int)(from[at / 2] >> (at % 2 * 4) & 15) << 28 >> 28);
+            to[i] = (float)(((from[at / 2] >> (at % 2 * 4) & 15) ^ 8) - 8);
     }
 }

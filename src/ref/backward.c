@@ -122,6 +122,13 @@ static size_t most(size_t x, size_t y)
     return x > y ? x : y;
 }
 
+/* x may be NULL where n is 0. */
+static void clear(double *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        x[i] = 0;
+}
+
 saccade_status ref_backward(const plan_problem *problem, const plan_run *run,
                             const double *d_out, const double *d_lse, double *dq, double *dk,
                             double *dv, saccade_error *err)
@@ -142,9 +149,9 @@ saccade_status ref_backward(const plan_problem *problem, const plan_run *run,
     TRY_GOTO(derive_by_score(&job, &arena, err));
     job.n_values = most(ref_most_values(problem), ref_score_values(problem, job.derivative));
     TRY_GOTO(start(&job, threads, &memory, err));
-    memset(dq, 0, (size_t)(s->B * s->H * s->Q * s->D) * sizeof *dq);
-    memset(dk, 0, (size_t)(s->B * s->Hkv * s->KV * s->D) * sizeof *dk);
-    memset(dv, 0, (size_t)(s->B * s->Hkv * s->KV * s->Dv) * sizeof *dv);
+    clear(dq, s->B * s->H * s->Q * s->D);
+    clear(dk, s->B * s->Hkv * s->KV * s->D);
+    clear(dv, s->B * s->Hkv * s->KV * s->Dv);
     par_for(s->B * s->Hkv, threads, backward_head, &job);
 out:
     free(memory);

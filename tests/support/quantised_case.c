@@ -190,7 +190,9 @@ static void attend(const quantised_run *r, const char *backend, const char *leve
     pages.table = &r->table;
     saccade_positions at;
     saccade_positions_init(&at);
-    at.kv_len = &r->length;
+    saccade_tensor length = r->length;
+    length.data = (void *)(uintptr_t)r->lengths; /* r has moved since it was made */
+    at.kv_len = &length;
     saccade_forward_args_init(&a);
     a.q = &q;
     a.k = &r->k.codes;
