@@ -7,7 +7,8 @@
         for source, target in copies:
             k_pool[target], v_pool[target] = k_pool[source], v_pool[source]
         k_pool.view(-1, Hkv, D)[slots], v_pool.view(-1, Hkv, D)[slots] = k, v
-    table, lengths = cache.table([s], columns)         # block_table, seq_lens
+    table, lengths = cache.table([s], columns)         # block_table, seq_lens: int32 tensors
+    out = cached_attention(q, k_pool.transpose(1, 2), v_pool.transpose(1, 2), ...)
 
 Pools may lie anywhere: lists of numbers come back, and the framework writes. See
 include/saccade_kv.h.
@@ -23,7 +24,16 @@ from .c.abi import lib
 
 
 def _numbers(values: Sequence[int]) -> C.Array:
+    for v in values:
+        _number(v)
     return (C.c_int32 * max(1, len(values)))(*values)
+
+
+def _number(value: int) -> int:
+    """ctypes would cut it to 32 bits."""
+    if not -(2**31) <= value < 2**31:
+        raise ValueError(f"got {value}, expected a number of 32 bits")
+    return value
 
 
 class Cache:
@@ -43,7 +53,7 @@ class Cache:
 
     def _new(self, name: str, *arguments: int) -> int:
         number = C.c_int32()
-        abi.call(name, self._handle, *arguments, C.byref(number))
+        abi.call(name, self._handle, *map(_number, arguments), C.byref(number))
         return number.value
 
     def add(self) -> int:
@@ -55,7 +65,7 @@ class Cache:
         return self._new("kv_fork", sequence)
 
     def free(self, sequence: int) -> None:
-        abi.call("kv_free", self._handle, sequence)
+        abi.call("kv_free", self._handle, _number(sequence))
 
     def truncate(self, sequence: int, length: int) -> None:
         """Forgets keys from `length` on."""

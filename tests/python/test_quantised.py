@@ -88,3 +88,8 @@ def test_what_does_not_fit():
         st.cached_attention(q, k, k, k_scale=ks)
     with pytest.raises(ValueError, match="dtype: got 'fp8', expected one of"):
         st.quantize(k, "fp8")
+
+
+def test_groups_divide():
+    with pytest.raises(ValueError, match="tokens: got 64, expected 0 or a divisor of 100"):
+        st.quantize(torch.randn(1, 1, 100, 8), tokens=64)

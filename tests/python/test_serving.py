@@ -188,3 +188,17 @@ def test_what_is_refused():
         st.cached_attention(q.requires_grad_(), k, v)
     with pytest.raises(ValueError, match="expected a multiple"):
         st.cached_attention(torch.randn(1, 3, 1, D), k, v)
+
+
+def test_what_does_not_fit_together():
+    q, k = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 6, 8)
+    with pytest.raises(ValueError, match="q_offset: got 'start', expected 'end'"):
+        st.cached_attention(q, k, k, q_offset="start")
+    with pytest.raises(ValueError, match="last_page_len: got a tensor without indices"):
+        st.cached_attention(q, k, k, last_page_len=torch.ones(1, dtype=torch.int32))
+    with pytest.raises(ValueError, match="max_seqlen_k: got 3 without cu_seqlens_k"):
+        st.cached_attention(q, k, k, max_seqlen_k=3)
+    with pytest.raises(ValueError, match="sinks: requires grad"):
+        st.cached_attention(q, k, k, sinks=torch.zeros(4, requires_grad=True))
+    with pytest.raises(ValueError, match="k_scale: expected a tensor of rank 4"):
+        st.cached_attention(q, k, k, k_scale=torch.ones(2))

@@ -133,3 +133,18 @@ def test_on_a_gpu(dtype, end):
     given[3].copy_(torch.tensor([-5, 2**31 - 1, 7, 3, 10**9], dtype=torch.int32))
     varlen_attention(*given, 35, 153, align=align)
     torch.cuda.synchronize()
+
+
+def test_what_a_gradient_needs_stays():
+    q, k, v = tensors(requires_grad=True)
+    starts = lengths(Q)
+    out = varlen_attention(q, k, v, starts, lengths(K))
+    starts[1] += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+    bias = torch.zeros(4, requires_grad=True)
+    with pytest.raises(ValueError, match="bias: requires grad"):
+        learned = score("score + bias[h]", bias=bias)
+        varlen_attention(q, k, v, lengths(Q), lengths(K), score=learned)
+    with pytest.raises(ValueError, match="cu_seqlens_q: got 1 numbers, expected 2 or more"):
+        varlen_attention(q, k, v, torch.zeros(1, dtype=torch.int32))

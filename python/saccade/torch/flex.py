@@ -184,15 +184,17 @@ _is_transformed = torch._C._are_functorch_transforms_active
 
 
 def _with_sinks(sinks, wanted, return_lse, return_aux, given, options):
-    """What a row is without its sink, times sigmoid(lse - sink); exact from lse."""
+    """What a row is without its sink, times sigmoid(lse - sink)."""
     out, aux = flex_attention(
         *given, return_aux=AuxRequest(True, wanted.max_scores), **options
     )
     sink = sinks.to(aux.lse.dtype)
     sink = sink.view(1, -1, 1) if sink.dim() == 1 else sink
+    sink = sink.masked_fill(sink == torch.inf, torch.nan)  # as the library counts it
     is_dead = aux.lse == -torch.inf
     lse = aux.lse.masked_fill(is_dead, 0.0)
-    out = out * torch.sigmoid(lse - sink).unsqueeze(-1).to(out.dtype)
+    kept = torch.sigmoid(lse - sink).unsqueeze(-1)
+    out = (out.to(kept.dtype) * kept).to(out.dtype)
     if not wanted.lse:
         return out if return_aux is None else (out, AuxOutput(None, aux.max_scores))
     lse = torch.where(is_dead, sink, torch.logaddexp(lse, sink))

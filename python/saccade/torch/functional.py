@@ -173,9 +173,8 @@ class Backward(torch.autograd.Function):
         with torch.enable_grad():
             leaves = [t.detach().requires_grad_(w) for t, w in zip(given, needs)]
             score = spec.score(leaves[3:])
-            found = _find(
-                *leaves[:3], score, spec.mask, spec.scale, spec.options, True, False, spec.gqa
-            )[0]
+            settings = spec.scale, spec.options, True, False, spec.gqa, 0.0
+            found = _find(*leaves[:3], score, spec.mask, *settings)[0]
             if not found.needs:
                 return tuple(t.new_empty(0) for t in given)
         with torch.no_grad():

@@ -31,12 +31,17 @@ def quantize(
     """Codes and scales of x [B, Hkv, N, D] on the host: (codes, scale), as cached_attention
     takes them. dtype: "e4m3", "e5m2", "i8" or "i4". tokens, channels: how many neighbouring
     rows, and channels of a row, share a scale; 0: all. shared: all batches and heads do, too.
-    scale: used as it is, for what is appended to a cache."""
+    scale: used as it is, for what is appended to a cache. More than one of them must divide the
+    rows, or channels, of x: cached_attention reads the sizes of groups off the shape of scale.
+    Errors: ValueError for a dtype, a shape or a group that cannot be."""
     if dtype not in _TENSORS:
         raise ValueError(f"dtype: got {dtype!r}, expected one of {', '.join(_TENSORS)}")
     if x.dim() != 4 or x.is_cuda:
         raise ValueError("x: expected a tensor of rank 4 on the host")
     B, H, N, D = x.shape
+    for name, n, by in (("tokens", N, tokens), ("channels", D, channels)):
+        if by < 0 or (1 < by < n and n % by):
+            raise ValueError(f"{name}: got {by}, expected 0 or a divisor of {n}")
     x = x.detach().contiguous()
     if dtype == "i4" and D % 2:
         raise ValueError(f"x: got {D} channels, expected an even number for i4")

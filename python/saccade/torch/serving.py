@@ -62,21 +62,26 @@ def cached_attention(
     sequence is longer; on the CPU 0 stands for what they are.
     Quantised: key and value in float8_e4m3fn, float8_e5m2, int8, or int4 as uint8 of half the
     width (low half first), with k_scale and v_scale [B|1, Hkv|1, groups of keys, groups of
-    channels], f32 or f16.
+    channels], f32 or f16; of pools [pages|1, Hkv|1, ..].
     q_offset: the position of the first query; "end": the last query stands at the last key.
     mask, score: text, saccade.mask and saccade.score, callables; they see logical positions.
-    Tensors that they capture and scalars are read when the call runs. sinks [H]: as in
-    flex_attention. out: written instead of a new tensor. Returns out, or (out, lse).
+    Tensors that they capture and scalars are read when the call runs. sinks: [H], or [B, H, Q]
+    with 1 for B or Q, a logit of each row in the denominator alone. out: written instead of a
+    new tensor. Returns out, or (out, lse). Errors: ValueError for what does not fit together,
+    SaccadeError for what the library refuses, which on a GPU is not what a table holds.
     """
     ragged = cu_seqlens_q is not None, cu_seqlens_k is not None
     paged = block_table is not None or indices is not None
     form = _form_of(query, key, value, ragged, paged)
     _check(query, key, value, form, block_table, indices)
+    _check_lengths(q_offset, indices, indptr, last_page_len, max_seqlen_q, max_seqlen_k, ragged)
+    no_gradients(sinks=sinks, k_scale=k_scale, v_scale=v_scale)
     device = query.device.type
     mods = [
         None if m is None else _resolved(m, kind, device)
         for m, kind in ((score, "score"), (mask, "mask"))
     ]
+    no_gradients(**{n: t for m in mods if m for n, t in zip(m.names, m.values)})
     if out is None:
         out = query.new_empty((*query.shape[:-1], form.Dv))
     lse = query.new_empty(query.shape[:-1], dtype=stats_dtype(query)) if return_lse else None
@@ -97,7 +102,10 @@ def cached_attention(
         args.ragged_positions(B, seq_lens, None if at_end else q_offset)
     else:
         args.positions(B, Q, seq_lens, q_offset, longest, last_page_len is not None)
-    groups = *_groups(k_scale, form.KV, form.D), *_groups(v_scale, form.KV, form.Dv)
+    groups = (
+        *_groups("k_scale", k_scale, form.KV, form.D),
+        *_groups("v_scale", v_scale, form.KV, form.Dv),
+    )
     plan = _plan(query, form, mods, scale, kernel_options, (paged, any(ragged), groups), sinks)
     args.bind([m for m in mods if m is not None])
     room = plan.workspace(B, form.H, form.Hkv, Q, longest, form.D, form.Dv)
@@ -142,14 +150,35 @@ def _check(q, k, v, form, table, indices):
     for name, t in (("query", q), ("key", k), ("value", v)):
         if t.device != q.device:
             raise ValueError(f"{name}: got device {t.device}, expected {q.device}")
-        if t.requires_grad and torch.is_grad_enabled():
+    no_gradients(query=q, key=k, value=v)
+    if table is not None and indices is not None:
+        raise ValueError("got both block_table and indices, expected one")
+    if form.Hkv == 0 or form.H % form.Hkv:
+        raise ValueError(f"got {form.H} heads over {form.Hkv}, expected a multiple")
+
+
+def _check_lengths(q_offset, indices, indptr, last_page_len, max_q, max_k, ragged):
+    if isinstance(q_offset, str) and q_offset != "end":
+        raise ValueError(
+            f"q_offset: got {q_offset!r}, expected 'end', an int or an int32 tensor"
+        )
+    for name, t in (("indptr", indptr), ("last_page_len", last_page_len)):
+        if t is not None and indices is None:
+            raise ValueError(f"{name}: got a tensor without indices, expected it beside them")
+    for name, n, is_ragged in (("q", max_q, ragged[0]), ("k", max_k, ragged[1])):
+        if n and not is_ragged:
+            raise ValueError(
+                f"max_seqlen_{name}: got {n} without cu_seqlens_{name}, expected both"
+            )
+
+
+def no_gradients(**tensors):
+    """Raises for one that requires grad: nothing here would give it any."""
+    for name, t in tensors.items():
+        if isinstance(t, torch.Tensor) and t.requires_grad and torch.is_grad_enabled():
             raise ValueError(
                 f"{name}: requires grad, expected none: flex_attention has gradients"
             )
-    if table is not None and indices is not None:
-        raise ValueError("got both block_table and indices, expected one")
-    if form.H % form.Hkv:
-        raise ValueError(f"got {form.H} heads over {form.Hkv}, expected a multiple")
 
 
 @functools.lru_cache(maxsize=256)
@@ -161,17 +190,17 @@ def _resolved(mod, kind, device):
     return _of_text(mod, kind, device) if type(mod) is str else Resolved(mod, kind, device)
 
 
-def _groups(scale, keys, dim):
+def _groups(of, scale, keys, dim):
     """(keys, channels) that share one of its numbers; 0: all."""
     if scale is None:
         return 0, 0
+    if not isinstance(scale, torch.Tensor) or scale.dim() != 4:
+        raise ValueError(f"{of}: expected a tensor of rank 4")
     found = []
     keys_and_channels = ("keys", scale.shape[-2], keys), ("channels", scale.shape[-1], dim)
     for name, n, extent in keys_and_channels:
-        if n > extent or extent % n:
-            raise ValueError(
-                f"scale: got {n} groups of {name}, expected a divisor of {extent}"
-            )
+        if n == 0 or n > extent or extent % n:
+            raise ValueError(f"{of}: got {n} groups of {name}, expected a divisor of {extent}")
         found.append(0 if n == 1 else extent // n)
     return tuple(found)
 

@@ -12,7 +12,7 @@ from .calls import stats_dtype
 from .checks import backend_of
 from .flex import MaskMod, ScoreMod
 from .mods import dtype_name
-from .serving import _Arguments, _resolved
+from .serving import _Arguments, _resolved, no_gradients
 
 
 def varlen_attention(
@@ -52,14 +52,27 @@ def varlen_attention(
     if cu_seqlens_k is None and block_table is None:
         cu_seqlens_k, max_seqlen_k = cu_seqlens_q, max_seqlen_k or max_seqlen_q
     _check(query, key, value, block_table)
+    for name, t in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if t is not None:
+            _check_starts(name, t, query.device)
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, align == "end")
     call = _Call(query, key, value, mask, score, scale, kernel_options)
     call.lengths, call.paged = lengths, (block_table, seq_lens)
+    no_gradients(**{n: t for m in call.mods if m for n, t in zip(m.names, m.values)})
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
         out, lse = _Varlen.apply(query, key, value, call)
     else:
         out, lse = call.forward(query, key, value, return_lse)
     return (out, lse) if return_lse else out
+
+
+def _check_starts(name, t, device):
+    if not isinstance(t, torch.Tensor) or t.dtype is not torch.int32 or t.dim() != 1:
+        raise ValueError(f"{name}: expected an int32 tensor of rank 1")
+    if t.shape[0] < 2:
+        raise ValueError(f"{name}: got {t.shape[0]} numbers, expected 2 or more")
+    if t.device != device:
+        raise ValueError(f"{name}: got device {t.device}, expected {device}")
 
 
 def _check(q, k, v, table):
@@ -112,11 +125,11 @@ class _Call:
         cu_q, cu_k, max_q, max_k, _ = self.lengths
         n = cu_q.shape[0] - 1
         if not max_q and not cu_q.is_cuda:
-            max_q = int(cu_q.diff().max())
+            max_q = max(0, int(cu_q.diff().max()))
         if cu_k is None:
             max_k = self.paged[0].shape[1] * k.shape[2]
         elif not max_k and not cu_k.is_cuda:
-            max_k = int(cu_k.diff().max())
+            max_k = max(0, int(cu_k.diff().max()))
         return (n, *self.heads, max_q, max_k, *self.dims)
 
     def arguments(self, kind, device, pool):
@@ -164,7 +177,9 @@ class _Varlen(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, call):
         out, lse = call.forward(q, k, v, True)
-        ctx.save_for_backward(q, k, v, out, lse)
+        also = [t for t in (*call.lengths[:2], *call.paged) if t is not None]
+        captured = [t for m in call.mods if m is not None for t in m.captured]
+        ctx.save_for_backward(q, k, v, out, lse, *also, *captured)
         ctx.call = call
         ctx.set_materialize_grads(False)
         return out, lse
@@ -172,7 +187,7 @@ class _Varlen(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out, d_lse):
-        given = ctx.saved_tensors
+        given = ctx.saved_tensors[:5]  # the others: a change in place is an error
         d_out = torch.zeros_like(given[3]) if d_out is None else d_out
         made = ctx.call.backward(given, ctx.needs_input_grad[:3], d_out, d_lse)
         return (*made, None)
