@@ -180,11 +180,29 @@ static saccade_status end_gradient(const sums_run *x, const saccade_tensor *t,
     return run_start(x->a, program_of(x)->other, (to.n + 255) / 256, 256, 0, parameters, err);
 }
 
-/* Whether terms are stored at each element of the gradient, so that none keeps what it held. */
+/* Which of batches and heads share elements that are stored, in any read: each has a launch of
+ * its own then, and all but the first one add. */
+static void find_parts(const sums_run *x, int *by_b, int *by_h)
+{
+    *by_b = *by_h = 0;
+    for (int i = 0; i < x->at.reads.n; i++)
+        if (!x->c.of[i].words) {
+            *by_b |= !has_unit(x->at.reads.read[i], VAR_B);
+            *by_h |= !has_unit(x->at.reads.read[i], VAR_H);
+        }
+}
+
+/* Whether the first launch stores terms at each element of the gradient, so that none keeps
+ * what it held. */
 static int is_covered(const sums_run *x, int i)
 {
     const pass_read *read = x->at.reads.read[i];
     const saccade_sizes *s = &x->run->sizes;
+    int by_b, by_h;
+    find_parts(x, &by_b, &by_h);
+    if ((by_b && s->B > 1 && has_unit(read, VAR_B))
+        || (by_h && s->H > 1 && has_unit(read, VAR_H)))
+        return 0; /* later launches add to elements that no one has stored before */
     const int64_t stored =
         (has_unit(read, VAR_B) ? s->B : 1) * (has_unit(read, VAR_H) ? s->H : 1) * s->Q * s->KV;
     return !x->run->block_mask && x->run->positions.kv_len.dtype == SACCADE_NONE
@@ -215,12 +233,8 @@ static saccade_status start_parts(sums_run *x, saccade_error *err)
     const cu_loaded *program = program_of(x);
     const int shared = cu_backward_shared(x->plan->state, &x->plan->problem, &program->form);
     void *parameters[] = {x->p, (void *)x->a->captures, &x->c};
-    int by_b = 0, by_h = 0;
-    for (int i = 0; i < x->at.reads.n; i++)
-        if (!x->c.of[i].words) {
-            by_b |= !has_unit(x->at.reads.read[i], VAR_B);
-            by_h |= !has_unit(x->at.reads.read[i], VAR_H);
-        }
+    int by_b, by_h;
+    find_parts(x, &by_b, &by_h);
     x->c.n_b = by_b ? 1 : (int)s->B;
     x->c.n_h = by_h ? 1 : (int)s->H;
     for (x->c.first_b = 0; x->c.first_b < s->B; x->c.first_b += x->c.n_b)

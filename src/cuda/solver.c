@@ -34,15 +34,6 @@ static int takes_gradients(const plan_problem *p, char *why)
     return 1;
 }
 
-static int names_length(const mod_fn *fn)
-{
-    for (uint32_t i = 0; fn && i < fn->n_nodes; i++)
-        if (fn->nodes[i].op == OP_SIZE
-            && (fn->nodes[i].imm.i == SIZE_Q || fn->nodes[i].imm.i == SIZE_KV))
-            return 1;
-    return 0;
-}
-
 static int takes_ragged(const plan_problem *p, char *why)
 {
     if (p->gradients)
@@ -51,7 +42,7 @@ static int takes_ragged(const plan_problem *p, char *why)
     if (p->has_chunks || p->page || p->kv_dtype != p->dtype)
         return say(why, "the CUDA back end takes no ragged problems whose K and V are pages or "
                         "quantised");
-    if (names_length(p->mask) || names_length(p->score))
+    if (plan_names_length(p->mask) || plan_names_length(p->score))
         return say(why, "the CUDA back end takes ragged problems whose texts name neither "
                         "Q nor KV");
     return 1;

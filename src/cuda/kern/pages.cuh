@@ -17,7 +17,7 @@ DEVICE chunk_table chunks_of(const cu_fwd &p, int b)
     chunk_table x = {c.first, c.count, &c};
     if (c.start) {
         int from = max(0, __ldg(c.start + b)), past = min(__ldg(c.start + b + 1), c.entries);
-        x.count = max(0, past - from);
+        x.count = from < past ? past - from : 0;
         x.first += from < past ? from : 0;
     } else {
         x.first += b * c.step;

@@ -54,7 +54,8 @@ DEVICE void sequence_of(const int *starts, int b, int all, int most, int &first,
     if (!starts)
         return;
     first = max(0, min(__ldg(starts + b), all));
-    count = min(max(0, min(__ldg(starts + b + 1), all) - first), most);
+    int past = max(first, min(__ldg(starts + b + 1), all));
+    count = min(past - first, most);
 }
 
 DEVICE void place_sequence(const cu_fwd &p, tile &t)
