@@ -475,6 +475,22 @@ static void refuses(const case_run *r, const saccade_mod *weight, const saccade_
     saccade_plan_destroy(plan);
 }
 
+/* A rate that follows a sequence's own length would be another one in each. */
+static void ragged_runs_have_one_rate(void **unused)
+{
+    saccade_problem p;
+    saccade_plan *plan = NULL;
+    saccade_error err = {0};
+    saccade_mod *weight = case_mod(SACCADE_WEIGHT, "dropout(1.0 / KV)");
+    (void)unused;
+    saccade_problem_init(&p);
+    p.weight = weight;
+    p.ragged = 1;
+    assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_EINVAL);
+    assert_string_equal(err.where, "weight");
+    saccade_mod_destroy(weight);
+}
+
 static void mistakes(void **unused)
 {
     (void)unused;
@@ -506,11 +522,17 @@ static void mistakes(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(known_answers),   cmocka_unit_test(layout),
-        cmocka_unit_test(levels_agree),    cmocka_unit_test(weights_are_those_of_the_bits),
-        cmocka_unit_test(statistics),      cmocka_unit_test(rates),
-        cmocka_unit_test(gradients_agree), cmocka_unit_test(differences),
-        cmocka_unit_test(texts),           cmocka_unit_test(mistakes),
+        cmocka_unit_test(known_answers),
+        cmocka_unit_test(layout),
+        cmocka_unit_test(levels_agree),
+        cmocka_unit_test(weights_are_those_of_the_bits),
+        cmocka_unit_test(statistics),
+        cmocka_unit_test(rates),
+        cmocka_unit_test(gradients_agree),
+        cmocka_unit_test(differences),
+        cmocka_unit_test(texts),
+        cmocka_unit_test(mistakes),
+        cmocka_unit_test(ragged_runs_have_one_rate),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -154,8 +154,8 @@ static void try_fork(saccade_kv *cache, model *m, int32_t s)
     for (int i = 0; i < SEQUENCES; i++)
         n_there += m->is_there[i];
     const int is_new = below(2);
-    const saccade_status status = is_new ? saccade_kv_add(cache, &child, &err)
-                                         : saccade_kv_fork(cache, s, &child, &err);
+    const saccade_status status =
+        is_new ? saccade_kv_add(cache, &child, &err) : saccade_kv_fork(cache, s, &child, &err);
     const int is_valid = n_there < SEQUENCES && (is_new || m->is_there[s]);
     assert_int_equal(status == SACCADE_OK, is_valid);
     if (status)
@@ -256,6 +256,24 @@ static void copy_on_write(void **state)
     saccade_kv_destroy(NULL);
 }
 
+/* Keys that come when nothing was made ready for them are refused, not left out. */
+static void keys_without_a_grow(void **state)
+{
+    float numbers[8] = {0};
+    const int64_t shape[3] = {1, 1, 8};
+    const saccade_tensor k = saccade_tensor_of(numbers, SACCADE_F32, 3, shape);
+    saccade_kv *cache = make(4);
+    saccade_error err;
+    int32_t s;
+    (void)state;
+    assert_int_equal(saccade_kv_add(cache, &s, &err), SACCADE_OK);
+    assert_int_equal(saccade_kv_grow(cache, &s, (int32_t[]){1}, 1, &err), SACCADE_OK);
+    assert_int_equal(saccade_kv_drop(cache, s, 0, &err), SACCADE_OK);
+    assert_int_equal(saccade_kv_write(cache, &k, NULL, &k, NULL, &err), SACCADE_EINVAL);
+    assert_string_equal(err.where, "k");
+    saccade_kv_destroy(cache);
+}
+
 static saccade_status use(void *arg, saccade_error *err)
 {
     saccade_kv_options o;
@@ -289,6 +307,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_calls),
         cmocka_unit_test(copy_on_write),
+        cmocka_unit_test(keys_without_a_grow),
         cmocka_unit_test(allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -163,9 +163,10 @@ static void finer_groups_are_nearer(void **state)
     static quantised t;
     double last = INFINITY;
     for (int i = 0; i < 4; i++) {
-        static const granularity finer[] = {
-            {0, 0, 1, SACCADE_F32}, {1, 0, 0, SACCADE_F32}, {0, 1, 0, SACCADE_F32},
-            {8, 1, 0, SACCADE_F32}};
+        static const granularity finer[] = {{0, 0, 1, SACCADE_F32},
+                                            {1, 0, 0, SACCADE_F32},
+                                            {0, 1, 0, SACCADE_F32},
+                                            {8, 1, 0, SACCADE_F32}};
         double sum = 0;
         quantise(&t, SACCADE_I4, &finer[i], D, 9);
         for (int64_t j = 0; j < B * HKV * KV * D; j++)
@@ -327,6 +328,15 @@ static void problems_that_do_not_fit_are_refused(void **state)
     p.gradients = SACCADE_GRADIENT_Q;
     expect(saccade_plan_create(NULL, &p, &plan, &e), &e, "gradients", "with kv_dtype e4m3");
     assert_null(plan);
+    saccade_tangent_args a;
+    saccade_tangent_args_init(&a);
+    p.gradients = 0;
+    p.backend = "ref";
+    assert_int_equal(saccade_plan_create(NULL, &p, &plan, &e), SACCADE_OK);
+    assert_int_equal(saccade_tangent(plan, &a, &e), SACCADE_EBACKEND);
+    assert_non_null(strstr(e.message, "got kv_dtype e4m3"));
+    saccade_plan_destroy(plan);
+    plan = NULL;
 }
 
 int main(void)

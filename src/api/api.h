@@ -169,6 +169,9 @@ saccade_status api_read_gradients(const saccade_plan *plan, const saccade_backwa
 
 /* ---- dist_api.c ---- */
 
+/* What calls over ranks do not take. */
+saccade_status api_refuse_over_ranks(const void *ragged, const saccade_tensor *k_scale,
+                                     const saccade_tensor *v_scale, saccade_error *err);
 /* q of this rank's rows, k and v of so many keys; the run's sizes are those of the whole
  * sequence. */
 struct saccade_dist;

@@ -226,6 +226,31 @@ static saccade_status view_tensors(const api_ragged *r, api_backward_call *call,
 }
 
 /* Sequences add to gradients of captures and sinks one after the other, without losing bits. */
+/* Rows of chunks, and sequences of a ragged run, are added up place by place where tables name
+ * them again; dimensions of stride 0 across them are not. */
+static saccade_status check_one_place(const plan_run *run, const saccade_tensor *t,
+                                      const char *name, int is_keys, saccade_error *err)
+{
+    const int is_paged = run->chunks && run->chunks->is_paged;
+    if (!t || !(run->ragged || (is_keys && run->chunks)))
+        return SACCADE_OK;
+    FAIL_AT(t->shape[2] > 1 && !t->stride[2], SACCADE_EINVAL, name, 0, 0,
+            "got stride 0 over rows, expected a place for each: the run is ragged or in pages");
+    FAIL_AT((run->ragged || is_paged) && t->shape[0] > 1 && !t->stride[0], SACCADE_EINVAL, name,
+            0, 0,
+            "got stride 0 in dimension 0, expected a place for each: the run is ragged or "
+            "in pages");
+    return SACCADE_OK;
+}
+
+static saccade_status check_all_places(const plan_run *run, const saccade_backward_args *a,
+                                       saccade_error *err)
+{
+    TRY(check_one_place(run, a->d_q, "d_q", 0, err));
+    TRY(check_one_place(run, a->d_k, "d_k", 1, err));
+    return check_one_place(run, a->d_v, "d_v", 1, err);
+}
+
 static saccade_status check_ragged_captures(const saccade_plan *plan,
                                             const api_backward_call *call, saccade_error *err)
 {
@@ -258,6 +283,7 @@ static saccade_status read_call(const saccade_plan *plan, const saccade_backward
     TRY(api_read_inputs(plan, &call->in, &call->run, &call->captures, err));
     TRY(api_read_gradients(plan, &call->args, call->run.q->shape[2], &call->run, call->captured,
                            &call->gradients, err));
+    TRY(check_all_places(&call->run, &call->args, err));
     return check_ragged_captures(plan, call, err);
 }
 

@@ -137,11 +137,13 @@ saccade_status saccade_dist_prepare(const saccade_dist *dist, const saccade_bloc
                                     saccade_error *err)
 {
     FAIL_IF(!dist, SACCADE_EINVAL, "prepare: got NULL, expected one rank's part of a plan");
-    if (mask)
-        return saccade_plan_prepare(dist->plan, mask, err);
-    return dist->plan->backend->device == SACCADE_CPU
-               ? SACCADE_OK
-               : dist->plan->solver->prepare(dist->plan, NULL, err);
+    if (dist->plan->backend->device != SACCADE_CPU) {
+        const saccade_sizes sizes = dist_sizes(dist, 1);
+        TRY(dist_check_tiles(dist, &sizes, err));
+        if (!mask)
+            return dist->plan->solver->prepare(dist->plan, NULL, err);
+    }
+    return mask ? saccade_plan_prepare(dist->plan, mask, err) : SACCADE_OK;
 }
 
 /* ---- running ---- */
@@ -197,6 +199,16 @@ saccade_status api_read_shard_outputs(const saccade_dist *d, const saccade_forwa
     return SACCADE_OK;
 }
 
+saccade_status api_refuse_over_ranks(const void *ragged, const saccade_tensor *k_scale,
+                                     const saccade_tensor *v_scale, saccade_error *err)
+{
+    FAIL_AT(ragged, SACCADE_EINVAL, "ragged", 0, 0,
+            "got one, expected none: ranks share one sequence");
+    FAIL_AT(k_scale || v_scale, SACCADE_EINVAL, k_scale ? "k_scale" : "v_scale", 0, 0,
+            "got a tensor, expected none: ranks share no quantised keys");
+    return SACCADE_OK;
+}
+
 static saccade_status forward(saccade_dist *d, const saccade_forward_args *args,
                               saccade_error *err)
 {
@@ -207,6 +219,7 @@ static saccade_status forward(saccade_dist *d, const saccade_forward_args *args,
     saccade_forward_args_init(&a);
     TRY(RECORD_READ(&a, args, "arguments"));
     const api_inputs in = API_INPUTS_OF(a);
+    TRY(api_refuse_over_ranks(a.ragged, a.k_scale, a.v_scale, err));
     FAIL_IF(d->plan->backend->device != SACCADE_CPU, SACCADE_EBACKEND,
             "dist forward: keys are gathered on the host alone, expected "
             "saccade_dist_forward_local");

@@ -29,6 +29,7 @@ static saccade_status read_call(const saccade_dist *d, const saccade_backward_ar
 {
     FAIL_IF(!args, SACCADE_EINVAL, "dist backward: got NULL, expected arguments");
     TRY(api_start_backward(d->plan, args, "dist backward", call, err));
+    TRY(api_refuse_over_ranks(call->args.ragged, NULL, NULL, err));
     FAIL_IF(d->plan->backend->device != SACCADE_CPU, SACCADE_EBACKEND,
             "dist backward: keys are gathered on the host alone, expected "
             "saccade_dist_backward_local");

@@ -31,12 +31,26 @@ saccade_status saccade_dist_forward_local(saccade_dist *dist, const saccade_forw
     saccade_forward_args_init(&a);
     TRY(RECORD_READ(&a, args, "arguments"));
     const api_inputs in = API_INPUTS_OF(a);
+    TRY(api_refuse_over_ranks(a.ragged, a.k_scale, a.v_scale, err));
     TRY(api_read_shard(dist, &in, dist->KV, &run, err));
     TRY(api_read_sinks(dist->plan, in.sinks, dist->n_rows, &run, err));
     TRY(api_read_context(dist->plan, &in, &run, &captures, err));
     TRY(api_read_shard_outputs(dist, &a, &run, err));
     TRY(api_read_workspace(&in, saccade_dist_local_workspace(dist, run.sizes.B, 0), &run, err));
     return dist_forward_local(dist, &run, err);
+}
+
+/* Their room is not in saccade_dist_local_workspace, which knows no dtypes. */
+static saccade_status check_captures(const api_backward_call *call, saccade_error *err)
+{
+    for (int32_t i = 0; i < call->args.n_d_captures; i++) {
+        const saccade_binding *given = &call->args.d_captures[i];
+        const saccade_dtype dtype = given->tensor.dtype;
+        FAIL_AT(dtype == SACCADE_F16 || dtype == SACCADE_BF16, SACCADE_EINVAL, given->name, 0,
+                0, "got a gradient in %s of some rows of a sequence, expected f32",
+                saccade_dtype_name(dtype));
+    }
+    return SACCADE_OK;
 }
 
 saccade_status saccade_dist_backward_local(saccade_dist *dist,
@@ -46,12 +60,14 @@ saccade_status saccade_dist_backward_local(saccade_dist *dist,
     api_backward_call call;
     TRY(check_rows(dist, args, err));
     TRY(api_start_backward(dist->plan, args, "dist backward", &call, err));
+    TRY(api_refuse_over_ranks(call.args.ragged, NULL, NULL, err));
     TRY(api_read_shard(dist, &call.in, dist->KV, &call.run, err));
     TRY(api_read_sinks(dist->plan, call.in.sinks, dist->n_rows, &call.run, err));
     TRY(api_read_context(dist->plan, &call.in, &call.run, &call.captures, err));
     TRY(api_read_gradients(dist->plan, &call.args, dist->n_rows, &call.run, call.captured,
                            &call.gradients, err));
     TRY(api_check_shard_gradients(&call, err));
+    TRY(check_captures(&call, err));
     TRY(api_read_workspace(&call.in, saccade_dist_local_workspace(dist, call.run.sizes.B, 1),
                            &call.run, err));
     return dist_backward_local(dist, &call.run, &call.gradients, err);

@@ -181,6 +181,8 @@ saccade_status saccade_pages_check(const saccade_plan *plan, const saccade_forwa
     TRY(api_view_forward(&ragged, &a, view, err));
     api_inputs in = API_INPUTS_OF(a);
     in.ragged = &ragged;
+    in.k_scale = a.k_scale;
+    in.v_scale = a.v_scale;
     TRY(api_read_inputs(plan, &in, &run, &captures, err));
     FAIL_AT(!run.chunks, SACCADE_EINVAL, "pages", 0, 0, "got a plan whose problem has no page");
     FAIL_AT(plan->backend->device != SACCADE_CPU, SACCADE_EBACKEND, "pages", 0, 0,

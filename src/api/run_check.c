@@ -214,13 +214,9 @@ static saccade_status check_block_mask(const saccade_plan *plan, const plan_run 
 static saccade_status check_ragged_mask(const plan_run *run, const mod_fn *mask,
                                         saccade_error *err)
 {
-    for (uint32_t i = 0; run->ragged && mask && i < mask->n_nodes; i++) {
-        const mod_node *n = &mask->nodes[i];
-        FAIL_AT(n->op == OP_SIZE && (n->imm.i == SIZE_Q || n->imm.i == SIZE_KV), SACCADE_EINVAL,
-                "block_mask", 0, 0,
-                "got one whose text names Q or KV in a ragged run, where they differ by "
-                "sequence: expected none (tiles are then proven while running)");
-    }
+    FAIL_AT(run->ragged && plan_names_length(mask), SACCADE_EINVAL, "block_mask", 0, 0,
+            "got one whose text names Q or KV in a ragged run, where they differ by "
+            "sequence: expected none (tiles are then proven while running)");
     return SACCADE_OK;
 }
 
@@ -264,7 +260,8 @@ saccade_status api_read_inputs(const saccade_plan *plan, const api_inputs *in, p
 {
     TRY(read_tensors(plan, in, run, &captures->chunks, err));
     TRY(api_read_sinks(plan, in->sinks, run->sizes.Q, run, err));
-    FAIL_AT(run->ragged && run->sinks.stride[2], SACCADE_EINVAL, "sinks", 0, 0,
+    FAIL_AT(run->ragged && in->sinks && in->sinks->rank == 3 && in->sinks->shape[2] > 1,
+            SACCADE_EINVAL, "sinks", 0, 0,
             "got one for each row in a ragged run, expected [H] or [B, H, 1]");
     return api_read_context(plan, in, run, captures, err);
 }

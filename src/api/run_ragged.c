@@ -99,6 +99,8 @@ static saccade_status view(const saccade_tensor **given, int32_t rank, int64_t m
     out->stride[2] = t->stride[0];
     out->shape[3] = rank == 3 ? t->shape[2] : 0;
     out->stride[3] = rank == 3 ? t->stride[2] : 0;
+    FAIL_AT(t->shape[0] == 0 && t->device.kind != SACCADE_CPU, SACCADE_EINVAL, name, 0, 0,
+            "got no rows on a GPU, expected one or more");
     if (t->shape[0] == 0) {
         out->data = (void *)(uintptr_t)nothing;
         out->shape[2] = 1;

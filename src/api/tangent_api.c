@@ -1,6 +1,7 @@
 /* saccade_tangent: arguments into a run, directions and what is to change along them. */
 #include "api/api.h"
 
+#include "base/quantize.h"
 #include "base/tensor_walk.h"
 
 #include <string.h>
@@ -129,6 +130,9 @@ saccade_status saccade_tangent(const saccade_plan *plan, const saccade_tangent_a
     FAIL_AT(!plan->solver->tangent, SACCADE_EBACKEND, "tangent", 0, 0,
             "got a plan of back end %s, expected ref: no other has a forward mode",
             plan->backend->name);
+    FAIL_AT(quant_is_dtype(plan->problem.kv_dtype), SACCADE_EBACKEND, "tangent", 0, 0,
+            "got kv_dtype %s, expected f32, f16, bf16 or f64: codes have no tangents",
+            saccade_dtype_name(plan->problem.kv_dtype));
     FAIL_AT(plan->problem.is_ragged, SACCADE_EBACKEND, "tangent", 0, 0,
             "got a ragged plan, expected one whose batches have one length");
     saccade_tangent_args_init(&a);

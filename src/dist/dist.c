@@ -48,13 +48,15 @@ size_t dist_workspace(const saccade_dist *d, int64_t B, size_t solver)
     return solver > SIZE_MAX - own ? SIZE_MAX : own + solver;
 }
 
-/* Chunks of whole tiles: else rows would not be computed as one device does. */
-static saccade_status check_tiles(const saccade_dist *d, const saccade_sizes *sizes,
-                                  saccade_error *err)
+saccade_status dist_check_tiles(const saccade_dist *d, const saccade_sizes *sizes,
+                                saccade_error *err)
 {
     const int64_t tile = d->plan->solver->row_tile(d->plan, sizes);
+    const int is_host =
+        d->plan->backend->device == SACCADE_CPU; /* where parts run one by one */
     for (int32_t i = 0; i < d->rows.n; i++)
-        FAIL_AT(d->part[i].first % tile, SACCADE_EINVAL, "shards", 0, 0,
+        FAIL_AT(d->part[i].first % tile || (!is_host && d->part[i].row % tile), SACCADE_EINVAL,
+                "shards", 0, 0,
                 "got chunks of %lld rows, expected a multiple of %lld (saccade_plan_row_tile)",
                 (long long)d->shards->options.chunk, (long long)tile);
     return SACCADE_OK;
@@ -63,7 +65,7 @@ static saccade_status check_tiles(const saccade_dist *d, const saccade_sizes *si
 static saccade_status check_run(const saccade_dist *d, const saccade_sizes *sizes,
                                 saccade_error *err)
 {
-    TRY(check_tiles(d, sizes, err));
+    TRY(dist_check_tiles(d, sizes, err));
     FAIL_AT(sizes->B * d->in.all > INT32_MAX, SACCADE_ELIMIT, "k", 0, 0,
             "got %lld keys of %lld batches to gather, expected less than 2^31 rows",
             (long long)d->in.all, (long long)sizes->B);
@@ -150,7 +152,7 @@ static saccade_status start_local(saccade_dist *d, plan_run *run, plan_chunks *c
                                   saccade_error *err)
 {
     static const int32_t start = 0;
-    TRY(check_tiles(d, &run->sizes, err));
+    TRY(dist_check_tiles(d, &run->sizes, err));
     TRY(dist_check_held(d, run->block_mask, err));
     *chunks = (plan_chunks){.first = &start, .count = 1, .size = (int32_t)d->KV};
     run->chunks = d->plan->problem.has_chunks ? chunks : NULL;

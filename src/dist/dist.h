@@ -48,6 +48,9 @@ saccade_status dist_open(saccade_plan *plan, const saccade_shard_plan *shards, i
 /* Sizes of the whole sequence. */
 saccade_sizes dist_sizes(const saccade_dist *dist, int64_t B);
 /* Bytes for a run whose solver wants so many: SIZE_MAX where no run can have them. */
+/* EINVAL where chunks are no whole tiles: rows would not be computed as one device does. */
+saccade_status dist_check_tiles(const saccade_dist *d, const saccade_sizes *sizes,
+                                saccade_error *err);
 size_t dist_workspace(const saccade_dist *dist, int64_t B, size_t solver);
 /* run: as the solver takes it, but for keys and rows, which are this rank's. */
 saccade_status dist_forward(saccade_dist *dist, plan_run *run, saccade_error *err);

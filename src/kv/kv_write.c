@@ -25,6 +25,10 @@ static saccade_status check_tensor(const saccade_tensor *t, const char *name,
     FAIL_AT(t->rank != rank, SACCADE_EINVAL, name, 0, 0, "got rank %d, expected %d", t->rank,
             rank);
     for (int32_t d = 0; d < rank; d++)
+        FAIL_AT(t->shape[d] < 0, SACCADE_EINVAL, name, 0, 0,
+                "got length %lld in dimension %d, expected 0 or more", (long long)t->shape[d],
+                d);
+    for (int32_t d = 0; d < rank; d++)
         FAIL_AT(shape[d] >= 0 && t->shape[d] != shape[d], SACCADE_EINVAL, name, 0, 0,
                 "got length %lld in dimension %d, expected %lld", (long long)t->shape[d], d,
                 (long long)shape[d]);
@@ -103,10 +107,9 @@ static void write_keys(void *arg, int64_t item, int thread)
     for (int64_t j = 0; j < g->count; j++)
         for (int64_t h = 0; h < job->pool->shape[1]; h++) {
             const int64_t key = g->first + j;
-            const char *from =
-                (const char *)job->from->data
-                + ((first + j) * job->from->stride[0] + h * job->from->stride[1])
-                      * (int64_t)saccade_dtype_bytes(job->from->dtype);
+            const char *from = (const char *)job->from->data
+                               + ((first + j) * job->from->stride[0] + h * job->from->stride[1])
+                                     * (int64_t)saccade_dtype_bytes(job->from->dtype);
             cast_row(job->from, from, job->pool,
                      row_at(job->pool, row[key / c->page], h, key % c->page));
         }
@@ -125,7 +128,12 @@ saccade_status saccade_kv_write(const saccade_kv *c, const saccade_tensor *k_poo
                                 const saccade_tensor *v, saccade_error *err)
 {
     FAIL_IF(!c, SACCADE_EINVAL, "kv: got NULL, expected a cache");
-    if (!saccade_kv_slots(c, NULL, 0))
+    const int64_t n = saccade_kv_slots(c, NULL, 0);
+    FAIL_AT(
+        !n && k && k->rank == 3 && k->shape[0] > 0, SACCADE_EINVAL, "k", 0, 0,
+        "got %lld keys, expected the 0 of the last grow: fork, free, truncate and drop end it",
+        (long long)k->shape[0]);
+    if (!n)
         return SACCADE_OK;
     TRY(check_pair(c, k_pool, "k_pool", k, "k", err));
     if (v_pool || v)

@@ -264,8 +264,8 @@ void plan_sum_chunks(const saccade_tensor *each, const plan_chunks *chunks, uint
 saccade_status plan_check_places(const plan_run *run, saccade_error *err)
 {
     const plan_chunks *c = run->chunks;
-    FAIL_AT(c && run->sizes.B > UINT32_MAX / c->count, SACCADE_ELIMIT, "chunks", 0, 0,
-            "got a table of %lld batches of %d chunks, expected at most 2^32 in all",
+    FAIL_AT(c && c->count && run->sizes.B > UINT32_MAX / c->count, SACCADE_ELIMIT, "chunks", 0,
+            0, "got a table of %lld batches of %d chunks, expected at most 2^32 in all",
             (long long)run->sizes.B, c->count);
     return SACCADE_OK;
 }

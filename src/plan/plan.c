@@ -190,6 +190,9 @@ saccade_status plan_derive(const saccade_problem *p, saccade_plan *plan, saccade
     TRY(take_mod(p->mask, SACCADE_MASK, "mask", &plan->arena, &plan->source_mask, err));
     TRY(take_mod(p->weight, SACCADE_WEIGHT, "weight", &plan->arena, &plan->source_weight, err));
     d.weight = plan->source_weight;
+    FAIL_AT(p->ragged && plan_names_length(d.weight), SACCADE_EINVAL, "weight", 0, 0,
+            "got a rate that names Q or KV in a ragged problem, where they differ by sequence: "
+            "expected one rate");
     FAIL_AT(d.weight && d.weight->n_nodes > PLAN_WEIGHT_NODES, SACCADE_ELIMIT, "weight", 0, 0,
             "got %u operations, expected at most %d", d.weight->n_nodes, PLAN_WEIGHT_NODES);
     if (plan->source_score)

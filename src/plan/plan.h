@@ -207,6 +207,8 @@ extern const plan_solver *const cuda_solvers[];
 
 /* ---- plan.c ---- */
 
+/* Whether a text names Q or KV, which differ by sequence in ragged runs. fn may be NULL. */
+int plan_names_length(const mod_fn *fn);
 /* Checks a problem and derives what kernels read; mods into the plan. */
 saccade_status plan_derive(const saccade_problem *problem, saccade_plan *plan,
                            saccade_error *err);

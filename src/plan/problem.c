@@ -203,3 +203,12 @@ int plan_is_near(const plan_positions *p, const saccade_sizes *s)
     }
     return 1;
 }
+
+int plan_names_length(const mod_fn *fn)
+{
+    for (uint32_t i = 0; fn && i < fn->n_nodes; i++)
+        if (fn->nodes[i].op == OP_SIZE
+            && (fn->nodes[i].imm.i == SIZE_Q || fn->nodes[i].imm.i == SIZE_KV))
+            return 1;
+    return 0;
+}
