@@ -529,7 +529,8 @@ SACCADE_API saccade_status saccade_forward(const saccade_plan *plan,
 /* One backward run: gradients of sum(out * d_out) + sum(lse * d_lse), one tensor for each that
  * the problem names and none else: what it leaves out is not computed. Captures keep their
  * values from forward. On the host a dimension of stride 0 in a gradient stands for the sum
- * over it, as an input needs that was broadcast. Borrowed as in saccade_forward_args. */
+ * over it, as an input needs that was broadcast (not over rows in pages, nor over sequences of
+ * a ragged run). Borrowed as in saccade_forward_args. */
 typedef struct saccade_backward_args {
     size_t size;
     const saccade_tensor *q, *k, *v;         /* as in forward */
@@ -637,7 +638,8 @@ SACCADE_API saccade_status saccade_merge(const saccade_context *context,
 
 /* Codes and their scales from numbers, on the host. A group's scale is its largest magnitude
  * by the largest code (448, 57344, 127, 7), of zeros alone 1; codes are the nearest. Infinities
- * and NaN become NaN, in i8 and i4 all of their group. */
+ * and NaN become NaN, in i8 and i4 all of their group; with is_given they become
+ * the largest code, and 0. */
 typedef struct saccade_quantize_args {
     size_t size;
     const saccade_tensor *from;      /* [B, H, N, D], f32, f16 or bf16 */

@@ -57,7 +57,8 @@ SACCADE_API saccade_status saccade_kv_drop(saccade_kv *cache, int32_t sequence, 
                                            saccade_error *err);
 
 /* Room for counts[i] more keys in sequences[i], which differ from each other; for all of them
- * or, with ELIMIT, for none. Whoever shares a page that is written to gets one of its own. */
+ * or, with ELIMIT, for none. Whoever shares a page that is written to gets one of its own. What
+ * is to be written is known until the next call that changes the cache. */
 SACCADE_API saccade_status saccade_kv_grow(saccade_kv *cache, const int32_t *sequences,
                                            const int32_t *counts, int32_t n,
                                            saccade_error *err);
