@@ -98,9 +98,6 @@ saccade_status api_view_rows(const api_ragged *ragged, const saccade_tensor **t,
                              const char *name, saccade_tensor *view, saccade_error *err);
 saccade_status api_view_keys(const api_ragged *ragged, const saccade_tensor **t,
                              const char *name, saccade_tensor *view, saccade_error *err);
-/* The arguments' tensors of ragged sides become views of them. */
-saccade_status api_view_forward(const api_ragged *ragged, saccade_forward_args *args,
-                                saccade_tensor view[6], saccade_error *err);
 /* The sizes of q and of what has its rows, as views have them. */
 saccade_sizes api_row_sizes(const plan_run *run);
 /* Lengths of the sequences and of what they hold, into a run whose tensors were read. */
@@ -137,6 +134,21 @@ saccade_status api_read_page_lengths(const saccade_plan *plan, const api_inputs 
                                      plan_run *run, saccade_error *err);
 
 /* ---- forward_api.c ---- */
+
+/* A run but for its outputs and workspace: the arguments as they were read, their tensors of
+ * ragged sides as views, and what points into them. */
+typedef struct api_forward_call {
+    saccade_forward_args args;
+    api_captures captures;
+    api_ragged ragged;
+    saccade_tensor view[6];
+    api_inputs in;
+    plan_run run;
+} api_forward_call;
+
+/* what: the call that is made. */
+saccade_status api_start_forward(const saccade_plan *plan, const saccade_forward_args *args,
+                                 const char *what, api_forward_call *call, saccade_error *err);
 
 /* out, lse and row_max for rows of these sizes. */
 saccade_status api_check_outputs(const saccade_plan *plan, const saccade_forward_args *args,

@@ -12,8 +12,8 @@ saccade_status api_check_outputs(const saccade_plan *plan, const saccade_forward
     return api_check_stats(plan, a->row_max, "row_max", s, err);
 }
 
-saccade_status api_view_forward(const api_ragged *r, saccade_forward_args *a,
-                                saccade_tensor view[6], saccade_error *err)
+static saccade_status view_tensors(const api_ragged *r, saccade_forward_args *a,
+                                   saccade_tensor view[6], saccade_error *err)
 {
     TRY(api_view_rows(r, &a->q, 3, "q", &view[0], err));
     TRY(api_view_keys(r, &a->k, "k", &view[1], err));
@@ -23,29 +23,34 @@ saccade_status api_view_forward(const api_ragged *r, saccade_forward_args *a,
     return api_view_rows(r, &a->row_max, 2, "row_max", &view[5], err);
 }
 
+saccade_status api_start_forward(const saccade_plan *plan, const saccade_forward_args *args,
+                                 const char *what, api_forward_call *call, saccade_error *err)
+{
+    saccade_forward_args *a = &call->args;
+    call->run = (plan_run){.out = NULL};
+    FAIL_IF(!plan || !args, SACCADE_EINVAL, "%s: got NULL, expected plan and arguments", what);
+    saccade_forward_args_init(a);
+    TRY(RECORD_READ(a, args, "arguments"));
+    TRY(api_read_ragged(plan, a->ragged, &call->ragged, err));
+    TRY(view_tensors(&call->ragged, a, call->view, err));
+    call->in = (api_inputs)API_INPUTS_OF(*a);
+    call->in.k_scale = a->k_scale;
+    call->in.v_scale = a->v_scale;
+    call->in.ragged = &call->ragged;
+    return api_read_inputs(plan, &call->in, &call->run, &call->captures, err);
+}
+
 saccade_status saccade_forward(const saccade_plan *plan, const saccade_forward_args *args,
                                saccade_error *err)
 {
-    saccade_forward_args a;
-    api_captures captures;
-    api_ragged ragged;
-    saccade_tensor view[6];
-    plan_run run = {.out = NULL};
-    FAIL_IF(!plan || !args, SACCADE_EINVAL, "forward: got NULL, expected plan and arguments");
-    saccade_forward_args_init(&a);
-    TRY(RECORD_READ(&a, args, "arguments"));
-    TRY(api_read_ragged(plan, a.ragged, &ragged, err));
-    TRY(api_view_forward(&ragged, &a, view, err));
-    api_inputs in = API_INPUTS_OF(a);
-    in.k_scale = a.k_scale;
-    in.v_scale = a.v_scale;
-    in.ragged = &ragged;
-    TRY(api_read_inputs(plan, &in, &run, &captures, err));
-    const saccade_sizes rows = api_row_sizes(&run);
-    TRY(api_check_outputs(plan, &a, &rows, err));
-    TRY(api_read_workspace(&in, plan_workspace(plan, &run.sizes), &run, err));
-    run.out = a.out;
-    run.lse = a.lse;
-    run.row_max = a.row_max;
-    return plan_forward(plan, &run, err);
+    api_forward_call call;
+    plan_run *run = &call.run;
+    TRY(api_start_forward(plan, args, "forward", &call, err));
+    const saccade_sizes rows = api_row_sizes(run);
+    TRY(api_check_outputs(plan, &call.args, &rows, err));
+    TRY(api_read_workspace(&call.in, plan_workspace(plan, &run->sizes), run, err));
+    run->out = call.args.out;
+    run->lse = call.args.lse;
+    run->row_max = call.args.row_max;
+    return plan_forward(plan, run, err);
 }

@@ -169,25 +169,13 @@ static saccade_status check_entries(const plan_run *run, int64_t b, saccade_erro
 saccade_status saccade_pages_check(const saccade_plan *plan, const saccade_forward_args *args,
                                    saccade_error *err)
 {
-    saccade_forward_args a;
-    api_captures captures;
-    api_ragged ragged;
-    saccade_tensor view[6];
-    plan_run run = {.out = NULL};
-    FAIL_IF(!plan || !args, SACCADE_EINVAL, "pages: got NULL, expected plan and arguments");
-    saccade_forward_args_init(&a);
-    TRY(RECORD_READ(&a, args, "arguments"));
-    TRY(api_read_ragged(plan, a.ragged, &ragged, err));
-    TRY(api_view_forward(&ragged, &a, view, err));
-    api_inputs in = API_INPUTS_OF(a);
-    in.ragged = &ragged;
-    in.k_scale = a.k_scale;
-    in.v_scale = a.v_scale;
-    TRY(api_read_inputs(plan, &in, &run, &captures, err));
-    FAIL_AT(!run.chunks, SACCADE_EINVAL, "pages", 0, 0, "got a plan whose problem has no page");
+    api_forward_call call;
+    TRY(api_start_forward(plan, args, "pages", &call, err));
+    FAIL_AT(!call.run.chunks, SACCADE_EINVAL, "pages", 0, 0,
+            "got a plan whose problem has no page");
     FAIL_AT(plan->backend->device != SACCADE_CPU, SACCADE_EBACKEND, "pages", 0, 0,
             "got tables on a GPU, expected tables on the host: copy them there");
-    for (int64_t b = 0; b < run.sizes.B; b++)
-        TRY(check_entries(&run, b, err));
+    for (int64_t b = 0; b < call.run.sizes.B; b++)
+        TRY(check_entries(&call.run, b, err));
     return SACCADE_OK;
 }
