@@ -76,11 +76,7 @@ def cached_attention(
     _check(query, key, value, form, block_table, indices)
     _check_lengths(q_offset, indices, indptr, last_page_len, max_seqlen_q, max_seqlen_k, ragged)
     no_gradients(sinks=sinks, k_scale=k_scale, v_scale=v_scale)
-    device = query.device.type
-    mods = [
-        None if m is None else _resolved(m, kind, device)
-        for m, kind in ((score, "score"), (mask, "mask"))
-    ]
+    mods = _mods(score, mask, query)
     no_gradients(**{n: t for m in mods if m for n, t in zip(m.names, m.values)})
     if out is None:
         out = query.new_empty((*query.shape[:-1], form.Dv))
@@ -190,6 +186,21 @@ def _resolved(mod, kind, device):
     return _of_text(mod, kind, device) if type(mod) is str else Resolved(mod, kind, device)
 
 
+def _mods(score, mask, q):
+    """Both, ready to run where q lies; None for what is not given."""
+    return [
+        None if m is None else _resolved(m, kind, q.device.type)
+        for m, kind in ((score, "score"), (mask, "mask"))
+    ]
+
+
+def _backend(options, q):
+    backend = backend_of(options) if options else "auto"
+    if backend != "auto":
+        return backend
+    return "ref" if q.dtype is torch.float64 and not q.is_cuda else q.device.type
+
+
 def _groups(of, scale, keys, dim):
     """(keys, channels) that share one of its numbers; 0: all."""
     if scale is None:
@@ -207,10 +218,7 @@ def _groups(of, scale, keys, dim):
 
 def _plan(q, form, mods, scale, options, kind, sinks):
     paged, ragged, groups = kind
-    backend = backend_of(options) if options else "auto"
-    device = q.device.type
-    if backend == "auto":
-        backend = "ref" if q.dtype is torch.float64 and device == "cpu" else device
+    backend = _backend(options, q)
     bound = [m.bound if m is not None else None for m in mods]
     names = "k_scale_tokens", "k_scale_channels", "v_scale_tokens", "v_scale_channels"
     extra = (
@@ -221,7 +229,7 @@ def _plan(q, form, mods, scale, options, kind, sinks):
     )
     with torch.cuda.device_of(q):
         return objects.plan(
-            objects.context(torch.get_num_threads() if device == "cpu" else 0),
+            objects.context(0 if q.is_cuda else torch.get_num_threads()),
             form.B if backend == "cuda" else 0,
             form.H,
             form.Hkv,

@@ -9,10 +9,9 @@ import torch
 
 from ..c import abi, objects
 from .calls import stats_dtype
-from .checks import backend_of
 from .flex import MaskMod, ScoreMod
 from .mods import dtype_name
-from .serving import _Arguments, _resolved, no_gradients
+from .serving import _Arguments, _backend, _mods, no_gradients
 
 
 def varlen_attention(
@@ -91,17 +90,11 @@ class _Call:
     paged: tuple  # block_table and seq_lens, or two None
 
     def __init__(self, q, k, v, mask, score, scale, options):
-        device = q.device.type
-        self.mods = [
-            None if m is None else _resolved(m, kind, device)
-            for m, kind in ((score, "score"), (mask, "mask"))
-        ]
+        self.mods = _mods(score, mask, q)
         self.heads = (q.shape[1], k.shape[1])
         self.dims = (q.shape[2], v.shape[-1])
         self.dtypes, self.scale = (dtype_name(q), dtype_name(k)), scale
-        self.backend = backend_of(options) if options else "auto"
-        if self.backend == "auto":
-            self.backend = "ref" if q.dtype is torch.float64 and device == "cpu" else device
+        self.backend = _backend(options, q)
 
     def plan(self, q, k, gradients):
         page = k.shape[2] if self.paged[0] is not None else 0
@@ -136,13 +129,7 @@ class _Call:
         """Arguments with lengths, pages and captures; tensors are the caller's to add."""
         a = _Arguments(device)
         a.args = kind()
-        cu_q, cu_k, max_q, max_k, is_end = self.lengths
-        r = abi.Ragged(max_q=max_q, max_kv=max_k, align_end=int(is_end))
-        r.cu_seqlens_q = a._table("cu_seqlens_q", cu_q, 1)
-        if cu_k is not None:
-            r.cu_seqlens_kv = a._table("cu_seqlens_k", cu_k, 1)
-        a.keep.append(r)
-        a.args.ragged = C.pointer(r)
+        a.ragged(*self.lengths)
         table, seq_lens = self.paged
         if table is not None:
             a.pages(pool, table, None, None, None)
