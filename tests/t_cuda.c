@@ -305,6 +305,14 @@ static void no_spills(void **state)
     }
 }
 
+static void expect_no_spills(const cu_state *s, const saccade_problem *p)
+{
+    for (int n = 0; n < CU_PROGRAMS; n++)
+        if (s->programs[n].image.report.spill_bytes)
+            fail_msg("%s, d%lld, %s: %d bytes spilled", cu_program_kinds[n].name,
+                     (long long)p->sizes.D, p->arch, s->programs[n].image.report.spill_bytes);
+}
+
 /* Keys in chunks: programs for any GPU, none of which spills. */
 static void programs_of_chunks(void **state)
 {
@@ -326,10 +334,7 @@ static void programs_of_chunks(void **state)
         const int is_sm90 = strcmp(p.arch, "sm_90a") == 0 && p.dtype != SACCADE_F32;
         assert_int_equal(s->programs[CU_DECODE].image.code != NULL, is_sm90);
         assert_int_equal(s->programs[CU_UNALIGNED].image.code != NULL, is_sm90);
-        for (int n = 0; n < CU_PROGRAMS; n++)
-            if (s->programs[n].image.report.spill_bytes)
-                fail_msg("%s, d%d, %s: %d bytes spilled", cu_program_kinds[n].name, D, p.arch,
-                         s->programs[n].image.report.spill_bytes);
+        expect_no_spills(s, &p);
         assert_int_equal(s->programs[CU_MAIN].form.family == CU_SM90, is_sm90);
         assert_int_equal(s->programs[CU_MAIN].rung, 0);
         assert_non_null(s->programs[CU_MAIN].image.code);
@@ -368,10 +373,7 @@ static void programs_of_rows(void **state)
         const cu_state *s = plan->state;
         assert_null(s->programs[CU_DECODE].image.code);
         assert_int_equal(cu_row_tile(plan, NULL) % ROW_BLOCK, 0);
-        for (int n = 0; n < CU_PROGRAMS; n++)
-            if (s->programs[n].image.report.spill_bytes)
-                fail_msg("%s, %s: %d bytes spilled", cu_program_kinds[n].name, p.arch,
-                         s->programs[n].image.report.spill_bytes);
+        expect_no_spills(s, &p);
         saccade_plan_destroy(plan);
         saccade_mod_destroy((saccade_mod *)p.mask);
         saccade_mod_destroy((saccade_mod *)p.score);
@@ -454,10 +456,7 @@ static void programs_of_ragged_runs(void **state)
             fail_msg("%s: %s", err.where, err.message);
         const cu_state *s = plan->state;
         assert_null(s->programs[CU_DECODE].image.code);
-        for (int n = 0; n < CU_PROGRAMS; n++)
-            if (s->programs[n].image.report.spill_bytes)
-                fail_msg("%s, d%d, %s: %d bytes spilled", cu_program_kinds[n].name, D, p.arch,
-                         s->programs[n].image.report.spill_bytes);
+        expect_no_spills(s, &p);
         saccade_plan_destroy(plan);
         saccade_mod_destroy((saccade_mod *)p.mask);
     }
@@ -483,8 +482,7 @@ static void programs_of_pages(void **state)
     p.page = 48;
     assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_OK);
     const cu_state *s = plan->state;
-    for (int n = 0; n < CU_PROGRAMS; n++)
-        assert_int_equal(s->programs[n].image.report.spill_bytes, 0);
+    expect_no_spills(s, &p);
     assert_int_equal(saccade_plan_explain(plan, &text, &err), SACCADE_OK);
     assert_non_null(strstr(text, "pages, decode: tensor copies of 16 keys\n"));
     assert_non_null(strstr(text, "pages, forward: tensor copies of 16 keys\n"));
@@ -518,10 +516,7 @@ static void programs_of_f32_results(void **state)
             fail_msg("d%d, %s: %s", rows[i].D, p.arch, err.message);
         const cu_state *s = plan->state;
         assert_non_null(s->programs[CU_MAIN].image.code);
-        for (int n = 0; n < CU_PROGRAMS; n++)
-            if (s->programs[n].image.report.spill_bytes)
-                fail_msg("%s, d%d, %s: %d bytes spilled", cu_program_kinds[n].name, rows[i].D,
-                         p.arch, s->programs[n].image.report.spill_bytes);
+        expect_no_spills(s, &p);
         saccade_plan_destroy(plan);
         p.gradients = SACCADE_GRADIENT_Q;
         assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_EBACKEND);
@@ -559,11 +554,9 @@ static void programs_of_sinks(void **state)
         const cu_state *s = plan->state;
         assert_int_equal(s->programs[CU_MAIN].rung, 0);
         assert_int_equal(!p.gradients, !s->programs[CU_BWD_SINKS].image.code);
+        expect_no_spills(s, &p);
         for (int n = 0; n < CU_PROGRAMS; n++)
-            if (s->programs[n].image.report.spill_bytes
-                || s->programs[n].image.report.is_serialised)
-                fail_msg("%s, d%d, %s: %d bytes spilled", cu_program_kinds[n].name, rows[i].D,
-                         p.arch, s->programs[n].image.report.spill_bytes);
+            assert_false(s->programs[n].image.report.is_serialised);
         saccade_plan_destroy(plan);
     }
 }

@@ -9,7 +9,6 @@
 #include "base/convert.h"
 #include "cuda/cuda.h"
 
-#include <dlfcn.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -542,18 +541,6 @@ static void random_cases(void **state)
 
 /* ---- graphs and allocation ---- */
 
-/* Driver calls that only a test makes. */
-static void *driver_call(const char *name)
-{
-    static void *library;
-    if (!library)
-        library = dlopen("libcuda.so.1", RTLD_NOW);
-    assert_non_null(library);
-    void *call = dlsym(library, name);
-    assert_non_null(call);
-    return call;
-}
-
 typedef struct recording {
     void *stream, *graph, *launchable;
 } recording;
@@ -563,10 +550,10 @@ static void record(device_case *d, recording *out)
 {
     int (*create)(void **, unsigned), (*begin)(void *, int), (*end)(void *, void **);
     int (*instantiate)(void **, void *, unsigned long long);
-    *(void **)&create = driver_call("cuStreamCreate");
-    *(void **)&begin = driver_call("cuStreamBeginCapture_v2");
-    *(void **)&end = driver_call("cuStreamEndCapture");
-    *(void **)&instantiate = driver_call("cuGraphInstantiateWithFlags");
+    *(void **)&create = device_driver_call("cuStreamCreate");
+    *(void **)&begin = device_driver_call("cuStreamBeginCapture_v2");
+    *(void **)&end = device_driver_call("cuStreamEndCapture");
+    *(void **)&instantiate = device_driver_call("cuGraphInstantiateWithFlags");
     assert_int_equal(create(&out->stream, 1), 0);
     assert_int_equal(begin(out->stream, 2), 0);
     d->args.stream = out->stream;
@@ -579,8 +566,8 @@ static void record(device_case *d, recording *out)
 static void replay(const recording *r)
 {
     int (*launch)(void *, void *), (*wait)(void *);
-    *(void **)&launch = driver_call("cuGraphLaunch");
-    *(void **)&wait = driver_call("cuStreamSynchronize");
+    *(void **)&launch = device_driver_call("cuGraphLaunch");
+    *(void **)&wait = device_driver_call("cuStreamSynchronize");
     assert_int_equal(launch(r->launchable, r->stream), 0);
     assert_int_equal(wait(r->stream), 0);
 }
@@ -588,9 +575,9 @@ static void replay(const recording *r)
 static void drop(const recording *r)
 {
     int (*destroy_exec)(void *), (*destroy_graph)(void *), (*destroy_stream)(void *);
-    *(void **)&destroy_exec = driver_call("cuGraphExecDestroy");
-    *(void **)&destroy_graph = driver_call("cuGraphDestroy");
-    *(void **)&destroy_stream = driver_call("cuStreamDestroy_v2");
+    *(void **)&destroy_exec = device_driver_call("cuGraphExecDestroy");
+    *(void **)&destroy_graph = device_driver_call("cuGraphDestroy");
+    *(void **)&destroy_stream = device_driver_call("cuStreamDestroy_v2");
     assert_int_equal(destroy_exec(r->launchable), 0);
     assert_int_equal(destroy_graph(r->graph), 0);
     assert_int_equal(destroy_stream(r->stream), 0);
@@ -669,7 +656,7 @@ static void nothing_is_allocated(void **state)
     (void)state;
     if (!has_device())
         skip();
-    *(void **)&memory_info = driver_call("cuMemGetInfo_v2");
+    *(void **)&memory_info = device_driver_call("cuMemGetInfo_v2");
     assert_int_equal(cu_get_driver(&driver, NULL), SACCADE_OK);
     assert_int_equal(cu_enter(driver, 0, &pushed, NULL), SACCADE_OK);
     for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {

@@ -7,7 +7,6 @@
 #include "cuda/cuda.h"
 #include "support/fail_alloc.h"
 
-#include <dlfcn.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -342,23 +341,11 @@ static void f32_results(void **state)
 
 /* ---- graphs, streams, memory ---- */
 
-/* Driver calls that only a test makes. */
-static void *driver_call(const char *name)
-{
-    static void *library;
-    if (!library)
-        library = dlopen("libcuda.so.1", RTLD_NOW);
-    assert_non_null(library);
-    void *call = dlsym(library, name);
-    assert_non_null(call);
-    return call;
-}
-
 static void *new_stream(void)
 {
     int (*create)(void **, unsigned);
     void *stream;
-    *(void **)&create = driver_call("cuStreamCreate");
+    *(void **)&create = device_driver_call("cuStreamCreate");
     assert_int_equal(create(&stream, 1), 0);
     return stream;
 }
@@ -366,7 +353,7 @@ static void *new_stream(void)
 static void end_stream(void *stream)
 {
     int (*destroy)(void *);
-    *(void **)&destroy = driver_call("cuStreamDestroy_v2");
+    *(void **)&destroy = device_driver_call("cuStreamDestroy_v2");
     assert_int_equal(destroy(stream), 0);
 }
 
@@ -392,12 +379,12 @@ static void replay_graph(trial *x)
     int (*begin)(void *, int), (*end)(void *, void **), (*launch)(void *, void *);
     int (*instantiate)(void **, void *, unsigned long long), (*drop[2])(void *);
     void *graph, *ready;
-    *(void **)&begin = driver_call("cuStreamBeginCapture_v2");
-    *(void **)&end = driver_call("cuStreamEndCapture");
-    *(void **)&instantiate = driver_call("cuGraphInstantiateWithFlags");
-    *(void **)&launch = driver_call("cuGraphLaunch");
-    *(void **)&drop[0] = driver_call("cuGraphExecDestroy");
-    *(void **)&drop[1] = driver_call("cuGraphDestroy");
+    *(void **)&begin = device_driver_call("cuStreamBeginCapture_v2");
+    *(void **)&end = device_driver_call("cuStreamEndCapture");
+    *(void **)&instantiate = device_driver_call("cuGraphInstantiateWithFlags");
+    *(void **)&launch = device_driver_call("cuGraphLaunch");
+    *(void **)&drop[0] = device_driver_call("cuGraphExecDestroy");
+    *(void **)&drop[1] = device_driver_call("cuGraphDestroy");
     results plain[2];
     for (int i = 0; i < 2; i++) {
         randomise(&x->t[Q], x->bytes[Q], 50 + (uint64_t)i);
@@ -488,7 +475,7 @@ static void memory_is_left_alone(void **state)
     if (!has_device())
         skip();
     void *pushed = enter();
-    *(void **)&memory_info = driver_call("cuMemGetInfo_v2");
+    *(void **)&memory_info = device_driver_call("cuMemGetInfo_v2");
     for (int i = 0; i < PROBLEMS; i++) {
         size_t before, after, total;
         trial x;

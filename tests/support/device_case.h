@@ -43,6 +43,8 @@ typedef struct device_case {
 } device_case;
 
 int has_device(void); /* or says that there is none */
+/* A driver call that only a test makes, of which this fails where it is not there. */
+void *device_driver_call(const char *name);
 
 /* 0: `why` says what failed. close() in any case. */
 int device_case_open(const case_run *r, const device_options *options, device_case *out);
