@@ -25,6 +25,7 @@
 #include "bwd_row.cuh"
 #include "bwd_mma.cuh"
 #include "bwd_pass.cuh"
+#include "bwd_keys.cuh"
 #include "exact_sum.cuh"
 
 enum {

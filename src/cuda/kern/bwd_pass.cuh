@@ -1,5 +1,5 @@
 /* What kernels by mma.sync share: 64 rows stay and blocks of CFG_TM rows pass, two tensors each
- * (bwd_sm80.cu); weights and dS of four scores; tiles of queries and the keys they meet. */
+ * (bwd_sm80.cu); weights and dS of four scores. */
 #pragma once
 
 enum {
@@ -90,63 +90,4 @@ DEVICE void weigh(four &f, const cu_bwd &p, const mod_args &mod, int b, int h,
         w[i] = live[i] ? weight : 0.f;
         ds[i] = w[i] == 0.f ? 0.f : w[i] * slope[i] * (f.dp[i] + stat.y);
     }
-}
-
-/* ---- queries stay ---- */
-
-struct query_tile {
-    int b, h, g, block, row0, q_offset, kv_offset, kv_len;
-};
-
-/* id: (b * H + h) * n_mblk + block */
-DEVICE query_tile query_tile_of(const cu_bwd &p, int id)
-{
-    query_tile t;
-    int bh = id / p.n_mblk;
-    t.block = id % p.n_mblk;
-    t.row0 = t.block * BWD_ROWS;
-    t.h = bh % p.f.H;
-    t.b = bh / p.f.H;
-    t.g = kv_head(p.f, t.h);
-    t.q_offset = position_of(p.f.q_offset, t.b) + row_shift(p.f, t.row0);
-    t.kv_offset = position_of(p.f.kv_offset, t.b);
-    t.kv_len = max(0, min(position_of(p.f.kv_len, t.b), p.f.N));
-    return t;
-}
-
-DEVICE query_tile query_tile_at(const cu_bwd &p, int turn)
-{
-    return query_tile_of(p, p.q_order ? __ldg(p.q_order + turn) : turn);
-}
-
-/* Blocks of PASS keys that the tile meets; runs are of blocks of that size. */
-struct key_walk {
-    int run, end, block, last, masked;
-};
-
-DEVICE key_walk key_begin(const cu_bwd &p, const query_tile &t)
-{
-    key_walk w = {0, 0, -1, (t.kv_len + PASS - 1) / PASS - 1, MOD_MASK != MASK_NONE};
-    if (p.q_runs) {
-        int row = t.b * p.q_mask_b + t.h * p.q_mask_h + t.block;
-        w.run = __ldg(p.q_run_start + row);
-        w.end = __ldg(p.q_run_start + row + 1);
-        w.last = -1;
-    }
-    return w;
-}
-
-DEVICE int key_next(key_walk &w, const cu_bwd &p, const query_tile &t)
-{
-    int n = (t.kv_len + PASS - 1) / PASS;
-    while (w.block >= w.last) {
-        if (w.run == w.end)
-            return 0;
-        int4 run = __ldg((const int4 *)p.q_runs + w.run++);
-        w.block = run.x - 1;
-        w.last = min(run.x + run.y, n) - 1;
-        w.masked = run.z;
-    }
-    w.block++;
-    return 1;
 }

@@ -25,6 +25,7 @@
 #include "bwd_row.cuh"
 #include "bwd_mma.cuh"
 #include "bwd_pass.cuh"
+#include "bwd_keys.cuh"
 
 /* ---- what is not finite ---- */
 

@@ -20,166 +20,12 @@
 #include "bwd_store.cuh"
 #include "wgmma.cuh"
 #include "bwd_shared.cuh"
+#include "bwd_products.cuh"
+#include "bwd_weights.cuh"
 #include "bwd_load.cuh"
 #include "bwd_dq.cuh"
 
-/* 1. The products of consumers. Fragments are of transposed scores, 64 keys by 64 queries. */
-#define HAS_SLOPES (MOD_SCORE && !SLOPE_ONE)
-enum { G_COUNT = HAS_SLOPES ? S_COUNT / 2 : 1 };
-
-/* S = K Q^T, or on top of what dp holds V dO^T */
-template <int DIM>
-DEVICE void product_scores(float (&s)[S_COUNT], u32 keys, u32 queries, int add)
-{
-    u64 a = operand(keys, 16), b = operand(queries, 16);
-#pragma unroll
-    for (int kk = 0; kk < DIM / 16; kk++)
-        wgmma_scores(s, a + ((kk / 4) * KEY_PANEL + (kk % 4) * 32) / 16,
-                     b + ((kk / 4) * QUERY_PANEL + (kk % 4) * 32) / 16, add || kk > 0);
-}
-
-DEVICE void product_dv(float (&dv)[CFG_E / 2], const u32 (&w)[S_COUNT / 2], u32 d_out, int add)
-{
-    u64 b = operand(d_out, QUERY_PANEL);
-#pragma unroll
-    for (int kk = 0; kk < BWD_ROWS / 16; kk++)
-        wgmma_dv(dv, w[4 * kk], w[4 * kk + 1], w[4 * kk + 2], w[4 * kk + 3],
-                 b + kk * 2048 / 16, add || kk > 0);
-}
-
-DEVICE void product_dk(float (&dk)[CFG_D / 2], const u32 (&ds)[S_COUNT / 2], u32 q, int add)
-{
-    u64 b = operand(q, QUERY_PANEL);
-#pragma unroll
-    for (int kk = 0; kk < BWD_ROWS / 16; kk++)
-        wgmma_dk(dk, ds[4 * kk], ds[4 * kk + 1], ds[4 * kk + 2], ds[4 * kk + 3],
-                 b + kk * 2048 / 16, add || kk > 0);
-}
-
-/* 2. Elementwise, between the products. */
-
-/* What a thread holds: two keys, 8 apart, and of each the queries 8i + 2 (lane % 4) + {0,1}
- * of a block. Positions of the first key and query. */
-struct places {
-    int b, h, q, kv;
-    int key, kv_len; /* index of the first key, and how many there are */
-};
-
-#if SCORE_LINE
-/* The offset of a thread's first score in log2 units, what it gains with a query, and with
- * eight keys. */
-struct score_line {
-    float offset, by_q, by_eight;
-};
-
-DEVICE score_line line_at(const cu_fwd &p, const mod_args &mod, const places &at)
-{
-    float by_q, by_kv, offset = line_offset(mod, p, at.b, at.h, at.q, at.kv, by_q, by_kv);
-    return {offset * 1.4426950408889634f, by_q * 1.4426950408889634f,
-            by_kv * (8 * 1.4426950408889634f)};
-}
-#endif
-
-/* Weights of the scores, packed. g: weights times slopes of the score function, which dS is
- * made from; where slopes are 1 the weights themselves. lse: address of this thread's
- * first query's, log2 units. */
-DEVICE void weights(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], const float (&s)[S_COUNT],
-                    u32 lse, const cu_bwd &p, const mod_args &mod, const places &at)
-{
-#if SCORE_LINE
-    score_line line = line_at(p.f, mod, at);
-#endif
-#pragma unroll
-    for (int i = 0; i < S_COUNT / 4; i++) {
-        float2 l = load_two(lse + i * 32);
-#if MOD_SCORE == SCORE_NONE
-        w[2 * i] = pack(exp2_fast(fmaf(s[4 * i], p.unit, -l.x)),
-                        exp2_fast(fmaf(s[4 * i + 1], p.unit, -l.y)));
-        w[2 * i + 1] = pack(exp2_fast(fmaf(s[4 * i + 2], p.unit, -l.x)),
-                            exp2_fast(fmaf(s[4 * i + 3], p.unit, -l.y)));
-#elif SCORE_LINE
-        float offset = fmaf(line.by_q, 8 * i, line.offset);
-        float x = offset - l.x, y = offset + line.by_q - l.y;
-        w[2 * i] = pack(exp2_fast(fmaf(s[4 * i], p.unit, x)),
-                        exp2_fast(fmaf(s[4 * i + 1], p.unit, y)));
-        x += line.by_eight;
-        y += line.by_eight;
-        w[2 * i + 1] = pack(exp2_fast(fmaf(s[4 * i + 2], p.unit, x)),
-                            exp2_fast(fmaf(s[4 * i + 3], p.unit, y)));
-#else
-        float x[4] = {s[4 * i], s[4 * i + 2], s[4 * i + 1], s[4 * i + 3]}, slope[4];
-        scores4(p.f, mod, at.b, at.h, at.q + 8 * i, at.q + 8 * i + 1, at.kv, at.kv + 8, x,
-                slope);
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            x[j] = exp2_fast(fmaf(x[j], 1.4426950408889634f, -(j < 2 ? l.x : l.y)));
-        w[2 * i] = pack(x[0], x[2]);
-        w[2 * i + 1] = pack(x[1], x[3]);
-#if !SLOPE_ONE
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            x[j] = x[j] == 0.f ? 0.f : x[j] * slope[j]; /* -INF masks, whatever its slope */
-        g[2 * i] = pack(x[0], x[2]);
-        g[2 * i + 1] = pack(x[1], x[3]);
-#endif
-#endif
-    }
-}
-
-/* Weights of positions that are not live become 0. */
-DEVICE void cut_weights(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], const cu_fwd &p,
-                        const mod_args &mod, const places &at)
-{
-    key_side k0 = {at.kv, at.key < at.kv_len}, k1 = {at.kv + 8, at.key + 8 < at.kv_len};
-#pragma unroll
-    for (int i = 0; i < S_COUNT / 4; i++) {
-        bool live[4];
-        query_side q0 = query_side_of(p, mod, at.b, at.h, at.q + 8 * i);
-        query_side q1 = query_side_of(p, mod, at.b, at.h, at.q + 8 * i + 1);
-        live4(p, mod, at.b, at.h, q0, q1, k0, k1, live);
-        u32 keep0 = (live[0] ? 0xffffu : 0) | (live[2] ? 0xffff0000u : 0);
-        u32 keep1 = (live[1] ? 0xffffu : 0) | (live[3] ? 0xffff0000u : 0);
-        w[2 * i] &= keep0;
-        w[2 * i + 1] &= keep1;
-#if HAS_SLOPES
-        g[2 * i] &= keep0;
-        g[2 * i + 1] &= keep1;
-#endif
-    }
-}
-
-/* The accumulator of dP starts at -delta: no subtraction later. */
-DEVICE void start_dp(float (&dp)[S_COUNT], u32 minus_delta)
-{
-#pragma unroll
-    for (int i = 0; i < S_COUNT / 4; i++) {
-        float2 d = load_two(minus_delta + i * 32);
-        dp[4 * i] = dp[4 * i + 2] = d.x;
-        dp[4 * i + 1] = dp[4 * i + 3] = d.y;
-    }
-}
-
-/* Where a weight is 0 for its mask, V may hold anything. */
-DEVICE void cut_dp(float (&dp)[S_COUNT], const u32 (&w)[S_COUNT / 2])
-{
-#pragma unroll
-    for (int i = 0; i < S_COUNT / 2; i++) {
-        dp[2 * i] = w[i] & 0xffffu ? dp[2 * i] : 0.f;
-        dp[2 * i + 1] = w[i] >> 16 ? dp[2 * i + 1] : 0.f;
-    }
-}
-
-/* dS = P (dP - delta) from the rounded weights, which saves the registers of exact ones */
-DEVICE void gradients(u32 (&ds)[S_COUNT / 2], const u32 (&w)[S_COUNT / 2],
-                      const float (&dp)[S_COUNT])
-{
-#pragma unroll
-    for (int i = 0; i < S_COUNT / 2; i++) {
-        float lo, hi;
-        unpack(w[i], lo, hi);
-        ds[i] = pack(lo * dp[2 * i], hi * dp[2 * i + 1]);
-    }
-}
+/* 1. What consumers leave for the others. */
 
 /* dS of this warp's 16 keys to rows of 64 queries */
 DEVICE void share_ds(u32 tile, const u32 (&ds)[S_COUNT / 2], int wg)
@@ -194,7 +40,7 @@ DEVICE void share_ds(u32 tile, const u32 (&ds)[S_COUNT / 2], int wg)
     fence_async_proxy();
 }
 
-/* 3. Consumer warpgroup wg. */
+/* 2. Consumer warpgroup wg. */
 struct consumer {
     ring<CFG_STAGES> at;
     u32 n; /* steps done */
@@ -301,7 +147,7 @@ DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, int tu
                    1.f, c.n > 0, dv);
 }
 
-/* 4. Who does what. */
+/* 3. Who does what. */
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     bwd_sm90(const __grid_constant__ cu_bwd p, const __grid_constant__ mod_args mod,
              const __grid_constant__ tensor_map mq, const __grid_constant__ tensor_map mk,
