@@ -22,9 +22,10 @@ typedef struct bench {
     saccade_device_ceilings device_ceilings;
     bench_table table;
     const char *suite;
-    double row_seconds;  /* what one row may take */
-    double dense_gflops; /* not 0: masked rows stand against this rate on their live blocks */
-    char level[16];      /* what the context came to; of a device: its architecture */
+    double row_seconds;   /* what one row may take */
+    double dense_gflops;  /* not 0: masked rows stand against this rate on their live blocks */
+    double scaled_gflops; /* not 0: what rows stand against */
+    char level[16];       /* what the context came to; of a device: its architecture */
     int threads;
     bool on_device;
 } bench;
@@ -74,7 +75,10 @@ typedef struct bench_suite {
 /* Gradients on the host; nothing on a device. */
 saccade_status bench_suite_backward(bench *b, saccade_error *err); /* bench_backward.c */
 
-enum { BENCH_SUITES = 7 };
+/* Where the margin over others is thin. */
+saccade_status bench_suite_shapes(bench *b, saccade_error *err); /* bench_shapes.c */
+
+enum { BENCH_SUITES = 8 };
 extern const bench_suite bench_suites[BENCH_SUITES];
 
 #endif

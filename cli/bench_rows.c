@@ -212,6 +212,10 @@ static saccade_status time_backend(bench *b, const bench_case *c, const job *j,
         row.ceiling = b->dense_gflops * live / (all * (1 - row.sparsity));
         row.of_ceiling = row.gflops / row.ceiling;
     }
+    if (b->scaled_gflops > 0) {
+        row.ceiling = b->scaled_gflops;
+        row.of_ceiling = row.gflops / row.ceiling;
+    }
     return bench_finish_row(b, &row, err);
 }
 

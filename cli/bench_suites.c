@@ -241,4 +241,5 @@ const bench_suite bench_suites[BENCH_SUITES] = {
     {"mask", suite_mask, false},
     {"compile", suite_compile, false},
     {"natten", suite_natten, true},
+    {"shapes", bench_suite_shapes, true},
 };

@@ -20,7 +20,8 @@ static saccade_status check_names(const cli_args *args, saccade_error *err)
         CLI_FAIL_IF(!is_known, SACCADE_EINVAL, "--suite", "got '%.40s', %s%s",
                     args->suite.item[i],
                     meant ? "did you mean "
-                          : "expected paper, dense, backward, decode, mask, compile or natten",
+                          : "expected paper, dense, backward, decode, mask, compile, natten or "
+                            "shapes",
                     meant ? meant : "");
     }
     CLI_FAIL_IF(args->baseline && strcmp(args->baseline, "plain") != 0, SACCADE_EINVAL,

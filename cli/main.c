@@ -56,7 +56,9 @@ static const cli_command commands[] = {
      "caches, K and V larger than any, by turns with a plain read of the same K and V, whose\n"
      "median is the ceiling; mask: block masks of a million tokens, then a narrow window, its\n"
      "ceiling full attention's rate on live blocks; compile: from text to plan, the first\n"
-     "time and again; natten: neighbourhoods in 2-D. With --backend cuda sizes are a GPU's,\n"
+     "time and again; natten: neighbourhoods in 2-D; shapes: small heads, short\n"
+     "runs, medium lengths, then 1, 2, 4, .. threads, whose ceiling is one thread's rate\n"
+     "times what the machine's products gain. With --backend cuda sizes are a GPU's,\n"
      "rows of one size are timed in shuffled rounds by events, L2 overwritten before each.\n\n"
      "    saccade bench --suite paper --threads 2 --csv paper.csv --plot paper.svg\n"
      "    saccade bench --suite paper --backend cuda\n",
