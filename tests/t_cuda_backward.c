@@ -28,6 +28,10 @@ static void tiles_fit(void **state)
             cu_form f;
             assert_true(cu_backward_shared_bytes(&p, D, E) <= cu_shared_most(86));
             assert_int_equal(BWD_ROWS % p.backward.rows, 0);
+            if (cu_backward_wide_choice(D, E, 0, &f)) {
+                assert_true(cu_backward_shared_bytes(&f, D, E) <= cu_shared_most(90));
+                assert_true(2 * f.backward.registers[0] + f.backward.registers[1] <= 504);
+            }
             for (int rung = 0; cu_backward_tile_choice(D, E, rung, &f); rung++) {
                 /* setmaxnreg moves registers about: no more than the launch has */
                 const int *registers = f.backward.registers;
@@ -38,6 +42,19 @@ static void tiles_fit(void **state)
                 assert_true(cu_backward_shared_bytes(&f, D, E) <= cu_shared_most(90));
             }
         }
+}
+
+/* 176 tiles of 192 keys take two rounds of 132 multiprocessors, and so do 256 of 128. */
+static void short_runs_take_smaller_tiles(void **state)
+{
+    const saccade_sizes few = {1, 16, 16, 2048, 2048, 64, 64}, unknown = {0};
+    const saccade_sizes many = {1, 32, 32, 16384, 16384, 64, 64};
+    (void)state;
+    assert_true(cu_backward_is_short(64, 64, &few, 132));
+    assert_false(cu_backward_is_short(64, 64, &many, 132));
+    assert_false(cu_backward_is_short(64, 64, &unknown, 132));
+    assert_false(cu_backward_is_short(64, 64, &few, 0));
+    assert_false(cu_backward_is_short(128, 64, &few, 132));
 }
 
 /* ---- compilation ---- */
@@ -80,7 +97,7 @@ static saccade_plan *plan_for(const char *score, const char *mask, int D, int E,
 static const struct {
     const char *score, *mask;
     int D, E;
-    int has_tile; /* the program of Hopper's tiles is there, with its first tile */
+    int has_tile; /* Hopper's tiles, or those of wide heads, are there, the first choice */
     uint32_t gradients; /* 0: all three */
 } instances[] = {{NULL, NULL, 64, 64, 1, 0},
                  {NULL, "causal()", 64, 64, 1, 0},
@@ -88,7 +105,8 @@ static const struct {
                  {NULL, "sliding_window(W)", 80, 80, 1, 0},
                  {NULL, "document(doc) && causal()", 128, 64, 1, 0},
                  {NULL, "causal()", 48, 128, 1, 0},
-                 {NULL, "causal()", 192, 128, 0, 0},
+                 {NULL, "causal()", 192, 128, 1, 0},
+                 {"alibi()", "sliding_window(W)", 256, 256, 1, 0},
                  {"relative_bias()", NULL, 64, 64, 1, 0},
                  {"softcap(20)", "causal()", 128, 128, 0, 0},
                  {"score * score", NULL, 64, 64, 0, 0},
@@ -133,7 +151,9 @@ static void check_instance(int i, saccade_dtype dtype, const char *arch, int is_
     assert_non_null(s.programs[CU_BWD_PLAIN].image.code);
     assert_non_null(s.programs[CU_BWD_PREPARE].image.code);
     assert_int_equal(!tiles->image.code, !s.programs[CU_BWD_FINISH].image.code);
-    if (instances[i].has_tile && is_sm90) {
+    if (instances[i].has_tile && is_sm90 && instances[i].D > 128)
+        assert_non_null(s.programs[CU_BWD_WIDE].image.code);
+    else if (instances[i].has_tile && is_sm90) {
         assert_true(cu_backward_tile_choice(instances[i].D, instances[i].E, 0, &first));
         assert_int_equal(tiles->form.tile.groups, first.tile.groups);
         assert_int_equal(tiles->form.backward.is_split, first.backward.is_split);
@@ -716,6 +736,25 @@ static void placements(void **state)
     all_hold(rows, sizeof rows / sizeof rows[0]);
 }
 
+/* Head dims above 128: tiles of their own. */
+static void wide_heads(void **state)
+{
+    static const chosen_case rows[] = {
+        {{.problem = "b2 h4/2 q300 kv450 d256 bf16", .mask = "causal()", .q_offset = 150,
+          .seed = 1},
+         {.has_block_mask = 1}},
+        {{.problem = "b1 h4/2 q260 kv200 d192 dv128 bf16", .mask = "document(doc) && causal()"},
+         {.has_block_mask = 1}},
+        {{.problem = "b1 h2 q200 kv330 d160 f16", .score = "alibi()", .seed = 1}, {0}},
+        {{.problem = "b1 h2/1 q130 kv300 d128 dv256 bf16", .mask = "sliding_window(W)",
+          .kv_len = 250},
+         {.has_block_mask = 1}},
+        {{.problem = "b1 h2 q200 kv260 d256 f16", .score = "score + 0.1 * score * score"}, {0}},
+    };
+    (void)state;
+    all_hold(rows, sizeof rows / sizeof rows[0]);
+}
+
 static void relaxed(void **state)
 {
     static const chosen_case rows[] = {
@@ -806,7 +845,7 @@ static void random_cases(void **state)
     static const char *const texts[] = {NULL, "causal()", "sliding_window(W)", "document(doc)",
                                         "q % 3 == kv % 5 || q >= kv"};
     static const char *const mods[] = {NULL, NULL, "softcap(20)", "alibi()"};
-    static const int dims[] = {64, 128, 96, 40, 33, 256};
+    static const int dims[] = {64, 128, 96, 40, 33, 256, 192};
     const int64_t n = environment("SACCADE_CUDA_CASES", 12);
     uint64_t seed = (uint64_t)environment("SACCADE_CUDA_SEED", 1);
     (void)state;
@@ -817,7 +856,7 @@ static void random_cases(void **state)
         const int group = 1 + (int)(draw(&seed) % 3);
         snprintf(text, sizeof text, "b%d h%d/%d q%d kv%d d%d %s", 1 + (int)(draw(&seed) % 2),
                  group * 2, 2, 64 + (int)(draw(&seed) % 500), 64 + (int)(draw(&seed) % 500),
-                 dims[draw(&seed) % 6], draw(&seed) % 2 ? "bf16" : "f16");
+                 dims[draw(&seed) % 7], draw(&seed) % 2 ? "bf16" : "f16");
         const forward_case c = {.problem = text,
                                 .mask = texts[draw(&seed) % 5],
                                 .score = mods[draw(&seed) % 4],
@@ -834,12 +873,14 @@ int main(int argc, char **argv)
     if (!getenv("SACCADE_CACHE_DIR") && mkdtemp(folder))
         setenv("SACCADE_CACHE_DIR", folder, 1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tiles_fit),        cmocka_unit_test(no_spills),
+        cmocka_unit_test(tiles_fit),        cmocka_unit_test(short_runs_take_smaller_tiles),
+        cmocka_unit_test(no_spills),
         cmocka_unit_test(bounds_of_slopes), cmocka_unit_test(plan_of_gradients),
         cmocka_unit_test(refusals),         cmocka_unit_test(few_of_each),
         cmocka_unit_test(lengths),
         cmocka_unit_test(masks),            cmocka_unit_test(scores),
-        cmocka_unit_test(placements),       cmocka_unit_test(relaxed),
+        cmocka_unit_test(placements),       cmocka_unit_test(wide_heads),
+        cmocka_unit_test(relaxed),
         cmocka_unit_test(random_cases),     cmocka_unit_test(nan_at_masked_keys),
         cmocka_unit_test(low_rows_are_zeros),
     };

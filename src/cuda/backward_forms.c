@@ -4,12 +4,22 @@
 
 #include "cuda/emit.h"
 
+enum { BY_TILES = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V };
+
 /* Sums in fixed point need a bound of the score function's slope. */
 int cu_backward_tiles_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
-    const uint32_t by_tiles = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V;
-    return p->gradients & by_tiles && s->family == CU_SM90 && cu_backward_is_bounded(s, p)
-           && cu_backward_tile_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
+    const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
+    if (!p->mask && cu_backward_is_short(D, E, &p->sizes, s->device.n_sm) && rung < 2)
+        rung ^= 1;
+    return p->gradients & BY_TILES && s->family == CU_SM90 && cu_backward_is_bounded(s, p)
+           && cu_backward_tile_choice(D, E, rung, out);
+}
+
+int cu_backward_wide_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    return p->gradients & BY_TILES && s->family == CU_SM90
+           && cu_backward_wide_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
 }
 
 int cu_backward_plain_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)

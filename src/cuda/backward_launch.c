@@ -160,11 +160,13 @@ static saccade_status start_prepare(const saccade_plan *plan, launch *l, saccade
     const cu_loaded *program = &s->programs[CU_BWD_PREPARE];
     const int64_t rows = (int64_t)l->p.f.B * l->p.f.H * l->p.n_mblk * BWD_ROWS;
     const int each = prepare_rows(&plan->problem);
+    const int64_t grid = (rows + each - 1) / each;
     void *parameters[] = {&l->p, l->a.captures};
-    if (cu_backward_is_fixed(&plan->problem, &program->form))
-        TRY(run_start(&l->a, program->other, (int64_t)l->p.f.B * l->p.f.G * BWD_CHUNKS, 256, 0,
-                      parameters, err));
-    return run_start(&l->a, program->kernel, (rows + each - 1) / each, 256, 0, parameters, err);
+    if (!cu_backward_is_fixed(&plan->problem, &program->form))
+        return run_start(&l->a, program->kernel, grid, 256, 0, parameters, err);
+    TRY(run_start(&l->a, program->other, (int64_t)l->p.f.B * l->p.f.G * BWD_CHUNKS, 256, 0,
+                  parameters, err));
+    return run_start(&l->a, program->kernel, grid, 256, 0, parameters, err);
 }
 
 static int shared_of(const saccade_plan *plan, const cu_loaded *program)
@@ -184,29 +186,59 @@ static saccade_status start_sinks(const saccade_plan *plan, launch *l, saccade_e
                      parameters, err);
 }
 
+/* Maps of K and V in tiles of so many keys, of Q and dO in blocks of BWD_ROWS. */
+static saccade_status encode_maps(const plan_run *run, const plan_gradients *g, int keys,
+                                  launch *l, saccade_error *err)
+{
+    const cu_driver *driver = l->a.driver;
+    cu_map *m = l->a.maps;
+    TRY(run_encode_map(driver, run->q, BWD_ROWS, PROMOTE_256, &m[0], err));
+    TRY(run_encode_map(driver, run->k, keys, PROMOTE_256, &m[1], err));
+    TRY(run_encode_map(driver, run->v, keys, PROMOTE_256, &m[2], err));
+    return run_encode_map(driver, g->d_out, BWD_ROWS, PROMOTE_256, &l->d_out, err);
+}
+
 /* dK, dV and the sums of dQ by tiles, then dQ from its sums. */
 static saccade_status start_tiles(const saccade_plan *plan, const plan_run *run,
                                   const plan_gradients *g, launch *l, saccade_error *err)
 {
     const cu_state *s = plan->state;
     const cu_loaded *program = &s->programs[CU_BWD_TILES];
-    const cu_driver *driver = l->a.driver;
-    const int keys = program->form.tile.keys, D = cu_padded(plan->problem.sizes.D);
+    const int D = cu_padded(plan->problem.sizes.D);
     const int64_t blocks = (int64_t)l->p.f.B * l->p.f.H * l->p.n_mblk;
     cu_map *m = l->a.maps;
     void *parameters[] = {&l->p, l->a.captures, &m[0], &m[1], &m[2], &l->d_out};
-    TRY(run_encode_map(driver, run->q, BWD_ROWS, PROMOTE_256, &m[0], err));
-    TRY(run_encode_map(driver, run->k, keys, PROMOTE_256, &m[1], err));
-    TRY(run_encode_map(driver, run->v, keys, PROMOTE_256, &m[2], err));
-    TRY(run_encode_map(driver, g->d_out, BWD_ROWS, PROMOTE_256, &l->d_out, err));
+    TRY(encode_maps(run, g, program->form.tile.keys, l, err));
     TRY(start_prepare(plan, l, err));
     TRY(start_sinks(plan, l, err));
     TRY(run_start(&l->a, program->kernel, l->p.f.n_tiles, cu_backward_threads(&program->form),
-                  shared_of(plan, program), parameters, err));
+                     shared_of(plan, program), parameters, err));
     if (!g->dq)
         return SACCADE_OK;
     return run_start(&l->a, s->programs[CU_BWD_FINISH].kernel, blocks * ((D + 63) / 64), 128, 0,
-                     parameters, err);
+                        parameters, err);
+}
+
+/* dK and dV by tiles of keys, dQ by tiles of queries. */
+static saccade_status start_wide(const saccade_plan *plan, const plan_run *run,
+                                 const plan_gradients *g, launch *l, saccade_error *err)
+{
+    const cu_loaded *program = &((const cu_state *)plan->state)->programs[CU_BWD_WIDE];
+    const int threads = cu_backward_threads(&program->form), shared = shared_of(plan, program);
+    const int tiles = (l->p.f.M + BWD_WIDE_ROWS - 1) / BWD_WIDE_ROWS;
+    const int64_t grid = (int64_t)l->p.f.B * l->p.f.H * tiles;
+    cu_map *m = l->a.maps;
+    void *parameters[] = {&l->p, l->a.captures, &m[0], &m[1], &m[2], &l->d_out};
+    l->p.dq_sum = NULL;
+    TRY(encode_maps(run, g, program->form.tile.keys, l, err));
+    TRY(start_prepare(plan, l, err));
+    TRY(start_sinks(plan, l, err));
+    if (!g->dk && !g->dv)
+        return run_start(&l->a, program->other, grid, threads, shared, parameters, err);
+    TRY(run_start(&l->a, program->kernel, l->p.f.n_tiles, threads, shared, parameters, err));
+    if (!g->dq)
+        return SACCADE_OK;
+    return run_start(&l->a, program->other, grid, threads, shared, parameters, err);
 }
 
 static saccade_status start_plain(const saccade_plan *plan, const plan_gradients *g, launch *l,
@@ -230,6 +262,32 @@ static saccade_status start_plain(const saccade_plan *plan, const plan_gradients
 
 /* ---- a run ---- */
 
+/* Which program makes dQ, dK and dV of a run. */
+static cu_program choose(const saccade_plan *plan, const plan_run *run, const cu_bwd *p)
+{
+    const cu_state *s = plan->state;
+    const cu_form *tiles = &s->programs[CU_BWD_TILES].form;
+    const cu_form *wide = &s->programs[CU_BWD_WIDE].form;
+    if (p->f.is_plain)
+        return CU_BWD_PLAIN;
+    if (cu_backward_has_tiles(s)
+        && cu_backward_is_suited(run->block_mask, BWD_ROWS, tiles->tile.keys))
+        return CU_BWD_TILES;
+    if (cu_backward_has_wide(s)
+        && cu_backward_is_suited(run->block_mask, BWD_WIDE_ROWS, wide->tile.keys))
+        return CU_BWD_WIDE;
+    return CU_BWD_PLAIN;
+}
+
+static saccade_status start_program(const saccade_plan *plan, const plan_run *run,
+                                    const plan_gradients *g, cu_program program, launch *l,
+                                    saccade_error *err)
+{
+    return program == CU_BWD_TILES  ? start_tiles(plan, run, g, l, err)
+           : program == CU_BWD_WIDE ? start_wide(plan, run, g, l, err)
+                                    : start_plain(plan, g, l, err);
+}
+
 static saccade_status start(const saccade_plan *plan, const plan_run *run,
                             const plan_gradients *g, const cu_driver *driver,
                             saccade_error *err)
@@ -237,22 +295,20 @@ static saccade_status start(const saccade_plan *plan, const plan_run *run,
     cu_state *s = plan->state;
     const plan_problem *problem = &plan->problem;
     const int n_score = problem->score ? (int)problem->score->n_captures : 0;
-    const int tile_keys = s->programs[CU_BWD_TILES].form.tile.keys;
-    const int plain_keys = s->programs[CU_BWD_PLAIN].form.tile.keys;
     cu_backward_runs runs;
     launch l;
     fill(plan, run, g, &l.p);
-    const int is_tiles = cu_backward_has_tiles(s) && !l.p.f.is_plain
-                         && cu_backward_is_suited(run->block_mask, BWD_ROWS, tile_keys);
+    const cu_program program = choose(plan, run, &l.p);
     l.a.driver = driver;
     l.a.stream = run->stream;
-    TRY(cu_backward_find_runs(plan, run, is_tiles, &runs, err));
-    fill_tiles(problem, runs.tiles, is_tiles ? tile_keys : plain_keys, &l.p.f);
-    fill_queries(problem, runs.queries, &l.p);
+    TRY(cu_backward_find_runs(plan, run, program, &runs, err));
+    fill_tiles(problem, runs.tiles, s->programs[program].form.tile.keys, &l.p.f);
+    fill_queries(problem, runs.wide_queries ? runs.wide_queries : runs.queries, &l.p);
     TRY(run_captures(problem->score, run->score_env.tensors, l.a.captures, err));
     TRY(run_captures(problem->mask, run->mask_env.tensors, l.a.captures + n_score, err));
     TRY(run_make_ready(s, problem, driver, run->q->device.index, err));
-    TRY(is_tiles ? start_tiles(plan, run, g, &l, err) : start_plain(plan, g, &l, err));
+    TRY(start_program(plan, run, g, program, &l, err));
+    fill_queries(problem, runs.queries, &l.p);
     return cu_has_captures(problem) ? cu_start_captures(
                plan, run, g, aligned(space_of(plan, &run->sizes).bytes), &l.a, &l.p, err)
                                     : SACCADE_OK;

@@ -26,15 +26,17 @@ saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_blo
     if (cu_backward_has_tiles(s) && cu_backward_is_suited(mask, BWD_ROWS, tile_keys))
         TRY(cu_runs_make(driver, device, mask, BWD_ROWS, tile_keys, 0, sizes, plan, err));
     TRY(cu_runs_make(driver, device, mask, BWD_ROWS, keys, 0, sizes, plan, err));
+    if (cu_backward_has_wide(s) && cu_backward_is_suited(mask, BWD_WIDE_ROWS, keys))
+        TRY(cu_runs_make(driver, device, mask, BWD_WIDE_ROWS, keys, 1, sizes, plan, err));
     return cu_runs_make(driver, device, mask, BWD_ROWS, plain->backward.rows, 1, sizes, plan,
                         err);
 }
 
-static saccade_status find(const saccade_plan *plan, const plan_run *run, int keys, int group,
-                           const cu_runs **out, saccade_error *err)
+static saccade_status find(const saccade_plan *plan, const plan_run *run, int rows, int keys,
+                           int group, const cu_runs **out, saccade_error *err)
 {
     const int device = run->q->device.index;
-    *out = cu_runs_find(device, run->block_mask, BWD_ROWS, keys, group, &run->sizes, plan);
+    *out = cu_runs_find(device, run->block_mask, rows, keys, group, &run->sizes, plan);
     FAIL_IF(!*out, SACCADE_EINVAL,
             "cuda: got a block mask that has no copy for backward on device %d for this batch, "
             "expected saccade_plan_prepare first",
@@ -43,16 +45,19 @@ static saccade_status find(const saccade_plan *plan, const plan_run *run, int ke
 }
 
 saccade_status cu_backward_find_runs(const saccade_plan *plan, const plan_run *run,
-                                     int is_tiles, cu_backward_runs *out, saccade_error *err)
+                                     cu_program program, cu_backward_runs *out,
+                                     saccade_error *err)
 {
     const cu_state *s = plan->state;
     const cu_form *plain = &s->programs[CU_BWD_PLAIN].form;
-    *out = (cu_backward_runs){NULL, NULL};
+    const int keys = s->programs[program].form.tile.keys;
+    *out = (cu_backward_runs){NULL, NULL, NULL};
     if (!run->block_mask)
         return SACCADE_OK;
-    const int keys = (is_tiles ? &s->programs[CU_BWD_TILES].form : plain)->tile.keys;
-    TRY(find(plan, run, keys, 0, &out->tiles, err));
-    if (is_tiles && !cu_has_captures(&plan->problem))
-        return SACCADE_OK;
-    return find(plan, run, plain->backward.rows, 1, &out->queries, err);
+    TRY(find(plan, run, BWD_ROWS, keys, 0, &out->tiles, err));
+    if (program == CU_BWD_PLAIN || cu_has_captures(&plan->problem))
+        TRY(find(plan, run, BWD_ROWS, plain->backward.rows, 1, &out->queries, err));
+    if (program == CU_BWD_WIDE)
+        TRY(find(plan, run, BWD_WIDE_ROWS, keys, 1, &out->wide_queries, err));
+    return SACCADE_OK;
 }

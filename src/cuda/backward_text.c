@@ -27,6 +27,44 @@ int cu_backward_tile_choice(int D, int E, int rung, cu_form *out)
     return 1;
 }
 
+/* Every tile meets every query. A key takes 1.15 times as long where two groups share a step as
+ * where three do (b1 h32 q15360 d64, docs/lab/021). */
+int cu_backward_is_short(int D, int E, const saccade_sizes *sizes, int n_sm)
+{
+    const int64_t heads = sizes->B * sizes->Hkv;
+    cu_form f[2];
+    double each[2];
+    if (D > 64 || E > 64 || heads * sizes->KV <= 0 || n_sm <= 0)
+        return 0;
+    for (int i = 0; i < 2; i++) {
+        cu_backward_tile_choice(D, E, i, &f[i]);
+        const int64_t keys = f[i].tile.keys, tiles = heads * ((sizes->KV + keys - 1) / keys);
+        each[i] = (double)((tiles + n_sm - 1) / n_sm * keys) * (i ? 1.15 : 1);
+    }
+    return each[1] < each[0];
+}
+
+static int wide_shared(const cu_form *f, int D, int E);
+
+/* Stages as shared memory allows: those of K and Q come first, which are held for longer. */
+int cu_backward_wide_choice(int D, int E, int rung, cu_form *out)
+{
+    const int dim = D > E ? D : E, most = cu_shared_most(90);
+    if (dim <= 128 || rung > 0)
+        return 0;
+    *out = (cu_form){.family = CU_SM90,
+                     .tile = {.groups = 2, .keys = 64, .stages = 3},
+                     .backward = {.rows = BWD_ROWS,
+                                  .parts = 1,
+                                  .value_stages = 2,
+                                  .registers = {240, 24, 0}}};
+    if (wide_shared(out, D, E) > most)
+        out->tile.stages = 2;
+    if (wide_shared(out, D, E) > most)
+        out->backward.value_stages = 1;
+    return 1;
+}
+
 /* Blocks as long as registers allow: scores of 16 rows by a block lie there twice. Two stages
  * fit the 99 KB of shared memory that every GPU has. */
 cu_form cu_backward_pass_choice(int D, int E)
@@ -69,6 +107,18 @@ static int tile_shared(const cu_form *f, int columns)
            + stagings + steps + barriers;
 }
 
+/* as keys_carve() and queries_carve() of bwd_wide.cu lay it out */
+static int wide_shared(const cu_form *f, int D, int E)
+{
+    const int tile = 64 * 128, d = panels(D) * tile, e = panels(E) * tile;
+    const int stages = f->tile.stages, values = f->backward.value_stages;
+    const int step = stages * (16 + 2 * BWD_ROWS * 4), barriers = 8 * (6 + 4 * stages);
+    const int by_keys = (1 + stages) * (d + e) + 2 * tile + step + barriers;
+    const int by_queries = (2 + stages) * d + (2 + values) * e + stages * 16
+                           + 8 * (2 + 2 * stages + 2 * values);
+    return by_keys > by_queries ? by_keys : by_queries;
+}
+
 static int pass_shared(const cu_form *f, int columns)
 {
     const int rows = f->backward.rows, stages = f->tile.stages;
@@ -79,6 +129,8 @@ static int pass_shared(const cu_form *f, int columns)
 int cu_backward_shared_bytes(const cu_form *f, int D, int E)
 {
     const int columns = panels(D) + panels(E);
+    if (f->backward.value_stages)
+        return wide_shared(f, D, E);
     return f->family == CU_SM90 ? tile_shared(f, columns) : pass_shared(f, columns);
 }
 
@@ -99,6 +151,7 @@ static void put_config(const plan_problem *p, const cu_form *form, strbuf *out)
         {"WGS", form->tile.groups},
         {"KEYS", form->tile.keys},
         {"STAGES", form->tile.stages},
+        {"VALUE_STAGES", form->backward.value_stages},
         {"SPLIT", form->backward.is_split},
         {"FIXED", cu_backward_is_fixed(p, form)},
         {"REGS_CONSUMER", form->backward.registers[0]},

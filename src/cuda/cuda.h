@@ -122,6 +122,7 @@ typedef enum cu_family { CU_SM90, CU_SM80, CU_F32, CU_FAMILIES } cu_family;
 typedef struct cu_backward_tile {
     int rows;  /* by mma.sync: rows of a block that passes */
     int parts; /* by mma.sync: warps that share 16 rows, each with a part of the columns */
+    int value_stages; /* sm_90a, wide heads: blocks of V in flight beside dQ */
     int is_captures;  /* gradients of captures by it */
     int is_split;     /* sm_90a: loads and sums into global memory by warps of their own */
     int registers[3]; /* sm_90a: a thread of the consumers, of dQ's group, of those warps */
@@ -267,6 +268,7 @@ typedef enum cu_program {
     CU_UNALIGNED,    /* rows that tensor copies do not take (sm_90a) */
     CU_CAREFUL,      /* rows to be made again */
     CU_BWD_TILES,    /* dK, dV and sums of dQ by tiles of keys (sm_90a) */
+    CU_BWD_WIDE,     /* the same of heads wider than 128, without sums (sm_90a) */
     CU_BWD_PLAIN,    /* dK and dV, then dQ, by CTAs that own them */
     CU_BWD_PREPARE,  /* what every row brings, and bounds of K and V */
     CU_BWD_FINISH,   /* dQ from its sums */

@@ -2,6 +2,7 @@
  *
  *     bwd_prepare.cu   delta, lse in log2 units, bounds of K and V        every run
  *     bwd_sm90.cu      dK, dV and sums of dQ in fixed point, head dims to 128, aligned rows
+ *     bwd_wide.cu      the same without sums, head dims from 128 to 256: dK and dV, then dQ
  *     bwd_finish.cu    dQ from its sums
  *     bwd_sinks.cu     gradients of sinks, where they are wanted
  *     bwd_sm80.cu      dK and dV, then dQ, each by CTAs that own them: every other problem
@@ -23,6 +24,11 @@ static inline int cu_backward_has_tiles(const cu_state *s)
     return s->programs[CU_BWD_TILES].form.tile.groups > 0;
 }
 
+static inline int cu_backward_has_wide(const cu_state *s)
+{
+    return s->programs[CU_BWD_WIDE].form.tile.groups > 0;
+}
+
 /* Whether sums of dQ in fixed point, if the plan makes any, have a bound. */
 static inline int cu_backward_is_bounded(const cu_state *s, const plan_problem *p)
 {
@@ -33,13 +39,19 @@ static inline int cu_backward_is_bounded(const cu_state *s, const plan_problem *
 /* Whether dQ is summed in fixed point by programs of this form. */
 static inline int cu_backward_is_fixed(const plan_problem *p, const cu_form *form)
 {
-    return form->family == CU_SM90 && (p->gradients & SACCADE_GRADIENT_Q) && !p->is_relaxed;
+    return form->family == CU_SM90 && !form->backward.value_stages
+           && (p->gradients & SACCADE_GRADIENT_Q) && !p->is_relaxed;
 }
 
 /* ---- backward_text.c: pure functions ---- */
 
 /* The rung'th choice of bwd_sm90.cu for these head dims, best first; 0 past the end. */
 int cu_backward_tile_choice(int D, int E, int rung, cu_form *out);
+/* Whether the second choice ends sooner than the first, for so few tiles that the last ones
+ * keep few of n_sm multiprocessors busy. Sizes of 0 are not known: no. */
+int cu_backward_is_short(int D, int E, const saccade_sizes *sizes, int n_sm);
+/* The same of bwd_wide.cu. */
+int cu_backward_wide_choice(int D, int E, int rung, cu_form *out);
 /* The form of bwd_sm80.cu. */
 cu_form cu_backward_pass_choice(int D, int E);
 /* The form of bwd_captures.cu. */
@@ -52,6 +64,7 @@ void cu_write_backward(const cu_state *s, const plan_problem *p, const cu_progra
 /* ---- backward_forms.c: columns of the table of programs ---- */
 
 int cu_backward_tiles_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_wide_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_plain_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_prepare_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_finish_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
@@ -70,13 +83,15 @@ int cu_backward_is_suited(const saccade_block_mask *mask, int rows, int keys);
 saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_block_mask *mask,
                                      int device, const saccade_sizes *sizes,
                                      saccade_error *err);
-/* What of it a run reads; both stay NULL without a block mask. */
+/* What of it a run reads; all stay NULL without a block mask. */
 typedef struct cu_backward_runs {
     const cu_runs *tiles;   /* blocks of queries for each tile of keys */
     const cu_runs *queries; /* where queries stay: blocks of keys for each tile of queries */
+    const cu_runs *wide_queries; /* the same in bwd_wide.cu's tiles */
 } cu_backward_runs;
 saccade_status cu_backward_find_runs(const saccade_plan *plan, const plan_run *run,
-                                     int is_tiles, cu_backward_runs *out, saccade_error *err);
+                                     cu_program program, cu_backward_runs *out,
+                                     saccade_error *err);
 
 /* ---- capture_sums.c ---- */
 

@@ -80,9 +80,7 @@ static const char *why_plain(const cu_state *s, const plan_problem *p)
         return NULL;
     if (s->family != CU_SM90)
         return "tiles need sm_90a and head dims that are multiples of 8";
-    if (!cu_backward_tile_choice(D, E, 0, &form))
-        return "tiles take head dims up to 128";
-    if (!cu_backward_is_bounded(s, p))
+    if (cu_backward_tile_choice(D, E, 0, &form) && !cu_backward_is_bounded(s, p))
         return "no bound of the score's slope is proven, which sums in fixed point need";
     return "every tile spills or waits";
 }
@@ -93,10 +91,16 @@ static void put_backward(const saccade_plan *plan, strbuf *out)
     const plan_problem *p = &plan->problem;
     const cu_form *tiles = &s->programs[CU_BWD_TILES].form;
     const cu_form *plain = &s->programs[CU_BWD_PLAIN].form;
+    const cu_form *wide = &s->programs[CU_BWD_WIDE].form;
     const char *why = why_plain(s, p);
     if (!p->gradients)
         return;
-    if (why)
+    if (cu_backward_has_wide(s))
+        strbuf_printf(out,
+                      "backward: scores twice, dK and dV by %d keys, dQ by %d queries; "
+                      "unaligned rows the same by %d\n",
+                      wide->tile.keys, BWD_WIDE_ROWS, BWD_ROWS);
+    else if (why)
         strbuf_printf(out,
                       "backward: scores twice, dK and dV by %d keys, dQ by %d queries; %s\n",
                       plain->tile.keys, BWD_ROWS, why);

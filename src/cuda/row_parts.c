@@ -1,7 +1,7 @@
 /* Plans whose runs compute some rows of a sequence: sizes, block masks and positions of these
  * rows alone, as if they were all there are. Where each stands in the sequence is a table on
  * the device, by blocks of ROW_BLOCK rows (kern/rows.cuh). */
-#include "cuda/cuda.h"
+#include "cuda/cuda_backward.h"
 
 #include <stdlib.h>
 
@@ -205,5 +205,7 @@ int64_t cu_row_tile(const saccade_plan *plan, const saccade_sizes *sizes)
             && cu_program_kinds[i].operation == CU_OP_FORWARD)
             tile = common_multiple(
                 tile, cu_tile_rows(s->programs[i].form.family, &s->programs[i].form.tile));
+    if (cu_backward_has_wide(s))
+        tile = common_multiple(tile, BWD_WIDE_ROWS);
     return tile;
 }

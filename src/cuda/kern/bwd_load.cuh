@@ -3,8 +3,6 @@
  * its first query stands, its head, flags. */
 #pragma once
 
-enum { STEP_MASKED = 1, STEP_END = 2 };
-
 struct loader {
     query_walk walk;
     ring<CFG_STAGES> at;

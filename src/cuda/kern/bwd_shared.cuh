@@ -68,17 +68,3 @@ DEVICE void init_barriers(const arena &s)
     }
     fence_barrier_init();
 }
-
-/* A place in a ring of SLOTS, and the parity of its round. */
-template <int SLOTS> struct ring {
-    u32 slot, parity;
-};
-
-template <int SLOTS> DEVICE void ring_next(ring<SLOTS> &r)
-{
-    r.slot++;
-    if (r.slot == SLOTS) {
-        r.slot = 0;
-        r.parity ^= 1;
-    }
-}

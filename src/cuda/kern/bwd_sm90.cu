@@ -19,6 +19,7 @@
 #include "bwd_mod.cuh"
 #include "bwd_store.cuh"
 #include "wgmma.cuh"
+#include "bwd_ring.cuh"
 #include "bwd_shared.cuh"
 #include "bwd_products.cuh"
 #include "bwd_weights.cuh"

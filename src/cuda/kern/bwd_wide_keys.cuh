@@ -1,0 +1,264 @@
+/* dK and dV of 64 keys. The first warpgroup makes weights and dV, the second dP and dK: each
+ * has the accumulators of one result. Weights go from the first to the second as they lie in
+ * registers, 16 bytes of each thread together.
+ *
+ * Shared memory: K, V, [CFG_STAGES] of Q and dO, two blocks of weights, lse and delta of the
+ * stages, what their steps are about, barriers. */
+#pragma once
+
+enum { WEIGHT_BYTES = 64 * 128, STAT_BYTES = BWD_ROWS * 4 };
+
+struct keys_arena {
+    u32 k, v, q, d_out, weights;
+    u32 lse, delta, steps; /* of each stage */
+    u32 k_full, v_full, weights_full, weights_empty;
+    u32 q_full, q_empty, o_full, o_empty;
+};
+
+DEVICE keys_arena keys_carve(u32 shared)
+{
+    keys_arena s;
+    s.k = shared;
+    s.v = s.k + D_BYTES;
+    s.q = s.v + E_BYTES;
+    s.d_out = s.q + CFG_STAGES * D_BYTES;
+    s.weights = s.d_out + CFG_STAGES * E_BYTES;
+    s.lse = s.weights + 2 * WEIGHT_BYTES;
+    s.delta = s.lse + CFG_STAGES * STAT_BYTES;
+    s.steps = s.delta + CFG_STAGES * STAT_BYTES;
+    s.k_full = s.steps + CFG_STAGES * 16;
+    s.v_full = s.k_full + 8;
+    s.weights_full = s.v_full + 8;
+    s.weights_empty = s.weights_full + 16;
+    s.q_full = s.weights_empty + 16;
+    s.q_empty = s.q_full + CFG_STAGES * 8;
+    s.o_full = s.q_empty + CFG_STAGES * 8;
+    s.o_empty = s.o_full + CFG_STAGES * 8;
+    return s;
+}
+
+DEVICE void keys_init(const keys_arena &s)
+{
+    barrier_init(s.k_full, 1);
+    barrier_init(s.v_full, 1);
+    for (int i = 0; i < 2; i++) {
+        barrier_init(s.weights_full + i * 8, 4);
+        barrier_init(s.weights_empty + i * 8, 4);
+    }
+    for (int i = 0; i < CFG_STAGES; i++) {
+        barrier_init(s.q_full + i * 8, 1);
+        barrier_init(s.q_empty + i * 8, 8); /* both groups read both tiles */
+        barrier_init(s.o_full + i * 8, 1);
+        barrier_init(s.o_empty + i * 8, 8);
+    }
+    fence_barrier_init();
+}
+
+/* 1. Loads, by one thread. */
+
+DEVICE void load_block(const keys_arena &s, const cu_bwd &p, const key_tile &t,
+                       const query_walk &walk, const ring<CFG_STAGES> &at,
+                       const tensor_map *mq, const tensor_map *mo)
+{
+    u32 q_full = s.q_full + at.slot * 8, o_full = s.o_full + at.slot * 8;
+    int first = walk.block * BWD_ROWS;
+    long long row = ((long long)(t.b * p.f.H + walk.h) * p.n_mblk + walk.block) * BWD_ROWS;
+    barrier_expect(q_full, D_BYTES + STAT_BYTES);
+    load_tile<PANELS_D>(s.q + at.slot * D_BYTES, mq, first, query_box(p.f, t.b, walk.h), q_full,
+                        EVICT_LAST);
+    copy_bytes(s.lse + at.slot * STAT_BYTES, p.lse2 + row, STAT_BYTES, q_full);
+    barrier_wait(s.o_empty + at.slot * 8, at.parity ^ 1);
+    barrier_expect(o_full, E_BYTES + STAT_BYTES);
+    load_tile<PANELS_E>(s.d_out + at.slot * E_BYTES, mo, first, box_at(p.dos, t.b, walk.h),
+                        o_full, EVICT_LAST);
+    copy_bytes(s.delta + at.slot * STAT_BYTES, p.minus_delta + row, STAT_BYTES, o_full);
+}
+
+DEVICE void load_queries(const keys_arena &s, const cu_bwd &p, int turn, const tensor_map *mq,
+                         const tensor_map *mk, const tensor_map *mv, const tensor_map *mo)
+{
+    key_tile t = key_tile_at(p.f, turn);
+    query_walk walk = query_begin(p, t);
+    ring<CFG_STAGES> at = {0, 0};
+    int more = 1;
+    barrier_expect(s.k_full, D_BYTES);
+    load_tile<PANELS_D>(s.k, mk, t.key0, key_box(p.f, t.b, t.g), s.k_full, EVICT_FIRST);
+    barrier_expect(s.v_full, E_BYTES);
+    load_tile<PANELS_E>(s.v, mv, t.key0, value_box(p.f, t.b, t.g), s.v_full, EVICT_FIRST);
+    grid_wait_before();
+    while (more) {
+        more = query_next(walk, p, t);
+        int masked = walk.masked | (t.key0 + KEYS > t.kv_len), first = walk.block * BWD_ROWS;
+        barrier_wait(s.q_empty + at.slot * 8, at.parity ^ 1);
+        store_four(s.steps + at.slot * 16, 0, first + (more ? row_shift(p.f, first) : 0),
+                   walk.h, more ? (masked ? STEP_MASKED : 0) : STEP_END);
+        if (more) {
+            load_block(s, p, t, walk, at, mq, mo);
+        } else {
+            barrier_arrive(s.q_full + at.slot * 8);
+            barrier_arrive(s.o_full + at.slot * 8);
+        }
+        ring_next(at);
+    }
+}
+
+/* 2. Weights and dV. */
+
+/* Past the last block, what an earlier one left is multiplied once more, for nothing. */
+DEVICE void start_scores(const keys_arena &s, const ring<CFG_STAGES> &at, float (&acc)[S_COUNT],
+                         int4 &step)
+{
+    barrier_wait(s.q_full + at.slot * 8, at.parity);
+    step = load_four(s.steps + at.slot * 16);
+    wgmma_fence();
+    product_scores<CFG_D>(acc, s.k, s.q + at.slot * D_BYTES, 0);
+    wgmma_commit();
+}
+
+DEVICE places places_of(const key_tile &t, const int4 &step)
+{
+    places at;
+    at.b = t.b;
+    at.h = step.z;
+    at.q = step.y + 2 * (threadIdx.x & 3) + t.q_offset;
+    at.key = t.key0 + (threadIdx.x / 32 & 3) * 16 + (threadIdx.x & 31) / 4;
+    at.kv = at.key + t.kv_offset;
+    at.kv_len = t.kv_len;
+    return at;
+}
+
+template <int COUNT>
+DEVICE void put_weights(const keys_arena &s, u32 n, const u32 (&w)[COUNT])
+{
+    u32 to = s.weights + (n & 1) * WEIGHT_BYTES + (threadIdx.x & 127) * 16;
+    barrier_wait(s.weights_empty + (n & 1) * 8, (n >> 1 & 1) ^ 1);
+#pragma unroll
+    for (int i = 0; i < COUNT / 4; i++)
+        store_four(to + i * 2048, w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3]);
+    warp_arrives(s.weights_full + (n & 1) * 8);
+}
+
+DEVICE void make_values(const keys_arena &s, const cu_bwd &p, const mod_args &mod, int turn)
+{
+    float acc[S_COUNT], dv[CFG_E / 2];
+    u32 w[S_COUNT / 2], g[G_COUNT], n = 0;
+    key_tile t = key_tile_at(p.f, turn);
+    ring<CFG_STAGES> at = {0, 0};
+    int4 step;
+    barrier_wait(s.k_full, 0);
+    start_scores(s, at, acc, step);
+    wgmma_wait<0>();
+    while (!(step.w & STEP_END)) {
+        places where = places_of(t, step);
+        u32 o_full = s.o_full + at.slot * 8, o_empty = s.o_empty + at.slot * 8;
+        u32 d_out = s.d_out + at.slot * E_BYTES, parity = at.parity;
+        weights(w, g, acc, s.lse + at.slot * STAT_BYTES + (threadIdx.x & 3) * 8, p, mod, where);
+        if (step.w & STEP_MASKED)
+            cut_weights(w, g, p.f, mod, where);
+        warp_arrives(s.q_empty + at.slot * 8);
+#if HAS_SLOPES
+        put_weights(s, n, g);
+#else
+        put_weights(s, n, w);
+#endif
+        barrier_wait(o_full, parity);
+        wgmma_fence();
+        if (CFG_DV)
+            product_dv(dv, w, d_out, n > 0);
+        wgmma_commit();
+        ring_next(at);
+        start_scores(s, at, acc, step);
+        wgmma_wait<1>();
+        warp_arrives(o_empty);
+        wgmma_wait<0>();
+        n++;
+    }
+    if (CFG_DV)
+        store_rows(result_of(p, p.dv, p.dvs, t.b, t.g, 0, BWD_OF_V), places_of(t, step).key,
+                   p.f.N, CFG_E_REAL, 1.f, n > 0, dv);
+}
+
+/* 3. dP and dK. */
+
+DEVICE void start_dp_block(const keys_arena &s, const ring<CFG_STAGES> &at,
+                           float (&acc)[S_COUNT], int4 &step)
+{
+    barrier_wait(s.o_full + at.slot * 8, at.parity);
+    step = load_four(s.steps + at.slot * 16);
+    start_dp(acc, s.delta + at.slot * STAT_BYTES + (threadIdx.x & 3) * 8);
+    wgmma_fence();
+    product_scores<CFG_E>(acc, s.v, s.d_out + at.slot * E_BYTES, 1);
+    wgmma_commit();
+}
+
+DEVICE void take_weights(const keys_arena &s, u32 n, u32 (&w)[S_COUNT / 2])
+{
+    u32 from = s.weights + (n & 1) * WEIGHT_BYTES + (threadIdx.x & 127) * 16;
+    barrier_wait(s.weights_full + (n & 1) * 8, n >> 1 & 1);
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 8; i++) {
+        int4 x = load_four(from + i * 2048);
+        w[4 * i] = x.x, w[4 * i + 1] = x.y, w[4 * i + 2] = x.z, w[4 * i + 3] = x.w;
+    }
+    warp_arrives(s.weights_empty + (n & 1) * 8);
+}
+
+DEVICE void make_keys(const keys_arena &s, const cu_bwd &p, int turn)
+{
+    float acc[S_COUNT], dk[CFG_D / 2];
+    u32 w[S_COUNT / 2], ds[S_COUNT / 2], n = 0;
+    key_tile t = key_tile_at(p.f, turn);
+    ring<CFG_STAGES> at = {0, 0};
+    int4 step;
+    barrier_wait(s.v_full, 0);
+    start_dp_block(s, at, acc, step);
+    wgmma_wait<0>();
+    while (!(step.w & STEP_END)) {
+        u32 q_full = s.q_full + at.slot * 8, q_empty = s.q_empty + at.slot * 8;
+        u32 q = s.q + at.slot * D_BYTES, parity = at.parity;
+        warp_arrives(s.o_empty + at.slot * 8);
+        take_weights(s, n, w);
+        if ((MOD_SCORE && SCORE_MAY_MASK) || (step.w & STEP_MASKED))
+            cut_dp(acc, w);
+        gradients(ds, w, acc);
+        barrier_wait(q_full, parity);
+        wgmma_fence();
+        if (CFG_DK)
+            product_dk(dk, ds, q, n > 0);
+        wgmma_commit();
+        ring_next(at);
+        start_dp_block(s, at, acc, step);
+        wgmma_wait<1>();
+        warp_arrives(q_empty);
+        wgmma_wait<0>();
+        n++;
+    }
+    if (CFG_DK)
+        store_rows(result_of(p, p.dk, p.dks, t.b, t.g, 0, BWD_OF_K), places_of(t, step).key,
+                   p.f.N, CFG_D_REAL, p.f.scale, n > 0, dk);
+}
+
+/* 4. Who does what. */
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    bwd_wide_keys(const __grid_constant__ cu_bwd p, const __grid_constant__ mod_args mod,
+                  const __grid_constant__ tensor_map mq, const __grid_constant__ tensor_map mk,
+                  const __grid_constant__ tensor_map mv, const __grid_constant__ tensor_map mo)
+{
+    extern __shared__ __align__(1024) char shared[];
+    keys_arena s = keys_carve(smem_address(shared));
+    if (threadIdx.x == 0)
+        keys_init(s);
+    __syncthreads();
+    int group = threadIdx.x / 128;
+    if (group == 0) {
+        registers_grow<CFG_REGS_CONSUMER>();
+        make_values(s, p, mod, blockIdx.x);
+    } else if (group == 1) {
+        registers_grow<CFG_REGS_CONSUMER>();
+        make_keys(s, p, blockIdx.x);
+    } else {
+        registers_shrink<CFG_REGS_DQ>();
+        if (threadIdx.x == 256)
+            load_queries(s, p, blockIdx.x, &mq, &mk, &mv, &mo);
+    }
+}

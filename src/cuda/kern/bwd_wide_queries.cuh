@@ -1,0 +1,312 @@
+/* dQ of 128 queries, 64 of each of two warpgroups, over the blocks of 64 keys that they meet.
+ * Scores lie with queries as rows; dS goes to the product of dQ from registers.
+ *
+ * Shared memory: Q and dO, [CFG_STAGES] of K, [CFG_VALUE_STAGES] of V, what the steps of K's
+ * stages are about, barriers. A warpgroup's tiles of Q and dO lie together. */
+#pragma once
+
+struct queries_arena {
+    u32 q, d_out, k, v, steps;
+    u32 q_full, o_full, k_full, k_empty, v_full, v_empty;
+};
+
+DEVICE queries_arena queries_carve(u32 shared)
+{
+    queries_arena s;
+    s.q = shared;
+    s.d_out = s.q + 2 * D_BYTES;
+    s.k = s.d_out + 2 * E_BYTES;
+    s.v = s.k + CFG_STAGES * D_BYTES;
+    s.steps = s.v + CFG_VALUE_STAGES * E_BYTES;
+    s.q_full = s.steps + CFG_STAGES * 16;
+    s.o_full = s.q_full + 8;
+    s.k_full = s.o_full + 8;
+    s.k_empty = s.k_full + CFG_STAGES * 8;
+    s.v_full = s.k_empty + CFG_STAGES * 8;
+    s.v_empty = s.v_full + CFG_VALUE_STAGES * 8;
+    return s;
+}
+
+DEVICE void queries_init(const queries_arena &s)
+{
+    barrier_init(s.q_full, 1);
+    barrier_init(s.o_full, 1);
+    for (int i = 0; i < CFG_STAGES; i++) {
+        barrier_init(s.k_full + i * 8, 1);
+        barrier_init(s.k_empty + i * 8, 8);
+    }
+    for (int i = 0; i < CFG_VALUE_STAGES; i++) {
+        barrier_init(s.v_full + i * 8, 1);
+        barrier_init(s.v_empty + i * 8, 8);
+    }
+    fence_barrier_init();
+}
+
+/* 1. Loads, by one thread. */
+
+struct key_loads {
+    ring<CFG_STAGES> k;
+    ring<CFG_VALUE_STAGES> v;
+};
+
+DEVICE void load_keys_begin(const queries_arena &s, const cu_bwd &p, const key_loads &l,
+                            const query_tile &t, int block, int masked, const tensor_map *mk)
+{
+    u32 full = s.k_full + l.k.slot * 8;
+    barrier_wait(s.k_empty + l.k.slot * 8, l.k.parity ^ 1);
+    store_four(s.steps + l.k.slot * 16, block * PASS, 0, 0, masked ? STEP_MASKED : 0);
+    barrier_expect(full, D_BYTES);
+    load_tile<PANELS_D>(s.k + l.k.slot * D_BYTES, mk, block * PASS, key_box(p.f, t.b, t.g),
+                        full, EVICT_LAST);
+}
+
+DEVICE void load_values(const queries_arena &s, const cu_bwd &p, const key_loads &l,
+                        const query_tile &t, int block, const tensor_map *mv)
+{
+    u32 full = s.v_full + l.v.slot * 8;
+    barrier_wait(s.v_empty + l.v.slot * 8, l.v.parity ^ 1);
+    barrier_expect(full, E_BYTES);
+    load_tile<PANELS_E>(s.v + l.v.slot * E_BYTES, mv, block * PASS, value_box(p.f, t.b, t.g),
+                        full, EVICT_LAST);
+}
+
+DEVICE void load_rows(const queries_arena &s, const cu_bwd &p, const query_tile &t,
+                      const tensor_map *mq, const tensor_map *mo)
+{
+    head_box q = query_box(p.f, t.b, t.h), o = box_at(p.dos, t.b, t.h);
+    barrier_expect(s.q_full, 2 * D_BYTES);
+    barrier_expect(s.o_full, 2 * E_BYTES);
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        load_tile<PANELS_D>(s.q + i * D_BYTES, mq, t.row0 + i * 64, q, s.q_full, EVICT_FIRST);
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        load_tile<PANELS_E>(s.d_out + i * E_BYTES, mo, t.row0 + i * 64, o, s.o_full,
+                            EVICT_FIRST);
+}
+
+DEVICE void load_keys(const queries_arena &s, const cu_bwd &p, int turn, const tensor_map *mq,
+                      const tensor_map *mk, const tensor_map *mv, const tensor_map *mo)
+{
+    query_tile t = query_tile_at(p, turn);
+    key_walk walk = key_begin(p, t);
+    key_loads l = {{0, 0}, {0, 0}};
+    load_rows(s, p, t, mq, mo);
+    while (key_next(walk, p, t)) {
+        int masked = walk.masked | (walk.block * PASS + PASS > t.kv_len);
+        load_keys_begin(s, p, l, t, walk.block, masked, mk);
+        load_values(s, p, l, t, walk.block, mv);
+        ring_next(l.k);
+        ring_next(l.v);
+    }
+    barrier_wait(s.k_empty + l.k.slot * 8, l.k.parity ^ 1);
+    store_four(s.steps + l.k.slot * 16, 0, 0, 0, STEP_END);
+    barrier_arrive(s.k_full + l.k.slot * 8);
+}
+
+/* 2. dS of 64 queries by 64 keys. */
+
+/* What a thread holds: two queries, 8 apart. */
+struct own_rows {
+    int row, q0, q1;    /* index of the first; positions */
+    float lse0, lse1;   /* log2 units */
+    float less0, less1; /* -delta */
+};
+
+DEVICE own_rows rows_of(const cu_bwd &p, const query_tile &t, int wg)
+{
+    grid_wait_before();
+    own_rows r;
+    int first = t.row0 + wg * 64, n = p.n_mblk * BWD_ROWS;
+    r.row = first + (threadIdx.x / 32 & 3) * 16 + (threadIdx.x & 31) / 4;
+    r.q0 = r.row + t.q_offset - row_shift(p.f, t.row0)
+           + row_shift(p.f, first < n ? first : t.row0);
+    r.q1 = r.q0 + 8;
+    long long at = (long long)(t.b * p.f.H + t.h) * n + r.row;
+    int is_there = first < n; /* rows are padded to blocks of 64 */
+    r.lse0 = is_there ? load_float(p.lse2 + at) : -NEG_INF;
+    r.lse1 = is_there ? load_float(p.lse2 + at + 8) : -NEG_INF;
+    r.less0 = is_there ? load_float(p.minus_delta + at) : 0.f;
+    r.less1 = is_there ? load_float(p.minus_delta + at + 8) : 0.f;
+    return r;
+}
+
+/* Dot products become weights times slopes. key: position of this thread's first key. */
+DEVICE void row_weights(float (&s)[S_COUNT], const cu_bwd &p, const mod_args &mod,
+                        const query_tile &t, const own_rows &r, int key)
+{
+#if SCORE_LINE
+    const float log2e = 1.4426950408889634f;
+    float by_q, by_kv, first = line_offset(mod, p.f, t.b, t.h, r.q0, key, by_q, by_kv) * log2e;
+    float x0 = first - r.lse0, x1 = fmaf(by_q, 8 * log2e, first) - r.lse1;
+    by_kv *= log2e;
+#endif
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 4; i++) {
+        float *x = s + 4 * i;
+#if MOD_SCORE == SCORE_NONE
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            x[j] = exp2_fast(fmaf(x[j], p.unit, j < 2 ? -r.lse0 : -r.lse1));
+#elif SCORE_LINE
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            float offset = fmaf(by_kv, 8 * i + (j & 1), j < 2 ? x0 : x1);
+            x[j] = exp2_fast(fmaf(x[j], p.unit, offset));
+        }
+#else
+        float y[4] = {x[0], x[1], x[2], x[3]}, slope[4];
+        scores4(p.f, mod, t.b, t.h, r.q0, r.q1, key + 8 * i, key + 8 * i + 1, y, slope);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            float w = exp2_fast(fmaf(y[j], 1.4426950408889634f, j < 2 ? -r.lse0 : -r.lse1));
+            x[j] = SLOPE_ONE ? w : w == 0.f ? 0.f : w * slope[j];
+        }
+#endif
+    }
+}
+
+/* Weights of positions that are not live become 0. key: index of this thread's first key. */
+DEVICE void cut_row_weights(float (&s)[S_COUNT], const cu_bwd &p, const mod_args &mod,
+                            const query_tile &t, const own_rows &r, int key)
+{
+    query_side q0 = query_side_of(p.f, mod, t.b, t.h, r.q0);
+    query_side q1 = query_side_of(p.f, mod, t.b, t.h, r.q1);
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 4; i++) {
+        int n = key + 8 * i;
+        key_side k0 = {n + t.kv_offset, n < t.kv_len};
+        key_side k1 = {n + 1 + t.kv_offset, n + 1 < t.kv_len};
+        bool live[4];
+        live4(p.f, mod, t.b, t.h, q0, q1, k0, k1, live);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            s[4 * i + j] = live[j] ? s[4 * i + j] : 0.f;
+    }
+}
+
+/* Scores of a key with an infinite or NaN element are so too. Where a mask keeps it from
+ * queries, their dS of 0 must not meet that element; live pairs have weights that are not
+ * numbers already. Both groups have their scores by then, and walk the same blocks. */
+DEVICE void clear_special_keys(const float (&s)[S_COUNT], u32 k)
+{
+    int any = 0;
+#pragma unroll
+    for (int i = 0; i < S_COUNT; i++)
+        any |= !(fabsf(s[i]) < -NEG_INF);
+    if (!named_any(1, 256, any))
+        return;
+    for (u32 at = k + threadIdx.x * 16; at < k + D_BYTES; at += 256 * 16) {
+        int4 x = load_four(at);
+        store_four(at, without_special(x.x), without_special(x.y), without_special(x.z),
+                   without_special(x.w));
+    }
+    fence_async_proxy();
+    named_sync(1, 256);
+}
+
+DEVICE void start_row_dp(float (&dp)[S_COUNT], const own_rows &r)
+{
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 4; i++) {
+        dp[4 * i] = dp[4 * i + 1] = r.less0;
+        dp[4 * i + 2] = dp[4 * i + 3] = r.less1;
+    }
+}
+
+/* dS; where a weight is 0 for its mask, V may hold anything. */
+DEVICE void row_gradients(u32 (&ds)[S_COUNT / 2], const float (&w)[S_COUNT],
+                          const float (&dp)[S_COUNT], int may_mask)
+{
+    if (may_mask) {
+#pragma unroll
+        for (int i = 0; i < S_COUNT / 2; i++)
+            ds[i] = pack(w[2 * i] == 0.f ? 0.f : w[2 * i] * dp[2 * i],
+                         w[2 * i + 1] == 0.f ? 0.f : w[2 * i + 1] * dp[2 * i + 1]);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 2; i++)
+        ds[i] = pack(w[2 * i] * dp[2 * i], w[2 * i + 1] * dp[2 * i + 1]);
+}
+
+/* 3. A consumer warpgroup. */
+
+/* As start_scores. */
+DEVICE void start_row_scores(const queries_arena &s, const key_loads &l, u32 q,
+                             float (&acc)[S_COUNT], int4 &step)
+{
+    barrier_wait(s.k_full + l.k.slot * 8, l.k.parity);
+    step = load_four(s.steps + l.k.slot * 16);
+    wgmma_fence();
+    product_scores<CFG_D>(acc, q, s.k + l.k.slot * D_BYTES, 0);
+    wgmma_commit();
+}
+
+DEVICE void make_queries(const queries_arena &s, const cu_bwd &p, const mod_args &mod, int turn,
+                         int wg)
+{
+    float acc[S_COUNT], dp[S_COUNT], dq[CFG_D / 2];
+    u32 ds[S_COUNT / 2], n = 0, q = s.q + wg * D_BYTES, d_out = s.d_out + wg * E_BYTES;
+    query_tile t = query_tile_at(p, turn);
+    own_rows r = rows_of(p, t, wg);
+    key_loads l = {{0, 0}, {0, 0}};
+    int4 step;
+    barrier_wait(s.q_full, 0);
+    start_row_scores(s, l, q, acc, step);
+    barrier_wait(s.o_full, 0);
+    wgmma_wait<0>();
+    while (!(step.w & STEP_END)) {
+        u32 k = s.k + l.k.slot * D_BYTES, k_empty = s.k_empty + l.k.slot * 8;
+        int key = step.x + 2 * (threadIdx.x & 3), masked = step.w & STEP_MASKED;
+        barrier_wait(s.v_full + l.v.slot * 8, l.v.parity);
+        start_row_dp(dp, r);
+        wgmma_fence();
+        product_scores<CFG_E>(dp, d_out, s.v + l.v.slot * E_BYTES, 1);
+        wgmma_commit();
+        if (masked)
+            clear_special_keys(acc, k);
+        row_weights(acc, p, mod, t, r, key + t.kv_offset);
+        if (masked)
+            cut_row_weights(acc, p, mod, t, r, key);
+        wgmma_wait<0>();
+        warp_arrives(s.v_empty + l.v.slot * 8);
+        row_gradients(ds, acc, dp, (MOD_SCORE && SCORE_MAY_MASK) || masked);
+        wgmma_fence();
+        product_dk(dq, ds, k, n > 0);
+        wgmma_commit();
+        ring_next(l.k);
+        ring_next(l.v);
+        start_row_scores(s, l, q, acc, step);
+        wgmma_wait<1>();
+        warp_arrives(k_empty);
+        wgmma_wait<0>();
+        n++;
+    }
+    store_rows(result_of(p, p.dq, p.dqs, t.b, t.h, 0, BWD_OF_Q), r.row, p.f.M, CFG_D_REAL,
+               p.f.scale, n > 0, dq);
+}
+
+/* 4. Who does what. */
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    bwd_wide_queries(const __grid_constant__ cu_bwd p, const __grid_constant__ mod_args mod,
+                     const __grid_constant__ tensor_map mq,
+                     const __grid_constant__ tensor_map mk,
+                     const __grid_constant__ tensor_map mv,
+                     const __grid_constant__ tensor_map mo)
+{
+    extern __shared__ __align__(1024) char shared[];
+    queries_arena s = queries_carve(smem_address(shared));
+    if (threadIdx.x == 0)
+        queries_init(s);
+    __syncthreads();
+    int group = threadIdx.x / 128;
+    if (group < 2) {
+        registers_grow<CFG_REGS_CONSUMER>();
+        make_queries(s, p, mod, blockIdx.x, group);
+    } else {
+        registers_shrink<CFG_REGS_DQ>();
+        if (threadIdx.x == 256)
+            load_keys(s, p, blockIdx.x, &mq, &mk, &mv, &mo);
+    }
+}
