@@ -147,7 +147,7 @@ static saccade_status tile_prepare(const saccade_plan *plan, const saccade_block
                                    saccade_error *err)
 {
     TRY(cpu_prepare_mask(mask, err));
-    return cpu_state_of(plan)->backward ? cpu_backward_prepare(mask, err) : SACCADE_OK;
+    return cpu_state_of(plan)->backward ? cpu_backward_prepare(plan, mask, err) : SACCADE_OK;
 }
 
 static size_t tile_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
@@ -197,7 +197,7 @@ static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccad
                       "workspace: %zu bytes, %s\n",
                       (long long)(g.heads * g.head_items), g.item_rows * g.item_heads,
                       (long long)g.splits, g.splits > 1 ? "s, merged in order" : "", g.bytes,
-                      g.is_shared   ? "K and V packed ahead"
+                      g.is_shared ? "K and V packed ahead"
                       : g.is_decode && quant_is_dtype(p->kv_dtype)
                           ? "K and V converted on the way"
                       : g.is_decode ? "K and V read where they lie"

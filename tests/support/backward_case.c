@@ -530,7 +530,7 @@ static saccade_block_mask *block_mask_of(const backward_case_run *r, const sacca
         mask = imported;
     }
     assert_int_equal(saccade_plan_prepare(plan, mask, &err), SACCADE_OK);
-    assert_int_equal(cpu_backward_prepare(mask, &err), SACCADE_OK);
+    assert_int_equal(cpu_backward_prepare(plan, mask, &err), SACCADE_OK);
     return mask;
 }
 

@@ -36,6 +36,8 @@
 
 /* Multiples of every level's strips and panels and of JIT_GROUP. */
 enum { BACKWARD_ROWS = 96, BACKWARD_KEYS = 192, BACKWARD_CHUNKS = 16, BACKWARD_TURNED = 32 };
+/* Blocks of the mask's runs, square: cells of a tile, a whole number each way. */
+enum { BACKWARD_CELL = 32 };
 
 /* A captured value's gradient is a sum of dX times the score's derivative by it over all
  * positions that read it. By what its index varies with, such sums are made first along one
@@ -151,7 +153,8 @@ void backward_end_places(const saccade_plan *plan, const cpu_backward_plan *back
 
 /* ---- backward_run.c ---- */
 
-saccade_status cpu_backward_prepare(const saccade_block_mask *mask, saccade_error *err);
+saccade_status cpu_backward_prepare(const saccade_plan *plan, const saccade_block_mask *mask,
+                                    saccade_error *err);
 saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *backward,
                             const plan_run *run, const plan_gradients *gradients,
                             saccade_error *err);
@@ -175,7 +178,7 @@ typedef struct backward_job {
     const plan_run *run; /* with out and lse, which forward left */
     const plan_gradients *gradients;
     cpu_live live;
-    const mask_runs *runs; /* of blocks of rows by blocks of keys; NULL: live tells each tile */
+    const mask_runs *runs; /* of cells, by keys; NULL: live tells each tile */
     backward_geometry g;
     int64_t head0;         /* first (batch, kv head) of the wave */
     char *memory;          /* the workspace */
@@ -208,6 +211,12 @@ void backward_sum_sinks(const backward_job *job, const plan_gradients *gradients
 
 /* ---- backward_item.c ---- */
 
+/* Rows of an operand, ld elements apart. */
+typedef struct backward_operand {
+    const void *rows;
+    int32_t ld;
+} backward_operand;
+
 typedef struct backward_worker {
     const backward_job *job;
     plan_position at; /* of the item's batch */
@@ -217,6 +226,8 @@ typedef struct backward_worker {
     int32_t m, n;      /* its rows and keys */
     int is_full;
     void *k_turned, *v_turned, *k_steps, *q_rows, *q_steps, *o_rows, *o_steps;
+    backward_operand q_at,
+        o_at; /* rows of Q and dO as scores read them: packed, or where they lie */
     int k_nonfinite, q_nonfinite, o_nonfinite;
     kv_view k, v;                     /* keys of the item */
     void *k_room, *v_room;            /* where they do not lie in one piece */
@@ -232,6 +243,8 @@ typedef struct backward_worker {
     uint8_t *live; /* [BACKWARD_ROWS][BACKWARD_KEYS] where 0 * NaN threatens */
     /* Keys [from, past) of each strip, from a multiple of 32; from >= past: none. */
     int32_t from[BACKWARD_ROWS], past[BACKWARD_ROWS];
+    uint8_t sees_all[BACKWARD_ROWS]; /* .. all of them */
+    uint8_t cells[BACKWARD_ROWS / BACKWARD_CELL][BACKWARD_KEYS / BACKWARD_CELL]; /* cpu_cover */
     eval_state *score, *mask;
     jit_state *jit; /* NULL: the interpreter changes scores */
     int64_t score_head, mask_head, jit_head, jit_i0, jit_j0; /* where they stand, -1: nowhere */

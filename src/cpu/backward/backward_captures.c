@@ -167,8 +167,7 @@ double backward_factor_of(const backward_job *job, const backward_read *read, in
                           int64_t h, double *values)
 {
     const eval_point at = backward_point_at(job, b, h, 0, 0);
-    return read->factor ? eval_scalar(read->factor, &job->run->score_env, &at, values,
-                                      NULL)
+    return read->factor ? eval_scalar(read->factor, &job->run->score_env, &at, values, NULL)
                         : 1;
 }
 
@@ -223,11 +222,10 @@ static int is_inside(const backward_job *job, const backward_read *read, double 
     for (int64_t head = 0; head < s->B * s->H; head++)
         for (uint32_t d = 0; d < load->n_args; d++)
             for (int last = 0; last < 2; last++) {
-                const eval_point at = backward_point_at(job, head / s->H, head % s->H,
-                                               last ? s->Q - 1 : 0, last ? s->KV - 1 : 0);
+                const eval_point at = backward_point_at(
+                    job, head / s->H, head % s->H, last ? s->Q - 1 : 0, last ? s->KV - 1 : 0);
                 index.result = fn->args[load->args + d];
-                const double x = eval_scalar(&index, &job->run->score_env, &at, values,
-                                             NULL);
+                const double x = eval_scalar(&index, &job->run->score_env, &at, values, NULL);
                 if (x < 0 || x > (double)(t->shape[d] - 1))
                     return 0;
             }
@@ -326,8 +324,7 @@ backward_order backward_order_of(const backward_job *job)
 
 /* ---- a strip ---- */
 
-void backward_add_sums(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
-                       int32_t past)
+void backward_add_sums(backward_worker *w, int32_t r0, int32_t rows, int32_t from, int32_t past)
 {
     const backward_job *job = w->job;
     const cpu_backward_kernels *k = job->backward->kernels;

@@ -77,8 +77,8 @@ static double sum_of_rows(const backward_job *job, double most)
     for (int64_t at = 0; at < s->B * s->H * s->Q; at += ROWS) {
         const int64_t head = at / s->Q, i = at % s->Q;
         const int32_t n = (int32_t)smaller(s->Q - i, ROWS);
-        const cpu_rows rows = cpu_rows_from(
-            cpu_rows_of(job->gradients->d_out, head / s->H, head % s->H), i);
+        const cpu_rows rows =
+            cpu_rows_from(cpu_rows_of(job->gradients->d_out, head / s->H, head % s->H), i);
         float squares[ROWS];
         job->backward->kernels->row_dots(&rows, &rows, n, squares);
         for (int32_t r = 0; r < n; r++)
@@ -93,8 +93,7 @@ static double most_of_factors(const backward_job *job, const backward_read *read
     const saccade_sizes *s = &job->run->sizes;
     double *values = backward_worker_of(job, 0)->values, most = 0;
     for (int64_t head = 0; head < s->B * s->H; head++) {
-        const double x =
-            fabs(backward_factor_of(job, read, head / s->H, head % s->H, values));
+        const double x = fabs(backward_factor_of(job, read, head / s->H, head % s->H, values));
         most = x <= most ? most : x;
     }
     return most;
@@ -139,16 +138,14 @@ void backward_add_fixed(backward_worker *w, uint32_t n, int32_t r0, int32_t rows
     const backward_job *job = w->job;
     const backward_read *read = &job->backward->reads[n];
     const backward_fixed *fixed = &job->fixed[n];
-    const double factor =
-        fixed->scale * backward_factor_of(job, read, w->b, w->h, w->values);
+    const double factor = fixed->scale * backward_factor_of(job, read, w->b, w->h, w->values);
     int64_t place = 0, sum = 0;
     for (int32_t r = 0; r < rows; r++)
         for (int32_t j = from; j < past; j++) {
             const double term = factor * (double)w->dx[r * LD + j];
             if (term == 0)
                 continue;
-            const eval_point at =
-                backward_point_at(job, w->b, w->h, w->i0 + r0 + r, w->j0 + j);
+            const eval_point at = backward_point_at(job, w->b, w->h, w->i0 + r0 + r, w->j0 + j);
             const int64_t next = backward_index_of(job, read, &at, fixed->stride, w->values);
             if (!(fabs(term) < 0x1p62)) { /* a live NaN, or an lse that is not these scores' */
                 atomic_store_explicit(&fixed->is_nan[next], 1, memory_order_relaxed);

@@ -93,16 +93,63 @@ cpu_cover backward_cover_of(const backward_job *job, int64_t b, int64_t h, int64
     return cpu_cover_of(&job->live, NULL, &box, ranges);
 }
 
-/* Runs of blocks of rows, of a block of keys; first and past of those that are left. */
+/* A block of keys of the mask's runs: a place in each of its rows of cells. */
 typedef struct run_walk {
-    const saccade_run *at, *end;
+    const saccade_run *at[BACKWARD_KEYS / BACKWARD_CELL], *end[BACKWARD_KEYS / BACKWARD_CELL];
+    int32_t n;
 } run_walk;
 
-static run_walk walk_runs(const backward_job *job, int64_t b, int64_t h, int64_t key_block)
+static run_walk walk_runs(const backward_job *job, int64_t b, int64_t h, int64_t j0, int64_t n)
 {
     const mask_runs *r = job->runs;
-    const int64_t row = plan_block_row(job->run, r, b, h, key_block);
-    return (run_walk){r->runs + r->row_begin[row], r->runs + r->row_begin[row + 1]};
+    run_walk walk = {.n = 0};
+    for (int64_t j = j0; j < j0 + n; j += BACKWARD_CELL, walk.n++) {
+        const int64_t row = plan_block_row(job->run, r, b, h, j / BACKWARD_CELL);
+        walk.at[walk.n] = r->runs + r->row_begin[row];
+        walk.end[walk.n] = r->runs + r->row_begin[row + 1];
+    }
+    return walk;
+}
+
+/* Rows of cells that every further run reaches to; the first that has one, INT64_MAX: none. */
+static int64_t first_cell(run_walk *walk, int64_t from)
+{
+    int64_t first = INT64_MAX;
+    for (int32_t k = 0; k < walk->n; k++) {
+        while (walk->at[k] < walk->end[k]
+               && (int64_t)walk->at[k]->first + walk->at[k]->count <= from)
+            walk->at[k]++;
+        if (walk->at[k] < walk->end[k])
+            first = walk->at[k]->first < first ? walk->at[k]->first : first;
+    }
+    return first < from ? from : first;
+}
+
+/* Row `cell` of cells; no earlier one is asked for afterwards. */
+static cpu_cover cover_of_cell(run_walk *walk, int32_t k, int64_t cell)
+{
+    while (walk->at[k] < walk->end[k]
+           && (int64_t)walk->at[k]->first + walk->at[k]->count <= cell)
+        walk->at[k]++;
+    if (walk->at[k] == walk->end[k] || walk->at[k]->first > cell)
+        return CPU_EMPTY;
+    return walk->at[k]->full ? CPU_FULL : CPU_PARTIAL;
+}
+
+/* The cells of a block of rows. */
+static cpu_cover take_cells(backward_worker *w, run_walk *walk, int64_t row_block)
+{
+    const int64_t first = row_block * (BACKWARD_ROWS / BACKWARD_CELL);
+    int any = 0, all = 1;
+    for (int64_t r = 0; r < BACKWARD_ROWS / BACKWARD_CELL; r++)
+        for (int32_t k = 0; k < walk->n; k++) {
+            const int is_there = (first + r) * BACKWARD_CELL < w->job->run->sizes.Q;
+            const cpu_cover cover = is_there ? cover_of_cell(walk, k, first + r) : CPU_FULL;
+            w->cells[r][k] = (uint8_t)cover;
+            any |= is_there && cover != CPU_EMPTY;
+            all &= cover == CPU_FULL;
+        }
+    return !any ? CPU_EMPTY : all ? CPU_FULL : CPU_PARTIAL;
 }
 
 static void run_tile(backward_worker *w, int64_t row_block, cpu_cover cover)
@@ -143,11 +190,17 @@ static void run_head(backward_worker *w)
             (float)eval_scalar(slope, &job->run->score_env, &point, w->values, NULL);
     }
     if (job->runs) {
-        const run_walk walk = walk_runs(job, w->b, w->h, w->j0 / BACKWARD_KEYS);
-        for (const saccade_run *r = walk.at; r < walk.end; r++)
-            for (int64_t n = r->first;
-                 n < (int64_t)r->first + r->count && n < job->g.row_blocks; n++)
-                run_tile(w, n, r->full ? CPU_FULL : CPU_PARTIAL);
+        const int64_t each = BACKWARD_ROWS / BACKWARD_CELL;
+        run_walk walk = walk_runs(job, w->b, w->h, w->j0, w->n);
+        for (int64_t n = 0; n < job->g.row_blocks; n++) {
+            const int64_t next = first_cell(&walk, n * each) / each;
+            if (next >= job->g.row_blocks)
+                break;
+            n = next;
+            const cpu_cover cover = take_cells(w, &walk, n);
+            if (cover != CPU_EMPTY)
+                run_tile(w, n, cover);
+        }
         return;
     }
     for (int64_t n = 0; n < job->g.row_blocks; n++) {
@@ -251,15 +304,17 @@ void backward_run_item(void *arg, int64_t at, int thread)
         k->end();
 }
 
-/* Live tiles of a block of keys, or where finding them would cost, all. */
+/* Live cells or tiles of a block of keys, or where finding them would cost, all. */
 static int64_t weight_of_keys(const backward_job *job, int64_t b, int64_t h, int64_t key_block)
 {
-    const int64_t j0 = key_block * BACKWARD_KEYS;
+    const int64_t j0 = key_block * BACKWARD_KEYS, KV = job->run->sizes.KV;
     int64_t weight = 0;
     if (job->runs) {
-        const run_walk walk = walk_runs(job, b, h, key_block);
-        for (const saccade_run *r = walk.at; r < walk.end; r++)
-            weight += r->count;
+        const run_walk walk =
+            walk_runs(job, b, h, j0, KV - j0 < BACKWARD_KEYS ? KV - j0 : BACKWARD_KEYS);
+        for (int32_t k = 0; k < walk.n; k++)
+            for (const saccade_run *r = walk.at[k]; r < walk.end[k]; r++)
+                weight += r->count;
         return weight;
     }
     if (job->live.by != CPU_BY_LIMITS)

@@ -88,21 +88,22 @@ static void run_wave(backward_job *job, int64_t n_heads, int is_serial)
         par_for(n_heads * job->plan->problem.group * g->row_blocks, threads, merge_rows, job);
 }
 
-saccade_status cpu_backward_prepare(const saccade_block_mask *mask, saccade_error *err)
+saccade_status cpu_backward_prepare(const saccade_plan *plan, const saccade_block_mask *mask,
+                                    saccade_error *err)
 {
     const mask_runs *runs;
-    if (mask_is_imported(mask))
+    if (mask_is_imported(mask) || plan_limits(&plan->problem))
         return SACCADE_OK;
-    return mask_runs_for(mask, BACKWARD_ROWS, BACKWARD_KEYS, 1, &runs, err);
+    return mask_runs_for(mask, BACKWARD_CELL, BACKWARD_CELL, 1, &runs, err);
 }
 
-/* Runs drive blocks of keys, unless limits do. */
+/* Runs drive blocks of keys, unless the mask has limits. */
 static saccade_status find_runs(backward_job *job, saccade_error *err)
 {
     const saccade_block_mask *mask = job->run->block_mask;
-    if (!mask || mask_is_imported(mask) || job->live.by == CPU_BY_LIMITS)
+    if (!mask || mask_is_imported(mask) || plan_limits(&job->plan->problem))
         return SACCADE_OK;
-    return mask_runs_prepared(mask, BACKWARD_ROWS, BACKWARD_KEYS, 1, &job->runs, err);
+    return mask_runs_prepared(mask, BACKWARD_CELL, BACKWARD_CELL, 1, &job->runs, err);
 }
 
 /* Where the workspace has the room that saccade_backward_workspace asked for. */

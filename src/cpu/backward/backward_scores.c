@@ -64,6 +64,11 @@ static int is_masked(const backward_worker *w)
     return !w->is_full && w->job->live.by == CPU_BY_MASK;
 }
 
+static int sees_all(const backward_worker *w, int32_t r0)
+{
+    return w->sees_all[r0 / w->job->backward->kernels->block->strip];
+}
+
 /* Whether a compiled pass runs on the tile: for the score mod, or for the mask. */
 static int is_compiled(const backward_worker *w)
 {
@@ -93,8 +98,7 @@ static void run_compiled(backward_worker *w, int32_t r0, int32_t rows, int32_t f
     if (w->job->backward->score)
         jit_tiles(w->jit, tiles, BACKWARD_KEYS, r0, rows, from, past - from, masked);
     else
-        jit_tile(w->jit, tiles[0], BACKWARD_KEYS, r0, rows, from, past - from, masked,
-                 w->most);
+        jit_tile(w->jit, tiles[0], BACKWARD_KEYS, r0, rows, from, past - from, masked, w->most);
 }
 
 /* Row r, of a strip that begins at r0. */
@@ -116,7 +120,8 @@ void backward_change_scores(backward_worker *w, int32_t r0, int32_t rows, int32_
                             int32_t past)
 {
     const int by_limits = !w->is_full && w->job->live.by == CPU_BY_LIMITS;
-    const int compiled = is_compiled(w), masked = is_masked(w);
+    const int is_whole = sees_all(w, r0);
+    const int compiled = is_compiled(w), masked = is_masked(w) && !is_whole;
     const int32_t n = past - from;
     if (compiled)
         run_compiled(w, r0, rows, from, past, masked);
@@ -126,7 +131,7 @@ void backward_change_scores(backward_worker *w, int32_t r0, int32_t rows, int32_
             interpret(w, r0, r, from, n);
         if (by_limits)
             cut(w, w->i0 + r, w->j0 + from, n, s);
-        else if (!w->is_full && !(compiled && masked))
+        else if (!is_whole && !(compiled && masked))
             apply_mask(w, w->i0 + r, w->j0 + from, n, s);
         for (int32_t j = n; j % 16 != 0; j++)
             s[j] = -INFINITY;

@@ -58,14 +58,14 @@ static cpu_strip_scores scores_of(const backward_worker *w, int32_t r0, int32_t 
                                   int32_t past)
 {
     const cpu_kernels *k = w->job->backward->kernels->block;
-    const backward_geometry *g = &w->job->g;
     const saccade_sizes *s = &w->job->plan->problem.sizes;
     const size_t element = (size_t)k->element;
     const int64_t D = round_up(s->D, k->depth), E = round_up(s->Dv, k->depth);
-    cpu_strip_scores c = {.q = (const char *)w->q_rows + (size_t)r0 * (size_t)g->q_ld * element,
+    cpu_strip_scores c = {.q = (const char *)w->q_at.rows
+                               + (size_t)r0 * (size_t)w->q_at.ld * element,
                           .k = (const char *)w->k_turned + (size_t)(from * D) * element,
-                          .q_ld = g->q_ld,
-                          .o_ld = g->o_ld,
+                          .q_ld = w->q_at.ld,
+                          .o_ld = w->o_at.ld,
                           .D = (int32_t)s->D,
                           .Dv = (int32_t)s->Dv,
                           .rows = backward_strip_rows(w, r0),
@@ -76,7 +76,7 @@ static cpu_strip_scores scores_of(const backward_worker *w, int32_t r0, int32_t 
                           .s = w->s + r0 * LD + from,
                           .dp = w->dp + r0 * LD + from};
     if (backward_needs_dp(w->job->backward)) {
-        c.o = (const char *)w->o_rows + (size_t)r0 * (size_t)g->o_ld * element;
+        c.o = (const char *)w->o_at.rows + (size_t)r0 * (size_t)w->o_at.ld * element;
         c.v = (const char *)w->v_turned + (size_t)(from * E) * element;
     }
     return c;

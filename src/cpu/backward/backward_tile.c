@@ -37,15 +37,48 @@ static void span_strip(const backward_worker *w, int32_t r0, int32_t *from, int3
     *past = clamp(last - w->j0, w->n);
 }
 
+/* Keys that rows [r0, r0 + rows) of the block may see, by its cells. Whether they see all. */
+static int span_cells(const backward_worker *w, int32_t r0, int32_t rows, int32_t *from,
+                      int32_t *past)
+{
+    const int32_t n_cells = (w->n + BACKWARD_CELL - 1) / BACKWARD_CELL;
+    int32_t first = n_cells, last = 0, full = 0;
+    const int32_t c0 = r0 / BACKWARD_CELL, c1 = (r0 + rows - 1) / BACKWARD_CELL;
+    for (int32_t c = 0; c < n_cells; c++) {
+        int any = 0, all = 1;
+        for (int32_t r = c0; r <= c1; r++) {
+            any |= w->cells[r][c] != CPU_EMPTY;
+            all &= w->cells[r][c] == CPU_FULL;
+        }
+        first = any && c < first ? c : first;
+        last = any ? c + 1 : last;
+        full += all;
+    }
+    *from = first < last ? first * BACKWARD_CELL : 0;
+    *past = last * BACKWARD_CELL < w->n ? last * BACKWARD_CELL : w->n;
+    return full == last - first;
+}
+
+/* Whether spans of strips may differ from all keys of the block. */
+static int is_cut(const backward_worker *w)
+{
+    return !w->is_full && (w->job->live.by == CPU_BY_LIMITS || w->job->runs);
+}
+
 static void find_spans(backward_worker *w, int32_t strip)
 {
     const int by_limits = !w->is_full && w->job->live.by == CPU_BY_LIMITS;
+    const int by_cells = !w->is_full && w->job->runs;
     for (int32_t r = 0; r < w->m; r += strip) {
         const int32_t n = r / strip;
         w->from[n] = 0;
         w->past[n] = w->n;
+        w->sees_all[n] = (uint8_t)w->is_full;
         if (by_limits)
             span_strip(w, r, &w->from[n], &w->past[n]);
+        else if (by_cells)
+            w->sees_all[n] =
+                (uint8_t)span_cells(w, r, backward_strip_rows(w, r), &w->from[n], &w->past[n]);
     }
 }
 
@@ -92,18 +125,32 @@ static void pack_keys(backward_worker *w)
         w->k_nonfinite = b->kernels->block->pack_values(&k, w->n, keys, w->k_steps);
 }
 
+/* Rows as scores read them: packed, unless they lie as packing would leave them and not so far
+ * apart that a strip's rows share few sets of the nearest cache. */
+static backward_operand take_rows(const backward_worker *w, const cpu_rows *from, int32_t ld,
+                                  void *to)
+{
+    enum { FARTHEST = 1024 };
+    const cpu_backward_kernels *b = w->job->backward->kernels;
+    const int32_t rows = (int32_t)round_up(w->m, b->depth), each = b->block->element;
+    const saccade_dtype packed = each == 4 ? SACCADE_F32 : SACCADE_BF16;
+    if (from->dtype == packed && from->dim == ld && rows == w->m && from->stride >= 0
+        && from->stride <= FARTHEST && from->stride % each == 0)
+        return (backward_operand){from->base, (int32_t)from->stride / each};
+    b->block->pack_rows(from, w->m, rows, ld, to);
+    return (backward_operand){to, ld};
+}
+
 static void pack_rows(backward_worker *w)
 {
     const backward_job *job = w->job;
     const cpu_backward_plan *b = job->backward;
-    const cpu_kernels *k = b->kernels->block;
     const int64_t i0 = w->i0 + w->shift;
     const cpu_rows q = cpu_rows_from(cpu_rows_of(job->run->q, w->b, w->h), i0);
     const cpu_rows o = cpu_rows_from(cpu_rows_of(job->gradients->d_out, w->b, w->h), i0);
-    const int32_t rows = (int32_t)round_up(w->m, b->kernels->depth);
-    k->pack_rows(&q, w->m, rows, job->g.q_ld, w->q_rows);
+    w->q_at = take_rows(w, &q, job->g.q_ld, w->q_rows);
     if (backward_needs_dp(b))
-        k->pack_rows(&o, w->m, rows, job->g.o_ld, w->o_rows);
+        w->o_at = take_rows(w, &o, job->g.o_ld, w->o_rows);
     if (b->has_dk)
         w->q_nonfinite = pack_steps(w, &q, w->q_steps);
     if (b->has_dv)
@@ -166,7 +213,7 @@ static void multiply_turned(const backward_worker *w, const void *weights, const
                             int32_t ld, float *c)
 {
     const int32_t strip = w->job->backward->kernels->block->strip;
-    if (w->is_full || w->job->live.by != CPU_BY_LIMITS) {
+    if (!is_cut(w)) {
         add_turned(w, weights, operand, ld, 0, w->n, c);
         return;
     }
@@ -232,8 +279,7 @@ static int32_t make_last(backward_worker *w, backward_strip *open, int any_dead,
     const cpu_backward_plan *b = w->job->backward;
     const cpu_kernels *k = b->kernels->block;
     const int32_t rows = open->r0, ld = w->job->g.dq_ld;
-    const int is_whole = w->is_full || w->job->live.by != CPU_BY_LIMITS;
-    if (!open->is_open || !b->kernels->overlap_values || !b->has_dq || !rows || !is_whole
+    if (!open->is_open || !b->kernels->overlap_values || !b->has_dq || !rows || is_cut(w)
         || (any_dead && w->k_nonfinite)) {
         backward_make_weights(w, open, past);
         return 0;
