@@ -4,7 +4,8 @@ usage: python bench/python_overhead.py [--device cpu|cuda] [--rounds 31] [--firs
                                        [--threads N] [--no-first]
 
 Warm: CPU time of a call on tiny tensors, Saccade and compiled FlexAttention in one process,
-turn by turn, medians of rounds; then forward and backward beside an empty autograd.Function.
+turn by turn, medians of rounds; then forward and backward beside an empty autograd.Function,
+also by the clock (on CUDA autograd runs backward in a thread of its own).
 First: the first call of each of several new mods, in a process of its own with fresh cache
 folders, then in another process that finds the folders filled.
 Block masks: create_block_mask of 131,072 x 131,072, where FlexAttention is asked for what its
@@ -59,7 +60,14 @@ def finish(device):
         torch.cuda.synchronize()
 
 
-def by_turns(calls, rounds, device):
+def wall_us(call):
+    begin = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    return 1e6 * (time.perf_counter() - begin) / CALLS
+
+
+def by_turns(calls, rounds, device, clock=host_us):
     """Median microseconds of each call, and the least and the most."""
     found = {name: [] for name in calls}
     for call in calls.values():
@@ -68,7 +76,7 @@ def by_turns(calls, rounds, device):
     for turn in range(rounds):
         for name in list(calls)[:: 1 if turn % 2 else -1]:
             finish(device)
-            found[name].append(host_us(calls[name]))
+            found[name].append(clock(calls[name]))
             finish(device)
     return {name: (statistics.median(t), min(t), max(t)) for name, t in found.items()}
 
@@ -123,7 +131,7 @@ class Empty(torch.autograd.Function):
         return (gradient,) * 3 + (gradient[0, :, 0, 0],) * (len(ctx.needs_input_grad) - 3)
 
 
-def training_calls(device):
+def training_calls(device, with_flex):
     """Forward and backward."""
     x = [t.requires_grad_() for t in tensors(device)]
     bias = torch.rand(H, device=device, requires_grad=True)
@@ -149,6 +157,12 @@ def training_calls(device):
             lambda: ours.flex_attention(*x, lambda s, b, h, i, j: s + bias[h] * (j - i), mask),
             *x, bias),
     }
+    if with_flex and device == "cuda":  # it has no backward on CPUs
+        flex = torch.compile(theirs.flex_attention, dynamic=False)
+        m = theirs.create_block_mask(causal, None, None, N, N, device=device)
+        calls["train: flex compiled, plain"] = step(lambda: flex(*x), *x)
+        calls["train: flex compiled, callable and block mask"] = step(
+            lambda: flex(*x, mod, m), *x, bias)
     return calls if captures_train else {n: c for n, c in calls.items() if "callable" not in n}
 
 
@@ -286,11 +300,14 @@ def main():
     for label, (middle, least, most) in rows.items():
         print(f"{label:44} {middle:10.1f} us   ({least:.1f} to {most:.1f})")
     with torch.enable_grad():
-        rows = by_turns(training_calls(device), arguments.rounds, device)
+        calls = training_calls(device, with_flex)
+        rows = by_turns(calls, arguments.rounds, device)
+        walls = by_turns(calls, arguments.rounds, device, wall_us)
         first = first_steps(device, 4 * arguments.first)
-    print("\nforward and backward, CPU time of the thread, as above")
+    print("\nforward and backward, CPU time of the thread, as above; by the clock")
     for label, (middle, least, most) in rows.items():
-        print(f"{label:44} {middle:10.1f} us   ({least:.1f} to {most:.1f})")
+        print(f"{label:44} {middle:10.1f} us   ({least:.1f} to {most:.1f})"
+              f"   {walls[label][0]:10.1f} us")
     label = "first forward and backward of a new mod"
     print(f"{label:44} {statistics.median(first):10.1f} ms   "
           + " ".join(f"{t:.1f}" for t in first))

@@ -134,7 +134,8 @@ def train(name, model, batches, attention, steps, rate=3e-3):
     losses, start, tokens = [], time.perf_counter(), 0
     for step in range(steps):
         text, targets, documents = next(batches)
-        loss = model(text, targets, documents, attention)
+        with half_on_gpus(text):
+            loss = model(text, targets, documents, attention)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -145,6 +146,11 @@ def train(name, model, batches, attention, steps, rate=3e-3):
         speed = tokens / (time.perf_counter() - start)
         show(name, step + 1, steps, f"loss {losses[-1]:.3f}  {speed:,.0f} tokens/s")
     return losses, speed
+
+
+def half_on_gpus(t):
+    """Products and attention in bf16 on a GPU, sums and weights in f32."""
+    return torch.autocast(t.device.type, torch.bfloat16, enabled=t.is_cuda)
 
 
 def show(name, done, total, text):
@@ -159,7 +165,12 @@ def show(name, done, total, text):
 @torch.no_grad()
 def held_out(model, batches, attention, n=8):
     """Mean loss of a few batches."""
-    return sum(model(*next(batches), attention).item() for _ in range(n)) / n
+    total = 0.0
+    for _ in range(n):
+        text, targets, documents = next(batches)
+        with half_on_gpus(text):
+            total += model(text, targets, documents, attention).item()
+    return total / n
 
 
 COLORS = "#2b6cb0 #dd6b20 #2f855a #b83280".split()

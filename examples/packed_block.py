@@ -3,7 +3,9 @@ second over the length, beside PyTorch's SDPA with a dense mask, compiled FlexAt
 torch.nn.attention.varlen, where each runs.
 
 usage: PYTHONPATH=python python examples/packed_block.py [--lengths 2048 4096 ...] [--repeats N]
+                                                         [--memory 131072]
 
+--memory: on a GPU, what forward and backward hold at most beside the inputs, instead of times.
 By default 2k to 32k with 32 heads of 128 on a GPU, 512 to 2k with 4 heads of 64 on the CPU.
 """
 
@@ -20,6 +22,7 @@ options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 options.add_argument("--lengths", type=int, nargs="+")
 options.add_argument("--repeats", type=int, default=7 if cuda else 3)
 options.add_argument("--document", type=int, default=1500, help="mean bytes of a document")
+options.add_argument("--memory", type=int, metavar="N", help="peak memory at this length")
 o = options.parse_args()
 device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
 H, Hkv, D = (32, 8, 128) if cuda else (4, 2, 64)
@@ -80,11 +83,38 @@ def seconds(f, x, d_out):
     return time.perf_counter() - start
 
 
-print(f"{device} {str(dtype)[6:]} H{H}/{Hkv} D{D}, documents of {o.document} on average")
-for n in lengths:
+def inputs(n):
     shapes = (1, H, n, D), (1, Hkv, n, D), (1, Hkv, n, D)
     x = [torch.randn(s, device=device).to(dtype).requires_grad_() for s in shapes]
-    d_out = torch.randn(1, H, n, D, device=device).to(dtype)
+    return x, torch.randn(1, H, n, D, device=device).to(dtype)
+
+
+def peak(f, x, d_out):
+    """Most bytes of one forward and backward beyond what was there."""
+    torch.autograd.grad(f(), x, d_out)  # what is made once
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    torch.autograd.grad(f(), x, d_out)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def memory(n):
+    x, d_out = inputs(n)
+    made = contenders(*x, documents(n))
+    for name in made:
+        used = peak(made[name], x, d_out)
+        print(f"N {n}  {name:10} {used / 2**20:8.0f} MiB  {used / x[0].numel():6.2f} bytes of an "
+              "element of q", flush=True)
+
+
+print(f"{device} {str(dtype)[6:]} H{H}/{Hkv} D{D}, documents of {o.document} on average")
+if o.memory:
+    memory(o.memory)
+    lengths = []
+for n in lengths:
+    x, d_out = inputs(n)
     made = contenders(*x, documents(n))
     want = [t.float() for t in torch.autograd.grad(made["saccade"](), x, d_out)]
     for name, f in made.items():  # a first call, and whether it computes the same
