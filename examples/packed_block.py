@@ -10,6 +10,7 @@ By default 2k to 32k with 32 heads of 128 on a GPU, 512 to 2k with 4 heads of 64
 """
 
 import argparse
+import inspect
 import statistics
 import time
 
@@ -61,11 +62,13 @@ def contenders(q, k, v, ends):
             return made
         at, most = edges.int(), int(edges.diff().max())
         groups = H // Hkv
+        older = "is_causal" in inspect.signature(varlen_attn).parameters
+        causal = {"is_causal": True} if older else {"window_size": (-1, 0)}
 
         def varlen():
             rows = [q[0], *(t[0].repeat_interleave(groups, 0) for t in (k, v))]
             rows = [t.transpose(0, 1) for t in rows]
-            out = varlen_attn(*rows, at, at, most, most, is_causal=True)
+            out = varlen_attn(*rows, at, at, most, most, **causal)
             return out.transpose(0, 1)[None]
 
         made["varlen"] = varlen
@@ -105,8 +108,8 @@ def memory(n):
     made = contenders(*x, documents(n))
     for name in made:
         used = peak(made[name], x, d_out)
-        print(f"N {n}  {name:10} {used / 2**20:8.0f} MiB  {used / x[0].numel():6.2f} bytes of an "
-              "element of q", flush=True)
+        each = used / x[0].numel()
+        print(f"N {n}  {name:8} {used / 2**20:8.0f} MiB, {each:.2f} bytes an element of q")
 
 
 print(f"{device} {str(dtype)[6:]} H{H}/{Hkv} D{D}, documents of {o.document} on average")

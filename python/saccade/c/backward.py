@@ -17,6 +17,10 @@ _TENSORS = 10  # q k v out lse d_out d_lse d_q d_k d_v
 _ROOM, _STREAM, _DROPOUT = (
     getattr(abi.BackwardArgs, n).offset // 8 for n in ("workspace", "stream", "dropout")
 )
+_D_CAPTURES, _BINDINGS = (
+    getattr(abi.BackwardArgs, n).offset // 8 for n in ("d_captures", "bindings")
+)
+PLACES = 0, _ROOM, _STREAM, _DROPOUT  # of nothing, the workspace and these, in words
 _backward = abi.lib.saccade_backward
 _local = threading.local()
 assert _BINDING_BYTES == 8 + _TENSOR_BYTES and abi.Tensor.data.offset == 0
@@ -48,6 +52,33 @@ class Arguments:
         starts += [after + i * _BINDING_BYTES for i in range(n)]
         self.places = [i // 8 for i in starts]  # where the addresses go, in words
 
+    def image(self, base: int) -> bytes:
+        """As the call reads it where it lies at this address."""
+        places = [base + _ARGS_BYTES + i * _TENSOR_BYTES for i in range(_TENSORS + 1)]
+        gradients = places.pop()
+        head = _ARGS.pack(
+            _ARGS_BYTES,
+            *[p if given else 0 for p, given in zip(places, self.given)],
+            gradients if self.n_gradients else 0,
+            self.n_gradients,
+            0,
+            0,
+            self.block_mask,
+            gradients + self.n_gradients * _BINDING_BYTES if self.n_bindings else 0,
+            self.n_bindings,
+            0,
+            self.room,
+            0,
+            *[0] * 5,  # sinks and what else these runs leave out
+        )
+        return head + self.bytes
+
+    def links(self) -> list[int]:
+        """Which words of an image are addresses inside of it."""
+        there = [1 + i for i, given in enumerate(self.given) if given]
+        there += [_D_CAPTURES] if self.n_gradients else []
+        return there + ([_BINDINGS] if self.n_bindings else [])
+
 
 class _Frame:
     """A thread's saccade_backward_args, the tensors and bindings behind them, and an error."""
@@ -63,24 +94,7 @@ class _Frame:
         self.error_place = C.byref(self.error)
 
     def load(self, a: Arguments) -> None:
-        places = [self.address + _ARGS_BYTES + i * _TENSOR_BYTES for i in range(_TENSORS + 1)]
-        gradients = places.pop()
-        head = _ARGS.pack(
-            _ARGS_BYTES,
-            *[p if given else 0 for p, given in zip(places, a.given)],
-            gradients if a.n_gradients else 0,
-            a.n_gradients,
-            0,
-            0,
-            a.block_mask,
-            gradients + a.n_gradients * _BINDING_BYTES if a.n_bindings else 0,
-            a.n_bindings,
-            0,
-            a.room,
-            0,
-            *[0] * 5,  # sinks and what else these runs leave out
-        )
-        text = head + a.bytes
+        text = a.image(self.address)
         self.bytes[: len(text)] = text
         self.loaded = a
 

@@ -210,6 +210,9 @@ _ENDING = struct.Struct(
 ENDING = _ENDING.pack
 _DROPOUT = abi.ForwardArgs.dropout.offset // 8
 assert _HEAD.size + _TAIL.size + _ENDING.size == _ARGS_BYTES
+_WORKSPACE, _STREAM = (
+    getattr(abi.ForwardArgs, n).offset // 8 for n in ("workspace", "stream")
+)
 _forward = lib.saccade_forward
 _local = threading.local()
 
@@ -237,6 +240,21 @@ class _Frame:
         ]
         self.error = abi.Error()
         self.error_place = C.byref(self.error)
+
+
+PLACES = _HEAD.size // 8, _WORKSPACE, _STREAM, _DROPOUT  # of the tail and these, in words
+
+
+def words(wanted: int, room: int, tensors: Sequence[bytes]):
+    """All that `run` hands over but addresses and the tail, with addresses that count from its
+    start: (bytes, words that are such addresses, words of the addresses of the tensors)."""
+    n = abi.PACK_TENSOR.size
+    starts = [_ARGS_BYTES + i * n for i in range(6)]
+    there = [True] * 4 + [wanted & 1 > 0, wanted & 2 > 0]
+    head = _HEAD.pack(_ARGS_BYTES, *[at if x else 0 for at, x in zip(starts, there)], 0)
+    text = head + bytes(_TAIL.size) + ENDING(0, room, 0) + b"".join(tensors)
+    links = [1 + i for i, x in enumerate(there) if x]
+    return text, links, [at // 8 for at in starts]
 
 
 def tail(block_mask, binding_array, n_bindings) -> bytes:

@@ -17,22 +17,49 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, entry, query, key, value, *captured):
-        out, lse, row_max = entry.call(query, key, value, entry.tail)
+        call = entry.call
+        out, lse, row_max = call(query, key, value, entry.tail)
         ctx.set_materialize_grads(False)
         ctx.entry = entry
-        ctx.save_for_backward(query, key, value, out, lse, *captured, *entry.call.of_mask)
+        ctx.save_for_backward(query, key, value, out, lse, *captured, *call.of_mask)
         if row_max is not None:
             ctx.mark_non_differentiable(row_max)
         return out, lse if entry.shows_lse else None, row_max
 
     @staticmethod
     def backward(ctx, d_out, d_lse, _):
-        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
         if d_out is None and d_lse is None:
-            return None, *[None] * len(needs)
-        if torch.is_grad_enabled():
-            return None, *Gradient.apply(ctx.entry, needs, d_out, d_lse, *saved)
-        return None, *_gradients(ctx.entry, needs, d_out, d_lse, saved)
+            return None, *[None] * (len(ctx.needs_input_grad) - 1)
+        return _backward(ctx, d_out, d_lse)
+
+
+class Out(torch.autograd.Function):
+    """The same where out is all that is asked for."""
+
+    @staticmethod
+    def forward(ctx, entry, query, key, value, *captured):
+        call = entry.call
+        out, lse, _ = call(query, key, value, entry.tail)
+        ctx.entry = entry
+        ctx.save_for_backward(query, key, value, out, lse, *captured, *call.of_mask)
+        return out
+
+    @staticmethod
+    def backward(ctx, d_out):
+        entry = ctx.entry
+        needs, run = entry.call.warm_backward
+        if needs == ctx.needs_input_grad and not torch.is_grad_enabled():
+            made = run(None, entry.call.dropout, *ctx.saved_tensors, d_out)
+            if made is not None:
+                return made
+        return _backward(ctx, d_out, None)
+
+
+def _backward(ctx, d_out, d_lse):
+    saved, needs, entry = ctx.saved_tensors, ctx.needs_input_grad[1:], ctx.entry
+    if torch.is_grad_enabled():
+        return None, *Gradient.apply(entry, needs, d_out, d_lse, *saved)
+    return None, *_gradients(entry, needs, d_out, d_lse, saved)
 
 
 class Gradient(torch.autograd.Function):
@@ -71,9 +98,23 @@ def _gradients(entry, needs, d_out, d_lse, saved):
     captures = slots.placed(given, saved[0].device.type) if slots else ()
     wanted = needs if slots is None else slots.by_name(needs)
     made = gradients(entry.call, wanted, *saved[:5], d_out, d_lse, captures)
+    _keep_warm(entry, needs, saved, d_out, captures)
     if len(needs) == 3:
         return tuple(made)
     return *made[:3], *slots.as_captured(given, needs[3:], iter(made[3:]))
+
+
+def _keep_warm(entry, needs, saved, d_out, captures):
+    """The next backward call of the same layout goes by the extension, if it can."""
+    call = getattr(entry.call, "call", entry.call)  # of what drops weights: what it is for all
+    _, layout = call.layout
+    if not layout.is_new or call.copies or d_out is None or d_out.stride(3) != 1:
+        return
+    layout.is_new, run = False, None
+    if entry.slots is None or None not in entry.slots.places:
+        run = layout.warm(needs, saved, d_out, captures)
+    if run is not None:
+        call.warm_backward = (False, *needs), run
 
 
 class Slots:
@@ -115,8 +156,22 @@ def _like(gradient, t):
     return gradient if gradient.shape == t.shape else gradient.view(t.shape)
 
 
+# Function.apply without what it does for function transforms and dead wrappers of theirs
+_all_of = super(torch.autograd.Function, Attention).apply
+_out_of = super(torch.autograd.Function, Out).apply
+
+
+def node(entry, query, key, value, captured):
+    """A call that is a node of the graph: out, lse, row maxima."""
+    if entry.shows_lse or entry.call.row_max:
+        return _all_of(entry, query, key, value, *captured)
+    return _out_of(entry, query, key, value, *captured), None, None
+
+
 def apply(entry, query, key, value, captured):
-    """A call that is a node of the graph."""
+    """The same for tensors that may be anything."""
     if torch._C._are_functorch_transforms_active():
         raise NotImplementedError(NO_VMAP)
-    return Attention.apply(entry, query, key, value, *captured)
+    if entry.shows_lse or entry.call.row_max:
+        return Attention.apply(entry, query, key, value, *captured)
+    return Out.apply(entry, query, key, value, *captured), None, None

@@ -7,8 +7,9 @@ import threading
 
 import torch
 
-from ..c import abi, objects
+from ..c import abi, extension, objects
 from .mods import dtype_name, view
+from .warm import NOTHING, result, room_of, run_of
 
 
 class Runner:
@@ -93,11 +94,13 @@ def weight_of(rate):
 
 
 _POINTER = objects.POINTER.pack
-_SMALL = 1 << 20  # bytes of workspace that a thread keeps for its next call
+SMALL = 1 << 20  # bytes of workspace that a thread keeps for its next call
 
 
 class Call:
     """A runner for tensors of one layout: everything of the C arguments but addresses."""
+
+    dropout = 0  # where seed and offset lie, of calls that drop weights
 
     def __init__(self, runner, q, k, v, want_lse, want_max):
         self.runner, self.plan = runner, runner.plan.handle
@@ -122,6 +125,26 @@ class Call:
         self.like = out.is_contiguous() and not self.width
         self.parts = parts
         self.wanted = (1 if want_lse else 0) + (2 if want_max else 0)
+        self.warm = self._warm(q, k, v, out, rows)
+        self.warm_backward = None, None  # of the last layout: for which needs, and the call
+
+    def _warm(self, q, k, v, out, rows):
+        """The same by the extension, or None."""
+        tensors = [_POINTER(0) + part for part in self.parts]
+        text, links, at = objects.words(self.wanted, self.room, tensors)
+        made = [
+            result(at[3], out, out.stride()) if self.width else
+            result(at[3], q, out.stride(), 0),
+            result(at[4], rows, rows.stride()) if self.lse else NOTHING,
+            result(at[5], rows, rows.stride()) if self.row_max else NOTHING,
+        ]
+        if None in made:
+            return None
+        inputs = zip((q, k, v), at)
+        room = room_of(self.room, q, SMALL)
+        return run_of(
+            extension.FORWARD, self.plan, text, links, inputs, made, room, objects.PLACES
+        )
 
     def bound_to(self, addresses):
         """(arguments for score captures that lie at these addresses, what they point to)."""
@@ -132,6 +155,10 @@ class Call:
         return objects.tail(runner.handle, array, runner.n_bindings), array
 
     def __call__(self, q, k, v, tail, dropout=0):
+        if self.warm is not None:
+            made = self.warm(tail, dropout, q, k, v)
+            if made is not None:
+                return made
         if self.copies:
             q, k, v = prepared(q, k, v)
         out = torch.empty_like(q) if self.like else output_like(q, v.shape[3])
@@ -178,7 +205,7 @@ class Call:
 class FakeCall:
     """Shapes and strides of the results, for tensors without data."""
 
-    of_mask = ()
+    of_mask, dropout, warm_backward = (), 0, (None, None)
 
     def __init__(self, want_lse, want_max):
         self.lse, self.row_max = want_lse, want_max
@@ -206,11 +233,11 @@ _rooms = threading.local()
 
 def workspace(n, q, cuda):
     """Memory of n bytes and room to align it; a thread keeps a small one on the host."""
-    if cuda or n > _SMALL:
+    if cuda or n > SMALL:
         return torch.empty(n + 64, dtype=torch.uint8, device=q.device)
     room = getattr(_rooms, "room", None)
     if room is None:
-        room = _rooms.room = torch.empty(_SMALL + 64, dtype=torch.uint8, device="cpu")
+        room = _rooms.room = torch.empty(SMALL + 64, dtype=torch.uint8, device="cpu")
     return room
 
 
@@ -261,4 +288,6 @@ def new_call(
         runner = Runner(made_q, made_k, made_v, score, mask, scale, backend, needs, dropout)
     call = Call(runner, made_q, made_k, made_v, want_lse, want_max)
     call.copies = made_q is not q or made_k is not k or made_v is not v
+    if call.copies:
+        call.warm = None
     return call

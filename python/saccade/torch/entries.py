@@ -15,7 +15,8 @@ import weakref
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .autograd import Slots, apply
+from . import warm
+from .autograd import Slots, apply, node
 from .bounds import check_score
 from .calls import FakeCall, autocast, new_call
 from .dropout import Drawn
@@ -38,6 +39,7 @@ from .watch import Watch, identity, layout, owners
 _entries: dict = {}
 _calls: dict = {}
 _patterns: dict = {}
+_warm: dict = {}  # by identity of the mods; then the extension looks at the tensors
 _ENTRIES = 512
 _lock = threading.Lock()
 
@@ -55,11 +57,13 @@ class _Entry:
         "mask",
         "version",
         "captured",
+        "held",
         "flags",
         "needs",
         "slots",
         "shows_lse",
         "refs",
+        "is_kept",
     )
 
     def __init__(self, call, tail, keep, watches, mask, shows_lse):
@@ -67,39 +71,66 @@ class _Entry:
         self.mask = weakref.ref(mask) if mask is not None else None
         self.version = mask.version if mask is not None else None
         self.captured, self.flags, self.needs, self.slots = (), (), (), None
+        self.held = None
         self.shows_lse = shows_lse
-        self.refs = []
+        self.refs, self.is_kept = [], False
 
     def trains(self, needs, captured, slots):
         """Grad mode is on; captured: the tensors that the score captures."""
         self.flags = tuple([t.requires_grad for t in captured])
         self.captured = [weakref.ref(t) for t in captured]
+        self.held = warm.tensors_of(captured) if captured else None
         self.slots = slots
         if needs != 8 or True in self.flags:
             self.needs = (needs & 1 > 0, needs & 2 > 0, needs & 4 > 0, *self.flags)
 
     def current(self):
+        """The tensors that the score captures, None where something changed; () where no
+        gradient is asked for."""
         if self.mask is not None:
             mask = self.mask()
             if mask is None or mask.version is not self.version:
-                return False
+                return None
         for w in self.watches:
             if not w.unchanged():
-                return False
-        for ref, flag in zip(self.captured, self.flags):
-            t = ref()
+                return None
+        if self.held is not None:
+            return self.held.now()
+        captured = [ref() for ref in self.captured]
+        for t, flag in zip(captured, self.flags):
             if t is None or t.requires_grad is not flag:
-                return False
-        return True
+                return None
+        return captured
 
 
 def run(
     q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout=0.0
 ):
+    key = is_recorded = None
+    if warm.extension is not None and not (options or dropout or is_autocast()):
+        is_recorded = torch.is_grad_enabled()
+        key = (
+            identity(score_mod),
+            identity(block_mask),
+            scale,
+            want_lse,
+            want_max,
+            gqa,
+            torch.get_num_threads(),
+        )
+        known = _warm.get(key)
+        found = known.find(q, k, v, is_recorded) if known is not None else None
+        captured = found.current() if found is not None else None
+        if captured is not None:
+            if found.needs:
+                return node(found, q, k, v, captured)
+            return found.call(q, k, v, found.tail)
     try:
         found, q, k, v = _find(
             q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout
         )
+        if key is not None and found.is_kept:
+            _keep_warm(key, found, q, k, v, is_recorded, score_mod, block_mask)
         if dropout:
             found = Drawn(found, q)
     except (AttributeError, RuntimeError):
@@ -114,6 +145,33 @@ def run(
             return FakeCall(want_lse, want_max)(q, k, v, None)
         refuse_wrapped(q, k, v)
         raise
+
+
+def _either_autocast():
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
+is_autocast = getattr(torch._C, "_is_any_autocast_enabled", _either_autocast)
+
+
+class _Known:
+    """The entries of one pair of mods, by layouts of query, key and value."""
+
+    __slots__ = ("layouts", "find", "refs")
+
+    def __init__(self):
+        self.layouts = warm.extension.Layouts()
+        self.find, self.refs = self.layouts.find, []
+
+
+def _keep_warm(key, entry, q, k, v, is_recorded, *mods):
+    """entry: one that is kept, and goes when what it was made from does."""
+    known = _warm.get(key)
+    if known is None:
+        known = _Known()
+        given = [m for m in mods if m is not None]
+        _keep(_warm, key, known, [x for m in given for x in owners(m)])
+    known.layouts.keep(q, k, v, is_recorded, entry)
 
 
 def _needs(q, k, v):
@@ -153,7 +211,7 @@ def _find(
         _needs(q, k, v),
     )
     found = _entries.get(key)
-    if found is None or not found.current():
+    if found is None or found.current() is None:
         found = _like(key, score_mod, block_mask)
     if found is None:
         found = _make(key, q, k, v, score_mod, block_mask)
@@ -214,6 +272,7 @@ def _make(key, q, k, v, score_mod, block_mask):
         if made_mask is not None or mask is block_mask:  # not one taken over from torch
             mods = [m for m in (score_mod, block_mask) if m is not None]
             _keep(_entries, key, entry, [x for m in mods for x in owners(m)])
+            entry.is_kept = True
             if made_mask is None and score is not None:
                 _make_pattern(key, entry, score_mod, score)
     return entry
@@ -311,6 +370,7 @@ def _like(key, score_mod, block_mask):
         entry.watches.append(found.watch.of(used))
         mods = owners(score_mod) + ([mask] if mask is not None else [])
         _keep(_entries, key, entry, mods)
+        entry.is_kept = True
     return entry
 
 

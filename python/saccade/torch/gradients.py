@@ -6,9 +6,10 @@ import threading
 
 import torch
 
-from ..c import backward, objects
-from .calls import current_stream, prepared, workspace
+from ..c import backward, extension, objects
+from .calls import SMALL, current_stream, prepared, workspace
 from .mods import view
+from .warm import NOTHING, result, room_of, run_of
 
 _lock = threading.Lock()
 
@@ -40,10 +41,43 @@ class _Layout:
             runner.handle,
             self.room,
         )
+        self.call, self.wants_lse, self.is_new = call, inputs[6] is not None, True
         if wanted and call.cuda >= 0:  # exact sums, of the captures' shapes
             self.room = self.arguments.room = backward.workspace(
-                self.arguments, getattr(call, "dropout", 0)
+                self.arguments, call.dropout
             )
+
+    def warm(self, needs, saved, d_out, captures):
+        """The same by the extension for what autograd saved, in its order: q, k, v, out, lse,
+        the captured tensors, the mask's, or None. needs: of what saved begins with."""
+        n, given = len(captures), saved[5 : 5 + len(captures)]
+        is_plain = all(
+            t.dtype is self.dtype and t.data_ptr() == c.data_ptr() and t.shape == c.shape
+            for t, c in zip(given, captures)
+        )
+        if self.wants_lse or not is_plain or len(needs) != 3 + n:
+            return None
+        words = iter(self.arguments.places)
+        at = [next(words) for _ in range(6)]  # of q k v out lse d_out
+        made = [
+            result(next(words), t, f(t).stride(), i) if f else NOTHING
+            for i, (t, f) in enumerate(zip(saved, self.makers))
+        ]
+        made += [
+            result(next(words), t, self.empty(t.shape).stride()) if w else NOTHING
+            for t, w in zip(given, needs[3:])
+        ]
+        if None in made:
+            return None
+        rest = len(saved) - 5 - n
+        places = [*at[:5], *[next(words) for _ in given], *[-1] * rest, at[5]]
+        a, room = self.arguments, room_of(self.room, saved[0], SMALL)
+        inputs = zip((*saved, d_out), places)
+        text = a.image(0), a.links()
+        made = [NOTHING, *made]  # of the entry, which is an input of the node
+        return run_of(
+            extension.BACKWARD, a.plan, *text, inputs, made, room, backward.PLACES
+        )
 
     def empty(self, shape):
         return torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -118,7 +152,7 @@ def _run(call, layout, inputs, captures):
         room_at = (room.data_ptr() + 63) & ~63
     if call.cuda >= 0:
         stream = current_stream(call.cuda)
-    backward.run(layout.arguments, places, room_at, stream, getattr(call, "dropout", 0))
+    backward.run(layout.arguments, places, room_at, stream, call.dropout)
     return made
 
 
@@ -139,7 +173,7 @@ def second(call, needs, q, k, v, d_out, d_lse, captures, rates):
     tensors.update(zip(results, made))
     if d_lse is not None:
         tensors["d_lse"] = d_lse
-    if getattr(call, "dropout", 0):
+    if call.dropout:
         tensors["dropout"] = call.state
     named = [(n, t) for n, t, w in zip(call.runner.names, captures, needs[3:]) if w]
     more = [q.new_empty(t.shape) for _, t in named]

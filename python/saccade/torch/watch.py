@@ -9,6 +9,7 @@ import torch
 
 from ..trace import closures
 from .mods import AnyMod, Resolved
+from .warm import tensors_of
 
 
 def _version(t):
@@ -118,7 +119,9 @@ class Watch:
         tensors = found.captured
         if walk is not None:
             tensors = [t for t in walk.leaves if isinstance(t, torch.Tensor)]
-        self.tensors = [(weakref.ref(t), *_layout(t)) for t in tensors]
+        if self.slots is not None and self.slots.is_empty():
+            self.slots = None
+        self._hold(tensors)
         counted = tensors if by_value else found.copied
         self.versions = [(weakref.ref(t), _version(t)) for t in counted]
 
@@ -126,11 +129,19 @@ class Watch:
         """The same for a function of the same layout that holds these tensors."""
         made = Watch.__new__(Watch)
         made.fixed, made.slots, made.versions = True, self.slots, []
-        made.tensors = [(weakref.ref(t), *_layout(t)) for t in tensors]
+        made._hold(tensors)
         return made
+
+    def _hold(self, tensors):
+        """By the extension, if it is there and can see them."""
+        self.held = tensors_of(tensors) if tensors else None
+        seen = self.held is not None
+        self.tensors = [] if seen else [(weakref.ref(t), *_layout(t)) for t in tensors]
 
     def unchanged(self) -> bool:
         if not self.fixed or (self.slots is not None and not self.slots.unchanged()):
+            return False
+        if self.held is not None and self.held.now() is None:
             return False
         for ref, pointer, dtype, shape, stride, device in self.tensors:
             t = ref()

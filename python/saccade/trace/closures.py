@@ -79,6 +79,9 @@ class Slots:
         self.dicts: list[tuple] = []
         self.sets: list[tuple] = []
 
+    def is_empty(self) -> bool:
+        return not any(getattr(self, name) for name in self.__slots__)
+
     def unchanged(self) -> bool:
         for ref, code, defaults, named in self.functions:
             f = ref()

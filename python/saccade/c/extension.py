@@ -1,0 +1,45 @@
+"""The extension that makes warm calls cheap, where it was built and can read this PyTorch.
+
+It does what torch/calls.py and torch/gradients.py do through ctypes, for tensors of one layout;
+without it they do all calls.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import importlib.machinery
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from . import abi
+
+
+def _load() -> Any:
+    """From beside the library; None where there is none."""
+    path = Path(abi.lib._name).parent / "saccade_warm.abi3.so"
+    if not path.exists():
+        return None
+    loader = importlib.machinery.ExtensionFileLoader("saccade_warm", str(path))
+    spec = importlib.util.spec_from_loader("saccade_warm", loader)
+    try:
+        return importlib.util.module_from_spec(spec) if spec is not None else None
+    except ImportError:  # a Python without the stable ABI
+        return None
+
+
+def _raise(status: int, error: bytes) -> None:
+    abi.check(status, abi.Error.from_buffer_copy(error))
+
+
+def begin(plain, parameter, empty_like) -> Any:
+    """The extension, ready for tensors of these types, or None."""
+    found = _load()
+    if found is None or not found.begin(plain, parameter, empty_like, _raise):
+        return None
+    return found
+
+
+FORWARD, BACKWARD = (
+    C.cast(f, C.c_void_p).value for f in (abi.lib.saccade_forward, abi.lib.saccade_backward)
+)

@@ -1,0 +1,132 @@
+"""Warm calls by the extension: the same bits as without it, and nothing stale."""
+
+import gc
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import saccade.torch as st  # noqa: E402
+from saccade.torch import entries, warm  # noqa: E402
+
+if warm.extension is None:
+    pytest.skip("the extension is not built, or this PyTorch is older", allow_module_level=True)
+
+SHAPE = 1, 2, 16, 16
+
+
+def fresh():
+    for table in (entries._entries, entries._calls, entries._patterns, entries._warm):
+        table.clear()
+
+
+def inputs(seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randn(SHAPE, generator=g).requires_grad_() for _ in range(3)]
+
+
+def steps(x, bias, mod, mask):
+    """Out and gradients of the last of three calls."""
+    d_out = torch.linspace(-1, 1, 512).view(SHAPE)
+    for _ in range(3):
+        out = st.flex_attention(*x, mod, mask)
+        made = torch.autograd.grad(out, [*x, bias], d_out)
+    return [out.detach(), *made]
+
+
+def biased():
+    bias = torch.tensor([0.25, -0.5], requires_grad=True)
+
+    def mod(s, b, h, i, j):
+        return s + bias[h] * (j - i)
+
+    return bias, mod
+
+
+def of_object():
+    class Mod:
+        bias = torch.tensor([0.25, -0.5], requires_grad=True)
+
+        def __call__(self, s, b, h, i, j):
+            return s + self.bias[h] * (j - i)
+
+    mod = Mod()
+    return mod.bias, mod
+
+
+def same(a, b):
+    assert all(torch.equal(s, t) for s, t in zip(a, b))
+
+
+@pytest.mark.parametrize("made", [biased, of_object])
+def test_same_bits_as_without_it(made, monkeypatch):
+    x, mask = inputs(), st.create_block_mask("q >= kv", None, None, 16, 16, device="cpu")
+    fresh()
+    by_extension = steps(x, *made(), mask)
+    calls = list(entries._calls.values())
+    assert calls and all(c.warm is not None and c.warm_backward[1] is not None for c in calls)
+    fresh()
+    monkeypatch.setattr(warm, "extension", None)
+    same(by_extension, steps(x, *made(), mask))
+    assert not entries._warm
+
+
+def test_what_changes_is_seen():
+    """Values, layouts, flags and what takes part, one after the other on warm tables."""
+    fresh()
+    x, (bias, mod) = inputs(), biased()
+    d_out = torch.linspace(-1, 1, 512).view(SHAPE)
+
+    def dense():
+        bend = bias[:, None, None] * (torch.arange(16) - torch.arange(16)[:, None])
+        return torch.nn.functional.scaled_dot_product_attention(*x, bend)
+
+    def holds():
+        want = torch.autograd.grad(dense(), [*x, bias], d_out)
+        for _ in range(3):
+            out = st.flex_attention(*x, mod)
+            for a, b in zip(torch.autograd.grad(out, [*x, bias], d_out), want):
+                assert (a - b).abs().max() <= 2e-5 * b.abs().max()
+
+    holds()
+    with torch.no_grad():
+        bias.mul_(-2.0)
+    holds()
+    x[0] = x[0].detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    holds()
+    d_out = torch.ones(()).expand(SHAPE)
+    holds()
+    x = [t.detach().clone().requires_grad_() for t in x]
+    bias.data = torch.tensor([1.0, 0.5])
+    holds()
+    bias.requires_grad_(False)
+    assert not st.flex_attention(*[t.detach() for t in x], mod).requires_grad
+    bias.requires_grad_(True)
+    assert st.flex_attention(*[t.detach() for t in x], mod).requires_grad
+    with torch.no_grad():
+        assert not st.flex_attention(*x, mod).requires_grad
+
+
+def test_tables_keep_nothing_alive():
+    fresh()
+    x, (bias, mod) = inputs(), biased()
+    for _ in range(3):
+        st.flex_attention(*x, mod).sum().backward()
+    gone = [weakref.ref(t) for t in (*x, bias)]
+    assert entries._warm
+    del x, bias, mod
+    gc.collect()
+    assert not entries._warm and not any(r() is not None for r in gone)
+
+
+def test_a_change_of_what_is_saved_is_an_error():
+    x = inputs()
+    for _ in range(3):
+        out = st.flex_attention(*x)
+        out.sum().backward()
+    out = st.flex_attention(*x)
+    with torch.no_grad():
+        x[1].add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
