@@ -32,7 +32,10 @@ int cu_backward_plain_form(const cu_state *s, const plan_problem *p, int rung, c
 /* What a row brings does not depend on tiles, but for the unit of its sums. */
 int cu_backward_prepare_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
-    *out = s->programs[cu_backward_has_tiles(s) ? CU_BWD_TILES : CU_BWD_PLAIN].form;
+    *out = s->programs[cu_backward_has_tiles(s)  ? CU_BWD_TILES
+                       : cu_backward_has_wide(s) ? CU_BWD_WIDE
+                                                 : CU_BWD_PLAIN]
+               .form;
     return p->gradients && rung == 0;
 }
 

@@ -147,6 +147,15 @@ typedef struct launch {
     cu_map d_out;
 } launch;
 
+/* A kernel that waits by itself for what the one before it on the stream leaves. */
+static saccade_status start_beside(const launch *l, void *kernel, int64_t grid, int threads,
+                                   int shared, void **parameters, saccade_error *err)
+{
+    const unsigned size[2] = {(unsigned)grid, 1};
+    return run_start_with(&l->a, kernel, size, threads, shared, WITH_OVERLAP, 1, parameters,
+                          err);
+}
+
 /* Rows of a CTA of bwd_prepare: a few lanes to each. */
 static int prepare_rows(const plan_problem *p)
 {
@@ -166,7 +175,7 @@ static saccade_status start_prepare(const saccade_plan *plan, launch *l, saccade
         return run_start(&l->a, program->kernel, grid, 256, 0, parameters, err);
     TRY(run_start(&l->a, program->other, (int64_t)l->p.f.B * l->p.f.G * BWD_CHUNKS, 256, 0,
                   parameters, err));
-    return run_start(&l->a, program->kernel, grid, 256, 0, parameters, err);
+    return start_beside(l, program->kernel, grid, 256, 0, parameters, err);
 }
 
 static int shared_of(const saccade_plan *plan, const cu_loaded *program)
@@ -211,12 +220,12 @@ static saccade_status start_tiles(const saccade_plan *plan, const plan_run *run,
     TRY(encode_maps(run, g, program->form.tile.keys, l, err));
     TRY(start_prepare(plan, l, err));
     TRY(start_sinks(plan, l, err));
-    TRY(run_start(&l->a, program->kernel, l->p.f.n_tiles, cu_backward_threads(&program->form),
+    TRY(start_beside(l, program->kernel, l->p.f.n_tiles, cu_backward_threads(&program->form),
                      shared_of(plan, program), parameters, err));
     if (!g->dq)
         return SACCADE_OK;
-    return run_start(&l->a, s->programs[CU_BWD_FINISH].kernel, blocks * ((D + 63) / 64), 128, 0,
-                        parameters, err);
+    return start_beside(l, s->programs[CU_BWD_FINISH].kernel, blocks * ((D + 63) / 64), 128,
+                        0, parameters, err);
 }
 
 /* dK and dV by tiles of keys, dQ by tiles of queries. */
@@ -235,10 +244,10 @@ static saccade_status start_wide(const saccade_plan *plan, const plan_run *run,
     TRY(start_sinks(plan, l, err));
     if (!g->dk && !g->dv)
         return run_start(&l->a, program->other, grid, threads, shared, parameters, err);
-    TRY(run_start(&l->a, program->kernel, l->p.f.n_tiles, threads, shared, parameters, err));
+    TRY(start_beside(l, program->kernel, l->p.f.n_tiles, threads, shared, parameters, err));
     if (!g->dq)
         return SACCADE_OK;
-    return run_start(&l->a, program->other, grid, threads, shared, parameters, err);
+    return start_beside(l, program->other, grid, threads, shared, parameters, err);
 }
 
 static saccade_status start_plain(const saccade_plan *plan, const plan_gradients *g, launch *l,

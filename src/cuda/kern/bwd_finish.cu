@@ -4,6 +4,7 @@
 #include "cfg.cuh"
 #include "ptx.cuh"
 #include "bwd.h"
+#include "bwd_copy.cuh"
 #include "bwd_store.cuh"
 
 enum { PANELS_D = (CFG_D + 63) / 64 };
@@ -12,7 +13,7 @@ enum { PANELS_D = (CFG_D + 63) / 64 };
 DEVICE float row_factor(const cu_bwd &p, long long row)
 {
 #if CFG_FIXED
-    float precision = p.precision[row];
+    float precision = load_float(p.precision + row);
     return precision == 0.f ? 0.f : p.f.scale / precision;
 #else
     return p.f.scale;
@@ -34,11 +35,12 @@ extern "C" __global__ void __launch_bounds__(128) bwd_finish(const __grid_consta
     int bh = tile / p.n_mblk, row = threadIdx.x / 32 * 16 + (threadIdx.x & 31) / 4;
     int first = tile % p.n_mblk * BWD_ROWS + row;
     long long at = (long long)tile * BWD_ROWS + row;
+    grid_wait_before();
     float f0 = row_factor(p, at), f1 = row_factor(p, at + 8), x[32];
     const float4 *sum = (const float4 *)p.dq_sum + (long long)blockIdx.x * 1024 + threadIdx.x;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        float4 s = sum[i * 128];
+        float4 s = load_new4((const float *)(sum + i * 128));
         x[4 * i] = summed(s.x) * f0;
         x[4 * i + 1] = summed(s.y) * f0;
         x[4 * i + 2] = summed(s.z) * f1;

@@ -19,6 +19,21 @@ enum {
     PANELS_D = (CFG_D + 63) / 64
 };
 
+/* The kernels of a run are placed while the one before still runs (programmatic launch). */
+DEVICE void let_next(void)
+{
+#if CFG_SM >= 90
+    grid_let_next();
+#endif
+}
+
+DEVICE void wait_before(void)
+{
+#if CFG_SM >= 90
+    grid_wait_before();
+#endif
+}
+
 DEVICE int key_count(const cu_fwd &p, int b)
 {
     int n = p.kv_len.by_batch ? __ldg(p.kv_len.by_batch + (long long)b * p.kv_len.step)
@@ -70,6 +85,7 @@ extern "C" __global__ void __launch_bounds__(256) bwd_bounds(const __grid_consta
     int part = blockIdx.x;
     int bg = part / BWD_CHUNKS, b = bg / p.f.G, g = bg % p.f.G, warp = threadIdx.x / 32;
     int column = threadIdx.x % LANES * 8, n = key_count(p.f, b);
+    let_next();
     int each = ((n + BWD_CHUNKS - 1) / BWD_CHUNKS + STEP - 1) / STEP * STEP;
     int from = part % BWD_CHUNKS * each, to = min(from + each, n);
     row_source k = key_rows(p.f, b, g), v = value_rows(p.f, b, g);
@@ -118,10 +134,7 @@ extern "C" __global__ void __launch_bounds__(256)
     int bh = id / rows, m = id % rows, b = bh / p.f.H, h = bh % p.f.H;
     int is_row = b < p.f.B && m < p.f.M;
     float x[8], y[8], dot = 0.f, norm = 0.f, lse = -NEG_INF;
-#if CFG_FIXED
-    /* rows of a warp are of one head: padded rows come in whole blocks */
-    key_bounds most = bounds_of(p, min(b, p.f.B - 1) * p.f.G + kv_head(p.f, h));
-#endif
+    let_next();
     const u16 *o = (const u16 *)p.f.o, *d_out = (const u16 *)p.d_out;
     if (is_row) {
         o += b * p.f.os.b + h * p.f.os.h + m * p.f.os.n;
@@ -137,6 +150,11 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     float delta = sum_of_lanes(dot);
     norm = sqrtf(sum_of_lanes(norm));
+#if CFG_FIXED
+    /* rows of a warp are of one head: padded rows come in whole blocks */
+    wait_before();
+    key_bounds most = bounds_of(p, min(b, p.f.B - 1) * p.f.G + kv_head(p.f, h));
+#endif
     if (b >= p.f.B)
         return;
     if (is_row && p.dlse)

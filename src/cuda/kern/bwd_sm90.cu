@@ -159,6 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0)
         init_barriers(s);
     __syncthreads();
+    grid_let_next();
     int group = threadIdx.x / 128;
     if (group < DQ_GROUP) {
         registers_grow<CFG_REGS_CONSUMER>();

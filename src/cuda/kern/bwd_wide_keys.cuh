@@ -86,6 +86,7 @@ DEVICE void load_queries(const keys_arena &s, const cu_bwd &p, int turn, const t
     barrier_expect(s.v_full, E_BYTES);
     load_tile<PANELS_E>(s.v, mv, t.key0, value_box(p.f, t.b, t.g), s.v_full, EVICT_FIRST);
     grid_wait_before();
+    grid_let_next();
     while (more) {
         more = query_next(walk, p, t);
         int masked = walk.masked | (t.key0 + KEYS > t.kv_len), first = walk.block * BWD_ROWS;

@@ -1,6 +1,9 @@
 /* dQ of 128 queries, 64 of each of two warpgroups, over the blocks of 64 keys that they meet.
  * Scores lie with queries as rows; dS goes to the product of dQ from registers.
  *
+ * This kernel may begin beside the last CTAs of bwd_wide_keys, of which it reads nothing: that
+ * one lets it begin once bwd_prepare is over, and it waits for that one's end before its own.
+ *
  * Shared memory: Q and dO, [CFG_STAGES] of K, [CFG_VALUE_STAGES] of V, what the steps of K's
  * stages are about, barriers. A warpgroup's tiles of Q and dO lie together. */
 #pragma once
@@ -102,6 +105,7 @@ DEVICE void load_keys(const queries_arena &s, const cu_bwd &p, int turn, const t
     barrier_wait(s.k_empty + l.k.slot * 8, l.k.parity ^ 1);
     store_four(s.steps + l.k.slot * 16, 0, 0, 0, STEP_END);
     barrier_arrive(s.k_full + l.k.slot * 8);
+    grid_wait_before();
 }
 
 /* 2. dS of 64 queries by 64 keys. */
@@ -115,7 +119,6 @@ struct own_rows {
 
 DEVICE own_rows rows_of(const cu_bwd &p, const query_tile &t, int wg)
 {
-    grid_wait_before();
     own_rows r;
     int first = t.row0 + wg * 64, n = p.n_mblk * BWD_ROWS;
     r.row = first + (threadIdx.x / 32 & 3) * 16 + (threadIdx.x & 31) / 4;
