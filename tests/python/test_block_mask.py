@@ -321,3 +321,35 @@ def test_refused():
         mask = st.create_block_mask(MASKS["causal"], None, None, n, n)
         with pytest.raises(ValueError, match=f"created for a {word} length than you're using"):
             st.flex_attention(q, q, q, None, mask)
+
+
+def test_pages_that_no_key_has():
+    """PyTorch's PagedAttention counts them and writes -1."""
+    num = torch.tensor([[[3, 2]]], dtype=torch.int32)
+    with_holes = torch.tensor([[[[2, -1, 0], [-1, 1, 0]]]], dtype=torch.int32)
+    live = lambda b, h, q, kv: q >= kv - 40  # noqa: E731
+    made = [
+        st.BlockMask.from_kv_blocks(n, i, BLOCK_SIZE=16, mask_mod=live, seq_lengths=(32, 48))
+        for n, i in (
+            (num, with_holes),
+            (
+                torch.tensor([[[2, 1]]], dtype=torch.int32),
+                torch.tensor([[[[2, 0, 0], [1, 0, 0]]]], dtype=torch.int32),
+            ),
+        )
+    ]
+    q = torch.randn(1, 1, 32, 16)
+    k = torch.randn(1, 1, 48, 16)
+    with_holes, without = (st.flex_attention(q, k, k, None, m) for m in made)
+    assert torch.equal(with_holes, without)
+
+
+def test_pictures_have_pytorchs_words():
+    theirs = pytest.importorskip("torch.nn.attention.flex_attention")
+    causal = lambda b, h, q, kv: q >= kv  # noqa: E731
+    given = causal, 1, 1, 2048, 2048
+    ours, want = (
+        str(f(*given, device="cpu")).replace("█", "#").replace("░", "-").split("\n")
+        for f in (st.create_block_mask, theirs.create_block_mask)
+    )
+    assert ours[:2] == want[:2]

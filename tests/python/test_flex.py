@@ -304,3 +304,11 @@ def test_double_to_the_end(f):
     got = st.flex_attention(q, k, v, lambda s, b, h, i, j: f(s, t[j].double()))
     want = torch.softmax(f(q @ k.mT / 4, t.expand(9, 9)), -1) @ v
     assert float((got - want).abs().max()) < 1e-13
+
+
+def test_refusals_have_pytorchs_words():
+    q = torch.randn(1, 1, 16, 16)
+    same = "Expected query, key, and value to have the same "
+    for other, what in ((q.half(), "dtype"), (q.to("meta"), "device type")):
+        with pytest.raises(ValueError, match=f"{same}{what}, but got query.{what[:5]}"):
+            st.flex_attention(q, other, other)

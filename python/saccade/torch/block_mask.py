@@ -64,6 +64,16 @@ def _index_tensor(transposed: bool, position: int) -> Any:
     return property(get, set)
 
 
+def _mapped(num, idx):
+    """Lists without their -1, PyTorch's PagedAttention's word for a page that no key has."""
+    counted = torch.arange(idx.shape[-1]) < num.unsqueeze(-1)
+    if not bool((counted & (idx == -1)).any()):
+        return num, idx
+    kept = counted & (idx != -1)
+    order = torch.argsort((~kept).to(torch.int8), dim=-1, stable=True)
+    return kept.sum(-1, dtype=torch.int32), idx.gather(-1, order)
+
+
 class BlockMask:
     """Which blocks of [Q, KV] are live, and the mod inside PARTIAL ones.
 
@@ -198,6 +208,9 @@ class BlockMask:
         num, idx, fnum, fidx = [
             None if t is None else t.to("cpu", torch.int32).contiguous() for t in self._forward
         ]
+        num, idx = _mapped(num, idx)
+        if fidx is not None:
+            fnum, fidx = _mapped(fnum, fidx)
         columns = self._columns(idx, fidx)
         num, idx = num.expand(idx.shape[:-1]).contiguous(), _widened(idx, columns)
         fidx = None if fidx is None else _widened(fidx, columns)
@@ -378,7 +391,7 @@ class BlockMask:
 
     def __str__(self) -> str:
         return (
-            f"BlockMask(shape={self.shape}, sparsity={self.sparsity():.2f}%,\n"
+            f"BlockMask(shape={self.shape}, sparsity={self.sparsity():.2f}%, \n"
             + self.to_string().strip()
             + "\n)"
         )

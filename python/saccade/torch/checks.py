@@ -131,6 +131,7 @@ def check_sinks(sinks, q):
 
 
 def check_layout(q, k, v):
+    """In FlexAttention's words, where its users match on them."""
     for name, t in (("query", q), ("key", k), ("value", v)):
         if t.dim() != 4:
             raise _NotFour(
@@ -139,12 +140,14 @@ def check_layout(q, k, v):
             )
     if q.dtype is not k.dtype or q.dtype is not v.dtype:
         raise _bad(
-            f"query, key, value: got dtypes {q.dtype}, {k.dtype}, {v.dtype}, expected one dtype"
+            "Expected query, key, and value to have the same dtype, but got query.dtype: "
+            f"{q.dtype}, key.dtype: {k.dtype}, and value.dtype: {v.dtype} instead."
         )
     if q.device != k.device or q.device != v.device:
         raise _bad(
-            f"query, key, value: got devices {q.device}, {k.device}, {v.device}, "
-            "expected one device"
+            "Expected query, key, and value to have the same device type, but got "
+            f"query.device: {q.device}, key.device: {k.device}, and value.device: "
+            f"{v.device} instead."
         )
 
 
