@@ -107,7 +107,7 @@ def run(
     q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout=0.0
 ):
     key = is_recorded = None
-    if warm.extension is not None and not (options or dropout or is_autocast()):
+    if warm.extension is not None and not (options or dropout or _is_to_cast(q, k, v)):
         is_recorded = torch.is_grad_enabled()
         key = (
             identity(score_mod),
@@ -152,6 +152,14 @@ def _either_autocast():
 
 
 is_autocast = getattr(torch._C, "_is_any_autocast_enabled", _either_autocast)
+
+
+def _is_to_cast(q, k, v):
+    """Whether autocast is on and they are not what it makes of them."""
+    if not is_autocast():
+        return False
+    dtype = torch.get_autocast_dtype(q.device.type)
+    return not (q.dtype is dtype and k.dtype is dtype and v.dtype is dtype)
 
 
 class _Known:
