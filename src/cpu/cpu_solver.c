@@ -53,6 +53,8 @@ static saccade_status compile_stream(const saccade_plan *plan, cpu_state *state,
     int32_t spills;
     if (!k->flow || p->weight || (p->score && !state->jit)) /* weights: dropped by blocks */
         return SACCADE_OK;
+    if (p->is_invariant) /* rows of a stream share what their exponents are relative to */
+        return SACCADE_OK;
     const amx_shape shape = {
         .score = p->score ? jit_graph_of(state->jit) : NULL,
         .frame_at = p->score ? jit_frame_at(state->jit) : 0,
@@ -86,6 +88,7 @@ static cpu_needs needs_of(const saccade_plan *plan, const cpu_state *state)
         .jit_bytes = state->jit ? jit_state_bytes(state->jit) : 0,
         .flow_bytes = state->code ? FLOW_BYTES : 0,
         .room_bytes = kv_room(p, CPU_BLOCK_KEYS),
+        .is_invariant = p->is_invariant,
     };
 }
 

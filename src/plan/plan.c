@@ -86,6 +86,8 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
         "got scales that several rows share, expected one a row, or one for all of K and V");
     FAIL_AT(p->ragged != 0 && p->ragged != 1, SACCADE_EINVAL, "ragged", 0, 0,
             "got %d, expected 0 or 1", p->ragged);
+    FAIL_AT(p->batch_invariant != 0 && p->batch_invariant != 1, SACCADE_EINVAL,
+            "batch_invariant", 0, 0, "got %d, expected 0 or 1", p->batch_invariant);
     FAIL_AT(!is_float(p->dtype), SACCADE_EINVAL, "dtype", 0, 0,
             "got %s, expected f32, f16 or bf16 (f64 with backend ref)",
             saccade_dtype_name(p->dtype));
@@ -181,6 +183,7 @@ saccade_status plan_derive(const saccade_problem *p, saccade_plan *plan, saccade
         .has_chunks = p->page != 0,
         .page = (int32_t)p->page,
         .is_ragged = p->ragged,
+        .is_invariant = p->batch_invariant,
     };
     if (p->arch) {
         d.arch = arena_strdup(&plan->arena, p->arch);

@@ -184,6 +184,7 @@ class Problem(Record):
         ("page", C.c_int64),
         ("ragged", C.c_int32),
         ("weight", C.c_void_p),
+        ("batch_invariant", C.c_int32),
     ]
 
 

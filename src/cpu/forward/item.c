@@ -1,10 +1,13 @@
 /* One item of work: a block of query rows against its live blocks of keys, FlashAttention-2's
  * loop (arXiv 2307.08691, algorithm 1) with O, m and l of the whole block held by one thread.
  * Blocks are taken one by one (item_blocks.c) or, most on AMX, by streams (item_flow.c).
- * Split items leave (O, m, l) for cpu_merge_item, which adds them up in order of keys. */
+ * Split items leave (O, m, l) for cpu_merge_item, which adds them up in order of keys. Where a
+ * row's bits follow from it alone, an item adds up ranges of keys of one length in the same way,
+ * and rows that have to be made again leave the others as they are. */
 #include "cpu/forward/item.h"
 
 #include <math.h>
+#include <string.h>
 
 static void find_limits(cpu_worker *w)
 {
@@ -74,6 +77,49 @@ static int has_nan(const cpu_worker *w)
     return 0;
 }
 
+/* With sound sums where the first ones are not. */
+static void run_soundly(cpu_worker *w, int64_t begin, int64_t end)
+{
+    const cpu_item item = w->item;
+    const cpu_kernels *quick = w->kernels;
+    const int is_invariant = w->job->plan->problem.is_invariant;
+    const float *before = w->sums[1], *l = before + w->rows, *o = l + w->rows;
+    const int32_t o_ld = w->job->g.o_ld;
+    run_item(w, begin, end);
+    if (!quick->careful || !has_nan(w))
+        return;
+    if (is_invariant)
+        item_copy_sums(w, w->sums[1]);
+    w->kernels = quick->careful;
+    item_open(w, &item);
+    run_item(w, begin, end);
+    for (int32_t r = 0; is_invariant && r < w->rows; r++) {
+        if (isnan(l[r]))
+            continue;
+        w->m[r] = before[r];
+        w->l[r] = l[r];
+        memcpy(w->o + (int64_t)r * o_ld, o + (int64_t)r * o_ld, (size_t)o_ld * sizeof *o);
+    }
+}
+
+/* Keys [begin, end) by ranges that begin at multiples of one length. */
+static void run_ranges(cpu_worker *w, int64_t begin, int64_t end)
+{
+    const int64_t keys = w->job->g.turn_blocks * CPU_BLOCK_KEYS;
+    const cpu_kernels *quick = w->kernels;
+    int64_t past = (begin / keys + 1) * keys;
+    run_soundly(w, begin, past < end ? past : end);
+    for (; past < end; past += keys) {
+        item_copy_sums(w, w->sums[0]);
+        w->kernels = quick;
+        run_soundly(w, past, past + keys < end ? past + keys : end);
+        item_copy_sums(w, w->sums[1]);
+        item_take_sums(w, w->sums[0]);
+        for (int32_t r = 0; r < w->rows; r++)
+            item_add_part(w, w->sums[1], r);
+    }
+}
+
 void cpu_run_item(const cpu_job *job, int64_t index, int thread)
 {
     const cpu_item item = cpu_item_of(job, index);
@@ -89,12 +135,10 @@ void cpu_run_item(const cpu_job *job, int64_t index, int thread)
         return;
     }
     w->kernels = is_few ? quick->careful : quick;
-    run_item(w, begin, end);
-    if (w->kernels->careful && has_nan(w)) {
-        w->kernels = quick->careful;
-        item_open(w, &item);
-        run_item(w, begin, end);
-    }
+    if (job->g.turn_blocks)
+        run_ranges(w, begin, end);
+    else
+        run_soundly(w, begin, end);
     if (job->g.splits > 1) {
         item_keep_partial(w, index);
         return;

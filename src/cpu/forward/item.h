@@ -87,6 +87,7 @@ typedef struct cpu_worker {
     uint32_t streamed;    /* strips that took part in one, a bit each */
     uint32_t stored;      /* strips whose result lies in out already */
     float *row;           /* [o_ld] */
+    float *sums[2];       /* parts of all rows, of ranges before and of the last one */
     pass_range *ranges;
 } cpu_worker;
 
@@ -163,6 +164,9 @@ void item_store(const cpu_worker *w);
 /* (m, l) of all rows, then O, of one split item. */
 float *item_partial_of(const cpu_job *job, int64_t index);
 void item_keep_partial(const cpu_worker *w, int64_t index);
+/* The rows' sums as such a part, and back. */
+void item_copy_sums(const cpu_worker *w, float *to);
+void item_take_sums(cpu_worker *w, const float *from);
 /* A part that adding takes nothing of: O is not looked at. */
 void item_keep_nothing(const cpu_worker *w, int64_t index);
 /* Adds row r of a part to the worker's. */

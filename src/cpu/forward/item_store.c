@@ -107,12 +107,23 @@ float *item_partial_of(const cpu_job *job, int64_t index)
     return (float *)(void *)(job->partial + (size_t)index * job->g.partial_bytes);
 }
 
-void item_keep_partial(const cpu_worker *w, int64_t index)
+void item_copy_sums(const cpu_worker *w, float *to)
 {
-    float *to = item_partial_of(w->job, index);
     memcpy(to, w->m, (size_t)w->rows * sizeof *to);
     memcpy(to + w->rows, w->l, (size_t)w->rows * sizeof *to);
     memcpy(to + 2 * w->rows, w->o, (size_t)w->rows * (size_t)w->job->g.o_ld * sizeof *to);
+}
+
+void item_take_sums(cpu_worker *w, const float *from)
+{
+    memcpy(w->m, from, (size_t)w->rows * sizeof *from);
+    memcpy(w->l, from + w->rows, (size_t)w->rows * sizeof *from);
+    memcpy(w->o, from + 2 * w->rows, (size_t)w->rows * (size_t)w->job->g.o_ld * sizeof *from);
+}
+
+void item_keep_partial(const cpu_worker *w, int64_t index)
+{
+    item_copy_sums(w, item_partial_of(w->job, index));
 }
 
 /* What add_part takes nothing of: O is not looked at. */

@@ -54,6 +54,8 @@ static void begin(const cpu_job *job, cpu_worker *w)
     w->limits.first = (int64_t *)(void *)(base + at.limits);
     w->limits.past = w->limits.first + CPU_MOST_ROWS;
     w->values = (double *)(void *)(base + at.values);
+    w->sums[0] = (float *)(void *)(base + at.sums);
+    w->sums[1] = w->sums[0] + (at.room - at.sums) / 2 / sizeof(float);
     for (int i = 0; i < 2; i++)
         w->room[i] = base + at.room + i * (job->g.scratch.bytes - at.room) / 2;
     begin_mods(job, base, w);

@@ -11,6 +11,7 @@ enum {
     SPLIT_BELOW = 64, /* items; fewer are split over keys, for many threads and long decodes */
     SPLIT_TO = 128,   /* items aimed at */
     SPLIT_MIN = 4,    /* blocks of keys in a split, so that merging stays below 1 % */
+    INVARIANT = 16,   /* blocks in a range of keys where a row's bits follow from it alone */
 };
 /* A thread's own packed keys: of a few items of a narrow window, in half of a second-level
  * cache; with wide heads no less than an item can need at a time. */
@@ -30,13 +31,25 @@ static int32_t stream_rows(const saccade_sizes *s)
     return CPU_BLOCK_ROWS;
 }
 
-static void cut_items(const saccade_sizes *s, const cpu_kernels *k, cpu_geometry *g)
+/* Few items are split over their keys. */
+static int64_t split_blocks(const cpu_needs *needs, int64_t items, int64_t key_blocks)
 {
+    if (items >= SPLIT_BELOW)
+        return key_blocks;
+    if (needs->is_invariant)
+        return smaller(INVARIANT, key_blocks);
+    return ceil_div(key_blocks,
+                    smaller(ceil_div(SPLIT_TO, items), ceil_div(key_blocks, SPLIT_MIN)));
+}
+
+static void cut_items(const cpu_needs *needs, const saccade_sizes *s, cpu_geometry *g)
+{
+    const cpu_kernels *k = needs->kernels;
     const int64_t group = s->H / s->Hkv;
     const int is_grouped = group * s->Q <= CPU_BLOCK_ROWS;
     g->is_shared = !is_grouped;
-    g->is_decode =
-        group * s->Q <= k->decode_rows && s->D <= CPU_DECODE_DIM && s->Dv <= CPU_DECODE_DIM;
+    g->is_decode = group * s->Q <= k->decode_rows && s->D <= CPU_DECODE_DIM
+                   && s->Dv <= CPU_DECODE_DIM && !needs->is_invariant;
     g->item_heads = is_grouped ? (int32_t)group : 1;
     g->block_rows = k->flow && !is_grouped ? stream_rows(s) : CPU_BLOCK_ROWS;
     g->item_rows = (int32_t)smaller(s->Q, g->block_rows);
@@ -44,10 +57,8 @@ static void cut_items(const saccade_sizes *s, const cpu_kernels *k, cpu_geometry
     g->key_blocks = ceil_div(s->KV, CPU_BLOCK_KEYS);
     g->heads = s->B * s->Hkv;
     const int64_t rows = g->heads * (group / g->item_heads) * g->row_blocks;
-    int64_t splits = 1;
-    if (rows < SPLIT_BELOW)
-        splits = smaller(ceil_div(SPLIT_TO, rows), ceil_div(g->key_blocks, SPLIT_MIN));
-    g->split_blocks = ceil_div(g->key_blocks, splits);
+    g->split_blocks = split_blocks(needs, rows, g->key_blocks);
+    g->turn_blocks = needs->is_invariant && g->key_blocks > INVARIANT ? INVARIANT : 0;
     g->splits = ceil_div(g->key_blocks, g->split_blocks);
     g->head_items = group / g->item_heads * g->row_blocks * g->splits;
 }
@@ -68,6 +79,13 @@ static int32_t own_blocks(const cpu_needs *needs, const cpu_geometry *g)
     return (int32_t)(fit < OWN_LEAST ? OWN_LEAST : smaller(fit, OWN_MOST));
 }
 
+/* Items of split rows, at most. */
+static size_t most_splits(const cpu_needs *needs, const cpu_geometry *g)
+{
+    const size_t ranges = (size_t)ceil_div(g->key_blocks, INVARIANT);
+    return needs->is_invariant ? SPLIT_BELOW * ranges : SPLIT_BELOW + SPLIT_TO;
+}
+
 /* Grows with every size, so that the workspace of the largest run serves the smaller ones:
  * partial results are counted as if the most items there can be were split. */
 static void lay_out(const cpu_needs *needs, const saccade_sizes *s, cpu_geometry *g)
@@ -76,7 +94,7 @@ static void lay_out(const cpu_needs *needs, const saccade_sizes *s, cpu_geometry
     const int64_t all = s->B * s->Hkv;
     const size_t most = (size_t)all * head < wave_bytes ? (size_t)all * head : wave_bytes;
     const int64_t items =
-        s->B * s->H * ceil_div(s->Q, CPU_BLOCK_ROWS) + SPLIT_BELOW + SPLIT_TO;
+        s->B * s->H * ceil_div(s->Q, CPU_BLOCK_ROWS) + (int64_t)most_splits(needs, g);
     const int64_t item_rows = smaller(s->Q * (s->H / s->Hkv), CPU_BLOCK_ROWS);
     const size_t partial = bytes64(item_rows * (g->o_ld + 2), sizeof(float));
     size_t end = 0;
@@ -84,7 +102,7 @@ static void lay_out(const cpu_needs *needs, const saccade_sizes *s, cpu_geometry
     place(bytes64(all * g->key_blocks, 1), &g->nonfinite_off, &end);
     place(bytes64(items, sizeof(int64_t)), &g->weight_off, &end);
     place(bytes64(items, sizeof(int32_t)), &g->order_off, &end);
-    place((SPLIT_BELOW + SPLIT_TO) * partial, &g->partial_off, &end);
+    place(most_splits(needs, g) * partial, &g->partial_off, &end);
     place((size_t)needs->threads * g->scratch.bytes, &g->thread_off, &end);
     g->partial_bytes = partial;
     g->bytes = end;
@@ -126,6 +144,8 @@ static cpu_scratch scratch_of(const cpu_needs *needs, const cpu_geometry *g)
     place(needs->flow_bytes, &at.flow, &end);
     place((size_t)g->own_blocks * (g->k_bytes + g->v_bytes), &at.own, &end);
     place(bytes64(g->own_blocks, 1), &at.own_nonfinite, &end);
+    if (needs->is_invariant)
+        place(2 * bytes64(rows * (g->o_ld + 2), sizeof(float)), &at.sums, &end);
     place(2 * bytes64((int64_t)needs->room_bytes, 1), &at.room, &end);
     at.bytes = end;
     return at;
@@ -136,7 +156,7 @@ cpu_geometry cpu_geometry_of(const cpu_needs *needs, const saccade_sizes *asked)
     const cpu_kernels *k = needs->kernels;
     const saccade_sizes whole = whole_sizes(needs, asked), *s = &whole;
     cpu_geometry g = {0};
-    cut_items(s, k, &g);
+    cut_items(needs, s, &g);
     g.q_ld = (int32_t)round_up(s->D, 32);
     g.o_ld = (int32_t)round_up(s->Dv, k->panel);
     g.k_bytes = bytes64(CPU_BLOCK_KEYS * round_up(s->D, k->depth), (size_t)k->element);

@@ -83,12 +83,13 @@ typedef struct cpu_needs {
     size_t score_bytes, mask_bytes;       /* interpreters' states */
     size_t jit_bytes, flow_bytes;         /* states of compiled code */
     size_t room_bytes;                    /* to gather a block of K, or of V */
+    int is_invariant;                     /* plan_problem's */
 } cpu_needs;
 
 /* One thread's memory, in the order of cpu_worker's pointers (item.h). */
 typedef struct cpu_scratch {
     size_t q, s, o, stats, k, v, live, row, ranges, limits, values, score, mask, jit, flow;
-    size_t own, own_nonfinite, room;
+    size_t own, own_nonfinite, sums, room;
     size_t bytes;
 } cpu_scratch;
 
@@ -103,6 +104,7 @@ typedef struct cpu_geometry {
     int64_t row_blocks;           /* items along the rows of a head */
     int64_t key_blocks;           /* of CPU_BLOCK_KEYS */
     int64_t splits, split_blocks; /* ranges of keys; blocks in each */
+    int64_t turn_blocks;          /* of a range that an item adds up by itself; 0: it has one */
     int64_t head_items;           /* items of one (batch, kv head) */
     int64_t heads, wave;          /* (batch, kv head) pairs in all, and packed at a time */
     int is_shared;                /* K and V are packed for many items */
