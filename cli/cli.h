@@ -71,7 +71,7 @@ typedef struct cli_args {
     int64_t ladder_n, ladder_d, ladder_m; /* --n --d --m; 0: not given */
     int64_t threads, q, kv, batch, heads, seed, random, columns, at_b, at_h, repeats;
     int64_t ranks, chunk, tile, layers, page_size; /* 0: not given */
-    bool rmse, backward, help;
+    bool rmse, backward, batch_invariant, help;
 } cli_args;
 
 /* bits of cli_option.commands */

@@ -156,6 +156,7 @@ saccade_status engine_plan(const job *j, const engine_options *o, saccade_dtype 
     p.arch = is(o->backend, "cuda") ? o->arch : NULL;
     p.gradients = o->gradients;
     p.page = o->page;
+    p.batch_invariant = o->batch_invariant;
     if (o->grad_of) {
         p.gradient_captures = o->grad_of->item;
         p.n_gradient_captures = o->grad_of->n;

@@ -209,6 +209,7 @@ saccade_status files_engine_options(const cli_args *args, engine_options *out,
         .threads = (int32_t)args->threads,
         .scale = args->scale,
         .page = args->page_size,
+        .batch_invariant = args->batch_invariant,
     };
     CLI_FAIL_IF(args->page_size && args->d_out_file, SACCADE_EINVAL, "--page-size",
                 "got it with --grad, expected one of them");

@@ -55,6 +55,7 @@ typedef struct engine_options {
     uint32_t gradients;          /* SACCADE_GRADIENT_*; 0: forward only */
     const cli_list *grad_of;     /* captures, with SACCADE_GRADIENT_CAPTURES */
     int64_t page;                /* keys of a page; 0: keys lie in one piece */
+    int32_t batch_invariant;     /* saccade_problem's */
 } engine_options;
 
 /* A context of so many threads (0: all) and at most this level (NULL: the best). */

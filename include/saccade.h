@@ -429,12 +429,13 @@ typedef struct saccade_problem {
      * are as without. Which are kept follows from seed and offset of the run and from b, h, q
      * and kv as mods see them alone: src/mod/dropout.h. */
     const saccade_mod *weight;
-    /* 1: the bits of a row of out, lse and row_max follow from the row's own query, from the keys
-     * that its mask leaves it and from where these stand; not from what else is in the run: other
-     * batches, heads and rows, how many rows there are (prefill or decode), keys past those that
-     * the row sees, threads. Keys are then cut into ranges of one length, and short runs take the
-     * way of long ones, which costs time where there are few rows. A row that shares 256 keys
-     * with an infinity or NaN in V is right but may differ. Gradients are not concerned. */
+    /* 1: the bits of a row of out, lse and row_max follow from its own query, from the keys
+     * that its mask leaves it and from where these stand; not from what else is in the run:
+     * other batches, heads and rows, how many rows there are (prefill or decode), keys past
+     * those that the row sees, threads. Short runs then take the way of long ones, which costs
+     * time where rows are few. A row that shares 256 keys with an infinity or NaN in V is right
+     * but may differ; on CUDA q, k, v and out must all lie on 16 bytes, or never. Gradients are
+     * not concerned. */
     int32_t batch_invariant;
 } saccade_problem;
 static inline void saccade_problem_init(saccade_problem *problem)

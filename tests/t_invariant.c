@@ -1,10 +1,11 @@
 /* Batch invariance: a row's bits, whatever else is in the run. Rows of a run are computed again
  * alone, with fewer mates, in another batch, without the keys that they do not see, and by
  * other numbers of threads, on every level and on emulated tiles. */
-#include "support/forward_case.h"
+#include "support/device_case.h"
 #include "support/short_run.h"
 
 #include "cpu/cpu.h"
+#include "cuda/cuda.h"
 #include "saccade_config.h"
 
 #include <math.h>
@@ -37,13 +38,19 @@ static saccade_tensor view_of(const saccade_tensor *t, const part *p, int64_t n0
     return view;
 }
 
-static results run(const case_run *r, const saccade_plan *plan, const part *p)
+static saccade_sizes sizes_of(const case_run *r, const part *p)
 {
-    saccade_error err = {0};
     saccade_sizes s = r->sizes;
     s.B = p->b1 - p->b0;
     s.Q = p->i1 - p->i0;
     s.KV = p->keys;
+    return s;
+}
+
+static results run(const case_run *r, const saccade_plan *plan, const part *p)
+{
+    saccade_error err = {0};
+    const saccade_sizes s = sizes_of(r, p);
     int32_t number[3][64];
     saccade_tensor at[3];
     for (int64_t b = p->b0; b < p->b1; b++) {
@@ -126,10 +133,15 @@ static part part_of(const case_run *r, int n, int is_causal, uint32_t *state)
     return p;
 }
 
+static int is_causal_case(const case_run *r)
+{
+    return r->mask && strstr(r->c.mask, "q >= kv") == r->c.mask;
+}
+
 static int count_differing(const case_run *r, const saccade_plan *plan,
                            const saccade_plan *other)
 {
-    const int is_causal = r->mask && strstr(r->c.mask, "q >= kv") == r->c.mask;
+    const int is_causal = is_causal_case(r);
     const part whole = {0, r->sizes.B, 0, r->sizes.Q, r->sizes.KV};
     uint32_t state = (uint32_t)r->c.seed;
     results all = run(r, plan, &whole);
@@ -178,8 +190,8 @@ static void rows_do_not_see_their_mates(void **unused)
             for (int i = 0; i < 4; i++)
                 saccade_plan_destroy(plan[i]);
             if (differ)
-                fail_msg("%s: %d rows have other bits alone\n  --problem \"%s\" mask %s", *level,
-                         differ, r.c.problem, r.c.mask ? r.c.mask : "none");
+                fail_msg("%s: %d rows have other bits alone\n  --problem \"%s\" mask %s",
+                         *level, differ, r.c.problem, r.c.mask ? r.c.mask : "none");
         }
         case_free(&r);
     }
@@ -235,6 +247,110 @@ static void nor_a_mate_that_is_nan(void **unused)
     case_free(&r);
 }
 
+/* ---- on a device ---- */
+
+/* Rows of a case whose tensors are on the device; a part of one batch, or all of it. */
+static results run_on_device(const cu_driver *driver, const device_case *d, const part *p,
+                             int is_all)
+{
+    const case_run *r = d->r;
+    saccade_error err = {0};
+    const saccade_sizes s = sizes_of(r, p);
+    const size_t rows = (size_t)(s.B * s.H * s.Q), element = saccade_dtype_bytes(r->dtype);
+    const size_t bytes[3] = {rows * (size_t)s.Dv * element, rows * sizeof(float),
+                             saccade_plan_workspace(d->plan, &s) + 64};
+    cu_ptr at[3];
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(driver->alloc(&at[i], bytes[i]), 0);
+    int32_t number[3] = {r->positions[0][p->b0] + (int32_t)p->i0, r->positions[1][p->b0],
+                         (int32_t)p->keys};
+    if (r->positions[2][p->b0] < p->keys)
+        number[2] = r->positions[2][p->b0];
+    saccade_tensor position[3], q = view_of(&d->q, p, p->i0, p->i1);
+    const saccade_tensor k = view_of(&d->k, p, 0, p->keys), v = view_of(&d->v, p, 0, p->keys);
+    saccade_positions positions;
+    saccade_positions_init(&positions);
+    for (int i = 0; i < 3; i++)
+        position[i] = saccade_tensor_of(&number[i], SACCADE_I32, 0, NULL);
+    positions.q_offset = &position[0];
+    positions.kv_offset = &position[1];
+    positions.kv_len = &position[2];
+    saccade_tensor out = saccade_tensor_of((void *)(uintptr_t)at[0], r->dtype, 4,
+                                           (int64_t[]){s.B, s.H, s.Q, s.Dv});
+    saccade_tensor lse = saccade_tensor_of((void *)(uintptr_t)at[1], SACCADE_F32, 3,
+                                           (int64_t[]){s.B, s.H, s.Q});
+    out.device = lse.device = d->q.device;
+    saccade_forward_args args = d->args;
+    if (!is_all)
+        args.positions = &positions;
+    args.q = &q;
+    args.k = &k;
+    args.v = &v;
+    args.out = &out;
+    args.lse = &lse;
+    args.row_max = NULL;
+    args.workspace = (void *)(uintptr_t)at[2];
+    args.workspace_bytes = bytes[2] / 64 * 64;
+    if (saccade_forward(d->plan, &args, &err) != SACCADE_OK)
+        fail_msg("%s: %s: %s", r->c.problem, err.where, err.message);
+    results made = {malloc(bytes[0]), malloc(bytes[1])};
+    assert_int_equal(driver->context_synchronize(), 0);
+    assert_int_equal(driver->copy((cu_ptr)(uintptr_t)made.out, at[0], bytes[0]), 0);
+    assert_int_equal(driver->copy((cu_ptr)(uintptr_t)made.lse, at[1], bytes[1]), 0);
+    for (int i = 0; i < 3; i++)
+        driver->free(at[i]);
+    return made;
+}
+
+static const forward_case device_cases[] = {
+    {.problem = "b2 h4/2 q70 kv700 d64 bf16", .mask = "q >= kv", .q_offset = 600, .seed = 1},
+    {.problem = "b3 h2 q300 kv300 d128 f16", .mask = "q >= kv && q - kv < 40", .seed = 2},
+    {.problem = "b2 h4/1 q40 kv9000 d64 bf16", .mask = "q >= kv", .q_offset = 8800,
+     .data = CASE_ASCENDING, .seed = 3},
+    {.problem = "b1 h2 q300 kv2000 d64 bf16", .score = "softcap(20.0)", .data = CASE_WIDE,
+     .seed = 4},
+    {.problem = "b2 h2 q200 kv600 d32 f32", .score = "alibi()", .data = CASE_WIDE, .seed = 5},
+    {.problem = "b1 h2 q130 kv700 d40 dv72 bf16", .mask = "doc[q] == doc[kv]", .seed = 6},
+};
+
+static void nor_on_a_device(void **unused)
+{
+    (void)unused;
+    if (!has_device())
+        skip();
+    const cu_driver *driver;
+    void *pushed;
+    assert_int_equal(cu_get_driver(&driver, NULL), SACCADE_OK);
+    assert_int_equal(cu_enter(driver, 0, &pushed, NULL), SACCADE_OK);
+    for (size_t n = 0; n < sizeof device_cases / sizeof device_cases[0]; n++) {
+        const device_options options = {0};
+        case_run r;
+        device_case d;
+        uint32_t state = (uint32_t)n;
+        case_make(&device_cases[n], &r);
+        r.problem.backend = "cuda";
+        r.problem.batch_invariant = 1;
+        if (!device_case_open(&r, &options, &d) || !device_case_run(&d)
+            || !device_case_check(&d))
+            fail_msg("%s", d.why);
+        const part whole = {0, r.sizes.B, 0, r.sizes.Q, r.sizes.KV};
+        results all = run_on_device(driver, &d, &whole, 1);
+        for (int i = 0; i < 12; i++) {
+            const part p = part_of(&r, i % 6, is_causal_case(&r), &state);
+            results own = run_on_device(driver, &d, &p, 0);
+            const int differ = differing(&r, &all, &own, &p);
+            if (differ)
+                fail_msg("%d of rows %lld to %lld have other bits alone\n  --problem \"%s\"",
+                         differ, (long long)p.i0, (long long)p.i1, r.c.problem);
+            drop(&own);
+        }
+        drop(&all);
+        device_case_close(&d);
+        case_free(&r);
+    }
+    cu_leave(driver, pushed);
+}
+
 static void other_numbers_are_refused(void **unused)
 {
     saccade_context *context;
@@ -256,6 +372,7 @@ int main(void)
         cmocka_unit_test(rows_do_not_see_their_mates),
         cmocka_unit_test(nor_on_tiles),
         cmocka_unit_test(nor_a_mate_that_is_nan),
+        cmocka_unit_test(nor_on_a_device),
         cmocka_unit_test(other_numbers_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

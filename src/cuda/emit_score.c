@@ -92,8 +92,10 @@ static saccade_status put_score(emitter *e, cu_mod_text *facts, saccade_error *e
     strbuf_puts(e->out, "#define SCORE_UNIT ");
     emit_float(e->out, unit);
     const double k = tanh_rate(e, root);
-    strbuf_printf(e->out, "\n#define SCORE_TANH %d\n#define SCORE_IS_LOW %d\n", k > 0,
-                  known->may_be_lowest);
+    /* whether the polynomial holds is one vote for the rows of a warp */
+    strbuf_printf(e->out,
+                  "\n#define SCORE_TANH (%d && !CFG_INVARIANT)\n#define SCORE_IS_LOW %d\n",
+                  k > 0, known->may_be_lowest);
     facts->is_bounded = k > 0 || known->is_bounded; /* softcap spreads no scores apart */
     if (k > 0)
         put_tanh_factor(e->out, k, (double)unit);

@@ -63,6 +63,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"LAZY", kind->may_be_lazy && s->is_lazy},
         {"ROWMAX", kind->has_maxima},
         {"PACKED", kind->is_packed},
+        {"INVARIANT", p->is_invariant},
         {"CHUNKS", p->has_chunks},
         {"RAGGED", p->is_ragged},
         {"MONOTONE", is_monotone(plan_limits(p))},

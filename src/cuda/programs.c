@@ -17,6 +17,7 @@ static int find_tile(const cu_state *s, const plan_problem *p, cu_family family,
     cu_form form = {.family = family};
     for (int i = 0; cu_tile_choice(family, D, E, p->dtype, i, &form.tile); i++)
         if (cu_shared_bytes(&form, &s->facts, p) <= most && rung-- == 0) {
+            form.tile.is_lazy &= !p->is_invariant; /* late rows make their tile again */
             *out = form;
             return 1;
         }
@@ -54,7 +55,7 @@ static int unaligned_form(const cu_state *s, const plan_problem *p, int rung, cu
 static int decode_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     out->family = CU_SM90;
-    return s->family == CU_SM90 && !p->has_rows && !p->is_ragged
+    return s->family == CU_SM90 && !p->has_rows && !p->is_ragged && !p->is_invariant
            && cu_decode_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
                                s->facts.column_words, rung, &out->tile);
 }

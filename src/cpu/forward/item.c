@@ -2,8 +2,8 @@
  * loop (arXiv 2307.08691, algorithm 1) with O, m and l of the whole block held by one thread.
  * Blocks are taken one by one (item_blocks.c) or, most on AMX, by streams (item_flow.c).
  * Split items leave (O, m, l) for cpu_merge_item, which adds them up in order of keys. Where a
- * row's bits follow from it alone, an item adds up ranges of keys of one length in the same way,
- * and rows that have to be made again leave the others as they are. */
+ * row's bits follow from it alone, an item adds up ranges of keys of one length likewise, and
+ * rows that have to be made again leave the others as they are. */
 #include "cpu/forward/item.h"
 
 #include <math.h>

@@ -66,13 +66,18 @@ DEVICE float tanh_power(float x)
 /* tanh |x| = (1 - e) / (1 + e), e = e^(-2|x|): for small x only half of e's error is left;
  * 1 - 2 / (1 + e^(2x)) would keep all of the quotient's. Absolute error 2.8e-7, below 1.1e-7
  * for |x| < 0.2 (all floats, on an H200). Four at once share one reciprocal, which leaves 1.25
- * operations of the special function unit for each. */
+ * operations of the special function unit for each; two of one row do where no row's bits may
+ * follow from another row. */
 DEVICE void sac_tanh4(float &x0, float &x1, float &x2, float &x3)
 {
     float e0 = tanh_power(x0), e1 = tanh_power(x1), e2 = tanh_power(x2), e3 = tanh_power(x3);
     float d0 = 1.f + e0, d1 = 1.f + e1, d2 = 1.f + e2, d3 = 1.f + e3;
-    float a = d0 * d1, b = d2 * d3, r = rcp_fast(a * b);
-    float ra = r * b, rb = r * a;
+    float a = d0 * d1, b = d2 * d3;
+#if CFG_INVARIANT
+    float ra = rcp_fast(a), rb = rcp_fast(b);
+#else
+    float r = rcp_fast(a * b), ra = r * b, rb = r * a;
+#endif
     x0 = copysignf((1.f - e0) * (ra * d1), x0);
     x1 = copysignf((1.f - e1) * (ra * d0), x1);
     x2 = copysignf((1.f - e2) * (rb * d3), x2);

@@ -10,7 +10,8 @@
 #include "mod.cuh"
 #include "careful.cuh"
 
-/* flags holds one word for every group of 16 rows, in the order of the tiles' own rows. Looking
+/* flags holds one word for every group of 16 rows, a bit each, in the order of the tiles' own
+ * rows. Looking
  * keys up in a chunk table takes registers, and so leaves room for fewer CTAs. */
 extern "C" __global__ void __launch_bounds__(128, CFG_CHUNKS ? 4 : 6)
     careful(const __grid_constant__ cu_fwd p, const __grid_constant__ mod_args mod)
@@ -27,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(128, CFG_CHUNKS ? 4 : 6)
             tile t = tile_at(p, group / p.tile_groups, p.tile_groups * 16);
             for (int i = threadIdx.x / 32; i < 16; i += 4) {
                 int m = t.row0 + group % p.tile_groups * 16 + i;
-                if (m < rows_of(p, t))
+                if (m < rows_of(p, t) && p.flags[group] >> i & 1)
                     redo_row(p, mod, t, m);
             }
         }

@@ -18,23 +18,45 @@ DEVICE void put_row_max(const cu_fwd &p, int b, int h, int m, float x)
         p.row_max[b * p.max_s.b + h * p.max_s.h + m * p.max_s.n] = x;
 }
 
+#if CFG_INVARIANT
+/* Rows of the warp's 16 that a lane says something of, a bit each: of a thread's first row, and
+ * of its second. */
+DEVICE u32 rows_with(int first, int second)
+{
+    u32 rows = 0, a = __ballot_sync(~0u, first), b = __ballot_sync(~0u, second);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        rows |= ((a >> 4 * i & 15) != 0) << i | ((b >> 4 * i & 15) != 0) << (8 + i);
+    return rows;
+}
+#endif
+
 /* Ends the rows of a thread: writes lse and maximum, and sets inv to 1 / sum, or to 0 for a row
  * without a live key. Each warp flags its 16 rows if a result is not finite or a sum is lost:
- * the careful kernel makes them again, since a NaN may have lain in V at a masked key. */
+ * the careful kernel makes them again, since a NaN may have lain in V at a masked key. Where a
+ * row's bits follow from it alone only such rows are flagged. */
 template <int COUNT>
 DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const float (&o)[COUNT],
                         float (&inv)[2])
 {
-    float zero = 0.f; /* turns NaN with the first element that is not finite */
+    enum { APART = CFG_INVARIANT ? 2 : 1 };
+    float zero[2] = {0.f, 0.f}; /* turn NaN with the first element that is not finite */
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
-        zero = fmaf(o[i], 0.f, zero);
-    int lane = threadIdx.x & 31, bad = zero != 0.f;
+        zero[i / 2 % APART] = fmaf(o[i], 0.f, zero[i / 2 % APART]);
+    int lane = threadIdx.x & 31, bad = zero[0] != 0.f;
+#if CFG_INVARIANT
+    int bad_row[2] = {zero[0] != 0.f, zero[1] != 0.f};
+#endif
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float l = quad_sum(w.l[i]);
         inv[i] = l == 0.f ? 0.f : 1.f / l;
+#if CFG_INVARIANT
+        bad_row[i] |= row_is_lost(w.m[i], l);
+#else
         bad |= row_is_lost(w.m[i], l);
+#endif
 #if CFG_ROWMAX
         float peak = quad_max(w.peak[i]);
 #endif
@@ -55,10 +77,15 @@ DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const floa
 #endif
         }
     }
+#if CFG_INVARIANT
+    bad = rows_with(bad_row[0], bad_row[1]);
+#endif
 #if CFG_PARTS > 1
     bad = __syncthreads_or(bad); /* one flag for all warps; good rows are made again in vain */
 #endif
-    bad = __any_sync(~0u, bad);
+#if !CFG_INVARIANT || CFG_PARTS > 1
+    bad = __any_sync(~0u, bad) ? (1 << 16) - 1 : 0;
+#endif
     if (lane == 0 && bad && p.redo)
         p.redo[atomicAdd(p.redo_count, 1)] = t.id; /* at most once a warp */
     if (lane == 0)

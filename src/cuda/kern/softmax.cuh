@@ -86,6 +86,9 @@ DEVICE int rows_raise_to(row_state &t, const float (&peak)[2], float (&rescale)[
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float m = fmaxf(t.m[r], quad_max(peak[r]));
+#if CFG_INVARIANT
+        m = m > t.m[r] + HEADROOM ? m : t.m[r]; /* whatever other rows of the warp have */
+#endif
 #if CFG_LAZY
         m = fmaxf(m, t.m[r] + log2_fast(fmaxf(quad_max(t.l[r]), 1.f)));
 #endif
