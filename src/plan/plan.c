@@ -349,6 +349,8 @@ saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error
     if (p->sinks_dtype != SACCADE_NONE)
         strbuf_printf(out, "\nsinks: %s", saccade_dtype_name(p->sinks_dtype));
     explain_keys(p, out);
+    if (p->is_invariant)
+        strbuf_puts(out, "\nbatch invariant: a row's bits follow from the row alone");
     strbuf_printf(out, "\nscale: %.9g\nbackend: %s\nkernel: %s\nlevel: %s\nthreads: %d\n",
                   p->scale, plan->backend->name, plan->solver->name,
                   cpu_level_name((cpu_level)plan->level), plan->threads);

@@ -202,3 +202,25 @@ def test_what_does_not_fit_together():
         st.cached_attention(q, k, k, sinks=torch.zeros(4, requires_grad=True))
     with pytest.raises(ValueError, match="k_scale: expected a tensor of rank 4"):
         st.cached_attention(q, k, k, k_scale=torch.ones(2))
+
+
+def test_batch_invariant_rows_have_bits_of_their_own():
+    torch.manual_seed(2)
+    q, k, v = (torch.randn(2, n, 300, 32) for n in (4, 2, 2))
+    options = {"BATCH_INVARIANT": True}
+
+    def run(q, k, v, **more):
+        mask = "q >= kv && q - kv < 90"
+        return st.cached_attention(q, k, v, mask, kernel_options=options, **more)
+
+    whole = run(q, k, v)
+    for b, i0, i1 in ((0, 7, 8), (1, 0, 33), (1, 280, 300)):
+        rows, keys = slice(b, b + 1), slice(0, i1)
+        some = run(q[rows, :, i0:i1], k[rows, :, keys], v[rows, :, keys], q_offset=i0)
+        assert torch.equal(some, whole[rows, :, i0:i1])
+    same = st.flex_attention(
+        q, k, v, block_mask="q >= kv && q - kv < 90", enable_gqa=True, kernel_options=options
+    )
+    assert torch.equal(same, whole)
+    with pytest.raises(ValueError, match="got BATCH_INVARIANT 1, expected True or False"):
+        st.cached_attention(q, k, v, kernel_options={"BATCH_INVARIANT": 1})

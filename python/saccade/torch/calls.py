@@ -8,6 +8,7 @@ import threading
 import torch
 
 from ..c import abi, extension, objects
+from .checks import way_of
 from .mods import dtype_name, view
 from .warm import NOTHING, result, room_of, run_of
 
@@ -32,6 +33,9 @@ class Runner:
             extra = self._mask_captures(handle, q.device, names)
             names, views = names + [n for n, _ in extra], views + [v for _, v in extra]
         device, (B, H, Q, D) = q.device.type, q.shape
+        backend, is_invariant = way_of(backend)
+        if is_invariant:
+            self.more += (("batch_invariant", 1),)
         if backend == "auto":  # nothing but the reference computes in f64
             backend = "ref" if q.dtype is torch.float64 and device == "cpu" else device
         threads = torch.get_num_threads() if device == "cpu" else 0

@@ -37,8 +37,13 @@ _BACKENDS |= {name: name for name in ("cpu", "cuda", "ref", "plain")}
 
 
 def backend_of(options):
-    """The back end that kernel_options ask for; refuses keys that mean nothing."""
-    chosen = "auto"
+    """The way that kernel_options ask for: a back end, and "+" behind it where a row's bits are
+    to follow from the row alone; way_of takes it apart. Refuses keys that mean nothing."""
+    chosen, is_invariant = "auto", options.get("BATCH_INVARIANT", False)
+    if not isinstance(is_invariant, bool):
+        raise ValueError(
+            f"kernel_options: got BATCH_INVARIANT {is_invariant!r}, expected True or False"
+        )
     for key, value in options.items():
         name = key[4:] if key[:4] in ("fwd_", "bwd_") else key
         if name == "BACKEND":
@@ -53,15 +58,21 @@ def backend_of(options):
                 f"kernel_options: got {key}, expected return_aux=AuxRequest(lse=..., "
                 "max_scores=...)"
             )
-        elif name not in _TUNING:
-            near = difflib.get_close_matches(name, [*_TUNING, "BACKEND"], 1)
+        elif name not in _TUNING and key != "BATCH_INVARIANT":
+            known = [*_TUNING, "BACKEND", "BATCH_INVARIANT"]
+            near = difflib.get_close_matches(name, known, 1)
             raise ValueError(
                 f"kernel_options: got unknown key {key!r}"
                 + (f", did you mean {near[0]!r}?" if near else "")
             )
     if "BACKEND" in options and options.get("FORCE_USE_FLEX_ATTENTION"):
         raise _bad("kernel_options: got BACKEND and FORCE_USE_FLEX_ATTENTION, expected one")
-    return chosen
+    return chosen + "+" * is_invariant
+
+
+def way_of(way):
+    """(back end, 1 where a row's bits are to follow from the row alone)."""
+    return way.rstrip("+"), int(way.endswith("+"))
 
 
 def _bad(message):

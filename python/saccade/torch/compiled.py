@@ -29,6 +29,7 @@ from .checks import (
     check_layout,
     check_mask,
     check_shapes,
+    way_of,
 )
 from .entries import run
 from .gradients import gradient_like, gradients
@@ -468,7 +469,9 @@ def _outside(q, k, v, score, mask, mods, rest):
     if mask is None:
         mask = AnyMod("mask", mods.mask, for_mask) if mods.mask else None
         mask = _block_mask(number) if number else mask
-    return run(q, k, v, score, mask, scale, {"BACKEND": backend}, *wanted)
+    name, is_invariant = way_of(backend)
+    options = {"BACKEND": name, "BATCH_INVARIANT": bool(is_invariant)}
+    return run(q, k, v, score, mask, scale, options, *wanted)
 
 
 if dynamo.flex is not None:

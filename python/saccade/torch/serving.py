@@ -15,7 +15,7 @@ import torch
 
 from ..c import abi, objects
 from .calls import current_stream, stats_dtype, workspace
-from .checks import backend_of
+from .checks import backend_of, way_of
 from .flex import MaskMod, ScoreMod
 from .mods import Resolved, dtype_name, view
 
@@ -195,10 +195,11 @@ def _mods(score, mask, q):
 
 
 def _backend(options, q):
-    backend = backend_of(options) if options else "auto"
-    if backend != "auto":
-        return backend
-    return "ref" if q.dtype is torch.float64 and not q.is_cuda else q.device.type
+    """The back end, and whether a row's bits are to follow from the row alone."""
+    backend, is_invariant = way_of(backend_of(options) if options else "auto")
+    if backend == "auto":
+        backend = "ref" if q.dtype is torch.float64 and not q.is_cuda else q.device.type
+    return backend, is_invariant
 
 
 def _groups(of, scale, keys, dim):
@@ -218,12 +219,13 @@ def _groups(of, scale, keys, dim):
 
 def _plan(q, form, mods, scale, options, kind, sinks):
     paged, ragged, groups = kind
-    backend = _backend(options, q)
+    backend, is_invariant = _backend(options, q)
     bound = [m.bound if m is not None else None for m in mods]
     names = "k_scale_tokens", "k_scale_channels", "v_scale_tokens", "v_scale_channels"
     extra = (
         ("page", form.page if paged else 0),
         ("ragged", int(ragged)),
+        ("batch_invariant", is_invariant),
         ("sinks_dtype", abi.DTYPES[dtype_name(sinks)] if sinks is not None else 0),
         *zip(names, groups),
     )

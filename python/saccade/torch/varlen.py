@@ -94,7 +94,7 @@ class _Call:
         self.heads = (q.shape[1], k.shape[1])
         self.dims = (q.shape[2], v.shape[-1])
         self.dtypes, self.scale = (dtype_name(q), dtype_name(k)), scale
-        self.backend = _backend(options, q)
+        self.backend, self.is_invariant = _backend(options, q)
 
     def plan(self, q, k, gradients):
         page = k.shape[2] if self.paged[0] is not None else 0
@@ -111,7 +111,7 @@ class _Call:
                 self.backend,
                 gradients,
                 (),
-                (("page", page), ("ragged", 1)),
+                (("page", page), ("ragged", 1), ("batch_invariant", self.is_invariant)),
             )
 
     def sizes(self, k):
