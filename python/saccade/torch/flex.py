@@ -122,9 +122,9 @@ def flex_attention(
     score_mod: callable (score, b, h, q_idx, kv_idx) -> score, language text, or saccade.score.
     block_mask: a BlockMask, language text, a callable mask_mod, or saccade.mask.
     scale: default 1/sqrt(E). enable_gqa: needed where Hq != Hkv.
-    kernel_options: {"BACKEND": "auto" | "cpu" | "cuda" | "ref", "BATCH_INVARIANT": bool}: whether
-    a row's bits are to follow from the row alone, whatever is beside it; FlexAttention's tuning
-    keys are accepted and not needed. Returns out [B, Hq, L, Ev]; with return_lse (out, lse); with
+    kernel_options: {"BACKEND": "auto" | "cpu" | "cuda" | "ref"}; {"BATCH_INVARIANT": True}: a
+    row's bits follow from the row alone, whatever is beside it; FlexAttention's tuning keys
+    are accepted and not needed. Returns out [B, Hq, L, Ev]; with return_lse (out, lse); with
     return_aux (out, AuxOutput). sinks: a float logit for each head [Hq], or [B, Hq, L] with 1
     for B or L, that takes part in its rows' sums and has no value; lse includes it, and it is
     differentiable. dropout_p: weights are dropped at this rate and the others divided by
