@@ -33,14 +33,14 @@ static int is_left_out(size_t n, int dtype, int n_dtypes)
 static void test_shapes(void **state)
 {
     static const char *const problems[] = {
-        "b1 h1 q1 kv1 d1 f32",          "b1 h2 q5 kv7 d3 dv9 f32",
-        "b2 h4/2 q33 kv100 d40 f32",    "b1 h3/1 q97 kv193 d64 f32",
-        "b1 h2 q200 kv400 d64 f32",     "b1 h2/1 q130 kv250 d80 dv24 f32",
-        "b1 h1 q100 kv200 d256 f32",    "b1 h1 q64 kv64 d17 dv256 f32",
-        "b1 h1 q1 kv1 d1 bf16",         "b1 h2 q5 kv7 d3 dv9 bf16",
-        "b2 h4/2 q33 kv100 d40 bf16",   "b1 h3/1 q97 kv193 d64 bf16",
-        "b1 h2 q200 kv400 d64 bf16",    "b1 h2/1 q131 kv250 d80 dv24 bf16",
-        "b1 h1 q101 kv200 d256 bf16",   "b2 h4/2 q33 kv100 d40 f16",
+        "b1 h1 q1 kv1 d1 f32",        "b1 h2 q5 kv7 d3 dv9 f32",
+        "b2 h4/2 q33 kv100 d40 f32",  "b1 h3/1 q97 kv193 d64 f32",
+        "b1 h2 q200 kv400 d64 f32",   "b1 h2/1 q130 kv250 d80 dv24 f32",
+        "b1 h1 q100 kv200 d256 f32",  "b1 h1 q64 kv64 d17 dv256 f32",
+        "b1 h1 q1 kv1 d1 bf16",       "b1 h2 q5 kv7 d3 dv9 bf16",
+        "b2 h4/2 q33 kv100 d40 bf16", "b1 h3/1 q97 kv193 d64 bf16",
+        "b1 h2 q200 kv400 d64 bf16",  "b1 h2/1 q131 kv250 d80 dv24 bf16",
+        "b1 h1 q101 kv200 d256 bf16", "b2 h4/2 q33 kv100 d40 f16",
         "b1 h3/1 q97 kv193 d64 f16",
     };
     (void)state;
@@ -86,6 +86,27 @@ static void test_masks(void **state)
             c.forward.q_offset = n % 4 == 3 ? 30 : 0;
             check_levels(&c);
         }
+}
+
+/* So many heads that tiles are of twice the keys. */
+static void test_wide_tiles(void **state)
+{
+    static const forward_case cases[] = {
+        {.problem = "b16 h8/4 q7 kv400 d8 f32"},
+        {.problem = "b16 h4 q5 kv390 d16 bf16", .mask = "q + 385 >= kv && q - kv <= -200"},
+        {.problem = "b32 h2 q9 kv400 d8 bf16", .mask = "doc[q] == doc[kv]"},
+        {.problem = "b16 h4 q4 kv500 d8 f16", .score = "score + table[kv]"},
+        {.problem = "b32 h2 q3 kv400 d8 bf16",
+         .mask = "(q + kv) % 3 == 0",
+         .score = "score + rel[h, clamp(q - kv + 30, 0, 63)]"},
+    };
+    (void)state;
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
+        backward_case c = {.forward = cases[n], .has_captures = cases[n].score != NULL};
+        c.forward.seed = n + 300;
+        if (!is_left_out(n, 1, 2))
+            check_levels(&c);
+    }
 }
 
 static void test_scores(void **state)
@@ -320,11 +341,12 @@ static void test_poison(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shapes),  cmocka_unit_test(test_masks),
-        cmocka_unit_test(test_scores),  cmocka_unit_test(test_data),
-        cmocka_unit_test(test_wanted),  cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_poison),   cmocka_unit_test(test_captures),
-        cmocka_unit_test(test_flex),    cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_shapes),     cmocka_unit_test(test_masks),
+        cmocka_unit_test(test_wide_tiles), cmocka_unit_test(test_scores),
+        cmocka_unit_test(test_data),       cmocka_unit_test(test_wanted),
+        cmocka_unit_test(test_threads),    cmocka_unit_test(test_poison),
+        cmocka_unit_test(test_captures),   cmocka_unit_test(test_flex),
+        cmocka_unit_test(test_linear),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

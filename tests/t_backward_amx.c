@@ -75,6 +75,7 @@ static void shapes(void **state)
         "b1 h1 q1 kv1 d1 bf16",           "b1 h2 q5 kv7 d3 dv9 bf16",
         "b2 h4/2 q33 kv100 d40 bf16",     "b1 h3/1 q97 kv193 d64 bf16",
         "b1 h1 q131 kv250 d80 dv24 bf16", "b1 h1 q40 kv200 d128 dv256 bf16",
+        "b1 h1 q231 kv50 d40 bf16",       "b32 h2 q3 kv390 d8 bf16",
     };
     (void)state;
     for (int n = 0; n < (int)(sizeof problems / sizeof *problems); n++) {

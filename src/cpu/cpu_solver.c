@@ -170,7 +170,7 @@ static int64_t tile_rows(const saccade_plan *plan, const saccade_sizes *sizes)
 {
     const int64_t rows = cpu_geometry_of(&cpu_state_of(plan)->needs, sizes).block_rows;
     int64_t both = rows;
-    while (cpu_state_of(plan)->backward && both % BACKWARD_ROWS)
+    while (cpu_state_of(plan)->backward && both % cpu_state_of(plan)->backward->kernels->rows)
         both += rows;
     return both;
 }

@@ -5,8 +5,8 @@
  *     dS    = p (dO . v - delta) dx/ds       per tile, S and dP made again (backward_tile.c)
  *     dV += p dO    dK += scale dS q    dQ += scale dS k
  *
- * A tile is BACKWARD_ROWS queries against BACKWARD_KEYS keys; nothing of the size of all scores
- * is ever stored. An item is one (batch, kv head) and a chunk of its key blocks, every
+ * A tile is 96 or 192 queries against 192 or 384 keys; nothing of the size of all scores is ever
+ * stored. An item is one (batch, kv head) and a chunk of its key blocks, every
  * `chunks`th one, so that under causal masks too chunks weigh the same:
  *
  *     for each block of keys of the chunk: pack K and V; dK, dV = 0        (backward_item.c)
@@ -34,8 +34,9 @@
 
 #include <stdatomic.h>
 
-/* Multiples of every level's strips and panels and of JIT_GROUP. */
-enum { BACKWARD_ROWS = 96, BACKWARD_KEYS = 192, BACKWARD_CHUNKS = 16, BACKWARD_TURNED = 32 };
+/* A tile at most: multiples of every level's strips and panels and of JIT_GROUP. Lines of a
+ * tile are BACKWARD_KEYS elements long whatever its keys. */
+enum { BACKWARD_ROWS = 192, BACKWARD_KEYS = 384, BACKWARD_CHUNKS = 16, BACKWARD_TURNED = 32 };
 /* Blocks of the mask's runs, square: cells of a tile, a whole number each way. */
 enum { BACKWARD_CELL = 32 };
 
@@ -103,6 +104,7 @@ typedef struct backward_geometry {
     int32_t q_ld, o_ld;   /* elements of a packed row of Q, of dO */
     int32_t dq_ld, dv_ld; /* floats of a row of dQ and dK, of dV: whole panels */
     int64_t dq_rows;      /* of a chunk's dQ: whole steps */
+    int32_t rows, keys;   /* of a tile */
     int64_t row_blocks, key_blocks;
     int64_t chunks;      /* items of one (batch, kv head) */
     int64_t heads, wave; /* (batch, kv head) pairs in all, and run at a time */

@@ -82,7 +82,7 @@ void backward_end_columns(const backward_worker *w)
         if (job->backward->reads[n].axis != BACKWARD_COLUMN)
             continue;
         double *to = sums_of(job, n, 0, head_of(w)) + w->j0;
-        for (int64_t j = 0; j < left && j < BACKWARD_KEYS; j++)
+        for (int64_t j = 0; j < left && j < job->g.keys; j++)
             to[j] = (double)tile_sums(w, n)[j];
     }
 }

@@ -36,13 +36,13 @@ static void look_at_rows(void *arg, int64_t index, int thread)
     backward_job *job = arg;
     const plan_run *run = job->run;
     const int64_t head = index / job->g.row_blocks, b = head / run->sizes.H;
-    const int64_t h = head % run->sizes.H, i0 = index % job->g.row_blocks * BACKWARD_ROWS;
+    const int64_t h = head % run->sizes.H, i0 = index % job->g.row_blocks * job->g.rows;
     const plan_part *part = run->rows ? plan_part_of(run->rows, i0) : NULL;
     (void)thread;
     if (run->rows && !part)
         return;
     const int64_t at = part ? part->row + i0 - part->first : i0;
-    const int64_t n = smaller(run->sizes.Q - i0, BACKWARD_ROWS);
+    const int64_t n = smaller(run->sizes.Q - i0, job->g.rows);
     const cpu_rows q = cpu_rows_from(cpu_rows_of(run->q, b, h), at);
     const cpu_rows o = cpu_rows_from(cpu_rows_of(job->gradients->d_out, b, h), at);
     look_at(job, &q, n);
@@ -55,9 +55,9 @@ static void look_at_keys(void *arg, int64_t index, int thread)
     backward_job *job = arg;
     const plan_run *run = job->run;
     const int64_t head = index / job->g.key_blocks, b = head / run->sizes.Hkv;
-    const int64_t g = head % run->sizes.Hkv, j0 = index % job->g.key_blocks * BACKWARD_KEYS;
+    const int64_t g = head % run->sizes.Hkv, j0 = index % job->g.key_blocks * job->g.keys;
     const int64_t kv_len = plan_position_of(&run->positions, run->sizes.KV, b).kv_len;
-    const int64_t n = smaller(kv_len - j0, BACKWARD_KEYS);
+    const int64_t n = smaller(kv_len - j0, job->g.keys);
     backward_worker *w = backward_worker_of(job, thread);
     if (n <= 0)
         return;

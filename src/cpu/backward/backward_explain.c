@@ -63,18 +63,18 @@ void cpu_backward_explain(const saccade_plan *plan, const cpu_backward_plan *b, 
 {
     const plan_problem *p = &plan->problem;
     const saccade_sizes *s = &p->sizes;
+    const backward_geometry g = backward_geometry_of(plan, b, s);
     say_gradients(plan, b, out);
     strbuf_printf(out,
                   "backward: tiles of %d rows x %d keys, made again from Q, K, V and lse\n"
                   "  products: %s; steps of %d row%s\n  score: %s\n",
-                  BACKWARD_ROWS, BACKWARD_KEYS, b->kernels->block->name, b->kernels->step,
+                  g.rows, g.keys, b->kernels->block->name, b->kernels->step,
                   b->kernels->step > 1 ? "s" : "", engine_of(plan, b));
     say_reads(plan, b, out);
     if (p->has_chunks)
         strbuf_puts(out, "  dk, dv: by logical key in f32, then summed by rows of the table\n");
     if (!(s->B && s->Q && s->KV))
         return;
-    const backward_geometry g = backward_geometry_of(plan, b, s);
     strbuf_printf(out,
                   "  work: %lld (batch, key head) x %lld chunks of keys, %lld at a time\n"
                   "  dq: %s\n  workspace: %zu bytes\n",

@@ -84,8 +84,8 @@ cpu_cover backward_cover_of(const backward_job *job, int64_t b, int64_t h, int64
                             int64_t j0, int64_t j1, pass_range *ranges)
 {
     const saccade_sizes *s = &job->run->sizes;
-    const int64_t i0 = row_block * BACKWARD_ROWS;
-    const int64_t i1 = i0 + BACKWARD_ROWS < s->Q ? i0 + BACKWARD_ROWS : s->Q;
+    const int64_t i0 = row_block * job->g.rows;
+    const int64_t i1 = i0 + job->g.rows < s->Q ? i0 + job->g.rows : s->Q;
     const cpu_box box = {b, h, h + 1, i0, i1, j0, j1};
     if (job->live.by == CPU_BY_LIMITS)
         return cover_of_span(&job->spans[(b * s->H + h) * job->g.row_blocks + row_block], j0,
@@ -139,9 +139,9 @@ static cpu_cover cover_of_cell(run_walk *walk, int32_t k, int64_t cell)
 /* The cells of a block of rows. */
 static cpu_cover take_cells(backward_worker *w, run_walk *walk, int64_t row_block)
 {
-    const int64_t first = row_block * (BACKWARD_ROWS / BACKWARD_CELL);
+    const int64_t n_rows = w->job->g.rows / BACKWARD_CELL, first = row_block * n_rows;
     int any = 0, all = 1;
-    for (int64_t r = 0; r < BACKWARD_ROWS / BACKWARD_CELL; r++)
+    for (int64_t r = 0; r < n_rows; r++)
         for (int32_t k = 0; k < walk->n; k++) {
             const int is_there = (first + r) * BACKWARD_CELL < w->job->run->sizes.Q;
             const cpu_cover cover = is_there ? cover_of_cell(walk, k, first + r) : CPU_FULL;
@@ -157,12 +157,12 @@ static void run_tile(backward_worker *w, int64_t row_block, cpu_cover cover)
     const backward_job *job = w->job;
     const int64_t Q = job->run->sizes.Q;
     const plan_rows *rows = job->run->rows;
-    w->i0 = row_block * BACKWARD_ROWS;
+    w->i0 = row_block * job->g.rows;
     const plan_part *part = rows ? plan_part_of(rows, w->i0) : NULL;
     if (rows && !part)
         return;
     w->shift = part ? part->row - part->first : 0;
-    w->m = (int32_t)(Q - w->i0 < BACKWARD_ROWS ? Q - w->i0 : BACKWARD_ROWS);
+    w->m = (int32_t)(Q - w->i0 < job->g.rows ? Q - w->i0 : job->g.rows);
     w->is_full = cover == CPU_FULL;
     if (job->backward->has_dq) {
         const int64_t group = job->plan->problem.group;
@@ -190,7 +190,7 @@ static void run_head(backward_worker *w)
             (float)eval_scalar(slope, &job->run->score_env, &point, w->values, NULL);
     }
     if (job->runs) {
-        const int64_t each = BACKWARD_ROWS / BACKWARD_CELL;
+        const int64_t each = job->g.rows / BACKWARD_CELL;
         run_walk walk = walk_runs(job, w->b, w->h, w->j0, w->n);
         for (int64_t n = 0; n < job->g.row_blocks; n++) {
             const int64_t next = first_cell(&walk, n * each) / each;
@@ -217,7 +217,7 @@ static void run_head(backward_worker *w)
 static int32_t keys_there(const backward_worker *w)
 {
     const int64_t left = w->job->run->sizes.KV - w->j0;
-    return (int32_t)(left < BACKWARD_KEYS ? left : BACKWARD_KEYS);
+    return (int32_t)smaller(left, w->job->g.keys);
 }
 
 static void store(const backward_worker *w, const saccade_tensor *t, uint32_t bit,
@@ -245,9 +245,9 @@ static void run_keys(backward_worker *w, int64_t key_block)
     const backward_job *job = w->job;
     const cpu_backward_plan *b = job->backward;
     const int64_t group = job->plan->problem.group;
-    const int64_t left = w->at.kv_len - key_block * BACKWARD_KEYS;
-    w->j0 = key_block * BACKWARD_KEYS;
-    w->n = (int32_t)(left < 0 ? 0 : left < BACKWARD_KEYS ? left : BACKWARD_KEYS);
+    const int64_t left = w->at.kv_len - key_block * job->g.keys;
+    w->j0 = key_block * job->g.keys;
+    w->n = (int32_t)(left < 0 ? 0 : smaller(left, job->g.keys));
     const int by_dims = b->kernels->turn_sums != NULL;
     const int64_t there = by_dims ? BACKWARD_KEYS : keys_there(w);
     w->is_packed = 0;
@@ -307,11 +307,10 @@ void backward_run_item(void *arg, int64_t at, int thread)
 /* Live cells or tiles of a block of keys, or where finding them would cost, all. */
 static int64_t weight_of_keys(const backward_job *job, int64_t b, int64_t h, int64_t key_block)
 {
-    const int64_t j0 = key_block * BACKWARD_KEYS, KV = job->run->sizes.KV;
+    const int64_t keys = job->g.keys, j0 = key_block * keys, KV = job->run->sizes.KV;
     int64_t weight = 0;
     if (job->runs) {
-        const run_walk walk =
-            walk_runs(job, b, h, j0, KV - j0 < BACKWARD_KEYS ? KV - j0 : BACKWARD_KEYS);
+        const run_walk walk = walk_runs(job, b, h, j0, smaller(KV - j0, keys));
         for (int32_t k = 0; k < walk.n; k++)
             for (const saccade_run *r = walk.at[k]; r < walk.end[k]; r++)
                 weight += r->count;
@@ -320,7 +319,7 @@ static int64_t weight_of_keys(const backward_job *job, int64_t b, int64_t h, int
     if (job->live.by != CPU_BY_LIMITS)
         return job->g.row_blocks;
     for (int64_t n = 0; n < job->g.row_blocks; n++)
-        weight += backward_cover_of(job, b, h, n, j0, j0 + BACKWARD_KEYS, NULL) != CPU_EMPTY;
+        weight += backward_cover_of(job, b, h, n, j0, j0 + keys, NULL) != CPU_EMPTY;
     return weight;
 }
 
@@ -334,7 +333,7 @@ void backward_weigh_item(void *arg, int64_t index, int thread)
     const int64_t kv_len = plan_position_of(&run->positions, run->sizes.KV, b).kv_len;
     (void)thread;
     weight[index] = 0;
-    for (int64_t n = index % job->g.chunks; n * BACKWARD_KEYS < kv_len; n += job->g.chunks)
+    for (int64_t n = index % job->g.chunks; n * job->g.keys < kv_len; n += job->g.chunks)
         for (int64_t h = h0; h < h0 + group; h++)
             weight[index] += weight_of_keys(job, b, h, n);
 }

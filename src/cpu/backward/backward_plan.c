@@ -103,14 +103,24 @@ static size_t partial_bytes(const backward_geometry *g)
     return bytes64(g->dq_rows * g->dq_ld, sizeof(float));
 }
 
+/* Keys of a tile: many where what belongs to them lies in the second-level cache and items
+ * stay enough, since rows are packed and dQ is read and written once a tile. */
+enum { FEW_KEYS = BACKWARD_KEYS / 2, LONG_ROWS = 256 };
+
+static int32_t keys_of(const saccade_sizes *s, int64_t heads)
+{
+    const int is_many =
+        s->D + s->Dv <= LONG_ROWS && heads * ceil_div(s->KV, BACKWARD_KEYS) >= ITEMS;
+    return is_many ? BACKWARD_KEYS : FEW_KEYS;
+}
+
 /* Without dQ and captures a block of keys is an item: nothing is left to add up. */
 static void cut_items(const saccade_plan *plan, const cpu_backward_plan *backward,
                       const saccade_sizes *s, backward_geometry *g)
 {
     const size_t head = (size_t)plan->problem.group * partial_bytes(g);
-    g->row_blocks = ceil_div(s->Q, BACKWARD_ROWS);
-    g->key_blocks = ceil_div(s->KV, BACKWARD_KEYS);
-    g->heads = s->B * s->Hkv;
+    g->row_blocks = ceil_div(s->Q, g->rows);
+    g->key_blocks = ceil_div(s->KV, g->keys);
     g->chunks = g->key_blocks;
     g->wave = g->heads;
     if (!backward->has_dq && !backward->n_reads)
@@ -131,13 +141,13 @@ static void size_operands(const cpu_backward_kernels *kernels, const saccade_siz
     g->dq_ld = (int32_t)round_up(s->D, k->panel);
     g->dv_ld = (int32_t)round_up(s->Dv, k->panel);
     g->dq_rows = round_up(s->Q, kernels->depth);
-    g->k_turned = bytes64(BACKWARD_KEYS * round_up(s->D, k->depth), each);
-    g->v_turned = bytes64(BACKWARD_KEYS * round_up(s->Dv, k->depth), each);
-    g->k_steps = bytes64((int64_t)BACKWARD_KEYS * g->dq_ld, each);
-    g->q_rows = bytes64((int64_t)BACKWARD_ROWS * g->q_ld, each);
-    g->q_steps = bytes64((int64_t)BACKWARD_ROWS * g->dq_ld, each);
-    g->o_rows = bytes64((int64_t)BACKWARD_ROWS * g->o_ld, each);
-    g->o_steps = bytes64((int64_t)BACKWARD_ROWS * g->dv_ld, each);
+    g->k_turned = bytes64(g->keys * round_up(s->D, k->depth), each);
+    g->v_turned = bytes64(g->keys * round_up(s->Dv, k->depth), each);
+    g->k_steps = bytes64((int64_t)g->keys * g->dq_ld, each);
+    g->q_rows = bytes64((int64_t)g->rows * g->q_ld, each);
+    g->q_steps = bytes64((int64_t)g->rows * g->dq_ld, each);
+    g->o_rows = bytes64((int64_t)g->rows * g->o_ld, each);
+    g->o_steps = bytes64((int64_t)g->rows * g->dv_ld, each);
 }
 
 backward_scratch backward_scratch_of(const saccade_plan *plan,
@@ -146,7 +156,7 @@ backward_scratch backward_scratch_of(const saccade_plan *plan,
 {
     const cpu_state *state = cpu_state_of(plan);
     const pass_limits *limits = plan_limits(&plan->problem);
-    const size_t tile = (size_t)BACKWARD_ROWS * BACKWARD_KEYS * sizeof(float);
+    const size_t tile = (size_t)(g->rows * BACKWARD_KEYS) * sizeof(float);
     const size_t pairs =
         backward->kernels->is_apart ? tile / (size_t)backward->kernels->step : 0;
     backward_scratch at;
@@ -173,7 +183,7 @@ backward_scratch backward_scratch_of(const saccade_plan *plan,
     place(bytes64(turned * larger(g->dq_ld, g->dv_ld), sizeof(float)), &at.turned, &end);
     place(bytes64(larger(g->dq_ld, g->dv_ld), sizeof(float)), &at.row, &end);
     place(bytes64(BACKWARD_ROWS, sizeof(float)), &at.most, &end);
-    place(bytes64(BACKWARD_ROWS * BACKWARD_KEYS, 1), &at.live, &end);
+    place(bytes64(g->rows * BACKWARD_KEYS, 1), &at.live, &end);
     place(bytes64(state->mask ? plan->problem.mask->n_nodes : 0, sizeof(pass_range)),
           &at.ranges, &end);
     place(limits ? 2 * CPU_MOST_ROWS * sizeof(int64_t) : 0, &at.limits, &end);
@@ -201,7 +211,7 @@ static void lay_out(const saccade_plan *plan, const cpu_backward_plan *backward,
     const int64_t rows = g->heads * plan->problem.group * s->Q;
     const int64_t blocks = g->heads * plan->problem.group * g->row_blocks;
     const int has_limits = plan_limits(&plan->problem) != NULL;
-    const int64_t items = g->heads * larger(g->key_blocks, BACKWARD_CHUNKS);
+    const int64_t items = g->heads * larger(ceil_div(s->KV, FEW_KEYS), BACKWARD_CHUNKS);
     const size_t head = (size_t)plan->problem.group * partial_bytes(g);
     const int64_t sums = smaller(g->heads * BACKWARD_CHUNKS, g->heads + ITEMS);
     size_t most = smaller((int64_t)((size_t)sums * head), (int64_t)wave_bytes);
@@ -217,7 +227,8 @@ static void lay_out(const saccade_plan *plan, const cpu_backward_plan *backward,
     place(bytes64(blocks * BACKWARD_CHUNKS, 1), &g->touched_off, &end);
     place(most, &g->partial_off, &end);
     place((size_t)plan->threads * g->thread_bytes, &g->thread_off, &end);
-    const int64_t axis = s->Q + s->KV, chunks = smaller(BACKWARD_CHUNKS, g->key_blocks);
+    const int64_t axis = s->Q + s->KV,
+                  chunks = smaller(BACKWARD_CHUNKS, ceil_div(s->KV, FEW_KEYS));
     g->read_bytes = bytes64(chunks * g->heads * plan->problem.group * axis, sizeof(double));
     place(backward->n_reads * g->read_bytes, &g->read_off, &end);
     place(backward->n_reads ? bytes64(axis, sizeof(int64_t)) : 0, &g->moving_off, &end);
@@ -240,6 +251,9 @@ backward_geometry backward_geometry_of(const saccade_plan *plan,
 {
     const saccade_sizes s = whole_sizes(plan, asked);
     backward_geometry g = {0};
+    g.rows = backward->kernels->rows;
+    g.heads = s.B * s.Hkv;
+    g.keys = keys_of(&s, g.heads);
     size_operands(backward->kernels, &s, &g);
     cut_items(plan, backward, &s, &g);
     g.thread_bytes = backward_scratch_of(plan, backward, &g).bytes;

@@ -40,7 +40,7 @@ static void find_limits(const backward_job *job, int64_t b, int64_t h, int64_t i
         job->past[row + r] = (int32_t)l->past[r];
     }
     const int64_t KV = run->sizes.KV;
-    job->spans[(b * run->sizes.H + h) * job->g.row_blocks + i0 / BACKWARD_ROWS] =
+    job->spans[(b * run->sizes.H + h) * job->g.row_blocks + i0 / job->g.rows] =
         (backward_span){(int32_t)(l->any_first < KV ? l->any_first : KV), (int32_t)l->any_past,
                         (int32_t)(l->all_first < KV ? l->all_first : KV),
                         (int32_t)(l->all_past < KV ? l->all_past : KV)};
@@ -51,7 +51,7 @@ static void skip_rows(const backward_job *job, int64_t b, int64_t h, int64_t i0)
 {
     const saccade_sizes *s = &job->run->sizes;
     if (job->live.by == CPU_BY_LIMITS)
-        job->spans[(b * s->H + h) * job->g.row_blocks + i0 / BACKWARD_ROWS] =
+        job->spans[(b * s->H + h) * job->g.row_blocks + i0 / job->g.rows] =
             (backward_span){(int32_t)s->KV, 0, (int32_t)s->KV, 0};
 }
 
@@ -77,8 +77,8 @@ void backward_find_rows(void *arg, int64_t index, int thread)
     const backward_job *job = arg;
     const saccade_sizes *s = &job->run->sizes;
     const int64_t head = index / job->g.row_blocks, b = head / s->H, h = head % s->H;
-    const int64_t i0 = index % job->g.row_blocks * BACKWARD_ROWS;
-    const int32_t n = (int32_t)(s->Q - i0 < BACKWARD_ROWS ? s->Q - i0 : BACKWARD_ROWS);
+    const int64_t i0 = index % job->g.row_blocks * job->g.rows;
+    const int32_t n = (int32_t)(s->Q - i0 < job->g.rows ? s->Q - i0 : job->g.rows);
     const plan_part *part = job->run->rows ? plan_part_of(job->run->rows, i0) : NULL;
     if (job->run->rows && !part) {
         skip_rows(job, b, h, i0);

@@ -40,8 +40,8 @@ static void merge_rows(void *arg, int64_t index, int thread)
     const saccade_sizes *s = &job->run->sizes;
     const int64_t head = index / job->g.row_blocks, block = index % job->g.row_blocks;
     const int64_t all = job->head0 * job->plan->problem.group + head;
-    const int64_t i0 = block * BACKWARD_ROWS, ld = job->g.dq_ld;
-    const int32_t n = (int32_t)(s->Q - i0 < BACKWARD_ROWS ? s->Q - i0 : BACKWARD_ROWS);
+    const int64_t rows_each = job->g.rows, i0 = block * rows_each, ld = job->g.dq_ld;
+    const int32_t n = (int32_t)(s->Q - i0 < rows_each ? s->Q - i0 : rows_each);
     const saccade_tensor *dq = job->gradients->dq;
     const plan_rows *rows = job->run->rows;
     const plan_part *mine = rows ? plan_part_of(rows, i0) : NULL;

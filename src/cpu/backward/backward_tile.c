@@ -102,7 +102,7 @@ static int32_t padded(int32_t n, int32_t most)
 static int pack_steps(const backward_worker *w, const cpu_rows *from, void *to)
 {
     const cpu_backward_kernels *kernels = w->job->backward->kernels;
-    const int32_t rows = padded(w->m, BACKWARD_ROWS);
+    const int32_t rows = padded(w->m, w->job->g.rows);
     if (kernels->pack_columns)
         return kernels->pack_columns(from, w->m, rows, to);
     return kernels->block->pack_values(from, w->m, rows, to);
@@ -117,7 +117,7 @@ static void pack_keys(backward_worker *w)
     w->is_packed = 1;
     const cpu_rows k = kv_block(&w->k, w->j0, w->n, w->k_room);
     const cpu_rows v = kv_block(&w->v, w->j0, w->n, w->v_room);
-    const int32_t keys = padded(w->n, BACKWARD_KEYS);
+    const int32_t keys = padded(w->n, w->job->g.keys);
     b->kernels->block->pack_keys(&k, w->n, keys, w->k_turned);
     if (backward_needs_dp(b))
         b->kernels->block->pack_keys(&v, w->n, keys, w->v_turned);
@@ -187,7 +187,7 @@ static void add_turned(const backward_worker *w, const void *weights, const void
     const int32_t r0 = first * k->strip, r1 = last * k->strip < w->m ? last * k->strip : w->m;
     const int by_dims = kernels->turn_sums != NULL;
     kernels->turned((const float *)weights + r0 / kernels->step * LD + j0, LD,
-                    operand_at(k, operand, r0, ld), padded(w->m, BACKWARD_ROWS), r1 - r0,
+                    operand_at(k, operand, r0, ld), padded(w->m, w->job->g.rows), r1 - r0,
                     j1 - j0, ld / k->panel, c + (by_dims ? j0 : (int64_t)j0 * ld),
                     by_dims ? LD : ld);
 }
@@ -231,7 +231,7 @@ static void add_dq(const backward_worker *w, int32_t r0)
         const int32_t from = w->from[r / k->strip], n = w->past[r / k->strip] - from;
         if (n > 0)
             k->values(w->dp + r * LD + from, LD, operand_at(k, w->k_steps, from, ld),
-                      (n + 15) / 16 * 16, padded(w->n, BACKWARD_KEYS),
+                      (n + 15) / 16 * 16, padded(w->n, w->job->g.keys),
                       backward_strip_rows(w, r), ld / k->panel, ones, w->dq + (int64_t)r * ld,
                       ld);
     }

@@ -166,6 +166,7 @@ static CPU_PACK_VALUES(pack_columns)
 
 const cpu_backward_kernels LEVEL_NAME(cpu_backward_f16_tiles) = {
     .block = &LEVEL_NAME(cpu_f16_tiles),
+    .rows = 96,
     .step = 1,
     .depth = TILE_DEPTH,
     .is_apart = 1,

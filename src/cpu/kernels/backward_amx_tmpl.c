@@ -258,6 +258,7 @@ static CPU_PACK_VALUES(pack_columns)
 
 const cpu_backward_kernels LEVEL_NAME(cpu_backward_bf16_tiles) = {
     .block = &LEVEL_NAME(cpu_bf16_tiles),
+    .rows = 192,
     .step = 2,
     .depth = TILE_DEPTH,
     .is_apart = 1,

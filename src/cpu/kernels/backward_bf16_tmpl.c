@@ -11,6 +11,7 @@
 
 const cpu_backward_kernels cpu_backward_bf16_dot = {
     .block = &cpu_bf16_dot,
+    .rows = 96,
     .step = 2,
     .depth = 2,
     .is_apart = 1,

@@ -37,6 +37,7 @@ static CPU_WEIGHTS(weights)
 
 const cpu_backward_kernels LEVEL_NAME(cpu_backward_f32) = {
     .block = &LEVEL_NAME(cpu_f32),
+    .rows = 96,
     .step = 1,
     .depth = 1,
     .weights = weights,

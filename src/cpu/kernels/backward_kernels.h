@@ -70,6 +70,7 @@ typedef struct cpu_strip_values {
 
 typedef struct cpu_backward_kernels {
     const cpu_kernels *block; /* scores, values and what packs their operands */
+    int32_t rows;             /* of a tile, a multiple of strips and of 32 */
     int32_t step;             /* rows of which `turned` has [ld] four bytes each */
     int32_t depth;            /* rows that `turned` takes at a time: weights fill them up */
     int32_t is_apart;         /* P and dS of `turned` lie apart from S and dP */
