@@ -170,26 +170,38 @@ static float weight_at(const backward_worker *w, const void *weights, int32_t r,
     return bf16_to_f32(pairs[(r / 2 * LD + j) * 2 + r % 2]);
 }
 
-/* c[j] += sum over rows of the block: those whose spans meet keys [j0, j1). */
-static void add_turned(const backward_worker *w, const void *weights, const void *operand,
-                       int32_t ld, int32_t j0, int32_t j1, float *c)
+static int meets(const backward_worker *w, int32_t strip, int32_t j0, int32_t j1)
+{
+    return w->from[strip] < j1 && w->past[strip] > j0;
+}
+
+/* c[j] += sum over rows [r0, r1). */
+static void add_rows_turned(const backward_worker *w, const void *weights, const void *operand,
+                            int32_t ld, int32_t r0, int32_t r1, int32_t j0, int32_t j1,
+                            float *c)
 {
     const cpu_backward_kernels *kernels = w->job->backward->kernels;
     const cpu_kernels *k = kernels->block;
-    const int32_t strips = (w->m + k->strip - 1) / k->strip;
-    int32_t first = 0, last = strips;
-    while (first < last && (w->from[first] >= j1 || w->past[first] <= j0))
-        first++;
-    while (first < last && (w->from[last - 1] >= j1 || w->past[last - 1] <= j0))
-        last--;
-    if (first == last)
-        return;
-    const int32_t r0 = first * k->strip, r1 = last * k->strip < w->m ? last * k->strip : w->m;
     const int by_dims = kernels->turn_sums != NULL;
     kernels->turned((const float *)weights + r0 / kernels->step * LD + j0, LD,
                     operand_at(k, operand, r0, ld), padded(w->m, w->job->g.rows), r1 - r0,
                     j1 - j0, ld / k->panel, c + (by_dims ? j0 : (int64_t)j0 * ld),
                     by_dims ? LD : ld);
+}
+
+/* c[j] += sum over rows of the block: those whose spans meet keys [j0, j1). */
+static void add_turned(const backward_worker *w, const void *weights, const void *operand,
+                       int32_t ld, int32_t j0, int32_t j1, float *c)
+{
+    const int32_t strip = w->job->backward->kernels->block->strip;
+    const int32_t strips = (w->m + strip - 1) / strip;
+    for (int32_t first = 0, past; first < strips; first = past + 1) {
+        for (past = first; past < strips && meets(w, past, j0, j1); past++)
+            ;
+        if (first < past)
+            add_rows_turned(w, weights, operand, ld, first * strip,
+                            past * strip < w->m ? past * strip : w->m, j0, j1, c);
+    }
 }
 
 /* Live positions alone, of rows and keys as they lie: c[j] += weight rows[i]. */
@@ -221,19 +233,24 @@ static void multiply_turned(const backward_worker *w, const void *weights, const
         add_turned(w, weights, operand, ld, j, j + strip < w->n ? j + strip : w->n, c);
 }
 
-/* Rows from r0 on, the first of a strip. */
-static void add_dq(const backward_worker *w, int32_t r0)
+/* Floats of a line of dS by rows. */
+static int32_t rows_ld(const backward_worker *w)
+{
+    return w->piece ? LD / w->job->backward->kernels->step : LD;
+}
+
+static void add_dq(const backward_worker *w)
 {
     static const float ones[BACKWARD_ROWS] = {[0 ... BACKWARD_ROWS - 1] = 1};
     const cpu_kernels *k = w->job->backward->kernels->block;
     const int32_t ld = w->job->g.dq_ld;
-    for (int32_t r = r0; r < w->m; r += k->strip) {
+    for (int32_t r = 0; r < w->m; r += k->strip) {
         const int32_t from = w->from[r / k->strip], n = w->past[r / k->strip] - from;
         if (n > 0)
-            k->values(w->dp + r * LD + from, LD, operand_at(k, w->k_steps, from, ld),
-                      (n + 15) / 16 * 16, padded(w->n, w->job->g.keys),
-                      backward_strip_rows(w, r), ld / k->panel, ones, w->dq + (int64_t)r * ld,
-                      ld);
+            k->values(backward_rows_at(w, r, from), rows_ld(w),
+                      operand_at(k, w->k_steps, from, ld), (n + 15) / 16 * 16,
+                      padded(w->n, w->job->g.keys), backward_strip_rows(w, r), ld / k->panel,
+                      ones, w->dq + (int64_t)r * ld, ld);
     }
 }
 
@@ -252,7 +269,7 @@ static void careful_dq(const backward_worker *w)
 }
 
 /* Where an operand holds an infinity or NaN, 0 times it must not reach what is dead. */
-static void add_products(backward_worker *w, int any_dead, int32_t dq_rows)
+static void add_products(backward_worker *w, int any_dead)
 {
     const backward_job *job = w->job;
     const cpu_backward_plan *b = job->backward;
@@ -269,72 +286,28 @@ static void add_products(backward_worker *w, int any_dead, int32_t dq_rows)
     if (b->has_dq && any_dead && w->k_nonfinite)
         careful_dq(w);
     else if (b->has_dq)
-        add_dq(w, dq_rows);
-}
-
-/* The last strip's weights, beside dQ of those before it if all see all keys. The rows of dQ
- * that are done. */
-static int32_t make_last(backward_worker *w, backward_strip *open, int any_dead, int32_t past)
-{
-    const cpu_backward_plan *b = w->job->backward;
-    const cpu_kernels *k = b->kernels->block;
-    const int32_t rows = open->r0, ld = w->job->g.dq_ld;
-    if (!open->is_open || !b->kernels->overlap_values || !b->has_dq || !rows || is_cut(w)
-        || (any_dead && w->k_nonfinite)) {
-        backward_make_weights(w, open, past);
-        return 0;
-    }
-    const cpu_strip_values values = {.p = w->dp,
-                                     .v = w->k_steps,
-                                     .p_ld = LD,
-                                     .n = w->n,
-                                     .rows = rows,
-                                     .n_panels = ld / k->panel,
-                                     .o_ld = ld,
-                                     .o = w->dq};
-    b->kernels->overlap_values(&values, &open->weights);
-    backward_close_strip(w, open, past);
-    return rows;
-}
-
-/* Keys [*from, *past) that products may touch: the strips' spans and, since whole strips of
- * keys are multiplied, one strip more on either side. */
-static void span_block(const backward_worker *w, int32_t strip, int32_t *from, int32_t *past)
-{
-    *from = w->n;
-    *past = 0;
-    for (int32_t n = 0; n * strip < w->m; n++)
-        if (w->from[n] < w->past[n]) {
-            *from = w->from[n] < *from ? w->from[n] : *from;
-            *past = w->past[n] > *past ? w->past[n] : *past;
-        }
-    *from = *from > strip ? *from - strip : 0;
-    *past = *past + strip < w->n ? *past + strip : w->n;
+        add_dq(w);
 }
 
 void backward_run_tile(backward_worker *w)
 {
     const int32_t strip = w->job->backward->kernels->block->strip;
-    int32_t from, past;
     int any_dead = !w->is_full;
     backward_strip open = {0};
     pack_keys(w);
     pack_rows(w);
     find_spans(w, strip);
-    span_block(w, strip, &from, &past);
     backward_begin_diagonals(w);
     for (int32_t r = 0, n = 0; r < w->m; r += strip, n++) {
         const int32_t rows = backward_strip_rows(w, r);
         if (w->from[n] >= w->past[n]) {
             if (backward_is_nonfinite(w))
                 memset(w->live + r * LD, 0, (size_t)rows * LD);
-            backward_clear_weights(w, r, rows, from, past);
             continue;
         }
-        backward_clear_weights(w, r, rows, from, w->from[n]);
-        any_dead |= backward_make_strip(w, r, w->from[n], w->past[n], &open, past);
+        any_dead |= backward_make_strip(w, r, w->from[n], w->past[n], &open);
     }
-    const int32_t dq_rows = make_last(w, &open, any_dead, past);
+    backward_make_weights(w, &open);
     backward_end_diagonals(w);
-    add_products(w, any_dead, dq_rows);
+    add_products(w, any_dead);
 }

@@ -99,8 +99,9 @@ static ALWAYS_INLINE void weigh_square(const row_pair *r, int rows, int32_t j, i
                                       has_dx ? r->dx[i] + at : NULL);
         }
     for (int c = 0; c < PARTS; c++) {
-        uint16_t *to[2] = {(uint16_t *)(void *)(r->dp[0] + j) + c * VF,
-                           (uint16_t *)(void *)(rows == 2 ? r->dp[1] + j : none) + c * VF};
+        uint16_t *to[2] = {r->ds_rows[0] + 2 * j + c * VF,
+                           (rows == 2 ? r->ds_rows[1] + 2 * j : (uint16_t *)(void *)none)
+                               + c * VF};
         store_parts(r->p + j + c * VF, ld, p[c][0], p[c][1], NULL);
         store_parts(r->ds + j + c * VF, ld, ds[c][0], ds[c][1], to);
     }
@@ -110,7 +111,7 @@ static ALWAYS_INLINE void weigh_split(const row_pair *r, int rows, const cpu_str
                                       int is_fused, int has_dx)
 {
     for (int32_t j = 0; j < w->n; j += TILE_DEPTH)
-        weigh_square(r, rows, j, w->n - j, w->ld, is_fused, has_dx);
+        weigh_square(r, rows, j, w->n - j, w->p_ld, is_fused, has_dx);
 }
 
 /* Tiles take 32 rows: those that are not there get weights 0. */
@@ -120,8 +121,8 @@ static CPU_WEIGHTS(weights)
     for (int32_t i = 0; i < strip->rows; i += 2) {
         const int rows = i + 1 < strip->rows ? 2 : 1;
         row_pair r = pair_of(strip, i, rows);
-        r.p += (int64_t)(i / 2) * strip->ld; /* a pair has two lines */
-        r.ds += (int64_t)(i / 2) * strip->ld;
+        r.p += (int64_t)(i / 2) * strip->p_ld; /* a pair has two lines */
+        r.ds += (int64_t)(i / 2) * strip->p_ld;
         const int is_fused = r.row[0].is_fused && (rows == 1 || r.row[1].is_fused);
         if (rows == 2 && is_fused && !strip->dx)
             weigh_split(&r, 2, strip, 1, 0);
@@ -129,8 +130,8 @@ static CPU_WEIGHTS(weights)
             weigh_split(&r, rows, strip, is_fused, strip->dx != NULL);
     }
     for (int32_t i = (strip->rows + 1) / 2 * 2; i < UNIT; i++) {
-        memset((int32_t *)strip->p + (int64_t)i * strip->ld, 0, bytes);
-        memset((int32_t *)strip->ds + (int64_t)i * strip->ld, 0, bytes);
+        memset((int32_t *)strip->p + (int64_t)i * strip->p_ld, 0, bytes);
+        memset((int32_t *)strip->ds + (int64_t)i * strip->p_ld, 0, bytes);
     }
 }
 
@@ -167,6 +168,7 @@ static CPU_PACK_VALUES(pack_columns)
 const cpu_backward_kernels LEVEL_NAME(cpu_backward_f16_tiles) = {
     .block = &LEVEL_NAME(cpu_f16_tiles),
     .rows = 96,
+    .piece = 2 * UNIT,
     .step = 1,
     .depth = TILE_DEPTH,
     .is_apart = 1,

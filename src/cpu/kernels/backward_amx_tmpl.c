@@ -54,12 +54,11 @@ static void fill_up(const cpu_strip_weights *w)
     for (int32_t i = w->n < whole ? 0 : pairs; i < TILE_ROWS; i++) {
         const int32_t from = i < pairs ? w->n : 0;
         const size_t bytes = (size_t)(whole - from) * sizeof(int32_t);
-        memset((int32_t *)w->p + (int64_t)i * w->ld + from, 0, bytes);
-        memset((int32_t *)w->ds + (int64_t)i * w->ld + from, 0, bytes);
+        memset((int32_t *)w->p + (int64_t)i * w->p_ld + from, 0, bytes);
+        memset((int32_t *)w->ds + (int64_t)i * w->p_ld + from, 0, bytes);
     }
     for (int32_t i = 0; i < w->rows && w->n < whole; i++)
-        memset((uint16_t *)(void *)(w->dp + (int64_t)i * w->ld) + w->n, 0,
-               16 * sizeof(uint16_t));
+        memset((char *)w->ds_rows + (int64_t)i * w->ds_ld + w->n * 2, 0, 16 * sizeof(uint16_t));
 }
 
 static CPU_WEIGHTS(weights)
@@ -68,121 +67,110 @@ static CPU_WEIGHTS(weights)
     fill_up(strip);
 }
 
-/* Weights in pieces, done by turns with products of tiles: those run beside vectors. A piece is
- * few enough instructions that the processor sees the next products behind it. */
-enum { PIECE_KEYS = 96 };
-typedef struct pieces {
-    row_pair pair[TILE_ROWS];
-    int32_t n, per_pair, all, done;
-    int32_t due, rate; /* in 1 / 256 of a piece */
-} pieces;
+/* Weights of a unit, 32 x 32 scores, made a few at a time between products of the next: tiles
+ * run beside vectors, if so few of either follow each other that the processor sees both. */
+typedef struct unit_weights {
+    const cpu_strip_weights *strip;
+    int32_t done, due; /* steps: two rows by VF keys; how many follow a product of tiles */
+} unit_weights;
 
-static NEVER_INLINE void weigh_piece(const row_pair *r, int32_t from, int32_t past)
-{
-    weigh_near(r, from, past);
-}
+enum { UNIT_STEPS = UNIT / 2 * UNIT / VF };
 
-static ALWAYS_INLINE void weigh_next(pieces *w)
+static ALWAYS_INLINE void weigh_step(const cpu_strip_weights *w, int32_t step, int has_slope)
 {
-    const int32_t from = w->done % w->per_pair * PIECE_KEYS;
-    const int32_t past = from + PIECE_KEYS < w->n ? from + PIECE_KEYS : w->n;
-    weigh_piece(&w->pair[w->done / w->per_pair], from, past);
-    w->done++;
-}
-
-/* After a step of products. */
-static ALWAYS_INLINE void weigh_due(pieces *w)
-{
-    for (w->due += w->rate; w->due >= 256 && w->done < w->all; w->due -= 256)
-        weigh_next(w);
-}
-
-/* 0: some row is not like most. */
-static int begin_pieces(const cpu_strip_weights *strip, int32_t products, pieces *w)
-{
-    if (strip->rows % 2 || strip->slope || strip->dx)
-        return 0;
-    for (int32_t i = 0; i < strip->rows; i += 2) {
-        const row_pair r = pair_of(strip, i, 2);
-        if (!is_near(&r.row[0]) || !is_near(&r.row[1]))
-            return 0;
-        w->pair[i / 2] = r;
+    const int32_t i = step / (UNIT / VF) * 2, j = step % (UNIT / VF) * VF;
+    const int64_t at = (int64_t)i * w->ld + j, pair = (int64_t)(i / 2) * w->p_ld + j;
+    const vf factor = vf_set(w->scale * LOG2_E);
+    vf p[2], ds[2];
+    for (int r = 0; r < 2; r++) {
+        const vf x = vf_load(w->s + at + r * w->ld);
+        p[r] = exp2_rough(vf_fma(x, factor, vf_set(-(w->lse[i + r] * LOG2_E))));
+        ds[r] = p[r] * (vf_load(w->dp + at + r * w->ld) - vf_set(w->delta[i + r]));
+        if (has_slope)
+            ds[r] = ds[r] * vf_load(w->slope + at + r * w->ld);
+        ds[r] = vf_where_live(x, ds[r]);
     }
-    w->n = strip->n;
-    w->per_pair = (w->n + PIECE_KEYS - 1) / PIECE_KEYS;
-    w->all = strip->rows / 2 * w->per_pair;
-    w->done = w->due = 0;
-    w->rate = (w->all * 256 + products - 1) / products;
-    return 1;
+    const two_rows halves = narrow_two(ds[0], ds[1]);
+    uint16_t *row = (uint16_t *)w->ds_rows + (int64_t)i * w->ds_ld / 2 + j;
+    store_pairs((int32_t *)w->p + pair, narrow_two(p[0], p[1]));
+    store_pairs((int32_t *)w->ds + pair, halves);
+    store_first(row, halves);
+    store_second(row + w->ds_ld / 2, halves);
 }
 
-/* forward's scores with pieces of weights between the products. */
-static void scores_between(const void *q, int32_t q_ld, const void *k, int32_t D, int32_t rows,
-                           int32_t n_panels, float scale, float *s, int32_t s_ld, pieces *w)
+static ALWAYS_INLINE void weigh_due(unit_weights *w, int has_slope)
 {
-    const int32_t depth = (D + TILE_DEPTH - 1) / TILE_DEPTH;
-    const char *keys = k;
-    for (int32_t p = 0; p < n_panels; p++) {
-        ZERO_UNIT();
-        for (int32_t d = 0; d < depth; d++, keys += UNIT_BYTES) {
-            multiply_unit((const char *)q + d * TILE_BYTES, q_ld * 2, keys);
-            weigh_due(w);
-        }
-        store_unit(s + p * UNIT, s_ld * 4);
+    for (int32_t n = 0; n < w->due && w->done < UNIT_STEPS; n++)
+        weigh_step(w->strip, w->done++, has_slope);
+}
+
+/* forward's scores of a unit. */
+static ALWAYS_INLINE void score_unit(const void *q, int32_t q_ld, const void *k, int32_t D,
+                                     float *s, int32_t s_ld, unit_weights *w, int has_slope)
+{
+    const int64_t stride = (int64_t)q_ld * 2;
+    const char *rows = q, *keys = k;
+    ZERO_UNIT();
+    for (int32_t d = 0; d < D; d += TILE_DEPTH, rows += TILE_BYTES, keys += UNIT_BYTES) {
+        TILE_LOAD(4, rows, stride);
+        TILE_STREAM(6, keys, 2 * TILE_BYTES);
+        TILE_DOT(0, 4, 6);
+        weigh_due(w, has_slope);
+        TILE_STREAM(7, keys + TILE_BYTES, 2 * TILE_BYTES);
+        TILE_DOT(1, 4, 7);
+        weigh_due(w, has_slope);
+        TILE_LOAD(5, rows + TILE_ROWS * stride, stride);
+        TILE_DOT(2, 5, 6);
+        weigh_due(w, has_slope);
+        TILE_DOT(3, 5, 7);
+        weigh_due(w, has_slope);
     }
-    for (int32_t i = 0; i < rows; i++)
-        scale_row(s + (int64_t)i * s_ld, n_panels * UNIT, scale);
+    store_unit(s, (int64_t)s_ld * 4);
+}
+
+static ALWAYS_INLINE void overlap_unit(const cpu_strip_scores *c,
+                                       const cpu_strip_weights *strip, int has_slope)
+{
+    const int32_t steps =
+        (c->D + TILE_DEPTH - 1) / TILE_DEPTH + (c->Dv + TILE_DEPTH - 1) / TILE_DEPTH;
+    unit_weights w = {.strip = strip, .due = (UNIT_STEPS + 4 * steps - 1) / (4 * steps)};
+    score_unit(c->q, c->q_ld, c->k, c->D, c->s, c->ld, &w, has_slope);
+    score_unit(c->o, c->o_ld, c->v, c->Dv, c->dp, c->ld, &w, has_slope);
+    while (w.done < UNIT_STEPS)
+        weigh_step(strip, w.done++, has_slope);
+    for (int32_t i = 0; i < c->rows; i++) {
+        scale_row(c->s + (int64_t)i * c->ld, UNIT, c->scale);
+        scale_row(c->dp + (int64_t)i * c->ld, UNIT, c->slope);
+    }
+}
+
+static NEVER_INLINE void overlap_near(const cpu_strip_scores *c, const cpu_strip_weights *strip)
+{
+    overlap_unit(c, strip, 0);
+}
+
+static NEVER_INLINE void overlap_slope(const cpu_strip_scores *c,
+                                       const cpu_strip_weights *strip)
+{
+    overlap_unit(c, strip, 1);
 }
 
 static CPU_OVERLAP(overlap)
 {
     const cpu_strip_scores *c = scores;
     const cpu_kernels *block = &LEVEL_NAME(cpu_bf16_tiles);
-    const int32_t steps = (c->D + TILE_DEPTH - 1) / TILE_DEPTH
-                          + (c->o ? (c->Dv + TILE_DEPTH - 1) / TILE_DEPTH : 0);
-    pieces w;
-    if (begin_pieces(weights, steps * c->n_panels, &w)) {
-        scores_between(c->q, c->q_ld, c->k, c->D, c->rows, c->n_panels, c->scale, c->s, c->ld,
-                       &w);
-        if (c->o)
-            scores_between(c->o, c->o_ld, c->v, c->Dv, c->rows, c->n_panels, c->slope, c->dp,
-                           c->ld, &w);
-        while (w.done < w.all)
-            weigh_next(&w);
-    } else {
-        block->scores(c->q, c->q_ld, c->k, c->D, c->rows, c->n_panels, c->scale, c->s, c->ld);
-        if (c->o)
-            block->scores(c->o, c->o_ld, c->v, c->Dv, c->rows, c->n_panels, c->slope, c->dp,
-                          c->ld);
-        weigh_pairs(weights);
+    if (HAS_FMA && weights->is_near && !weights->dx && weights->rows == UNIT
+        && weights->n == UNIT && c->n_panels == 1 && c->o) {
+        if (weights->slope)
+            overlap_slope(c, weights);
+        else
+            overlap_near(c, weights);
+        return;
     }
-    fill_up(weights);
-}
-
-static CPU_OVERLAP_VALUES(overlap_values)
-{
-    const cpu_strip_values *c = values;
-    const int32_t steps = (c->n + TILE_DEPTH - 1) / TILE_DEPTH;
-    const int64_t o_stride = (int64_t)c->o_ld * 4, p_stride = (int64_t)c->p_ld * 4;
-    pieces w;
-    if (!begin_pieces(weights, c->rows / UNIT * c->n_panels * steps, &w)) {
-        weigh_pairs(weights);
-        w.all = w.done = w.due = w.rate = 0;
-    }
-    for (int32_t r = 0; r < c->rows; r += UNIT)
-        for (int32_t d = 0; d < c->n_panels; d++) {
-            float *o = c->o + (int64_t)r * c->o_ld + d * UNIT;
-            load_unit(o, o_stride);
-            for (int32_t t = 0; t < steps; t++) {
-                multiply_unit((const char *)(c->p + (int64_t)r * c->p_ld) + t * TILE_BYTES,
-                              p_stride,
-                              (const char *)c->v + ((int64_t)t * c->n_panels + d) * UNIT_BYTES);
-                weigh_due(&w);
-            }
-            store_unit(o, o_stride);
-        }
-    while (w.done < w.all)
-        weigh_next(&w);
+    block->scores(c->q, c->q_ld, c->k, c->D, c->rows, c->n_panels, c->scale, c->s, c->ld);
+    if (c->o)
+        block->scores(c->o, c->o_ld, c->v, c->Dv, c->rows, c->n_panels, c->slope, c->dp, c->ld);
+    weigh_pairs(weights);
     fill_up(weights);
 }
 
@@ -259,12 +247,12 @@ static CPU_PACK_VALUES(pack_columns)
 const cpu_backward_kernels LEVEL_NAME(cpu_backward_bf16_tiles) = {
     .block = &LEVEL_NAME(cpu_bf16_tiles),
     .rows = 192,
+    .piece = UNIT,
     .step = 2,
     .depth = TILE_DEPTH,
     .is_apart = 1,
     .weights = weights,
     .overlap = overlap,
-    .overlap_values = overlap_values,
     .turned = turned,
     .pack_columns = pack_columns,
     .turn_sums = turn_sums,
