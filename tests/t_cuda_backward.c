@@ -25,9 +25,13 @@ static void tiles_fit(void **state)
     for (int D = 16; D <= 256; D += 16)
         for (int E = 16; E <= 256; E += 16) {
             const cu_form p = cu_backward_pass_choice(D, E);
+            const cu_form p32 = cu_backward_pass32_choice(D, E);
             cu_form f;
             assert_true(cu_backward_shared_bytes(&p, D, E) <= cu_shared_most(86));
             assert_int_equal(BWD_ROWS % p.backward.rows, 0);
+            assert_true(cu_backward_shared_bytes(&p32, D, E)
+                        <= cu_shared_most(D > 128 || E > 128 ? 80 : 86));
+            assert_int_equal(BWD_ROWS % p32.backward.rows, 0);
             if (cu_backward_wide_choice(D, E, 0, &f)) {
                 assert_true(cu_backward_shared_bytes(&f, D, E) <= cu_shared_most(90));
                 assert_true(2 * f.backward.registers[0] + f.backward.registers[1] <= 504);
@@ -135,7 +139,7 @@ static void check_instance(int i, saccade_dtype dtype, const char *arch, int is_
                                   instances[i].E, dtype);
     plan_problem p = plan->problem;
     const int is_sm90 = strcmp(arch, "sm_90a") == 0;
-    cu_state s = {.family = is_sm90 ? CU_SM90 : CU_SM80};
+    cu_state s = {.family = dtype == SACCADE_F32 ? CU_F32 : is_sm90 ? CU_SM90 : CU_SM80};
     const cu_loaded *tiles = &s.programs[CU_BWD_TILES];
     p.is_relaxed = is_relaxed;
     if (instances[i].gradients)
@@ -171,6 +175,7 @@ static void no_spills(void **state)
     (void)state;
     if (!has_compiler())
         skip();
+    check_instance(0, SACCADE_F32, "sm_80", 0);
     for (int i = 0; i < INSTANCES; i++) {
         check_instance(i, i & 1 ? SACCADE_F16 : SACCADE_BF16, "sm_90a", i == 2);
         if (i % 2 == 0)
@@ -288,7 +293,7 @@ static void refusals(void **state)
         uint32_t gradients;
         const char *says;
     } rows[] = {
-        {SACCADE_F32, ALL, "convert Q, K and V, or take backend cpu"},
+        {SACCADE_F64, ALL, "takes bf16, f16 and f32"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -346,6 +351,8 @@ static double draw_normal(uint64_t *seed)
 
 static double store(saccade_dtype dtype, void *to, double x)
 {
+    if (dtype == SACCADE_F32)
+        return *(float *)to = (float)x;
     const uint16_t bits =
         dtype == SACCADE_BF16 ? bf16_from_f32((float)x) : f16_from_f32((float)x);
     memcpy(to, &bits, sizeof bits);
@@ -379,20 +386,21 @@ static void make_incoming(backward_case *c, uint64_t seed)
     const saccade_sizes *s = &r->sizes;
     const int64_t rows = s->B * s->H * s->Q, n = rows * s->Dv;
     const int64_t shape[4] = {s->B, s->H, s->Q, s->Dv};
-    uint16_t *bits = malloc((size_t)n * sizeof *bits);
+    const size_t each = saccade_dtype_bytes(r->dtype);
+    char *bits = malloc((size_t)n * each);
     float *lse = malloc((size_t)rows * sizeof *lse);
     c->d_out = malloc((size_t)n * sizeof *c->d_out);
     c->d_lse = malloc((size_t)rows * sizeof *c->d_lse);
     assert_true(bits && lse && c->d_out && c->d_lse);
     for (int64_t i = 0; i < n; i++)
-        c->d_out[i] = store(r->dtype, &bits[i], draw_normal(&seed));
+        c->d_out[i] = store(r->dtype, bits + (size_t)i * each, draw_normal(&seed));
     for (int64_t i = 0; i < rows; i++)
         c->d_lse[i] = lse[i] = (float)draw_normal(&seed);
-    const size_t shift = (size_t)c->d.options.shift * sizeof *bits;
+    const size_t shift = (size_t)c->d.options.shift * each;
     c->d_out_there =
-        dense((char *)there((size_t)n * 2 + shift) + shift, r->dtype, 4, shape);
+        dense((char *)there((size_t)n * each + shift) + shift, r->dtype, 4, shape);
     c->d_lse_there = dense(there((size_t)rows * 4), SACCADE_F32, 3, shape);
-    assert_int_equal(saccade_device_copy(0, c->d_out_there.data, bits, (size_t)n * 2, NULL),
+    assert_int_equal(saccade_device_copy(0, c->d_out_there.data, bits, (size_t)n * each, NULL),
                      SACCADE_OK);
     assert_int_equal(saccade_device_copy(0, c->d_lse_there.data, lse, (size_t)rows * 4, NULL),
                      SACCADE_OK);
@@ -526,13 +534,16 @@ static char *fetch(const gradient *g)
 
 /* Weights and dS are rounded once to the dtype before they are multiplied, and so is the
  * result: over a tensor that gives a relative error of 0.75 eps (docs/lab), and no element is
- * off by more than a few eps of the largest. Guards around the tensor keep their pattern. */
+ * off by more than a few eps of the largest. In f32 products of split operands add a few eps
+ * of 2^-22. Guards around the tensor keep their pattern. */
 static void compare(const backward_case *c, int which, const char *host)
 {
     static const char *const names[3] = {"dq", "dk", "dv"};
     const gradient *g = &c->g[which];
     const size_t each = saccade_dtype_bytes(g->t.dtype);
-    const double eps = c->d.r->dtype == SACCADE_BF16 ? 0x1p-8 : 0x1p-11;
+    const double eps = c->d.r->dtype == SACCADE_BF16  ? 0x1p-8
+                       : c->d.r->dtype == SACCADE_F16 ? 0x1p-11
+                                                      : 0x1p-19;
     const double before = c->as.added >> which & 1;
     double error = 0, norm = 0, most = 0, worst = 0;
     for (size_t i = 0; i < AROUND * each; i++)
@@ -592,7 +603,8 @@ static void open_case(case_run *r, const device_options *options, const request 
 
 static void close_case(backward_case *c)
 {
-    const size_t shift = (size_t)c->d.options.shift * 2;
+    const size_t shift =
+        (size_t)c->d.options.shift * saccade_dtype_bytes(c->d_out_there.dtype);
     saccade_device_free(0, c->workspace);
     saccade_device_free(0, (char *)c->d_out_there.data - shift);
     saccade_device_free(0, c->d_lse_there.data);
@@ -731,6 +743,21 @@ static void placements(void **state)
         {{.problem = "b1 h2/1 q150 kv170 d192 dv128 bf16", .mask = "causal()"},
          {.has_block_mask = 1}},
         {{.problem = "b1 h1 q150 kv170 d256 bf16", .score = "softcap(20)"}, {0}},
+    };
+    (void)state;
+    all_hold(rows, sizeof rows / sizeof rows[0]);
+}
+
+static void floats(void **state)
+{
+    static const chosen_case rows[] = {
+        {{.problem = "b2 h4/2 q200 kv300 d64 f32", .mask = "causal()", .q_offset = 100,
+          .seed = 1},
+         {.has_block_mask = 1}},
+        {{.problem = "b1 h2 q130 kv200 d128 f32", .score = "softcap(20)"}, {0}},
+        {{.problem = "b1 h2/1 q100 kv150 d256 f32", .mask = "causal()"}, {0}},
+        {{.problem = "b1 h2 q70 kv130 d35 dv90 f32", .mask = "sliding_window(W)"}, {0}},
+        {{.problem = "b1 h2 q100 kv170 d192 dv128 f32", .kv_len = 150}, {.shift = 3}},
     };
     (void)state;
     all_hold(rows, sizeof rows / sizeof rows[0]);
@@ -880,6 +907,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(lengths),
         cmocka_unit_test(masks),            cmocka_unit_test(scores),
         cmocka_unit_test(placements),       cmocka_unit_test(wide_heads),
+        cmocka_unit_test(floats),
         cmocka_unit_test(relaxed),
         cmocka_unit_test(random_cases),     cmocka_unit_test(nan_at_masked_keys),
         cmocka_unit_test(low_rows_are_zeros),

@@ -4,6 +4,13 @@
 
 #include "cuda/emit.h"
 
+static cu_form pass_form(const plan_problem *p)
+{
+    const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
+    return p->dtype == SACCADE_F32 ? cu_backward_pass32_choice(D, E)
+                                   : cu_backward_pass_choice(D, E);
+}
+
 enum { BY_TILES = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V };
 
 /* Sums in fixed point need a bound of the score function's slope. */
@@ -25,7 +32,7 @@ int cu_backward_wide_form(const cu_state *s, const plan_problem *p, int rung, cu
 int cu_backward_plain_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     (void)s;
-    *out = cu_backward_pass_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv));
+    *out = pass_form(p);
     return p->gradients && rung == 0;
 }
 
@@ -48,7 +55,7 @@ int cu_backward_finish_form(const cu_state *s, const plan_problem *p, int rung, 
 int cu_backward_sinks_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     (void)s;
-    *out = cu_backward_pass_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv));
+    *out = pass_form(p);
     return p->gradients & SACCADE_GRADIENT_SINKS && rung == 0;
 }
 

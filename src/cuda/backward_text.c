@@ -75,6 +75,16 @@ cu_form cu_backward_pass_choice(int D, int E)
                      .backward = {.rows = is_wide ? 16 : 32, .parts = is_wide ? 2 : 1}};
 }
 
+/* f32: products of split operands. Two CTAs to a multiprocessor up to head dims of 128, whose
+ * stages fit 99 KB. */
+cu_form cu_backward_pass32_choice(int D, int E)
+{
+    const int dim = D > E ? D : E;
+    return (cu_form){.family = CU_F32,
+                     .tile = {.groups = 4, .keys = 64, .stages = dim > 128 ? 1 : 2},
+                     .backward = {.rows = 16, .parts = dim > 128 ? 2 : 1}};
+}
+
 /* The same blocks, so that both walk the same runs; no sums of wide rows, so one warp to 16. */
 cu_form cu_backward_captures_choice(int D, int E)
 {
@@ -119,6 +129,12 @@ static int wide_shared(const cu_form *f, int D, int E)
     return by_keys > by_queries ? by_keys : by_queries;
 }
 
+/* of 32 columns: each part has its own */
+static int panels32(int dim, int parts)
+{
+    return (dim + 32 * parts - 1) / (32 * parts) * parts;
+}
+
 static int pass_shared(const cu_form *f, int columns)
 {
     const int rows = f->backward.rows, stages = f->tile.stages;
@@ -131,6 +147,8 @@ int cu_backward_shared_bytes(const cu_form *f, int D, int E)
     const int columns = panels(D) + panels(E);
     if (f->backward.value_stages)
         return wide_shared(f, D, E);
+    if (f->family == CU_F32)
+        return pass_shared(f, panels32(D, f->backward.parts) + panels32(E, f->backward.parts));
     return f->family == CU_SM90 ? tile_shared(f, columns) : pass_shared(f, columns);
 }
 
@@ -143,7 +161,7 @@ static void put_config(const plan_problem *p, const cu_form *form, strbuf *out)
     } rows[] = {
         {"SM", is_sm90 ? 90 : 80},
         {"F16", p->dtype == SACCADE_F16},
-        {"F32", 0},
+        {"F32", p->dtype == SACCADE_F32},
         {"D", cu_padded(p->sizes.D)},
         {"E", cu_padded(p->sizes.Dv)},
         {"D_REAL", (int)p->sizes.D},
@@ -162,6 +180,7 @@ static void put_config(const plan_problem *p, const cu_form *form, strbuf *out)
         {"DV", (p->gradients & SACCADE_GRADIENT_V) != 0},
         {"CAPTURES", form->backward.is_captures},
         {"TM", form->backward.rows},
+        {"TN", form->backward.rows},
         {"PARTS", form->backward.parts},
         {"ROWS", p->has_rows},
         {"Q_SHARED", 0},

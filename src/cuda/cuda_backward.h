@@ -54,6 +54,8 @@ int cu_backward_is_short(int D, int E, const saccade_sizes *sizes, int n_sm);
 int cu_backward_wide_choice(int D, int E, int rung, cu_form *out);
 /* The form of bwd_sm80.cu. */
 cu_form cu_backward_pass_choice(int D, int E);
+/* The same for f32. */
+cu_form cu_backward_pass32_choice(int D, int E);
 /* The form of bwd_captures.cu. */
 cu_form cu_backward_captures_choice(int D, int E);
 int cu_backward_threads(const cu_form *form);

@@ -78,6 +78,8 @@ static const char *why_plain(const cu_state *s, const plan_problem *p)
     const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
     if (cu_backward_has_tiles(s))
         return NULL;
+    if (s->family == CU_F32)
+        return "f32 has no other way";
     if (s->family != CU_SM90)
         return "tiles need sm_90a and head dims that are multiples of 8";
     if (cu_backward_tile_choice(D, E, 0, &form) && !cu_backward_is_bounded(s, p))

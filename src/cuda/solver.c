@@ -18,9 +18,9 @@ static int say(char *why, const char *text)
 static int takes_gradients(const plan_problem *p, char *why)
 {
     cu_reads_found reads;
-    if (p->dtype == SACCADE_F32)
-        return say(why, "the CUDA back end makes gradients of bf16 and f16 problems, got f32: "
-                        "convert Q, K and V, or take backend cpu");
+    if (p->dtype == SACCADE_F32 && p->gradients & SACCADE_GRADIENT_CAPTURES)
+        return say(why, "the CUDA back end makes gradients of captures of bf16 and f16 "
+                        "problems, got f32: convert Q, K and V, or take backend cpu");
     if (p->has_rows && p->gradients & (SACCADE_GRADIENT_CAPTURES | SACCADE_GRADIENT_SINKS))
         return say(why, "the CUDA back end makes no gradients of captures or sinks for some "
                         "rows of a sequence: leave them out, or take backend cpu");
@@ -136,6 +136,22 @@ static saccade_status emit(cu_state *s, saccade_plan *plan, saccade_error *err)
     return status;
 }
 
+/* Tiles of f32 that stay in shared memory do not all fit the 99 KB of some GPUs. */
+static saccade_status check_backward_fits(const cu_state *s, const plan_problem *p,
+                                          saccade_error *err)
+{
+    const int sm = atoi(s->arch + strcspn(s->arch, "0123456789"));
+    cu_form form;
+    if (!cu_backward_plain_form(s, p, 0, &form))
+        return SACCADE_OK;
+    const int bytes = cu_backward_shared(s, p, &form), most = cu_shared_most(sm);
+    FAIL_AT(bytes > most, SACCADE_EBACKEND, "gradients", 0, 0,
+            "got head dims %d and %d in f32, whose gradients take %d bytes of shared memory, "
+            "expected at most the %d of %s",
+            (int)p->sizes.D, (int)p->sizes.Dv, bytes, most, s->arch);
+    return SACCADE_OK;
+}
+
 static saccade_status create(saccade_plan *plan, saccade_error *err)
 {
     const cu_driver *driver = NULL;
@@ -146,6 +162,7 @@ static saccade_status create(saccade_plan *plan, saccade_error *err)
     s->has_rows = plan->problem.has_rows;
     TRY_GOTO(choose_target(s, &plan->problem, &driver, err));
     TRY_GOTO(emit(s, plan, err));
+    TRY_GOTO(check_backward_fits(s, &plan->problem, err));
     if (plan->problem.gradients)
         TRY_GOTO(cu_backward_emit(s, &plan->problem, &plan->arena, err));
     TRY_GOTO(cu_compile_programs(s, &plan->problem, err));

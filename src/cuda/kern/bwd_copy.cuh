@@ -76,6 +76,13 @@ DEVICE u32 load_word(u32 at)
     return x;
 }
 
+#if CFG_F32
+/* A word with 0 for what is infinite or NaN. */
+DEVICE u32 without_special(u32 x)
+{
+    return (x & 0x7f800000u) == 0x7f800000u ? 0 : x;
+}
+#else
 /* Whether one of a packed register's two floats is infinite or NaN. */
 DEVICE int has_special(u32 x)
 {
@@ -89,6 +96,7 @@ DEVICE u32 without_special(u32 x)
     return (has_special(x & 0xffffu) ? 0 : x & 0xffffu)
            | (has_special(x >> 16) ? 0 : x & 0xffff0000u);
 }
+#endif
 
 /* two queries' lse and delta, as they lie together */
 DEVICE float4 load_stats(u32 at)

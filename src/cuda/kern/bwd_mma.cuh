@@ -2,6 +2,24 @@
  * columns. A warp makes 16 rows; its fragments lie as mma.cuh has them. */
 #pragma once
 
+enum {
+    PANEL_COLUMNS = 64,
+    WIDTH_D = (CFG_D / 16 + CFG_PARTS - 1) / CFG_PARTS * 16, /* columns of a warp */
+    WIDTH_E = (CFG_E / 16 + CFG_PARTS - 1) / CFG_PARTS * 16,
+    TILE_PANELS_D = (CFG_D + 63) / 64,
+    TILE_PANELS_E = (CFG_E + 63) / 64,
+    KEPT = CFG_TM / 4 /* words of weights of 16 rows */
+};
+
+typedef u32 kept_word;
+
+/* Four weights of a fragment: two neighbours of a row, then of that row + 8. */
+DEVICE void keep_four(kept_word (&w)[KEPT], int i, float a, float b, float c, float d)
+{
+    w[2 * i] = pack(a, b);
+    w[2 * i + 1] = pack(c, d);
+}
+
 /* s = the warp's 16 rows of a (from row `first` on) times the 2 * COUNT rows of b, over DIM */
 template <int ROWS_A, int DIM, int COUNT>
 DEVICE void tile_scores(float (&s)[COUNT], u32 a, int first, u32 b)
@@ -43,4 +61,10 @@ DEVICE void tile_sums(float (&o)[WIDTH], const u32 (&w)[COUNT], u32 tile, int fi
             mma16(o + n * 8 + 4, w + 4 * kk, y[2], y[3]);
         }
     }
+}
+
+/* The column of element i of a result, from the warp's first on. */
+DEVICE int sum_column(int i)
+{
+    return 8 * (i / 4) + 2 * (threadIdx.x & 3) + (i & 1);
 }

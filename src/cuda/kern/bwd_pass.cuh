@@ -7,16 +7,14 @@ enum {
     PASS = CFG_TM,
     WARPS = 4 * CFG_PARTS,
     THREADS = WARPS * 32,
-    PANELS_D = (CFG_D + 63) / 64,
-    PANELS_E = (CFG_E + 63) / 64,
+    PANELS_D = TILE_PANELS_D,
+    PANELS_E = TILE_PANELS_E,
     STAY_D = PANELS_D * STAY * 128,
     STAY_BYTES = STAY_D + PANELS_E * STAY * 128,
     PASS_D = PANELS_D * PASS * 128,
     PASS_BYTES = PASS_D + PANELS_E * PASS * 128,
     STATS = STAY_BYTES + CFG_STAGES * PASS_BYTES, /* offset of lse and delta */
-    S_COUNT = PASS / 2,
-    WIDTH_D = (CFG_D / 16 + CFG_PARTS - 1) / CFG_PARTS * 16, /* columns of a warp */
-    WIDTH_E = (CFG_E / 16 + CFG_PARTS - 1) / CFG_PARTS * 16
+    S_COUNT = PASS / 2
 };
 
 /* the 16 rows of this warp among those that stay, and its part of the columns */
@@ -43,7 +41,7 @@ DEVICE rows rows_of_keys(const cu_bwd &p, int b, int g, int n)
 
 DEVICE rows rows_of_queries(const cu_bwd &p, int b, int h)
 {
-    row_source d_out = {(const u16 *)p.d_out + b * p.dos.b + h * p.dos.h, p.dos.n};
+    row_source d_out = {(const elem *)p.d_out + b * p.dos.b + h * p.dos.h, p.dos.n};
     return {query_rows(p.f, b, h), d_out, p.f.M};
 }
 
@@ -52,10 +50,12 @@ template <int COUNT>
 DEVICE void copy_both(u32 to, const rows &from, int first, int is_plain)
 {
     enum { SECOND = PANELS_D * COUNT * 128 };
+    /* f32: keeps what follows from the thread out of registers between copies */
+    int thread = threadIdx.x + (CFG_F32 ? first >> 31 : 0);
     copy_rows<COUNT, CFG_D, CFG_D_REAL, THREADS>(to, from.x, first, from.n, is_plain,
-                                                 threadIdx.x);
+                                                 thread);
     copy_rows<COUNT, CFG_E, CFG_E_REAL, THREADS>(to + SECOND, from.y, first, from.n, is_plain,
-                                                 threadIdx.x);
+                                                 thread);
 }
 
 /* lse (natural) and -delta of queries, +INF and 0 for what weighs nothing or is not there */

@@ -1,4 +1,5 @@
-/* Backward attention for any GPU from sm_80 on, any alignment, any score function: two kernels
+/* Backward attention for any GPU from sm_80 on, any alignment, any score function, f32 as well
+ * as 16-bit problems: two kernels
  * that make the scores twice and add nothing up across CTAs, so that results never depend on
  * an order. bwd_keys: a CTA has 64 keys of one key head and makes dK and dV of them, passing
  * by the queries of every head of the group. bwd_queries: a CTA has 64 queries of one head and
@@ -23,7 +24,11 @@
 #include "bwd_mod.cuh"
 #include "bwd_store.cuh"
 #include "bwd_row.cuh"
+#if CFG_F32
+#include "bwd_mma32.cuh"
+#else
 #include "bwd_mma.cuh"
+#endif
 #include "bwd_pass.cuh"
 #include "bwd_keys.cuh"
 
@@ -58,9 +63,9 @@ DEVICE void clear_special(u32 pass, int masked, int any)
 
 /* ---- keys stay ---- */
 
-/* P and dS of this warp's 16 keys by PASS queries, packed. stats: of the queries, in shared
- * memory. Result: any_special(). */
-DEVICE int weights_of_keys(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], const cu_bwd &p,
+/* P and dS of this warp's 16 keys by PASS queries, as products take them. stats: of the
+ * queries, in shared memory. Result: any_special(). */
+DEVICE int weights_of_keys(kept_word (&w)[KEPT], kept_word (&ds)[KEPT], const cu_bwd &p,
                             const mod_args &mod, const key_tile &t, int h, int q0, int masked,
                             u32 stay, u32 pass, u32 stats)
 {
@@ -93,10 +98,8 @@ DEVICE int weights_of_keys(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], const 
             live4(p.f, mod, t.b, h, query_side_of(p.f, mod, t.b, h, f.q0),
                   query_side_of(p.f, mod, t.b, h, f.q1), k0, k1, live);
         weigh(f, p, mod, t.b, h, live, a, b);
-        w[2 * i] = pack(a[0], a[2]);
-        w[2 * i + 1] = pack(a[1], a[3]);
-        ds[2 * i] = pack(b[0], b[2]);
-        ds[2 * i + 1] = pack(b[1], b[3]);
+        keep_four(w, i, a[0], a[2], a[1], a[3]);
+        keep_four(ds, i, b[0], b[2], b[1], b[3]);
     }
     return any;
 }
@@ -110,7 +113,7 @@ DEVICE void store_result(const result &to, int row0, int n, int first, int real,
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
         int row = row0 + lane / 4 + 8 * (i / 2 & 1);
-        int column = first + 8 * (i / 4) + 2 * (lane & 3) + (i & 1);
+        int column = first + sum_column(i);
         if (row < n && column < real)
             put_float(to, row * to.step + column, x[i] * factor);
     }
@@ -147,7 +150,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     bwd_keys(const __grid_constant__ cu_bwd p, const __grid_constant__ mod_args mod)
 {
     extern __shared__ __align__(1024) char memory[];
-    u32 shared = smem_address(memory), w[S_COUNT / 2], ds[S_COUNT / 2];
+    u32 shared = smem_address(memory);
+    kept_word w[KEPT], ds[KEPT];
     key_tile t = key_tile_at(p.f, blockIdx.x);
     float dk[WIDTH_D / 2], dv[WIDTH_E / 2];
     passing next = {query_begin(p, t), BWD_ROWS, 0};
@@ -203,8 +207,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- queries stay ---- */
 
-/* dS of this warp's 16 queries by PASS keys, packed. Result: any_special(). */
-DEVICE int ds_of_queries(u32 (&ds)[S_COUNT / 2], const cu_bwd &p, const mod_args &mod,
+/* dS of this warp's 16 queries by PASS keys. Result: any_special(). */
+DEVICE int ds_of_queries(kept_word (&ds)[KEPT], const cu_bwd &p, const mod_args &mod,
                           const query_tile &t, int key0, int masked, u32 stay, u32 pass,
                           const float2 (&stat)[2])
 {
@@ -231,8 +235,7 @@ DEVICE int ds_of_queries(u32 (&ds)[S_COUNT / 2], const cu_bwd &p, const mod_args
             live4(p.f, mod, t.b, t.h, q0, q1, k0, k1, live);
         }
         weigh(f, p, mod, t.b, t.h, live, a, b);
-        ds[2 * i] = pack(b[0], b[1]);
-        ds[2 * i + 1] = pack(b[2], b[3]);
+        keep_four(ds, i, b[0], b[1], b[2], b[3]);
     }
     return any;
 }
@@ -241,7 +244,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     bwd_queries(const __grid_constant__ cu_bwd p, const __grid_constant__ mod_args mod)
 {
     extern __shared__ __align__(1024) char memory[];
-    u32 shared = smem_address(memory), ds[S_COUNT / 2];
+    u32 shared = smem_address(memory);
+    kept_word ds[KEPT];
     query_tile t = query_tile_at(p, blockIdx.x);
     rows keys = rows_of_keys(p, t.b, t.g, t.kv_len);
     float dq[WIDTH_D / 2];

@@ -113,18 +113,20 @@ DEVICE void mma_qk_part(float (&s)[COUNT], u32 q, u32 k, int c)
     }
 }
 
-/* s = Q K^T for 16 rows at q (of ROWS) and 2 * COUNT keys at k (of CFG_TN). */
-template <int ROWS, int COUNT> DEVICE void mma_qk(float (&s)[COUNT], u32 q, u32 k)
+/* s = Q K^T over DIM for 16 rows at q (of ROWS) and 2 * COUNT keys at k (of CFG_TN),
+ * STEPS * 8 dims at a time. */
+template <int ROWS, int DIM = CFG_D, int STEPS = 4, int COUNT>
+DEVICE void mma_qk(float (&s)[COUNT], u32 q, u32 k)
 {
-    enum { TILES = COUNT % 16 == 0 ? 4 : COUNT % 8 == 0 ? 2 : 1, STEPS = 4 };
+    enum { TILES = COUNT % 16 == 0 ? 4 : COUNT % 8 == 0 ? 2 : 1 };
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
         s[i] = 0.f;
 #pragma unroll 1
-    for (int c = 0; c + STEPS * 8 <= CFG_D; c += STEPS * 8)
+    for (int c = 0; c + STEPS * 8 <= DIM; c += STEPS * 8)
         mma_qk_part<ROWS, STEPS, TILES>(s, q, k, c);
-    if (CFG_D % (STEPS * 8))
-        mma_qk_part<ROWS, 2, TILES>(s, q, k, CFG_D / 32 * 32);
+    if (DIM % (STEPS * 8))
+        mma_qk_part<ROWS, 2, TILES>(s, q, k, DIM / 32 * 32);
 }
 
 /* o += P V; s holds probabilities. Place t of a step of 8 keys is key 2t, place t + 4 key
