@@ -54,7 +54,9 @@ def contenders(q, k, v, ends):
         from torch.nn.attention import flex_attention as theirs
 
         flex = torch.compile(theirs.flex_attention, dynamic=False)
-        mask = torch.compile(theirs.create_block_mask)(live, None, None, n, n, device=device)
+        make = theirs.create_block_mask  # evaluates all positions at once unless compiled
+        make = make if n <= 32768 else torch.compile(make)
+        mask = make(live, None, None, n, n, device=device)
         made["flex"] = lambda: flex(q, k, v, None, mask, enable_gqa=True)
         try:
             from torch.nn.attention.varlen import varlen_attn
