@@ -119,11 +119,12 @@ static void decode_tiles_fit(void **state)
     for (int D = 16; D <= 256; D += 16)
         for (int E = 16; E <= 256; E += 16) {
             cu_tile tile;
-            assert_true(cu_decode_choice(D, E, 9, 0, &tile));
-            for (int rung = 0; cu_decode_choice(D, E, 9, rung, &tile); rung++) {
-                assert_true(tile.stages >= 1 && tile.keys >= 16);
-                assert_true(cu_decode_shared(&tile, D, E, 9, 4096) <= 232448);
-            }
+            assert_true(cu_decode_choice(D, E, 16, 9, 0, &tile));
+            for (int bits = 4; bits <= 16; bits *= 2)
+                for (int rung = 0; cu_decode_choice(D, E, bits, 9, rung, &tile); rung++) {
+                    assert_true(tile.stages >= (bits < 16 ? 2 : 1) && tile.keys >= 16);
+                    assert_true(cu_decode_shared(&tile, D, E, bits, 9, 4096) <= 232448);
+                }
         }
     assert_true(cu_decode_applies(&(saccade_sizes){1, 32, 8, 1, 100, 64, 64}));
     assert_false(cu_decode_applies(&(saccade_sizes){1, 32, 8, 17, 100, 64, 64}));
@@ -455,10 +456,43 @@ static void programs_of_ragged_runs(void **state)
         if (saccade_plan_create(NULL, &p, &plan, &err))
             fail_msg("%s: %s", err.where, err.message);
         const cu_state *s = plan->state;
-        assert_null(s->programs[CU_DECODE].image.code);
+        const int has_decode = i != 1 && p.dtype != SACCADE_F32;
+        assert_int_equal(s->programs[CU_DECODE].image.code != NULL, has_decode);
         expect_no_spills(s, &p);
         saccade_plan_destroy(plan);
         saccade_mod_destroy((saccade_mod *)p.mask);
+    }
+}
+
+/* Decode over codes of every kind and granularity, in one piece and in pages. */
+static void decode_of_codes(void **state)
+{
+    static const saccade_dtype codes[] = {SACCADE_E4M3, SACCADE_I4, SACCADE_E5M2, SACCADE_I8};
+    (void)state;
+    if (!has_compiler()) {
+        print_message("no NVRTC on this machine: nothing compiled\n");
+        skip();
+    }
+    for (int i = 0; i < (is_short_run() ? 1 : 4); i++) {
+        saccade_error err = {0};
+        saccade_plan *plan;
+        saccade_problem p;
+        saccade_problem_init(&p);
+        p.sizes = (saccade_sizes){.H = 8, .Hkv = 2, .D = 128, .Dv = 128};
+        p.dtype = i % 2 ? SACCADE_F16 : SACCADE_BF16;
+        p.kv_dtype = codes[i];
+        p.backend = "cuda";
+        p.arch = "sm_90a";
+        p.page = i < 2 ? 16 : 0;
+        p.k_scale_tokens = p.v_scale_tokens = i < 2 ? 1 : 16;
+        p.k_scale_channels = p.v_scale_channels = i < 3 ? 0 : 32;
+        if (saccade_plan_create(NULL, &p, &plan, &err) != SACCADE_OK)
+            fail_msg("%s: %s", err.where, err.message);
+        const cu_state *s = plan->state;
+        assert_non_null(s->programs[CU_DECODE].image.code);
+        assert_int_equal(s->programs[CU_DECODE].rung, 0);
+        expect_no_spills(s, &p);
+        saccade_plan_destroy(plan);
     }
 }
 
@@ -484,7 +518,7 @@ static void programs_of_pages(void **state)
     const cu_state *s = plan->state;
     expect_no_spills(s, &p);
     assert_int_equal(saccade_plan_explain(plan, &text, &err), SACCADE_OK);
-    assert_non_null(strstr(text, "pages, decode: tensor copies of 16 keys\n"));
+    assert_non_null(strstr(text, "pages, decode: copied by 16 bytes or less\n"));
     assert_non_null(strstr(text, "pages, forward: tensor copies of 16 keys\n"));
     saccade_free(text);
     saccade_plan_destroy(plan);
@@ -807,8 +841,11 @@ int main(int argc, char **argv)
         cmocka_unit_test(programs_of_chunks),
         cmocka_unit_test(programs_of_pages),
         cmocka_unit_test(programs_of_ragged_runs),
-        cmocka_unit_test(programs_of_rows), cmocka_unit_test(rows_of_block_masks),
-        cmocka_unit_test(programs_of_f32_results), cmocka_unit_test(programs_of_sinks),
+        cmocka_unit_test(decode_of_codes),
+        cmocka_unit_test(programs_of_rows),
+        cmocka_unit_test(rows_of_block_masks),
+        cmocka_unit_test(programs_of_f32_results),
+        cmocka_unit_test(programs_of_sinks),
         cmocka_unit_test(second_plan_is_cached),
         cmocka_unit_test(peak_compiles),
     };

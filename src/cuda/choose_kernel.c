@@ -70,7 +70,7 @@ static saccade_status make_runs(const saccade_plan *plan, const saccade_block_ma
         const cu_program_kind *kind = &cu_program_kinds[i];
         if (!takes_sizes(s, (cu_program)i, sizes) || !is_suited(s, (cu_program)i, mask, sizes))
             continue;
-        if (has_decode && kind->wants_alignment)
+        if (has_decode && kind->wants_alignment && s->family == CU_SM90)
             continue; /* decode takes all aligned rows of these sizes */
         has_decode |= kind->operation == CU_OP_DECODE;
         const blocks x = blocks_for(s, (cu_program)i, mask, sizes);
@@ -105,9 +105,8 @@ saccade_status cu_prepare(const saccade_plan *plan, const saccade_block_mask *ma
     sizes.Dv = plan->problem.sizes.Dv;
     sizes = cu_local_sizes(plan, &sizes);
     TRY(make_runs(plan, mask, device, &sizes, err));
-    return plan->problem.gradients
-               ? cu_backward_make_runs(plan, mask, device, &sizes, err)
-               : SACCADE_OK;
+    return plan->problem.gradients ? cu_backward_make_runs(plan, mask, device, &sizes, err)
+                                   : SACCADE_OK;
 }
 
 saccade_status run_find_runs(const saccade_plan *plan, const plan_run *run, cu_program program,
@@ -119,8 +118,7 @@ saccade_status run_find_runs(const saccade_plan *plan, const plan_run *run, cu_p
     if (!run->block_mask)
         return SACCADE_OK;
     const blocks x = blocks_for(s, program, run->block_mask, &run->sizes);
-    *out = cu_runs_find(device, run->block_mask, x.rows, x.keys, x.group, &run->sizes,
-                        plan);
+    *out = cu_runs_find(device, run->block_mask, x.rows, x.keys, x.group, &run->sizes, plan);
     FAIL_IF(!*out, SACCADE_EINVAL,
             "cuda: got a block mask that has no copy on device %d for this batch, expected "
             "saccade_plan_prepare first",
@@ -132,7 +130,8 @@ static int takes_run(const cu_state *s, cu_program program, const plan_run *run)
 {
     const cu_program_kind *kind = &cu_program_kinds[program];
     return takes_sizes(s, program, &run->sizes)
-           && (!kind->wants_alignment || s->family != CU_SM90 || run_is_aligned(run))
+           && (!kind->wants_alignment || s->programs[program].form.family != CU_SM90
+               || run_is_aligned(run))
            && (kind->runs == CU_ANY_RUN || (kind->runs == CU_WITH_MAXIMA) == !!run->row_max);
 }
 

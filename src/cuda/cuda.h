@@ -137,8 +137,9 @@ typedef struct cu_form {
 
 /* The rung'th choice for these head dims, best first; 0 past the end of the ladder. */
 int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung, cu_tile *out);
-/* Likewise for the decode program: groups warps, each with its own stages. */
-int cu_decode_choice(int D, int E, int column_words, int rung, cu_tile *out);
+/* Likewise for the decode program: groups warps, each with its own stages. bits: of an element
+ * of K and V. */
+int cu_decode_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out);
 /* Query heads that read one KV head. */
 int cu_group(const saccade_sizes *sizes);
 /* Whether so few rows go to the decode program, and its count of spans (see decode.cu). */
@@ -148,12 +149,15 @@ int64_t cu_decode_spans(const saccade_sizes *sizes);
  * all; 0: two launches with equal shares are better. blocks: of a span; is_light: little
  * arithmetic beside the products. */
 int cu_decode_cluster(int n_sm, int spans, int blocks, int warps, int is_light, unsigned *grid);
-int cu_decode_shared(const cu_tile *tile, int D, int E, int column_words, int64_t spans);
+int cu_decode_shared(const cu_tile *tile, int D, int E, int bits, int column_words,
+                     int64_t spans);
 /* Whether kernels by mma.sync keep Q in shared memory rather than in registers. */
 int cu_is_q_shared(int D, int E);
 int cu_tile_rows(cu_family family, const cu_tile *tile);
 /* Keys of a tensor copy from pages: the most that divide both. */
 int cu_keys_in_both(int64_t page, int tile_keys);
+/* Whether pieces of so many keys are copied by 16 bytes (kern/gather.cuh) instead. */
+int cu_gathers(int is_decode, const cu_tile *tile, int box);
 int cu_tile_threads(cu_family family, const cu_tile *tile, int E);
 /* f32: warps that share 16 rows, each with a part of O's columns */
 int cu_parts(int E);
@@ -332,8 +336,8 @@ struct cu_state {
     _Atomic uint64_t ready; /* bit per device: attributes set */
     int is_present;         /* there is a device for arch */
     cu_ptr row_shift;       /* on row_device: where rows stand, see row_parts.c; 0: none */
-    int row_device, has_rows;
-    cu_device device;       /* what the plan was tuned for */
+    int row_device, has_rows, is_ragged;
+    cu_device device; /* what the plan was tuned for */
 };
 
 saccade_status cu_load_programs(cu_state *s, const cu_driver *driver, saccade_error *err);
@@ -373,6 +377,8 @@ void cu_write_forward(const cu_state *s, const plan_problem *p, const cu_program
 int cu_sinks_code(const plan_problem *p);
 /* CFG_CODES, by the dtype of quantised K and V (kern/codes.cuh); 0: they are floats. */
 int cu_codes(const plan_problem *p);
+/* Bits of an element of K and V. */
+int cu_key_bits(const plan_problem *p);
 /* One program in one form, compiled for the state's architecture or taken from the cache. */
 saccade_status cu_compile_instance(const cu_state *s, const plan_problem *p, cu_program which,
                                    const cu_form *form, cu_image *out, saccade_error *err);

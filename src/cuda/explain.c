@@ -120,24 +120,31 @@ static void put_backward(const saccade_plan *plan, strbuf *out)
 }
 
 /* How keys in pages come into shared memory. */
+static void put_page_copies(const plan_problem *p, cu_program reader, const cu_form *form,
+                            strbuf *out)
+{
+    const int keys = form->tile.keys;
+    const int box = p->page < 0 ? keys : cu_keys_in_both(p->page, keys);
+    strbuf_printf(out, "pages, %s: ", cu_program_kinds[reader].name);
+    if (form->family != CU_SM90 || cu_codes(p)
+        || cu_gathers(reader == CU_DECODE, &form->tile, box))
+        strbuf_puts(out, "copied by 16 bytes or less\n");
+    else if (p->page < 0)
+        strbuf_printf(out, "tensor copies of as many keys as divide a page and %d%s\n", keys,
+                      cu_gathers(reader == CU_DECODE, &form->tile, 1) ? "; few by 16 bytes"
+                                                                      : "");
+    else
+        strbuf_printf(out, "tensor copies of %d keys\n", box);
+}
+
 static void put_pages(const saccade_plan *plan, strbuf *out)
 {
     static const cu_program readers[] = {CU_DECODE, CU_MAIN};
     const cu_state *s = plan->state;
-    const int64_t page = plan->problem.page;
-    for (int i = 0; i < 2 && page; i++) {
+    for (int i = 0; i < 2 && plan->problem.page; i++) {
         const cu_loaded *l = &s->programs[readers[i]];
-        if (!l->image.code)
-            continue;
-        strbuf_printf(out, "pages, %s: ", cu_program_kinds[readers[i]].name);
-        if (l->form.family != CU_SM90)
-            strbuf_puts(out, "copied by 16 bytes or less\n");
-        else if (page < 0)
-            strbuf_printf(out, "tensor copies of as many keys as divide a page and %d\n",
-                          l->form.tile.keys);
-        else
-            strbuf_printf(out, "tensor copies of %d keys\n",
-                          cu_keys_in_both(page, l->form.tile.keys));
+        if (l->image.code)
+            put_page_copies(&plan->problem, readers[i], &l->form, out);
     }
 }
 
@@ -152,8 +159,7 @@ saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *
     strbuf_printf(out, "pipeline stages: %d\n", form->tile.stages);
     strbuf_printf(out, "registers: %d\n", worst.registers);
     strbuf_printf(out, "spill bytes: %d\n", worst.spill_bytes);
-    strbuf_printf(out, "shared memory: %d\n",
-                  cu_shared_bytes(form, &s->facts, &plan->problem));
+    strbuf_printf(out, "shared memory: %d\n", cu_shared_bytes(form, &s->facts, &plan->problem));
     strbuf_printf(out, "serialised products: %s\n", worst.is_serialised ? "yes" : "no");
     strbuf_printf(out, "offsets: %s\n", s->is_lazy ? "late, with a second pass" : "exact");
     put_pages(plan, out);

@@ -5,8 +5,8 @@
 
 enum { MAX_SHARED = 8 }; /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
 
-saccade_status run_make_ready(cu_state *s, const plan_problem *problem,
-                              const cu_driver *driver, int device, saccade_error *err)
+saccade_status run_make_ready(cu_state *s, const plan_problem *problem, const cu_driver *driver,
+                              int device, saccade_error *err)
 {
     const uint64_t bit = (uint64_t)1 << device; /* cu_enter bounds it */
     if (atomic_load(&s->ready) & bit)
@@ -37,7 +37,7 @@ static saccade_status launch(const saccade_plan *plan, const cu_driver *driver,
     static launch_operation *const operations[CU_OPERATIONS] = {
         [CU_OP_DECODE] = run_launch_decode, [CU_OP_FORWARD] = run_launch_tiles};
     cu_state *s = plan->state;
-    run_args a;
+    run_args a = {0};
     const plan_problem *problem = &plan->problem;
     const int n_score = problem->score ? (int)problem->score->n_captures : 0;
     a.driver = driver;

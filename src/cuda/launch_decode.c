@@ -10,14 +10,14 @@ static const cu_tile *tile_of(const cu_state *s)
 static int decode_shared(const cu_state *s, const plan_problem *p, int64_t spans)
 {
     return cu_decode_shared(tile_of(s), cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
-                            s->facts.column_words, spans);
+                            cu_key_bits(p), s->facts.column_words, spans);
 }
 
 /* Blocks of every span where all have the same, known here; else 0. */
 static int span_blocks(const cu_state *s, const cu_fwd *p)
 {
     const int len = p->kv_len.value < p->N ? p->kv_len.value : p->N;
-    if (p->kv_len.by_batch || s->facts.mask == CU_MASK_INTERVAL || p->runs)
+    if (p->kv_len.by_batch || s->facts.mask == CU_MASK_INTERVAL || p->runs || s->is_ragged)
         return 0;
     return len > 0 ? (len + tile_of(s)->keys - 1) / tile_of(s)->keys : 1;
 }
@@ -38,8 +38,8 @@ static int decode_ctas(const cu_state *s, const cu_fwd *p, int spans)
 static int decode_cluster(const cu_state *s, const cu_fwd *p, int spans, unsigned *grid)
 {
     const int blocks = (p->N + tile_of(s)->keys - 1) / tile_of(s)->keys;
-    const int is_alike =
-        !p->kv_len.by_batch && !p->q_offset.by_batch && !p->kv_offset.by_batch && !p->runs;
+    const int is_alike = !p->kv_len.by_batch && !p->q_offset.by_batch && !p->kv_offset.by_batch
+                         && !p->runs && !s->is_ragged;
     const int is_light = s->facts.score != CU_SCORE_GENERAL && s->facts.mask != CU_MASK_GENERAL;
     return is_alike ? cu_decode_cluster(s->device.n_sm, spans, blocks, tile_of(s)->groups,
                                         is_light, grid)
@@ -51,12 +51,13 @@ static unsigned reciprocal(int d)
     return d == 1 ? 0 : (unsigned)(((1ull << 32) + (unsigned)d - 1) / (unsigned)d);
 }
 
-static void fill_decode(const cu_state *s, cu_fwd *p, int group, int rows, int spans)
+static void fill_decode(const cu_state *s, cu_fwd *p, const saccade_sizes *sizes, int spans)
 {
     cu_decode *f = &p->decode;
-    f->group = group;
-    f->rows = rows;
-    f->tiles = (rows + RUN_DECODE_ROWS - 1) / RUN_DECODE_ROWS;
+    f->group = cu_group(sizes);
+    f->flags = f->most = (int)sizes->Q;
+    f->rows = f->group * f->most;
+    f->tiles = (f->rows + RUN_DECODE_ROWS - 1) / RUN_DECODE_ROWS;
     f->spans = spans;
     f->span_blocks = span_blocks(s, p);
     p->n_split = decode_ctas(s, p, spans);
@@ -67,32 +68,61 @@ static void fill_decode(const cu_state *s, cu_fwd *p, int group, int rows, int s
     f->by_M = reciprocal(p->M);
 }
 
-saccade_status run_launch_decode(const saccade_plan *plan, const plan_run *run, run_args *a,
-                                 saccade_error *err)
+static saccade_status encode_maps(const cu_state *s, const plan_run *run, run_args *a,
+                                  saccade_error *err)
+{
+    const int box = run_place_box(run, 1, tile_of(s), &a->p.chunks);
+    TRY(run_encode_map(a->driver, run->k, box, PROMOTE_NONE, &a->maps[1], err));
+    return run_encode_map(a->driver, run->v, box, PROMOTE_NONE, &a->maps[2], err);
+}
+
+/* sizes: the run's, Q no more than decode takes; base: of its part of the workspace. */
+static saccade_status launch_spans(const saccade_plan *plan, const plan_run *run,
+                                   const saccade_sizes *sizes, char *base, run_args *a,
+                                   saccade_error *err)
 {
     cu_state *s = plan->state;
     const cu_loaded *program = &s->programs[CU_DECODE];
-    const saccade_sizes *sizes = &run->sizes;
     const int spans = (int)cu_decode_spans(sizes), threads = tile_of(s)->groups * 32;
-    const int rows = cu_group(sizes) * (int)sizes->Q;
     const int shared = decode_shared(s, &plan->problem, spans);
     const run_decode_sizes d = run_decode_space(s, sizes, cu_padded(plan->problem.sizes.Dv));
-    char *base = run->workspace;
     void *parameters[] = {&a->p, a->captures, &a->maps[1], &a->maps[2]};
     unsigned grid[2] = {1, 1};
+    a->p.flags = (int *)(base + RUN_COUNTER_BYTES);
     a->p.done = (int *)(base + d.counts);
     a->p.part_o = (float *)(base + d.part_o);
     a->p.part_ml = (float *)(base + d.part_ml);
-    fill_decode(s, &a->p, cu_group(sizes), rows, spans);
+    fill_decode(s, &a->p, sizes, spans);
     a->p.decode.cluster = decode_cluster(s, &a->p, spans, grid);
-    const int box = a->p.chunks.box = run_box(run, tile_of(s)->keys);
-    TRY(run_encode_map(a->driver, run->k, box, PROMOTE_NONE, &a->maps[1], err));
-    TRY(run_encode_map(a->driver, run->v, box, PROMOTE_NONE, &a->maps[2], err));
+    if (!cu_codes(&plan->problem))
+        TRY(encode_maps(s, run, a, err));
     if (a->p.decode.cluster)
         return run_start_with(a, program->kernel, grid, threads, shared, WITH_CLUSTER,
                               a->p.decode.cluster, parameters, err);
     TRY(run_start(a, program->kernel, a->p.n_split, threads, shared, parameters, err));
+    const int rows = a->p.decode.rows;
     grid[0] = a->p.n_split > 1 ? (unsigned)a->p.n_split - 1 : 1;
     grid[1] = (unsigned)(rows < RUN_DECODE_ROWS ? rows : RUN_DECODE_ROWS);
     return run_start_with(a, program->other, grid, 128, 0, WITH_OVERLAP, 1, parameters, err);
+}
+
+saccade_status run_launch_decode(const saccade_plan *plan, const plan_run *run, run_args *a,
+                                 saccade_error *err)
+{
+    return launch_spans(plan, run, &run->sizes, run->workspace, a, err);
+}
+
+saccade_status run_launch_short(const saccade_plan *plan, const plan_run *run, run_args *a,
+                                saccade_error *err)
+{
+    const cu_state *s = plan->state;
+    const cu_form *form = &s->programs[a->program].form;
+    const saccade_sizes few = run_short_sizes(s, &run->sizes);
+    if (!run->ragged || !few.Q || !run_is_aligned(run))
+        return SACCADE_OK;
+    run_args own = *a;
+    a->p.ragged.least = (int)few.Q + 1;
+    return launch_spans(plan, run, &few,
+                        (char *)run->workspace + run_tiles_space(form, &run->sizes, 1), &own,
+                        err);
 }

@@ -3,7 +3,7 @@
 #include "cuda/run.h"
 
 enum { BEGIN_THREADS = 1024 }; /* of ragged runs: they order the tiles */
-enum { SHORT_KEYS = 512 }; /* up to here two launches cost more than exact offsets, H200 */
+enum { SHORT_KEYS = 512 };     /* up to here two launches cost more than exact offsets, H200 */
 
 /* Starts a kernel after another one of the run. On sm_90a it may be placed while that one still
  * runs, and waits for it by itself. */
@@ -63,11 +63,12 @@ saccade_status run_launch_tiles(const saccade_plan *plan, const plan_run *run, r
 {
     const cu_state *s = plan->state;
     const cu_form *form = &s->programs[a->program].form;
+    TRY(run_launch_short(plan, run, a, err));
     if (form->family == CU_SM90) {
         TRY(run_encode_map(a->driver, run->q, run_rows(form), PROMOTE_256, &a->maps[0], err));
-        a->p.chunks.box = run_box(run, form->tile.keys);
-        TRY(run_encode_map(a->driver, run->k, a->p.chunks.box, PROMOTE_256, &a->maps[1], err));
-        TRY(run_encode_map(a->driver, run->v, a->p.chunks.box, PROMOTE_256, &a->maps[2], err));
+        const int box = run_place_box(run, 0, &form->tile, &a->p.chunks);
+        TRY(run_encode_map(a->driver, run->k, box, PROMOTE_256, &a->maps[1], err));
+        TRY(run_encode_map(a->driver, run->v, box, PROMOTE_256, &a->maps[2], err));
     }
     return launch_passes(plan, run, a, err);
 }

@@ -24,6 +24,11 @@ int cu_codes(const plan_problem *p)
                                          : 0;
 }
 
+int cu_key_bits(const plan_problem *p)
+{
+    return p->kv_dtype == SACCADE_I4 ? 4 : 8 * (int)saccade_dtype_bytes(p->kv_dtype);
+}
+
 /* Whether limits of rows between two others lie between theirs. */
 static int is_monotone(const pass_limits *limits)
 {
@@ -71,13 +76,17 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"SINKS", cu_sinks_code(p)},
         {"ROWS", p->has_rows},
         {"CODES", cu_codes(p)},
+        {"K_TOKENS", p->k_groups.tokens},
+        {"K_CHANNELS", p->k_groups.channels},
+        {"V_TOKENS", p->v_groups.tokens},
+        {"V_CHANNELS", p->v_groups.channels},
         {"Q_SHARED", cu_is_q_shared((int)p->sizes.D, (int)p->sizes.Dv)},
         {"SCALE_FIRST", p->scale <= 0 && s->facts.score != CU_SCORE_GENERAL},
         {"REGS_PRODUCER", groups == 1   ? 56
-                          : groups == 2 ? 40
+                          : groups == 2 ? p->has_chunks ? 56 : 40
                                         : 32},
         {"REGS_CONSUMER", groups == 1   ? 256
-                          : groups == 2 ? 232
+                          : groups == 2 ? p->has_chunks ? 224 : 232
                                         : 160},
         {"FIRST_WARP", has_producer ? 4 : 0},
     };

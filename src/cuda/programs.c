@@ -52,11 +52,21 @@ static int unaligned_form(const cu_state *s, const plan_problem *p, int rung, cu
     return s->family == CU_SM90 && find_tile(s, p, CU_SM80, rung, out);
 }
 
+/* Whether rows of codes are whole pieces of 16 bytes. */
+static int has_whole_codes(const plan_problem *p)
+{
+    const int64_t bits = cu_key_bits(p);
+    return p->sizes.D * bits % 128 == 0 && p->sizes.Dv * bits % 128 == 0;
+}
+
 static int decode_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
+    const int takes_codes =
+        strcmp(s->arch, "sm_90a") == 0 && p->dtype != SACCADE_F32 && has_whole_codes(p);
     out->family = CU_SM90;
-    return s->family == CU_SM90 && !p->has_rows && !p->is_ragged && !p->is_invariant
-           && cu_decode_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
+    return (cu_codes(p) ? takes_codes : s->family == CU_SM90) && !p->has_rows
+           && !p->is_invariant
+           && cu_decode_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), cu_key_bits(p),
                                s->facts.column_words, rung, &out->tile);
 }
 
@@ -77,7 +87,10 @@ static int decode_shared_most(const cu_state *s, const plan_problem *p, const cu
 
 /* ---- the table ---- */
 
-#define TILES {"fwd_sm90", "fwd_sm80", "fwd_f32"}
+#define TILES                             \
+    {                                     \
+        "fwd_sm90", "fwd_sm80", "fwd_f32" \
+    }
 
 const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
     [CU_DECODE] = {.name = "decode",

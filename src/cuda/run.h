@@ -35,6 +35,10 @@ int64_t run_tiles(const cu_form *f, const saccade_sizes *sizes);
 /* groups of 16 rows, each with its flag */
 int64_t run_groups(const cu_form *f, const saccade_sizes *sizes);
 int run_is_decode(const cu_state *s, const saccade_sizes *sizes);
+/* The same with as many rows as decode takes; Q 0 where it takes none. */
+saccade_sizes run_short_sizes(const cu_state *s, const saccade_sizes *sizes);
+/* What tiles of this form take, whole blocks of 256 bytes. */
+size_t run_tiles_space(const cu_form *f, const saccade_sizes *sizes, int is_ragged);
 run_decode_sizes run_decode_space(const cu_state *s, const saccade_sizes *sizes, int E);
 
 /* ---- choose_kernel.c ---- */
@@ -59,8 +63,9 @@ enum { PROMOTE_NONE = 0, PROMOTE_256 = 3 };
 /* Map over (d, n, h, b) in boxes of 64 columns x rows, 128-byte swizzle. */
 saccade_status run_encode_map(const cu_driver *driver, const saccade_tensor *t, int rows,
                               int promotion, cu_map *out, saccade_error *err);
-/* Keys of one tensor copy of blocks of so many: whole blocks, or what divides chunks too. */
-int run_box(const plan_run *run, int keys);
+/* Keys of one tensor copy for blocks of a tile: whole blocks, or what divides chunks too. Sets
+ * how the kernel copies keys. */
+int run_place_box(const plan_run *run, int is_decode, const cu_tile *tile, cu_chunks *chunks);
 saccade_status run_captures(const mod_fn *fn, const saccade_tensor *tensors, cu_capture *out,
                             saccade_error *err);
 void run_fill(const saccade_plan *plan, const plan_run *run, const cu_form *form,
@@ -81,8 +86,8 @@ saccade_status run_start_with(const run_args *a, void *kernel, const unsigned gr
 /* ---- launch.c: what every run does first ---- */
 
 /* Shared memory above 48 KB is asked for once per device. */
-saccade_status run_make_ready(cu_state *s, const plan_problem *problem,
-                              const cu_driver *driver, int device, saccade_error *err);
+saccade_status run_make_ready(cu_state *s, const plan_problem *problem, const cu_driver *driver,
+                              int device, saccade_error *err);
 /* Programs of interval masks hold their limits alone, which far positions do not have. */
 saccade_status run_check_positions(const cu_state *s, const plan_run *run, saccade_error *err);
 
@@ -92,5 +97,8 @@ saccade_status run_launch_tiles(const saccade_plan *plan, const plan_run *run, r
                                 saccade_error *err);
 saccade_status run_launch_decode(const saccade_plan *plan, const plan_run *run, run_args *a,
                                  saccade_error *err);
+/* Sequences of a ragged run that are short enough for decode, where tiles take the others. */
+saccade_status run_launch_short(const saccade_plan *plan, const plan_run *run, run_args *a,
+                                saccade_error *err);
 
 #endif

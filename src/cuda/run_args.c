@@ -40,8 +40,7 @@ int run_is_aligned(const plan_run *run)
 {
     return run_has_aligned_rows(run->q) && run_has_aligned_rows(run->k)
            && run_has_aligned_rows(run->v) && run_has_aligned_rows(run->out)
-           && is_whole(run->sizes.D, run->q->dtype)
-           && is_whole(run->sizes.Dv, run->q->dtype);
+           && is_whole(run->sizes.D, run->q->dtype) && is_whole(run->sizes.Dv, run->q->dtype);
 }
 
 /* Map over (d, n, h, b) in boxes of 64 columns x rows, 128-byte swizzle. */
@@ -117,14 +116,9 @@ static cu_scale scale_of(const saccade_tensor *t, const plan_groups *groups)
 {
     if (!t)
         return (cu_scale){0};
-    return (cu_scale){t->data,
-                      stride_of(t, 0),
-                      stride_of(t, 1),
-                      stride_of(t, 2),
-                      stride_of(t, 3),
-                      groups->tokens,
-                      groups->channels,
-                      t->dtype == SACCADE_F16};
+    return (cu_scale){t->data,          stride_of(t, 0),        stride_of(t, 1),
+                      stride_of(t, 2),  stride_of(t, 3),        groups->tokens,
+                      groups->channels, t->dtype == SACCADE_F16};
 }
 
 static cu_chunks chunks_of(const plan_run *run)
@@ -145,9 +139,11 @@ static cu_chunks chunks_of(const plan_run *run)
                        .has_last = run->positions.pages != NULL};
 }
 
-int run_box(const plan_run *run, int keys)
+int run_place_box(const plan_run *run, int is_decode, const cu_tile *tile, cu_chunks *chunks)
 {
-    return cu_keys_in_both(run->chunks ? run->chunks->size : keys, keys);
+    chunks->box = cu_keys_in_both(run->chunks ? run->chunks->size : tile->keys, tile->keys);
+    chunks->is_small = cu_gathers(is_decode, tile, chunks->box);
+    return chunks->box;
 }
 
 static void fill_ragged(const plan_run *run, const cu_form *form, cu_fwd *p)
@@ -216,8 +212,7 @@ void run_fill(const saccade_plan *plan, const plan_run *run, const cu_form *form
     if (run->chunks)
         p->chunks = chunks_of(run);
     p->sinks = run->sinks.data;
-    p->sinks_s =
-        (cu_stride){run->sinks.stride[0], run->sinks.stride[1], run->sinks.stride[2]};
+    p->sinks_s = (cu_stride){run->sinks.stride[0], run->sinks.stride[1], run->sinks.stride[2]};
     p->row_shift = (const int *)(uintptr_t)((const cu_state *)plan->state)->row_shift;
     p->M_all = plan->rows ? (int)plan->rows->all : p->M;
     if (run->ragged)

@@ -54,13 +54,22 @@ int run_is_decode(const cu_state *s, const saccade_sizes *sizes)
 }
 
 /* flags, the list of tiles to do again and, of ragged runs, their order */
-static size_t tiles_space(const cu_form *f, const saccade_sizes *sizes, int is_ragged)
+size_t run_tiles_space(const cu_form *f, const saccade_sizes *sizes, int is_ragged)
 {
     if (!f->tile.groups)
         return 0;
     return RUN_COUNTER_BYTES
-           + (2 * (size_t)run_groups(f, sizes) + (is_ragged ? (size_t)run_tiles(f, sizes) : 0))
-                 * sizeof(int);
+           + aligned((2 * (size_t)run_groups(f, sizes)
+                      + (is_ragged ? (size_t)run_tiles(f, sizes) : 0))
+                     * sizeof(int));
+}
+
+saccade_sizes run_short_sizes(const cu_state *s, const saccade_sizes *sizes)
+{
+    saccade_sizes few = *sizes;
+    while (few.Q && !run_is_decode(s, &few))
+        few.Q = few.Q > 64 ? 64 : few.Q - 1;
+    return few;
 }
 
 static size_t larger(size_t a, size_t b)
@@ -77,11 +86,9 @@ size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *run_sizes)
     size_t tiles = 0;
     for (int i = 0; i < CU_PROGRAMS; i++)
         if (cu_program_kinds[i].operation == CU_OP_FORWARD)
-            tiles = larger(tiles, tiles_space(&s->programs[i].form, sizes, is_ragged));
-    saccade_sizes few = *sizes;
-    while (few.Q > 1 && !run_is_decode(s, &few))
-        few.Q = few.Q > 64 ? 64 : few.Q - 1;
-    if (!run_is_decode(s, &few))
-        return tiles;
-    return larger(tiles, run_decode_space(s, &few, cu_padded(plan->problem.sizes.Dv)).bytes);
+            tiles = larger(tiles, run_tiles_space(&s->programs[i].form, sizes, is_ragged));
+    const saccade_sizes few = run_short_sizes(s, sizes);
+    const size_t decode =
+        few.Q ? run_decode_space(s, &few, cu_padded(plan->problem.sizes.Dv)).bytes : 0;
+    return is_ragged ? tiles + decode : larger(tiles, decode);
 }

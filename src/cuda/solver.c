@@ -39,9 +39,6 @@ static int takes_ragged(const plan_problem *p, char *why)
     if (p->gradients)
         return say(why, "the CUDA back end makes no gradients of ragged problems: take "
                         "documents in one sequence, or backend cpu");
-    if (p->has_chunks || p->page || p->kv_dtype != p->dtype)
-        return say(why, "the CUDA back end takes no ragged problems whose K and V are pages or "
-                        "quantised");
     if (plan_names_length(p->mask) || plan_names_length(p->score))
         return say(why, "the CUDA back end takes ragged problems whose texts name neither "
                         "Q nor KV");
@@ -59,8 +56,6 @@ static int applicable(const plan_problem *p, int32_t level, char *why)
                         "or K and V in e4m3, e5m2, i8 or i4");
     if (p->is_ragged && !takes_ragged(p, why))
         return 0;
-    if (cu_codes(p) && (p->has_chunks || p->page))
-        return say(why, "the CUDA back end takes quantised K and V in one piece, not in pages");
     if (p->out_dtype != p->dtype && p->gradients)
         return say(why, "gradients on CUDA take results in the dtype of Q");
     if (p->weight)
@@ -160,6 +155,7 @@ static saccade_status create(saccade_plan *plan, saccade_error *err)
     FAIL_IF_NULL(s);
     plan->state = s;
     s->has_rows = plan->problem.has_rows;
+    s->is_ragged = plan->problem.is_ragged;
     TRY_GOTO(choose_target(s, &plan->problem, &driver, err));
     TRY_GOTO(emit(s, plan, err));
     TRY_GOTO(check_backward_fits(s, &plan->problem, err));

@@ -79,16 +79,32 @@ int cu_shared_most(int sm)
 
 enum { DECODE_ROWS = 16, DECODE_MOST = 64, SHARED_MOST = 232448, SPANS_MOST = 4096 };
 
+/* Codes come in blocks of 32 keys to eight warps, which have more to do for each byte; later
+ * rungs have four. */
+static int choice_of_codes(int D, int E, int bits, int column_words, int rung, cu_tile *out)
+{
+    const int first = (D > E ? D : E) > 128;
+    if (first + rung >= 2)
+        return 0;
+    *out = (cu_tile){.groups = 8 >> (first + rung), .keys = 32, .stages = 4};
+    while (out->stages > 2
+           && cu_decode_shared(out, D, E, bits, column_words, SPANS_MOST) > SHARED_MOST)
+        out->stages--;
+    return 1;
+}
+
 /* Four warps, each streaming 16 KB of K and V at a time through 2 or 3 stages; later rungs take
  * fewer keys. */
-int cu_decode_choice(int D, int E, int column_words, int rung, cu_tile *out)
+int cu_decode_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out)
 {
+    if (bits < 16)
+        return choice_of_codes(D, E, bits, column_words, rung, out);
     const int dim = D > E ? D : E, keys = dim <= 64 ? 64 : dim <= 128 ? 32 : 16;
     if (keys >> rung < 16)
         return 0;
     *out = (cu_tile){.groups = 4, .keys = keys >> rung, .stages = 3};
     while (out->stages > 1
-           && cu_decode_shared(out, D, E, column_words, SPANS_MOST) > SHARED_MOST)
+           && cu_decode_shared(out, D, E, bits, column_words, SPANS_MOST) > SHARED_MOST)
         out->stages--;
     return 1;
 }
@@ -105,7 +121,7 @@ int64_t cu_decode_spans(const saccade_sizes *s)
 
 int cu_decode_applies(const saccade_sizes *s)
 {
-    return cu_group(s) * s->Q <= DECODE_MOST     /* more rows fill a prefill tile */
+    return cu_group(s) * s->Q <= DECODE_MOST    /* more rows fill a prefill tile */
            && cu_decode_spans(s) <= SPANS_MOST; /* counts of blocks lie in shared memory */
 }
 
@@ -131,10 +147,19 @@ int cu_decode_cluster(int n_sm, int spans, int blocks, int warps, int is_light, 
     return ctas * 100 >= n_sm * (is_light ? 45 : 90) ? size : 0;
 }
 
-int cu_decode_shared(const cu_tile *tile, int D, int E, int column_words, int64_t spans)
+/* Bytes of a block of K and V: panels of 64 columns; or codes in rows of an odd number of 16
+ * bytes, and 16 bytes of scales for each key. */
+static int decode_stage(const cu_tile *tile, int D, int E, int bits)
 {
-    const int panels = round_up(D, 64) / 64 + round_up(E, 64) / 64;
-    const int stage = panels * tile->keys * 128;
+    if (bits < 16)
+        return tile->keys * 16 * ((D * bits / 128 | 1) + (E * bits / 128 | 1) + 1);
+    return tile->keys * 128 * (round_up(D, 64) / 64 + round_up(E, 64) / 64);
+}
+
+int cu_decode_shared(const cu_tile *tile, int D, int E, int bits, int column_words,
+                     int64_t spans)
+{
+    const int stage = decode_stage(tile, D, E, bits);
     const int meeting = tile->groups * DECODE_ROWS * ((E + 8) / 2 + 4) * 4 + DECODE_ROWS * 16;
     const int columns = column_words ? tile->groups * tile->keys * column_words * 4 : 0;
     const int q = cu_is_q_shared(D, E) ? tile->groups * 32 * D : 0;
@@ -163,6 +188,14 @@ int cu_keys_in_both(int64_t page, int tile_keys)
         b = rest;
     }
     return (int)a;
+}
+
+/* A warp of decode copies 16 keys of 256 bytes faster than tensor copies do, but not 64 of 128
+ * bytes by 16 (docs/lab/035). Three warpgroups leave producers no registers for it. */
+int cu_gathers(int is_decode, const cu_tile *tile, int box)
+{
+    const int fewer = is_decode && tile->keys <= 32 ? 32 : 16;
+    return box < fewer && box < tile->keys && (is_decode || tile->groups < 3);
 }
 
 int cu_tile_rows(cu_family family, const cu_tile *tile)

@@ -121,6 +121,27 @@ static size_t bytes_of(const saccade_tensor *t)
     return (size_t)quant_bytes(t->dtype, n);
 }
 
+/* Tables and lengths of a run moved to device 0. */
+typedef struct placed_pages {
+    saccade_tensor table, length;
+    saccade_pages pages;
+    saccade_positions at;
+} placed_pages;
+
+static void place_pages(saccade_forward_args *a, placed_pages *x)
+{
+    if (!a->pages)
+        return;
+    x->pages = *a->pages;
+    x->at = *a->positions;
+    x->table = on_device(a->pages->table, bytes_of(a->pages->table));
+    x->length = on_device(a->positions->kv_len, bytes_of(a->positions->kv_len));
+    x->pages.table = &x->table;
+    x->at.kv_len = &x->length;
+    a->pages = &x->pages;
+    a->positions = &x->at;
+}
+
 /* A run whose tensors are moved to device 0 and back. */
 static saccade_status forward_there(const saccade_plan *plan, const saccade_forward_args *args,
                                     saccade_error *err)
@@ -129,12 +150,15 @@ static saccade_status forward_there(const saccade_plan *plan, const saccade_forw
     saccade_forward_args own = *args, *a = &own;
     const saccade_tensor **place[5] = {&a->q, &a->k, &a->v, &a->k_scale, &a->v_scale};
     const saccade_tensor *out = a->out;
+    const int is_paged = a->pages != NULL;
+    placed_pages there;
     const size_t out_bytes = bytes_of(out);
     saccade_tensor result = on_device(out, out_bytes);
     for (int i = 0; i < 5; i++) {
         t[i] = on_device(*place[i], bytes_of(*place[i]));
         *place[i] = &t[i];
     }
+    place_pages(a, &there);
     saccade_status status = saccade_device_alloc(0, a->workspace_bytes, &a->workspace, err);
     a->out = &result;
     if (status == SACCADE_OK)
@@ -145,6 +169,10 @@ static saccade_status forward_there(const saccade_plan *plan, const saccade_forw
         status = saccade_device_copy(0, out->data, result.data, out_bytes, err);
     for (int i = 0; i < 5; i++)
         saccade_device_free(0, t[i].data);
+    if (is_paged) {
+        saccade_device_free(0, there.table.data);
+        saccade_device_free(0, there.length.data);
+    }
     saccade_device_free(0, result.data);
     saccade_device_free(0, a->workspace);
     return status;

@@ -46,9 +46,9 @@ DEVICE int class_of(const cu_fwd &p, const tile &t)
     return CLASSES - 1 - (int)((long long)t.kv_len * CLASSES / (p.N + 1ll));
 }
 
-DEVICE int blocks_of(const tile &t)
+DEVICE int blocks_of(const cu_fwd &p, const tile &t)
 {
-    return (t.q_len + CFG_TILE_ROWS - 1) / CFG_TILE_ROWS;
+    return t.q_len < p.ragged.least ? 0 : (t.q_len + CFG_TILE_ROWS - 1) / CFG_TILE_ROWS;
 }
 
 /* at[c], tiles of class c, becomes those of the classes before; at[CLASSES] all. */
@@ -75,7 +75,7 @@ DEVICE void sum_classes(int *at)
  * without rows have nothing that is to be done again. */
 DEVICE void list_tiles(const cu_fwd &p, const tile &t, int first, int thread, int team)
 {
-    int n = blocks_of(t);
+    int n = blocks_of(p, t);
     for (int i = thread; i < p.H * p.n_qblk; i += team) {
         int h = i / p.n_qblk, block = i - h * p.n_qblk, id = t.id + i;
         if (block < n)
@@ -96,14 +96,14 @@ extern "C" __global__ void __launch_bounds__(BEGIN_THREADS)
     __syncthreads();
     for (int b = threadIdx.x; b < p.B; b += BEGIN_THREADS) {
         tile t = tile_at(p, b * stride, CFG_TILE_ROWS);
-        atomicAdd(&at[class_of(p, t)], blocks_of(t) * p.H);
+        atomicAdd(&at[class_of(p, t)], blocks_of(p, t) * p.H);
     }
     __syncthreads();
     sum_classes(at);
     for (int b = mine; b < p.B; b += BEGIN_THREADS / team) {
         tile t = tile_at(p, b * stride, CFG_TILE_ROWS);
         if (thread == 0)
-            first[mine] = atomicAdd(&at[class_of(p, t)], blocks_of(t) * p.H);
+            first[mine] = atomicAdd(&at[class_of(p, t)], blocks_of(p, t) * p.H);
         if (team == 32)
             __syncwarp();
         else

@@ -16,11 +16,14 @@ DEVICE float score_at(const cu_fwd &p, const mod_args &mod, const tile &t, int m
         return NEG_INF;
     const elem *x = query_row(p, t.b, t.h, row_place(t, m));
 #if CFG_CODES
-    code_rows y = key_codes(p, t.b, kv_head(p, t.h));
+    code_rows rows = key_codes(p, t.b, kv_head(p, t.h));
+    code_place y = code_place_of(rows, key_place(t, j));
+    if (y.row < 0)
+        return NEG_INF;
 #else
     const elem *y = key_row(p, t.b, kv_head(p, t.h), key_place(t, j));
 #endif
-#if CFG_CHUNKS
+#if CFG_CHUNKS && !CFG_CODES
     if (!y)
         return NEG_INF;
 #endif
@@ -28,7 +31,7 @@ DEVICE float score_at(const cu_fwd &p, const mod_args &mod, const tile &t, int m
 #if CFG_CODES
 #pragma unroll 1
     for (int d = 0; d < CFG_D_REAL; d++)
-        s = fmaf(to_float(x[d]), code_at(y, j, d), s);
+        s = fmaf(to_float(x[d]), code_at(rows, y, d), s);
 #else
     for (int d = 0; d < CFG_D_REAL; d++)
         s = fmaf(to_float(x[d]), to_float(y[d]), s);
@@ -67,14 +70,16 @@ DEVICE void add_keys(careful_row &r, const cu_fwd &p, const tile &t, int first, 
         if (__shfl_sync(~0u, s, i) == NEG_INF)
             continue;
         r.l += w;
-#if !CFG_CODES
+#if CFG_CODES
+        code_place at = code_place_of(v, key_place(t, first + i));
+#else
         long long row = value_offset(p, t.b, key_place(t, first + i));
 #endif
         for (int e = 0; e < O_PER_LANE; e++) {
             int c = e * LANES + (threadIdx.x & 31);
 #if CFG_CODES
             if (c < CFG_E_REAL)
-                r.o[e] = fmaf(w, code_at(v, first + i, c), r.o[e]);
+                r.o[e] = fmaf(w, code_at(v, at, c), r.o[e]);
 #else
             if (c < CFG_E_REAL)
                 r.o[e] = fmaf(w, to_float(v[row + c]), r.o[e]);

@@ -2,7 +2,10 @@
  * (saccade.h); strides of K and V count bytes here. */
 #pragma once
 
-enum { CODES_E4M3 = 1, CODES_E5M2 = 2, CODES_I8 = 3, CODES_I4 = 4 };
+#define CODES_E4M3 1
+#define CODES_E5M2 2
+#define CODES_I8 3
+#define CODES_I4 4
 
 typedef unsigned char code_byte;
 
@@ -59,46 +62,78 @@ DEVICE float code_value(const code_byte *row, int d)
 
 /* The rows of one head of K or V, and their scales. */
 struct code_rows {
-    const code_byte *head;
-    long long stride;
+    const code_byte *head; /* of batch or page 0 */
+    cu_stride stride;
     const cu_scale *scale;
-    int b, g;
+    int b, g, first; /* first: where row 0 lies */
+#if CFG_CHUNKS
+    chunk_table chunks;
+#endif
 };
 
 DEVICE code_rows key_codes(const cu_fwd &p, int b, int g)
 {
-    code_rows x = {(const code_byte *)p.k + b * p.ks.b + g * p.ks.h, p.ks.n, &p.k_scale, b, g};
+    code_rows x = {(const code_byte *)p.k + g * p.ks.h, p.ks, &p.k_scale, b, g, 0};
+#if CFG_CHUNKS
+    x.chunks = chunks_of(p, b);
+#endif
     return x;
 }
 
 DEVICE code_rows value_codes(const cu_fwd &p, int b, int g)
 {
-    code_rows x = {(const code_byte *)p.v + b * p.vs.b + g * p.vs.h, p.vs.n, &p.v_scale, b, g};
+    code_rows x = {(const code_byte *)p.v + g * p.vs.h, p.vs, &p.v_scale, b, g, 0};
+#if CFG_CHUNKS
+    x.chunks = chunks_of(p, b);
+#endif
     return x;
 }
 
-DEVICE float code_at(const code_rows &x, int row, int d)
+DEVICE code_rows rows_from(code_rows x, int first)
 {
-    return code_value(x.head + row * x.stride, d) * scale_apart(x.scale, x.b, x.g, row, d);
+    x.first += first;
+    return x;
+}
+
+/* Where a row lies: batch or page, and row of it; row -1 in an absent page. */
+struct code_place {
+    int b, row;
+};
+
+DEVICE code_place code_place_of(const code_rows &x, int row)
+{
+#if CFG_CHUNKS
+    chunk_place at = chunk_place_of(x.chunks, x.b, row);
+    code_place y = {at.b, at.row};
+#else
+    code_place y = {x.b, x.first + row};
+#endif
+    return y;
+}
+
+DEVICE float code_at(const code_rows &x, code_place at, int d)
+{
+    return code_value(x.head + at.b * x.stride.b + at.row * x.stride.n, d)
+           * scale_apart(x.scale, at.b, x.g, at.row, d);
 }
 
 /* ---- copies to shared memory ---- */
 
 /* 16 bytes of elements from column on, those from `count` on zeros. */
-DEVICE void copy_codes(u32 to, const code_rows &x, int row, int column, int count)
+DEVICE void copy_codes(u32 to, const code_rows &x, code_place at, int column, int count)
 {
     enum { EACH = 16 / (int)sizeof(elem) };
     float y[EACH], scale = 0.f;
     u32 w[4];
-    const code_byte *from = x.head + row * x.stride;
+    const code_byte *from = x.head + at.b * x.stride.b + at.row * x.stride.n;
     if (count > 0 && !x.scale->channels)
-        scale = scale_apart(x.scale, x.b, x.g, row, 0);
+        scale = scale_apart(x.scale, at.b, x.g, at.row, 0);
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         y[i] = 0.f;
         if (i < count) {
             if (x.scale->channels)
-                scale = scale_apart(x.scale, x.b, x.g, row, column + i);
+                scale = scale_apart(x.scale, at.b, x.g, at.row, column + i);
             y[i] = code_value(from, column + i) * scale;
         }
     }
@@ -122,7 +157,10 @@ DEVICE void copy_rows(u32 to, const code_rows &rows, int first, int n, int is_pl
 #pragma unroll 1
     for (int i = thread; i < ROWS * PIECES; i += THREADS) {
         int row = i / PIECES, piece = i % PIECES, column = piece * EACH;
-        copy_codes(swizzled(to, ROWS * 128, row, piece), rows, first + row, column,
-                   first + row < n ? REAL - column : 0);
+        code_place at = {0, -1};
+        if (first + row < n)
+            at = code_place_of(rows, first + row);
+        copy_codes(swizzled(to, ROWS * 128, row, piece), rows, at, column,
+                   at.row >= 0 ? REAL - column : 0);
     }
 }

@@ -50,7 +50,7 @@ DEVICE void run_share(stream &w, fragment &f, const meeting &sh, const cu_fwd &p
         c.t = last;
         if (last < end) {
             cursor_follow(p, mod, l, c);
-            load_packed_q(f.q, p, c.s);
+            take_q(f, p, c.s);
         }
         meet(sh, f);
         if (is_near)
@@ -83,15 +83,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 #if CFG_Q_SHARED
     f.q = smem_address(q) + threadIdx.x * 16;
 #endif
+#if !CFG_CODES
     w.full = smem_address(bars + warp * CFG_STAGES);
-    w.loads = w.uses = 0;
     if ((threadIdx.x & 31) == 0) {
         map_prefetch(&mk);
         map_prefetch(&mv);
         for (int i = 0; i < CFG_STAGES; i++)
-            barrier_init(w.full + i * 8, 1);
+            barrier_init(w.full + i * 8, CFG_CHUNKS && p.chunks.is_small ? 32 : 1);
     }
     fence_barrier_init();
+#endif
     __syncwarp();
     grid_let_next();
     if (!l.each)
@@ -104,9 +105,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
         near_share(p, l, begin, end);
     cursor c = cursor_at(p, mod, l, begin);
     if (begin < end)
-        load_packed_q(f.q, p, c.s); /* before all else: later it would wait behind the copies */
-    w.ahead = c;
-    w.ahead.t += warp;
+        take_q(f, p, c.s); /* before all else: later it would wait behind the copies */
+    stream_place(w) = c;
+    stream_place(w).t += warp;
+    stream_begin(w, p, mod, l, end);
 #pragma unroll 1
     for (int i = 0; i < CFG_STAGES; i++)
         load_next(w, p, mod, l, end, &mk, &mv);

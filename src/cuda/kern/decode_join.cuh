@@ -9,6 +9,29 @@ struct meeting {
     float *o, *ml, *sum; /* sum: (m, l, peak) of the CTA's rows, where a cluster reads them */
 };
 
+#if CFG_CODES
+/* where element i of this thread's accumulators lies in the O of place w */
+DEVICE float *meet_place(const meeting &sh, int w, int i)
+{
+    int row = w * ROWS + (threadIdx.x & 31) / 4 + (i & 2) * 4, tile = i / 4;
+    return sh.o + row * O_STEP + tile / PAIRS * (128 / CODE_BITS)
+           + code_column(tile % PAIRS, i & 1);
+}
+
+DEVICE void meet_put(const meeting &sh, const fragment &f, int w)
+{
+#pragma unroll
+    for (int i = 0; i < O_COUNT; i++)
+        *meet_place(sh, w, i) = f.o[i];
+}
+
+DEVICE void meet_add(const meeting &sh, fragment &f, int w)
+{
+#pragma unroll
+    for (int i = 0; i < O_COUNT; i++)
+        f.o[i] += *meet_place(sh, w, i);
+}
+#else
 /* where this thread's accumulators lie in the O of place w */
 DEVICE float *meet_place(const meeting &sh, int w)
 {
@@ -38,6 +61,7 @@ DEVICE void meet_add(const meeting &sh, fragment &f, int w)
         f.o[4 * g + 3] += b.y;
     }
 }
+#endif
 
 /* The warps' rows to shared memory, brought to one offset: the upper half of the warps adds its
  * own to the lower half's, whose sums are there for all on return. */
@@ -95,7 +119,7 @@ DEVICE float3 meet_row(const meeting &sh, int row)
 DEVICE long long flag_of(const cu_fwd &p, const span &s, int r)
 {
     place x = row_place(p, s, s.row0 + r);
-    return ((long long)s.b * p.H + x.h) * p.M + x.m;
+    return ((long long)s.b * p.H + x.h) * p.decode.flags + x.m;
 }
 
 /* Row r of span s, its offset, sum and maximum known: one over the sum, sink included. */
@@ -119,14 +143,14 @@ DEVICE void finish_row(const cu_fwd &p, const span &s, int r, float3 x)
     float inv;
     add_sink(sink_of(p, s.b, at.h, at.m), x.x, x.y, inv, lse);
 #endif
-    put_lse(p, s.b, at.h, at.m, lse);
-    put_row_max(p, s.b, at.h, at.m, x.z * 0.6931471805599453f);
+    put_lse(p, s.b, at.h, span_row(s, at.m), lse);
+    put_row_max(p, s.b, at.h, span_row(s, at.m), x.z * 0.6931471805599453f);
 }
 
 DEVICE out_elem *output_row(const cu_fwd &p, const span &s, int r)
 {
     place x = row_place(p, s, s.row0 + r);
-    return (out_elem *)p.o + s.b * p.os.b + x.h * p.os.h + x.m * p.os.n;
+    return (out_elem *)p.o + s.b * p.os.b + x.h * p.os.h + span_row(s, x.m) * p.os.n;
 }
 
 /* Row r of a span, not finite or lost, again; rare, so one copy for all callers. */
@@ -134,14 +158,8 @@ __device__ __noinline__ void redo_at(const cu_fwd &p, const mod_args &mod, span 
 {
     __syncwarp(); /* the row is there, written by other lanes */
     place at = row_place(p, s, s.row0 + r);
-    tile t = {0,
-              s.b,
-              at.h,
-              0,
-              0,
-              position(p.q_offset, s.b),
-              position(p.kv_offset, s.b),
-              live_keys(p, s.b)};
+    tile t = batch_of(p, s.b);
+    t.h = at.h;
     redo_row(p, mod, t, at.m);
 }
 
@@ -357,7 +375,7 @@ DEVICE int join_row(const cu_fwd &p, const span &s, int slot, int count, int r)
 /* Rows flagged by `decode`, shared out over all CTAs. */
 DEVICE void redo_flagged(const cu_fwd &p, const mod_args &mod)
 {
-    int rows = p.B * p.H * p.M, step = gridDim.x * gridDim.y * 128;
+    int each = p.decode.flags, rows = p.B * p.H * each, step = gridDim.x * gridDim.y * 128;
 #pragma unroll 1
     for (int first = (blockIdx.y * gridDim.x + blockIdx.x) * 128; first < rows; first += step) {
         int mine = first + threadIdx.x;
@@ -367,9 +385,17 @@ DEVICE void redo_flagged(const cu_fwd &p, const mod_args &mod)
         for (int i = first + threadIdx.x / 32; i < min(first + 128, rows); i += 4) {
             if (!load_new(p.flags + i))
                 continue;
-            int head = i / p.M, b = head / p.H, h = head % p.H, g = h / p.decode.group;
-            span s = {b, g, 0, 0, 0};
-            redo_at(p, mod, s, (h - g * p.decode.group) * p.M + i % p.M);
+            int head = i / each, b = head / p.H, h = head % p.H, g = h / p.decode.group;
+            int m = i % each, at = b * p.G + g; /* of spans, but for their tiles */
+            span s = span_place(p, at * p.decode.tiles);
+            s.row0 = 0;
+#if CFG_RAGGED
+            if (m >= s.q_len) /* nobody has written its flag */
+                continue;
+            redo_at(p, mod, s, (h - g * p.decode.group) * s.q_len + m);
+#else
+            redo_at(p, mod, s, (h - g * p.decode.group) * p.M + m);
+#endif
         }
     }
 }

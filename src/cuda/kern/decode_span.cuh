@@ -7,10 +7,6 @@ enum {
     HALF = WARPS / 2,
     KEYS = CFG_TN,
     ROWS = 16,
-    PANELS_D = (CFG_D + 63) / 64,
-    PANELS_E = (CFG_E + 63) / 64,
-    PANEL = KEYS * 128,
-    STAGE = (PANELS_D + PANELS_E) * PANEL,
     O_STEP =
         CFG_E + 8, /* floats of a row where warps meet: no two rows of a store share banks */
     S_COUNT = KEYS / 2,
@@ -22,7 +18,35 @@ enum {
 struct span {
     int b, g, row0; /* row0: first packed row, head-major within the group */
     int first, n;   /* blocks of keys; without runs they are neighbours */
+#if CFG_RAGGED
+    int q_first, q_len, kv_first; /* of the sequence; q_len 0: its rows are not decode's */
+#endif
 };
+
+/* What a batch's positions and lengths are, in the form that the careful rows take them. */
+DEVICE tile batch_of(const cu_fwd &p, int b)
+{
+    tile t;
+    t.id = t.h = t.row0 = t.block = 0;
+    t.b = b;
+    t.q_offset = position(p.q_offset, b);
+    t.kv_offset = position(p.kv_offset, b);
+    t.kv_len = live_keys(p, b);
+#if CFG_RAGGED
+    place_sequence(p, t);
+#endif
+    return t;
+}
+
+/* Keys of a batch. */
+DEVICE int batch_keys(const cu_fwd &p, int b)
+{
+#if CFG_RAGGED
+    return batch_of(p, b).kv_len;
+#else
+    return live_keys(p, b);
+#endif
+}
 
 /* x / d by multiplication: by is 2^32 / d rounded up, 0 for d = 1; exact where x d < 2^32. A
  * division is 20 instructions, and a dozen of them stood before the first copy. */
@@ -38,6 +62,12 @@ DEVICE span span_place(const cu_fwd &p, int i)
     s.row0 = (i - pair * p.decode.tiles) * ROWS;
     s.b = quotient(pair, p.decode.by_G);
     s.g = pair - s.b * p.G;
+#if CFG_RAGGED
+    tile t = batch_of(p, s.b);
+    s.q_first = t.q_first;
+    s.kv_first = t.kv_first;
+    s.q_len = t.q_len <= p.decode.most ? t.q_len : 0;
+#endif
     return s;
 }
 
@@ -48,15 +78,48 @@ struct place {
 
 DEVICE place row_place(const cu_fwd &p, const span &s, int packed)
 {
-    int h = quotient(packed, p.decode.by_M);
-    place x = {s.g * p.decode.group + h, packed - h * p.M};
+#if CFG_RAGGED
+    int n = s.q_len, h = packed / n;
+#else
+    int n = p.M, h = quotient(packed, p.decode.by_M);
+#endif
+    place x = {s.g * p.decode.group + h, packed - h * n};
     return x;
+}
+
+/* packed rows of the span's batch and KV head */
+DEVICE int packed_rows(const cu_fwd &p, const span &s)
+{
+#if CFG_RAGGED
+    return s.q_len * p.decode.group;
+#else
+    return p.decode.rows;
+#endif
 }
 
 /* rows of a span that are there */
 DEVICE int span_rows(const cu_fwd &p, const span &s)
 {
-    return min((int)ROWS, p.decode.rows - s.row0);
+    return min((int)ROWS, packed_rows(p, s) - s.row0);
+}
+
+/* Where row m of its batch lies in tensors that have a row for each. */
+DEVICE int span_row(const span &s, int m)
+{
+#if CFG_RAGGED
+    return s.q_first + m;
+#else
+    return m;
+#endif
+}
+
+DEVICE int span_key(const span &s, int j)
+{
+#if CFG_RAGGED
+    return s.kv_first + j;
+#else
+    return j;
+#endif
 }
 
 /* keys that the interval mask leaves to any row of the span */
@@ -64,7 +127,12 @@ DEVICE void span_limits(const cu_fwd &p, const mod_args &mod, const span &s, int
 {
 #if MOD_MASK == MASK_INTERVAL
     int least = 0x7fffffff, most = -0x7fffffff;
+#if CFG_RAGGED
+    tile t = batch_of(p, s.b);
+    int q_offset = t.q_offset, kv_offset = t.kv_offset;
+#else
     int q_offset = position(p.q_offset, s.b), kv_offset = position(p.kv_offset, s.b);
+#endif
 #pragma unroll 1
     for (int r = 0; r < span_rows(p, s); r++) {
         int from, to;
@@ -86,10 +154,17 @@ DEVICE int mask_row_of(const cu_fwd &p, const span &s)
     return s.b * p.mask_b + s.g * p.mask_h;
 }
 
-/* Every span has a block, perhaps a dead one, so that each row is written by somebody. */
+/* Every span with rows has a block, perhaps a dead one, so that each row is written by
+ * somebody. */
 DEVICE void span_count(const cu_fwd &p, const mod_args &mod, span &s)
 {
-    int lo = 0, hi = live_keys(p, s.b);
+    int lo = 0, hi = batch_keys(p, s.b);
+#if CFG_RAGGED
+    if (span_rows(p, s) <= 0) {
+        s.first = s.n = 0;
+        return;
+    }
+#endif
     if (p.runs) {
         int row = mask_row_of(p, s), begin = p.run_start[row], end = p.run_start[row + 1];
         s.first = 0;
@@ -226,7 +301,7 @@ DEVICE int cursor_follow(const cu_fwd &p, const mod_args &mod, const line &l, cu
 DEVICE const u16 *packed_row(const cu_fwd &p, const span &s, int packed)
 {
     place x = row_place(p, s, packed);
-    return query_row(p, s.b, x.h, x.m);
+    return query_row(p, s.b, x.h, span_row(s, x.m));
 }
 
 /* Q of a span on its way to L2: behind the copies under way it would come too late. */

@@ -93,10 +93,11 @@ DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const floa
 }
 
 #if CFG_RAGGED
-/* Whether the tile lies past its sequence; then nothing of it is to be done again. */
+/* Whether the tile lies past its sequence, or is decode's; then nothing of it is to be done
+ * again. */
 DEVICE int tile_is_empty(const cu_fwd &p, const tile &t)
 {
-    if (t.row0 < t.q_len)
+    if (t.row0 < t.q_len && t.q_len >= p.ragged.least)
         return 0;
     if (threadIdx.x < p.tile_groups)
         p.flags[t.id * p.tile_groups + threadIdx.x] = 0;

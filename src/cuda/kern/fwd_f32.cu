@@ -42,7 +42,8 @@ DEVICE void copy_keys(const source &x, const cu_fwd &p, int slot, int block, int
 {
     int thread = threadIdx.x + (block >> 31); /* keeps addresses out of registers meanwhile */
 #if CFG_CODES
-    code_rows k = key_codes(p, x.b, x.g), v = value_codes(p, x.b, x.g);
+    code_rows k = rows_from(key_codes(p, x.b, x.g), x.first);
+    code_rows v = rows_from(value_codes(p, x.b, x.g), x.first);
 #else
     row_source k = rows_from(key_rows(p, x.b, x.g), x.first);
     row_source v = rows_from(value_rows(p, x.b, x.g), x.first);

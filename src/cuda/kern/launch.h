@@ -38,6 +38,7 @@ typedef struct cu_chunks {
     int is_paged; /* K and V are [page][G][size][dim] */
     int has_last; /* kv_len counts keys of a batch's last page */
     int box;      /* keys of one tensor copy: no copy crosses the end of a chunk */
+    int is_small; /* copied by 16 bytes (gather.cuh) */
 } cu_chunks;
 
 /* Scales of quantised K or V: [b][h][row / tokens][channel / channels]. */
@@ -47,12 +48,14 @@ typedef struct cu_scale {
     int tokens, channels; /* of a group; 0: all */
     int is_f16;           /* else f32 */
 } cu_scale;
+
 /* Sequences of unequal lengths: b has rows [q_first[b], q_first[b + 1]) of q and of what has
  * its rows, and likewise keys; null where all batches have M rows, or N keys. */
 typedef struct cu_ragged {
     const int *q_first, *kv_first;
     int rows, keys; /* of q, and of K and V, in which all stay whatever the numbers say */
     int is_end;     /* a sequence's last row stands where its last live key does */
+    int least;      /* tiles leave out sequences of fewer rows: decode takes them */
     int *order;     /* [tiles] those with rows, the longest first, as `begin` finds them */
     int *n_tiles;   /* how many those are */
 } cu_ragged;
@@ -67,6 +70,8 @@ typedef struct cu_decode {
     int span_blocks; /* key blocks of every span, or 0 where spans differ */
     int share;       /* where spans do not differ: blocks of a CTA's share */
     int larger;      /* so many CTAs have one block more than that */
+    int flags;       /* rows of a head that have flags */
+    int most;        /* ragged: sequences of more rows are the tiles' */
     /* 2^32 divided by tiles, G and M, rounded up, to divide by multiplication; 0 where the
      * divisor is 1 */
     unsigned by_tiles, by_G, by_M;

@@ -1,0 +1,355 @@
+/* One warp of decode over quantised K and V: a ring of blocks of codes in shared memory, copied
+ * by 16 bytes from wherever a table says, and products of what they widen to.
+ *
+ * Scales that a key has alone multiply scores and weights (in f16, whose range is short, V);
+ * with scales of channels the elements are made before they are multiplied. Where scales stay
+ * out of K, its codes are f16, and Q of bf16 becomes f16 by a power of two for each row. */
+#pragma once
+
+#include "copy.cuh"
+#include "code_words.cuh"
+#include "decode_ahead.cuh"
+
+enum {
+    K_ROW = CFG_D * CODE_BITS / 8, /* bytes of a key */
+    V_ROW = CFG_E * CODE_BITS / 8,
+    K_STEP = (K_ROW / 16 | 1) * 16, /* eight rows share no banks */
+    V_STEP = (V_ROW / 16 | 1) * 16,
+    V_AT = KEYS * K_STEP, /* in a stage: K, V, scales of K's keys, of V's */
+    SCALES_AT = V_AT + KEYS * V_STEP,
+    STAGE = SCALES_AT + KEYS * 16
+};
+
+#define HALF_SCORES !CFG_K_CHANNELS /* Q and K are multiplied as f16 */
+#define SCALED_WEIGHTS (!CFG_V_CHANNELS && !CFG_F16)
+
+/* What a stage keeps of a key's scale: the scale, or with channels where it has its first. */
+#if CFG_K_CHANNELS
+typedef long long k_scale_word;
+#else
+typedef float k_scale_word;
+#endif
+#if CFG_V_CHANNELS
+typedef long long v_scale_word;
+#else
+typedef float v_scale_word;
+#endif
+
+struct stream {
+    u32 buffer;
+    u32 loads, uses;
+    lookahead ahead;
+    int is_owing; /* scales of the last block wait here until they have come */
+    k_scale_word k_scale;
+    v_scale_word v_scale;
+};
+
+DEVICE cursor &stream_place(stream &w)
+{
+    return w.ahead.at;
+}
+
+DEVICE u32 stage_of(const stream &w, u32 n)
+{
+    return w.buffer + n % CFG_STAGES * STAGE;
+}
+
+/* ---- copies ---- */
+
+DEVICE void stream_begin(stream &w, const cu_fwd &p, const mod_args &mod, const line &l,
+                         int end)
+{
+    w.is_owing = 0;
+    w.loads = w.uses = 0;
+    ahead_begin(w.ahead, p, mod, l, 1, end);
+}
+
+/* Rows of KEYS keys, of which lane i knows where key i lies. */
+template <int ROW, int STEP>
+DEVICE void copy_codes_of(u32 to, const code_byte *head, const cu_stride &stride, lane_key at)
+{
+    enum { PIECES = ROW / 16 };
+    int lane = threadIdx.x & 31;
+    long long mine = at.row < 0 ? -1 : at.b * stride.b + at.row * stride.n;
+#pragma unroll
+    for (int i = 0; i < KEYS * PIECES / 32; i++) {
+        int row = (32 * i + lane) / PIECES, piece = (32 * i + lane) % PIECES;
+        long long from = __shfl_sync(~0u, mine, row);
+        copy16(to + row * STEP + piece * 16, head + (from < 0 ? 0 : from + piece * 16),
+               from >= 0);
+    }
+}
+
+DEVICE float load_scale(const cu_scale &s, long long at)
+{
+    return s.is_f16 ? half_to_float(__ldg((const u16 *)s.data + at))
+                    : __ldg((const float *)s.data + at);
+}
+
+/* The scale of a key, or where its channels' begin. */
+template <int TOKENS> DEVICE void find_scale(float &x, const cu_scale &s, int g, lane_key at)
+{
+    x = at.row < 0 ? 0.f : 1.f;
+    if (s.data && at.row >= 0)
+        x = load_scale(s,
+                       at.b * s.b + g * s.h + (TOKENS ? at.row / (TOKENS | !TOKENS) : 0) * s.n);
+}
+
+template <int TOKENS>
+DEVICE void find_scale(long long &x, const cu_scale &s, int g, lane_key at)
+{
+    x = at.b * s.b + g * s.h;
+    if (TOKENS)
+        x += max(0, at.row) / (TOKENS | !TOKENS) * s.n;
+}
+
+/* To shared memory with the scales of the block loaded last. */
+DEVICE void keep_scales(stream &w)
+{
+    u32 to = stage_of(w, w.loads - 1) + SCALES_AT;
+    if (w.is_owing) {
+        int lane = threadIdx.x & 31;
+        char *at = (char *)__cvta_shared_to_generic(to);
+        ((k_scale_word *)at)[lane] = w.k_scale;
+        ((v_scale_word *)(at + 8 * KEYS))[lane] = w.v_scale;
+    }
+    w.is_owing = 0;
+}
+
+/* Begins the copy of the next block; without one an empty group keeps the count. */
+DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const line &l, int end,
+                      const tensor_map *mk, const tensor_map *mv)
+{
+    keep_scales(w);
+    if (w.ahead.first != NO_BLOCK) {
+        int g = w.ahead.at.s.g;
+        u32 to = stage_of(w, w.loads);
+        lane_key at = find_key(w.ahead, 0, 1);
+        find_scale<CFG_K_TOKENS>(w.k_scale, p.k_scale, g, at);
+        find_scale<CFG_V_TOKENS>(w.v_scale, p.v_scale, g, at);
+        copy_codes_of<K_ROW, K_STEP>(to, (const code_byte *)p.k + g * p.ks.h, p.ks, at);
+        copy_codes_of<V_ROW, V_STEP>(to + V_AT, (const code_byte *)p.v + g * p.vs.h, p.vs, at);
+        w.is_owing = 1;
+        w.loads++;
+        ahead_move(w.ahead, p, mod, l, 1, end);
+    }
+    copy_commit();
+}
+
+/* The oldest block, when it is there. */
+DEVICE u32 await_block(stream &w)
+{
+    copy_wait<CFG_STAGES - 1>();
+    __syncwarp();
+    return stage_of(w, w.uses);
+}
+
+/* Keys past the end came as zeros. */
+DEVICE void clear_values(u32 stage, int from)
+{
+}
+
+/* ---- products ---- */
+
+/* Column of O, within its block of 16 bytes of V, of element c of a thread's pair in tile j. */
+DEVICE int code_column(int j, int c)
+{
+    int l = threadIdx.x & 3;
+    return CODE_BITS == 4 ? 8 * l + 4 * c + j : 4 * l + 2 * c + j;
+}
+
+template <typename T> DEVICE T scale_word(u32 at, int key)
+{
+    return ((const T *)__cvta_shared_to_generic(at))[key];
+}
+
+/* The scale of channel d, where a key's channels have several. */
+template <int CHANNELS> DEVICE float channel_scale(const cu_scale &s, long long at, int d)
+{
+    return s.data ? load_scale(s, at + d / (CHANNELS | !CHANNELS) * s.d) : 1.f;
+}
+
+/* A word of K: codes as f16, or elements as Q has them. d: channel of its first code. */
+DEVICE void widen_key(u32 w, const cu_fwd &p, u32 scales, int key, int d, u32 (&h)[PAIRS])
+{
+    widen<0>(w, h);
+#if CFG_K_CHANNELS
+    long long at = scale_word<long long>(scales, key);
+    enum { APART = CODE_BITS == 4 ? 4 : 1, NEXT = CODE_BITS == 4 ? 1 : 2 };
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++)
+        h[i] = scaled_pair(h[i], channel_scale<CFG_K_CHANNELS>(p.k_scale, at, d + NEXT * i),
+                           channel_scale<CFG_K_CHANNELS>(p.k_scale, at, d + NEXT * i + APART));
+#endif
+}
+
+/* s = Q K^T in natural units. back: what a row's Q was divided by. */
+DEVICE void block_scores(float (&s)[S_COUNT], const q_fragments &q, const cu_fwd &p, u32 stage,
+                         const float (&back)[2])
+{
+    int lane = threadIdx.x & 31;
+    u32 scales = stage + SCALES_AT;
+#pragma unroll
+    for (int i = 0; i < S_COUNT; i++)
+        s[i] = 0.f;
+#pragma unroll
+    for (int e = 0; e < K_ROW / 16; e++) {
+        u32 w[4];
+        load_matrices(w, stage + lane * K_STEP + e * 16);
+#pragma unroll
+        for (int j = 0; j < PAIRS / 2; j++) {
+            u32 a[4];
+            q_step(a, q, e * (PAIRS / 2) + j);
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                u32 h[PAIRS];
+                widen_key(w[n], p, scales, 8 * n + lane / 4,
+                          e * 128 / CODE_BITS + (lane & 3) * (32 / CODE_BITS), h);
+#if HALF_SCORES
+                mma_halves(s + 4 * n, a, h[2 * j], h[2 * j + 1]);
+#else
+                mma16(s + 4 * n, a, h[2 * j], h[2 * j + 1]);
+#endif
+            }
+        }
+    }
+#if HALF_SCORES
+#pragma unroll
+    for (int i = 0; i < S_COUNT; i++) {
+        int key = 8 * (i / 4) + 2 * (lane & 3) + (i & 1);
+        s[i] *= scale_word<float>(scales, key) * back[i / 2 & 1];
+    }
+#endif
+}
+
+/* Words of V of keys (8 k + 2 (lane & 3)) and the next one; d: channel of the first code. */
+DEVICE void widen_values(u32 w, const cu_fwd &p, u32 scales, int k, int d, u32 (&h)[PAIRS])
+{
+#if SCALED_WEIGHTS
+    widen_value(w, h);
+#else
+    int key = 8 * k + 2 * (threadIdx.x & 3);
+    widen<1>(w, h);
+#if CFG_V_CHANNELS
+    long long lo = scale_word<long long>(scales, key),
+              hi = scale_word<long long>(scales, key + 1);
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++)
+        h[i] = scaled_pair(h[i], channel_scale<CFG_V_CHANNELS>(p.v_scale, lo, d + i),
+                           channel_scale<CFG_V_CHANNELS>(p.v_scale, hi, d + i));
+#else
+    float lo = scale_word<float>(scales, key), hi = scale_word<float>(scales, key + 1);
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++)
+        h[i] = scaled_pair(h[i], lo, hi);
+#endif
+#endif
+}
+
+/* o += P V; s holds probabilities. */
+DEVICE void block_values(float (&o)[O_COUNT], float (&s)[S_COUNT], const cu_fwd &p, u32 stage)
+{
+    int lane = threadIdx.x & 31;
+    u32 a[KEYS / 16][4], scales = stage + SCALES_AT + 8 * KEYS;
+#if SCALED_WEIGHTS
+#pragma unroll
+    for (int i = 0; i < S_COUNT; i++)
+        s[i] *= scale_word<float>(scales, 8 * (i / 4) + 2 * (lane & 3) + (i & 1));
+#endif
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 2; i++)
+        a[i / 4][i & 3] = pack(s[2 * i], s[2 * i + 1]);
+#pragma unroll
+    for (int e = 0; e < V_ROW / 16; e++) {
+        u32 w[4];
+        load_matrices_transposed(w, stage + V_AT + lane * V_STEP + e * 16);
+#pragma unroll
+        for (int kk = 0; kk < KEYS / 16; kk++) {
+            u32 h[2][PAIRS];
+            int d = e * 128 / CODE_BITS + lane / 4 * PAIRS;
+            widen_values(w[2 * kk], p, scales, 2 * kk, d, h[0]);
+            widen_values(w[2 * kk + 1], p, scales, 2 * kk + 1, d, h[1]);
+#pragma unroll
+            for (int j = 0; j < PAIRS; j++)
+                mma16(o + (PAIRS * e + j) * 4, a[kk], h[0][j], h[1][j]);
+        }
+    }
+}
+
+/* ---- Q ---- */
+
+/* Elements x and y of a row. */
+DEVICE u32 q_two(const u16 *row, int x, int y)
+{
+    return row[x] | (u32)row[y] << 16;
+}
+
+/* A fragments of Q in the order of K's codes. */
+DEVICE void q_step_load(u32 (&a)[4], const u16 *row0, const u16 *row1, int step)
+{
+    int l = threadIdx.x & 3;
+#if CFG_CODES == CODES_I4
+    int d = step / 2 * 32 + 8 * l + step % 2 * 2;
+    a[0] = q_two(row0, d, d + 4);
+    a[1] = q_two(row1, d, d + 4);
+    a[2] = q_two(row0, d + 1, d + 5);
+    a[3] = q_two(row1, d + 1, d + 5);
+#else
+    int d = step * 16 + 4 * l;
+    a[0] = q_two(row0, d, d + 1);
+    a[1] = q_two(row1, d, d + 1);
+    a[2] = q_two(row0, d + 2, d + 3);
+    a[3] = q_two(row1, d + 2, d + 3);
+#endif
+}
+
+#if HALF_SCORES && !CFG_F16
+/* Largest exponent of a row's elements, at least one whose factor is a number. */
+DEVICE int q_exponent(const u16 *row)
+{
+    u32 most = 20 << 7;
+    for (int d = 8 * (threadIdx.x & 3); d < CFG_D; d += 32)
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            most = max(most, row[d + i] & 0x7fffu);
+    most = max(most, __shfl_xor_sync(~0u, most, 1));
+    most = max(most, __shfl_xor_sync(~0u, most, 2));
+    return most >> 7 == 255 ? 140 : most >> 7; /* what is not finite stays so */
+}
+
+/* A pair of bf16 times 2^(140 - exponent), as f16. */
+DEVICE u32 q_halves(u32 x, float by)
+{
+    u32 y;
+    float lo = __uint_as_float(x << 16) * by, hi = __uint_as_float(x & 0xffff0000) * by;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo));
+    return y;
+}
+#endif
+
+/* Rows past the last one repeat it: nobody reads what comes of them. */
+DEVICE void load_packed_q(q_fragments &q, float (&back)[2], const cu_fwd &p, const span &s)
+{
+    int last = packed_rows(p, s) - 1, lane = threadIdx.x & 31;
+    const u16 *row0 = packed_row(p, s, min(s.row0 + lane / 4, last));
+    const u16 *row1 = packed_row(p, s, min(s.row0 + lane / 4 + 8, last));
+    back[0] = back[1] = 1.f;
+#if HALF_SCORES && !CFG_F16
+    int e0 = q_exponent(row0), e1 = q_exponent(row1);
+    float by0 = __uint_as_float((u32)(127 + 140 - e0) << 23), by1;
+    by1 = __uint_as_float((u32)(127 + 140 - e1) << 23);
+    back[0] = __uint_as_float((u32)(127 - 140 + e0) << 23);
+    back[1] = __uint_as_float((u32)(127 - 140 + e1) << 23);
+#endif
+#pragma unroll
+    for (int kk = 0; kk < CFG_D / 16; kk++) {
+        u32 a[4];
+        q_step_load(a, row0, row1, kk);
+#if HALF_SCORES && !CFG_F16
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            a[i] = q_halves(a[i], i & 1 ? by1 : by0);
+#endif
+        q_keep(q, kk, a);
+    }
+}
