@@ -7,6 +7,7 @@
 static const char *const variables[][2] = {
     {"SACCADE_LEVEL", "at most this instruction set: portable, avx2, avx512 or amx"},
     {"OMP_NUM_THREADS", "threads where --threads says nothing, instead of all that are usable"},
+    {"OMP_THREAD_LIMIT", "the most threads that a command has where --threads says nothing"},
     {"SACCADE_CACHE_DIR", "where compiled code for GPUs is kept; else XDG_CACHE_HOME/saccade, "
                           "else HOME/.cache/saccade"},
 };

@@ -243,7 +243,7 @@ SACCADE_API const saccade_prelude_entry *saccade_prelude(int32_t i);
 typedef struct saccade_context saccade_context;
 typedef struct saccade_context_options {
     size_t size;
-    int32_t threads;   /* 0: all the process may use */
+    int32_t threads;   /* 0: all the process may use; -n: n, or as many CPUs as it may use */
     const char *level; /* at most "portable", "avx2", "avx512", "amx"; NULL: best, or what the
                         * environment's SACCADE_LEVEL names when that is lower */
 } saccade_context_options;

@@ -467,9 +467,11 @@ static void wrong_contexts(void **unused)
     (void)unused;
     saccade_context *c = NULL;
     saccade_error err;
-    saccade_context_options o = {.size = sizeof o, .threads = -1};
+    saccade_context_options o = {.size = sizeof o, .threads = -4097};
     assert_int_equal(saccade_context_create(&o, &c, &err), SACCADE_EINVAL);
     o = (saccade_context_options){.size = sizeof o, .level = "sse9"};
+    assert_int_equal(saccade_context_create(&o, &c, &err), SACCADE_EINVAL);
+    o = (saccade_context_options){.size = sizeof o, .threads = 4097};
     assert_int_equal(saccade_context_create(&o, &c, &err), SACCADE_EINVAL);
     assert_null(c);
     saccade_context_destroy(NULL);

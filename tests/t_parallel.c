@@ -9,6 +9,7 @@
 
 #include <fenv.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -288,19 +289,51 @@ static void quotas_of_control_groups_bound_the_threads(void **state)
     assert_int_equal(system(command), 0);
 }
 
-/* What a program with this environment may use. */
-static int usable_with(const char *threads)
+/* What a program with this environment may use; limit, cpus: no OMP_THREAD_LIMIT, any CPU.
+ * wanted: by its own account, on CPUs that are there. */
+typedef struct surroundings {
+    const char *threads, *limit;
+    int cpus, wanted;
+} surroundings;
+
+static void stay_on(int cpus)
+{
+#ifdef __linux__
+    cpu_set_t all, some;
+    CPU_ZERO(&some);
+    assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
+    for (int cpu = 0, n = 0; cpu < CPU_SETSIZE && n < cpus; cpu++)
+        if (CPU_ISSET(cpu, &all)) {
+            CPU_SET(cpu, &some);
+            n++;
+        }
+    assert_int_equal(sched_setaffinity(0, sizeof some, &some), 0);
+#else
+    (void)cpus;
+#endif
+}
+
+static int usable_in(surroundings s)
 {
     int status = 0;
     fflush(NULL);
     const pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        setenv("OMP_NUM_THREADS", threads, 1);
-        _exit(cpus_usable(100));
+        setenv("OMP_NUM_THREADS", s.threads, 1);
+        if (s.limit)
+            setenv("OMP_THREAD_LIMIT", s.limit, 1);
+        if (s.cpus)
+            stay_on(s.cpus);
+        _exit(s.wanted ? cpus_there(s.wanted) : cpus_usable(100));
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     return WEXITSTATUS(status);
+}
+
+static int usable_with(const char *threads)
+{
+    return usable_in((surroundings){.threads = threads});
 }
 
 /* Before anything here asks for the number, which is looked up once. */
@@ -316,6 +349,17 @@ static void the_environment_says_how_many_threads(void **state)
     assert_int_equal(usable_with("0"), all);
     assert_int_equal(usable_with("-4"), all);
     assert_int_equal(usable_with("some"), all);
+    assert_int_equal(usable_in((surroundings){"7", "3", 0, 0}), 3);
+    assert_int_equal(usable_in((surroundings){"2", "30", 0, 0}), 2);
+    assert_int_equal(usable_in((surroundings){"", "1", 0, 0}), 1);
+    assert_int_equal(usable_in((surroundings){"", "0", 0, 0}), all);
+#ifdef __linux__
+    assert_int_equal(usable_in((surroundings){"", NULL, 1, 0}), 1);
+    assert_in_range(usable_in((surroundings){"", NULL, 2, 0}), 1, all < 2 ? all : 2);
+    assert_int_equal(usable_in((surroundings){"4", NULL, 1, 0}), 4); /* was asked for */
+    assert_int_equal(usable_in((surroundings){"4", NULL, 1, 3}), 1);
+    assert_int_equal(usable_in((surroundings){"1", NULL, 0, 100}), all);
+#endif
 }
 
 int main(void)

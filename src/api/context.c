@@ -14,8 +14,9 @@ saccade_status api_context(const saccade_context_options *options, saccade_conte
     saccade_context_options_init(&o);
     if (options)
         TRY(RECORD_READ(&o, options, "context options"));
-    FAIL_AT(o.threads < 0 || o.threads > 4096, SACCADE_EINVAL, "threads", 0, 0,
-            "got %d, expected 0 (all) to 4096", o.threads);
+    FAIL_AT(o.threads < -4096 || o.threads > 4096, SACCADE_EINVAL, "threads", 0, 0,
+            "got %d, expected 0 (all), up to 4096, or down to -4096 (at most so many)",
+            o.threads);
     TRY(cpu_level_allowed(&level, err));
     if (o.level) {
         TRY(cpu_level_parse(o.level, &wanted, err));
@@ -24,7 +25,9 @@ saccade_status api_context(const saccade_context_options *options, saccade_conte
                 cpu_level_bound());
         level = wanted;
     }
-    out->threads = o.threads ? o.threads : par_max_threads();
+    out->threads = o.threads > 0    ? o.threads
+                   : o.threads == 0 ? par_max_threads()
+                                    : par_threads_there(-o.threads);
     out->level = (int32_t)level;
     return SACCADE_OK;
 }

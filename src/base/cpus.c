@@ -99,9 +99,10 @@ int cpus_quota(const char *groups, const char *root)
 
 /* ---- all of it ---- */
 
-static int asked_for(void)
+/* A positive number of the environment, or the first of a list; 0: none. */
+static int asked_for(const char *name)
 {
-    const char *text = getenv("OMP_NUM_THREADS");
+    const char *text = getenv(name);
     const long n = text ? strtol(text, NULL, 10) : 0;
     return n < 1 ? 0 : n < 1000000 ? (int)n : 1000000;
 }
@@ -117,25 +118,45 @@ static int in_affinity(void)
     return (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-static int count_cpus(void)
+static int least_of(int n, int bound)
 {
-    int n = asked_for();
-    if (n > 0)
-        return n;
-    n = in_affinity();
-    const int quota = cpus_quota("/proc/self/cgroup", "/sys/fs/cgroup");
-    if (quota > 0 && quota < n)
-        n = quota;
-    return n > 0 ? n : 1;
+    return bound > 0 && bound < n ? bound : n;
+}
+
+/* How many threads, with what OMP_NUM_THREADS says and without. */
+typedef struct counts {
+    int asked, there;
+} counts;
+
+static counts count_cpus(void)
+{
+    const int limit = asked_for("OMP_THREAD_LIMIT");
+    int there = least_of(in_affinity(), cpus_quota("/proc/self/cgroup", "/sys/fs/cgroup"));
+    int asked = asked_for("OMP_NUM_THREADS");
+    there = least_of(there > 0 ? there : 1, limit);
+    asked = asked > 0 ? least_of(asked, limit) : there;
+    return (counts){asked, there};
+}
+
+static counts look_up(void)
+{
+    static _Atomic int asked, there; /* there is known once asked is */
+    counts n = {atomic_load(&asked), 0};
+    if (n.asked == 0) {
+        n = count_cpus();
+        atomic_store(&there, n.there);
+        atomic_store(&asked, n.asked);
+    }
+    n.there = atomic_load(&there);
+    return n;
 }
 
 int cpus_usable(int most)
 {
-    static _Atomic int known;
-    int n = atomic_load_explicit(&known, memory_order_relaxed);
-    if (n == 0) {
-        n = count_cpus();
-        atomic_store_explicit(&known, n, memory_order_relaxed);
-    }
-    return n < most ? n : most;
+    return least_of(most, look_up().asked);
+}
+
+int cpus_there(int most)
+{
+    return least_of(most, look_up().there);
 }

@@ -35,6 +35,11 @@ int par_max_threads(void)
     return HAVE_THREADS ? cpus_usable(PAR_THREADS_MAX) : 1;
 }
 
+int par_threads_there(int n)
+{
+    return HAVE_THREADS ? cpus_there(n) : 1;
+}
+
 void par_for(int64_t n_items, int n_threads, par_fn fn, void *arg)
 {
     int n = n_threads > 0 ? n_threads : par_max_threads();

@@ -13,6 +13,9 @@ typedef void (*par_fn)(void *arg, int64_t item, int thread);
 /* threads that a loop uses if not told: cpus_usable(), 1 in builds without threads. */
 int par_max_threads(void);
 
+/* n, or fewer where there are not so many CPUs for the process. */
+int par_threads_there(int n);
+
 /* calls fn for each item once, dynamically scheduled, on at most n_threads threads (<= 0: all);
    returns when all are done. Fewer threads run where more are not to be had, down to the
    caller's alone. fn must not depend on which thread runs which item. */

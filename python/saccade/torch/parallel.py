@@ -50,7 +50,7 @@ class ContextParallel:
         self.masks = [_whole(m) for m in masks]
         handles = [m.handle() for m in self.masks]
         cpu = self.device.type == "cpu"
-        self._context = objects.context(torch.get_num_threads() if cpu else 0)
+        self._context = objects.context(-torch.get_num_threads() if cpu else 0)
         tile = self._tile((B, D), dtype, handles)
         counts = layers or [1] * len(masks)
         # over heads any rows do: all ranks see all of them

@@ -55,5 +55,5 @@ def quantize(
     args = abi.QuantizeArgs(tokens=tokens, channels=channels, is_given=int(scale is not None))
     for name, t in zip(("from", "to", "scale"), tensors):
         setattr(args, name, C.pointer(t))
-    abi.call("quantize", objects.context(torch.get_num_threads()), C.byref(args))
+    abi.call("quantize", objects.context(-torch.get_num_threads()), C.byref(args))
     return codes, made

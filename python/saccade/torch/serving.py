@@ -231,7 +231,7 @@ def _plan(q, form, mods, scale, options, kind, sinks):
     )
     with torch.cuda.device_of(q):
         return objects.plan(
-            objects.context(0 if q.is_cuda else torch.get_num_threads()),
+            objects.context(0 if q.is_cuda else -torch.get_num_threads()),
             form.B if backend == "cuda" else 0,
             form.H,
             form.Hkv,

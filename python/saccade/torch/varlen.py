@@ -101,7 +101,7 @@ class _Call:
         bound = [m.bound if m is not None else None for m in self.mods]
         with torch.cuda.device_of(q):
             return objects.plan(
-                objects.context(0 if q.is_cuda else torch.get_num_threads()),
+                objects.context(0 if q.is_cuda else -torch.get_num_threads()),
                 0,
                 *self.heads,
                 *self.dims,
