@@ -17,7 +17,7 @@ enum {
     MOST_WORDS = 1024,    /* arguments, tensors and bindings of a call: 8 KiB of stack */
     MOST_LAYOUTS = 16,    /* that one pair of mods is called with, by turns */
     ERROR_BYTES = 1024,   /* at least those of a saccade_error */
-    SMALL_ROOM = 1 << 20, /* workspace that a thread keeps for its next call */
+    LEAST_ROOM = 1 << 20, /* workspace that a thread keeps for its next call, at least */
 };
 
 /* dlpack.h 1.x, as far as it is used here. */
@@ -409,15 +409,16 @@ failed:
     return NULL;
 }
 
-/* The thread's own memory of SMALL_ROOM bytes; borrowed. */
-static void *small_room(void)
+/* The thread's own memory, n bytes and more; borrowed. */
+static void *own_room(Py_ssize_t n)
 {
     PyObject *of_thread = PyThreadState_GetDict(), *room;
     if (!of_thread)
         return NULL;
     room = PyDict_GetItemWithError(of_thread, room_key);
-    if (!room) {
-        if (PyErr_Occurred() || !(room = PyBytes_FromStringAndSize(NULL, SMALL_ROOM + 64)))
+    if (!room || PyBytes_Size(room) < n + 64) {
+        n = n > LEAST_ROOM ? n : LEAST_ROOM;
+        if (PyErr_Occurred() || !(room = PyBytes_FromStringAndSize(NULL, n + 64)))
             return NULL;
         int failed = PyDict_SetItem(of_thread, room_key, room);
         Py_DECREF(room);
@@ -438,7 +439,7 @@ static uint64_t room_of(const Run *s, PyObject **held)
             return 0;
         at = (uintptr_t)address_of(&d);
     } else {
-        at = (uintptr_t)small_room();
+        at = (uintptr_t)own_room((Py_ssize_t)s->room);
     }
     return at ? (at + 63) & ~(uintptr_t)63 : 0;
 }

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/cpus.h"
 #include "base/parallel.h"
+#include "base/relax.h"
 
 #include <dlfcn.h>
 #include <fenv.h>
@@ -60,15 +61,6 @@ static bool is_fork_safe;
 
 /* ---- a worker's life ---- */
 
-static void relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 /* Watches until *value is `wanted`, for WATCH_NS at most. */
 static bool watch(_Atomic int *value, int wanted)
 {
@@ -78,7 +70,7 @@ static bool watch(_Atomic int *value, int wanted)
         for (int i = 0; i < LOOKS; i++) {
             if (atomic_load_explicit(value, memory_order_acquire) == wanted)
                 return true;
-            relax();
+            cpu_relax();
         }
     } while (clock_ns() < until);
     return false;

@@ -185,7 +185,7 @@ static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccad
     const char *engine = state->jit ? "compiled" : "strip interpreter";
     strbuf_printf(out,
                   "method: FlashAttention-2, %s%d rows x %d keys, strips of %d rows\n"
-                  "products: %s, panels of %d columns; K and V packed once per key head\n"
+                  "products: %s, panels of %d columns\n"
                   "score: %s\nmask: %s\n",
                   state->code ? "streams of tiles, else blocks of " : "tiles of ",
                   CPU_BLOCK_ROWS, CPU_BLOCK_KEYS, k->strip, k->name, k->panel,
@@ -200,7 +200,8 @@ static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccad
                       "workspace: %zu bytes, %s\n",
                       (long long)(g.heads * g.head_items), g.item_rows * g.item_heads,
                       (long long)g.splits, g.splits > 1 ? "s, merged in order" : "", g.bytes,
-                      g.is_shared ? "K and V packed ahead"
+                      g.is_own      ? "each thread packs the keys of its heads"
+                      : g.is_shared ? "K and V packed once, where they are first needed"
                       : g.is_decode && quant_is_dtype(p->kv_dtype)
                           ? "K and V converted on the way"
                       : g.is_decode ? "K and V read where they lie"

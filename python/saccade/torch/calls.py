@@ -38,7 +38,7 @@ class Runner:
             self.more += (("batch_invariant", 1),)
         if backend == "auto":  # nothing but the reference computes in f64
             backend = "ref" if q.dtype is torch.float64 and device == "cpu" else device
-        threads = torch.get_num_threads() if device == "cpu" else 0
+        threads = -torch.get_num_threads() if device == "cpu" else 0  # at most
         name = dtype_name(q)
         self.problem = (
             objects.context(threads),
@@ -98,7 +98,9 @@ def weight_of(rate):
 
 
 _POINTER = objects.POINTER.pack
-SMALL = 1 << 20  # bytes of workspace that a thread keeps for its next call
+# Bytes of workspace that a thread keeps for its next call, at least and at most: memory that is
+# new to the process costs a fault for each of its pages.
+_LEAST, SMALL = 1 << 20, 64 << 20
 
 
 class Call:
@@ -236,12 +238,13 @@ _rooms = threading.local()
 
 
 def workspace(n, q, cuda):
-    """Memory of n bytes and room to align it; a thread keeps a small one on the host."""
+    """Memory of n bytes and room to align it; a thread keeps one on the host."""
     if cuda or n > SMALL:
         return torch.empty(n + 64, dtype=torch.uint8, device=q.device)
     room = getattr(_rooms, "room", None)
-    if room is None:
-        room = _rooms.room = torch.empty(SMALL + 64, dtype=torch.uint8, device="cpu")
+    if room is None or _rooms.bytes < n:
+        _rooms.bytes = max(n, _LEAST)
+        room = _rooms.room = torch.empty(_rooms.bytes + 64, dtype=torch.uint8, device="cpu")
     return room
 
 

@@ -10,7 +10,7 @@
 #include <assert.h>
 
 /* What the work of a wave is counted by, through all its parts. */
-typedef enum wave_way { BY_ITEM, BY_ROWS, BY_BLOCK, WAYS } wave_way;
+typedef enum wave_way { BY_ITEM, BY_ROWS, WAYS } wave_way;
 
 /* A run, or a sequence of one, and where its work begins in the wave's. */
 typedef struct forward_part {
@@ -25,6 +25,8 @@ typedef struct forward_wave {
     int64_t n_parts, count[WAYS];
     int64_t *weight; /* by item */
     int32_t *order;
+    int is_ordered; /* else items are alike, and run in the order of their numbers */
+    double work;    /* an estimate, in ns of one thread */
     int64_t each; /* items next to each other that one thread runs */
 } forward_wave;
 
@@ -74,22 +76,23 @@ static int is_local(const cpu_job *job)
 {
     int64_t keys = 0;
     if (!job->g.is_shared || job->live.by != CPU_BY_LIMITS)
-        return 0;
+        return job->g.is_own;
     for (int64_t n = 0; n < items_of(job); n++)
         keys += job->weight[n]; /* of masks with limits: keys, not tiles */
     return keys <= FEW_READERS * job->n_heads * job->run->sizes.KV;
 }
 
-/* Of `order`, items whose rows the run has; returns how many. How items are cut, and whether
+/* Of the order, items whose rows the run has; returns how many. How items are cut, and whether
  * they pack for themselves, follows from all rows. */
-static int64_t keep_parts(const cpu_job *job, int32_t *order, int64_t n_items)
+static int64_t keep_parts(const forward_wave *wave)
 {
+    const cpu_job *job = &wave->parts[0].job;
     int64_t kept = 0;
     if (!job->run->rows)
-        return n_items;
-    for (int64_t n = 0; n < n_items; n++)
-        if (plan_part_of(job->run->rows, cpu_item_of(job, order[n]).box.i0))
-            order[kept++] = order[n];
+        return wave->count[BY_ITEM];
+    for (int64_t n = 0; n < wave->count[BY_ITEM]; n++)
+        if (plan_part_of(job->run->rows, cpu_item_of(job, wave->order[n]).box.i0))
+            wave->order[kept++] = wave->order[n];
     return kept;
 }
 
@@ -104,36 +107,23 @@ static void weigh_by_rows(const cpu_job *job)
 
 /* ---- the phases of a wave ---- */
 
-static void pack_block(void *arg, int64_t index, int thread)
-{
-    const forward_part *part = part_at(arg, BY_BLOCK, index);
-    cpu_pack_block(&part->job, index - part->first[BY_BLOCK], thread);
-}
-
 /* Items next to each other, whose keys overlap, by one thread. */
 static void run_neighbours(void *arg, int64_t index, int thread)
 {
     const forward_wave *wave = arg;
     const int64_t past = (index + 1) * wave->each;
     for (int64_t n = index * wave->each; n < past && n < wave->count[BY_ITEM]; n++) {
-        const int64_t item = wave->order[n];
+        const int64_t item = wave->is_ordered ? wave->order[n] : n;
         const forward_part *part = part_at(wave, BY_ITEM, item);
         cpu_run_item(&part->job, item - part->first[BY_ITEM], thread);
     }
-}
-
-static void merge_rows(void *arg, int64_t index, int thread)
-{
-    const forward_part *part = part_at(arg, BY_ROWS, index);
-    if (part->job.g.splits > 1)
-        cpu_merge_item(&part->job, index - part->first[BY_ROWS], thread);
 }
 
 /* Where each part's items and blocks of rows begin, and the weights of its items. */
 static void count_items(forward_wave *wave)
 {
     int64_t *count = wave->count;
-    count[BY_ITEM] = count[BY_ROWS] = count[BY_BLOCK] = 0;
+    count[BY_ITEM] = count[BY_ROWS] = 0;
     for (int64_t p = 0; p < wave->n_parts; p++) {
         forward_part *part = &wave->parts[p];
         part->job.weight = wave->weight + count[BY_ITEM];
@@ -144,45 +134,92 @@ static void count_items(forward_wave *wave)
     }
 }
 
-/* Which parts are packed ahead; gives whether any is not, and whether any is split. */
-static void count_blocks(forward_wave *wave, int *any_local, int *any_split)
+/* What a run takes one thread, from the number of its scores, K and V once, and a little for
+ * each item. Masks without limits are not counted: then it is too much. */
+static double work_of(const cpu_job *job)
 {
-    *any_local = *any_split = 0;
-    for (int64_t p = 0; p < wave->n_parts; p++) {
-        forward_part *part = &wave->parts[p];
-        cpu_job *job = &part->job;
-        job->is_local = is_local(job);
-        part->first[BY_BLOCK] = wave->count[BY_BLOCK];
-        if (job->g.is_shared && !job->is_local)
-            wave->count[BY_BLOCK] += job->n_heads * job->g.key_blocks;
-        if (wave->n_parts > 1)
-            weigh_by_rows(job);
-        *any_local |= job->is_local;
-        *any_split |= job->g.splits > 1;
-    }
+    enum { ITEM_NS = 1000, BYTES_OF_NS = 8 };
+    const saccade_sizes *s = &job->run->sizes;
+    const int64_t rows = job->g.item_rows * job->g.item_heads;
+    const double width = (double)(s->D + s->Dv), heads = (double)job->n_heads;
+    double scores = 0;
+    for (int64_t n = 0; job->live.by == CPU_BY_LIMITS && n < items_of(job); n++)
+        scores += (double)(job->weight[n] * rows);
+    if (job->live.by != CPU_BY_LIMITS)
+        scores = heads * job->plan->problem.group * (double)s->Q * (double)s->KV;
+    return 2 * width * scores / cpu_state_of(job->plan)->needs.kernels->flops_of_ns
+           + 4 * width * heads * (double)s->KV / BYTES_OF_NS
+           + (double)ITEM_NS * (double)items_of(job);
 }
 
-enum { FEW = 8 }; /* blocks of rows that are weighed and merged sooner than threads wake up */
+/* As many as the work is worth: one that is woken for less comes when all is done. */
+static int threads_of(const forward_wave *wave)
+{
+    enum { NS_OF_THREAD = 8000 };
+    const double worth = 1 + wave->work / NS_OF_THREAD;
+    return worth < wave->plan->threads ? (int)worth : wave->plan->threads;
+}
+
+/* Which parts pack for themselves, and states of the others. */
+static int open_parts(forward_wave *wave)
+{
+    int any_local = 0;
+    wave->work = 0;
+    for (int64_t p = 0; p < wave->n_parts; p++) {
+        cpu_job *job = &wave->parts[p].job;
+        job->is_local = is_local(job);
+        wave->work += work_of(job);
+        if (wave->n_parts > 1)
+            weigh_by_rows(job);
+        any_local |= job->is_local;
+        cpu_open_wave(job);
+    }
+    return any_local;
+}
+
+/* Items that differ in nothing but the rows and keys they begin at. */
+static int are_alike(const forward_wave *wave)
+{
+    const cpu_job *job = &wave->parts[0].job;
+    const int is_plain = job->live.by == CPU_BY_MASK && !job->live.mask && !job->live.runs;
+    return wave->n_parts == 1 && !job->run->rows
+           && (job->g.is_own || (is_plain && job->g.splits == 1));
+}
+
+/* Which items run next to each other on one thread. */
+static int64_t neighbours(const forward_wave *wave, int any_local)
+{
+    const int64_t share = wave->count[BY_ITEM] / (8 * wave->plan->threads);
+    if (wave->n_parts == 1 && wave->parts[0].job.g.is_own)
+        return wave->parts[0].job.g.own_items;
+    return !any_local ? 1 : share < MOST_IN_RUN ? share + 1 : MOST_IN_RUN;
+}
+
+/* Blocks of rows that are weighed sooner than threads wake up. */
+enum { FEW_ROWS = 8, FEW_BY_LIMITS = 64 };
+
+static void order_items(forward_wave *wave)
+{
+    const int by_limits = wave->parts[0].job.live.by == CPU_BY_LIMITS;
+    const int64_t few = by_limits ? FEW_BY_LIMITS : FEW_ROWS, rows = wave->count[BY_ROWS];
+    wave->is_ordered = !are_alike(wave);
+    if (wave->is_ordered)
+        par_for(rows, rows <= few ? 1 : wave->plan->threads, weigh_rows, wave);
+    if (wave->n_parts > 1) /* whose scratch lies elsewhere */
+        cpu_forget_threads(&wave->parts[0].job);
+}
 
 static void run_wave(forward_wave *wave)
 {
-    const int threads = wave->plan->threads;
-    int64_t *count = wave->count;
-    int any_local, any_split;
+    int64_t *n_items = &wave->count[BY_ITEM];
     count_items(wave);
-    const int few = count[BY_ROWS] <= FEW ? 1 : threads;
-    par_for(count[BY_ROWS], few, weigh_rows, wave);
-    if (wave->n_parts > 1) /* whose scratch lies elsewhere */
-        cpu_forget_threads(&wave->parts[0].job);
-    count_blocks(wave, &any_local, &any_split);
-    cpu_order(wave->weight, wave->order, count[BY_ITEM]);
-    par_for(count[BY_BLOCK], threads, pack_block, wave);
-    const int64_t share = count[BY_ITEM] / (8 * threads);
-    wave->each = !any_local ? 1 : share < MOST_IN_RUN ? share + 1 : MOST_IN_RUN;
-    count[BY_ITEM] = keep_parts(&wave->parts[0].job, wave->order, count[BY_ITEM]);
-    par_for((count[BY_ITEM] + wave->each - 1) / wave->each, threads, run_neighbours, wave);
-    if (any_split)
-        par_for(count[BY_ROWS], few, merge_rows, wave);
+    order_items(wave);
+    const int any_local = open_parts(wave);
+    if (wave->is_ordered)
+        cpu_order(wave->weight, wave->order, *n_items);
+    wave->each = neighbours(wave, any_local);
+    *n_items = keep_parts(wave);
+    par_for((*n_items + wave->each - 1) / wave->each, threads_of(wave), run_neighbours, wave);
 }
 
 /* ---- a run, or a sequence alone ---- */
@@ -197,7 +234,9 @@ static void run_heads(forward_part *part, char *memory)
     wave.order = (int32_t *)(void *)(memory + g->order_off);
     job->packed = memory + g->packed_off;
     job->nonfinite = memory + g->nonfinite_off;
+    job->states = (_Atomic uint8_t *)(void *)(memory + g->state_off);
     job->partial = memory + g->partial_off;
+    job->left = (_Atomic int32_t *)(void *)(memory + g->left_off);
     for (job->head0 = 0; job->head0 < g->heads; job->head0 += g->wave) {
         const int64_t left = g->heads - job->head0;
         job->n_heads = left < g->wave ? left : g->wave;
@@ -258,18 +297,26 @@ size_t cpu_forward_workspace(const saccade_plan *plan, const saccade_sizes *size
 
 static size_t packed_bytes(const cpu_geometry *g)
 {
-    return g->is_shared ? (size_t)(g->heads * g->key_blocks) * (g->k_bytes + g->v_bytes) : 0;
+    const size_t blocks = (size_t)(g->heads * g->key_blocks);
+    return g->is_shared && !g->is_own ? blocks * (g->k_bytes + g->v_bytes) : 0;
 }
 
-static size_t partial_bytes(const cpu_geometry *g)
+static size_t parts_bytes(const cpu_geometry *g)
 {
     return g->splits > 1 ? (size_t)(g->heads * g->head_items) * g->partial_bytes : 0;
+}
+
+/* Parts of splits, and how many of each block of rows are left. */
+static size_t partial_bytes(const cpu_geometry *g)
+{
+    const int64_t items = g->splits > 1 ? g->heads * g->head_items : 0;
+    return parts_bytes(g) + bytes64(items, sizeof(int32_t));
 }
 
 /* What a sequence takes of a wave. */
 static size_t part_bytes(const cpu_geometry *g)
 {
-    return packed_bytes(g) + partial_bytes(g) + bytes64(g->heads * g->key_blocks, 1)
+    return packed_bytes(g) + partial_bytes(g) + 2 * bytes64(g->heads * g->key_blocks, 1)
            + (size_t)(g->heads * g->head_items) * (sizeof(int64_t) + sizeof(int32_t));
 }
 
@@ -300,7 +347,10 @@ static void run_many(const saccade_plan *plan, forward_part *parts, int64_t n, c
         job->packed = memory;
         job->partial = job->packed + packed_bytes(&job->g);
         job->nonfinite = job->partial + partial_bytes(&job->g);
+        job->left = (_Atomic int32_t *)(void *)(job->partial + parts_bytes(&job->g));
         memory = job->nonfinite + bytes64(job->g.heads * job->g.key_blocks, 1);
+        job->states = (_Atomic uint8_t *)(void *)memory;
+        memory += bytes64(job->g.heads * job->g.key_blocks, 1);
     }
     run_wave(&wave);
 }

@@ -2,10 +2,10 @@
  * or of all heads of a group), ordered by weight and given to threads:
  *
  *     for each wave of (batch, kv head), or of sequences:
- *         weigh items
- *         pack K and V, in parallel over blocks of keys          (or threads do: item_keys.c)
- *         run items, the longest first                            (item.c)
- *         merge the splits of each block of rows, in order of keys */
+ *         weigh items, unless they are alike
+ *         run items, the longest first, on as many threads as they are worth   (item.c)
+ *             a block of keys is packed by the thread that first needs it      (item_keys.c)
+ *             the last split of a block of rows merges them, in order of keys */
 #ifndef SACCADE_CPU_FORWARD_FORWARD_H
 #define SACCADE_CPU_FORWARD_FORWARD_H
 

@@ -1,12 +1,13 @@
 /* One item of work: a block of query rows against its live blocks of keys, FlashAttention-2's
  * loop (arXiv 2307.08691, algorithm 1) with O, m and l of the whole block held by one thread.
  * Blocks are taken one by one (item_blocks.c) or, most on AMX, by streams (item_flow.c).
- * Split items leave (O, m, l) for cpu_merge_item, which adds them up in order of keys. Where a
+ * Split items leave (O, m, l); the one that ends last adds them up, in order of keys. Where a
  * row's bits follow from it alone, an item adds up ranges of keys of one length likewise, and
  * rows that have to be made again leave the others as they are. */
 #include "cpu/forward/item.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 static void find_limits(cpu_worker *w)
@@ -120,7 +121,7 @@ static void run_ranges(cpu_worker *w, int64_t begin, int64_t end)
     }
 }
 
-void cpu_run_item(const cpu_job *job, int64_t index, int thread)
+static void run_rows(const cpu_job *job, int64_t index, int thread)
 {
     const cpu_item item = cpu_item_of(job, index);
     cpu_worker *w = item_worker_of(job, thread);
@@ -146,16 +147,23 @@ void cpu_run_item(const cpu_job *job, int64_t index, int thread)
     item_store(w);
 }
 
-void cpu_merge_item(const cpu_job *job, int64_t at, int thread)
+/* Adds up the splits of a block of rows, in order of keys. */
+static void merge_splits(const cpu_job *job, int64_t at, int thread)
 {
     const cpu_item item = cpu_item_of(job, at * job->g.splits);
     cpu_worker *w = item_worker_of(job, thread);
-    if (job->run->rows && !plan_part_of(job->run->rows, item.box.i0))
-        return;
     item_open(w, &item);
     item_clear_rows(w, 0, w->rows);
     for (int64_t n = 0; n < job->g.splits; n++)
         for (int32_t r = 0; r < w->rows; r++)
             item_add_part(w, item_partial_of(job, at * job->g.splits + n), r);
     item_store(w);
+}
+
+void cpu_run_item(const cpu_job *job, int64_t index, int thread)
+{
+    const int64_t rows = index / job->g.splits;
+    run_rows(job, index, thread);
+    if (job->g.splits > 1 && atomic_fetch_sub(&job->left[rows], 1) == 1)
+        merge_splits(job, rows, thread);
 }

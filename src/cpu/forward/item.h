@@ -16,6 +16,8 @@ typedef struct cpu_job {
     int64_t head0, n_heads; /* (batch, kv head) of the wave: the first, and how many */
     int is_local;           /* threads pack the keys of the items that they run */
     char *packed, *nonfinite, *partial; /* of the wave */
+    _Atomic uint8_t *states;            /* cpu_block_state by block of packed keys */
+    _Atomic int32_t *left;              /* by block of rows with splits: those not yet run */
     int64_t *weight;                    /* by item of the wave */
     char *threads;                      /* scratch, thread_bytes each */
     size_t thread_bytes;
@@ -34,11 +36,10 @@ typedef struct cpu_item {
 } cpu_item;
 
 cpu_item cpu_item_of(const cpu_job *job, int64_t index);
-/* By block of keys of the wave's heads: packs K and V ahead of the items. */
-void cpu_pack_block(const cpu_job *job, int64_t index, int thread);
-/* By item of the wave, and by block of rows with splits. */
+/* By item of the wave. The last split of a block of rows merges them all. */
 void cpu_run_item(const cpu_job *job, int64_t index, int thread);
-void cpu_merge_item(const cpu_job *job, int64_t at, int thread);
+/* Before the items of a wave: no block of keys is packed, no split is done. */
+void cpu_open_wave(const cpu_job *job);
 /* Before a run, and whenever something else has used the threads' scratch. */
 void cpu_forget_threads(const cpu_job *job);
 
@@ -97,6 +98,7 @@ typedef struct item_tile {
     int32_t n; /* keys */
     int is_full, is_nonfinite;
     const void *k, *v; /* packed, from j0's block on */
+    int32_t padded;    /* keys that packing it has filled */
     int32_t first;     /* of the packed block's keys, those before the tile's */
 } item_tile;
 
@@ -172,8 +174,10 @@ void item_keep_nothing(const cpu_worker *w, int64_t index);
 /* Adds row r of a part to the worker's. */
 void item_add_part(cpu_worker *w, const float *part, int32_t r);
 
-/* ---- packed_keys.c ---- */
+/* ---- item_keys.c ---- */
 
+/* Keys that packing n of a block's fills up, with zeros: as many as kernels read. */
+int32_t item_padded(const cpu_job *job, int64_t n);
 /* Packed blocks [first, past) of the item's keys; with is_local at most own_blocks, and until
  * the next call. */
 cpu_packed item_packed(cpu_worker *w, int64_t first, int64_t past);

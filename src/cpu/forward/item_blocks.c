@@ -100,7 +100,7 @@ void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows)
     }
     const size_t columns = (size_t)(k->is_by_keys ? g->o_ld : k->panel);
     k->values(w->s, CPU_BLOCK_KEYS, (const char *)t.v + (size_t)t.first * columns * element, n,
-              CPU_BLOCK_KEYS, n_rows, g->o_ld / k->panel, w->alpha, o, g->o_ld);
+              t.padded, n_rows, g->o_ld / k->panel, w->alpha, o, g->o_ld);
 }
 
 enum { PIECE = 64, DECODE_ROWS = 32 }; /* keys; rows that kernels in f32 take */
@@ -257,13 +257,15 @@ void item_find_operands(cpu_worker *w, item_tile *t)
         t->k = packed.k;
         t->v = packed.v;
         t->is_nonfinite = *packed.nonfinite;
+        t->padded = item_padded(job, w->at.kv_len - block * CPU_BLOCK_KEYS);
         return;
     }
     const kv_view all_k = item_k(w), all_v = item_v(w);
     const cpu_rows k = kv_block(&all_k, t->j0, t->n, w->room[0]);
     const cpu_rows v = kv_block(&all_v, t->j0, t->n, w->room[1]);
-    w->kernels->pack_keys(&k, t->n, CPU_BLOCK_KEYS, w->k);
-    t->is_nonfinite = w->kernels->pack_values(&v, t->n, CPU_BLOCK_KEYS, w->v);
+    t->padded = item_padded(job, t->n);
+    w->kernels->pack_keys(&k, t->n, t->padded, w->k);
+    t->is_nonfinite = w->kernels->pack_values(&v, t->n, t->padded, w->v);
     t->k = w->k;
     t->v = w->v;
 }

@@ -9,6 +9,13 @@
 /* Rows and columns; bytes of a packed step of B: 16 pairs x 32 columns. */
 enum { UNIT = 2 * TILE_ROWS, UNIT_BYTES = 2 * TILE_ROWS * TILE_BYTES };
 
+/* About what a thread does of a short run: tiles in a nanosecond, or their emulation. */
+#if defined(LEVEL_AMX)
+enum { TILES_FLOPS = 300 };
+#else
+enum { TILES_FLOPS = 9 };
+#endif
+
 #define ZERO_UNIT()                                                                          \
     do {                                                                                     \
         TILE_ZERO(0);                                                                        \

@@ -142,6 +142,7 @@ static CPU_PACK_VALUES(pack_values)
 
 const cpu_kernels LEVEL_NAME(cpu_f16_tiles) = {
     .name = "AMX bf16 tiles, f16 as sums of two",
+    .flops_of_ns = TILES_FLOPS / 3,
     .strip = UNIT,
     .panel = UNIT,
     .element = 4,

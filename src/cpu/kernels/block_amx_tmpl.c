@@ -223,6 +223,7 @@ static CPU_PACK_VALUES(pack_values)
 
 const cpu_kernels LEVEL_NAME(cpu_bf16_tiles) = {
     .name = "AMX bf16 tiles",
+    .flops_of_ns = TILES_FLOPS,
     .strip = UNIT,
     .panel = UNIT,
     .element = 2,

@@ -102,6 +102,7 @@ static CPU_PACK_VALUES(pack_values)
 
 const cpu_kernels cpu_bf16_dot = {
     .name = "AVX512-BF16 dot products",
+    .flops_of_ns = 150,
     .strip = STRIP_ROWS,
     .panel = PANEL,
     .element = 2,

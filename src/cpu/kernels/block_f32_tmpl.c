@@ -69,6 +69,7 @@ static CPU_PACK_VALUES(pack_values)
 
 const cpu_kernels LEVEL_NAME(cpu_f32) = {
     .name = "f32",
+    .flops_of_ns = HAS_FMA ? 5 * VF : VF,
     .strip = STRIP_ROWS,
     .panel = PANEL,
     .element = 4,

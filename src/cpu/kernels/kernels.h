@@ -82,6 +82,7 @@ struct flow_run;
 
 typedef struct cpu_kernels {
     const char *name;
+    int32_t flops_of_ns; /* about, of one thread: how many threads a run is worth */
     int32_t strip;    /* query rows per call of scores, softmax, values */
     int32_t panel;    /* keys of a K panel, columns of a V panel */
     int32_t element;  /* bytes of a packed element: 4 f32, 2 bf16 */

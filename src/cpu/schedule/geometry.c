@@ -3,7 +3,8 @@
  *
  * K and V are packed once per (batch, kv head). Where one item holds every row of a group the
  * item packs each block of keys itself, just before its use: then K and V are read once, and
- * the workspace does not grow with them. */
+ * the workspace does not grow with them. Where there are many heads of few keys, a thread packs
+ * those of the heads that it runs, into memory of its own. */
 #include "cpu/schedule/layout.h"
 #include "cpu/schedule/schedule.h"
 
@@ -16,6 +17,8 @@ enum {
 /* A thread's own packed keys: of a few items of a narrow window, in half of a second-level
  * cache; with wide heads no less than an item can need at a time. */
 enum { OWN_BYTES = 1 << 20, OWN_MOST = 16, OWN_LEAST = 4 };
+/* Heads, and heads for each thread, from which on threads run whole heads, or halves. */
+enum { MANY_HEADS = SPLIT_BELOW, HEADS_OF_THREAD = 4, WHOLE_HEADS = 6 };
 /* So many bytes of packed K and V are held at a time, or those of one head if that is more. */
 static const size_t wave_bytes = (size_t)256 << 20;
 
@@ -68,15 +71,37 @@ static int64_t wave_of(const cpu_geometry *g)
 {
     const size_t head = (size_t)g->key_blocks * (g->k_bytes + g->v_bytes);
     const int64_t fit = head > wave_bytes ? 1 : (int64_t)(wave_bytes / head);
-    return g->is_shared ? smaller(g->heads, fit) : g->heads;
+    return g->is_shared && !g->is_own ? smaller(g->heads, fit) : g->heads;
 }
 
+/* Without limits they are of use where all keys of a head fit. */
 static int32_t own_blocks(const cpu_needs *needs, const cpu_geometry *g)
 {
     const int64_t fit = (int64_t)(OWN_BYTES / (g->k_bytes + g->v_bytes));
-    if (!needs->limit_nodes)
+    if (needs->limit_nodes)
+        return (int32_t)(fit < OWN_LEAST ? OWN_LEAST : smaller(fit, OWN_MOST));
+    if (needs->mask_nodes || !g->is_shared)
         return 0;
-    return (int32_t)(fit < OWN_LEAST ? OWN_LEAST : smaller(fit, OWN_MOST));
+    return (int32_t)smaller(smaller(fit, OWN_MOST), g->key_blocks);
+}
+
+/* Heads of a run from which on they are not packed ahead. Fewer are, or are split. */
+static int64_t many_heads(const cpu_needs *needs)
+{
+    const int64_t by_threads = (int64_t)HEADS_OF_THREAD * needs->threads;
+    return by_threads > MANY_HEADS ? by_threads : MANY_HEADS;
+}
+
+static int fits_own(const cpu_needs *needs, const cpu_geometry *g)
+{
+    return !needs->limit_nodes && g->key_blocks <= g->own_blocks;
+}
+
+/* Items next to each other that a thread runs: those of a head, or half of them. */
+static int64_t own_items(const cpu_needs *needs, const cpu_geometry *g)
+{
+    const int is_whole = g->heads >= (int64_t)WHOLE_HEADS * needs->threads;
+    return is_whole ? g->head_items : (g->head_items + 1) / 2;
 }
 
 /* Items of split rows, at most. */
@@ -92,7 +117,8 @@ static void lay_out(const cpu_needs *needs, const saccade_sizes *s, cpu_geometry
 {
     const size_t head = (size_t)g->key_blocks * (g->k_bytes + g->v_bytes);
     const int64_t all = s->B * s->Hkv;
-    const size_t most = (size_t)all * head < wave_bytes ? (size_t)all * head : wave_bytes;
+    const int64_t packed = fits_own(needs, g) ? smaller(all, many_heads(needs)) : all;
+    const size_t most = (size_t)packed * head < wave_bytes ? (size_t)packed * head : wave_bytes;
     const int64_t items =
         s->B * s->H * ceil_div(s->Q, CPU_BLOCK_ROWS) + (int64_t)most_splits(needs, g);
     const int64_t item_rows = smaller(s->Q * (s->H / s->Hkv), CPU_BLOCK_ROWS);
@@ -100,9 +126,11 @@ static void lay_out(const cpu_needs *needs, const saccade_sizes *s, cpu_geometry
     size_t end = 0;
     place(!g->is_shared ? 0 : most > head ? most : head, &g->packed_off, &end);
     place(bytes64(all * g->key_blocks, 1), &g->nonfinite_off, &end);
+    place(bytes64(all * g->key_blocks, 1), &g->state_off, &end);
     place(bytes64(items, sizeof(int64_t)), &g->weight_off, &end);
     place(bytes64(items, sizeof(int32_t)), &g->order_off, &end);
     place(most_splits(needs, g) * partial, &g->partial_off, &end);
+    place(bytes64((int64_t)most_splits(needs, g), sizeof(int32_t)), &g->left_off, &end);
     place((size_t)needs->threads * g->scratch.bytes, &g->thread_off, &end);
     g->partial_bytes = partial;
     g->bytes = end;
@@ -162,6 +190,8 @@ cpu_geometry cpu_geometry_of(const cpu_needs *needs, const saccade_sizes *asked)
     g.k_bytes = bytes64(CPU_BLOCK_KEYS * round_up(s->D, k->depth), (size_t)k->element);
     g.v_bytes = bytes64((int64_t)CPU_BLOCK_KEYS * g.o_ld, (size_t)k->element);
     g.own_blocks = own_blocks(needs, &g);
+    g.is_own = g.is_shared && fits_own(needs, &g) && g.heads >= many_heads(needs);
+    g.own_items = g.is_own ? own_items(needs, &g) : 0;
     g.wave = wave_of(&g);
     g.scratch = scratch_of(needs, &g);
     lay_out(needs, s, &g);

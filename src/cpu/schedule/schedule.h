@@ -108,12 +108,15 @@ typedef struct cpu_geometry {
     int64_t head_items;           /* items of one (batch, kv head) */
     int64_t heads, wave;          /* (batch, kv head) pairs in all, and packed at a time */
     int is_shared;                /* K and V are packed for many items */
+    int is_own;                   /* .. by each thread for its own */
+    int64_t own_items;            /* items next to each other that it then runs */
     int32_t own_blocks;           /* packed blocks of keys that a thread has of its own */
     int is_decode;                /* K and V are not packed at all */
     size_t k_bytes, v_bytes;      /* one packed block of keys */
     size_t partial_bytes;         /* per item when split */
     cpu_scratch scratch;          /* of each thread */
-    size_t packed_off, nonfinite_off, weight_off, order_off, partial_off, thread_off, bytes;
+    size_t packed_off, nonfinite_off, state_off, weight_off, order_off, partial_off, left_off;
+    size_t thread_off, bytes;
 } cpu_geometry;
 
 cpu_geometry cpu_geometry_of(const cpu_needs *needs, const saccade_sizes *sizes);
