@@ -3,9 +3,11 @@
 
    A worker's state says who may touch it:
      WATCHING -> CALLED        by a caller; a worker that watches sees it within microseconds
-     ASLEEP   -> CALLED        the same, and the caller posts its semaphore
+     ASLEEP   -> AWAITED       the same, and its semaphore is still to be posted
+     AWAITED  -> CALLED        by who posts it: the caller two, each worker that comes two more,
+                               since a post takes microseconds that the caller has work for
      CALLED   -> WORKING       by the worker: its task is now the worker's to read
-     CALLED   -> WATCHING      by the caller: taken back, nothing was begun
+     CALLED   -> WATCHING, AWAITED -> ASLEEP   by the caller: taken back, nothing was begun
      WORKING  -> WATCHING -> ASLEEP   by the worker */
 #include "base/workers.h"
 
@@ -32,7 +34,7 @@ enum {
     RETRY_NS = 100000000,  /* after a thread could not be created */
 };
 
-typedef enum worker_state { WATCHING, ASLEEP, CALLED, WORKING } worker_state;
+typedef enum worker_state { WATCHING, ASLEEP, AWAITED, CALLED, WORKING } worker_state;
 
 /* One call of workers_run, on its caller's stack. */
 typedef struct crew {
@@ -41,7 +43,8 @@ typedef struct crew {
     fenv_t arithmetic;
     int cpu;          /* the caller's, when it called */
     _Atomic int busy; /* workers that are to leave, and 1 while the caller watches for it */
-    sem_t all_left;   /* posted by who brings busy to 0 */
+    _Atomic int n_awaited; /* workers that sleep and nobody has woken yet; never too few */
+    sem_t all_left;        /* posted by who brings busy to 0 */
 } crew;
 
 typedef struct worker {
@@ -76,18 +79,39 @@ static bool watch(_Atomic int *value, int wanted)
     return false;
 }
 
+static bool is_asleep(worker *w)
+{
+    const int state = atomic_load(&w->state);
+    return state == ASLEEP || state == AWAITED;
+}
+
+static bool becomes(worker *w, int seen, worker_state next)
+{
+    return atomic_compare_exchange_strong(&w->state, &seen, next);
+}
+
 static void wait_for_call(worker *w)
 {
     for (;;) {
-        int seen = WATCHING;
-        if (!watch(&w->state, CALLED)
-            && atomic_compare_exchange_strong(&w->state, &seen, ASLEEP))
-            while (atomic_load(&w->state) == ASLEEP)
+        if (!watch(&w->state, CALLED) && becomes(w, WATCHING, ASLEEP))
+            while (is_asleep(w))
                 sem_wait(&w->called);
-        seen = CALLED;
-        if (atomic_compare_exchange_strong(&w->state, &seen, WORKING))
+        if (becomes(w, CALLED, WORKING))
             return;
     }
+}
+
+/* The first few of a list that sleep and are awaited. */
+static void wake_some(crew *c, worker *list)
+{
+    enum { FEW = 2 };
+    int n = 0;
+    for (worker *w = list; w && n < FEW && atomic_load(&c->n_awaited) > 0; w = w->next)
+        if (atomic_load(&w->state) == AWAITED && becomes(w, AWAITED, CALLED)) {
+            atomic_fetch_sub(&c->n_awaited, 1);
+            sem_post(&w->called);
+            n++;
+        }
 }
 
 /* Kernels may wake a worker on the caller's CPU, where it only takes turns with the caller, and
@@ -122,6 +146,7 @@ static void *live(void *arg)
     for (;;) {
         wait_for_call(w);
         crew *c = w->crew;
+        wake_some(c, w->next);
         fesetenv(&c->arithmetic);
         move_off(c->cpu);
         c->work(c->arg, w->thread);
@@ -248,9 +273,13 @@ static int call(worker *taken, crew *c)
     for (worker *w = taken; w; w = w->next) {
         w->crew = c;
         w->thread = ++thread;
-        if (atomic_exchange(&w->state, CALLED) == ASLEEP)
-            sem_post(&w->called);
+        while (!becomes(w, WATCHING, CALLED)) /* it may be falling asleep */
+            if (becomes(w, ASLEEP, AWAITED)) {
+                atomic_fetch_add(&c->n_awaited, 1);
+                break;
+            }
     }
+    wake_some(c, taken);
     return thread;
 }
 
@@ -258,10 +287,9 @@ static int call(worker *taken, crew *c)
 static int take_back(worker *taken)
 {
     int n = 0;
-    for (worker *w = taken; w; w = w->next) {
-        int seen = CALLED;
-        n += atomic_compare_exchange_strong(&w->state, &seen, WATCHING);
-    }
+    for (worker *w = taken; w; w = w->next)
+        n += becomes(w, CALLED, WATCHING) || becomes(w, AWAITED, ASLEEP)
+             || becomes(w, CALLED, WATCHING); /* one that is woken in between */
     return n;
 }
 
