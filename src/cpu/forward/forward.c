@@ -75,8 +75,8 @@ enum { FEW_READERS = 8, MOST_IN_RUN = 16 };
 static int is_local(const cpu_job *job)
 {
     int64_t keys = 0;
-    if (!job->g.is_shared || job->live.by != CPU_BY_LIMITS)
-        return job->g.is_own;
+    if (!job->g.is_shared || job->live.by != CPU_BY_LIMITS) /* one block: none waits for it */
+        return job->g.is_own || (job->g.key_blocks == 1 && job->g.own_blocks > 0);
     for (int64_t n = 0; n < items_of(job); n++)
         keys += job->weight[n]; /* of masks with limits: keys, not tiles */
     return keys <= FEW_READERS * job->n_heads * job->run->sizes.KV;
@@ -186,13 +186,21 @@ static int are_alike(const forward_wave *wave)
            && (job->g.is_own || (is_plain && job->g.splits == 1));
 }
 
-/* Which items run next to each other on one thread. */
+/* How many items run next to each other on one thread: of short keys a thread's whole share,
+ * so that it packs those of few heads. */
 static int64_t neighbours(const forward_wave *wave, int any_local)
 {
-    const int64_t share = wave->count[BY_ITEM] / (8 * wave->plan->threads);
-    if (wave->n_parts == 1 && wave->parts[0].job.g.is_own)
-        return wave->parts[0].job.g.own_items;
-    return !any_local ? 1 : share < MOST_IN_RUN ? share + 1 : MOST_IN_RUN;
+    enum { FINE = 8 }; /* shares of a thread */
+    const cpu_geometry *g = &wave->parts[0].job.g;
+    const int64_t threads = wave->plan->threads, items = wave->count[BY_ITEM];
+    const int64_t whole = (items + threads - 1) / threads, share = items / (FINE * threads) + 1;
+    if (wave->n_parts == 1 && g->is_own)
+        return g->own_items;
+    if (!any_local)
+        return 1;
+    if (wave->n_parts == 1 && g->key_blocks == 1 && whole <= FINE)
+        return whole < g->head_items ? whole : g->head_items;
+    return share < MOST_IN_RUN ? share : MOST_IN_RUN;
 }
 
 /* Blocks of rows that are weighed sooner than threads wake up. */
