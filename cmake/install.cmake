@@ -15,7 +15,7 @@ add_custom_command(
 add_custom_target(saccade_public_archive ALL DEPENDS ${ARCHIVE})
 
 install(FILES include/saccade.h include/saccade_measure.h include/saccade_dist.h
-        include/saccade_kv.h
+        include/saccade_kv.h include/saccade_threads.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(TARGETS saccade_shared EXPORT saccade-targets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}

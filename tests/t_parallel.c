@@ -4,6 +4,7 @@
 #include "base/cpus.h"
 #include "base/parallel.h"
 #include "saccade_config.h"
+#include "saccade_threads.h"
 #include "support/fail_thread.h"
 #include "support/sanitizers.h"
 
@@ -239,6 +240,88 @@ static void workers_round_as_the_caller_and_leave_signals_to_it(void **state)
     }
 }
 
+/* ---- a host's team ---- */
+
+enum { TEAM = 3 };
+static _Thread_local int team_number;
+static _Thread_local int is_in_team;
+static int n_teams;
+
+typedef struct member {
+    void (*work)(void *);
+    void *data;
+    int number;
+} member;
+
+static void *take_part(void *arg)
+{
+    const member *m = arg;
+    team_number = m->number;
+    is_in_team = 1;
+    m->work(m->data);
+    is_in_team = 0;
+    return NULL;
+}
+
+/* As GOMP_parallel, in the size that the host likes. */
+static void team_runs(void (*work)(void *), void *data, unsigned threads, unsigned flags)
+{
+    pthread_t thread[TEAM];
+    member members[TEAM];
+    assert_int_equal(threads + flags, 0);
+    for (int n = 0; n < TEAM; n++)
+        members[n] = (member){work, data, n};
+    n_teams++;
+    for (int n = 1; n < TEAM; n++)
+        assert_int_equal(pthread_create(&thread[n], NULL, take_part, &members[n]), 0);
+    take_part(&members[0]);
+    for (int n = 1; n < TEAM; n++)
+        pthread_join(thread[n], NULL);
+}
+
+static int team_thread(void)
+{
+    return team_number;
+}
+
+static int team_is_inside(void)
+{
+    return is_in_team;
+}
+
+static void a_host_may_share_its_team(void **state)
+{
+    (void)state;
+    saccade_error err;
+    if (!HAVE_THREADS)
+        return;
+    assert_int_equal(saccade_share_openmp(team_runs, team_thread, NULL, &err), SACCADE_EINVAL);
+    assert_int_equal(saccade_share_openmp(team_runs, team_thread, team_is_inside, &err),
+                     SACCADE_OK);
+    for (int threads = 1; threads <= 5; threads++) {
+        n_teams = 0;
+        assert_int_equal(loop_is_wrong(threads), 0);
+        assert_int_equal(n_teams, threads > 1);
+    }
+    n_teams = 0;
+    loops_may_be_nested(state); /* inner loops on threads of the library's own */
+    assert_int_equal(n_teams, 1);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        n_teams = 0;
+        alarm(HANG_SECONDS);
+        _exit(loop_is_wrong(3) + n_teams);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    n_teams = 0;
+    assert_int_equal(saccade_share_openmp(NULL, NULL, NULL, &err), SACCADE_OK);
+    assert_int_equal(loop_is_wrong(3), 0);
+    assert_int_equal(n_teams, 0);
+}
+
 /* ---- quotas ---- */
 
 static void put(const char *folder, const char *path, const char *text)
@@ -373,6 +456,7 @@ int main(void)
         cmocka_unit_test(children_of_fork_have_their_own),
         cmocka_unit_test(fork_may_come_in_the_middle),
         cmocka_unit_test(workers_round_as_the_caller_and_leave_signals_to_it),
+        cmocka_unit_test(a_host_may_share_its_team),
         cmocka_unit_test(quotas_of_control_groups_bound_the_threads),
     };
     return cmocka_run_group_tests_name("parallel", tests, NULL, NULL);

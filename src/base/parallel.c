@@ -3,6 +3,7 @@
 #include "base/parallel.h"
 
 #include "base/cpus.h"
+#include "base/openmp.h"
 #include "base/workers.h"
 
 #include "saccade_config.h"
@@ -52,5 +53,6 @@ void par_for(int64_t n_items, int n_threads, par_fn fn, void *arg)
         return;
     }
     loop l = {.fn = fn, .arg = arg, .n_items = n_items};
-    workers_run(n, take_items, &l);
+    if (!openmp_run(n, take_items, &l))
+        workers_run(n, take_items, &l);
 }

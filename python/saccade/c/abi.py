@@ -467,6 +467,7 @@ _declare("mod_destroy", None, _P)
 _declare("prelude", C.POINTER(PreludeEntry), C.c_int32)
 _declare("context_create", _S, C.POINTER(ContextOptions), C.POINTER(_P), _E)
 _declare("context_destroy", None, _P)
+_declare("share_openmp", _S, _P, _P, _P, _E)
 _declare(
     "block_mask_create",
     _S,

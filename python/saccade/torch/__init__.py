@@ -16,9 +16,12 @@ from .bounds import check
 from .flex import AuxOutput, AuxRequest, MaskMod, ScoreMod, explain, flex_attention
 from .masks import and_masks, create_block_mask, create_mask, or_masks
 from .mods import mask, score
+from .pool import share as _share
 from .quantised import quantize
 from .serving import cached_attention
 from .varlen import varlen_attention
+
+_share()
 
 __all__ = [
     "flex_attention",
