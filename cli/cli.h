@@ -62,7 +62,7 @@ typedef struct cli_args {
     const char *q_file, *k_file, *v_file, *out_file, *lse_file; /* -q -k -v -o --lse */
     const char *mask, *dtype, *q_offset, *kv_len, *layout, *block, *backend, *arch, *level;
     const char *problem;
-    const char *weight, *sinks;
+    const char *weight, *sinks, *kv_dtype, *kv_scale;
     const char *csv, *plot, *baseline, *folder;
     const char *d_out_file; /* --grad */
     const char *shell;

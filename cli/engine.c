@@ -95,10 +95,10 @@ static saccade_status to_device(engine *e, saccade_tensor *t, saccade_error *err
 static saccade_status all_to_device(engine *e, saccade_error *err)
 {
     saccade_forward_args *a = &e->args;
-    saccade_tensor *all[] = {&e->tensors.q,   &e->tensors.k,   &e->tensors.v,
-                             &e->tensors.out, &e->tensors.lse, &e->q_offset,
-                             &e->kv_len,      &e->sinks,       &e->table};
-    for (int i = 0; i < 9; i++)
+    saccade_tensor *all[] = {&e->tensors.q,   &e->tensors.k, &e->tensors.v, &e->tensors.out,
+                             &e->tensors.lse, &e->q_offset,  &e->kv_len,    &e->sinks,
+                             &e->table,       &e->k_scale,   &e->v_scale};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         CLI_TRY(to_device(e, all[i], err));
     for (int32_t i = 0; i < a->n_bindings; i++)
         if (e->bindings[i].tensor.rank > 0)
@@ -156,6 +156,9 @@ saccade_status engine_plan(const job *j, const engine_options *o, saccade_dtype 
     p.arch = is(o->backend, "cuda") ? o->arch : NULL;
     p.gradients = o->gradients;
     p.page = o->page;
+    p.kv_dtype = o->codes.dtype;
+    p.k_scale_tokens = p.v_scale_tokens = o->codes.tokens;
+    p.k_scale_channels = p.v_scale_channels = o->codes.channels;
     p.batch_invariant = o->batch_invariant;
     if (o->grad_of) {
         p.gradient_captures = o->grad_of->item;
@@ -204,6 +207,10 @@ static void point_args(engine *e, int64_t KV, int32_t n_bindings)
         e->pages.KV = KV;
         e->args.pages = &e->pages;
     }
+    if (e->k_scale.dtype != SACCADE_NONE) {
+        e->args.k_scale = &e->k_scale;
+        e->args.v_scale = &e->v_scale;
+    }
     e->positions.q_offset = e->q_offset.dtype == SACCADE_NONE ? NULL : &e->q_offset;
     e->positions.kv_len = e->kv_len.dtype == SACCADE_NONE ? NULL : &e->kv_len;
     e->args.positions = &e->positions;
@@ -228,6 +235,13 @@ saccade_status engine_open(const job *j, const engine_options *options, const jo
         e->tensors.k = e->paged.k;
         e->tensors.v = e->paged.v;
         e->table = e->paged.table;
+    }
+    if (options->codes.dtype != SACCADE_NONE) {
+        CLI_TRY(coded_make(&t->k, &t->v, &options->codes, &e->coded, err));
+        e->tensors.k = e->coded.k;
+        e->tensors.v = e->coded.v;
+        e->k_scale = e->coded.k_scale;
+        e->v_scale = e->coded.v_scale;
     }
     point_args(e, j->sizes.KV, j->n_bindings);
     e->args.sinks = e->sinks.dtype == SACCADE_NONE ? NULL : &e->sinks;
@@ -255,6 +269,7 @@ void engine_close(engine *e)
         saccade_device_free(0, e->device_memory[--e->n_device]);
     free(e->workspace);
     paged_free(&e->paged);
+    coded_free(&e->coded);
     saccade_block_mask_destroy(e->blocks);
     saccade_plan_destroy(e->plan);
     saccade_context_destroy(e->context);

@@ -4,6 +4,7 @@
 #define SACCADE_CLI_JOB_H
 
 #include "cli.h"
+#include "put_codes.h"
 #include "put_pages.h"
 
 /* Mask and score with their captures, for given sizes. All owned. */
@@ -55,6 +56,7 @@ typedef struct engine_options {
     uint32_t gradients;          /* SACCADE_GRADIENT_*; 0: forward only */
     const cli_list *grad_of;     /* captures, with SACCADE_GRADIENT_CAPTURES */
     int64_t page;                /* keys of a page; 0: keys lie in one piece */
+    code_groups codes;           /* of quantised keys */
     int32_t batch_invariant;     /* saccade_problem's */
 } engine_options;
 
@@ -80,6 +82,8 @@ typedef struct engine {
     paged paged; /* with a page: what k and v are in tensors, and the table */
     saccade_tensor table;
     saccade_pages pages;
+    coded coded; /* quantised keys: what k and v are in tensors, and their scales */
+    saccade_tensor k_scale, v_scale;
     bool on_device;
     void *device_memory[ENGINE_DEVICE_TENSORS];
     int n_device;

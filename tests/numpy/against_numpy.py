@@ -418,7 +418,27 @@ def file_forms():
         return good and is_good
 
 
+def quantised_keys():
+    """--kv-dtype: near what full keys give, and the nearer the more bits a code has."""
+    good = True
+    with tempfile.TemporaryDirectory() as folder:
+        path = lambda n: os.path.join(folder, n + ".npy")
+        for n in "qkv":
+            np.save(path(n), rng.standard_normal((2, 60, 16)).astype(np.float32))
+        files = sum((["-" + n, path(n)] for n in "qkv"), [])
+        saccade("run", *files, "-o", path("o"))
+        full = np.load(path("o"))
+        for code, most in (("i8", 0.02), ("e4m3", 0.1), ("e5m2", 0.25), ("i4", 0.4)):
+            for scale in ("row", "head", "channel", "tensor"):
+                how = ["--kv-dtype", code, "--kv-scale", scale]
+                saccade("run", *files, "-o", path("c"), *how)
+                off = np.abs(np.load(path("c")) - full).max()
+                print(("ok     " if 0 < off < most else "FAILED ") + " ".join(how))
+                good &= bool(0 < off < most)
+    return good
+
+
 if __name__ == "__main__":
     parts = [named_variants(), other_texts(), shapes_and_positions(),
-             live_length_equals_a_mask(), file_forms()]
+             live_length_equals_a_mask(), file_forms(), quantised_keys()]
     sys.exit(0 if all(parts) else 1)
