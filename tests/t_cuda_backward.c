@@ -48,17 +48,22 @@ static void tiles_fit(void **state)
         }
 }
 
-/* 176 tiles of 192 keys take two rounds of 132 multiprocessors, and so do 256 of 128. */
+/* 176 tiles of 192 keys take two rounds of 132 multiprocessors, and so do 256 of 128. With a
+ * mask all tiles have to run at once: 96 or 128. */
 static void short_runs_take_smaller_tiles(void **state)
 {
-    const saccade_sizes few = {1, 16, 16, 2048, 2048, 64, 64}, unknown = {0};
+    const saccade_sizes few = {1, 16, 16, 2048, 2048, 64, 64};
+    const saccade_sizes fewer = {1, 16, 16, 1024, 1024, 64, 64};
     const saccade_sizes many = {1, 32, 32, 16384, 16384, 64, 64};
+    cu_form f[2];
     (void)state;
-    assert_true(cu_backward_is_short(64, 64, &few, 132));
-    assert_false(cu_backward_is_short(64, 64, &many, 132));
-    assert_false(cu_backward_is_short(64, 64, &unknown, 132));
-    assert_false(cu_backward_is_short(64, 64, &few, 0));
-    assert_false(cu_backward_is_short(128, 64, &few, 132));
+    for (int i = 0; i < 2; i++)
+        assert_true(cu_backward_tile_choice(64, 64, i, &f[i]));
+    assert_true(cu_backward_is_short(&f[0], &f[1], &few, 132, 0));
+    assert_false(cu_backward_is_short(&f[0], &f[1], &few, 132, 1));
+    assert_true(cu_backward_is_short(&f[0], &f[1], &fewer, 132, 1));
+    assert_false(cu_backward_is_short(&f[0], &f[1], &many, 132, 0));
+    assert_false(cu_backward_is_short(&f[0], &f[1], &few, 0, 0));
 }
 
 /* ---- compilation ---- */
@@ -700,6 +705,10 @@ static void lengths(void **state)
         {{.problem = "b1 h2/1 q70 kv130 d128 bf16", .seed = 1}, {0}},
         {{.problem = "b1 h2/1 q170 kv330 d64 dv128 bf16"}, {0}},
         {{.problem = "b1 h2/1 q170 kv330 d128 dv64 f16"}, {0}},
+        /* too many tiles for those of short runs */
+        {{.problem = "b4 h16 q70 kv1000 d64 bf16", .seed = 1}, {0}},
+        {{.problem = "b4 h16 q70 kv800 d64 f16", .mask = "causal()", .q_offset = 700},
+         {.has_block_mask = 1}},
     };
     (void)state;
     all_hold(rows, sizeof rows / sizeof rows[0]);

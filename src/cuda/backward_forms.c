@@ -16,11 +16,16 @@ enum { BY_TILES = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V }
 /* Sums in fixed point need a bound of the score function's slope. */
 int cu_backward_tiles_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
-    const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
-    if (!p->mask && cu_backward_is_short(D, E, &p->sizes, s->device.n_sm) && rung < 2)
-        rung ^= 1;
     return p->gradients & BY_TILES && s->family == CU_SM90 && cu_backward_is_bounded(s, p)
-           && cu_backward_tile_choice(D, E, rung, out);
+           && cu_backward_tile_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
+}
+
+/* The second of two choices, of fewer keys; gradients of captures are left to the first. */
+int cu_backward_short_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    cu_form first;
+    return rung == 0 && !cu_has_captures(p) && cu_backward_tiles_form(s, p, 0, &first)
+           && cu_backward_tiles_form(s, p, 1, out) && out->tile.keys < first.tile.keys;
 }
 
 int cu_backward_wide_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)

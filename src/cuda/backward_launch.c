@@ -209,10 +209,11 @@ static saccade_status encode_maps(const plan_run *run, const plan_gradients *g, 
 
 /* dK, dV and the sums of dQ by tiles, then dQ from its sums. */
 static saccade_status start_tiles(const saccade_plan *plan, const plan_run *run,
-                                  const plan_gradients *g, launch *l, saccade_error *err)
+                                  const plan_gradients *g, cu_program which, launch *l,
+                                  saccade_error *err)
 {
     const cu_state *s = plan->state;
-    const cu_loaded *program = &s->programs[CU_BWD_TILES];
+    const cu_loaded *program = &s->programs[which];
     const int D = cu_padded(plan->problem.sizes.D);
     const int64_t blocks = (int64_t)l->p.f.B * l->p.f.H * l->p.n_mblk;
     cu_map *m = l->a.maps;
@@ -276,9 +277,15 @@ static cu_program choose(const saccade_plan *plan, const plan_run *run, const cu
 {
     const cu_state *s = plan->state;
     const cu_form *tiles = &s->programs[CU_BWD_TILES].form;
+    const cu_form *few = &s->programs[CU_BWD_SHORT].form;
     const cu_form *wide = &s->programs[CU_BWD_WIDE].form;
     if (p->f.is_plain)
         return CU_BWD_PLAIN;
+    if (cu_backward_takes_short(s, &run->sizes, !!run->block_mask)
+        && (!run->block_mask
+            || cu_runs_find(run->q->device.index, run->block_mask, BWD_ROWS, few->tile.keys, 0,
+                            &run->sizes, plan)))
+        return CU_BWD_SHORT;
     if (cu_backward_has_tiles(s)
         && cu_backward_is_suited(run->block_mask, BWD_ROWS, tiles->tile.keys))
         return CU_BWD_TILES;
@@ -292,9 +299,9 @@ static saccade_status start_program(const saccade_plan *plan, const plan_run *ru
                                     const plan_gradients *g, cu_program program, launch *l,
                                     saccade_error *err)
 {
-    return program == CU_BWD_TILES  ? start_tiles(plan, run, g, l, err)
+    return program == CU_BWD_PLAIN  ? start_plain(plan, g, l, err)
            : program == CU_BWD_WIDE ? start_wide(plan, run, g, l, err)
-                                    : start_plain(plan, g, l, err);
+                                    : start_tiles(plan, run, g, program, l, err);
 }
 
 static saccade_status start(const saccade_plan *plan, const plan_run *run,

@@ -17,6 +17,7 @@ saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_blo
     const cu_state *s = plan->state;
     const cu_form *plain = &s->programs[CU_BWD_PLAIN].form;
     const int tile_keys = s->programs[CU_BWD_TILES].form.tile.keys, keys = plain->tile.keys;
+    const int short_keys = s->programs[CU_BWD_SHORT].form.tile.keys;
     const cu_driver *driver;
     FAIL_AT(!cu_backward_is_suited(mask, BWD_ROWS, keys), SACCADE_EINVAL, "block_mask", 0, 0,
             "got imported blocks of %d x %d, expected multiples of %d x %d for gradients",
@@ -25,6 +26,9 @@ saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_blo
     TRY(cu_get_driver(&driver, err));
     if (cu_backward_has_tiles(s) && cu_backward_is_suited(mask, BWD_ROWS, tile_keys))
         TRY(cu_runs_make(driver, device, mask, BWD_ROWS, tile_keys, 0, sizes, plan, err));
+    if (cu_backward_takes_short(s, sizes, 1)
+        && cu_backward_is_suited(mask, BWD_ROWS, short_keys))
+        TRY(cu_runs_make(driver, device, mask, BWD_ROWS, short_keys, 0, sizes, plan, err));
     TRY(cu_runs_make(driver, device, mask, BWD_ROWS, keys, 0, sizes, plan, err));
     if (cu_backward_has_wide(s) && cu_backward_is_suited(mask, BWD_WIDE_ROWS, keys))
         TRY(cu_runs_make(driver, device, mask, BWD_WIDE_ROWS, keys, 1, sizes, plan, err));

@@ -27,21 +27,22 @@ int cu_backward_tile_choice(int D, int E, int rung, cu_form *out)
     return 1;
 }
 
-/* Every tile meets every query. A key takes 1.15 times as long where two groups share a step as
- * where three do (b1 h32 q15360 d64, docs/lab/021). */
-int cu_backward_is_short(int D, int E, const saccade_sizes *sizes, int n_sm)
+/* A key takes 1.15 times as long where two groups share a step as where three do (b1 h32 q15360
+ * d64, docs/lab/021). */
+int cu_backward_is_short(const cu_form *first, const cu_form *second,
+                         const saccade_sizes *sizes, int n_sm, int has_mask)
 {
-    const int64_t heads = sizes->B * sizes->Hkv;
-    cu_form f[2];
+    const cu_form *const form[2] = {first, second};
     double each[2];
-    if (D > 64 || E > 64 || heads * sizes->KV <= 0 || n_sm <= 0)
+    int64_t rounds[2];
+    if (n_sm <= 0)
         return 0;
     for (int i = 0; i < 2; i++) {
-        cu_backward_tile_choice(D, E, i, &f[i]);
-        const int64_t keys = f[i].tile.keys, tiles = heads * ((sizes->KV + keys - 1) / keys);
-        each[i] = (double)((tiles + n_sm - 1) / n_sm * keys) * (i ? 1.15 : 1);
+        const int64_t keys = form[i]->tile.keys;
+        rounds[i] = (sizes->B * sizes->Hkv * ((sizes->KV + keys - 1) / keys) + n_sm - 1) / n_sm;
+        each[i] = (double)(rounds[i] * keys) * (i ? 1.15 : 1);
     }
-    return each[1] < each[0];
+    return each[1] < each[0] && (!has_mask || rounds[1] == 1);
 }
 
 static int wide_shared(const cu_form *f, int D, int E);

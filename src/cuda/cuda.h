@@ -272,6 +272,7 @@ typedef enum cu_program {
     CU_UNALIGNED,    /* rows that tensor copies do not take (sm_90a) */
     CU_CAREFUL,      /* rows to be made again */
     CU_BWD_TILES,    /* dK, dV and sums of dQ by tiles of keys (sm_90a) */
+    CU_BWD_SHORT,    /* the same by smaller tiles, for runs of few (sm_90a) */
     CU_BWD_WIDE,     /* the same of heads wider than 128, without sums (sm_90a) */
     CU_BWD_PLAIN,    /* dK and dV, then dQ, by CTAs that own them */
     CU_BWD_PREPARE,  /* what every row brings, and bounds of K and V */

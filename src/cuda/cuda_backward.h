@@ -47,9 +47,11 @@ static inline int cu_backward_is_fixed(const plan_problem *p, const cu_form *for
 
 /* The rung'th choice of bwd_sm90.cu for these head dims, best first; 0 past the end. */
 int cu_backward_tile_choice(int D, int E, int rung, cu_form *out);
-/* Whether the second choice ends sooner than the first, for so few tiles that the last ones
- * keep few of n_sm multiprocessors busy. Sizes of 0 are not known: no. */
-int cu_backward_is_short(int D, int E, const saccade_sizes *sizes, int n_sm);
+/* Whether tiles of the second form end sooner than those of the first, for so few tiles that
+ * the last ones keep few of n_sm multiprocessors busy. A mask makes tiles unlike: then only
+ * where all of them run at once. */
+int cu_backward_is_short(const cu_form *first, const cu_form *second,
+                         const saccade_sizes *sizes, int n_sm, int has_mask);
 /* The same of bwd_wide.cu. */
 int cu_backward_wide_choice(int D, int E, int rung, cu_form *out);
 /* The form of bwd_sm80.cu. */
@@ -63,9 +65,20 @@ int cu_backward_shared_bytes(const cu_form *form, int D, int E);
 void cu_write_backward(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
                        const cu_form *form, cu_headers *out);
 
+/* Whether a run of these sizes takes CU_BWD_SHORT. */
+static inline int cu_backward_takes_short(const cu_state *s, const saccade_sizes *sizes,
+                                          int has_mask)
+{
+    const cu_form *first = &s->programs[CU_BWD_TILES].form;
+    const cu_form *second = &s->programs[CU_BWD_SHORT].form;
+    return first->tile.groups > 0 && second->tile.groups > 0
+           && cu_backward_is_short(first, second, sizes, s->device.n_sm, has_mask);
+}
+
 /* ---- backward_forms.c: columns of the table of programs ---- */
 
 int cu_backward_tiles_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_short_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_wide_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_plain_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_prepare_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);

@@ -138,7 +138,7 @@ DEVICE own_rows rows_of(const cu_bwd &p, const query_tile &t, int wg)
 DEVICE void row_weights(float (&s)[S_COUNT], const cu_bwd &p, const mod_args &mod,
                         const query_tile &t, const own_rows &r, int key)
 {
-#if SCORE_LINE
+#if SCORE_LINE && SLOPE_ONE
     const float log2e = 1.4426950408889634f;
     float by_q, by_kv, first = line_offset(mod, p.f, t.b, t.h, r.q0, key, by_q, by_kv) * log2e;
     float x0 = first - r.lse0, x1 = fmaf(by_q, 8 * log2e, first) - r.lse1;
@@ -151,7 +151,7 @@ DEVICE void row_weights(float (&s)[S_COUNT], const cu_bwd &p, const mod_args &mo
 #pragma unroll
         for (int j = 0; j < 4; j++)
             x[j] = exp2_fast(fmaf(x[j], p.unit, j < 2 ? -r.lse0 : -r.lse1));
-#elif SCORE_LINE
+#elif SCORE_LINE && SLOPE_ONE
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             float offset = fmaf(by_kv, 8 * i + (j & 1), j < 2 ? x0 : x1);
