@@ -546,8 +546,8 @@ typedef struct saccade_backward_args {
     const saccade_tensor *d_out;             /* [B, H, Q, Dv], out_dtype */
     const saccade_tensor *d_lse;             /* [B, H, Q] f32 (f64: or f64); NULL: zeros */
     const saccade_tensor *d_q, *d_k, *d_v;   /* shapes of q, k, v; their dtype or f32 */
-    const saccade_binding *d_captures;       /* shapes of the captures, f32 (f64: or f64; on the
-                                              * host or f16 or bf16 if the capture is) */
+    const saccade_binding *d_captures;       /* shapes of captures, f32 (f64: or f64), or f16 or
+                                              * bf16 if the capture is */
     int32_t n_d_captures;
     uint32_t accumulate;                     /* SACCADE_GRADIENT_* that are added to what their
                                               * tensors hold; the others are overwritten */

@@ -62,15 +62,14 @@ static int32_t index_of(const mod_fn *fn, const char *name)
     return -1;
 }
 
-/* What a capture's gradient may be besides f32: f64 where the problem is, or on the host the
- * capture's own f16 or bf16. */
+/* What a capture's gradient may be besides f32: f64 where the problem is, or the capture's own
+ * f16 or bf16. */
 static int is_capture_dtype(const saccade_plan *plan, saccade_dtype dtype,
                             const saccade_tensor *capture)
 {
     if (dtype == SACCADE_F64)
         return plan->problem.dtype == SACCADE_F64;
-    return dtype == capture->dtype && (dtype == SACCADE_F16 || dtype == SACCADE_BF16)
-           && plan->backend->device == SACCADE_CPU;
+    return dtype == capture->dtype && (dtype == SACCADE_F16 || dtype == SACCADE_BF16);
 }
 
 static saccade_status check_capture(const saccade_plan *plan, const saccade_binding *given,

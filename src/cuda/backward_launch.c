@@ -145,6 +145,7 @@ typedef struct launch {
     cu_bwd p;
     run_args a; /* captures, maps of Q, K, V; driver and stream */
     cu_map d_out;
+    cu_capture_run captured;
 } launch;
 
 /* A kernel that waits by itself for what the one before it on the stream leaves. */
@@ -217,7 +218,8 @@ static saccade_status start_tiles(const saccade_plan *plan, const plan_run *run,
     const int D = cu_padded(plan->problem.sizes.D);
     const int64_t blocks = (int64_t)l->p.f.B * l->p.f.H * l->p.n_mblk;
     cu_map *m = l->a.maps;
-    void *parameters[] = {&l->p, l->a.captures, &m[0], &m[1], &m[2], &l->d_out};
+    void *parameters[] = {&l->p, l->a.captures, &m[0], &m[1], &m[2], &l->d_out, &l->captured.c};
+    void *finish[] = {&l->p, l->a.captures, &l->captured.c};
     TRY(encode_maps(run, g, program->form.tile.keys, l, err));
     TRY(start_prepare(plan, l, err));
     TRY(start_sinks(plan, l, err));
@@ -225,8 +227,8 @@ static saccade_status start_tiles(const saccade_plan *plan, const plan_run *run,
                      shared_of(plan, program), parameters, err));
     if (!g->dq)
         return SACCADE_OK;
-    return start_beside(l, s->programs[CU_BWD_FINISH].kernel, blocks * ((D + 63) / 64), 128,
-                        0, parameters, err);
+    return start_beside(l, s->programs[CU_BWD_FINISH].kernel, blocks * ((D + 63) / 64), 128, 0,
+                        finish, err);
 }
 
 /* dK and dV by tiles of keys, dQ by tiles of queries. */
@@ -323,11 +325,11 @@ static saccade_status start(const saccade_plan *plan, const plan_run *run,
     TRY(run_captures(problem->score, run->score_env.tensors, l.a.captures, err));
     TRY(run_captures(problem->mask, run->mask_env.tensors, l.a.captures + n_score, err));
     TRY(run_make_ready(s, problem, driver, run->q->device.index, err));
+    TRY(cu_begin_captures(plan, run, g, aligned(space_of(plan, &run->sizes).bytes),
+                          program == CU_BWD_TILES, &l.a, &l.captured, err));
     TRY(start_program(plan, run, g, program, &l, err));
     fill_queries(problem, runs.queries, &l.p);
-    return cu_has_captures(problem) ? cu_start_captures(
-               plan, run, g, aligned(space_of(plan, &run->sizes).bytes), &l.a, &l.p, err)
-                                    : SACCADE_OK;
+    return cu_end_captures(&l.captured, &l.p, err);
 }
 
 saccade_status cu_backward(const saccade_plan *plan, const plan_run *run,

@@ -11,7 +11,7 @@ int cu_backward_tile_choice(int D, int E, int rung, cu_form *out)
     typedef struct choice {
         int groups, stages, is_split, registers[3];
     } choice;
-    static const choice small[] = {{3, 4, 0, {144, 80, 0}}, {2, 3, 0, {216, 72, 0}}};
+    static const choice small[] = {{3, 4, 0, {144, 80, 0}}, {2, 3, 0, {200, 104, 0}}};
     static const choice wide[] = {{2, 3, 1, {208, 64, 32}}, {2, 3, 0, {216, 72, 0}}};
     const int dim = D > E ? D : E;
     rung += dim > 64 && D <= 64; /* dQ of one part: none for warps of their own */
@@ -53,12 +53,11 @@ int cu_backward_wide_choice(int D, int E, int rung, cu_form *out)
     const int dim = D > E ? D : E, most = cu_shared_most(90);
     if (dim <= 128 || rung > 0)
         return 0;
-    *out = (cu_form){.family = CU_SM90,
-                     .tile = {.groups = 2, .keys = 64, .stages = 3},
-                     .backward = {.rows = BWD_ROWS,
-                                  .parts = 1,
-                                  .value_stages = 2,
-                                  .registers = {240, 24, 0}}};
+    *out = (cu_form){
+        .family = CU_SM90,
+        .tile = {.groups = 2, .keys = 64, .stages = 3},
+        .backward = {
+            .rows = BWD_ROWS, .parts = 1, .value_stages = 2, .registers = {240, 24, 0}}};
     if (wide_shared(out, D, E) > most)
         out->tile.stages = 2;
     if (wide_shared(out, D, E) > most)
@@ -125,8 +124,8 @@ static int wide_shared(const cu_form *f, int D, int E)
     const int stages = f->tile.stages, values = f->backward.value_stages;
     const int step = stages * (16 + 2 * BWD_ROWS * 4), barriers = 8 * (6 + 4 * stages);
     const int by_keys = (1 + stages) * (d + e) + 2 * tile + step + barriers;
-    const int by_queries = (2 + stages) * d + (2 + values) * e + stages * 16
-                           + 8 * (2 + 2 * stages + 2 * values);
+    const int by_queries =
+        (2 + stages) * d + (2 + values) * e + stages * 16 + 8 * (2 + 2 * stages + 2 * values);
     return by_keys > by_queries ? by_keys : by_queries;
 }
 
@@ -153,9 +152,13 @@ int cu_backward_shared_bytes(const cu_form *f, int D, int E)
     return f->family == CU_SM90 ? tile_shared(f, columns) : pass_shared(f, columns);
 }
 
-static void put_config(const plan_problem *p, const cu_form *form, strbuf *out)
+static void put_config(const plan_problem *p, const cu_form *form, const cu_mod_text *facts,
+                       strbuf *out)
 {
     const int is_sm90 = form->family == CU_SM90;
+    /* a slope of the head: applied to the sums of dQ and dK by Hopper's tiles */
+    const int is_late =
+        is_sm90 && facts->is_head_slope && p->sizes.D <= 128 && p->sizes.Dv <= 128;
     const struct {
         const char *name;
         int value;
@@ -180,6 +183,9 @@ static void put_config(const plan_problem *p, const cu_form *form, strbuf *out)
         {"DK", (p->gradients & SACCADE_GRADIENT_K) != 0},
         {"DV", (p->gradients & SACCADE_GRADIENT_V) != 0},
         {"CAPTURES", form->backward.is_captures},
+        {"TERMS", is_sm90 && facts->n_terms > 0},
+        {"GROUP", p->group},
+        {"LATE_SLOPE", is_late},
         {"TM", form->backward.rows},
         {"TN", form->backward.rows},
         {"PARTS", form->backward.parts},
@@ -235,7 +241,7 @@ void cu_write_backward(const cu_state *s, const plan_problem *p, const cu_progra
                        const cu_form *form, cu_headers *out)
 {
     (void)kind;
-    put_config(p, form, &out->config);
+    put_config(p, form, &s->backward_facts, &out->config);
     put_products(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), p->dtype == SACCADE_F16,
                  &out->products);
     out->mod = s->backward_text;

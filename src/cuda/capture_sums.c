@@ -57,27 +57,21 @@ static int64_t element_count(const saccade_tensor *t)
 
 /* ---- room ---- */
 
-typedef struct layout {
-    cu_reads_found reads;
-    int has_words[CU_READS];   /* else terms are stored in the gradient */
-    size_t words_at[CU_READS]; /* reads of one capture share them */
-    size_t bytes;
-} layout;
-
 static size_t words_bytes(const saccade_tensor *t)
 {
     return ((size_t)element_count(t) * (SUM_WORDS + 1) * sizeof(uint64_t) + 255) / 256 * 256;
 }
 
-/* Elements are stored where no index can leave its tensor in a run without offsets; else, and
- * for every other read, there are exact sums. A function of what workspace sizes are asked
+/* Elements are stored where no index can leave its tensor in a run without offsets, and where
+ * no sum of several is rounded to 16 bits between; else, and for every other read, there are
+ * exact sums. A function of what workspace sizes are asked
  * with, so that a run finds what its caller made room for. */
-static layout layout_of(const saccade_plan *plan, const saccade_sizes *s,
-                        const saccade_tensor *captures)
+static cu_capture_layout layout_of(const saccade_plan *plan, const saccade_sizes *s,
+                                   const saccade_tensor *captures)
 {
     const plan_problem *p = &plan->problem;
     const plan_position at = {0};
-    layout out = {.bytes = 0};
+    cu_capture_layout out = {.bytes = 0};
     eval_env env = {0};
     arena scratch;
     arena_init(&scratch);
@@ -87,8 +81,11 @@ static layout layout_of(const saccade_plan *plan, const saccade_sizes *s,
         const pass_read *read = out.reads.read[i];
         const saccade_tensor *t = &captures[read->capture];
         int k = 0;
-        out.has_words[i] =
-            read->scatter != SCATTER_ELEMENTS || !is_inside(p, read, t, s, &env, &at, &scratch);
+        const int is_shared =
+            (s->B > 1 && !has_unit(read, VAR_B)) || (s->H > 1 && !has_unit(read, VAR_H));
+        out.has_words[i] = read->scatter != SCATTER_ELEMENTS
+                           || (t->dtype != SACCADE_F32 && is_shared)
+                           || !is_inside(p, read, t, s, &env, &at, &scratch);
         while (k < i && out.reads.read[k]->capture != read->capture)
             k++;
         out.words_at[i] = k < i ? out.words_at[k] : out.bytes;
@@ -109,29 +106,23 @@ size_t cu_captures_workspace(const saccade_plan *plan, const saccade_sizes *size
 
 /* ---- launches ---- */
 
-typedef struct sums_run {
-    const saccade_plan *plan;
-    const plan_run *run;
-    const plan_gradients *g;
-    const run_args *a;
-    cu_bwd *p;
-    layout at;
-    cu_reads c;
-    int is_added;
-} sums_run;
-
-static const cu_loaded *program_of(const sums_run *x)
+static const cu_loaded *program_of(const cu_capture_run *x)
 {
     const cu_state *s = x->plan->state;
     return &s->programs[CU_BWD_CAPTURES];
 }
 
-static void fill_read(sums_run *x, int i, char *room)
+static int code_of(saccade_dtype dtype)
+{
+    return dtype == SACCADE_F32 ? 0 : dtype == SACCADE_BF16 ? 1 : 2;
+}
+
+static void fill_read(cu_capture_run *x, int i, char *room)
 {
     const saccade_tensor *t = &x->g->captures[x->at.reads.read[i]->capture];
     cu_read *to = &x->c.of[i];
     int64_t step = 1;
-    *to = (cu_read){.data = t->data, .n = element_count(t)};
+    *to = (cu_read){.data = t->data, .code = code_of(t->dtype), .n = element_count(t)};
     for (int32_t d = t->rank - 1; d >= 0; d--) {
         to->stride[d] = x->at.has_words[i] ? step : t->stride[d];
         step *= t->shape[d];
@@ -141,7 +132,7 @@ static void fill_read(sums_run *x, int i, char *room)
 }
 
 /* Terms are stored without a look at what is there: no index may leave its tensor. */
-static saccade_status check_inside(const sums_run *x, int i, saccade_error *err)
+static saccade_status check_inside(const cu_capture_run *x, int i, saccade_error *err)
 {
     const plan_problem *p = &x->plan->problem;
     const pass_read *read = x->at.reads.read[i];
@@ -167,10 +158,12 @@ static saccade_status check_inside(const sums_run *x, int i, saccade_error *err)
 }
 
 /* Every element of a gradient: from its sums, or cleared. */
-static saccade_status end_gradient(const sums_run *x, const saccade_tensor *t,
+static saccade_status end_gradient(const cu_capture_run *x, const saccade_tensor *t,
                                    const cu_read *sums, int is_added, saccade_error *err)
 {
-    cu_read to = sums ? *sums : (cu_read){.data = t->data, .n = element_count(t)};
+    cu_read to =
+        sums ? *sums
+             : (cu_read){.data = t->data, .code = code_of(t->dtype), .n = element_count(t)};
     cu_shape shape = {.rank = t->rank};
     void *parameters[] = {&to, &shape, &is_added};
     for (int32_t d = 0; d < t->rank; d++) {
@@ -180,21 +173,41 @@ static saccade_status end_gradient(const sums_run *x, const saccade_tensor *t,
     return run_start(x->a, program_of(x)->other, (to.n + 255) / 256, 256, 0, parameters, err);
 }
 
+/* Whether batches, or heads, share the elements of a read. */
+static int shares(const cu_capture_run *x, int i, int var)
+{
+    const saccade_sizes *s = &x->run->sizes;
+    return (var == VAR_B ? s->B : s->H) > 1 && !has_unit(x->at.reads.read[i], var);
+}
+
 /* Which of batches and heads share elements that are stored, in any read: each has a launch of
  * its own then, and all but the first one add. */
-static void find_parts(const sums_run *x, int *by_b, int *by_h)
+static void find_parts(const cu_capture_run *x, int *by_b, int *by_h)
 {
     *by_b = *by_h = 0;
     for (int i = 0; i < x->at.reads.n; i++)
         if (!x->c.of[i].words) {
-            *by_b |= !has_unit(x->at.reads.read[i], VAR_B);
-            *by_h |= !has_unit(x->at.reads.read[i], VAR_H);
+            *by_b |= shares(x, i, VAR_B);
+            *by_h |= shares(x, i, VAR_H);
         }
+}
+
+/* Tiles come once, in any order: what they store has elements of its own in all of them. */
+static void choose_tiles(cu_capture_run *x, int has_tiles)
+{
+    const cu_state *s = x->plan->state;
+    for (int i = 0; i < x->at.reads.n && has_tiles; i++) {
+        const int kind = s->backward_facts.term[i];
+        const int is_stored = kind == CU_TERM_ELEMENT;
+        if (kind != CU_TERM_NONE && is_stored == !x->at.has_words[i]
+            && !(is_stored && (shares(x, i, VAR_B) || shares(x, i, VAR_H))))
+            x->c.in_tiles |= 1u << i;
+    }
 }
 
 /* Whether the first launch stores terms at each element of the gradient, so that none keeps
  * what it held. */
-static int is_covered(const sums_run *x, int i)
+static int is_covered(const cu_capture_run *x, int i)
 {
     const pass_read *read = x->at.reads.read[i];
     const saccade_sizes *s = &x->run->sizes;
@@ -209,7 +222,7 @@ static int is_covered(const sums_run *x, int i)
            && stored == x->c.of[i].n;
 }
 
-static saccade_status clear(const sums_run *x, saccade_error *err)
+static saccade_status clear(const cu_capture_run *x, saccade_error *err)
 {
     const run_args *a = x->a;
     for (int i = 0; i < x->at.reads.n; i++) {
@@ -227,7 +240,7 @@ static saccade_status clear(const sums_run *x, saccade_error *err)
 }
 
 /* One launch, or one for each batch and head that share elements with others. */
-static saccade_status start_parts(sums_run *x, saccade_error *err)
+static saccade_status start_parts(cu_capture_run *x, saccade_error *err)
 {
     const saccade_sizes *s = &x->run->sizes;
     const cu_loaded *program = program_of(x);
@@ -247,7 +260,7 @@ static saccade_status start_parts(sums_run *x, saccade_error *err)
     return SACCADE_OK;
 }
 
-static saccade_status end_all(const sums_run *x, saccade_error *err)
+static saccade_status end_all(const cu_capture_run *x, saccade_error *err)
 {
     uint64_t done = 0;
     for (int i = 0; i < x->at.reads.n; i++) {
@@ -262,24 +275,35 @@ static saccade_status end_all(const sums_run *x, saccade_error *err)
     return SACCADE_OK;
 }
 
-saccade_status cu_start_captures(const saccade_plan *plan, const plan_run *run,
-                                 const plan_gradients *g, size_t room_at, const run_args *a,
-                                 cu_bwd *p, saccade_error *err)
+saccade_status cu_begin_captures(const saccade_plan *plan, const plan_run *run,
+                                 const plan_gradients *g, size_t room_at, int has_tiles,
+                                 const run_args *a, cu_capture_run *x, saccade_error *err)
 {
-    sums_run x = {.plan = plan, .run = run, .g = g, .a = a, .p = p};
-    x.at = layout_of(plan, &run->sizes, g->captures);
+    *x = (cu_capture_run){.plan = plan, .run = run, .g = g, .a = a};
+    if (!cu_has_captures(&plan->problem))
+        return SACCADE_OK;
+    x->at = layout_of(plan, &run->sizes, g->captures);
     FAIL_AT(plan->rows, SACCADE_EBACKEND, "gradients", 0, 0,
             "got some rows of a sequence, expected all for gradients of captures on CUDA");
-    FAIL_AT(run->workspace_bytes < room_at + x.at.bytes, SACCADE_EINVAL, "workspace", 0, 0,
+    FAIL_AT(run->workspace_bytes < room_at + x->at.bytes, SACCADE_EINVAL, "workspace", 0, 0,
             "got %zu bytes, expected %zu, saccade_backward_workspace's: captures' gradients",
-            run->workspace_bytes, room_at + x.at.bytes);
-    x.is_added = (g->added & SACCADE_GRADIENT_CAPTURES) != 0;
-    for (int i = 0; i < x.at.reads.n; i++) {
-        fill_read(&x, i, (char *)run->workspace + room_at);
-        if (!x.at.has_words[i])
-            TRY(check_inside(&x, i, err));
+            run->workspace_bytes, room_at + x->at.bytes);
+    x->is_added = x->c.is_adding = (g->added & SACCADE_GRADIENT_CAPTURES) != 0;
+    for (int i = 0; i < x->at.reads.n; i++) {
+        fill_read(x, i, (char *)run->workspace + room_at);
+        if (!x->at.has_words[i])
+            TRY(check_inside(x, i, err));
     }
-    TRY(clear(&x, err));
-    TRY(start_parts(&x, err));
-    return end_all(&x, err);
+    choose_tiles(x, has_tiles);
+    return clear(x, err);
+}
+
+saccade_status cu_end_captures(cu_capture_run *x, cu_bwd *p, saccade_error *err)
+{
+    if (!cu_has_captures(&x->plan->problem))
+        return SACCADE_OK;
+    x->p = p;
+    if (x->c.in_tiles + 1 < 1u << x->at.reads.n)
+        TRY(start_parts(x, err));
+    return end_all(x, err);
 }

@@ -171,6 +171,9 @@ int cu_tile_shared(cu_family family, const cu_tile *tile, int D, int E);
 typedef enum cu_score_kind { CU_SCORE_NONE, CU_SCORE_AFFINE, CU_SCORE_GENERAL } cu_score_kind;
 typedef enum cu_mask_kind { CU_MASK_NONE, CU_MASK_INTERVAL, CU_MASK_GENERAL } cu_mask_kind;
 
+/* Gradients of captures: what backward's tiles make of a read's terms (emit_terms.c). */
+typedef enum cu_term { CU_TERM_NONE, CU_TERM_DIAGONAL, CU_TERM_ELEMENT, CU_TERM_SCALE } cu_term;
+
 typedef struct cu_mod_text {
     cu_score_kind score;
     cu_mask_kind mask;
@@ -178,6 +181,9 @@ typedef struct cu_mod_text {
     int is_bounded;    /* scores stay within +-35 whatever the data */
     int column_words;  /* words of mask_column: what a mask needs of each key */
     int has_row_slope; /* backward: the slope does not vary with the key or the score */
+    int is_head_slope; /* backward: it varies with the head alone, and is no constant 1 or 0 */
+    unsigned char term[8]; /* backward: cu_term of each read whose gradient is wanted */
+    int n_terms;           /* .. that is not CU_TERM_NONE */
     double slope_most; /* backward: no larger derivative by the score; INFINITY: not known */
 } cu_mod_text;
 
@@ -307,7 +313,8 @@ struct cu_program_kind {
                   const cu_form *form, cu_headers *out);
     int follows_main;  /* compiled for CU_MAIN's tile, and again when that changes */
     int follows_tiles; /* compiled once it is known whether the plan has CU_BWD_TILES */
-    int is_optional;   /* left out where every form spills or waits: others take its runs */
+    int is_optional; /* left out where every form spills much or waits: others take its runs */
+    int spill_most;  /* bytes up to which a form that spills is taken before a smaller one */
     int may_be_lazy, has_maxima, is_packed; /* the constants CFG_LAZY, CFG_ROWMAX, CFG_PACKED */
     int wants_alignment;                    /* where CU_MAIN copies by TMA */
     cu_maxima runs;                         /* which runs it takes */

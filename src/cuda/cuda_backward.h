@@ -15,6 +15,7 @@
 #define SACCADE_CUDA_CUDA_BACKWARD_H
 
 #include "cuda/cuda.h"
+#include "cuda/emit.h"
 #include "cuda/kern/bwd.h"
 
 #include <math.h>
@@ -113,11 +114,34 @@ saccade_status cu_backward_find_runs(const saccade_plan *plan, const plan_run *r
 /* Bytes of exact sums; 0 where gradients is NULL, whose shapes they take. */
 size_t cu_captures_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
                              const plan_gradients *gradients);
-/* After bwd_prepare. room_at: where in the run's workspace the sums lie. */
+/* Where a run's gradients of captures go. */
+typedef struct cu_capture_layout {
+    cu_reads_found reads;
+    int has_words[CU_READS];   /* else terms are stored in the gradient */
+    size_t words_at[CU_READS]; /* reads of one capture share them */
+    size_t bytes;
+} cu_capture_layout;
+
 struct run_args;
-saccade_status cu_start_captures(const saccade_plan *plan, const plan_run *run,
-                                 const plan_gradients *g, size_t room_at,
-                                 const struct run_args *a, cu_bwd *p, saccade_error *err);
+typedef struct cu_capture_run {
+    const saccade_plan *plan;
+    const plan_run *run;
+    const plan_gradients *g;
+    const struct run_args *a;
+    cu_bwd *p;
+    cu_capture_layout at;
+    cu_reads c; /* what kernels take */
+    int is_added;
+} cu_capture_run;
+
+/* Before the first kernel. room_at: where in the run's workspace the sums lie; has_tiles:
+ * whether backward's tiles run, which make some of the terms. */
+saccade_status cu_begin_captures(const saccade_plan *plan, const plan_run *run,
+                                 const plan_gradients *g, size_t room_at, int has_tiles,
+                                 const struct run_args *a, cu_capture_run *x,
+                                 saccade_error *err);
+/* After the last one: the other terms, and what all of them come to. */
+saccade_status cu_end_captures(cu_capture_run *x, cu_bwd *p, saccade_error *err);
 
 /* ---- backward_launch.c ---- */
 

@@ -19,6 +19,7 @@ typedef struct emitter {
     strbuf *out;
     int first_capture;  /* of this fn among the arguments */
     const double *gain; /* of a score: by how much its result follows each node */
+    int is_loose;       /* what depends on the score may be rounded once where it is twice */
 } emitter;
 
 /* ---- capture_reads.c ---- */
@@ -81,22 +82,31 @@ void emit_row_struct(const emitter *e, const char *what, const unsigned char *ke
 
 /* Whether the score is the incoming one plus what does not depend on it. */
 int emit_has_slope_one(const plan_problem *p);
-/* Whether that offset is a line in q and kv; then its text is written. */
+/* Whether that offset, from the score times 1 or a slope of the head, is a line in q and kv;
+ * then its text is written. */
 int emit_line(const emitter *e);
 
 /* Whether the score is a slope, of no key and no score, times the incoming one plus what does
  * not depend on it; then row_slope() is written: sums in fixed point have their bound by it. */
 int emit_row_slope(const emitter *e);
+/* Whether that slope is of the head alone, and not surely 1 or 0. */
+int emit_has_head_slope(const plan_problem *p);
 
-/* ---- emit_score.c, emit_slope.c, emit_reads.c, emit_mask.c ---- */
+/* ---- emit_score.c, emit_slope.c, emit_reads.c, emit_terms.c, emit_mask.c ---- */
 
 saccade_status emit_score(emitter *e, cu_mod_text *facts, saccade_error *err);
+/* k where node `root` is tanh(k * score) by the fast tanh, k of the bare dot product and a
+ * positive constant of moderate size; else 0. needs: gain. */
+double emit_tanh_rate(const emitter *e, const mod_node *root);
 /* Value and derivative of the score; the graph of both lives in scratch. */
 saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccade_error *err);
 /* What programs with CFG_CAPTURES take of the graph of value and derivatives, e->fn; results:
  * of the value, of the derivative by the score, of those by the reads. */
 saccade_status emit_reads(emitter *e, const cu_reads_found *reads, const uint32_t *results,
                           saccade_error *err);
+/* The same for programs with CFG_TERMS: reads whose terms backward's tiles make. */
+saccade_status emit_terms(emitter *e, const cu_reads_found *reads, const uint32_t *results,
+                          arena *scratch, cu_mod_text *facts, saccade_error *err);
 saccade_status emit_mask(emitter *e, cu_mod_text *facts, saccade_error *err);
 
 #endif

@@ -1,6 +1,7 @@
-/* CUDA text of a score that is the incoming one plus a line in q and kv, as ALiBi and relative
- * biases are: the offset at one position, exactly as the text has it, and what it gains with
- * each query and key. Backward's tiles then need no conversion of integers for every score. */
+/* CUDA text of a score that is the incoming one, or a head's multiple of it, plus a line in q
+ * and kv, as ALiBi and relative biases are: the offset at one position, exactly as the text has
+ * it, and what it gains with each query and key. Backward's tiles then need no conversion of
+ * integers for every score. */
 #include "cuda/emit.h"
 
 enum { DEPTH = 12, MOVING = DEP_Q | DEP_KV };
@@ -86,7 +87,7 @@ int emit_line(const emitter *whole)
 {
     const pass_facts *known = whole->problem->score_facts;
     emitter e = *whole;
-    if (!emit_has_slope_one(whole->problem))
+    if (!emit_has_slope_one(whole->problem) && !emit_has_head_slope(whole->problem))
         return 0;
     e.fn = known->offset;
     const mod_node *result = &e.fn->nodes[e.fn->result];
@@ -130,4 +131,14 @@ int emit_has_slope_one(const plan_problem *p)
     const mod_fn *slope = p->score_facts->slope;
     return slope && slope->nodes[slope->result].op == OP_FLOAT
            && slope->nodes[slope->result].imm.f == 1;
+}
+
+int emit_has_head_slope(const plan_problem *p)
+{
+    const mod_fn *slope = p->score_facts->slope;
+    if (!slope || !p->score_facts->offset || emit_has_slope_one(p))
+        return 0;
+    const mod_node *result = &slope->nodes[slope->result];
+    return !(result->deps & (DEP_Q | DEP_KV | DEP_SCORE))
+           && !(result->op == OP_FLOAT && result->imm.f == 0);
 }

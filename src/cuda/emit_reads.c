@@ -115,7 +115,7 @@ saccade_status emit_reads(emitter *e, const cu_reads_found *reads, const uint32_
         both->n_nodes > e->problem->score->n_nodes ? both->n_nodes : e->problem->score->n_nodes;
     unsigned char *marks = malloc((size_t)most * 2);
     FAIL_IF_NULL(marks);
-    strbuf_puts(e->out, "#if CFG_CAPTURES\n");
+    strbuf_puts(e->out, "#if CFG_CAPTURES || CFG_TERMS\n");
     put_kinds(reads, e->out);
     put_reads4(e, results, reads->n);
     e->fn = e->problem->score;

@@ -42,9 +42,7 @@ static void put_score4(const emitter *e, const mod_node *root)
     strbuf_puts(e->out, "}\n\n");
 }
 
-/* k where the score's root is tanh(k * score) by the fast tanh, k of the bare dot product and a
- * positive constant of moderate size; else 0. */
-static double tanh_rate(const emitter *e, const mod_node *root)
+double emit_tanh_rate(const emitter *e, const mod_node *root)
 {
     if (!emit_is_fast_tanh(e, emit_number(e, root)))
         return 0;
@@ -91,7 +89,7 @@ static saccade_status put_score(emitter *e, cu_mod_text *facts, saccade_error *e
     e->gain = known->gain;
     strbuf_puts(e->out, "#define SCORE_UNIT ");
     emit_float(e->out, unit);
-    const double k = tanh_rate(e, root);
+    const double k = emit_tanh_rate(e, root);
     /* whether the polynomial holds is one vote for the rows of a warp */
     strbuf_printf(e->out,
                   "\n#define SCORE_TANH (%d && !CFG_INVARIANT)\n#define SCORE_IS_LOW %d\n",

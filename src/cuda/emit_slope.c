@@ -31,6 +31,46 @@ static void put_slope4(const emitter *e, const uint32_t results[2])
     strbuf_puts(e->out, "}\n\n");
 }
 
+/* Whether a score may be -inf where no mask says so: not one of a cap, nor the incoming one
+ * with an offset that reads no tensor. */
+static int may_mask(const plan_problem *p)
+{
+    const mod_fn *fn = p->score, *offset = p->score_facts->offset;
+    const mod_node *n = &fn->nodes[fn->result];
+    for (int i = 0; n->op == OP_fmul && i < 2; i++)
+        if (fn->nodes[fn->args[n->args + i]].op == OP_FLOAT
+            && isfinite(fn->nodes[fn->args[n->args + i]].imm.f)) {
+            n = &fn->nodes[fn->args[n->args + 1 - i]];
+            break;
+        }
+    return n->op != OP_ftanh && (!offset || offset->n_captures > 0);
+}
+
+/* c * tanh(k * score), a soft cap: its constants, for Hopper's tiles. */
+static void put_cap(const emitter *both, strbuf *out)
+{
+    emitter e = {.fn = both->problem->score,
+                 .problem = both->problem,
+                 .gain = both->problem->score_facts->gain};
+    const mod_node *n = &e.fn->nodes[e.fn->result];
+    double c = 0, k = 0;
+    for (int i = 0; n->op == OP_fmul && i < 2 && k == 0; i++)
+        if (emit_arg(&e, n, i)->op == OP_FLOAT) {
+            c = (double)emit_arg(&e, n, i)->imm.f;
+            k = emit_tanh_rate(&e, emit_arg(&e, n, 1 - i));
+        }
+    strbuf_printf(out, "#define SLOPE_CAP %d\n", k > 0);
+    if (k == 0)
+        return;
+    strbuf_puts(out, "#define CAP_RATE "); /* e^(2 k x) as a power of 2 */
+    emit_float(out, (float)(2.8853900817779268 * k));
+    strbuf_puts(out, "\n#define CAP_MOST "); /* in log2 units */
+    emit_float(out, (float)(1.4426950408889634 * c));
+    strbuf_puts(out, "\n#define CAP_SLOPE "); /* where tanh is 0 */
+    emit_float(out, (float)(c * k / (double)(float)e.problem->scale));
+    strbuf_puts(out, "\n");
+}
+
 saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccade_error *err)
 {
     const plan_problem *p = e->problem;
@@ -40,10 +80,12 @@ saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccad
     uint32_t wanted[1 + CU_READS], results[2 + CU_READS];
     facts->score = CU_SCORE_NONE;
     facts->slope_most = 1;
-    facts->has_row_slope = 0;
+    facts->has_row_slope = facts->is_head_slope = facts->n_terms = 0;
     if (!p->score) {
         strbuf_puts(e->out, "#define SLOPE_ONE 1\n#define SCORE_MAY_MASK 0\n"
-                            "#define SCORE_LINE 0\n#define ROW_SLOPE 0\n");
+                            "#define SLOPE_IS_FINITE 1\n#define SLOPE_CAP 0\n"
+                            "#define SCORE_LINE 0\n#define ROW_SLOPE 0\n"
+                            "#define HEAD_SLOPE 0\n");
         return SACCADE_OK;
     }
     cu_find_reads(p, &reads);
@@ -64,18 +106,28 @@ saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccad
         const mod_node *n = &both->nodes[results[i]];
         kept[results[i]] |= emit_rate_of(n) == ROW && !emit_is_leaf(n);
     }
+    e->is_loose = 1;
     emit_row_struct(e, "slope", kept);
     put_slope4(e, results);
     free(kept);
-    if (cu_has_captures(p))
+    facts->is_head_slope = emit_has_head_slope(p);
+    if (cu_has_captures(p)) {
         TRY(emit_reads(e, &reads, results, err));
+        TRY(emit_terms(e, &reads, results, scratch, facts, err));
+    }
     strbuf_printf(e->out, "#define SLOPE_ONE %d\n#define SCORE_MAY_MASK %d\n",
-                  emit_has_slope_one(p), !known->offset || known->offset->n_captures > 0);
+                  emit_has_slope_one(p), may_mask(p));
     strbuf_printf(e->out, "#define SCORE_LINE %d\n\n", emit_line(e));
     facts->slope_most = wanted[0] == PASS_NO_NODE ? 0 : known->gain[wanted[0]];
-    facts->has_row_slope = isinf(facts->slope_most) && emit_row_slope(e);
-    strbuf_printf(e->out, "#define ROW_SLOPE %d\n\n", facts->has_row_slope);
+    const int has_row_slope =
+        (isinf(facts->slope_most) || facts->is_head_slope) && emit_row_slope(e);
+    facts->has_row_slope = has_row_slope && isinf(facts->slope_most);
+    put_cap(e, e->out);
+    strbuf_printf(e->out, "#define SLOPE_IS_FINITE %d\n", isfinite(facts->slope_most) != 0);
+    strbuf_printf(e->out, "#define ROW_SLOPE %d\n#define HEAD_SLOPE %d\n\n",
+                  facts->has_row_slope, facts->is_head_slope);
     facts->score = CU_SCORE_GENERAL;
     e->gain = NULL;
+    e->is_loose = 0;
     return SACCADE_OK;
 }

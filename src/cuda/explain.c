@@ -87,6 +87,24 @@ static const char *why_plain(const cu_state *s, const plan_problem *p)
     return "every tile spills or waits";
 }
 
+/* Where each gradient of a capture is made. */
+static void put_captures(const cu_state *s, const plan_problem *p, strbuf *out)
+{
+    static const char *const places[] = {
+        [CU_TERM_NONE] = "by a kernel that makes scores again",
+        [CU_TERM_DIAGONAL] = "sums of diagonals in the tiles",
+        [CU_TERM_ELEMENT] = "stored by the tiles",
+        [CU_TERM_SCALE] = "from the sums of dQ",
+    };
+    cu_reads_found reads;
+    cu_find_reads(p, &reads);
+    for (int i = 0; i < reads.n; i++) {
+        const int term = cu_backward_has_tiles(s) ? s->backward_facts.term[i] : CU_TERM_NONE;
+        strbuf_printf(out, "gradient of %s: %s\n",
+                      p->score->captures[reads.read[i]->capture].name, places[term]);
+    }
+}
+
 static void put_backward(const saccade_plan *plan, strbuf *out)
 {
     const cu_state *s = plan->state;
@@ -114,6 +132,7 @@ static void put_backward(const saccade_plan *plan, strbuf *out)
                       !(p->gradients & SACCADE_GRADIENT_Q) ? "no dQ"
                       : p->is_relaxed                      ? "dQ summed in any order"
                                                            : "dQ summed in fixed point");
+    put_captures(s, p, out);
     if (p->sizes.B && p->sizes.Q && p->sizes.KV)
         strbuf_printf(out, "backward workspace: %zu bytes\n",
                       cu_backward_workspace(plan, &p->sizes, NULL));

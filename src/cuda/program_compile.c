@@ -97,8 +97,7 @@ static void begin_jobs(job *jobs, cu_state *s, const plan_problem *p, part which
             begin_job(&jobs[i], s, p, (cu_program)i);
 }
 
-static saccade_status end_jobs(job *jobs, part which, saccade_status status,
-                               saccade_error *err)
+static saccade_status end_jobs(job *jobs, part which, saccade_status status, saccade_error *err)
 {
     for (int i = 0; i < CU_PROGRAMS; i++)
         if (is_in((cu_program)i, which))
@@ -165,30 +164,42 @@ static saccade_status compile_first(cu_state *s, const plan_problem *p, job *job
 
 /* ---- the other programs' forms ---- */
 
-static int is_better(const cu_program_kind *kind, const cu_image *image, const cu_image *best)
+/* Where a program is left out, others that make the same take two times as long and more; so
+ * many bytes spilled cost it less. */
+enum { SPILL_LAST = 256 };
+
+/* Whether no smaller form is looked for. */
+static int is_good(const cu_program_kind *kind, const cu_image *image)
 {
-    return kind->is_optional ? is_clean(image)
-                             : image->report.spill_bytes < best->report.spill_bytes;
+    return image->report.spill_bytes <= kind->spill_most && !image->report.is_serialised;
 }
 
-/* Takes a smaller form if the first one spills and that one spills less; an optional program
- * has to be clean. */
+static int is_better(const cu_image *image, const cu_image *best)
+{
+    if (image->report.is_serialised != best->report.is_serialised)
+        return best->report.is_serialised;
+    return image->report.spill_bytes < best->report.spill_bytes;
+}
+
+/* Takes a smaller form if the first one spills and that one spills less. */
 static saccade_status settle(const cu_state *s, const plan_problem *p, cu_program which,
                              cu_loaded *best, saccade_error *err)
 {
     const cu_program_kind *kind = &cu_program_kinds[which];
     cu_form smaller;
-    for (int rung = 1; !is_clean(&best->image) && kind->choose(s, p, rung, &smaller); rung++) {
+    for (int rung = 1; !is_good(kind, &best->image) && kind->choose(s, p, rung, &smaller);
+         rung++) {
         cu_image image = {0};
         TRY(cu_compile_instance(s, p, which, &smaller, &image, err));
-        if (!is_better(kind, &image, &best->image)) {
+        if (!is_better(&image, &best->image)) {
             free(image.code);
             continue;
         }
         free(best->image.code);
         *best = (cu_loaded){.form = smaller, .rung = rung, .image = image};
     }
-    if (kind->is_optional && !is_clean(&best->image)) {
+    if (kind->is_optional
+        && (best->image.report.spill_bytes > SPILL_LAST || best->image.report.is_serialised)) {
         drop(best);
         best->form = (cu_form){0};
     }

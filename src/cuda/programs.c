@@ -143,6 +143,7 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                       .choose = cu_backward_tiles_form,
                       .write = cu_write_backward,
                       .is_optional = 1,
+                      .spill_most = 48,
                       .shared = cu_backward_shared},
     [CU_BWD_SHORT] = {.name = "backward short",
                       .operation = CU_OP_BACKWARD,

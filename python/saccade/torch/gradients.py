@@ -25,17 +25,23 @@ class _Layout:
         B, H, Q, D = q.shape
         self.room = self.plan.backward_workspace(B, H, k.shape[1], Q, k.shape[2], D, v.shape[3])
         self.makers = [_maker(t) if w else None for t, w in zip((q, k, v), needs)]
-        self.dtype = torch.float64 if q.dtype is torch.float64 else torch.float32
+        sums = torch.float64 if q.dtype is torch.float64 else torch.float32
         self.device, self.bindings = q.device, runner.bindings
         known = backward.split_bindings(runner.bindings, runner.n_bindings)
         n, names = len(captures), [name for name, _ in known]
-        wanted = [(x, t.shape) for x, t, w in zip(names, captures, needs[3:]) if w]
-        self.shapes = [shape for _, shape in wanted]
+        own = (torch.float16, torch.bfloat16) if call.cuda >= 0 else ()
+        self.dtypes = (sums, *own)  # of captured tensors whose gradients are in their own
+        wanted = [
+            (x, (t.shape, t.dtype if t.dtype in own else sums))
+            for x, t, w in zip(names, captures, needs[3:])
+            if w
+        ]
+        self.captured = [shape for _, shape in wanted]  # and dtype
         made = [f(t) if f else None for f, t in zip(self.makers, (q, k, v))]
         self.arguments = backward.Arguments(
             self.plan.handle,
             [None if t is None else objects.pack(view(t)) for t in (*inputs, *made)],
-            [(x, objects.pack(view(self.empty(shape)))) for x, shape in wanted],
+            [(x, objects.pack(view(self.empty(*like)))) for x, like in wanted],
             [(x, objects.pack(view(t))) for x, t in zip(names, captures)],
             known[n:],
             runner.handle,
@@ -52,7 +58,7 @@ class _Layout:
         the captured tensors, the mask's, or None. needs: of what saved begins with."""
         n, given = len(captures), saved[5 : 5 + len(captures)]
         is_plain = all(
-            t.dtype is self.dtype and t.data_ptr() == c.data_ptr() and t.shape == c.shape
+            t.dtype in self.dtypes and t.data_ptr() == c.data_ptr() and t.shape == c.shape
             for t, c in zip(given, captures)
         )
         if self.wants_lse or not is_plain or len(needs) != 3 + n:
@@ -64,7 +70,7 @@ class _Layout:
             for i, (t, f) in enumerate(zip(saved, self.makers))
         ]
         made += [
-            result(next(words), t, self.empty(t.shape).stride()) if w else NOTHING
+            result(next(words), t, self.empty(t.shape, t.dtype).stride()) if w else NOTHING
             for t, w in zip(given, needs[3:])
         ]
         if None in made:
@@ -79,8 +85,8 @@ class _Layout:
             extension.BACKWARD, a.plan, *text, inputs, made, room, backward.PLACES
         )
 
-    def empty(self, shape):
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
+    def empty(self, shape, dtype):
+        return torch.empty(shape, dtype=dtype, device=self.device)
 
 
 def _maker(t):
@@ -142,7 +148,7 @@ def _run(call, layout, inputs, captures):
     places = [t.data_ptr() for t in inputs if t is not None]
     places += [t.data_ptr() for t in made if t is not None]
     if captures:
-        more = [layout.empty(shape) for shape in layout.shapes]
+        more = [layout.empty(*like) for like in layout.captured]
         places += [t.data_ptr() for t in more]
         places += [t.data_ptr() for t in captures]
         made += more

@@ -5,9 +5,9 @@
 #include "launch.h"
 
 enum {
-    BWD_ROWS = 64,  /* queries of a step, and of a tile of dQ */
-    BWD_WIDE_ROWS = 128, /* queries of a CTA of bwd_wide_queries */
-    BWD_CHUNKS = 32, /* parts of a head whose bounds are found apart */
+    BWD_ROWS = 64,          /* queries of a step, and of a tile of dQ */
+    BWD_WIDE_ROWS = 128,    /* queries of a CTA of bwd_wide_queries */
+    BWD_CHUNKS = 32,        /* parts of a head whose bounds are found apart */
     BWD_LSE_MOST = 1 << 18, /* beyond it f32 does not tell weights: see bwd_row.cuh */
     BWD_OF_Q = 1,
     BWD_OF_K = 2,
@@ -38,7 +38,7 @@ typedef struct cu_bwd {
     float slope_most; /* no larger derivative of a score by its product */
     unsigned *bounds; /* [B*G][BWD_CHUNKS][2]: see bwd_unit.cuh */
     float *dq_sum;    /* [B*H*n_mblk][panels][4096], as bwd_dq.cuh stages it */
-    float *d_sinks; /* null: not wanted. Elements along b, h and m, 1 where one serves all */
+    float *d_sinks;   /* null: not wanted. Elements along b, h and m, 1 where one serves all */
     cu_stride d_sinks_s;
     int n_sinks_b, n_sinks_m;
     /* BWD_OF_* of the gradients that are f32, and of those added to what their tensors hold */
@@ -51,7 +51,8 @@ enum { CU_READS = 8, SUM_WORDS = 12 }; /* reads of a score function; words of ex
 
 /* Where the terms of a read go: elements of its capture's gradient, or exact sums of it. */
 typedef struct cu_read {
-    float *data; /* the gradient */
+    void *data;                /* the gradient */
+    int code;                  /* of its elements: 0 f32, 1 bf16, 2 f16 */
     unsigned long long *words; /* [SUM_WORDS + 1][n], or null: terms are stored in data */
     long long n;               /* elements of the gradient */
     long long stride[CU_RANK]; /* of data, or dense ones of the words */
@@ -62,7 +63,8 @@ typedef struct cu_read {
 typedef struct cu_reads {
     cu_read of[CU_READS];
     int first_b, n_b, first_h, n_h;
-    int is_adding; /* to what the gradient holds, where terms are stored */
+    int is_adding;     /* to what the gradient holds, where terms are stored */
+    unsigned in_tiles; /* by read: whether backward's tiles make its terms */
 } cu_reads;
 
 typedef struct cu_shape {

@@ -27,6 +27,7 @@
 #include "bwd_pass.cuh"
 #include "bwd_keys.cuh"
 #include "exact_sum.cuh"
+#include "bwd_element.cuh"
 
 enum {
     READS_ROOM = MOD_READS ? MOD_READS : 1,
@@ -218,9 +219,7 @@ DEVICE void put_elements(const cu_bwd &p, const mod_args &mod, const cu_read &to
     if (key0 + c < t.kv_len)
 #pragma unroll 4
         for (int i = threadIdx.x / PASS; i < rows; i += THREADS / PASS) {
-            float *place = to.data + first + c * by_key + i * by_row;
-            float x = m.tile[i * PITCH + c];
-            *place = is_adding ? *place + x : x;
+            put_element(to, first + c * by_key + i * by_row, m.tile[i * PITCH + c], is_adding);
         }
     __syncthreads();
 }
@@ -228,11 +227,13 @@ DEVICE void put_elements(const cu_bwd &p, const mod_args &mod, const cu_read &to
 /* ---- a block, the end ---- */
 
 DEVICE void take_block(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
-                       const query_tile &t, int key0,
-                       const float (&term)[READS_ROOM][S_COUNT], sums &s, scratch &m)
+                       const query_tile &t, int key0, const float (&term)[READS_ROOM][S_COUNT],
+                       sums &s, scratch &m)
 {
 #pragma unroll
     for (int r = 0; r < MOD_READS; r++) {
+        if (c.in_tiles >> r & 1)
+            continue;
         if (read_kind(r) == READ_HEAD || read_kind(r) == READ_ROW)
             sum_rows(s.row[r], term[r]);
         else if (read_kind(r) == READ_COLUMN)
@@ -277,6 +278,8 @@ DEVICE void end_sums(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
 {
 #pragma unroll
     for (int r = 0; r < MOD_READS; r++) {
+        if (c.in_tiles >> r & 1)
+            continue;
         if (read_kind(r) == READ_HEAD)
             end_head(p, mod, c, r, t, s.row[r][0] + s.row[r][1], m);
         if (read_kind(r) == READ_ROW) {
@@ -364,5 +367,5 @@ extern "C" __global__ void __launch_bounds__(256)
         left /= shape.size[d];
     }
     float x = to.words ? exact_sum_of(to, at) : 0.f;
-    to.data[place] = is_added ? to.data[place] + x : x;
+    put_element(to, place, x, is_added);
 }

@@ -43,6 +43,13 @@ DEVICE void store_matrices(u32 at, u32 x0, u32 x1, u32 x2, u32 x3)
                  : "memory");
 }
 
+DEVICE void load_matrices_turned(u32 (&x)[4], u32 at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(at)
+                 : "memory");
+}
 #endif
 
 DEVICE float2 load_two(u32 at)

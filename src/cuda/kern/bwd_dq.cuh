@@ -161,7 +161,7 @@ DEVICE void end_part(const arena &s, const cu_bwd &p, u32 n, int tile, int part,
     wgmma_wait<0>();
     if (is_careful)
         careful_dq(dq, s.ds + (n & 1) * DS_BYTES, s.k + part * KEY_PANEL);
-    if (part == PANELS_D - 1)
+    if (part == PANELS_D - 1 && TERMS != TERMS_AFTER)
         barrier_arrive_if(s.ds_empty + (n & 1) * 8, (threadIdx.x & 31) == 0);
     put_part(s, p, n, tile, part, dq, by.row0, by.row1);
 }
@@ -204,14 +204,17 @@ DEVICE void own_step(own_loads &own, const arena &s, const cu_bwd &p, const key_
 
 /* dQ of every step; the loads run beside the first part's product. Without a dQ to make, dS is
  * let go as it comes. */
-DEVICE void sum_dq(const arena &s, const cu_bwd &p, int turn, const tensor_map *mq,
-                   const tensor_map *mk, const tensor_map *mv, const tensor_map *mo)
+DEVICE void sum_dq(const arena &s, const cu_bwd &p, const mod_args &mod, const cu_reads &c,
+                   int turn, const tensor_map *mq, const tensor_map *mk, const tensor_map *mv,
+                   const tensor_map *mo)
 {
     float dq[S_COUNT];
     int4 step;
     key_tile t = key_tile_at(p.f, turn);
     own_loads own;
+    terms captured;
     u32 n = 0;
+    terms_begin(captured);
     own_begin(own, s, p, t, mq, mk, mv, mo);
     barrier_wait(s.kv_full, 0);
     clear_dead_keys(s, t);
@@ -227,7 +230,13 @@ DEVICE void sum_dq(const arena &s, const cu_bwd &p, int turn, const tensor_map *
         precisions by = precisions_of(p, step.x);
         start_part(s, n, 0, dq);
         own_step(own, s, p, t, n, mq, mo);
+        if (TERMS == TERMS_BESIDE)
+            take_terms(captured, p, mod, c, t, step, s.ds + (n & 1) * DS_BYTES);
         end_part(s, p, n, step.x, 0, by, dq, is_careful);
+        if (TERMS == TERMS_BETWEEN || TERMS == TERMS_AFTER)
+            take_terms(captured, p, mod, c, t, step, s.ds + (n & 1) * DS_BYTES);
+        if (TERMS == TERMS_AFTER)
+            barrier_arrive_if(s.ds_empty + (n & 1) * 8, (threadIdx.x & 31) == 0);
 #pragma unroll
         for (int part = 1; part < PANELS_D; part++) {
             start_part(s, n, part, dq);
@@ -235,6 +244,7 @@ DEVICE void sum_dq(const arena &s, const cu_bwd &p, int turn, const tensor_map *
         }
     }
     end_parts(s, n);
+    end_terms(captured, p, mod, c, t);
 }
 
 #if CFG_SPLIT

@@ -1,11 +1,19 @@
 /* dQ from its sums: scaled, converted, and brought from the order of the summing threads'
  * registers (bwd_sm90.cu, step 5) to rows. One CTA a tile of 64 queries and panel of 64
- * columns. */
+ * columns.
+ *
+ * A slope of the head comes in here, so that Q . dQ without it is the gradient of what it is a
+ * multiple of: a row's sum of dX times the incoming score. */
 #include "cfg.cuh"
 #include "ptx.cuh"
 #include "bwd.h"
 #include "bwd_copy.cuh"
+#include "arith.cuh"
+#include "mod.cuh"
 #include "bwd_store.cuh"
+#if CFG_TERMS && HAS_SCALES
+#include "exact_sum.cuh"
+#endif
 
 enum { PANELS_D = (CFG_D + 63) / 64 };
 
@@ -29,7 +37,47 @@ DEVICE float summed(float x)
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(128) bwd_finish(const __grid_constant__ cu_bwd p)
+#if CFG_TERMS && HAS_SCALES
+/* Of the CTA's rows: sum of x[row] . q[row]; rows past the end have no sums. */
+DEVICE float dot_queries(const cu_bwd &p, int b, int h, int first, int column,
+                         const float (&x)[32])
+{
+    const u16 *q = (const u16 *)p.f.q + b * p.f.qs.b + h * p.f.qs.h;
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+        int row = first + 8 * (i / 2 & 1), at = column + i / 4 * 8 + 2 * (threadIdx.x & 3);
+        u32 two =
+            row < p.f.M && at < CFG_D_REAL ? __ldg((const u32 *)(q + row * p.f.qs.n + at)) : 0;
+        sum += x[i] == 0.f ? 0.f : x[i] * to_float((u16)two);
+        sum += x[i + 1] == 0.f ? 0.f : x[i + 1] * to_float((u16)(two >> 16));
+    }
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2)
+        sum += __shfl_xor_sync(~0u, sum, step);
+    return sum;
+}
+
+DEVICE void add_scales(const cu_bwd &p, const mod_args &mod, const cu_reads &c, int b, int h,
+                       float sum)
+{
+    __shared__ float warps[4];
+    if ((threadIdx.x & 31) == 0)
+        warps[threadIdx.x / 32] = sum;
+    __syncthreads();
+    int r = threadIdx.x;
+    if (r >= MOD_READS || term_kind(r) != TERM_SCALE || !(c.in_tiles >> r & 1))
+        return;
+    float x = (warps[0] + warps[1]) + (warps[2] + warps[3]);
+    x *= x == 0.f ? 0.f : term_factor(mod, p.f, b, h, r, 0, 0);
+    if (x != 0.f)
+        add_exactly(c.of[r], read_place(mod, p.f, b, h, r, 0, 0, c.of[r].stride), x);
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(128)
+    bwd_finish(const __grid_constant__ cu_bwd p, const __grid_constant__ mod_args mod,
+               const __grid_constant__ cu_reads reads)
 {
     int tile = blockIdx.x / PANELS_D, part = blockIdx.x % PANELS_D;
     int bh = tile / p.n_mblk, row = threadIdx.x / 32 * 16 + (threadIdx.x & 31) / 4;
@@ -46,6 +94,14 @@ extern "C" __global__ void __launch_bounds__(128) bwd_finish(const __grid_consta
         x[4 * i + 2] = summed(s.z) * f1;
         x[4 * i + 3] = summed(s.w) * f1;
     }
-    result to = result_of(p, p.dq, p.dqs, bh / p.f.H, bh % p.f.H, part * 64, BWD_OF_Q);
-    store_rows(to, first, p.f.M, CFG_D_REAL - part * 64, 1.f, 1, x);
+    int b = bh / p.f.H, h = bh % p.f.H;
+    float slope = 1.f;
+#if CFG_TERMS && HAS_SCALES
+    add_scales(p, mod, reads, b, h, dot_queries(p, b, h, first, part * 64, x));
+#endif
+#if CFG_LATE_SLOPE
+    slope = row_slope(mod, p.f, b, h, 0);
+#endif
+    result to = result_of(p, p.dq, p.dqs, b, h, part * 64, BWD_OF_Q);
+    store_rows(to, first, p.f.M, CFG_D_REAL - part * 64, slope, 1, x);
 }

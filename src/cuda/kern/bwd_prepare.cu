@@ -15,7 +15,9 @@
 
 enum {
     DIM = CFG_D > CFG_E ? CFG_D : CFG_E,
-    LANES = DIM > 128 ? 32 : DIM > 64 ? 16 : 8, /* to a row */
+    LANES = DIM > 128  ? 32
+            : DIM > 64 ? 16
+                       : 8, /* to a row */
     PANELS_D = (CFG_D + 63) / 64
 };
 
@@ -127,7 +129,9 @@ extern "C" __global__ void __launch_bounds__(256) bwd_bounds(const __grid_consta
 /* No larger derivative of the row's scores: of the text, or of the row itself. */
 DEVICE float slope_bound(const cu_bwd &p, const mod_args &mod, int b, int h, int m)
 {
-#if ROW_SLOPE
+#if CFG_LATE_SLOPE
+    return 1.f; /* it comes in after the sums */
+#elif ROW_SLOPE
     int q = m + row_shift(p.f, m) + position_of(p.f.q_offset, b);
     return fabsf(row_slope(mod, p.f, b, h, q));
 #else

@@ -24,6 +24,7 @@
 #include "bwd_products.cuh"
 #include "bwd_weights.cuh"
 #include "bwd_load.cuh"
+#include "bwd_terms.cuh"
 #include "bwd_dq.cuh"
 
 /* 1. What consumers leave for the others. */
@@ -117,6 +118,9 @@ DEVICE void use_block(const arena &s, const consumer &c, const cu_bwd &p, const 
 #endif
 #endif
     put_ds(s, c.n, ds, wg);
+#if CFG_LATE_SLOPE && CFG_GROUP > 1 && CFG_DK
+    sloped_gradients(ds, w, acc, row_slope(mod, p.f, at.b, at.h, at.q));
+#endif
 #if CFG_DK
     wgmma_fence();
     product_dk(dk, ds, s.q + c.at.slot * Q_BYTES, c.n > 0);
@@ -140,9 +144,13 @@ DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, int tu
     barrier_wait(s.ds_empty + (c.n & 1) * 8, (c.n >> 1 & 1) ^ 1);
     barrier_arrive_if(s.ds_full + (c.n & 1) * 8, (threadIdx.x & 31) == 0);
     int row = t.key0 + wg * 64 + (threadIdx.x / 32 & 3) * 16 + (threadIdx.x & 31) / 4;
+    float scale = p.f.scale;
+#if CFG_LATE_SLOPE && CFG_GROUP == 1
+    scale *= row_slope(mod, p.f, t.b, t.g, 0);
+#endif
     if (CFG_DK)
         store_rows(result_of(p, p.dk, p.dks, t.b, t.g, 0, BWD_OF_K), row, p.f.N, CFG_D_REAL,
-                   p.f.scale, c.n > 0, dk);
+                   scale, c.n > 0, dk);
     if (CFG_DV)
         store_rows(result_of(p, p.dv, p.dvs, t.b, t.g, 0, BWD_OF_V), row, p.f.N, CFG_E_REAL,
                    1.f, c.n > 0, dv);
@@ -152,7 +160,8 @@ DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, int tu
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     bwd_sm90(const __grid_constant__ cu_bwd p, const __grid_constant__ mod_args mod,
              const __grid_constant__ tensor_map mq, const __grid_constant__ tensor_map mk,
-             const __grid_constant__ tensor_map mv, const __grid_constant__ tensor_map mo)
+             const __grid_constant__ tensor_map mv, const __grid_constant__ tensor_map mo,
+             const __grid_constant__ cu_reads reads)
 {
     extern __shared__ __align__(1024) char shared[];
     arena s = carve(shared);
@@ -166,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         consume(s, p, mod, blockIdx.x, group);
     } else if (group == DQ_GROUP) {
         registers_shrink<CFG_REGS_DQ>();
-        sum_dq(s, p, blockIdx.x, &mq, &mk, &mv, &mo);
+        sum_dq(s, p, mod, reads, blockIdx.x, &mq, &mk, &mv, &mo);
     }
 #if CFG_SPLIT
     else {

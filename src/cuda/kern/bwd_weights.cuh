@@ -2,7 +2,9 @@
  * them, S_COUNT floats of each thread, elementwise between the products. */
 #pragma once
 
-#define HAS_SLOPES (MOD_SCORE && !SLOPE_ONE)
+/* A slope of the head is applied to the sums of dQ and dK, or to dS of dK where a key head has
+ * several query heads. */
+#define HAS_SLOPES (MOD_SCORE && !SLOPE_ONE && !CFG_LATE_SLOPE)
 enum { G_COUNT = HAS_SLOPES ? S_COUNT / 2 : 1 };
 
 /* What a thread holds: two keys, 8 apart, and of each the queries 8i + 2 (lane % 4) + {0,1}
@@ -12,18 +14,47 @@ struct places {
     int key, kv_len; /* index of the first key, and how many there are */
 };
 
-#if SCORE_LINE
+#define IS_LINE (SCORE_LINE && !HAS_SLOPES)
+
+#if IS_LINE
 /* The offset of a thread's first score in log2 units, what it gains with a query, and with
- * eight keys. */
+ * eight keys; the slope in these units. */
 struct score_line {
-    float offset, by_q, by_eight;
+    float offset, by_q, by_eight, unit;
 };
 
-DEVICE score_line line_at(const cu_fwd &p, const mod_args &mod, const places &at)
+DEVICE score_line line_at(const cu_bwd &p, const mod_args &mod, const places &at)
 {
-    float by_q, by_kv, offset = line_offset(mod, p, at.b, at.h, at.q, at.kv, by_q, by_kv);
+    float by_q, by_kv, offset = line_offset(mod, p.f, at.b, at.h, at.q, at.kv, by_q, by_kv);
+#if CFG_LATE_SLOPE
+    float unit = p.unit * row_slope(mod, p.f, at.b, at.h, at.q);
+#else
+    float unit = p.unit; /* an operand that takes no register */
+#endif
     return {offset * 1.4426950408889634f, by_q * 1.4426950408889634f,
-            by_kv * (8 * 1.4426950408889634f)};
+            by_kv * (8 * 1.4426950408889634f), unit};
+}
+#endif
+
+#if SLOPE_CAP
+/* Of four scores that are capped: weights, and weights times slopes. With u = 2 / (1 + e^2x)
+ * tanh x = 1 - u, and 1 - tanh^2 x = u (2 - u); four share one reciprocal, and e^2x is cut
+ * where tanh is 1, so that the product of four stays finite. lse: of two scores each. */
+DEVICE void capped4(float (&x)[4], float (&g)[4], float lse0, float lse1)
+{
+    float d[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        d[j] = 1.f + exp2_fast(fminf(x[j] * CAP_RATE, 30.f));
+    float a = d[0] * d[1], b = d[2] * d[3], r = 2.f * rcp_fast(a * b);
+    float ra = r * b, rb = r * a;
+    float u[4] = {ra * d[1], ra * d[0], rb * d[3], rb * d[2]};
+    float top0 = CAP_MOST - lse0, top1 = CAP_MOST - lse1;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        x[j] = exp2_fast(fmaf(u[j], -CAP_MOST, j < 2 ? top0 : top1));
+        g[j] = x[j] * (u[j] * (2.f - u[j]) * CAP_SLOPE);
+    }
 }
 #endif
 
@@ -33,8 +64,8 @@ DEVICE score_line line_at(const cu_fwd &p, const mod_args &mod, const places &at
 DEVICE void weights(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], const float (&s)[S_COUNT],
                     u32 lse, const cu_bwd &p, const mod_args &mod, const places &at)
 {
-#if SCORE_LINE
-    score_line line = line_at(p.f, mod, at);
+#if IS_LINE
+    score_line line = line_at(p, mod, at);
 #endif
 #pragma unroll
     for (int i = 0; i < S_COUNT / 4; i++) {
@@ -44,15 +75,22 @@ DEVICE void weights(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], const float (&s)[S
                         exp2_fast(fmaf(s[4 * i + 1], p.unit, -l.y)));
         w[2 * i + 1] = pack(exp2_fast(fmaf(s[4 * i + 2], p.unit, -l.x)),
                             exp2_fast(fmaf(s[4 * i + 3], p.unit, -l.y)));
-#elif SCORE_LINE
+#elif IS_LINE
         float offset = fmaf(line.by_q, 8 * i, line.offset);
         float x = offset - l.x, y = offset + line.by_q - l.y;
-        w[2 * i] = pack(exp2_fast(fmaf(s[4 * i], p.unit, x)),
-                        exp2_fast(fmaf(s[4 * i + 1], p.unit, y)));
+        w[2 * i] = pack(exp2_fast(fmaf(s[4 * i], line.unit, x)),
+                        exp2_fast(fmaf(s[4 * i + 1], line.unit, y)));
         x += line.by_eight;
         y += line.by_eight;
-        w[2 * i + 1] = pack(exp2_fast(fmaf(s[4 * i + 2], p.unit, x)),
-                            exp2_fast(fmaf(s[4 * i + 3], p.unit, y)));
+        w[2 * i + 1] = pack(exp2_fast(fmaf(s[4 * i + 2], line.unit, x)),
+                            exp2_fast(fmaf(s[4 * i + 3], line.unit, y)));
+#elif SLOPE_CAP && HAS_SLOPES
+        float x[4] = {s[4 * i], s[4 * i + 2], s[4 * i + 1], s[4 * i + 3]}, y[4];
+        capped4(x, y, l.x, l.y);
+        w[2 * i] = pack(x[0], x[2]);
+        w[2 * i + 1] = pack(x[1], x[3]);
+        g[2 * i] = pack(y[0], y[2]);
+        g[2 * i + 1] = pack(y[1], y[3]);
 #else
         float x[4] = {s[4 * i], s[4 * i + 2], s[4 * i + 1], s[4 * i + 3]}, slope[4];
         scores4(p.f, mod, at.b, at.h, at.q + 8 * i, at.q + 8 * i + 1, at.kv, at.kv + 8, x,
@@ -62,10 +100,11 @@ DEVICE void weights(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], const float (&s)[S
             x[j] = exp2_fast(fmaf(x[j], 1.4426950408889634f, -(j < 2 ? l.x : l.y)));
         w[2 * i] = pack(x[0], x[2]);
         w[2 * i + 1] = pack(x[1], x[3]);
-#if !SLOPE_ONE
+#if HAS_SLOPES
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            x[j] = x[j] == 0.f ? 0.f : x[j] * slope[j]; /* -INF masks, whatever its slope */
+            /* -INF masks, whatever its slope */
+            x[j] = !SLOPE_IS_FINITE && x[j] == 0.f ? 0.f : x[j] * slope[j];
         g[2 * i] = pack(x[0], x[2]);
         g[2 * i + 1] = pack(x[1], x[3]);
 #endif
@@ -127,3 +166,17 @@ DEVICE void gradients(u32 (&ds)[S_COUNT / 2], const u32 (&w)[S_COUNT / 2],
         ds[i] = pack(lo * dp[2 * i], hi * dp[2 * i + 1]);
     }
 }
+
+#if CFG_LATE_SLOPE
+/* The same times a slope */
+DEVICE void sloped_gradients(u32 (&ds)[S_COUNT / 2], const u32 (&w)[S_COUNT / 2],
+                             const float (&dp)[S_COUNT], float slope)
+{
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 2; i++) {
+        float lo, hi;
+        unpack(w[i], lo, hi);
+        ds[i] = pack(lo * dp[2 * i] * slope, hi * dp[2 * i + 1] * slope);
+    }
+}
+#endif

@@ -12,19 +12,37 @@ DEVICE void add_word(const cu_read &to, int word, long long at, u32 x, int is_ne
                               : (unsigned long long)wide);
 }
 
-DEVICE void add_exactly(const cu_read &to, long long at, float x)
+/* The integers that a float is added to. */
+struct exact_term {
+    int word; /* the first of two; SUM_WORDS: NaN or infinite */
+    u32 low, high;
+    int is_negative;
+};
+
+DEVICE exact_term exact_term_of(float x)
 {
     u32 bits = __float_as_uint(x), exponent = bits >> 23 & 255;
     u32 digits = bits & 0x7fffffu | (exponent ? 0x800000u : 0);
-    if (exponent == 255) {
+    u32 from = exponent - (exponent > 0); /* x is digits times 2^(from - 149) */
+    int word = (int)from / 24;
+    u64 shifted = (u64)digits << from % 24;
+    return {exponent == 255 ? (int)SUM_WORDS : word, (u32)shifted & 0xffffffu,
+            (u32)(shifted >> 24), (int)(bits >> 31)};
+}
+
+DEVICE void add_exact_term(const cu_read &to, long long at, const exact_term &x)
+{
+    if (x.word == SUM_WORDS) {
         to.words[(long long)SUM_WORDS * to.n + at] = 1;
         return;
     }
-    exponent -= exponent > 0; /* x is digits times 2^(exponent - 149) */
-    int word = (int)exponent / 24, shift = (int)exponent % 24, is_negative = bits >> 31;
-    u64 shifted = (u64)digits << shift;
-    add_word(to, word, at, (u32)shifted & 0xffffffu, is_negative);
-    add_word(to, word + 1, at, (u32)(shifted >> 24), is_negative);
+    add_word(to, x.word, at, x.low, x.is_negative);
+    add_word(to, x.word + 1, at, x.high, x.is_negative);
+}
+
+DEVICE void add_exactly(const cu_read &to, long long at, float x)
+{
+    add_exact_term(to, at, exact_term_of(x));
 }
 
 /* Carried from word to word first, so that nothing cancels in floating point. */

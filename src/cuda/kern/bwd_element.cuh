@@ -1,0 +1,35 @@
+/* Elements of a capture's gradient, in f32 or in the capture's own 16-bit dtype. */
+#pragma once
+
+DEVICE float element_at(const cu_read &to, long long at)
+{
+    if (to.code == 0)
+        return ((const float *)to.data)[at];
+    u16 x = ((const u16 *)to.data)[at];
+    float y;
+    if (to.code == 1)
+        return __uint_as_float((u32)x << 16);
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+}
+
+/* two to 16 bits each, the first one low */
+DEVICE u32 pack_coded(float lo, float hi, int code)
+{
+    u32 r;
+    if (code == 1)
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    else
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+
+/* Over what is there, or added to it. */
+DEVICE void put_element(const cu_read &to, long long at, float x, int is_adding)
+{
+    x = is_adding ? element_at(to, at) + x : x;
+    if (to.code == 0)
+        ((float *)to.data)[at] = x;
+    else
+        ((u16 *)to.data)[at] = (u16)pack_coded(x, 0.f, to.code);
+}
