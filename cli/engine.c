@@ -67,8 +67,7 @@ void job_tensors_free(job_tensors *t)
 
 /* ---- device ---- */
 
-/* Elements from the first to the last of a view, whatever its strides. */
-static size_t extent(const saccade_tensor *t)
+size_t engine_extent(const saccade_tensor *t)
 {
     int64_t last = 0;
     for (int32_t i = 0; i < t->rank; i++)
@@ -84,9 +83,9 @@ static saccade_status to_device(engine *e, saccade_tensor *t, saccade_error *err
         return SACCADE_OK;
     CLI_FAIL_IF(e->n_device == ENGINE_DEVICE_TENSORS, SACCADE_ELIMIT, "cuda",
                 "got too many tensors");
-    CLI_TRY(saccade_device_alloc(0, extent(t), &memory, err));
+    CLI_TRY(saccade_device_alloc(0, engine_extent(t), &memory, err));
     e->device_memory[e->n_device++] = memory;
-    CLI_TRY(saccade_device_copy(0, memory, t->data, extent(t), err));
+    CLI_TRY(saccade_device_copy(0, memory, t->data, engine_extent(t), err));
     t->data = memory;
     t->device = (saccade_device){SACCADE_CUDA, 0};
     return SACCADE_OK;
@@ -117,10 +116,10 @@ saccade_status engine_fetch(engine *e, saccade_error *err)
     if (!e->on_device)
         return SACCADE_OK;
     const saccade_tensor *out = &e->host->out, *lse = &e->host->lse;
-    CLI_TRY(saccade_device_copy(0, out->data, e->tensors.out.data, extent(out), err));
+    CLI_TRY(saccade_device_copy(0, out->data, e->tensors.out.data, engine_extent(out), err));
     if (lse->dtype == SACCADE_NONE)
         return SACCADE_OK;
-    return saccade_device_copy(0, lse->data, e->tensors.lse.data, extent(lse), err);
+    return saccade_device_copy(0, lse->data, e->tensors.lse.data, engine_extent(lse), err);
 }
 
 /* ---- engine ---- */

@@ -67,10 +67,11 @@ saccade_status gradients_run(gradients *g, const cli_args *args, const job *j, e
     if (g->n == 0)
         return SACCADE_OK;
     for (int i = 0; i < args->grad_of.n; i++)
-        CLI_TRY(backward_add_capture(&g->run, j, args->grad_of.item[i], e->args.q->dtype,
+        CLI_TRY(backward_add_capture(&g->run, j, args->grad_of.item[i], e->args.q->dtype, false,
                                      "--grad-of", err));
     CLI_TRY(backward_bind(&g->run, e, err));
-    return backward_run(&g->run, e, seconds, err);
+    CLI_TRY(backward_run(&g->run, e, seconds, err));
+    return backward_fetch(&g->run, err);
 }
 
 saccade_status gradients_write(gradients *g, const file_tensors *files, saccade_error *err)

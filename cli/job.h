@@ -95,6 +95,8 @@ saccade_status engine_open(const job *j, const engine_options *options, const jo
 /* One run; *seconds (may be NULL) is its time. Results are on the host after engine_fetch. */
 saccade_status engine_run(engine *e, double *seconds, saccade_error *err);
 saccade_status engine_fetch(engine *e, saccade_error *err);
+/* Bytes from the first to the last element of a view, whatever its strides. */
+size_t engine_extent(const saccade_tensor *t);
 void engine_close(engine *e);
 /* engine_open, run, fetch, close. */
 saccade_status engine_once(const job *j, const engine_options *options, const job_tensors *t,
