@@ -25,6 +25,7 @@ FLUSH_BYTES = 256 << 20
 BUSY_CYCLES = 600_000  # about 0.3 ms, in which the launches of a run are queued
 BACKWARD_CYCLES = 3_000_000  # autograd queues more, and from a thread of its own
 WINDOW, PREFIX, CAP, DOCUMENTS = 1024, 2048, 20.0, 12
+CANVAS, KERNEL, TILE = 128, 13, 8  # of neighbourhoods in a picture
 
 # (B, H, Hkv, N, D), then at least this many times cuDNN (full, causal) and FlexAttention
 FORWARD = [
@@ -75,9 +76,9 @@ def causal(b, h, q, kv):
     return q >= kv
 
 
-def documents(n):
+def documents(n, count=DOCUMENTS):
     generator = torch.Generator().manual_seed(1)
-    cuts = torch.sort(torch.randperm(n - 1, generator=generator)[:DOCUMENTS - 1] + 1).values
+    cuts = torch.sort(torch.randperm(n - 1, generator=generator)[:count - 1] + 1).values
     starts = torch.zeros(n, dtype=torch.int32)
     starts[cuts] = 1
     return torch.cumsum(starts, 0).to(torch.int32).cuda()
@@ -426,12 +427,88 @@ def backward_variants(options):
             print(f"{label:44}  {cells[0]:>7} {cells[1]}   {ratio} {share}", flush=True)
 
 
+def even_bits(x):
+    x = x & 0x55555555
+    for shift, mask in ((1, 0x33333333), (2, 0x0f0f0f0f), (4, 0x00ff00ff), (8, 0xffff)):
+        x = (x | (x >> shift)) & mask
+    return x
+
+
+# row and column of a token, by the order of tokens
+ORDERS = {
+    "natten naive": lambda i: (i // CANVAS, i % CANVAS),
+    "natten tiled": lambda i: (
+        i // (TILE * TILE) // (CANVAS // TILE) * TILE + i % (TILE * TILE) // TILE,
+        i // (TILE * TILE) % (CANVAS // TILE) * TILE + i % (TILE * TILE) % TILE),
+    "natten morton": lambda i: (even_bits(i >> 1), even_bits(i)),
+}
+
+
+def near(place):
+    half = KERNEL // 2
+
+    def live(b, h, q, kv):
+        (y, x), (row, column) = place(q), place(kv)
+        y, x = (torch.clamp(c, half, CANVAS - 1 - half) for c in (y, x))
+        return ((y - row).abs() <= half) & ((x - column).abs() <= half)
+    return live
+
+
+def backward_masks(options):
+    """Masks of many short runs: small documents, neighbourhoods in three orders of tokens."""
+    print(f"{'backward of sparse masks, ms':44} {'saccade':>8} {'flex':>8}   x flex")
+    shape = (4, 16, 16, CANVAS * CANVAS, 64)
+    natten = f"({CANVAS}, {CANVAS}, {KERNEL}, {KERNEL}"
+    cases = {name: (near(place), None) for name, place in ORDERS.items()}
+    mine = {"natten naive": f"natten_2d{natten})", "natten morton": f"natten_morton{natten})",
+            "natten tiled": f"natten_tiled{natten}, {TILE}, {TILE})"}
+    for count in (200, 2000):
+        doc = documents(shape[3], count)
+        cases[f"documents {count}"] = (
+            lambda b, h, q, kv, doc=doc: (q >= kv) & (doc[q] == doc[kv])), doc
+    for name, (mask, doc) in cases.items():
+        label = label_of(name, shape)
+        if options.only not in label:
+            continue
+        leaves, d_out = leaves_of(shape)
+        text = mask if options.traced else mine.get(name, "document(doc) && causal()")
+        calls = {"saccade": saccade(*leaves, None, text, doc)}
+        if not options.no_flex:
+            calls["flex"] = flex(*leaves, None, mask)
+        runs = {key: backward_of(call, leaves, d_out) for key, call in calls.items()}
+        check_same(label, runs, [key for key in runs if key != "saccade"])
+        ms = medians(runs, options.rounds, BACKWARD_CYCLES)
+        flexes = f"{ms['flex']:8.3f}   {verdict(ms['flex'] / ms['saccade'], 1.3)}" \
+            if "flex" in ms else ""
+        print(f"{label:44} {ms['saccade']:8.3f} {flexes}", flush=True)
+
+
+def backward_parts(options):
+    """Backward where some of the gradients are not wanted."""
+    print(f"{'gradients wanted, ms':44} {'all':>8} {'dq':>8} {'dk, dv':>8}")
+    for shape in ((1, 32, 32, 16384, 64), (1, 16, 16, 8192, 128)):
+        label = label_of("full", shape)
+        if options.only not in label:
+            continue
+        leaves, d_out = leaves_of(shape)
+        call = saccade(*leaves, None, None)
+        runs = {"all": backward_of(call, leaves, d_out)}
+        for key, wanted in (("dq", leaves[:1]), ("dk, dv", leaves[1:])):
+            for t in leaves:
+                t.requires_grad_(any(t is w for w in wanted))
+            runs[key] = backward_of(call, wanted, d_out)
+        ms = medians(runs, options.rounds, BACKWARD_CYCLES)
+        print(f"{label:44} {ms['all']:8.3f} {ms['dq']:8.3f} {ms['dk, dv']:8.3f}", flush=True)
+
+
 # score, shape of what it reads
 CAPTURES = {
     "t[h] * score": ("score * t[h]", lambda h, n: (h,)),
     "t[h, q - kv]": ("score + t[h, q - kv + N]", lambda h, n: (h, 2 * n)),
     "T5 buckets": ("score + t[h, clamp(q - kv, -16, 15) + 16]", lambda h, n: (h, 32)),
+    "t[h] * (kv - q)": ("score + t[h] * (kv - q)", lambda h, n: (h,)),
     "t[b, h, q, kv]": ("score + t[b, h, q, kv]", lambda h, n: (2, h, n, n)),
+    "bf16 t[b,h,q,kv]": ("score + t[b, h, q, kv]", lambda h, n: (2, h, n, n)),
 }
 
 
@@ -439,7 +516,7 @@ def captures(options):
     """What the gradient of a captured tensor adds to backward's time."""
     print(f"{'gradients of captures, ms':44} {'with':>8} {'without':>8}   ratio")
     for name, (text, shape_of) in CAPTURES.items():
-        shape = (2, 16, 16, 2048 if "b," in name else 4096, 64)
+        shape = (2, 16, 16, 2048 if "t[b" in name else 4096, 64)
         label = label_of(name, shape)
         if options.only not in label:
             continue
@@ -447,6 +524,7 @@ def captures(options):
         runs = {}
         for key in ("with", "without"):
             t = 0.1 * torch.randn(*shape_of(16, shape[3]), device="cuda")
+            t = t.bfloat16() if "bf16" in name else t
             mod = ours.score(text, t=t, **({"N": shape[3]} if "N" in text else {}))
             leaves = (q, k, v)
             if key == "with":
@@ -462,7 +540,9 @@ def captures(options):
 
 
 PARTS = {"forward": forward, "variants": all_variants, "decode": decode, "backward": backward,
-         "backward_variants": backward_variants, "captures": captures}
+         "backward_variants": backward_variants, "backward_masks": backward_masks,
+         "backward_parts": backward_parts,
+         "captures": captures}
 
 
 def main(options):

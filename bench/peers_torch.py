@@ -180,7 +180,8 @@ def main():
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--part", action="append",
                         choices=["forward", "variants", "decode", "backward",
-                                 "backward_variants", "captures"])
+                                 "backward_variants", "backward_masks", "backward_parts",
+                                 "captures"])
     parser.add_argument("--only", default="")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--traced", action="store_true")
