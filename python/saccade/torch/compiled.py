@@ -382,7 +382,11 @@ _NO_STRICT = (
     "saccade: got a BlockMask in torch.export(strict=True), which knows it by its number in "
     "this process only; expected strict=False, or the mask as text"
 )
-_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
+
+
+def _is_exporting() -> bool:
+    """torch.compiler.is_exporting, which torch.compile of PyTorch 2.11 takes for true."""
+    return getattr(torch.compiler, "_is_exporting_flag", False)
 
 
 def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa):
