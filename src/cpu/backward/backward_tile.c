@@ -99,13 +99,30 @@ static int32_t padded(int32_t n, int32_t most)
     return up < most ? up : most;
 }
 
-static int pack_steps(const backward_worker *w, const cpu_rows *from, void *to)
+/* Rows [*lo, *hi) of the block have all that see any key, by whole strips. */
+static void span_rows(const backward_worker *w, int32_t *lo, int32_t *hi)
+{
+    const int32_t strip = w->job->backward->kernels->block->strip;
+    int32_t first = 0, past = (w->m + strip - 1) / strip;
+    while (first < past && w->from[first] >= w->past[first])
+        first++;
+    while (first < past && w->from[past - 1] >= w->past[past - 1])
+        past--;
+    *lo = first * strip;
+    *hi = past * strip < w->m ? past * strip : w->m;
+}
+
+static int pack_steps(const backward_worker *w, const cpu_rows *from, int32_t ld, void *to)
 {
     const cpu_backward_kernels *kernels = w->job->backward->kernels;
-    const int32_t rows = padded(w->m, w->job->g.rows);
-    if (kernels->pack_columns)
-        return kernels->pack_columns(from, w->m, rows, to);
-    return kernels->block->pack_values(from, w->m, rows, to);
+    int32_t lo, hi;
+    if (!kernels->pack_columns)
+        return kernels->block->pack_values(from, w->m, padded(w->m, w->job->g.rows), to);
+    span_rows(w, &lo, &hi);
+    const cpu_rows rows = cpu_rows_from(*from, lo);
+    char *at = (char *)to + (operand_at(kernels->block, to, lo, ld) - (const char *)to);
+    return kernels->pack_columns(&rows, hi - lo, (int32_t)round_up(hi - lo, kernels->depth),
+                                 at);
 }
 
 static void pack_keys(backward_worker *w)
@@ -152,9 +169,9 @@ static void pack_rows(backward_worker *w)
     if (backward_needs_dp(b))
         w->o_at = take_rows(w, &o, job->g.o_ld, w->o_rows);
     if (b->has_dk)
-        w->q_nonfinite = pack_steps(w, &q, w->q_steps);
+        w->q_nonfinite = pack_steps(w, &q, job->g.dq_ld, w->q_steps);
     if (b->has_dv)
-        w->o_nonfinite = pack_steps(w, &o, w->o_steps);
+        w->o_nonfinite = pack_steps(w, &o, job->g.dv_ld, w->o_steps);
 }
 
 /* ---- products ---- */
@@ -294,9 +311,9 @@ void backward_run_tile(backward_worker *w)
     const int32_t strip = w->job->backward->kernels->block->strip;
     int any_dead = !w->is_full;
     backward_strip open = {0};
+    find_spans(w, strip);
     pack_keys(w);
     pack_rows(w);
-    find_spans(w, strip);
     backward_begin_diagonals(w);
     for (int32_t r = 0, n = 0; r < w->m; r += strip, n++) {
         const int32_t rows = backward_strip_rows(w, r);
