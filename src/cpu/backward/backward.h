@@ -341,6 +341,7 @@ typedef struct backward_strip {
     int32_t r0, rows, from, past;
     cpu_strip_weights weights;
     float delta[BACKWARD_ROWS];
+    int is_near;
     int is_last; /* of its row's pieces */
 } backward_strip;
 

@@ -126,6 +126,8 @@ void backward_change_scores(backward_worker *w, int32_t r0, int32_t rows, int32_
     const int32_t n = past - from;
     if (compiled)
         run_compiled(w, r0, rows, from, past, masked);
+    if ((compiled || !has_score(w)) && (is_whole || (compiled && masked)) && n % 16 == 0)
+        return;
     for (int32_t r = r0; r < r0 + rows; r++) {
         float *s = backward_scores_at(w, w->s, r0, from) + (r - r0) * w->ld;
         if (has_score(w) && !compiled)

@@ -133,7 +133,7 @@ static int is_near(const float *lse, int32_t n)
 }
 
 static void open_weights(const backward_worker *w, int32_t r0, int32_t from, int32_t past,
-                         backward_strip *o)
+                         int is_first, backward_strip *o)
 {
     const backward_job *job = w->job;
     const saccade_sizes *s = &job->run->sizes;
@@ -144,8 +144,11 @@ static void open_weights(const backward_worker *w, int32_t r0, int32_t from, int
     o->rows = backward_strip_rows(w, r0);
     o->from = from;
     o->past = past;
-    for (int32_t r = 0; r < o->rows; r++)
-        o->delta[r] = w->head_slope * job->delta[at + r];
+    if (is_first) {
+        for (int32_t r = 0; r < o->rows; r++)
+            o->delta[r] = w->head_slope * job->delta[at + r];
+        o->is_near = is_near(job->lse + at, o->rows);
+    }
     o->weights = (cpu_strip_weights){
         .s = backward_scores_at(w, w->s, r0, from),
         .dp = backward_scores_at(w, w->dp, r0, from),
@@ -153,7 +156,7 @@ static void open_weights(const backward_worker *w, int32_t r0, int32_t from, int
         .p_ld = LD,
         .ds_ld = 4 * LD / (w->piece ? job->backward->kernels->step : 1),
         .ds_rows = backward_rows_at(w, r0, from),
-        .is_near = is_near(job->lse + at, o->rows),
+        .is_near = o->is_near,
         .rows = o->rows,
         .n = (past - from + 15) / 16 * 16,
         .scale = backward_late_scale(w),
@@ -199,7 +202,7 @@ static int make_piece(backward_worker *w, int32_t r0, int32_t from, int32_t past
     }
     backward_change_scores(w, r0, rows, from, past);
     backward_drop_incoming(w, r0, rows, from, past);
-    open_weights(w, r0, from, past, open);
+    open_weights(w, r0, from, past, is_first, open);
     open->is_last = is_last;
     const int any_dead =
         backward_is_nonfinite(w) && note_live(w, r0, rows, from, past, is_first);

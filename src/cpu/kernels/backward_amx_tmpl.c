@@ -68,40 +68,76 @@ static CPU_WEIGHTS(weights)
 }
 
 /* Weights of a unit, 32 x 32 scores, made a few at a time between products of the next: tiles
- * run beside vectors, if so few of either follow each other that the processor sees both. */
+ * run beside vectors, if so few of either follow each other that the processor sees both. A
+ * step is two rows. */
+enum { UNIT_STEPS = UNIT / 2 };
+
 typedef struct unit_weights {
-    const cpu_strip_weights *strip;
-    int32_t done, due; /* steps: two rows by VF keys; how many follow a product of tiles */
+    const float *s, *dp, *slope;
+    int32_t *p, *ds;
+    uint16_t *rows;
+    int32_t ld, p_ld, rows_ld;
+    int32_t done, due; /* steps; how many follow two products of tiles */
+    vf factor;
+    float base[UNIT], delta[UNIT];
 } unit_weights;
 
-enum { UNIT_STEPS = UNIT / 2 * UNIT / VF };
-
-static ALWAYS_INLINE void weigh_step(const cpu_strip_weights *w, int32_t step, int has_slope)
+static ALWAYS_INLINE void begin_unit(const cpu_strip_weights *strip, int32_t products,
+                                     unit_weights *w)
 {
-    const int32_t i = step / (UNIT / VF) * 2, j = step % (UNIT / VF) * VF;
-    const int64_t at = (int64_t)i * w->ld + j, pair = (int64_t)(i / 2) * w->p_ld + j;
-    const vf factor = vf_set(w->scale * LOG2_E);
-    vf p[2], ds[2];
-    for (int r = 0; r < 2; r++) {
-        const vf x = vf_load(w->s + at + r * w->ld);
-        p[r] = exp2_rough(vf_fma(x, factor, vf_set(-(w->lse[i + r] * LOG2_E))));
-        ds[r] = p[r] * (vf_load(w->dp + at + r * w->ld) - vf_set(w->delta[i + r]));
-        if (has_slope)
-            ds[r] = ds[r] * vf_load(w->slope + at + r * w->ld);
-        ds[r] = vf_where_live(x, ds[r]);
+    w->s = strip->s;
+    w->dp = strip->dp;
+    w->slope = strip->slope;
+    w->p = strip->p;
+    w->ds = strip->ds;
+    w->rows = strip->ds_rows;
+    w->ld = strip->ld;
+    w->p_ld = strip->p_ld;
+    w->rows_ld = strip->ds_ld / 2;
+    w->done = 0;
+    w->due = (UNIT_STEPS * 2 + products - 1) / products;
+    w->factor = vf_set(strip->scale * LOG2_E);
+    for (int32_t i = 0; i < UNIT; i += VF) {
+        vf_store(w->base + i, vf_load(strip->lse + i) * vf_set(-LOG2_E));
+        vf_store(w->delta + i, vf_load(strip->delta + i));
     }
-    const two_rows halves = narrow_two(ds[0], ds[1]);
-    uint16_t *row = (uint16_t *)w->ds_rows + (int64_t)i * w->ds_ld / 2 + j;
-    store_pairs((int32_t *)w->p + pair, narrow_two(p[0], p[1]));
-    store_pairs((int32_t *)w->ds + pair, halves);
-    store_first(row, halves);
-    store_second(row + w->ds_ld / 2, halves);
 }
 
+static ALWAYS_INLINE void weigh_step(unit_weights *w, int has_slope)
+{
+    const int32_t row = 2 * w->done++;
+    const vf base[2] = {vf_set(w->base[row]), vf_set(w->base[row + 1])};
+    const vf delta[2] = {vf_set(w->delta[row]), vf_set(w->delta[row + 1])};
+    for (int32_t j = 0; j < UNIT; j += VF) {
+        vf p[2], ds[2];
+        for (int r = 0; r < 2; r++) {
+            const vf x = vf_load(w->s + r * w->ld + j);
+            p[r] = exp2_rough(vf_fma(x, w->factor, base[r]));
+            ds[r] = p[r] * (vf_load(w->dp + r * w->ld + j) - delta[r]);
+            if (has_slope)
+                ds[r] = ds[r] * vf_load(w->slope + r * w->ld + j);
+            ds[r] = vf_where_live(x, ds[r]);
+        }
+        const two_rows halves = narrow_two(ds[0], ds[1]);
+        store_pairs(w->p + j, narrow_two(p[0], p[1]));
+        store_pairs(w->ds + j, halves);
+        store_first(w->rows + j, halves);
+        store_second(w->rows + w->rows_ld + j, halves);
+    }
+    w->s += 2 * w->ld;
+    w->dp += 2 * w->ld;
+    if (has_slope)
+        w->slope += 2 * w->ld;
+    w->p += w->p_ld;
+    w->ds += w->p_ld;
+    w->rows += 2 * w->rows_ld;
+}
+
+/* After every second product. */
 static ALWAYS_INLINE void weigh_due(unit_weights *w, int has_slope)
 {
     for (int32_t n = 0; n < w->due && w->done < UNIT_STEPS; n++)
-        weigh_step(w->strip, w->done++, has_slope);
+        weigh_step(w, has_slope);
 }
 
 /* forward's scores of a unit. */
@@ -115,13 +151,11 @@ static ALWAYS_INLINE void score_unit(const void *q, int32_t q_ld, const void *k,
         TILE_LOAD(4, rows, stride);
         TILE_STREAM(6, keys, 2 * TILE_BYTES);
         TILE_DOT(0, 4, 6);
-        weigh_due(w, has_slope);
         TILE_STREAM(7, keys + TILE_BYTES, 2 * TILE_BYTES);
         TILE_DOT(1, 4, 7);
         weigh_due(w, has_slope);
         TILE_LOAD(5, rows + TILE_ROWS * stride, stride);
         TILE_DOT(2, 5, 6);
-        weigh_due(w, has_slope);
         TILE_DOT(3, 5, 7);
         weigh_due(w, has_slope);
     }
@@ -133,12 +167,13 @@ static ALWAYS_INLINE void overlap_unit(const cpu_strip_scores *c,
 {
     const int32_t steps =
         (c->D + TILE_DEPTH - 1) / TILE_DEPTH + (c->Dv + TILE_DEPTH - 1) / TILE_DEPTH;
-    unit_weights w = {.strip = strip, .due = (UNIT_STEPS + 4 * steps - 1) / (4 * steps)};
+    unit_weights w;
+    begin_unit(strip, 4 * steps, &w);
     score_unit(c->q, c->q_ld, c->k, c->D, c->s, c->ld, &w, has_slope);
     score_unit(c->o, c->o_ld, c->v, c->Dv, c->dp, c->ld, &w, has_slope);
     while (w.done < UNIT_STEPS)
-        weigh_step(strip, w.done++, has_slope);
-    for (int32_t i = 0; i < c->rows; i++) {
+        weigh_step(&w, has_slope);
+    for (int32_t i = 0; i < c->rows && (c->scale != 1 || c->slope != 1); i++) {
         scale_row(c->s + (int64_t)i * c->ld, UNIT, c->scale);
         scale_row(c->dp + (int64_t)i * c->ld, UNIT, c->slope);
     }
