@@ -11,6 +11,8 @@
 #include "cpu/kernels/backward_kernels.h"
 #include "cpu/kernels/vec.h"
 
+#include "base/integers.h"
+
 #include "cpu/kernels/amx_columns.h"
 #include "cpu/kernels/weight_pairs.h"
 
@@ -67,7 +69,7 @@ static CPU_WEIGHTS(weights)
     fill_up(strip);
 }
 
-/* Weights of a unit, 32 x 32 scores, made a few at a time between products of the next: tiles
+/* Weights of units, 32 x 32 scores, made a few at a time between products of others: tiles
  * run beside vectors, if so few of either follow each other that the processor sees both. A
  * step is two rows. */
 enum { UNIT_STEPS = UNIT / 2 };
@@ -77,7 +79,7 @@ typedef struct unit_weights {
     int32_t *p, *ds;
     uint16_t *rows;
     int32_t ld, p_ld, rows_ld;
-    int32_t done, due; /* steps; how many follow two products of tiles */
+    int32_t all, done, due; /* steps; how many follow two products of tiles */
     vf factor;
     float base[UNIT], delta[UNIT];
 } unit_weights;
@@ -94,8 +96,9 @@ static ALWAYS_INLINE void begin_unit(const cpu_strip_weights *strip, int32_t pro
     w->ld = strip->ld;
     w->p_ld = strip->p_ld;
     w->rows_ld = strip->ds_ld / 2;
+    w->all = strip->n / UNIT * UNIT_STEPS;
     w->done = 0;
-    w->due = (UNIT_STEPS * 2 + products - 1) / products;
+    w->due = (w->all * 2 + products - 1) / products;
     w->factor = vf_set(strip->scale * LOG2_E);
     for (int32_t i = 0; i < UNIT; i += VF) {
         vf_store(w->base + i, vf_load(strip->lse + i) * vf_set(-LOG2_E));
@@ -103,9 +106,22 @@ static ALWAYS_INLINE void begin_unit(const cpu_strip_weights *strip, int32_t pro
     }
 }
 
+/* To the first row of the next 32 keys. */
+static ALWAYS_INLINE void next_unit(unit_weights *w, int has_slope)
+{
+    const int32_t back = UNIT * w->ld - UNIT, pairs_back = UNIT_STEPS * w->p_ld - UNIT;
+    w->s -= back;
+    w->dp -= back;
+    if (has_slope)
+        w->slope -= back;
+    w->p -= pairs_back;
+    w->ds -= pairs_back;
+    w->rows -= UNIT * w->rows_ld - UNIT;
+}
+
 static ALWAYS_INLINE void weigh_step(unit_weights *w, int has_slope)
 {
-    const int32_t row = 2 * w->done++;
+    const int32_t row = 2 * (w->done++ % UNIT_STEPS);
     const vf base[2] = {vf_set(w->base[row]), vf_set(w->base[row + 1])};
     const vf delta[2] = {vf_set(w->delta[row]), vf_set(w->delta[row + 1])};
     for (int32_t j = 0; j < UNIT; j += VF) {
@@ -131,12 +147,14 @@ static ALWAYS_INLINE void weigh_step(unit_weights *w, int has_slope)
     w->p += w->p_ld;
     w->ds += w->p_ld;
     w->rows += 2 * w->rows_ld;
+    if (w->done % UNIT_STEPS == 0)
+        next_unit(w, has_slope);
 }
 
 /* After every second product. */
 static ALWAYS_INLINE void weigh_due(unit_weights *w, int has_slope)
 {
-    for (int32_t n = 0; n < w->due && w->done < UNIT_STEPS; n++)
+    for (int32_t n = 0; n < w->due && w->done < w->all; n++)
         weigh_step(w, has_slope);
 }
 
@@ -167,15 +185,20 @@ static ALWAYS_INLINE void overlap_unit(const cpu_strip_scores *c,
 {
     const int32_t steps =
         (c->D + TILE_DEPTH - 1) / TILE_DEPTH + (c->Dv + TILE_DEPTH - 1) / TILE_DEPTH;
+    const int64_t D = round_up(c->D, TILE_DEPTH), Dv = round_up(c->Dv, TILE_DEPTH);
     unit_weights w;
-    begin_unit(strip, 4 * steps, &w);
-    score_unit(c->q, c->q_ld, c->k, c->D, c->s, c->ld, &w, has_slope);
-    score_unit(c->o, c->o_ld, c->v, c->Dv, c->dp, c->ld, &w, has_slope);
-    while (w.done < UNIT_STEPS)
+    begin_unit(strip, 4 * steps * c->n_panels, &w);
+    for (int32_t p = 0; p < c->n_panels; p++) {
+        score_unit(c->q, c->q_ld, (const char *)c->k + p * D * TILE_BYTES, c->D,
+                   c->s + p * UNIT, c->ld, &w, has_slope);
+        score_unit(c->o, c->o_ld, (const char *)c->v + p * Dv * TILE_BYTES, c->Dv,
+                   c->dp + p * UNIT, c->ld, &w, has_slope);
+    }
+    while (w.done < w.all)
         weigh_step(&w, has_slope);
     for (int32_t i = 0; i < c->rows && (c->scale != 1 || c->slope != 1); i++) {
-        scale_row(c->s + (int64_t)i * c->ld, UNIT, c->scale);
-        scale_row(c->dp + (int64_t)i * c->ld, UNIT, c->slope);
+        scale_row(c->s + (int64_t)i * c->ld, c->n_panels * UNIT, c->scale);
+        scale_row(c->dp + (int64_t)i * c->ld, c->n_panels * UNIT, c->slope);
     }
 }
 
@@ -195,7 +218,7 @@ static CPU_OVERLAP(overlap)
     const cpu_strip_scores *c = scores;
     const cpu_kernels *block = &LEVEL_NAME(cpu_bf16_tiles);
     if (HAS_FMA && weights->is_near && !weights->dx && weights->rows == UNIT
-        && weights->n == UNIT && c->n_panels == 1 && c->o) {
+        && weights->n % UNIT == 0 && c->o) {
         if (weights->slope)
             overlap_slope(c, weights);
         else
