@@ -401,7 +401,7 @@ static void rows_of_block_masks(void **state)
     enum { N = 1000, UNIT = 64, BLOCKS = 16 };
     static const plan_part parts[] = {{64, 192, 0}, {384, 64, 192}, {832, 168, 256}};
     static const int there[] = {1, 2, 3, 6, 13, 14, 15};
-    const plan_rows rows = {parts, 3, N};
+    const plan_rows rows = {.part = parts, .n = 3, .all = N};
     enum { HERE = sizeof there / sizeof there[0] };
     saccade_mod *mod =
         case_mod(SACCADE_MASK, "h == 0 ? q >= kv : (q / 64 * 5 + kv / 50) % 3 != 1");

@@ -6,10 +6,10 @@
 #include <string.h>
 
 static const plan_backend backends[] = {
-    {"cpu", cpu_solvers, SACCADE_CPU},
-    {"cuda", cuda_solvers, SACCADE_CUDA},
-    {"ref", ref_solvers, SACCADE_CPU},
-    {"plain", plain_solvers, SACCADE_CPU},
+    {"cpu", cpu_solvers, SACCADE_CPU, NULL},
+    {"cuda", cuda_solvers, SACCADE_CUDA, &cu_carry},
+    {"ref", ref_solvers, SACCADE_CPU, NULL},
+    {"plain", plain_solvers, SACCADE_CPU, NULL},
 };
 enum { BACKENDS = sizeof backends / sizeof backends[0] };
 

@@ -208,6 +208,31 @@ static saccade_status encode_maps(const plan_run *run, const plan_gradients *g, 
     return run_encode_map(driver, g->d_out, BWD_ROWS, PROMOTE_256, &l->d_out, err);
 }
 
+/* A kernel over all tiles of keys; those of keys from elsewhere first, where there are both.
+ * waits: it waits by itself for the kernel before. */
+static saccade_status start_halves(const plan_run *run, launch *l, int waits, void *kernel,
+                                   int threads, int shared, void **parameters,
+                                   saccade_error *err)
+{
+    const int all = l->p.f.n_tiles, first = l->a.n_first ? l->a.n_first : all;
+    const int *order = l->p.f.order;
+    if (waits && !run->between)
+        TRY(start_beside(l, kernel, first, threads, shared, parameters, err));
+    else
+        TRY(run_start(&l->a, kernel, first, threads, shared, parameters, err));
+    if (run->between)
+        TRY(run->between(run->between_user, err));
+    if (first == all)
+        return SACCADE_OK;
+    l->p.f.order = order + first;
+    l->p.f.n_tiles = all - first;
+    const saccade_status status =
+        run_start(&l->a, kernel, all - first, threads, shared, parameters, err);
+    l->p.f.order = order;
+    l->p.f.n_tiles = all;
+    return status;
+}
+
 /* dK, dV and the sums of dQ by tiles, then dQ from its sums. */
 static saccade_status start_tiles(const saccade_plan *plan, const plan_run *run,
                                   const plan_gradients *g, cu_program which, launch *l,
@@ -223,7 +248,7 @@ static saccade_status start_tiles(const saccade_plan *plan, const plan_run *run,
     TRY(encode_maps(run, g, program->form.tile.keys, l, err));
     TRY(start_prepare(plan, l, err));
     TRY(start_sinks(plan, l, err));
-    TRY(start_beside(l, program->kernel, l->p.f.n_tiles, cu_backward_threads(&program->form),
+    TRY(start_halves(run, l, 1, program->kernel, cu_backward_threads(&program->form),
                      shared_of(plan, program), parameters, err));
     if (!g->dq)
         return SACCADE_OK;
@@ -245,16 +270,19 @@ static saccade_status start_wide(const saccade_plan *plan, const plan_run *run,
     TRY(encode_maps(run, g, program->form.tile.keys, l, err));
     TRY(start_prepare(plan, l, err));
     TRY(start_sinks(plan, l, err));
-    if (!g->dk && !g->dv)
+    if (!g->dk && !g->dv) {
+        if (run->between)
+            TRY(run->between(run->between_user, err));
         return run_start(&l->a, program->other, grid, threads, shared, parameters, err);
-    TRY(start_beside(l, program->kernel, l->p.f.n_tiles, threads, shared, parameters, err));
+    }
+    TRY(start_halves(run, l, 1, program->kernel, threads, shared, parameters, err));
     if (!g->dq)
         return SACCADE_OK;
     return start_beside(l, program->other, grid, threads, shared, parameters, err);
 }
 
-static saccade_status start_plain(const saccade_plan *plan, const plan_gradients *g, launch *l,
-                                  saccade_error *err)
+static saccade_status start_plain(const saccade_plan *plan, const plan_run *run,
+                                  const plan_gradients *g, launch *l, saccade_error *err)
 {
     const cu_state *s = plan->state;
     const cu_loaded *program = &s->programs[CU_BWD_PLAIN];
@@ -264,8 +292,9 @@ static saccade_status start_plain(const saccade_plan *plan, const plan_gradients
     TRY(start_prepare(plan, l, err));
     TRY(start_sinks(plan, l, err));
     if (g->dk || g->dv)
-        TRY(run_start(&l->a, program->kernel, l->p.f.n_tiles, threads, shared, parameters,
-                      err));
+        TRY(start_halves(run, l, 0, program->kernel, threads, shared, parameters, err));
+    else if (run->between)
+        TRY(run->between(run->between_user, err));
     if (!g->dq)
         return SACCADE_OK;
     return run_start(&l->a, program->other, (int64_t)l->p.f.B * l->p.f.H * l->p.n_mblk, threads,
@@ -301,7 +330,7 @@ static saccade_status start_program(const saccade_plan *plan, const plan_run *ru
                                     const plan_gradients *g, cu_program program, launch *l,
                                     saccade_error *err)
 {
-    return program == CU_BWD_PLAIN  ? start_plain(plan, g, l, err)
+    return program == CU_BWD_PLAIN  ? start_plain(plan, run, g, l, err)
            : program == CU_BWD_WIDE ? start_wide(plan, run, g, l, err)
                                     : start_tiles(plan, run, g, program, l, err);
 }
@@ -320,6 +349,7 @@ static saccade_status start(const saccade_plan *plan, const plan_run *run,
     l.a.driver = driver;
     l.a.stream = run->stream;
     TRY(cu_backward_find_runs(plan, run, program, &runs, err));
+    l.a.n_first = runs.tiles ? runs.tiles->n_first : 0;
     fill_tiles(problem, runs.tiles, s->programs[program].form.tile.keys, &l.p.f);
     fill_queries(problem, runs.wide_queries ? runs.wide_queries : runs.queries, &l.p);
     TRY(run_captures(problem->score, run->score_env.tensors, l.a.captures, err));

@@ -52,6 +52,12 @@ typedef struct cu_launch { /* CUlaunchConfig */
     X(fill32, "cuMemsetD32Async", (cu_ptr to, unsigned value, size_t count, void *stream))    \
     X(copy_on_device, "cuMemcpyDtoDAsync_v2",                                                 \
       (cu_ptr to, cu_ptr from, size_t bytes, void *stream))                                   \
+    X(stream_create, "cuStreamCreateWithPriority",                                            \
+      (void **stream, unsigned flags, int priority))                                          \
+    X(stream_destroy, "cuStreamDestroy_v2", (void *stream))                                   \
+    X(stream_wait, "cuStreamWaitEvent", (void *stream, void *event, unsigned flags))          \
+    X(stream_synchronize, "cuStreamSynchronize", (void *stream))                              \
+    X(event_query, "cuEventQuery", (void *event))                                             \
     X(event_create, "cuEventCreate", (void **event, unsigned flags))                          \
     X(event_record, "cuEventRecord", (void *event, void *stream))                             \
     X(event_synchronize, "cuEventSynchronize", (void *event))                                 \
@@ -227,7 +233,8 @@ typedef struct cu_runs {
     cu_ptr memory; /* one allocation: runs, run_start, order */
     cu_ptr runs, run_start, order;
     int keys, mask_b, mask_h, n_qblk, n_tiles; /* keys: of a block */
-    int step_heads;                            /* query heads that a step of mask_h passes */
+    int n_first;    /* of n_tiles: those that run before plan_run.between */
+    int step_heads; /* query heads that a step of mask_h passes */
 } cu_runs;
 
 /* Device copy for these tiles, made on first use (may allocate; prepare does it). order covers

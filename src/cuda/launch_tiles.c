@@ -16,6 +16,38 @@ static saccade_status start_next(const run_args *a, void *kernel, int64_t grid, 
     return run_start_with(a, kernel, size, threads, shared, WITH_OVERLAP, 1, parameters, err);
 }
 
+static saccade_status call_between(const plan_run *run, saccade_error *err)
+{
+    return run->between ? run->between(run->between_user, err) : SACCADE_OK;
+}
+
+/* The first pass; where some keys come from elsewhere, first the tiles that need none of them.
+ * Counters start anew, lists of tiles go on. */
+static saccade_status start_first(const plan_run *run, const run_args *a, void *kernel,
+                                  int n_sm, int threads, int shared, int is_short,
+                                  saccade_error *err)
+{
+    const int is_sm90 = a->family == CU_SM90, n_first = a->p.order ? a->n_first : 0;
+    cu_fwd part = a->p;
+    void *parameters[] = {&part, (void *)a->captures, (void *)&a->maps[0], (void *)&a->maps[1],
+                          (void *)&a->maps[2]};
+    if (n_first) {
+        part.n_tiles = n_first;
+        TRY(start_next(a, kernel, is_sm90 && n_first > n_sm ? n_sm : n_first, threads, shared,
+                       parameters, err));
+    }
+    TRY(call_between(run, err));
+    if (n_first && is_sm90)
+        TRY(cu_check(a->driver,
+                     a->driver->fill32((cu_ptr)(uintptr_t)a->p.counter, 0, 1, a->stream),
+                     "cuMemsetD32Async", err));
+    part.order = n_first ? a->p.order + n_first : a->p.order;
+    part.n_tiles = a->p.n_tiles - n_first;
+    return (is_short || run->between ? run_start : start_next)(
+        a, kernel, is_sm90 && part.n_tiles > n_sm ? n_sm : part.n_tiles, threads, shared,
+        parameters, err);
+}
+
 /* The first pass makes all tiles. If its offsets are late, a second pass with exact offsets
  * makes the tiles again whose rows are not finite. Last comes the careful kernel for rows that
  * are still not finite. */
@@ -47,12 +79,11 @@ static saccade_status launch_passes(const saccade_plan *plan, const plan_run *ru
         again.order = a->p.redo;
         again.n_listed = a->p.redo_count;
         again.redo = NULL;
-        TRY(start_next(a, first, grid, threads, shared, parameters, err));
+        TRY(start_first(run, a, first, n_sm, threads, shared, is_short, err));
         TRY(start_next(a, exact, grid, threads, shared, second, err));
     } else {
         a->p.redo = NULL;
-        TRY((is_short ? run_start : start_next)(a, first, grid, threads, shared, parameters,
-                                                err));
+        TRY(start_first(run, a, first, n_sm, threads, shared, is_short, err));
     }
     return start_next(a, s->programs[CU_CAREFUL].kernel, looks < 4 * n_sm ? looks : 4 * n_sm,
                       128, 0, parameters, err);

@@ -52,8 +52,8 @@ const cu_runs *cu_runs_find(int device, const saccade_block_mask *mask, int rows
                             int group, const saccade_sizes *sizes, const saccade_plan *plan)
 {
     pthread_mutex_lock(&lock);
-    const copy *c = find(mask_device_slot(mask, &slot_key), device, rows, keys, group, sizes,
-                         plan);
+    const copy *c =
+        find(mask_device_slot(mask, &slot_key), device, rows, keys, group, sizes, plan);
     pthread_mutex_unlock(&lock);
     return c ? &c->runs : NULL;
 }
@@ -85,38 +85,88 @@ static int64_t count_sections(const mask_runs *r, const saccade_sizes *s, size_t
     return n ? n : 1;
 }
 
+/* Which rows of blocks run first, a byte each; NULL: all. */
+static void fill_section(const mask_runs *r, const saccade_sizes *s, const uint8_t *is_first,
+                         int wanted, int64_t first, int64_t past, work *w, int32_t **order)
+{
+    int64_t n = 0;
+    for (int64_t bh = first; bh < past; bh++) {
+        const int64_t b = r->B == 1 ? 0 : bh / s->H, h = r->H == 1 ? 0 : bh % s->H;
+        const int64_t row = (b * r->H + h) * r->rows;
+        for (int64_t k = 0; k < r->rows; k++)
+            if (!is_first || is_first[row + k] == wanted)
+                w[n++] = (work){(int32_t)(bh * r->rows + k), r->row_live[row + k]};
+    }
+    qsort(w, (size_t)n, sizeof *w, longest_first);
+    for (int64_t k = 0; k < n; k++)
+        *(*order)++ = w[k].tile;
+}
+
 static saccade_status fill_order(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes,
-                                 int32_t *order, saccade_error *err)
+                                 const uint8_t *is_first, int32_t *order, int *n_first,
+                                 saccade_error *err)
 {
     const int64_t group = cu_group(s), heads = s->B * s->Hkv;
     const int64_t sections = count_sections(r, s, l2_bytes);
     const int64_t most = (heads + sections - 1) / sections * group;
+    int32_t *at = order;
     work *w = malloc((size_t)(most * r->rows) * sizeof *w);
     FAIL_IF_NULL(w);
-    for (int64_t i = 0; i < sections; i++) {
-        const int64_t first = heads * i / sections, past = heads * (i + 1) / sections;
-        int64_t n = 0;
-        for (int64_t bh = first * group; bh < past * group; bh++) {
-            const int64_t b = r->B == 1 ? 0 : bh / s->H, h = r->H == 1 ? 0 : bh % s->H;
-            const int64_t *live = r->row_live + (b * r->H + h) * r->rows;
-            for (int64_t k = 0; k < r->rows; k++)
-                w[n++] = (work){(int32_t)(bh * r->rows + k), live[k]};
-        }
-        qsort(w, (size_t)n, sizeof *w, longest_first);
-        for (int64_t k = 0; k < n; k++)
-            *order++ = w[k].tile;
+    for (int wanted = is_first != NULL; wanted >= 0; wanted--) {
+        for (int64_t i = 0; i < sections; i++)
+            fill_section(r, s, is_first, wanted, heads * i / sections * group,
+                         heads * (i + 1) / sections * group, w, &at);
+        *n_first = wanted ? (int)(at - order) : *n_first;
     }
     free(w);
     return SACCADE_OK;
 }
 
+/* What a copy is of, beside its runs. */
+typedef struct about {
+    int keys, is_transposed;
+    const plan_rows *rows; /* NULL: all */
+    size_t l2_bytes;
+} about;
+
+/* The tiles that read no keys from elsewhere; of tiles of keys, those that come from there. To
+ * be freed; NULL where all are alike. */
+static saccade_status find_first(const mask_runs *r, const about *of, uint8_t **out,
+                                 saccade_error *err)
+{
+    const int64_t n = r->B * r->H * r->rows, keys = of->keys;
+    int64_t count = 0;
+    *out = NULL;
+    if (!of->rows || !of->rows->far_before)
+        return SACCADE_OK;
+    uint8_t *first = calloc((size_t)n + 1, 1);
+    FAIL_IF_NULL(first);
+    for (int64_t row = 0; row < n; row++) {
+        const int64_t at = row % r->rows * keys;
+        int is_far = of->is_transposed && plan_has_far(of->rows, at, at + keys);
+        for (int64_t i = r->row_begin[row]; !of->is_transposed && i < r->row_begin[row + 1];
+             i++) {
+            const int64_t from = r->runs[i].first * keys;
+            is_far |= plan_has_far(of->rows, from, from + r->runs[i].count * keys);
+        }
+        first[row] = (uint8_t)(of->is_transposed ? is_far : !is_far);
+        count += first[row];
+    }
+    if (count > 0 && count < n)
+        *out = first;
+    else
+        free(first);
+    return SACCADE_OK;
+}
+
 /* Fills one block of memory: the runs, then where rows begin, then the order of tiles. */
-static saccade_status fill(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes,
-                           int64_t n_runs, char *to, saccade_error *err)
+static saccade_status fill(const mask_runs *r, const saccade_sizes *s, const about *of,
+                           int64_t n_runs, char *to, int *n_first, saccade_error *err)
 {
     const int64_t n_rows = r->B * r->H * r->rows;
     cu_run *runs = (cu_run *)to;
     int32_t *start = (int32_t *)(runs + n_runs), *order = start + n_rows + 1;
+    uint8_t *is_first;
     for (int64_t row = 0; row < n_rows; row++) {
         int32_t before = 0;
         for (int64_t i = r->row_begin[row]; i < r->row_begin[row + 1]; i++) {
@@ -126,11 +176,14 @@ static saccade_status fill(const mask_runs *r, const saccade_sizes *s, size_t l2
     }
     for (int64_t i = 0; i <= n_rows; i++)
         start[i] = (int32_t)r->row_begin[i];
-    return fill_order(r, s, l2_bytes, order, err);
+    TRY(find_first(r, of, &is_first, err));
+    const saccade_status status = fill_order(r, s, of->l2_bytes, is_first, order, n_first, err);
+    free(is_first);
+    return status;
 }
 
 static saccade_status upload(const cu_driver *driver, int device, const mask_runs *r,
-                             const saccade_sizes *s, size_t l2_bytes, cu_runs *out,
+                             const saccade_sizes *s, const about *of, cu_runs *out,
                              saccade_error *err)
 {
     saccade_status status = SACCADE_OK;
@@ -149,7 +202,7 @@ static saccade_status upload(const cu_driver *driver, int device, const mask_run
                      .step_heads = 1,
                      .n_qblk = (int)r->rows,
                      .n_tiles = (int)tiles};
-    status = fill(r, s, l2_bytes, n_runs, host, err);
+    status = fill(r, s, of, n_runs, host, &out->n_first, err);
     if (status == SACCADE_OK)
         status = cu_enter(driver, device, &pushed, err);
     if (status == SACCADE_OK) {
@@ -166,17 +219,17 @@ static saccade_status upload(const cu_driver *driver, int device, const mask_run
 }
 
 static saccade_status upload_groups(const cu_driver *driver, int device, const mask_runs *r,
-                                    int group, const saccade_sizes *s, size_t l2_bytes,
+                                    int group, const saccade_sizes *s, const about *of,
                                     cu_runs *out, saccade_error *err)
 {
     cu_grouped g = {0};
     saccade_sizes heads = *s;
     heads.H = s->Hkv;
     if (group < 2 || r->H == 1)
-        return upload(driver, device, r, group ? s : &heads, l2_bytes, out, err);
+        return upload(driver, device, r, group ? s : &heads, of, out, err);
     saccade_status status = cu_group_heads(r, group, &g, err);
     if (status == SACCADE_OK)
-        status = upload(driver, device, &g.r, &heads, l2_bytes, out, err);
+        status = upload(driver, device, &g.r, &heads, of, out, err);
     out->step_heads = group;
     cu_grouped_free(&g);
     return status;
@@ -203,13 +256,16 @@ static saccade_status upload_rows(const cu_driver *driver, const copy *c, const 
                                   const saccade_sizes *s, const saccade_plan *plan,
                                   cu_runs *out, saccade_error *err)
 {
-    const size_t l2 = (size_t)((const cu_state *)plan->state)->device.l2_bytes;
+    const about of = {.keys = c->keys,
+                      .is_transposed = c->group == 0,
+                      .rows = plan->rows,
+                      .l2_bytes = (size_t)((const cu_state *)plan->state)->device.l2_bytes};
     cu_selected own;
     if (!plan->rows)
-        return upload_groups(driver, c->device, r, c->group, s, l2, out, err);
+        return upload_groups(driver, c->device, r, c->group, s, &of, out, err);
     saccade_status status = cu_select_rows(r, plan->rows, c->rows, c->group == 0, &own, err);
     if (status == SACCADE_OK)
-        status = upload_groups(driver, c->device, &own.r, c->group, s, l2, out, err);
+        status = upload_groups(driver, c->device, &own.r, c->group, s, &of, out, err);
     cu_selected_free(&own);
     return status;
 }

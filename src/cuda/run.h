@@ -19,6 +19,7 @@ typedef struct run_args {
     cu_map maps[3];
     const cu_driver *driver;
     void *stream;
+    int n_first; /* tiles before plan_run.between */
 } run_args;
 
 /* ---- run_space.c ---- */

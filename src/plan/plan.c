@@ -370,6 +370,13 @@ saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error
     return strbuf_status(out, err);
 }
 
+int plan_has_far(const plan_rows *rows, int64_t first, int64_t past)
+{
+    const int64_t from = first / rows->unit, end = (past + rows->unit - 1) / rows->unit;
+    const int64_t to = end < rows->units ? end : rows->units;
+    return from < to && rows->far_before[to] > rows->far_before[from];
+}
+
 const plan_part *plan_part_of(const plan_rows *rows, int64_t i)
 {
     int32_t lo = 0, hi = rows->n;

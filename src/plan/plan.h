@@ -75,7 +75,13 @@ typedef struct plan_rows {
     const plan_part *part;
     int32_t n;
     int64_t all; /* rows of the whole sequence */
+    /* Keys that come from elsewhere while kernels run: how many of the first u units of `unit`
+     * keys do so. NULL: none. See plan_run.between. */
+    const int32_t *far_before; /* [units + 1] */
+    int64_t unit, units;
 } plan_rows;
+/* Whether some of keys [first, past) come from elsewhere. */
+int plan_has_far(const plan_rows *rows, int64_t first, int64_t past);
 /* The part that holds logical row i; NULL: none. */
 const plan_part *plan_part_of(const plan_rows *rows, int64_t i);
 
@@ -126,6 +132,11 @@ typedef struct plan_run {
     void *workspace;
     size_t workspace_bytes;
     void *stream;
+    /* Not NULL: called once, between kernels put on the stream: in forward before those that
+     * read keys from elsewhere (plan_rows), in backward after those that make gradients of
+     * such keys. */
+    saccade_status (*between)(void *user, saccade_error *err);
+    void *between_user;
 } plan_run;
 
 /* Everything a backward run needs beside its plan_run, whose out and lse are what forward left.
@@ -153,6 +164,7 @@ typedef struct plan_tangents {
 enum { PLAN_WEIGHT_NODES = 64 };
 
 typedef struct plan_solver plan_solver;
+struct plan_carry; /* plan/carry.h */
 
 /* A back end: its solvers, best first and NULL-terminated, and the device its tensors lie on.
  * Their values are read and checked before a run only if that is the host. */
@@ -160,6 +172,7 @@ typedef struct plan_backend {
     const char *name; /* "cpu" */
     const plan_solver *const *solvers;
     saccade_device_kind device;
+    const struct plan_carry *carry; /* NULL: what ranks exchange is moved by the host */
 } plan_backend;
 
 struct saccade_plan {
@@ -205,6 +218,7 @@ extern const plan_solver *const ref_solvers[];
 extern const plan_solver *const plain_solvers[]; /* src/ref too */
 extern const plan_solver *const cpu_solvers[];
 extern const plan_solver *const cuda_solvers[];
+extern const struct plan_carry cu_carry;
 
 /* ---- plan.c ---- */
 

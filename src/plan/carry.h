@@ -1,0 +1,61 @@
+/* carry.h: what attention over ranks asks of a device: memory that stays, rows of keys moved
+ * between tensors and messages, and a second stream, on which messages travel while kernels
+ * compute. A back end whose tensors lie on the host needs none. */
+#ifndef SACCADE_PLAN_CARRY_H
+#define SACCADE_PLAN_CARRY_H
+
+#include "plan/plan.h"
+
+typedef struct plan_carrier plan_carrier;
+
+/* A row of one side and the row of the other that it becomes. Of a message, whose rows lie
+ * [peer][batch][row][heads][dim]: the number among the peer's own `keys`, after `before` of
+ * other peers, for each batch. */
+typedef struct plan_row_pair {
+    int32_t from, to, before, keys;
+} plan_row_pair;
+
+/* K's, then V's: tensors [B, Hkv, rows, dim], or messages where is_packed (data alone counts,
+ * and dtype). */
+typedef struct plan_rows_side {
+    saccade_tensor t[2];
+    int is_packed;
+} plan_rows_side;
+
+/* Tables lie on the device. */
+typedef struct plan_move {
+    plan_rows_side from, to;
+    const plan_row_pair *pairs;
+    int64_t n, B;
+} plan_move;
+
+/* Row i of `to` becomes the sum of the terms [start[i], start[i + 1]), float32, in their order:
+ * rows `from` of pool or, where that is -1, rows `to` of got. */
+typedef struct plan_sum {
+    plan_rows_side pool, got, to;
+    const int32_t *start;
+    const plan_row_pair *terms;
+    int64_t n, B;
+    uint32_t wanted, added; /* bit 0: K, bit 1: V */
+} plan_sum;
+
+typedef struct plan_carry {
+    saccade_status (*open)(const saccade_plan *plan, int32_t device, plan_carrier **out,
+                           saccade_error *err);
+    void (*close)(plan_carrier *c);
+    /* Memory until close: a copy of `from`, or zeros. */
+    saccade_status (*reserve)(plan_carrier *c, size_t bytes, const void *from, void **out,
+                              saccade_error *err);
+    /* stream NULL: the default one. The side stream is the carrier's own. */
+    saccade_status (*move)(plan_carrier *c, const plan_move *m, void *stream,
+                           saccade_error *err);
+    saccade_status (*sum)(plan_carrier *c, const plan_sum *s, void *stream, saccade_error *err);
+    void *(*side)(plan_carrier *c);
+    /* What comes on the side stream waits for what is on `stream` now; and the other way round.
+     * mark and await are the two halves of the latter. */
+    saccade_status (*fork)(plan_carrier *c, void *stream, saccade_error *err);
+    saccade_status (*mark)(plan_carrier *c, void **event, saccade_error *err);
+    saccade_status (*await)(plan_carrier *c, void *event, void *stream, saccade_error *err);
+} plan_carry;
+
+#endif
