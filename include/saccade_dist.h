@@ -114,6 +114,12 @@ typedef int (*saccade_exchange)(void *user, const saccade_message *sends, int32_
 /* This rank has failed: exchanges of all ranks, under way or to come, fail at once. */
 typedef void (*saccade_abort)(void *user);
 
+/* The same of device memory, put on a stream: returns 0 when it is queued; what comes on the
+ * stream afterwards finds it done. If it is not done after `seconds` the transport ends. */
+typedef int (*saccade_exchange_on)(void *user, const saccade_message *sends, int32_t n_sends,
+                                   const saccade_message *receives, int32_t n_receives,
+                                   void *stream, double seconds);
+
 /* One rank's end. Reductions are made of exchanges by the library, in the order of ranks, so
  * that no engine's own order shows in results. */
 typedef struct saccade_transport {
@@ -121,8 +127,9 @@ typedef struct saccade_transport {
     int32_t rank, ranks;
     void *user;
     saccade_exchange exchange;
-    saccade_abort abort; /* NULL: others find out when their time is up */
-    double seconds;      /* an exchange may take, 60 by default */
+    saccade_abort abort;             /* NULL: others find out when their time is up */
+    double seconds;                  /* an exchange may take, 60 by default */
+    saccade_exchange_on exchange_on; /* NULL: no device memory */
 } saccade_transport;
 static inline void saccade_transport_init(saccade_transport *transport)
 {
@@ -140,6 +147,21 @@ SACCADE_API saccade_status saccade_ranks_transport(saccade_ranks *ranks, int32_t
                                                    saccade_transport *out, saccade_error *err);
 SACCADE_API void saccade_ranks_destroy(saccade_ranks *ranks);
 
+/* Ranks that have a GPU each, over NCCL's C interface, found at run time (libnccl.so.2;
+ * EBACKEND where it is not). One rank makes the id and gives it to the others; then all create
+ * at the same time, each with its own device, or have an error when `seconds` of *out have
+ * passed. Fills rank, ranks, user and functions of an initialised transport; host memory goes
+ * through the device. What fails later, or is not done in time, ends the transport on this
+ * rank; other ranks find out when their time is up. destroy waits for nothing after that. */
+typedef struct saccade_nccl_id {
+    char bytes[128];
+} saccade_nccl_id;
+SACCADE_API saccade_status saccade_nccl_make_id(saccade_nccl_id *out, saccade_error *err);
+SACCADE_API saccade_status saccade_nccl_create(const saccade_nccl_id *id, int32_t rank,
+                                               int32_t ranks, int32_t device,
+                                               saccade_transport *out, saccade_error *err);
+SACCADE_API void saccade_nccl_destroy(saccade_transport *transport);
+
 /* ---- attention over ranks ---------------------------------------------------------------- */
 
 /* One rank's part of a plan. */
@@ -151,8 +173,8 @@ SACCADE_API int64_t saccade_plan_row_tile(const saccade_plan *plan, const saccad
 
 /* Called by all ranks at the same time, with equal problems and shard plans (EINVAL if not);
  * `mask` is the problem's among those of the shard plan. The shard plan and what the transport
- * points to are borrowed until destroy. Runs on CPUs; on CUDA saccade_dist_forward_local and
- * its backward do. */
+ * points to are borrowed until destroy. Runs on CPUs, and on CUDA with a transport that has
+ * exchange_on: there prepare comes first, with mask NULL if there is none. */
 SACCADE_API saccade_status saccade_dist_create(saccade_context *context,
                                                const saccade_problem *problem,
                                                const saccade_shard_plan *shards, int32_t mask,
@@ -169,7 +191,10 @@ SACCADE_API saccade_status saccade_dist_prepare(const saccade_dist *dist,
  * order of saccade_shard_rows and _keys; NULL where it holds none. Positions, captures and the
  * block mask are those of the whole sequence, equal on all ranks. Called by all ranks at the
  * same time. Gets the keys that its rows touch, then computes: out, lse and row_max are those
- * of one device, bit for bit. Allocates nothing (but what the transport does).
+ * of one device, bit for bit. Allocates nothing (but what the transport does; on a GPU the
+ * first run of a batch size makes room for keys of the whole sequence, which stays). On a GPU
+ * runs of one saccade_dist follow each other on one stream, and what needs no keys of others is
+ * computed while they travel.
  * EPEER: another rank failed or did not answer in time. After any failure the transport has
  * ended. */
 SACCADE_API saccade_status saccade_dist_forward(saccade_dist *dist,
@@ -185,6 +210,12 @@ SACCADE_API saccade_status saccade_dist_forward(saccade_dist *dist,
 SACCADE_API saccade_status saccade_dist_backward(saccade_dist *dist,
                                                  const saccade_backward_args *args,
                                                  saccade_error *err);
+/* On GPUs: the next run leaves what it receives in `memory`, saccade_dist_received bytes of the
+ * device; if that is a backward run, it takes it from there and asks for nothing. So keys need
+ * not travel again for gradients. All ranks do alike. */
+SACCADE_API size_t saccade_dist_received(const saccade_dist *dist, int64_t B);
+SACCADE_API saccade_status saccade_dist_keep(saccade_dist *dist, int64_t B, int32_t device,
+                                             void *memory, saccade_error *err);
 /* The two of them without an exchange, for keys that the caller has gathered: q, out, lse,
  * row_max, d_out and d_q are of this rank's rows, k and v of the whole sequence, of which what
  * saccade_shard_needs names for the rank is read, and what lies beside it in a block of keys
@@ -205,6 +236,24 @@ SACCADE_API size_t saccade_dist_local_workspace(const saccade_dist *dist, int64_
 SACCADE_API saccade_status saccade_dist_backward_workspace(const saccade_dist *dist,
                                                            const saccade_backward_args *args,
                                                            size_t *bytes, saccade_error *err);
+
+/* ---- caches spread over ranks ---------------------------------------------------------- */
+
+/* Decode where each rank holds some keys of a cache, in one piece or in pages, and all have the
+ * queries: each runs saccade_forward over its own keys (kv_offset says where they stand, kv_len
+ * how many there are, 0 too), with out and lse in f32, and this puts the parts together, as
+ * saccade_merge does, in the order of ranks: on every rank the same bits. `out` and `lse` are
+ * this rank's, dense [B, H, Q, Dv] and [B, H, Q] on the host; `result` is f32, f16 or bf16, and
+ * may be `out`; lse becomes that of all keys. Called by all ranks at the same time with equal
+ * shapes. A failure ends the transport. */
+SACCADE_API size_t saccade_dist_merge_workspace(const saccade_transport *transport,
+                                                const saccade_tensor *out);
+SACCADE_API saccade_status saccade_dist_merge(const saccade_context *context,
+                                              const saccade_transport *transport,
+                                              const saccade_tensor *out,
+                                              const saccade_tensor *lse,
+                                              const saccade_tensor *result, void *workspace,
+                                              size_t workspace_bytes, saccade_error *err);
 
 #ifdef __cplusplus
 }

@@ -187,6 +187,8 @@ saccade_status api_refuse_over_ranks(const void *ragged, const saccade_tensor *k
 /* q of this rank's rows, k and v of so many keys; the run's sizes are those of the whole
  * sequence. */
 struct saccade_dist;
+/* EBACKEND where the plan's tensors lie on a device that the transport knows nothing of. */
+saccade_status api_check_exchange(const struct saccade_dist *dist, saccade_error *err);
 saccade_status api_read_shard(const struct saccade_dist *dist, const api_inputs *in,
                               int64_t n_keys, plan_run *run, saccade_error *err);
 /* Outputs of this rank's rows into *run. */

@@ -125,12 +125,18 @@ int64_t saccade_plan_row_tile(const saccade_plan *plan, const saccade_sizes *siz
     return plan && sizes && plan->solver->row_tile ? plan->solver->row_tile(plan, sizes) : 0;
 }
 
+static int is_on_device(const saccade_dist *d)
+{
+    return d->plan->backend->device != SACCADE_CPU;
+}
+
 size_t saccade_dist_workspace(const saccade_dist *dist, int64_t B)
 {
     if (!dist || B < 1 || B > 1 << 30)
         return SIZE_MAX;
     const saccade_sizes sizes = dist_sizes(dist, B);
-    return dist_workspace(dist, B, plan_workspace(dist->plan, &sizes));
+    const size_t solver = plan_workspace(dist->plan, &sizes);
+    return is_on_device(dist) ? solver : dist_workspace(dist, B, solver);
 }
 
 saccade_status saccade_dist_prepare(const saccade_dist *dist, const saccade_block_mask *mask,
@@ -209,6 +215,33 @@ saccade_status api_refuse_over_ranks(const void *ragged, const saccade_tensor *k
     return SACCADE_OK;
 }
 
+saccade_status api_check_exchange(const saccade_dist *d, saccade_error *err)
+{
+    FAIL_AT(is_on_device(d) && !(d->plan->backend->carry && d->transport.exchange_on),
+            SACCADE_EBACKEND, "transport", 0, 0,
+            "got one that exchanges host memory alone, expected one with exchange_on, as of "
+            "saccade_nccl_create, or saccade_dist_forward_local");
+    return SACCADE_OK;
+}
+
+size_t saccade_dist_received(const saccade_dist *dist, int64_t B)
+{
+    return dist && B >= 1 && B <= 1 << 30 ? dist_received(dist, B) : SIZE_MAX;
+}
+
+saccade_status saccade_dist_keep(saccade_dist *dist, int64_t B, int32_t device, void *memory,
+                                 saccade_error *err)
+{
+    FAIL_IF(!dist || !memory || B < 1 || B > 1 << 30, SACCADE_EINVAL,
+            "dist keep: got NULL or batch %lld, expected one rank's part of a plan, its batch "
+            "and memory",
+            (long long)B);
+    FAIL_IF(!is_on_device(dist), SACCADE_EBACKEND,
+            "dist keep: keys are kept on GPUs alone: on hosts they are gathered again");
+    TRY(api_check_exchange(dist, err));
+    return dist_device_keep(dist, device, B, memory, err);
+}
+
 static saccade_status forward(saccade_dist *d, const saccade_forward_args *args,
                               saccade_error *err)
 {
@@ -220,15 +253,13 @@ static saccade_status forward(saccade_dist *d, const saccade_forward_args *args,
     TRY(RECORD_READ(&a, args, "arguments"));
     const api_inputs in = API_INPUTS_OF(a);
     TRY(api_refuse_over_ranks(a.ragged, a.k_scale, a.v_scale, err));
-    FAIL_IF(d->plan->backend->device != SACCADE_CPU, SACCADE_EBACKEND,
-            "dist forward: keys are gathered on the host alone, expected "
-            "saccade_dist_forward_local");
+    TRY(api_check_exchange(d, err));
     TRY(api_read_shard(d, &in, d->n_keys, &run, err));
     TRY(api_read_sinks(d->plan, in.sinks, d->n_rows, &run, err));
     TRY(api_read_context(d->plan, &in, &run, &captures, err));
     TRY(api_read_shard_outputs(d, &a, &run, err));
     TRY(api_read_workspace(&in, saccade_dist_workspace(d, run.sizes.B), &run, err));
-    return dist_forward(d, &run, err);
+    return is_on_device(d) ? dist_device_forward(d, &run, err) : dist_forward(d, &run, err);
 }
 
 saccade_status saccade_dist_forward(saccade_dist *dist, const saccade_forward_args *args,

@@ -30,9 +30,7 @@ static saccade_status read_call(const saccade_dist *d, const saccade_backward_ar
     FAIL_IF(!args, SACCADE_EINVAL, "dist backward: got NULL, expected arguments");
     TRY(api_start_backward(d->plan, args, "dist backward", call, err));
     TRY(api_refuse_over_ranks(call->args.ragged, NULL, NULL, err));
-    FAIL_IF(d->plan->backend->device != SACCADE_CPU, SACCADE_EBACKEND,
-            "dist backward: keys are gathered on the host alone, expected "
-            "saccade_dist_backward_local");
+    TRY(api_check_exchange(d, err));
     TRY(api_read_shard(d, &call->in, d->n_keys, &call->run, err));
     TRY(api_read_sinks(d->plan, call->in.sinks, d->n_rows, &call->run, err));
     TRY(api_read_context(d->plan, &call->in, &call->run, &call->captures, err));
@@ -45,6 +43,8 @@ static size_t workspace_of(const saccade_dist *d, const api_backward_call *call)
 {
     const saccade_sizes *s = &call->run.sizes;
     const size_t solver = plan_backward_workspace(d->plan, s, NULL);
+    if (d->plan->backend->device != SACCADE_CPU)
+        return solver;
     const size_t back = dist_return_of(d, s->B, call->captured, call->gradients.sinks).bytes;
     return solver > SIZE_MAX - back ? SIZE_MAX : dist_workspace(d, s->B, solver + back);
 }
@@ -55,7 +55,9 @@ static saccade_status backward(saccade_dist *d, const saccade_backward_args *arg
     api_backward_call call;
     TRY(read_call(d, args, &call, err));
     TRY(api_read_workspace(&call.in, workspace_of(d, &call), &call.run, err));
-    return dist_backward(d, &call.run, &call.gradients, err);
+    return d->plan->backend->device == SACCADE_CPU
+               ? dist_backward(d, &call.run, &call.gradients, err)
+               : dist_device_backward(d, &call.run, &call.gradients, err);
 }
 
 saccade_status saccade_dist_backward(saccade_dist *dist, const saccade_backward_args *args,

@@ -28,6 +28,7 @@ void saccade_dist_destroy(saccade_dist *dist)
 {
     if (!dist)
         return;
+    dist_device_close(dist->device);
     dist_free_layout(dist);
     saccade_plan_destroy(dist->plan);
     free(dist);

@@ -64,6 +64,8 @@ saccade_status dist_forward_local(saccade_dist *dist, plan_run *run, saccade_err
 saccade_status dist_backward_local(saccade_dist *dist, plan_run *run, const plan_gradients *to,
                                    saccade_error *err);
 
+typedef struct dist_device dist_device;
+
 struct saccade_dist {
     saccade_plan *plan;
     const saccade_shard_plan *shards;
@@ -75,6 +77,8 @@ struct saccade_dist {
     dist_pieces in, out;
     saccade_message *messages; /* [8 ranks] */
     int32_t *held;             /* [2 units + 1] the table of one batch; room for checks */
+    int32_t *far_before; /* [units + 1] see plan_rows; where keys are exchanged on streams */
+    dist_device *device; /* where a device has a carrier, from the first run on */
 };
 
 saccade_status dist_lay_out(saccade_dist *dist, int32_t mask, saccade_error *err);
@@ -105,6 +109,21 @@ saccade_status dist_check_keys(const saccade_dist *dist, const saccade_block_mas
 saccade_status dist_check_held(const saccade_dist *dist, const saccade_block_mask *mask,
                                saccade_error *err);
 saccade_status dist_list_held(saccade_dist *dist, saccade_error *err);
+
+/* ---- device.c: gather mode where tensors do not lie on the host ---- */
+
+/* Bytes that a run of batch B gets from others. */
+size_t dist_received(const saccade_dist *dist, int64_t B);
+/* Memory and tables for runs of batch B on a device, made on first use. */
+saccade_status dist_device_reserve(saccade_dist *dist, int32_t device, int64_t B,
+                                   saccade_error *err);
+/* The next run leaves what it gets in `memory`, or a backward run takes it from there. */
+saccade_status dist_device_keep(saccade_dist *dist, int32_t device, int64_t B, void *memory,
+                                saccade_error *err);
+saccade_status dist_device_forward(saccade_dist *dist, plan_run *run, saccade_error *err);
+saccade_status dist_device_backward(saccade_dist *dist, plan_run *run, const plan_gradients *to,
+                                    saccade_error *err);
+void dist_device_close(dist_device *device);
 
 /* ---- return.c ---- */
 

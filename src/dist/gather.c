@@ -140,9 +140,9 @@ saccade_status dist_gather(saccade_dist *d, int64_t B, const saccade_tensor *k,
     out->k = pool_of(d, B, s->D, memory + m.k_pool);
     out->v = pool_of(d, B, s->Dv, memory + m.v_pool);
     out->chunks = (plan_chunks){.first = table,
-                                 .row_stride = d->units,
-                                 .count = (int32_t)d->units,
-                                 .size = (int32_t)d->unit};
+                                .row_stride = d->units,
+                                .count = (int32_t)d->units,
+                                .size = (int32_t)d->unit};
     return SACCADE_OK;
 }
 

@@ -17,7 +17,7 @@ static saccade_status find_parts(saccade_dist *d, saccade_error *err)
         d->part[i] = (plan_part){at[i].first, at[i].count, d->n_rows};
         d->n_rows += at[i].count;
     }
-    d->rows = (plan_rows){d->part, n, d->Q};
+    d->rows = (plan_rows){.part = d->part, .n = n, .all = d->Q};
     return SACCADE_OK;
 }
 
@@ -75,6 +75,23 @@ static int64_t unit_of(const dist_pieces *in, int64_t chunk, int64_t KV, int32_t
     return unit;
 }
 
+/* Which keys come from others while kernels run. */
+static saccade_status find_far(saccade_dist *d, saccade_error *err)
+{
+    d->far_before = calloc((size_t)d->units + 2, sizeof *d->far_before);
+    FAIL_IF_NULL(d->far_before);
+    for (int32_t p = 0; p < d->transport.ranks; p++)
+        for (int64_t i = d->in.begin[p]; p != d->transport.rank && i < d->in.begin[p + 1]; i++)
+            for (int64_t j = 0; j < d->in.piece[i].count; j += d->unit)
+                d->far_before[(d->in.piece[i].first + j) / d->unit + 1] = 1;
+    for (int64_t u = 0; u < d->units; u++)
+        d->far_before[u + 1] += d->far_before[u];
+    d->rows.far_before = d->far_before;
+    d->rows.unit = d->unit;
+    d->rows.units = d->units;
+    return SACCADE_OK;
+}
+
 saccade_status dist_lay_out(saccade_dist *d, int32_t mask, saccade_error *err)
 {
     const saccade_shard_options *o = &d->shards->options;
@@ -90,6 +107,8 @@ saccade_status dist_lay_out(saccade_dist *d, int32_t mask, saccade_error *err)
     d->units = (d->KV + d->unit - 1) / d->unit;
     d->messages = calloc(8 * (size_t)o->ranks, sizeof *d->messages);
     FAIL_IF_NULL(d->messages);
+    if (d->transport.exchange_on)
+        TRY(find_far(d, err));
     return dist_list_held(d, err);
 }
 
@@ -107,4 +126,5 @@ void dist_free_layout(saccade_dist *d)
     free(d->part);
     free(d->messages);
     free(d->held);
+    free(d->far_before);
 }
