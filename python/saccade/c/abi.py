@@ -319,6 +319,7 @@ class Transport(Record):
         ("exchange", C.c_void_p),
         ("abort", C.c_void_p),
         ("seconds", C.c_double),
+        ("exchange_on", C.c_void_p),
     ]
 
 
@@ -567,6 +568,11 @@ _declare("kv_length", C.c_int64, _P, C.c_int32)
 _declare("kv_free_pages", C.c_int64, _P)
 _declare("dist_forward", _S, _P, C.POINTER(ForwardArgs), _E)
 _declare("dist_backward", _S, _P, C.POINTER(BackwardArgs), _E)
+_declare("dist_received", C.c_size_t, _P, C.c_int64)
+_declare("dist_keep", _S, _P, C.c_int64, C.c_int32, _P, _E)
+_declare("nccl_make_id", _S, C.c_char_p, _E)
+_declare("nccl_create", _S, C.c_char_p, *[C.c_int32] * 3, C.POINTER(Transport), _E)
+_declare("nccl_destroy", None, C.POINTER(Transport))
 _declare("dist_forward_local", _S, _P, C.POINTER(ForwardArgs), _E)
 _declare("dist_backward_local", _S, _P, C.POINTER(BackwardArgs), _E)
 _declare("dist_local_workspace", C.c_size_t, _P, C.c_int64, C.c_int)

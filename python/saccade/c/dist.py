@@ -89,12 +89,44 @@ class Transport:
             raise error from failure
 
 
+NCCL_ID_BYTES = 128
+
+
+def nccl_id() -> bytes:
+    """What one rank makes and gives to the others, before all make a NcclTransport."""
+    room = C.create_string_buffer(NCCL_ID_BYTES)
+    abi.call("nccl_make_id", room)
+    return room.raw
+
+
+class NcclTransport:
+    """Messages between GPUs by the library's own NCCL communicator."""
+
+    def __init__(self, made: bytes, rank: int, ranks: int, device: int, seconds: float):
+        self.struct = abi.Transport(rank=rank, ranks=ranks, seconds=seconds)
+        abi.call("nccl_create", made, rank, ranks, device, C.byref(self.struct))
+
+    def run(self, name: str, *arguments) -> None:
+        abi.call(name, *arguments)
+
+    def __del__(self):
+        if self.struct.user and lib is not None:
+            lib.saccade_nccl_destroy(C.byref(self.struct))
+
+
 class Dist:
     """One rank's part of a plan. All ranks make it, and call it, at the same time."""
 
-    def __init__(self, context, problem, shards: ShardPlan, mask: int, transport: Transport):
+    def __init__(
+        self,
+        context,
+        problem,
+        shards: ShardPlan,
+        mask: int,
+        transport: Transport | NcclTransport,
+    ):
         self.handle = None
-        self.keep = shards, transport
+        self._held = shards, transport
         self.transport = transport
         p, self._named = objects.problem(*problem)
         out = C.c_void_p()
@@ -118,9 +150,19 @@ class Dist:
     def workspace(self, B: int) -> int:
         return lib.saccade_dist_workspace(self.handle, B)
 
-    def forward(self, tensors: dict, mask, names, views, room: int, room_bytes: int) -> None:
+    def received(self, B: int) -> int:
+        """Bytes of the keys that a run gets from others."""
+        return lib.saccade_dist_received(self.handle, B)
+
+    def keep(self, B: int, device: int, memory: int) -> None:
+        """The next run leaves them there or, if it is a backward run, finds them there."""
+        abi.call("dist_keep", self.handle, B, device, memory)
+
+    def forward(
+        self, tensors: dict, mask, names, views, room: int, room_bytes: int, stream=None
+    ) -> None:
         """tensors: views by member, None: absent."""
-        a = abi.ForwardArgs(workspace=room, workspace_bytes=room_bytes)
+        a = abi.ForwardArgs(workspace=room, workspace_bytes=room_bytes, stream=stream)
         keep = _fill(a, tensors, mask, names, views)
         self.transport.run("dist_forward", self.handle, C.byref(a))
         del keep
@@ -145,9 +187,11 @@ class Dist:
         abi.call("dist_backward_local", self.handle, C.byref(a))
         del keep
 
-    def backward(self, tensors, mask, names, views, gradients, memory: Callable) -> None:
+    def backward(
+        self, tensors, mask, names, views, gradients, memory: Callable, stream=None
+    ) -> None:
         """gradients: (name, view) of captures; memory(bytes): an address."""
-        a = abi.BackwardArgs()
+        a = abi.BackwardArgs(stream=stream)
         keep = _fill(a, tensors, mask, names, views)
         a.d_captures = objects.bindings([n for n, _ in gradients], [v for _, v in gradients])
         a.n_d_captures = len(gradients)

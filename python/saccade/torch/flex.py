@@ -202,8 +202,9 @@ def _with_sinks(sinks, wanted, return_lse, return_aux, given, options):
     return (out, lse) if return_lse else (out, AuxOutput(lse, aux.max_scores))
 
 
+@torch.compiler.disable
 def _over_ranks(q, k, v, score_mod, block_mask, scale, return_lse, return_aux):
-    """Inside of context_parallel."""
+    """Inside of context_parallel. torch.compile breaks its graph here."""
     if return_aux is not None and return_aux.max_scores:
         raise NotImplementedError("max_scores: not to be had over ranks")
     out, lse = active.parallel.attention(q, k, v, score_mod, block_mask, scale)

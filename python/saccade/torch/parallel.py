@@ -25,13 +25,25 @@ from .mods import Resolved, dtype_name, view
 from .ranks_calls import Attention, Exchanged, Gathered, Spread
 
 MODES = ("gather", "heads")
+WAYS = ("torch", "nccl")
 
 
 class ContextParallel:
     """What context_parallel gives: the rows of this rank, and attention over all ranks."""
 
     def __init__(
-        self, group, query_shape, masks, layers, kv_heads, dtype, seconds, device, mode
+        self,
+        group,
+        query_shape,
+        masks,
+        layers,
+        kv_heads,
+        dtype,
+        seconds,
+        device,
+        mode,
+        by,
+        keep,
     ):
         B, H, N, D = query_shape
         if mode not in MODES:
@@ -65,7 +77,13 @@ class ContextParallel:
         self._moved: dict = {}
         self._rows = [expand(self.shards.rows(r)) for r in range(self.ranks)]
         self._own_rows = self._rows[self.rank].to(self.device)
-        self.local = self.device.type != "cpu"  # keys travel by torch's collectives
+        self.keep = keep
+        if by not in WAYS:
+            raise ValueError(f"by: got {by!r}, expected one of {', '.join(WAYS)}")
+        is_own = by == "nccl" and not cpu and mode == "gather"
+        own = self._over_nccl(seconds) if is_own else None
+        self._transport = own or self._transport
+        self.local = not cpu and own is None  # keys travel by torch's collectives
 
     def _tile(self, sizes, dtype, handles):
         """Rows that chunks are whole numbers of, so that results are one device's."""
@@ -141,6 +159,27 @@ class ContextParallel:
                 work.wait(limit)
         for there, data in landed:
             there.copy_(data)
+
+    def _over_nccl(self, seconds):
+        """The library's own communicator; None, on all ranks, where one has none."""
+        made = [None]
+        if self.rank == 0:
+            try:
+                made = [c_dist.nccl_id()]
+            except abi.SaccadeError:
+                pass
+        first = dist.get_global_rank(self.group, 0) if self.group else 0
+        dist.broadcast_object_list(made, first, self.group, device=self.device)
+        if made[0] is None:
+            return None
+        index = self.device.index or 0
+        try:
+            found = c_dist.NcclTransport(made[0], self.rank, self.ranks, index, seconds)
+        except abi.SaccadeError:
+            found = None
+        agreed = torch.tensor([found is not None], dtype=torch.int32, device=self.device)
+        dist.all_reduce(agreed, dist.ReduceOp.MIN, self.group)
+        return found if agreed.item() else None
 
     # ---- attention ----
 
@@ -272,6 +311,8 @@ def context_parallel(
     seconds: float = 300.0,
     device: Optional[torch.device | str] = None,
     mode: str = "gather",
+    by: str = "torch",
+    keep: bool = True,
 ) -> ContextParallel:
     """Deals the rows of a sequence to the processes of a group, so that each has as much to
     compute under the masks; called by all of them with equal arguments. Inside of `with` (one
@@ -286,9 +327,12 @@ def context_parallel(
     the current CUDA device where the group is NCCL's. dtype: of query, key and value.
     mode: "gather" brings each rank the keys that its rows touch; "heads" exchanges rows for
     heads and back (Ulysses, arXiv 2309.14509), for head counts that the ranks divide.
+    by: on CUDA, "torch" lets keys travel by the group's collectives, "nccl" by a communicator
+    of the library's own, while what needs none of them is computed (where libnccl is found;
+    else by the group's). keep: with "nccl", keys that came for forward stay for backward.
     """
     return ContextParallel(
-        group, query_shape, masks, layers, kv_heads, dtype, seconds, device, mode
+        group, query_shape, masks, layers, kv_heads, dtype, seconds, device, mode, by, keep
     )
 
 

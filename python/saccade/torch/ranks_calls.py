@@ -49,7 +49,9 @@ class _Call:
 
 
 class Exchanged(_Call):
-    """The library's gather mode, on the host."""
+    """The library's gather mode. On GPUs keys that came for forward are kept for backward."""
+
+    kept = None
 
     def forward(self, q, k, v, needs):
         self.open(q, k, v, needs)
@@ -57,9 +59,18 @@ class Exchanged(_Call):
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
         room, at, n = _memory(self.dist.workspace(q.shape[0]), q.device)
         given = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
-        self.dist.forward(_views(given), self.mask, self.names, self.views, at, n)
+        if q.is_cuda and any(needs) and self.cp.keep:
+            size = self.dist.received(q.shape[0])
+            self.kept = torch.empty(size + 1, dtype=torch.uint8, device=q.device)
+            self._keep(q)
+        self.dist.forward(
+            _views(given), self.mask, self.all_names, self.all_views, at, n, _stream(q)
+        )
         del room
         return out, lse
+
+    def _keep(self, q):
+        self.dist.keep(q.shape[0], q.get_device(), self.kept.data_ptr())
 
     def backward(self, q, k, v, out, lse, d_out, d_lse, needs):
         made = {"d_" + n: _like(t) for n, t, w in zip("qkv", (q, k, v), needs) if w}
@@ -73,13 +84,16 @@ class Exchanged(_Call):
             rooms.append(_memory(size, q.device))
             return rooms[-1][1]
 
+        if self.kept is not None:
+            self._keep(q)
         self.dist.backward(
             _views(given),
             self.mask,
-            self.names,
-            self.views,
+            self.all_names,
+            self.all_views,
             [(n, view(t)) for n, t in captured.items()],
             memory,
+            _stream(q),
         )
         return [made.get("d_" + n) for n in "qkv"], captured
 
