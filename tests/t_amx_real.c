@@ -418,6 +418,29 @@ static void rows_are_taken(void **state)
     amx_trap_end();
 }
 
+/* Rows of a strip past the item's last do not follow from the items that its thread ran before:
+ * a large score there would have the strip made again, by other sums. The last item has one row. */
+static void threads_leave_nothing(void **state)
+{
+    enum { ROWS = 513, D = 32, THREADS = 6 };
+    static float one[ROWS * D], many[ROWS * D];
+    const forward_case c = {.problem = "q513 kv777 d32 bf16",
+                            .score = "score + 0.15 * float(kv - q)",
+                            .outputs = CASE_OUT_ONLY};
+    case_run r;
+    (void)state;
+    begin();
+    case_make(&c, &r);
+    for (int n = 0; n < 2; n++) {
+        saccade_plan *plan = case_plan(&r, "amx", n ? THREADS : 1);
+        case_check(&r, plan, NULL, "leftovers", n ? many : one, NULL);
+        saccade_plan_destroy(plan);
+    }
+    assert_memory_equal(one, many, sizeof one);
+    case_free(&r);
+    amx_trap_end();
+}
+
 /* Keys of f16 that hold an infinity or a NaN of any bits: no score is finite, and those of a
  * NaN are not infinite either. */
 static void nonfinite_keys(void **state)
@@ -470,7 +493,7 @@ int main(void)
         cmocka_unit_test(plain_order),     cmocka_unit_test(ceiling),
         cmocka_unit_test(few_keys),        cmocka_unit_test(explained),
         cmocka_unit_test(rows_are_taken),  cmocka_unit_test(f16_is_rounded_once),
-        cmocka_unit_test(nonfinite_keys),
+        cmocka_unit_test(nonfinite_keys),  cmocka_unit_test(threads_leave_nothing),
     };
     unsetenv("SACCADE_LEVEL"); /* this test is of one level */
     return cmocka_run_group_tests(tests, NULL, NULL);

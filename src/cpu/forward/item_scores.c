@@ -38,13 +38,16 @@ static void cut(const cpu_worker *w, const item_tile *t, int32_t r, float *s)
 void item_open_compiled(cpu_worker *w, int32_t r)
 {
     static_assert((int)CPU_MOST_ROWS <= (int)JIT_ROWS, "room for values of an item's rows");
-    const int32_t each = (int32_t)(w->item.box.i1 - w->item.box.i0);
+    const int32_t each = (int32_t)(w->item.box.i1 - w->item.box.i0), strip = w->kernels->strip;
+    /* streams take whole strips: what lay in the rows past the last might raise flags */
+    const int is_stream = w->kernels->flow && w->job->g.is_shared;
+    const int32_t rows = is_stream ? (each + strip - 1) / strip * strip : each;
     if (w->code.head == item_head_of(w, r))
         return;
     w->code.head = item_head_of(w, r);
     w->code.j0 = -1;
     jit_head(w->code.state, (int32_t)w->item.b, (int32_t)w->code.head);
-    jit_rows(w->code.state, (int32_t)w->item.box.i0 + w->at.q_offset, each);
+    jit_rows(w->code.state, (int32_t)w->item.box.i0 + w->at.q_offset, rows);
 }
 
 /* Compiled: scale, score and mask of n_rows rows in one pass that also finds their maxima. */
