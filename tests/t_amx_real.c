@@ -419,7 +419,8 @@ static void rows_are_taken(void **state)
 }
 
 /* Rows of a strip past the item's last do not follow from the items that its thread ran before:
- * a large score there would have the strip made again, by other sums. The last item has one row. */
+ * a large score there would have the strip made again, by other sums. The last item has one
+ * row. */
 static void threads_leave_nothing(void **state)
 {
     enum { ROWS = 513, D = 32, THREADS = 6 };
