@@ -150,7 +150,7 @@ static void put_page_copies(const plan_problem *p, cu_program reader, const cu_f
         strbuf_puts(out, "copied by 16 bytes or less\n");
     else if (p->page < 0)
         strbuf_printf(out, "tensor copies of as many keys as divide a page and %d%s\n", keys,
-                      cu_gathers(reader == CU_DECODE, &form->tile, 1) ? "; few by 16 bytes"
+                      reader == CU_DECODE ? "; few by 16 bytes"
                                                                       : "");
     else
         strbuf_printf(out, "tensor copies of %d keys\n", box);

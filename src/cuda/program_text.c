@@ -46,6 +46,9 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
 {
     const int is_f32 = p->dtype == SACCADE_F32, groups = form->tile.groups;
     const int has_producer = kind->operation == CU_OP_FORWARD && form->family == CU_SM90;
+    const int gathers = has_producer && p->page > 0
+                        && cu_gathers(0, &form->tile,
+                                      cu_keys_in_both(p->page, form->tile.keys));
     const int E = cu_padded(p->sizes.Dv), parts = is_f32 ? cu_parts(E) : 1;
     const int whole = 32 * parts; /* columns of O in panels */
     const struct {
@@ -70,6 +73,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"PACKED", kind->is_packed},
         {"INVARIANT", p->is_invariant},
         {"CHUNKS", p->has_chunks},
+        {"GATHERS", gathers},
         {"RAGGED", p->is_ragged},
         {"MONOTONE", is_monotone(plan_limits(p))},
         {"TILE_ROWS", run_rows(form)},
@@ -83,10 +87,10 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"Q_SHARED", cu_is_q_shared((int)p->sizes.D, (int)p->sizes.Dv)},
         {"SCALE_FIRST", p->scale <= 0 && s->facts.score != CU_SCORE_GENERAL},
         {"REGS_PRODUCER", groups == 1   ? 56
-                          : groups == 2 ? p->has_chunks ? 56 : 40
+                          : groups == 2 ? gathers ? 56 : 40
                                         : 32},
         {"REGS_CONSUMER", groups == 1   ? 256
-                          : groups == 2 ? p->has_chunks ? 224 : 232
+                          : groups == 2 ? gathers ? 224 : 232
                                         : 160},
         {"FIRST_WARP", has_producer ? 4 : 0},
     };

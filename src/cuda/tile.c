@@ -191,7 +191,8 @@ int cu_keys_in_both(int64_t page, int tile_keys)
 }
 
 /* A warp of decode copies 16 keys of 256 bytes faster than tensor copies do, but not 64 of 128
- * bytes by 16 (docs/lab/035). Three warpgroups leave producers no registers for it. */
+ * bytes by 16 (docs/lab/035). Forward is compiled for one of the two ways, and three warpgroups
+ * leave producers no registers for it. */
 int cu_gathers(int is_decode, const cu_tile *tile, int box)
 {
     const int fewer = is_decode && tile->keys <= 32 ? 32 : 16;

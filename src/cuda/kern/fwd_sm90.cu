@@ -45,7 +45,6 @@ struct arena {
     u32 k_full, k_empty, v_full, v_empty;
     u32 turn;             /* [2] tile numbers that the producer hands to the consumers */
     mask_column *columns; /* [CFG_WGS][CFG_TN] what a general mask needs of each key */
-    int is_gathered;      /* K and V come by gather.cuh */
 };
 
 DEVICE arena carve(char *shared)
@@ -69,13 +68,10 @@ DEVICE arena carve(char *shared)
     return s;
 }
 
-/* Whether warps copy keys by 16 bytes. */
-DEVICE int gathers(const cu_fwd &p)
-{
-    return CFG_CHUNKS && CFG_WGS < 3 && p.chunks.is_small;
-}
+/* With CFG_GATHERS warps copy keys by 16 bytes, and all lanes arrive where they are there. */
+enum { FILLS = CFG_GATHERS ? 32 : 1 };
 
-DEVICE void init_barriers(const arena &s, int n_fill)
+DEVICE void init_barriers(const arena &s)
 {
     barrier_init(s.q_full, 1);
     barrier_init(s.q_empty, CFG_WGS * 4);
@@ -85,8 +81,8 @@ DEVICE void init_barriers(const arena &s, int n_fill)
         barrier_init(s.turn_empty + i * 8, CFG_WGS * 4 + LOADERS);
     }
     for (int i = 0; i < CFG_STAGES; i++) {
-        barrier_init(s.k_full + i * 8, n_fill);
-        barrier_init(s.v_full + i * 8, n_fill);
+        barrier_init(s.k_full + i * 8, FILLS);
+        barrier_init(s.v_full + i * 8, FILLS);
         barrier_init(s.k_empty + i * 8, CFG_WGS * 4);
         barrier_init(s.v_empty + i * 8, CFG_WGS * 4);
     }
@@ -133,8 +129,8 @@ DEVICE int turn_take(const arena &s, u32 n)
 
 /* 2. The producer is one thread. It loads K one block ahead of V, because consumers make the
  * scores of a block before they multiply the block before it by V. With chunks, which
- * take many small copies, it loads Q and hands out tiles, while the next warp loads K and the
- * one after it V. */
+ * take many small copies, it loads Q and hands out tiles, while a thread of the next warp loads
+ * K and one of the next V; with CFG_GATHERS those are whole warps. */
 struct producer {
     u32 k, v, q; /* how many loads of each have begun */
 };
@@ -149,8 +145,6 @@ DEVICE void load_block(u32 dst, u32 full, const cu_fwd &p, const chunk_table &ch
 {
     enum { FEW = CFG_WGS > 2 ? 1 : 4 };
     int box = p.chunks.box;
-    if ((threadIdx.x & 31) != 0)
-        return;
     barrier_expect(full, PANELS * PANEL_KV);
 #pragma unroll 1
     for (int i = 0; i < CFG_TN; i += FEW * box) {
@@ -203,7 +197,7 @@ DEVICE void load_q(const arena &s, producer &r, const tensor_map *map, int first
         copy_box(s.q + i * PANEL_Q, map, i * 64, first, at.h, at.b, s.q_full, EVICT_FIRST);
 }
 
-#if CFG_CHUNKS
+#if CFG_GATHERS
 /* The entry of this lane's key among 32, read before it is used. */
 DEVICE int read_entry(const chunk_table &chunks, int j, int n)
 {
@@ -224,15 +218,17 @@ DEVICE void gather_block(const arena &s, const cu_fwd &p, const chunk_table &chu
         entry = read_entry(chunks, j + 32, t.kv_len);
         long long mine = gather_place(at.b, row, is_value ? p.vs : p.ks);
         if (PANELS_D == PANELS_E && CFG_D_REAL == CFG_E_REAL)
-            gather_rows<CFG_TN, PANELS_D, CFG_D_REAL, 4>(to, r0, head, mine);
+            gather_rows<CFG_TN, PANELS_D, CFG_D_REAL, 1>(to, r0, head, mine);
         else if (is_value)
-            gather_rows<CFG_TN, PANELS_E, CFG_E_REAL, 4>(to, r0, head, mine);
+            gather_rows<CFG_TN, PANELS_E, CFG_E_REAL, 1>(to, r0, head, mine);
         else
-            gather_rows<CFG_TN, PANELS_D, CFG_D_REAL, 4>(to, r0, head, mine);
+            gather_rows<CFG_TN, PANELS_D, CFG_D_REAL, 1>(to, r0, head, mine);
     }
     gather_arrive((is_value ? s.v_full : s.k_full) + slot * 8);
 }
+#endif
 
+#if CFG_CHUNKS
 DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod_args &mod,
                          const tile &t, const tensor_map *mq, const tensor_map *mk,
                          const tensor_map *mv)
@@ -249,18 +245,20 @@ DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod
 #pragma unroll 1
     for (; more; more = walk_next(walk, p, t.kv_len)) {
         u32 slot = ring_slot<CFG_STAGES>(r.k), parity = ring_parity<CFG_STAGES>(r.k++) ^ 1;
-        int first = walk.block * CFG_TN, entry = -1;
-        if (gathers(p))
-            entry = read_entry(chunks, first + (threadIdx.x & 31), t.kv_len);
+#if CFG_GATHERS
+        int first = walk.block * CFG_TN;
+        int entry = read_entry(chunks, first + (threadIdx.x & 31), t.kv_len);
         barrier_wait((is_value ? s.v_empty : s.k_empty) + slot * 8, parity);
-        if (gathers(p)) {
-            gather_block(s, p, chunks, entry, slot, is_value, t, g, first);
-        } else if (is_value)
+        gather_block(s, p, chunks, entry, slot, is_value, t, g, first);
+#else
+        barrier_wait((is_value ? s.v_empty : s.k_empty) + slot * 8, parity);
+        if (is_value)
             load_block<PANELS_E>(s.v + slot * V_BYTES, s.v_full + slot * 8, p, chunks, mv, p.vs,
                                  t.b, value_box(p, t.b, g).h, t.kv_len, walk.block * CFG_TN);
         else
             load_block<PANELS_D>(s.k + slot * K_BYTES, s.k_full + slot * 8, p, chunks, mk, p.ks,
                                  t.b, key_box(p, t.b, g).h, t.kv_len, walk.block * CFG_TN);
+#endif
     }
 }
 #else
@@ -332,8 +330,12 @@ DEVICE void load_along(const arena &s, const cu_fwd &p, const mod_args &mod,
         int id;
         barrier_wait(s.turn_full + slot * 8, ring_parity<2>(n));
         asm volatile("ld.shared.b32 %0, [%1];" : "=r"(id) : "r"(s.turn + slot * 4) : "memory");
+#if CFG_GATHERS
         __syncwarp();
         barrier_arrive_if(s.turn_empty + slot * 8, (threadIdx.x & 31) == 0);
+#else
+        barrier_arrive(s.turn_empty + slot * 8);
+#endif
         if (id == NO_MORE)
             return;
         produce_tile(s, r, p, mod, tile_at(p, id, ROWS), 0, mk, mv);
@@ -435,12 +437,11 @@ DEVICE void release(u32 empty, u32 n)
     barrier_arrive_if(empty + ring_slot<CFG_STAGES>(n) * 8, (threadIdx.x & 31) == 0);
 }
 
-DEVICE void await(const arena &s, u32 full, u32 n)
+DEVICE void await(u32 full, u32 n)
 {
     barrier_wait(full + ring_slot<CFG_STAGES>(n) * 8, ring_parity<CFG_STAGES>(n));
-#if CFG_CHUNKS && CFG_WGS < 3
-    if (s.is_gathered)
-        fence_async_proxy(); /* products read what gather.cuh wrote */
+#if CFG_GATHERS
+    fence_async_proxy(); /* products read what gather.cuh wrote */
 #endif
 }
 
@@ -453,7 +454,7 @@ DEVICE void start_qk(const arena &sm, float (&s)[S_COUNT], int wg, u32 n)
 DEVICE void start_pv(const arena &sm, float (&o)[O_COUNT], const u32 (&prob)[S_COUNT / 2],
                      u32 n)
 {
-    await(sm, sm.v_full, n);
+    await(sm.v_full, n);
     product_pv(o, prob, sm.v + ring_slot<CFG_STAGES>(n) * V_BYTES);
     wgmma_commit();
 }
@@ -467,7 +468,7 @@ DEVICE void clear_tail(const arena &sm, const consumer &c, u32 n, int wg)
     if (c.live >= CFG_TN)
         return;
     u32 v = sm.v + ring_slot<CFG_STAGES>(n) * V_BYTES;
-    await(sm, sm.v_full, n);
+    await(sm.v_full, n);
 #pragma unroll 1
     for (int i = c.live * EACH + (threadIdx.x & 127); i < CFG_TN * EACH; i += 128) {
         int row = i / EACH, piece = i % EACH;
@@ -492,7 +493,7 @@ DEVICE void first_block(const arena &sm, u32 n, u32 tiles, consumer &c, const cu
 {
     float unused[2];
     barrier_wait(sm.q_full, tiles & 1);
-    await(sm, sm.k_full, n);
+    await(sm.k_full, n);
     wgmma_fence();
     start_qk(sm, s, wg, n);
     wgmma_wait<0>();
@@ -509,7 +510,7 @@ DEVICE void next_block(const arena &sm, u32 n, consumer &c, const cu_fwd &p,
 {
     float rescale[2];
     clear_tail(sm, c, n - 1, wg);
-    await(sm, sm.k_full, n);
+    await(sm.k_full, n);
 #if CFG_PINGPONG
     named_sync(1 + wg, 256);
 #endif
@@ -599,9 +600,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ __align__(1024) char shared[];
     arena s = carve(shared);
-    s.is_gathered = gathers(p);
     if (threadIdx.x == 0)
-        init_barriers(s, gathers(p) ? 32 : 1);
+        init_barriers(s);
     __syncthreads();
     int group = threadIdx.x / 128;
     if (group == 0) {
@@ -609,7 +609,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (threadIdx.x == 0)
             produce(s, p, mod, &mq, &mk, &mv);
 #if CFG_CHUNKS
-        else if (threadIdx.x >= 32 && threadIdx.x < 96)
+        else if (CFG_GATHERS ? threadIdx.x >= 32 && threadIdx.x < 96
+                             : threadIdx.x == 32 || threadIdx.x == 64)
             load_along(s, p, mod, &mk, &mv);
 #endif
     } else {

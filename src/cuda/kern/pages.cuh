@@ -31,7 +31,18 @@ struct chunk_place {
     int b, row;
 };
 
-/* The entry that names the chunk of key j, to be read ahead of its use. */
+DEVICE chunk_place chunk_place_of(const chunk_table &x, int b, int j)
+{
+    const cu_chunks &c = *x.all;
+    int chunk = c.shift >= 0 ? j >> c.shift : j / c.size, at = j - chunk * c.size;
+    int first = chunk < x.count ? __ldg(x.first + chunk) : -1;
+    int row = c.is_paged ? at : min(min(first, c.last) + at, c.last);
+    chunk_place place = {c.is_paged ? max(0, min(first, c.last)) : b, first < 0 ? -1 : row};
+    return place;
+}
+
+/* The same in two steps: the entry that names the chunk of key j, read ahead of its use, and
+ * the place by it. */
 DEVICE int chunk_entry(const chunk_table &x, int j)
 {
     const cu_chunks &c = *x.all;
@@ -46,11 +57,6 @@ DEVICE chunk_place chunk_place_by(const chunk_table &x, int b, int j, int first)
     int row = c.is_paged ? at : min(min(first, c.last) + at, c.last);
     chunk_place place = {c.is_paged ? max(0, min(first, c.last)) : b, first < 0 ? -1 : row};
     return place;
-}
-
-DEVICE chunk_place chunk_place_of(const chunk_table &x, int b, int j)
-{
-    return chunk_place_by(x, b, j, chunk_entry(x, j));
 }
 #endif
 
