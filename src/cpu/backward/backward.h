@@ -118,7 +118,7 @@ typedef struct backward_geometry {
 
 /* One thread's memory, in the order of backward_worker's pointers. */
 typedef struct backward_scratch {
-    size_t k_turned, v_turned, k_steps, q_rows, q_steps, o_rows, o_steps, s, dp, p, ds, ds_rows;
+    size_t k_turned, v_turned, k_steps, q_rows, q_steps, o_rows, o_steps, s, dp, p, ds;
     size_t results, dx, sums, dk, dv, turned, row, most, live, ranges, limits, values, score,
         mask;
     size_t jit, k_room, v_room, bytes;
@@ -231,13 +231,10 @@ typedef struct backward_worker {
     backward_operand q_at,
         o_at; /* rows of Q and dO as scores read them: packed, or where they lie */
     int k_nonfinite, q_nonfinite, o_nonfinite;
-    kv_view k, v;          /* keys of the item */
-    void *k_room, *v_room; /* where they do not lie in one piece */
-    int is_packed;         /* keys of this block */
-    /* Of the tile, or where kernels take pieces two of those, by turns. */
-    float *s, *dp;
-    int32_t piece, ld, slot; /* keys of a piece, 0: none; floats of a line; whose turn it is */
-    void *ds_rows;           /* of the tile, where they do not lie over dP */
+    kv_view k, v;                     /* keys of the item */
+    void *k_room, *v_room;            /* where they do not lie in one piece */
+    int is_packed;                    /* keys of this block */
+    float *s, *dp;                    /* [BACKWARD_ROWS][BACKWARD_KEYS] */
     float *results[BACKWARD_RESULTS]; /* of a strip [strip][BACKWARD_KEYS], but the first */
     float *dx;                        /* of a strip, for captures */
     float *sums;         /* of a tile's columns or diagonals, BACKWARD_SUMS for each read */
@@ -341,25 +338,22 @@ typedef struct backward_strip {
     int32_t r0, rows, from, past;
     cpu_strip_weights weights;
     float delta[BACKWARD_ROWS];
-    int is_near;
-    int is_last; /* of its row's pieces */
 } backward_strip;
 
 int32_t backward_strip_rows(const backward_worker *w, int32_t r0);
 int backward_needs_dp(const cpu_backward_plan *b);
-/* Scores of row r0, a strip's first, from key `from` on; where strips have other results. */
-float *backward_scores_at(const backward_worker *w, float *all, int32_t r0, int32_t from);
-float *backward_result_at(const backward_worker *w, uint32_t n, int32_t from);
-/* dS by rows, of a row from a key on. */
-void *backward_rows_at(const backward_worker *w, int32_t r, int32_t from);
 /* Whether an operand of the tile's products holds an infinity or NaN. */
 int backward_is_nonfinite(const backward_worker *w);
+/* Weights outside a strip's span, within those of all strips, are 0. */
+void backward_clear_weights(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
+                            int32_t past);
 /* Scores of a strip, beside which those of `open` become weights. Whether a position of its
  * span is dead, which counts where 0 * NaN threatens. */
 int backward_make_strip(backward_worker *w, int32_t r0, int32_t from, int32_t past,
-                        backward_strip *open);
-/* Weights of an open strip and what follows them. */
-void backward_make_weights(backward_worker *w, backward_strip *o);
+                        backward_strip *open, int32_t all_past);
+/* Weights of an open strip and what follows them, or that alone; past: of all strips. */
+void backward_make_weights(backward_worker *w, backward_strip *o, int32_t past);
+void backward_close_strip(backward_worker *w, backward_strip *o, int32_t past);
 
 /* ---- backward_tile.c ---- */
 

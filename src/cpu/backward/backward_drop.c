@@ -51,7 +51,7 @@ void backward_drop_incoming(backward_worker *w, int32_t r0, int32_t rows, int32_
     const cpu_drop drop = drop_of(w);
     for (int32_t r = r0; r < r0 + rows; r++) {
         const uint16_t *keep = kept_of(w, &drop, r, from, past, room);
-        float *dp = backward_scores_at(w, w->dp, r0, from) + (r - r0) * w->ld;
+        float *dp = w->dp + r * LD + from;
         scale(dp, factor, past - from);
         cpu_drop_f32(dp, keep, past - from);
     }

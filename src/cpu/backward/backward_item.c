@@ -53,9 +53,6 @@ void backward_begin_threads(backward_job *job)
             w->results[k] =
                 (float *)(void *)(base + at.results)
                 + (k - 1) * (uint32_t)(job->backward->kernels->block->strip * BACKWARD_KEYS);
-        w->piece = job->backward->n_reads ? 0 : job->backward->kernels->piece;
-        w->ld = w->piece ? w->piece : BACKWARD_KEYS;
-        w->ds_rows = w->piece ? base + at.ds_rows : NULL;
         w->p = job->backward->kernels->is_apart ? base + at.p : (char *)w->s;
         w->ds = job->backward->kernels->is_apart ? base + at.ds : (char *)w->dp;
         w->dk = (float *)(void *)(base + at.dk);

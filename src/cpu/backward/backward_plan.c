@@ -172,7 +172,6 @@ backward_scratch backward_scratch_of(const saccade_plan *plan,
     place(tile, &at.dp, &end);
     place(pairs, &at.p, &end);
     place(pairs, &at.ds, &end);
-    place(backward->kernels->piece ? pairs : 0, &at.ds_rows, &end);
     const size_t strip = bytes64((int64_t)backward->kernels->block->strip * BACKWARD_KEYS, 4);
     const size_t n_reads = backward->n_reads;
     place(backward->n_results > 1 ? (backward->n_results - 1) * strip : 0, &at.results, &end);

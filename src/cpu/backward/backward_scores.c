@@ -91,23 +91,22 @@ float backward_late_scale(const backward_worker *w)
 static void run_compiled(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
                          int32_t past, int masked)
 {
-    float *tiles[BACKWARD_RESULTS] = {backward_scores_at(w, w->s, r0, from)};
+    float *tiles[BACKWARD_RESULTS] = {w->s + r0 * BACKWARD_KEYS + from};
     for (uint32_t n = 1; n < w->job->backward->n_results; n++)
-        tiles[n] = backward_result_at(w, n, from);
+        tiles[n] = w->results[n] + from;
     open_compiled(w);
     if (w->job->backward->score)
-        jit_tiles(w->jit, tiles, w->ld, r0, rows, from, past - from, masked);
+        jit_tiles(w->jit, tiles, BACKWARD_KEYS, r0, rows, from, past - from, masked);
     else
-        jit_tile(w->jit, tiles[0], w->ld, r0, rows, from, past - from, masked, w->most);
+        jit_tile(w->jit, tiles[0], BACKWARD_KEYS, r0, rows, from, past - from, masked, w->most);
 }
 
 /* Row r, of a strip that begins at r0. */
 static void interpret(backward_worker *w, int32_t r0, int32_t r, int32_t from, int32_t n)
 {
-    const int32_t line = (r - r0) * w->ld;
-    float *out[BACKWARD_RESULTS] = {backward_scores_at(w, w->s, r0, from) + line};
+    float *out[BACKWARD_RESULTS] = {w->s + r * BACKWARD_KEYS + from};
     for (uint32_t k = 1; k < w->job->backward->n_results; k++)
-        out[k] = backward_result_at(w, k, from) + line;
+        out[k] = w->results[k] + (r - r0) * BACKWARD_KEYS + from;
     const int32_t kv0 = (int32_t)w->j0 + from + w->at.kv_offset;
     open_on(w, w->score, &w->score_head, w->i0 + r);
     if (w->job->backward->score)
@@ -126,10 +125,8 @@ void backward_change_scores(backward_worker *w, int32_t r0, int32_t rows, int32_
     const int32_t n = past - from;
     if (compiled)
         run_compiled(w, r0, rows, from, past, masked);
-    if ((compiled || !has_score(w)) && (is_whole || (compiled && masked)) && n % 16 == 0)
-        return;
     for (int32_t r = r0; r < r0 + rows; r++) {
-        float *s = backward_scores_at(w, w->s, r0, from) + (r - r0) * w->ld;
+        float *s = w->s + r * BACKWARD_KEYS + from;
         if (has_score(w) && !compiled)
             interpret(w, r0, r, from, n);
         if (by_limits)

@@ -25,66 +25,33 @@ int backward_is_nonfinite(const backward_worker *w)
     return w->k_nonfinite || w->q_nonfinite || w->o_nonfinite;
 }
 
-float *backward_scores_at(const backward_worker *w, float *all, int32_t r0, int32_t from)
-{
-    const int32_t strip = w->job->backward->kernels->block->strip;
-    return all + (w->piece ? w->slot * strip * w->piece : r0 * LD + from);
-}
-
-float *backward_result_at(const backward_worker *w, uint32_t n, int32_t from)
-{
-    return w->results[n] + (w->piece ? 0 : from);
-}
-
-void *backward_rows_at(const backward_worker *w, int32_t r, int32_t from)
-{
-    const int32_t each = 4 / w->job->backward->kernels->step;
-    return w->piece ? (char *)w->ds_rows + (r * LD + from) * each
-                    : (char *)(w->dp + r * LD + from);
-}
-
 /* Whether any is dead. */
-static int note_live(backward_worker *w, int32_t r0, int32_t rows, int32_t from, int32_t past,
-                     int is_first)
+static int note_live(backward_worker *w, int32_t r0, int32_t rows, int32_t from, int32_t past)
 {
-    const float *s = backward_scores_at(w, w->s, r0, from);
     int any_dead = 0;
-    for (int32_t r = r0; r < r0 + rows; r++, s += w->ld) {
-        if (is_first)
-            memset(w->live + r * LD, 0, LD);
+    for (int32_t r = r0; r < r0 + rows; r++) {
+        memset(w->live + r * LD, 0, LD);
         for (int32_t j = from; j < past; j++) {
-            w->live[r * LD + j] = s[j - from] != -INFINITY;
+            w->live[r * LD + j] = w->s[r * LD + j] != -INFINITY;
             any_dead |= !w->live[r * LD + j];
         }
     }
     return any_dead;
 }
 
-static void clear_weights(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
-                          int32_t past)
+void backward_clear_weights(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
+                            int32_t past)
 {
     const int32_t step = w->job->backward->kernels->step;
     const int32_t depth = w->job->backward->kernels->depth;
-    if (from >= past)
+    /* Kernels on tiles, whose spans begin at a strip of keys, fill up the last themselves. */
+    if (from >= past || w->job->backward->kernels->turn_sums)
         return;
     const size_t bytes = (size_t)(past - from) * sizeof(float);
     for (int32_t r = r0 / step; r < round_up(r0 + rows, depth) / step; r++) {
         memset((float *)w->p + r * LD + from, 0, bytes);
         memset((float *)w->ds + r * LD + from, 0, bytes);
     }
-}
-
-/* Products touch whole strips of keys: weights beside a span are 0. Kernels on tiles, whose
- * spans begin at a strip of keys, fill up the last themselves. */
-static void clear_edges(backward_worker *w, int32_t r0)
-{
-    const cpu_backward_kernels *kernels = w->job->backward->kernels;
-    const int32_t strip = kernels->block->strip, n = r0 / strip;
-    const int32_t rows = backward_strip_rows(w, r0), from = w->from[n], past = w->past[n];
-    if (kernels->turn_sums)
-        return;
-    clear_weights(w, r0, rows, from > strip ? from - strip : 0, from);
-    clear_weights(w, r0, rows, past, past + strip < w->n ? past + strip : w->n);
 }
 
 /* Scores of a strip, as kernels make them. */
@@ -104,11 +71,11 @@ static cpu_strip_scores scores_of(const backward_worker *w, int32_t r0, int32_t 
                           .Dv = (int32_t)s->Dv,
                           .rows = backward_strip_rows(w, r0),
                           .n_panels = ((past - from + 15) / 16 * 16 + k->panel - 1) / k->panel,
-                          .ld = w->ld,
+                          .ld = LD,
                           .scale = backward_scale_of(w) / backward_late_scale(w),
                           .slope = w->head_slope,
-                          .s = backward_scores_at(w, w->s, r0, from),
-                          .dp = backward_scores_at(w, w->dp, r0, from)};
+                          .s = w->s + r0 * LD + from,
+                          .dp = w->dp + r0 * LD + from};
     if (backward_needs_dp(w->job->backward)) {
         c.o = (const char *)w->o_at.rows + (size_t)r0 * (size_t)w->o_at.ld * element;
         c.v = (const char *)w->v_turned + (size_t)(from * E) * element;
@@ -123,17 +90,8 @@ static void make_scores(const cpu_kernels *k, const cpu_strip_scores *c)
         k->scores(c->o, c->o_ld, c->v, c->Dv, c->rows, c->n_panels, c->slope, c->dp, c->ld);
 }
 
-/* Whether an lse's product with log2 e is near enough when rounded, for all of a strip. */
-static int is_near(const float *lse, int32_t n)
-{
-    int all = 1;
-    for (int32_t r = 0; r < n; r++)
-        all &= fabsf(lse[r]) < 256;
-    return all;
-}
-
 static void open_weights(const backward_worker *w, int32_t r0, int32_t from, int32_t past,
-                         int is_first, backward_strip *o)
+                         backward_strip *o)
 {
     const backward_job *job = w->job;
     const saccade_sizes *s = &job->run->sizes;
@@ -144,81 +102,58 @@ static void open_weights(const backward_worker *w, int32_t r0, int32_t from, int
     o->rows = backward_strip_rows(w, r0);
     o->from = from;
     o->past = past;
-    if (is_first) {
-        for (int32_t r = 0; r < o->rows; r++)
-            o->delta[r] = w->head_slope * job->delta[at + r];
-        o->is_near = is_near(job->lse + at, o->rows);
-    }
-    o->weights = (cpu_strip_weights){
-        .s = backward_scores_at(w, w->s, r0, from),
-        .dp = backward_scores_at(w, w->dp, r0, from),
-        .ld = w->ld,
-        .p_ld = LD,
-        .ds_ld = 4 * LD / (w->piece ? job->backward->kernels->step : 1),
-        .ds_rows = backward_rows_at(w, r0, from),
-        .is_near = o->is_near,
-        .rows = o->rows,
-        .n = (past - from + 15) / 16 * 16,
-        .scale = backward_late_scale(w),
-        .lse = job->lse + at,
-        .delta = o->delta,
-        .slope = job->backward->has_slopes ? backward_result_at(w, 1, from) : NULL,
-        .dx = job->backward->n_reads ? w->dx + from : NULL,
-        .p = (float *)w->p + step,
-        .ds = (float *)w->ds + step};
+    for (int32_t r = 0; r < o->rows; r++)
+        o->delta[r] = w->head_slope * job->delta[at + r];
+    o->weights =
+        (cpu_strip_weights){.s = w->s + r0 * LD + from,
+                            .dp = w->dp + r0 * LD + from,
+                            .ld = LD,
+                            .rows = o->rows,
+                            .n = (past - from + 15) / 16 * 16,
+                            .scale = backward_late_scale(w),
+                            .lse = job->lse + at,
+                            .delta = o->delta,
+                            .slope = job->backward->has_slopes ? w->results[1] + from : NULL,
+                            .dx = job->backward->n_reads ? w->dx + from : NULL,
+                            .p = (float *)w->p + step,
+                            .ds = (float *)w->ds + step};
 }
 
-static void close_strip(backward_worker *w, backward_strip *o)
+void backward_close_strip(backward_worker *w, backward_strip *o, int32_t past)
 {
     backward_drop_weights(w, o->r0, o->rows, o->from, o->past);
     if (w->job->backward->n_reads)
         backward_add_sums(w, o->r0, o->rows, o->from, o->past);
-    if (o->is_last)
-        clear_edges(w, o->r0); /* scores were whole panels */
+    backward_clear_weights(w, o->r0, o->rows, o->past, past); /* scores were whole panels */
     o->is_open = 0;
 }
 
-void backward_make_weights(backward_worker *w, backward_strip *o)
+void backward_make_weights(backward_worker *w, backward_strip *o, int32_t past)
 {
     if (!o->is_open)
         return;
     w->job->backward->kernels->weights(&o->weights);
-    close_strip(w, o);
+    backward_close_strip(w, o, past);
 }
 
-static int make_piece(backward_worker *w, int32_t r0, int32_t from, int32_t past,
-                      backward_strip *open, int is_first, int is_last)
+int backward_make_strip(backward_worker *w, int32_t r0, int32_t from, int32_t past,
+                        backward_strip *open, int32_t all_past)
 {
     const cpu_backward_kernels *kernels = w->job->backward->kernels;
-    w->slot ^= 1;
     const cpu_strip_scores scores = scores_of(w, r0, from, past);
     const int32_t rows = backward_strip_rows(w, r0);
     if (open->is_open && kernels->overlap) {
         kernels->overlap(&scores, &open->weights);
-        close_strip(w, open);
+        backward_close_strip(w, open, all_past);
     } else {
-        backward_make_weights(w, open);
+        backward_make_weights(w, open, all_past);
         make_scores(kernels->block, &scores);
     }
     backward_change_scores(w, r0, rows, from, past);
     backward_drop_incoming(w, r0, rows, from, past);
-    open_weights(w, r0, from, past, is_first, open);
-    open->is_last = is_last;
-    const int any_dead =
-        backward_is_nonfinite(w) && note_live(w, r0, rows, from, past, is_first);
+    open_weights(w, r0, from, past, open);
+    const int any_dead = backward_is_nonfinite(w) && note_live(w, r0, rows, from, past);
     if (!kernels->overlap)
-        backward_make_weights(w, open);
-    return any_dead;
-}
-
-int backward_make_strip(backward_worker *w, int32_t r0, int32_t from, int32_t past,
-                        backward_strip *open)
-{
-    const int32_t piece = w->piece ? w->piece : LD;
-    int any_dead = 0;
-    for (int32_t j = from; j < past; j += piece) {
-        const int is_last = past - j <= piece;
-        any_dead |= make_piece(w, r0, j, is_last ? past : j + piece, open, j == from, is_last);
-    }
+        backward_make_weights(w, open, all_past);
     return any_dead;
 }

@@ -99,30 +99,13 @@ static int32_t padded(int32_t n, int32_t most)
     return up < most ? up : most;
 }
 
-/* Rows [*lo, *hi) of the block have all that see any key, by whole strips. */
-static void span_rows(const backward_worker *w, int32_t *lo, int32_t *hi)
-{
-    const int32_t strip = w->job->backward->kernels->block->strip;
-    int32_t first = 0, past = (w->m + strip - 1) / strip;
-    while (first < past && w->from[first] >= w->past[first])
-        first++;
-    while (first < past && w->from[past - 1] >= w->past[past - 1])
-        past--;
-    *lo = first * strip;
-    *hi = past * strip < w->m ? past * strip : w->m;
-}
-
-static int pack_steps(const backward_worker *w, const cpu_rows *from, int32_t ld, void *to)
+static int pack_steps(const backward_worker *w, const cpu_rows *from, void *to)
 {
     const cpu_backward_kernels *kernels = w->job->backward->kernels;
-    int32_t lo, hi;
-    if (!kernels->pack_columns)
-        return kernels->block->pack_values(from, w->m, padded(w->m, w->job->g.rows), to);
-    span_rows(w, &lo, &hi);
-    const cpu_rows rows = cpu_rows_from(*from, lo);
-    char *at = (char *)to + (operand_at(kernels->block, to, lo, ld) - (const char *)to);
-    return kernels->pack_columns(&rows, hi - lo, (int32_t)round_up(hi - lo, kernels->depth),
-                                 at);
+    const int32_t rows = padded(w->m, w->job->g.rows);
+    if (kernels->pack_columns)
+        return kernels->pack_columns(from, w->m, rows, to);
+    return kernels->block->pack_values(from, w->m, rows, to);
 }
 
 static void pack_keys(backward_worker *w)
@@ -169,9 +152,9 @@ static void pack_rows(backward_worker *w)
     if (backward_needs_dp(b))
         w->o_at = take_rows(w, &o, job->g.o_ld, w->o_rows);
     if (b->has_dk)
-        w->q_nonfinite = pack_steps(w, &q, job->g.dq_ld, w->q_steps);
+        w->q_nonfinite = pack_steps(w, &q, w->q_steps);
     if (b->has_dv)
-        w->o_nonfinite = pack_steps(w, &o, job->g.dv_ld, w->o_steps);
+        w->o_nonfinite = pack_steps(w, &o, w->o_steps);
 }
 
 /* ---- products ---- */
@@ -250,24 +233,19 @@ static void multiply_turned(const backward_worker *w, const void *weights, const
         add_turned(w, weights, operand, ld, j, j + strip < w->n ? j + strip : w->n, c);
 }
 
-/* Floats of a line of dS by rows. */
-static int32_t rows_ld(const backward_worker *w)
-{
-    return w->piece ? LD / w->job->backward->kernels->step : LD;
-}
-
-static void add_dq(const backward_worker *w)
+/* Rows from r0 on, the first of a strip. */
+static void add_dq(const backward_worker *w, int32_t r0)
 {
     static const float ones[BACKWARD_ROWS] = {[0 ... BACKWARD_ROWS - 1] = 1};
     const cpu_kernels *k = w->job->backward->kernels->block;
     const int32_t ld = w->job->g.dq_ld;
-    for (int32_t r = 0; r < w->m; r += k->strip) {
+    for (int32_t r = r0; r < w->m; r += k->strip) {
         const int32_t from = w->from[r / k->strip], n = w->past[r / k->strip] - from;
         if (n > 0)
-            k->values(backward_rows_at(w, r, from), rows_ld(w),
-                      operand_at(k, w->k_steps, from, ld), (n + 15) / 16 * 16,
-                      padded(w->n, w->job->g.keys), backward_strip_rows(w, r), ld / k->panel,
-                      ones, w->dq + (int64_t)r * ld, ld);
+            k->values(w->dp + r * LD + from, LD, operand_at(k, w->k_steps, from, ld),
+                      (n + 15) / 16 * 16, padded(w->n, w->job->g.keys),
+                      backward_strip_rows(w, r), ld / k->panel, ones, w->dq + (int64_t)r * ld,
+                      ld);
     }
 }
 
@@ -286,7 +264,7 @@ static void careful_dq(const backward_worker *w)
 }
 
 /* Where an operand holds an infinity or NaN, 0 times it must not reach what is dead. */
-static void add_products(backward_worker *w, int any_dead)
+static void add_products(backward_worker *w, int any_dead, int32_t dq_rows)
 {
     const backward_job *job = w->job;
     const cpu_backward_plan *b = job->backward;
@@ -303,28 +281,72 @@ static void add_products(backward_worker *w, int any_dead)
     if (b->has_dq && any_dead && w->k_nonfinite)
         careful_dq(w);
     else if (b->has_dq)
-        add_dq(w);
+        add_dq(w, dq_rows);
+}
+
+/* The last strip's weights, beside dQ of those before it if all see all keys. The rows of dQ
+ * that are done. */
+static int32_t make_last(backward_worker *w, backward_strip *open, int any_dead, int32_t past)
+{
+    const cpu_backward_plan *b = w->job->backward;
+    const cpu_kernels *k = b->kernels->block;
+    const int32_t rows = open->r0, ld = w->job->g.dq_ld;
+    if (!open->is_open || !b->kernels->overlap_values || !b->has_dq || !rows || is_cut(w)
+        || (any_dead && w->k_nonfinite)) {
+        backward_make_weights(w, open, past);
+        return 0;
+    }
+    const cpu_strip_values values = {.p = w->dp,
+                                     .v = w->k_steps,
+                                     .p_ld = LD,
+                                     .n = w->n,
+                                     .rows = rows,
+                                     .n_panels = ld / k->panel,
+                                     .o_ld = ld,
+                                     .o = w->dq};
+    b->kernels->overlap_values(&values, &open->weights);
+    backward_close_strip(w, open, past);
+    return rows;
+}
+
+/* Keys [*from, *past) that products may touch: the strips' spans and, since whole strips of
+ * keys are multiplied, one strip more on either side. */
+static void span_block(const backward_worker *w, int32_t strip, int32_t *from, int32_t *past)
+{
+    *from = w->n;
+    *past = 0;
+    for (int32_t n = 0; n * strip < w->m; n++)
+        if (w->from[n] < w->past[n]) {
+            *from = w->from[n] < *from ? w->from[n] : *from;
+            *past = w->past[n] > *past ? w->past[n] : *past;
+        }
+    *from = *from > strip ? *from - strip : 0;
+    *past = *past + strip < w->n ? *past + strip : w->n;
 }
 
 void backward_run_tile(backward_worker *w)
 {
     const int32_t strip = w->job->backward->kernels->block->strip;
+    int32_t from, past;
     int any_dead = !w->is_full;
     backward_strip open = {0};
-    find_spans(w, strip);
     pack_keys(w);
     pack_rows(w);
+    find_spans(w, strip);
+    span_block(w, strip, &from, &past);
     backward_begin_diagonals(w);
     for (int32_t r = 0, n = 0; r < w->m; r += strip, n++) {
         const int32_t rows = backward_strip_rows(w, r);
         if (w->from[n] >= w->past[n]) {
             if (backward_is_nonfinite(w))
                 memset(w->live + r * LD, 0, (size_t)rows * LD);
+            backward_clear_weights(w, r, rows, from, past);
             continue;
         }
-        any_dead |= backward_make_strip(w, r, w->from[n], w->past[n], &open);
+        backward_clear_weights(w, r, rows, from, w->from[n]);
+        any_dead |= backward_make_strip(w, r, w->from[n], w->past[n], &open, past);
     }
-    backward_make_weights(w, &open);
+    const int32_t dq_rows = make_last(w, &open, any_dead, past);
     backward_end_diagonals(w);
-    add_products(w, any_dead);
+    add_products(w, any_dead, dq_rows);
 }

@@ -40,10 +40,8 @@ static inline unsigned load_split(const cpu_rows *from, int64_t j, int32_t d,
     uint16_t part[TILE_DEPTH] = {0};
     unsigned nonfinite = 0;
     vf x[TILE_DEPTH / VF];
-    if (left >= TILE_DEPTH)
-        memcpy(part, row + d, sizeof part);
-    else if (left > 0)
-        memcpy(part, row + d, (size_t)left * sizeof *part);
+    if (left > 0)
+        memcpy(part, row + d, (size_t)(left < TILE_DEPTH ? left : TILE_DEPTH) * sizeof *part);
     for (int32_t c = 0; c < TILE_DEPTH; c++)
         nonfinite |= (part[c] & 0x7c00) == 0x7c00;
     for (int32_t c = 0; c < TILE_DEPTH; c += VF)

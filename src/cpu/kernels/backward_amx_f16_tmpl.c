@@ -1,6 +1,6 @@
 /* Backward kernels for f16 on AMX: those of backward_amx_tmpl.c with every number as the sum of
  * two of bf16 (block_amx_f16_tmpl.c), P and dS too, to 16 bits. Products leave out low low, but
- * for S and dP, where dP - delta may cancel to 0.
+ * for S and dP, which are forward's kernels.
  *   columns [rows/32][D/32][high 32 dims x 32 rows, low]
  *   weights [rows/2][high ld, low ld] pairs
  * An infinity has no low part, and 0 times one is NaN: runs whose inputs hold any take the
@@ -93,15 +93,14 @@ static ALWAYS_INLINE void weigh_square(const row_pair *r, int rows, int32_t j, i
             p[c][i] = ds[c][i] = vf_set(0);
             if (i >= rows || c * VF >= n)
                 continue;
-            const vf x = vf_set(r->scale) * vf_load(r->s[i] + at);
+            const vf x = vf_load(r->s[i] + at);
             p[c][i] = weight_of(x, &r->row[i], is_fused);
             ds[c][i] = score_gradient(x, p[c][i], vf_load(r->dp[i] + at), &r->row[i], NULL,
                                       has_dx ? r->dx[i] + at : NULL);
         }
     for (int c = 0; c < PARTS; c++) {
-        uint16_t *to[2] = {r->ds_rows[0] + 2 * j + c * VF,
-                           (rows == 2 ? r->ds_rows[1] + 2 * j : (uint16_t *)(void *)none)
-                               + c * VF};
+        uint16_t *to[2] = {(uint16_t *)(void *)(r->dp[0] + j) + c * VF,
+                           (uint16_t *)(void *)(rows == 2 ? r->dp[1] + j : none) + c * VF};
         store_parts(r->p + j + c * VF, ld, p[c][0], p[c][1], NULL);
         store_parts(r->ds + j + c * VF, ld, ds[c][0], ds[c][1], to);
     }
@@ -111,18 +110,18 @@ static ALWAYS_INLINE void weigh_split(const row_pair *r, int rows, const cpu_str
                                       int is_fused, int has_dx)
 {
     for (int32_t j = 0; j < w->n; j += TILE_DEPTH)
-        weigh_square(r, rows, j, w->n - j, w->p_ld, is_fused, has_dx);
+        weigh_square(r, rows, j, w->n - j, w->ld, is_fused, has_dx);
 }
 
 /* Tiles take 32 rows: those that are not there get weights 0. */
-static CPU_WEIGHTS(weigh_strip)
+static CPU_WEIGHTS(weights)
 {
     const size_t bytes = (size_t)((strip->n + UNIT - 1) / UNIT * UNIT) * sizeof(int32_t);
     for (int32_t i = 0; i < strip->rows; i += 2) {
         const int rows = i + 1 < strip->rows ? 2 : 1;
         row_pair r = pair_of(strip, i, rows);
-        r.p += (int64_t)(i / 2) * strip->p_ld; /* a pair has two lines */
-        r.ds += (int64_t)(i / 2) * strip->p_ld;
+        r.p += (int64_t)(i / 2) * strip->ld; /* a pair has two lines */
+        r.ds += (int64_t)(i / 2) * strip->ld;
         const int is_fused = r.row[0].is_fused && (rows == 1 || r.row[1].is_fused);
         if (rows == 2 && is_fused && !strip->dx)
             weigh_split(&r, 2, strip, 1, 0);
@@ -130,105 +129,12 @@ static CPU_WEIGHTS(weigh_strip)
             weigh_split(&r, rows, strip, is_fused, strip->dx != NULL);
     }
     for (int32_t i = (strip->rows + 1) / 2 * 2; i < UNIT; i++) {
-        memset((int32_t *)strip->p + (int64_t)i * strip->p_ld, 0, bytes);
-        memset((int32_t *)strip->ds + (int64_t)i * strip->p_ld, 0, bytes);
+        memset((int32_t *)strip->p + (int64_t)i * strip->ld, 0, bytes);
+        memset((int32_t *)strip->ds + (int64_t)i * strip->ld, 0, bytes);
     }
-}
-
-/* Weights of a unit made between the products of the next, as backward_amx_tmpl.c makes them:
- * `due` steps of two rows by 32 keys after each product with one part. */
-typedef struct unit_weights {
-    const cpu_strip_weights *strip;
-    int32_t done, due;
-} unit_weights;
-
-static ALWAYS_INLINE void weigh_step(const cpu_strip_weights *strip, int32_t step)
-{
-    row_pair r = pair_of(strip, 2 * step, 2);
-    r.p += (int64_t)step * strip->p_ld; /* a pair has two lines */
-    r.ds += (int64_t)step * strip->p_ld;
-    weigh_square(&r, 2, 0, UNIT, strip->p_ld, 1, 0);
-}
-
-static ALWAYS_INLINE void weigh_due(unit_weights *w)
-{
-    for (int32_t n = 0; n < w->due && w->done < UNIT / 2; n++)
-        weigh_step(w->strip, w->done++);
-}
-
-/* forward's scores of a unit. */
-static ALWAYS_INLINE void score_unit(const void *q, int32_t q_ld, const void *k, int32_t D,
-                                     float *s, int32_t s_ld, unit_weights *w)
-{
-    const int64_t stride = (int64_t)q_ld * 4;
-    const char *rows = q, *keys = k;
-    ZERO_UNIT();
-    for (int32_t d = 0; d < D; d += TILE_DEPTH, rows += SPLIT_ROW, keys += SPLIT_BYTES) {
-        TILE_LOAD(4, rows + TILE_BYTES, stride);
-        TILE_LOAD(5, rows + TILE_BYTES + TILE_ROWS * stride, stride);
-        multiply_part(keys + UNIT_BYTES);
-        weigh_due(w);
-        multiply_part(keys);
-        weigh_due(w);
-        TILE_LOAD(4, rows, stride);
-        TILE_LOAD(5, rows + TILE_ROWS * stride, stride);
-        multiply_loaded();
-        weigh_due(w);
-        multiply_part(keys + UNIT_BYTES);
-        weigh_due(w);
-    }
-    store_unit(s, (int64_t)s_ld * 4);
-}
-
-static NEVER_INLINE void overlap_unit(const cpu_strip_scores *c, const cpu_strip_weights *strip)
-{
-    const int32_t steps =
-        (c->D + TILE_DEPTH - 1) / TILE_DEPTH + (c->Dv + TILE_DEPTH - 1) / TILE_DEPTH;
-    unit_weights w = {.strip = strip, .due = (UNIT / 2 + 4 * steps - 1) / (4 * steps)};
-    score_unit(c->q, c->q_ld, c->k, c->D, c->s, c->ld, &w);
-    score_unit(c->o, c->o_ld, c->v, c->Dv, c->dp, c->ld, &w);
-    while (w.done < UNIT / 2)
-        weigh_step(strip, w.done++);
-    for (int32_t i = 0; i < c->rows; i++) {
-        scale_row(c->s + (int64_t)i * c->ld, UNIT, c->scale);
-        scale_row(c->dp + (int64_t)i * c->ld, UNIT, c->slope);
-    }
-}
-
-static CPU_OVERLAP(overlap)
-{
-    const cpu_strip_scores *c = scores;
-    const cpu_kernels *block = &LEVEL_NAME(cpu_f16_tiles);
-    if (HAS_FMA && weights->is_near && !weights->dx && weights->rows == UNIT
-        && weights->n == UNIT && c->n_panels == 1 && c->o) {
-        overlap_unit(c, weights);
-        return;
-    }
-    block->scores(c->q, c->q_ld, c->k, c->D, c->rows, c->n_panels, c->scale, c->s, c->ld);
-    if (c->o)
-        block->scores(c->o, c->o_ld, c->v, c->Dv, c->rows, c->n_panels, c->slope, c->dp, c->ld);
-    weigh_strip(weights);
 }
 
 /* ---- packing ---- */
-
-/* The parts of 2 rows of 32 dims become pairs. */
-static ALWAYS_INLINE void interleave(const bf16 *even, const bf16 *odd, uint16_t to[UNIT][2])
-{
-#if defined(LEVEL_AMX)
-    const __m512i left = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
-    const __m512i right = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
-    const __m512i a = _mm512_loadu_si512(even), b = _mm512_loadu_si512(odd);
-    const __m512i low = _mm512_unpacklo_epi16(a, b), high = _mm512_unpackhi_epi16(a, b);
-    _mm512_storeu_si512(to[0], _mm512_permutex2var_epi64(low, left, high));
-    _mm512_storeu_si512(to[UNIT / 2], _mm512_permutex2var_epi64(low, right, high));
-#else
-    for (int32_t c = 0; c < UNIT; c++) {
-        to[c][0] = even[c];
-        to[c][1] = odd[c];
-    }
-#endif
-}
 
 static CPU_PACK_VALUES(pack_columns)
 {
@@ -237,12 +143,14 @@ static CPU_PACK_VALUES(pack_columns)
     for (int32_t i = 0; i < padded; i += TILE_DEPTH)
         for (int32_t d = 0; d < from->dim; d += UNIT, out += SPLIT_BYTES / 4) {
             uint16_t high[TILE_ROWS][UNIT][2], low[TILE_ROWS][UNIT][2];
-            for (int32_t r = 0; r < TILE_DEPTH; r += 2) {
-                bf16 parts[2][2 * TILE_DEPTH] = {{0}};
-                for (int32_t t = 0; t < 2 && i + r + t < n; t++)
-                    nonfinite |= load_split(from, i + r + t, d, parts[t]);
-                interleave(parts[0], parts[1], high[r / 2]);
-                interleave(parts[0] + TILE_DEPTH, parts[1] + TILE_DEPTH, low[r / 2]);
+            for (int32_t r = 0; r < TILE_DEPTH; r++) {
+                bf16 parts[2 * TILE_DEPTH] = {0};
+                if (i + r < n)
+                    nonfinite |= load_split(from, i + r, d, parts);
+                for (int32_t c = 0; c < UNIT; c++) {
+                    high[r / 2][c][r % 2] = parts[c];
+                    low[r / 2][c][r % 2] = parts[TILE_DEPTH + c];
+                }
             }
             turn_pairs(high, out);
             turn_pairs(low, out + UNIT_BYTES / 4);
@@ -259,13 +167,11 @@ static CPU_PACK_VALUES(pack_columns)
 const cpu_backward_kernels LEVEL_NAME(cpu_backward_f16_tiles) = {
     .block = &LEVEL_NAME(cpu_f16_tiles),
     .rows = 96,
-    .piece = UNIT,
     .step = 1,
     .depth = TILE_DEPTH,
     .is_apart = 1,
     .careful = &ROWS(cpu_backward_f32),
-    .weights = weigh_strip,
-    .overlap = overlap,
+    .weights = weights,
     .turned = turned,
     .pack_columns = pack_columns,
     .turn_sums = turn_sums,

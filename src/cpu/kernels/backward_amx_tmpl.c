@@ -11,8 +11,6 @@
 #include "cpu/kernels/backward_kernels.h"
 #include "cpu/kernels/vec.h"
 
-#include "base/integers.h"
-
 #include "cpu/kernels/amx_columns.h"
 #include "cpu/kernels/weight_pairs.h"
 
@@ -56,11 +54,12 @@ static void fill_up(const cpu_strip_weights *w)
     for (int32_t i = w->n < whole ? 0 : pairs; i < TILE_ROWS; i++) {
         const int32_t from = i < pairs ? w->n : 0;
         const size_t bytes = (size_t)(whole - from) * sizeof(int32_t);
-        memset((int32_t *)w->p + (int64_t)i * w->p_ld + from, 0, bytes);
-        memset((int32_t *)w->ds + (int64_t)i * w->p_ld + from, 0, bytes);
+        memset((int32_t *)w->p + (int64_t)i * w->ld + from, 0, bytes);
+        memset((int32_t *)w->ds + (int64_t)i * w->ld + from, 0, bytes);
     }
     for (int32_t i = 0; i < w->rows && w->n < whole; i++)
-        memset((char *)w->ds_rows + (int64_t)i * w->ds_ld + w->n * 2, 0, 16 * sizeof(uint16_t));
+        memset((uint16_t *)(void *)(w->dp + (int64_t)i * w->ld) + w->n, 0,
+               16 * sizeof(uint16_t));
 }
 
 static CPU_WEIGHTS(weights)
@@ -69,166 +68,121 @@ static CPU_WEIGHTS(weights)
     fill_up(strip);
 }
 
-/* Weights of units, 32 x 32 scores, made a few at a time between products of others: tiles
- * run beside vectors, if so few of either follow each other that the processor sees both. A
- * step is two rows. */
-enum { UNIT_STEPS = UNIT / 2 };
+/* Weights in pieces, done by turns with products of tiles: those run beside vectors. A piece is
+ * few enough instructions that the processor sees the next products behind it. */
+enum { PIECE_KEYS = 96 };
+typedef struct pieces {
+    row_pair pair[TILE_ROWS];
+    int32_t n, per_pair, all, done;
+    int32_t due, rate; /* in 1 / 256 of a piece */
+} pieces;
 
-typedef struct unit_weights {
-    const float *s, *dp, *slope;
-    int32_t *p, *ds;
-    uint16_t *rows;
-    int32_t ld, p_ld, rows_ld;
-    int32_t all, done, due; /* steps; how many follow two products of tiles */
-    vf factor;
-    float base[UNIT], delta[UNIT];
-} unit_weights;
-
-static ALWAYS_INLINE void begin_unit(const cpu_strip_weights *strip, int32_t products,
-                                     unit_weights *w)
+static NEVER_INLINE void weigh_piece(const row_pair *r, int32_t from, int32_t past)
 {
-    w->s = strip->s;
-    w->dp = strip->dp;
-    w->slope = strip->slope;
-    w->p = strip->p;
-    w->ds = strip->ds;
-    w->rows = strip->ds_rows;
-    w->ld = strip->ld;
-    w->p_ld = strip->p_ld;
-    w->rows_ld = strip->ds_ld / 2;
-    w->all = strip->n / UNIT * UNIT_STEPS;
-    w->done = 0;
-    w->due = (w->all * 2 + products - 1) / products;
-    w->factor = vf_set(strip->scale * LOG2_E);
-    for (int32_t i = 0; i < UNIT; i += VF) {
-        vf_store(w->base + i, vf_load(strip->lse + i) * vf_set(-LOG2_E));
-        vf_store(w->delta + i, vf_load(strip->delta + i));
+    weigh_near(r, from, past);
+}
+
+static ALWAYS_INLINE void weigh_next(pieces *w)
+{
+    const int32_t from = w->done % w->per_pair * PIECE_KEYS;
+    const int32_t past = from + PIECE_KEYS < w->n ? from + PIECE_KEYS : w->n;
+    weigh_piece(&w->pair[w->done / w->per_pair], from, past);
+    w->done++;
+}
+
+/* After a step of products. */
+static ALWAYS_INLINE void weigh_due(pieces *w)
+{
+    for (w->due += w->rate; w->due >= 256 && w->done < w->all; w->due -= 256)
+        weigh_next(w);
+}
+
+/* 0: some row is not like most. */
+static int begin_pieces(const cpu_strip_weights *strip, int32_t products, pieces *w)
+{
+    if (strip->rows % 2 || strip->slope || strip->dx)
+        return 0;
+    for (int32_t i = 0; i < strip->rows; i += 2) {
+        const row_pair r = pair_of(strip, i, 2);
+        if (!is_near(&r.row[0]) || !is_near(&r.row[1]))
+            return 0;
+        w->pair[i / 2] = r;
     }
+    w->n = strip->n;
+    w->per_pair = (w->n + PIECE_KEYS - 1) / PIECE_KEYS;
+    w->all = strip->rows / 2 * w->per_pair;
+    w->done = w->due = 0;
+    w->rate = (w->all * 256 + products - 1) / products;
+    return 1;
 }
 
-/* To the first row of the next 32 keys. */
-static ALWAYS_INLINE void next_unit(unit_weights *w, int has_slope)
+/* forward's scores with pieces of weights between the products. */
+static void scores_between(const void *q, int32_t q_ld, const void *k, int32_t D, int32_t rows,
+                           int32_t n_panels, float scale, float *s, int32_t s_ld, pieces *w)
 {
-    const int32_t back = UNIT * w->ld - UNIT, pairs_back = UNIT_STEPS * w->p_ld - UNIT;
-    w->s -= back;
-    w->dp -= back;
-    if (has_slope)
-        w->slope -= back;
-    w->p -= pairs_back;
-    w->ds -= pairs_back;
-    w->rows -= UNIT * w->rows_ld - UNIT;
-}
-
-static ALWAYS_INLINE void weigh_step(unit_weights *w, int has_slope)
-{
-    const int32_t row = 2 * (w->done++ % UNIT_STEPS);
-    const vf base[2] = {vf_set(w->base[row]), vf_set(w->base[row + 1])};
-    const vf delta[2] = {vf_set(w->delta[row]), vf_set(w->delta[row + 1])};
-    for (int32_t j = 0; j < UNIT; j += VF) {
-        vf p[2], ds[2];
-        for (int r = 0; r < 2; r++) {
-            const vf x = vf_load(w->s + r * w->ld + j);
-            p[r] = exp2_rough(vf_fma(x, w->factor, base[r]));
-            ds[r] = p[r] * (vf_load(w->dp + r * w->ld + j) - delta[r]);
-            if (has_slope)
-                ds[r] = ds[r] * vf_load(w->slope + r * w->ld + j);
-            ds[r] = vf_where_live(x, ds[r]);
+    const int32_t depth = (D + TILE_DEPTH - 1) / TILE_DEPTH;
+    const char *keys = k;
+    for (int32_t p = 0; p < n_panels; p++) {
+        ZERO_UNIT();
+        for (int32_t d = 0; d < depth; d++, keys += UNIT_BYTES) {
+            multiply_unit((const char *)q + d * TILE_BYTES, q_ld * 2, keys);
+            weigh_due(w);
         }
-        const two_rows halves = narrow_two(ds[0], ds[1]);
-        store_pairs(w->p + j, narrow_two(p[0], p[1]));
-        store_pairs(w->ds + j, halves);
-        store_first(w->rows + j, halves);
-        store_second(w->rows + w->rows_ld + j, halves);
+        store_unit(s + p * UNIT, s_ld * 4);
     }
-    w->s += 2 * w->ld;
-    w->dp += 2 * w->ld;
-    if (has_slope)
-        w->slope += 2 * w->ld;
-    w->p += w->p_ld;
-    w->ds += w->p_ld;
-    w->rows += 2 * w->rows_ld;
-    if (w->done % UNIT_STEPS == 0)
-        next_unit(w, has_slope);
-}
-
-/* After every second product. */
-static ALWAYS_INLINE void weigh_due(unit_weights *w, int has_slope)
-{
-    for (int32_t n = 0; n < w->due && w->done < w->all; n++)
-        weigh_step(w, has_slope);
-}
-
-/* forward's scores of a unit. */
-static ALWAYS_INLINE void score_unit(const void *q, int32_t q_ld, const void *k, int32_t D,
-                                     float *s, int32_t s_ld, unit_weights *w, int has_slope)
-{
-    const int64_t stride = (int64_t)q_ld * 2;
-    const char *rows = q, *keys = k;
-    ZERO_UNIT();
-    for (int32_t d = 0; d < D; d += TILE_DEPTH, rows += TILE_BYTES, keys += UNIT_BYTES) {
-        TILE_LOAD(4, rows, stride);
-        TILE_STREAM(6, keys, 2 * TILE_BYTES);
-        TILE_DOT(0, 4, 6);
-        TILE_STREAM(7, keys + TILE_BYTES, 2 * TILE_BYTES);
-        TILE_DOT(1, 4, 7);
-        weigh_due(w, has_slope);
-        TILE_LOAD(5, rows + TILE_ROWS * stride, stride);
-        TILE_DOT(2, 5, 6);
-        TILE_DOT(3, 5, 7);
-        weigh_due(w, has_slope);
-    }
-    store_unit(s, (int64_t)s_ld * 4);
-}
-
-static ALWAYS_INLINE void overlap_unit(const cpu_strip_scores *c,
-                                       const cpu_strip_weights *strip, int has_slope)
-{
-    const int32_t steps =
-        (c->D + TILE_DEPTH - 1) / TILE_DEPTH + (c->Dv + TILE_DEPTH - 1) / TILE_DEPTH;
-    const int64_t D = round_up(c->D, TILE_DEPTH), Dv = round_up(c->Dv, TILE_DEPTH);
-    unit_weights w;
-    begin_unit(strip, 4 * steps * c->n_panels, &w);
-    for (int32_t p = 0; p < c->n_panels; p++) {
-        score_unit(c->q, c->q_ld, (const char *)c->k + p * D * TILE_BYTES, c->D,
-                   c->s + p * UNIT, c->ld, &w, has_slope);
-        score_unit(c->o, c->o_ld, (const char *)c->v + p * Dv * TILE_BYTES, c->Dv,
-                   c->dp + p * UNIT, c->ld, &w, has_slope);
-    }
-    while (w.done < w.all)
-        weigh_step(&w, has_slope);
-    for (int32_t i = 0; i < c->rows && (c->scale != 1 || c->slope != 1); i++) {
-        scale_row(c->s + (int64_t)i * c->ld, c->n_panels * UNIT, c->scale);
-        scale_row(c->dp + (int64_t)i * c->ld, c->n_panels * UNIT, c->slope);
-    }
-}
-
-static NEVER_INLINE void overlap_near(const cpu_strip_scores *c, const cpu_strip_weights *strip)
-{
-    overlap_unit(c, strip, 0);
-}
-
-static NEVER_INLINE void overlap_slope(const cpu_strip_scores *c,
-                                       const cpu_strip_weights *strip)
-{
-    overlap_unit(c, strip, 1);
+    for (int32_t i = 0; i < rows; i++)
+        scale_row(s + (int64_t)i * s_ld, n_panels * UNIT, scale);
 }
 
 static CPU_OVERLAP(overlap)
 {
     const cpu_strip_scores *c = scores;
     const cpu_kernels *block = &LEVEL_NAME(cpu_bf16_tiles);
-    if (HAS_FMA && weights->is_near && !weights->dx && weights->rows == UNIT
-        && weights->n % UNIT == 0 && c->o) {
-        if (weights->slope)
-            overlap_slope(c, weights);
-        else
-            overlap_near(c, weights);
-        return;
+    const int32_t steps = (c->D + TILE_DEPTH - 1) / TILE_DEPTH
+                          + (c->o ? (c->Dv + TILE_DEPTH - 1) / TILE_DEPTH : 0);
+    pieces w;
+    if (begin_pieces(weights, steps * c->n_panels, &w)) {
+        scores_between(c->q, c->q_ld, c->k, c->D, c->rows, c->n_panels, c->scale, c->s, c->ld,
+                       &w);
+        if (c->o)
+            scores_between(c->o, c->o_ld, c->v, c->Dv, c->rows, c->n_panels, c->slope, c->dp,
+                           c->ld, &w);
+        while (w.done < w.all)
+            weigh_next(&w);
+    } else {
+        block->scores(c->q, c->q_ld, c->k, c->D, c->rows, c->n_panels, c->scale, c->s, c->ld);
+        if (c->o)
+            block->scores(c->o, c->o_ld, c->v, c->Dv, c->rows, c->n_panels, c->slope, c->dp,
+                          c->ld);
+        weigh_pairs(weights);
     }
-    block->scores(c->q, c->q_ld, c->k, c->D, c->rows, c->n_panels, c->scale, c->s, c->ld);
-    if (c->o)
-        block->scores(c->o, c->o_ld, c->v, c->Dv, c->rows, c->n_panels, c->slope, c->dp, c->ld);
-    weigh_pairs(weights);
+    fill_up(weights);
+}
+
+static CPU_OVERLAP_VALUES(overlap_values)
+{
+    const cpu_strip_values *c = values;
+    const int32_t steps = (c->n + TILE_DEPTH - 1) / TILE_DEPTH;
+    const int64_t o_stride = (int64_t)c->o_ld * 4, p_stride = (int64_t)c->p_ld * 4;
+    pieces w;
+    if (!begin_pieces(weights, c->rows / UNIT * c->n_panels * steps, &w)) {
+        weigh_pairs(weights);
+        w.all = w.done = w.due = w.rate = 0;
+    }
+    for (int32_t r = 0; r < c->rows; r += UNIT)
+        for (int32_t d = 0; d < c->n_panels; d++) {
+            float *o = c->o + (int64_t)r * c->o_ld + d * UNIT;
+            load_unit(o, o_stride);
+            for (int32_t t = 0; t < steps; t++) {
+                multiply_unit((const char *)(c->p + (int64_t)r * c->p_ld) + t * TILE_BYTES,
+                              p_stride,
+                              (const char *)c->v + ((int64_t)t * c->n_panels + d) * UNIT_BYTES);
+                weigh_due(&w);
+            }
+            store_unit(o, o_stride);
+        }
+    while (w.done < w.all)
+        weigh_next(&w);
     fill_up(weights);
 }
 
@@ -305,12 +259,12 @@ static CPU_PACK_VALUES(pack_columns)
 const cpu_backward_kernels LEVEL_NAME(cpu_backward_bf16_tiles) = {
     .block = &LEVEL_NAME(cpu_bf16_tiles),
     .rows = 192,
-    .piece = UNIT,
     .step = 2,
     .depth = TILE_DEPTH,
     .is_apart = 1,
     .weights = weights,
     .overlap = overlap,
+    .overlap_values = overlap_values,
     .turned = turned,
     .pack_columns = pack_columns,
     .turn_sums = turn_sums,

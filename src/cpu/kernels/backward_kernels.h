@@ -12,8 +12,8 @@
 #include "cpu/kernels/kernels.h"
 
 /* A strip whose weights are to be made: P = exp(scale S - lse), dX = P (dP - delta) and
- * dS = dX slope, exactly 0 where S is -INF, whatever dP, lse and delta are. dS also lies by
- * rows as packed elements, row r at ds_rows + r * ds_ld bytes, which may be over dP. */
+ * dS = dX slope, exactly 0 where S is -INF, whatever dP, lse and delta are. dS also lies over
+ * dP, row r at dp + r * ld, as packed elements. */
 typedef struct cpu_strip_weights {
     float *s, *dp;       /* [rows][ld] */
     int32_t ld, rows, n; /* n: keys, a multiple of 16 */
@@ -21,11 +21,7 @@ typedef struct cpu_strip_weights {
     const float *lse, *delta;
     const float *slope; /* [rows][ld], NULL: 1 */
     float *dx;          /* [rows][ld], NULL: not wanted */
-    /* Steps of rows, each [p_ld] times four bytes; in f32 S and dP themselves. */
-    void *p, *ds;
-    int32_t p_ld, ds_ld;
-    void *ds_rows;
-    int is_near; /* every |lse| is below 256 */
+    void *p, *ds; /* steps of rows, each [ld] times four bytes; in f32 S and dP themselves */
 } cpu_strip_weights;
 #define CPU_WEIGHTS(name) void name(const cpu_strip_weights *strip)
 /* A strip whose scores are to be made: S = scale q K^T and dP = slope o V^T, as CPU_SCORES
@@ -39,6 +35,16 @@ typedef struct cpu_strip_scores {
 /* The scores of one strip and the weights of another, at the same time. */
 #define CPU_OVERLAP(name) \
     void name(const cpu_strip_scores *scores, const cpu_strip_weights *weights)
+/* Whole strips of rows whose dS is made: O += dS K, as CPU_VALUES has it with alpha 1. */
+typedef struct cpu_strip_values {
+    const float *p;
+    const void *v;
+    int32_t p_ld, n, rows, n_panels, o_ld;
+    float *o;
+} cpu_strip_values;
+/* These products, and the weights of another strip at the same time. */
+#define CPU_OVERLAP_VALUES(name) \
+    void name(const cpu_strip_values *values, const cpu_strip_weights *weights)
 /* c[j] += sum over rows i of a[i][j] b[i]. a: steps of rows, each of a_ld keys, four bytes a
  * key; b: panels of pack_values of `block` rows, from the first row of a step on;
  * c [keys][c_ld] f32, or by dims (pack_columns below). */
@@ -65,7 +71,6 @@ typedef struct cpu_strip_scores {
 typedef struct cpu_backward_kernels {
     const cpu_kernels *block; /* scores, values and what packs their operands */
     int32_t rows;             /* of a tile, a multiple of strips and of 32 */
-    int32_t piece;            /* keys of a strip whose scores are kept, 0: a tile's */
     int32_t step;             /* rows of which `turned` has [ld] four bytes each */
     int32_t depth;            /* rows that `turned` takes at a time: weights fill them up */
     int32_t is_apart;         /* P and dS of `turned` lie apart from S and dP */
@@ -74,6 +79,7 @@ typedef struct cpu_backward_kernels {
     const struct cpu_backward_kernels *careful;
     CPU_WEIGHTS((*weights));
     CPU_OVERLAP((*overlap)); /* NULL: nothing is gained, weights follow their scores */
+    CPU_OVERLAP_VALUES((*overlap_values)); /* NULL where that is */
     CPU_TURNED((*turned));
     /* Tiles: b of `turned` is made by pack_columns, and c is [dims][c_ld keys], for turn_sums
      * to turn. NULL: by the block's pack_values, and c lies by keys. */

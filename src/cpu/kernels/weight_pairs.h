@@ -91,19 +91,17 @@ typedef struct row_pair {
     weight_row row[2];
     float scale;
     int32_t *p, *ds; /* pairs */
-    uint16_t *ds_rows[2];
 } row_pair;
 
 static ALWAYS_INLINE row_pair pair_of(const cpu_strip_weights *w, int32_t i, int rows)
 {
     row_pair r = {.scale = w->scale,
-                  .p = (int32_t *)w->p + (int64_t)(i / 2) * w->p_ld,
-                  .ds = (int32_t *)w->ds + (int64_t)(i / 2) * w->p_ld};
+                  .p = (int32_t *)w->p + (int64_t)(i / 2) * w->ld,
+                  .ds = (int32_t *)w->ds + (int64_t)(i / 2) * w->ld};
     for (int t = 0; t < rows; t++) {
         const int64_t at = (int64_t)(i + t) * w->ld;
         r.s[t] = w->s + at;
         r.dp[t] = w->dp + at;
-        r.ds_rows[t] = (uint16_t *)w->ds_rows + (int64_t)(i + t) * w->ds_ld / 2;
         r.slope[t] = w->slope ? w->slope + at : NULL;
         r.dx[t] = w->dx ? w->dx + at : NULL;
         r.row[t] = weight_row_of(w->lse[i + t], w->delta[i + t]);
@@ -128,9 +126,9 @@ static ALWAYS_INLINE void weigh_pair(const row_pair *r, int rows, int32_t n, int
         const two_rows halves = narrow_two(ds[0], ds[1]);
         store_pairs(r->p + j, narrow_two(p[0], p[1]));
         store_pairs(r->ds + j, halves);
-        store_first(r->ds_rows[0] + j, halves);
+        store_first((uint16_t *)(void *)r->dp[0] + j, halves);
         if (rows == 2)
-            store_second(r->ds_rows[1] + j, halves);
+            store_second((uint16_t *)(void *)r->dp[1] + j, halves);
     }
 }
 
@@ -142,7 +140,7 @@ static ALWAYS_INLINE void weigh_near(const row_pair *r, int32_t from, int32_t pa
     const vf base[2] = {vf_set(-r->row[0].high), vf_set(-r->row[1].high)};
     const vf delta[2] = {vf_set(r->row[0].delta), vf_set(r->row[1].delta)};
     const float *s[2] = {r->s[0], r->s[1]};
-    const float *dp[2] = {r->dp[0], r->dp[1]};
+    float *dp[2] = {r->dp[0], r->dp[1]};
     int32_t *p_pairs = r->p, *ds_pairs = r->ds;
     for (int32_t j = from; j < past; j += VF) {
         vf p[2], ds[2];
@@ -154,8 +152,8 @@ static ALWAYS_INLINE void weigh_near(const row_pair *r, int32_t from, int32_t pa
         const two_rows halves = narrow_two(ds[0], ds[1]);
         store_pairs(p_pairs + j, narrow_two(p[0], p[1]));
         store_pairs(ds_pairs + j, halves);
-        store_first(r->ds_rows[0] + j, halves);
-        store_second(r->ds_rows[1] + j, halves);
+        store_first((uint16_t *)(void *)dp[0] + j, halves);
+        store_second((uint16_t *)(void *)dp[1] + j, halves);
     }
 }
 
