@@ -531,7 +531,7 @@ static void compile_one(const capture_case *c, const char *arch, cu_program whic
 
 static void compile_only(void **state)
 {
-    static const cu_term scale[3] = {CU_TERM_SCALE}, diagonal[3] = {CU_TERM_DIAGONAL};
+    static const cu_term scale[3] = {CU_TERM_SCALE};
     static const cu_term element[3] = {CU_TERM_ELEMENT};
     cu_image image;
     (void)state;
@@ -544,7 +544,6 @@ static void compile_only(void **state)
     compile_one(&cases[15], "sm_80", CU_BWD_CAPTURES, NULL);
     compile_one(&cases[4], "sm_90a", CU_BWD_TILES, element);
     compile_one(&cases[0], "sm_90a", CU_BWD_TILES, scale);
-    compile_one(&cases[2], "sm_90a", CU_BWD_TILES, diagonal);
 }
 
 int main(int argc, char **argv)

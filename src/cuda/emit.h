@@ -19,7 +19,6 @@ typedef struct emitter {
     strbuf *out;
     int first_capture;  /* of this fn among the arguments */
     const double *gain; /* of a score: by how much its result follows each node */
-    int is_loose;       /* what depends on the score may be rounded once where it is twice */
 } emitter;
 
 /* ---- capture_reads.c ---- */

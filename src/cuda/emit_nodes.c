@@ -192,38 +192,6 @@ static void put_scaled_score(const emitter *e, const mod_node *n, place at)
     strbuf_puts(e->out, "))");
 }
 
-/* c * x / c is x, and a product that is added or taken away a fused one: tanh's derivative and
- * its like in half of the instructions. Returns 0 where it is neither. */
-static int put_loosely(const emitter *e, const mod_node *n, place at)
-{
-    const int is_sum = n->op == OP_fadd || n->op == OP_fsub;
-    if (!e->is_loose || !(is_sum || n->op == OP_fdiv))
-        return 0;
-    int side = n->op == OP_fadd && emit_arg(e, n, 0)->op == OP_fmul ? 0 : 1;
-    side = n->op == OP_fdiv ? 0 : side;
-    const mod_node *product = emit_arg(e, n, side), *other = emit_arg(e, n, 1 - side);
-    if (product->op != OP_fmul || !(product->deps & DEP_SCORE))
-        return 0;
-    for (int i = 0; i < 2 && n->op == OP_fdiv; i++) {
-        const mod_node *c = emit_arg(e, product, i);
-        if (c->op == OP_FLOAT && other->op == OP_FLOAT && c->imm.f == other->imm.f
-            && fabsf(c->imm.f) > 1e-30f && fabsf(c->imm.f) < 1e30f) {
-            emit_value(e, e->out, emit_arg(e, product, 1 - i), at);
-            return 1;
-        }
-    }
-    if (!is_sum)
-        return 0;
-    strbuf_puts(e->out, n->op == OP_fsub ? "fmaf(-" : "fmaf(");
-    emit_value(e, e->out, emit_arg(e, product, 0), at);
-    strbuf_puts(e->out, ", ");
-    emit_value(e, e->out, emit_arg(e, product, 1), at);
-    strbuf_puts(e->out, ", ");
-    emit_value(e, e->out, other, at);
-    strbuf_puts(e->out, ")");
-    return 1;
-}
-
 /* One statement: node n at a place. */
 void emit_node(const emitter *e, const mod_node *n, place at)
 {
@@ -236,7 +204,7 @@ void emit_node(const emitter *e, const mod_node *n, place at)
         put_load(e, n, at);
     else if (is_late && is_scaled_score(e, n))
         put_scaled_score(e, n, at);
-    else if (!is_fast || !put_loosely(e, n, at))
+    else
         put_template(e, is_fast ? fast_text[n->op] : exact_text[n->op], n, at);
     strbuf_puts(e->out, ";\n");
 }

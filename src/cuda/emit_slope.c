@@ -106,7 +106,6 @@ saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccad
         const mod_node *n = &both->nodes[results[i]];
         kept[results[i]] |= emit_rate_of(n) == ROW && !emit_is_leaf(n);
     }
-    e->is_loose = 1;
     emit_row_struct(e, "slope", kept);
     put_slope4(e, results);
     free(kept);
@@ -128,6 +127,5 @@ saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccad
                   facts->has_row_slope, facts->is_head_slope);
     facts->score = CU_SCORE_GENERAL;
     e->gain = NULL;
-    e->is_loose = 0;
     return SACCADE_OK;
 }

@@ -29,10 +29,9 @@ class _Layout:
         self.device, self.bindings = q.device, runner.bindings
         known = backward.split_bindings(runner.bindings, runner.n_bindings)
         n, names = len(captures), [name for name, _ in known]
-        own = (torch.float16, torch.bfloat16) if call.cuda >= 0 else ()
-        self.dtypes = (sums, *own)  # of captured tensors whose gradients are in their own
+        self.dtypes = (sums,)  # of captured tensors whose gradients are in their own
         wanted = [
-            (x, (t.shape, t.dtype if t.dtype in own else sums))
+            (x, (t.shape, sums))
             for x, t, w in zip(names, captures, needs[3:])
             if w
         ]
