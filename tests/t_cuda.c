@@ -803,6 +803,26 @@ static void second_plan_is_cached(void **state)
     }
 }
 
+/* Batches of more spans than decode counts go to tiles, smaller ones to decode: the workspace of
+ * the largest serves all. */
+static void workspace_grows_with_the_batch(void **state)
+{
+    (void)state;
+    if (!has_compiler()) {
+        print_message("no NVRTC on this machine: no plan to ask\n");
+        skip();
+    }
+    saccade_plan *plan = plan_for("score + 0.25", "q >= kv + 3", 64, SACCADE_BF16, "sm_90a");
+    size_t before = 0;
+    for (int64_t B = 1; B <= 1 << 14; B *= 2) {
+        const saccade_sizes s = {B, 4, 2, 4, 3000, 64, 64};
+        const size_t bytes = saccade_plan_workspace(plan, &s);
+        assert_true(bytes >= before);
+        before = bytes;
+    }
+    saccade_plan_destroy(plan);
+}
+
 static void bad_arch(void **state)
 {
     saccade_error err = {0};
@@ -847,6 +867,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(programs_of_f32_results),
         cmocka_unit_test(programs_of_sinks),
         cmocka_unit_test(second_plan_is_cached),
+        cmocka_unit_test(workspace_grows_with_the_batch),
         cmocka_unit_test(peak_compiles),
     };
     if (argc > 1)

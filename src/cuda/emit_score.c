@@ -91,9 +91,8 @@ static saccade_status put_score(emitter *e, cu_mod_text *facts, saccade_error *e
     emit_float(e->out, unit);
     const double k = emit_tanh_rate(e, root);
     /* whether the polynomial holds is one vote for the rows of a warp */
-    strbuf_printf(e->out,
-                  "\n#define SCORE_TANH (%d && !CFG_INVARIANT)\n#define SCORE_IS_LOW %d\n",
-                  k > 0, known->may_be_lowest);
+    strbuf_printf(e->out, "\n#define SCORE_TANH %d\n#define SCORE_IS_LOW %d\n",
+                  k > 0 && !e->problem->is_invariant, known->may_be_lowest);
     facts->is_bounded = k > 0 || known->is_bounded; /* softcap spreads no scores apart */
     if (k > 0)
         put_tanh_factor(e->out, k, (double)unit);

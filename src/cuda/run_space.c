@@ -38,7 +38,8 @@ static size_t aligned(size_t bytes)
 
 run_decode_sizes run_decode_space(const cu_state *s, const saccade_sizes *sizes, int E)
 {
-    const size_t spans = (size_t)cu_decode_spans(sizes), slots = spans + (size_t)s->device.n_sm;
+    const int64_t spans = cu_decode_spans(sizes), most = cu_decode_spans_most();
+    const size_t slots = (size_t)((spans < most ? spans : most) + s->device.n_sm);
     run_decode_sizes d;
     d.counts =
         RUN_COUNTER_BYTES + aligned((size_t)(sizes->B * sizes->H * sizes->Q) * sizeof(int));
@@ -50,7 +51,9 @@ run_decode_sizes run_decode_space(const cu_state *s, const saccade_sizes *sizes,
 
 int run_is_decode(const cu_state *s, const saccade_sizes *sizes)
 {
-    return s->programs[CU_DECODE].form.tile.groups && cu_decode_applies(sizes);
+    const cu_tile *tile = &s->programs[CU_DECODE].form.tile;
+    return tile->groups && cu_decode_applies(sizes)
+           && cu_decode_spans(sizes) * (sizes->KV / tile->keys + 1) <= INT32_MAX;
 }
 
 /* flags, the list of tiles to do again and, of ragged runs, their order */
@@ -77,7 +80,19 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* Enough for every run of at most these sizes, short ones too. */
+/* Rows that some run of at most these sizes has in decode: a smaller batch may where this one
+ * has too many. */
+static saccade_sizes decode_sizes_most(const cu_state *s, const saccade_sizes *sizes)
+{
+    saccade_sizes few = *sizes;
+    if (!s->programs[CU_DECODE].form.tile.groups)
+        few.Q = 0;
+    while (few.Q && !cu_decode_takes_rows(&few))
+        few.Q = few.Q > 64 ? 64 : few.Q - 1;
+    return few;
+}
+
+/* Enough for every run of at most these sizes, short ones and smaller batches too. */
 size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *run_sizes)
 {
     const cu_state *s = plan->state;
@@ -87,7 +102,7 @@ size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *run_sizes)
     for (int i = 0; i < CU_PROGRAMS; i++)
         if (cu_program_kinds[i].operation == CU_OP_FORWARD)
             tiles = larger(tiles, run_tiles_space(&s->programs[i].form, sizes, is_ragged));
-    const saccade_sizes few = run_short_sizes(s, sizes);
+    const saccade_sizes few = decode_sizes_most(s, sizes);
     const size_t decode =
         few.Q ? run_decode_space(s, &few, cu_padded(plan->problem.sizes.Dv)).bytes : 0;
     return is_ragged ? tiles + decode : larger(tiles, decode);

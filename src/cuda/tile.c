@@ -90,7 +90,7 @@ static int choice_of_codes(int D, int E, int bits, int column_words, int rung, c
     while (out->stages > 2
            && cu_decode_shared(out, D, E, bits, column_words, SPANS_MOST) > SHARED_MOST)
         out->stages--;
-    return 1;
+    return cu_decode_shared(out, D, E, bits, column_words, SPANS_MOST) <= SHARED_MOST;
 }
 
 /* Four warps, each streaming 16 KB of K and V at a time through 2 or 3 stages; later rungs take
@@ -119,10 +119,19 @@ int64_t cu_decode_spans(const saccade_sizes *s)
     return s->B * s->Hkv * ((cu_group(s) * s->Q + DECODE_ROWS - 1) / DECODE_ROWS);
 }
 
+int64_t cu_decode_spans_most(void)
+{
+    return SPANS_MOST; /* counts of blocks lie in shared memory */
+}
+
+int cu_decode_takes_rows(const saccade_sizes *s)
+{
+    return cu_group(s) * s->Q <= DECODE_MOST; /* more fill a prefill tile */
+}
+
 int cu_decode_applies(const saccade_sizes *s)
 {
-    return cu_group(s) * s->Q <= DECODE_MOST    /* more rows fill a prefill tile */
-           && cu_decode_spans(s) <= SPANS_MOST; /* counts of blocks lie in shared memory */
+    return cu_decode_takes_rows(s) && cu_decode_spans(s) <= SPANS_MOST;
 }
 
 /* Clusters of so many CTAs that are on the device at once: seven groups of 16 multiprocessors

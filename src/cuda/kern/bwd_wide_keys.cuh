@@ -95,7 +95,8 @@ DEVICE void load_queries(const keys_arena &s, const cu_bwd &p, int turn, const t
                    walk.h, more ? (masked ? STEP_MASKED : 0) : STEP_END);
         if (more) {
             load_block(s, p, t, walk, at, mq, mo);
-        } else {
+        } else { /* o_full too may move on only when nobody waits for the turn before */
+            barrier_wait(s.o_empty + at.slot * 8, at.parity ^ 1);
             barrier_arrive(s.q_full + at.slot * 8);
             barrier_arrive(s.o_full + at.slot * 8);
         }
