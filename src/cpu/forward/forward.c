@@ -75,7 +75,9 @@ enum { FEW_READERS = 8, MOST_IN_RUN = 16 };
 static int is_local(const cpu_job *job)
 {
     int64_t keys = 0;
-    if (!job->g.is_shared || job->live.by != CPU_BY_LIMITS) /* one block: none waits for it */
+    if (!job->g.is_shared) /* an item packs for itself alone, or not at all */
+        return 0;
+    if (job->live.by != CPU_BY_LIMITS) /* one block: none waits for it */
         return job->g.is_own || (job->g.key_blocks == 1 && job->g.own_blocks > 0);
     for (int64_t n = 0; n < items_of(job); n++)
         keys += job->weight[n]; /* of masks with limits: keys, not tiles */

@@ -84,7 +84,6 @@ static void run_soundly(cpu_worker *w, int64_t begin, int64_t end)
     const cpu_item item = w->item;
     const cpu_kernels *quick = w->kernels;
     const int is_invariant = w->job->plan->problem.is_invariant;
-    const float *before = w->sums[1], *l = before + w->rows, *o = l + w->rows;
     const int32_t o_ld = w->job->g.o_ld;
     run_item(w, begin, end);
     if (!quick->careful || !has_nan(w))
@@ -94,7 +93,10 @@ static void run_soundly(cpu_worker *w, int64_t begin, int64_t end)
     w->kernels = quick->careful;
     item_open(w, &item);
     run_item(w, begin, end);
-    for (int32_t r = 0; is_invariant && r < w->rows; r++) {
+    if (!is_invariant)
+        return;
+    const float *before = w->sums[1], *l = before + w->rows, *o = l + w->rows;
+    for (int32_t r = 0; r < w->rows; r++) {
         if (isnan(l[r]))
             continue;
         w->m[r] = before[r];

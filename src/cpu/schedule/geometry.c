@@ -159,7 +159,7 @@ static cpu_scratch scratch_of(const cpu_needs *needs, const cpu_geometry *g)
     place(bytes64(strip * CPU_BLOCK_KEYS, sizeof(float)), &at.s, &end);
     place(bytes64(rows * g->o_ld, sizeof(float)), &at.o, &end);
     place(bytes64(4 * CPU_MOST_ROWS, sizeof(float)), &at.stats, &end);
-    place(g->is_decode && scores > g->k_bytes ? scores : g->k_bytes, &at.k, &end);
+    place(scores > g->k_bytes ? scores : g->k_bytes, &at.k, &end); /* decode: scores again */
     place(g->v_bytes, &at.v, &end);
     place(bytes64(strip * CPU_BLOCK_KEYS, 1), &at.live, &end);
     place(bytes64(g->o_ld, sizeof(float)), &at.row, &end);
@@ -172,8 +172,8 @@ static cpu_scratch scratch_of(const cpu_needs *needs, const cpu_geometry *g)
     place(needs->flow_bytes, &at.flow, &end);
     place((size_t)g->own_blocks * (g->k_bytes + g->v_bytes), &at.own, &end);
     place(bytes64(g->own_blocks, 1), &at.own_nonfinite, &end);
-    if (needs->is_invariant)
-        place(2 * bytes64(rows * (g->o_ld + 2), sizeof(float)), &at.sums, &end);
+    place(needs->is_invariant ? 2 * bytes64(rows * (g->o_ld + 2), sizeof(float)) : 0, &at.sums,
+          &end);
     place(2 * bytes64((int64_t)needs->room_bytes, 1), &at.room, &end);
     at.bytes = end;
     return at;
