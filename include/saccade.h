@@ -434,8 +434,8 @@ typedef struct saccade_problem {
      * other batches, heads and rows, how many rows there are (prefill or decode), keys past
      * those that the row sees, threads. Short runs then take the way of long ones, which costs
      * time where rows are few. A row that shares 256 keys with an infinity or NaN in V is right
-     * but may differ; on CUDA q, k, v and out must all lie on 16 bytes, or never, and so may f32
-     * rows of head dims above 128 beside one that is NaN. Gradients are not concerned. */
+     * but may differ, as may f32 rows of head dims above 128 beside a NaN row on CUDA; there q,
+     * k, v and out must all lie on 16 bytes, or never. Gradients are not concerned. */
     int32_t batch_invariant;
 } saccade_problem;
 static inline void saccade_problem_init(saccade_problem *problem)

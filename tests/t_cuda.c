@@ -803,8 +803,8 @@ static void second_plan_is_cached(void **state)
     }
 }
 
-/* Batches of more spans than decode counts go to tiles, smaller ones to decode: the workspace of
- * the largest serves all. */
+/* Batches of more spans than decode counts go to tiles, smaller ones to decode: the workspace
+ * of the largest serves all. */
 static void workspace_grows_with_the_batch(void **state)
 {
     (void)state;
