@@ -114,7 +114,7 @@ static PyObject *new_object(PyTypeObject *type)
 
 typedef struct {
     layout of[3];
-    int needs; /* bits of those that require a gradient; 0 where none is recorded */
+    int needs; /* bits of those that require a gradient, 8: recorded; 0: none is recorded */
     PyObject *value;
 } known_call;
 typedef struct {
@@ -143,7 +143,7 @@ static void layouts_free(PyObject *self)
 static int look_at_three(PyObject *const *args, dl_tensor *d, int *needs)
 {
     int is_recorded = args[3] == Py_True;
-    *needs = 0;
+    *needs = is_recorded ? 8 : 0; /* of captures too, which are not seen here */
     for (int i = 0; i < 3; i++) {
         if (!look(args[i], &d[i]))
             return 0;

@@ -108,6 +108,20 @@ def test_what_changes_is_seen():
         assert not st.flex_attention(*x, mod).requires_grad
 
 
+def test_grad_mode_is_seen_where_captures_alone_need_gradients():
+    fresh()
+    x, (bias, mod) = [t.detach() for t in inputs()], biased()
+    with torch.no_grad():
+        assert not st.flex_attention(*x, mod).requires_grad
+    st.flex_attention(*x, mod).square().sum().backward()
+    bend = bias[:, None, None] * (torch.arange(16) - torch.arange(16)[:, None])
+    dense = torch.nn.functional.scaled_dot_product_attention(*x, bend)
+    (want,) = torch.autograd.grad(dense.square().sum(), bias)
+    assert (bias.grad - want).abs().max() <= 2e-5 * want.abs().max()
+    with torch.no_grad():
+        assert not st.flex_attention(*x, mod).requires_grad
+
+
 def test_tables_keep_nothing_alive():
     fresh()
     x, (bias, mod) = inputs(), biased()
