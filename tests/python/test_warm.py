@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import saccade.torch as st  # noqa: E402
-from saccade.torch import entries, warm  # noqa: E402
+from saccade.torch import entries, gradients, warm  # noqa: E402
 
 if warm.extension is None:
     pytest.skip("the extension is not built, or this PyTorch is older", allow_module_level=True)
@@ -120,6 +120,30 @@ def test_grad_mode_is_seen_where_captures_alone_need_gradients():
     assert (bias.grad - want).abs().max() <= 2e-5 * want.abs().max()
     with torch.no_grad():
         assert not st.flex_attention(*x, mod).requires_grad
+
+
+def test_another_threads_layout_is_not_taken(monkeypatch):
+    """Another thread's backward pass of the same call, while this one's runs."""
+    fresh()
+    x, d_out = inputs(), torch.linspace(-1, 1, 512).view(SHAPE)
+    dense = torch.nn.functional.scaled_dot_product_attention(*x)
+    want = torch.autograd.grad(dense, x, d_out)
+    run = gradients._run
+
+    def beside(call, known, given, captures):
+        made = run(call, known, given, captures)
+        turned = given[5].transpose(1, 2).contiguous().transpose(1, 2)
+        others = *given[:5], turned, given[6]
+        call.layout = None, gradients._Layout(call, (True,) * 3, others, captures)
+        return made
+
+    monkeypatch.setattr(gradients, "_run", beside)
+    for _ in range(3):
+        for a, b in zip(torch.autograd.grad(st.flex_attention(*x), x, d_out), want):
+            assert (a - b).abs().max() <= 2e-5 * b.abs().max()
+    (call,) = entries._calls.values()
+    _, run, layout = call.warm_backward
+    assert run is not None and layout is not call.layout[1]
 
 
 def test_tables_keep_nothing_alive():

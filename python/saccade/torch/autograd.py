@@ -47,7 +47,7 @@ class Out(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_out):
         entry = ctx.entry
-        needs, run = entry.call.warm_backward
+        needs, run, _ = entry.call.warm_backward
         if needs == ctx.needs_input_grad and not torch.is_grad_enabled():
             made = run(None, entry.call.dropout, *ctx.saved_tensors, d_out)
             if made is not None:
@@ -97,24 +97,23 @@ def _gradients(entry, needs, d_out, d_lse, saved):
     given = saved[5 : 2 + len(needs)]
     captures = slots.placed(given, saved[0].device.type) if slots else ()
     wanted = needs if slots is None else slots.by_name(needs)
-    made = gradients(entry.call, wanted, *saved[:5], d_out, d_lse, captures)
-    _keep_warm(entry, needs, saved, d_out, captures)
+    made, layout = gradients(entry.call, wanted, *saved[:5], d_out, d_lse, captures)
+    _keep_warm(entry, layout, needs, saved, d_out, captures)
     if len(needs) == 3:
         return tuple(made)
     return *made[:3], *slots.as_captured(given, needs[3:], iter(made[3:]))
 
 
-def _keep_warm(entry, needs, saved, d_out, captures):
+def _keep_warm(entry, layout, needs, saved, d_out, captures):
     """The next backward call of the same layout goes by the extension, if it can."""
     call = getattr(entry.call, "call", entry.call)  # of what drops weights: what it is for all
-    _, layout = call.layout
     if not layout.is_new or call.copies or d_out is None or d_out.stride(3) != 1:
         return
     layout.is_new, run = False, None
     if entry.slots is None or None not in entry.slots.places:
         run = layout.warm(needs, saved, d_out, captures)
     if run is not None:
-        call.warm_backward = (False, *needs), run
+        call.warm_backward = (False, *needs), run, layout
 
 
 class Slots:

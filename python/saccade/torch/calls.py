@@ -132,7 +132,8 @@ class Call:
         self.parts = parts
         self.wanted = (1 if want_lse else 0) + (2 if want_max else 0)
         self.warm = self._warm(q, k, v, out, rows)
-        self.warm_backward = None, None  # of the last layout: for which needs, and the call
+        # of the last layout: for which needs, the call, and what holds the call's plan
+        self.warm_backward = None, None, None
 
     def _warm(self, q, k, v, out, rows):
         """The same by the extension, or None."""
@@ -211,7 +212,7 @@ class Call:
 class FakeCall:
     """Shapes and strides of the results, for tensors without data."""
 
-    of_mask, dropout, warm_backward = (), 0, (None, None)
+    of_mask, dropout, warm_backward = (), 0, (None, None, None)
 
     def __init__(self, want_lse, want_max):
         self.lse, self.row_max = want_lse, want_max

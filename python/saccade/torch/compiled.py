@@ -80,7 +80,7 @@ class _OpCall:
         n, device = self.n_tensors, tensors[0].device.type
         placed = [place(t, device) for t in captures[:n]] + self.numbers
         wanted = needs[: 3 + n] + (False,) * len(self.numbers)
-        made = gradients(self.call, wanted, *tensors, d_lse, placed)
+        made, _ = gradients(self.call, wanted, *tensors, d_lse, placed)
         shown, more = made[:3], iter(made[3:])
         for t, w in zip(captures, needs[3:]):
             shown.append(next(more).view(t.shape).to(t.device, t.dtype) if w else None)

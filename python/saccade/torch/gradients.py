@@ -106,7 +106,9 @@ def gradient_like(t, batch):
 
 def gradients(call, needs, q, k, v, out, lse, d_out, d_lse, captures):
     """Gradients of q, k and v, None where needs says so, then those of the captures that it
-    names. captures: what the score's captures are now, by its names, ready for the kernel."""
+    names; and the layout that they were made by, which may not be call.layout any more: other
+    threads run meanwhile. captures: what the score's captures are now, by its names, ready for
+    the kernel."""
     given = q, k, v
     if call.copies:
         q, k, v = prepared(q, k, v)
@@ -132,7 +134,7 @@ def gradients(call, needs, q, k, v, out, lse, d_out, d_lse, captures):
     made = _run(call, known[1], inputs, captures)
     if call.copies:
         made[:3] = [_summed(d, t) for d, t in zip(made, given)]
-    return made
+    return made, known[1]
 
 
 def _summed(gradient, t):
