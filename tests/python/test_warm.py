@@ -146,6 +146,16 @@ def test_another_threads_layout_is_not_taken(monkeypatch):
     assert run is not None and layout is not call.layout[1]
 
 
+def test_autocast_of_what_is_no_tensor_or_has_no_data():
+    x = [t.detach() for t in inputs()]
+    with torch.autocast("cpu", torch.bfloat16):
+        out = st.flex_attention(*[t.to("meta") for t in x])
+        assert out.shape == SHAPE and out.device.type == "meta"
+        for i, name in enumerate(("query", "key", "value")):
+            with pytest.raises(TypeError, match=f"{name}: got "):
+                st.flex_attention(*x[:i], [0.0], *x[i + 1 :])
+
+
 def test_tables_keep_nothing_alive():
     fresh()
     x, (bias, mod) = inputs(), biased()

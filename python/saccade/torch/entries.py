@@ -151,13 +151,18 @@ def _either_autocast():
     return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
+_T = torch.Tensor
 is_autocast = getattr(torch._C, "_is_any_autocast_enabled", _either_autocast)
 
 
 def _is_to_cast(q, k, v):
-    """Whether autocast is on and they are not what it makes of them."""
+    """Whether autocast is on and they are not, for all that is seen here, what it makes of
+    them."""
     if not is_autocast():
         return False
+    is_all = isinstance(q, _T) and isinstance(k, _T) and isinstance(v, _T)
+    if not is_all or q.device.type not in ("cpu", "cuda"):  # autocast knows no meta device
+        return True
     dtype = torch.get_autocast_dtype(q.device.type)
     return not (q.dtype is dtype and k.dtype is dtype and v.dtype is dtype)
 
