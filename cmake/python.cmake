@@ -1,10 +1,16 @@
 # What makes warm calls from PyTorch cheap: a Python extension in the stable ABI, one for all
-# versions from 3.10 on, beside the library. Without Python's headers there is none, and the
-# package calls by ctypes.
+# versions from 3.10 on, beside the library. Without Python's headers, or for a Python without
+# the GIL, which has no such ABI, there is none, and the package calls by ctypes.
 add_custom_target(saccade_python)
 if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CROSSCOMPILING AND NOT SACCADE_SANITIZE)
   find_package(Python3 3.10 QUIET COMPONENTS Interpreter Development.Module)
-  if(Python3_Development.Module_FOUND)
+  set(PYTHON_HAS_NO_GIL 0)
+  if(Python3_Interpreter_FOUND)
+    execute_process(COMMAND ${Python3_EXECUTABLE} -c
+                    "import sysconfig; print(sysconfig.get_config_var('Py_GIL_DISABLED') or 0)"
+                    OUTPUT_VARIABLE PYTHON_HAS_NO_GIL OUTPUT_STRIP_TRAILING_WHITESPACE)
+  endif()
+  if(Python3_Development.Module_FOUND AND NOT PYTHON_HAS_NO_GIL)
     add_library(saccade_warm MODULE python/warm_calls.c)
     target_include_directories(saccade_warm SYSTEM PRIVATE ${Python3_INCLUDE_DIRS})
     target_link_libraries(saccade_warm PRIVATE saccade_flags)

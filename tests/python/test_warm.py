@@ -1,13 +1,17 @@
 """Warm calls by the extension: the same bits as without it, and nothing stale."""
 
 import gc
+import importlib.machinery
 import weakref
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import saccade.torch as st  # noqa: E402
+from saccade.c import abi, extension  # noqa: E402
 from saccade.torch import entries, gradients, warm  # noqa: E402
 
 if warm.extension is None:
@@ -154,6 +158,19 @@ def test_autocast_of_what_is_no_tensor_or_has_no_data():
         for i, name in enumerate(("query", "key", "value")):
             with pytest.raises(TypeError, match=f"{name}: got "):
                 st.flex_attention(*x[:i], [0.0], *x[i + 1 :])
+
+
+def test_where_the_extension_is_looked_for(tmp_path, monkeypatch):
+    folder = Path(abi.lib._name).resolve().parent
+    (tmp_path / "saccade_warm.abi3.so").symlink_to(folder / "saccade_warm.abi3.so")
+    with monkeypatch.context() as m:
+        m.chdir(tmp_path)
+        m.setattr(abi, "lib", SimpleNamespace(_name="libsaccade.so"))
+        assert extension._load() is None
+    assert extension._load() is not None
+    suffixes = [s for s in importlib.machinery.EXTENSION_SUFFIXES if s != ".abi3.so"]
+    monkeypatch.setattr(importlib.machinery, "EXTENSION_SUFFIXES", suffixes)
+    assert extension._load() is None
 
 
 def test_tables_keep_nothing_alive():

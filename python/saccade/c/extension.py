@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes as C
 import importlib.machinery
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,12 @@ from . import abi
 
 
 def _load() -> Any:
-    """From beside the library; None where there is none."""
-    path = Path(abi.lib._name).parent / "saccade_warm.abi3.so"
+    """From beside the library; None where there is none. A library that was found by its bare
+    name lies in a folder that is not known; a Python without the GIL has no stable ABI."""
+    folder = os.path.dirname(abi.lib._name)
+    if not folder or ".abi3.so" not in importlib.machinery.EXTENSION_SUFFIXES:
+        return None
+    path = Path(folder) / "saccade_warm.abi3.so"
     if not path.exists():
         return None
     loader = importlib.machinery.ExtensionFileLoader("saccade_warm", str(path))
