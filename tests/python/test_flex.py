@@ -1,6 +1,7 @@
 """saccade.torch against dense float64 in torch, over the catalogue of users' mods."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 import saccade.torch as st  # noqa: E402
 from catalogue import masks, scores  # noqa: E402
+from saccade.torch import active  # noqa: E402
 
 B, H, HKV, Q, KV, D = 2, 4, 2, 65, 80, 16
 
@@ -312,3 +314,16 @@ def test_refusals_have_pytorchs_words():
     for other, what in ((q.half(), "dtype"), (q.to("meta"), "device type")):
         with pytest.raises(ValueError, match=f"{same}{what}, but got query.{what[:5]}"):
             st.flex_attention(q, other, other)
+
+
+def test_options_over_ranks(monkeypatch):
+    """What holds in one process only is refused; keys are checked as elsewhere."""
+    q = torch.randn(1, 1, 16, 16)
+    ranks = SimpleNamespace(attention=lambda *given: (given[0], None))
+    monkeypatch.setattr(active, "parallel", ranks)
+    with pytest.raises(ValueError, match="BATCH_INVARIANT inside of context_parallel"):
+        st.flex_attention(q, q, q, kernel_options={"BATCH_INVARIANT": True})
+    with pytest.raises(ValueError, match="unknown key 'BLOK_M', did you mean"):
+        st.flex_attention(q, q, q, kernel_options={"BLOK_M": 64})
+    tuned = {"BLOCK_M": 64, "BATCH_INVARIANT": False}
+    assert st.flex_attention(q, q, q, kernel_options=tuned) is q

@@ -10,7 +10,7 @@ import torch
 from . import active
 from .block_mask import BlockMask
 from .calls import new_call
-from .checks import backend_of, check_call, check_dropout, check_sinks
+from .checks import backend_of, check_call, check_dropout, check_sinks, way_of
 from .compiled import in_graph, is_recorded
 from .entries import run
 from .masks import block_mask_of, mask_or_mod
@@ -123,15 +123,15 @@ def flex_attention(
     block_mask: a BlockMask, language text, a callable mask_mod, or saccade.mask.
     scale: default 1/sqrt(E). enable_gqa: needed where Hq != Hkv.
     kernel_options: {"BACKEND": "auto" | "cpu" | "cuda" | "ref"}; {"BATCH_INVARIANT": True}: a
-    row's bits follow from the row alone, whatever is beside it; FlexAttention's tuning keys
-    are accepted and not needed. Returns out [B, Hq, L, Ev]; with return_lse (out, lse); with
-    return_aux (out, AuxOutput). sinks: a float logit for each head [Hq], or [B, Hq, L] with 1
-    for B or L, that takes part in its rows' sums and has no value; lse includes it, and it is
-    differentiable. dropout_p: weights are dropped at this rate and the others divided by
-    1 - dropout_p, whatever the mode, by seed and offset from torch's generator (on the CPU).
-    Errors: ValueError for shapes, dtypes, devices, text; TypeError
-    for a mod that can't be traced, with its line. Differentiable (once) in query, key, value
-    and in every float tensor that score_mod captures; lse is, row maxima and masks are not.
+    row's bits follow from the row alone, whatever is beside it (not in context_parallel);
+    FlexAttention's tuning keys are accepted and not needed. Returns out [B, Hq, L, Ev]; with
+    return_lse (out, lse); with return_aux (out, AuxOutput). sinks: a float logit for each head
+    [Hq], or [B, Hq, L] with 1 for B or L, that takes part in its rows' sums and has no value;
+    lse includes it, and it is differentiable. dropout_p: weights are dropped at this rate and
+    the others divided by 1 - dropout_p, whatever the mode, by seed and offset from torch's
+    generator (on the CPU). Errors: ValueError for shapes, dtypes, devices, text; TypeError for
+    a mod that can't be traced, with its line. Differentiable (once) in query, key, value and in
+    every float tensor that score_mod captures; lse is, row maxima and masks are not.
     Source: FlexAttention (arXiv 2412.05496).
     """
     if return_lse and return_aux is not None:
@@ -154,7 +154,15 @@ def flex_attention(
         )
     if active.parallel is not None:
         return _over_ranks(
-            query, key, value, score_mod, block_mask, scale, return_lse, return_aux
+            query,
+            key,
+            value,
+            score_mod,
+            block_mask,
+            scale,
+            kernel_options,
+            return_lse,
+            return_aux,
         )
     call: Any = run
     if is_recorded():
@@ -203,8 +211,13 @@ def _with_sinks(sinks, wanted, return_lse, return_aux, given, options):
 
 
 @torch.compiler.disable
-def _over_ranks(q, k, v, score_mod, block_mask, scale, return_lse, return_aux):
+def _over_ranks(q, k, v, score_mod, block_mask, scale, options, return_lse, return_aux):
     """Inside of context_parallel. torch.compile breaks its graph here."""
+    if way_of(backend_of(options or {}))[1]:
+        raise ValueError(
+            "kernel_options: got BATCH_INVARIANT inside of context_parallel, expected a call "
+            "outside of it"
+        )
     if return_aux is not None and return_aux.max_scores:
         raise NotImplementedError("max_scores: not to be had over ranks")
     out, lse = active.parallel.attention(q, k, v, score_mod, block_mask, scale)
