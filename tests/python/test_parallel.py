@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -102,6 +103,51 @@ def test_two_ranks(tmp_path):
         for r in runs:
             r.kill()
     assert [r.returncode for r in runs] == [0, 0], "\n".join(told)
+
+
+def test_kept_keys_are_for_the_run_alone():
+    """Whatever may fail comes before the library is told of them."""
+    from saccade.torch.ranks_calls import Exchanged
+
+    done = []
+
+    class Part:
+        def keep(self, *_):
+            done.append("keep")
+
+        def backward(self, tensors, mask, names, views, gradients, memory, stream):
+            done.append("workspace")
+            memory(1 << self.bits)
+            done.append("run")
+
+    call = Exchanged(SimpleNamespace(device=torch.device("cpu")), 0, None, None, None)
+    call.dist, call.kept, call.wanted = Part(), torch.empty(1), ()
+    call.all_names = call.all_views = []
+    q, rows = torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4)
+    call.dist.bits = 60  # more than there is
+    with pytest.raises(RuntimeError, match="memory"):
+        call.backward(q, q, q, q, rows, q, None, (True,) * 3)
+    call.dist.bits = 6
+    call.backward(q, q, q, q, rows, q, None, (True,) * 3)
+    assert done == ["workspace", "workspace", "keep", "run"]
+
+
+def test_ranks_agree_where_one_has_no_memory(monkeypatch):
+    from saccade.torch import parallel
+
+    def fail(*_):
+        raise MemoryError
+
+    votes = []
+    monkeypatch.setattr(dist, "broadcast_object_list", lambda *_, **__: None)
+    monkeypatch.setattr(dist, "all_reduce", lambda t, *_: votes.append(t.item()))
+    monkeypatch.setattr(parallel.c_dist, "nccl_id", lambda: b"id")
+    monkeypatch.setattr(parallel.c_dist, "NcclTransport", fail)
+    cp = parallel.ContextParallel.__new__(parallel.ContextParallel)
+    cp.rank, cp.ranks, cp.group, cp.device = 0, 2, None, torch.device("cpu")
+    assert cp._over_nccl(1.0) is None and votes == [0]
+    monkeypatch.setattr(parallel.c_dist, "nccl_id", fail)
+    assert cp._over_nccl(1.0) is None and votes == [0]
 
 
 def test_a_decoder_on_two_ranks():

@@ -166,7 +166,7 @@ class ContextParallel:
         if self.rank == 0:
             try:
                 made = [c_dist.nccl_id()]
-            except abi.SaccadeError:
+            except (abi.SaccadeError, MemoryError):
                 pass
         first = dist.get_global_rank(self.group, 0) if self.group else 0
         dist.broadcast_object_list(made, first, self.group, device=self.device)
@@ -175,7 +175,7 @@ class ContextParallel:
         index = self.device.index or 0
         try:
             found = c_dist.NcclTransport(made[0], self.rank, self.ranks, index, seconds)
-        except abi.SaccadeError:
+        except (abi.SaccadeError, MemoryError):  # or the others would wait for its answer
             found = None
         agreed = torch.tensor([found is not None], dtype=torch.int32, device=self.device)
         dist.all_reduce(agreed, dist.ReduceOp.MIN, self.group)

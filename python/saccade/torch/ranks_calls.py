@@ -82,10 +82,10 @@ class Exchanged(_Call):
 
         def memory(size):
             rooms.append(_memory(size, q.device))
+            if self.kept is not None:  # nothing that fails may come between it and the run
+                self._keep(q)
             return rooms[-1][1]
 
-        if self.kept is not None:
-            self._keep(q)
         self.dist.backward(
             _views(given),
             self.mask,
