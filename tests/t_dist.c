@@ -380,13 +380,13 @@ static void failures_of_the_transport(void **state)
 }
 
 /* One rank is given something else than the others: all get an error, that one the reason. */
-enum { OTHER_PROBLEM, NO_QUERIES, OTHER_MASK, FAILURES };
+enum { OTHER_PROBLEM, OTHER_INVARIANCE, OTHER_GRADIENT, NO_QUERIES, OTHER_MASK, FAILURES };
 
 typedef struct mistaken {
     saccade_ranks *ranks;
     saccade_shard_plan *shards;
     saccade_block_mask *mask[2];
-    saccade_mod *mod[2];
+    saccade_mod *mod[2], *score;
     int32_t rank;
     int failure;
     saccade_status status;
@@ -395,6 +395,7 @@ typedef struct mistaken {
 
 static void *mistaken_thread(void *arg)
 {
+    static const char *const captures[] = {"h_scale", "rel"};
     mistaken *me = arg;
     const int odd = me->rank == 1;
     saccade_problem p;
@@ -404,6 +405,13 @@ static void *mistaken_thread(void *arg)
     saccade_problem_init(&p);
     p.sizes.D = p.sizes.Dv = odd && me->failure == OTHER_PROBLEM ? 16 : 8;
     p.mask = me->mod[me->failure == OTHER_MASK];
+    p.batch_invariant = odd && me->failure == OTHER_INVARIANCE;
+    if (me->failure == OTHER_GRADIENT) {
+        p.score = me->score;
+        p.gradients = SACCADE_GRADIENT_CAPTURES;
+        p.gradient_captures = &captures[odd];
+        p.n_gradient_captures = 1;
+    }
     saccade_transport_init(&t);
     assert_int_equal(saccade_ranks_transport(me->ranks, me->rank, &t, NULL), SACCADE_OK);
     t.seconds = 100;
@@ -442,6 +450,7 @@ static void failures_of_a_rank(void **state)
     (void)state;
     all.mod[0] = case_mod(SACCADE_MASK, "q - kv < 20 && q >= kv");
     all.mod[1] = case_mod(SACCADE_MASK, "q >= kv");
+    all.score = case_mod(SACCADE_SCORE, "score + h_scale[h] + rel[h, q / 64]");
     for (int i = 0; i < 2; i++)
         assert_int_equal(saccade_block_mask_create(NULL, all.mod[i], &sizes, NULL, NULL, 0,
                                                    NULL, &all.mask[i], NULL),
@@ -464,8 +473,10 @@ static void failures_of_a_rank(void **state)
         for (int32_t i = 0; i < 3; i++)
             pthread_join(thread[i], NULL);
         saccade_ranks_destroy(all.ranks);
-        for (int32_t i = 0; failure == OTHER_PROBLEM && i < 3; i++)
+        for (int32_t i = 0; failure <= OTHER_GRADIENT && i < 3; i++) {
             assert_int_equal(each[i].status, SACCADE_EINVAL);
+            assert_string_equal(each[i].err.where, "dist");
+        }
         if (failure == NO_QUERIES) {
             assert_int_equal(each[1].status, SACCADE_EINVAL);
             assert_string_equal(each[1].err.where, "q");
@@ -476,6 +487,7 @@ static void failures_of_a_rank(void **state)
             assert_int_equal(each[2].status, SACCADE_EINVAL); /* keys that nobody sent it */
     }
     saccade_shard_plan_destroy(all.shards);
+    saccade_mod_destroy(all.score);
     for (int i = 0; i < 2; i++) {
         saccade_block_mask_destroy(all.mask[i]);
         saccade_mod_destroy(all.mod[i]);

@@ -39,9 +39,10 @@ static saccade_status add_text(hash128 *hash, const saccade_mod *mod, saccade_er
     return SACCADE_OK;
 }
 
-/* What all ranks must have in common. */
-static saccade_status digest_of(const saccade_problem *p, const saccade_shard_plan *shards,
-                                int32_t mask, uint64_t digest[2], saccade_error *err)
+/* What all ranks must have in common. captures: whose gradients are wanted, a bit each. */
+static saccade_status digest_of(const saccade_problem *p, uint64_t captures,
+                                const saccade_shard_plan *shards, int32_t mask,
+                                uint64_t digest[2], saccade_error *err)
 {
     const int64_t numbers[] = {p->sizes.H,         p->sizes.Hkv,
                                p->sizes.D,         p->sizes.Dv,
@@ -50,10 +51,12 @@ static saccade_status digest_of(const saccade_problem *p, const saccade_shard_pl
                                p->heads_global,    mask,
                                p->gradients,       p->sinks_dtype,
                                SACCADE_ABI,        shards->options.Q,
-                               shards->options.KV, shards->options.chunk};
+                               shards->options.KV, shards->options.chunk,
+                               p->batch_invariant};
     hash128 hash;
     hash_init(&hash);
     hash_add(&hash, numbers, sizeof numbers);
+    hash_add(&hash, &captures, sizeof captures);
     hash_add(&hash, &p->scale, sizeof p->scale);
     hash_add(&hash, shards->owner, (size_t)shards->chunks * sizeof *shards->owner);
     hash_add(&hash, shards->key_owner, (size_t)shards->key_chunks * sizeof *shards->key_owner);
@@ -83,12 +86,12 @@ static saccade_status create(saccade_context *context, const saccade_problem *pr
             "got %lld, expected 0: ranks hold their keys in one piece each", (long long)p.page);
     FAIL_AT(p.ragged, SACCADE_EINVAL, "ragged", 0, 0,
             "got a ragged problem over ranks, expected one whose batches have one length");
-    TRY(digest_of(&p, shards, mask, digest, err));
     FAIL_AT(quant_is_dtype(p.kv_dtype), SACCADE_EINVAL, "kv_dtype", 0, 0,
             "got %s, expected f32, f16 or bf16: ranks exchange no quantised keys",
             saccade_dtype_name(p.kv_dtype));
     TRY(api_plan_create(context, &p, 1, &plan, err));
     saccade_status status = SACCADE_OK;
+    TRY_GOTO(digest_of(&p, plan->problem.gradient_captures, shards, mask, digest, err));
     FAIL_IF_GOTO(!plan->solver->row_tile, SACCADE_EBACKEND,
                  "dist: back end %s computes no part of a sequence, expected cpu or cuda",
                  plan->backend->name);
