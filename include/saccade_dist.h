@@ -115,7 +115,9 @@ typedef int (*saccade_exchange)(void *user, const saccade_message *sends, int32_
 typedef void (*saccade_abort)(void *user);
 
 /* The same of device memory, put on a stream: returns 0 when it is queued; what comes on the
- * stream afterwards finds it done. If it is not done after `seconds` the transport ends. */
+ * stream afterwards finds it done. If it is not done after `seconds` the transport ends: after
+ * a synchronize the next call on the transport then reports EPEER, and what was computed after
+ * the exchange must not be used. */
 typedef int (*saccade_exchange_on)(void *user, const saccade_message *sends, int32_t n_sends,
                                    const saccade_message *receives, int32_t n_receives,
                                    void *stream, double seconds);
@@ -151,8 +153,11 @@ SACCADE_API void saccade_ranks_destroy(saccade_ranks *ranks);
  * EBACKEND where it is not). One rank makes the id and gives it to the others; then all create
  * at the same time, each with its own device, or have an error when `seconds` of *out have
  * passed. Fills rank, ranks, user and functions of an initialised transport; host memory goes
- * through the device. What fails later, or is not done in time, ends the transport on this
- * rank; other ranks find out when their time is up. destroy waits for nothing after that. */
+ * through the device. An exchange on a stream has `seconds` from when it is queued, or from
+ * when the one before it was done; streams that capture a CUDA graph are refused (EINVAL). What
+ * fails later, or is not done in time, ends the transport on this rank; other ranks find out
+ * when their time is up. destroy waits at most `seconds` of *out for exchanges under way, and
+ * for nothing after a failure. */
 typedef struct saccade_nccl_id {
     char bytes[128];
 } saccade_nccl_id;

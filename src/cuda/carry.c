@@ -261,6 +261,17 @@ static saccade_status carry_await(plan_carrier *c, void *event, void *stream,
     return cu_check(c->driver, failed, "cuStreamWaitEvent", err);
 }
 
+static int carry_is_captured(plan_carrier *c)
+{
+    int state = 0;
+    void *pushed;
+    if (cu_enter(c->driver, c->device, &pushed, NULL) != SACCADE_OK)
+        return 0;
+    const int failed = c->driver->stream_capturing(c->side, &state);
+    cu_leave(c->driver, pushed);
+    return !failed && state != 0;
+}
+
 const plan_carry cu_carry = {
     .open = carry_open,
     .close = carry_close,
@@ -271,4 +282,5 @@ const plan_carry cu_carry = {
     .fork = carry_fork,
     .mark = carry_mark,
     .await = carry_await,
+    .is_captured = carry_is_captured,
 };

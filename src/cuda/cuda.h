@@ -49,6 +49,7 @@ typedef struct cu_launch { /* CUlaunchConfig */
     X(alloc, "cuMemAlloc_v2", (cu_ptr * memory, size_t bytes))                                \
     X(free, "cuMemFree_v2", (cu_ptr memory))                                                  \
     X(copy, "cuMemcpy", (cu_ptr to, cu_ptr from, size_t bytes))                               \
+    X(copy_on, "cuMemcpyAsync", (cu_ptr to, cu_ptr from, size_t bytes, void *stream))         \
     X(fill32, "cuMemsetD32Async", (cu_ptr to, unsigned value, size_t count, void *stream))    \
     X(copy_on_device, "cuMemcpyDtoDAsync_v2",                                                 \
       (cu_ptr to, cu_ptr from, size_t bytes, void *stream))                                   \
@@ -57,6 +58,8 @@ typedef struct cu_launch { /* CUlaunchConfig */
     X(stream_destroy, "cuStreamDestroy_v2", (void *stream))                                   \
     X(stream_wait, "cuStreamWaitEvent", (void *stream, void *event, unsigned flags))          \
     X(stream_synchronize, "cuStreamSynchronize", (void *stream))                              \
+    X(stream_capturing, "cuStreamIsCapturing", (void *stream, int *state))                    \
+    X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *mode))                         \
     X(event_query, "cuEventQuery", (void *event))                                             \
     X(event_create, "cuEventCreate", (void **event, unsigned flags))                          \
     X(event_record, "cuEventRecord", (void *event, void *stream))                             \

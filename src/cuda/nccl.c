@@ -83,12 +83,20 @@ saccade_status saccade_nccl_make_id(saccade_nccl_id *out, saccade_error *err)
 
 /* ---- a rank ---- */
 
-enum { WATCHED = 64, POLL_NS = 20 * 1000 * 1000 };
+enum {
+    WATCHED = 64,
+    POLL_NS = 20 * 1000 * 1000,
+    FULL_POLL_NS = 200 * 1000, /* while somebody waits for room */
+    STUCK_S = 5,               /* a thread inside NCCL for longer is freed by the end alone */
+    RELAXED = 2                /* CU_STREAM_CAPTURE_MODE_RELAXED */
+};
 
-/* An exchange on a stream that may not be done. */
+/* An exchange on a stream that may not be done. It has `seconds` from when it was queued, or
+ * from when the one before it was done. */
 typedef struct watched {
     void *event;
     int64_t until;
+    double seconds;
 } watched;
 
 typedef struct nccl_world {
@@ -98,7 +106,9 @@ typedef struct nccl_world {
     void *comm, *stream; /* stream: for host memory */
     cu_ptr staged;       /* memory of an exchange of host memory */
     size_t staged_bytes;
+    double seconds; /* what is under way may take when the transport is destroyed */
     atomic_int has_failed;
+    pthread_mutex_t in_use; /* held while NCCL works with comm; has_failed is read inside */
     pthread_t watcher;
     int is_watched, is_ending;
     pthread_mutex_t lock;
@@ -116,13 +126,8 @@ static void let_go(nccl_world *w)
         return;
     pthread_cond_destroy(&w->changed);
     pthread_mutex_destroy(&w->lock);
+    pthread_mutex_destroy(&w->in_use);
     free(w);
-}
-
-static void end_comm(nccl_world *w)
-{
-    if (atomic_exchange(&w->has_failed, 1) == 0 && w->comm)
-        nccl.abort(w->comm); /* kernels that wait for others end */
 }
 
 static struct timespec at(int64_t ns)
@@ -136,18 +141,79 @@ static int64_t limit_of(double seconds)
     return clock_ns() + (int64_t)(seconds * 1e9);
 }
 
+static struct timespec in(int64_t ns)
+{
+    return at(clock_ns() + ns);
+}
+
+static void nap(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 50 * 1000}, NULL);
+}
+
+/* ---- the end of the communicator ---- */
+
+/* The mode in which this thread's calls leave graphs alone that other threads capture; the one
+ * before. */
+static int set_capture_mode(const nccl_world *w, int mode)
+{
+    w->driver->capture_mode(&mode);
+    return mode;
+}
+
+/* Frees the communicator, so whoever is inside NCCL comes out first. Who does not may wait in
+ * there for a kernel that waits for a peer: only the end frees both. */
+static void end_comm(nccl_world *w)
+{
+    if (atomic_exchange(&w->has_failed, 1) || !w->comm)
+        return;
+    const int64_t until = limit_of(STUCK_S);
+    int is_mine = pthread_mutex_trylock(&w->in_use) == 0;
+    while (!is_mine && clock_ns() < until) {
+        nap();
+        is_mine = pthread_mutex_trylock(&w->in_use) == 0;
+    }
+    const int mode = set_capture_mode(w, RELAXED);
+    nccl.abort(w->comm); /* kernels that wait for others end */
+    set_capture_mode(w, mode);
+    if (is_mine)
+        pthread_mutex_unlock(&w->in_use);
+}
+
+/* Whether NCCL tells of an error; not while another thread uses the communicator. */
+static int tells_error(nccl_world *w)
+{
+    int error = 0, failed = 0;
+    if (pthread_mutex_trylock(&w->in_use))
+        return 0;
+    if (!atomic_load(&w->has_failed))
+        failed = nccl.async_error(w->comm, &error);
+    pthread_mutex_unlock(&w->in_use);
+    return failed != 0 || error != 0;
+}
+
 /* ---- the watcher ---- */
+
+/* With the lock: the oldest exchange is done. */
+static void take_oldest(nccl_world *w)
+{
+    w->first = (w->first + 1) % WATCHED;
+    w->n--;
+    watched *next = &w->each[w->first];
+    const int64_t until = limit_of(next->seconds);
+    if (w->n && next->until < until)
+        next->until = until;
+    pthread_cond_broadcast(&w->changed);
+}
 
 /* With the lock: exchanges that are done leave the ring; whether one is late or broken. */
 static int look(nccl_world *w)
 {
-    int error = 0;
     while (w->n) {
         const watched *oldest = &w->each[w->first];
         const int state = w->driver->event_query(oldest->event);
         if (state == 0) {
-            w->first = (w->first + 1) % WATCHED;
-            w->n--;
+            take_oldest(w);
             continue;
         }
         if (state != 600) /* CUDA_ERROR_NOT_READY */
@@ -156,18 +222,21 @@ static int look(nccl_world *w)
             return 1;
         break;
     }
-    return nccl.async_error(w->comm, &error) != 0 || error != 0;
+    return tells_error(w);
 }
 
 static void *watch(void *arg)
 {
     nccl_world *w = arg;
     void *pushed;
-    if (cu_enter(w->driver, w->device, &pushed, NULL) != SACCADE_OK)
+    if (cu_enter(w->driver, w->device, &pushed, NULL) != SACCADE_OK) {
+        end_comm(w); /* nobody would watch */
         return NULL;
+    }
+    set_capture_mode(w, RELAXED); /* or a query of an event would end others' captures */
     pthread_mutex_lock(&w->lock);
     while (!w->is_ending) {
-        const struct timespec next = at(clock_ns() + POLL_NS);
+        const struct timespec next = in(w->n == WATCHED ? FULL_POLL_NS : POLL_NS);
         if (w->n == 0)
             pthread_cond_wait(&w->changed, &w->lock);
         else
@@ -182,23 +251,36 @@ static void *watch(void *arg)
     return NULL;
 }
 
-/* An event after what is on the stream; where the ring is full the oldest is waited for. */
+/* A place past the ring's last, for which the watcher makes room where it is full; the watcher
+ * leaves it alone until it is counted. NULL: the transport has ended. */
+static watched *find_room(nccl_world *w)
+{
+    pthread_mutex_lock(&w->lock);
+    while (w->n == WATCHED && !atomic_load(&w->has_failed)) {
+        const struct timespec next = in(POLL_NS);
+        pthread_cond_timedwait(&w->changed, &w->lock, &next);
+    }
+    watched *room = &w->each[(w->first + w->n) % WATCHED];
+    pthread_mutex_unlock(&w->lock);
+    return atomic_load(&w->has_failed) ? NULL : room;
+}
+
+/* An event after what is on the stream. It is put there without the lock: that may have to wait
+ * until the device has done something, which the watcher may have to see to. */
 static int add_watched(nccl_world *w, void *stream, double seconds)
 {
+    watched *last = find_room(w);
+    if (!last)
+        return 1;
     int failed = 0;
-    pthread_mutex_lock(&w->lock);
-    if (w->n == WATCHED) {
-        failed = w->driver->event_synchronize(w->each[w->first].event);
-        w->first = (w->first + 1) % WATCHED;
-        w->n--;
-    }
-    watched *last = &w->each[(w->first + w->n) % WATCHED];
-    if (!failed && !last->event)
+    if (!last->event)
         failed = w->driver->event_create(&last->event, 2 /* CU_EVENT_DISABLE_TIMING */);
     failed = failed ? failed : w->driver->event_record(last->event, stream);
+    pthread_mutex_lock(&w->lock);
+    last->seconds = seconds;
     last->until = limit_of(seconds);
-    w->n += !failed;
-    pthread_cond_signal(&w->changed);
+    w->n += !failed && !atomic_load(&w->has_failed);
+    pthread_cond_broadcast(&w->changed);
     pthread_mutex_unlock(&w->lock);
     return failed;
 }
@@ -213,8 +295,8 @@ static int are_others(const nccl_world *w, const saccade_message *m, int32_t n)
     return 1;
 }
 
-static int put_on(nccl_world *w, const saccade_message *sends, int32_t n_sends,
-                  const saccade_message *receives, int32_t n_receives, void *stream)
+static int put_group(nccl_world *w, const saccade_message *sends, int32_t n_sends,
+                     const saccade_message *receives, int32_t n_receives, void *stream)
 {
     int failed = nccl.group_start();
     for (int32_t i = 0; i < n_sends && !failed; i++)
@@ -227,6 +309,17 @@ static int put_on(nccl_world *w, const saccade_message *sends, int32_t n_sends,
     return failed ? failed : ended;
 }
 
+static int put_on(nccl_world *w, const saccade_message *sends, int32_t n_sends,
+                  const saccade_message *receives, int32_t n_receives, void *stream)
+{
+    int failed = 1;
+    pthread_mutex_lock(&w->in_use);
+    if (!atomic_load(&w->has_failed))
+        failed = put_group(w, sends, n_sends, receives, n_receives, stream);
+    pthread_mutex_unlock(&w->in_use);
+    return failed;
+}
+
 static int exchange_on(void *user, const saccade_message *sends, int32_t n_sends,
                        const saccade_message *receives, int32_t n_receives, void *stream,
                        double seconds)
@@ -237,12 +330,17 @@ static int exchange_on(void *user, const saccade_message *sends, int32_t n_sends
         || !are_others(w, receives, n_receives)
         || cu_enter(w->driver, w->device, &pushed, NULL) != SACCADE_OK)
         return 1;
-    int failed = put_on(w, sends, n_sends, receives, n_receives, stream);
-    failed = failed ? failed : add_watched(w, stream, seconds);
-    if (failed)
-        end_comm(w);
+    int is_captured = 0; /* into a graph: refused, since nothing could be watched */
+    int failed = w->driver->stream_capturing(stream, &is_captured);
+    if (!is_captured) {
+        failed = failed ? failed
+                        : put_on(w, sends, n_sends, receives, n_receives, stream)
+                              || add_watched(w, stream, seconds);
+        if (failed)
+            end_comm(w);
+    }
     cu_leave(w->driver, pushed);
-    return failed || atomic_load(&w->has_failed);
+    return failed || is_captured || atomic_load(&w->has_failed);
 }
 
 static int stage(nccl_world *w, size_t bytes)
@@ -265,7 +363,8 @@ static size_t bytes_of(const saccade_message *m, int32_t n)
     return bytes;
 }
 
-/* Messages of host memory become ones of the device, one after the other from *at on. */
+/* Messages of host memory become ones of the device, one after the other from *place on, copied
+ * on the stream of the exchange: a copy by itself may return before the device has it all. */
 static int to_device(nccl_world *w, const saccade_message *m, int32_t n, int is_copied,
                      cu_ptr *place, saccade_message *out)
 {
@@ -273,7 +372,8 @@ static int to_device(nccl_world *w, const saccade_message *m, int32_t n, int is_
     for (int32_t i = 0; i < n && !failed; i++) {
         out[i] = (saccade_message){(void *)(uintptr_t)*place, m[i].bytes, m[i].peer};
         if (is_copied)
-            failed = w->driver->copy(*place, (cu_ptr)(uintptr_t)m[i].data, m[i].bytes);
+            failed =
+                w->driver->copy_on(*place, (cu_ptr)(uintptr_t)m[i].data, m[i].bytes, w->stream);
         *place += m[i].bytes;
     }
     return failed;
@@ -289,11 +389,10 @@ static int wait_for(nccl_world *w, double seconds)
         return failed;
     failed = w->driver->event_record(event, w->stream);
     while (!failed && (failed = w->driver->event_query(event)) == 600) {
-        const struct timespec nap = {.tv_nsec = 50 * 1000};
         if (atomic_load(&w->has_failed) || clock_ns() > until)
             break;
         failed = 0;
-        nanosleep(&nap, NULL);
+        nap();
     }
     w->driver->event_destroy(event);
     return failed;
@@ -411,6 +510,7 @@ static void begin_waiting(nccl_world *w)
     pthread_cond_init(&w->changed, &how);
     pthread_condattr_destroy(&how);
     pthread_mutex_init(&w->lock, NULL);
+    pthread_mutex_init(&w->in_use, NULL);
 }
 
 static saccade_status open_world(nccl_world *w, double seconds, saccade_error *err)
@@ -427,20 +527,34 @@ static saccade_status open_world(nccl_world *w, double seconds, saccade_error *e
     return SACCADE_OK;
 }
 
-/* Whoever still comes together keeps what it needs: stream and memory are then left alone. */
+/* With the lock: waits for exchanges that are under way; whether all are done. */
+static int finish(nccl_world *w)
+{
+    const int64_t until = limit_of(w->seconds);
+    while (w->n && !atomic_load(&w->has_failed) && clock_ns() < until) {
+        const struct timespec next = in(POLL_NS);
+        pthread_cond_timedwait(&w->changed, &w->lock, &next);
+    }
+    return w->n == 0 && !atomic_load(&w->has_failed);
+}
+
+/* Whoever still comes together keeps what it needs: stream and memory are then left alone. A
+ * communicator with something unfinished is aborted: destroying it would wait for its peers. */
 static void close_world(nccl_world *w)
 {
     void *pushed;
     pthread_mutex_lock(&w->lock);
-    const int is_ready = w->is_ready;
+    const int is_ready = w->is_ready, is_done = is_ready > 0 && finish(w);
     w->is_ending = 1;
     pthread_cond_broadcast(&w->changed);
     pthread_mutex_unlock(&w->lock);
     if (w->is_watched)
         pthread_join(w->watcher, NULL);
     if (is_ready && cu_enter(w->driver, w->device, &pushed, NULL) == SACCADE_OK) {
-        if (w->comm && !atomic_load(&w->has_failed))
-            (is_ready > 0 ? nccl.destroy : nccl.abort)(w->comm);
+        if (!is_done || tells_error(w))
+            end_comm(w);
+        else
+            nccl.destroy(w->comm);
         for (int i = 0; i < WATCHED; i++)
             if (w->each[i].event)
                 w->driver->event_destroy(w->each[i].event);
@@ -474,6 +588,7 @@ saccade_status saccade_nccl_create(const saccade_nccl_id *id, int32_t rank, int3
     w->rank = rank;
     w->ranks = ranks;
     w->id = *id;
+    w->seconds = own.seconds;
     atomic_init(&w->references, 1);
     const saccade_status status = open_world(w, own.seconds, err);
     if (status != SACCADE_OK) {

@@ -373,6 +373,11 @@ static saccade_status exchange(saccade_dist *d, const plan_rows_side *sent,
         return SACCADE_OK;
     const int failed = t->exchange_on(t->user, sends, n, receives, m,
                                       d->device->ops->side(d->device->carrier), t->seconds);
+    FAIL_AT(failed && d->device->ops->is_captured(d->device->carrier), SACCADE_EINVAL, "stream",
+            0, 0,
+            "got one that captures a CUDA graph, expected none: this transport's exchanges "
+            "cannot be captured (code %d)",
+            failed);
     FAIL_AT(failed, SACCADE_EPEER, "transport", 0, 0,
             "rank %d: another rank failed, or did not answer within %g s (code %d)", t->rank,
             t->seconds, failed);

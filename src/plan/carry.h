@@ -56,6 +56,8 @@ typedef struct plan_carry {
     saccade_status (*fork)(plan_carrier *c, void *stream, saccade_error *err);
     saccade_status (*mark)(plan_carrier *c, void **event, saccade_error *err);
     saccade_status (*await)(plan_carrier *c, void *event, void *stream, saccade_error *err);
+    /* Whether what comes on the side stream is recorded rather than run. */
+    int (*is_captured)(plan_carrier *c);
 } plan_carry;
 
 #endif
