@@ -295,6 +295,15 @@ static int are_others(const nccl_world *w, const saccade_message *m, int32_t n)
     return 1;
 }
 
+/* Into the device's context, where these messages can be exchanged. */
+static int enter(const nccl_world *w, const saccade_message *sends, int32_t n_sends,
+                 const saccade_message *receives, int32_t n_receives, void **pushed)
+{
+    return !atomic_load(&w->has_failed) && are_others(w, sends, n_sends)
+           && are_others(w, receives, n_receives)
+           && cu_enter(w->driver, w->device, pushed, NULL) == SACCADE_OK;
+}
+
 static int put_group(nccl_world *w, const saccade_message *sends, int32_t n_sends,
                      const saccade_message *receives, int32_t n_receives, void *stream)
 {
@@ -326,9 +335,7 @@ static int exchange_on(void *user, const saccade_message *sends, int32_t n_sends
 {
     nccl_world *w = user;
     void *pushed;
-    if (atomic_load(&w->has_failed) || !are_others(w, sends, n_sends)
-        || !are_others(w, receives, n_receives)
-        || cu_enter(w->driver, w->device, &pushed, NULL) != SACCADE_OK)
+    if (!enter(w, sends, n_sends, receives, n_receives, &pushed))
         return 1;
     int is_captured = 0; /* into a graph: refused, since nothing could be watched */
     int failed = w->driver->stream_capturing(stream, &is_captured);
@@ -420,9 +427,7 @@ static int exchange(void *user, const saccade_message *sends, int32_t n_sends,
 {
     nccl_world *w = user;
     void *pushed;
-    if (atomic_load(&w->has_failed) || !are_others(w, sends, n_sends)
-        || !are_others(w, receives, n_receives)
-        || cu_enter(w->driver, w->device, &pushed, NULL) != SACCADE_OK)
+    if (!enter(w, sends, n_sends, receives, n_receives, &pushed))
         return 1;
     if (exchange_host(w, sends, n_sends, receives, n_receives, seconds))
         end_comm(w);
