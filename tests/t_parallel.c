@@ -151,8 +151,13 @@ static void loops_may_be_nested(void **state)
         assert_int_equal(wrong[i], 0);
 }
 
-/* The answer of a child that runs a loop; a hang ends by its alarm. */
-static int answer_of_a_child(void)
+static int threads_are_wrong(void)
+{
+    return loop_is_wrong(4) || (HAVE_THREADS && !two_threads_meet());
+}
+
+/* The answer of a child; a hang ends by its alarm. */
+static int answer_of_a_child(int (*is_wrong)(void))
 {
     int status = 0;
     fflush(NULL);
@@ -160,7 +165,7 @@ static int answer_of_a_child(void)
     assert_true(child >= 0);
     if (child == 0) {
         alarm(HANG_SECONDS);
-        _exit(loop_is_wrong(4) || (HAVE_THREADS && !two_threads_meet()));
+        _exit(is_wrong());
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     return status;
@@ -179,7 +184,7 @@ static void children_of_fork_have_their_own(void **state)
     if (is_fork_untestable())
         skip();
     assert_int_equal(loop_is_wrong(4), 0);
-    assert_int_equal(answer_of_a_child(), 0);
+    assert_int_equal(answer_of_a_child(threads_are_wrong), 0);
     assert_int_equal(loop_is_wrong(4), 0);
 }
 
@@ -187,7 +192,7 @@ static void *fork_often(void *arg)
 {
     int *answer = arg;
     for (int i = 0; i < 20 && *answer == 0; i++)
-        *answer = answer_of_a_child();
+        *answer = answer_of_a_child(threads_are_wrong);
     return NULL;
 }
 
@@ -290,18 +295,10 @@ static int team_is_inside(void)
 }
 
 /* A child has no team of its parent's. */
-static void child_runs_without_a_team(void)
+static int loop_takes_a_team(void)
 {
-    int status = 0;
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        n_teams = 0;
-        alarm(HANG_SECONDS);
-        _exit(loop_is_wrong(3) + n_teams);
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_int_equal(status, 0);
+    n_teams = 0;
+    return loop_is_wrong(3) + n_teams;
 }
 
 static void a_host_may_share_its_team(void **state)
@@ -322,7 +319,7 @@ static void a_host_may_share_its_team(void **state)
     loops_may_be_nested(state); /* inner loops on threads of the library's own */
     assert_int_equal(n_teams, 1);
     if (!is_fork_untestable())
-        child_runs_without_a_team();
+        assert_int_equal(answer_of_a_child(loop_takes_a_team), 0);
     n_teams = 0;
     assert_int_equal(saccade_share_openmp(NULL, NULL, NULL, &err), SACCADE_OK);
     assert_int_equal(loop_is_wrong(3), 0);
