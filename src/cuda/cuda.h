@@ -151,11 +151,12 @@ int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung
 int cu_decode_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out);
 /* Query heads that read one KV head. */
 int cu_group(const saccade_sizes *sizes);
-/* Whether so few rows go to the decode program, and its count of spans (see decode.cu). */
-int cu_decode_takes_rows(const saccade_sizes *sizes);
+/* Whether a run goes to the decode program; its count of spans (see decode.cu), the most that
+ * it takes of them, and of rows. */
 int cu_decode_applies(const saccade_sizes *sizes);
-int64_t cu_decode_spans_most(void);
 int64_t cu_decode_spans(const saccade_sizes *sizes);
+int64_t cu_decode_spans_most(void);
+int64_t cu_decode_rows_most(const saccade_sizes *sizes);
 /* Decode in one launch: CTAs of a cluster that has a span, or several, to itself, and CTAs in
  * all; 0: two launches with equal shares are better. blocks: of a span; is_light: little
  * arithmetic beside the products. */

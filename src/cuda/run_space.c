@@ -84,11 +84,10 @@ static size_t larger(size_t a, size_t b)
  * has too many. */
 static saccade_sizes decode_sizes_most(const cu_state *s, const saccade_sizes *sizes)
 {
+    const int has_decode = s->programs[CU_DECODE].form.tile.groups > 0;
+    const int64_t most = has_decode ? cu_decode_rows_most(sizes) : 0;
     saccade_sizes few = *sizes;
-    if (!s->programs[CU_DECODE].form.tile.groups)
-        few.Q = 0;
-    while (few.Q && !cu_decode_takes_rows(&few))
-        few.Q = few.Q > 64 ? 64 : few.Q - 1;
+    few.Q = few.Q < most ? few.Q : most;
     return few;
 }
 

@@ -124,14 +124,14 @@ int64_t cu_decode_spans_most(void)
     return SPANS_MOST; /* counts of blocks lie in shared memory */
 }
 
-int cu_decode_takes_rows(const saccade_sizes *s)
+int64_t cu_decode_rows_most(const saccade_sizes *s)
 {
-    return cu_group(s) * s->Q <= DECODE_MOST; /* more fill a prefill tile */
+    return DECODE_MOST / cu_group(s); /* more fill a prefill tile */
 }
 
 int cu_decode_applies(const saccade_sizes *s)
 {
-    return cu_decode_takes_rows(s) && cu_decode_spans(s) <= SPANS_MOST;
+    return s->Q <= cu_decode_rows_most(s) && cu_decode_spans(s) <= SPANS_MOST;
 }
 
 /* Clusters of so many CTAs that are on the device at once: seven groups of 16 multiprocessors
