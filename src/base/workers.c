@@ -43,7 +43,7 @@ typedef struct crew {
     fenv_t arithmetic;
     int cpu;          /* the caller's, when it called */
     _Atomic int busy; /* workers that are to leave, and 1 while the caller watches for it */
-    _Atomic int n_awaited; /* workers that sleep and nobody has woken yet; never too few */
+    _Atomic int n_awaited; /* workers that sleep and nobody has woken yet */
     sem_t all_left;        /* posted by who brings busy to 0 */
 } crew;
 

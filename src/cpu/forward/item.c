@@ -154,6 +154,7 @@ static void merge_splits(const cpu_job *job, int64_t at, int thread)
 {
     const cpu_item item = cpu_item_of(job, at * job->g.splits);
     cpu_worker *w = item_worker_of(job, thread);
+    w->kernels = cpu_state_of(job->plan)->needs.kernels; /* not the last item's */
     item_open(w, &item);
     item_clear_rows(w, 0, w->rows);
     for (int64_t n = 0; n < job->g.splits; n++)

@@ -1,5 +1,5 @@
-/* Tiles, splits and workspace: pure functions of the problem's integers, so that results do
- * not depend on the number of threads and every size can be tested without running.
+/* Tiles, splits and workspace: pure functions of the problem's integers, so that every size can
+ * be tested without running. The number of threads decides who packs keys, and no result.
  *
  * K and V are packed once per (batch, kv head). Where one item holds every row of a group the
  * item packs each block of keys itself, just before its use: then K and V are read once, and
