@@ -174,6 +174,13 @@ def saccade_rows(arguments):
             return list(csv.DictReader(file))
 
 
+def beside(ours, theirs):
+    """Cells of their times, and of how often ours goes into them; None is blank."""
+    cells = [f"{ms:9.4g}" if ms else " " * 9 for ms in theirs]
+    ratios = [f"{ms / ours:6.2f}x" if ms else " " * 7 for ms in theirs]
+    return " ".join(cells + ratios)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -219,10 +226,8 @@ def main():
         limit = f"{100 * float(row['of_ceiling']):.0f} %" if row["of_ceiling"] else ""
         theirs = time_torch(row["variant"], row["problem"], arguments.repeats,
                             not arguments.no_flex)
-        cells = [f"{ms:9.4g}" if ms else " " * 9 for ms in theirs]
-        ratios = [f"{ms / ours:6.2f}x" if ms else " " * 7 for ms in theirs]
         print(f"{row['variant']:16} {row['problem']:36} {ours:10.4g} {rate:>12} {limit:>8} "
-              f"{' '.join(cells)} {' '.join(ratios)}", flush=True)
+              f"{beside(ours, theirs)}", flush=True)
     if n_rows == 0:
         sys.exit(f"--only: got '{arguments.only}', expected a part of a row's label")
 

@@ -30,7 +30,7 @@ except ImportError:
     sys.exit(0)
 
 import saccade.torch as ours
-from peers_torch import read_problem
+from peers_torch import beside, read_problem
 
 MASKS = {"causal": "causal()", "window 512": "sliding_window(512)"}
 
@@ -132,10 +132,8 @@ def main():
             ms = medians(contenders(row["variant"], read_problem(row["problem"]),
                                     arguments.flex), arguments.seconds)
         own = ms["saccade"]
-        cells = [f"{ms[n]:9.4g}" if n in ms else " " * 9 for n in ("sdpa", "flex")]
-        ratios = [f"{ms[n] / own:6.2f}x" if n in ms else " " * 7 for n in ("sdpa", "flex")]
-        print(f"{row['variant']:12} {row['problem']:36} {own:10.4g} {' '.join(cells)} "
-              f"{' '.join(ratios)}", flush=True)
+        print(f"{row['variant']:12} {row['problem']:36} {own:10.4g} "
+              f"{beside(own, [ms.get('sdpa'), ms.get('flex')])}", flush=True)
     if n_rows == 0:
         sys.exit(f"--only: got '{arguments.only}', expected a part of a row's label")
 
