@@ -5,8 +5,8 @@
 #include "base/clock.h"
 #include "saccade_dist.h"
 #include "support/forward_case.h"
+#include "support/rank_threads.h"
 
-#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -170,16 +170,12 @@ static void *rank_thread(void *arg)
 
 static void all_ranks(world *w)
 {
-    pthread_t thread[RANKS_MOST];
     one_rank rank[RANKS_MOST];
     const int32_t n = w->c->ranks;
     assert_int_equal(saccade_ranks_create(n, &w->ranks, NULL), SACCADE_OK);
-    for (int32_t i = 0; i < n; i++) {
-        rank[i] = (one_rank){.w = w, .rank = i};
-        assert_int_equal(pthread_create(&thread[i], NULL, rank_thread, &rank[i]), 0);
-    }
     for (int32_t i = 0; i < n; i++)
-        pthread_join(thread[i], NULL);
+        rank[i] = (one_rank){.w = w, .rank = i};
+    rank_threads_run(n, rank_thread, rank, sizeof *rank);
     saccade_ranks_destroy(w->ranks);
     for (int32_t i = 0; i < n; i++)
         if (rank[i].status != SACCADE_OK)
@@ -347,17 +343,15 @@ static void *lonely_thread(void *arg)
 static void pair(const lonely *a, const lonely *b, int failed_a, int failed_b)
 {
     saccade_ranks *ranks;
-    pthread_t thread[2];
+    const int32_t n = b ? 2 : 1;
     lonely each[2] = {*a, b ? *b : *a};
     assert_int_equal(saccade_ranks_create(2, &ranks, NULL), SACCADE_OK);
     const int64_t start = clock_ns();
-    for (int i = 0; i < (b ? 2 : 1); i++) {
+    for (int32_t i = 0; i < n; i++) {
         each[i].ranks = ranks;
         each[i].rank = i;
-        assert_int_equal(pthread_create(&thread[i], NULL, lonely_thread, &each[i]), 0);
     }
-    for (int i = 0; i < (b ? 2 : 1); i++)
-        pthread_join(thread[i], NULL);
+    rank_threads_run(n, lonely_thread, each, sizeof *each);
     assert_true(clock_ns() - start < 20 * (int64_t)1000000000);
     assert_int_equal(each[0].failed != 0, failed_a);
     if (b)
@@ -446,7 +440,6 @@ static void failures_of_a_rank(void **state)
 {
     static const saccade_sizes sizes = {1, 1, 1, 400, 400, 8, 8};
     mistaken all = {0}, each[3];
-    pthread_t thread[3];
     (void)state;
     all.mod[0] = case_mod(SACCADE_MASK, "q - kv < 20 && q >= kv");
     all.mod[1] = case_mod(SACCADE_MASK, "q >= kv");
@@ -468,10 +461,8 @@ static void failures_of_a_rank(void **state)
             each[i] = all;
             each[i].rank = i;
             each[i].failure = failure;
-            assert_int_equal(pthread_create(&thread[i], NULL, mistaken_thread, &each[i]), 0);
         }
-        for (int32_t i = 0; i < 3; i++)
-            pthread_join(thread[i], NULL);
+        rank_threads_run(3, mistaken_thread, each, sizeof *each);
         saccade_ranks_destroy(all.ranks);
         for (int32_t i = 0; failure <= OTHER_GRADIENT && i < 3; i++) {
             assert_int_equal(each[i].status, SACCADE_EINVAL);

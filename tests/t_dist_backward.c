@@ -3,9 +3,9 @@
  * tensors of every kind of index, sinks, gradients that are added, batches, bf16. */
 #include "base/convert.h"
 #include "saccade_dist.h"
+#include "support/rank_threads.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -253,7 +253,6 @@ static void begin_gradients(const whole *w, const saccade_tensor *t)
 
 static void all_ranks(whole *w)
 {
-    pthread_t thread[RANKS_MOST];
     one_rank rank[RANKS_MOST];
     begin_gradients(w, w->t);
     assert_int_equal(saccade_ranks_create(w->c->ranks, &w->ranks, NULL), SACCADE_OK);
@@ -261,10 +260,8 @@ static void all_ranks(whole *w)
         rank[r] = (one_rank){.w = w, .rank = r};
         for (int i = 0; i < TABLE; i++)
             w->d_table[r][i] = w->c->added ? 1 : -77;
-        assert_int_equal(pthread_create(&thread[r], NULL, rank_thread, &rank[r]), 0);
     }
-    for (int32_t r = 0; r < w->c->ranks; r++)
-        pthread_join(thread[r], NULL);
+    rank_threads_run(w->c->ranks, rank_thread, rank, sizeof *rank);
     saccade_ranks_destroy(w->ranks);
     for (int32_t r = 0; r < w->c->ranks; r++)
         if (rank[r].status != SACCADE_OK)

@@ -6,9 +6,9 @@
 #include "cuda/cuda.h"
 #include "saccade_dist.h"
 #include "support/device_case.h"
+#include "support/rank_threads.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -344,16 +344,12 @@ static void *rank_thread(void *arg)
 
 static void all_ranks(whole *w, int32_t devices)
 {
-    pthread_t thread[RANKS_MOST];
     one_rank rank[RANKS_MOST];
     const int32_t n = w->c->ranks;
     assert_int_equal(saccade_ranks_create(n, &w->ranks, NULL), SACCADE_OK);
-    for (int32_t i = 0; i < n; i++) {
-        rank[i] = (one_rank){.w = w, .rank = i, .device = w->is_nccl ? i % devices : 0};
-        assert_int_equal(pthread_create(&thread[i], NULL, rank_thread, &rank[i]), 0);
-    }
     for (int32_t i = 0; i < n; i++)
-        pthread_join(thread[i], NULL);
+        rank[i] = (one_rank){.w = w, .rank = i, .device = w->is_nccl ? i % devices : 0};
+    rank_threads_run(n, rank_thread, rank, sizeof *rank);
     saccade_ranks_destroy(w->ranks);
     for (int32_t i = 0; i < n; i++)
         if (rank[i].status != SACCADE_OK)

@@ -3,9 +3,9 @@
  * and the same bits on every rank. A rank that gives up is an error on the others. */
 #include "base/clock.h"
 #include "saccade_dist.h"
+#include "support/rank_threads.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -151,14 +151,10 @@ static void *rank_thread(void *arg)
 
 static void all_ranks(world *w, one_rank rank[RANKS])
 {
-    pthread_t thread[RANKS];
     assert_int_equal(saccade_ranks_create(RANKS, &w->ranks, NULL), SACCADE_OK);
-    for (int32_t i = 0; i < RANKS; i++) {
-        rank[i] = (one_rank){.w = w, .rank = i};
-        assert_int_equal(pthread_create(&thread[i], NULL, rank_thread, &rank[i]), 0);
-    }
     for (int32_t i = 0; i < RANKS; i++)
-        pthread_join(thread[i], NULL);
+        rank[i] = (one_rank){.w = w, .rank = i};
+    rank_threads_run(RANKS, rank_thread, rank, sizeof *rank);
     saccade_ranks_destroy(w->ranks);
 }
 
