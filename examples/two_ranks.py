@@ -1,10 +1,11 @@
 """A small decoder trained on packed documents, its sequence spread over two processes.
 
-    python examples/two_ranks.py [--steps 5] [--length 1024]
+    python examples/two_ranks.py [--steps 5] [--length 1024] [--device cpu]
 
 Every rank holds half of the rows, dealt so that both have as much to compute under the mask;
 masks are those of the whole sequence, and so are positions. Rank 0 trains the same model alone
-beside it: the losses are equal within rounding, which is checked. Runs over gloo on the CPU.
+beside it: the losses are equal within rounding, which is checked. Runs on two GPUs over NCCL
+where they are, else on the CPU over gloo.
 """
 
 import argparse
@@ -78,19 +79,31 @@ def step(model, optimizer, tokens, targets, mask, length, is_shared):
     return whole.item()
 
 
-def new_model():
+def new_model(device):
     torch.manual_seed(2)
-    model = Decoder()
+    model = Decoder().to(device)
     return model, torch.optim.Adam(model.parameters(), 3e-3)
 
 
-def train(rank, store, steps, length):
+def join_group(rank, store, kind):
+    """This rank's device."""
+    device = torch.device(kind, rank if kind == "cuda" else None)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // RANKS))
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, RANKS), rank=rank, world_size=RANKS
+        "nccl" if kind == "cuda" else "gloo",
+        store=dist.FileStore(store, RANKS),
+        rank=rank,
+        world_size=RANKS,
     )
+    return device
+
+
+def train(rank, store, steps, length, kind):
+    device = join_group(rank, store, kind)
     document, stream = packed(length)
-    tokens, targets = stream[:-1], stream[1:]
+    tokens, targets = stream[:-1].to(device), stream[1:].to(device)
     mask = create_block_mask(
         lambda b, h, q, kv: (q >= kv) & (document[q] == document[kv]),
         None,
@@ -98,7 +111,7 @@ def train(rank, store, steps, length):
         length,
         length,
     )
-    model, optimizer = new_model()
+    model, optimizer = new_model(device)
     alone, losses = [], []
     with context_parallel(
         None, (1, HEADS, length, DIM // HEADS), [mask], layers=[LAYERS]
@@ -107,7 +120,7 @@ def train(rank, store, steps, length):
         for _ in range(steps):
             losses.append(step(model, optimizer, mine, wanted, mask, length, True))
     if rank == 0:
-        model, optimizer = new_model()
+        model, optimizer = new_model(device)
         for _ in range(steps):
             alone.append(step(model, optimizer, tokens, targets, mask, length, False))
         for n, (shared, one) in enumerate(zip(losses, alone)):
@@ -123,10 +136,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--length", type=int, default=1024)
+    on = "cuda" if torch.cuda.device_count() >= RANKS else "cpu"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=on)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = os.path.join(folder, "store")
-        processes.spawn(train, (store, options.steps, options.length), RANKS)
+        processes.spawn(train, (store, options.steps, options.length, options.device), RANKS)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,9 @@ def over_ranks(rank, mode, by_torch, whole, weight, masks, bias, score, out, lse
             flex_attention(*own, None, None, enable_gqa=True)
         with pytest.raises(ValueError, match="this rank's rows"):
             flex_attention(*whole, None, masks[0], enable_gqa=True)
+    told = cp.statistics()
+    assert sum(s.rows for s in told) == N and told[0].received == told[1].sent
+    assert told[0].imbalance == max(s.area for s in told) / told[1].mean_area < 1.5
     assert sorted(torch.cat([cp.positions, cp._rows[1 - rank]]).tolist()) == list(range(N))
     assert torch.equal(cp.unshard(part), out.detach())
     assert torch.equal(cp.unshard(part_lse), lse.detach())

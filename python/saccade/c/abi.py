@@ -306,6 +306,21 @@ class ShardOptions(Record):
     ]
 
 
+class ShardStats(Record):
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("rows", C.c_int64),
+        ("keys", C.c_int64),
+        ("area", C.c_double),
+        ("received", C.c_int64),
+        ("sent", C.c_int64),
+        ("peers", C.c_int32),
+        ("mean_area", C.c_double),
+        ("imbalance", C.c_double),
+        ("seconds", C.c_double),
+    ]
+
+
 class Message(C.Structure):
     _fields_ = [("data", C.c_void_p), ("bytes", C.c_size_t), ("peer", C.c_int32)]
 
@@ -367,6 +382,7 @@ MIRRORS = {
     "saccade_kv_options": KvOptions,
     "saccade_range": Range,
     "saccade_shard_options": ShardOptions,
+    "saccade_shard_stats": ShardStats,
     "saccade_message": Message,
     "saccade_transport": Transport,
 }
@@ -533,6 +549,7 @@ _declare("merge", _S, _P, C.POINTER(MergeArgs), _E)
 _declare("plan_row_tile", C.c_int64, _P, C.POINTER(Sizes))
 _declare("shard_plan_create", _S, C.POINTER(ShardOptions), C.POINTER(_P), _E)
 _declare("shard_plan_destroy", None, _P)
+_declare("shard_get_stats", _S, _P, C.c_int32, C.POINTER(ShardStats), _E)
 _declare("shard_rows", C.c_int32, _P, C.c_int32, C.POINTER(C.POINTER(Range)))
 _declare("shard_keys", C.c_int32, _P, C.c_int32, C.POINTER(C.POINTER(Range)))
 _declare(

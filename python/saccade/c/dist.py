@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes as C
-from typing import Callable, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 from . import abi, objects
 from .abi import lib
@@ -17,6 +17,22 @@ _EXCHANGE = C.CFUNCTYPE(
     C.c_int32,
     C.c_double,
 )
+
+
+class ShardStats(NamedTuple):
+    """saccade_shard_stats: rows and keys held, live positions, keys that travel, peers that
+    something comes from, the mean of live positions over ranks, their largest over the mean,
+    and the time that the plan took."""
+
+    rows: int
+    keys: int
+    area: float
+    received: int
+    sent: int
+    peers: int
+    mean_area: float
+    imbalance: float
+    seconds: float
 
 
 class ShardPlan:
@@ -42,6 +58,12 @@ class ShardPlan:
         at = C.POINTER(abi.Range)()
         n = lib.saccade_shard_keys(self.handle, rank, C.byref(at))
         return [(at[i].first, at[i].count) for i in range(n)]
+
+    def stats(self, rank: int) -> ShardStats:
+        """What a rank holds, computes, gets and gives, summed over masks and their layers."""
+        s = abi.ShardStats()
+        abi.call("shard_get_stats", self.handle, rank, C.byref(s))
+        return ShardStats(*(getattr(s, name) for name in ShardStats._fields))
 
     def needs(self, mask: int, rank: int, peer: int) -> list[tuple[int, int]]:
         """(first, count) of the keys held by peer that the rows of rank touch, rising."""

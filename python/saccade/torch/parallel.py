@@ -133,6 +133,10 @@ class ContextParallel:
             whole[at.to(whole.device)] = part[: len(at)]
         return whole.movedim(0, dim)
 
+    def statistics(self) -> list[c_dist.ShardStats]:
+        """By rank: what it holds and computes, and the keys that travel."""
+        return [self.shards.stats(r) for r in range(self.ranks)]
+
     # ---- the transport ----
 
     def _exchange(self, sends, receives, seconds):
