@@ -6,7 +6,8 @@
  * [pages, Hkv, page, D] and one of V, of any strides, that all obey the one table. A step is
  *
  *     saccade_kv_grow(cache, sequences, counts, n)      once: room for new keys, or nothing
- *     saccade_kv_write(cache, k_pool, v_pool, k, v)     for each layer: the new keys
+ *     saccade_kv_write(cache, k_pool, v_pool, k, v)     for each layer: the new keys, or
+ *     saccade_append(context, args)                     .. quantised, or on a GPU
  *     saccade_kv_table(cache, sequences, n, ...)        block_table and seq_lens of the run
  *     saccade_forward(...)
  *
@@ -76,6 +77,45 @@ SACCADE_API saccade_status saccade_kv_write(const saccade_kv *cache,
                                             const saccade_tensor *v_pool,
                                             const saccade_tensor *k, const saccade_tensor *v,
                                             saccade_error *err);
+
+/* ---- new keys into pools, with a cache or without --------------------------------------- */
+
+/* New keys are cast to their pool's dtype or, where that is e4m3, e5m2, i8 or i4, made codes,
+ * in one launch, on the host or on a GPU. Codes obey saccade_quantize's rule: where each key
+ * has scales of its own (tokens 1), they are made and written; others are read as they are,
+ * and what is beyond them saturates. NULL for v and v_pool: V is a view of K.
+ *
+ * Where keys go lies where the pools lie and is read when the run is there: nothing waits, and
+ * the launch can be captured in a graph. A key whose slot or page is -1 or lies outside of the
+ * pool goes nowhere, and so do keys past cu_seqlens[B]. No two keys may have one place. */
+typedef struct saccade_append_args {
+    size_t size;
+    const saccade_tensor *k, *v;           /* [N, Hkv, D]; f32, f16 or bf16 */
+    const saccade_tensor *k_pool, *v_pool; /* [pages, Hkv, page, D] */
+    const saccade_tensor *k_scale, *v_scale; /* as in saccade_forward_args, or NULL */
+    int32_t k_scale_tokens, k_scale_channels, v_scale_tokens, v_scale_channels;
+    /* [N] i32 or i64: page * page size + key of the page; NULL: those that follow say where */
+    const saccade_tensor *slots;
+    const saccade_pages *pages;       /* as the run takes them, no chunks; NULL: page b is all
+                                       * of batch b */
+    const saccade_tensor *kv_len;     /* [B] i32 keys of each batch, the new ones as its last,
+                                       * as the run takes it; or pages.last_page_len */
+    const saccade_tensor *cu_seqlens; /* [B + 1] i32: batch b's new keys are cu_seqlens[b] to
+                                       * cu_seqlens[b + 1]; NULL: N / B each */
+    void *stream;                     /* CUstream */
+} saccade_append_args;
+static inline void saccade_append_args_init(saccade_append_args *args)
+{
+    saccade_record_init(args, sizeof *args);
+}
+/* context may be NULL; its threads change no bit. */
+SACCADE_API saccade_status saccade_append(const saccade_context *context,
+                                          const saccade_append_args *args, saccade_error *err);
+/* Compiles what saccade_append runs on a GPU, or takes it from the cache; else the first call
+ * does. */
+SACCADE_API saccade_status saccade_append_prepare(int32_t device, saccade_error *err);
+
+/* ---- tables of a cache ------------------------------------------------------------------ */
 
 /* The rows of these sequences: entries table[i * columns + ...], -1 past their ends, and their
  * lengths, either of which may be NULL. EINVAL: a sequence has more pages than columns. */

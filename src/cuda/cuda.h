@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "base/strings.h"
 #include "cuda/kern/launch.h"
+#include "kv/append.h"
 #include "plan/plan.h"
 
 /* ---- driver.c: libcuda by dlopen ---- */
@@ -428,5 +429,11 @@ saccade_status cu_compile_peak(const char *arch, cu_image *out, saccade_error *e
 /* ---- explain.c ---- */
 
 saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *err);
+
+/* ---- append_launch.c: new keys into pools ---- */
+
+/* Compiled at the first call for a GPU's architecture, and kept. */
+saccade_status cu_append_prepare(int device, saccade_error *err);
+saccade_status cu_append(const kv_append *a, int device, void *stream, saccade_error *err);
 
 #endif

@@ -5,6 +5,8 @@
 
 #include "saccade_kv.h"
 
+#include "kv/append.h"
+
 typedef struct kv_sequence {
     int64_t length; /* keys; -1: none such */
     int64_t dropped; /* leading pages that are absent */
@@ -47,5 +49,10 @@ static inline int32_t *kv_row(const saccade_kv *cache, int32_t sequence)
 /* EINVAL where there is no such sequence. */
 saccade_status kv_check_sequence(const saccade_kv *cache, int32_t sequence,
                                  saccade_error *err);
+
+/* ---- kv_append.c ---- */
+
+/* Writes new keys on the host; everything is checked, but for where keys go. */
+void kv_append_keys(const kv_append *a, int threads);
 
 #endif
