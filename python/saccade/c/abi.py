@@ -274,6 +274,22 @@ class MergeArgs(Record):
     ]
 
 
+class AppendArgs(Record):
+    _fields_ = (
+        [("size", C.c_size_t)]
+        + _tensors("k", "v", "k_pool", "v_pool", "k_scale", "v_scale")
+        + [
+            (f"{side}_scale_{of}", C.c_int32)
+            for side in "kv"
+            for of in ("tokens", "channels")
+        ]
+        + _tensors("slots")
+        + [("pages", C.POINTER(Pages))]
+        + _tensors("kv_len", "cu_seqlens")
+        + [("stream", C.c_void_p)]
+    )
+
+
 class KvOptions(Record):
     _fields_ = [("size", C.c_size_t)] + [
         (n, C.c_int64) for n in ("pages", "page", "sequences", "most_keys")
@@ -380,6 +396,7 @@ MIRRORS = {
     "saccade_merge_args": MergeArgs,
     "saccade_quantize_args": QuantizeArgs,
     "saccade_kv_options": KvOptions,
+    "saccade_append_args": AppendArgs,
     "saccade_range": Range,
     "saccade_shard_options": ShardOptions,
     "saccade_shard_stats": ShardStats,
@@ -544,6 +561,8 @@ _declare("forward", _S, _P, C.c_void_p, _E)
 _declare("backward", _S, _P, C.c_void_p, _E)
 _declare("backward_workspace", _S, _P, C.c_void_p, C.POINTER(C.c_size_t), _E)
 _declare("tangent", _S, _P, C.POINTER(TangentArgs), _E)
+_declare("append", _S, _P, C.POINTER(AppendArgs), _E)
+_declare("append_prepare", _S, C.c_int32, _E)
 _declare("quantize", _S, _P, C.POINTER(QuantizeArgs), _E)
 _declare("merge", _S, _P, C.POINTER(MergeArgs), _E)
 _declare("plan_row_tile", C.c_int64, _P, C.POINTER(Sizes))

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+from .append import append_keys
 from .block_mask import BlockMask, noop_mask
 from .bounds import check
+from .cache import PagedCache
 from .flex import AuxOutput, AuxRequest, MaskMod, ScoreMod, explain, flex_attention
 from .masks import and_masks, create_block_mask, create_mask, or_masks
 from .mods import mask, score
@@ -26,6 +28,8 @@ _share()
 __all__ = [
     "flex_attention",
     "cached_attention",
+    "append_keys",
+    "PagedCache",
     "quantize",
     "varlen_attention",
     "create_block_mask",

@@ -15,7 +15,7 @@ from ..c import abi, objects
 from .mods import view
 from .serving import CODES, cache_view
 
-_TENSORS = {short: dtype for dtype, short in CODES.items()}
+CODE_TENSORS = {short: dtype for dtype, short in CODES.items()}
 
 
 def quantize(
@@ -34,8 +34,8 @@ def quantize(
     scale: used as it is, for what is appended to a cache. More than one of them must divide the
     rows, or channels, of x: cached_attention reads the sizes of groups off the shape of scale.
     Errors: ValueError for a dtype, a shape or a group that cannot be."""
-    if dtype not in _TENSORS:
-        raise ValueError(f"dtype: got {dtype!r}, expected one of {', '.join(_TENSORS)}")
+    if dtype not in CODE_TENSORS:
+        raise ValueError(f"dtype: got {dtype!r}, expected one of {', '.join(CODE_TENSORS)}")
     if x.dim() != 4 or x.is_cuda:
         raise ValueError("x: expected a tensor of rank 4 on the host")
     B, H, N, D = x.shape
@@ -45,7 +45,7 @@ def quantize(
     x = x.detach().contiguous()
     if dtype == "i4" and D % 2:
         raise ValueError(f"x: got {D} channels, expected an even number for i4")
-    codes = torch.empty(B, H, N, D // 2 if dtype == "i4" else D, dtype=_TENSORS[dtype])
+    codes = torch.empty(B, H, N, D // 2 if dtype == "i4" else D, dtype=CODE_TENSORS[dtype])
     if scale is None:
         rows, columns = (-(-n // by) if by else 1 for n, by in ((N, tokens), (D, channels)))
         made = torch.empty(*((1, 1) if shared else (B, H)), rows, columns, dtype=scale_dtype)

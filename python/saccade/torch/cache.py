@@ -1,0 +1,144 @@
+"""A paged cache of all layers of a model: pools on any device, and who holds which page."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence, Union
+
+import torch
+
+from ..kv import Cache
+from .append import append_keys
+from .quantised import CODE_TENSORS
+from .serving import cached_attention
+
+
+def _held(dtype: Union[torch.dtype, str]) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in CODE_TENSORS:
+        raise ValueError(f"dtype: got {dtype!r}, expected one of {', '.join(CODE_TENSORS)}")
+    return CODE_TENSORS[dtype]
+
+
+class PagedCache(Cache):
+    """Pools of `layers` layers with one table for all of them.
+
+        cache = PagedCache(32, pages=4096, page=16, sequences=8, heads=8, head_dim=128,
+                           dtype="e4m3", device="cuda")
+        s = cache.add()
+        cache.step([s], [prompt_length])              # once a step: room, copies, tables
+        for layer in range(32):
+            cache.append(layer, key, value)           # [T, Hkv, D] or [B, Hkv, N, D]
+            out = cache.attend(layer, query, "causal()")
+
+    dtype: of torch, or "e4m3", "e5m2", "i8", "i4"; then each key of a head has scales of its
+    own, one for `channels` neighbouring channels (0: all). most_keys: of a sequence; 0: as many
+    as all pages hold. A step's tables lie in block_table, seq_lens and cu_seqlens, at the same
+    place each time: a CUDA graph of append and attend for so many sequences stays right.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        *,
+        pages: int,
+        page: int,
+        sequences: int,
+        heads: int,
+        head_dim: int,
+        v_head_dim: int = 0,
+        dtype: Union[torch.dtype, str] = torch.float32,
+        channels: int = 0,
+        scale_dtype: torch.dtype = torch.float32,
+        most_keys: int = 0,
+        device: Any = None,
+    ) -> None:
+        super().__init__(pages, page, sequences, most_keys)
+        is_code = isinstance(dtype, str)
+        held = _held(dtype)
+        self.device = torch.device(device if device is not None else "cpu")
+
+        def pools(shape: tuple[int, ...], of: torch.dtype) -> list[torch.Tensor]:
+            new = (torch.zeros(shape, dtype=of, device=self.device) for _ in range(layers))
+            return [t.transpose(1, 2) for t in new]
+
+        self.pools: list[list[torch.Tensor]] = []
+        self.scales: list[list[Optional[torch.Tensor]]] = []
+        for dim in (head_dim, v_head_dim or head_dim):
+            width = dim // 2 if dtype == "i4" else dim
+            groups = dim // channels if channels else 1
+            if dim % (2 if dtype == "i4" else 1) or dim % (channels or 1):
+                raise ValueError(f"head_dim: got {dim}, expected a multiple of {channels or 2}")
+            self.pools.append(pools((pages, page, heads, width), held))
+            shape = pages, page, heads, groups
+            self.scales.append([*pools(shape, scale_dtype)] if is_code else [None] * layers)
+        keys = most_keys or pages * page
+        columns = -(-min(keys, pages * page) // page)
+        whole: dict[str, Any] = {"dtype": torch.int32, "device": self.device}
+        self._table = torch.full((sequences, columns), -1, **whole)
+        self._lengths = torch.zeros(sequences, **whole)
+        self._starts = torch.zeros(sequences + 1, **whole)
+        self.block_table, self.seq_lens = self._table[:0], self._lengths[:0]
+        self.cu_seqlens = self._starts[:1]
+        self.most_new = 0
+
+    def step(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
+        """Room for counts[i] new keys of sequences[i], for all or none; pages that are shared
+        and written to are copied. append and attend are of these sequences until the next."""
+        _, copies = self.grow(sequences, counts)
+        if copies:
+            self._copy(copies)
+        n = len(sequences)
+        rows, lengths = self.table(sequences, self._table.shape[1])
+        self.block_table, self.seq_lens = self._table[:n], self._lengths[:n]
+        starts, self.most_new = [0], max(counts, default=0)
+        for count in counts:
+            starts.append(starts[-1] + count)
+        self.block_table.copy_(torch.tensor(rows, dtype=torch.int32).view(n, -1))
+        self.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
+        self.cu_seqlens = self._starts[: n + 1]
+        self.cu_seqlens.copy_(torch.tensor(starts, dtype=torch.int32))
+
+    def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        pairs = torch.tensor(copies, device=self.device)
+        sources, targets = pairs[:, 0], pairs[:, 1]
+        for tensors in (*self.pools, *self.scales):
+            for t in tensors:
+                if t is not None:
+                    view = t.view(torch.uint8) if t.element_size() == 1 else t
+                    view[targets] = view[sources]
+
+    def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """The new keys of this step: [T, Hkv, D], sequence by sequence, or [B, Hkv, N, D] where
+        each has N."""
+        append_keys(
+            key,
+            value,
+            self.pools[0][layer],
+            self.pools[1][layer],
+            block_table=self.block_table,
+            seq_lens=self.seq_lens,
+            cu_seqlens=self.cu_seqlens if key.dim() == 3 else None,
+            k_scale=self.scales[0][layer],
+            v_scale=self.scales[1][layer],
+        )
+
+    def attend(
+        self, layer: int, query: torch.Tensor, mask: Any = "causal()", **options: Any
+    ) -> Any:
+        """cached_attention over this layer: query [B, H, Q, D], or [T, H, D] with the rows of
+        sequences as their new keys are."""
+        if query.dim() == 3:
+            options.setdefault("cu_seqlens_q", self.cu_seqlens)
+            options.setdefault("max_seqlen_q", self.most_new)
+        return cached_attention(
+            query,
+            self.pools[0][layer],
+            self.pools[1][layer],
+            mask,
+            block_table=self.block_table,
+            seq_lens=self.seq_lens,
+            k_scale=self.scales[0][layer],
+            v_scale=self.scales[1][layer],
+            **options,
+        )
