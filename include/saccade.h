@@ -46,11 +46,11 @@ extern "C" {
 
 typedef enum saccade_status {
     SACCADE_OK = 0,
-    SACCADE_EINVAL = 10,   /* an argument is wrong: shape, stride, dtype, range, name */
-    SACCADE_EPARSE = 20,   /* text that is not in the language */
-    SACCADE_ETYPE = 21,    /* text whose types do not fit */
-    SACCADE_ELIMIT = 22,   /* text, nesting, nodes or evaluation past the documented limit */
-    SACCADE_EVALUE = 23,   /* a captured value outside int32, an index outside its tensor */
+    SACCADE_EINVAL = 10, /* an argument is wrong: shape, stride, dtype, range, name */
+    SACCADE_EPARSE = 20, /* text that is not in the language */
+    SACCADE_ETYPE = 21,  /* text whose types do not fit */
+    SACCADE_ELIMIT = 22, /* text, nesting, nodes or evaluation past the documented limit */
+    SACCADE_EVALUE = 23, /* a captured value outside int32, an index outside its tensor */
     SACCADE_ENOMEM = 30,
     SACCADE_EBACKEND = 40, /* back end, driver or library not there */
     SACCADE_EIO = 50,      /* a file cannot be read or written */
@@ -62,10 +62,10 @@ typedef enum saccade_status {
 /* One line: what, got, expected. Valid until the next call that is given it. */
 typedef struct saccade_error {
     saccade_status status;
-    int32_t line, column;  /* place in a mod's text, from 1; 0 when not about a text */
-    char where[64];        /* argument, capture, file or function */
+    int32_t line, column; /* place in a mod's text, from 1; 0 when not about a text */
+    char where[64];       /* argument, capture, file or function */
     char message[448];
-    char excerpt[2][96];   /* the text around the place, 80 columns; a caret line */
+    char excerpt[2][96]; /* the text around the place, 80 columns; a caret line */
 } saccade_error;
 
 SACCADE_API const char *saccade_status_name(saccade_status status);
@@ -99,16 +99,26 @@ static inline void saccade_record_init(void *record, size_t size)
 typedef enum saccade_dtype {
     SACCADE_NONE = 0,
     SACCADE_BOOL = 1, /* one byte, 0 or 1 */
-    SACCADE_U8, SACCADE_I8, SACCADE_U16, SACCADE_I16,
-    SACCADE_U32, SACCADE_I32, SACCADE_U64, SACCADE_I64,
-    SACCADE_F16 = 20, SACCADE_BF16, SACCADE_F32, SACCADE_F64,
-    SACCADE_E4M3 = 30, SACCADE_E5M2, /* fp8 of OCP; e4m3 ("fn") has no infinity, NaN is 0x7f */
-    SACCADE_I4 /* two's complement, two to a byte, the low half first; strides count elements
+    SACCADE_U8,
+    SACCADE_I8,
+    SACCADE_U16,
+    SACCADE_I16,
+    SACCADE_U32,
+    SACCADE_I32,
+    SACCADE_U64,
+    SACCADE_I64,
+    SACCADE_F16 = 20,
+    SACCADE_BF16,
+    SACCADE_F32,
+    SACCADE_F64,
+    SACCADE_E4M3 = 30,
+    SACCADE_E5M2, /* fp8 of OCP; e4m3 ("fn") has no infinity, NaN is 0x7f */
+    SACCADE_I4    /* two's complement, two to a byte, the low half first; strides count elements
                 * and are even but the last dimension's */
 } saccade_dtype;
 
 SACCADE_API const char *saccade_dtype_name(saccade_dtype dtype); /* "f32", "bf16", ... */
-SACCADE_API size_t saccade_dtype_bytes(saccade_dtype dtype); /* i4: 1, of two elements */
+SACCADE_API size_t saccade_dtype_bytes(saccade_dtype dtype);     /* i4: 1, of two elements */
 
 typedef enum saccade_device_kind { SACCADE_CPU = 0, SACCADE_CUDA = 1 } saccade_device_kind;
 typedef struct saccade_device {
@@ -189,7 +199,7 @@ typedef struct saccade_mod saccade_mod;
 typedef struct saccade_capture {
     const char *name; /* borrowed from the mod */
     saccade_dtype dtype;
-    int32_t rank;     /* 0: scalar */
+    int32_t rank; /* 0: scalar */
 } saccade_capture;
 
 /* A name and the tensor it stands for; rank 0 for scalars. */
@@ -269,10 +279,10 @@ typedef int (*saccade_progress)(void *user, double fraction);
 
 typedef struct saccade_block_mask_options {
     size_t size;
-    int32_t block_q, block_kv;  /* for pictures, statistics and export; 0: 128 */
-    int64_t evaluation_budget;  /* positions that may be evaluated; 0: as many as it takes,
+    int32_t block_q, block_kv; /* for pictures, statistics and export; 0: 128 */
+    int64_t evaluation_budget; /* positions that may be evaluated; 0: as many as it takes,
                                  * SACCADE_EVALUATE_NONE: none, only ranges prove */
-    saccade_progress progress;  /* or NULL; for the call alone */
+    saccade_progress progress; /* or NULL; for the call alone */
     void *progress_user;
 } saccade_block_mask_options;
 static inline void saccade_block_mask_options_init(saccade_block_mask_options *options)
@@ -282,12 +292,12 @@ static inline void saccade_block_mask_options_init(saccade_block_mask_options *o
 
 typedef struct saccade_block_mask_stats {
     size_t size;
-    int64_t blocks, full, partial;       /* over the stored B x H (1 where broadcast) */
-    int64_t proven, evaluated, unknown;  /* of `blocks`: by ranges, evaluated, left PARTIAL */
+    int64_t blocks, full, partial;      /* over the stored B x H (1 where broadcast) */
+    int64_t proven, evaluated, unknown; /* of `blocks`: by ranges, evaluated, left PARTIAL */
     int64_t evaluated_positions;
-    int64_t runs, bytes;                 /* size of the result */
-    double seconds;                      /* time to make it */
-    double sparsity;                     /* 1 - live blocks / blocks */
+    int64_t runs, bytes; /* size of the result */
+    double seconds;      /* time to make it */
+    double sparsity;     /* 1 - live blocks / blocks */
 } saccade_block_mask_stats;
 static inline void saccade_block_mask_stats_init(saccade_block_mask_stats *stats)
 {
@@ -315,11 +325,11 @@ SACCADE_API saccade_status saccade_block_mask_create(
     const saccade_positions *positions, const saccade_binding *bindings, int32_t n_bindings,
     const saccade_block_mask_options *options, saccade_block_mask **out, saccade_error *err);
 /* From index tensors; `mask` (NULL: all live) says what is live inside PARTIAL blocks. */
-SACCADE_API saccade_status saccade_block_mask_import(
-    saccade_context *context, const saccade_block_indices *indices, const saccade_mod *mask,
-    const saccade_sizes *sizes, const saccade_positions *positions,
-    const saccade_binding *bindings, int32_t n_bindings, saccade_block_mask **out,
-    saccade_error *err);
+SACCADE_API saccade_status
+saccade_block_mask_import(saccade_context *context, const saccade_block_indices *indices,
+                          const saccade_mod *mask, const saccade_sizes *sizes,
+                          const saccade_positions *positions, const saccade_binding *bindings,
+                          int32_t n_bindings, saccade_block_mask **out, saccade_error *err);
 SACCADE_API saccade_status saccade_block_mask_and(const saccade_block_mask *a,
                                                   const saccade_block_mask *b,
                                                   saccade_block_mask **out, saccade_error *err);
@@ -368,8 +378,7 @@ typedef enum saccade_picture {
 SACCADE_API saccade_status saccade_block_mask_render(const saccade_block_mask *mask, int64_t b,
                                                      int64_t h, saccade_picture format,
                                                      int32_t columns, void **bytes,
-                                                     size_t *size,
-                                                     saccade_error *err);
+                                                     size_t *size, saccade_error *err);
 SACCADE_API void saccade_block_mask_destroy(saccade_block_mask *mask);
 SACCADE_API void saccade_free(void *bytes);
 
@@ -411,7 +420,7 @@ typedef struct saccade_problem {
      * block masks are those of all heads; key head g of a run serves its heads from g H / Hkv
      * on. Splits of keys, and with them last bits, may follow from a run's own H. */
     int64_t h_offset, heads_global;
-    saccade_dtype out_dtype;  /* of out; NONE: dtype. f32 with f16 and bf16 leaves parts of the
+    saccade_dtype out_dtype; /* of out; NONE: dtype. f32 with f16 and bf16 leaves parts of the
                                * keys unrounded, as saccade_merge takes them */
     /* Sinks: a logit of each row that takes part in its sum and has no value: out is what it is
      * without, times 1 - exp(sink - lse), lse includes it, row_max does not. A row without a
@@ -423,7 +432,7 @@ typedef struct saccade_problem {
     int32_t k_scale_tokens, k_scale_channels, v_scale_tokens, v_scale_channels;
     int64_t page; /* not 0: each run says by saccade_pages where keys lie. Keys of a page, which
                    * helps a GPU's kernels, or SACCADE_PAGE_ANY */
-    int32_t ragged;           /* 1: every run brings saccade_ragged; 0: none does */
+    int32_t ragged; /* 1: every run brings saccade_ragged; 0: none does */
     /* What becomes of a weight after the sum, or NULL; bound, not kept. dropout(rate): weights
      * are kept with probability 1 - rate, in steps of 2^-16, and divided by it; lse and row_max
      * are as without. Which are kept follows from seed and offset of the run and from b, h, q
@@ -437,6 +446,8 @@ typedef struct saccade_problem {
      * but may differ, as may f32 rows of head dims above 128 beside a NaN row on CUDA; there q,
      * k, v and out must all lie on 16 bytes, or never. Gradients are not concerned. */
     int32_t batch_invariant;
+    int32_t
+        tangents; /* 1: saccade_tangent is to run with this plan; 0: only back end ref can */
 } saccade_problem;
 static inline void saccade_problem_init(saccade_problem *problem)
 {
@@ -449,8 +460,7 @@ static inline void saccade_problem_init(saccade_problem *problem)
 
 SACCADE_API saccade_status saccade_plan_create(saccade_context *context,
                                                const saccade_problem *problem,
-                                               saccade_plan **out,
-                                               saccade_error *err);
+                                               saccade_plan **out, saccade_error *err);
 
 /* Where keys lie that are not in one piece, for problems with `page`: K is then a pool of pages
  * [pages, Hkv, page, D] and V one of [pages, Hkv, page, Dv], of any strides: NHD and HND, K and
@@ -490,29 +500,29 @@ static inline void saccade_pages_init(saccade_pages *pages)
  * is live in the others: they must be equal. */
 typedef struct saccade_forward_args {
     size_t size;
-    const saccade_tensor *q;              /* [B, H, Q, D] */
-    const saccade_tensor *k;              /* [B, Hkv, KV, D], or see saccade_pages */
-    const saccade_tensor *v;              /* [B, Hkv, KV, Dv] */
-    const saccade_tensor *out;            /* [B, H, Q, Dv], out_dtype */
-    const saccade_tensor *lse;            /* [B, H, Q] f32 (f64: or f64), natural log */
-    const saccade_tensor *row_max;        /* likewise: largest live score of each row */
+    const saccade_tensor *q;       /* [B, H, Q, D] */
+    const saccade_tensor *k;       /* [B, Hkv, KV, D], or see saccade_pages */
+    const saccade_tensor *v;       /* [B, Hkv, KV, Dv] */
+    const saccade_tensor *out;     /* [B, H, Q, Dv], out_dtype */
+    const saccade_tensor *lse;     /* [B, H, Q] f32 (f64: or f64), natural log */
+    const saccade_tensor *row_max; /* likewise: largest live score of each row */
     const saccade_positions *positions;
     const saccade_block_mask *block_mask; /* NULL: proven per tile while running */
     const saccade_binding *bindings;      /* captures of score and mask, by name */
     int32_t n_bindings;
-    void *workspace;                      /* saccade_plan_workspace() bytes, 64-aligned */
+    void *workspace; /* saccade_plan_workspace() bytes, 64-aligned */
     size_t workspace_bytes;
-    void *stream;                         /* CUstream for CUDA */
-    const saccade_tensor *sinks;          /* [H], or [B, H, Q] with 1 for B or Q; of the run's
+    void *stream;                /* CUstream for CUDA */
+    const saccade_tensor *sinks; /* [H], or [B, H, Q] with 1 for B or Q; of the run's
                                            * own heads. Of parts of the keys that are merged
                                            * only one may have them: -inf for the others */
     /* Quantised K and V: an element is its code times its scale. [B|1, Hkv|1, groups of rows,
      * groups of channels] f32 or f16 of any strides: element (b, h, n, d) of K has the scale
      * [b, h, n / k_scale_tokens, d / k_scale_channels], 0 where that is 0. NULL: 1. */
     const saccade_tensor *k_scale, *v_scale;
-    const saccade_pages *pages;           /* of problems with `page`; else NULL */
-    const saccade_ragged *ragged;         /* of ragged problems; NULL for others */
-    const saccade_tensor *dropout;        /* of problems with `weight`: seed and offset, [2] i64
+    const saccade_pages *pages;    /* of problems with `page`; else NULL */
+    const saccade_ragged *ragged;  /* of ragged problems; NULL for others */
+    const saccade_tensor *dropout; /* of problems with `weight`: seed and offset, [2] i64
                                            * or u64, on the host or where q lies */
 } saccade_forward_args;
 static inline void saccade_forward_args_init(saccade_forward_args *args)
@@ -541,30 +551,30 @@ SACCADE_API saccade_status saccade_forward(const saccade_plan *plan,
  * a ragged run). Borrowed as in saccade_forward_args. */
 typedef struct saccade_backward_args {
     size_t size;
-    const saccade_tensor *q, *k, *v;         /* as in forward */
-    const saccade_tensor *out, *lse;         /* what forward left */
-    const saccade_tensor *d_out;             /* [B, H, Q, Dv], out_dtype */
-    const saccade_tensor *d_lse;             /* [B, H, Q] f32 (f64: or f64); NULL: zeros */
-    const saccade_tensor *d_q, *d_k, *d_v;   /* shapes of q, k, v; their dtype or f32 */
-    const saccade_binding *d_captures;       /* shapes of captures, f32 (f64: or f64), or f16 or
+    const saccade_tensor *q, *k, *v;       /* as in forward */
+    const saccade_tensor *out, *lse;       /* what forward left */
+    const saccade_tensor *d_out;           /* [B, H, Q, Dv], out_dtype */
+    const saccade_tensor *d_lse;           /* [B, H, Q] f32 (f64: or f64); NULL: zeros */
+    const saccade_tensor *d_q, *d_k, *d_v; /* shapes of q, k, v; their dtype or f32 */
+    const saccade_binding *d_captures;     /* shapes of captures, f32 (f64: or f64), or f16 or
                                               * bf16 if the capture is */
     int32_t n_d_captures;
-    uint32_t accumulate;                     /* SACCADE_GRADIENT_* that are added to what their
+    uint32_t accumulate; /* SACCADE_GRADIENT_* that are added to what their
                                               * tensors hold; the others are overwritten */
     const saccade_positions *positions;
     const saccade_block_mask *block_mask;
     const saccade_binding *bindings;
     int32_t n_bindings;
-    void *workspace;                         /* saccade_plan_backward_workspace() bytes */
+    void *workspace; /* saccade_plan_backward_workspace() bytes */
     size_t workspace_bytes;
     void *stream;
-    const saccade_tensor *sinks;             /* as in forward */
-    const saccade_tensor *d_sinks;           /* shape of sinks, f32 (f64: or f64; on the host or
+    const saccade_tensor *sinks;   /* as in forward */
+    const saccade_tensor *d_sinks; /* shape of sinks, f32 (f64: or f64; on the host or
                                               * their dtype) */
-    const saccade_pages *pages;              /* as in forward; a key's gradient is added up over
+    const saccade_pages *pages;    /* as in forward; a key's gradient is added up over
                                               * all places that name it, others' is 0 */
-    const saccade_ragged *ragged;            /* as in forward; captures' gradients are f32 */
-    const saccade_tensor *dropout;           /* those of forward */
+    const saccade_ragged *ragged;  /* as in forward; captures' gradients are f32 */
+    const saccade_tensor *dropout; /* those of forward */
 } saccade_backward_args;
 static inline void saccade_backward_args_init(saccade_backward_args *args)
 {
@@ -599,12 +609,12 @@ SACCADE_API saccade_status saccade_backward(const saccade_plan *plan,
  * d_lse, and d_q_dot, d_k_dot, d_v_dot and d_captures_dot those by q, k, v and captures. */
 typedef struct saccade_tangent_args {
     size_t size;
-    const saccade_tensor *q, *k, *v;              /* as in forward */
-    const saccade_tensor *q_dot, *k_dot, *v_dot;  /* shapes and dtypes of q, k, v */
-    const saccade_binding *captures_dot;          /* shapes of captures, f32 (f64: or f64) */
+    const saccade_tensor *q, *k, *v;             /* as in forward */
+    const saccade_tensor *q_dot, *k_dot, *v_dot; /* shapes and dtypes of q, k, v */
+    const saccade_binding *captures_dot;         /* shapes of captures, f32 (f64: or f64) */
     int32_t n_captures_dot;
-    const saccade_tensor *out_dot, *lse_dot;      /* results as forward's; NULL: not wanted */
-    const saccade_tensor *d_out, *d_lse;          /* as in backward; NULL: zeros */
+    const saccade_tensor *out_dot, *lse_dot; /* results as forward's; NULL: not wanted */
+    const saccade_tensor *d_out, *d_lse;     /* as in backward; NULL: zeros */
     const saccade_tensor *d_q_dot, *d_k_dot, *d_v_dot; /* results as backward's; NULL: not */
     const saccade_binding *d_captures_dot;             /* wanted, as without d_out */
     int32_t n_d_captures_dot;
@@ -612,16 +622,25 @@ typedef struct saccade_tangent_args {
     const saccade_block_mask *block_mask;
     const saccade_binding *bindings;
     int32_t n_bindings;
-    const saccade_tensor *sinks;   /* as in forward; held */
-    const saccade_tensor *dropout; /* as in forward */
+    const saccade_tensor *sinks;     /* as in forward; held */
+    const saccade_tensor *dropout;   /* as in forward */
+    const saccade_tensor *out, *lse; /* forward's results, made on the way; NULL: not wanted */
+    void *workspace;                 /* as in forward; back end ref needs none */
+    size_t workspace_bytes;
 } saccade_tangent_args;
 static inline void saccade_tangent_args_init(saccade_tangent_args *args)
 {
     saccade_record_init(args, sizeof *args);
 }
 
-/* Back end ref, in float64 (EBACKEND elsewhere), whatever gradients the plan names; allocates.
- * Rows without a live key and masked positions have tangents 0. */
+/* Bytes of workspace for tangent runs of at most these sizes, linear in the lengths; 0 for back
+ * end ref and for a plan without tangents. */
+SACCADE_API size_t saccade_plan_tangent_workspace(const saccade_plan *plan,
+                                                  const saccade_sizes *sizes);
+/* Back end cpu, in one pass over the keys, for plans whose problem has tangents: out, lse and
+ * their tangents; nothing is allocated and threads change no bit. Back end ref: in float64,
+ * with d_out too, whatever the plan names; allocates. EBACKEND elsewhere. Rows without a live
+ * key and masked positions have tangents 0. */
 SACCADE_API saccade_status saccade_tangent(const saccade_plan *plan,
                                            const saccade_tangent_args *args,
                                            saccade_error *err);
@@ -633,8 +652,8 @@ typedef struct saccade_merge_args {
     size_t size;
     const saccade_tensor *outs, *lses; /* [n] each */
     int32_t n;
-    const saccade_tensor *out;         /* [B, H, Q, Dv], f32, f16, bf16 or f64 */
-    const saccade_tensor *lse;         /* [B, H, Q], dtype of the parts; NULL: not wanted */
+    const saccade_tensor *out; /* [B, H, Q, Dv], f32, f16, bf16 or f64 */
+    const saccade_tensor *lse; /* [B, H, Q], dtype of the parts; NULL: not wanted */
 } saccade_merge_args;
 static inline void saccade_merge_args_init(saccade_merge_args *args)
 {
@@ -650,11 +669,11 @@ SACCADE_API saccade_status saccade_merge(const saccade_context *context,
  * the largest code, and 0. */
 typedef struct saccade_quantize_args {
     size_t size;
-    const saccade_tensor *from;      /* [B, H, N, D], f32, f16 or bf16 */
-    const saccade_tensor *to;        /* the same shape, e4m3, e5m2, i8 or i4 */
-    const saccade_tensor *scale;     /* as k_scale of saccade_forward_args: written, or read */
-    int32_t tokens, channels;        /* as k_scale_tokens and k_scale_channels */
-    int32_t is_given;                /* the scales are there; what is beyond them saturates */
+    const saccade_tensor *from;  /* [B, H, N, D], f32, f16 or bf16 */
+    const saccade_tensor *to;    /* the same shape, e4m3, e5m2, i8 or i4 */
+    const saccade_tensor *scale; /* as k_scale of saccade_forward_args: written, or read */
+    int32_t tokens, channels;    /* as k_scale_tokens and k_scale_channels */
+    int32_t is_given;            /* the scales are there; what is beyond them saturates */
 } saccade_quantize_args;
 static inline void saccade_quantize_args_init(saccade_quantize_args *args)
 {

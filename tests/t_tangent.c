@@ -324,6 +324,11 @@ static void what_is_wrong_is_said(void **state)
     saccade_problem_init(&of);
     of.backend = "cpu";
     assert_int_equal(saccade_plan_create(NULL, &of, &plan, &err), SACCADE_OK);
+    assert_int_equal(saccade_tangent(plan, &good, &err), SACCADE_EINVAL);
+    assert_string_equal(err.where, "tangent");
+    saccade_plan_destroy(plan);
+    of.backend = "plain";
+    assert_int_equal(saccade_plan_create(NULL, &of, &plan, &err), SACCADE_OK);
     assert_int_equal(saccade_tangent(plan, &good, &err), SACCADE_EBACKEND);
     saccade_plan_destroy(plan);
 }

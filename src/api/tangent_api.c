@@ -13,6 +13,12 @@ static saccade_dtype narrow_dtype(const saccade_plan *plan, const saccade_tensor
                                                                          : SACCADE_F32;
 }
 
+/* It needs no workspace and has second derivatives too. */
+static int is_ref(const saccade_plan *plan)
+{
+    return !plan->solver->tangent_workspace;
+}
+
 /* An optional tensor of `like`'s shape, or of rank 3 of its first three lengths. */
 static saccade_status check(const saccade_plan *plan, const saccade_tensor *t, const char *name,
                             saccade_dtype dtype, const int64_t *shape, int32_t rank,
@@ -24,7 +30,9 @@ static saccade_status check(const saccade_plan *plan, const saccade_tensor *t, c
     const api_expected x = {name, dtype, rank, plan->backend->device};
     memcpy(expected, shape, (size_t)rank * sizeof *shape);
     TRY(api_check_tensor(t, &x, expected, err));
-    return is_output ? api_check_sum(t, name, err) : SACCADE_OK;
+    if (!is_output)
+        return SACCADE_OK;
+    return is_ref(plan) ? api_check_sum(t, name, err) : api_check_output(t, name, err);
 }
 
 static saccade_status check_stat(const saccade_plan *plan, const saccade_tensor *t,
@@ -56,8 +64,13 @@ static saccade_status check_tensors(const saccade_plan *plan, const saccade_tang
     TRY(check(plan, a->v_dot, "v_dot", run->v->dtype, run->v->shape, 4, 0, err));
     TRY(check(plan, a->out_dot, "out_dot", plan->problem.out_dtype, out, 4, 1, err));
     TRY(check_stat(plan, a->lse_dot, "lse_dot", out, 1, err));
+    TRY(check(plan, a->out, "out", plan->problem.out_dtype, out, 4, 1, err));
+    TRY(check_stat(plan, a->lse, "lse", out, 1, err));
     TRY(check(plan, a->d_out, "d_out", plan->problem.out_dtype, out, 4, 0, err));
     TRY(check_stat(plan, a->d_lse, "d_lse", out, 0, err));
+    FAIL_AT((has_results || a->d_out) && !is_ref(plan), SACCADE_EBACKEND, "d_out", 0, 0,
+            "got gradients to change along a direction on back end %s, expected ref",
+            plan->backend->name);
     FAIL_AT(has_results && !a->d_out, SACCADE_EINVAL, "d_out", 0, 0,
             "got no tensor, expected one: tangents of gradients or d_lse are given");
     TRY(check_result(plan, a->d_q_dot, "d_q_dot", run->q, err));
@@ -128,8 +141,10 @@ saccade_status saccade_tangent(const saccade_plan *plan, const saccade_tangent_a
     plan_run run = {.out = NULL};
     FAIL_IF(!plan || !args, SACCADE_EINVAL, "tangent: got NULL, expected plan and arguments");
     FAIL_AT(!plan->solver->tangent, SACCADE_EBACKEND, "tangent", 0, 0,
-            "got a plan of back end %s, expected ref: no other has a forward mode",
+            "got a plan of back end %s, expected cpu or ref: no other has a forward mode",
             plan->backend->name);
+    FAIL_AT(!is_ref(plan) && !plan->problem.has_tangents, SACCADE_EINVAL, "tangent", 0, 0,
+            "got a plan whose problem has no tangents, expected one that says so");
     FAIL_AT(quant_is_dtype(plan->problem.kv_dtype), SACCADE_EBACKEND, "tangent", 0, 0,
             "got kv_dtype %s, expected f32, f16, bf16 or f64: codes have no tangents",
             saccade_dtype_name(plan->problem.kv_dtype));
@@ -144,12 +159,17 @@ saccade_status saccade_tangent(const saccade_plan *plan, const saccade_tangent_a
                            .block_mask = a.block_mask,
                            .bindings = a.bindings,
                            .n_bindings = a.n_bindings,
+                           .workspace = a.workspace,
+                           .workspace_bytes = a.workspace_bytes,
                            .sinks = a.sinks,
                            .dropout = a.dropout};
     TRY(api_read_inputs(plan, &in, &run, &captures, err));
     TRY(check_tensors(plan, &a, &run, err));
+    run.out = a.out;
+    run.lse = a.lse;
     TRY(read_captures(plan, &a, &run, 0, dots, err));
     TRY(read_captures(plan, &a, &run, 1, results, err));
+    TRY(api_read_workspace(&in, plan_tangent_workspace(plan, &run.sizes), &run, err));
     const plan_tangents t = {.q = a.q_dot,
                              .k = a.k_dot,
                              .v = a.v_dot,
@@ -163,4 +183,9 @@ saccade_status saccade_tangent(const saccade_plan *plan, const saccade_tangent_a
                              .dv = a.d_v_dot,
                              .d_captures = results};
     return plan->solver->tangent(plan, &run, &t, err);
+}
+
+size_t saccade_plan_tangent_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
+{
+    return plan && sizes ? plan_tangent_workspace(plan, sizes) : 0;
 }

@@ -9,11 +9,12 @@
 #include "plan/plan.h"
 
 typedef struct cpu_state {
-    const eval_prog *score, *mask; /* NULL: none */
-    jit_program *jit;              /* both compiled; NULL: the interpreter runs them */
-    amx_code *code;                /* of streams; NULL: block by block */
-    cpu_needs needs;               /* the kernels too */
+    const eval_prog *score, *mask;      /* NULL: none */
+    jit_program *jit;                   /* both compiled; NULL: the interpreter runs them */
+    amx_code *code;                     /* of streams; NULL: block by block */
+    cpu_needs needs;                    /* the kernels too */
     struct cpu_backward_plan *backward; /* NULL: forward only */
+    struct cpu_tangent_plan *tangent;   /* NULL: no forward mode */
 } cpu_state;
 
 static inline const cpu_state *cpu_state_of(const saccade_plan *plan)

@@ -5,6 +5,7 @@
 #include "base/status.h"
 #include "cpu/backward/backward.h"
 #include "cpu/forward/forward.h"
+#include "cpu/tangent/tangent.h"
 
 #include <stdio.h>
 
@@ -105,6 +106,14 @@ static saccade_status create_backward(const saccade_plan *plan, arena *memory, c
     return cpu_backward_create(plan, memory, state->backward, err);
 }
 
+static saccade_status create_tangent(const saccade_plan *plan, arena *memory, cpu_state *state,
+                                     saccade_error *err)
+{
+    state->tangent = arena_alloc(memory, sizeof *state->tangent);
+    FAIL_IF_NULL(state->tangent);
+    return cpu_tangent_create(plan, memory, state->tangent, err);
+}
+
 static saccade_status make(saccade_plan *plan, saccade_error *err)
 {
     const plan_problem *p = &plan->problem;
@@ -119,6 +128,8 @@ static saccade_status make(saccade_plan *plan, saccade_error *err)
     TRY(compile_mods(plan, state, err));
     TRY(compile_stream(plan, state, err));
     state->needs = needs_of(plan, state);
+    if (p->has_tangents)
+        TRY(create_tangent(plan, &plan->arena, state, err));
     return p->gradients ? create_backward(plan, &plan->arena, state, err) : SACCADE_OK;
 }
 
@@ -129,6 +140,8 @@ static void tile_destroy(saccade_plan *plan)
         return;
     if (state->backward)
         cpu_backward_destroy(state->backward);
+    if (state->tangent)
+        cpu_tangent_destroy(state->tangent);
     amx_code_destroy(state->code);
     jit_destroy(state->jit);
 }
@@ -163,6 +176,17 @@ static saccade_status tile_backward(const saccade_plan *plan, const plan_run *ru
                                     const plan_gradients *gradients, saccade_error *err)
 {
     return cpu_backward(plan, cpu_state_of(plan)->backward, run, gradients, err);
+}
+
+static size_t tile_tangent_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
+{
+    return cpu_tangent_workspace(plan, cpu_state_of(plan)->tangent, sizes);
+}
+
+static saccade_status tile_tangent(const saccade_plan *plan, const plan_run *run,
+                                   const plan_tangents *tangents, saccade_error *err)
+{
+    return cpu_tangent(plan, cpu_state_of(plan)->tangent, run, tangents, err);
 }
 
 /* Of forward and, where there is one, of backward. */
@@ -209,6 +233,8 @@ static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccad
     }
     if (state->backward)
         cpu_backward_explain(plan, state->backward, out);
+    if (state->tangent)
+        cpu_tangent_explain(plan, state->tangent, out);
     if (state->code)
         amx_code_print(state->code, out);
     if (state->jit)
@@ -226,6 +252,8 @@ static const plan_solver tile = {
     .takes_ragged = 1,
     .backward_workspace = tile_backward_workspace,
     .backward = tile_backward,
+    .tangent_workspace = tile_tangent_workspace,
+    .tangent = tile_tangent,
     .row_tile = tile_rows,
     .explain = tile_explain,
     .destroy = tile_destroy,

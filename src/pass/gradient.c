@@ -334,6 +334,65 @@ saccade_status pass_value_and_gradient(const mod_fn *fn, const uint32_t *wanted,
     return mod_finish_roots(t.b, results, n + 1, out, err);
 }
 
+static int is_read(const mod_node *node)
+{
+    return (node->op == OP_LOAD || node->op == OP_SCALAR) && node->type == MOD_FLOAT;
+}
+
+/* The captures, then one more for the rates of each that holds floats; twin[i]: which. */
+static mod_capture *with_rates(const mod_fn *fn, arena *arena, int32_t *twin, uint32_t *n)
+{
+    mod_capture *all = arena_array(arena, 2 * fn->n_captures + 1, sizeof *all);
+    *n = fn->n_captures;
+    for (uint32_t i = 0; all && i < fn->n_captures; i++) {
+        all[i] = fn->captures[i];
+        twin[i] = -1;
+        if (all[i].type != MOD_FLOAT)
+            continue;
+        twin[i] = (int32_t)*n;
+        all[*n] = fn->captures[i];
+        all[(*n)++].dtype = SACCADE_F32;
+    }
+    return all;
+}
+
+/* The same element of what holds the rates of a read's capture. */
+static uint32_t rate_of(tape *t, uint32_t i, const int32_t *twin)
+{
+    const mod_node *read = &t->fn->nodes[i];
+    uint32_t args[SACCADE_MAX_RANK] = {0};
+    for (uint32_t k = 0; k < read->n_args; k++)
+        args[k] = t->copy[t->fn->args[read->args + k]];
+    return mod_emit(t->b, (mod_op)read->op, args, read->n_args, twin[read->imm.i], 0, 0);
+}
+
+saccade_status pass_tangent(const mod_fn *fn, arena *arena, const mod_fn **out, int32_t *twin,
+                            uint32_t results[3], saccade_error *err)
+{
+    uint32_t *wanted = arena_array(arena, fn->n_nodes + 1, sizeof *wanted), n = 1;
+    mod_fn of = *fn;
+    tape t;
+    FAIL_IF_NULL(wanted);
+    of.captures = with_rates(fn, arena, twin, &of.n_captures);
+    FAIL_IF_NULL(of.captures);
+    FAIL_IF(of.n_captures > MOD_MAX_CAPTURES, SACCADE_ELIMIT,
+            "tangents: got %u captures and rates of them, expected at most %d", of.n_captures,
+            MOD_MAX_CAPTURES);
+    wanted[0] = pass_find_score(fn);
+    for (uint32_t i = 0; i < fn->n_nodes; i++)
+        if (is_read(&fn->nodes[i]))
+            wanted[n++] = i;
+    TRY(derive(&t, &of, wanted, n, arena, err));
+    results[0] = t.copy[fn->result];
+    results[1] = derivative(&t, wanted[0]);
+    results[2] = number(&t, 0.0f);
+    for (uint32_t i = 1; i < n; i++)
+        if (t.adjoints[wanted[i]].value != NONE)
+            results[2] = add(&t, results[2],
+                             mul(&t, derivative(&t, wanted[i]), rate_of(&t, wanted[i], twin)));
+    return mod_finish_roots(t.b, results, 3, out, err);
+}
+
 uint32_t pass_find_score(const mod_fn *fn)
 {
     for (uint32_t i = 0; i < fn->n_nodes; i++)

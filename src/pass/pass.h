@@ -43,6 +43,12 @@ saccade_status pass_gradient(const mod_fn *fn, const uint32_t *wanted, uint32_t 
 saccade_status pass_value_and_gradient(const mod_fn *fn, const uint32_t *wanted, uint32_t n,
                                        arena *arena, const mod_fn **out, uint32_t *results,
                                        saccade_error *err);
+/* Forward mode, which is linear in the score's rate s': results are the value, its derivative
+ * by score and what the rates of float captures add, so that the value's rate is results[1] s'
+ * + results[2]. *out has fn's captures and after them those that hold such rates, in f32:
+ * twin[i] of capture i, -1 where it holds none. ELIMIT where they are too many. */
+saccade_status pass_tangent(const mod_fn *fn, arena *arena, const mod_fn **out, int32_t *twin,
+                            uint32_t results[3], saccade_error *err);
 /* The node of the incoming score; PASS_NO_NODE: fn does not use it. */
 uint32_t pass_find_score(const mod_fn *fn);
 

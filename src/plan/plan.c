@@ -88,6 +88,12 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
             "got %d, expected 0 or 1", p->ragged);
     FAIL_AT(p->batch_invariant != 0 && p->batch_invariant != 1, SACCADE_EINVAL,
             "batch_invariant", 0, 0, "got %d, expected 0 or 1", p->batch_invariant);
+    FAIL_AT(p->tangents != 0 && p->tangents != 1, SACCADE_EINVAL, "tangents", 0, 0,
+            "got %d, expected 0 or 1", p->tangents);
+    FAIL_AT(p->tangents && (p->ragged || p->page || quant_is_dtype(p->kv_dtype)),
+            SACCADE_EINVAL, "tangents", 0, 0,
+            "got a problem that is ragged, in pages or quantised, expected keys in one piece "
+            "of batches of one length");
     FAIL_AT(!is_float(p->dtype), SACCADE_EINVAL, "dtype", 0, 0,
             "got %s, expected f32, f16 or bf16 (f64 with backend ref)",
             saccade_dtype_name(p->dtype));
@@ -184,6 +190,7 @@ saccade_status plan_derive(const saccade_problem *p, saccade_plan *plan, saccade
         .page = (int32_t)p->page,
         .is_ragged = p->ragged,
         .is_invariant = p->batch_invariant,
+        .has_tangents = p->tangents,
     };
     if (p->arch) {
         d.arch = arena_strdup(&plan->arena, p->arch);
@@ -257,6 +264,13 @@ size_t plan_backward_workspace(const saccade_plan *plan, const saccade_sizes *s,
     return plan->solver->backward_workspace(plan, &given, gradients);
 }
 
+size_t plan_tangent_workspace(const saccade_plan *plan, const saccade_sizes *s)
+{
+    if (!plan->problem.has_tangents || !plan->solver->tangent_workspace)
+        return 0;
+    return is_possible(s) ? plan->solver->tangent_workspace(plan, s) : SIZE_MAX;
+}
+
 saccade_status plan_choose(saccade_plan *plan, const plan_solver *const *solvers,
                            saccade_error *err)
 {
@@ -265,6 +279,10 @@ saccade_status plan_choose(saccade_plan *plan, const plan_solver *const *solvers
         why[0] = 0;
         if (plan->problem.gradients && !solvers[i]->backward) {
             snprintf(why, sizeof why, "%s makes no gradients", solvers[i]->name);
+            continue;
+        }
+        if (plan->problem.has_tangents && !solvers[i]->tangent) {
+            snprintf(why, sizeof why, "%s has no forward mode", solvers[i]->name);
             continue;
         }
         if (!solvers[i]->applicable(&plan->problem, plan->level, why))

@@ -38,6 +38,7 @@ typedef struct plan_problem {
     saccade_dtype sinks_dtype;  /* of the sinks that every run has; NONE: it has none */
     int is_ragged;              /* every run is of sequences of unequal lengths */
     int is_invariant;           /* a row's bits do not follow from what else is in a run */
+    int has_tangents;           /* tangent is to run */
     plan_groups k_groups, v_groups; /* of quantised K and V */
     int is_relaxed; /* sums of dQ in any order, as CTAs come; no public problem asks for it */
 } plan_problem;
@@ -150,7 +151,8 @@ typedef struct plan_gradients {
     int is_least;   /* backward_workspace: what a run can do with, not what makes it fast */
 } plan_gradients;
 
-/* Directions and what changes along them, beside a plan_run. Optional tensors are NULL; those
+/* Directions and what changes along them, beside a plan_run, whose out and lse are results that
+ * may be NULL too. Optional tensors are NULL; those
  * of captures, by capture of the score mod, have no data. */
 typedef struct plan_tangents {
     const saccade_tensor *q, *k, *v;     /* directions; NULL: 0 */
@@ -205,7 +207,8 @@ struct plan_solver {
                                const plan_gradients *gradients, saccade_error *err);
     /* Rows of the tiles that runs of these sizes are cut into; NULL: no plan_run.rows. */
     int64_t (*row_tile)(const saccade_plan *plan, const saccade_sizes *sizes);
-    /* NULL: the solver has no forward mode. */
+    /* NULL, both: the solver has no forward mode; tangent_workspace: or it needs none. */
+    size_t (*tangent_workspace)(const saccade_plan *plan, const saccade_sizes *sizes);
     saccade_status (*tangent)(const saccade_plan *plan, const plan_run *run,
                               const plan_tangents *tangents, saccade_error *err);
     int takes_ragged; /* forward takes ragged runs; else they run sequence by sequence */
@@ -234,6 +237,8 @@ size_t plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
  * are 0, captures' in f32. */
 size_t plan_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
                                const plan_gradients *gradients);
+/* The same for tangents. */
+size_t plan_tangent_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
 /* The first solver of the table that applies creates the plan; EBACKEND says why none does. */
 saccade_status plan_choose(saccade_plan *plan, const plan_solver *const *solvers,
                            saccade_error *err);

@@ -24,6 +24,7 @@ typedef struct tangent_job {
     uint64_t wanted;               /* captures whose gradients' tangents are, a bit each */
     double *q_dot, *k_dot, *v_dot; /* row-major, zeros where none is given */
     double *d_out, *d_lse;         /* likewise */
+    double *made, *made_lse;       /* of forward itself, row-major */
     double *out, *lse, *dq, *dk, *dv, *dt[MOD_MAX_CAPTURES]; /* results, row-major */
     double *s, *x; /* [KV] tangents of a row's scores, before and after the mod */
     char *memory;
@@ -156,6 +157,8 @@ static void run_row(const tangent_job *job, int64_t b, int64_t h, int64_t i, ref
     const double *q_dot = job->q_dot + at * s->D;
     double *out = job->out + at * s->Dv;
     ref_compute_row(&job->in, b, h, i, row);
+    memcpy(job->made + at * s->Dv, row->out, (size_t)s->Dv * sizeof *out);
+    job->made_lse[at] = ref_row_lse(row);
     if (row->m == -INFINITY)
         return;
     job->lse[at] = change_scores(job, row, q_dot);
@@ -201,6 +204,8 @@ static int64_t lay_out(tangent_job *job)
     job->v_dot = take(job, &n, t->v, keys * s->Dv);
     job->d_out = take(job, &n, t->d_out, rows * s->Dv);
     job->d_lse = take(job, &n, t->d_lse, rows);
+    job->made = take(job, &n, NULL, rows * s->Dv);
+    job->made_lse = take(job, &n, NULL, rows);
     job->out = take(job, &n, NULL, rows * s->Dv);
     job->lse = take(job, &n, NULL, rows);
     job->dq = take(job, &n, NULL, rows * s->D);
@@ -229,6 +234,8 @@ static void store(double *from, const saccade_tensor *to)
 static void store_all(const tangent_job *job)
 {
     const plan_tangents *t = job->t;
+    store(job->made, job->run->out);
+    store(job->made_lse, job->run->lse);
     store(job->out, t->out);
     store(job->lse, t->lse);
     store(job->dq, t->dq);

@@ -185,6 +185,7 @@ class Problem(Record):
         ("ragged", C.c_int32),
         ("weight", C.c_void_p),
         ("batch_invariant", C.c_int32),
+        ("tangents", C.c_int32),
     ]
 
 
@@ -259,7 +260,8 @@ class TangentArgs(Record):
         + _tensors("out_dot", "lse_dot", "d_out", "d_lse", "d_q_dot", "d_k_dot", "d_v_dot")
         + [("d_captures_dot", C.POINTER(Binding)), ("n_d_captures_dot", C.c_int32)]
         + RUN_INPUTS
-        + _tensors("sinks", "dropout")
+        + _tensors("sinks", "dropout", "out", "lse")
+        + RUN_WORKSPACE[:2]
     )
 
 
@@ -560,6 +562,7 @@ _declare("plan_destroy", None, _P)
 _declare("forward", _S, _P, C.c_void_p, _E)
 _declare("backward", _S, _P, C.c_void_p, _E)
 _declare("backward_workspace", _S, _P, C.c_void_p, C.POINTER(C.c_size_t), _E)
+_declare("plan_tangent_workspace", C.c_size_t, _P, C.POINTER(Sizes))
 _declare("tangent", _S, _P, C.POINTER(TangentArgs), _E)
 _declare("append", _S, _P, C.POINTER(AppendArgs), _E)
 _declare("append_prepare", _S, C.c_int32, _E)
