@@ -94,10 +94,33 @@ def test_forward_mode():
     torch.testing.assert_close(jacrev(small(narrow))(q), want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_jvp_on_the_cpu(dtype):
+    slope, rate = torch.tensor([0.5, -0.25]), torch.tensor([1.0, 2.0])
+    x = [t.to(dtype) for t in given(2)]
+    primals, tangents = [t[0] for t in x], [t[1] for t in x]
+    mask = st.create_block_mask(causal, B, H, N, N)
+
+    def alibi(s, b, h, i, j):
+        return s + slopes[b] * (j - i)
+
+    def by_mask(q, k, v):
+        return st.flex_attention(q, k, v, alibi, mask)
+
+    wide = [[t.double() for t in ts] for ts in (primals, tangents)]
+    limit = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    found = jvp(attend, (*primals, slope), (*tangents, rate))
+    want = jvp(plain, (*wide[0], slope.double()), (*wide[1], rate.double()))
+    slopes = slope
+    held = jvp(by_mask, tuple(primals), tuple(tangents))
+    same = jvp(lambda *x: plain(*x, slope.double()), tuple(wide[0]), tuple(wide[1]))
+    for a, b in zip((*found, *held), (*want, *same)):
+        assert a.dtype is dtype
+        torch.testing.assert_close(a.double(), b, rtol=limit, atol=limit)
+
+
 def test_what_is_refused():
     q, k, v = given(3, dtype=torch.float32)
-    with pytest.raises(NotImplementedError, match="jvp.*expected float64"):
-        jvp(attend, (q[0], k[0], v[0]), (q[1], k[1], v[1]))
     slopes = torch.randn(3, B)
     with pytest.raises(NotImplementedError, match="index a tensor by b instead"):
         vmap(attend)(q, k, v, slopes)

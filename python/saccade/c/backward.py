@@ -136,9 +136,17 @@ def split_bindings(array, n: int) -> list[tuple[bytes, bytes]]:
     return [(memory[i : i + 8], memory[i + 8 : i + _BINDING_BYTES]) for i in starts]
 
 
-def tangent(plan: objects.Plan, block_mask: int, tensors: dict, bindings: dict) -> None:
+def tangent(
+    plan: objects.Plan,
+    block_mask: int,
+    tensors: dict,
+    bindings: dict,
+    room: int = 0,
+    n_bytes: int = 0,
+) -> None:
     """saccade_tangent: views by member, and (name, view) pairs by member for the others."""
     a = abi.TangentArgs(block_mask=block_mask or None)
+    a.workspace, a.workspace_bytes = room or None, n_bytes
     keep = []
     for member, v in tensors.items():
         keep.append(objects.c_tensor(v))

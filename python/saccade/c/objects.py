@@ -178,6 +178,10 @@ class Plan:
     def backward_workspace(self, *sizes) -> int:
         return lib.saccade_plan_backward_workspace(self.handle, C.byref(abi.Sizes(*sizes)))
 
+    @functools.lru_cache(maxsize=64)  # noqa: B019
+    def tangent_workspace(self, *sizes) -> int:
+        return lib.saccade_plan_tangent_workspace(self.handle, C.byref(abi.Sizes(*sizes)))
+
     def explain(self) -> str:
         text, e = C.c_void_p(), abi.Error()
         abi.check(lib.saccade_plan_explain(self.handle, C.byref(text), C.byref(e)), e)

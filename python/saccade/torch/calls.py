@@ -76,6 +76,15 @@ class Runner:
             self.mask.prepare(made, self.device)
         return made
 
+    def plan_of_tangents(self) -> objects.Plan:
+        """The plan that saccade_tangent runs with; the reference needs none of its own."""
+        if self.problem[-1] == "ref":
+            return self.plan
+        made = objects.plan(*self.problem, 0, (), (*self.more, ("tangents", 1)))
+        if self.mask:
+            self.mask.prepare(made, self.device)
+        return made
+
     def _mask_captures(self, handle, device, score_names):
         """Captures of the mask for the kernel: the block mask has them on the host only."""
         clash = set(score_names) & set(handle.mod.names)

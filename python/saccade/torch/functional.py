@@ -1,5 +1,5 @@
-"""flex_attention inside of torch.func: vmap by folding into the batch, grad, and jvp by the
-reference in float64.
+"""flex_attention inside of torch.func: vmap by folding into the batch, grad, and jvp on the
+CPU, in float64 by the reference.
 
 Under a transform tensors have no memory of their own. A node of autograd whose rules are told
 apart (setup_context, vmap, jvp) is given what they stand for: mods are turned into text first,
@@ -14,7 +14,7 @@ import torch
 
 from ..c import backward as c_backward
 from .autograd import _gradients
-from .calls import new_call, prepared
+from .calls import new_call, prepared, stats_dtype, workspace
 from .checks import NO_SECOND, backend_of
 from .entries import _find
 from .masks import mask_or_mod
@@ -215,13 +215,13 @@ class Tangent(torch.autograd.Function):
     def forward(spec, *both):
         half = len(both) // 2
         (q, k, v, *tensors), (q_dot, k_dot, v_dot, *rates) = both[:half], both[half:]
-        if q.dtype is not torch.float64 or q.is_cuda:
+        if q.is_cuda:
             raise NotImplementedError(
-                f"saccade: forward mode (jvp) of {q.dtype} on {q.device.type}, expected "
-                "float64 on the cpu, where the reference has it"
+                "saccade: forward mode (jvp) on cuda, expected tensors on the cpu"
             )
         score = spec.score(tensors)
-        made = None if score is None else Resolved(score, "score", "cpu", True)
+        is_wide = q.dtype is torch.float64
+        made = None if score is None else Resolved(score, "score", "cpu", is_wide)
         mask, mod = mask_or_mod(spec.mask)
         if mod is not None:
             from .masks import block_mask_of
@@ -263,7 +263,7 @@ def _tangent(call, given, dots, score, names, rates):
     q, k, v = prepared(*given)
     q_dot, k_dot, v_dot = prepared(*dots)
     out_dot = q.new_empty((*q.shape[:3], v.shape[3]))
-    lse_dot = q.new_empty(q.shape[:3])
+    lse_dot = q.new_empty(q.shape[:3], dtype=stats_dtype(q))
     tensors = dict(q=q, k=k, v=v, q_dot=q_dot, k_dot=k_dot, v_dot=v_dot)
     tensors.update(out_dot=out_dot, lse_dot=lse_dot)
     pairs: dict = {"captures_dot": [], "bindings": []}
@@ -274,8 +274,12 @@ def _tangent(call, given, dots, score, names, rates):
             pairs["bindings"].append((name, view(t)))
             rate = rate_of.get(name)
             if rate is not None and t.dtype.is_floating_point:
-                keep.append(rate.to(q.dtype).reshape(t.shape).contiguous())
+                keep.append(rate.to(lse_dot.dtype).reshape(t.shape).contiguous())
                 pairs["captures_dot"].append((name, view(keep[-1])))
     views = {n: view(t) for n, t in tensors.items()}
-    c_backward.tangent(call.runner.plan, call.runner.handle, views, pairs)
+    plan, (B, H, Q, D) = call.runner.plan_of_tangents(), q.shape
+    n_bytes = plan.tangent_workspace(B, H, k.shape[1], Q, k.shape[2], D, v.shape[3])
+    room = workspace(n_bytes, q, False) if n_bytes else None
+    place = (room.data_ptr() + 63) & ~63 if room is not None else 0
+    c_backward.tangent(plan, call.runner.handle, views, pairs, place, n_bytes)
     return out_dot, lse_dot
