@@ -592,6 +592,28 @@ static void what_is_wrong_is_said(void **state)
     free_run(&r);
 }
 
+static saccade_status make_plan(void *arg, saccade_error *err)
+{
+    saccade_plan *plan = NULL;
+    const saccade_status status = saccade_plan_create(NULL, arg, &plan, err);
+    saccade_plan_destroy(plan);
+    return status;
+}
+
+static void no_memory_is_an_error(void **state)
+{
+    saccade_mod *score = mod_of(SACCADE_SCORE, scores[2]);
+    saccade_problem p;
+    (void)state;
+    saccade_problem_init(&p);
+    p.score = score;
+    p.backend = "cpu";
+    p.tangents = 1;
+    p.gradients = SACCADE_GRADIENT_Q;
+    assert_true(fail_alloc_sweep("plan", make_plan, &p) > 3);
+    saccade_mod_destroy(score);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -605,6 +627,7 @@ int main(void)
         cmocka_unit_test(tiles),
         cmocka_unit_test(compiled_tiles),
         cmocka_unit_test(what_is_wrong_is_said),
+        cmocka_unit_test(no_memory_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
