@@ -132,6 +132,8 @@ typedef struct saccade_transport {
     saccade_abort abort;             /* NULL: others find out when their time is up */
     double seconds;                  /* an exchange may take, 60 by default */
     saccade_exchange_on exchange_on; /* NULL: no device memory */
+    int32_t caller_only; /* exchange is for the threads that call the library; else in staged
+                          * mode one of its own calls it, and nobody else meanwhile */
 } saccade_transport;
 static inline void saccade_transport_init(saccade_transport *transport)
 {
@@ -185,6 +187,18 @@ SACCADE_API saccade_status saccade_dist_create(saccade_context *context,
                                                const saccade_shard_plan *shards, int32_t mask,
                                                const saccade_transport *transport,
                                                saccade_dist **out, saccade_error *err);
+/* The same in staged mode, on CPUs: a run takes the sequence's keys by windows of `keys` of
+ * them (0: about an eighth; rounded up to whole blocks), gets those of the next while it
+ * computes, and adds a window's result to what it has, in f32. Memory is that of two windows,
+ * whatever the mask touches. Results depend on the windows, in last bits, and on nothing else:
+ * the same every time, also gradients. prepare comes first with each block mask, and again when
+ * it was updated. */
+SACCADE_API saccade_status saccade_dist_create_staged(saccade_context *context,
+                                                      const saccade_problem *problem,
+                                                      const saccade_shard_plan *shards,
+                                                      int32_t mask, int64_t keys,
+                                                      const saccade_transport *transport,
+                                                      saccade_dist **out, saccade_error *err);
 SACCADE_API void saccade_dist_destroy(saccade_dist *dist);
 /* Bytes of workspace of a forward run of batch B. */
 SACCADE_API size_t saccade_dist_workspace(const saccade_dist *dist, int64_t B);

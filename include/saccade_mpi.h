@@ -12,9 +12,11 @@ extern "C" {
 #endif
 
 /* A transport over the processes of a communicator, which is duplicated: called by all of them.
- * MPI has been initialised; a thread at a time calls, the one that may call MPI. A message that
- * does not come is waited for until its time is up, and then the process may still end in
- * MPI_Finalize's hands: after a failure MPI_Abort is the sure way out. */
+ * MPI has been initialised; a thread at a time calls, the one that may call MPI. In staged mode
+ * keys travel while windows are computed if MPI was initialised with MPI_THREAD_MULTIPLE, else
+ * in between. A message that does not come is waited for until its time is up, and then the
+ * process may still end in MPI_Finalize's hands: after a failure MPI_Abort is the sure way
+ * out. */
 SACCADE_API saccade_status saccade_mpi_create(MPI_Comm comm, saccade_transport *out,
                                               saccade_error *err);
 /* Gives back what create took; before MPI_Finalize, by all processes. */

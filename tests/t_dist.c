@@ -1,12 +1,15 @@
 /* Attention over ranks that are threads, against one device: out, lse, row maxima bit for bit
  * at every level, for any number of ranks, mask, score, length and chunk, heads that differ,
- * batches; captured tensors that are read at positions of the whole sequence. And what happens
- * when a rank fails: an error on all others, in time. */
+ * batches; captured tensors that are read at positions of the whole sequence. In staged mode
+ * near them, the same bits every time. And what happens when a rank fails: an error on all
+ * others, in time. */
 #include "base/clock.h"
+#include "base/convert.h"
 #include "saccade_dist.h"
 #include "support/forward_case.h"
 #include "support/rank_threads.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -15,7 +18,7 @@
 
 #include <cmocka.h>
 
-enum { RANKS_MOST = 8 };
+enum { GATHERED = -1, RANKS_MOST = 8 };
 
 typedef struct dist_case {
     const char *problem, *mask, *score;
@@ -31,6 +34,7 @@ typedef struct world {
     const saccade_shard_plan *shards;
     const saccade_block_mask *mask;
     saccade_ranks *ranks;
+    int64_t window; /* of staged mode; GATHERED: not so */
     /* whole results: one device's, and the ranks' put together */
     char *out, *out_all;
     float *lse, *lse_all, *most, *most_all;
@@ -157,8 +161,13 @@ static void *rank_thread(void *arg)
     saccade_transport_init(&t);
     me->status = saccade_ranks_transport(w->ranks, me->rank, &t, &me->err);
     if (me->status == SACCADE_OK)
-        me->status =
-            saccade_dist_create(context, &w->run->problem, w->shards, 0, &t, &dist, &me->err);
+        me->status = w->window == GATHERED
+                         ? saccade_dist_create(context, &w->run->problem, w->shards, 0, &t,
+                                               &dist, &me->err)
+                         : saccade_dist_create_staged(context, &w->run->problem, w->shards, 0,
+                                                      w->window, &t, &dist, &me->err);
+    if (me->status == SACCADE_OK && w->window != GATHERED)
+        me->status = saccade_dist_prepare(dist, w->mask, &me->err);
     if (me->status == SACCADE_OK)
         run_rank(me, dist);
     saccade_dist_destroy(dist);
@@ -245,6 +254,50 @@ static saccade_shard_plan *shards_of(const dist_case *c, const case_run *r,
     return shards;
 }
 
+/* The largest difference over the largest value; NaN and infinities must be the same. */
+static double far(saccade_dtype dtype, const void *a, const void *b, size_t n)
+{
+    double most = 1e-30, difference = 0;
+    for (size_t i = 0; i < n; i++) {
+        const size_t at = i * saccade_dtype_bytes(dtype);
+        const double x = convert_element(dtype, (const char *)a + at);
+        const double y = convert_element(dtype, (const char *)b + at);
+        if (x == y || (isnan(x) && isnan(y)))
+            continue;
+        most = fmax(most, fabs(x));
+        difference = isfinite(x - y) ? fmax(difference, fabs(x - y)) : INFINITY;
+    }
+    return difference / most;
+}
+
+/* Windows of one block, then about an eighth of the keys; each twice. */
+static void staged(world *w)
+{
+    const saccade_sizes *s = &w->run->sizes;
+    const size_t rows = (size_t)(s->B * s->H * s->Q), n = rows * (size_t)s->Dv;
+    const size_t bytes = n * saccade_dtype_bytes(w->run->dtype);
+    const double bound = w->run->dtype == SACCADE_F32 ? 0x1p-17 : 0x1p-7;
+    char *first = malloc(bytes);
+    for (int turn = 0; turn < 3; turn++) {
+        w->window = turn < 2 ? 1 : 0;
+        memset(w->out_all, 0x55, bytes);
+        memset(w->lse_all, 0x55, rows * sizeof *w->lse_all);
+        all_ranks(w);
+        const double out = far(w->run->dtype, w->out, w->out_all, n);
+        const double lse = far(SACCADE_F32, w->lse, w->lse_all, rows);
+        const double most = far(SACCADE_F32, w->most, w->most_all, rows);
+        if (!(out <= bound && lse <= 0x1p-17 && most <= 0x1p-17))
+            fail_msg("%d staged ranks at level %s are off by %g (lse %g, maxima %g): --problem "
+                     "\"%s\" mask %s",
+                     w->c->ranks, w->level, out, lse, most, w->c->problem,
+                     w->c->mask ? w->c->mask : "none");
+        if (turn == 1)
+            assert_memory_equal(first, w->out_all, bytes);
+        memcpy(first, w->out_all, bytes);
+    }
+    free(first);
+}
+
 static void at_level(const dist_case *c, const case_run *r, const char *level)
 {
     const saccade_sizes *s = &r->sizes;
@@ -252,7 +305,7 @@ static void at_level(const dist_case *c, const case_run *r, const char *level)
     const size_t bytes = rows * (size_t)s->Dv * saccade_dtype_bytes(r->dtype);
     saccade_context *context = context_of(level);
     saccade_plan *plan = NULL;
-    world w = {.c = c, .run = r, .level = level};
+    world w = {.c = c, .run = r, .level = level, .window = GATHERED};
     assert_int_equal(saccade_plan_create(context, &r->problem, &plan, NULL), SACCADE_OK);
     saccade_block_mask *mask = mask_of(c, r);
     if (mask)
@@ -274,6 +327,7 @@ static void at_level(const dist_case *c, const case_run *r, const char *level)
             "%d ranks at level %s differ from one device: --problem \"%s\" mask %s score %s",
             c->ranks, level, c->problem, c->mask ? c->mask : "none",
             c->score ? c->score : "none");
+    staged(&w);
     free(w.out);
     free(w.lse);
     saccade_shard_plan_destroy(shards);
@@ -374,7 +428,16 @@ static void failures_of_the_transport(void **state)
 }
 
 /* One rank is given something else than the others: all get an error, that one the reason. */
-enum { OTHER_PROBLEM, OTHER_INVARIANCE, OTHER_GRADIENT, NO_QUERIES, OTHER_MASK, FAILURES };
+enum {
+    OTHER_PROBLEM,
+    OTHER_INVARIANCE,
+    OTHER_GRADIENT,
+    OTHER_WINDOW,
+    NO_QUERIES,
+    OTHER_MASK,
+    NOT_THERE, /* when the others run: they have an error when their time is up */
+    FAILURES
+};
 
 typedef struct mistaken {
     saccade_ranks *ranks;
@@ -382,7 +445,7 @@ typedef struct mistaken {
     saccade_block_mask *mask[2];
     saccade_mod *mod[2], *score;
     int32_t rank;
-    int failure;
+    int failure, is_staged;
     saccade_status status;
     saccade_error err;
 } mistaken;
@@ -408,10 +471,16 @@ static void *mistaken_thread(void *arg)
     }
     saccade_transport_init(&t);
     assert_int_equal(saccade_ranks_transport(me->ranks, me->rank, &t, NULL), SACCADE_OK);
-    t.seconds = 100;
-    me->status = saccade_dist_create(NULL, &p, me->shards, 0, &t, &dist, &me->err);
-    if (me->status != SACCADE_OK)
+    t.seconds = me->failure == NOT_THERE ? 0.2 : 100;
+    me->status = me->is_staged
+                     ? saccade_dist_create_staged(
+                         NULL, &p, me->shards, 0,
+                         odd && me->failure == OTHER_WINDOW ? 300 : 128, &t, &dist, &me->err)
+                     : saccade_dist_create(NULL, &p, me->shards, 0, &t, &dist, &me->err);
+    if (me->status != SACCADE_OK || (odd && me->failure == NOT_THERE)) {
+        saccade_dist_destroy(dist);
         return NULL;
+    }
     const saccade_range *at;
     int64_t rows = 0;
     for (int32_t i = 0, n = saccade_shard_rows(me->shards, me->rank, &at); i < n; i++)
@@ -436,11 +505,33 @@ static void *mistaken_thread(void *arg)
     return NULL;
 }
 
-static void failures_of_a_rank(void **state)
+static void check_failure(const mistaken *each, int failure, int is_staged)
+{
+    for (int32_t i = 0; failure <= OTHER_WINDOW && i < 3; i++) {
+        if (failure == OTHER_WINDOW && !is_staged)
+            continue;
+        const int is_refused = is_staged && failure == OTHER_INVARIANCE; /* rank 1's, before */
+        assert_int_equal(each[i].status, is_refused && i != 1 ? SACCADE_EPEER : SACCADE_EINVAL);
+        assert_string_equal(each[i].err.where, !is_refused ? "dist"
+                                               : i == 1    ? "batch_invariant"
+                                                           : "transport");
+    }
+    if (failure == NO_QUERIES) {
+        assert_int_equal(each[1].status, SACCADE_EINVAL);
+        assert_string_equal(each[1].err.where, "q");
+        assert_true(each[0].status == SACCADE_OK || each[0].status == SACCADE_EPEER);
+        assert_int_equal(each[2].status, SACCADE_EPEER);
+    }
+    if (failure == OTHER_MASK)
+        assert_int_equal(each[2].status, SACCADE_EINVAL); /* keys that nobody sent it */
+    if (failure == NOT_THERE)
+        assert_int_equal(each[2].status, SACCADE_EPEER);
+}
+
+static void failures_in(int is_staged)
 {
     static const saccade_sizes sizes = {1, 1, 1, 400, 400, 8, 8};
-    mistaken all = {0}, each[3];
-    (void)state;
+    mistaken all = {.is_staged = is_staged}, each[3];
     all.mod[0] = case_mod(SACCADE_MASK, "q - kv < 20 && q >= kv");
     all.mod[1] = case_mod(SACCADE_MASK, "q >= kv");
     all.score = case_mod(SACCADE_SCORE, "score + h_scale[h] + rel[h, q / 64]");
@@ -464,18 +555,7 @@ static void failures_of_a_rank(void **state)
         }
         rank_threads_run(3, mistaken_thread, each, sizeof *each);
         saccade_ranks_destroy(all.ranks);
-        for (int32_t i = 0; failure <= OTHER_GRADIENT && i < 3; i++) {
-            assert_int_equal(each[i].status, SACCADE_EINVAL);
-            assert_string_equal(each[i].err.where, "dist");
-        }
-        if (failure == NO_QUERIES) {
-            assert_int_equal(each[1].status, SACCADE_EINVAL);
-            assert_string_equal(each[1].err.where, "q");
-            assert_true(each[0].status == SACCADE_OK || each[0].status == SACCADE_EPEER);
-            assert_int_equal(each[2].status, SACCADE_EPEER);
-        }
-        if (failure == OTHER_MASK)
-            assert_int_equal(each[2].status, SACCADE_EINVAL); /* keys that nobody sent it */
+        check_failure(each, failure, is_staged);
     }
     saccade_shard_plan_destroy(all.shards);
     saccade_mod_destroy(all.score);
@@ -485,12 +565,25 @@ static void failures_of_a_rank(void **state)
     }
 }
 
+static void failures_of_a_rank(void **state)
+{
+    (void)state;
+    failures_in(0);
+}
+
+static void failures_in_staged_mode(void **state)
+{
+    (void)state;
+    failures_in(1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_to_one_device),
         cmocka_unit_test(failures_of_the_transport),
         cmocka_unit_test(failures_of_a_rank),
+        cmocka_unit_test(failures_in_staged_mode),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
-/* Gradients over ranks that are threads: dQ is one device's bit for bit, others are the same
- * bits every time and on every rank, and near one device's; heads that share keys, captured
- * tensors of every kind of index, sinks, gradients that are added, batches, bf16. */
+/* Gradients over ranks that are threads: dQ is one device's bit for bit (in staged mode near
+ * it), others are the same bits every time and on every rank, and near one device's; heads that
+ * share keys, captured tensors of every kind of index, sinks, gradients that are added to,
+ * batches, bf16. */
 #include "base/convert.h"
 #include "saccade_dist.h"
 #include "support/rank_threads.h"
@@ -15,7 +16,7 @@
 #include <cmocka.h>
 
 /* SINKS_AT: where gradients of sinks lie in the table's */
-enum { RANKS_MOST = 5, D = 24, TABLE = 4096, Q_BITS = 7, SINKS_AT = TABLE - 8 };
+enum { GATHERED = -1, RANKS_MOST = 5, D = 24, TABLE = 4096, Q_BITS = 7, SINKS_AT = TABLE - 8 };
 
 typedef struct gradient_case {
     saccade_sizes sizes;
@@ -36,6 +37,7 @@ typedef struct whole {
     saccade_block_mask *blocks;
     saccade_shard_plan *shards;
     saccade_ranks *ranks;
+    int64_t window;            /* of staged mode; GATHERED: not so */
     saccade_tensor t[TENSORS]; /* OUT_*: what ranks made */
     saccade_binding table;
     saccade_tensor sinks;
@@ -229,8 +231,11 @@ static void *rank_thread(void *arg)
     saccade_transport_init(&transport);
     me->status = saccade_ranks_transport(w->ranks, me->rank, &transport, &me->err);
     if (me->status == SACCADE_OK)
-        me->status =
-            saccade_dist_create(NULL, &w->problem, w->shards, 0, &transport, &dist, &me->err);
+        me->status = w->window == GATHERED
+                         ? saccade_dist_create(NULL, &w->problem, w->shards, 0, &transport,
+                                               &dist, &me->err)
+                         : saccade_dist_create_staged(NULL, &w->problem, w->shards, 0,
+                                                      w->window, &transport, &dist, &me->err);
     if (me->status == SACCADE_OK)
         me->status = run_rank(me, dist, own);
     for (int i = OUT_Q; i < TENSORS; i++)
@@ -326,14 +331,15 @@ static size_t bytes_of(const saccade_tensor *t)
 static void compare(const whole *w, const saccade_tensor *device, const float *d_table)
 {
     static const char *const names[] = {"", "", "", "", "dQ", "dK", "dV"};
-    if (memcmp(device[OUT_Q].data, w->t[OUT_Q].data, bytes_of(&device[OUT_Q])))
+    if (w->window != GATHERED)
+        near_to(w->c, "dQ", &device[OUT_Q], &w->t[OUT_Q], elements(&device[OUT_Q]));
+    else if (memcmp(device[OUT_Q].data, w->t[OUT_Q].data, bytes_of(&device[OUT_Q])))
         fail_msg("dQ of %d ranks under %s is not one device's", w->c->ranks, w->c->mask);
     for (int i = OUT_K; i < TENSORS; i++)
         near_to(w->c, names[i], &device[i], &w->t[i], elements(&device[i]));
     if (has_sinks(w->c)) {
         const saccade_tensor one = sinks_of(w->c, (float *)(uintptr_t)d_table + SINKS_AT);
-        const saccade_tensor all =
-            sinks_of(w->c, (float *)(uintptr_t)w->d_table[0] + SINKS_AT);
+        const saccade_tensor all = sinks_of(w->c, (float *)(uintptr_t)w->d_table[0] + SINKS_AT);
         near_to(w->c, "d_sinks", &one, &all, w->c->sizes.H);
     }
     if (!has_table(w->c))
@@ -404,13 +410,14 @@ static void close_case(whole *w, saccade_plan *plan)
     saccade_mod_destroy(w->score);
 }
 
-static void check(const gradient_case *c)
+static void check(const gradient_case *c, int64_t window)
 {
     whole *w = malloc(sizeof *w);
     saccade_plan *plan = NULL;
     saccade_tensor device[TENSORS];
     float *d_table = malloc(TABLE * sizeof *d_table), first[TABLE];
     open_case(c, w, &plan);
+    w->window = window;
     for (int i = 0; i < TENSORS; i++)
         device[i] = i < OUT_Q ? w->t[i] : dense(c, i, is_of_keys(i) ? c->sizes.KV : c->sizes.Q);
     one_device(w, plan, device, d_table);
@@ -479,8 +486,10 @@ static void gradients_over_ranks(void **state)
          0},
     };
     (void)state;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        check(&cases[i]);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        check(&cases[i], GATHERED);
+        check(&cases[i], i % 2 ? 100 : 0);
+    }
 }
 
 int main(void)

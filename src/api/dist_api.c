@@ -41,7 +41,7 @@ static saccade_status add_text(hash128 *hash, const saccade_mod *mod, saccade_er
 
 /* What all ranks must have in common. captures: whose gradients are wanted, a bit each. */
 static saccade_status digest_of(const saccade_problem *p, uint64_t captures,
-                                const saccade_shard_plan *shards, int32_t mask,
+                                const saccade_shard_plan *shards, int32_t mask, int64_t window,
                                 uint64_t digest[2], saccade_error *err)
 {
     const int64_t numbers[] = {p->sizes.H,         p->sizes.Hkv,
@@ -52,7 +52,7 @@ static saccade_status digest_of(const saccade_problem *p, uint64_t captures,
                                p->gradients,       p->sinks_dtype,
                                SACCADE_ABI,        shards->options.Q,
                                shards->options.KV, shards->options.chunk,
-                               p->batch_invariant};
+                               p->batch_invariant, window};
     hash128 hash;
     hash_init(&hash);
     hash_add(&hash, numbers, sizeof numbers);
@@ -69,46 +69,90 @@ static saccade_status digest_of(const saccade_problem *p, uint64_t captures,
     return SACCADE_OK;
 }
 
+enum { GATHERED = -1 }; /* instead of keys of a window */
+
+/* What a window's results are made by: out in f32, for sinks to be added at the end. */
+static saccade_status create_partial(saccade_context *context, const saccade_problem *problem,
+                                     saccade_plan **out, saccade_error *err)
+{
+    saccade_problem p = *problem;
+    p.out_dtype = SACCADE_F32;
+    p.sinks_dtype = SACCADE_NONE;
+    p.gradients = 0;
+    p.gradient_captures = NULL;
+    p.n_gradient_captures = 0;
+    return api_plan_create(context, &p, 1, out, err);
+}
+
+static saccade_status check_window(const saccade_plan *plan, int64_t window, saccade_error *err)
+{
+    FAIL_AT(window < 0 || window > 1 << 30, SACCADE_EINVAL, "keys", 0, 0,
+            "got %lld, expected 0 to 2^30 keys of a window", (long long)window);
+    FAIL_AT(plan->backend->device != SACCADE_CPU, SACCADE_EBACKEND, "backend", 0, 0,
+            "got %s, expected cpu: there is no staged mode on GPUs", plan->backend->name);
+    FAIL_AT(plan->problem.is_invariant, SACCADE_EINVAL, "batch_invariant", 0, 0,
+            "got one in staged mode, expected none: its results depend on the windows");
+    return SACCADE_OK;
+}
+
+static saccade_status check_problem(const saccade_problem *p, saccade_error *err)
+{
+    FAIL_AT(p->page, SACCADE_EINVAL, "page", 0, 0,
+            "got %lld, expected 0: ranks hold their keys in one piece each",
+            (long long)p->page);
+    FAIL_AT(p->ragged, SACCADE_EINVAL, "ragged", 0, 0,
+            "got a ragged problem over ranks, expected one whose batches have one length");
+    FAIL_AT(quant_is_dtype(p->kv_dtype), SACCADE_EINVAL, "kv_dtype", 0, 0,
+            "got %s, expected f32, f16 or bf16: ranks exchange no quantised keys",
+            saccade_dtype_name(p->kv_dtype));
+    return SACCADE_OK;
+}
+
 /* *is_heard: whether a failure is all ranks'. */
 static saccade_status create(saccade_context *context, const saccade_problem *problem,
-                             const saccade_shard_plan *shards, int32_t mask,
+                             const saccade_shard_plan *shards, int32_t mask, int64_t window,
                              const saccade_transport *transport, saccade_dist **out,
                              int *is_heard, saccade_error *err)
 {
     saccade_problem p;
-    saccade_plan *plan = NULL;
+    saccade_plan *plan = NULL, *partial = NULL;
     saccade_dist *dist = NULL;
     uint64_t digest[2];
     TRY(check_transport(transport, shards, mask, err));
     saccade_problem_init(&p);
     TRY(RECORD_READ(&p, problem, "problem"));
-    FAIL_AT(p.page, SACCADE_EINVAL, "page", 0, 0,
-            "got %lld, expected 0: ranks hold their keys in one piece each", (long long)p.page);
-    FAIL_AT(p.ragged, SACCADE_EINVAL, "ragged", 0, 0,
-            "got a ragged problem over ranks, expected one whose batches have one length");
-    FAIL_AT(quant_is_dtype(p.kv_dtype), SACCADE_EINVAL, "kv_dtype", 0, 0,
-            "got %s, expected f32, f16 or bf16: ranks exchange no quantised keys",
-            saccade_dtype_name(p.kv_dtype));
+    TRY(check_problem(&p, err));
     TRY(api_plan_create(context, &p, 1, &plan, err));
     saccade_status status = SACCADE_OK;
-    TRY_GOTO(digest_of(&p, plan->problem.gradient_captures, shards, mask, digest, err));
+    if (window != GATHERED) {
+        TRY_GOTO(check_window(plan, window, err));
+        TRY_GOTO(create_partial(context, &p, &partial, err));
+    }
+    TRY_GOTO(digest_of(&p, plan->problem.gradient_captures, shards, mask, window, digest, err));
     FAIL_IF_GOTO(!plan->solver->row_tile, SACCADE_EBACKEND,
                  "dist: back end %s computes no part of a sequence, expected cpu or cuda",
                  plan->backend->name);
     TRY_GOTO(dist_agree(transport, digest, is_heard, err));
     *is_heard = 0;
     TRY_GOTO(dist_open(plan, shards, mask, transport, &dist, err));
+    plan = NULL;
+    if (partial)
+        TRY_GOTO(dist_open_stages(dist, partial, mask, window, err));
     *out = dist;
     return SACCADE_OK;
 out:
+    if (dist && dist->stages)
+        partial = NULL; /* the stages' own */
+    saccade_dist_destroy(dist);
+    saccade_plan_destroy(partial);
     saccade_plan_destroy(plan);
     return status;
 }
 
-saccade_status saccade_dist_create(saccade_context *context, const saccade_problem *problem,
-                                   const saccade_shard_plan *shards, int32_t mask,
-                                   const saccade_transport *transport, saccade_dist **out,
-                                   saccade_error *err)
+static saccade_status create_any(saccade_context *context, const saccade_problem *problem,
+                                 const saccade_shard_plan *shards, int32_t mask, int64_t window,
+                                 const saccade_transport *transport, saccade_dist **out,
+                                 saccade_error *err)
 {
     saccade_transport own;
     FAIL_IF(!problem || !shards || !transport || !out, SACCADE_EINVAL,
@@ -117,10 +161,28 @@ saccade_status saccade_dist_create(saccade_context *context, const saccade_probl
     TRY(RECORD_READ(&own, transport, "transport"));
     int is_heard = 0;
     const saccade_status status =
-        create(context, problem, shards, mask, &own, out, &is_heard, err);
+        create(context, problem, shards, mask, window, &own, out, &is_heard, err);
     if (status != SACCADE_OK && !is_heard)
         dist_abort(&own);
     return status;
+}
+
+saccade_status saccade_dist_create(saccade_context *context, const saccade_problem *problem,
+                                   const saccade_shard_plan *shards, int32_t mask,
+                                   const saccade_transport *transport, saccade_dist **out,
+                                   saccade_error *err)
+{
+    return create_any(context, problem, shards, mask, GATHERED, transport, out, err);
+}
+
+saccade_status saccade_dist_create_staged(saccade_context *context,
+                                          const saccade_problem *problem,
+                                          const saccade_shard_plan *shards, int32_t mask,
+                                          int64_t keys, const saccade_transport *transport,
+                                          saccade_dist **out, saccade_error *err)
+{
+    return create_any(context, problem, shards, mask, keys < 0 ? INT64_MIN : keys, transport,
+                      out, err);
 }
 
 int64_t saccade_plan_row_tile(const saccade_plan *plan, const saccade_sizes *sizes)
@@ -137,6 +199,8 @@ size_t saccade_dist_workspace(const saccade_dist *dist, int64_t B)
 {
     if (!dist || B < 1 || B > 1 << 30)
         return SIZE_MAX;
+    if (dist->stages)
+        return dist_staged_workspace(dist, B);
     const saccade_sizes sizes = dist_sizes(dist, B);
     const size_t solver = plan_workspace(dist->plan, &sizes);
     return is_on_device(dist) ? solver : dist_workspace(dist, B, solver);
@@ -148,11 +212,13 @@ saccade_status saccade_dist_prepare(const saccade_dist *dist, const saccade_bloc
     FAIL_IF(!dist, SACCADE_EINVAL, "prepare: got NULL, expected one rank's part of a plan");
     if (dist->plan->backend->device != SACCADE_CPU) {
         const saccade_sizes sizes = dist_sizes(dist, 1);
-        TRY(dist_check_tiles(dist, &sizes, err));
+        TRY(dist_check_tiles(dist, dist->plan, &sizes, err));
         if (!mask)
             return dist->plan->solver->prepare(dist->plan, NULL, err);
     }
-    return mask ? saccade_plan_prepare(dist->plan, mask, err) : SACCADE_OK;
+    if (mask)
+        TRY(saccade_plan_prepare(dist->plan, mask, err));
+    return mask && dist->stages ? dist_prepare_stages(dist, mask, err) : SACCADE_OK;
 }
 
 /* ---- running ---- */
@@ -262,6 +328,8 @@ static saccade_status forward(saccade_dist *d, const saccade_forward_args *args,
     TRY(api_read_context(d->plan, &in, &run, &captures, err));
     TRY(api_read_shard_outputs(d, &a, &run, err));
     TRY(api_read_workspace(&in, saccade_dist_workspace(d, run.sizes.B), &run, err));
+    if (d->stages)
+        return dist_staged_forward(d, &run, err);
     return is_on_device(d) ? dist_device_forward(d, &run, err) : dist_forward(d, &run, err);
 }
 

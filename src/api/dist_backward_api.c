@@ -42,6 +42,8 @@ static saccade_status read_call(const saccade_dist *d, const saccade_backward_ar
 static size_t workspace_of(const saccade_dist *d, const api_backward_call *call)
 {
     const saccade_sizes *s = &call->run.sizes;
+    if (d->stages)
+        return dist_staged_backward_workspace(d, s->B, &call->gradients);
     const size_t solver = plan_backward_workspace(d->plan, s, NULL);
     if (d->plan->backend->device != SACCADE_CPU)
         return solver;
@@ -55,6 +57,8 @@ static saccade_status backward(saccade_dist *d, const saccade_backward_args *arg
     api_backward_call call;
     TRY(read_call(d, args, &call, err));
     TRY(api_read_workspace(&call.in, workspace_of(d, &call), &call.run, err));
+    if (d->stages)
+        return dist_staged_backward(d, &call.run, &call.gradients, err);
     return d->plan->backend->device == SACCADE_CPU
                ? dist_backward(d, &call.run, &call.gradients, err)
                : dist_device_backward(d, &call.run, &call.gradients, err);

@@ -439,7 +439,7 @@ static int is_idle(const plan_run *run)
 
 static saccade_status begin(saccade_dist *d, plan_run *run, work *w, saccade_error *err)
 {
-    TRY(dist_check_tiles(d, &run->sizes, err));
+    TRY(dist_check_tiles(d, d->plan, &run->sizes, err));
     if (d->n_rows)
         TRY(dist_check_held(d, run->block_mask, err));
     TRY(dist_device_reserve(d, any_tensor(run)->device.index, run->sizes.B, err));

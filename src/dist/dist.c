@@ -29,6 +29,7 @@ void saccade_dist_destroy(saccade_dist *dist)
     if (!dist)
         return;
     dist_device_close(dist->device);
+    dist_close_stages(dist->stages);
     dist_free_layout(dist);
     saccade_plan_destroy(dist->plan);
     free(dist);
@@ -49,10 +50,10 @@ size_t dist_workspace(const saccade_dist *d, int64_t B, size_t solver)
     return solver > SIZE_MAX - own ? SIZE_MAX : own + solver;
 }
 
-saccade_status dist_check_tiles(const saccade_dist *d, const saccade_sizes *sizes,
-                                saccade_error *err)
+saccade_status dist_check_tiles(const saccade_dist *d, const saccade_plan *plan,
+                                const saccade_sizes *sizes, saccade_error *err)
 {
-    const int64_t tile = d->plan->solver->row_tile(d->plan, sizes);
+    const int64_t tile = plan->solver->row_tile(plan, sizes);
     const int is_host =
         d->plan->backend->device == SACCADE_CPU; /* where parts run one by one */
     for (int32_t i = 0; i < d->rows.n; i++)
@@ -66,7 +67,7 @@ saccade_status dist_check_tiles(const saccade_dist *d, const saccade_sizes *size
 static saccade_status check_run(const saccade_dist *d, const saccade_sizes *sizes,
                                 saccade_error *err)
 {
-    TRY(dist_check_tiles(d, sizes, err));
+    TRY(dist_check_tiles(d, d->plan, sizes, err));
     FAIL_AT(sizes->B * d->in.all > INT32_MAX, SACCADE_ELIMIT, "k", 0, 0,
             "got %lld keys of %lld batches to gather, expected less than 2^31 rows",
             (long long)d->in.all, (long long)sizes->B);
@@ -153,7 +154,7 @@ static saccade_status start_local(saccade_dist *d, plan_run *run, plan_chunks *c
                                   saccade_error *err)
 {
     static const int32_t start = 0;
-    TRY(dist_check_tiles(d, &run->sizes, err));
+    TRY(dist_check_tiles(d, d->plan, &run->sizes, err));
     TRY(dist_check_held(d, run->block_mask, err));
     *chunks = (plan_chunks){.first = &start, .count = 1, .size = (int32_t)d->KV};
     run->chunks = d->plan->problem.has_chunks ? chunks : NULL;

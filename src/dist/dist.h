@@ -47,10 +47,11 @@ saccade_status dist_open(saccade_plan *plan, const saccade_shard_plan *shards, i
                          saccade_error *err);
 /* Sizes of the whole sequence. */
 saccade_sizes dist_sizes(const saccade_dist *dist, int64_t B);
+/* EINVAL where chunks are no whole tiles of the plan: rows would not be computed as one device
+ * does. */
+saccade_status dist_check_tiles(const saccade_dist *dist, const saccade_plan *plan,
+                                const saccade_sizes *sizes, saccade_error *err);
 /* Bytes for a run whose solver wants so many: SIZE_MAX where no run can have them. */
-/* EINVAL where chunks are no whole tiles: rows would not be computed as one device does. */
-saccade_status dist_check_tiles(const saccade_dist *d, const saccade_sizes *sizes,
-                                saccade_error *err);
 size_t dist_workspace(const saccade_dist *dist, int64_t B, size_t solver);
 /* run: as the solver takes it, but for keys and rows, which are this rank's. */
 saccade_status dist_forward(saccade_dist *dist, plan_run *run, saccade_error *err);
@@ -65,6 +66,7 @@ saccade_status dist_backward_local(saccade_dist *dist, plan_run *run, const plan
                                    saccade_error *err);
 
 typedef struct dist_device dist_device;
+typedef struct dist_stages dist_stages;
 
 struct saccade_dist {
     saccade_plan *plan;
@@ -79,10 +81,12 @@ struct saccade_dist {
     int32_t *held;             /* [2 units + 1] the table of one batch; room for checks */
     int32_t *far_before; /* [units + 1] see plan_rows; where keys are exchanged on streams */
     dist_device *device; /* where a device has a carrier, from the first run on */
+    dist_stages *stages; /* in staged mode; else NULL */
 };
 
 saccade_status dist_lay_out(saccade_dist *dist, int32_t mask, saccade_error *err);
 void dist_free_layout(saccade_dist *dist);
+void dist_free_pieces(dist_pieces *pieces);
 
 /* ---- gather.c ---- */
 
@@ -102,6 +106,19 @@ saccade_status dist_gather(saccade_dist *dist, int64_t B, const saccade_tensor *
                            const saccade_tensor *v, char *memory, dist_keys *out,
                            saccade_error *err);
 
+/* Bytes of a row of a pool, [kv heads][dim]. */
+size_t dist_row_bytes(const saccade_dist *dist, int64_t dim);
+/* One of K and V, t: packs what is sent and what stays, and appends its messages to messages,
+ * room for 2 x ranks to send and behind them as many to receive. */
+void dist_list_keys(const saccade_dist *dist, const dist_pieces *in, const dist_pieces *out,
+                    int64_t B, const saccade_tensor *t, int64_t dim, char *pool, char *sent,
+                    saccade_message *messages, int32_t *n_sends, int32_t *n_receives);
+/* Where units of keys from `first` on lie in a pool, -1 where they do not: [B][units]. */
+void dist_fill_table(const dist_pieces *in, int32_t ranks, int64_t B, int64_t first,
+                     int64_t unit, int64_t units, int32_t *table);
+saccade_tensor dist_pool_of(const saccade_dist *dist, int64_t B, int64_t keys, int64_t dim,
+                            char *data);
+
 /* EINVAL where a row of this rank touches a key that was not gathered; mask NULL: all do. */
 saccade_status dist_check_keys(const saccade_dist *dist, const saccade_block_mask *mask,
                                char *memory, saccade_error *err);
@@ -109,6 +126,21 @@ saccade_status dist_check_keys(const saccade_dist *dist, const saccade_block_mas
 saccade_status dist_check_held(const saccade_dist *dist, const saccade_block_mask *mask,
                                saccade_error *err);
 saccade_status dist_list_held(saccade_dist *dist, saccade_error *err);
+
+/* ---- staged.c, staged_run.c: keys window by window ---- */
+
+/* partial: the plan with out in f32 and without sinks, the object's own once it has stages. */
+saccade_status dist_open_stages(saccade_dist *dist, saccade_plan *partial, int32_t mask,
+                                int64_t keys, saccade_error *err);
+void dist_close_stages(dist_stages *stages);
+saccade_status dist_prepare_stages(const saccade_dist *dist, const saccade_block_mask *mask,
+                                   saccade_error *err);
+size_t dist_staged_workspace(const saccade_dist *dist, int64_t B);
+size_t dist_staged_backward_workspace(const saccade_dist *dist, int64_t B,
+                                      const plan_gradients *to);
+saccade_status dist_staged_forward(saccade_dist *dist, plan_run *run, saccade_error *err);
+saccade_status dist_staged_backward(saccade_dist *dist, plan_run *run, const plan_gradients *to,
+                                    saccade_error *err);
 
 /* ---- device.c: gather mode where tensors do not lie on the host ---- */
 
@@ -135,12 +167,25 @@ typedef struct dist_return {
 /* captures: gradients by capture of the score mod; dtype NONE: not wanted. sinks: NULL: not. */
 dist_return dist_return_of(const saccade_dist *dist, int64_t B, const saccade_tensor *captures,
                            const saccade_tensor *sinks);
+/* Counts of elements alone. */
+dist_return dist_return_captured(const saccade_tensor *captures, const saccade_tensor *sinks);
 /* own, own_sinks: this rank's parts of them, 0 so far. */
 void dist_begin_captures(char *memory, const dist_return *parts, const plan_gradients *to,
                          saccade_tensor *own, saccade_tensor *own_sinks);
 saccade_status dist_return_keys(saccade_dist *dist, int64_t B, char *memory,
                                 const dist_return *parts, const plan_gradients *to,
                                 saccade_error *err);
+/* Messages of one of dK and dV, as dist_list_keys: what was received goes back, what was sent
+ * comes back. */
+void dist_list_gradients(const saccade_dist *dist, const dist_pieces *in,
+                         const dist_pieces *out, int64_t B, int64_t dim, float *pool,
+                         float *got, saccade_message *messages, int32_t *n_sends,
+                         int32_t *n_receives);
+/* The parts of all ranks of the gradients of keys [first, first + keys) held here, into those
+ * rows of `to` (NULL: not wanted). */
+void dist_add_ranks(const saccade_dist *dist, const dist_pieces *in, const dist_pieces *out,
+                    const float *pool, const float *got, int64_t first, int64_t keys,
+                    float *sum, const saccade_tensor *to, int is_added);
 saccade_status dist_return_captures(saccade_dist *dist, char *memory, const dist_return *parts,
                                     const plan_gradients *to, saccade_error *err);
 

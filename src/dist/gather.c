@@ -19,7 +19,7 @@ int64_t dist_pool_row(const dist_pieces *pieces, int64_t B, int32_t peer, int64_
 
 /* ---- memory ---- */
 
-static size_t row_bytes(const saccade_dist *d, int64_t dim)
+size_t dist_row_bytes(const saccade_dist *d, int64_t dim)
 {
     const plan_problem *p = &d->plan->problem;
     return (size_t)(p->sizes.Hkv * dim) * saccade_dtype_bytes(p->kv_dtype);
@@ -38,10 +38,10 @@ dist_memory dist_memory_of(const saccade_dist *d, int64_t B)
     dist_memory m = {0};
     place((size_t)(d->units + 1) * sizeof(int32_t), &m.touched, &m.bytes);
     place((size_t)(B * d->units) * sizeof(int32_t), &m.table, &m.bytes);
-    place((in ? in : 1) * row_bytes(d, s->D), &m.k_pool, &m.bytes);
-    place((in ? in : 1) * row_bytes(d, s->Dv), &m.v_pool, &m.bytes);
-    place(out * row_bytes(d, s->D), &m.k_sent, &m.bytes);
-    place(out * row_bytes(d, s->Dv), &m.v_sent, &m.bytes);
+    place((in ? in : 1) * dist_row_bytes(d, s->D), &m.k_pool, &m.bytes);
+    place((in ? in : 1) * dist_row_bytes(d, s->Dv), &m.v_pool, &m.bytes);
+    place(out * dist_row_bytes(d, s->D), &m.k_sent, &m.bytes);
+    place(out * dist_row_bytes(d, s->Dv), &m.v_sent, &m.bytes);
     return m;
 }
 
@@ -68,26 +68,33 @@ static void pack(const dist_pieces *pieces, int32_t peer, const saccade_tensor *
 
 /* ---- the table ---- */
 
-static void fill_table(const saccade_dist *d, int64_t B, int32_t *table)
+void dist_fill_table(const dist_pieces *in, int32_t ranks, int64_t B, int64_t first,
+                     int64_t unit, int64_t units, int32_t *table)
 {
-    for (int64_t i = 0; i < B * d->units; i++)
+    for (int64_t i = 0; i < B * units; i++)
         table[i] = -1;
-    for (int32_t p = 0; p < d->transport.ranks; p++)
+    for (int32_t p = 0; p < ranks; p++)
         for (int64_t b = 0; b < B; b++) {
-            int64_t row = dist_pool_row(&d->in, B, p, b);
-            for (int64_t i = d->in.begin[p]; i < d->in.begin[p + 1]; i++) {
-                const dist_piece *piece = &d->in.piece[i];
-                for (int64_t j = 0; j < piece->count; j += d->unit)
-                    table[b * d->units + (piece->first + j) / d->unit] = (int32_t)(row + j);
+            int64_t row = dist_pool_row(in, B, p, b);
+            for (int64_t i = in->begin[p]; i < in->begin[p + 1]; i++) {
+                const dist_piece *piece = &in->piece[i];
+                for (int64_t j = 0; j < piece->count; j += unit)
+                    table[b * units + (piece->first - first + j) / unit] = (int32_t)(row + j);
                 row += piece->count;
             }
         }
 }
 
-static saccade_tensor pool_of(const saccade_dist *d, int64_t B, int64_t dim, char *data)
+static void fill_table(const saccade_dist *d, int64_t B, int32_t *table)
+{
+    dist_fill_table(&d->in, d->transport.ranks, B, 0, d->unit, d->units, table);
+}
+
+saccade_tensor dist_pool_of(const saccade_dist *d, int64_t B, int64_t keys, int64_t dim,
+                            char *data)
 {
     const plan_problem *p = &d->plan->problem;
-    const int64_t rows = B * d->in.all > 0 ? B * d->in.all : 1;
+    const int64_t rows = B * keys > 0 ? B * keys : 1;
     saccade_tensor t =
         saccade_tensor_of(data, p->kv_dtype, 4, (int64_t[]){B, p->sizes.Hkv, rows, dim});
     t.stride[0] = 0;
@@ -98,28 +105,29 @@ static saccade_tensor pool_of(const saccade_dist *d, int64_t B, int64_t dim, cha
 
 /* ---- all of it ---- */
 
-/* One of K and V: packs what is sent and what stays, and appends its messages. */
-static void add_messages(saccade_dist *d, int64_t B, const saccade_tensor *t, size_t bytes,
-                         char *pool, char *sent, int32_t *n_sends, int32_t *n_receives)
+void dist_list_keys(const saccade_dist *d, const dist_pieces *in, const dist_pieces *out,
+                    int64_t B, const saccade_tensor *t, int64_t dim, char *pool, char *sent,
+                    saccade_message *messages, int32_t *n_sends, int32_t *n_receives)
 {
     const int32_t ranks = d->transport.ranks, me = d->transport.rank;
-    saccade_message *sends = d->messages, *receives = d->messages + 4 * (size_t)ranks;
+    const size_t bytes = dist_row_bytes(d, dim);
+    saccade_message *sends = messages, *receives = messages + 2 * (size_t)ranks;
     for (int32_t p = 0; p < ranks; p++) {
-        char *from = sent + (size_t)dist_pool_row(&d->out, B, p, 0) * bytes;
-        char *to = pool + (size_t)dist_pool_row(&d->in, B, p, 0) * bytes;
+        char *from = sent + (size_t)dist_pool_row(out, B, p, 0) * bytes;
+        char *to = pool + (size_t)dist_pool_row(in, B, p, 0) * bytes;
         if (p == me) {
-            if (d->in.keys[p])
-                pack(&d->in, p, t, to);
+            if (in->keys[p])
+                pack(in, p, t, to);
             continue;
         }
-        if (d->out.keys[p]) {
-            pack(&d->out, p, t, from);
+        if (out->keys[p]) {
+            pack(out, p, t, from);
             sends[(*n_sends)++] =
-                (saccade_message){from, (size_t)(B * d->out.keys[p]) * bytes, p};
+                (saccade_message){from, (size_t)(B * out->keys[p]) * bytes, p};
         }
-        if (d->in.keys[p])
+        if (in->keys[p])
             receives[(*n_receives)++] =
-                (saccade_message){to, (size_t)(B * d->in.keys[p]) * bytes, p};
+                (saccade_message){to, (size_t)(B * in->keys[p]) * bytes, p};
     }
 }
 
@@ -130,15 +138,15 @@ saccade_status dist_gather(saccade_dist *d, int64_t B, const saccade_tensor *k,
     const saccade_sizes *s = &d->plan->problem.sizes;
     const dist_memory m = dist_memory_of(d, B);
     int32_t *table = (int32_t *)(void *)(memory + m.table), n_sends = 0, n_receives = 0;
-    add_messages(d, B, k, row_bytes(d, s->D), memory + m.k_pool, memory + m.k_sent, &n_sends,
-                 &n_receives);
-    add_messages(d, B, v, row_bytes(d, s->Dv), memory + m.v_pool, memory + m.v_sent, &n_sends,
-                 &n_receives);
+    dist_list_keys(d, &d->in, &d->out, B, k, s->D, memory + m.k_pool, memory + m.k_sent,
+                   d->messages, &n_sends, &n_receives);
+    dist_list_keys(d, &d->in, &d->out, B, v, s->Dv, memory + m.v_pool, memory + m.v_sent,
+                   d->messages, &n_sends, &n_receives);
     TRY(dist_exchange(&d->transport, d->messages, n_sends,
-                      d->messages + 4 * (size_t)d->transport.ranks, n_receives, err));
+                      d->messages + 2 * (size_t)d->transport.ranks, n_receives, err));
     fill_table(d, B, table);
-    out->k = pool_of(d, B, s->D, memory + m.k_pool);
-    out->v = pool_of(d, B, s->Dv, memory + m.v_pool);
+    out->k = dist_pool_of(d, B, d->in.all, s->D, memory + m.k_pool);
+    out->v = dist_pool_of(d, B, d->in.all, s->Dv, memory + m.v_pool);
     out->chunks = (plan_chunks){.first = table,
                                 .row_stride = d->units,
                                 .count = (int32_t)d->units,

@@ -112,7 +112,7 @@ saccade_status dist_lay_out(saccade_dist *d, int32_t mask, saccade_error *err)
     return dist_list_held(d, err);
 }
 
-static void free_pieces(dist_pieces *pieces)
+void dist_free_pieces(dist_pieces *pieces)
 {
     free(pieces->begin);
     free(pieces->piece);
@@ -121,8 +121,8 @@ static void free_pieces(dist_pieces *pieces)
 
 void dist_free_layout(saccade_dist *d)
 {
-    free_pieces(&d->in);
-    free_pieces(&d->out);
+    dist_free_pieces(&d->in);
+    dist_free_pieces(&d->out);
     free(d->part);
     free(d->messages);
     free(d->held);

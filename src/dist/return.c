@@ -30,16 +30,22 @@ static int64_t elements_of(const saccade_tensor *t)
     return n;
 }
 
+dist_return dist_return_captured(const saccade_tensor *captures, const saccade_tensor *sinks)
+{
+    dist_return m = {0};
+    for (int c = 0; c < MOD_MAX_CAPTURES; c++)
+        m.capture_elements += elements_of(&captures[c]);
+    m.capture_elements += sinks ? elements_of(sinks) : 0;
+    return m;
+}
+
 dist_return dist_return_of(const saccade_dist *d, int64_t B, const saccade_tensor *captures,
                            const saccade_tensor *sinks)
 {
     const saccade_sizes *s = &d->plan->problem.sizes;
     const int64_t in = at_least_one(B * d->in.all) * s->Hkv, out = B * d->out.all * s->Hkv;
     const int64_t own = B * d->n_keys * s->Hkv;
-    dist_return m = {0};
-    for (int c = 0; c < MOD_MAX_CAPTURES; c++)
-        m.capture_elements += elements_of(&captures[c]);
-    m.capture_elements += sinks ? elements_of(sinks) : 0;
+    dist_return m = dist_return_captured(captures, sinks);
     place(in * s->D, &m.k_pool, &m.bytes);
     place(in * s->Dv, &m.v_pool, &m.bytes);
     place(out * s->D, &m.k_got, &m.bytes);
@@ -51,36 +57,36 @@ dist_return dist_return_of(const saccade_dist *d, int64_t B, const saccade_tenso
 
 /* ---- keys ---- */
 
-/* Messages of one of dK and dV: what was received goes back, what was sent comes back. */
-static void add_messages(saccade_dist *d, int64_t B, int64_t width, float *pool, float *got,
-                         int32_t *n_sends, int32_t *n_receives)
+void dist_list_gradients(const saccade_dist *d, const dist_pieces *in, const dist_pieces *out,
+                         int64_t B, int64_t dim, float *pool, float *got,
+                         saccade_message *messages, int32_t *n_sends, int32_t *n_receives)
 {
     const int32_t ranks = d->transport.ranks;
-    saccade_message *sends = d->messages, *receives = d->messages + 4 * (size_t)ranks;
+    const int64_t width = d->plan->problem.sizes.Hkv * dim;
+    saccade_message *sends = messages, *receives = messages + 2 * (size_t)ranks;
     const size_t bytes = (size_t)width * sizeof(float);
     for (int32_t p = 0; p < ranks; p++) {
         if (p == d->transport.rank)
             continue;
-        if (d->in.keys[p])
-            sends[(*n_sends)++] =
-                (saccade_message){pool + dist_pool_row(&d->in, B, p, 0) * width,
-                                  (size_t)(B * d->in.keys[p]) * bytes, p};
-        if (d->out.keys[p])
+        if (in->keys[p])
+            sends[(*n_sends)++] = (saccade_message){pool + dist_pool_row(in, B, p, 0) * width,
+                                                    (size_t)(B * in->keys[p]) * bytes, p};
+        if (out->keys[p])
             receives[(*n_receives)++] =
-                (saccade_message){got + dist_pool_row(&d->out, B, p, 0) * width,
-                                  (size_t)(B * d->out.keys[p]) * bytes, p};
+                (saccade_message){got + dist_pool_row(out, B, p, 0) * width,
+                                  (size_t)(B * out->keys[p]) * bytes, p};
     }
 }
 
-/* Adds what peer p has of the keys held here to sum [B][keys][width]. */
-static void add_peer(const saccade_dist *d, int64_t B, int64_t width, const dist_pieces *pieces,
-                     int32_t p, const float *from, float *sum)
+/* Adds what peer p has of the keys held here to sum [B][keys][width]: those from `first` on. */
+static void add_peer(int64_t B, int64_t width, const dist_pieces *pieces, int32_t p,
+                     const float *from, int64_t first, int64_t keys, float *sum)
 {
     for (int64_t b = 0; b < B; b++) {
         const float *at = from + dist_pool_row(pieces, B, p, b) * width;
         for (int64_t i = pieces->begin[p]; i < pieces->begin[p + 1]; i++) {
             const dist_piece *piece = &pieces->piece[i];
-            float *to = sum + (b * d->n_keys + piece->local) * width;
+            float *to = sum + (b * keys + piece->local - first) * width;
             for (int64_t n = 0; n < piece->count * width; n++)
                 to[n] += at[n];
             at += piece->count * width;
@@ -101,19 +107,24 @@ static void store_keys(const saccade_tensor *to, const float *sum, int is_added)
     } while (tensor_next(to, 4, &at));
 }
 
-static void add_ranks(const saccade_dist *d, int64_t B, int64_t dim, const float *pool,
-                      const float *got, float *sum, const saccade_tensor *to, int is_added)
+void dist_add_ranks(const saccade_dist *d, const dist_pieces *in, const dist_pieces *out,
+                    const float *pool, const float *got, int64_t first, int64_t keys,
+                    float *sum, const saccade_tensor *to, int is_added)
 {
-    const int64_t width = d->plan->problem.sizes.Hkv * dim;
-    if (!to || !d->n_keys)
+    if (!to || !keys)
         return;
-    memset(sum, 0, (size_t)(B * d->n_keys * width) * sizeof *sum);
+    saccade_tensor part = *to;
+    const int64_t B = to->shape[0], width = to->shape[1] * to->shape[3];
+    part.data =
+        (char *)to->data + first * to->stride[2] * (int64_t)saccade_dtype_bytes(to->dtype);
+    part.shape[2] = keys;
+    memset(sum, 0, (size_t)(B * keys * width) * sizeof *sum);
     for (int32_t p = 0; p < d->transport.ranks; p++)
         if (p == d->transport.rank)
-            add_peer(d, B, width, &d->in, p, pool, sum);
+            add_peer(B, width, in, p, pool, first, keys, sum);
         else
-            add_peer(d, B, width, &d->out, p, got, sum);
-    store_keys(to, sum, is_added);
+            add_peer(B, width, out, p, got, first, keys, sum);
+    store_keys(&part, sum, is_added);
 }
 
 saccade_status dist_return_keys(saccade_dist *d, int64_t B, char *memory, const dist_return *m,
@@ -127,15 +138,17 @@ saccade_status dist_return_keys(saccade_dist *d, int64_t B, char *memory, const 
     float *sum = (float *)(void *)(memory + m->sum);
     int32_t n_sends = 0, n_receives = 0;
     if (p->gradients & SACCADE_GRADIENT_K)
-        add_messages(d, B, p->sizes.Hkv * p->sizes.D, k_pool, k_got, &n_sends, &n_receives);
+        dist_list_gradients(d, &d->in, &d->out, B, p->sizes.D, k_pool, k_got, d->messages,
+                            &n_sends, &n_receives);
     if (p->gradients & SACCADE_GRADIENT_V)
-        add_messages(d, B, p->sizes.Hkv * p->sizes.Dv, v_pool, v_got, &n_sends, &n_receives);
+        dist_list_gradients(d, &d->in, &d->out, B, p->sizes.Dv, v_pool, v_got, d->messages,
+                            &n_sends, &n_receives);
     TRY(dist_exchange(&d->transport, d->messages, n_sends,
-                      d->messages + 4 * (size_t)d->transport.ranks, n_receives, err));
-    add_ranks(d, B, p->sizes.D, k_pool, k_got, sum, to->dk,
-              (to->added & SACCADE_GRADIENT_K) != 0);
-    add_ranks(d, B, p->sizes.Dv, v_pool, v_got, sum, to->dv,
-              (to->added & SACCADE_GRADIENT_V) != 0);
+                      d->messages + 2 * (size_t)d->transport.ranks, n_receives, err));
+    dist_add_ranks(d, &d->in, &d->out, k_pool, k_got, 0, d->n_keys, sum, to->dk,
+                   (to->added & SACCADE_GRADIENT_K) != 0);
+    dist_add_ranks(d, &d->in, &d->out, v_pool, v_got, 0, d->n_keys, sum, to->dv,
+                   (to->added & SACCADE_GRADIENT_V) != 0);
     return SACCADE_OK;
 }
 

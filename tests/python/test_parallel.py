@@ -1,5 +1,6 @@
 """Context parallelism over two processes (gloo, CPU): out, lse and query's gradient are one
-process's bit for bit, the other gradients near, through two layers and a learned bias."""
+process's bit for bit (in staged mode near them), the other gradients near, through two layers
+and a learned bias."""
 
 import os
 import subprocess
@@ -55,7 +56,12 @@ def worker(rank, store):
     out, lse = two_layers(*whole, masks, score)
     (out * weight).sum().backward()
     want = [t.grad.clone() for t in (*whole, bias)]
-    for mode, by_torch in (("gather", False), ("gather", True), ("heads", True)):
+    for mode, by_torch in (
+        ("gather", False),
+        ("staged", False),
+        ("gather", True),
+        ("heads", True),
+    ):
         bias.grad = None
         over_ranks(rank, mode, by_torch, whole, weight, masks, bias, score, out, lse, want)
     dist.destroy_process_group()
@@ -65,7 +71,9 @@ def over_ranks(rank, mode, by_torch, whole, weight, masks, bias, score, out, lse
     """by_torch: keys travel by torch's collectives, as they do on CUDA."""
     from saccade.torch import context_parallel, flex_attention
 
-    with context_parallel(None, (2, H, N, D), masks, kv_heads=H // 2, mode=mode) as cp:
+    with context_parallel(
+        None, (2, H, N, D), masks, kv_heads=H // 2, mode=mode, stage_keys=200
+    ) as cp:
         cp.local = by_torch
         own = [cp.shard(t.detach()).requires_grad_() for t in whole]
         call = torch.compile(two_layers, backend="aot_eager") if by_torch else two_layers
@@ -79,9 +87,14 @@ def over_ranks(rank, mode, by_torch, whole, weight, masks, bias, score, out, lse
     assert sum(s.rows for s in told) == N and told[0].received == told[1].sent
     assert told[0].imbalance == max(s.area for s in told) / told[1].mean_area < 1.5
     assert sorted(torch.cat([cp.positions, cp._rows[1 - rank]]).tolist()) == list(range(N))
-    assert torch.equal(cp.unshard(part), out.detach())
-    assert torch.equal(cp.unshard(part_lse), lse.detach())
-    assert torch.equal(cp.unshard(own[0].grad), want[0])
+    if mode == "staged":
+        torch.testing.assert_close(cp.unshard(part), out.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(cp.unshard(part_lse), lse.detach(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(cp.unshard(own[0].grad), want[0], rtol=1e-4, atol=1e-5)
+    else:
+        assert torch.equal(cp.unshard(part), out.detach())
+        assert torch.equal(cp.unshard(part_lse), lse.detach())
+        assert torch.equal(cp.unshard(own[0].grad), want[0])
     for mine, wanted in zip((own[1], own[2]), want[1:3]):
         torch.testing.assert_close(cp.unshard(mine.grad), wanted, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(bias.grad, want[3], rtol=1e-4, atol=1e-5)

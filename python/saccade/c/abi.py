@@ -353,6 +353,7 @@ class Transport(Record):
         ("abort", C.c_void_p),
         ("seconds", C.c_double),
         ("exchange_on", C.c_void_p),
+        ("caller_only", C.c_int32),
     ]
 
 
@@ -584,6 +585,18 @@ _declare(
     C.POINTER(Problem),
     _P,
     C.c_int32,
+    C.POINTER(Transport),
+    C.POINTER(_P),
+    _E,
+)
+_declare(
+    "dist_create_staged",
+    _S,
+    _P,
+    C.POINTER(Problem),
+    _P,
+    C.c_int32,
+    C.c_int64,
     C.POINTER(Transport),
     C.POINTER(_P),
     _E,

@@ -146,18 +146,22 @@ class Dist:
         shards: ShardPlan,
         mask: int,
         transport: Transport | NcclTransport,
+        window: int | None = None,
     ):
+        """window: in staged mode, keys that are taken at a time; 0: chosen."""
         self.handle = None
         self._held = shards, transport
         self.transport = transport
         p, self._named = objects.problem(*problem)
         out = C.c_void_p()
+        is_staged = window is not None
         transport.run(
-            "dist_create",
+            "dist_create_staged" if is_staged else "dist_create",
             context,
             C.byref(p),
             shards.handle,
             mask,
+            *([window] if is_staged else []),
             C.byref(transport.struct),
             C.byref(out),
         )

@@ -24,7 +24,7 @@ from .masks import mask_or_mod
 from .mods import Resolved, dtype_name, view
 from .ranks_calls import Attention, Exchanged, Gathered, Spread
 
-MODES = ("gather", "heads")
+MODES = ("gather", "staged", "heads")
 WAYS = ("torch", "nccl")
 
 
@@ -44,6 +44,7 @@ class ContextParallel:
         mode,
         by,
         keep,
+        stage_keys,
     ):
         B, H, N, D = query_shape
         if mode not in MODES:
@@ -62,11 +63,17 @@ class ContextParallel:
         self.masks = [_whole(m) for m in masks]
         handles = [m.handle() for m in self.masks]
         cpu = self.device.type == "cpu"
+        if mode == "staged" and not cpu:
+            raise ValueError(
+                f"mode: got 'staged' on {self.device}, expected ranks on CPUs: on GPUs keys "
+                "are gathered"
+            )
+        self.window = stage_keys if mode == "staged" else None
         self._context = objects.context(-torch.get_num_threads() if cpu else 0)
         tile = self._tile((B, D), dtype, handles)
         counts = layers or [1] * len(masks)
         # over heads any rows do: all ranks see all of them
-        dealt = (handles, counts) if mode == "gather" else ((), ())
+        dealt = (handles, counts) if mode != "heads" else ((), ())
         self.shards = c_dist.ShardPlan(self.ranks, tile, N, *dealt)
         self._whole = c_dist.ShardPlan(1, tile, N, handles, counts)
         self._transport = c_dist.Transport(self.rank, self.ranks, seconds, self._exchange)
@@ -245,7 +252,7 @@ class ContextParallel:
         if found is None:
             shards = self._whole if is_spread else self.shards
             transport = self._alone if is_spread else self._transport
-            found = c_dist.Dist(self._context, problem, shards, index, transport)
+            found = c_dist.Dist(self._context, problem, shards, index, transport, self.window)
             self._made[index, problem] = found
         found.prepare(mask)
         return found
@@ -317,6 +324,7 @@ def context_parallel(
     mode: str = "gather",
     by: str = "torch",
     keep: bool = True,
+    stage_keys: int = 0,
 ) -> ContextParallel:
     """Deals the rows of a sequence to the processes of a group, so that each has as much to
     compute under the masks; called by all of them with equal arguments. Inside of `with` (one
@@ -329,14 +337,28 @@ def context_parallel(
     [.., N, N]; layers: how many layers have each. seconds: how long a rank waits for others
     (on CUDA the group's own limit holds). device: cpu, or this rank's CUDA device; by default
     the current CUDA device where the group is NCCL's. dtype: of query, key and value.
-    mode: "gather" brings each rank the keys that its rows touch; "heads" exchanges rows for
-    heads and back (Ulysses, arXiv 2309.14509), for head counts that the ranks divide.
+    mode: "gather" brings each rank the keys that its rows touch; "staged", on CPUs, does so by
+    windows of stage_keys keys (0: an eighth of the sequence), the next on its way while one is
+    computed: memory is bounded, results are near one process's and the same every time; "heads"
+    exchanges rows for heads and back (Ulysses, arXiv 2309.14509), for head counts that the
+    ranks divide.
     by: on CUDA, "torch" lets keys travel by the group's collectives, "nccl" by a communicator
     of the library's own, while what needs none of them is computed (where libnccl is found;
     else by the group's). keep: with "nccl", keys that came for forward stay for backward.
     """
     return ContextParallel(
-        group, query_shape, masks, layers, kv_heads, dtype, seconds, device, mode, by, keep
+        group,
+        query_shape,
+        masks,
+        layers,
+        kv_heads,
+        dtype,
+        seconds,
+        device,
+        mode,
+        by,
+        keep,
+        stage_keys,
     )
 
 

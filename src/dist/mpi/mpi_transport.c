@@ -4,6 +4,7 @@
 #include "saccade_mpi.h"
 
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +14,8 @@ static const size_t piece_bytes = (size_t)1 << 30;
 
 typedef struct mpi_world {
     MPI_Comm comm;
-    int rank, ranks, has_failed;
+    int rank, ranks;
+    atomic_int has_failed; /* in staged mode one thread may abort what another exchanges */
     MPI_Request *requests; /* grown by the largest exchange */
     int room;
 } mpi_world;
@@ -99,7 +101,7 @@ static int wait_for(mpi_world *w, int n, MPI_Status *status, double until)
             return 1;
         if (done)
             return 0;
-        if (turn % 16 == 15 && (another_failed(w) || MPI_Wtime() > until))
+        if (w->has_failed || (turn % 16 == 15 && (another_failed(w) || MPI_Wtime() > until)))
             return 1;
         sched_yield(); /* there may be more processes than cores */
     }
@@ -167,7 +169,7 @@ static void abort_all(void *user)
 
 saccade_status saccade_mpi_create(MPI_Comm comm, saccade_transport *out, saccade_error *err)
 {
-    int is_ready = 0;
+    int is_ready = 0, level = MPI_THREAD_SINGLE;
     if (!out || out->size != sizeof *out)
         return fail(err, SACCADE_EINVAL, "got no transport, expected an initialised one");
     MPI_Initialized(&is_ready);
@@ -180,6 +182,7 @@ saccade_status saccade_mpi_create(MPI_Comm comm, saccade_transport *out, saccade
         free(w);
         return fail(err, SACCADE_EPEER, "the communicator cannot be duplicated");
     }
+    MPI_Query_thread(&level);
     MPI_Comm_set_errhandler(w->comm, MPI_ERRORS_RETURN);
     MPI_Comm_rank(w->comm, &w->rank);
     MPI_Comm_size(w->comm, &w->ranks);
@@ -188,6 +191,7 @@ saccade_status saccade_mpi_create(MPI_Comm comm, saccade_transport *out, saccade
     out->user = w;
     out->exchange = exchange;
     out->abort = abort_all;
+    out->caller_only = level < MPI_THREAD_MULTIPLE;
     return SACCADE_OK;
 }
 
