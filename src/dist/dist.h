@@ -181,6 +181,8 @@ void dist_list_gradients(const saccade_dist *dist, const dist_pieces *in,
                          const dist_pieces *out, int64_t B, int64_t dim, float *pool,
                          float *got, saccade_message *messages, int32_t *n_sends,
                          int32_t *n_receives);
+/* n elements from f32, or added to what is there, which is rounded once. */
+void dist_store_row(saccade_dtype dtype, const float *row, int64_t n, int is_added, void *to);
 /* The parts of all ranks of the gradients of keys [first, first + keys) held here, into those
  * rows of `to` (NULL: not wanted). */
 void dist_add_ranks(const saccade_dist *dist, const dist_pieces *in, const dist_pieces *out,

@@ -94,17 +94,36 @@ static void add_peer(int64_t B, int64_t width, const dist_pieces *pieces, int32_
     }
 }
 
+void dist_store_row(saccade_dtype dtype, const float *row, int64_t n, int is_added, void *to)
+{
+    float sums[64];
+    const int64_t each = (int64_t)saccade_dtype_bytes(dtype);
+    if (!is_added) {
+        convert_from_f32(dtype, row, to, n);
+        return;
+    }
+    for (int64_t at = 0; at < n; at += 64) {
+        const int64_t left = n - at < 64 ? n - at : 64;
+        char *place = (char *)to + at * each;
+        convert_to_f32(dtype, place, sums, left);
+        for (int64_t i = 0; i < left; i++)
+            sums[i] = row[at + i] + sums[i];
+        convert_from_f32(dtype, sums, place, left);
+    }
+}
+
 /* Rows [kv heads][dim] of sum to a caller's [B, Hkv, keys, dim]. */
 static void store_keys(const saccade_tensor *to, const float *sum, int is_added)
 {
-    const int64_t heads = to->shape[1], keys = to->shape[2], dim = to->shape[3];
-    tensor_walk at = {{0}, 0};
-    do {
-        const int64_t from = ((at.at[0] * keys + at.at[2]) * heads + at.at[1]) * dim + at.at[3];
-        char *place = (char *)to->data + at.place * (int64_t)saccade_dtype_bytes(to->dtype);
-        const float x = sum[from] + (is_added ? (float)convert_element(to->dtype, place) : 0);
-        convert_from_f32(to->dtype, &x, place, 1);
-    } while (tensor_next(to, 4, &at));
+    const int64_t heads = to->shape[1], dim = to->shape[3];
+    const int64_t each = (int64_t)saccade_dtype_bytes(to->dtype);
+    for (int64_t b = 0; b < to->shape[0]; b++)
+        for (int64_t j = 0; j < to->shape[2]; j++)
+            for (int64_t h = 0; h < heads; h++, sum += dim)
+                dist_store_row(to->dtype, sum, dim, is_added,
+                               (char *)to->data
+                                   + (b * to->stride[0] + h * to->stride[1] + j * to->stride[2])
+                                         * each);
 }
 
 void dist_add_ranks(const saccade_dist *d, const dist_pieces *in, const dist_pieces *out,

@@ -381,14 +381,16 @@ static void sum_sinks(const saccade_dist *d, backward_state *s)
 static void store_dq(const backward_state *s)
 {
     const saccade_tensor *to = s->to->dq;
+    const int64_t heads = to->shape[1], dim = to->shape[3];
     const int is_added = (s->to->added & SACCADE_GRADIENT_Q) != 0;
     const float *from = s->dq.data;
-    tensor_walk at = {{0}, 0};
-    do {
-        char *place = (char *)to->data + at.place * (int64_t)saccade_dtype_bytes(to->dtype);
-        const float x = *from++ + (is_added ? (float)convert_element(to->dtype, place) : 0);
-        convert_from_f32(to->dtype, &x, place, 1);
-    } while (tensor_next(to, 4, &at));
+    for (int64_t bh = 0; bh < to->shape[0] * heads; bh++)
+        for (int64_t i = 0; i < to->shape[2]; i++, from += dim)
+            dist_store_row(to->dtype, from, dim, is_added,
+                           (char *)to->data
+                               + (bh / heads * to->stride[0] + bh % heads * to->stride[1]
+                                  + i * to->stride[2])
+                                     * (int64_t)saccade_dtype_bytes(to->dtype));
 }
 
 static saccade_status backward(saccade_dist *d, plan_run *run, const plan_gradients *to,
