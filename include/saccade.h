@@ -330,6 +330,35 @@ saccade_block_mask_import(saccade_context *context, const saccade_block_indices 
                           const saccade_mod *mask, const saccade_sizes *sizes,
                           const saccade_positions *positions, const saccade_binding *bindings,
                           int32_t n_bindings, saccade_block_mask **out, saccade_error *err);
+/* A mask whose blocks are selected while a model runs, as by a top-k: at first none. Each row
+ * of block_q queries and each KV head, shared by its group, has a list of blocks of block_kv
+ * keys, which saccade_block_mask_select reads; `mask` (NULL: all live) says what is live inside
+ * them. Everything that takes imported masks takes these. */
+typedef struct saccade_selection_options {
+    size_t size;
+    int64_t B, Hkv;            /* lists: those of sizes, or 1 where all have the same */
+    int32_t block_q, block_kv; /* on CUDA multiples of a plan's tiles, as for imported masks;
+                                * block_q no smaller than Q: one row */
+    int32_t most;              /* entries of a row */
+} saccade_selection_options;
+static inline void saccade_selection_options_init(saccade_selection_options *options)
+{
+    saccade_record_init(options, sizeof *options);
+}
+SACCADE_API saccade_status saccade_block_mask_create_selected(
+    saccade_context *context, const saccade_selection_options *options, const saccade_mod *mask,
+    const saccade_sizes *sizes, const saccade_positions *positions,
+    const saccade_binding *bindings, int32_t n_bindings, saccade_block_mask **out,
+    saccade_error *err);
+/* The blocks from now on: i32 [B, Hkv, rows, up to `most`] of any strides, where the runs are.
+ * Entries that are no blocks, as -1, are none; one that comes twice is one. On a GPU kernels on
+ * this stream (a CUstream) make the lists of all plans that the mask was prepared for, without
+ * allocating, waiting or reading anything on the host, so that a graph can hold them; runs that
+ * are to see the lists before are on the stream before. On the host plans see them at once, and
+ * plans on GPUs when they are prepared again. Not thread-safe for one mask. */
+SACCADE_API saccade_status saccade_block_mask_select(saccade_block_mask *mask,
+                                                     const saccade_tensor *blocks,
+                                                     void *stream, saccade_error *err);
 SACCADE_API saccade_status saccade_block_mask_and(const saccade_block_mask *a,
                                                   const saccade_block_mask *b,
                                                   saccade_block_mask **out, saccade_error *err);

@@ -36,7 +36,7 @@ static int is_suited(const cu_state *s, cu_program program, const saccade_block_
     const mask_runs *own =
         mask_runs_ready(mask, view->imported_block_q, view->imported_block_kv, 0);
     return own && own->block_q % x.rows == 0 && own->block_kv % x.keys == 0
-           && (x.group == 1 || own->H == 1);
+           && (x.group == 1 || own->H == 1 || view->selection.most);
 }
 
 static saccade_status unsuited(const cu_state *s, const saccade_block_mask *mask,
@@ -104,6 +104,8 @@ saccade_status cu_prepare(const saccade_plan *plan, const saccade_block_mask *ma
     sizes.D = plan->problem.sizes.D;
     sizes.Dv = plan->problem.sizes.Dv;
     sizes = cu_local_sizes(plan, &sizes);
+    if (mask_get_view(mask)->selection.most)
+        TRY(cu_select_prepare(driver, device, err));
     TRY(make_runs(plan, mask, device, &sizes, err));
     return plan->problem.gradients ? cu_backward_make_runs(plan, mask, device, &sizes, err)
                                    : SACCADE_OK;

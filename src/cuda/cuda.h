@@ -242,6 +242,10 @@ typedef struct cu_runs {
     int keys, mask_b, mask_h, n_qblk, n_tiles; /* keys: of a block */
     int n_first;    /* of n_tiles: those that run before plan_run.between */
     int step_heads; /* query heads that a step of mask_h passes */
+    /* Lists by batch, head and row, 1 where all have the same, and blocks that their runs
+     * count; bits: room for a selection's, of masks that are selected. */
+    int list_batches, list_heads, list_columns;
+    cu_ptr bits;
 } cu_runs;
 
 /* Device copy for these tiles, made on first use (may allocate; prepare does it). order covers
@@ -257,6 +261,14 @@ cu_ptr cu_runs_start(const cu_runs *runs, const plan_problem *problem);
 /* EINVAL where a plan's heads do not begin with a group of the mask's. */
 saccade_status cu_runs_check(const plan_problem *problem, const saccade_block_mask *mask,
                              saccade_error *err);
+/* The copies on a device of a mask that is selected, for select_launch.c: fills at most `most`
+ * from number `first` on and returns how many there are. */
+typedef struct cu_copy {
+    const cu_runs *runs;
+    int rows, keys, is_transposed;
+} cu_copy;
+int cu_runs_copies(int device, const saccade_block_mask *mask, int first, int most,
+                   cu_copy *out);
 /* The copy made before, or NULL. */
 const cu_runs *cu_runs_find(int device, const saccade_block_mask *mask, int rows, int keys,
                             int group, const saccade_sizes *sizes, const saccade_plan *plan);
@@ -430,10 +442,28 @@ saccade_status cu_compile_peak(const char *arch, cu_image *out, saccade_error *e
 
 saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *err);
 
+/* ---- small_kernels.c: kernels that no plan owns ---- */
+
+enum { CU_SMALL_KERNELS = 4 };
+typedef struct cu_small {
+    const char *file, *what;             /* of kern/; whose they are, for messages */
+    const char *names[CU_SMALL_KERNELS]; /* NULL after the last */
+} cu_small;
+/* Compiled at the first call for an architecture. The device's context is current. */
+saccade_status cu_small_find(const cu_driver *driver, const cu_small *which, int device,
+                             void *const **out, saccade_error *err);
+
 /* ---- append_launch.c: new keys into pools ---- */
 
 /* Compiled at the first call for a GPU's architecture, and kept. */
 saccade_status cu_append_prepare(int device, saccade_error *err);
 saccade_status cu_append(const kv_append *a, int device, void *stream, saccade_error *err);
+
+/* ---- select_launch.c: blocks selected on a device ---- */
+
+saccade_status cu_select_prepare(const cu_driver *driver, int device, saccade_error *err);
+/* Makes the lists of the mask's copies on the device that the tensor lies on. */
+saccade_status cu_select_blocks(const saccade_block_mask *mask, const saccade_tensor *blocks,
+                                void *stream, saccade_error *err);
 
 #endif

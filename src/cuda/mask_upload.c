@@ -58,6 +58,23 @@ const cu_runs *cu_runs_find(int device, const saccade_block_mask *mask, int rows
     return c ? &c->runs : NULL;
 }
 
+int cu_runs_copies(int device, const saccade_block_mask *mask, int first, int most,
+                   cu_copy *out)
+{
+    int n = 0;
+    pthread_mutex_lock(&lock);
+    const mask_device_copy *slot = mask_device_slot(mask, &slot_key);
+    for (const copy *c = slot ? slot->data : NULL; c; c = c->next) {
+        if (c->device != device)
+            continue;
+        if (n >= first && n - first < most)
+            out[n - first] = (cu_copy){&c->runs, c->rows, c->keys, c->group == 0};
+        n++;
+    }
+    pthread_mutex_unlock(&lock);
+    return n;
+}
+
 typedef struct work {
     int32_t tile;
     int64_t live;
@@ -125,6 +142,8 @@ static saccade_status fill_order(const mask_runs *r, const saccade_sizes *s, siz
 /* What a copy is of, beside its runs. */
 typedef struct about {
     int keys, is_transposed;
+    int64_t most_runs;  /* of a list, where lists may change; else 0 */
+    size_t bits_bytes;  /* likewise */
     const plan_rows *rows; /* NULL: all */
     size_t l2_bytes;
 } about;
@@ -189,24 +208,28 @@ static saccade_status upload(const cu_driver *driver, int device, const mask_run
     saccade_status status = SACCADE_OK;
     const int64_t n_rows = r->B * r->H * r->rows, n_runs = r->row_begin[n_rows];
     const int64_t tiles = s->B * s->H * r->rows;
-    const size_t run_bytes = (size_t)n_runs * sizeof(cu_run);
+    const int64_t room = of->most_runs ? n_rows * of->most_runs : n_runs;
+    const size_t run_bytes = (size_t)room * sizeof(cu_run);
     const size_t bytes = run_bytes + (size_t)(n_rows + 1 + tiles) * sizeof(int32_t);
     void *pushed;
-    FAIL_IF(n_runs > INT32_MAX || tiles > INT32_MAX, SACCADE_ELIMIT,
-            "cuda: got a block mask of %lld runs, expected fewer than 2^31", (long long)n_runs);
-    char *host = malloc(bytes);
+    FAIL_IF(room > INT32_MAX || tiles > INT32_MAX, SACCADE_ELIMIT,
+            "cuda: got a block mask of %lld runs, expected fewer than 2^31", (long long)room);
+    char *host = calloc(1, bytes);
     FAIL_IF_NULL(host);
     *out = (cu_runs){.keys = r->block_kv,
                      .mask_b = r->B == 1 ? 0 : (int)(r->H * r->rows),
                      .mask_h = r->H == 1 ? 0 : (int)r->rows,
                      .step_heads = 1,
+                     .list_batches = (int)r->B,
+                     .list_heads = (int)r->H,
+                     .list_columns = (int)r->columns,
                      .n_qblk = (int)r->rows,
                      .n_tiles = (int)tiles};
-    status = fill(r, s, of, n_runs, host, &out->n_first, err);
+    status = fill(r, s, of, room, host, &out->n_first, err);
     if (status == SACCADE_OK)
         status = cu_enter(driver, device, &pushed, err);
     if (status == SACCADE_OK) {
-        int failed = driver->alloc(&out->memory, bytes);
+        int failed = driver->alloc(&out->memory, bytes + of->bits_bytes);
         failed = failed ? failed : driver->copy(out->memory, (cu_ptr)(uintptr_t)host, bytes);
         status = cu_check(driver, failed, "block mask to device", err);
         cu_leave(driver, pushed);
@@ -215,6 +238,7 @@ static saccade_status upload(const cu_driver *driver, int device, const mask_run
     out->runs = out->memory;
     out->run_start = out->runs + run_bytes;
     out->order = out->run_start + (size_t)(n_rows + 1) * sizeof(int32_t);
+    out->bits = out->memory + bytes;
     return status;
 }
 
@@ -252,15 +276,34 @@ saccade_status cu_runs_check(const plan_problem *problem, const saccade_block_ma
     return SACCADE_OK;
 }
 
+/* Room for whatever may be selected: runs do not touch each other. */
+static void about_selection(const saccade_block_mask *mask, about *of)
+{
+    const mask_view *view = mask_get_view(mask);
+    const struct mask_selection *x = &view->selection;
+    const int64_t block_q = view->imported_block_q, block_kv = view->imported_block_kv;
+    if (!x->most)
+        return;
+    const int64_t rows = (view->sizes.Q + block_q - 1) / block_q;
+    const int64_t columns = (view->sizes.KV + block_kv - 1) / block_kv;
+    const int64_t apart = ((of->is_transposed ? rows : columns) + 1) / 2;
+    of->most_runs = !of->is_transposed && x->most < apart ? x->most : apart;
+    of->bits_bytes = (size_t)(x->B * x->Hkv * rows) * (size_t)((columns + 31) / 32) * 4;
+}
+
 static saccade_status upload_rows(const cu_driver *driver, const copy *c, const mask_runs *r,
                                   const saccade_sizes *s, const saccade_plan *plan,
-                                  cu_runs *out, saccade_error *err)
+                                  const saccade_block_mask *mask, cu_runs *out,
+                                  saccade_error *err)
 {
-    const about of = {.keys = c->keys,
+    about of = {.keys = c->keys,
                       .is_transposed = c->group == 0,
                       .rows = plan->rows,
                       .l2_bytes = (size_t)((const cu_state *)plan->state)->device.l2_bytes};
     cu_selected own;
+    about_selection(mask, &of);
+    FAIL_AT(plan->rows && of.most_runs, SACCADE_EINVAL, "block_mask", 0, 0,
+            "got one that is selected over ranks, expected one made on the host");
     if (!plan->rows)
         return upload_groups(driver, c->device, r, c->group, s, &of, out, err);
     saccade_status status = cu_select_rows(r, plan->rows, c->rows, c->group == 0, &own, err);
@@ -288,7 +331,7 @@ saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_b
                 .B = sizes->B,
                 .H = sizes->H,
                 .plan = owner_of(plan)};
-    status = upload_rows(driver, c, r, sizes, plan, &c->runs, err);
+    status = upload_rows(driver, c, r, sizes, plan, mask, &c->runs, err);
     if (status != SACCADE_OK) {
         free(c);
         return status;

@@ -39,6 +39,12 @@ typedef struct mask_view {
     saccade_sizes sizes;
     const int32_t *q_offset, *kv_offset;     /* [B of sizes] or NULL: 0 */
     int imported_block_q, imported_block_kv; /* block sizes of an imported mask, else 0 */
+    /* Of a mask whose blocks are selected while running, which counts as imported: its lists
+     * (1 where all have the same) and the most entries of one; most 0: none. */
+    struct mask_selection {
+        int64_t B, Hkv;
+        int most;
+    } selection;
 } mask_view;
 const mask_view *mask_get_view(const saccade_block_mask *mask);
 
@@ -58,6 +64,10 @@ int mask_is_of(const saccade_block_mask *mask, const mod_fn *fn, uint64_t number
  * dtype. A tensor on another device than the proof's cannot be compared and passes. */
 saccade_status mask_check_captures(const saccade_block_mask *mask, const mod_fn *fn,
                                    const saccade_tensor *tensors, saccade_error *err);
+
+/* The lists of a selected mask from a tensor on the host; copies on devices are dropped. */
+saccade_status mask_select(saccade_block_mask *mask, const saccade_tensor *blocks,
+                           saccade_error *err);
 
 /* EINVAL where a length that masks and mods read is not 1 to 2^30. */
 saccade_status mask_check_sizes(const saccade_sizes *sizes, saccade_error *err);
