@@ -159,6 +159,17 @@ class BlockIndices(C.Structure):
     )
 
 
+class SelectionOptions(Record):
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("B", C.c_int64),
+        ("Hkv", C.c_int64),
+        ("block_q", C.c_int32),
+        ("block_kv", C.c_int32),
+        ("most", C.c_int32),
+    ]
+
+
 class Problem(Record):
     _fields_ = [
         ("size", C.c_size_t),
@@ -390,6 +401,7 @@ MIRRORS = {
     "saccade_block_mask_options": BlockMaskOptions,
     "saccade_block_mask_stats": BlockMaskStats,
     "saccade_block_indices": BlockIndices,
+    "saccade_selection_options": SelectionOptions,
     "saccade_problem": Problem,
     "saccade_pages": Pages,
     "saccade_ragged": Ragged,
@@ -531,6 +543,20 @@ _declare(
     C.POINTER(_P),
     _E,
 )
+_declare(
+    "block_mask_create_selected",
+    _S,
+    _P,
+    C.POINTER(SelectionOptions),
+    _P,
+    C.POINTER(Sizes),
+    C.POINTER(Positions),
+    C.POINTER(Binding),
+    C.c_int32,
+    C.POINTER(_P),
+    _E,
+)
+_declare("block_mask_select", _S, _P, C.POINTER(Tensor), C.c_void_p, _E)
 _declare(
     "block_mask_window", _S, _P, C.c_int64, C.c_int64, C.c_int64, C.c_int64, C.POINTER(_P), _E
 )

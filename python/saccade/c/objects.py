@@ -387,6 +387,44 @@ def block_mask_import(
     return BlockMaskHandle(h, mod, keep, array)
 
 
+class SelectedHandle(BlockMaskHandle):
+    """One whose blocks are selected while a model runs. A plan's copy of its lists on a device
+    is made when the mask is prepared, and then filled with what was selected last."""
+
+    def __init__(self, handle, mod, tensors, keep):
+        super().__init__(handle, mod, tensors, keep)
+        self.again = None  # selects what was selected last once more
+
+    def prepare(self, p: Plan, device: int = 0) -> None:
+        known = len(self._prepared)
+        super().prepare(p, device)
+        if len(self._prepared) > known and self.again is not None:
+            self.again()
+
+    @property
+    def is_prepared(self) -> bool:
+        return bool(self._prepared)
+
+    def select(self, tensor, stream) -> None:
+        abi.call("block_mask_select", self.handle, C.byref(c_tensor(tensor)), stream)
+
+
+def block_mask_selected(options, mod: Mod | None, views, sizes, keep) -> SelectedHandle:
+    names = mod.names if mod else []
+    array = bindings(names, views)
+    h = abi.create(
+        "block_mask_create_selected",
+        None,
+        C.byref(options),
+        mod.handle if mod else None,
+        C.byref(abi.Sizes(*sizes)),
+        None,
+        array,
+        len(names),
+    )
+    return SelectedHandle(h, mod, keep, array)
+
+
 @functools.lru_cache(maxsize=None)
 def context(threads: int = 0, level: str | None = None) -> int:
     """A C context; lives as long as the process."""

@@ -20,6 +20,7 @@ from .masks import and_masks, create_block_mask, create_mask, or_masks
 from .mods import mask, score
 from .pool import share as _share
 from .quantised import quantize
+from .selection import BlockSelection
 from .serving import cached_attention
 from .varlen import varlen_attention
 
@@ -35,6 +36,7 @@ __all__ = [
     "create_block_mask",
     "create_mask",
     "BlockMask",
+    "BlockSelection",
     "and_masks",
     "or_masks",
     "noop_mask",

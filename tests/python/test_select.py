@@ -1,0 +1,123 @@
+"""BlockSelection: the blocks that a tensor names, against the same ones as lists; forward and
+gradients, on a GPU in a CUDA graph, too."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import saccade.torch as st  # noqa: E402
+
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+B, H, HKV, Q, KV, D, BLOCK, MOST = 2, 4, 2, 300, 500, 64, 128, 3
+ROWS, COLUMNS = -(-Q // BLOCK), -(-KV // BLOCK)
+
+
+def given(device, dtype, queries=Q):
+    torch.manual_seed(3)
+    make = dict(device=device, dtype=dtype, requires_grad=True)
+    return (torch.randn(B, H, queries, D, **make), torch.randn(B, HKV, KV, D, **make),
+            torch.randn(B, HKV, KV, D, **make))
+
+
+def chosen(seed, rows=ROWS, columns=COLUMNS):
+    """Entries with twins and numbers of no block."""
+    torch.manual_seed(seed)
+    x = torch.randint(-2, columns + 2, (B, HKV, rows, MOST), dtype=torch.int32)
+    x[0, 0, 0] = -1
+    return x
+
+
+def lists(x, rows, columns, block, mask, queries=Q):
+    """The same blocks as FlexAttention's lists of query heads."""
+    dense = torch.zeros(B, HKV, rows, columns, dtype=torch.bool)
+    for b, h, r, entry in [(*i, int(v)) for i, v in _entries(x)]:
+        if 0 <= entry < columns:
+            dense[b, h, r, entry] = True
+    dense = dense.repeat_interleave(H // HKV, 1)
+    order = torch.argsort((~dense).int(), dim=-1, stable=True).int()
+    num, none = dense.sum(-1).int(), torch.zeros_like(order)
+    if mask is None:  # all live: FULL
+        return st.BlockMask.from_kv_blocks(0 * num, none, num, order, BLOCK_SIZE=block,
+                                           seq_lengths=(queries, KV))
+    return st.BlockMask.from_kv_blocks(num, order, BLOCK_SIZE=block, mask_mod=mask,
+                                       seq_lengths=(queries, KV))
+
+
+def _entries(x):
+    for b in range(x.shape[0]):
+        for h in range(x.shape[1]):
+            for r in range(x.shape[2]):
+                for v in x[b, h, r].tolist():
+                    yield (b, h, r), v
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mask", [None, "q + 100 >= kv"])
+def test_selected_blocks_are_those_of_lists(mask, device):
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    q, k, v = given(device, dtype)
+    d_out = torch.randn_like(q)
+    blocks = st.BlockSelection(B, H, Q, KV, kv_heads=HKV, most=MOST, mask_mod=mask,
+                               device=device)
+    for seed in range(3):
+        x = chosen(seed)
+        blocks.select(x.to(device))
+        got, want = (st.flex_attention(q, k, v, block_mask=m, enable_gqa=True)
+                     for m in (blocks, lists(x, ROWS, COLUMNS, BLOCK, mask)))
+        assert torch.equal(got, want)
+        for a, b in zip(torch.autograd.grad(got, (q, k, v), d_out),
+                        torch.autograd.grad(want, (q, k, v), d_out)):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_query_selects_for_its_group(device):
+    q, k, v = (t.detach() for t in given(device, torch.float32, 1))
+    columns = -(-KV // 64)
+    blocks = st.BlockSelection(B, H, 1, KV, kv_heads=HKV, most=MOST, BLOCK_SIZE=(1, 64),
+                               device=device)
+    for seed in range(2):
+        x = chosen(seed, 1, columns)
+        blocks.select(x.to(device))
+        got = st.flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)
+        live = torch.zeros(B, HKV, columns, dtype=torch.bool)
+        for (b, h, _), entry in _entries(x):
+            if 0 <= entry < columns:
+                live[b, h, entry] = True
+        live = live.repeat_interleave(64, -1)[..., :KV].repeat_interleave(H // HKV, 1)
+        s = q.double() @ k.double().repeat_interleave(H // HKV, 1).mT / D**0.5
+        s = s.masked_fill(~live[:, :, None].to(device), -torch.inf)
+        want = s.softmax(-1).nan_to_num() @ v.double().repeat_interleave(H // HKV, 1)
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_lists_are_those_of_the_host():
+    blocks = st.BlockSelection(B, H, Q, KV, kv_heads=HKV, most=MOST)
+    assert not blocks.full_kv_num_blocks.any() and not blocks.kv_num_blocks.any()
+    x = chosen(1)
+    blocks.select(x)
+    same = lists(x, ROWS, COLUMNS, BLOCK, None)
+    assert torch.equal(blocks.to_dense(), same.to_dense())
+    with pytest.raises(Exception, match="blocks"):
+        blocks.select(chosen(1)[:, :1])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_graph_holds_the_selection():
+    q, k, v = (t.detach() for t in given("cuda", torch.bfloat16))
+    blocks = st.BlockSelection(B, H, Q, KV, kv_heads=HKV, most=MOST, device="cuda")
+    x = chosen(0).cuda()
+
+    def once():
+        blocks.select(x)
+        return st.flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)
+
+    once()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = once()
+    for seed in range(1, 4):
+        x.copy_(chosen(seed))
+        graph.replay()
+        assert torch.equal(out, once())
