@@ -94,6 +94,40 @@ static void tiles_fit(void **state)
 }
 
 /* f32: whatever the head dims, some tile fits every GPU. */
+/* So many CTAs of the kernel of small tiles find room, and pieces are whole units. */
+static void small_tiles_fit(void **state)
+{
+    cu_tile tile;
+    (void)state;
+    for (int D = 16; D <= 256; D += 16)
+        for (int n = 0; cu_small_choice(D, D, n, &tile); n++) {
+            const int shared = cu_small_shared(&tile, D, D, 2) + 1024 /* the system's own */;
+            assert_true(shared * cu_small_ctas(D, D) <= 228 << 10);
+            assert_int_equal(tile.keys % PIECE_UNIT, 0);
+            assert_int_equal(tile.groups, 1);
+        }
+    assert_false(cu_small_choice(256, 256, 0, &tile));
+}
+
+/* Small tiles where rows see few keys, large ones where they see many or where few tiles run.
+ * */
+static void small_tiles_pay(void **state)
+{
+    cu_tile small, large;
+    (void)state;
+    for (int dim = 64; dim <= 128; dim += 64) {
+        assert_true(cu_small_choice(dim, dim, 0, &small));
+        assert_true(cu_tile_choice(CU_SM90, dim, dim, SACCADE_BF16, 0, &large));
+        const int64_t most = 16 * 32768 / 64, few = most / large.groups;
+        const cu_amount near[2] = {{most, most * 128 / small.keys}, {few, few * 5 / 2}};
+        const cu_amount far[2] = {{most, most * 4096 / small.keys}, {few, few * 32}};
+        const cu_amount lone[2] = {{64, 64 * 2048 / small.keys}, {32, 32 * 16}};
+        assert_true(cu_small_pays(132, dim, 0, &small, near[0], &large, near[1]));
+        assert_false(cu_small_pays(132, dim, 0, &small, far[0], &large, far[1]));
+        assert_false(cu_small_pays(132, dim, 0, &small, lone[0], &large, lone[1]));
+    }
+}
+
 static void f32_tiles_fit(void **state)
 {
     static const int sm[] = {80, 86, 89, 90, 100, 120};
@@ -760,7 +794,7 @@ static void programs_of_a_plan(void **state)
         const char *arch;
         int has[CU_PROGRAMS];
     } rows[] = {
-        {"sm_90a", {1, 1, 1, 1, 1}},
+        {"sm_90a", {1, 1, 1, 1, 1, 1}},
         {"sm_80", {[CU_MAIN] = 1, [CU_EXACT] = 1, [CU_CAREFUL] = 1}},
     };
     (void)state;
@@ -848,6 +882,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(contexts_are_retained_once),
         cmocka_unit_test(tiles_fit),
         cmocka_unit_test(f32_tiles_fit),
+        cmocka_unit_test(small_tiles_fit),
+        cmocka_unit_test(small_tiles_pay),
         cmocka_unit_test(decode_tiles_fit),
         cmocka_unit_test(decode_clusters_fit),
         cmocka_unit_test(groups_of_heads),

@@ -22,6 +22,12 @@
 static const device_options native = {0}, blocks = {.has_block_mask = 1};
 static const device_options ptx = {.arch = "compute_80"};
 
+/* Cases are small, and small tiles would take nearly all: other tests than these take large
+ * ones, or what main() was started with. */
+#define TILES "SACCADE_CUDA_TILES"
+static const char *const tile_sizes[] = {"small", "large"};
+static char usual_tiles[16] = "large";
+
 /* ---- chosen cases ---- */
 
 /* Every kernel once, small: this is what tools/cuda-sanitize runs. */
@@ -50,9 +56,13 @@ static void few_of_each(void **state)
     (void)state;
     if (!has_device())
         skip();
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        n_bad += !device_case_holds(&rows[i].c, &rows[i].o);
-    print_message("few_of_each: %d cases\n", (int)(sizeof rows / sizeof rows[0]));
+    for (int k = 0; k < 2; k++) {
+        setenv(TILES, tile_sizes[k], 1);
+        for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+            n_bad += !device_case_holds(&rows[i].c, &rows[i].o);
+    }
+    setenv(TILES, usual_tiles, 1);
+    print_message("few_of_each: %d cases twice\n", (int)(sizeof rows / sizeof rows[0]));
     assert_int_equal(n_bad, 0);
 }
 
@@ -169,17 +179,13 @@ static void climbs(void **state)
  */
 static void far_scores(void **state)
 {
-    static const char *const problems[] = {"b1 h2 q200 kv300 d64 bf16",
-                                           "b1 h2 q200 kv300 d128 f16",
-                                           "b1 h2 q200 kv300 d64 f32",
-                                           "b1 h4/2 q1 kv300 d64 bf16",
-                                           "b1 h1 q2 kv9000 d64 f16",
-                                           "b60 h4/2 q2 kv200 d64 bf16"};
-    static const char *const scores[] = {"(q + h) % 2 == 0 ? -1e30 : score",
-                                         "(q + h) % 2 == 0 ? -3.4028234e38 : score",
-                                         "score + (kv > 100 ? -3.4028234e38 : 0)",
-                                         "(q + h) % 2 == 0 ? score - 3e9 : score",
-                                         "-3e9 - 2.0 * q"};
+    static const char *const problems[] = {
+        "b1 h2 q200 kv300 d64 bf16", "b1 h2 q200 kv300 d128 f16", "b1 h2 q200 kv300 d64 f32",
+        "b1 h4/2 q1 kv300 d64 bf16", "b1 h1 q2 kv9000 d64 f16",   "b60 h4/2 q2 kv200 d64 bf16"};
+    static const char *const scores[] = {
+        "(q + h) % 2 == 0 ? -1e30 : score", "(q + h) % 2 == 0 ? -3.4028234e38 : score",
+        "score + (kv > 100 ? -3.4028234e38 : 0)", "(q + h) % 2 == 0 ? score - 3e9 : score",
+        "-3e9 - 2.0 * q"};
     int n_bad = 0;
     (void)state;
     if (!has_device())
@@ -273,9 +279,8 @@ static void imported_lists(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         for (int n = 0; n < 3; n++) {
             const forward_case c = {.problem = rows[i].problem, .mask = rows[i].mask};
-            const device_options o = {.imported_block = 128,
-                                      .arch = n == 1 ? "compute_80" : NULL,
-                                      .shift = n == 2};
+            const device_options o = {
+                .imported_block = 128, .arch = n == 1 ? "compute_80" : NULL, .shift = n == 2};
             n_bad += !device_case_holds(&c, &o);
         }
     assert_int_equal(n_bad, 0);
@@ -534,8 +539,10 @@ static void random_cases(void **state)
         assert_int_equal(plan_parse_problem(problem, &sizes, &dtype, NULL), SACCADE_OK);
         if (c.kv_len > sizes.KV)
             c.kv_len = (int32_t)sizes.KV;
+        setenv(TILES, tile_sizes[i % 2], 1);
         n_failed += !device_case_holds(&c, &o);
     }
+    setenv(TILES, usual_tiles, 1);
     assert_int_equal(n_failed, 0);
 }
 
@@ -684,13 +691,22 @@ int main(int argc, char **argv)
     char folder[] = "/tmp/saccade-cuda-XXXXXX";
     if (!getenv("SACCADE_CACHE_DIR") && mkdtemp(folder))
         setenv("SACCADE_CACHE_DIR", folder, 1);
+    if (getenv(TILES))
+        snprintf(usual_tiles, sizeof usual_tiles, "%s", getenv(TILES));
+    setenv(TILES, usual_tiles, 1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(few_of_each),  cmocka_unit_test(halves),
-        cmocka_unit_test(f32),          cmocka_unit_test(climbs),
-        cmocka_unit_test(placements),   cmocka_unit_test(operations),
-        cmocka_unit_test(graphs),       cmocka_unit_test(nothing_is_allocated),
-        cmocka_unit_test(random_cases), cmocka_unit_test(imported_lists),
-        cmocka_unit_test(imported_rows_again), cmocka_unit_test(unsuited_lists_say_so),
+        cmocka_unit_test(few_of_each),
+        cmocka_unit_test(halves),
+        cmocka_unit_test(f32),
+        cmocka_unit_test(climbs),
+        cmocka_unit_test(placements),
+        cmocka_unit_test(operations),
+        cmocka_unit_test(graphs),
+        cmocka_unit_test(nothing_is_allocated),
+        cmocka_unit_test(random_cases),
+        cmocka_unit_test(imported_lists),
+        cmocka_unit_test(imported_rows_again),
+        cmocka_unit_test(unsuited_lists_say_so),
         cmocka_unit_test(chunks_give_the_same_bits),
         cmocka_unit_test(far_scores),
     };

@@ -16,8 +16,9 @@ static blocks blocks_for(const cu_state *s, cu_program program, const saccade_bl
     const int imported = mask_get_view(mask)->imported_block_q;
     const cu_form *form = &s->programs[program].form;
     const int is_decode = cu_program_kinds[program].operation == CU_OP_DECODE;
-    blocks x = {is_decode ? DECODE_BLOCK_Q : run_rows(form), form->tile.keys,
-                is_decode ? cu_group(sizes) : 1};
+    const int is_small = cu_program_kinds[program].operation == CU_OP_SMALL;
+    blocks x = {is_decode ? DECODE_BLOCK_Q : run_rows(form),
+                is_small ? PIECE_UNIT : form->tile.keys, is_decode ? cu_group(sizes) : 1};
     if (!s->has_rows && imported >= sizes->Q
         && x.rows >= sizes->Q) /* one row of blocks holds all queries */
         x.rows = imported;
@@ -55,8 +56,65 @@ static int takes_sizes(const cu_state *s, cu_program program, const saccade_size
 {
     const cu_operation operation = cu_program_kinds[program].operation;
     return s->programs[program].form.tile.groups > 0
-           && (operation == CU_OP_FORWARD
+           && (operation == CU_OP_FORWARD || operation == CU_OP_SMALL
                || (operation == CU_OP_DECODE && run_is_decode(s, sizes)));
+}
+
+static cu_amount amount_of(const mask_runs *r, const saccade_sizes *sizes)
+{
+    const int64_t heads = sizes->B * sizes->H, stored = r->B * r->H;
+    return (cu_amount){heads * r->rows, (r->stats.full + r->stats.partial) * heads / stored};
+}
+
+/* Whether small tiles pay where there is a block mask. */
+static saccade_status small_pays(const saccade_plan *plan, const saccade_block_mask *mask,
+                                 int device, const saccade_sizes *sizes, int *out,
+                                 saccade_error *err)
+{
+    const cu_state *s = plan->state;
+    const cu_tile *small = &s->programs[CU_SMALL].form.tile;
+    const mask_view *view = mask_get_view(mask);
+    const mask_runs *r;
+    *out = 0;
+    if (mask_is_imported(mask) || (plan->problem.h_offset && view->sizes.H > 1)
+        || view->sizes.KV >= 1 << (30 - PIECE_FLAGS) || s->tiles == 'l')
+        return SACCADE_OK;
+    *out = s->tiles == 's';
+    if (*out)
+        return SACCADE_OK;
+    const blocks x = blocks_for(s, CU_MAIN, mask, sizes);
+    TRY(mask_runs_for(mask, x.rows, x.keys, 0, &r, err));
+    const cu_amount large = amount_of(r, sizes);
+    if (large.blocks > large.tiles * SMALL_BLOCKS)
+        return SACCADE_OK;
+    TRY(mask_runs_for(mask, ROW_BLOCK, PIECE_UNIT, 0, &r, err));
+    const cu_amount units = amount_of(r, sizes);
+    /* as many pieces, and about half a one for each run's end */
+    const cu_amount pieces = {units.tiles,
+                              units.blocks * PIECE_UNIT / small->keys
+                                  + r->stats.runs * units.tiles / (2 * r->B * r->H * r->rows)};
+    const int dim = cu_padded(sizes->D > sizes->Dv ? sizes->D : sizes->Dv);
+    const int is_evaluated =
+        s->facts.mask == CU_MASK_GENERAL && !cu_limits_find(device, mask).of_row;
+    *out = cu_small_pays(s->device.n_sm, dim, is_evaluated, small, pieces,
+                         &s->programs[CU_MAIN].form.tile, large);
+    return SACCADE_OK;
+}
+
+static saccade_status make_pieces(const saccade_plan *plan, const saccade_block_mask *mask,
+                                  const cu_driver *driver, int device,
+                                  const saccade_sizes *sizes, saccade_error *err)
+{
+    const cu_state *s = plan->state;
+    int pays = 0;
+    TRY(cu_limits_make(driver, device, mask, plan, err));
+    if (takes_sizes(s, CU_SMALL, sizes))
+        TRY(small_pays(plan, mask, device, sizes, &pays, err));
+    if (!pays)
+        return SACCADE_OK;
+    TRY(cu_runs_make(driver, device, mask, ROW_BLOCK, PIECE_UNIT, 1, sizes, plan, err));
+    return cu_pieces_make(driver, device, mask, s->programs[CU_SMALL].form.tile.keys, sizes,
+                          plan, err);
 }
 
 static saccade_status make_runs(const saccade_plan *plan, const saccade_block_mask *mask,
@@ -68,7 +126,8 @@ static saccade_status make_runs(const saccade_plan *plan, const saccade_block_ma
     TRY(cu_get_driver(&driver, err));
     for (int i = 0; i < CU_PROGRAMS; i++) {
         const cu_program_kind *kind = &cu_program_kinds[i];
-        if (!takes_sizes(s, (cu_program)i, sizes) || !is_suited(s, (cu_program)i, mask, sizes))
+        if (!takes_sizes(s, (cu_program)i, sizes) || !is_suited(s, (cu_program)i, mask, sizes)
+            || kind->operation == CU_OP_SMALL)
             continue;
         if (has_decode && kind->wants_alignment && s->family == CU_SM90)
             continue; /* decode takes all aligned rows of these sizes */
@@ -107,6 +166,7 @@ saccade_status cu_prepare(const saccade_plan *plan, const saccade_block_mask *ma
     if (mask_get_view(mask)->selection.most)
         TRY(cu_select_prepare(driver, device, err));
     TRY(make_runs(plan, mask, device, &sizes, err));
+    TRY(make_pieces(plan, mask, driver, device, &sizes, err));
     return plan->problem.gradients ? cu_backward_make_runs(plan, mask, device, &sizes, err)
                                    : SACCADE_OK;
 }
@@ -128,13 +188,37 @@ saccade_status run_find_runs(const saccade_plan *plan, const plan_run *run, cu_p
     return SACCADE_OK;
 }
 
+/* Where keys are few: a mask's pieces are made where they pay. */
+static int suits_small(const cu_state *s, const plan_run *run)
+{
+    if (run->between)
+        return 0;
+    if (run->block_mask)
+        return cu_pieces_find(run->q->device.index, run->block_mask,
+                              s->programs[CU_SMALL].form.tile.keys, &run->sizes)
+               != NULL;
+    if (s->tiles)
+        return s->tiles == 's';
+    const cu_form *small = &s->programs[CU_SMALL].form, *large = &s->programs[CU_MAIN].form;
+    const saccade_sizes *x = &run->sizes;
+    const int dim = cu_padded(x->D > x->Dv ? x->D : x->Dv);
+    const int64_t n_small = run_tiles(small, x), n_large = run_tiles(large, x);
+    const cu_amount pieces = {n_small,
+                              n_small * ((x->KV + small->tile.keys - 1) / small->tile.keys)};
+    const cu_amount blocks = {n_large,
+                              n_large * ((x->KV + large->tile.keys - 1) / large->tile.keys)};
+    return cu_small_pays(s->device.n_sm, dim, s->facts.mask == CU_MASK_GENERAL, &small->tile,
+                         pieces, &large->tile, blocks);
+}
+
 static int takes_run(const cu_state *s, cu_program program, const plan_run *run)
 {
     const cu_program_kind *kind = &cu_program_kinds[program];
     return takes_sizes(s, program, &run->sizes)
            && (!kind->wants_alignment || s->programs[program].form.family != CU_SM90
                || run_is_aligned(run))
-           && (kind->runs == CU_ANY_RUN || (kind->runs == CU_WITH_MAXIMA) == !!run->row_max);
+           && (kind->runs == CU_ANY_RUN || (kind->runs == CU_WITH_MAXIMA) == !!run->row_max)
+           && (kind->operation != CU_OP_SMALL || suits_small(s, run));
 }
 
 saccade_status run_choose_program(const cu_state *s, const plan_run *run, cu_program *out,

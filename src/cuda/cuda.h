@@ -164,6 +164,20 @@ int64_t cu_decode_rows_most(const saccade_sizes *sizes);
 int cu_decode_cluster(int n_sm, int spans, int blocks, int warps, int is_light, unsigned *grid);
 int cu_decode_shared(const cu_tile *tile, int D, int E, int bits, int column_words,
                      int64_t spans);
+/* The kernel of small tiles: groups 1, and stages pieces of K or V in flight. */
+int cu_small_choice(int D, int E, int rung, cu_tile *out);
+/* CTAs of it that share a multiprocessor. */
+int cu_small_ctas(int D, int E);
+int cu_small_shared(const cu_tile *tile, int D, int E, int column_words);
+/* What a run walks in one kind of tiles: of all heads. */
+typedef struct cu_amount {
+    int64_t tiles, blocks;
+} cu_amount;
+/* Whether small tiles are faster than large ones; from SMALL_BLOCKS blocks a large tile on they
+ * are not. dim: the larger head dim. is_evaluated: a mask that no limits of rows stand for. */
+enum { SMALL_BLOCKS = 16 };
+int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_amount s,
+                  const cu_tile *large, cu_amount l);
 /* Whether kernels by mma.sync keep Q in shared memory rather than in registers. */
 int cu_is_q_shared(int D, int E);
 int cu_tile_rows(cu_family family, const cu_tile *tile);
@@ -273,6 +287,38 @@ int cu_runs_copies(int device, const saccade_block_mask *mask, int first, int mo
 const cu_runs *cu_runs_find(int device, const saccade_block_mask *mask, int rows, int keys,
                             int group, const saccade_sizes *sizes, const saccade_plan *plan);
 
+/* The work order of tiles of these runs: tiles [B x H x r->rows] of the sizes given. */
+saccade_status cu_fill_order(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes,
+                             int32_t *order, saccade_error *err);
+
+/* ---- row_pieces.c, mask_pieces.c: what small tiles walk, and limits of rows ---- */
+
+enum { PIECE_UNIT = 16 /* pieces begin at multiples of so many keys */ };
+
+/* The pieces of `keys` keys, a multiple of the runs' block_kv, that cover the live blocks of a
+ * row of blocks and do not overlap, as cu_work has them. Returns their number; to may be
+ * NULL. */
+int cu_cut_row(const mask_runs *r, int64_t row, int keys, int *to);
+
+/* On a device: cu_work of every CTA and the pieces it points into. */
+typedef struct cu_pieces {
+    cu_ptr memory, work, pieces;
+} cu_pieces;
+
+/* Makes both for a plan where they serve it: pieces of so many keys, and limits of rows
+ * where the mask is evaluated and they are known. May allocate; prepare does it. */
+saccade_status cu_pieces_make(const cu_driver *driver, int device,
+                              const saccade_block_mask *mask, int keys,
+                              const saccade_sizes *sizes, const saccade_plan *plan,
+                              saccade_error *err);
+saccade_status cu_limits_make(const cu_driver *driver, int device,
+                              const saccade_block_mask *mask, const saccade_plan *plan,
+                              saccade_error *err);
+/* What was made before; NULL, or no limits, where nothing was. */
+const cu_pieces *cu_pieces_find(int device, const saccade_block_mask *mask, int keys,
+                                const saccade_sizes *sizes);
+cu_limits cu_limits_find(int device, const saccade_block_mask *mask);
+
 /* ---- head_groups.c ---- */
 
 /* Runs of r->H / group heads; free with cu_grouped_free, after a failure too. */
@@ -290,6 +336,7 @@ void cu_grouped_free(cu_grouped *g);
 /* What a program does; choose_kernel.c picks a run's program, launch.c starts it. */
 typedef enum cu_operation {
     CU_OP_DECODE,   /* few queries, heads of a group together */
+    CU_OP_SMALL,    /* rows that see few keys, in tiles of one head */
     CU_OP_FORWARD,  /* any number of queries, in tiles of one head */
     CU_OP_AGAIN,    /* rows that another program of the run could not finish */
     CU_OP_BACKWARD, /* a step of a backward run: backward_launch.c */
@@ -299,6 +346,7 @@ typedef enum cu_operation {
 /* The rows of cu_program_kinds; those of forward in the order in which a run tries them. */
 typedef enum cu_program {
     CU_DECODE,       /* few queries (sm_90a) */
+    CU_SMALL,        /* rows that see few keys (sm_90a) */
     CU_MAIN,         /* any number of queries */
     CU_EXACT,        /* the same with exact offsets and row maxima */
     CU_UNALIGNED,    /* rows that tensor copies do not take (sm_90a) */
@@ -372,6 +420,7 @@ struct cu_state {
     cu_ptr row_shift;       /* on row_device: where rows stand, see row_parts.c; 0: none */
     int row_device, has_rows, is_ragged;
     cu_device device; /* what the plan was tuned for */
+    char tiles; /* SACCADE_CUDA_TILES: 's' small ones wherever they can be, 'l' none, or 0 */
 };
 
 saccade_status cu_load_programs(cu_state *s, const cu_driver *driver, saccade_error *err);

@@ -35,7 +35,9 @@ static saccade_status launch(const saccade_plan *plan, const cu_driver *driver,
                              saccade_error *err)
 {
     static launch_operation *const operations[CU_OPERATIONS] = {
-        [CU_OP_DECODE] = run_launch_decode, [CU_OP_FORWARD] = run_launch_tiles};
+        [CU_OP_DECODE] = run_launch_decode,
+        [CU_OP_SMALL] = run_launch_small,
+        [CU_OP_FORWARD] = run_launch_tiles};
     cu_state *s = plan->state;
     run_args a = {0};
     const plan_problem *problem = &plan->problem;

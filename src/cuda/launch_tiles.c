@@ -5,10 +5,8 @@
 enum { BEGIN_THREADS = 1024 }; /* of ragged runs: they order the tiles */
 enum { SHORT_KEYS = 512 };     /* up to here two launches cost more than exact offsets, H200 */
 
-/* Starts a kernel after another one of the run. On sm_90a it may be placed while that one still
- * runs, and waits for it by itself. */
-static saccade_status start_next(const run_args *a, void *kernel, int64_t grid, int threads,
-                                 int shared, void **parameters, saccade_error *err)
+saccade_status run_start_next(const run_args *a, void *kernel, int64_t grid, int threads,
+                              int shared, void **parameters, saccade_error *err)
 {
     const unsigned size[2] = {(unsigned)grid, 1};
     if (a->family != CU_SM90)
@@ -33,7 +31,7 @@ static saccade_status start_first(const plan_run *run, const run_args *a, void *
                           (void *)&a->maps[2]};
     if (n_first) {
         part.n_tiles = n_first;
-        TRY(start_next(a, kernel, is_sm90 && n_first > n_sm ? n_sm : n_first, threads, shared,
+        TRY(run_start_next(a, kernel, is_sm90 && n_first > n_sm ? n_sm : n_first, threads, shared,
                        parameters, err));
     }
     TRY(call_between(run, err));
@@ -43,9 +41,18 @@ static saccade_status start_first(const plan_run *run, const run_args *a, void *
                      "cuMemsetD32Async", err));
     part.order = n_first ? a->p.order + n_first : a->p.order;
     part.n_tiles = a->p.n_tiles - n_first;
-    return (is_short || run->between ? run_start : start_next)(
+    return (is_short || run->between ? run_start : run_start_next)(
         a, kernel, is_sm90 && part.n_tiles > n_sm ? n_sm : part.n_tiles, threads, shared,
         parameters, err);
+}
+
+saccade_status run_start_careful(const saccade_plan *plan, const run_args *a, int64_t groups,
+                                 void **parameters, saccade_error *err)
+{
+    const cu_state *s = plan->state;
+    const int64_t looks = (groups + 31) / 32, most = 4 * s->device.n_sm;
+    return run_start_next(a, s->programs[CU_CAREFUL].kernel, looks < most ? looks : most, 128,
+                          0, parameters, err);
 }
 
 /* The first pass makes all tiles. If its offsets are late, a second pass with exact offsets
@@ -62,7 +69,6 @@ static saccade_status launch_passes(const saccade_plan *plan, const plan_run *ru
     const int threads =
         cu_tile_threads(form->family, &form->tile, cu_padded(problem->sizes.Dv));
     const int grid = form->family != CU_SM90 || a->p.n_tiles < n_sm ? a->p.n_tiles : n_sm;
-    const int64_t looks = (run_groups(form, &run->sizes) + 31) / 32;
     void *const exact = s->programs[is_main ? CU_EXACT : CU_UNALIGNED].kernel;
     /* all tiles run at once: none are drawn, none listed */
     const int is_short =
@@ -80,13 +86,12 @@ static saccade_status launch_passes(const saccade_plan *plan, const plan_run *ru
         again.n_listed = a->p.redo_count;
         again.redo = NULL;
         TRY(start_first(run, a, first, n_sm, threads, shared, is_short, err));
-        TRY(start_next(a, exact, grid, threads, shared, second, err));
+        TRY(run_start_next(a, exact, grid, threads, shared, second, err));
     } else {
         a->p.redo = NULL;
         TRY(start_first(run, a, first, n_sm, threads, shared, is_short, err));
     }
-    return start_next(a, s->programs[CU_CAREFUL].kernel, looks < 4 * n_sm ? looks : 4 * n_sm,
-                      128, 0, parameters, err);
+    return run_start_careful(plan, a, run_groups(form, &run->sizes), parameters, err);
 }
 
 saccade_status run_launch_tiles(const saccade_plan *plan, const plan_run *run, run_args *a,
@@ -95,6 +100,8 @@ saccade_status run_launch_tiles(const saccade_plan *plan, const plan_run *run, r
     const cu_state *s = plan->state;
     const cu_form *form = &s->programs[a->program].form;
     TRY(run_launch_short(plan, run, a, err));
+    if (form->family == CU_SM90 && run->block_mask && s->facts.mask == CU_MASK_GENERAL)
+        a->p.limits = cu_limits_find(run->q->device.index, run->block_mask);
     if (form->family == CU_SM90) {
         TRY(run_encode_map(a->driver, run->q, run_rows(form), PROMOTE_256, &a->maps[0], err));
         const int box = run_place_box(run, 0, &form->tile, &a->p.chunks);

@@ -139,6 +139,13 @@ static saccade_status fill_order(const mask_runs *r, const saccade_sizes *s, siz
     return SACCADE_OK;
 }
 
+saccade_status cu_fill_order(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes,
+                             int32_t *order, saccade_error *err)
+{
+    int n_first = 0;
+    return fill_order(r, s, l2_bytes, NULL, order, &n_first, err);
+}
+
 /* What a copy is of, beside its runs. */
 typedef struct about {
     int keys, is_transposed;

@@ -50,6 +50,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
                         && cu_gathers(0, &form->tile,
                                       cu_keys_in_both(p->page, form->tile.keys));
     const int E = cu_padded(p->sizes.Dv), parts = is_f32 ? cu_parts(E) : 1;
+    const int is_small = kind->operation == CU_OP_SMALL;
     const int whole = 32 * parts; /* columns of O in panels */
     const struct {
         const char *name;
@@ -84,6 +85,9 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"K_CHANNELS", p->k_groups.channels},
         {"V_TOKENS", p->v_groups.tokens},
         {"V_CHANNELS", p->v_groups.channels},
+        {"SMALL", is_small},
+        {"CTAS", is_small ? cu_small_ctas(cu_padded(p->sizes.D), E) : 1},
+        {"LIMITS", (has_producer || is_small) && !p->has_rows && !p->is_ragged},
         {"Q_SHARED", cu_is_q_shared((int)p->sizes.D, (int)p->sizes.Dv)},
         {"SCALE_FIRST", p->scale <= 0 && s->facts.score != CU_SCORE_GENERAL},
         {"REGS_PRODUCER", groups == 1   ? 56

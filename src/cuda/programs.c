@@ -70,7 +70,21 @@ static int decode_form(const cu_state *s, const plan_problem *p, int rung, cu_fo
                                s->facts.column_words, rung, &out->tile);
 }
 
+static int small_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    out->family = CU_SM90;
+    return s->family == CU_SM90 && !p->has_rows && !p->is_ragged && !p->has_chunks
+           && !p->is_invariant
+           && cu_small_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, &out->tile);
+}
+
 /* ---- shared memory ---- */
+
+static int small_shared(const cu_state *s, const plan_problem *p, const cu_form *form)
+{
+    return cu_small_shared(&form->tile, cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
+                           s->facts.column_words);
+}
 
 static int tile_shared(const cu_state *s, const plan_problem *p, const cu_form *form)
 {
@@ -103,6 +117,15 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                    .is_packed = 1,
                    .wants_alignment = 1,
                    .shared = decode_shared_most},
+    [CU_SMALL] = {.name = "small",
+                  .operation = CU_OP_SMALL,
+                  .kernel = {"fwd_small"},
+                  .choose = small_form,
+                  .write = cu_write_forward,
+                  .is_optional = 1,
+                  .wants_alignment = 1,
+                  .runs = CU_WITHOUT_MAXIMA,
+                  .shared = small_shared},
     [CU_MAIN] = {.name = "forward",
                  .operation = CU_OP_FORWARD,
                  .kernel = TILES,

@@ -92,9 +92,18 @@ saccade_status run_make_ready(cu_state *s, const plan_problem *problem, const cu
 /* Programs of interval masks hold their limits alone, which far positions do not have. */
 saccade_status run_check_positions(const cu_state *s, const plan_run *run, saccade_error *err);
 
-/* ---- launch_tiles.c, launch_decode.c: a run's kernels ---- */
+/* ---- launch_tiles.c, launch_small.c, launch_decode.c: a run's kernels ---- */
 
+/* A kernel after another one of the run: on sm_90a it may be placed while that one still runs,
+ * and waits for it by itself. */
+saccade_status run_start_next(const run_args *a, void *kernel, int64_t grid, int threads,
+                              int shared, void **parameters, saccade_error *err);
+/* The kernel that makes rows again which are not finite. */
+saccade_status run_start_careful(const saccade_plan *plan, const run_args *a, int64_t groups,
+                                 void **parameters, saccade_error *err);
 saccade_status run_launch_tiles(const saccade_plan *plan, const plan_run *run, run_args *a,
+                                saccade_error *err);
+saccade_status run_launch_small(const saccade_plan *plan, const plan_run *run, run_args *a,
                                 saccade_error *err);
 saccade_status run_launch_decode(const saccade_plan *plan, const plan_run *run, run_args *a,
                                  saccade_error *err);

@@ -12,7 +12,8 @@ int cu_shared_bytes(const cu_form *f, const cu_mod_text *facts, const plan_probl
 
 const cu_form *run_tiles_form(const cu_state *s, cu_program program)
 {
-    const int is_tiled = cu_program_kinds[program].operation == CU_OP_FORWARD;
+    const cu_operation operation = cu_program_kinds[program].operation;
+    const int is_tiled = operation == CU_OP_FORWARD || operation == CU_OP_SMALL;
     return &s->programs[is_tiled ? program : CU_MAIN].form;
 }
 
@@ -99,7 +100,8 @@ size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *run_sizes)
     const int is_ragged = plan->problem.is_ragged;
     size_t tiles = 0;
     for (int i = 0; i < CU_PROGRAMS; i++)
-        if (cu_program_kinds[i].operation == CU_OP_FORWARD)
+        if (cu_program_kinds[i].operation == CU_OP_FORWARD
+            || cu_program_kinds[i].operation == CU_OP_SMALL)
             tiles = larger(tiles, run_tiles_space(&s->programs[i].form, sizes, is_ragged));
     const saccade_sizes few = decode_sizes_most(s, sizes);
     const size_t decode =

@@ -156,6 +156,11 @@ static saccade_status create(saccade_plan *plan, saccade_error *err)
     plan->state = s;
     s->has_rows = plan->problem.has_rows;
     s->is_ragged = plan->problem.is_ragged;
+    const char *tiles = getenv("SACCADE_CUDA_TILES");
+    s->tiles = !tiles                        ? 0
+               : strcmp(tiles, "small") == 0 ? 's'
+               : strcmp(tiles, "large") == 0 ? 'l'
+                                             : 0;
     TRY_GOTO(choose_target(s, &plan->problem, &driver, err));
     TRY_GOTO(emit(s, plan, err));
     TRY_GOTO(check_backward_fits(s, &plan->problem, err));

@@ -176,6 +176,60 @@ int cu_decode_shared(const cu_tile *tile, int D, int E, int bits, int column_wor
            + (int)(spans + 1) * 4;
 }
 
+/* Small tiles: 64 rows, a warpgroup, and so many CTAs that others work while one waits. At D64
+ * pieces of 80 keys hold what a half row of a picture of 128 columns sees in one of its rows.
+ * */
+int cu_small_choice(int D, int E, int rung, cu_tile *out)
+{
+    static const cu_tile small[] = {{1, 80, 4, 0, 0}, {1, 64, 4, 0, 0}, {1, 32, 4, 0, 0}};
+    static const cu_tile middle[] = {{1, 48, 4, 0, 0}, {1, 32, 4, 0, 0}};
+    const int dim = D > E ? D : E, n = dim <= 64 ? 3 : dim <= 128 ? 2 : 0;
+    if (rung >= n)
+        return 0;
+    *out = dim <= 64 ? small[rung] : middle[rung];
+    return 1;
+}
+
+int cu_small_ctas(int D, int E)
+{
+    return D <= 64 && E <= 64 ? 4 : 3;
+}
+
+int cu_small_shared(const cu_tile *tile, int D, int E, int column_words)
+{
+    const int dim = D > E ? D : E;
+    return 128
+               * (round_up(D, 64) * tile->groups
+                  + tile->stages * tile->keys * (round_up(dim, 64) / 64))
+           + 8 * (1 + 2 * tile->stages) + 4 * tile->groups * tile->keys * column_words;
+}
+
+/* Nanoseconds, one H200, bf16: what a tile costs beside its blocks, and a score; small tiles
+ * of a multiprocessor share its time, and each takes `alone` for a score at least. */
+typedef struct costs {
+    double tile, score, small_tile, small_score, alone;
+} costs;
+static const costs narrow = {4600, 0.045, 1300, 0.078, 0.24};
+static const costs wide = {4600, 0.085, 1850, 0.146, 0.39};
+static const double mask_score = 0.05; /* more, where the mask is evaluated */
+
+int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_amount s,
+                  const cu_tile *large, cu_amount l)
+{
+    const costs *c = dim > 64 ? &wide : &narrow;
+    const double more = is_evaluated ? mask_score : 0;
+    const double scores = (double)l.blocks * large->groups * 64 * large->keys;
+    const double waves =
+        l.tiles > 4 * n_sm ? (double)l.tiles / n_sm : (double)((l.tiles + n_sm - 1) / n_sm);
+    const double small_scores = (double)s.blocks * small->groups * 64 * small->keys;
+    const double shared =
+        ((double)s.tiles * c->small_tile + small_scores * (c->small_score + more)) / n_sm;
+    const double alone = c->small_tile + small_scores / (double)s.tiles * (c->alone + more);
+    return l.tiles > 0 && s.tiles > 0
+           && (shared > alone ? shared : alone)
+                  < waves * (c->tile + scores / (double)l.tiles * (c->score + more));
+}
+
 /* By mma.sync: O of such heads takes half the registers, and Q would take the rest. */
 int cu_is_q_shared(int D, int E)
 {

@@ -31,6 +31,12 @@ saccade_status mask_runs_prepared(const saccade_block_mask *mask, int32_t block_
                                   int32_t block_kv, int transposed, const mask_runs **out,
                                   saccade_error *err);
 
+/* Where the live keys of every row are one interval, first and past of each in *out, [runs->B]
+ * [runs->H][Q][2], which the caller frees; else NULL. runs: not transposed. Gives up after
+ * `most` evaluated positions. */
+saccade_status mask_row_limits(const saccade_block_mask *mask, const mask_runs *runs,
+                               int64_t most, int32_t **out, saccade_error *err);
+
 /* What kernels need for PARTIAL blocks: the mod (NULL: all live inside listed blocks), resolved
  * captures, sizes and positions the mask was made for. Borrowed from the mask. */
 typedef struct mask_view {

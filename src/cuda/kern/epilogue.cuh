@@ -32,19 +32,19 @@ DEVICE u32 rows_with(int first, int second)
 #endif
 
 /* Ends the rows of a thread: writes lse and maximum, and sets inv to 1 / sum, or to 0 for a row
- * without a live key. Each warp flags its 16 rows if a result is not finite or a sum is lost:
- * the careful kernel makes them again, since a NaN may have lain in V at a masked key. Where a
- * row's bits follow from it alone only such rows are flagged. */
+ * without a live key. Returns whether a result of the warp's 16 rows is not finite or a sum is
+ * lost: they are to be made again, since a NaN may have lain in V at a masked key. It has a bit
+ * for each row; where a row's bits follow from it alone only such rows have theirs set. */
 template <int COUNT>
-DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const float (&o)[COUNT],
-                        float (&inv)[2])
+DEVICE int rows_end(row_state &w, const cu_fwd &p, const tile &t, const float (&o)[COUNT],
+                    float (&inv)[2])
 {
     enum { APART = CFG_INVARIANT ? 2 : 1 };
     float zero[2] = {0.f, 0.f}; /* turn NaN with the first element that is not finite */
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
         zero[i / 2 % APART] = fmaf(o[i], 0.f, zero[i / 2 % APART]);
-    int lane = threadIdx.x & 31, bad = zero[0] != 0.f;
+    int bad = zero[0] != 0.f;
 #if CFG_INVARIANT
     int bad_row[2] = {zero[0] != 0.f, zero[1] != 0.f};
 #endif
@@ -65,7 +65,7 @@ DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const floa
         float lse = l == 0.f ? NEG_INF : (w.m[i] + log2f(l)) * 0.6931471805599453f;
         add_sink(sink_of(p, t.b, t.h, min(m, rows_of(p, t) - 1)), w.m[i], l, inv[i], lse);
 #endif
-        if ((lane & 3) == 0 && part_of_thread() == 0 && m < rows_of(p, t)) {
+        if ((threadIdx.x & 3) == 0 && part_of_thread() == 0 && m < rows_of(p, t)) {
 #if CFG_SINKS
             put_lse(p, t.b, t.h, row_place(t, m), lse);
 #else
@@ -86,6 +86,15 @@ DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const floa
 #if !CFG_INVARIANT || CFG_PARTS > 1
     bad = __any_sync(~0u, bad) ? (1 << 16) - 1 : 0;
 #endif
+    return bad;
+}
+
+/* The same; each warp flags its rows for the careful kernel. */
+template <int COUNT>
+DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const float (&o)[COUNT],
+                        float (&inv)[2])
+{
+    int lane = threadIdx.x & 31, bad = rows_end(w, p, t, o, inv);
     if (lane == 0 && bad && p.redo)
         p.redo[atomicAdd(p.redo_count, 1)] = t.id; /* at most once a warp */
     if (lane == 0)

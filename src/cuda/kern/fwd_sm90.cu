@@ -20,18 +20,9 @@
 #include "kv.cuh"
 #include "shared.cuh"
 #include "gather.cuh"
+#include "block90.cuh"
 
 enum {
-    ROWS = CFG_WGS * 64,
-    PANELS_D = (CFG_D + 63) / 64,
-    PANELS_E = (CFG_E + 63) / 64,
-    PANEL_Q = ROWS * 128,
-    PANEL_KV = CFG_TN * 128,
-    Q_BYTES = PANELS_D * PANEL_Q,
-    K_BYTES = PANELS_D * PANEL_KV,
-    V_BYTES = PANELS_E * PANEL_KV,
-    S_COUNT = CFG_TN / 2,
-    O_COUNT = CFG_E / 2,
     THREADS = (CFG_WGS + 1) * 128,
     LOADERS = CFG_CHUNKS ? 2 : 0 /* producers that are told which tile to load */
 };
@@ -343,90 +334,16 @@ DEVICE void load_along(const arena &s, const cu_fwd &p, const mod_args &mod,
 }
 #endif
 
-/* 3. The two products. */
-DEVICE void product_qk(float (&s)[S_COUNT], u32 q, u32 k)
-{
-    u64 a = operand(q, 16), b = operand(k, 16);
-#pragma unroll
-    for (int kk = 0; kk < CFG_D / 16; kk++) {
-        u64 qa = a + ((kk / 4) * PANEL_Q + (kk % 4) * 32) / 16;
-        u64 kb = b + ((kk / 4) * PANEL_KV + (kk % 4) * 32) / 16;
-        wgmma_qk(s, qa, kb, kk > 0);
-    }
-}
-
-DEVICE void product_pv(float (&o)[O_COUNT], const u32 (&p)[S_COUNT / 2], u32 v)
-{
-    u64 b = operand(v, PANEL_KV);
-#pragma unroll
-    for (int kk = 0; kk < CFG_TN / 16; kk++)
-        wgmma_pv(o, p[4 * kk], p[4 * kk + 1], p[4 * kk + 2], p[4 * kk + 3], b + kk * 2048 / 16);
-}
-
-/* 4. The softmax of one block: scores in s become probabilities. The result tells whether O has
- * to be rescaled. */
-struct consumer {
-    row_state rows;
-    tile_rows at;
-    float unit; /* factor from what s holds to exponents of 2 */
-#if SCORE_TANH
-    int large; /* so many blocks to come may have scores too large for the polynomial */
-#endif
-#if CFG_CHUNKS
-    int live; /* keys of the block scored last that are there */
-#endif
-};
-
+/* 3. The products of a block and its softmax: block90.cuh. */
 template <int FIRST>
-DEVICE int softmax_step(const arena &sm, consumer &c, const cu_fwd &p, const mod_args &mod,
-                        const block_walk &walk, float (&s)[S_COUNT], float (&rescale)[2])
+DEVICE int softmax_of(const arena &sm, consumer &c, const cu_fwd &p, const mod_args &mod,
+                      const block_walk &walk, int wg, float (&s)[S_COUNT], float (&rescale)[2])
 {
-    float shift[2];
-    int column = walk.block * CFG_TN + 2 * (threadIdx.x & 3), raised = 0;
-#if CFG_CHUNKS
-    c.live = c.at.kv_len - walk.block * CFG_TN;
-#endif
-#if SCORE_TANH
-    if (!FIRST && c.large == 0 && !walk_masked(walk, c.at.kv_len)) {
-        if (!CFG_LAZY || rows_are_late(c.rows))
-            raised = rows_raise_tanh(c.rows, c.at, p, mod, column, s, c.unit, rescale);
-        if (rows_exp_tanh(c.rows, c.at, p, mod, column, s, c.unit))
-            c.large = 15;
-        return raised;
-    }
-    c.large = max(c.large - 1, 0);
-#endif
-    /* The warps vote before the scores are made, not after the mask: that is 4 % faster for a
-     * relative bias at D64 and 1 % faster for full attention at D64. */
-    int looks = FIRST || !CFG_LAZY || rows_are_late(c.rows);
-    apply_score(c.at, p, mod, column, s, shift);
-    if (walk_masked(walk, c.at.kv_len)) {
-        mask_column *columns = 0;
-#if MOD_MASK == MASK_GENERAL
-        /* Each warpgroup has one buffer. The first barrier waits until no warp reads what the
-         * block before left there, the second until all has been written. */
-        int wg = threadIdx.x / 128 - 1;
-        columns = sm.columns + wg * CFG_TN;
-        named_sync(8 + wg, 128);
-        share_columns(c.at, p, mod, walk.block * CFG_TN, columns, 128);
-        named_sync(8 + wg, 128);
-#endif
-        apply_mask(c.at, p, mod, column, columns, s);
-    }
-    if (looks)
-        raised = rows_raise(c.rows, s, c.unit, shift, rescale);
-    rows_exp(c.rows, s, c.unit, shift);
-    return raised;
+    return softmax_step<FIRST>(c, p, mod, walk.block * CFG_TN, walk_masked(walk, c.at.kv_len),
+                               sm.columns + wg * CFG_TN, wg, s, rescale);
 }
 
-DEVICE void pack_p(u32 (&p)[S_COUNT / 2], const float (&s)[S_COUNT])
-{
-#pragma unroll
-    for (int i = 0; i < S_COUNT / 2; i++)
-        p[i] = pack(s[2 * i], s[2 * i + 1]);
-}
-
-/* 5. Consumer warpgroup wg. */
+/* 4. Consumer warpgroup wg. */
 struct progress {
     u32 n;     /* blocks whose scores have been made, over all tiles; of V one less is used */
     u32 tiles; /* tiles that had a block, and so a Q to wait for */
@@ -498,7 +415,7 @@ DEVICE void first_block(const arena &sm, u32 n, u32 tiles, consumer &c, const cu
     start_qk(sm, s, wg, n);
     wgmma_wait<0>();
     release(sm.k_empty, n);
-    softmax_step<1>(sm, c, p, mod, walk, s, unused);
+    softmax_of<1>(sm, c, p, mod, walk, wg, s, unused);
     pack_p(prob, s);
 }
 
@@ -522,7 +439,7 @@ DEVICE void next_block(const arena &sm, u32 n, consumer &c, const cu_fwd &p,
 #endif
     wgmma_wait<1>();
     release(sm.k_empty, n);
-    int raised = softmax_step<0>(sm, c, p, mod, walk, s, rescale);
+    int raised = softmax_of<0>(sm, c, p, mod, walk, wg, s, rescale);
     /* No row sum is negative, so this arrival never happens. ptxas does not know that, and so
      * it keeps the wait that follows behind the exponentials which the sum depends on. Without
      * this line it moves the wait before all of them. */

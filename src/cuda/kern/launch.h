@@ -21,6 +21,20 @@ typedef struct cu_run {
     int ordinal; /* how many live blocks the row has before this run */
 } cu_run;
 
+/* Live keys of each row, where the host has found that they are one interval: from, past. */
+typedef struct cu_limits {
+    const int *of_row; /* null: not known */
+    int b, h;          /* rows from one batch and head to the next; 0 broadcasts */
+} cu_limits;
+
+/* A tile of fwd_small.cu. A piece is its first key << PIECE_FLAGS, and 1 where the mask is
+ * needed. */
+enum { PIECE_FLAGS = 2 };
+typedef struct cu_work {
+    int tile, first, count; /* pieces[first ...] */
+    int piece;              /* the first one */
+} cu_work;
+
 typedef struct cu_position {
     const int *by_batch; /* [B], or null where `value` holds for all batches */
     int step;            /* elements from one batch to the next */
@@ -120,6 +134,9 @@ typedef struct cu_fwd {
     int M_all;
     cu_scale k_scale, v_scale; /* read with CFG_CODES only; strides of K and V are then bytes */
     cu_ragged ragged; /* read with CFG_RAGGED only; M and N are bounds then */
+    cu_limits limits; /* read with CFG_LIMITS only */
+    const cu_work *work; /* [n_tiles] in the work order of fwd_small.cu; null: all keys */
+    const int *pieces;
 } cu_fwd;
 
 #endif

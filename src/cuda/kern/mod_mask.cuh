@@ -57,6 +57,26 @@ DEVICE void cut_general(const tile_rows &r, const cu_fwd &p, const mod_args &mod
 }
 #endif
 
+/* Whether the host has found that the live keys of each row are one interval: then a table of
+ * these stands for the mask. */
+DEVICE int has_limits(const cu_fwd &p)
+{
+#if CFG_LIMITS && MOD_MASK == MASK_GENERAL
+    return p.limits.of_row != 0;
+#else
+    return 0;
+#endif
+}
+
+#if MOD_MASK == MASK_GENERAL && CFG_LIMITS
+/* Row i of this thread: its first live key and the one past its last. */
+DEVICE int2 limits_of(const tile_rows &r, const cu_fwd &p, int i)
+{
+    int m = min(r.m + 8 * i, p.M - 1);
+    return __ldg((const int2 *)p.limits.of_row + (r.b * p.limits.b + r.h * p.limits.h + m));
+}
+#endif
+
 /* Scores that the mask or the end of the keys excludes become -INF. lo and hi count from
  * `column`, the fragment's first. The votes pay: often no row of a warp is cut in a block that
  * is partial for the tile. `columns` holds what a general mask needs of the keys. */
@@ -64,12 +84,22 @@ template <int COUNT>
 DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int column,
                        const mask_column *columns, float (&s)[COUNT])
 {
-    int hi[2];
+    int hi[2], lo[2] = {0, 0};
     hi[0] = hi[1] = r.kv_len - column;
-#if MOD_MASK == MASK_GENERAL
+#if MOD_MASK == MASK_GENERAL && CFG_LIMITS
+    if (has_limits(p)) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int2 x = limits_of(r, p, i);
+            lo[i] = x.x - column;
+            hi[i] = min(hi[i], x.y - column);
+        }
+    } else
+        cut_general(r, p, mod, column, columns, s);
+#elif MOD_MASK == MASK_GENERAL
     cut_general(r, p, mod, column, columns, s);
 #elif MOD_MASK == MASK_INTERVAL
-    int lo[2], base = column + r.kv_offset, end = base + COUNT * 2;
+    int base = column + r.kv_offset, end = base + COUNT * 2;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int from, to; /* live: from <= kv < to */
@@ -77,6 +107,8 @@ DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod,
         lo[i] = min(max(from, base), end) - base;
         hi[i] = min(hi[i], max(min(to, end), base) - base);
     }
+#endif
+#if MOD_MASK == MASK_INTERVAL || CFG_LIMITS && MOD_MASK == MASK_GENERAL
     if (__any_sync(~0u, max(lo[0], lo[1]) > 0))
         cut_left(s, lo);
 #endif
@@ -87,8 +119,7 @@ DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod,
 /* apply_mask for a block on which all THREADS threads of the CTA work: they share columns. */
 template <int THREADS, int COUNT>
 DEVICE void apply_mask_together(const tile_rows &r, const cu_fwd &p, const mod_args &mod,
-                                int block, int column, mask_column *columns,
-                                float (&s)[COUNT])
+                                int block, int column, mask_column *columns, float (&s)[COUNT])
 {
 #if MOD_MASK == MASK_GENERAL
     __syncthreads();

@@ -93,7 +93,7 @@ DEVICE tile tile_of(const cu_fwd &p, int turn, int rows)
     return tile_at(p, p.order ? __ldg(p.order + turn) : turn, rows);
 }
 
-#if CFG_RAGGED
+#if CFG_RAGGED || CFG_SMALL
 /* Keys [from, past) of a tile may be live, those of [all_from, all_past) are so in every row:
  * by the limits of the first and the last row, where no row between them has others. */
 struct tile_keys {
@@ -107,7 +107,7 @@ DEVICE tile_keys keys_of(const cu_fwd &p, const mod_args &mod, const tile &t, in
     int lo[2], hi[2], begin = t.kv_offset, end = t.kv_offset + t.kv_len;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        int m = i ? min(t.row0 + rows, t.q_len) - 1 : t.row0, from, to;
+        int m = i ? min(t.row0 + rows, rows_of(p, t)) - 1 : t.row0, from, to;
         mask_interval(mod, p, t.b, t.h, m + t.q_offset, from, to);
         lo[i] = min(max(from, begin), end) - begin;
         hi[i] = min(max(to, begin), end) - begin;
@@ -129,6 +129,9 @@ struct tile_rows {
     int q;                 /* position of the first row */
     int kv_len, kv_offset; /* of the batch */
     int b, h;              /* take no register unless a mod reads them */
+#if CFG_LIMITS
+    int m; /* index of the first row */
+#endif
 #if CFG_PACKED
     int q1, h1; /* position and head of the second row: heads of a group share the tile */
 #endif
@@ -180,6 +183,9 @@ DEVICE void rows_place(tile_rows &r, const cu_fwd &p, const mod_args &mod, const
     r.kv_offset = t.kv_offset;
     r.b = t.b;
     r.h = t.h;
+#if CFG_LIMITS
+    r.m = t.row0 + row_of_thread();
+#endif
 #if MOD_SCORE
     score_row_begin(mod, p, t.b, t.h, r.q, r.score[0]);
     score_row_begin(mod, p, t.b, t.h, r.q + 8, r.score[1]);
