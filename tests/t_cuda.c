@@ -119,9 +119,9 @@ static void small_tiles_pay(void **state)
         assert_true(cu_small_choice(dim, dim, 0, &small));
         assert_true(cu_tile_choice(CU_SM90, dim, dim, SACCADE_BF16, 0, &large));
         const int64_t most = 16 * 32768 / 64, few = most / large.groups;
-        const cu_amount near[2] = {{most, most * 128 / small.keys}, {few, few * 5 / 2}};
-        const cu_amount far[2] = {{most, most * 4096 / small.keys}, {few, few * 32}};
-        const cu_amount lone[2] = {{64, 64 * 2048 / small.keys}, {32, 32 * 16}};
+        const cu_amount near[2] = {{most, most * 128 / small.keys, 3}, {few, few * 5 / 2, 3}};
+        const cu_amount far[2] = {{most, most * 4096 / small.keys, 86}, {few, few * 32, 32}};
+        const cu_amount lone[2] = {{64, 64 * 2048 / small.keys, 43}, {32, 32 * 16, 16}};
         assert_true(cu_small_pays(132, dim, 0, &small, near[0], &large, near[1]));
         assert_false(cu_small_pays(132, dim, 0, &small, far[0], &large, far[1]));
         assert_false(cu_small_pays(132, dim, 0, &small, lone[0], &large, lone[1]));

@@ -60,10 +60,17 @@ static int takes_sizes(const cu_state *s, cu_program program, const saccade_size
                || (operation == CU_OP_DECODE && run_is_decode(s, sizes)));
 }
 
-static cu_amount amount_of(const mask_runs *r, const saccade_sizes *sizes)
+/* All heads' blocks, or with keys their pieces of so many. */
+static cu_amount amount_of(const mask_runs *r, int keys, const saccade_sizes *sizes)
 {
-    const int64_t heads = sizes->B * sizes->H, stored = r->B * r->H;
-    return (cu_amount){heads * r->rows, (r->stats.full + r->stats.partial) * heads / stored};
+    const int64_t stored = r->B * r->H, times = sizes->B * sizes->H / stored;
+    cu_amount x = {stored * r->rows * times, 0, 0};
+    for (int64_t row = 0; row < stored * r->rows; row++) {
+        const int64_t n = keys ? cu_cut_row(r, row, keys, NULL) : r->row_live[row];
+        x.blocks += n * times;
+        x.longest = n > x.longest ? n : x.longest;
+    }
+    return x;
 }
 
 /* Whether small tiles pay where there is a block mask. */
@@ -84,15 +91,11 @@ static saccade_status small_pays(const saccade_plan *plan, const saccade_block_m
         return SACCADE_OK;
     const blocks x = blocks_for(s, CU_MAIN, mask, sizes);
     TRY(mask_runs_for(mask, x.rows, x.keys, 0, &r, err));
-    const cu_amount large = amount_of(r, sizes);
+    const cu_amount large = amount_of(r, 0, sizes);
     if (large.blocks > large.tiles * SMALL_BLOCKS)
         return SACCADE_OK;
     TRY(mask_runs_for(mask, ROW_BLOCK, PIECE_UNIT, 0, &r, err));
-    const cu_amount units = amount_of(r, sizes);
-    /* as many pieces, and about half a one for each run's end */
-    const cu_amount pieces = {units.tiles,
-                              units.blocks * PIECE_UNIT / small->keys
-                                  + r->stats.runs * units.tiles / (2 * r->B * r->H * r->rows)};
+    const cu_amount pieces = amount_of(r, small->keys, sizes);
     const int dim = cu_padded(sizes->D > sizes->Dv ? sizes->D : sizes->Dv);
     const int is_evaluated =
         s->facts.mask == CU_MASK_GENERAL && !cu_limits_find(device, mask).of_row;
@@ -203,10 +206,10 @@ static int suits_small(const cu_state *s, const plan_run *run)
     const saccade_sizes *x = &run->sizes;
     const int dim = cu_padded(x->D > x->Dv ? x->D : x->Dv);
     const int64_t n_small = run_tiles(small, x), n_large = run_tiles(large, x);
-    const cu_amount pieces = {n_small,
-                              n_small * ((x->KV + small->tile.keys - 1) / small->tile.keys)};
-    const cu_amount blocks = {n_large,
-                              n_large * ((x->KV + large->tile.keys - 1) / large->tile.keys)};
+    const int64_t of_small = (x->KV + small->tile.keys - 1) / small->tile.keys;
+    const int64_t of_large = (x->KV + large->tile.keys - 1) / large->tile.keys;
+    const cu_amount pieces = {n_small, n_small * of_small, of_small};
+    const cu_amount blocks = {n_large, n_large * of_large, of_large};
     return cu_small_pays(s->device.n_sm, dim, s->facts.mask == CU_MASK_GENERAL, &small->tile,
                          pieces, &large->tile, blocks);
 }

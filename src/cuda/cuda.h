@@ -169,9 +169,9 @@ int cu_small_choice(int D, int E, int rung, cu_tile *out);
 /* CTAs of it that share a multiprocessor. */
 int cu_small_ctas(int D, int E);
 int cu_small_shared(const cu_tile *tile, int D, int E, int column_words);
-/* What a run walks in one kind of tiles: of all heads. */
+/* What a run walks in one kind of tiles: of all heads; the most blocks of a tile. */
 typedef struct cu_amount {
-    int64_t tiles, blocks;
+    int64_t tiles, blocks, longest;
 } cu_amount;
 /* Whether small tiles are faster than large ones; from SMALL_BLOCKS blocks a large tile on they
  * are not. dim: the larger head dim. is_evaluated: a mask that no limits of rows stand for. */

@@ -205,7 +205,7 @@ int cu_small_shared(const cu_tile *tile, int D, int E, int column_words)
 }
 
 /* Nanoseconds, one H200, bf16: what a tile costs beside its blocks, and a score; small tiles
- * of a multiprocessor share its time, and each takes `alone` for a score at least. */
+ * of a multiprocessor share its time, and the longest takes `alone` for each score at least. */
 typedef struct costs {
     double tile, score, small_tile, small_score, alone;
 } costs;
@@ -221,10 +221,11 @@ int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_
     const double scores = (double)l.blocks * large->groups * 64 * large->keys;
     const double waves =
         l.tiles > 4 * n_sm ? (double)l.tiles / n_sm : (double)((l.tiles + n_sm - 1) / n_sm);
-    const double small_scores = (double)s.blocks * small->groups * 64 * small->keys;
+    const double piece = small->groups * 64.0 * small->keys;
     const double shared =
-        ((double)s.tiles * c->small_tile + small_scores * (c->small_score + more)) / n_sm;
-    const double alone = c->small_tile + small_scores / (double)s.tiles * (c->alone + more);
+        ((double)s.tiles * c->small_tile + (double)s.blocks * piece * (c->small_score + more))
+        / n_sm;
+    const double alone = c->small_tile + (double)s.longest * piece * (c->alone + more);
     return l.tiles > 0 && s.tiles > 0
            && (shared > alone ? shared : alone)
                   < waves * (c->tile + scores / (double)l.tiles * (c->score + more));
