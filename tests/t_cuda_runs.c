@@ -280,6 +280,7 @@ static void heads_of_several_runs(void **state)
     (void)state;
     if (!has_device())
         skip();
+    setenv("SACCADE_CUDA_TILES", "large", 1); /* else a run's own heads may choose */
     for (int i = 0; i < PROBLEMS; i++) {
         trial x;
         open_trial(&x, problems[i], "alibi()", "q >= kv - 40 * h", ALL);
@@ -293,6 +294,7 @@ static void heads_of_several_runs(void **state)
         forget(&parts);
         close_trial(&x);
     }
+    unsetenv("SACCADE_CUDA_TILES");
 }
 
 /* ---- results in f32 ---- */
