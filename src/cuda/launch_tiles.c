@@ -31,8 +31,8 @@ static saccade_status start_first(const plan_run *run, const run_args *a, void *
                           (void *)&a->maps[2]};
     if (n_first) {
         part.n_tiles = n_first;
-        TRY(run_start_next(a, kernel, is_sm90 && n_first > n_sm ? n_sm : n_first, threads, shared,
-                       parameters, err));
+        TRY(run_start_next(a, kernel, is_sm90 && n_first > n_sm ? n_sm : n_first, threads,
+                           shared, parameters, err));
     }
     TRY(call_between(run, err));
     if (n_first && is_sm90)
