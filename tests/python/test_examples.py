@@ -17,6 +17,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples"
         ("learned_bias", ["--steps", "4"]),
         ("train_gpt", ["--short", "--steps", "3"]),
         ("longer_context", ["--short", "--tokens", "1024"]),
+        ("draft_tree", ["--nodes", "40", "--prefix", "90", "--page", "7"]),
         ("packed_block", ["--lengths", "300", "--repeats", "1", "--document", "90"]),
     ],
 )

@@ -14,6 +14,7 @@ from typing import Any, Optional
 from .append import append_keys
 from .block_mask import BlockMask, noop_mask
 from .bounds import check
+from .cascade import SharedPrefix
 from .cache import PagedCache
 from .flex import AuxOutput, AuxRequest, MaskMod, ScoreMod, explain, flex_attention
 from .masks import and_masks, create_block_mask, create_mask, or_masks
@@ -29,6 +30,7 @@ _share()
 __all__ = [
     "flex_attention",
     "cached_attention",
+    "SharedPrefix",
     "append_keys",
     "PagedCache",
     "quantize",

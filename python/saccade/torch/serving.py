@@ -36,6 +36,7 @@ def cached_attention(
     scale: Optional[float] = None,
     seq_lens: Optional[Lengths] = None,
     q_offset: Union[Lengths, str] = "end",
+    kv_offset: Optional[Lengths] = None,
     block_table: Optional[torch.Tensor] = None,
     indptr: Optional[torch.Tensor] = None,
     indices: Optional[torch.Tensor] = None,
@@ -64,11 +65,13 @@ def cached_attention(
     width (low half first), with k_scale and v_scale [B|1, Hkv|1, groups of keys, groups of
     channels], f32 or f16; of pools [pages|1, Hkv|1, ..].
     q_offset: the position of the first query; "end": the last query stands at the last key.
+    kv_offset: the position of the first key, 0 if not given.
     mask, score: text, saccade.mask and saccade.score, callables; they see logical positions.
     Tensors that they capture and scalars are read when the call runs. sinks: [H], or [B, H, Q]
     with 1 for B or Q, a logit of each row in the denominator alone. out: written instead of a
-    new tensor. Returns out, or (out, lse). Errors: ValueError for what does not fit together,
-    SaccadeError for what the library refuses, which on a GPU is not what a table holds.
+    new tensor; beside 16-bit queries also float32. Returns out, or (out, lse). Errors:
+    ValueError for what does not fit together, SaccadeError for what the library refuses, which
+    on a GPU is not what a table holds.
     """
     ragged = cu_seqlens_q is not None, cu_seqlens_k is not None
     paged = block_table is not None or indices is not None
@@ -91,18 +94,21 @@ def cached_attention(
             B = block_table.shape[0]
         elif indptr is not None:
             B = indptr.shape[0] - 1
+    if kv_offset is not None and (any(ragged) or isinstance(q_offset, str)):
+        raise ValueError("kv_offset: expected q_offset beside it, and no cu_seqlens")
     if any(ragged):
         at_end = isinstance(q_offset, str)
         B = args.ragged(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, at_end)
         Q, longest = max_seqlen_q or Q, max_seqlen_k or longest
         args.ragged_positions(B, seq_lens, None if at_end else q_offset)
     else:
-        args.positions(B, Q, seq_lens, q_offset, longest, last_page_len is not None)
+        args.positions(B, Q, seq_lens, q_offset, longest, last_page_len is not None, kv_offset)
     groups = (
         *_groups("k_scale", k_scale, form.KV, form.D),
         *_groups("v_scale", v_scale, form.KV, form.Dv),
     )
-    plan = _plan(query, form, mods, scale, kernel_options, (paged, any(ragged), groups), sinks)
+    kind = paged, any(ragged), groups, dtype_name(out) if out.dtype is not query.dtype else None
+    plan = _plan(query, form, mods, scale, kernel_options, kind, sinks)
     args.bind([m for m in mods if m is not None])
     room = plan.workspace(B, form.H, form.Hkv, Q, longest, form.D, form.Dv)
     args.run(plan, room, query)
@@ -218,7 +224,7 @@ def _groups(of, scale, keys, dim):
 
 
 def _plan(q, form, mods, scale, options, kind, sinks):
-    paged, ragged, groups = kind
+    paged, ragged, groups, out_dtype = kind
     backend, is_invariant = _backend(options, q)
     bound = [m.bound if m is not None else None for m in mods]
     names = "k_scale_tokens", "k_scale_channels", "v_scale_tokens", "v_scale_channels"
@@ -227,6 +233,7 @@ def _plan(q, form, mods, scale, options, kind, sinks):
         ("ragged", int(ragged)),
         ("batch_invariant", is_invariant),
         ("sinks_dtype", abi.DTYPES[dtype_name(sinks)] if sinks is not None else 0),
+        ("out_dtype", abi.DTYPES[out_dtype] if out_dtype else 0),
         *zip(names, groups),
     )
     with torch.cuda.device_of(q):
@@ -325,8 +332,10 @@ class _Arguments:
         self.keep.append(p)
         self.args.positions = C.pointer(p)
 
-    def positions(self, B, Q, seq_lens, q_offset, longest, by_pages):
+    def positions(self, B, Q, seq_lens, q_offset, longest, by_pages, kv_offset):
         p = abi.Positions()
+        if kv_offset is not None:
+            p.kv_offset = self._length("kv_offset", kv_offset, B)
         length = seq_lens if seq_lens is not None else longest
         if by_pages and seq_lens is None:
             if isinstance(q_offset, str):

@@ -1,0 +1,68 @@
+"""SharedPrefix: what groups of sequences share is read once, and the result is the same."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import saccade.torch as st  # noqa: E402
+
+HKV, D = 2, 16
+
+
+def case(groups, shared, rows, page, H, dtype=torch.float32):
+    """Sequences of these groups: tables, lengths, queries and pools."""
+    torch.manual_seed(4)
+    lengths = [shared[g] + rows + 7 * i for g, n in enumerate(groups) for i in range(n)]
+    B, most = len(lengths), -(-max(lengths) // page)
+    table = torch.randperm(B * most).view(B, most).int()
+    whole, first = table.clone(), 0
+    for g, n in enumerate(groups):
+        pages = shared[g] // page
+        whole[first : first + n, :pages] = table[first, :pages]
+        table[first + 1 : first + n, :pages] = -1  # only the first sequence's are read
+        first += n
+    q = torch.randn(B, H, rows, D, dtype=dtype)
+    k, v = (torch.randn(B * most, HKV, page, D, dtype=dtype) for _ in range(2))
+    cu = torch.tensor([0, *groups]).cumsum(0).int()
+    lengths, shared = (torch.tensor(x, dtype=torch.int32) for x in (lengths, shared))
+    prefix = st.SharedPrefix(table, lengths, cu, shared, page=page, rows=rows,
+                             max_shared=int(shared.max()), heads=H // HKV)  # fmt: skip
+    return prefix, (q, k, v), dict(block_table=whole, seq_lens=lengths)
+
+
+@pytest.mark.parametrize(
+    "groups,shared,rows,page,H",
+    [([3, 1, 2], [64, 0, 128], 1, 16, 4), ([2, 3], [40, 64], 3, 8, 2), ([9], [96], 2, 32, 32)],
+)
+def test_as_without(groups, shared, rows, page, H):
+    prefix, qkv, paged = case(groups, shared, rows, page, H)
+    sinks = torch.randn(H)
+    for more in (
+        dict(score="softcap(15.0)"),
+        dict(mask="q >= kv && (kv < 128 || kv % 3 != 1)", sinks=sinks),
+        dict(score=st.score("score + t[h] * kv", t=torch.randn(H) / 50)),
+    ):
+        want, want_lse = st.cached_attention(*qkv, **more, **paged, return_lse=True)
+        got, lse = prefix.attention(*qkv, **more, return_lse=True)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(lse, want_lse, rtol=1e-5, atol=1e-5)
+
+
+def test_parts_are_not_rounded():
+    prefix, qkv, paged = case([5], [320], 1, 16, 4, torch.bfloat16)
+    want = st.cached_attention(*(x.double() for x in qkv), **paged)
+    usual = (st.cached_attention(*qkv, **paged).double() - want).abs().max()
+    assert (prefix.attention(*qkv).double() - want).abs().max() <= 1.5 * usual
+
+
+def test_bad_calls():
+    prefix, (q, k, v), _ = case([2], [32], 1, 16, 4)
+    with pytest.raises(ValueError, match="got 'alibi.*', expected one that reads neither"):
+        prefix.attention(q, k, v, score="alibi()")
+    with pytest.raises(ValueError, match="got 1 sequences of 1 rows, pages of 16, expected 2"):
+        prefix.attention(q[:1], k, v)
+    table, lengths = torch.zeros(2, 3, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    with pytest.raises(ValueError, match="cu_groups: got 2 numbers beside 2 shared_lens"):
+        st.SharedPrefix(table, lengths, lengths, lengths, page=16, max_shared=16)
+    with pytest.raises(ValueError, match="max_shared: got 20, expected whole pages of 16"):
+        st.SharedPrefix(table, lengths, lengths, lengths[:1], page=16, max_shared=20)
