@@ -5,7 +5,7 @@
 #include "cpu/backward/backward.h"
 
 #include "base/convert.h"
-#include "base/tensor_walk.h"
+#include "base/parallel.h"
 #include "cpu/schedule/layout.h"
 #include "plan/gradient_sums.h"
 
@@ -65,17 +65,56 @@ static saccade_tensor widened(const saccade_tensor *t, size_t *bytes)
     return wide;
 }
 
-static void copy(const saccade_tensor *from, const saccade_tensor *to)
+/* Of two tensors of one shape, one of them in f32; dimensions of stride 0 are those of both. */
+typedef struct copy_job {
+    const saccade_tensor *from, *to;
+    int64_t length; /* of a line, along the last dimension */
+} copy_job;
+
+static char *place_of(const saccade_tensor *t, int64_t at)
 {
-    const int64_t from_each = (int64_t)saccade_dtype_bytes(from->dtype);
-    const int64_t to_each = (int64_t)saccade_dtype_bytes(to->dtype);
-    tensor_walk x = {{0}, 0}, y = {{0}, 0};
-    do {
-        const char *at = (const char *)from->data + x.place * from_each;
-        const float value = (float)convert_element(from->dtype, at);
-        convert_from_f32(to->dtype, &value, (char *)to->data + y.place * to_each, 1);
-        tensor_next(to, to->rank, &y);
-    } while (tensor_next(from, from->rank, &x));
+    return (char *)t->data + at * (int64_t)saccade_dtype_bytes(t->dtype);
+}
+
+static void copy_elements(const copy_job *job, int64_t x, int64_t y, int64_t n)
+{
+    const saccade_tensor *from = job->from, *to = job->to;
+    if (to->dtype == SACCADE_F32)
+        convert_to_f32(from->dtype, place_of(from, x), (float *)(void *)place_of(to, y), n);
+    else
+        convert_from_f32(to->dtype, (const float *)(const void *)place_of(from, x),
+                         place_of(to, y), n);
+}
+
+/* par_fn over lines. */
+static void copy_line(void *arg, int64_t index, int thread)
+{
+    const copy_job *job = arg;
+    const saccade_tensor *from = job->from, *to = job->to;
+    const int32_t last = to->rank - 1;
+    int64_t x = 0, y = 0;
+    (void)thread;
+    for (int32_t d = last - 1; d >= 0; d--)
+        if (to->stride[d]) {
+            x += index % to->shape[d] * from->stride[d];
+            y += index % to->shape[d] * to->stride[d];
+            index /= to->shape[d];
+        }
+    if (job->length > 1 && (from->stride[last] != 1 || to->stride[last] != 1))
+        for (int64_t n = 0; n < job->length; n++)
+            copy_elements(job, x + n * from->stride[last], y + n * to->stride[last], 1);
+    else
+        copy_elements(job, x, y, job->length);
+}
+
+static void copy(const saccade_tensor *from, const saccade_tensor *to, int threads)
+{
+    const int32_t last = to->rank - 1;
+    copy_job job = {from, to, last >= 0 && to->stride[last] ? to->shape[last] : 1};
+    int64_t lines = 1;
+    for (int32_t d = 0; d < last; d++)
+        lines *= to->stride[d] ? to->shape[d] : 1;
+    par_for(lines, threads, copy_line, &job);
 }
 
 /* ---- a run's ---- */
@@ -138,7 +177,7 @@ void backward_begin_places(const saccade_plan *plan, const cpu_backward_plan *ba
         }
     for (int c = 0; c < MOD_MAX_CAPTURES && made->added & SACCADE_GRADIENT_CAPTURES; c++)
         if (backward->captures >> c & 1 && is_narrow(&gradients->captures[c]))
-            copy(&gradients->captures[c], &out->captures[c]);
+            copy(&gradients->captures[c], &out->captures[c], plan->threads);
 }
 
 void backward_end_places(const saccade_plan *plan, const cpu_backward_plan *backward,
@@ -152,5 +191,5 @@ void backward_end_places(const saccade_plan *plan, const cpu_backward_plan *back
                             (gradients->added & bits[which]) != 0, plan->threads);
     for (int c = 0; c < MOD_MAX_CAPTURES; c++)
         if (backward->captures >> c & 1 && is_narrow(&gradients->captures[c]))
-            copy(&places->captures[c], &gradients->captures[c]);
+            copy(&places->captures[c], &gradients->captures[c], plan->threads);
 }
