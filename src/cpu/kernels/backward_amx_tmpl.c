@@ -73,20 +73,16 @@ static CPU_WEIGHTS(weights)
 enum { PIECE_KEYS = 96 };
 typedef struct pieces {
     row_pair pair[TILE_ROWS];
+    weigh_part *part;
     int32_t n, per_pair, all, done;
     int32_t due, rate; /* in 1 / 256 of a piece */
 } pieces;
-
-static NEVER_INLINE void weigh_piece(const row_pair *r, int32_t from, int32_t past)
-{
-    weigh_near(r, from, past);
-}
 
 static ALWAYS_INLINE void weigh_next(pieces *w)
 {
     const int32_t from = w->done % w->per_pair * PIECE_KEYS;
     const int32_t past = from + PIECE_KEYS < w->n ? from + PIECE_KEYS : w->n;
-    weigh_piece(&w->pair[w->done / w->per_pair], from, past);
+    w->part(&w->pair[w->done / w->per_pair], from, past);
     w->done++;
 }
 
@@ -100,8 +96,9 @@ static ALWAYS_INLINE void weigh_due(pieces *w)
 /* 0: some row is not like most. */
 static int begin_pieces(const cpu_strip_weights *strip, int32_t products, pieces *w)
 {
-    if (strip->rows % 2 || strip->slope || strip->dx)
+    if (strip->rows % 2)
         return 0;
+    w->part = near_part(strip);
     for (int32_t i = 0; i < strip->rows; i += 2) {
         const row_pair r = pair_of(strip, i, 2);
         if (!is_near(&r.row[0]) || !is_near(&r.row[1]))

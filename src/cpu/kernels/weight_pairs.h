@@ -132,22 +132,28 @@ static ALWAYS_INLINE void weigh_pair(const row_pair *r, int rows, int32_t n, int
     }
 }
 
-/* What most rows are: two of them, no slope, nothing for captures, and an lse whose product
- * with log2 e is near enough when rounded: 2^t of -INF is 0 without being asked. */
-static ALWAYS_INLINE void weigh_near(const row_pair *r, int32_t from, int32_t past)
+/* What most rows are: two of them, and an lse whose product with log2 e is near enough when
+ * rounded: 2^t of -INF is 0 without being asked. */
+static ALWAYS_INLINE void weigh_near(const row_pair *r, int32_t from, int32_t past,
+                                     int has_slope, int has_dx)
 {
     const vf factor = vf_set(r->scale * LOG2_E);
     const vf base[2] = {vf_set(-r->row[0].high), vf_set(-r->row[1].high)};
     const vf delta[2] = {vf_set(r->row[0].delta), vf_set(r->row[1].delta)};
-    const float *s[2] = {r->s[0], r->s[1]};
-    float *dp[2] = {r->dp[0], r->dp[1]};
+    const float *s[2] = {r->s[0], r->s[1]}, *slope[2] = {r->slope[0], r->slope[1]};
+    float *dp[2] = {r->dp[0], r->dp[1]}, *dx[2] = {r->dx[0], r->dx[1]};
     int32_t *p_pairs = r->p, *ds_pairs = r->ds;
     for (int32_t j = from; j < past; j += VF) {
         vf p[2], ds[2];
         for (int i = 0; i < 2; i++) {
             const vf x = vf_load(s[i] + j);
             p[i] = exp2_rough(vf_fma(x, factor, base[i]));
-            ds[i] = vf_where_live(x, p[i] * (vf_load(dp[i] + j) - delta[i]));
+            ds[i] = p[i] * (vf_load(dp[i] + j) - delta[i]);
+            if (has_dx)
+                vf_store(dx[i] + j, vf_where_live(x, ds[i]));
+            if (has_slope)
+                ds[i] = ds[i] * vf_load(slope[i] + j);
+            ds[i] = vf_where_live(x, ds[i]);
         }
         const two_rows halves = narrow_two(ds[0], ds[1]);
         store_pairs(p_pairs + j, narrow_two(p[0], p[1]));
@@ -155,6 +161,36 @@ static ALWAYS_INLINE void weigh_near(const row_pair *r, int32_t from, int32_t pa
         store_first((uint16_t *)(void *)dp[0] + j, halves);
         store_second((uint16_t *)(void *)dp[1] + j, halves);
     }
+}
+
+/* Of a pair of near rows. */
+typedef void weigh_part(const row_pair *r, int32_t from, int32_t past);
+
+static NEVER_INLINE void weigh_plain(const row_pair *r, int32_t from, int32_t past)
+{
+    weigh_near(r, from, past, 0, 0);
+}
+
+static NEVER_INLINE void weigh_sloped(const row_pair *r, int32_t from, int32_t past)
+{
+    weigh_near(r, from, past, 1, 0);
+}
+
+static NEVER_INLINE void weigh_kept(const row_pair *r, int32_t from, int32_t past)
+{
+    weigh_near(r, from, past, 0, 1);
+}
+
+static NEVER_INLINE void weigh_both(const row_pair *r, int32_t from, int32_t past)
+{
+    weigh_near(r, from, past, 1, 1);
+}
+
+static ALWAYS_INLINE weigh_part *near_part(const cpu_strip_weights *w)
+{
+    if (w->dx)
+        return w->slope ? weigh_both : weigh_kept;
+    return w->slope ? weigh_sloped : weigh_plain;
 }
 
 static ALWAYS_INLINE int is_near(const weight_row *row)
@@ -168,9 +204,8 @@ static inline CPU_WEIGHTS(weigh_pairs)
         const int rows = i + 1 < strip->rows ? 2 : 1;
         const row_pair r = pair_of(strip, i, rows);
         const int is_fused = r.row[0].is_fused && (rows == 1 || r.row[1].is_fused);
-        if (rows == 2 && is_near(&r.row[0]) && is_near(&r.row[1]) && !strip->slope
-            && !strip->dx)
-            weigh_near(&r, 0, strip->n);
+        if (rows == 2 && is_near(&r.row[0]) && is_near(&r.row[1]))
+            near_part(strip)(&r, 0, strip->n);
         else if (rows == 2 && is_fused && !strip->dx)
             weigh_pair(&r, 2, strip->n, 1, strip->slope != NULL, 0);
         else
