@@ -114,7 +114,9 @@ def test_jvp_on_the_cpu(dtype):
     slopes = slope
     held = jvp(by_mask, tuple(primals), tuple(tangents))
     same = jvp(lambda *x: plain(*x, slope.double()), tuple(wide[0]), tuple(wide[1]))
-    for a, b in zip((*found, *held), (*want, *same)):
+    alone = jvp(lambda q: attend(q, *primals[1:]), (primals[0],), (tangents[0],))
+    real = jvp(lambda q: plain(q, *wide[0][1:]), (wide[0][0],), (wide[1][0],))
+    for a, b in zip((*found, *held, *alone), (*want, *same, *real)):
         assert a.dtype is dtype
         torch.testing.assert_close(a.double(), b, rtol=limit, atol=limit)
 

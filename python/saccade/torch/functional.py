@@ -151,8 +151,9 @@ class Forward(torch.autograd.Function):
     @staticmethod
     def jvp(ctx, _, *rates):
         inputs = ctx.saved_tensors
+        moves = tuple(r is not None for r in rates[:3])
         rates = [torch.zeros_like(t) if r is None else r for t, r in zip(inputs, rates)]
-        return Tangent.apply(ctx.spec, *inputs, *rates)
+        return Tangent.apply(ctx.spec, moves, *inputs, *rates)
 
     @staticmethod
     def vmap(info, dims, spec, q, k, v, *tensors):
@@ -209,10 +210,11 @@ class Backward(torch.autograd.Function):
 
 
 class Tangent(torch.autograd.Function):
-    """How out and lse change where the inputs change at these rates."""
+    """How out and lse change where the inputs change at these rates; moves: which of query, key
+    and value do."""
 
     @staticmethod
-    def forward(spec, *both):
+    def forward(spec, moves, *both):
         half = len(both) // 2
         (q, k, v, *tensors), (q_dot, k_dot, v_dot, *rates) = both[:half], both[half:]
         if q.is_cuda:
@@ -230,7 +232,8 @@ class Tangent(torch.autograd.Function):
             mask = block_mask_of(Resolved(mod, "mask", "cpu"), B, H, Q, k.shape[2])
         backend = backend_of(spec.options or {})
         call = new_call(q, k, v, made, mask, spec.scale, backend, True, False)
-        return _tangent(call, (q, k, v), (q_dot, k_dot, v_dot), made, spec.names, rates)
+        dots = q_dot, k_dot, v_dot
+        return _tangent(call, (q, k, v), dots, moves, made, spec.names, rates)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -241,31 +244,31 @@ class Tangent(torch.autograd.Function):
         raise NotImplementedError(NO_SECOND)
 
     @staticmethod
-    def vmap(info, dims, spec, *both):
-        n, half = info.batch_size, len(both) // 2
-        if any(d is not None for d in dims[1 + half + 3 :]):
+    def vmap(info, dims, spec, moves, *both):
+        n, half, dims = info.batch_size, len(both) // 2, dims[2:]
+        if any(d is not None for d in dims[half + 3 :]):
             raise NotImplementedError(
                 "saccade: vmap of a jvp by what the score captures, expected it by query, key "
                 "and value: the captured tensor is one for all"
             )
-        B = both[0].shape[0 if dims[1] is None or dims[1] > 0 else 1]
-        inner, tensors = _folded(spec, n, B, both[3:half], dims[4 : 1 + half])
+        B = both[0].shape[0 if dims[0] is None or dims[0] > 0 else 1]
+        inner, tensors = _folded(spec, n, B, both[3:half], dims[3:half])
         rates = dict(zip(spec.names, both[half + 3 :]))
         of = {id(t): n for n, t in zip(spec.names, both[3:half])}
         rates = [rates[of[id(t)]] for t in tensors]
-        q, k, v = (_fold(t, d, n) for t, d in zip(both[:3], dims[1:4]))
-        dots = [_fold(t, d, n) for t, d in zip(both[half : half + 3], dims[1 + half :])]
-        made = Tangent.apply(inner, q, k, v, *tensors, *dots, *rates)
+        q, k, v = (_fold(t, d, n) for t, d in zip(both[:3], dims[:3]))
+        dots = [_fold(t, d, n) for t, d in zip(both[half : half + 3], dims[half:])]
+        made = Tangent.apply(inner, moves, q, k, v, *tensors, *dots, *rates)
         return tuple(_unfold(t, n) for t in made), (0, 0)
 
 
-def _tangent(call, given, dots, score, names, rates):
+def _tangent(call, given, dots, moves, score, names, rates):
     q, k, v = prepared(*given)
-    q_dot, k_dot, v_dot = prepared(*dots)
     out_dot = q.new_empty((*q.shape[:3], v.shape[3]))
     lse_dot = q.new_empty(q.shape[:3], dtype=stats_dtype(q))
-    tensors = dict(q=q, k=k, v=v, q_dot=q_dot, k_dot=k_dot, v_dot=v_dot)
-    tensors.update(out_dot=out_dot, lse_dot=lse_dot)
+    tensors = dict(q=q, k=k, v=v, out_dot=out_dot, lse_dot=lse_dot)
+    found = zip(("q_dot", "k_dot", "v_dot"), prepared(*dots), moves)
+    tensors.update((name, t) for name, t, is_there in found if is_there)
     pairs: dict = {"captures_dot": [], "bindings": []}
     keep: List[torch.Tensor] = []
     if score is not None:
