@@ -9,11 +9,6 @@
 
 typedef uint16_t bf16;
 
-static ALWAYS_INLINE void store_f32(float *to, vf x)
-{
-    vf_store(to, x);
-}
-
 static ALWAYS_INLINE void store_bf16(bf16 *to, vf x)
 {
 #if defined(LEVEL_AMX)
@@ -127,7 +122,7 @@ const cpu_tangent_kernels cpu_tangent_bf16_dot = {
     .weights = weights_bf16,
 };
 #else
-RATES(weights_f32, float, store_f32)
+RATES(weights_f32, float, vf_store)
 
 const cpu_tangent_kernels LEVEL_NAME(cpu_tangent_f32) = {
     .block = &LEVEL_NAME(cpu_f32),
