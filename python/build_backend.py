@@ -39,8 +39,7 @@ def build_sdist(sdist_directory, config_settings=None):
         for name in _PARTS:
             part = _HERE.parent / name
             (shutil.copytree if part.is_dir() else shutil.copy)(part, _INSIDE / name)
-        (_INSIDE / "python").mkdir()
-        shutil.copy(_HERE / "warm_calls.c", _INSIDE / "python")
+        shutil.copytree(_HERE / "warm", _INSIDE / "python" / "warm")
         return build.build_sdist(sdist_directory, config_settings)
     finally:
         shutil.rmtree(_INSIDE)

@@ -9,6 +9,7 @@ from .calls import FakeCall
 from .checks import NO_SECOND, NO_VMAP
 from .gradients import gradients, second
 from .mods import place
+from .warm import extension
 
 
 class Attention(torch.autograd.Function):
@@ -155,16 +156,26 @@ def _like(gradient, t):
     return gradient if gradient.shape == t.shape else gradient.view(t.shape)
 
 
+class Warm(Out):
+    """The same by the extension, for calls whose layout was seen before."""
+
+    if extension is not None:
+        forward = staticmethod(extension.forward)
+
+
 # Function.apply without what it does for function transforms and dead wrappers of theirs
 _all_of = super(torch.autograd.Function, Attention).apply
-_out_of = super(torch.autograd.Function, Out).apply
+out_of = super(torch.autograd.Function, Out).apply
+if extension is not None:
+    extension.nodes(Warm._backward_cls, Out.forward, Out.backward, torch.is_grad_enabled)
+    out_of = super(torch.autograd.Function, Warm).apply
 
 
 def node(entry, query, key, value, captured):
     """A call that is a node of the graph: out, lse, row maxima."""
     if entry.shows_lse or entry.call.row_max:
         return _all_of(entry, query, key, value, *captured)
-    return _out_of(entry, query, key, value, *captured), None, None
+    return out_of(entry, query, key, value, *captured), None, None
 
 
 def apply(entry, query, key, value, captured):

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import functools
 import threading
+import types
 import weakref
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from . import warm
-from .autograd import Slots, apply, node
+from .autograd import Slots, apply, node, out_of
 from .bounds import check_score
 from .calls import FakeCall, autocast, new_call
 from .dropout import Drawn
@@ -64,6 +65,7 @@ class _Entry:
         "shows_lse",
         "refs",
         "is_kept",
+        "is_constant",
     )
 
     def __init__(self, call, tail, keep, watches, mask, shows_lse):
@@ -74,6 +76,7 @@ class _Entry:
         self.held = None
         self.shows_lse = shows_lse
         self.refs, self.is_kept = [], False
+        self.is_constant = False  # nothing of it can change: there are no mods
 
     def trains(self, needs, captured, slots):
         """Grad mode is on; captured: the tensors that the score captures."""
@@ -107,6 +110,12 @@ def run(
     q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout=0.0
 ):
     key = is_recorded = None
+    if warm.extension is not None and not (options or dropout):
+        made = warm.extension.call(
+            q, k, v, score_mod, block_mask, scale, want_lse, want_max, gqa
+        )
+        if made is not None:
+            return made
     if warm.extension is not None and not (options or dropout or _is_to_cast(q, k, v)):
         is_recorded = torch.is_grad_enabled()
         key = (
@@ -153,6 +162,20 @@ def _either_autocast():
 
 _T = torch.Tensor
 is_autocast = getattr(torch._C, "_is_any_autocast_enabled", _either_autocast)
+
+
+if warm.extension is not None:
+    warm.extension.entries(
+        _warm,
+        identity,
+        is_autocast,
+        torch.is_grad_enabled,
+        torch.get_num_threads,
+        node,
+        out_of,
+        types.FunctionType,
+        types.MethodType,
+    )
 
 
 def _is_to_cast(q, k, v):
@@ -276,6 +299,7 @@ def _make(key, q, k, v, score_mod, block_mask):
     keep = array, score.tensors if score is not None else None
     watched = mask if made_mask is None else None
     entry = _Entry(call, tail, keep, watches, watched, want_lse)
+    entry.is_constant = score is None and block_mask is None
     if needs:
         slots = Slots(score.values, score.tensors, score.is_flat) if score is not None else None
         entry.trains(needs, captured, slots)

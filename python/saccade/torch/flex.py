@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any, Callable, Literal, NamedTuple, Optional, Union, overload
 
@@ -171,6 +172,8 @@ def flex_attention(
         from .functional import transformed
 
         call = transformed
+    if dropout_p:
+        call = functools.partial(call, dropout=float(dropout_p))
     out, lse, row_max = call(
         query,
         key,
@@ -182,7 +185,6 @@ def flex_attention(
         want_lse,
         want_max,
         enable_gqa,
-        *([float(dropout_p)] if dropout_p else []),
     )
     if return_aux is not None:
         return out, AuxOutput(lse, row_max)
