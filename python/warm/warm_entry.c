@@ -136,8 +136,8 @@ static PyObject *call(PyObject *module, PyObject *const *args, Py_ssize_t n)
     return made || PyErr_Occurred() ? made : Py_NewRef(Py_None);
 }
 
-/* entries(table, identity, is_autocast, is_grad_enabled, thread_count, node, out_of, function type,
- * method type): what call looks at. */
+/* entries(table, identity, is_autocast, is_grad_enabled, thread_count, node, out_of,
+ * type of functions, type of methods): what call looks at. */
 static PyObject *entries(PyObject *module, PyObject *args)
 {
     (void)module;

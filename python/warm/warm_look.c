@@ -1,4 +1,4 @@
-/* Tensors as DLPack's exchange table shows them, their layouts, and objects of our own types. */
+/* Tensors as DLPack's exchange table shows them, their layouts, and objects of our types. */
 #include "warm.h"
 
 int warm_look(PyObject *t, dl_tensor *d)

@@ -195,3 +195,46 @@ def test_a_change_of_what_is_saved_is_an_error():
         x[1].add_(1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+def test_nodes_of_warm_calls():
+    """What autograd does with them: twice, freed, recorded, with hooks, checked, run again."""
+    from torch.utils.checkpoint import checkpoint
+
+    fresh()
+    x, (bias, mod) = inputs(), biased()
+    given, d_out = [*x, bias], torch.linspace(-1, 1, 512).view(SHAPE)
+    _, *want = steps(x, bias, mod, "q >= kv")
+
+    def holds(out, **options):
+        made = torch.autograd.grad(out, given, d_out, **options)
+        same(made, want)
+        return made
+
+    def call():
+        return st.flex_attention(*x, mod, "q >= kv")
+
+    out = call()
+    assert type(out.grad_fn).__name__ == "WarmBackward"
+    holds(out, retain_graph=True)
+    holds(out)
+    with pytest.raises(RuntimeError, match="second time"):
+        holds(out)
+    with pytest.raises(NotImplementedError, match="second"):
+        holds(call(), create_graph=True)[0].sum().backward()
+    seen = []
+    out = call()
+    out.grad_fn.register_prehook(lambda g: seen.append(g[0]))
+    out.grad_fn.register_hook(lambda made, g: seen.append(made[0]))
+    holds(out)
+    same(seen, [d_out, want[0]])
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+        holds(call())
+    with torch.autograd.set_detect_anomaly(True):
+        holds(call())
+    holds(checkpoint(call, use_reentrant=False))
+    with pytest.raises(RuntimeError, match="second time"):
+        out.grad_fn.apply(d_out)
+    same(torch.autograd.grad(call(), x[1:2], d_out), want[1:2])
+    torch.autograd.backward(call() * 0 + call(), d_out)
+    assert torch.isfinite(bias.grad).all()
