@@ -1,10 +1,14 @@
 """flex_attention under torch.compile, no_grad, inference mode and autocast."""
 
+import gc
+import weakref
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import saccade.torch as st  # noqa: E402
+from saccade.torch import compiled  # noqa: E402
 
 
 def tensors(dtype=torch.float32):
@@ -216,6 +220,33 @@ def test_training_graphs(compiler):
     want = torch.autograd.grad(f(q), x)
     for a, b in zip(want, torch.autograd.grad(compiler(f, fullgraph=True)(q), x)):
         assert torch.allclose(a, b, 1e-5, 1e-6)
+
+
+def test_a_mask_lives_until_backward(compiler):
+    """Made for one step, gone from the caller before backward, and after it altogether."""
+    x = [t.requires_grad_() for t in tensors()]
+    g = compiler(st.flex_attention, fullgraph=True, backend="aot_eager")
+
+    def made():
+        return st.create_block_mask(lambda b, h, i, j: i >= j, None, None, 48, 48)
+
+    want = torch.autograd.grad(st.flex_attention(*x, None, made()).sum(), x)
+    mask = made()
+    seen, out = weakref.ref(mask), g(*x, None, mask)
+    del mask
+    for a, b in zip(want, torch.autograd.grad(out.sum(), x)):
+        assert torch.equal(a, b)
+    del out
+    gc.collect()
+    assert seen() is None
+
+
+def test_ahead_of_time_code_passes_empty_lists_as_none(compiler):
+    """The operator, as inductor's C++ calls it."""
+    q, k, v = tensors()
+    arguments = (q, k, v, None, None, "|", "", "q >= kv", 0, None, None, None, "auto")
+    found = compiled._flex._init_fn(*arguments, False, False, False)
+    assert torch.equal(found[0], st.flex_attention(q, k, v, None, "q >= kv"))
 
 
 @pytest.mark.parametrize("layout", ["bhnd", "bnhd"])

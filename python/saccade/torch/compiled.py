@@ -251,9 +251,14 @@ def _flex(
     enable_gqa: bool,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     how = (scale, backend, want_lse, want_max)
+    # ahead-of-time code passes empty lists as None
+    captures, numbers, lists, block = (x or [] for x in (captures, numbers, lists, block))
     mods = _Mods(captures, numbers, names, score, mask)
     found = _op_call(q, k, v, mods, block_mask, lists, block, how)
     out, lse, row_max = found(q, k, v, captures)
+    if block_mask and lse is not None:
+        # what is saved for backward, or detached from it, holds the mask
+        lse.untyped_storage().saccade_block_mask = _block_mask(block_mask)
     none = q.new_empty((0,), dtype=stats_dtype(q))
     return out, none if lse is None else lse, none.clone() if row_max is None else row_max
 
