@@ -5,7 +5,8 @@
  *
  * Forward and backward of b1 h8/2 d64 f32 on process 0 with one thread, with as many as there
  * are processes (the others sleep), and on all with one thread each, gathered and staged, by
- * turns; least and median. */
+ * turns; least and median; cpu: processor time of the slowest process, for threads the
+ * process's over their number. ROUNDS 0: memory alone. */
 #include "saccade_mpi.h"
 
 #include <stdio.h>
@@ -111,17 +112,19 @@ static void run_one(data *d, int way, int pass)
              &err);
 }
 
-static round_times measure(data *d, int way, int rank)
+static round_times measure(data *d, int way, int rank, int ranks)
 {
     round_times t = {{0}, {0}};
     for (int pass = 0; pass < 2; pass++) {
         sleep_until_all();
         const double wall = seconds_on(CLOCK_MONOTONIC);
-        const double cpu = seconds_on(CLOCK_THREAD_CPUTIME_ID);
+        const clockid_t clock =
+            way == THREADS ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_THREAD_CPUTIME_ID;
+        const double cpu = seconds_on(clock);
         if (way >= RANKS || rank == 0)
             run_one(d, way, pass);
-        double took[2] = {seconds_on(CLOCK_MONOTONIC) - wall,
-                          seconds_on(CLOCK_THREAD_CPUTIME_ID) - cpu};
+        double took[2] = {seconds_on(CLOCK_MONOTONIC) - wall, seconds_on(clock) - cpu};
+        took[1] /= way == THREADS ? ranks : 1;
         sleep_until_all();
         MPI_Allreduce(MPI_IN_PLACE, took, 2, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
         t.wall[pass] = took[0];
@@ -168,7 +171,7 @@ int main(int argc, char **argv)
     const int64_t length = argc > 1 ? atoll(argv[1]) : 4096;
     const char *text = argc > 2 ? argv[2] : "causal()";
     const int asked = argc > 3 ? atoi(argv[3]) : 5;
-    const int rounds = asked < 1 ? 1 : asked > MOST_ROUNDS ? MOST_ROUNDS : asked;
+    const int rounds = asked < 0 ? 0 : asked > MOST_ROUNDS ? MOST_ROUNDS : asked;
     const saccade_sizes sizes = {1, H, HKV, length, length, D, D};
     saccade_error err = {0};
     saccade_mod *generic, *mod;
@@ -222,10 +225,10 @@ int main(int argc, char **argv)
         give_rooms(d, saccade_dist_workspace(dists[i], 1), back[i]);
     }
     round_times times[WAYS][MOST_ROUNDS];
-    for (int n = -1; n < rounds; n++)
+    for (int n = -1; n < rounds && rounds; n++)
         for (int way = 0; way < WAYS; way++) {
             data *d = way < RANKS ? &whole : way == RANKS ? &own : &staged;
-            times[way][n < 0 ? 0 : n] = measure(d, way, t.rank);
+            times[way][n < 0 ? 0 : n] = measure(d, way, t.rank, t.ranks);
         }
     if (t.rank == 0) {
         static const char *const names[] = {"one thread", "threads", "ranks", "ranks, staged"};
@@ -234,7 +237,7 @@ int main(int argc, char **argv)
                text, H, HKV, (long long)length, D, t.ranks, stats.imbalance,
                (long long)stats.received, own.forward.workspace_bytes >> 20, back[0] >> 20,
                staged.forward.workspace_bytes >> 20, back[1] >> 20);
-        for (int way = 0; way < WAYS; way++)
+        for (int way = 0; way < WAYS && rounds; way++)
             print(names[way], times[way], rounds);
     }
     saccade_dist_destroy(dists[0]);

@@ -189,10 +189,10 @@ SACCADE_API saccade_status saccade_dist_create(saccade_context *context,
                                                saccade_dist **out, saccade_error *err);
 /* The same in staged mode, on CPUs: a run takes the sequence's keys by windows of `keys` of
  * them (0: about an eighth; rounded up to whole blocks), gets those of the next while it
- * computes, and adds a window's result to what it has, in f32. Memory is that of two windows,
- * whatever the mask touches. Results depend on the windows, in last bits, and on nothing else:
- * the same every time, also gradients. prepare comes first with each block mask, and again when
- * it was updated. */
+ * computes, and adds a window's result to what it has, in f32. Keys take the memory of two
+ * windows, whatever the mask touches. Results depend on the windows, in last bits, and are the
+ * same every time, also gradients. prepare comes first with each block mask, and again when it
+ * was updated. */
 SACCADE_API saccade_status saccade_dist_create_staged(saccade_context *context,
                                                       const saccade_problem *problem,
                                                       const saccade_shard_plan *shards,
