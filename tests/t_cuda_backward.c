@@ -822,6 +822,8 @@ static void poison_keys(const case_run *r)
                                           + n * k->stride[2] + d * k->stride[3]] = nan;
 }
 
+#define BEHIND "kv % 16 == 7 ? q >= Q : q >= kv"
+
 static void nan_at_masked_keys(void **state)
 {
     static const chosen_case rows[] = {
@@ -829,6 +831,12 @@ static void nan_at_masked_keys(void **state)
         {{.problem = "b1 h2 q300 kv300 d128 f16", .mask = "kv % 16 != 7 && q >= kv"},
          {.has_block_mask = 1}},
         {{.problem = "b1 h2 q100 kv200 d256 bf16", .mask = "kv % 16 != 7"}, {0}},
+        /* the mask leaves these keys to positions behind the last query of a block */
+        {{.problem = "b1 h2/1 q200 kv230 d64 bf16", .mask = BEHIND, .seed = 1}, {0}},
+        {{.problem = "b1 h2 q330 kv350 d128 f16", .mask = BEHIND}, {.has_block_mask = 1}},
+        {{.problem = "b1 h2 q100 kv120 d192 bf16", .mask = BEHIND, .score = "softcap(20)"},
+         {.has_block_mask = 1}},
+        {{.problem = "b1 h2 q70 kv120 d64 bf16", .mask = BEHIND}, {.shift = 3}},
     };
     (void)state;
     if (!has_device())

@@ -66,6 +66,7 @@ DEVICE void terms_of_queries(float (&term)[READS_ROOM][S_COUNT], const cu_bwd &p
     tile_scores<STAY, CFG_E>(dp, stay + STAY_D, warp_row(), pass + PASS_D);
     query_side q0 = query_side_of(p.f, mod, t.b, t.h, q);
     query_side q1 = query_side_of(p.f, mod, t.b, t.h, q + 8);
+    bool has[2] = {stat[0].x != -NEG_INF, stat[1].x != -NEG_INF}; /* not past the last one */
     slope_row r0, r1;
     slope_row_begin(mod, p.f, t.b, t.h, q, r0);
     slope_row_begin(mod, p.f, t.b, t.h, q + 8, r1);
@@ -85,7 +86,7 @@ DEVICE void terms_of_queries(float (&term)[READS_ROOM][S_COUNT], const cu_bwd &p
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             float w = exp2_fast((x[j] - stat[j / 2].x) * 1.4426950408889634f);
-            w = live[j] && x[j] != NEG_INF ? w : 0.f;
+            w = live[j] && has[j / 2] && x[j] != NEG_INF ? w : 0.f;
             float dx = w == 0.f ? 0.f : w * (dp[4 * i + j] + stat[j / 2].y);
 #pragma unroll
             for (int r = 0; r < MOD_READS; r++)

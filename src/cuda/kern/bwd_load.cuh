@@ -53,12 +53,12 @@ DEVICE void load_step(const arena &s, loader &l, const cu_bwd &p, const key_tile
     l.more = query_next(l.walk, p, t);
     int tile = (t.b * p.f.H + l.walk.h) * p.n_mblk + l.walk.block;
     int masked = l.walk.masked | (t.key0 + KEYS > t.kv_len);
-    int first = l.walk.block * BWD_ROWS;
+    int first = l.walk.block * BWD_ROWS, flags = step_flags(p, first, masked);
 #if CFG_ROWS
     first += l.more ? row_shift(p.f, first) : 0;
 #endif
     store_four(s.steps + (l.n++ & (STEPS - 1)) * 16, tile, first, l.walk.h,
-               l.more ? (masked ? STEP_MASKED : 0) : STEP_END);
+               l.more ? flags : STEP_END);
     if (l.more)
         load_queries(s, l, p, t, tile, mq, mo);
     else

@@ -1,7 +1,18 @@
 /* Places of what passes by in shared memory, and what its steps say. */
 #pragma once
 
-enum { STEP_MASKED = 1, STEP_END = 2 };
+/* STEP_ROWS: from this bit on, how many queries the step has, where that is not all of a block
+ * and matters. */
+enum { STEP_MASKED = 1, STEP_END = 2, STEP_ROWS = 8 };
+
+/* What a step with queries from `first` on says. Rows past the last weigh 0 times what K holds,
+ * which may be NaN: that matters for keys that the mask hides from all others, and for sums
+ * along diagonals. */
+DEVICE int step_flags(const cu_bwd &p, int first, int masked)
+{
+    int rows = p.f.M - first, is_cut = (masked || CFG_TERMS) && rows < BWD_ROWS;
+    return (masked ? STEP_MASKED : 0) | (is_cut ? rows << STEP_ROWS : 0);
+}
 
 /* A place in a ring of SLOTS, and the parity of its round. */
 template <int SLOTS> struct ring {

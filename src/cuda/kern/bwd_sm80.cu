@@ -94,9 +94,13 @@ DEVICE int weights_of_keys(kept_word (&w)[KEPT], kept_word (&ds)[KEPT], const cu
 #pragma unroll
         for (int j = 0; j < 4; j++) /* without dK dS is not used */
             f.dp[j] = CFG_DK ? dp[4 * i + j / 2 + j % 2 * 2] : 0.f;
-        if (masked)
+        if (masked) {
             live4(p.f, mod, t.b, h, query_side_of(p.f, mod, t.b, h, f.q0),
                   query_side_of(p.f, mod, t.b, h, f.q1), k0, k1, live);
+            /* queries past the last meet keys that the mask may hide from all others */
+            live[0] &= stat.x != -NEG_INF, live[1] &= stat.x != -NEG_INF;
+            live[2] &= stat.z != -NEG_INF, live[3] &= stat.z != -NEG_INF;
+        }
         weigh(f, p, mod, t.b, h, live, a, b);
         keep_four(w, i, a[0], a[2], a[1], a[3]);
         keep_four(ds, i, b[0], b[2], b[1], b[3]);

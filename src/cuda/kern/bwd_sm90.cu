@@ -92,8 +92,7 @@ DEVICE void use_block(const arena &s, const consumer &c, const cu_bwd &p, const 
     u32 stat = c.at.slot * STAT_BYTES + (threadIdx.x & 3) * 8;
     places at = places_of(t, step, wg);
     weights(w, g, acc, s.lse + stat, p, mod, at);
-    if (step.w & STEP_MASKED)
-        cut_weights(w, g, p.f, mod, at);
+    cut_step(w, g, p.f, mod, at, step.w);
     barrier_wait(s.o_full + c.at.slot * 8, c.at.parity);
 #if CFG_DQ || CFG_DK
     start_dp(acc, s.delta + stat);
@@ -109,7 +108,7 @@ DEVICE void use_block(const arena &s, const consumer &c, const cu_bwd &p, const 
 #endif
 #if CFG_DQ || CFG_DK
     wgmma_wait<CFG_DV>();
-    if ((MOD_SCORE && SCORE_MAY_MASK) || (step.w & STEP_MASKED))
+    if ((MOD_SCORE && SCORE_MAY_MASK) || step.w)
         cut_dp(acc, w);
 #if HAS_SLOPES
     gradients(ds, g, acc);

@@ -134,6 +134,34 @@ DEVICE void cut_weights(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], const cu_fwd &
     }
 }
 
+/* Weights of queries past the last, of which a block has none from `rows` on, become 0. */
+DEVICE void cut_rows(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], int rows)
+{
+    int left = rows - 2 * (threadIdx.x & 3);
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 4; i++) {
+        u32 keep = (8 * i < left ? 0xffffu : 0) | (8 * i + 1 < left ? 0xffff0000u : 0);
+        w[2 * i] &= keep;
+        w[2 * i + 1] &= keep;
+#if HAS_SLOPES
+        g[2 * i] &= keep;
+        g[2 * i + 1] &= keep;
+#endif
+    }
+}
+
+/* Weights of a step's positions that are not live, or not there, become 0. */
+DEVICE void cut_step(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], const cu_fwd &p,
+                     const mod_args &mod, const places &at, int flags)
+{
+    if (!flags)
+        return;
+    if (!CFG_TERMS || (flags & STEP_MASKED))
+        cut_weights(w, g, p, mod, at);
+    if ((MOD_MASK != MASK_NONE || CFG_TERMS) && flags >> STEP_ROWS)
+        cut_rows(w, g, flags >> STEP_ROWS);
+}
+
 /* The accumulator of dP starts at -delta: no subtraction later. */
 DEVICE void start_dp(float (&dp)[S_COUNT], u32 minus_delta)
 {

@@ -90,9 +90,10 @@ DEVICE void load_queries(const keys_arena &s, const cu_bwd &p, int turn, const t
     while (more) {
         more = query_next(walk, p, t);
         int masked = walk.masked | (t.key0 + KEYS > t.kv_len), first = walk.block * BWD_ROWS;
+        int flags = step_flags(p, first, masked);
         barrier_wait(s.q_empty + at.slot * 8, at.parity ^ 1);
         store_four(s.steps + at.slot * 16, 0, first + (more ? row_shift(p.f, first) : 0),
-                   walk.h, more ? (masked ? STEP_MASKED : 0) : STEP_END);
+                   walk.h, more ? flags : STEP_END);
         if (more) {
             load_block(s, p, t, walk, at, mq, mo);
         } else { /* o_full too may move on only when nobody waits for the turn before */
@@ -155,8 +156,7 @@ DEVICE void make_values(const keys_arena &s, const cu_bwd &p, const mod_args &mo
         u32 o_full = s.o_full + at.slot * 8, o_empty = s.o_empty + at.slot * 8;
         u32 d_out = s.d_out + at.slot * E_BYTES, parity = at.parity;
         weights(w, g, acc, s.lse + at.slot * STAT_BYTES + (threadIdx.x & 3) * 8, p, mod, where);
-        if (step.w & STEP_MASKED)
-            cut_weights(w, g, p.f, mod, where);
+        cut_step(w, g, p.f, mod, where, step.w);
         warp_arrives(s.q_empty + at.slot * 8);
 #if HAS_SLOPES
         put_weights(s, n, g);
@@ -220,7 +220,7 @@ DEVICE void make_keys(const keys_arena &s, const cu_bwd &p, int turn)
         u32 q = s.q + at.slot * D_BYTES, parity = at.parity;
         warp_arrives(s.o_empty + at.slot * 8);
         take_weights(s, n, w);
-        if ((MOD_SCORE && SCORE_MAY_MASK) || (step.w & STEP_MASKED))
+        if ((MOD_SCORE && SCORE_MAY_MASK) || step.w)
             cut_dp(acc, w);
         gradients(ds, w, acc);
         barrier_wait(q_full, parity);
