@@ -1,6 +1,6 @@
 /* Pages, ragged sequences, quantised keys, sinks and mods together on a CUDA device: random
- * problems against float64 over the same tensors, within twice (f32: four times) what plain
- * attention is off. Unequal queries mix prefill and decode. SACCADE_CUDA_CASES and
+ * problems against float64 over the same tensors, within twice what plain attention is off and
+ * what rounding the result costs. Unequal queries mix prefill and decode. SACCADE_CUDA_CASES and
  * SACCADE_CUDA_SEED: how many cases, and which. */
 #include "support/device_case.h"
 
@@ -391,9 +391,10 @@ static int holds(uint64_t seed, const char *backend)
         const double off = fabs((double)out[i] - (double)gold[i]);
         worst = isnan(worst) || off <= worst ? worst : off; /* a NaN stays */
     }
-    const int bits = c.dtype == SACCADE_BF16 ? 8 : c.dtype == SACCADE_F16 ? 11 : 24;
-    const int times = c.dtype == SACCADE_F32 ? 4 : 2;
-    const double bound = times * plain + times * ldexp(1, ilogb(most + 1e-30) - bits + 1);
+    /* Where one key is live plain attention is exact. Products of f32 on tensor cores are not:
+     * above head dim 64 an element of V has 11 bits in each of two parts, cut off. */
+    const int bits = c.dtype == SACCADE_BF16 ? 8 : c.dtype == SACCADE_F16 ? 11 : 23;
+    const double bound = 2 * plain + 2 * ldexp(1, ilogb(most + 1e-30) - bits + 1);
     const int is_good = worst <= bound;
     if (!is_good) {
         print_message("off by %.3g, %.3g allowed: ", worst, bound);
