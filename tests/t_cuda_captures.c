@@ -29,8 +29,11 @@ typedef struct capture_case {
     captured of[CAPTURED];
     const char *wanted[MOST];
     int32_t q_offset, kv_len;
-    int without_qkv, is_added;
+    int without_qkv, is_added, is_poisoned; /* NaN in K, see BEHIND */
 } capture_case;
+
+/* Each sixteenth key is left to positions behind the last query, of which a block has some. */
+#define BEHIND "kv % 16 == 7 ? q >= Q : q >= kv"
 
 static const capture_case cases[] = {
     /* a sum for each head */
@@ -122,8 +125,21 @@ static const capture_case cases[] = {
      .of = {{"c", 0, 0, {0}}, {"t", 1, 0, {2}}},
      .wanted = {"c", "t"},
      .without_qkv = 1},
+    /* queries past the last: along a diagonal, and over a column */
+    {.problem = "b1 h2 q130 kv150 d64 bf16",
+     .score = "score + t[h, q - kv + 149]",
+     .mask = BEHIND,
+     .of = {{"t", 2, 0, {2, 279}}},
+     .wanted = {"t"},
+     .is_poisoned = 1},
+    {.problem = "b1 h2 q100 kv120 d64 bf16",
+     .score = "score + t[h, kv]",
+     .mask = BEHIND,
+     .of = {{"t", 2, 0, {2, 120}}},
+     .wanted = {"t"},
+     .is_poisoned = 1},
 };
-enum { CASES = sizeof cases / sizeof cases[0] };
+enum { CASES = sizeof cases / sizeof cases[0], POISONED = 2 };
 
 static uint64_t draw(uint64_t *seed)
 {
@@ -203,6 +219,16 @@ static saccade_tensor copy_there(const saccade_tensor *t)
     return copy;
 }
 
+static void poison_keys(const saccade_tensor *k)
+{
+    const float nan = NAN;
+    for (int64_t row = 0; row < k->shape[0] * k->shape[1]; row++)
+        for (int64_t i = 0; i < k->shape[2] * k->shape[3]; i++)
+            if (i / k->shape[3] % 16 == 7)
+                convert_from_f32(k->dtype, &nan,
+                                 (uint16_t *)k->data + row * k->shape[2] * k->shape[3] + i, 1);
+}
+
 static void make_tensors(trial *x)
 {
     const saccade_sizes *s = &x->problem.sizes;
@@ -214,6 +240,8 @@ static void make_tensors(trial *x)
         x->here.t[i] = make(i == LSE ? SACCADE_F32 : dtype, i == LSE ? 3 : 4, shapes[i]);
         if (i < OUT || i == D_OUT)
             randomise(&x->here.t[i], 0, 3 + (uint64_t)i);
+        if (i == K && x->c->is_poisoned)
+            poison_keys(&x->here.t[K]);
         x->there.t[i] = copy_there(&x->here.t[i]);
     }
     for (x->n_bound = 0; x->n_bound < CAPTURED && x->c->of[x->n_bound].name; x->n_bound++) {
@@ -480,13 +508,19 @@ static void elements(void **state)
 static void gathers(void **state)
 {
     (void)state;
-    all_hold(13, CASES);
+    all_hold(13, CASES - POISONED);
 }
 
 static void in_tiles(void **state)
 {
     (void)state;
     all_hold(9, 13);
+}
+
+static void nan_at_masked_keys(void **state)
+{
+    (void)state;
+    all_hold(CASES - POISONED, CASES);
 }
 
 /* Every kernel once: what tools/cuda-sanitize runs. */
@@ -555,6 +589,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(compile_only), cmocka_unit_test(few_of_each),
         cmocka_unit_test(sums),         cmocka_unit_test(elements),
         cmocka_unit_test(gathers),      cmocka_unit_test(in_tiles),
+        cmocka_unit_test(nan_at_masked_keys),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
