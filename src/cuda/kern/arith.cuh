@@ -71,7 +71,9 @@ DEVICE float tanh_power(float x)
 DEVICE void sac_tanh4(float &x0, float &x1, float &x2, float &x3)
 {
     float e0 = tanh_power(x0), e1 = tanh_power(x1), e2 = tanh_power(x2), e3 = tanh_power(x3);
-    float d0 = 1.f + e0, d1 = 1.f + e1, d2 = 1.f + e2, d3 = 1.f + e3;
+    /* NaN, which a mask may hide, counts as 1 for the others' sake */
+    float d0 = 1.f + fminf(e0, 1.f), d1 = 1.f + fminf(e1, 1.f);
+    float d2 = 1.f + fminf(e2, 1.f), d3 = 1.f + fminf(e3, 1.f);
     float a = d0 * d1, b = d2 * d3;
 #if CFG_INVARIANT
     float ra = rcp_fast(a), rb = rcp_fast(b);
