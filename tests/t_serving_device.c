@@ -1,7 +1,7 @@
 /* Pages, ragged sequences, quantised keys, sinks and mods together on a CUDA device: random
  * problems against float64 over the same tensors, within twice what plain attention is off and
- * what rounding the result costs. Unequal queries mix prefill and decode. SACCADE_CUDA_CASES and
- * SACCADE_CUDA_SEED: how many cases, and which. */
+ * what rounding the result costs. Unequal queries mix prefill and decode. SACCADE_CUDA_CASES
+ * and SACCADE_CUDA_SEED: how many cases, and which. */
 #include "support/device_case.h"
 
 #include "base/convert.h"

@@ -22,13 +22,47 @@ DEVICE u32 counted(float x, float precision)
 #endif
 }
 
+#if CFG_FIXED
+/* The same below COUNTED_MOST units: the sum's low bits are the integer. Conversions share a
+ * unit with the exponentials, which additions do not. */
+#define COUNTED_MOST 4194304.f
+
+DEVICE u32 counted_small(float x, float precision)
+{
+    return __float_as_uint(fmaf(x, precision, 3 * COUNTED_MOST)) - 0x4b400000u;
+}
+
+/* Whether all of a thread's are that small, as parts of so few keys hardly ever are not. */
+DEVICE int are_small(const float (&dq)[S_COUNT], float f0, float f1)
+{
+    float most0 = 0.f, most1 = 0.f;
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 4; i++) {
+        most0 = fmaxf(most0, fmaxf(fabsf(dq[4 * i]), fabsf(dq[4 * i + 1])));
+        most1 = fmaxf(most1, fmaxf(fabsf(dq[4 * i + 2]), fabsf(dq[4 * i + 3])));
+    }
+    return most0 * f0 < COUNTED_MOST && most1 * f1 < COUNTED_MOST;
+}
+#endif
+
 DEVICE void stage(u32 to, const float (&dq)[S_COUNT], float f0, float f1)
 {
+    u32 at = to + (threadIdx.x & 127) * 16;
+#if CFG_FIXED
+    if (are_small(dq, f0, f1)) {
 #pragma unroll
-    for (int i = 0; i < S_COUNT / 4; i++)
-        store_four(to + (i * 128 + (threadIdx.x & 127)) * 16, counted(dq[4 * i], f0),
-                   counted(dq[4 * i + 1], f0), counted(dq[4 * i + 2], f1),
-                   counted(dq[4 * i + 3], f1));
+        for (int i = 0; i < S_COUNT / 4; i++)
+            store_four(at + i * 2048, counted_small(dq[4 * i], f0),
+                       counted_small(dq[4 * i + 1], f0), counted_small(dq[4 * i + 2], f1),
+                       counted_small(dq[4 * i + 3], f1));
+    } else
+#endif
+    {
+#pragma unroll
+        for (int i = 0; i < S_COUNT / 4; i++)
+            store_four(at + i * 2048, counted(dq[4 * i], f0), counted(dq[4 * i + 1], f0),
+                       counted(dq[4 * i + 2], f1), counted(dq[4 * i + 3], f1));
+    }
     fence_async_proxy();
 }
 
