@@ -27,7 +27,7 @@ def chosen(seed, rows=ROWS, columns=COLUMNS):
     return x
 
 
-def lists(x, rows, columns, block, mask, queries=Q):
+def lists(x, rows, columns, block, mask, queries=Q, device="cpu"):
     """The same blocks as FlexAttention's lists of query heads."""
     dense = torch.zeros(B, HKV, rows, columns, dtype=torch.bool)
     for b, h, r, entry in [(*i, int(v)) for i, v in _entries(x)]:
@@ -36,6 +36,7 @@ def lists(x, rows, columns, block, mask, queries=Q):
     dense = dense.repeat_interleave(H // HKV, 1)
     order = torch.argsort((~dense).int(), dim=-1, stable=True).int()
     num, none = dense.sum(-1).int(), torch.zeros_like(order)
+    num, none, order = (t.to(device) for t in (num, none, order))
     if mask is None:  # all live: FULL
         return st.BlockMask.from_kv_blocks(0 * num, none, num, order, BLOCK_SIZE=block,
                                            seq_lengths=(queries, KV))
@@ -62,8 +63,9 @@ def test_selected_blocks_are_those_of_lists(mask, device):
     for seed in range(3):
         x = chosen(seed)
         blocks.select(x.to(device))
+        same = lists(x, ROWS, COLUMNS, BLOCK, mask, device=device)
         got, want = (st.flex_attention(q, k, v, block_mask=m, enable_gqa=True)
-                     for m in (blocks, lists(x, ROWS, COLUMNS, BLOCK, mask)))
+                     for m in (blocks, same))
         assert torch.equal(got, want)
         for a, b in zip(torch.autograd.grad(got, (q, k, v), d_out),
                         torch.autograd.grad(want, (q, k, v), d_out)):
