@@ -42,6 +42,13 @@ DEVICE void halves_to_floats(u32 h, float &lo, float &hi)
         : "r"(h));
 }
 
+DEVICE u32 pack_halves(float lo, float hi)
+{
+    u32 r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+
 /* Pairs times their scales, as elements of Q's dtype. */
 DEVICE u32 scaled_pair(u32 h, float scale_lo, float scale_hi)
 {

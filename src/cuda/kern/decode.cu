@@ -22,6 +22,9 @@
 DEVICE void begin_fragment(fragment &f, const cu_fwd &p, const mod_args &mod, const span &s)
 {
     rows_begin(f.rows);
+#if CFG_CODES
+    f.unit = 127;
+#endif
     place_packed(f.at, p, mod, s);
 #if MOD_MASK == MASK_INTERVAL
     place_interval(f, p, mod);

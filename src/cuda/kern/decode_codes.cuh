@@ -1,9 +1,10 @@
 /* One warp of decode over quantised K and V: a ring of blocks of codes in shared memory, copied
  * by 16 bytes from wherever a table says, and products of what they widen to.
  *
- * Scales that a key has alone multiply scores and weights (in f16, whose range is short, V);
- * with scales of channels the elements are made before they are multiplied. Where scales stay
- * out of K, its codes are f16, and Q of bf16 becomes f16 by a power of two for each row. */
+ * Scales that a key has alone multiply scores and weights (where Q is f16, V: its range is too
+ * short for both); with scales of channels the elements are made before they are multiplied.
+ * Where scales stay out of K, its codes are f16, and Q of bf16 becomes f16 by a power of two
+ * for each row. V and weights are f16, too, where a block's scales are close to each other. */
 #pragma once
 
 #include "copy.cuh"
@@ -22,6 +23,8 @@ enum {
 
 #define HALF_SCORES !CFG_K_CHANNELS /* Q and K are multiplied as f16 */
 #define SCALED_WEIGHTS (!CFG_V_CHANNELS && !CFG_F16)
+#define COPIES (CFG_Q_SHARED ? 4 : 16) /* under way at once: wide heads have few registers */
+#define HALF_VALUES (SCALED_WEIGHTS && CFG_E <= 128) /* P and V as f16, where they may be */
 
 /* What a stage keeps of a key's scale: the scale, or with channels where it has its first. */
 #if CFG_K_CHANNELS
@@ -64,19 +67,30 @@ DEVICE void stream_begin(stream &w, const cu_fwd &p, const mod_args &mod, const 
     ahead_begin(w.ahead, p, mod, l, 1, end);
 }
 
-/* Rows of KEYS keys, of which lane i knows where key i lies. */
+/* Rows of KEYS keys. In pages lane i knows where key i lies; else rows follow each other. */
 template <int ROW, int STEP>
-DEVICE void copy_codes_of(u32 to, const code_byte *head, const cu_stride &stride, lane_key at)
+DEVICE void copy_codes_of(u32 to, const code_byte *head, const cu_stride &stride,
+                          const lookahead &x, lane_key at)
 {
     enum { PIECES = ROW / 16 };
     int lane = threadIdx.x & 31;
+#if CFG_CHUNKS
     long long mine = at.row < 0 ? -1 : at.b * stride.b + at.row * stride.n;
-#pragma unroll
+#else
+    const code_byte *first = head + at.b * stride.b + span_key(x.at.s, x.first) * stride.n;
+#endif
+#pragma unroll COPIES
     for (int i = 0; i < KEYS * PIECES / 32; i++) {
         int row = (32 * i + lane) / PIECES, piece = (32 * i + lane) % PIECES;
+#if CFG_CHUNKS
         long long from = __shfl_sync(~0u, mine, row);
         copy16(to + row * STEP + piece * 16, head + (from < 0 ? 0 : from + piece * 16),
                from >= 0);
+#else
+        int is_there = x.first + row < x.n;
+        copy16(to + row * STEP + piece * 16,
+               is_there ? first + row * stride.n + piece * 16 : head, is_there);
+#endif
     }
 }
 
@@ -127,8 +141,10 @@ DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const lin
         lane_key at = find_key(w.ahead, 0, 1);
         find_scale<CFG_K_TOKENS>(w.k_scale, p.k_scale, g, at);
         find_scale<CFG_V_TOKENS>(w.v_scale, p.v_scale, g, at);
-        copy_codes_of<K_ROW, K_STEP>(to, (const code_byte *)p.k + g * p.ks.h, p.ks, at);
-        copy_codes_of<V_ROW, V_STEP>(to + V_AT, (const code_byte *)p.v + g * p.vs.h, p.vs, at);
+        copy_codes_of<K_ROW, K_STEP>(to, (const code_byte *)p.k + g * p.ks.h, p.ks,
+                                     w.ahead, at);
+        copy_codes_of<V_ROW, V_STEP>(to + V_AT, (const code_byte *)p.v + g * p.vs.h, p.vs,
+                                     w.ahead, at);
         w.is_owing = 1;
         w.loads++;
         ahead_move(w.ahead, p, mod, l, 1, end);
@@ -192,7 +208,7 @@ DEVICE void block_scores(float (&s)[S_COUNT], const q_fragments &q, const cu_fwd
 #pragma unroll
     for (int i = 0; i < S_COUNT; i++)
         s[i] = 0.f;
-#pragma unroll
+#pragma unroll COPIES
     for (int e = 0; e < K_ROW / 16; e++) {
         u32 w[4];
         load_matrices(w, stage + lane * K_STEP + e * 16);
@@ -223,10 +239,14 @@ DEVICE void block_scores(float (&s)[S_COUNT], const q_fragments &q, const cu_fwd
 }
 
 /* Words of V of keys (8 k + 2 (lane & 3)) and the next one; d: channel of the first code. */
+template <int IN_HALVES>
 DEVICE void widen_values(u32 w, const cu_fwd &p, u32 scales, int k, int d, u32 (&h)[PAIRS])
 {
 #if SCALED_WEIGHTS
-    widen_value(w, h);
+    if (IN_HALVES)
+        widen<1>(w, h);
+    else
+        widen_value(w, h);
 #else
     int key = 8 * k + 2 * (threadIdx.x & 3);
     widen<1>(w, h);
@@ -246,19 +266,17 @@ DEVICE void widen_values(u32 w, const cu_fwd &p, u32 scales, int k, int d, u32 (
 #endif
 }
 
-/* o += P V; s holds probabilities. */
-DEVICE void block_values(float (&o)[O_COUNT], float (&s)[S_COUNT], const cu_fwd &p, u32 stage)
+/* o += S V, in f16 or in Q's dtype. */
+template <int IN_HALVES>
+DEVICE void add_values(float (&o)[O_COUNT], const float (&s)[S_COUNT], const cu_fwd &p,
+                       u32 stage, u32 scales)
 {
     int lane = threadIdx.x & 31;
-    u32 a[KEYS / 16][4], scales = stage + SCALES_AT + 8 * KEYS;
-#if SCALED_WEIGHTS
-#pragma unroll
-    for (int i = 0; i < S_COUNT; i++)
-        s[i] *= scale_word<float>(scales, 8 * (i / 4) + 2 * (lane & 3) + (i & 1));
-#endif
+    u32 a[KEYS / 16][4];
 #pragma unroll
     for (int i = 0; i < S_COUNT / 2; i++)
-        a[i / 4][i & 3] = pack(s[2 * i], s[2 * i + 1]);
+        a[i / 4][i & 3] = IN_HALVES ? pack_halves(s[2 * i], s[2 * i + 1])
+                                    : pack(s[2 * i], s[2 * i + 1]);
 #pragma unroll
     for (int e = 0; e < V_ROW / 16; e++) {
         u32 w[4];
@@ -267,13 +285,69 @@ DEVICE void block_values(float (&o)[O_COUNT], float (&s)[S_COUNT], const cu_fwd 
         for (int kk = 0; kk < KEYS / 16; kk++) {
             u32 h[2][PAIRS];
             int d = e * 128 / CODE_BITS + lane / 4 * PAIRS;
-            widen_values(w[2 * kk], p, scales, 2 * kk, d, h[0]);
-            widen_values(w[2 * kk + 1], p, scales, 2 * kk + 1, d, h[1]);
+            widen_values<IN_HALVES>(w[2 * kk], p, scales, 2 * kk, d, h[0]);
+            widen_values<IN_HALVES>(w[2 * kk + 1], p, scales, 2 * kk + 1, d, h[1]);
 #pragma unroll
             for (int j = 0; j < PAIRS; j++)
-                mma16(o + (PAIRS * e + j) * 4, a[kk], h[0][j], h[1][j]);
+                if (IN_HALVES)
+                    mma_halves(o + (PAIRS * e + j) * 4, a[kk], h[0][j], h[1][j]);
+                else
+                    mma16(o + (PAIRS * e + j) * 4, a[kk], h[0][j], h[1][j]);
         }
     }
+}
+
+#if HALF_VALUES
+/* 2^(x - 127), 0 where that is too small; NaN where it is too large, so that rows are done
+ * again. */
+DEVICE float power_of(int x)
+{
+    return x > 254 ? NOT_A_NUMBER : __uint_as_float((u32)max(0, x) << 23);
+}
+
+/* Weights times scales are f16 where a block's scales are within 2^RANGE of each other: o is
+ * then in units of 2^(unit - 127), of which every scale is 1 to 2^7, so that weights of 2^8 fit
+ * and small ones are kept as well as f16 problems keep theirs. Returns whether they are. */
+DEVICE int settle_unit(float (&o)[O_COUNT], int &unit, u32 scales)
+{
+    enum { RANGE = 6, LEAST = 20, MOST = 250 };
+    u32 mine = __float_as_uint(scale_word<float>(scales, threadIdx.x & 31));
+    int high = __reduce_max_sync(~0u, mine) >> 23;
+    int low = (__reduce_min_sync(~0u, mine - 1) + 1) >> 23; /* of those that are not 0 */
+    if (high < LEAST || high > MOST || high - low > RANGE) /* negative ones and NaN, too */
+        return 0;
+    if (high > unit + RANGE || low < unit) {
+        float by = power_of(127 + unit - (high - RANGE));
+#pragma unroll
+        for (int i = 0; i < O_COUNT; i++)
+            o[i] *= by;
+        unit = high - RANGE;
+    }
+    return 1;
+}
+#endif
+
+/* o += P V; s holds probabilities. */
+DEVICE void block_values(float (&o)[O_COUNT], int &unit, float (&s)[S_COUNT], const cu_fwd &p,
+                         u32 stage)
+{
+    u32 scales = stage + SCALES_AT + 8 * KEYS;
+    int is_narrow = 0;
+    float by = 1.f;
+#if HALF_VALUES
+    is_narrow = settle_unit(o, unit, scales);
+    by = power_of(254 - unit);
+#endif
+#if SCALED_WEIGHTS
+    int key = 2 * (threadIdx.x & 3);
+#pragma unroll
+    for (int i = 0; i < S_COUNT; i++)
+        s[i] *= scale_word<float>(scales, 8 * (i / 4) + key + (i & 1)) * by;
+#endif
+    if (HALF_VALUES && is_narrow)
+        add_values<1>(o, s, p, stage, scales);
+    else
+        add_values<0>(o, s, p, stage, scales);
 }
 
 /* ---- Q ---- */
@@ -320,10 +394,7 @@ DEVICE int q_exponent(const u16 *row)
 /* A pair of bf16 times 2^(140 - exponent), as f16. */
 DEVICE u32 q_halves(u32 x, float by)
 {
-    u32 y;
-    float lo = __uint_as_float(x << 16) * by, hi = __uint_as_float(x & 0xffff0000) * by;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo));
-    return y;
+    return pack_halves(__uint_as_float(x << 16) * by, __uint_as_float(x & 0xffff0000) * by);
 }
 #endif
 

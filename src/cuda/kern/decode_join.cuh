@@ -86,6 +86,9 @@ DEVICE void meet(const meeting &sh, fragment &f)
         for (int w = 0; w < WARPS; w++)
             m = fmaxf(m, sh.ml[(w * ROWS + lane / 4 + 8 * i) * 4]);
         by[i] = exp2_fast(f.rows.m[i] - m);
+#if CFG_CODES && HALF_VALUES
+        by[i] *= power_of(f.unit);
+#endif
     }
     rows_scale(f.o, by);
     if (warp >= HALF)

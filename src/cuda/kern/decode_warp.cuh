@@ -38,6 +38,7 @@ struct fragment {
     q_fragments q;
 #if CFG_CODES
     float back[2]; /* what Q's rows were divided by */
+    int unit;      /* o is in units of 2^(unit - 127) */
 #endif
     float o[O_COUNT];
 };
@@ -101,7 +102,7 @@ DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &m
     if (raised)
         rows_scale(f.o, rescale);
 #if CFG_CODES
-    block_values(f.o, sc, p, stage);
+    block_values(f.o, f.unit, sc, p, stage);
 #else
     mma_pv(f.o, sc, stage + PANELS_D * PANEL);
 #endif
