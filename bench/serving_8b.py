@@ -11,7 +11,8 @@ former.
 Ways: repeat: keys and values repeated for each head, SDPA with a dense mask over the static
 cache (gpt-fast's lines); sdpa: SDPA with enable_gqa over the live slice, whose length is then
 fixed in the graph; flex: compiled FlexAttention with a block mask for the token; saccade: the
-length lies on the GPU. Caches and weights of all layers are separate, as in a real model.
+length lies on the GPU; e4m3: the same over a cache of e4m3 codes with a scale for each head.
+Caches and weights of all layers are separate, as in a real model.
 """
 import argparse
 import statistics
@@ -48,6 +49,13 @@ def rotated(x, cosine, sine):
     return x * cosine + turned * sine
 
 
+def append(cache, at, x):
+    """Rows of x into the cache, in its dtype; fp8 (scales are 1 here) as the bytes it is."""
+    if cache.dtype is torch.float8_e4m3fn:
+        cache, x = cache.view(torch.uint8), x.to(cache.dtype).view(torch.uint8)
+    cache.index_copy_(2, at, x)
+
+
 class Step:
     """One token of B sequences whose cache is full but for it."""
 
@@ -60,6 +68,7 @@ class Step:
         self.frequency = (500000.0 ** -power).repeat(2)
         self.rows = torch.full((B,), L - 1, dtype=torch.int32, device="cuda")
         self.lengths = self.rows + 1
+        self.scales = torch.ones(1, KV_HEADS, 1, 1, device="cuda")
 
     def __call__(self, caches):
         x = self.embedding[self.token]
@@ -71,8 +80,8 @@ class Step:
             y = F.rms_norm(x, (WIDTH,), layer.norm)
             qkv = F.linear(y, layer.qkv).view(self.B, HEADS + 2 * KV_HEADS, 1, D)
             q, k, v = qkv.split((HEADS, KV_HEADS, KV_HEADS), 1)
-            keys.index_copy_(2, self.at, rotated(k, cosine, sine))
-            values.index_copy_(2, self.at, v)
+            append(keys, self.at, rotated(k, cosine, sine))
+            append(values, self.at, v)
             o = self.attend(self, rotated(q, cosine, sine), keys, values)
             x = x + F.linear(o.reshape(self.B, HEADS * D), layer.out)
             y = F.rms_norm(x, (WIDTH,), layer.norm)
@@ -118,7 +127,12 @@ def saccade(step, q, k, v):
     return st.cached_attention(q, k, v, seq_lens=step.lengths, q_offset=step.rows)
 
 
-WAYS = {"repeat": repeat, "sdpa": sdpa, "flex": flex, "saccade": saccade}
+def e4m3(step, q, k, v):
+    return st.cached_attention(q, k, v, seq_lens=step.lengths, q_offset=step.rows,
+                               k_scale=step.scales, v_scale=step.scales)
+
+
+WAYS = {"repeat": repeat, "sdpa": sdpa, "flex": flex, "saccade": saccade, "e4m3": e4m3}
 
 
 def recorded(step, caches):
@@ -147,6 +161,13 @@ def milliseconds(graph, replays):
     return statistics.median(found)
 
 
+def cache_of(way, caches):
+    """The caches that a way reads: e4m3 codes of the bf16 ones, or these themselves."""
+    if way != "e4m3":
+        return caches
+    return [[x.to(torch.float8_e4m3fn) for x in layer] for layer in caches]
+
+
 def checked(steps, caches):
     """Each way's attention of one layer beside SDPA's in f32: largest difference."""
     k, v = caches[0]
@@ -154,8 +175,8 @@ def checked(steps, caches):
     q = torch.randn(B, HEADS, 1, D, dtype=torch.bfloat16, device="cuda")
     want = F.scaled_dot_product_attention(q[:1].float(), k[:1].float(), v[:1].float(),
                                           enable_gqa=True)
-    return {way: (step.attend(step, q, k, v)[:1].float() - want).abs().max().item()
-            for way, step in steps.items()}
+    return {way: (step.attend(step, q, *cache_of(way, caches[:1])[0])[:1].float()
+                  - want).abs().max().item() for way, step in steps.items()}
 
 
 def main():
@@ -187,12 +208,13 @@ def main():
         errors = checked(steps, caches)
         print(f"{B:3d} {L:7d} {'none':>8} {base:9.3f}")
         for way, step in steps.items():
-            ms = milliseconds(recorded(step, caches), o.replays)
-            gigabytes = 2e-9 * 2 * o.layers * B * KV_HEADS * L * D
+            read = cache_of(way, caches)
+            ms = milliseconds(recorded(step, read), o.replays)
+            gigabytes = 1e-9 * read[0][0].element_size() * 2 * o.layers * B * KV_HEADS * L * D
             speed = gigabytes / (ms - base) * 1e3 if ms > base else float("nan")
             print(f"{B:3d} {L:7d} {way:>8} {ms:9.3f} {100 * (1 - base / ms):8.1f}% "
                   f"{speed:8.0f} {errors[way]:8.1e}", flush=True)
-        del caches, steps
+        del caches, steps, read
         _flex.clear()
         torch.cuda.empty_cache()
         print(f"    ({time.perf_counter() - begin:.1f} s)", flush=True)
