@@ -426,6 +426,8 @@ enum {
 
 enum { SACCADE_PAGE_ANY = -1 };
 
+enum { SACCADE_INVARIANT = 1, SACCADE_INVARIANT_SHORT = 2 };
+
 /* What never changes between runs of a plan. B, Q, KV in sizes are only a hint (0: unknown):
  * lengths, batch, strides, positions and captured values come with each run. */
 typedef struct saccade_problem {
@@ -467,13 +469,16 @@ typedef struct saccade_problem {
      * are as without. Which are kept follows from seed and offset of the run and from b, h, q
      * and kv as mods see them alone: src/mod/dropout.h. */
     const saccade_mod *weight;
-    /* 1: the bits of a row of out, lse and row_max follow from its own query, from the keys
-     * that its mask leaves it and from where these stand; not from what else is in the run:
-     * other batches, heads and rows, how many rows there are (prefill or decode), keys past
-     * those that the row sees, threads. Short runs then take the way of long ones, which costs
-     * time where rows are few. A row that shares 256 keys with an infinity or NaN in V is right
-     * but may differ, as may f32 rows of head dims above 128 beside a NaN row on CUDA; there q,
-     * k, v and out must all lie on 16 bytes, or never. Gradients are not concerned. */
+    /* SACCADE_INVARIANT (1): the bits of a row of out, lse and row_max follow from its own
+     * query, from the keys that its mask leaves it and from where these stand; not from what
+     * else is in the run: other batches, heads and rows, how many rows there are (prefill or
+     * decode), keys past those that the row sees, threads. Short runs then take the way of long
+     * ones, which costs time where rows are few. SACCADE_INVARIANT_SHORT (2) lets runs of up to
+     * 128 rows of a sequence be short on CUDA: they have bits of their own, which follow from
+     * the row alone as well, but are not those of longer runs. A row that shares 256 keys with
+     * an infinity or NaN in V is right but may differ, as may f32 rows of head dims above 128
+     * beside a NaN row on CUDA; there q, k, v and out must all lie on 16 bytes, or never.
+     * Gradients are not concerned. */
     int32_t batch_invariant;
     int32_t
         tangents; /* 1: saccade_tangent is to run with this plan; 0: only back end ref can */

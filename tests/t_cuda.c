@@ -486,6 +486,7 @@ static void programs_of_ragged_runs(void **state)
         p.arch = i == 1 ? "sm_80" : "sm_90a";
         p.backend = "cuda";
         p.ragged = 1;
+        p.batch_invariant = i < 3 ? 0 : SACCADE_INVARIANT_SHORT;
         p.mask = masks[i % 3] ? case_mod(SACCADE_MASK, masks[i % 3]) : NULL;
         if (saccade_plan_create(NULL, &p, &plan, &err))
             fail_msg("%s: %s", err.where, err.message);
@@ -518,6 +519,7 @@ static void decode_of_codes(void **state)
         p.backend = "cuda";
         p.arch = "sm_90a";
         p.page = i ? 0 : 16;
+        p.batch_invariant = i ? SACCADE_INVARIANT_SHORT : 0;
         p.k_scale_tokens = p.v_scale_tokens = i ? 16 : 1;
         p.k_scale_channels = p.v_scale_channels = i ? 32 : 0;
         if (saccade_plan_create(NULL, &p, &plan, &err) != SACCADE_OK)

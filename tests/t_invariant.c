@@ -104,9 +104,9 @@ static int differing(const case_run *r, const results *all, const results *own, 
     int differ = 0;
     for (int64_t at = 0; at < (p->b1 - p->b0) * H * n; at++) {
         const int64_t whole = (p->b0 * H + at / n) * Q + p->i0 + at % n;
-        differ += memcmp(all->out + (size_t)whole * bytes, own->out + (size_t)at * bytes, bytes)
-                      != 0
-                  || memcmp(&all->lse[whole], &own->lse[at], sizeof(float)) != 0;
+        differ +=
+            memcmp(all->out + (size_t)whole * bytes, own->out + (size_t)at * bytes, bytes) != 0
+            || memcmp(&all->lse[whole], &own->lse[at], sizeof(float)) != 0;
     }
     return differ;
 }
@@ -160,12 +160,19 @@ static const forward_case cases[] = {
     {.problem = "b2 h4/2 q70 kv700 d64 bf16", .mask = "q >= kv", .q_offset = 600, .seed = 1},
     {.problem = "b3 h2 q300 kv300 d32 f32", .mask = "q >= kv && q - kv < 40", .seed = 2},
     {.problem = "b2 h4/1 q9 kv8400 d32 f16", .mask = "q >= kv", .q_offset = 8300, .seed = 3},
-    {.problem = "b1 h2 q60 kv4400 d24 dv40 bf16", .score = "alibi()", .kv_len = 4300,
+    {.problem = "b1 h2 q60 kv4400 d24 dv40 bf16",
+     .score = "alibi()",
+     .kv_len = 4300,
      .seed = 4},
-    {.problem = "b2 h32 q3 kv4400 d16 f32", .mask = "q >= kv || kv < 100",
-     .score = "softcap(20.0)", .q_offset = 4200, .seed = 5},
+    {.problem = "b2 h32 q3 kv4400 d16 f32",
+     .mask = "q >= kv || kv < 100",
+     .score = "softcap(20.0)",
+     .q_offset = 4200,
+     .seed = 5},
     {.problem = "b2 h2 q50 kv600 d40 bf16", .mask = "doc[q] == doc[kv]", .seed = 6},
-    {.problem = "b2 h3 q40 kv500 d64 f16", .data = CASE_WIDE, .mask = "(q + kv) % 3 != 0",
+    {.problem = "b2 h3 q40 kv500 d64 f16",
+     .data = CASE_WIDE,
+     .mask = "(q + kv) % 3 != 0",
      .seed = 7},
     {.problem = "b1 h2 q33 kv300 d64 f16", .data = CASE_JUMP, .seed = 8},
 };
@@ -277,8 +284,8 @@ static results run_on_device(const cu_driver *driver, const device_case *d, cons
     positions.kv_len = &position[2];
     saccade_tensor out = saccade_tensor_of((void *)(uintptr_t)at[0], r->dtype, 4,
                                            (int64_t[]){s.B, s.H, s.Q, s.Dv});
-    saccade_tensor lse = saccade_tensor_of((void *)(uintptr_t)at[1], SACCADE_F32, 3,
-                                           (int64_t[]){s.B, s.H, s.Q});
+    saccade_tensor lse =
+        saccade_tensor_of((void *)(uintptr_t)at[1], SACCADE_F32, 3, (int64_t[]){s.B, s.H, s.Q});
     out.device = lse.device = d->q.device;
     saccade_forward_args args = d->args;
     if (!is_all)
@@ -305,31 +312,52 @@ static results run_on_device(const cu_driver *driver, const device_case *d, cons
 static const forward_case device_cases[] = {
     {.problem = "b2 h4/2 q70 kv700 d64 bf16", .mask = "q >= kv", .q_offset = 600, .seed = 1},
     {.problem = "b3 h2 q300 kv300 d128 f16", .mask = "q >= kv && q - kv < 40", .seed = 2},
-    {.problem = "b2 h4/1 q40 kv9000 d64 bf16", .mask = "q >= kv", .q_offset = 8800,
-     .data = CASE_ASCENDING, .seed = 3},
-    {.problem = "b1 h2 q300 kv2000 d64 bf16", .score = "softcap(20.0)", .data = CASE_WIDE,
+    {.problem = "b2 h4/1 q40 kv9000 d64 bf16",
+     .mask = "q >= kv",
+     .q_offset = 8800,
+     .data = CASE_ASCENDING,
+     .seed = 3},
+    {.problem = "b1 h2 q300 kv2000 d64 bf16",
+     .score = "softcap(20.0)",
+     .data = CASE_WIDE,
      .seed = 4},
     {.problem = "b2 h2 q200 kv600 d32 f32", .score = "alibi()", .data = CASE_WIDE, .seed = 5},
     {.problem = "b1 h2 q130 kv700 d40 dv72 bf16", .mask = "doc[q] == doc[kv]", .seed = 6},
 };
 
-static void nor_on_a_device(void **unused)
+/* Runs of up to 128 rows where those have bits of their own: pieces of 2048 keys. */
+static const forward_case short_cases[] = {
+    {.problem = "b2 h4/2 q70 kv5000 d64 bf16", .mask = "q >= kv", .q_offset = 4800, .seed = 1},
+    {.problem = "b64 h8/2 q1 kv4200 d128 bf16", .seed = 2},
+    {.problem = "b2 h4/1 q40 kv9000 d64 f16",
+     .mask = "q >= kv && q - kv < 3000",
+     .q_offset = 8950,
+     .data = CASE_ASCENDING,
+     .seed = 3},
+    {.problem = "b1 h2 q128 kv2500 d128 bf16",
+     .mask = "(q + kv) % 3 != 0",
+     .score = "softcap(20.0)",
+     .data = CASE_WIDE,
+     .seed = 4},
+    {.problem = "b3 h6/2 q5 kv6200 d256 bf16", .mask = "q >= kv", .q_offset = 6190, .seed = 5},
+};
+
+static void rows_on_a_device(const forward_case *c, int n, int invariance)
 {
-    (void)unused;
     if (!has_device())
         skip();
     const cu_driver *driver;
     void *pushed;
     assert_int_equal(cu_get_driver(&driver, NULL), SACCADE_OK);
     assert_int_equal(cu_enter(driver, 0, &pushed, NULL), SACCADE_OK);
-    for (size_t n = 0; n < sizeof device_cases / sizeof device_cases[0]; n++) {
+    for (const forward_case *end = c + n; c < end; c++) {
         const device_options options = {0};
         case_run r;
         device_case d;
-        uint32_t state = (uint32_t)n;
-        case_make(&device_cases[n], &r);
+        uint32_t state = (uint32_t)c->seed;
+        case_make(c, &r);
         r.problem.backend = "cuda";
-        r.problem.batch_invariant = 1;
+        r.problem.batch_invariant = invariance;
         if (!device_case_open(&r, &options, &d) || !device_case_run(&d)
             || !device_case_check(&d))
             fail_msg("%s", d.why);
@@ -351,6 +379,20 @@ static void nor_on_a_device(void **unused)
     cu_leave(driver, pushed);
 }
 
+static void nor_on_a_device(void **unused)
+{
+    (void)unused;
+    rows_on_a_device(device_cases, sizeof device_cases / sizeof device_cases[0],
+                     SACCADE_INVARIANT);
+}
+
+static void nor_in_short_runs_on_a_device(void **unused)
+{
+    (void)unused;
+    rows_on_a_device(short_cases, sizeof short_cases / sizeof short_cases[0],
+                     SACCADE_INVARIANT_SHORT);
+}
+
 static void other_numbers_are_refused(void **unused)
 {
     saccade_context *context;
@@ -359,10 +401,10 @@ static void other_numbers_are_refused(void **unused)
     saccade_problem problem;
     (void)unused;
     saccade_problem_init(&problem);
-    problem.batch_invariant = 2;
+    problem.batch_invariant = 3;
     assert_int_equal(saccade_context_create(NULL, &context, &err), SACCADE_OK);
     assert_int_equal(saccade_plan_create(context, &problem, &plan, &err), SACCADE_EINVAL);
-    assert_string_equal(err.message, "got 2, expected 0 or 1");
+    assert_string_equal(err.message, "got 3, expected 0, 1 or 2");
     saccade_context_destroy(context);
 }
 
@@ -373,6 +415,7 @@ int main(void)
         cmocka_unit_test(nor_on_tiles),
         cmocka_unit_test(nor_a_mate_that_is_nan),
         cmocka_unit_test(nor_on_a_device),
+        cmocka_unit_test(nor_in_short_runs_on_a_device),
         cmocka_unit_test(other_numbers_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

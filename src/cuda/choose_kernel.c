@@ -33,6 +33,8 @@ static int is_suited(const cu_state *s, cu_program program, const saccade_block_
     const mask_view *view = mask ? mask_get_view(mask) : NULL;
     if (!mask || !view->imported_block_q)
         return 1;
+    if (s->has_fixed_pieces && cu_program_kinds[program].operation == CU_OP_DECODE)
+        return 0; /* it evaluates masks, and lists may say what no mod does */
     const blocks x = blocks_for(s, program, mask, sizes);
     const mask_runs *own =
         mask_runs_ready(mask, view->imported_block_q, view->imported_block_kv, 0);

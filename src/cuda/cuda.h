@@ -155,6 +155,10 @@ int cu_group(const saccade_sizes *sizes);
 /* Whether a run goes to the decode program; its count of spans (see decode.cu), the most that
  * it takes of them, and of rows. */
 int cu_decode_applies(const saccade_sizes *sizes);
+/* Runs of so many rows take decode where its pieces are fixed, whatever else they hold; pieces
+ * of KV keys. */
+enum { CU_SHORT_ROWS = 128 };
+int64_t cu_decode_pieces(int64_t KV);
 int64_t cu_decode_spans(const saccade_sizes *sizes);
 int64_t cu_decode_spans_most(void);
 int64_t cu_decode_rows_most(const saccade_sizes *sizes);
@@ -207,6 +211,7 @@ typedef struct cu_mod_text {
     int n_captures;    /* score's, then mask's */
     int is_bounded;    /* scores stay within +-35 whatever the data */
     int column_words;  /* words of mask_column: what a mask needs of each key */
+    int has_sure_keys; /* a general mask has mask_sure: below it every key is live */
     int has_row_slope; /* backward: the slope does not vary with the key or the score */
     int is_head_slope; /* backward: it varies with the head alone, and is no constant 1 or 0 */
     unsigned char term[8]; /* backward: cu_term of each read whose gradient is wanted */
@@ -419,6 +424,7 @@ struct cu_state {
     int is_present;         /* there is a device for arch */
     cu_ptr row_shift;       /* on row_device: where rows stand, see row_parts.c; 0: none */
     int row_device, has_rows, is_ragged;
+    int has_fixed_pieces; /* of keys in decode: batch_invariant for short runs */
     cu_device device; /* what the plan was tuned for */
     char tiles; /* SACCADE_CUDA_TILES: 's' small ones wherever they can be, 'l' none, or 0 */
 };

@@ -10,7 +10,8 @@ static const cu_tile *tile_of(const cu_state *s)
 static int decode_shared(const cu_state *s, const plan_problem *p, int64_t spans)
 {
     return cu_decode_shared(tile_of(s), cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
-                            cu_key_bits(p), s->facts.column_words, spans);
+                            cu_key_bits(p), s->facts.column_words,
+                            s->has_fixed_pieces ? 0 : spans);
 }
 
 /* Blocks of every span where all have the same, known here; else 0. */
@@ -51,6 +52,17 @@ static unsigned reciprocal(int d)
     return d == 1 ? 0 : (unsigned)(((1ull << 32) + (unsigned)d - 1) / (unsigned)d);
 }
 
+/* Fixed pieces are dealt out one by one; blocks that are not live are passed over. */
+static void fill_pieces(const cu_state *s, cu_fwd *p)
+{
+    const int64_t pieces = cu_decode_pieces(p->N), all = pieces * p->decode.spans;
+    const int even = s->device.n_sm / 32 * 32;
+    const int most = even * 20 >= s->device.n_sm * 19 ? even : s->device.n_sm;
+    p->runs = NULL;
+    p->decode.span_blocks = (int)(pieces * (PIECE_KEYS / tile_of(s)->keys));
+    p->n_split = all < most ? (int)all : most;
+}
+
 static void fill_decode(const cu_state *s, cu_fwd *p, const saccade_sizes *sizes, int spans)
 {
     cu_decode *f = &p->decode;
@@ -63,6 +75,8 @@ static void fill_decode(const cu_state *s, cu_fwd *p, const saccade_sizes *sizes
     p->n_split = decode_ctas(s, p, spans);
     f->share = spans * f->span_blocks / p->n_split;
     f->larger = spans * f->span_blocks % p->n_split;
+    if (s->has_fixed_pieces)
+        fill_pieces(s, p);
     f->by_tiles = reciprocal(f->tiles);
     f->by_G = reciprocal(p->G);
     f->by_M = reciprocal(p->M);
@@ -93,7 +107,8 @@ static saccade_status launch_spans(const saccade_plan *plan, const plan_run *run
     a->p.part_o = (float *)(base + d.part_o);
     a->p.part_ml = (float *)(base + d.part_ml);
     fill_decode(s, &a->p, sizes, spans);
-    a->p.decode.cluster = decode_cluster(s, &a->p, spans, grid);
+    if (!s->has_fixed_pieces)
+        a->p.decode.cluster = decode_cluster(s, &a->p, spans, grid);
     if (!cu_codes(&plan->problem))
         TRY(encode_maps(s, run, a, err));
     if (a->p.decode.cluster)
@@ -101,7 +116,9 @@ static saccade_status launch_spans(const saccade_plan *plan, const plan_run *run
                               a->p.decode.cluster, parameters, err);
     TRY(run_start(a, program->kernel, a->p.n_split, threads, shared, parameters, err));
     const int rows = a->p.decode.rows;
-    grid[0] = a->p.n_split > 1 ? (unsigned)a->p.n_split - 1 : 1;
+    grid[0] = s->has_fixed_pieces ? (unsigned)spans
+              : a->p.n_split > 1  ? (unsigned)a->p.n_split - 1
+                                  : 1;
     grid[1] = (unsigned)(rows < RUN_DECODE_ROWS ? rows : RUN_DECODE_ROWS);
     return run_start_with(a, program->other, grid, 128, 0, WITH_OVERLAP, 1, parameters, err);
 }

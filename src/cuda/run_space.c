@@ -40,7 +40,9 @@ static size_t aligned(size_t bytes)
 run_decode_sizes run_decode_space(const cu_state *s, const saccade_sizes *sizes, int E)
 {
     const int64_t spans = cu_decode_spans(sizes), most = cu_decode_spans_most();
-    const size_t slots = (size_t)((spans < most ? spans : most) + s->device.n_sm);
+    const size_t slots = s->has_fixed_pieces
+                             ? (size_t)(spans * cu_decode_pieces(sizes->KV))
+                             : (size_t)((spans < most ? spans : most) + s->device.n_sm);
     run_decode_sizes d;
     d.counts =
         RUN_COUNTER_BYTES + aligned((size_t)(sizes->B * sizes->H * sizes->Q) * sizeof(int));
@@ -53,6 +55,10 @@ run_decode_sizes run_decode_space(const cu_state *s, const saccade_sizes *sizes,
 int run_is_decode(const cu_state *s, const saccade_sizes *sizes)
 {
     const cu_tile *tile = &s->programs[CU_DECODE].form.tile;
+    if (tile->groups && s->has_fixed_pieces)
+        return sizes->Q <= CU_SHORT_ROWS
+               && cu_decode_spans(sizes) * cu_decode_pieces(sizes->KV) * PIECE_KEYS
+                      < (int64_t)INT32_MAX * tile->keys - PIECE_KEYS * s->device.n_sm;
     return tile->groups && cu_decode_applies(sizes)
            && cu_decode_spans(sizes) * (sizes->KV / tile->keys + 1) <= INT32_MAX;
 }
@@ -71,6 +77,8 @@ size_t run_tiles_space(const cu_form *f, const saccade_sizes *sizes, int is_ragg
 saccade_sizes run_short_sizes(const cu_state *s, const saccade_sizes *sizes)
 {
     saccade_sizes few = *sizes;
+    if (s->has_fixed_pieces && few.Q > CU_SHORT_ROWS)
+        few.Q = CU_SHORT_ROWS;
     while (few.Q && !run_is_decode(s, &few))
         few.Q = few.Q > 64 ? 64 : few.Q - 1;
     return few;
@@ -86,7 +94,9 @@ static size_t larger(size_t a, size_t b)
 static saccade_sizes decode_sizes_most(const cu_state *s, const saccade_sizes *sizes)
 {
     const int has_decode = s->programs[CU_DECODE].form.tile.groups > 0;
-    const int64_t most = has_decode ? cu_decode_rows_most(sizes) : 0;
+    const int64_t most = !has_decode           ? 0
+                         : s->has_fixed_pieces ? CU_SHORT_ROWS
+                                               : cu_decode_rows_most(sizes);
     saccade_sizes few = *sizes;
     few.Q = few.Q < most ? few.Q : most;
     return few;

@@ -134,6 +134,11 @@ int cu_decode_applies(const saccade_sizes *s)
     return s->Q <= cu_decode_rows_most(s) && cu_decode_spans(s) <= SPANS_MOST;
 }
 
+int64_t cu_decode_pieces(int64_t KV)
+{
+    return KV > 0 ? (KV + PIECE_KEYS - 1) / PIECE_KEYS : 1;
+}
+
 /* Clusters of so many CTAs that are on the device at once: seven groups of 16 multiprocessors
  * are counted on; pairs find room anywhere. */
 static int clusters_most(int n_sm, int size)

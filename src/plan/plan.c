@@ -86,8 +86,9 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
         "got scales that several rows share, expected one a row, or one for all of K and V");
     FAIL_AT(p->ragged != 0 && p->ragged != 1, SACCADE_EINVAL, "ragged", 0, 0,
             "got %d, expected 0 or 1", p->ragged);
-    FAIL_AT(p->batch_invariant != 0 && p->batch_invariant != 1, SACCADE_EINVAL,
-            "batch_invariant", 0, 0, "got %d, expected 0 or 1", p->batch_invariant);
+    FAIL_AT(p->batch_invariant < 0 || p->batch_invariant > SACCADE_INVARIANT_SHORT,
+            SACCADE_EINVAL, "batch_invariant", 0, 0, "got %d, expected 0, 1 or 2",
+            p->batch_invariant);
     FAIL_AT(p->tangents != 0 && p->tangents != 1, SACCADE_EINVAL, "tangents", 0, 0,
             "got %d, expected 0 or 1", p->tangents);
     FAIL_AT(p->tangents && (p->ragged || p->page || quant_is_dtype(p->kv_dtype)),
@@ -368,7 +369,9 @@ saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error
         strbuf_printf(out, "\nsinks: %s", saccade_dtype_name(p->sinks_dtype));
     explain_keys(p, out);
     if (p->is_invariant)
-        strbuf_puts(out, "\nbatch invariant: a row's bits follow from the row alone");
+        strbuf_printf(out, "\nbatch invariant: a row's bits follow from the row alone%s",
+                      p->is_invariant == SACCADE_INVARIANT_SHORT ? ", apart for short runs"
+                                                                 : "");
     strbuf_printf(out, "\nscale: %.9g\nbackend: %s\nkernel: %s\nlevel: %s\nthreads: %d\n",
                   p->scale, plan->backend->name, plan->solver->name,
                   cpu_level_name((cpu_level)plan->level), plan->threads);

@@ -37,7 +37,8 @@ typedef struct plan_problem {
     uint64_t gradient_captures; /* of score's captures, a bit each */
     saccade_dtype sinks_dtype;  /* of the sinks that every run has; NONE: it has none */
     int is_ragged;              /* every run is of sequences of unequal lengths */
-    int is_invariant;           /* a row's bits do not follow from what else is in a run */
+    int is_invariant;           /* a row's bits do not follow from what else is in a run;
+                                 * SACCADE_INVARIANT_SHORT: in short runs, and in long ones */
     int has_tangents;           /* tangent is to run */
     plan_groups k_groups, v_groups; /* of quantised K and V */
     int is_relaxed; /* sums of dQ in any order, as CTAs come; no public problem asks for it */

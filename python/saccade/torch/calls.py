@@ -35,7 +35,7 @@ class Runner:
         device, (B, H, Q, D) = q.device.type, q.shape
         backend, is_invariant = way_of(backend)
         if is_invariant:
-            self.more += (("batch_invariant", 1),)
+            self.more += (("batch_invariant", is_invariant),)
         if backend == "auto":  # nothing but the reference computes in f64
             backend = "ref" if q.dtype is torch.float64 and device == "cpu" else device
         threads = -torch.get_num_threads() if device == "cpu" else 0  # at most

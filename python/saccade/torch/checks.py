@@ -32,18 +32,21 @@ _TUNING = frozenset(
     "kpack matrix_instr_nonkdim waves_per_eu num_consumer_groups num_buffers_warp_spec "
     "SPLIT_KV SKIP_MASK_SCORE IS_DIVISIBLE".split()
 )
+INVARIANCE = (False, True, "short")  # by the number that the library has for it
 _BACKENDS = dict.fromkeys(("auto", "triton", "triton_decode", "flash"), "auto")
 _BACKENDS |= {name: name for name in ("cpu", "cuda", "ref", "plain")}
 
 
 def backend_of(options):
     """The way that kernel_options ask for: a back end, and "+" behind it where a row's bits are
-    to follow from the row alone; way_of takes it apart. Refuses keys that mean nothing."""
-    chosen, is_invariant = "auto", options.get("BATCH_INVARIANT", False)
-    if not isinstance(is_invariant, bool):
+    to follow from the row alone, "++" where those of short runs may be others; way_of takes it
+    apart. Refuses keys that mean nothing."""
+    chosen, asked = "auto", options.get("BATCH_INVARIANT", False)
+    if asked not in INVARIANCE or isinstance(asked, int) != isinstance(asked, bool):
         raise ValueError(
-            f"kernel_options: got BATCH_INVARIANT {is_invariant!r}, expected True or False"
+            f"kernel_options: got BATCH_INVARIANT {asked!r}, expected True, False or 'short'"
         )
+    invariance = INVARIANCE.index(asked)
     for key, value in options.items():
         name = key[4:] if key[:4] in ("fwd_", "bwd_") else key
         if name == "BACKEND":
@@ -67,12 +70,12 @@ def backend_of(options):
             )
     if "BACKEND" in options and options.get("FORCE_USE_FLEX_ATTENTION"):
         raise _bad("kernel_options: got BACKEND and FORCE_USE_FLEX_ATTENTION, expected one")
-    return chosen + "+" * is_invariant
+    return chosen + "+" * invariance
 
 
 def way_of(way):
-    """(back end, 1 where a row's bits are to follow from the row alone)."""
-    return way.rstrip("+"), int(way.endswith("+"))
+    """(back end, the problem's batch_invariant)."""
+    return way.rstrip("+"), way.count("+")
 
 
 def _bad(message):

@@ -22,6 +22,7 @@ from . import dynamo
 from .block_mask import BlockMask, noop_mask, numbered
 from .calls import autocast, new_call, output_like, stats_dtype
 from .checks import (
+    INVARIANCE,
     NO_SECOND,
     NO_VMAP,
     backend_of,
@@ -479,7 +480,7 @@ def _outside(q, k, v, score, mask, mods, rest):
         mask = AnyMod("mask", mods.mask, for_mask) if mods.mask else None
         mask = _block_mask(number) if number else mask
     name, is_invariant = way_of(backend)
-    options = {"BACKEND": name, "BATCH_INVARIANT": bool(is_invariant)}
+    options = {"BACKEND": name, "BATCH_INVARIANT": INVARIANCE[is_invariant]}
     return run(q, k, v, score, mask, scale, options, *wanted)
 
 

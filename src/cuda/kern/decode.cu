@@ -3,9 +3,11 @@
  * block through its own TMA ring; partial results meet in shared memory. Spans are shared out
  * in one of two ways (cu_decode_cluster): whole ones to each CTA, or one to a cluster whose
  * CTAs join their parts through shared memory; or the blocks of all spans as one line cut into
- * equal pieces (Flash-Decoding, with the cut of stream-K), which `decode_end` joins.
+ * equal pieces (Flash-Decoding, with the cut of stream-K), which `decode_end` joins. Or, where
+ * a row's bits are to hang on its keys alone (IS_FIXED), pieces of PIECE_KEYS keys from a
+ * multiple of them on are shared out in turn, and `decode_end` joins all spans.
  *
- * Order of merging: by warp, then by CTA: fixed by the problem and the device model. */
+ * Order of merging: by warp, then by CTA or piece: fixed by problem and device model. */
 #include "cfg.cuh"
 #include "ptx.cuh"
 #include "launch.h"
@@ -26,7 +28,7 @@ DEVICE void begin_fragment(fragment &f, const cu_fwd &p, const mod_args &mod, co
     f.unit = 127;
 #endif
     place_packed(f.at, p, mod, s);
-#if MOD_MASK == MASK_INTERVAL
+#if MOD_MASK == MASK_INTERVAL || MOD_SURE
     place_interval(f, p, mod);
 #endif
 #pragma unroll
@@ -59,6 +61,29 @@ DEVICE void run_share(stream &w, fragment &f, const meeting &sh, const cu_fwd &p
         if (is_near)
             return end_span(sh, p, mod, s);
         write_piece(sh, p, mod, s, blockIdx.x + index, is_whole);
+        __syncthreads();
+    }
+}
+
+/* The same for fixed pieces: c is at the first, of live blocks by the way. */
+DEVICE void run_pieces(stream &w, fragment &f, const meeting &sh, const cu_fwd &p,
+                       const mod_args &mod, const line &l, cursor &c, int end,
+                       mask_column *columns, const tensor_map *mk, const tensor_map *mv)
+{
+    while (c.t < end) {
+        span s = c.s;
+        int slot = c.t / PIECE, first = c.t - c.from, last = min(first + PIECE, s.first + s.n);
+        begin_fragment(f, p, mod, s);
+        for (int at = first + threadIdx.x / 32; at < last; at += WARPS)
+            if (at >= s.first) {
+                use_block(w, f, p, mod, s, at, columns);
+                load_next(w, p, mod, l, end, mk, mv);
+            }
+        c.t += (int)gridDim.x * PIECE;
+        if (cursor_seek_piece(p, mod, l, c, end) && c.t < end)
+            take_q(f, p, c.s);
+        meet(sh, f);
+        write_piece(sh, p, mod, s, slot, 0);
         __syncthreads();
     }
 }
@@ -106,8 +131,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     int begin = share_begin(x, blockIdx.x), end = share_begin(x, blockIdx.x + 1);
     if (p.decode.cluster)
         near_share(p, l, begin, end);
+    if (IS_FIXED) {
+        begin = blockIdx.x * PIECE;
+        end = line_at(l, l.spans);
+    }
     cursor c = cursor_at(p, mod, l, begin);
-    if (begin < end)
+    if (IS_FIXED)
+        cursor_seek_piece(p, mod, l, c, end);
+    if (c.t < end)
         take_q(f, p, c.s); /* before all else: later it would wait behind the copies */
     stream_place(w) = c;
     stream_place(w).t += warp;
@@ -119,14 +150,27 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
         joint j = joint_at(l, x, blockIdx.x);
         ((int4 *)p.done)[blockIdx.x] = make_int4(j.index, j.first, j.count, 0);
     }
+#if CFG_INVARIANT == 2
+    run_pieces(w, f, sh, p, mod, l, c, end, columns + warp * KEYS, &mk, &mv);
+#else
     run_share(w, f, sh, p, mod, l, c, end, columns + warp * KEYS, &mk, &mv);
+#endif
 }
 
 /* One CTA for each cut between shares (x) and row of a span (y): joins what was cut, then does
- * rows again that are not finite. */
+ * rows again that are not finite. With fixed pieces x is the span. */
 extern "C" __global__ void __launch_bounds__(128, 4)
     decode_end(const __grid_constant__ cu_fwd p, const __grid_constant__ mod_args mod)
 {
+#if CFG_INVARIANT == 2
+    grid_wait_before();
+    span s = span_place(p, blockIdx.x);
+    span_count(p, mod, s);
+    int slot = blockIdx.x * (p.decode.span_blocks / PIECE), r = blockIdx.y;
+    if (r < span_rows(p, s)
+        && join_row(p, s, slot, s.first / PIECE, (s.first + s.n - 1) / PIECE + 1, r))
+        redo_at(p, mod, s, r);
+#else
     int cta = blockIdx.x + 1, r = blockIdx.y, n = p.n_split;
     line l = line_of(p);
     joint j = {0, 0, 0};
@@ -140,7 +184,8 @@ extern "C" __global__ void __launch_bounds__(128, 4)
         j.count = load_new(x + 2);
     }
     span s = span_place(p, j.index);
-    if (j.count && r < span_rows(p, s) && join_row(p, s, j.first + j.index, j.count, r))
+    if (j.count && r < span_rows(p, s) && join_row(p, s, j.first + j.index, 0, j.count, r))
         redo_at(p, mod, s, r);
     redo_flagged(p, mod);
+#endif
 }

@@ -48,10 +48,9 @@ DEVICE void find_batch(lookahead &x, const cu_fwd &p)
 DEVICE void ahead_begin(lookahead &x, const cu_fwd &p, const mod_args &mod, const line &l,
                         int each, int end)
 {
-    if (x.at.t < end) {
-        cursor_follow(p, mod, l, x.at);
+    cursor_seek(p, mod, l, x.at, end);
+    if (x.at.t < end)
         find_batch(x, p);
-    }
     find_block(x, p, each, end);
 }
 
@@ -59,8 +58,8 @@ DEVICE void ahead_begin(lookahead &x, const cu_fwd &p, const mod_args &mod, cons
 DEVICE void ahead_move(lookahead &x, const cu_fwd &p, const mod_args &mod, const line &l,
                        int each, int end)
 {
-    x.at.t += WARPS;
-    if (x.at.t < end && cursor_follow(p, mod, l, x.at)) {
+    x.at.t = next_place(x.at.t);
+    if (cursor_seek(p, mod, l, x.at, end)) {
         call_q(p, x.at.s);
         find_batch(x, p);
     }

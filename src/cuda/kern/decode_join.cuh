@@ -280,31 +280,35 @@ struct join_pieces {
     float m[JOIN_EACH];
 };
 
-/* of pieces from, from + JOIN_WARPS, ... those before count, this lane's columns */
-DEVICE void join_load(join_pieces &x, const cu_fwd &p, long long row, int from, int count)
+/* of pieces from, from + JOIN_WARPS, ... those of [least, count), this lane's columns */
+DEVICE void join_load(join_pieces &x, const cu_fwd &p, long long row, int from, int least,
+                      int count)
 {
     int column = 4 * (threadIdx.x & 31);
 #pragma unroll
     for (int i = 0; i < JOIN_EACH; i++) {
         int j = from + i * JOIN_WARPS;
+        int is_there = j >= least && j < count;
         x.m[i] = M_START;
-        if (j < count)
+        if (is_there)
             x.m[i] = load_new4(p.part_ml + (row + j * ROWS) * 4).x;
 #pragma unroll
         for (int e = 0; e < JOIN_PARTS; e++) {
             x.o[i][e] = make_float4(0.f, 0.f, 0.f, 0.f);
-            if (j < count && column + 128 * e < CFG_E)
+            if (is_there && column + 128 * e < CFG_E)
                 x.o[i][e] = load_new4(p.part_o + (row + j * ROWS) * CFG_E + column + 128 * e);
         }
     }
 }
 
-/* (m, l, peak) of all pieces */
-DEVICE float3 join_sums(const cu_fwd &p, long long row, int count)
+/* (m, l, peak) of pieces [least, count); which lane adds a piece follows from its number */
+DEVICE float3 join_sums(const cu_fwd &p, long long row, int least, int count)
 {
     int lane = threadIdx.x & 31;
     float3 sum = make_float3(M_START, 0.f, NEG_INF);
-    for (int j = lane; j < count; j += 32) {
+    for (int j = least / 32 * 32 + lane; j < count; j += 32) {
+        if (j < least)
+            continue;
         float4 ml = load_new4(p.part_ml + (row + j * ROWS) * 4);
         float m = fmaxf(sum.x, ml.x);
         sum.y = sum.y * exp2_fast(sum.x - m) + ml.y * exp2_fast(ml.x - m);
@@ -323,20 +327,22 @@ DEVICE float3 join_sums(const cu_fwd &p, long long row, int count)
     return sum;
 }
 
-/* Row r of a cut span by a CTA: warps take every JOIN_WARPS-th piece, lanes own columns.
- * Returns whether it is not finite, to the first warp. */
-DEVICE int join_row(const cu_fwd &p, const span &s, int slot, int count, int r)
+/* Row r of a cut span by a CTA, of pieces [least, count) from slot on: warps take every
+ * JOIN_WARPS-th piece, lanes own columns. Returns whether it is not finite, to the first
+ * warp. */
+DEVICE int join_row(const cu_fwd &p, const span &s, int slot, int least, int count, int r)
 {
     __shared__ float4 shared[JOIN_WARPS][JOIN_PARTS][32];
     int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     long long row = (long long)slot * ROWS + r;
     join_pieces x;
     float4 o[JOIN_PARTS] = {};
-    join_load(x, p, row, warp, count);
-    float3 sum = join_sums(p, row, count);
-    for (int j0 = 0; j0 < count; j0 += JOIN_CHUNK) {
-        if (j0)
-            join_load(x, p, row, j0 + warp, count);
+    int begin = least / JOIN_CHUNK * JOIN_CHUNK;
+    join_load(x, p, row, begin + warp, least, count);
+    float3 sum = join_sums(p, row, least, count);
+    for (int j0 = begin; j0 < count; j0 += JOIN_CHUNK) {
+        if (j0 != begin)
+            join_load(x, p, row, j0 + warp, least, count);
 #pragma unroll
         for (int i = 0; i < JOIN_EACH; i++) {
             float by = exp2_fast(x.m[i] - sum.x);

@@ -10,14 +10,16 @@ enum {
     O_STEP =
         CFG_E + 8, /* floats of a row where warps meet: no two rows of a store share banks */
     S_COUNT = KEYS / 2,
-    O_COUNT = CFG_E / 2
+    O_COUNT = CFG_E / 2,
+    IS_FIXED = CFG_INVARIANT == 2, /* pieces of spans begin at multiples of PIECE blocks */
+    PIECE = PIECE_KEYS / KEYS      /* a multiple of WARPS */
 };
 
 /* ---- spans ---- */
 
 struct span {
     int b, g, row0; /* row0: first packed row, head-major within the group */
-    int first, n;   /* blocks of keys; without runs they are neighbours */
+    int first, n;   /* live blocks of keys; without runs they are neighbours */
 #if CFG_RAGGED
     int q_first, q_len, kv_first; /* of the sequence; q_len 0: its rows are not decode's */
 #endif
@@ -242,7 +244,7 @@ DEVICE int block_at(const cu_fwd &p, const span &s, int at, int &partial)
 {
     partial = MOD_MASK != MASK_NONE;
     if (!p.runs)
-        return s.first + at;
+        return IS_FIXED ? at : s.first + at;
     int row = mask_row_of(p, s), i = p.run_start[row], last = p.run_start[row + 1] - 1;
     if (i > last)
         return 0;
@@ -271,7 +273,7 @@ DEVICE void cursor_place(const cu_fwd &p, const mod_args &mod, const line &l, cu
     c.to = line_at(l, c.index + 1);
     c.s = span_place(p, c.index);
     c.s.first = 0;
-#if MOD_MASK == MASK_INTERVAL
+#if MOD_MASK == MASK_INTERVAL || CFG_INVARIANT == 2
     span_count(p, mod, c.s);
 #endif
 }
@@ -296,6 +298,58 @@ DEVICE int cursor_follow(const cu_fwd &p, const mod_args &mod, const line &l, cu
     while (c.t >= line_at(l, c.index + 1));
     cursor_place(p, mod, l, c);
     return 1;
+}
+
+/* Where pieces are fixed, CTAs take every gridDim.x-th of them, and the line has all blocks of
+ * each span, live or not. */
+DEVICE int piece_is_live(const cursor &c)
+{
+    int at = (c.t - c.from) / PIECE * PIECE;
+    return at < c.s.first + c.s.n && at + PIECE > c.s.first;
+}
+
+/* The place of a warp's next block. */
+DEVICE int next_place(int t)
+{
+    t += WARPS;
+    return IS_FIXED && t % PIECE < WARPS ? t + (int)(gridDim.x - 1) * PIECE : t;
+}
+
+/* To the warp's first live block at or after t; whether the span is another one. */
+DEVICE int cursor_seek(const cu_fwd &p, const mod_args &mod, const line &l, cursor &c, int end)
+{
+#if CFG_INVARIANT == 2
+    int is_other = 0;
+#pragma unroll 1
+    while (c.t < end) {
+        is_other |= cursor_follow(p, mod, l, c);
+        int at = c.t - c.from;
+        if (at >= c.s.first && at < c.s.first + c.s.n)
+            break;
+        if (at < c.s.first && piece_is_live(c))
+            c.t = next_place(c.t);
+        else
+            c.t += (int)gridDim.x * PIECE - at % PIECE + at % WARPS;
+    }
+    return is_other;
+#else
+    return c.t < end && cursor_follow(p, mod, l, c);
+#endif
+}
+
+/* To the CTA's first live piece at or after t; likewise. */
+DEVICE int cursor_seek_piece(const cu_fwd &p, const mod_args &mod, const line &l, cursor &c,
+                             int end)
+{
+    int is_other = 0;
+#pragma unroll 1
+    while (c.t < end) {
+        is_other |= cursor_follow(p, mod, l, c);
+        if (piece_is_live(c))
+            break;
+        c.t += (int)gridDim.x * PIECE;
+    }
+    return is_other;
 }
 
 DEVICE const u16 *packed_row(const cu_fwd &p, const span &s, int packed)

@@ -113,10 +113,10 @@ DEVICE void stream_begin(stream &w, const cu_fwd &p, const mod_args &mod, const 
 DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const line &l, int end,
                       const tensor_map *mk, const tensor_map *mv)
 {
+    if (cursor_seek(p, mod, l, w.ahead, end))
+        call_q(p, w.ahead.s);
     if (w.ahead.t >= end)
         return;
-    if (cursor_follow(p, mod, l, w.ahead))
-        call_q(p, w.ahead.s);
     int partial, slot = w.loads % CFG_STAGES;
     int first =
         span_key(w.ahead.s, block_at(p, w.ahead.s, w.ahead.t - w.ahead.from, partial) * KEYS);
@@ -134,7 +134,7 @@ DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const lin
                      EVICT_NORMAL);
     }
     w.loads++;
-    w.ahead.t += WARPS;
+    w.ahead.t = next_place(w.ahead.t);
 }
 #endif
 

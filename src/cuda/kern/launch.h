@@ -3,7 +3,11 @@
 #ifndef SACCADE_CUDA_LAUNCH_H
 #define SACCADE_CUDA_LAUNCH_H
 
-enum { CU_RANK = 8, ROW_BLOCK = 64 };
+enum {
+    CU_RANK = 8,
+    ROW_BLOCK = 64,
+    PIECE_KEYS = 2048 /* of a split that hangs on nothing but where keys stand (decode.cu) */
+};
 
 typedef struct cu_stride {
     long long b, h, n; /* 0 broadcasts */
