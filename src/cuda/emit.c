@@ -20,8 +20,8 @@ static saccade_status emit_both(const plan_problem *problem, arena *scratch, str
     TRY(scratch ? emit_slope(&e, scratch, facts, err) : emit_score(&e, facts, err));
     e.first_capture = n_score;
     TRY(emit_mask(&e, facts, err));
-    strbuf_printf(out, "#define MOD_SCORE %s\n#define MOD_MASK %s\n", scores[facts->score],
-                  masks[facts->mask]);
+    strbuf_printf(out, "#define MOD_SCORE %s\n#define MOD_MASK %s\n#define MOD_SURE %d\n",
+                  scores[facts->score], masks[facts->mask], facts->has_sure_keys);
     return strbuf_status(out, err);
 }
 

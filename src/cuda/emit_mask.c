@@ -94,9 +94,41 @@ static void put_interval(const emitter *e, const uint32_t bounds[2])
     strbuf_puts(e->out, ";\n}\n\n");
 }
 
+/* Bounds below which every key is live: of kv < bound and kv <= bound that the result, or what
+ * it joins by ||, is. Writes node `n`'s into mask_sure(); returns how many there are. */
+static int put_sure(const emitter *e, const mod_node *n)
+{
+    if (n->op == OP_or)
+        return put_sure(e, emit_arg(e, n, 0)) + put_sure(e, emit_arg(e, n, 1));
+    const int is_bound = (n->op == OP_ilt || n->op == OP_ile) && emit_arg(e, n, 0)->op == OP_VAR
+                         && emit_arg(e, n, 0)->imm.i == VAR_KV
+                         && emit_rate_of(emit_arg(e, n, 1)) == ROW;
+    if (!is_bound)
+        return 0;
+    strbuf_puts(e->out, n->op == OP_ilt ? "    to = max(to, "
+                                        : "    to = max(to, 1 + min(0x7ffffffe, ");
+    emit_value(e, e->out, emit_arg(e, n, 1), (place){ROW, 0});
+    strbuf_puts(e->out, n->op == OP_ilt ? ");\n" : "));\n");
+    return 1;
+}
+
+/* It spares most blocks the evaluation where a prefix is seen by all, as by trees of drafts. */
+static int put_all_sure(const emitter *e)
+{
+    strbuf_printf(e->out,
+                  "/* every kv before it is live */\n"
+                  "DEVICE int mask_sure(%s, int q)\n{\n    int to = -0x7fffffff;\n",
+                  EMIT_SIGNATURE);
+    emit_nodes(e, ROW, NULL);
+    const int n = put_sure(e, &e->fn->nodes[e->fn->result]);
+    strbuf_puts(e->out, "    return to;\n}\n\n");
+    return n > 0;
+}
+
 saccade_status emit_mask(emitter *e, cu_mod_text *facts, saccade_error *err)
 {
     facts->mask = CU_MASK_NONE;
+    facts->has_sure_keys = 0;
     if (!e->problem->mask)
         return SACCADE_OK;
     const pass_limits *limits = plan_limits(e->problem);
@@ -108,5 +140,6 @@ saccade_status emit_mask(emitter *e, cu_mod_text *facts, saccade_error *err)
         return SACCADE_OK;
     }
     facts->mask = CU_MASK_GENERAL;
+    facts->has_sure_keys = put_all_sure(e);
     return put_mask(e, facts, err);
 }

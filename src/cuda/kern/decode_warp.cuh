@@ -32,7 +32,7 @@ DEVICE void place_packed(tile_rows &r, const cu_fwd &p, const mod_args &mod, con
 struct fragment {
     row_state rows;
     tile_rows at;
-#if MOD_MASK == MASK_INTERVAL
+#if MOD_MASK == MASK_INTERVAL || MOD_SURE
     int from, to; /* keys from <= j < to are live in all rows */
 #endif
     q_fragments q;
@@ -52,12 +52,18 @@ DEVICE void take_q(fragment &f, const cu_fwd &p, const span &s)
 #endif
 }
 
-#if MOD_MASK == MASK_INTERVAL
+#if MOD_MASK == MASK_INTERVAL || MOD_SURE
 DEVICE void place_interval(fragment &f, const cu_fwd &p, const mod_args &mod)
 {
     int from, to, other, end;
+#if MOD_SURE
+    from = other = -0x7fffffff;
+    to = mask_sure(mod, p, f.at.b, f.at.h, f.at.q);
+    end = mask_sure(mod, p, f.at.b, f.at.h1, f.at.q1);
+#else
     mask_interval(mod, p, f.at.b, f.at.h, f.at.q, from, to);
     mask_interval(mod, p, f.at.b, f.at.h1, f.at.q1, other, end);
+#endif
     from = max(from, other);
     to = min(to, end);
     for (int i = 4; i < 32; i *= 2) {
@@ -76,7 +82,7 @@ DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &m
     int partial, block = block_at(p, s, at, partial);
     u32 stage = await_block(w);
     int first = block * KEYS, tail = f.at.kv_len - first;
-#if MOD_MASK == MASK_INTERVAL
+#if MOD_MASK == MASK_INTERVAL || MOD_SURE
     partial &= first < f.from || first + (int)KEYS > f.to;
 #endif
 #if CFG_CODES

@@ -57,6 +57,18 @@ DEVICE void cut_general(const tile_rows &r, const cu_fwd &p, const mod_args &mod
 }
 #endif
 
+/* Whether some row of the warp may not see all keys before `end`. */
+DEVICE int is_unsure(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int end)
+{
+#if MOD_SURE
+    int sure = min(mask_sure(mod, p, r.b, row_h(r, 0), row_q(r, 0)),
+                   mask_sure(mod, p, r.b, row_h(r, 1), row_q(r, 1)));
+    return __any_sync(~0u, end + r.kv_offset > sure);
+#else
+    return 1;
+#endif
+}
+
 /* Whether the host has found that the live keys of each row are one interval: then a table of
  * these stands for the mask. */
 DEVICE int has_limits(const cu_fwd &p)
@@ -94,10 +106,11 @@ DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod,
             lo[i] = x.x - column;
             hi[i] = min(hi[i], x.y - column);
         }
-    } else
+    } else if (is_unsure(r, p, mod, column + COUNT * 2))
         cut_general(r, p, mod, column, columns, s);
 #elif MOD_MASK == MASK_GENERAL
-    cut_general(r, p, mod, column, columns, s);
+    if (is_unsure(r, p, mod, column + COUNT * 2))
+        cut_general(r, p, mod, column, columns, s);
 #elif MOD_MASK == MASK_INTERVAL
     int base = column + r.kv_offset, end = base + COUNT * 2;
 #pragma unroll
