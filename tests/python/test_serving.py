@@ -222,5 +222,26 @@ def test_batch_invariant_rows_have_bits_of_their_own():
         q, k, v, block_mask="q >= kv && q - kv < 90", enable_gqa=True, kernel_options=options
     )
     assert torch.equal(same, whole)
-    with pytest.raises(ValueError, match="got BATCH_INVARIANT 1, expected True or False"):
+    with pytest.raises(ValueError, match="got BATCH_INVARIANT 1, expected True, False or"):
         st.cached_attention(q, k, v, kernel_options={"BATCH_INVARIANT": 1})
+
+
+def test_the_largest_score_of_each_head():
+    q, k, v = given(3, 50)
+    lengths = torch.tensor(LENGTHS, dtype=torch.int32)
+    s = q @ k.repeat_interleave(H // HKV, 1).transpose(2, 3) / D**0.5
+    rows = lengths[:, None] - 3 + torch.arange(3)
+    hidden = torch.arange(50) > rows[:, None, :, None]
+    want = s.masked_fill(hidden, -torch.inf).amax((0, 2, 3))
+    out, found = st.cached_attention(q, k, v, seq_lens=lengths, return_max=True)
+    torch.testing.assert_close(found, want)
+    cu = torch.tensor([0, 2, 2, 3], dtype=torch.int32)
+    some = q[0].transpose(0, 1).contiguous()
+    _, lse, found = st.cached_attention(
+        some, k, v, None, cu_seqlens_q=cu, seq_lens=lengths, return_lse=True, return_max=True
+    )
+    own = torch.einsum("thd,hnd->thn", some[:2], k[0].repeat_interleave(2, 0)[:, :13])
+    last = torch.einsum("hd,hnd->hn", some[2], k[2].repeat_interleave(2, 0)[:, :40])
+    want = torch.maximum(own.amax((0, 2)), last.amax(1)) / D**0.5
+    torch.testing.assert_close(found, want)
+    assert lse.shape == (3, H)

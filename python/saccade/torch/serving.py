@@ -50,6 +50,7 @@ def cached_attention(
     sinks: Optional[torch.Tensor] = None,
     out: Optional[torch.Tensor] = None,
     return_lse: bool = False,
+    return_max: bool = False,
     kernel_options: Optional[dict[str, Any]] = None,
 ) -> Any:
     """Attention of query [B, H, Q, D] over a cache, any mask and score; out [B, H, Q, Dv].
@@ -69,9 +70,10 @@ def cached_attention(
     mask, score: text, saccade.mask and saccade.score, callables; they see logical positions.
     Tensors that they capture and scalars are read when the call runs. sinks: [H], or [B, H, Q]
     with 1 for B or Q, a logit of each row in the denominator alone. out: written instead of a
-    new tensor; beside 16-bit queries also float32. Returns out, or (out, lse). Errors:
-    ValueError for what does not fit together, SaccadeError for what the library refuses, which
-    on a GPU is not what a table holds.
+    new tensor; beside 16-bit queries also float32. return_max: also the
+    largest live score of each head in all of the call, [H], -inf where there is none. Returns
+    out, or (out, lse), (out, max), (out, lse, max). Errors: ValueError for what does not fit
+    together, SaccadeError for what the library refuses, on a GPU not for what a table holds.
     """
     ragged = cu_seqlens_q is not None, cu_seqlens_k is not None
     paged = block_table is not None or indices is not None
@@ -84,8 +86,12 @@ def cached_attention(
     if out is None:
         out = query.new_empty((*query.shape[:-1], form.Dv))
     lse = query.new_empty(query.shape[:-1], dtype=stats_dtype(query)) if return_lse else None
+    row_max = None
+    if return_max:  # rows of no sequence are not written
+        row_max = query.new_full(query.shape[:-1], -torch.inf, dtype=stats_dtype(query))
     args = _Arguments(query.device)
-    args.tensors(q=query, out=out, lse=lse, sinks=sinks, k_scale=k_scale, v_scale=v_scale)
+    args.tensors(q=query, out=out, lse=lse, row_max=row_max, sinks=sinks)
+    args.tensors(k_scale=k_scale, v_scale=v_scale)
     args.cache(k=key, v=value)
     longest, B, Q = form.KV, form.B, form.Q
     if paged:
@@ -112,7 +118,12 @@ def cached_attention(
     args.bind([m for m in mods if m is not None])
     room = plan.workspace(B, form.H, form.Hkv, Q, longest, form.D, form.Dv)
     args.run(plan, room, query)
-    return (out, lse) if return_lse else out
+    found = [out, lse] if return_lse else [out]
+    if row_max is not None:
+        row_max = row_max.transpose(0, 1).reshape(form.H, -1)
+        none = row_max.new_full((form.H, 1), -torch.inf)  # where there is no row at all
+        found.append(torch.cat((row_max, none), 1).amax(1))
+    return tuple(found) if len(found) > 1 else out
 
 
 class _Form(NamedTuple):
