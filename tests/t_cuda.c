@@ -736,7 +736,10 @@ static void text_of_mods(void **state)
                 {NULL, "causal()", "#define MOD_MASK MASK_INTERVAL"},
                 {NULL, "sliding_window(W)", "#define MOD_MASK MASK_INTERVAL"},
                 {NULL, "document(doc)", "#define MASK_COLUMN_WORDS 1"},
-                {NULL, "q % 3 == kv % 5", "#define MOD_MASK MASK_GENERAL"}};
+                {NULL, "q % 3 == kv % 5", "#define MOD_MASK MASK_GENERAL"},
+                {NULL, "q % 3 == kv % 5", "#define MOD_SURE 0"},
+                {NULL, "(q + kv) % 5 == 2 || kv <= q - 9", "to = max(to, 1 + min(0x7ffffffe, "},
+                {NULL, "kv < W || (q + kv) % 5 == 2", "#define MOD_SURE 1"}};
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         strbuf text = emitted(rows[i].score, rows[i].mask);
