@@ -3,6 +3,7 @@
 import pytest
 
 torch = pytest.importorskip("torch")
+from torch.autograd import forward_ad  # noqa: E402
 from torch.func import grad, jacfwd, jacrev, jvp, vmap  # noqa: E402
 
 import saccade.torch as st  # noqa: E402
@@ -92,6 +93,24 @@ def test_forward_mode():
     want = jacrev(small(dense))(q)
     torch.testing.assert_close(jacfwd(small(narrow))(q), want)
     torch.testing.assert_close(jacrev(small(narrow))(q), want)
+
+
+def test_dual_numbers():
+    """torch.autograd.forward_ad without torch.func, of a query and of what a score captures."""
+    (q, k, v), rate = (t[:1, :, :4] for t in given()), torch.tensor([1.0, 2.0]).double()
+    slope = torch.tensor([0.5, -0.25]).double()
+
+    def f(q, slope):
+        return st.flex_attention(q, k, v, lambda s, b, h, i, j: s + slope[h] * (j - i))
+
+    want = jvp(f, (q, slope), (q.flip(2), rate))
+    with forward_ad.dual_level():
+        out = f(forward_ad.make_dual(q, q.flip(2)), forward_ad.make_dual(slope, rate))
+        torch.testing.assert_close(tuple(forward_ad.unpack_dual(out)), want)
+        plain = forward_ad.unpack_dual(f(q, slope))
+        assert torch.equal(plain.primal, want[0])
+        with pytest.raises(NotImplementedError):
+            st.flex_attention(q.float(), k.float(), v.float(), dropout_p=0.5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -7,6 +7,7 @@ import re
 from typing import Any, Callable, Literal, NamedTuple, Optional, Union, overload
 
 import torch
+from torch.autograd import forward_ad
 
 from . import active
 from .block_mask import BlockMask
@@ -141,7 +142,11 @@ def flex_attention(
     want_max = return_aux is not None and return_aux.max_scores
     if dropout_p:
         check_dropout(
-            dropout_p, is_recorded() or _is_transformed() or active.parallel is not None
+            dropout_p,
+            is_recorded()
+            or _is_transformed()
+            or forward_ad._current_level >= 0
+            or active.parallel is not None,
         )
     if sinks is not None:
         check_sinks(sinks, query)
@@ -168,7 +173,7 @@ def flex_attention(
     call: Any = run
     if is_recorded():
         call = in_graph
-    elif _is_transformed():
+    elif _is_transformed() or forward_ad._current_level >= 0:
         from .functional import transformed
 
         call = transformed
