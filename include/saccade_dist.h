@@ -158,8 +158,9 @@ SACCADE_API void saccade_ranks_destroy(saccade_ranks *ranks);
  * through the device. An exchange on a stream has `seconds` from when it is queued, or from
  * when the one before it was done; streams that capture a CUDA graph are refused (EINVAL). What
  * fails later, or is not done in time, ends the transport on this rank; other ranks find out
- * when their time is up. destroy waits at most `seconds` of *out for exchanges under way, and
- * for nothing after a failure. */
+ * when their time is up. destroy is called by all ranks at about the same time: NCCL waits
+ * there for those of one host. It waits at most `seconds` of *out for exchanges under way and
+ * as long for the others, and for nothing after a failure. */
 typedef struct saccade_nccl_id {
     char bytes[128];
 } saccade_nccl_id;

@@ -117,6 +117,7 @@ typedef struct nccl_world {
     int first, n;
     atomic_int references; /* of the caller, and of a thread that comes together */
     int is_ready;          /* with the lock: 1 together, -1 not to be had */
+    int is_destroyed;      /* with the lock: the communicator */
     int result;
 } nccl_world;
 
@@ -543,8 +544,54 @@ static int finish(nccl_world *w)
     return w->n == 0 && !atomic_load(&w->has_failed);
 }
 
-/* Whoever still comes together keeps what it needs: stream and memory are then left alone. A
- * communicator with something unfinished is aborted: destroying it would wait for its peers. */
+static void *destroy_comm(void *arg)
+{
+    nccl_world *w = arg;
+    void *pushed;
+    if (cu_enter(w->driver, w->device, &pushed, NULL) == SACCADE_OK) {
+        nccl.destroy(w->comm);
+        cu_leave(w->driver, pushed);
+    }
+    pthread_mutex_lock(&w->lock);
+    w->is_destroyed = 1;
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+    let_go(w);
+    return NULL;
+}
+
+/* NCCL may wait there until the host's other ranks do the same. Whether it was in time. */
+static int destroy_in_time(nccl_world *w)
+{
+    const struct timespec until = at(limit_of(w->seconds));
+    pthread_t thread;
+    int is_late = 0;
+    atomic_fetch_add(&w->references, 1);
+    if (pthread_create(&thread, NULL, destroy_comm, w)) {
+        atomic_fetch_sub(&w->references, 1);
+        return 0;
+    }
+    pthread_detach(thread);
+    pthread_mutex_lock(&w->lock);
+    while (!w->is_destroyed && !is_late)
+        is_late = pthread_cond_timedwait(&w->changed, &w->lock, &until) == ETIMEDOUT;
+    const int is_destroyed = w->is_destroyed;
+    pthread_mutex_unlock(&w->lock);
+    return is_destroyed;
+}
+
+static void free_device(nccl_world *w)
+{
+    for (int i = 0; i < WATCHED; i++)
+        if (w->each[i].event)
+            w->driver->event_destroy(w->each[i].event);
+    w->driver->free(w->staged);
+    w->driver->stream_destroy(w->stream);
+}
+
+/* Whoever still comes together, or does not come back from destroying, keeps what it needs:
+ * stream and memory are then left alone. A communicator with something unfinished is aborted:
+ * destroying it would wait for its peers. */
 static void close_world(nccl_world *w)
 {
     void *pushed;
@@ -556,15 +603,13 @@ static void close_world(nccl_world *w)
     if (w->is_watched)
         pthread_join(w->watcher, NULL);
     if (is_ready && cu_enter(w->driver, w->device, &pushed, NULL) == SACCADE_OK) {
-        if (!is_done || tells_error(w))
+        int is_over = !is_done || tells_error(w);
+        if (is_over)
             end_comm(w);
         else
-            nccl.destroy(w->comm);
-        for (int i = 0; i < WATCHED; i++)
-            if (w->each[i].event)
-                w->driver->event_destroy(w->each[i].event);
-        w->driver->free(w->staged);
-        w->driver->stream_destroy(w->stream);
+            is_over = destroy_in_time(w);
+        if (is_over)
+            free_device(w);
         cu_leave(w->driver, pushed);
     }
     let_go(w);

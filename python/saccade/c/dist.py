@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as C
+import sys
 from typing import Callable, NamedTuple, Sequence
 
 from . import abi, objects
@@ -122,17 +123,23 @@ def nccl_id() -> bytes:
 
 
 class NcclTransport:
-    """Messages between GPUs by the library's own NCCL communicator."""
+    """Messages between GPUs by the library's own NCCL communicator. It is to end on all ranks
+    at about the same time, or with the process."""
 
     def __init__(self, made: bytes, rank: int, ranks: int, device: int, seconds: float):
         self.struct = abi.Transport(rank=rank, ranks=ranks, seconds=seconds)
+        self.has_failed = False
         abi.call("nccl_create", made, rank, ranks, device, C.byref(self.struct))
 
     def run(self, name: str, *arguments) -> None:
-        abi.call(name, *arguments)
+        try:
+            abi.call(name, *arguments)
+        except abi.SaccadeError:
+            self.has_failed = True
+            raise
 
     def __del__(self):
-        if self.struct.user and lib is not None:
+        if self.struct.user and lib is not None and not sys.is_finalizing():
             lib.saccade_nccl_destroy(C.byref(self.struct))
 
 

@@ -11,6 +11,7 @@ here. Runs on CPUs over gloo and on CUDA over NCCL. What a call does is in ranks
 from __future__ import annotations
 
 import datetime
+import weakref
 from typing import Any, Optional, Sequence
 
 import torch
@@ -26,6 +27,7 @@ from .ranks_calls import Attention, Exchanged, Gathered, Spread
 
 MODES = ("gather", "staged", "heads")
 WAYS = ("torch", "nccl")
+_communicators: Any = weakref.WeakKeyDictionary()  # by group, then by device and seconds
 
 
 class ContextParallel:
@@ -172,7 +174,18 @@ class ContextParallel:
             there.copy_(data)
 
     def _over_nccl(self, seconds):
-        """The library's own communicator; None, on all ranks, where one has none."""
+        """The library's own communicator; None, on all ranks, where one has none. A group has
+        one, made by the first of its contexts: ended, it would wait for the other ranks, and
+        garbage is collected on each in its own time."""
+        group = self.group or dist.group.WORLD
+        key = self.device.index or 0, seconds
+        known = _communicators.setdefault(group, {}) if group is not None else {}
+        found = known.get(key)
+        if not self._all_agree(found is not None and not found.has_failed):
+            known[key] = found = self._new_communicator(seconds)
+        return found
+
+    def _new_communicator(self, seconds):
         made = [None]
         if self.rank == 0:
             try:
@@ -188,9 +201,12 @@ class ContextParallel:
             found = c_dist.NcclTransport(made[0], self.rank, self.ranks, index, seconds)
         except (abi.SaccadeError, MemoryError):  # or the others would wait for its answer
             found = None
-        agreed = torch.tensor([found is not None], dtype=torch.int32, device=self.device)
+        return found if self._all_agree(found is not None) else None
+
+    def _all_agree(self, mine):
+        agreed = torch.tensor([mine], dtype=torch.int32, device=self.device)
         dist.all_reduce(agreed, dist.ReduceOp.MIN, self.group)
-        return found if agreed.item() else None
+        return bool(agreed.item())
 
     # ---- attention ----
 
