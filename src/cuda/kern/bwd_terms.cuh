@@ -67,8 +67,9 @@ DEVICE void add_diagonals(const cu_bwd &p, const mod_args &mod, const cu_reads &
         place[i] = read_place(mod, p.f, b, h, r, q, 0, to.stride);
         y[i] = x[i] == 0.f ? 0.f : x[i] * term_factor(mod, p.f, b, h, r, q, 0);
     }
-    int is_one = place[0] == place[1] && (lane > 0 || place[0] == place[2]);
-    if (__all_sync(~0u, is_one && place[0] == __shfl_sync(~0u, place[0], 0))) {
+    long long first = __shfl_sync(~0u, place[0], 0); /* by all lanes, whatever they have */
+    int is_one = place[0] == first && place[1] == first && (lane > 0 || place[2] == first);
+    if (__all_sync(~0u, is_one)) {
         y[0] += y[1] + y[2];
 #pragma unroll
         for (int step = 1; step < 32; step *= 2)
