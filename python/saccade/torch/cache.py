@@ -102,7 +102,8 @@ class PagedCache(Cache):
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
         pairs = torch.tensor(copies, device=self.device)
         sources, targets = pairs[:, 0], pairs[:, 1]
-        for tensors in (*self.pools, *self.scales):
+        every: list[Sequence[Optional[torch.Tensor]]] = [*self.pools, *self.scales]
+        for tensors in every:
             for t in tensors:
                 if t is not None:
                     view = t.view(torch.uint8) if t.element_size() == 1 else t

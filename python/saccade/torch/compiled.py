@@ -253,7 +253,7 @@ def _flex(
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     how = (scale, backend, want_lse, want_max)
     # ahead-of-time code passes empty lists as None
-    captures, numbers, lists, block = (x or [] for x in (captures, numbers, lists, block))
+    captures, numbers, lists, block = captures or [], numbers or [], lists or [], block or []
     mods = _Mods(captures, numbers, names, score, mask)
     found = _op_call(q, k, v, mods, block_mask, lists, block, how)
     out, lse, row_max = found(q, k, v, captures)
