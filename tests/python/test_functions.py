@@ -55,7 +55,9 @@ FUNCTIONS = [
     lambda x: x.float() * x.is_floating_point() + x, lambda x: x**3, lambda x: x.pow(2),
     lambda x: torch.full_like(x, 2.5), lambda x: x * x.new_ones(()) + torch.zeros_like(x),
     lambda x: torch.isfinite(x).to(x.dtype) + torch.isinf(1 / x).float(),
-    lambda x: torch.signbit(x) if False else torch.copysign(x, -x),
+    lambda x: torch.copysign(x, -x), F.celu, lambda x: F.celu(x, 0.5), F.tanhshrink,
+    lambda x: F.threshold(x, 0.1, -3.0), F.softshrink, lambda x: F.hardshrink(x, 0.75),
+    torch.special.erfc, torch.special.expit,
 ]  # fmt: skip
 
 
@@ -64,9 +66,10 @@ def test_function(f):
     agrees(f, X)
 
 
-@pytest.mark.parametrize("f", [torch.asin, torch.acos, torch.atanh, torch.arcsin])
+@pytest.mark.parametrize("f", [torch.asin, torch.acos, torch.atanh, torch.arcsin, torch.logit])
 def test_function_of_the_unit_interval(f):
-    agrees(f, UNIT * 0.999 if f is torch.atanh else UNIT)
+    x = UNIT.abs() * 0.998 + 1e-3 if f is torch.logit else UNIT
+    agrees(f, x * 0.999 if f is torch.atanh else x)
 
 
 def test_acosh():
@@ -79,6 +82,9 @@ def test_acosh():
         torch.atan2, torch.hypot, torch.copysign, torch.logaddexp, torch.fmax,
         torch.fmin, torch.maximum, lambda x, y: torch.lerp(x, y, 0.3),
         lambda x, y: torch.lerp(x, y, 0.9), lambda x, y: torch.addcmul(x, y, y, value=0.5),
+        lambda x, y: torch.addcdiv(x, y, y.abs() + 1, value=0.5), torch.heaviside,
+        lambda x, y: torch.xlogy(x, y.abs() + 0.1),
+        lambda x, y: torch.ldexp(x, y.clamp(-9, 9).int()),
         lambda x, y: torch.div(x, y, rounding_mode="floor") * 0 + y,
         lambda x, y: torch.where(input=x, condition=y > 0, other=y),
     ],

@@ -146,6 +146,20 @@ _FORMULAS: dict[str, tuple] = {
         {},
     ),
     "addcmul": ("x + value * y * z", ("input", "tensor1", "tensor2"), {"value": 1.0}),
+    "addcdiv": ("x + value * y / z", ("input", "tensor1", "tensor2"), {"value": 1.0}),
+    "celu": ("r = x / alpha; m = @expm1 r; x > 0.0 ? x : alpha * m", _X, {"alpha": 1.0}),
+    "threshold": ("x > threshold ? x : value", _X, {"threshold": 0.0, "value": 0.0}),
+    "tanhshrink": ("x - tanh(x)", _X, {}),
+    "softshrink": (
+        "x > lambd ? x - lambd : x < -lambd ? x + lambd : 0.0 * x",
+        _X,
+        {"lambd": 0.5},
+    ),
+    "hardshrink": ("x >= -lambd && x <= lambd ? 0.0 : x", _X, {"lambd": 0.5}),
+    "xlogy": ("y != y ? y : x == 0.0 ? 0.0 : x * log(y)", _XY, {}),
+    "logit": ("d = 1.0 - x; r = @divide x d; log(r)", _X, {}),
+    "heaviside": ("x == 0.0 ? y : x > 0.0 ? 1.0 : 0.0", _XY, {}),
+    "ldexp": ("x * exp2(y)", _XY, {}),
     "nan_to_num": (
         "x != x ? nan_in : x == inf ? posinf : x == -inf ? neginf : x",
         _X,
@@ -191,6 +205,7 @@ _ALL = {
     **{n: Op(_formula(text, d), v, tuple(d)) for n, (text, v, d) in _FORMULAS.items()},
     "gelu": Op(_gelu, _X, ("approximate",)),
 }
+_ALL["expit"] = _ALL["sigmoid"]
 
 
 def operator(name: str):
@@ -198,7 +213,7 @@ def operator(name: str):
     operator's name; None when there is none."""
     if name in _ALL:
         return _ALL[name], False
-    name = name.strip("_")
+    name = name.removeprefix("special_").strip("_")
     if name.startswith("r") and name[1:] in BINARY and name not in _ALL:
         return BINARY[name[1:]], True
     return (_ALL[name], False) if name in _ALL else None
