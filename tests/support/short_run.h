@@ -1,6 +1,7 @@
 /* short_run.h: whether tests leave out cases that differ from others in few lines. Sanitizers
  * and emulators walk the same code ten times as slowly: `.ci/run` sets SACCADE_TEST_SHORT
- * there, `.ci/run all` does not. */
+ * there. `.ci/run all` does not, and sets SACCADE_TEST_ALL, with which tests of NVRTC compile
+ * every instance of every program. */
 #ifndef SACCADE_TESTS_SHORT_RUN_H
 #define SACCADE_TESTS_SHORT_RUN_H
 
@@ -9,6 +10,11 @@
 static inline int is_short_run(void)
 {
     return getenv("SACCADE_TEST_SHORT") != NULL;
+}
+
+static inline int is_thorough_run(void)
+{
+    return getenv("SACCADE_TEST_ALL") != NULL;
 }
 
 #endif
