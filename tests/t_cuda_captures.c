@@ -567,6 +567,7 @@ static void compile_only(void **state)
 {
     static const cu_term scale[3] = {CU_TERM_SCALE};
     static const cu_term element[3] = {CU_TERM_ELEMENT};
+    static const cu_term diagonal[3] = {CU_TERM_DIAGONAL};
     cu_image image;
     (void)state;
     if (cu_compile_peak("sm_80", &image, NULL) != SACCADE_OK) {
@@ -578,6 +579,7 @@ static void compile_only(void **state)
     compile_one(&cases[15], "sm_80", CU_BWD_CAPTURES, NULL);
     compile_one(&cases[4], "sm_90a", CU_BWD_TILES, element);
     compile_one(&cases[0], "sm_90a", CU_BWD_TILES, scale);
+    compile_one(&cases[2], "sm_90a", CU_BWD_TILES, diagonal);
 }
 
 int main(int argc, char **argv)

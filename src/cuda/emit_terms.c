@@ -60,10 +60,6 @@ static int is_scale(const emitter *e, const mod_node *by, const mod_node **facto
            && !((*factor)->deps & (DEP_Q | DEP_KV | DEP_SCORE));
 }
 
-/* Off: the sums as they are now have been compiled and emulated, but no GPU has run them (lab
- * 034); diagonals take bwd_captures.cu. */
-enum { TILES_SUM_DIAGONALS = 0 };
-
 /* results: of the value, the derivative by the score, and those by the reads. */
 static cu_term kind_of(const emitter *e, const pass_read *read, const uint32_t *results, int r,
                        const unsigned char *along, int is_head_slope)
@@ -75,8 +71,7 @@ static cu_term kind_of(const emitter *e, const pass_read *read, const uint32_t *
         return CU_TERM_NONE;
     const int is_sum = read->scatter == SCATTER_DIAGONALS || read->scatter == SCATTER_HEADS;
     const int is_ds = is_same(e->fn, slope, by) && !is_head_slope;
-    if (TILES_SUM_DIAGONALS && is_sum
-        && (is_ds || ((has_slope_one || is_head_slope) && along[by])))
+    if (is_sum && (is_ds || ((has_slope_one || is_head_slope) && along[by])))
         return CU_TERM_DIAGONAL;
     if (read->scatter == SCATTER_ELEMENTS
         && (is_ds
