@@ -170,8 +170,9 @@ int cu_decode_shared(const cu_tile *tile, int D, int E, int bits, int column_wor
                      int64_t spans);
 /* The kernel of small tiles: groups 1, and stages pieces of K or V in flight. */
 int cu_small_choice(int D, int E, int rung, cu_tile *out);
-/* CTAs of it that share a multiprocessor. */
-int cu_small_ctas(int D, int E);
+/* Teams of a CTA of it, and tiles of Q that each has room for. */
+int cu_small_teams(int D, int E);
+int cu_small_buffers(int D, int E);
 int cu_small_shared(const cu_tile *tile, int D, int E, int column_words);
 /* What a run walks in one kind of tiles: of all heads; the most blocks of a tile. */
 typedef struct cu_amount {

@@ -1,4 +1,4 @@
-/* Forward by small tiles put on a stream: one launch, a CTA for each tile. */
+/* Forward by small tiles put on a stream: one launch, CTAs that share the tiles. */
 #include "cuda/run.h"
 
 saccade_status run_launch_small(const saccade_plan *plan, const plan_run *run, run_args *a,
@@ -21,6 +21,9 @@ saccade_status run_launch_small(const saccade_plan *plan, const plan_run *run, r
     TRY(run_encode_map(a->driver, run->q, run_rows(form), PROMOTE_256, &a->maps[0], err));
     TRY(run_encode_map(a->driver, run->k, keys, PROMOTE_256, &a->maps[1], err));
     TRY(run_encode_map(a->driver, run->v, keys, PROMOTE_256, &a->maps[2], err));
-    return run_start_next(a, s->programs[CU_SMALL].kernel, a->p.n_tiles, 128, shared,
-                          parameters, err);
+    const int threads =
+        128 * (1 + cu_small_teams(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv)));
+    const int n_sm = s->device.n_sm, grid = a->p.n_tiles < n_sm ? a->p.n_tiles : n_sm;
+    return run_start_next(a, s->programs[CU_SMALL].kernel, grid, threads, shared, parameters,
+                          err);
 }

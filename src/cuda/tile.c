@@ -181,32 +181,37 @@ int cu_decode_shared(const cu_tile *tile, int D, int E, int bits, int column_wor
            + (int)(spans + 1) * 4;
 }
 
-/* Small tiles: 64 rows, a warpgroup, and so many CTAs that others work while one waits. At D64
- * pieces of 80 keys hold what a half row of a picture of 128 columns sees in one of its rows.
- * */
+/* Small tiles: 64 rows of one team, and so many teams that others work while one waits. Later
+ * rungs are for mods that need registers of their own. */
 int cu_small_choice(int D, int E, int rung, cu_tile *out)
 {
-    static const cu_tile small[] = {{1, 80, 4, 0, 0}, {1, 64, 4, 0, 0}, {1, 32, 4, 0, 0}};
+    static const cu_tile small[] = {
+        {1, 96, 4, 0, 0}, {1, 80, 4, 0, 0}, {1, 64, 4, 0, 0}, {1, 32, 4, 0, 0}};
     static const cu_tile middle[] = {{1, 48, 4, 0, 0}, {1, 32, 4, 0, 0}};
-    const int dim = D > E ? D : E, n = dim <= 64 ? 3 : dim <= 128 ? 2 : 0;
+    const int dim = D > E ? D : E, n = dim <= 64 ? 4 : dim <= 128 ? 2 : 0;
     if (rung >= n)
         return 0;
     *out = dim <= 64 ? small[rung] : middle[rung];
     return 1;
 }
 
-int cu_small_ctas(int D, int E)
+int cu_small_teams(int D, int E)
 {
-    return D <= 64 && E <= 64 ? 4 : 3;
+    return D <= 128 && E <= 128 ? 3 : 0;
+}
+
+int cu_small_buffers(int D, int E)
+{
+    return D <= 64 && E <= 64 ? 2 : 1;
 }
 
 int cu_small_shared(const cu_tile *tile, int D, int E, int column_words)
 {
-    const int dim = D > E ? D : E;
-    return 128
-               * (round_up(D, 64) * tile->groups
-                  + tile->stages * tile->keys * (round_up(dim, 64) / 64))
-           + 8 * (1 + 2 * tile->stages) + 4 * tile->groups * tile->keys * column_words;
+    const int dim = D > E ? D : E, buffers = cu_small_buffers(D, E);
+    const int team =
+        128 * (round_up(D, 64) * buffers + tile->stages * tile->keys * (round_up(dim, 64) / 64))
+        + 16 * (buffers + 2 * tile->stages) + 4 * tile->keys * column_words;
+    return cu_small_teams(D, E) * team + 16;
 }
 
 /* Nanoseconds, one H200, bf16: what a tile costs beside its blocks, and a score; small tiles
@@ -214,26 +219,31 @@ int cu_small_shared(const cu_tile *tile, int D, int E, int column_words)
 typedef struct costs {
     double tile, score, small_tile, small_score, alone;
 } costs;
-static const costs narrow = {4600, 0.045, 1300, 0.078, 0.24};
-static const costs wide = {4600, 0.085, 1850, 0.146, 0.39};
-static const double mask_score = 0.05; /* more, where the mask is evaluated */
+static const costs narrow = {4000, 0.045, 1200, 0.055, 0.18};
+static const costs wide = {4000, 0.085, 1300, 0.113, 0.22};
+static const double large_mask = 0.08,
+                    small_mask = 0.09; /* more, where the mask is evaluated */
+static const double launches = 1000;   /* that large tiles have and small ones do not */
 
 int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_amount s,
                   const cu_tile *large, cu_amount l)
 {
     const costs *c = dim > 64 ? &wide : &narrow;
-    const double more = is_evaluated ? mask_score : 0;
-    const double scores = (double)l.blocks * large->groups * 64 * large->keys;
+    const double block =
+        large->groups * 64.0 * large->keys * (c->score + (is_evaluated ? large_mask : 0));
+    const double more = is_evaluated ? small_mask : 0,
+                 piece = small->groups * 64.0 * small->keys;
+    if (l.tiles <= 0 || s.tiles <= 0)
+        return 0;
     const double waves =
         l.tiles > 4 * n_sm ? (double)l.tiles / n_sm : (double)((l.tiles + n_sm - 1) / n_sm);
-    const double piece = small->groups * 64.0 * small->keys;
+    const double all = waves * (c->tile + (double)l.blocks / (double)l.tiles * block);
+    const double longest = c->tile + (double)l.longest * block;
     const double shared =
         ((double)s.tiles * c->small_tile + (double)s.blocks * piece * (c->small_score + more))
         / n_sm;
     const double alone = c->small_tile + (double)s.longest * piece * (c->alone + more);
-    return l.tiles > 0 && s.tiles > 0
-           && (shared > alone ? shared : alone)
-                  < waves * (c->tile + scores / (double)l.tiles * (c->score + more));
+    return (shared > alone ? shared : alone) < launches + (all > longest ? all : longest);
 }
 
 /* By mma.sync: O of such heads takes half the registers, and Q would take the rest. */

@@ -84,8 +84,11 @@ DEVICE int has_limits(const cu_fwd &p)
 /* Row i of this thread: its first live key and the one past its last. */
 DEVICE int2 limits_of(const tile_rows &r, const cu_fwd &p, int i)
 {
-    int m = min(r.m + 8 * i, p.M - 1);
-    return __ldg((const int2 *)p.limits.of_row + (r.b * p.limits.b + r.h * p.limits.h + m));
+#if CFG_SMALL
+    return r.limit[i];
+#else
+    return read_limit(p, r.b, r.h, r.m + 8 * i);
+#endif
 }
 #endif
 

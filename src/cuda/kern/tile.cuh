@@ -124,6 +124,15 @@ DEVICE tile_keys keys_of(const cu_fwd &p, const mod_args &mod, const tile &t, in
 }
 #endif
 
+#if CFG_LIMITS
+/* Live keys of row m: the first and the one past the last. */
+DEVICE int2 read_limit(const cu_fwd &p, int b, int h, int m)
+{
+    int row = b * p.limits.b + h * p.limits.h + min(m, p.M - 1);
+    return __ldg((const int2 *)p.limits.of_row + row);
+}
+#endif
+
 /* What a thread's two rows need in the loop over keys. */
 struct tile_rows {
     int q;                 /* position of the first row */
@@ -131,6 +140,9 @@ struct tile_rows {
     int b, h;              /* take no register unless a mod reads them */
 #if CFG_LIMITS
     int m; /* index of the first row */
+#endif
+#if CFG_SMALL && CFG_LIMITS && MOD_MASK == MASK_GENERAL
+    int2 limit[2]; /* first live key and the one past the last, where the host has found them */
 #endif
 #if CFG_PACKED
     int q1, h1; /* position and head of the second row: heads of a group share the tile */
@@ -161,7 +173,11 @@ DEVICE int row_h(const tile_rows &r, int i)
 /* The group of 16 rows that this thread's warp, or pair of warps, works on. */
 DEVICE int group_of_thread(void)
 {
+#if CFG_SMALL
+    return threadIdx.x / 32 & 3;
+#else
     return ((int)threadIdx.x / 32 - CFG_FIRST_WARP) / CFG_PARTS;
+#endif
 }
 
 /* The part of O's columns that this thread's warp owns. */
@@ -185,6 +201,11 @@ DEVICE void rows_place(tile_rows &r, const cu_fwd &p, const mod_args &mod, const
     r.h = t.h;
 #if CFG_LIMITS
     r.m = t.row0 + row_of_thread();
+#endif
+#if CFG_SMALL && CFG_LIMITS && MOD_MASK == MASK_GENERAL
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        r.limit[i] = p.limits.of_row ? read_limit(p, t.b, t.h, r.m + 8 * i) : make_int2(0, 0);
 #endif
 #if MOD_SCORE
     score_row_begin(mod, p, t.b, t.h, r.q, r.score[0]);
