@@ -1,11 +1,14 @@
 /* Run: one call of the library for tensors of one layout. */
 #include "warm.h"
 
+#include <dlfcn.h>
+
 enum {
     MOST_TENSORS = 32,    /* of a call, inputs or results */
     MOST_WORDS = 1024,    /* arguments, tensors and bindings of a call: 8 KiB of stack */
     ERROR_BYTES = 1024,   /* at least those of a saccade_error */
     LEAST_ROOM = 1 << 20, /* workspace that a thread keeps for its next call, at least */
+    MOST_KEPT = 4 << 20,  /* workspace on a GPU that a layout's calls keep, at most */
 };
 
 typedef int32_t library_call(void *plan, void *args, void *error);
@@ -29,6 +32,8 @@ typedef struct {
     output outputs[MOST_TENSORS];
     size_t room;
     PyObject *room_model; /* of a workspace that is a tensor */
+    PyObject *kept;       /* one for the next call on this stream, or NULL; see take_room */
+    void *kept_stream;
 } Run;
 
 static void run_free(PyObject *self)
@@ -37,6 +42,7 @@ static void run_free(PyObject *self)
     for (int i = 0; i < s->n_outputs; i++)
         Py_XDECREF(s->outputs[i].model);
     Py_XDECREF(s->room_model);
+    Py_XDECREF(s->kept);
     PyMem_Free(s->words);
     PyMem_Free(s->links);
     warm_free_object(self);
@@ -149,13 +155,56 @@ static void *own_room(Py_ssize_t n)
     return PyBytes_AsString(room);
 }
 
+/* Whether a graph may be in the making on the stream: it runs again when no call does. */
+static int may_be_captured(void *stream)
+{
+    typedef int query(void *stream, int *status);
+    static query *ask; /* of the driver that PyTorch has loaded */
+    static int is_sought;
+    int status = 1;
+    if (!is_sought) {
+        void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+        void *found = driver ? dlsym(driver, "cuStreamIsCapturing") : NULL;
+        memcpy(&ask, &found, sizeof ask);
+        is_sought = 1;
+    }
+    return !ask || ask(stream, &status) != 0 || status != 0;
+}
+
+/* Whether a workspace of this call may serve the next one on its stream: the work of both is
+ * done one after the other there. */
+static int is_kept(const Run *s, void *stream)
+{
+    return s->room_model && s->inputs[0].like.device_type == DL_CUDA && s->room <= MOST_KEPT
+           && !may_be_captured(stream);
+}
+
+/* A workspace that is a tensor. One that is kept is taken away, so that no other thread's call
+ * begins with it before this one has launched all. */
+static PyObject *take_room(Run *s, int keeps, void *stream)
+{
+    PyObject *held = s->kept;
+    if (!keeps || !held || s->kept_stream != stream)
+        return PyObject_CallFunctionObjArgs(warm_empty_like, s->room_model, NULL);
+    s->kept = NULL;
+    return held;
+}
+
+static void keep_room(Run *s, PyObject *held, void *stream)
+{
+    PyObject *old = s->kept;
+    s->kept = held;
+    s->kept_stream = stream;
+    Py_XDECREF(old);
+}
+
 /* Where the workspace begins, 0 and an error where there is none; *held: what holds it. */
-static uint64_t room_of(const Run *s, PyObject **held)
+static uint64_t room_of(Run *s, int keeps, void *stream, PyObject **held)
 {
     uintptr_t at;
     if (s->room_model) {
         dl_tensor d;
-        *held = PyObject_CallFunctionObjArgs(warm_empty_like, s->room_model, NULL);
+        *held = take_room(s, keeps, stream);
         if (!*held || !warm_look(*held, &d))
             return 0;
         at = (uintptr_t)warm_address_of(&d);
@@ -224,17 +273,21 @@ PyObject *warm_run(PyObject *self, PyObject *const *args, Py_ssize_t n)
     void *stream = NULL;
     int32_t status = 0;
     const layout *first = &s->inputs[0].like;
-    if (s->room && !(words[s->room_word] = room_of(s, &held)))
-        goto failed;
     if (first->device_type == DL_CUDA
         && warm_exchange->current_stream(DL_CUDA, first->device_index, &stream) != 0)
+        goto failed;
+    const int keeps = s->room && is_kept(s, stream);
+    if (s->room && !(words[s->room_word] = room_of(s, keeps, stream, &held)))
         goto failed;
     words[s->stream_word] = (uint64_t)(uintptr_t)stream;
     Py_BEGIN_ALLOW_THREADS;
     status = s->call(s->plan, words, error);
     Py_END_ALLOW_THREADS;
     if (status == 0) {
-        Py_XDECREF(held);
+        if (keeps)
+            keep_room(s, held, stream);
+        else
+            Py_XDECREF(held);
         return made;
     }
     PyObject *none = PyObject_CallFunction(warm_raise_error, "iy#", (int)status, (char *)error,

@@ -1,6 +1,7 @@
 """CUDA tensors: in place, on the current stream, in graphs; against float64 there too."""
 
 import math
+import threading
 
 import pytest
 
@@ -122,6 +123,35 @@ def test_stream_and_graph():
     q.mul_(0.5)
     graph.replay()
     assert torch.equal(out, st.flex_attention(q, k, v, None, mask, enable_gqa=True))
+
+
+def test_a_kept_workspace_serves_one_call_at_a_time():
+    """Warm calls of one layout: by threads, on streams by turns, and beside a captured graph."""
+    q, k, v = tensors()
+    call = lambda: st.flex_attention(q, k, v, enable_gqa=True)  # noqa: E731
+    want = [call() for _ in range(3)][-1]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    seen = []
+
+    def work():
+        seen.extend(call() for _ in range(20))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for _ in range(3):
+        captured.zero_()
+        graph.replay()
+        with torch.cuda.stream(side):
+            seen.append(call())
+    torch.cuda.synchronize()
+    assert len(seen) == 63 and all(torch.equal(out, want) for out in [captured, *seen])
 
 
 def test_graph_reads_captures_anew():
