@@ -126,7 +126,7 @@ def test_stream_and_graph():
 
 
 def test_a_kept_workspace_serves_one_call_at_a_time():
-    """Warm calls of one layout: by threads, on streams by turns, and beside a captured graph."""
+    """Warm calls of one layout: by threads, on two streams, beside a captured graph."""
     q, k, v = tensors()
     call = lambda: st.flex_attention(q, k, v, enable_gqa=True)  # noqa: E731
     want = [call() for _ in range(3)][-1]

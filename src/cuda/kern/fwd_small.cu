@@ -6,7 +6,7 @@
  *
  * Offsets are exact, and rows that are not finite are made again here, at the end: a run is one
  * launch. Shared memory of a team, in swizzled rows of 128 bytes, panels of 64 columns: Q
- * [QS][panels][64][64], then a ring of CFG_STAGES pieces of K or V; barriers behind all teams. */
+ * [QS][panels][64][64], then a ring of CFG_STAGES pieces of K or V. Barriers come last. */
 #include "cfg.cuh"
 #include "ptx.cuh"
 #include "launch.h"
