@@ -2,6 +2,7 @@
 #include "warm.h"
 
 #include <dlfcn.h>
+#include <stdlib.h>
 
 enum {
     MOST_TENSORS = 32,    /* of a call, inputs or results */
@@ -171,12 +172,23 @@ static int may_be_captured(void *stream)
     return !ask || ask(stream, &status) != 0 || status != 0;
 }
 
+/* SACCADE_KEEP_WORKSPACE=1, read once. */
+static int is_asked_for(void)
+{
+    static int known = -1;
+    if (known < 0) {
+        const char *text = getenv("SACCADE_KEEP_WORKSPACE");
+        known = text && strcmp(text, "1") == 0;
+    }
+    return known;
+}
+
 /* Whether a workspace of this call may serve the next one on its stream: the work of both is
  * done one after the other there. */
 static int is_kept(const Run *s, void *stream)
 {
-    return s->room_model && s->inputs[0].like.device_type == DL_CUDA && s->room <= MOST_KEPT
-           && !may_be_captured(stream);
+    return is_asked_for() && s->room_model && s->inputs[0].like.device_type == DL_CUDA
+           && s->room <= MOST_KEPT && !may_be_captured(stream);
 }
 
 /* A workspace that is a tensor. One that is kept is taken away, so that no other thread's call
