@@ -106,6 +106,29 @@ static const forward_case cases[] = {
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
+/* Kernels of each kind, and positions that patches do and don't lie by. */
+static const forward_case device_cases[] = {
+    {.problem = "b2 h2 q300 d128 bf16", .mask = "causal()"},
+    {.problem = "b1 h4/2 q257 kv400 d64 bf16", .score = "softcap(c)", .data = CASE_WIDE},
+    {.problem = "b2 h4/1 q200 kv333 d64 f16", .mask = "q >= kv + 5", .score = "alibi()"},
+    {.problem = "b1 h2 q150 kv300 d128 bf16",
+     .mask = "sliding_window(W)",
+     .q_offset = 151,
+     .kv_offset = 3},
+    {.problem = "b1 h2 q130 kv260 d64 bf16", .q_offset = 128, .kv_offset = -48},
+    {.problem = "b1 h2 q90 kv200 d256 bf16", .mask = "causal()", .q_offset = 110},
+    {.problem = "b2 h2/1 q200 d256 bf16", .mask = "causal()"},
+    {.problem = "b2 h3 q70 kv130 d40 dv24 bf16", .mask = "causal()"},
+    {.problem = "b1 h2 q100 kv140 d36 dv20 f16"},
+    {.problem = "b2 h4/2 q70 kv130 d64 f32", .mask = "causal()"},
+    {.problem = "b1 h2 q40 kv80 d128 f32", .q_offset = -21, .kv_offset = -5},
+    {.problem = "b1 h2 q130 kv260 d64 bf16",
+     .score = "score * h_scale[h]",
+     .mask = "kv % 3 > 0"},
+    {.problem = "b1 h12/2 q1 kv3000 d64 bf16", .layout = CASE_BNHD, .q_offset = 2999},
+};
+enum { DEVICE_CASES = sizeof device_cases / sizeof device_cases[0] };
+
 /* With lse and row maxima, and out alone. */
 static void same_results(const case_run *r, run_options *o, const run_results *plain,
                          const run_results *gold)
@@ -122,7 +145,7 @@ static void same_results(const case_run *r, run_options *o, const run_results *p
 }
 
 /* 7 of 10 weights, sinks too where a case's number is odd. */
-static void one_case(int n, int on_device)
+static void one_case(const forward_case *c, int n, int on_device)
 {
     int64_t values[2] = {-77 - n, 3};
     const int64_t heads[1] = {12};
@@ -131,7 +154,7 @@ static void one_case(int n, int on_device)
     saccade_mod *weight = weight_of("dropout(0.3)");
     run_results gold, plain;
     case_run r;
-    case_make(&cases[n], &r);
+    case_make(c, &r);
     sinks.shape[0] = r.sizes.H;
     run_options o = options_of(&r, "ref", NULL, weight, &state);
     o.sinks = n % 2 ? &sinks : NULL;
@@ -142,6 +165,7 @@ static void one_case(int n, int on_device)
     o.problem.backend = "plain";
     run_forward(&r, &o, &plain);
     o.problem.backend = on_device ? "cuda" : "cpu";
+    o.is_dropout_there = n % 2;
     for (const char *const *level = case_levels(); *level && !on_device; level++) {
         o.level = *level;
         same_results(&r, &o, &plain, &gold);
@@ -164,17 +188,26 @@ static void levels_agree(void **unused)
 {
     (void)unused;
     for (int n = 0; n < CASES; n++)
-        one_case(n, 0);
+        one_case(&cases[n], n, 0);
+}
+
+static void device_agrees(void **unused)
+{
+    (void)unused;
+    if (!has_device())
+        skip();
+    for (int n = 0; n < CASES + DEVICE_CASES; n++)
+        if (is_device_case(n))
+            one_case(n < CASES ? &cases[n] : &device_cases[n - CASES], n, 1);
 }
 
 /* ---- which weights ---- */
 
 /* V the identity: out is the weights themselves, times their number as all scores are 0. */
-static void weights_are_those_of_the_bits(void **unused)
+static void weights_of(const char *problem, int32_t q_offset, const char *const *backends,
+                       double error)
 {
-    (void)unused;
-    const forward_case c = {
-        .problem = "b2 h3 q37 kv48 d8 dv48 f32", .data = CASE_ZERO, .q_offset = 11};
+    const forward_case c = {.problem = problem, .data = CASE_ZERO, .q_offset = q_offset};
     int64_t values[2] = {42, 0x7fffffffffffffff};
     const saccade_tensor state = state_of(values);
     saccade_mod *weight = weight_of("dropout(0.25)");
@@ -185,8 +218,7 @@ static void weights_are_those_of_the_bits(void **unused)
     for (int64_t i = 0; i < s->B * s->H * s->KV; i++)
         for (int64_t d = 0; d < s->Dv; d++)
             run_put(&r.v.t, i * s->Dv + d, i % s->KV == d);
-    static const char *const backends[] = {"ref", "plain", "cpu"};
-    for (int n = 0; n < 3; n++) {
+    for (int n = 0; backends[n]; n++) {
         run_options o = options_of(&r, backends[n], NULL, weight, &state);
         o.problem.h_offset = 2;
         o.problem.heads_global = 9;
@@ -196,10 +228,11 @@ static void weights_are_those_of_the_bits(void **unused)
             const int64_t h = row / s->Q % s->H, b = row / s->Q / s->H;
             const dropout_words head =
                 dropout_head(42, 0x7fffffffffffffffu, (uint32_t)b, (uint32_t)h + 2);
-            const int64_t at_q = q + 11 + b; /* the case's offset grows with the batch */
+            const int64_t at_q =
+                q_offset ? q + q_offset + b : q; /* the case's offset grows with the batch */
             const int is_kept = dropout_bits(head, (uint32_t)at_q, (uint32_t)kv) >= 0x4000;
             const double x = run_get(&got.out, at) * (double)s->KV * 0.75;
-            if (!(fabs(x - is_kept) <= 1e-5))
+            if (!(fabs(x - is_kept) <= error))
                 fail_msg("%s: b %lld h %lld q %lld kv %lld: got %g, expected %d", backends[n],
                          (long long)b, (long long)h, (long long)q, (long long)kv, x, is_kept);
         }
@@ -207,6 +240,27 @@ static void weights_are_those_of_the_bits(void **unused)
     }
     saccade_mod_destroy(weight);
     case_free(&r);
+}
+
+static void weights_are_those_of_the_bits(void **unused)
+{
+    static const char *const backends[] = {"ref", "plain", "cpu", NULL};
+    (void)unused;
+    weights_of("b2 h3 q37 kv48 d8 dv48 f32", 11, backends, 1e-5);
+}
+
+static void device_weights_are_those_of_the_bits(void **unused)
+{
+    static const char *const backends[] = {"cuda", NULL};
+    (void)unused;
+    if (!has_device())
+        skip();
+    for (int32_t q_offset = 0; q_offset < 16; q_offset += 11) {
+        weights_of("b2 h3 q37 kv48 d8 dv48 f32", q_offset, backends, 1e-5);
+        weights_of("b2 h3 q137 kv256 d64 dv256 bf16", q_offset, backends, 4e-3);
+        weights_of("b2 h3 q137 kv128 d128 f16", q_offset, backends, 1e-3);
+        weights_of("b2 h3 q70 kv60 d20 dv60 f16", q_offset, backends, 1e-3);
+    }
 }
 
 /* Of 2^20 weights, in all and by each bit of their positions, within 5 standard deviations;
@@ -298,20 +352,24 @@ static void both_ways(const case_run *r, const run_options *o, run_results *to)
 static void same_gradients(const case_run *r, const run_options *o, const run_results *plain,
                            const run_results *gold)
 {
+    /* On a device, in f32: a quarter of a last place of the problem's dtype, to which weights
+     * are rounded there before they are divided by their sum. */
+    const int bits = r->dtype == SACCADE_BF16 ? 8 : r->dtype == SACCADE_F16 ? 11 : 24;
+    const int is_there = strcmp(o->problem.backend, "cuda") == 0;
+    const int ulps = bits == 24 || !is_there ? 16 : 1 << (22 - bits);
     run_results got;
     both_ways(r, o, &got);
-    run_compare("dq", r, &got.dq, &plain->dq, &gold->dq, 16);
-    run_compare("dk", r, &got.dk, &plain->dk, &gold->dk, 16);
-    run_compare("dv", r, &got.dv, &plain->dv, &gold->dv, 16);
+    run_compare("dq", r, &got.dq, &plain->dq, &gold->dq, ulps);
+    run_compare("dk", r, &got.dk, &plain->dk, &gold->dk, ulps);
+    run_compare("dv", r, &got.dv, &plain->dv, &gold->dv, ulps);
     run_drop(&got);
 }
 
-static void one_backward(int n, int on_device)
+static void one_backward(forward_case c, int n, int on_device)
 {
     int64_t values[2] = {5, n};
     const saccade_tensor state = state_of(values);
     saccade_mod *weight = weight_of("dropout(0.2)");
-    forward_case c = cases[n];
     run_results gold, plain;
     case_run r;
     c.kv_len = 0;
@@ -329,6 +387,7 @@ static void one_backward(int n, int on_device)
     o.problem.backend = "plain";
     both_ways(&r, &o, &plain);
     o.problem.backend = on_device ? "cuda" : "cpu";
+    o.is_dropout_there = n % 2;
     for (const char *const *level = case_levels(); *level && !on_device; level++) {
         o.level = *level;
         same_gradients(&r, &o, &plain, &gold);
@@ -353,7 +412,17 @@ static void gradients_agree(void **unused)
     (void)unused;
     static const int which[] = {0, 1, 3, 4};
     for (int n = 0; n < 4; n++)
-        one_backward(which[n], 0);
+        one_backward(cases[which[n]], which[n], 0);
+}
+
+static void device_gradients_agree(void **unused)
+{
+    (void)unused;
+    if (!has_device())
+        skip();
+    for (int n = 0; n < DEVICE_CASES; n++)
+        if (is_device_case(n))
+            one_backward(device_cases[n], n, 1);
 }
 
 static saccade_tensor widened(const saccade_tensor *t)
@@ -519,13 +588,16 @@ static void mistakes(void **unused)
     case_free(&r);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(known_answers),
         cmocka_unit_test(layout),
         cmocka_unit_test(levels_agree),
         cmocka_unit_test(weights_are_those_of_the_bits),
+        cmocka_unit_test(device_agrees),
+        cmocka_unit_test(device_weights_are_those_of_the_bits),
+        cmocka_unit_test(device_gradients_agree),
         cmocka_unit_test(statistics),
         cmocka_unit_test(rates),
         cmocka_unit_test(gradients_agree),
@@ -534,5 +606,7 @@ int main(void)
         cmocka_unit_test(mistakes),
         cmocka_unit_test(ragged_runs_have_one_rate),
     };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

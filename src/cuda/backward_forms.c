@@ -30,7 +30,7 @@ int cu_backward_short_form(const cu_state *s, const plan_problem *p, int rung, c
 
 int cu_backward_wide_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
-    return p->gradients & BY_TILES && s->family == CU_SM90
+    return p->gradients & BY_TILES && s->family == CU_SM90 && !p->is_ragged
            && cu_backward_wide_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
 }
 

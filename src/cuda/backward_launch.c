@@ -23,9 +23,19 @@ static int64_t query_blocks(const saccade_sizes *s)
     return (s->Q + BWD_ROWS - 1) / BWD_ROWS;
 }
 
-static space space_of(const saccade_plan *plan, const saccade_sizes *s)
+/* Blocks of a head where sequences of `rows` in all are packed; 0: by batch they are fewer. */
+static int64_t packed_blocks(const saccade_plan *plan, const saccade_sizes *s, int64_t rows)
 {
-    const size_t rows = (size_t)(s->B * s->H * query_blocks(s)) * BWD_ROWS;
+    const int64_t packed = rows / BWD_ROWS + s->B;
+    return plan->problem.is_ragged && rows && packed < s->B * query_blocks(s) ? packed : 0;
+}
+
+/* all: ragged queries of all sequences, or 0 where they are not known. */
+static space space_of(const saccade_plan *plan, const saccade_sizes *s, int64_t all)
+{
+    const int64_t packed = packed_blocks(plan, s, all);
+    const int64_t blocks = packed ? packed : s->B * query_blocks(s);
+    const size_t rows = (size_t)(s->H * blocks) * BWD_ROWS;
     const size_t columns = (size_t)(cu_padded(plan->problem.sizes.D) + 63) / 64 * 64;
     const size_t bounds = (size_t)(s->B * s->Hkv) * BWD_CHUNKS * 2 * sizeof(unsigned);
     space x = {0};
@@ -39,11 +49,17 @@ static space space_of(const saccade_plan *plan, const saccade_sizes *s)
     return x;
 }
 
+static int64_t packed_rows(const saccade_plan *plan, const plan_gradients *g)
+{
+    const int is_packed = plan->problem.is_ragged && g && g->d_out;
+    return is_packed && g->d_out->shape[0] == 1 ? g->d_out->shape[2] : 0;
+}
+
 size_t cu_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
                              const plan_gradients *gradients)
 {
     const saccade_sizes local = cu_local_sizes(plan, sizes);
-    return aligned(space_of(plan, &local).bytes)
+    return aligned(space_of(plan, &local, packed_rows(plan, gradients)).bytes)
            + cu_captures_workspace(plan, &local, gradients);
 }
 
@@ -88,7 +104,8 @@ static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradi
                  cu_bwd *p)
 {
     const cu_state *s = plan->state;
-    const space at = space_of(plan, &run->sizes);
+    const int64_t rows = packed_rows(plan, g);
+    const space at = space_of(plan, &run->sizes, rows);
     char *base = run->workspace;
     *p = (cu_bwd){0};
     run_fill(plan, run, &s->programs[CU_MAIN].form, NULL, &p->f);
@@ -105,6 +122,7 @@ static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradi
     fill_sinks(g->sinks, p);
     p->added = (int)g->added;
     p->n_mblk = (int)query_blocks(&run->sizes);
+    p->packed_blocks = (int)packed_blocks(plan, &run->sizes, rows);
     p->unit = p->f.scale * 1.4426950408889634f;
     p->slope_most = (float)s->backward_facts.slope_most;
     p->lse2 = (float *)(base + at.lse2);
@@ -355,7 +373,8 @@ static saccade_status start(const saccade_plan *plan, const plan_run *run,
     TRY(run_captures(problem->score, run->score_env.tensors, l.a.captures, err));
     TRY(run_captures(problem->mask, run->mask_env.tensors, l.a.captures + n_score, err));
     TRY(run_make_ready(s, problem, driver, run->q->device.index, err));
-    TRY(cu_begin_captures(plan, run, g, aligned(space_of(plan, &run->sizes).bytes),
+    TRY(cu_begin_captures(plan, run, g,
+                          aligned(space_of(plan, &run->sizes, packed_rows(plan, g)).bytes),
                           program == CU_BWD_TILES, &l.a, &l.captured, err));
     TRY(start_program(plan, run, g, program, &l, err));
     fill_queries(problem, runs.queries, &l.p);

@@ -189,10 +189,13 @@ static void put_config(const plan_problem *p, const cu_form *form, const cu_mod_
         {"TM", form->backward.rows},
         {"TN", form->backward.rows},
         {"PARTS", form->backward.parts},
+        {"DROP", p->weight != NULL},
         {"ROWS", p->has_rows},
         {"Q_SHARED", 0},
         {"SCALE_FIRST", 0},
         {"CODES", 0},
+        {"RAGGED", p->is_ragged},
+        {"MONOTONE", cu_is_monotone(plan_limits(p))},
         {"SINKS", cu_sinks_code(p)},
     };
     strbuf_puts(out, "/* generated: constants of this instance */\n#pragma once\n");

@@ -464,6 +464,8 @@ int64_t cu_row_tile(const saccade_plan *plan, const saccade_sizes *sizes);
 void cu_write_forward(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
                       const cu_form *form, cu_headers *out);
 /* CFG_SINKS, by the dtype of the sinks (kern/sinks.cuh). */
+/* Whether limits of rows between two others lie between theirs. */
+int cu_is_monotone(const pass_limits *limits);
 int cu_sinks_code(const plan_problem *p);
 /* CFG_CODES, by the dtype of quantised K and V (kern/codes.cuh); 0: they are floats. */
 int cu_codes(const plan_problem *p);

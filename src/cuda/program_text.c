@@ -29,8 +29,7 @@ int cu_key_bits(const plan_problem *p)
     return p->kv_dtype == SACCADE_I4 ? 4 : 8 * (int)saccade_dtype_bytes(p->kv_dtype);
 }
 
-/* Whether limits of rows between two others lie between theirs. */
-static int is_monotone(const pass_limits *limits)
+int cu_is_monotone(const pass_limits *limits)
 {
     int is_known = limits != NULL;
     for (int i = 0; is_known && i < 2; i++) {
@@ -76,9 +75,10 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"CHUNKS", p->has_chunks},
         {"GATHERS", gathers},
         {"RAGGED", p->is_ragged},
-        {"MONOTONE", is_monotone(plan_limits(p))},
+        {"MONOTONE", cu_is_monotone(plan_limits(p))},
         {"TILE_ROWS", run_rows(form)},
         {"SINKS", cu_sinks_code(p)},
+        {"DROP", p->weight != NULL},
         {"ROWS", p->has_rows},
         {"CODES", cu_codes(p)},
         {"K_TOKENS", p->k_groups.tokens},

@@ -65,7 +65,7 @@ static int decode_form(const cu_state *s, const plan_problem *p, int rung, cu_fo
         strcmp(s->arch, "sm_90a") == 0 && p->dtype != SACCADE_F32 && has_whole_codes(p);
     out->family = CU_SM90;
     return (cu_codes(p) ? takes_codes : s->family == CU_SM90) && !p->has_rows
-           && p->is_invariant != SACCADE_INVARIANT
+           && p->is_invariant != SACCADE_INVARIANT && !p->weight
            && cu_decode_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), cu_key_bits(p),
                                s->facts.column_words, rung, &out->tile);
 }
@@ -74,7 +74,7 @@ static int small_form(const cu_state *s, const plan_problem *p, int rung, cu_for
 {
     out->family = CU_SM90;
     return s->family == CU_SM90 && !p->has_rows && !p->is_ragged && !p->has_chunks
-           && !p->is_invariant
+           && !p->is_invariant && !p->weight
            && cu_small_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, &out->tile);
 }
 

@@ -146,6 +146,18 @@ int run_place_box(const plan_run *run, int is_decode, const cu_tile *tile, cu_ch
     return chunks->box;
 }
 
+static cu_drop drop_of(const plan_problem *problem, const plan_run *run)
+{
+    const plan_dropout *d = &run->dropout;
+    return (cu_drop){.state = (const unsigned long long *)(const void *)d->state,
+                     .seed = d->seed,
+                     .offset = d->offset,
+                     .b_offset = run->mask_env.b_offset,
+                     .h_offset = (int)problem->h_offset,
+                     .threshold = d->threshold,
+                     .factor = d->factor};
+}
+
 static void fill_ragged(const plan_run *run, const cu_form *form, cu_fwd *p)
 {
     const int64_t k = run->k->shape[2], v = run->v->shape[2];
@@ -215,6 +227,7 @@ void run_fill(const saccade_plan *plan, const plan_run *run, const cu_form *form
     p->sinks_s = (cu_stride){run->sinks.stride[0], run->sinks.stride[1], run->sinks.stride[2]};
     p->row_shift = (const int *)(uintptr_t)((const cu_state *)plan->state)->row_shift;
     p->M_all = plan->rows ? (int)plan->rows->all : p->M;
+    p->drop = drop_of(&plan->problem, run);
     if (run->ragged)
         fill_ragged(run, form, p);
     fill_runs(&plan->problem, runs, p);

@@ -36,9 +36,9 @@ static int takes_gradients(const plan_problem *p, char *why)
 
 static int takes_ragged(const plan_problem *p, char *why)
 {
-    if (p->gradients)
-        return say(why, "the CUDA back end makes no gradients of ragged problems: take "
-                        "documents in one sequence, or backend cpu");
+    if (p->gradients & SACCADE_GRADIENT_CAPTURES)
+        return say(why, "the CUDA back end makes no gradients of captures of ragged problems: "
+                        "take documents in one sequence, or backend cpu");
     if (plan_names_length(p->mask) || plan_names_length(p->score))
         return say(why, "the CUDA back end takes ragged problems whose texts name neither "
                         "Q nor KV");
@@ -58,9 +58,6 @@ static int applicable(const plan_problem *p, int32_t level, char *why)
         return 0;
     if (p->out_dtype != p->dtype && p->gradients)
         return say(why, "gradients on CUDA take results in the dtype of Q");
-    if (p->weight)
-        return say(why, "the CUDA back end has no dropout: leave the weight out, or take "
-                        "backend cpu");
     if (p->sizes.D > 256 || p->sizes.Dv > 256)
         return say(why, "the CUDA back end takes head dims up to 256");
     if (p->gradients && !takes_gradients(p, why))
@@ -184,6 +181,7 @@ static const plan_solver cuda_tile = {
     .prepare = cu_prepare,
     .forward = cu_forward,
     .takes_ragged = 1,
+    .takes_ragged_backward = 1,
     .backward_workspace = cu_backward_workspace,
     .backward = cu_backward,
     .row_tile = cu_row_tile,

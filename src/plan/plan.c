@@ -259,7 +259,7 @@ size_t plan_backward_workspace(const saccade_plan *plan, const saccade_sizes *s,
 {
     if (!plan->problem.gradients)
         return 0;
-    const saccade_sizes given = given_sizes(plan, 0, s);
+    const saccade_sizes given = given_sizes(plan, plan->solver->takes_ragged_backward, s);
     if (!is_possible(s))
         return SIZE_MAX;
     return plan->solver->backward_workspace(plan, &given, gradients);

@@ -212,7 +212,8 @@ struct plan_solver {
     size_t (*tangent_workspace)(const saccade_plan *plan, const saccade_sizes *sizes);
     saccade_status (*tangent)(const saccade_plan *plan, const plan_run *run,
                               const plan_tangents *tangents, saccade_error *err);
-    int takes_ragged; /* forward takes ragged runs; else they run sequence by sequence */
+    /* Forward, or backward, takes ragged runs; else they run sequence by sequence. */
+    int takes_ragged, takes_ragged_backward;
     saccade_status (*explain)(const saccade_plan *plan, strbuf *out, saccade_error *err);
     void (*destroy)(saccade_plan *plan);
 };

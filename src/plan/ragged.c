@@ -199,7 +199,7 @@ static saccade_status one_backward(const saccade_plan *plan, const plan_run *run
 saccade_status plan_backward(const saccade_plan *plan, const plan_run *run,
                              const plan_gradients *gradients, saccade_error *err)
 {
-    if (!run->ragged)
+    if (!run->ragged || plan->solver->takes_ragged_backward)
         return plan->solver->backward(plan, run, gradients, err);
     for (int i = 0; i < MOD_MAX_CAPTURES; i++)
         if ((plan->problem.gradient_captures >> i & 1)

@@ -27,6 +27,13 @@ void *device_driver_call(const char *name)
     return call;
 }
 
+int is_device_case(int n)
+{
+    const char *cases = getenv("SACCADE_CUDA_CASES"), *seed = getenv("SACCADE_CUDA_SEED");
+    const int first = seed ? atoi(seed) : 0;
+    return n >= first && (!cases || n < first + atoi(cases));
+}
+
 int has_device(void)
 {
     int32_t n = 0;

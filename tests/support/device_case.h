@@ -43,6 +43,8 @@ typedef struct device_case {
 } device_case;
 
 int has_device(void); /* or says that there is none */
+/* Whether case n is to be run: all are, or SACCADE_CUDA_CASES from SACCADE_CUDA_SEED on. */
+int is_device_case(int n);
 /* A driver call that only a test makes, of which this fails where it is not there. */
 void *device_driver_call(const char *name);
 

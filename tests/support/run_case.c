@@ -205,7 +205,7 @@ void run_forward(const case_run *r, const run_options *o, run_results *to)
     a.lse = o->want == CASE_OUT_ONLY ? NULL : place(&room, &to->lse, 1);
     a.row_max = o->want == CASE_ALL ? place(&room, &to->row_max, 1) : NULL;
     a.sinks = place(&room, o->sinks, 0);
-    a.dropout = o->dropout;
+    a.dropout = o->is_dropout_there ? place(&room, o->dropout, 0) : o->dropout;
     a.positions = place_positions(&room, a.positions);
     a.bindings = place_bindings(&room, a.bindings, a.n_bindings);
     a.workspace_bytes = saccade_plan_workspace(plan, s);
@@ -245,7 +245,7 @@ void run_backward(const case_run *r, const run_options *o, run_results *f)
     a.d_k = place(&room, &f->dk, 1);
     a.d_v = place(&room, &f->dv, 1);
     a.sinks = place(&room, o->sinks, 0);
-    a.dropout = o->dropout;
+    a.dropout = o->is_dropout_there ? place(&room, o->dropout, 0) : o->dropout;
     a.positions = place_positions(&room, r->args.positions);
     a.bindings = place_bindings(&room, r->args.bindings, r->args.n_bindings);
     a.n_bindings = r->args.n_bindings;

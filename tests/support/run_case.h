@@ -15,6 +15,7 @@ typedef struct run_options {
     const char *level;
     const saccade_tensor *sinks;
     const saccade_tensor *dropout; /* seed and offset */
+    int is_dropout_there;          /* they lie where q does */
     case_outputs want;
     const saccade_tensor *d_out, *d_lse; /* of backward */
     double start; /* backward: what d_sinks begins with and is added to; 0: overwritten */

@@ -45,6 +45,9 @@ struct consumer {
 #if CFG_CHUNKS
     int live; /* keys of the block scored last that are there */
 #endif
+#if CFG_DROP
+    dropped_words<S_COUNT> drop; /* of the block scored last */
+#endif
 };
 
 /* The softmax of the block of keys from `first` on: scores in s become probabilities. The

@@ -26,6 +26,8 @@ typedef struct cu_bwd {
     void *dq, *dk, *dv; /* [B][H][M][D], [B][G][N][D], [B][G][N][E]; null: not wanted */
     cu_stride dqs, dks, dvs;
     int n_mblk; /* query blocks of one (b, h) */
+    /* Ragged queries: query blocks of a head in all that is prepared; 0: n_mblk to a batch. */
+    int packed_blocks;
     /* bwd_queries: runs of key blocks of CFG_TM for each query block, as f.runs has them for
      * forward, and the order of query blocks */
     const cu_run *q_runs;

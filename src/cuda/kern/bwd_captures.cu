@@ -58,7 +58,7 @@ DEVICE void add_term(const cu_fwd &p, const mod_args &mod, const cu_read &to, in
 /* dX of this warp's 16 queries by PASS keys, times each read's derivative. */
 DEVICE void terms_of_queries(float (&term)[READS_ROOM][S_COUNT], const cu_bwd &p,
                              const mod_args &mod, const query_tile &t, int key0, int masked,
-                             u32 stay, u32 pass, const float2 (&stat)[2])
+                             const dropper &drop, u32 stay, u32 pass, const float2 (&stat)[2])
 {
     float s[S_COUNT], dp[S_COUNT];
     int lane = threadIdx.x & 31, q = t.row0 + warp_row() + lane / 4 + t.q_offset;
@@ -70,6 +70,7 @@ DEVICE void terms_of_queries(float (&term)[READS_ROOM][S_COUNT], const cu_bwd &p
     slope_row r0, r1;
     slope_row_begin(mod, p.f, t.b, t.h, q, r0);
     slope_row_begin(mod, p.f, t.b, t.h, q + 8, r1);
+    u32 keep = kept_of_queries(drop, p.f, q, key0 + 2 * (lane & 3) + t.kv_offset);
 #pragma unroll
     for (int i = 0; i < S_COUNT / 4; i++) {
         int key = key0 + 8 * i + 2 * (lane & 3);
@@ -87,7 +88,8 @@ DEVICE void terms_of_queries(float (&term)[READS_ROOM][S_COUNT], const cu_bwd &p
         for (int j = 0; j < 4; j++) {
             float w = exp2_fast((x[j] - stat[j / 2].x) * 1.4426950408889634f);
             w = live[j] && has[j / 2] && x[j] != NEG_INF ? w : 0.f;
-            float dx = w == 0.f ? 0.f : w * (dp[4 * i + j] + stat[j / 2].y);
+            float d = dropped_dp(p.f, dp[4 * i + j], keep >> (4 * i + j) & 1);
+            float dx = w == 0.f ? 0.f : w * (d + stat[j / 2].y);
 #pragma unroll
             for (int r = 0; r < MOD_READS; r++)
                 term[r][4 * i + j] = dx == 0.f ? 0.f : dx * by[r][j];
@@ -313,17 +315,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __shared__ scratch m;
     u32 shared = smem_address(memory);
     query_tile t = tile_of_launch(p, c);
-    rows keys = rows_of_keys(p, t.b, t.g, t.kv_len);
+    rows keys = rows_of_keys(p, tile_rows_of(p.f, t), t.b, t.g, t.kv_len);
     float term[READS_ROOM][S_COUNT];
     sums s;
     int stage = 0, row = t.row0 + warp_row() + (threadIdx.x & 31) / 4;
-    float2 stat[2] = {stats_of(p, t.b, t.h, row), stats_of(p, t.b, t.h, row + 8)};
-    key_walk walk = key_begin(p, t);
+    float2 stat[2] = {stats_of(p, tile_rows_of(p.f, t), t.b, t.h, row),
+                      stats_of(p, tile_rows_of(p.f, t), t.b, t.h, row + 8)};
+    key_walk walk = key_begin(p, mod, t);
+    dropper drop = no_dropper();
+    dropper_enter(drop, p.f, t.b, t.h);
 #pragma unroll
     for (int r = 0; r < READS_ROOM; r++)
         s.row[r][0] = s.row[r][1] = s.diagonal[r] = 0.f;
     s.key0 = -1;
-    copy_both<STAY>(shared, rows_of_queries(p, t.b, t.h), t.row0, p.f.is_plain);
+    copy_both<STAY>(shared, rows_of_queries(p, tile_rows_of(p.f, t), t.b, t.h), t.row0,
+                    p.f.is_plain);
     int more = key_next(walk, p, t);
     if (more)
         copy_both<PASS>(shared + STAY_BYTES, keys, walk.block * PASS, p.f.is_plain);
@@ -340,7 +346,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
         copy_wait<CFG_STAGES - 1>();
         __syncthreads();
-        terms_of_queries(term, p, mod, t, key0, masked, shared, pass, stat);
+        terms_of_queries(term, p, mod, t, key0, masked, drop, shared, pass, stat);
         __syncthreads();
 #if CFG_STAGES > 1
         stage ^= 1;

@@ -216,22 +216,22 @@ struct own_loads {
 #endif
 };
 
-DEVICE void own_begin(own_loads &own, const arena &s, const cu_bwd &p, const key_tile &t,
-                      const tensor_map *mq, const tensor_map *mk, const tensor_map *mv,
-                      const tensor_map *mo)
+DEVICE void own_begin(own_loads &own, const arena &s, const cu_bwd &p, const mod_args &mod,
+                      const key_tile &t, const tensor_map *mq, const tensor_map *mk,
+                      const tensor_map *mv, const tensor_map *mo)
 {
 #if !CFG_SPLIT
     if ((threadIdx.x & 127) == 96)
-        load_begin(s, own.l, p, t, mq, mk, mv, mo);
+        load_begin(s, own.l, p, mod, t, mq, mk, mv, mo);
 #endif
 }
 
-DEVICE void own_step(own_loads &own, const arena &s, const cu_bwd &p, const key_tile &t, u32 n,
-                     const tensor_map *mq, const tensor_map *mo)
+DEVICE void own_step(own_loads &own, const arena &s, const cu_bwd &p, const mod_args &mod,
+                     const key_tile &t, u32 n, const tensor_map *mq, const tensor_map *mo)
 {
 #if !CFG_SPLIT
     if ((threadIdx.x & 127) == 96 && n > 0)
-        load_step(s, own.l, p, t, mq, mo);
+        load_step(s, own.l, p, mod, t, mq, mo);
     __syncwarp();
 #endif
 }
@@ -249,12 +249,12 @@ DEVICE void sum_dq(const arena &s, const cu_bwd &p, const mod_args &mod, const c
     terms captured;
     u32 n = 0;
     terms_begin(captured);
-    own_begin(own, s, p, t, mq, mk, mv, mo);
+    own_begin(own, s, p, mod, t, mq, mk, mv, mo);
     barrier_wait(s.kv_full, 0);
     clear_dead_keys(s, t);
     if (!CFG_DQ) {
         for (; take_ds(s, n, step); n++) {
-            own_step(own, s, p, t, n, mq, mo);
+            own_step(own, s, p, mod, t, n, mq, mo);
             barrier_arrive_if(s.ds_empty + (n & 1) * 8, (threadIdx.x & 31) == 0);
         }
         return;
@@ -263,7 +263,7 @@ DEVICE void sum_dq(const arena &s, const cu_bwd &p, const mod_args &mod, const c
     for (; take_ds(s, n, step); n++) {
         precisions by = precisions_of(p, step.x);
         start_part(s, n, 0, dq);
-        own_step(own, s, p, t, n, mq, mo);
+        own_step(own, s, p, mod, t, n, mq, mo);
         if (TERMS == TERMS_BESIDE)
             take_terms(captured, p, mod, c, t, step, s.ds + (n & 1) * DS_BYTES);
         end_part(s, p, n, step.x, 0, by, dq, is_careful);
@@ -283,16 +283,17 @@ DEVICE void sum_dq(const arena &s, const cu_bwd &p, const mod_args &mod, const c
 
 #if CFG_SPLIT
 /* Helpers of their own warps: loads, and dQ to global memory. */
-DEVICE void load_all(const arena &s, const cu_bwd &p, int turn, const tensor_map *mq,
-                     const tensor_map *mk, const tensor_map *mv, const tensor_map *mo)
+DEVICE void load_all(const arena &s, const cu_bwd &p, const mod_args &mod, int turn,
+                     const tensor_map *mq, const tensor_map *mk, const tensor_map *mv,
+                     const tensor_map *mo)
 {
     key_tile t = key_tile_at(p.f, turn);
     loader l;
-    load_begin(s, l, p, t, mq, mk, mv, mo);
+    load_begin(s, l, p, mod, t, mq, mk, mv, mo);
     for (u32 n = 0; l.more; n++) {
         barrier_wait(s.ds_full + (n & 1) * 8, n >> 1 & 1);
         if (n > 0)
-            load_step(s, l, p, t, mq, mo);
+            load_step(s, l, p, mod, t, mq, mo);
     }
 }
 

@@ -10,6 +10,7 @@
 #include "bwd_copy.cuh"
 #include "arith.cuh"
 #include "mod.cuh"
+#include "bwd_tile.cuh"
 #include "bwd_store.cuh"
 #if CFG_TERMS && HAS_SCALES
 #include "exact_sum.cuh"
@@ -81,20 +82,27 @@ extern "C" __global__ void __launch_bounds__(128)
 {
     int tile = blockIdx.x / PANELS_D, part = blockIdx.x % PANELS_D;
     int bh = tile / p.n_mblk, row = threadIdx.x / 32 * 16 + (threadIdx.x & 31) / 4;
-    int first = tile % p.n_mblk * BWD_ROWS + row;
+    int b = bh / p.f.H, h = bh % p.f.H, block = tile % p.n_mblk;
+    int first = block * BWD_ROWS + row;
+    sequence s = sequence_at(p.f, b);
+#if CFG_RAGGED
+    if (block >= row_blocks(p, s))
+        return;
+    tile = row_block(p, s, b, h, block);
+#endif
     long long at = (long long)tile * BWD_ROWS + row;
     grid_wait_before();
     float f0 = row_factor(p, at), f1 = row_factor(p, at + 8), x[32];
-    const float4 *sum = (const float4 *)p.dq_sum + (long long)blockIdx.x * 1024 + threadIdx.x;
+    const float4 *sum =
+        (const float4 *)p.dq_sum + ((long long)tile * PANELS_D + part) * 1024 + threadIdx.x;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        float4 s = load_new4((const float *)(sum + i * 128));
-        x[4 * i] = summed(s.x) * f0;
-        x[4 * i + 1] = summed(s.y) * f0;
-        x[4 * i + 2] = summed(s.z) * f1;
-        x[4 * i + 3] = summed(s.w) * f1;
+        float4 y = load_new4((const float *)(sum + i * 128));
+        x[4 * i] = summed(y.x) * f0;
+        x[4 * i + 1] = summed(y.y) * f0;
+        x[4 * i + 2] = summed(y.z) * f1;
+        x[4 * i + 3] = summed(y.w) * f1;
     }
-    int b = bh / p.f.H, h = bh % p.f.H;
     float slope = 1.f;
 #if CFG_TERMS && HAS_SCALES
     add_scales(p, mod, reads, b, h, dot_queries(p, b, h, first, part * 64, x));
@@ -102,6 +110,6 @@ extern "C" __global__ void __launch_bounds__(128)
 #if CFG_LATE_SLOPE
     slope = row_slope(mod, p.f, b, h, 0);
 #endif
-    result to = result_of(p, p.dq, p.dqs, b, h, part * 64, BWD_OF_Q);
-    store_rows(to, first, p.f.M, CFG_D_REAL - part * 64, slope, 1, x);
+    result to = result_from(result_of(p, p.dq, p.dqs, b, h, part * 64, BWD_OF_Q), s.q_first);
+    store_rows(to, first, s.q_len, CFG_D_REAL - part * 64, slope, 1, x);
 }

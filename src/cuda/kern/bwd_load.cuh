@@ -17,17 +17,19 @@ DEVICE void load_keys(const arena &s, const cu_bwd &p, const key_tile &t, const 
     barrier_expect(s.kv_full, K_BYTES + V_BYTES);
 #pragma unroll
     for (int i = 0; i < PANELS_D; i++)
-        copy_box(s.k + i * KEY_PANEL, mk, i * 64, t.key0, k.h, k.b, s.kv_full, EVICT_FIRST);
+        copy_box(s.k + i * KEY_PANEL, mk, i * 64, tile_rows_of(p.f, t).kv_first + t.key0, k.h,
+                 k.b, s.kv_full, EVICT_FIRST);
 #pragma unroll
     for (int i = 0; i < PANELS_E; i++)
-        copy_box(s.v + i * KEY_PANEL, mv, i * 64, t.key0, v.h, v.b, s.kv_full, EVICT_FIRST);
+        copy_box(s.v + i * KEY_PANEL, mv, i * 64, tile_rows_of(p.f, t).kv_first + t.key0, v.h,
+                 v.b, s.kv_full, EVICT_FIRST);
 }
 
 DEVICE void load_queries(const arena &s, const loader &l, const cu_bwd &p, const key_tile &t,
                          int tile, const tensor_map *mq, const tensor_map *mo)
 {
     u32 q_full = s.q_full + l.at.slot * 8, o_full = s.o_full + l.at.slot * 8;
-    int q0 = l.walk.block * BWD_ROWS;
+    int q0 = tile_rows_of(p.f, t).q_first + l.walk.block * BWD_ROWS;
     head_box q = query_box(p.f, t.b, l.walk.h), o = box_at(p.dos, t.b, l.walk.h);
     barrier_expect(q_full, Q_BYTES + STAT_BYTES);
 #pragma unroll
@@ -45,15 +47,16 @@ DEVICE void load_queries(const arena &s, const loader &l, const cu_bwd &p, const
                STAT_BYTES, o_full);
 }
 
-DEVICE void load_step(const arena &s, loader &l, const cu_bwd &p, const key_tile &t,
-                      const tensor_map *mq, const tensor_map *mo)
+DEVICE void load_step(const arena &s, loader &l, const cu_bwd &p, const mod_args &mod,
+                      const key_tile &t, const tensor_map *mq, const tensor_map *mo)
 {
     if (!l.more)
         return;
-    l.more = query_next(l.walk, p, t);
-    int tile = (t.b * p.f.H + l.walk.h) * p.n_mblk + l.walk.block;
+    l.more = query_next(l.walk, p, mod, t);
+    int tile = row_block(p, tile_rows_of(p.f, t), t.b, l.walk.h, l.walk.block);
     int masked = l.walk.masked | (t.key0 + KEYS > t.kv_len);
-    int first = l.walk.block * BWD_ROWS, flags = step_flags(p, first, masked);
+    int first = l.walk.block * BWD_ROWS,
+        flags = step_flags(tile_rows_of(p.f, t).q_len - first, masked);
 #if CFG_ROWS
     first += l.more ? row_shift(p.f, first) : 0;
 #endif
@@ -66,9 +69,9 @@ DEVICE void load_step(const arena &s, loader &l, const cu_bwd &p, const key_tile
     ring_next(l.at);
 }
 
-DEVICE void load_begin(const arena &s, loader &l, const cu_bwd &p, const key_tile &t,
-                       const tensor_map *mq, const tensor_map *mk, const tensor_map *mv,
-                       const tensor_map *mo)
+DEVICE void load_begin(const arena &s, loader &l, const cu_bwd &p, const mod_args &mod,
+                       const key_tile &t, const tensor_map *mq, const tensor_map *mk,
+                       const tensor_map *mv, const tensor_map *mo)
 {
     l.walk = query_begin(p, t);
     l.at = {0, 0};
@@ -77,5 +80,5 @@ DEVICE void load_begin(const arena &s, loader &l, const cu_bwd &p, const key_til
     load_keys(s, p, t, mk, mv);
     grid_wait_before();
     for (int i = 0; i < CFG_STAGES; i++)
-        load_step(s, l, p, t, mq, mo);
+        load_step(s, l, p, mod, t, mq, mo);
 }

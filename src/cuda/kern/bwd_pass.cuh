@@ -34,39 +34,56 @@ struct rows {
     int n; /* rows there are */
 };
 
-DEVICE rows rows_of_keys(const cu_bwd &p, int b, int g, int n)
+DEVICE rows rows_of_keys(const cu_bwd &p, const sequence &s, int b, int g, int n)
 {
-    return {key_rows(p.f, b, g), value_rows(p.f, b, g), n};
+    return {rows_from(key_rows(p.f, b, g), s.kv_first),
+            rows_from(value_rows(p.f, b, g), s.kv_first), n};
 }
 
-DEVICE rows rows_of_queries(const cu_bwd &p, int b, int h)
+DEVICE rows rows_of_queries(const cu_bwd &p, const sequence &s, int b, int h)
 {
     row_source d_out = {(const elem *)p.d_out + b * p.dos.b + h * p.dos.h, p.dos.n};
-    return {query_rows(p.f, b, h), d_out, p.f.M};
+    return {rows_from(query_rows(p.f, b, h), s.q_first), rows_from(d_out, s.q_first), s.q_len};
 }
 
 /* COUNT rows from `first` on to shared memory; rows past the end as zeros */
-template <int COUNT>
-DEVICE void copy_both(u32 to, const rows &from, int first, int is_plain)
+template <int COUNT> DEVICE void copy_both(u32 to, const rows &from, int first, int is_plain)
 {
     enum { SECOND = PANELS_D * COUNT * 128 };
     /* f32: keeps what follows from the thread out of registers between copies */
     int thread = threadIdx.x + (CFG_F32 ? first >> 31 : 0);
-    copy_rows<COUNT, CFG_D, CFG_D_REAL, THREADS>(to, from.x, first, from.n, is_plain,
-                                                 thread);
+    copy_rows<COUNT, CFG_D, CFG_D_REAL, THREADS>(to, from.x, first, from.n, is_plain, thread);
     copy_rows<COUNT, CFG_E, CFG_E_REAL, THREADS>(to + SECOND, from.y, first, from.n, is_plain,
                                                  thread);
 }
 
 /* lse (natural) and -delta of queries, +INF and 0 for what weighs nothing or is not there */
-DEVICE float2 stats_of(const cu_bwd &p, int b, int h, int m)
+DEVICE float2 stats_of(const cu_bwd &p, const sequence &s, int b, int h, int m)
 {
-    if (m >= p.f.M)
+    if (m >= s.q_len)
         return make_float2(-NEG_INF, 0.f);
-    float lse = p.f.lse[b * p.f.lse_s.b + h * p.f.lse_s.h + m * p.f.lse_s.n];
-    int tile = (b * p.f.H + h) * p.n_mblk;
-    float delta = p.minus_delta[(long long)tile * BWD_ROWS + m];
+    float lse = p.f.lse[b * p.f.lse_s.b + h * p.f.lse_s.h + (s.q_first + m) * p.f.lse_s.n];
+    float delta = p.minus_delta[(long long)row_block(p, s, b, h, 0) * BWD_ROWS + m];
     return make_float2(row_lse(lse), delta);
+}
+
+/* Which weights of a fragment are kept, a bit each: of queries as rows, of keys as rows. */
+DEVICE u32 kept_of_queries(const dropper &drop, const cu_fwd &p, int q, int kv)
+{
+#if CFG_DROP
+    return drop_mask<S_COUNT>(drop.head, p.drop, q, kv);
+#else
+    return 0;
+#endif
+}
+
+DEVICE u32 kept_of_keys(const dropper &drop, const cu_fwd &p, int q, int kv)
+{
+#if CFG_DROP
+    return drop_turned_mask<S_COUNT>(drop.head, p.drop, q, kv);
+#else
+    return 0;
+#endif
 }
 
 /* A thread's four scores and what it takes to make weights of them. */
@@ -76,9 +93,20 @@ struct four {
     float2 stat0, stat1;
 };
 
-/* Weights and dS of four positions; 0 where they are not live. */
+/* dP of a position: of dropped weights 0. keep: not 0 where the weight is kept. */
+DEVICE float dropped_dp(const cu_fwd &p, float dp, u32 keep)
+{
+#if CFG_DROP
+    return keep ? dp * p.drop.factor : 0.f;
+#else
+    return dp;
+#endif
+}
+
+/* Weights, those that are kept, and dS of four positions; 0 where they are not live. keep: a
+ * bit for each of them. */
 DEVICE void weigh(four &f, const cu_bwd &p, const mod_args &mod, int b, int h,
-                  const bool (&live)[4], float (&w)[4], float (&ds)[4])
+                  const bool (&live)[4], u32 keep, float (&w)[4], float (&ds)[4])
 {
     float slope[4];
     scores4(p.f, mod, b, h, f.q0, f.q1, f.k0, f.k1, f.x, slope);
@@ -88,6 +116,10 @@ DEVICE void weigh(four &f, const cu_bwd &p, const mod_args &mod, int b, int h,
         float weight = exp2_fast((f.x[i] - stat.x) * 1.4426950408889634f);
         weight = f.x[i] == NEG_INF ? 0.f : weight;
         w[i] = live[i] ? weight : 0.f;
-        ds[i] = w[i] == 0.f ? 0.f : w[i] * slope[i] * (f.dp[i] + stat.y);
+        float dp = dropped_dp(p.f, f.dp[i], keep >> i & 1);
+        ds[i] = w[i] == 0.f ? 0.f : w[i] * slope[i] * (dp + stat.y);
+#if CFG_DROP
+        w[i] = keep >> i & 1 ? w[i] : 0.f;
+#endif
     }
 }

@@ -96,10 +96,13 @@ extern "C" __global__ void __launch_bounds__(256) bwd_bounds(const __grid_consta
     int part = blockIdx.x;
     int bg = part / BWD_CHUNKS, b = bg / p.f.G, g = bg % p.f.G, warp = threadIdx.x / 32;
     int column = threadIdx.x % LANES * 8, n = key_count(p.f, b);
+    sequence s = sequence_at(p.f, b);
+    n = min(n, s.keys);
     let_next();
     int each = ((n + BWD_CHUNKS - 1) / BWD_CHUNKS + STEP - 1) / STEP * STEP;
     int from = part % BWD_CHUNKS * each, to = min(from + each, n);
-    row_source k = key_rows(p.f, b, g), v = value_rows(p.f, b, g);
+    row_source k = rows_from(key_rows(p.f, b, g), s.kv_first);
+    row_source v = rows_from(value_rows(p.f, b, g), s.kv_first);
     u32 most_k = 0, most_v = 0;
 #pragma unroll 4
     for (int first = from; first < to; first += STEP) {
@@ -139,20 +142,27 @@ DEVICE float slope_bound(const cu_bwd &p, const mod_args &mod, int b, int h, int
 #endif
 }
 
+/* No larger factor of dP. */
+DEVICE float most_factor(const cu_fwd &p)
+{
+    return fmaxf(value_factor(p), 1.f);
+}
+
 extern "C" __global__ void __launch_bounds__(256)
     bwd_prepare(const __grid_constant__ cu_bwd p, const __grid_constant__ mod_args mod)
 {
     int rows = p.n_mblk * BWD_ROWS, lane = threadIdx.x % LANES, column = lane * 8;
     int id = blockIdx.x * (256 / LANES) + threadIdx.x / LANES;
     int bh = id / rows, m = id % rows, b = bh / p.f.H, h = bh % p.f.H;
-    int is_row = b < p.f.B && m < p.f.M;
+    sequence s = sequence_at(p.f, min(b, p.f.B - 1));
+    int is_row = b < p.f.B && m < s.q_len, at = s.q_first + m;
     float x[8], y[8], dot = 0.f, norm = 0.f, lse = -NEG_INF;
     let_next();
     const elem *o = (const elem *)p.f.o, *d_out = (const elem *)p.d_out;
     if (is_row) {
-        o += b * p.f.os.b + h * p.f.os.h + m * p.f.os.n;
-        d_out += b * p.dos.b + h * p.dos.h + m * p.dos.n;
-        lse = row_lse(p.f.lse[b * p.f.lse_s.b + h * p.f.lse_s.h + m * p.f.lse_s.n]);
+        o += b * p.f.os.b + h * p.f.os.h + at * p.f.os.n;
+        d_out += b * p.dos.b + h * p.dos.h + at * p.dos.n;
+        lse = row_lse(p.f.lse[b * p.f.lse_s.b + h * p.f.lse_s.h + at * p.f.lse_s.n]);
     }
     load_eight(x, o, is_row ? column : CFG_E_REAL, CFG_E_REAL, p.f.is_plain);
     load_eight(y, d_out, is_row ? column : CFG_E_REAL, CFG_E_REAL, p.f.is_plain);
@@ -168,10 +178,11 @@ extern "C" __global__ void __launch_bounds__(256)
     wait_before();
     key_bounds most = bounds_of(p, min(b, p.f.B - 1) * p.f.G + kv_head(p.f, h));
 #endif
-    if (b >= p.f.B)
+    if (b >= p.f.B || m / BWD_ROWS >= row_blocks(p, s))
         return;
+    id = row_block(p, s, b, h, m / BWD_ROWS) * BWD_ROWS + m % BWD_ROWS;
     if (is_row && p.dlse)
-        delta -= p.dlse[b * p.dlse_s.b + h * p.dlse_s.h + m * p.dlse_s.n];
+        delta -= p.dlse[b * p.dlse_s.b + h * p.dlse_s.h + at * p.dlse_s.n];
     if (lse == -NEG_INF) /* weighs nothing: 2^(s - INF) = 0 */
         delta = norm = 0.f;
     if (lane == 0) {
@@ -179,7 +190,9 @@ extern "C" __global__ void __launch_bounds__(256)
         p.minus_delta[id] = -delta;
 #if CFG_FIXED
         float slope = lse == -NEG_INF ? 0.f : slope_bound(p, mod, b, h, m);
-        p.precision[id] = lse == lse ? precision_of(most, norm * slope, delta * slope) : lse;
+        p.precision[id] =
+            lse == lse ? precision_of(most, norm * slope * most_factor(p.f), delta * slope)
+                       : lse;
 #endif
     }
     if (p.dq_sum)

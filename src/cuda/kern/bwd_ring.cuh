@@ -5,12 +5,12 @@
  * and matters. */
 enum { STEP_MASKED = 1, STEP_END = 2, STEP_ROWS = 8 };
 
-/* What a step with queries from `first` on says. Rows past the last weigh 0 times what K holds,
- * which may be NaN: that matters for keys that the mask hides from all others, and for sums
- * along diagonals. */
-DEVICE int step_flags(const cu_bwd &p, int first, int masked)
+/* What a step says with so many queries from its first on. Rows past the last weigh 0 times
+ * what K holds, which may be NaN: that matters for keys that the mask hides from all others,
+ * and for sums along diagonals. Rows of other sequences are cleared besides. */
+DEVICE int step_flags(int rows, int masked)
 {
-    int rows = p.f.M - first, is_cut = (masked || CFG_TERMS) && rows < BWD_ROWS;
+    int is_cut = (masked || CFG_TERMS || CFG_RAGGED) && rows < BWD_ROWS;
     return (masked ? STEP_MASKED : 0) | (is_cut ? rows << STEP_ROWS : 0);
 }
 

@@ -4,14 +4,17 @@
 #include "cfg.cuh"
 #include "ptx.cuh"
 #include "bwd.h"
+#include "arith.cuh"
+#include "mod.cuh"
+#include "bwd_tile.cuh"
 #include "sinks.cuh"
 
 /* Of row m of (b, h). Rows that weigh nothing have delta 0 there. */
-DEVICE float sink_term(const cu_bwd &p, int b, int h, int m)
+DEVICE float sink_term(const cu_bwd &p, const sequence &s, int b, int h, int m)
 {
-    long long row = ((long long)b * p.f.H + h) * p.n_mblk * BWD_ROWS + m;
+    long long row = (long long)row_block(p, s, b, h, 0) * BWD_ROWS + m;
     float sink = sink_of(p.f, b, h, m);
-    float lse = p.f.lse[b * p.f.lse_s.b + h * p.f.lse_s.h + m * p.f.lse_s.n];
+    float lse = p.f.lse[b * p.f.lse_s.b + h * p.f.lse_s.h + (s.q_first + m) * p.f.lse_s.n];
     return sink == NEG_INF ? 0.f : expf(sink - lse) * p.minus_delta[row];
 }
 
@@ -21,11 +24,14 @@ extern "C" __global__ void __launch_bounds__(SINK_THREADS)
     __shared__ float sums[SINK_THREADS];
     int m0 = blockIdx.x % p.n_sinks_m, rest = blockIdx.x / p.n_sinks_m;
     int h = rest % p.f.H, b0 = rest / p.f.H, at = threadIdx.x;
-    int rows = p.n_sinks_m == 1 ? p.f.M : 1, batches = p.n_sinks_b == 1 ? p.f.B : 1;
+    int batches = p.n_sinks_b == 1 ? p.f.B : 1;
     float sum = 0.f;
-    for (int b = 0; b < batches; b++)
+    for (int b = b0; b < b0 + batches; b++) {
+        sequence s = sequence_at(p.f, b);
+        int rows = p.n_sinks_m == 1 ? s.q_len : 1;
         for (int m = at; m < rows; m += SINK_THREADS)
-            sum += sink_term(p, b0 + b, h, m0 + m);
+            sum += sink_term(p, s, b, h, m0 + m);
+    }
     sums[at] = sum;
     for (int half = SINK_THREADS / 2; half; half /= 2) {
         __syncthreads();

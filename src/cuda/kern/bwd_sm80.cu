@@ -66,8 +66,8 @@ DEVICE void clear_special(u32 pass, int masked, int any)
 /* P and dS of this warp's 16 keys by PASS queries, as products take them. stats: of the
  * queries, in shared memory. Result: any_special(). */
 DEVICE int weights_of_keys(kept_word (&w)[KEPT], kept_word (&ds)[KEPT], const cu_bwd &p,
-                            const mod_args &mod, const key_tile &t, int h, int q0, int masked,
-                            u32 stay, u32 pass, u32 stats)
+                           const mod_args &mod, const key_tile &t, int h, int q0, int masked,
+                           const dropper &drop, u32 stay, u32 pass, u32 stats)
 {
     float s[S_COUNT], dp[S_COUNT];
     int lane = threadIdx.x & 31, key = t.key0 + warp_row() + lane / 4;
@@ -77,6 +77,7 @@ DEVICE int weights_of_keys(kept_word (&w)[KEPT], kept_word (&ds)[KEPT], const cu
     int any = any_special(s, masked);
     if (CFG_DK)
         tile_scores<STAY, CFG_E>(dp, stay + STAY_D, warp_row(), pass + PASS_D);
+    u32 keep = kept_of_keys(drop, p.f, q0 + 2 * (lane & 3) + t.q_offset, k0.kv);
 #pragma unroll
     for (int i = 0; i < S_COUNT / 4; i++) {
         int at = 8 * i + 2 * (lane & 3);
@@ -101,7 +102,8 @@ DEVICE int weights_of_keys(kept_word (&w)[KEPT], kept_word (&ds)[KEPT], const cu
             live[0] &= stat.x != -NEG_INF, live[1] &= stat.x != -NEG_INF;
             live[2] &= stat.z != -NEG_INF, live[3] &= stat.z != -NEG_INF;
         }
-        weigh(f, p, mod, t.b, h, live, a, b);
+        u32 four = keep >> 4 * i; /* whose keys lie 8 apart: the middle ones change places */
+        weigh(f, p, mod, t.b, h, live, (four & 9) | (four & 2) << 1 | (four & 4) >> 1, a, b);
         keep_four(w, i, a[0], a[2], a[1], a[3]);
         keep_four(ds, i, b[0], b[2], b[1], b[3]);
     }
@@ -128,10 +130,10 @@ DEVICE void pass_queries(const cu_bwd &p, const key_tile &t, int h, int q0, u32 
                          int stage)
 {
     u32 stats = shared + STATS + (STAY + stage * PASS) * 8;
-    copy_both<PASS>(shared + STAY_BYTES + stage * PASS_BYTES, rows_of_queries(p, t.b, h), q0,
-                    p.f.is_plain);
+    copy_both<PASS>(shared + STAY_BYTES + stage * PASS_BYTES,
+                    rows_of_queries(p, tile_rows_of(p.f, t), t.b, h), q0, p.f.is_plain);
     for (int i = threadIdx.x; i < PASS; i += THREADS)
-        store_stats(stats + i * 8, stats_of(p, t.b, h, q0 + i));
+        store_stats(stats + i * 8, stats_of(p, tile_rows_of(p.f, t), t.b, h, q0 + i));
 }
 
 /* Blocks of the walk are of BWD_ROWS queries: PASS of them at a time. */
@@ -141,12 +143,12 @@ struct passing {
     int more;
 };
 
-DEVICE void passing_next(passing &w, const cu_bwd &p, const key_tile &t)
+DEVICE void passing_next(passing &w, const cu_bwd &p, const mod_args &mod, const key_tile &t)
 {
     w.at += PASS;
     if (w.at >= BWD_ROWS) {
         w.at = 0;
-        w.more = query_next(w.walk, p, t);
+        w.more = query_next(w.walk, p, mod, t);
     }
 }
 
@@ -157,8 +159,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     u32 shared = smem_address(memory);
     kept_word w[KEPT], ds[KEPT];
     key_tile t = key_tile_at(p.f, blockIdx.x);
+#if CFG_RAGGED
+    if (t.key0 >= tile_rows_of(p.f, t).keys)
+        return;
+#endif
     float dk[WIDTH_D / 2], dv[WIDTH_E / 2];
     passing next = {query_begin(p, t), BWD_ROWS, 0};
+    dropper drop = no_dropper();
     int stage = 0;
 #pragma unroll
     for (int i = 0; i < WIDTH_D / 2; i++)
@@ -166,8 +173,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
     for (int i = 0; i < WIDTH_E / 2; i++)
         dv[i] = 0.f;
-    copy_both<STAY>(shared, rows_of_keys(p, t.b, t.g, t.kv_len), t.key0, p.f.is_plain);
-    passing_next(next, p, t);
+    copy_both<STAY>(shared, rows_of_keys(p, tile_rows_of(p.f, t), t.b, t.g, t.kv_len), t.key0,
+                    p.f.is_plain);
+    passing_next(next, p, mod, t);
     if (next.more)
         pass_queries(p, t, next.walk.h, next.walk.block * BWD_ROWS, shared, 0);
     copy_commit();
@@ -176,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         int masked = next.walk.masked | (t.key0 + STAY > t.kv_len);
         u32 pass = shared + STAY_BYTES + stage * PASS_BYTES;
         u32 stats = shared + STATS + (STAY + stage * PASS) * 8;
-        passing_next(next, p, t);
+        passing_next(next, p, mod, t);
 #if CFG_STAGES > 1
         if (next.more)
             pass_queries(p, t, next.walk.h, next.walk.block * BWD_ROWS + next.at, shared,
@@ -185,8 +193,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
         copy_wait<CFG_STAGES - 1>();
         __syncthreads();
-        int any = weights_of_keys(w, ds, p, mod, t, h, q0 + row_shift(p.f, q0), masked, shared,
-                                  pass, stats);
+        dropper_enter(drop, p.f, t.b, h);
+        int any = weights_of_keys(w, ds, p, mod, t, h, q0 + row_shift(p.f, q0), masked, drop,
+                                  shared, pass, stats);
         clear_special(pass, masked, any);
         if (CFG_DV)
             tile_sums(dv, w, pass + PASS_D, warp_part() * WIDTH_E);
@@ -202,19 +211,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
     }
     if (CFG_DK)
-        store_result(result_of(p, p.dk, p.dks, t.b, t.g, 0, BWD_OF_K), t.key0 + warp_row(),
-                     p.f.N, warp_part() * WIDTH_D, CFG_D_REAL, p.f.scale, dk);
+        store_result(result_from(result_of(p, p.dk, p.dks, t.b, t.g, 0, BWD_OF_K),
+                                 tile_rows_of(p.f, t).kv_first),
+                     t.key0 + warp_row(), tile_rows_of(p.f, t).keys, warp_part() * WIDTH_D,
+                     CFG_D_REAL, p.f.scale, dk);
     if (CFG_DV)
-        store_result(result_of(p, p.dv, p.dvs, t.b, t.g, 0, BWD_OF_V), t.key0 + warp_row(),
-                     p.f.N, warp_part() * WIDTH_E, CFG_E_REAL, 1.f, dv);
+        store_result(result_from(result_of(p, p.dv, p.dvs, t.b, t.g, 0, BWD_OF_V),
+                                 tile_rows_of(p.f, t).kv_first),
+                     t.key0 + warp_row(), tile_rows_of(p.f, t).keys, warp_part() * WIDTH_E,
+                     CFG_E_REAL, value_factor(p.f), dv);
 }
 
 /* ---- queries stay ---- */
 
 /* dS of this warp's 16 queries by PASS keys. Result: any_special(). */
 DEVICE int ds_of_queries(kept_word (&ds)[KEPT], const cu_bwd &p, const mod_args &mod,
-                          const query_tile &t, int key0, int masked, u32 stay, u32 pass,
-                          const float2 (&stat)[2])
+                         const query_tile &t, int key0, int masked, const dropper &drop,
+                         u32 stay, u32 pass, const float2 (&stat)[2])
 {
     float s[S_COUNT], dp[S_COUNT];
     int lane = threadIdx.x & 31, q = t.row0 + warp_row() + lane / 4 + t.q_offset;
@@ -223,6 +236,7 @@ DEVICE int ds_of_queries(kept_word (&ds)[KEPT], const cu_bwd &p, const mod_args 
     tile_scores<STAY, CFG_E>(dp, stay + STAY_D, warp_row(), pass + PASS_D);
     query_side q0 = query_side_of(p.f, mod, t.b, t.h, q);
     query_side q1 = query_side_of(p.f, mod, t.b, t.h, q + 8);
+    u32 keep = kept_of_queries(drop, p.f, q, key0 + 2 * (lane & 3) + t.kv_offset);
 #pragma unroll
     for (int i = 0; i < S_COUNT / 4; i++) {
         int key = key0 + 8 * i + 2 * (lane & 3);
@@ -238,7 +252,7 @@ DEVICE int ds_of_queries(kept_word (&ds)[KEPT], const cu_bwd &p, const mod_args 
             key_side k0 = {f.k0, key < t.kv_len}, k1 = {f.k1, key + 1 < t.kv_len};
             live4(p.f, mod, t.b, t.h, q0, q1, k0, k1, live);
         }
-        weigh(f, p, mod, t.b, t.h, live, a, b);
+        weigh(f, p, mod, t.b, t.h, live, keep >> 4 * i, a, b);
         keep_four(ds, i, b[0], b[1], b[2], b[3]);
     }
     return any;
@@ -251,15 +265,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     u32 shared = smem_address(memory);
     kept_word ds[KEPT];
     query_tile t = query_tile_at(p, blockIdx.x);
-    rows keys = rows_of_keys(p, t.b, t.g, t.kv_len);
+#if CFG_RAGGED
+    if (t.row0 >= tile_rows_of(p.f, t).q_len)
+        return;
+#endif
+    rows keys = rows_of_keys(p, tile_rows_of(p.f, t), t.b, t.g, t.kv_len);
     float dq[WIDTH_D / 2];
     int stage = 0, row = t.row0 + warp_row() + (threadIdx.x & 31) / 4;
-    float2 stat[2] = {stats_of(p, t.b, t.h, row), stats_of(p, t.b, t.h, row + 8)};
-    key_walk walk = key_begin(p, t);
+    float2 stat[2] = {stats_of(p, tile_rows_of(p.f, t), t.b, t.h, row),
+                      stats_of(p, tile_rows_of(p.f, t), t.b, t.h, row + 8)};
+    key_walk walk = key_begin(p, mod, t);
+    dropper drop = no_dropper();
+    dropper_enter(drop, p.f, t.b, t.h);
 #pragma unroll
     for (int i = 0; i < WIDTH_D / 2; i++)
         dq[i] = 0.f;
-    copy_both<STAY>(shared, rows_of_queries(p, t.b, t.h), t.row0, p.f.is_plain);
+    copy_both<STAY>(shared, rows_of_queries(p, tile_rows_of(p.f, t), t.b, t.h), t.row0,
+                    p.f.is_plain);
     int more = key_next(walk, p, t);
     if (more)
         copy_both<PASS>(shared + STAY_BYTES, keys, walk.block * PASS, p.f.is_plain);
@@ -276,7 +298,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
         copy_wait<CFG_STAGES - 1>();
         __syncthreads();
-        int any = ds_of_queries(ds, p, mod, t, key0, masked, shared, pass, stat);
+        int any = ds_of_queries(ds, p, mod, t, key0, masked, drop, shared, pass, stat);
         clear_special(pass, masked, any);
         tile_sums(dq, ds, pass, warp_part() * WIDTH_D);
         __syncthreads();
@@ -288,6 +310,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         copy_commit();
 #endif
     }
-    store_result(result_of(p, p.dq, p.dqs, t.b, t.h, 0, BWD_OF_Q), t.row0 + warp_row(), p.f.M,
-                 warp_part() * WIDTH_D, CFG_D_REAL, p.f.scale, dq);
+    store_result(result_from(result_of(p, p.dq, p.dqs, t.b, t.h, 0, BWD_OF_Q),
+                             tile_rows_of(p.f, t).q_first),
+                 t.row0 + warp_row(), tile_rows_of(p.f, t).q_len, warp_part() * WIDTH_D,
+                 CFG_D_REAL, p.f.scale, dq);
 }

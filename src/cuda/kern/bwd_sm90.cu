@@ -46,6 +46,7 @@ DEVICE void share_ds(u32 tile, const u32 (&ds)[S_COUNT / 2], int wg)
 struct consumer {
     ring<CFG_STAGES> at;
     u32 n; /* steps done */
+    dropper drop;
 };
 
 DEVICE void put_ds(const arena &s, u32 n, const u32 (&ds)[S_COUNT / 2], int wg)
@@ -57,19 +58,23 @@ DEVICE void put_ds(const arena &s, u32 n, const u32 (&ds)[S_COUNT / 2], int wg)
     barrier_arrive_if(s.ds_full + (n & 1) * 8, (threadIdx.x & 31) == 0);
 }
 
-/* Scores of this step, and whether there is one: past the last, what an earlier step left is
- * multiplied once more, for nothing. */
-DEVICE int take_scores(const arena &s, const consumer &c, float (&acc)[S_COUNT], int4 &step,
-                       int wg)
+#if CFG_RAGGED
+/* Rows past a sequence's last are its neighbour's, and 0 * NaN must not be seen. Each group
+ * clears all it reads, so that none waits for another. */
+template <int PANELS> DEVICE void clear_past(u32 tile, const int4 &step, int wg)
 {
-    barrier_wait(s.q_full + c.at.slot * 8, c.at.parity);
-    wgmma_fence();
-    product_scores<CFG_D>(acc, s.k + wg * 64 * 128, s.q + c.at.slot * Q_BYTES, 0);
-    wgmma_commit();
-    step = load_four(s.steps + (c.n & (STEPS - 1)) * 16);
-    wgmma_wait<0>();
-    return !(step.w & STEP_END);
+    int n = BWD_ROWS - (step.w >> STEP_ROWS);
+    if (n == BWD_ROWS) /* all are there */
+        return;
+#pragma unroll 1
+    for (int i = threadIdx.x & 127; i < n * PANELS * 8; i += 128) {
+        int row = BWD_ROWS - 1 - i / (PANELS * 8), piece = i % (PANELS * 8);
+        store_four(tile + piece / 8 * QUERY_PANEL + row * 128 + piece % 8 * 16, 0, 0, 0, 0);
+    }
+    fence_async_proxy();
+    named_sync(2 + wg, 128);
 }
+#endif
 
 DEVICE places places_of(const key_tile &t, const int4 &step, int wg)
 {
@@ -83,9 +88,38 @@ DEVICE places places_of(const key_tile &t, const int4 &step, int wg)
     return at;
 }
 
+/* Scores of this step, and whether there is one: past the last, what an earlier step left is
+ * multiplied once more, for nothing. */
+DEVICE int take_scores(const arena &s, consumer &c, const cu_bwd &p, const key_tile &t,
+                       float (&acc)[S_COUNT], int4 &step, u32 &dropped, int wg)
+{
+    barrier_wait(s.q_full + c.at.slot * 8, c.at.parity);
+#if CFG_RAGGED
+    step = load_four(s.steps + (c.n & (STEPS - 1)) * 16);
+    clear_past<PANELS_D>(s.q + c.at.slot * Q_BYTES, step, wg);
+#endif
+    wgmma_fence();
+    product_scores<CFG_D>(acc, s.k + wg * 64 * 128, s.q + c.at.slot * Q_BYTES, 0);
+    wgmma_commit();
+    step = load_four(s.steps + (c.n & (STEPS - 1)) * 16);
+#if CFG_DROP
+    places at = places_of(t, step, wg);
+    dropper_enter(c.drop, p.f, t.b, at.h);
+    dropped = drop_draw_turned(c.drop.head, p.f.drop, at.q, at.kv);
+#endif
+    wgmma_wait<0>();
+    return !(step.w & STEP_END);
+}
+
+#if HAS_OWN
+#define WEIGHTS_OF_DS g
+#else
+#define WEIGHTS_OF_DS w
+#endif
+
 /* One block of queries: weights, then dV beside what dS takes, then dK. */
 DEVICE void use_block(const arena &s, const consumer &c, const cu_bwd &p, const mod_args &mod,
-                      const key_tile &t, const int4 &step, float (&acc)[S_COUNT],
+                      const key_tile &t, const int4 &step, u32 dropped, float (&acc)[S_COUNT],
                       float (&dk)[CFG_D / 2], float (&dv)[CFG_E / 2], int wg)
 {
     u32 w[S_COUNT / 2], g[G_COUNT], ds[S_COUNT / 2];
@@ -93,11 +127,18 @@ DEVICE void use_block(const arena &s, const consumer &c, const cu_bwd &p, const 
     places at = places_of(t, step, wg);
     weights(w, g, acc, s.lse + stat, p, mod, at);
     cut_step(w, g, p.f, mod, at, step.w);
+#if CFG_DROP
+    drop_kept(w, g, dropped);
+#endif
     barrier_wait(s.o_full + c.at.slot * 8, c.at.parity);
+#if CFG_RAGGED
+    clear_past<PANELS_E>(s.d_out + c.at.slot * O_BYTES, step, wg);
+#endif
 #if CFG_DQ || CFG_DK
-    start_dp(acc, s.delta + stat);
+    if (!CFG_DROP)
+        start_dp(acc, s.delta + stat);
     wgmma_fence();
-    product_scores<CFG_E>(acc, s.v + wg * 64 * 128, s.d_out + c.at.slot * O_BYTES, 1);
+    product_scores<CFG_E>(acc, s.v + wg * 64 * 128, s.d_out + c.at.slot * O_BYTES, !CFG_DROP);
     wgmma_commit();
 #else
     wgmma_fence();
@@ -108,17 +149,16 @@ DEVICE void use_block(const arena &s, const consumer &c, const cu_bwd &p, const 
 #endif
 #if CFG_DQ || CFG_DK
     wgmma_wait<CFG_DV>();
-    if ((MOD_SCORE && SCORE_MAY_MASK) || step.w)
-        cut_dp(acc, w);
-#if HAS_SLOPES
-    gradients(ds, g, acc);
-#else
-    gradients(ds, w, acc);
+#if CFG_DROP
+    drop_dp(acc, w, p.f, s.delta + stat);
 #endif
+    if ((MOD_SCORE && SCORE_MAY_MASK) || step.w)
+        cut_dp(acc, WEIGHTS_OF_DS);
+    gradients(ds, WEIGHTS_OF_DS, acc);
 #endif
     put_ds(s, c.n, ds, wg);
 #if CFG_LATE_SLOPE && CFG_GROUP > 1 && CFG_DK
-    sloped_gradients(ds, w, acc, row_slope(mod, p.f, at.b, at.h, at.q));
+    sloped_gradients(ds, WEIGHTS_OF_DS, acc, row_slope(mod, p.f, at.b, at.h, at.q));
 #endif
 #if CFG_DK
     wgmma_fence();
@@ -131,28 +171,35 @@ DEVICE void use_block(const arena &s, const consumer &c, const cu_bwd &p, const 
 DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, int turn, int wg)
 {
     float acc[S_COUNT], dk[CFG_D / 2], dv[CFG_E / 2];
-    consumer c = {{0, 0}, 0};
+    consumer c = {{0, 0}, 0, no_dropper()};
+    u32 dropped = 0;
     int4 step;
     key_tile t = key_tile_at(p.f, turn);
     barrier_wait(s.kv_full, 0);
-    while (take_scores(s, c, acc, step, wg)) {
-        use_block(s, c, p, mod, t, step, acc, dk, dv, wg);
+    while (take_scores(s, c, p, t, acc, step, dropped, wg)) {
+        use_block(s, c, p, mod, t, step, dropped, acc, dk, dv, wg);
         ring_next(c.at);
         c.n++;
     }
     barrier_wait(s.ds_empty + (c.n & 1) * 8, (c.n >> 1 & 1) ^ 1);
     barrier_arrive_if(s.ds_full + (c.n & 1) * 8, (threadIdx.x & 31) == 0);
+#if CFG_RAGGED /* asked for again: kept through the loop it would cost registers */
+    asm volatile("" : "+r"(turn));
+    t = key_tile_at(p.f, turn);
+#endif
     int row = t.key0 + wg * 64 + (threadIdx.x / 32 & 3) * 16 + (threadIdx.x & 31) / 4;
     float scale = p.f.scale;
 #if CFG_LATE_SLOPE && CFG_GROUP == 1
     scale *= row_slope(mod, p.f, t.b, t.g, 0);
 #endif
     if (CFG_DK)
-        store_rows(result_of(p, p.dk, p.dks, t.b, t.g, 0, BWD_OF_K), row, p.f.N, CFG_D_REAL,
-                   scale, c.n > 0, dk);
+        store_rows(result_from(result_of(p, p.dk, p.dks, t.b, t.g, 0, BWD_OF_K),
+                               tile_rows_of(p.f, t).kv_first),
+                   row, tile_rows_of(p.f, t).keys, CFG_D_REAL, scale, c.n > 0, dk);
     if (CFG_DV)
-        store_rows(result_of(p, p.dv, p.dvs, t.b, t.g, 0, BWD_OF_V), row, p.f.N, CFG_E_REAL,
-                   1.f, c.n > 0, dv);
+        store_rows(result_from(result_of(p, p.dv, p.dvs, t.b, t.g, 0, BWD_OF_V),
+                               tile_rows_of(p.f, t).kv_first),
+                   row, tile_rows_of(p.f, t).keys, CFG_E_REAL, value_factor(p.f), c.n > 0, dv);
 }
 
 /* 3. Who does what. */
@@ -168,6 +215,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         init_barriers(s);
     __syncthreads();
     grid_let_next();
+#if CFG_RAGGED
+    key_tile t = key_tile_at(p.f, blockIdx.x);
+    if (t.key0 >= tile_rows_of(p.f, t).keys)
+        return;
+#endif
     int group = threadIdx.x / 128;
     if (group < DQ_GROUP) {
         registers_grow<CFG_REGS_CONSUMER>();
@@ -180,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     else {
         registers_shrink<CFG_REGS_HELPERS>();
         if (threadIdx.x == (DQ_GROUP + 1) * 128)
-            load_all(s, p, blockIdx.x, &mq, &mk, &mv, &mo);
+            load_all(s, p, mod, blockIdx.x, &mq, &mk, &mv, &mo);
         else if (threadIdx.x == (DQ_GROUP + 1) * 128 + 32 && CFG_DQ)
             write_dq(s, p);
     }

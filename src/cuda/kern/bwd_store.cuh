@@ -17,6 +17,13 @@ DEVICE result result_of(const cu_bwd &p, void *data, const cu_stride &s, int b, 
     return {(char *)data + at * (is_wide ? 4 : 2), s.n, is_wide, p.added & which};
 }
 
+/* The same from another row on. */
+DEVICE result result_from(result to, int first)
+{
+    to.rows += first * to.step * (to.is_wide ? 4 : 2);
+    return to;
+}
+
 DEVICE void put_float(const result &to, long long at, float x)
 {
     if (to.is_wide) {

@@ -5,7 +5,9 @@
 /* A slope of the head is applied to the sums of dQ and dK, or to dS of dK where a key head has
  * several query heads. */
 #define HAS_SLOPES (MOD_SCORE && !SLOPE_ONE && !CFG_LATE_SLOPE)
-enum { G_COUNT = HAS_SLOPES ? S_COUNT / 2 : 1 };
+/* Whether dS is made from other words than dV: times slopes, or before weights were dropped. */
+#define HAS_OWN (HAS_SLOPES || CFG_DROP)
+enum { G_COUNT = HAS_OWN ? S_COUNT / 2 : 1 };
 
 /* What a thread holds: two keys, 8 apart, and of each the queries 8i + 2 (lane % 4) + {0,1}
  * of a block. Positions of the first key and query. */
@@ -161,6 +163,36 @@ DEVICE void cut_step(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], const cu_fwd &p,
     if ((MOD_MASK != MASK_NONE || CFG_TERMS) && flags >> STEP_ROWS)
         cut_rows(w, g, flags >> STEP_ROWS);
 }
+
+#if CFG_DROP
+/* Weights that are dropped become 0 in w, and stay in g. */
+DEVICE void drop_kept(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], u32 dropped)
+{
+#if !HAS_SLOPES
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 2; i++)
+        g[i] = w[i];
+#endif
+    drop_turned(w, dropped);
+}
+
+/* dP of kept weights times their factor, of others 0; then less delta. A kept weight of 0 has
+ * no gradient whatever its dP. */
+DEVICE void drop_dp(float (&dp)[S_COUNT], const u32 (&w)[S_COUNT / 2], const cu_fwd &p,
+                    u32 minus_delta)
+{
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 4; i++) {
+        float2 d = load_two(minus_delta + i * 32);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            u32 is_kept = w[2 * i + j / 2] & (j & 1 ? 0xffff0000u : 0xffffu);
+            dp[4 * i + j] =
+                fmaf(is_kept ? dp[4 * i + j] : 0.f, p.drop.factor, j & 1 ? d.y : d.x);
+        }
+    }
+}
+#endif
 
 /* The accumulator of dP starts at -delta: no subtraction later. */
 DEVICE void start_dp(float (&dp)[S_COUNT], u32 minus_delta)

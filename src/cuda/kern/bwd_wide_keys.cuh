@@ -74,8 +74,9 @@ DEVICE void load_block(const keys_arena &s, const cu_bwd &p, const key_tile &t,
     copy_bytes(s.delta + at.slot * STAT_BYTES, p.minus_delta + row, STAT_BYTES, o_full);
 }
 
-DEVICE void load_queries(const keys_arena &s, const cu_bwd &p, int turn, const tensor_map *mq,
-                         const tensor_map *mk, const tensor_map *mv, const tensor_map *mo)
+DEVICE void load_queries(const keys_arena &s, const cu_bwd &p, const mod_args &mod, int turn,
+                         const tensor_map *mq, const tensor_map *mk, const tensor_map *mv,
+                         const tensor_map *mo)
 {
     key_tile t = key_tile_at(p.f, turn);
     query_walk walk = query_begin(p, t);
@@ -88,9 +89,9 @@ DEVICE void load_queries(const keys_arena &s, const cu_bwd &p, int turn, const t
     grid_wait_before();
     grid_let_next();
     while (more) {
-        more = query_next(walk, p, t);
+        more = query_next(walk, p, mod, t);
         int masked = walk.masked | (t.key0 + KEYS > t.kv_len), first = walk.block * BWD_ROWS;
-        int flags = step_flags(p, first, masked);
+        int flags = step_flags(tile_rows_of(p.f, t).q_len - first, masked);
         barrier_wait(s.q_empty + at.slot * 8, at.parity ^ 1);
         store_four(s.steps + at.slot * 16, 0, first + (more ? row_shift(p.f, first) : 0),
                    walk.h, more ? flags : STEP_END);
@@ -147,6 +148,7 @@ DEVICE void make_values(const keys_arena &s, const cu_bwd &p, const mod_args &mo
     u32 w[S_COUNT / 2], g[G_COUNT], n = 0;
     key_tile t = key_tile_at(p.f, turn);
     ring<CFG_STAGES> at = {0, 0};
+    dropper drop = no_dropper();
     int4 step;
     barrier_wait(s.k_full, 0);
     start_scores(s, at, acc, step);
@@ -158,7 +160,11 @@ DEVICE void make_values(const keys_arena &s, const cu_bwd &p, const mod_args &mo
         weights(w, g, acc, s.lse + at.slot * STAT_BYTES + (threadIdx.x & 3) * 8, p, mod, where);
         cut_step(w, g, p.f, mod, where, step.w);
         warp_arrives(s.q_empty + at.slot * 8);
-#if HAS_SLOPES
+#if CFG_DROP
+        dropper_enter(drop, p.f, where.b, where.h);
+        drop_kept(w, g, drop_draw_turned(drop.head, p.f.drop, where.q, where.kv));
+#endif
+#if HAS_OWN
         put_weights(s, n, g);
 #else
         put_weights(s, n, w);
@@ -177,7 +183,7 @@ DEVICE void make_values(const keys_arena &s, const cu_bwd &p, const mod_args &mo
     }
     if (CFG_DV)
         store_rows(result_of(p, p.dv, p.dvs, t.b, t.g, 0, BWD_OF_V), places_of(t, step).key,
-                   p.f.N, CFG_E_REAL, 1.f, n > 0, dv);
+                   p.f.N, CFG_E_REAL, value_factor(p.f), n > 0, dv);
 }
 
 /* 3. dP and dK. */
@@ -187,9 +193,10 @@ DEVICE void start_dp_block(const keys_arena &s, const ring<CFG_STAGES> &at,
 {
     barrier_wait(s.o_full + at.slot * 8, at.parity);
     step = load_four(s.steps + at.slot * 16);
-    start_dp(acc, s.delta + at.slot * STAT_BYTES + (threadIdx.x & 3) * 8);
+    if (!CFG_DROP)
+        start_dp(acc, s.delta + at.slot * STAT_BYTES + (threadIdx.x & 3) * 8);
     wgmma_fence();
-    product_scores<CFG_E>(acc, s.v, s.d_out + at.slot * E_BYTES, 1);
+    product_scores<CFG_E>(acc, s.v, s.d_out + at.slot * E_BYTES, !CFG_DROP);
     wgmma_commit();
 }
 
@@ -205,12 +212,27 @@ DEVICE void take_weights(const keys_arena &s, u32 n, u32 (&w)[S_COUNT / 2])
     warp_arrives(s.weights_empty + (n & 1) * 8);
 }
 
+#if CFG_DROP
+/* Which weights are kept is drawn here once more. */
+DEVICE void drop_block(float (&dp)[S_COUNT], const u32 (&w)[S_COUNT / 2], const cu_fwd &p,
+                       const dropper &drop, const places &at, u32 minus_delta)
+{
+    u32 kept[S_COUNT / 2];
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 2; i++)
+        kept[i] = w[i];
+    drop_turned(kept, drop_draw_turned(drop.head, p.drop, at.q, at.kv));
+    drop_dp(dp, kept, p, minus_delta);
+}
+#endif
+
 DEVICE void make_keys(const keys_arena &s, const cu_bwd &p, int turn)
 {
     float acc[S_COUNT], dk[CFG_D / 2];
     u32 w[S_COUNT / 2], ds[S_COUNT / 2], n = 0;
     key_tile t = key_tile_at(p.f, turn);
     ring<CFG_STAGES> at = {0, 0};
+    dropper drop = no_dropper();
     int4 step;
     barrier_wait(s.v_full, 0);
     start_dp_block(s, at, acc, step);
@@ -218,8 +240,16 @@ DEVICE void make_keys(const keys_arena &s, const cu_bwd &p, int turn)
     while (!(step.w & STEP_END)) {
         u32 q_full = s.q_full + at.slot * 8, q_empty = s.q_empty + at.slot * 8;
         u32 q = s.q + at.slot * D_BYTES, parity = at.parity;
+#if CFG_DROP
+        take_weights(s, n, w);
+        dropper_enter(drop, p.f, t.b, step.z);
+        drop_block(acc, w, p.f, drop, places_of(t, step),
+                   s.delta + at.slot * STAT_BYTES + (threadIdx.x & 3) * 8);
+        warp_arrives(s.o_empty + at.slot * 8);
+#else
         warp_arrives(s.o_empty + at.slot * 8);
         take_weights(s, n, w);
+#endif
         if ((MOD_SCORE && SCORE_MAY_MASK) || step.w)
             cut_dp(acc, w);
         gradients(ds, w, acc);
@@ -261,6 +291,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else {
         registers_shrink<CFG_REGS_DQ>();
         if (threadIdx.x == 256)
-            load_queries(s, p, blockIdx.x, &mq, &mk, &mv, &mo);
+            load_queries(s, p, mod, blockIdx.x, &mq, &mk, &mv, &mo);
     }
 }

@@ -88,11 +88,12 @@ DEVICE void load_rows(const queries_arena &s, const cu_bwd &p, const query_tile 
                             EVICT_FIRST);
 }
 
-DEVICE void load_keys(const queries_arena &s, const cu_bwd &p, int turn, const tensor_map *mq,
-                      const tensor_map *mk, const tensor_map *mv, const tensor_map *mo)
+DEVICE void load_keys(const queries_arena &s, const cu_bwd &p, const mod_args &mod, int turn,
+                      const tensor_map *mq, const tensor_map *mk, const tensor_map *mv,
+                      const tensor_map *mo)
 {
     query_tile t = query_tile_at(p, turn);
-    key_walk walk = key_begin(p, t);
+    key_walk walk = key_begin(p, mod, t);
     key_loads l = {{0, 0}, {0, 0}};
     load_rows(s, p, t, mq, mo);
     while (key_next(walk, p, t)) {
@@ -217,6 +218,16 @@ DEVICE void start_row_dp(float (&dp)[S_COUNT], const own_rows &r)
     }
 }
 
+/* Of dropped weights dP is 0. */
+DEVICE void drop_row_dp(float (&dp)[S_COUNT], const cu_fwd &p, u32 keep, const own_rows &r)
+{
+#if CFG_DROP
+#pragma unroll
+    for (int i = 0; i < S_COUNT; i++)
+        dp[i] = fmaf(keep >> i & 1 ? dp[i] : 0.f, p.drop.factor, i & 2 ? r.less1 : r.less0);
+#endif
+}
+
 /* dS; where a weight is 0 for its mask, V may hold anything. */
 DEVICE void row_gradients(u32 (&ds)[S_COUNT / 2], const float (&w)[S_COUNT],
                           const float (&dp)[S_COUNT], int may_mask)
@@ -254,6 +265,8 @@ DEVICE void make_queries(const queries_arena &s, const cu_bwd &p, const mod_args
     query_tile t = query_tile_at(p, turn);
     own_rows r = rows_of(p, t, wg);
     key_loads l = {{0, 0}, {0, 0}};
+    dropper drop = no_dropper();
+    dropper_enter(drop, p.f, t.b, t.h);
     int4 step;
     barrier_wait(s.q_full, 0);
     start_row_scores(s, l, q, acc, step);
@@ -263,16 +276,22 @@ DEVICE void make_queries(const queries_arena &s, const cu_bwd &p, const mod_args
         u32 k = s.k + l.k.slot * D_BYTES, k_empty = s.k_empty + l.k.slot * 8;
         int key = step.x + 2 * (threadIdx.x & 3), masked = step.w & STEP_MASKED;
         barrier_wait(s.v_full + l.v.slot * 8, l.v.parity);
-        start_row_dp(dp, r);
+        if (!CFG_DROP)
+            start_row_dp(dp, r);
         wgmma_fence();
-        product_scores<CFG_E>(dp, d_out, s.v + l.v.slot * E_BYTES, 1);
+        product_scores<CFG_E>(dp, d_out, s.v + l.v.slot * E_BYTES, !CFG_DROP);
         wgmma_commit();
         if (masked)
             clear_special_keys(acc, k);
         row_weights(acc, p, mod, t, r, key + t.kv_offset);
         if (masked)
             cut_row_weights(acc, p, mod, t, r, key);
+        u32 keep = 0;
+#if CFG_DROP
+        keep = drop_mask<S_COUNT>(drop.head, p.f.drop, r.q0, key + t.kv_offset);
+#endif
         wgmma_wait<0>();
+        drop_row_dp(dp, p.f, keep, r);
         warp_arrives(s.v_empty + l.v.slot * 8);
         row_gradients(ds, acc, dp, (MOD_SCORE && SCORE_MAY_MASK) || masked);
         wgmma_fence();
@@ -310,6 +329,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else {
         registers_shrink<CFG_REGS_DQ>();
         if (threadIdx.x == 256)
-            load_keys(s, p, blockIdx.x, &mq, &mk, &mv, &mo);
+            load_keys(s, p, mod, blockIdx.x, &mq, &mk, &mv, &mo);
     }
 }

@@ -42,10 +42,14 @@ DEVICE float score_at(const cu_fwd &p, const mod_args &mod, const tile &t, int m
 struct careful_row {
     float m, l; /* natural units */
     float o[O_PER_LANE];
+#if CFG_DROP
+    dropout_words drop; /* of the head */
+#endif
 };
 
 /* Online softmax over 32 keys at once; lane i owns columns i, i + 32, ... of O. */
-DEVICE void add_keys(careful_row &r, const cu_fwd &p, const tile &t, int first, float s)
+DEVICE void add_keys(careful_row &r, const cu_fwd &p, const tile &t, int row, int first,
+                     float s)
 {
     float peak = s;
     for (int i = 16; i; i /= 2) {
@@ -70,10 +74,14 @@ DEVICE void add_keys(careful_row &r, const cu_fwd &p, const tile &t, int first, 
         if (__shfl_sync(~0u, s, i) == NEG_INF)
             continue;
         r.l += w;
+#if CFG_DROP
+        if (dropout_bits(r.drop, row + t.q_offset, first + i + t.kv_offset) < p.drop.threshold)
+            w = 0.f;
+#endif
 #if CFG_CODES
         code_place at = code_place_of(v, key_place(t, first + i));
 #else
-        long long row = value_offset(p, t.b, key_place(t, first + i));
+        long long from = value_offset(p, t.b, key_place(t, first + i));
 #endif
         for (int e = 0; e < O_PER_LANE; e++) {
             int c = e * LANES + (threadIdx.x & 31);
@@ -82,7 +90,7 @@ DEVICE void add_keys(careful_row &r, const cu_fwd &p, const tile &t, int first, 
                 r.o[e] = fmaf(w, code_at(v, at, c), r.o[e]);
 #else
             if (c < CFG_E_REAL)
-                r.o[e] = fmaf(w, to_float(v[row + c]), r.o[e]);
+                r.o[e] = fmaf(w, to_float(v[from + c]), r.o[e]);
 #endif
         }
     }
@@ -96,7 +104,7 @@ DEVICE void redo_keys(careful_row &r, const cu_fwd &p, const mod_args &mod, cons
     int lane = threadIdx.x & 31;
     for (int first = from; first < to; first += LANES) {
         int j = first + lane;
-        add_keys(r, p, t, first, j < to ? score_at(p, mod, t, m, j, is_partial) : NEG_INF);
+        add_keys(r, p, t, m, first, j < to ? score_at(p, mod, t, m, j, is_partial) : NEG_INF);
     }
 }
 
@@ -105,6 +113,9 @@ DEVICE void redo_row(const cu_fwd &p, const mod_args &mod, const tile &t, int m)
 {
     int lane = threadIdx.x & 31;
     careful_row r = {NEG_INF, 0.f};
+#if CFG_DROP
+    r.drop = drop_head(p.drop, t.b, t.h);
+#endif
     if (p.runs) {
         int head = CFG_PACKED ? t.h / (p.H / p.G) : t.h;
         int row = t.b * p.mask_b + head * p.mask_h + t.block;
@@ -121,6 +132,9 @@ DEVICE void redo_row(const cu_fwd &p, const mod_args &mod, const tile &t, int m)
 #if CFG_SINKS
     float lse = r.l == 0.f ? NEG_INF : r.m + logf(r.l);
     add_sink_exact(sink_of(p, t.b, t.h, m), r.m, r.l, inv, lse);
+#endif
+#if CFG_DROP
+    inv *= p.drop.factor;
 #endif
     for (int e = 0; e < O_PER_LANE; e++)
         if (e * LANES + lane < CFG_E_REAL)

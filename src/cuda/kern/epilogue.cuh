@@ -76,6 +76,9 @@ DEVICE int rows_end(row_state &w, const cu_fwd &p, const tile &t, const float (&
             put_row_max(p, t.b, t.h, row_place(t, m), peak * 0.6931471805599453f);
 #endif
         }
+#if CFG_DROP
+        inv[i] *= p.drop.factor;
+#endif
     }
 #if CFG_INVARIANT
     bad = rows_with(bad_row[0], bad_row[1]);

@@ -34,7 +34,7 @@ enum {
 
 struct source {
     int b, g;
-    int first; /* key of the tensors, of the sequence's keys */
+    int first;                     /* key of the tensors, of the sequence's keys */
     u32 q, keys, values, exchange; /* shared */
 };
 
@@ -107,6 +107,7 @@ DEVICE void use_block(fragment &f, const cu_fwd &p, const mod_args &mod, const s
         apply_mask_together<THREADS>(f.at, p, mod, block, column, columns, s);
     int raised = rows_raise(f.rows, s, unit, shift, rescale);
     rows_exp(f.rows, s, unit, shift);
+    rows_drop(f.at, p, column, s);
     if (raised)
         rows_scale(f.o, rescale);
     /* A mask that ptxas cannot know: tensor cores ignore those bits anyway, and it would

@@ -96,6 +96,7 @@ DEVICE void use_block(fragment &f, const cu_fwd &p, const mod_args &mod, int blo
         apply_mask_together<THREADS>(f.at, p, mod, block, column, columns, s);
     int raised = rows_raise(f.rows, s, f.unit, shift, rescale);
     rows_exp(f.rows, s, f.unit, shift);
+    rows_drop(f.at, p, column, s);
     if (raised)
         rows_scale(f.o, rescale);
     mma_pv(f.o, s, v);

@@ -343,6 +343,23 @@ DEVICE int softmax_of(const arena &sm, consumer &c, const cu_fwd &p, const mod_a
                                sm.columns + wg * CFG_TN, wg, s, rescale);
 }
 
+/* Which weights of a block are dropped, while its scores are made. */
+DEVICE void draw_block(consumer &c, const cu_fwd &p, const block_walk &walk)
+{
+#if CFG_DROP
+    int column = walk.block * CFG_TN + 2 * (threadIdx.x & 3);
+    drop_draw(c.drop, c.at.drop, p.drop, c.at.q, column + c.at.kv_offset);
+#endif
+}
+
+DEVICE void pack_kept(u32 (&p)[S_COUNT / 2], const float (&s)[S_COUNT], const consumer &c)
+{
+    pack_p(p, s);
+#if CFG_DROP
+    drop_packed(p, c.drop);
+#endif
+}
+
 /* 4. Consumer warpgroup wg. */
 struct progress {
     u32 n;     /* blocks whose scores have been made, over all tiles; of V one less is used */
@@ -413,10 +430,11 @@ DEVICE void first_block(const arena &sm, u32 n, u32 tiles, consumer &c, const cu
     await(sm.k_full, n);
     wgmma_fence();
     start_qk(sm, s, wg, n);
+    draw_block(c, p, walk);
     wgmma_wait<0>();
     release(sm.k_empty, n);
     softmax_of<1>(sm, c, p, mod, walk, wg, s, unused);
-    pack_p(prob, s);
+    pack_kept(prob, s, c);
 }
 
 /* The product for the scores of block n runs together with O += P V of block n - 1, and the
@@ -437,6 +455,7 @@ DEVICE void next_block(const arena &sm, u32 n, consumer &c, const cu_fwd &p,
 #if CFG_PINGPONG
     named_arrive(1 + (wg + 1 == CFG_WGS ? 0 : wg + 1), 256);
 #endif
+    draw_block(c, p, walk);
     wgmma_wait<1>();
     release(sm.k_empty, n);
     int raised = softmax_of<0>(sm, c, p, mod, walk, wg, s, rescale);
@@ -448,7 +467,7 @@ DEVICE void next_block(const arena &sm, u32 n, consumer &c, const cu_fwd &p,
     release(sm.v_empty, n - 1);
     if (raised)
         rows_scale(o, rescale);
-    pack_p(prob, s);
+    pack_kept(prob, s, c);
 }
 
 DEVICE void last_product(const arena &sm, const consumer &c, u32 n, int wg, float (&o)[O_COUNT],

@@ -78,6 +78,15 @@ typedef struct cu_ragged {
     int *n_tiles;   /* how many those are */
 } cu_ragged;
 
+/* Which weights a run keeps: see mod/dropout.h. */
+typedef struct cu_drop {
+    const unsigned long long *state; /* seed and offset, or null: those beside it */
+    unsigned long long seed, offset;
+    int b_offset, h_offset; /* from the run's batches and heads to those of the generator */
+    unsigned threshold;     /* weights of fewer random bits are dropped */
+    float factor;           /* of the others */
+} cu_drop;
+
 /* For decode.cu: what the host works out once for all CTAs. */
 typedef struct cu_decode {
     int group;       /* query heads of a KV head, H / G */
@@ -137,6 +146,7 @@ typedef struct cu_fwd {
     const int *row_shift;
     int M_all;
     cu_scale k_scale, v_scale; /* read with CFG_CODES only; strides of K and V are then bytes */
+    cu_drop drop;              /* read with CFG_DROP only */
     cu_ragged ragged; /* read with CFG_RAGGED only; M and N are bounds then */
     cu_limits limits; /* read with CFG_LIMITS only */
     const cu_work *work; /* [n_tiles] in the work order of fwd_small.cu; null: all keys */

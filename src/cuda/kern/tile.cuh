@@ -3,7 +3,9 @@
  * two rows, 8 apart, as tensor-core products leave them. */
 #pragma once
 
+#include "drop.cuh"
 #include "pages.cuh"
+#include "ragged.cuh"
 #include "rows.cuh"
 
 /* row0 is the first row of the tile, block its number among the query blocks of (b, h). */
@@ -46,24 +48,13 @@ DEVICE int key_place(const tile &t, int j)
 }
 
 #if CFG_RAGGED
-/* Rows, or keys, of sequence b; at most `most`, and inside of the tensor. */
-DEVICE void sequence_of(const int *starts, int b, int all, int most, int &first, int &count)
-{
-    first = 0;
-    count = most;
-    if (!starts)
-        return;
-    first = max(0, min(__ldg(starts + b), all));
-    int past = max(first, min(__ldg(starts + b + 1), all));
-    count = min(past - first, most);
-}
-
 DEVICE void place_sequence(const cu_fwd &p, tile &t)
 {
-    int keys;
-    sequence_of(p.ragged.q_first, t.b, p.ragged.rows, p.M, t.q_first, t.q_len);
-    sequence_of(p.ragged.kv_first, t.b, p.ragged.keys, p.N, t.kv_first, keys);
-    t.kv_len = min(t.kv_len, keys);
+    sequence s = sequence_at(p, t.b);
+    t.q_first = s.q_first;
+    t.q_len = s.q_len;
+    t.kv_first = s.kv_first;
+    t.kv_len = min(t.kv_len, s.keys);
     if (p.ragged.is_end)
         t.q_offset = t.kv_offset + t.kv_len - t.q_len;
 }
@@ -150,6 +141,9 @@ struct tile_rows {
 #if MOD_SCORE
     score_row score[2]; /* the part of the score function that no key changes */
 #endif
+#if CFG_DROP
+    dropout_words drop; /* of the head */
+#endif
 };
 
 DEVICE int row_q(const tile_rows &r, int i)
@@ -210,5 +204,17 @@ DEVICE void rows_place(tile_rows &r, const cu_fwd &p, const mod_args &mod, const
 #if MOD_SCORE
     score_row_begin(mod, p, t.b, t.h, r.q, r.score[0]);
     score_row_begin(mod, p, t.b, t.h, r.q + 8, r.score[1]);
+#endif
+#if CFG_DROP
+    r.drop = drop_head(p.drop, t.b, t.h);
+#endif
+}
+
+/* Weights of a fragment that dropout drops become 0. column: index of the first key. */
+template <int COUNT>
+DEVICE void rows_drop(const tile_rows &r, const cu_fwd &p, int column, float (&s)[COUNT])
+{
+#if CFG_DROP
+    drop_weights(s, r.drop, p.drop, r.q, column + r.kv_offset);
 #endif
 }
