@@ -7,34 +7,42 @@ torch = pytest.importorskip("torch")
 import saccade.torch as st  # noqa: E402
 
 
-def inputs(dtype=torch.float32, H=4, L=64, D=16):
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
+
+
+def inputs(dtype=torch.float32, H=4, L=64, D=16, device="cpu"):
     torch.manual_seed(5)
-    return [torch.randn(2, H, L, D, dtype=dtype, requires_grad=True) for _ in range(3)]
+    made = (torch.randn(2, H, L, D).to(device, dtype) for _ in range(3))
+    return [x.requires_grad_() for x in made]
 
 
-def weights(rate, L=96):
+def weights(rate, L=96, device="cpu"):
     """All scores 0 and V the identity: out is the kept weights / L."""
-    q = torch.zeros(2, 3, L, 8)
-    v = torch.eye(L).expand(2, 3, L, L)
+    q = torch.zeros(2, 3, L, 8, device=device)
+    v = torch.eye(L, device=device).expand(2, 3, L, L)
     return st.flex_attention(q, q, v, dropout_p=rate) * L
 
 
-def test_rate():
+@pytest.mark.parametrize("device", DEVICES)
+def test_rate(device):
     torch.manual_seed(0)
-    z = weights(0.25)
+    z = weights(0.25, device=device)
     kept = z > 0.5
     torch.testing.assert_close(z[kept], torch.full_like(z[kept], 1 / 0.75))
     assert (z[~kept] == 0).all()
     n = z.numel()
     assert abs(kept.sum().item() - 0.75 * n) < 5 * (0.75 * 0.25 * n) ** 0.5
-    assert (weights(1.0) == 0).all()
+    assert (weights(1.0, device=device) == 0).all()
 
 
-def test_generator():
+@pytest.mark.parametrize("device", DEVICES)
+def test_generator(device):
     torch.manual_seed(1)
-    a, b = weights(0.5), weights(0.5)
+    a, b = weights(0.5, device=device), weights(0.5, device=device)
     torch.manual_seed(1)
-    assert torch.equal(a, weights(0.5)) and torch.equal(b, weights(0.5))
+    assert torch.equal(a, weights(0.5, device=device))
+    assert torch.equal(b, weights(0.5, device=device))
     assert not torch.equal(a, b)
 
 
@@ -43,17 +51,20 @@ def dense(q, k, v, z, live):
     return (z * torch.softmax(s, -1)) @ v
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_gradients(dtype):
+def test_gradients(dtype, device):
     """Against the dense formula with the weights that the same seed keeps."""
-    q, k, v = given = inputs(dtype, H=3, L=48)
+    if device == "cuda" and dtype is torch.float64:
+        pytest.skip("f64 is computed on the CPU")
+    q, k, v = given = inputs(dtype, H=3, L=48, device=device)
     torch.manual_seed(9)
-    probe = torch.zeros(2, 3, 48, 8, dtype=dtype)
-    eye = torch.eye(48, dtype=dtype).expand(2, 3, 48, 48)
+    probe = torch.zeros(2, 3, 48, 8, dtype=dtype, device=device)
+    eye = torch.eye(48, dtype=dtype, device=device).expand(2, 3, 48, 48)
     z = 48 * st.flex_attention(probe, probe, eye, dropout_p=0.3)
     torch.manual_seed(9)
     out = st.flex_attention(q, k, v, block_mask="causal()", dropout_p=0.3)
-    at = torch.arange(48)
+    at = torch.arange(48, device=device)
     gold = dense(q, k, v, z, at[:, None] >= at)
     torch.testing.assert_close(out, gold)
     w = torch.randn_like(out)
@@ -80,6 +91,36 @@ def test_checkpoint_makes_the_same_weights():
         assert torch.equal(a, b)
 
 
+@NEEDS_GPU
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_gpu_keeps_the_weights_of_the_cpu(dtype):
+    """By the same seed and offset, out and gradients; new ones in each replay of a graph."""
+    from saccade.torch import dropout
+
+    state, drawn = torch.tensor([11, 2**40 + 3]), dropout.drawn_state
+    found = []
+    try:
+        dropout.drawn_state = lambda q: state.to(q.device)
+        for device in ("cpu", "cuda"):
+            q, k, v = given = inputs(dtype, L=200, D=64, device=device)
+            out = st.flex_attention(q, k, v, block_mask="causal()", dropout_p=0.2)
+            made = torch.autograd.grad(out.float().square().sum(), given)
+            found.append([x.float().cpu() for x in (out, *made)])
+    finally:
+        dropout.drawn_state = drawn
+    for a, b in zip(*found):
+        torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)
+    q, k, v = (x.detach() for x in given)
+    st.flex_attention(q, k, v, dropout_p=0.2)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = st.flex_attention(q, k, v, dropout_p=0.2)
+    graph.replay()
+    first = out.clone()
+    graph.replay()
+    assert not torch.equal(first, out)
+
+
 def test_with_sinks():
     q, k, v = inputs()
     torch.manual_seed(4)
@@ -96,7 +137,8 @@ def test_mistakes():
         torch.vmap(lambda q: st.flex_attention(q, q, q, dropout_p=0.1))(torch.stack([q, q]))
 
 
-def test_transformers_in_training():
+@pytest.mark.parametrize("device", DEVICES)
+def test_transformers_in_training(device):
     transformers = pytest.importorskip("transformers")
     st.register_transformers()
     config = transformers.LlamaConfig(
@@ -111,8 +153,8 @@ def test_transformers_in_training():
     )
     make = transformers.LlamaForCausalLM._from_config
     torch.manual_seed(0)
-    model = make(config, attn_implementation="saccade").train()
-    ids = torch.randint(0, 97, (2, 33))
+    model = make(config, attn_implementation="saccade").to(device).train()
+    ids = torch.randint(0, 97, (2, 33)).to(device)
     losses = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)

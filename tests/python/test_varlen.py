@@ -104,7 +104,45 @@ def test_errors():
         varlen_attention(q, k, v, bad, lengths(K))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_dropout_and_sinks(device):
+    """Against the dense formula with the weights that the same seed keeps, gradients too."""
+    given = [x.detach().to(device).requires_grad_() for x in tensors()]
+    sinks = torch.randn(4, device=device, requires_grad=True)
+    starts = lengths(Q).to(device), lengths(K).to(device), max(Q), max(K)
+    at = torch.cat([torch.arange(n) for n in K]).to(device)
+    eye = torch.nn.functional.one_hot(at, max(K)).float()[:, None].expand(-1, 2, -1)
+    zero = torch.zeros_like(given[0]), torch.zeros_like(given[1]), eye
+    torch.manual_seed(3)
+    z = varlen_attention(*zero, *starts, None, align="end", dropout_p=0.3)
+    torch.manual_seed(3)
+    out, lse = varlen_attention(
+        *given, *starts, align="end", sinks=sinks, dropout_p=0.3, return_lse=True
+    )
+    parts = []
+    for b in range(4):
+        rows, keys = slice(sum(Q[:b]), sum(Q[: b + 1])), slice(sum(K[:b]), sum(K[: b + 1]))
+        q, k, v = (x.transpose(0, 1) for x in (given[0][rows], given[1][keys], given[2][keys]))
+        k, v = k.repeat_interleave(2, 0), v.repeat_interleave(2, 0)
+        last = torch.arange(Q[b], device=device)[:, None] + K[b] - Q[b]
+        s = (q @ k.mT / 4).masked_fill(last < torch.arange(K[b], device=device), -math.inf)
+        s = torch.cat([s, sinks[:, None, None].expand(-1, Q[b], 1)], 2)
+        p = torch.softmax(s, -1)[..., :-1] * z[rows].transpose(0, 1)[..., : K[b]] * K[b]
+        parts.append(((p @ v).transpose(0, 1), torch.logsumexp(s, -1).mT))
+    gold, gold_lse = (torch.cat(x) for x in zip(*parts))
+    torch.testing.assert_close(out, gold, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(lse, gold_lse)
+    wanted = (*given, sinks)
+    got = torch.autograd.grad(out.square().sum() + lse.sum(), wanted)
+    for a, b in zip(got, torch.autograd.grad(gold.square().sum() + gold_lse.sum(), wanted)):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+@NEEDS_GPU
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("end", [False, True])
 def test_on_a_gpu(dtype, end):

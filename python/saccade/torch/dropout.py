@@ -14,6 +14,12 @@ from .calls import FakeCall
 from .mods import view
 
 
+def drawn_state(q):
+    """Seed and offset of one call."""
+    most = 2**63 - 1
+    return torch.randint(-most, most, (2,), dtype=torch.int64, device=q.device)
+
+
 class DrawnCall:
     """A call with its random numbers; all else is the call's."""
 
@@ -43,9 +49,7 @@ class Drawn:
     def __init__(self, entry, q):
         self.entry, self.call = entry, entry.call
         if not isinstance(self.call, FakeCall):
-            most = 2**63 - 1
-            state = torch.randint(-most, most, (2,), dtype=torch.int64, device=q.device)
-            self.call = DrawnCall(self.call, state)
+            self.call = DrawnCall(self.call, drawn_state(q))
 
     def __getattr__(self, name):
         return getattr(self.entry, name)

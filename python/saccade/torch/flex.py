@@ -131,7 +131,7 @@ def flex_attention(
     [Hq], or [B, Hq, L] with 1 for B or L, that takes part in its rows' sums and has no value;
     lse includes it, and it is differentiable. dropout_p: weights are dropped at this rate and
     the others divided by 1 - dropout_p, whatever the mode, by seed and offset from torch's
-    generator (on the CPU). Errors: ValueError for shapes, dtypes, devices, text; TypeError for
+    generator. Errors: ValueError for shapes, dtypes, devices, text; TypeError for
     a mod that can't be traced, with its line. Differentiable (once) in query, key, value and in
     every float tensor that score_mod captures; lse is, row maxima and masks are not.
     Source: FlexAttention (arXiv 2412.05496).
@@ -206,15 +206,20 @@ def _with_sinks(sinks, wanted, return_lse, return_aux, given, options):
     )
     sink = sinks.to(aux.lse.dtype)
     sink = sink.view(1, -1, 1) if sink.dim() == 1 else sink
-    sink = sink.masked_fill(sink == torch.inf, torch.nan)  # as the library counts it
-    is_dead = aux.lse == -torch.inf
-    lse = aux.lse.masked_fill(is_dead, 0.0)
-    kept = torch.sigmoid(lse - sink).unsqueeze(-1)
-    out = (out.to(kept.dtype) * kept).to(out.dtype)
+    out, lse = with_sinks(out, aux.lse, sink)
     if not wanted.lse:
         return out if return_aux is None else (out, AuxOutput(None, aux.max_scores))
-    lse = torch.where(is_dead, sink, torch.logaddexp(lse, sink))
     return (out, lse) if return_lse else (out, AuxOutput(lse, aux.max_scores))
+
+
+def with_sinks(out, lse, sink):
+    """out and lse of rows [..., Ev] and [...], with a logit for each, which spreads to lse."""
+    sink = sink.masked_fill(sink == torch.inf, torch.nan)  # as the library counts it
+    is_dead = lse == -torch.inf
+    alive = lse.masked_fill(is_dead, 0.0)
+    kept = torch.sigmoid(alive - sink).unsqueeze(-1)
+    out = (out.to(kept.dtype) * kept).to(out.dtype)
+    return out, torch.where(is_dead, sink, torch.logaddexp(alive, sink))
 
 
 @torch.compiler.disable

@@ -8,8 +8,10 @@ from typing import Any, Optional
 import torch
 
 from ..c import abi, objects
-from .calls import stats_dtype
-from .flex import MaskMod, ScoreMod
+from .calls import stats_dtype, weight_of
+from .checks import check_dropout, check_sinks
+from .dropout import drawn_state
+from .flex import MaskMod, ScoreMod, with_sinks
 from .mods import dtype_name
 from .serving import _Arguments, _backend, _mods, no_gradients
 
@@ -31,6 +33,8 @@ def varlen_attention(
     seq_lens: Optional[torch.Tensor] = None,
     return_lse: bool = False,
     kernel_options: Optional[dict[str, Any]] = None,
+    sinks: Optional[torch.Tensor] = None,
+    dropout_p: float = 0.0,
 ) -> Any:
     """Attention of query [T, H, D] over key [S, Hkv, D] and value [S, Hkv, Dv]; out [T, H, Dv].
 
@@ -40,10 +44,17 @@ def varlen_attention(
     beside decode. mask, score: as in cached_attention; q and kv count within the sequence, b is
     its number. align: "start", position 0 for each sequence's first query, or "end", its last
     query stands at its last key (as FlashAttention's causal has it). block_table [B, most] and
-    seq_lens [B]: keys are in pools of pages instead, as in cached_attention. On the CPU
-    gradients of query, key and value follow, from out and lse. Returns out, or (out, lse) with
-    lse [T, H].
+    seq_lens [B]: keys are in pools of pages instead, as in cached_attention. sinks [H] and
+    dropout_p: as in flex_attention; which weights are kept follows from a sequence's number and
+    from places within it. Gradients of query, key, value and sinks follow, from out and lse; on
+    a GPU not over pages. Returns out, or (out, lse) with lse [T, H].
     """
+    if dropout_p:
+        check_dropout(dropout_p, False)
+    if sinks is not None:
+        check_sinks(sinks, query.transpose(0, 1)[None])
+        if sinks.dim() != 1:
+            raise ValueError(f"sinks: got rank {sinks.dim()}, expected one of each head, [Hq]")
     if align not in ("start", "end"):
         raise ValueError(f"align: got {align!r}, expected 'start' or 'end'")
     if (block_table is None) != (seq_lens is None):
@@ -57,11 +68,15 @@ def varlen_attention(
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, align == "end")
     call = _Call(query, key, value, mask, score, scale, kernel_options)
     call.lengths, call.paged = lengths, (block_table, seq_lens)
+    if dropout_p:
+        call.weight, call.state = weight_of(float(dropout_p)), drawn_state(query)
     no_gradients(**{n: t for m in call.mods if m for n, t in zip(m.names, m.values)})
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
         out, lse = _Varlen.apply(query, key, value, call)
     else:
-        out, lse = call.forward(query, key, value, return_lse)
+        out, lse = call.forward(query, key, value, return_lse or sinks is not None)
+    if sinks is not None:
+        out, lse = with_sinks(out, lse, sinks.to(lse.dtype))
     return (out, lse) if return_lse else out
 
 
@@ -88,6 +103,7 @@ class _Call:
 
     lengths: tuple  # cu_seqlens and maxima of queries and of keys, alignment to the end
     paged: tuple  # block_table and seq_lens, or two None
+    weight = state = None  # of calls that drop weights: the mod, seed and offset
 
     def __init__(self, q, k, v, mask, score, scale, options):
         self.mods = _mods(score, mask, q)
@@ -99,6 +115,9 @@ class _Call:
     def plan(self, q, k, gradients):
         page = k.shape[2] if self.paged[0] is not None else 0
         bound = [m.bound if m is not None else None for m in self.mods]
+        more = (("page", page), ("ragged", 1), ("batch_invariant", self.is_invariant))
+        if self.weight is not None:
+            more += (("weight", self.weight.handle),)
         with torch.cuda.device_of(q):
             return objects.plan(
                 objects.context(0 if q.is_cuda else -torch.get_num_threads()),
@@ -111,7 +130,7 @@ class _Call:
                 self.backend,
                 gradients,
                 (),
-                (("page", page), ("ragged", 1), ("batch_invariant", self.is_invariant)),
+                more,
             )
 
     def sizes(self, k):
@@ -137,6 +156,8 @@ class _Call:
             a.keep.append(p)
             a.args.positions = C.pointer(p)
         a.bind([m for m in self.mods if m is not None])
+        if self.state is not None:
+            a.tensors(dropout=self.state)
         return a
 
     def forward(self, q, k, v, wants_lse):
