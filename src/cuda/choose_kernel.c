@@ -39,7 +39,7 @@ static int is_suited(const cu_state *s, cu_program program, const saccade_block_
     const mask_runs *own =
         mask_runs_ready(mask, view->imported_block_q, view->imported_block_kv, 0);
     return own && own->block_q % x.rows == 0 && own->block_kv % x.keys == 0
-           && (x.group == 1 || own->H == 1 || view->selection.most);
+           && (x.group == 1 || own->H == 1);
 }
 
 static saccade_status unsuited(const cu_state *s, const saccade_block_mask *mask,
