@@ -471,6 +471,8 @@ int cu_sinks_code(const plan_problem *p);
 int cu_codes(const plan_problem *p);
 /* Bits of an element of K and V. */
 int cu_key_bits(const plan_problem *p);
+/* Whether decode copies codes as tensors: rows of 128 bytes, keys in one piece. */
+int cu_copies_codes_by_boxes(const cu_state *s, const plan_problem *p);
 /* One program in one form, compiled for the state's architecture or taken from the cache. */
 saccade_status cu_compile_instance(const cu_state *s, const plan_problem *p, cu_program which,
                                    const cu_form *form, cu_image *out, saccade_error *err);

@@ -109,7 +109,7 @@ static saccade_status launch_spans(const saccade_plan *plan, const plan_run *run
     fill_decode(s, &a->p, sizes, spans);
     if (!s->has_fixed_pieces)
         a->p.decode.cluster = decode_cluster(s, &a->p, spans, grid);
-    if (!cu_codes(&plan->problem))
+    if (!cu_codes(&plan->problem) || cu_copies_codes_by_boxes(s, &plan->problem))
         TRY(encode_maps(s, run, a, err));
     if (a->p.decode.cluster)
         return run_start_with(a, program->kernel, grid, threads, shared, WITH_CLUSTER,

@@ -2,6 +2,7 @@
 #include "cuda/run.h"
 
 #include <stdio.h>
+#include <string.h>
 
 int cu_sinks_code(const plan_problem *p)
 {
@@ -22,6 +23,13 @@ int cu_codes(const plan_problem *p)
            : p->kv_dtype == SACCADE_I8   ? 3
            : p->kv_dtype == SACCADE_I4   ? 4
                                          : 0;
+}
+
+int cu_copies_codes_by_boxes(const cu_state *s, const plan_problem *p)
+{
+    const int is_sm90 = strcmp(s->arch, "sm_90a") == 0;
+    return is_sm90 && cu_codes(p) && cu_key_bits(p) == 8 && !p->has_chunks && p->sizes.D == 128
+           && p->sizes.Dv == 128;
 }
 
 int cu_key_bits(const plan_problem *p)
@@ -81,6 +89,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"DROP", p->weight != NULL},
         {"ROWS", p->has_rows},
         {"CODES", cu_codes(p)},
+        {"CODE_BOXES", cu_copies_codes_by_boxes(s, p)},
         {"K_TOKENS", p->k_groups.tokens},
         {"K_CHANNELS", p->k_groups.channels},
         {"V_TOKENS", p->v_groups.tokens},

@@ -43,22 +43,24 @@ int run_is_aligned(const plan_run *run)
            && is_whole(run->sizes.D, run->q->dtype) && is_whole(run->sizes.Dv, run->q->dtype);
 }
 
-/* Map over (d, n, h, b) in boxes of 64 columns x rows, 128-byte swizzle. */
+/* Map over (d, n, h, b) in boxes of 128 bytes x rows, 128-byte swizzle; codes are bytes. */
 saccade_status run_encode_map(const cu_driver *driver, const saccade_tensor *t, int rows,
                               int promotion, cu_map *out, saccade_error *err)
 {
-    enum { F16 = 6, BF16 = 9, SWIZZLE_128 = 3 };
+    enum { U8 = 0, F16 = 6, BF16 = 9, SWIZZLE_128 = 3 };
+    const uint32_t bytes = (uint32_t)saccade_dtype_bytes(t->dtype);
+    const int type = bytes == 1 ? U8 : t->dtype == SACCADE_BF16 ? BF16 : F16;
     const uint64_t size[4] = {(uint64_t)t->shape[3], (uint64_t)t->shape[2],
                               stride_of(t, 1) ? (uint64_t)t->shape[1] : 1,
                               stride_of(t, 0) ? (uint64_t)t->shape[0] : 1};
     uint64_t stride[3];
     for (int d = 0; d < 3; d++) {
         const int64_t s = stride_of(t, 2 - d);
-        stride[d] = s ? (uint64_t)s * 2 : 16;
+        stride[d] = s ? (uint64_t)s * bytes : 16;
     }
-    const uint32_t box[4] = {64, (uint32_t)rows, 1, 1}, steps[4] = {1, 1, 1, 1};
+    const uint32_t box[4] = {128 / bytes, (uint32_t)rows, 1, 1}, steps[4] = {1, 1, 1, 1};
     return cu_check(driver,
-                    driver->encode_map(out, t->dtype == SACCADE_BF16 ? BF16 : F16, 4, t->data,
+                    driver->encode_map(out, type, 4, t->data,
                                        size, stride, box, steps, 0, SWIZZLE_128, promotion, 0),
                     "cuTensorMapEncodeTiled", err);
 }

@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 #if CFG_Q_SHARED
     f.q = smem_address(q) + threadIdx.x * 16;
 #endif
-#if !CFG_CODES
+#if !CFG_CODES || CFG_CODE_BOXES
     w.full = smem_address(bars + warp * CFG_STAGES);
     if ((threadIdx.x & 31) == 0) {
         map_prefetch(&mk);

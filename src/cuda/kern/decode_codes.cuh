@@ -14,12 +14,20 @@
 enum {
     K_ROW = CFG_D * CODE_BITS / 8, /* bytes of a key */
     V_ROW = CFG_E * CODE_BITS / 8,
-    K_STEP = (K_ROW / 16 | 1) * 16, /* eight rows share no banks */
-    V_STEP = (V_ROW / 16 | 1) * 16,
+    /* eight rows share no banks: steps of an odd number of pieces, or swizzled ones */
+    K_STEP = CFG_CODE_BOXES ? K_ROW : (K_ROW / 16 | 1) * 16,
+    V_STEP = CFG_CODE_BOXES ? V_ROW : (V_ROW / 16 | 1) * 16,
     V_AT = KEYS * K_STEP, /* in a stage: K, V, scales of K's keys, of V's */
     SCALES_AT = V_AT + KEYS * V_STEP,
-    STAGE = SCALES_AT + KEYS * 16
+    UNIT = CFG_CODE_BOXES ? 1024 : 16, /* of the swizzle's pattern */
+    STAGE = (SCALES_AT + KEYS * 16 + UNIT - 1) / UNIT * UNIT
 };
+
+/* 16 bytes of a row of K or V. */
+DEVICE u32 piece_of(u32 at, int step, int row, int piece)
+{
+    return at + row * step + (CFG_CODE_BOXES ? piece ^ (row & 7) : piece) * 16;
+}
 
 #define HALF_SCORES !CFG_K_CHANNELS /* Q and K are multiplied as f16 */
 #define SCALED_WEIGHTS (!CFG_V_CHANNELS && !CFG_F16)
@@ -39,7 +47,7 @@ typedef float v_scale_word;
 #endif
 
 struct stream {
-    u32 buffer;
+    u32 buffer, full; /* full: barriers, with CFG_CODE_BOXES */
     u32 loads, uses;
     lookahead ahead;
     int is_owing; /* scales of the last block wait here until they have come */
@@ -130,6 +138,21 @@ DEVICE void keep_scales(stream &w)
     w.is_owing = 0;
 }
 
+/* A block that lies in one piece, where a row is 128 bytes: a tensor copy each of K and V. */
+DEVICE void copy_boxes(const stream &w, u32 to, const cu_fwd &p, const tensor_map *mk,
+                       const tensor_map *mv)
+{
+    const span &s = w.ahead.at.s;
+    u32 full = w.full + w.loads % CFG_STAGES * 8;
+    if ((threadIdx.x & 31) != 0)
+        return;
+    int row = span_key(s, w.ahead.first);
+    head_box k = key_box(p, s.b, s.g), v = value_box(p, s.b, s.g);
+    barrier_expect(full, KEYS * (K_ROW + V_ROW));
+    copy_box(to, mk, 0, row, k.h, k.b, full, EVICT_NORMAL);
+    copy_box(to + V_AT, mv, 0, row, v.h, v.b, full, EVICT_NORMAL);
+}
+
 /* Begins the copy of the next block; without one an empty group keeps the count. */
 DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const line &l, int end,
                       const tensor_map *mk, const tensor_map *mv)
@@ -141,10 +164,14 @@ DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const lin
         lane_key at = find_key(w.ahead, 0, 1);
         find_scale<CFG_K_TOKENS>(w.k_scale, p.k_scale, g, at);
         find_scale<CFG_V_TOKENS>(w.v_scale, p.v_scale, g, at);
+#if CFG_CODE_BOXES
+        copy_boxes(w, to, p, mk, mv);
+#else
         copy_codes_of<K_ROW, K_STEP>(to, (const code_byte *)p.k + g * p.ks.h, p.ks,
                                      w.ahead, at);
         copy_codes_of<V_ROW, V_STEP>(to + V_AT, (const code_byte *)p.v + g * p.vs.h, p.vs,
                                      w.ahead, at);
+#endif
         w.is_owing = 1;
         w.loads++;
         ahead_move(w.ahead, p, mod, l, 1, end);
@@ -155,14 +182,27 @@ DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const lin
 /* The oldest block, when it is there. */
 DEVICE u32 await_block(stream &w)
 {
+#if CFG_CODE_BOXES
+    barrier_wait(w.full + w.uses % CFG_STAGES * 8, w.uses / CFG_STAGES & 1);
+#else
     copy_wait<CFG_STAGES - 1>();
+#endif
     __syncwarp();
     return stage_of(w, w.uses);
 }
 
-/* Keys past the end came as zeros. */
+/* Keys past the end came as zeros, but in tensor copies, where 0 * NaN must not be seen. */
 DEVICE void clear_values(u32 stage, int from)
 {
+#if CFG_CODE_BOXES
+    enum { PIECES = V_ROW / 16 };
+    for (int i = threadIdx.x & 31; i < (KEYS - from) * PIECES; i += 32)
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
+                         piece_of(stage + V_AT, V_STEP, from + i / PIECES, i % PIECES)),
+                     "r"(0)
+                     : "memory");
+    __syncwarp();
+#endif
 }
 
 /* ---- products ---- */
@@ -211,7 +251,7 @@ DEVICE void block_scores(float (&s)[S_COUNT], const q_fragments &q, const cu_fwd
 #pragma unroll COPIES
     for (int e = 0; e < K_ROW / 16; e++) {
         u32 w[4];
-        load_matrices(w, stage + lane * K_STEP + e * 16);
+        load_matrices(w, piece_of(stage, K_STEP, lane, e));
 #pragma unroll
         for (int j = 0; j < PAIRS / 2; j++) {
             u32 a[4];
@@ -280,7 +320,7 @@ DEVICE void add_values(float (&o)[O_COUNT], const float (&s)[S_COUNT], const cu_
 #pragma unroll
     for (int e = 0; e < V_ROW / 16; e++) {
         u32 w[4];
-        load_matrices_transposed(w, stage + V_AT + lane * V_STEP + e * 16);
+        load_matrices_transposed(w, piece_of(stage + V_AT, V_STEP, lane, e));
 #pragma unroll
         for (int kk = 0; kk < KEYS / 16; kk++) {
             u32 h[2][PAIRS];
