@@ -625,7 +625,7 @@ SACCADE_API size_t saccade_plan_backward_workspace(const saccade_plan *plan,
  * wanted on CUDA (which sums them exactly, 104 bytes an element): a run needs it;
  * and where a capture's index gives its gradient no order (explain says so): its sum is then in
  * fixed point by all threads, and in a smaller workspace on one thread in the order of items,
- * which may differ in the last bits. */
+ * which may differ in the last bits. Less on CUDA where d_q has no holes: rows lie in it. */
 SACCADE_API saccade_status saccade_backward_workspace(const saccade_plan *plan,
                                                       const saccade_backward_args *args,
                                                       size_t *bytes, saccade_error *err);

@@ -246,6 +246,32 @@ static saccade_status make_plan(const char *arch, saccade_dtype dtype, uint32_t 
 
 enum { ALL = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V };
 
+/* Two numbers a row lie in dQ where each of its bytes is its own and holds nothing yet. */
+static void dense_results_hold_rows(const saccade_plan *plan)
+{
+    enum { B = 2, H = 4, Q = 100, D = 64, ROWS = 128 };
+    const saccade_sizes sizes = {B, H, 2, Q, 200, D, D};
+    const size_t most = plan_backward_workspace(plan, &sizes, NULL);
+    const struct {
+        int64_t batch, head, row;
+        uint32_t added;
+        int is_less;
+    } rows[] = {
+        {H * Q * D, Q *D, D, 0, 1},     {Q * H * D, D, H *D, 0, 1},
+        {H * Q * 2 * D, Q *D, D, 0, 0}, {H * Q * D, Q *D, D, SACCADE_GRADIENT_Q, 0},
+        {0, Q *D, D, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const saccade_tensor dq = {.dtype = SACCADE_BF16,
+                                   .rank = 4,
+                                   .shape = {B, H, Q, D},
+                                   .stride = {rows[i].batch, rows[i].head, rows[i].row, 1}};
+        const plan_gradients g = {.dq = &dq, .added = rows[i].added};
+        const size_t bytes = plan_backward_workspace(plan, &sizes, &g);
+        assert_int_equal(most - bytes, rows[i].is_less ? B * H * ROWS * 8 : 0);
+    }
+}
+
 /* What a plan for an architecture holds and says. */
 static void plan_of_gradients(void **state)
 {
@@ -286,6 +312,8 @@ static void plan_of_gradients(void **state)
         assert_int_equal(bytes > 0, !!rows[i].gradients);
         assert_true(saccade_plan_backward_workspace(plan, &few) <= bytes);
         assert_true(saccade_plan_backward_workspace(plan, &more) <= 32 * bytes);
+        if (i == 0)
+            dense_results_hold_rows(plan);
         saccade_free(text);
         saccade_plan_destroy(plan);
     }

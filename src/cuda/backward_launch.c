@@ -10,7 +10,9 @@
 
 /* offsets of the parts of cu_bwd */
 typedef struct space {
-    size_t lse2, minus_delta, precision, bounds, dq_sum, bytes;
+    size_t precision, bounds, dq_sum, bytes;
+    size_t lse2, minus_delta; /* of the workspace, or of dQ: */
+    int is_in_result;
 } space;
 
 static size_t aligned(size_t bytes)
@@ -23,6 +25,13 @@ static int64_t query_blocks(const saccade_sizes *s)
     return (s->Q + BWD_ROWS - 1) / BWD_ROWS;
 }
 
+/* Ragged queries of all sequences, or 0 where they are not known. */
+static int64_t packed_rows(const saccade_plan *plan, const plan_gradients *g)
+{
+    const int is_packed = plan->problem.is_ragged && g && g->d_out;
+    return is_packed && g->d_out->shape[0] == 1 ? g->d_out->shape[2] : 0;
+}
+
 /* Blocks of a head where sequences of `rows` in all are packed; 0: by batch they are fewer. */
 static int64_t packed_blocks(const saccade_plan *plan, const saccade_sizes *s, int64_t rows)
 {
@@ -30,18 +39,44 @@ static int64_t packed_blocks(const saccade_plan *plan, const saccade_sizes *s, i
     return plan->problem.is_ragged && rows && packed < s->B * query_blocks(s) ? packed : 0;
 }
 
-/* all: ragged queries of all sequences, or 0 where they are not known. */
-static space space_of(const saccade_plan *plan, const saccade_sizes *s, int64_t all)
+/* Bytes from a tensor's first element to its last; all of them are its own, or 0. */
+static size_t dense_bytes(const saccade_tensor *t)
 {
-    const int64_t packed = packed_blocks(plan, s, all);
+    int64_t count = 1, extent = 1;
+    for (int i = 0; i < t->rank; i++) {
+        if (t->shape[i] > 1 && t->stride[i] <= 0)
+            return 0;
+        count *= t->shape[i];
+        extent += (t->shape[i] - 1) * t->stride[i];
+    }
+    return count == extent ? (size_t)count * saccade_dtype_bytes(t->dtype) : 0;
+}
+
+/* Whether lse and delta of the rows, two numbers each, lie in dQ until it is written by the
+ * run's last kernel, which reads neither. */
+static int rows_fit_result(const saccade_plan *plan, size_t each, const plan_gradients *g)
+{
+    const plan_problem *p = &plan->problem;
+    return cu_backward_has_tiles(plan->state) && g && g->dq && !p->is_ragged && !plan->rows
+           && !cu_has_captures(p) && !(g->added & SACCADE_GRADIENT_Q)
+           && dense_bytes(g->dq) >= 2 * each;
+}
+
+/* gradients: those of a run, or NULL: enough for any. Kernels that own rows of dQ make no sums
+ * and read lse and delta while it is written: their place is then that of the sums. */
+static space space_of(const saccade_plan *plan, const saccade_sizes *s,
+                      const plan_gradients *gradients)
+{
+    const int64_t packed = packed_blocks(plan, s, packed_rows(plan, gradients));
     const int64_t blocks = packed ? packed : s->B * query_blocks(s);
     const size_t rows = (size_t)(s->H * blocks) * BWD_ROWS;
     const size_t columns = (size_t)(cu_padded(plan->problem.sizes.D) + 63) / 64 * 64;
     const size_t bounds = (size_t)(s->B * s->Hkv) * BWD_CHUNKS * 2 * sizeof(unsigned);
-    space x = {0};
-    x.minus_delta = aligned(rows * sizeof(float));
-    x.precision = x.minus_delta * 2;
-    x.bounds = x.minus_delta * 3;
+    const size_t each = aligned(rows * sizeof(float));
+    space x = {.is_in_result = rows_fit_result(plan, each, gradients)};
+    x.minus_delta = each;
+    x.precision = x.is_in_result ? 0 : 2 * each;
+    x.bounds = x.precision + each;
     x.dq_sum = x.bounds + aligned(bounds);
     x.bytes = x.dq_sum;
     if (cu_backward_has_tiles(plan->state) && plan->problem.gradients & SACCADE_GRADIENT_Q)
@@ -49,17 +84,11 @@ static space space_of(const saccade_plan *plan, const saccade_sizes *s, int64_t 
     return x;
 }
 
-static int64_t packed_rows(const saccade_plan *plan, const plan_gradients *g)
-{
-    const int is_packed = plan->problem.is_ragged && g && g->d_out;
-    return is_packed && g->d_out->shape[0] == 1 ? g->d_out->shape[2] : 0;
-}
-
 size_t cu_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
                              const plan_gradients *gradients)
 {
     const saccade_sizes local = cu_local_sizes(plan, sizes);
-    return aligned(space_of(plan, &local, packed_rows(plan, gradients)).bytes)
+    return aligned(space_of(plan, &local, gradients).bytes)
            + cu_captures_workspace(plan, &local, gradients);
 }
 
@@ -105,7 +134,7 @@ static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradi
 {
     const cu_state *s = plan->state;
     const int64_t rows = packed_rows(plan, g);
-    const space at = space_of(plan, &run->sizes, rows);
+    const space at = space_of(plan, &run->sizes, g);
     char *base = run->workspace;
     *p = (cu_bwd){0};
     run_fill(plan, run, &s->programs[CU_MAIN].form, NULL, &p->f);
@@ -125,11 +154,22 @@ static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradi
     p->packed_blocks = (int)packed_blocks(plan, &run->sizes, rows);
     p->unit = p->f.scale * 1.4426950408889634f;
     p->slope_most = (float)s->backward_facts.slope_most;
-    p->lse2 = (float *)(base + at.lse2);
-    p->minus_delta = (float *)(base + at.minus_delta);
     p->precision = (float *)(base + at.precision);
     p->bounds = (unsigned *)(base + at.bounds);
     p->dq_sum = g->dq ? (float *)(base + at.dq_sum) : NULL;
+}
+
+/* Where lse and delta of the rows lie, for this program. */
+static void fill_rows(const saccade_plan *plan, const plan_run *run, const plan_gradients *g,
+                      cu_program program, cu_bwd *p)
+{
+    const space at = space_of(plan, &run->sizes, g);
+    const int has_sums = program == CU_BWD_TILES || program == CU_BWD_SHORT;
+    char *base = !at.is_in_result ? run->workspace
+                 : has_sums       ? g->dq->data
+                                  : (char *)run->workspace + at.dq_sum;
+    p->lse2 = (float *)(base + at.lse2);
+    p->minus_delta = (float *)(base + at.minus_delta);
 }
 
 /* tiles of keys, and the runs of query blocks of each */
@@ -364,6 +404,7 @@ static saccade_status start(const saccade_plan *plan, const plan_run *run,
     launch l;
     fill(plan, run, g, &l.p);
     const cu_program program = choose(plan, run, &l.p);
+    fill_rows(plan, run, g, program, &l.p);
     l.a.driver = driver;
     l.a.stream = run->stream;
     TRY(cu_backward_find_runs(plan, run, program, &runs, err));
@@ -373,8 +414,7 @@ static saccade_status start(const saccade_plan *plan, const plan_run *run,
     TRY(run_captures(problem->score, run->score_env.tensors, l.a.captures, err));
     TRY(run_captures(problem->mask, run->mask_env.tensors, l.a.captures + n_score, err));
     TRY(run_make_ready(s, problem, driver, run->q->device.index, err));
-    TRY(cu_begin_captures(plan, run, g,
-                          aligned(space_of(plan, &run->sizes, packed_rows(plan, g)).bytes),
+    TRY(cu_begin_captures(plan, run, g, aligned(space_of(plan, &run->sizes, g).bytes),
                           program == CU_BWD_TILES, &l.a, &l.captured, err));
     TRY(start_program(plan, run, g, program, &l, err));
     fill_queries(problem, runs.queries, &l.p);

@@ -47,7 +47,7 @@ class _Layout:
             self.room,
         )
         self.call, self.wants_lse, self.is_new = call, inputs[6] is not None, True
-        if wanted and call.cuda >= 0:  # exact sums, of the captures' shapes
+        if call.cuda >= 0:  # what results hold meanwhile, and sums of the captures' shapes
             self.room = self.arguments.room = backward.workspace(
                 self.arguments, call.dropout
             )
