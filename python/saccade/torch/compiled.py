@@ -58,6 +58,8 @@ class _OpCall:
             found = Resolved(score, "score", q.device.type, q.dtype is torch.float64)
         self.reusable, self.n_tensors = found is None or not found.copied, n_tensors
         self.call = new_call(q, k, v, found, mask, scale, backend, want_lse, want_max)
+        if self.call.cuda >= 0:
+            self.call.warm = None  # holds a tensor, which a pool of CUDA graphs forbids
         self.addresses = [v.address for v in found.views] if found is not None else []
         self.read: List[torch.Tensor] = []
         self.keep = found.tensors[n_tensors if self.reusable else 0 :] if found else []
