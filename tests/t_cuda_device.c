@@ -271,7 +271,8 @@ static void imported_lists(void **state)
                 {"b1 h2 q300 kv400 d256 bf16", "(q / 128 + kv / 128) % 2 == 0"},
                 {"b1 h2 q300 kv400 d64 f32", "(q / 128 + kv / 128 + h) % 3 != 0"},
                 {"b1 h8/2 q1 kv700 d128 bf16", "(kv / 128 + h) % 3 != 0"},
-                {"b2 h8/2 q3 kv700 d64 bf16", "kv / 128 % 2 == b"}};
+                {"b2 h8/2 q3 kv700 d64 bf16", "kv / 128 % 2 == b"},
+                {"b2 h8/2 q1 kv700 d128 bf16", "b == 0 && kv / 128 % 2 == 0"}};
     int n_bad = 0;
     (void)state;
     if (!has_device())

@@ -25,8 +25,17 @@ static blocks blocks_for(const cu_state *s, cu_program program, const saccade_bl
     return x;
 }
 
+static int has_empty_list(const mask_runs *r)
+{
+    for (int64_t row = 0; row < r->B * r->H * r->rows; row++)
+        if (!r->row_live[row])
+            return 1;
+    return 0;
+}
+
 /* A program takes blocks of an imported mask whole or in parts. Its lists may say what no mod
- * does, and a group's heads see the same of them only where they are the same. */
+ * does, and a group's heads see the same of them only where they are the same. Decode looks at
+ * one block of every list, and leaves it to the mod to hide it. */
 static int is_suited(const cu_state *s, cu_program program, const saccade_block_mask *mask,
                      const saccade_sizes *sizes)
 {
@@ -39,7 +48,8 @@ static int is_suited(const cu_state *s, cu_program program, const saccade_block_
     const mask_runs *own =
         mask_runs_ready(mask, view->imported_block_q, view->imported_block_kv, 0);
     return own && own->block_q % x.rows == 0 && own->block_kv % x.keys == 0
-           && (x.group == 1 || own->H == 1);
+           && (x.group == 1 || own->H == 1)
+           && !(cu_program_kinds[program].operation == CU_OP_DECODE && has_empty_list(own));
 }
 
 static saccade_status unsuited(const cu_state *s, const saccade_block_mask *mask,
