@@ -126,6 +126,13 @@ static int are_others(const mpi_world *w, const saccade_message *m, int32_t n)
     return 1;
 }
 
+/* This exchange and all later ones. */
+static int failed(mpi_world *w)
+{
+    w->has_failed = 1;
+    return 1;
+}
+
 static int exchange(void *user, const saccade_message *sends, int32_t n_sends,
                     const saccade_message *receives, int32_t n_receives, double seconds)
 {
@@ -133,11 +140,11 @@ static int exchange(void *user, const saccade_message *sends, int32_t n_sends,
     const double until = MPI_Wtime() + seconds;
     const int n = pieces_of(receives, n_receives) + pieces_of(sends, n_sends);
     if (w->has_failed || !are_others(w, sends, n_sends) || !are_others(w, receives, n_receives))
-        return w->has_failed = 1;
+        return failed(w);
     MPI_Status *status = malloc(((size_t)n + 1) * sizeof *status);
     if (!status || !make_room(w, n)) {
         free(status);
-        return w->has_failed = 1;
+        return failed(w);
     }
     const int at = begin(w, receives, n_receives, 0, 0);
     begin(w, sends, n_sends, 1, at);
