@@ -334,7 +334,7 @@ static const saccade_sizes one = {2, 8, 2, 1, 1200, 128, 128};
 
 static void on_the_host(void **state)
 {
-    static const select_case cases[] = {
+    const select_case cases[] = {
         {few, SACCADE_F32, 32, 32, 1, 0, 1},  {few, SACCADE_F32, 16, 16, 0, 1, 1},
         {few, SACCADE_BF16, 64, 64, 1, 0, 1}, {few, SACCADE_F32, 128, 7, 0, 0, 0},
         {few, SACCADE_F32, 13, 5, 1, 0, 0},
@@ -419,7 +419,7 @@ static void refusals(void **state)
 
 static void on_a_device(void **state)
 {
-    static const select_case cases[] = {
+    const select_case cases[] = {
         {prompt, SACCADE_BF16, 128, 128, 1, 0, 1}, {prompt, SACCADE_BF16, 384, 256, 0, 0, 1},
         {prompt, SACCADE_F16, 128, 128, 0, 1, 0},  {one, SACCADE_BF16, 1, 64, 0, 0, 0},
         {one, SACCADE_BF16, 64, 128, 1, 0, 0},  {one, SACCADE_F32, 128, 128, 1, 1, 0},
