@@ -35,7 +35,8 @@ static int has_empty_list(const mask_runs *r)
 
 /* A program takes blocks of an imported mask whole or in parts. Its lists may say what no mod
  * does, and a group's heads see the same of them only where they are the same. Decode looks at
- * one block of every list, and leaves it to the mod to hide it. */
+ * one block of every list, and leaves it to the mod to hide it; what is selected on a device is
+ * not known here. */
 static int is_suited(const cu_state *s, cu_program program, const saccade_block_mask *mask,
                      const saccade_sizes *sizes)
 {
@@ -49,7 +50,8 @@ static int is_suited(const cu_state *s, cu_program program, const saccade_block_
         mask_runs_ready(mask, view->imported_block_q, view->imported_block_kv, 0);
     return own && own->block_q % x.rows == 0 && own->block_kv % x.keys == 0
            && (x.group == 1 || own->H == 1)
-           && !(cu_program_kinds[program].operation == CU_OP_DECODE && has_empty_list(own));
+           && !(cu_program_kinds[program].operation == CU_OP_DECODE
+                && (view->selection.most || has_empty_list(own)));
 }
 
 static saccade_status unsuited(const cu_state *s, const saccade_block_mask *mask,
@@ -110,7 +112,7 @@ static saccade_status small_pays(const saccade_plan *plan, const saccade_block_m
     const cu_amount pieces = amount_of(r, small->keys, sizes);
     const int dim = cu_padded(sizes->D > sizes->Dv ? sizes->D : sizes->Dv);
     const int is_evaluated =
-        s->facts.mask == CU_MASK_GENERAL && !cu_limits_find(device, mask).of_row;
+        s->facts.mask == CU_MASK_GENERAL && !cu_limits_find(device, mask, plan).of_row;
     *out = cu_small_pays(s->device.n_sm, dim, is_evaluated, small, pieces,
                          &s->programs[CU_MAIN].form.tile, large);
     return SACCADE_OK;
@@ -204,12 +206,16 @@ saccade_status run_find_runs(const saccade_plan *plan, const plan_run *run, cu_p
 }
 
 /* Where keys are few: a mask's pieces are made where they pay. */
-static int suits_small(const cu_state *s, const plan_run *run)
+static int suits_small(const saccade_plan *plan, const plan_run *run)
 {
+    const cu_state *s = plan->state;
     if (run->between)
         return 0;
-    if (run->block_mask)
-        return cu_pieces_find(run->q->device.index, run->block_mask,
+    const saccade_block_mask *mask = run->block_mask;
+    if (mask && plan->problem.h_offset && mask_get_view(mask)->sizes.H > 1)
+        return 0; /* pieces are those of the mask's first heads */
+    if (mask)
+        return cu_pieces_find(run->q->device.index, mask,
                               s->programs[CU_SMALL].form.tile.keys, &run->sizes)
                != NULL;
     if (s->tiles)
@@ -226,21 +232,23 @@ static int suits_small(const cu_state *s, const plan_run *run)
                          pieces, &large->tile, blocks);
 }
 
-static int takes_run(const cu_state *s, cu_program program, const plan_run *run)
+static int takes_run(const saccade_plan *plan, cu_program program, const plan_run *run)
 {
+    const cu_state *s = plan->state;
     const cu_program_kind *kind = &cu_program_kinds[program];
     return takes_sizes(s, program, &run->sizes)
            && (!kind->wants_alignment || s->programs[program].form.family != CU_SM90
                || run_is_aligned(run))
            && (kind->runs == CU_ANY_RUN || (kind->runs == CU_WITH_MAXIMA) == !!run->row_max)
-           && (kind->operation != CU_OP_SMALL || suits_small(s, run));
+           && (kind->operation != CU_OP_SMALL || suits_small(plan, run));
 }
 
-saccade_status run_choose_program(const cu_state *s, const plan_run *run, cu_program *out,
-                                  saccade_error *err)
+saccade_status run_choose_program(const saccade_plan *plan, const plan_run *run,
+                                  cu_program *out, saccade_error *err)
 {
+    const cu_state *s = plan->state;
     for (int i = 0; i < CU_PROGRAMS; i++)
-        if (takes_run(s, (cu_program)i, run)
+        if (takes_run(plan, (cu_program)i, run)
             && is_suited(s, (cu_program)i, run->block_mask, &run->sizes)) {
             *out = (cu_program)i;
             return SACCADE_OK;

@@ -320,10 +320,11 @@ saccade_status cu_pieces_make(const cu_driver *driver, int device,
 saccade_status cu_limits_make(const cu_driver *driver, int device,
                               const saccade_block_mask *mask, const saccade_plan *plan,
                               saccade_error *err);
-/* What was made before; NULL, or no limits, where nothing was. */
+/* What was made before; NULL, or no limits, where nothing was. Both count heads from the mask's
+ * first on: they do not serve a plan of later heads where the mask has several. */
 const cu_pieces *cu_pieces_find(int device, const saccade_block_mask *mask, int keys,
                                 const saccade_sizes *sizes);
-cu_limits cu_limits_find(int device, const saccade_block_mask *mask);
+cu_limits cu_limits_find(int device, const saccade_block_mask *mask, const saccade_plan *plan);
 
 /* ---- head_groups.c ---- */
 

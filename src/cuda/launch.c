@@ -77,7 +77,7 @@ saccade_status cu_forward(const saccade_plan *plan, const plan_run *run, saccade
             "expected none");
     TRY(run_check_positions(s, run, err));
     TRY(cu_local_run(plan, run, &local, err));
-    TRY(run_choose_program(s, &local, &program, err));
+    TRY(run_choose_program(plan, &local, &program, err));
     FAIL_IF(run_groups(run_tiles_form(s, program), &local.sizes) > INT32_MAX, SACCADE_ELIMIT,
             "cuda: got too many rows for one run");
     TRY(run_find_runs(plan, &local, program, &runs, err));

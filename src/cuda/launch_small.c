@@ -16,7 +16,7 @@ saccade_status run_launch_small(const saccade_plan *plan, const plan_run *run, r
         a->p.work = (const cu_work *)(uintptr_t)pieces->work;
         a->p.pieces = (const int *)(uintptr_t)pieces->pieces;
         if (s->facts.mask == CU_MASK_GENERAL)
-            a->p.limits = cu_limits_find(device, run->block_mask);
+            a->p.limits = cu_limits_find(device, run->block_mask, plan);
     }
     TRY(run_encode_map(a->driver, run->q, run_rows(form), PROMOTE_256, &a->maps[0], err));
     TRY(run_encode_map(a->driver, run->k, keys, PROMOTE_256, &a->maps[1], err));

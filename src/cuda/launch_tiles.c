@@ -101,7 +101,7 @@ saccade_status run_launch_tiles(const saccade_plan *plan, const plan_run *run, r
     const cu_form *form = &s->programs[a->program].form;
     TRY(run_launch_short(plan, run, a, err));
     if (form->family == CU_SM90 && run->block_mask && s->facts.mask == CU_MASK_GENERAL)
-        a->p.limits = cu_limits_find(run->q->device.index, run->block_mask);
+        a->p.limits = cu_limits_find(run->q->device.index, run->block_mask, plan);
     if (form->family == CU_SM90) {
         TRY(run_encode_map(a->driver, run->q, run_rows(form), PROMOTE_256, &a->maps[0], err));
         const int box = run_place_box(run, 0, &form->tile, &a->p.chunks);

@@ -55,10 +55,10 @@ const cu_pieces *cu_pieces_find(int device, const saccade_block_mask *mask, int 
     return c ? &c->pieces : NULL;
 }
 
-cu_limits cu_limits_find(int device, const saccade_block_mask *mask)
+cu_limits cu_limits_find(int device, const saccade_block_mask *mask, const saccade_plan *plan)
 {
     const copy *c = find(device, mask, 0, NULL);
-    return c ? c->limits : (cu_limits){0};
+    return c && !(plan->problem.h_offset && c->limits.h) ? c->limits : (cu_limits){0};
 }
 
 static saccade_status keep(const copy *made, const saccade_block_mask *mask, saccade_error *err)
@@ -99,6 +99,8 @@ static saccade_status find_limits(const saccade_block_mask *mask, const mask_run
 {
     const mask_view *view = mask_get_view(mask);
     *out = NULL;
+    if (view->sizes.Q > LIMIT_ROWS)
+        return SACCADE_OK;
     TRY(mask_runs_for(mask, ROW_BLOCK, PIECE_UNIT, 0, runs, err));
     if ((*runs)->B * (*runs)->H * view->sizes.Q > LIMIT_ROWS
         || (*runs)->stats.partial > LIMIT_POSITIONS / (ROW_BLOCK * PIECE_UNIT))
@@ -111,7 +113,7 @@ saccade_status cu_limits_make(const cu_driver *driver, int device,
                               saccade_error *err)
 {
     const cu_state *s = plan->state;
-    const mask_runs *r;
+    const mask_runs *r = NULL;
     const int64_t rows = mask_get_view(mask)->sizes.Q;
     int32_t *host;
     copy made = {.device = device};

@@ -45,8 +45,8 @@ run_decode_sizes run_decode_space(const cu_state *s, const saccade_sizes *sizes,
 /* ---- choose_kernel.c ---- */
 
 /* The program that a run takes. */
-saccade_status run_choose_program(const cu_state *s, const plan_run *run, cu_program *out,
-                                  saccade_error *err);
+saccade_status run_choose_program(const saccade_plan *plan, const plan_run *run,
+                                  cu_program *out, saccade_error *err);
 /* The block mask's runs in that program's blocks; NULL without a block mask. */
 saccade_status run_find_runs(const saccade_plan *plan, const plan_run *run, cu_program program,
                              const cu_runs **out, saccade_error *err);

@@ -32,7 +32,9 @@ DEVICE u32 piece_of(u32 at, int step, int row, int piece)
 #define HALF_SCORES !CFG_K_CHANNELS /* Q and K are multiplied as f16 */
 #define SCALED_WEIGHTS (!CFG_V_CHANNELS && !CFG_F16)
 #define COPIES (CFG_Q_SHARED ? 4 : 16) /* under way at once: wide heads have few registers */
-#define HALF_VALUES (SCALED_WEIGHTS && CFG_E <= 128) /* P and V as f16, where they may be */
+/* P and V as f16, where scales of V allow it: not where a row's bits may not follow from the
+ * scales of keys that it does not see. */
+#define HALF_VALUES (SCALED_WEIGHTS && CFG_E <= 128 && !CFG_INVARIANT)
 
 /* What a stage keeps of a key's scale: the scale, or with channels where it has its first. */
 #if CFG_K_CHANNELS
