@@ -32,14 +32,15 @@ DEVICE u32 counted_small(float x, float precision)
     return __float_as_uint(fmaf(x, precision, 3 * COUNTED_MOST)) - 0x4b400000u;
 }
 
-/* Whether all of a thread's are that small, as parts of so few keys hardly ever are not. */
+/* Whether all of a thread's are that small, as parts of so few keys hardly ever are not. NaN is
+ * not. */
 DEVICE int are_small(const float (&dq)[S_COUNT], float f0, float f1)
 {
     float most0 = 0.f, most1 = 0.f;
 #pragma unroll
     for (int i = 0; i < S_COUNT / 4; i++) {
-        most0 = fmaxf(most0, fmaxf(fabsf(dq[4 * i]), fabsf(dq[4 * i + 1])));
-        most1 = fmaxf(most1, fmaxf(fabsf(dq[4 * i + 2]), fabsf(dq[4 * i + 3])));
+        most0 = max_or_nan(most0, max_or_nan(fabsf(dq[4 * i]), fabsf(dq[4 * i + 1])));
+        most1 = max_or_nan(most1, max_or_nan(fabsf(dq[4 * i + 2]), fabsf(dq[4 * i + 3])));
     }
     return most0 * f0 < COUNTED_MOST && most1 * f1 < COUNTED_MOST;
 }

@@ -130,12 +130,15 @@ extern "C" __global__ void __launch_bounds__(256) bwd_bounds(const __grid_consta
 }
 
 /* No larger derivative of the row's scores: of the text, or of the row itself. */
-DEVICE float slope_bound(const cu_bwd &p, const mod_args &mod, int b, int h, int m)
+DEVICE float slope_bound(const cu_bwd &p, const mod_args &mod, const sequence &s, int b, int h,
+                         int m)
 {
 #if CFG_LATE_SLOPE
     return 1.f; /* it comes in after the sums */
 #elif ROW_SLOPE
-    int q = m + row_shift(p.f, m) + position_of(p.f.q_offset, b);
+    int q_offset, kv_offset, kv_len;
+    place_rows(p.f, b, s, q_offset, kv_offset, kv_len);
+    int q = m + row_shift(p.f, m) + q_offset;
     return fabsf(row_slope(mod, p.f, b, h, q));
 #else
     return p.slope_most;
@@ -189,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(256)
         p.lse2[id] = lse * 1.4426950408889634f;
         p.minus_delta[id] = -delta;
 #if CFG_FIXED
-        float slope = lse == -NEG_INF ? 0.f : slope_bound(p, mod, b, h, m);
+        float slope = lse == -NEG_INF ? 0.f : slope_bound(p, mod, s, b, h, m);
         p.precision[id] =
             lse == lse ? precision_of(most, norm * slope * most_factor(p.f), delta * slope)
                        : lse;

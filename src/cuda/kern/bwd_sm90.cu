@@ -217,8 +217,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     grid_let_next();
 #if CFG_RAGGED
     key_tile t = key_tile_at(p.f, blockIdx.x);
-    if (t.key0 >= tile_rows_of(p.f, t).keys)
+    if (t.key0 >= tile_rows_of(p.f, t).keys) {
+        grid_wait_before(); /* what comes next waits for this kernel alone */
         return;
+    }
 #endif
     int group = threadIdx.x / 128;
     if (group < DQ_GROUP) {

@@ -113,6 +113,14 @@ DEVICE void map_prefetch(const tensor_map *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+/* The larger, or NaN where one is. */
+DEVICE float max_or_nan(float x, float y)
+{
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(x), "f"(y));
+    return most;
+}
+
 /* Overlap of kernels on a stream: what comes next may be placed on the device already, and
  * waits there itself until this kernel is over. */
 DEVICE void grid_let_next(void)
