@@ -88,6 +88,8 @@ def test_a_cache_of_two_layers(dtype, device):
     step([c, a], [1, 2], 2)  # both write to the page that they share
     step([a, b, c], [1, 1, 1], 3)
     step([b], [9], 4)
+    cache.step([], [])  # a server with nothing to do
+    step([c], [1], 5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

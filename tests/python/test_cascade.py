@@ -18,7 +18,7 @@ def case(groups, shared, rows, page, H, dtype=torch.float32):
     whole, first = table.clone(), 0
     for g, n in enumerate(groups):
         pages = shared[g] // page
-        whole[first : first + n, :pages] = table[first, :pages]
+        whole[first : first + n, :pages] = table[first : first + 1, :pages]
         table[first + 1 : first + n, :pages] = -1  # only the first sequence's are read
         first += n
     q = torch.randn(B, H, rows, D, dtype=dtype)
@@ -32,7 +32,8 @@ def case(groups, shared, rows, page, H, dtype=torch.float32):
 
 @pytest.mark.parametrize(
     "groups,shared,rows,page,H",
-    [([3, 1, 2], [64, 0, 128], 1, 16, 4), ([2, 3], [40, 64], 3, 8, 2), ([9], [96], 2, 32, 32)],
+    [([3, 1, 2], [64, 0, 128], 1, 16, 4), ([2, 0], [32, 0], 1, 8, 2),
+     ([2, 3], [40, 64], 3, 8, 2), ([9], [96], 2, 32, 32)],
 )
 def test_as_without(groups, shared, rows, page, H):
     prefix, qkv, paged = case(groups, shared, rows, page, H)
@@ -53,6 +54,12 @@ def test_parts_are_not_rounded():
     want = st.cached_attention(*(x.double() for x in qkv), **paged)
     usual = (st.cached_attention(*qkv, **paged).double() - want).abs().max()
     assert (prefix.attention(*qkv).double() - want).abs().max() <= 1.5 * usual
+
+
+def test_infinity_of_a_sequence_stays():
+    prefix, (q, k, v), paged = case([1, 1], [0, 8], 1, 8, 2)
+    v[:] = float("inf")
+    assert torch.equal(prefix.attention(q, k, v), st.cached_attention(q, k, v, **paged))
 
 
 def test_bad_calls():

@@ -123,3 +123,16 @@ def test_a_graph_holds_the_selection():
         x.copy_(chosen(seed))
         graph.replay()
         assert torch.equal(out, once())
+
+
+def test_a_selection_of_the_host_drops_copies_on_devices():
+    """What was prepared on a device is prepared again; a tensor of another device waits."""
+    blocks = st.BlockSelection(B, H, Q, KV, kv_heads=HKV, most=MOST, BLOCK_SIZE=BLOCK)
+    q, k, v = given("cpu", torch.float32)
+    blocks.select(chosen(1))
+    st.flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)
+    assert not any(blocks._selected.is_prepared_on(device) for device in (0, 1))
+    blocks._selected._prepared.add(("a plan", 0))
+    assert blocks._selected.is_prepared_on(0) and not blocks._selected.is_prepared_on(1)
+    blocks.select(chosen(2))
+    assert not blocks._selected.is_prepared_on(0)

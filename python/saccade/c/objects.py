@@ -315,7 +315,7 @@ class BlockMaskHandle:
         self._prepared = set()
 
     def prepare(self, p: Plan, device: int = 0) -> None:
-        """device: the one whose context is current, which the runs are copied to."""
+        """device: the one whose context is current, which the runs are copied to; -1: none."""
         if (p, device) not in self._prepared:
             abi.call("plan_prepare", p.handle, self.handle)
             self._prepared.add((p, device))
@@ -401,12 +401,14 @@ class SelectedHandle(BlockMaskHandle):
         if len(self._prepared) > known and self.again is not None:
             self.again()
 
-    @property
-    def is_prepared(self) -> bool:
-        return bool(self._prepared)
+    def is_prepared_on(self, device: int) -> bool:
+        return any(known == device for _, known in self._prepared)
 
-    def select(self, tensor, stream) -> None:
+    def select(self, tensor, stream, device: int) -> None:
+        """device: where the tensor lies; -1, the host, whose selection drops all copies."""
         abi.call("block_mask_select", self.handle, C.byref(c_tensor(tensor)), stream)
+        if device < 0:
+            self._prepared.clear()
 
 
 def block_mask_selected(options, mod: Mod | None, views, sizes, keep) -> SelectedHandle:

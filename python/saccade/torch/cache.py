@@ -94,7 +94,8 @@ class PagedCache(Cache):
         starts, self.most_new = [0], max(counts, default=0)
         for count in counts:
             starts.append(starts[-1] + count)
-        self.block_table.copy_(torch.tensor(rows, dtype=torch.int32).view(n, -1))
+        shape = (n, self._table.shape[1])
+        self.block_table.copy_(torch.tensor(rows, dtype=torch.int32).view(shape))
         self.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
         self.cu_seqlens = self._starts[: n + 1]
         self.cu_seqlens.copy_(torch.tensor(starts, dtype=torch.int32))

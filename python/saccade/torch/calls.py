@@ -54,7 +54,7 @@ class Runner:
             handle.mod if handle else None,
             backend,
         )
-        self.mask, self.device = handle, max(q.get_device(), 0)
+        self.mask, self.device = handle, q.get_device()
         try:
             self.plan = self.plan_for(needs)
         except abi.SaccadeError as reason:  # forward runs, backward says why it doesn't

@@ -60,7 +60,7 @@ class SharedPrefix:
         start = begin[group] + (number - before) * self.chunk
         start = torch.where(of < G, start, n).int()
         self.cu = torch.cat((start, begin[-1:])).contiguous()
-        self.table = table[cu[:-1][group].long(), :pages].contiguous()
+        self.table = table[cu[:-1][group].clamp(max=self.B - 1).long(), :pages].contiguous()
         self.lengths = shared[group].contiguous()
 
     def _follow(self, table, lengths, cu, shared):
@@ -121,7 +121,9 @@ class SharedPrefix:
         over_lse = over_lse.view(B, Q, H).transpose(1, 2)
         lse = torch.logaddexp(over_lse, own_lse)
         weight = torch.exp(over_lse - lse).nan_to_num_(0.0)[..., None]  # both -inf: no key
-        out = torch.lerp(own, over, weight).to(query.dtype)
+        both = own * (1 - weight) + over * weight
+        both = torch.where(weight == 0, own, torch.where(weight == 1, over, both))
+        out = both.to(query.dtype)  # a side that weighs nothing gives no 0 times infinity
         return (out, lse) if return_lse else out
 
 

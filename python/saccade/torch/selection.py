@@ -73,14 +73,14 @@ class BlockSelection(BlockMask):
         tensor is kept until the next call."""
         self._last = blocks
         self._selected.again = self._apply if blocks.is_cuda else None
-        if not blocks.is_cuda or self._selected.is_prepared:
+        if not blocks.is_cuda or self._selected.is_prepared_on(blocks.get_device()):
             self._apply()
 
     def _apply(self) -> None:
         blocks = self._last
         assert blocks is not None
         stream = current_stream(blocks.get_device()) if blocks.is_cuda else None
-        self._selected.select(view(blocks), stream)
+        self._selected.select(view(blocks), stream, blocks.get_device())
 
     def _lists(self, transposed: bool) -> Any:
         """FlexAttention's lists of what was selected on the host; once they are changed by
