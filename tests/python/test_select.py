@@ -136,3 +136,27 @@ def test_a_selection_of_the_host_drops_copies_on_devices():
     assert blocks._selected.is_prepared_on(0) and not blocks._selected.is_prepared_on(1)
     blocks.select(chosen(2))
     assert not blocks._selected.is_prepared_on(0)
+
+
+def test_a_kept_call_prepares_again_what_a_selection_dropped():
+    blocks = st.BlockSelection(B, H, Q, KV, kv_heads=HKV, most=MOST, BLOCK_SIZE=BLOCK)
+    q, k, v = (t.detach() for t in given("cpu", torch.float32))
+    blocks.select(chosen(1))
+    st.flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)
+    blocks._selected._prepared.add(("a plan", 0))  # as a call on a device does
+    blocks.select(chosen(2))
+    st.flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)
+    assert blocks._selected._prepared
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_selections_of_the_host_between_calls_on_a_device():
+    blocks = st.BlockSelection(B, H, Q, KV, kv_heads=HKV, most=MOST, BLOCK_SIZE=BLOCK)
+    q, k, v = (t.detach() for t in given("cuda", torch.bfloat16))
+    for seed, where in [(1, "cuda"), (2, "cpu"), (3, "cuda"), (4, "cpu"), (5, "cpu")]:
+        x = chosen(seed)
+        blocks.select(x.to(where))
+        got = st.flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)
+        same = lists(x, ROWS, COLUMNS, BLOCK, None)
+        want = st.flex_attention(q, k, v, block_mask=same, enable_gqa=True)
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)

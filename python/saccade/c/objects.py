@@ -404,6 +404,10 @@ class SelectedHandle(BlockMaskHandle):
     def is_prepared_on(self, device: int) -> bool:
         return any(known == device for _, known in self._prepared)
 
+    @property
+    def is_on_devices(self) -> bool:
+        return any(known >= 0 for _, known in self._prepared)
+
     def select(self, tensor, stream, device: int) -> None:
         """device: where the tensor lies; -1, the host, whose selection drops all copies."""
         abi.call("block_mask_select", self.handle, C.byref(c_tensor(tensor)), stream)

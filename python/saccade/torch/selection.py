@@ -73,6 +73,8 @@ class BlockSelection(BlockMask):
         tensor is kept until the next call."""
         self._last = blocks
         self._selected.again = self._apply if blocks.is_cuda else None
+        if not blocks.is_cuda and self._selected.is_on_devices:
+            self._stamp = object()  # calls that are kept are made anew, which prepares it again
         if not blocks.is_cuda or self._selected.is_prepared_on(blocks.get_device()):
             self._apply()
 
