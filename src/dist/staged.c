@@ -224,6 +224,9 @@ saccade_status dist_prepare_stages(const saccade_dist *d, const saccade_block_ma
                                    saccade_error *err)
 {
     dist_stages *s = d->stages;
+    FAIL_AT(mask && mask_get_view(mask)->selection.most, SACCADE_EINVAL, "block_mask", 0, 0,
+            "got one whose blocks are selected, expected another in staged mode, which cuts it "
+            "into windows once");
     stage_mask *m = calloc(1, sizeof *m), **at = &s->masks;
     FAIL_IF_NULL(m);
     const saccade_status status = cut_mask(d, mask, m, err);

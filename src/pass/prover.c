@@ -231,18 +231,16 @@ static int32_t where(const range_val *x, int var, int64_t least)
 /* Divisor of a step that cuts its operand into pieces of n values; 0: no such step. */
 static int64_t divisor_of(const step *st, const range_val *y)
 {
-    if (y->lo != y->hi)
-        return 0;
-    switch (st->op) {
+    switch (st->op) { /* operands of others may have no integer range */
     case OP_idiv:
     case OP_irem:
     case OP_ifloordiv:
     case OP_ifloormod:
-        return y->lo > 0 ? y->lo : 0;
+        return y->lo == y->hi && y->lo > 0 ? y->lo : 0;
     case OP_ishr:
-        return (int64_t)1 << (y->lo & 31);
+        return y->lo == y->hi ? (int64_t)1 << (y->lo & 31) : 0;
     case OP_iand:
-        return y->lo > 0 && (y->lo & (y->lo + 1)) == 0 ? y->lo + 1 : 0;
+        return y->lo == y->hi && y->lo > 0 && (y->lo & (y->lo + 1)) == 0 ? y->lo + 1 : 0;
     default:
         return 0;
     }

@@ -375,3 +375,14 @@ def test_an_index_that_varies_with_the_score():
     want = dense(*x, lambda s, i, j: s + table[at(s)])[0]
     x.append(table)
     close(torch.autograd.grad(loss(out), x), torch.autograd.grad(loss(want), x), 1e-11)
+
+
+def test_second_derivative_of_lse_alone():
+    torch.manual_seed(6)
+    x, y, z = (torch.randn(1, 2, 9, 8, dtype=torch.float64, requires_grad=True) for _ in "qkv")
+    found = []
+    for lse in (st.flex_attention(x, y, z, return_lse=True)[1],
+                torch.logsumexp(x @ y.transpose(-1, -2) / 8**0.5, -1)):
+        (g,) = torch.autograd.grad(lse.sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(g.square().sum(), [x, y]))
+    torch.testing.assert_close(found[0], found[1])

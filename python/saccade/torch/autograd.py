@@ -87,7 +87,8 @@ class Gradient(torch.autograd.Function):
         more = Slots.as_captured(given, needs[3:], iter(made[5:]))
         lse = made[1] if d_lse is not None else None
         rest = len(saved) - 2 - len(needs)
-        return None, None, made[0], lse, *made[2:5], None, None, *more, *[None] * rest
+        out = made[0] if d_out is not None else None
+        return None, None, out, lse, *made[2:5], None, None, *more, *[None] * rest
 
 
 def _gradients(entry, needs, d_out, d_lse, saved):
