@@ -11,22 +11,6 @@ static const size_t wave_bytes = (size_t)512 << 20;
 
 /* ---- the slope of the score mod ---- */
 
-/* Where there is no encoder or no executable memory the interpreter gives the same. */
-static saccade_status compile(const saccade_plan *plan, const mod_fn *fn,
-                              const uint32_t *results, arena *arena, cpu_backward_plan *out,
-                              saccade_error *err)
-{
-    const mod_fn *mask = plan_limits(&plan->problem) ? NULL : plan->problem.mask;
-    const uint32_t n = out->n_results;
-    saccade_error why = {0};
-    TRY(eval_compile_results(fn, results, n, arena, &out->score, err));
-    const saccade_status status =
-        jit_create_results(fn, results, n, mask, plan->level, &out->jit, &why);
-    if (status == SACCADE_OK || status == SACCADE_EBACKEND)
-        return SACCADE_OK;
-    return status_fail(err, status, "%s", why.message);
-}
-
 static int varies_in_head(const mod_fn *fn)
 {
     return (fn->nodes[fn->result].deps & ~(DEP_B | DEP_H)) != 0;
@@ -87,7 +71,10 @@ saccade_status cpu_backward_create(const saccade_plan *plan, arena *arena,
     TRY(split_results(all, nodes, reads, arena, out, results, err));
     if (out->has_slopes && out->kernels->careful)
         out->kernels = out->kernels->careful;
-    return out->n_results > 1 ? compile(plan, all, results, arena, out, err) : SACCADE_OK;
+    if (out->n_results <= 1)
+        return SACCADE_OK;
+    return jit_compile_results(plan, all, results, out->n_results, arena, &out->score,
+                               &out->jit, err);
 }
 
 void cpu_backward_destroy(cpu_backward_plan *plan)

@@ -7,32 +7,22 @@
 /* Sets a mod to row r; computes there what depends on no key. */
 static void open_on(const cpu_worker *w, item_mod *mod, int32_t r)
 {
-    if (mod->head != item_head_of(w, r)) {
-        mod->head = item_head_of(w, r);
-        eval_head(mod->state, (int32_t)w->item.b, (int32_t)mod->head);
-    }
-    eval_row(mod->state, (int32_t)item_index_of(w, r) + w->at.q_offset);
+    cpu_open_row(mod->state, &mod->head, w->item.b, item_head_of(w, r),
+                 (int32_t)item_index_of(w, r) + w->at.q_offset);
 }
 
 static void apply_mask(cpu_worker *w, const item_tile *t, int32_t r, float *s)
 {
-    uint8_t live[CPU_BLOCK_KEYS];
     const cpu_box row = {w->item.b, item_head_of(w, r), 0, item_index_of(w, r), 0,
                          t->j0,     t->j0 + t->n};
     if (w->mask.state)
         open_on(w, &w->mask, r);
-    cpu_row_live(&w->job->live, w->mask.state, &row, live);
-    for (int32_t j = 0; j < t->n; j++)
-        s[j] = live[j] ? s[j] : -INFINITY;
+    cpu_mask_row(&w->job->live, w->mask.state, &row, s);
 }
 
 static void cut(const cpu_worker *w, const item_tile *t, int32_t r, float *s)
 {
-    const int64_t first = w->limits.first[r] - t->j0, past = w->limits.past[r] - t->j0;
-    for (int32_t j = 0; j < t->n && j < first; j++)
-        s[j] = -INFINITY;
-    for (int32_t j = past > 0 ? (int32_t)(past < t->n ? past : t->n) : 0; j < t->n; j++)
-        s[j] = -INFINITY;
+    cpu_cut_row(w->limits.first[r] - t->j0, w->limits.past[r] - t->j0, t->n, s);
 }
 
 void item_open_compiled(cpu_worker *w, int32_t r)

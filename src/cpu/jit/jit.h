@@ -33,6 +33,12 @@ saccade_status jit_create(const pass_facts *score, const mod_fn *mask, int32_t l
 saccade_status jit_create_results(const mod_fn *score, const uint32_t *results, uint32_t n,
                                   const mod_fn *mask, int32_t level, jit_program **out,
                                   saccade_error *err);
+/* For a plan: results of the interpreter, and compiled with the plan's mask where no limits
+ * stand for it. *jit stays NULL where that gives EBACKEND: the interpreter gives the same. */
+saccade_status jit_compile_results(const saccade_plan *plan, const mod_fn *fn,
+                                   const uint32_t *results, uint32_t n, arena *arena,
+                                   const eval_prog **prog, jit_program **jit,
+                                   saccade_error *err);
 void jit_destroy(jit_program *program);
 size_t jit_state_bytes(const jit_program *program); /* multiple of 64 */
 /* Starts using memory (64-aligned). NULL when a captured tensor reaches past 2^31 elements: use

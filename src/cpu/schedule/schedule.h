@@ -72,6 +72,16 @@ int64_t cpu_weight_of(const cpu_live *live, const cpu_box *box, int64_t from, in
 /* order[0..n): indices by falling weight, equal weights by index. */
 void cpu_order(const int64_t *weight, int32_t *order, int64_t n);
 
+/* ---- score_row.c: a row of a tile's scores ---- */
+
+/* Places a state on row q (a position, offsets included) of head (b, h); *head: the head it is
+ * on, -1 at first. */
+void cpu_open_row(eval_state *state, int64_t *head, int64_t b, int64_t h, int32_t q);
+/* s[0..n) outside of [first, past) becomes -inf. */
+void cpu_cut_row(int64_t first, int64_t past, int32_t n, float *s);
+/* s of the keys of a box of one row that are not live becomes -inf; as cpu_row_live. */
+void cpu_mask_row(const cpu_live *live, eval_state *state, const cpu_box *row, float *s);
+
 /* ---- geometry.c: tiles, splits and workspace as functions of integers ---- */
 
 /* What a plan's kernels and mods need of every run's memory. */

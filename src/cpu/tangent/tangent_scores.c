@@ -9,31 +9,20 @@ enum { LD = CPU_BLOCK_KEYS };
 /* Places a state on row i of the item's head; computes there what depends on no key. */
 static void open_on(const tangent_worker *w, eval_state *state, int64_t *head, int64_t i)
 {
-    if (*head != w->h) {
-        *head = w->h;
-        eval_head(state, (int32_t)w->b, (int32_t)w->h);
-    }
-    eval_row(state, (int32_t)i + w->at.q_offset);
+    cpu_open_row(state, head, w->b, w->h, (int32_t)i + w->at.q_offset);
 }
 
 static void apply_mask(tangent_worker *w, int64_t i, int64_t j, int32_t n, float *s)
 {
-    uint8_t live[LD];
     const cpu_box row = {w->b, w->h, 0, i, 0, j, j + n};
     if (w->mask)
         open_on(w, w->mask, &w->mask_head, i);
-    cpu_row_live(&w->job->live, w->mask, &row, live);
-    for (int32_t t = 0; t < n; t++)
-        s[t] = live[t] ? s[t] : -INFINITY;
+    cpu_mask_row(&w->job->live, w->mask, &row, s);
 }
 
 static void cut(const tangent_worker *w, int32_t r, int64_t j, int32_t n, float *s)
 {
-    const int64_t first = w->limits.first[r] - j, past = w->limits.past[r] - j;
-    for (int32_t t = 0; t < n && t < first; t++)
-        s[t] = -INFINITY;
-    for (int32_t t = past > 0 ? (int32_t)(past < n ? past : n) : 0; t < n; t++)
-        s[t] = -INFINITY;
+    cpu_cut_row(w->limits.first[r] - j, w->limits.past[r] - j, n, s);
 }
 
 /* ---- compiled ---- */
