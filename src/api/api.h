@@ -28,6 +28,8 @@ typedef struct api_expected {
 } api_expected;
 saccade_status api_check_tensor(const saccade_tensor *t, const api_expected *expected,
                                 int64_t *shape, saccade_error *err);
+/* Elements of the last dimension lie side by side. */
+saccade_status api_check_packed(const saccade_tensor *t, const char *name, saccade_error *err);
 /* No two elements of an output are one place in memory. */
 saccade_status api_check_output(const saccade_tensor *t, const char *name, saccade_error *err);
 /* Likewise, but that a dimension of stride 0 stands for a sum over it. */

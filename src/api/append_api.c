@@ -143,15 +143,6 @@ static saccade_status check_numbers(const append_call *c, const saccade_tensor *
     return api_check_tensor(t, &expected, shape, err);
 }
 
-static saccade_status check_packed(const saccade_tensor *t, const char *name,
-                                   saccade_error *err)
-{
-    const int32_t last = t->rank - 1;
-    FAIL_AT(t->shape[last] > 1 && t->stride[last] != 1, SACCADE_EINVAL, name, 0, 0,
-            "got stride %lld in the last dimension, expected 1", (long long)t->stride[last]);
-    return SACCADE_OK;
-}
-
 static saccade_status read_slots(const append_call *c, kv_append *out, saccade_error *err)
 {
     const saccade_append_args *a = &c->args;
@@ -177,13 +168,13 @@ static saccade_status read_table(append_call *c, kv_append *out, saccade_error *
     FAIL_AT(c->pages.chunk, SACCADE_EINVAL, "chunk", 0, 0,
             "got %lld, expected 0: new keys go to pages", (long long)c->pages.chunk);
     TRY(api_check_tensor(t, &expected, shape, err));
-    TRY(check_packed(t, "table", err));
+    TRY(api_check_packed(t, "table", err));
     out->table = t->data;
     out->columns = (int)shape[is_packed ? 0 : 1];
     out->row_stride = is_packed ? 0 : t->stride[0];
     if (is_packed) {
         TRY(check_numbers(c, c->pages.indptr, "indptr", 0, err));
-        TRY(check_packed(c->pages.indptr, "indptr", err));
+        TRY(api_check_packed(c->pages.indptr, "indptr", err));
         out->start = c->pages.indptr->data;
     }
     out->B = (int)(is_packed ? c->pages.indptr->shape[0] - 1 : shape[0]);
@@ -206,7 +197,7 @@ static saccade_status read_lengths(const append_call *c, kv_append *out, saccade
     out->length_stride = t->stride[0];
     if (a->cu_seqlens) {
         TRY(check_numbers(c, a->cu_seqlens, "cu_seqlens", (int64_t)out->B + 1, err));
-        TRY(check_packed(a->cu_seqlens, "cu_seqlens", err));
+        TRY(api_check_packed(a->cu_seqlens, "cu_seqlens", err));
         out->first = a->cu_seqlens->data;
     }
     FAIL_AT(!out->first && c->keys % out->B, SACCADE_EINVAL, "cu_seqlens", 0, 0,

@@ -44,6 +44,14 @@ saccade_status api_check_tensor(const saccade_tensor *t, const api_expected *x, 
     return SACCADE_OK;
 }
 
+saccade_status api_check_packed(const saccade_tensor *t, const char *name, saccade_error *err)
+{
+    const int32_t last = t->rank - 1;
+    FAIL_AT(t->shape[last] > 1 && t->stride[last] != 1, SACCADE_EINVAL, name, 0, 0,
+            "got stride %lld in the last dimension, expected 1", (long long)t->stride[last]);
+    return SACCADE_OK;
+}
+
 /* Two elements of an output must not be one place in memory: a dimension's stride passes over
  * all elements of those with smaller strides. */
 saccade_status api_check_output(const saccade_tensor *t, const char *name, saccade_error *err)

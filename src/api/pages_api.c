@@ -17,15 +17,6 @@ saccade_status api_start_pages(const saccade_plan *plan, const api_inputs *in,
     return in->pages ? RECORD_READ(pages, in->pages, "pages") : SACCADE_OK;
 }
 
-static saccade_status check_packed(const saccade_tensor *t, const char *name,
-                                   saccade_error *err)
-{
-    const int32_t last = t->rank - 1;
-    FAIL_AT(t->shape[last] > 1 && t->stride[last] != 1, SACCADE_EINVAL, name, 0, 0,
-            "got stride %lld in the last dimension, expected 1", (long long)t->stride[last]);
-    return SACCADE_OK;
-}
-
 static saccade_status check_table(const saccade_plan *plan, const saccade_tensor *t,
                                   const char *name, int32_t rank, int64_t first,
                                   saccade_error *err)
@@ -33,7 +24,7 @@ static saccade_status check_table(const saccade_plan *plan, const saccade_tensor
     const api_expected expected = {name, SACCADE_I32, rank, plan->backend->device};
     int64_t shape[2] = {first, 0};
     TRY(api_check_tensor(t, &expected, shape, err));
-    return check_packed(t, name, err);
+    return api_check_packed(t, name, err);
 }
 
 /* Batches' ranges of entries rise and stay in the table; *most: entries of the longest. */
