@@ -70,6 +70,59 @@ static void contexts_are_retained_once(void **state)
     assert_non_null(strstr(err.message, "got device 64"));
 }
 
+/* ---- memory ---- */
+
+static int n_held, alloc_fails, copy_fails;
+
+static int fake_alloc(cu_ptr *memory, size_t bytes)
+{
+    *memory = alloc_fails ? 4096 : 256 + bytes; /* not to be taken for memory */
+    n_held += !alloc_fails;
+    return alloc_fails ? 2 : 0;
+}
+
+static int fake_free(cu_ptr memory)
+{
+    assert_true(memory == 256 + 96);
+    n_held--;
+    return 0;
+}
+
+static int fake_copy(cu_ptr to, cu_ptr from, size_t bytes)
+{
+    assert_true(to == 256 + 96 && from && bytes == 64);
+    return copy_fails ? 700 : 0;
+}
+
+static int fake_error_string(int error, const char **text)
+{
+    *text = error == 700 ? "an illegal address" : "unknown";
+    return 0;
+}
+
+/* Memory that could not be filled is given back. */
+static void failed_copies_hold_no_memory(void **state)
+{
+    static const cu_driver fake = {.alloc = fake_alloc,
+                                   .free = fake_free,
+                                   .copy = fake_copy,
+                                   .error_string = fake_error_string};
+    const char host[64] = {0};
+    saccade_error err = {0};
+    cu_ptr memory = 1;
+    (void)state;
+    n_held = alloc_fails = copy_fails = 0;
+    assert_int_equal(cu_alloc_filled(&fake, 96, host, 64, &memory, &err), SACCADE_OK);
+    assert_true(memory == 256 + 96 && n_held == 1);
+    fake_free(memory);
+    copy_fails = 1;
+    assert_int_equal(cu_alloc_filled(&fake, 96, host, 64, &memory, &err), SACCADE_EBACKEND);
+    assert_true(memory == 0 && n_held == 0);
+    alloc_fails = 1;
+    assert_int_equal(cu_alloc_filled(&fake, 96, host, 64, &memory, &err), SACCADE_ENOMEM);
+    assert_true(memory == 0 && n_held == 0);
+}
+
 /* ---- tiles ---- */
 
 static void tiles_fit(void **state)
@@ -523,7 +576,6 @@ static void decode_of_codes(void **state)
         p.backend = "cuda";
         p.arch = "sm_90a";
         p.page = i == 1 ? 0 : 16;
-        p.batch_invariant = i ? SACCADE_INVARIANT_SHORT : 0;
         p.batch_invariant = i == 2 ? SACCADE_INVARIANT_SHORT : 0;
         p.k_scale_tokens = p.v_scale_tokens = i == 1 ? 16 : 1;
         p.k_scale_channels = p.v_scale_channels = i == 1 ? 32 : 0;
@@ -890,6 +942,7 @@ int main(int argc, char **argv)
         setenv("SACCADE_CACHE_DIR", folder, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(contexts_are_retained_once),
+        cmocka_unit_test(failed_copies_hold_no_memory),
         cmocka_unit_test(tiles_fit),
         cmocka_unit_test(f32_tiles_fit),
         cmocka_unit_test(small_tiles_fit),

@@ -276,6 +276,9 @@ typedef struct cu_runs {
 saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_block_mask *mask,
                             int rows, int keys, int group, const saccade_sizes *sizes,
                             const saccade_plan *plan, saccade_error *err);
+/* Memory in the current context that begins with a copy of the host's; 0 where this fails. */
+saccade_status cu_alloc_filled(const cu_driver *driver, size_t bytes, const void *host,
+                               size_t filled, cu_ptr *out, saccade_error *err);
 /* Where rows of blocks of a run's head 0 begin: block masks are of all heads. */
 cu_ptr cu_runs_start(const cu_runs *runs, const plan_problem *problem);
 /* EINVAL where a plan's heads do not begin with a group of the mask's. */

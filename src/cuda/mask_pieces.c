@@ -18,17 +18,22 @@ typedef struct copy {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static const char slot_key;
 
-static void destroy_copies(void *data)
+static void free_memory(const copy *c)
 {
     const cu_driver *driver;
     void *pushed;
+    if (c->pieces.memory && cu_get_driver(&driver, NULL) == SACCADE_OK
+        && cu_enter(driver, c->device, &pushed, NULL) == SACCADE_OK) {
+        driver->free(c->pieces.memory);
+        cu_leave(driver, pushed);
+    }
+}
+
+static void destroy_copies(void *data)
+{
     for (copy *c = data, *next; c; c = next) {
         next = c->next;
-        if (c->pieces.memory && cu_get_driver(&driver, NULL) == SACCADE_OK
-            && cu_enter(driver, c->device, &pushed, NULL) == SACCADE_OK) {
-            driver->free(c->pieces.memory);
-            cu_leave(driver, pushed);
-        }
+        free_memory(c);
         free(c);
     }
 }
@@ -61,11 +66,13 @@ cu_limits cu_limits_find(int device, const saccade_block_mask *mask, const sacca
     return c && !(plan->problem.h_offset && c->limits.h) ? c->limits : (cu_limits){0};
 }
 
+/* Takes its memory on the device, which is freed where this fails. */
 static saccade_status keep(const copy *made, const saccade_block_mask *mask, saccade_error *err)
 {
     copy *c = malloc(sizeof *c);
     mask_device_copy *slot = mask_device_slot(mask, &slot_key);
     if (!c || !slot) {
+        free_memory(made);
         free(c);
         FAIL(SACCADE_ENOMEM, "out of memory");
     }
@@ -83,9 +90,7 @@ static saccade_status to_device(const cu_driver *driver, int device, const void 
 {
     void *pushed;
     TRY(cu_enter(driver, device, &pushed, err));
-    int failed = driver->alloc(out, bytes);
-    failed = failed ? failed : driver->copy(*out, (cu_ptr)(uintptr_t)host, bytes);
-    const saccade_status status = cu_check(driver, failed, "block mask to device", err);
+    const saccade_status status = cu_alloc_filled(driver, bytes, host, bytes, out, err);
     cu_leave(driver, pushed);
     return status;
 }

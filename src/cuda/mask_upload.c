@@ -41,7 +41,7 @@ static uint64_t owner_of(const saccade_plan *plan)
 static copy *find(const mask_device_copy *slot, int device, int rows, int keys, int group,
                   const saccade_sizes *sizes, const saccade_plan *plan)
 {
-    for (copy *c = slot->data; c; c = c->next)
+    for (copy *c = slot ? slot->data : NULL; c; c = c->next)
         if (c->device == device && c->rows == rows && c->keys == keys && c->group == group
             && c->B == sizes->B && c->H == sizes->H && c->plan == owner_of(plan))
             return c;
@@ -208,6 +208,23 @@ static saccade_status fill(const mask_runs *r, const saccade_sizes *s, const abo
     return status;
 }
 
+saccade_status cu_alloc_filled(const cu_driver *driver, size_t bytes, const void *host,
+                               size_t filled, cu_ptr *out, saccade_error *err)
+{
+    int failed = driver->alloc(out, bytes);
+    if (failed) {
+        *out = 0;
+        return cu_check(driver, failed, "block mask to device", err);
+    }
+    failed = driver->copy(*out, (cu_ptr)(uintptr_t)host, filled);
+    const saccade_status status = cu_check(driver, failed, "block mask to device", err);
+    if (status != SACCADE_OK) {
+        driver->free(*out);
+        *out = 0;
+    }
+    return status;
+}
+
 static saccade_status upload(const cu_driver *driver, int device, const mask_runs *r,
                              const saccade_sizes *s, const about *of, cu_runs *out,
                              saccade_error *err)
@@ -236,9 +253,8 @@ static saccade_status upload(const cu_driver *driver, int device, const mask_run
     if (status == SACCADE_OK)
         status = cu_enter(driver, device, &pushed, err);
     if (status == SACCADE_OK) {
-        int failed = driver->alloc(&out->memory, bytes + of->bits_bytes);
-        failed = failed ? failed : driver->copy(out->memory, (cu_ptr)(uintptr_t)host, bytes);
-        status = cu_check(driver, failed, "block mask to device", err);
+        status =
+            cu_alloc_filled(driver, bytes + of->bits_bytes, host, bytes, &out->memory, err);
         cu_leave(driver, pushed);
     }
     free(host);
@@ -328,6 +344,8 @@ saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_b
     saccade_status status = SACCADE_OK;
     if (cu_runs_find(device, mask, rows, keys, group, sizes, plan))
         return SACCADE_OK;
+    mask_device_copy *slot = mask_device_slot(mask, &slot_key);
+    FAIL_IF_NULL(slot);
     TRY(mask_runs_for(mask, rows, keys, group == 0, &r, err));
     copy *c = calloc(1, sizeof *c);
     FAIL_IF_NULL(c);
@@ -344,7 +362,6 @@ saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_b
         return status;
     }
     pthread_mutex_lock(&lock);
-    mask_device_copy *slot = mask_device_slot(mask, &slot_key);
     c->next = slot->data;
     slot->data = c;
     slot->destroy = destroy_copies;
