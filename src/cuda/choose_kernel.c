@@ -87,6 +87,12 @@ static cu_amount amount_of(const mask_runs *r, int keys, const saccade_sizes *si
     return x;
 }
 
+/* Pieces of small tiles are of the mask's first heads: a plan of later ones has none. */
+static int has_other_heads(const saccade_plan *plan, const saccade_block_mask *mask)
+{
+    return plan->problem.h_offset && mask_get_view(mask)->sizes.H > 1;
+}
+
 /* Whether small tiles pay where there is a block mask. */
 static saccade_status small_pays(const saccade_plan *plan, const saccade_block_mask *mask,
                                  int device, const saccade_sizes *sizes, int *out,
@@ -97,7 +103,7 @@ static saccade_status small_pays(const saccade_plan *plan, const saccade_block_m
     const mask_view *view = mask_get_view(mask);
     const mask_runs *r;
     *out = 0;
-    if (mask_is_imported(mask) || (plan->problem.h_offset && view->sizes.H > 1)
+    if (mask_is_imported(mask) || has_other_heads(plan, mask)
         || view->sizes.KV >= 1 << (30 - PIECE_FLAGS) || s->tiles == 'l')
         return SACCADE_OK;
     *out = s->tiles == 's';
@@ -212,8 +218,8 @@ static int suits_small(const saccade_plan *plan, const plan_run *run)
     if (run->between)
         return 0;
     const saccade_block_mask *mask = run->block_mask;
-    if (mask && plan->problem.h_offset && mask_get_view(mask)->sizes.H > 1)
-        return 0; /* pieces are those of the mask's first heads */
+    if (mask && has_other_heads(plan, mask))
+        return 0;
     if (mask)
         return cu_pieces_find(run->q->device.index, mask,
                               s->programs[CU_SMALL].form.tile.keys, &run->sizes)
