@@ -3,7 +3,6 @@
 #include "saccade.h"
 
 #include "base/convert.h"
-#include "cuda/cuda.h"
 #include "support/device_case.h"
 
 #include <setjmp.h>
@@ -434,19 +433,8 @@ static void on_a_device(void **state)
 
 static void compiles(void **state)
 {
-    static const char *const archs[] = {"sm_80", "sm_90"};
-    cu_image image;
-    saccade_error err = {0};
     (void)state;
-    if (cu_compile_peak("sm_80", &image, &err) != SACCADE_OK)
-        skip(); /* no NVRTC */
-    free(image.code);
-    for (int i = 0; i < 2; i++) {
-        if (cu_compile("select_lists.cu", NULL, 0, archs[i], &image, &err))
-            fail_msg("%s", err.message);
-        assert_int_equal(image.report.spill_bytes, 0);
-        free(image.code);
-    }
+    expect_program_compiles("select_lists.cu", "sm_90");
 }
 
 int main(int argc, char **argv)

@@ -27,6 +27,24 @@ void *device_driver_call(const char *name)
     return call;
 }
 
+void expect_program_compiles(const char *file, const char *arch)
+{
+    const char *const archs[] = {"sm_80", arch};
+    cu_image image;
+    saccade_error err = {0};
+    if (cu_compile_peak("sm_80", &image, &err) != SACCADE_OK) {
+        print_message("no NVRTC on this machine: nothing compiled\n");
+        skip();
+    }
+    free(image.code);
+    for (int i = 0; i < 2; i++) {
+        if (cu_compile(file, NULL, 0, archs[i], &image, &err))
+            fail_msg("%s", err.message);
+        assert_int_equal(image.report.spill_bytes, 0);
+        free(image.code);
+    }
+}
+
 int is_device_case(int n)
 {
     const char *cases = getenv("SACCADE_CUDA_CASES"), *seed = getenv("SACCADE_CUDA_SEED");

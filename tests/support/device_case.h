@@ -43,6 +43,9 @@ typedef struct device_case {
 } device_case;
 
 int has_device(void); /* or says that there is none */
+/* Fails the test where a CUDA program without a mod does not compile, or spills, for sm_80 or
+ * this one; skips it where there is no NVRTC. */
+void expect_program_compiles(const char *file, const char *arch);
 /* Whether case n is to be run: all are, or SACCADE_CUDA_CASES from SACCADE_CUDA_SEED on. */
 int is_device_case(int n);
 /* A driver call that only a test makes, of which this fails where it is not there. */
