@@ -121,9 +121,8 @@ class SharedPrefix:
         over_lse = over_lse.view(B, Q, H).transpose(1, 2)
         lse = torch.logaddexp(over_lse, own_lse)
         weight = torch.exp(over_lse - lse).nan_to_num_(0.0)[..., None]  # both -inf: no key
-        both = own * (1 - weight) + over * weight
-        both = torch.where(weight == 0, own, torch.where(weight == 1, over, both))
-        out = both.to(query.dtype)  # a side that weighs nothing gives no 0 times infinity
+        # no lerp, whose difference of parts makes NaN of an infinity; a part without keys is 0
+        out = torch.addcmul(own * (1 - weight), over, weight).to(query.dtype)
         return (out, lse) if return_lse else out
 
 
