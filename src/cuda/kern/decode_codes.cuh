@@ -193,7 +193,8 @@ DEVICE u32 await_block(stream &w)
     return stage_of(w, w.uses);
 }
 
-/* Keys past the end came as zeros, but in tensor copies, where 0 * NaN must not be seen. */
+/* Keys past the end came as zeros, but in tensor copies, where 0 * NaN must not be seen. Later
+ * tensor copies into the stage come after these stores. */
 DEVICE void clear_values(u32 stage, int from)
 {
 #if CFG_CODE_BOXES
@@ -203,6 +204,7 @@ DEVICE void clear_values(u32 stage, int from)
                          piece_of(stage + V_AT, V_STEP, from + i / PIECES, i % PIECES)),
                      "r"(0)
                      : "memory");
+    fence_async_proxy();
     __syncwarp();
 #endif
 }
