@@ -373,6 +373,32 @@ static void dense_is_the_same(void **state)
     free(b);
 }
 
+static void no_entries_are_no_blocks(void **state)
+{
+    const select_case c = {few, SACCADE_F32, 32, 16, 1, 0, 0};
+    const size_t bytes = (size_t)(few.B * few.H * few.Q * few.KV);
+    uint8_t *a = malloc(bytes);
+    saccade_error err;
+    selected x;
+    (void)state;
+    seed = 3;
+    choose(&c, &x);
+    saccade_block_mask *mask = make_selected(&c, &x, NULL);
+    saccade_tensor t = entries_of(&x);
+    assert_int_equal(saccade_block_mask_select(mask, &t, NULL, &err), SACCADE_OK);
+    assert_int_equal(saccade_block_mask_to_dense(mask, a, &err), SACCADE_OK);
+    assert_non_null(memchr(a, 1, bytes));
+    t.shape[3] = 0;
+    t.data = NULL;
+    assert_int_equal(saccade_block_mask_select(mask, &t, NULL, &err), SACCADE_OK);
+    assert_int_equal(saccade_block_mask_to_dense(mask, a, &err), SACCADE_OK);
+    assert_null(memchr(a, 1, bytes));
+    t.shape[2]--; /* shapes are still those of the mask */
+    assert_int_equal(saccade_block_mask_select(mask, &t, NULL, &err), SACCADE_EINVAL);
+    saccade_block_mask_destroy(mask);
+    free(a);
+}
+
 static void refusals(void **state)
 {
     const select_case c = {few, SACCADE_F32, 32, 16, 0, 0, 0};
@@ -442,7 +468,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(dense_is_the_same), cmocka_unit_test(on_the_host),
         cmocka_unit_test(refusals),          cmocka_unit_test(compiles),
-        cmocka_unit_test(on_a_device),
+        cmocka_unit_test(on_a_device),       cmocka_unit_test(no_entries_are_no_blocks),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
