@@ -357,8 +357,8 @@ SACCADE_API saccade_status saccade_block_mask_create_selected(
  * are to see the lists before are on the stream before. On the host plans see them at once, and
  * plans on GPUs when they are prepared again. Not thread-safe for one mask. */
 SACCADE_API saccade_status saccade_block_mask_select(saccade_block_mask *mask,
-                                                     const saccade_tensor *blocks,
-                                                     void *stream, saccade_error *err);
+                                                     const saccade_tensor *blocks, void *stream,
+                                                     saccade_error *err);
 SACCADE_API saccade_status saccade_block_mask_and(const saccade_block_mask *a,
                                                   const saccade_block_mask *b,
                                                   saccade_block_mask **out, saccade_error *err);
@@ -482,6 +482,7 @@ typedef struct saccade_problem {
     int32_t batch_invariant;
     int32_t
         tangents; /* 1: saccade_tangent is to run with this plan; 0: only back end ref can */
+    int32_t head_max; /* 1: runs may ask for saccade_forward_args.head_max; 0: none does */
 } saccade_problem;
 static inline void saccade_problem_init(saccade_problem *problem)
 {
@@ -558,6 +559,11 @@ typedef struct saccade_forward_args {
     const saccade_ragged *ragged;  /* of ragged problems; NULL for others */
     const saccade_tensor *dropout; /* of problems with `weight`: seed and offset, [2] i64
                                            * or u64, on the host or where q lies */
+    /* Of problems with `head_max`, or NULL: the largest live score of each head, [B, H], or
+     * [1, H] over all batches; f32 (f64: or f64). -inf without a live score, NaN where some
+     * row's maximum is NaN. It is that of the rows' maxima: exact. A ragged run without row_max
+     * has at most B rows of the longest sequence in q. */
+    const saccade_tensor *head_max;
 } saccade_forward_args;
 static inline void saccade_forward_args_init(saccade_forward_args *args)
 {

@@ -100,6 +100,9 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
     FAIL_AT(p->page, SACCADE_EINVAL, "page", 0, 0,
             "got %lld, expected 0: ranks hold their keys in one piece each",
             (long long)p->page);
+    FAIL_AT(p->head_max, SACCADE_EINVAL, "head_max", 0, 0,
+            "got %d over ranks, expected 0: each has maxima of its rows alone (row_max)",
+            p->head_max);
     FAIL_AT(p->ragged, SACCADE_EINVAL, "ragged", 0, 0,
             "got a ragged problem over ranks, expected one whose batches have one length");
     FAIL_AT(quant_is_dtype(p->kv_dtype), SACCADE_EINVAL, "kv_dtype", 0, 0,

@@ -12,6 +12,27 @@ saccade_status api_check_outputs(const saccade_plan *plan, const saccade_forward
     return api_check_stats(plan, a->row_max, "row_max", s, err);
 }
 
+static saccade_status check_head_max(const saccade_plan *plan, const saccade_tensor *t,
+                                     const plan_run *run, saccade_error *err)
+{
+    const int is_wide = plan->problem.dtype == SACCADE_F64 && t && t->dtype == SACCADE_F64;
+    const api_expected expected = {"head_max", is_wide ? SACCADE_F64 : SACCADE_F32, 2,
+                                   plan->backend->device};
+    int64_t shape[2] = {t && t->rank == 2 && t->shape[0] == 1 ? 1 : run->sizes.B, run->sizes.H};
+    FAIL_AT(t && !plan->problem.has_head_max, SACCADE_EINVAL, "head_max", 0, 0,
+            "got one, expected NULL: the plan's problem has no head_max");
+    if (!t)
+        return SACCADE_OK;
+    TRY(api_check_tensor(t, &expected, shape, err));
+    const int64_t most = run->sizes.B * run->sizes.Q;
+    FAIL_AT(!run->row_max && run->ragged && run->ragged->q_first && run->q->shape[2] > most,
+            SACCADE_EINVAL, "head_max", 0, 0,
+            "got %lld rows in q, expected at most %lld (sequences times the longest), or "
+            "row_max beside it",
+            (long long)run->q->shape[2], (long long)most);
+    return api_check_output(t, "head_max", err);
+}
+
 static saccade_status view_tensors(const api_ragged *r, saccade_forward_args *a,
                                    saccade_tensor view[6], saccade_error *err)
 {
@@ -52,5 +73,7 @@ saccade_status saccade_forward(const saccade_plan *plan, const saccade_forward_a
     run->out = call.args.out;
     run->lse = call.args.lse;
     run->row_max = call.args.row_max;
+    run->head_max = call.args.head_max;
+    TRY(check_head_max(plan, run->head_max, run, err));
     return plan_forward(plan, run, err);
 }

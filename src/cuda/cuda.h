@@ -523,6 +523,12 @@ saccade_status cu_small_find(const cu_driver *driver, const cu_small *which, int
 saccade_status cu_append_prepare(int device, saccade_error *err);
 saccade_status cu_append(const kv_append *a, int device, void *stream, saccade_error *err);
 
+/* ---- head_max_launch.c: the largest score of each head ---- */
+
+/* Compiled for the GPU of the current context, or the first, at the first call. */
+saccade_status cu_head_max_prepare(const cu_driver *driver, saccade_error *err);
+saccade_status cu_head_max(const saccade_plan *plan, const plan_run *run, saccade_error *err);
+
 /* ---- select_launch.c: blocks selected on a device ---- */
 
 saccade_status cu_select_prepare(const cu_driver *driver, int device, saccade_error *err);

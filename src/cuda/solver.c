@@ -167,6 +167,8 @@ static saccade_status create(saccade_plan *plan, saccade_error *err)
     TRY_GOTO(cu_compile_programs(s, &plan->problem, err));
     if (s->is_present)
         TRY_GOTO(cu_load_programs(s, driver, err));
+    if (s->is_present && plan->problem.has_head_max)
+        TRY_GOTO(cu_head_max_prepare(driver, err));
 out:
     if (status != SACCADE_OK)
         destroy(plan);
@@ -180,6 +182,7 @@ static const plan_solver cuda_tile = {
     .workspace = cu_workspace,
     .prepare = cu_prepare,
     .forward = cu_forward,
+    .head_max = cu_head_max,
     .takes_ragged = 1,
     .takes_ragged_backward = 1,
     .backward_workspace = cu_backward_workspace,

@@ -91,6 +91,8 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
             p->batch_invariant);
     FAIL_AT(p->tangents != 0 && p->tangents != 1, SACCADE_EINVAL, "tangents", 0, 0,
             "got %d, expected 0 or 1", p->tangents);
+    FAIL_AT(p->head_max != 0 && p->head_max != 1, SACCADE_EINVAL, "head_max", 0, 0,
+            "got %d, expected 0 or 1", p->head_max);
     FAIL_AT(p->tangents && (p->ragged || p->page || quant_is_dtype(p->kv_dtype)),
             SACCADE_EINVAL, "tangents", 0, 0,
             "got a problem that is ragged, in pages or quantised, expected keys in one piece "
@@ -192,6 +194,7 @@ saccade_status plan_derive(const saccade_problem *p, saccade_plan *plan, saccade
         .is_ragged = p->ragged,
         .is_invariant = p->batch_invariant,
         .has_tangents = p->tangents,
+        .has_head_max = p->head_max,
     };
     if (p->arch) {
         d.arch = arena_strdup(&plan->arena, p->arch);
@@ -251,7 +254,9 @@ static saccade_sizes given_sizes(const saccade_plan *plan, int is_whole, const s
 size_t plan_workspace(const saccade_plan *plan, const saccade_sizes *s)
 {
     const saccade_sizes given = given_sizes(plan, plan->solver->takes_ragged, s);
-    return is_possible(s) ? plan->solver->workspace(plan, &given) : SIZE_MAX;
+    if (!is_possible(s))
+        return SIZE_MAX;
+    return plan->solver->workspace(plan, &given) + plan_head_max_room(&plan->problem, s);
 }
 
 size_t plan_backward_workspace(const saccade_plan *plan, const saccade_sizes *s,

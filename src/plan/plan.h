@@ -40,6 +40,7 @@ typedef struct plan_problem {
     int is_invariant;           /* a row's bits do not follow from what else is in a run;
                                  * SACCADE_INVARIANT_SHORT: in short runs, and in long ones */
     int has_tangents;           /* tangent is to run */
+    int has_head_max;           /* runs may want plan_run.head_max */
     plan_groups k_groups, v_groups; /* of quantised K and V */
     int is_relaxed; /* sums of dQ in any order, as CTAs come; no public problem asks for it */
 } plan_problem;
@@ -126,6 +127,7 @@ typedef struct plan_run {
     const plan_rows *rows;               /* NULL: all rows; else q's are those of the parts */
     const plan_ragged *ragged;           /* NULL: all batches have Q rows and KV keys */
     const saccade_tensor *lse, *row_max; /* NULL: not wanted */
+    const saccade_tensor *head_max; /* [B, H], or [1, H] of all batches; NULL: not wanted */
     plan_positions positions;
     plan_sinks sinks;
     plan_dropout dropout;
@@ -208,6 +210,9 @@ struct plan_solver {
                                const plan_gradients *gradients, saccade_error *err);
     /* Rows of the tiles that runs of these sizes are cut into; NULL: no plan_run.rows. */
     int64_t (*row_tile)(const saccade_plan *plan, const saccade_sizes *sizes);
+    /* run->head_max from run->row_max; NULL: they lie on the host. */
+    saccade_status (*head_max)(const saccade_plan *plan, const plan_run *run,
+                               saccade_error *err);
     /* NULL, both: the solver has no forward mode; tangent_workspace: or it needs none. */
     size_t (*tangent_workspace)(const saccade_plan *plan, const saccade_sizes *sizes);
     saccade_status (*tangent)(const saccade_plan *plan, const plan_run *run,
@@ -273,10 +278,18 @@ typedef struct plan_sequence {
     int32_t q_offset, kv_offset, kv_len;
 } plan_sequence;
 void plan_sequence_of(const plan_run *run, int64_t b, plan_sequence *out);
-/* A run of the plan's solver, ragged or not. */
-saccade_status plan_forward(const saccade_plan *plan, const plan_run *run, saccade_error *err);
+/* A run of the plan's solver, ragged or not, without head_max. */
+saccade_status plan_forward_rows(const saccade_plan *plan, const plan_run *run,
+                                 saccade_error *err);
 saccade_status plan_backward(const saccade_plan *plan, const plan_run *run,
                              const plan_gradients *gradients, saccade_error *err);
+
+/* ---- head_max.c ---- */
+
+/* Bytes of workspace for the row maxima of runs that want none but a head's. */
+size_t plan_head_max_room(const plan_problem *problem, const saccade_sizes *sizes);
+/* A forward run. */
+saccade_status plan_forward(const saccade_plan *plan, const plan_run *run, saccade_error *err);
 
 /* ---- explain_ranges.c ---- */
 

@@ -144,7 +144,8 @@ void plan_sequence_of(const plan_run *run, int64_t b, plan_sequence *out)
 
 /* ---- sequence by sequence ---- */
 
-saccade_status plan_forward(const saccade_plan *plan, const plan_run *run, saccade_error *err)
+saccade_status plan_forward_rows(const saccade_plan *plan, const plan_run *run,
+                                 saccade_error *err)
 {
     if (!run->ragged || plan->solver->takes_ragged)
         return plan->solver->forward(plan, run, err);

@@ -197,6 +197,7 @@ class Problem(Record):
         ("weight", C.c_void_p),
         ("batch_invariant", C.c_int32),
         ("tangents", C.c_int32),
+        ("head_max", C.c_int32),
     ]
 
 
@@ -242,7 +243,7 @@ class ForwardArgs(Record):
         + RUN_WORKSPACE
         + _tensors("sinks", "k_scale", "v_scale")
         + [("pages", C.POINTER(Pages)), ("ragged", C.POINTER(Ragged))]
-        + _tensors("dropout")
+        + _tensors("dropout", "head_max")
     )
 
 

@@ -86,11 +86,13 @@ def cached_attention(
     if out is None:
         out = query.new_empty((*query.shape[:-1], form.Dv))
     lse = query.new_empty(query.shape[:-1], dtype=stats_dtype(query)) if return_lse else None
-    row_max = None
-    if return_max:  # rows of no sequence are not written
-        row_max = query.new_full(query.shape[:-1], -torch.inf, dtype=stats_dtype(query))
+    row_max = head_max = None
+    if return_max:
+        head_max = query.new_empty((1, form.H), dtype=stats_dtype(query))
+        if ragged[0]:  # q may have more rows than sequences
+            row_max = query.new_empty(query.shape[:-1], dtype=stats_dtype(query))
     args = _Arguments(query.device)
-    args.tensors(q=query, out=out, lse=lse, row_max=row_max, sinks=sinks)
+    args.tensors(q=query, out=out, lse=lse, row_max=row_max, sinks=sinks, head_max=head_max)
     args.tensors(k_scale=k_scale, v_scale=v_scale)
     args.cache(k=key, v=value)
     longest, B, Q = form.KV, form.B, form.Q
@@ -113,16 +115,15 @@ def cached_attention(
         *_groups("k_scale", k_scale, form.KV, form.D),
         *_groups("v_scale", v_scale, form.KV, form.Dv),
     )
-    kind = paged, any(ragged), groups, dtype_name(out) if out.dtype is not query.dtype else None
+    out_dtype = dtype_name(out) if out.dtype is not query.dtype else None
+    kind = paged, any(ragged), groups, out_dtype, return_max
     plan = _plan(query, form, mods, scale, kernel_options, kind, sinks)
     args.bind([m for m in mods if m is not None])
     room = plan.workspace(B, form.H, form.Hkv, Q, longest, form.D, form.Dv)
     args.run(plan, room, query)
     found = [out, lse] if return_lse else [out]
-    if row_max is not None:
-        row_max = row_max.transpose(0, 1).reshape(form.H, -1)
-        none = row_max.new_full((form.H, 1), -torch.inf)  # where there is no row at all
-        found.append(torch.cat((row_max, none), 1).amax(1))
+    if head_max is not None:
+        found.append(head_max[0])
     return tuple(found) if len(found) > 1 else out
 
 
@@ -235,7 +236,7 @@ def _groups(of, scale, keys, dim):
 
 
 def _plan(q, form, mods, scale, options, kind, sinks):
-    paged, ragged, groups, out_dtype = kind
+    paged, ragged, groups, out_dtype, has_max = kind
     backend, is_invariant = _backend(options, q)
     bound = [m.bound if m is not None else None for m in mods]
     names = "k_scale_tokens", "k_scale_channels", "v_scale_tokens", "v_scale_channels"
@@ -245,6 +246,7 @@ def _plan(q, form, mods, scale, options, kind, sinks):
         ("batch_invariant", is_invariant),
         ("sinks_dtype", abi.DTYPES[dtype_name(sinks)] if sinks is not None else 0),
         ("out_dtype", abi.DTYPES[out_dtype] if out_dtype else 0),
+        ("head_max", int(has_max)),
         *zip(names, groups),
     )
     with torch.cuda.device_of(q):
