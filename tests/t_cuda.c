@@ -439,10 +439,11 @@ static void programs_of_chunks(void **state)
 static void programs_of_rows(void **state)
 {
     static const struct {
-        const char *score, *arch;
+        const char *mask, *score, *arch;
         int D;
-    } rows[] = {
-        {NULL, "sm_90a", 128}, {"softcap(20)", "sm_90a", 128}, {"alibi()", "sm_80", 64}};
+    } rows[] = {{"(q ^ kv) % 5 != 0", NULL, "sm_90a", 128},
+                {"causal()", "softcap(20)", "sm_90a", 128},
+                {"causal()", "alibi()", "sm_80", 64}};
     (void)state;
     if (!has_compiler()) {
         print_message("no NVRTC on this machine: nothing compiled\n");
@@ -458,7 +459,7 @@ static void programs_of_rows(void **state)
         p.backend = "cuda";
         p.arch = rows[i].arch;
         p.gradients = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V;
-        p.mask = case_mod(SACCADE_MASK, "causal()");
+        p.mask = case_mod(SACCADE_MASK, rows[i].mask);
         p.score = rows[i].score ? case_mod(SACCADE_SCORE, rows[i].score) : NULL;
         if (api_plan_create(NULL, &p, 1, &plan, &err) != SACCADE_OK)
             fail_msg("%s", err.message);

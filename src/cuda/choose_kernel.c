@@ -215,23 +215,23 @@ saccade_status run_find_runs(const saccade_plan *plan, const plan_run *run, cu_p
 static int suits_small(const saccade_plan *plan, const plan_run *run)
 {
     const cu_state *s = plan->state;
-    if (run->between)
-        return 0;
     const saccade_block_mask *mask = run->block_mask;
     if (mask && has_other_heads(plan, mask))
         return 0;
     if (mask)
-        return cu_pieces_find(run->q->device.index, mask,
-                              s->programs[CU_SMALL].form.tile.keys, &run->sizes)
+        return cu_pieces_find(run->q->device.index, mask, s->programs[CU_SMALL].form.tile.keys,
+                              &run->sizes, plan)
                != NULL;
     if (s->tiles)
         return s->tiles == 's';
     const cu_form *small = &s->programs[CU_SMALL].form, *large = &s->programs[CU_MAIN].form;
-    const saccade_sizes *x = &run->sizes;
-    const int dim = cu_padded(x->D > x->Dv ? x->D : x->Dv);
-    const int64_t n_small = run_tiles(small, x), n_large = run_tiles(large, x);
-    const int64_t of_small = (x->KV + small->tile.keys - 1) / small->tile.keys;
-    const int64_t of_large = (x->KV + large->tile.keys - 1) / large->tile.keys;
+    saccade_sizes x = run->sizes;
+    if (plan->rows) /* whichever the whole sequence takes: results are the same bits */
+        x.Q = plan->rows->all;
+    const int dim = cu_padded(x.D > x.Dv ? x.D : x.Dv);
+    const int64_t n_small = run_tiles(small, &x), n_large = run_tiles(large, &x);
+    const int64_t of_small = (x.KV + small->tile.keys - 1) / small->tile.keys;
+    const int64_t of_large = (x.KV + large->tile.keys - 1) / large->tile.keys;
     const cu_amount pieces = {n_small, n_small * of_small, of_small};
     const cu_amount blocks = {n_large, n_large * of_large, of_large};
     return cu_small_pays(s->device.n_sm, dim, s->facts.mask == CU_MASK_GENERAL, &small->tile,

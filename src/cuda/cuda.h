@@ -296,9 +296,11 @@ int cu_runs_copies(int device, const saccade_block_mask *mask, int first, int mo
 const cu_runs *cu_runs_find(int device, const saccade_block_mask *mask, int rows, int keys,
                             int group, const saccade_sizes *sizes, const saccade_plan *plan);
 
-/* The work order of tiles of these runs: tiles [B x H x r->rows] of the sizes given. */
-saccade_status cu_fill_order(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes,
-                             int32_t *order, saccade_error *err);
+/* The work order of tiles of these runs: tiles [B x H x r->rows] of the sizes given. With rows
+ * whose keys partly come from elsewhere, *n_first tiles that need none of those come first. */
+saccade_status cu_order_tiles(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes,
+                              const plan_rows *rows, int32_t *order, int *n_first,
+                              saccade_error *err);
 
 /* ---- row_pieces.c, mask_pieces.c: what small tiles walk, and limits of rows ---- */
 
@@ -312,6 +314,7 @@ int cu_cut_row(const mask_runs *r, int64_t row, int keys, int *to);
 /* On a device: cu_work of every CTA and the pieces it points into. */
 typedef struct cu_pieces {
     cu_ptr memory, work, pieces;
+    int n_first; /* of the work: tiles before plan_run.between */
 } cu_pieces;
 
 /* Makes both for a plan where they serve it: pieces of so many keys, and limits of rows
@@ -326,7 +329,7 @@ saccade_status cu_limits_make(const cu_driver *driver, int device,
 /* What was made before; NULL, or no limits, where nothing was. Both count heads from the mask's
  * first on: they do not serve a plan of later heads where the mask has several. */
 const cu_pieces *cu_pieces_find(int device, const saccade_block_mask *mask, int keys,
-                                const saccade_sizes *sizes);
+                                const saccade_sizes *sizes, const saccade_plan *plan);
 cu_limits cu_limits_find(int device, const saccade_block_mask *mask, const saccade_plan *plan);
 
 /* ---- head_groups.c ---- */
@@ -439,6 +442,8 @@ void cu_free_programs(cu_state *s);
 
 /* ---- row_parts.c: plans with some rows of a sequence ---- */
 
+/* Whose rows alone a mask's copy is of: a plan's number, or 0 for all rows. */
+uint64_t cu_rows_owner(const saccade_plan *plan);
 /* Rows that are here. */
 int64_t cu_row_count(const plan_rows *rows);
 /* With Q the rows that are here; without plan->rows the same. */

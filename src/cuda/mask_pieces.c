@@ -11,6 +11,7 @@ typedef struct copy {
     struct copy *next;
     int device, keys; /* of a piece; 0: limits */
     int64_t B, H;     /* of the work */
+    uint64_t plan;    /* whose rows alone the work is of; 0: all rows */
     cu_pieces pieces;
     cu_limits limits;
 } copy;
@@ -38,31 +39,32 @@ static void destroy_copies(void *data)
     }
 }
 
-/* B and H are those of pieces; limits serve any. */
+/* B, H and rows are those of pieces; limits, of 0 keys, serve any. */
 static const copy *find(int device, const saccade_block_mask *mask, int keys,
-                        const saccade_sizes *sizes)
+                        const saccade_sizes *sizes, const saccade_plan *plan)
 {
     const mask_device_copy *slot = mask_device_slot(mask, &slot_key);
     const copy *c = NULL;
     pthread_mutex_lock(&lock);
     for (c = slot ? slot->data : NULL; c; c = c->next)
         if (c->device == device && c->keys == keys
-            && (!keys || (c->B == sizes->B && c->H == sizes->H)))
+            && (!keys
+                || (c->B == sizes->B && c->H == sizes->H && c->plan == cu_rows_owner(plan))))
             break;
     pthread_mutex_unlock(&lock);
     return c;
 }
 
 const cu_pieces *cu_pieces_find(int device, const saccade_block_mask *mask, int keys,
-                                const saccade_sizes *sizes)
+                                const saccade_sizes *sizes, const saccade_plan *plan)
 {
-    const copy *c = find(device, mask, keys, sizes);
+    const copy *c = find(device, mask, keys, sizes, plan);
     return c ? &c->pieces : NULL;
 }
 
 cu_limits cu_limits_find(int device, const saccade_block_mask *mask, const saccade_plan *plan)
 {
-    const copy *c = find(device, mask, 0, NULL);
+    const copy *c = find(device, mask, 0, NULL, NULL);
     return c && !(plan->problem.h_offset && c->limits.h) ? c->limits : (cu_limits){0};
 }
 
@@ -122,8 +124,8 @@ saccade_status cu_limits_make(const cu_driver *driver, int device,
     const int64_t rows = mask_get_view(mask)->sizes.Q;
     int32_t *host;
     copy made = {.device = device};
-    if (s->facts.mask != CU_MASK_GENERAL || s->family != CU_SM90 || plan->rows
-        || mask_is_imported(mask) || find(device, mask, 0, NULL))
+    if (s->facts.mask != CU_MASK_GENERAL || s->family != CU_SM90 || mask_is_imported(mask)
+        || find(device, mask, 0, NULL, NULL))
         return SACCADE_OK;
     TRY(find_limits(mask, &r, &host, err));
     saccade_status status = SACCADE_OK;
@@ -170,15 +172,17 @@ static saccade_status cut_rows(const mask_runs *r, int keys, piece_lists *out,
 
 /* The work of each tile of the order, and behind it the pieces. */
 static saccade_status upload_work(const cu_driver *driver, int device, const mask_runs *r,
-                                  const piece_lists *x, const saccade_sizes *s, size_t l2,
-                                  cu_pieces *out, saccade_error *err)
+                                  const piece_lists *x, const saccade_sizes *s,
+                                  const saccade_plan *plan, cu_pieces *out, saccade_error *err)
 {
+    const size_t l2 = (size_t)((const cu_state *)plan->state)->device.l2_bytes;
     const size_t tiles = (size_t)(s->B * s->H * r->rows);
     const size_t bytes = tiles * sizeof(cu_work) + ((size_t)x->n + 1) * sizeof(int);
     cu_work *work = malloc(bytes);
     int32_t *order = malloc(tiles * sizeof *order);
     saccade_status status =
-        work && order ? cu_fill_order(r, s, l2, order, err) : SACCADE_ENOMEM;
+        work && order ? cu_order_tiles(r, s, l2, plan->rows, order, &out->n_first, err)
+                      : SACCADE_ENOMEM;
     for (size_t i = 0; i < tiles && status == SACCADE_OK; i++) {
         const int64_t bh = order[i] / r->rows;
         const int64_t b = r->B == 1 ? 0 : bh / s->H, h = r->H == 1 ? 0 : bh % s->H;
@@ -199,23 +203,39 @@ static saccade_status upload_work(const cu_driver *driver, int device, const mas
     return status;
 }
 
+static saccade_status make_pieces(const cu_driver *driver, const mask_runs *r,
+                                  const saccade_sizes *sizes, const saccade_plan *plan,
+                                  copy *made, saccade_error *err)
+{
+    piece_lists lists = {0};
+    saccade_status status = cut_rows(r, made->keys, &lists, err);
+    if (status == SACCADE_OK)
+        status = upload_work(driver, made->device, r, &lists, sizes, plan, &made->pieces, err);
+    free(lists.rows);
+    free(lists.pieces);
+    return status;
+}
+
 saccade_status cu_pieces_make(const cu_driver *driver, int device,
                               const saccade_block_mask *mask, int keys,
                               const saccade_sizes *sizes, const saccade_plan *plan,
                               saccade_error *err)
 {
-    const cu_state *s = plan->state;
     const mask_runs *r;
-    piece_lists lists = {0};
-    copy made = {.device = device, .keys = keys, .B = sizes->B, .H = sizes->H};
-    if (find(device, mask, keys, sizes))
+    cu_selected own = {.runs = NULL};
+    copy made = {.device = device,
+                 .keys = keys,
+                 .B = sizes->B,
+                 .H = sizes->H,
+                 .plan = cu_rows_owner(plan)};
+    if (find(device, mask, keys, sizes, plan))
         return SACCADE_OK;
     TRY(mask_runs_for(mask, ROW_BLOCK, PIECE_UNIT, 0, &r, err));
-    saccade_status status = cut_rows(r, keys, &lists, err);
+    saccade_status status = SACCADE_OK;
+    if (plan->rows)
+        status = cu_select_rows(r, plan->rows, ROW_BLOCK, 0, &own, err);
     if (status == SACCADE_OK)
-        status = upload_work(driver, device, r, &lists, sizes, (size_t)s->device.l2_bytes,
-                             &made.pieces, err);
-    free(lists.rows);
-    free(lists.pieces);
+        status = make_pieces(driver, plan->rows ? &own.r : r, sizes, plan, &made, err);
+    cu_selected_free(&own);
     return status == SACCADE_OK ? keep(&made, mask, err) : status;
 }

@@ -33,17 +33,12 @@ static void destroy_copies(void *data)
     }
 }
 
-static uint64_t owner_of(const saccade_plan *plan)
-{
-    return plan->rows ? plan->number : 0;
-}
-
 static copy *find(const mask_device_copy *slot, int device, int rows, int keys, int group,
                   const saccade_sizes *sizes, const saccade_plan *plan)
 {
     for (copy *c = slot ? slot->data : NULL; c; c = c->next)
         if (c->device == device && c->rows == rows && c->keys == keys && c->group == group
-            && c->B == sizes->B && c->H == sizes->H && c->plan == owner_of(plan))
+            && c->B == sizes->B && c->H == sizes->H && c->plan == cu_rows_owner(plan))
             return c;
     return NULL;
 }
@@ -139,18 +134,11 @@ static saccade_status fill_order(const mask_runs *r, const saccade_sizes *s, siz
     return SACCADE_OK;
 }
 
-saccade_status cu_fill_order(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes,
-                             int32_t *order, saccade_error *err)
-{
-    int n_first = 0;
-    return fill_order(r, s, l2_bytes, NULL, order, &n_first, err);
-}
-
 /* What a copy is of, beside its runs. */
 typedef struct about {
     int keys, is_transposed;
-    int64_t most_runs;  /* of a list, where lists may change; else 0 */
-    size_t bits_bytes;  /* likewise */
+    int64_t most_runs;     /* of a list, where lists may change; else 0 */
+    size_t bits_bytes;     /* likewise */
     const plan_rows *rows; /* NULL: all */
     size_t l2_bytes;
 } about;
@@ -185,6 +173,25 @@ static saccade_status find_first(const mask_runs *r, const about *of, uint8_t **
     return SACCADE_OK;
 }
 
+static saccade_status order_tiles(const mask_runs *r, const saccade_sizes *s, const about *of,
+                                  int32_t *order, int *n_first, saccade_error *err)
+{
+    uint8_t *is_first;
+    TRY(find_first(r, of, &is_first, err));
+    const saccade_status status = fill_order(r, s, of->l2_bytes, is_first, order, n_first, err);
+    free(is_first);
+    return status;
+}
+
+saccade_status cu_order_tiles(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes,
+                              const plan_rows *rows, int32_t *order, int *n_first,
+                              saccade_error *err)
+{
+    const about of = {.keys = r->block_kv, .rows = rows, .l2_bytes = l2_bytes};
+    *n_first = 0;
+    return order_tiles(r, s, &of, order, n_first, err);
+}
+
 /* Fills one block of memory: the runs, then where rows begin, then the order of tiles. */
 static saccade_status fill(const mask_runs *r, const saccade_sizes *s, const about *of,
                            int64_t n_runs, char *to, int *n_first, saccade_error *err)
@@ -192,7 +199,6 @@ static saccade_status fill(const mask_runs *r, const saccade_sizes *s, const abo
     const int64_t n_rows = r->B * r->H * r->rows;
     cu_run *runs = (cu_run *)to;
     int32_t *start = (int32_t *)(runs + n_runs), *order = start + n_rows + 1;
-    uint8_t *is_first;
     for (int64_t row = 0; row < n_rows; row++) {
         int32_t before = 0;
         for (int64_t i = r->row_begin[row]; i < r->row_begin[row + 1]; i++) {
@@ -202,10 +208,7 @@ static saccade_status fill(const mask_runs *r, const saccade_sizes *s, const abo
     }
     for (int64_t i = 0; i <= n_rows; i++)
         start[i] = (int32_t)r->row_begin[i];
-    TRY(find_first(r, of, &is_first, err));
-    const saccade_status status = fill_order(r, s, of->l2_bytes, is_first, order, n_first, err);
-    free(is_first);
-    return status;
+    return order_tiles(r, s, of, order, n_first, err);
 }
 
 saccade_status cu_alloc_filled(const cu_driver *driver, size_t bytes, const void *host,
@@ -320,9 +323,9 @@ static saccade_status upload_rows(const cu_driver *driver, const copy *c, const 
                                   saccade_error *err)
 {
     about of = {.keys = c->keys,
-                      .is_transposed = c->group == 0,
-                      .rows = plan->rows,
-                      .l2_bytes = (size_t)((const cu_state *)plan->state)->device.l2_bytes};
+                .is_transposed = c->group == 0,
+                .rows = plan->rows,
+                .l2_bytes = (size_t)((const cu_state *)plan->state)->device.l2_bytes};
     cu_selected own;
     about_selection(mask, &of);
     FAIL_AT(plan->rows && of.most_runs, SACCADE_EINVAL, "block_mask", 0, 0,
@@ -355,7 +358,7 @@ saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_b
                 .group = group,
                 .B = sizes->B,
                 .H = sizes->H,
-                .plan = owner_of(plan)};
+                .plan = cu_rows_owner(plan)};
     status = upload_rows(driver, c, r, sizes, plan, mask, &c->runs, err);
     if (status != SACCADE_OK) {
         free(c);

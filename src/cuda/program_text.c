@@ -97,7 +97,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"SMALL", is_small},
         {"TEAMS", is_small ? cu_small_teams(cu_padded(p->sizes.D), E) : 1},
         {"QS", is_small ? cu_small_buffers(cu_padded(p->sizes.D), E) : 1},
-        {"LIMITS", (has_producer || is_small) && !p->has_rows && !p->is_ragged},
+        {"LIMITS", (has_producer || is_small) && !p->is_ragged},
         {"Q_SHARED", cu_is_q_shared((int)p->sizes.D, (int)p->sizes.Dv)},
         {"SCALE_FIRST", p->scale <= 0 && s->facts.score != CU_SCORE_GENERAL},
         {"REGS_PRODUCER", is_small || groups == 1 ? 56

@@ -73,8 +73,8 @@ static int decode_form(const cu_state *s, const plan_problem *p, int rung, cu_fo
 static int small_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     out->family = CU_SM90;
-    return s->family == CU_SM90 && !p->has_rows && !p->is_ragged && !p->has_chunks
-           && !p->is_invariant && !p->weight
+    return s->family == CU_SM90 && !p->is_ragged && !p->has_chunks && !p->is_invariant
+           && !p->weight
            && cu_small_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, &out->tile);
 }
 

@@ -5,6 +5,11 @@
 
 #include <stdlib.h>
 
+uint64_t cu_rows_owner(const saccade_plan *plan)
+{
+    return plan->rows ? plan->number : 0;
+}
+
 int64_t cu_row_count(const plan_rows *rows)
 {
     const plan_part *last = rows->n ? &rows->part[rows->n - 1] : NULL;
@@ -202,7 +207,8 @@ int64_t cu_row_tile(const saccade_plan *plan, const saccade_sizes *sizes)
     (void)sizes;
     for (int i = 0; i < CU_PROGRAMS; i++)
         if (s->programs[i].form.tile.groups > 0
-            && cu_program_kinds[i].operation == CU_OP_FORWARD)
+            && (cu_program_kinds[i].operation == CU_OP_FORWARD
+                || cu_program_kinds[i].operation == CU_OP_SMALL))
             tile = common_multiple(
                 tile, cu_tile_rows(s->programs[i].form.family, &s->programs[i].form.tile));
     if (cu_backward_has_wide(s))

@@ -116,11 +116,12 @@ DEVICE tile_keys keys_of(const cu_fwd &p, const mod_args &mod, const tile &t, in
 #endif
 
 #if CFG_LIMITS
-/* Live keys of row m: the first and the one past the last. */
+/* Live keys of row m: the first and the one past the last. The table has all rows of the
+ * sequence. */
 DEVICE int2 read_limit(const cu_fwd &p, int b, int h, int m)
 {
-    int row = b * p.limits.b + h * p.limits.h + min(m, p.M - 1);
-    return __ldg((const int2 *)p.limits.of_row + row);
+    int here = min(m, p.M - 1), row = here + row_shift(p, here);
+    return __ldg((const int2 *)p.limits.of_row + b * p.limits.b + h * p.limits.h + row);
 }
 #endif
 
