@@ -69,6 +69,8 @@ def view(array, name: str = "array"):
             f"{name}: got {words_of(array)}, expected an array with "
             "__dlpack__ (NumPy, JAX, CuPy, PyTorch, ...)"
         )
+    if getattr(array, "is_neg", bool)():  # PyTorch: signs that are not in memory
+        array = array.resolve_neg()
     try:
         capsule = array.__dlpack__()
     except BufferError:  # read-only NumPy arrays refuse; captures and inputs are only read

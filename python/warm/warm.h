@@ -51,7 +51,7 @@ typedef struct {
 
 extern const dl_exchange *warm_exchange;
 extern PyTypeObject *warm_plain_type, *warm_parameter_type;
-extern PyObject *warm_empty_like, *warm_raise_error, *warm_zero;
+extern PyObject *warm_empty_like, *warm_is_neg, *warm_raise_error, *warm_zero;
 
 /* Names of attributes and keys, interned. */
 typedef enum {
@@ -91,6 +91,9 @@ void warm_keep_layout(layout *l, const dl_tensor *d);
 int warm_has_layout(const layout *l, const dl_tensor *d);
 /* 1, 0, or -1 with an error. */
 int warm_wants_gradient(PyObject *t);
+/* Whether memory holds the negatives of a tensor's values, as of z.conj().imag, which warm_look
+ * does not see; 1, 0, or -1 with an error. */
+int warm_is_negative(PyObject *t);
 void warm_free_object(PyObject *self);
 PyObject *warm_new_object(PyTypeObject *type);
 

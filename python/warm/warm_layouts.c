@@ -38,6 +38,9 @@ static int look_at_three(PyObject *const *args, dl_tensor *d, int *needs)
     for (int i = 0; i < 3; i++) {
         if (!warm_look(args[i], &d[i]))
             return 0;
+        const int is_negative = warm_is_negative(args[i]);
+        if (is_negative)
+            return is_negative < 0 ? -1 : 0;
         int flag = is_recorded ? warm_wants_gradient(args[i]) : 0;
         if (flag < 0)
             return -1;

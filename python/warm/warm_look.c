@@ -47,6 +47,16 @@ int warm_wants_gradient(PyObject *t)
     return is_true;
 }
 
+int warm_is_negative(PyObject *t)
+{
+    PyObject *flag = PyObject_CallFunctionObjArgs(warm_is_neg, t, NULL);
+    if (!flag)
+        return -1;
+    int is_true = flag == Py_True;
+    Py_DECREF(flag);
+    return is_true;
+}
+
 void warm_free_object(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);

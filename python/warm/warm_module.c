@@ -3,7 +3,7 @@
 
 const dl_exchange *warm_exchange;
 PyTypeObject *warm_plain_type, *warm_parameter_type;
-PyObject *warm_empty_like, *warm_raise_error, *warm_zero;
+PyObject *warm_empty_like, *warm_is_neg, *warm_raise_error, *warm_zero;
 PyObject *warm_names[WARM_NAMES];
 
 static const char *const names[WARM_NAMES] = {
@@ -38,6 +38,8 @@ static PyObject *begin(PyObject *module, PyObject *args)
     PyErr_Clear();
     if (!found || found->major != 1 || !found->look || !found->current_stream)
         Py_RETURN_FALSE;
+    if (!(warm_is_neg = PyObject_GetAttrString(plain, "is_neg")))
+        return NULL;
     warm_exchange = found;
     warm_plain_type = (PyTypeObject *)Py_NewRef(plain);
     warm_parameter_type = (PyTypeObject *)Py_NewRef(parameter);

@@ -114,7 +114,9 @@ static PyObject *apply(PyObject *node, PyObject *const *args, Py_ssize_t n)
         PyErr_SetString(PyExc_TypeError, "expected the gradient of one result");
         return NULL;
     }
-    PyObject *known = is_recorded() == 0 && args[0] != Py_None ? known_of(node) : NULL;
+    const int is_plain =
+        is_recorded() == 0 && args[0] != Py_None && warm_is_negative(args[0]) == 0;
+    PyObject *known = is_plain ? known_of(node) : NULL;
     PyObject *run = run_backward_of(node, known);
     if (run)
         made = run_backward(node, run, args[0]);

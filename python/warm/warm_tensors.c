@@ -39,7 +39,12 @@ static PyObject *tensors_new(PyTypeObject *type, PyObject *args, PyObject *named
         PyObject *t = PyTuple_GetItem(args, i);
         held_tensor *h = &s->held[i];
         dl_tensor d;
-        if (!warm_look(t, &d)) {
+        const int is_negative = warm_is_negative(t);
+        if (is_negative < 0) {
+            Py_DECREF(s);
+            return NULL;
+        }
+        if (is_negative || !warm_look(t, &d)) {
             PyErr_SetString(PyExc_TypeError, "expected plain tensors");
         } else if ((h->flag = warm_wants_gradient(t)) >= 0) {
             h->ref = PyWeakref_NewRef(t, NULL);

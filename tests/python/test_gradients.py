@@ -386,3 +386,55 @@ def test_second_derivative_of_lse_alone():
         (g,) = torch.autograd.grad(lse.sum(), x, create_graph=True)
         found.append(torch.autograd.grad(g.square().sum(), [x, y]))
     torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_tensors_whose_memory_holds_the_negatives(dtype):
+    """As z.conj().imag: inputs, a capture, the gradient of out; warm calls too."""
+    torch.manual_seed(7)
+    x = [torch._neg_view(t.detach()).requires_grad_() for t in tensors(dtype)]
+    bias = torch._neg_view(torch.rand(H, dtype=dtype)).requires_grad_()
+    d_out = torch._neg_view(torch.randn(B, H, N, D, dtype=dtype))
+    mod = lambda s, b, h, i, j: s + bias[h] * (j - i)  # noqa: E731
+    assert all(t.is_neg() for t in (*x, bias, d_out))
+
+    def made(x, bias, d_out, mod):
+        out = st.flex_attention(*x, mod, "q >= kv")
+        return [out, *torch.autograd.grad(out, [*x, bias], d_out)]
+
+    plain = [t.detach().resolve_neg().clone().requires_grad_() for t in (*x, bias)]
+    other = lambda s, b, h, i, j: s + plain[3][h] * (j - i)  # noqa: E731
+    want = made(plain[:3], plain[3], d_out.resolve_neg(), other)
+    for _ in range(3):
+        assert all(map(torch.equal, made(x, bias, d_out, mod), want))
+        assert all(map(torch.equal, made(plain[:3], plain[3], d_out, other), want))
+        assert all(map(torch.equal, made(x, plain[3], d_out, other), want))
+    with torch.no_grad():
+        for _ in range(2):
+            a = st.flex_attention(*plain[:3])
+            assert torch.equal(st.flex_attention(*x), a)
+        bias.neg_()
+        again = lambda s, b, h, i, j: s - plain[3][h] * (j - i)  # noqa: E731
+        want = st.flex_attention(*x, again, "q >= kv")
+        assert torch.equal(st.flex_attention(*x, mod, "q >= kv"), want)
+        got = st.cached_attention(x[0].float(), x[1].float(), x[2].float())
+        assert torch.equal(got, st.cached_attention(*(t.float() for t in plain[:3])))
+
+
+def test_negative_second_derivatives():
+    x = [torch._neg_view(t.detach()).requires_grad_() for t in tensors()]
+    out = st.flex_attention(*x)
+    d = torch.randn_like(out).requires_grad_()
+    (g,) = torch.autograd.grad(out, x[0], torch._neg_view(d), create_graph=True)
+    got = torch.autograd.grad(g, [*x, d], torch._neg_view(torch.ones_like(g)))
+    y = [t.detach().resolve_neg().clone().requires_grad_() for t in x]
+    (g,) = torch.autograd.grad(dense(*y)[0], y[0], -d, create_graph=True)
+    close(got, torch.autograd.grad(g, [*y, d], -torch.ones_like(g)))
+
+
+def test_negative_arrays():
+    import saccade
+
+    q = tensors(torch.float32, grad=False)[0]
+    x = torch._neg_view(q)
+    assert torch.equal(saccade.attention(x, q, q), saccade.attention(-q, q, q))

@@ -53,7 +53,7 @@ def append_keys(
         setattr(record, name, C.pointer(made))
 
     for name, t in (("k", key), ("v", value)):
-        give(args, name, None if t is None else _rows(name, t))
+        give(args, name, None if t is None else _rows(name, t).resolve_neg())
     give(args, "k_pool", key_pool, cache_view)
     give(args, "v_pool", value_pool, cache_view)
     for name, scale, pool in (("k_scale", k_scale, key_pool), ("v_scale", v_scale, value_pool)):

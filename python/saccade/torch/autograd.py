@@ -47,7 +47,7 @@ class Out(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_out):
-        entry = ctx.entry
+        entry, d_out = ctx.entry, d_out.resolve_neg()
         needs, run, _ = entry.call.warm_backward
         if needs == ctx.needs_input_grad and not torch.is_grad_enabled():
             made = run(None, entry.call.dropout, *ctx.saved_tensors, d_out)
@@ -135,7 +135,7 @@ class Slots:
         for i, t in zip(self.places, self.fixed):
             if i is not None:
                 t = captured[i]
-                if t.is_cuda or t.device.type != device:
+                if t.is_cuda or t.device.type != device or t.is_neg():
                     t = place(t, device, self.is_flat)
             found.append(t)
         return found

@@ -274,13 +274,15 @@ def output_like(q, width):
     return q.new_empty(shape).permute([order.index(d) for d in range(4)])
 
 
-def _rows(t):
+def whole_rows(t):
+    """As the library reads it: rows without holes, signs in memory."""
+    t = t.resolve_neg()
     return t if t.stride(3) == 1 or t.shape[3] == 1 else t.contiguous()
 
 
 def prepared(q, k, v):
     """Contiguous rows, and keys and values of batch 1 spread by stride 0."""
-    q, k, v = _rows(q), _rows(k), _rows(v)
+    q, k, v = whole_rows(q), whole_rows(k), whole_rows(v)
     if k.shape[0] != q.shape[0]:
         k = k.expand(q.shape[0], -1, -1, -1)
     if v.shape[0] != q.shape[0]:

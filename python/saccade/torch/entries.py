@@ -223,6 +223,7 @@ def _find(
     """The entry of a call, and its tensors as autocast wants them."""
     if q.device.type != "meta" and torch.is_autocast_enabled(q.device.type):
         q, k, v = autocast(q, k, v)
+    q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
     key = (
         identity(score_mod),
         identity(block_mask),
@@ -392,6 +393,8 @@ def _like(key, score_mod, block_mask):
     if any(x is None for x in values):  # a tensor that is gone
         return None
     used = [x for x in values if isinstance(x, torch.Tensor)]
+    if any(t.is_neg() for t in used):  # read by a copy
+        return None
     needs = key[-1]
     if needs and tuple([t.requires_grad for t in used]) != found.flags:
         return None

@@ -277,7 +277,7 @@ def _tangent(call, given, dots, moves, score, names, rates):
             pairs["bindings"].append((name, view(t)))
             rate = rate_of.get(name)
             if rate is not None and t.dtype.is_floating_point:
-                keep.append(rate.to(lse_dot.dtype).reshape(t.shape).contiguous())
+                keep.append(rate.to(lse_dot.dtype).reshape(t.shape).contiguous().resolve_neg())
                 pairs["captures_dot"].append((name, view(keep[-1])))
     views = {n: view(t) for n, t in tensors.items()}
     plan, (B, H, Q, D) = call.runner.plan_of_tangents(), q.shape

@@ -7,7 +7,7 @@ import threading
 import torch
 
 from ..c import backward, extension, objects
-from .calls import SMALL, current_stream, prepared, workspace
+from .calls import SMALL, current_stream, prepared, whole_rows, workspace
 from .mods import view
 from .warm import NOTHING, result, room_of, run_of
 
@@ -114,8 +114,9 @@ def gradients(call, needs, q, k, v, out, lse, d_out, d_lse, captures):
         q, k, v = prepared(q, k, v)
     if d_out is None:
         d_out = torch.zeros_like(out)
-    elif d_out.stride(3) != 1:
-        d_out = d_out.contiguous()
+    else:
+        d_out = whole_rows(d_out)
+    d_lse = None if d_lse is None else d_lse.resolve_neg()
     inputs = q, k, v, out, lse, d_out, d_lse
     key = (
         needs,
@@ -170,16 +171,18 @@ def second(call, needs, q, k, v, d_out, d_lse, captures, rates):
     q_dot, k_dot, v_dot = (
         torch.zeros_like(t) if r is None else r for t, r in zip(given, rates[:3])
     )
+    rates = [None if r is None else r.resolve_neg() for r in rates]
     q, k, v = prepared(*given)
     dots = prepared(q_dot, k_dot, v_dot)
     rows = q.new_empty(q.shape[:3])
     d_out = q.new_zeros((*q.shape[:3], v.shape[3])) if d_out is None else d_out.contiguous()
+    d_out = d_out.resolve_neg()
     made = [d_out.new_empty(d_out.shape), rows, *(_empty_dense(t) for t in (q, k, v))]
     tensors = dict(q=q, k=k, v=v, q_dot=dots[0], k_dot=dots[1], v_dot=dots[2], d_out=d_out)
     results = ("out_dot", "lse_dot", "d_q_dot", "d_k_dot", "d_v_dot")
     tensors.update(zip(results, made))
     if d_lse is not None:
-        tensors["d_lse"] = d_lse
+        tensors["d_lse"] = d_lse.resolve_neg()
     if call.dropout:
         tensors["dropout"] = call.state
     named = [(n, t) for n, t, w in zip(call.runner.names, captures, needs[3:]) if w]

@@ -41,6 +41,11 @@ def dtype_name(t: torch.Tensor) -> str:
 
 def view(t: torch.Tensor) -> objects.View:
     """A C view of a tensor; the tensor must outlive it."""
+    if t.is_neg():
+        raise ValueError(
+            "got a tensor whose memory holds the negatives of its values, expected "
+            "tensor.resolve_neg()"
+        )
     cuda = t.is_cuda
     return objects.View(
         t.data_ptr(),
@@ -178,7 +183,7 @@ def as_tensor(value, name, is_double=False):
 def place(t, device, is_flat=False):
     """Captures live where the kernel runs; scalars are passed by value from the host. is_flat:
     a trace reads one-element rows where a scalar is on CUDA."""
-    t = t.detach()
+    t = t.detach().resolve_neg()
     if is_flat and t.is_cuda and t.dim() == 0:
         t = t.view(1)
     if t.dim() == 0:

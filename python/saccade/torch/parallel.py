@@ -223,6 +223,7 @@ class ContextParallel:
                     f"{name}: got shape {tuple(t.shape)}, expected [B, H, "
                     f"{len(self.positions)}, D] with this rank's rows"
                 )
+        q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
         index, mask = self._mask_of(block_mask)
         kind = self.device.type
         score = Resolved(score_mod, "score", kind) if score_mod is not None else None

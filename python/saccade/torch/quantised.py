@@ -42,7 +42,7 @@ def quantize(
     for name, n, by in (("tokens", N, tokens), ("channels", D, channels)):
         if by < 0 or (1 < by < n and n % by):
             raise ValueError(f"{name}: got {by}, expected 0 or a divisor of {n}")
-    x = x.detach().contiguous()
+    x = x.detach().contiguous().resolve_neg()
     if dtype == "i4" and D % 2:
         raise ValueError(f"x: got {D} channels, expected an even number for i4")
     codes = torch.empty(B, H, N, D // 2 if dtype == "i4" else D, dtype=CODE_TENSORS[dtype])

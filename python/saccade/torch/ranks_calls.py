@@ -211,7 +211,7 @@ class Attention(torch.autograd.Function):
     def backward(ctx, d_out, d_lse):
         q, k, v, out, lse, *captured = ctx.saved_tensors
         needs = ctx.needs_input_grad[1:]
-        d_out = d_out.contiguous() if d_out is not None else None
+        d_out = d_out.contiguous().resolve_neg() if d_out is not None else None
         with torch.cuda.device_of(q):
             made, by_name = ctx.call.backward(q, k, v, out, lse, d_out, d_lse, needs)
         names = iter(ctx.call.wanted)

@@ -79,6 +79,7 @@ def cached_attention(
     paged = block_table is not None or indices is not None
     form = _form_of(query, key, value, ragged, paged)
     _check(query, key, value, form, block_table, indices)
+    query, key, value = query.resolve_neg(), key.resolve_neg(), value.resolve_neg()
     _check_lengths(q_offset, indices, indptr, last_page_len, max_seqlen_q, max_seqlen_k, ragged)
     no_gradients(sinks=sinks, k_scale=k_scale, v_scale=v_scale)
     mods = _mods(score, mask, query)

@@ -66,6 +66,7 @@ def varlen_attention(
         if t is not None:
             _check_starts(name, t, query.device)
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, align == "end")
+    query, key, value = query.resolve_neg(), key.resolve_neg(), value.resolve_neg()
     call = _Call(query, key, value, mask, score, scale, kernel_options)
     call.lengths, call.paged = lengths, (block_table, seq_lens)
     if dropout_p:
@@ -174,8 +175,8 @@ class _Call:
         plan = self.plan(q, k, sum(1 << i for i, wanted in enumerate(needs) if wanted))
         made = [torch.zeros_like(t) if w else None for t, w in zip((q, k, v), needs)]
         a = self.arguments(abi.BackwardArgs, q.device, k)
-        a.tensors(q=q, k=k, v=v, out=out, lse=lse, d_out=d_out.contiguous())
-        a.tensors(d_lse=None if d_lse is None else d_lse.contiguous())
+        a.tensors(q=q, k=k, v=v, out=out, lse=lse, d_out=d_out.contiguous().resolve_neg())
+        a.tensors(d_lse=None if d_lse is None else d_lse.contiguous().resolve_neg())
         a.tensors(d_q=made[0], d_k=made[1], d_v=made[2])
         a.run(plan, plan.backward_workspace(*self.sizes(k)), q, "backward")
         return made
