@@ -151,12 +151,12 @@ def test_a_kept_call_prepares_again_what_a_selection_dropped():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_selections_of_the_host_between_calls_on_a_device():
-    blocks = st.BlockSelection(B, H, Q, KV, kv_heads=HKV, most=MOST, BLOCK_SIZE=BLOCK)
+    blocks = st.BlockSelection(B, H, Q, KV, kv_heads=HKV, most=MOST, device="cuda")
     q, k, v = (t.detach() for t in given("cuda", torch.bfloat16))
     for seed, where in [(1, "cuda"), (2, "cpu"), (3, "cuda"), (4, "cpu"), (5, "cpu")]:
         x = chosen(seed)
         blocks.select(x.to(where))
         got = st.flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)
-        same = lists(x, ROWS, COLUMNS, BLOCK, None)
+        same = lists(x, ROWS, COLUMNS, BLOCK, None, device="cuda")
         want = st.flex_attention(q, k, v, block_mask=same, enable_gqa=True)
         torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
