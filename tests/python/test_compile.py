@@ -291,3 +291,41 @@ def test_modes():
         assert not st.flex_attention(x, k, v).requires_grad
     half = st.flex_attention(*(t.bfloat16() for t in (q, k, v)))
     assert torch.equal(out, half)
+
+
+def test_a_graph_makes_its_block_mask(compiler):
+    """create_block_mask and its users in one graph, forward and backward, with other documents
+    and lengths; and the mask itself where a graph gives it back."""
+
+    def make(doc, n):
+        live = lambda b, h, i, j: (doc[i] == doc[j]) & (i >= j)  # noqa: E731
+        return st.create_block_mask(live, None, None, n, n, device="cpu", BLOCK_SIZE=16)
+
+    def f(q, k, v, doc):
+        mask = make(doc, q.shape[2])
+        out = st.flex_attention(q * 2, k, v, None, mask)
+        return st.flex_attention(out, k, v, lambda s, b, h, i, j: s * 0.5, mask)
+
+    graphs = []
+    count = lambda graph, _: graphs.append(graph) or graph  # noqa: E731
+    plain = compiler(f, fullgraph=True, dynamic=True, backend=count)
+    lowered = compiler(f, fullgraph=True, dynamic=True, backend="aot_eager")
+    for n, size in ((48, 20), (50, 20), (50, 7)):
+        x = [torch.randn(2, 4, n, 16).requires_grad_() for _ in range(3)]
+        doc = torch.arange(n) // size
+        want = f(*x, doc)
+        wanted = torch.autograd.grad(want.sin().sum(), x)
+        for g in (plain, lowered):
+            out = g(*x, doc)
+            assert torch.equal(out, want)
+            for a, b in zip(torch.autograd.grad(out.sin().sum(), x), wanted):
+                assert torch.allclose(a, b, 1e-5, 1e-6)
+    assert len(graphs) <= 2  # PyTorch compiles once more for other lengths of doc
+    made, same = compiler(make, fullgraph=True, backend="eager")(doc, n), make(doc, n)
+    assert torch.equal(st.flex_attention(*x, None, made), st.flex_attention(*x, None, same))
+    assert torch.equal(made.kv_indices, same.kv_indices) and made.sparsity() == same.sparsity()
+    flex = compiler(st.flex_attention, fullgraph=True, backend="eager")
+    assert torch.equal(flex(*x, None, made), st.flex_attention(*x, None, same))
+    with pytest.raises(Exception, match="was created for a larger length"):
+        wrong = lambda q: st.flex_attention(q, q, q, None, make(doc, 50))  # noqa: E731
+        compiler(wrong, backend="eager")(x[0][:, :, :9])

@@ -18,7 +18,7 @@ from typing import Any, List, NamedTuple, Optional, Tuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import dynamo
+from . import dynamo, masks
 from .block_mask import BlockMask, noop_mask, numbered
 from .calls import autocast, new_call, output_like, stats_dtype
 from .checks import (
@@ -406,7 +406,9 @@ def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max,
     if torch.is_autocast_enabled(q.device.type):
         q, k, v = autocast(q, k, v)
     if torch.compiler.is_dynamo_compiling():
-        if isinstance(block_mask, BlockMask):
+        if isinstance(block_mask, masks.Unproven) and hasattr(block_mask, "given"):
+            block_mask = _unproven(block_mask.given, q, k)
+        elif isinstance(block_mask, BlockMask):
             if _is_exporting():
                 raise NotImplementedError(_NO_STRICT)
             number, block_mask = block_mask.number, None
@@ -425,6 +427,17 @@ def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max,
         block_mask = _as_text("mask", block_mask)
     mods = _Mods.of(score_mod, block_mask)
     return _wanted(_operator(q, k, v, mods, number, lists, block, *rest), want_lse, want_max)
+
+
+def _unproven(given, q, k):
+    """The mask itself, of a block mask that the same graph makes for these lengths."""
+    mask_mod, (_, _, Q, KV) = given[:2]
+    if Q != q.shape[2] or KV != k.shape[2]:
+        raise ValueError(
+            f"block_mask was created for lengths {Q} and {KV}, expected one for "
+            f"{q.shape[2]} and {k.shape[2]}"
+        )
+    return mask_mod
 
 
 def _callable_apart(mod):
@@ -486,5 +499,6 @@ def _outside(q, k, v, score, mask, mods, rest):
     return run(q, k, v, score, mask, scale, options, *wanted)
 
 
+masks.graphs_take_callables = dynamo.flex is not None
 if dynamo.flex is not None:
     dynamo.flex.call, dynamo.flex.outside = _of_graphs, _outside

@@ -9,7 +9,15 @@ import torch
 
 from ..c import abi, objects
 from ..trace.errors import words_of
-from .block_mask import DEFAULT_BLOCK, BlockMask, BlockSize, MaskMod, block_pair, marks_of
+from .block_mask import (
+    DEFAULT_BLOCK,
+    BlockMask,
+    BlockSize,
+    MaskMod,
+    block_pair,
+    marks_of,
+    numbered,
+)
 from .checks import check_indices
 from .index_lists import ordered
 from .mods import AnyMod, Resolved, captured
@@ -72,7 +80,30 @@ def create_block_mask(
     """
     del _compile, compute_dq_write_order, dq_kv_order
     sizes = (B, H, Q_LEN, KV_LEN)
-    return _proven(mask_mod, sizes, block_pair(BLOCK_SIZE), device, separate_full_blocks)
+    given = (mask_mod, sizes, block_pair(BLOCK_SIZE), device, separate_full_blocks)
+    is_taken = graphs_take_callables or not callable(mask_mod)
+    if torch.compiler.is_dynamo_compiling() and is_taken:
+        return Unproven(given)
+    return _proven(*given)
+
+
+graphs_take_callables = False  # compiled.py knows
+
+
+class Unproven(BlockMask):
+    """A block mask that a graph of torch.compile makes: flex_attention of the same graph takes
+    its mask_mod. What else is asked of it is had by proving, outside of the graph."""
+
+    def __init__(self, given):
+        self.given = given
+
+    def __getattr__(self, name):  # there is none before it is proven
+        if "given" not in self.__dict__ or name.startswith("__"):
+            raise AttributeError(f"BlockMask has no attribute {name!r}")
+        given = self.__dict__.pop("given")
+        self.__dict__.update(_proven(*given).__dict__)
+        numbered[self.number] = self
+        return getattr(self, name)
 
 
 @torch.compiler.disable  # around what is called: torch.compile(f) goes into an f it is around
