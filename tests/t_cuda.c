@@ -857,7 +857,13 @@ static void programs_of_a_plan(void **state)
         const char *arch;
         int has[CU_PROGRAMS];
     } rows[] = {
-        {"sm_90a", {1, 1, 1, 1, 1, 1}},
+        {"sm_90a",
+         {[CU_DECODE] = 1,
+          [CU_SMALL] = 1,
+          [CU_MAIN] = 1,
+          [CU_EXACT] = 1,
+          [CU_UNALIGNED] = 1,
+          [CU_CAREFUL] = 1}},
         {"sm_80", {[CU_MAIN] = 1, [CU_EXACT] = 1, [CU_CAREFUL] = 1}},
     };
     (void)state;
@@ -902,6 +908,68 @@ static void second_plan_is_cached(void **state)
 
 /* Batches of more spans than decode counts go to tiles, smaller ones to decode: the workspace
  * of the largest serves all. */
+/* Tiles of few rows with bits of their own hold the main tile's blocks. */
+static void part_tiles_fit(void **state)
+{
+    (void)state;
+    for (int dim = 16; dim <= 256; dim += 16)
+        for (int words = 0; words <= 4; words += 2) {
+            cu_tile main;
+            for (int rung = 0; cu_tile_choice(CU_SM90, dim, dim, SACCADE_BF16, rung, &main);
+                 rung++) {
+                const cu_tile tile = cu_part_tile(&main, dim, dim, words);
+                assert_int_equal(tile.keys, main.keys);
+                assert_int_equal(cu_part_keys(&tile), cu_part_keys(&main));
+                assert_int_equal(cu_part_keys(&main) % main.keys, 0);
+                assert_true(tile.groups == 1 && tile.stages >= 2);
+                assert_true(cu_tile_shared(CU_SM90, &tile, dim, dim)
+                                + tile.keys * words * (int)sizeof(int)
+                            <= cu_shared_most(90));
+            }
+        }
+}
+
+/* batch_invariant: the loop over parts and the program for few rows take the main tile. */
+static void programs_of_invariant_runs(void **state)
+{
+    (void)state;
+    if (!has_compiler() || !is_thorough_run()) {
+        print_message("no NVRTC on this machine, or not asked to be thorough\n");
+        skip();
+    }
+    for (int i = 0; i < 4; i++) {
+        saccade_error err = {0};
+        saccade_plan *plan;
+        saccade_problem p;
+        saccade_problem_init(&p);
+        const int D = i < 2 ? 128 : i == 2 ? 64 : 256;
+        p.sizes = (saccade_sizes){.H = 8, .Hkv = 2, .D = D, .Dv = D};
+        p.dtype = i % 2 ? SACCADE_F16 : SACCADE_BF16;
+        p.backend = "cuda";
+        p.arch = "sm_90a";
+        p.page = i == 1 ? 16 : 0;
+        p.batch_invariant = SACCADE_INVARIANT;
+        p.mask = case_mod(SACCADE_MASK, "causal()");
+        if (saccade_plan_create(NULL, &p, &plan, &err) != SACCADE_OK)
+            fail_msg("%s: %s", err.where, err.message);
+        const cu_state *s = plan->state;
+        assert_int_equal(s->programs[CU_MAIN].rung, D > 128); /* 48 keys: 64 spill 36 bytes */
+        assert_int_equal(s->programs[CU_PARTS].form.tile.keys,
+                         s->programs[CU_MAIN].form.tile.keys);
+        assert_null(s->programs[CU_DECODE].image.code);
+        expect_no_spills(s, &p);
+        size_t before = 0;
+        for (int64_t Q = 1; Q < 1 << 14; Q *= 2) {
+            const saccade_sizes sizes = {2, 8, 2, Q, 20000, D, D};
+            const size_t bytes = saccade_plan_workspace(plan, &sizes);
+            assert_true(bytes >= before);
+            before = bytes;
+        }
+        saccade_plan_destroy(plan);
+        saccade_mod_destroy((saccade_mod *)p.mask);
+    }
+}
+
 static void workspace_grows_with_the_batch(void **state)
 {
     (void)state;
@@ -948,6 +1016,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(f32_tiles_fit),
         cmocka_unit_test(small_tiles_fit),
         cmocka_unit_test(small_tiles_pay),
+        cmocka_unit_test(part_tiles_fit),
         cmocka_unit_test(decode_tiles_fit),
         cmocka_unit_test(decode_clusters_fit),
         cmocka_unit_test(groups_of_heads),
@@ -964,6 +1033,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(decode_of_codes),
         cmocka_unit_test(programs_of_rows),
         cmocka_unit_test(rows_of_block_masks),
+        cmocka_unit_test(programs_of_invariant_runs),
         cmocka_unit_test(programs_of_f32_results),
         cmocka_unit_test(programs_of_sinks),
         cmocka_unit_test(second_plan_is_cached),

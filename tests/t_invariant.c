@@ -323,6 +323,23 @@ static const forward_case device_cases[] = {
      .seed = 4},
     {.problem = "b2 h2 q200 kv600 d32 f32", .score = "alibi()", .data = CASE_WIDE, .seed = 5},
     {.problem = "b1 h2 q130 kv700 d40 dv72 bf16", .mask = "doc[q] == doc[kv]", .seed = 6},
+    /* parts of 4096 keys: many rows walk them, few leave them to a kernel that joins them */
+    {.problem = "b1 h8/2 q300 kv9000 d128 bf16",
+     .mask = "q >= kv",
+     .q_offset = 8700,
+     .seed = 7},
+    {.problem = "b2 h6/2 q200 kv8500 d64 f16",
+     .mask = "q >= kv && q - kv < 4500",
+     .score = "alibi()",
+     .q_offset = 8250,
+     .data = CASE_ASCENDING,
+     .seed = 8},
+    {.problem = "b1 h4/1 q150 kv5000 d256 bf16",
+     .mask = "(q + kv) % 3 != 0",
+     .score = "softcap(20.0)",
+     .data = CASE_WIDE,
+     .seed = 9},
+    {.problem = "b1 h4/2 q140 kv4500 d96 dv64 f16", .data = CASE_JUMP, .seed = 10},
 };
 
 /* Runs of up to 128 rows where those have bits of their own: pieces of 2048 keys. */

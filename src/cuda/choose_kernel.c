@@ -43,8 +43,9 @@ static int is_suited(const cu_state *s, cu_program program, const saccade_block_
     const mask_view *view = mask ? mask_get_view(mask) : NULL;
     if (!mask || !view->imported_block_q)
         return 1;
-    if (s->has_fixed_pieces && cu_program_kinds[program].operation == CU_OP_DECODE)
-        return 0; /* it evaluates masks, and lists may say what no mod does */
+    if (cu_program_kinds[program].operation == CU_OP_PARTS
+        || (s->has_fixed_pieces && cu_program_kinds[program].operation == CU_OP_DECODE))
+        return 0; /* they evaluate masks, and lists may say what no mod does */
     const blocks x = blocks_for(s, program, mask, sizes);
     const mask_runs *own =
         mask_runs_ready(mask, view->imported_block_q, view->imported_block_kv, 0);
@@ -71,7 +72,8 @@ static int takes_sizes(const cu_state *s, cu_program program, const saccade_size
     const cu_operation operation = cu_program_kinds[program].operation;
     return s->programs[program].form.tile.groups > 0
            && (operation == CU_OP_FORWARD || operation == CU_OP_SMALL
-               || (operation == CU_OP_DECODE && run_is_decode(s, sizes)));
+               || (operation == CU_OP_DECODE && run_is_decode(s, sizes))
+               || (operation == CU_OP_PARTS && run_is_in_parts(s, sizes)));
 }
 
 /* All heads' blocks, or with keys their pieces of so many. */
@@ -150,7 +152,7 @@ static saccade_status make_runs(const saccade_plan *plan, const saccade_block_ma
     for (int i = 0; i < CU_PROGRAMS; i++) {
         const cu_program_kind *kind = &cu_program_kinds[i];
         if (!takes_sizes(s, (cu_program)i, sizes) || !is_suited(s, (cu_program)i, mask, sizes)
-            || kind->operation == CU_OP_SMALL)
+            || kind->operation == CU_OP_SMALL || kind->operation == CU_OP_PARTS)
             continue;
         if (has_decode && kind->wants_alignment && s->family == CU_SM90)
             continue; /* decode takes all aligned rows of these sizes */
@@ -200,7 +202,7 @@ saccade_status run_find_runs(const saccade_plan *plan, const plan_run *run, cu_p
     const cu_state *s = plan->state;
     const int device = run->q->device.index;
     *out = NULL;
-    if (!run->block_mask)
+    if (!run->block_mask || cu_program_kinds[program].operation == CU_OP_PARTS)
         return SACCADE_OK;
     const blocks x = blocks_for(s, program, run->block_mask, &run->sizes);
     *out = cu_runs_find(device, run->block_mask, x.rows, x.keys, x.group, &run->sizes, plan);
@@ -246,7 +248,8 @@ static int takes_run(const saccade_plan *plan, cu_program program, const plan_ru
            && (!kind->wants_alignment || s->programs[program].form.family != CU_SM90
                || run_is_aligned(run))
            && (kind->runs == CU_ANY_RUN || (kind->runs == CU_WITH_MAXIMA) == !!run->row_max)
-           && (kind->operation != CU_OP_SMALL || suits_small(plan, run));
+           && (kind->operation != CU_OP_SMALL || suits_small(plan, run))
+           && (kind->operation != CU_OP_PARTS || !run->between);
 }
 
 saccade_status run_choose_program(const saccade_plan *plan, const plan_run *run,

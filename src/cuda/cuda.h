@@ -158,6 +158,8 @@ int cu_decode_applies(const saccade_sizes *sizes);
 /* Runs of so many rows take decode where its pieces are fixed, whatever else they hold; pieces
  * of KV keys. */
 enum { CU_SHORT_ROWS = 128 };
+/* Where a row's bits are its own: packed rows of a KV head that are few. */
+enum { CU_PART_ROWS = 64 };
 int64_t cu_decode_pieces(int64_t KV);
 int64_t cu_decode_spans(const saccade_sizes *sizes);
 int64_t cu_decode_spans_most(void);
@@ -183,6 +185,10 @@ typedef struct cu_amount {
 enum { SMALL_BLOCKS = 16 };
 int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_amount s,
                   const cu_tile *large, cu_amount l);
+/* Tiles whose rows have bits of their own: keys of a part, whole blocks; the tile that few rows
+ * take beside `main`, whose blocks it has. */
+int cu_part_keys(const cu_tile *main);
+cu_tile cu_part_tile(const cu_tile *main, int D, int E, int column_words);
 /* Whether kernels by mma.sync keep Q in shared memory rather than in registers. */
 int cu_is_q_shared(int D, int E);
 int cu_tile_rows(cu_family family, const cu_tile *tile);
@@ -350,6 +356,7 @@ void cu_grouped_free(cu_grouped *g);
 typedef enum cu_operation {
     CU_OP_DECODE,   /* few queries, heads of a group together */
     CU_OP_SMALL,    /* rows that see few keys, in tiles of one head */
+    CU_OP_PARTS,    /* few queries, heads together, with the bits that they have among many */
     CU_OP_FORWARD,  /* any number of queries, in tiles of one head */
     CU_OP_AGAIN,    /* rows that another program of the run could not finish */
     CU_OP_BACKWARD, /* a step of a backward run: backward_launch.c */
@@ -360,6 +367,7 @@ typedef enum cu_operation {
 typedef enum cu_program {
     CU_DECODE,       /* few queries (sm_90a) */
     CU_SMALL,        /* rows that see few keys (sm_90a) */
+    CU_PARTS,        /* few queries where a row's bits are its own (sm_90a) */
     CU_MAIN,         /* any number of queries */
     CU_EXACT,        /* the same with exact offsets and row maxima */
     CU_UNALIGNED,    /* rows that tensor copies do not take (sm_90a) */
@@ -432,6 +440,7 @@ struct cu_state {
     int is_present;         /* there is a device for arch */
     cu_ptr row_shift;       /* on row_device: where rows stand, see row_parts.c; 0: none */
     int row_device, has_rows, is_ragged;
+    int has_parts;        /* of keys in tiles: batch_invariant for all runs */
     int has_fixed_pieces; /* of keys in decode: batch_invariant for short runs */
     cu_device device; /* what the plan was tuned for */
     char tiles; /* SACCADE_CUDA_TILES: 's' small ones wherever they can be, 'l' none, or 0 */

@@ -37,6 +37,7 @@ static saccade_status launch(const saccade_plan *plan, const cu_driver *driver,
     static launch_operation *const operations[CU_OPERATIONS] = {
         [CU_OP_DECODE] = run_launch_decode,
         [CU_OP_SMALL] = run_launch_small,
+        [CU_OP_PARTS] = run_launch_parts,
         [CU_OP_FORWARD] = run_launch_tiles};
     cu_state *s = plan->state;
     run_args a = {0};

@@ -52,7 +52,9 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
                        const cu_form *form, strbuf *out)
 {
     const int is_f32 = p->dtype == SACCADE_F32, groups = form->tile.groups;
-    const int has_producer = kind->operation == CU_OP_FORWARD && form->family == CU_SM90;
+    const int is_split = kind->operation == CU_OP_PARTS;
+    const int has_producer =
+        (kind->operation == CU_OP_FORWARD || is_split) && form->family == CU_SM90;
     const int gathers =
         has_producer && p->page > 0
         && cu_gathers(0, &form->tile, cu_keys_in_both(p->page, form->tile.keys));
@@ -80,6 +82,10 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"ROWMAX", kind->has_maxima},
         {"PACKED", kind->is_packed},
         {"INVARIANT", p->is_invariant},
+        {"SPLIT", is_split},
+        {"PART_KEYS", has_producer && p->is_invariant == SACCADE_INVARIANT
+                          ? cu_part_keys(&form->tile)
+                          : 0},
         {"CHUNKS", p->has_chunks},
         {"GATHERS", gathers},
         {"RAGGED", p->is_ragged},
@@ -97,7 +103,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"SMALL", is_small},
         {"TEAMS", is_small ? cu_small_teams(cu_padded(p->sizes.D), E) : 1},
         {"QS", is_small ? cu_small_buffers(cu_padded(p->sizes.D), E) : 1},
-        {"LIMITS", (has_producer || is_small) && !p->is_ragged},
+        {"LIMITS", ((has_producer && !is_split) || is_small) && !p->is_ragged},
         {"Q_SHARED", cu_is_q_shared((int)p->sizes.D, (int)p->sizes.Dv)},
         {"SCALE_FIRST", p->scale <= 0 && s->facts.score != CU_SCORE_GENERAL},
         {"REGS_PRODUCER", is_small || groups == 1 ? 56

@@ -78,6 +78,15 @@ static int small_form(const cu_state *s, const plan_problem *p, int rung, cu_for
            && cu_small_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, &out->tile);
 }
 
+static int parts_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    *out = s->programs[CU_MAIN].form;
+    out->tile = cu_part_tile(&out->tile, cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
+                             s->facts.column_words);
+    return rung == 0 && s->family == CU_SM90 && p->is_invariant == SACCADE_INVARIANT
+           && !p->has_rows && !p->is_ragged && !p->weight;
+}
+
 /* ---- shared memory ---- */
 
 static int small_shared(const cu_state *s, const plan_problem *p, const cu_form *form)
@@ -126,6 +135,18 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                   .wants_alignment = 1,
                   .runs = CU_WITHOUT_MAXIMA,
                   .shared = small_shared},
+    [CU_PARTS] = {.name = "parts",
+                  .operation = CU_OP_PARTS,
+                  .kernel = {"fwd_sm90"},
+                  .other = "join_parts",
+                  .choose = parts_form,
+                  .write = cu_write_forward,
+                  .follows_main = 1,
+                  .is_optional = 1,
+                  .has_maxima = 1,
+                  .is_packed = 1,
+                  .wants_alignment = 1,
+                  .shared = tile_shared},
     [CU_MAIN] = {.name = "forward",
                  .operation = CU_OP_FORWARD,
                  .kernel = TILES,

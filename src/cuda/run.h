@@ -40,6 +40,13 @@ int run_is_decode(const cu_state *s, const saccade_sizes *sizes);
 saccade_sizes run_short_sizes(const cu_state *s, const saccade_sizes *sizes);
 /* What tiles of this form take, whole blocks of 256 bytes. */
 size_t run_tiles_space(const cu_form *f, const saccade_sizes *sizes, int is_ragged);
+/* Where a row's bits are its own: what CTAs put by between parts of the keys, and what parts of
+ * few rows take; bytes, the latter for any run of at most these sizes. */
+size_t run_put_space(const cu_state *s, const cu_form *f, const saccade_sizes *sizes, int E);
+size_t run_parts_space(const cu_state *s, const saccade_sizes *sizes, int E);
+/* Parts of a run's keys; whether its rows are few. */
+int64_t run_parts(const cu_state *s, const saccade_sizes *sizes);
+int run_is_in_parts(const cu_state *s, const saccade_sizes *sizes);
 run_decode_sizes run_decode_space(const cu_state *s, const saccade_sizes *sizes, int E);
 
 /* ---- choose_kernel.c ---- */
@@ -92,7 +99,7 @@ saccade_status run_make_ready(cu_state *s, const plan_problem *problem, const cu
 /* Programs of interval masks hold their limits alone, which far positions do not have. */
 saccade_status run_check_positions(const cu_state *s, const plan_run *run, saccade_error *err);
 
-/* ---- launch_tiles.c, launch_small.c, launch_decode.c: a run's kernels ---- */
+/* ---- launch_tiles.c, launch_small.c, launch_parts.c, launch_decode.c: a run's kernels ---- */
 
 /* A kernel after another one of the run: on sm_90a it may be placed while that one still runs,
  * and waits for it by itself. */
@@ -104,6 +111,8 @@ saccade_status run_start_careful(const saccade_plan *plan, const run_args *a, in
 saccade_status run_launch_tiles(const saccade_plan *plan, const plan_run *run, run_args *a,
                                 saccade_error *err);
 saccade_status run_launch_small(const saccade_plan *plan, const plan_run *run, run_args *a,
+                                saccade_error *err);
+saccade_status run_launch_parts(const saccade_plan *plan, const plan_run *run, run_args *a,
                                 saccade_error *err);
 saccade_status run_launch_decode(const saccade_plan *plan, const plan_run *run, run_args *a,
                                  saccade_error *err);

@@ -74,6 +74,47 @@ size_t run_tiles_space(const cu_form *f, const saccade_sizes *sizes, int is_ragg
                      * sizeof(int));
 }
 
+/* Of each row of the tiles under way its sums and, in each of four lanes, two numbers. */
+size_t run_put_space(const cu_state *s, const cu_form *f, const saccade_sizes *sizes, int E)
+{
+    if (!s->has_parts || f->family != CU_SM90 || !f->tile.groups
+        || sizes->KV <= cu_part_keys(&f->tile))
+        return 0;
+    return (size_t)s->device.n_sm * (size_t)run_rows(f) * (size_t)(E + 8) * sizeof(float);
+}
+
+int64_t run_parts(const cu_state *s, const saccade_sizes *sizes)
+{
+    const int keys = cu_part_keys(&s->programs[CU_PARTS].form.tile);
+    return sizes->KV > 0 ? (sizes->KV + keys - 1) / keys : 1;
+}
+
+int run_is_in_parts(const cu_state *s, const saccade_sizes *sizes)
+{
+    const cu_form *main = &s->programs[CU_MAIN].form;
+    const int64_t rows = sizes->B * sizes->H * sizes->Q;
+    const int64_t parts = sizes->KV / PART_KEYS + 1;
+    return s->programs[CU_PARTS].form.tile.groups && sizes->Q > 0 && rows * parts < INT32_MAX
+           && (sizes->Q * cu_group(sizes) <= CU_PART_ROWS
+               || (sizes->Q <= CU_SHORT_ROWS && run_tiles(main, sizes) * 4 <= s->device.n_sm));
+}
+
+/* Rows are B H Q of a run that takes parts: few of a KV head, or few tiles. */
+size_t run_parts_space(const cu_state *s, const saccade_sizes *sizes, int E)
+{
+    const cu_form *main = &s->programs[CU_MAIN].form;
+    if (!s->programs[CU_PARTS].form.tile.groups)
+        return 0;
+    const int64_t packed = CU_PART_ROWS / cu_group(sizes), heads = sizes->B * sizes->H;
+    const int64_t few = heads * (sizes->Q < packed ? sizes->Q : packed);
+    const int64_t tiles = (int64_t)s->device.n_sm / 4 * run_rows(main);
+    const int64_t some = heads * (sizes->Q < CU_SHORT_ROWS ? sizes->Q : CU_SHORT_ROWS);
+    const int64_t short_rows = some < tiles ? some : tiles;
+    return RUN_COUNTER_BYTES
+           + (size_t)((few > short_rows ? few : short_rows) * run_parts(s, sizes))
+                 * (size_t)(E + 4) * sizeof(float);
+}
+
 saccade_sizes run_short_sizes(const cu_state *s, const saccade_sizes *sizes)
 {
     saccade_sizes few = *sizes;
@@ -108,13 +149,17 @@ size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *run_sizes)
     const cu_state *s = plan->state;
     const saccade_sizes own = cu_local_sizes(plan, run_sizes), *const sizes = &own;
     const int is_ragged = plan->problem.is_ragged;
+    const int E = cu_padded(plan->problem.sizes.Dv);
     size_t tiles = 0;
     for (int i = 0; i < CU_PROGRAMS; i++)
         if (cu_program_kinds[i].operation == CU_OP_FORWARD
             || cu_program_kinds[i].operation == CU_OP_SMALL)
-            tiles = larger(tiles, run_tiles_space(&s->programs[i].form, sizes, is_ragged));
+            tiles =
+                larger(tiles, run_tiles_space(&s->programs[i].form, sizes, is_ragged)
+                                  + run_put_space(s, &s->programs[i].form, sizes, E));
+    tiles = larger(tiles, run_parts_space(s, sizes, E));
     const saccade_sizes few = decode_sizes_most(s, sizes);
     const size_t decode =
-        few.Q ? run_decode_space(s, &few, cu_padded(plan->problem.sizes.Dv)).bytes : 0;
+        few.Q ? run_decode_space(s, &few, E).bytes : 0;
     return is_ragged ? tiles + decode : larger(tiles, decode);
 }

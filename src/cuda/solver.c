@@ -153,6 +153,7 @@ static saccade_status create(saccade_plan *plan, saccade_error *err)
     plan->state = s;
     s->has_rows = plan->problem.has_rows;
     s->is_ragged = plan->problem.is_ragged;
+    s->has_parts = plan->problem.is_invariant == SACCADE_INVARIANT;
     s->has_fixed_pieces = plan->problem.is_invariant == SACCADE_INVARIANT_SHORT;
     const char *tiles = getenv("SACCADE_CUDA_TILES");
     s->tiles = !tiles                        ? 0

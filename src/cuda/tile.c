@@ -246,6 +246,22 @@ int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_
     return (shared > alone ? shared : alone) < launches + (all > longest ? all : longest);
 }
 
+int cu_part_keys(const cu_tile *main)
+{
+    return (PART_KEYS + main->keys - 1) / main->keys * main->keys;
+}
+
+/* One warpgroup, and as many blocks on their way as there is room for: memory is what it waits
+ * for. */
+cu_tile cu_part_tile(const cu_tile *main, int D, int E, int column_words)
+{
+    cu_tile tile = {.groups = 1, .keys = main->keys, .stages = 6};
+    while (tile.stages > 2
+           && cu_tile_shared(CU_SM90, &tile, D, E) + tile.keys * column_words * 4 > SHARED_MOST)
+        tile.stages--;
+    return tile;
+}
+
 /* By mma.sync: O of such heads takes half the registers, and Q would take the rest. */
 int cu_is_q_shared(int D, int E)
 {

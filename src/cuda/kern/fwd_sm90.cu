@@ -21,6 +21,7 @@
 #include "shared.cuh"
 #include "gather.cuh"
 #include "block90.cuh"
+#include "parts.cuh"
 
 enum {
     THREADS = (CFG_WGS + 1) * 128,
@@ -229,7 +230,7 @@ DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod
     block_walk walk = walk_begin(p, mod, t);
     int more = walk_next(walk, p, t.kv_len);
     if (threadIdx.x == 0) {
-        if (more)
+        if (more && !CFG_SPLIT)
             load_q(s, r, mq, row_place(t, t.row0), query_box(p, t.b, t.h));
         return;
     }
@@ -263,7 +264,8 @@ DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod
     int more = walk_next(walk, p, t.kv_len);
     if (!more)
         return;
-    load_q(s, r, mq, row_place(t, t.row0), query_box(p, t.b, t.h));
+    if (!CFG_SPLIT)
+        load_q(s, r, mq, row_place(t, t.row0), query_box(p, t.b, t.h));
     load_k(s, r, mk, key_place(t, walk.block * CFG_TN), k);
     while (more) {
         int block = walk.block;
@@ -293,7 +295,9 @@ DEVICE void produce(const arena &s, const cu_fwd &p, const mod_args &mod, const 
     int turn = blockIdx.x, n = p.n_listed ? load_new(p.n_listed) : p.n_tiles;
 #endif
     while (turn < n) {
-#if CFG_RAGGED
+#if CFG_SPLIT
+        tile t = item_at(p, turn);
+#elif CFG_RAGGED
         tile t = tile_at(p, load_new((is_first ? p.ragged.order : p.order) + turn), ROWS);
 #else
         tile t =
@@ -301,13 +305,23 @@ DEVICE void produce(const arena &s, const cu_fwd &p, const mod_args &mod, const 
 #endif
         turn_pass(s, turns++, t.id);
         produce_tile(s, r, p, mod, t, mq, mk, mv);
-        if (p.n_listed)
+        if (p.n_listed || (CFG_SPLIT && !p.counter))
             turn += gridDim.x;
         else
             turn = n > gridDim.x ? atomicAdd(p.counter, 1) + gridDim.x : n;
     }
     grid_let_next();
     turn_pass(s, turns, NO_MORE);
+}
+
+/* The tile that a number handed over stands for. */
+DEVICE tile consumed_tile(const cu_fwd &p, int id)
+{
+#if CFG_SPLIT
+    return item_at(p, id);
+#else
+    return tile_at(p, id, ROWS);
+#endif
 }
 
 #if CFG_CHUNKS
@@ -329,7 +343,7 @@ DEVICE void load_along(const arena &s, const cu_fwd &p, const mod_args &mod,
 #endif
         if (id == NO_MORE)
             return;
-        produce_tile(s, r, p, mod, tile_at(p, id, ROWS), 0, mk, mv);
+        produce_tile(s, r, p, mod, consumed_tile(p, id), 0, mk, mv);
     }
 }
 #endif
@@ -426,7 +440,8 @@ DEVICE void first_block(const arena &sm, u32 n, u32 tiles, consumer &c, const cu
                         float (&s)[S_COUNT], u32 (&prob)[S_COUNT / 2])
 {
     float unused[2];
-    barrier_wait(sm.q_full, tiles & 1);
+    if (!CFG_SPLIT)
+        barrier_wait(sm.q_full, tiles & 1);
     await(sm.k_full, n);
     wgmma_fence();
     start_qk(sm, s, wg, n);
@@ -470,15 +485,31 @@ DEVICE void next_block(const arena &sm, u32 n, consumer &c, const cu_fwd &p,
     pack_kept(prob, s, c);
 }
 
+/* more: whether scores of the tile are still to be made. */
 DEVICE void last_product(const arena &sm, const consumer &c, u32 n, int wg, float (&o)[O_COUNT],
-                         const u32 (&prob)[S_COUNT / 2])
+                         const u32 (&prob)[S_COUNT / 2], int more)
 {
     clear_tail(sm, c, n, wg);
-    barrier_arrive_if(sm.q_empty, (threadIdx.x & 31) == 0);
+    barrier_arrive_if(sm.q_empty, !more && (threadIdx.x & 31) == 0);
     wgmma_fence();
     start_pv(sm, o, prob, n);
     wgmma_wait<0>();
     release(sm.v_empty, n);
+}
+
+/* What the tile's rows need in the loop; rows of several heads come without tensor copies. */
+DEVICE void place_consumed(const arena &sm, consumer &c, const cu_fwd &p, const mod_args &mod,
+                           const tile &t, int wg)
+{
+#if CFG_SPLIT
+    item_rows_place(c.at, p, mod, t);
+    named_sync(8 + wg, 128); /* all warps are done with the Q before */
+    item_load_q(sm.q, p, t);
+    fence_async_proxy();
+    named_sync(8 + wg, 128);
+#else
+    rows_place(c.at, p, mod, t);
+#endif
 }
 
 DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const mod_args &mod,
@@ -487,10 +518,10 @@ DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const
     consumer c;
     float s[S_COUNT], o[O_COUNT];
     u32 prob[S_COUNT / 2];
-    tile begin = tile_at(p, id, ROWS);
+    tile begin = consumed_tile(p, id);
 
     rows_begin(c.rows);
-    rows_place(c.at, p, mod, begin);
+    place_consumed(sm, c, p, mod, begin, wg);
     c.unit = score_unit(p);
 #if SCORE_TANH
     c.large = 0;
@@ -499,19 +530,42 @@ DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const
     for (int i = 0; i < O_COUNT; i++)
         o[i] = 0.f;
     block_walk walk = walk_begin(p, mod, begin);
+#if CFG_PART_KEYS && !CFG_SPLIT
+    int more = walk_next(walk, p, c.at.kv_len), parts = 0;
+    while (more) {
+        int past = (walk.block / PART_BLOCKS + 1) * PART_BLOCKS;
+        first_block(sm, done.n++, done.tiles, c, p, mod, walk, wg, s, prob);
+        while ((more = walk_next(walk, p, c.at.kv_len)) && walk.block < past)
+            next_block(sm, done.n++, c, p, mod, walk, wg, s, o, prob);
+        last_product(sm, c, done.n - 1, wg, o, prob, more);
+        part_end(c.rows);
+        if (parts++)
+            part_join(p, c.rows, o);
+        if (more)
+            part_put_by(p, c.rows, o);
+    }
+    done.tiles += parts > 0;
+    part_share_sums(c.rows);
+#else
     if (walk_next(walk, p, c.at.kv_len)) {
         first_block(sm, done.n++, done.tiles++, c, p, mod, walk, wg, s, prob);
         while (walk_next(walk, p, c.at.kv_len))
             next_block(sm, done.n++, c, p, mod, walk, wg, s, o, prob);
-        last_product(sm, c, done.n - 1, wg, o, prob);
+        last_product(sm, c, done.n - 1, wg, o, prob, 0);
     }
+#endif
     /* The tile's place is computed again, for keeping it in registers would cost the loop above
      * some of its own. The statement hides from the compiler that id has not changed. */
     asm volatile("" : "+r"(id));
-    tile end = tile_at(p, id, ROWS);
+    tile end = consumed_tile(p, id);
+#if CFG_SPLIT
+    part_end(c.rows);
+    part_store(p, end, c.rows, o);
+#else
     float inv[2];
     rows_finish(c.rows, p, end, o, inv);
     rows_store(p, end, o, inv);
+#endif
 }
 
 DEVICE void consume(const arena &sm, const cu_fwd &p, const mod_args &mod, int wg)
@@ -554,3 +608,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         consume(s, p, mod, group - 1);
     }
 }
+
+#if CFG_SPLIT
+#include "join_parts.cuh"
+#endif

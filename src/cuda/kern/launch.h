@@ -6,7 +6,8 @@
 enum {
     CU_RANK = 8,
     ROW_BLOCK = 64,
-    PIECE_KEYS = 2048 /* of a split that hangs on nothing but where keys stand (decode.cu) */
+    PIECE_KEYS = 2048, /* of a split that hangs on nothing but where keys stand (decode.cu) */
+    PART_KEYS = 4096   /* the same for tiles, in whole blocks: at least so many (parts.cuh) */
 };
 
 typedef struct cu_stride {
@@ -131,7 +132,8 @@ typedef struct cu_fwd {
     int tile_groups; /* groups of 16 rows in a tile */
     int *counter;    /* 0 at the start: how many tiles were drawn after each CTA's first */
     /* For decode.cu. A span that the shares of several CTAs cut into parts has a slot for each
-     * part's result, which is not normalised. */
+     * part's result, which is not normalised. With CFG_SPLIT n_split parts of keys have slots
+     * of decode.rows rows; with CFG_PART_KEYS alone part_o holds what CTAs put by. */
     int n_split;    /* CTAs that share the keys */
     float *part_o;  /* [slot][16][E] */
     float *part_ml; /* [slot][16][4] row offset (log2 units), sum, maximum */

@@ -16,6 +16,9 @@ struct tile {
 #if CFG_RAGGED
     int q_first, q_len, kv_first; /* of the sequence: where it lies, and its rows */
 #endif
+#if CFG_SPLIT
+    int part; /* of the keys: items.cuh */
+#endif
 };
 
 /* How many rows the tile's head has. */
@@ -84,7 +87,7 @@ DEVICE tile tile_of(const cu_fwd &p, int turn, int rows)
     return tile_at(p, p.order ? __ldg(p.order + turn) : turn, rows);
 }
 
-#if CFG_RAGGED || CFG_SMALL
+#if CFG_RAGGED || CFG_SMALL || CFG_SPLIT
 /* Keys [from, past) of a tile may be live, those of [all_from, all_past) are so in every row:
  * by the limits of the first and the last row, where no row between them has others. */
 struct tile_keys {

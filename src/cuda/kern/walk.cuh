@@ -3,20 +3,25 @@
 #pragma once
 
 #include "tile.cuh"
+#if CFG_SPLIT
+#include "items.cuh"
+#endif
 
 /* A place in the walk. It is small because it stays in registers through the loop over keys.
  * Scores that grow with the key (ALiBi) are walked from the right: the largest come first, and
- * the rows' offsets are right from the start. */
+ * the rows' offsets are right from the start. Where rows are to have bits of their own, all
+ * walks go to the right, since heads that share a tile may slope either way. */
+#define WALKS_LEFT (MOD_SCORE == SCORE_AFFINE && !CFG_INVARIANT)
 struct block_walk {
     int run, end;    /* the next run, and the one past the last */
     int block, last; /* the present block, and the last one of the present run */
     int partial;     /* whether the present run needs the mask */
-#if MOD_SCORE == SCORE_AFFINE
+#if WALKS_LEFT
     int step; /* 1 to the right, -1 to the left */
 #endif
 };
 
-#if MOD_SCORE == SCORE_AFFINE
+#if WALKS_LEFT
 #define WALK_STEP(w) (w).step
 #else
 #define WALK_STEP(w) 1
@@ -29,7 +34,7 @@ DEVICE int block_count(int kv_len)
 
 DEVICE int walk_step(const cu_fwd &p, const mod_args &mod, const tile &t)
 {
-#if MOD_SCORE == SCORE_AFFINE
+#if WALKS_LEFT
     score_row r;
     score_row_begin(mod, p, t.b, t.h, t.row0 + t.q_offset, r);
     return r.alpha > 0.f ? -1 : 1;
@@ -38,16 +43,21 @@ DEVICE int walk_step(const cu_fwd &p, const mod_args &mod, const tile &t)
 #endif
 }
 
-#if CFG_RAGGED
-/* Lengths are known here alone, so limits are found here, not by a block mask. `run` and `end`
- * are the first block that needs no mask and the one past the last. */
+#if CFG_RAGGED || CFG_SPLIT
+/* Limits are found here, not by a block mask: lengths are known here alone, or rows of several
+ * heads share the tile. `run` and `end` are the first block that needs no mask and the one past
+ * the last. */
 DEVICE block_walk walk_begin(const cu_fwd &p, const mod_args &mod, const tile &t)
 {
     block_walk w;
+#if CFG_SPLIT
+    tile_keys k = item_keys(p, mod, t);
+#else
     tile_keys k = keys_of(p, mod, t, CFG_TILE_ROWS);
+#endif
     int left = walk_step(p, mod, t) < 0;
     int first = k.from / CFG_TN, past = k.past > k.from ? block_count(k.past) : first;
-#if MOD_SCORE == SCORE_AFFINE
+#if WALKS_LEFT
     w.step = left ? -1 : 1;
 #endif
     w.run = (k.all_from + CFG_TN - 1) / CFG_TN;
@@ -71,7 +81,7 @@ DEVICE block_walk walk_begin(const cu_fwd &p, const mod_args &mod, const tile &t
 {
     block_walk w;
     int n = block_count(t.kv_len), left = walk_step(p, mod, t) < 0;
-#if MOD_SCORE == SCORE_AFFINE
+#if WALKS_LEFT
     w.step = left ? -1 : 1;
 #endif
     w.run = w.end = 0;
@@ -96,7 +106,7 @@ DEVICE int walk_next(block_walk &w, const cu_fwd &p, int kv_len)
         w.block += WALK_STEP(w);
         return 1;
     }
-#if MOD_SCORE == SCORE_AFFINE
+#if WALKS_LEFT
     while (w.run != w.end) {
         int4 run = __ldg((const int4 *)p.runs + w.run);
         int from = run.x, to = min(run.x + run.y, block_count(kv_len)) - 1;
