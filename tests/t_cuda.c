@@ -919,8 +919,9 @@ static void part_tiles_fit(void **state)
                  rung++) {
                 const cu_tile tile = cu_part_tile(&main, dim, dim, words);
                 assert_int_equal(tile.keys, main.keys);
-                assert_int_equal(cu_part_keys(&tile), cu_part_keys(&main));
-                assert_int_equal(cu_part_keys(&main) % main.keys, 0);
+                const int part = cu_part_keys(&main, dim);
+                assert_int_equal(cu_part_keys(&tile, dim), part);
+                assert_true(part % main.keys == 0 && part >= PART_KEYS);
                 assert_true(tile.groups == 1 && tile.stages >= 2);
                 assert_true(cu_tile_shared(CU_SM90, &tile, dim, dim)
                                 + tile.keys * words * (int)sizeof(int)

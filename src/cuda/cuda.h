@@ -185,9 +185,9 @@ typedef struct cu_amount {
 enum { SMALL_BLOCKS = 16 };
 int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_amount s,
                   const cu_tile *large, cu_amount l);
-/* Tiles whose rows have bits of their own: keys of a part, whole blocks; the tile that few rows
- * take beside `main`, whose blocks it has. */
-int cu_part_keys(const cu_tile *main);
+/* Tiles whose rows have bits of their own: keys of a part, whole blocks, by the larger head
+ * dim; the tile that few rows take beside `main`, whose blocks it has. */
+int cu_part_keys(const cu_tile *main, int dim);
 cu_tile cu_part_tile(const cu_tile *main, int D, int E, int column_words);
 /* Whether kernels by mma.sync keep Q in shared memory rather than in registers. */
 int cu_is_q_shared(int D, int E);
@@ -440,7 +440,7 @@ struct cu_state {
     int is_present;         /* there is a device for arch */
     cu_ptr row_shift;       /* on row_device: where rows stand, see row_parts.c; 0: none */
     int row_device, has_rows, is_ragged;
-    int has_parts;        /* of keys in tiles: batch_invariant for all runs */
+    int part_dim;         /* batch_invariant for all runs: the larger head dim; else 0 */
     int has_fixed_pieces; /* of keys in decode: batch_invariant for short runs */
     cu_device device; /* what the plan was tuned for */
     char tiles; /* SACCADE_CUDA_TILES: 's' small ones wherever they can be, 'l' none, or 0 */

@@ -100,7 +100,7 @@ saccade_status run_launch_tiles(const saccade_plan *plan, const plan_run *run, r
     const cu_state *s = plan->state;
     const cu_form *form = &s->programs[a->program].form;
     TRY(run_launch_short(plan, run, a, err));
-    if (s->has_parts) /* behind what tiles take */
+    if (s->part_dim) /* behind what tiles take */
         a->p.part_o = (float *)((char *)run->workspace
                                 + run_tiles_space(form, &run->sizes, plan->problem.is_ragged));
     if (form->family == CU_SM90 && run->block_mask && s->facts.mask == CU_MASK_GENERAL)

@@ -84,7 +84,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"INVARIANT", p->is_invariant},
         {"SPLIT", is_split},
         {"PART_KEYS", has_producer && p->is_invariant == SACCADE_INVARIANT
-                          ? cu_part_keys(&form->tile)
+                          ? cu_part_keys(&form->tile, s->part_dim)
                           : 0},
         {"CHUNKS", p->has_chunks},
         {"GATHERS", gathers},

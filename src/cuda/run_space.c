@@ -77,15 +77,15 @@ size_t run_tiles_space(const cu_form *f, const saccade_sizes *sizes, int is_ragg
 /* Of each row of the tiles under way its sums and, in each of four lanes, two numbers. */
 size_t run_put_space(const cu_state *s, const cu_form *f, const saccade_sizes *sizes, int E)
 {
-    if (!s->has_parts || f->family != CU_SM90 || !f->tile.groups
-        || sizes->KV <= cu_part_keys(&f->tile))
+    if (!s->part_dim || f->family != CU_SM90 || !f->tile.groups
+        || sizes->KV <= cu_part_keys(&f->tile, s->part_dim))
         return 0;
     return (size_t)s->device.n_sm * (size_t)run_rows(f) * (size_t)(E + 8) * sizeof(float);
 }
 
 int64_t run_parts(const cu_state *s, const saccade_sizes *sizes)
 {
-    const int keys = cu_part_keys(&s->programs[CU_PARTS].form.tile);
+    const int keys = cu_part_keys(&s->programs[CU_PARTS].form.tile, s->part_dim);
     return sizes->KV > 0 ? (sizes->KV + keys - 1) / keys : 1;
 }
 

@@ -151,9 +151,11 @@ static saccade_status create(saccade_plan *plan, saccade_error *err)
     cu_state *s = calloc(1, sizeof *s);
     FAIL_IF_NULL(s);
     plan->state = s;
+    const saccade_sizes *p = &plan->problem.sizes;
     s->has_rows = plan->problem.has_rows;
     s->is_ragged = plan->problem.is_ragged;
-    s->has_parts = plan->problem.is_invariant == SACCADE_INVARIANT;
+    if (plan->problem.is_invariant == SACCADE_INVARIANT)
+        s->part_dim = (int)(p->D > p->Dv ? p->D : p->Dv);
     s->has_fixed_pieces = plan->problem.is_invariant == SACCADE_INVARIANT_SHORT;
     const char *tiles = getenv("SACCADE_CUDA_TILES");
     s->tiles = !tiles                        ? 0

@@ -246,9 +246,11 @@ int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_
     return (shared > alone ? shared : alone) < launches + (all > longest ? all : longest);
 }
 
-int cu_part_keys(const cu_tile *main)
+/* Twice as many where tiles have little to do between parts: docs/lab/054. */
+int cu_part_keys(const cu_tile *main, int dim)
 {
-    return (PART_KEYS + main->keys - 1) / main->keys * main->keys;
+    const int least = dim > 64 ? PART_KEYS : 2 * PART_KEYS;
+    return (least + main->keys - 1) / main->keys * main->keys;
 }
 
 /* One warpgroup, and as many blocks on their way as there is room for: memory is what it waits

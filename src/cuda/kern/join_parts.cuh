@@ -5,7 +5,10 @@
 #include "careful.cuh"
 #include "parts.cuh"
 
-enum { JOIN_AT_ONCE = 8, JOIN_COLUMNS = (CFG_E + 127) / 128 /* fours of a lane */ };
+enum {
+    JOIN_COLUMNS = (CFG_E + 127) / 128, /* fours of a lane */
+    JOIN_AT_ONCE = 16 / JOIN_COLUMNS    /* parts that are on their way */
+};
 
 /* The results of a row: those of rows_end and rows_store. Returns whether it is to be made
  * again. */
