@@ -172,13 +172,13 @@ static int may_be_captured(void *stream)
     return !ask || ask(stream, &status) != 0 || status != 0;
 }
 
-/* SACCADE_KEEP_WORKSPACE=1, read once. */
-static int is_asked_for(void)
+/* Unless SACCADE_KEEP_WORKSPACE is 0, read once. */
+static int may_keep(void)
 {
     static int known = -1;
     if (known < 0) {
         const char *text = getenv("SACCADE_KEEP_WORKSPACE");
-        known = text && strcmp(text, "1") == 0;
+        known = !text || strcmp(text, "0") != 0;
     }
     return known;
 }
@@ -187,7 +187,7 @@ static int is_asked_for(void)
  * done one after the other there. */
 static int is_kept(const Run *s, void *stream)
 {
-    return is_asked_for() && s->room_model && s->inputs[0].like.device_type == DL_CUDA
+    return may_keep() && s->room_model && s->inputs[0].like.device_type == DL_CUDA
            && s->room <= MOST_KEPT && !may_be_captured(stream);
 }
 
