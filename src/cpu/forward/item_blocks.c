@@ -84,9 +84,9 @@ void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows)
     const size_t element = (size_t)k->element;
     /* of these kernels: keys of careful ones may lie closer than g says */
     const size_t key_pitch = (size_t)((D + k->depth - 1) / k->depth * k->depth) * element;
-    const char *q = (const char *)w->q + (size_t)r0 * (size_t)g->q_ld * element;
+    const char *q = (const char *)w->queries + (size_t)r0 * (size_t)w->queries_ld * element;
     float *o = w->o + (int64_t)r0 * g->o_ld;
-    k->scores(q, g->q_ld, (const char *)t.k + (size_t)t.first * key_pitch, D, n_rows,
+    k->scores(q, w->queries_ld, (const char *)t.k + (size_t)t.first * key_pitch, D, n_rows,
               (n + k->panel - 1) / k->panel, item_scale_of(w, &t), w->s, CPU_BLOCK_KEYS);
     const float *most = item_change_scores(w, &t, r0, n_rows, w->s);
     if (t.is_nonfinite)
@@ -270,10 +270,17 @@ void item_find_operands(cpu_worker *w, item_tile *t)
     t->v = w->v;
 }
 
+/* Rows of a strip where so many are cut into strips: of equal size, if the kernels' time is. */
+static int32_t strip_of(const cpu_kernels *k, int32_t rows)
+{
+    const int32_t n = (rows + k->strip - 1) / k->strip;
+    return k->is_even ? (rows + n - 1) / n : k->strip;
+}
+
 /* Rows [r0, r0 + rows) of the item, whole strips of it, against keys [j0, j1) of one block. */
 static void run_tile(cpu_worker *w, int64_t j0, int64_t j1, int32_t r0, int32_t rows)
 {
-    const int32_t strip = w->kernels->strip;
+    const int32_t strip = strip_of(w->kernels, rows);
     cpu_box box = w->item.box;
     box.j0 = j0;
     box.j1 = j1;

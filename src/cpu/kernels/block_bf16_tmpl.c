@@ -104,6 +104,7 @@ const cpu_kernels cpu_bf16_dot = {
     .name = "AVX512-BF16 dot products",
     .flops_of_ns = 150,
     .strip = STRIP_ROWS,
+    .is_even = 1,
     .panel = PANEL,
     .element = 2,
     .depth = 2,

@@ -71,6 +71,7 @@ const cpu_kernels LEVEL_NAME(cpu_f32) = {
     .name = "f32",
     .flops_of_ns = HAS_FMA ? 5 * VF : VF,
     .strip = STRIP_ROWS,
+    .is_even = 1,
     .panel = PANEL,
     .element = 4,
     .depth = 1,

@@ -36,8 +36,7 @@ enum { CPU_BLOCK_ROWS = 96, CPU_BLOCK_KEYS = 256, CPU_MOST_ROWS = 512 };
  * Values return not 0 when any of them is infinite or NaN. */
 #define CPU_PACK_ROWS(name) \
     void name(const cpu_rows *from, int32_t n, int32_t padded, int32_t ld, void *to)
-#define CPU_PACK_KEYS(name) \
-    void name(const cpu_rows *from, int32_t n, int32_t padded, void *to)
+#define CPU_PACK_KEYS(name) void name(const cpu_rows *from, int32_t n, int32_t padded, void *to)
 #define CPU_PACK_VALUES(name) \
     int name(const cpu_rows *from, int32_t n, int32_t padded, void *to)
 
@@ -52,12 +51,12 @@ enum { CPU_BLOCK_ROWS = 96, CPU_BLOCK_KEYS = 256, CPU_MOST_ROWS = 512 };
 enum { CPU_DECODE_DIM = 576 };
 /* Those in f32 take quantised rows too, not scaled: e4m3 counts as so much less. */
 #define CPU_E4M3_FACTOR 256.0f
-#define CPU_DECODE_QK(name)                                                               \
-    void name(const void *q, int32_t q_ld, const cpu_rows *k, int32_t n, \
-              int32_t rows, float scale, float *s, int32_t s_ld, cpu_prefetch *next)
-#define CPU_DECODE_PV(name)                                                                   \
-    int32_t name(const float *p, int32_t p_ld, const cpu_rows *v, int32_t n, \
-                 int32_t rows, const float *alpha, float *o, int32_t o_ld, cpu_prefetch *next)
+#define CPU_DECODE_QK(name)                                                            \
+    void name(const void *q, int32_t q_ld, const cpu_rows *k, int32_t n, int32_t rows, \
+              float scale, float *s, int32_t s_ld, cpu_prefetch *next)
+#define CPU_DECODE_PV(name)                                                                \
+    int32_t name(const float *p, int32_t p_ld, const cpu_rows *v, int32_t n, int32_t rows, \
+                 const float *alpha, float *o, int32_t o_ld, cpu_prefetch *next)
 
 /* E elements of each row of O by its sum as dtype, `stride` bytes from row to row; 0 where the
  * sum is. */
@@ -83,11 +82,12 @@ struct flow_run;
 typedef struct cpu_kernels {
     const char *name;
     int32_t flops_of_ns; /* about, of one thread: how many threads a run is worth */
-    int32_t strip;    /* query rows per call of scores, softmax, values */
-    int32_t panel;    /* keys of a K panel, columns of a V panel */
-    int32_t element;  /* bytes of a packed element: 4 f32, 2 bf16 */
-    int32_t depth;    /* packed K has a multiple of these dims */
-    int32_t is_fused; /* P is 2^(s log2 e - r), r = m log2 e rounded, |m| < CPU_FUSED_MOST */
+    int32_t strip;       /* query rows per call of scores, softmax, values */
+    int32_t is_even;     /* fewer rows take as much less time: strips are cut of equal size */
+    int32_t panel;       /* keys of a K panel, columns of a V panel */
+    int32_t element;     /* bytes of a packed element: 4 f32, 2 bf16 */
+    int32_t depth;       /* packed K has a multiple of these dims */
+    int32_t is_fused;    /* P is 2^(s log2 e - r), r = m log2 e rounded, |m| < CPU_FUSED_MOST */
     CPU_SCORES((*scores));
     CPU_SOFTMAX((*softmax));
     CPU_VALUES((*values));
@@ -102,8 +102,8 @@ typedef struct cpu_kernels {
     CPU_STORE_ROWS((*store_rows));
     CPU_TAKE_ROWS((*take_rows)); /* NULL where there is no flow, any_nonfinite too */
     CPU_ANY_NONFINITE((*any_nonfinite));
-    CPU_FLOW((*flow)); /* NULL: block by block only */
-    void (*begin)(void);   /* around a thread's calls for an item; NULL: nothing to do */
+    CPU_FLOW((*flow));   /* NULL: block by block only */
+    void (*begin)(void); /* around a thread's calls for an item; NULL: nothing to do */
     void (*end)(void);
     int is_by_keys; /* packed V is [keys/32][Dv/panel][32][panel] */
     int is_split;   /* elements of P are two bf16, 32 high parts, 32 low ones */

@@ -9,6 +9,12 @@
 #include "cpu/kernels/kernels.h"
 #include "cpu/kernels/panel_step.h"
 
+/* Most rows of a strip on any level. */
+enum { MOST_STRIP = 12 };
+
+/* Code for each number of rows: a strip of fewer takes as much less time. */
+#define EACH_COUNT(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
+
 /* acc[i][c] += sum over steps t of a[i * lda + t] . b[t][panel]. */
 static ALWAYS_INLINE void multiply(int rows, const packed *a, int32_t lda, const packed *b,
                                    int32_t steps, vf acc[][PANEL_VECTORS])
@@ -32,7 +38,7 @@ static ALWAYS_INLINE void multiply(int rows, const packed *a, int32_t lda, const
 static ALWAYS_INLINE void score_panel(int rows, const packed *q, int32_t q_ld, const packed *k,
                                       int32_t D, float scale, float *s, int32_t s_ld)
 {
-    vf acc[STRIP_ROWS][PANEL_VECTORS];
+    vf acc[MOST_STRIP][PANEL_VECTORS];
     for (int i = 0; i < rows; i++)
         for (int c = 0; c < PANEL_VECTORS; c++)
             acc[i][c] = vf_set(0);
@@ -42,21 +48,27 @@ static ALWAYS_INLINE void score_panel(int rows, const packed *q, int32_t q_ld, c
             vf_store(s + (int64_t)i * s_ld + c * VF, vf_set(scale) * acc[i][c]);
 }
 
-static NEVER_INLINE void score_strip(const packed *q, int32_t q_ld, const packed *k, int32_t D,
-                                     float scale, float *s, int32_t s_ld)
-{
-    score_panel(STRIP_ROWS, q, q_ld, k, D, scale, s, s_ld);
-}
+#define SCORE_ROWS(N)                                                                  \
+    static NEVER_INLINE void score_##N(const packed *q, int32_t q_ld, const packed *k, \
+                                       int32_t D, float scale, float *s, int32_t s_ld) \
+    {                                                                                  \
+        score_panel(N, q, q_ld, k, D, scale, s, s_ld);                                 \
+    }
+EACH_COUNT(SCORE_ROWS)
 
-static NEVER_INLINE void score_rest(int32_t rows, const packed *q, int32_t q_ld,
-                                    const packed *k, int32_t D, float scale, float *s,
-                                    int32_t s_ld)
+static void score_rows(int32_t rows, const packed *q, int32_t q_ld, const packed *k, int32_t D,
+                       float scale, float *s, int32_t s_ld)
 {
-    int32_t i = 0;
-    for (; i + 4 <= rows; i += 4)
-        score_panel(4, q + (int64_t)i * q_ld, q_ld, k, D, scale, s + (int64_t)i * s_ld, s_ld);
-    for (; i < rows; i++)
-        score_panel(1, q + (int64_t)i * q_ld, q_ld, k, D, scale, s + (int64_t)i * s_ld, s_ld);
+#define CASE(N)                                   \
+    case N:                                       \
+        score_##N(q, q_ld, k, D, scale, s, s_ld); \
+        break;
+    switch (rows) {
+        EACH_COUNT(CASE)
+    default:
+        break;
+    }
+#undef CASE
 }
 
 static CPU_SCORES(scores)
@@ -65,12 +77,10 @@ static CPU_SCORES(scores)
     for (int32_t p = 0; p < n_panels; p++) {
         const packed *panel = keys + (int64_t)p * ((D + STEP - 1) / STEP) * PANEL * STEP;
         float *to = s + p * PANEL;
-        int32_t i = 0;
-        for (; i + STRIP_ROWS <= rows; i += STRIP_ROWS)
-            score_strip(queries + (int64_t)i * q_ld, q_ld, panel, D, scale,
-                        to + (int64_t)i * s_ld, s_ld);
-        score_rest(rows - i, queries + (int64_t)i * q_ld, q_ld, panel, D, scale,
-                   to + (int64_t)i * s_ld, s_ld);
+        for (int32_t i = 0; i < rows; i += STRIP_ROWS)
+            score_rows(rows - i < STRIP_ROWS ? rows - i : STRIP_ROWS,
+                       queries + (int64_t)i * q_ld, q_ld, panel, D, scale,
+                       to + (int64_t)i * s_ld, s_ld);
     }
 }
 
@@ -79,7 +89,7 @@ static CPU_SCORES(scores)
 static ALWAYS_INLINE void value_panel(int rows, const packed *p, int32_t p_ld, const packed *v,
                                       int32_t n, const float *alpha, float *o, int32_t o_ld)
 {
-    vf acc[STRIP_ROWS][PANEL_VECTORS];
+    vf acc[MOST_STRIP][PANEL_VECTORS];
     for (int i = 0; i < rows; i++)
         for (int c = 0; c < PANEL_VECTORS; c++)
             acc[i][c] = vf_set(alpha[i]) * vf_load(o + (int64_t)i * o_ld + c * VF);
@@ -89,23 +99,27 @@ static ALWAYS_INLINE void value_panel(int rows, const packed *p, int32_t p_ld, c
             vf_store(o + (int64_t)i * o_ld + c * VF, acc[i][c]);
 }
 
-static NEVER_INLINE void value_strip(const packed *p, int32_t p_ld, const packed *v, int32_t n,
-                                     const float *alpha, float *o, int32_t o_ld)
-{
-    value_panel(STRIP_ROWS, p, p_ld, v, n, alpha, o, o_ld);
-}
+#define VALUE_ROWS(N)                                                                         \
+    static NEVER_INLINE void value_##N(const packed *p, int32_t p_ld, const packed *v,        \
+                                       int32_t n, const float *alpha, float *o, int32_t o_ld) \
+    {                                                                                         \
+        value_panel(N, p, p_ld, v, n, alpha, o, o_ld);                                        \
+    }
+EACH_COUNT(VALUE_ROWS)
 
-static NEVER_INLINE void value_rest(int32_t rows, const packed *p, int32_t p_ld,
-                                    const packed *v, int32_t n, const float *alpha, float *o,
-                                    int32_t o_ld)
+static void value_rows(int32_t rows, const packed *p, int32_t p_ld, const packed *v, int32_t n,
+                       const float *alpha, float *o, int32_t o_ld)
 {
-    int32_t i = 0;
-    for (; i + 4 <= rows; i += 4)
-        value_panel(4, p + (int64_t)i * p_ld, p_ld, v, n, alpha + i, o + (int64_t)i * o_ld,
-                    o_ld);
-    for (; i < rows; i++)
-        value_panel(1, p + (int64_t)i * p_ld, p_ld, v, n, alpha + i, o + (int64_t)i * o_ld,
-                    o_ld);
+#define CASE(N)                                   \
+    case N:                                       \
+        value_##N(p, p_ld, v, n, alpha, o, o_ld); \
+        break;
+    switch (rows) {
+        EACH_COUNT(CASE)
+    default:
+        break;
+    }
+#undef CASE
 }
 
 static CPU_VALUES(values)
@@ -115,12 +129,9 @@ static CPU_VALUES(values)
     for (int32_t c = 0; c < n_panels; c++) {
         const packed *panel = all + (int64_t)c * block * PANEL;
         float *to = o + c * PANEL;
-        int32_t i = 0;
-        for (; i + STRIP_ROWS <= rows; i += STRIP_ROWS)
-            value_strip(weights + (int64_t)i * ld, ld, panel, n, alpha + i,
-                        to + (int64_t)i * o_ld, o_ld);
-        value_rest(rows - i, weights + (int64_t)i * ld, ld, panel, n, alpha + i,
-                   to + (int64_t)i * o_ld, o_ld);
+        for (int32_t i = 0; i < rows; i += STRIP_ROWS)
+            value_rows(rows - i < STRIP_ROWS ? rows - i : STRIP_ROWS, weights + (int64_t)i * ld,
+                       ld, panel, n, alpha + i, to + (int64_t)i * o_ld, o_ld);
     }
 }
 
