@@ -22,6 +22,23 @@ static void find_limits(cpu_worker *w)
     cpu_limit_rows(&w->limits, 0, w->rows);
 }
 
+/* Rows that packing would leave as they are, of one head and not so far apart that those of a
+ * strip share places of a cache, are read where they lie. */
+static int take_queries(cpu_worker *w)
+{
+    enum { NEAR = 1024 }; /* bytes */
+    const cpu_kernels *k = w->kernels;
+    const cpu_rows head = cpu_rows_of(w->job->run->q, w->item.b, item_head_of(w, 0));
+    const cpu_rows q = cpu_rows_from(head, item_index_of(w, 0) + w->shift);
+    if (q.dtype != SACCADE_F32 || k->element != 4 || k->flow || w->job->g.is_decode
+        || w->job->g.item_heads > 1 || q.stride < 0 || q.stride > NEAR || q.stride % 4
+        || (uintptr_t)q.base % sizeof(float))
+        return 0;
+    w->queries = q.base;
+    w->queries_ld = (int32_t)(q.stride / 4);
+    return 1;
+}
+
 /* Queries of decode items are packed a second time, as decode_qk takes them. The first packing
  * goes to the memory for packed keys, which decode leaves alone. */
 static void pack_queries(cpu_worker *w)
@@ -39,7 +56,8 @@ static void run_keys(cpu_worker *w, int64_t begin, int64_t end)
         item_run_streams(w, begin, end);
         return;
     }
-    pack_queries(w);
+    if (!take_queries(w))
+        pack_queries(w);
     item_clear_rows(w, 0, w->rows);
     const int64_t first = begin / CPU_BLOCK_KEYS, past = (end - 1) / CPU_BLOCK_KEYS + 1;
     if (w->job->is_local && begin < end && past - first <= w->job->g.own_blocks)

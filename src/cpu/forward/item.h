@@ -75,9 +75,11 @@ typedef struct cpu_worker {
     item_mod score, mask;
     item_code code;
     cpu_limits limits;
-    double *values;  /* scratch of limits */
-    void *q, *k, *v; /* packed: rows of the item; a block of keys that no other reads */
-    void *room[2];   /* a block of K, of V, gathered from chunks */
+    double *values;      /* scratch of limits */
+    void *q, *k, *v;     /* packed: rows of the item; a block of keys that no other reads */
+    const void *queries; /* the item's rows as scores read them: q, or where they lie in Q */
+    int32_t queries_ld;  /* elements from one to the next */
+    void *room[2];       /* a block of K, of V, gathered from chunks */
     item_keys own;
     float *s;             /* [strip][CPU_BLOCK_KEYS] */
     float *o;             /* [rows][o_ld] */

@@ -145,6 +145,8 @@ void item_open(cpu_worker *w, const cpu_item *item)
     w->shift = shift_of(w->job->run->rows, box->i0);
     w->score.head = w->mask.head = w->code.head = -1;
     w->stored = 0;
+    w->queries = w->q;
+    w->queries_ld = w->job->g.q_ld;
 }
 
 void item_pack_queries(const cpu_worker *w, int32_t r0, int32_t n, void *to)
