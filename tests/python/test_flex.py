@@ -327,3 +327,15 @@ def test_options_over_ranks(monkeypatch):
         st.flex_attention(q, q, q, kernel_options={"BLOK_M": 64})
     tuned = {"BLOCK_M": 64, "BATCH_INVARIANT": False}
     assert st.flex_attention(q, q, q, kernel_options=tuned) is q
+
+
+def test_strides_follow_the_query_where_a_length_is_one():
+    """The order of strides, too, where a dimension of one element has an odd one."""
+    x = [torch.randn(2, 1, 24, 16).permute(0, 2, 1, 3) for _ in range(3)]
+    assert x[0].stride() == (384, 16, 384, 1)
+    for _ in range(3):
+        assert st.flex_attention(*x).stride() == x[0].stride()
+    plain = [t.contiguous().view(2, 1, 24, 16) for t in x]
+    assert st.flex_attention(*plain).stride() == plain[0].stride()
+    spread = [t[:1].contiguous().view(1, 1, 24, 16).expand(1, 1, 24, 16) for t in x]
+    assert st.flex_attention(*spread).is_contiguous()

@@ -267,7 +267,8 @@ def output_like(q, width):
     """Empty [B, H, L, Ev] whose strides are in the order of the query's; contiguous where the
     query has to be copied for its rows."""
     B, H, L, E = q.shape
-    if q.is_contiguous() or q.stride(3) != 1:
+    is_plain = q.is_contiguous() and (1 not in (B, H, L) or 0 in q.stride())
+    if is_plain or q.stride(3) != 1:
         return q.new_empty((B, H, L, width))
     order = sorted(range(3), key=lambda d: -q.stride(d)) + [3]
     shape = [(B, H, L, width)[d] for d in order]
