@@ -1,7 +1,7 @@
 /* Attention over ranks on GPUs. Without one: what moves rows compiles without spills. With one:
  * ranks that are threads of this process share it, and messages are copied on the device; with
  * two and more they have one each and messages go over NCCL. out and lse are one plan's bit for
- * bit, gradients near, and the same bits again and with keys that were kept. */
+ * bit (in staged mode near), gradients near, and the same bits again and with kept keys. */
 #include "base/convert.h"
 #include "cuda/cuda.h"
 #include "saccade_dist.h"
@@ -24,6 +24,7 @@ typedef struct gpu_case {
     saccade_sizes sizes;
     saccade_dtype dtype;
     int32_t ranks;
+    int64_t window; /* of staged mode; 0: keys are gathered */
 } gpu_case;
 
 /* Tensors of the whole sequence on the host: one plan's, and the ranks' put together. */
@@ -269,9 +270,10 @@ static void give_back(on_gpu *g)
         saccade_device_free(g->device, g->memory[i]);
 }
 
-/* turn 0: keys travel for both; 1: they are kept for backward. */
+/* turn 0: keys travel for both; 1: they are kept for backward where they are gathered. */
 static saccade_status run_rank(one_rank *me, saccade_dist *dist, on_gpu *g, int turn)
 {
+    const int is_kept = turn && !me->w->c->window;
     const int64_t B = me->w->c->sizes.B;
     saccade_error *err = &me->err;
     call c;
@@ -281,9 +283,9 @@ static saccade_status run_rank(one_rank *me, saccade_dist *dist, on_gpu *g, int 
     c.f.workspace_bytes = saccade_dist_workspace(dist, B);
     if (status == SACCADE_OK)
         status = put(g, NULL, c.f.workspace_bytes, &c.f.workspace, err);
-    if (status == SACCADE_OK && turn)
+    if (status == SACCADE_OK && is_kept)
         status = put(g, NULL, saccade_dist_received(dist, B), &kept, err);
-    if (status == SACCADE_OK && turn)
+    if (status == SACCADE_OK && is_kept)
         status = saccade_dist_keep(dist, B, me->device, kept, err);
     if (status == SACCADE_OK)
         status = saccade_dist_forward(dist, &c.f, err);
@@ -291,7 +293,7 @@ static saccade_status run_rank(one_rank *me, saccade_dist *dist, on_gpu *g, int 
         status = saccade_dist_backward_workspace(dist, &c.b, &c.b.workspace_bytes, err);
     if (status == SACCADE_OK)
         status = put(g, NULL, c.b.workspace_bytes, &c.b.workspace, err);
-    if (status == SACCADE_OK && turn)
+    if (status == SACCADE_OK && is_kept)
         status = saccade_dist_keep(dist, B, me->device, kept, err);
     if (status == SACCADE_OK)
         status = saccade_dist_backward(dist, &c.b, err);
@@ -330,9 +332,12 @@ static void *rank_thread(void *arg)
     if (me->status != SACCADE_OK)
         return NULL;
     me->status = transport_of(me, &t);
-    if (me->status == SACCADE_OK)
-        me->status =
-            saccade_dist_create(NULL, &me->w->problem, me->w->shards, 0, &t, &dist, &me->err);
+    const whole *w = me->w;
+    if (me->status == SACCADE_OK && w->c->window)
+        me->status = saccade_dist_create_staged(NULL, &w->problem, w->shards, 0, w->c->window,
+                                                &t, &dist, &me->err);
+    else if (me->status == SACCADE_OK)
+        me->status = saccade_dist_create(NULL, &w->problem, w->shards, 0, &t, &dist, &me->err);
     if (me->status == SACCADE_OK)
         me->status = both_turns(me, dist);
     saccade_dist_destroy(dist);
@@ -401,6 +406,12 @@ static void compare(const whole *w)
         if (memcmp(w->all[i].data, w->again[i].data, bytes))
             fail_msg("%s of %d ranks under %s: two runs differ", names[i], w->c->ranks, mask);
         const double far = distance(&w->t[i], &w->all[i]);
+        if (w->c->window) {
+            if (!(far <= (i == LSE ? 1e-5 : 4e-3)))
+                fail_msg("%s of %d ranks under %s by windows: off by %g of one plan's",
+                         names[i], w->c->ranks, mask, far);
+            continue;
+        }
         if (i < DQ ? memcmp(w->t[i].data, w->all[i].data, bytes) != 0 : !(far <= 4e-3))
             fail_msg("%s of %d ranks under %s: off by %g of one plan's", names[i], w->c->ranks,
                      mask, far);
@@ -495,26 +506,59 @@ static void check(const gpu_case *c, int32_t devices)
     close_whole(&w, plan);
 }
 
-static void equal_to_one_plan(void **state)
+static void run_cases(const gpu_case *cases, size_t n)
 {
-    static const gpu_case cases[] = {
-        {"q >= kv && q - kv < 200", NULL, {2, 4, 1, 2000, 2000, 128, 128}, SACCADE_BF16, 2},
-        {"doc[q] == doc[kv] && q >= kv", NULL, {1, 2, 2, 3000, 3000, 64, 64}, SACCADE_BF16, 3},
-        {"causal()", "alibi()", {1, 4, 2, 1100, 1100, 64, 64}, SACCADE_BF16, 4},
-        {NULL, NULL, {1, 2, 1, 900, 900, 64, 64}, SACCADE_BF16, 2},
-        {"causal()", NULL, {1, 2, 1, 900, 900, 40, 36}, SACCADE_F16, 2},
-    };
     int32_t devices = 0;
-    (void)state;
     if (!has_device() || saccade_device_count(&devices, NULL) != SACCADE_OK)
         return;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < n; i++) {
         print_message("%s, %d ranks\n", cases[i].mask ? cases[i].mask : "no mask",
                       cases[i].ranks);
         check(&cases[i], 1); /* copies */
         if (devices >= cases[i].ranks)
             check(&cases[i], devices);
     }
+}
+
+static void equal_to_one_plan(void **state)
+{
+    static const gpu_case cases[] = {
+        {"q >= kv && q - kv < 200", NULL, {2, 4, 1, 2000, 2000, 128, 128}, SACCADE_BF16, 2, 0},
+        {"doc[q] == doc[kv] && q >= kv",
+         NULL,
+         {1, 2, 2, 3000, 3000, 64, 64},
+         SACCADE_BF16,
+         3,
+         0},
+        {"causal()", "alibi()", {1, 4, 2, 1100, 1100, 64, 64}, SACCADE_BF16, 4, 0},
+        {NULL, NULL, {1, 2, 1, 900, 900, 64, 64}, SACCADE_BF16, 2, 0},
+        {"causal()", NULL, {1, 2, 1, 900, 900, 40, 36}, SACCADE_F16, 2, 0},
+    };
+    (void)state;
+    run_cases(cases, sizeof cases / sizeof *cases);
+}
+
+static void near_by_windows(void **state)
+{
+    static const gpu_case cases[] = {
+        {"causal()", "alibi()", {1, 4, 2, 1100, 1100, 64, 64}, SACCADE_BF16, 3, 256},
+        {"q >= kv && q - kv < 200",
+         NULL,
+         {2, 4, 1, 2000, 2000, 128, 128},
+         SACCADE_BF16,
+         2,
+         512},
+        {"doc[q] == doc[kv] && q >= kv",
+         NULL,
+         {1, 2, 2, 3000, 3000, 64, 64},
+         SACCADE_BF16,
+         2,
+         1000},
+        {NULL, "softcap(20.0)", {2, 2, 1, 900, 900, 64, 64}, SACCADE_BF16, 2, 384},
+        {"causal()", NULL, {1, 2, 1, 900, 900, 40, 36}, SACCADE_F16, 2, 128},
+    };
+    (void)state;
+    run_cases(cases, sizeof cases / sizeof *cases);
 }
 
 /* A rank that does not come: the other has an error when the time is up. */
@@ -537,6 +581,7 @@ static void rows_move_compiles(void **state)
 {
     (void)state;
     expect_program_compiles("rows_move.cu", "sm_90a");
+    expect_program_compiles("rows_merge.cu", "sm_90a");
 }
 
 static void refusals(void **state)
@@ -558,9 +603,8 @@ static void refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_move_compiles),
-        cmocka_unit_test(refusals),
-        cmocka_unit_test(equal_to_one_plan),
+        cmocka_unit_test(rows_move_compiles), cmocka_unit_test(refusals),
+        cmocka_unit_test(equal_to_one_plan),  cmocka_unit_test(near_by_windows),
         cmocka_unit_test(missing_rank),
     };
     setenv("SACCADE_CUDA_TILES", "large", 1); /* plans of some rows have no others */

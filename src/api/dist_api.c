@@ -88,8 +88,6 @@ static saccade_status check_window(const saccade_plan *plan, int64_t window, sac
 {
     FAIL_AT(window < 0 || window > 1 << 30, SACCADE_EINVAL, "keys", 0, 0,
             "got %lld, expected 0 to 2^30 keys of a window", (long long)window);
-    FAIL_AT(plan->backend->device != SACCADE_CPU, SACCADE_EBACKEND, "backend", 0, 0,
-            "got %s, expected cpu: there is no staged mode on GPUs", plan->backend->name);
     FAIL_AT(plan->problem.is_invariant, SACCADE_EINVAL, "batch_invariant", 0, 0,
             "got one in staged mode, expected none: its results depend on the windows");
     return SACCADE_OK;
@@ -217,11 +215,11 @@ saccade_status saccade_dist_prepare(const saccade_dist *dist, const saccade_bloc
         const saccade_sizes sizes = dist_sizes(dist, 1);
         TRY(dist_check_tiles(dist, dist->plan, &sizes, err));
         if (!mask)
-            return dist->plan->solver->prepare(dist->plan, NULL, err);
+            TRY(dist->plan->solver->prepare(dist->plan, NULL, err));
     }
     if (mask)
         TRY(saccade_plan_prepare(dist->plan, mask, err));
-    return mask && dist->stages ? dist_prepare_stages(dist, mask, err) : SACCADE_OK;
+    return dist->stages ? dist_prepare_stages(dist, mask, err) : SACCADE_OK;
 }
 
 /* ---- running ---- */
@@ -310,6 +308,8 @@ saccade_status saccade_dist_keep(saccade_dist *dist, int64_t B, int32_t device, 
             (long long)B);
     FAIL_IF(!is_on_device(dist), SACCADE_EBACKEND,
             "dist keep: keys are kept on GPUs alone: on hosts they are gathered again");
+    FAIL_IF(dist->stages, SACCADE_EINVAL,
+            "dist keep: got a part in staged mode, which keeps no window of keys");
     TRY(api_check_exchange(dist, err));
     return dist_device_keep(dist, device, B, memory, err);
 }

@@ -1,8 +1,10 @@
 /* What attention over ranks asks of a GPU (plan/carry.h): rows moved and gradients added up by
- * kern/rows_move.cu, and a side stream for messages. */
+ * kern/rows_move.cu, partial results merged by kern/rows_merge.cu, and a side stream for
+ * messages. */
 #include "plan/carry.h"
 
 #include "cuda/cuda.h"
+#include "cuda/kern/merge.h"
 #include "cuda/kern/move.h"
 
 #include <stdlib.h>
@@ -11,7 +13,8 @@ enum {
     THREADS = 256,
     EACH = 4,     /* units a thread moves */
     SUM_ROWS = 8, /* rows of a CTA that sums */
-    EVENTS = 2,
+    MARKS = 3,    /* of the side stream that hold at a time */
+    EVENTS = 1 + MARKS,
     HIGHEST = -1000, /* priorities are cut to what the device has */
     UNTIMED = 2,     /* CU_EVENT_DISABLE_TIMING */
     UNBLOCKED = 1    /* CU_STREAM_NON_BLOCKING */
@@ -26,7 +29,9 @@ struct plan_carrier {
     const cu_driver *driver;
     int device;
     void *library, *move, *sum;
-    void *side, *event[EVENTS]; /* fork's, mark's */
+    void *merge_library, *merge;
+    void *side, *event[EVENTS]; /* fork's, then marks', by turns */
+    int marks;
     memory *held;
 };
 
@@ -45,6 +50,8 @@ static void carry_close(plan_carrier *c)
                 c->driver->event_destroy(c->event[i]);
         if (c->library)
             c->driver->library_unload(c->library);
+        if (c->merge_library)
+            c->driver->library_unload(c->merge_library);
         for (memory *m = c->held; m; m = m->next)
             c->driver->free(m->at);
         cu_leave(c->driver, pushed);
@@ -150,14 +157,14 @@ static int takes(const cu_rows *r, int bytes, int unit)
 }
 
 static saccade_status start(const plan_carrier *c, void *kernel, int64_t grid_x, int64_t grid_y,
-                            void *parameters, void *stream, saccade_error *err)
+                            unsigned grid_z, void *parameters, void *stream, saccade_error *err)
 {
     void *all[] = {parameters}, *pushed;
     FAIL_IF(grid_x > INT32_MAX || grid_y > 65535, SACCADE_ELIMIT,
             "cuda: got too many rows of keys to move between ranks");
     TRY(cu_enter(c->driver, c->device, &pushed, err));
-    const int failed = c->driver->launch(kernel, (unsigned)grid_x, (unsigned)grid_y, 2, THREADS,
-                                         1, 1, 0, stream, all, NULL);
+    const int failed = c->driver->launch(kernel, (unsigned)grid_x, (unsigned)grid_y, grid_z,
+                                         THREADS, 1, 1, 0, stream, all, NULL);
     cu_leave(c->driver, pushed);
     return cu_check(c->driver, failed, "cuLaunchKernel", err);
 }
@@ -188,7 +195,7 @@ static saccade_status carry_move(plan_carrier *c, const plan_move *m, void *stre
     FAIL_IF(m->n > INT32_MAX / (most / x.unit + 1), SACCADE_ELIMIT,
             "cuda: got too many rows of keys to move between ranks");
     const int64_t each = (int64_t)THREADS * EACH;
-    return start(c, c->move, (m->n * (most / x.unit) + each - 1) / each, m->B * x.heads, &x,
+    return start(c, c->move, (m->n * (most / x.unit) + each - 1) / each, m->B * x.heads, 2, &x,
                  stream, err);
 }
 
@@ -218,7 +225,71 @@ static saccade_status carry_sum(plan_carrier *c, const plan_sum *s, void *stream
         if (!takes(&x.pool[i], 4 * x.dim[i], 16) || !takes(&x.got[i], 4 * x.dim[i], 16))
             x.unit = 1;
     }
-    return start(c, c->sum, (s->n + SUM_ROWS - 1) / SUM_ROWS, s->B * x.heads, &x, stream, err);
+    return start(c, c->sum, (s->n + SUM_ROWS - 1) / SUM_ROWS, s->B * x.heads, 2, &x, stream,
+                 err);
+}
+
+/* ---- partial results ---- */
+
+static saccade_status carry_load_merge(plan_carrier *c, const saccade_plan *plan,
+                                       saccade_error *err)
+{
+    const cu_driver *d = c->driver;
+    cu_image image;
+    void *pushed;
+    if (c->merge)
+        return SACCADE_OK;
+    TRY(cu_compile("rows_merge.cu", NULL, 0, ((const cu_state *)plan->state)->arch, &image,
+                   err));
+    saccade_status status = cu_enter(d, c->device, &pushed, err);
+    if (status == SACCADE_OK) {
+        int failed =
+            d->library_load(&c->merge_library, image.code, NULL, NULL, 0, NULL, NULL, 0);
+        failed = failed ? failed : d->library_kernel(&c->merge, c->merge_library, "rows_merge");
+        status = cu_check(d, failed, "loading what merges rows", err);
+        cu_leave(d, pushed);
+    }
+    free(image.code);
+    return status;
+}
+
+static cu_merge_side merge_side(const saccade_tensor *t)
+{
+    const int64_t bytes = t ? (int64_t)saccade_dtype_bytes(t->dtype) : 0;
+    return t ? (cu_merge_side){t->data, t->stride[0] * bytes, t->stride[1] * bytes,
+                               t->stride[2] * bytes, code_of(t->dtype)}
+             : (cu_merge_side){.data = NULL};
+}
+
+static cu_merge_side sinks_side(const plan_sinks *s)
+{
+    const int64_t bytes = s ? (int64_t)saccade_dtype_bytes(s->dtype) : 0;
+    return s && s->dtype != SACCADE_NONE
+               ? (cu_merge_side){(void *)(uintptr_t)s->data, s->stride[0] * bytes,
+                                 s->stride[1] * bytes, s->stride[2] * bytes, code_of(s->dtype)}
+               : (cu_merge_side){.data = NULL};
+}
+
+static saccade_status carry_merge(plan_carrier *c, const plan_merge *m, void *stream,
+                                  saccade_error *err)
+{
+    cu_merge x = {.part = m->part,
+                  .part_lse = m->part_lse,
+                  .part_max = m->part_max,
+                  .sum = m->sum,
+                  .lse = m->lse,
+                  .out = merge_side(m->out),
+                  .out_lse = merge_side(m->out_lse),
+                  .row_max = merge_side(m->row_max),
+                  .sinks = sinks_side(m->sinks),
+                  .rows = (int)m->rows,
+                  .heads = (int)m->H,
+                  .dim = (int)m->dim,
+                  .is_first = m->is_first,
+                  .is_last = m->is_last,
+                  .is_added = m->is_added};
+    return start(c, c->merge, (m->rows + SUM_ROWS - 1) / SUM_ROWS, m->B * m->H, 1, &x, stream,
+                 err);
 }
 
 /* ---- streams ---- */
@@ -247,8 +318,9 @@ static saccade_status carry_fork(plan_carrier *c, void *stream, saccade_error *e
 
 static saccade_status carry_mark(plan_carrier *c, void **event, saccade_error *err)
 {
-    *event = c->event[1];
-    return order(c, c->event[1], c->side, NULL, err);
+    c->marks = (c->marks + 1) % MARKS;
+    *event = c->event[1 + c->marks];
+    return order(c, *event, c->side, NULL, err);
 }
 
 static saccade_status carry_await(plan_carrier *c, void *event, void *stream,
@@ -278,6 +350,8 @@ const plan_carry cu_carry = {
     .reserve = carry_reserve,
     .move = carry_move,
     .sum = carry_sum,
+    .load_merge = carry_load_merge,
+    .merge = carry_merge,
     .side = carry_side,
     .fork = carry_fork,
     .mark = carry_mark,

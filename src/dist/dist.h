@@ -127,7 +127,7 @@ saccade_status dist_check_held(const saccade_dist *dist, const saccade_block_mas
                                saccade_error *err);
 saccade_status dist_list_held(saccade_dist *dist, saccade_error *err);
 
-/* ---- staged.c, staged_run.c: keys window by window ---- */
+/* ---- staged.c, staged_run.c, staged_device.c: keys window by window ---- */
 
 /* partial: the plan with out in f32 and without sinks, the object's own once it has stages. */
 saccade_status dist_open_stages(saccade_dist *dist, saccade_plan *partial, int32_t mask,

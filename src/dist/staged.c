@@ -111,6 +111,10 @@ saccade_status dist_open_stages(saccade_dist *d, saccade_plan *partial, int32_t 
     s->unit = common_unit(d, mask);
     s->size = window_size(d, s->unit, keys);
     TRY(cut_windows(d, s, err));
+    if (d->plan->backend->device != SACCADE_CPU) {
+        d->rows.far_before = NULL; /* a window's keys are there before it is computed */
+        return SACCADE_OK;
+    }
     return dist_line_open(&d->transport, &s->line, err);
 }
 
@@ -138,6 +142,7 @@ void dist_close_stages(dist_stages *s)
     if (!s)
         return;
     dist_line_close(s->line);
+    dist_stage_device_close(s->device);
     while (s->masks) {
         stage_mask *next = s->masks->next;
         free_mask(s, s->masks);
@@ -227,6 +232,10 @@ saccade_status dist_prepare_stages(const saccade_dist *d, const saccade_block_ma
     FAIL_AT(mask && mask_get_view(mask)->selection.most, SACCADE_EINVAL, "block_mask", 0, 0,
             "got one whose blocks are selected, expected another in staged mode, which cuts it "
             "into windows once");
+    if (!mask)
+        return d->plan->backend->device == SACCADE_CPU
+                   ? SACCADE_OK
+                   : s->partial->solver->prepare(s->partial, NULL, err);
     stage_mask *m = calloc(1, sizeof *m), **at = &s->masks;
     FAIL_IF_NULL(m);
     const saccade_status status = cut_mask(d, mask, m, err);

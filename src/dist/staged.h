@@ -1,11 +1,12 @@
-/* staged.h: staged mode on hosts. Keys are taken by windows of the sequence, the same on all
+/* staged.h: staged mode. Keys are taken by windows of the sequence, the same on all
  * ranks: what a rank's rows touch of one window is in memory while it is computed, that of the
  * next is on its way. A window's result is a partial one in f32, added to what was there:
  *
  *     line    keys 0 -> keys 1 -> (gradients 0) -> keys 2 -> (gradients 1) -> ..
  *     caller            window 0 -> merge -> window 1 -> merge -> ..
  *
- * All ranks put the same exchanges in the same order, though some be empty. */
+ * The line is a thread on hosts, and a stream on GPUs (staged_device.c). All ranks put the same
+ * exchanges in the same order, though some be empty. */
 #ifndef SACCADE_DIST_STAGED_H
 #define SACCADE_DIST_STAGED_H
 
@@ -44,17 +45,23 @@ typedef struct stage_mask {
     plan_part *part;
 } stage_mask;
 
+typedef struct dist_stage_device dist_stage_device;
+
 struct dist_stages {
     int64_t size, unit; /* keys of a window; what all pieces begin at a multiple of */
     int64_t n;
     dist_window *window;
     int64_t in_most, out_most, own_most; /* keys of a window, of all peers */
     saccade_plan *partial;               /* out in f32, sinks apart */
-    dist_line *line;
+    dist_line *line;                     /* NULL on devices */
+    dist_stage_device *device;           /* from the first run on one */
     stage_mask *masks;
 };
 
 saccade_sizes stage_sizes(const saccade_dist *dist, int64_t B, int64_t keys);
+/* What runs of either pass check first, and what belongs to their block mask; NULL without. */
+saccade_status stage_start(const saccade_dist *dist, const plan_run *run,
+                           const stage_mask **masks, saccade_error *err);
 /* NULL: it has not been prepared. */
 const stage_mask *stage_mask_of(const saccade_dist *dist, const saccade_block_mask *mask);
 
@@ -76,6 +83,15 @@ typedef struct stage_run {
 } stage_run;
 void stage_begin(const saccade_dist *dist, int64_t w, const plan_run *run,
                  const stage_mask *masks, char *room, stage_run *out);
+
+/* ---- staged_device.c ---- */
+
+void dist_stage_device_close(dist_stage_device *device);
+size_t dist_stage_device_workspace(const saccade_dist *dist, int64_t B);
+size_t dist_stage_device_backward_workspace(const saccade_dist *dist, int64_t B);
+saccade_status dist_stage_device_forward(saccade_dist *dist, plan_run *run, saccade_error *err);
+saccade_status dist_stage_device_backward(saccade_dist *dist, plan_run *run,
+                                          const plan_gradients *to, saccade_error *err);
 
 /* ---- staged_merge.c ---- */
 

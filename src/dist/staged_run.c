@@ -1,4 +1,4 @@
-/* Runs in staged mode: window after window, the next one's keys on their way meanwhile. */
+/* Runs in staged mode on hosts: window after window, the next one's keys on their way. */
 #include "dist/staged.h"
 
 #include "base/convert.h"
@@ -34,8 +34,8 @@ static saccade_status find_masks(const saccade_dist *d, const plan_run *run,
     return SACCADE_OK;
 }
 
-static saccade_status start(const saccade_dist *d, const plan_run *run,
-                            const stage_mask **masks, saccade_error *err)
+saccade_status stage_start(const saccade_dist *d, const plan_run *run, const stage_mask **masks,
+                           saccade_error *err)
 {
     const saccade_sizes sizes = stage_sizes(d, run->sizes.B, d->stages->size);
     TRY(find_masks(d, run, masks, err));
@@ -84,8 +84,15 @@ static forward_memory forward_memory_of(const saccade_dist *d, int64_t B)
     return m;
 }
 
+static int is_on_device(const saccade_dist *d)
+{
+    return d->plan->backend->device != SACCADE_CPU;
+}
+
 size_t dist_staged_workspace(const saccade_dist *d, int64_t B)
 {
+    if (is_on_device(d))
+        return dist_stage_device_workspace(d, B);
     const saccade_sizes s = stage_sizes(d, B, d->stages->size);
     return sum_bytes(forward_memory_of(d, B).bytes, plan_workspace(d->stages->partial, &s));
 }
@@ -163,7 +170,7 @@ static saccade_status run_window(saccade_dist *d, int64_t w, const plan_run *run
 static saccade_status forward(saccade_dist *d, plan_run *run, saccade_error *err)
 {
     const stage_mask *masks;
-    TRY(start(d, run, &masks, err));
+    TRY(stage_start(d, run, &masks, err));
     forward_state f = begin_forward(d, run);
     int64_t keys = stage_ask(d, 0, run, f.memory + f.at.room[0]);
     for (int64_t w = 0; w < d->stages->n; w++) {
@@ -181,7 +188,8 @@ static saccade_status forward(saccade_dist *d, plan_run *run, saccade_error *err
 
 saccade_status dist_staged_forward(saccade_dist *d, plan_run *run, saccade_error *err)
 {
-    return end(d, forward(d, run, err));
+    return is_on_device(d) ? dist_stage_device_forward(d, run, err)
+                           : end(d, forward(d, run, err));
 }
 
 /* ---- backward ---- */
@@ -230,6 +238,8 @@ static backward_memory backward_memory_of(const saccade_dist *d, int64_t B,
 size_t dist_staged_backward_workspace(const saccade_dist *d, int64_t B,
                                       const plan_gradients *to)
 {
+    if (is_on_device(d))
+        return dist_stage_device_backward_workspace(d, B);
     const saccade_sizes s = stage_sizes(d, B, d->stages->size);
     const dist_return captures = dist_return_captured(to->captures, to->sinks);
     return sum_bytes(backward_memory_of(d, B, &captures).bytes,
@@ -399,7 +409,7 @@ static saccade_status backward(saccade_dist *d, plan_run *run, const plan_gradie
     const saccade_sizes *sizes = &d->plan->problem.sizes;
     const int64_t B = run->sizes.B;
     backward_state s = {.run = run, .to = to, .memory = run->workspace};
-    TRY(start(d, run, &s.masks, err));
+    TRY(stage_start(d, run, &s.masks, err));
     s.captured = dist_return_captured(to->captures, to->sinks);
     s.at = backward_memory_of(d, B, &s.captured);
     s.room = gradient_room_of(d, B);
@@ -418,5 +428,6 @@ static saccade_status backward(saccade_dist *d, plan_run *run, const plan_gradie
 saccade_status dist_staged_backward(saccade_dist *d, plan_run *run, const plan_gradients *to,
                                     saccade_error *err)
 {
-    return end(d, backward(d, run, to, err));
+    return is_on_device(d) ? dist_stage_device_backward(d, run, to, err)
+                           : end(d, backward(d, run, to, err));
 }

@@ -39,6 +39,18 @@ typedef struct plan_sum {
     uint32_t wanted, added; /* bit 0: K, bit 1: V */
 } plan_sum;
 
+/* Partial results of rows become one, window after window (rows_merge.cu): part and sum are
+ * float32, dense: [B, H, rows, dim], their lse and maxima [B, H, rows]. part NULL: nothing is
+ * added; lse NULL: the sum is only stored. The last one writes the results. */
+typedef struct plan_merge {
+    const float *part, *part_lse, *part_max;
+    float *sum, *lse;
+    const saccade_tensor *out, *out_lse, *row_max; /* the latter two: NULL: not wanted */
+    const plan_sinks *sinks;                       /* NULL: none */
+    int64_t B, H, rows, dim;
+    int is_first, is_last, is_added; /* the sum holds nothing yet; to what out holds */
+} plan_merge;
+
 typedef struct plan_carry {
     saccade_status (*open)(const saccade_plan *plan, int32_t device, plan_carrier **out,
                            saccade_error *err);
@@ -50,9 +62,13 @@ typedef struct plan_carry {
     saccade_status (*move)(plan_carrier *c, const plan_move *m, void *stream,
                            saccade_error *err);
     saccade_status (*sum)(plan_carrier *c, const plan_sum *s, void *stream, saccade_error *err);
+    /* Makes ready for merge, once. */
+    saccade_status (*load_merge)(plan_carrier *c, const saccade_plan *plan, saccade_error *err);
+    saccade_status (*merge)(plan_carrier *c, const plan_merge *m, void *stream,
+                            saccade_error *err);
     void *(*side)(plan_carrier *c);
     /* What comes on the side stream waits for what is on `stream` now; and the other way round.
-     * mark and await are the two halves of the latter. */
+     * mark and await are the two halves of the latter; the last few marks hold. */
     saccade_status (*fork)(plan_carrier *c, void *stream, saccade_error *err);
     saccade_status (*mark)(plan_carrier *c, void **event, saccade_error *err);
     saccade_status (*await)(plan_carrier *c, void *event, void *stream, saccade_error *err);
