@@ -124,10 +124,20 @@ def measure(world, alone, spread, repeats, is_warm):
     return [statistics.median(x) if x else 0.0 for x in (*one, *every)]
 
 
-def told_of(cp):
-    """Keys that rank 0 gets, and how even the deal is."""
+def told_of(cp, memory):
+    """Keys that rank 0 gets, how even the deal is, and the memory that runs took."""
     stats = cp.statistics()
-    return f"keys {stats[0].received} imbalance {stats[0].imbalance:.3f}"
+    return (
+        f"keys {stats[0].received} imbalance {stats[0].imbalance:.3f} "
+        f"MiB {(memory - free_memory()) / 2**20:.0f}"
+    )
+
+
+def free_memory():
+    if not torch.cuda.is_available():
+        return 0
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
 
 
 def floor(one, every):
@@ -158,6 +168,7 @@ def case(world, N, name, options):
     one = calls(attend_alone, q, k, v, d_out) if rank == 0 else None
     for mode in options.mode:
         for keep in options.keep:
+            memory = free_memory()
             with context_parallel(
                 None,
                 (B, H, N, D),
@@ -168,6 +179,7 @@ def case(world, N, name, options):
                 mode=mode,
                 by="torch" if options.collectives else "nccl",
                 keep=keep,
+                stage_keys=options.stage_keys,
                 seconds=30,
             ) as cp:
                 own = [cp.shard(t) for t in (q, k, v, d_out)]
@@ -177,7 +189,7 @@ def case(world, N, name, options):
                 grads = [cp.unshard(g) for g in every[1]()]
                 again = [cp.unshard(g) for g in every[1]()]
                 by = "collectives" if cp.local else "library"
-                told = told_of(cp)
+                told = told_of(cp, memory)
             same = all(torch.equal(a, b) for a, b in zip(grads, again))
             if rank or options.warm:
                 continue
@@ -195,12 +207,12 @@ def case(world, N, name, options):
     return one[2] if one else None
 
 
-def balancers(N, ranks, mask, device):
-    """PyTorch's ways to deal rows under this mask."""
+def balancers(name, N, ranks, mask, device):
+    """PyTorch's ways to deal rows under this mask; the second is for those that are uneven."""
     from torch.distributed.tensor.experimental._context_parallel import _load_balancer as b
 
     yield "head-tail", lambda: b._HeadTailLoadBalancer(N, ranks, device)
-    if hasattr(b, "_PTRRLoadBalancer"):
+    if hasattr(b, "_PTRRLoadBalancer") and name.startswith("docs"):
         yield "ptrr", lambda: b._PTRRLoadBalancer(mask, ranks)
 
 
@@ -228,7 +240,7 @@ def by_torch(world, N, name, right, options):
         module, mesh
     )
     score = plain_score(name)
-    for kind, new in balancers(N, ranks, whole, device):
+    for kind, new in balancers(name, N, ranks, whole, device):
         balancer = new()
         mask = a._context_parallel_shard(mesh, [whole], [2], load_balancer=balancer)[0]
         own = a._context_parallel_shard(mesh, [q, k, v, d_out], [2] * 4, balancer)
@@ -348,6 +360,7 @@ def main():
     p.add_argument("--lengths", type=lambda t: [int(x) for x in words(t)], default=[32768])
     p.add_argument("--keep", type=lambda t: [bool(int(x)) for x in words(t)], default=[True])
     p.add_argument("--mode", type=words, default=["gather"])
+    p.add_argument("--stage-keys", type=int, default=0, help="of a window in staged mode")
     p.add_argument("--collectives", action="store_true", help="keys travel by torch's")
     p.add_argument("--torch", type=words, default=[], help="cases also run by PyTorch's own")
     p.add_argument("--warm", action="store_true")

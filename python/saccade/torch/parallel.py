@@ -65,11 +65,6 @@ class ContextParallel:
         self.masks = [_whole(m) for m in masks]
         handles = [m.handle() for m in self.masks]
         cpu = self.device.type == "cpu"
-        if mode == "staged" and not cpu:
-            raise ValueError(
-                f"mode: got 'staged' on {self.device}, expected ranks on CPUs: on GPUs keys "
-                "are gathered"
-            )
         self.window = stage_keys if mode == "staged" else None
         self._context = objects.context(-torch.get_num_threads() if cpu else 0)
         tile = self._tile((B, D), dtype, handles)
@@ -89,8 +84,14 @@ class ContextParallel:
         self.keep = keep
         if by not in WAYS:
             raise ValueError(f"by: got {by!r}, expected one of {', '.join(WAYS)}")
-        is_own = by == "nccl" and not cpu and mode == "gather"
+        is_own = not cpu and mode != "heads" and "nccl" in str(dist.get_backend(group))
+        is_own &= by == "nccl" or mode == "staged"
         own = self._over_nccl(seconds) if is_own else None
+        if mode == "staged" and not cpu and own is None:
+            raise ValueError(
+                f"mode: got 'staged' on {self.device}, expected a group of NCCL's and libnccl "
+                "where the library finds it"
+            )
         self._transport = own or self._transport
         self.local = not cpu and own is None  # keys travel by torch's collectives
 
@@ -339,7 +340,7 @@ def context_parallel(
     seconds: float = 300.0,
     device: Optional[torch.device | str] = None,
     mode: str = "gather",
-    by: str = "torch",
+    by: str = "nccl",
     keep: bool = True,
     stage_keys: int = 0,
 ) -> ContextParallel:
@@ -354,14 +355,15 @@ def context_parallel(
     [.., N, N]; layers: how many layers have each. seconds: how long a rank waits for others
     (on CUDA the group's own limit holds). device: cpu, or this rank's CUDA device; by default
     the current CUDA device where the group is NCCL's. dtype: of query, key and value.
-    mode: "gather" brings each rank the keys that its rows touch; "staged", on CPUs, does so by
-    windows of stage_keys keys (0: an eighth of the sequence), the next on its way while one is
+    mode: "gather" brings each rank the keys that its rows touch; "staged" does so by windows
+    of stage_keys keys (0: an eighth of the sequence), the next on its way while one is
     computed: memory is bounded, results are near one process's and the same every time; "heads"
     exchanges rows for heads and back (Ulysses, arXiv 2309.14509), for head counts that the
     ranks divide.
-    by: on CUDA, "torch" lets keys travel by the group's collectives, "nccl" by a communicator
-    of the library's own, while what needs none of them is computed (where libnccl is found;
-    else by the group's). keep: with "nccl", keys that came for forward stay for backward.
+    by: on CUDA, "nccl" lets keys travel by a communicator of the library's own, while what
+    needs none of them is computed (where libnccl is found and the group is NCCL's; else by the
+    group's collectives, as with "torch"). keep: with "nccl", keys that came for forward stay
+    for backward, where they are gathered.
     """
     return ContextParallel(
         group,

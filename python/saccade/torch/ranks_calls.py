@@ -49,7 +49,8 @@ class _Call:
 
 
 class Exchanged(_Call):
-    """The library's gather mode. On GPUs keys that came for forward are kept for backward."""
+    """The library's gather and staged modes. On GPUs keys that were gathered for forward are
+    kept for backward."""
 
     kept = None
 
@@ -59,7 +60,7 @@ class Exchanged(_Call):
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
         room, at, n = _memory(self.dist.workspace(q.shape[0]), q.device)
         given = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
-        if q.is_cuda and any(needs) and self.cp.keep:
+        if q.is_cuda and any(needs) and self.cp.keep and self.cp.mode == "gather":
             size = self.dist.received(q.shape[0])
             self.kept = torch.empty(size + 1, dtype=torch.uint8, device=q.device)
             self._keep(q)
