@@ -26,6 +26,7 @@ typedef struct dist_case {
     int32_t ranks, chunk_tiles; /* 0: chosen */
     int64_t block;              /* of the block mask; 0: 128 */
     int with_max;
+    int is_imported; /* the block mask's blocks by index tensors */
 } dist_case;
 
 typedef struct world {
@@ -214,6 +215,28 @@ static void one_device(world *w, saccade_plan *plan)
     free(a.workspace);
 }
 
+/* The same blocks by index tensors; the mask itself goes. */
+static saccade_block_mask *imported(saccade_block_mask *mask, const case_run *r,
+                                    const saccade_binding *used, int32_t n)
+{
+    saccade_error err = {0};
+    saccade_block_mask *made = NULL;
+    saccade_block_indices x = {0};
+    assert_int_equal(saccade_block_mask_export(mask, 0, &x, NULL), SACCADE_OK);
+    const size_t rows = (size_t)(x.B * x.H * x.rows), all = rows * (size_t)x.columns;
+    x.kv_num_blocks = calloc(2 * (rows + all), sizeof *x.kv_num_blocks);
+    x.kv_indices = x.kv_num_blocks + rows;
+    x.full_kv_num_blocks = x.kv_indices + all;
+    x.full_kv_indices = x.full_kv_num_blocks + rows;
+    if (saccade_block_mask_export(mask, 0, &x, &err)
+        || saccade_block_mask_import(NULL, &x, r->mask, &r->sizes, r->args.positions, used, n,
+                                     &made, &err))
+        fail_msg("%s: %s", err.where, err.message);
+    free(x.kv_num_blocks);
+    saccade_block_mask_destroy(mask);
+    return made;
+}
+
 static saccade_block_mask *mask_of(const dist_case *c, const case_run *r)
 {
     saccade_binding used[8];
@@ -232,7 +255,7 @@ static saccade_block_mask *mask_of(const dist_case *c, const case_run *r)
     if (saccade_block_mask_create(NULL, r->mask, &r->sizes, r->args.positions, used, n, &o,
                                   &mask, &err))
         fail_msg("%s: %s", err.where, err.message);
-    return mask;
+    return c->is_imported ? imported(mask, r, used, n) : mask;
 }
 
 static saccade_shard_plan *shards_of(const dist_case *c, const case_run *r,
@@ -352,17 +375,18 @@ static void check(const dist_case *c)
 static void equal_to_one_device(void **state)
 {
     static const dist_case cases[] = {
-        {"b1 h4/2 q700 kv700 d40 dv24 f32", "causal()", NULL, 2, 0, 0, 0},
-        {"b2 h2 q611 kv611 d32 bf16", "causal()", "alibi()", 3, 1, 64, 0},
-        {"b1 h2 q900 kv900 d32 f16", "q - kv < 100 && q >= kv", "softcap(20.0)", 4, 1, 0, 0},
-        {"b1 h2/1 q500 kv500 d33 f32", "doc[q] == doc[kv]", NULL, 5, 1, 32, 1},
+        {"b1 h4/2 q700 kv700 d40 dv24 f32", "causal()", NULL, 2, 0, 0, 0, 0},
+        {"b2 h2 q611 kv611 d32 bf16", "causal()", "alibi()", 3, 1, 64, 0, 0},
+        {"b1 h2 q900 kv900 d32 f16", "q - kv < 100 && q >= kv", "softcap(20.0)", 4, 1, 0, 0, 0},
+        {"b1 h2/1 q500 kv500 d33 f32", "doc[q] == doc[kv]", NULL, 5, 1, 32, 1, 0},
         {"b2 h2 q400 kv333 d16 f32", "h == 0 ? kv < 100 : (q + kv) % 3 != 1",
-         "score + h_scale[h] * (kv - q)", 3, 1, 40, 0},
-        {"b1 h2 q600 kv600 d32 bf16", NULL, "score + rel[h, q / 64]", 2, 2, 0, 0},
-        {"b2 h1 q97 kv97 d8 f32", "causal()", NULL, 4, 0, 0, 1},
-        {"b1 h1 q1 kv500 d64 bf16", "kv >= 200", NULL, 3, 0, 16, 0},
-        {"b1 h2 q300 kv300 d16 f32", "kv > 1000", NULL, 2, 0, 0, 0},
-        {"b1 h2 q300 kv300 d16 f32", "causal()", NULL, 1, 0, 0, 0},
+         "score + h_scale[h] * (kv - q)", 3, 1, 40, 0, 0},
+        {"b1 h2 q600 kv600 d32 bf16", NULL, "score + rel[h, q / 64]", 2, 2, 0, 0, 0},
+        {"b2 h1 q97 kv97 d8 f32", "causal()", NULL, 4, 0, 0, 1, 0},
+        {"b1 h1 q1 kv500 d64 bf16", "kv >= 200", NULL, 3, 0, 16, 0, 0},
+        {"b1 h2 q300 kv300 d16 f32", "kv > 1000", NULL, 2, 0, 0, 0, 0},
+        {"b1 h2 q300 kv300 d16 f32", "causal()", NULL, 1, 0, 0, 0, 0},
+        {"b1 h2 q800 kv800 d16 f32", "causal()", NULL, 3, 0, 80, 0, 1},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -437,7 +461,8 @@ enum {
     OTHER_WINDOW,
     NO_QUERIES,
     OTHER_MASK,
-    NOT_THERE, /* when the others run: they have an error when their time is up */
+    UNPREPARED, /* all, in staged mode: a run ends the transport, the next one says so */
+    NOT_THERE,  /* when the others run: they have an error when their time is up */
     FAILURES
 };
 
@@ -448,7 +473,7 @@ typedef struct mistaken {
     saccade_mod *mod[2], *score;
     int32_t rank;
     int failure, is_staged;
-    saccade_status status;
+    saccade_status status, then;
     saccade_error err;
 } mistaken;
 
@@ -498,9 +523,15 @@ static void *mistaken_thread(void *arg)
     a.block_mask = me->mask[me->failure == OTHER_MASK];
     a.workspace_bytes = saccade_dist_workspace(dist, 1);
     a.workspace = aligned_alloc(64, (a.workspace_bytes + 63) / 64 * 64);
-    me->status = saccade_dist_prepare(dist, a.block_mask, &me->err);
+    const int is_early = me->is_staged && me->failure == UNPREPARED;
+    if (!is_early)
+        me->status = saccade_dist_prepare(dist, a.block_mask, &me->err);
     if (me->status == SACCADE_OK)
         me->status = saccade_dist_forward(dist, &a, &me->err);
+    if (is_early) { /* what would do fails after what did not, and says why */
+        assert_int_equal(saccade_dist_prepare(dist, a.block_mask, NULL), SACCADE_OK);
+        me->then = saccade_dist_forward(dist, &a, &me->err);
+    }
     free(a.workspace);
     free(data);
     saccade_dist_destroy(dist);
@@ -526,6 +557,13 @@ static void check_failure(const mistaken *each, int failure, int is_staged)
     }
     if (failure == OTHER_MASK)
         assert_int_equal(each[2].status, SACCADE_EINVAL); /* keys that nobody sent it */
+    for (int32_t i = 0; is_staged && failure == UNPREPARED && i < 3; i++) {
+        if (each[i].status == SACCADE_EPEER)
+            continue; /* another rank's failure came while it was made */
+        assert_int_equal(each[i].status, SACCADE_EINVAL);
+        assert_int_equal(each[i].then, SACCADE_EPEER);
+        assert_string_equal(each[i].err.where, "transport");
+    }
     if (failure == NOT_THERE)
         assert_int_equal(each[2].status, SACCADE_EPEER);
 }

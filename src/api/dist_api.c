@@ -39,20 +39,32 @@ static saccade_status add_text(hash128 *hash, const saccade_mod *mod, saccade_er
     return SACCADE_OK;
 }
 
+enum { GATHERED = -1 }; /* instead of keys of a window */
+
 /* What all ranks must have in common. captures: whose gradients are wanted, a bit each. */
 static saccade_status digest_of(const saccade_problem *p, uint64_t captures,
                                 const saccade_shard_plan *shards, int32_t mask, int64_t window,
                                 uint64_t digest[2], saccade_error *err)
 {
-    const int64_t numbers[] = {p->sizes.H,         p->sizes.Hkv,
-                               p->sizes.D,         p->sizes.Dv,
-                               p->dtype,           p->kv_dtype,
-                               p->out_dtype,       p->h_offset,
-                               p->heads_global,    mask,
-                               p->gradients,       p->sinks_dtype,
-                               SACCADE_ABI,        shards->options.Q,
-                               shards->options.KV, shards->options.chunk,
-                               p->batch_invariant, window};
+    const int64_t numbers[] = {p->sizes.H,
+                               p->sizes.Hkv,
+                               p->sizes.D,
+                               p->sizes.Dv,
+                               p->dtype,
+                               p->kv_dtype,
+                               p->out_dtype,
+                               p->h_offset,
+                               p->heads_global,
+                               mask,
+                               p->gradients,
+                               p->sinks_dtype,
+                               SACCADE_ABI,
+                               shards->options.Q,
+                               shards->options.KV,
+                               shards->options.chunk,
+                               p->batch_invariant,
+                               window,
+                               window == GATHERED ? 0 : shards->block_kv[mask]};
     hash128 hash;
     hash_init(&hash);
     hash_add(&hash, numbers, sizeof numbers);
@@ -68,8 +80,6 @@ static saccade_status digest_of(const saccade_problem *p, uint64_t captures,
     digest[1] = hash.b;
     return SACCADE_OK;
 }
-
-enum { GATHERED = -1 }; /* instead of keys of a window */
 
 /* What a window's results are made by: out in f32, for sinks to be added at the end. */
 static saccade_status create_partial(saccade_context *context, const saccade_problem *problem,

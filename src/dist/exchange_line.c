@@ -139,7 +139,12 @@ saccade_status dist_line_wait(dist_line *line, int64_t number, saccade_error *er
 void dist_line_drain(dist_line *line)
 {
     pthread_mutex_lock(&line->lock);
-    line->has_failed = 1;
+    if (!line->has_failed) { /* in what the caller did, not in an exchange */
+        line->has_failed = 1;
+        status_fail_at(&line->err, SACCADE_EPEER, "transport", 0, 0,
+                       "rank %d: a run failed here before, which ended the transport",
+                       line->transport.rank);
+    }
     while (line->done < line->put)
         pthread_cond_wait(&line->changed, &line->lock);
     pthread_mutex_unlock(&line->lock);

@@ -21,6 +21,7 @@ struct saccade_shard_plan {
     shard_lists needs;          /* by (mask, rank, peer) */
     double *area;               /* [ranks] */
     int64_t *received, *sent;   /* [ranks] keys, layers times */
+    int32_t block_kv[SACCADE_MAX_SHARD_MASKS]; /* of masks with imported blocks; else 0 */
     double seconds;
 };
 

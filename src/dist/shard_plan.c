@@ -162,6 +162,8 @@ saccade_status saccade_shard_plan_create(const saccade_shard_options *options,
     read_masks(&o, &source);
     saccade_shard_plan *p = calloc(1, sizeof *p);
     FAIL_IF_NULL(p);
+    for (int32_t i = 0; i < o.n_masks; i++)
+        p->block_kv[i] = mask_get_view(o.masks[i])->imported_block_kv;
     o.masks = NULL;
     o.layers = NULL;
     p->options = o;

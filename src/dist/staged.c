@@ -30,12 +30,19 @@ static int64_t common_unit(const saccade_dist *d, int32_t mask)
     return unit;
 }
 
-/* keys, or about an eighth of the sequence, in whole units and blocks. */
-static int64_t window_size(const saccade_dist *d, int64_t unit, int64_t keys)
+static int64_t common_multiple(int64_t a, int64_t b)
+{
+    return a / common_divisor(a, b) * b;
+}
+
+/* keys, or about an eighth of the sequence, in whole units and blocks, also imported ones. */
+static int64_t window_size(const saccade_dist *d, int32_t mask, int64_t unit, int64_t keys)
 {
     const int64_t eighth = (d->KV + DEFAULT_WINDOWS - 1) / DEFAULT_WINDOWS;
     const int64_t asked = keys ? keys : eighth > LEAST_KEYS ? eighth : LEAST_KEYS;
-    const int64_t step = unit / common_divisor(unit, BLOCK) * BLOCK;
+    const int32_t imported = d->shards->block_kv[mask];
+    const int64_t step =
+        common_multiple(common_multiple(unit, BLOCK), imported > 0 ? imported : 1);
     return (asked + step - 1) / step * step;
 }
 
@@ -109,7 +116,7 @@ saccade_status dist_open_stages(saccade_dist *d, saccade_plan *partial, int32_t 
     s->partial = partial; /* from here on the object's own */
     partial->rows = &d->rows;
     s->unit = common_unit(d, mask);
-    s->size = window_size(d, s->unit, keys);
+    s->size = window_size(d, mask, s->unit, keys);
     TRY(cut_windows(d, s, err));
     if (d->plan->backend->device != SACCADE_CPU) {
         d->rows.far_before = NULL; /* a window's keys are there before it is computed */
