@@ -188,12 +188,13 @@ SACCADE_API saccade_status saccade_dist_create(saccade_context *context,
                                                const saccade_shard_plan *shards, int32_t mask,
                                                const saccade_transport *transport,
                                                saccade_dist **out, saccade_error *err);
-/* The same in staged mode, on CPUs: a run takes the sequence's keys by windows of `keys` of
+/* The same in staged mode: a run takes the sequence's keys by windows of `keys` of
  * them (0: about an eighth; rounded up to whole blocks), gets those of the next while it
  * computes, and adds a window's result to what it has, in f32. Keys take the memory of two
  * windows, whatever the mask touches. Results depend on the windows, in last bits, and are the
  * same every time, also gradients. prepare comes first with each block mask, and again when it
- * was updated. */
+ * was updated. Windows are whole numbers of the blocks of a mask by index tensors. On GPUs
+ * kv_offset and kv_len are numbers on the host. */
 SACCADE_API saccade_status saccade_dist_create_staged(saccade_context *context,
                                                       const saccade_problem *problem,
                                                       const saccade_shard_plan *shards,
