@@ -482,7 +482,8 @@ typedef struct saccade_problem {
     int32_t batch_invariant;
     int32_t
         tangents; /* 1: saccade_tangent is to run with this plan; 0: only back end ref can */
-    int32_t head_max; /* 1: runs may ask for saccade_forward_args.head_max; 0: none does */
+    int32_t head_max;      /* 1: runs may ask for saccade_forward_args.head_max; 0: none does */
+    int32_t shared_prefix; /* 1: every run brings saccade_prefix; 0: none does */
 } saccade_problem;
 static inline void saccade_problem_init(saccade_problem *problem)
 {
@@ -527,6 +528,26 @@ static inline void saccade_pages_init(saccade_pages *pages)
     saccade_record_init(pages, sizeof *pages);
 }
 
+/* Batches that begin with the same keys, for problems with `page` and `shared_prefix`: batches
+ * cu_groups[g] to cu_groups[g + 1] begin with the same lengths[g] keys, those of the group's
+ * first batch, which are read for all of its rows at a time; other batches' entries of them are
+ * never read. Every row must see all keys that its batch shares: the mask is not evaluated over
+ * them, nor may the score read b, q, B, Q or KV; elsewhere both see logical positions. The
+ * result is that of the same run without but for rounding: two parts in f32, merged. No batch
+ * has fewer keys (kv_len) than it shares. Forward alone; pages by `table` [B, most], no block
+ * mask, no kv_offset, no weight, and q whose batches and rows lie at one stride: [B, Q, H, D]
+ * transposed, or Q 1. */
+typedef struct saccade_prefix {
+    size_t size;
+    const saccade_tensor *cu_groups; /* [G + 1] i32 where q lies, from 0 up to B; G up to B */
+    const saccade_tensor *lengths;   /* [G] i32 there, whole pages */
+    int64_t max_keys;                /* none is longer; 0: as many keys as a batch can have */
+} saccade_prefix;
+static inline void saccade_prefix_init(saccade_prefix *prefix)
+{
+    saccade_record_init(prefix, sizeof *prefix);
+}
+
 /* One forward run. All borrowed for the call (for CUDA: what tensors' data point to until the
  * stream has passed it). With a block mask, captures of the mask may be left out on the CPU, or
  * must be those it was proven from: scalars of the same value, tensors of the same address,
@@ -564,6 +585,7 @@ typedef struct saccade_forward_args {
      * row's maximum is NaN. It is that of the rows' maxima: exact. A ragged run without row_max
      * has at most B rows of the longest sequence in q. */
     const saccade_tensor *head_max;
+    const saccade_prefix *prefix; /* of problems with `shared_prefix`; NULL for others */
 } saccade_forward_args;
 static inline void saccade_forward_args_init(saccade_forward_args *args)
 {

@@ -135,6 +135,12 @@ saccade_status api_read_pages(const saccade_plan *plan, const saccade_pages *pag
 saccade_status api_read_page_lengths(const saccade_plan *plan, const api_inputs *in,
                                      plan_run *run, saccade_error *err);
 
+/* ---- prefix_api.c ---- */
+
+/* Into *out and run->prefix, of a run whose inputs were read. */
+saccade_status api_read_prefix(const saccade_plan *plan, const saccade_prefix *given,
+                               plan_run *run, plan_prefix *out, saccade_error *err);
+
 /* ---- forward_api.c ---- */
 
 /* A run but for its outputs and workspace: the arguments as they were read, their tensors of
@@ -143,6 +149,7 @@ typedef struct api_forward_call {
     saccade_forward_args args;
     api_captures captures;
     api_ragged ragged;
+    plan_prefix prefix;
     saccade_tensor view[6];
     api_inputs in;
     plan_run run;

@@ -108,6 +108,8 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
     FAIL_AT(p->page, SACCADE_EINVAL, "page", 0, 0,
             "got %lld, expected 0: ranks hold their keys in one piece each",
             (long long)p->page);
+    FAIL_AT(p->shared_prefix, SACCADE_EINVAL, "shared_prefix", 0, 0,
+            "got %d over ranks, expected 0", p->shared_prefix);
     FAIL_AT(p->head_max, SACCADE_EINVAL, "head_max", 0, 0,
             "got %d over ranks, expected 0: each has maxima of its rows alone (row_max)",
             p->head_max);

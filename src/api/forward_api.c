@@ -58,7 +58,8 @@ saccade_status api_start_forward(const saccade_plan *plan, const saccade_forward
     call->in.k_scale = a->k_scale;
     call->in.v_scale = a->v_scale;
     call->in.ragged = &call->ragged;
-    return api_read_inputs(plan, &call->in, &call->run, &call->captures, err);
+    TRY(api_read_inputs(plan, &call->in, &call->run, &call->captures, err));
+    return api_read_prefix(plan, a->prefix, &call->run, &call->prefix, err);
 }
 
 saccade_status saccade_forward(const saccade_plan *plan, const saccade_forward_args *args,

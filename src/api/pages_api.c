@@ -140,6 +140,16 @@ saccade_status api_read_page_lengths(const saccade_plan *plan, const api_inputs 
 
 /* ---- check ---- */
 
+/* Entries of pages that batch b shares, and that are those of its group's first. */
+static int64_t shared_entries(const plan_run *run, int64_t b)
+{
+    const plan_prefix *p = run->prefix;
+    for (int32_t g = 0; p && g < p->n; g++)
+        if (b > p->groups[g] && b < p->groups[g + 1])
+            return p->shared[g] / run->chunks->size;
+    return 0;
+}
+
 /* Entries of batch b that keys before its length are in. */
 static saccade_status check_entries(const plan_run *run, int64_t b, saccade_error *err)
 {
@@ -147,7 +157,7 @@ static saccade_status check_entries(const plan_run *run, int64_t b, saccade_erro
     const plan_entries own = plan_entries_of(c, b);
     const int64_t len = plan_position_of(&run->positions, run->sizes.KV, b).kv_len;
     const int64_t places = run->k->shape[c->is_paged ? 0 : 2];
-    for (int64_t i = 0; i * c->size < len; i++) {
+    for (int64_t i = shared_entries(run, b); i * c->size < len; i++) {
         const int64_t keys = smaller(len - i * c->size, c->size);
         const int64_t most = places - (c->is_paged ? 1 : keys);
         FAIL_AT(own.first[i] < -1 || own.first[i] > most, SACCADE_EVALUE, "table", 0, 0,

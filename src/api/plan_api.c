@@ -1,6 +1,8 @@
 /* Plans, and the one place that names the back ends. */
 #include "api/api.h"
 
+#include "plan/prefix.h"
+
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,6 +43,8 @@ static saccade_status fill_plan(const saccade_context *context, const saccade_pr
     TRY(plan_derive(problem, plan, err));
     plan->problem.has_rows = is_part;
     plan->problem.has_chunks |= is_part && plan->backend->device == SACCADE_CPU;
+    if (plan->problem.has_prefix)
+        return plan_create_prefix(plan, problem, err);
     return plan_choose(plan, plan->backend->solvers, err);
 }
 

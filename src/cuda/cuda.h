@@ -543,6 +543,10 @@ saccade_status cu_append(const kv_append *a, int device, void *stream, saccade_e
 saccade_status cu_head_max_prepare(const cu_driver *driver, saccade_error *err);
 saccade_status cu_head_max(const saccade_plan *plan, const plan_run *run, saccade_error *err);
 
+/* ---- prefix_launch.c: batches that share keys ---- */
+
+extern const struct plan_prefix_steps cu_prefix_steps;
+
 /* ---- select_launch.c: blocks selected on a device ---- */
 
 saccade_status cu_select_prepare(const cu_driver *driver, int device, saccade_error *err);

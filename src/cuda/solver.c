@@ -186,6 +186,7 @@ static const plan_solver cuda_tile = {
     .prepare = cu_prepare,
     .forward = cu_forward,
     .head_max = cu_head_max,
+    .prefix = &cu_prefix_steps,
     .takes_ragged = 1,
     .takes_ragged_backward = 1,
     .backward_workspace = cu_backward_workspace,

@@ -40,7 +40,7 @@ static double batch_max(const plan_run *run, int64_t b, int64_t h)
     return most;
 }
 
-static void reduce(const plan_run *run)
+void plan_reduce_rows(const plan_run *run)
 {
     const saccade_tensor *t = run->head_max;
     const int is_joint = t->shape[0] == 1;
@@ -85,6 +85,6 @@ saccade_status plan_forward(const saccade_plan *plan, const plan_run *run, sacca
     TRY(plan_forward_rows(plan, &own, err));
     if (plan->solver->head_max)
         return plan->solver->head_max(plan, &own, err);
-    reduce(&own);
+    plan_reduce_rows(&own);
     return SACCADE_OK;
 }

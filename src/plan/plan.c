@@ -93,6 +93,8 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
             "got %d, expected 0 or 1", p->tangents);
     FAIL_AT(p->head_max != 0 && p->head_max != 1, SACCADE_EINVAL, "head_max", 0, 0,
             "got %d, expected 0 or 1", p->head_max);
+    FAIL_AT(p->shared_prefix != 0 && p->shared_prefix != 1, SACCADE_EINVAL, "shared_prefix", 0,
+            0, "got %d, expected 0 or 1", p->shared_prefix);
     FAIL_AT(p->tangents && (p->ragged || p->page || quant_is_dtype(p->kv_dtype)),
             SACCADE_EINVAL, "tangents", 0, 0,
             "got a problem that is ragged, in pages or quantised, expected keys in one piece "
@@ -195,6 +197,7 @@ saccade_status plan_derive(const saccade_problem *p, saccade_plan *plan, saccade
         .is_invariant = p->batch_invariant,
         .has_tangents = p->tangents,
         .has_head_max = p->head_max,
+        .has_prefix = p->shared_prefix,
     };
     if (p->arch) {
         d.arch = arena_strdup(&plan->arena, p->arch);

@@ -41,6 +41,7 @@ typedef struct plan_problem {
                                  * SACCADE_INVARIANT_SHORT: in short runs, and in long ones */
     int has_tangents;           /* tangent is to run */
     int has_head_max;           /* runs may want plan_run.head_max */
+    int has_prefix;             /* every run says by plan_prefix what batches share */
     plan_groups k_groups, v_groups; /* of quantised K and V */
     int is_relaxed; /* sums of dQ in any order, as CTAs come; no public problem asks for it */
 } plan_problem;
@@ -118,6 +119,14 @@ typedef struct plan_dropout {
     const uint64_t *state; /* not NULL: they lie here, on the run's device */
 } plan_dropout;
 
+/* Batches groups[g] to groups[g + 1] begin with the same keys, as many as shared[g] says: whole
+ * chunks, at most max_keys. The numbers lie where q does; those on the host are in range. */
+typedef struct plan_prefix {
+    const int32_t *groups, *shared; /* [n + 1], [n] */
+    int32_t n;
+    int64_t max_keys;
+} plan_prefix;
+
 /* Everything a forward run needs, checked. Tensors are in the order and shapes of saccade.h. */
 typedef struct plan_run {
     saccade_sizes sizes;                     /* ragged: Q and KV of the longest, or more */
@@ -125,6 +134,7 @@ typedef struct plan_run {
     const saccade_tensor *k_scale, *v_scale; /* of quantised K and V; NULL: 1 */
     const plan_chunks *chunks;               /* NULL: keys lie one after the other */
     const plan_rows *rows;               /* NULL: all rows; else q's are those of the parts */
+    const plan_prefix *prefix;           /* NULL: no batches share keys */
     const plan_ragged *ragged;           /* NULL: all batches have Q rows and KV keys */
     const saccade_tensor *lse, *row_max; /* NULL: not wanted */
     const saccade_tensor *head_max; /* [B, H], or [1, H] of all batches; NULL: not wanted */
@@ -169,7 +179,8 @@ typedef struct plan_tangents {
 enum { PLAN_WEIGHT_NODES = 64 };
 
 typedef struct plan_solver plan_solver;
-struct plan_carry; /* plan/carry.h */
+struct plan_carry;        /* plan/carry.h */
+struct plan_prefix_steps; /* plan/prefix.h */
 
 /* A back end: its solvers, best first and NULL-terminated, and the device its tensors lie on.
  * Their values are read and checked before a run only if that is the host. */
@@ -213,6 +224,7 @@ struct plan_solver {
     /* run->head_max from run->row_max; NULL: they lie on the host. */
     saccade_status (*head_max)(const saccade_plan *plan, const plan_run *run,
                                saccade_error *err);
+    const struct plan_prefix_steps *prefix; /* NULL: lists and parts lie on the host */
     /* NULL, both: the solver has no forward mode; tangent_workspace: or it needs none. */
     size_t (*tangent_workspace)(const saccade_plan *plan, const saccade_sizes *sizes);
     saccade_status (*tangent)(const saccade_plan *plan, const plan_run *run,
@@ -290,6 +302,8 @@ saccade_status plan_backward(const saccade_plan *plan, const plan_run *run,
 size_t plan_head_max_room(const plan_problem *problem, const saccade_sizes *sizes);
 /* A forward run. */
 saccade_status plan_forward(const saccade_plan *plan, const plan_run *run, saccade_error *err);
+/* run->head_max from run->row_max, on the host. */
+void plan_reduce_rows(const plan_run *run);
 
 /* ---- explain_ranges.c ---- */
 

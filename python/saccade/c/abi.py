@@ -198,6 +198,7 @@ class Problem(Record):
         ("batch_invariant", C.c_int32),
         ("tangents", C.c_int32),
         ("head_max", C.c_int32),
+        ("shared_prefix", C.c_int32),
     ]
 
 
@@ -235,6 +236,12 @@ class Ragged(Record):
     )
 
 
+class Prefix(Record):
+    _fields_ = (
+        [("size", C.c_size_t)] + _tensors("cu_groups", "lengths") + [("max_keys", C.c_int64)]
+    )
+
+
 class ForwardArgs(Record):
     _fields_ = (
         [("size", C.c_size_t)]
@@ -244,6 +251,7 @@ class ForwardArgs(Record):
         + _tensors("sinks", "k_scale", "v_scale")
         + [("pages", C.POINTER(Pages)), ("ragged", C.POINTER(Ragged))]
         + _tensors("dropout", "head_max")
+        + [("prefix", C.POINTER(Prefix))]
     )
 
 
@@ -405,6 +413,7 @@ MIRRORS = {
     "saccade_selection_options": SelectionOptions,
     "saccade_problem": Problem,
     "saccade_pages": Pages,
+    "saccade_prefix": Prefix,
     "saccade_ragged": Ragged,
     "saccade_forward_args": ForwardArgs,
     "saccade_backward_args": BackwardArgs,

@@ -51,6 +51,7 @@ def cached_attention(
     out: Optional[torch.Tensor] = None,
     return_lse: bool = False,
     return_max: bool = False,
+    prefix: Optional[tuple[torch.Tensor, torch.Tensor, int]] = None,
     kernel_options: Optional[dict[str, Any]] = None,
 ) -> Any:
     """Attention of query [B, H, Q, D] over a cache, any mask and score; out [B, H, Q, Dv].
@@ -71,7 +72,8 @@ def cached_attention(
     Tensors that they capture and scalars are read when the call runs. sinks: [H], or [B, H, Q]
     with 1 for B or Q, a logit of each row in the denominator alone. out: written instead of a
     new tensor; beside 16-bit queries also float32. return_max: also the
-    largest live score of each head in all of the call, [H], -inf where there is none. Returns
+    largest live score of each head in all of the call, [H], -inf where there is none. prefix:
+    what SharedPrefix makes of groups of sequences that begin alike. Returns
     out, or (out, lse), (out, max), (out, lse, max). Errors: ValueError for what does not fit
     together, SaccadeError for what the library refuses, on a GPU not for what a table holds.
     """
@@ -112,12 +114,14 @@ def cached_attention(
         args.ragged_positions(B, seq_lens, None if at_end else q_offset)
     else:
         args.positions(B, Q, seq_lens, q_offset, longest, last_page_len is not None, kv_offset)
+    if prefix is not None:
+        args.prefix(*prefix)
     groups = (
         *_groups("k_scale", k_scale, form.KV, form.D),
         *_groups("v_scale", v_scale, form.KV, form.Dv),
     )
     out_dtype = dtype_name(out) if out.dtype is not query.dtype else None
-    kind = paged, any(ragged), groups, out_dtype, return_max
+    kind = paged, any(ragged), groups, out_dtype, return_max, prefix is not None
     plan = _plan(query, form, mods, scale, kernel_options, kind, sinks)
     args.bind([m for m in mods if m is not None])
     room = plan.workspace(B, form.H, form.Hkv, Q, longest, form.D, form.Dv)
@@ -237,7 +241,7 @@ def _groups(of, scale, keys, dim):
 
 
 def _plan(q, form, mods, scale, options, kind, sinks):
-    paged, ragged, groups, out_dtype, has_max = kind
+    paged, ragged, groups, out_dtype, has_max, has_prefix = kind
     backend, is_invariant = _backend(options, q)
     bound = [m.bound if m is not None else None for m in mods]
     names = "k_scale_tokens", "k_scale_channels", "v_scale_tokens", "v_scale_channels"
@@ -248,6 +252,7 @@ def _plan(q, form, mods, scale, options, kind, sinks):
         ("sinks_dtype", abi.DTYPES[dtype_name(sinks)] if sinks is not None else 0),
         ("out_dtype", abi.DTYPES[out_dtype] if out_dtype else 0),
         ("head_max", int(has_max)),
+        ("shared_prefix", int(has_prefix)),
         *zip(names, groups),
     )
     with torch.cuda.device_of(q):
@@ -325,6 +330,13 @@ class _Arguments:
         self.keep.append(p)
         self.args.pages = C.pointer(p)
         return most * pool.shape[2]
+
+    def prefix(self, groups, lengths, most):
+        p = abi.Prefix(max_keys=int(most))
+        p.cu_groups = self._table("cu_groups", groups, 1)
+        p.lengths = self._table("shared_lens", lengths, 1)
+        self.keep.append(p)
+        self.args.prefix = C.pointer(p)
 
     def ragged(self, of_q, of_k, max_q, max_k, at_end):
         """How many sequences there are."""

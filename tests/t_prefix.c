@@ -1,0 +1,398 @@
+/* Batches that share keys (saccade_prefix): the result is that of the same run without, whose
+ * every batch names the shared pages itself, on every back end that is here. */
+#include "support/device_case.h"
+#include "support/run_case.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum {
+    MOST = 6,
+    H = 8,
+    HKV = 2,
+    D = 64,
+    PAGE = 16,
+    PAGES = 24,
+    KV = PAGES * PAGE,
+    TENSORS = 16
+};
+
+typedef struct prefix_case {
+    const char *mask, *score;
+    saccade_dtype dtype;
+    int64_t Q, page; /* the problem's */
+    int n;           /* groups */
+    int32_t groups[MOST + 1], shared[MOST], lengths[MOST];
+    int has_sinks, is_plain_length; /* no batch is shorter than KV, and none says so */
+} prefix_case;
+
+static const prefix_case cases[] = {
+    {"kv <= q",
+     NULL,
+     SACCADE_BF16,
+     1,
+     PAGE,
+     2,
+     {0, 4, 6},
+     {256, 64},
+     {300, 257, 384, 260, 64, 90},
+     1,
+     0},
+    {"kv <= q && (kv < 144 || kv % 3 != 1)",
+     "softcap(5.0)",
+     SACCADE_F32,
+     3,
+     PAGE,
+     3,
+     {0, 3, 3, 6},
+     {144, 32, 0},
+     {200, 147, 150, 3, 40, 17},
+     0,
+     0},
+    {NULL, NULL, SACCADE_BF16, 1, SACCADE_PAGE_ANY, 1, {0, 6}, {320}, {0}, 1, 1},
+    {NULL,
+     "score + 0.01 * h * kv",
+     SACCADE_F16,
+     40,
+     PAGE,
+     2,
+     {0, 1, 6},
+     {16, 160},
+     {16, 200, 170, 384, 160, 161},
+     0,
+     0},
+};
+enum { CASES = sizeof cases / sizeof cases[0] };
+
+/* Tensors on the back end's device; results are copied back. */
+typedef struct place {
+    int is_there, n;
+    saccade_tensor t[TENSORS];
+    const saccade_tensor *host[TENSORS];
+} place;
+
+static size_t bytes_of(const saccade_tensor *t)
+{
+    return (size_t)run_count(t) * saccade_dtype_bytes(t->dtype);
+}
+
+static void *room_of(const place *p, size_t bytes)
+{
+    void *room = NULL;
+    saccade_error err = {0};
+    if (!p->is_there)
+        return aligned_alloc(64, (bytes + 64) / 64 * 64);
+    if (saccade_device_alloc(0, bytes + 64, &room, &err))
+        fail_msg("%s", err.message);
+    return room;
+}
+
+static void leave(const place *p, void *room)
+{
+    if (p->is_there)
+        saccade_device_free(0, room);
+    else
+        free(room);
+}
+
+static const saccade_tensor *put(place *p, const saccade_tensor *t, int is_result)
+{
+    saccade_tensor *to = &p->t[p->n];
+    *to = *t;
+    p->host[p->n++] = is_result ? t : NULL;
+    if (p->is_there) {
+        to->device = (saccade_device){SACCADE_CUDA, 0};
+        to->data = room_of(p, bytes_of(t));
+        assert_int_equal(saccade_device_copy(0, to->data, t->data, bytes_of(t), NULL),
+                         SACCADE_OK);
+    }
+    return to;
+}
+
+static void take_back(place *p)
+{
+    if (p->is_there)
+        assert_int_equal(saccade_device_synchronize(0, NULL), SACCADE_OK);
+    for (int i = 0; p->is_there && i < p->n; i++) {
+        if (p->host[i])
+            assert_int_equal(saccade_device_copy(0, p->host[i]->data, p->t[i].data,
+                                                 bytes_of(p->host[i]), NULL),
+                             SACCADE_OK);
+        saccade_device_free(0, p->t[i].data);
+    }
+}
+
+/* [B][Q][heads][dim] seen as [B, heads, Q, dim]. */
+static saccade_tensor rows_of(saccade_dtype dtype, int64_t Q, int64_t dim)
+{
+    const int64_t shape[4] = {MOST, Q, H, dim};
+    saccade_tensor t = run_make(dtype, dim ? 4 : 3, shape);
+    t.shape[1] = H, t.shape[2] = Q;
+    t.stride[1] = dim ? dim : 1, t.stride[2] = H * (dim ? dim : 1);
+    return t;
+}
+
+typedef struct inputs {
+    int32_t whole[MOST * PAGES]; /* every batch names the pages that it shares */
+    int32_t first[MOST * PAGES]; /* a group's first alone: others' entries lead nowhere */
+    int32_t last[MOST];          /* q_offset */
+    saccade_tensor q, k, v, sinks;
+} inputs;
+
+static void make(const prefix_case *c, inputs *x)
+{
+    const int64_t heads = H, pool[4] = {MOST * PAGES, HKV, PAGE, D};
+    for (int i = 0; i < MOST * PAGES; i++)
+        x->whole[i] = (i * 35 + 11) % (MOST * PAGES);
+    memcpy(x->first, x->whole, sizeof x->first);
+    for (int g = 0; g < c->n; g++)
+        for (int b = c->groups[g] + 1; b < c->groups[g + 1]; b++)
+            for (int j = 0; j < c->shared[g] / PAGE; j++) {
+                x->whole[b * PAGES + j] = x->whole[c->groups[g] * PAGES + j];
+                x->first[b * PAGES + j] = -7;
+            }
+    for (int b = 0; b < MOST; b++)
+        x->last[b] = (c->is_plain_length ? KV : c->lengths[b]) - (int32_t)c->Q;
+    x->q = rows_of(c->dtype, c->Q, D);
+    x->k = run_make(c->dtype, 4, pool);
+    x->v = run_make(c->dtype, 4, pool);
+    x->sinks = run_make(SACCADE_F32, 1, &heads);
+    saccade_tensor *all[] = {&x->q, &x->k, &x->v, &x->sinks};
+    for (int i = 0; i < 4; i++)
+        run_randomise(all[i], (uint64_t)i + 1);
+    for (int64_t i = 0; i < run_count(&x->q); i++)
+        run_put(&x->q, i, 4 * run_get(&x->q, i));
+}
+
+static saccade_problem problem_of(const prefix_case *c, const char *backend)
+{
+    saccade_problem p;
+    saccade_problem_init(&p);
+    p.sizes = (saccade_sizes){MOST, H, HKV, c->Q, KV, D, D};
+    p.dtype = c->dtype;
+    p.backend = backend;
+    p.page = c->page;
+    p.sinks_dtype = c->has_sinks ? SACCADE_F32 : SACCADE_NONE;
+    p.head_max = 1;
+    return p;
+}
+
+typedef struct results {
+    saccade_tensor out, lse, row_max, head_max;
+} results;
+
+static void make_results(const prefix_case *c, results *r)
+{
+    const int64_t heads[2] = {1, H};
+    r->out = rows_of(c->dtype, c->Q, D);
+    r->lse = rows_of(SACCADE_F32, c->Q, 0);
+    r->row_max = rows_of(SACCADE_F32, c->Q, 0);
+    r->head_max = run_make(SACCADE_F32, 2, heads);
+}
+
+static void drop_results(results *r)
+{
+    free(r->out.data), free(r->lse.data), free(r->row_max.data), free(r->head_max.data);
+}
+
+/* Numbers of this many i32. */
+static saccade_tensor ints(const int32_t *at, int32_t rank, int64_t n, int64_t m)
+{
+    const int64_t shape[2] = {n, m};
+    return saccade_tensor_of((void *)(uintptr_t)at, SACCADE_I32, rank, shape);
+}
+
+static void solve(const prefix_case *c, const inputs *x, const char *backend, int is_shared,
+                  results *r)
+{
+    saccade_error err = {0};
+    saccade_problem problem = problem_of(c, backend);
+    saccade_mod *mods[2] = {c->mask ? case_mod(SACCADE_MASK, c->mask) : NULL,
+                            c->score ? case_mod(SACCADE_SCORE, c->score) : NULL};
+    saccade_plan *plan = NULL;
+    place p = {.is_there = strcmp(backend, "cuda") == 0};
+    const saccade_tensor table = ints(is_shared ? x->first : x->whole, 2, MOST, PAGES);
+    const saccade_tensor len = ints(c->lengths, 1, MOST, 0), last = ints(x->last, 1, MOST, 0);
+    const saccade_tensor groups = ints(c->groups, 1, c->n + 1, 0);
+    const saccade_tensor shared = ints(c->shared, 1, c->n, 0);
+    saccade_positions at;
+    saccade_pages pages;
+    saccade_prefix prefix;
+    saccade_forward_args a;
+    problem.mask = mods[0], problem.score = mods[1];
+    problem.shared_prefix = is_shared;
+    saccade_positions_init(&at);
+    saccade_pages_init(&pages);
+    saccade_prefix_init(&prefix);
+    saccade_forward_args_init(&a);
+    if (saccade_plan_create(NULL, &problem, &plan, &err) != SACCADE_OK)
+        fail_msg("%s: %s %s", backend, err.where, err.message);
+    at.q_offset = put(&p, &last, 0);
+    at.kv_len = c->is_plain_length ? NULL : put(&p, &len, 0);
+    pages.table = put(&p, &table, 0);
+    prefix.cu_groups = put(&p, &groups, 0);
+    prefix.lengths = put(&p, &shared, 0);
+    a.q = put(&p, &x->q, 0), a.k = put(&p, &x->k, 0), a.v = put(&p, &x->v, 0);
+    a.out = put(&p, &r->out, 1), a.lse = put(&p, &r->lse, 1);
+    a.row_max = put(&p, &r->row_max, 1), a.head_max = put(&p, &r->head_max, 1);
+    a.sinks = c->has_sinks ? put(&p, &x->sinks, 0) : NULL;
+    a.positions = &at;
+    a.pages = &pages;
+    a.prefix = is_shared ? &prefix : NULL;
+    a.workspace_bytes = saccade_plan_workspace(plan, &problem.sizes);
+    a.workspace = room_of(&p, a.workspace_bytes);
+    if (saccade_forward(plan, &a, &err) != SACCADE_OK)
+        fail_msg("%s: %s %s", backend, err.where, err.message);
+    take_back(&p);
+    leave(&p, a.workspace);
+    saccade_plan_destroy(plan);
+    saccade_mod_destroy(mods[0]);
+    saccade_mod_destroy(mods[1]);
+}
+
+/* Elements of dense data, whatever their order. */
+static void compare(const char *what, const char *backend, int n, const saccade_tensor *got,
+                    const saccade_tensor *want, double bound)
+{
+    for (int64_t i = 0; i < run_count(got); i++) {
+        const double x = run_get(got, i), y = run_get(want, i);
+        if (!(x == y || fabs(x - y) <= bound * (1 + fabs(y))))
+            fail_msg("case %d, %s: %s %lld is %g, expected %g", n, backend, what, (long long)i,
+                     x, y);
+    }
+}
+
+static void is_as_without(void **state)
+{
+    static const char *const backends[] = {"ref", "cpu", "cuda"};
+    (void)state;
+    const int n_backends = has_device() ? 3 : 2;
+    for (int n = 0; n < CASES; n++) {
+        const prefix_case *c = &cases[n];
+        const double ulp = c->dtype == SACCADE_BF16  ? 0x1p-8
+                           : c->dtype == SACCADE_F16 ? 0x1p-11
+                                                     : 1e-6;
+        results want;
+        inputs x;
+        make(c, &x);
+        make_results(c, &want);
+        solve(c, &x, "ref", 0, &want);
+        for (int i = 0; i < n_backends; i++) {
+            results got;
+            make_results(c, &got);
+            solve(c, &x, backends[i], 1, &got);
+            const double bound = i ? 4 * ulp : 1.01 * ulp; /* ref: rounded once */
+            compare("out", backends[i], n, &got.out, &want.out, bound);
+            compare("lse", backends[i], n, &got.lse, &want.lse, 2e-5);
+            compare("row_max", backends[i], n, &got.row_max, &want.row_max, 2e-5);
+            compare("head_max", backends[i], n, &got.head_max, &want.head_max, 2e-5);
+            drop_results(&got);
+        }
+        drop_results(&want);
+        free(x.q.data), free(x.k.data), free(x.v.data), free(x.sinks.data);
+    }
+}
+
+static void the_program_compiles(void **state)
+{
+    (void)state;
+    expect_program_compiles("prefix.cu", "sm_90a");
+}
+
+/* ---- bad calls ---- */
+
+static void refused(saccade_problem p, const char *where)
+{
+    saccade_error err = {0};
+    saccade_plan *plan = NULL;
+    p.shared_prefix = 1;
+    assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_EINVAL);
+    assert_string_equal(err.where, where);
+}
+
+static void bad_problems(void **state)
+{
+    const saccade_problem good = problem_of(&cases[1], "cpu");
+    saccade_mod *score = case_mod(SACCADE_SCORE, "score - q");
+    saccade_problem p = good;
+    (void)state;
+    p.page = 0;
+    refused(p, "shared_prefix");
+    p = good, p.batch_invariant = 1;
+    refused(p, "shared_prefix");
+    p = good, p.gradients = SACCADE_GRADIENT_Q;
+    refused(p, "shared_prefix");
+    p = good, p.score = score;
+    refused(p, "score");
+    saccade_mod_destroy(score);
+}
+
+/* A run of case 1 with other numbers. */
+static void bad_run(const int32_t *groups, const int32_t *shared, int64_t max_keys,
+                    const char *where)
+{
+    const prefix_case *c = &cases[1];
+    saccade_error err = {0};
+    saccade_problem problem = problem_of(c, "cpu");
+    saccade_plan *plan = NULL;
+    saccade_positions at;
+    saccade_pages pages;
+    saccade_prefix prefix;
+    saccade_forward_args a;
+    results r;
+    inputs x;
+    make(c, &x);
+    make_results(c, &r);
+    problem.shared_prefix = 1;
+    saccade_positions_init(&at);
+    saccade_pages_init(&pages);
+    saccade_prefix_init(&prefix);
+    saccade_forward_args_init(&a);
+    assert_int_equal(saccade_plan_create(NULL, &problem, &plan, &err), SACCADE_OK);
+    const saccade_tensor table = ints(x.first, 2, MOST, PAGES),
+                         len = ints(c->lengths, 1, MOST, 0);
+    const saccade_tensor cu = ints(groups, 1, c->n + 1, 0), lengths = ints(shared, 1, c->n, 0);
+    at.kv_len = &len;
+    pages.table = &table;
+    prefix.cu_groups = &cu, prefix.lengths = &lengths, prefix.max_keys = max_keys;
+    a.q = &x.q, a.k = &x.k, a.v = &x.v, a.out = &r.out;
+    a.positions = &at, a.pages = &pages, a.prefix = groups ? &prefix : NULL;
+    a.workspace_bytes = saccade_plan_workspace(plan, &problem.sizes);
+    a.workspace = aligned_alloc(64, (a.workspace_bytes + 64) / 64 * 64);
+    assert_int_equal(saccade_forward(plan, &a, &err), SACCADE_EINVAL);
+    assert_string_equal(err.where, where);
+    free(a.workspace);
+    saccade_plan_destroy(plan);
+    drop_results(&r);
+    free(x.q.data), free(x.k.data), free(x.v.data), free(x.sinks.data);
+}
+
+static void bad_runs(void **state)
+{
+    const prefix_case *c = &cases[1];
+    (void)state;
+    bad_run(NULL, NULL, 0, "prefix");
+    bad_run((const int32_t[]){0, 3, 3, 5}, c->shared, 0, "cu_groups");
+    bad_run((const int32_t[]){0, 7, 3, 6}, c->shared, 0, "cu_groups");
+    bad_run(c->groups, (const int32_t[]){144, 32, 8}, 0, "prefix.lengths");
+    bad_run(c->groups, c->shared, 128, "prefix.lengths");
+    bad_run(c->groups, (const int32_t[]){160, 32, 0}, 0, "kv_len");
+    bad_run(c->groups, c->shared, KV + 1, "max_keys");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(is_as_without),
+        cmocka_unit_test(the_program_compiles),
+        cmocka_unit_test(bad_problems),
+        cmocka_unit_test(bad_runs),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
