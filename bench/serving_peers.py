@@ -212,7 +212,7 @@ def shared_by(groups, common, o):
     lengths = torch.full((B,), KV, dtype=torch.int32, device="cuda")
     cu = torch.arange(0, B + 1, n, dtype=torch.int32, device="cuda")
     prefix = ours.SharedPrefix(table, lengths, cu, torch.full_like(cu[1:], common),
-                               page=page, max_shared=common, heads=H // G)
+                               page=page, max_shared=common)
     runs = {
         "saccade": lambda: prefix.attention(q, *pools),
         "unshared": lambda: ours.cached_attention(q, *pools, seq_lens=lengths,
