@@ -247,6 +247,8 @@ typedef struct backward_worker {
     int32_t from[BACKWARD_ROWS], past[BACKWARD_ROWS];
     uint8_t sees_all[BACKWARD_ROWS]; /* .. all of them */
     uint8_t cells[BACKWARD_ROWS / BACKWARD_CELL][BACKWARD_KEYS / BACKWARD_CELL]; /* cpu_cover */
+    cpu_stream stream;          /* its ring lies in s */
+    int32_t unit_r0, unit_from; /* the strip whose units are made, its first key */
     eval_state *score, *mask;
     jit_state *jit; /* NULL: the interpreter changes scores */
     int64_t score_head, mask_head, jit_head, jit_i0, jit_j0; /* where they stand, -1: nowhere */
@@ -256,6 +258,7 @@ typedef struct backward_worker {
     double *values;
 } backward_worker;
 
+enum { BACKWARD_WORKER = 8192 }; /* bytes in front of a thread's scratch */
 backward_worker *backward_worker_of(const backward_job *job, int thread);
 void backward_begin_threads(backward_job *job);
 /* par_fn over items of the wave in any order, by their weights' order. */
@@ -275,6 +278,23 @@ float backward_late_scale(const backward_worker *w);
 /* Score mod, its slope and the mask on rows [r0, r0 + rows), keys [from, past) of the tile. */
 void backward_change_scores(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
                             int32_t past);
+
+/* Whether a compiled pass runs on the tile: for the score mod, or for the mask. */
+int backward_is_compiled(const backward_worker *w);
+/* Whether the strip's scores can be changed unit by unit, and that for `n` keys of one, from
+ * `key` of the tile on. Slopes lie two tiles behind. */
+int backward_changes_units(const backward_worker *w, int32_t r0);
+void backward_change_unit(backward_worker *w, int32_t r0, int32_t key, int32_t n, float *unit);
+
+/* ---- backward_stream.c ---- */
+
+/* Whether the strip goes through the kernel's stream, and that; weights of its last units are
+ * made with the next strip's, or at the end. */
+int backward_is_streamed(const backward_worker *w, int32_t r0);
+void backward_stream_strip(backward_worker *w, const cpu_strip_scores *scores,
+                           const cpu_strip_weights *weights, int32_t r0, int32_t from,
+                           int32_t past);
+void backward_end_stream(backward_worker *w);
 
 /* ---- backward_captures.c ---- */
 

@@ -23,7 +23,8 @@ static void begin_mods(backward_worker *w, const backward_job *job, char *base,
     const jit_program *jit = b->score ? b->jit : state->jit;
     if (jit)
         w->jit = jit_begin(jit, &run->score_env, &run->mask_env,
-                           (float)job->plan->problem.scale, base + at->jit);
+                           job->plan->problem.score ? (float)job->plan->problem.scale : 1,
+                           base + at->jit);
     if (score)
         w->score = eval_begin(score, &run->score_env, base + at->score);
     if (state->mask)
@@ -33,7 +34,7 @@ static void begin_mods(backward_worker *w, const backward_job *job, char *base,
 void backward_begin_threads(backward_job *job)
 {
     const backward_scratch at = backward_scratch_of(job->plan, job->backward, &job->g);
-    static_assert(sizeof(backward_worker) <= 4096, "room in front of the scratch");
+    static_assert(sizeof(backward_worker) <= BACKWARD_WORKER, "room in front of the scratch");
     for (int n = 0; n < job->plan->threads; n++) {
         backward_worker *w = backward_worker_of(job, n);
         char *base = (char *)w;

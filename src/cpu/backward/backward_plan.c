@@ -147,7 +147,7 @@ backward_scratch backward_scratch_of(const saccade_plan *plan,
     const size_t pairs =
         backward->kernels->is_apart ? tile / (size_t)backward->kernels->step : 0;
     backward_scratch at;
-    size_t end = 4096; /* backward_worker itself */
+    size_t end = BACKWARD_WORKER;
     place(g->k_turned, &at.k_turned, &end);
     place(g->v_turned, &at.v_turned, &end);
     place(g->k_steps, &at.k_steps, &end);

@@ -58,15 +58,15 @@ static int sees_all(const backward_worker *w, int32_t r0)
     return w->sees_all[r0 / w->job->backward->kernels->block->strip];
 }
 
-/* Whether a compiled pass runs on the tile: for the score mod, or for the mask. */
-static int is_compiled(const backward_worker *w)
+int backward_is_compiled(const backward_worker *w)
 {
     return w->jit && (has_score(w) || is_masked(w));
 }
 
+/* A pass for the mask alone leaves scores as they are. */
 float backward_scale_of(const backward_worker *w)
 {
-    return is_compiled(w) ? 1 : (float)w->job->plan->problem.scale;
+    return backward_is_compiled(w) && has_score(w) ? 1 : (float)w->job->plan->problem.scale;
 }
 
 /* Where nothing but the mask changes scores, weights may scale them. */
@@ -74,7 +74,7 @@ float backward_late_scale(const backward_worker *w)
 {
     const float scale = (float)w->job->plan->problem.scale;
     const int is_late = w->job->backward->kernels->overlap && scale > 0;
-    return is_late && !has_score(w) && !is_compiled(w) ? scale : 1;
+    return is_late && !has_score(w) ? scale : 1;
 }
 
 static void run_compiled(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
@@ -110,7 +110,7 @@ void backward_change_scores(backward_worker *w, int32_t r0, int32_t rows, int32_
 {
     const int by_limits = !w->is_full && w->job->live.by == CPU_BY_LIMITS;
     const int is_whole = sees_all(w, r0);
-    const int compiled = is_compiled(w), masked = is_masked(w) && !is_whole;
+    const int compiled = backward_is_compiled(w), masked = is_masked(w) && !is_whole;
     const int32_t n = past - from;
     if (compiled)
         run_compiled(w, r0, rows, from, past, masked);
@@ -125,4 +125,33 @@ void backward_change_scores(backward_worker *w, int32_t r0, int32_t rows, int32_
         for (int32_t j = n; j % 16 != 0; j++)
             s[j] = -INFINITY;
     }
+}
+
+/* ---- units ---- */
+
+/* What stands still for the whole run asks no row; rows of other masks are asked by strips. */
+int backward_changes_units(const backward_worker *w, int32_t r0)
+{
+    if (backward_is_compiled(w))
+        return 1;
+    return !has_score(w) && (w->is_full || w->job->live.by == CPU_BY_LIMITS || sees_all(w, r0));
+}
+
+static int is_cell_full(const backward_worker *w, int32_t r0, int32_t key)
+{
+    return w->job->runs && w->cells[r0 / BACKWARD_CELL][key / BACKWARD_CELL] == CPU_FULL;
+}
+
+void backward_change_unit(backward_worker *w, int32_t r0, int32_t key, int32_t n, float *unit)
+{
+    enum { LD = CPU_UNIT_ROWS };
+    float *tiles[BACKWARD_RESULTS] = {unit, unit + 2 * CPU_UNIT};
+    const int masked = is_masked(w) && !sees_all(w, r0) && !is_cell_full(w, r0, key);
+    if (!has_score(w) && !masked)
+        return;
+    open_compiled(w);
+    if (w->job->backward->score)
+        jit_tiles(w->jit, tiles, LD, r0, LD, key, n, masked);
+    else
+        jit_tile(w->jit, unit, LD, r0, LD, key, n, masked, w->most);
 }

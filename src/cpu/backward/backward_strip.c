@@ -142,6 +142,14 @@ int backward_make_strip(backward_worker *w, int32_t r0, int32_t from, int32_t pa
     const cpu_backward_kernels *kernels = w->job->backward->kernels;
     const cpu_strip_scores scores = scores_of(w, r0, from, past);
     const int32_t rows = backward_strip_rows(w, r0);
+    if (backward_is_streamed(w, r0)) {
+        backward_make_weights(w, open, all_past);
+        open_weights(w, r0, from, past, open);
+        open->is_open = 0;
+        backward_stream_strip(w, &scores, &open->weights, r0, from, past);
+        return 0;
+    }
+    backward_end_stream(w);
     if (open->is_open && kernels->overlap) {
         kernels->overlap(&scores, &open->weights);
         backward_close_strip(w, open, all_past);

@@ -241,7 +241,17 @@ static void add_dq(const backward_worker *w, int32_t r0)
     const int32_t ld = w->job->g.dq_ld;
     for (int32_t r = r0; r < w->m; r += k->strip) {
         const int32_t from = w->from[r / k->strip], n = w->past[r / k->strip] - from;
-        if (n > 0)
+        if (n > 0 && w->job->backward->kernels->add_values)
+            w->job->backward->kernels->add_values(
+                &(cpu_strip_values){.p = w->dp + r * LD + from,
+                                    .v = operand_at(k, w->k_steps, from, ld),
+                                    .p_ld = LD,
+                                    .n = (n + 15) / 16 * 16,
+                                    .rows = k->strip,
+                                    .n_panels = ld / k->panel,
+                                    .o_ld = ld,
+                                    .o = w->dq + (int64_t)r * ld});
+        else if (n > 0)
             k->values(w->dp + r * LD + from, LD, operand_at(k, w->k_steps, from, ld),
                       (n + 15) / 16 * 16, padded(w->n, w->job->g.keys),
                       backward_strip_rows(w, r), ld / k->panel, ones, w->dq + (int64_t)r * ld,
@@ -346,6 +356,7 @@ void backward_run_tile(backward_worker *w)
         backward_clear_weights(w, r, rows, from, w->from[n]);
         any_dead |= backward_make_strip(w, r, w->from[n], w->past[n], &open, past);
     }
+    backward_end_stream(w);
     const int32_t dq_rows = make_last(w, &open, any_dead, past);
     backward_end_diagonals(w);
     add_products(w, any_dead, dq_rows);

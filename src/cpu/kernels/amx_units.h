@@ -16,12 +16,12 @@ enum { TILES_FLOPS = 300 };
 enum { TILES_FLOPS = 9 };
 #endif
 
-#define ZERO_UNIT()                                                                          \
-    do {                                                                                     \
-        TILE_ZERO(0);                                                                        \
-        TILE_ZERO(1);                                                                        \
-        TILE_ZERO(2);                                                                        \
-        TILE_ZERO(3);                                                                        \
+#define ZERO_UNIT()   \
+    do {              \
+        TILE_ZERO(0); \
+        TILE_ZERO(1); \
+        TILE_ZERO(2); \
+        TILE_ZERO(3); \
     } while (0)
 
 static ALWAYS_INLINE void load_unit(const float *from, int64_t stride)
@@ -60,6 +60,53 @@ static ALWAYS_INLINE void multiply_unit(const char *a, int64_t a_stride, const c
     TILE_LOAD(5, a + TILE_ROWS * a_stride, a_stride);
     TILE_DOT(2, 5, 6);
     TILE_DOT(3, 5, 7);
+}
+
+/* One tile of sums goes, the next comes in its place. */
+#define SWAP_TILE(t, past, past_at, next, next_at, stride)      \
+    do {                                                        \
+        if (past)                                               \
+            TILE_STORE(t, (char *)(past) + (past_at), stride);  \
+        TILE_LOAD(t, (const char *)(next) + (next_at), stride); \
+    } while (0)
+
+/* The first products of a unit whose sums lie at next, behind those of a unit whose sums go to
+ * past, if there is one: tile by tile, so that stores wait for nothing. is_streamed: B is. */
+static ALWAYS_INLINE void multiply_first(int is_streamed, const char *a, int64_t a_stride,
+                                         const char *b, int64_t b_stride, float *past,
+                                         const float *next, int64_t stride)
+{
+    const int64_t low = TILE_ROWS * stride;
+    TILE_LOAD(4, a, a_stride);
+    if (is_streamed)
+        TILE_STREAM(6, b, b_stride);
+    else
+        TILE_LOAD(6, b, b_stride);
+    SWAP_TILE(0, past, 0, next, 0, stride);
+    TILE_DOT(0, 4, 6);
+    if (is_streamed)
+        TILE_STREAM(7, b + TILE_BYTES, b_stride);
+    else
+        TILE_LOAD(7, b + TILE_BYTES, b_stride);
+    SWAP_TILE(1, past, TILE_BYTES, next, TILE_BYTES, stride);
+    TILE_DOT(1, 4, 7);
+    TILE_LOAD(5, a + TILE_ROWS * a_stride, a_stride);
+    SWAP_TILE(2, past, low, next, low, stride);
+    TILE_DOT(2, 5, 6);
+    SWAP_TILE(3, past, low + TILE_BYTES, next, low + TILE_BYTES, stride);
+    TILE_DOT(3, 5, 7);
+}
+
+/* Rows [from, past) of a unit of sums into the nearest cache. */
+static ALWAYS_INLINE void prefetch_sums(const float *at, int64_t stride, int32_t from,
+                                        int32_t past)
+{
+    const char *row = (const char *)at + from * stride;
+    __asm__ volatile("" : "+r"(row));
+    for (int32_t i = from; i < past && i < UNIT; i++, row += stride) {
+        __builtin_prefetch(row, 1, 3);
+        __builtin_prefetch(row + TILE_BYTES, 1, 3);
+    }
 }
 
 #endif

@@ -12,6 +12,7 @@
 #include "cpu/kernels/vec.h"
 
 #include "cpu/kernels/amx_columns.h"
+#include "cpu/kernels/amx_stream.h"
 #include "cpu/kernels/weight_pairs.h"
 
 /* C += 32 dims x 32 rows of A times 16 pairs of rows x 32 keys of B, of rows b_stride apart. */
@@ -27,22 +28,61 @@ static ALWAYS_INLINE void multiply_pairs(const char *a, const char *b, int64_t b
     TILE_DOT(3, 5, 7);
 }
 
+/* Sums of 32 dims stay together: their columns are near while all keys pass. A unit's sums are
+ * brought near beside the products of the one before. */
 static CPU_TURNED(turned)
 {
     const int32_t steps = (rows + TILE_DEPTH - 1) / TILE_DEPTH;
-    const int64_t a_stride = (int64_t)a_ld * 4;
+    const int32_t each = (UNIT + steps - 1) / steps;
+    const int32_t per_panel = (keys + UNIT - 1) / UNIT, all = per_panel * n_panels;
+    const int64_t a_stride = (int64_t)a_ld * 4, stride = (int64_t)c_ld * 4;
+    float *past = NULL, *to = c;
     (void)block;
-    for (int32_t j = 0; j < keys; j += UNIT)
-        for (int32_t v = 0; v < n_panels; v++) {
-            const char *columns = (const char *)b + (int64_t)v * UNIT_BYTES;
-            const char *weights = (const char *)a + (int64_t)j * 4;
-            float *to = c + (int64_t)v * UNIT * c_ld + j;
-            load_unit(to, (int64_t)c_ld * 4);
-            for (int32_t t = 0; t < steps; t++)
-                multiply_pairs(columns + (int64_t)t * n_panels * UNIT_BYTES,
-                               weights + t * TILE_ROWS * a_stride, a_stride);
-            store_unit(to, (int64_t)c_ld * 4);
+    for (int32_t n = 0, j = 0, v = 0; n < all; n++) {
+        const char *columns = (const char *)b + (int64_t)v * UNIT_BYTES;
+        const char *weights = (const char *)a + (int64_t)j * UNIT * 4;
+        if (++j == per_panel)
+            j = 0, v++;
+        float *next = n + 1 < all ? c + (int64_t)v * UNIT * c_ld + j * UNIT : to;
+        multiply_first(0, columns, TILE_BYTES, weights, a_stride, past, to, stride);
+        prefetch_sums(next, stride, 0, each);
+        for (int32_t t = 1; t < steps; t++) {
+            multiply_pairs(columns + (int64_t)t * n_panels * UNIT_BYTES,
+                           weights + t * TILE_ROWS * a_stride, a_stride);
+            prefetch_sums(next, stride, t * each, (t + 1) * each);
         }
+        past = to;
+        to = next;
+    }
+    store_unit(past, stride);
+}
+
+/* dQ likewise, strip by strip. */
+static CPU_ADD_VALUES(add_values)
+{
+    const cpu_strip_values *w = values;
+    const int32_t steps = (w->n + TILE_DEPTH - 1) / TILE_DEPTH;
+    const int32_t each = (UNIT + steps - 1) / steps;
+    const int32_t all = (w->rows + UNIT - 1) / UNIT * w->n_panels;
+    const int64_t p_stride = (int64_t)w->p_ld * 4, stride = (int64_t)w->o_ld * 4;
+    float *past = NULL, *to = w->o;
+    for (int32_t n = 0, r = 0, v = 0; n < all; n++) {
+        const char *weights = (const char *)w->p + (int64_t)r * UNIT * p_stride;
+        const char *panel = (const char *)w->v + (int64_t)v * UNIT_BYTES;
+        if (++v == w->n_panels)
+            v = 0, r++;
+        float *next = n + 1 < all ? w->o + (int64_t)r * UNIT * w->o_ld + v * UNIT : to;
+        multiply_first(1, weights, p_stride, panel, 2 * TILE_BYTES, past, to, stride);
+        prefetch_sums(next, stride, 0, each);
+        for (int32_t t = 1; t < steps; t++) {
+            multiply_unit(weights + t * TILE_BYTES, p_stride,
+                          panel + (int64_t)t * w->n_panels * UNIT_BYTES);
+            prefetch_sums(next, stride, t * each, (t + 1) * each);
+        }
+        past = to;
+        to = next;
+    }
+    store_unit(past, stride);
 }
 
 /* ---- weights ---- */
@@ -262,6 +302,9 @@ const cpu_backward_kernels LEVEL_NAME(cpu_backward_bf16_tiles) = {
     .weights = weights,
     .overlap = overlap,
     .overlap_values = overlap_values,
+    .add_values = add_values,
+    .stream = stream_strip,
+    .end_stream = end_stream,
     .turned = turned,
     .pack_columns = pack_columns,
     .turn_sums = turn_sums,

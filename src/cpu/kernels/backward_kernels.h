@@ -10,6 +10,7 @@
 #define SACCADE_CPU_KERNELS_BACKWARD_KERNELS_H
 
 #include "cpu/kernels/kernels.h"
+#include "cpu/kernels/unit_stream.h"
 
 /* A strip whose weights are to be made: P = exp(scale S - lse), dX = P (dP - delta) and
  * dS = dX slope, exactly 0 where S is -INF, whatever dP, lse and delta are. dS also lies over
@@ -45,6 +46,16 @@ typedef struct cpu_strip_values {
 /* These products, and the weights of another strip at the same time. */
 #define CPU_OVERLAP_VALUES(name) \
     void name(const cpu_strip_values *values, const cpu_strip_weights *weights)
+/* These products alone. */
+#define CPU_ADD_VALUES(name) void name(const cpu_strip_values *values)
+
+/* A strip of 32 rows, whose |lse| is below 256, without dx and dropout; S and dP are not left.
+ * Weights of its last units are made with the next strip's. */
+#define CPU_STREAM(name)                                          \
+    void name(cpu_stream *stream, const cpu_strip_scores *scores, \
+              const cpu_strip_weights *weights)
+/* Makes what weights are left. */
+#define CPU_END_STREAM(name) void name(cpu_stream *stream)
 /* c[j] += sum over rows i of a[i][j] b[i]. a: steps of rows, each of a_ld keys, four bytes a
  * key; b: panels of pack_values of `block` rows, from the first row of a step on;
  * c [keys][c_ld] f32, or by dims (pack_columns below). */
@@ -80,6 +91,9 @@ typedef struct cpu_backward_kernels {
     CPU_WEIGHTS((*weights));
     CPU_OVERLAP((*overlap)); /* NULL: nothing is gained, weights follow their scores */
     CPU_OVERLAP_VALUES((*overlap_values)); /* NULL where that is */
+    CPU_ADD_VALUES((*add_values));         /* NULL: the block's values serve */
+    CPU_STREAM((*stream));                 /* NULL: there are no streams */
+    CPU_END_STREAM((*end_stream));
     CPU_TURNED((*turned));
     /* Tiles: b of `turned` is made by pack_columns, and c is [dims][c_ld keys], for turn_sums
      * to turn. NULL: by the block's pack_values, and c lies by keys. */

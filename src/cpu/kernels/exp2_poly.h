@@ -23,14 +23,19 @@ static ALWAYS_INLINE vf exp2_poly(vf t)
     return vf_scale(p, t);
 }
 
-/* The same to 8.6e-5, for weights that are rounded to bf16, which is 3.9e-3. */
-static ALWAYS_INLINE vf exp2_rough(vf t)
+/* 2^(t - floor t) to 8.6e-5. */
+static ALWAYS_INLINE vf exp2_rough_fraction(vf t)
 {
     const vf f = vf_fraction(t);
     vf p = vf_fma(f, vf_set(0x1.3baaa6p-4f), vf_set(0x1.d2378ap-3f));
     p = vf_fma(p, f, vf_set(0x1.63e658p-1f));
-    p = vf_fma(p, f, vf_set(1.0f));
-    return vf_scale(p, t);
+    return vf_fma(p, f, vf_set(1.0f));
+}
+
+/* 2^t to 8.6e-5, for weights that are rounded to bf16, which is 3.9e-3. */
+static ALWAYS_INLINE vf exp2_rough(vf t)
+{
+    return vf_scale(exp2_rough_fraction(t), t);
 }
 
 #else
