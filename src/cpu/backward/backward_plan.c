@@ -5,7 +5,7 @@
 #include "base/status.h"
 #include "cpu/schedule/layout.h"
 
-enum { ITEMS = 64 }; /* aimed at: enough for sixteen threads, the longest first */
+enum { ITEMS = 32 }; /* aimed at: enough for sixteen threads, the longest first */
 /* Sums of dQ at a time, unless one head is more. */
 static const size_t wave_bytes = (size_t)512 << 20;
 
