@@ -7,7 +7,7 @@ paged: decode, b32 h16 d64, pages of 128 in a random order over a pool twice as 
 FlexAttention's own PagedAttention and by cached_attention over the very same pool and table,
 each also over keys in one piece. ragged: causal, 64 sequences of 64 to 8192, h16, beside
 torch.nn.attention.varlen and beside the same tokens as documents of one sequence. invariant:
-batch_invariant against without ("short" for decode). sinks: with against without. tree: drafts
+batch_invariant against without. sinks: with against without. tree: drafts
 of a tree behind a prefix, in pages of 64, against causal ones. shared: decode of 64 sequences,
 in groups that begin alike, by SharedPrefix against cached_attention. All contenders of a case
 have the same random tensors; medians of CUDA events by turns (peers_cuda.medians), and results
@@ -156,8 +156,8 @@ def one_with_against_without(name, case, options, asked, rounds):
 
 def invariant(o):
     with_against_without("invariant", INVARIANT,
-                         lambda H, Q: {"kernel_options": {
-                             "BATCH_INVARIANT": "short" if Q <= 128 else True}}, 1.1, o.rounds)
+                         lambda H, Q: {"kernel_options": {"BATCH_INVARIANT": True}}, 1.1,
+                         o.rounds)
 
 
 def sinks(o):
