@@ -3,6 +3,7 @@
  * and pages, on every back end that is here. */
 #include "support/device_case.h"
 #include "support/run_case.h"
+#include "support/tensor_place.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -13,7 +14,7 @@
 
 #include <cmocka.h>
 
-enum { B = 3, H = 4, HKV = 2, D = 32, KV = 96, PAGE = 16, TENSORS = 12 };
+enum { B = 3, H = 4, HKV = 2, D = 32, KV = 96, PAGE = 16 };
 
 static const int32_t lengths[B] = {KV, 0, 37}; /* live keys */
 
@@ -23,64 +24,6 @@ typedef struct max_case {
     int64_t Q;
     int is_ragged, is_paged, has_nan;
 } max_case;
-
-/* Tensors on the case's device; results are copied back. */
-typedef struct place {
-    int is_there, n;
-    saccade_tensor t[TENSORS];
-    const saccade_tensor *host[TENSORS];
-} place;
-
-static size_t bytes_of(const saccade_tensor *t)
-{
-    return (size_t)run_count(t) * saccade_dtype_bytes(t->dtype);
-}
-
-static void *room_of(const place *p, size_t bytes)
-{
-    void *room = NULL;
-    saccade_error err = {0};
-    if (!p->is_there)
-        return aligned_alloc(64, (bytes + 64) / 64 * 64);
-    if (saccade_device_alloc(0, bytes + 64, &room, &err))
-        fail_msg("%s", err.message);
-    return room;
-}
-
-static void leave(const place *p, void *room)
-{
-    if (p->is_there)
-        saccade_device_free(0, room);
-    else
-        free(room);
-}
-
-static const saccade_tensor *put(place *p, const saccade_tensor *t, int is_result)
-{
-    saccade_tensor *to = &p->t[p->n];
-    *to = *t;
-    p->host[p->n++] = is_result ? t : NULL;
-    if (p->is_there) {
-        to->device = (saccade_device){SACCADE_CUDA, 0};
-        to->data = room_of(p, bytes_of(t));
-        assert_int_equal(saccade_device_copy(0, to->data, t->data, bytes_of(t), NULL),
-                         SACCADE_OK);
-    }
-    return to;
-}
-
-static void take_back(place *p)
-{
-    if (p->is_there)
-        assert_int_equal(saccade_device_synchronize(0, NULL), SACCADE_OK);
-    for (int i = 0; p->is_there && i < p->n; i++) {
-        if (p->host[i])
-            assert_int_equal(saccade_device_copy(0, p->host[i]->data, p->t[i].data,
-                                                 bytes_of(p->host[i]), NULL),
-                             SACCADE_OK);
-        saccade_device_free(0, p->t[i].data);
-    }
-}
 
 typedef struct inputs {
     int32_t first[B + 1], table[B * KV / PAGE];
@@ -141,7 +84,7 @@ static void solve(const max_case *c, const inputs *x, const saccade_tensor *row_
     const int64_t n = B, n1 = B + 1, table[2] = {B, KV / PAGE};
     saccade_error err = {0};
     saccade_plan *plan = plan_of(c);
-    place p = {.is_there = strcmp(c->backend, "cuda") == 0};
+    tensor_place p = {.is_on_device = strcmp(c->backend, "cuda") == 0};
     const saccade_tensor len = saccade_tensor_of((void *)lengths, SACCADE_I32, 1, &n);
     const saccade_tensor cu = saccade_tensor_of((void *)x->first, SACCADE_I32, 1, &n1);
     const saccade_tensor pages = saccade_tensor_of((void *)x->table, SACCADE_I32, 2, table);
@@ -154,23 +97,23 @@ static void solve(const max_case *c, const inputs *x, const saccade_tensor *row_
     saccade_ragged_init(&ragged);
     saccade_pages_init(&keys);
     saccade_forward_args_init(&a);
-    at.kv_len = put(&p, &len, 0);
-    ragged.cu_seqlens_q = put(&p, &cu, 0);
+    at.kv_len = place_put(&p, &len, 0);
+    ragged.cu_seqlens_q = place_put(&p, &cu, 0);
     ragged.max_q = c->Q;
-    keys.table = put(&p, &pages, 0);
-    a.q = put(&p, &x->q, 0), a.k = put(&p, &x->k, 0), a.v = put(&p, &x->v, 0);
-    a.out = put(&p, &x->out, 1);
-    a.row_max = row_max ? put(&p, row_max, 1) : NULL;
-    a.head_max = put(&p, head_max, 1);
+    keys.table = place_put(&p, &pages, 0);
+    a.q = place_put(&p, &x->q, 0), a.k = place_put(&p, &x->k, 0), a.v = place_put(&p, &x->v, 0);
+    a.out = place_put(&p, &x->out, 1);
+    a.row_max = row_max ? place_put(&p, row_max, 1) : NULL;
+    a.head_max = place_put(&p, head_max, 1);
     a.positions = &at;
     a.ragged = c->is_ragged ? &ragged : NULL;
     a.pages = c->is_paged ? &keys : NULL;
     a.workspace_bytes = saccade_plan_workspace(plan, &sizes);
-    a.workspace = room_of(&p, a.workspace_bytes);
+    a.workspace = place_room(&p, a.workspace_bytes);
     if (saccade_forward(plan, &a, &err) != SACCADE_OK)
         fail_msg("%s: %s %s", c->backend, err.where, err.message);
-    take_back(&p);
-    leave(&p, a.workspace);
+    place_take_back(&p);
+    place_leave(&p, a.workspace);
     saccade_plan_destroy(plan);
 }
 

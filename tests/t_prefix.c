@@ -2,6 +2,7 @@
  * every batch names the shared pages itself, on every back end that is here. */
 #include "support/device_case.h"
 #include "support/run_case.h"
+#include "support/tensor_place.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -69,64 +70,6 @@ static const prefix_case cases[] = {
      0},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
-
-/* Tensors on the back end's device; results are copied back. */
-typedef struct place {
-    int is_there, n;
-    saccade_tensor t[TENSORS];
-    const saccade_tensor *host[TENSORS];
-} place;
-
-static size_t bytes_of(const saccade_tensor *t)
-{
-    return (size_t)run_count(t) * saccade_dtype_bytes(t->dtype);
-}
-
-static void *room_of(const place *p, size_t bytes)
-{
-    void *room = NULL;
-    saccade_error err = {0};
-    if (!p->is_there)
-        return aligned_alloc(64, (bytes + 64) / 64 * 64);
-    if (saccade_device_alloc(0, bytes + 64, &room, &err))
-        fail_msg("%s", err.message);
-    return room;
-}
-
-static void leave(const place *p, void *room)
-{
-    if (p->is_there)
-        saccade_device_free(0, room);
-    else
-        free(room);
-}
-
-static const saccade_tensor *put(place *p, const saccade_tensor *t, int is_result)
-{
-    saccade_tensor *to = &p->t[p->n];
-    *to = *t;
-    p->host[p->n++] = is_result ? t : NULL;
-    if (p->is_there) {
-        to->device = (saccade_device){SACCADE_CUDA, 0};
-        to->data = room_of(p, bytes_of(t));
-        assert_int_equal(saccade_device_copy(0, to->data, t->data, bytes_of(t), NULL),
-                         SACCADE_OK);
-    }
-    return to;
-}
-
-static void take_back(place *p)
-{
-    if (p->is_there)
-        assert_int_equal(saccade_device_synchronize(0, NULL), SACCADE_OK);
-    for (int i = 0; p->is_there && i < p->n; i++) {
-        if (p->host[i])
-            assert_int_equal(saccade_device_copy(0, p->host[i]->data, p->t[i].data,
-                                                 bytes_of(p->host[i]), NULL),
-                             SACCADE_OK);
-        saccade_device_free(0, p->t[i].data);
-    }
-}
 
 /* [B][Q][heads][dim] seen as [B, heads, Q, dim]. */
 static saccade_tensor rows_of(saccade_dtype dtype, int64_t Q, int64_t dim)
@@ -216,7 +159,7 @@ static void solve(const prefix_case *c, const inputs *x, const char *backend, in
     saccade_mod *mods[2] = {c->mask ? case_mod(SACCADE_MASK, c->mask) : NULL,
                             c->score ? case_mod(SACCADE_SCORE, c->score) : NULL};
     saccade_plan *plan = NULL;
-    place p = {.is_there = strcmp(backend, "cuda") == 0};
+    tensor_place p = {.is_on_device = strcmp(backend, "cuda") == 0};
     const saccade_tensor table = ints(is_shared ? x->first : x->whole, 2, MOST, PAGES);
     const saccade_tensor len = ints(c->lengths, 1, MOST, 0), last = ints(x->last, 1, MOST, 0);
     const saccade_tensor groups = ints(c->groups, 1, c->n + 1, 0);
@@ -233,24 +176,24 @@ static void solve(const prefix_case *c, const inputs *x, const char *backend, in
     saccade_forward_args_init(&a);
     if (saccade_plan_create(NULL, &problem, &plan, &err) != SACCADE_OK)
         fail_msg("%s: %s %s", backend, err.where, err.message);
-    at.q_offset = put(&p, &last, 0);
-    at.kv_len = c->is_plain_length ? NULL : put(&p, &len, 0);
-    pages.table = put(&p, &table, 0);
-    prefix.cu_groups = put(&p, &groups, 0);
-    prefix.lengths = put(&p, &shared, 0);
-    a.q = put(&p, &x->q, 0), a.k = put(&p, &x->k, 0), a.v = put(&p, &x->v, 0);
-    a.out = put(&p, &r->out, 1), a.lse = put(&p, &r->lse, 1);
-    a.row_max = put(&p, &r->row_max, 1), a.head_max = put(&p, &r->head_max, 1);
-    a.sinks = c->has_sinks ? put(&p, &x->sinks, 0) : NULL;
+    at.q_offset = place_put(&p, &last, 0);
+    at.kv_len = c->is_plain_length ? NULL : place_put(&p, &len, 0);
+    pages.table = place_put(&p, &table, 0);
+    prefix.cu_groups = place_put(&p, &groups, 0);
+    prefix.lengths = place_put(&p, &shared, 0);
+    a.q = place_put(&p, &x->q, 0), a.k = place_put(&p, &x->k, 0), a.v = place_put(&p, &x->v, 0);
+    a.out = place_put(&p, &r->out, 1), a.lse = place_put(&p, &r->lse, 1);
+    a.row_max = place_put(&p, &r->row_max, 1), a.head_max = place_put(&p, &r->head_max, 1);
+    a.sinks = c->has_sinks ? place_put(&p, &x->sinks, 0) : NULL;
     a.positions = &at;
     a.pages = &pages;
     a.prefix = is_shared ? &prefix : NULL;
     a.workspace_bytes = saccade_plan_workspace(plan, &problem.sizes);
-    a.workspace = room_of(&p, a.workspace_bytes);
+    a.workspace = place_room(&p, a.workspace_bytes);
     if (saccade_forward(plan, &a, &err) != SACCADE_OK)
         fail_msg("%s: %s %s", backend, err.where, err.message);
-    take_back(&p);
-    leave(&p, a.workspace);
+    place_take_back(&p);
+    place_leave(&p, a.workspace);
     saccade_plan_destroy(plan);
     saccade_mod_destroy(mods[0]);
     saccade_mod_destroy(mods[1]);
