@@ -796,6 +796,11 @@ static void floats(void **state)
         {{.problem = "b1 h2/1 q100 kv150 d256 f32", .mask = "causal()"}, {0}},
         {{.problem = "b1 h2 q70 kv130 d35 dv90 f32", .mask = "sliding_window(W)"}, {0}},
         {{.problem = "b1 h2 q100 kv170 d192 dv128 f32", .kv_len = 150}, {.shift = 3}},
+        {{.problem = "b1 h4/2 q100 kv170 d40 dv23 f32", .mask = "causal()", .kv_len = 150},
+         {.shift = 3}},
+        {{.problem = "b1 h2 q90 kv200 d20 dv64 f32", .score = "softcap(20)",
+          .mask = "sliding_window(W)", .seed = 1},
+         {.has_block_mask = 1}},
     };
     (void)state;
     all_hold(rows, sizeof rows / sizeof rows[0]);

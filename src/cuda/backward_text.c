@@ -75,14 +75,16 @@ cu_form cu_backward_pass_choice(int D, int E)
                      .backward = {.rows = is_wide ? 16 : 32, .parts = is_wide ? 2 : 1}};
 }
 
-/* f32: products of split operands. Two CTAs to a multiprocessor up to head dims of 128, whose
- * stages fit 99 KB. */
+/* f32: operands in three bf16 numbers up to head dims of 64, else products of split operands.
+ * Two CTAs to a multiprocessor up to head dims of 128, whose stages fit 99 KB. */
 cu_form cu_backward_pass32_choice(int D, int E)
 {
     const int dim = D > E ? D : E;
     return (cu_form){.family = CU_F32,
                      .tile = {.groups = 4, .keys = 64, .stages = dim > 128 ? 1 : 2},
-                     .backward = {.rows = 16, .parts = dim > 128 ? 2 : 1}};
+                     .backward = {.rows = dim > 64 ? 16 : 32,
+                                  .parts = dim > 128 ? 2 : 1,
+                                  .is_thirds = dim <= 64}};
 }
 
 /* The same blocks, so that both walk the same runs; no sums of wide rows, so one warp to 16. */
@@ -142,9 +144,25 @@ static int pass_shared(const cu_form *f, int columns)
            + (f->tile.keys + stages * rows) * 8;
 }
 
+/* bytes of the pieces of a block that passes, of whole threads */
+static int piece_bytes(const cu_form *f, int dim)
+{
+    const int threads = cu_backward_threads(f);
+    return (f->backward.rows * dim / 8 + threads - 1) / threads * threads * 32;
+}
+
+/* three copies of the tiles, and a block on its way */
+static int thirds_shared(const cu_form *f, int D, int E)
+{
+    const int rows = f->backward.rows, stats = (f->tile.keys + f->tile.stages * rows) * 8;
+    return 3 * 2 * (f->tile.keys + rows) * 128 + piece_bytes(f, D) + piece_bytes(f, E) + stats;
+}
+
 int cu_backward_shared_bytes(const cu_form *f, int D, int E)
 {
     const int columns = panels(D) + panels(E);
+    if (f->backward.is_thirds)
+        return thirds_shared(f, D, E);
     if (f->backward.value_stages)
         return wide_shared(f, D, E);
     if (f->family == CU_F32)
@@ -189,6 +207,7 @@ static void put_config(const plan_problem *p, const cu_form *form, const cu_mod_
         {"TM", form->backward.rows},
         {"TN", form->backward.rows},
         {"PARTS", form->backward.parts},
+        {"THIRDS", form->backward.is_thirds},
         {"DROP", p->weight != NULL},
         {"ROWS", p->has_rows},
         {"Q_SHARED", 0},

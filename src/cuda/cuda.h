@@ -132,6 +132,7 @@ typedef enum cu_family { CU_SM90, CU_SM80, CU_F32, CU_FAMILIES } cu_family;
 typedef struct cu_backward_tile {
     int rows;  /* by mma.sync: rows of a block that passes */
     int parts; /* by mma.sync: warps that share 16 rows, each with a part of the columns */
+    int is_thirds;    /* by mma.sync, f32: operands in three bf16 numbers (bwd_thirds.cuh) */
     int value_stages; /* sm_90a, wide heads: blocks of V in flight beside dQ */
     int is_captures;  /* gradients of captures by it */
     int is_split;     /* sm_90a: loads and sums into global memory by warps of their own */

@@ -83,7 +83,7 @@ DEVICE u32 load_word(u32 at)
     return x;
 }
 
-#if CFG_F32
+#if CFG_F32 && !CFG_THIRDS
 /* A word with 0 for what is infinite or NaN. */
 DEVICE u32 without_special(u32 x)
 {

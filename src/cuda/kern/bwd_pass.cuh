@@ -9,11 +9,19 @@ enum {
     THREADS = WARPS * 32,
     PANELS_D = TILE_PANELS_D,
     PANELS_E = TILE_PANELS_E,
-    STAY_D = PANELS_D * STAY * 128,
-    STAY_BYTES = STAY_D + PANELS_E * STAY * 128,
-    PASS_D = PANELS_D * PASS * 128,
-    PASS_BYTES = PASS_D + PANELS_E * PASS * 128,
+    COPIES = CFG_THIRDS ? 3 : 1,
+    STAY_D = COPIES * PANELS_D * STAY * 128,
+    STAY_BYTES = STAY_D + COPIES * PANELS_E * STAY * 128,
+    PASS_D = COPIES * PANELS_D * PASS * 128,
+    PASS_BYTES = PASS_D + COPIES * PANELS_E * PASS * 128,
+#if CFG_THIRDS /* one block in thirds, then the next as it comes */
+    RAW_D = (PASS * CFG_D / 8 + THREADS - 1) / THREADS * THREADS * 32,
+    RAW_E = (PASS * CFG_E / 8 + THREADS - 1) / THREADS * THREADS * 32,
+    RAW = STAY_BYTES + PASS_BYTES,
+    STATS = RAW + RAW_D + RAW_E,
+#else
     STATS = STAY_BYTES + CFG_STAGES * PASS_BYTES, /* offset of lse and delta */
+#endif
     S_COUNT = PASS / 2
 };
 
@@ -46,6 +54,55 @@ DEVICE rows rows_of_queries(const cu_bwd &p, const sequence &s, int b, int h)
     return {rows_from(query_rows(p.f, b, h), s.q_first), rows_from(d_out, s.q_first), s.q_len};
 }
 
+#if CFG_THIRDS
+/* COUNT rows from `first` on; rows past the end as zeros. A block that passes is on its way. */
+template <int COUNT> DEVICE void copy_both(u32 to, const rows &from, int first, int is_plain)
+{
+    if (COUNT == STAY) {
+        split_rows<COUNT, CFG_D, CFG_D_REAL, THREADS>(to, from.x, first, from.n, is_plain);
+        split_rows<COUNT, CFG_E, CFG_E_REAL, THREADS>(to + STAY_D, from.y, first, from.n,
+                                                      is_plain);
+        return;
+    }
+    int thread = thread_now();
+    copy_pieces<COUNT, CFG_D, CFG_D_REAL, THREADS>(to, from.x, first, from.n, is_plain, thread);
+    copy_pieces<COUNT, CFG_E, CFG_E_REAL, THREADS>(to + RAW_D, from.y, first, from.n, is_plain,
+                                                   thread);
+}
+
+/* where the block of a stage comes, and where products read it */
+DEVICE u32 arrival(u32 shared, int)
+{
+    return shared + RAW;
+}
+
+DEVICE u32 pass_tile(u32 shared, int)
+{
+    return shared + STAY_BYTES;
+}
+
+/* Splits the block that has come; all warps are done with the one before. */
+DEVICE void take_block(u32 shared)
+{
+    copy_wait<0>();
+    split_pieces<PASS, CFG_D, THREADS>(shared + STAY_BYTES, shared + RAW);
+    split_pieces<PASS, CFG_E, THREADS>(shared + STAY_BYTES + PASS_D, shared + RAW + RAW_D);
+}
+#else
+DEVICE u32 arrival(u32 shared, int stage)
+{
+    return shared + STAY_BYTES + stage * PASS_BYTES;
+}
+
+DEVICE u32 pass_tile(u32 shared, int stage)
+{
+    return arrival(shared, stage);
+}
+
+DEVICE void take_block(u32)
+{
+}
+
 /* COUNT rows from `first` on to shared memory; rows past the end as zeros */
 template <int COUNT> DEVICE void copy_both(u32 to, const rows &from, int first, int is_plain)
 {
@@ -56,6 +113,7 @@ template <int COUNT> DEVICE void copy_both(u32 to, const rows &from, int first, 
     copy_rows<COUNT, CFG_E, CFG_E_REAL, THREADS>(to + SECOND, from.y, first, from.n, is_plain,
                                                  thread);
 }
+#endif
 
 /* lse (natural) and -delta of queries, +INF and 0 for what weighs nothing or is not there */
 DEVICE float2 stats_of(const cu_bwd &p, const sequence &s, int b, int h, int m)

@@ -24,7 +24,9 @@
 #include "bwd_mod.cuh"
 #include "bwd_store.cuh"
 #include "bwd_row.cuh"
-#if CFG_F32
+#if CFG_THIRDS
+#include "bwd_thirds.cuh"
+#elif CFG_F32
 #include "bwd_mma32.cuh"
 #else
 #include "bwd_mma.cuh"
@@ -130,10 +132,13 @@ DEVICE void pass_queries(const cu_bwd &p, const key_tile &t, int h, int q0, u32 
                          int stage)
 {
     u32 stats = shared + STATS + (STAY + stage * PASS) * 8;
-    copy_both<PASS>(shared + STAY_BYTES + stage * PASS_BYTES,
-                    rows_of_queries(p, tile_rows_of(p.f, t), t.b, h), q0, p.f.is_plain);
+    int b = t.b;
+    if (CFG_THIRDS) /* keeps the batch's addresses out of registers between copies */
+        asm volatile("" : "+r"(b));
+    copy_both<PASS>(arrival(shared, stage), rows_of_queries(p, tile_rows_of(p.f, t), b, h), q0,
+                    p.f.is_plain);
     for (int i = threadIdx.x; i < PASS; i += THREADS)
-        store_stats(stats + i * 8, stats_of(p, tile_rows_of(p.f, t), t.b, h, q0 + i));
+        store_stats(stats + i * 8, stats_of(p, tile_rows_of(p.f, t), b, h, q0 + i));
 }
 
 /* Blocks of the walk are of BWD_ROWS queries: PASS of them at a time. */
@@ -182,8 +187,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     while (next.more) {
         int h = next.walk.h, q0 = next.walk.block * BWD_ROWS + next.at;
         int masked = next.walk.masked | (t.key0 + STAY > t.kv_len);
-        u32 pass = shared + STAY_BYTES + stage * PASS_BYTES;
+        u32 pass = pass_tile(shared, stage);
         u32 stats = shared + STATS + (STAY + stage * PASS) * 8;
+        take_block(shared);
         passing_next(next, p, mod, t);
 #if CFG_STAGES > 1
         if (next.more)
@@ -284,16 +290,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     p.f.is_plain);
     int more = key_next(walk, p, t);
     if (more)
-        copy_both<PASS>(shared + STAY_BYTES, keys, walk.block * PASS, p.f.is_plain);
+        copy_both<PASS>(arrival(shared, 0), keys, walk.block * PASS, p.f.is_plain);
     copy_commit();
     while (more) {
         int key0 = walk.block * PASS, masked = walk.masked | (key0 + PASS > t.kv_len);
-        u32 pass = shared + STAY_BYTES + stage * PASS_BYTES;
+        u32 pass = pass_tile(shared, stage);
+        take_block(shared);
         more = key_next(walk, p, t);
 #if CFG_STAGES > 1
         if (more)
-            copy_both<PASS>(shared + STAY_BYTES + (stage ^ 1) * PASS_BYTES, keys,
-                            walk.block * PASS, p.f.is_plain);
+            copy_both<PASS>(arrival(shared, stage ^ 1), keys, walk.block * PASS, p.f.is_plain);
         copy_commit();
 #endif
         copy_wait<CFG_STAGES - 1>();
@@ -306,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         stage ^= 1;
 #else
         if (more)
-            copy_both<PASS>(shared + STAY_BYTES, keys, walk.block * PASS, p.f.is_plain);
+            copy_both<PASS>(arrival(shared, 0), keys, walk.block * PASS, p.f.is_plain);
         copy_commit();
 #endif
     }
