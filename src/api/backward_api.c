@@ -25,12 +25,13 @@ static saccade_status check_row_input(const saccade_plan *plan, const saccade_te
     return api_check_tensor(t, &expected, shape, err);
 }
 
-/* Sums over dimensions of stride 0 are made on the host alone. */
+/* Sums over dimensions of stride 0 are made on the host alone, but for those of keys in chunks
+ * (is_chunks): check_one_place says which. */
 static saccade_status check_places(const saccade_plan *plan, const saccade_tensor *t,
-                                   const char *name, saccade_error *err)
+                                   const char *name, int is_chunks, saccade_error *err)
 {
-    return plan->backend->device == SACCADE_CPU ? api_check_sum(t, name, err)
-                                                : api_check_output(t, name, err);
+    return plan->backend->device == SACCADE_CPU || is_chunks ? api_check_sum(t, name, err)
+                                                             : api_check_output(t, name, err);
 }
 
 /* A gradient of q, k or v, in the dtype of `like` or in f32. */
@@ -49,7 +50,8 @@ static saccade_status check_gradient(const saccade_plan *plan, const saccade_ten
     const api_expected expected = {name, is_f32 ? SACCADE_F32 : like->dtype, 4,
                                    plan->backend->device};
     TRY(api_check_tensor(t, &expected, shape, err));
-    return check_places(plan, t, name, err);
+    const int is_chunks = plan->problem.has_chunks && bit != SACCADE_GRADIENT_Q;
+    return check_places(plan, t, name, is_chunks, err);
 }
 
 /* ---- captures ---- */
@@ -82,7 +84,7 @@ static saccade_status check_capture(const saccade_plan *plan, const saccade_bind
     int64_t shape[SACCADE_MAX_RANK];
     memcpy(shape, capture->shape, sizeof shape);
     TRY(api_check_tensor(t, &expected, shape, err));
-    return check_places(plan, t, given->name, err);
+    return check_places(plan, t, given->name, 0, err);
 }
 
 /* A capture that simplification removed, or whose score is the identity: nothing reads it. */

@@ -71,6 +71,13 @@ int cu_backward_captures_form(const cu_state *s, const plan_problem *p, int rung
     return cu_has_captures(p) && rung == 0;
 }
 
+int cu_backward_pages_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    (void)s;
+    *out = pass_form(p);
+    return p->gradients && p->has_chunks && rung == 0;
+}
+
 int cu_backward_shared(const cu_state *s, const plan_problem *p, const cu_form *form)
 {
     (void)s;

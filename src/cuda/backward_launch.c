@@ -84,12 +84,19 @@ static space space_of(const saccade_plan *plan, const saccade_sizes *s,
     return x;
 }
 
+/* But for what keys in chunks take. */
+static size_t whole_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
+                              const plan_gradients *gradients)
+{
+    return aligned(space_of(plan, sizes, gradients).bytes)
+           + aligned(cu_captures_workspace(plan, sizes, gradients));
+}
+
 size_t cu_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
                              const plan_gradients *gradients)
 {
     const saccade_sizes local = cu_local_sizes(plan, sizes);
-    return aligned(space_of(plan, &local, gradients).bytes)
-           + cu_captures_workspace(plan, &local, gradients);
+    return whole_workspace(plan, &local, gradients) + cu_pages_workspace(plan, &local);
 }
 
 /* ---- parameters ---- */
@@ -393,9 +400,9 @@ static saccade_status start_program(const saccade_plan *plan, const plan_run *ru
                                     : start_tiles(plan, run, g, program, l, err);
 }
 
-static saccade_status start(const saccade_plan *plan, const plan_run *run,
-                            const plan_gradients *g, const cu_driver *driver,
-                            saccade_error *err)
+static saccade_status start_whole(const saccade_plan *plan, const plan_run *run,
+                                  const plan_gradients *g, const cu_driver *driver,
+                                  saccade_error *err)
 {
     cu_state *s = plan->state;
     const plan_problem *problem = &plan->problem;
@@ -421,6 +428,23 @@ static saccade_status start(const saccade_plan *plan, const plan_run *run,
     return cu_end_captures(&l.captured, &l.p, err);
 }
 
+/* Keys in chunks: brought into one piece, and their gradients back. */
+static saccade_status start_paged(const saccade_plan *plan, const plan_run *run,
+                                  const plan_gradients *g, const cu_driver *driver,
+                                  saccade_error *err)
+{
+    const cu_loaded *program = &((const cu_state *)plan->state)->programs[CU_BWD_PAGES];
+    char *const room = (char *)run->workspace + whole_workspace(plan, &run->sizes, g);
+    const run_args a = {.driver = driver, .stream = run->stream};
+    cu_paged paged;
+    cu_bwd p;
+    fill(plan, run, g, &p);
+    TRY(cu_pages_place(plan, run, g, room, &paged, err));
+    TRY(cu_pages_begin(&paged, program, &p, &a, err));
+    TRY(start_whole(plan, &paged.run, &paged.g, driver, err));
+    return cu_pages_end(&paged, run, g, program, &p, &a, err);
+}
+
 saccade_status cu_backward(const saccade_plan *plan, const plan_run *run,
                            const plan_gradients *gradients, saccade_error *err)
 {
@@ -433,7 +457,8 @@ saccade_status cu_backward(const saccade_plan *plan, const plan_run *run,
     TRY(cu_local_run(plan, run, &local, err));
     TRY(cu_get_driver(&driver, err));
     TRY(cu_enter(driver, run->q->device.index, &pushed, err));
-    const saccade_status status = start(plan, &local, gradients, driver, err);
+    const saccade_status status =
+        (local.chunks ? start_paged : start_whole)(plan, &local, gradients, driver, err);
     cu_leave(driver, pushed);
     return status;
 }

@@ -381,6 +381,7 @@ typedef enum cu_program {
     CU_BWD_FINISH,   /* dQ from its sums */
     CU_BWD_SINKS,    /* gradients of sinks */
     CU_BWD_CAPTURES, /* gradients of captures */
+    CU_BWD_PAGES,    /* keys in chunks into one piece, and sums over what chunks share */
     CU_PROGRAMS
 } cu_program;
 

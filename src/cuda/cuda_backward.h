@@ -20,6 +20,8 @@
 
 #include <math.h>
 
+struct run_args;
+
 static inline int cu_backward_has_tiles(const cu_state *s)
 {
     return s->programs[CU_BWD_TILES].form.tile.groups > 0;
@@ -86,6 +88,7 @@ int cu_backward_prepare_form(const cu_state *s, const plan_problem *p, int rung,
 int cu_backward_finish_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_sinks_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_captures_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_pages_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_shared(const cu_state *s, const plan_problem *p, const cu_form *form);
 /* The score function's value and derivative as text; its graph lives in scratch. */
 saccade_status cu_backward_emit(cu_state *s, const plan_problem *p, arena *scratch,
@@ -122,7 +125,6 @@ typedef struct cu_capture_layout {
     size_t bytes;
 } cu_capture_layout;
 
-struct run_args;
 typedef struct cu_capture_run {
     const saccade_plan *plan;
     const plan_run *run;
@@ -142,6 +144,30 @@ saccade_status cu_begin_captures(const saccade_plan *plan, const plan_run *run,
                                  saccade_error *err);
 /* After the last one: the other terms, and what all of them come to. */
 saccade_status cu_end_captures(cu_capture_run *x, cu_bwd *p, saccade_error *err);
+
+/* ---- backward_pages.c: keys in chunks ---- */
+
+/* A run over keys in one piece that stands for one over chunks. Points into itself and to what
+ * that run points to. */
+typedef struct cu_paged {
+    plan_run run;
+    plan_gradients g;
+    cu_pages x;
+    saccade_tensor k, v, dk, dv, kv_len;
+} cu_paged;
+
+/* Bytes of runs of these sizes beside backward's other; 0 where keys lie in one piece. */
+size_t cu_pages_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
+/* room: of so many bytes. ELIMIT: more entries or keys than launches count. */
+saccade_status cu_pages_place(const saccade_plan *plan, const plan_run *run,
+                              const plan_gradients *g, void *room, cu_paged *out,
+                              saccade_error *err);
+/* Before that run's kernels, and after them; p, run and g are those of the run over chunks. */
+saccade_status cu_pages_begin(const cu_paged *paged, const cu_loaded *program, cu_bwd *p,
+                              const struct run_args *a, saccade_error *err);
+saccade_status cu_pages_end(const cu_paged *paged, const plan_run *run, const plan_gradients *g,
+                            const cu_loaded *program, cu_bwd *p, const struct run_args *a,
+                            saccade_error *err);
 
 /* ---- backward_launch.c ---- */
 

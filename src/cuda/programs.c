@@ -240,6 +240,13 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                          .choose = cu_backward_captures_form,
                          .write = cu_write_backward,
                          .shared = cu_backward_shared},
+    [CU_BWD_PAGES] = {.name = "backward pages",
+                      .operation = CU_OP_BACKWARD,
+                      .kernel = {"bwd_pages_begin", "bwd_pages_begin", "bwd_pages_begin"},
+                      .file = "bwd_pages",
+                      .other = "bwd_pages_sum",
+                      .choose = cu_backward_pages_form,
+                      .write = cu_write_backward},
 };
 
 /* ---- loading ---- */

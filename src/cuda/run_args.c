@@ -222,7 +222,7 @@ void run_fill(const saccade_plan *plan, const plan_run *run, const cu_form *form
     p->tile_groups = rows / 16;
     p->redo_count = p->counter + 1;
     p->redo = p->flags + run_groups(form, &run->sizes);
-    assert(plan->problem.has_chunks == (run->chunks != NULL));
+    assert(plan->problem.has_chunks || !run->chunks);
     if (run->chunks)
         p->chunks = chunks_of(run);
     p->sinks = run->sinks.data;

@@ -29,8 +29,9 @@ static int takes_gradients(const plan_problem *p, char *why)
     if (cu_reads_by_score(p))
         return say(why, "the CUDA back end makes no gradients of captures whose index varies "
                         "with the score");
-    if (p->has_chunks)
-        return say(why, "the CUDA back end makes no gradients where keys lie in chunks");
+    if (p->has_chunks && p->has_rows)
+        return say(why, "the CUDA back end makes no gradients of some rows of a sequence "
+                        "where keys lie in chunks");
     return 1;
 }
 

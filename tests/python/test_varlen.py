@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from saccade.torch import cached_attention, score, varlen_attention  # noqa: E402
+from saccade.torch import cached_attention, mask, score, varlen_attention  # noqa: E402
 
 Q, K = [5, 0, 35, 1], [9, 3, 35, 153]
 
@@ -95,6 +95,63 @@ def test_pages():
             assert torch.equal(out[rows], want[0].transpose(0, 1))
 
 
+def keys_of(pool, table, lens, b):
+    """[Hkv, n, D] of a pool [pages, Hkv, page, D], differentiable."""
+    rows = pool[table[b].clamp(min=0).long()].transpose(0, 1).flatten(1, 2)
+    return rows[:, : lens[b]]
+
+
+def gradients_of_pages(device, dtype, page, bound):
+    """Against the dense formula in float64. Sequences share pages, one names a page twice, some
+    are absent behind a window, and tables lead anywhere past lengths."""
+    torch.manual_seed(1)
+    lens, window = [9, 3, 35, 80], 30
+    most = -(-max(lens) // page)
+    table = torch.randint(0, 24, (4, most), dtype=torch.int32)
+    table[3, : (80 - 35 - window) // page] = -1
+    given = [
+        torch.randn(*shape, dtype=dtype).to(device).requires_grad_()
+        for shape in ((sum(Q), 4, 16), (24, 2, page, 16), (24, 2, page, 24))
+    ]
+    sinks = torch.randn(4).to(device).requires_grad_()
+    live = "q + len[b] - n[b] >= kv && q + len[b] - n[b] - kv < W"
+    seen = mask(live, W=window, len=torch.tensor(lens).to(device), n=torch.tensor(Q).to(device))
+    kept = table.clone()
+    for b, n in enumerate(lens):
+        table[b, -(-n // page) :] = 2**31 - 1  # never read
+    out, lse = varlen_attention(
+        *given, lengths(Q).to(device), None, max(Q), mask=seen,
+        block_table=table.to(device), seq_lens=torch.tensor(lens).int().to(device),
+        sinks=sinks, return_lse=True,
+    )
+    gold, parts = [t.detach().double().cpu().requires_grad_() for t in (*given, sinks)], []
+    for b, n in enumerate(lens):
+        q = gold[0][sum(Q[:b]) : sum(Q[: b + 1])].transpose(0, 1)
+        k, v = (keys_of(x, kept, lens, b).repeat_interleave(2, 0) for x in gold[1:3])
+        back = torch.arange(Q[b])[:, None] + n - Q[b] - torch.arange(n)
+        s = (q @ k.mT / 4).masked_fill((back < 0) | (back >= window), -math.inf)
+        s = torch.cat([s, gold[3][:, None, None].expand(-1, Q[b], 1)], 2)
+        parts.append((torch.softmax(s, -1)[..., :-1] @ v).transpose(0, 1))
+    want = torch.cat(parts)
+    weight = torch.randn(want.shape, dtype=torch.float64)
+    torch.testing.assert_close(out.double().cpu(), want, rtol=0, atol=bound)
+    got = torch.autograd.grad(out, (*given, sinks), weight.to(dtype).to(device))
+    for a, b in zip(got, torch.autograd.grad((want * weight).sum(), gold)):
+        assert (a.double().cpu() - b).abs().max() <= 4 * bound * b.abs().max()
+    again = torch.autograd.grad(
+        varlen_attention(
+            *given, lengths(Q).to(device), None, max(Q), mask=seen,
+            block_table=table.to(device), seq_lens=torch.tensor(lens).int().to(device),
+        ), given[1:], weight.to(dtype).to(device),
+    )
+    assert all(torch.isfinite(x).all() for x in again)
+
+
+@pytest.mark.parametrize("page", [1, 8])
+def test_gradients_of_pages(page):
+    gradients_of_pages("cpu", torch.float32, page, 1e-5)
+
+
 def test_errors():
     q, k, v = tensors()
     with pytest.raises(ValueError, match="align"):
@@ -140,6 +197,14 @@ def test_dropout_and_sinks(device):
     got = torch.autograd.grad(out.square().sum() + lse.sum(), wanted)
     for a, b in zip(got, torch.autograd.grad(gold.square().sum() + gold_lse.sum(), wanted)):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("page", [1, 8, 64])
+def test_gradients_of_pages_on_a_gpu(dtype, page):
+    bound = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-5}[dtype]
+    gradients_of_pages("cuda", dtype, page, bound)
 
 
 @NEEDS_GPU

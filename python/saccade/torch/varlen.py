@@ -46,8 +46,8 @@ def varlen_attention(
     query stands at its last key (as FlashAttention's causal has it). block_table [B, most] and
     seq_lens [B]: keys are in pools of pages instead, as in cached_attention. sinks [H] and
     dropout_p: as in flex_attention; which weights are kept follows from a sequence's number and
-    from places within it. Gradients of query, key, value and sinks follow, from out and lse; on
-    a GPU not over pages. Returns out, or (out, lse) with lse [T, H].
+    from places within it. Gradients of query, key, value and sinks follow, from out and lse; those
+    of pools are sums over all places that name a key. Returns out, or (out, lse) with lse [T, H].
     """
     if dropout_p:
         check_dropout(dropout_p, False)
@@ -173,7 +173,9 @@ class _Call:
     def backward(self, given, needs, d_out, d_lse):
         q, k, v, out, lse = given
         plan = self.plan(q, k, sum(1 << i for i, wanted in enumerate(needs) if wanted))
-        made = [torch.zeros_like(t) if w else None for t, w in zip((q, k, v), needs)]
+        new = torch.zeros_like if self.paged[0] is None else torch.empty_like
+        makes = torch.zeros_like, new, new  # rows of no sequence stay 0; pools have none
+        made = [make(t) if w else None for make, t, w in zip(makes, (q, k, v), needs)]
         a = self.arguments(abi.BackwardArgs, q.device, k)
         a.tensors(q=q, k=k, v=v, out=out, lse=lse, d_out=d_out.contiguous().resolve_neg())
         a.tensors(d_lse=None if d_lse is None else d_lse.contiguous().resolve_neg())

@@ -47,6 +47,26 @@ typedef struct cu_bwd {
     int wide, added;
 } cu_bwd;
 
+/* ---- keys in chunks: bwd_pages.cu ---- */
+
+enum { PAGES_THREADS = 256, PAGES_ROWS = 64, PAGES_SUMS = 8 }; /* rows of a CTA; of a thread */
+/* Threads that sum a row of so many columns side by side. */
+#define PAGES_LANES(dim) ((dim) > 64 ? 32 : (dim) > 32 ? 16 : 8)
+
+/* What stands in for K, V, dK and dV in backward's other kernels, one key after the other:
+ * [B][G][N][dim]. */
+typedef struct cu_pages {
+    void *k, *v;
+    float *dk, *dv;              /* null: not wanted */
+    unsigned long long *entries; /* [2][n] the table's by what they name, and room to sort */
+    int *lens;                   /* [B] keys of each batch, or null where kv_len has them */
+    unsigned n, per_batch;       /* entries in all; of a batch */
+    int rows;                    /* of a page, or of K and V */
+    int is_even;                 /* rows of K and V are read by 16 bytes */
+    int even_results;            /* BWD_OF_*: four elements are stored at once */
+    int key_blocks;              /* CTAs that make dK; the others make dV */
+} cu_pages;
+
 /* ---- gradients of captures: bwd_captures.cu ---- */
 
 enum { CU_READS = 8, SUM_WORDS = 12 }; /* reads of a score function; words of exact_sum.cuh */
