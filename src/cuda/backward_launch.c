@@ -400,9 +400,10 @@ static saccade_status start_program(const saccade_plan *plan, const plan_run *ru
                                     : start_tiles(plan, run, g, program, l, err);
 }
 
+/* own: of the run over pages that this one stands for, or NULL. */
 static saccade_status start_whole(const saccade_plan *plan, const plan_run *run,
-                                  const plan_gradients *g, const cu_driver *driver,
-                                  saccade_error *err)
+                                  const plan_gradients *g, const cu_own *own,
+                                  const cu_driver *driver, saccade_error *err)
 {
     cu_state *s = plan->state;
     const plan_problem *problem = &plan->problem;
@@ -410,6 +411,7 @@ static saccade_status start_whole(const saccade_plan *plan, const plan_run *run,
     cu_backward_runs runs;
     launch l;
     fill(plan, run, g, &l.p);
+    l.p.own = own ? *own : l.p.own;
     const cu_program program = choose(plan, run, &l.p);
     fill_rows(plan, run, g, program, &l.p);
     l.a.driver = driver;
@@ -439,9 +441,9 @@ static saccade_status start_paged(const saccade_plan *plan, const plan_run *run,
     cu_paged paged;
     cu_bwd p;
     fill(plan, run, g, &p);
-    TRY(cu_pages_place(plan, run, g, room, &paged, err));
+    TRY(cu_pages_place(plan, run, g, &p, room, &paged, err));
     TRY(cu_pages_begin(&paged, program, &p, &a, err));
-    TRY(start_whole(plan, &paged.run, &paged.g, driver, err));
+    TRY(start_whole(plan, &paged.run, &paged.g, &paged.own, driver, err));
     return cu_pages_end(&paged, run, g, program, &p, &a, err);
 }
 
@@ -457,8 +459,9 @@ saccade_status cu_backward(const saccade_plan *plan, const plan_run *run,
     TRY(cu_local_run(plan, run, &local, err));
     TRY(cu_get_driver(&driver, err));
     TRY(cu_enter(driver, run->q->device.index, &pushed, err));
-    const saccade_status status =
-        (local.chunks ? start_paged : start_whole)(plan, &local, gradients, driver, err);
+    const saccade_status status = local.chunks
+                                      ? start_paged(plan, &local, gradients, driver, err)
+                                      : start_whole(plan, &local, gradients, NULL, driver, err);
     cu_leave(driver, pushed);
     return status;
 }

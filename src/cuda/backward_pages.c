@@ -1,7 +1,6 @@
 /* Backward over keys in chunks: K and V are brought into one piece of the workspace, the other
  * kernels run over that, and what they make for each key is summed to where it lies
  * (kern/bwd_pages.cu). */
-#include "base/integers.h"
 #include "cuda/cuda_backward.h"
 #include "cuda/run.h"
 
@@ -9,7 +8,7 @@
 
 /* offsets of the parts of cu_pages */
 typedef struct space {
-    size_t v, dk, dv, entries, lens, bytes;
+    size_t v, dk, dv, entries, own, lens, bytes;
 } space;
 
 static size_t aligned(size_t bytes)
@@ -34,7 +33,8 @@ static space space_of(const plan_problem *p, const saccade_sizes *s)
     x.dv = x.dk + (p->gradients & SACCADE_GRADIENT_K ? aligned(keys * D * sizeof(float)) : 0);
     x.entries =
         x.dv + (p->gradients & SACCADE_GRADIENT_V ? aligned(keys * E * sizeof(float)) : 0);
-    x.lens = x.entries + aligned(2 * (size_t)entries * sizeof(uint64_t));
+    x.own = x.entries + aligned(2 * (size_t)entries * sizeof(uint64_t));
+    x.lens = x.own + aligned((size_t)entries * sizeof(int));
     x.bytes = x.lens + aligned((size_t)s->B * sizeof(int));
     return x;
 }
@@ -103,9 +103,34 @@ static const saccade_tensor *place_result(const plan_run *run, const saccade_ten
     return each;
 }
 
+/* Whether tiles store a gradient where it lies: each head has a place of its own. */
+static int takes_tiles(const saccade_tensor *t)
+{
+    return !t || (run_has_aligned_rows(t) && (t->stride[1] || t->shape[1] == 1));
+}
+
+/* p: of the run over chunks. */
+static void place_own(const plan_run *run, const plan_gradients *g, const cu_bwd *p, int *room,
+                      cu_paged *out)
+{
+    if (!run->chunks->is_paged || !takes_tiles(g->dk) || !takes_tiles(g->dv))
+        return;
+    out->x.own = room;
+    out->own = (cu_own){.page = room,
+                        .per_batch = (int)out->x.per_batch,
+                        .size = p->f.chunks.size,
+                        .shift = p->f.chunks.shift,
+                        .wide = p->wide,
+                        .added = p->added,
+                        .dk = p->dk,
+                        .dv = p->dv,
+                        .dks = p->dks,
+                        .dvs = p->dvs};
+}
+
 saccade_status cu_pages_place(const saccade_plan *plan, const plan_run *run,
-                              const plan_gradients *g, void *room, cu_paged *out,
-                              saccade_error *err)
+                              const plan_gradients *g, const cu_bwd *p, void *room,
+                              cu_paged *out, saccade_error *err)
 {
     const space at = space_of(&plan->problem, &run->sizes);
     const int64_t per_batch = entries_of(&run->sizes, run->chunks->size);
@@ -115,16 +140,17 @@ saccade_status cu_pages_place(const saccade_plan *plan, const plan_run *run,
             (long long)n);
     *out = (cu_paged){.run = *run, .g = *g};
     place_keys(run, room, &at, out);
-    out->g.dk = place_result(run, g->dk, (char *)room + at.dk, SACCADE_GRADIENT_K, &out->dk,
-                             out);
-    out->g.dv = place_result(run, g->dv, (char *)room + at.dv, SACCADE_GRADIENT_V, &out->dv,
-                             out);
+    out->g.dk =
+        place_result(run, g->dk, (char *)room + at.dk, SACCADE_GRADIENT_K, &out->dk, out);
+    out->g.dv =
+        place_result(run, g->dv, (char *)room + at.dv, SACCADE_GRADIENT_V, &out->dv, out);
     out->x.dk = g->dk ? out->dk.data : NULL;
     out->x.dv = g->dv ? out->dv.data : NULL;
     out->x.entries = (unsigned long long *)(void *)((char *)room + at.entries);
     out->x.n = g->dk || g->dv ? (unsigned)n : 0;
     out->x.per_batch = (unsigned)per_batch;
     out->x.rows = (int)run->k->shape[2];
+    place_own(run, g, p, (int *)(void *)((char *)room + at.own), out);
     return SACCADE_OK;
 }
 
@@ -146,28 +172,27 @@ saccade_status cu_pages_begin(const cu_paged *paged, const cu_loaded *program, c
     cu_pages x = paged->x;
     void *parameters[] = {p, &x};
     TRY(check_grid(grid, err));
-    return run_start(a, program->kernel, grid, PAGES_THREADS, 0, parameters, err);
+    return run_start(a, program->kernel, grid, PAGES_COPIERS, 0, parameters, err);
 }
 
-/* CTAs over the rows of a gradient; groups: of so many rows' threads each. */
-static int64_t blocks_of(const saccade_tensor *t, const plan_chunks *chunks, int64_t groups)
+/* CTAs over the rows of a gradient. */
+static int64_t blocks_of(const saccade_tensor *t, const plan_chunks *chunks)
 {
+    enum { WARPS = PAGES_THREADS / 32 };
     if (!t)
         return 0;
     const int64_t pools = chunks->is_paged || t->stride[0] ? t->shape[0] : 1;
     const int64_t heads = t->stride[1] ? t->shape[1] : 1;
     const int64_t parts = (t->shape[2] + PAGES_SUMS - 1) / PAGES_SUMS;
-    return (parts * heads * pools + groups - 1) / groups;
+    return (parts * heads * pools + WARPS - 1) / WARPS;
 }
 
 saccade_status cu_pages_end(const cu_paged *paged, const plan_run *run, const plan_gradients *g,
                             const cu_loaded *program, cu_bwd *p, const run_args *a,
                             saccade_error *err)
 {
-    const int64_t dim = larger(run->k->shape[3], run->v->shape[3]);
-    const int64_t groups = PAGES_THREADS / PAGES_LANES(dim);
-    const int64_t keys = blocks_of(g->dk, run->chunks, groups);
-    const int64_t grid = keys + blocks_of(g->dv, run->chunks, groups);
+    const int64_t keys = blocks_of(g->dk, run->chunks);
+    const int64_t grid = keys + blocks_of(g->dv, run->chunks);
     cu_pages x = paged->x;
     void *parameters[] = {p, &x};
     TRY(check_grid(grid, err));

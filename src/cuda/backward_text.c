@@ -213,6 +213,7 @@ static void put_config(const plan_problem *p, const cu_form *form, const cu_mod_
         {"Q_SHARED", 0},
         {"SCALE_FIRST", 0},
         {"CODES", 0},
+        {"PAGES", p->has_chunks},
         {"RAGGED", p->is_ragged},
         {"MONOTONE", cu_is_monotone(plan_limits(p))},
         {"SINKS", cu_sinks_code(p)},

@@ -153,16 +153,18 @@ typedef struct cu_paged {
     plan_run run;
     plan_gradients g;
     cu_pages x;
+    cu_own own;
     saccade_tensor k, v, dk, dv, kv_len;
 } cu_paged;
 
 /* Bytes of runs of these sizes beside backward's other; 0 where keys lie in one piece. */
 size_t cu_pages_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
-/* room: of so many bytes. ELIMIT: more entries or keys than launches count. */
+/* room: of so many bytes; p, run and g here and below: of the run over chunks. ELIMIT: more
+ * entries or keys than launches count. */
 saccade_status cu_pages_place(const saccade_plan *plan, const plan_run *run,
-                              const plan_gradients *g, void *room, cu_paged *out,
-                              saccade_error *err);
-/* Before that run's kernels, and after them; p, run and g are those of the run over chunks. */
+                              const plan_gradients *g, const cu_bwd *p, void *room,
+                              cu_paged *out, saccade_error *err);
+/* Before that run's kernels, and after them. */
 saccade_status cu_pages_begin(const cu_paged *paged, const cu_loaded *program, cu_bwd *p,
                               const struct run_args *a, saccade_error *err);
 saccade_status cu_pages_end(const cu_paged *paged, const plan_run *run, const plan_gradients *g,

@@ -46,8 +46,9 @@ def varlen_attention(
     query stands at its last key (as FlashAttention's causal has it). block_table [B, most] and
     seq_lens [B]: keys are in pools of pages instead, as in cached_attention. sinks [H] and
     dropout_p: as in flex_attention; which weights are kept follows from a sequence's number and
-    from places within it. Gradients of query, key, value and sinks follow, from out and lse; those
-    of pools are sums over all places that name a key. Returns out, or (out, lse) with lse [T, H].
+    from places within it. Gradients of query, key, value and sinks follow, from out and
+    lse; those of pools are sums over all places that name a key. Returns out, or (out, lse)
+    with lse [T, H].
     """
     if dropout_p:
         check_dropout(dropout_p, False)

@@ -16,6 +16,16 @@ enum {
     SINK_THREADS = 1024 /* of a CTA of bwd_sinks */
 };
 
+/* Where keys lie in pages, the gradient of one that has its place alone is stored there. Others
+ * go to dk and dv of cu_bwd, [B][G][N][dim] in f32, to be summed. */
+typedef struct cu_own {
+    const int *page; /* by entry of the table: a page that no other entry names, or -1 */
+    int per_batch, size, shift; /* entries of a batch; keys of a page; its logarithm, or -1 */
+    int wide, added;            /* BWD_OF_*, as below */
+    void *dk, *dv;              /* [page][G][size][dim] */
+    cu_stride dks, dvs;
+} cu_own;
+
 typedef struct cu_bwd {
     /* what forward had and left. Tiles are of keys here: n_qblk counts key tiles of one (b, g),
      * order lists (b*G + g)*n_qblk + tile, runs are those of query blocks of BWD_ROWS. */
@@ -45,13 +55,17 @@ typedef struct cu_bwd {
     int n_sinks_b, n_sinks_m;
     /* BWD_OF_* of the gradients that are f32, and of those added to what their tensors hold */
     int wide, added;
+    cu_own own; /* read with CFG_PAGES only; page null: no key has its place alone */
 } cu_bwd;
 
 /* ---- keys in chunks: bwd_pages.cu ---- */
 
-enum { PAGES_THREADS = 256, PAGES_ROWS = 64, PAGES_SUMS = 8 }; /* rows of a CTA; of a thread */
-/* Threads that sum a row of so many columns side by side. */
-#define PAGES_LANES(dim) ((dim) > 64 ? 32 : (dim) > 32 ? 16 : 8)
+enum {
+    PAGES_COPIERS = 1024, /* threads of bwd_pages_begin: one CTA of them sorts */
+    PAGES_ROWS = 128,     /* that such a CTA copies */
+    PAGES_THREADS = 256,  /* of bwd_pages_sum */
+    PAGES_SUMS = 16       /* rows of a warp */
+};
 
 /* What stands in for K, V, dK and dV in backward's other kernels, one key after the other:
  * [B][G][N][dim]. */
@@ -59,6 +73,7 @@ typedef struct cu_pages {
     void *k, *v;
     float *dk, *dv;              /* null: not wanted */
     unsigned long long *entries; /* [2][n] the table's by what they name, and room to sort */
+    int *own;                    /* [n] for cu_own.page, or null */
     int *lens;                   /* [B] keys of each batch, or null where kv_len has them */
     unsigned n, per_batch;       /* entries in all; of a batch */
     int rows;                    /* of a page, or of K and V */

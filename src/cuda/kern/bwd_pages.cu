@@ -1,8 +1,9 @@
 /* Gradients where keys lie in pages or chunks. Before the other kernels of backward,
- * bwd_pages_begin brings K and V into one piece, row by row as the table says; after them
- * bwd_pages_sum gives each row of the caller's dK and dV the sum over the keys that it holds, in
- * one order (src/plan/gradient_sums.c has the same sums on the host). A sorted list of the
- * table's entries says which keys those are. */
+ * bwd_pages_begin brings K and V into one piece, row by row as the table says. What those
+ * kernels make of a page that one entry has alone they store there themselves; after them
+ * bwd_pages_sum gives each other row of the caller's dK and dV the sum over the keys that it
+ * holds, in one order (src/plan/gradient_sums.c has the same sums on the host). A sorted list
+ * of the table's entries says which keys those are. */
 #include "cfg.cuh"
 #define CFG_CHUNKS 1
 #include "ptx.cuh"
@@ -10,7 +11,7 @@
 #include "kv.cuh"
 
 enum {
-    WARPS = PAGES_THREADS / 32,
+    WARPS = PAGES_COPIERS / 32,
     DIGITS = 256,
     EACH = 4,          /* columns of a thread in sums */
     KEY_BYTES = CFG_D_REAL * (int)sizeof(elem),
@@ -26,7 +27,7 @@ DEVICE void copy_rows(const cu_fwd &p, const chunk_table &table, const char *fro
     int pieces = bytes / (int)sizeof(T), n = min(p.N - j0, (int)PAGES_ROWS) * pieces;
     T *target = (T *)(to + ((long long)(b * p.G + g) * p.N + j0) * bytes);
 #pragma unroll 4
-    for (int i = threadIdx.x; i < n; i += PAGES_THREADS) {
+    for (int i = threadIdx.x; i < n; i += PAGES_COPIERS) {
         int j = j0 + i / pieces;
         T x = {};
         chunk_place at = {0, -1};
@@ -158,11 +159,11 @@ DEVICE void sort_entries(const cu_fwd &p, const cu_pages &x)
     __shared__ u32 counts[WARPS][DIGITS], sums[DIGITS];
     u32 part = (x.n + WARPS - 1) / WARPS;
     u64 *from = x.entries, *to = x.entries + x.n;
-    for (u32 i = threadIdx.x; i < x.n; i += PAGES_THREADS)
+    for (u32 i = threadIdx.x; i < x.n; i += PAGES_COPIERS)
         from[i] = listed_entry(p, x, i);
     for (int shift = 32; shift < 64 && ((u64)p.chunks.last + 1) << 32 >> shift; shift += 8) {
         sorter s = {from, to, x.n, part, shift, counts};
-        for (int i = threadIdx.x; i < WARPS * DIGITS; i += PAGES_THREADS)
+        for (int i = threadIdx.x; i < WARPS * DIGITS; i += PAGES_COPIERS)
             counts[i / DIGITS][i % DIGITS] = 0;
         __syncthreads();
         count_digits(s);
@@ -175,19 +176,35 @@ DEVICE void sort_entries(const cu_fwd &p, const cu_pages &x)
         to = held;
     }
     if (from != x.entries)
-        for (u32 i = threadIdx.x; i < x.n; i += PAGES_THREADS)
+        for (u32 i = threadIdx.x; i < x.n; i += PAGES_COPIERS)
             x.entries[i] = from[i];
+    __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(PAGES_THREADS)
+/* Which entries have their pages alone. */
+DEVICE void find_own(const cu_fwd &p, const cu_pages &x)
+{
+    for (u32 i = threadIdx.x; i < x.n; i += PAGES_COPIERS) {
+        u64 entry = x.entries[i];
+        u32 key = (u32)(entry >> 32);
+        int is_own = key <= (u32)p.chunks.last
+                     && (i == 0 || (u32)(x.entries[i - 1] >> 32) != key)
+                     && (i + 1 == x.n || (u32)(x.entries[i + 1] >> 32) != key);
+        x.own[(u32)entry] = is_own ? (int)key : -1;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(PAGES_COPIERS)
     bwd_pages_begin(const __grid_constant__ cu_bwd p, const __grid_constant__ cu_pages x)
 {
     if (blockIdx.x)
         gather_block(p.f, x, blockIdx.x - 1);
     else
         sort_entries(p.f, x);
+    if (blockIdx.x == 0 && x.own)
+        find_own(p.f, x);
     if (blockIdx.x == 0 && x.lens)
-        for (int b = threadIdx.x; b < p.f.B; b += PAGES_THREADS)
+        for (int b = threadIdx.x; b < p.f.B; b += PAGES_COPIERS)
             x.lens[b] = live_keys(p.f, b);
 }
 
@@ -210,16 +227,20 @@ DEVICE side side_of(const cu_bwd &p, const cu_pages &x, int is_value)
             x.even_results & which};
 }
 
-/* The first entry of the list that names `key` or what comes after it. */
+/* The first entry of the list that names `key` or what comes after it, found by a whole warp:
+ * each round looks at 32 entries, and leaves the stretch between two of them. */
 DEVICE u32 first_entry(const cu_pages &x, u32 key)
 {
-    u32 low = 0, high = x.n;
-    while (low < high) {
-        u32 middle = low + (high - low) / 2;
-        if (__ldg((const u32 *)(x.entries + middle) + 1) < key)
-            low = middle + 1;
-        else
-            high = middle;
+    u32 low = 0, n = x.n, lane = threadIdx.x & 31;
+    while (n) {
+        u32 step = (n + 31) / 32, at = lane * step;
+        int is_before = at < n && (u32)(__ldg(x.entries + low + at) >> 32) < key;
+        u32 before = __popc(__ballot_sync(~0u, is_before)); /* the first lanes, if any */
+        if (!before)
+            return low;
+        u32 past = before * step; /* the next looked at, or the end */
+        low += past - step + 1;
+        n = min(past, n) - (past - step) - 1;
     }
     return low;
 }
@@ -230,10 +251,10 @@ struct row_sum {
 };
 
 /* Adds columns from `column` on of key j of head g. The first one keeps the sign of zeros. */
-DEVICE void add_key(row_sum &sum, const cu_fwd &p, const side &s, int b, int g, int j, int column)
+DEVICE void add_key(row_sum &sum, const cu_fwd &p, const side &s, int b, int g, int j,
+                    int column)
 {
-    const float *row =
-        s.each + ((long long)(b * p.G + g) * p.N + j) * s.dim + column;
+    const float *row = s.each + ((long long)(b * p.G + g) * p.N + j) * s.dim + column;
     float x[EACH] = {};
     if (s.dim % EACH == 0) {
         float4 y = __ldg((const float4 *)row);
@@ -324,17 +345,30 @@ DEVICE void store_sum(const side &s, long long at, int n, const row_sum &sum)
     }
 }
 
-/* Rows from at.row on, by `lanes` threads a row. */
-DEVICE void sum_rows(const cu_bwd &p, const cu_pages &x, const side &s, pool_row at, int lane,
-                     int lanes)
+/* Whether the row is stored already: its page is one entry's alone, and its key is there. */
+DEVICE int is_stored(const cu_fwd &p, const cu_pages &x, const pool_row &at)
+{
+    if (!x.own || at.from == x.n)
+        return 0;
+    u32 place = (u32)__ldg(x.entries + at.from);
+    return __ldg(x.own + place) == at.page
+           && (long long)(place % x.per_batch) * p.chunks.size + at.row < p.N;
+}
+
+/* PAGES_SUMS rows from at.row on, by a warp, `lanes` threads of it a row. */
+DEVICE void sum_rows(const cu_bwd &p, const cu_pages &x, const side &s, pool_row at, int lanes)
 {
     const cu_chunks &c = p.f.chunks;
-    int past = min(at.row + PAGES_SUMS, x.rows);
+    int past = min(at.row + PAGES_SUMS, x.rows), lane = threadIdx.x & 31;
     at.from = first_entry(x, first_key(c, at));
-    for (; at.row < past; at.row++) {
+    at.row += lane / lanes;
+    lane %= lanes;
+    for (; at.row < past; at.row += 32 / lanes) {
         u32 key = first_key(c, at);
         while (at.from < x.n && (u32)(__ldg(x.entries + at.from) >> 32) < key)
             at.from++;
+        if (is_stored(p.f, x, at))
+            continue;
         at.is_last = at.row == x.rows - 1 && (!c.is_paged || at.page == c.last);
         long long place = (c.is_paged ? at.page : max(at.b, 0)) * s.s.b + at.h * s.s.h
                           + at.row * s.s.n;
@@ -343,21 +377,21 @@ DEVICE void sum_rows(const cu_bwd &p, const cu_pages &x, const side &s, pool_row
     }
 }
 
-/* A few lanes to a row, rows of one page or pool and head side by side. */
+/* A warp to some rows of a head of a page or pool. */
 extern "C" __global__ void __launch_bounds__(PAGES_THREADS)
     bwd_pages_sum(const __grid_constant__ cu_bwd p, const __grid_constant__ cu_pages x)
 {
     enum {
         DIM = CFG_D_REAL > CFG_E_REAL ? CFG_D_REAL : CFG_E_REAL,
-        LANES = PAGES_LANES(DIM),
-        GROUPS = PAGES_THREADS / LANES
+        LANES = DIM > 64 ? 32 : DIM > 32 ? 16 : 8
     };
     const cu_chunks &c = p.f.chunks;
     int is_value = blockIdx.x >= (u32)x.key_blocks;
     side s = side_of(p, x, is_value);
     u32 parts = (x.rows + PAGES_SUMS - 1) / PAGES_SUMS, heads = s.s.h ? p.f.G : 1;
     u32 pools = c.is_paged ? c.last + 1 : s.s.b ? p.f.B : 1;
-    u32 turn = (blockIdx.x - (is_value ? x.key_blocks : 0)) * GROUPS + threadIdx.x / LANES;
+    u32 block = blockIdx.x - (is_value ? x.key_blocks : 0);
+    u32 turn = block * (PAGES_THREADS / 32) + threadIdx.x / 32;
     u32 head = turn / parts, pool = head / heads;
     if (pool >= pools)
         return;
@@ -366,5 +400,5 @@ extern "C" __global__ void __launch_bounds__(PAGES_THREADS)
     at.h = (int)(head - pool * heads);
     at.page = (int)pool;
     at.b = !c.is_paged && pools > 1 ? (int)pool : -1;
-    sum_rows(p, x, s, at, threadIdx.x % LANES, LANES);
+    sum_rows(p, x, s, at, LANES);
 }

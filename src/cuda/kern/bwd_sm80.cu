@@ -127,6 +127,33 @@ DEVICE void store_result(const result &to, int row0, int n, int first, int real,
     }
 }
 
+/* dK or dV of keys of a tile. */
+template <int COUNT>
+DEVICE void store_tile(const cu_bwd &p, int is_value, const key_tile &t, int first, int real,
+                       float factor, const float (&x)[COUNT])
+{
+    int row0 = t.key0 + warp_row(), n = tile_rows_of(p.f, t).keys;
+#if CFG_PAGES
+    int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int row = row0 + lane / 4 + 8 * half;
+        result to = owned_row(p, is_value, t.b, t.g, min(row, n - 1), real);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            int column = first + sum_column(i);
+            if ((i / 2 & 1) == half && row < n && column < real)
+                put_float(to, column, x[i] * factor);
+        }
+    }
+#else
+    result to = is_value ? result_of(p, p.dv, p.dvs, t.b, t.g, 0, BWD_OF_V)
+                         : result_of(p, p.dk, p.dks, t.b, t.g, 0, BWD_OF_K);
+    store_result(result_from(to, tile_rows_of(p.f, t).kv_first), row0, n, first, real, factor,
+                 x);
+#endif
+}
+
 /* a block of queries on its way to a stage */
 DEVICE void pass_queries(const cu_bwd &p, const key_tile &t, int h, int q0, u32 shared,
                          int stage)
@@ -217,15 +244,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
     }
     if (CFG_DK)
-        store_result(result_from(result_of(p, p.dk, p.dks, t.b, t.g, 0, BWD_OF_K),
-                                 tile_rows_of(p.f, t).kv_first),
-                     t.key0 + warp_row(), tile_rows_of(p.f, t).keys, warp_part() * WIDTH_D,
-                     CFG_D_REAL, p.f.scale, dk);
+        store_tile(p, 0, t, warp_part() * WIDTH_D, CFG_D_REAL, p.f.scale, dk);
     if (CFG_DV)
-        store_result(result_from(result_of(p, p.dv, p.dvs, t.b, t.g, 0, BWD_OF_V),
-                                 tile_rows_of(p.f, t).kv_first),
-                     t.key0 + warp_row(), tile_rows_of(p.f, t).keys, warp_part() * WIDTH_E,
-                     CFG_E_REAL, value_factor(p.f), dv);
+        store_tile(p, 1, t, warp_part() * WIDTH_E, CFG_E_REAL, value_factor(p.f), dv);
 }
 
 /* ---- queries stay ---- */

@@ -193,13 +193,11 @@ DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, int tu
     scale *= row_slope(mod, p.f, t.b, t.g, 0);
 #endif
     if (CFG_DK)
-        store_rows(result_from(result_of(p, p.dk, p.dks, t.b, t.g, 0, BWD_OF_K),
-                               tile_rows_of(p.f, t).kv_first),
-                   row, tile_rows_of(p.f, t).keys, CFG_D_REAL, scale, c.n > 0, dk);
+        store_keys(p, 0, t.b, t.g, tile_rows_of(p.f, t).kv_first, row,
+                   tile_rows_of(p.f, t).keys, CFG_D_REAL, scale, c.n > 0, dk);
     if (CFG_DV)
-        store_rows(result_from(result_of(p, p.dv, p.dvs, t.b, t.g, 0, BWD_OF_V),
-                               tile_rows_of(p.f, t).kv_first),
-                   row, tile_rows_of(p.f, t).keys, CFG_E_REAL, value_factor(p.f), c.n > 0, dv);
+        store_keys(p, 1, t.b, t.g, tile_rows_of(p.f, t).kv_first, row,
+                   tile_rows_of(p.f, t).keys, CFG_E_REAL, value_factor(p.f), c.n > 0, dv);
 }
 
 /* 3. Who does what. */

@@ -97,3 +97,22 @@ DEVICE void store_rows(const result &to, int row0, int n, int real, float factor
         }
     }
 }
+
+#if CFG_PAGES
+#include "bwd_own.cuh"
+#endif
+
+/* dK or dV of keys of head g, two rows of a fragment. */
+template <int COUNT>
+DEVICE void store_keys(const cu_bwd &p, int is_value, int b, int g, int kv_first, int row0,
+                       int n, int real, float factor, int has, const float (&x)[COUNT])
+{
+#if CFG_PAGES
+    (void)kv_first;
+    store_owned(p, is_value, b, g, row0, n, real, factor, has, x);
+#else
+    result to = is_value ? result_of(p, p.dv, p.dvs, b, g, 0, BWD_OF_V)
+                         : result_of(p, p.dk, p.dks, b, g, 0, BWD_OF_K);
+    store_rows(result_from(to, kv_first), row0, n, real, factor, has, x);
+#endif
+}

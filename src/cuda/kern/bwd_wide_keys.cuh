@@ -182,8 +182,8 @@ DEVICE void make_values(const keys_arena &s, const cu_bwd &p, const mod_args &mo
         n++;
     }
     if (CFG_DV)
-        store_rows(result_of(p, p.dv, p.dvs, t.b, t.g, 0, BWD_OF_V), places_of(t, step).key,
-                   p.f.N, CFG_E_REAL, value_factor(p.f), n > 0, dv);
+        store_keys(p, 1, t.b, t.g, 0, places_of(t, step).key, p.f.N, CFG_E_REAL,
+                   value_factor(p.f), n > 0, dv);
 }
 
 /* 3. dP and dK. */
@@ -266,8 +266,8 @@ DEVICE void make_keys(const keys_arena &s, const cu_bwd &p, int turn)
         n++;
     }
     if (CFG_DK)
-        store_rows(result_of(p, p.dk, p.dks, t.b, t.g, 0, BWD_OF_K), places_of(t, step).key,
-                   p.f.N, CFG_D_REAL, p.f.scale, n > 0, dk);
+        store_keys(p, 0, t.b, t.g, 0, places_of(t, step).key, p.f.N, CFG_D_REAL, p.f.scale,
+                   n > 0, dk);
 }
 
 /* 4. Who does what. */
