@@ -73,7 +73,7 @@ saccade_status cpu_backward_create(const saccade_plan *plan, arena *arena,
         out->kernels = out->kernels->careful;
     if (out->n_results <= 1)
         return SACCADE_OK;
-    return jit_compile_results(plan, all, results, out->n_results, 1, arena, &out->score,
+    return jit_compile_results(plan, all, results, out->n_results, arena, &out->score,
                                &out->jit, err);
 }
 

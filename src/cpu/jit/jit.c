@@ -85,13 +85,13 @@ out:
 }
 
 saccade_status jit_create_results(const mod_fn *score, const uint32_t *results, uint32_t n,
-                                  const mod_fn *mask, int32_t level, int is_rough,
-                                  jit_program **out, saccade_error *err)
+                                  const mod_fn *mask, int32_t level, jit_program **out,
+                                  saccade_error *err)
 {
     saccade_status status = SACCADE_OK;
     jit_program *p;
     TRY(begin(mask != NULL, level, &p, err));
-    TRY_GOTO(jit_build_results(score, results, n, mask, is_rough, &p->arena, &p->graph, err));
+    TRY_GOTO(jit_build_results(score, results, n, mask, &p->arena, &p->graph, err));
     TRY_GOTO(emit(p, level, err));
     *out = p;
     return SACCADE_OK;
@@ -343,7 +343,6 @@ static void run_tile(const jit_state *s, jit_call *call, int64_t ld, int32_t row
     call->frame = s->frame;
     call->strips = p->table;
     call->read = read_vector;
-    call->tanh_terms = jit_tanh_terms[0];
     jit_place(s, row0, col0, call);
     memcpy(&run, &code, sizeof run); /* ISO C has no cast from data to function */
     run(call);

@@ -29,17 +29,15 @@ typedef struct jit_state jit_state;     /* one per thread, in caller's memory */
 saccade_status jit_create(const pass_facts *score, const mod_fn *mask, int32_t level,
                           jit_program **out, saccade_error *err);
 /* Several results of one score function, its value first: floats at nodes results[0..n) of
- * score (pass_value_and_gradient), for jit_tiles. is_rough: tanh to 1.1e-5, from AVX-512 on.
- * EBACKEND past JIT_MAX_RESULTS too. */
+ * score (pass_value_and_gradient), for jit_tiles. EBACKEND past JIT_MAX_RESULTS too. */
 saccade_status jit_create_results(const mod_fn *score, const uint32_t *results, uint32_t n,
-                                  const mod_fn *mask, int32_t level, int is_rough,
-                                  jit_program **out, saccade_error *err);
+                                  const mod_fn *mask, int32_t level, jit_program **out,
+                                  saccade_error *err);
 /* For a plan: results of the interpreter, and compiled with the plan's mask where no limits
- * stand for it. *jit stays NULL where that gives EBACKEND: the interpreter gives the same.
- * may_be_rough: tanh may be as far off as bf16 hides in weights, if that is the dtype. */
+ * stand for it. *jit stays NULL where that gives EBACKEND: the interpreter gives the same. */
 saccade_status jit_compile_results(const saccade_plan *plan, const mod_fn *fn,
-                                   const uint32_t *results, uint32_t n, int may_be_rough,
-                                   arena *arena, const eval_prog **prog, jit_program **jit,
+                                   const uint32_t *results, uint32_t n, arena *arena,
+                                   const eval_prog **prog, jit_program **jit,
                                    saccade_error *err);
 void jit_destroy(jit_program *program);
 size_t jit_state_bytes(const jit_program *program); /* multiple of 64 */

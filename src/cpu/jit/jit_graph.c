@@ -344,7 +344,7 @@ static int has_own_table(const jit_graph *g, uint32_t product)
  * rounding to bf16. */
 static const double most_added = 0x1p-10;
 
-int jit_allows_rough_tanh(const pass_facts *score)
+static int allows_approx_tanh(const pass_facts *score)
 {
     return score->tanh_gain > 0 && score->tanh_gain * (double)JIT_ROUGH_TANH <= most_added;
 }
@@ -357,7 +357,7 @@ static saccade_status lower_approx(jit_graph *g, const pass_facts *score, arena 
     const jit_graph before = *g;
     const uint32_t *place;
     g->is_approx = 1;
-    g->has_approx_tanh = (uint8_t)jit_allows_rough_tanh(score);
+    g->has_approx_tanh = (uint8_t)allows_approx_tanh(score);
     TRY(lower_nodes(g, score->fn, a, 0, input, &place, err));
     const uint32_t result = place[score->fn->result];
     const jit_node *n = &g->nodes[result];
@@ -378,7 +378,8 @@ static saccade_status lower_approx(jit_graph *g, const pass_facts *score, arena 
 /* The incoming score, which is the result where there is no score mod. */
 static saccade_status begin(jit_graph *g, arena *a, uint32_t *input, saccade_error *err)
 {
-    *g = (jit_graph){.capacity = JIT_MAX_NODES, .mask = UINT32_MAX, .approx_times = UINT32_MAX};
+    *g = (jit_graph){
+        .capacity = JIT_MAX_NODES, .mask = UINT32_MAX, .approx_times = UINT32_MAX};
     g->nodes = arena_array(a, g->capacity, sizeof *g->nodes);
     FAIL_IF_NULL(g->nodes);
     const uint32_t scale = put(g, JIT_SCALE, MOD_FLOAT, 0, 0, NULL, 0);
@@ -432,7 +433,7 @@ saccade_status jit_build_graph(const pass_facts *score, const mod_fn *mask, aren
 }
 
 saccade_status jit_build_results(const mod_fn *score, const uint32_t *results, uint32_t n,
-                                 const mod_fn *mask, int is_rough, arena *a, jit_graph *out,
+                                 const mod_fn *mask, arena *a, jit_graph *out,
                                  saccade_error *err)
 {
     jit_graph g;
@@ -441,9 +442,7 @@ saccade_status jit_build_results(const mod_fn *score, const uint32_t *results, u
             "jit: got a mod with %u results, expected at most %d, the interpreter runs it", n,
             JIT_MAX_RESULTS);
     TRY(begin(&g, a, &input, err));
-    g.is_approx = g.has_approx_tanh = (uint8_t)is_rough;
     TRY(lower_results(&g, score, results, n, a, input, err));
-    g.is_approx = g.has_approx_tanh = 0;
     if (mask)
         TRY(lower_mask(&g, mask, a, input, err));
     FAIL_IF(a->has_failed, SACCADE_ENOMEM, "out of memory");

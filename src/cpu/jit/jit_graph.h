@@ -24,7 +24,7 @@ typedef enum jit_op {
 } jit_op;
 
 typedef struct jit_node {
-    uint16_t op;    /* mod_op or jit_op */
+    uint16_t op;   /* mod_op or jit_op */
     uint8_t type;   /* mod_type */
     uint8_t varies; /* DEP_ bits; with the score fast forms are allowed */
     uint8_t level;  /* jit_level, by varies */
@@ -72,7 +72,6 @@ typedef struct jit_call {
     int64_t apart[JIT_MAX_RESULTS]; /* bytes from s to the tile of each result */
     const strip_table *strips;      /* of the code's level */
     jit_read_fn *read;              /* for dtypes that are not read in line */
-    const float *tanh_terms;
 } jit_call;
 
 /* tanh x for |x| <= 5.8, past which it is 1: u = root x, y = u^2 + 4, u times a cubic in y, of
@@ -91,11 +90,9 @@ enum { JIT_WORD_ONE = 128 };
 /* nodes are taken from the arena. */
 saccade_status jit_build_graph(const pass_facts *score, const mod_fn *mask, arena *a,
                                jit_graph *out, saccade_error *err);
-/* Whether the coarse tanh adds no more to scores than rounding of weights to bf16 hides. */
-int jit_allows_rough_tanh(const pass_facts *score);
-/* Without row maxima and without the approximate score; is_rough: with the coarse tanh. */
+/* Without row maxima and without the approximate score. */
 saccade_status jit_build_results(const mod_fn *score, const uint32_t *results, uint32_t n,
-                                 const mod_fn *mask, int is_rough, arena *a, jit_graph *out,
+                                 const mod_fn *mask, arena *a, jit_graph *out,
                                  saccade_error *err);
 
 /* jit.c, for code that is not a loop over a tile: the graph, where a state's frame lies behind

@@ -44,10 +44,10 @@ static void store_further(jit_emitter *t, uint32_t k, int lane)
     const int r = jit_get(t, t->results[k], lane);
     EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_RAX), field(offsetof(jit_call, apart) + 8 * k));
     EMIT(&t->a, ADD, gpr(ZYDIS_REGISTER_RAX), gpr(t->s_base));
-    EMIT_VECTOR(
-        &t->a, Z(VMOVUPS),
-        jit_mem(ZYDIS_REGISTER_RAX, t->column_index, 1, lane * t->lane_bytes, t->vector_bytes),
-        vec(t, r));
+    EMIT_VECTOR(&t->a, Z(VMOVUPS),
+                jit_mem(ZYDIS_REGISTER_RAX, t->column_index, 1, lane * t->lane_bytes,
+                        t->vector_bytes),
+                vec(t, r));
 }
 
 /* Ends a store: registers that were taken for it are free again. */
@@ -158,8 +158,8 @@ static void count_uses(const jit_emitter *t, uint16_t *count)
     for (int i = 0; i < t->n_order; i += LANES) {
         const jit_node *n = node_of(t, t->order[i]);
         for (int k = 0; k < n->n_args; k++)
-            count[n->args[k]] +=
-                (k < 1 || n->args[k] != n->args[0]) && (k < 2 || n->args[k] != n->args[1]);
+            count[n->args[k]] += (k < 1 || n->args[k] != n->args[0])
+                                 && (k < 2 || n->args[k] != n->args[1]);
     }
 }
 
@@ -215,18 +215,6 @@ static void take_fixed(jit_emitter *t)
         *fixed[i] = jit_take_reg(t, NOWHERE);
         t->is_pinned[*fixed[i]] = 1;
     }
-}
-
-/* The table of tanh, where some value is looked up there. The registers it takes. */
-static int take_table(jit_emitter *t, const uint8_t *wanted)
-{
-    for (uint32_t i = 0; i < t->g->n_nodes; i++)
-        t->has_table |= wanted[i] && t->g->nodes[i].op == JIT_TABLE;
-    for (int i = 0; t->has_table && i < JIT_TABLE_TERMS; i++) {
-        t->table[i] = jit_take_reg(t, NOWHERE);
-        t->is_pinned[t->table[i]] = 1;
-    }
-    return t->has_table ? JIT_TABLE_TERMS : 0;
 }
 
 static const ZydisRegister saved[] = {
@@ -293,8 +281,7 @@ saccade_status jit_emit_tile(const jit_graph *graph, int masked, int32_t level, 
         jit_add_result(t, graph->mask);
     jit_choose_order(t, wanted);
     take_fixed(t);
-    const int table = take_table(t, wanted);
-    jit_choose_pinned(t, wanted, JIT_ROW, t->a.is_wide ? MAX_PINNED - table : 3);
+    jit_choose_pinned(t, wanted, JIT_ROW, t->a.is_wide ? MAX_PINNED : 3);
     emit_entry(t);
     emit_rows(t);
     emit_exit(t);

@@ -28,9 +28,9 @@ typedef struct jit_emitter {
      * them, each in an order of its own. */
     uint32_t results[JIT_MAX_RESULTS + 1];
     int n_results;
-    int has_max;     /* max_reg are in use */
-    int n_order, at; /* at: which of order is being computed */
-    int in_reg[MAX_REGISTERS + 2], in_k[MAX_MASKS + 1]; /* value of a register, or NOWHERE */
+    int has_max; /* max_reg are in use */
+    int n_order, at;            /* at: which of order is being computed */
+    int in_reg[MAX_REGISTERS + 2], in_k[MAX_MASKS + 1];   /* value of a register, or NOWHERE */
     uint8_t is_pinned[MAX_REGISTERS + 2], locked[MAX_REGISTERS + 2], k_locked[MAX_MASKS + 1];
     int past_mask;           /* k registers from 1 to before this are given out */
     int max_reg[LANES], low; /* pinned: running maxima, and -inf */
@@ -43,8 +43,7 @@ typedef struct jit_emitter {
     int64_t s_at, lane_bytes;   /* scores of lane 0; from lane to lane */
     int64_t row_at, column_at;
     int is_stream;              /* calls are not possible */
-    int table[JIT_TABLE_TERMS]; /* registers of jit_tanh_terms */
-    int has_table;              /* they are loaded with the bases, not so in a stream */
+    int table[JIT_TABLE_TERMS]; /* registers of jit_tanh_terms, in a stream */
     /* last, since only what the graph has is ever touched */
     uint32_t order[MAX_VALUES]; /* tile values in the order they are computed */
     int reg[MAX_VALUES], k[MAX_VALUES], slot[MAX_VALUES]; /* where a value is, or NOWHERE */

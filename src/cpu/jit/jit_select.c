@@ -452,13 +452,6 @@ void jit_load_bases(jit_emitter *t)
     EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_R10), FIELD(uniform));
     EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_R11), FIELD(cols));
     load_bits(t, t->low, 0xff800000u);
-    if (!t->has_table)
-        return;
-    EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_RAX), FIELD(tanh_terms));
-    for (int i = 0; i < JIT_TABLE_TERMS; i++)
-        EMIT_VECTOR(&t->a, Z(VMOVUPS), vec(t, t->table[i]),
-                    jit_mem(ZYDIS_REGISTER_RAX, ZYDIS_REGISTER_NONE, 0,
-                            i * (int64_t)sizeof jit_tanh_terms[0], t->vector_bytes));
 }
 
 static void slot_address(jit_emitter *t, ZydisRegister r, int slot)

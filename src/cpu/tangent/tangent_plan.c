@@ -45,7 +45,7 @@ saccade_status cpu_tangent_create(const saccade_plan *plan, arena *arena, cpu_ta
         results[out->n_results++] = nodes[2];
     if (out->n_results <= 1)
         return SACCADE_OK;
-    return jit_compile_results(plan, all, results, out->n_results, 0, arena, &out->score,
+    return jit_compile_results(plan, all, results, out->n_results, arena, &out->score,
                                &out->jit, err);
 }
 
