@@ -129,6 +129,29 @@ static void scores(void **state)
     }
 }
 
+/* Compiled scores without captures, which go by streams where masks let them: masks by limits,
+ * evaluated, as runs and imported. */
+static void every_mask_of_a_score(void **state)
+{
+    static const char *const scores[] = {"20 * tanh(score / 20)", "score + 0.1 * (kv - q)"};
+    static const char *const masks[] = {"q + 100 >= kv", "(q + kv) % 3 == 0"};
+    (void)state;
+    for (int n = 0; n < 4; n++) {
+        backward_case_run r;
+        const backward_case c = {.forward = {.problem = "b1 h2/1 q101 kv215 d32 bf16",
+                                             .mask = masks[n % 2],
+                                             .score = scores[n / 2],
+                                             .seed = 31},
+                                 .kernels = emulated(0, n)};
+        if (is_slow() && n % 3)
+            continue;
+        backward_case_make(&c, &r);
+        for (int mask = BACKWARD_PROVEN; mask <= BACKWARD_IMPORTED; mask++)
+            backward_case_check(&r, NULL, 1, (backward_mask)mask, NULL);
+        backward_case_free(&r);
+    }
+}
+
 static void data(void **state)
 {
     (void)state;
@@ -234,8 +257,13 @@ int main(void)
 {
     unsetenv("SACCADE_LEVEL"); /* this test is of one level */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shapes), cmocka_unit_test(masks),  cmocka_unit_test(scores),
-        cmocka_unit_test(data),   cmocka_unit_test(poison), cmocka_unit_test(level),
+        cmocka_unit_test(shapes),
+        cmocka_unit_test(masks),
+        cmocka_unit_test(scores),
+        cmocka_unit_test(data),
+        cmocka_unit_test(poison),
+        cmocka_unit_test(level),
+        cmocka_unit_test(every_mask_of_a_score),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -129,12 +129,14 @@ void backward_change_scores(backward_worker *w, int32_t r0, int32_t rows, int32_
 
 /* ---- units ---- */
 
-/* What stands still for the whole run asks no row; rows of other masks are asked by strips. */
+/* Limits are cut where they cross a unit, and compiled code asks the mask that it has. Masks
+ * that only rows can be asked for, such as imported ones, are left to strips. */
 int backward_changes_units(const backward_worker *w, int32_t r0)
 {
+    const int is_asked = !w->is_full && w->job->live.by != CPU_BY_LIMITS && !sees_all(w, r0);
     if (backward_is_compiled(w))
-        return 1;
-    return !has_score(w) && (w->is_full || w->job->live.by == CPU_BY_LIMITS || sees_all(w, r0));
+        return !is_asked || is_masked(w);
+    return !has_score(w) && !is_asked;
 }
 
 static int is_cell_full(const backward_worker *w, int32_t r0, int32_t key)

@@ -135,7 +135,8 @@ static backward_operand take_rows(const backward_worker *w, const cpu_rows *from
     const int32_t rows = (int32_t)round_up(w->m, b->depth), each = b->block->element;
     const saccade_dtype packed = each == 4 ? SACCADE_F32 : SACCADE_BF16;
     if (from->dtype == packed && from->dim == ld && rows == w->m && from->stride >= 0
-        && from->stride <= FARTHEST && from->stride % each == 0)
+        && from->stride <= FARTHEST && from->stride % each == 0
+        && (uintptr_t)from->base % (uintptr_t)each == 0)
         return (backward_operand){from->base, (int32_t)from->stride / each};
     b->block->pack_rows(from, w->m, rows, ld, to);
     return (backward_operand){to, ld};

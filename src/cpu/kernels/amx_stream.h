@@ -22,6 +22,8 @@ typedef struct unit_cursor {
 
 static ALWAYS_INLINE unit_cursor cursor_of(const cpu_unit_weights *u)
 {
+    if (u->row >= UNIT) /* no unit is open: there are no pointers */
+        return (unit_cursor){.left = 0};
     const int64_t pair = u->row / 2 * u->stride;
     return (unit_cursor){.s = u->s + u->row * UNIT,
                          .base = u->base + u->row,
@@ -42,13 +44,15 @@ static ALWAYS_INLINE void advance(unit_cursor *u, int32_t rows)
     u->left -= rows;
 }
 
-/* p = 2^t, and p x: both exactly 0 where t is -INF or 2^t is subnormal, whatever x is. */
+/* p = 2^t, and p x, which is exactly 0 where t is -INF, whatever x is. p is 0 where 2^t is
+ * subnormal, and NaN or infinite x are kept there. */
 static ALWAYS_INLINE vf weigh(vf t, vf x, vf *p)
 {
 #if defined(VF_HAS_FRACTION)
     const __mmask16 live = _mm512_cmp_ps_mask(t, vf_set(-126.0f), _CMP_NLT_UQ);
+    const __mmask16 seen = _mm512_cmp_ps_mask(t, vf_set(-INFINITY), _CMP_NEQ_UQ);
     *p = _mm512_maskz_scalef_ps(live, exp2_rough_fraction(t), t);
-    return _mm512_maskz_mul_ps(live, *p, x);
+    return _mm512_maskz_mul_ps(seen, *p, x);
 #else
     *p = exp2_rough(t);
     return vf_where_live(t, *p * x);
