@@ -906,8 +906,6 @@ static void second_plan_is_cached(void **state)
     }
 }
 
-/* Batches of more spans than decode counts go to tiles, smaller ones to decode: the workspace
- * of the largest serves all. */
 /* Tiles of few rows with bits of their own hold the main tile's blocks. */
 static void part_tiles_fit(void **state)
 {
@@ -971,6 +969,8 @@ static void programs_of_invariant_runs(void **state)
     }
 }
 
+/* Batches of more spans than decode counts go to tiles, smaller ones to decode: the workspace
+ * of the largest serves all. */
 static void workspace_grows_with_the_batch(void **state)
 {
     (void)state;

@@ -335,6 +335,8 @@ static saccade_status forward(saccade_dist *d, const saccade_forward_args *args,
     FAIL_IF(!args, SACCADE_EINVAL, "dist forward: got NULL, expected arguments");
     saccade_forward_args_init(&a);
     TRY(RECORD_READ(&a, args, "arguments"));
+    FAIL_AT(a.head_max || a.prefix, SACCADE_EINVAL, a.head_max ? "head_max" : "prefix", 0, 0,
+            "got one over ranks, expected NULL");
     const api_inputs in = API_INPUTS_OF(a);
     TRY(api_refuse_over_ranks(a.ragged, a.k_scale, a.v_scale, err));
     TRY(api_check_exchange(d, err));

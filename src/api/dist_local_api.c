@@ -30,6 +30,8 @@ saccade_status saccade_dist_forward_local(saccade_dist *dist, const saccade_forw
     TRY(check_rows(dist, args, err));
     saccade_forward_args_init(&a);
     TRY(RECORD_READ(&a, args, "arguments"));
+    FAIL_AT(a.head_max || a.prefix, SACCADE_EINVAL, a.head_max ? "head_max" : "prefix", 0, 0,
+            "got one over ranks, expected NULL");
     const api_inputs in = API_INPUTS_OF(a);
     TRY(api_refuse_over_ranks(a.ragged, a.k_scale, a.v_scale, err));
     TRY(api_read_shard(dist, &in, dist->KV, &run, err));

@@ -30,13 +30,14 @@ static saccade_status start(int device, int which, long long grid, int threads,
     return status;
 }
 
-static saccade_status prepare(saccade_error *err)
+static saccade_status prepare(const saccade_plan *own, saccade_error *err)
 {
+    const cu_state *s = own->state;
     const cu_driver *driver;
     saccade_error none;
     int device = 0;
     void *context = NULL;
-    if (cu_get_driver(&driver, &none) != SACCADE_OK)
+    if (!s->is_present || cu_get_driver(&driver, &none) != SACCADE_OK)
         return SACCADE_OK; /* a plan for a GPU that is not here */
     driver->context_current(&context);
     if (context)

@@ -120,11 +120,18 @@ static const saccade_tensor *any_tensor(const plan_run *run)
     return run->q ? run->q : run->k;
 }
 
+enum { MOST_MERGED = 65535 /* batches times heads, of one launch */ };
+
 static saccade_status begin(saccade_dist *d, const plan_run *run, device_run *r,
                             saccade_error *err)
 {
     const dist_stages *s = d->stages;
+    const int64_t H = d->plan->problem.sizes.H;
     *r = (device_run){.d = d, .run = run, .last = -1};
+    FAIL_AT(
+        run->sizes.B * H > MOST_MERGED, SACCADE_ELIMIT, "q", 0, 0,
+        "got %lld batches of %lld heads, expected at most %d together in staged mode on GPUs",
+        (long long)run->sizes.B, (long long)H, MOST_MERGED);
     TRY(stage_start(d, run, &r->masks, err));
     TRY(check_position(&run->positions.kv_offset, "kv_offset", err));
     TRY(check_position(&run->positions.kv_len, "kv_len", err));

@@ -259,7 +259,9 @@ size_t plan_workspace(const saccade_plan *plan, const saccade_sizes *s)
     const saccade_sizes given = given_sizes(plan, plan->solver->takes_ragged, s);
     if (!is_possible(s))
         return SIZE_MAX;
-    return plan->solver->workspace(plan, &given) + plan_head_max_room(&plan->problem, s);
+    const size_t room = plan_head_max_room(&plan->problem, s);
+    const size_t own = plan->solver->workspace(plan, &given);
+    return own > SIZE_MAX - room ? SIZE_MAX : own + room;
 }
 
 size_t plan_backward_workspace(const saccade_plan *plan, const saccade_sizes *s,

@@ -88,15 +88,16 @@ static saccade_status create_both(saccade_plan *plan, const saccade_problem *pro
 {
     prefix_state *s = plan->state;
     saccade_problem p = *problem;
-    p.shared_prefix = p.head_max = 0;
+    p.shared_prefix = 0;
     p.out_dtype = p.dtype == SACCADE_F64 ? SACCADE_NONE : SACCADE_F32;
-    TRY(create_one(plan, &p, &s->own, err));
+    TRY(create_one(plan, &p, &s->own, err)); /* with head_max, whose kernel it brings */
+    p.head_max = 0;
     p.mask = NULL;
     p.sinks_dtype = SACCADE_NONE;
     p.ragged = 1;
     TRY(create_one(plan, &p, &s->shared, err));
     const plan_prefix_steps *steps = s->own->solver->prefix;
-    return steps ? steps->prepare(err) : SACCADE_OK;
+    return steps ? steps->prepare(s->own, err) : SACCADE_OK;
 }
 
 /* ---- where things lie ---- */
@@ -150,6 +151,10 @@ static layout layout_of(const saccade_plan *plan, const saccade_sizes *s)
         l.max[n] = take(&l.bytes, rows * s->H, each);
         l.work_bytes[n] =
             n ? plan_workspace(state->own, s) : plan_workspace(state->shared, &shared);
+        if (l.work_bytes[n] == SIZE_MAX) { /* sizes that no run can have */
+            l.bytes = SIZE_MAX;
+            return l;
+        }
         l.work[n] = take(&l.bytes, (int64_t)l.work_bytes[n], 1);
     }
     return l;

@@ -7,7 +7,8 @@
 
 /* What a back end on a device does between the two runs. */
 typedef struct plan_prefix_steps {
-    saccade_status (*prepare)(saccade_error *err); /* when a plan is made */
+    saccade_status (*prepare)(const saccade_plan *own,
+                              saccade_error *err); /* when a plan is made */
     saccade_status (*write)(const prefix_lists *lists, int device, void *stream,
                             saccade_error *err);
     saccade_status (*merge)(const prefix_merge *merge, int device, void *stream,

@@ -50,6 +50,13 @@ def test_as_without(groups, shared, rows, page, H):
         torch.testing.assert_close(lse, want_lse, rtol=1e-5, atol=1e-5)
 
 
+def test_lengths_are_read_in_each_call():
+    prefix, qkv, paged = case([2, 1], [32, 16], 1, 8, 4)
+    prefix.attention(*qkv)
+    paged["seq_lens"][0] += 5  # the tensor that the object has
+    torch.testing.assert_close(prefix.attention(*qkv), st.cached_attention(*qkv, **paged))
+
+
 def test_parts_are_not_rounded():
     prefix, qkv, paged = case([5], [320], 1, 16, 4, torch.bfloat16)
     want = st.cached_attention(*(x.double() for x in qkv), **paged)

@@ -326,6 +326,11 @@ def test_a_graph_makes_its_block_mask(compiler):
     assert torch.equal(made.kv_indices, same.kv_indices) and made.sparsity() == same.sparsity()
     flex = compiler(st.flex_attention, fullgraph=True, backend="eager")
     assert torch.equal(flex(*x, None, made), st.flex_attention(*x, None, same))
+    many = lambda q: st.flex_attention(q, q, q, None, st.create_block_mask(  # noqa: E731
+        "causal()", 3, None, 50, 50, device="cpu"))  # fmt: skip
+    for graph in (many, compiler(many, backend="eager")):
+        with pytest.raises(Exception, match="got batch 3"):
+            graph(x[0])
     with pytest.raises(Exception, match="was created for a larger length"):
         wrong = lambda q: st.flex_attention(q, q, q, None, make(doc, 50))  # noqa: E731
         compiler(wrong, backend="eager")(x[0][:, :, :9])

@@ -36,7 +36,6 @@ class SharedPrefix:
         _check(block_table, seq_lens, cu_groups, shared_lens, max_shared, page)
         self.B, self.rows, self.page = block_table.shape[0], rows, page
         self.table, self.lengths = block_table, seq_lens
-        self.q_offset = seq_lens - rows
         self.shared = cu_groups, shared_lens, max_shared
 
     def attention(
@@ -68,9 +67,9 @@ class SharedPrefix:
         if Q > 1:  # rows of all sequences at one stride
             query = query.transpose(1, 2).contiguous().transpose(1, 2)
         return cached_attention(
-            query, key, value, mask, score, scale=scale, q_offset=self.q_offset,
-            seq_lens=self.lengths, block_table=self.table, sinks=sinks, prefix=self.shared,
-            return_lse=return_lse, kernel_options=kernel_options,
+            query, key, value, mask, score, scale=scale, seq_lens=self.lengths,
+            block_table=self.table, sinks=sinks, prefix=self.shared, return_lse=return_lse,
+            kernel_options=kernel_options,
         )  # fmt: skip
 
 

@@ -430,8 +430,13 @@ def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max,
 
 
 def _unproven(given, q, k):
-    """The mask itself, of a block mask that the same graph makes for these lengths."""
-    mask_mod, (_, _, Q, KV) = given[:2]
+    """The mask itself, of a block mask that the same graph makes for these sizes."""
+    mask_mod, (B, H, Q, KV) = given[:2]
+    if (B or 1) not in (1, q.shape[0]) or (H or 1) not in (1, q.shape[1]):
+        raise ValueError(
+            f"block_mask: got batch {B or 1} and {H or 1} heads, expected batch "
+            f"{q.shape[0]} or 1 and {q.shape[1]} heads or 1"
+        )
     if Q != q.shape[2] or KV != k.shape[2]:
         raise ValueError(
             f"block_mask was created for lengths {Q} and {KV}, expected one for "

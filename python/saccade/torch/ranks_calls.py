@@ -213,6 +213,7 @@ class Attention(torch.autograd.Function):
         q, k, v, out, lse, *captured = ctx.saved_tensors
         needs = ctx.needs_input_grad[1:]
         d_out = d_out.contiguous().resolve_neg() if d_out is not None else None
+        d_lse = d_lse.resolve_neg() if d_lse is not None else None
         with torch.cuda.device_of(q):
             made, by_name = ctx.call.backward(q, k, v, out, lse, d_out, d_lse, needs)
         names = iter(ctx.call.wanted)

@@ -38,7 +38,8 @@ DEVICE float ragged_max(const cu_head_max_run &p, const float *rows, int b, int 
     int by_warp = past - b >= WARPS, warp = threadIdx.x / 32;
     int lane = by_warp ? threadIdx.x % 32 : threadIdx.x, lanes = by_warp ? 32 : THREADS;
     for (int s = b + (by_warp ? warp : 0); s < past; s += by_warp ? WARPS : 1) {
-        int first = min(max(p.first[s], 0), p.all), end = min(p.first[s + 1], p.all);
+        int first = min(max(p.first[s], 0), p.all);
+        int end = min(max(p.first[s + 1], 0), p.all);
         m = rows_max(m, rows + first * p.i, p.i, min(end - first, p.M), lane, lanes);
     }
     return m;
