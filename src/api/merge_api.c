@@ -25,12 +25,8 @@ static double load(const saccade_tensor *t, int64_t at)
 
 static void put(const saccade_tensor *t, int64_t at, double x)
 {
-    char *to = (char *)t->data + at * (int64_t)saccade_dtype_bytes(t->dtype);
-    const float narrow = (float)x;
-    if (t->dtype == SACCADE_F64)
-        memcpy(to, &x, sizeof x);
-    else
-        convert_from_f32(t->dtype, &narrow, to, 1);
+    convert_to_element(t->dtype, x,
+                       (char *)t->data + at * (int64_t)saccade_dtype_bytes(t->dtype));
 }
 
 static int64_t row_offset(const saccade_tensor *t, int64_t b, int64_t h, int64_t i)

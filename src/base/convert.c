@@ -80,3 +80,12 @@ double convert_element(saccade_dtype dtype, const void *element)
         return 0;
     }
 }
+
+void convert_to_element(saccade_dtype dtype, double x, void *element)
+{
+    const float narrow = (float)x;
+    if (dtype == SACCADE_F64)
+        memcpy(element, &x, sizeof x);
+    else
+        convert_from_f32(dtype, &narrow, element, 1);
+}

@@ -115,5 +115,7 @@ void convert_from_f32(saccade_dtype dtype, const float *from, void *to, int64_t 
 
 /* one element of any dtype but i4 as double; exact but for i64 and u64 beyond 2^53. */
 double convert_element(saccade_dtype dtype, const void *element);
+/* x as one element of a floating dtype, by way of f32 where that is narrower than double. */
+void convert_to_element(saccade_dtype dtype, double x, void *element);
 
 #endif

@@ -27,12 +27,8 @@ static void store(const saccade_tensor *to, int64_t at, int64_t step, const doub
     const int64_t bytes = (int64_t)saccade_dtype_bytes(to->dtype);
     for (int64_t i = 0; i < n; i++) {
         char *place = (char *)to->data + (at + i * step) * bytes;
-        const double x = sums[i] + (is_added ? convert_element(to->dtype, place) : 0);
-        const float narrow = (float)x;
-        if (to->dtype == SACCADE_F64)
-            memcpy(place, &x, sizeof x);
-        else
-            convert_from_f32(to->dtype, &narrow, place, 1);
+        convert_to_element(to->dtype,
+                           sums[i] + (is_added ? convert_element(to->dtype, place) : 0), place);
     }
 }
 

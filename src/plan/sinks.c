@@ -85,12 +85,7 @@ static double sum_rows(const sum_job *job, int64_t b, int64_t h, int64_t place)
 static void add_element(const saccade_tensor *t, int64_t at, double x, int is_added)
 {
     char *to = (char *)t->data + at * (int64_t)saccade_dtype_bytes(t->dtype);
-    const double sum = is_added ? convert_element(t->dtype, to) + x : x;
-    const float narrow = (float)sum;
-    if (t->dtype == SACCADE_F64)
-        *(double *)(void *)to = sum;
-    else
-        convert_from_f32(t->dtype, &narrow, to, 1);
+    convert_to_element(t->dtype, is_added ? convert_element(t->dtype, to) + x : x, to);
 }
 
 static void sum_head(void *arg, int64_t h, int thread)

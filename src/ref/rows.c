@@ -77,12 +77,8 @@ void ref_load(const saccade_tensor *t, int64_t b, int64_t h, int64_t n, double *
 
 void ref_store(const saccade_tensor *t, int64_t at, double value)
 {
-    char *to = (char *)t->data + at * (int64_t)saccade_dtype_bytes(t->dtype);
-    const float narrow = (float)value;
-    if (t->dtype == SACCADE_F64)
-        memcpy(to, &value, sizeof value);
-    else
-        convert_from_f32(t->dtype, &narrow, to, 1);
+    convert_to_element(t->dtype, value,
+                       (char *)t->data + at * (int64_t)saccade_dtype_bytes(t->dtype));
 }
 
 /* Key j where it lies; zeros in an absent chunk. */
