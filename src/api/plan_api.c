@@ -79,12 +79,7 @@ saccade_status saccade_plan_create(saccade_context *context, const saccade_probl
 
 void saccade_plan_destroy(saccade_plan *plan)
 {
-    if (!plan)
-        return;
-    if (plan->solver)
-        plan->solver->destroy(plan);
-    arena_free(&plan->arena);
-    free(plan);
+    plan_destroy(plan);
 }
 
 size_t saccade_plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes)

@@ -308,6 +308,16 @@ saccade_status plan_choose(saccade_plan *plan, const plan_solver *const *solvers
                           "no kernel takes this problem: %s", why);
 }
 
+void plan_destroy(saccade_plan *plan)
+{
+    if (!plan)
+        return;
+    if (plan->solver)
+        plan->solver->destroy(plan);
+    arena_free(&plan->arena);
+    free(plan);
+}
+
 static void explain_fn(const char *title, const mod_fn *fn, strbuf *out, saccade_error *err)
 {
     if (!fn)

@@ -249,6 +249,8 @@ int plan_names_length(const mod_fn *fn);
 /* Checks a problem and derives what kernels read; mods into the plan. */
 saccade_status plan_derive(const saccade_problem *problem, saccade_plan *plan,
                            saccade_error *err);
+/* A plan in memory of its own, one that could not be made whole too; NULL: nothing. */
+void plan_destroy(saccade_plan *plan);
 /* The solver's bytes for runs of these sizes; SIZE_MAX where no run can have them: lengths past
  * 2^30, or over 2^48 elements of Q or O, K or V. */
 size_t plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes);

@@ -16,23 +16,13 @@ typedef struct prefix_state {
 
 /* ---- create ---- */
 
-static void drop(saccade_plan *plan)
-{
-    if (!plan)
-        return;
-    if (plan->solver)
-        plan->solver->destroy(plan);
-    arena_free(&plan->arena);
-    free(plan);
-}
-
 static void destroy(saccade_plan *plan)
 {
     prefix_state *s = plan->state;
     if (!s)
         return;
-    drop(s->shared);
-    drop(s->own);
+    plan_destroy(s->shared);
+    plan_destroy(s->own);
     free(s);
     plan->state = NULL;
 }
