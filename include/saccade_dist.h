@@ -188,13 +188,13 @@ SACCADE_API saccade_status saccade_dist_create(saccade_context *context,
                                                const saccade_shard_plan *shards, int32_t mask,
                                                const saccade_transport *transport,
                                                saccade_dist **out, saccade_error *err);
-/* The same in staged mode: a run takes the sequence's keys by windows of `keys` of
- * them (0: about an eighth; rounded up to whole blocks), gets those of the next while it
+/* The same in staged mode: a run takes the sequence's keys by windows of `keys` of them (0:
+ * about an eighth; rounded up to whole blocks, at most all), gets those of the next while it
  * computes, and adds a window's result to what it has, in f32. Keys take the memory of two
- * windows, whatever the mask touches. Results depend on the windows, in last bits, and are the
- * same every time, also gradients. prepare comes first with each block mask, and again when it
- * was updated. Windows are whole numbers of the blocks of a mask by index tensors. On GPUs
- * kv_offset and kv_len are numbers on the host. */
+ * windows, whatever the mask touches. Results depend on the windows, in last bits, and are
+ * the same every time, also gradients. prepare comes first with each block mask, and again
+ * when it was updated. Windows are whole numbers of the blocks of a mask by index tensors.
+ * On GPUs kv_offset and kv_len are numbers on the host. */
 SACCADE_API saccade_status saccade_dist_create_staged(saccade_context *context,
                                                       const saccade_problem *problem,
                                                       const saccade_shard_plan *shards,
@@ -208,16 +208,17 @@ SACCADE_API size_t saccade_dist_workspace(const saccade_dist *dist, int64_t B);
 SACCADE_API saccade_status saccade_dist_prepare(const saccade_dist *dist,
                                                 const saccade_block_mask *mask,
                                                 saccade_error *err);
-/* saccade_forward with q, out, lse and row_max of this rank's rows and k, v of its keys, in the
- * order of saccade_shard_rows and _keys; NULL where it holds none. Positions, captures and the
- * block mask are those of the whole sequence, equal on all ranks. Called by all ranks at the
- * same time. Gets the keys that its rows touch, then computes: out, lse and row_max are those
- * of one device, bit for bit. Allocates nothing (but what the transport does; on a GPU the
- * first run of a batch size makes room for keys of the whole sequence, which stays). On a GPU
- * runs of one saccade_dist follow each other on one stream, and what needs no keys of others is
- * computed while they travel.
- * EPEER: another rank failed or did not answer in time. After any failure the transport has
- * ended. */
+/* saccade_forward with q, out, lse, row_max and sinks that each row has of its own of this
+ * rank's rows, and k, v of its keys, in the order of saccade_shard_rows and _keys; NULL
+ * where it holds none. Positions, captures and the block mask are those of the whole
+ * sequence, equal on all ranks. Called by all ranks at the same time. Gets the keys that its
+ * rows touch, then computes: out, lse and row_max are those of one device, bit for bit.
+ * Allocates nothing (but what the transport does; on a GPU the first run of a batch size
+ * makes room for keys of the whole sequence, which stays). On a GPU runs of one saccade_dist
+ * follow each other on one stream, and what needs no keys of others is computed while they
+ * travel.
+ * EPEER: another rank failed or did not answer in time. After any failure the transport
+ * has ended. */
 SACCADE_API saccade_status saccade_dist_forward(saccade_dist *dist,
                                                 const saccade_forward_args *args,
                                                 saccade_error *err);

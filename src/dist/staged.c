@@ -35,7 +35,8 @@ static int64_t common_multiple(int64_t a, int64_t b)
     return a / common_divisor(a, b) * b;
 }
 
-/* keys, or about an eighth of the sequence, in whole units and blocks, also imported ones. */
+/* keys, or about an eighth of the sequence, in whole units and blocks, also imported ones; no
+ * more than all keys. */
 static int64_t window_size(const saccade_dist *d, int32_t mask, int64_t unit, int64_t keys)
 {
     const int64_t eighth = (d->KV + DEFAULT_WINDOWS - 1) / DEFAULT_WINDOWS;
@@ -43,7 +44,7 @@ static int64_t window_size(const saccade_dist *d, int32_t mask, int64_t unit, in
     const int32_t imported = d->shards->block_kv[mask];
     const int64_t step =
         common_multiple(common_multiple(unit, BLOCK), imported > 0 ? imported : 1);
-    return (asked + step - 1) / step * step;
+    return ((asked < d->KV ? asked : d->KV) + step - 1) / step * step;
 }
 
 /* Of these pieces what lies in keys [first, past). */
