@@ -236,18 +236,20 @@ saccade_status saccade_dist_prepare(const saccade_dist *dist, const saccade_bloc
 
 /* ---- running ---- */
 
-/* The batch of a rank that holds nothing: whatever its other arguments have. */
+/* The batch of a rank that holds nothing: the largest that its other arguments have, of which
+ * some may be shared by all. */
 static int64_t batch_of(const api_inputs *in)
 {
     const saccade_positions *at = in->positions;
     const saccade_tensor *each[] = {at ? at->q_offset : NULL, at ? at->kv_offset : NULL,
-                                    at ? at->kv_len : NULL};
-    if (in->block_mask)
-        return mask_get_view(in->block_mask)->sizes.B;
-    for (int i = 0; i < 3; i++)
-        if (each[i] && each[i]->rank == 1 && each[i]->shape[0] > 0)
-            return each[i]->shape[0];
-    return 1;
+                                    at ? at->kv_len : NULL, in->sinks};
+    int64_t most = in->block_mask ? mask_get_view(in->block_mask)->sizes.B : 1;
+    for (int i = 0; i < 4; i++) {
+        const int is_batched = each[i] && each[i]->rank == (each[i] == in->sinks ? 3 : 1);
+        if (is_batched && each[i]->shape[0] > most && each[i]->shape[0] <= 1 << 30)
+            most = each[i]->shape[0];
+    }
+    return most;
 }
 
 saccade_status api_read_shard(const saccade_dist *d, const api_inputs *in, int64_t n_keys,
