@@ -190,9 +190,8 @@ saccade_status api_read_gradients(const saccade_plan *plan, const saccade_backwa
 
 /* ---- dist_api.c ---- */
 
-/* What calls over ranks do not take. */
-saccade_status api_refuse_over_ranks(const void *ragged, const saccade_tensor *k_scale,
-                                     const saccade_tensor *v_scale, saccade_error *err);
+/* Members that calls over ranks do not take, of which backward has ragged and pages alone. */
+saccade_status api_refuse_over_ranks(const saccade_forward_args *args, saccade_error *err);
 /* q of this rank's rows, k and v of so many keys; the run's sizes are those of the whole
  * sequence. */
 struct saccade_dist;

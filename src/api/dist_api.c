@@ -289,13 +289,23 @@ saccade_status api_read_shard_outputs(const saccade_dist *d, const saccade_forwa
     return SACCADE_OK;
 }
 
-saccade_status api_refuse_over_ranks(const void *ragged, const saccade_tensor *k_scale,
-                                     const saccade_tensor *v_scale, saccade_error *err)
+saccade_status api_refuse_over_ranks(const saccade_forward_args *a, saccade_error *err)
 {
-    FAIL_AT(ragged, SACCADE_EINVAL, "ragged", 0, 0,
-            "got one, expected none: ranks share one sequence");
-    FAIL_AT(k_scale || v_scale, SACCADE_EINVAL, k_scale ? "k_scale" : "v_scale", 0, 0,
-            "got a tensor, expected none: ranks share no quantised keys");
+    static const char no_scale[] = "ranks share no quantised keys";
+    const struct {
+        const void *given;
+        const char *name, *why;
+    } each[] = {
+        {a->ragged, "ragged", "ranks share one sequence"},
+        {a->pages, "pages", "ranks hold their keys in one piece each"},
+        {a->prefix, "prefix", "ranks share one sequence"},
+        {a->k_scale, "k_scale", no_scale},
+        {a->v_scale, "v_scale", no_scale},
+        {a->head_max, "head_max", "each has maxima of its rows alone (row_max)"},
+    };
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++)
+        FAIL_AT(each[i].given, SACCADE_EINVAL, each[i].name, 0, 0,
+                "got one over ranks, expected NULL: %s", each[i].why);
     return SACCADE_OK;
 }
 
@@ -337,10 +347,8 @@ static saccade_status forward(saccade_dist *d, const saccade_forward_args *args,
     FAIL_IF(!args, SACCADE_EINVAL, "dist forward: got NULL, expected arguments");
     saccade_forward_args_init(&a);
     TRY(RECORD_READ(&a, args, "arguments"));
-    FAIL_AT(a.head_max || a.prefix, SACCADE_EINVAL, a.head_max ? "head_max" : "prefix", 0, 0,
-            "got one over ranks, expected NULL");
     const api_inputs in = API_INPUTS_OF(a);
-    TRY(api_refuse_over_ranks(a.ragged, a.k_scale, a.v_scale, err));
+    TRY(api_refuse_over_ranks(&a, err));
     TRY(api_check_exchange(d, err));
     TRY(api_read_shard(d, &in, d->n_keys, &run, err));
     TRY(api_read_sinks(d->plan, in.sinks, d->n_rows, &run, err));

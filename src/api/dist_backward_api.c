@@ -29,7 +29,9 @@ static saccade_status read_call(const saccade_dist *d, const saccade_backward_ar
 {
     FAIL_IF(!args, SACCADE_EINVAL, "dist backward: got NULL, expected arguments");
     TRY(api_start_backward(d->plan, args, "dist backward", call, err));
-    TRY(api_refuse_over_ranks(call->args.ragged, NULL, NULL, err));
+    const saccade_forward_args strange = {.ragged = call->args.ragged,
+                                          .pages = call->args.pages};
+    TRY(api_refuse_over_ranks(&strange, err));
     TRY(api_check_exchange(d, err));
     TRY(api_read_shard(d, &call->in, d->n_keys, &call->run, err));
     TRY(api_read_sinks(d->plan, call->in.sinks, d->n_rows, &call->run, err));

@@ -30,10 +30,8 @@ saccade_status saccade_dist_forward_local(saccade_dist *dist, const saccade_forw
     TRY(check_rows(dist, args, err));
     saccade_forward_args_init(&a);
     TRY(RECORD_READ(&a, args, "arguments"));
-    FAIL_AT(a.head_max || a.prefix, SACCADE_EINVAL, a.head_max ? "head_max" : "prefix", 0, 0,
-            "got one over ranks, expected NULL");
     const api_inputs in = API_INPUTS_OF(a);
-    TRY(api_refuse_over_ranks(a.ragged, a.k_scale, a.v_scale, err));
+    TRY(api_refuse_over_ranks(&a, err));
     TRY(api_read_shard(dist, &in, dist->KV, &run, err));
     TRY(api_read_sinks(dist->plan, in.sinks, dist->n_rows, &run, err));
     TRY(api_read_context(dist->plan, &in, &run, &captures, err));
@@ -62,7 +60,8 @@ saccade_status saccade_dist_backward_local(saccade_dist *dist,
     api_backward_call call;
     TRY(check_rows(dist, args, err));
     TRY(api_start_backward(dist->plan, args, "dist backward", &call, err));
-    TRY(api_refuse_over_ranks(call.args.ragged, NULL, NULL, err));
+    const saccade_forward_args strange = {.ragged = call.args.ragged, .pages = call.args.pages};
+    TRY(api_refuse_over_ranks(&strange, err));
     TRY(api_read_shard(dist, &call.in, dist->KV, &call.run, err));
     TRY(api_read_sinks(dist->plan, call.in.sinks, dist->n_rows, &call.run, err));
     TRY(api_read_context(dist->plan, &call.in, &call.run, &call.captures, err));
