@@ -10,6 +10,7 @@ enum {
     ERROR_BYTES = 1024,   /* at least those of a saccade_error */
     LEAST_ROOM = 1 << 20, /* workspace that a thread keeps for its next call, at least */
     MOST_KEPT = 4 << 20,  /* workspace on a GPU that a layout's calls keep, at most */
+    MOST_HELD = 64 << 20, /* that all calls of the process keep, at most */
 };
 
 typedef int32_t library_call(void *plan, void *args, void *error);
@@ -37,12 +38,16 @@ typedef struct {
     void *kept_stream;
 } Run;
 
+static size_t held_bytes; /* rooms of all Runs that have a kept one; under the GIL */
+
 static void run_free(PyObject *self)
 {
     Run *s = (Run *)self;
     for (int i = 0; i < s->n_outputs; i++)
         Py_XDECREF(s->outputs[i].model);
     Py_XDECREF(s->room_model);
+    if (s->kept)
+        held_bytes -= s->room;
     Py_XDECREF(s->kept);
     PyMem_Free(s->words);
     PyMem_Free(s->links);
@@ -199,12 +204,19 @@ static PyObject *take_room(Run *s, int keeps, void *stream)
     if (!keeps || !held || s->kept_stream != stream)
         return PyObject_CallFunctionObjArgs(warm_empty_like, s->room_model, NULL);
     s->kept = NULL;
+    held_bytes -= s->room;
     return held;
 }
 
+/* The total is asked for here, where it grows: others may have kept theirs during the call. */
 static void keep_room(Run *s, PyObject *held, void *stream)
 {
     PyObject *old = s->kept;
+    if (!old && held_bytes + s->room > MOST_HELD) {
+        Py_DECREF(held);
+        return;
+    }
+    held_bytes += old ? 0 : s->room;
     s->kept = held;
     s->kept_stream = stream;
     Py_XDECREF(old);
