@@ -166,6 +166,33 @@ def test_ranks_agree_where_one_has_no_memory(monkeypatch):
     assert cp._over_nccl(1.0) is None and votes == [0, 0, 0]
 
 
+def test_whose_collectives_a_group_has(monkeypatch, tmp_path):
+    """Made without a backend, it is called undefined, and has one by device."""
+    from saccade.torch.parallel import _device_of, _has_nccl
+
+    for i, backend in enumerate((None, "gloo")):
+        store = dist.FileStore(str(tmp_path / str(i)), 1)
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+        try:
+            if dist.get_backend() != "undefined" or not torch.cuda.is_available():
+                assert not _has_nccl(None) and _device_of(None, None).type == "cpu"
+        finally:
+            dist.destroy_process_group()
+
+    asked = []
+
+    class Group:
+        def _get_backend(self, device):
+            asked.append(device.type)
+            return SimpleNamespace(name=lambda: "nccl")
+
+    for name in ("undefined", "cpu:gloo,cuda:nccl", "nccl"):
+        monkeypatch.setattr(dist, "get_backend", lambda _, name=name: name)
+        assert _has_nccl(Group())
+        assert _has_nccl(object()) is (name != "undefined")  # a group that cannot be asked
+    assert asked == ["cuda"]
+
+
 def test_a_decoder_on_two_ranks():
     root = Path(__file__).resolve().parents[2]
     path = os.pathsep.join([str(root / "python"), os.environ.get("PYTHONPATH", "")])

@@ -84,7 +84,7 @@ class ContextParallel:
         self.keep = keep
         if by not in WAYS:
             raise ValueError(f"by: got {by!r}, expected one of {', '.join(WAYS)}")
-        is_own = not cpu and mode != "heads" and "nccl" in str(dist.get_backend(group))
+        is_own = not cpu and mode != "heads" and _has_nccl(group)
         is_own &= by == "nccl" or mode == "staged"
         own = self._over_nccl(seconds) if is_own else None
         if mode == "staged" and not cpu and own is None:
@@ -353,8 +353,9 @@ def context_parallel(
 
     query_shape: [B, H, N, D] of the whole query. masks: the BlockMasks of a model's layers,
     [.., N, N]; layers: how many layers have each. seconds: how long a rank waits for others
-    (on CUDA the group's own limit holds). device: cpu, or this rank's CUDA device; by default
-    the current CUDA device where the group is NCCL's. dtype: of query, key and value.
+    (on CUDA where by is "nccl"; the group's own limit holds for the group's collectives).
+    device: cpu, or this rank's CUDA device; by default the current CUDA device where the group
+    was made with backend nccl. dtype: of query, key and value.
     mode: "gather" brings each rank the keys that its rows touch; "staged" does so by windows
     of stage_keys keys (0: an eighth of the sequence), the next on its way while one is
     computed: memory is bounded, results are near one process's and the same every time; "heads"
@@ -362,8 +363,8 @@ def context_parallel(
     ranks divide.
     by: on CUDA, "nccl" lets keys travel by a communicator of the library's own, while what
     needs none of them is computed (where libnccl is found and the group is NCCL's; else by the
-    group's collectives, as with "torch"). keep: with "nccl", keys that came for forward stay
-    for backward, where they are gathered.
+    group's collectives, as with "torch"), and CUDA graphs cannot be captured over it. keep:
+    with "nccl", keys that came for forward stay for backward, where they are gathered.
     """
     return ContextParallel(
         group,
@@ -379,6 +380,18 @@ def context_parallel(
         keep,
         stage_keys,
     )
+
+
+def _has_nccl(group):
+    """Whether the group's collectives of CUDA tensors are NCCL's. One that was made without a
+    backend is called "undefined", and has one for each kind of device."""
+    if "nccl" in str(dist.get_backend(group)):
+        return True
+    try:
+        own = (group or dist.group.WORLD)._get_backend(torch.device("cuda"))
+        return "nccl" in own.name()
+    except (AttributeError, RuntimeError):  # none for CUDA, or a group of another kind
+        return False
 
 
 def _device_of(group, given):
