@@ -304,6 +304,59 @@ static void device_gradients_agree(void **unused)
     all_backward(1);
 }
 
+/* What dO holds in rows without a live key reaches no gradient, be it NaN. */
+static void check_dead_rows(const case_run *r, run_options *o, const saccade_tensor *d_out)
+{
+    const saccade_sizes *s = &r->sizes;
+    run_results zero, nan;
+    for (int fill = 0; fill < 2; fill++) {
+        for (int64_t head = 0; head < s->B * s->H; head++)
+            for (int64_t d = 0; d < 3 * s->Dv; d++) /* rows 0 to 2, dead */
+                run_put(d_out, head * s->Q * s->Dv + d, fill ? NAN : 0);
+        both_ways(r, o, fill ? &nan : &zero);
+    }
+    const saccade_tensor *a[] = {&zero.dq, &zero.dk, &zero.dv, &zero.d_sinks};
+    const saccade_tensor *b[] = {&nan.dq, &nan.dk, &nan.dv, &nan.d_sinks};
+    for (int n = 0; n < 4; n++)
+        for (int64_t i = 0; i < run_count(a[n]); i++)
+            assert_true(fabs(run_get(a[n], i) - run_get(b[n], i)) <= (n == 3 ? 0 : 1e-6));
+    run_drop(&zero);
+    run_drop(&nan);
+}
+
+static void dead_rows_give_nothing(void **unused)
+{
+    static const char *const others[] = {"ref", "plain"};
+    (void)unused;
+    for (int kind = 0; kind < SINK_KINDS; kind++) {
+        const forward_case c = {.problem = "b2 h2 q9 kv12 d8 f32", .mask = "q >= kv + 3"};
+        case_run r;
+        case_make(&c, &r);
+        const int64_t shape[4] = {r.sizes.B, r.sizes.H, r.sizes.Q, r.sizes.Dv};
+        const saccade_tensor d_out = run_make(r.dtype, 4, shape);
+        const saccade_tensor d_lse = run_make(SACCADE_F32, 3, shape);
+        const saccade_tensor sinks = sinks_of(&r.sizes, (sink_kind)kind, SACCADE_F32);
+        run_options o = options_of(&r, "cpu", NULL, &sinks);
+        run_randomise(&d_out, 5);
+        run_randomise(&d_lse, 6);
+        o.problem.gradients = Q_K_V_SINKS;
+        o.d_out = &d_out;
+        o.d_lse = kind ? &d_lse : NULL;
+        for (const char *const *level = case_levels(); *level; level++) {
+            o.level = *level;
+            check_dead_rows(&r, &o, &d_out);
+        }
+        for (int n = 0; n < 2; n++) {
+            o.problem.backend = others[n];
+            check_dead_rows(&r, &o, &d_out);
+        }
+        free(d_out.data);
+        free(d_lse.data);
+        free(sinks.data);
+        case_free(&r);
+    }
+}
+
 /* ---- finite differences ---- */
 
 /* sum(out d_out) + sum(lse d_lse) of a float64 problem. */
@@ -496,6 +549,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(levels_agree),
         cmocka_unit_test(nan_stays_in_its_row),
         cmocka_unit_test(gradients_agree),
+        cmocka_unit_test(dead_rows_give_nothing),
         cmocka_unit_test(differences),
         cmocka_unit_test(parts_merge),
         cmocka_unit_test(mistakes),

@@ -374,6 +374,7 @@ static double sink_term(const void *of, int64_t b, int64_t h, int64_t i)
     double delta = s->to->d_lse ? -tensor_at(s->to->d_lse, b, h, row, 0) : 0;
     for (int64_t d = 0; d < out->shape[3]; d++)
         delta += tensor_at(out, b, h, row, d) * tensor_at(d_out, b, h, row, d);
+    delta = plan_sink_delta(s->run, s->to, b, h, row, delta);
     return -plan_sink_weight(sink, tensor_at(lse, b, h, row, 0)) * delta;
 }
 

@@ -276,6 +276,10 @@ dropout_words plan_dropout_head(const plan_problem *problem, const plan_run *run
 double plan_dropout_factor(const plan_dropout *d, dropout_words head, int32_t q, int32_t kv);
 /* The weight of a sink in a row of this lse, which includes it. */
 double plan_sink_weight(double sink, double lse);
+/* delta of row i, as the sink's gradient counts it: in a row without a live key, and where the
+ * sink is none, an infinity or NaN of d_out counts for nothing. */
+double plan_sink_delta(const plan_run *run, const plan_gradients *gradients, int64_t b,
+                       int64_t h, int64_t i, double delta);
 /* gradients->sinks, which is there: sums of term(of, b, h, i) over the run's rows that an
  * element serves, in double, in the order of batches and rows; i counts all rows. */
 typedef double plan_sink_term(const void *of, int64_t b, int64_t h, int64_t i);

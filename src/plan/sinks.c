@@ -24,6 +24,36 @@ double plan_sink_weight(double sink, double lse)
     return sink == -INFINITY ? 0 : exp(sink - lse);
 }
 
+static const char *element_at(const saccade_tensor *t, int64_t b, int64_t h, int64_t i)
+{
+    const int64_t at = b * t->stride[0] + h * t->stride[1] + i * t->stride[2];
+    return (const char *)t->data + at * (int64_t)saccade_dtype_bytes(t->dtype);
+}
+
+static int is_row_zero(const saccade_tensor *t, int64_t b, int64_t h, int64_t i)
+{
+    const char *row = element_at(t, b, h, i);
+    for (int64_t d = 0; d < t->shape[3]; d++)
+        if (convert_element(t->dtype, row + d * (int64_t)saccade_dtype_bytes(t->dtype)) != 0)
+            return 0;
+    return 1;
+}
+
+double plan_sink_delta(const plan_run *run, const plan_gradients *gradients, int64_t b,
+                       int64_t h, int64_t i, double delta)
+{
+    if (isfinite(delta))
+        return delta;
+    const saccade_tensor *lse = run->lse, *d_lse = gradients->d_lse;
+    const double sink = plan_sink_of(run, b, h, i);
+    if (sink == -INFINITY)
+        return 0;
+    if (sink != convert_element(lse->dtype, element_at(lse, b, h, i))
+        || !is_row_zero(run->out, b, h, i))
+        return delta;
+    return d_lse ? -convert_element(d_lse->dtype, element_at(d_lse, b, h, i)) : 0;
+}
+
 /* ---- dropout ---- */
 
 dropout_words plan_dropout_head(const plan_problem *problem, const plan_run *run, int64_t b,

@@ -174,8 +174,10 @@ saccade_status ref_backward_sinks(const plan_problem *problem, const plan_run *r
     ref_row row = ref_row_in(s, job.n_values, job.rows);
     for (int64_t at = 0; at < s->B * s->H * s->Q; at++) {
         ref_compute_row(&job.in, at / s->Q / s->H, at / s->Q % s->H, at % s->Q, &row);
-        const double dot = ref_dot(d_out + at * s->Dv, row.out, s->Dv);
-        terms[at] = -ref_sink_weight(&row) * (dot - (d_lse ? d_lse[at] : 0));
+        const int is_dead = row.m == -INFINITY;
+        const double dot = is_dead ? 0 : ref_dot(d_out + at * s->Dv, row.out, s->Dv);
+        const double delta = dot - (d_lse ? d_lse[at] : 0);
+        terms[at] = row.sink == -INFINITY ? 0 : -ref_sink_weight(&row) * delta;
     }
     free(memory);
     return SACCADE_OK;

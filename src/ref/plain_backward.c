@@ -214,7 +214,8 @@ static double sink_term(const void *of, int64_t b, int64_t h, int64_t i)
     const ref_row row = {.b = b, .h = h, .i = i};
     const float sink = (float)plan_sink_of(job->run, b, h, i);
     const float p = sink == -INFINITY ? 0 : expf(sink - stat_of(job->run->lse, &row));
-    return (double)(-p * job->delta[(b * s->H + h) * s->Q + i]);
+    const float delta = job->delta[(b * s->H + h) * s->Q + i];
+    return (double)(-p * (float)plan_sink_delta(job->run, job->given, b, h, i, (double)delta));
 }
 
 static void store_all(const plain_gradients *job)
