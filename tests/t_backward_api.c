@@ -89,6 +89,7 @@ typedef struct tensors {
     saccade_dtype dtype;
     saccade_tensor q, k, v, out, lse, d_out, d_lse, dq, dk, dv, d_bias, d_w;
     saccade_binding bindings[2], d_captures[2];
+    int32_t n_bindings;
 } tensors;
 
 static saccade_tensor make(saccade_dtype dtype, int32_t rank, const int64_t *shape,
@@ -115,7 +116,7 @@ static double at(const saccade_tensor *t, int64_t i)
 
 static tensors tensors_of(saccade_dtype dtype, const inputs *in)
 {
-    tensors t = {.dtype = dtype};
+    tensors t = {.dtype = dtype, .n_bindings = 2};
     t.q = make(dtype, 4, q_shape, in->q);
     t.k = make(dtype, 4, k_shape, in->k);
     t.v = make(dtype, 4, v_shape, in->v);
@@ -141,8 +142,8 @@ static tensors tensors_of(saccade_dtype dtype, const inputs *in)
 
 static void drop(tensors *t)
 {
-    saccade_tensor *all[] = {&t->q,  &t->k,  &t->v,  &t->out,    &t->lse, &t->d_out, &t->d_lse,
-                             &t->dq, &t->dk, &t->dv, &t->d_bias, &t->d_w};
+    saccade_tensor *all[] = {&t->q,     &t->k,  &t->v,  &t->out, &t->lse,    &t->d_out,
+                             &t->d_lse, &t->dq, &t->dk, &t->dv,  &t->d_bias, &t->d_w};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]->data);
     free(t->bindings[0].tensor.data);
@@ -169,7 +170,7 @@ static void forward(const saccade_plan *plan, tensors *t)
     a.out = &t->out;
     a.lse = &t->lse;
     a.bindings = t->bindings;
-    a.n_bindings = 2;
+    a.n_bindings = t->n_bindings;
     a.workspace_bytes = saccade_plan_workspace(plan, &sizes);
     a.workspace = workspace(a.workspace_bytes);
     if (saccade_forward(plan, &a, &err))
@@ -194,14 +195,14 @@ static saccade_backward_args args_of(const saccade_plan *plan, tensors *t)
     a.d_captures = t->d_captures;
     a.n_d_captures = 2;
     a.bindings = t->bindings;
-    a.n_bindings = 2;
+    a.n_bindings = t->n_bindings;
     a.workspace_bytes = saccade_plan_backward_workspace(plan, &sizes);
     a.workspace = workspace(a.workspace_bytes);
     return a;
 }
 
-static const uint32_t all = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V
-                            | SACCADE_GRADIENT_CAPTURES;
+static const uint32_t all =
+    SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V | SACCADE_GRADIENT_CAPTURES;
 
 /* Forward and backward; `added` gradients are added to what is there. */
 static void run(const char *backend, tensors *t, uint32_t added)
@@ -351,6 +352,95 @@ static void what_is_wrong_is_said(void **state)
     drop(&t);
 }
 
+/* All gradients of a score that reads `bias` of this rank, and nothing else. */
+static saccade_plan *plan_reading(const char *text, int32_t rank)
+{
+    const saccade_capture capture = {"bias", SACCADE_F32, rank};
+    saccade_error err = {0};
+    saccade_mod *generic, *score;
+    saccade_plan *plan = NULL;
+    saccade_problem p;
+    saccade_problem_init(&p);
+    assert_int_equal(saccade_mod_parse(SACCADE_SCORE, text, strlen(text), &generic, &err), 0);
+    assert_int_equal(saccade_mod_bind(generic, &capture, 1, &score, &err), 0);
+    p.sizes = (saccade_sizes){.H = H, .Hkv = HKV, .D = D, .Dv = DV};
+    p.score = score;
+    p.gradients = all;
+    p.gradient_captures = names;
+    p.n_gradient_captures = 1;
+    assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), 0);
+    saccade_mod_destroy(score);
+    saccade_mod_destroy(generic);
+    return plan;
+}
+
+/* Gradients of a bias [1, H, Q, KV] that lies as [KV, 1, Q, H]: those of one that does not. */
+static void captures_lie_anyhow(void **state)
+{
+    static const int64_t shape[] = {1, H, Q, KV}, turned[] = {Q * H, 1, H, Q * H};
+    float d_bias[2][H * Q * KV];
+    inputs in;
+    saccade_error err = {0};
+    (void)state;
+    fill(&in);
+    tensors t = tensors_of(SACCADE_F32, &in);
+    saccade_plan *plan = plan_reading("score + bias[0, h, q, kv]", 4);
+    free(t.bindings[0].tensor.data);
+    t.bindings[0].tensor = make(SACCADE_F32, 4, shape, NULL);
+    t.n_bindings = 1;
+    forward(plan, &t);
+    for (int n = 0; n < 2; n++) {
+        saccade_binding d = {"bias", saccade_tensor_of(d_bias[n], SACCADE_F32, 4, shape)};
+        if (n)
+            memcpy(d.tensor.stride, turned, sizeof turned);
+        saccade_backward_args a = args_of(plan, &t);
+        a.d_captures = &d;
+        a.n_d_captures = 1;
+        if (saccade_backward(plan, &a, &err))
+            fail_msg("%s: %s", err.where, err.message);
+        free(a.workspace);
+    }
+    for (int h = 0; h < H; h++)
+        for (int i = 0; i < Q * KV; i++)
+            assert_true(d_bias[0][h * Q * KV + i]
+                        == d_bias[1][i % KV * Q * H + h + i / KV * H]);
+    saccade_plan_destroy(plan);
+    drop(&t);
+}
+
+/* A capture that the simplified score does not read has gradient 0; what is refused, and what
+ * only asks for bytes, writes nothing. */
+static void unread_captures_are_cleared_by_runs(void **state)
+{
+    inputs in;
+    size_t bytes;
+    saccade_error err = {0};
+    (void)state;
+    fill(&in);
+    tensors t = tensors_of(SACCADE_F32, &in);
+    saccade_plan *plan = plan_reading("x = bias[h, kv]; score", 2);
+    t.n_bindings = 1;
+    forward(plan, &t);
+    saccade_backward_args a = args_of(plan, &t);
+    a.n_d_captures = 1;
+    float *d_bias = t.d_bias.data;
+    d_bias[3] = 7;
+    assert_int_equal(saccade_backward_workspace(plan, &a, &bytes, &err), 0);
+    assert_true(d_bias[3] == 7);
+    a.workspace_bytes = 64;
+    refused(plan, &a, "workspace");
+    assert_true(d_bias[3] == 7);
+    a.workspace_bytes = bytes;
+    a.n_bindings = 0;
+    refused(plan, &a, "bias");
+    a.n_bindings = 1;
+    assert_int_equal(saccade_backward(plan, &a, &err), 0);
+    assert_true(d_bias[3] == 0);
+    free(a.workspace);
+    saccade_plan_destroy(plan);
+    drop(&t);
+}
+
 static void plans_that_cannot_are_refused(void **state)
 {
     saccade_plan *plan = NULL;
@@ -380,6 +470,8 @@ int main(void)
         cmocka_unit_test(cpu_is_ref),
         cmocka_unit_test(ref_is_the_slope),
         cmocka_unit_test(what_is_wrong_is_said),
+        cmocka_unit_test(captures_lie_anyhow),
+        cmocka_unit_test(unread_captures_are_cleared_by_runs),
         cmocka_unit_test(plans_that_cannot_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

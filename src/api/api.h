@@ -28,6 +28,9 @@ typedef struct api_expected {
 } api_expected;
 saccade_status api_check_tensor(const saccade_tensor *t, const api_expected *expected,
                                 int64_t *shape, saccade_error *err);
+/* Likewise, of any strides: the last of four, as rows of q have it, is 1 above. */
+saccade_status api_check_strided(const saccade_tensor *t, const api_expected *expected,
+                                 int64_t *shape, saccade_error *err);
 /* Elements of the last dimension lie side by side. */
 saccade_status api_check_packed(const saccade_tensor *t, const char *name, saccade_error *err);
 /* No two elements of an output are one place in memory. */
@@ -187,6 +190,8 @@ saccade_status api_start_backward(const saccade_plan *plan, const saccade_backwa
 saccade_status api_read_gradients(const saccade_plan *plan, const saccade_backward_args *args,
                                   int64_t rows, plan_run *run, saccade_tensor *captures,
                                   plan_gradients *out, saccade_error *err);
+/* When nothing is refused any more: gradients of captures that no score is left to read. */
+void api_clear_unread(const saccade_plan *plan, const saccade_backward_args *args);
 
 /* ---- dist_api.c ---- */
 

@@ -83,24 +83,38 @@ static saccade_status check_capture(const saccade_plan *plan, const saccade_bind
                                    plan->backend->device};
     int64_t shape[SACCADE_MAX_RANK];
     memcpy(shape, capture->shape, sizeof shape);
-    TRY(api_check_tensor(t, &expected, shape, err));
+    TRY(api_check_strided(t, &expected, shape, err));
     return check_places(plan, t, given->name, 0, err);
 }
 
 /* A capture that simplification removed, or whose score is the identity: nothing reads it. */
-static saccade_status clear_unread(const saccade_plan *plan, const saccade_backward_args *a,
+static int is_unread(const plan_problem *p, const saccade_plan *plan, const char *name)
+{
+    return index_of(p->score, name) < 0 && p->gradients & SACCADE_GRADIENT_CAPTURES
+           && index_of(plan->source_score, name) >= 0;
+}
+
+static saccade_status check_unread(const saccade_plan *plan, const saccade_backward_args *a,
                                    const saccade_binding *given, saccade_error *err)
 {
+    const saccade_tensor *capture = NULL;
     FAIL_AT(plan->backend->device != SACCADE_CPU, SACCADE_EBACKEND, given->name, 0, 0,
             "got a gradient of a capture that the simplified score does not read, expected "
             "none of it on a GPU: it is 0");
     for (int32_t i = 0; i < a->n_bindings; i++)
-        if (strcmp(a->bindings[i].name, given->name) == 0) {
-            TRY(check_capture(plan, given, &a->bindings[i].tensor, err));
-            if (!(a->accumulate & SACCADE_GRADIENT_CAPTURES))
-                tensor_clear(&given->tensor);
-        }
-    return SACCADE_OK;
+        if (a->bindings[i].name && strcmp(a->bindings[i].name, given->name) == 0)
+            capture = &a->bindings[i].tensor;
+    FAIL_AT(!capture, SACCADE_EINVAL, given->name, 0, 0,
+            "got a gradient of a capture that is not bound, expected its tensor");
+    return check_capture(plan, given, capture, err);
+}
+
+void api_clear_unread(const saccade_plan *plan, const saccade_backward_args *a)
+{
+    for (int32_t n = 0; n < a->n_d_captures && !(a->accumulate & SACCADE_GRADIENT_CAPTURES);
+         n++)
+        if (is_unread(&plan->problem, plan, a->d_captures[n].name))
+            tensor_clear(&a->d_captures[n].tensor);
 }
 
 /* By capture of the score; whatever the plan asked for has to be given, so that no gradient is
@@ -119,9 +133,8 @@ static saccade_status read_captures(const saccade_plan *plan, const saccade_back
         const char *name = a->d_captures[n].name;
         FAIL_AT(!name, SACCADE_EINVAL, "d_captures", 0, 0, "got no name in entry %d", n);
         const int32_t i = index_of(p->score, name);
-        if (i < 0 && p->gradients & SACCADE_GRADIENT_CAPTURES
-            && index_of(plan->source_score, name) >= 0) {
-            TRY(clear_unread(plan, a, &a->d_captures[n], err));
+        if (is_unread(p, plan, name)) {
+            TRY(check_unread(plan, a, &a->d_captures[n], err));
             continue;
         }
         FAIL_AT(i < 0 || !(p->gradient_captures >> i & 1), SACCADE_EINVAL, name, 0, 0,
@@ -226,7 +239,6 @@ static saccade_status view_tensors(const api_ragged *r, api_backward_call *call,
     return api_view_keys(r, &a->d_v, "d_v", view, err);
 }
 
-/* Sequences add to gradients of captures and sinks one after the other, without losing bits. */
 /* Rows of chunks, and sequences of a ragged run, are added up place by place where tables name
  * them again; dimensions of stride 0 across them are not. */
 static saccade_status check_one_place(const plan_run *run, const saccade_tensor *t,
@@ -252,6 +264,7 @@ static saccade_status check_all_places(const plan_run *run, const saccade_backwa
     return check_one_place(run, a->d_v, "d_v", 1, err);
 }
 
+/* Sequences add to gradients of captures and sinks one after the other, without losing bits. */
 static saccade_status check_ragged_captures(const saccade_plan *plan,
                                             const api_backward_call *call, saccade_error *err)
 {
@@ -297,6 +310,7 @@ saccade_status saccade_backward(const saccade_plan *plan, const saccade_backward
     TRY(api_read_workspace(&call.in,
                            plan_backward_workspace(plan, &call.run.sizes, &call.gradients),
                            &call.run, err));
+    api_clear_unread(plan, &call.args);
     return plan_backward(plan, &call.run, &call.gradients, err);
 }
 

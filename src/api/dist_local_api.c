@@ -71,5 +71,6 @@ saccade_status saccade_dist_backward_local(saccade_dist *dist,
     TRY(check_captures(&call, err));
     TRY(api_read_workspace(&call.in, saccade_dist_local_workspace(dist, call.run.sizes.B, 1),
                            &call.run, err));
+    api_clear_unread(dist->plan, &call.args);
     return dist_backward_local(dist, &call.run, &call.gradients, err);
 }

@@ -19,6 +19,12 @@ static int is_ref(const saccade_plan *plan)
     return !plan->solver->tangent_workspace;
 }
 
+static saccade_status check_places(const saccade_plan *plan, const saccade_tensor *t,
+                                   const char *name, saccade_error *err)
+{
+    return is_ref(plan) ? api_check_sum(t, name, err) : api_check_output(t, name, err);
+}
+
 /* An optional tensor of `like`'s shape, or of rank 3 of its first three lengths. */
 static saccade_status check(const saccade_plan *plan, const saccade_tensor *t, const char *name,
                             saccade_dtype dtype, const int64_t *shape, int32_t rank,
@@ -30,9 +36,20 @@ static saccade_status check(const saccade_plan *plan, const saccade_tensor *t, c
     const api_expected x = {name, dtype, rank, plan->backend->device};
     memcpy(expected, shape, (size_t)rank * sizeof *shape);
     TRY(api_check_tensor(t, &x, expected, err));
-    if (!is_output)
-        return SACCADE_OK;
-    return is_ref(plan) ? api_check_sum(t, name, err) : api_check_output(t, name, err);
+    return is_output ? check_places(plan, t, name, err) : SACCADE_OK;
+}
+
+static saccade_status check_capture(const saccade_plan *plan, const saccade_binding *given,
+                                    const saccade_tensor *capture, int is_output,
+                                    saccade_error *err)
+{
+    const saccade_tensor *t = &given->tensor;
+    const api_expected x = {given->name, narrow_dtype(plan, t), capture->rank,
+                            plan->backend->device};
+    int64_t shape[SACCADE_MAX_RANK];
+    memcpy(shape, capture->shape, sizeof shape);
+    TRY(api_check_strided(t, &x, shape, err));
+    return is_output ? check_places(plan, t, given->name, err) : SACCADE_OK;
 }
 
 static saccade_status check_stat(const saccade_plan *plan, const saccade_tensor *t,
@@ -87,17 +104,29 @@ static int32_t index_of(const mod_fn *fn, const char *name)
 }
 
 /* A capture that simplification removed: nothing reads it, so it changes nothing. */
-static saccade_status clear_unread(const saccade_plan *plan, const saccade_tangent_args *a,
-                                   const saccade_binding *given, saccade_error *err)
+static int is_unread(const saccade_plan *plan, const char *name)
 {
+    return index_of(plan->problem.score, name) < 0 && index_of(plan->source_score, name) >= 0;
+}
+
+static saccade_status check_unread(const saccade_plan *plan, const saccade_tangent_args *a,
+                                   const saccade_binding *given, int is_output,
+                                   saccade_error *err)
+{
+    const saccade_tensor *capture = NULL;
     for (int32_t i = 0; i < a->n_bindings; i++)
-        if (strcmp(a->bindings[i].name, given->name) == 0) {
-            const saccade_tensor *like = &a->bindings[i].tensor;
-            TRY(check(plan, &given->tensor, given->name, narrow_dtype(plan, &given->tensor),
-                      like->shape, like->rank, 1, err));
-            tensor_clear(&given->tensor);
-        }
-    return SACCADE_OK;
+        if (a->bindings[i].name && strcmp(a->bindings[i].name, given->name) == 0)
+            capture = &a->bindings[i].tensor;
+    FAIL_AT(!capture, SACCADE_EINVAL, given->name, 0, 0,
+            "got a tangent of a capture that is not bound, expected its tensor");
+    return check_capture(plan, given, capture, is_output, err);
+}
+
+static void clear_unread(const saccade_plan *plan, const saccade_tangent_args *a)
+{
+    for (int32_t i = 0; i < a->n_d_captures_dot; i++)
+        if (is_unread(plan, a->d_captures_dot[i].name))
+            tensor_clear(&a->d_captures_dot[i].tensor);
 }
 
 /* By capture of the score. */
@@ -114,9 +143,8 @@ static saccade_status read_captures(const saccade_plan *plan, const saccade_tang
     for (int32_t i = 0; i < n; i++) {
         const char *name = given[i].name ? given[i].name : "";
         const int32_t c = index_of(score, name);
-        if (c < 0 && index_of(plan->source_score, name) >= 0) {
-            if (is_output)
-                TRY(clear_unread(plan, a, &given[i], err));
+        if (is_unread(plan, name)) {
+            TRY(check_unread(plan, a, &given[i], is_output, err));
             continue;
         }
         FAIL_AT(c < 0, SACCADE_EINVAL, where, 0, 0,
@@ -124,9 +152,7 @@ static saccade_status read_captures(const saccade_plan *plan, const saccade_tang
         FAIL_AT(score->captures[c].type != MOD_FLOAT, SACCADE_EINVAL, name, 0, 0,
                 "got integers, expected a float capture to have a tangent");
         FAIL_AT(out[c].data, SACCADE_EINVAL, name, 0, 0, "got two of one name, expected one");
-        const saccade_tensor *like = &run->score_env.tensors[c];
-        TRY(check(plan, &given[i].tensor, name, narrow_dtype(plan, &given[i].tensor),
-                  like->shape, like->rank, is_output, err));
+        TRY(check_capture(plan, &given[i], &run->score_env.tensors[c], is_output, err));
         out[c] = given[i].tensor;
     }
     return SACCADE_OK;
@@ -170,6 +196,7 @@ saccade_status saccade_tangent(const saccade_plan *plan, const saccade_tangent_a
     TRY(read_captures(plan, &a, &run, 0, dots, err));
     TRY(read_captures(plan, &a, &run, 1, results, err));
     TRY(api_read_workspace(&in, plan_tangent_workspace(plan, &run.sizes), &run, err));
+    clear_unread(plan, &a);
     const plan_tangents t = {.q = a.q_dot,
                              .k = a.k_dot,
                              .v = a.v_dot,
