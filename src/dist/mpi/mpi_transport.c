@@ -1,6 +1,10 @@
 /* A transport over MPI: non-blocking receives and sends, looked at in turn until all are done,
  * the time is up, or another process tells that it has failed. Messages longer than an int go
- * in pieces. */
+ * in pieces.
+ *
+ * A process sends nothing to one that has not told that it is there and its receives are: what
+ * MPI once holds for a process that comes late cannot be taken back, and would be read when the
+ * memory is gone. After a failure transfers under way are ended by both sides. */
 #include "saccade_mpi.h"
 
 #include <sched.h>
@@ -9,16 +13,29 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DATA_TAG = 1, FAILED_TAG = 2 };
+/* READY: receives are there. GONE: after a failure, none is under way any more. */
+enum { DATA_TAG = 1, FAILED_TAG = 2, READY_TAG = 3, GONE_TAG = 4 };
 static const size_t piece_bytes = (size_t)1 << 30;
+static const double drain_seconds = 30; /* for what is under way when an exchange fails */
 
 typedef struct mpi_world {
     MPI_Comm comm;
     int rank, ranks;
     atomic_int has_failed; /* in staged mode one thread may abort what another exchanges */
     MPI_Request *requests; /* grown by the largest exchange */
+    int *peer;             /* of each request */
     int room;
+    char *is_told; /* [ranks]: peers that have been told something, or are waited for */
 } mpi_world;
+
+/* One exchange. Its requests: receives, a READY of each peer that is sent to, then sends. */
+typedef struct mpi_step {
+    mpi_world *w;
+    const saccade_message *sends, *receives;
+    int32_t n_sends, n_receives;
+    int n_in, n_ready, n; /* requests to receive, those and READY, and all */
+    int next, waited;     /* place of the next send; peers that are not ready */
+} mpi_step;
 
 static saccade_status fail(saccade_error *err, saccade_status status, const char *message)
 {
@@ -46,28 +63,93 @@ static int make_room(mpi_world *w, int n)
     if (n <= w->room)
         return 1;
     MPI_Request *more = realloc(w->requests, (size_t)n * sizeof(MPI_Request));
-    if (!more)
+    w->requests = more ? more : w->requests;
+    int *peer = realloc(w->peer, (size_t)n * sizeof(int));
+    w->peer = peer ? peer : w->peer;
+    if (!more || !peer)
         return 0;
-    w->requests = more;
     w->room = n;
     return 1;
 }
 
-static int begin(mpi_world *w, const saccade_message *m, int32_t n, int is_send, int at)
+/* All pieces of a message; returns the place of the next request. */
+static int begin(mpi_world *w, const saccade_message *m, int is_send, int at)
 {
-    for (int32_t i = 0; i < n; i++)
-        for (size_t off = 0; off < m[i].bytes; off += piece_bytes, at++) {
-            const size_t left = m[i].bytes - off;
-            const int bytes = (int)(left < piece_bytes ? left : piece_bytes);
-            char *data = (char *)m[i].data + off;
-            if (is_send)
-                MPI_Isend(data, bytes, MPI_BYTE, m[i].peer, DATA_TAG, w->comm,
-                          &w->requests[at]);
-            else
-                MPI_Irecv(data, bytes, MPI_BYTE, m[i].peer, DATA_TAG, w->comm,
-                          &w->requests[at]);
-        }
+    for (size_t off = 0; off < m->bytes; off += piece_bytes, at++) {
+        const size_t left = m->bytes - off;
+        const int bytes = (int)(left < piece_bytes ? left : piece_bytes);
+        char *data = (char *)m->data + off;
+        w->peer[at] = m->peer;
+        if (is_send)
+            MPI_Isend(data, bytes, MPI_BYTE, m->peer, DATA_TAG, w->comm, &w->requests[at]);
+        else
+            MPI_Irecv(data, bytes, MPI_BYTE, m->peer, DATA_TAG, w->comm, &w->requests[at]);
+    }
     return at;
+}
+
+/* A message without bytes, which needs no receiver to be sent. */
+static void tell(mpi_world *w, int peer, int tag)
+{
+    static const char nothing;
+    MPI_Request request;
+    if (MPI_Isend(&nothing, 0, MPI_BYTE, peer, tag, w->comm, &request) == MPI_SUCCESS)
+        MPI_Request_free(&request);
+}
+
+/* Tells each peer of these messages once. */
+static void tell_peers(mpi_world *w, const saccade_message *m, int32_t n, int tag)
+{
+    memset(w->is_told, 0, (size_t)w->ranks);
+    for (int32_t i = 0; i < n; i++)
+        if (m[i].bytes && !w->is_told[m[i].peer]) {
+            w->is_told[m[i].peer] = 1;
+            tell(w, m[i].peer, tag);
+        }
+}
+
+/* Receives are there before any peer learns of it. */
+static void begin_step(mpi_step *s)
+{
+    static char nothing;
+    mpi_world *w = s->w;
+    int at = 0;
+    for (int32_t i = 0; i < s->n_receives; i++)
+        at = begin(w, &s->receives[i], 0, at);
+    s->n_in = at;
+    tell_peers(w, s->receives, s->n_receives, READY_TAG);
+    memset(w->is_told, 0, (size_t)w->ranks);
+    for (int32_t i = 0; i < s->n_sends; i++) {
+        const int peer = s->sends[i].peer;
+        if (!s->sends[i].bytes || w->is_told[peer])
+            continue;
+        w->is_told[peer] = 1;
+        w->peer[at] = peer;
+        MPI_Irecv(&nothing, 0, MPI_BYTE, peer, READY_TAG, w->comm, &w->requests[at++]);
+    }
+    s->waited = at - s->n_in;
+    s->n_ready = s->next = at;
+    s->n = at + pieces_of(s->sends, s->n_sends);
+    for (; at < s->n; at++)
+        w->requests[at] = MPI_REQUEST_NULL;
+}
+
+/* Sends to those that have become ready. */
+static int send_to_ready(mpi_step *s)
+{
+    mpi_world *w = s->w;
+    for (int i = s->n_in; s->waited && i < s->n_ready; i++) {
+        int is_there = 0;
+        if (w->requests[i] == MPI_REQUEST_NULL)
+            continue;
+        if (MPI_Test(&w->requests[i], &is_there, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+            return 0;
+        for (int32_t k = 0; is_there && k < s->n_sends; k++)
+            if (s->sends[k].peer == w->peer[i])
+                s->next = begin(w, &s->sends[k], 1, s->next);
+        s->waited -= is_there;
+    }
+    return 1;
 }
 
 /* Did all receives bring as many bytes as they had room for? Longer messages are an error that
@@ -94,10 +176,13 @@ static int another_failed(mpi_world *w)
 }
 
 /* 0 when all are done. */
-static int wait_for(mpi_world *w, int n, MPI_Status *status, double until)
+static int wait_for(mpi_step *s, MPI_Status *status, double until)
 {
+    mpi_world *w = s->w;
     for (int done = 0, turn = 0;; turn++) {
-        if (MPI_Testall(n, w->requests, &done, status) != MPI_SUCCESS)
+        if (!send_to_ready(s))
+            return 1;
+        if (!s->waited && MPI_Testall(s->n, w->requests, &done, status) != MPI_SUCCESS)
             return 1;
         if (done)
             return 0;
@@ -107,15 +192,45 @@ static int wait_for(mpi_world *w, int n, MPI_Status *status, double until)
     }
 }
 
-/* Requests that will not be done are cancelled where that can be and given up. */
-static void give_up(mpi_world *w, int n)
+/* ---- after a failure ---- */
+
+/* Whether a request is done, or its send will never be. */
+static int is_over(mpi_world *w, int i, int is_send)
 {
-    for (int i = 0; i < n; i++) {
-        if (w->requests[i] == MPI_REQUEST_NULL)
-            continue;
-        MPI_Cancel(&w->requests[i]);
-        MPI_Request_free(&w->requests[i]);
+    int done = 1;
+    if (w->requests[i] == MPI_REQUEST_NULL)
+        return 1;
+    MPI_Test(&w->requests[i], &done, MPI_STATUS_IGNORE);
+    if (!done && is_send)
+        MPI_Iprobe(w->peer[i], GONE_TAG, w->comm, &done, MPI_STATUS_IGNORE);
+    return done;
+}
+
+/* Until requests [first, past) are over, or at the latest at this time. */
+static void drain(mpi_world *w, int first, int past, int is_send, double until)
+{
+    for (int left = 1; left && MPI_Wtime() < until;) {
+        left = 0;
+        for (int i = first; i < past; i++)
+            left += !is_over(w, i, is_send);
+        sched_yield();
     }
+}
+
+/* What nobody has begun to send is cancelled. The rest is waited for, since it writes to or
+ * reads from memory that the caller takes back: its peers are in this exchange. */
+static void give_up(mpi_step *s, double until)
+{
+    mpi_world *w = s->w;
+    for (int i = 0; i < s->n_ready; i++)
+        if (w->requests[i] != MPI_REQUEST_NULL)
+            MPI_Cancel(&w->requests[i]);
+    drain(w, 0, s->n_ready, 0, until);
+    tell_peers(w, s->receives, s->n_receives, GONE_TAG);
+    drain(w, s->n_ready, s->next, 1, until);
+    for (int i = 0; i < s->n; i++)
+        if (w->requests[i] != MPI_REQUEST_NULL)
+            MPI_Request_free(&w->requests[i]);
 }
 
 static int are_others(const mpi_world *w, const saccade_message *m, int32_t n)
@@ -133,43 +248,47 @@ static int failed(mpi_world *w)
     return 1;
 }
 
+static int run_step(mpi_step *s, MPI_Status *status, double seconds)
+{
+    begin_step(s);
+    if (wait_for(s, status, MPI_Wtime() + seconds)) {
+        s->w->has_failed = 1; /* for abort of another thread too */
+        give_up(s, MPI_Wtime() + drain_seconds);
+        return 1;
+    }
+    return !is_whole(s->receives, s->n_receives, status);
+}
+
 static int exchange(void *user, const saccade_message *sends, int32_t n_sends,
                     const saccade_message *receives, int32_t n_receives, double seconds)
 {
     mpi_world *w = user;
-    const double until = MPI_Wtime() + seconds;
-    const int n = pieces_of(receives, n_receives) + pieces_of(sends, n_sends);
-    if (w->has_failed || !are_others(w, sends, n_sends) || !are_others(w, receives, n_receives))
+    mpi_step s = {.w = w,
+                  .sends = sends,
+                  .receives = receives,
+                  .n_sends = n_sends,
+                  .n_receives = n_receives};
+    if (w->has_failed || !are_others(w, sends, n_sends) || !are_others(w, receives, n_receives)
+        || another_failed(w))
         return failed(w);
+    const int n = pieces_of(receives, n_receives) + n_sends + pieces_of(sends, n_sends);
     MPI_Status *status = malloc(((size_t)n + 1) * sizeof *status);
     if (!status || !make_room(w, n)) {
         free(status);
         return failed(w);
     }
-    const int at = begin(w, receives, n_receives, 0, 0);
-    begin(w, sends, n_sends, 1, at);
-    w->has_failed = wait_for(w, n, status, until);
-    if (w->has_failed)
-        give_up(w, n);
-    else
-        w->has_failed = !is_whole(receives, n_receives, status);
+    const int has_failed = run_step(&s, status, seconds);
     free(status);
-    return w->has_failed;
+    return has_failed ? failed(w) : 0;
 }
 
-/* Small messages that need no receiver to be sent. */
 static void abort_all(void *user)
 {
     mpi_world *w = user;
-    static const char nothing;
     w->has_failed = 1;
-    for (int r = 0; r < w->ranks; r++) {
-        MPI_Request request;
-        if (r != w->rank
-            && MPI_Isend(&nothing, 0, MPI_BYTE, r, FAILED_TAG, w->comm, &request)
-                   == MPI_SUCCESS)
-            MPI_Request_free(&request);
-    }
+    for (int r = 0; r < w->ranks; r++)
+        if (r != w->rank)
+            tell(w, r, FAILED_TAG);
 }
 
 /* ---- the transport ---- */
@@ -193,6 +312,12 @@ saccade_status saccade_mpi_create(MPI_Comm comm, saccade_transport *out, saccade
     MPI_Comm_set_errhandler(w->comm, MPI_ERRORS_RETURN);
     MPI_Comm_rank(w->comm, &w->rank);
     MPI_Comm_size(w->comm, &w->ranks);
+    w->is_told = malloc((size_t)w->ranks);
+    if (!w->is_told) {
+        MPI_Comm_free(&w->comm);
+        free(w);
+        return fail(err, SACCADE_ENOMEM, "out of memory");
+    }
     out->rank = w->rank;
     out->ranks = w->ranks;
     out->user = w;
@@ -211,6 +336,8 @@ void saccade_mpi_destroy(saccade_transport *transport)
     if (!w->has_failed)
         MPI_Comm_free(&w->comm);
     free(w->requests);
+    free(w->peer);
+    free(w->is_told);
     free(w);
     transport->user = NULL;
 }
