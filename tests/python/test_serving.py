@@ -74,8 +74,8 @@ def test_pages_are_bit_equal_to_one_piece(page):
     indices = torch.cat([table[b, :n] for b, n in enumerate(used)])
     indptr = torch.tensor([0, *used]).cumsum(0).int()
     last = torch.tensor([n - (p - 1) * page for n, p in zip(LENGTHS, used)]).int()
-    options["q_offset"] = lengths - 2
-    for more in ({}, {"seq_lens": None, "last_page_len": last}):
+    by_last = {"seq_lens": None, "last_page_len": last}
+    for more in ({}, by_last, {**by_last, "q_offset": lengths - 2}):
         again = st.cached_attention(
             q, keys, values, indices=indices, indptr=indptr, **{**options, **more}
         )
@@ -177,10 +177,10 @@ def test_what_is_refused():
     q, k, v = given(1, 40)
     keys, values, table = in_pages(k, v, 4)
     for options, words in [
-        (dict(block_table=table.long(), seq_lens=3), "block_table: expected an int32 tensor"),
+        (dict(block_table=table.long(), seq_lens=3), "block_table: got torch.int64 of rank 2"),
         (dict(block_table=table, indices=table[0], seq_lens=3), "both block_table and indices"),
         (dict(seq_lens=torch.tensor([1, 2]).int()), r"seq_lens: got shape \(2,\)"),
-        (dict(indices=table[0], last_page_len=table[0]), "indptr: expected an int32"),
+        (dict(indices=table[0], last_page_len=table[0]), "indptr: got None, expected an int32"),
     ]:
         with pytest.raises(ValueError, match=words):
             st.cached_attention(q, keys, values, **options)
@@ -200,6 +200,22 @@ def test_what_does_not_fit_together():
         st.cached_attention(q, k, k, max_seqlen_k=3)
     with pytest.raises(ValueError, match="sinks: requires grad"):
         st.cached_attention(q, k, k, sinks=torch.zeros(4, requires_grad=True))
+    for options, words in [
+        (dict(seq_lens=2.5), "seq_lens: got 2.5, expected an int32 tensor or number"),
+        (dict(seq_lens=2**40), "seq_lens: got 1099511627776, expected"),
+        (dict(seq_lens=[3]), r"seq_lens: got \[3\], expected"),
+        (dict(q_offset=2**31), "q_offset: got 2147483648, expected"),
+        (dict(value=k.bfloat16()), "value: got torch.bfloat16, expected torch.float32"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            st.cached_attention(**{**dict(query=q, key=k, value=k), **options})
+    one = torch.tensor([0], dtype=torch.int32)
+    with pytest.raises(ValueError, match="cu_seqlens_q: got 1 numbers, expected 2"):
+        st.cached_attention(q[0].transpose(0, 1), k, k, cu_seqlens_q=one)
+    with pytest.raises(ValueError, match="last_page_len: got it and seq_lens"):
+        st.cached_attention(
+            q, k, k, indices=one, indptr=one, last_page_len=one, seq_lens=3
+        )
     with pytest.raises(ValueError, match="k_scale: expected a tensor of rank 4"):
         st.cached_attention(q, k, k, k_scale=torch.ones(2))
 

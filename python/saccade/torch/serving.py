@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes as C
 import functools
+import operator
 from typing import Any, NamedTuple, Optional, Union
 
 import torch
@@ -107,13 +108,18 @@ def cached_attention(
             B = indptr.shape[0] - 1
     if kv_offset is not None and (any(ragged) or isinstance(q_offset, str)):
         raise ValueError("kv_offset: expected q_offset beside it, and no cu_seqlens")
+    if seq_lens is not None and last_page_len is not None:
+        raise ValueError("last_page_len: got it and seq_lens, expected one of them")
     if any(ragged):
         at_end = isinstance(q_offset, str)
         B = args.ragged(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, at_end)
         Q, longest = max_seqlen_q or Q, max_seqlen_k or longest
         args.ragged_positions(B, seq_lens, None if at_end else q_offset)
     else:
-        args.positions(B, Q, seq_lens, q_offset, longest, last_page_len is not None, kv_offset)
+        held = longest
+        if last_page_len is not None and isinstance(q_offset, str):
+            held = _held_keys(indptr, last_page_len, key.shape[2])
+        args.positions(B, Q, seq_lens, q_offset, held, kv_offset)
     if prefix is not None:
         args.prefix(*prefix)
     groups = (
@@ -157,7 +163,9 @@ def _form_of(q, k, v, ragged, paged):
     kv_dtype = CODES.get(k.dtype) or dtype_name(k)
     B = 1 if ragged[0] else q.shape[0]
     page = keys if paged else 0
-    if wide * k.shape[-1] != D or k.shape[:-1] != v.shape[:-1] or k.dtype is not v.dtype:
+    if k.dtype is not v.dtype:
+        raise ValueError(f"value: got {v.dtype}, expected {k.dtype}, the dtype of key")
+    if wide * k.shape[-1] != D or k.shape[:-1] != v.shape[:-1]:
         raise ValueError(
             f"got query {tuple(q.shape)}, key {tuple(k.shape)}, value {tuple(v.shape)}, "
             "expected [.., D], [N, Hkv, n, D], [N, Hkv, n, Dv]"
@@ -198,6 +206,35 @@ def no_gradients(**tensors):
             raise ValueError(
                 f"{name}: requires grad, expected none: flex_attention has gradients"
             )
+
+
+def check_numbers(name, t, rank):
+    """Raises for what is no int32 tensor of that rank."""
+    if not isinstance(t, torch.Tensor):
+        raise ValueError(f"{name}: got {t!r:.40}, expected an int32 tensor of rank {rank}")
+    if t.dtype is not torch.int32 or t.dim() != rank:
+        raise ValueError(
+            f"{name}: got {t.dtype} of rank {t.dim()}, expected an int32 tensor of rank {rank}"
+        )
+
+
+def _count(name, x):
+    """A tensor as it is, or a number of 32 bits."""
+    if isinstance(x, torch.Tensor):
+        return x
+    if not hasattr(x, "__index__") or not -(2**31) <= operator.index(x) < 2**31:
+        raise ValueError(f"{name}: got {x!r:.40}, expected an int32 tensor or number")
+    return operator.index(x)
+
+
+def _held_keys(indptr, last_page_len, page):
+    """Keys of each batch, where the tables lie."""
+    pages = indptr.diff()
+    if last_page_len.shape != pages.shape:
+        raise ValueError(
+            f"last_page_len: got {last_page_len.shape[0]} numbers, expected {pages.shape[0]}"
+        )
+    return ((pages - 1) * page + last_page_len).where(pages > 0, 0).int()
 
 
 @functools.lru_cache(maxsize=256)
@@ -310,8 +347,7 @@ class _Arguments:
             setattr(self.args, name, self.tensor(t, cache_view))
 
     def _table(self, name, t, rank):
-        if not isinstance(t, torch.Tensor) or t.dtype is not torch.int32 or t.dim() != rank:
-            raise ValueError(f"{name}: expected an int32 tensor of rank {rank}")
+        check_numbers(name, t, rank)
         if t.device != self.device:
             raise ValueError(f"{name}: got device {t.device}, expected {self.device}")
         return self.tensor(t)
@@ -341,10 +377,12 @@ class _Arguments:
     def ragged(self, of_q, of_k, max_q, max_k, at_end):
         """How many sequences there are."""
         r = abi.Ragged(max_q=int(max_q), max_kv=int(max_k), align_end=int(at_end))
-        if of_q is not None:
-            r.cu_seqlens_q = self._table("cu_seqlens_q", of_q, 1)
-        if of_k is not None:
-            r.cu_seqlens_kv = self._table("cu_seqlens_k", of_k, 1)
+        for name, member, t in (("cu_seqlens_q", "cu_seqlens_q", of_q),
+                                ("cu_seqlens_k", "cu_seqlens_kv", of_k)):  # fmt: skip
+            if t is not None:
+                setattr(r, member, self._table(name, t, 1))
+                if t.shape[0] < 2:
+                    raise ValueError(f"{name}: got {t.shape[0]} numbers, expected 2 or more")
         self.keep.append(r)
         self.args.ragged = C.pointer(r)
         return (of_q if of_q is not None else of_k).shape[0] - 1
@@ -358,19 +396,14 @@ class _Arguments:
         self.keep.append(p)
         self.args.positions = C.pointer(p)
 
-    def positions(self, B, Q, seq_lens, q_offset, longest, by_pages, kv_offset):
+    def positions(self, B, Q, seq_lens, q_offset, longest, kv_offset):
         p = abi.Positions()
         if kv_offset is not None:
             p.kv_offset = self._length("kv_offset", kv_offset, B)
-        length = seq_lens if seq_lens is not None else longest
-        if by_pages and seq_lens is None:
-            if isinstance(q_offset, str):
-                raise ValueError(
-                    'q_offset: got "end" beside last_page_len, expected seq_lens too, or where '
-                    "the first queries stand"
-                )
-        elif seq_lens is not None:
-            p.kv_len = self._length("seq_lens", seq_lens, B)
+        length = longest
+        if seq_lens is not None:
+            length = _count("seq_lens", seq_lens)
+            p.kv_len = self._length("seq_lens", length, B)
         at = length - Q if isinstance(q_offset, str) else q_offset
         p.q_offset = self._length("q_offset", at, B)
         self.keep.append(p)
@@ -381,7 +414,7 @@ class _Arguments:
             if x.dim() not in (0, 1) or (x.dim() == 1 and x.shape[0] != B):
                 raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected ({B},)")
             return self._table(name, x, x.dim())
-        return self.tensor(torch.tensor(int(x), dtype=torch.int32, device="cpu"))
+        return self.tensor(torch.tensor(_count(name, x), dtype=torch.int32, device="cpu"))
 
     def bind(self, mods):
         names = [n for m in mods for n in m.names]

@@ -13,7 +13,7 @@ from .checks import check_dropout, check_sinks
 from .dropout import drawn_state
 from .flex import MaskMod, ScoreMod, with_sinks
 from .mods import dtype_name
-from .serving import _Arguments, _backend, _mods, no_gradients
+from .serving import _Arguments, _backend, _mods, check_numbers, no_gradients
 
 
 def varlen_attention(
@@ -83,8 +83,7 @@ def varlen_attention(
 
 
 def _check_starts(name, t, device):
-    if not isinstance(t, torch.Tensor) or t.dtype is not torch.int32 or t.dim() != 1:
-        raise ValueError(f"{name}: expected an int32 tensor of rank 1")
+    check_numbers(name, t, 1)
     if t.shape[0] < 2:
         raise ValueError(f"{name}: got {t.shape[0]} numbers, expected 2 or more")
     if t.device != device:
