@@ -29,10 +29,10 @@ def _numbers(values: Sequence[int]) -> C.Array:
     return (C.c_int32 * max(1, len(values)))(*values)
 
 
-def _number(value: int) -> int:
-    """ctypes would cut it to 32 bits."""
-    if not -(2**31) <= value < 2**31:
-        raise ValueError(f"got {value}, expected a number of 32 bits")
+def _number(value: int, bits: int = 32) -> int:
+    """ctypes would cut it."""
+    if not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+        raise ValueError(f"got {value}, expected a number of {bits} bits")
     return value
 
 
@@ -43,7 +43,10 @@ class Cache:
         self._handle = None
         self.pages, self.page = pages, page
         options = abi.KvOptions(
-            pages=pages, page=page, sequences=sequences, most_keys=most_keys
+            pages=_number(pages, 64),
+            page=_number(page, 64),
+            sequences=_number(sequences, 64),
+            most_keys=_number(most_keys, 64),
         )
         self._handle = abi.create("kv_create", C.byref(options))
 
@@ -69,11 +72,11 @@ class Cache:
 
     def truncate(self, sequence: int, length: int) -> None:
         """Forgets keys from `length` on."""
-        abi.call("kv_truncate", self._handle, sequence, length)
+        abi.call("kv_truncate", self._handle, _number(sequence), _number(length, 64))
 
     def drop(self, sequence: int, first: int) -> None:
         """Gives pages back whose keys all lie before key `first`; their entries become -1."""
-        abi.call("kv_drop", self._handle, sequence, first)
+        abi.call("kv_drop", self._handle, _number(sequence), _number(first, 64))
 
     def grow(
         self, sequences: Sequence[int], counts: Sequence[int]
@@ -110,7 +113,7 @@ class Cache:
 
     def length(self, sequence: int) -> int:
         """-1 for a sequence that is not there."""
-        return lib.saccade_kv_length(self._handle, sequence)
+        return lib.saccade_kv_length(self._handle, _number(sequence))
 
     @property
     def free_pages(self) -> int:

@@ -66,3 +66,19 @@ def test_errors_change_nothing():
     assert cache.table([s])[0][0][0] == -1 and cache.free_pages == 1
     cache.free(s)
     assert cache.free_pages == 2
+
+
+def test_numbers_are_not_cut():
+    cache = Cache(pages=4, page=PAGE, sequences=1)
+    s = cache.add()
+    cache.grow([s], [6])
+    for call in (
+        lambda: cache.truncate(s + 2**32, 1),
+        lambda: cache.truncate(s, 2**64 + 1),
+        lambda: cache.drop(s + 2**32, 4),
+        lambda: cache.length(s + 2**32),
+        lambda: Cache(pages=2**64 + 2, page=PAGE, sequences=1),
+    ):
+        with pytest.raises(ValueError, match="expected a number of (32|64) bits"):
+            call()
+    assert cache.length(s) == 6
