@@ -123,8 +123,19 @@ def test_a_graph_serves_every_step():
 def test_what_does_not_fit_is_refused():
     k, v = keys(4)
     pool = torch.zeros(3, HKV, PAGE, D)
-    with pytest.raises(Exception, match="kv_len"):
+    with pytest.raises(ValueError, match="slots: got None, expected them, seq_lens"):
         st.append_keys(k, v, pool, pool.clone())
+    one = torch.ones(1, dtype=torch.int32)
+    with pytest.raises(ValueError, match="last_page_len: got a tensor without indices"):
+        st.append_keys(k, v, pool, pool.clone(), last_page_len=one)
+    with pytest.raises(ValueError, match="kv_len: got 5, expected a tensor"):
+        st.append_keys(k, v, pool, pool.clone(), block_table=one[None], seq_lens=5)
+    cache = st.PagedCache(1, pages=2, page=PAGE, sequences=1, heads=HKV, head_dim=D)
+    cache.step([cache.add()], [1])
+    with pytest.raises(ValueError, match=r"key: got 2 keys of each sequence, .* step: \[1\]"):
+        cache.append(0, torch.zeros(1, HKV, 2, D), torch.zeros(1, HKV, 2, D))
+    with pytest.raises(ValueError, match="key: got 0 keys, expected the 1 of the step"):
+        cache.append(0, torch.zeros(0, HKV, D), torch.zeros(0, HKV, D))
     with pytest.raises(Exception, match="v_pool"):
         st.append_keys(k, v, pool, None, slots=torch.arange(4))
     with pytest.raises(Exception, match="slots"):

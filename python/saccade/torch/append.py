@@ -46,12 +46,15 @@ def append_keys(
     def give(record, name, t, of=view):
         if t is None:
             return
+        if not isinstance(t, torch.Tensor):
+            raise ValueError(f"{name}: got {t!r:.40}, expected a tensor")
         if t.device != key.device:
             raise ValueError(f"{name}: got device {t.device}, expected {key.device}")
         made = objects.c_tensor(of(t))
         keep.append((made, t))
         setattr(record, name, C.pointer(made))
 
+    _check_places(slots, seq_lens, indptr, indices, last_page_len)
     for name, t in (("k", key), ("v", value)):
         give(args, name, None if t is None else _rows(name, t).resolve_neg())
     give(args, "k_pool", key_pool, cache_view)
@@ -78,6 +81,14 @@ def append_keys(
         args.stream = current_stream(key.get_device())
     threads = objects.context(0 if key.is_cuda else -torch.get_num_threads())
     abi.call("append", threads, C.byref(args))
+
+
+def _check_places(slots, seq_lens, indptr, indices, last_page_len):
+    for name, t in (("indptr", indptr), ("last_page_len", last_page_len)):
+        if t is not None and indices is None:
+            raise ValueError(f"{name}: got a tensor without indices, expected it beside them")
+    if slots is None and seq_lens is None and last_page_len is None:
+        raise ValueError("slots: got None, expected them, seq_lens or last_page_len")
 
 
 def _rows(name, t):

@@ -81,6 +81,7 @@ class PagedCache(Cache):
         self.block_table, self.seq_lens = self._table[:0], self._lengths[:0]
         self.cu_seqlens = self._starts[:1]
         self.most_new = 0
+        self._counts: list[int] = []
 
     def step(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         """Room for counts[i] new keys of sequences[i], for all or none; pages that are shared
@@ -92,6 +93,7 @@ class PagedCache(Cache):
         rows, lengths = self.table(sequences, self._table.shape[1])
         self.block_table, self.seq_lens = self._table[:n], self._lengths[:n]
         starts, self.most_new = [0], max(counts, default=0)
+        self._counts = list(counts)
         for count in counts:
             starts.append(starts[-1] + count)
         shape = (n, self._table.shape[1])
@@ -112,7 +114,16 @@ class PagedCache(Cache):
 
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """The new keys of this step: [T, Hkv, D], sequence by sequence, or [B, Hkv, N, D] where
-        each has N."""
+        each has N. More rows than the step's go nowhere: what a graph pads with."""
+        if key.dim() == 4 and set(self._counts) - {key.shape[2]}:
+            raise ValueError(
+                f"key: got {key.shape[2]} keys of each sequence, expected those of the step: "
+                f"{self._counts!s:.60}"
+            )
+        if key.dim() == 3 and key.shape[0] < sum(self._counts):
+            raise ValueError(
+                f"key: got {key.shape[0]} keys, expected the {sum(self._counts)} of the step"
+            )
         append_keys(
             key,
             value,
