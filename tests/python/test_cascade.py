@@ -79,5 +79,20 @@ def test_bad_calls():
     table, lengths = torch.zeros(2, 3, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
     with pytest.raises(ValueError, match="cu_groups: got 2 numbers beside 2 shared_lens"):
         st.SharedPrefix(table, lengths, lengths, lengths, page=16, max_shared=16)
-    with pytest.raises(ValueError, match="max_shared: got 20, expected whole pages of 16"):
+    with pytest.raises(ValueError, match="max_shared: got 20, .* of 16, 16 to 48 keys"):
         st.SharedPrefix(table, lengths, lengths, lengths[:1], page=16, max_shared=20)
+    with pytest.raises(ValueError, match="page: got 0, expected 1 or more"):
+        st.SharedPrefix(table, lengths, lengths, lengths[:1], page=0, max_shared=16)
+    with pytest.raises(ValueError, match="query: got a tensor of rank 3, expected 4"):
+        prefix.attention(q[0], k, v)
+
+
+def test_codes_and_the_largest_score():
+    prefix, (q, k, v), paged = case([3], [32], 2, 16, 4)
+    (k, ks), (v, vs) = (st.quantize(x, "i8") for x in (k, v))
+    more = dict(k_scale=ks, v_scale=vs, return_max=True, out=torch.empty_like(q))
+    found, largest = prefix.attention(q, k, v, **more)
+    want, of_all = st.cached_attention(q, k, v, **paged, **{**more, "out": None})
+    assert found.data_ptr() == more["out"].data_ptr() and largest.shape == (4,)
+    torch.testing.assert_close(found, want)
+    torch.testing.assert_close(largest, of_all)

@@ -7,7 +7,7 @@ from typing import Any, Optional
 import torch
 
 from .flex import MaskMod, ScoreMod
-from .serving import cached_attention
+from .serving import cached_attention, check_numbers
 
 
 class SharedPrefix:
@@ -47,8 +47,12 @@ class SharedPrefix:
         score: Optional[ScoreMod] = None,
         *,
         scale: Optional[float] = None,
+        k_scale: Optional[torch.Tensor] = None,
+        v_scale: Optional[torch.Tensor] = None,
         sinks: Optional[torch.Tensor] = None,
+        out: Optional[torch.Tensor] = None,
         return_lse: bool = False,
+        return_max: bool = False,
         kernel_options: Optional[dict[str, Any]] = None,
     ) -> Any:
         """cached_attention of query [B, H, rows, D] over pools of pages [pages, Hkv, page, D].
@@ -56,9 +60,12 @@ class SharedPrefix:
         Shared keys are one run, in which the queries of a group are rows of one sequence; what
         follows them is another; both in float32, merged by lse (saccade_prefix in C). mask is
         not evaluated over shared keys: every query must see all of them. score may read neither
-        b nor q. Returns out, or (out, lse).
+        b nor q. The others are those of cached_attention, and so is what returns.
         """
-        B, H, Q, D = query.shape
+        for name, t in (("query", query), ("key", key)):
+            if t.dim() != 4:
+                raise ValueError(f"{name}: got a tensor of rank {t.dim()}, expected 4")
+        B, Q = query.shape[0], query.shape[2]
         if (B, Q, key.shape[2]) != (self.B, self.rows, self.page):
             raise ValueError(
                 f"query: got {B} sequences of {Q} rows, pages of {key.shape[2]}, expected "
@@ -68,7 +75,8 @@ class SharedPrefix:
             query = query.transpose(1, 2).contiguous().transpose(1, 2)
         return cached_attention(
             query, key, value, mask, score, scale=scale, seq_lens=self.lengths,
-            block_table=self.table, sinks=sinks, prefix=self.shared, return_lse=return_lse,
+            block_table=self.table, k_scale=k_scale, v_scale=v_scale, sinks=sinks, out=out,
+            prefix=self.shared, return_lse=return_lse, return_max=return_max,
             kernel_options=kernel_options,
         )  # fmt: skip
 
@@ -76,8 +84,7 @@ class SharedPrefix:
 def _check(table, lengths, groups, shared, most, page):
     for name, t, rank in (("block_table", table, 2), ("seq_lens", lengths, 1),
                           ("cu_groups", groups, 1), ("shared_lens", shared, 1)):  # fmt: skip
-        if not isinstance(t, torch.Tensor) or t.dtype is not torch.int32 or t.dim() != rank:
-            raise ValueError(f"{name}: expected an int32 tensor of rank {rank}")
+        check_numbers(name, t, rank)
         if t.device != table.device:
             raise ValueError(f"{name}: got device {t.device}, expected {table.device}")
     if groups.shape[0] != shared.shape[0] + 1 or groups.shape[0] < 2:
@@ -85,7 +92,10 @@ def _check(table, lengths, groups, shared, most, page):
             f"cu_groups: got {groups.shape[0]} numbers beside {shared.shape[0]} shared_lens, "
             "expected one more"
         )
-    if most < page or most % page or most > table.shape[1] * page:
+    if page < 1:
+        raise ValueError(f"page: got {page}, expected 1 or more")
+    held = table.shape[1] * page
+    if most < page or most % page or most > held:
         raise ValueError(
-            f"max_shared: got {most}, expected whole pages of {page}, at most {table.shape[1]}"
+            f"max_shared: got {most}, expected whole pages of {page}, {page} to {held} keys"
         )
