@@ -185,6 +185,13 @@ static void extremes(void **state)
     quant_encode(SACCADE_E4M3, x, 4, 0.5f, codes, 0);
     quant_decode(SACCADE_E4M3, codes, 0, 4, back);
     assert_true(isnan(back[0]) && back[1] == 2 && isnan(back[2]) && back[3] == -4);
+    const float zeros[4] = {0, -0.0f, 3, -3}; /* of a head that was given a scale of 0 */
+    for (int i = 0; i < 2; i++) {
+        quant_encode(dtypes[i], zeros, 4, 0, codes, 0);
+        quant_decode(dtypes[i], codes, 0, 4, back);
+        assert_true(back[0] == 0 && back[1] == 0);
+        assert_true(back[2] == quant_largest(dtypes[i]) && back[3] == -back[2]);
+    }
     assert_true(quant_most(SACCADE_E4M3, x, 4) == 2 && !isfinite(quant_most(SACCADE_I8, x, 4)));
     assert_true(isnan(quant_scale(SACCADE_I8, SACCADE_F32, INFINITY)));
     assert_true(quant_scale(SACCADE_I4, SACCADE_F16, 0) == 1);

@@ -50,9 +50,10 @@ static int nearest(float x, float most)
     return (int)lrintf(x > most ? most : x < -most ? -most : x);
 }
 
+/* A zero is one under any scale: a head of zeros alone may have been given a scale of 0. */
 static uint8_t fp8_of(saccade_dtype dtype, float x, float scale)
 {
-    const float code = isfinite(x) ? x / scale : NAN;
+    const float code = !isfinite(x) ? NAN : x == 0 && scale == 0 ? x : x / scale;
     return dtype == SACCADE_E4M3 ? e4m3_from_f32(code) : e5m2_from_f32(code);
 }
 
