@@ -326,8 +326,8 @@ static void expect(const page_run *r, const saccade_plan *plan, const char *wher
     saccade_error err = {0};
     assert_int_equal(run_bad(r, plan, 0, &err), SACCADE_EINVAL);
     assert_string_equal(err.where, where);
-    if (!strstr(err.message, what))
-        fail_msg("got '%s', expected '%s' in it", err.message, what);
+    if (!strstr(err.message, what) || !strstr(err.message, "expected"))
+        fail_msg("got '%s', expected '%s' in it, and what was expected", err.message, what);
 }
 
 static void one_clear_line(void **state)

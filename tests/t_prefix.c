@@ -310,6 +310,7 @@ static void bad_run(const int32_t *groups, const int32_t *shared, int64_t max_ke
     a.workspace = aligned_alloc(64, (a.workspace_bytes + 64) / 64 * 64);
     assert_int_equal(saccade_forward(plan, &a, &err), SACCADE_EINVAL);
     assert_string_equal(err.where, where);
+    assert_non_null(strstr(err.message, "expected"));
     free(a.workspace);
     saccade_plan_destroy(plan);
     drop_results(&r);

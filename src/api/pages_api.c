@@ -132,8 +132,8 @@ saccade_status api_read_page_lengths(const saccade_plan *plan, const api_inputs 
         const int64_t held = (int64_t)plan_entries_of(run->chunks, b).count * run->chunks->size;
         const int64_t len = plan_position_of(&run->positions, run->sizes.KV, b).kv_len;
         FAIL_AT(len > held, SACCADE_EINVAL, "kv_len", 0, 0,
-                "got %lld for batch %lld, whose pages hold %lld keys", (long long)len,
-                (long long)b, (long long)held);
+                "got %lld for batch %lld, expected up to the %lld keys that its pages hold",
+                (long long)len, (long long)b, (long long)held);
     }
     return SACCADE_OK;
 }
@@ -173,7 +173,7 @@ saccade_status saccade_pages_check(const saccade_plan *plan, const saccade_forwa
     api_forward_call call;
     TRY(api_start_forward(plan, args, "pages", &call, err));
     FAIL_AT(!call.run.chunks, SACCADE_EINVAL, "pages", 0, 0,
-            "got a plan whose problem has no page");
+            "got a plan whose problem has no page, expected one with pages");
     FAIL_AT(plan->backend->device != SACCADE_CPU, SACCADE_EBACKEND, "pages", 0, 0,
             "got tables on a GPU, expected tables on the host: copy them there");
     for (int64_t b = 0; b < call.run.sizes.B; b++)

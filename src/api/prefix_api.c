@@ -20,9 +20,11 @@ static saccade_status check_numbers(const plan_prefix *p, const plan_run *run,
                 (long long)len, g, (long long)page, (long long)p->max_keys);
         for (int64_t b = p->groups[g]; b < p->groups[g + 1]; b++) {
             const int64_t own = plan_position_of(&run->positions, run->sizes.KV, b).kv_len;
-            FAIL_AT(own < len, SACCADE_EINVAL, "kv_len", 0, 0,
-                    "got %lld keys for batch %lld, whose group %d shares %lld", (long long)own,
-                    (long long)b, g, (long long)len);
+            FAIL_AT(
+                own < len, SACCADE_EINVAL, "kv_len", 0, 0,
+                "got %lld keys for batch %lld, expected the %lld that its group %d shares or "
+                "more",
+                (long long)own, (long long)b, (long long)len, g);
         }
     }
     return SACCADE_OK;

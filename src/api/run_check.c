@@ -151,10 +151,11 @@ static saccade_status check_bindings(const saccade_plan *plan, const api_inputs 
             in->n_bindings, 2 * MOD_MAX_CAPTURES);
     for (int32_t i = 0; i < in->n_bindings; i++) {
         const char *name = in->bindings[i].name;
-        FAIL_AT(!name, SACCADE_EINVAL, "bindings", 0, 0, "got no name in entry %d", i);
+        FAIL_AT(!name, SACCADE_EINVAL, "bindings", 0, 0,
+                "got no name in entry %d, expected one", i);
         FAIL_AT(!has_capture(plan->source_score, name) && !has_capture(plan->source_mask, name)
                     && !has_capture(plan->source_weight, name),
-                SACCADE_EINVAL, name, 0, 0, "got a binding that no text names");
+                SACCADE_EINVAL, name, 0, 0, "got a binding that no text names, expected none");
         FAIL_AT(find_binding(in->bindings, i, name), SACCADE_EINVAL, name, 0, 0,
                 "got two bindings of one name, expected one");
     }
@@ -276,7 +277,7 @@ saccade_status api_read_workspace(const api_inputs *in, size_t bytes, plan_run *
     FAIL_AT(bytes && !in->workspace, SACCADE_EINVAL, "workspace", 0, 0,
             "got no data, expected a pointer");
     FAIL_AT((uintptr_t)in->workspace % 64 != 0, SACCADE_EINVAL, "workspace", 0, 0,
-            "got an address that is not a multiple of 64");
+            "got an address that is not a multiple of 64, expected one that is");
     run->workspace = in->workspace;
     run->workspace_bytes = in->workspace_bytes;
     run->stream = in->stream;

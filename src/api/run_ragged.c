@@ -104,6 +104,7 @@ static saccade_status view(const saccade_tensor **given, int32_t rank, int64_t m
     if (t->shape[0] == 0) {
         out->data = (void *)(uintptr_t)nothing;
         out->shape[2] = 1;
+        out->stride[3] = rank == 3;
     }
     return SACCADE_OK;
 }
@@ -125,7 +126,8 @@ saccade_status api_set_ragged(const api_inputs *in, plan_run *run, saccade_error
     const api_ragged *r = in->ragged;
     const int64_t B = r->B ? r->B : run->sizes.B;
     FAIL_AT(r->run.is_end && in->positions && in->positions->q_offset, SACCADE_EINVAL,
-            "q_offset", 0, 0, "got one with align_end, which says where rows stand");
+            "q_offset", 0, 0,
+            "got one with align_end, which says where rows stand, expected NULL");
     FAIL_AT(r->run.kv_first && in->pages, SACCADE_EINVAL, "cu_seqlens_kv", 0, 0,
             "got some with pages, expected lengths as pages have them (positions.kv_len)");
     run->ragged = &r->run;

@@ -152,6 +152,13 @@ def test_gradients_of_pages(page):
     gradients_of_pages("cpu", torch.float32, page, 1e-5)
 
 
+def test_gradients_of_no_rows():
+    none = torch.zeros(2, dtype=torch.int32)
+    q, k, v = (torch.zeros(0, h, 8, requires_grad=True) for h in (4, 2, 2))
+    varlen_attention(q, k, v, none).sum().backward()  # d_out: a number, expanded to nothing
+    assert q.grad.shape == q.shape and k.grad.shape == k.shape
+
+
 def test_errors():
     q, k, v = tensors()
     with pytest.raises(ValueError, match="align"):
