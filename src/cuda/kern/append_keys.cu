@@ -4,8 +4,7 @@
 #include "convert.cuh"
 
 #include "append.h"
-
-#define DEVICE __device__ __forceinline__
+#include "elements.cuh"
 
 enum { WARPS = 8, EACH = 4 };
 
@@ -15,33 +14,12 @@ typedef unsigned u32;
 
 /* ---- elements ---- */
 
-DEVICE float f16_value(u16 x)
-{
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-    return y;
-}
-
-DEVICE u16 f16_bits(float x)
-{
-    u16 y;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
-    return y;
-}
-
-DEVICE u16 bf16_bits(float x)
-{
-    u16 y;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
-    return y;
-}
-
 DEVICE float value_of(int dtype, const char *row, int d)
 {
     if (dtype == APPEND_F32)
         return ((const float *)row)[d];
     u16 x = ((const u16 *)row)[d];
-    return dtype == APPEND_F16 ? f16_value(x) : __uint_as_float((u32)x << 16);
+    return dtype == APPEND_F16 ? f16_value(x) : bf16_value(x);
 }
 
 /* Elements d to d + 3 of a row, as many as lie before D; zeros else. */
@@ -58,8 +36,7 @@ DEVICE void load_four(const append_side &s, const char *row, int d, float (&x)[E
         u32 pair[2] = {y.x, y.y};
         for (int i = 0; i < EACH; i++) {
             u16 half = (u16)(pair[i / 2] >> 16 * (i & 1));
-            x[i] =
-                s.from_dtype == APPEND_F16 ? f16_value(half) : __uint_as_float((u32)half << 16);
+            x[i] = s.from_dtype == APPEND_F16 ? f16_value(half) : bf16_value(half);
         }
     }
 }

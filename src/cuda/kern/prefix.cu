@@ -1,8 +1,7 @@
 /* Batches that share keys: the lists of the two runs that stand for one (prefix_lists.h), a CTA
  * to a piece or a batch; and their results merged, a warp to a row of one head. */
+#include "elements.cuh"
 #include "prefix_lists.h"
-
-#define DEVICE __device__ __forceinline__
 
 enum { LIST_THREADS = 128, MERGE_WARPS = 8 };
 enum { F16 = 20, BF16 = 21 }; /* of saccade_dtype */
@@ -21,9 +20,9 @@ DEVICE void put(void *to, long long at, int dtype, float x)
 {
     unsigned short bits;
     if (dtype == F16)
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+        bits = f16_bits(x);
     else if (dtype == BF16)
-        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+        bits = bf16_bits(x);
     if (dtype == F16 || dtype == BF16)
         ((unsigned short *)to)[at] = bits;
     else

@@ -4,9 +4,9 @@
  *     out = (w out + w' out') / (w + w')      lse = m + log(w + w')
  * A side of -inf leaves the other as it is and is not read; a lse of NaN or +inf makes the row
  * NaN. A warp to each row; blockIdx.y is a batch and head. */
+#include "elements.cuh"
 #include "merge.h"
 
-#define DEVICE __device__ __forceinline__
 #define INFINITE __uint_as_float(0x7f800000u)
 
 enum { MERGE_THREADS = 256 };
@@ -23,32 +23,6 @@ DEVICE float log_of(float x)
     float y;
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y * 0.6931471805599453f;
-}
-
-DEVICE float load_as(const char *row, int i, int dtype)
-{
-    float x;
-    if (dtype == 0)
-        return ((const float *)row)[i];
-    unsigned short bits = ((const unsigned short *)row)[i];
-    if (dtype == 2)
-        return __uint_as_float((unsigned)bits << 16);
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
-    return x;
-}
-
-DEVICE void store_as(char *row, int i, int dtype, float x)
-{
-    unsigned short bits;
-    if (dtype == 0) {
-        ((float *)row)[i] = x;
-        return;
-    }
-    if (dtype == 2)
-        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-    else
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-    ((unsigned short *)row)[i] = bits;
 }
 
 DEVICE char *row_at(const cu_merge_side &s, int b, int h, int row)

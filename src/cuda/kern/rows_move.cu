@@ -2,9 +2,8 @@
  * messages, out of messages and of its own tensors into the pool of the whole sequence; and the
  * way back, where gradients of a key from several ranks are added up in the order of ranks.
  * blockIdx.y is a batch and head, blockIdx.z 0 for K and 1 for V. */
+#include "elements.cuh"
 #include "move.h"
-
-#define DEVICE __device__ __forceinline__
 
 enum { MOVE_THREADS = 256, EACH = 4 };
 
@@ -54,33 +53,6 @@ extern "C" __global__ void __launch_bounds__(MOVE_THREADS)
 }
 
 /* ---- gradients ---- */
-
-DEVICE float load_as(const char *row, int i, int dtype)
-{
-    float x;
-    unsigned short bits;
-    if (dtype == 0)
-        return ((const float *)row)[i];
-    bits = ((const unsigned short *)row)[i];
-    if (dtype == 2)
-        return __uint_as_float((unsigned)bits << 16);
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
-    return x;
-}
-
-DEVICE void store_as(char *row, int i, int dtype, float x)
-{
-    unsigned short bits;
-    if (dtype == 0) {
-        ((float *)row)[i] = x;
-        return;
-    }
-    if (dtype == 2)
-        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-    else
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-    ((unsigned short *)row)[i] = bits;
-}
 
 /* Sum of the terms of a row's columns i and on. */
 template <int COLUMNS> DEVICE void sum_columns(const cu_sum &s, int row, int i)
