@@ -169,13 +169,9 @@ saccade_status cu_prepare(const saccade_plan *plan, const saccade_block_mask *ma
 {
     const cu_state *s = plan->state;
     const cu_driver *driver;
-    void *context = NULL;
-    int device = 0;
     FAIL_IF(!s->is_present, SACCADE_EBACKEND, "cuda: no device here runs %s", s->arch);
     TRY(cu_get_driver(&driver, err));
-    driver->context_current(&context);
-    if (context)
-        driver->context_device(&device);
+    const int device = cu_current_device(driver);
     TRY(cu_place_rows(plan, driver, device, err));
     if (!mask)
         return SACCADE_OK;

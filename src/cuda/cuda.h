@@ -102,6 +102,8 @@ saccade_status cu_check(const cu_driver *driver, int result, const char *call,
 enum { CU_DEVICES_MOST = 64 };
 saccade_status cu_enter(const cu_driver *driver, int device, void **pushed, saccade_error *err);
 void cu_leave(const cu_driver *driver, void *pushed);
+/* The device of the current context, the first where none is. */
+int cu_current_device(const cu_driver *driver);
 
 typedef struct cu_device {
     int sm;   /* 90 for compute capability 9.0 */
@@ -529,9 +531,23 @@ typedef struct cu_small {
     const char *file, *what;             /* of kern/; whose they are, for messages */
     const char *names[CU_SMALL_KERNELS]; /* NULL after the last */
 } cu_small;
+/* A launch of one of them. */
+typedef struct cu_small_run {
+    int kernel;       /* of the file's */
+    long long blocks; /* along x */
+    int sides;        /* along y, 0: 1 */
+    int threads;      /* of a block */
+    void *parameters; /* the kernel's one */
+} cu_small_run;
 /* Compiled at the first call for an architecture. The device's context is current. */
 saccade_status cu_small_find(const cu_driver *driver, const cu_small *which, int device,
                              void *const **out, saccade_error *err);
+/* The same from any context, before runs. */
+saccade_status cu_small_prepare(const cu_driver *driver, const cu_small *which, int device,
+                                saccade_error *err);
+/* From any context; compiles what is not. */
+saccade_status cu_small_launch(const cu_small *which, const cu_small_run *run, int device,
+                               void *stream, saccade_error *err);
 
 /* ---- append_launch.c: new keys into pools ---- */
 

@@ -90,6 +90,16 @@ saccade_status cu_enter(const cu_driver *driver, int device, void **pushed, sacc
     return SACCADE_OK;
 }
 
+int cu_current_device(const cu_driver *driver)
+{
+    void *context = NULL;
+    int device = 0;
+    driver->context_current(&context);
+    if (context)
+        driver->context_device(&device);
+    return device;
+}
+
 void cu_leave(const cu_driver *driver, void *pushed)
 {
     void *popped;

@@ -8,16 +8,7 @@ static const cu_small finder = {"head_max.cu", "head_max", {"head_max"}};
 
 saccade_status cu_head_max_prepare(const cu_driver *driver, saccade_error *err)
 {
-    int device = 0;
-    void *context = NULL, *pushed;
-    void *const *kernel;
-    driver->context_current(&context);
-    if (context)
-        driver->context_device(&device);
-    TRY(cu_enter(driver, device, &pushed, err));
-    const saccade_status status = cu_small_find(driver, &finder, device, &kernel, err);
-    cu_leave(driver, pushed);
-    return status;
+    return cu_small_prepare(driver, &finder, cu_current_device(driver), err);
 }
 
 static cu_head_max_run describe(const plan_run *run)
@@ -40,23 +31,10 @@ static cu_head_max_run describe(const plan_run *run)
 
 saccade_status cu_head_max(const saccade_plan *plan, const plan_run *run, saccade_error *err)
 {
-    const cu_driver *driver;
-    void *pushed;
-    void *const *kernel;
     cu_head_max_run p = describe(run);
-    void *parameters[] = {&p};
-    const long long grid = (long long)p.H * (p.is_joint ? 1 : p.B);
-    const int device = run->q->device.index;
+    const cu_small_run launch = {.blocks = (long long)p.H * (p.is_joint ? 1 : p.B),
+                                 .threads = THREADS,
+                                 .parameters = &p};
     (void)plan;
-    FAIL_IF(grid > INT32_MAX, SACCADE_ELIMIT, "head_max: got too many heads for one launch");
-    TRY(cu_get_driver(&driver, err));
-    TRY(cu_enter(driver, device, &pushed, err));
-    saccade_status status = cu_small_find(driver, &finder, device, &kernel, err);
-    if (status == SACCADE_OK)
-        status = cu_check(driver,
-                          driver->launch(kernel[0], (unsigned)grid, 1, 1, THREADS, 1, 1, 0,
-                                         run->stream, parameters, NULL),
-                          "cuLaunchKernel", err);
-    cu_leave(driver, pushed);
-    return status;
+    return cu_small_launch(&finder, &launch, run->q->device.index, run->stream, err);
 }

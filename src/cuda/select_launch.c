@@ -111,10 +111,5 @@ saccade_status cu_select_blocks(const saccade_block_mask *mask, const saccade_te
 
 saccade_status cu_select_prepare(const cu_driver *driver, int device, saccade_error *err)
 {
-    void *const *kernel;
-    void *pushed;
-    TRY(cu_enter(driver, device, &pushed, err));
-    const saccade_status status = cu_small_find(driver, &selector, device, &kernel, err);
-    cu_leave(driver, pushed);
-    return status;
+    return cu_small_prepare(driver, &selector, device, err);
 }

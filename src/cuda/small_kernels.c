@@ -66,3 +66,38 @@ saccade_status cu_small_find(const cu_driver *driver, const cu_small *which, int
         *out = found->kernel;
     return status;
 }
+
+saccade_status cu_small_prepare(const cu_driver *driver, const cu_small *which, int device,
+                                saccade_error *err)
+{
+    void *const *kernel;
+    void *pushed;
+    TRY(cu_enter(driver, device, &pushed, err));
+    const saccade_status status = cu_small_find(driver, which, device, &kernel, err);
+    cu_leave(driver, pushed);
+    return status;
+}
+
+saccade_status cu_small_launch(const cu_small *which, const cu_small_run *run, int device,
+                               void *stream, saccade_error *err)
+{
+    const cu_driver *driver;
+    void *pushed;
+    void *const *kernel;
+    void *parameters[] = {run->parameters};
+    FAIL_IF(run->blocks > INT32_MAX, SACCADE_ELIMIT,
+            "%s: got %lld blocks for one launch, expected at most %d", which->what, run->blocks,
+            INT32_MAX);
+    TRY(cu_get_driver(&driver, err));
+    TRY(cu_enter(driver, device, &pushed, err));
+    saccade_status status = cu_small_find(driver, which, device, &kernel, err);
+    if (status == SACCADE_OK)
+        status =
+            cu_check(driver,
+                     driver->launch(kernel[run->kernel], (unsigned)run->blocks,
+                                    run->sides ? (unsigned)run->sides : 1, 1,
+                                    (unsigned)run->threads, 1, 1, 0, stream, parameters, NULL),
+                     "cuLaunchKernel", err);
+    cu_leave(driver, pushed);
+    return status;
+}

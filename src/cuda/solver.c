@@ -74,19 +74,13 @@ static int applicable(const plan_problem *p, int32_t level, char *why)
 static saccade_status choose_target(cu_state *s, const plan_problem *p,
                                     const cu_driver **driver, saccade_error *err)
 {
-    int device = 0;
-    void *context = NULL;
     s->device = (cu_device){.sm = 90, .n_sm = 132, .l2_bytes = 60 << 20};
     const saccade_status found = cu_get_driver(driver, p->arch ? NULL : err);
     s->is_present = found == SACCADE_OK;
     if (!p->arch)
         TRY(found);
-    if (s->is_present) {
-        (*driver)->context_current(&context);
-        if (context)
-            (*driver)->context_device(&device);
-        TRY(cu_get_device(*driver, device, &s->device, err));
-    }
+    if (s->is_present)
+        TRY(cu_get_device(*driver, cu_current_device(*driver), &s->device, err));
     if (p->arch)
         snprintf(s->arch, sizeof s->arch, "%.15s", p->arch);
     else
