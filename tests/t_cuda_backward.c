@@ -2,6 +2,7 @@
  * sm_80 without spills and without products that wait one by one. With one: chosen and random
  * cases against the float64 truth, twice, bit for bit. SACCADE_CUDA_CASES and
  * SACCADE_CUDA_SEED: how many random cases, and which. */
+#include "support/backward_args.h"
 #include "support/device_case.h"
 #include "support/short_run.h"
 
@@ -530,26 +531,16 @@ static void clear_gradient(const gradient *g, int is_added)
 static void start(backward_case *c, int has_dlse)
 {
     const saccade_forward_args *f = &c->d.args;
-    saccade_backward_args a;
+    saccade_backward_args a = backward_args_of(f);
     saccade_error err = {0};
     for (int i = 0; i < 3; i++)
         clear_gradient(&c->g[i], c->as.added >> i & 1);
-    saccade_backward_args_init(&a);
-    a.q = f->q;
-    a.k = f->k;
-    a.v = f->v;
-    a.out = f->out;
-    a.lse = f->lse;
     a.d_out = &c->d_out_there;
     a.d_lse = has_dlse ? &c->d_lse_there : NULL;
     a.d_q = c->as.wanted & SACCADE_GRADIENT_Q ? &c->g[0].t : NULL;
     a.d_k = c->as.wanted & SACCADE_GRADIENT_K ? &c->g[1].t : NULL;
     a.d_v = c->as.wanted & SACCADE_GRADIENT_V ? &c->g[2].t : NULL;
     a.accumulate = c->as.added;
-    a.positions = f->positions;
-    a.block_mask = f->block_mask;
-    a.bindings = f->bindings;
-    a.n_bindings = f->n_bindings;
     a.workspace = c->workspace;
     a.workspace_bytes = c->workspace_bytes;
     if (saccade_backward(c->d.plan, &a, &err) != SACCADE_OK)

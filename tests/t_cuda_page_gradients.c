@@ -1,6 +1,7 @@
 /* Gradients where keys lie in pages, on a CUDA device: those of pools against the sums of those
  * of keys in one piece, bit for bit, and against the reference; absent pages, tables that lead
  * out of the pool. Without a GPU: programs compile without spills. */
+#include "support/backward_args.h"
 #include "support/device_case.h"
 #include "support/page_device.h"
 
@@ -83,7 +84,6 @@ static double error_of(const page_run *r, const page_results *got)
     page_run host = *r;
     saccade_error err;
     saccade_forward_args f;
-    saccade_backward_args a;
     const page_wanted wide = {SACCADE_F32, 0, 0};
     double off = 0, most = 0;
     const saccade_sizes *s = &r->sizes;
@@ -97,14 +97,14 @@ static double error_of(const page_run *r, const page_results *got)
                                    page_gradient(&r->pool_v, &wide)};
     lse.rank = 3;
     saccade_forward_args_init(&f);
-    saccade_backward_args_init(&a);
-    a.q = f.q = &r->q;
-    a.k = f.k = &r->pool_k;
-    a.v = f.v = &r->pool_v;
-    a.out = f.out = &out;
-    a.lse = f.lse = &lse;
-    a.positions = f.positions = &r->pool_at;
-    a.pages = f.pages = &r->at;
+    f.q = &r->q;
+    f.k = &r->pool_k;
+    f.v = &r->pool_v;
+    f.out = &out;
+    f.lse = &lse;
+    f.positions = &r->pool_at;
+    f.pages = &r->at;
+    saccade_backward_args a = backward_args_of(&f);
     a.d_out = &r->d_out;
     a.d_q = &d[OF_Q];
     a.d_k = &d[OF_K];
@@ -162,9 +162,6 @@ static int gradients_differ(const page_case *c, page_wanted w, int has_reference
     return bad;
 }
 
-static const int32_t sizes[] = {1, 3, 16, 48, 64, 100, 128, 256};
-enum { SIZES = sizeof sizes / sizeof *sizes };
-
 enum { ALL_GRADIENTS = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V };
 
 /* Every kernel of backward: tiles, smaller ones, wide heads, f32, rows that are not aligned. */
@@ -185,13 +182,13 @@ static void gradients(void **state)
     if (!has_device())
         skip();
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        for (int p = 0; p < SIZES; p++, n++) {
+        for (int p = 0; p < PAGE_SIZES; p++, n++) {
             page_case c = {.problem = rows[i].problem,
                            .mask = rows[i].mask,
                            .score = rows[i].score,
                            .backend = "cuda",
                            .gradients = ALL_GRADIENTS,
-                           .page = sizes[p],
+                           .page = page_sizes[p],
                            .is_known = n % 2,
                            .form = (page_form)((n + n / 4) % FORMS),
                            .is_shared = n % 3 == 0};
@@ -212,12 +209,12 @@ static void gradients_of_absent_pages(void **state)
     (void)state;
     if (!has_device())
         skip();
-    for (int p = 0; p < SIZES; p += 2)
+    for (int p = 0; p < PAGE_SIZES; p += 2)
         n_bad += gradients_differ(&(page_case){.problem = "b2 h2 q130 kv600 d128 bf16",
                                                .mask = "kv >= 300",
                                                .backend = "cuda",
                                                .gradients = ALL_GRADIENTS,
-                                               .page = sizes[p],
+                                               .page = page_sizes[p],
                                                .form = p % 4 ? TABLE : LAST_PAGES,
                                                .dead = 300},
                                   (page_wanted){0}, 0);
@@ -226,24 +223,14 @@ static void gradients_of_absent_pages(void **state)
 
 static void gradients_of_entries_that_lead_out(void **state)
 {
-    static const int32_t bad[] = {INT32_MAX, INT32_MIN, -2, 1 << 20, 1000};
     const page_wanted w = {SACCADE_F32, 0, 0};
     (void)state;
     if (!has_device())
         skip();
-    for (int n = 0; n < 20; n++) {
-        const page_case c = {.problem = "b2 h2 q130 kv600 d64 bf16",
-                             .backend = "cuda",
-                             .gradients = ALL_GRADIENTS,
-                             .page = n % 2 ? 16 : 1,
-                             .form = (page_form)(n / 5)};
-        page_run r;
-        page_make(&r, &c);
-        r.table[3] = r.table[40 % r.most] = bad[n % 5];
-        page_results x = page_run_once(&r, 1, &w);
-        page_drop(&x);
-        page_free(&r);
-    }
+    for (int n = 0; n < PAGE_LEAD_OUT; n++)
+        page_lead_out(
+            (page_case){.problem = "b2 h2 q130 kv600 d64 bf16", .gradients = ALL_GRADIENTS}, n,
+            &w);
 }
 
 /* Without a GPU: plans are made, none of their programs spills. */

@@ -30,9 +30,6 @@ static int differs(const page_case *c)
     return bad;
 }
 
-static const int32_t sizes[] = {1, 3, 16, 48, 64, 100, 128, 256};
-enum { SIZES = sizeof sizes / sizeof *sizes };
-
 static void same_bits(void **state)
 {
     static const struct {
@@ -53,13 +50,13 @@ static void same_bits(void **state)
     if (!has_device())
         skip();
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        for (int p = 0; p < SIZES; p++, n++) {
+        for (int p = 0; p < PAGE_SIZES; p++, n++) {
             page_case c = {.problem = rows[i].problem,
                            .mask = rows[i].mask,
                            .score = rows[i].score,
                            .backend = "cuda",
-                           .page = sizes[p],
-                           .is_known = sizes[p] < 16, /* forward has a program for those */
+                           .page = page_sizes[p],
+                           .is_known = page_sizes[p] < 16, /* forward has a program for those */
                            .form = (page_form)((n + n / 4) % FORMS),
                            .is_shared = n % 3 == 0};
             c.layout = c.form == CHUNKS ? NHD : (page_layout)(n % 2);
@@ -75,44 +72,32 @@ static void absent_pages(void **state)
     (void)state;
     if (!has_device())
         skip();
-    for (int p = 0; p < SIZES; p++) {
+    for (int p = 0; p < PAGE_SIZES; p++) {
         n_bad += differs(&(page_case){.problem = "b2 h2 q130 kv600 d128 bf16",
                                       .mask = "kv >= 300",
                                       .backend = "cuda",
-                                      .page = sizes[p],
+                                      .page = page_sizes[p],
                                       .dead = 300});
         n_bad += differs(&(page_case){.problem = "b2 h8/2 q1 kv600 d64 bf16",
                                       .mask = "kv >= 300",
                                       .backend = "cuda",
-                                      .page = sizes[p],
+                                      .page = page_sizes[p],
                                       .form = LAST_PAGES,
                                       .dead = 300});
     }
     assert_int_equal(n_bad, 0);
 }
 
-/* What comes out may be anything; nothing outside of the pool is read. */
 static void entries_that_lead_out(void **state)
 {
-    static const int32_t bad[] = {INT32_MAX, INT32_MIN, -2, 1 << 20, 1000};
     static const char *const problems[] = {
         "b2 h2 q130 kv600 d128 bf16", "b2 h8/2 q1 kv600 d64 bf16", "b2 h2 q40 kv300 d40 f32"};
     (void)state;
     if (!has_device())
         skip();
     for (int i = 0; i < 3; i++)
-        for (int n = 0; n < 20; n++) {
-            const page_case c = {.problem = problems[i],
-                                 .backend = "cuda",
-                                 .page = n % 2 ? 16 : 1,
-                                 .form = (page_form)(n / 5)};
-            page_run r;
-            page_make(&r, &c);
-            r.table[3] = r.table[40 % r.most] = bad[n % 5];
-            page_results x = page_run_once(&r, 1, NULL);
-            page_drop(&x);
-            page_free(&r);
-        }
+        for (int n = 0; n < PAGE_LEAD_OUT; n++)
+            page_lead_out((page_case){.problem = problems[i]}, n, NULL);
 }
 
 int main(int argc, char **argv)

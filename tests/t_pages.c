@@ -2,6 +2,7 @@
  * every form of table, layouts of pools, any size and order of pages, pages that several rows
  * or one row twice names, garbage behind lengths, NaN wherever no key lies, a page that cannot
  * be read behind the pool. */
+#include "support/backward_args.h"
 #include "support/forward_case.h"
 #include "support/page_case.h"
 #include "support/short_run.h"
@@ -58,15 +59,7 @@ static void run_backward(const page_run *r, const saccade_plan *plan,
                          const saccade_forward_args *f, results *x)
 {
     saccade_error err = {0};
-    saccade_backward_args a;
-    saccade_backward_args_init(&a);
-    a.q = f->q;
-    a.k = f->k;
-    a.v = f->v;
-    a.out = f->out;
-    a.lse = f->lse;
-    a.positions = f->positions;
-    a.pages = f->pages;
+    saccade_backward_args a = backward_args_of(f);
     a.d_out = &r->d_out;
     x->dq = page_tensor(SACCADE_F32, r->q.shape[0], r->q.shape[1], r->q.shape[2], r->q.shape[3],
                       1);

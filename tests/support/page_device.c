@@ -2,6 +2,7 @@
 #include "support/page_device.h"
 
 #include "base/convert.h"
+#include "support/backward_args.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -90,18 +91,10 @@ static void run_backward(const page_run *r, const saccade_plan *plan,
                          page_results *x)
 {
     saccade_error err;
-    saccade_backward_args a;
+    saccade_backward_args a = backward_args_of(f);
     const page_wanted of_q = {r->dtype, 0, 0};
     const saccade_tensor *const inputs[GRADIENTS] = {f->q, f->k, f->v};
     const saccade_tensor **const outputs[GRADIENTS] = {&a.d_q, &a.d_k, &a.d_v};
-    saccade_backward_args_init(&a);
-    a.q = f->q;
-    a.k = f->k;
-    a.v = f->v;
-    a.out = f->out;
-    a.lse = f->lse;
-    a.positions = f->positions;
-    a.pages = f->pages;
     a.d_out = moved(d, &r->d_out);
     a.accumulate = w->is_added ? SACCADE_GRADIENT_K | SACCADE_GRADIENT_V : 0;
     for (int i = 0; i < GRADIENTS; i++) {
@@ -165,6 +158,22 @@ page_results page_run_once(const page_run *r, int is_paged, const page_wanted *w
     saccade_plan_destroy(plan);
     drop(&d);
     return x;
+}
+
+const int32_t page_sizes[PAGE_SIZES] = {1, 3, 16, 48, 64, 100, 128, 256};
+
+void page_lead_out(page_case c, int n, const page_wanted *w)
+{
+    static const int32_t bad[] = {INT32_MAX, INT32_MIN, -2, 1 << 20, 1000};
+    page_run r;
+    c.backend = "cuda";
+    c.page = n % 2 ? 16 : 1;
+    c.form = (page_form)(n / 5);
+    page_make(&r, &c);
+    r.table[3] = r.table[40 % r.most] = bad[n % 5];
+    page_results x = page_run_once(&r, 1, w);
+    page_drop(&x);
+    page_free(&r);
 }
 
 static void clear_ends(const page_run *r, const saccade_tensor *t)

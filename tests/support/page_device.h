@@ -33,4 +33,12 @@ void page_clear_ends(const page_run *r);
 page_results page_run_once(const page_run *r, int is_paged, const page_wanted *wanted);
 void page_drop(page_results *x);
 
+/* Page sizes that whole tiles and single rows are copied for. */
+enum { PAGE_SIZES = 8 };
+extern const int32_t page_sizes[PAGE_SIZES];
+/* A run of the case with entries that lead out of the pool, n of PAGE_LEAD_OUT: each form, each
+ * bad number. What comes out may be anything; nothing outside of the pool is read. */
+enum { PAGE_LEAD_OUT = 20 };
+void page_lead_out(page_case c, int n, const page_wanted *w);
+
 #endif
