@@ -197,15 +197,19 @@ def check_mask(m, q, k):
             f"{'smaller' if is_small else 'larger'} length than you're using it for, expected "
             "one for these lengths, or block_mask._adjust(q_len, kv_len)"
         )
-    if B not in (1, q.shape[0]) or H not in (1, q.shape[1]):
-        raise _bad(
-            f"block_mask: got batch {B} and {H} heads, expected {q.shape[0]} or 1 "
-            f"and {q.shape[1]} or 1"
-        )
+    check_mask_heads(B, H, q)
     if m.device.type != q.device.type:
         raise _bad(
             f"block_mask is on {m.device}, query on {q.device}: expected one "
             "device (block_mask.to(query.device))"
+        )
+
+
+def check_mask_heads(B, H, q):
+    if B not in (1, q.shape[0]) or H not in (1, q.shape[1]):
+        raise _bad(
+            f"block_mask: got batch {B} and {H} heads, expected {q.shape[0]} or 1 "
+            f"and {q.shape[1]} or 1"
         )
 
 

@@ -29,6 +29,7 @@ from .checks import (
     check_call,
     check_layout,
     check_mask,
+    check_mask_heads,
     check_shapes,
     way_of,
 )
@@ -432,11 +433,7 @@ def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max,
 def _unproven(given, q, k):
     """The mask itself, of a block mask that the same graph makes for these sizes."""
     mask_mod, (B, H, Q, KV) = given[:2]
-    if (B or 1) not in (1, q.shape[0]) or (H or 1) not in (1, q.shape[1]):
-        raise ValueError(
-            f"block_mask: got batch {B or 1} and {H or 1} heads, expected batch "
-            f"{q.shape[0]} or 1 and {q.shape[1]} heads or 1"
-        )
+    check_mask_heads(B or 1, H or 1, q)
     if Q != q.shape[2] or KV != k.shape[2]:
         raise ValueError(
             f"block_mask was created for lengths {Q} and {KV}, expected one for "
