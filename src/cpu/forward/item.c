@@ -48,6 +48,8 @@ static void pack_queries(cpu_worker *w)
     item_pack_queries(w, 0, w->rows, is_twice ? w->k : w->q);
     if (is_twice)
         k->pack_decode(w->k, w->job->g.q_ld, w->rows, (int32_t)w->job->run->q->shape[3], w->q);
+    w->queries = w->q;
+    w->queries_ld = w->job->g.q_ld;
 }
 
 static void run_keys(cpu_worker *w, int64_t begin, int64_t end)

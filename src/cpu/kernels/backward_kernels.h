@@ -5,7 +5,11 @@
  *     dP = dO V^T         scores   rows of dO, V turned
  *     dQ += dS K          values   dS over dP, K as values are packed
  *     dV += P^T dO        turned   P by steps of rows, dO as values are packed
- *     dK += dS^T Q        turned   dS by steps of rows, Q as values are packed */
+ *     dK += dS^T Q        turned   dS by steps of rows, Q as values are packed
+ *
+ * Kernels on tiles take 32 rows at a time, whatever `rows` says. All operands and results have
+ * room for them; what lies in rows past `rows` is used by no other row, but for P and dS of
+ * `turned`, which sums over rows: weights fill those up with zeros. */
 #ifndef SACCADE_CPU_KERNELS_BACKWARD_KERNELS_H
 #define SACCADE_CPU_KERNELS_BACKWARD_KERNELS_H
 

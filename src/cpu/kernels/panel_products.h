@@ -9,8 +9,11 @@
 #include "cpu/kernels/kernels.h"
 #include "cpu/kernels/panel_step.h"
 
+#include <assert.h>
+
 /* Most rows of a strip on any level. */
 enum { MOST_STRIP = 12 };
+static_assert((int)STRIP_ROWS <= (int)MOST_STRIP, "code for each strip");
 
 /* Code for each number of rows: a strip of fewer takes as much less time. */
 #define EACH_COUNT(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
