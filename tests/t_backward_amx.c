@@ -175,6 +175,23 @@ static uint16_t number(int is_f16, float x)
     return is_f16 ? f16_from_f32(x) : bf16_from_f32(x);
 }
 
+/* Where tiles end in keys past kv_len, 0 times a row's NaN stays out of their gradients. */
+static void poison_meets_the_length(void **state)
+{
+    (void)state;
+    for (int n = 0; n < 2; n++) {
+        backward_case_run r;
+        const backward_case c = {
+            .forward = {.problem = "b1 h1 q9 kv60 d16 bf16", .kv_len = 41, .seed = 9},
+            .kernels = emulated(0, n)};
+        backward_case_make(&c, &r);
+        *element(n ? &r.d_out.t : &r.f.q.t, 3, 5) = bf16_from_f32(NAN);
+        backward_case_solve(&r);
+        backward_case_check(&r, NULL, 1, BACKWARD_PROVEN, NULL);
+        backward_case_free(&r);
+    }
+}
+
 /* What lies where nothing is live must not reach a gradient. */
 static void poison(void **state)
 {
@@ -262,6 +279,7 @@ int main(void)
         cmocka_unit_test(scores),
         cmocka_unit_test(data),
         cmocka_unit_test(poison),
+        cmocka_unit_test(poison_meets_the_length),
         cmocka_unit_test(level),
         cmocka_unit_test(every_mask_of_a_score),
     };

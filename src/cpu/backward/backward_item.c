@@ -240,6 +240,17 @@ static void store(const backward_worker *w, const saccade_tensor *t, uint32_t bi
     }
 }
 
+/* Sums by dims are of whole tiles: past kv_len lies 0 times an infinity or NaN of a row. */
+static void clear_past(const backward_worker *w, float *sums, int32_t ld)
+{
+    const int32_t there = keys_there(w);
+    if (!w->job->backward->kernels->turn_sums || !w->n || w->n >= there)
+        return;
+    for (int32_t d = 0; d < ld; d++)
+        memset(sums + (int64_t)d * BACKWARD_KEYS + w->n, 0,
+               (size_t)(there - w->n) * sizeof *sums);
+}
+
 /* A block of keys; keys at and past kv_len are not read, and their gradient is 0. */
 static void run_keys(backward_worker *w, int64_t key_block)
 {
@@ -263,12 +274,16 @@ static void run_keys(backward_worker *w, int64_t key_block)
             run_head(w);
         backward_end_columns(w);
     }
-    if (b->has_dk)
+    if (b->has_dk) {
+        clear_past(w, w->dk, job->g.dq_ld);
         store(w, job->gradients->dk, SACCADE_GRADIENT_K, w->dk, job->g.dq_ld,
               (float)job->plan->problem.scale);
-    if (b->has_dv)
+    }
+    if (b->has_dv) {
+        clear_past(w, w->dv, job->g.dv_ld);
         store(w, job->gradients->dv, SACCADE_GRADIENT_V, w->dv, job->g.dv_ld,
               job->run->dropout.is_on ? job->run->dropout.factor : 1);
+    }
 }
 
 static void clear_touched(const backward_worker *w, int64_t head)
