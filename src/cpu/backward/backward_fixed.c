@@ -69,22 +69,35 @@ static double most_of_values(const backward_job *job)
     return most;
 }
 
-/* sum M_i of the head above. */
-static double sum_of_rows(const backward_job *job, double most)
+static double sum_of_part(const backward_job *job, const plan_part *part, int64_t head,
+                          double most)
 {
     const saccade_sizes *s = &job->run->sizes;
+    const cpu_rows all = cpu_rows_of(job->gradients->d_out, head / s->H, head % s->H);
+    const float *delta = job->delta + head * s->Q + part->first;
     double sum = 0;
-    for (int64_t at = 0; at < s->B * s->H * s->Q; at += ROWS) {
-        const int64_t head = at / s->Q, i = at % s->Q;
-        const int32_t n = (int32_t)smaller(s->Q - i, ROWS);
-        const cpu_rows rows =
-            cpu_rows_from(cpu_rows_of(job->gradients->d_out, head / s->H, head % s->H), i);
+    for (int64_t i = 0; i < part->count; i += ROWS) {
+        const int32_t n = (int32_t)smaller(part->count - i, ROWS);
+        const cpu_rows rows = cpu_rows_from(all, part->row + i);
         float squares[ROWS];
         job->backward->kernels->row_dots(&rows, &rows, n, squares);
         for (int32_t r = 0; r < n; r++)
-            sum += sqrt((double)squares[r] * most) + fabs((double)job->delta[at + r]);
-        at -= ROWS - n;
+            sum += sqrt((double)squares[r] * most) + fabs((double)delta[i + r]);
     }
+    return sum;
+}
+
+/* sum M_i of the head above, over the rows that are computed here. */
+static double sum_of_rows(const backward_job *job, double most)
+{
+    const saccade_sizes *s = &job->run->sizes;
+    const plan_part whole = {0, s->Q, 0};
+    const plan_rows all = {.part = &whole, .n = 1};
+    const plan_rows *rows = job->run->rows ? job->run->rows : &all;
+    double sum = 0;
+    for (int64_t head = 0; head < s->B * s->H; head++)
+        for (int32_t n = 0; n < rows->n; n++)
+            sum += sum_of_part(job, &rows->part[n], head, most);
     return sum;
 }
 
