@@ -286,7 +286,8 @@ saccade_status input_positions(const char *where, const char *text, saccade_tens
     if (cli_parse_int(text, &n))
         return input_scalar(where, n, out, err);
     CLI_FAIL_IF(!ends_with(text, ".npy"), SACCADE_EINVAL, where,
-                "got '%.60s', expected a whole number or F.npy", text);
+                "got '%.60s', expected a whole number%s or F.npy", text,
+                strcmp(where, "--q-offset") == 0 ? ", end" : "");
     CLI_TRY(from_file(text, &read, err));
     saccade_status status = SACCADE_OK;
     if (read.rank > 1 || floats_is_float(read.dtype))

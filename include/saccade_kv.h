@@ -49,7 +49,8 @@ SACCADE_API saccade_status saccade_kv_fork(saccade_kv *cache, int32_t sequence, 
                                            saccade_error *err);
 SACCADE_API saccade_status saccade_kv_free(saccade_kv *cache, int32_t sequence,
                                            saccade_error *err);
-/* Keys from `length` on are forgotten (a draft that was refused). */
+/* Keys from `length` on are forgotten (a draft that was refused). EINVAL: the page of the last
+ * key that would stay was dropped, and is not full. */
 SACCADE_API saccade_status saccade_kv_truncate(saccade_kv *cache, int32_t sequence,
                                                int64_t length, saccade_error *err);
 /* Pages whose keys all lie before key `first` are given back and become absent, -1: of windows,

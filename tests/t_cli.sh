@@ -90,6 +90,7 @@ expect 0 $run -o paged.npy --mask 'causal()' --page-size 3
 cmp -s o.npy paged.npy || bad "--page-size 3 changes the output"
 refuse "expected one of them" $run -o o.npy --page-size 3 --grad q.npy
 # quantised keys: t_cli_numpy has the numbers
+refuse "whole number, end or F.npy" $run -o o.npy --q-offset start
 refuse "expected e4m3, e5m2, i8 or i4" $run -o o.npy --kv-dtype int3
 refuse "expected row, head, channel or tensor" $run -o o.npy --kv-dtype i8 --kv-scale page
 refuse "expected --kv-dtype with it" $run -o o.npy --kv-scale row

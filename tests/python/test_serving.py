@@ -201,6 +201,8 @@ def test_what_does_not_fit_together():
     with pytest.raises(ValueError, match="sinks: requires grad"):
         st.cached_attention(q, k, k, sinks=torch.zeros(4, requires_grad=True))
     for options, words in [
+        (dict(query=q[0]), r"query: got rank 3 of strides \(8, 8, 1\), expected a tensor of"),
+        (dict(key=None), "key: got None, expected a tensor of rank 4"),
         (dict(seq_lens=2.5), "seq_lens: got 2.5, expected an int32 tensor or number"),
         (dict(seq_lens=2**40), "seq_lens: got 1099511627776, expected"),
         (dict(seq_lens=[3]), r"seq_lens: got \[3\], expected"),
@@ -216,7 +218,7 @@ def test_what_does_not_fit_together():
         st.cached_attention(
             q, k, k, indices=one, indptr=one, last_page_len=one, seq_lens=3
         )
-    with pytest.raises(ValueError, match="k_scale: expected a tensor of rank 4"):
+    with pytest.raises(ValueError, match="k_scale: got rank 1, expected a tensor of rank 4"):
         st.cached_attention(q, k, k, k_scale=torch.ones(2))
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ..c import abi, objects
 from .mods import view
-from .serving import cache_view, current_stream, no_gradients
+from .serving import cache_view, check_rows, current_stream, no_gradients
 
 
 def append_keys(
@@ -93,10 +93,9 @@ def _check_places(slots, seq_lens, indptr, indices, last_page_len):
 
 def _rows(name, t):
     """[T, Hkv, D] of either form, without a copy where a batch has one key."""
-    if t.dim() == 4:
+    if isinstance(t, torch.Tensor) and t.dim() == 4:
         t = t[:, :, 0] if t.shape[2] == 1 else t.transpose(1, 2).flatten(0, 1)
-    if t.dim() != 3 or t.stride(-1) != 1:
-        raise ValueError(f"{name}: expected a tensor of rank 3 or 4 with contiguous rows")
+    check_rows(name, t, 3)
     return t
 
 

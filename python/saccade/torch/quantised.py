@@ -36,8 +36,9 @@ def quantize(
     Errors: ValueError for a dtype, a shape or a group that cannot be."""
     if dtype not in CODE_TENSORS:
         raise ValueError(f"dtype: got {dtype!r}, expected one of {', '.join(CODE_TENSORS)}")
-    if x.dim() != 4 or x.is_cuda:
-        raise ValueError("x: expected a tensor of rank 4 on the host")
+    if not isinstance(x, torch.Tensor) or x.dim() != 4 or x.is_cuda:
+        got = f"rank {x.dim()} on {x.device}" if isinstance(x, torch.Tensor) else f"{x!r:.40}"
+        raise ValueError(f"x: got {got}, expected a tensor of rank 4 on the host")
     B, H, N, D = x.shape
     for name, n, by in (("tokens", N, tokens), ("channels", D, channels)):
         if by < 0 or (1 < by < n and n % by):

@@ -155,8 +155,7 @@ class _Form(NamedTuple):
 def _form_of(q, k, v, ragged, paged):
     ranks = (3 if ragged[0] else 4), (3 if ragged[1] else 4)
     for name, t, rank in (("query", q, ranks[0]), ("key", k, ranks[1]), ("value", v, ranks[1])):
-        if not isinstance(t, torch.Tensor) or t.dim() != rank or t.stride(-1) != 1:
-            raise ValueError(f"{name}: expected a tensor of rank {rank} with contiguous rows")
+        check_rows(name, t, rank)
     rows, keys = q.shape[0 if ragged[0] else 2], k.shape[0 if ragged[1] else 2]
     H, Hkv, D = q.shape[1], k.shape[1], q.shape[-1]
     wide = 2 if k.dtype is torch.uint8 else 1
@@ -206,6 +205,18 @@ def no_gradients(**tensors):
             raise ValueError(
                 f"{name}: requires grad, expected none: flex_attention has gradients"
             )
+
+
+def check_rows(name, t, rank):
+    """Raises for what is no tensor of that rank whose last dimension lies in one piece."""
+    if not isinstance(t, torch.Tensor):
+        got = f"{t!r:.40}"
+    elif t.dim() != rank or t.stride(-1) != 1:
+        got = f"rank {t.dim()} of strides {t.stride()}"
+    else:
+        return
+    wanted = f"a tensor of rank {rank} with contiguous rows"
+    raise ValueError(f"{name}: got {got}, expected {wanted}")
 
 
 def check_numbers(name, t, rank):
@@ -267,7 +278,8 @@ def _groups(of, scale, keys, dim):
     if scale is None:
         return 0, 0
     if not isinstance(scale, torch.Tensor) or scale.dim() != 4:
-        raise ValueError(f"{of}: expected a tensor of rank 4")
+        got = f"rank {scale.dim()}" if isinstance(scale, torch.Tensor) else f"{scale!r:.40}"
+        raise ValueError(f"{of}: got {got}, expected a tensor of rank 4")
     found = []
     keys_and_channels = ("keys", scale.shape[-2], keys), ("channels", scale.shape[-1], dim)
     for name, n, extent in keys_and_channels:

@@ -13,7 +13,7 @@ from .checks import check_dropout, check_sinks
 from .dropout import drawn_state
 from .flex import MaskMod, ScoreMod, with_sinks
 from .mods import dtype_name
-from .serving import _Arguments, _backend, _mods, check_numbers, no_gradients
+from .serving import _Arguments, _backend, _mods, check_numbers, check_rows, no_gradients
 
 
 def varlen_attention(
@@ -93,8 +93,7 @@ def _check_starts(name, t, device):
 def _check(q, k, v, table):
     rank = 3 if table is None else 4
     for name, t, dims in (("query", q, 3), ("key", k, rank), ("value", v, rank)):
-        if not isinstance(t, torch.Tensor) or t.dim() != dims or t.stride(-1) != 1:
-            raise ValueError(f"{name}: expected a tensor of rank {dims} with contiguous rows")
+        check_rows(name, t, dims)
         if t.device != q.device:
             raise ValueError(f"{name}: got device {t.device}, expected {q.device}")
 
