@@ -64,7 +64,22 @@ def worker(rank, store):
     ):
         bias.grad = None
         over_ranks(rank, mode, by_torch, whole, weight, masks, bias, score, out, lse, want)
-    dist.destroy_process_group()
+    for mode in ("heads", "gather"):
+        other_batch(rank, mode, whole, masks)
+    os._exit(0)  # what was sent in vain is still there, and gloo would wait for it
+
+
+def other_batch(rank, mode, whole, masks):
+    """Ranks that disagree have an error each, where gloo alone would end their processes."""
+    from saccade.torch import context_parallel, flex_attention
+
+    with context_parallel(
+        None, (2, H, N, D), masks, kv_heads=H // 2, mode=mode, seconds=20
+    ) as cp:
+        own = [cp.shard(t.detach()[: 2 - rank]) for t in whole]
+        with pytest.raises(RuntimeError) as caught:
+            flex_attention(*own, None, masks[0], enable_gqa=True)
+    assert "their batches differ" in str(caught.value.__cause__ or caught.value)
 
 
 def over_ranks(rank, mode, by_torch, whole, weight, masks, bias, score, out, lse, want):

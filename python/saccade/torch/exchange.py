@@ -122,6 +122,8 @@ def _exchange(outgoing, counts_out, counts_in, width, group):
     """One all-to-all of so many rows of `width` elements to and from each rank: what comes, and
     what to wait for."""
     incoming = outgoing.new_empty(sum(counts_in) * width)
+    if outgoing.device.type == "cpu":
+        _agree_on_counts(counts_out, counts_in, width * outgoing.element_size(), group)
     work = dist.all_to_all_single(
         incoming,
         outgoing,
@@ -131,6 +133,18 @@ def _exchange(outgoing, counts_out, counts_in, width, group):
         async_op=True,
     )
     return incoming, work
+
+
+def _agree_on_counts(counts_out, counts_in, each, group):
+    """gloo ends the process where more comes than is expected, so bytes are told before."""
+    wanted = torch.tensor(counts_in) * each
+    told = torch.empty_like(wanted)
+    dist.all_to_all_single(told, torch.tensor(counts_out) * each, group=group)
+    for peer in (told != wanted).nonzero()[:1].flatten().tolist():
+        raise RuntimeError(
+            f"rank {peer} sends {int(told[peer])} bytes, rank {dist.get_rank(group)} expected "
+            f"{int(wanted[peer])}: their calls or their batches differ"
+        )
 
 
 def _summed(captured, ranks, group):

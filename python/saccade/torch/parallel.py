@@ -27,6 +27,7 @@ from .ranks_calls import Attention, Exchanged, Gathered, Spread
 
 MODES = ("gather", "staged", "heads")
 WAYS = ("torch", "nccl")
+_TOLD = 4  # what is told of the messages to a peer: how many, bytes of all, first, last
 _communicators: Any = weakref.WeakKeyDictionary()  # by group, then by device and seconds
 
 
@@ -152,27 +153,56 @@ class ContextParallel:
     def _exchange(self, sends, receives, seconds):
         """Host memory, over whatever the group carries."""
         works, seen, landed = [], {}, []
+        limit = datetime.timedelta(seconds=seconds)
+        if self.device.type == "cpu":
+            self._agree_on_bytes(sends, receives, limit)
         for is_send, messages in ((False, receives), (True, sends)):
             for address, size, peer in messages:
-                tag = seen[is_send, peer] = seen.get((is_send, peer), -1) + 1
+                tag = seen[is_send, peer] = seen.get((is_send, peer), 0) + 1
                 memory = (abi.C.c_ubyte * size).from_address(address)
                 data = torch.frombuffer(memory, dtype=torch.uint8)
                 if self.device.type == "cuda":
                     there, data = data, data.to(self.device)
                     landed += [] if is_send else [(there, data)]
-                rank = dist.get_global_rank(self.group, peer) if self.group else peer
-                works.append((dist.isend if is_send else dist.irecv, data, rank, tag))
-        limit = datetime.timedelta(seconds=seconds)
+                works.append((is_send, data, peer, tag))
         if self.device.type == "cuda":  # one NCCL group, so that sends meet receives
-            made = [dist.P2POp(call, data, rank, self.group) for call, data, rank, _ in works]
+            calls = dist.irecv, dist.isend
+            made = [
+                dist.P2POp(calls[is_send], data, self._global(peer), self.group)
+                for is_send, data, peer, _ in works
+            ]
             for work in dist.batch_isend_irecv(made) if made else ():
                 work.wait()
         else:
-            begun = [call(data, rank, group=self.group, tag=t) for call, data, rank, t in works]
+            begun = [self._begin(*work) for work in works]
             for work in begun:
                 work.wait(limit)
         for there, data in landed:
             there.copy_(data)
+
+    def _global(self, peer):
+        return dist.get_global_rank(self.group, peer) if self.group else peer
+
+    def _begin(self, is_send, data, peer, tag):
+        call = dist.isend if is_send else dist.irecv
+        return call(data, self._global(peer), group=self.group, tag=tag)
+
+    def _agree_on_bytes(self, sends, receives, limit):
+        """What each peer is about to send, before it is received: gloo ends the process where
+        a message is longer than its receiver expects."""
+        given, wanted = _by_peer(sends), _by_peer(receives)
+        told = {peer: torch.empty(_TOLD, dtype=torch.int64) for peer in wanted}
+        works = [self._begin(False, t, peer, 0) for peer, t in told.items()]
+        works += [self._begin(True, t, peer, 0) for peer, t in given.items()]
+        for work in works:
+            work.wait(limit)
+        for peer, t in told.items():
+            if not torch.equal(t, wanted[peer]):
+                raise RuntimeError(
+                    f"rank {peer} sends {int(t[1])} bytes in {int(t[0])} messages, rank "
+                    f"{self.rank} expected {int(wanted[peer][1])} in {int(wanted[peer][0])}: "
+                    "their calls or their batches differ"
+                )
 
     def _over_nccl(self, seconds):
         """The library's own communicator; None, on all ranks, where one has none. A group has
@@ -392,6 +422,14 @@ def _has_nccl(group):
         return "nccl" in own.name()
     except (AttributeError, RuntimeError):  # none for CUDA, or a group of another kind
         return False
+
+
+def _by_peer(messages):
+    """What _TOLD says, by peer."""
+    sizes: dict = {}
+    for _, size, peer in messages:
+        sizes.setdefault(peer, []).append(size)
+    return {p: torch.tensor([len(n), sum(n), n[0], n[-1]]) for p, n in sizes.items()}
 
 
 def _device_of(group, given):
