@@ -95,6 +95,12 @@ static int has_other_heads(const saccade_plan *plan, const saccade_block_mask *m
     return plan->problem.h_offset && mask_get_view(mask)->sizes.H > 1;
 }
 
+/* A piece's first key and its flags are one int. */
+static int has_far_keys(const saccade_sizes *sizes)
+{
+    return sizes->KV >= 1 << (30 - PIECE_FLAGS);
+}
+
 /* Whether small tiles pay where there is a block mask. */
 static saccade_status small_pays(const saccade_plan *plan, const saccade_block_mask *mask,
                                  int device, const saccade_sizes *sizes, int *out,
@@ -106,7 +112,7 @@ static saccade_status small_pays(const saccade_plan *plan, const saccade_block_m
     const mask_runs *r;
     *out = 0;
     if (mask_is_imported(mask) || has_other_heads(plan, mask)
-        || view->sizes.KV >= 1 << (30 - PIECE_FLAGS) || s->tiles == 'l')
+        || has_far_keys(&view->sizes) || s->tiles == 'l')
         return SACCADE_OK;
     *out = s->tiles == 's';
     if (*out)
@@ -214,7 +220,7 @@ static int suits_small(const saccade_plan *plan, const plan_run *run)
 {
     const cu_state *s = plan->state;
     const saccade_block_mask *mask = run->block_mask;
-    if (mask && has_other_heads(plan, mask))
+    if ((mask && has_other_heads(plan, mask)) || has_far_keys(&run->sizes))
         return 0;
     if (mask)
         return cu_pieces_find(run->q->device.index, mask, s->programs[CU_SMALL].form.tile.keys,
