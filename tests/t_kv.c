@@ -274,6 +274,35 @@ static void keys_without_a_grow(void **state)
     saccade_kv_destroy(cache);
 }
 
+/* What would be written before a pool, or to one place twice. */
+static void strides_of_pools(void **state)
+{
+    enum { PAGES = 4, KEYS = 4, DIM = 2 };
+    float numbers[PAGES * KEYS * DIM] = {0}, row[DIM] = {1, 2};
+    const int64_t shape[4] = {PAGES, 1, KEYS, DIM}, one[3] = {1, 1, DIM};
+    const saccade_tensor k = saccade_tensor_of(row, SACCADE_F32, 3, one);
+    saccade_kv_options o;
+    saccade_kv *cache;
+    saccade_error err;
+    int32_t s;
+    (void)state;
+    saccade_kv_options_init(&o);
+    o.pages = PAGES, o.page = KEYS, o.sequences = 1;
+    assert_int_equal(saccade_kv_create(&o, &cache, &err), SACCADE_OK);
+    assert_int_equal(saccade_kv_add(cache, &s, &err), SACCADE_OK);
+    assert_int_equal(saccade_kv_grow(cache, &s, (int32_t[]){1}, 1, &err), SACCADE_OK);
+    for (int64_t stride = -1; stride <= 0; stride++)
+        for (int d = 0; d <= 2; d += 2) {
+            saccade_tensor pool = saccade_tensor_of(numbers, SACCADE_F32, 4, shape);
+            pool.stride[d] = stride;
+            assert_int_equal(saccade_kv_write(cache, &pool, NULL, &k, NULL, &err),
+                             SACCADE_EINVAL);
+            assert_string_equal(err.where, "k_pool");
+            assert_non_null(strstr(err.message, "expected 1 or more"));
+        }
+    saccade_kv_destroy(cache);
+}
+
 static saccade_status use(void *arg, saccade_error *err)
 {
     saccade_kv_options o;
@@ -308,6 +337,7 @@ int main(void)
         cmocka_unit_test(random_calls),
         cmocka_unit_test(copy_on_write),
         cmocka_unit_test(keys_without_a_grow),
+        cmocka_unit_test(strides_of_pools),
         cmocka_unit_test(allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

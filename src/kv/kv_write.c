@@ -28,6 +28,11 @@ static saccade_status check_tensor(const saccade_tensor *t, const char *name,
         FAIL_AT(t->shape[d] < 0, SACCADE_EINVAL, name, 0, 0,
                 "got length %lld in dimension %d, expected 0 or more", (long long)t->shape[d],
                 d);
+    const int least = rank == 4; /* of a pool, which is written */
+    for (int32_t d = 0; d < rank; d++)
+        FAIL_AT(t->stride[d] < 0 || (t->shape[d] > 1 && t->stride[d] < least), SACCADE_EINVAL,
+                name, 0, 0, "got stride %lld in dimension %d, expected %d or more",
+                (long long)t->stride[d], d, least);
     for (int32_t d = 0; d < rank; d++)
         FAIL_AT(shape[d] >= 0 && t->shape[d] != shape[d], SACCADE_EINVAL, name, 0, 0,
                 "got length %lld in dimension %d, expected %lld", (long long)t->shape[d], d,
