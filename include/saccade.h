@@ -731,8 +731,8 @@ SACCADE_API saccade_status saccade_merge(const saccade_context *context,
 
 /* Codes and their scales from numbers, on the host. A group's scale is its largest magnitude
  * by the largest code (448, 57344, 127, 7), of zeros alone 1; codes are the nearest. Infinities
- * and NaN become NaN, in i8 and i4 all of their group; with is_given they become
- * the largest code, and 0. */
+ * and NaN become NaN; in i8 and i4 all of their group does, but with is_given an infinity
+ * becomes the largest code there and a NaN 0. A zero is 0 under a given scale of 0 too. */
 typedef struct saccade_quantize_args {
     size_t size;
     const saccade_tensor *from;  /* [B, H, N, D], f32, f16 or bf16 */

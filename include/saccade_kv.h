@@ -72,7 +72,8 @@ SACCADE_API int64_t saccade_kv_slots(const saccade_kv *cache, int64_t *slots, in
 SACCADE_API int64_t saccade_kv_copies(const saccade_kv *cache, int32_t *pairs, int64_t most);
 /* Makes the copies of the last grow in these pools on the host and writes its new keys: k
  * [all, Hkv, D] and v [all, Hkv, Dv], sequence by sequence, f32, f16 or bf16, rounded to the
- * pools' dtype. NULL for v_pool and v: V is a view of K. */
+ * pools' dtype. No two keys of a pool lie in one place. NULL for v_pool and v: V is a view of
+ * K. */
 SACCADE_API saccade_status saccade_kv_write(const saccade_kv *cache,
                                             const saccade_tensor *k_pool,
                                             const saccade_tensor *v_pool,
