@@ -70,11 +70,25 @@ static form function_of(const mod_fn *fn, const mod_node *n, const form *all)
     return f;
 }
 
+/* q < kv, q == kv and the like: of q - kv alone, as sums and products of them, which wrap, are
+ * not when they are compared. */
+static int compares_places(const mod_fn *fn, const mod_node *n)
+{
+    if (n->op != OP_ilt && n->op != OP_ile && n->op != OP_ieq && n->op != OP_ine)
+        return 0;
+    const mod_node *x = &fn->nodes[fn->args[n->args]], *y = &fn->nodes[fn->args[n->args + 1]];
+    return x->op == OP_VAR && y->op == OP_VAR
+           && ((x->imm.i == VAR_Q && y->imm.i == VAR_KV)
+               || (x->imm.i == VAR_KV && y->imm.i == VAR_Q));
+}
+
 static form form_of(const mod_fn *fn, const mod_node *n, const mod_line *own, const form *all)
 {
     const pass_index index = {.line = *own};
     if (n->deps & DEP_SCORE)
         return (form){.kind = ANY};
+    if (compares_places(fn, n))
+        return (form){.kind = ALONG, .step = {1, -1}};
     return pass_index_is_line(&index) ? line(own->coef) : function_of(fn, n, all);
 }
 
