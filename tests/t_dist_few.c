@@ -206,11 +206,38 @@ static void strange_members(void **state)
     saccade_shard_plan_destroy(w.shards);
 }
 
+/* The number that was given is named. */
+static void negative_windows(void **state)
+{
+    static const int64_t all[] = {-1, -5, INT64_MIN};
+    const few_case c = {{H, 0, 0}, GATHERED};
+    saccade_shard_options o;
+    saccade_transport t;
+    few w;
+    (void)state;
+    begin(&c, &w);
+    saccade_shard_options_init(&o);
+    o.Q = o.KV = N;
+    assert_int_equal(saccade_shard_plan_create(&o, &w.shards, NULL), SACCADE_OK);
+    saccade_transport_init(&t);
+    for (int i = 0; i < 3; i++) {
+        saccade_dist *dist = NULL;
+        saccade_error err = {0};
+        assert_int_equal(
+            saccade_dist_create_staged(NULL, &w.problem, w.shards, 0, all[i], &t, &dist, &err),
+            SACCADE_EINVAL);
+        assert_string_equal(err.where, "keys");
+        assert_non_null(strstr(err.message, i == 1 ? "got -5," : "got -1,"));
+    }
+    saccade_shard_plan_destroy(w.shards);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_that_hold_nothing),
         cmocka_unit_test(strange_members),
+        cmocka_unit_test(negative_windows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

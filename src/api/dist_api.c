@@ -39,7 +39,7 @@ static saccade_status add_text(hash128 *hash, const saccade_mod *mod, saccade_er
     return SACCADE_OK;
 }
 
-enum { GATHERED = -1 }; /* instead of keys of a window */
+static const int64_t GATHERED = INT64_MIN; /* instead of keys of a window */
 
 /* What all ranks must have in common. captures: whose gradients are wanted, a bit each. */
 static saccade_status digest_of(const saccade_problem *p, uint64_t captures,
@@ -194,7 +194,7 @@ saccade_status saccade_dist_create_staged(saccade_context *context,
                                           int64_t keys, const saccade_transport *transport,
                                           saccade_dist **out, saccade_error *err)
 {
-    return create_any(context, problem, shards, mask, keys < 0 ? INT64_MIN : keys, transport,
+    return create_any(context, problem, shards, mask, keys == GATHERED ? -1 : keys, transport,
                       out, err);
 }
 
