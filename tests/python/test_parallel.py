@@ -208,6 +208,20 @@ def test_whose_collectives_a_group_has(monkeypatch, tmp_path):
     assert asked == ["cuda"]
 
 
+def test_bad_arguments():
+    from saccade.torch.parallel import _layers_of, _sizes_of
+
+    for sizes in ((1, 2, 3), (1, 2, 0, 4), (1, 2, 3.0, 4)):
+        with pytest.raises(ValueError, match=r"query_shape: got .* expected \[B, H, N, D\]"):
+            _sizes_of(sizes)
+    with pytest.raises(ValueError, match="layers: got 2 numbers, expected one for each of 1"):
+        _layers_of([None], [1, 2])
+    with pytest.raises(TypeError, match="masks: got object, expected a list"):
+        _layers_of(object(), None)
+    assert _sizes_of(torch.Size([1, 2, 3, 4])) == (1, 2, 3, 4)
+    assert _layers_of((None,), None) == ([None], [1])
+
+
 def test_a_decoder_on_two_ranks():
     root = Path(__file__).resolve().parents[2]
     path = os.pathsep.join([str(root / "python"), os.environ.get("PYTHONPATH", "")])

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import datetime
 import weakref
-from typing import Any, Optional, Sequence
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
@@ -49,7 +51,8 @@ class ContextParallel:
         keep,
         stage_keys,
     ):
-        B, H, N, D = query_shape
+        B, H, N, D = _sizes_of(query_shape)
+        masks, layers = _layers_of(masks, layers)
         if mode not in MODES:
             raise ValueError(f"mode: got {mode!r}, expected one of {', '.join(MODES)}")
         self.group, self.mode, self.length = group, mode, N
@@ -69,11 +72,10 @@ class ContextParallel:
         self.window = stage_keys if mode == "staged" else None
         self._context = objects.context(-torch.get_num_threads() if cpu else 0)
         tile = self._tile((B, D), dtype, handles)
-        counts = layers or [1] * len(masks)
         # over heads any rows do: all ranks see all of them
-        dealt = (handles, counts) if mode != "heads" else ((), ())
+        dealt = (handles, layers) if mode != "heads" else ((), ())
         self.shards = c_dist.ShardPlan(self.ranks, tile, N, *dealt)
-        self._whole = c_dist.ShardPlan(1, tile, N, handles, counts)
+        self._whole = c_dist.ShardPlan(1, tile, N, handles, layers)
         self._transport = c_dist.Transport(self.rank, self.ranks, seconds, self._exchange)
         self._alone = c_dist.Transport(0, 1, seconds, self._exchange)
         self._made: dict = {}
@@ -422,6 +424,25 @@ def _has_nccl(group):
         return "nccl" in own.name()
     except (AttributeError, RuntimeError):  # none for CUDA, or a group of another kind
         return False
+
+
+def _sizes_of(query_shape):
+    sizes = tuple(query_shape)
+    if len(sizes) != 4 or not all(isinstance(n, Integral) and n > 0 for n in sizes):
+        raise ValueError(f"query_shape: got {sizes}, expected [B, H, N, D], four sizes")
+    return sizes
+
+
+def _layers_of(masks, layers):
+    """Lists of masks and of how many layers have each."""
+    if not isinstance(masks, Sequence):
+        raise TypeError(f"masks: got {type(masks).__name__}, expected a list of BlockMasks")
+    counts = [1] * len(masks) if layers is None else list(layers)
+    if len(counts) != len(masks):
+        raise ValueError(
+            f"layers: got {len(counts)} numbers, expected one for each of {len(masks)} masks"
+        )
+    return list(masks), counts
 
 
 def _by_peer(messages):
