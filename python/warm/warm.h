@@ -4,6 +4,7 @@
  *     warm_look.c      tensors by DLPack's exchange table, their layouts
  *     warm_layouts.c   Layouts: what was made for query, key and value of some layouts
  *     warm_tensors.c   Tensors: some, held weakly, as they were
+ *     warm_mods.c      mods: what tells one from another, whether all is as it was
  *     warm_run.c       Run: one call of the library for tensors of one layout
  *     warm_node.c      forward and backward of a node of autograd's graph
  *     warm_entry.c     a call whose mods were seen before, from its table to its result
@@ -70,6 +71,17 @@ typedef enum {
     NAME_TO_SAVE,
     NAME_SAVED_TENSORS,
     NAME_NEEDS_INPUT_GRAD,
+    NAME_QUICK,
+    NAME_KWDEFAULTS,
+    NAME_DEFAULTS,
+    NAME_DICT,
+    NAME_CODE,
+    NAME_GLOBALS,
+    NAME_CLOSURE,
+    NAME_CELL_CONTENTS,
+    NAME_MARKS,
+    NAME_STAMP,
+    NAME_VERSION,
     WARM_NAMES
 } warm_name;
 extern PyObject *warm_names[WARM_NAMES];
@@ -104,6 +116,9 @@ extern PyType_Spec warm_layouts_spec, warm_tensors_spec, warm_run_spec;
 /* Of a Layouts: find(q, k, v, is_recorded). */
 PyObject *warm_find(PyObject *layouts, PyObject *const *args, Py_ssize_t n);
 
+/* Of a Tensors, what its method of this name does: the tensors, or None. */
+PyObject *warm_now(PyObject *tensors);
+
 /* Of a Run, what its method of this name does: run(tail, dropout, *inputs). */
 PyObject *warm_run(PyObject *run, PyObject *const *args, Py_ssize_t n);
 /* The Run whose method `run` this is, borrowed; NULL where it is none. */
@@ -111,6 +126,16 @@ PyObject *warm_run_of(PyObject *method);
 /* Forward of an entry: the results, or None where its call is to run in Python. three: query,
  * key and value. */
 PyObject *warm_forward(PyObject *entry, PyObject *call, PyObject *const *three);
+
+/* ---- warm_mods.c ---- */
+
+extern PyMethodDef warm_mods_functions[];
+
+/* Equal for mods that are the same object, or functions of one code that hold the same; NULL
+ * with an error. */
+PyObject *warm_identity(PyObject *mod);
+/* The tensors that a score captures, None where something changed. */
+PyObject *warm_current(PyObject *quick);
 
 /* ---- warm_node.c ---- */
 

@@ -3,25 +3,15 @@
 #include "warm.h"
 
 static struct {
-    PyObject *table, *identity, *is_autocast, *is_grad_enabled, *thread_count, *node, *out_of;
-    PyObject *function, *method, *nothing;
+    PyObject *table, *is_autocast, *is_grad_enabled, *thread_count, *node, *out_of, *nothing;
 } of;
-
-/* id(mod), or for what is not known by its id alone what torch/watch.py says. */
-static PyObject *identity_of(PyObject *mod)
-{
-    PyObject *type = (PyObject *)Py_TYPE(mod);
-    if (type == of.function || type == of.method || type == (PyObject *)&PyUnicode_Type)
-        return PyObject_CallFunctionObjArgs(of.identity, mod, NULL);
-    return PyLong_FromVoidPtr(mod);
-}
 
 /* args: score_mod, block_mask, scale, want_lse, want_max, gqa. */
 static PyObject *key_of(PyObject *const *args)
 {
     PyObject *key = PyTuple_New(7);
     for (int i = 0; key && i < 7; i++) {
-        PyObject *x = i < 2   ? identity_of(args[i])
+        PyObject *x = i < 2   ? warm_identity(args[i])
                       : i < 6 ? Py_NewRef(args[i])
                               : PyObject_CallObject(of.thread_count, NULL);
         if (!x) {
@@ -66,8 +56,15 @@ static PyObject *current_of(PyObject *entry)
     Py_XDECREF(flag);
     if (!flag)
         return NULL;
-    return is_constant ? Py_NewRef(of.nothing)
-                       : PyObject_CallMethodObjArgs(entry, warm_names[NAME_CURRENT], NULL);
+    if (is_constant)
+        return Py_NewRef(of.nothing);
+    PyObject *quick = warm_get(entry, NAME_QUICK), *current = NULL;
+    if (quick)
+        current = quick != Py_None
+                      ? warm_current(quick)
+                      : PyObject_CallMethodObjArgs(entry, warm_names[NAME_CURRENT], NULL);
+    Py_XDECREF(quick);
+    return current;
 }
 
 /* (out, None, None), out a node of the graph. */
@@ -136,14 +133,13 @@ static PyObject *call(PyObject *module, PyObject *const *args, Py_ssize_t n)
     return made || PyErr_Occurred() ? made : Py_NewRef(Py_None);
 }
 
-/* entries(table, identity, is_autocast, is_grad_enabled, thread_count, node, out_of,
- * type of functions, type of methods): what call looks at. */
+/* entries(table, is_autocast, is_grad_enabled, thread_count, node, out_of): what call looks
+ * at. */
 static PyObject *entries(PyObject *module, PyObject *args)
 {
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!OOOOOOOO", &PyDict_Type, &of.table, &of.identity,
-                          &of.is_autocast, &of.is_grad_enabled, &of.thread_count, &of.node,
-                          &of.out_of, &of.function, &of.method))
+    if (!PyArg_ParseTuple(args, "O!OOOOO", &PyDict_Type, &of.table, &of.is_autocast,
+                          &of.is_grad_enabled, &of.thread_count, &of.node, &of.out_of))
         return NULL;
     for (Py_ssize_t i = 0; i < PyTuple_Size(args); i++)
         Py_INCREF(PyTuple_GetItem(args, i));
@@ -153,6 +149,6 @@ static PyObject *entries(PyObject *module, PyObject *args)
 
 PyMethodDef warm_entry_functions[] = {
     {"call", FAST(call), METH_FASTCALL, "call(query, key, value, score_mod, block_mask, ...)"},
-    {"entries", entries, METH_VARARGS, "entries(table, identity, ...): what call looks at"},
+    {"entries", entries, METH_VARARGS, "entries(table, ...): what call looks at"},
     {NULL, NULL, 0, NULL},
 };

@@ -22,6 +22,17 @@ static const char *const names[WARM_NAMES] = {
     [NAME_TO_SAVE] = "to_save",
     [NAME_SAVED_TENSORS] = "saved_tensors",
     [NAME_NEEDS_INPUT_GRAD] = "needs_input_grad",
+    [NAME_QUICK] = "quick",
+    [NAME_KWDEFAULTS] = "__kwdefaults__",
+    [NAME_DEFAULTS] = "__defaults__",
+    [NAME_DICT] = "__dict__",
+    [NAME_CODE] = "__code__",
+    [NAME_GLOBALS] = "__globals__",
+    [NAME_CLOSURE] = "__closure__",
+    [NAME_CELL_CONTENTS] = "cell_contents",
+    [NAME_MARKS] = "_marks",
+    [NAME_STAMP] = "_stamp",
+    [NAME_VERSION] = "version",
 };
 
 /* begin(Tensor, Parameter, empty_like, raise_error): whether this PyTorch can be read so. */
@@ -83,6 +94,7 @@ PyMODINIT_FUNC PyInit_saccade_warm(void)
     PyObject *module = PyModule_Create(&definition);
     warm_zero = PyLong_FromLong(0);
     if (!module || !warm_zero || add_types(module)
+        || PyModule_AddFunctions(module, warm_mods_functions)
         || PyModule_AddFunctions(module, warm_node_functions)
         || PyModule_AddFunctions(module, warm_entry_functions))
         return NULL;

@@ -60,9 +60,8 @@ static PyObject *tensors_new(PyTypeObject *type, PyObject *args, PyObject *named
 }
 
 /* The tensors if all are there and as they were, else None. */
-static PyObject *tensors_now(PyObject *self, PyObject *unused)
+PyObject *warm_now(PyObject *self)
 {
-    (void)unused;
     Tensors *s = (Tensors *)self;
     PyObject *found = PyTuple_New(s->n);
     if (!found)
@@ -81,6 +80,12 @@ static PyObject *tensors_now(PyObject *self, PyObject *unused)
         }
     }
     return found;
+}
+
+static PyObject *tensors_now(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return warm_now(self);
 }
 
 static PyMethodDef tensors_methods[] = {

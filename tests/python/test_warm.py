@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import saccade.torch as st  # noqa: E402
 from saccade.c import abi, extension  # noqa: E402
-from saccade.torch import entries, gradients, warm  # noqa: E402
+from saccade.torch import entries, gradients, warm, watch  # noqa: E402
 
 if warm.extension is None:
     pytest.skip("the extension is not built, or this PyTorch is older", allow_module_level=True)
@@ -124,6 +124,50 @@ def test_grad_mode_is_seen_where_captures_alone_need_gradients():
     assert (bias.grad - want).abs().max() <= 2e-5 * want.abs().max()
     with torch.no_grad():
         assert not st.flex_attention(*x, mod).requires_grad
+
+
+def test_identity_is_that_of_python():
+    """Mods that the extension tells apart itself, and those that it leaves to Python."""
+    t, p = torch.ones(2), torch.nn.Parameter(torch.ones(2))
+
+    def around(x, y=None):
+        return lambda s, b, h, i, j: s + x * (y or 1)
+
+    def with_attribute(s, b, h, i, j):
+        return s
+
+    def with_empty_cell(s, b, h, i, j):
+        return s + late
+
+    with_attribute.note = 1
+    held = [t, p, 1, 0, 0.0, -0.0, 2.5, "", "x", True, None, [1], 1j, around, torch.float32]
+    mods = [around(x) for x in held] + [around(t, x) for x in (p, 0.0, 3, None)]
+    mods += [None, "score", with_attribute, with_empty_cell, "".join, t, around, inputs]
+    mods += [lambda s, b, h, i, j, x=t: s, lambda s, b, h, i, j, *, x=2: s]
+    mods.append(of_object()[1].__call__)
+    for mod in mods:
+        assert repr(warm.extension.identity(mod)) == repr(watch.identity(mod))
+    assert warm.extension.identity(around(0.0)) != warm.extension.identity(around(-0.0))
+    code = around(t).__code__
+    assert warm.extension.identity(around(t))[0] == id(code)  # it did so itself
+    late = 1
+
+
+def test_entries_that_the_extension_looks_at(monkeypatch):
+    """A mask and tensors alone; others are asked in Python."""
+    fresh()
+    mask = st.create_block_mask(lambda b, h, q, kv: q >= kv, None, None, 16, 16)
+    for make, is_quick in ((biased, True), (of_object, False)):
+        bias, mod = make()
+        steps(inputs(), bias, mod, mask)
+        quick = [e.quick for e in entries._entries.values()]
+        assert [x is not None for x in quick] == [is_quick]
+        asked = []
+        monkeypatch.setattr(entries._Entry, "current", lambda e: asked.append(e))
+        st.flex_attention(*inputs(), mod, mask)
+        monkeypatch.undo()
+        assert bool(asked) is not is_quick
+        fresh()
 
 
 def test_another_threads_layout_is_not_taken(monkeypatch):

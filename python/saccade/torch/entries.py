@@ -66,6 +66,7 @@ class _Entry:
         "refs",
         "is_kept",
         "is_constant",
+        "quick",
     )
 
     def __init__(self, call, tail, keep, watches, mask, shows_lse):
@@ -77,6 +78,7 @@ class _Entry:
         self.shows_lse = shows_lse
         self.refs, self.is_kept = [], False
         self.is_constant = False  # nothing of it can change: there are no mods
+        self.quick = None  # what the extension asks instead of current
 
     def trains(self, needs, captured, slots):
         """Grad mode is on; captured: the tensors that the score captures."""
@@ -86,6 +88,13 @@ class _Entry:
         self.slots = slots
         if needs != 8 or True in self.flags:
             self.needs = (needs & 1 > 0, needs & 2 > 0, needs & 4 > 0, *self.flags)
+
+    def quicken(self):
+        """Lets the extension look at what current does, if that is a mask and tensors alone."""
+        if self.held is None and self.captured or not all(w.is_quick() for w in self.watches):
+            return
+        watched = [w.held for w in self.watches if w.held is not None]
+        self.quick = (self.mask, self.version, *watched, self.held)
 
     def current(self):
         """The tensors that the score captures, None where something changed; () where no
@@ -165,16 +174,14 @@ is_autocast = getattr(torch._C, "_is_any_autocast_enabled", _either_autocast)
 
 
 if warm.extension is not None:
+    warm.extension.mods(types.FunctionType, types.MethodType, identity)
     warm.extension.entries(
         _warm,
-        identity,
         is_autocast,
         torch.is_grad_enabled,
         torch.get_num_threads,
         node,
         out_of,
-        types.FunctionType,
-        types.MethodType,
     )
 
 
@@ -207,6 +214,7 @@ def _keep_warm(key, entry, q, k, v, is_recorded, *mods):
         known = _Known()
         given = [m for m in mods if m is not None]
         _keep(_warm, key, known, [x for m in given for x in owners(m)])
+    entry.quicken()
     known.layouts.keep(q, k, v, is_recorded, entry)
 
 

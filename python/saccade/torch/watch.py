@@ -138,6 +138,10 @@ class Watch:
         seen = self.held is not None
         self.tensors = [] if seen else [(weakref.ref(t), *_layout(t)) for t in tensors]
 
+    def is_quick(self) -> bool:
+        """Whether nothing but what `held` sees can change."""
+        return self.fixed and self.slots is None and not self.tensors and not self.versions
+
     def unchanged(self) -> bool:
         if not self.fixed or (self.slots is not None and not self.slots.unchanged()):
             return False

@@ -26,7 +26,7 @@ struct jit_program {
 
 struct jit_state {
     const jit_program *program;
-    eval_env score_env, mask_env;
+    eval_env score_env;
     saccade_tensor tensors[JIT_MAX_TENSORS];
     float scale;
     int32_t b, h;
@@ -275,10 +275,10 @@ jit_state *jit_begin(const jit_program *p, const eval_env *score_env, const eval
     const jit_graph *g = &p->graph;
     char *at = memory;
     jit_state *s = carve(&at, round64(sizeof *s));
-    memset(s, 0, sizeof *s);
     s->program = p;
     s->score_env = *score_env;
     s->scale = scale;
+    s->b = s->h = 0;
     for (uint32_t i = 0; i < g->n_tensors; i++) {
         s->tensors[i] = i < g->n_score_tensors ? score_env->tensors[i]
                                                : mask_env->tensors[i - g->n_score_tensors];
