@@ -380,8 +380,9 @@ def context_parallel(
     compute under the masks; called by all of them with equal arguments. Inside of `with` (one
     at a time in a process) flex_attention takes this rank's rows of query, key and value, with
     masks and scores of the whole sequence: block_mask is one of `masks`, or None if there are
-    none. Results are one process's bit for bit; gradients are the same bits every time; those
-    of tensors that a score captures are whole and the same on every rank.
+    none. out and lse are one process's bit for bit (near them with "staged"), and so is query's
+    gradient with "gather" on CPUs; all gradients are the same bits every time, and those of
+    tensors that a score captures are whole and the same on every rank.
 
     query_shape: [B, H, N, D] of the whole query. masks: the BlockMasks of a model's layers,
     [.., N, N]; layers: how many layers have each. seconds: how long a rank waits for others
@@ -389,10 +390,10 @@ def context_parallel(
     device: cpu, or this rank's CUDA device; by default the current CUDA device where the group
     was made with backend nccl. dtype: of query, key and value.
     mode: "gather" brings each rank the keys that its rows touch; "staged" does so by windows
-    of stage_keys keys (0: an eighth of the sequence), the next on its way while one is
-    computed: memory is bounded, results are near one process's and the same every time; "heads"
-    exchanges rows for heads and back (Ulysses, arXiv 2309.14509), for head counts that the
-    ranks divide.
+    of stage_keys keys (0: an eighth of the sequence, 1024 at least), the next on its way while
+    one is computed: memory is bounded, results are near one process's and the same every time;
+    "heads" exchanges rows for heads and back (Ulysses, arXiv 2309.14509), for head counts that
+    the ranks divide.
     by: on CUDA, "nccl" lets keys travel by a communicator of the library's own, while what
     needs none of them is computed (where libnccl is found and the group is NCCL's; else by the
     group's collectives, as with "torch"), and CUDA graphs cannot be captured over it. keep:
