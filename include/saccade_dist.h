@@ -106,8 +106,10 @@ typedef struct saccade_message {
 
 /* All of these sends and receives at once; returns 0 when all are done and `data` may be used
  * again. Messages from one rank to another arrive in the order given; one of other bytes than
- * its receiver expects is a failure. Anything but 0 is a failure; so is whatever is not done
- * after `seconds`: it ends the transport, on every rank. */
+ * its receiver expects is a failure (SACCADE_OTHER_BYTES, where a transport can tell).
+ * Anything but 0 is a failure; so is whatever is not done after `seconds`: it ends the
+ * transport, on every rank. */
+enum { SACCADE_OTHER_BYTES = 2 };
 typedef int (*saccade_exchange)(void *user, const saccade_message *sends, int32_t n_sends,
                                 const saccade_message *receives, int32_t n_receives,
                                 double seconds);

@@ -13,6 +13,10 @@ saccade_status dist_exchange(const saccade_transport *t, const saccade_message *
     if (n_sends + n_receives == 0)
         return SACCADE_OK;
     const int failed = t->exchange(t->user, sends, n_sends, receives, n_receives, t->seconds);
+    FAIL_AT(failed == SACCADE_OTHER_BYTES, SACCADE_EPEER, "transport", 0, 0,
+            "rank %d: a message of another rank has other bytes than expected: their calls, or "
+            "their batches, differ",
+            t->rank);
     FAIL_AT(failed, SACCADE_EPEER, "transport", 0, 0,
             "rank %d: another rank failed, or did not answer within %g s (code %d)", t->rank,
             t->seconds, failed);

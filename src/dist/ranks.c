@@ -73,10 +73,12 @@ static int take(saccade_ranks *all, const saccade_message *to, int32_t rank,
     while (!(message = next_of(from, rank)))
         if (wait_for_change(all, until))
             return 1;
-    if (message->bytes != to->bytes)
-        fail_all(all);
     if (all->has_failed)
         return 1;
+    if (message->bytes != to->bytes) {
+        fail_all(all);
+        return SACCADE_OTHER_BYTES;
+    }
     from->copying++;
     pthread_mutex_unlock(&all->lock);
     memcpy(to->data, message->data, to->bytes);
@@ -91,9 +93,11 @@ static int take(saccade_ranks *all, const saccade_message *to, int32_t rank,
 static int take_all(saccade_ranks *all, rank_end *me, const saccade_message *receives,
                     int32_t n, const struct timespec *until)
 {
-    for (int32_t i = 0; i < n; i++)
-        if (take(all, &receives[i], me->rank, until))
-            return 1;
+    for (int32_t i = 0; i < n; i++) {
+        const int failed = take(all, &receives[i], me->rank, until);
+        if (failed)
+            return failed;
+    }
     while (me->left > 0)
         if (wait_for_change(all, until))
             return 1;

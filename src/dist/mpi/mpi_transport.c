@@ -256,7 +256,7 @@ static int run_step(mpi_step *s, MPI_Status *status, double seconds)
         give_up(s, MPI_Wtime() + drain_seconds);
         return 1;
     }
-    return !is_whole(s->receives, s->n_receives, status);
+    return is_whole(s->receives, s->n_receives, status) ? 0 : SACCADE_OTHER_BYTES;
 }
 
 static int exchange(void *user, const saccade_message *sends, int32_t n_sends,
@@ -279,7 +279,9 @@ static int exchange(void *user, const saccade_message *sends, int32_t n_sends,
     }
     const int has_failed = run_step(&s, status, seconds);
     free(status);
-    return has_failed ? failed(w) : 0;
+    if (has_failed)
+        w->has_failed = 1;
+    return has_failed;
 }
 
 static void abort_all(void *user)
