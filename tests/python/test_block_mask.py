@@ -183,6 +183,17 @@ def test_composition():
         st.or_masks(MASKS["causal"], 3)
 
 
+def test_masks_of_text_that_defines_functions():
+    near = torch.tensor([3, 5])
+    text = "mask win(n) = q - kv <= n;\nwin(near[h]) && q >= kv // causal"
+    i, j = torch.arange(9)[:, None], torch.arange(9)
+    want = (i - j <= near[:, None, None]) & (i >= j)
+    own = st.mask(text, near=near)
+    every = st.and_masks(own, "kv >= 0 // all")
+    for mask in (own, every, st.and_masks(st.or_masks(own, every), own)):
+        assert torch.equal(st.create_mask(mask, None, 2, 9, 9, "cpu")[0], want)
+
+
 def test_pictures():
     for name in ("causal", "heads"):
         a, b = pair(name, None, None)

@@ -34,6 +34,15 @@ def attend(q, k, v, slope=None):
     return st.flex_attention(q, k, v, score, causal)
 
 
+def test_vmap_of_vmap_with_mods():
+    """Mods are folded twice: a text that defines functions becomes one of another."""
+    slope = torch.tensor([0.5, -0.25])
+    q, k, v = given(2, 3, dtype=torch.float32)
+    one = vmap(lambda q: attend(q, k[0, 0], v[0, 0], slope))
+    want = torch.stack([plain(x, k[0, 0], v[0, 0], slope) for x in q.flatten(0, 1)])
+    torch.testing.assert_close(vmap(one)(q).flatten(0, 1), want, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dims", [(0, 0, 0), (2, 0, 1), (0, None, None), (None, 3, 0)])
 def test_vmap_folds_into_the_batch(dims):
     slope = torch.tensor([0.5, -0.25])

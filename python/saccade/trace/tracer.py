@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import linecache
 import math
+import re
 import struct
 
 from .dtypes import DEFAULT_DTYPE
@@ -20,6 +21,7 @@ from .symbols import Lifted, Traced
 from .watching import watching
 
 _LARGEST_F32 = 3.4028234663852886e38
+_DEFINES = re.compile(r"\b(mask|score)\s+[A-Za-z_]")
 _INT32 = (-(1 << 31), (1 << 31) - 1)
 
 
@@ -91,7 +93,11 @@ class Tracer:
         missing = [n for n, _ in free if n not in captures]
         if missing:
             fail(f"got text that names {missing[0]}, expected a value for it")
-        self.definitions.append(f"{kind} {name}({', '.join(params)}) = {{ {moved} {text} }};")
+        if _DEFINES.search(text):  # its definitions stand before what moves the indices
+            own, given = ", ".join(params[len(indices) :]), ", ".join(n for n, _ in free)
+            moved = f"{kind} {name}_body({own}) = {{ {text}\n}}; {moved}"
+            text = f"{name}_body({given})"
+        self.definitions.append(f"{kind} {name}({', '.join(params)}) = {{ {moved} {text}\n}};")
         given = [v.name for v in indices.values()] + [
             self.value(captures[n]).name if rank == 0 else self.capture(captures[n])
             for n, rank in free
