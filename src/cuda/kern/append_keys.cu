@@ -83,6 +83,8 @@ DEVICE u32 code_of(int dtype, float x, float scale)
         return (u32)whole_code(x / scale, 127.f) & 255u;
     if (dtype == APPEND_I4)
         return (u32)whole_code(x / scale, 7.f) & 15u;
+    if (x == 0.f && scale == 0.f) /* of a head of zeros alone: not 0 / 0 */
+        return fp8_code(dtype, x);
     return fp8_code(dtype, is_finite(x) ? x / scale : __uint_as_float(0x7fc00000u));
 }
 
