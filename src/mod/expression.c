@@ -74,8 +74,8 @@ bool parse_after_comment(const parser *p)
     return p->tok.after_comment && p->lex.comment_line == p->previous_line;
 }
 
-/* What a reader of Python or C may have meant by this token, as " (...)" or "". */
-static const char *hint_for(const parser *p)
+/* What a reader of Python or C may have meant by a word, as " (...)" or "". */
+static const char *hint_for_word(const parser *p)
 {
     static const struct {
         const char *got, *hint;
@@ -95,6 +95,14 @@ static const char *hint_for(const parser *p)
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
         if (parse_is_word(&p->tok, words[i].got))
             return words[i].hint;
+    return "";
+}
+
+static const char *hint_for(const parser *p)
+{
+    const char *of_word = hint_for_word(p);
+    if (of_word[0] != '\0')
+        return of_word;
     if (parse_is(&p->tok, "="))
         return " (== compares)";
     if (parse_is(&p->tok, ","))
@@ -386,7 +394,7 @@ static saccade_status parse_name(parser *p, const ast_node **out)
 {
     const token name = p->tok;
     ast_node *node = NULL;
-    if (hint_for(p)[0] != '\0' && !parse_is_word(&p->tok, "int")
+    if (hint_for_word(p)[0] != '\0' && !parse_is_word(&p->tok, "int")
         && !parse_is_word(&p->tok, "float"))
         return parse_unexpected(p, "an expression");
     TRY(parse_advance(p));

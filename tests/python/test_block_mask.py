@@ -185,7 +185,7 @@ def test_composition():
 
 def test_masks_of_text_that_defines_functions():
     near = torch.tensor([3, 5])
-    text = "mask win(n) = q - kv <= n;\nwin(near[h]) && q >= kv // causal"
+    text = "mask win(n) = q - kv <= n; // a window\nwin(near[h]) && q >= kv // causal"
     i, j = torch.arange(9)[:, None], torch.arange(9)
     want = (i - j <= near[:, None, None]) & (i >= j)
     own = st.mask(text, near=near)
