@@ -221,32 +221,11 @@ static void masks_are_proven(void **state)
                      cases[i].q0, cases[i].q1, cases[i].k0, cases[i].k1, cases[i].verdict);
 }
 
-/* Indices that need no clamp in a kernel. */
-static void loads_are_proven(void **state)
-{
-    static pass_range ranges[64];
-    saccade_mod *mod = mask_of("doc[q] == doc[kv - 1]");
-    const mod_fn *fn = mod_function(mod);
-    const saccade_tensor doc = saccade_tensor_of(doc_data, SACCADE_I32, 1, doc_shape);
-    const eval_env env = {.tensors = &doc};
-    const pass_box box = {{0}, {0, 0, 1023, 1023}};
-    int proven = 0, open = 0;
-    (void)state;
-    pass_ranges(fn, &env, &box, NULL, ranges);
-    for (uint32_t i = 0; i < fn->n_nodes; i++)
-        if (fn->nodes[i].op == OP_LOAD)
-            ++*(pass_load_proven(fn, &env, ranges, i) ? &proven : &open);
-    assert_int_equal(proven, 1);
-    assert_int_equal(open, 1);
-    saccade_mod_destroy(mod);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranges_hold_every_value),
         cmocka_unit_test(masks_are_proven),
-        cmocka_unit_test(loads_are_proven),
     };
     return cmocka_run_group_tests_name("range", tests, NULL, NULL);
 }

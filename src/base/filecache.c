@@ -62,7 +62,8 @@ static bool make_folders(char *path)
     return mkdir(path, 0700) == 0 || errno == EEXIST;
 }
 
-saccade_status filecache_folder(char *path, size_t path_size, saccade_error *err)
+/* The folder used now, made if need be; fails when there is none to use. */
+static saccade_status find_folder(char *path, size_t path_size, saccade_error *err)
 {
     static const struct {
         const char *variable, *suffix;
@@ -88,7 +89,7 @@ saccade_status filecache_folder(char *path, size_t path_size, saccade_error *err
 static saccade_status entry_path(const char *key, char path[PATH_MAX], saccade_error *err)
 {
     FAIL_IF(!key_is_valid(key), SACCADE_EINVAL, "cache: key '%.40s' has a wrong form", key);
-    TRY(filecache_folder(path, FOLDER_MAX, err));
+    TRY(find_folder(path, FOLDER_MAX, err));
     strcat(path, "/");
     strcat(path, key);
     return SACCADE_OK;

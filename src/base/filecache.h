@@ -16,7 +16,4 @@ bool filecache_get(const char *key, void **bytes, size_t *size);
 saccade_status filecache_put(const char *key, const void *bytes, size_t size,
                              saccade_error *err);
 
-/* the folder used now, made if need be; fails when there is none to use. */
-saccade_status filecache_folder(char *path, size_t path_size, saccade_error *err);
-
 #endif

@@ -60,12 +60,3 @@ void hash_hex(const hash128 *h, char hex[HASH_HEX_SIZE])
     snprintf(hex, HASH_HEX_SIZE, "%016llx%016llx", (unsigned long long)a,
              (unsigned long long)b);
 }
-
-uint64_t hash_bytes(const void *bytes, size_t size, uint64_t seed)
-{
-    hash128 h;
-    hash_init(&h);
-    h.a ^= finish(seed + K1);
-    hash_add(&h, bytes, size);
-    return finish(h.a ^ rotl(h.b, 32));
-}

@@ -12,9 +12,6 @@ typedef struct hash128 {
     uint64_t a, b;
 } hash128;
 
-/* 64 bits of one piece of memory. */
-uint64_t hash_bytes(const void *bytes, size_t size, uint64_t seed);
-
 /* a key of several pieces: init, add each (its length counts too, so "ab","c" differs from
    "a","bc"), then read hex. Reading doesn't end it. */
 void hash_init(hash128 *h);

@@ -39,7 +39,7 @@ static bool reserve(strbuf *sb, size_t more)
     return true;
 }
 
-bool strbuf_vprintf(strbuf *sb, const char *fmt, va_list args)
+static bool add_formatted(strbuf *sb, const char *fmt, va_list args)
 {
     va_list again;
     va_copy(again, args);
@@ -58,7 +58,7 @@ bool strbuf_printf(strbuf *sb, const char *fmt, ...)
 {
     va_list args;
     va_start(args, fmt);
-    const bool done = strbuf_vprintf(sb, fmt, args);
+    const bool done = add_formatted(sb, fmt, args);
     va_end(args);
     return done;
 }

@@ -22,7 +22,6 @@ void strbuf_init(strbuf *sb, size_t limit);
 
 /* appends; false once anything has failed, and then leaves the text as it was. */
 bool strbuf_printf(strbuf *sb, const char *fmt, ...) BASE_PRINTF(2, 3);
-bool strbuf_vprintf(strbuf *sb, const char *fmt, va_list args) BASE_PRINTF(2, 0);
 bool strbuf_add(strbuf *sb, const char *text, size_t length);
 bool strbuf_puts(strbuf *sb, const char *text);
 bool strbuf_putc(strbuf *sb, char c);

@@ -46,8 +46,9 @@ static saccade_status start_first(const plan_run *run, const run_args *a, void *
         parameters, err);
 }
 
-saccade_status run_start_careful(const saccade_plan *plan, const run_args *a, int64_t groups,
-                                 void **parameters, saccade_error *err)
+/* The kernel that makes rows again which are not finite. */
+static saccade_status start_careful(const saccade_plan *plan, const run_args *a, int64_t groups,
+                                    void **parameters, saccade_error *err)
 {
     const cu_state *s = plan->state;
     const int64_t looks = (groups + 31) / 32, most = 4 * s->device.n_sm;
@@ -91,7 +92,7 @@ static saccade_status launch_passes(const saccade_plan *plan, const plan_run *ru
         a->p.redo = NULL;
         TRY(start_first(run, a, first, n_sm, threads, shared, is_short, err));
     }
-    return run_start_careful(plan, a, run_groups(form, &run->sizes), parameters, err);
+    return start_careful(plan, a, run_groups(form, &run->sizes), parameters, err);
 }
 
 saccade_status run_launch_tiles(const saccade_plan *plan, const plan_run *run, run_args *a,

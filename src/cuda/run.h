@@ -40,10 +40,6 @@ int run_is_decode(const cu_state *s, const saccade_sizes *sizes);
 saccade_sizes run_short_sizes(const cu_state *s, const saccade_sizes *sizes);
 /* What tiles of this form take, whole blocks of 256 bytes. */
 size_t run_tiles_space(const cu_form *f, const saccade_sizes *sizes, int is_ragged);
-/* Where a row's bits are its own: what CTAs put by between parts of the keys, and what parts of
- * few rows take; bytes, the latter for any run of at most these sizes. */
-size_t run_put_space(const cu_state *s, const cu_form *f, const saccade_sizes *sizes, int E);
-size_t run_parts_space(const cu_state *s, const saccade_sizes *sizes, int E);
 /* Parts of a run's keys; whether its rows are few. */
 int64_t run_parts(const cu_state *s, const saccade_sizes *sizes);
 int run_is_in_parts(const cu_state *s, const saccade_sizes *sizes);
@@ -105,9 +101,6 @@ saccade_status run_check_positions(const cu_state *s, const plan_run *run, sacca
  * and waits for it by itself. */
 saccade_status run_start_next(const run_args *a, void *kernel, int64_t grid, int threads,
                               int shared, void **parameters, saccade_error *err);
-/* The kernel that makes rows again which are not finite. */
-saccade_status run_start_careful(const saccade_plan *plan, const run_args *a, int64_t groups,
-                                 void **parameters, saccade_error *err);
 saccade_status run_launch_tiles(const saccade_plan *plan, const plan_run *run, run_args *a,
                                 saccade_error *err);
 saccade_status run_launch_small(const saccade_plan *plan, const plan_run *run, run_args *a,

@@ -74,8 +74,9 @@ size_t run_tiles_space(const cu_form *f, const saccade_sizes *sizes, int is_ragg
                      * sizeof(int));
 }
 
-/* Of each row of the tiles under way its sums and, in each of four lanes, two numbers. */
-size_t run_put_space(const cu_state *s, const cu_form *f, const saccade_sizes *sizes, int E)
+/* Where a row's bits are its own: bytes that CTAs put by between parts of the keys, of each row
+ * of the tiles under way its sums and, in each of four lanes, two numbers. */
+static size_t put_space(const cu_state *s, const cu_form *f, const saccade_sizes *sizes, int E)
 {
     if (!s->part_dim || f->family != CU_SM90 || !f->tile.groups
         || sizes->KV <= cu_part_keys(&f->tile, s->part_dim))
@@ -99,8 +100,9 @@ int run_is_in_parts(const cu_state *s, const saccade_sizes *sizes)
                || (sizes->Q <= CU_SHORT_ROWS && run_tiles(main, sizes) * 4 <= s->device.n_sm));
 }
 
-/* Rows are B H Q of a run that takes parts: few of a KV head, or few tiles. */
-size_t run_parts_space(const cu_state *s, const saccade_sizes *sizes, int E)
+/* Where a row's bits are its own: bytes that parts of few rows take, for any run of at most
+ * these sizes. Rows are B H Q of a run that takes parts: few of a KV head, or few tiles. */
+static size_t parts_space(const cu_state *s, const saccade_sizes *sizes, int E)
 {
     const cu_form *main = &s->programs[CU_MAIN].form;
     if (!s->programs[CU_PARTS].form.tile.groups)
@@ -154,12 +156,10 @@ size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *run_sizes)
     for (int i = 0; i < CU_PROGRAMS; i++)
         if (cu_program_kinds[i].operation == CU_OP_FORWARD
             || cu_program_kinds[i].operation == CU_OP_SMALL)
-            tiles =
-                larger(tiles, run_tiles_space(&s->programs[i].form, sizes, is_ragged)
-                                  + run_put_space(s, &s->programs[i].form, sizes, E));
-    tiles = larger(tiles, run_parts_space(s, sizes, E));
+            tiles = larger(tiles, run_tiles_space(&s->programs[i].form, sizes, is_ragged)
+                                      + put_space(s, &s->programs[i].form, sizes, E));
+    tiles = larger(tiles, parts_space(s, sizes, E));
     const saccade_sizes few = decode_sizes_most(s, sizes);
-    const size_t decode =
-        few.Q ? run_decode_space(s, &few, E).bytes : 0;
+    const size_t decode = few.Q ? run_decode_space(s, &few, E).bytes : 0;
     return is_ragged ? tiles + decode : larger(tiles, decode);
 }

@@ -29,8 +29,7 @@ static saccade_status check_options(const saccade_kv_options *o, saccade_error *
 static int64_t columns_of(const saccade_kv_options *o)
 {
     const int64_t most = MOST / o->page + (MOST % o->page != 0);
-    const int64_t wanted =
-        o->most_keys ? (o->most_keys + o->page - 1) / o->page : o->pages;
+    const int64_t wanted = o->most_keys ? (o->most_keys + o->page - 1) / o->page : o->pages;
     return wanted < most ? wanted : most;
 }
 
@@ -115,7 +114,8 @@ static void forget_growth(saccade_kv *c)
     c->n_growths = c->n_copies = 0;
 }
 
-saccade_status kv_check_sequence(const saccade_kv *c, int32_t sequence, saccade_error *err)
+/* EINVAL where there is no such sequence. */
+static saccade_status check_sequence(const saccade_kv *c, int32_t sequence, saccade_error *err)
 {
     FAIL_IF(!c, SACCADE_EINVAL, "kv: got NULL, expected a cache");
     FAIL_AT(sequence < 0 || sequence >= c->sequences || c->sequence[sequence].length < 0,
@@ -141,7 +141,7 @@ saccade_status saccade_kv_add(saccade_kv *c, int32_t *sequence, saccade_error *e
 saccade_status saccade_kv_fork(saccade_kv *c, int32_t sequence, int32_t *child,
                                saccade_error *err)
 {
-    TRY(kv_check_sequence(c, sequence, err));
+    TRY(check_sequence(c, sequence, err));
     TRY(saccade_kv_add(c, child, err));
     const int64_t n = kv_pages_of(c, c->sequence[sequence].length);
     const int32_t *from = kv_row(c, sequence);
@@ -170,7 +170,7 @@ static void shorten(saccade_kv *c, int32_t sequence, int64_t length)
 
 saccade_status saccade_kv_free(saccade_kv *c, int32_t sequence, saccade_error *err)
 {
-    TRY(kv_check_sequence(c, sequence, err));
+    TRY(check_sequence(c, sequence, err));
     shorten(c, sequence, 0);
     c->sequence[sequence].length = -1;
     return SACCADE_OK;
@@ -179,7 +179,7 @@ saccade_status saccade_kv_free(saccade_kv *c, int32_t sequence, saccade_error *e
 saccade_status saccade_kv_truncate(saccade_kv *c, int32_t sequence, int64_t length,
                                    saccade_error *err)
 {
-    TRY(kv_check_sequence(c, sequence, err));
+    TRY(check_sequence(c, sequence, err));
     const kv_sequence *s = &c->sequence[sequence];
     FAIL_AT(length < 0 || length > s->length, SACCADE_EINVAL, "length", 0, 0,
             "got %lld, expected 0 to %lld", (long long)length, (long long)s->length);
@@ -193,7 +193,7 @@ saccade_status saccade_kv_truncate(saccade_kv *c, int32_t sequence, int64_t leng
 saccade_status saccade_kv_drop(saccade_kv *c, int32_t sequence, int64_t first,
                                saccade_error *err)
 {
-    TRY(kv_check_sequence(c, sequence, err));
+    TRY(check_sequence(c, sequence, err));
     kv_sequence *s = &c->sequence[sequence];
     FAIL_AT(first < 0 || first > s->length, SACCADE_EINVAL, "first", 0, 0,
             "got %lld, expected 0 to %lld", (long long)first, (long long)s->length);
@@ -244,7 +244,7 @@ static saccade_status check_growth(saccade_kv *c, const int32_t *sequences,
             0, "got %d, expected 0 to %lld and their arrays", n, (long long)c->sequences);
     memset(c->marked, 0, (size_t)c->sequences);
     for (int32_t i = 0; i < n; i++) {
-        TRY(kv_check_sequence(c, sequences[i], err));
+        TRY(check_sequence(c, sequences[i], err));
         FAIL_AT(c->marked[sequences[i]], SACCADE_EINVAL, "sequences", 0, 0,
                 "got %d twice, expected it once", sequences[i]);
         c->marked[sequences[i]] = 1;
@@ -317,7 +317,7 @@ saccade_status saccade_kv_table(const saccade_kv *c, const int32_t *sequences, i
     FAIL_IF(n < 0 || (n && !sequences), SACCADE_EINVAL,
             "kv: got %d sequences, expected 0 or more and their array", n);
     for (int32_t i = 0; i < n; i++) {
-        TRY(kv_check_sequence(c, sequences[i], err));
+        TRY(check_sequence(c, sequences[i], err));
         const int64_t pages = kv_pages_of(c, c->sequence[sequences[i]].length);
         FAIL_AT(table && pages > columns, SACCADE_EINVAL, "columns", 0, 0,
                 "got %lld, expected %lld or more, the pages of sequence %d", (long long)columns,

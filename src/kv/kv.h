@@ -8,7 +8,7 @@
 #include "kv/append.h"
 
 typedef struct kv_sequence {
-    int64_t length; /* keys; -1: none such */
+    int64_t length;  /* keys; -1: none such */
     int64_t dropped; /* leading pages that are absent */
 } kv_sequence;
 
@@ -45,10 +45,6 @@ static inline int32_t *kv_row(const saccade_kv *cache, int32_t sequence)
 {
     return cache->table + sequence * cache->columns;
 }
-
-/* EINVAL where there is no such sequence. */
-saccade_status kv_check_sequence(const saccade_kv *cache, int32_t sequence,
-                                 saccade_error *err);
 
 /* ---- kv_append.c ---- */
 

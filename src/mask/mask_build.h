@@ -179,8 +179,7 @@ typedef struct mask_recipe {
     mask_runs *imported; /* taken over on success; NULL: proven from mod */
 } mask_recipe;
 
-/* Device copies are dropped; with a new list of blocks, runs made from the one before. */
-void mask_drop_slots(saccade_block_mask *mask);
+/* A new list of blocks: device copies and runs made from the one before are dropped. */
 void mask_replace_runs(saccade_block_mask *mask, mask_runs *own);
 saccade_status mask_make(const mask_recipe *recipe, saccade_block_mask **out,
                          saccade_error *err);

@@ -217,7 +217,8 @@ static void drop_cached(mask_cached *c)
     }
 }
 
-void mask_drop_slots(saccade_block_mask *mask)
+/* Drops device copies. */
+static void drop_slots(saccade_block_mask *mask)
 {
     for (mask_slot *s = mask->slots; s; s = s->next)
         if (s->copy.data && s->copy.destroy) {
@@ -232,14 +233,14 @@ void mask_replace_runs(saccade_block_mask *mask, mask_runs *own)
     runs_destroy(mask->cache->transposed);
     drop_cached(mask->cache->next);
     *mask->cache = (mask_cached){.runs = own};
-    mask_drop_slots(mask);
+    drop_slots(mask);
 }
 
 void saccade_block_mask_destroy(saccade_block_mask *mask)
 {
     if (!mask)
         return;
-    mask_drop_slots(mask);
+    drop_slots(mask);
     while (mask->slots) {
         mask_slot *next = mask->slots->next;
         free(mask->slots);
@@ -511,7 +512,7 @@ saccade_status saccade_block_mask_update(saccade_block_mask *mask, saccade_error
     pass_prover_destroy(old);
     drop_cached(mask->cache->next);
     mask->cache->next = NULL;
-    mask_drop_slots(mask);
+    drop_slots(mask);
     mask_keep_scalars(mask);
     mask->content = hash_captures(mask);
     mask->seconds = (double)(clock_ns() - start) * 1e-9;

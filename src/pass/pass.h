@@ -86,13 +86,9 @@ pass_verdict pass_prove_next(const pass_prover *prover, const pass_box *box, voi
 int pass_prove_cut(const pass_prover *prover, const void *scratch, int *var, int32_t *at);
 void pass_prover_destroy(pass_prover *prover);
 
-/* Ranges of all nodes over a box (ranges[fn->n_nodes], caller's), for bounds checks of loads
- * and finiteness of scores; score is any finite float unless score_range is given. Heads of the
- * box are without env's h_offset. */
+/* Ranges of all nodes over a box (ranges[fn->n_nodes], caller's); score is any finite float
+ * unless score_range is given. Heads of the box are without env's h_offset. */
 void pass_ranges(const mod_fn *fn, const eval_env *env, const pass_box *box,
                  const pass_range *score_range, pass_range *ranges);
-/* Bit d of result: index d of load `node` is proven inside [0, size). Sizes as in env. */
-uint32_t pass_load_proven(const mod_fn *fn, const eval_env *env, const pass_range *ranges,
-                          uint32_t node);
 
 #endif

@@ -116,7 +116,7 @@ static void set_congruence(const range_val *v, pass_range *out)
     out->rest = (int32_t)(((v->rlo % step) + step) % step);
 }
 
-void range_public(const range_val *v, mod_type type, pass_range *out)
+static void to_public(const range_val *v, mod_type type, pass_range *out)
 {
     memset(out, 0, sizeof *out);
     if (type == MOD_INT) {
@@ -174,30 +174,14 @@ void pass_ranges(const mod_fn *fn, const eval_env *env, const pass_box *box,
         const mod_node *node = &fn->nodes[i];
         if (values) {
             range_of_node(fn, env, &at, score_range, node, values);
-            range_public(&values[i], node->type, &ranges[i]);
+            to_public(&values[i], node->type, &ranges[i]);
         } else { /* out of memory: nothing is known, which is always true */
             const mod_capture any = {.dtype = SACCADE_I32};
             range_val all;
             range_of_dtype(&any, &all);
-            range_public(&all, node->type, &ranges[i]);
+            to_public(&all, node->type, &ranges[i]);
         }
     }
     if (values != small)
         free(values);
-}
-
-uint32_t pass_load_proven(const mod_fn *fn, const eval_env *env, const pass_range *ranges,
-                          uint32_t node)
-{
-    const mod_node *load = &fn->nodes[node];
-    uint32_t proven = 0;
-    if (!env || !env->tensors)
-        return 0;
-    const saccade_tensor *t = &env->tensors[load->imm.i];
-    for (uint32_t d = 0; d < load->n_args; d++) {
-        const pass_range *r = &ranges[fn->args[load->args + d]];
-        if (r->lo >= 0 && r->hi < t->shape[d])
-            proven |= (uint32_t)1 << d;
-    }
-    return proven;
 }

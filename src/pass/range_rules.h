@@ -51,6 +51,5 @@ void range_of_dtype(const mod_capture *capture, range_val *out);
 /* Constants, sizes and scalars; variables too when box is not NULL. 0 when op is no such. */
 int range_leaf(const mod_fn *fn, const eval_env *env, const mod_node *node, const pass_box *box,
                range_val *out);
-void range_public(const range_val *v, mod_type type, pass_range *out);
 
 #endif

@@ -66,7 +66,8 @@ size_t ref_most_values(const plan_problem *p)
 
 /* ---- elements ---- */
 
-void ref_load(const saccade_tensor *t, int64_t b, int64_t h, int64_t n, double *to)
+/* Elements of row (b, h, n) of a rank-4 tensor. */
+static void load_row(const saccade_tensor *t, int64_t b, int64_t h, int64_t n, double *to)
 {
     const size_t bytes = saccade_dtype_bytes(t->dtype);
     const int64_t at = b * t->stride[0] + h * t->stride[1] + n * t->stride[2];
@@ -93,7 +94,7 @@ static void load_key(const ref_inputs *in, int is_value, int64_t b, int64_t g, i
     if (at.row < 0)
         memset(to, 0, (size_t)t->shape[3] * sizeof *to);
     else if (!quant_is_dtype(t->dtype))
-        ref_load(t, at.b, g, at.row, to);
+        load_row(t, at.b, g, at.row, to);
     else
         for (int64_t d = 0; d < t->shape[3]; d++)
             to[d] = plan_key_element(t, scale, groups, at.b, g, at.row, d);
@@ -284,7 +285,7 @@ void ref_compute_row(const ref_inputs *in, int64_t b, int64_t h, int64_t i, ref_
     if (in->run->dropout.is_on)
         row->head = plan_dropout_head(in->problem, in->run, b, h);
     memset(row->raw, 0, (size_t)in->run->sizes.KV * sizeof *row->raw);
-    ref_load(in->run->q, b, h, i, row->q);
+    load_row(in->run->q, b, h, i, row->q);
     find_live(in, row);
     find_scores(in, row);
     softmax(row, in->run->sizes.KV);

@@ -65,8 +65,7 @@ saccade_status ref_check_block_mask(const plan_run *run, saccade_error *err);
 saccade_status ref_prepare(const saccade_plan *plan, const saccade_block_mask *mask,
                            saccade_error *err);
 
-/* Elements of row (b, h, n) of a rank-4 tensor, and of one place of any tensor. */
-void ref_load(const saccade_tensor *t, int64_t b, int64_t h, int64_t n, double *to);
+/* One place of any tensor. */
 void ref_store(const saccade_tensor *t, int64_t at, double value);
 
 #endif

@@ -45,7 +45,7 @@ int jit_next_use_from(const jit_emitter *t, uint32_t value, int from)
     return i;
 }
 
-int jit_next_use(const jit_emitter *t, uint32_t value)
+static int next_use(const jit_emitter *t, uint32_t value)
 {
     return jit_next_use_from(t, value, t->at);
 }
@@ -68,7 +68,7 @@ static void move_out(jit_emitter *t, int r)
 {
     const uint32_t value = (uint32_t)t->in_reg[r];
     if (node_of(t, value)->level == JIT_TILE && t->slot[value] == NOWHERE
-        && jit_next_use(t, value) != INT32_MAX) {
+        && next_use(t, value) != INT32_MAX) {
         t->slot[value] = new_slot(t);
         EMIT_VECTOR(&t->a, ZYDIS_MNEMONIC_VMOVUPS, frame_slot(t, t->slot[value]), vec(t, r));
     }
@@ -84,7 +84,7 @@ int jit_take_reg(jit_emitter *t, int value)
         if (t->is_pinned[r] || t->locked[r])
             continue;
         const int use =
-            t->in_reg[r] == NOWHERE ? INT32_MAX : jit_next_use(t, (uint32_t)t->in_reg[r]);
+            t->in_reg[r] == NOWHERE ? INT32_MAX : next_use(t, (uint32_t)t->in_reg[r]);
         if (use > best_use) {
             best = r;
             best_use = use;
@@ -115,7 +115,7 @@ static void move_out_mask(jit_emitter *t, int k)
 {
     const uint32_t value = (uint32_t)t->in_k[k];
     if (node_of(t, value)->level == JIT_TILE && t->slot[value] == NOWHERE
-        && jit_next_use(t, value) != INT32_MAX) {
+        && next_use(t, value) != INT32_MAX) {
         t->slot[value] = new_slot(t);
         jit_operand to = frame_slot(t, t->slot[value]);
         to.bytes = 2;
@@ -131,8 +131,7 @@ int jit_take_mask(jit_emitter *t, int value)
     for (int k = 1; k < t->past_mask && best_use < INT32_MAX; k++) {
         if (t->k_locked[k])
             continue;
-        const int use =
-            t->in_k[k] == NOWHERE ? INT32_MAX : jit_next_use(t, (uint32_t)t->in_k[k]);
+        const int use = t->in_k[k] == NOWHERE ? INT32_MAX : next_use(t, (uint32_t)t->in_k[k]);
         if (use > best_use) {
             best = k;
             best_use = use;
@@ -158,12 +157,12 @@ void jit_unlock_all(jit_emitter *t)
     for (int r = 0; r < t->n_registers; r++) {
         t->locked[r] = 0;
         if (!t->is_pinned[r] && t->in_reg[r] != NOWHERE
-            && jit_next_use(t, (uint32_t)t->in_reg[r]) == INT32_MAX)
+            && next_use(t, (uint32_t)t->in_reg[r]) == INT32_MAX)
             forget_reg(t, r);
     }
     for (int k = 1; k < MAX_MASKS; k++) {
         t->k_locked[k] = 0;
-        if (t->in_k[k] != NOWHERE && jit_next_use(t, (uint32_t)t->in_k[k]) == INT32_MAX) {
+        if (t->in_k[k] != NOWHERE && next_use(t, (uint32_t)t->in_k[k]) == INT32_MAX) {
             t->k[t->in_k[k]] = NOWHERE;
             t->in_k[k] = NOWHERE;
         }

@@ -28,9 +28,9 @@ typedef struct jit_emitter {
      * them, each in an order of its own. */
     uint32_t results[JIT_MAX_RESULTS + 1];
     int n_results;
-    int has_max; /* max_reg are in use */
-    int n_order, at;            /* at: which of order is being computed */
-    int in_reg[MAX_REGISTERS + 2], in_k[MAX_MASKS + 1];   /* value of a register, or NOWHERE */
+    int has_max;     /* max_reg are in use */
+    int n_order, at; /* at: which of order is being computed */
+    int in_reg[MAX_REGISTERS + 2], in_k[MAX_MASKS + 1]; /* value of a register, or NOWHERE */
     uint8_t is_pinned[MAX_REGISTERS + 2], locked[MAX_REGISTERS + 2], k_locked[MAX_MASKS + 1];
     int past_mask;           /* k registers from 1 to before this are given out */
     int max_reg[LANES], low; /* pinned: running maxima, and -inf */
@@ -104,8 +104,8 @@ static inline uint32_t value_of(const jit_emitter *t, uint32_t node, int lane)
 
 /* ---- jit_regs.c ---- */
 
-/* Position of the value's next use; INT32_MAX: none. Results are used at n_order. */
-int jit_next_use(const jit_emitter *t, uint32_t value);
+/* Position of the value's next use at `from` or later; INT32_MAX: none. Results are used at
+ * n_order. */
 int jit_next_use_from(const jit_emitter *t, uint32_t value, int from);
 /* Once the order stands. */
 void jit_find_last_uses(jit_emitter *t);

@@ -127,7 +127,6 @@ typedef struct tangent_worker {
     int64_t jit_i0, jit_j0;
 } tangent_worker;
 
-tangent_worker *tangent_worker_of(const tangent_job *job, int thread);
 void tangent_begin_threads(tangent_job *job);
 /* par_fn over blocks of rows of the wave's heads. */
 void tangent_run_item(void *job, int64_t index, int thread);

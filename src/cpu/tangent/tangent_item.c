@@ -14,7 +14,7 @@ enum { LD = CPU_BLOCK_KEYS };
 
 /* ---- a thread's memory ---- */
 
-tangent_worker *tangent_worker_of(const tangent_job *job, int thread)
+static tangent_worker *worker_of(const tangent_job *job, int thread)
 {
     return (tangent_worker *)(void *)(job->memory + job->g.thread_off
                                       + (size_t)thread * job->g.thread_bytes);
@@ -79,7 +79,7 @@ void tangent_begin_threads(tangent_job *job)
     const tangent_scratch at = tangent_scratch_of(job->plan, job->tangent, &job->g);
     static_assert(sizeof(tangent_worker) <= 1024, "room in front of the scratch");
     for (int n = 0; n < job->plan->threads; n++)
-        begin_thread(job, tangent_worker_of(job, n), &at);
+        begin_thread(job, worker_of(job, n), &at);
 }
 
 /* ---- values ---- */
@@ -342,7 +342,7 @@ void tangent_run_item(void *arg, int64_t index, int thread)
 {
     const tangent_job *job = arg;
     const cpu_kernels *k = job->tangent->kernels->block;
-    tangent_worker *w = tangent_worker_of(job, thread);
+    tangent_worker *w = worker_of(job, thread);
     int64_t begin, end;
     open_rows(w, index);
     clear_rows(w);
