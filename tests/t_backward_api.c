@@ -336,9 +336,6 @@ static void what_is_wrong_is_said(void **state)
     a.n_d_captures = 1;
     refused(plan, &a, "w");
     a = good;
-    a.accumulate = 32;
-    refused(plan, &a, "accumulate");
-    a = good;
     a.workspace_bytes--;
     refused(plan, &a, "workspace");
     a = good;

@@ -179,13 +179,9 @@ saccade_status api_read_gradients(const saccade_plan *plan, const saccade_backwa
                                   int64_t rows, plan_run *run, saccade_tensor *captures,
                                   plan_gradients *out, saccade_error *err)
 {
-    const uint32_t all = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V
-                         | SACCADE_GRADIENT_CAPTURES | SACCADE_GRADIENT_SINKS;
     saccade_sizes own = run->sizes;
     const saccade_sizes *s = &own;
     own.Q = rows;
-    FAIL_AT(a->accumulate & ~all, SACCADE_EINVAL, "accumulate", 0, 0,
-            "got bits 0x%x, expected SACCADE_GRADIENT_*", (unsigned)a->accumulate);
     if (run->q) {
         own.B = run->q->shape[0];
         TRY(check_input(plan, a->out, "out", s, err));
