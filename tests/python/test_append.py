@@ -120,6 +120,23 @@ def test_a_graph_serves_every_step():
         assert torch.equal(out, once())
 
 
+def test_rows_past_the_batch_go_nowhere():
+    """What a graph pads its batch with, also before there are new keys."""
+    cache = st.PagedCache(1, pages=4, page=PAGE, sequences=2, heads=HKV, head_dim=D)
+    pair = [cache.add(), cache.add()]
+    cache.step(pair, torch.tensor([2, 2]))
+    k = torch.randn(4, HKV, 2, D)
+    cache.append(0, k, k)
+    held = cache.pools[0][0].clone()
+    for s, page in enumerate(cache.block_table[:, 0].tolist()):
+        assert torch.equal(held[page][:, :2], k[s]) and not held[page][:, 2:].any()
+    with pytest.raises(ValueError, match="key: got 2 keys, expected the 4 of the step"):
+        cache.append(0, k[:1], k[:1])
+    cache.step(pair, [0, 0])
+    cache.append(0, k[:2, :, :1], k[:2, :, :1])
+    assert torch.equal(cache.pools[0][0], held)
+
+
 def test_what_does_not_fit_is_refused():
     k, v = keys(4)
     pool = torch.zeros(3, HKV, PAGE, D)

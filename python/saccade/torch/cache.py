@@ -93,7 +93,7 @@ class PagedCache(Cache):
         rows, lengths = self.table(sequences, self._table.shape[1])
         self.block_table, self.seq_lens = self._table[:n], self._lengths[:n]
         starts, self.most_new = [0], max(counts, default=0)
-        self._counts = list(counts)
+        self._counts = [int(n) for n in counts]
         for count in counts:
             starts.append(starts[-1] + count)
         shape = (n, self._table.shape[1])
@@ -115,14 +115,16 @@ class PagedCache(Cache):
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """The new keys of this step: [T, Hkv, D], sequence by sequence, or [B, Hkv, N, D] where
         each has N. More rows than the step's go nowhere: what a graph pads with."""
-        if key.dim() == 4 and set(self._counts) - {key.shape[2]}:
+        each = key.shape[2] if key.dim() == 4 else 1
+        wanted = sum(self._counts)
+        if key.dim() == 4 and wanted and set(self._counts) - {each}:
             raise ValueError(
-                f"key: got {key.shape[2]} keys of each sequence, expected those of the step: "
+                f"key: got {each} keys of each sequence, expected those of the step: "
                 f"{self._counts!s:.60}"
             )
-        if key.dim() == 3 and key.shape[0] < sum(self._counts):
+        if key.shape[0] * each < wanted:
             raise ValueError(
-                f"key: got {key.shape[0]} keys, expected the {sum(self._counts)} of the step"
+                f"key: got {key.shape[0] * each} keys, expected the {wanted} of the step"
             )
         append_keys(
             key,
@@ -131,7 +133,7 @@ class PagedCache(Cache):
             self.pools[1][layer],
             block_table=self.block_table,
             seq_lens=self.seq_lens,
-            cu_seqlens=self.cu_seqlens if key.dim() == 3 else None,
+            cu_seqlens=self.cu_seqlens,
             k_scale=self.scales[0][layer],
             v_scale=self.scales[1][layer],
         )

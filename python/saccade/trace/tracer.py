@@ -94,9 +94,9 @@ class Tracer:
         if missing:
             fail(f"got text that names {missing[0]}, expected a value for it")
         if _DEFINES.search(text):  # its definitions stand before what moves the indices
-            own, given = ", ".join(params[len(indices) :]), ", ".join(n for n, _ in free)
+            own, passed = ", ".join(params[len(indices) :]), ", ".join(n for n, _ in free)
             moved = f"{kind} {name}_body({own}) = {{ {text}\n}}; {moved}"
-            text = f"{name}_body({given})"
+            text = f"{name}_body({passed})"
         self.definitions.append(f"{kind} {name}({', '.join(params)}) = {{ {moved} {text}\n}};")
         given = [v.name for v in indices.values()] + [
             self.value(captures[n]).name if rank == 0 else self.capture(captures[n])
