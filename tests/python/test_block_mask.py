@@ -194,6 +194,29 @@ def test_masks_of_text_that_defines_functions():
         assert torch.equal(st.create_mask(mask, None, 2, 9, 9, "cpu")[0], want)
 
 
+def test_masks_of_text_whose_definitions_name_captures():
+    i, j = torch.arange(9)[:, None], torch.arange(9)
+    doc = torch.tensor([0, 0, 1, 1, 1, 2, 2, 2, 2])
+    near, same, causal = (i - j).abs() <= 3, doc[:, None] == doc, i >= j
+    texts = [
+        ("mask near() = abs(q - kv) <= W;\nnear()", {"W": 3}, near),
+        ("mask /* of */ near() = abs(q - kv) <= W; near()", {"W": 3}, near),
+        ("mask near() = abs(q - kv) <= mask0; near()", {"mask0": 3}, near),
+        ("mask near(mask1) = abs(q - kv) <= mask1 + n[0]; near(3)", {"n": [0]}, near),
+        ("mask near() = abs(q - kv) <= W; near()", {"W": torch.tensor(3)}, near),
+        ("mask same() = doc[q] == doc[kv];\nsame() // and doc", {"doc": doc}, same),
+        ("mask of(x[]) = x[q] == x[kv]; mask doc() = of(doc); doc()", {"doc": doc}, same),
+    ]
+    for text, captures, want in texts:
+        given = {n: torch.tensor(x) if isinstance(x, list) else x for n, x in captures.items()}
+        own = st.mask(text, **given)
+        assert torch.equal(st.create_mask(own, None, 1, 9, 9, "cpu")[0, 0], want), text
+        every = st.and_masks(own, "q >= kv")
+        for mask in (every, st.and_masks(st.or_masks(every, every), own)):
+            got = st.create_mask(mask, None, 1, 9, 9, "cpu")[0, 0]
+            assert torch.equal(got, want & causal), text
+
+
 def test_pictures():
     for name in ("causal", "heads"):
         a, b = pair(name, None, None)

@@ -43,6 +43,20 @@ def test_vmap_of_vmap_with_mods():
     torch.testing.assert_close(vmap(one)(q).flatten(0, 1), want, rtol=1e-5, atol=1e-5)
 
 
+def test_vmap_of_scores_whose_definitions_name_captures():
+    text = "score tilted() = score + slope[h] * (kv - q) * c; tilted()"
+    for slope, name in ((torch.tensor([0.5, -0.25]), "slope"), (torch.ones(2), "score0")):
+        score = st.score(text.replace("slope", name), c=0.5, **{name: slope})
+        q, k, v = given(2, 3, dtype=torch.float32)
+
+        def attend(q, k, v):
+            return st.flex_attention(q, k, v, score)
+
+        got = vmap(vmap(attend))(q, k, v)
+        want = torch.stack([attend(*x) for x in zip(*(t.flatten(0, 1) for t in (q, k, v)))])
+        torch.testing.assert_close(got.flatten(0, 1), want, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dims", [(0, 0, 0), (2, 0, 1), (0, None, None), (None, 3, 0)])
 def test_vmap_folds_into_the_batch(dims):
     slope = torch.tensor([0.5, -0.25])

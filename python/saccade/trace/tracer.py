@@ -21,7 +21,9 @@ from .symbols import Lifted, Traced
 from .watching import watching
 
 _LARGEST_F32 = 3.4028234663852886e38
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DEFINES = re.compile(r"\b(mask|score)\s+[A-Za-z_]")
+_NUMBER_OR_NAME = re.compile(r"\d[\w.]*|\.\d\w*|[A-Za-z_]\w*(?!\w|\s*\()")
 _INT32 = (-(1 << 31), (1 << 31) - 1)
 
 
@@ -89,20 +91,37 @@ class Tracer:
         """Language text as a function of this text; free: its (name, rank)s."""
         name = f"inline{len(self.definitions)}"
         moved = " ".join(f"{n} = {n}_in;" for n in indices)
-        params = [f"{n}_in" for n in indices] + [n + "[]" * (rank > 0) for n, rank in free]
         missing = [n for n, _ in free if n not in captures]
         if missing:
             fail(f"got text that names {missing[0]}, expected a value for it")
+        text = _COMMENT.sub(" ", text)
         if _DEFINES.search(text):  # its definitions stand before what moves the indices
-            own, passed = ", ".join(params[len(indices) :]), ", ".join(n for n, _ in free)
-            moved = f"{kind} {name}_body({own}) = {{ {text}\n}}; {moved}"
-            text = f"{name}_body({passed})"
-        self.definitions.append(f"{kind} {name}({', '.join(params)}) = {{ {moved} {text}\n}};")
+            text, free = self._with_own_names(text, free, captures), []
+            moved = f"{kind} {name}_body() = {{ {text} }}; {moved}"
+            text = f"{name}_body()"
+        params = [f"{n}_in" for n in indices] + [n + "[]" * (rank > 0) for n, rank in free]
+        self.definitions.append(f"{kind} {name}({', '.join(params)}) = {{ {moved} {text} }};")
         given = [v.name for v in indices.values()] + [
             self.value(captures[n]).name if rank == 0 else self.capture(captures[n])
             for n, rank in free
         ]
         return self.local(f"{name}({', '.join(given)})", "bool" if kind == "mask" else "float")
+
+    def _with_own_names(self, text: str, free, captures: dict) -> str:
+        """Text with captures called as they are in this text: definitions inside of it see
+        captures, but no parameter of what is around them. Its locals of such names change."""
+        names = {n: self._own_name(captures[n], rank) for n, rank in free}
+        names |= {x: f"{x}_own" for x, _ in self.captures if x not in names}
+        return _NUMBER_OR_NAME.sub(lambda at: names.get(at[0], at[0]), text)
+
+    def _own_name(self, value, rank: int) -> str:
+        """What a capture is called in this text: where its text reads a scalar, the one element
+        of a tensor that is read where it lies."""
+        shape = getattr(value, "shape", ())
+        if rank > 0 or not (len(shape) or getattr(value, "is_cuda", False)):
+            return self.capture(value)
+        self.value(value)  # which refuses other shapes
+        return f"{self.capture(value)}[{', '.join('0' for _ in shape or (1,))}]"
 
     def text(self, result: "Traced") -> str:
         return " ".join(self.definitions + self.lines + [result.name])
