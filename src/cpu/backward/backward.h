@@ -182,6 +182,7 @@ typedef struct backward_job {
     cpu_live live;
     const mask_runs *runs; /* of cells, by keys; NULL: live tells each tile */
     backward_geometry g;
+    int threads;           /* that loops use */
     int64_t head0;         /* first (batch, kv head) of the wave */
     char *memory;          /* the workspace */
     float *lse, *delta;    /* [B][H][Q] */

@@ -74,7 +74,7 @@ int backward_is_wild(backward_job *job)
     if (!job->backward->kernels->careful)
         return 0;
     atomic_init(&job->is_wild, 0);
-    par_for(s->B * s->H * job->g.row_blocks, job->plan->threads, look_at_rows, job);
-    par_for(job->g.heads * job->g.key_blocks, job->plan->threads, look_at_keys, job);
+    par_for(s->B * s->H * job->g.row_blocks, job->threads, look_at_rows, job);
+    par_for(job->g.heads * job->g.key_blocks, job->threads, look_at_keys, job);
     return atomic_load(&job->is_wild);
 }

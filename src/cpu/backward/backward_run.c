@@ -75,7 +75,7 @@ static void merge_rows(void *arg, int64_t index, int thread)
 static void run_wave(backward_job *job, int64_t n_heads, int is_serial)
 {
     const backward_geometry *g = &job->g;
-    const int threads = job->plan->threads;
+    const int threads = job->threads;
     const int64_t n_items = n_heads * g->chunks;
     par_for(n_items, threads, backward_weigh_item, job);
     int32_t *order = (int32_t *)(void *)(job->memory + g->order_off);
@@ -106,6 +106,19 @@ static saccade_status find_runs(backward_job *job, saccade_error *err)
     return mask_runs_prepared(mask, BACKWARD_CELL, BACKWARD_CELL, 1, &job->runs, err);
 }
 
+/* Threads that a run is worth, by its five products, as if all scores were live, and by K and V
+ * and their gradients once: one that is woken for less comes when all is done. */
+static int threads_of(const saccade_plan *plan, const saccade_sizes *s)
+{
+    enum { NS_OF_THREAD = 8000, BYTES_OF_NS = 8 };
+    const double heads = (double)s->B * (double)s->H, kv = (double)s->KV;
+    const double flops = 2 * heads * (double)s->Q * kv * (3 * (double)s->D + 2 * (double)s->Dv);
+    const double ns = flops / cpu_state_of(plan)->needs.kernels->flops_of_ns
+                      + 8 * heads * kv * (double)(s->D + s->Dv) / BYTES_OF_NS;
+    const double worth = 1 + ns / NS_OF_THREAD;
+    return worth < plan->threads ? (int)worth : plan->threads;
+}
+
 /* Where the workspace has the room that saccade_backward_workspace asked for. */
 static void begin_fixed(backward_job *job, const plan_gradients *gradients)
 {
@@ -123,8 +136,11 @@ saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *b
 {
     const saccade_sizes *s = &run->sizes;
     backward_places places;
-    backward_job job = {
-        .plan = plan, .backward = backward, .run = run, .gradients = &places.made};
+    backward_job job = {.plan = plan,
+                        .backward = backward,
+                        .run = run,
+                        .gradients = &places.made,
+                        .threads = threads_of(plan, s)};
     TRY(plan_check_places(run, err));
     TRY(cpu_live_of(&plan->problem, run, &job.live, err));
     TRY(find_runs(&job, err));
@@ -141,7 +157,7 @@ saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *b
         const cpu_backward_plan careful = backward_careful_of(backward);
         return cpu_backward(plan, &careful, run, gradients, err);
     }
-    par_for(s->B * s->H * job.g.row_blocks, plan->threads, backward_find_rows, &job);
+    par_for(s->B * s->H * job.g.row_blocks, job.threads, backward_find_rows, &job);
     backward_sum_sinks(&job, gradients);
     backward_begin_captures(&job);
     begin_fixed(&job, gradients);
