@@ -62,7 +62,8 @@ typedef struct eval_state eval_state; /* one per thread, in caller's memory */
 
 saccade_status eval_compile(const mod_fn *fn, arena *arena, const eval_prog **out,
                             saccade_error *err);
-/* Several float results of one fn, at nodes results[0..n), n >= 1: eval_results gives them. */
+/* Several results of one fn, at nodes results[0..n), n >= 1, and nothing that they do not need:
+ * eval_results gives floats, eval_integers integers. */
 saccade_status eval_compile_results(const mod_fn *fn, const uint32_t *results, uint32_t n,
                                     arena *arena, const eval_prog **out, saccade_error *err);
 size_t eval_state_bytes(const eval_prog *prog); /* multiple of 64 */
@@ -80,5 +81,7 @@ void eval_score(eval_state *state, int32_t kv0, int32_t n, float *score);
 /* out[k][i] = result k at (kv0 + i, score[i]); one of out may be score. */
 void eval_results(eval_state *state, int32_t kv0, int32_t n, const float *score,
                   float *const *out);
+/* out[k][i] = result k at kv0 + i, none of which varies with the score. */
+void eval_integers(eval_state *state, int32_t kv0, int32_t n, int32_t *const *out);
 
 #endif

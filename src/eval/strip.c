@@ -123,14 +123,18 @@ static saccade_status make_maker(maker *m, eval_prog *prog, arena *arena, saccad
     return SACCADE_OK;
 }
 
+/* 0: no result needs the node. */
 static void find_last_uses(maker *m, const uint32_t *results, uint32_t n)
 {
     const mod_fn *fn = m->prog->fn;
-    for (uint32_t i = 0; i < fn->n_nodes; i++)
-        for (uint32_t k = 0; k < fn->nodes[i].n_args; k++)
-            m->last_use[fn->args[fn->nodes[i].args + k]] = i;
     for (uint32_t k = 0; k < n; k++)
         m->last_use[results[k]] = fn->n_nodes;
+    for (uint32_t i = fn->n_nodes; i-- > 0;) {
+        for (uint32_t k = 0; m->last_use[i] && k < fn->nodes[i].n_args; k++) {
+            uint32_t *last = &m->last_use[fn->args[fn->nodes[i].args + k]];
+            *last = *last ? *last : i;
+        }
+    }
 }
 
 /* The one dimension whose index runs in a line, when all others stand still. */
@@ -215,7 +219,7 @@ static saccade_status make_steps(eval_prog *prog, const uint32_t *results, uint3
     TRY(make_maker(&m, prog, arena, err));
     find_last_uses(&m, results, n);
     for (uint32_t i = 0; i < fn->n_nodes; i++) {
-        if (stage_of(&fn->nodes[i]) == STAGE_KEYS)
+        if (m.last_use[i] && stage_of(&fn->nodes[i]) == STAGE_KEYS)
             TRY(make_step(&m, i, err));
     }
     prog->steps = m.steps;
@@ -435,6 +439,25 @@ static void take_result(const eval_state *state, operand result, int32_t n, floa
     }
     for (int32_t i = 0; i < n; i++)
         out[i] = state->cells[~result].f;
+}
+
+static void take_integers(const eval_state *state, operand result, int32_t n, int32_t *out)
+{
+    if (result >= 0) {
+        memcpy(out, slot_at(state, (uint32_t)result), (size_t)n * sizeof *out);
+        return;
+    }
+    for (int32_t i = 0; i < n; i++)
+        out[i] = state->cells[~result].i;
+}
+
+void eval_integers(eval_state *state, int32_t kv0, int32_t n, int32_t *const *out)
+{
+    if (n <= 0)
+        return;
+    run_steps(state, kv0, n, NULL);
+    for (uint32_t k = 0; k < state->prog->n_results; k++)
+        take_integers(state, state->prog->results[k], n, out[k]);
 }
 
 void eval_results(eval_state *state, int32_t kv0, int32_t n, const float *score,

@@ -56,9 +56,10 @@ typedef struct backward_read {
     uint32_t node;   /* of the score mod */
     int32_t capture; /* of the score mod */
     backward_axis axis;
-    int is_dense;         /* BACKWARD_PLACE: each index is q, kv or neither, plus a constant */
-    const mod_fn *factor; /* the derivative where it varies with b and h alone, else NULL */
-    uint32_t result;      /* .. and its number among results */
+    int is_dense; /* BACKWARD_PLACE: each index is q, kv or neither, plus a constant */
+    const eval_prog *indices; /* BACKWARD_PLACE: all of them (backward_indices.c) */
+    const mod_fn *factor;     /* the derivative where it varies with b and h alone, else NULL */
+    uint32_t result;          /* .. and its number among results */
 } backward_read;
 
 enum { BACKWARD_READS = 64, BACKWARD_RESULTS = BACKWARD_READS + 2 };
@@ -121,7 +122,7 @@ typedef struct backward_scratch {
     size_t k_turned, v_turned, k_steps, q_rows, q_steps, o_rows, o_steps, s, dp, p, ds;
     size_t results, dx, sums, dk, dv, turned, row, most, live, ranges, limits, values, score,
         mask;
-    size_t jit, k_room, v_room, bytes;
+    size_t indices, element, kept, jit, k_room, v_room, bytes;
 } backward_scratch;
 backward_scratch backward_scratch_of(const saccade_plan *plan,
                                      const cpu_backward_plan *backward,
@@ -220,6 +221,14 @@ typedef struct backward_operand {
     int32_t ld;
 } backward_operand;
 
+/* Sums of a thread on their way to backward_fixed's: each slot holds those of the last element
+ * of a read that came to it. */
+enum { BACKWARD_KEPT = 1024 };
+typedef struct backward_kept {
+    int64_t element[BACKWARD_KEPT]; /* BACKWARD_READS times it, and the read; -1: none */
+    int64_t sum[BACKWARD_KEPT];
+} backward_kept;
+
 typedef struct backward_worker {
     const backward_job *job;
     plan_position at; /* of the item's batch */
@@ -251,6 +260,10 @@ typedef struct backward_worker {
     cpu_stream stream;          /* its ring lies in s */
     int32_t unit_r0, unit_from; /* the strip whose units are made, its first key */
     eval_state *score, *mask;
+    eval_state *indices[BACKWARD_READS];
+    int64_t index_head[BACKWARD_READS]; /* where they stand, -1: nowhere */
+    int64_t *element;                   /* [BACKWARD_KEYS] backward_find_elements's */
+    backward_kept *kept;
     jit_state *jit; /* NULL: the interpreter changes scores */
     int64_t score_head, mask_head, jit_head, jit_i0, jit_j0; /* where they stand, -1: nowhere */
     float head_slope; /* dP and delta are multiplied by it */
@@ -322,14 +335,24 @@ void backward_end_diagonals(const backward_worker *w);
 void backward_spread(const backward_job *job);
 
 /* What both ways of adding position by position need: where row i and key j are; the read's
- * derivative of a head; its element, by these strides; and adding to an element. */
+ * derivative of a head; and adding to an element. */
 eval_point backward_point_at(const backward_job *job, int64_t b, int64_t h, int64_t i,
                              int64_t j);
 double backward_factor_of(const backward_job *job, const backward_read *read, int64_t b,
                           int64_t h, double *values);
-int64_t backward_index_of(const backward_job *job, const backward_read *read,
-                          const eval_point *at, const int64_t *stride, double *values);
 void backward_add_to(const saccade_tensor *t, int64_t place, double x);
+
+/* ---- backward_indices.c ---- */
+
+/* Compiles the indices of reads that add position by position. */
+saccade_status backward_compile_indices(const mod_fn *score, backward_read *reads, uint32_t n,
+                                        arena *arena, saccade_error *err);
+size_t backward_indices_bytes(const cpu_backward_plan *backward);
+void backward_begin_indices(backward_worker *w, char *memory);
+/* The worker's element[j]: which element, by these strides, read n's indices name at row r and
+ * key j of its tile, j in [from, past). */
+void backward_find_elements(backward_worker *w, uint32_t n, int32_t r, int32_t from,
+                            int32_t past, const int64_t *stride);
 
 /* ---- backward_fixed.c ---- */
 
@@ -338,6 +361,8 @@ int backward_may_fix(const backward_read *read);
 size_t backward_fixed_bytes(const cpu_backward_plan *backward, const plan_gradients *gradients);
 /* After rows: their delta gives the scale. */
 void backward_begin_fixed(backward_job *job, char *memory);
+void backward_begin_kept(backward_worker *w);
+void backward_end_kept(const backward_worker *w);
 void backward_add_fixed(backward_worker *w, uint32_t n, int32_t r0, int32_t rows, int32_t from,
                         int32_t past);
 void backward_end_fixed(const backward_job *job);

@@ -121,16 +121,6 @@ static int64_t index_at(const backward_job *job, const mod_node *load, uint32_t 
     return (int64_t)(x < 0 ? 0 : x > last ? last : x);
 }
 
-int64_t backward_index_of(const backward_job *job, const backward_read *read,
-                          const eval_point *at, const int64_t *stride, double *values)
-{
-    const mod_node *load = &job->plan->problem.score->nodes[read->node];
-    int64_t place = 0;
-    for (uint32_t d = 0; load->op == OP_LOAD && d < load->n_args; d++)
-        place += index_at(job, load, d, at, values) * stride[d];
-    return place;
-}
-
 /* Elements from the gradient's first one, of those indices that vary with one of `deps`, or of
  * those that do not. */
 static int64_t place_at(const backward_job *job, const backward_read *read,
@@ -173,26 +163,27 @@ double backward_factor_of(const backward_job *job, const backward_read *read, in
 
 /* Position (r, j) of the tile, r a row of the strip at r0. Neighbours of one place, as clamped
  * indices have many, are added up before. */
-static void add_places(backward_worker *w, const backward_read *read, const float *g,
-                       int32_t r0, int32_t rows, int32_t from, int32_t past)
+static void add_places(backward_worker *w, uint32_t n, const float *g, int32_t r0, int32_t rows,
+                       int32_t from, int32_t past)
 {
-    const backward_job *job = w->job;
-    const saccade_tensor *to = &job->gradients->captures[read->capture];
-    const double factor = backward_factor_of(job, read, w->b, w->h, w->values);
+    const backward_read *read = &w->job->backward->reads[n];
+    const saccade_tensor *to = &w->job->gradients->captures[read->capture];
+    const double factor = backward_factor_of(w->job, read, w->b, w->h, w->values);
     int64_t place = 0;
     double sum = 0;
-    for (int32_t r = 0; r < rows; r++)
+    for (int32_t r = 0; r < rows; r++) {
+        backward_find_elements(w, n, r0 + r, from, past, to->stride);
         for (int32_t j = from; j < past; j++) {
             const float dx = w->dx[r * LD + j];
-            const eval_point at = backward_point_at(job, w->b, w->h, w->i0 + r0 + r, w->j0 + j);
+            const int64_t next = w->element[j];
             if (dx == 0)
                 continue;
-            const int64_t next = place_at(job, read, &at, 0, 0, w->values);
             if (next != place)
                 backward_add_to(to, place, factor * sum);
             sum = (next == place ? sum : 0) + (double)(g ? dx * g[r * LD + j] : dx);
             place = next;
         }
+    }
     backward_add_to(to, place, factor * sum);
 }
 
@@ -344,7 +335,7 @@ void backward_add_sums(backward_worker *w, int32_t r0, int32_t rows, int32_t fro
             else if (job->dense >> n & 1)
                 add_dense(w, read, g, r0, rows, from, past);
             else
-                add_places(w, read, g, r0, rows, from, past);
+                add_places(w, n, g, r0, rows, from, past);
         } else {
             double *sums = sums_of(job, n, w->chunk, head_of(w));
             k->sum_rows(dx, slope, LD, rows, past - from, to);

@@ -139,10 +139,53 @@ void backward_begin_fixed(backward_job *job, char *memory)
 
 /* ---- terms ---- */
 
-static void flush(const backward_fixed *fixed, int64_t place, int64_t sum)
+static void flush(const backward_job *job, int64_t element, int64_t sum)
 {
     if (sum)
-        atomic_fetch_add_explicit(&fixed->sums[place], (uint64_t)sum, memory_order_relaxed);
+        atomic_fetch_add_explicit(
+            &job->fixed[element % BACKWARD_READS].sums[element / BACKWARD_READS], (uint64_t)sum,
+            memory_order_relaxed);
+}
+
+static int has_fixed(const backward_job *job)
+{
+    for (uint32_t n = 0; n < job->backward->n_reads; n++)
+        if (job->fixed[n].sums)
+            return 1;
+    return 0;
+}
+
+void backward_begin_kept(backward_worker *w)
+{
+    if (!has_fixed(w->job))
+        return;
+    for (int k = 0; k < BACKWARD_KEPT; k++) {
+        w->kept->element[k] = -1;
+        w->kept->sum[k] = 0;
+    }
+}
+
+void backward_end_kept(const backward_worker *w)
+{
+    if (!has_fixed(w->job))
+        return;
+    for (int k = 0; k < BACKWARD_KEPT; k++)
+        if (w->kept->element[k] >= 0)
+            flush(w->job, w->kept->element[k], w->kept->sum[k]);
+}
+
+/* To its slot's sum, which leaves first where it is another element's or has grown large. */
+static void keep(const backward_worker *w, int64_t element, int64_t term)
+{
+    const int k = element / BACKWARD_READS % BACKWARD_KEPT;
+    int64_t *at = &w->kept->element[k], *sum = &w->kept->sum[k];
+    if (*at != element || *sum > INT64_MAX / 4 || *sum < -(INT64_MAX / 4)) {
+        if (*at >= 0)
+            flush(w->job, *at, *sum);
+        *at = element;
+        *sum = 0;
+    }
+    *sum += term;
 }
 
 void backward_add_fixed(backward_worker *w, uint32_t n, int32_t r0, int32_t rows, int32_t from,
@@ -152,30 +195,18 @@ void backward_add_fixed(backward_worker *w, uint32_t n, int32_t r0, int32_t rows
     const backward_read *read = &job->backward->reads[n];
     const backward_fixed *fixed = &job->fixed[n];
     const double factor = fixed->scale * backward_factor_of(job, read, w->b, w->h, w->values);
-    int64_t place = 0, sum = 0;
-    for (int32_t r = 0; r < rows; r++)
+    for (int32_t r = 0; r < rows; r++) {
+        backward_find_elements(w, n, r0 + r, from, past, fixed->stride);
         for (int32_t j = from; j < past; j++) {
             const double term = factor * (double)w->dx[r * LD + j];
             if (term == 0)
                 continue;
-            const eval_point at = backward_point_at(job, w->b, w->h, w->i0 + r0 + r, w->j0 + j);
-            const int64_t next = backward_index_of(job, read, &at, fixed->stride, w->values);
-            if (!(fabs(term) < 0x1p62)) { /* a live NaN, or an lse that is not these scores' */
-                atomic_store_explicit(&fixed->is_nan[next], 1, memory_order_relaxed);
-                continue;
-            }
-            if (next != place) {
-                flush(fixed, place, sum);
-                sum = 0;
-            }
-            place = next;
-            if (sum > INT64_MAX / 4 || sum < -(INT64_MAX / 4)) {
-                flush(fixed, place, sum);
-                sum = 0;
-            }
-            sum += llrint(term);
+            if (fabs(term) < 0x1p62) /* else a live NaN, or an lse that is not these scores' */
+                keep(w, w->element[j] * BACKWARD_READS + n, llrint(term));
+            else
+                atomic_store_explicit(&fixed->is_nan[w->element[j]], 1, memory_order_relaxed);
         }
-    flush(fixed, place, sum);
+    }
 }
 
 void backward_end_fixed(const backward_job *job)

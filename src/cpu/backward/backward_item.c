@@ -69,6 +69,9 @@ void backward_begin_threads(backward_job *job)
         w->k_room = base + at.k_room;
         w->v_room = base + at.v_room;
         begin_mods(w, job, base, &at);
+        w->element = (int64_t *)(void *)(base + at.element);
+        w->kept = (backward_kept *)(void *)(base + at.kept);
+        backward_begin_indices(w, base + at.indices);
     }
 }
 
@@ -312,12 +315,14 @@ void backward_run_item(void *arg, int64_t at, int thread)
     if (job->backward->has_dq)
         clear_touched(w, head);
     backward_begin_sums(w, head);
+    backward_begin_kept(w);
     if (k->begin)
         k->begin();
     for (int64_t n = w->chunk; n < job->g.key_blocks; n += job->g.chunks)
         run_keys(w, n);
     if (k->end)
         k->end();
+    backward_end_kept(w);
 }
 
 /* Live cells or tiles of a block of keys, or where finding them would cost, all. */

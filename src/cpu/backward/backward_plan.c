@@ -63,6 +63,7 @@ saccade_status cpu_backward_create(const saccade_plan *plan, arena *arena,
     FAIL_IF(out->n_reads > BACKWARD_READS, SACCADE_EBACKEND,
             "score: got %u reads of captures whose gradients are wanted, expected at most %d",
             out->n_reads, BACKWARD_READS);
+    TRY(backward_compile_indices(score, reads, out->n_reads, arena, err));
     out->reads = reads;
     wanted[0] = pass_find_score(score);
     for (uint32_t n = 0; n < out->n_reads; n++)
@@ -183,6 +184,10 @@ backward_scratch backward_scratch_of(const saccade_plan *plan,
     place(score ? eval_state_bytes(score) : 0, &at.score, &end);
     place(state->mask ? eval_state_bytes(state->mask) : 0, &at.mask, &end);
     place(jit ? jit_state_bytes(jit) : 0, &at.jit, &end);
+    const size_t indices = backward_indices_bytes(backward);
+    place(indices, &at.indices, &end);
+    place(indices ? bytes64(BACKWARD_KEYS, sizeof(int64_t)) : 0, &at.element, &end);
+    place(indices ? sizeof(backward_kept) : 0, &at.kept, &end);
     const int64_t room = (int64_t)kv_room(&plan->problem, BACKWARD_KEYS);
     place(bytes64(room, 1), &at.k_room, &end);
     place(bytes64(room, 1), &at.v_room, &end);
