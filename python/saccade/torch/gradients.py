@@ -47,7 +47,7 @@ class _Layout:
             self.room,
         )
         self.call, self.wants_lse, self.is_new = call, inputs[6] is not None, True
-        if call.cuda >= 0:  # what results hold meanwhile, and sums of the captures' shapes
+        if call.cuda >= 0 or wanted:  # what results hold meanwhile, sums of captures' shapes
             self.room = self.arguments.room = backward.workspace(
                 self.arguments, call.dropout
             )
