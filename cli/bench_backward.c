@@ -140,16 +140,14 @@ static saccade_status time_captures(bench *b, saccade_dtype dtype, saccade_error
     static const cli_variant scores[] = {
         {"w[h] * score", NULL, "score * w[h]", "w=f32[H]:normal"},
         {"t[h, q - kv + c]", NULL, "score + t[h, q - kv + KV]", "t=f32[H,8200]:normal"},
-        {"T5 buckets", NULL,
-         "n = max(q - kv, 0); score + t[h, n < 16 ? n : min(16 + int(log(n / 16.0) / log(8.0)"
-         " * 16), 31)]",
-         "t=f32[H,32]:normal"},
+        {"t5_bias", NULL, "t5_bias(t, 32, 128)", "t=f32[32,H]:normal"},
+        {"relative_table_2d", NULL, "relative_table_2d(t, 64, 64)", "t=f32[H,16129]:normal"},
         {"bias[b, h, q, kv]", NULL, "score + bias[b, h, q, kv]", "bias=f32[B,H,Q,KV]:normal"},
         {"the same in bf16", NULL, "score + bias[b, h, q, kv]", "bias=bf16[B,H,Q,KV]:normal"},
     };
     for (size_t i = 0; i < sizeof scores / sizeof scores[0]; i++) {
         char name[48];
-        const int64_t n = b->on_device && i < 3 ? 4096 : 2048, heads = b->on_device ? 16 : 8;
+        const int64_t n = b->on_device && i < 4 ? 4096 : 2048, heads = b->on_device ? 16 : 8;
         const int64_t batch = b->on_device ? 2 : 1;
         bench_case c = {scores[i], {batch, heads, heads, n, n, 64, 64}, dtype, NULL};
         double without, rate;
@@ -163,7 +161,7 @@ static saccade_status time_captures(bench *b, saccade_dtype dtype, saccade_error
 
 saccade_status bench_suite_backward(bench *b, saccade_error *err)
 {
-    enum { ROWS = 12 + 2 * VARIANTS + 20 };
+    enum { ROWS = 12 + 2 * VARIANTS + 24 };
     b->row_seconds = 60.0 / ROWS;
     CLI_TRY(time_dense(b, err));
     if (b->on_device) {
