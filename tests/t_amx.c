@@ -320,7 +320,7 @@ static void same_bits(void **state)
         list[i].begin();
         list[i].pack_keys(&from, N, N, k);
         assert_int_equal(list[i].pack_values(&from, N, N, v), 0);
-        list[i].scores(q, D, k, D, 32, N / 32, 1, s, N);
+        list[i].scores(q, D, k, D, 32, N, 1, s, N);
         for (int r = 0; r < 32; r++) /* any weights */
             memcpy(s + r * N, rows + r * 64, N * sizeof *rows);
         list[i].values(s, N, v, N, N, 32, D / 32, alpha, o, D);
@@ -435,7 +435,7 @@ static void packing(void **state)
         list[i].begin();
         list[i].pack_rows(&from, 32, 32, 64, q);
         list[i].pack_keys(&from, N, PADDED, k);
-        list[i].scores(q, 64, k, D, 32, PADDED / 32, 0.5f, s, PADDED);
+        list[i].scores(q, 64, k, D, 32, PADDED, 0.5f, s, PADDED);
         assert_int_equal(list[i].pack_values(&from, N, PADDED, v), 0);
         list[i].end();
         for (int r = 0; r < 32; r++)

@@ -175,7 +175,7 @@ static void scores_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, 
     float *s = zeroed((size_t)(MOST_ROWS * ld) * sizeof *s);
     k->pack_rows(&q.rows, rows, rows, q_ld, packed_q);
     k->pack_keys(&keys.rows, n, padded, packed_k);
-    k->scores(packed_q, q_ld, packed_k, D, rows, padded / k->panel, 0.5f, s, ld);
+    k->scores(packed_q, q_ld, packed_k, D, rows, n, 0.5f, s, ld);
     check_scores(k, &q, &keys, rows, n, s, "scores");
     for (int32_t at = rows * ld; at < MOST_ROWS * ld; at++)
         assert_true(s[at] == 0);
@@ -218,10 +218,11 @@ static void for_each_shape(const cpu_kernels *k, int32_t most, shape_check *chec
 {
     static const int32_t rows[] = {1, 2, 3, 5, 7, 8, 12, 13, 24, 33, 64};
     static const int32_t dims[] = {1, 2, 17, 32, 64, 80, 129, 160};
+    static const int32_t keys[] = {CPU_BLOCK_KEYS, 37, 9, 60, 3}; /* whole panels, parts */
     int which = 0;
     for (size_t r = 0; r < sizeof rows / sizeof rows[0] && rows[r] <= most; r++)
         for (size_t d = 0; d < sizeof dims / sizeof dims[0]; d++, which++)
-            check(k, which, rows[r], which % 2 ? 37 : CPU_BLOCK_KEYS, dims[d]);
+            check(k, which, rows[r], keys[which % 5], dims[d]);
 }
 
 static void test_scores(const cpu_kernels *k)
@@ -317,8 +318,8 @@ static void values_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, 
     float *o = quarters((size_t)(MOST_ROWS * o_ld));
     weights_make(k, rows, n, &w);
     assert_int_equal(k->pack_values(&v.rows, n, block, packed), 0);
-    k->values(w.packed, block, packed, (n + 15) / 16 * 16, block, rows, o_ld / k->panel,
-              w.alpha, o, o_ld);
+    const int32_t keys = k->element == 4 && !k->is_split ? n : (n + 15) / 16 * 16;
+    k->values(w.packed, block, packed, keys, block, rows, o_ld / k->panel, w.alpha, o, o_ld);
     check_values(k, &v, &w, rows, n, o, o_ld, "values");
     for (int32_t at = rows * o_ld; at < MOST_ROWS * o_ld; at++)
         assert_true(o[at] == 0.25f);
@@ -336,8 +337,7 @@ static void pv_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, int3
     float *o = quarters((size_t)(MOST_ROWS * o_ld));
     cpu_prefetch next = prefetch_begin(&v.rows, n);
     weights_make(k, rows, n, &w);
-    assert_int_equal(k->decode_pv(w.packed, block, &v.rows, n, rows, w.alpha, o, o_ld,
-                                  &next),
+    assert_int_equal(k->decode_pv(w.packed, block, &v.rows, n, rows, w.alpha, o, o_ld, &next),
                      n);
     assert_int_equal(next.rows, 0);
     check_values(k, &v, &w, rows, n, o, o_ld, "sums");
@@ -552,7 +552,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(scores_hold),        cmocka_unit_test(values_hold),
-        cmocka_unit_test(nonfinite_is_seen),       cmocka_unit_test(softmax_holds),
+        cmocka_unit_test(nonfinite_is_seen),  cmocka_unit_test(softmax_holds),
         cmocka_unit_test(exponential_holds),  cmocka_unit_test(not_finite_is_kept),
         cmocka_unit_test(order_is_by_weight),
     };

@@ -85,9 +85,10 @@ static cpu_strip_scores scores_of(const backward_worker *w, int32_t r0, int32_t 
 
 static void make_scores(const cpu_kernels *k, const cpu_strip_scores *c)
 {
-    k->scores(c->q, c->q_ld, c->k, c->D, c->rows, c->n_panels, c->scale, c->s, c->ld);
+    const int32_t n = c->n_panels * k->panel;
+    k->scores(c->q, c->q_ld, c->k, c->D, c->rows, n, c->scale, c->s, c->ld);
     if (c->o)
-        k->scores(c->o, c->o_ld, c->v, c->Dv, c->rows, c->n_panels, c->slope, c->dp, c->ld);
+        k->scores(c->o, c->o_ld, c->v, c->Dv, c->rows, n, c->slope, c->dp, c->ld);
 }
 
 static void open_weights(const backward_worker *w, int32_t r0, int32_t from, int32_t past,

@@ -188,6 +188,17 @@ static int are_alike(const forward_wave *wave)
            && (job->g.is_own || (is_plain && job->g.splits == 1));
 }
 
+/* About so many, in whole parts of a head: a thread that begins within one packs it again. */
+static int64_t whole_parts(int64_t share, int64_t head_items)
+{
+    if (share >= head_items)
+        return share / head_items * head_items;
+    for (int64_t n = share; n < 2 * share && n <= head_items; n++)
+        if (head_items % n == 0)
+            return n;
+    return share;
+}
+
 /* How many items run next to each other on one thread: of short keys a thread's whole share,
  * so that it packs those of few heads. */
 static int64_t neighbours(const forward_wave *wave, int any_local)
@@ -202,7 +213,8 @@ static int64_t neighbours(const forward_wave *wave, int any_local)
         return 1;
     if (wave->n_parts == 1 && g->key_blocks == 1 && whole <= FINE)
         return whole < g->head_items ? whole : g->head_items;
-    return share < MOST_IN_RUN ? share : MOST_IN_RUN;
+    const int64_t each = share < MOST_IN_RUN ? share : MOST_IN_RUN;
+    return wave->n_parts == 1 && g->key_blocks == 1 ? whole_parts(each, g->head_items) : each;
 }
 
 /* Blocks of rows that are weighed sooner than threads wake up. */

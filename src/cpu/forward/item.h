@@ -139,6 +139,8 @@ kv_view item_v(const cpu_worker *w);
 void item_open_compiled(cpu_worker *w, int32_t r);
 /* What the scores kernel multiplies by: 1 where the compiled pass scales. */
 float item_scale_of(const cpu_worker *w, const item_tile *t);
+/* Keys whose scores it makes: whole groups of the compiled pass, where there is one. */
+int32_t item_columns_of(const cpu_worker *w, const item_tile *t);
 /* Score, then mask, then the end of the keys, of s [n_rows][CPU_BLOCK_KEYS]; the rows' maxima
  * where known, or NULL. */
 const float *item_change_scores(cpu_worker *w, const item_tile *t, int32_t r0, int32_t n_rows,

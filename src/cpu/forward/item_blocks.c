@@ -87,7 +87,7 @@ void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows)
     const char *q = (const char *)w->queries + (size_t)r0 * (size_t)w->queries_ld * element;
     float *o = w->o + (int64_t)r0 * g->o_ld;
     k->scores(q, w->queries_ld, (const char *)t.k + (size_t)t.first * key_pitch, D, n_rows,
-              (n + k->panel - 1) / k->panel, item_scale_of(w, &t), w->s, CPU_BLOCK_KEYS);
+              item_columns_of(w, &t), item_scale_of(w, &t), w->s, CPU_BLOCK_KEYS);
     const float *most = item_change_scores(w, &t, r0, n_rows, w->s);
     if (t.is_nonfinite)
         note_live(w, n_rows, w->s);
@@ -99,8 +99,9 @@ void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows)
         return;
     }
     const size_t columns = (size_t)(k->is_by_keys ? g->o_ld : k->panel);
-    k->values(w->s, CPU_BLOCK_KEYS, (const char *)t.v + (size_t)t.first * columns * element, n,
-              t.padded, n_rows, g->o_ld / k->panel, w->alpha, o, g->o_ld);
+    const int32_t weights = element == 4 && !k->is_split ? t.n : n;
+    k->values(w->s, CPU_BLOCK_KEYS, (const char *)t.v + (size_t)t.first * columns * element,
+              weights, t.padded, n_rows, g->o_ld / k->panel, w->alpha, o, g->o_ld);
 }
 
 enum { PIECE = 64, DECODE_ROWS = 32 }; /* keys; rows that kernels in f32 take */

@@ -24,8 +24,7 @@ int item_can_stream(const cpu_worker *w)
     const cpu_job *job = w->job;
     return cpu_state_of(job->plan)->code && w->kernels->flow && job->g.is_shared
            && (!w->score.state || w->code.state) && !job->run->row_max
-           && !job->run->dropout.is_on
-           && job->plan->problem.scale > 0;
+           && !job->run->dropout.is_on && job->plan->problem.scale > 0;
 }
 
 static int32_t strip_rows(const cpu_worker *w, int32_t r0)
@@ -105,8 +104,8 @@ static void raise_anchors(cpu_worker *w, int32_t r0, int64_t j)
     w->kernels->scores(q, g->q_ld,
                        (const char *)t.k
                            + (size_t)(j % CPU_BLOCK_KEYS) * (g->k_bytes / CPU_BLOCK_KEYS),
-                       (int32_t)w->job->run->q->shape[3], n_rows, 1, item_scale_of(w, &t), w->s,
-                       CPU_BLOCK_KEYS);
+                       (int32_t)w->job->run->q->shape[3], n_rows, FLOW_ROWS,
+                       item_scale_of(w, &t), w->s, CPU_BLOCK_KEYS);
     const float *most = item_change_scores(w, &t, r0, n_rows, w->s);
     for (int32_t r = 0; r < n_rows; r++)
         if (most[r] > w->m[r0 + r] && most[r] < INFINITY)

@@ -74,6 +74,11 @@ float item_scale_of(const cpu_worker *w, const item_tile *t)
     return is_compiled(w, t) ? 1 : (float)w->job->plan->problem.scale;
 }
 
+int32_t item_columns_of(const cpu_worker *w, const item_tile *t)
+{
+    return is_compiled(w, t) ? (t->n + JIT_GROUP - 1) / JIT_GROUP * JIT_GROUP : t->n;
+}
+
 /* Compiled passes cover groups of JIT_GROUP keys, so their maxima hold when no group is cut. */
 const float *item_change_scores(cpu_worker *w, const item_tile *t, int32_t r0, int32_t n_rows,
                                 float *s)

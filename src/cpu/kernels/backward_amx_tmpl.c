@@ -187,10 +187,11 @@ static CPU_OVERLAP(overlap)
         while (w.done < w.all)
             weigh_next(&w);
     } else {
-        block->scores(c->q, c->q_ld, c->k, c->D, c->rows, c->n_panels, c->scale, c->s, c->ld);
+        block->scores(c->q, c->q_ld, c->k, c->D, c->rows, c->n_panels * UNIT, c->scale, c->s,
+                      c->ld);
         if (c->o)
-            block->scores(c->o, c->o_ld, c->v, c->Dv, c->rows, c->n_panels, c->slope, c->dp,
-                          c->ld);
+            block->scores(c->o, c->o_ld, c->v, c->Dv, c->rows, c->n_panels * UNIT, c->slope,
+                          c->dp, c->ld);
         weigh_pairs(weights);
     }
     fill_up(weights);

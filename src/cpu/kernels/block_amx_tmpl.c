@@ -18,6 +18,7 @@ typedef uint16_t bf16;
 static CPU_SCORES(scores)
 {
     const int32_t depth = (D + TILE_DEPTH - 1) / TILE_DEPTH;
+    const int32_t n_panels = (n + UNIT - 1) / UNIT;
     const char *keys = k;
     for (int32_t p = 0; p < n_panels; p++, keys += (int64_t)depth * UNIT_BYTES) {
         ZERO_UNIT();

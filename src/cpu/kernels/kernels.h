@@ -15,10 +15,11 @@
 enum { CPU_BLOCK_ROWS = 96, CPU_BLOCK_KEYS = 256, CPU_MOST_ROWS = 512 };
 
 /* S = scale * Q K^T of one strip and one block of keys.
- * q [rows][q_ld] packed elements, 0 past D; k: panels of pack_keys; s [rows][s_ld] f32. */
-#define CPU_SCORES(name)                                                           \
-    void name(const void *q, int32_t q_ld, const void *k, int32_t D, int32_t rows, \
-              int32_t n_panels, float scale, float *s, int32_t s_ld)
+ * q [rows][q_ld] packed elements, 0 past D; k: panels of pack_keys; s [rows][s_ld] f32, of
+ * which at most whole panels are written. n: keys. */
+#define CPU_SCORES(name)                                                                      \
+    void name(const void *q, int32_t q_ld, const void *k, int32_t D, int32_t rows, int32_t n, \
+              float scale, float *s, int32_t s_ld)
 /* FA2 (arXiv 2307.08691) alg. 1: m, l and alpha of the new block, and P over S in place
  * (as packed elements, row r at s + r * s_ld). n: keys, a multiple of 16; -INF is dead.
  * known: the rows' maxima where a pass before found them, else NULL. */
@@ -26,7 +27,7 @@ enum { CPU_BLOCK_ROWS = 96, CPU_BLOCK_KEYS = 256, CPU_MOST_ROWS = 512 };
     void name(float *s, int32_t s_ld, int32_t rows, int32_t n, const float *known, float *m, \
               float *l, float *alpha)
 /* O = alpha O + P V. p: what softmax left; v: panels of pack_values; n: keys, a multiple of
- * 16; o [rows][o_ld] f32. */
+ * 16 where packed elements are not f32; o [rows][o_ld] f32. */
 #define CPU_VALUES(name)                                                             \
     void name(const float *p, int32_t p_ld, const void *v, int32_t n, int32_t block, \
               int32_t rows, int32_t n_panels, const float *alpha, float *o, int32_t o_ld)

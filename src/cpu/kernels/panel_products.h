@@ -18,19 +18,19 @@ static_assert((int)STRIP_ROWS <= (int)MOST_STRIP, "code for each strip");
 /* Code for each number of rows: a strip of fewer takes as much less time. */
 #define EACH_COUNT(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
 
-/* acc[i][c] += sum over steps t of a[i * lda + t] . b[t][panel]. */
-static ALWAYS_INLINE void multiply(int rows, const packed *a, int32_t lda, const packed *b,
-                                   int32_t steps, vf acc[][PANEL_VECTORS])
+/* acc[i][c] += sum over steps t of a[i * lda + t] . b[t][panel], of a panel's first vectors. */
+static ALWAYS_INLINE void multiply(int rows, int vectors, const packed *a, int32_t lda,
+                                   const packed *b, int32_t steps, vf acc[][PANEL_VECTORS])
 {
     for (int32_t t = 0; t < steps; t++) {
         step_vector column[PANEL_VECTORS];
-        for (int c = 0; c < PANEL_VECTORS; c++)
+        for (int c = 0; c < vectors; c++)
             column[c] = load_step(b + ((int64_t)t * PANEL + c * VF) * STEP);
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++) {
             const step_vector x = broadcast_step(&a[(int64_t)i * lda + STEP * t]);
 #pragma GCC unroll 4
-            for (int c = 0; c < PANEL_VECTORS; c++)
+            for (int c = 0; c < vectors; c++)
                 acc[i][c] = add_step(acc[i][c], x, column[c]);
         }
     }
@@ -38,52 +38,54 @@ static ALWAYS_INLINE void multiply(int rows, const packed *a, int32_t lda, const
 
 /* ---- scores ---- */
 
-static ALWAYS_INLINE void score_panel(int rows, const packed *q, int32_t q_ld, const packed *k,
-                                      int32_t D, float scale, float *s, int32_t s_ld)
+static ALWAYS_INLINE void score_panel(int rows, int vectors, const packed *q, int32_t q_ld,
+                                      const packed *k, int32_t D, float scale, float *s,
+                                      int32_t s_ld)
 {
     vf acc[MOST_STRIP][PANEL_VECTORS];
     for (int i = 0; i < rows; i++)
-        for (int c = 0; c < PANEL_VECTORS; c++)
+        for (int c = 0; c < vectors; c++)
             acc[i][c] = vf_set(0);
-    multiply(rows, q, q_ld, k, (D + STEP - 1) / STEP, acc);
+    multiply(rows, vectors, q, q_ld, k, (D + STEP - 1) / STEP, acc);
     for (int i = 0; i < rows; i++)
-        for (int c = 0; c < PANEL_VECTORS; c++)
+        for (int c = 0; c < vectors; c++)
             vf_store(s + (int64_t)i * s_ld + c * VF, vf_set(scale) * acc[i][c]);
 }
 
-#define SCORE_ROWS(N)                                                                  \
-    static NEVER_INLINE void score_##N(const packed *q, int32_t q_ld, const packed *k, \
-                                       int32_t D, float scale, float *s, int32_t s_ld) \
-    {                                                                                  \
-        score_panel(N, q, q_ld, k, D, scale, s, s_ld);                                 \
+typedef void score_fn(const packed *q, int32_t q_ld, const packed *k, int32_t D, float scale,
+                      float *s, int32_t s_ld);
+
+#define SCORE_ROWS(N)                                                                       \
+    static NEVER_INLINE void score_##N(const packed *q, int32_t q_ld, const packed *k,      \
+                                       int32_t D, float scale, float *s, int32_t s_ld)      \
+    {                                                                                       \
+        score_panel(N, PANEL_VECTORS, q, q_ld, k, D, scale, s, s_ld);                       \
+    }                                                                                       \
+    static NEVER_INLINE void score_half_##N(const packed *q, int32_t q_ld, const packed *k, \
+                                            int32_t D, float scale, float *s, int32_t s_ld) \
+    {                                                                                       \
+        score_panel(N, (PANEL_VECTORS + 1) / 2, q, q_ld, k, D, scale, s, s_ld);             \
     }
 EACH_COUNT(SCORE_ROWS)
 
-static void score_rows(int32_t rows, const packed *q, int32_t q_ld, const packed *k, int32_t D,
-                       float scale, float *s, int32_t s_ld)
-{
-#define CASE(N)                                   \
-    case N:                                       \
-        score_##N(q, q_ld, k, D, scale, s, s_ld); \
-        break;
-    switch (rows) {
-        EACH_COUNT(CASE)
-    default:
-        break;
-    }
-#undef CASE
-}
+/* By rows, of whole panels and of their first halves. */
+#define WHOLE(N) [N] = score_##N,
+#define HALF(N) [N] = score_half_##N,
+static score_fn *const score_rows[2][MOST_STRIP + 1] = {{EACH_COUNT(WHOLE)},
+                                                        {EACH_COUNT(HALF)}};
+#undef WHOLE
+#undef HALF
 
 static CPU_SCORES(scores)
 {
-    const packed *queries = q, *keys = k;
-    for (int32_t p = 0; p < n_panels; p++) {
-        const packed *panel = keys + (int64_t)p * ((D + STEP - 1) / STEP) * PANEL * STEP;
-        float *to = s + p * PANEL;
+    const packed *queries = q, *panel = k;
+    for (int32_t j = 0; j < n; j += PANEL) {
+        score_fn *const *by_rows = score_rows[n - j <= PANEL / 2];
         for (int32_t i = 0; i < rows; i += STRIP_ROWS)
-            score_rows(rows - i < STRIP_ROWS ? rows - i : STRIP_ROWS,
-                       queries + (int64_t)i * q_ld, q_ld, panel, D, scale,
-                       to + (int64_t)i * s_ld, s_ld);
+            by_rows[rows - i < STRIP_ROWS ? rows - i : STRIP_ROWS](
+                queries + (int64_t)i * q_ld, q_ld, panel, D, scale, s + (int64_t)i * s_ld + j,
+                s_ld);
+        panel += (int64_t)((D + STEP - 1) / STEP) * PANEL * STEP;
     }
 }
 
@@ -96,7 +98,7 @@ static ALWAYS_INLINE void value_panel(int rows, const packed *p, int32_t p_ld, c
     for (int i = 0; i < rows; i++)
         for (int c = 0; c < PANEL_VECTORS; c++)
             acc[i][c] = vf_set(alpha[i]) * vf_load(o + (int64_t)i * o_ld + c * VF);
-    multiply(rows, p, p_ld, v, n / STEP, acc);
+    multiply(rows, PANEL_VECTORS, p, p_ld, v, n / STEP, acc);
     for (int i = 0; i < rows; i++)
         for (int c = 0; c < PANEL_VECTORS; c++)
             vf_store(o + (int64_t)i * o_ld + c * VF, acc[i][c]);

@@ -191,21 +191,20 @@ static void make_scores(const tangent_worker *w, const tangent_tile *t, int32_t 
     const tangent_job *job = w->job;
     const cpu_kernels *k = job->tangent->kernels->block;
     const int32_t D = (int32_t)job->run->sizes.D, q_ld = job->g.q_ld;
-    const int32_t n_panels = ((t->past - t->from + 15) / 16 * 16 + k->panel - 1) / k->panel;
+    const int32_t n = (t->past - t->from + k->panel - 1) / k->panel * k->panel;
     const size_t pitch = (size_t)round_up(D, k->depth) * (size_t)k->element;
     const size_t row = (size_t)r0 * (size_t)q_ld * (size_t)k->element;
     const size_t skip = (size_t)t->from * pitch;
     const float rate = (float)job->plan->problem.scale * w->head_slope;
-    k->scores(w->q + row, q_ld, t->keys.k + skip, D, rows, n_panels, tangent_scale_of(w, t),
-              w->s, LD);
+    k->scores(w->q + row, q_ld, t->keys.k + skip, D, rows, n, tangent_scale_of(w, t), w->s, LD);
     if (job->t->q)
-        k->scores(w->q_dot + row, q_ld, t->keys.k + skip, D, rows, n_panels, rate, w->x, LD);
+        k->scores(w->q_dot + row, q_ld, t->keys.k + skip, D, rows, n, rate, w->x, LD);
     else if (job->t->k)
-        k->scores(w->q + row, q_ld, t->keys.k_dot + skip, D, rows, n_panels, rate, w->x, LD);
+        k->scores(w->q + row, q_ld, t->keys.k_dot + skip, D, rows, n, rate, w->x, LD);
     else
         memset(w->x, 0, (size_t)rows * LD * sizeof *w->x);
     if (job->t->q && job->t->k)
-        k->scores(w->q + row, q_ld, t->keys.k_dot + skip, D, rows, n_panels, rate, w->y, LD);
+        k->scores(w->q + row, q_ld, t->keys.k_dot + skip, D, rows, n, rate, w->y, LD);
 }
 
 /* The part of a tile that a strip of rows can see. 0 when there is none. */
