@@ -29,13 +29,14 @@ static saccade_status check_transport(const saccade_transport *t,
 
 static saccade_status add_text(hash128 *hash, const saccade_mod *mod, saccade_error *err)
 {
-    const size_t bytes = mod ? saccade_mod_print(mod, NULL, 0) + 1 : 1;
-    char *text = calloc(1, bytes);
-    FAIL_IF_NULL(text);
-    if (mod)
-        saccade_mod_print(mod, text, bytes);
-    hash_add_text(hash, text);
+    const size_t length = mod ? saccade_mod_print(mod, NULL, 0) : 0;
+    char *text = calloc(1, length + 1);
+    const int is_whole =
+        text && (!mod || (length && saccade_mod_print(mod, text, length + 1) == length));
+    if (is_whole)
+        hash_add_text(hash, text);
     free(text);
+    FAIL_IF(!is_whole, SACCADE_ENOMEM, "out of memory");
     return SACCADE_OK;
 }
 
@@ -219,10 +220,9 @@ size_t saccade_dist_workspace(const saccade_dist *dist, int64_t B)
     return is_on_device(dist) ? solver : dist_workspace(dist, B, solver);
 }
 
-saccade_status saccade_dist_prepare(const saccade_dist *dist, const saccade_block_mask *mask,
-                                    saccade_error *err)
+static saccade_status prepare(const saccade_dist *dist, const saccade_block_mask *mask,
+                              saccade_error *err)
 {
-    FAIL_IF(!dist, SACCADE_EINVAL, "prepare: got NULL, expected one rank's part of a plan");
     if (dist->plan->backend->device != SACCADE_CPU) {
         const saccade_sizes sizes = dist_sizes(dist, 1);
         TRY(dist_check_tiles(dist, dist->plan, &sizes, err));
@@ -232,6 +232,18 @@ saccade_status saccade_dist_prepare(const saccade_dist *dist, const saccade_bloc
     if (mask)
         TRY(saccade_plan_prepare(dist->plan, mask, err));
     return dist->stages ? dist_prepare_stages(dist, mask, err) : SACCADE_OK;
+}
+
+/* A mask that is refused is refused on all ranks. What else fails does so on this one, while
+ * others go on to a run and wait for it there. */
+saccade_status saccade_dist_prepare(const saccade_dist *dist, const saccade_block_mask *mask,
+                                    saccade_error *err)
+{
+    FAIL_IF(!dist, SACCADE_EINVAL, "prepare: got NULL, expected one rank's part of a plan");
+    const saccade_status status = prepare(dist, mask, err);
+    if (status != SACCADE_OK && status != SACCADE_EINVAL)
+        dist_abort(&dist->transport);
+    return status;
 }
 
 /* ---- running ---- */

@@ -32,9 +32,13 @@ void __wrap_free(void *p);
 static _Atomic int64_t live;
 static _Atomic int64_t left = -1; /* allocations until the one that fails; -1: none fails */
 static _Atomic int64_t failures;
+static _Atomic bool is_by_thread; /* only those of threads that are to fail */
+static _Thread_local bool is_to_fail;
 
 static int fails_now(void)
 {
+    if (atomic_load(&is_by_thread) && !is_to_fail)
+        return 0;
     if (atomic_load(&left) < 0 || atomic_fetch_sub(&left, 1) != 0)
         return 0;
     atomic_fetch_add(&failures, 1);
@@ -102,6 +106,16 @@ void __wrap_free(void *p)
     if (p != NULL)
         atomic_fetch_sub(&live, 1);
     __real_free(p);
+}
+
+void fail_alloc_by_thread(int is_by)
+{
+    atomic_store(&is_by_thread, is_by != 0);
+}
+
+void fail_alloc_here(int is_here)
+{
+    is_to_fail = is_here != 0;
 }
 
 int64_t fail_alloc_live(void)

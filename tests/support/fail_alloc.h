@@ -18,6 +18,11 @@ int fail_alloc_sweep(const char *name, fail_alloc_use use, void *arg);
    only makes the result better. */
 int fail_alloc_sweep_lenient(const char *name, fail_alloc_use use, void *arg);
 
+/* For uses that run threads of their own: from fail_alloc_by_thread(1) to (0) allocations fail,
+ * and count, between fail_alloc_here(1) and (0) of their thread alone. */
+void fail_alloc_by_thread(int is_by);
+void fail_alloc_here(int is_here);
+
 /* allocations of our own code that are not freed. */
 int64_t fail_alloc_live(void);
 
