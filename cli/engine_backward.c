@@ -132,6 +132,7 @@ saccade_status backward_bind(backward *b, engine *e, saccade_error *err)
     a->n_bindings = e->args.n_bindings;
     a->sinks = e->args.sinks;
     a->dropout = e->args.dropout;
+    a->pages = e->args.pages;
     CLI_TRY(saccade_backward_workspace(e->plan, a, &a->workspace_bytes, err));
     return make_workspace(b, err);
 }

@@ -211,8 +211,6 @@ saccade_status files_engine_options(const cli_args *args, engine_options *out,
         .page = args->page_size,
         .batch_invariant = args->batch_invariant,
     };
-    CLI_FAIL_IF(args->page_size && args->d_out_file, SACCADE_EINVAL, "--page-size",
-                "got it with --grad, expected one of them");
     CLI_TRY(code_groups_of(args->kv_dtype, args->kv_scale, &out->codes, err));
     CLI_FAIL_IF(args->kv_dtype && (args->page_size || args->d_out_file), SACCADE_EINVAL,
                 "--kv-dtype", "got it with --page-size or --grad, expected one of them");

@@ -61,6 +61,33 @@ saccade_status gradients_begin(const cli_args *args, const file_tensors *files, 
     return args->d_out_file ? begin(args, files, out, err) : SACCADE_OK;
 }
 
+static saccade_status run(backward *b, engine *e, double *seconds, saccade_error *err)
+{
+    CLI_TRY(backward_bind(b, e, err));
+    CLI_TRY(backward_run(b, e, seconds, err));
+    return backward_fetch(b, err);
+}
+
+/* Gradients of K and V are made in pools, as K and V lie, and taken out of them. */
+static saccade_status run_over_pages(backward *b, engine *e, double *seconds,
+                                     saccade_error *err)
+{
+    const saccade_tensor room[2] = {b->tensor[1], b->tensor[2]};
+    saccade_tensor pool[2] = {{.data = NULL}, {.data = NULL}};
+    saccade_status status;
+    CLI_TRY_GOTO(paged_room(&e->paged.k, &pool[0], err));
+    CLI_TRY_GOTO(paged_room(&e->paged.v, &pool[1], err));
+    memcpy(&b->tensor[1], pool, sizeof pool);
+    status = run(b, e, seconds, err);
+    memcpy(&b->tensor[1], room, sizeof room);
+    for (int i = 0; i < 2 && status == SACCADE_OK; i++)
+        paged_take_out(&e->paged, &pool[i], &room[i]);
+out:
+    free(pool[0].data);
+    free(pool[1].data);
+    return status;
+}
+
 saccade_status gradients_run(gradients *g, const cli_args *args, const job *j, engine *e,
                              double *seconds, saccade_error *err)
 {
@@ -69,9 +96,8 @@ saccade_status gradients_run(gradients *g, const cli_args *args, const job *j, e
     for (int i = 0; i < args->grad_of.n; i++)
         CLI_TRY(backward_add_capture(&g->run, j, args->grad_of.item[i], e->args.q->dtype, false,
                                      "--grad-of", err));
-    CLI_TRY(backward_bind(&g->run, e, err));
-    CLI_TRY(backward_run(&g->run, e, seconds, err));
-    return backward_fetch(&g->run, err);
+    return e->args.pages ? run_over_pages(&g->run, e, seconds, err)
+                         : run(&g->run, e, seconds, err);
 }
 
 saccade_status gradients_write(gradients *g, const file_tensors *files, saccade_error *err)

@@ -4,6 +4,25 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Every row between a tensor of keys and its pool. */
+static void move_rows(const saccade_tensor *t, const int32_t *table, const saccade_tensor *pool,
+                      int is_out)
+{
+    const int64_t B = t->shape[0], H = t->shape[1], KV = t->shape[2], page = pool->shape[2];
+    const int64_t n = (KV + page - 1) / page;
+    const size_t each = saccade_dtype_bytes(t->dtype), row = (size_t)t->shape[3] * each;
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t j = 0; j < KV; j++)
+            for (int64_t h = 0; h < H; h++) {
+                const int64_t at = table[b * n + j / page] * pool->stride[0]
+                                   + h * pool->stride[1] + j % page * pool->stride[2];
+                const int64_t from = b * t->stride[0] + h * t->stride[1] + j * t->stride[2];
+                char *there = (char *)pool->data + (size_t)at * each;
+                char *own = (char *)t->data + (size_t)from * each;
+                memcpy(is_out ? own : there, is_out ? there : own, row);
+            }
+}
+
 /* The pool of t's pages, [pages, Hkv, page, dim] with heads innermost but one, as caches lie;
  * keys past the end of a last page are zeros. */
 static saccade_status fill_pool(const saccade_tensor *t, int64_t page, const int32_t *table,
@@ -11,22 +30,13 @@ static saccade_status fill_pool(const saccade_tensor *t, int64_t page, const int
 {
     const int64_t B = t->shape[0], H = t->shape[1], KV = t->shape[2], dim = t->shape[3];
     const int64_t n = (KV + page - 1) / page, shape[] = {B * n, H, page, dim};
-    const size_t each = saccade_dtype_bytes(t->dtype), row = (size_t)dim * each;
-    char *data = calloc((size_t)(B * n * page * H), row);
+    void *data = calloc((size_t)(B * n * page * H * dim), saccade_dtype_bytes(t->dtype));
     CLI_FAIL_IF(!data, SACCADE_ENOMEM, "--page-size", "out of memory");
     *pool = saccade_tensor_of(data, t->dtype, 4, shape);
     pool->stride[0] = page * H * dim;
     pool->stride[1] = dim;
     pool->stride[2] = H * dim;
-    for (int64_t b = 0; b < B; b++)
-        for (int64_t j = 0; j < KV; j++)
-            for (int64_t h = 0; h < H; h++) {
-                const int64_t at = table[b * n + j / page] * pool->stride[0]
-                                   + h * pool->stride[1] + j % page * pool->stride[2];
-                const int64_t from = b * t->stride[0] + h * t->stride[1] + j * t->stride[2];
-                memcpy(data + (size_t)at * each, (const char *)t->data + (size_t)from * each,
-                       row);
-            }
+    move_rows(t, table, pool, 0);
     return SACCADE_OK;
 }
 
@@ -63,6 +73,21 @@ saccade_status paged_make(const saccade_tensor *k, const saccade_tensor *v, int6
 out:
     paged_free(&made);
     return status;
+}
+
+saccade_status paged_room(const saccade_tensor *pool, saccade_tensor *out, saccade_error *err)
+{
+    const int64_t *n = pool->shape;
+    void *data = calloc((size_t)(n[0] * n[1] * n[2] * n[3]), saccade_dtype_bytes(pool->dtype));
+    CLI_FAIL_IF(!data, SACCADE_ENOMEM, "--page-size", "out of memory");
+    *out = *pool;
+    out->data = data;
+    return SACCADE_OK;
+}
+
+void paged_take_out(const paged *p, const saccade_tensor *pool, const saccade_tensor *to)
+{
+    move_rows(to, p->table.data, pool, 1);
 }
 
 void paged_free(paged *p)

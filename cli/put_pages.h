@@ -12,5 +12,9 @@ typedef struct paged {
 saccade_status paged_make(const saccade_tensor *k, const saccade_tensor *v, int64_t page,
                           paged *out, saccade_error *err);
 void paged_free(paged *p);
+/* Room for a gradient of a pool, full of zeros and laid out as it is; owned. */
+saccade_status paged_room(const saccade_tensor *pool, saccade_tensor *out, saccade_error *err);
+/* The keys that lie in `pool`, one of p's or like it, to where they were taken from. */
+void paged_take_out(const paged *p, const saccade_tensor *pool, const saccade_tensor *to);
 
 #endif

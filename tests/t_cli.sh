@@ -88,7 +88,6 @@ expect 0 $run -o o.npy --lse l.npy --mask 'causal()'; says "o.npy: [1, 2, 8, 4]"
 expect 0 $run -o o.npy --mask 'causal()'
 expect 0 $run -o paged.npy --mask 'causal()' --page-size 3
 cmp -s o.npy paged.npy || bad "--page-size 3 changes the output"
-refuse "expected one of them" $run -o o.npy --page-size 3 --grad q.npy
 # quantised keys: t_cli_numpy has the numbers
 refuse "whole number, end or F.npy" $run -o o.npy --q-offset start
 refuse "expected e4m3, e5m2, i8 or i4" $run -o o.npy --kv-dtype int3
@@ -108,6 +107,9 @@ expect 0 $run -o g.npy --grad do.npy --mask 'causal()' --score 'score + bias[h, 
 for name in q k v bias; do [ -s g.d$name.npy ] || bad "no g.d$name.npy"; done
 grep -qaF "'shape': (2, 8,)" g.dbias.npy || bad "g.dbias.npy has another shape than bias"
 grep -qaF "'shape': (1, 1, 8, 4,)" g.dk.npy || bad "g.dk.npy has another shape than K"
+expect 0 $run -o p.npy --grad do.npy --mask 'causal()' --score 'score + bias[h, kv]' \
+    --bind bias=bias.npy --grad-of bias --page-size 3; says "gradients in"
+for name in q k v bias; do cmp -s g.d$name.npy p.d$name.npy || bad "--page-size 3 changes d$name"; done
 refuse "expected the shape of O" $run -o h.npy --grad k.npy
 refuse "without --grad" $run -o h.npy --grad-of bias
 refuse "expected a capture of the score" $run -o h.npy --grad do.npy --grad-of bias
