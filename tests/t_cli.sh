@@ -109,7 +109,9 @@ grep -qaF "'shape': (2, 8,)" g.dbias.npy || bad "g.dbias.npy has another shape t
 grep -qaF "'shape': (1, 1, 8, 4,)" g.dk.npy || bad "g.dk.npy has another shape than K"
 expect 0 $run -o p.npy --grad do.npy --mask 'causal()' --score 'score + bias[h, kv]' \
     --bind bias=bias.npy --grad-of bias --page-size 3; says "gradients in"
-for name in q k v bias; do cmp -s g.d$name.npy p.d$name.npy || bad "--page-size 3 changes d$name"; done
+for name in q k v bias; do
+    cmp -s g.d$name.npy p.d$name.npy || bad "--page-size 3 changes d$name"
+done
 refuse "expected the shape of O" $run -o h.npy --grad k.npy
 refuse "without --grad" $run -o h.npy --grad-of bias
 refuse "expected a capture of the score" $run -o h.npy --grad do.npy --grad-of bias

@@ -137,6 +137,15 @@ def test_rows_past_the_batch_go_nowhere():
     assert torch.equal(cache.pools[0][0], held)
 
 
+@pytest.mark.parametrize("shape", [(0, HKV, D), (2, HKV, 0, D), (0, HKV, 1, D)])
+def test_no_keys_go_nowhere(shape):
+    pools = [torch.full((5, HKV, PAGE, D), 7.0) for _ in "kv"]
+    none = torch.empty(shape)
+    st.append_keys(none, none, *pools)
+    st.append_keys(none, none, *pools, slots=torch.empty(0, dtype=torch.int32))
+    assert all((pool == 7).all() for pool in pools)
+
+
 def test_what_does_not_fit_is_refused():
     k, v = keys(4)
     pool = torch.zeros(3, HKV, PAGE, D)

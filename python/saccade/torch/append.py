@@ -37,7 +37,8 @@ def append_keys(
     whose where batches have unequal numbers. All are read when the launch is there, so that a
     CUDA graph can hold it. Slots and pages of -1, or outside of the pool, take nothing.
     k_scale, v_scale: [pages, Hkv, page, groups of channels] are made and written; scales of
-    several keys are used as they are. None for value and value_pool: V is a view of K.
+    several keys are used as they are. None for value and value_pool: V is a view of K. No new
+    keys need no place, and do nothing.
     Errors: ValueError for what does not fit together, SaccadeError for what the library
     refuses."""
     no_gradients(key=key, value=value)
@@ -54,9 +55,10 @@ def append_keys(
         keep.append((made, t))
         setattr(record, name, C.pointer(made))
 
-    _check_places(slots, seq_lens, indptr, indices, last_page_len)
-    for name, t in (("k", key), ("v", value)):
-        give(args, name, None if t is None else _rows(name, t).resolve_neg())
+    rows = {"k": _rows("k", key), "v": None if value is None else _rows("v", value)}
+    _check_places(rows["k"].shape[0], slots, seq_lens, indptr, indices, last_page_len)
+    for name, t in rows.items():
+        give(args, name, None if t is None else t.resolve_neg())
     give(args, "k_pool", key_pool, cache_view)
     give(args, "v_pool", value_pool, cache_view)
     for name, scale, pool in (("k_scale", k_scale, key_pool), ("v_scale", v_scale, value_pool)):
@@ -83,11 +85,11 @@ def append_keys(
     abi.call("append", threads, C.byref(args))
 
 
-def _check_places(slots, seq_lens, indptr, indices, last_page_len):
+def _check_places(keys, slots, seq_lens, indptr, indices, last_page_len):
     for name, t in (("indptr", indptr), ("last_page_len", last_page_len)):
         if t is not None and indices is None:
             raise ValueError(f"{name}: got a tensor without indices, expected it beside them")
-    if slots is None and seq_lens is None and last_page_len is None:
+    if keys and slots is None and seq_lens is None and last_page_len is None:
         raise ValueError("slots: got None, expected them, seq_lens or last_page_len")
 
 
