@@ -89,12 +89,22 @@ static int begin(mpi_world *w, const saccade_message *m, int is_send, int at)
 }
 
 /* A message without bytes, which needs no receiver to be sent. */
-static void tell(mpi_world *w, int peer, int tag)
+static void tell(MPI_Comm comm, int peer, int tag)
 {
     static const char nothing;
     MPI_Request request;
-    if (MPI_Isend(&nothing, 0, MPI_BYTE, peer, tag, w->comm, &request) == MPI_SUCCESS)
+    if (MPI_Isend(&nothing, 0, MPI_BYTE, peer, tag, comm, &request) == MPI_SUCCESS)
         MPI_Request_free(&request);
+}
+
+static void tell_failure(MPI_Comm comm)
+{
+    int rank, ranks;
+    MPI_Comm_rank(comm, &rank);
+    MPI_Comm_size(comm, &ranks);
+    for (int r = 0; r < ranks; r++)
+        if (r != rank)
+            tell(comm, r, FAILED_TAG);
 }
 
 /* Tells each peer of these messages once. */
@@ -104,7 +114,7 @@ static void tell_peers(mpi_world *w, const saccade_message *m, int32_t n, int ta
     for (int32_t i = 0; i < n; i++)
         if (m[i].bytes && !w->is_told[m[i].peer]) {
             w->is_told[m[i].peer] = 1;
-            tell(w, m[i].peer, tag);
+            tell(w->comm, m[i].peer, tag);
         }
 }
 
@@ -288,36 +298,45 @@ static void abort_all(void *user)
 {
     mpi_world *w = user;
     w->has_failed = 1;
-    for (int r = 0; r < w->ranks; r++)
-        if (r != w->rank)
-            tell(w, r, FAILED_TAG);
+    tell_failure(w->comm);
 }
 
 /* ---- the transport ---- */
 
+static mpi_world *open_world(MPI_Comm comm)
+{
+    mpi_world *w = calloc(1, sizeof *w);
+    if (!w)
+        return NULL;
+    w->comm = comm;
+    MPI_Comm_rank(comm, &w->rank);
+    MPI_Comm_size(comm, &w->ranks);
+    w->is_told = malloc((size_t)w->ranks);
+    if (!w->is_told) {
+        free(w);
+        return NULL;
+    }
+    return w;
+}
+
+/* Memory comes after what all processes take part in, or others would wait there for one that
+ * has none: so they find its failure when they exchange. */
 saccade_status saccade_mpi_create(MPI_Comm comm, saccade_transport *out, saccade_error *err)
 {
+    MPI_Comm own;
     int is_ready = 0, level = MPI_THREAD_SINGLE;
     if (!out || out->size != sizeof *out)
         return fail(err, SACCADE_EINVAL, "got no transport, expected an initialised one");
     MPI_Initialized(&is_ready);
     if (!is_ready)
         return fail(err, SACCADE_EINVAL, "got MPI not initialised, expected MPI_Init before");
-    mpi_world *w = calloc(1, sizeof *w);
-    if (!w)
-        return fail(err, SACCADE_ENOMEM, "out of memory");
-    if (MPI_Comm_dup(comm, &w->comm) != MPI_SUCCESS) {
-        free(w);
+    if (MPI_Comm_dup(comm, &own) != MPI_SUCCESS)
         return fail(err, SACCADE_EPEER, "the communicator cannot be duplicated");
-    }
     MPI_Query_thread(&level);
-    MPI_Comm_set_errhandler(w->comm, MPI_ERRORS_RETURN);
-    MPI_Comm_rank(w->comm, &w->rank);
-    MPI_Comm_size(w->comm, &w->ranks);
-    w->is_told = malloc((size_t)w->ranks);
-    if (!w->is_told) {
-        MPI_Comm_free(&w->comm);
-        free(w);
+    MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN);
+    mpi_world *w = open_world(own);
+    if (!w) {
+        tell_failure(own);
         return fail(err, SACCADE_ENOMEM, "out of memory");
     }
     out->rank = w->rank;
@@ -329,13 +348,14 @@ saccade_status saccade_mpi_create(MPI_Comm comm, saccade_transport *out, saccade
     return SACCADE_OK;
 }
 
-/* A communicator on which something failed is left alone: freeing it would wait for others. */
+/* A communicator on which something failed, here or elsewhere, is left alone: freeing it would
+ * wait for others. */
 void saccade_mpi_destroy(saccade_transport *transport)
 {
     mpi_world *w = transport ? transport->user : NULL;
     if (!w)
         return;
-    if (!w->has_failed)
+    if (!w->has_failed && !another_failed(w))
         MPI_Comm_free(&w->comm);
     free(w->requests);
     free(w->peer);
