@@ -153,13 +153,13 @@ static void small_tiles_fit(void **state)
     cu_tile tile;
     (void)state;
     for (int D = 16; D <= 256; D += 16)
-        for (int n = 0; cu_small_choice(D, D, n, &tile); n++) {
+        for (int n = 0; cu_small_choice(D, D, n & 1, n / 2, &tile); n++) {
             const int shared = cu_small_shared(&tile, D, D, 2) + 1024 /* the system's own */;
             assert_true(shared <= 228 << 10);
             assert_int_equal(tile.keys % PIECE_UNIT, 0);
             assert_int_equal(tile.groups, 1);
         }
-    assert_false(cu_small_choice(256, 256, 0, &tile));
+    assert_false(cu_small_choice(256, 256, 0, 0, &tile));
 }
 
 /* Small tiles where rows see few keys, large ones where they see many or where few tiles run.
@@ -169,7 +169,7 @@ static void small_tiles_pay(void **state)
     cu_tile small, large;
     (void)state;
     for (int dim = 64; dim <= 128; dim += 64) {
-        assert_true(cu_small_choice(dim, dim, 0, &small));
+        assert_true(cu_small_choice(dim, dim, 0, 0, &small));
         assert_true(cu_tile_choice(CU_SM90, dim, dim, SACCADE_BF16, 0, &large));
         const int64_t most = 16 * 32768 / 64, few = most / large.groups;
         const cu_amount near[2] = {{most, most * 128 / small.keys, 3}, {few, few * 5 / 2, 3}};

@@ -73,9 +73,13 @@ static int decode_form(const cu_state *s, const plan_problem *p, int rung, cu_fo
 static int small_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     out->family = CU_SM90;
-    return s->family == CU_SM90 && !p->is_ragged && !p->has_chunks && !p->is_invariant
-           && !p->weight
-           && cu_small_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, &out->tile);
+    const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
+    if (s->family != CU_SM90 || p->is_ragged || p->has_chunks || p->is_invariant || p->weight
+        || !cu_small_choice(D, E, s->facts.mask == CU_MASK_GENERAL, rung, &out->tile))
+        return 0;
+    /* Pieces are walked from the left, where a score that is a line may climb. */
+    out->tile.is_lazy &= p->dtype == SACCADE_BF16 && s->facts.score == CU_SCORE_NONE;
+    return 1;
 }
 
 static int parts_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)

@@ -181,17 +181,19 @@ int cu_decode_shared(const cu_tile *tile, int D, int E, int bits, int column_wor
            + (int)(spans + 1) * 4;
 }
 
-/* Small tiles: 64 rows of one team, and so many teams that others work while one waits. Later
- * rungs are for mods that need registers of their own. */
-int cu_small_choice(int D, int E, int rung, cu_tile *out)
+/* Small tiles: 64 rows of one team, and so many teams that others work while one waits. What
+ * rows of documents and neighbourhoods see fits 96 keys more often than 64, in so few pieces
+ * that late offsets gain nothing. Later rungs are for mods that need registers of their own. */
+int cu_small_choice(int D, int E, int is_evaluated, int rung, cu_tile *out)
 {
-    static const cu_tile small[] = {
-        {1, 96, 4, 0, 0}, {1, 80, 4, 0, 0}, {1, 64, 4, 0, 0}, {1, 32, 4, 0, 0}};
-    static const cu_tile middle[] = {{1, 48, 4, 0, 0}, {1, 32, 4, 0, 0}};
-    const int dim = D > E ? D : E, n = dim <= 64 ? 4 : dim <= 128 ? 2 : 0;
+    static const cu_tile small[] = {{1, 64, 6, 0, 1}, {1, 48, 6, 0, 1}, {1, 32, 6, 0, 1}};
+    static const cu_tile middle[] = {{1, 48, 4, 0, 1}, {1, 32, 4, 0, 1}};
+    static const cu_tile evaluated[] = {{1, 96, 4, 0, 0}, {1, 80, 4, 0, 0}, {1, 64, 4, 0, 0}};
+    const int dim = D > E ? D : E, n = dim <= 64 ? 3 : dim <= 128 ? 2 : 0;
     if (rung >= n)
         return 0;
-    *out = dim <= 64 ? small[rung] : middle[rung];
+    *out = dim > 64 ? middle[rung] : is_evaluated ? evaluated[rung] : small[rung];
+    out->is_lazy &= !is_evaluated;
     return 1;
 }
 
@@ -223,6 +225,7 @@ static const costs narrow = {4000, 0.045, 1200, 0.055, 0.18};
 static const costs wide = {4000, 0.085, 1300, 0.113, 0.22};
 static const double large_mask = 0.08,
                     small_mask = 0.09; /* more, where the mask is evaluated */
+static const double late = 0.9;        /* of a score of small tiles, where offsets are */
 static const double launches = 1000;   /* that large tiles have and small ones do not */
 
 int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_amount s,
@@ -231,18 +234,19 @@ int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_
     const costs *c = dim > 64 ? &wide : &narrow;
     const double block =
         large->groups * 64.0 * large->keys * (c->score + (is_evaluated ? large_mask : 0));
-    const double more = is_evaluated ? small_mask : 0,
-                 piece = small->groups * 64.0 * small->keys;
+    const double more = is_evaluated ? small_mask : 0, of_late = small->is_lazy ? late : 1;
+    const double piece = small->groups * 64.0 * small->keys;
     if (l.tiles <= 0 || s.tiles <= 0)
         return 0;
     const double waves =
         l.tiles > 4 * n_sm ? (double)l.tiles / n_sm : (double)((l.tiles + n_sm - 1) / n_sm);
     const double all = waves * (c->tile + (double)l.blocks / (double)l.tiles * block);
     const double longest = c->tile + (double)l.longest * block;
-    const double shared =
-        ((double)s.tiles * c->small_tile + (double)s.blocks * piece * (c->small_score + more))
-        / n_sm;
-    const double alone = c->small_tile + (double)s.longest * piece * (c->alone + more);
+    const double shared = ((double)s.tiles * c->small_tile
+                           + (double)s.blocks * piece * (of_late * c->small_score + more))
+                          / n_sm;
+    const double alone =
+        c->small_tile + (double)s.longest * piece * (of_late * c->alone + more);
     return (shared > alone ? shared : alone) < launches + (all > longest ? all : longest);
 }
 

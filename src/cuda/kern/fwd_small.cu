@@ -4,8 +4,10 @@
  * lie under the others' products. Keys are taken in pieces of CFG_TN that begin at any key:
  * those that the host lists for the tile, or from the tile's first live key on.
  *
- * Offsets are exact, and rows that are not finite are made again here, at the end: a run is one
- * launch. Shared memory of a team, in swizzled rows of 128 bytes, panels of 64 columns: Q
+ * With CFG_LAZY offsets are raised late (softmax.cuh), else they are exact; rows that are not
+ * finite are made again here, at the end: a run is one launch.
+ *
+ * Shared memory of a team, in swizzled rows of 128 bytes, panels of 64 columns: Q
  * [QS][panels][64][64], then a ring of CFG_STAGES pieces of K or V. Barriers come last. */
 #include "cfg.cuh"
 #include "ptx.cuh"
