@@ -66,6 +66,7 @@ def worker(rank, store):
         over_ranks(rank, mode, by_torch, whole, weight, masks, bias, score, out, lse, want)
     for mode in ("heads", "gather"):
         other_batch(rank, mode, whole, masks)
+    other_batch_later(rank, whole, masks)
     os._exit(0)  # what was sent in vain is still there, and gloo would wait for it
 
 
@@ -80,6 +81,20 @@ def other_batch(rank, mode, whole, masks):
         with pytest.raises(RuntimeError) as caught:
             flex_attention(*own, None, masks[0], enable_gqa=True)
     assert "their batches differ" in str(caught.value.__cause__ or caught.value)
+
+
+def other_batch_later(rank, whole, masks):
+    """Both batches have been agreed on, and then one rank has one, one the other: nothing tells
+    them so any more, and no message meets another's until time is up."""
+    from saccade.torch import context_parallel, flex_attention
+
+    with context_parallel(None, (2, H, N, D), masks, kv_heads=H // 2, seconds=3) as cp:
+        for batch in (2, 1, 2, 1):
+            own = [cp.shard(t.detach()[:batch]) for t in whole]
+            flex_attention(*own, None, masks[0], enable_gqa=True)
+        own = [cp.shard(t.detach()[: 2 - rank]) for t in whole]
+        with pytest.raises(RuntimeError):
+            flex_attention(*own, None, masks[0], enable_gqa=True)
 
 
 def over_ranks(rank, mode, by_torch, whole, weight, masks, bias, score, out, lse, want):

@@ -29,6 +29,7 @@ from .ranks_calls import Attention, Exchanged, Gathered, Spread
 
 MODES = ("gather", "staged", "heads")
 WAYS = ("torch", "nccl")
+_TAGS, _TAG_STEP = 2**31 - 2, 1000003  # tags of messages, by size and number
 _TOLD = 4  # what is told of the messages to a peer: how many, bytes of all, first, last
 _communicators: Any = weakref.WeakKeyDictionary()  # by group, then by device and seconds
 
@@ -78,6 +79,7 @@ class ContextParallel:
         self._whole = c_dist.ShardPlan(1, tile, N, handles, layers)
         self._transport = c_dist.Transport(self.rank, self.ranks, seconds, self._exchange)
         self._alone = c_dist.Transport(0, 1, seconds, self._exchange)
+        self._agreed: set = set()  # (peer, sizes to it, sizes from it) that it has told of
         self._made: dict = {}
         self._pools: dict = {}
         self._ways: dict = {}
@@ -160,7 +162,8 @@ class ContextParallel:
             self._agree_on_bytes(sends, receives, limit)
         for is_send, messages in ((False, receives), (True, sends)):
             for address, size, peer in messages:
-                tag = seen[is_send, peer] = seen.get((is_send, peer), 0) + 1
+                number = seen[is_send, peer] = seen.get((is_send, peer), 0) + 1
+                tag = 1 + (size * _TAG_STEP + number) % _TAGS
                 memory = (abi.C.c_ubyte * size).from_address(address)
                 data = torch.frombuffer(memory, dtype=torch.uint8)
                 if self.device.type == "cuda":
@@ -190,9 +193,16 @@ class ContextParallel:
         return call(data, self._global(peer), group=self.group, tag=tag)
 
     def _agree_on_bytes(self, sends, receives, limit):
-        """What each peer is about to send, before it is received: gloo ends the process where
-        a message is longer than its receiver expects."""
+        """What each peer is about to send, before it is received, the first time that it
+        does: gloo ends the process where a message is longer than its receiver expects. Later
+        messages of other sizes have other tags and never meet, until time is up."""
         given, wanted = _by_peer(sends), _by_peer(receives)
+        pairs = {(p, given.get(p, ()), wanted.get(p, ())) for p in {*given, *wanted}}
+        new = pairs - self._agreed
+        if not new:
+            return
+        given = {p: _summary(sizes) for p, sizes, _ in new if sizes}
+        wanted = {p: _summary(sizes) for p, _, sizes in new if sizes}
         told = {peer: torch.empty(_TOLD, dtype=torch.int64) for peer in wanted}
         works = [self._begin(False, t, peer, 0) for peer, t in told.items()]
         works += [self._begin(True, t, peer, 0) for peer, t in given.items()]
@@ -205,6 +215,7 @@ class ContextParallel:
                     f"{self.rank} expected {int(wanted[peer][1])} in {int(wanted[peer][0])}: "
                     "their calls or their batches differ"
                 )
+        self._agreed |= pairs
 
     def _over_nccl(self, seconds):
         """The library's own communicator; None, on all ranks, where one has none. A group has
@@ -447,11 +458,15 @@ def _layers_of(masks, layers):
 
 
 def _by_peer(messages):
-    """What _TOLD says, by peer."""
+    """Bytes of the messages of each peer."""
     sizes: dict = {}
     for _, size, peer in messages:
-        sizes.setdefault(peer, []).append(size)
-    return {p: torch.tensor([len(n), sum(n), n[0], n[-1]]) for p, n in sizes.items()}
+        sizes[peer] = (*sizes.get(peer, ()), size)
+    return sizes
+
+
+def _summary(sizes):
+    return torch.tensor([len(sizes), sum(sizes), sizes[0], sizes[-1]])  # as _TOLD has it
 
 
 def _device_of(group, given):
