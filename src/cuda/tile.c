@@ -182,18 +182,20 @@ int cu_decode_shared(const cu_tile *tile, int D, int E, int bits, int column_wor
 }
 
 /* Small tiles: 64 rows of one team, and so many teams that others work while one waits. What
- * rows of documents and neighbourhoods see fits 96 keys more often than 64, in so few pieces
- * that late offsets gain nothing. Later rungs are for mods that need registers of their own. */
+ * rows of documents and neighbourhoods see fits 96 keys more often than 64 (wide heads: 48), in
+ * so few pieces that late offsets gain nothing. Later rungs are for mods that need registers of
+ * their own. */
 int cu_small_choice(int D, int E, int is_evaluated, int rung, cu_tile *out)
 {
     static const cu_tile small[] = {{1, 64, 6, 0, 1}, {1, 48, 6, 0, 1}, {1, 32, 6, 0, 1}};
-    static const cu_tile middle[] = {{1, 48, 4, 0, 1}, {1, 32, 4, 0, 1}};
-    static const cu_tile evaluated[] = {{1, 96, 4, 0, 0}, {1, 80, 4, 0, 0}, {1, 64, 4, 0, 0}};
-    const int dim = D > E ? D : E, n = dim <= 64 ? 3 : dim <= 128 ? 2 : 0;
-    if (rung >= n)
+    static const cu_tile middle[] = {{1, 64, 3, 0, 1}, {1, 48, 4, 0, 1}, {1, 32, 4, 0, 1}};
+    static const cu_tile small_cut[] = {{1, 96, 4, 0, 0}, {1, 80, 4, 0, 0}, {1, 64, 4, 0, 0}};
+    static const cu_tile middle_cut[] = {{1, 48, 4, 0, 0}, {1, 32, 4, 0, 0}};
+    const int dim = D > E ? D : E, is_middle = dim > 64;
+    if (dim > 128 || rung >= (is_middle && is_evaluated ? 2 : 3))
         return 0;
-    *out = dim > 64 ? middle[rung] : is_evaluated ? evaluated[rung] : small[rung];
-    out->is_lazy &= !is_evaluated;
+    *out = is_evaluated ? (is_middle ? middle_cut : small_cut)[rung]
+                        : (is_middle ? middle : small)[rung];
     return 1;
 }
 
