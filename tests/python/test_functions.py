@@ -157,6 +157,10 @@ IDS = torch.tensor([3, 5, 9])
         lambda r, i: torch.isin(i + 2, IDS), lambda r, i: torch.isin(i + 2, IDS, invert=True),
         lambda r, i: (IDS == i + 3).any(), lambda r, i: r.where(r > 0, 5.0).sum(),
         lambda r, i: torch.dot(r, r), lambda r, i: r.clamp(max=2).sum(dtype=torch.float32),
+        lambda r, i: torch.bucketize(i + 3, IDS), lambda r, i: torch.searchsorted(IDS, i * 3),
+        lambda r, i: torch.bucketize(i + 3, IDS, right=True) + i,
+        lambda r, i: torch.searchsorted(IDS, i * 3, side="right", out_int32=True),
+        lambda r, i: torch.bucketize(r[0] / 0.0, IDS) + torch.bucketize(0 * r[0] / 0.0, IDS),
     ],
 )  # fmt: skip
 def test_rows(f):
@@ -183,6 +187,8 @@ def test_rows(f):
         (lambda s, i: torch.div(s, 2, rounding_mode="up"), "'up'"),
         (lambda s, i: (i > 1) - (i > 2), "between bools"),
         (lambda s, i: torch.einsum("d,e->", ROW[i], ROW[i]), "'d,d->'"),
+        (lambda s, i: torch.bucketize(ROW[i], IDS), "one value among"),
+        (lambda s, i: torch.searchsorted(IDS, i, sorter=IDS), "that rises"),
     ],
 )
 def test_arguments_that_mean_nothing_here(f, says):

@@ -134,6 +134,21 @@ def _isin(t, row, other, assume_unique=False, invert=False):
     return _invert(t, found.fold(ops.logical("||")), invert)
 
 
+def _bucketize(t, x, row, out_int32=False, right=False):
+    """How many of a row's rising entries lie below x, or with right not above it."""
+    if isinstance(x, Vector) or not isinstance(row, Vector):
+        fail("got bucketize of a captured row, expected one value among a row's boundaries")
+    past = t.apply("logical_not", (t.apply("gt" if right else "ge", (row, x), {}),), {})
+    found = _sum(t, past)
+    return t.with_dtype(found, "int32") if out_int32 else found
+
+
+def _searchsorted(t, row, x, out_int32=False, right=False, side=None, sorter=None):
+    if sorter is not None:
+        fail("got searchsorted with a sorter, expected a row that rises")
+    return _bucketize(t, x, row, out_int32, right or side == "right")
+
+
 def _invert(t, x, wanted):
     return t.apply("logical_not", (x,), {}) if wanted else x
 
@@ -168,6 +183,7 @@ def _extreme(name):
 
 
 _DIM = ("dim", "keepdim", "dtype")
+_OF_ONE_VALUE = ("isin", "bucketize", "searchsorted")  # and a row
 _REDUCTIONS = {
     "sum": Op(_sum, ("input",), _DIM),
     "mean": Op(_mean, ("input",), _DIM),
@@ -182,6 +198,12 @@ _REDUCTIONS = {
     "vector_norm": Op(_norm, ("input",), ("ord", *_DIM)),
     "linalg_vector_norm": Op(_norm, ("input",), ("ord", *_DIM)),
     "isin": Op(_isin, ("elements", "test_elements"), ("assume_unique", "invert")),
+    "bucketize": Op(_bucketize, ("input", "boundaries"), ("out_int32", "right")),
+    "searchsorted": Op(
+        _searchsorted,
+        ("sorted_sequence", "input"),
+        ("out_int32", "right", "side", "sorter"),
+    ),
     **{n: Op(_dot, ("input", "other")) for n in "dot vdot inner matmul rmatmul".split()},
 }
 
@@ -231,7 +253,7 @@ def _reduced(tracer, plain, parts, options):
         given["p"] = given.pop("ord")
     if plain in ("max", "min") and dim is not None:
         given["dim"] = dim
-    if plain != "isin" and not isinstance(values[0], Vector):
+    if plain not in _OF_ONE_VALUE and not isinstance(values[0], Vector):
         return _of_one(tracer, plain, values)
     made = op.run(tracer, *values, **given)
     return made if dtype is None else ops.to_dtype(tracer, made, name_of(dtype))
