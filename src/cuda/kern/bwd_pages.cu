@@ -345,14 +345,16 @@ DEVICE void store_sum(const side &s, long long at, int n, const row_sum &sum)
     }
 }
 
-/* Whether the row is stored already: its page is one entry's alone, and its key is there. */
-DEVICE int is_stored(const cu_fwd &p, const cu_pages &x, const pool_row &at)
+/* Rows of the page that are stored already: those with a key where one entry has it alone. */
+DEVICE int stored_rows(const cu_fwd &p, const cu_pages &x, const pool_row &at)
 {
     if (!x.own || at.from == x.n)
         return 0;
     u32 place = (u32)__ldg(x.entries + at.from);
-    return __ldg(x.own + place) == at.page
-           && (long long)(place % x.per_batch) * p.chunks.size + at.row < p.N;
+    if (__ldg(x.own + place) != at.page)
+        return 0;
+    return (int)min((long long)x.rows,
+                    p.N - (long long)(place % x.per_batch) * p.chunks.size);
 }
 
 /* PAGES_SUMS rows from at.row on, by a warp, `lanes` threads of it a row. */
@@ -361,14 +363,13 @@ DEVICE void sum_rows(const cu_bwd &p, const cu_pages &x, const side &s, pool_row
     const cu_chunks &c = p.f.chunks;
     int past = min(at.row + PAGES_SUMS, x.rows), lane = threadIdx.x & 31;
     at.from = first_entry(x, first_key(c, at));
-    at.row += lane / lanes;
+    at.row = max(at.row, stored_rows(p.f, x, at)) + lane / lanes;
     lane %= lanes;
     for (; at.row < past; at.row += 32 / lanes) {
-        u32 key = first_key(c, at);
-        while (at.from < x.n && (u32)(__ldg(x.entries + at.from) >> 32) < key)
+        u32 key = first_key(c, at); /* of pages the same for all rows */
+        while (!c.is_paged && at.from < x.n
+               && (u32)(__ldg(x.entries + at.from) >> 32) < key)
             at.from++;
-        if (is_stored(p.f, x, at))
-            continue;
         at.is_last = at.row == x.rows - 1 && (!c.is_paged || at.page == c.last);
         long long place = (c.is_paged ? at.page : max(at.b, 0)) * s.s.b + at.h * s.s.h
                           + at.row * s.s.n;
