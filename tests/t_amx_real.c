@@ -36,6 +36,14 @@ static void begin(void)
     skip();
 }
 
+/* Streams are compiled code, which builds without an assembler lack. */
+static void begin_streams(void)
+{
+    if (!HAVE_ZYDIS)
+        skip();
+    begin();
+}
+
 /* Real tiles against truth and, bit for bit, against emulated ones. */
 static void with_amx(const forward_case *c)
 {
@@ -217,7 +225,7 @@ static void stream_shapes(void **state)
         "b1 h1 q97 kv257 d200 dv260 bf16",  "b1 h1 q97 kv2300 d16 dv8 bf16",
     };
     (void)state;
-    begin();
+    begin_streams();
     for (size_t n = 0; n < sizeof sizes / sizeof sizes[0]; n++)
         streamed(&(forward_case){.problem = sizes[n], .seed = n});
     streamed_large(&(forward_case){.problem = "b2 h32 q260 kv140 d8 bf16", .seed = 9});
@@ -246,7 +254,7 @@ static void stream_variants(void **state)
         {.mask = "false"},
     };
     (void)state;
-    begin();
+    begin_streams();
     for (size_t n = 0; n < sizeof list / sizeof list[0]; n++) {
         forward_case c = list[n];
         c.problem = "b1 h2/1 q140 kv530 d24 bf16";
@@ -280,7 +288,7 @@ static void stream_windows(void **state)
         {.problem = "b1 h1 q150 kv400 d64 bf16", .mask = "q + 99 >= kv && q - kv <= 64"},
     };
     (void)state;
-    begin();
+    begin_streams();
     for (size_t n = 0; n < sizeof list / sizeof list[0]; n++)
         streamed(&list[n]);
     streamed_large(&(forward_case){.problem = "b1 h33/1 q520 kv520 d8 bf16",
@@ -303,7 +311,7 @@ static void plain_order(void **state)
         {.problem = "h1 q250 kv300 d64 bf16", .mask = "q >= kv && q - kv <= 150"},
     };
     (void)state;
-    begin();
+    begin_streams();
     for (size_t n = 0; n < sizeof list / sizeof list[0]; n++)
         for (int outputs = CASE_NO_MAX; outputs <= CASE_OUT_ONLY; outputs++) {
             static float merged[130 * 128], plain[130 * 128];
@@ -331,7 +339,7 @@ static void plain_order(void **state)
 static void stream_extremes(void **state)
 {
     (void)state;
-    begin();
+    begin_streams();
     for (int data = 0; data < CASE_DATA; data++)
         streamed(&(forward_case){.problem = "h1 q100 kv400 d64 bf16", .data = (case_data)data});
     for (int data = 0; data < CASE_DATA; data++)
@@ -346,7 +354,7 @@ static void few_keys(void **state)
 {
     static const int keys[] = {1, 2, 3, 5, 9, 16, 17, 31, 33, 127, 129, 255};
     (void)state;
-    begin();
+    begin_streams();
     for (size_t n = 0; n < sizeof keys / sizeof keys[0]; n++) {
         char problem[64];
         snprintf(problem, sizeof problem, "h1 q97 kv%d d%d bf16", keys[n], n % 2 ? 33 : 64);
@@ -368,7 +376,7 @@ static void explained(void **state)
         {"h1 q1000 kv400 d64 f16", "softcap(20.0)", "weights by a cubic;", 0},
     };
     (void)state;
-    begin();
+    begin_streams();
     for (size_t n = 0; n < sizeof list / sizeof list[0]; n++) {
         case_run r;
         char *text = NULL;
