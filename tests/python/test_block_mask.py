@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 theirs = pytest.importorskip("torch.nn.attention.flex_attention")
 
 import saccade.torch as st  # noqa: E402
+from saccade.trace import closures  # noqa: E402
 
 Q, KV, BLOCK = 100, 77, (16, 32)
 DOC = torch.arange(128) // 13
@@ -215,6 +216,16 @@ def test_masks_of_text_whose_definitions_name_captures():
         for mask in (every, st.and_masks(st.or_masks(every, every), own)):
             got = st.create_mask(mask, None, 1, 9, 9, "cpu")[0, 0]
             assert torch.equal(got, want & causal), text
+
+
+def test_numbers_of_texts_that_define_functions_stay_arguments():
+    """A trace with such a text serves other numbers, and calls find it again."""
+    near = st.mask("mask near(n) = abs(q - kv) <= n; near(W)", W=3)
+    found, _, walk = closures.trace(st.and_masks(near, "q >= kv"), "mask")
+    assert found.reusable and any(x == 3 for x in walk.leaves)
+    read = st.mask("mask near(W) = abs(q - kv) <= W; near(W)", W=torch.tensor([3]))
+    with pytest.raises(TypeError, match="another name"):
+        st.create_mask(st.and_masks(read, "q >= kv"), None, 1, 9, 9, "cpu")
 
 
 def test_pictures():

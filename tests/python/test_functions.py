@@ -160,6 +160,11 @@ IDS = torch.tensor([3, 5, 9])
         lambda r, i: torch.bucketize(i + 3, IDS), lambda r, i: torch.searchsorted(IDS, i * 3),
         lambda r, i: torch.bucketize(i + 3, IDS, right=True) + i,
         lambda r, i: torch.searchsorted(IDS, i * 3, side="right", out_int32=True),
+        lambda r, i: torch.bucketize(i + 3, boundaries=IDS) + torch.bucketize(i, IDS[:0]),
+        lambda r, i: torch.bucketize(input=i + 3, boundaries=IDS[:1]),
+        lambda r, i: torch.searchsorted(sorted_sequence=IDS, input=i * 3),
+        lambda r, i: torch.isin(i + 2, IDS[:1]),
+        lambda r, i: torch.isin(i + 2, test_elements=IDS),
         lambda r, i: torch.bucketize(r[0] / 0.0, IDS) + torch.bucketize(0 * r[0] / 0.0, IDS),
     ],
 )  # fmt: skip

@@ -127,17 +127,29 @@ def _norm(t, row, p=2):
     return t.apply("pow", (_sum(t, powers), 1 / p), {})
 
 
+def _vector(t, x):
+    """A row among the arguments, however it was given, also of one element or of none."""
+    if isinstance(x, Vector):
+        return x
+    if not isinstance(x, Rows) and len(getattr(x, "shape", ())) != 1:
+        fail(f"got {words_of(x)}, expected a captured row")
+    return (x if isinstance(x, Rows) else Rows(t, x, ())).elements()
+
+
 def _isin(t, row, other, assume_unique=False, invert=False):
     if isinstance(row, Vector):
         fail("got isin of a captured row, expected isin of one value in a row")
-    found = t.apply("eq", (other, row), {})
+    found = t.apply("eq", (_vector(t, other), row), {})
     return _invert(t, found.fold(ops.logical("||")), invert)
 
 
 def _bucketize(t, x, row, out_int32=False, right=False):
     """How many of a row's rising entries lie below x, or with right not above it."""
-    if isinstance(x, Vector) or not isinstance(row, Vector):
+    if isinstance(x, Vector):
         fail("got bucketize of a captured row, expected one value among a row's boundaries")
+    row = _vector(t, row)
+    if not row.items:
+        return t.value(0)
     past = t.apply("logical_not", (t.apply("gt" if right else "ge", (row, x), {}),), {})
     found = _sum(t, past)
     return t.with_dtype(found, "int32") if out_int32 else found
@@ -210,7 +222,7 @@ _REDUCTIONS = {
 
 def is_of_rows(plain, arguments) -> bool:
     """Whether an operation is on a captured row, or on a whole captured tensor as one."""
-    return plain == "einsum" or any(map(_is_row, arguments))
+    return plain == "einsum" or plain in _OF_ONE_VALUE or any(map(_is_row, arguments))
 
 
 def _is_row(x) -> bool:

@@ -111,12 +111,20 @@ class Tracer:
         """Text with captures called as they are in this text: definitions inside of it see
         captures, but no parameter of what is around them. Its locals of such names change."""
         names = {n: self._own_name(captures[n], rank) for n, rank in free}
+        for n in (n for n, own in names.items() if own.endswith("]") and _binds(text, n)):
+            fail(
+                f"got {n} as a scalar read where it lies, and as a parameter or local of its "
+                "text too, expected another name for one of them"
+            )
         names |= {x: f"{x}_own" for x, _ in self.captures if x not in names}
         return _NUMBER_OR_NAME.sub(lambda at: names.get(at[0], at[0]), text)
 
     def _own_name(self, value, rank: int) -> str:
         """What a capture is called in this text: where its text reads a scalar, the one element
         of a tensor that is read where it lies."""
+        if isinstance(value, Lifted):
+            self.lifted_used = True
+            return self.capture(value)
         shape = getattr(value, "shape", ())
         if rank > 0 or not (len(shape) or getattr(value, "is_cuda", False)):
             return self.capture(value)
@@ -167,6 +175,12 @@ class Tracer:
             return _apply(self, name, arguments, options)
         finally:
             self.inside -= 1
+
+
+def _binds(text: str, name: str) -> bool:
+    """Whether a text with definitions has a parameter or a local of this name."""
+    in_list = rf"\b(?:mask|score)\s+\w+\s*\([^)]*\b{name}\b[^)]*\)\s*="
+    return re.search(rf"{in_list}|\b{name}\s*=(?!=)", text) is not None
 
 
 def _f32(x: float) -> float:
