@@ -173,9 +173,9 @@ int64_t cu_decode_rows_most(const saccade_sizes *sizes);
 int cu_decode_cluster(int n_sm, int spans, int blocks, int warps, int is_light, unsigned *grid);
 int cu_decode_shared(const cu_tile *tile, int D, int E, int bits, int column_words,
                      int64_t spans);
-/* The kernel of small tiles: groups 1, and stages pieces of K or V in flight. is_evaluated: the
- * mask is no interval of a row. */
-int cu_small_choice(int D, int E, int is_evaluated, int rung, cu_tile *out);
+/* The kernel of small tiles: groups 1, and stages pieces of K or V in flight. is_general: the
+ * mask's text is no interval of a row. */
+int cu_small_choice(int D, int E, int is_general, int rung, cu_tile *out);
 /* Teams of a CTA of it, and tiles of Q that each has room for. */
 int cu_small_teams(int D, int E);
 int cu_small_buffers(int D, int E);

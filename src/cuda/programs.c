@@ -74,12 +74,16 @@ static int small_form(const cu_state *s, const plan_problem *p, int rung, cu_for
 {
     out->family = CU_SM90;
     const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
-    if (s->family != CU_SM90 || p->is_ragged || p->has_chunks || p->is_invariant || p->weight
-        || !cu_small_choice(D, E, s->facts.mask == CU_MASK_GENERAL, rung, &out->tile))
+    const int is_general = s->facts.mask == CU_MASK_GENERAL, words = s->facts.column_words;
+    if (s->family != CU_SM90 || p->is_ragged || p->has_chunks || p->is_invariant || p->weight)
         return 0;
-    /* Pieces are walked from the left, where a score that is a line may climb. */
-    out->tile.is_lazy &= p->dtype == SACCADE_BF16 && s->facts.score == CU_SCORE_NONE;
-    return 1;
+    for (int i = 0; cu_small_choice(D, E, is_general, i, &out->tile); i++)
+        if (cu_small_shared(&out->tile, D, E, words) <= cu_shared_most(90) && rung-- == 0) {
+            /* Pieces are walked from the left, where a score that is a line may climb. */
+            out->tile.is_lazy &= p->dtype == SACCADE_BF16 && s->facts.score == CU_SCORE_NONE;
+            return 1;
+        }
+    return 0;
 }
 
 static int parts_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)

@@ -185,18 +185,18 @@ int cu_decode_shared(const cu_tile *tile, int D, int E, int bits, int column_wor
  * rows of documents and neighbourhoods see fits 96 keys more often than 64 (wide heads: 48), in
  * so few pieces that late offsets gain nothing. Later rungs are for mods that need registers of
  * their own. */
-int cu_small_choice(int D, int E, int is_evaluated, int rung, cu_tile *out)
+int cu_small_choice(int D, int E, int is_general, int rung, cu_tile *out)
 {
-    static const cu_tile small[] = {{1, 64, 6, 0, 1}, {1, 48, 6, 0, 1}, {1, 32, 6, 0, 1}};
-    static const cu_tile middle[] = {{1, 64, 3, 0, 1}, {1, 48, 4, 0, 1}, {1, 32, 4, 0, 1}};
-    static const cu_tile small_cut[] = {{1, 96, 4, 0, 0}, {1, 80, 4, 0, 0}, {1, 64, 4, 0, 0}};
-    static const cu_tile middle_cut[] = {{1, 48, 4, 0, 0}, {1, 32, 4, 0, 0}};
-    const int dim = D > E ? D : E, is_middle = dim > 64;
-    if (dim > 128 || rung >= (is_middle && is_evaluated ? 2 : 3))
+    static const cu_tile ladder[2][2][4] = {
+        {{{1, 64, 6, 0, 1}, {1, 48, 6, 0, 1}, {1, 32, 6, 0, 1}},
+         {{1, 96, 4, 0, 0}, {1, 80, 4, 0, 0}, {1, 64, 4, 0, 0}, {1, 32, 4, 0, 0}}},
+        {{{1, 64, 3, 0, 1}, {1, 48, 4, 0, 1}, {1, 32, 4, 0, 1}},
+         {{1, 48, 4, 0, 0}, {1, 32, 4, 0, 0}}}};
+    const int dim = D > E ? D : E;
+    if (dim > 128 || rung >= 4)
         return 0;
-    *out = is_evaluated ? (is_middle ? middle_cut : small_cut)[rung]
-                        : (is_middle ? middle : small)[rung];
-    return 1;
+    *out = ladder[dim > 64][is_general != 0][rung];
+    return out->keys > 0;
 }
 
 int cu_small_teams(int D, int E)
