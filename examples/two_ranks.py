@@ -10,6 +10,7 @@ where they are, else on the CPU over gloo.
 
 import argparse
 import os
+import sys
 import tempfile
 
 import torch
@@ -130,6 +131,8 @@ def train(rank, store, steps, length, kind):
         )
         assert losses[-1] < losses[0], "nothing was learned"
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads stay, and abort a process whose interpreter ends, rarely
 
 
 def main():

@@ -1,6 +1,8 @@
 """DDP and FSDP2 over two processes on the host: a model whose score captures a parameter has
 the gradients that one process has over both halves of the batch."""
 
+import os
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -49,6 +51,7 @@ def work(rank, store, inputs, results):
             torch.save(made, results)
     finally:
         dist.destroy_process_group()
+    os._exit(0)  # gloo's threads stay, and abort a process whose interpreter ends, rarely
 
 
 def test_two_ranks(tmp_path):
