@@ -66,6 +66,41 @@ static void same_bits(void **state)
     assert_int_equal(n_bad, 0);
 }
 
+/* Where many rows read keys of small pages, those are brought into one piece first. */
+static void long_runs(void **state)
+{
+    static const struct {
+        const char *problem, *mask, *score;
+    } rows[] = {
+        {"b2 h8/2 q400 kv1500 d128 bf16", "kv <= q + 1100", NULL},
+        {"b1 h4/1 q513 kv2000 d64 bf16", "kv <= q + 1500 && kv > q + 600", "alibi()"},
+        {"b3 h4 q600 kv1030 d128 dv64 f16", NULL, "softcap(20)"},
+        {"b2 h2 q600 kv1500 d192 dv128 bf16", "causal()", NULL},
+        {"b1 h8/1 q500 kv3900 d64 bf16", "kv % 7 != 3", NULL},
+        {"b2 h4/2 q300 kv1200 d40 f16", "kv >= 700 && kv <= q + 900", NULL},
+    };
+    static const int32_t pages[] = {1, 3, 16, 96};
+    int n_bad = 0, n = 0;
+    (void)state;
+    if (!has_device())
+        skip();
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        for (int p = 0; p < 4; p++, n++) {
+            page_case c = {.problem = rows[i].problem,
+                           .mask = rows[i].mask,
+                           .score = rows[i].score,
+                           .backend = "cuda",
+                           .page = pages[p],
+                           .is_known = n % 2,
+                           .form = (page_form)((n + n / 4) % FORMS),
+                           .dead = i == 5 ? 700 : 0,
+                           .is_shared = n % 3 == 0};
+            c.layout = c.form == CHUNKS ? NHD : (page_layout)(n % 2);
+            n_bad += differs(&c);
+        }
+    assert_int_equal(n_bad, 0);
+}
+
 static void absent_pages(void **state)
 {
     int n_bad = 0;
@@ -104,6 +139,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(same_bits),
+        cmocka_unit_test(long_runs),
         cmocka_unit_test(absent_pages),
         cmocka_unit_test(entries_that_lead_out),
     };

@@ -250,6 +250,7 @@ static int takes_run(const saccade_plan *plan, cu_program program, const plan_ru
            && (!kind->wants_alignment || s->programs[program].form.family != CU_SM90
                || run_is_aligned(run))
            && (kind->runs == CU_ANY_RUN || (kind->runs == CU_WITH_MAXIMA) == !!run->row_max)
+           && (program != CU_ONE_PIECE || run_collects(plan, run))
            && (kind->operation != CU_OP_SMALL || suits_small(plan, run))
            && (kind->operation != CU_OP_PARTS || !run->between);
 }

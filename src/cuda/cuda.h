@@ -200,6 +200,9 @@ int cu_tile_rows(cu_family family, const cu_tile *tile);
 int cu_keys_in_both(int64_t page, int tile_keys);
 /* Whether pieces of so many keys are copied by 16 bytes (kern/gather.cuh) instead. */
 int cu_gathers(int is_decode, const cu_tile *tile, int box);
+enum { CU_COLLECT_BYTES = 256 << 20 }; /* of keys in one piece, at most */
+/* Whether forward's keys may be brought into one piece first: one_piece.c. */
+int cu_collects(const plan_problem *p, const cu_tile *tile);
 int cu_tile_threads(cu_family family, const cu_tile *tile, int E);
 /* f32: warps that share 16 rows, each with a part of O's columns */
 int cu_parts(int E);
@@ -362,6 +365,7 @@ typedef enum cu_operation {
     CU_OP_SMALL,    /* rows that see few keys, in tiles of one head */
     CU_OP_PARTS,    /* few queries, heads together, with the bits that they have among many */
     CU_OP_FORWARD,  /* any number of queries, in tiles of one head */
+    CU_OP_KEYS,     /* keys brought to where another program of the run reads them */
     CU_OP_AGAIN,    /* rows that another program of the run could not finish */
     CU_OP_BACKWARD, /* a step of a backward run: backward_launch.c */
     CU_OPERATIONS
@@ -372,10 +376,12 @@ typedef enum cu_program {
     CU_DECODE,       /* few queries (sm_90a) */
     CU_SMALL,        /* rows that see few keys (sm_90a) */
     CU_PARTS,        /* few queries where a row's bits are its own (sm_90a) */
+    CU_ONE_PIECE,    /* any number of queries, after CU_COLLECT (sm_90a) */
     CU_MAIN,         /* any number of queries */
     CU_EXACT,        /* the same with exact offsets and row maxima */
     CU_UNALIGNED,    /* rows that tensor copies do not take (sm_90a) */
     CU_CAREFUL,      /* rows to be made again */
+    CU_COLLECT,      /* keys of small pages into one piece (sm_90a) */
     CU_BWD_TILES,    /* dK, dV and sums of dQ by tiles of keys (sm_90a) */
     CU_BWD_SHORT,    /* the same by smaller tiles, for runs of few (sm_90a) */
     CU_BWD_WIDE,     /* the same of heads wider than 128, without sums (sm_90a) */
@@ -416,6 +422,7 @@ struct cu_program_kind {
     int is_optional; /* left out where every form spills much or waits: others take its runs */
     int spill_most;  /* bytes up to which a form that spills is taken before a smaller one */
     int may_be_lazy, has_maxima, is_packed; /* the constants CFG_LAZY, CFG_ROWMAX, CFG_PACKED */
+    int has_one_piece; /* keys lie in one piece, whatever the problem says: CFG_CHUNKS is 0 */
     int wants_alignment;                    /* where CU_MAIN copies by TMA */
     cu_maxima runs;                         /* which runs it takes */
     /* Dynamic shared memory to ask the driver for, bytes; NULL: none. */

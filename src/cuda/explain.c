@@ -150,10 +150,20 @@ static void put_page_copies(const plan_problem *p, cu_program reader, const cu_f
         strbuf_puts(out, "copied by 16 bytes or less\n");
     else if (p->page < 0)
         strbuf_printf(out, "tensor copies of as many keys as divide a page and %d%s\n", keys,
-                      reader == CU_DECODE ? "; few by 16 bytes"
-                                                                      : "");
+                      reader == CU_DECODE ? "; few by 16 bytes" : "");
     else
         strbuf_printf(out, "tensor copies of %d keys\n", box);
+}
+
+static void put_one_piece(const saccade_plan *plan, strbuf *out)
+{
+    const cu_state *s = plan->state;
+    if (s->programs[CU_ONE_PIECE].image.code)
+        strbuf_printf(
+            out,
+            "pages, long runs: keys into one piece of the workspace first, where they "
+            "take at most %d MiB\n",
+            CU_COLLECT_BYTES >> 20);
 }
 
 static void put_pages(const saccade_plan *plan, strbuf *out)
@@ -165,6 +175,7 @@ static void put_pages(const saccade_plan *plan, strbuf *out)
         if (l->image.code)
             put_page_copies(&plan->problem, readers[i], &l->form, out);
     }
+    put_one_piece(plan, out);
 }
 
 saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *err)

@@ -1,4 +1,5 @@
-/* Forward by tiles put on a stream: a first pass, a second one over the tiles that a first pass
+/* Forward by tiles put on a stream: a first pass, over keys in small pages after those were
+ * brought into one piece, a second one over the tiles that a first pass
  * with late offsets lists, and the careful kernel. */
 #include "cuda/run.h"
 
@@ -41,7 +42,8 @@ static saccade_status start_first(const plan_run *run, const run_args *a, void *
                      "cuMemsetD32Async", err));
     part.order = n_first ? a->p.order + n_first : a->p.order;
     part.n_tiles = a->p.n_tiles - n_first;
-    return (is_short || run->between ? run_start : run_start_next)(
+    const int is_plain = is_short || run->between || a->program == CU_ONE_PIECE;
+    return (is_plain ? run_start : run_start_next)(
         a, kernel, is_sm90 && part.n_tiles > n_sm ? n_sm : part.n_tiles, threads, shared,
         parameters, err);
 }
@@ -75,22 +77,26 @@ static saccade_status launch_passes(const saccade_plan *plan, const plan_run *ru
     const int is_short =
         form->family == CU_SM90 && a->p.n_tiles <= n_sm && a->p.N <= SHORT_KEYS && !run->ragged;
     const int is_exact = !is_main || run->row_max || (is_short && s->is_lazy);
-    void *const first = is_exact ? exact : s->programs[CU_MAIN].kernel;
+    const cu_program program = is_main ? a->program : CU_MAIN;
+    void *const first = is_exact ? exact : s->programs[program].kernel;
     void *parameters[] = {&a->p, a->captures, &a->maps[0], &a->maps[1], &a->maps[2]};
     if (form->family == CU_SM90 && !is_short)
         TRY(run_start(a, s->programs[CU_CAREFUL].other, 1, run->ragged ? BEGIN_THREADS : 1, 0,
                       parameters, err));
+    run_args whole = *a; /* of the first pass: others look up keys where they lie */
+    if (a->program == CU_ONE_PIECE)
+        TRY(run_collect_keys(plan, run, &whole, err));
     if (s->is_lazy && first != exact) {
         cu_fwd again = a->p;
         void *second[] = {&again, a->captures, &a->maps[0], &a->maps[1], &a->maps[2]};
         again.order = a->p.redo;
         again.n_listed = a->p.redo_count;
         again.redo = NULL;
-        TRY(start_first(run, a, first, n_sm, threads, shared, is_short, err));
+        TRY(start_first(run, &whole, first, n_sm, threads, shared, is_short, err));
         TRY(run_start_next(a, exact, grid, threads, shared, second, err));
     } else {
-        a->p.redo = NULL;
-        TRY(start_first(run, a, first, n_sm, threads, shared, is_short, err));
+        a->p.redo = whole.p.redo = NULL;
+        TRY(start_first(run, &whole, first, n_sm, threads, shared, is_short, err));
     }
     return start_careful(plan, a, run_groups(form, &run->sizes), parameters, err);
 }

@@ -56,7 +56,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
     const int has_producer =
         (kind->operation == CU_OP_FORWARD || is_split) && form->family == CU_SM90;
     const int gathers =
-        has_producer && p->page > 0
+        has_producer && !kind->has_one_piece && p->page > 0
         && cu_gathers(0, &form->tile, cu_keys_in_both(p->page, form->tile.keys));
     const int E = cu_padded(p->sizes.Dv), parts = is_f32 ? cu_parts(E) : 1;
     const int is_small = kind->operation == CU_OP_SMALL;
@@ -86,7 +86,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"PART_KEYS", has_producer && p->is_invariant == SACCADE_INVARIANT
                           ? cu_part_keys(&form->tile, s->part_dim)
                           : 0},
-        {"CHUNKS", p->has_chunks},
+        {"CHUNKS", p->has_chunks && !kind->has_one_piece},
         {"GATHERS", gathers},
         {"RAGGED", p->is_ragged},
         {"MONOTONE", cu_is_monotone(plan_limits(p))},

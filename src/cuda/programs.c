@@ -95,6 +95,12 @@ static int parts_form(const cu_state *s, const plan_problem *p, int rung, cu_for
            && !p->has_rows && !p->is_ragged && !p->weight;
 }
 
+static int one_piece_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    *out = s->programs[CU_MAIN].form;
+    return rung == 0 && s->family == CU_SM90 && cu_collects(p, &out->tile);
+}
+
 /* ---- shared memory ---- */
 
 static int small_shared(const cu_state *s, const plan_problem *p, const cu_form *form)
@@ -155,6 +161,18 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                   .is_packed = 1,
                   .wants_alignment = 1,
                   .shared = tile_shared},
+    [CU_ONE_PIECE] = {.name = "one piece",
+                      .operation = CU_OP_FORWARD,
+                      .kernel = {"fwd_sm90"},
+                      .choose = one_piece_form,
+                      .write = cu_write_forward,
+                      .follows_main = 1,
+                      .is_optional = 1,
+                      .may_be_lazy = 1,
+                      .has_one_piece = 1,
+                      .wants_alignment = 1,
+                      .runs = CU_WITHOUT_MAXIMA,
+                      .shared = tile_shared},
     [CU_MAIN] = {.name = "forward",
                  .operation = CU_OP_FORWARD,
                  .kernel = TILES,
@@ -187,6 +205,12 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                     .kernel = {"careful", "careful", "careful"},
                     .other = "begin",
                     .choose = careful_form,
+                    .write = cu_write_forward,
+                    .follows_main = 1},
+    [CU_COLLECT] = {.name = "collect keys",
+                    .operation = CU_OP_KEYS,
+                    .kernel = {"collect_keys"},
+                    .choose = one_piece_form,
                     .write = cu_write_forward,
                     .follows_main = 1},
     [CU_BWD_TILES] = {.name = "backward tiles",

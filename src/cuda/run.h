@@ -45,6 +45,19 @@ int64_t run_parts(const cu_state *s, const saccade_sizes *sizes);
 int run_is_in_parts(const cu_state *s, const saccade_sizes *sizes);
 run_decode_sizes run_decode_space(const cu_state *s, const saccade_sizes *sizes, int E);
 
+/* Where the workspace of a run has keys in one piece: after what its programs take. */
+size_t run_keys_place(const saccade_plan *plan, const saccade_sizes *sizes);
+
+/* ---- one_piece.c: keys of small pages, for forward's first pass ---- */
+
+/* Whether the run's keys are worth the copy and fit the room for it. */
+int run_collects(const saccade_plan *plan, const plan_run *run);
+/* Bytes of that room, for any run of at most these sizes. */
+size_t run_keys_space(const saccade_plan *plan, const saccade_sizes *sizes);
+/* Starts the copy and gives `a` the keys in one piece. */
+saccade_status run_collect_keys(const saccade_plan *plan, const plan_run *run, run_args *a,
+                                saccade_error *err);
+
 /* ---- choose_kernel.c ---- */
 
 /* The program that a run takes. */

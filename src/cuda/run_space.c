@@ -1,6 +1,6 @@
 /* What a run takes of memory: shared memory of a CTA, and the workspace. There, tiles have
  * counters, flags, and the list of tiles to do again; decode has flags, counts of blocks, and
- * parts of results. */
+ * parts of results; keys that are brought into one piece come last. */
 #include "cuda/run.h"
 
 int cu_shared_bytes(const cu_form *f, const cu_mod_text *facts, const plan_problem *p)
@@ -146,10 +146,9 @@ static saccade_sizes decode_sizes_most(const cu_state *s, const saccade_sizes *s
 }
 
 /* Enough for every run of at most these sizes, short ones and smaller batches too. */
-size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *run_sizes)
+static size_t programs_space(const saccade_plan *plan, const saccade_sizes *sizes)
 {
     const cu_state *s = plan->state;
-    const saccade_sizes own = cu_local_sizes(plan, run_sizes), *const sizes = &own;
     const int is_ragged = plan->problem.is_ragged;
     const int E = cu_padded(plan->problem.sizes.Dv);
     size_t tiles = 0;
@@ -161,5 +160,16 @@ size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *run_sizes)
     tiles = larger(tiles, parts_space(s, sizes, E));
     const saccade_sizes few = decode_sizes_most(s, sizes);
     const size_t decode = few.Q ? run_decode_space(s, &few, E).bytes : 0;
-    return is_ragged ? tiles + decode : larger(tiles, decode);
+    return aligned(is_ragged ? tiles + decode : larger(tiles, decode));
+}
+
+size_t run_keys_place(const saccade_plan *plan, const saccade_sizes *sizes)
+{
+    return programs_space(plan, sizes);
+}
+
+size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *run_sizes)
+{
+    const saccade_sizes sizes = cu_local_sizes(plan, run_sizes);
+    return programs_space(plan, &sizes) + run_keys_space(plan, &sizes);
 }

@@ -148,7 +148,11 @@ page_results page_run_once(const page_run *r, int is_paged, const page_wanted *w
     a.positions = &at;
     a.pages = is_paged ? &pages : NULL;
     a.workspace_bytes = saccade_plan_workspace(plan, s);
-    a.workspace = on_device(&d, NULL, a.workspace_bytes + 64);
+    void *const poison = malloc(a.workspace_bytes + 64);
+    assert_non_null(poison);
+    memset(poison, 0xff, a.workspace_bytes + 64);
+    a.workspace = on_device(&d, poison, a.workspace_bytes + 64);
+    free(poison);
     if (saccade_forward(plan, &a, &err) || saccade_device_synchronize(0, &err)
         || saccade_device_copy(0, x.out, out.data, x.out_bytes, &err)
         || saccade_device_copy(0, x.lse, lse.data, x.lse_bytes, &err))

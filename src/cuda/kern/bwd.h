@@ -61,10 +61,8 @@ typedef struct cu_bwd {
 /* ---- keys in chunks: bwd_pages.cu ---- */
 
 enum {
-    PAGES_COPIERS = 1024, /* threads of bwd_pages_begin: one CTA of them sorts */
-    PAGES_ROWS = 128,     /* that such a CTA copies */
-    PAGES_THREADS = 256,  /* of bwd_pages_sum */
-    PAGES_SUMS = 16       /* rows of a warp */
+    PAGES_THREADS = 256, /* of bwd_pages_sum */
+    PAGES_SUMS = 16      /* rows of a warp */
 };
 
 /* What stands in for K, V, dK and dV in backward's other kernels, one key after the other:

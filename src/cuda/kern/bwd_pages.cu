@@ -8,62 +8,15 @@
 #define CFG_CHUNKS 1
 #include "ptx.cuh"
 #include "bwd.h"
-#include "kv.cuh"
+#include "one_piece.cuh"
 
 enum {
     WARPS = PAGES_COPIERS / 32,
     DIGITS = 256,
-    EACH = 4,          /* columns of a thread in sums */
-    KEY_BYTES = CFG_D_REAL * (int)sizeof(elem),
-    VALUE_BYTES = CFG_E_REAL * (int)sizeof(elem)
+    EACH = 4 /* columns of a thread in sums */
 };
 
-/* ---- 1. keys into one piece ---- */
-
-template <typename T>
-DEVICE void copy_rows(const cu_fwd &p, const chunk_table &table, const char *from, cu_stride s,
-                      char *to, int bytes, int b, int g, int j0, int live)
-{
-    int pieces = bytes / (int)sizeof(T), n = min(p.N - j0, (int)PAGES_ROWS) * pieces;
-    T *target = (T *)(to + ((long long)(b * p.G + g) * p.N + j0) * bytes);
-#pragma unroll 4
-    for (int i = threadIdx.x; i < n; i += PAGES_COPIERS) {
-        int j = j0 + i / pieces;
-        T x = {};
-        chunk_place at = {0, -1};
-        if (j < live)
-            at = chunk_place_of(table, b, j);
-        if (at.row >= 0)
-            x = __ldg((const T *)(from
-                                  + (at.b * s.b + g * s.h + at.row * s.n)
-                                        * (int)sizeof(elem))
-                      + i % pieces);
-        target[i] = x;
-    }
-}
-
-/* Keys of one block of one head; those that are absent or past the batch's last are 0. */
-DEVICE void gather_block(const cu_fwd &p, const cu_pages &x, int turn)
-{
-    int blocks = (p.N + PAGES_ROWS - 1) / PAGES_ROWS;
-    int j0 = turn % blocks * PAGES_ROWS, g = turn / blocks % p.G, b = turn / blocks / p.G;
-    int live = live_keys(p, b);
-    chunk_table table = chunks_of(p, b);
-    if (x.is_even)
-        copy_rows<uint4>(p, table, (const char *)p.k, p.ks, (char *)x.k, KEY_BYTES, b, g, j0,
-                         live);
-    else
-        copy_rows<elem>(p, table, (const char *)p.k, p.ks, (char *)x.k, KEY_BYTES, b, g, j0,
-                        live);
-    if (x.is_even)
-        copy_rows<uint4>(p, table, (const char *)p.v, p.vs, (char *)x.v, VALUE_BYTES, b, g, j0,
-                         live);
-    else
-        copy_rows<elem>(p, table, (const char *)p.v, p.vs, (char *)x.v, VALUE_BYTES, b, g, j0,
-                        live);
-}
-
-/* ---- 2. the list of entries ---- */
+/* ---- 1. the list of entries ---- */
 
 /* The entry above, its place among all of them below: batch by batch, chunk by chunk. What
  * holds no live key comes last, by an entry past all others. */
@@ -198,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(PAGES_COPIERS)
     bwd_pages_begin(const __grid_constant__ cu_bwd p, const __grid_constant__ cu_pages x)
 {
     if (blockIdx.x)
-        gather_block(p.f, x, blockIdx.x - 1);
+        gather_block(p.f, x.k, x.v, x.is_even, p.f.N, blockIdx.x - 1);
     else
         sort_entries(p.f, x);
     if (blockIdx.x == 0 && x.own)
@@ -208,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(PAGES_COPIERS)
             x.lens[b] = live_keys(p.f, b);
 }
 
-/* ---- 3. sums ---- */
+/* ---- 2. sums ---- */
 
 /* The gradient of K or of V, and where that of each key lies: [B][G][N][dim]. */
 struct side {

@@ -60,6 +60,19 @@ typedef struct cu_chunks {
     int is_small; /* copied by 16 bytes (gather.cuh) */
 } cu_chunks;
 
+/* Kernels that bring keys in chunks into one piece (one_piece.cuh). */
+enum {
+    PAGES_COPIERS = 1024, /* threads of a CTA */
+    PAGES_ROWS = 128,     /* keys that it copies */
+    COLLECT_SPARE = 256   /* keys past a batch's last that forward's tiles may copy */
+};
+
+/* What stands in for K and V in forward, one key after the other: [B][G][N][dim]. */
+typedef struct cu_collected {
+    void *k, *v;
+    int *lens; /* [B] keys of each batch, or null where kv_len has them */
+} cu_collected;
+
 /* Scales of quantised K or V: [b][h][row / tokens][channel / channels]. */
 typedef struct cu_scale {
     const void *data; /* null: 1 */
