@@ -250,6 +250,7 @@ typedef struct backward_worker {
     float *sums;         /* of a tile's columns or diagonals, BACKWARD_SUMS for each read */
     void *p, *ds;        /* steps of rows by BACKWARD_KEYS, 4 bytes each */
     float *dk, *dv, *dq; /* of the block of keys; dq lies in the chunk's sums */
+    int dq_is_new;       /* no block of keys has added to dq yet: it holds nothing */
     float *turned;       /* some keys of dK or dV, where kernels sum them by dims */
     float *row, *most;
     uint8_t *live; /* [BACKWARD_ROWS][BACKWARD_KEYS] where 0 * NaN threatens */

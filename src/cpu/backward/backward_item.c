@@ -175,10 +175,7 @@ static void run_tile(backward_worker *w, int64_t row_block, cpu_cover cover)
         uint8_t *touched = backward_touched_of(job, w->chunk, head) + row_block;
         const int64_t ld = job->g.dq_ld;
         w->dq = backward_partial_of(job, w->chunk, head) + w->i0 * ld;
-        if (!*touched)
-            memset(w->dq, 0,
-                   (size_t)(round_up(w->m, job->backward->kernels->depth) * ld)
-                       * sizeof(float));
+        w->dq_is_new = !*touched;
         *touched = 1;
     }
     backward_run_tile(w);

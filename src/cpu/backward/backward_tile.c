@@ -234,6 +234,28 @@ static void multiply_turned(const backward_worker *w, const void *weights, const
         add_turned(w, weights, operand, ld, j, j + strip < w->n ? j + strip : w->n, c);
 }
 
+/* Sums of dQ of the block's rows from r0 on become 0. */
+static void clear_dq(const backward_worker *w, int32_t r0, int32_t rows)
+{
+    const int64_t ld = w->job->g.dq_ld;
+    memset(w->dq + r0 * ld, 0, (size_t)(rows * ld) * sizeof *w->dq);
+}
+
+/* Where no tile has added to the block's dQ: the first products begin it where kernels can, and
+ * strips without keys have zeros. */
+static void begin_dq(const backward_worker *w, int32_t strip, int is_careful)
+{
+    const cpu_backward_kernels *kernels = w->job->backward->kernels;
+    const int by_strips = kernels->add_values && !is_careful;
+    if (!w->dq_is_new)
+        return;
+    if (!by_strips)
+        clear_dq(w, 0, (int32_t)round_up(w->m, kernels->depth));
+    for (int32_t n = 0; by_strips && n * strip < w->m; n++)
+        if (w->from[n] >= w->past[n])
+            clear_dq(w, n * strip, strip);
+}
+
 /* Rows from r0 on, the first of a strip. */
 static void add_dq(const backward_worker *w, int32_t r0)
 {
@@ -251,6 +273,7 @@ static void add_dq(const backward_worker *w, int32_t r0)
                                     .rows = k->strip,
                                     .n_panels = ld / k->panel,
                                     .o_ld = ld,
+                                    .is_first = w->dq_is_new,
                                     .o = w->dq + (int64_t)r * ld});
         else if (n > 0)
             k->values(w->dp + r * LD + from, LD, operand_at(k, w->k_steps, from, ld),
@@ -289,7 +312,10 @@ static void add_products(backward_worker *w, int any_dead, int32_t dq_rows)
         careful_turned(w, w->ds, &q, job->g.dq_ld, w->dk);
     else if (b->has_dk)
         multiply_turned(w, w->ds, w->q_steps, job->g.dq_ld, w->dk);
-    if (b->has_dq && any_dead && w->k_nonfinite)
+    const int is_careful = any_dead && w->k_nonfinite;
+    if (b->has_dq)
+        begin_dq(w, b->kernels->block->strip, is_careful);
+    if (b->has_dq && is_careful)
         careful_dq(w);
     else if (b->has_dq)
         add_dq(w, dq_rows);
@@ -314,6 +340,7 @@ static int32_t make_last(backward_worker *w, backward_strip *open, int any_dead,
                                      .rows = rows,
                                      .n_panels = ld / k->panel,
                                      .o_ld = ld,
+                                     .is_first = w->dq_is_new,
                                      .o = w->dq};
     b->kernels->overlap_values(&values, &open->weights);
     backward_close_strip(w, open, past);

@@ -62,16 +62,20 @@ static ALWAYS_INLINE void multiply_unit(const char *a, int64_t a_stride, const c
     TILE_DOT(3, 5, 7);
 }
 
-/* One tile of sums goes, the next comes in its place. */
-#define SWAP_TILE(t, past, past_at, next, next_at, stride)      \
-    do {                                                        \
-        if (past)                                               \
-            TILE_STORE(t, (char *)(past) + (past_at), stride);  \
-        TILE_LOAD(t, (const char *)(next) + (next_at), stride); \
+/* One tile of sums goes, the next comes in its place, or zeros where there is none. */
+#define SWAP_TILE(t, past, past_at, next, next_at, stride)          \
+    do {                                                            \
+        if (past)                                                   \
+            TILE_STORE(t, (char *)(past) + (past_at), stride);      \
+        if (next)                                                   \
+            TILE_LOAD(t, (const char *)(next) + (next_at), stride); \
+        else                                                        \
+            TILE_ZERO(t);                                           \
     } while (0)
 
-/* The first products of a unit whose sums lie at next, behind those of a unit whose sums go to
- * past, if there is one: tile by tile, so that stores wait for nothing. is_streamed: B is. */
+/* The first products of a unit whose sums lie at next (NULL: they begin as 0), behind those of
+ * a unit whose sums go to past, if there is one: tile by tile, so that stores wait for nothing.
+ * is_streamed: B is. */
 static ALWAYS_INLINE void multiply_first(int is_streamed, const char *a, int64_t a_stride,
                                          const char *b, int64_t b_stride, float *past,
                                          const float *next, int64_t stride)

@@ -72,7 +72,8 @@ static CPU_ADD_VALUES(add_values)
         if (++v == w->n_panels)
             v = 0, r++;
         float *next = n + 1 < all ? w->o + (int64_t)r * UNIT * w->o_ld + v * UNIT : to;
-        multiply_first(1, weights, p_stride, panel, 2 * TILE_BYTES, past, to, stride);
+        multiply_first(1, weights, p_stride, panel, 2 * TILE_BYTES, past,
+                       w->is_first ? NULL : to, stride);
         prefetch_sums(next, stride, 0, each);
         for (int32_t t = 1; t < steps; t++) {
             multiply_unit(weights + t * TILE_BYTES, p_stride,
@@ -210,7 +211,10 @@ static CPU_OVERLAP_VALUES(overlap_values)
     for (int32_t r = 0; r < c->rows; r += UNIT)
         for (int32_t d = 0; d < c->n_panels; d++) {
             float *o = c->o + (int64_t)r * c->o_ld + d * UNIT;
-            load_unit(o, o_stride);
+            if (c->is_first)
+                ZERO_UNIT();
+            else
+                load_unit(o, o_stride);
             for (int32_t t = 0; t < steps; t++) {
                 multiply_unit((const char *)(c->p + (int64_t)r * c->p_ld) + t * TILE_BYTES,
                               p_stride,

@@ -45,6 +45,7 @@ typedef struct cpu_strip_values {
     const float *p;
     const void *v;
     int32_t p_ld, n, rows, n_panels, o_ld;
+    int32_t is_first; /* sums begin here: O holds nothing yet */
     float *o;
 } cpu_strip_values;
 /* These products, and the weights of another strip at the same time. */
