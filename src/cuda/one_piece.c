@@ -7,7 +7,7 @@
 enum {
     COLLECT_BOX = 32,    /* keys of a copy from the pages up to which it pays */
     COLLECT_TILES = 4,   /* that read a head's keys, at least, where copies take up to 16 */
-    COLLECT_MORE = 16,   /* the same where they take more */
+    COLLECT_MORE = 32,   /* the same where they take more */
     COLLECT_KEYS = 1024, /* fewer are not worth a launch */
     COLLECT_FAR = 64,    /* keys for each row at most */
     COLLECT_NEAR = 8     /* the same where a mask may hide keys on the left */
