@@ -38,6 +38,11 @@ static void tiles_fit(void **state)
                 assert_true(cu_backward_shared_bytes(&f, D, E) <= cu_shared_most(90));
                 assert_true(2 * f.backward.registers[0] + f.backward.registers[1] <= 504);
             }
+            if (cu_backward_few_choice(D, E, 0, &f)) { /* 1 KB of each CTA is the GPU's */
+                const int *n = f.backward.ctas, all = cu_shared_most(90) + 1024;
+                assert_true(n[0] * (cu_backward_shared_bytes(&f, D, E) + 1024) <= all);
+                assert_true(n[1] * (cu_backward_query_shared(&f, D, E) + 1024) <= all);
+            }
             for (int rung = 0; cu_backward_tile_choice(D, E, rung, &f); rung++) {
                 /* setmaxnreg moves registers about: no more than the launch has */
                 const int *registers = f.backward.registers;
@@ -66,6 +71,19 @@ static void short_runs_take_smaller_tiles(void **state)
     assert_true(cu_backward_is_short(&f[0], &f[1], &fewer, 132, 1));
     assert_false(cu_backward_is_short(&f[0], &f[1], &many, 132, 0));
     assert_false(cu_backward_is_short(&f[0], &f[1], &few, 0, 0));
+}
+
+/* In 16,384 positions 200 documents have 2.6 blocks to a block of queries and 50 have 7.2; a
+ * window of 256 has 5. */
+static void few_blocks_take_two_kernels(void **state)
+{
+    (void)state;
+    assert_true(cu_backward_sees_few(678, 1, 16384));
+    assert_true(cu_backward_sees_few(2 * 678, 2, 16384));
+    assert_true(cu_backward_sees_few(1270, 1, 16384));
+    assert_false(cu_backward_sees_few(1850, 1, 16384));
+    assert_false(cu_backward_sees_few(2 * 678, 2, 8192));
+    assert_false(cu_backward_sees_few(0, 1, 16384));
 }
 
 /* ---- compilation ---- */
@@ -108,7 +126,8 @@ static saccade_plan *plan_for(const char *score, const char *mask, int D, int E,
 static const struct {
     const char *score, *mask;
     int D, E;
-    int has_tile; /* Hopper's tiles, or those of wide heads, are there, the first choice */
+    int has_tile; /* Hopper's tiles, or those of wide heads, are there, the first choice; 2: and
+                   * a program for rows that see few keys */
     uint32_t gradients; /* 0: all three */
 } instances[] = {{NULL, NULL, 64, 64, 1, 0},
                  {NULL, "causal()", 64, 64, 1, 0},
@@ -122,7 +141,9 @@ static const struct {
                  {"score * score", NULL, 64, 64, 0, 0},
                  {NULL, "causal()", 128, 128, 1, SACCADE_GRADIENT_Q},
                  {"score * score", NULL, 64, 64, 0, SACCADE_GRADIENT_K | SACCADE_GRADIENT_V},
-                 {NULL, NULL, 64, 64, 1, SACCADE_GRADIENT_V}};
+                 {NULL, NULL, 64, 64, 1, SACCADE_GRADIENT_V},
+                 {NULL, "sliding_window(W)", 64, 64, 2, 0},
+                 {NULL, "natten_2d(16, 16, 5, 5)", 64, 48, 2, 0}};
 
 enum { INSTANCES = sizeof instances / sizeof instances[0] };
 
@@ -171,6 +192,8 @@ static void check_instance(int i, saccade_dtype dtype, const char *arch, int is_
     }
     if (!is_sm90 || !cu_backward_is_bounded(&s, &p))
         assert_null(tiles->image.code);
+    assert_int_equal(!!s.programs[CU_BWD_FEW].image.code,
+                     is_sm90 && instances[i].has_tile == 2);
     cu_free_programs(&s);
     free(s.backward_text);
     saccade_plan_destroy(plan);
@@ -699,6 +722,42 @@ static void all_hold(const chosen_case *rows, size_t n)
         holds(&rows[i].c, &rows[i].o);
 }
 
+#define TILES "SACCADE_CUDA_TILES"
+
+/* Masks whose rows may see few keys have a program of their own, which cases of this size would
+ * leave to small tiles otherwise. */
+static void few_keys(void **state)
+{
+    static const chosen_case rows[] = {
+        {{.problem = "b2 h2 q330 kv330 d64 bf16", .mask = "document(doc) && causal()"},
+         {.has_block_mask = 1}},
+        {{.problem = "b1 h4/2 q200 kv300 d64 f16",
+          .mask = "sliding_window(W)",
+          .q_offset = 100,
+          .seed = 1},
+         {.has_block_mask = 1}},
+        {{.problem = "b2 h4/1 q130 kv257 d40 dv64 bf16", .mask = "document(doc)"},
+         {.has_block_mask = 1}},
+        {{.problem = "b1 h2 q260 kv200 d64 dv24 bf16",
+          .mask = "document(doc)",
+          .score = "softcap(20)",
+          .seed = 1},
+         {.has_block_mask = 1}},
+        {{.problem = "b1 h2 q300 kv300 d48 f16",
+          .mask = "q % 3 == kv % 5 || q >= kv",
+          .score = "alibi()"},
+         {.has_block_mask = 1}},
+        {{.problem = "b2 h2 q100 kv200 d64 bf16", .mask = "sliding_window(W)", .kv_len = 90},
+         {.has_block_mask = 1}},
+        {{.problem = "b1 h2 q257 kv300 d64 bf16", .mask = "document(doc)", .layout = CASE_BNHD},
+         {.has_block_mask = 1}},
+    };
+    (void)state;
+    setenv(TILES, "small", 1);
+    all_hold(rows, sizeof rows / sizeof rows[0]);
+    unsetenv(TILES);
+}
+
 /* Every kernel once: what tools/cuda-sanitize runs. */
 static void few_of_each(void **state)
 {
@@ -860,6 +919,9 @@ static void nan_at_masked_keys(void **state)
         /* the mask leaves these keys to positions behind the last query of a block */
         {{.problem = "b1 h2/1 q200 kv230 d64 bf16", .mask = BEHIND, .seed = 1}, {0}},
         {{.problem = "b1 h2 q330 kv350 d128 f16", .mask = BEHIND}, {.has_block_mask = 1}},
+        {{.problem = "b1 h2 q130 kv200 d64 f16", .mask = BEHIND}, {.has_block_mask = 1}},
+        {{.problem = "b1 h2/1 q200 kv300 d64 bf16", .mask = "kv % 16 != 7"},
+         {.has_block_mask = 1}},
         {{.problem = "b1 h2 q100 kv120 d192 bf16", .mask = BEHIND, .score = "softcap(20)"},
          {.has_block_mask = 1}},
         {{.problem = "b1 h2 q70 kv120 d64 bf16", .mask = BEHIND}, {.shift = 3}},
@@ -867,13 +929,15 @@ static void nan_at_masked_keys(void **state)
     (void)state;
     if (!has_device())
         skip();
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < 2 * (sizeof rows / sizeof rows[0]); i++) {
         case_run r;
-        case_make(&rows[i].c, &r);
+        setenv(TILES, i & 1 ? "small" : "", 1);
+        case_make(&rows[i / 2].c, &r);
         poison_keys(&r);
-        is_right(&r, &rows[i].o, &(request){.wanted = ALL});
+        is_right(&r, &rows[i / 2].o, &(request){.wanted = ALL});
         case_free(&r);
     }
+    unsetenv(TILES);
 }
 
 /* Rows of which f32 does not tell the weights have gradients of exact zeros. */
@@ -932,8 +996,10 @@ static void random_cases(void **state)
                                 .layout = (case_layout)(draw(&seed) % 3),
                                 .q_offset = (int32_t)(draw(&seed) % 2 * 100),
                                 .seed = draw(&seed)};
+        setenv(TILES, draw(&seed) % 2 ? "small" : "", 1);
         holds(&c, draw(&seed) % 2 ? &blocks : &native);
     }
+    unsetenv(TILES);
 }
 
 int main(int argc, char **argv)
@@ -943,10 +1009,11 @@ int main(int argc, char **argv)
         setenv("SACCADE_CACHE_DIR", folder, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tiles_fit),        cmocka_unit_test(short_runs_take_smaller_tiles),
+        cmocka_unit_test(few_blocks_take_two_kernels),
         cmocka_unit_test(no_spills),
         cmocka_unit_test(bounds_of_slopes), cmocka_unit_test(plan_of_gradients),
         cmocka_unit_test(refusals),         cmocka_unit_test(few_of_each),
-        cmocka_unit_test(lengths),
+        cmocka_unit_test(lengths),          cmocka_unit_test(few_keys),
         cmocka_unit_test(masks),            cmocka_unit_test(scores),
         cmocka_unit_test(placements),       cmocka_unit_test(wide_heads),
         cmocka_unit_test(floats),

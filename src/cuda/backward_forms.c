@@ -28,6 +28,28 @@ int cu_backward_short_form(const cu_state *s, const plan_problem *p, int rung, c
            && cu_backward_tiles_form(s, p, 1, out) && out->tile.keys < first.tile.keys;
 }
 
+/* A mask of which both limits move with the row, or that has none: one whose rows may see few
+ * keys however many there are. */
+static int may_see_few(const plan_problem *p)
+{
+    const pass_limits *limits = plan_limits(p);
+    int moves = p->mask != NULL;
+    for (int i = 0; moves && limits && i < 2; i++) {
+        const pass_slope x = limits->slope[limits->node[i]];
+        moves = x.lo != 0 || x.hi != 0;
+    }
+    return moves;
+}
+
+/* Beside the tiles, which make what gradients of captures take. */
+int cu_backward_few_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    cu_form tiles;
+    return may_see_few(p) && s->tiles != 'l' && !p->is_ragged && !p->has_chunks && !p->has_rows
+           && !p->weight && !cu_has_captures(p) && cu_backward_tiles_form(s, p, 0, &tiles)
+           && cu_backward_few_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
+}
+
 int cu_backward_wide_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     return p->gradients & BY_TILES && s->family == CU_SM90 && !p->is_ragged

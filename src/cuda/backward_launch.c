@@ -162,7 +162,7 @@ static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradi
     p->unit = p->f.scale * 1.4426950408889634f;
     p->slope_most = (float)s->backward_facts.slope_most;
     p->precision = (float *)(base + at.precision);
-    p->bounds = (unsigned *)(base + at.bounds);
+    p->bounds = (unsigned *)(base + at.bounds); /* null where there are no sums */
     p->dq_sum = g->dq ? (float *)(base + at.dq_sum) : NULL;
 }
 
@@ -237,7 +237,7 @@ static saccade_status start_prepare(const saccade_plan *plan, launch *l, saccade
     const int each = prepare_rows(&plan->problem);
     const int64_t grid = (rows + each - 1) / each;
     void *parameters[] = {&l->p, l->a.captures};
-    if (!cu_backward_is_fixed(&plan->problem, &program->form))
+    if (!l->p.bounds || !cu_backward_is_fixed(&plan->problem, &program->form))
         return run_start(&l->a, program->kernel, grid, 256, 0, parameters, err);
     TRY(run_start(&l->a, program->other, (int64_t)l->p.f.B * l->p.f.G * BWD_CHUNKS, 256, 0,
                   parameters, err));
@@ -323,27 +323,33 @@ static saccade_status start_tiles(const saccade_plan *plan, const plan_run *run,
 
 /* dK and dV by tiles of keys, dQ by tiles of queries. */
 static saccade_status start_wide(const saccade_plan *plan, const plan_run *run,
-                                 const plan_gradients *g, launch *l, saccade_error *err)
+                                 const plan_gradients *g, cu_program which, launch *l,
+                                 saccade_error *err)
 {
-    const cu_loaded *program = &((const cu_state *)plan->state)->programs[CU_BWD_WIDE];
+    const cu_loaded *program = &((const cu_state *)plan->state)->programs[which];
     const int threads = cu_backward_threads(&program->form), shared = shared_of(plan, program);
-    const int tiles = (l->p.f.M + BWD_WIDE_ROWS - 1) / BWD_WIDE_ROWS;
+    const int stay = program->form.backward.stay, tiles = (l->p.f.M + stay - 1) / stay;
+    const int query_threads = cu_backward_query_threads(&program->form);
+    const int query_shared = cu_backward_query_shared(
+        &program->form, cu_padded(plan->problem.sizes.D), cu_padded(plan->problem.sizes.Dv));
     const int64_t grid = (int64_t)l->p.f.B * l->p.f.H * tiles;
     cu_map *m = l->a.maps;
     void *parameters[] = {&l->p, l->a.captures, &m[0], &m[1], &m[2], &l->d_out};
     l->p.dq_sum = NULL;
+    l->p.bounds = NULL;
     TRY(encode_maps(run, g, program->form.tile.keys, l, err));
     TRY(start_prepare(plan, l, err));
     TRY(start_sinks(plan, l, err));
     if (!g->dk && !g->dv) {
         if (run->between)
             TRY(run->between(run->between_user, err));
-        return run_start(&l->a, program->other, grid, threads, shared, parameters, err);
+        return run_start(&l->a, program->other, grid, query_threads, query_shared, parameters,
+                         err);
     }
     TRY(start_halves(run, l, 1, program->kernel, threads, shared, parameters, err));
     if (!g->dq)
         return SACCADE_OK;
-    return start_beside(l, program->other, grid, threads, shared, parameters, err);
+    return start_beside(l, program->other, grid, query_threads, query_shared, parameters, err);
 }
 
 static saccade_status start_plain(const saccade_plan *plan, const plan_run *run,
@@ -377,6 +383,8 @@ static cu_program choose(const saccade_plan *plan, const plan_run *run, const cu
     const cu_form *wide = &s->programs[CU_BWD_WIDE].form;
     if (p->f.is_plain)
         return CU_BWD_PLAIN;
+    if (cu_backward_takes_few(plan, run->block_mask, run->q->device.index, &run->sizes))
+        return CU_BWD_FEW;
     if (cu_backward_takes_short(s, &run->sizes, !!run->block_mask)
         && (!run->block_mask
             || cu_runs_find(run->q->device.index, run->block_mask, BWD_ROWS, few->tile.keys, 0,
@@ -386,7 +394,7 @@ static cu_program choose(const saccade_plan *plan, const plan_run *run, const cu
         && cu_backward_is_suited(run->block_mask, BWD_ROWS, tiles->tile.keys))
         return CU_BWD_TILES;
     if (cu_backward_has_wide(s)
-        && cu_backward_is_suited(run->block_mask, BWD_WIDE_ROWS, wide->tile.keys))
+        && cu_backward_is_suited(run->block_mask, wide->backward.stay, wide->tile.keys))
         return CU_BWD_WIDE;
     return CU_BWD_PLAIN;
 }
@@ -395,9 +403,15 @@ static saccade_status start_program(const saccade_plan *plan, const plan_run *ru
                                     const plan_gradients *g, cu_program program, launch *l,
                                     saccade_error *err)
 {
-    return program == CU_BWD_PLAIN  ? start_plain(plan, run, g, l, err)
-           : program == CU_BWD_WIDE ? start_wide(plan, run, g, l, err)
-                                    : start_tiles(plan, run, g, program, l, err);
+    switch (program) {
+    case CU_BWD_PLAIN:
+        return start_plain(plan, run, g, l, err);
+    case CU_BWD_FEW:
+    case CU_BWD_WIDE:
+        return start_wide(plan, run, g, program, l, err);
+    default:
+        return start_tiles(plan, run, g, program, l, err);
+    }
 }
 
 /* own: of the run over pages that this one stands for, or NULL. */

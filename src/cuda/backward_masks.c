@@ -11,6 +11,22 @@ int cu_backward_is_suited(const saccade_block_mask *mask, int rows, int keys)
            || (view->imported_block_q % rows == 0 && view->imported_block_kv % keys == 0);
 }
 
+int cu_backward_takes_few(const saccade_plan *plan, const saccade_block_mask *mask, int device,
+                          const saccade_sizes *sizes)
+{
+    const cu_state *s = plan->state;
+    const int keys = s->programs[CU_BWD_FEW].form.tile.keys;
+    if (!keys || !mask || !cu_backward_is_suited(mask, BWD_ROWS, keys))
+        return 0;
+    const cu_runs *runs = cu_runs_find(device, mask, BWD_ROWS, keys, 0, sizes, plan);
+    if (!runs || !runs->n_blocks)
+        return 0;
+    const int64_t lists = (int64_t)runs->list_batches * runs->list_heads;
+    return s->tiles == 's'
+           || (cu_backward_sees_few(runs->n_blocks, lists, sizes->Q)
+               && !cu_backward_takes_short(s, sizes, 1));
+}
+
 saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_block_mask *mask,
                                      int device, const saccade_sizes *sizes, saccade_error *err)
 {
@@ -30,6 +46,8 @@ saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_blo
         && cu_backward_is_suited(mask, BWD_ROWS, short_keys))
         TRY(cu_runs_make(driver, device, mask, BWD_ROWS, short_keys, 0, sizes, plan, err));
     TRY(cu_runs_make(driver, device, mask, BWD_ROWS, keys, 0, sizes, plan, err));
+    if (cu_backward_takes_few(plan, mask, device, sizes))
+        TRY(cu_runs_make(driver, device, mask, BWD_ROWS, keys, 1, sizes, plan, err));
     if (cu_backward_has_wide(s) && cu_backward_is_suited(mask, BWD_WIDE_ROWS, keys))
         TRY(cu_runs_make(driver, device, mask, BWD_WIDE_ROWS, keys, 1, sizes, plan, err));
     return cu_runs_make(driver, device, mask, BWD_ROWS, plain->backward.rows, 1, sizes, plan,
@@ -61,7 +79,8 @@ saccade_status cu_backward_find_runs(const saccade_plan *plan, const plan_run *r
     TRY(find(plan, run, BWD_ROWS, keys, 0, &out->tiles, err));
     if (program == CU_BWD_PLAIN || cu_has_captures(&plan->problem))
         TRY(find(plan, run, BWD_ROWS, plain->backward.rows, 1, &out->queries, err));
-    if (program == CU_BWD_WIDE)
-        TRY(find(plan, run, BWD_WIDE_ROWS, keys, 1, &out->wide_queries, err));
+    if (program == CU_BWD_FEW || program == CU_BWD_WIDE)
+        TRY(find(plan, run, s->programs[program].form.backward.stay, keys, 1,
+                 &out->wide_queries, err));
     return SACCADE_OK;
 }

@@ -45,6 +45,14 @@ int cu_backward_is_short(const cu_form *first, const cu_form *second,
     return each[1] < each[0] && (!has_mask || rounds[1] == 1);
 }
 
+/* Five products and sums of dQ in memory take longer than seven products without, with two
+ * CTAs and more to a multiprocessor, where blocks of queries meet few blocks of 64 keys: 1.06
+ * to 1.27 times as long up to 5 of them, 0.95 times with 7 (docs/lab/061). */
+int cu_backward_sees_few(int64_t blocks, int64_t lists, int64_t Q)
+{
+    return blocks > 0 && blocks <= BWD_FEW_BLOCKS * lists * ((Q + BWD_ROWS - 1) / BWD_ROWS);
+}
+
 static int wide_shared(const cu_form *f, int D, int E);
 
 /* Stages as shared memory allows: those of K and Q come first, which are held for longer. */
@@ -53,15 +61,33 @@ int cu_backward_wide_choice(int D, int E, int rung, cu_form *out)
     const int dim = D > E ? D : E, most = cu_shared_most(90);
     if (dim <= 128 || rung > 0)
         return 0;
-    *out = (cu_form){
-        .family = CU_SM90,
-        .tile = {.groups = 2, .keys = 64, .stages = 3},
-        .backward = {
-            .rows = BWD_ROWS, .parts = 1, .value_stages = 2, .registers = {240, 24, 0}}};
+    *out = (cu_form){.family = CU_SM90,
+                     .tile = {.groups = 2, .keys = 64, .stages = 3},
+                     .backward = {.rows = BWD_ROWS,
+                                  .parts = 1,
+                                  .value_stages = 2,
+                                  .stay = BWD_WIDE_ROWS,
+                                  .ctas = {1, 1},
+                                  .registers = {240, 24, 0}}};
     if (wide_shared(out, D, E) > most)
         out->tile.stages = 2;
     if (wide_shared(out, D, E) > most)
         out->backward.value_stages = 1;
+    return 1;
+}
+
+/* CTAs share a multiprocessor: some load and store while others multiply. Loads have one warp,
+ * and no registers are handed over: with 18 and 15 warps to a multiprocessor, whose four parts
+ * have 5 and 4 of them, a thread has 96 and 128. */
+int cu_backward_few_choice(int D, int E, int rung, cu_form *out)
+{
+    if ((D > E ? D : E) > 64 || rung > 0)
+        return 0;
+    *out = (cu_form){
+        .family = CU_SM90,
+        .tile = {.groups = 2, .keys = 64, .stages = 3},
+        .backward = {
+            .rows = BWD_ROWS, .parts = 1, .value_stages = 2, .stay = BWD_ROWS, .ctas = {2, 3}}};
     return 1;
 }
 
@@ -98,8 +124,15 @@ cu_form cu_backward_captures_choice(int D, int E)
     return form;
 }
 
+int cu_backward_query_threads(const cu_form *f)
+{
+    return f->backward.stay * 2 + (f->backward.registers[0] ? 128 : 32);
+}
+
 int cu_backward_threads(const cu_form *f)
 {
+    if (f->backward.value_stages && !f->backward.registers[0])
+        return f->tile.groups * 128 + 32;
     return f->family == CU_SM90 ? (f->tile.groups + 1 + f->backward.is_split) * 128
                                 : f->tile.groups * f->backward.parts * 32;
 }
@@ -119,16 +152,33 @@ static int tile_shared(const cu_form *f, int columns)
            + stagings + steps + barriers;
 }
 
-/* as keys_carve() and queries_carve() of bwd_wide.cu lay it out */
+/* as keys_carve() of bwd_wide.cu lays it out */
+static int wide_key_bytes(const cu_form *f, int d, int e)
+{
+    const int stages = f->tile.stages, tile = 64 * 128;
+    const int step = stages * (16 + 2 * BWD_ROWS * 4), barriers = 8 * (6 + 4 * stages);
+    return (1 + stages) * (d + e) + 2 * tile + step + barriers;
+}
+
+/* as queries_carve() does */
+static int wide_query_bytes(const cu_form *f, int d, int e)
+{
+    const int stages = f->tile.stages, values = f->backward.value_stages;
+    const int own = f->backward.stay / 64, barriers = 8 * (2 + 2 * stages + 2 * values);
+    return (own + stages) * d + (own + values) * e + stages * 16 + barriers;
+}
+
 static int wide_shared(const cu_form *f, int D, int E)
 {
     const int tile = 64 * 128, d = panels(D) * tile, e = panels(E) * tile;
-    const int stages = f->tile.stages, values = f->backward.value_stages;
-    const int step = stages * (16 + 2 * BWD_ROWS * 4), barriers = 8 * (6 + 4 * stages);
-    const int by_keys = (1 + stages) * (d + e) + 2 * tile + step + barriers;
-    const int by_queries =
-        (2 + stages) * d + (2 + values) * e + stages * 16 + 8 * (2 + 2 * stages + 2 * values);
+    const int by_keys = wide_key_bytes(f, d, e), by_queries = wide_query_bytes(f, d, e);
     return by_keys > by_queries ? by_keys : by_queries;
+}
+
+int cu_backward_query_shared(const cu_form *f, int D, int E)
+{
+    const int tile = 64 * 128;
+    return wide_query_bytes(f, panels(D) * tile, panels(E) * tile);
 }
 
 /* of 32 columns: each part has its own */
@@ -175,8 +225,7 @@ static void put_config(const plan_problem *p, const cu_form *form, const cu_mod_
 {
     const int is_sm90 = form->family == CU_SM90;
     /* a slope of the head: applied to the sums of dQ and dK by Hopper's tiles */
-    const int is_late =
-        is_sm90 && facts->is_head_slope && p->sizes.D <= 128 && p->sizes.Dv <= 128;
+    const int is_late = is_sm90 && facts->is_head_slope && !form->backward.value_stages;
     const struct {
         const char *name;
         int value;
@@ -192,6 +241,9 @@ static void put_config(const plan_problem *p, const cu_form *form, const cu_mod_
         {"KEYS", form->tile.keys},
         {"STAGES", form->tile.stages},
         {"VALUE_STAGES", form->backward.value_stages},
+        {"STAY", form->backward.stay},
+        {"CTAS_KEYS", form->backward.ctas[0]},
+        {"CTAS_QUERIES", form->backward.ctas[1]},
         {"SPLIT", form->backward.is_split},
         {"FIXED", cu_backward_is_fixed(p, form)},
         {"REGS_CONSUMER", form->backward.registers[0]},

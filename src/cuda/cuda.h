@@ -137,6 +137,8 @@ typedef struct cu_backward_tile {
     int is_thirds;    /* by mma.sync, f32: operands in three bf16 numbers (bwd_thirds.cuh) */
     int value_stages; /* sm_90a, wide heads: blocks of V in flight beside dQ */
     int is_captures;  /* gradients of captures by it */
+    int stay;         /* sm_90a, two kernels: queries of a CTA of the second */
+    int ctas[2];      /* and CTAs of each to a multiprocessor */
     int is_split;     /* sm_90a: loads and sums into global memory by warps of their own */
     int registers[3]; /* sm_90a: a thread of the consumers, of dQ's group, of those warps */
 } cu_backward_tile;
@@ -273,8 +275,9 @@ typedef struct cu_runs {
     cu_ptr memory; /* one allocation: runs, run_start, order */
     cu_ptr runs, run_start, order;
     int keys, mask_b, mask_h, n_qblk, n_tiles; /* keys: of a block */
-    int n_first;    /* of n_tiles: those that run before plan_run.between */
-    int step_heads; /* query heads that a step of mask_h passes */
+    int n_first;      /* of n_tiles: those that run before plan_run.between */
+    int64_t n_blocks; /* of all lists; 0 where lists may change */
+    int step_heads;   /* query heads that a step of mask_h passes */
     /* Lists by batch, head and row, 1 where all have the same, and blocks that their runs
      * count; bits: room for a selection's, of masks that are selected. */
     int list_batches, list_heads, list_columns;
@@ -384,6 +387,7 @@ typedef enum cu_program {
     CU_COLLECT,      /* keys of small pages into one piece (sm_90a) */
     CU_BWD_TILES,    /* dK, dV and sums of dQ by tiles of keys (sm_90a) */
     CU_BWD_SHORT,    /* the same by smaller tiles, for runs of few (sm_90a) */
+    CU_BWD_FEW,      /* the same without sums, where a mask leaves rows few keys (sm_90a) */
     CU_BWD_WIDE,     /* the same of heads wider than 128, without sums (sm_90a) */
     CU_BWD_PLAIN,    /* dK and dV, then dQ, by CTAs that own them */
     CU_BWD_PREPARE,  /* what every row brings, and bounds of K and V */

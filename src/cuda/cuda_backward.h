@@ -2,7 +2,8 @@
  *
  *     bwd_prepare.cu   delta, lse in log2 units, bounds of K and V        every run
  *     bwd_sm90.cu      dK, dV and sums of dQ in fixed point, head dims to 128, aligned rows
- *     bwd_wide.cu      the same without sums, head dims from 128 to 256: dK and dV, then dQ
+ *     bwd_wide.cu      the same without sums, head dims from 128 to 256, and to 64 where rows
+ *                      see few keys: dK and dV, then dQ
  *     bwd_finish.cu    dQ from its sums
  *     bwd_sinks.cu     gradients of sinks, where they are wanted
  *     bwd_sm80.cu      dK and dV, then dQ, each by CTAs that own them: every other problem
@@ -57,6 +58,10 @@ int cu_backward_is_short(const cu_form *first, const cu_form *second,
                          const saccade_sizes *sizes, int n_sm, int has_mask);
 /* The same of bwd_wide.cu. */
 int cu_backward_wide_choice(int D, int E, int rung, cu_form *out);
+/* The same where rows see few keys. */
+int cu_backward_few_choice(int D, int E, int rung, cu_form *out);
+/* Whether that one takes less time than tiles. blocks: live ones of 64 x 64 of all lists. */
+int cu_backward_sees_few(int64_t blocks, int64_t lists, int64_t Q);
 /* The form of bwd_sm80.cu. */
 cu_form cu_backward_pass_choice(int D, int E);
 /* The same for f32. */
@@ -64,6 +69,9 @@ cu_form cu_backward_pass32_choice(int D, int E);
 /* The form of bwd_captures.cu. */
 cu_form cu_backward_captures_choice(int D, int E);
 int cu_backward_threads(const cu_form *form);
+/* Of bwd_wide_queries. */
+int cu_backward_query_threads(const cu_form *form);
+int cu_backward_query_shared(const cu_form *form, int D, int E);
 int cu_backward_shared_bytes(const cu_form *form, int D, int E);
 void cu_write_backward(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
                        const cu_form *form, cu_headers *out);
@@ -82,6 +90,7 @@ static inline int cu_backward_takes_short(const cu_state *s, const saccade_sizes
 
 int cu_backward_tiles_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_short_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_few_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_wide_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_plain_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_prepare_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
@@ -102,6 +111,9 @@ int cu_backward_is_suited(const saccade_block_mask *mask, int rows, int keys);
 saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_block_mask *mask,
                                      int device, const saccade_sizes *sizes,
                                      saccade_error *err);
+/* Whether a run with this block mask takes CU_BWD_FEW. */
+int cu_backward_takes_few(const saccade_plan *plan, const saccade_block_mask *mask, int device,
+                          const saccade_sizes *sizes);
 /* What of it a run reads; all stay NULL without a block mask. */
 typedef struct cu_backward_runs {
     const cu_runs *tiles;   /* blocks of queries for each tile of keys */

@@ -112,6 +112,7 @@ static void put_backward(const saccade_plan *plan, strbuf *out)
     const cu_form *tiles = &s->programs[CU_BWD_TILES].form;
     const cu_form *plain = &s->programs[CU_BWD_PLAIN].form;
     const cu_form *wide = &s->programs[CU_BWD_WIDE].form;
+    const cu_form *few = &s->programs[CU_BWD_FEW].form;
     const char *why = why_plain(s, p);
     if (!p->gradients)
         return;
@@ -119,7 +120,7 @@ static void put_backward(const saccade_plan *plan, strbuf *out)
         strbuf_printf(out,
                       "backward: scores twice, dK and dV by %d keys, dQ by %d queries; "
                       "unaligned rows the same by %d\n",
-                      wide->tile.keys, BWD_WIDE_ROWS, BWD_ROWS);
+                      wide->tile.keys, wide->backward.stay, BWD_ROWS);
     else if (why)
         strbuf_printf(out,
                       "backward: scores twice, dK and dV by %d keys, dQ by %d queries; %s\n",
@@ -132,6 +133,12 @@ static void put_backward(const saccade_plan *plan, strbuf *out)
                       !(p->gradients & SACCADE_GRADIENT_Q) ? "no dQ"
                       : p->is_relaxed                      ? "dQ summed in any order"
                                                            : "dQ summed in fixed point");
+    if (few->tile.groups)
+        strbuf_printf(
+            out,
+            "backward where rows see few keys: scores twice, dK and dV by %d keys, dQ "
+            "by %d queries\n",
+            few->tile.keys, few->backward.stay);
     put_captures(s, p, out);
     if (p->sizes.B && p->sizes.Q && p->sizes.KV)
         strbuf_printf(out, "backward workspace: %zu bytes\n",

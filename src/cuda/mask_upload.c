@@ -228,6 +228,14 @@ saccade_status cu_alloc_filled(const cu_driver *driver, size_t bytes, const void
     return status;
 }
 
+static int64_t count_blocks(const mask_runs *r)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < r->row_begin[r->B * r->H * r->rows]; i++)
+        n += r->runs[i].count;
+    return n;
+}
+
 static saccade_status upload(const cu_driver *driver, int device, const mask_runs *r,
                              const saccade_sizes *s, const about *of, cu_runs *out,
                              saccade_error *err)
@@ -250,6 +258,7 @@ static saccade_status upload(const cu_driver *driver, int device, const mask_run
                      .list_batches = (int)r->B,
                      .list_heads = (int)r->H,
                      .list_columns = (int)r->columns,
+                     .n_blocks = of->most_runs ? 0 : count_blocks(r),
                      .n_qblk = (int)r->rows,
                      .n_tiles = (int)tiles};
     status = fill(r, s, of, room, host, &out->n_first, err);

@@ -7,6 +7,7 @@
 enum {
     BWD_ROWS = 64,          /* queries of a step, and of a tile of dQ */
     BWD_WIDE_ROWS = 128,    /* queries of a CTA of bwd_wide_queries */
+    BWD_FEW_BLOCKS = 5,     /* blocks of keys that a block of queries meets, at most */
     BWD_CHUNKS = 32,        /* parts of a head whose bounds are found apart */
     BWD_LSE_MOST = 1 << 18, /* beyond it f32 does not tell weights: see bwd_row.cuh */
     BWD_OF_Q = 1,

@@ -179,7 +179,9 @@ extern "C" __global__ void __launch_bounds__(256)
 #if CFG_FIXED
     /* rows of a warp are of one head: padded rows come in whole blocks */
     wait_before();
-    key_bounds most = bounds_of(p, min(b, p.f.B - 1) * p.f.G + kv_head(p.f, h));
+    key_bounds most = {0.f, 0.f};
+    if (p.bounds)
+        most = bounds_of(p, min(b, p.f.B - 1) * p.f.G + kv_head(p.f, h));
 #endif
     if (b >= p.f.B || m / BWD_ROWS >= row_blocks(p, s))
         return;
@@ -193,9 +195,10 @@ extern "C" __global__ void __launch_bounds__(256)
         p.minus_delta[id] = -delta;
 #if CFG_FIXED
         float slope = lse == -NEG_INF ? 0.f : slope_bound(p, mod, s, b, h, m);
-        p.precision[id] =
-            lse == lse ? precision_of(most, norm * slope * most_factor(p.f), delta * slope)
-                       : lse;
+        if (p.bounds)
+            p.precision[id] =
+                lse == lse ? precision_of(most, norm * slope * most_factor(p.f), delta * slope)
+                           : lse;
 #endif
     }
     if (p.dq_sum)

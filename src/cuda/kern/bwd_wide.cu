@@ -23,7 +23,7 @@
 
 enum {
     KEYS = CFG_KEYS,
-    STAY = BWD_WIDE_ROWS,
+    STAY = CFG_STAY,
     PASS = CFG_KEYS,
     PANELS_D = (CFG_D + 63) / 64,
     PANELS_E = (CFG_E + 63) / 64,
@@ -32,8 +32,9 @@ enum {
     QUERY_PANEL = PANEL,
     D_BYTES = PANELS_D * PANEL, /* of a tile of Q or K, and of dO or V */
     E_BYTES = PANELS_E * PANEL,
-    S_COUNT = BWD_ROWS / 2, /* words of a fragment of 64 rows by 64 columns */
-    THREADS = 384
+    S_COUNT = BWD_ROWS / 2,                /* words of a fragment of 64 rows by 64 columns */
+    CONSUMERS = 2 * STAY,                  /* threads that make dQ */
+    LOADERS = CFG_REGS_CONSUMER ? 128 : 32 /* of which one works */
 };
 
 static_assert(CFG_KEYS == 64 && BWD_ROWS == 64, "a warpgroup has 64 rows");
@@ -52,6 +53,20 @@ DEVICE void warp_arrives(u32 bar)
 {
     __syncwarp();
     barrier_arrive_if(bar, (threadIdx.x & 31) == 0);
+}
+
+DEVICE void be_consumer(void)
+{
+#if CFG_REGS_CONSUMER
+    registers_grow<CFG_REGS_CONSUMER>();
+#endif
+}
+
+DEVICE void be_loader(void)
+{
+#if CFG_REGS_CONSUMER
+    registers_shrink<CFG_REGS_DQ>();
+#endif
 }
 
 #include "bwd_keys.cuh"

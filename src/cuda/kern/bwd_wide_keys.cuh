@@ -174,6 +174,8 @@ DEVICE void make_values(const keys_arena &s, const cu_bwd &p, const mod_args &mo
         if (CFG_DV)
             product_dv(dv, w, d_out, n > 0);
         wgmma_commit();
+        if (CFG_CTAS_KEYS > 1)
+            wgmma_wait<0>();
         ring_next(at);
         start_scores(s, at, acc, step);
         wgmma_wait<1>();
@@ -258,6 +260,8 @@ DEVICE void make_keys(const keys_arena &s, const cu_bwd &p, int turn)
         if (CFG_DK)
             product_dk(dk, ds, q, n > 0);
         wgmma_commit();
+        if (CFG_CTAS_KEYS > 1)
+            wgmma_wait<0>();
         ring_next(at);
         start_dp_block(s, at, acc, step);
         wgmma_wait<1>();
@@ -271,7 +275,7 @@ DEVICE void make_keys(const keys_arena &s, const cu_bwd &p, int turn)
 }
 
 /* 4. Who does what. */
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(256 + LOADERS, CFG_CTAS_KEYS)
     bwd_wide_keys(const __grid_constant__ cu_bwd p, const __grid_constant__ mod_args mod,
                   const __grid_constant__ tensor_map mq, const __grid_constant__ tensor_map mk,
                   const __grid_constant__ tensor_map mv, const __grid_constant__ tensor_map mo)
@@ -283,13 +287,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     int group = threadIdx.x / 128;
     if (group == 0) {
-        registers_grow<CFG_REGS_CONSUMER>();
+        be_consumer();
         make_values(s, p, mod, blockIdx.x);
     } else if (group == 1) {
-        registers_grow<CFG_REGS_CONSUMER>();
+        be_consumer();
         make_keys(s, p, blockIdx.x);
     } else {
-        registers_shrink<CFG_REGS_DQ>();
+        be_loader();
         if (threadIdx.x == 256)
             load_queries(s, p, mod, blockIdx.x, &mq, &mk, &mv, &mo);
     }

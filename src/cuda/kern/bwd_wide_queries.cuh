@@ -1,4 +1,4 @@
-/* dQ of 128 queries, 64 of each of two warpgroups, over the blocks of 64 keys that they meet.
+/* dQ of STAY queries, 64 of each warpgroup, over the blocks of 64 keys that they meet.
  * Scores lie with queries as rows; dS goes to the product of dQ from registers.
  *
  * This kernel may begin beside the last CTAs of bwd_wide_keys, of which it reads nothing: that
@@ -7,6 +7,8 @@
  * Shared memory: Q and dO, [CFG_STAGES] of K, [CFG_VALUE_STAGES] of V, what the steps of K's
  * stages are about, barriers. A warpgroup's tiles of Q and dO lie together. */
 #pragma once
+
+enum { OWN = STAY / 64 }; /* warpgroups, and tiles of Q and of dO */
 
 struct queries_arena {
     u32 q, d_out, k, v, steps;
@@ -17,8 +19,8 @@ DEVICE queries_arena queries_carve(u32 shared)
 {
     queries_arena s;
     s.q = shared;
-    s.d_out = s.q + 2 * D_BYTES;
-    s.k = s.d_out + 2 * E_BYTES;
+    s.d_out = s.q + OWN * D_BYTES;
+    s.k = s.d_out + OWN * E_BYTES;
     s.v = s.k + CFG_STAGES * D_BYTES;
     s.steps = s.v + CFG_VALUE_STAGES * E_BYTES;
     s.q_full = s.steps + CFG_STAGES * 16;
@@ -36,11 +38,11 @@ DEVICE void queries_init(const queries_arena &s)
     barrier_init(s.o_full, 1);
     for (int i = 0; i < CFG_STAGES; i++) {
         barrier_init(s.k_full + i * 8, 1);
-        barrier_init(s.k_empty + i * 8, 8);
+        barrier_init(s.k_empty + i * 8, 4 * OWN);
     }
     for (int i = 0; i < CFG_VALUE_STAGES; i++) {
         barrier_init(s.v_full + i * 8, 1);
-        barrier_init(s.v_empty + i * 8, 8);
+        barrier_init(s.v_empty + i * 8, 4 * OWN);
     }
     fence_barrier_init();
 }
@@ -77,13 +79,13 @@ DEVICE void load_rows(const queries_arena &s, const cu_bwd &p, const query_tile 
                       const tensor_map *mq, const tensor_map *mo)
 {
     head_box q = query_box(p.f, t.b, t.h), o = box_at(p.dos, t.b, t.h);
-    barrier_expect(s.q_full, 2 * D_BYTES);
-    barrier_expect(s.o_full, 2 * E_BYTES);
+    barrier_expect(s.q_full, OWN * D_BYTES);
+    barrier_expect(s.o_full, OWN * E_BYTES);
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < OWN; i++)
         load_tile<PANELS_D>(s.q + i * D_BYTES, mq, t.row0 + i * 64, q, s.q_full, EVICT_FIRST);
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < OWN; i++)
         load_tile<PANELS_E>(s.d_out + i * E_BYTES, mo, t.row0 + i * 64, o, s.o_full,
                             EVICT_FIRST);
 }
@@ -191,22 +193,22 @@ DEVICE void cut_row_weights(float (&s)[S_COUNT], const cu_bwd &p, const mod_args
 
 /* Scores of a key with an infinite or NaN element are so too. Where a mask keeps it from
  * queries, their dS of 0 must not meet that element; live pairs have weights that are not
- * numbers already. Both groups have their scores by then, and walk the same blocks. */
+ * numbers already. All groups have their scores by then, and walk the same blocks. */
 DEVICE void clear_special_keys(const float (&s)[S_COUNT], u32 k)
 {
     int any = 0;
 #pragma unroll
     for (int i = 0; i < S_COUNT; i++)
         any |= !(fabsf(s[i]) < -NEG_INF);
-    if (!named_any(1, 256, any))
+    if (!named_any(1, CONSUMERS, any))
         return;
-    for (u32 at = k + threadIdx.x * 16; at < k + D_BYTES; at += 256 * 16) {
+    for (u32 at = k + threadIdx.x * 16; at < k + D_BYTES; at += CONSUMERS * 16) {
         int4 x = load_four(at);
         store_four(at, without_special(x.x), without_special(x.y), without_special(x.z),
                    without_special(x.w));
     }
     fence_async_proxy();
-    named_sync(1, 256);
+    named_sync(1, CONSUMERS);
 }
 
 DEVICE void start_row_dp(float (&dp)[S_COUNT], const own_rows &r)
@@ -310,7 +312,7 @@ DEVICE void make_queries(const queries_arena &s, const cu_bwd &p, const mod_args
 }
 
 /* 4. Who does what. */
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, CFG_CTAS_QUERIES)
     bwd_wide_queries(const __grid_constant__ cu_bwd p, const __grid_constant__ mod_args mod,
                      const __grid_constant__ tensor_map mq,
                      const __grid_constant__ tensor_map mk,
@@ -323,12 +325,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         queries_init(s);
     __syncthreads();
     int group = threadIdx.x / 128;
-    if (group < 2) {
-        registers_grow<CFG_REGS_CONSUMER>();
+    if (group < OWN) {
+        be_consumer();
         make_queries(s, p, mod, blockIdx.x, group);
     } else {
-        registers_shrink<CFG_REGS_DQ>();
-        if (threadIdx.x == 256)
+        be_loader();
+        if (threadIdx.x == CONSUMERS)
             load_keys(s, p, mod, blockIdx.x, &mq, &mk, &mv, &mo);
     }
 }
