@@ -769,8 +769,14 @@ static void few_of_each(void **state)
         {{.problem = "b1 h1 q70 kv130 d256 bf16", .mask = "causal()"}, {.has_block_mask = 1}},
         {{.problem = "b1 h1 q70 kv130 d36 dv50 bf16"}, {.shift = 1}},
     };
+    static const chosen_case few = {
+        {.problem = "b1 h2/1 q130 kv200 d64 bf16", .mask = "document(doc)"},
+        {.has_block_mask = 1}};
     (void)state;
     all_hold(rows, sizeof rows / sizeof rows[0]);
+    setenv(TILES, "small", 1);
+    all_hold(&few, 1);
+    unsetenv(TILES);
 }
 
 static void lengths(void **state)
