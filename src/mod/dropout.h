@@ -21,6 +21,10 @@
 
 enum { DROPOUT_ROUNDS = 7, DROPOUT_ONE = 1 << 16 /* a rate of 1, as a threshold */ };
 
+/* What the keys of Philox gain with a round. */
+#define DROPOUT_STEP_0 0x9e3779b9u
+#define DROPOUT_STEP_1 0xbb67ae85u
+
 typedef struct dropout_words {
     unsigned w[4];
 } dropout_words;
@@ -36,8 +40,8 @@ DROPOUT_FN dropout_words dropout_philox(unsigned k0, unsigned k1, unsigned c0, u
         x.w[1] = (unsigned)b;
         x.w[2] = (unsigned)(a >> 32) ^ x3 ^ k1;
         x.w[3] = (unsigned)a;
-        k0 += 0x9e3779b9u;
-        k1 += 0xbb67ae85u;
+        k0 += DROPOUT_STEP_0;
+        k1 += DROPOUT_STEP_1;
     }
     return x;
 }

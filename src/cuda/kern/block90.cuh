@@ -45,10 +45,70 @@ struct consumer {
 #if CFG_CHUNKS
     int live; /* keys of the block scored last that are there */
 #endif
-#if CFG_DROP
-    dropped_words<S_COUNT> drop; /* of the block scored last */
-#endif
 };
+
+/* Whether dropout is part of the exponentials; three groups lack registers for that, and drop
+ * packed weights. */
+#define DROP_MIXED (CFG_DROP && CFG_WGS < 3)
+
+#if DROP_MIXED
+/* Weights that are dropped get a sign, which packing makes 0. */
+template <int MOST>
+DEVICE void drop_eight(float (&s)[S_COUNT], int first, const u32 (&w)[4],
+                       const drop_bound<MOST> &t)
+{
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        int at = first + (n & 1) * 2 + n / 2;
+        drop_by_sign(s[at], s[at + 4], drop_signed(w[n], t));
+    }
+}
+
+/* As rows_exp, with dropout. The warps of a multiprocessor tend to do the same at the same
+ * time, and draws take other units than exponentials: so some exponentials stand behind each
+ * round of a draw. kv: position of the block's first key. */
+template <int MOST>
+DEVICE void rows_exp_kept(consumer &c, const cu_drop &d, u32 kv, float (&s)[S_COUNT],
+                          const float (&shift)[2])
+{
+    float x[2] = {shift[0] - c.rows.m[0], shift[1] - c.rows.m[1]};
+    float sum[2][2] = {{c.rows.l[0], 0.f}, {c.rows.l[1], 0.f}};
+    u32 row = dropout_row(c.at.q), column = kv / 16 * 4 + (threadIdx.x & 3);
+    const unsigned(&head)[4] = c.at.drop.w;
+    drop_bound<MOST> t = drop_bound_of<MOST>(d);
+#pragma unroll
+    for (int i = 0; i < S_COUNT; i += 8) {
+        u32 w[4] = {row, (column + i / 2) & MOST_COLUMN, head[2], head[3]};
+#pragma unroll
+        for (int n = 0; n < DROPOUT_ROUNDS; n++) {
+            drop_round(w, head[0] + n * DROPOUT_STEP_0, head[1] + n * DROPOUT_STEP_1);
+#pragma unroll
+            for (int j = n * 8 / DROPOUT_ROUNDS; j < (n + 1) * 8 / DROPOUT_ROUNDS; j++) {
+                int r = j >> 1 & 1;
+                s[i + j] = exp2_fast(fmaf(s[i + j], c.unit, x[r]));
+                sum[r][j & 1] += s[i + j];
+            }
+        }
+        drop_eight(s, i, w, t);
+    }
+    c.rows.l[0] = sum[0][0] + sum[0][1];
+    c.rows.l[1] = sum[1][0] + sum[1][1];
+}
+
+DEVICE void rows_exp_dropped(consumer &c, const cu_fwd &p, int first, float (&s)[S_COUNT],
+                             const float (&shift)[2])
+{
+    u32 kv = first + c.at.kv_offset;
+    if (!drop_is_aligned(c.at.q - (threadIdx.x >> 2 & 7), kv)) {
+        rows_exp(c.rows, s, c.unit, shift);
+        rows_drop(c.at, p, first + 2 * (threadIdx.x & 3), s);
+    } else if (p.drop.threshold <= 0x8000) {
+        rows_exp_kept<0>(c, p.drop, kv, s, shift);
+    } else {
+        rows_exp_kept<1>(c, p.drop, kv, s, shift);
+    }
+}
+#endif
 
 /* The softmax of the block of keys from `first` on: scores in s become probabilities. The
  * result tells whether O has to be rescaled. columns: room of this group's own for what a
@@ -69,6 +129,9 @@ DEVICE int softmax_step(consumer &c, const cu_fwd &p, const mod_args &mod, int f
             raised = rows_raise_tanh(c.rows, c.at, p, mod, column, s, c.unit, rescale);
         if (rows_exp_tanh(c.rows, c.at, p, mod, column, s, c.unit))
             c.large = 15;
+#if DROP_MIXED
+        rows_drop(c.at, p, column, s);
+#endif
         return raised;
     }
     c.large = max(c.large - 1, 0);
@@ -91,7 +154,11 @@ DEVICE int softmax_step(consumer &c, const cu_fwd &p, const mod_args &mod, int f
     }
     if (looks)
         raised = rows_raise(c.rows, s, c.unit, shift, rescale);
+#if DROP_MIXED
+    rows_exp_dropped(c, p, first, s, shift);
+#else
     rows_exp(c.rows, s, c.unit, shift);
+#endif
     return raised;
 }
 
@@ -99,5 +166,6 @@ DEVICE void pack_p(u32 (&p)[S_COUNT / 2], const float (&s)[S_COUNT])
 {
 #pragma unroll
     for (int i = 0; i < S_COUNT / 2; i++)
-        p[i] = pack(s[2 * i], s[2 * i + 1]);
+        p[i] = DROP_MIXED ? pack_positive(s[2 * i], s[2 * i + 1])
+                          : pack(s[2 * i], s[2 * i + 1]);
 }

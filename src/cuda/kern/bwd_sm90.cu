@@ -91,7 +91,7 @@ DEVICE places places_of(const key_tile &t, const int4 &step, int wg)
 /* Scores of this step, and whether there is one: past the last, what an earlier step left is
  * multiplied once more, for nothing. */
 DEVICE int take_scores(const arena &s, consumer &c, const cu_bwd &p, const key_tile &t,
-                       float (&acc)[S_COUNT], int4 &step, u32 &dropped, int wg)
+                       float (&acc)[S_COUNT], int4 &step, int wg)
 {
     barrier_wait(s.q_full + c.at.slot * 8, c.at.parity);
 #if CFG_RAGGED
@@ -102,11 +102,6 @@ DEVICE int take_scores(const arena &s, consumer &c, const cu_bwd &p, const key_t
     product_scores<CFG_D>(acc, s.k + wg * 64 * 128, s.q + c.at.slot * Q_BYTES, 0);
     wgmma_commit();
     step = load_four(s.steps + (c.n & (STEPS - 1)) * 16);
-#if CFG_DROP
-    places at = places_of(t, step, wg);
-    dropper_enter(c.drop, p.f, t.b, at.h);
-    dropped = drop_draw_turned(c.drop.head, p.f.drop, at.q, at.kv);
-#endif
     wgmma_wait<0>();
     return !(step.w & STEP_END);
 }
@@ -118,8 +113,8 @@ DEVICE int take_scores(const arena &s, consumer &c, const cu_bwd &p, const key_t
 #endif
 
 /* One block of queries: weights, then dV beside what dS takes, then dK. */
-DEVICE void use_block(const arena &s, const consumer &c, const cu_bwd &p, const mod_args &mod,
-                      const key_tile &t, const int4 &step, u32 dropped, float (&acc)[S_COUNT],
+DEVICE void use_block(const arena &s, consumer &c, const cu_bwd &p, const mod_args &mod,
+                      const key_tile &t, const int4 &step, float (&acc)[S_COUNT],
                       float (&dk)[CFG_D / 2], float (&dv)[CFG_E / 2], int wg)
 {
     u32 w[S_COUNT / 2], g[G_COUNT], ds[S_COUNT / 2];
@@ -128,7 +123,8 @@ DEVICE void use_block(const arena &s, const consumer &c, const cu_bwd &p, const 
     weights(w, g, acc, s.lse + stat, p, mod, at);
     cut_step(w, g, p.f, mod, at, step.w);
 #if CFG_DROP
-    drop_kept(w, g, dropped);
+    dropper_enter(c.drop, p.f, t.b, at.h);
+    drop_kept(w, g, c.drop, p.f, at);
 #endif
     barrier_wait(s.o_full + c.at.slot * 8, c.at.parity);
 #if CFG_RAGGED
@@ -172,12 +168,11 @@ DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, int tu
 {
     float acc[S_COUNT], dk[CFG_D / 2], dv[CFG_E / 2];
     consumer c = {{0, 0}, 0, no_dropper()};
-    u32 dropped = 0;
     int4 step;
     key_tile t = key_tile_at(p.f, turn);
     barrier_wait(s.kv_full, 0);
-    while (take_scores(s, c, p, t, acc, step, dropped, wg)) {
-        use_block(s, c, p, mod, t, step, dropped, acc, dk, dv, wg);
+    while (take_scores(s, c, p, t, acc, step, wg)) {
+        use_block(s, c, p, mod, t, step, acc, dk, dv, wg);
         ring_next(c.at);
         c.n++;
     }

@@ -166,14 +166,15 @@ DEVICE void cut_step(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], const cu_fwd &p,
 
 #if CFG_DROP
 /* Weights that are dropped become 0 in w, and stay in g. */
-DEVICE void drop_kept(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], u32 dropped)
+DEVICE void drop_kept(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], const dropper &drop,
+                      const cu_fwd &p, const places &at)
 {
 #if !HAS_SLOPES
 #pragma unroll
     for (int i = 0; i < S_COUNT / 2; i++)
         g[i] = w[i];
 #endif
-    drop_turned(w, dropped);
+    drop_turned(w, drop.head, p.drop, at.q, at.kv);
 }
 
 /* dP of kept weights times their factor, of others 0; then less delta. A kept weight of 0 has

@@ -162,7 +162,7 @@ DEVICE void make_values(const keys_arena &s, const cu_bwd &p, const mod_args &mo
         warp_arrives(s.q_empty + at.slot * 8);
 #if CFG_DROP
         dropper_enter(drop, p.f, where.b, where.h);
-        drop_kept(w, g, drop_draw_turned(drop.head, p.f.drop, where.q, where.kv));
+        drop_kept(w, g, drop, p.f, where);
 #endif
 #if HAS_OWN
         put_weights(s, n, g);
@@ -223,7 +223,7 @@ DEVICE void drop_block(float (&dp)[S_COUNT], const u32 (&w)[S_COUNT / 2], const 
 #pragma unroll
     for (int i = 0; i < S_COUNT / 2; i++)
         kept[i] = w[i];
-    drop_turned(kept, drop_draw_turned(drop.head, p.drop, at.q, at.kv));
+    drop_turned(kept, drop.head, p.drop, at.q, at.kv);
     drop_dp(dp, kept, p, minus_delta);
 }
 #endif

@@ -193,135 +193,198 @@ DEVICE u32 drop_turned_mask(const dropout_words &head, const cu_drop &d, u32 q, 
 }
 
 #if CFG_SM >= 90
-/* ---- bits for weights packed in pairs, drawn while products make the scores ---- */
-
-/* For each half of x 1 if it is below that of least, else 0. */
-DEVICE u32 drop_below(u32 x, u32 least)
+/* The 64 bits of a product: of one instruction, where compilers make two for its halves. */
+DEVICE void multiply(u32 x, u32 y, u32 &low, u32 &high)
 {
-    u32 y;
-    asm("{.reg .b32 most, less;\n"
-        "max.u16x2 most, %1, %2;\n"
-        "sub.u32 less, most, %1;\n"
-        "min.u16x2 %0, less, %3;}"
-        : "=r"(y)
-        : "r"(x), "r"(least), "r"(0x10001));
-    return y;
+    asm("{.reg .b64 z;\n"
+        "mul.wide.u32 z, %2, %3;\n"
+        "mov.b64 {%0, %1}, z;}"
+        : "=r"(low), "=r"(high)
+        : "r"(x), "r"(y));
 }
 
-/* Halves of 16 bits: ones where the sign of a byte of x or y is set. */
-template <int SELECTOR> DEVICE u32 signs(u32 x, u32 y)
+DEVICE void drop_round(u32 (&w)[4], u32 k0, u32 k1)
+{
+    u32 a, b, c, d;
+    multiply(w[0], 0xd2511f53u, a, b);
+    multiply(w[2], 0xcd9e8d57u, c, d);
+    w[0] = d ^ w[1] ^ k0;
+    w[1] = c;
+    w[2] = b ^ w[3] ^ k1;
+    w[3] = a;
+}
+
+/* ---- weights packed in pairs: a mask for each ---- */
+
+/* A draw is a chain of products: so many of them run side by side. */
+enum { DROP_AT_ONCE = 2 };
+
+struct drop_place {
+    u32 row, column;
+};
+
+/* IS_WHOLE: products by multiply: fewer instructions, and other needs of registers. */
+template <int IS_WHOLE, int N>
+DEVICE void drop_patches(dropout_words (&x)[N], const dropout_words &head,
+                         const drop_place (&at)[N])
+{
+    u32 k0 = head.w[0], k1 = head.w[1];
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        x[n] = {{at[n].row, at[n].column, head.w[2], head.w[3]}};
+#pragma unroll
+    for (int i = 0; i < DROPOUT_ROUNDS; i++) {
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            if (IS_WHOLE)
+                drop_round(x[n].w, k0, k1);
+            else
+                x[n] = dropout_philox(k0, k1, x[n].w[0], x[n].w[1], x[n].w[2], x[n].w[3], 1);
+        k0 += DROPOUT_STEP_0;
+        k1 += DROPOUT_STEP_1;
+    }
+}
+
+/* The threshold t in a form that makes a sign in two instructions: for t up to 2^15 that of
+ * min(x, t) + 2^15 - t, for larger ones that of max(x, t - 1) + 2^15 - t is set where x is
+ * not below t, and neither passes over the bounds of a half. */
+template <int MOST> struct drop_bound {
+    u32 bound, lift;
+};
+
+template <int MOST> DEVICE drop_bound<MOST> drop_bound_of(const cu_drop &d)
+{
+    u32 least = drop_least(d);
+    return {MOST ? least - 0x10001u : least, 0x80008000u - least};
+}
+
+/* The signs of both halves are set for weights that are kept. */
+template <int MOST> DEVICE u32 drop_signed(u32 x, const drop_bound<MOST> &t)
+{
+    u32 y;
+    if (MOST)
+        asm("max.u16x2 %0, %1, %2;" : "=r"(y) : "r"(x), "r"(t.bound));
+    else
+        asm("min.u16x2 %0, %1, %2;" : "=r"(y) : "r"(x), "r"(t.bound));
+    return y + t.lift;
+}
+
+/* Weights whose half of x has no sign get one themselves. */
+DEVICE void drop_by_sign(float &low, float &high, u32 x)
+{
+    u32 a = __float_as_uint(low), b = __float_as_uint(high);
+    asm("lop3.b32 %0, %0, %1, %2, 0xf2;" : "+r"(a) : "r"(x << 16), "r"(0x80000000u));
+    asm("lop3.b32 %0, %0, %1, %2, 0xf2;" : "+r"(b) : "r"(x), "r"(0x80000000u));
+    low = __uint_as_float(a);
+    high = __uint_as_float(b);
+}
+
+/* Bytes of 0 or 255 by the signs of those of x and y that the selector names. */
+DEVICE u32 signs(u32 x, u32 y, u32 selector)
 {
     u32 mask;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(mask) : "r"(x), "r"(y), "n"(SELECTOR));
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(mask) : "r"(x), "r"(y), "r"(selector));
     return mask;
 }
 
-/* Bits 15 - n of both halves are set for weights that are dropped. Here n counts a fragment's 8
- * squares of 16 keys, and in each row q and row q + 8; `even` has a square's keys 2c and 2c +
- * 8, `odd` 2c + 1 and 2c + 9. */
-struct dropped {
-    u32 even, odd;
-};
-
-template <int COUNT> struct dropped_words {
-    dropped of[(COUNT + 63) / 64];
-};
-
-DEVICE dropped drop_draw_one_by_one(const dropout_words &head, u32 threshold, u32 q, u32 kv,
-                                    int squares)
+/* Halves of a word by the two lowest bits. */
+DEVICE u32 halves_of_bits(u32 bits)
 {
-    dropped x = {0, 0};
-#pragma unroll 1
-    for (int n = 0; n < 2 * squares; n++) {
-        u32 row = q + (n & 1) * 8, key = kv + n / 2 * 16;
-        x.even = x.even * 2 + drop_one(head, threshold, row, key)
-                 + (drop_one(head, threshold, row, key + 8) << 16);
-        x.odd = x.odd * 2 + drop_one(head, threshold, row, key + 1)
-                + (drop_one(head, threshold, row, key + 9) << 16);
-    }
-    return x;
+    return (bits & 1 ? 0xffffu : 0) | (bits & 2 ? 0xffff0000u : 0);
 }
 
-/* q and kv: positions of a fragment's first weight. */
-template <int COUNT>
-DEVICE void drop_draw(dropped_words<COUNT> &to, const dropout_words &head, const cu_drop &d,
-                      u32 q, u32 kv)
+template <int MOST, int COUNT>
+DEVICE void drop_squares(u32 (&p)[COUNT], const dropout_words &head, const cu_drop &d, u32 row,
+                         u32 column)
 {
-    static_assert(COUNT % 8 == 0, "blocks are of multiples of 16 keys");
-    u32 lane = threadIdx.x & 31, c = lane & 3, least = drop_least(d);
+    drop_bound<MOST> t = drop_bound_of<MOST>(d);
+#pragma unroll
+    for (int i = 0; i < COUNT / 4; i += DROP_AT_ONCE) {
+        dropout_words x[DROP_AT_ONCE];
+        drop_place at[DROP_AT_ONCE];
+#pragma unroll
+        for (int n = 0; n < DROP_AT_ONCE; n++)
+            at[n] = {row, (column + 4 * (i + n)) & MOST_COLUMN};
+        drop_patches<0>(x, head, at);
+#pragma unroll
+        for (int n = 0; n < 2 * DROP_AT_ONCE && 4 * i + 2 * n < COUNT; n++) {
+            u32 even = drop_signed(x[n / 2].w[n & 1], t);
+            u32 odd = drop_signed(x[n / 2].w[2 + (n & 1)], t);
+            int to = 4 * (i + n / 2) + (n & 1);
+            p[to] &= signs(even, odd, 0xdd99);
+            p[to + 2] &= signs(even, odd, 0xffbb);
+        }
+    }
+}
+
+/* p: weights of neighbouring keys packed, as they go to the product with V; those that are
+ * dropped become 0. q and kv: positions of the fragment's first weight. */
+template <int COUNT>
+DEVICE void drop_packed(u32 (&p)[COUNT], const dropout_words &head, const cu_drop &d, u32 q,
+                        u32 kv)
+{
+    static_assert(COUNT % 4 == 0, "blocks are of multiples of 16 keys");
+    u32 lane = threadIdx.x & 31, c = lane & 3;
     u32 row = dropout_row(q), column = kv / 16 * 4 + c;
-    int is_aligned = drop_is_aligned(q - (lane >> 2), kv - 2 * c);
+    if (!drop_is_aligned(q - (lane >> 2), kv - 2 * c)) {
 #pragma unroll
-    for (int w = 0; w < (COUNT + 63) / 64; w++) {
-        const int squares = min(8, COUNT / 8 - 8 * w);
-        dropped x = {0, 0};
-        if (is_aligned) {
+        for (int i = 0; i < COUNT; i += 16) {
+            u32 bits = drop_bits(head, d.threshold, q, kv, 2 * i, 2 * min(COUNT, i + 16));
 #pragma unroll
-            for (int i = 0; i < squares; i++) {
-                dropout_words y =
-                    dropout_patch(head, row, (column + 4 * (8 * w + i)) & MOST_COLUMN);
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    x.even = x.even * 2 + drop_below(y.w[r], least);
-                    x.odd = x.odd * 2 + drop_below(y.w[2 + r], least);
-                }
-            }
-        } else {
-            x = drop_draw_one_by_one(head, d.threshold, q, kv + 128 * w, squares);
+            for (int j = i; j < COUNT && j < i + 16; j++)
+                p[j] &= halves_of_bits(bits >> 2 * (j - i));
         }
-        to.of[w].even = x.even << (16 - 2 * squares);
-        to.of[w].odd = x.odd << (16 - 2 * squares);
-        asm volatile("" : "+r"(to.of[w].even), "+r"(to.of[w].odd)); /* here, not later */
-    }
-}
-
-/* p: weights of neighbouring keys packed, as they go to the product with V. */
-template <int COUNT>
-DEVICE void drop_packed(u32 (&p)[COUNT / 2], const dropped_words<COUNT> &from)
-{
-#pragma unroll
-    for (int i = 0; i < COUNT / 8; i++) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            u32 even = from.of[i / 8].even << (i % 8 * 2 + r);
-            u32 odd = from.of[i / 8].odd << (i % 8 * 2 + r);
-            p[4 * i + r] &= ~signs<0xdd99>(even, odd);
-            p[4 * i + 2 + r] &= ~signs<0xffbb>(even, odd);
-        }
-    }
-}
-
-/* Of a transposed fragment of 64 queries, whose packed pairs are of neighbouring queries: bits
- * 15 - n of both halves are of pair n. */
-DEVICE u32 drop_draw_turned(const dropout_words &head, const cu_drop &d, u32 q, u32 kv)
-{
-    u32 bits = 0, least = drop_least(d);
-    if (drop_is_turned_aligned(q, kv)) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            u32 x[4];
-            drop_pairs(x, head, (q / 16 + i) * 8 & MOST_ROW, kv / 16 * 4);
-#pragma unroll
-            for (int n = 0; n < 4; n++)
-                bits = bits * 2 + drop_below(x[n], least);
-        }
+    } else if (d.threshold <= 0x8000) {
+        drop_squares<0>(p, head, d, row, column);
     } else {
-#pragma unroll 1
-        for (int n = 0; n < 16; n++) {
-            u32 row = q + n / 2 * 8, key = kv + (n & 1) * 8;
-            bits = bits * 2 + drop_one(head, d.threshold, row, key)
-                   + (drop_one(head, d.threshold, row + 1, key) << 16);
-        }
+        drop_squares<1>(p, head, d, row, column);
     }
-    asm volatile("" : "+r"(bits)); /* here, not later */
-    return bits;
 }
 
-DEVICE void drop_turned(u32 (&w)[16], u32 bits)
+/* As drop_pairs: signs go from lane to lane, and become masks where they are put together. */
+template <int MOST>
+DEVICE void drop_turned_squares(u32 (&w)[16], const dropout_words &head, const cu_drop &d,
+                                u32 q, u32 kv)
 {
+    drop_bound<MOST> t = drop_bound_of<MOST>(d);
+    u32 lane = threadIdx.x & 31, is_odd = lane >> 2 & 1;
+    u32 low = is_odd ? 0x99dd : 0xdd99, high = is_odd ? 0xbbff : 0xffbb;
 #pragma unroll
-    for (int n = 0; n < 16; n++)
-        w[n] &= ~signs<0xbb99>(bits << n, bits << n);
+    for (int i = 0; i < 4; i += DROP_AT_ONCE) {
+        dropout_words x[DROP_AT_ONCE];
+        drop_place at[DROP_AT_ONCE];
+#pragma unroll
+        for (int n = 0; n < DROP_AT_ONCE; n++)
+            at[n] = {((q / 16 + i + n) * 8 & MOST_ROW) + 2 * (lane & 3) + is_odd,
+                     kv / 16 * 4 + (lane >> 3)};
+        drop_patches<1>(x, head, at);
+#pragma unroll
+        for (int n = 0; n < 2 * DROP_AT_ONCE; n++) {
+            u32 even = drop_signed(x[n / 2].w[n & 1], t);
+            u32 odd = drop_signed(x[n / 2].w[2 + (n & 1)], t);
+            u32 own = is_odd ? odd : even;
+            u32 other = __shfl_xor_sync(~0u, is_odd ? even : odd, 4);
+            int to = 4 * (i + n / 2) + 2 * (n & 1);
+            w[to] &= signs(own, other, low);
+            w[to + 1] &= signs(own, other, high);
+        }
+    }
+}
+
+/* Of a transposed fragment of 64 queries, whose packed pairs are of neighbouring queries. */
+DEVICE void drop_turned(u32 (&w)[16], const dropout_words &head, const cu_drop &d, u32 q,
+                        u32 kv)
+{
+    if (!drop_is_turned_aligned(q, kv)) {
+        u32 bits = drop_turned_bits(head, d.threshold, q, kv, 32);
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            w[i] &= halves_of_bits(bits >> 2 * i);
+    } else if (d.threshold <= 0x8000) {
+        drop_turned_squares<0>(w, head, d, q, kv);
+    } else {
+        drop_turned_squares<1>(w, head, d, q, kv);
+    }
 }
 #endif
 #endif

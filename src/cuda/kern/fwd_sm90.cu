@@ -357,20 +357,14 @@ DEVICE int softmax_of(const arena &sm, consumer &c, const cu_fwd &p, const mod_a
                                sm.columns + wg * CFG_TN, wg, s, rescale);
 }
 
-/* Which weights of a block are dropped, while its scores are made. */
-DEVICE void draw_block(consumer &c, const cu_fwd &p, const block_walk &walk)
+/* The weights of a block packed, 0 where dropout drops them. */
+DEVICE void pack_kept(u32 (&prob)[S_COUNT / 2], const float (&s)[S_COUNT], const consumer &c,
+                      const cu_fwd &p, const block_walk &walk)
 {
-#if CFG_DROP
+    pack_p(prob, s);
+#if CFG_DROP && !DROP_MIXED
     int column = walk.block * CFG_TN + 2 * (threadIdx.x & 3);
-    drop_draw(c.drop, c.at.drop, p.drop, c.at.q, column + c.at.kv_offset);
-#endif
-}
-
-DEVICE void pack_kept(u32 (&p)[S_COUNT / 2], const float (&s)[S_COUNT], const consumer &c)
-{
-    pack_p(p, s);
-#if CFG_DROP
-    drop_packed(p, c.drop);
+    drop_packed(prob, c.at.drop, p.drop, c.at.q, column + c.at.kv_offset);
 #endif
 }
 
@@ -445,11 +439,10 @@ DEVICE void first_block(const arena &sm, u32 n, u32 tiles, consumer &c, const cu
     await(sm.k_full, n);
     wgmma_fence();
     start_qk(sm, s, wg, n);
-    draw_block(c, p, walk);
     wgmma_wait<0>();
     release(sm.k_empty, n);
     softmax_of<1>(sm, c, p, mod, walk, wg, s, unused);
-    pack_kept(prob, s, c);
+    pack_kept(prob, s, c, p, walk);
 }
 
 /* The product for the scores of block n runs together with O += P V of block n - 1, and the
@@ -470,7 +463,6 @@ DEVICE void next_block(const arena &sm, u32 n, consumer &c, const cu_fwd &p,
 #if CFG_PINGPONG
     named_arrive(1 + (wg + 1 == CFG_WGS ? 0 : wg + 1), 256);
 #endif
-    draw_block(c, p, walk);
     wgmma_wait<1>();
     release(sm.k_empty, n);
     int raised = softmax_of<0>(sm, c, p, mod, walk, wg, s, rescale);
@@ -482,7 +474,7 @@ DEVICE void next_block(const arena &sm, u32 n, consumer &c, const cu_fwd &p,
     release(sm.v_empty, n - 1);
     if (raised)
         rows_scale(o, rescale);
-    pack_kept(prob, s, c);
+    pack_kept(prob, s, c, p, walk);
 }
 
 /* more: whether scores of the tile are still to be made. */

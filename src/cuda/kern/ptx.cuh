@@ -244,6 +244,18 @@ DEVICE u32 pack(float lo, float hi)
     return r;
 }
 
+/* As pack; what is negative becomes 0. */
+DEVICE u32 pack_positive(float lo, float hi)
+{
+    u32 r;
+#if CFG_F16
+    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+#else
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+#endif
+    return r;
+}
+
 /* one stored element */
 #if CFG_F32
 typedef float elem;
