@@ -228,6 +228,22 @@ def test_numbers_of_texts_that_define_functions_stay_arguments():
         st.create_mask(st.and_masks(read, "q >= kv"), None, 1, 9, 9, "cpu")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mask f(n) = {mask0 = n; mask0_own = 1; q - kv < mask0 + mask0_own - 1}; f(W)",
+        "mask mask0(n) = q - kv < n; mask0(W)",
+        "mask mask0() = q - kv < W; mask0()",
+    ],
+)
+def test_texts_that_name_what_a_trace_names(text):
+    """A trace calls its captures mask0 and so on; texts have functions and locals so called."""
+    every = st.and_masks(st.mask(text, W=2), "q >= kv")
+    i = torch.arange(9)
+    want = (i[:, None] >= i) & (i[:, None] - i < 2)
+    assert torch.equal(st.create_mask(every, None, 1, 9, 9, "cpu")[0, 0], want)
+
+
 def test_pictures():
     for name in ("causal", "heads"):
         a, b = pair(name, None, None)

@@ -163,7 +163,7 @@ IDS = torch.tensor([3, 5, 9])
         lambda r, i: torch.bucketize(i + 3, boundaries=IDS) + torch.bucketize(i, IDS[:0]),
         lambda r, i: torch.bucketize(input=i + 3, boundaries=IDS[:1]),
         lambda r, i: torch.searchsorted(sorted_sequence=IDS, input=i * 3),
-        lambda r, i: torch.isin(i + 2, IDS[:1]),
+        lambda r, i: torch.isin(i + 2, IDS[:1]), lambda r, i: torch.isin(i, IDS[:0]) + 1 * i,
         lambda r, i: torch.isin(i + 2, test_elements=IDS),
         lambda r, i: torch.bucketize(r[0] / 0.0, IDS) + torch.bucketize(0 * r[0] / 0.0, IDS),
     ],
@@ -194,6 +194,8 @@ def test_rows(f):
         (lambda s, i: torch.einsum("d,e->", ROW[i], ROW[i]), "'d,d->'"),
         (lambda s, i: torch.bucketize(ROW[i], IDS), "one value among"),
         (lambda s, i: torch.searchsorted(IDS, i, sorter=IDS), "that rises"),
+        (lambda s, i: torch.searchsorted(IDS, i, side="middle"), "'middle'"),
+        (lambda s, i: torch.searchsorted(IDS, i, right=True, side="left"), "as right says"),
     ],
 )
 def test_arguments_that_mean_nothing_here(f, says):

@@ -139,7 +139,10 @@ def _vector(t, x):
 def _isin(t, row, other, assume_unique=False, invert=False):
     if isinstance(row, Vector):
         fail("got isin of a captured row, expected isin of one value in a row")
-    found = t.apply("eq", (_vector(t, other), row), {})
+    others = _vector(t, other)
+    if not others.items:
+        return t.value(bool(invert))
+    found = t.apply("eq", (others, row), {})
     return _invert(t, found.fold(ops.logical("||")), invert)
 
 
@@ -158,6 +161,8 @@ def _bucketize(t, x, row, out_int32=False, right=False):
 def _searchsorted(t, row, x, out_int32=False, right=False, side=None, sorter=None):
     if sorter is not None:
         fail("got searchsorted with a sorter, expected a row that rises")
+    if side not in (None, "left", "right") or (right and side == "left"):
+        fail(f"got searchsorted with side {side!r}, expected 'left' or, as right says, 'right'")
     return _bucketize(t, x, row, out_int32, right or side == "right")
 
 

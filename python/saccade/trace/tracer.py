@@ -24,6 +24,7 @@ _LARGEST_F32 = 3.4028234663852886e38
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DEFINES = re.compile(r"\b(mask|score)\s+[A-Za-z_]")
 _NUMBER_OR_NAME = re.compile(r"\d[\w.]*|\.\d\w*|[A-Za-z_]\w*(?!\w|\s*\()")
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _INT32 = (-(1 << 31), (1 << 31) - 1)
 
 
@@ -109,14 +110,20 @@ class Tracer:
 
     def _with_own_names(self, text: str, free, captures: dict) -> str:
         """Text with captures called as they are in this text: definitions inside of it see
-        captures, but no parameter of what is around them. Its locals of such names change."""
+        captures, but no parameter of what is around them. Its locals and functions of such
+        names change."""
         names = {n: self._own_name(captures[n], rank) for n, rank in free}
         for n in (n for n, own in names.items() if own.endswith("]") and _binds(text, n)):
             fail(
                 f"got {n} as a scalar read where it lies, and as a parameter or local of its "
                 "text too, expected another name for one of them"
             )
-        names |= {x: f"{x}_own" for x, _ in self.captures if x not in names}
+        there, suffix = set(_NAME.findall(text)), "_own"
+        while any(x + suffix in there for x, _ in self.captures):
+            suffix += "_own"
+        for x, _ in self.captures:
+            text = re.sub(rf"\b{x}(?=\s*\()", x + suffix, text)
+        names |= {x: x + suffix for x, _ in self.captures if x not in names}
         return _NUMBER_OR_NAME.sub(lambda at: names.get(at[0], at[0]), text)
 
     def _own_name(self, value, rank: int) -> str:
