@@ -15,11 +15,6 @@ typedef struct space {
     int is_in_result;
 } space;
 
-static size_t aligned(size_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
 static int64_t query_blocks(const saccade_sizes *s)
 {
     return (s->Q + BWD_ROWS - 1) / BWD_ROWS;
@@ -72,12 +67,12 @@ static space space_of(const saccade_plan *plan, const saccade_sizes *s,
     const size_t rows = (size_t)(s->H * blocks) * BWD_ROWS;
     const size_t columns = (size_t)(cu_padded(plan->problem.sizes.D) + 63) / 64 * 64;
     const size_t bounds = (size_t)(s->B * s->Hkv) * BWD_CHUNKS * 2 * sizeof(unsigned);
-    const size_t each = aligned(rows * sizeof(float));
+    const size_t each = cu_aligned(rows * sizeof(float));
     space x = {.is_in_result = rows_fit_result(plan, each, gradients)};
     x.minus_delta = each;
     x.precision = x.is_in_result ? 0 : 2 * each;
     x.bounds = x.precision + each;
-    x.dq_sum = x.bounds + aligned(bounds);
+    x.dq_sum = x.bounds + cu_aligned(bounds);
     x.bytes = x.dq_sum;
     if (cu_backward_has_tiles(plan->state) && plan->problem.gradients & SACCADE_GRADIENT_Q)
         x.bytes += rows * columns * sizeof(float);
@@ -88,8 +83,8 @@ static space space_of(const saccade_plan *plan, const saccade_sizes *s,
 static size_t whole_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
                               const plan_gradients *gradients)
 {
-    return aligned(space_of(plan, sizes, gradients).bytes)
-           + aligned(cu_captures_workspace(plan, sizes, gradients));
+    return cu_aligned(space_of(plan, sizes, gradients).bytes)
+           + cu_aligned(cu_captures_workspace(plan, sizes, gradients));
 }
 
 size_t cu_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
@@ -437,7 +432,7 @@ static saccade_status start_whole(const saccade_plan *plan, const plan_run *run,
     TRY(run_captures(problem->score, run->score_env.tensors, l.a.captures, err));
     TRY(run_captures(problem->mask, run->mask_env.tensors, l.a.captures + n_score, err));
     TRY(run_make_ready(s, problem, driver, run->q->device.index, err));
-    TRY(cu_begin_captures(plan, run, g, aligned(space_of(plan, &run->sizes, g).bytes),
+    TRY(cu_begin_captures(plan, run, g, cu_aligned(space_of(plan, &run->sizes, g).bytes),
                           program == CU_BWD_TILES, &l.a, &l.captured, err));
     TRY(start_program(plan, run, g, program, &l, err));
     fill_queries(problem, runs.queries, &l.p);

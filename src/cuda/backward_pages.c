@@ -11,11 +11,6 @@ typedef struct space {
     size_t v, dk, dv, entries, own, lens, bytes;
 } space;
 
-static size_t aligned(size_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
 /* Entries of a batch in runs of these sizes; size: keys of a chunk. */
 static int64_t entries_of(const saccade_sizes *s, int64_t size)
 {
@@ -28,14 +23,14 @@ static space space_of(const plan_problem *p, const saccade_sizes *s)
     const size_t E = (size_t)p->sizes.Dv, each = saccade_dtype_bytes(p->kv_dtype);
     const int64_t entries = s->B * entries_of(s, p->page > 0 ? p->page : 1);
     space x;
-    x.v = aligned(keys * D * each);
-    x.dk = x.v + aligned(keys * E * each);
-    x.dv = x.dk + (p->gradients & SACCADE_GRADIENT_K ? aligned(keys * D * sizeof(float)) : 0);
+    x.v = cu_aligned(keys * D * each);
+    x.dk = x.v + cu_aligned(keys * E * each);
+    x.dv = x.dk + (p->gradients & SACCADE_GRADIENT_K ? cu_aligned(keys * D * sizeof(float)) : 0);
     x.entries =
-        x.dv + (p->gradients & SACCADE_GRADIENT_V ? aligned(keys * E * sizeof(float)) : 0);
-    x.own = x.entries + aligned(2 * (size_t)entries * sizeof(uint64_t));
-    x.lens = x.own + aligned((size_t)entries * sizeof(int));
-    x.bytes = x.lens + aligned((size_t)s->B * sizeof(int));
+        x.dv + (p->gradients & SACCADE_GRADIENT_V ? cu_aligned(keys * E * sizeof(float)) : 0);
+    x.own = x.entries + cu_aligned(2 * (size_t)entries * sizeof(uint64_t));
+    x.lens = x.own + cu_aligned((size_t)entries * sizeof(int));
+    x.bytes = x.lens + cu_aligned((size_t)s->B * sizeof(int));
     return x;
 }
 
@@ -47,17 +42,6 @@ size_t cu_pages_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
 }
 
 /* ---- the run that stands for it ---- */
-
-/* [B][Hkv][KV][dim] */
-static saccade_tensor in_one_piece(const plan_run *run, void *data, saccade_dtype dtype,
-                                   int64_t dim)
-{
-    const saccade_sizes *s = &run->sizes;
-    const int64_t shape[4] = {s->B, s->Hkv, s->KV, dim};
-    saccade_tensor t = saccade_tensor_of(data, dtype, 4, shape);
-    t.device = run->k->device;
-    return t;
-}
 
 /* Whether a row is whole pieces of so many elements, which lie on their size. */
 static int is_even(const saccade_tensor *t, int64_t elements)
@@ -72,8 +56,8 @@ static int is_even(const saccade_tensor *t, int64_t elements)
 static void place_keys(const plan_run *run, char *room, const space *at, cu_paged *out)
 {
     const int64_t piece = 16 / (int64_t)saccade_dtype_bytes(run->k->dtype);
-    out->k = in_one_piece(run, room, run->k->dtype, run->k->shape[3]);
-    out->v = in_one_piece(run, room + at->v, run->v->dtype, run->v->shape[3]);
+    out->k = run_in_one_piece(run, room, run->k->dtype, run->k->shape[3]);
+    out->v = run_in_one_piece(run, room + at->v, run->v->dtype, run->v->shape[3]);
     out->run.k = &out->k;
     out->run.v = &out->v;
     out->run.chunks = NULL;
@@ -97,7 +81,7 @@ static const saccade_tensor *place_result(const plan_run *run, const saccade_ten
 {
     if (!t)
         return NULL;
-    *each = in_one_piece(run, data, SACCADE_F32, t->shape[3]);
+    *each = run_in_one_piece(run, data, SACCADE_F32, t->shape[3]);
     out->g.added &= ~bit;
     out->x.even_results |= is_even(t, 4) ? (int)bit : 0;
     return each;

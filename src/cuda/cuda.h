@@ -117,6 +117,11 @@ saccade_status cu_get_device(const cu_driver *driver, int device, cu_device *out
 
 /* head dims as products take them */
 int cu_padded(int64_t dim);
+/* Parts of a workspace begin on whole 256 bytes. */
+static inline size_t cu_aligned(size_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
 
 /* Tuning of one instance: may change speed and last bits, nothing else. */
 typedef struct cu_tile {

@@ -1,6 +1,6 @@
-/* Forward by tiles put on a stream: a first pass, over keys in small pages after those were
- * brought into one piece, a second one over the tiles that a first pass
- * with late offsets lists, and the careful kernel. */
+/* Forward by tiles put on a stream: a first pass, for which keys of small pages are brought into
+ * one piece, a second one over the tiles that a first pass with late offsets lists, and the
+ * careful kernel. */
 #include "cuda/run.h"
 
 enum { BEGIN_THREADS = 1024 }; /* of ragged runs: they order the tiles */
@@ -77,26 +77,28 @@ static saccade_status launch_passes(const saccade_plan *plan, const plan_run *ru
     const int is_short =
         form->family == CU_SM90 && a->p.n_tiles <= n_sm && a->p.N <= SHORT_KEYS && !run->ragged;
     const int is_exact = !is_main || run->row_max || (is_short && s->is_lazy);
-    const cu_program program = is_main ? a->program : CU_MAIN;
-    void *const first = is_exact ? exact : s->programs[program].kernel;
+    void *const first = is_exact ? exact : s->programs[a->program].kernel;
+    const int is_late = s->is_lazy && first != exact;
     void *parameters[] = {&a->p, a->captures, &a->maps[0], &a->maps[1], &a->maps[2]};
     if (form->family == CU_SM90 && !is_short)
         TRY(run_start(a, s->programs[CU_CAREFUL].other, 1, run->ragged ? BEGIN_THREADS : 1, 0,
                       parameters, err));
-    run_args whole = *a; /* of the first pass: others look up keys where they lie */
-    if (a->program == CU_ONE_PIECE)
+    if (!is_late)
+        a->p.redo = NULL;
+    if (a->program == CU_ONE_PIECE) {
+        run_args whole = *a; /* of the first pass: others look up keys where they lie */
         TRY(run_collect_keys(plan, run, &whole, err));
-    if (s->is_lazy && first != exact) {
+        TRY(start_first(run, &whole, first, n_sm, threads, shared, is_short, err));
+    } else {
+        TRY(start_first(run, a, first, n_sm, threads, shared, is_short, err));
+    }
+    if (is_late) {
         cu_fwd again = a->p;
         void *second[] = {&again, a->captures, &a->maps[0], &a->maps[1], &a->maps[2]};
         again.order = a->p.redo;
         again.n_listed = a->p.redo_count;
         again.redo = NULL;
-        TRY(start_first(run, &whole, first, n_sm, threads, shared, is_short, err));
         TRY(run_start_next(a, exact, grid, threads, shared, second, err));
-    } else {
-        a->p.redo = whole.p.redo = NULL;
-        TRY(start_first(run, &whole, first, n_sm, threads, shared, is_short, err));
     }
     return start_careful(plan, a, run_groups(form, &run->sizes), parameters, err);
 }

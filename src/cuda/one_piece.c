@@ -27,22 +27,17 @@ static int hides_left(const plan_problem *p)
     return p->mask && !(limits && limits->fn->nodes[limits->node[0]].op == OP_INT);
 }
 
-static size_t aligned(size_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
 /* Bytes of K, or of V with the other dim. */
 static size_t bytes_of(const plan_problem *p, const saccade_sizes *s, int64_t dim)
 {
-    return aligned((size_t)(s->B * s->Hkv * s->KV) * (size_t)dim
+    return cu_aligned((size_t)(s->B * s->Hkv * s->KV) * (size_t)dim
                    * saccade_dtype_bytes(p->kv_dtype));
 }
 
 static size_t keys_bytes(const plan_problem *p, const saccade_sizes *s)
 {
     return bytes_of(p, s, p->sizes.D) + bytes_of(p, s, p->sizes.Dv)
-           + aligned((size_t)s->B * sizeof(int));
+           + cu_aligned((size_t)s->B * sizeof(int));
 }
 
 /* Tiles that read a head's keys. */
@@ -76,14 +71,14 @@ size_t run_keys_space(const saccade_plan *plan, const saccade_sizes *sizes)
     return bytes < CU_COLLECT_BYTES ? bytes : CU_COLLECT_BYTES;
 }
 
-/* [B][Hkv][KV][dim] */
-static saccade_tensor in_one_piece(const plan_run *run, const saccade_tensor *t, void *data)
+saccade_tensor run_in_one_piece(const plan_run *run, void *data, saccade_dtype dtype,
+                                int64_t dim)
 {
     const saccade_sizes *s = &run->sizes;
-    const int64_t shape[4] = {s->B, s->Hkv, s->KV, t->shape[3]};
-    saccade_tensor x = saccade_tensor_of(data, t->dtype, 4, shape);
-    x.device = t->device;
-    return x;
+    const int64_t shape[4] = {s->B, s->Hkv, s->KV, dim};
+    saccade_tensor t = saccade_tensor_of(data, dtype, 4, shape);
+    t.device = run->k->device;
+    return t;
 }
 
 saccade_status run_collect_keys(const saccade_plan *plan, const plan_run *run, run_args *a,
@@ -94,21 +89,19 @@ saccade_status run_collect_keys(const saccade_plan *plan, const plan_run *run, r
     const saccade_sizes *sizes = &run->sizes;
     const int tile_keys = s->programs[CU_ONE_PIECE].form.tile.keys;
     const int64_t blocks = (sizes->KV + PAGES_ROWS - 1) / PAGES_ROWS;
-    char *const room = (char *)run->workspace + run_keys_place(plan, sizes);
+    char *const room = (char *)run->workspace + run_programs_space(plan, sizes);
     char *const values = room + bytes_of(p, sizes, p->sizes.D);
     int *const lens = (int *)(void *)(values + bytes_of(p, sizes, p->sizes.Dv));
-    const saccade_tensor k = in_one_piece(run, run->k, room);
-    const saccade_tensor v = in_one_piece(run, run->v, values);
-    cu_fwd from = a->p;
+    const saccade_tensor k = run_in_one_piece(run, room, run->k->dtype, p->sizes.D);
+    const saccade_tensor v = run_in_one_piece(run, values, run->v->dtype, p->sizes.Dv);
     cu_collected to = {.k = room, .v = values, .lens = run->positions.pages ? lens : NULL};
-    void *parameters[] = {&from, &to};
+    void *parameters[] = {&a->p, &to};
     TRY(run_start(a, s->programs[CU_COLLECT].kernel, sizes->B * sizes->Hkv * blocks,
                   PAGES_COPIERS, 0, parameters, err));
     a->p.k = k.data;
     a->p.v = v.data;
     a->p.ks = run_strides(&k);
     a->p.vs = run_strides(&v);
-    a->p.chunks = (cu_chunks){0};
     if (to.lens)
         a->p.kv_len = (cu_position){.by_batch = lens, .step = 1};
     TRY(run_encode_map(a->driver, &k, tile_keys, PROMOTE_256, &a->maps[1], err));

@@ -45,8 +45,8 @@ int64_t run_parts(const cu_state *s, const saccade_sizes *sizes);
 int run_is_in_parts(const cu_state *s, const saccade_sizes *sizes);
 run_decode_sizes run_decode_space(const cu_state *s, const saccade_sizes *sizes, int E);
 
-/* Where the workspace of a run has keys in one piece: after what its programs take. */
-size_t run_keys_place(const saccade_plan *plan, const saccade_sizes *sizes);
+/* What the programs of a run take; keys in one piece lie behind it. */
+size_t run_programs_space(const saccade_plan *plan, const saccade_sizes *sizes);
 
 /* ---- one_piece.c: keys of small pages, for forward's first pass ---- */
 
@@ -54,6 +54,9 @@ size_t run_keys_place(const saccade_plan *plan, const saccade_sizes *sizes);
 int run_collects(const saccade_plan *plan, const plan_run *run);
 /* Bytes of that room, for any run of at most these sizes. */
 size_t run_keys_space(const saccade_plan *plan, const saccade_sizes *sizes);
+/* [B][Hkv][KV][dim] on the device of K */
+saccade_tensor run_in_one_piece(const plan_run *run, void *data, saccade_dtype dtype,
+                                int64_t dim);
 /* Starts the copy and gives `a` the keys in one piece. */
 saccade_status run_collect_keys(const saccade_plan *plan, const plan_run *run, run_args *a,
                                 saccade_error *err);

@@ -32,11 +32,6 @@ int64_t run_groups(const cu_form *f, const saccade_sizes *sizes)
     return run_tiles(f, sizes) * (run_rows(f) / 16);
 }
 
-static size_t aligned(size_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
 run_decode_sizes run_decode_space(const cu_state *s, const saccade_sizes *sizes, int E)
 {
     const int64_t spans = cu_decode_spans(sizes), most = cu_decode_spans_most();
@@ -45,8 +40,8 @@ run_decode_sizes run_decode_space(const cu_state *s, const saccade_sizes *sizes,
                              : (size_t)((spans < most ? spans : most) + s->device.n_sm);
     run_decode_sizes d;
     d.counts =
-        RUN_COUNTER_BYTES + aligned((size_t)(sizes->B * sizes->H * sizes->Q) * sizeof(int));
-    d.part_o = d.counts + aligned((size_t)s->device.n_sm * 4 * sizeof(int));
+        RUN_COUNTER_BYTES + cu_aligned((size_t)(sizes->B * sizes->H * sizes->Q) * sizeof(int));
+    d.part_o = d.counts + cu_aligned((size_t)s->device.n_sm * 4 * sizeof(int));
     d.part_ml = d.part_o + slots * RUN_DECODE_ROWS * (size_t)E * sizeof(float);
     d.bytes = d.part_ml + slots * RUN_DECODE_ROWS * 4 * sizeof(float);
     return d;
@@ -69,7 +64,7 @@ size_t run_tiles_space(const cu_form *f, const saccade_sizes *sizes, int is_ragg
     if (!f->tile.groups)
         return 0;
     return RUN_COUNTER_BYTES
-           + aligned((2 * (size_t)run_groups(f, sizes)
+           + cu_aligned((2 * (size_t)run_groups(f, sizes)
                       + (is_ragged ? (size_t)run_tiles(f, sizes) : 0))
                      * sizeof(int));
 }
@@ -146,7 +141,7 @@ static saccade_sizes decode_sizes_most(const cu_state *s, const saccade_sizes *s
 }
 
 /* Enough for every run of at most these sizes, short ones and smaller batches too. */
-static size_t programs_space(const saccade_plan *plan, const saccade_sizes *sizes)
+size_t run_programs_space(const saccade_plan *plan, const saccade_sizes *sizes)
 {
     const cu_state *s = plan->state;
     const int is_ragged = plan->problem.is_ragged;
@@ -160,16 +155,11 @@ static size_t programs_space(const saccade_plan *plan, const saccade_sizes *size
     tiles = larger(tiles, parts_space(s, sizes, E));
     const saccade_sizes few = decode_sizes_most(s, sizes);
     const size_t decode = few.Q ? run_decode_space(s, &few, E).bytes : 0;
-    return aligned(is_ragged ? tiles + decode : larger(tiles, decode));
-}
-
-size_t run_keys_place(const saccade_plan *plan, const saccade_sizes *sizes)
-{
-    return programs_space(plan, sizes);
+    return cu_aligned(is_ragged ? tiles + decode : larger(tiles, decode));
 }
 
 size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *run_sizes)
 {
     const saccade_sizes sizes = cu_local_sizes(plan, run_sizes);
-    return programs_space(plan, &sizes) + run_keys_space(plan, &sizes);
+    return run_programs_space(plan, &sizes) + run_keys_space(plan, &sizes);
 }

@@ -157,8 +157,7 @@ extern "C" __global__ void __launch_bounds__(PAGES_COPIERS)
     if (blockIdx.x == 0 && x.own)
         find_own(p.f, x);
     if (blockIdx.x == 0 && x.lens)
-        for (int b = threadIdx.x; b < p.f.B; b += PAGES_COPIERS)
-            x.lens[b] = live_keys(p.f, b);
+        count_keys(p.f, x.lens);
 }
 
 /* ---- 2. sums ---- */

@@ -10,6 +10,5 @@ extern "C" __global__ void __launch_bounds__(PAGES_COPIERS)
 {
     gather_block(p, to.k, to.v, 1, COLLECT_SPARE, blockIdx.x);
     if (blockIdx.x == 0 && to.lens)
-        for (int b = threadIdx.x; b < p.B; b += PAGES_COPIERS)
-            to.lens[b] = live_keys(p, b);
+        count_keys(p, to.lens);
 }

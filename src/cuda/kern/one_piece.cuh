@@ -31,6 +31,14 @@ DEVICE void copy_rows(const cu_fwd &p, const chunk_table &table, const char *fro
     }
 }
 
+template <typename T>
+DEVICE void gather_rows(const cu_fwd &p, void *k, void *v, int b, int g, int j0, int live)
+{
+    chunk_table table = chunks_of(p, b);
+    copy_rows<T>(p, table, (const char *)p.k, p.ks, (char *)k, KEY_BYTES, b, g, j0, live);
+    copy_rows<T>(p, table, (const char *)p.v, p.vs, (char *)v, VALUE_BYTES, b, g, j0, live);
+}
+
 /* Keys of one block of one head; those that are absent or past the batch's last are 0. Blocks
  * that begin `spare` keys past the last one and further are left as they are. is_even: rows are
  * read by 16 bytes. */
@@ -39,19 +47,17 @@ DEVICE void gather_block(const cu_fwd &p, void *k, void *v, int is_even, int spa
     int blocks = (p.N + PAGES_ROWS - 1) / PAGES_ROWS;
     int j0 = turn % blocks * PAGES_ROWS, g = turn / blocks % p.G, b = turn / blocks / p.G;
     int live = live_keys(p, b);
-    chunk_table table = chunks_of(p, b);
     if (j0 - live >= spare)
         return;
     if (is_even)
-        copy_rows<uint4>(p, table, (const char *)p.k, p.ks, (char *)k, KEY_BYTES, b, g, j0,
-                         live);
+        gather_rows<uint4>(p, k, v, b, g, j0, live);
     else
-        copy_rows<elem>(p, table, (const char *)p.k, p.ks, (char *)k, KEY_BYTES, b, g, j0,
-                        live);
-    if (is_even)
-        copy_rows<uint4>(p, table, (const char *)p.v, p.vs, (char *)v, VALUE_BYTES, b, g, j0,
-                         live);
-    else
-        copy_rows<elem>(p, table, (const char *)p.v, p.vs, (char *)v, VALUE_BYTES, b, g, j0,
-                        live);
+        gather_rows<elem>(p, k, v, b, g, j0, live);
+}
+
+/* How many keys each batch has, by one CTA. */
+DEVICE void count_keys(const cu_fwd &p, int *lens)
+{
+    for (int b = threadIdx.x; b < p.B; b += PAGES_COPIERS)
+        lens[b] = live_keys(p, b);
 }
