@@ -243,9 +243,10 @@ static void clear_dq(const backward_worker *w, int32_t r0, int32_t rows)
 
 /* Where no tile has added to the block's dQ: the first products begin it where kernels can, and
  * strips without keys have zeros. */
-static void begin_dq(const backward_worker *w, int32_t strip, int is_careful)
+static void begin_dq(const backward_worker *w, int is_careful)
 {
     const cpu_backward_kernels *kernels = w->job->backward->kernels;
+    const int32_t strip = kernels->block->strip;
     const int by_strips = kernels->add_values && !is_careful;
     if (!w->dq_is_new)
         return;
@@ -312,12 +313,13 @@ static void add_products(backward_worker *w, int any_dead, int32_t dq_rows)
         careful_turned(w, w->ds, &q, job->g.dq_ld, w->dk);
     else if (b->has_dk)
         multiply_turned(w, w->ds, w->q_steps, job->g.dq_ld, w->dk);
+    if (!b->has_dq)
+        return;
     const int is_careful = any_dead && w->k_nonfinite;
-    if (b->has_dq)
-        begin_dq(w, b->kernels->block->strip, is_careful);
-    if (b->has_dq && is_careful)
+    begin_dq(w, is_careful);
+    if (is_careful)
         careful_dq(w);
-    else if (b->has_dq)
+    else
         add_dq(w, dq_rows);
 }
 
