@@ -23,8 +23,7 @@ from .watching import watching
 _LARGEST_F32 = 3.4028234663852886e38
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DEFINES = re.compile(r"\b(mask|score)\s+[A-Za-z_]")
-_NUMBER_OR_NAME = re.compile(r"\d[\w.]*|\.\d\w*|[A-Za-z_]\w*(?!\w|\s*\()")
-_NAME = re.compile(r"[A-Za-z_]\w*")
+_NUMBER_OR_NAME = re.compile(r"\d[\w.]*|\.\d\w*|(?P<name>[A-Za-z_]\w*)(?P<call>\s*\()?")
 _INT32 = (-(1 << 31), (1 << 31) - 1)
 
 
@@ -118,13 +117,17 @@ class Tracer:
                 f"got {n} as a scalar read where it lies, and as a parameter or local of its "
                 "text too, expected another name for one of them"
             )
-        there, suffix = set(_NAME.findall(text)), "_own"
+        there, suffix = {at["name"] for at in _NUMBER_OR_NAME.finditer(text)}, "_own"
         while any(x + suffix in there for x, _ in self.captures):
             suffix += "_own"
-        for x, _ in self.captures:
-            text = re.sub(rf"\b{x}(?=\s*\()", x + suffix, text)
-        names |= {x: x + suffix for x, _ in self.captures if x not in names}
-        return _NUMBER_OR_NAME.sub(lambda at: names.get(at[0], at[0]), text)
+        called = {x: x + suffix for x, _ in self.captures}
+        names = called | names
+
+        def own(at):
+            name, call = at["name"], at["call"] or ""
+            return (called if call else names).get(name, name) + call if name else at[0]
+
+        return _NUMBER_OR_NAME.sub(own, text)
 
     def _own_name(self, value, rank: int) -> str:
         """What a capture is called in this text: where its text reads a scalar, the one element
