@@ -167,9 +167,7 @@ enum { ALL_GRADIENTS = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIEN
 /* Every kernel of backward: tiles, smaller ones, wide heads, f32, rows that are not aligned. */
 static void gradients(void **state)
 {
-    static const struct {
-        const char *problem, *mask, *score;
-    } rows[] = {
+    static const page_problem rows[] = {
         {"b2 h4/2 q200 kv700 d64 bf16", "causal()", NULL},
         {"b3 h2 q130 kv600 d128 bf16", "kv <= q + 500", "alibi()"},
         {"b2 h4/1 q70 kv500 d128 dv64 f16", NULL, "softcap(20)"},
@@ -183,16 +181,10 @@ static void gradients(void **state)
         skip();
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         for (int p = 0; p < PAGE_SIZES; p++, n++) {
-            page_case c = {.problem = rows[i].problem,
-                           .mask = rows[i].mask,
-                           .score = rows[i].score,
-                           .backend = "cuda",
-                           .gradients = ALL_GRADIENTS,
-                           .page = page_sizes[p],
-                           .is_known = n % 2,
-                           .form = (page_form)((n + n / 4) % FORMS),
-                           .is_shared = n % 3 == 0};
-            c.layout = c.form == CHUNKS ? NHD : (page_layout)(n % LAYOUTS);
+            page_case c = page_case_of(&rows[i], page_sizes[p], n);
+            c.gradients = ALL_GRADIENTS;
+            if (c.form != CHUNKS)
+                c.layout = (page_layout)(n % LAYOUTS);
             if (c.layout == VIEW && strstr(c.problem, "dv"))
                 c.layout = HND;
             const page_wanted w = {n % 2 ? SACCADE_F32 : SACCADE_NONE, n % 5 == 4, n % 7 == 3};

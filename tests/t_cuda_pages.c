@@ -32,9 +32,7 @@ static int differs(const page_case *c)
 
 static void same_bits(void **state)
 {
-    static const struct {
-        const char *problem, *mask, *score;
-    } rows[] = {
+    static const page_problem rows[] = {
         {"b2 h4/2 q200 kv700 d64 bf16", "causal()", NULL},
         {"b3 h2 q130 kv600 d128 bf16", "kv <= q + 500", "alibi()"},
         {"b2 h2/1 q70 kv500 d128 dv64 f16", NULL, NULL},
@@ -51,15 +49,8 @@ static void same_bits(void **state)
         skip();
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         for (int p = 0; p < PAGE_SIZES; p++, n++) {
-            page_case c = {.problem = rows[i].problem,
-                           .mask = rows[i].mask,
-                           .score = rows[i].score,
-                           .backend = "cuda",
-                           .page = page_sizes[p],
-                           .is_known = page_sizes[p] < 16, /* forward has a program for those */
-                           .form = (page_form)((n + n / 4) % FORMS),
-                           .is_shared = n % 3 == 0};
-            c.layout = c.form == CHUNKS ? NHD : (page_layout)(n % 2);
+            page_case c = page_case_of(&rows[i], page_sizes[p], n);
+            c.is_known = c.page < 16; /* forward has a program for those */
             n_bad += differs(&c);
         }
     print_message("same_bits: %d cases\n", n);
@@ -69,9 +60,7 @@ static void same_bits(void **state)
 /* Where many rows read keys of small pages, those are brought into one piece first. */
 static void long_runs(void **state)
 {
-    static const struct {
-        const char *problem, *mask, *score;
-    } rows[] = {
+    static const page_problem rows[] = {
         {"b2 h8/2 q400 kv1500 d128 bf16", "kv <= q + 1100", NULL},
         {"b1 h4/1 q513 kv2000 d64 bf16", "kv <= q + 1500 && kv > q + 600", "alibi()"},
         {"b3 h4 q600 kv1030 d128 dv64 f16", NULL, "softcap(20)"},
@@ -86,16 +75,8 @@ static void long_runs(void **state)
         skip();
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         for (int p = 0; p < 4; p++, n++) {
-            page_case c = {.problem = rows[i].problem,
-                           .mask = rows[i].mask,
-                           .score = rows[i].score,
-                           .backend = "cuda",
-                           .page = pages[p],
-                           .is_known = n % 2,
-                           .form = (page_form)((n + n / 4) % FORMS),
-                           .dead = i == 5 ? 700 : 0,
-                           .is_shared = n % 3 == 0};
-            c.layout = c.form == CHUNKS ? NHD : (page_layout)(n % 2);
+            page_case c = page_case_of(&rows[i], pages[p], n);
+            c.dead = i == 5 ? 700 : 0;
             n_bad += differs(&c);
         }
     assert_int_equal(n_bad, 0);

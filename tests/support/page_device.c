@@ -166,6 +166,20 @@ page_results page_run_once(const page_run *r, int is_paged, const page_wanted *w
 
 const int32_t page_sizes[PAGE_SIZES] = {1, 3, 16, 48, 64, 100, 128, 256};
 
+page_case page_case_of(const page_problem *of, int32_t page, int n)
+{
+    page_case c = {.problem = of->problem,
+                   .mask = of->mask,
+                   .score = of->score,
+                   .backend = "cuda",
+                   .page = page,
+                   .is_known = n % 2,
+                   .form = (page_form)((n + n / 4) % FORMS),
+                   .is_shared = n % 3 == 0};
+    c.layout = c.form == CHUNKS ? NHD : (page_layout)(n % 2);
+    return c;
+}
+
 void page_lead_out(page_case c, int n, const page_wanted *w)
 {
     static const int32_t bad[] = {INT32_MAX, INT32_MIN, -2, 1 << 20, 1000};

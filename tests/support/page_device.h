@@ -36,6 +36,11 @@ void page_drop(page_results *x);
 /* Page sizes that whole tiles and single rows are copied for. */
 enum { PAGE_SIZES = 8 };
 extern const int32_t page_sizes[PAGE_SIZES];
+/* Case n of a table, with pages of so many keys: every form of table and both layouts in turns. */
+typedef struct page_problem {
+    const char *problem, *mask, *score;
+} page_problem;
+page_case page_case_of(const page_problem *of, int32_t page, int n);
 /* A run of the case with entries that lead out of the pool, n of PAGE_LEAD_OUT: each form, each
  * bad number. What comes out may be anything; nothing outside of the pool is read. */
 enum { PAGE_LEAD_OUT = 20 };
