@@ -25,7 +25,8 @@ static space space_of(const plan_problem *p, const saccade_sizes *s)
     space x;
     x.v = cu_aligned(keys * D * each);
     x.dk = x.v + cu_aligned(keys * E * each);
-    x.dv = x.dk + (p->gradients & SACCADE_GRADIENT_K ? cu_aligned(keys * D * sizeof(float)) : 0);
+    x.dv =
+        x.dk + (p->gradients & SACCADE_GRADIENT_K ? cu_aligned(keys * D * sizeof(float)) : 0);
     x.entries =
         x.dv + (p->gradients & SACCADE_GRADIENT_V ? cu_aligned(keys * E * sizeof(float)) : 0);
     x.own = x.entries + cu_aligned(2 * (size_t)entries * sizeof(uint64_t));

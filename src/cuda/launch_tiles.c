@@ -1,6 +1,6 @@
-/* Forward by tiles put on a stream: a first pass, for which keys of small pages are brought into
- * one piece, a second one over the tiles that a first pass with late offsets lists, and the
- * careful kernel. */
+/* Forward by tiles put on a stream: a first pass, for which keys of small pages are brought
+ * into one piece, a second one over the tiles that a first pass with late offsets lists, and
+ * the careful kernel. */
 #include "cuda/run.h"
 
 enum { BEGIN_THREADS = 1024 }; /* of ragged runs: they order the tiles */

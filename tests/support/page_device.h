@@ -36,7 +36,7 @@ void page_drop(page_results *x);
 /* Page sizes that whole tiles and single rows are copied for. */
 enum { PAGE_SIZES = 8 };
 extern const int32_t page_sizes[PAGE_SIZES];
-/* Case n of a table, with pages of so many keys: every form of table and both layouts in turns. */
+/* Case n of some, with pages of so many keys: each form of table, both layouts in turns. */
 typedef struct page_problem {
     const char *problem, *mask, *score;
 } page_problem;
