@@ -232,6 +232,74 @@ static void stream_shapes(void **state)
     amx_trap_end();
 }
 
+/* Rows of several heads in an item of streams, so that a strip may have rows of two. */
+static int32_t heads_of_item(const char *problem)
+{
+    case_run r;
+    case_make(&(forward_case){.problem = problem}, &r);
+    saccade_plan *plan = case_plan(&r, "amx", 2);
+    const int32_t heads =
+        cpu_geometry_of(&((const cpu_state *)plan->state)->needs, &r.sizes).item_heads;
+    saccade_plan_destroy(plan);
+    case_free(&r);
+    return heads;
+}
+
+static void stream_heads_together(void **state)
+{
+    static const char *const sizes[] = {"b1 h32/8 q37 kv150 d64 bf16",
+                                        "b4 h16/2 q23 kv300 d40 dv72 bf16"};
+    (void)state;
+    begin_streams();
+    assert_int_equal(heads_of_item(sizes[0]), 2);
+    assert_int_equal(heads_of_item(sizes[1]), 4);
+    assert_int_equal(heads_of_item("b1 h16/4 q37 kv150 d64 bf16"), 1); /* too few items */
+    for (int data = 0; data < CASE_DATA; data++)
+        for (int n = 0; n < 2; n++)
+            streamed(&(forward_case){.problem = sizes[n], .data = (case_data)data});
+    streamed(&(forward_case){.problem = sizes[0], .kv_len = 140, .layout = CASE_BROADCAST});
+    amx_trap_end();
+}
+
+/* An imported mask's blocks, which no mod asks for, hide other keys in each head. */
+static void stream_heads_with_imported_blocks(void **state)
+{
+    enum { B = 1, H = 32, Q = 37, KV = 144, SIZE = 24, ROWS = 2, COLUMNS = KV / SIZE };
+    static int32_t count[H * ROWS], index[H * ROWS * COLUMNS];
+    static const char problem[] = "b1 h32/8 q37 kv144 d64 bf16";
+    case_run masked, plain;
+    saccade_error err = {0};
+    saccade_block_mask *mask;
+    (void)state;
+    begin_streams();
+    for (int n = 0; n < H * ROWS; n++)
+        for (int j = 0; j < COLUMNS; j++)
+            if ((j + n / ROWS + n % ROWS) % 3 != 0)
+                index[n * COLUMNS + count[n]++] = j;
+    case_make(&(forward_case){.problem = problem, .mask = "(kv / 24 + h + q / 24) % 3 != 0"},
+              &masked);
+    case_make(&(forward_case){.problem = problem}, &plain);
+    const saccade_block_indices x = {.B = B,
+                                     .H = H,
+                                     .rows = ROWS,
+                                     .columns = COLUMNS,
+                                     .block_q = SIZE,
+                                     .block_kv = SIZE,
+                                     .kv_num_blocks = count,
+                                     .kv_indices = index};
+    if (saccade_block_mask_import(NULL, &x, NULL, &plain.sizes, NULL, NULL, 0, &mask, &err)
+        != SACCADE_OK)
+        fail_msg("%s", err.message);
+    saccade_plan *plan = case_plan(&plain, "amx", 2);
+    assert_int_equal(saccade_plan_prepare(plan, mask, &err), SACCADE_OK);
+    case_check(&masked, plan, mask, "imported blocks", NULL, NULL);
+    saccade_plan_destroy(plan);
+    saccade_block_mask_destroy(mask);
+    case_free(&masked);
+    case_free(&plain);
+    amx_trap_end();
+}
+
 static void stream_variants(void **state)
 {
     static const forward_case list[] = {
@@ -498,6 +566,8 @@ int main(void)
         cmocka_unit_test(trap_ends),       cmocka_unit_test(shapes),
         cmocka_unit_test(variants),        cmocka_unit_test(extremes),
         cmocka_unit_test(stream_shapes),   cmocka_unit_test(stream_variants),
+        cmocka_unit_test(stream_heads_together),
+        cmocka_unit_test(stream_heads_with_imported_blocks),
         cmocka_unit_test(stream_extremes), cmocka_unit_test(stream_windows),
         cmocka_unit_test(plain_order),     cmocka_unit_test(ceiling),
         cmocka_unit_test(few_keys),        cmocka_unit_test(explained),

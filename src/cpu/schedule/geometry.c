@@ -12,6 +12,7 @@ enum {
     SPLIT_BELOW = 64, /* items; fewer are split over keys, for many threads and long decodes */
     SPLIT_TO = 128,   /* items aimed at */
     SPLIT_MIN = 4,    /* blocks of keys in a split, so that merging stays below 1 % */
+    ITEMS_LEAST = 16, /* that items of several heads leave */
     INVARIANT = 16,   /* blocks in a range of keys where a row's bits follow from it alone */
 };
 /* A thread's own packed keys: of a few items of a narrow window, in half of a second-level
@@ -45,6 +46,22 @@ static int64_t split_blocks(const cpu_needs *needs, int64_t items, int64_t key_b
                     smaller(ceil_div(SPLIT_TO, items), ceil_div(key_blocks, SPLIT_MIN)));
 }
 
+/* Heads of a group whose few rows make an item of streams together: those of one head may leave
+ * most of their last strip empty. A mod is placed on the rows of one head. */
+static int64_t heads_together(const cpu_needs *needs, const saccade_sizes *s)
+{
+    const int64_t group = s->H / s->Hkv, strip = needs->kernels->strip;
+    const int is_plain = !needs->limit_nodes && !needs->mask_nodes && !needs->score_bytes;
+    int64_t best = 1;
+    if (!needs->kernels->flow || !is_plain || needs->is_invariant)
+        return 1;
+    for (int64_t n = 2; n * s->Q <= CPU_BLOCK_ROWS && s->B * s->H / n >= ITEMS_LEAST; n++)
+        if (group % n == 0
+            && ceil_div(n * s->Q, strip) * best < ceil_div(best * s->Q, strip) * n)
+            best = n;
+    return best;
+}
+
 static void cut_items(const cpu_needs *needs, const saccade_sizes *s, cpu_geometry *g)
 {
     const cpu_kernels *k = needs->kernels;
@@ -53,7 +70,7 @@ static void cut_items(const cpu_needs *needs, const saccade_sizes *s, cpu_geomet
     g->is_shared = !is_grouped;
     g->is_decode = group * s->Q <= k->decode_rows && s->D <= CPU_DECODE_DIM
                    && s->Dv <= CPU_DECODE_DIM && !needs->is_invariant;
-    g->item_heads = is_grouped ? (int32_t)group : 1;
+    g->item_heads = (int32_t)(is_grouped ? group : heads_together(needs, s));
     g->block_rows = k->flow && !is_grouped ? stream_rows(s) : CPU_BLOCK_ROWS;
     g->item_rows = (int32_t)smaller(s->Q, g->block_rows);
     g->row_blocks = ceil_div(s->Q, g->block_rows);

@@ -103,12 +103,12 @@ typedef struct cpu_scratch {
     size_t bytes;
 } cpu_scratch;
 
-/* An item is one query block of one head, or all rows of a group's heads when they fit in one
- * block (decode); with splits, a range of its keys. Byte counts are multiples of 64. */
+/* An item is one query block of one head, or all rows of a group's heads, or of some, when they
+ * fit in one block; with splits, a range of its keys. Byte counts are multiples of 64. */
 typedef struct cpu_geometry {
     int32_t q_ld;                 /* elements of a packed row of Q: D, rounded up */
     int32_t o_ld;                 /* Dv, rounded up to panels */
-    int32_t item_heads;           /* 1, or the whole group */
+    int32_t item_heads;           /* 1, some of a group or the whole group */
     int32_t item_rows;            /* rows of each head in an item, at most */
     int32_t block_rows;           /* rows of a head from item to item */
     int64_t row_blocks;           /* items along the rows of a head */
