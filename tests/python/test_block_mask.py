@@ -414,3 +414,48 @@ def test_pictures_have_pytorchs_words():
         for f in (st.create_block_mask, theirs.create_block_mask)
     )
     assert ours[:2] == want[:2]
+
+
+def test_a_moved_mask_keeps_its_shape_and_is_seen_changing():
+    b = st.create_block_mask(MASKS["causal"], 2, 3, 300, 300, "cpu")
+    assert b.to("cpu").shape == (2, 3, 300, 300) and b.to("cpu").kv_indices.shape[:2] == (2, 3)
+    b.kv_indices
+    made = b.to("cpu")
+    made.handle()
+    made.kv_num_blocks[..., 1] = 0
+    made.full_kv_num_blocks[..., 1] = 0
+    q, k, v = (torch.ones(2, 3, 300, 8) for _ in range(3))
+    out = st.flex_attention(q, k, v, block_mask=made)
+    assert not out[:, :, 128:256].any() and out[:, :, 256:].all()
+
+
+def test_masks_made_from_one_without_transposes_have_none():
+    a, _ = pair("causal")
+    lists = [getattr(a, name) for name in theirs.BlockMask._TENSOR_ATTRS[:4]]
+    made = st.BlockMask.from_kv_blocks(
+        *lists, BLOCK_SIZE=BLOCK, mask_mod=a.mask_mod, compute_q_blocks=False
+    )
+    for other in (made, made[:, :, :1], made._adjust(50, 50), made.to("cpu")):
+        assert other.q_indices is None and other.full_q_num_blocks is None
+
+
+def test_orders_of_sums_are_kept():
+    _, b = pair("causal")
+    lists = [getattr(b, name) for name in theirs.BlockMask._TENSOR_ATTRS[:4]]
+    assert b.dq_write_order is b.dq_write_order_full is b.dq_kv_order is b.dq_kv_order_spt is None
+    order = torch.arange(3)
+    for given, wanted in ((True, (None, True)), (order, (order, None))):
+        made = st.BlockMask.from_kv_blocks(
+            *lists, dq_write_order=order, dq_write_order_full=order, dq_kv_order=given
+        )
+        assert made.dq_write_order is order and made.dq_write_order_full is order
+        assert (made.dq_kv_order, made.dq_kv_order_spt) == wanted
+    with pytest.raises(ValueError, match="dq_write_order"):
+        st.BlockMask.from_kv_blocks(*lists, dq_write_order_full=order)
+
+
+@pytest.mark.parametrize("flatten", (True, False))
+def test_as_tuple_is_laid_out_as_torchs(flatten):
+    a, b = pair("causal")
+    for x, y in zip(a.as_tuple(flatten), b.as_tuple(flatten), strict=True):
+        assert torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y

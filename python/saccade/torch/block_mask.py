@@ -23,6 +23,7 @@ from .mods import AnyMod, Resolved, captured
 DEFAULT_BLOCK = 128
 BlockSize = int | tuple[int, int]
 MaskMod = Callable[..., Any] | str | AnyMod  # callable (b, h, q_idx, kv_idx) -> bool
+_ORDERS = ("dq_write_order", "dq_write_order_full", "dq_kv_order", "dq_kv_order_spt")
 _numbers = itertools.count(1)
 numbered: "weakref.WeakValueDictionary[int, BlockMask]" = weakref.WeakValueDictionary()
 
@@ -80,6 +81,7 @@ class BlockMask:
     kv_num_blocks [B, H, rows], kv_indices [B, H, rows, columns] list PARTIAL blocks of each
     block row, full_kv_* the FULL ones, q_* and full_q_* the transposes; int32, on `device`.
     Entries past the count are in order but mean nothing. B and H may be 1 (broadcast).
+    dq_*: an order of sums that torch's FLASH back end needs to be deterministic; kept as given.
     """
 
     _TENSOR_ATTRS = [f"{full}{axis}_{what}" for axis in ("kv", "q") for full in ("", "full_")
@@ -100,6 +102,10 @@ class BlockMask:
         BLOCK_SIZE: BlockSize = DEFAULT_BLOCK,
         mask_mod: MaskMod | None = None,
         *,
+        dq_write_order: torch.Tensor | None = None,
+        dq_write_order_full: torch.Tensor | None = None,
+        dq_kv_order: torch.Tensor | None = None,
+        dq_kv_order_spt: bool | None = None,
         _handle: Any = None,
         _device: torch.device | str = "cpu",
         _lead: tuple[int, ...] | None = None,
@@ -116,6 +122,10 @@ class BlockMask:
             raise RuntimeError(
                 "kv_indices: got fewer than 2 dimensions, expected [.., rows, columns]"
             )
+        if dq_write_order_full is not None and dq_write_order is None:
+            raise ValueError("got dq_write_order_full alone, expected dq_write_order too")
+        self.dq_write_order, self.dq_write_order_full = dq_write_order, dq_write_order_full
+        self.dq_kv_order, self.dq_kv_order_spt = dq_kv_order, dq_kv_order_spt
         self._handle, self._device = _handle, torch.device(_device)
         self._seq_lengths = (seq_lengths[0], seq_lengths[1])
         self._mask_mod: Any = mask_mod or noop_mask
@@ -148,6 +158,10 @@ class BlockMask:
         mask_mod: MaskMod | None = None,
         seq_lengths: tuple[int, int] | None = None,
         compute_q_blocks: bool = True,
+        *,
+        dq_write_order: torch.Tensor | None = None,
+        dq_write_order_full: torch.Tensor | None = None,
+        dq_kv_order: torch.Tensor | bool | None = None,
     ) -> "BlockMask":
         """From index tensors. seq_lengths defaults to whole blocks; transposes are made when
         asked for, and are None without compute_q_blocks."""
@@ -166,10 +180,19 @@ class BlockMask:
             full_kv_indices,
             BLOCK_SIZE=block,
             mask_mod=mask_mod,
+            dq_write_order=dq_write_order,
+            dq_write_order_full=dq_write_order_full,
+            dq_kv_order=dq_kv_order if isinstance(dq_kv_order, torch.Tensor) else None,
+            dq_kv_order_spt=dq_kv_order if isinstance(dq_kv_order, bool) else None,
             _device=kv_indices.device,
         )
         made._has_transpose = compute_q_blocks
         return made
+
+    def _after(self, other):
+        """Itself, without transposes if the mask that it was made from has none."""
+        self._has_transpose = other._has_transpose
+        return self
 
     # ---- the C object ----
 
@@ -331,9 +354,14 @@ class BlockMask:
         return self
 
     def as_tuple(self, flatten: bool = True) -> tuple[Any, ...]:
+        """What the installed torch has in this place, in its order."""
+        from torch.nn.attention.flex_attention import BlockMask as theirs
+
         block = self.BLOCK_SIZE if flatten else (self.BLOCK_SIZE,)
         lengths = self._seq_lengths if flatten else (self._seq_lengths,)
-        return (*lengths, *self._lists(False), *self._lists(True), *block, self._mask_mod)
+        orders = (getattr(self, name) for name in _ORDERS if name in theirs.__annotations__)
+        lists = (*self._lists(False), *self._lists(True), *orders)
+        return (*lengths, *lists, *block, self._mask_mod)
 
     def numel(self) -> int:
         """Positions: B * H * Q * KV."""
@@ -351,13 +379,15 @@ class BlockMask:
             mask_mod=self._mask_mod,
             _handle=self._handle,
             _device=device,
+            _lead=self._dims,
         )
         for name in ("_forward", "_transpose"):
             lists = getattr(self, name)
             setattr(
                 made, name, lists and tuple(t if t is None else t.to(device) for t in lists)
             )
-        return made
+        made._marks = marks_of(made._forward)
+        return made._after(self)
 
     def to_dense(self) -> torch.Tensor:
         """[B, H, rows, columns] int32, 1 for PARTIAL and FULL blocks."""
@@ -425,7 +455,7 @@ class BlockMask:
             _handle=self.handle().window(0, new_q_len, 0, new_kv_len),
             _device=self._device,
             _lead=self._dimensions(),
-        )
+        )._after(self)
 
     def __getitem__(self, index: Any) -> "BlockMask":
         """Picks batches, heads and rows of blocks; the mod goes on seeing original
@@ -466,7 +496,7 @@ class BlockMask:
             BLOCK_SIZE=self.BLOCK_SIZE,
             _device=self._device,
             mask_mod=self._moved(maps, idx.shape),
-        )
+        )._after(self)
 
     def _moved(self, maps, shape):
         moves = [
