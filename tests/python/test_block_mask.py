@@ -442,7 +442,8 @@ def test_masks_made_from_one_without_transposes_have_none():
 def test_orders_of_sums_are_kept():
     _, b = pair("causal")
     lists = [getattr(b, name) for name in theirs.BlockMask._TENSOR_ATTRS[:4]]
-    assert b.dq_write_order is b.dq_write_order_full is b.dq_kv_order is b.dq_kv_order_spt is None
+    names = ("dq_write_order", "dq_write_order_full", "dq_kv_order", "dq_kv_order_spt")
+    assert all(getattr(b, name) is None for name in names)
     order = torch.arange(3)
     for given, wanted in ((True, (None, True)), (order, (order, None))):
         made = st.BlockMask.from_kv_blocks(

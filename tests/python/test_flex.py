@@ -339,3 +339,45 @@ def test_strides_follow_the_query_where_a_length_is_one():
     assert st.flex_attention(*plain).stride() == plain[0].stride()
     spread = [t[:1].contiguous().view(1, 1, 24, 16).expand(1, 1, 24, 16) for t in x]
     assert st.flex_attention(*spread).is_contiguous()
+
+
+@pytest.mark.parametrize("code", (torch.float8_e4m3fn, torch.float8_e5m2))
+@pytest.mark.parametrize("is_compiled", (False, True))
+def test_keys_and_values_in_fp8(code, is_compiled):
+    q, k, v = (torch.randn(1, 2, 40, 16, dtype=torch.bfloat16) for _ in range(3))
+    k, v = k.to(code), v.to(code)
+    call = st.flex_attention
+    if is_compiled:
+        call = torch.compile(call, fullgraph=True)
+    expected = st.flex_attention(q, k.bfloat16(), v.bfloat16(), "softcap(3)")
+    assert torch.equal(call(q, k, v, "softcap(3)"), expected)
+    with pytest.raises(ValueError, match="same dtype"):
+        st.flex_attention(q, k.float(), v)
+
+
+@pytest.mark.parametrize("B, Q", ((0, 5), (2, 0)))
+def test_no_rows_have_gradients_of_zeros(B, Q):
+    q, k, v = (
+        torch.randn(s, requires_grad=True)
+        for s in ((B, 4, Q, 16), (B, 2, 9, 16), (B, 2, 9, 8))
+    )
+    w = torch.randn(4, requires_grad=True)
+    out, aux = st.flex_attention(
+        q, k, v, lambda s, b, h, i, j: s * w[h], enable_gqa=True,
+        return_aux=st.AuxRequest(True, True),
+    )  # fmt: skip
+    assert out.shape == (B, 4, Q, 8) and aux.lse.shape == aux.max_scores.shape == (B, 4, Q)
+    assert aux.lse.dtype is torch.float32 and not aux.max_scores.requires_grad
+    out.sum().backward()
+    for t in (q, k, v, w):
+        assert torch.equal(t.grad, torch.zeros_like(t))
+    with pytest.raises(ValueError, match="multiple"):
+        st.flex_attention(q[:, :3], k, v, enable_gqa=True)
+
+
+def test_options_of_newer_torch():
+    q, k, v = (torch.randn(1, 2, 8, 16) for _ in range(3))
+    options = {"BACKEND": "TRITON", "FLOAT32_PRECISION": "'ieee'", "PARTITION_SIZE": 64}
+    assert torch.equal(
+        st.flex_attention(q, k, v, kernel_options=options), st.flex_attention(q, k, v)
+    )

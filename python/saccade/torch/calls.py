@@ -299,6 +299,16 @@ def autocast(q, k, v):
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
+_CODES = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def decoded(q, k, v):
+    """Keys and values in fp8 as the query's dtype, which holds each of them."""
+    if q.dtype in _CODES:
+        return q, k, v
+    return q, *(t.to(q.dtype) if t.dtype in _CODES else t for t in (k, v))
+
+
 def new_call(
     q, k, v, score, mask, scale, backend, want_lse, want_max, needs=(), dropout=0.0
 ):

@@ -30,7 +30,7 @@ _TUNING = frozenset(
     "num_warps num_stages BLOCK_M BLOCK_N BLOCK_M1 BLOCK_N1 BLOCK_M2 BLOCK_N2 PRESCALE_QK "
     "ROWS_GUARANTEED_SAFE BLOCKS_ARE_CONTIGUOUS WRITE_DQ FORCE_USE_FLEX_ATTENTION USE_TMA "
     "kpack matrix_instr_nonkdim waves_per_eu num_consumer_groups num_buffers_warp_spec "
-    "SPLIT_KV SKIP_MASK_SCORE IS_DIVISIBLE".split()
+    "SPLIT_KV SKIP_MASK_SCORE IS_DIVISIBLE FLOAT32_PRECISION PARTITION_SIZE".split()
 )
 INVARIANCE = (False, True, "short")  # by the number that the library has for it
 _BACKENDS = dict.fromkeys(("auto", "triton", "triton_decode", "flash"), "auto")
@@ -94,6 +94,10 @@ def check_indices(kind, found, sizes, budget, at=None):
         raise OutsideTensor(
             reason.status, f"{kind}_mod: {reason}", reason.line, reason.column
         ) from None
+
+
+class NoRows(BadValue):
+    """Nothing is wrong with a call but that it has no batch or no queries."""
 
 
 class _NotFour(BadValue, NotImplementedError):
@@ -167,7 +171,7 @@ def check_layout(q, k, v):
 
 def check_shapes(q, k, v, enable_gqa):
     shapes = f"query {tuple(q.shape)}, key {tuple(k.shape)}, value {tuple(v.shape)}"
-    if 0 in q.shape or 0 in k.shape or 0 in v.shape:
+    if 0 in k.shape[1:] or 0 in v.shape[1:] or not q.shape[1] * q.shape[3]:
         raise _bad(f"{shapes}: got an empty tensor, expected every length greater than 0")
     if q.shape[3] != k.shape[3]:
         raise _bad(f"{shapes}: expected query and key to have the same last dimension")
@@ -185,6 +189,8 @@ def check_shapes(q, k, v, enable_gqa):
             f"{shapes}: got {q.shape[1]} query heads over {k.shape[1]} key heads, expected a "
             "multiple"
         )
+    if not q.shape[0] * q.shape[2]:
+        raise NoRows("EINVAL", f"{shapes}: got no rows, expected one or more")
 
 
 def check_mask(m, q, k):

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from . import dynamo, masks
 from .block_mask import BlockMask, noop_mask, numbered
-from .calls import autocast, new_call, output_like, stats_dtype
+from .calls import autocast, decoded, new_call, output_like, stats_dtype
 from .checks import (
     INVARIANCE,
     NO_SECOND,
@@ -406,6 +406,7 @@ def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max,
     rest = scale, backend, want_lse, want_max, gqa
     if torch.is_autocast_enabled(q.device.type):
         q, k, v = autocast(q, k, v)
+    q, k, v = decoded(q, k, v)
     if torch.compiler.is_dynamo_compiling():
         if isinstance(block_mask, masks.Unproven) and hasattr(block_mask, "given"):
             block_mask = _unproven(block_mask.given, q, k)

@@ -19,9 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from . import warm
 from .autograd import Slots, apply, node, out_of
 from .bounds import check_score
-from .calls import FakeCall, autocast, new_call
+from .calls import FakeCall, autocast, decoded, new_call
 from .dropout import Drawn
 from .checks import (
+    NoRows,
     backend_of,
     check_call,
     check_layout,
@@ -31,6 +32,7 @@ from .checks import (
 )
 from .masks import block_mask_of, mask_or_mod
 from .mods import Resolved, as_tensor
+from .no_rows import of_no_rows
 from .watch import Watch, identity, layout, owners
 
 # By identity of the mods, for warm calls; by text and layout of captures, for other mods that
@@ -151,6 +153,8 @@ def run(
             _keep_warm(key, found, q, k, v, is_recorded, score_mod, block_mask)
         if dropout:
             found = Drawn(found, q)
+    except NoRows:
+        return of_no_rows(q, k, v, score_mod, want_lse, want_max)
     except (AttributeError, RuntimeError):
         check_call(q, k, v, gqa)  # says what is wrong with them, if anything is
         raise
@@ -231,6 +235,8 @@ def _find(
     """The entry of a call, and its tensors as autocast wants them."""
     if q.device.type != "meta" and torch.is_autocast_enabled(q.device.type):
         q, k, v = autocast(q, k, v)
+    if k.dtype is not q.dtype or v.dtype is not q.dtype:
+        q, k, v = decoded(q, k, v)
     q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
     key = (
         identity(score_mod),
