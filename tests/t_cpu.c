@@ -4,6 +4,7 @@
 #include "support/short_run.h"
 
 #include "base/convert.h"
+#include "cpu/cpu.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -186,13 +187,16 @@ static void check_threads(const forward_case *c)
     case_free(&r);
 }
 
-/* Windows: threads pack the keys that their items need, in memory for a few of them. */
+/* Windows, and few heads without a mask: threads pack the keys that their items need, in memory
+ * for a few of them. */
 static void threads_do_not_matter(void **state)
 {
     static const char *const general = "(q ^ kv) % 5 != 0";
     static const forward_case cases[] = {
         {.problem = "b1 h2 q200 kv900 d32 f32", .mask = general},
         {.problem = "b1 h4/1 q1 kv3000 d64 bf16", .mask = general},
+        {.problem = "b2 h3 q500 kv700 d32 f32"},
+        {.problem = "b2 h6/2 q300 kv900 d40 bf16", .score = "score + 0.02 * (kv - q)"},
         {.problem = "b2 h4/2 q150 kv400 d16 f16", .mask = general},
         {.problem = "b2 h2/1 q1700 kv1700 d8 f32", .mask = "sliding_window(W)"},
         {.problem = "b1 h4 q1700 kv1500 d16 bf16", .mask = "sliding_window(W)"},
@@ -201,6 +205,49 @@ static void threads_do_not_matter(void **state)
     (void)state;
     for (size_t n = 0; n < sizeof cases / sizeof *cases; n += is_short_run() ? 2 : 1)
         check_threads(&cases[n]);
+}
+
+/* On several threads few items of f32 have blocks of rows of one size, on one thread others:
+ * the bits are the same, with keys that take the careful way too. */
+static void blocks_of_rows_do_not_matter(void **state)
+{
+    static const char *const masks[] = {NULL, "causal()", "q >= kv && q - kv < 90",
+                                        "doc[q] == doc[kv]", "(q ^ kv) % 5 != 0"};
+    static const char *const scores[] = {NULL, "alibi()", "softcap(c)"};
+    static const float nonfinite[] = {0, NAN, INFINITY};
+    (void)state;
+    for (int n = 0; n < 5 * 3 * 3; n += is_short_run() ? 2 : 1) {
+        case_run r;
+        case_make(&(forward_case){.problem = "b1 h3 q301 kv301 d24 f32",
+                                  .mask = masks[n % 5],
+                                  .score = scores[n / 5 % 3],
+                                  .seed = (uint64_t)n},
+                  &r);
+        if (n / 15)
+            ((float *)r.v.t.data)[r.v.t.stride[1] + 77 * r.v.t.stride[2] + 3] =
+                nonfinite[n / 15];
+        case_solve(&r);
+        const size_t bytes = (size_t)(r.sizes.H * r.sizes.Q) * 24 * sizeof(float);
+        float *out[2] = {malloc(bytes), malloc(bytes)};
+        for (const char *const *level = case_levels(); *level; level++) {
+            int32_t block[2];
+            for (int several = 0; several < 2; several++) {
+                saccade_plan *plan = case_plan(&r, *level, several ? 3 : 1);
+                const cpu_needs *needs = &((const cpu_state *)plan->state)->needs;
+                cpu_geometry g = cpu_geometry_of(needs, &r.sizes);
+                cpu_cut_evenly(needs, &r.sizes, &g);
+                block[several] = g.block_rows;
+                case_check(&r, plan, NULL, *level, out[several], NULL);
+                saccade_plan_destroy(plan);
+            }
+            assert_int_equal(block[0], 96);
+            assert_int_equal(block[1], 76);
+            assert_memory_equal(out[0], out[1], bytes);
+        }
+        free(out[0]);
+        free(out[1]);
+        case_free(&r);
+    }
 }
 
 static void block_masks(void **state)
@@ -363,6 +410,7 @@ int main(void)
         cmocka_unit_test(mixed_dtypes),
         cmocka_unit_test(nonfinite_values),
         cmocka_unit_test(threads_do_not_matter),
+        cmocka_unit_test(blocks_of_rows_do_not_matter),
         cmocka_unit_test(block_masks),
         cmocka_unit_test(random_problems),
         cmocka_unit_test(workspace_grows),

@@ -218,14 +218,15 @@ static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccad
                   : plan_limits(p) ? "two limits a row, no evaluation"
                                    : engine);
     if (p->sizes.B && p->sizes.Q && p->sizes.KV) {
-        const cpu_geometry g = cpu_geometry_of(&state->needs, &p->sizes);
+        cpu_geometry g = cpu_geometry_of(&state->needs, &p->sizes);
+        cpu_cut_evenly(&state->needs, &p->sizes, &g);
         strbuf_printf(out,
                       "work: %lld items of up to %d rows, keys in %lld split%s\n"
                       "workspace: %zu bytes, %s\n",
                       (long long)(g.heads * g.head_items), g.item_rows * g.item_heads,
                       (long long)g.splits, g.splits > 1 ? "s, merged in order" : "", g.bytes,
                       g.is_own      ? "each thread packs the keys of its heads"
-                      : g.is_shared ? "K and V packed once, where they are first needed"
+                      : g.is_shared ? "K and V packed where they are first needed"
                       : g.is_decode && quant_is_dtype(p->kv_dtype)
                           ? "K and V converted on the way"
                       : g.is_decode ? "K and V read where they lie"

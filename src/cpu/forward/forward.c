@@ -69,16 +69,20 @@ static void weigh_rows(void *arg, int64_t index, int thread)
 }
 
 /* Where each key is read by no more items than this, threads pack keys for themselves: packing
- * them ahead would send them through memory for too few readers. */
-enum { FEW_READERS = 8, MOST_IN_RUN = 16 };
+ * them ahead would send them through memory for too few readers. Without a mask so many threads
+ * to a head do, since what another core has packed is slow to come. */
+enum { FEW_READERS = 8, MOST_IN_RUN = 16, PACKERS = 2 };
 
-static int is_local(const cpu_job *job)
+static int is_local(const cpu_job *job, int is_alike)
 {
+    const cpu_geometry *g = &job->g;
     int64_t keys = 0;
-    if (!job->g.is_shared) /* an item packs for itself alone, or not at all */
+    if (!g->is_shared) /* an item packs for itself alone, or not at all */
         return 0;
     if (job->live.by != CPU_BY_LIMITS) /* one block: none waits for it */
-        return job->g.is_own || (job->g.key_blocks == 1 && job->g.own_blocks > 0);
+        return g->is_own || (g->key_blocks == 1 && g->own_blocks > 0)
+               || (is_alike && g->key_blocks <= g->own_blocks
+                   && PACKERS * job->n_heads >= job->plan->threads);
     for (int64_t n = 0; n < items_of(job); n++)
         keys += job->weight[n]; /* of masks with limits: keys, not tiles */
     return keys <= FEW_READERS * job->n_heads * job->run->sizes.KV;
@@ -169,7 +173,7 @@ static int open_parts(forward_wave *wave)
     wave->work = 0;
     for (int64_t p = 0; p < wave->n_parts; p++) {
         cpu_job *job = &wave->parts[p].job;
-        job->is_local = is_local(job);
+        job->is_local = is_local(job, !wave->is_ordered);
         wave->work += work_of(job);
         if (wave->n_parts > 1)
             weigh_by_rows(job);
@@ -200,21 +204,24 @@ static int64_t whole_parts(int64_t share, int64_t head_items)
 }
 
 /* How many items run next to each other on one thread: of short keys a thread's whole share,
- * so that it packs those of few heads. */
+ * so that it packs those of few heads, and of longer ones two at least. */
 static int64_t neighbours(const forward_wave *wave, int any_local)
 {
     enum { FINE = 8 }; /* shares of a thread */
     const cpu_geometry *g = &wave->parts[0].job.g;
     const int64_t threads = wave->plan->threads, items = wave->count[BY_ITEM];
     const int64_t whole = (items + threads - 1) / threads, share = items / (FINE * threads) + 1;
+    const int64_t each = share < MOST_IN_RUN ? share : MOST_IN_RUN;
+    const int is_one_block = wave->n_parts == 1 && g->key_blocks == 1;
     if (wave->n_parts == 1 && g->is_own)
         return g->own_items;
     if (!any_local)
         return 1;
-    if (wave->n_parts == 1 && g->key_blocks == 1 && whole <= FINE)
+    if (is_one_block && whole <= FINE)
         return whole < g->head_items ? whole : g->head_items;
-    const int64_t each = share < MOST_IN_RUN ? share : MOST_IN_RUN;
-    return wave->n_parts == 1 && g->key_blocks == 1 ? whole_parts(each, g->head_items) : each;
+    if (wave->is_ordered && !is_one_block)
+        return each;
+    return whole_parts(each == 1 && whole > 2 ? 2 : each, g->head_items);
 }
 
 /* Blocks of rows that are weighed sooner than threads wake up. */
@@ -273,6 +280,8 @@ static saccade_status forward_whole(const saccade_plan *plan, const plan_run *ru
     cpu_job *job = &part.job;
     TRY(cpu_live_of(&plan->problem, run, &job->live, err));
     job->g = cpu_geometry_of(&cpu_state_of(plan)->needs, &run->sizes);
+    if (!run->rows)
+        cpu_cut_evenly(&cpu_state_of(plan)->needs, &run->sizes, &job->g);
     job->threads = (char *)run->workspace + job->g.thread_off;
     job->thread_bytes = job->g.scratch.bytes;
     cpu_forget_threads(job);

@@ -454,7 +454,8 @@ void item_run_streams(cpu_worker *w, int64_t begin, int64_t end)
     }
     item_pack_queries(w, 0, w->rows, w->q);
     item_clear_rows(w, 0, w->rows);
-    if (w->job->g.is_own && begin < end) /* anchors need the last ones too */
+    if (w->job->is_local && w->job->live.by != CPU_BY_LIMITS && begin < end)
+        /* anchors need the last ones too */
         item_packed(w, begin / CPU_BLOCK_KEYS, (end - 1) / CPU_BLOCK_KEYS + 1);
     if (w->score.state)
         find_anchors(w, begin, end);

@@ -214,3 +214,17 @@ cpu_geometry cpu_geometry_of(const cpu_needs *needs, const saccade_sizes *asked)
     lay_out(needs, s, &g);
     return g;
 }
+
+void cpu_cut_evenly(const cpu_needs *needs, const saccade_sizes *s, cpu_geometry *g)
+{
+    enum { FEW = 8 }; /* items of a thread, on which the last one's size shows */
+    const int64_t items = g->heads * g->head_items;
+    if (!needs->kernels->is_even || !g->is_shared || g->splits > 1 || needs->threads == 1
+        || items > (int64_t)FEW * needs->threads)
+        return;
+    g->head_items /= g->row_blocks;
+    g->block_rows = (int32_t)ceil_div(s->Q, g->row_blocks);
+    g->item_rows = g->block_rows;
+    g->row_blocks = ceil_div(s->Q, g->block_rows);
+    g->head_items *= g->row_blocks;
+}

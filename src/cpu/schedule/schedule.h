@@ -130,5 +130,8 @@ typedef struct cpu_geometry {
 } cpu_geometry;
 
 cpu_geometry cpu_geometry_of(const cpu_needs *needs, const saccade_sizes *sizes);
+/* Blocks of rows of one size, for runs of all rows of few items on several threads, where a
+ * row's bits do not depend on the rows beside it. */
+void cpu_cut_evenly(const cpu_needs *needs, const saccade_sizes *sizes, cpu_geometry *g);
 
 #endif
