@@ -213,6 +213,29 @@ static void no_spills(void **state)
     }
 }
 
+/* Device code of a score for backward. */
+static strbuf emitted(const char *score, cu_mod_text *facts)
+{
+    saccade_mod *mod = case_mod(SACCADE_SCORE, score);
+    const pass_facts *known;
+    strbuf text;
+    arena a;
+    arena_init(&a);
+    assert_int_equal(pass_facts_make(mod_function(mod), &a, &known, NULL), SACCADE_OK);
+    const plan_problem p = {.sizes = {1, 4, 4, 64, 64, 64, 64},
+                            .group = 1,
+                            .heads_global = 4,
+                            .scale = 0.125f,
+                            .dtype = SACCADE_BF16,
+                            .score = mod_function(mod),
+                            .score_facts = known};
+    strbuf_init(&text, 0);
+    assert_int_equal(cu_emit_backward_mod(&p, &a, &text, facts, NULL), SACCADE_OK);
+    arena_free(&a);
+    saccade_mod_destroy(mod);
+    return text;
+}
+
 /* Bounds hold, and are not far off; slopes without one have no sums in fixed point. */
 static void bounds_of_slopes(void **state)
 {
@@ -225,31 +248,43 @@ static void bounds_of_slopes(void **state)
                 {"score * score", INFINITY}};
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        saccade_mod *mod = case_mod(SACCADE_SCORE, rows[i].score);
-        const pass_facts *known;
         cu_mod_text facts;
-        strbuf text;
-        arena a;
-        arena_init(&a);
-        assert_int_equal(pass_facts_make(mod_function(mod), &a, &known, NULL), SACCADE_OK);
-        const plan_problem p = {.sizes = {1, 4, 4, 64, 64, 64, 64},
-                                .group = 1,
-                                .heads_global = 4,
-                                .scale = 0.125f,
-                                .dtype = SACCADE_BF16,
-                                .score = mod_function(mod),
-                                .score_facts = known};
-        strbuf_init(&text, 0);
-        assert_int_equal(cu_emit_backward_mod(&p, &a, &text, &facts, NULL), SACCADE_OK);
-        if (isinf(rows[i].most) ? !isinf(facts.slope_most)
-                                : !(facts.slope_most >= rows[i].most
-                          && facts.slope_most < 2.01 * rows[i].most))
+        strbuf text = emitted(rows[i].score, &facts);
+        if (isinf(rows[i].most)
+                ? !isinf(facts.slope_most)
+                : !(facts.slope_most >= rows[i].most && facts.slope_most < 2.01 * rows[i].most))
             fail_msg("%s: got %g, expected %g", rows[i].score, facts.slope_most, rows[i].most);
         assert_non_null(strstr(strbuf_text(&text), "slope4("));
         assert_int_equal(!strstr(strbuf_text(&text), "sac_tanh4("), i != 0);
         strbuf_free(&text);
-        arena_free(&a);
-        saccade_mod_destroy(mod);
+    }
+}
+
+/* A score that masks and changes nothing else has no slopes to multiply weights by: where it is
+ * -inf weights are 0. */
+static void masking_scores_have_slope_one(void **state)
+{
+    static const struct {
+        const char *score;
+        int is_one;
+    } rows[] = {{"score + 0.5", 1},
+                {"q >= kv ? score : -inf", 1},
+                {"q < kv ? -inf : score - float(q)", 1},
+                {"!(q >= kv && q - kv < 9) ? -inf : score", 1},
+                {"q >= kv ? (q - kv < 9 ? score + 0.5 : -inf) : -inf", 1},
+                {"q >= kv ? score * 2.0 : -inf", 0},
+                {"q >= kv ? score : 0.0", 0},
+                {"q >= kv ? score : inf", 0},
+                {"q >= kv ? score : (q < 5 ? score * 2.0 : -inf)", 0},
+                {"q < kv ? score : (q - kv < 9 ? 1.0 : -inf)", 0}};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        cu_mod_text facts;
+        strbuf text = emitted(rows[i].score, &facts);
+        const int is_one = strstr(strbuf_text(&text), "#define SLOPE_ONE 1") != NULL;
+        if (is_one != rows[i].is_one)
+            fail_msg("%s: slope %s", rows[i].score, is_one ? "1" : "not 1");
+        strbuf_free(&text);
     }
 }
 
@@ -1017,7 +1052,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(tiles_fit),        cmocka_unit_test(short_runs_take_smaller_tiles),
         cmocka_unit_test(few_blocks_take_two_kernels),
         cmocka_unit_test(no_spills),
-        cmocka_unit_test(bounds_of_slopes), cmocka_unit_test(plan_of_gradients),
+        cmocka_unit_test(bounds_of_slopes),
+        cmocka_unit_test(masking_scores_have_slope_one), cmocka_unit_test(plan_of_gradients),
         cmocka_unit_test(refusals),         cmocka_unit_test(few_of_each),
         cmocka_unit_test(lengths),          cmocka_unit_test(few_keys),
         cmocka_unit_test(masks),            cmocka_unit_test(scores),
