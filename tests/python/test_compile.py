@@ -334,3 +334,41 @@ def test_a_graph_makes_its_block_mask(compiler):
     with pytest.raises(Exception, match="was created for a larger length"):
         wrong = lambda q: st.flex_attention(q, q, q, None, make(doc, 50))  # noqa: E731
         compiler(wrong, backend="eager")(x[0][:, :, :9])
+
+
+@pytest.mark.skipif(not compiled.masks.graphs_take_callables, reason="torch of old graphs")
+@pytest.mark.parametrize("is_learned", (False, True))
+def test_block_masks_of_torchs_own_stay_in_the_graph(compiler, is_learned):
+    """By their index tensors, which are looked at in every call: those of the lower blocks are
+    left out of the second mask by hand."""
+    theirs = pytest.importorskip("torch.nn.attention.flex_attention")
+    q, k, v = (t.requires_grad_() for t in tensors())
+    ids, w = torch.arange(48) // 16, torch.rand(4, requires_grad=True)
+    seen = []
+
+    def count(graph, inputs):
+        seen.append(graph)
+        return graph.forward
+
+    def near(b, h, i, j):
+        return (ids[i] == ids[j]) | (i >= j)
+
+    def f(q, mask):
+        score = (lambda s, b, h, i, j: s * w[h]) if is_learned else None
+        return st.flex_attention(q, k, v, score, mask)
+
+    whole = theirs.create_block_mask(near, None, None, 48, 48, "cpu", BLOCK_SIZE=16)
+    lists = [whole.kv_num_blocks, whole.kv_indices]
+    lists += [whole.full_kv_num_blocks * 0, whole.full_kv_indices]
+    part = theirs.BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=16, mask_mod=near)
+    all_live = theirs.create_block_mask(theirs.noop_mask, None, None, 48, 48, "cpu")
+    g = compiler(f, fullgraph=True, backend=count)
+    for mask in (whole, part, all_live):
+        wanted = [q, k, v, w] if is_learned else [q, k, v]
+        want = f(q, mask)
+        want_grads = torch.autograd.grad(want.square().sum(), wanted)
+        got = g(q, mask)
+        assert torch.equal(got, want)
+        for x, y in zip(torch.autograd.grad(got.square().sum(), wanted), want_grads):
+            torch.testing.assert_close(x, y)
+    assert not torch.equal(f(q, whole), f(q, part)) and len(seen) <= 2

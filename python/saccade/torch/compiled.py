@@ -158,10 +158,11 @@ def _op_call(q, k, v, mods: _Mods, block_mask, lists, block, how) -> _OpCall:
     found = _calls.get(key)
     if found is None or not found.has_read(read) or any(t.dim() == 0 for t in mods.captures):
         check_call(q, k, v, True)
+        mask = AnyMod("mask", mods.mask, for_mask) if mods.mask else None
         if lists:
-            live = _listed(lists, block, mods.mask, for_mask)
-        elif mods.mask:
-            made = Resolved(AnyMod("mask", mods.mask, for_mask), "mask", "cpu")
+            live = _listed(lists, block, mask)
+        elif mask is not None:
+            made = Resolved(mask, "mask", "cpu")
             live = block_mask_of(made, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         if live is not None:
             check_mask(live, q, k)
@@ -186,7 +187,7 @@ def _block_mask(number: int) -> BlockMask:
         ) from None
 
 
-def _listed(lists, block, text, captures) -> BlockMask:
+def _listed(lists, block, mod) -> BlockMask:
     """A BlockMask of the index tensors that a graph holds; block: Q, KV and the block sizes."""
     num, idx, full_num, full_idx = (*lists, None, None)[:4]
     return BlockMask(
@@ -196,7 +197,7 @@ def _listed(lists, block, text, captures) -> BlockMask:
         full_num,
         full_idx,
         BLOCK_SIZE=(block[2], block[3]),
-        mask_mod=AnyMod("mask", text, captures) if text else None,
+        mask_mod=mod,
         _device=lists[0].device,
     )
 
@@ -414,12 +415,15 @@ def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max,
             if _is_exporting():
                 raise NotImplementedError(_NO_STRICT)
             number, block_mask = block_mask.number, None
+        elif masks.is_theirs(block_mask):
+            lists, block, block_mask = masks.parts_of_theirs(block_mask)
         score, score_mod = _callable_apart(score_mod)
         mask, block_mask = _callable_apart(block_mask)
         if score is not None or mask is not None:
             mods = tuple(_Mods.of(score_mod, block_mask))
             flex = _outside if dynamo.flex is None else dynamo.flex
-            found = flex(q, k, v, score, mask, mods, (number, *rest))
+            given = (number, tuple(lists), tuple(block), *rest)
+            found = flex(q, k, v, score, mask, mods, given)
             return _wanted(found, want_lse, want_max)
     else:
         score_mod = _as_text("score", score_mod, q.dtype is torch.float64)
@@ -476,14 +480,16 @@ def _operator(
     )
 
 
-def _of_graphs(q, k, v, found, mods, number, scale, backend, want_lse, want_max, gqa):
+def _of_graphs(
+    q, k, v, found, mods, number, lists, block, scale, backend, want_lse, want_max, gqa
+):
     """The operator for mods of which some were graphs: `found`, None for the others."""
     mods = _Mods(*mods)
     for_score, for_mask = mods.named()
     score = found[0] or (AnyMod("score", mods.score, for_score) if mods.score else None)
     mask = found[1] or (AnyMod("mask", mods.mask, for_mask) if mods.mask else None)
     both, rest = _Mods.of(score, mask), (scale, backend, want_lse, want_max, gqa)
-    out, lse, row_max = _operator(q, k, v, both, number, [], [], *rest)
+    out, lse, row_max = _operator(q, k, v, both, number, list(lists), list(block), *rest)
     return out, lse if want_lse else _none_of(out), row_max
 
 
@@ -491,12 +497,15 @@ def _of_graphs(q, k, v, found, mods, number, scale, backend, want_lse, want_max,
 def _outside(q, k, v, score, mask, mods, rest):
     """run, for callables that are in no graph."""
     mods = _Mods(*mods)
-    (number, scale, backend, *wanted), (for_score, for_mask) = rest, mods.named()
+    (number, lists, block, scale, backend, *wanted) = rest
+    for_score, for_mask = mods.named()
     if score is None and mods.score:
         score = AnyMod("score", mods.score, for_score)
     if mask is None:
         mask = AnyMod("mask", mods.mask, for_mask) if mods.mask else None
         mask = _block_mask(number) if number else mask
+    if lists:
+        mask = _listed(lists, block, mask)
     name, is_invariant = way_of(backend)
     options = {"BACKEND": name, "BATCH_INVARIANT": INVARIANCE[is_invariant]}
     return run(q, k, v, score, mask, scale, options, *wanted)

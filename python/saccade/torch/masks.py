@@ -159,9 +159,27 @@ def mask_or_mod(given) -> tuple[BlockMask | None, Any]:
     return None if is_boundless else made, None
 
 
+def is_theirs(mask) -> bool:
+    """Whether it is a BlockMask of torch.nn.attention.flex_attention."""
+    return hasattr(mask, "full_kv_indices") and hasattr(mask, "mask_mod")
+
+
+def parts_of_theirs(mask) -> tuple[list[torch.Tensor], list[int], Any]:
+    """(index tensors, lengths and block sizes, mask_mod) of such a BlockMask; nothing where it
+    masks nothing."""
+    block = [*mask.seq_lengths, *mask.BLOCK_SIZE]
+    if block[0] == block[1] == 1 and min(block[2:]) >= 1 << 30:
+        return [], [], None
+    mod = mask.mask_mod
+    lists = [mask.kv_num_blocks, mask.kv_indices]
+    if mask.full_kv_indices is not None:
+        lists += [mask.full_kv_num_blocks, mask.full_kv_indices]
+    return lists, block, None if getattr(mod, "__name__", "") == "noop_mask" else mod
+
+
 def adopted(mask) -> BlockMask | None:
     """A BlockMask of torch.nn.attention.flex_attention as ours; None for anything else."""
-    if mask is None or not hasattr(mask, "full_kv_indices") or not hasattr(mask, "mask_mod"):
+    if mask is None or not is_theirs(mask):
         return None
     lists = (
         mask.kv_num_blocks,
