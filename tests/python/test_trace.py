@@ -213,3 +213,30 @@ def test_benchmark(tmp_path):
     path = tmp_path / "b.png"
     st.benchmark(None, "q >= kv", H=2, Q=64, D=16, repeats=2, compile_flex=False, plot=path)
     assert path.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("is_compiled", (False, True))
+def test_embeddings_are_rows_of_their_table(is_compiled):
+    q, k, v = (torch.randn(2, 4, 50, 16, requires_grad=True) for _ in range(3))
+    table = torch.nn.Embedding(9, 4)
+
+    def by_index(s, b, h, i, j):
+        return s + table.weight[(i - j).clamp(-4, 4) + 4, h]
+
+    def by_call(s, b, h, i, j):
+        return s + table((i - j).clamp(-4, 4) + 4)[h]
+
+    def raw(s, b, h, i, j):
+        return s + torch.embedding(table.weight, j % 9)[h] * 0
+
+    call = st.flex_attention
+    if is_compiled:
+        call = torch.compile(call, backend="eager")
+    made = [call(q, k, v, by_call), st.flex_attention(q, k, v, by_index)]
+    grads = [torch.autograd.grad(x.square().sum(), (q, k, table.weight)) for x in made]
+    assert torch.equal(*made) and all(map(torch.equal, *grads))
+    assert torch.equal(call(q, k, v, raw), st.flex_attention(q, k, v))
+    padded = torch.nn.Embedding(9, 4, padding_idx=0)
+    if not is_compiled:
+        with pytest.raises(TypeError, match="padding_idx"):
+            st.flex_attention(q, k, v, lambda s, b, h, i, j: s + padded(j % 9)[h])

@@ -210,10 +210,24 @@ def _float_text(x: float) -> str:
 _ABOUT = ("dim", "numel", "size", "is_floating_point")
 
 
+def _embedding(tracer, input, weight, padding_idx=None, max_norm=None, *, sparse=False, **more):
+    """A row of a table; sparse says how its gradient is held, which here is dense."""
+    if isinstance(weight, Traced):  # torch.embedding has the table first, -1 for no padding
+        input, weight, padding_idx = weight, input, None if padding_idx == -1 else padding_idx
+    if padding_idx is not None or max_norm is not None or more.get("scale_grad_by_freq"):
+        fail(
+            "got an embedding with padding_idx, max_norm or scale_grad_by_freq, expected the "
+            "table's rows as they are, weight[index]"
+        )
+    return index_of(tracer, weight, input)
+
+
 def _apply(tracer, name, arguments, options):
     plain = name.strip("_")
     if plain == "getitem":
         return index_of(tracer, arguments[0], arguments[1])
+    if plain == "embedding":
+        return _embedding(tracer, *arguments, **options)
     if plain in _ABOUT:
         return getattr(arguments[0], plain)(*arguments[1:], **options)
     if plain == "setitem":
