@@ -125,6 +125,25 @@ static const capture_case cases[] = {
      .of = {{"c", 0, 0, {0}}, {"t", 1, 0, {2}}},
      .wanted = {"c", "t"},
      .without_qkv = 1},
+    /* a line in q - kv of the head: shared heads and masks, beside a scale, shared by batches,
+     * of all heads */
+    {.problem = "b1 h4/2 q330 kv220 d64 bf16",
+     .score = "score + t[h] * (kv - q) * 0.01",
+     .mask = "q >= kv - 150",
+     .kv_len = 210,
+     .q_offset = 30,
+     .of = {{"t", 1, 0, {4}}},
+     .wanted = {"t"}},
+    {.problem = "b2 h2 q330 kv420 d128 bf16",
+     .score = "score * s[h] + t[h] * (0.25 - (q - kv) / 64.0) + t[h]",
+     .mask = "causal()",
+     .of = {{"t", 1, 0, {2}}, {"s", 1, 0, {2}}},
+     .wanted = {"t", "s"},
+     .is_added = 1},
+    {.problem = "b2 h2 q200 kv460 d64 f16",
+     .score = "score + t * (q - kv) * 0.01 + u[b, h]",
+     .of = {{"t", 0, 0, {0}}, {"u", 2, 0, {2, 2}}},
+     .wanted = {"t", "u"}},
     /* queries past the last: along a diagonal, and over a column */
     {.problem = "b1 h2 q130 kv150 d64 bf16",
      .score = "score + t[h, q - kv + 149]",
@@ -139,7 +158,7 @@ static const capture_case cases[] = {
      .wanted = {"t"},
      .is_poisoned = 1},
 };
-enum { CASES = sizeof cases / sizeof cases[0], POISONED = 2 };
+enum { CASES = sizeof cases / sizeof cases[0], POISONED = 2, LINES = 3 };
 
 static uint64_t draw(uint64_t *seed)
 {
@@ -508,7 +527,13 @@ static void elements(void **state)
 static void gathers(void **state)
 {
     (void)state;
-    all_hold(13, CASES - POISONED);
+    all_hold(13, CASES - POISONED - LINES);
+}
+
+static void lines(void **state)
+{
+    (void)state;
+    all_hold(CASES - POISONED - LINES, CASES - POISONED);
 }
 
 static void in_tiles(void **state)
@@ -568,6 +593,7 @@ static void compile_only(void **state)
     static const cu_term scale[3] = {CU_TERM_SCALE};
     static const cu_term element[3] = {CU_TERM_ELEMENT};
     static const cu_term diagonal[3] = {CU_TERM_DIAGONAL};
+    static const cu_term line[3] = {CU_TERM_LINE};
     cu_image image;
     (void)state;
     if (cu_compile_peak("sm_80", &image, NULL) != SACCADE_OK) {
@@ -580,6 +606,8 @@ static void compile_only(void **state)
     compile_one(&cases[4], "sm_90a", CU_BWD_TILES, element);
     compile_one(&cases[0], "sm_90a", CU_BWD_TILES, scale);
     compile_one(&cases[2], "sm_90a", CU_BWD_TILES, diagonal);
+    for (int i = 0; i < LINES; i++)
+        compile_one(&cases[CASES - POISONED - LINES + i], "sm_90a", CU_BWD_TILES, line);
 }
 
 int main(int argc, char **argv)
@@ -591,6 +619,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(compile_only), cmocka_unit_test(few_of_each),
         cmocka_unit_test(sums),         cmocka_unit_test(elements),
         cmocka_unit_test(gathers),      cmocka_unit_test(in_tiles),
+        cmocka_unit_test(lines),
         cmocka_unit_test(nan_at_masked_keys),
     };
     if (argc > 1)

@@ -147,17 +147,17 @@ static int tile_shared(const cu_form *f, int columns)
 {
     const int keys = f->tile.keys, stages = f->tile.stages;
     const int stats = 2 * BWD_ROWS * 4, steps = 8 * 16, barriers = 8 * (9 + 2 * stages);
-    const int stagings = 2 * BWD_ROWS * 64 * 4;
+    const int stagings = 2 * BWD_ROWS * 64 * 4, lines = keys * 4 + 96;
     return columns * keys * 128 + stages * (columns * BWD_ROWS * 128 + stats) + 2 * keys * 128
-           + stagings + steps + barriers;
+           + stagings + steps + lines + barriers;
 }
 
 /* as keys_carve() of bwd_wide.cu lays it out */
 static int wide_key_bytes(const cu_form *f, int d, int e)
 {
-    const int stages = f->tile.stages, weights = 64 * BWD_ROWS * 3; /* of 3 bytes at most */
+    const int stages = f->tile.stages, tile = 64 * 128;
     const int step = stages * (16 + 2 * BWD_ROWS * 4), barriers = 8 * (6 + 4 * stages);
-    return (1 + stages) * (d + e) + 2 * weights + step + barriers;
+    return (1 + stages) * (d + e) + 2 * tile + step + barriers;
 }
 
 /* as queries_carve() does */
@@ -310,6 +310,7 @@ static void put_products(int D, int E, int is_f16, strbuf *out)
     put_product("wgmma_dv", E, type, 1, 0, 1, out);
     put_product("wgmma_dk", D, type, 1, 0, 1, out);
     put_product("wgmma_dq", 64, type, 0, 1, 1, out);
+    put_product("wgmma_lines", 8, type, 0, 1, 0, out);
 }
 
 void cu_write_backward(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,

@@ -85,6 +85,9 @@ int emit_has_slope_one(const plan_problem *p);
  * then its text is written. */
 int emit_line(const emitter *e);
 
+/* Whether node n is a line in q and kv, without the score. */
+int emit_is_line(const emitter *e, const mod_node *n);
+
 /* Whether the score is a slope, of no key and no score, times the incoming one plus what does
  * not depend on it; then row_slope() is written: sums in fixed point have their bound by it. */
 int emit_row_slope(const emitter *e);

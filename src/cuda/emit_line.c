@@ -37,6 +37,11 @@ static int is_line(const emitter *e, const mod_node *n, int depth)
     }
 }
 
+int emit_is_line(const emitter *e, const mod_node *n)
+{
+    return is_line(e, n, DEPTH);
+}
+
 static void put_gain(const emitter *e, const mod_node *n, int var);
 
 /* gain of operand `moving`, and the other operand as a factor */

@@ -2,6 +2,8 @@
  * is dX, which the tile has as dS, times the derivative of the score by what was read:
  *
  *   DIAGONAL  both that and the element depend on b, h and q - kv alone: sums of dS along it
+ *   LINE      the same where the element is the head's and that derivative a line in q - kv:
+ *             sums of dS and of dS * (q - kv) over the head
  *   ELEMENT   dS itself is the term, and each score's element is its own: stored
  *   SCALE     the derivative is the incoming score, times a factor of the head: summed over a
  *             row that is Q . dQ, so it comes from the sums of dQ
@@ -72,7 +74,9 @@ static cu_term kind_of(const emitter *e, const pass_read *read, const uint32_t *
     const int is_sum = read->scatter == SCATTER_DIAGONALS || read->scatter == SCATTER_HEADS;
     const int is_ds = is_same(e->fn, slope, by) && !is_head_slope;
     if (is_sum && (is_ds || ((has_slope_one || is_head_slope) && along[by])))
-        return CU_TERM_DIAGONAL;
+        return read->scatter == SCATTER_HEADS && (is_ds || emit_is_line(e, &e->fn->nodes[by]))
+                   ? CU_TERM_LINE
+                   : CU_TERM_DIAGONAL;
     if (read->scatter == SCATTER_ELEMENTS
         && (is_ds
             || (e->fn->nodes[by].op == OP_FLOAT && e->fn->nodes[by].imm.f == 1
@@ -92,7 +96,7 @@ static const mod_node *factor_of(const emitter *e, const uint32_t *results, int 
     const mod_node *by = &e->fn->nodes[results[2 + r]], *factor = NULL;
     if (kind == CU_TERM_SCALE)
         is_scale(e, by, &factor);
-    if (kind == CU_TERM_DIAGONAL && !(by->deps & DEP_SCORE)
+    if ((kind == CU_TERM_DIAGONAL || kind == CU_TERM_LINE) && !(by->deps & DEP_SCORE)
         && !is_same(e->fn, results[1], results[2 + r]))
         factor = by;
     return factor;
@@ -145,9 +149,10 @@ static void put_factors(const emitter *e, const uint32_t *results, const cu_read
 static void put_kinds(const cu_mod_text *facts, int n, strbuf *out)
 {
     static const char *const kinds[] = {"TERM_NONE", "TERM_DIAGONAL", "TERM_ELEMENT",
-                                        "TERM_SCALE"};
-    int has[4] = {0};
-    strbuf_puts(out, "enum { TERM_NONE, TERM_DIAGONAL, TERM_ELEMENT, TERM_SCALE };\n\n"
+                                        "TERM_SCALE", "TERM_LINE"};
+    int has[5] = {0};
+    strbuf_puts(out, "enum { TERM_NONE, TERM_DIAGONAL, TERM_ELEMENT, TERM_SCALE,\n"
+                     "       TERM_LINE };\n\n"
                      "DEVICE constexpr int term_kind(int r)\n{\n    return ");
     for (int r = 0; r < n; r++) {
         strbuf_printf(out, "r == %d ? %s : ", r, kinds[facts->term[r]]);
@@ -156,8 +161,9 @@ static void put_kinds(const cu_mod_text *facts, int n, strbuf *out)
     strbuf_puts(out, "TERM_NONE;\n}\n\n");
     strbuf_printf(out,
                   "#define HAS_DIAGONALS %d\n#define HAS_ELEMENTS %d\n"
-                  "#define HAS_SCALES %d\n\n",
-                  has[CU_TERM_DIAGONAL], has[CU_TERM_ELEMENT], has[CU_TERM_SCALE]);
+                  "#define HAS_SCALES %d\n#define HAS_LINES %d\n\n",
+                  has[CU_TERM_DIAGONAL], has[CU_TERM_ELEMENT], has[CU_TERM_SCALE],
+                  has[CU_TERM_LINE]);
 }
 
 saccade_status emit_terms(emitter *e, const cu_reads_found *reads, const uint32_t *results,

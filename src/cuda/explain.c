@@ -95,6 +95,7 @@ static void put_captures(const cu_state *s, const plan_problem *p, strbuf *out)
         [CU_TERM_DIAGONAL] = "sums of diagonals in the tiles",
         [CU_TERM_ELEMENT] = "stored by the tiles",
         [CU_TERM_SCALE] = "from the sums of dQ",
+        [CU_TERM_LINE] = "sums of rows beside dQ in the tiles",
     };
     cu_reads_found reads;
     cu_find_reads(p, &reads);

@@ -18,7 +18,7 @@ DEVICE u32 counted(float x, float precision)
 #if CFG_FIXED
     return (u32)__float2int_rn(x * precision);
 #else
-    return __float_as_uint(x * precision);
+    return __float_as_uint(x);
 #endif
 }
 
@@ -167,8 +167,7 @@ DEVICE void careful_dq(float (&dq)[S_COUNT], u32 ds, u32 k)
     }
 }
 
-/* Of this thread's two rows: asked for before the product, needed after it. Weights' own unit
- * is part of them. */
+/* Of this thread's two rows: asked for before the product, needed after it. */
 struct precisions {
     float row0, row1;
 };
@@ -178,9 +177,9 @@ DEVICE precisions precisions_of(const cu_bwd &p, int tile)
 #if CFG_FIXED
     int row = (threadIdx.x / 32 & 3) * 16 + (threadIdx.x & 31) / 4;
     const float *at = p.precision + (long long)tile * BWD_ROWS + row;
-    return {load_float(at) * BWD_WEIGHT_UNIT, load_float(at + 8) * BWD_WEIGHT_UNIT};
+    return {load_float(at), load_float(at + 8)};
 #else
-    return {BWD_WEIGHT_UNIT, BWD_WEIGHT_UNIT};
+    return {1.f, 1.f};
 #endif
 }
 
@@ -249,6 +248,7 @@ DEVICE void sum_dq(const arena &s, const cu_bwd &p, const mod_args &mod, const c
     key_tile t = key_tile_at(p.f, turn);
     own_loads own;
     terms captured;
+    lines along;
     u32 n = 0;
     terms_begin(captured);
     own_begin(own, s, p, mod, t, mq, mk, mv, mo);
@@ -262,13 +262,16 @@ DEVICE void sum_dq(const arena &s, const cu_bwd &p, const mod_args &mod, const c
         return;
     }
     int is_careful = has_special_keys(s, t);
+    lines_begin(along, s);
     for (; take_ds(s, n, step); n++) {
         precisions by = precisions_of(p, step.x);
         start_part(s, n, 0, dq);
+        start_lines(along, s, n);
         own_step(own, s, p, mod, t, n, mq, mo);
         if (TERMS == TERMS_BESIDE)
             take_terms(captured, p, mod, c, t, step, s.ds + (n & 1) * DS_BYTES);
         end_part(s, p, n, step.x, 0, by, dq, is_careful);
+        take_lines(along, p, mod, c, t, step);
         if (TERMS == TERMS_BETWEEN || TERMS == TERMS_AFTER)
             take_terms(captured, p, mod, c, t, step, s.ds + (n & 1) * DS_BYTES);
         if (TERMS == TERMS_AFTER)
@@ -281,6 +284,7 @@ DEVICE void sum_dq(const arena &s, const cu_bwd &p, const mod_args &mod, const c
     }
     end_parts(s, n);
     end_terms(captured, p, mod, c, t);
+    end_lines(along, p, mod, c, t);
 }
 
 #if CFG_SPLIT
