@@ -154,12 +154,28 @@ static void small_tiles_fit(void **state)
     (void)state;
     for (int D = 16; D <= 256; D += 16)
         for (int n = 0; cu_small_choice(D, D, n & 1, n / 2, &tile); n++) {
-            const int shared = cu_small_shared(&tile, D, D, 2) + 1024 /* the system's own */;
+            const int shared = cu_small_shared(&tile, 3, D, D, 2) + 1024 /* the system's own */;
             assert_true(shared <= 228 << 10);
             assert_int_equal(tile.keys % PIECE_UNIT, 0);
             assert_int_equal(tile.groups, 1);
         }
     assert_false(cu_small_choice(256, 256, 0, 0, &tile));
+    for (int D = 16; D <= 128; D += 16) {
+        assert_true(cu_pair_choice(D, D, 0, &tile));
+        assert_true(cu_small_shared(&tile, 2, D, D, 0) + 1024 <= 228 << 10);
+    }
+    assert_false(cu_pair_choice(256, 64, 0, &tile));
+}
+
+/* Pairs where three teams need as many rounds, if walks are long. */
+static void pairs_pay(void **state)
+{
+    (void)state;
+    assert_true(cu_pair_pays(132, 256, 1024));  /* b1 h16 q1024 */
+    assert_true(cu_pair_pays(132, 512, 2048));  /* b1 h16 q2048 */
+    assert_false(cu_pair_pays(132, 128, 512));  /* short walks */
+    assert_false(cu_pair_pays(132, 300, 1024)); /* one round of three teams, two of two */
+    assert_false(cu_pair_pays(132, 1024, 1024));
 }
 
 /* Small tiles where rows see few keys, large ones where they see many or where few tiles run.
@@ -392,6 +408,25 @@ static void no_spills(void **state)
             if (n == 0 || i % 4 == rest[n] || (is_thorough_run() && !(n & 2 && i & 1)))
                 check_programs(i, D, n & 2 ? SACCADE_F32 : SACCADE_BF16,
                                n & 1 ? "sm_80" : "sm_90a", 1);
+    }
+}
+
+/* Plans without a mod have a program of pairs, which neither spills nor waits. */
+static void programs_of_pairs(void **state)
+{
+    (void)state;
+    if (!has_compiler()) {
+        print_message("no NVRTC on this machine: nothing compiled\n");
+        skip();
+    }
+    for (int n = 0; n < 4; n++) {
+        saccade_plan *plan = plan_for(NULL, n == 3 ? "causal()" : NULL, n == 1 ? 128 : 64,
+                                      n == 2 ? SACCADE_F16 : SACCADE_BF16, "sm_90a");
+        const cu_image *image = &((const cu_state *)plan->state)->programs[CU_PAIR].image;
+        assert_int_equal(image->code != NULL, n < 2);
+        assert_int_equal(image->report.spill_bytes, 0);
+        assert_false(image->report.is_serialised);
+        saccade_plan_destroy(plan);
     }
 }
 
@@ -1017,6 +1052,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(f32_tiles_fit),
         cmocka_unit_test(small_tiles_fit),
         cmocka_unit_test(small_tiles_pay),
+        cmocka_unit_test(pairs_pay),
+        cmocka_unit_test(programs_of_pairs),
         cmocka_unit_test(part_tiles_fit),
         cmocka_unit_test(decode_tiles_fit),
         cmocka_unit_test(decode_clusters_fit),

@@ -272,6 +272,7 @@ static void masking_scores_have_slope_one(void **state)
                 {"q < kv ? -inf : score - float(q)", 1},
                 {"!(q >= kv && q - kv < 9) ? -inf : score", 1},
                 {"q >= kv ? (q - kv < 9 ? score + 0.5 : -inf) : -inf", 1},
+                {"q >= kv ? score : (kv < 3 ? -inf : score + 1.0)", 1},
                 {"q >= kv ? score * 2.0 : -inf", 0},
                 {"q >= kv ? score : 0.0", 0},
                 {"q >= kv ? score : inf", 0},

@@ -174,6 +174,36 @@ static void climbs(void **state)
     assert_int_equal(n_bad, 0);
 }
 
+/* Small tiles by two teams, from one piece of keys to many, with rows that have to be made
+ * again; and as runs choose them themselves. */
+static void pairs(void **state)
+{
+    static const char *const problems[] = {
+        "b1 h2 q200 kv600 d64 bf16",       "b1 h2 q200 kv600 d128 bf16",
+        "b2 h4/2 q70 kv128 d40 dv64 bf16", "b1 h4/2 q65 kv96 d128 dv72 bf16",
+        "b1 h2 q64 kv129 d64 bf16",        "b3 h8/2 q130 kv1100 d64 bf16"};
+    int n_bad = 0;
+    (void)state;
+    if (!has_device())
+        skip();
+    for (int n = 0; n < 2; n++)
+        n_bad += !device_case_holds(
+            &(forward_case){.problem = n ? "b1 h3 q70 kv1030 d128 bf16"
+                                         : "b1 h3 q70 kv1030 d64 bf16"},
+            &native);
+    setenv("SACCADE_CUDA_TILES", "pair", 1);
+    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++)
+        for (int data = 0; data < CASE_DATA; data++) {
+            const forward_case c = {.problem = problems[i],
+                                    .data = (case_data)data,
+                                    .kv_len = data % 2 ? 0 : 90,
+                                    .scale = data % 3 ? 0 : -0.2f};
+            n_bad += !device_case_holds(&c, &native);
+        }
+    unsetenv("SACCADE_CUDA_TILES");
+    assert_int_equal(n_bad, 0);
+}
+
 /* Scores so large that rounding them in log2 units is powers of two, and so low, as biases that
  * stand for masks are, that they would be infinite there: rows of nothing else are means of V.
  */
@@ -700,6 +730,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(halves),
         cmocka_unit_test(f32),
         cmocka_unit_test(climbs),
+        cmocka_unit_test(pairs),
         cmocka_unit_test(placements),
         cmocka_unit_test(operations),
         cmocka_unit_test(graphs),

@@ -155,9 +155,9 @@ static int tile_shared(const cu_form *f, int columns)
 /* as keys_carve() of bwd_wide.cu lays it out */
 static int wide_key_bytes(const cu_form *f, int d, int e)
 {
-    const int stages = f->tile.stages, tile = 64 * 128;
+    const int stages = f->tile.stages, weights = 64 * BWD_ROWS * 3; /* of 3 bytes at most */
     const int step = stages * (16 + 2 * BWD_ROWS * 4), barriers = 8 * (6 + 4 * stages);
-    return (1 + stages) * (d + e) + 2 * tile + step + barriers;
+    return (1 + stages) * (d + e) + 2 * weights + step + barriers;
 }
 
 /* as queries_carve() does */

@@ -114,7 +114,7 @@ static saccade_status small_pays(const saccade_plan *plan, const saccade_block_m
     if (mask_is_imported(mask) || has_other_heads(plan, mask)
         || has_far_keys(&view->sizes) || s->tiles == 'l')
         return SACCADE_OK;
-    *out = s->tiles == 's';
+    *out = s->tiles != 0;
     if (*out)
         return SACCADE_OK;
     const blocks x = blocks_for(s, CU_MAIN, mask, sizes);
@@ -227,7 +227,7 @@ static int suits_small(const saccade_plan *plan, const plan_run *run)
                               &run->sizes, plan)
                != NULL;
     if (s->tiles)
-        return s->tiles == 's';
+        return s->tiles != 'l';
     const cu_form *small = &s->programs[CU_SMALL].form, *large = &s->programs[CU_MAIN].form;
     saccade_sizes x = run->sizes;
     if (plan->rows) /* whichever the whole sequence takes: results are the same bits */
@@ -242,6 +242,19 @@ static int suits_small(const saccade_plan *plan, const plan_run *run)
                          pieces, &large->tile, blocks);
 }
 
+/* Whether two teams to a CTA are to make small tiles. */
+static int suits_pair(const saccade_plan *plan, const plan_run *run)
+{
+    const cu_state *s = plan->state;
+    saccade_sizes x = run->sizes;
+    if (plan->rows)
+        x.Q = plan->rows->all;
+    return !run->block_mask
+           && (s->tiles == 'p'
+               || cu_pair_pays(s->device.n_sm, run_tiles(&s->programs[CU_PAIR].form, &x),
+                               x.KV));
+}
+
 static int takes_run(const saccade_plan *plan, cu_program program, const plan_run *run)
 {
     const cu_state *s = plan->state;
@@ -252,6 +265,7 @@ static int takes_run(const saccade_plan *plan, cu_program program, const plan_ru
            && (kind->runs == CU_ANY_RUN || (kind->runs == CU_WITH_MAXIMA) == !!run->row_max)
            && (program != CU_ONE_PIECE || run_collects(plan, run))
            && (kind->operation != CU_OP_SMALL || suits_small(plan, run))
+           && (program != CU_PAIR || suits_pair(plan, run))
            && (kind->operation != CU_OP_PARTS || !run->between);
 }
 

@@ -153,6 +153,7 @@ typedef struct cu_form {
     cu_family family;
     cu_tile tile; /* groups 0: no such kernel */
     cu_backward_tile backward;
+    int teams; /* small tiles: of a CTA, each with a tile of its own */
 } cu_form;
 
 /* The rung'th choice for these head dims, best first; 0 past the end of the ladder. */
@@ -183,10 +184,11 @@ int cu_decode_shared(const cu_tile *tile, int D, int E, int bits, int column_wor
 /* The kernel of small tiles: groups 1, and stages pieces of K or V in flight. is_general: the
  * mask's text is no interval of a row. */
 int cu_small_choice(int D, int E, int is_general, int rung, cu_tile *out);
-/* Teams of a CTA of it, and tiles of Q that each has room for. */
-int cu_small_teams(int D, int E);
+/* The same of two teams with longer pieces, for bf16 without a mod. */
+int cu_pair_choice(int D, int E, int rung, cu_tile *out);
+/* Tiles of Q that a team has room for. */
 int cu_small_buffers(int D, int E);
-int cu_small_shared(const cu_tile *tile, int D, int E, int column_words);
+int cu_small_shared(const cu_tile *tile, int teams, int D, int E, int column_words);
 /* What a run walks in one kind of tiles: of all heads; the most blocks of a tile. */
 typedef struct cu_amount {
     int64_t tiles, blocks, longest;
@@ -196,6 +198,8 @@ typedef struct cu_amount {
 enum { SMALL_BLOCKS = 16 };
 int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_amount s,
                   const cu_tile *large, cu_amount l);
+/* Whether two teams are faster than three, for so many tiles that walk so many keys each. */
+int cu_pair_pays(int n_sm, int64_t tiles, int64_t keys);
 /* Tiles whose rows have bits of their own: keys of a part, whole blocks, by the larger head
  * dim; the tile that few rows take beside `main`, whose blocks it has. */
 int cu_part_keys(const cu_tile *main, int dim);
@@ -388,6 +392,7 @@ typedef enum cu_operation {
 /* The rows of cu_program_kinds; those of forward in the order in which a run tries them. */
 typedef enum cu_program {
     CU_DECODE,       /* few queries (sm_90a) */
+    CU_PAIR,         /* so few rows that a multiprocessor has two tiles at a time (sm_90a) */
     CU_SMALL,        /* rows that see few keys (sm_90a) */
     CU_PARTS,        /* few queries where a row's bits are its own (sm_90a) */
     CU_ONE_PIECE,    /* any number of queries, after CU_COLLECT (sm_90a) */
@@ -470,7 +475,9 @@ struct cu_state {
     int part_dim;         /* batch_invariant for all runs: the larger head dim; else 0 */
     int has_fixed_pieces; /* of keys in decode: batch_invariant for short runs */
     cu_device device; /* what the plan was tuned for */
-    char tiles; /* SACCADE_CUDA_TILES: 's' small ones wherever they can be, 'l' none, or 0 */
+    /* SACCADE_CUDA_TILES: 's' small ones wherever they can be, 'p' these by two teams where
+     * they can be, 'l' none, or 0 */
+    char tiles;
 };
 
 saccade_status cu_load_programs(cu_state *s, const cu_driver *driver, saccade_error *err);

@@ -5,8 +5,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { DEPTH = 8 }; /* of choices that are looked into */
-
 static void put_results(const emitter *e, const char *to, uint32_t node)
 {
     for (int c = 0; c < 4; c++) {
@@ -48,61 +46,29 @@ static int may_mask(const plan_problem *p)
     return n->op != OP_ftanh && (!offset || offset->n_captures > 0);
 }
 
-/* What is chosen on the way from a function's result to one of its parts. */
-typedef struct choices {
-    const struct choices *before;
-    const mod_node *of;
-    int taken; /* argument of OP_fsel */
-} choices;
-
-/* x < y and y <= x of the same integers */
-static int is_opposite(const emitter *e, const mod_node *x, const mod_node *y)
+static int is_minus_infinity(const mod_node *n)
 {
-    return ((x->op == OP_ilt && y->op == OP_ile) || (x->op == OP_ile && y->op == OP_ilt))
-           && emit_arg(e, x, 0) == emit_arg(e, y, 1) && emit_arg(e, x, 1) == emit_arg(e, y, 0);
+    return n->op == OP_FLOAT && isinf(n->imm.f) && n->imm.f < 0;
 }
 
-/* The argument of OP_fsel that a condition takes after these choices; 0: they don't say. */
-static int taken_by(const emitter *e, const choices *made, const mod_node *condition)
+/* Whether a value is the incoming score with something added to it, or -inf, where no weight is
+ * left that a derivative could be multiplied by. */
+static int is_score_or_masked(const emitter *e, const mod_node *n)
 {
-    for (const choices *c = made; c; c = c->before)
-        if (c->of == condition || is_opposite(e, c->of, condition))
-            return c->of == condition ? c->taken : 3 - c->taken;
-    if (condition->op != OP_and && condition->op != OP_not)
-        return 0;
-    const int x = taken_by(e, made, emit_arg(e, condition, 0));
-    if (condition->op == OP_not)
-        return x ? 3 - x : 0;
-    const int y = taken_by(e, made, emit_arg(e, condition, 1));
-    return x == 2 || y == 2 ? 2 : x && y;
-}
-
-static int is_one_after(const emitter *e, const choices *made, const mod_node *slope)
-{
-    while (slope->op == OP_fsel) {
-        const int taken = taken_by(e, made, emit_arg(e, slope, 0));
-        if (taken == 0)
-            return 0;
-        slope = emit_arg(e, slope, taken);
-    }
-    return slope->op == OP_FLOAT && slope->imm.f == 1;
-}
-
-/* Whether `slope` is 1 wherever `value` is not -inf: weights are 0 there, whatever it is.
- * Choices are looked into as deep as `depth`. */
-static int is_one_where_live(const emitter *e, const choices *made, const mod_node *value,
-                             const mod_node *slope, int depth)
-{
-    if (value->op == OP_FLOAT && isinf(value->imm.f) && value->imm.f < 0)
+    const mod_node *of[3];
+    if (n->op == OP_SCORE)
         return 1;
-    if (value->op != OP_fsel || depth == 0)
-        return is_one_after(e, made, slope);
-    for (int i = 1; i <= 2; i++) {
-        const choices next = {made, emit_arg(e, value, 0), i};
-        if (!is_one_where_live(e, &next, emit_arg(e, value, i), slope, depth - 1))
-            return 0;
-    }
-    return 1;
+    if (n->op != OP_fadd && n->op != OP_fsub && n->op != OP_fsel)
+        return 0;
+    for (int i = 0; i < (n->op == OP_fsel ? 3 : 2); i++)
+        of[i] = emit_arg(e, n, i);
+    if (n->op == OP_fsel)
+        return !(of[0]->deps & DEP_SCORE)
+               && (is_minus_infinity(of[1]) || is_score_or_masked(e, of[1]))
+               && (is_minus_infinity(of[2]) || is_score_or_masked(e, of[2]));
+    if (of[0]->deps & DEP_SCORE)
+        return !(of[1]->deps & DEP_SCORE) && is_score_or_masked(e, of[0]);
+    return n->op == OP_fadd && is_score_or_masked(e, of[1]);
 }
 
 /* c * tanh(k * score), a soft cap: its constants, for Hopper's tiles. */
@@ -173,10 +139,9 @@ saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccad
         TRY(emit_reads(e, &reads, results, err));
         TRY(emit_terms(e, &reads, results, scratch, facts, err));
     }
-    const mod_node *value = &both->nodes[results[0]], *slope = &both->nodes[results[1]];
     const int is_one =
         emit_has_slope_one(p)
-        || (!facts->is_head_slope && is_one_where_live(e, NULL, value, slope, DEPTH));
+        || (!facts->is_head_slope && is_score_or_masked(e, &both->nodes[results[0]]));
     strbuf_printf(e->out, "#define SLOPE_ONE %d\n#define SCORE_MAY_MASK %d\n", is_one,
                   may_mask(p));
     strbuf_printf(e->out, "#define SCORE_LINE %d\n\n", emit_line(e));

@@ -5,13 +5,13 @@ static saccade_status start_tiles(const saccade_plan *plan, const run_args *a,
                                   const cu_fwd *part, int is_next, saccade_error *err)
 {
     const cu_state *s = plan->state;
-    const cu_form *form = &s->programs[CU_SMALL].form;
+    const cu_form *form = &s->programs[a->program].form;
     const int D = cu_padded(plan->problem.sizes.D), E = cu_padded(plan->problem.sizes.Dv);
-    const int shared = cu_small_shared(&form->tile, D, E, s->facts.column_words);
-    const int threads = 128 * (1 + cu_small_teams(D, E)), n_sm = s->device.n_sm;
+    const int shared = cu_small_shared(&form->tile, form->teams, D, E, s->facts.column_words);
+    const int threads = 128 * (1 + form->teams), n_sm = s->device.n_sm;
     void *parameters[] = {(void *)part, (void *)a->captures, (void *)&a->maps[0],
                           (void *)&a->maps[1], (void *)&a->maps[2]};
-    return (is_next ? run_start_next : run_start)(a, s->programs[CU_SMALL].kernel,
+    return (is_next ? run_start_next : run_start)(a, s->programs[a->program].kernel,
                                                   part->n_tiles < n_sm ? part->n_tiles : n_sm,
                                                   threads, shared, parameters, err);
 }
@@ -34,7 +34,7 @@ saccade_status run_launch_small(const saccade_plan *plan, const plan_run *run, r
                                 saccade_error *err)
 {
     const cu_state *s = plan->state;
-    const cu_form *form = &s->programs[CU_SMALL].form;
+    const cu_form *form = &s->programs[a->program].form;
     const int keys = form->tile.keys, device = run->q->device.index;
     const cu_pieces *pieces = NULL;
     if (run->block_mask) {

@@ -60,6 +60,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         && cu_gathers(0, &form->tile, cu_keys_in_both(p->page, form->tile.keys));
     const int E = cu_padded(p->sizes.Dv), parts = is_f32 ? cu_parts(E) : 1;
     const int is_small = kind->operation == CU_OP_SMALL;
+    const int is_pair = is_small && form->teams == 2;
     const int whole = 32 * parts; /* columns of O in panels */
     const struct {
         const char *name;
@@ -101,15 +102,18 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"V_TOKENS", p->v_groups.tokens},
         {"V_CHANNELS", p->v_groups.channels},
         {"SMALL", is_small},
-        {"TEAMS", is_small ? cu_small_teams(cu_padded(p->sizes.D), E) : 1},
+        {"TEAMS", is_small ? form->teams : 1},
+        {"AHEAD", is_pair},
         {"QS", is_small ? cu_small_buffers(cu_padded(p->sizes.D), E) : 1},
         {"LIMITS", ((has_producer && !is_split) || is_small) && !p->is_ragged},
         {"Q_SHARED", cu_is_q_shared((int)p->sizes.D, (int)p->sizes.Dv)},
         {"SCALE_FIRST", p->scale <= 0 && s->facts.score != CU_SCORE_GENERAL},
-        {"REGS_PRODUCER", is_small || groups == 1 ? 56
-                          : groups == 2           ? gathers ? 56 : 40
-                                                  : 32},
-        {"REGS_CONSUMER", is_small      ? 152
+        {"REGS_PRODUCER", is_pair                   ? 40
+                          : is_small || groups == 1 ? 56
+                          : groups == 2             ? gathers ? 56 : 40
+                                                    : 32},
+        {"REGS_CONSUMER", is_pair       ? 232
+                          : is_small    ? 152
                           : groups == 1 ? 256
                           : groups == 2 ? gathers ? 224 : 232
                                         : 160},

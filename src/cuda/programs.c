@@ -73,17 +73,27 @@ static int decode_form(const cu_state *s, const plan_problem *p, int rung, cu_fo
 static int small_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     out->family = CU_SM90;
+    out->teams = 3;
     const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
     const int is_general = s->facts.mask == CU_MASK_GENERAL, words = s->facts.column_words;
     if (s->family != CU_SM90 || p->is_ragged || p->has_chunks || p->is_invariant || p->weight)
         return 0;
     for (int i = 0; cu_small_choice(D, E, is_general, i, &out->tile); i++)
-        if (cu_small_shared(&out->tile, D, E, words) <= cu_shared_most(90) && rung-- == 0) {
+        if (cu_small_shared(&out->tile, out->teams, D, E, words) <= cu_shared_most(90)
+            && rung-- == 0) {
             /* Pieces are walked from the left, where a score that is a line may climb. */
             out->tile.is_lazy &= p->dtype == SACCADE_BF16 && s->facts.score == CU_SCORE_NONE;
             return 1;
         }
     return 0;
+}
+
+static int pair_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    const int is_plain = small_form(s, p, 0, out) && out->tile.is_lazy;
+    out->teams = 2;
+    return is_plain && s->facts.mask == CU_MASK_NONE
+           && cu_pair_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, &out->tile);
 }
 
 static int parts_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
@@ -105,8 +115,8 @@ static int one_piece_form(const cu_state *s, const plan_problem *p, int rung, cu
 
 static int small_shared(const cu_state *s, const plan_problem *p, const cu_form *form)
 {
-    return cu_small_shared(&form->tile, cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
-                           s->facts.column_words);
+    return cu_small_shared(&form->tile, form->teams, cu_padded(p->sizes.D),
+                           cu_padded(p->sizes.Dv), s->facts.column_words);
 }
 
 static int tile_shared(const cu_state *s, const plan_problem *p, const cu_form *form)
@@ -140,6 +150,15 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                    .is_packed = 1,
                    .wants_alignment = 1,
                    .shared = decode_shared_most},
+    [CU_PAIR] = {.name = "pair",
+                 .operation = CU_OP_SMALL,
+                 .kernel = {"fwd_small"},
+                 .choose = pair_form,
+                 .write = cu_write_forward,
+                 .is_optional = 1,
+                 .wants_alignment = 1,
+                 .runs = CU_WITHOUT_MAXIMA,
+                 .shared = small_shared},
     [CU_SMALL] = {.name = "small",
                   .operation = CU_OP_SMALL,
                   .kernel = {"fwd_small"},

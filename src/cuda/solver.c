@@ -155,6 +155,7 @@ static saccade_status create(saccade_plan *plan, saccade_error *err)
     const char *tiles = getenv("SACCADE_CUDA_TILES");
     s->tiles = !tiles                        ? 0
                : strcmp(tiles, "small") == 0 ? 's'
+               : strcmp(tiles, "pair") == 0  ? 'p'
                : strcmp(tiles, "large") == 0 ? 'l'
                                              : 0;
     TRY_GOTO(choose_target(s, &plan->problem, &driver, err));

@@ -199,9 +199,13 @@ int cu_small_choice(int D, int E, int is_general, int rung, cu_tile *out)
     return out->keys > 0;
 }
 
-int cu_small_teams(int D, int E)
+/* Two teams leave registers for the scores of two pieces, and memory for longer ones. */
+int cu_pair_choice(int D, int E, int rung, cu_tile *out)
 {
-    return D <= 128 && E <= 128 ? 3 : 0;
+    static const cu_tile narrow = {1, 128, 5, 0, 1}, wide = {1, 96, 4, 0, 1};
+    const int dim = D > E ? D : E;
+    *out = dim > 64 ? wide : narrow;
+    return dim <= 128 && rung == 0;
 }
 
 int cu_small_buffers(int D, int E)
@@ -209,13 +213,13 @@ int cu_small_buffers(int D, int E)
     return D <= 64 && E <= 64 ? 2 : 1;
 }
 
-int cu_small_shared(const cu_tile *tile, int D, int E, int column_words)
+int cu_small_shared(const cu_tile *tile, int teams, int D, int E, int column_words)
 {
     const int dim = D > E ? D : E, buffers = cu_small_buffers(D, E);
     const int team =
         128 * (round_up(D, 64) * buffers + tile->stages * tile->keys * (round_up(dim, 64) / 64))
         + 16 * (buffers + 2 * tile->stages) + 4 * tile->keys * column_words;
-    return cu_small_teams(D, E) * team + 16;
+    return teams * team + 16;
 }
 
 /* Nanoseconds, one H200, bf16: what a tile costs beside its blocks, and a score; small tiles
@@ -250,6 +254,15 @@ int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_
     const double alone =
         c->small_tile + (double)s.longest * piece * (of_late * c->alone + more);
     return (shared > alone ? shared : alone) < launches + (all > longest ? all : longest);
+}
+
+/* Where three teams would not make fewer rounds, each of which takes longer with three; shorter
+ * walks gain nothing. */
+int cu_pair_pays(int n_sm, int64_t tiles, int64_t keys)
+{
+    enum { PAIR_KEYS = 1024 };
+    const int64_t two = 2 * (int64_t)n_sm, three = 3 * (int64_t)n_sm;
+    return keys >= PAIR_KEYS && (tiles + two - 1) / two == (tiles + three - 1) / three;
 }
 
 /* Twice as many where tiles have little to do between parts: docs/lab/054. */

@@ -18,7 +18,7 @@ DEVICE u32 counted(float x, float precision)
 #if CFG_FIXED
     return (u32)__float2int_rn(x * precision);
 #else
-    return __float_as_uint(x);
+    return __float_as_uint(x * precision);
 #endif
 }
 
@@ -167,7 +167,8 @@ DEVICE void careful_dq(float (&dq)[S_COUNT], u32 ds, u32 k)
     }
 }
 
-/* Of this thread's two rows: asked for before the product, needed after it. */
+/* Of this thread's two rows: asked for before the product, needed after it. Weights' own unit
+ * is part of them. */
 struct precisions {
     float row0, row1;
 };
@@ -177,9 +178,9 @@ DEVICE precisions precisions_of(const cu_bwd &p, int tile)
 #if CFG_FIXED
     int row = (threadIdx.x / 32 & 3) * 16 + (threadIdx.x & 31) / 4;
     const float *at = p.precision + (long long)tile * BWD_ROWS + row;
-    return {load_float(at), load_float(at + 8)};
+    return {load_float(at) * BWD_WEIGHT_UNIT, load_float(at + 8) * BWD_WEIGHT_UNIT};
 #else
-    return {1.f, 1.f};
+    return {BWD_WEIGHT_UNIT, BWD_WEIGHT_UNIT};
 #endif
 }
 

@@ -191,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (lse == -NEG_INF) /* weighs nothing: 2^(s - INF) = 0 */
         delta = norm = 0.f;
     if (lane == 0) {
-        p.lse2[id] = lse * 1.4426950408889634f;
+        p.lse2[id] = fmaf(lse, 1.4426950408889634f, -BWD_WEIGHT_BITS);
         p.minus_delta[id] = -delta;
 #if CFG_FIXED
         float slope = lse == -NEG_INF ? 0.f : slope_bound(p, mod, s, b, h, m);

@@ -1,6 +1,12 @@
 /* What a row's lse is good for. */
 #pragma once
 
+/* Hopper's kernels make weights in bf16 2^BWD_WEIGHT_BITS times as large, so that those of 1
+ * and of 2^-28 lie in the range of f16, which keeps them for dS with three bits more. Their
+ * sums are multiplied by BWD_WEIGHT_UNIT. No weight is above 1.03 (row_lse). */
+#define BWD_WEIGHT_BITS (CFG_SM >= 90 && !CFG_F16 && !CFG_F32 ? 14 : 0)
+#define BWD_WEIGHT_UNIT (1.f / (1 << BWD_WEIGHT_BITS))
+
 /* The lse that weights are made with, natural units: +INF for a row whose weights are all 0,
  * NaN for one that is not a number or infinite. A row without a live key weighs nothing, and so
  * does one whose |lse| is so large that scores and lse, rounded to f32, leave a weight's

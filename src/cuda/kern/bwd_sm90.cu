@@ -17,6 +17,7 @@
 #include "bwd_copy.cuh"
 #include "bwd_tile.cuh"
 #include "bwd_mod.cuh"
+#include "bwd_row.cuh"
 #include "bwd_store.cuh"
 #include "wgmma.cuh"
 #include "bwd_ring.cuh"
@@ -48,6 +49,7 @@ struct consumer {
     ring<CFG_STAGES> at;
     u32 n; /* steps done */
     dropper drop;
+    u32 drawn; /* of the step to come */
 };
 
 DEVICE void put_ds(const arena &s, u32 n, const u32 (&ds)[S_COUNT / 2], int wg)
@@ -89,94 +91,147 @@ DEVICE places places_of(const key_tile &t, const int4 &step, int wg)
     return at;
 }
 
-/* Scores of this step, and whether there is one: past the last, what an earlier step left is
- * multiplied once more, for nothing. */
-DEVICE int take_scores(const arena &s, consumer &c, const cu_bwd &p, const key_tile &t,
-                       float (&acc)[S_COUNT], int4 &step, int wg)
+/* Begins a step's scores: past the last, what an earlier one left is multiplied once more, for
+ * nothing. */
+DEVICE void start_scores(const arena &s, const consumer &c, float (&acc)[S_COUNT], int4 &step,
+                         int wg)
 {
     barrier_wait(s.q_full + c.at.slot * 8, c.at.parity);
-#if CFG_RAGGED
     step = load_four(s.steps + (c.n & (STEPS - 1)) * 16);
+#if CFG_RAGGED
     clear_past<PANELS_D>(s.q + c.at.slot * Q_BYTES, step, wg);
 #endif
+    u32 keys = s.k + wg * 64 * 128;
+    asm volatile("" : "+r"(keys)); /* its descriptor is made again: kept, it takes registers */
     wgmma_fence();
-    product_scores<CFG_D>(acc, s.k + wg * 64 * 128, s.q + c.at.slot * Q_BYTES, 0);
+    product_scores<CFG_D>(acc, keys, s.q + c.at.slot * Q_BYTES, 0);
     wgmma_commit();
-    step = load_four(s.steps + (c.n & (STEPS - 1)) * 16);
-    wgmma_wait<0>();
-    return !(step.w & STEP_END);
 }
 
-#if HAS_OWN
-#define WEIGHTS_OF_DS g
-#else
-#define WEIGHTS_OF_DS w
-#endif
-
-/* One block of queries: weights, then dV beside what dS takes, then dK. */
-DEVICE void use_block(const arena &s, consumer &c, const cu_bwd &p, const mod_args &mod,
-                      const key_tile &t, const int4 &step, float (&acc)[S_COUNT],
-                      float (&dk)[CFG_D / 2], float (&dv)[CFG_E / 2], int wg)
+/* Scores of a step, beside what is under way; meanwhile which weights are kept is drawn. */
+DEVICE void make_scores(const arena &s, consumer &c, const cu_bwd &p, const key_tile &t,
+                        float (&acc)[S_COUNT], int4 &step, int wg)
 {
-    u32 w[S_COUNT / 2], g[G_COUNT], ds[S_COUNT / 2];
-    u32 stat = c.at.slot * STAT_BYTES + (threadIdx.x & 3) * 8;
-    places at = places_of(t, step, wg);
-    weights(w, g, acc, s.lse + stat, p, mod, at);
-    cut_step(w, g, p.f, mod, at, step.w);
-#if CFG_DROP
-    dropper_enter(c.drop, p.f, t.b, at.h);
-    drop_kept(w, g, c.drop, p.f, at);
-#endif
+    start_scores(s, c, acc, step, wg);
+    if (CFG_DROP && !(step.w & STEP_END))
+        c.drawn = draw_kept(c.drop, p.f, places_of(t, step, wg));
+    wgmma_wait<0>();
+}
+
+/* Begins dP, where a gradient takes it. */
+DEVICE void start_block_dp(const arena &s, const consumer &c, const int4 &step,
+                           float (&dp)[S_COUNT], u32 minus_delta, int wg)
+{
     barrier_wait(s.o_full + c.at.slot * 8, c.at.parity);
 #if CFG_RAGGED
     clear_past<PANELS_E>(s.d_out + c.at.slot * O_BYTES, step, wg);
 #endif
 #if CFG_DQ || CFG_DK
-    if (!CFG_DROP)
-        start_dp(acc, s.delta + stat);
+    start_dp(dp, minus_delta);
+    u32 values = s.v + wg * 64 * 128;
+    asm volatile("" : "+r"(values)); /* as in start_scores */
     wgmma_fence();
-    product_scores<CFG_E>(acc, s.v + wg * 64 * 128, s.d_out + c.at.slot * O_BYTES, !CFG_DROP);
+    product_scores<CFG_E>(dp, values, s.d_out + c.at.slot * O_BYTES, !CFG_DROP);
     wgmma_commit();
-#else
-    wgmma_fence();
 #endif
+}
+
+/* dS of dK is multiplied by a slope of its own head where dQ's is so after its sums. */
+#define HAS_SLOPED (CFG_LATE_SLOPE && CFG_GROUP > 1 && CFG_DK)
+
+/* What a block's products take: weights of dV, dS of dQ and of dK. */
+struct block_words {
+    u32 w[S_COUNT / 2], ds[S_COUNT / 2];
+#if HAS_SLOPED
+    u32 sloped[S_COUNT / 2];
+#endif
+};
+
+/* Weights of scores that are made, which give their registers to dP, and dS. */
+DEVICE void make_block(block_words &x, const arena &s, consumer &c, const weigher &y,
+                       const int4 &step, float (&acc)[S_COUNT], u32 minus_delta, int wg)
+{
+    kept weights;
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 4; i++) {
+        float g[4], *of = acc + 4 * i;
+        four_weights(of, g, y, i);
+        if (HAS_SLOPES)
+            pack_four(x.w, of, c.drawn, i);
+        keep_four(weights, i, HAS_SLOPES ? g : of);
+    }
+    start_block_dp(s, c, step, acc, minus_delta, wg);
+    wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 4; i++) {
+        float g[4], *of = acc + 4 * i;
+        take_four(g, weights, i);
+        if (!HAS_SLOPES)
+            pack_four(x.w, g, c.drawn, i);
+        if (CFG_DQ || CFG_DK)
+            four_gradients(x.ds, g, of, y.p.f, c.drawn, minus_delta, i);
+#if HAS_SLOPED
+        float slope = row_slope(y.mod, y.p.f, y.at.b, y.at.h, y.at.q);
+        x.sloped[2 * i] = pack(of[0] * slope, of[1] * slope);
+        x.sloped[2 * i + 1] = pack(of[2] * slope, of[3] * slope);
+#endif
+    }
+}
+
+DEVICE void cut_block(block_words &x, const cu_bwd &p, const mod_args &mod, places &at,
+                      int flags)
+{
+    asm volatile("" : "+r"(at.q), "+r"(at.kv)); /* nothing of masks is made before */
+    cut_step(x.w, x.ds, p.f, mod, at, flags);
+#if HAS_SLOPED
+    if (flags)
+        cut_as(x.sloped, x.ds);
+#endif
+}
+
+/* One block of queries, whose scores are made: weights and dS, then dV and dK, and beside dK
+ * the scores of the next one. */
+DEVICE void use_block(const arena &s, consumer &c, const cu_bwd &p, const mod_args &mod,
+                      const key_tile &t, int4 &step, float (&acc)[S_COUNT],
+                      float (&dk)[CFG_D / 2], float (&dv)[CFG_E / 2], int wg)
+{
+    block_words x;
+    u32 stat = c.at.slot * STAT_BYTES + (threadIdx.x & 3) * 8;
+    places at = places_of(t, step, wg);
+    make_block(x, s, c, weigher_of(p, mod, at, s.lse + stat), step, acc, s.delta + stat, wg);
+    cut_block(x, p, mod, at, step.w);
 #if CFG_DV
-    product_dv(dv, w, s.d_out + c.at.slot * O_BYTES, c.n > 0);
+    wgmma_fence();
+    product_dv(dv, x.w, s.d_out + c.at.slot * O_BYTES, c.n > 0);
     wgmma_commit();
 #endif
-#if CFG_DQ || CFG_DK
-    wgmma_wait<CFG_DV>();
-#if CFG_DROP
-    drop_dp(acc, w, p.f, s.delta + stat);
-#endif
-    if ((MOD_SCORE && SCORE_MAY_MASK) || step.w)
-        cut_dp(acc, WEIGHTS_OF_DS);
-    gradients(ds, WEIGHTS_OF_DS, acc);
-#endif
-    put_ds(s, c.n, ds, wg);
-#if CFG_LATE_SLOPE && CFG_GROUP > 1 && CFG_DK
-    sloped_gradients(ds, WEIGHTS_OF_DS, acc, row_slope(mod, p.f, at.b, at.h, at.q));
-#endif
+    put_ds(s, c.n, x.ds, wg);
 #if CFG_DK
     wgmma_fence();
-    product_dk(dk, ds, s.q + c.at.slot * Q_BYTES, c.n > 0);
+#if HAS_SLOPED
+    product_dk(dk, x.sloped, s.q + c.at.slot * Q_BYTES, c.n > 0);
+#else
+    product_dk(dk, x.ds, s.q + c.at.slot * Q_BYTES, c.n > 0);
+#endif
     wgmma_commit();
 #endif
-    wgmma_wait<0>();
+    ring_next(c.at);
+    c.n++;
+    /* dV's operand gives its registers to the scores; others take dK's as well */
+    wgmma_wait<CFG_DK && !HAS_SLOPES && !CFG_DROP>();
+    make_scores(s, c, p, t, acc, step, wg);
 }
 
 DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, int turn, int wg)
 {
     float acc[S_COUNT], dk[CFG_D / 2], dv[CFG_E / 2];
-    consumer c = {{0, 0}, 0, no_dropper()};
+    consumer c = {{0, 0}, 0, no_dropper(), 0};
     int4 step;
     key_tile t = key_tile_at(p.f, turn);
     barrier_wait(s.kv_full, 0);
-    while (take_scores(s, c, p, t, acc, step, wg)) {
+    make_scores(s, c, p, t, acc, step, wg);
+    while (!(step.w & STEP_END))
         use_block(s, c, p, mod, t, step, acc, dk, dv, wg);
-        ring_next(c.at);
-        c.n++;
-    }
     barrier_wait(s.ds_empty + (c.n & 1) * 8, (c.n >> 1 & 1) ^ 1);
     barrier_arrive_if(s.ds_full + (c.n & 1) * 8, (threadIdx.x & 31) == 0);
 #if CFG_RAGGED /* asked for again: kept through the loop it would cost registers */
@@ -184,7 +239,7 @@ DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, int tu
     t = key_tile_at(p.f, turn);
 #endif
     int row = t.key0 + wg * 64 + (threadIdx.x / 32 & 3) * 16 + (threadIdx.x & 31) / 4;
-    float scale = p.f.scale;
+    float scale = p.f.scale * BWD_WEIGHT_UNIT;
 #if CFG_LATE_SLOPE && CFG_GROUP == 1
     scale *= row_slope(mod, p.f, t.b, t.g, 0);
 #endif
@@ -193,7 +248,8 @@ DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, int tu
                    tile_rows_of(p.f, t).keys, CFG_D_REAL, scale, c.n > 0, dk);
     if (CFG_DV)
         store_keys(p, 1, t.b, t.g, tile_rows_of(p.f, t).kv_first, row,
-                   tile_rows_of(p.f, t).keys, CFG_E_REAL, value_factor(p.f), c.n > 0, dv);
+                   tile_rows_of(p.f, t).keys, CFG_E_REAL,
+                   value_factor(p.f) * BWD_WEIGHT_UNIT, c.n > 0, dv);
 }
 
 /* 3. Who does what. */

@@ -73,7 +73,8 @@ DEVICE void add_diagonals(const cu_bwd &p, const mod_args &mod, const cu_reads &
     for (int i = 0; i < 3; i++) { /* at key 0: nothing but the difference matters */
         int q = from + (i == 2 ? -1 : i);
         place[i] = read_place(mod, p.f, b, h, r, q, 0, to.stride);
-        y[i] = x[i] == 0.f ? 0.f : x[i] * term_factor(mod, p.f, b, h, r, q, 0);
+        y[i] = x[i] == 0.f ? 0.f
+                            : x[i] * BWD_WEIGHT_UNIT * term_factor(mod, p.f, b, h, r, q, 0);
     }
     long long first = __shfl_sync(~0u, place[0], 0); /* by all lanes, whatever they have */
     int is_one = place[0] == first && place[1] == first && (lane > 0 || place[2] == first);
@@ -199,6 +200,9 @@ DEVICE void put_four(const cu_read &to, long long at, u32 x, u32 y)
     float v[4];
     unpack(x, v[0], v[1]);
     unpack(y, v[2], v[3]);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        v[i] *= BWD_WEIGHT_UNIT;
     if (to.code == 0)
         *(float4 *)((float *)to.data + at) = make_float4(v[0], v[1], v[2], v[3]);
     else
@@ -215,7 +219,7 @@ DEVICE void put_some(const cu_read &to, long long at, long long by_key, int n, i
         float lo, hi;
         unpack(i < 2 ? x : y, lo, hi);
         if (i < n)
-            put_element(to, at + i * by_key, i & 1 ? hi : lo, is_adding);
+            put_element(to, at + i * by_key, (i & 1 ? hi : lo) * BWD_WEIGHT_UNIT, is_adding);
     }
 }
 

@@ -5,9 +5,6 @@
 /* A slope of the head is applied to the sums of dQ and dK, or to dS of dK where a key head has
  * several query heads. */
 #define HAS_SLOPES (MOD_SCORE && !SLOPE_ONE && !CFG_LATE_SLOPE)
-/* Whether dS is made from other words than dV: times slopes, or before weights were dropped. */
-#define HAS_OWN (HAS_SLOPES || CFG_DROP)
-enum { G_COUNT = HAS_OWN ? S_COUNT / 2 : 1 };
 
 /* What a thread holds: two keys, 8 apart, and of each the queries 8i + 2 (lane % 4) + {0,1}
  * of a block. Positions of the first key and query. */
@@ -60,63 +57,174 @@ DEVICE void capped4(float (&x)[4], float (&g)[4], float lse0, float lse1)
 }
 #endif
 
-/* Weights of the scores, packed. g: weights times slopes of the score function, which dS is
- * made from; where slopes are 1 the weights themselves. lse: address of this thread's
- * first query's, log2 units. */
-DEVICE void weights(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], const float (&s)[S_COUNT],
-                    u32 lse, const cu_bwd &p, const mod_args &mod, const places &at)
+/* What weights of a fragment are made with. lse: address of this thread's first query's, log2
+ * units. */
+struct weigher {
+    const cu_bwd &p;
+    const mod_args &mod;
+    const places &at;
+    u32 lse;
+#if IS_LINE
+    score_line line;
+#endif
+};
+
+DEVICE weigher weigher_of(const cu_bwd &p, const mod_args &mod, const places &at, u32 lse)
 {
 #if IS_LINE
-    score_line line = line_at(p, mod, at);
-#endif
-#pragma unroll
-    for (int i = 0; i < S_COUNT / 4; i++) {
-        float2 l = load_two(lse + i * 32);
-#if MOD_SCORE == SCORE_NONE
-        w[2 * i] = pack(exp2_fast(fmaf(s[4 * i], p.unit, -l.x)),
-                        exp2_fast(fmaf(s[4 * i + 1], p.unit, -l.y)));
-        w[2 * i + 1] = pack(exp2_fast(fmaf(s[4 * i + 2], p.unit, -l.x)),
-                            exp2_fast(fmaf(s[4 * i + 3], p.unit, -l.y)));
-#elif IS_LINE
-        float offset = fmaf(line.by_q, 8 * i, line.offset);
-        float x = offset - l.x, y = offset + line.by_q - l.y;
-        w[2 * i] = pack(exp2_fast(fmaf(s[4 * i], line.unit, x)),
-                        exp2_fast(fmaf(s[4 * i + 1], line.unit, y)));
-        x += line.by_eight;
-        y += line.by_eight;
-        w[2 * i + 1] = pack(exp2_fast(fmaf(s[4 * i + 2], line.unit, x)),
-                            exp2_fast(fmaf(s[4 * i + 3], line.unit, y)));
-#elif SLOPE_CAP && HAS_SLOPES
-        float x[4] = {s[4 * i], s[4 * i + 2], s[4 * i + 1], s[4 * i + 3]}, y[4];
-        capped4(x, y, l.x, l.y);
-        w[2 * i] = pack(x[0], x[2]);
-        w[2 * i + 1] = pack(x[1], x[3]);
-        g[2 * i] = pack(y[0], y[2]);
-        g[2 * i + 1] = pack(y[1], y[3]);
+    return {p, mod, at, lse, line_at(p, mod, at)};
 #else
-        float x[4] = {s[4 * i], s[4 * i + 2], s[4 * i + 1], s[4 * i + 3]}, slope[4];
-        scores4(p.f, mod, at.b, at.h, at.q + 8 * i, at.q + 8 * i + 1, at.kv, at.kv + 8, x,
-                slope);
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            x[j] = exp2_fast(fmaf(x[j], 1.4426950408889634f, -(j < 2 ? l.x : l.y)));
-        w[2 * i] = pack(x[0], x[2]);
-        w[2 * i + 1] = pack(x[1], x[3]);
-#if HAS_SLOPES
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            /* -INF masks, whatever its slope */
-            x[j] = !SLOPE_IS_FINITE && x[j] == 0.f ? 0.f : x[j] * slope[j];
-        g[2 * i] = pack(x[0], x[2]);
-        g[2 * i + 1] = pack(x[1], x[3]);
+    return {p, mod, at, lse};
 #endif
-#endif
-    }
 }
 
-/* Weights of positions that are not live become 0. */
-DEVICE void cut_weights(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], const cu_fwd &p,
-                        const mod_args &mod, const places &at)
+/* Four dot products become weights: of two queries and a key, then of the key 8 further, i
+ * times 8 queries on. g: the weights times slopes of the score function, where these are
+ * not 1. */
+DEVICE void four_weights(float *x, float (&g)[4], const weigher &y, int i)
+{
+    float2 l = load_two(y.lse + i * 32);
+#if MOD_SCORE == SCORE_NONE
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        x[j] = exp2_fast(fmaf(x[j], y.p.unit, j & 1 ? -l.y : -l.x));
+#elif IS_LINE
+    float offset = fmaf(y.line.by_q, 8 * i, y.line.offset);
+    float from[2] = {offset - l.x, offset + y.line.by_q - l.y};
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        x[j] = exp2_fast(
+            fmaf(x[j], y.line.unit, j < 2 ? from[j] : from[j - 2] + y.line.by_eight));
+#elif SLOPE_CAP && HAS_SLOPES
+    float z[4] = {x[0], x[2], x[1], x[3]}, of_z[4];
+    capped4(z, of_z, l.x, l.y);
+    x[0] = z[0], x[1] = z[2], x[2] = z[1], x[3] = z[3];
+    g[0] = of_z[0], g[1] = of_z[2], g[2] = of_z[1], g[3] = of_z[3];
+#else
+    const places &at = y.at;
+    float z[4] = {x[0], x[2], x[1], x[3]}, slope[4];
+    scores4(y.p.f, y.mod, at.b, at.h, at.q + 8 * i, at.q + 8 * i + 1, at.kv, at.kv + 8, z,
+            slope);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int of = j / 2 + 2 * (j & 1);
+        x[j] = exp2_fast(fmaf(z[of], 1.4426950408889634f, j & 1 ? -l.y : -l.x));
+#if HAS_SLOPES
+        /* -INF masks, whatever its slope */
+        g[j] = !SLOPE_IS_FINITE && x[j] == 0.f ? 0.f : x[j] * slope[of];
+#endif
+    }
+#endif
+}
+
+/* Pairs become 0 where others are. */
+DEVICE void cut_as(u32 (&x)[S_COUNT / 2], const u32 (&others)[S_COUNT / 2])
+{
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 2; i++)
+        x[i] &= (others[i] & 0xffffu ? 0xffffu : 0) | (others[i] >> 16 ? 0xffff0000u : 0);
+}
+
+/* Which weights of a fragment are kept (drop_turned) */
+DEVICE u32 draw_kept(dropper &drop, const cu_fwd &p, const places &at)
+{
+#if CFG_DROP
+    dropper_enter(drop, p, at.b, at.h);
+    return drop_turned(drop.head, p.drop, at.q, at.kv);
+#else
+    return 0;
+#endif
+}
+
+DEVICE bool is_kept(u32 kept, int i, int j)
+{
+    return kept >> (2 * i + j / 2 + 16 * (j & 1)) & 1;
+}
+
+/* Four weights, packed for dV; those that are dropped are 0. */
+DEVICE void pack_four(u32 (&w)[S_COUNT / 2], const float *x, u32 drawn, int i)
+{
+    float y[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        y[j] = !CFG_DROP || is_kept(drawn, i, j) ? x[j] : 0.f;
+    w[2 * i] = pack(y[0], y[1]);
+    w[2 * i + 1] = pack(y[2], y[3]);
+}
+
+/* Weights that dS is made of, times slopes, while dP is on its way: whole ones take registers
+ * and shared memory that are not there, and rounded to the dtype they would add half of its own
+ * to the error of dS. Where they are not above 1, in bf16 they are rounded to f16, which has
+ * three bits more (BWD_WEIGHT_BITS); else there are the upper 24 bits of each, of pairs the
+ * upper halves and of fours the bytes that follow. Tiles have no room for these beside weights
+ * of dV, which slopes are not part of: there they are rounded. */
+#define KEEPS_ROUNDED (HAS_SLOPES && !CFG_VALUE_STAGES)
+#define KEEPS_BYTES (!KEEPS_ROUNDED && (CFG_F16 || HAS_SLOPES))
+
+struct kept {
+    u32 pairs[S_COUNT / 2];
+#if KEEPS_BYTES
+    u32 bytes[S_COUNT / 4];
+#endif
+};
+
+DEVICE u32 pack_f16(float lo, float hi)
+{
+    u32 r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+
+DEVICE void unpack_f16(u32 x, float &lo, float &hi)
+{
+    asm("{.reg .b16 x, y;\n"
+        "mov.b32 {x, y}, %2;\n"
+        "cvt.f32.f16 %0, x;\n"
+        "cvt.f32.f16 %1, y;}"
+        : "=f"(lo), "=f"(hi)
+        : "r"(x));
+}
+
+DEVICE void keep_four(kept &to, int i, const float *x)
+{
+    u32 *pairs = to.pairs + 2 * i;
+#if KEEPS_BYTES
+    u32 a = __float_as_uint(x[0]), b = __float_as_uint(x[1]);
+    u32 c = __float_as_uint(x[2]), d = __float_as_uint(x[3]);
+    pairs[0] = __byte_perm(a, b, 0x7632);
+    pairs[1] = __byte_perm(c, d, 0x7632);
+    to.bytes[i] =
+        __byte_perm(__byte_perm(a, b, 0x0051), __byte_perm(c, d, 0x0051), 0x5410);
+#elif KEEPS_ROUNDED
+    pairs[0] = pack(x[0], x[1]);
+    pairs[1] = pack(x[2], x[3]);
+#else
+    pairs[0] = pack_f16(x[0], x[1]);
+    pairs[1] = pack_f16(x[2], x[3]);
+#endif
+}
+
+DEVICE void take_four(float (&x)[4], const kept &from, int i)
+{
+    const u32 *pairs = from.pairs + 2 * i;
+#if KEEPS_BYTES
+    u32 bytes = from.bytes[i];
+    x[0] = __uint_as_float(__byte_perm(pairs[0], bytes, 0x1044));
+    x[1] = __uint_as_float(__byte_perm(pairs[0], bytes, 0x3255));
+    x[2] = __uint_as_float(__byte_perm(pairs[1], bytes, 0x1066));
+    x[3] = __uint_as_float(__byte_perm(pairs[1], bytes, 0x3277));
+#elif KEEPS_ROUNDED
+    unpack(pairs[0], x[0], x[1]);
+    unpack(pairs[1], x[2], x[3]);
+#else
+    unpack_f16(pairs[0], x[0], x[1]);
+    unpack_f16(pairs[1], x[2], x[3]);
+#endif
+}
+
+/* Of two fragments' pairs what belongs to positions that are not live becomes 0. */
+DEVICE void cut_masked(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], const cu_fwd &p,
+                       const mod_args &mod, const places &at)
 {
     key_side k0 = {at.kv, at.key < at.kv_len}, k1 = {at.kv + 8, at.key + 8 < at.kv_len};
 #pragma unroll
@@ -129,15 +237,13 @@ DEVICE void cut_weights(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], const cu_fwd &
         u32 keep1 = (live[1] ? 0xffffu : 0) | (live[3] ? 0xffff0000u : 0);
         w[2 * i] &= keep0;
         w[2 * i + 1] &= keep1;
-#if HAS_SLOPES
-        g[2 * i] &= keep0;
-        g[2 * i + 1] &= keep1;
-#endif
+        ds[2 * i] &= keep0;
+        ds[2 * i + 1] &= keep1;
     }
 }
 
-/* Weights of queries past the last, of which a block has none from `rows` on, become 0. */
-DEVICE void cut_rows(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], int rows)
+/* The same for queries past the last, of which a block has none from `rows` on */
+DEVICE void cut_rows(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], int rows)
 {
     int left = rows - 2 * (threadIdx.x & 3);
 #pragma unroll
@@ -145,59 +251,30 @@ DEVICE void cut_rows(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], int rows)
         u32 keep = (8 * i < left ? 0xffffu : 0) | (8 * i + 1 < left ? 0xffff0000u : 0);
         w[2 * i] &= keep;
         w[2 * i + 1] &= keep;
-#if HAS_SLOPES
-        g[2 * i] &= keep;
-        g[2 * i + 1] &= keep;
-#endif
+        ds[2 * i] &= keep;
+        ds[2 * i + 1] &= keep;
     }
 }
 
-/* Weights of a step's positions that are not live, or not there, become 0. */
-DEVICE void cut_step(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], const cu_fwd &p,
+/* Weights and dS, or what that is made of, become 0 at a step's positions that are not live, or
+ * not there, whatever K and V hold. */
+DEVICE void cut_step(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], const cu_fwd &p,
                      const mod_args &mod, const places &at, int flags)
 {
     if (!flags)
         return;
     if (!CFG_TERMS || (flags & STEP_MASKED))
-        cut_weights(w, g, p, mod, at);
+        cut_masked(w, ds, p, mod, at);
     if ((MOD_MASK != MASK_NONE || CFG_TERMS) && flags >> STEP_ROWS)
-        cut_rows(w, g, flags >> STEP_ROWS);
+        cut_rows(w, ds, flags >> STEP_ROWS);
 }
 
-#if CFG_DROP
-/* Weights that are dropped become 0 in w, and stay in g. */
-DEVICE void drop_kept(u32 (&w)[S_COUNT / 2], u32 (&g)[G_COUNT], const dropper &drop,
-                      const cu_fwd &p, const places &at)
-{
-#if !HAS_SLOPES
-#pragma unroll
-    for (int i = 0; i < S_COUNT / 2; i++)
-        g[i] = w[i];
-#endif
-    drop_turned(w, drop.head, p.drop, at.q, at.kv);
-}
-
-/* dP of kept weights times their factor, of others 0; then less delta. A kept weight of 0 has
- * no gradient whatever its dP. */
-DEVICE void drop_dp(float (&dp)[S_COUNT], const u32 (&w)[S_COUNT / 2], const cu_fwd &p,
-                    u32 minus_delta)
-{
-#pragma unroll
-    for (int i = 0; i < S_COUNT / 4; i++) {
-        float2 d = load_two(minus_delta + i * 32);
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            u32 is_kept = w[2 * i + j / 2] & (j & 1 ? 0xffff0000u : 0xffffu);
-            dp[4 * i + j] =
-                fmaf(is_kept ? dp[4 * i + j] : 0.f, p.drop.factor, j & 1 ? d.y : d.x);
-        }
-    }
-}
-#endif
-
-/* The accumulator of dP starts at -delta: no subtraction later. */
+/* The accumulator of dP starts at -delta: no subtraction later. Not with dropout, where dP is
+ * multiplied before. */
 DEVICE void start_dp(float (&dp)[S_COUNT], u32 minus_delta)
 {
+    if (CFG_DROP)
+        return;
 #pragma unroll
     for (int i = 0; i < S_COUNT / 4; i++) {
         float2 d = load_two(minus_delta + i * 32);
@@ -206,38 +283,23 @@ DEVICE void start_dp(float (&dp)[S_COUNT], u32 minus_delta)
     }
 }
 
-/* Where a weight is 0 for its mask, V may hold anything. */
-DEVICE void cut_dp(float (&dp)[S_COUNT], const u32 (&w)[S_COUNT / 2])
+/* dS = P (dP - delta) times slopes, of weights in f32: of rounded ones its error would be 1.4
+ * times as large. g: weights times slopes. dp: dP - delta, or with dropout dP; becomes dS. */
+DEVICE void four_gradients(u32 (&ds)[S_COUNT / 2], const float (&g)[4], float *dp,
+                           const cu_fwd &p, u32 drawn, u32 minus_delta, int i)
 {
-#pragma unroll
-    for (int i = 0; i < S_COUNT / 2; i++) {
-        dp[2 * i] = w[i] & 0xffffu ? dp[2 * i] : 0.f;
-        dp[2 * i + 1] = w[i] >> 16 ? dp[2 * i + 1] : 0.f;
-    }
-}
-
-/* dS = P (dP - delta) from the rounded weights, which saves the registers of exact ones */
-DEVICE void gradients(u32 (&ds)[S_COUNT / 2], const u32 (&w)[S_COUNT / 2],
-                      const float (&dp)[S_COUNT])
-{
-#pragma unroll
-    for (int i = 0; i < S_COUNT / 2; i++) {
-        float lo, hi;
-        unpack(w[i], lo, hi);
-        ds[i] = pack(lo * dp[2 * i], hi * dp[2 * i + 1]);
-    }
-}
-
-#if CFG_LATE_SLOPE
-/* The same times a slope */
-DEVICE void sloped_gradients(u32 (&ds)[S_COUNT / 2], const u32 (&w)[S_COUNT / 2],
-                             const float (&dp)[S_COUNT], float slope)
-{
-#pragma unroll
-    for (int i = 0; i < S_COUNT / 2; i++) {
-        float lo, hi;
-        unpack(w[i], lo, hi);
-        ds[i] = pack(lo * dp[2 * i] * slope, hi * dp[2 * i + 1] * slope);
-    }
-}
+#if CFG_DROP
+    float2 d = load_two(minus_delta + i * 32);
 #endif
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        float x = dp[j];
+#if CFG_DROP
+        x = fmaf(is_kept(drawn, i, j) ? x : 0.f, p.drop.factor, j & 1 ? d.y : d.x);
+#endif
+        /* where a score is -INF, V may hold anything */
+        dp[j] = MOD_SCORE && SCORE_MAY_MASK && g[j] == 0.f ? 0.f : g[j] * x;
+    }
+    ds[2 * i] = pack(dp[0], dp[1]);
+    ds[2 * i + 1] = pack(dp[2], dp[3]);
+}

@@ -17,6 +17,7 @@
 #include "bwd_copy.cuh"
 #include "bwd_tile.cuh"
 #include "bwd_mod.cuh"
+#include "bwd_row.cuh"
 #include "bwd_store.cuh"
 #include "wgmma.cuh"
 #include "bwd_ring.cuh"

@@ -6,7 +6,7 @@
  * stages, what their steps are about, barriers. */
 #pragma once
 
-enum { WEIGHT_BYTES = 64 * 128, STAT_BYTES = BWD_ROWS * 4 };
+enum { WEIGHT_BYTES = 128 * sizeof(kept), STAT_BYTES = BWD_ROWS * 4 };
 
 struct keys_arena {
     u32 k, v, q, d_out, weights;
@@ -131,21 +131,94 @@ DEVICE places places_of(const key_tile &t, const int4 &step)
     return at;
 }
 
-template <int COUNT>
-DEVICE void put_weights(const keys_arena &s, u32 n, const u32 (&w)[COUNT])
+/* Weights of positions that are not live become 0, and, of a block with a last row, those of
+ * the rows after it. */
+DEVICE void cut_weights(float (&x)[S_COUNT], const cu_fwd &p, const mod_args &mod,
+                        const places &at, int rows)
+{
+    key_side k0 = {at.kv, at.key < at.kv_len}, k1 = {at.kv + 8, at.key + 8 < at.kv_len};
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 4; i++) {
+        bool live[4];
+        query_side q0 = query_side_of(p, mod, at.b, at.h, at.q + 8 * i);
+        query_side q1 = query_side_of(p, mod, at.b, at.h, at.q + 8 * i + 1);
+        live4(p, mod, at.b, at.h, q0, q1, k0, k1, live);
+#pragma unroll
+        for (int j = 0; j < 4; j++) /* live: of two queries by two keys */
+            x[4 * i + j] = live[j / 2 + 2 * (j & 1)] ? x[4 * i + j] : 0.f;
+    }
+    if (MOD_MASK == MASK_NONE || !rows)
+        return;
+    int left = rows - 2 * (threadIdx.x & 3);
+#pragma unroll
+    for (int i = 0; i < S_COUNT; i++)
+        x[i] = i / 4 * 8 + (i & 1) < left ? x[i] : 0.f;
+}
+
+DEVICE void store_words(u32 at, const u32 *x)
+{
+    store_four(at, x[0], x[1], x[2], x[3]);
+}
+
+DEVICE void load_words(u32 *x, u32 at)
+{
+    int4 y = load_four(at);
+    x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
+}
+
+DEVICE void put_weights(const keys_arena &s, u32 n, const kept &weights)
 {
     u32 to = s.weights + (n & 1) * WEIGHT_BYTES + (threadIdx.x & 127) * 16;
     barrier_wait(s.weights_empty + (n & 1) * 8, (n >> 1 & 1) ^ 1);
 #pragma unroll
-    for (int i = 0; i < COUNT / 4; i++)
-        store_four(to + i * 2048, w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3]);
+    for (int i = 0; i < S_COUNT / 8; i++)
+        store_words(to + i * 2048, weights.pairs + 4 * i);
+#if KEEPS_BYTES
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 16; i++)
+        store_words(to + (S_COUNT / 8 + i) * 2048, weights.bytes + 4 * i);
+#endif
     warp_arrives(s.weights_full + (n & 1) * 8);
 }
+
+#if HAS_SLOPES
+DEVICE void make_weights(u32 (&w)[S_COUNT / 2], kept &weights, float (&acc)[S_COUNT],
+                         const weigher &y, u32 drawn, int flags)
+{
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 4; i++) {
+        float g[4];
+        four_weights(acc + 4 * i, g, y, i);
+        pack_four(w, acc + 4 * i, drawn, i);
+        keep_four(weights, i, g);
+    }
+    cut_step(w, weights.pairs, y.p.f, y.mod, y.at, flags);
+}
+#else
+/* Weights that are both dV's and dS's are cut before they are packed. */
+DEVICE void make_weights(u32 (&w)[S_COUNT / 2], kept &weights, float (&acc)[S_COUNT],
+                         const weigher &y, u32 drawn, int flags)
+{
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 4; i++) {
+        float none[4];
+        four_weights(acc + 4 * i, none, y, i);
+    }
+    if (flags)
+        cut_weights(acc, y.p.f, y.mod, y.at, flags >> STEP_ROWS);
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 4; i++) {
+        pack_four(w, acc + 4 * i, drawn, i);
+        keep_four(weights, i, acc + 4 * i);
+    }
+}
+#endif
 
 DEVICE void make_values(const keys_arena &s, const cu_bwd &p, const mod_args &mod, int turn)
 {
     float acc[S_COUNT], dv[CFG_E / 2];
-    u32 w[S_COUNT / 2], g[G_COUNT], n = 0;
+    kept weights;
+    u32 w[S_COUNT / 2], n = 0;
     key_tile t = key_tile_at(p.f, turn);
     ring<CFG_STAGES> at = {0, 0};
     dropper drop = no_dropper();
@@ -157,18 +230,12 @@ DEVICE void make_values(const keys_arena &s, const cu_bwd &p, const mod_args &mo
         places where = places_of(t, step);
         u32 o_full = s.o_full + at.slot * 8, o_empty = s.o_empty + at.slot * 8;
         u32 d_out = s.d_out + at.slot * E_BYTES, parity = at.parity;
-        weights(w, g, acc, s.lse + at.slot * STAT_BYTES + (threadIdx.x & 3) * 8, p, mod, where);
-        cut_step(w, g, p.f, mod, where, step.w);
+        u32 drawn = draw_kept(drop, p.f, where);
+        weigher y = weigher_of(p, mod, where,
+                               s.lse + at.slot * STAT_BYTES + (threadIdx.x & 3) * 8);
+        make_weights(w, weights, acc, y, drawn, step.w);
+        put_weights(s, n, weights);
         warp_arrives(s.q_empty + at.slot * 8);
-#if CFG_DROP
-        dropper_enter(drop, p.f, where.b, where.h);
-        drop_kept(w, g, drop, p.f, where);
-#endif
-#if HAS_OWN
-        put_weights(s, n, g);
-#else
-        put_weights(s, n, w);
-#endif
         barrier_wait(o_full, parity);
         wgmma_fence();
         if (CFG_DV)
@@ -185,7 +252,7 @@ DEVICE void make_values(const keys_arena &s, const cu_bwd &p, const mod_args &mo
     }
     if (CFG_DV)
         store_keys(p, 1, t.b, t.g, 0, places_of(t, step).key, p.f.N, CFG_E_REAL,
-                   value_factor(p.f), n > 0, dv);
+                   value_factor(p.f) * BWD_WEIGHT_UNIT, n > 0, dv);
 }
 
 /* 3. dP and dK. */
@@ -195,43 +262,46 @@ DEVICE void start_dp_block(const keys_arena &s, const ring<CFG_STAGES> &at,
 {
     barrier_wait(s.o_full + at.slot * 8, at.parity);
     step = load_four(s.steps + at.slot * 16);
-    if (!CFG_DROP)
-        start_dp(acc, s.delta + at.slot * STAT_BYTES + (threadIdx.x & 3) * 8);
+    start_dp(acc, s.delta + at.slot * STAT_BYTES + (threadIdx.x & 3) * 8);
     wgmma_fence();
     product_scores<CFG_E>(acc, s.v, s.d_out + at.slot * E_BYTES, !CFG_DROP);
     wgmma_commit();
 }
 
-DEVICE void take_weights(const keys_arena &s, u32 n, u32 (&w)[S_COUNT / 2])
+DEVICE void take_weights(const keys_arena &s, u32 n, kept &weights)
 {
     u32 from = s.weights + (n & 1) * WEIGHT_BYTES + (threadIdx.x & 127) * 16;
     barrier_wait(s.weights_full + (n & 1) * 8, n >> 1 & 1);
 #pragma unroll
-    for (int i = 0; i < S_COUNT / 8; i++) {
-        int4 x = load_four(from + i * 2048);
-        w[4 * i] = x.x, w[4 * i + 1] = x.y, w[4 * i + 2] = x.z, w[4 * i + 3] = x.w;
-    }
+    for (int i = 0; i < S_COUNT / 8; i++)
+        load_words(weights.pairs + 4 * i, from + i * 2048);
+#if KEEPS_BYTES
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 16; i++)
+        load_words(weights.bytes + 4 * i, from + (S_COUNT / 8 + i) * 2048);
+#endif
     warp_arrives(s.weights_empty + (n & 1) * 8);
 }
 
-#if CFG_DROP
-/* Which weights are kept is drawn here once more. */
-DEVICE void drop_block(float (&dp)[S_COUNT], const u32 (&w)[S_COUNT / 2], const cu_fwd &p,
-                       const dropper &drop, const places &at, u32 minus_delta)
+/* dS; where a weight is 0 for its mask, V may hold anything. */
+DEVICE void grade_block(u32 (&ds)[S_COUNT / 2], const kept &weights, float (&dp)[S_COUNT],
+                        const cu_fwd &p, u32 drawn, u32 minus_delta, int is_cut)
 {
-    u32 kept[S_COUNT / 2];
 #pragma unroll
-    for (int i = 0; i < S_COUNT / 2; i++)
-        kept[i] = w[i];
-    drop_turned(kept, drop.head, p.drop, at.q, at.kv);
-    drop_dp(dp, kept, p, minus_delta);
+    for (int i = 0; i < S_COUNT / 4; i++) {
+        float g[4];
+        take_four(g, weights, i);
+        four_gradients(ds, g, dp + 4 * i, p, drawn, minus_delta, i);
+    }
+    if (is_cut)
+        cut_as(ds, weights.pairs);
 }
-#endif
 
 DEVICE void make_keys(const keys_arena &s, const cu_bwd &p, int turn)
 {
     float acc[S_COUNT], dk[CFG_D / 2];
-    u32 w[S_COUNT / 2], ds[S_COUNT / 2], n = 0;
+    kept weights;
+    u32 ds[S_COUNT / 2], n = 0;
     key_tile t = key_tile_at(p.f, turn);
     ring<CFG_STAGES> at = {0, 0};
     dropper drop = no_dropper();
@@ -242,19 +312,14 @@ DEVICE void make_keys(const keys_arena &s, const cu_bwd &p, int turn)
     while (!(step.w & STEP_END)) {
         u32 q_full = s.q_full + at.slot * 8, q_empty = s.q_empty + at.slot * 8;
         u32 q = s.q + at.slot * D_BYTES, parity = at.parity;
-#if CFG_DROP
-        take_weights(s, n, w);
-        dropper_enter(drop, p.f, t.b, step.z);
-        drop_block(acc, w, p.f, drop, places_of(t, step),
-                   s.delta + at.slot * STAT_BYTES + (threadIdx.x & 3) * 8);
-        warp_arrives(s.o_empty + at.slot * 8);
-#else
-        warp_arrives(s.o_empty + at.slot * 8);
-        take_weights(s, n, w);
-#endif
-        if ((MOD_SCORE && SCORE_MAY_MASK) || step.w)
-            cut_dp(acc, w);
-        gradients(ds, w, acc);
+        u32 drawn = draw_kept(drop, p.f, places_of(t, step)); /* as for dV */
+        if (!CFG_DROP) /* which reads delta later */
+            warp_arrives(s.o_empty + at.slot * 8);
+        take_weights(s, n, weights);
+        grade_block(ds, weights, acc, p.f, drawn,
+                    s.delta + at.slot * STAT_BYTES + (threadIdx.x & 3) * 8, step.w);
+        if (CFG_DROP)
+            warp_arrives(s.o_empty + at.slot * 8);
         barrier_wait(q_full, parity);
         wgmma_fence();
         if (CFG_DK)
@@ -270,8 +335,8 @@ DEVICE void make_keys(const keys_arena &s, const cu_bwd &p, int turn)
         n++;
     }
     if (CFG_DK)
-        store_keys(p, 0, t.b, t.g, 0, places_of(t, step).key, p.f.N, CFG_D_REAL, p.f.scale,
-                   n > 0, dk);
+        store_keys(p, 0, t.b, t.g, 0, places_of(t, step).key, p.f.N, CFG_D_REAL,
+                   p.f.scale * BWD_WEIGHT_UNIT, n > 0, dk);
 }
 
 /* 4. Who does what. */

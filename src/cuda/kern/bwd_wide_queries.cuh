@@ -308,7 +308,7 @@ DEVICE void make_queries(const queries_arena &s, const cu_bwd &p, const mod_args
         n++;
     }
     store_rows(result_of(p, p.dq, p.dqs, t.b, t.h, 0, BWD_OF_Q), r.row, p.f.M, CFG_D_REAL,
-               p.f.scale, n > 0, dq);
+               p.f.scale * BWD_WEIGHT_UNIT, n > 0, dq);
 }
 
 /* 4. Who does what. */

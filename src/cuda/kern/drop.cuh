@@ -343,9 +343,9 @@ DEVICE void drop_packed(u32 (&p)[COUNT], const dropout_words &head, const cu_dro
 
 /* As drop_pairs: signs go from lane to lane, and become masks where they are put together. */
 template <int MOST>
-DEVICE void drop_turned_squares(u32 (&w)[16], const dropout_words &head, const cu_drop &d,
-                                u32 q, u32 kv)
+DEVICE u32 drop_turned_squares(const dropout_words &head, const cu_drop &d, u32 q, u32 kv)
 {
+    u32 kept = 0;
     drop_bound<MOST> t = drop_bound_of<MOST>(d);
     u32 lane = threadIdx.x & 31, is_odd = lane >> 2 & 1;
     u32 low = is_odd ? 0x99dd : 0xdd99, high = is_odd ? 0xbbff : 0xffbb;
@@ -365,26 +365,25 @@ DEVICE void drop_turned_squares(u32 (&w)[16], const dropout_words &head, const c
             u32 own = is_odd ? odd : even;
             u32 other = __shfl_xor_sync(~0u, is_odd ? even : odd, 4);
             int to = 4 * (i + n / 2) + 2 * (n & 1);
-            w[to] &= signs(own, other, low);
-            w[to + 1] &= signs(own, other, high);
+            kept |= signs(own, other, low) & 0x10001u << to;
+            kept |= signs(own, other, high) & 0x10001u << (to + 1);
         }
     }
+    return kept;
 }
 
-/* Of a transposed fragment of 64 queries, whose packed pairs are of neighbouring queries. */
-DEVICE void drop_turned(u32 (&w)[16], const dropout_words &head, const cu_drop &d, u32 q,
-                        u32 kv)
+/* Which weights of a transposed fragment of 64 queries are kept: of word n of packed ones,
+ * which are of neighbouring queries, bits n and 16 + n. */
+DEVICE u32 drop_turned(const dropout_words &head, const cu_drop &d, u32 q, u32 kv)
 {
-    if (!drop_is_turned_aligned(q, kv)) {
-        u32 bits = drop_turned_bits(head, d.threshold, q, kv, 32);
+    if (drop_is_turned_aligned(q, kv))
+        return d.threshold <= 0x8000 ? drop_turned_squares<0>(head, d, q, kv)
+                                     : drop_turned_squares<1>(head, d, q, kv);
+    u32 bits = drop_turned_bits(head, d.threshold, q, kv, 32), kept = 0;
 #pragma unroll
-        for (int i = 0; i < 16; i++)
-            w[i] &= halves_of_bits(bits >> 2 * i);
-    } else if (d.threshold <= 0x8000) {
-        drop_turned_squares<0>(w, head, d, q, kv);
-    } else {
-        drop_turned_squares<1>(w, head, d, q, kv);
-    }
+    for (int i = 0; i < 16; i++)
+        kept |= (bits >> 2 * i & 1) << i | (bits >> (2 * i + 1) & 1) << (16 + i);
+    return kept;
 }
 #endif
 #endif

@@ -5,10 +5,7 @@
  * those that the host lists for the tile, or from the tile's first live key on.
  *
  * With CFG_LAZY offsets are raised late (softmax.cuh), else they are exact; rows that are not
- * finite are made again here, at the end: a run is one launch.
- *
- * Shared memory of a team, in swizzled rows of 128 bytes, panels of 64 columns: Q
- * [QS][panels][64][64], then a ring of CFG_STAGES pieces of K or V. Barriers come last. */
+ * finite are made again here, at the end: a run is one launch. */
 #include "cfg.cuh"
 #include "ptx.cuh"
 #include "launch.h"
@@ -21,68 +18,8 @@
 #include "kv.cuh"
 #include "block90.cuh"
 #include "careful.cuh"
-
-enum {
-    THREADS = (CFG_TEAMS + 1) * 128,
-    SLOTS = CFG_STAGES,
-    SLOT_BYTES = K_BYTES > V_BYTES ? K_BYTES : V_BYTES,
-    TEAM_BYTES = CFG_QS * Q_BYTES + SLOTS * SLOT_BYTES,
-    TEAM_BARRIERS = 2 * CFG_QS + 2 * SLOTS
-};
-
-/* What a slot with K holds beside it. */
-enum { PIECE_MASKED = 1, PIECE_FIRST = 2, PIECE_LAST = 4, PIECE_EMPTY = 8, PIECE_END = 16 };
-struct piece {
-    int tile, first, flags, unused;
-};
-
-/* addresses of a team's shared memory; barriers of 8 bytes, CFG_QS of each of the first two and
- * SLOTS of the others */
-struct arena {
-    u32 q, ring, q_full, q_empty, full, empty;
-    u32 pieces;           /* piece [SLOTS] */
-    u32 drawn;            /* tiles that the CTA's teams have taken */
-    mask_column *columns; /* [CFG_TEAMS][CFG_TN] what a general mask needs of each key */
-};
-
-DEVICE arena carve(char *shared, int team)
-{
-    arena s;
-    u32 base = smem_address(shared), barriers = base + CFG_TEAMS * TEAM_BYTES;
-    u32 pieces = barriers + CFG_TEAMS * TEAM_BARRIERS * 8;
-    s.q = base + team * TEAM_BYTES;
-    s.ring = s.q + CFG_QS * Q_BYTES;
-    s.q_full = barriers + team * TEAM_BARRIERS * 8;
-    s.q_empty = s.q_full + CFG_QS * 8;
-    s.full = s.q_empty + CFG_QS * 8;
-    s.empty = s.full + SLOTS * 8;
-    s.pieces = pieces + team * SLOTS * 16;
-    s.drawn = pieces + CFG_TEAMS * SLOTS * 16;
-    s.columns = (mask_column *)(shared + (s.drawn + 16 - base));
-    return s;
-}
-
-DEVICE void init_barriers(const arena &s)
-{
-    for (int i = 0; i < CFG_QS; i++) {
-        barrier_init(s.q_full + i * 8, 1);
-        barrier_init(s.q_empty + i * 8, 4);
-    }
-    for (int i = 0; i < SLOTS; i++) {
-        barrier_init(s.full + i * 8, 1);
-        barrier_init(s.empty + i * 8, 4);
-    }
-}
-
-DEVICE u32 slot_of(u32 n)
-{
-    return n % SLOTS;
-}
-
-DEVICE u32 parity_of(u32 n)
-{
-    return n / SLOTS & 1;
-}
+#include "small_team.cuh"
+#include "small_walk.cuh"
 
 /* 1. Which tile is next. CTAs take the work order by turns, there and back, so that the longest
  * tiles come first everywhere and no CTA has the longer one twice; a CTA's teams draw from its
@@ -234,109 +171,12 @@ DEVICE void produce(const arena &s, const cu_fwd &p, const mod_args &mod, const 
     say(s, r, 0, PIECE_END);
 }
 
-/* 3. A team's warpgroup: of a tile scores, softmax, O += P V, the product of a piece's scores
- * beside that of the piece before with V. */
-struct progress {
-    u32 n, q; /* loads of K or V, and of Q, that are used up */
-    int lost; /* the last tile with rows to make again, in a chain through p.flags; or -1 */
-};
-
-DEVICE piece take_piece(const arena &s, u32 n)
-{
-    piece x;
-    barrier_wait(s.full + slot_of(n) * 8, parity_of(n));
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.tile), "=r"(x.first), "=r"(x.flags), "=r"(x.unused)
-                 : "r"(s.pieces + slot_of(n) * 16)
-                 : "memory");
-    x.tile = __shfl_sync(~0u, x.tile, 0);
-    x.first = __shfl_sync(~0u, x.first, 0);
-    x.flags = __shfl_sync(~0u, x.flags, 0); /* tells ptxas that a warp's lanes go one way */
-    return x;
-}
-
-DEVICE void release(const arena &s, u32 n)
-{
-    barrier_arrive_if(s.empty + slot_of(n) * 8, (threadIdx.x & 31) == 0);
-}
-
-DEVICE void start_qk(const arena &sm, float (&s)[S_COUNT], u32 q, u32 n)
-{
-    product_qk(s, sm.q + q % CFG_QS * Q_BYTES, sm.ring + slot_of(n) * SLOT_BYTES);
-    wgmma_commit();
-}
-
-DEVICE void start_pv(const arena &sm, float (&o)[O_COUNT], const u32 (&prob)[S_COUNT / 2],
-                     u32 n)
-{
-    barrier_wait(sm.full + slot_of(n) * 8, parity_of(n));
-    product_pv(o, prob, sm.ring + slot_of(n) * SLOT_BYTES);
-    wgmma_commit();
-}
-
-DEVICE int is_masked(const piece &x, int kv_len)
-{
-    return x.flags & PIECE_MASKED | (x.first + CFG_TN > kv_len);
-}
-
-/* The first piece of a tile has no product with V to run beside. */
-DEVICE void first_piece(const arena &sm, progress &done, consumer &c, const cu_fwd &p,
-                        const mod_args &mod, const piece &x, int team, float (&s)[S_COUNT],
-                        u32 (&prob)[S_COUNT / 2])
-{
-    float unused[2];
-    barrier_wait(sm.q_full + done.q % CFG_QS * 8, done.q / CFG_QS & 1);
-    wgmma_fence();
-    start_qk(sm, s, done.q, done.n);
-    wgmma_wait<0>();
-    release(sm, done.n++);
-    softmax_step<1>(c, p, mod, x.first, is_masked(x, c.at.kv_len), sm.columns + team * CFG_TN,
-                    team, s, unused);
-    pack_p(prob, s);
-}
-
-DEVICE piece next_piece(const arena &sm, progress &done, consumer &c, const cu_fwd &p,
-                        const mod_args &mod, int team, float (&s)[S_COUNT], float (&o)[O_COUNT],
-                        u32 (&prob)[S_COUNT / 2])
-{
-    float rescale[2];
-    piece x = take_piece(sm, done.n);
-    wgmma_fence();
-    start_qk(sm, s, done.q, done.n);
-    start_pv(sm, o, prob, done.n + 1);
-    wgmma_wait<1>();
-    release(sm, done.n);
-    int raised = softmax_step<0>(c, p, mod, x.first, is_masked(x, c.at.kv_len),
-                                 sm.columns + team * CFG_TN, team, s, rescale);
-    /* No row sum is negative, so nothing arrives here: ptxas keeps the wait that follows
-     * behind the exponentials (fwd_sm90.cu). */
-    barrier_arrive_if(sm.q_empty, c.rows.l[0] < 0.f);
-    wgmma_wait<0>();
-    release(sm, done.n + 1);
-    done.n += 2;
-    if (raised)
-        rows_scale(o, rescale);
-    pack_p(prob, s);
-    return x;
-}
-
-DEVICE void last_product(const arena &sm, progress &done, float (&o)[O_COUNT],
-                         const u32 (&prob)[S_COUNT / 2])
-{
-    barrier_arrive_if(sm.q_empty + done.q % CFG_QS * 8, (threadIdx.x & 31) == 0);
-    done.q++;
-    wgmma_fence();
-    start_pv(sm, o, prob, done.n);
-    wgmma_wait<0>();
-    release(sm, done.n++);
-}
-
+/* 3. A team's warpgroup, tile by tile. */
 DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const mod_args &mod,
                          piece x, int team)
 {
     consumer c;
-    float s[S_COUNT], o[O_COUNT], inv[2];
-    u32 prob[S_COUNT / 2];
+    float o[O_COUNT], inv[2];
     int id = x.tile;
     tile begin = tile_at(p, id, ROWS);
     rows_begin(c.rows);
@@ -351,10 +191,7 @@ DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const
     if (x.flags & PIECE_EMPTY) {
         release(sm, done.n++);
     } else {
-        first_piece(sm, done, c, p, mod, x, team, s, prob);
-        while (!(x.flags & PIECE_LAST))
-            x = next_piece(sm, done, c, p, mod, team, s, o, prob);
-        last_product(sm, done, o, prob);
+        walk_keys(sm, done, c, p, mod, x, team, o);
     }
     /* The tile's place is computed again, for keeping it would cost the loop registers. */
     asm volatile("" : "+r"(id));
