@@ -47,7 +47,8 @@ DEVICE void end_lines(lines &x, const cu_bwd &p, const mod_args &mod, const cu_r
                       const key_tile &t)
 {
     int lane = threadIdx.x & 31;
-    float plain = lane & 3 ? 0.f : x.plain, moment = lane & 3 ? 0.f : x.moment;
+    float plain = lane & 3 ? 0.f : x.plain * BWD_WEIGHT_UNIT;
+    float moment = lane & 3 ? 0.f : x.moment * BWD_WEIGHT_UNIT;
 #pragma unroll
     for (int step = 4; step < 32; step *= 2) {
         plain += __shfl_xor_sync(~0u, plain, step);
