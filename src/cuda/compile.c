@@ -189,8 +189,8 @@ static int number_before(const char *log, const char *unit)
 
 static void read_log(const char *log, cu_report *out)
 {
-    static const char *const serial[] = {"C7505", "C7508", "C7510", "C7511",
-                                         "C7512", "C7513", "C7514", "C7520"};
+    static const char *const serial[] = {"C7505", "C7508", "C7510", "C7511", "C7512",
+                                         "C7513", "C7514", "C7515", "C7517", "C7520"};
     out->registers = number_before(log, " registers");
     out->spill_bytes = number_before(log, " bytes spill stores");
     out->is_serialised = 0;

@@ -165,6 +165,7 @@ DEVICE void careful_dq(float (&dq)[S_COUNT], u32 ds, u32 k)
             dq[4 * c + 3] = a1 == 0.f ? dq[4 * c + 3] : fmaf(a1, hi, dq[4 * c + 3]);
         }
     }
+    __syncwarp(); /* lane 0 lets dS go for its warp */
 }
 
 /* Of this thread's two rows: asked for before the product, needed after it. Weights' own unit
