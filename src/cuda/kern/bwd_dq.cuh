@@ -165,7 +165,6 @@ DEVICE void careful_dq(float (&dq)[S_COUNT], u32 ds, u32 k)
             dq[4 * c + 3] = a1 == 0.f ? dq[4 * c + 3] : fmaf(a1, hi, dq[4 * c + 3]);
         }
     }
-    __syncwarp(); /* lane 0 lets dS go for its warp */
 }
 
 /* Of this thread's two rows: asked for before the product, needed after it. Weights' own unit
@@ -198,8 +197,10 @@ DEVICE void end_part(const arena &s, const cu_bwd &p, u32 n, int tile, int part,
     wgmma_wait<0>();
     if (is_careful)
         careful_dq(dq, s.ds + (n & 1) * DS_BYTES, s.k + part * KEY_PANEL);
-    if (part == PANELS_D - 1 && TERMS != TERMS_AFTER)
+    if (part == PANELS_D - 1 && TERMS != TERMS_AFTER) {
+        __syncwarp(); /* lane 0 lets dS go for its warp */
         barrier_arrive_if(s.ds_empty + (n & 1) * 8, (threadIdx.x & 31) == 0);
+    }
     put_part(s, p, n, tile, part, dq, by.row0, by.row1);
 }
 
