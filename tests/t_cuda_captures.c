@@ -141,7 +141,7 @@ static const capture_case cases[] = {
      .wanted = {"t", "s"},
      .is_added = 1},
     {.problem = "b2 h2 q200 kv460 d64 f16",
-     .score = "score + t * (q - kv) * 0.01 + u[b, h]",
+     .score = "score + t * (q - kv) * 0.01 + u[b, h] * float(kv % 3)",
      .of = {{"t", 0, 0, {0}}, {"u", 2, 0, {2, 2}}},
      .wanted = {"t", "u"}},
     /* queries past the last: along a diagonal, and over a column */
