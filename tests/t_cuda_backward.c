@@ -34,6 +34,13 @@ static void tiles_fit(void **state)
             assert_true(cu_backward_shared_bytes(&p32, D, E)
                         <= cu_shared_most(D > 128 || E > 128 ? 80 : 86));
             assert_int_equal(BWD_ROWS % p32.backward.rows, 0);
+            for (int is_f32 = 0; is_f32 < 2; is_f32++) {
+                const int is_wide = D > 128 || E > 128;
+                const cu_form x = cu_backward_captures_choice(D, E, is_f32);
+                assert_true(cu_backward_shared_bytes(&x, D, E)
+                            <= cu_shared_most(is_f32 && is_wide ? 90 : 86));
+                assert_int_equal(x.backward.rows, (is_f32 ? p32 : p).backward.rows);
+            }
             if (cu_backward_wide_choice(D, E, 0, &f)) {
                 assert_true(cu_backward_shared_bytes(&f, D, E) <= cu_shared_most(90));
                 assert_true(2 * f.backward.registers[0] + f.backward.registers[1] <= 504);

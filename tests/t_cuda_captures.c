@@ -241,11 +241,11 @@ static saccade_tensor copy_there(const saccade_tensor *t)
 static void poison_keys(const saccade_tensor *k)
 {
     const float nan = NAN;
-    for (int64_t row = 0; row < k->shape[0] * k->shape[1]; row++)
-        for (int64_t i = 0; i < k->shape[2] * k->shape[3]; i++)
-            if (i / k->shape[3] % 16 == 7)
-                convert_from_f32(k->dtype, &nan,
-                                 (uint16_t *)k->data + row * k->shape[2] * k->shape[3] + i, 1);
+    const int64_t each = (int64_t)saccade_dtype_bytes(k->dtype);
+    for (int64_t row = 0; row < k->shape[0] * k->shape[1] * k->shape[2]; row++)
+        for (int64_t i = 0; row % k->shape[2] % 16 == 7 && i < k->shape[3]; i++)
+            convert_from_f32(k->dtype, &nan,
+                             (char *)k->data + (row * k->shape[3] + i) * each, 1);
 }
 
 static void make_tensors(trial *x)
@@ -388,13 +388,16 @@ static void run(trial *x, side *s, int is_there)
 
 /* ---- comparison ---- */
 
-/* O is rounded to the dtype before delta is made of it, and dS of tiles is. In few sums of all
- * terms they cancel, where a norm over many does not. */
+/* O is rounded to the dtype before delta is made of it, and dS of tiles is; in f32 products of
+ * split operands add a few eps of 2^-22. In few sums of all terms they cancel, where a norm
+ * over many does not. */
 static void compare(const trial *x, int which, const float *got)
 {
     const saccade_tensor *gold = &x->here.d_capture[which];
     const float *want = gold->data;
-    const double eps = x->problem.dtype == SACCADE_BF16 ? 0x1p-8 : 0x1p-11;
+    const double eps = x->problem.dtype == SACCADE_BF16  ? 0x1p-8
+                       : x->problem.dtype == SACCADE_F16 ? 0x1p-11
+                                                         : 0x1p-19;
     const size_t n = bytes_of(gold) / 4;
     const double lone = n < 8 ? 8 / sqrt((double)n) : 1;
     double most = 0, worst = 0, error = 0, norm = 0;
@@ -439,7 +442,10 @@ static saccade_mod *bound_score(const capture_case *c)
     return bound;
 }
 
-static void open_trial(trial *x, const capture_case *c)
+/* As the case says, or the same in f32. */
+typedef enum in_dtype { AS_SAID, IN_F32 } in_dtype;
+
+static void open_trial(trial *x, const capture_case *c, in_dtype dtype)
 {
     saccade_error err = {0};
     int n = 0;
@@ -448,6 +454,8 @@ static void open_trial(trial *x, const capture_case *c)
     saccade_problem_init(&x->problem);
     assert_int_equal(plan_parse_problem(c->problem, &x->problem.sizes, &x->problem.dtype, &err),
                      SACCADE_OK);
+    if (dtype == IN_F32)
+        x->problem.dtype = SACCADE_F32;
     while (n < MOST && c->wanted[n])
         n++;
     x->problem.score = x->score = bound_score(c);
@@ -465,11 +473,11 @@ static void close_trial(trial *x)
     saccade_mod_destroy(x->mask);
 }
 
-static void holds(const capture_case *c)
+static void holds(const capture_case *c, in_dtype dtype)
 {
     trial x;
     float *first[MOST] = {NULL};
-    open_trial(&x, c);
+    open_trial(&x, c, dtype);
     make_tensors(&x);
     make_gradients(&x);
     make_plan(&x, &x.here, "ref", NULL);
@@ -504,70 +512,87 @@ static void holds(const capture_case *c)
     close_trial(&x);
 }
 
-static void all_hold(int first, int past)
+static void all_hold(int first, int past, in_dtype dtype)
 {
     if (!has_device())
         skip();
     for (int i = first; i < past; i++)
-        holds(&cases[i]);
+        holds(&cases[i], dtype);
 }
 
 static void sums(void **state)
 {
     (void)state;
-    all_hold(0, 4);
+    all_hold(0, 4, AS_SAID);
 }
 
 static void elements(void **state)
 {
     (void)state;
-    all_hold(4, 9);
+    all_hold(4, 9, AS_SAID);
 }
 
 static void gathers(void **state)
 {
     (void)state;
-    all_hold(13, CASES - POISONED - LINES);
+    all_hold(13, CASES - POISONED - LINES, AS_SAID);
 }
 
 static void lines(void **state)
 {
     (void)state;
-    all_hold(CASES - POISONED - LINES, CASES - POISONED);
+    all_hold(CASES - POISONED - LINES, CASES - POISONED, AS_SAID);
 }
 
 static void in_tiles(void **state)
 {
     (void)state;
-    all_hold(9, 13);
+    all_hold(9, 13, AS_SAID);
 }
 
 static void nan_at_masked_keys(void **state)
 {
     (void)state;
-    all_hold(CASES - POISONED, CASES);
+    all_hold(CASES - POISONED, CASES, AS_SAID);
+}
+
+/* All of them by one kernel, at each length of its blocks. */
+static void sums_in_f32(void **state)
+{
+    (void)state;
+    all_hold(0, 9, IN_F32);
+}
+
+static void others_in_f32(void **state)
+{
+    (void)state;
+    all_hold(9, CASES, IN_F32);
 }
 
 /* Every kernel once: what tools/cuda-sanitize runs. */
 static void few_of_each(void **state)
 {
     (void)state;
-    all_hold(1, 3);
-    all_hold(4, 5);
-    all_hold(9, 10);
-    all_hold(11, 12);
-    all_hold(14, 15);
+    all_hold(1, 3, AS_SAID);
+    all_hold(4, 5, AS_SAID);
+    all_hold(9, 10, AS_SAID);
+    all_hold(11, 12, AS_SAID);
+    all_hold(14, 15, AS_SAID);
+    all_hold(4, 5, IN_F32);
+    all_hold(11, 12, IN_F32);
 }
 
 /* One program of a case, without a device; which of its reads' terms tiles make. */
-static void compile_one(const capture_case *c, const char *arch, cu_program which,
-                        const cu_term *terms)
+static void compile_one(const capture_case *c, in_dtype dtype, const char *arch,
+                        cu_program which, const cu_term *terms)
 {
     trial x;
     saccade_error err = {0};
-    cu_state s = {.family = strcmp(arch, "sm_80") == 0 ? CU_SM80 : CU_SM90};
+    cu_state s = {.family = dtype == IN_F32              ? CU_F32
+                            : strcmp(arch, "sm_80") == 0 ? CU_SM80
+                                                         : CU_SM90};
     cu_loaded *program = &s.programs[which];
-    open_trial(&x, c);
+    open_trial(&x, c, dtype);
     make_plan(&x, &x.here, "cpu", NULL); /* a derived problem */
     snprintf(s.arch, sizeof s.arch, "%s", arch);
     const plan_problem *p = &x.here.plan->problem;
@@ -601,13 +626,17 @@ static void compile_only(void **state)
         skip();
     }
     free(image.code);
-    compile_one(&cases[2], "sm_90a", CU_BWD_CAPTURES, NULL);
-    compile_one(&cases[15], "sm_80", CU_BWD_CAPTURES, NULL);
-    compile_one(&cases[4], "sm_90a", CU_BWD_TILES, element);
-    compile_one(&cases[0], "sm_90a", CU_BWD_TILES, scale);
-    compile_one(&cases[2], "sm_90a", CU_BWD_TILES, diagonal);
+    compile_one(&cases[2], AS_SAID, "sm_90a", CU_BWD_CAPTURES, NULL);
+    compile_one(&cases[15], AS_SAID, "sm_80", CU_BWD_CAPTURES, NULL);
+    compile_one(&cases[9], IN_F32, "sm_90a", CU_BWD_CAPTURES, NULL);
+    compile_one(&cases[1], IN_F32, "sm_80", CU_BWD_CAPTURES, NULL);
+    compile_one(&cases[15], IN_F32, "sm_90a", CU_BWD_CAPTURES, NULL);
+    compile_one(&cases[4], AS_SAID, "sm_90a", CU_BWD_TILES, element);
+    compile_one(&cases[0], AS_SAID, "sm_90a", CU_BWD_TILES, scale);
+    compile_one(&cases[2], AS_SAID, "sm_90a", CU_BWD_TILES, diagonal);
     for (int i = 0; i < LINES; i++)
-        compile_one(&cases[CASES - POISONED - LINES + i], "sm_90a", CU_BWD_TILES, line);
+        compile_one(&cases[CASES - POISONED - LINES + i], AS_SAID, "sm_90a", CU_BWD_TILES,
+                    line);
 }
 
 int main(int argc, char **argv)
@@ -619,8 +648,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(compile_only), cmocka_unit_test(few_of_each),
         cmocka_unit_test(sums),         cmocka_unit_test(elements),
         cmocka_unit_test(gathers),      cmocka_unit_test(in_tiles),
-        cmocka_unit_test(lines),
-        cmocka_unit_test(nan_at_masked_keys),
+        cmocka_unit_test(lines),        cmocka_unit_test(nan_at_masked_keys),
+        cmocka_unit_test(sums_in_f32),  cmocka_unit_test(others_in_f32),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

@@ -89,7 +89,8 @@ int cu_backward_sinks_form(const cu_state *s, const plan_problem *p, int rung, c
 int cu_backward_captures_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     (void)s;
-    *out = cu_backward_captures_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv));
+    *out = cu_backward_captures_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
+                                       p->dtype == SACCADE_F32);
     return cu_has_captures(p) && rung == 0;
 }
 

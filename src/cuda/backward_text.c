@@ -113,13 +113,15 @@ cu_form cu_backward_pass32_choice(int D, int E)
                                   .is_thirds = dim <= 64}};
 }
 
-/* The same blocks, so that both walk the same runs; no sums of wide rows, so one warp to 16. */
-cu_form cu_backward_captures_choice(int D, int E)
+/* The same blocks, so that both walk the same runs; no sums of wide rows, so one warp to 16.
+ * What is summed in shared memory leaves room for one stage of wide rows. f32 multiplies split
+ * operands at any head dim: thirds would take that room. */
+cu_form cu_backward_captures_choice(int D, int E, int is_f32)
 {
-    cu_form form = cu_backward_pass_choice(D, E);
-    form.tile.stages =
-        form.backward.parts == 1 ? 2 : 1; /* the tile of a diagonal beside them */
+    cu_form form = is_f32 ? cu_backward_pass32_choice(D, E) : cu_backward_pass_choice(D, E);
+    form.tile.stages = form.backward.rows == 32 ? 2 : 1;
     form.backward.parts = 1;
+    form.backward.is_thirds = 0;
     form.backward.is_captures = 1;
     return form;
 }
@@ -189,9 +191,11 @@ static int panels32(int dim, int parts)
 
 static int pass_shared(const cu_form *f, int columns)
 {
-    const int rows = f->backward.rows, stages = f->tile.stages;
-    return columns * f->tile.keys * 128 + stages * columns * rows * 128
-           + (f->tile.keys + stages * rows) * 8;
+    const int rows = f->backward.rows, stages = f->tile.stages, keys = f->tile.keys;
+    const int stats = (keys + stages * rows) * 8;
+    const int sums =
+        (keys * (rows + 1) + keys + rows + 4 * rows + 4) * 4; /* captures' scratch */
+    return columns * (keys + stages * rows) * 128 + (f->backward.is_captures ? sums : stats);
 }
 
 /* bytes of the pieces of a block that passes, of whole threads */

@@ -67,7 +67,7 @@ cu_form cu_backward_pass_choice(int D, int E);
 /* The same for f32. */
 cu_form cu_backward_pass32_choice(int D, int E);
 /* The form of bwd_captures.cu. */
-cu_form cu_backward_captures_choice(int D, int E);
+cu_form cu_backward_captures_choice(int D, int E, int is_f32);
 int cu_backward_threads(const cu_form *form);
 /* Of bwd_wide_queries. */
 int cu_backward_query_threads(const cu_form *form);

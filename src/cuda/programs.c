@@ -296,7 +296,7 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                       .write = cu_write_backward},
     [CU_BWD_CAPTURES] = {.name = "backward captures",
                          .operation = CU_OP_BACKWARD,
-                         .kernel = {"bwd_captures", "bwd_captures"},
+                         .kernel = {"bwd_captures", "bwd_captures", "bwd_captures"},
                          .other = "bwd_captures_end",
                          .choose = cu_backward_captures_form,
                          .write = cu_write_backward,

@@ -18,9 +18,6 @@ static int say(char *why, const char *text)
 static int takes_gradients(const plan_problem *p, char *why)
 {
     cu_reads_found reads;
-    if (p->dtype == SACCADE_F32 && p->gradients & SACCADE_GRADIENT_CAPTURES)
-        return say(why, "the CUDA back end makes gradients of captures of bf16 and f16 "
-                        "problems, got f32: convert Q, K and V, or take backend cpu");
     if (p->has_rows && p->gradients & (SACCADE_GRADIENT_CAPTURES | SACCADE_GRADIENT_SINKS))
         return say(why, "the CUDA back end makes no gradients of captures or sinks for some "
                         "rows of a sequence: leave them out, or take backend cpu");
@@ -127,15 +124,21 @@ static saccade_status emit(cu_state *s, saccade_plan *plan, saccade_error *err)
 static saccade_status check_backward_fits(const cu_state *s, const plan_problem *p,
                                           saccade_error *err)
 {
-    const int sm = atoi(s->arch + strcspn(s->arch, "0123456789"));
+    static const struct {
+        int (*choose)(const cu_state *, const plan_problem *, int, cu_form *);
+        const char *what;
+    } kinds[] = {{cu_backward_plain_form, "gradients"},
+                 {cu_backward_captures_form, "gradients of captures"}};
+    const int most = cu_shared_most(atoi(s->arch + strcspn(s->arch, "0123456789")));
     cu_form form;
-    if (!cu_backward_plain_form(s, p, 0, &form))
-        return SACCADE_OK;
-    const int bytes = cu_backward_shared(s, p, &form), most = cu_shared_most(sm);
-    FAIL_AT(bytes > most, SACCADE_EBACKEND, "gradients", 0, 0,
-            "got head dims %d and %d in f32, whose gradients take %d bytes of shared memory, "
-            "expected at most the %d of %s",
-            (int)p->sizes.D, (int)p->sizes.Dv, bytes, most, s->arch);
+    for (int i = 0; i < 2; i++) {
+        const int is_wanted = kinds[i].choose(s, p, 0, &form);
+        const int bytes = is_wanted ? cu_backward_shared(s, p, &form) : 0;
+        FAIL_AT(bytes > most, SACCADE_EBACKEND, "gradients", 0, 0,
+                "got head dims %d and %d in f32, whose %s take %d bytes of shared memory, "
+                "expected at most the %d of %s",
+                (int)p->sizes.D, (int)p->sizes.Dv, kinds[i].what, bytes, most, s->arch);
+    }
     return SACCADE_OK;
 }
 

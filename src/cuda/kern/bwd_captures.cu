@@ -1,4 +1,5 @@
-/* Gradients of what a score function captures, for any GPU from sm_80 on. A CTA has 64 queries
+/* Gradients of what a score function captures, for any GPU from sm_80 on, f32 as well
+ * as 16-bit problems. A CTA has 64 queries
  * of one head and passes by their keys, as bwd_queries does; dX = P (dP - delta) times the
  * score's derivative by a read is a term of the element that was read. Terms are summed along
  * what the read does not vary with (pass/scatter.h), in one order, and such sums are added to
@@ -9,7 +10,10 @@
  *     column     over the CTA's queries; one sum a key
  *     diagonal   through shared memory, and on from block to block while keys follow each other
  *     element    stored, or added to what a launch before left; nothing is summed here
- *     else       every term for itself */
+ *     else       every term for itself
+ *
+ * Shared memory: Q and dO of the CTA's queries, then [CFG_STAGES] of K and V of PASS keys, then
+ * what is summed (scratch). */
 #include "cfg.cuh"
 #include "ptx.cuh"
 #include "bwd.h"
@@ -23,7 +27,11 @@
 #include "bwd_mod.cuh"
 #include "bwd_store.cuh"
 #include "bwd_row.cuh"
+#if CFG_F32
+#include "bwd_mma32.cuh"
+#else
 #include "bwd_mma.cuh"
+#endif
 #include "bwd_pass.cuh"
 #include "bwd_keys.cuh"
 #include "exact_sum.cuh"
@@ -312,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                  const __grid_constant__ cu_reads c)
 {
     extern __shared__ __align__(1024) char memory[];
-    __shared__ scratch m;
+    scratch &m = *(scratch *)(memory + STAY_BYTES + CFG_STAGES * PASS_BYTES);
     u32 shared = smem_address(memory);
     query_tile t = tile_of_launch(p, c);
     rows keys = rows_of_keys(p, tile_rows_of(p.f, t), t.b, t.g, t.kv_len);
