@@ -50,6 +50,10 @@ static void tiles_fit(void **state)
                 assert_true(n[0] * (cu_backward_shared_bytes(&f, D, E) + 1024) <= all);
                 assert_true(n[1] * (cu_backward_query_shared(&f, D, E) + 1024) <= all);
             }
+            if (cu_backward_f32_choice(D, E, 0, &f)) {
+                assert_true(cu_backward_shared_bytes(&f, D, E) <= cu_shared_most(90));
+                assert_true(2 * f.backward.registers[0] + f.backward.registers[1] <= 504);
+            }
             for (int rung = 0; cu_backward_tile_choice(D, E, rung, &f); rung++) {
                 /* setmaxnreg moves registers about: no more than the launch has */
                 const int *registers = f.backward.registers;
@@ -189,7 +193,11 @@ static void check_instance(int i, saccade_dtype dtype, const char *arch, int is_
     assert_non_null(s.programs[CU_BWD_PLAIN].image.code);
     assert_non_null(s.programs[CU_BWD_PREPARE].image.code);
     assert_int_equal(!tiles->image.code, !s.programs[CU_BWD_FINISH].image.code);
-    if (instances[i].has_tile && is_sm90 && instances[i].D > 128)
+    assert_int_equal(!!s.programs[CU_BWD_F32].image.code, is_sm90 && dtype == SACCADE_F32);
+    assert_int_equal(!!s.programs[CU_BWD_SPLIT].image.code, is_sm90 && dtype == SACCADE_F32);
+    if (dtype == SACCADE_F32)
+        assert_null(tiles->image.code);
+    else if (instances[i].has_tile && is_sm90 && instances[i].D > 128)
         assert_non_null(s.programs[CU_BWD_WIDE].image.code);
     else if (instances[i].has_tile && is_sm90) {
         assert_true(cu_backward_tile_choice(instances[i].D, instances[i].E, 0, &first));
@@ -200,7 +208,7 @@ static void check_instance(int i, saccade_dtype dtype, const char *arch, int is_
     if (!is_sm90 || !cu_backward_is_bounded(&s, &p))
         assert_null(tiles->image.code);
     assert_int_equal(!!s.programs[CU_BWD_FEW].image.code,
-                     is_sm90 && instances[i].has_tile == 2);
+                     is_sm90 && instances[i].has_tile == 2 && dtype != SACCADE_F32);
     cu_free_programs(&s);
     free(s.backward_text);
     saccade_plan_destroy(plan);
@@ -212,6 +220,7 @@ static void no_spills(void **state)
     if (!has_compiler())
         skip();
     check_instance(0, SACCADE_F32, "sm_80", 0);
+    check_instance(1, SACCADE_F32, "sm_90a", 0);
     for (int i = 0; i < INSTANCES; i++) {
         if (i % 3 != 1 || is_thorough_run())
             check_instance(i, i & 1 ? SACCADE_F16 : SACCADE_BF16, "sm_90a", i == 2);
@@ -811,6 +820,8 @@ static void few_of_each(void **state)
         {{.problem = "b1 h2 q100 kv150 d128 bf16", .score = "softcap(20)"}, {0}},
         {{.problem = "b1 h1 q70 kv130 d256 bf16", .mask = "causal()"}, {.has_block_mask = 1}},
         {{.problem = "b1 h1 q70 kv130 d36 dv50 bf16"}, {.shift = 1}},
+        {{.problem = "b1 h2/1 q70 kv130 d128 dv64 f32", .mask = "causal()"},
+         {.has_block_mask = 1}},
     };
     static const chosen_case few = {
         {.problem = "b1 h2/1 q130 kv200 d64 bf16", .mask = "document(doc)"},
@@ -900,6 +911,10 @@ static void floats(void **state)
         {{.problem = "b1 h2 q90 kv200 d20 dv64 f32", .score = "softcap(20)",
           .mask = "sliding_window(W)", .seed = 1},
          {.has_block_mask = 1}},
+        {{.problem = "b2 h2/1 q290 kv330 d128 f32", .mask = "document(doc)", .seed = 1},
+         {.has_block_mask = 1}},
+        {{.problem = "b1 h2 q100 kv170 d96 dv64 f32", .score = "alibi()", .kv_len = 150}, {0}},
+        {{.problem = "b1 h2 q200 kv260 d64 f32", .score = "score + 0.1 * score * score"}, {0}},
     };
     (void)state;
     all_hold(rows, sizeof rows / sizeof rows[0]);
@@ -947,13 +962,17 @@ static void relaxed(void **state)
 static void poison_keys(const case_run *r)
 {
     const saccade_tensor *k = &r->k.t;
-    const uint16_t nan = k->dtype == SACCADE_BF16 ? 0x7fc0 : 0x7e00;
+    const int64_t each = (int64_t)saccade_dtype_bytes(k->dtype);
     for (int64_t b = 0; b < k->shape[0]; b++)
         for (int64_t h = 0; h < k->shape[1]; h++)
             for (int64_t n = 7; n < k->shape[2]; n += 16)
                 for (int64_t d = 0; d < k->shape[3]; d++)
-                    ((uint16_t *)k->data)[b * k->stride[0] + h * k->stride[1]
-                                          + n * k->stride[2] + d * k->stride[3]] = nan;
+                    store(k->dtype,
+                          (char *)k->data
+                              + (b * k->stride[0] + h * k->stride[1] + n * k->stride[2]
+                                 + d * k->stride[3])
+                                    * each,
+                          NAN);
 }
 
 #define BEHIND "kv % 16 == 7 ? q >= Q : q >= kv"
@@ -974,6 +993,9 @@ static void nan_at_masked_keys(void **state)
         {{.problem = "b1 h2 q100 kv120 d192 bf16", .mask = BEHIND, .score = "softcap(20)"},
          {.has_block_mask = 1}},
         {{.problem = "b1 h2 q70 kv120 d64 bf16", .mask = BEHIND}, {.shift = 3}},
+        {{.problem = "b1 h2/1 q200 kv300 d64 f32", .mask = "kv % 16 != 7"},
+         {.has_block_mask = 1}},
+        {{.problem = "b1 h2 q100 kv150 d128 f32", .mask = BEHIND}, {.has_block_mask = 1}},
     };
     (void)state;
     if (!has_device())
@@ -1022,7 +1044,8 @@ static int64_t environment(const char *name, int64_t otherwise)
     return text ? strtoll(text, NULL, 10) : otherwise;
 }
 
-static void random_cases(void **state)
+/* Problems of either dtype. */
+static void draw_cases(const char *one, const char *other)
 {
     static const char *const texts[] = {NULL, "causal()", "sliding_window(W)", "document(doc)",
                                         "q % 3 == kv % 5 || q >= kv"};
@@ -1030,7 +1053,6 @@ static void random_cases(void **state)
     static const int dims[] = {64, 128, 96, 40, 33, 256, 192};
     const int64_t n = environment("SACCADE_CUDA_CASES", 12);
     uint64_t seed = (uint64_t)environment("SACCADE_CUDA_SEED", 1);
-    (void)state;
     if (!has_device())
         skip();
     for (int64_t i = 0; i < n; i++) {
@@ -1038,7 +1060,7 @@ static void random_cases(void **state)
         const int group = 1 + (int)(draw(&seed) % 3);
         snprintf(text, sizeof text, "b%d h%d/%d q%d kv%d d%d %s", 1 + (int)(draw(&seed) % 2),
                  group * 2, 2, 64 + (int)(draw(&seed) % 500), 64 + (int)(draw(&seed) % 500),
-                 dims[draw(&seed) % 7], draw(&seed) % 2 ? "bf16" : "f16");
+                 dims[draw(&seed) % 7], draw(&seed) % 2 ? one : other);
         const forward_case c = {.problem = text,
                                 .mask = texts[draw(&seed) % 5],
                                 .score = mods[draw(&seed) % 4],
@@ -1049,6 +1071,18 @@ static void random_cases(void **state)
         holds(&c, draw(&seed) % 2 ? &blocks : &native);
     }
     unsetenv(TILES);
+}
+
+static void random_cases(void **state)
+{
+    (void)state;
+    draw_cases("bf16", "f16");
+}
+
+static void random_floats(void **state)
+{
+    (void)state;
+    draw_cases("f32", "f32");
 }
 
 int main(int argc, char **argv)
@@ -1069,7 +1103,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(floats),
         cmocka_unit_test(relaxed),
         cmocka_unit_test(random_cases),     cmocka_unit_test(nan_at_masked_keys),
-        cmocka_unit_test(low_rows_are_zeros),
+        cmocka_unit_test(low_rows_are_zeros), cmocka_unit_test(random_floats),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

@@ -4,6 +4,8 @@
 
 #include "cuda/emit.h"
 
+#include <string.h>
+
 static cu_form pass_form(const plan_problem *p)
 {
     const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
@@ -54,6 +56,21 @@ int cu_backward_wide_form(const cu_state *s, const plan_problem *p, int rung, cu
 {
     return p->gradients & BY_TILES && s->family == CU_SM90 && !p->is_ragged
            && cu_backward_wide_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
+}
+
+/* What it lays out by batch and head lies in one piece. */
+int cu_backward_f32_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    return p->dtype == SACCADE_F32 && strcmp(s->arch, "sm_90a") == 0 && p->gradients & BY_TILES
+           && !p->is_ragged && !p->has_chunks && !p->has_rows && !p->weight
+           && cu_backward_f32_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
+}
+
+int cu_backward_split_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    (void)p;
+    *out = s->programs[CU_BWD_F32].form;
+    return cu_backward_has_f32(s) && rung == 0;
 }
 
 int cu_backward_plain_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)

@@ -11,6 +11,7 @@
 /* offsets of the parts of cu_bwd */
 typedef struct space {
     size_t precision, bounds, dq_sum, bytes;
+    size_t thirds[4];         /* of Q, K, V and dO: cu_thirds */
     size_t lse2, minus_delta; /* of the workspace, or of dQ: */
     int is_in_result;
 } space;
@@ -57,6 +58,34 @@ static int rows_fit_result(const saccade_plan *plan, size_t each, const plan_gra
            && dense_bytes(g->dq) >= 2 * each;
 }
 
+/* Columns of a row in whole panels. */
+static int64_t panel_columns(int64_t dim)
+{
+    return (cu_padded(dim) + 63) / 64 * 64;
+}
+
+/* Shape of a tensor of cu_thirds. */
+static void shape_of_thirds(const saccade_plan *plan, const saccade_sizes *s, int which,
+                            int64_t (*shape)[4])
+{
+    const int is_query = which == 0 || which == 3;
+    const int64_t dim = which < 2 ? plan->problem.sizes.D : plan->problem.sizes.Dv;
+    (*shape)[0] = s->B;
+    (*shape)[1] = is_query ? s->H : s->Hkv;
+    (*shape)[2] = is_query ? s->Q : s->KV;
+    (*shape)[3] = 3 * panel_columns(dim);
+}
+
+static void add_thirds(const saccade_plan *plan, const saccade_sizes *s, space *x)
+{
+    for (int i = 0; i < 4; i++) {
+        int64_t n[4];
+        shape_of_thirds(plan, s, i, &n);
+        x->thirds[i] = cu_aligned(x->bytes);
+        x->bytes = x->thirds[i] + (size_t)(n[0] * n[1] * n[2] * n[3]) * sizeof(uint16_t);
+    }
+}
+
 /* gradients: those of a run, or NULL: enough for any. Kernels that own rows of dQ make no sums
  * and read lse and delta while it is written: their place is then that of the sums. */
 static space space_of(const saccade_plan *plan, const saccade_sizes *s,
@@ -65,7 +94,7 @@ static space space_of(const saccade_plan *plan, const saccade_sizes *s,
     const int64_t packed = packed_blocks(plan, s, packed_rows(plan, gradients));
     const int64_t blocks = packed ? packed : s->B * query_blocks(s);
     const size_t rows = (size_t)(s->H * blocks) * BWD_ROWS;
-    const size_t columns = (size_t)(cu_padded(plan->problem.sizes.D) + 63) / 64 * 64;
+    const size_t columns = (size_t)panel_columns(plan->problem.sizes.D);
     const size_t bounds = (size_t)(s->B * s->Hkv) * BWD_CHUNKS * 2 * sizeof(unsigned);
     const size_t each = cu_aligned(rows * sizeof(float));
     space x = {.is_in_result = rows_fit_result(plan, each, gradients)};
@@ -76,6 +105,8 @@ static space space_of(const saccade_plan *plan, const saccade_sizes *s,
     x.bytes = x.dq_sum;
     if (cu_backward_has_tiles(plan->state) && plan->problem.gradients & SACCADE_GRADIENT_Q)
         x.bytes += rows * columns * sizeof(float);
+    if (cu_backward_has_f32(plan->state))
+        add_thirds(plan, s, &x);
     return x;
 }
 
@@ -347,6 +378,51 @@ static saccade_status start_wide(const saccade_plan *plan, const plan_run *run,
     return start_beside(l, program->other, grid, query_threads, query_shared, parameters, err);
 }
 
+/* Q, K, V and dO in bf16 numbers, and maps of them in boxes of so many rows. */
+static saccade_status split(const saccade_plan *plan, const plan_run *run,
+                            const plan_gradients *g, int rows, launch *l, saccade_error *err)
+{
+    const cu_loaded *program = &((const cu_state *)plan->state)->programs[CU_BWD_SPLIT];
+    const space at = space_of(plan, &run->sizes, g);
+    cu_map *const maps[4] = {&l->a.maps[0], &l->a.maps[1], &l->a.maps[2], &l->d_out};
+    int64_t most = 0;
+    cu_thirds to;
+    for (int i = 0; i < 4; i++) {
+        int64_t n[4];
+        shape_of_thirds(plan, &run->sizes, i, &n);
+        const int64_t pieces = n[0] * n[1] * n[2] * (n[3] / 24);
+        most = pieces > most ? pieces : most;
+        to.rows[i] = (char *)run->workspace + at.thirds[i];
+        const saccade_tensor t = saccade_tensor_of(to.rows[i], SACCADE_BF16, 4, n);
+        TRY(run_encode_map(l->a.driver, &t, rows, PROMOTE_256, maps[i], err));
+    }
+    const unsigned grid[2] = {(unsigned)((most + 255) / 256), 4};
+    void *parameters[] = {&l->p, &to};
+    return run_start_with(&l->a, program->kernel, grid, 256, 0, WITH_NOTHING, 1, parameters,
+                          err);
+}
+
+/* The same as start_wide, of what split() leaves. */
+static saccade_status start_f32(const saccade_plan *plan, const plan_run *run,
+                                const plan_gradients *g, launch *l, saccade_error *err)
+{
+    const cu_loaded *program = &((const cu_state *)plan->state)->programs[CU_BWD_F32];
+    const int threads = cu_backward_threads(&program->form), shared = shared_of(plan, program);
+    cu_map *m = l->a.maps;
+    void *parameters[] = {&l->p, l->a.captures, &m[0], &m[1], &m[2], &l->d_out};
+    l->p.dq_sum = NULL;
+    TRY(split(plan, run, g, program->form.backward.rows, l, err));
+    TRY(start_prepare(plan, l, err));
+    TRY(start_sinks(plan, l, err));
+    if (g->dk || g->dv)
+        TRY(run_start(&l->a, program->kernel, l->p.f.n_tiles, threads, shared, parameters,
+                      err));
+    if (!g->dq)
+        return SACCADE_OK;
+    return run_start(&l->a, program->other, (int64_t)l->p.f.B * l->p.f.H * l->p.n_mblk, threads,
+                     shared, parameters, err);
+}
+
 static saccade_status start_plain(const saccade_plan *plan, const plan_run *run,
                                   const plan_gradients *g, launch *l, saccade_error *err)
 {
@@ -391,6 +467,8 @@ static cu_program choose(const saccade_plan *plan, const plan_run *run, const cu
     if (cu_backward_has_wide(s)
         && cu_backward_is_suited(run->block_mask, wide->backward.stay, wide->tile.keys))
         return CU_BWD_WIDE;
+    if (cu_backward_has_f32(s) && !run->between) /* all keys are there */
+        return CU_BWD_F32;
     return CU_BWD_PLAIN;
 }
 
@@ -401,6 +479,8 @@ static saccade_status start_program(const saccade_plan *plan, const plan_run *ru
     switch (program) {
     case CU_BWD_PLAIN:
         return start_plain(plan, run, g, l, err);
+    case CU_BWD_F32:
+        return start_f32(plan, run, g, l, err);
     case CU_BWD_FEW:
     case CU_BWD_WIDE:
         return start_wide(plan, run, g, program, l, err);

@@ -50,6 +50,9 @@ saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_blo
         TRY(cu_runs_make(driver, device, mask, BWD_ROWS, keys, 1, sizes, plan, err));
     if (cu_backward_has_wide(s) && cu_backward_is_suited(mask, BWD_WIDE_ROWS, keys))
         TRY(cu_runs_make(driver, device, mask, BWD_WIDE_ROWS, keys, 1, sizes, plan, err));
+    if (cu_backward_has_f32(s))
+        TRY(cu_runs_make(driver, device, mask, BWD_ROWS,
+                         s->programs[CU_BWD_F32].form.backward.rows, 1, sizes, plan, err));
     return cu_runs_make(driver, device, mask, BWD_ROWS, plain->backward.rows, 1, sizes, plan,
                         err);
 }
@@ -79,6 +82,9 @@ saccade_status cu_backward_find_runs(const saccade_plan *plan, const plan_run *r
     TRY(find(plan, run, BWD_ROWS, keys, 0, &out->tiles, err));
     if (program == CU_BWD_PLAIN || cu_has_captures(&plan->problem))
         TRY(find(plan, run, BWD_ROWS, plain->backward.rows, 1, &out->queries, err));
+    if (program == CU_BWD_F32)
+        TRY(find(plan, run, BWD_ROWS, s->programs[program].form.backward.rows, 1,
+                 &out->wide_queries, err));
     if (program == CU_BWD_FEW || program == CU_BWD_WIDE)
         TRY(find(plan, run, s->programs[program].form.backward.stay, keys, 1,
                  &out->wide_queries, err));

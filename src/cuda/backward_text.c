@@ -76,6 +76,26 @@ int cu_backward_wide_choice(int D, int E, int rung, cu_form *out)
     return 1;
 }
 
+/* Blocks that pass have as many rows as leave room for two of them; both kernels' stages. */
+int cu_backward_f32_choice(int D, int E, int rung, cu_form *out)
+{
+    const int dim = D > E ? D : E, most = cu_shared_most(90);
+    if (dim > 128 || rung > 0)
+        return 0;
+    *out = (cu_form){.family = CU_SM90,
+                     .tile = {.groups = 2, .keys = 64, .stages = 3},
+                     .backward = {.rows = dim > 64 ? 32 : 64,
+                                  .parts = 1,
+                                  .is_thirds = 1,
+                                  .value_stages = dim > 64 ? 2 : 3,
+                                  .stay = BWD_ROWS,
+                                  .ctas = {1, 1},
+                                  .registers = {240, 24, 0}}};
+    if (cu_backward_shared_bytes(out, D, E) > most)
+        out->tile.stages = 2;
+    return 1;
+}
+
 /* CTAs share a multiprocessor: some load and store while others multiply. Loads have one warp,
  * and no registers are handed over: with 18 and 15 warps to a multiprocessor, whose four parts
  * have 5 and 4 of them, a thread has 96 and 128. */
@@ -170,15 +190,41 @@ static int wide_query_bytes(const cu_form *f, int d, int e)
     return (own + stages) * d + (own + values) * e + stages * 16 + barriers;
 }
 
+static int larger(int a, int b)
+{
+    return a > b ? a : b;
+}
+
 static int wide_shared(const cu_form *f, int D, int E)
 {
     const int tile = 64 * 128, d = panels(D) * tile, e = panels(E) * tile;
-    const int by_keys = wide_key_bytes(f, d, e), by_queries = wide_query_bytes(f, d, e);
-    return by_keys > by_queries ? by_keys : by_queries;
+    return larger(wide_key_bytes(f, d, e), wide_query_bytes(f, d, e));
+}
+
+/* as keys_carve() and queries_carve() of bwd_f32.cu lay it out */
+static int f32_key_bytes(const cu_form *f, int columns)
+{
+    const int rows = f->backward.rows, stages = f->tile.stages;
+    const int step = stages * (16 + 2 * rows * 4), barriers = 8 * (6 + 4 * stages);
+    return 3 * columns * 128 * (64 + stages * rows) + 2 * 64 * rows * 4 + step + barriers;
+}
+
+static int f32_query_bytes(const cu_form *f, int columns)
+{
+    const int stages = f->backward.value_stages;
+    return 3 * columns * 128 * (64 + stages * f->backward.rows) + stages * 16
+           + 8 * (1 + 2 * stages);
+}
+
+static int is_f32_wgmma(const cu_form *f)
+{
+    return f->family == CU_SM90 && f->backward.is_thirds;
 }
 
 int cu_backward_query_shared(const cu_form *f, int D, int E)
 {
+    if (is_f32_wgmma(f))
+        return f32_query_bytes(f, panels(D) + panels(E));
     const int tile = 64 * 128;
     return wide_query_bytes(f, panels(D) * tile, panels(E) * tile);
 }
@@ -215,6 +261,8 @@ static int thirds_shared(const cu_form *f, int D, int E)
 int cu_backward_shared_bytes(const cu_form *f, int D, int E)
 {
     const int columns = panels(D) + panels(E);
+    if (is_f32_wgmma(f))
+        return larger(f32_key_bytes(f, columns), f32_query_bytes(f, columns));
     if (f->backward.is_thirds)
         return thirds_shared(f, D, E);
     if (f->backward.value_stages)
@@ -306,10 +354,15 @@ static void put_product(const char *name, int n, const char *type, int is_a_regi
                   is_a_registers ? "\"r\"(a0), \"r\"(a1), \"r\"(a2), \"r\"(a3)" : "\"l\"(a)");
 }
 
-static void put_products(int D, int E, int is_f16, strbuf *out)
+static void put_products(const cu_form *form, int D, int E, int is_f16, strbuf *out)
 {
     const char *type = is_f16 ? "f16" : "bf16";
     strbuf_puts(out, "/* generated: the products of backward */\n#pragma once\n\n");
+    if (is_f32_wgmma(form)) {
+        put_product("wgmma_scores", form->backward.rows, type, 0, 0, 0, out);
+        put_product("wgmma_sum", 64, type, 1, 0, 1, out);
+        return;
+    }
     put_product("wgmma_scores", BWD_ROWS, type, 0, 0, 0, out);
     put_product("wgmma_dv", E, type, 1, 0, 1, out);
     put_product("wgmma_dk", D, type, 1, 0, 1, out);
@@ -322,7 +375,7 @@ void cu_write_backward(const cu_state *s, const plan_problem *p, const cu_progra
 {
     (void)kind;
     put_config(p, form, &s->backward_facts, &out->config);
-    put_products(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), p->dtype == SACCADE_F16,
+    put_products(form, cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), p->dtype == SACCADE_F16,
                  &out->products);
     out->mod = s->backward_text;
 }

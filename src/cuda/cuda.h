@@ -139,8 +139,8 @@ typedef enum cu_family { CU_SM90, CU_SM80, CU_F32, CU_FAMILIES } cu_family;
 typedef struct cu_backward_tile {
     int rows;  /* by mma.sync: rows of a block that passes */
     int parts; /* by mma.sync: warps that share 16 rows, each with a part of the columns */
-    int is_thirds;    /* by mma.sync, f32: operands in three bf16 numbers (bwd_thirds.cuh) */
-    int value_stages; /* sm_90a, wide heads: blocks of V in flight beside dQ */
+    int is_thirds;    /* f32: operands in three bf16 numbers (split.cuh) */
+    int value_stages; /* sm_90a, two kernels: blocks of V in flight beside dQ */
     int is_captures;  /* gradients of captures by it */
     int stay;         /* sm_90a, two kernels: queries of a CTA of the second */
     int ctas[2];      /* and CTAs of each to a multiprocessor */
@@ -405,6 +405,8 @@ typedef enum cu_program {
     CU_BWD_SHORT,    /* the same by smaller tiles, for runs of few (sm_90a) */
     CU_BWD_FEW,      /* the same without sums, where a mask leaves rows few keys (sm_90a) */
     CU_BWD_WIDE,     /* the same of heads wider than 128, without sums (sm_90a) */
+    CU_BWD_F32,      /* the same of f32, head dims to 128 (sm_90a) */
+    CU_BWD_SPLIT,    /* Q, K, V and dO in bf16 numbers for it */
     CU_BWD_PLAIN,    /* dK and dV, then dQ, by CTAs that own them */
     CU_BWD_PREPARE,  /* what every row brings, and bounds of K and V */
     CU_BWD_FINISH,   /* dQ from its sums */

@@ -4,6 +4,7 @@
  *     bwd_sm90.cu      dK, dV and sums of dQ in fixed point, head dims to 128, aligned rows
  *     bwd_wide.cu      the same without sums, head dims from 128 to 256, and to 64 where rows
  *                      see few keys: dK and dV, then dQ
+ *     bwd_f32.cu       the same of f32, head dims to 128, of what bwd_split.cu leaves
  *     bwd_finish.cu    dQ from its sums
  *     bwd_sinks.cu     gradients of sinks, where they are wanted
  *     bwd_sm80.cu      dK and dV, then dQ, each by CTAs that own them: every other problem
@@ -33,6 +34,11 @@ static inline int cu_backward_has_wide(const cu_state *s)
     return s->programs[CU_BWD_WIDE].form.tile.groups > 0;
 }
 
+static inline int cu_backward_has_f32(const cu_state *s)
+{
+    return s->programs[CU_BWD_F32].form.tile.groups > 0;
+}
+
 /* Whether sums of dQ in fixed point, if the plan makes any, have a bound. */
 static inline int cu_backward_is_bounded(const cu_state *s, const plan_problem *p)
 {
@@ -58,6 +64,8 @@ int cu_backward_is_short(const cu_form *first, const cu_form *second,
                          const saccade_sizes *sizes, int n_sm, int has_mask);
 /* The same of bwd_wide.cu. */
 int cu_backward_wide_choice(int D, int E, int rung, cu_form *out);
+/* The same of bwd_f32.cu. */
+int cu_backward_f32_choice(int D, int E, int rung, cu_form *out);
 /* The same where rows see few keys. */
 int cu_backward_few_choice(int D, int E, int rung, cu_form *out);
 /* Whether that one takes less time than tiles. blocks: live ones of 64 x 64 of all lists. */
@@ -92,6 +100,8 @@ int cu_backward_tiles_form(const cu_state *s, const plan_problem *p, int rung, c
 int cu_backward_short_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_few_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_wide_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_f32_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_split_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_plain_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_prepare_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_finish_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
@@ -118,7 +128,7 @@ int cu_backward_takes_few(const saccade_plan *plan, const saccade_block_mask *ma
 typedef struct cu_backward_runs {
     const cu_runs *tiles;   /* blocks of queries for each tile of keys */
     const cu_runs *queries; /* where queries stay: blocks of keys for each tile of queries */
-    const cu_runs *wide_queries; /* the same in bwd_wide.cu's tiles */
+    const cu_runs *wide_queries; /* the same in tiles of bwd_wide.cu and bwd_f32.cu */
 } cu_backward_runs;
 saccade_status cu_backward_find_runs(const saccade_plan *plan, const plan_run *run,
                                      cu_program program, cu_backward_runs *out,

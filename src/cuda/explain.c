@@ -79,7 +79,7 @@ static const char *why_plain(const cu_state *s, const plan_problem *p)
     if (cu_backward_has_tiles(s))
         return NULL;
     if (s->family == CU_F32)
-        return "f32 has no other way";
+        return "tiles of f32 need sm_90a, head dims to 128, keys in one piece, no dropout";
     if (s->family != CU_SM90)
         return "tiles need sm_90a and head dims that are multiples of 8";
     if (cu_backward_tile_choice(D, E, 0, &form) && !cu_backward_is_bounded(s, p))
@@ -114,6 +114,7 @@ static void put_backward(const saccade_plan *plan, strbuf *out)
     const cu_form *plain = &s->programs[CU_BWD_PLAIN].form;
     const cu_form *wide = &s->programs[CU_BWD_WIDE].form;
     const cu_form *few = &s->programs[CU_BWD_FEW].form;
+    const cu_form *f32 = &s->programs[CU_BWD_F32].form;
     const char *why = why_plain(s, p);
     if (!p->gradients)
         return;
@@ -122,6 +123,11 @@ static void put_backward(const saccade_plan *plan, strbuf *out)
                       "backward: scores twice, dK and dV by %d keys, dQ by %d queries; "
                       "unaligned rows the same by %d\n",
                       wide->tile.keys, wide->backward.stay, BWD_ROWS);
+    else if (cu_backward_has_f32(s))
+        strbuf_printf(out,
+                      "backward: scores twice, dK and dV by %d keys, dQ by %d queries, of "
+                      "operands in three bf16 numbers; unaligned rows the same as they are\n",
+                      f32->tile.keys, f32->backward.stay);
     else if (why)
         strbuf_printf(out,
                       "backward: scores twice, dK and dV by %d keys, dQ by %d queries; %s\n",

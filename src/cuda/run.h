@@ -95,7 +95,7 @@ void run_fill(const saccade_plan *plan, const plan_run *run, const cu_form *form
 
 /* CUlaunchAttributeID: CTAs of a cluster; whether the kernel may be placed while the one before
  * still runs (it waits for it by itself) */
-enum { WITH_CLUSTER = 4, WITH_OVERLAP = 6 };
+enum { WITH_NOTHING = 0, WITH_CLUSTER = 4, WITH_OVERLAP = 6 };
 
 saccade_status run_start(const run_args *a, void *kernel, int64_t grid, int threads, int shared,
                          void **parameters, saccade_error *err);

@@ -44,8 +44,9 @@ typedef struct cu_bwd {
     const cu_run *q_runs;
     const int *q_run_start, *q_order;
     int q_mask_b, q_mask_h;
-    /* [B*H][n_mblk * BWD_ROWS]: lse in log2 units (+INF for a dead row), -delta, and, where dQ
-     * is summed in fixed point, one over the unit of a row's sums */
+    /* [B*H][n_mblk * BWD_ROWS]: lse (+INF for a dead row) in log2 units, of f32 in natural
+     * ones; -delta; and, where dQ is summed in fixed point, one over the unit of a row's
+     * sums */
     float *lse2, *minus_delta, *precision;
     float unit;       /* scale in log2 units: a constant operand, where registers are few */
     float slope_most; /* no larger derivative of a score by its product */
@@ -58,6 +59,11 @@ typedef struct cu_bwd {
     int wide, added;
     cu_own own; /* read with CFG_PAGES only; page null: no key has its place alone */
 } cu_bwd;
+
+/* What bwd_split leaves of f32: Q, K, V and dO, [B][heads][rows][3][panels * 64] of bf16. */
+typedef struct cu_thirds {
+    void *rows[4];
+} cu_thirds;
 
 /* ---- keys in chunks: bwd_pages.cu ---- */
 

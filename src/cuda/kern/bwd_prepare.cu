@@ -1,6 +1,7 @@
 /* Before the backward kernel: what each row of queries brings. delta = rowsum(dO * O) - dlse,
- * negated, for it starts the accumulator of dP; lse in log2 units; sums of dQ at 0. Where dQ is
- * summed in fixed point, bwd_bounds finds before how large K and V are (bwd_unit.cuh).
+ * negated, for it starts the accumulator of dP; lse in log2 units, of f32 in natural ones; sums
+ * of dQ at 0. Where dQ is summed in fixed point, bwd_bounds finds before how large K and V are
+ * (bwd_unit.cuh).
  *
  * Rows here are padded to whole query blocks. A few lanes share a row, 16 bytes each. */
 #include "cfg.cuh"
@@ -191,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (lse == -NEG_INF) /* weighs nothing: 2^(s - INF) = 0 */
         delta = norm = 0.f;
     if (lane == 0) {
-        p.lse2[id] = fmaf(lse, 1.4426950408889634f, -BWD_WEIGHT_BITS);
+        p.lse2[id] = CFG_F32 ? lse : fmaf(lse, 1.4426950408889634f, -BWD_WEIGHT_BITS);
         p.minus_delta[id] = -delta;
 #if CFG_FIXED
         float slope = lse == -NEG_INF ? 0.f : slope_bound(p, mod, s, b, h, m);

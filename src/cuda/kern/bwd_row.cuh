@@ -18,3 +18,19 @@ DEVICE float row_lse(float lse)
         return lse;
     return lse == NEG_INF || fabsf(lse) < -NEG_INF ? -NEG_INF : __int_as_float(0x7fffffff);
 }
+
+/* Scores and lse meet in log2 units, in f32 in natural ones, in which the caller gave lse:
+ * where both are large (ALiBi far from the diagonal) its rounding would be most of the
+ * error. */
+#define OF_NATURAL (CFG_F32 ? 1.f : 1.4426950408889634f)
+
+DEVICE float score_unit(const cu_bwd &p)
+{
+    return CFG_F32 ? p.f.scale : p.unit; /* an operand that takes no register */
+}
+
+/* x: a score less lse */
+DEVICE float weight_of(float x)
+{
+    return exp2_fast(CFG_F32 ? x * 1.4426950408889634f : x);
+}

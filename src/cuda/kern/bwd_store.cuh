@@ -75,7 +75,7 @@ DEVICE void store_rows(const result &to, int row0, int n, int real, float factor
 {
     enum { CHUNKS = COUNT / 4 }; /* of 8 columns */
     int j = threadIdx.x & 3;
-    if (to.is_wide | to.is_added) {
+    if (CFG_F32 || (to.is_wide | to.is_added)) {
         put_rows(to, row0, n, real, factor, has, x);
         return;
     }

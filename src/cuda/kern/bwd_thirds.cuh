@@ -10,6 +10,7 @@
 #pragma once
 
 #include "shared.cuh"
+#include "split.cuh"
 
 enum {
     WIDTH_D = CFG_D, /* columns of a warp */
@@ -30,19 +31,6 @@ DEVICE int thread_now(void)
     int thread = threadIdx.x;
     asm volatile("" : "+r"(thread));
     return thread;
-}
-
-/* two neighbours in three words of bf16 */
-DEVICE void split_two(float x, float y, u32 (&w)[3])
-{
-#pragma unroll
-    for (int i = 0; i < 3; i++) {
-        float lo, hi;
-        w[i] = pack(x, y);
-        unpack(w[i], lo, hi);
-        x -= lo;
-        y -= hi;
-    }
 }
 
 /* Four weights of a fragment: two neighbours of a row, then of that row + 8. */

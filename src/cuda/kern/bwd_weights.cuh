@@ -16,7 +16,7 @@ struct places {
 #define IS_LINE (SCORE_LINE && !HAS_SLOPES)
 
 #if IS_LINE
-/* The offset of a thread's first score in log2 units, what it gains with a query, and with
+/* The offset of a thread's first score in lse's units, what it gains with a query, and with
  * eight keys; the slope in these units. */
 struct score_line {
     float offset, by_q, by_eight, unit;
@@ -26,12 +26,11 @@ DEVICE score_line line_at(const cu_bwd &p, const mod_args &mod, const places &at
 {
     float by_q, by_kv, offset = line_offset(mod, p.f, at.b, at.h, at.q, at.kv, by_q, by_kv);
 #if CFG_LATE_SLOPE
-    float unit = p.unit * row_slope(mod, p.f, at.b, at.h, at.q);
+    float unit = score_unit(p) * row_slope(mod, p.f, at.b, at.h, at.q);
 #else
-    float unit = p.unit; /* an operand that takes no register */
+    float unit = score_unit(p);
 #endif
-    return {offset * 1.4426950408889634f, by_q * 1.4426950408889634f,
-            by_kv * (8 * 1.4426950408889634f), unit};
+    return {offset * OF_NATURAL, by_q * OF_NATURAL, by_kv * (8 * OF_NATURAL), unit};
 }
 #endif
 
@@ -57,8 +56,7 @@ DEVICE void capped4(float (&x)[4], float (&g)[4], float lse0, float lse1)
 }
 #endif
 
-/* What weights of a fragment are made with. lse: address of this thread's first query's, log2
- * units. */
+/* What weights of a fragment are made with. lse: address of this thread's first query's. */
 struct weigher {
     const cu_bwd &p;
     const mod_args &mod;
@@ -87,15 +85,15 @@ DEVICE void four_weights(float *x, float (&g)[4], const weigher &y, int i)
 #if MOD_SCORE == SCORE_NONE
 #pragma unroll
     for (int j = 0; j < 4; j++)
-        x[j] = exp2_fast(fmaf(x[j], y.p.unit, j & 1 ? -l.y : -l.x));
+        x[j] = weight_of(fmaf(x[j], score_unit(y.p), j & 1 ? -l.y : -l.x));
 #elif IS_LINE
     float offset = fmaf(y.line.by_q, 8 * i, y.line.offset);
     float from[2] = {offset - l.x, offset + y.line.by_q - l.y};
 #pragma unroll
     for (int j = 0; j < 4; j++)
-        x[j] = exp2_fast(
+        x[j] = weight_of(
             fmaf(x[j], y.line.unit, j < 2 ? from[j] : from[j - 2] + y.line.by_eight));
-#elif SLOPE_CAP && HAS_SLOPES
+#elif SLOPE_CAP && HAS_SLOPES && !CFG_F32 /* where an error of 2^-22 of the cap is much */
     float z[4] = {x[0], x[2], x[1], x[3]}, of_z[4];
     capped4(z, of_z, l.x, l.y);
     x[0] = z[0], x[1] = z[2], x[2] = z[1], x[3] = z[3];
@@ -108,7 +106,7 @@ DEVICE void four_weights(float *x, float (&g)[4], const weigher &y, int i)
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         int of = j / 2 + 2 * (j & 1);
-        x[j] = exp2_fast(fmaf(z[of], 1.4426950408889634f, j & 1 ? -l.y : -l.x));
+        x[j] = weight_of(fmaf(z[of], OF_NATURAL, j & 1 ? -l.y : -l.x));
 #if HAS_SLOPES
         /* -INF masks, whatever its slope */
         g[j] = !SLOPE_IS_FINITE && x[j] == 0.f ? 0.f : x[j] * slope[of];

@@ -73,5 +73,7 @@ DEVICE void be_loader(void)
 #include "bwd_keys.cuh"
 #include "bwd_products.cuh"
 #include "bwd_weights.cuh"
+#include "bwd_key_weights.cuh"
+#include "bwd_row_weights.cuh"
 #include "bwd_wide_keys.cuh"
 #include "bwd_wide_queries.cuh"
