@@ -34,8 +34,10 @@ def agrees(f, *tensors):
     bad = (got - want).abs() > 6e-7 * want.abs() + 2 * (theirs - want).abs() + 1e-37
     same = (got == want) | (got.isnan() & want.isnan()) | (got == theirs)
     where = (bad | got.isnan()) & ~same
-    shown = [(*[float(t[k]) for t in tensors], float(got[k]), float(want[k]))
-             for k in where.nonzero().flatten()[:5]]
+    shown = [
+        (*[float(t[k]) for t in tensors], float(got[k]), float(want[k]))
+        for k in where.nonzero().flatten()[:5]
+    ]
     assert not where.any(), shown
 
 
@@ -166,6 +168,25 @@ IDS = torch.tensor([3, 5, 9])
         lambda r, i: torch.isin(i + 2, IDS[:1]), lambda r, i: torch.isin(i, IDS[:0]) + 1 * i,
         lambda r, i: torch.isin(i + 2, test_elements=IDS),
         lambda r, i: torch.bucketize(r[0] / 0.0, IDS) + torch.bucketize(0 * r[0] / 0.0, IDS),
+        lambda r, i: r.softmax(-1)[1], lambda r, i: F.softmax(r, dim=0) @ r,
+        lambda r, i: (r * 90).softmax(0, dtype=torch.float32).max(),
+        lambda r, i: torch.log_softmax(r, 0)[i % 3], lambda r, i: F.log_softmax(r, -1)[-1],
+        lambda r, i: torch.logsumexp(r * 50, 0), lambda r, i: (r - math.inf).logsumexp(-1),
+        lambda r, i: r.var(), lambda r, i: torch.var(r, 0, unbiased=False),
+        lambda r, i: r.std(),
+        lambda r, i: torch.var(r, False), lambda r, i: r.std(-1, correction=0),
+        lambda r, i: r.argmax(), lambda r, i: torch.argmin(r, -1) + i,
+        lambda r, i: (-r).argmax(),
+        lambda r, i: torch.argmax(torch.where(r == 1, math.nan, r)),
+        lambda r, i: r.max(-1).indices, lambda r, i: torch.min(r, dim=0)[1],
+        lambda r, i: F.cosine_similarity(r, r.abs() + 1, dim=0),
+        lambda r, i: F.normalize(r, dim=0)[2],
+        lambda r, i: torch.cosine_similarity(r, ROW[0], dim=-1),
+        lambda r, i: (r / r.sum(-1, keepdim=True)).max(),
+        lambda r, i: torch.index_select(ROW, 0, i.view(1)).sum(),
+        lambda r, i: IDS.index_select(0, (i % 3).view(1)).sum(),
+        lambda r, i: torch.gather(r, 0, (i % 3).unsqueeze(0).long()).sum(),
+        lambda r, i: r.take((i % 3).long()) + r.select(0, 1),
     ],
 )  # fmt: skip
 def test_rows(f):
@@ -184,7 +205,10 @@ def test_rows(f):
         (lambda s, i: s.round(digits=2), "digits=2"),
         (lambda s, i: F.gelu(s, approximate="sine"), "sine"),
         (lambda s, i: ROW[i].sum(1), "along 1"),
-        (lambda s, i: ROW[i].sum(-1, keepdim=True), "keepdim"),
+        (lambda s, i: torch.gather(ROW, 0, i), "index: tensor"),
+        (lambda s, i: ROW[i].softmax(0), "a row"),
+        (lambda s, i: ROW[i].softmax(0)[3], "-3 to 2"),
+        (lambda s, i: F.cosine_similarity(ROW[i], s, dim=0), "two rows"),
         (lambda s, i: torch.where(s > 0), "without"),
         (lambda s, i: s.view(2, 3), "shape"),
         (lambda s, i: torch.add(s, 1, out=ROW), "out="),
@@ -201,6 +225,18 @@ def test_rows(f):
 def test_arguments_that_mean_nothing_here(f, says):
     with pytest.raises(TypeError, match=says):
         scores(lambda s, b, h, i, j: f(s, i))
+
+
+def test_unknown_methods_are_errors_of_the_mod():
+    """With the line where they are; what asks by hasattr is told that they are not there."""
+    for row in (lambda i: i, lambda i: ROW[i], lambda i: ROW[i] * 2):
+        with pytest.raises(
+            TypeError, match=r"(?s)test_functions.py:\d+: .*no cholesky"
+        ) as raised:
+            scores(lambda s, b, h, i, j: s + row(i).cholesky())  # noqa: B023
+        assert isinstance(raised.value, AttributeError)
+        got = scores(lambda s, b, h, i, j: s + 1 + hasattr(row(i), "cholesky"), 4)  # noqa: B023
+        assert torch.equal(got, torch.ones(4))
 
 
 def test_dtypes_are_torchs():

@@ -19,6 +19,10 @@ class NeedsConstant(TraceError):
     """The mod needs the value of a Python number that was turned into a capture."""
 
 
+class NoSuchMethod(TraceError, AttributeError):
+    """What is asked of a traced value has no meaning; hasattr says that it is not there."""
+
+
 def _user_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame and (

@@ -507,5 +507,6 @@ OTHER = {
     **_table(_new_full, "new_full", _ONE, ("size", "fill_value", "dtype", *_PLACE)),
     **_table(_new_tensor, "new_tensor", _ONE, ("data", "dtype", *_PLACE)),
     **_table(_same, "clone detach contiguous", _ONE, ("memory_format",)),
-    **_table(_same, "view reshape squeeze unsqueeze expand", _ONE, ("*", "dim", "shape")),
+    **_table(_same, "view reshape expand", _ONE, ("*", "shape")),
+    **_table(lambda t, x, dim=None: x, "squeeze unsqueeze", _ONE, ("dim",)),
 }

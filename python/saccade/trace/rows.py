@@ -6,7 +6,7 @@ import math
 
 from . import ops
 from .dtypes import language_type, name_of
-from .errors import fail, words_of
+from .errors import NoSuchMethod, fail, words_of
 from .functions import bound, operator
 from .ops import Op
 from .symbols import Lifted, Symbol, Traced, method_name
@@ -66,7 +66,7 @@ class Rows(Symbol):
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.elements(), name)
+        return _method_of_row(self, name)
 
 
 class Vector(Symbol):
@@ -85,10 +85,26 @@ class Vector(Symbol):
     def shape(self):
         return (len(self.items),)
 
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.tracer.apply("getitem", (self, index), {})
+
     def __getattr__(self, name):
-        if name.startswith("__") or (operator(name) is None and name not in _REDUCTIONS):
-            raise AttributeError(f"a captured row has no {name}")
-        return lambda *a, **o: self.tracer.apply(method_name(name), (self, *a), o)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _method_of_row(self, name)
+
+
+def _method_of_row(row, name):
+    if operator(name) is None and name not in _REDUCTIONS and name not in PICKS:
+        fail(
+            f"a captured row has no {name}, expected an index, pointwise functions, sums and "
+            "their kin",
+            NoSuchMethod,
+        )
+    return lambda *a, **o: row.tracer.apply(method_name(name), (row, *a), o)
 
 
 # ---- what a row is reduced by ----
@@ -178,30 +194,117 @@ def _einsum(t, equation, *rows):
 
 
 class _Extreme:
-    """What max(dim) gives: values, and indices, which no score needs."""
+    """What max(dim) gives: values and indices."""
 
-    def __init__(self, values):
-        self.values = values
+    def __init__(self, values, find):
+        self.values, self.find = values, find
 
     def __getitem__(self, i):
         return self.values if i == 0 else self.indices
 
     @property
     def indices(self):
-        fail("got the index of a row's extreme, expected its value")
+        return self.find()
 
 
 def _extreme(name):
     def op(t, row, dim=None):
         found = row.fold(ops.extreme(name))
-        return found if dim is None else _Extreme(found)
+        if dim is None:
+            return found
+        return _Extreme(found, lambda: _place_of(name)(t, row))
 
     return op
 
 
+def _place_of(name):
+    """The first place of the largest or least entry; a NaN is beyond all others."""
+
+    def op(t, row):
+        best, place = row.items[0], t.value(0)
+        for i, x in enumerate(row.items[1:], 1):
+            beyond = t.apply("gt" if name == "max" else "lt", (x, best), {})
+            if x.type == "float":
+                nan = t.apply("logical_and", (x != x, best == best), {})
+                beyond = t.apply("logical_or", (beyond, nan), {})
+            place = t.apply("where", (beyond, i, place), {})
+            best = t.apply("where", (beyond, x, best), {})
+        return t.with_dtype(t.value(place), "int64")
+
+    return op
+
+
+# ---- what a row becomes, or is summed up by, in a few steps ----
+
+
+def _each(t, name, row, *others):
+    return Vector(t, [t.apply(name, (x, *others), {}) for x in row.items])
+
+
+def _exponents(t, row):
+    """(exp(x - m), x - m, m) where m is the largest entry, or 0 where that is infinite."""
+    row = Vector(t, [ops.convert(t, x, "float") for x in row.items])
+    most = row.fold(ops.extreme("max"))
+    most = t.apply("where", (t.apply("isinf", (most,), {}), 0.0, most), {})
+    off = _each(t, "sub", row, most)
+    return _each(t, "exp", off), off, most
+
+
+def _logsumexp(t, row):
+    powers, _, most = _exponents(t, row)
+    return t.apply("add", (t.apply("log", (_sum(t, powers),), {}), most), {})
+
+
+def _softmax(t, row, _stacklevel=3):
+    """A row whose entries are all -inf gives NaN, as torch's."""
+    powers, _, _ = _exponents(t, row)
+    return _each(t, "true_divide", powers, _sum(t, powers))
+
+
+def _log_softmax(t, row, _stacklevel=3):
+    powers, off, _ = _exponents(t, row)
+    return _each(t, "sub", off, t.apply("log", (_sum(t, powers),), {}))
+
+
+def _var(t, row, unbiased=True, correction=None):
+    less = int(unbiased) if correction is None else correction
+    off = _each(t, "sub", row, _mean(t, row))
+    return ops.true_divide(t, _dot(t, off, off), t.value(float(max(len(row.items) - less, 0))))
+
+
+def _std(t, row, **how):
+    return t.apply("sqrt", (_var(t, row, **how),), {})
+
+
+def _cosine(t, row, other, eps=1e-8):
+    if not isinstance(other, Vector):
+        fail(
+            f"got cosine_similarity of a captured row and {words_of(other)}, expected two rows"
+        )
+    sizes = [t.apply("clamp", (_norm(t, x), eps), {}) for x in (row, other)]
+    return ops.true_divide(t, _dot(t, row, other), t.apply("mul", sizes, {}))
+
+
+def _normalize(t, row, p=2.0, eps=1e-12):
+    return _each(t, "true_divide", row, t.apply("clamp", (_norm(t, row, p), eps), {}))
+
+
 _DIM = ("dim", "keepdim", "dtype")
 _OF_ONE_VALUE = ("isin", "bucketize", "searchsorted")  # and a row
+_SPREAD = ("dim", "unbiased", "keepdim", "correction")
+_IN_STEPS = {
+    "softmax": Op(_softmax, ("input",), ("dim", "dtype", "_stacklevel")),
+    "log_softmax": Op(_log_softmax, ("input",), ("dim", "dtype", "_stacklevel")),
+    "logsumexp": Op(_logsumexp, ("input",), ("dim", "keepdim")),
+    "var": Op(_var, ("input",), _SPREAD),
+    "std": Op(_std, ("input",), _SPREAD),
+    "argmax": Op(_place_of("max"), ("input",), ("dim", "keepdim")),
+    "argmin": Op(_place_of("min"), ("input",), ("dim", "keepdim")),
+    "cosine_similarity": Op(_cosine, ("input", "other"), ("dim", "eps")),
+    "normalize": Op(_normalize, ("input",), ("p", "dim", "eps")),
+}
 _REDUCTIONS = {
+    **_IN_STEPS,
     "sum": Op(_sum, ("input",), _DIM),
     "mean": Op(_mean, ("input",), _DIM),
     "prod": Op(_product, ("input",), _DIM),
@@ -227,7 +330,12 @@ _REDUCTIONS = {
 
 def is_of_rows(plain, arguments) -> bool:
     """Whether an operation is on a captured row, or on a whole captured tensor as one."""
-    return plain == "einsum" or plain in _OF_ONE_VALUE or any(map(_is_row, arguments))
+    is_sum = plain in _REDUCTIONS and operator(plain) is None  # of a value too
+    return plain == "einsum" or is_sum or any(map(_is_row, arguments))
+
+
+def is_reduction(name: str) -> bool:
+    return name in _REDUCTIONS
 
 
 def _is_row(x) -> bool:
@@ -262,18 +370,34 @@ def vector_call(tracer, plain, found, arguments, options):
 def _reduced(tracer, plain, parts, options):
     op = _REDUCTIONS[plain]
     values, _, given = bound(op, plain, parts, options)
-    dim, keep = given.pop("dim", None), given.pop("keepdim", False)
-    if dim not in (None, 0, -1, (0,), (-1,), [0], [-1], ()) or keep:
-        fail(f"got {plain} along {dim}, keepdim={keep}, expected a sum over the whole row")
+    dim = given.pop("dim", None)
+    given.pop("keepdim", None)  # one entry counts as a value
+    if isinstance(dim, bool):  # var(False) says whether it is unbiased
+        dim, given["unbiased"] = None, dim
+    if dim not in (None, 0, -1, (0,), (-1,), [0], [-1], ()):
+        fail(f"got {plain} along {dim}, expected it over the whole row")
     dtype = given.pop("dtype", None)
     if "ord" in given:
         given["p"] = given.pop("ord")
     if plain in ("max", "min") and dim is not None:
         given["dim"] = dim
-    if plain not in _OF_ONE_VALUE and not isinstance(values[0], Vector):
+    if plain in _IN_STEPS:
+        values = [_as_vector(tracer, x) for x in values]
+    elif plain not in _OF_ONE_VALUE and not isinstance(values[0], Vector):
         return _of_one(tracer, plain, values)
     made = op.run(tracer, *values, **given)
-    return made if dtype is None else ops.to_dtype(tracer, made, name_of(dtype))
+    if isinstance(made, Vector) and len(made.items) == 1:
+        made = made.items[0]
+    if dtype is None:
+        return made
+    cast = lambda x: ops.to_dtype(tracer, x, name_of(dtype))  # noqa: E731
+    return (
+        Vector(tracer, list(map(cast, made.items))) if isinstance(made, Vector) else cast(made)
+    )
+
+
+def _as_vector(t, x):
+    return x if isinstance(x, Vector) else Vector(t, [t.value(x)])
 
 
 def _of_one(tracer, plain, values):
@@ -308,13 +432,53 @@ def _one_index(tracer, tensor, dim, index) -> str:
     )
 
 
+def _entry(t, row, index):
+    """An entry of a row that was computed."""
+    if len(index) != 1 or index[0] is None or isinstance(index[0], (slice, type(Ellipsis))):
+        fail("got a slice of a computed row, expected one entry of it")
+    i, n = index[0], len(row.items)
+    if isinstance(i, int) and not isinstance(i, (bool, Lifted)):
+        if not -n <= i < n:
+            fail(f"got index {i} of a row, expected {-n} to {n - 1}")
+        return row.items[i]
+    i = t.value(i)
+    if i.type != "int":
+        fail(f"got a {i.type} as an index, expected int: convert it with .int()")
+    found = row.items[0]
+    for k, x in enumerate(row.items[1:], 1):
+        found = t.apply("where", ((i == k) | (i == k - n), x, found), {})
+    return found
+
+
+PICKS = {  # the arguments between the tensor and the index, by their names
+    "select": ("dim", "index"),
+    "index_select": ("dim", "index"),
+    "gather": ("dim", "index"),
+    "take": ("index",),
+    "take_along_dim": ("indices", "dim"),
+}
+
+
+def pick(t, plain, tensor, *arguments, **options):
+    """One entry of a captured row, or row of a captured tensor, by functions that take a tensor
+    of indices, here of one."""
+    given = {**dict(zip(PICKS[plain], arguments)), **options}
+    index = given.pop("index", None) if "indices" not in given else given.pop("indices")
+    dim, rank = given.pop("dim", 0), len(tensor.shape)
+    given.pop("sparse_grad", None)
+    is_of_rows = plain in ("select", "index_select")
+    if given or index is None or dim not in (0, -rank) or (rank != 1 and not is_of_rows):
+        fail(f"got {plain} of {rank} dimensions along {dim}, expected an index: tensor[i]")
+    return index_of(t, tensor, index)
+
+
 def index_of(tracer, tensor, index):
     index = index if isinstance(index, tuple) else (index,)
     if isinstance(tensor, Traced):
         fail("got an index on a traced scalar, expected a captured tensor")
     base, given = (tensor.tensor, tensor.indices) if isinstance(tensor, Rows) else (tensor, ())
     if isinstance(tensor, Vector):
-        fail("got an index on a computed row, expected one on the captured tensor")
+        return _entry(tracer, tensor, index)
     if any(i is Ellipsis or i is None or isinstance(i, slice) for i in index):
         whole = all(i is Ellipsis or i == slice(None) for i in index[len(index) - 1 :])
         if not whole or any(

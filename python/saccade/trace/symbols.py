@@ -6,7 +6,7 @@ Operators and torch functions on a symbol are handed to its tracer, which writes
 from __future__ import annotations
 
 from .dtypes import DEFAULT_DTYPE
-from .errors import NeedsConstant, TraceError, fail
+from .errors import NeedsConstant, NoSuchMethod, TraceError, fail
 
 
 class Symbol:
@@ -145,8 +145,14 @@ class Traced(Symbol):
         fail("got an index on a traced scalar, expected a captured tensor")
 
     def __getattr__(self, name):
-        if name.startswith("__") or not self.tracer.knows(name):
+        if name.startswith("__"):
             raise AttributeError(f"a traced value has no {name}")
+        if not self.tracer.knows(name):
+            fail(
+                f"a traced value has no {name}, expected arithmetic, comparisons and torch's "
+                "pointwise functions",
+                NoSuchMethod,
+            )
         return lambda *a, **o: self.tracer.apply(method_name(name), (self, *a), o)
 
     __pos__ = lambda self: self  # noqa: E731

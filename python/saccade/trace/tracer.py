@@ -16,7 +16,17 @@ from .dtypes import DEFAULT_DTYPE
 from .errors import TraceError, fail, words_of
 from .functions import bound, operator
 from .ops import convert
-from .rows import Rows, Vector, element_of, index_of, is_of_rows, vector_call
+from .rows import (
+    PICKS,
+    Rows,
+    Vector,
+    element_of,
+    index_of,
+    is_of_rows,
+    is_reduction,
+    pick,
+    vector_call,
+)
 from .symbols import Lifted, Traced
 from .watching import watching
 
@@ -70,7 +80,7 @@ class Tracer:
         return f"({' + '.join([*parts, _float_text(_f32(x))])})" if parts else text
 
     def knows(self, name: str) -> bool:
-        return operator(name) is not None
+        return operator(name) is not None or is_reduction(name)
 
     def element(self, text: str, tensor) -> "Traced":
         type, nonneg, _, dtype = element_of(tensor)
@@ -228,6 +238,8 @@ def _apply(tracer, name, arguments, options):
         return index_of(tracer, arguments[0], arguments[1])
     if plain == "embedding":
         return _embedding(tracer, *arguments, **options)
+    if plain in PICKS:
+        return pick(tracer, plain, *arguments, **options)
     if plain in _ABOUT:
         return getattr(arguments[0], plain)(*arguments[1:], **options)
     if plain == "setitem":
