@@ -111,6 +111,36 @@ def test_slices_keep_their_meaning():
         same(again, cropped)
 
 
+def test_a_call_of_fewer_batches_takes_the_first_of_a_mask():
+    """The last batch of an epoch, as with torch; what names no batch serves any."""
+    g = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 3, (6, 48), generator=g).sort(1).values
+    mod = lambda b, h, i, j: (ids[b, i] == ids[b, j]) & (i - h >= j)  # noqa: E731
+    made = st.create_block_mask(mod, 6, 4, 48, 48, BLOCK_SIZE=16)
+    same_for_all = st.create_block_mask("q >= kv", 2, 3, 48, 48, BLOCK_SIZE=16)
+    for B in (4, 6, 1, 4):
+        q, k, v = (torch.randn(B, 2, 48, 16, generator=g, requires_grad=True) for _ in range(3))
+        for mask, own in ((made, mod), (same_for_all, "q >= kv")):
+            want = st.flex_attention(q, k, v, None, own)
+            got = st.flex_attention(q, k, v, None, mask)
+            torch.testing.assert_close(got, want)
+            got, want = (torch.autograd.grad(x.sin().sum(), (q, k, v)) for x in (got, want))
+            torch.testing.assert_close(got, want)
+    ids[:] = 0
+    changed = st.create_block_mask(mod, 6, 4, 48, 48, BLOCK_SIZE=16)
+    made.kv_indices, made.kv_num_blocks = changed.kv_indices, changed.kv_num_blocks
+    made.full_kv_indices, made.full_kv_num_blocks = (
+        changed.full_kv_indices,
+        changed.full_kv_num_blocks,
+    )
+    q = torch.randn(4, 2, 48, 16, generator=g)
+    got, want = (st.flex_attention(q, q, q, None, m) for m in (made, mod))
+    torch.testing.assert_close(got, want)
+    q = torch.randn(8, 2, 48, 16, generator=g)
+    with pytest.raises(ValueError, match="got batch 6 and 2 heads, expected 8 or more"):
+        st.flex_attention(q, q, q, None, made)
+
+
 def test_adjust_keeps_no_column_out_of_range():
     """Live blocks {3, 10} cropped to 8 columns are {3}."""
     bands = lambda b, h, i, j: (j // 16 == 3) | (j // 16 == 10)  # noqa: E731
@@ -280,8 +310,9 @@ def test_changed_mod_and_lengths():
 
 
 def test_errors():
-    num, idx = torch.ones(1, 1, 2, dtype=torch.int32), torch.zeros(
-        1, 1, 2, 3, dtype=torch.int32
+    num, idx = (
+        torch.ones(1, 1, 2, dtype=torch.int32),
+        torch.zeros(1, 1, 2, 3, dtype=torch.int32),
     )
     with pytest.raises(AssertionError, match="expected both"):
         st.BlockMask.from_kv_blocks(num, idx, num)

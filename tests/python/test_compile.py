@@ -372,3 +372,32 @@ def test_block_masks_of_torchs_own_stay_in_the_graph(compiler, is_learned):
         for x, y in zip(torch.autograd.grad(got.square().sum(), wanted), want_grads):
             torch.testing.assert_close(x, y)
     assert not torch.equal(f(q, whole), f(q, part)) and len(seen) <= 2
+
+
+def test_masks_adjusted_in_a_graph(compiler):
+    """Made outside or in the graph, with other lengths and masks, forward and backward."""
+
+    def f(q, mask):
+        n = q.shape[2]
+        mine = st.create_block_mask(lambda b, h, i, j: i >= j, None, None, 64, 64)._adjust(n, n)
+        out = st.flex_attention(q, q, q, None, mask._adjust(n, n))
+        return out + st.flex_attention(q, q, q, lambda s, b, h, i, j: s * 2, mine), mask
+
+    for backend in ("eager", "aot_eager"):
+        g = compiler(f, fullgraph=True, backend=backend)
+        for n, text in (
+            (48, "q >= kv"),
+            (40, "q >= kv"),
+            (40, "q - kv < 9"),
+            (33, "q - kv < 9"),
+        ):
+            mask = st.create_block_mask(text, None, None, 64, 64, BLOCK_SIZE=16)
+            q = torch.randn(2, 4, n, 16, requires_grad=True)
+            want, got = f(q, mask)[0], g(q, mask)[0]
+            torch.testing.assert_close(got, want)
+            got, want = (torch.autograd.grad(x.sin().sum(), q)[0] for x in (got, want))
+            torch.testing.assert_close(got, want)
+
+    made = compiler(lambda m: m._adjust(40, 40), fullgraph=True, backend="eager")(mask)
+    assert made.shape == (1, 1, 40, 40)
+    assert torch.equal(made.kv_indices, mask._adjust(40, 40).kv_indices)

@@ -24,6 +24,7 @@ DEFAULT_BLOCK = 128
 BlockSize = int | tuple[int, int]
 MaskMod = Callable[..., Any] | str | AnyMod  # callable (b, h, q_idx, kv_idx) -> bool
 _ORDERS = ("dq_write_order", "dq_write_order_full", "dq_kv_order", "dq_kv_order_spt")
+_MOST_PARTS = 16
 _numbers = itertools.count(1)
 numbered: "weakref.WeakValueDictionary[int, BlockMask]" = weakref.WeakValueDictionary()
 
@@ -146,6 +147,7 @@ class BlockMask:
         numbered[self.number] = self
         self._stamp = object()
         self._marks = marks_of(self._forward)
+        self._parts: dict[tuple[Any, ...], tuple[Any, BlockMask]] = {}
 
     @classmethod
     def from_kv_blocks(
@@ -202,10 +204,31 @@ class BlockMask:
                 lead = tuple(self._forward[1].shape[:-2])
                 self._dims = (1,) * (2 - len(lead)) + lead
             else:
-                i = abi.BlockIndices()
-                abi.call("block_mask_export", self.handle().handle, 0, C.byref(i))
-                self._dims = (i.B, i.H)
+                self._dims = self.own_dimensions()
         return self._dims
+
+    def own_dimensions(self) -> tuple[int, int]:
+        """Of how many batches and heads the blocks differ."""
+        i = abi.BlockIndices()
+        abi.call("block_mask_export", self.handle().handle, 0, C.byref(i))
+        return i.B, i.H
+
+    def _part(self, key, make):
+        """A mask made from this one, until this one changes."""
+        found = self._parts.get(key)
+        if found is None or found[0] is not self.version:
+            if len(self._parts) >= _MOST_PARTS:
+                self._parts.clear()
+            found = self._parts[key] = self.version, make()
+        return found[1]
+
+    def first(self, B: int, H: int) -> "BlockMask":
+        """The first B batches and H heads."""
+        lead = (slice(B), slice(H))[4 - self._lists(False)[1].dim() :]
+        return self._part((B, H), lambda: self[lead])
+
+    def adjusted(self, Q: int, KV: int) -> "BlockMask":
+        return self._part(("lengths", Q, KV), lambda: self._adjust(Q, KV))
 
     @property
     def version(self):
@@ -440,7 +463,7 @@ class BlockMask:
         """The picture of the first batch and head, for notebooks."""
         picture = self.handle().render(0, 0, abi.SVG, 0).decode()
         return (
-            f'<div>BlockMask {tuple(self.shape)}, {self.sparsity():.1f} % of blocks not '
+            f"<div>BlockMask {tuple(self.shape)}, {self.sparsity():.1f} % of blocks not "
             f'computed</div><div style="width:20em">{picture[picture.index("<svg") :]}</div>'
         )
 
@@ -448,6 +471,8 @@ class BlockMask:
 
     def _adjust(self, new_q_len: int, new_kv_len: int) -> "BlockMask":
         """The upper-left [new_q_len, new_kv_len] of this mask; longer lengths grow it."""
+        if torch.compiler.is_dynamo_compiling():
+            return Adjusted(self, (new_q_len, new_kv_len))
         return BlockMask(
             (new_q_len, new_kv_len),
             BLOCK_SIZE=self.BLOCK_SIZE,
@@ -495,14 +520,11 @@ class BlockMask:
             pick(fidx),
             BLOCK_SIZE=self.BLOCK_SIZE,
             _device=self._device,
-            mask_mod=self._moved(maps, idx.shape),
+            mask_mod=self._moved(maps),
         )._after(self)
 
-    def _moved(self, maps, shape):
-        moves = [
-            None if m.tolist() == list(range(n)) else m.to(torch.int32)
-            for m, n in zip(maps, shape)
-        ]
+    def _moved(self, maps):
+        moves = [None if m.tolist() == list(range(len(m))) else m.to(torch.int32) for m in maps]
         moves = [None] * (3 - len(moves)) + moves
         if all(m is None for m in moves):
             return self._mask_mod
@@ -546,6 +568,21 @@ class BlockMask:
             _unpickle,
             (self._seq_lengths, lists, self.BLOCK_SIZE, self._mask_mod, str(self._device)),
         )
+
+
+class Adjusted(BlockMask):
+    """What a graph of torch.compile adjusts a BlockMask to; outside of it, that mask."""
+
+    def __init__(self, of, lengths):
+        self.of, self.lengths = of, lengths
+
+    def __getattr__(self, name):  # there is none before it is asked for outside
+        if "lengths" not in self.__dict__ or name.startswith("__"):
+            raise AttributeError(f"BlockMask has no attribute {name!r}")
+        lengths = self.__dict__.pop("lengths")
+        self.__dict__.update(self.__dict__.pop("of")._adjust(*lengths).__dict__)
+        numbered[self.number] = self
+        return getattr(self, name)
 
 
 def _unpickle(lengths, lists, block, mask_mod, device):

@@ -193,7 +193,8 @@ def check_shapes(q, k, v, enable_gqa):
         raise NoRows("EINVAL", f"{shapes}: got no rows, expected one or more")
 
 
-def check_mask(m, q, k):
+def mask_of_call(m, q, k):
+    """The mask that a call uses: of one for more batches or heads the first ones."""
     B, H, Q, KV = m.shape
     if (Q, KV) != (q.shape[2], k.shape[2]):
         is_small = Q < q.shape[2] or KV < k.shape[2]
@@ -203,19 +204,31 @@ def check_mask(m, q, k):
             f"{'smaller' if is_small else 'larger'} length than you're using it for, expected "
             "one for these lengths, or block_mask._adjust(q_len, kv_len)"
         )
-    check_mask_heads(B, H, q)
+    if B not in (1, q.shape[0]) or H not in (1, q.shape[1]):
+        own = m.own_dimensions()
+        taken = [_taken(*x) for x in zip((B, H), own, q.shape[:2])]
+        check_mask_heads(*taken, q)
+        m = m.first(*taken)
     if m.device.type != q.device.type:
         raise _bad(
             f"block_mask is on {m.device}, query on {q.device}: expected one "
             "device (block_mask.to(query.device))"
         )
+    return m
+
+
+def _taken(given, own, wanted):
+    """How many batches or heads of a mask a call takes; own: of how many its blocks differ."""
+    if own == 1 and given != wanted:
+        return 1
+    return min(given, wanted)
 
 
 def check_mask_heads(B, H, q):
     if B not in (1, q.shape[0]) or H not in (1, q.shape[1]):
         raise _bad(
-            f"block_mask: got batch {B} and {H} heads, expected {q.shape[0]} or 1 "
-            f"and {q.shape[1]} or 1"
+            f"block_mask: got batch {B} and {H} heads, expected {q.shape[0]} or more, or 1, "
+            f"and {q.shape[1]} or more, or 1"
         )
 
 

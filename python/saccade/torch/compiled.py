@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import dynamo, masks
-from .block_mask import BlockMask, noop_mask, numbered
+from .block_mask import Adjusted, BlockMask, noop_mask, numbered
 from .calls import autocast, decoded, new_call, output_like, stats_dtype
 from .checks import (
     INVARIANCE,
@@ -28,9 +28,9 @@ from .checks import (
     backend_of,
     check_call,
     check_layout,
-    check_mask,
     check_mask_heads,
     check_shapes,
+    mask_of_call,
     way_of,
 )
 from .entries import run
@@ -142,7 +142,7 @@ def _layout(t: torch.Tensor) -> tuple:
 
 
 def _op_call(q, k, v, mods: _Mods, block_mask, lists, block, how) -> _OpCall:
-    live = _block_mask(block_mask) if block_mask else None
+    live = _block_mask(block_mask, block) if block_mask else None
     for_score, for_mask = mods.named()
     key = (
         tuple(map(_layout, (q, k, v, *mods.captures, *lists))),
@@ -165,7 +165,7 @@ def _op_call(q, k, v, mods: _Mods, block_mask, lists, block, how) -> _OpCall:
             made = Resolved(mask, "mask", "cpu")
             live = block_mask_of(made, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         if live is not None:
-            check_mask(live, q, k)
+            live = mask_of_call(live, q, k)
         made_score = AnyMod("score", mods.score, for_score) if mods.score else None
         n_tensors = sum(isinstance(x, torch.Tensor) for x in for_score.values())
         found = _OpCall(q, k, v, made_score, n_tensors, live, how)
@@ -177,9 +177,11 @@ def _op_call(q, k, v, mods: _Mods, block_mask, lists, block, how) -> _OpCall:
     return found
 
 
-def _block_mask(number: int) -> BlockMask:
+def _block_mask(number: int, lengths=()) -> BlockMask:
+    """lengths: Q and KV, where the graph adjusts the mask to them."""
     try:
-        return numbered[number]
+        found = numbered[number]
+        return found.adjusted(*lengths) if lengths else found
     except KeyError:
         raise RuntimeError(
             "saccade: the BlockMask of a compiled graph is gone, expected it to live as long "
@@ -414,6 +416,9 @@ def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max,
         elif isinstance(block_mask, BlockMask):
             if _is_exporting():
                 raise NotImplementedError(_NO_STRICT)
+            if isinstance(block_mask, Adjusted) and hasattr(block_mask, "lengths"):
+                block = list(block_mask.lengths)
+                block_mask = block_mask.of
             number, block_mask = block_mask.number, None
         elif masks.is_theirs(block_mask):
             lists, block, block_mask = masks.parts_of_theirs(block_mask)
@@ -438,7 +443,7 @@ def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max,
 def _unproven(given, q, k):
     """The mask itself, of a block mask that the same graph makes for these sizes."""
     mask_mod, (B, H, Q, KV) = given[:2]
-    check_mask_heads(B or 1, H or 1, q)
+    check_mask_heads(min(B or 1, q.shape[0]), min(H or 1, q.shape[1]), q)
     if Q != q.shape[2] or KV != k.shape[2]:
         raise ValueError(
             f"block_mask was created for lengths {Q} and {KV}, expected one for "
@@ -503,7 +508,7 @@ def _outside(q, k, v, score, mask, mods, rest):
         score = AnyMod("score", mods.score, for_score)
     if mask is None:
         mask = AnyMod("mask", mods.mask, for_mask) if mods.mask else None
-        mask = _block_mask(number) if number else mask
+        mask = _block_mask(number, block) if number else mask
     if lists:
         mask = _listed(lists, block, mask)
     name, is_invariant = way_of(backend)

@@ -26,8 +26,8 @@ from .checks import (
     backend_of,
     check_call,
     check_layout,
-    check_mask,
     check_shapes,
+    mask_of_call,
     refuse_wrapped,
 )
 from .masks import block_mask_of, mask_or_mod
@@ -117,9 +117,7 @@ class _Entry:
         return captured
 
 
-def run(
-    q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout=0.0
-):
+def run(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout=0.0):
     key = is_recorded = None
     if warm.extension is not None and not (options or dropout):
         made = warm.extension.call(
@@ -229,9 +227,7 @@ def _needs(q, k, v):
     return 8 + q.requires_grad + 2 * k.requires_grad + 4 * v.requires_grad
 
 
-def _find(
-    q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout
-):
+def _find(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout):
     """The entry of a call, and its tensors as autocast wants them."""
     if q.device.type != "meta" and torch.is_autocast_enabled(q.device.type):
         q, k, v = autocast(q, k, v)
@@ -283,14 +279,14 @@ def _make(key, q, k, v, score_mod, block_mask):
     check_call(q, k, v, gqa)
     refuse_wrapped(q, k, v)
     device, watches, parts = q.device.type, [], list(key[2:])
-    score = made_mask = None
+    score = made_mask = whole = None
     if score_mod is not None:
         score = Resolved(score_mod, "score", device, q.dtype is torch.float64)
         watches.append(Watch(score_mod, score, by_value=False))
         parts.append((id(score.bound), tuple(v[1:] for v in score.views), score.flags))
     mask, mask_mod = mask_or_mod(block_mask)
     if mask is not None:
-        check_mask(mask, q, k)
+        whole, mask = mask, mask_of_call(mask, q, k)
         parts.append((mask.number, mask.version))
     elif mask_mod is not None:
         made_mask = Resolved(mask_mod, "mask", "cpu")
@@ -305,15 +301,12 @@ def _make(key, q, k, v, score_mod, block_mask):
         if score is not None:
             check_score(score, mask, q, k)
         lse = want_lse or bool(wanted)
-        call = new_call(
-            q, k, v, score, mask, scale, backend, lse, want_max, wanted, dropout
-        )
+        call = new_call(q, k, v, score, mask, scale, backend, lse, want_max, wanted, dropout)
         if content:
             _keep(_calls, content, call, [mask] if mask is not None else [])
     tail, array = call.bound_to([v.address for v in score.views] if score is not None else [])
     keep = array, score.tensors if score is not None else None
-    watched = mask if made_mask is None else None
-    entry = _Entry(call, tail, keep, watches, watched, want_lse)
+    entry = _Entry(call, tail, keep, watches, whole, want_lse)
     entry.is_constant = score is None and block_mask is None
     if needs:
         slots = Slots(score.values, score.tensors, score.is_flat) if score is not None else None
@@ -321,7 +314,7 @@ def _make(key, q, k, v, score_mod, block_mask):
     if needs and score is not None and score.is_inside:
         entry.keep = keep, captured  # nodes of this call's graph
     elif all(w.fixed for w in watches):
-        if made_mask is not None or mask is block_mask:  # not one taken over from torch
+        if made_mask is not None or whole is block_mask:  # not one taken over from torch
             mods = [m for m in (score_mod, block_mask) if m is not None]
             _keep(_entries, key, entry, [x for m in mods for x in owners(m)])
             entry.is_kept = True

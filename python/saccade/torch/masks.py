@@ -39,9 +39,7 @@ def or_masks(*mask_mods: MaskMod) -> Callable[..., Any]:
 def _combine(mods, join, empty):
     for m in mods:
         if not callable(m) and not isinstance(m, (str, AnyMod)):
-            raise RuntimeError(
-                f"mask_mods: got {words_of(m)}, expected a callable or text"
-            )
+            raise RuntimeError(f"mask_mods: got {words_of(m)}, expected a callable or text")
     callables = tuple(captured.callable_of(m) for m in mods)
 
     def combined(b, h, q_idx, kv_idx):
@@ -96,6 +94,12 @@ class Unproven(BlockMask):
 
     def __init__(self, given):
         self.given = given
+
+    def _adjust(self, new_q_len, new_kv_len):
+        if not hasattr(self, "given"):
+            return super()._adjust(new_q_len, new_kv_len)
+        mask_mod, (B, H, _, _), *rest = self.given
+        return Unproven((mask_mod, (B, H, new_q_len, new_kv_len), *rest))
 
     def __getattr__(self, name):  # there is none before it is proven
         if "given" not in self.__dict__ or name.startswith("__"):

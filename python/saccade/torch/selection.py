@@ -78,6 +78,12 @@ class BlockSelection(BlockMask):
         if not blocks.is_cuda or self._selected.is_prepared_on(blocks.get_device()):
             self._apply()
 
+    def first(self, B: int, H: int) -> BlockMask:
+        raise ValueError(
+            f"block_mask: got a selection of {self.shape[:2]} batches and heads, expected the "
+            "query's"
+        )
+
     def _apply(self) -> None:
         blocks = self._last
         assert blocks is not None
