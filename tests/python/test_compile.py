@@ -327,10 +327,11 @@ def test_a_graph_makes_its_block_mask(compiler):
     flex = compiler(st.flex_attention, fullgraph=True, backend="eager")
     assert torch.equal(flex(*x, None, made), st.flex_attention(*x, None, same))
     many = lambda q: st.flex_attention(q, q, q, None, st.create_block_mask(  # noqa: E731
-        "causal()", 3, None, 50, 50, device="cpu"))  # fmt: skip
+        "q >= kv + b", 3, None, 50, 50, device="cpu"))  # fmt: skip
     for graph in (many, compiler(many, backend="eager")):
+        assert torch.equal(graph(x[0]), st.flex_attention(*3 * x[:1], None, "q >= kv + b"))
         with pytest.raises(Exception, match="got batch 3"):
-            graph(x[0])
+            graph(torch.cat([x[0], x[0]]))
     with pytest.raises(Exception, match="was created for a larger length"):
         wrong = lambda q: st.flex_attention(q, q, q, None, make(doc, 50))  # noqa: E731
         compiler(wrong, backend="eager")(x[0][:, :, :9])
