@@ -57,6 +57,7 @@ typedef struct backward_read {
     int32_t capture; /* of the score mod */
     backward_axis axis;
     int is_dense; /* BACKWARD_PLACE: each index is q, kv or neither, plus a constant */
+    int is_own;   /* .. different positions of a head read different elements, here alone */
     const eval_prog *indices; /* BACKWARD_PLACE: all of them (backward_indices.c) */
     const mod_fn *factor;     /* the derivative where it varies with b and h alone, else NULL */
     uint32_t result;          /* .. and its number among results */
@@ -192,6 +193,7 @@ typedef struct backward_job {
     backward_fixed fixed[BACKWARD_READS];
     atomic_int is_wild; /* an input holds an infinity or NaN (backward_careful.c) */
     uint64_t dense;     /* reads whose positions add along lines of the gradient, a bit each */
+    uint64_t stored;    /* reads that positions store (backward_stored.c), a bit each */
 } backward_job;
 
 /* The chunk's dQ [dq_rows][dq_ld] of query head `head` of the wave, and which of its blocks of
@@ -241,10 +243,11 @@ typedef struct backward_worker {
     backward_operand q_at,
         o_at; /* rows of Q and dO as scores read them: packed, or where they lie */
     int k_nonfinite, q_nonfinite, o_nonfinite;
-    kv_view k, v;                     /* keys of the item */
-    void *k_room, *v_room;            /* where they do not lie in one piece */
-    int is_packed;                    /* keys of this block */
-    float *s, *dp;                    /* [BACKWARD_ROWS][BACKWARD_KEYS] */
+    int64_t rows_stored;   /* of the head at the block of keys: captures' rows up to this one */
+    kv_view k, v;          /* keys of the item */
+    void *k_room, *v_room; /* where they do not lie in one piece */
+    int is_packed;         /* keys of this block */
+    float *s, *dp;         /* [BACKWARD_ROWS][BACKWARD_KEYS] */
     float *results[BACKWARD_RESULTS]; /* of a strip [strip][BACKWARD_KEYS], but the first */
     float *dx;                        /* of a strip, for captures */
     float *sums;         /* of a tile's columns or diagonals, BACKWARD_SUMS for each read */
@@ -280,6 +283,8 @@ void backward_begin_threads(backward_job *job);
 void backward_run_item(void *job, int64_t at, int thread);
 /* par_fn over items: their live tiles, about. */
 void backward_weigh_item(void *job, int64_t index, int thread);
+/* Keys of the worker's block that there are, those past kv_len too. */
+int32_t backward_keys_there(const backward_worker *w);
 /* Whether rows of the block and keys [j0, j1) have live positions; is_full: all. */
 cpu_cover backward_cover_of(const backward_job *job, int64_t b, int64_t h, int64_t row_block,
                             int64_t j0, int64_t j1, pass_range *ranges);
@@ -342,6 +347,29 @@ eval_point backward_point_at(const backward_job *job, int64_t b, int64_t h, int6
 double backward_factor_of(const backward_job *job, const backward_read *read, int64_t b,
                           int64_t h, double *values);
 void backward_add_to(const saccade_tensor *t, int64_t place, double x);
+
+/* Of a read's indices: which element a position reads, from the gradient's first one; whether
+ * one is this variable itself, along a dimension that is not summed over; and of dense ones,
+ * steps of a row and of a key in t, and whether none leaves its tensor anywhere in the run. */
+int64_t backward_place_of(const backward_job *job, const backward_read *read,
+                          const eval_point *at, double *values);
+int backward_has_index(const backward_job *job, const backward_read *read, int32_t var);
+void backward_dense_strides(const backward_job *job, const backward_read *read,
+                            const saccade_tensor *t, int64_t *by_row, int64_t *by_key);
+int backward_is_inside(const backward_job *job, const backward_read *read);
+
+/* ---- backward_stored.c ---- */
+
+/* Before captures begin: finds the reads that are stored; their places are the caller's. */
+void backward_begin_stored(backward_job *job, const plan_gradients *wanted,
+                           backward_places *places);
+/* Whether all elements of the capture's gradient are stored, zeros too. */
+int backward_stores_all(const backward_job *job, int32_t capture);
+/* Read n on rows [r0, r0 + rows) of the tile and all its keys: zeros but in [from, past). */
+void backward_store_strip(backward_worker *w, uint32_t n, int32_t r0, int32_t rows,
+                          int32_t from, int32_t past);
+/* Zeros of all stored reads, rows from row i of the head on against the block of keys. */
+void backward_store_zeros(backward_worker *w, int64_t i, int64_t rows);
 
 /* ---- backward_indices.c ---- */
 

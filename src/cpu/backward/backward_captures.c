@@ -3,9 +3,10 @@
  *
  *     head, row, diagonal   a sum per chunk and query head, row or difference of positions
  *     column                owned by the item of the keys
- *     place                 added where it belongs by every position, in fixed point where
- *                           there is a bound (backward_fixed.c), else items that could meet
- *                           there run one after the other (backward_order_of)
+ *     place                 stored, where positions have elements of their own
+ *                           (backward_stored.c); else added by every position, in fixed point
+ *                           where there is a bound (backward_fixed.c), or one item after the
+ *                           other where they could meet there (backward_order_of)
  *
  * After all items the sums are added to the gradient in the order of reads, heads, chunks and
  * places along the axis: equal bits whatever the threads. */
@@ -136,6 +137,12 @@ static int64_t place_at(const backward_job *job, const backward_read *read,
     return place;
 }
 
+int64_t backward_place_of(const backward_job *job, const backward_read *read,
+                          const eval_point *at, double *values)
+{
+    return place_at(job, read, at, 0, 0, values);
+}
+
 eval_point backward_point_at(const backward_job *job, int64_t b, int64_t h, int64_t i,
                              int64_t j)
 {
@@ -188,12 +195,11 @@ static void add_places(backward_worker *w, uint32_t n, const float *g, int32_t r
 }
 
 /* Indices that are lines: a step of a row, a step of a key. */
-static void dense_strides(const backward_job *job, const backward_read *read, int64_t *by_row,
-                          int64_t *by_key)
+void backward_dense_strides(const backward_job *job, const backward_read *read,
+                            const saccade_tensor *t, int64_t *by_row, int64_t *by_key)
 {
     const mod_fn *fn = job->plan->problem.score;
     const mod_node *load = &fn->nodes[read->node];
-    const saccade_tensor *t = &job->gradients->captures[read->capture];
     *by_row = *by_key = 0;
     for (uint32_t d = 0; d < load->n_args; d++) {
         const int deps = fn->nodes[fn->args[load->args + d]].deps;
@@ -202,9 +208,9 @@ static void dense_strides(const backward_job *job, const backward_read *read, in
     }
 }
 
-/* Whether no index of a dense read leaves the tensor anywhere in the run. */
-static int is_inside(const backward_job *job, const backward_read *read, double *values)
+int backward_is_inside(const backward_job *job, const backward_read *read)
 {
+    double *values = backward_worker_of(job, 0)->values;
     const mod_fn *fn = job->plan->problem.score;
     const saccade_sizes *s = &job->run->sizes;
     const mod_node *load = &fn->nodes[read->node];
@@ -240,8 +246,8 @@ static void add_dense(backward_worker *w, const backward_read *read, const float
     const eval_point at = backward_point_at(job, w->b, w->h, w->i0 + r0, w->j0 + from);
     const float factor = (float)backward_factor_of(job, read, w->b, w->h, w->values);
     int64_t by_row, by_key;
-    dense_strides(job, read, &by_row, &by_key);
-    float *to = (float *)t->data + place_at(job, read, &at, 0, 0, w->values);
+    backward_dense_strides(job, read, t, &by_row, &by_key);
+    float *to = (float *)t->data + backward_place_of(job, read, &at, w->values);
     for (int32_t r = 0; r < rows; r++, to += by_row) {
         const float *dx = w->dx + r * LD + from, *slope = g ? g + r * LD + from : NULL;
         int32_t j = 0;
@@ -261,11 +267,10 @@ static void add_dense(backward_worker *w, const backward_read *read, const float
 static int may_add_dense(const backward_job *job, const backward_read *read)
 {
     return read->is_dense && job->gradients->captures[read->capture].dtype == SACCADE_F32
-           && is_inside(job, read, backward_worker_of(job, 0)->values);
+           && backward_is_inside(job, read);
 }
 
-/* Whether one index is this variable itself, along a dimension that is not summed over. */
-static int has_index(const backward_job *job, const backward_read *read, int32_t var)
+int backward_has_index(const backward_job *job, const backward_read *read, int32_t var)
 {
     const mod_fn *fn = job->plan->problem.score;
     const mod_node *load = &fn->nodes[read->node];
@@ -298,7 +303,7 @@ backward_order backward_order_of(const backward_job *job)
     backward_order order = BACKWARD_FREE;
     for (uint32_t n = 0; n < job->backward->n_reads; n++) {
         const backward_read *read = &job->backward->reads[n];
-        if (read->axis != BACKWARD_PLACE || job->fixed[n].sums)
+        if (read->axis != BACKWARD_PLACE || job->fixed[n].sums || job->stored >> n & 1)
             continue;
         if (!may_add_dense(job, read) || !has_keys(job, read))
             return BACKWARD_SERIAL;
@@ -306,8 +311,8 @@ backward_order backward_order_of(const backward_job *job)
             if (job->backward->reads[m].axis == BACKWARD_PLACE && !job->fixed[m].sums
                 && job->backward->reads[m].capture == read->capture)
                 return BACKWARD_SERIAL;
-        if ((s->B > 1 && !has_index(job, read, VAR_B))
-            || (s->H > 1 && !has_index(job, read, VAR_H)))
+        if ((s->B > 1 && !backward_has_index(job, read, VAR_B))
+            || (s->H > 1 && !backward_has_index(job, read, VAR_H)))
             order = BACKWARD_BY_HEAD;
     }
     return order;
@@ -330,7 +335,9 @@ void backward_add_sums(backward_worker *w, int32_t r0, int32_t rows, int32_t fro
             k->sum_diagonals(dx, slope, LD, rows, past - from,
                              to + from - r0 + BACKWARD_ROWS - 1);
         } else if (read->axis == BACKWARD_PLACE) {
-            if (job->fixed[n].sums)
+            if (job->stored >> n & 1)
+                backward_store_strip(w, n, r0, rows, from, past);
+            else if (job->fixed[n].sums)
                 backward_add_fixed(w, n, r0, rows, from, past);
             else if (job->dense >> n & 1)
                 add_dense(w, read, g, r0, rows, from, past);
@@ -362,7 +369,7 @@ void backward_begin_captures(const backward_job *job)
     if (job->gradients->added & SACCADE_GRADIENT_CAPTURES)
         return;
     for (int32_t c = 0; c < MOD_MAX_CAPTURES; c++)
-        if (job->backward->captures >> c & 1)
+        if (job->backward->captures >> c & 1 && !backward_stores_all(job, c))
             tensor_clear(&job->gradients->captures[c]);
 }
 

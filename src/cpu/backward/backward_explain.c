@@ -40,6 +40,10 @@ static const char *way_of(const backward_read *read)
         return "in fixed point by all threads, 64-bit integers whose sums have no order: the "
                "index varies with q and kv freely (on one thread in the order of items where V "
                "or dO are not finite, or the workspace is not saccade_backward_workspace's)";
+    if (read->is_dense && read->is_own)
+        return "stored once by the owner of the keys: each position has an element of its own "
+               "(where one is added to, leaves the tensor or is shared by heads or batches, "
+               "summed in place)";
     if (read->is_dense)
         return "in place by the owner of the keys: each index is q, kv or neither plus a "
                "constant (where one leaves the tensor, position by position on one thread)";

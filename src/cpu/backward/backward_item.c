@@ -75,6 +75,12 @@ void backward_begin_threads(backward_job *job)
     }
 }
 
+int32_t backward_keys_there(const backward_worker *w)
+{
+    const int64_t left = w->job->run->sizes.KV - w->j0;
+    return (int32_t)smaller(left, w->job->g.keys);
+}
+
 /* ---- which tiles are live ---- */
 
 static cpu_cover cover_of_span(const backward_span *span, int64_t j0, int64_t j1)
@@ -156,6 +162,14 @@ static cpu_cover take_cells(backward_worker *w, run_walk *walk, int64_t row_bloc
     return !any ? CPU_EMPTY : all ? CPU_FULL : CPU_PARTIAL;
 }
 
+/* Rows that no tile has come to, up to row i. */
+static void store_rest(backward_worker *w, int64_t i)
+{
+    if (w->job->stored)
+        backward_store_zeros(w, w->rows_stored, i - w->rows_stored);
+    w->rows_stored = i;
+}
+
 static void run_tile(backward_worker *w, int64_t row_block, cpu_cover cover)
 {
     const backward_job *job = w->job;
@@ -178,7 +192,9 @@ static void run_tile(backward_worker *w, int64_t row_block, cpu_cover cover)
         w->dq_is_new = !*touched;
         *touched = 1;
     }
+    store_rest(w, w->i0);
     backward_run_tile(w);
+    w->rows_stored += w->m;
 }
 
 static void run_head(backward_worker *w)
@@ -214,13 +230,6 @@ static void run_head(backward_worker *w)
 
 /* ---- items ---- */
 
-/* Keys of the block that there are, those past kv_len too. */
-static int32_t keys_there(const backward_worker *w)
-{
-    const int64_t left = w->job->run->sizes.KV - w->j0;
-    return (int32_t)smaller(left, w->job->g.keys);
-}
-
 static void store(const backward_worker *w, const saccade_tensor *t, uint32_t bit,
                   const float *from, int32_t ld, float scale)
 {
@@ -229,7 +238,7 @@ static void store(const backward_worker *w, const saccade_tensor *t, uint32_t bi
     char *at = (char *)t->data + (to.base - (const char *)t->data) + w->j0 * to.stride;
     const cpu_backward_kernels *kernels = job->backward->kernels;
     const int is_added = (job->gradients->added & bit) != 0;
-    const int32_t rows = keys_there(w);
+    const int32_t rows = backward_keys_there(w);
     const int32_t step = kernels->turn_sums ? BACKWARD_TURNED : rows;
     for (int32_t j = 0; j < rows; j += step) {
         const int32_t n = rows - j < step ? rows - j : step;
@@ -243,7 +252,7 @@ static void store(const backward_worker *w, const saccade_tensor *t, uint32_t bi
 /* Sums by dims are of whole tiles: past kv_len lies 0 times an infinity or NaN of a row. */
 static void clear_past(const backward_worker *w, float *sums, int32_t ld)
 {
-    const int32_t there = keys_there(w);
+    const int32_t there = backward_keys_there(w);
     if (!w->job->backward->kernels->turn_sums || !w->n || w->n >= there)
         return;
     for (int32_t d = 0; d < ld; d++)
@@ -261,7 +270,7 @@ static void run_keys(backward_worker *w, int64_t key_block)
     w->j0 = key_block * job->g.keys;
     w->n = (int32_t)(left < 0 ? 0 : smaller(left, job->g.keys));
     const int by_dims = b->kernels->turn_sums != NULL;
-    const int64_t there = by_dims ? BACKWARD_KEYS : keys_there(w);
+    const int64_t there = by_dims ? BACKWARD_KEYS : backward_keys_there(w);
     w->is_packed = 0;
     w->k_nonfinite = w->q_nonfinite = w->o_nonfinite = 0;
     if (b->has_dk)
@@ -270,8 +279,10 @@ static void run_keys(backward_worker *w, int64_t key_block)
         memset(w->dv, 0, (size_t)(there * job->g.dv_ld) * sizeof(float));
     for (w->h = w->g * group; w->h < (w->g + 1) * group; w->h++) {
         backward_begin_columns(w);
+        w->rows_stored = 0;
         if (w->n)
             run_head(w);
+        store_rest(w, job->run->sizes.Q);
         backward_end_columns(w);
     }
     if (b->has_dk) {

@@ -1,6 +1,7 @@
 /* Gradients that are not made where they belong: those of Q, K and V with dimensions of stride
  * 0 or with keys in chunks are made place by place in f32 and added up after all items
- * (plan/gradient_sums.h); those of captures in f16 and bf16 are summed in f32 and rounded once.
+ * (plan/gradient_sums.h); those of captures in f16 and bf16 are summed in f32 and rounded once,
+ * unless each element has one term (backward_stored.c).
  * Their room lies behind the run's other memory. */
 #include "cpu/backward/backward.h"
 
@@ -190,6 +191,7 @@ void backward_end_places(const saccade_plan *plan, const cpu_backward_plan *back
                             gradient_of(gradients, which),
                             (gradients->added & bits[which]) != 0, plan->threads);
     for (int c = 0; c < MOD_MAX_CAPTURES; c++)
-        if (backward->captures >> c & 1 && is_narrow(&gradients->captures[c]))
+        if (backward->captures >> c & 1
+            && places->captures[c].data != gradients->captures[c].data)
             copy(&places->captures[c], &gradients->captures[c], plan->threads);
 }

@@ -52,6 +52,7 @@ uint32_t backward_find_reads(const pass_facts *score, uint64_t captures, backwar
         if (r->scatter == SCATTER_NONE || !(captures >> r->capture & 1))
             continue;
         read.axis = axis_of(r->scatter);
+        read.is_own = r->scatter == SCATTER_ELEMENTS;
         for (int d = 0; d < r->rank; d++)
             read.is_dense &= is_dense(&r->index[d]);
         if (n < most)

@@ -159,6 +159,7 @@ saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *b
     }
     par_for(s->B * s->H * job.g.row_blocks, job.threads, backward_find_rows, &job);
     backward_sum_sinks(&job, gradients);
+    backward_begin_stored(&job, gradients, &places);
     backward_begin_captures(&job);
     begin_fixed(&job, gradients);
     job.dense = backward_dense_reads(&job);
