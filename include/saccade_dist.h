@@ -206,8 +206,9 @@ SACCADE_API saccade_status saccade_dist_create_staged(saccade_context *context,
 SACCADE_API void saccade_dist_destroy(saccade_dist *dist);
 /* Bytes of workspace of a forward run of batch B. */
 SACCADE_API size_t saccade_dist_workspace(const saccade_dist *dist, int64_t B);
-/* Before the first run with a block mask, which is of the whole sequence. Any failure but
- * EINVAL ends the transport. */
+/* Before the first run with a block mask, which is of the whole sequence. A mask that is
+ * refused (EINVAL) is so on all ranks; any other failure ends the transport, as does that of
+ * a rank whose rows are no whole tiles (saccade_plan_row_tile), which is EINVAL too. */
 SACCADE_API saccade_status saccade_dist_prepare(const saccade_dist *dist,
                                                 const saccade_block_mask *mask,
                                                 saccade_error *err);

@@ -4,6 +4,8 @@
 #include "support/chunk_case.h"
 #include "support/short_run.h"
 
+#include "saccade_dist.h"
+
 #include "api/api.h"
 #include "base/convert.h"
 #include "cuda/cuda.h"
@@ -559,6 +561,69 @@ static void rows_of_block_masks(void **state)
     saccade_mod_destroy(mod);
 }
 
+/* As if the other rank had sent the same. */
+static int echo(void *user, const saccade_message *sends, int32_t n_sends,
+                const saccade_message *receives, int32_t n_receives, double seconds)
+{
+    (void)user, (void)seconds;
+    for (int32_t i = 0; i < n_sends && i < n_receives; i++)
+        memcpy(receives[i].data, sends[i].data, sends[i].bytes);
+    return 0;
+}
+
+static void count_abort(void *user)
+{
+    ++*(int *)user;
+}
+
+/* A rank whose rows begin in the middle of a tile ends the transport: another's may not. */
+static void rows_amid_a_tile(void **state)
+{
+    saccade_problem p;
+    saccade_shard_options o;
+    saccade_shard_plan *shards;
+    int n_amid = 0;
+    (void)state;
+    if (!has_compiler()) {
+        print_message("no NVRTC on this machine: nothing compiled\n");
+        skip();
+    }
+    saccade_problem_init(&p);
+    p.sizes = (saccade_sizes){.H = 1, .Hkv = 1, .D = 64, .Dv = 64};
+    p.dtype = SACCADE_BF16;
+    p.arch = "sm_80";
+    p.backend = "cuda";
+    saccade_shard_options_init(&o);
+    o.ranks = 2;
+    o.chunk = o.tile = 16;
+    o.Q = o.KV = 32;
+    assert_int_equal(saccade_shard_plan_create(&o, &shards, NULL), SACCADE_OK);
+    for (int32_t rank = 0; rank < o.ranks; rank++) {
+        const saccade_range *rows;
+        saccade_dist *dist;
+        saccade_transport t;
+        saccade_error err = {0};
+        int n_aborts = 0;
+        saccade_transport_init(&t);
+        t.rank = rank;
+        t.ranks = o.ranks;
+        t.exchange = echo;
+        t.abort = count_abort;
+        t.user = &n_aborts;
+        if (saccade_dist_create(NULL, &p, shards, 0, &t, &dist, &err))
+            fail_msg("%s: %s", err.where, err.message);
+        assert_int_equal(saccade_shard_rows(shards, rank, &rows), 1);
+        const int is_amid = rows->first > 0;
+        const saccade_status status = saccade_dist_prepare(dist, NULL, NULL);
+        assert_int_equal(status == SACCADE_EINVAL, is_amid);
+        assert_int_equal(n_aborts, status != SACCADE_OK);
+        n_amid += is_amid;
+        saccade_dist_destroy(dist);
+    }
+    assert_int_equal(n_amid, 1);
+    saccade_shard_plan_destroy(shards);
+}
+
 /* Sequences of unequal lengths: tiles for every GPU, Hopper's too, none of which spills. */
 static void programs_of_ragged_runs(void **state)
 {
@@ -1071,6 +1136,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(decode_of_codes),
         cmocka_unit_test(programs_of_rows),
         cmocka_unit_test(rows_of_block_masks),
+        cmocka_unit_test(rows_amid_a_tile),
         cmocka_unit_test(programs_of_invariant_runs),
         cmocka_unit_test(programs_of_f32_results),
         cmocka_unit_test(programs_of_sinks),

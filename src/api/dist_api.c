@@ -220,15 +220,18 @@ size_t saccade_dist_workspace(const saccade_dist *dist, int64_t B)
     return is_on_device(dist) ? solver : dist_workspace(dist, B, solver);
 }
 
+/* Of this rank's rows: others' may be whole tiles where these are not. */
+static saccade_status check_rows(const saccade_dist *dist, saccade_error *err)
+{
+    const saccade_sizes sizes = dist_sizes(dist, 1);
+    return is_on_device(dist) ? dist_check_tiles(dist, dist->plan, &sizes, err) : SACCADE_OK;
+}
+
 static saccade_status prepare(const saccade_dist *dist, const saccade_block_mask *mask,
                               saccade_error *err)
 {
-    if (dist->plan->backend->device != SACCADE_CPU) {
-        const saccade_sizes sizes = dist_sizes(dist, 1);
-        TRY(dist_check_tiles(dist, dist->plan, &sizes, err));
-        if (!mask)
-            TRY(dist->plan->solver->prepare(dist->plan, NULL, err));
-    }
+    if (is_on_device(dist) && !mask)
+        TRY(dist->plan->solver->prepare(dist->plan, NULL, err));
     if (mask)
         TRY(saccade_plan_prepare(dist->plan, mask, err));
     return dist->stages ? dist_prepare_stages(dist, mask, err) : SACCADE_OK;
@@ -240,8 +243,11 @@ saccade_status saccade_dist_prepare(const saccade_dist *dist, const saccade_bloc
                                     saccade_error *err)
 {
     FAIL_IF(!dist, SACCADE_EINVAL, "prepare: got NULL, expected one rank's part of a plan");
-    const saccade_status status = prepare(dist, mask, err);
-    if (status != SACCADE_OK && status != SACCADE_EINVAL)
+    saccade_status status = check_rows(dist, err);
+    const int is_fit = status == SACCADE_OK;
+    if (is_fit)
+        status = prepare(dist, mask, err);
+    if (status != SACCADE_OK && !(is_fit && status == SACCADE_EINVAL))
         dist_abort(&dist->transport);
     return status;
 }
