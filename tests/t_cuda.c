@@ -330,6 +330,28 @@ static void decode_clusters_fit(void **state)
     assert_int_equal(cu_decode_cluster(132, 133, 4096, 4, 0, &grid), 0);
 }
 
+/* Two CTAs to a multiprocessor have room, for spans that fill them. */
+static void halves_of_decode_fit(void **state)
+{
+    (void)state;
+    for (int bits = 4; bits <= 8; bits += 4)
+        for (int dim = 32; dim <= 256; dim += 32) {
+            cu_tile whole, half;
+            const int is_there = cu_decode_half_choice(dim, dim, bits, 9, 0, &half);
+            assert_true(is_there || dim > 128);
+            assert_true(cu_decode_choice(dim, dim, bits, 9, 0, &whole));
+            assert_int_equal(half.keys, whole.keys); /* they share lists and workspaces */
+            const int bytes = cu_decode_shared(&half, dim, dim, bits, 9, 0);
+            assert_true(!is_there || 2 * bytes <= 231424);
+        }
+    for (int spans = 1; spans <= 4096; spans++) {
+        const int rounds = (spans + 263) / 264;
+        assert_true(!cu_decode_half_pays(132, spans) || spans > 237 * rounds);
+    }
+    assert_true(cu_decode_half_pays(132, 256) && cu_decode_half_pays(132, 1024));
+    assert_false(cu_decode_half_pays(132, 8) || cu_decode_half_pays(132, 132));
+}
+
 /* ---- text and compilation ---- */
 
 static int has_compiler(void)
@@ -685,6 +707,7 @@ static void decode_of_codes(void **state)
         const cu_state *s = plan->state;
         assert_non_null(s->programs[CU_DECODE].image.code);
         assert_int_equal(s->programs[CU_DECODE].rung, 0);
+        assert_int_equal(s->programs[CU_DECODE_HALF].image.code != NULL, i != 2);
         expect_no_spills(s, &p);
         saccade_plan_destroy(plan);
     }
@@ -1122,6 +1145,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(part_tiles_fit),
         cmocka_unit_test(decode_tiles_fit),
         cmocka_unit_test(decode_clusters_fit),
+        cmocka_unit_test(halves_of_decode_fit),
         cmocka_unit_test(groups_of_heads),
         cmocka_unit_test(text_of_mods),
         cmocka_unit_test(text_of_heads),

@@ -44,6 +44,19 @@ static void decode_of_a_window(void **state)
     run(&s, SACCADE_BF16, "kv >= 37 && kv < 190", 7);
 }
 
+/* Two spans to a multiprocessor of an H100 or H200: 256 of 264. */
+static void decode_of_many_spans(void **state)
+{
+    const saccade_sizes s = {64, 8, 4, 1, 133, 128, 128}, small = {32, 8, 8, 1, 70, 64, 128};
+    const saccade_sizes unequal = {8, 64, 32, 1, 144, 128, 128};
+    (void)state;
+    run(&s, SACCADE_BF16, NULL, 3);
+    run(&s, SACCADE_F16, "kv >= 37 && kv < 120", 7);
+    run(&small, SACCADE_BF16, "kv % 7 != 3", 5);
+    run_pages(&unequal, SACCADE_BF16, NULL, 16, 5);
+    run_pages(&unequal, SACCADE_BF16, "causal()", 3, 11);
+}
+
 static void prefill(void **state)
 {
     const saccade_sizes s = {1, 4, 2, 150, 290, 64, 64};
@@ -245,6 +258,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decode),
         cmocka_unit_test(decode_of_small_heads),
+        cmocka_unit_test(decode_of_many_spans),
         cmocka_unit_test(prefill),
         cmocka_unit_test(decode_of_a_window),
         cmocka_unit_test(odd_dims),

@@ -158,7 +158,8 @@ static saccade_status make_runs(const saccade_plan *plan, const saccade_block_ma
     for (int i = 0; i < CU_PROGRAMS; i++) {
         const cu_program_kind *kind = &cu_program_kinds[i];
         if (!takes_sizes(s, (cu_program)i, sizes) || !is_suited(s, (cu_program)i, mask, sizes)
-            || kind->operation == CU_OP_SMALL || kind->operation == CU_OP_PARTS)
+            || kind->operation == CU_OP_SMALL || kind->operation == CU_OP_PARTS
+            || i == CU_DECODE_HALF)
             continue;
         if (has_decode && kind->wants_alignment && s->family == CU_SM90)
             continue; /* decode takes all aligned rows of these sizes */
@@ -255,6 +256,13 @@ static int suits_pair(const saccade_plan *plan, const plan_run *run)
                                x.KV));
 }
 
+/* Whether spans are enough for two to every multiprocessor, of whatever lengths. */
+static int suits_half(const cu_state *s, const plan_run *run)
+{
+    return !run->block_mask
+           && cu_decode_half_pays(s->device.n_sm, cu_decode_spans(&run->sizes));
+}
+
 static int takes_run(const saccade_plan *plan, cu_program program, const plan_run *run)
 {
     const cu_state *s = plan->state;
@@ -265,6 +273,7 @@ static int takes_run(const saccade_plan *plan, cu_program program, const plan_ru
            && (kind->runs == CU_ANY_RUN || (kind->runs == CU_WITH_MAXIMA) == !!run->row_max)
            && (program != CU_ONE_PIECE || run_collects(plan, run))
            && (kind->operation != CU_OP_SMALL || suits_small(plan, run))
+           && (program != CU_DECODE_HALF || suits_half(s, run))
            && (program != CU_PAIR || suits_pair(plan, run))
            && (kind->operation != CU_OP_PARTS || !run->between);
 }

@@ -161,6 +161,10 @@ int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung
 /* Likewise for the decode program: groups warps, each with its own stages. bits: of an element
  * of K and V. */
 int cu_decode_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out);
+/* Codes: the decode program with half as many warps, of which a multiprocessor holds two CTAs;
+ * each with one span, and whether it pays for so many spans. */
+int cu_decode_half_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out);
+int cu_decode_half_pays(int n_sm, int64_t spans);
 /* Query heads that read one KV head. */
 int cu_group(const saccade_sizes *sizes);
 /* Whether a run goes to the decode program; its count of spans (see decode.cu), the most that
@@ -391,6 +395,7 @@ typedef enum cu_operation {
 
 /* The rows of cu_program_kinds; those of forward in the order in which a run tries them. */
 typedef enum cu_program {
+    CU_DECODE_HALF,  /* few queries on codes, two CTAs to a multiprocessor (sm_90a) */
     CU_DECODE,       /* few queries (sm_90a) */
     CU_PAIR,         /* so few rows that a multiprocessor has two tiles at a time (sm_90a) */
     CU_SMALL,        /* rows that see few keys (sm_90a) */
@@ -444,6 +449,7 @@ struct cu_program_kind {
     int is_optional; /* left out where every form spills much or waits: others take its runs */
     int spill_most;  /* bytes up to which a form that spills is taken before a smaller one */
     int may_be_lazy, has_maxima, is_packed; /* the constants CFG_LAZY, CFG_ROWMAX, CFG_PACKED */
+    int has_one_span;  /* decode: a CTA takes one, CFG_ONE_SPAN */
     int has_one_piece; /* keys lie in one piece, whatever the problem says: CFG_CHUNKS is 0 */
     int wants_alignment;                    /* where CU_MAIN copies by TMA */
     cu_maxima runs;                         /* which runs it takes */

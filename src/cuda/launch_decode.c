@@ -7,11 +7,13 @@ static const cu_tile *tile_of(const cu_state *s)
     return &s->programs[CU_DECODE].form.tile;
 }
 
-static int decode_shared(const cu_state *s, const plan_problem *p, int64_t spans)
+static int decode_shared(const cu_state *s, cu_program which, const plan_problem *p,
+                         int64_t spans)
 {
-    return cu_decode_shared(tile_of(s), cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
-                            cu_key_bits(p), s->facts.column_words,
-                            s->has_fixed_pieces ? 0 : spans);
+    const int is_counted = which == CU_DECODE && !s->has_fixed_pieces;
+    return cu_decode_shared(&s->programs[which].form.tile, cu_padded(p->sizes.D),
+                            cu_padded(p->sizes.Dv), cu_key_bits(p), s->facts.column_words,
+                            is_counted ? spans : 0);
 }
 
 /* Blocks of every span where all have the same, known here; else 0. */
@@ -82,6 +84,15 @@ static void fill_decode(const cu_state *s, cu_fwd *p, const saccade_sizes *sizes
     f->by_M = reciprocal(p->M);
 }
 
+/* A span to each CTA, whatever blocks it has: CTAs in all. */
+static unsigned give_spans(const cu_state *s, cu_fwd *p)
+{
+    const int blocks = (p->N + tile_of(s)->keys - 1) / tile_of(s)->keys;
+    p->decode.cluster = 1;
+    p->decode.span_blocks = blocks ? blocks : 1;
+    return (unsigned)p->decode.spans;
+}
+
 static saccade_status encode_maps(const cu_state *s, const plan_run *run, run_args *a,
                                   saccade_error *err)
 {
@@ -90,15 +101,17 @@ static saccade_status encode_maps(const cu_state *s, const plan_run *run, run_ar
     return run_encode_map(a->driver, run->v, box, PROMOTE_NONE, &a->maps[2], err);
 }
 
-/* sizes: the run's, Q no more than decode takes; base: of its part of the workspace. */
-static saccade_status launch_spans(const saccade_plan *plan, const plan_run *run,
-                                   const saccade_sizes *sizes, char *base, run_args *a,
-                                   saccade_error *err)
+/* which: CU_DECODE or CU_DECODE_HALF, whose blocks have as many keys. sizes: the run's, Q no
+ * more than decode takes; base: of its part of the workspace. */
+static saccade_status launch_spans(const saccade_plan *plan, cu_program which,
+                                   const plan_run *run, const saccade_sizes *sizes, char *base,
+                                   run_args *a, saccade_error *err)
 {
     cu_state *s = plan->state;
-    const cu_loaded *program = &s->programs[CU_DECODE];
-    const int spans = (int)cu_decode_spans(sizes), threads = tile_of(s)->groups * 32;
-    const int shared = decode_shared(s, &plan->problem, spans);
+    const cu_loaded *program = &s->programs[which];
+    const int is_half = which == CU_DECODE_HALF, threads = program->form.tile.groups * 32;
+    const int spans = (int)cu_decode_spans(sizes);
+    const int shared = decode_shared(s, which, &plan->problem, spans);
     const run_decode_sizes d = run_decode_space(s, sizes, cu_padded(plan->problem.sizes.Dv));
     void *parameters[] = {&a->p, a->captures, &a->maps[1], &a->maps[2]};
     unsigned grid[2] = {1, 1};
@@ -107,7 +120,9 @@ static saccade_status launch_spans(const saccade_plan *plan, const plan_run *run
     a->p.part_o = (float *)(base + d.part_o);
     a->p.part_ml = (float *)(base + d.part_ml);
     fill_decode(s, &a->p, sizes, spans);
-    if (!s->has_fixed_pieces)
+    if (is_half)
+        grid[0] = give_spans(s, &a->p);
+    else if (!s->has_fixed_pieces)
         a->p.decode.cluster = decode_cluster(s, &a->p, spans, grid);
     if (!cu_codes(&plan->problem) || cu_copies_codes_by_boxes(s, &plan->problem))
         TRY(encode_maps(s, run, a, err));
@@ -126,7 +141,7 @@ static saccade_status launch_spans(const saccade_plan *plan, const plan_run *run
 saccade_status run_launch_decode(const saccade_plan *plan, const plan_run *run, run_args *a,
                                  saccade_error *err)
 {
-    return launch_spans(plan, run, &run->sizes, run->workspace, a, err);
+    return launch_spans(plan, a->program, run, &run->sizes, run->workspace, a, err);
 }
 
 saccade_status run_launch_short(const saccade_plan *plan, const plan_run *run, run_args *a,
@@ -139,7 +154,7 @@ saccade_status run_launch_short(const saccade_plan *plan, const plan_run *run, r
         return SACCADE_OK;
     run_args own = *a;
     a->p.ragged.least = (int)few.Q + 1;
-    return launch_spans(plan, run, &few,
+    return launch_spans(plan, CU_DECODE, run, &few,
                         (char *)run->workspace + run_tiles_space(form, &run->sizes, 1), &own,
                         err);
 }

@@ -95,6 +95,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"SINKS", cu_sinks_code(p)},
         {"DROP", p->weight != NULL},
         {"ROWS", p->has_rows},
+        {"ONE_SPAN", kind->has_one_span},
         {"CODES", cu_codes(p)},
         {"CODE_BOXES", cu_copies_codes_by_boxes(s, p)},
         {"K_TOKENS", p->k_groups.tokens},

@@ -70,6 +70,13 @@ static int decode_form(const cu_state *s, const plan_problem *p, int rung, cu_fo
                                s->facts.column_words, rung, &out->tile);
 }
 
+static int decode_half_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    return cu_codes(p) && decode_form(s, p, rung, out) && !p->is_invariant && !p->is_ragged
+           && cu_decode_half_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
+                                    cu_key_bits(p), s->facts.column_words, rung, &out->tile);
+}
+
 static int small_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     out->family = CU_SM90;
@@ -140,6 +147,18 @@ static int decode_shared_most(const cu_state *s, const plan_problem *p, const cu
     }
 
 const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
+    [CU_DECODE_HALF] = {.name = "decode, two to a multiprocessor",
+                        .operation = CU_OP_DECODE,
+                        .kernel = {"decode"},
+                        .other = "decode_end",
+                        .choose = decode_half_form,
+                        .write = cu_write_forward,
+                        .is_optional = 1,
+                        .has_maxima = 1,
+                        .is_packed = 1,
+                        .has_one_span = 1,
+                        .wants_alignment = 1,
+                        .shared = decode_shared_most},
     [CU_DECODE] = {.name = "decode",
                    .operation = CU_OP_DECODE,
                    .kernel = {"decode"},

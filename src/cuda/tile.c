@@ -109,6 +109,23 @@ int cu_decode_choice(int D, int E, int bits, int column_words, int rung, cu_tile
     return 1;
 }
 
+/* Two CTAs to a multiprocessor, each with half of 228 KB: a span begins and ends while another
+ * one streams. More stages are no faster: docs/lab/086. */
+int cu_decode_half_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out)
+{
+    enum { HALF_MOST = (228 << 10) / 2 - 1024 };
+    *out = (cu_tile){.groups = 4, .keys = 32, .stages = 2};
+    return bits < 16 && rung == 0
+           && cu_decode_shared(out, D, E, bits, column_words, 0) <= HALF_MOST;
+}
+
+/* Where rounds of two to a multiprocessor are nearly full. */
+int cu_decode_half_pays(int n_sm, int64_t spans)
+{
+    const int64_t places = (spans + 2 * n_sm - 1) / (2 * n_sm) * 2 * n_sm;
+    return spans * 100 >= places * 90;
+}
+
 int cu_group(const saccade_sizes *s)
 {
     return (int)(s->H / s->Hkv);

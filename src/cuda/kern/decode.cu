@@ -3,9 +3,10 @@
  * block through its own TMA ring; partial results meet in shared memory. Spans are shared out
  * in one of two ways (cu_decode_cluster): whole ones to each CTA, or one to a cluster whose
  * CTAs join their parts through shared memory; or the blocks of all spans as one line cut into
- * equal pieces (Flash-Decoding, with the cut of stream-K), which `decode_end` joins. Or, where
- * a row's bits are to hang on its keys alone (IS_FIXED), pieces of PIECE_KEYS keys from a
- * multiple of them on are shared out in turn, and `decode_end` joins all spans.
+ * equal pieces (Flash-Decoding, with the cut of stream-K), which `decode_end` joins. With
+ * CFG_ONE_SPAN every CTA has a span of its own, however long. Or, where a row's bits are to
+ * hang on its keys alone (IS_FIXED), pieces of PIECE_KEYS keys from a multiple of them on are
+ * shared out in turn, and `decode_end` joins all spans.
  *
  * Order of merging: by warp, then by CTA or piece: fixed by problem and device model. */
 #include "cfg.cuh"
@@ -46,7 +47,7 @@ DEVICE void run_share(stream &w, fragment &f, const meeting &sh, const cu_fwd &p
     while (c.t < end || is_near) {
         span s = c.s;
         int index = c.index, first = c.from, last = min(c.to, end);
-        int is_whole = c.t == first && last == c.to;
+        int is_whole = CFG_ONE_SPAN || (c.t == first && last == c.to);
         begin_fragment(f, p, mod, s);
         for (; mine < last; mine += WARPS) {
             use_block(w, f, p, mod, s, mine - first, columns);
@@ -129,7 +130,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     if (!l.each)
         x = share_out(gridDim.x, line_at(l, l.spans));
     int begin = share_begin(x, blockIdx.x), end = share_begin(x, blockIdx.x + 1);
-    if (p.decode.cluster)
+    if (CFG_ONE_SPAN)
+        own_share(p, mod, l, begin, end);
+    else if (p.decode.cluster)
         near_share(p, l, begin, end);
     if (IS_FIXED) {
         begin = blockIdx.x * PIECE;

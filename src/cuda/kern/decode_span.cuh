@@ -420,6 +420,15 @@ DEVICE line line_of(const cu_fwd &p)
     return l;
 }
 
+/* A CTA's only span, on a line where each has room for all keys. */
+DEVICE void own_share(const cu_fwd &p, const mod_args &mod, const line &l, int &begin, int &end)
+{
+    span s = span_place(p, blockIdx.x);
+    span_count(p, mod, s);
+    begin = line_at(l, blockIdx.x);
+    end = begin + s.n;
+}
+
 /* In one launch: whole spans for each CTA, or a part of one span for each CTA of a cluster. */
 DEVICE void near_share(const cu_fwd &p, const line &l, int &begin, int &end)
 {
