@@ -5,15 +5,20 @@
 #include <signal.h>
 #include <stddef.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { FILES = 8 };
+enum {
+    FILES = 8,
+    ONCE_NS = 100000000, /* signals this close together are one: timeout(1) sends two at once */
+};
 
 static const int ending[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGXCPU};
 enum { ENDING = sizeof ending / sizeof ending[0] };
 
 static const char *volatile files[FILES]; /* changed with the signals blocked */
 static volatile sig_atomic_t is_held, told;
+static struct timespec told_at; /* written before told, by the handler alone */
 
 static void block(sigset_t *before)
 {
@@ -24,9 +29,20 @@ static void block(sigset_t *before)
     sigprocmask(SIG_BLOCK, &set, before);
 }
 
+/* The first request to stop, or one that came with it. */
+static bool is_first(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (!told)
+        told_at = now;
+    return (now.tv_sec - told_at.tv_sec) * 1000000000LL + (now.tv_nsec - told_at.tv_nsec)
+           < ONCE_NS;
+}
+
 static void stop(int signal_number)
 {
-    if (is_held && !told && (signal_number == SIGINT || signal_number == SIGTERM)) {
+    if (is_held && (signal_number == SIGINT || signal_number == SIGTERM) && is_first()) {
         told = signal_number;
         return;
     }
