@@ -13,7 +13,8 @@ int signals_make(char *path, int (*make)(char *path));
 void signals_forget(const char *path);
 
 /* Between hold and release a first Ctrl-C or SIGTERM only sets a flag, so that work which looks
- * at it can end by itself; a second one, a tenth of a second later or more, ends the program. */
+ * at it can end by itself; a second one, a tenth of a second later or more, ends the program.
+ */
 void signals_hold(void);
 void signals_release(void);
 bool signals_told_to_stop(void);
