@@ -615,10 +615,15 @@ static void test_gathers(void **state)
 {
     static const char *const texts[] = {"score + t[h, idx[q, kv]]",
                                         "score * 0.5 - 3.0 * t[h, (q * 7 + kv * kv) % 29]",
-                                        "score + w * exp(t[h, idx[q, kv]])"};
+                                        "score + w * exp(t[h, idx[q, kv]])",
+                                        /* f(q) + g(kv): inside, outside, from the end, wrapped */
+                                        "score + t[h, q / 9 - kv / 9 + 24]",
+                                        "score + t[h, q / 3 - kv / 9]",
+                                        "x = q % 9 - kv / 9; score + t[h, x < 0 ? x + 29 : x]",
+                                        "score + t[h, q / 20 * 1500000000 - kv / 9 + 25]"};
     static gather fixed[3], ordered, gold;
     (void)state;
-    for (int n = 0; n < 6; n++) {
+    for (size_t n = 0; n < 2 * sizeof texts / sizeof texts[0]; n++) {
         const saccade_dtype dtype = n % 2 ? SACCADE_BF16 : SACCADE_F32;
         const double eps = n % 2 ? 0x1p-7 : 2e-5;
         call c = call_of(dtype);

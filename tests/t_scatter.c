@@ -82,6 +82,34 @@ static void check_claims(const mod_fn *fn, const pass_read *read, const eval_env
         }
 }
 
+/* An index that has a sum f(q) + g(kv) is that, or below 0: over all squares from the first row
+ * and key. */
+static int check_sums(const mod_fn *fn, const pass_read *read, const eval_env *env,
+                      const char *text)
+{
+    double *values = malloc(fn->n_nodes * sizeof *values);
+    int n = 0;
+    for (int d = 0; d < read->rank; d++) {
+        static int32_t sum[POINTS];
+        const uint32_t of = read->index[d].sum;
+        const uint32_t index = fn->args[fn->nodes[read->node].args + (uint32_t)d];
+        for (int32_t i = 0; i < POINTS && of != PASS_NO_NODE; i++) {
+            const eval_point at = {i / (NH * NQ * NKV), i / (NQ * NKV) % NH, i / NKV % NQ,
+                                   i % NKV, 0.5};
+            eval_scalar(fn, env, &at, values, NULL);
+            sum[i] = (int32_t)values[of];
+            if (sum[i] >= 0 && sum[i] != (int32_t)values[index])
+                fail_msg("%s: index %d is not its sum", text, d);
+            const int32_t head = i - i % (NQ * NKV), row = i - i % NKV, key = head + i % NKV;
+            if ((uint32_t)sum[i] + (uint32_t)sum[head] != (uint32_t)sum[row] + (uint32_t)sum[key])
+                fail_msg("%s: index %d is no f(q) + g(kv)", text, d);
+        }
+        n += of != PASS_NO_NODE;
+    }
+    free(values);
+    return n;
+}
+
 /* ---- texts ---- */
 
 static float floats[8][POINTS];
@@ -159,6 +187,9 @@ static const struct row {
     {"score + t[q / 2, kv / 2]", SCATTER_GENERAL, 1},
     {"score + t[int(score)]", SCATTER_GENERAL, 1},
     {"score + t[doc[q] == doc[kv] ? 1 : 0]", SCATTER_GENERAL, 1},
+    {"score + t[h, doc[q] * W - doc[kv] / 2 + 40]", SCATTER_GENERAL, 1},
+    {"x = q / 3 - kv / 2; score + t[h, x < 0 ? x + 9 : x]", SCATTER_GENERAL, 1},
+    {"relative_table_2d(t, 3, 3)", SCATTER_GENERAL, 1},
 };
 
 static const pass_read *float_read(const pass_facts *facts, uint32_t nth)
@@ -193,6 +224,7 @@ static void classes_of_texts(void **state)
             fail_msg("%s: class %d, shared %d", rows[i].text, (int)read->scatter,
                      read->is_shared);
         check_claims(fn, read, &env, rows[i].text);
+        check_sums(fn, read, &env, rows[i].text);
         saccade_mod_destroy(mod);
         arena_free(&a);
     }
@@ -200,7 +232,7 @@ static void classes_of_texts(void **state)
 
 static void classes_of_random_mods(void **state)
 {
-    int n[SCATTER_GENERAL + 1] = {0};
+    int n[SCATTER_GENERAL + 1] = {0}, n_sums = 0;
     (void)state;
     for (uint64_t seed = 1; seed <= 250; seed++) {
         random_mod r;
@@ -219,13 +251,14 @@ static void classes_of_random_mods(void **state)
         for (uint32_t i = 0; i < n_reads; i++) {
             n[reads[i].scatter]++;
             check_claims(fn, &reads[i], &env, r.text);
+            n_sums += check_sums(fn, &reads[i], &env, r.text);
         }
         arena_free(&a);
         random_mod_free(&r);
     }
     for (int i = 0; i <= SCATTER_GENERAL; i++)
         printf("class %d: %d reads\n", i, n[i]);
-    assert_true(n[SCATTER_HEADS] > 20 && n[SCATTER_GENERAL] > 20);
+    assert_true(n[SCATTER_HEADS] > 20 && n[SCATTER_GENERAL] > 20 && n_sums > 100);
 }
 
 /* ---- several reads of a tensor ---- */
@@ -289,6 +322,10 @@ static void reads_in_words(void **state)
     words_of("score + t[doc[kv], h]", "reads doc[kv + c]\n");
     words_of("score * w", "reads w[]; its gradient: a sum for each head, added in order\n");
     words_of("score + t[idx[q, kv]]", "its gradient: each score adds for itself\n");
+    words_of("score + t[h, q / 3 - kv / 2 + 5]", "reads t[h + c, f(q) + g(kv)]; its gradient: "
+                                                 "each score adds for itself\n");
+    words_of("x = q / 3 - kv / 2; score + t[x < 0 ? x + 9 : x]", "reads t[f(q) + g(kv)]; its");
+    words_of("score + t[q / 3 * (kv / 2)]", "reads t[f(q, kv)]; its gradient");
     words_of("score + t[b, h, q, kv]", "an element for each score, stored once\n");
 }
 

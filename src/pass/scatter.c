@@ -5,6 +5,7 @@
 #include "pass/scatter.h"
 
 #include "base/status.h"
+#include "pass/pass.h"
 
 #include <stdlib.h>
 
@@ -92,6 +93,44 @@ static form form_of(const mod_fn *fn, const mod_node *n, const mod_line *own, co
     return pass_index_is_line(&index) ? line(own->coef) : function_of(fn, n, all);
 }
 
+/* Ints that are f(q) + g(kv) within a head, of operands of which this is known. */
+static uint8_t is_sum(const mod_fn *fn, const mod_node *n, const uint8_t *all)
+{
+    const int both = DEP_Q | DEP_KV;
+    const uint32_t *args = fn->args + n->args;
+    if (n->deps & DEP_SCORE)
+        return 0;
+    if ((n->deps & both) != both)
+        return 1;
+    switch (n->op) {
+    case OP_iadd:
+    case OP_isub:
+        return all[args[0]] && all[args[1]];
+    case OP_ineg:
+        return all[args[0]];
+    case OP_imul:
+        return all[args[0]] && all[args[1]]
+               && (!(fn->nodes[args[0]].deps & both) || !(fn->nodes[args[1]].deps & both));
+    default:
+        return 0;
+    }
+}
+
+static uint32_t find_sum(const mod_fn *fn, uint32_t index, const uint8_t *sums)
+{
+    const mod_node *n = &fn->nodes[index];
+    const uint32_t *args = fn->args + n->args;
+    if (sums[index])
+        return index;
+    if (n->op != OP_isel || !sums[args[2]])
+        return PASS_NO_NODE;
+    const mod_node *below = &fn->nodes[args[0]];
+    if (below->op != OP_ilt || fn->args[below->args] != args[2])
+        return PASS_NO_NODE;
+    const mod_node *zero = &fn->nodes[fn->args[below->args + 1]];
+    return zero->op == OP_INT && zero->imm.i == 0 ? args[2] : PASS_NO_NODE;
+}
+
 /* ---- classes ---- */
 
 /* A step of 1, so that different positions give different indices, whatever wraps. */
@@ -170,7 +209,7 @@ static void classify(const form *const *f, pass_read *read)
 /* ---- reads ---- */
 
 static void find_read(const mod_fn *fn, uint32_t node, const mod_line *lines, const form *forms,
-                      pass_read *out)
+                      const uint8_t *sums, pass_read *out)
 {
     const mod_node *n = &fn->nodes[node];
     const form *f[SACCADE_MAX_RANK];
@@ -178,7 +217,7 @@ static void find_read(const mod_fn *fn, uint32_t node, const mod_line *lines, co
     for (uint32_t d = 0; d < n->n_args; d++) {
         const uint32_t arg = fn->args[n->args + d];
         f[d] = &forms[arg];
-        out->index[d] = (pass_index){fn->nodes[arg].deps, lines[arg]};
+        out->index[d] = (pass_index){fn->nodes[arg].deps, find_sum(fn, arg, sums), lines[arg]};
     }
     if (n->type == MOD_FLOAT)
         classify(f, out);
@@ -203,11 +242,14 @@ saccade_status pass_find_reads(const mod_fn *fn, arena *a, const pass_read **out
 {
     const mod_line *lines = mod_find_lines(fn, a);
     form *forms = arena_array(a, fn->n_nodes, sizeof *forms);
+    uint8_t *sums = arena_array(a, fn->n_nodes, sizeof *sums);
     uint32_t count = 0;
     FAIL_IF_NULL(lines);
     FAIL_IF_NULL(forms);
+    FAIL_IF_NULL(sums);
     for (uint32_t i = 0; i < fn->n_nodes; i++) {
         forms[i] = form_of(fn, &fn->nodes[i], &lines[i], forms);
+        sums[i] = is_sum(fn, &fn->nodes[i], sums);
         count += fn->nodes[i].op == OP_LOAD || fn->nodes[i].op == OP_SCALAR;
     }
     pass_read *reads = arena_array(a, count, sizeof *reads);
@@ -215,7 +257,7 @@ saccade_status pass_find_reads(const mod_fn *fn, arena *a, const pass_read **out
     count = 0;
     for (uint32_t i = 0; i < fn->n_nodes; i++)
         if (fn->nodes[i].op == OP_LOAD || fn->nodes[i].op == OP_SCALAR)
-            find_read(fn, i, lines, forms, &reads[count++]);
+            find_read(fn, i, lines, forms, sums, &reads[count++]);
     join_reads(reads, count);
     *out = reads;
     *n = count;
@@ -247,6 +289,10 @@ static void print_index(const pass_index *index, strbuf *out)
     int n = 0;
     if (pass_index_is_line(index)) {
         print_line(index, out);
+        return;
+    }
+    if (index->sum != PASS_NO_NODE && index->varies & DEP_Q && index->varies & DEP_KV) {
+        strbuf_puts(out, "f(q) + g(kv)");
         return;
     }
     strbuf_puts(out, "f(");

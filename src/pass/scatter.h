@@ -31,6 +31,9 @@ typedef enum pass_scatter {
 /* One dimension of a read. */
 typedef struct pass_index {
     uint8_t varies; /* DEP_ bits */
+    /* A node that within a head is f(q) + g(kv), which may wrap, and that is the index wherever
+     * it is not below 0, as x of `x < 0 ? x + n : x`; PASS_NO_NODE: there is none. */
+    uint32_t sum;
     mod_line line;
 } pass_index;
 

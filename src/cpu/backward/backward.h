@@ -56,9 +56,13 @@ typedef struct backward_read {
     uint32_t node;   /* of the score mod */
     int32_t capture; /* of the score mod */
     backward_axis axis;
+    int rank;     /* indices */
     int is_dense; /* BACKWARD_PLACE: each index is q, kv or neither, plus a constant */
     int is_own;   /* .. different positions of a head read different elements, here alone */
-    const eval_prog *indices; /* BACKWARD_PLACE: all of them (backward_indices.c) */
+    /* BACKWARD_PLACE (backward_indices.c): all indices; and, where each has one, the sums
+     * f(q) + g(kv) that they are while these lie inside of the tensor, else NULL. */
+    const eval_prog *indices, *sums;
+    uint32_t sum[SACCADE_MAX_RANK]; /* nodes of the score mod, or PASS_NO_NODE */
     const mod_fn *factor;     /* the derivative where it varies with b and h alone, else NULL */
     uint32_t result;          /* .. and its number among results */
 } backward_read;
@@ -227,9 +231,16 @@ typedef struct backward_operand {
  * of a read that came to it. */
 enum { BACKWARD_KEPT = 1024 };
 typedef struct backward_kept {
-    int64_t element[BACKWARD_KEPT]; /* BACKWARD_READS times it, and the read; -1: none */
-    int64_t sum[BACKWARD_KEPT];
+    int64_t element; /* BACKWARD_READS times it, and the read; -1: none */
+    uint64_t sum;    /* two's complement */
 } backward_kept;
+
+/* Of indices that are f(q) + g(kv), for a tile's keys: g less g of its first key. */
+typedef struct backward_by_key {
+    int64_t j0;                                              /* its first key, -1: none yet */
+    int64_t least[SACCADE_MAX_RANK], most[SACCADE_MAX_RANK]; /* of the keys that there are */
+    int64_t element[BACKWARD_KEYS];                          /* from the first key's */
+} backward_by_key;
 
 typedef struct backward_worker {
     const backward_job *job;
@@ -264,10 +275,11 @@ typedef struct backward_worker {
     cpu_stream stream;          /* its ring lies in s */
     int32_t unit_r0, unit_from; /* the strip whose units are made, its first key */
     eval_state *score, *mask;
-    eval_state *indices[BACKWARD_READS];
+    eval_state *indices[BACKWARD_READS], *index_sums[BACKWARD_READS];
     int64_t index_head[BACKWARD_READS]; /* where they stand, -1: nowhere */
-    int64_t *element;                   /* [BACKWARD_KEYS] backward_find_elements's */
-    backward_kept *kept;
+    backward_by_key *by_key[BACKWARD_READS]; /* of reads that have sums */
+    int64_t *element; /* [BACKWARD_KEYS] backward_find_elements's */
+    backward_kept *kept; /* [BACKWARD_KEPT] */
     jit_state *jit; /* NULL: the interpreter changes scores */
     int64_t score_head, mask_head, jit_head, jit_i0, jit_j0; /* where they stand, -1: nowhere */
     float head_slope; /* dP and delta are multiplied by it */
@@ -378,10 +390,10 @@ saccade_status backward_compile_indices(const mod_fn *score, backward_read *read
                                         arena *arena, saccade_error *err);
 size_t backward_indices_bytes(const cpu_backward_plan *backward);
 void backward_begin_indices(backward_worker *w, char *memory);
-/* The worker's element[j]: which element, by these strides, read n's indices name at row r and
- * key j of its tile, j in [from, past). */
-void backward_find_elements(backward_worker *w, uint32_t n, int32_t r, int32_t from,
-                            int32_t past, const int64_t *stride);
+/* Which elements, by these strides, read n's indices name at row r of the worker's tile: of key
+ * j, in [from, past), result + (*element)[j]. */
+int64_t backward_find_elements(backward_worker *w, uint32_t n, int32_t r, int32_t from,
+                               int32_t past, const int64_t *stride, const int64_t **element);
 
 /* ---- backward_fixed.c ---- */
 

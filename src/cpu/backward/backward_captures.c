@@ -179,10 +179,12 @@ static void add_places(backward_worker *w, uint32_t n, const float *g, int32_t r
     int64_t place = 0;
     double sum = 0;
     for (int32_t r = 0; r < rows; r++) {
-        backward_find_elements(w, n, r0 + r, from, past, to->stride);
+        const int64_t *element;
+        const int64_t first =
+            backward_find_elements(w, n, r0 + r, from, past, to->stride, &element);
         for (int32_t j = from; j < past; j++) {
             const float dx = w->dx[r * LD + j];
-            const int64_t next = w->element[j];
+            const int64_t next = first + element[j];
             if (dx == 0)
                 continue;
             if (next != place)

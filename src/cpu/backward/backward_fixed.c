@@ -139,12 +139,12 @@ void backward_begin_fixed(backward_job *job, char *memory)
 
 /* ---- terms ---- */
 
-static void flush(const backward_job *job, int64_t element, int64_t sum)
+static void flush(const backward_job *job, const backward_kept *kept)
 {
-    if (sum)
-        atomic_fetch_add_explicit(
-            &job->fixed[element % BACKWARD_READS].sums[element / BACKWARD_READS], (uint64_t)sum,
-            memory_order_relaxed);
+    if (kept->element >= 0 && kept->sum)
+        atomic_fetch_add_explicit(&job->fixed[kept->element % BACKWARD_READS]
+                                       .sums[kept->element / BACKWARD_READS],
+                                  kept->sum, memory_order_relaxed);
 }
 
 static int has_fixed(const backward_job *job)
@@ -159,10 +159,8 @@ void backward_begin_kept(backward_worker *w)
 {
     if (!has_fixed(w->job))
         return;
-    for (int k = 0; k < BACKWARD_KEPT; k++) {
-        w->kept->element[k] = -1;
-        w->kept->sum[k] = 0;
-    }
+    for (int k = 0; k < BACKWARD_KEPT; k++)
+        w->kept[k] = (backward_kept){.element = -1};
 }
 
 void backward_end_kept(const backward_worker *w)
@@ -170,41 +168,44 @@ void backward_end_kept(const backward_worker *w)
     if (!has_fixed(w->job))
         return;
     for (int k = 0; k < BACKWARD_KEPT; k++)
-        if (w->kept->element[k] >= 0)
-            flush(w->job, w->kept->element[k], w->kept->sum[k]);
+        flush(w->job, &w->kept[k]);
 }
 
-/* To its slot's sum, which leaves first where it is another element's or has grown large. */
-static void keep(const backward_worker *w, int64_t element, int64_t term)
+/* To its slot's sum, which leaves first where it is another element's. */
+static inline void keep(const backward_job *job, backward_kept *all, int64_t element,
+                        int64_t term)
 {
-    const int k = element / BACKWARD_READS % BACKWARD_KEPT;
-    int64_t *at = &w->kept->element[k], *sum = &w->kept->sum[k];
-    if (*at != element || *sum > INT64_MAX / 4 || *sum < -(INT64_MAX / 4)) {
-        if (*at >= 0)
-            flush(w->job, *at, *sum);
-        *at = element;
-        *sum = 0;
+    backward_kept *kept = &all[(uint64_t)element / BACKWARD_READS % BACKWARD_KEPT];
+    if (kept->element != element) {
+        flush(job, kept);
+        *kept = (backward_kept){.element = element};
     }
-    *sum += term;
+    kept->sum += (uint64_t)term;
 }
 
 void backward_add_fixed(backward_worker *w, uint32_t n, int32_t r0, int32_t rows, int32_t from,
                         int32_t past)
 {
     const backward_job *job = w->job;
-    const backward_read *read = &job->backward->reads[n];
     const backward_fixed *fixed = &job->fixed[n];
-    const double factor = fixed->scale * backward_factor_of(job, read, w->b, w->h, w->values);
+    const double factor = fixed->scale
+                          * backward_factor_of(job, &job->backward->reads[n], w->b, w->h,
+                                               w->values);
+    backward_kept *kept = w->kept;
     for (int32_t r = 0; r < rows; r++) {
-        backward_find_elements(w, n, r0 + r, from, past, fixed->stride);
+        const int64_t *element;
+        const int64_t first =
+            backward_find_elements(w, n, r0 + r, from, past, fixed->stride, &element);
+        const float *dx = w->dx + r * LD;
         for (int32_t j = from; j < past; j++) {
-            const double term = factor * (double)w->dx[r * LD + j];
+            const double term = factor * (double)dx[j];
+            const int64_t at = first + element[j];
             if (term == 0)
                 continue;
             if (fabs(term) < 0x1p62) /* else a live NaN, or an lse that is not these scores' */
-                keep(w, w->element[j] * BACKWARD_READS + n, llrint(term));
+                keep(job, kept, at * BACKWARD_READS + n, llrint(term));
             else
-                atomic_store_explicit(&fixed->is_nan[w->element[j]], 1, memory_order_relaxed);
+                atomic_store_explicit(&fixed->is_nan[at], 1, memory_order_relaxed);
         }
     }
 }

@@ -4,24 +4,45 @@
 
 #include "cpu/schedule/layout.h"
 
+#include <string.h>
+
+static int has_sums(const backward_read *read)
+{
+    for (int d = 0; d < read->rank; d++)
+        if (read->sum[d] == PASS_NO_NODE)
+            return 0;
+    return 1;
+}
+
 saccade_status backward_compile_indices(const mod_fn *score, backward_read *reads, uint32_t n,
                                         arena *arena, saccade_error *err)
 {
     for (uint32_t k = 0; k < n; k++) {
-        const mod_node *load = &score->nodes[reads[k].node];
-        if (reads[k].axis == BACKWARD_PLACE)
-            TRY(eval_compile_results(score, score->args + load->args, load->n_args, arena,
-                                     &reads[k].indices, err));
+        backward_read *read = &reads[k];
+        const mod_node *load = &score->nodes[read->node];
+        if (read->axis != BACKWARD_PLACE)
+            continue;
+        TRY(eval_compile_results(score, score->args + load->args, load->n_args, arena,
+                                 &read->indices, err));
+        if (has_sums(read))
+            TRY(eval_compile_results(score, read->sum, load->n_args, arena, &read->sums, err));
     }
     return SACCADE_OK;
+}
+
+static size_t state_bytes(const eval_prog *prog)
+{
+    return prog ? eval_state_bytes(prog) : 0;
 }
 
 size_t backward_indices_bytes(const cpu_backward_plan *backward)
 {
     size_t bytes = 0;
-    for (uint32_t n = 0; n < backward->n_reads; n++)
-        if (backward->reads[n].indices)
-            bytes += eval_state_bytes(backward->reads[n].indices);
+    for (uint32_t n = 0; n < backward->n_reads; n++) {
+        const backward_read *read = &backward->reads[n];
+        bytes += state_bytes(read->indices) + state_bytes(read->sums);
+        bytes += read->sums ? bytes64(1, sizeof(backward_by_key)) : 0;
+    }
     return bytes;
 }
 
@@ -29,16 +50,69 @@ void backward_begin_indices(backward_worker *w, char *memory)
 {
     const cpu_backward_plan *backward = w->job->backward;
     for (uint32_t n = 0; n < backward->n_reads; n++) {
-        const eval_prog *indices = backward->reads[n].indices;
-        if (!indices)
+        const backward_read *read = &backward->reads[n];
+        if (!read->indices)
             continue;
-        w->indices[n] = eval_begin(indices, &w->job->run->score_env, memory);
         w->index_head[n] = -1;
-        memory += eval_state_bytes(indices);
+        w->indices[n] = eval_begin(read->indices, &w->job->run->score_env, memory);
+        memory += eval_state_bytes(read->indices);
+        if (!read->sums)
+            continue;
+        w->index_sums[n] = eval_begin(read->sums, &w->job->run->score_env, memory);
+        memory += eval_state_bytes(read->sums);
+        w->by_key[n] = (backward_by_key *)(void *)memory;
+        memory += bytes64(1, sizeof(backward_by_key));
     }
 }
 
-/* Clamped as kernels read it. */
+/* Integers of each dimension at keys [from, from + count) of the tile and the state's row. */
+static void find_integers(const backward_worker *w, eval_state *state, int rank, int32_t from,
+                          int32_t count, int32_t (*to)[BACKWARD_KEYS])
+{
+    int32_t *index[SACCADE_MAX_RANK];
+    for (int d = 0; d < rank; d++)
+        index[d] = to[d];
+    eval_integers(state, (int32_t)w->j0 + from + w->at.kv_offset, count, index);
+}
+
+/* Differences along keys, of any row: that of the state, which cancels. */
+static void find_by_key(const backward_worker *w, uint32_t n, const int64_t *stride)
+{
+    const int rank = w->job->backward->reads[n].rank;
+    backward_by_key *by_key = w->by_key[n];
+    int32_t index[SACCADE_MAX_RANK][BACKWARD_KEYS];
+    if (by_key->j0 == w->j0)
+        return;
+    *by_key = (backward_by_key){.j0 = w->j0};
+    find_integers(w, w->index_sums[n], rank, 0, w->n, index);
+    for (int d = 0; d < rank; d++)
+        for (int32_t j = 0; j < w->n; j++) {
+            const int32_t x = (int32_t)((uint32_t)index[d][j] - (uint32_t)index[d][0]);
+            by_key->least[d] = smaller(by_key->least[d], x);
+            by_key->most[d] = larger(by_key->most[d], x);
+            by_key->element[j] += x * stride[d];
+        }
+}
+
+/* Whether the row's sums all lie inside the tensor, so that none wraps or is clamped and each is
+ * that of the tile's first key and what it gains from there; *first: that key's element. */
+static int find_first(const backward_worker *w, uint32_t n, const int64_t *shape,
+                      const int64_t *stride, int64_t *first)
+{
+    const int rank = w->job->backward->reads[n].rank;
+    const backward_by_key *by_key = w->by_key[n];
+    int32_t index[SACCADE_MAX_RANK][BACKWARD_KEYS];
+    find_integers(w, w->index_sums[n], rank, 0, 1, index);
+    *first = 0;
+    for (int d = 0; d < rank; d++) {
+        if (index[d][0] + by_key->least[d] < 0 || index[d][0] + by_key->most[d] >= shape[d])
+            return 0;
+        *first += index[d][0] * stride[d];
+    }
+    return 1;
+}
+
+/* element[j] += stride * index[j], clamped as kernels read it. */
 static void add_index(const int32_t *index, int64_t last, int64_t stride, int64_t *element,
                       int32_t n)
 {
@@ -48,23 +122,40 @@ static void add_index(const int32_t *index, int64_t last, int64_t stride, int64_
     }
 }
 
-void backward_find_elements(backward_worker *w, uint32_t n, int32_t r, int32_t from,
-                            int32_t past, const int64_t *stride)
+static void begin_head(backward_worker *w, uint32_t n)
 {
-    const plan_run *run = w->job->run;
-    const mod_node *load = &w->job->plan->problem.score->nodes[w->job->backward->reads[n].node];
-    const saccade_tensor *t = &run->score_env.tensors[load->imm.i];
-    const int64_t head = w->b * run->sizes.H + w->h;
-    int32_t room[SACCADE_MAX_RANK][BACKWARD_KEYS], *index[SACCADE_MAX_RANK];
-    for (uint32_t d = 0; d < load->n_args; d++)
-        index[d] = room[d];
-    if (w->index_head[n] != head)
-        eval_head(w->indices[n], (int32_t)w->b, (int32_t)w->h);
+    const int64_t head = w->b * w->job->run->sizes.H + w->h;
+    if (w->index_head[n] == head)
+        return;
     w->index_head[n] = head;
-    eval_row(w->indices[n], (int32_t)(w->i0 + r) + w->at.q_offset);
-    eval_integers(w->indices[n], (int32_t)w->j0 + from + w->at.kv_offset, past - from, index);
-    for (int32_t j = from; j < past; j++)
-        w->element[j] = 0;
-    for (uint32_t d = 0; d < load->n_args; d++)
-        add_index(index[d], t->shape[d] - 1, stride[d], w->element + from, past - from);
+    eval_head(w->indices[n], (int32_t)w->b, (int32_t)w->h);
+    if (w->index_sums[n]) {
+        eval_head(w->index_sums[n], (int32_t)w->b, (int32_t)w->h);
+        w->by_key[n]->j0 = -1;
+    }
+}
+
+int64_t backward_find_elements(backward_worker *w, uint32_t n, int32_t r, int32_t from,
+                               int32_t past, const int64_t *stride, const int64_t **element)
+{
+    const backward_read *read = &w->job->backward->reads[n];
+    const int64_t *shape = w->job->run->score_env.tensors[read->capture].shape;
+    const int32_t q = (int32_t)(w->i0 + r) + w->at.q_offset;
+    int32_t index[SACCADE_MAX_RANK][BACKWARD_KEYS];
+    int64_t first;
+    begin_head(w, n);
+    if (read->sums) {
+        eval_row(w->index_sums[n], q);
+        find_by_key(w, n, stride);
+        *element = w->by_key[n]->element;
+        if (find_first(w, n, shape, stride, &first))
+            return first;
+    }
+    eval_row(w->indices[n], q);
+    find_integers(w, w->indices[n], read->rank, from, past - from, index);
+    memset(w->element + from, 0, (size_t)(past - from) * sizeof *w->element);
+    for (int d = 0; d < read->rank; d++)
+        add_index(index[d], shape[d] - 1, stride[d], w->element + from, past - from);
+    *element = w->element;
+    return 0;
 }

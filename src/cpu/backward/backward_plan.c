@@ -187,7 +187,7 @@ backward_scratch backward_scratch_of(const saccade_plan *plan,
     const size_t indices = backward_indices_bytes(backward);
     place(indices, &at.indices, &end);
     place(indices ? bytes64(BACKWARD_KEYS, sizeof(int64_t)) : 0, &at.element, &end);
-    place(indices ? sizeof(backward_kept) : 0, &at.kept, &end);
+    place(indices ? BACKWARD_KEPT * sizeof(backward_kept) : 0, &at.kept, &end);
     const int64_t room = (int64_t)kv_room(&plan->problem, BACKWARD_KEYS);
     place(bytes64(room, 1), &at.k_room, &end);
     place(bytes64(room, 1), &at.v_room, &end);

@@ -48,13 +48,18 @@ uint32_t backward_find_reads(const pass_facts *score, uint64_t captures, backwar
     uint32_t n = 0;
     for (uint32_t i = 0; i < score->n_reads; i++) {
         const pass_read *r = &score->reads[i];
-        backward_read read = {.node = r->node, .capture = (int32_t)r->capture, .is_dense = 1};
+        backward_read read = {.node = r->node,
+                              .capture = (int32_t)r->capture,
+                              .rank = r->rank,
+                              .is_dense = 1};
         if (r->scatter == SCATTER_NONE || !(captures >> r->capture & 1))
             continue;
         read.axis = axis_of(r->scatter);
         read.is_own = r->scatter == SCATTER_ELEMENTS;
-        for (int d = 0; d < r->rank; d++)
+        for (int d = 0; d < r->rank; d++) {
             read.is_dense &= is_dense(&r->index[d]);
+            read.sum[d] = r->index[d].sum;
+        }
         if (n < most)
             reads[n] = read;
         n++;
