@@ -616,7 +616,7 @@ static void test_gathers(void **state)
     static const char *const texts[] = {"score + t[h, idx[q, kv]]",
                                         "score * 0.5 - 3.0 * t[h, (q * 7 + kv * kv) % 29]",
                                         "score + w * exp(t[h, idx[q, kv]])",
-                                        /* f(q) + g(kv): inside, outside, from the end, wrapped */
+                                        /* f(q) + g(kv): inside, outside, below 0, wrapped */
                                         "score + t[h, q / 9 - kv / 9 + 24]",
                                         "score + t[h, q / 3 - kv / 9]",
                                         "x = q % 9 - kv / 9; score + t[h, x < 0 ? x + 29 : x]",

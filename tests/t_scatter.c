@@ -101,7 +101,8 @@ static int check_sums(const mod_fn *fn, const pass_read *read, const eval_env *e
             if (sum[i] >= 0 && sum[i] != (int32_t)values[index])
                 fail_msg("%s: index %d is not its sum", text, d);
             const int32_t head = i - i % (NQ * NKV), row = i - i % NKV, key = head + i % NKV;
-            if ((uint32_t)sum[i] + (uint32_t)sum[head] != (uint32_t)sum[row] + (uint32_t)sum[key])
+            const uint32_t along = (uint32_t)sum[i] - (uint32_t)sum[row];
+            if (along != (uint32_t)sum[key] - (uint32_t)sum[head])
                 fail_msg("%s: index %d is no f(q) + g(kv)", text, d);
         }
         n += of != PASS_NO_NODE;

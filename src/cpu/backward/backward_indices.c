@@ -94,8 +94,8 @@ static void find_by_key(const backward_worker *w, uint32_t n, const int64_t *str
         }
 }
 
-/* Whether the row's sums all lie inside the tensor, so that none wraps or is clamped and each is
- * that of the tile's first key and what it gains from there; *first: that key's element. */
+/* Whether the row's sums all lie inside the tensor, so that none wraps or is clamped: each is
+ * that of the tile's first key and what it gains from there. *first: that key's element. */
 static int find_first(const backward_worker *w, uint32_t n, const int64_t *shape,
                       const int64_t *stride, int64_t *first)
 {
