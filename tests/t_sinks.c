@@ -326,7 +326,8 @@ static void check_dead_rows(const case_run *r, run_options *o, const saccade_ten
 
 static void dead_rows_give_nothing(void **unused)
 {
-    static const char *const others[] = {"ref", "plain"};
+    static const char *const others[] = {"ref", "plain", "cuda"};
+    const int n_others = has_device() ? 3 : 2;
     (void)unused;
     for (int kind = 0; kind < SINK_KINDS; kind++) {
         const forward_case c = {.problem = "b2 h2 q9 kv12 d8 f32", .mask = "q >= kv + 3"};
@@ -346,8 +347,9 @@ static void dead_rows_give_nothing(void **unused)
             o.level = *level;
             check_dead_rows(&r, &o, &d_out);
         }
-        for (int n = 0; n < 2; n++) {
+        for (int n = 0; n < n_others; n++) {
             o.problem.backend = others[n];
+            o.level = NULL;
             check_dead_rows(&r, &o, &d_out);
         }
         free(d_out.data);

@@ -9,13 +9,29 @@
 #include "bwd_tile.cuh"
 #include "sinks.cuh"
 
-/* Of row m of (b, h). Rows that weigh nothing have delta 0 there. */
+/* Whether row `at` of out is 0, as of a row without a live key. */
+DEVICE int is_row_zero(const cu_fwd &p, int b, int h, int at)
+{
+    const elem *o = (const elem *)p.o + b * p.os.b + h * p.os.h + at * p.os.n;
+    for (int i = 0; i < CFG_E_REAL; i++)
+        if (to_float(o[i]) != 0.f)
+            return 0;
+    return 1;
+}
+
+/* Of row m of (b, h). Rows that weigh nothing have delta 0 there. Where dO is not finite, delta
+ * is not either, but a row without a live key has that of its dlse alone (plan_sink_delta). */
 DEVICE float sink_term(const cu_bwd &p, const sequence &s, int b, int h, int m)
 {
     long long row = (long long)row_block(p, s, b, h, 0) * BWD_ROWS + m;
-    float sink = sink_of(p.f, b, h, m);
-    float lse = p.f.lse[b * p.f.lse_s.b + h * p.f.lse_s.h + (s.q_first + m) * p.f.lse_s.n];
-    return sink == NEG_INF ? 0.f : expf(sink - lse) * p.minus_delta[row];
+    int at = s.q_first + m;
+    float sink = sink_of(p.f, b, h, m), minus_delta = p.minus_delta[row];
+    float lse = p.f.lse[b * p.f.lse_s.b + h * p.f.lse_s.h + at * p.f.lse_s.n];
+    if (sink == NEG_INF)
+        return 0.f;
+    if (minus_delta - minus_delta != 0.f && sink == lse && is_row_zero(p.f, b, h, at))
+        minus_delta = p.dlse ? p.dlse[b * p.dlse_s.b + h * p.dlse_s.h + at * p.dlse_s.n] : 0.f;
+    return expf(sink - lse) * minus_delta;
 }
 
 extern "C" __global__ void __launch_bounds__(SINK_THREADS)
