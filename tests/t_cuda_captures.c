@@ -1,6 +1,7 @@
 /* Gradients of captures on CUDA: every way of summing (pass/scatter.h) against the reference,
  * twice, bit for bit. Without a GPU the programs are compiled for sm_90a and sm_80 alone. */
 #include "support/device_case.h"
+#include "support/problem_case.h"
 
 #include "base/convert.h"
 #include "cuda/cuda_backward.h"
@@ -447,13 +448,11 @@ typedef enum in_dtype { AS_SAID, IN_F32 } in_dtype;
 
 static void open_trial(trial *x, const capture_case *c, in_dtype dtype)
 {
-    saccade_error err = {0};
     int n = 0;
     memset(x, 0, sizeof *x);
     x->c = c;
     saccade_problem_init(&x->problem);
-    assert_int_equal(plan_parse_problem(c->problem, &x->problem.sizes, &x->problem.dtype, &err),
-                     SACCADE_OK);
+    problem_case(c->problem, &x->problem.sizes, &x->problem.dtype);
     if (dtype == IN_F32)
         x->problem.dtype = SACCADE_F32;
     while (n < MOST && c->wanted[n])

@@ -5,6 +5,7 @@
 #include "support/chunk_case.h"
 #include "support/device_case.h"
 #include "support/fail_alloc.h"
+#include "support/problem_case.h"
 
 #include "base/convert.h"
 #include "cuda/cuda.h"
@@ -567,7 +568,7 @@ static void random_cases(void **state)
         device_options o;
         random_problem(&x, problem, sizeof problem);
         random_case(&x, problem, &c, &o);
-        assert_int_equal(plan_parse_problem(problem, &sizes, &dtype, NULL), SACCADE_OK);
+        problem_case(problem, &sizes, &dtype);
         if (c.kv_len > sizes.KV)
             c.kv_len = (int32_t)sizes.KV;
         setenv(TILES, tile_sizes[i % 2], 1);

@@ -4,6 +4,7 @@
 #include "support/backward_args.h"
 #include "support/device_case.h"
 #include "support/page_device.h"
+#include "support/problem_case.h"
 
 #include "base/convert.h"
 #include "cuda/cuda_backward.h"
@@ -237,7 +238,7 @@ static void programs_of_gradients(void **state)
         saccade_plan *plan;
         saccade_problem p;
         saccade_problem_init(&p);
-        assert_int_equal(plan_parse_problem(rows[i].problem, &p.sizes, &p.dtype, &err), 0);
+        problem_case(rows[i].problem, &p.sizes, &p.dtype);
         p.backend = "cuda";
         p.arch = rows[i].arch;
         p.page = 16;

@@ -6,6 +6,7 @@
 #include "base/convert.h"
 #include "cuda/cuda.h"
 #include "support/fail_alloc.h"
+#include "support/problem_case.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -113,7 +114,7 @@ static void open_trial(trial *x, const char *problem, const char *score, const c
     saccade_sizes *s = &x->problem.sizes;
     memset(x, 0, sizeof *x);
     saccade_problem_init(&x->problem);
-    assert_int_equal(plan_parse_problem(problem, s, &x->problem.dtype, &err), SACCADE_OK);
+    problem_case(problem, s, &x->problem.dtype);
     x->problem.backend = "cuda";
     x->problem.gradients = gradients;
     x->problem.score = x->score = score ? case_mod(SACCADE_SCORE, score) : NULL;

@@ -371,9 +371,7 @@ plan_position plan_position_in(const plan_run *run, int64_t b);
  * Offsets on a GPU are unknown here and count as 0. */
 int plan_is_near(const plan_positions *positions, const saccade_sizes *sizes);
 
-/* One grammar for problems: "b2 h16/4 q4096 kv4096 d128 dv64 bf16". */
-saccade_status plan_parse_problem(const char *text, saccade_sizes *sizes, saccade_dtype *dtype,
-                                  saccade_error *err);
+/* "b2 h16/4 q4096 kv4096 d128 dv64 bf16" */
 void plan_print_problem(const saccade_sizes *sizes, saccade_dtype dtype, strbuf *out);
 
 #endif

@@ -4,6 +4,7 @@
 #include "base/convert.h"
 #include "base/cpu_features.h"
 #include "ref/ref.h"
+#include "support/problem_case.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -326,11 +327,9 @@ void case_solve(case_run *r)
 
 void case_make(const forward_case *c, case_run *r)
 {
-    saccade_error err = {0};
     memset(r, 0, sizeof *r);
     r->c = *c;
-    if (plan_parse_problem(c->problem, &r->sizes, &r->dtype, &err) != SACCADE_OK)
-        fail_msg("%s", err.message);
+    problem_case(c->problem, &r->sizes, &r->dtype);
     r->mask = c->mask ? case_mod(SACCADE_MASK, c->mask) : NULL;
     r->score = c->score ? case_mod(SACCADE_SCORE, c->score) : NULL;
     saccade_forward_args_init(&r->args);

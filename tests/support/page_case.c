@@ -3,6 +3,7 @@
 
 #include "base/convert.h"
 #include "support/forward_case.h"
+#include "support/problem_case.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -159,12 +160,10 @@ static void copy_keys(page_run *r, const saccade_tensor *pool, const saccade_ten
 
 void page_make(page_run *r, const page_case *c)
 {
-    saccade_error err;
     memset(r, 0, sizeof *r);
     r->c = c;
     seed = 77 + (uint64_t)c->page * 131 + (uint64_t)c->form * 7 + (uint64_t)c->layout;
-    if (plan_parse_problem(c->problem, &r->sizes, &r->dtype, &err))
-        fail_msg("%s", err.message);
+    problem_case(c->problem, &r->sizes, &r->dtype);
     const saccade_sizes *s = &r->sizes;
     assert_true(s->B <= PAGE_MOST_B);
     for (int64_t b = 0; b < s->B; b++)
