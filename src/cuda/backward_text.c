@@ -278,10 +278,7 @@ static void put_config(const plan_problem *p, const cu_form *form, const cu_mod_
     const int is_sm90 = form->family == CU_SM90;
     /* a slope of the head: applied to the sums of dQ and dK by Hopper's tiles */
     const int is_late = is_sm90 && facts->is_head_slope && !form->backward.value_stages;
-    const struct {
-        const char *name;
-        int value;
-    } rows[] = {
+    const cu_constant rows[] = {
         {"SM", is_sm90 ? 90 : 80},
         {"F16", p->dtype == SACCADE_F16},
         {"F32", p->dtype == SACCADE_F32},
@@ -322,9 +319,7 @@ static void put_config(const plan_problem *p, const cu_form *form, const cu_mod_
         {"MONOTONE", cu_is_monotone(plan_limits(p))},
         {"SINKS", cu_sinks_code(p)},
     };
-    strbuf_puts(out, "/* generated: constants of this instance */\n#pragma once\n");
-    for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++)
-        strbuf_printf(out, "#define CFG_%s %d\n", rows[k].name, rows[k].value);
+    cu_put_constants(rows, sizeof rows / sizeof rows[0], out);
 }
 
 /* One wgmma of 64 rows by n columns: A from registers, or from shared memory, turned (rows

@@ -520,6 +520,12 @@ int64_t cu_row_tile(const saccade_plan *plan, const saccade_sizes *sizes);
 
 /* ---- program_text.c ---- */
 
+/* A program's constant, CFG_<name> in its text; the header of all of them. */
+typedef struct cu_constant {
+    const char *name;
+    int value;
+} cu_constant;
+void cu_put_constants(const cu_constant *rows, size_t n, strbuf *out);
 /* The generated headers of a forward program: cu_program_kind.write. */
 void cu_write_forward(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
                       const cu_form *form, cu_headers *out);

@@ -47,6 +47,29 @@ int cu_is_monotone(const pass_limits *limits)
     return is_known;
 }
 
+void cu_put_constants(const cu_constant *rows, size_t n, strbuf *out)
+{
+    strbuf_puts(out, "/* generated: constants of this instance */\n#pragma once\n");
+    for (size_t k = 0; k < n; k++)
+        strbuf_printf(out, "#define CFG_%s %d\n", rows[k].name, rows[k].value);
+}
+
+/* A thread's, in the warps that load and in those that multiply. */
+typedef struct registers {
+    int producer, consumer;
+} registers;
+
+static registers registers_of(const cu_form *form, int is_small, int gathers)
+{
+    if (is_small)
+        return form->teams == 2 ? (registers){40, 232} : (registers){56, 152};
+    if (form->tile.groups == 1)
+        return (registers){56, 256};
+    if (form->tile.groups == 2)
+        return gathers ? (registers){56, 224} : (registers){40, 232};
+    return (registers){32, 160};
+}
+
 /* The constants of a forward program. */
 static void put_config(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
                        const cu_form *form, strbuf *out)
@@ -60,12 +83,9 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         && cu_gathers(0, &form->tile, cu_keys_in_both(p->page, form->tile.keys));
     const int E = cu_padded(p->sizes.Dv), parts = is_f32 ? cu_parts(E) : 1;
     const int is_small = kind->operation == CU_OP_SMALL;
-    const int is_pair = is_small && form->teams == 2;
     const int whole = 32 * parts; /* columns of O in panels */
-    const struct {
-        const char *name;
-        int value;
-    } rows[] = {
+    const registers regs = registers_of(form, is_small, gathers);
+    const cu_constant rows[] = {
         {"SM", form->family == CU_SM90 ? 90 : 80},
         {"F16", p->dtype == SACCADE_F16},
         {"F32", is_f32},
@@ -104,25 +124,16 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"V_CHANNELS", p->v_groups.channels},
         {"SMALL", is_small},
         {"TEAMS", is_small ? form->teams : 1},
-        {"AHEAD", is_pair},
+        {"AHEAD", is_small && form->teams == 2},
         {"QS", is_small ? cu_small_buffers(cu_padded(p->sizes.D), E) : 1},
         {"LIMITS", ((has_producer && !is_split) || is_small) && !p->is_ragged},
         {"Q_SHARED", cu_is_q_shared((int)p->sizes.D, (int)p->sizes.Dv)},
         {"SCALE_FIRST", p->scale <= 0 && s->facts.score != CU_SCORE_GENERAL},
-        {"REGS_PRODUCER", is_pair                   ? 40
-                          : is_small || groups == 1 ? 56
-                          : groups == 2             ? gathers ? 56 : 40
-                                                    : 32},
-        {"REGS_CONSUMER", is_pair       ? 232
-                          : is_small    ? 152
-                          : groups == 1 ? 256
-                          : groups == 2 ? gathers ? 224 : 232
-                                        : 160},
+        {"REGS_PRODUCER", regs.producer},
+        {"REGS_CONSUMER", regs.consumer},
         {"FIRST_WARP", has_producer ? 4 : 0},
     };
-    strbuf_puts(out, "/* generated: constants of this instance */\n#pragma once\n");
-    for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++)
-        strbuf_printf(out, "#define CFG_%s %d\n", rows[k].name, rows[k].value);
+    cu_put_constants(rows, sizeof rows / sizeof rows[0], out);
 }
 
 void cu_write_forward(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,

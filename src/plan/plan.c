@@ -59,7 +59,7 @@ static saccade_status check_groups(const saccade_problem *p, saccade_error *err)
     return SACCADE_OK;
 }
 
-static saccade_status check_problem(const saccade_problem *p, saccade_error *err)
+static saccade_status check_sizes(const saccade_problem *p, saccade_error *err)
 {
     const saccade_sizes *s = &p->sizes;
     const int64_t most = (int64_t)1 << 30;
@@ -80,25 +80,42 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
     FAIL_AT(s->B < 0 || s->Q < 0 || s->KV < 0 || s->B > most || s->Q > most || s->KV > most,
             SACCADE_EINVAL, "sizes", 0, 0, "got B %lld, Q %lld, KV %lld, expected 0 to 2^30",
             (long long)s->B, (long long)s->Q, (long long)s->KV);
+    FAIL_AT(p->page < SACCADE_PAGE_ANY || p->page > most, SACCADE_EINVAL, "page", 0, 0,
+            "got %lld, expected 0, keys of a page up to 2^30, or SACCADE_PAGE_ANY",
+            (long long)p->page);
+    return SACCADE_OK;
+}
+
+static saccade_status check_flags(const saccade_problem *p, saccade_error *err)
+{
+    const struct {
+        const char *name;
+        int32_t value, most;
+    } flags[] = {
+        {"ragged", p->ragged, 1},
+        {"batch_invariant", p->batch_invariant, SACCADE_INVARIANT_SHORT},
+        {"tangents", p->tangents, 1},
+        {"head_max", p->head_max, 1},
+        {"shared_prefix", p->shared_prefix, 1},
+    };
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
+        FAIL_AT(flags[i].value < 0 || flags[i].value > flags[i].most, SACCADE_EINVAL,
+                flags[i].name, 0, 0, "got %d, expected 0%s", flags[i].value,
+                flags[i].most == 1 ? " or 1" : ", 1 or 2");
     FAIL_AT(
         p->ragged && (p->k_scale_tokens > 1 || p->v_scale_tokens > 1), SACCADE_EINVAL, "ragged",
         0, 0,
         "got scales that several rows share, expected one a row, or one for all of K and V");
-    FAIL_AT(p->ragged != 0 && p->ragged != 1, SACCADE_EINVAL, "ragged", 0, 0,
-            "got %d, expected 0 or 1", p->ragged);
-    FAIL_AT(p->batch_invariant < 0 || p->batch_invariant > SACCADE_INVARIANT_SHORT,
-            SACCADE_EINVAL, "batch_invariant", 0, 0, "got %d, expected 0, 1 or 2",
-            p->batch_invariant);
-    FAIL_AT(p->tangents != 0 && p->tangents != 1, SACCADE_EINVAL, "tangents", 0, 0,
-            "got %d, expected 0 or 1", p->tangents);
-    FAIL_AT(p->head_max != 0 && p->head_max != 1, SACCADE_EINVAL, "head_max", 0, 0,
-            "got %d, expected 0 or 1", p->head_max);
-    FAIL_AT(p->shared_prefix != 0 && p->shared_prefix != 1, SACCADE_EINVAL, "shared_prefix", 0,
-            0, "got %d, expected 0 or 1", p->shared_prefix);
     FAIL_AT(p->tangents && (p->ragged || p->page || quant_is_dtype(p->kv_dtype)),
             SACCADE_EINVAL, "tangents", 0, 0,
             "got a problem that is ragged, in pages or quantised, expected keys in one piece "
             "of batches of one length");
+    return SACCADE_OK;
+}
+
+static saccade_status check_dtypes(const saccade_problem *p, saccade_error *err)
+{
+    const int is_narrow = p->dtype == SACCADE_F16 || p->dtype == SACCADE_BF16;
     FAIL_AT(!is_float(p->dtype), SACCADE_EINVAL, "dtype", 0, 0,
             "got %s, expected f32, f16 or bf16 (f64 with backend ref)",
             saccade_dtype_name(p->dtype));
@@ -107,8 +124,6 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
             SACCADE_EINVAL, "kv_dtype", 0, 0,
             "got %s, expected f32, f16, bf16, f64, e4m3, e5m2, i8 or i4",
             saccade_dtype_name(p->kv_dtype));
-    TRY(check_groups(p, err));
-    const int is_narrow = p->dtype == SACCADE_F16 || p->dtype == SACCADE_BF16;
     FAIL_AT(p->out_dtype != SACCADE_NONE && p->out_dtype != p->dtype
                 && !(is_narrow && p->out_dtype == SACCADE_F32),
             SACCADE_EINVAL, "out_dtype", 0, 0, "got %s with dtype %s, expected that or %s",
@@ -120,9 +135,15 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
             SACCADE_EINVAL, "sinks_dtype", 0, 0, "got %s with dtype %s, expected f32, f16%s",
             saccade_dtype_name(p->sinks_dtype), saccade_dtype_name(p->dtype),
             p->dtype == SACCADE_F64 ? ", bf16 or f64" : " or bf16");
-    FAIL_AT(p->page < SACCADE_PAGE_ANY || p->page > (int64_t)1 << 30, SACCADE_EINVAL, "page", 0,
-            0, "got %lld, expected 0, keys of a page up to 2^30, or SACCADE_PAGE_ANY",
-            (long long)p->page);
+    return SACCADE_OK;
+}
+
+static saccade_status check_problem(const saccade_problem *p, saccade_error *err)
+{
+    TRY(check_sizes(p, err));
+    TRY(check_flags(p, err));
+    TRY(check_dtypes(p, err));
+    TRY(check_groups(p, err));
     FAIL_AT(fabs(p->scale) > (p->dtype == SACCADE_F64 ? DBL_MAX : (double)FLT_MAX),
             SACCADE_EINVAL, "scale", 0, 0,
             "got %g, expected a finite number of f32 (f64 in f64 problems), or NaN for "
