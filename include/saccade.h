@@ -467,7 +467,7 @@ typedef struct saccade_problem {
     /* What becomes of a weight after the sum, or NULL; bound, not kept. dropout(rate): weights
      * are kept with probability 1 - rate, in steps of 2^-16, and divided by it; lse and row_max
      * are as without. Which are kept follows from seed and offset of the run and from b, h, q
-     * and kv as mods see them alone: src/mod/dropout.h. */
+     * and kv as mods see them alone: docs/language.md. */
     const saccade_mod *weight;
     /* SACCADE_INVARIANT (1): the bits of a row of out, lse and row_max follow from its own
      * query, from the keys that its mask leaves it and from where these stand; not from what
@@ -483,8 +483,8 @@ typedef struct saccade_problem {
      * differ, as may f32 rows of head dims above 128 beside a NaN row on CUDA; there q, k, v
      * and out must all lie on 16 bytes, or never. Gradients are not concerned. */
     int32_t batch_invariant;
-    int32_t
-        tangents; /* 1: saccade_tangent is to run with this plan; 0: only back end ref can */
+    int32_t tangents;      /* 1: saccade_tangent is to run with this plan; 0: only back end
+                            * ref can */
     int32_t head_max;      /* 1: runs may ask for saccade_forward_args.head_max; 0: none does */
     int32_t shared_prefix; /* 1: every run brings saccade_prefix; 0: none does */
 } saccade_problem;
@@ -500,6 +500,18 @@ static inline void saccade_problem_init(saccade_problem *problem)
 SACCADE_API saccade_status saccade_plan_create(saccade_context *context,
                                                const saccade_problem *problem,
                                                saccade_plan **out, saccade_error *err);
+/* Makes the runs of a block mask for this plan's tiles, and on CUDA their copy on the device
+ * whose context is current, kept in the mask. Must precede the first run with that mask on a
+ * device, and follow each update; not thread-safe for one mask. */
+SACCADE_API saccade_status saccade_plan_prepare(const saccade_plan *plan,
+                                                const saccade_block_mask *mask,
+                                                saccade_error *err);
+/* What the plan is, why, and the code it made; free with saccade_free. */
+SACCADE_API saccade_status saccade_plan_explain(const saccade_plan *plan, char **text,
+                                                saccade_error *err);
+SACCADE_API void saccade_plan_destroy(saccade_plan *plan);
+
+/* ---- keys in pages, and shared prefixes -------------------------------------------------- */
 
 /* Where keys lie that are not in one piece, for problems with `page`: K is then a pool of pages
  * [pages, Hkv, page, D] and V one of [pages, Hkv, page, Dv], of any strides: NHD and HND, K and
@@ -551,6 +563,8 @@ static inline void saccade_prefix_init(saccade_prefix *prefix)
     saccade_record_init(prefix, sizeof *prefix);
 }
 
+/* ---- forward ----------------------------------------------------------------------------- */
+
 /* One forward run. All borrowed for the call (for CUDA: what tensors' data point to until the
  * stream has passed it). With a block mask, captures of the mask may be left out on the CPU, or
  * must be those it was proven from: scalars of the same value, tensors of the same address,
@@ -572,17 +586,17 @@ typedef struct saccade_forward_args {
     void *workspace; /* saccade_plan_workspace() bytes, 64-aligned */
     size_t workspace_bytes;
     void *stream;                /* CUstream for CUDA */
-    const saccade_tensor *sinks; /* [H], or [B, H, Q] with 1 for B or Q; of the run's
-                                           * own heads. Of parts of the keys that are merged
-                                           * only one may have them: -inf for the others */
+    const saccade_tensor *sinks; /* [H], or [B, H, Q] with 1 for B or Q; of the run's own
+                                  * heads. Of parts of the keys that are merged only one may
+                                  * have them: -inf for the others */
     /* Quantised K and V: an element is its code times its scale. [B|1, Hkv|1, groups of rows,
      * groups of channels] f32 or f16 of any strides: element (b, h, n, d) of K has the scale
      * [b, h, n / k_scale_tokens, d / k_scale_channels], 0 where that is 0. NULL: 1. */
     const saccade_tensor *k_scale, *v_scale;
     const saccade_pages *pages;    /* of problems with `page`; else NULL */
     const saccade_ragged *ragged;  /* of ragged problems; NULL for others */
-    const saccade_tensor *dropout; /* of problems with `weight`: seed and offset, [2] i64
-                                           * or u64, on the host or where q lies */
+    const saccade_tensor *dropout; /* of problems with `weight`: seed and offset, [2] i64 or
+                                    * u64, on the host or where q lies */
     /* Of problems with `head_max`, or NULL: the largest live score of each head, [B, H], or
      * [1, H] over all batches; f32 (f64: or f64). -inf without a live score, NaN where some
      * row's maximum is NaN. It is that of the rows' maxima: exact. A ragged run without row_max
@@ -609,6 +623,9 @@ SACCADE_API size_t saccade_plan_workspace(const saccade_plan *plan, const saccad
 SACCADE_API saccade_status saccade_forward(const saccade_plan *plan,
                                            const saccade_forward_args *args,
                                            saccade_error *err);
+
+/* ---- backward ---------------------------------------------------------------------------- */
+
 /* One backward run: gradients of sum(out * d_out) + sum(lse * d_lse), one tensor for each that
  * the problem names and none else: what it leaves out is not computed. Captures keep their
  * values from forward. On the host a dimension of stride 0 in a gradient stands for the sum
@@ -625,8 +642,8 @@ typedef struct saccade_backward_args {
     const saccade_binding *d_captures;     /* shapes of captures, f32 (f64: or f64), or f16 or
                                               * bf16 if the capture is */
     int32_t n_d_captures;
-    uint32_t accumulate; /* SACCADE_GRADIENT_* that are added to what their
-                                              * tensors hold; the others are overwritten */
+    uint32_t accumulate; /* SACCADE_GRADIENT_* that are added to what their tensors hold; the
+                          * others are overwritten */
     const saccade_positions *positions;
     const saccade_block_mask *block_mask;
     const saccade_binding *bindings;
@@ -635,10 +652,10 @@ typedef struct saccade_backward_args {
     size_t workspace_bytes;
     void *stream;
     const saccade_tensor *sinks;   /* as in forward */
-    const saccade_tensor *d_sinks; /* shape of sinks, f32 (f64: or f64; on the host or
-                                              * their dtype) */
-    const saccade_pages *pages;    /* as in forward; a key's gradient is added up over
-                                              * all places that name it, others' is 0 */
+    const saccade_tensor *d_sinks; /* shape of sinks, f32 (f64: or f64; on the host or their
+                                    * dtype) */
+    const saccade_pages *pages;    /* as in forward; a key's gradient is added up over all
+                                    * places that name it, others' is 0 */
     const saccade_ragged *ragged;  /* as in forward; captures' gradients are f32 */
     const saccade_tensor *dropout; /* those of forward */
 } saccade_backward_args;
@@ -667,6 +684,9 @@ SACCADE_API saccade_status saccade_backward_workspace(const saccade_plan *plan,
 SACCADE_API saccade_status saccade_backward(const saccade_plan *plan,
                                             const saccade_backward_args *args,
                                             saccade_error *err);
+
+/* ---- forward mode ------------------------------------------------------------------------ */
+
 /* Forward mode: how out, lse and, with d_out, the gradients of saccade_backward change per unit
  * of t where q, k, v and float captures of the score change at the rates given (NULL or not
  * named: 0; d_out and d_lse are held). It is a jvp, and the second derivative in a direction:
@@ -710,6 +730,9 @@ SACCADE_API size_t saccade_plan_tangent_workspace(const saccade_plan *plan,
 SACCADE_API saccade_status saccade_tangent(const saccade_plan *plan,
                                            const saccade_tangent_args *args,
                                            saccade_error *err);
+
+/* ---- merge ------------------------------------------------------------------------------- */
+
 /* Attention over n parts of the keys becomes attention over all of them: part i is (outs[i],
  * lses[i]), [B, H, Q, Dv] and [B, H, Q], all on the host and all f32, or f64. They are added in
  * the order given. A part whose lse is -inf adds nothing and its out is not read; a row without
@@ -728,6 +751,8 @@ static inline void saccade_merge_args_init(saccade_merge_args *args)
 /* context may be NULL; its threads change no bit. out and lse may be those of a part. */
 SACCADE_API saccade_status saccade_merge(const saccade_context *context,
                                          const saccade_merge_args *args, saccade_error *err);
+
+/* ---- quantised keys ---------------------------------------------------------------------- */
 
 /* Codes and their scales from numbers, on the host. A group's scale is its largest magnitude
  * by the largest code (448, 57344, 127, 7), of zeros alone 1; codes are the nearest. Infinities
@@ -749,17 +774,6 @@ static inline void saccade_quantize_args_init(saccade_quantize_args *args)
 SACCADE_API saccade_status saccade_quantize(const saccade_context *context,
                                             const saccade_quantize_args *args,
                                             saccade_error *err);
-
-/* Makes the runs of a block mask for this plan's tiles, and on CUDA their copy on the device
- * whose context is current, kept in the mask. Must precede the first run with that mask on a
- * device, and follow each update; not thread-safe for one mask. */
-SACCADE_API saccade_status saccade_plan_prepare(const saccade_plan *plan,
-                                                const saccade_block_mask *mask,
-                                                saccade_error *err);
-/* What the plan is, why, and the code it made; free with saccade_free. */
-SACCADE_API saccade_status saccade_plan_explain(const saccade_plan *plan, char **text,
-                                                saccade_error *err);
-SACCADE_API void saccade_plan_destroy(saccade_plan *plan);
 
 /* ---- CUDA memory, for programs that have no other way to it ----------------------------- */
 
