@@ -110,8 +110,13 @@ static void print_usage(FILE *out)
             "saccade %s: exact, fused attention with your own masks and scores\n\n"
             "usage: saccade COMMAND [option]...    (saccade COMMAND -h for more)\n\n",
             saccade_version());
+    int width = 0;
+    for (int i = 0; i < COMMANDS; i++) {
+        const int length = (int)strlen(commands[i].name);
+        width = length > width ? length : width;
+    }
     for (int i = 0; i < COMMANDS; i++)
-        fprintf(out, "  %-11s %s\n", commands[i].name, commands[i].summary);
+        fprintf(out, "  %-*s  %s\n", width, commands[i].name, commands[i].summary);
     fputs("\nexit status: 0 done, 1 a check failed, 2 something to change in what was given,\n"
           "3 our mistake\n",
           out);

@@ -13,7 +13,8 @@ enum {
     PROBLEM = CLI_RUN | CLI_EXPLAIN | CLI_CHECK,
     TEXTS = PROBLEM | CLI_MASK | CLI_SHARD,
     BLOCKS = CLI_MASK | CLI_SHARD,
-    LENGTH_MAX = 1 << 30
+    LENGTH_MAX = 1 << 30,
+    LEFT = 20 /* columns of a help's names and values; longer ones have a line of their own */
 };
 
 /* clang-format off */
@@ -43,8 +44,10 @@ static const cli_option options[] = {
     {"--mask", "M", TEXTS, TEXT, AT(mask), "which scores count: text or @file", 0, 0},
     {"--score", "S", PROBLEM, LIST, AT(score),
      "how scores change: text or @file; again to chain", 0, 0},
-    {"--weight", "W", PROBLEM, TEXT, AT(weight),
+    {"--weight", "W", CLI_RUN | CLI_CHECK, TEXT, AT(weight),
      "what becomes of weights: 'dropout(0.1)', text or @file; --seed says which", 0, 0},
+    {"--weight", "W", CLI_EXPLAIN, TEXT, AT(weight),
+     "what becomes of weights: 'dropout(0.1)', text or @file", 0, 0},
     {"--sinks", "X", PROBLEM, TEXT, AT(sinks),
      "a logit of each head in its sums alone: F.npy, or like f32[H]:normal", 0, 0},
     {"--bind", "NAME=X", TEXTS, LIST, AT(bind),
@@ -267,12 +270,13 @@ void cli_print_help(const cli_command *command, FILE *out)
     fprintf(out, "usage: saccade %s%s%s\n\n%s\n", command->name,
             command->synopsis[0] ? " " : "", command->synopsis, command->text);
     for (const cli_option *o = NULL; (o = cli_next_option(command, o)) != NULL;) {
-        char left[60];
-        snprintf(left, sizeof left, "%s %s", o->name, o->value ? o->value : "");
-        if (strlen(left) > 20)
-            fprintf(out, "  %s\n  %-20s %s\n", left, "", o->help);
+        const char *value = o->value ? o->value : "";
+        const int width = (int)(strlen(o->name) + 1 + strlen(value));
+        if (width > LEFT)
+            fprintf(out, "  %s %s\n  %-*s %s\n", o->name, value, LEFT, "", o->help);
         else
-            fprintf(out, "  %-20s %s\n", left, o->help);
+            fprintf(out, "  %s %-*s %s\n", o->name, LEFT - (int)strlen(o->name) - 1, value,
+                    o->help);
     }
 }
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The manual page is well formed and has every command and option; bash, zsh and fish complete
-# what the help lists. usage: SOURCE_DIR BUILD_DIR
+# The manual page is well formed and has every command and option, each with its value as the
+# help shows it; bash, zsh and fish complete what the help lists. usage: SOURCE_DIR BUILD_DIR
 set -eu
 saccade=$2/saccade
 work=$(mktemp -d)
@@ -21,6 +21,16 @@ while read -r command option; do
     awk -v wanted="$command" '/^\.SS / { on = $3 == wanted } on' saccade.1 |
         grep -qF ".B $dashed" || fail "no $command $option in the manual page"
 done <options
+# "COMMAND OPTION VALUE" of the manual page: the help shows each value whole
+awk '{ gsub(/\\-/, "-") }
+    /^\.SS saccade / { command = $3 }
+    /^\.B .* \\fI/ { gsub(/\\f[IR]/, ""); print command, $2, $3 }' saccade.1 >values
+[ "$(wc -l <values)" -ge 50 ] || fail "no values in the manual page"
+while read -r command option value; do
+    "$saccade" "$command" -h | awk -v left="  $option $value" '
+        index($0 " ", left " ") == 1 { found = 1 } END { exit !found }' ||
+        fail "the help of $command does not show $option $value whole"
+done <values
 if command -v mandoc >/dev/null; then
     mandoc -T lint -W warning saccade.1 | grep -v 'missing date' >said || true
     [ ! -s said ] || { cat said; fail "mandoc warns"; }
