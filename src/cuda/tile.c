@@ -1,5 +1,5 @@
 /* Which tile an instance gets: pure functions of integers, tested without a GPU. Numbers: one
- * H200, docs/cuda.md. */
+ * H200, docs/lab/README.md. */
 #include "cuda/cuda.h"
 
 static int round_up(int x, int to)
