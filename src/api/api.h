@@ -28,14 +28,14 @@ typedef struct api_expected {
 } api_expected;
 saccade_status api_check_tensor(const saccade_tensor *t, const api_expected *expected,
                                 int64_t *shape, saccade_error *err);
-/* Likewise, of any strides: the last of four, as rows of q have it, is 1 above. */
+/* api_check_tensor for any strides; it asks that the last of four dimensions has stride 1. */
 saccade_status api_check_strided(const saccade_tensor *t, const api_expected *expected,
                                  int64_t *shape, saccade_error *err);
 /* Elements of the last dimension lie side by side. */
 saccade_status api_check_packed(const saccade_tensor *t, const char *name, saccade_error *err);
 /* No two elements of an output are one place in memory. */
 saccade_status api_check_output(const saccade_tensor *t, const char *name, saccade_error *err);
-/* Likewise, but that a dimension of stride 0 stands for a sum over it. */
+/* api_check_output for a gradient, where a dimension of stride 0 stands for a sum over it. */
 saccade_status api_check_sum(const saccade_tensor *t, const char *name, saccade_error *err);
 /* positions may be NULL. Reads values of tensors on the host and holds them against their
  * limits. */
@@ -90,9 +90,16 @@ saccade_status api_read_inputs(const saccade_plan *plan, const api_inputs *in, p
 /* The sinks of `rows` rows, where the plan's problem has any. */
 saccade_status api_read_sinks(const saccade_plan *plan, const saccade_tensor *t, int64_t rows,
                               plan_run *run, saccade_error *err);
-/* The same as api_read_inputs but for q, k, v and sinks: run->sizes are known. */
+/* api_read_inputs without q, k, v and sinks: run->sizes are known. */
 saccade_status api_read_context(const saccade_plan *plan, const api_inputs *in, plan_run *run,
                                 api_captures *captures, saccade_error *err);
+saccade_status api_read_workspace(const api_inputs *in, size_t bytes, plan_run *run,
+                                  saccade_error *err);
+/* lse, row_max: NULL, or a [B, H, Q] output in f32, or in f64 where the problem is. */
+saccade_status api_check_stats(const saccade_plan *plan, const saccade_tensor *t,
+                               const char *name, const saccade_sizes *sizes,
+                               saccade_error *err);
+
 /* ---- run_ragged.c ---- */
 
 saccade_status api_read_ragged(const saccade_plan *plan, const saccade_ragged *given,
@@ -108,23 +115,12 @@ saccade_sizes api_row_sizes(const plan_run *run);
 /* Lengths of the sequences and of what they hold, into a run whose tensors were read. */
 saccade_status api_set_ragged(const api_inputs *in, plan_run *run, saccade_error *err);
 
-/* ---- run_check.c, again ---- */
-
-saccade_status api_read_workspace(const api_inputs *in, size_t bytes, plan_run *run,
-                                  saccade_error *err);
 /* ---- weight_check.c ---- */
 
 /* The rate by the weight's captures, and seed and offset. */
 saccade_status api_read_dropout(const saccade_plan *plan, const saccade_tensor *state,
                                 const saccade_tensor *captures, plan_run *run,
                                 saccade_error *err);
-
-/* ---- run_check.c again ---- */
-
-/* lse, row_max: NULL, or a [B, H, Q] output in f32, or in f64 where the problem is. */
-saccade_status api_check_stats(const saccade_plan *plan, const saccade_tensor *t,
-                               const char *name, const saccade_sizes *sizes,
-                               saccade_error *err);
 
 /* ---- pages_api.c ---- */
 
@@ -197,17 +193,20 @@ void api_clear_unread(const saccade_plan *plan, const saccade_backward_args *arg
 
 /* Members that calls over ranks do not take, of which backward has ragged and pages alone. */
 saccade_status api_refuse_over_ranks(const saccade_forward_args *args, saccade_error *err);
-/* q of this rank's rows, k and v of so many keys; the run's sizes are those of the whole
- * sequence. */
 struct saccade_dist;
 /* EBACKEND where the plan's tensors lie on a device that the transport knows nothing of. */
 saccade_status api_check_exchange(const struct saccade_dist *dist, saccade_error *err);
+/* Reads q of this rank's rows, and k and v of n_keys keys; the run's sizes become those of the
+ * whole sequence. */
 saccade_status api_read_shard(const struct saccade_dist *dist, const api_inputs *in,
                               int64_t n_keys, plan_run *run, saccade_error *err);
 /* Outputs of this rank's rows into *run. */
 saccade_status api_read_shard_outputs(const struct saccade_dist *dist,
                                       const saccade_forward_args *args, plan_run *run,
                                       saccade_error *err);
+
+/* ---- dist_backward_api.c ---- */
+
 /* EINVAL where a gradient has two elements in one place: sums are made once, over ranks. */
 saccade_status api_check_shard_gradients(const api_backward_call *call, saccade_error *err);
 

@@ -215,9 +215,6 @@ int cu_tile_rows(cu_family family, const cu_tile *tile);
 int cu_keys_in_both(int64_t page, int tile_keys);
 /* Whether pieces of so many keys are copied by 16 bytes (kern/gather.cuh) instead. */
 int cu_gathers(int is_decode, const cu_tile *tile, int box);
-enum { CU_COLLECT_BYTES = 256 << 20 }; /* of keys in one piece, at most */
-/* Whether forward's keys may be brought into one piece first: one_piece.c. */
-int cu_collects(const plan_problem *p, const cu_tile *tile);
 int cu_tile_threads(cu_family family, const cu_tile *tile, int E);
 /* f32: warps that share 16 rows, each with a part of O's columns */
 int cu_parts(int E);
@@ -551,12 +548,24 @@ saccade_status cu_compile_programs(cu_state *s, const plan_problem *p, saccade_e
 /* The same for backward's programs alone. */
 saccade_status cu_compile_backward(cu_state *s, const plan_problem *p, saccade_error *err);
 
-/* ---- solver.c, launch.c: what a plan holds, and a run of it ---- */
+/* ---- one_piece.c ---- */
+
+enum { CU_COLLECT_BYTES = 256 << 20 }; /* of keys in one piece, at most */
+/* Whether forward's keys may be brought into one piece first. */
+int cu_collects(const plan_problem *p, const cu_tile *tile);
+
+/* ---- run_space.c ---- */
 
 int cu_shared_bytes(const cu_form *form, const cu_mod_text *facts, const plan_problem *problem);
 size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
+
+/* ---- choose_kernel.c ---- */
+
 saccade_status cu_prepare(const saccade_plan *plan, const saccade_block_mask *mask,
                           saccade_error *err);
+
+/* ---- launch.c ---- */
+
 saccade_status cu_forward(const saccade_plan *plan, const plan_run *run, saccade_error *err);
 
 /* ---- measure.c ---- */

@@ -39,6 +39,10 @@ typedef struct dist_pieces {
     int64_t all;
 } dist_pieces;
 
+saccade_status dist_lay_out(saccade_dist *dist, int32_t mask, saccade_error *err);
+void dist_free_layout(saccade_dist *dist);
+void dist_free_pieces(dist_pieces *pieces);
+
 /* ---- dist.c ---- */
 
 /* Lays out what the shard plan means for this rank; the plan becomes the object's own. */
@@ -59,8 +63,8 @@ saccade_status dist_forward(saccade_dist *dist, plan_run *run, saccade_error *er
 saccade_status dist_backward(saccade_dist *dist, plan_run *run, const plan_gradients *to,
                              saccade_error *err);
 
-/* The same for k and v of the whole sequence, which hold what this rank's rows touch; nothing
- * is exchanged, and to is this rank's part. */
+/* dist_forward and dist_backward for k and v of the whole sequence, which hold what this rank's
+ * rows touch; nothing is exchanged, and to is this rank's part. */
 saccade_status dist_forward_local(saccade_dist *dist, plan_run *run, saccade_error *err);
 saccade_status dist_backward_local(saccade_dist *dist, plan_run *run, const plan_gradients *to,
                                    saccade_error *err);
@@ -83,10 +87,6 @@ struct saccade_dist {
     dist_device *device; /* where a device has a carrier, from the first run on */
     dist_stages *stages; /* in staged mode; else NULL */
 };
-
-saccade_status dist_lay_out(saccade_dist *dist, int32_t mask, saccade_error *err);
-void dist_free_layout(saccade_dist *dist);
-void dist_free_pieces(dist_pieces *pieces);
 
 /* ---- gather.c ---- */
 
@@ -116,13 +116,15 @@ void dist_list_keys(const saccade_dist *dist, const dist_pieces *in, const dist_
 /* Where units of keys from `first` on lie in a pool, -1 where they do not: [B][units]. */
 void dist_fill_table(const dist_pieces *in, int32_t ranks, int64_t B, int64_t first,
                      int64_t unit, int64_t units, int32_t *table);
+/* Row of the pool where a batch's keys of a peer begin. */
+int64_t dist_pool_row(const dist_pieces *pieces, int64_t B, int32_t peer, int64_t b);
 saccade_tensor dist_pool_of(const saccade_dist *dist, int64_t B, int64_t keys, int64_t dim,
                             char *data);
 
 /* EINVAL where a row of this rank touches a key that was not gathered; mask NULL: all do. */
 saccade_status dist_check_keys(const saccade_dist *dist, const saccade_block_mask *mask,
                                char *memory, saccade_error *err);
-/* Likewise for keys that the caller gathers. */
+/* dist_check_keys for keys that the caller gathers. */
 saccade_status dist_check_held(const saccade_dist *dist, const saccade_block_mask *mask,
                                saccade_error *err);
 saccade_status dist_list_held(saccade_dist *dist, saccade_error *err);
@@ -190,8 +192,5 @@ void dist_add_ranks(const saccade_dist *dist, const dist_pieces *in, const dist_
                     float *sum, const saccade_tensor *to, int is_added);
 saccade_status dist_return_captures(saccade_dist *dist, char *memory, const dist_return *parts,
                                     const plan_gradients *to, saccade_error *err);
-
-/* Row of the pool where a batch's keys of a peer begin. */
-int64_t dist_pool_row(const dist_pieces *pieces, int64_t B, int32_t peer, int64_t b);
 
 #endif

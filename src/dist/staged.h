@@ -59,9 +59,6 @@ struct dist_stages {
 };
 
 saccade_sizes stage_sizes(const saccade_dist *dist, int64_t B, int64_t keys);
-/* What runs of either pass check first, and what belongs to their block mask; NULL without. */
-saccade_status stage_start(const saccade_dist *dist, const plan_run *run,
-                           const stage_mask **masks, saccade_error *err);
 /* NULL: it has not been prepared. */
 const stage_mask *stage_mask_of(const saccade_dist *dist, const saccade_block_mask *mask);
 
@@ -83,6 +80,12 @@ typedef struct stage_run {
 } stage_run;
 void stage_begin(const saccade_dist *dist, int64_t w, const plan_run *run,
                  const stage_mask *masks, char *room, stage_run *out);
+
+/* ---- staged_run.c ---- */
+
+/* What runs of either pass check first, and what belongs to their block mask; NULL without. */
+saccade_status stage_start(const saccade_dist *dist, const plan_run *run,
+                           const stage_mask **masks, saccade_error *err);
 
 /* ---- staged_device.c ---- */
 

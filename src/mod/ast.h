@@ -136,9 +136,12 @@ void lexer_print_float(float value, char text[32]);
 
 /* fills source->body from source->text; a prelude has definitions and no body. */
 saccade_status parser_run(ast_source *source, arena *arena, saccade_error *err);
-/* the same from a place of the text on. */
+/* parser_run from a place of the text on. */
 saccade_status parser_run_from(ast_source *source, ast_place from, arena *arena,
                                saccade_error *err);
+
+/* ---- expression.c ---- */
+
 /* what may not be declared, assigned or bound: "an index variable", ...; NULL when free. */
 const char *parser_reserved(const char *name);
 /* C's precedence of a binary operator, 1 (||) to 10 (*); 0 when it is none. */

@@ -113,7 +113,7 @@ saccade_status mod_builder_status(const mod_builder *b);
 /* Drops dead nodes, verifies, and gives a mod_fn in the builder's arena. */
 saccade_status mod_finish(mod_builder *b, uint32_t result, const mod_fn **out,
                           saccade_error *err);
-/* The same for several results (not verified, of any types): roots[i] is changed to its place
+/* mod_finish for several results (not verified, of any types): roots[i] is changed to its place
  * in *out, and the last one is out->result. */
 saccade_status mod_finish_roots(mod_builder *b, uint32_t *roots, uint32_t n, const mod_fn **out,
                                 saccade_error *err);
@@ -156,6 +156,9 @@ const mod_fn *mod_function(const saccade_mod *mod);
 void mod_show_place(const saccade_mod *mod, saccade_error *err);
 /* A mod that owns a copy of typed nodes (for passes and for and/or/not of masks). */
 saccade_status mod_from_function(const mod_fn *fn, saccade_mod **out, saccade_error *err);
+
+/* ---- join.c ---- */
+
 /* Both typed masks in one, joined by op (OP_and, OP_or); captures with equal names are kept
  * apart by renaming the second's ("doc" -> "doc_2"). second_names[i] gives the new name of
  * b's capture i and lives in the result. */

@@ -38,8 +38,9 @@ int pass_interval(const mod_fn *fn, arena *arena, const mod_fn **bounds_fn, uint
  * results[i] its node. needs: verified score fn. */
 saccade_status pass_gradient(const mod_fn *fn, const uint32_t *wanted, uint32_t n, arena *arena,
                              const mod_fn **out, uint32_t *results, saccade_error *err);
-/* The same and the value, which share what they have in common: results[0] is the value,
- * results[1 + i] its derivative by wanted[i]. Captures keep their indices. */
+/* pass_gradient's derivatives and the value in one fn, which share what they have in common:
+ * results[0] is the value, results[1 + i] its derivative by wanted[i]. Captures keep their
+ * indices. */
 saccade_status pass_value_and_gradient(const mod_fn *fn, const uint32_t *wanted, uint32_t n,
                                        arena *arena, const mod_fn **out, uint32_t *results,
                                        saccade_error *err);
@@ -67,6 +68,13 @@ typedef struct pass_box {
     int32_t lo[4], hi[4]; /* inclusive; by mod_var: b h q kv */
 } pass_box;
 
+/* Ranges of all nodes over a box (ranges[fn->n_nodes], caller's); score is any finite float
+ * unless score_range is given. Heads of the box are without env's h_offset. */
+void pass_ranges(const mod_fn *fn, const eval_env *env, const pass_box *box,
+                 const pass_range *score_range, pass_range *ranges);
+
+/* ---- prover.c: verdicts on masks over boxes ---- */
+
 typedef enum pass_verdict { PASS_NEVER, PASS_ALWAYS, PASS_UNKNOWN } pass_verdict;
 
 /* A mask made ready for many boxes: min/max tables over the captures it indexes are built
@@ -77,7 +85,7 @@ saccade_status pass_prover_create(const mod_fn *fn, const eval_env *env, pass_pr
                                   saccade_error *err);
 size_t pass_prover_scratch(const pass_prover *prover); /* bytes per thread */
 pass_verdict pass_prove(const pass_prover *prover, const pass_box *box, void *scratch);
-/* The same, walking only what depends on variables whose range differs from the last proof's
+/* pass_prove, walking only what depends on variables whose range differs from the last proof's
  * with this scratch. needs: at least one pass_prove with it. */
 pass_verdict pass_prove_next(const pass_prover *prover, const pass_box *box, void *scratch);
 /* A good place to cut the box of the last proof with this scratch, when it came out UNKNOWN:
@@ -85,10 +93,5 @@ pass_verdict pass_prove_next(const pass_prover *prover, const pass_box *box, voi
  * upper part. 0 when none is seen. */
 int pass_prove_cut(const pass_prover *prover, const void *scratch, int *var, int32_t *at);
 void pass_prover_destroy(pass_prover *prover);
-
-/* Ranges of all nodes over a box (ranges[fn->n_nodes], caller's); score is any finite float
- * unless score_range is given. Heads of the box are without env's h_offset. */
-void pass_ranges(const mod_fn *fn, const eval_env *env, const pass_box *box,
-                 const pass_range *score_range, pass_range *ranges);
 
 #endif

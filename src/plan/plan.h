@@ -244,8 +244,6 @@ extern const struct plan_carry cu_carry;
 
 /* ---- plan.c ---- */
 
-/* Whether a text names Q or KV, which differ by sequence in ragged runs. fn may be NULL. */
-int plan_names_length(const mod_fn *fn);
 /* Checks a problem and derives what kernels read; mods into the plan. */
 saccade_status plan_derive(const saccade_problem *problem, saccade_plan *plan,
                            saccade_error *err);
@@ -258,7 +256,7 @@ size_t plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
  * are 0, captures' in f32. */
 size_t plan_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
                                const plan_gradients *gradients);
-/* The same for tangents. */
+/* Bytes for runs of tangent. */
 size_t plan_tangent_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
 /* The first solver of the table that applies creates the plan; EBACKEND says why none does. */
 saccade_status plan_choose(saccade_plan *plan, const plan_solver *const *solvers,
@@ -285,7 +283,14 @@ double plan_sink_delta(const plan_run *run, const plan_gradients *gradients, int
 typedef double plan_sink_term(const void *of, int64_t b, int64_t h, int64_t i);
 void plan_sum_sinks(const plan_run *run, const plan_gradients *gradients, plan_sink_term *term,
                     const void *of, int threads);
+
 /* ---- ragged.c ---- */
+
+/* Where the rows and keys of one batch stand. */
+typedef struct plan_position {
+    int32_t q_offset, kv_offset;
+    int64_t kv_len; /* clamped to 0..KV */
+} plan_position;
 
 /* A sequence as a run of its own, on the host. b in texts, and of block masks, stays that of
  * the whole run. Points into itself and to what the whole run points to. */
@@ -296,6 +301,8 @@ typedef struct plan_sequence {
     int32_t q_offset, kv_offset, kv_len;
 } plan_sequence;
 void plan_sequence_of(const plan_run *run, int64_t b, plan_sequence *out);
+/* Positions of batch b of a run on the host that may be ragged. */
+plan_position plan_position_in(const plan_run *run, int64_t b);
 /* A run of the plan's solver, ragged or not, without head_max. */
 saccade_status plan_forward_rows(const saccade_plan *plan, const plan_run *run,
                                  saccade_error *err);
@@ -318,21 +325,7 @@ saccade_status plan_explain_ranges(const char *title, const mod_fn *fn,
                                    const plan_problem *problem, strbuf *out,
                                    saccade_error *err);
 
-/* ---- problem.c ---- */
-
-/* A batch's entries, whatever start says: none outside the table. */
-typedef struct plan_entries {
-    const int32_t *first;
-    int32_t count;
-} plan_entries;
-plan_entries plan_entries_of(const plan_chunks *chunks, int64_t b);
-/* Where logical key j of batch b lies in t, K or V: b numbers what its first dimension counts,
- * batches or pages, and row is -1 in an absent chunk. Past the end: the last row or page. */
-typedef struct plan_place {
-    int64_t b, row;
-} plan_place;
-plan_place plan_place_of(const plan_chunks *chunks, const saccade_tensor *t, int64_t b,
-                         int64_t j);
+/* ---- scales.c ---- */
 
 /* Where the scales of a row of K or V lie: that of channels' group n at `at` + n * stride. */
 typedef struct plan_scale_row {
@@ -352,6 +345,24 @@ saccade_status plan_check_scales(const saccade_tensor *scale, const char *name,
                                  const int64_t shape[4], const plan_groups *groups,
                                  saccade_device_kind device, saccade_error *err);
 
+/* ---- problem.c ---- */
+
+/* Whether a text names Q or KV, which differ by sequence in ragged runs. fn may be NULL. */
+int plan_names_length(const mod_fn *fn);
+/* A batch's entries, whatever start says: none outside the table. */
+typedef struct plan_entries {
+    const int32_t *first;
+    int32_t count;
+} plan_entries;
+plan_entries plan_entries_of(const plan_chunks *chunks, int64_t b);
+/* Where logical key j of batch b lies in t, K or V: b numbers what its first dimension counts,
+ * batches or pages, and row is -1 in an absent chunk. Past the end: the last row or page. */
+typedef struct plan_place {
+    int64_t b, row;
+} plan_place;
+plan_place plan_place_of(const plan_chunks *chunks, const saccade_tensor *t, int64_t b,
+                         int64_t j);
+
 /* The sizes and the offset of heads that mods see in runs of these sizes; the rest of *out
  * stays. */
 void plan_set_env(const plan_problem *problem, const saccade_sizes *sizes, eval_env *out);
@@ -359,14 +370,8 @@ void plan_set_env(const plan_problem *problem, const saccade_sizes *sizes, eval_
 int64_t plan_block_row(const plan_run *run, const mask_runs *runs, int64_t b, int64_t h,
                        int64_t row);
 
-/* positions of batch b for host tensors; absent gives 0, 0, KV. */
-typedef struct plan_position {
-    int32_t q_offset, kv_offset;
-    int64_t kv_len; /* clamped to 0..KV */
-} plan_position;
+/* Positions of batch b of KV keys, for tensors on the host; absent ones give 0, 0, KV. */
 plan_position plan_position_of(const plan_positions *positions, int64_t KV, int64_t b);
-/* The same in a run that may be ragged. */
-plan_position plan_position_in(const plan_run *run, int64_t b);
 /* Whether pass_interval's limits are exact at all of a run's positions: rows' and live keys'.
  * Offsets on a GPU are unknown here and count as 0. */
 int plan_is_near(const plan_positions *positions, const saccade_sizes *sizes);

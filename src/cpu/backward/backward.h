@@ -105,6 +105,8 @@ saccade_status backward_check_reads(const pass_facts *score, uint64_t captures,
 uint32_t backward_find_reads(const pass_facts *score, uint64_t captures, backward_read *reads,
                              uint32_t most);
 
+/* ---- backward_plan.c ---- */
+
 /* Byte counts are multiples of 64. */
 typedef struct backward_geometry {
     int32_t q_ld, o_ld;   /* elements of a packed row of Q, of dO */
