@@ -197,9 +197,9 @@ typedef struct backward_job {
     int32_t *first, *past; /* [B][H][Q] live keys, where the mask has limits */
     backward_span *spans;  /* [B][H][row_blocks], likewise */
     backward_fixed fixed[BACKWARD_READS];
-    atomic_int is_wild; /* an input holds an infinity or NaN (backward_careful.c) */
-    uint64_t dense;     /* reads whose positions add along lines of the gradient, a bit each */
-    uint64_t stored;    /* reads that positions store (backward_stored.c), a bit each */
+    atomic_int has_nonfinite; /* an input holds an infinity or NaN (backward_careful.c) */
+    uint64_t dense;  /* reads whose positions add along lines of the gradient, a bit each */
+    uint64_t stored; /* reads that positions store (backward_stored.c), a bit each */
 } backward_job;
 
 /* The chunk's dQ [dq_rows][dq_ld] of query head `head` of the wave, and which of its blocks of
@@ -209,10 +209,11 @@ uint8_t *backward_touched_of(const backward_job *job, int64_t chunk, int64_t hea
 
 /* ---- backward_careful.c ---- */
 
-/* The same with the kernels' careful ones, if there are any. */
+/* The plan with its kernels replaced by their f32 fall-back (`careful`), if they have one. */
 cpu_backward_plan backward_careful_of(const cpu_backward_plan *backward);
-/* Whether the run must take them, asked before its rows are found. */
-int backward_is_wild(backward_job *job);
+/* Whether the run must take the careful kernels, since an input is non-finite; asked before its
+ * rows are found. */
+int backward_has_nonfinite(backward_job *job);
 
 /* ---- backward_rows.c ---- */
 
@@ -253,8 +254,7 @@ typedef struct backward_worker {
     int32_t m, n;      /* its rows and keys */
     int is_full;
     void *k_turned, *v_turned, *k_steps, *q_rows, *q_steps, *o_rows, *o_steps;
-    backward_operand q_at,
-        o_at; /* rows of Q and dO as scores read them: packed, or where they lie */
+    backward_operand q_at, o_at; /* rows of Q and dO as scores read them: packed, or in place */
     int k_nonfinite, q_nonfinite, o_nonfinite;
     int64_t rows_stored;   /* of the head at the block of keys: captures' rows up to this one */
     kv_view k, v;          /* keys of the item */
@@ -315,16 +315,18 @@ void backward_change_scores(backward_worker *w, int32_t r0, int32_t rows, int32_
 
 /* Whether a compiled pass runs on the tile: for the score mod, or for the mask. */
 int backward_is_compiled(const backward_worker *w);
-/* Whether the strip's scores can be changed unit by unit, and that for `n` keys of one, from
- * `key` of the tile on. Slopes lie two tiles behind. */
+/* Whether the strip's scores can be changed one unit at a time. */
 int backward_changes_units(const backward_worker *w, int32_t r0);
+/* Applies score mod and mask to n keys of one unit, from key `key` of the tile on; its slopes
+ * lie two unit-tiles behind its scores. */
 void backward_change_unit(backward_worker *w, int32_t r0, int32_t key, int32_t n, float *unit);
 
 /* ---- backward_stream.c ---- */
 
-/* Whether the strip goes through the kernel's stream, and that; weights of its last units are
- * made with the next strip's, or at the end. */
+/* Whether the strip goes through the kernel's stream. */
 int backward_is_streamed(const backward_worker *w, int32_t r0);
+/* Puts a strip through the stream. Weights of its last units are made with the next strip's, or
+ * by backward_end_stream. */
 void backward_stream_strip(backward_worker *w, const cpu_strip_scores *scores,
                            const cpu_strip_weights *weights, int32_t r0, int32_t from,
                            int32_t past);

@@ -27,7 +27,7 @@ static int any_nonfinite(const cpu_rows *rows, int64_t n)
 static void look_at(backward_job *job, const cpu_rows *rows, int64_t n)
 {
     if (any_nonfinite(rows, n))
-        atomic_store_explicit(&job->is_wild, 1, memory_order_relaxed);
+        atomic_store_explicit(&job->has_nonfinite, 1, memory_order_relaxed);
 }
 
 /* par_fn over (batch, head, block of rows). */
@@ -68,13 +68,13 @@ static void look_at_keys(void *arg, int64_t index, int thread)
     look_at(job, &values, n);
 }
 
-int backward_is_wild(backward_job *job)
+int backward_has_nonfinite(backward_job *job)
 {
     const saccade_sizes *s = &job->run->sizes;
     if (!job->backward->kernels->careful)
         return 0;
-    atomic_init(&job->is_wild, 0);
+    atomic_init(&job->has_nonfinite, 0);
     par_for(s->B * s->H * job->g.row_blocks, job->threads, look_at_rows, job);
     par_for(job->g.heads * job->g.key_blocks, job->threads, look_at_keys, job);
-    return atomic_load(&job->is_wild);
+    return atomic_load(&job->has_nonfinite);
 }

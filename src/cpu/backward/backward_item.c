@@ -121,7 +121,8 @@ static run_walk walk_runs(const backward_job *job, int64_t b, int64_t h, int64_t
     return walk;
 }
 
-/* Rows of cells that every further run reaches to; the first that has one, INT64_MAX: none. */
+/* The first row of cells at or after `from` in which a run of any key column lies; INT64_MAX if
+ * there is none. Drops runs that end before `from`. */
 static int64_t first_cell(run_walk *walk, int64_t from)
 {
     int64_t first = INT64_MAX;

@@ -153,7 +153,7 @@ saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *b
     job.spans = (backward_span *)(void *)(job.memory + job.g.span_off);
     backward_begin_places(plan, backward, run, gradients, job.memory + job.g.bytes, &places);
     backward_begin_threads(&job);
-    if (backward_is_wild(&job)) {
+    if (backward_has_nonfinite(&job)) {
         const cpu_backward_plan careful = backward_careful_of(backward);
         return cpu_backward(plan, &careful, run, gradients, err);
     }

@@ -50,7 +50,7 @@ typedef struct amx_step {
     void *p;
     const void *s[2]; /* narrow: where the step's even and odd squares are */
     const uint32_t *masks[FLOW_NARROW];
-    const void *ask[FLOW_NARROW]; /* 2 KB to bring into L2 during a square's work */
+    const void *prefetch[FLOW_NARROW]; /* 2 KB to bring into L2 during a square's work */
     float constants[8];           /* factor of scores in the exponent, then the polynomial */
     uint8_t corrections[64];      /* of words of weights, by bits 1 to 6 */
     int64_t order[8];             /* of a row's packed quarters */

@@ -49,8 +49,8 @@ void jit_stream_clear(jit_stream *stream);
 void jit_stream_destroy(jit_stream *stream);
 /* Notes the instructions that the encoder has got since the last call, each of this weight. */
 void jit_stream_note(jit_stream *stream, const jit_asm *a, int weight);
-/* The same for instructions that are there `copies` times over; what is marked begins `add`
- * higher. Gives the run. */
+/* Notes instructions that are there `copies` times over; what is marked begins `add` higher.
+ * Returns the run, for jit_stream_again. */
 uint32_t jit_stream_repeat(jit_stream *stream, const jit_asm *a, int weight, uint32_t copies,
                            const int32_t add[MARKS]);
 /* Repeats a run of instructions, with other displacements. */

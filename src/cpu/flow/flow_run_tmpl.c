@@ -273,7 +273,8 @@ static void set_narrow(chain *c, int64_t j0)
         s->s[n] = c->memory + FLOW_S + (c->half ^ n) * FLOW_SQUARE_BYTES;
     c->half ^= FLOW_NARROW % 2;
     for (int32_t n = 0; n < FLOW_NARROW; n++)
-        s->ask[n] = c->prefetches.n ? c->prefetches.at[--c->prefetches.n] : c->memory + FLOW_S;
+        s->prefetch[n] =
+            c->prefetches.n ? c->prefetches.at[--c->prefetches.n] : c->memory + FLOW_S;
     if (!c->shape->is_word)
         set_cut(c, j0);
     for (int32_t n = 0; c->shape->is_word && n < FLOW_NARROW; n++)

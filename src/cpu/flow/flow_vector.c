@@ -257,8 +257,8 @@ static int emit_floats(vectors *v, const int exponent[LANES])
     return packed;
 }
 
-/* The same for weights made as words. Packing interleaves quarters of the two vectors, which is
- * put right at the end. */
+/* emit_floats for weights made as words. Packing interleaves quarters of the two vectors, which
+ * is put right at the end. */
 static int emit_words(vectors *v, const int exponent[LANES])
 {
     jit_emitter *t = &v->t;
@@ -357,7 +357,7 @@ saccade_status jit_vector_stream(const amx_shape *shape, jit_stream *stream, int
                  field(offsetof(amx_step, masks[0]) + 8 * (size_t)v->square));
         if (shape->is_narrow)
             EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_R14),
-                 field(offsetof(amx_step, ask[0]) + 8 * (size_t)v->square));
+                 field(offsetof(amx_step, prefetch[0]) + 8 * (size_t)v->square));
         jit_stream_note(stream, &t->a, 0);
         stream->need = v->square ? EVENT_SQUARE + v->square : STREAM_NO_EVENT;
         add_rows(v, stream, &rows[shape->is_narrow && v->square % 2]);

@@ -351,7 +351,8 @@ static size_t part_bytes(const cpu_geometry *g)
            + (size_t)(g->heads * g->head_items) * (sizeof(int64_t) + sizeof(int32_t));
 }
 
-/* Parts [first, past) that have room together, at least one. */
+/* The end of a wave that begins with part `first`: as many parts as fit in `room` bytes, at
+ * least one. */
 static int64_t wave_past(const forward_part *parts, int64_t first, int64_t n, size_t room)
 {
     int64_t past = first;

@@ -124,7 +124,7 @@ cpu_worker *item_worker_of(const cpu_job *job, int thread);
 void item_open(cpu_worker *w, const cpu_item *item);
 /* m and l of rows [r0, r0 + n) as before the first key. */
 void item_clear_sums(cpu_worker *w, int32_t r0, int32_t n);
-/* The same, and O. */
+/* m, l and O of rows [r0, r0 + n) as before the first key. */
 void item_clear_rows(cpu_worker *w, int32_t r0, int32_t n);
 /* Packs rows [r0, r0 + n) of Q, of one head or the whole item; whole strips. */
 void item_pack_queries(const cpu_worker *w, int32_t r0, int32_t n, void *to);
@@ -173,7 +173,8 @@ void item_keep_partial(const cpu_worker *w, int64_t index);
 /* The rows' sums as such a part, and back. */
 void item_copy_sums(const cpu_worker *w, float *to);
 void item_take_sums(cpu_worker *w, const float *from);
-/* A part that adding takes nothing of: O is not looked at. */
+/* Stores an empty partial result (m = -inf, l = 0). Merging it adds nothing and does not read
+ * its O. */
 void item_keep_nothing(const cpu_worker *w, int64_t index);
 /* Adds row r of a part to the worker's. */
 void item_add_part(cpu_worker *w, const float *part, int32_t r);

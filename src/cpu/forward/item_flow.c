@@ -250,7 +250,7 @@ static int are_sums_sound(cpu_worker *w, int32_t r0)
     return is_sound;
 }
 
-/* The same, and O is finite. */
+/* Whether the strip's row sums are sound (are_sums_sound) and O has no infinity or NaN. */
 static int is_strip_sound(cpu_worker *w, int32_t r0)
 {
     const int64_t o_ld = w->job->g.o_ld;

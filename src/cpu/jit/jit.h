@@ -56,7 +56,7 @@ void jit_cols(jit_state *state, int32_t kv0, int32_t n);
  * columns, NaN aside; NULL is not allowed. */
 void jit_tile(jit_state *state, float *s, int64_t ld, int32_t row0, int32_t rows, int32_t col0,
               int32_t cols, int masked, float *row_max);
-/* The same for a program of several results: tiles[0] holds the scores and becomes the value
+/* jit_tile for a program of several results: tiles[0] holds the scores and becomes the value
  * (-inf where masked), tiles[k] becomes result k, which means nothing where the value is -inf.
  * All tiles have the same ld; they do not overlap. */
 void jit_tiles(jit_state *state, float *const *tiles, int64_t ld, int32_t row0, int32_t rows,

@@ -91,7 +91,7 @@ static inline jit_operand jit_mem(ZydisRegister base, ZydisRegister index, int s
 
 /* One instruction; n operands at o, not more than JIT_MAX_OPERANDS. */
 void jit_put(jit_asm *a, ZydisMnemonic mnemonic, int n, const jit_operand *o);
-/* The same for vector instructions: EVEX forms name their (empty) mask k0 second. */
+/* jit_put for vector instructions: EVEX forms name their (empty) mask k0 second. */
 void jit_put_vector(jit_asm *a, ZydisMnemonic mnemonic, int n, const jit_operand *o);
 /* EVEX forms whose operands name their mask; evex: JIT_BROADCAST, JIT_ZEROING. */
 void jit_put_evex(jit_asm *a, ZydisMnemonic mnemonic, int evex, int n, const jit_operand *o);

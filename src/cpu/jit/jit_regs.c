@@ -210,7 +210,7 @@ int jit_get(jit_emitter *t, uint32_t node, int lane)
     return t->reg[value];
 }
 
-/* The same for a bool in a mask register. */
+/* jit_get for a bool, which lies in a mask register. */
 int jit_get_mask(jit_emitter *t, uint32_t node, int lane)
 {
     const uint32_t value = value_of(t, node, lane);

@@ -251,7 +251,7 @@ static unsigned take_pairs(const cpu_rows *from, int64_t i, int32_t n, int32_t d
 }
 
 #if defined(LEVEL_AMX)
-/* The same where all are there. */
+/* take_pairs where all rows and dims are there. */
 static ALWAYS_INLINE unsigned take_whole(const char *row, int64_t stride,
                                          uint16_t pairs[TILE_ROWS][UNIT][2])
 {

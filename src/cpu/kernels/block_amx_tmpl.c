@@ -118,7 +118,7 @@ static ALWAYS_INLINE void transpose_words(vf square[VF], float *unit, int32_t t)
         vf_store(unit + (int64_t)(t + i) * UNIT, square[i]);
 }
 
-/* The same where rows or dims end. */
+/* A unit of VF keys where rows or dims end: zeros past them. */
 static void pack_rest(const cpu_rows *from, int64_t j, int32_t n, int32_t d, float *unit)
 {
     float words[VF][TILE_DEPTH / 2];

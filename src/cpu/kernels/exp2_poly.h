@@ -40,7 +40,8 @@ static ALWAYS_INLINE vf exp2_rough(vf t)
 
 #else
 
-/* The same with |f| <= 1/2 (9.2e-8). The bound on t keeps -INF out of n + f. */
+/* t = n + f, |f| <= 1/2; 2^f by a minimax polynomial that is exactly 1 at 0 (9.2e-8). The bound
+ * on t keeps -INF out of n + f. */
 static ALWAYS_INLINE vf exp2_poly(vf t)
 {
     const vf bounded = vf_max(vf_set(-200.0f), t);

@@ -44,8 +44,8 @@ enum { CPU_BLOCK_ROWS = 96, CPU_BLOCK_KEYS = 256, CPU_MOST_ROWS = 512 };
 /* Rows of packed Q as decode_qk takes them: as many bytes, rows to a multiple of 32. */
 #define CPU_PACK_DECODE(name) \
     void name(const void *q, int32_t q_ld, int32_t rows, int32_t D, void *to)
-/* The same two products for the few rows of a decode item, straight from K and V: every element
- * is read once and nothing is packed. D and Dv are at most CPU_DECODE_DIM. The lines of `next`
+/* Q K^T and P V for the few rows of a decode item, straight from K and V: every element is read
+ * once and nothing is packed. D and Dv are at most CPU_DECODE_DIM. The lines of `next`
  * are prefetched meanwhile. decode_qk makes the scores of n keys; decode_pv adds P V of n keys
  * to O, stops before the first few keys that hold an infinity or NaN and returns how many keys
  * it has done. */
@@ -95,8 +95,8 @@ typedef struct cpu_kernels {
     CPU_PACK_ROWS((*pack_rows));
     CPU_PACK_KEYS((*pack_keys));
     CPU_PACK_VALUES((*pack_values));
-    int32_t decode_rows; /* rows up to which dots and sums are faster than packing */
-    CPU_PACK_DECODE((*pack_decode)); /* NULL: dots takes packed Q as it is */
+    int32_t decode_rows; /* up to so many rows decode_qk and decode_pv beat packing */
+    CPU_PACK_DECODE((*pack_decode)); /* NULL: decode_qk takes packed Q as it is */
     CPU_DECODE_QK((*decode_qk));
     CPU_DECODE_PV((*decode_pv));
     KV_DEQUANTISE((*dequantise));
@@ -108,8 +108,9 @@ typedef struct cpu_kernels {
     void (*end)(void);
     int is_by_keys; /* packed V is [keys/32][Dv/panel][32][panel] */
     int is_split;   /* elements of P are two bf16, 32 high parts, 32 low ones */
-    /* Kernels in f32, whose packed blocks are no larger, that make again rows that come out
-     * NaN, and up to careful_rows direct ones from the start; NULL: these are good for all. */
+    /* Kernels in f32 whose packed blocks are no larger. They recompute rows that came out NaN,
+     * and decode items of up to careful_rows rows use them from the start. NULL: these handle
+     * every value. */
     const struct cpu_kernels *careful;
     int32_t careful_rows;
 } cpu_kernels;

@@ -90,7 +90,8 @@ static inline int vf_any_nonfinite(vf x)
     return (nonfinite[0] | nonfinite[1] | nonfinite[2] | nonfinite[3]) != 0;
 }
 
-/* Wild, for vf_any_nonfinite, once one of those noted in it was; 0 to begin with. */
+/* An accumulator for vf_any_nonfinite: NaN once any x noted in it was infinite or NaN. Begin
+ * with 0. */
 static inline vf vf_note_nonfinite(vf noted, vf x)
 {
     return noted + x * vf_set(0);

@@ -51,7 +51,7 @@ typedef struct kv_view {
 } kv_view;
 
 kv_view kv_view_of(const plan_run *run, const saccade_tensor *t, int64_t b, int64_t g);
-/* The same of a K (or V) that may be quantised: its blocks are then floats of this dtype. */
+/* kv_view_of a K (or V) that may be quantised: its blocks are then floats of this dtype. */
 kv_view kv_view_as(const plan_problem *problem, const plan_run *run, int is_value, int64_t b,
                    int64_t g, KV_DEQUANTISE((*convert)), saccade_dtype dtype);
 /* Keys [j, j + n) as rows that follow each other: where they lie if that is in one piece, else

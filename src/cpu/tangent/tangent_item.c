@@ -114,8 +114,8 @@ static void load_row(const tangent_worker *w, const saccade_tensor *t, int64_t j
     convert_to_f32(all.dtype, cpu_rows_from(all, j).base, to, all.dim);
 }
 
-/* The same sums where V or V' holds infinities or NaN: keys that are dead in a row must not
- * touch it, not even by 0 * NaN. */
+/* add_values where V or V' holds infinities or NaN: keys that are dead in a row must not touch
+ * it, not even by 0 * NaN. */
 static void careful_values(tangent_worker *w, const tangent_tile *t, int32_t r0, int32_t rows)
 {
     const tangent_job *job = w->job;
