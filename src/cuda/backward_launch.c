@@ -402,7 +402,7 @@ static saccade_status split(const saccade_plan *plan, const plan_run *run,
                           err);
 }
 
-/* The same as start_wide, of what split() leaves. */
+/* start_wide for f32, whose kernels read what split() leaves. */
 static saccade_status start_f32(const saccade_plan *plan, const plan_run *run,
                                 const plan_gradients *g, launch *l, saccade_error *err)
 {

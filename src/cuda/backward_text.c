@@ -133,9 +133,9 @@ cu_form cu_backward_pass32_choice(int D, int E)
                                   .is_thirds = dim <= 64}};
 }
 
-/* The same blocks, so that both walk the same runs; no sums of wide rows, so one warp to 16.
- * What is summed in shared memory leaves room for one stage of wide rows. f32 multiplies split
- * operands at any head dim: thirds would take that room. */
+/* Blocks of CU_BWD_PLAIN, so that both programs walk the same runs; no sums of wide rows, so
+ * one warp to 16. What is summed in shared memory leaves room for one stage of wide rows. f32
+ * multiplies split operands at any head dim: thirds would take that room. */
 cu_form cu_backward_captures_choice(int D, int E, int is_f32)
 {
     cu_form form = is_f32 ? cu_backward_pass32_choice(D, E) : cu_backward_pass_choice(D, E);

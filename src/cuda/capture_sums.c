@@ -62,10 +62,10 @@ static size_t words_bytes(const saccade_tensor *t)
     return ((size_t)element_count(t) * (SUM_WORDS + 1) * sizeof(uint64_t) + 255) / 256 * 256;
 }
 
-/* Elements are stored where no index can leave its tensor in a run without offsets, and where
- * no sum of several is rounded to 16 bits between; else, and for every other read, there are
- * exact sums. A function of what workspace sizes are asked
- * with, so that a run finds what its caller made room for. */
+/* A read's terms are stored directly in the gradient where no index can leave its tensor in a
+ * run without offsets, and where no sum of several is rounded to 16 bits between; all other
+ * reads use exact sums. Depends only on what the workspace was asked with, so that a run finds
+ * what its caller made room for. */
 static cu_capture_layout layout_of(const saccade_plan *plan, const saccade_sizes *s,
                                    const saccade_tensor *captures)
 {

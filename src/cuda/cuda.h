@@ -158,26 +158,29 @@ typedef struct cu_form {
 
 /* The rung'th choice for these head dims, best first; 0 past the end of the ladder. */
 int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung, cu_tile *out);
-/* Likewise for the decode program: groups warps, each with its own stages. bits: of an element
- * of K and V. */
+/* The rung'th choice for the decode program: groups are its warps, each with stages of its own.
+ * bits: of an element of K and V. */
 int cu_decode_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out);
-/* Codes: the decode program with half as many warps, of which a multiprocessor holds two CTAs;
- * each with one span, and whether it pays for so many spans. */
+/* cu_decode_choice for codes with half as many warps: a multiprocessor holds two CTAs, each
+ * with one span. */
 int cu_decode_half_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out);
+/* Whether the choice of cu_decode_half_choice is the faster one for so many spans. */
 int cu_decode_half_pays(int n_sm, int64_t spans);
 /* Query heads that read one KV head. */
 int cu_group(const saccade_sizes *sizes);
-/* Whether a run goes to the decode program; its count of spans (see decode.cu), the most that
- * it takes of them, and of rows. */
-int cu_decode_applies(const saccade_sizes *sizes);
-/* Runs of so many rows take decode where its pieces are fixed, whatever else they hold; pieces
- * of KV keys. */
+/* Where decode's pieces are fixed, it takes all runs of up to so many rows. */
 enum { CU_SHORT_ROWS = 128 };
-/* Where a row's bits are its own: packed rows of a KV head that are few. */
+/* Where a row's bits are its own, up to so many packed rows of a KV head count as few. */
 enum { CU_PART_ROWS = 64 };
+/* Whether the decode program takes runs of these sizes. */
+int cu_decode_applies(const saccade_sizes *sizes);
+/* Fixed pieces of KV keys, at least 1. */
 int64_t cu_decode_pieces(int64_t KV);
+/* Spans of a run (see decode.cu). */
 int64_t cu_decode_spans(const saccade_sizes *sizes);
+/* The most spans that the decode program takes. */
 int64_t cu_decode_spans_most(void);
+/* The most rows of a head that the decode program takes. */
 int64_t cu_decode_rows_most(const saccade_sizes *sizes);
 /* Decode in one launch: CTAs of a cluster that has a span, or several, to itself, and CTAs in
  * all; 0: two launches with equal shares are better. blocks: of a span; is_light: little
@@ -188,7 +191,7 @@ int cu_decode_shared(const cu_tile *tile, int D, int E, int bits, int column_wor
 /* The kernel of small tiles: groups 1, and stages pieces of K or V in flight. is_general: the
  * mask's text is no interval of a row. */
 int cu_small_choice(int D, int E, int is_general, int rung, cu_tile *out);
-/* The same of two teams with longer pieces, for bf16 without a mod. */
+/* cu_small_choice for two teams with longer pieces, for bf16 without a mod. */
 int cu_pair_choice(int D, int E, int rung, cu_tile *out);
 /* Tiles of Q that a team has room for. */
 int cu_small_buffers(int D, int E);
@@ -254,7 +257,7 @@ typedef struct cu_mod_text {
 /* mod.cuh: the user's score and mask as device functions. */
 saccade_status cu_emit_mod(const plan_problem *problem, strbuf *out, cu_mod_text *facts,
                            saccade_error *err);
-/* The same for backward, with the score's derivative; its graph lives in scratch. */
+/* cu_emit_mod for backward, with the score's derivative; its graph lives in scratch. */
 saccade_status cu_emit_backward_mod(const plan_problem *problem, arena *scratch, strbuf *out,
                                     cu_mod_text *facts, saccade_error *err);
 /* wgmma.cuh: the two products at the widths of an instance. */
@@ -399,16 +402,16 @@ typedef enum cu_program {
     CU_PARTS,        /* few queries where a row's bits are its own (sm_90a) */
     CU_ONE_PIECE,    /* any number of queries, after CU_COLLECT (sm_90a) */
     CU_MAIN,         /* any number of queries */
-    CU_EXACT,        /* the same with exact offsets and row maxima */
+    CU_EXACT,        /* CU_MAIN with exact offsets and row maxima */
     CU_UNALIGNED,    /* rows that tensor copies do not take (sm_90a) */
     CU_CAREFUL,      /* rows to be made again */
     CU_COLLECT,      /* keys of small pages into one piece (sm_90a) */
     CU_BWD_TILES,    /* dK, dV and sums of dQ by tiles of keys (sm_90a) */
-    CU_BWD_SHORT,    /* the same by smaller tiles, for runs of few (sm_90a) */
-    CU_BWD_FEW,      /* the same without sums, where a mask leaves rows few keys (sm_90a) */
-    CU_BWD_WIDE,     /* the same of heads wider than 128, without sums (sm_90a) */
-    CU_BWD_F32,      /* the same of f32, head dims to 128 (sm_90a) */
-    CU_BWD_SPLIT,    /* Q, K, V and dO in bf16 numbers for it */
+    CU_BWD_SHORT,    /* CU_BWD_TILES by smaller tiles, for runs of few (sm_90a) */
+    CU_BWD_FEW,      /* without sums of dQ, where a mask leaves rows few keys (sm_90a) */
+    CU_BWD_WIDE,     /* heads wider than 128, without sums of dQ (sm_90a) */
+    CU_BWD_F32,      /* f32, head dims to 128, without sums of dQ (sm_90a) */
+    CU_BWD_SPLIT,    /* Q, K, V and dO in bf16 numbers for CU_BWD_F32 */
     CU_BWD_PLAIN,    /* dK and dV, then dQ, by CTAs that own them */
     CU_BWD_PREPARE,  /* what every row brings, and bounds of K and V */
     CU_BWD_FINISH,   /* dQ from its sums */
@@ -526,9 +529,9 @@ void cu_put_constants(const cu_constant *rows, size_t n, strbuf *out);
 /* The generated headers of a forward program: cu_program_kind.write. */
 void cu_write_forward(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
                       const cu_form *form, cu_headers *out);
-/* CFG_SINKS, by the dtype of the sinks (kern/sinks.cuh). */
 /* Whether limits of rows between two others lie between theirs. */
 int cu_is_monotone(const pass_limits *limits);
+/* CFG_SINKS, by the dtype of the sinks (kern/sinks.cuh). */
 int cu_sinks_code(const plan_problem *p);
 /* CFG_CODES, by the dtype of quantised K and V (kern/codes.cuh); 0: they are floats. */
 int cu_codes(const plan_problem *p);
@@ -545,7 +548,7 @@ saccade_status cu_compile_instance(const cu_state *s, const plan_problem *p, cu_
 /* Compiles every program of the plan, side by side; a program that spills gives way to the next
  * smaller form as far as there is one. needs: the texts of the mods. */
 saccade_status cu_compile_programs(cu_state *s, const plan_problem *p, saccade_error *err);
-/* The same for backward's programs alone. */
+/* cu_compile_programs for backward's programs alone. */
 saccade_status cu_compile_backward(cu_state *s, const plan_problem *p, saccade_error *err);
 
 /* ---- one_piece.c ---- */
@@ -595,7 +598,7 @@ typedef struct cu_small_run {
 /* Compiled at the first call for an architecture. The device's context is current. */
 saccade_status cu_small_find(const cu_driver *driver, const cu_small *which, int device,
                              void *const **out, saccade_error *err);
-/* The same from any context, before runs. */
+/* cu_small_find from any context, before runs. */
 saccade_status cu_small_prepare(const cu_driver *driver, const cu_small *which, int device,
                                 saccade_error *err);
 /* From any context; compiles what is not. */

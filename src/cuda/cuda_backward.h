@@ -62,17 +62,18 @@ int cu_backward_tile_choice(int D, int E, int rung, cu_form *out);
  * where all of them run at once. */
 int cu_backward_is_short(const cu_form *first, const cu_form *second,
                          const saccade_sizes *sizes, int n_sm, int has_mask);
-/* The same of bwd_wide.cu. */
+/* cu_backward_tile_choice for bwd_wide.cu. */
 int cu_backward_wide_choice(int D, int E, int rung, cu_form *out);
-/* The same of bwd_f32.cu. */
+/* cu_backward_tile_choice for bwd_f32.cu. */
 int cu_backward_f32_choice(int D, int E, int rung, cu_form *out);
-/* The same where rows see few keys. */
+/* cu_backward_tile_choice for runs whose rows see few keys: CU_BWD_FEW. */
 int cu_backward_few_choice(int D, int E, int rung, cu_form *out);
-/* Whether that one takes less time than tiles. blocks: live ones of 64 x 64 of all lists. */
+/* Whether CU_BWD_FEW takes less time than CU_BWD_TILES. blocks: live ones of 64 x 64 of all
+ * lists. */
 int cu_backward_sees_few(int64_t blocks, int64_t lists, int64_t Q);
 /* The form of bwd_sm80.cu. */
 cu_form cu_backward_pass_choice(int D, int E);
-/* The same for f32. */
+/* cu_backward_pass_choice for f32. */
 cu_form cu_backward_pass32_choice(int D, int E);
 /* The form of bwd_captures.cu. */
 cu_form cu_backward_captures_choice(int D, int E, int is_f32);
@@ -128,7 +129,7 @@ int cu_backward_takes_few(const saccade_plan *plan, const saccade_block_mask *ma
 typedef struct cu_backward_runs {
     const cu_runs *tiles;   /* blocks of queries for each tile of keys */
     const cu_runs *queries; /* where queries stay: blocks of keys for each tile of queries */
-    const cu_runs *wide_queries; /* the same in tiles of bwd_wide.cu and bwd_f32.cu */
+    const cu_runs *wide_queries; /* queries, in tiles of bwd_wide.cu and bwd_f32.cu */
 } cu_backward_runs;
 saccade_status cu_backward_find_runs(const saccade_plan *plan, const plan_run *run,
                                      cu_program program, cu_backward_runs *out,

@@ -106,7 +106,7 @@ saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccad
  * of the value, of the derivative by the score, of those by the reads. */
 saccade_status emit_reads(emitter *e, const cu_reads_found *reads, const uint32_t *results,
                           saccade_error *err);
-/* The same for programs with CFG_TERMS: reads whose terms backward's tiles make. */
+/* emit_reads for programs with CFG_TERMS: reads whose terms backward's tiles make. */
 saccade_status emit_terms(emitter *e, const cu_reads_found *reads, const uint32_t *results,
                           arena *scratch, cu_mod_text *facts, saccade_error *err);
 saccade_status emit_mask(emitter *e, cu_mod_text *facts, saccade_error *err);

@@ -5,12 +5,12 @@
 #include "cuda/run.h"
 
 enum {
-    COLLECT_BOX = 32,    /* keys of a copy from the pages up to which it pays */
-    COLLECT_TILES = 4,   /* that read a head's keys, at least, where copies take up to 16 */
-    COLLECT_MORE = 32,   /* the same where they take more */
-    COLLECT_KEYS = 1024, /* fewer are not worth a launch */
-    COLLECT_FAR = 64,    /* keys for each row at most */
-    COLLECT_NEAR = 8     /* the same where a mask may hide keys on the left */
+    COLLECT_BOX = 32,    /* copy first where a tensor copy takes at most so many keys */
+    COLLECT_TILES = 4,   /* tiles that must read a head's keys, copies of up to 16 keys */
+    COLLECT_MORE = 32,   /* likewise, copies of 17 to 32 */
+    COLLECT_KEYS = 1024, /* shortest KV worth a launch */
+    COLLECT_FAR = 64,    /* KV at most so many times Q */
+    COLLECT_NEAR = 8     /* likewise where a mask may hide the first keys */
 };
 
 int cu_collects(const plan_problem *p, const cu_tile *tile)

@@ -36,7 +36,7 @@ int64_t run_tiles(const cu_form *f, const saccade_sizes *sizes);
 /* groups of 16 rows, each with its flag */
 int64_t run_groups(const cu_form *f, const saccade_sizes *sizes);
 int run_is_decode(const cu_state *s, const saccade_sizes *sizes);
-/* The same with as many rows as decode takes; Q 0 where it takes none. */
+/* These sizes with as many rows as decode takes; Q 0 where it takes none. */
 saccade_sizes run_short_sizes(const cu_state *s, const saccade_sizes *sizes);
 /* What tiles of this form take, whole blocks of 256 bytes. */
 size_t run_tiles_space(const cu_form *f, const saccade_sizes *sizes, int is_ragged);

@@ -23,8 +23,9 @@ DEVICE u32 counted(float x, float precision)
 }
 
 #if CFG_FIXED
-/* The same below COUNTED_MOST units: the sum's low bits are the integer. Conversions share a
- * unit with the exponentials, which additions do not. */
+/* counted() for |x * precision| < COUNTED_MOST: after adding 3 * COUNTED_MOST the low mantissa
+ * bits are the integer. An addition does not use the conversion unit, which exponentials
+ * share. */
 #define COUNTED_MOST 4194304.f
 
 DEVICE u32 counted_small(float x, float precision)
@@ -32,8 +33,8 @@ DEVICE u32 counted_small(float x, float precision)
     return __float_as_uint(fmaf(x, precision, 3 * COUNTED_MOST)) - 0x4b400000u;
 }
 
-/* Whether all of a thread's are that small, as parts of so few keys hardly ever are not. NaN is
- * not. */
+/* Whether all of this thread's dQ values are that small, as they nearly always are; NaN says
+ * no. */
 DEVICE int are_small(const float (&dq)[S_COUNT], float f0, float f1)
 {
     float most0 = 0.f, most1 = 0.f;

@@ -17,7 +17,7 @@ DEVICE result result_of(const cu_bwd &p, void *data, const cu_stride &s, int b, 
     return {(char *)data + at * (is_wide ? 4 : 2), s.n, is_wide, p.added & which};
 }
 
-/* The same from another row on. */
+/* The rows of `to` from row `first` on. */
 DEVICE result result_from(result to, int first)
 {
     to.rows += first * to.step * (to.is_wide ? 4 : 2);
@@ -68,7 +68,7 @@ DEVICE void put_rows(const result &to, int row0, int n, int real, float factor, 
     }
 }
 
-/* The same, 16 bytes a lane where nothing is widened or added; 0 where there is nothing. */
+/* put_rows by 16 bytes a lane where nothing is widened or added. has 0: rows of zeros. */
 template <int COUNT>
 DEVICE void store_rows(const result &to, int row0, int n, int real, float factor, int has,
                        const float (&x)[COUNT])

@@ -240,7 +240,7 @@ DEVICE void cut_masked(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], const cu_f
     }
 }
 
-/* The same for queries past the last, of which a block has none from `rows` on */
+/* Two fragments' pairs become 0 at queries past the last: a block has none from `rows` on. */
 DEVICE void cut_rows(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], int rows)
 {
     int left = rows - 2 * (threadIdx.x & 3);

@@ -38,7 +38,7 @@ DEVICE float scale_of(const cu_scale &s, int b, int g, int row, int d)
                     : __ldg((const float *)s.data + at);
 }
 
-/* The same as a call: rare, or of no weight beside what else is done. */
+/* scale_of as a call, for where it is rare or costs little beside what else is done. */
 __device__ __noinline__ float scale_apart(const cu_scale *s, int b, int g, int row, int d)
 {
     return scale_of(*s, b, g, row, d);

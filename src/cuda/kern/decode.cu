@@ -66,7 +66,8 @@ DEVICE void run_share(stream &w, fragment &f, const meeting &sh, const cu_fwd &p
     }
 }
 
-/* The same for fixed pieces: c is at the first, of live blocks by the way. */
+/* run_share for fixed pieces (IS_FIXED): c stands at a live piece; its dead blocks are passed
+ * over. */
 DEVICE void run_pieces(stream &w, fragment &f, const meeting &sh, const cu_fwd &p,
                        const mod_args &mod, const line &l, cursor &c, int end,
                        mask_column *columns, const tensor_map *mk, const tensor_map *mv)

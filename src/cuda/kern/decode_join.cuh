@@ -137,7 +137,7 @@ DEVICE float row_inverse(const cu_fwd &p, const span &s, int r, float3 x)
     return inv;
 }
 
-/* Its statistics. */
+/* Writes lse and the row maximum of row r of span s. */
 DEVICE void finish_row(const cu_fwd &p, const span &s, int r, float3 x)
 {
     place at = row_place(p, s, s.row0 + r);
@@ -156,7 +156,8 @@ DEVICE out_elem *output_row(const cu_fwd &p, const span &s, int r)
     return (out_elem *)p.o + s.b * p.os.b + x.h * p.os.h + span_row(s, x.m) * p.os.n;
 }
 
-/* Row r of a span, not finite or lost, again; rare, so one copy for all callers. */
+/* Recomputes row r of a span by the careful path, because it is non-finite or lost its sum.
+ * Rare: one out-of-line copy for all callers. */
 __device__ __noinline__ void redo_at(const cu_fwd &p, const mod_args &mod, span s, int r)
 {
     __syncwarp(); /* the row is there, written by other lanes */

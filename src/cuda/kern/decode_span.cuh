@@ -7,8 +7,7 @@ enum {
     HALF = WARPS / 2,
     KEYS = CFG_TN,
     ROWS = 16,
-    O_STEP =
-        CFG_E + 8, /* floats of a row where warps meet: no two rows of a store share banks */
+    O_STEP = CFG_E + 8, /* floats of a row of O in shared memory: no two rows share banks */
     S_COUNT = KEYS / 2,
     O_COUNT = CFG_E / 2,
     IS_FIXED = CFG_INVARIANT == 2, /* pieces of spans begin at multiples of PIECE blocks */
@@ -337,7 +336,8 @@ DEVICE int cursor_seek(const cu_fwd &p, const mod_args &mod, const line &l, curs
 #endif
 }
 
-/* To the CTA's first live piece at or after t; likewise. */
+/* Moves c to this CTA's first live piece at or after c.t; returns whether that lies in another
+ * span. */
 DEVICE int cursor_seek_piece(const cu_fwd &p, const mod_args &mod, const line &l, cursor &c,
                              int end)
 {

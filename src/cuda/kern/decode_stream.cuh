@@ -54,7 +54,7 @@ DEVICE void load_boxes(u32 to, u32 full, const cu_fwd &p, lane_key mine, int has
     }
 }
 
-/* The same by 16 bytes, 32 keys after the other. */
+/* The block's keys of K and of V by copies of 16 bytes, 32 keys after the other. */
 DEVICE void load_rows(u32 to, const lookahead &x, const cu_fwd &p)
 {
     int g = x.at.s.g;

@@ -110,7 +110,7 @@ DEVICE void drop_weights(float (&s)[COUNT], const dropout_words &head, const cu_
     }
 }
 
-/* The same fragment's weights as bits, where there are few; set: kept. */
+/* Which weights of the fragment drop_weights keeps: a bit each, set where kept; 32 at most. */
 template <int COUNT>
 DEVICE u32 drop_mask(const dropout_words &head, const cu_drop &d, u32 q, u32 kv)
 {

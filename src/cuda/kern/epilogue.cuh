@@ -92,7 +92,7 @@ DEVICE int rows_end(row_state &w, const cu_fwd &p, const tile &t, const float (&
     return bad;
 }
 
-/* The same; each warp flags its rows for the careful kernel. */
+/* rows_end; then each warp flags its bad rows for the careful kernel. */
 template <int COUNT>
 DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const float (&o)[COUNT],
                         float (&inv)[2])

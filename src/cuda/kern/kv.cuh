@@ -99,7 +99,7 @@ DEVICE row_source value_rows(const cu_fwd &p, int b, int g)
     return x;
 }
 
-/* The same rows counted from another one on. */
+/* The rows of x counted from row `first` on. */
 DEVICE row_source rows_from(row_source x, int first)
 {
     x.head += first * x.stride;

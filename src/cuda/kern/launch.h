@@ -7,7 +7,7 @@ enum {
     CU_RANK = 8,
     ROW_BLOCK = 64,
     PIECE_KEYS = 2048, /* of a split that hangs on nothing but where keys stand (decode.cu) */
-    PART_KEYS = 4096   /* the same for tiles, whole blocks of at least so many (parts.cuh) */
+    PART_KEYS = 4096   /* of a part of tiles: whole blocks, at least so many keys (parts.cuh) */
 };
 
 typedef struct cu_stride {

@@ -41,8 +41,8 @@ DEVICE chunk_place chunk_place_of(const chunk_table &x, int b, int j)
     return place;
 }
 
-/* The same in two steps: the entry that names the chunk of key j, read ahead of its use, and
- * the place by it. */
+/* chunk_place_of in two steps: the entry that names the chunk of key j, which is read ahead of
+ * its use, and chunk_place_by, the place by that entry. */
 DEVICE int chunk_entry(const chunk_table &x, int j)
 {
     const cu_chunks &c = *x.all;

@@ -68,7 +68,7 @@ DEVICE void named_sync(int id, int threads)
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* The same, and whether x is not 0 in any of the threads. */
+/* named_sync that returns whether x is not 0 in any of the threads. */
 DEVICE int named_any(int id, int threads, int x)
 {
     int any;

@@ -43,7 +43,7 @@ DEVICE void add_sink(float sink, float m, float l, float &inv, float &lse)
     }
 }
 
-/* The same with m in natural units. */
+/* add_sink for m in natural units. */
 DEVICE void add_sink_exact(float sink, float m, float l, float &inv, float &lse)
 {
     if (sink == NEG_INF)

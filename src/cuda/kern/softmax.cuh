@@ -99,7 +99,8 @@ DEVICE int rows_raise_to(row_state &t, const float (&peak)[2], float (&rescale)[
     return 1;
 }
 
-/* The same from the block's scores: in log2 units a score s means s * unit + shift[row]. */
+/* rows_raise_to the peaks of the block's scores: in log2 units a score s means
+ * s * unit + shift[row]. */
 template <int COUNT>
 DEVICE int rows_raise(row_state &t, const float (&s)[COUNT], float unit,
                       const float (&shift)[2], float (&rescale)[2])
