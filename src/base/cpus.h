@@ -7,7 +7,7 @@
    process. */
 int cpus_usable(int most);
 
-/* The same without OMP_NUM_THREADS: more threads than these would take turns. */
+/* cpus_usable without OMP_NUM_THREADS: more threads than these would take turns. */
 int cpus_there(int most);
 
 /* whole CPUs, at least 1, that the CPU quotas of a process's control groups come to; 0 without

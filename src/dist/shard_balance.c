@@ -181,7 +181,7 @@ static double evenness(trial *t)
     return mean > 0 ? t->load[heaviest(t)] / mean : 1;
 }
 
-/* The same after exchanging. */
+/* Exchanges chunks until loads are even enough or no exchange helps; returns evenness(). */
 static double make_even(trial *t)
 {
     const double mean = add_loads(t);

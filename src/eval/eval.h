@@ -23,7 +23,7 @@ typedef struct eval_env {
 saccade_status eval_resolve(const mod_fn *fn, const saccade_binding *bindings,
                             int32_t n_bindings, int scan, saccade_tensor *tensors,
                             saccade_error *err);
-/* The same for tensors on another device; scalars are on the CPU always. */
+/* eval_resolve for tensors on another device; scalars are on the CPU always. */
 saccade_status eval_resolve_on(const mod_fn *fn, const saccade_binding *bindings,
                                int32_t n_bindings, saccade_device_kind device, int scan,
                                saccade_tensor *tensors, saccade_error *err);

@@ -14,12 +14,12 @@ typedef union eval_cell {
  * operation does not have are ignored. */
 eval_cell eval_apply(mod_op op, eval_cell x, eval_cell y, eval_cell z);
 
-/* The same downstream of the score: floats are double, mathematics is libm's. */
+/* eval_apply for what depends on the score: floats are double, mathematics is libm's. */
 double eval_apply_wide(mod_op op, double x, double y, double z);
 
 /* One element, as captures are read: integers keep their low 32 bits, f64 is rounded. */
 eval_cell eval_read(saccade_dtype dtype, const void *data, int64_t offset);
-/* The same with f64 as it is. */
+/* eval_read in double: f64 as it is. */
 double eval_read_wide(saccade_dtype dtype, const void *data, int64_t offset);
 
 /* Index clamped into [0, size); size >= 1. */

@@ -82,7 +82,7 @@ static bool may_not_fit(saccade_dtype dtype)
     return dtype == SACCADE_I64 || dtype == SACCADE_U64 || dtype == SACCADE_U32;
 }
 
-/* The same for n of them, side by side: a loop that the compiler makes vectors of. */
+/* fits_int32 for n values, side by side: a loop that the compiler makes vectors of. */
 static bool all_fit_int32(saccade_dtype dtype, const void *data, int64_t offset, int64_t n)
 {
     uint64_t bad = 0; /* every bit that a value has set */

@@ -23,10 +23,10 @@ typedef struct mask_runs {
  * allocate; saccade_plan_prepare calls it). Thread-safe. */
 saccade_status mask_runs_for(const saccade_block_mask *mask, int32_t block_q, int32_t block_kv,
                              int transposed, const mask_runs **out, saccade_error *err);
-/* The same, or NULL when not made yet; for use inside runs. */
+/* Those of mask_runs_for that are made, or NULL; for use inside runs. */
 const mask_runs *mask_runs_ready(const saccade_block_mask *mask, int32_t block_q,
                                  int32_t block_kv, int transposed);
-/* The same, or EINVAL. */
+/* mask_runs_ready, or EINVAL where they are not made. */
 saccade_status mask_runs_prepared(const saccade_block_mask *mask, int32_t block_q,
                                   int32_t block_kv, int transposed, const mask_runs **out,
                                   saccade_error *err);

@@ -108,7 +108,7 @@ void runs_destroy(mask_runs *runs);
 
 /* Runs of query blocks per key block. */
 saccade_status runs_transpose(const mask_runs *runs, mask_runs **out, saccade_error *err);
-/* The same blocks in finer ones that divide them. */
+/* The live blocks of `runs` in blocks of finer sizes, which divide theirs. */
 saccade_status runs_refine(const mask_runs *runs, int32_t block_q, int32_t block_kv, int64_t Q,
                            int64_t KV, mask_runs **out, saccade_error *err);
 

@@ -356,7 +356,7 @@ static mod_capture *with_rates(const mod_fn *fn, arena *arena, int32_t *twin, ui
     return all;
 }
 
-/* The same element of what holds the rates of a read's capture. */
+/* A read of the rates of node i's capture, at the indices where node i reads the capture. */
 static uint32_t rate_of(tape *t, uint32_t i, const int32_t *twin)
 {
     const mod_node *read = &t->fn->nodes[i];

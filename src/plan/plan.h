@@ -37,11 +37,12 @@ typedef struct plan_problem {
     uint64_t gradient_captures; /* of score's captures, a bit each */
     saccade_dtype sinks_dtype;  /* of the sinks that every run has; NONE: it has none */
     int is_ragged;              /* every run is of sequences of unequal lengths */
-    int is_invariant;           /* a row's bits do not follow from what else is in a run;
-                                 * SACCADE_INVARIANT_SHORT: in short runs, and in long ones */
-    int has_tangents;           /* tangent is to run */
-    int has_head_max;           /* runs may want plan_run.head_max */
-    int has_prefix;             /* every run says by plan_prefix what batches share */
+    /* 0, SACCADE_INVARIANT or SACCADE_INVARIANT_SHORT: a row's bits do not depend on the rest
+     * of the run; SHORT: separately among runs of up to 128 rows and among longer ones. */
+    int is_invariant;
+    int has_tangents;               /* tangent is to run */
+    int has_head_max;               /* runs may want plan_run.head_max */
+    int has_prefix;                 /* every run says by plan_prefix what batches share */
     plan_groups k_groups, v_groups; /* of quantised K and V */
     int is_relaxed; /* sums of dQ in any order, as CTAs come; no public problem asks for it */
 } plan_problem;
@@ -161,15 +162,16 @@ typedef struct plan_gradients {
     const saccade_tensor *captures; /* by capture of the score mod; dtype NONE: not wanted */
     const saccade_tensor *sinks;
     uint32_t added; /* SACCADE_GRADIENT_* that are added to what their tensors hold */
-    int is_least;   /* backward_workspace: what a run can do with, not what makes it fast */
+    int is_least;   /* backward_workspace: the least that a run can work in, not what
+                     * makes it fast */
 } plan_gradients;
 
-/* Directions and what changes along them, beside a plan_run, whose out and lse are results that
- * may be NULL too. Optional tensors are NULL; those
- * of captures, by capture of the score mod, have no data. */
+/* Rates of change given to forward mode, and what is made from them, beside a plan_run, whose
+ * out and lse may be NULL. Optional tensors are NULL; a capture of the score mod without one
+ * has no data. */
 typedef struct plan_tangents {
-    const saccade_tensor *q, *k, *v;     /* directions; NULL: 0 */
-    const saccade_tensor *captures;      /* likewise */
+    const saccade_tensor *q, *k, *v;     /* rates of change; NULL: 0 */
+    const saccade_tensor *captures;      /* rates of change, by capture; NULL: 0 */
     const saccade_tensor *out, *lse;     /* results */
     const saccade_tensor *d_out, *d_lse; /* of backward, whose gradients' tangents follow */
     const saccade_tensor *dq, *dk, *dv, *d_captures; /* results, with d_out alone */

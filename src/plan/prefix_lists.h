@@ -92,7 +92,8 @@ PREFIX_INLINE void prefix_write_piece(const prefix_lists *l, int i, int from, in
             j < pages ? l->table[first * l->table_step + j] : -1;
 }
 
-/* Likewise a batch's own keys. */
+/* prefix_write_piece for a batch's own keys, those behind the shared ones: where they begin,
+ * how many there are, and entries of their table, -1 past its pages. */
 PREFIX_INLINE void prefix_write_rest(const prefix_lists *l, int b, int from, int step)
 {
     const int g = prefix_find_group(l, b), pages = g < 0 ? 0 : prefix_pages(l, g);

@@ -33,11 +33,12 @@ saccade_status ref_plain_backward(const saccade_plan *plan, const plan_run *run,
 saccade_status ref_backward(const plan_problem *problem, const plan_run *run,
                             const double *d_out, const double *d_lse, double *dq, double *dk,
                             double *dv, saccade_error *err);
-/* The same sum's gradients by rows' sinks, [B,H,Q]: one that serves many rows has the sum. */
+/* ref_backward for gradients by rows' sinks, [B,H,Q]; that of a sink that serves many rows is
+ * their sum. */
 saccade_status ref_backward_sinks(const plan_problem *problem, const plan_run *run,
                                   const double *d_out, const double *d_lse, double *terms,
                                   saccade_error *err);
-/* The same sum's gradients by the score's float captures: d_captures[i] (NULL: not wanted, or
+/* ref_backward for gradients by the score's float captures: d_captures[i] (NULL: not wanted, or
  * not float) holds the elements of capture i row-major by its run's shape, and is added to. */
 saccade_status ref_backward_captures(const plan_problem *problem, const plan_run *run,
                                      const double *d_out, const double *d_lse,

@@ -63,7 +63,7 @@ void LADDER(softmax_online)(ladder_run *run)
     }
 }
 
-/* The same with m and d of each block on their own, merged: blocks may run at once. */
+/* softmax_online with m and d of each block on their own, merged: blocks may run at once. */
 void LADDER(softmax_block)(ladder_run *run)
 {
     const int64_t N = run->p->N;
