@@ -394,10 +394,10 @@ static void plain_order(void **state)
             saccade_plan *plan = case_plan(&r, "amx", 1);
             cpu_state *own = plan->state;
             case_check(&r, plan, NULL, "merged", merged, NULL);
-            amx_shape shape = *amx_code_shape(own->code, 0);
+            flow_shape shape = *flow_code_shape(own->code, 0);
             shape.is_plain = 1;
-            amx_code_destroy(own->code);
-            assert_int_equal(amx_code_create(&shape, &own->code, &spills, NULL), SACCADE_OK);
+            flow_code_destroy(own->code);
+            assert_int_equal(flow_code_create(&shape, &own->code, &spills, NULL), SACCADE_OK);
             case_check(&r, plan, NULL, "plain", plain, NULL);
             const int64_t count = r.sizes.H * r.sizes.Q * r.sizes.Dv;
             assert_memory_equal(merged, plain, (size_t)count * sizeof *merged);

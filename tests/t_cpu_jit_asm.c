@@ -165,59 +165,59 @@ static void put_setup(jit_asm *a, int number)
 }
 
 /* Squares of rows, each after a line of its own: event 0 is their end. */
-static void write_rows(jit_stream *s, int is_repeated)
+static void write_rows(flow_stream *s, int is_repeated)
 {
-    jit_asm a = jit_stream_asm(s);
+    jit_asm a = flow_stream_asm(s);
     uint32_t run = 0;
-    jit_stream_clear(s);
+    flow_stream_clear(s);
     for (int square = 0; square < SQUARES; square++) {
         put_setup(&a, square);
-        jit_stream_note(s, &a, 0);
+        flow_stream_note(s, &a, 0);
         s->need = square == 1 ? 1 : STREAM_NO_EVENT;
         if (is_repeated && square) {
-            jit_stream_again(s, run, added[square]);
+            flow_stream_again(s, run, added[square]);
         } else if (is_repeated) {
             put_marked(&a);
-            run = jit_stream_repeat(s, &a, 1, ROWS, added[square]);
+            run = flow_stream_repeat(s, &a, 1, ROWS, added[square]);
         }
         for (int row = 0; row < ROWS && !is_repeated; row++)
             put_plain(&a, square, row);
-        jit_stream_note(s, &a, 1);
+        flow_stream_note(s, &a, 1);
     }
-    jit_stream_event(s, 0);
+    flow_stream_event(s, 0);
     put_setup(&a, SQUARES);
-    jit_stream_note(s, &a, 0);
+    flow_stream_note(s, &a, 0);
     assert_false(a.failed);
 }
 
 /* The other stream: its event 1 lets square 1 begin, its last instruction waits for rows. */
-static void write_pushes(jit_stream *s)
+static void write_pushes(flow_stream *s)
 {
     enum { PUSHES = 40, EVENT_AT = 5 };
-    jit_asm a = jit_stream_asm(s);
+    jit_asm a = flow_stream_asm(s);
     for (int i = 0; i < PUSHES; i++) {
         s->need = i == PUSHES - 1 ? 0 : STREAM_NO_EVENT;
         EMIT(&a, PUSH, jit_reg(ZYDIS_REGISTER_RBX));
-        jit_stream_note(s, &a, 1);
+        flow_stream_note(s, &a, 1);
         if (i == EVENT_AT)
-            jit_stream_event(s, 1);
+            flow_stream_event(s, 1);
     }
 }
 
 static void rows_held_once_are_written_out(void **state)
 {
     static uint8_t bytes[2][CODE];
-    jit_stream rows, pushes;
+    flow_stream rows, pushes;
     (void)state;
-    assert_int_equal(jit_stream_create(&rows, NULL, NULL), SACCADE_OK);
-    assert_int_equal(jit_stream_create(&pushes, NULL, NULL), SACCADE_OK);
+    assert_int_equal(flow_stream_create(&rows, NULL, NULL), SACCADE_OK);
+    assert_int_equal(flow_stream_create(&pushes, NULL, NULL), SACCADE_OK);
     write_pushes(&pushes);
     for (int is_plain = 0; is_plain < 2; is_plain++) {
         size_t size[2], stands_for[2];
         for (int is_repeated = 0; is_repeated < 2; is_repeated++) {
             jit_asm out = {.bytes = bytes[is_repeated], .capacity = CODE};
             write_rows(&rows, is_repeated);
-            jit_stream_merge(&pushes, &rows, is_plain, &out);
+            flow_stream_merge(&pushes, &rows, is_plain, &out);
             assert_false(out.failed);
             size[is_repeated] = out.size;
             stands_for[is_repeated] = rows.size;
@@ -227,8 +227,8 @@ static void rows_held_once_are_written_out(void **state)
         assert_int_equal(stands_for[0], stands_for[1]);
         assert_memory_equal(bytes[0], bytes[1], size[0]);
     }
-    jit_stream_destroy(&rows);
-    jit_stream_destroy(&pushes);
+    flow_stream_destroy(&rows);
+    flow_stream_destroy(&pushes);
 }
 
 int main(void)

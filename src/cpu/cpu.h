@@ -2,7 +2,7 @@
 #ifndef SACCADE_CPU_CPU_H
 #define SACCADE_CPU_CPU_H
 
-#include "cpu/flow/amx_flow.h"
+#include "cpu/flow/flow.h"
 #include "cpu/jit/jit.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/schedule/schedule.h"
@@ -11,7 +11,7 @@
 typedef struct cpu_state {
     const eval_prog *score, *mask;      /* NULL: none */
     jit_program *jit;                   /* both compiled; NULL: the interpreter runs them */
-    amx_code *code;                     /* of streams; NULL: block by block */
+    flow_code *code;                    /* of streams; NULL: block by block */
     cpu_needs needs;                    /* the kernels too */
     struct cpu_backward_plan *backward; /* NULL: forward only */
     struct cpu_tangent_plan *tangent;   /* NULL: no forward mode */

@@ -56,7 +56,7 @@ static saccade_status compile_stream(const saccade_plan *plan, cpu_state *state,
         return SACCADE_OK;
     if (p->is_invariant) /* rows of a stream share what their exponents are relative to */
         return SACCADE_OK;
-    const amx_shape shape = {
+    const flow_shape shape = {
         .score = p->score ? jit_graph_of(state->jit) : NULL,
         .frame_at = p->score ? jit_frame_at(state->jit) : 0,
         .depth = (D + 31) / 32,
@@ -66,7 +66,7 @@ static saccade_status compile_stream(const saccade_plan *plan, cpu_state *state,
         .has_narrow = plan_limits(p) && !p->score,
         .is_split = k->is_split,
     };
-    const saccade_status status = amx_code_create(&shape, &state->code, &spills, &why);
+    const saccade_status status = flow_code_create(&shape, &state->code, &spills, &why);
     if (status == SACCADE_OK && state->jit)
         jit_reserve(state->jit, spills);
     if (status == SACCADE_OK || status == SACCADE_EBACKEND)
@@ -142,7 +142,7 @@ static void tile_destroy(saccade_plan *plan)
         cpu_backward_destroy(state->backward);
     if (state->tangent)
         cpu_tangent_destroy(state->tangent);
-    amx_code_destroy(state->code);
+    flow_code_destroy(state->code);
     jit_destroy(state->jit);
 }
 
@@ -237,7 +237,7 @@ static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccad
     if (state->tangent)
         cpu_tangent_explain(plan, state->tangent, out);
     if (state->code)
-        amx_code_print(state->code, out);
+        flow_code_print(state->code, out);
     if (state->jit)
         TRY(jit_print(state->jit, out, err));
     return strbuf_status(out, err);

@@ -4,7 +4,7 @@
  *   rcx 64     rbp row of Q   rdx row of O   (r10 r11 r14 rax: jit_regs.h)
  *   narrow: r10 r11 even and odd squares   rax a square's mask   r14 what it asks for
  *   tmm0-3 C by rows   tmm4 5 A   tmm6 7 B */
-#include "cpu/flow/amx_flow.h"
+#include "cpu/flow/flow.h"
 
 #include "base/status.h"
 #include "cpu/jit/jit_page.h"
@@ -37,8 +37,8 @@ typedef struct tiles {
 
 typedef struct matrix {
     jit_asm a;
-    jit_stream *stream;
-    const amx_shape *shape;
+    flow_stream *stream;
+    const flow_shape *shape;
     tiles pending; /* where accumulators go before they are used again */
     int has_pending[N_ACCUMULATORS];
     const tiles *from;          /* of the unit at hand; NULL: zeros */
@@ -61,9 +61,9 @@ static jit_operand tile_at(const tiles *t, int is_low, int row, int column)
 
 static void dot(matrix *m, int c, int a, int b)
 {
-    jit_stream_note(m->stream, &m->a, 0);
+    flow_stream_note(m->stream, &m->a, 0);
     EMIT(&m->a, TDPBF16PS, tile_reg(c), tile_reg(a), tile_reg(b));
-    jit_stream_note(m->stream, &m->a, 1);
+    flow_stream_note(m->stream, &m->a, 1);
 }
 
 /* Stores a sum that is due. This is put off until the accumulator is needed again, so that the
@@ -72,13 +72,13 @@ static void flush(matrix *m, int c)
 {
     if (!m->has_pending[c])
         return;
-    jit_stream_note(m->stream, &m->a, 0);
+    flow_stream_note(m->stream, &m->a, 0);
     m->stream->need = m->needs;
     EMIT(&m->a, TILESTORED, tile_at(&m->pending, 0, c / 2, c % 2), tile_reg(c));
     m->has_pending[c] = 0;
-    jit_stream_note(m->stream, &m->a, 0);
+    flow_stream_note(m->stream, &m->a, 0);
     if (c == N_ACCUMULATORS - 1 && m->event != STREAM_NO_EVENT)
-        jit_stream_event(m->stream, m->event);
+        flow_stream_event(m->stream, m->event);
 }
 
 static void begin_accumulator(matrix *m, int c)
@@ -145,7 +145,7 @@ static tiles packed(ZydisRegister base, int64_t at, int64_t step)
 /* Q K^T of square n, from 1; the last is the next step's first. */
 static void emit_scores(matrix *m, int n)
 {
-    const amx_shape *s = m->shape;
+    const flow_shape *s = m->shape;
     const int is_next = n == s->squares, half = n % 2;
     const int last_there = n - 2; /* square that had the memory */
     const int64_t unit = UNIT << s->is_split;
@@ -163,8 +163,8 @@ static void emit_scores(matrix *m, int n)
                      .low = 64,
                      .step = 64 << s->is_split};
     if (is_next) {
-        EMIT(&m->a, MOV, gpr(ZYDIS_REGISTER_RSI), field(offsetof(amx_step, q_next)));
-        EMIT(&m->a, MOV, gpr(ZYDIS_REGISTER_RDI), field(offsetof(amx_step, k_next)));
+        EMIT(&m->a, MOV, gpr(ZYDIS_REGISTER_RSI), field(offsetof(flow_step_args, q_next)));
+        EMIT(&m->a, MOV, gpr(ZYDIS_REGISTER_RDI), field(offsetof(flow_step_args, k_next)));
     }
     emit_unit(m, q, packed(ZYDIS_REGISTER_RDI, is_next ? 0 : n * s->depth * unit, unit),
               s->depth, s->is_exact ? ROUND_ALL : ROUND_SPLIT, NULL, to,
@@ -174,7 +174,7 @@ static void emit_scores(matrix *m, int n)
 
 static void emit_values(matrix *m, int panel)
 {
-    const amx_shape *s = m->shape;
+    const flow_shape *s = m->shape;
     const int64_t unit = UNIT << s->is_split;
     const tiles p = {.base = ZYDIS_REGISTER_R15,
                      .stride = ZYDIS_REGISTER_RCX,
@@ -192,10 +192,10 @@ static void emit_values(matrix *m, int panel)
               ROUND_SPLIT, &o, o, STREAM_NO_EVENT, STREAM_NO_EVENT);
 }
 
-static saccade_status matrix_stream(const amx_shape *shape, jit_stream *stream,
+static saccade_status matrix_stream(const flow_shape *shape, flow_stream *stream,
                                     saccade_error *err)
 {
-    matrix m = {.a = jit_stream_asm(stream),
+    matrix m = {.a = flow_stream_asm(stream),
                 .stream = stream,
                 .shape = shape,
                 .needs = STREAM_NO_EVENT,
@@ -219,7 +219,7 @@ static const ZydisRegister saved[] = {ZYDIS_REGISTER_RBX, ZYDIS_REGISTER_RBP,
                                       ZYDIS_REGISTER_R14, ZYDIS_REGISTER_R15};
 enum { SAVED = sizeof saved / sizeof *saved };
 
-static void emit_entry(jit_asm *a, const amx_shape *shape)
+static void emit_entry(jit_asm *a, const flow_shape *shape)
 {
     static const struct {
         ZydisRegister r;
@@ -227,19 +227,19 @@ static void emit_entry(jit_asm *a, const amx_shape *shape)
     } loads[] =
         {
             {ZYDIS_REGISTER_R12, offsetof(jit_call, s)},
-            {ZYDIS_REGISTER_R13, offsetof(amx_step, p)},
-            {ZYDIS_REGISTER_R15, offsetof(amx_step, p_before)},
-            {ZYDIS_REGISTER_RSI, offsetof(amx_step, q)},
-            {ZYDIS_REGISTER_RDI, offsetof(amx_step, k)},
-            {ZYDIS_REGISTER_R8, offsetof(amx_step, v_before)},
-            {ZYDIS_REGISTER_R9, offsetof(amx_step, o_before)},
+            {ZYDIS_REGISTER_R13, offsetof(flow_step_args, p)},
+            {ZYDIS_REGISTER_R15, offsetof(flow_step_args, p_before)},
+            {ZYDIS_REGISTER_RSI, offsetof(flow_step_args, q)},
+            {ZYDIS_REGISTER_RDI, offsetof(flow_step_args, k)},
+            {ZYDIS_REGISTER_R8, offsetof(flow_step_args, v_before)},
+            {ZYDIS_REGISTER_R9, offsetof(flow_step_args, o_before)},
         },
       own[2][3] = {
           {{ZYDIS_REGISTER_R10, offsetof(jit_call, uniform)},
            {ZYDIS_REGISTER_R14, offsetof(jit_call, rows)},
            {ZYDIS_REGISTER_R11, offsetof(jit_call, cols)}},
-          {{ZYDIS_REGISTER_R10, offsetof(amx_step, s[0])},
-           {ZYDIS_REGISTER_R11, offsetof(amx_step, s[1])}},
+          {{ZYDIS_REGISTER_R10, offsetof(flow_step_args, s[0])},
+           {ZYDIS_REGISTER_R11, offsetof(flow_step_args, s[1])}},
       };
     for (int i = 0; i < SAVED; i++)
         EMIT(a, PUSH, gpr(saved[i]));
@@ -263,34 +263,34 @@ static void emit_exit(jit_asm *a)
 
 /* Whether two shapes have the same matrix stream. Exact and approximate steps differ in it only
  * where low parts are multiplied. */
-static int has_same_tiles(const amx_shape *x, const amx_shape *y)
+static int has_same_tiles(const flow_shape *x, const flow_shape *y)
 {
     return x->is_narrow == y->is_narrow && (!x->is_split || x->is_exact == y->is_exact);
 }
 
 /* Steps of one plan, one after the other from *end on. */
-static saccade_status emit_steps(const amx_shape *shapes, int n, uint8_t *bytes,
+static saccade_status emit_steps(const flow_shape *shapes, int n, uint8_t *bytes,
                                  size_t capacity, step_place *places, size_t *end,
                                  int32_t *spills, saccade_error *err)
 {
     saccade_status status = SACCADE_OK;
-    jit_stream tiles_part = {0}, vectors_part = {0};
+    flow_stream tiles_part = {0}, vectors_part = {0};
     jit_memo *memo = calloc(1, sizeof *memo);
     FAIL_IF_NULL_GOTO(memo);
-    TRY_GOTO(jit_stream_create(&tiles_part, memo, err));
-    TRY_GOTO(jit_stream_create(&vectors_part, memo, err));
+    TRY_GOTO(flow_stream_create(&tiles_part, memo, err));
+    TRY_GOTO(flow_stream_create(&vectors_part, memo, err));
     for (int i = 0; i < n; i++) {
         int32_t own = 0;
         jit_asm out = {
             .bytes = bytes + *end, .capacity = capacity - *end, .is_wide = 1, .memo = memo};
         if (i == 0 || !has_same_tiles(&shapes[i - 1], &shapes[i])) {
-            jit_stream_clear(&tiles_part);
+            flow_stream_clear(&tiles_part);
             TRY_GOTO(matrix_stream(&shapes[i], &tiles_part, err));
         }
-        jit_stream_clear(&vectors_part);
-        TRY_GOTO(jit_vector_stream(&shapes[i], &vectors_part, &own, err));
+        flow_stream_clear(&vectors_part);
+        TRY_GOTO(flow_vector(&shapes[i], &vectors_part, &own, err));
         emit_entry(&out, &shapes[i]);
-        jit_stream_merge(&tiles_part, &vectors_part, shapes[i].is_plain, &out);
+        flow_stream_merge(&tiles_part, &vectors_part, shapes[i].is_plain, &out);
         emit_exit(&out);
         FAIL_IF_GOTO(out.failed, SACCADE_EBACKEND, "jit: steps do not fit %zu bytes", capacity);
         places[i] = (step_place){*end, out.size};
@@ -298,15 +298,15 @@ static saccade_status emit_steps(const amx_shape *shapes, int n, uint8_t *bytes,
         *spills = own > *spills ? own : *spills;
     }
 out:
-    jit_stream_destroy(&tiles_part);
-    jit_stream_destroy(&vectors_part);
+    flow_stream_destroy(&tiles_part);
+    flow_stream_destroy(&vectors_part);
     free(memo);
     return status;
 }
 
 #else
 
-static saccade_status emit_steps(const amx_shape *shapes, int n, uint8_t *bytes,
+static saccade_status emit_steps(const flow_shape *shapes, int n, uint8_t *bytes,
                                  size_t capacity, step_place *places, size_t *end,
                                  int32_t *spills, saccade_error *err)
 {
@@ -320,12 +320,12 @@ static saccade_status emit_steps(const amx_shape *shapes, int n, uint8_t *bytes,
 
 enum { CODES = 4, NARROW = CODES };
 
-struct amx_code {
-    amx_shape shape[CODES + 1]; /* is_exact * 2 + is_cut */
-    int n;                      /* codes */
+struct flow_code {
+    flow_shape shape[CODES + 1]; /* is_exact * 2 + is_cut */
+    int n;                       /* codes */
     jit_page page;
     step_place place[CODES + 1];
-    amx_step_fn *run[CODES + 1];
+    flow_step_fn *run[CODES + 1];
     uint32_t cuts[2][FLOW_CUTS];
 };
 
@@ -342,9 +342,9 @@ static void fill_cuts(uint32_t cuts[2][FLOW_CUTS])
     }
 }
 
-static amx_shape shape_of(const amx_shape *common, int code)
+static flow_shape shape_of(const flow_shape *common, int code)
 {
-    amx_shape s = *common;
+    flow_shape s = *common;
     s.is_narrow = code == NARROW;
     s.is_exact = !s.is_narrow && code / 2;
     s.is_word = (!s.score || s.score->is_finite) && !s.is_split && !s.is_exact;
@@ -353,7 +353,7 @@ static amx_shape shape_of(const amx_shape *common, int code)
     return s;
 }
 
-static saccade_status emit_all(amx_code *c, const amx_shape *shape, int32_t *spills,
+static saccade_status emit_all(flow_code *c, const flow_shape *shape, int32_t *spills,
                                saccade_error *err)
 {
     enum { CAPACITY = 1 << 20 };
@@ -368,19 +368,19 @@ static saccade_status emit_all(amx_code *c, const amx_shape *shape, int32_t *spi
     return jit_page_end(&c->page, end, err);
 }
 
-static amx_step_fn *step_at(const amx_code *c, size_t begin)
+static flow_step_fn *step_at(const flow_code *c, size_t begin)
 {
     const uint8_t *at = c->page.bytes + begin;
-    amx_step_fn *run;
+    flow_step_fn *run;
     memcpy(&run, &at, sizeof run); /* ISO C has no such cast */
     return run;
 }
 
-saccade_status amx_code_create(const amx_shape *shape, amx_code **out, int32_t *spills,
-                               saccade_error *err)
+saccade_status flow_code_create(const flow_shape *shape, flow_code **out, int32_t *spills,
+                                saccade_error *err)
 {
     saccade_status status = SACCADE_OK;
-    amx_code *c = calloc(1, sizeof *c);
+    flow_code *c = calloc(1, sizeof *c);
     *spills = 0;
     FAIL_IF_NULL(c);
     TRY_GOTO(emit_all(c, shape, spills, err));
@@ -389,44 +389,44 @@ saccade_status amx_code_create(const amx_shape *shape, amx_code **out, int32_t *
     *out = c;
     c = NULL;
 out:
-    amx_code_destroy(c);
+    flow_code_destroy(c);
     return status;
 }
 
-void amx_code_destroy(amx_code *c)
+void flow_code_destroy(flow_code *c)
 {
     if (c)
         jit_page_destroy(&c->page);
     free(c);
 }
 
-const amx_shape *amx_code_shape(const amx_code *c, int is_exact)
+const flow_shape *flow_code_shape(const flow_code *c, int is_exact)
 {
     return &c->shape[is_exact * 2];
 }
 
-amx_step_fn *amx_code_narrow(const amx_code *c)
+flow_step_fn *flow_code_narrow(const flow_code *c)
 {
     return c->run[NARROW];
 }
 
-const amx_shape *amx_code_narrow_shape(const amx_code *c)
+const flow_shape *flow_code_narrow_shape(const flow_code *c)
 {
     return &c->shape[NARROW];
 }
 
-const uint32_t *amx_code_cuts(const amx_code *c, int is_from)
+const uint32_t *flow_code_cuts(const flow_code *c, int is_from)
 {
     return c->cuts[is_from];
 }
 
-amx_step_fn *amx_code_run(const amx_code *c, int is_exact, int is_cut)
+flow_step_fn *flow_code_run(const flow_code *c, int is_exact, int is_cut)
 {
     return c->run[is_exact * 2 + is_cut];
 }
 
 /* Whether a table of tanh is in the code. */
-static int is_tanh_approx(const amx_shape *shape)
+static int is_tanh_approx(const flow_shape *shape)
 {
     int has_table = 0;
     for (uint32_t i = 0; shape->score && !shape->is_split && i < shape->score->n_nodes; i++)
@@ -434,10 +434,10 @@ static int is_tanh_approx(const amx_shape *shape)
     return has_table;
 }
 
-void amx_code_print(const amx_code *c, strbuf *out)
+void flow_code_print(const flow_code *c, strbuf *out)
 {
     static const char *const names[] = {"whole", "cut", "whole", "cut", "narrow"};
-    const amx_shape *approx = &c->shape[0];
+    const flow_shape *approx = &c->shape[0];
     strbuf_printf(out, "stream: steps of %d rows x %d keys; code of a step:\n", FLOW_ROWS,
                   FLOW_KEYS);
     for (int i = 0; i < c->n; i++)

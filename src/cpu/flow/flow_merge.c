@@ -10,11 +10,11 @@
 #include <stdlib.h>
 
 /* Takes one large piece of memory. Little of it is ever touched, so little becomes resident. */
-saccade_status jit_stream_create(jit_stream *s, jit_memo *memo, saccade_error *err)
+saccade_status flow_stream_create(flow_stream *s, jit_memo *memo, saccade_error *err)
 {
     enum { EACH = sizeof *s->runs + sizeof *s->patches + sizeof *s->ends };
-    *s = (jit_stream){.memo = memo};
-    jit_stream_clear(s);
+    *s = (flow_stream){.memo = memo};
+    flow_stream_clear(s);
     s->runs = malloc((size_t)STREAM_INSTRUCTIONS * EACH + STREAM_BYTES);
     FAIL_IF_NULL(s->runs);
     s->patches = (jit_patch *)(s->runs + STREAM_INSTRUCTIONS);
@@ -23,7 +23,7 @@ saccade_status jit_stream_create(jit_stream *s, jit_memo *memo, saccade_error *e
     return SACCADE_OK;
 }
 
-void jit_stream_clear(jit_stream *s)
+void flow_stream_clear(flow_stream *s)
 {
     s->n = s->n_patches = s->n_runs = s->length = s->total_weight = 0;
     s->size = 0;
@@ -32,12 +32,12 @@ void jit_stream_clear(jit_stream *s)
     s->is_cut = 0;
 }
 
-void jit_stream_destroy(jit_stream *s)
+void flow_stream_destroy(flow_stream *s)
 {
     free(s->runs);
 }
 
-jit_asm jit_stream_asm(const jit_stream *s)
+jit_asm flow_stream_asm(const flow_stream *s)
 {
     return (jit_asm){.bytes = s->bytes,
                      .capacity = STREAM_BYTES,
@@ -48,16 +48,16 @@ jit_asm jit_stream_asm(const jit_stream *s)
                      .max_n = STREAM_INSTRUCTIONS};
 }
 
-static uint32_t begin_of(const jit_stream *s, uint32_t n)
+static uint32_t begin_of(const flow_stream *s, uint32_t n)
 {
     return n ? s->ends[n - 1] : 0;
 }
 
 /* Adds a run of instructions. Runs end where events are noted, so no event lies inside of
  * one. */
-static void add_run(jit_stream *s, jit_run run)
+static void add_run(flow_stream *s, flow_repeat run)
 {
-    jit_run *last = s->n_runs ? &s->runs[s->n_runs - 1] : NULL;
+    flow_repeat *last = s->n_runs ? &s->runs[s->n_runs - 1] : NULL;
     const uint32_t n = run.copies * (run.past - run.begin);
     run.need = (int8_t)s->need;
     s->need = STREAM_NO_EVENT;
@@ -72,41 +72,41 @@ static void add_run(jit_stream *s, jit_run run)
     s->is_cut = 0;
 }
 
-static jit_run next_run(jit_stream *s, const jit_asm *a, int weight, uint32_t copies)
+static flow_repeat next_run(flow_stream *s, const jit_asm *a, int weight, uint32_t copies)
 {
-    const jit_run run = {.begin = s->n,
-                         .past = a->n,
-                         .copies = copies,
-                         .patch = s->n_patches,
-                         .weight = (uint8_t)weight};
+    const flow_repeat run = {.begin = s->n,
+                             .past = a->n,
+                             .copies = copies,
+                             .patch = s->n_patches,
+                             .weight = (uint8_t)weight};
     s->n = a->n;
     s->n_patches = a->n_patches;
     return run;
 }
 
-void jit_stream_note(jit_stream *s, const jit_asm *a, int weight)
+void flow_stream_note(flow_stream *s, const jit_asm *a, int weight)
 {
     if (a->n > s->n)
         add_run(s, next_run(s, a, weight, 1));
 }
 
-uint32_t jit_stream_repeat(jit_stream *s, const jit_asm *a, int weight, uint32_t copies,
-                           const int32_t add[MARKS])
+uint32_t flow_stream_repeat(flow_stream *s, const jit_asm *a, int weight, uint32_t copies,
+                            const int32_t add[MARKS])
 {
-    jit_run run = next_run(s, a, weight, copies);
+    flow_repeat run = next_run(s, a, weight, copies);
     memcpy(run.add, add, sizeof run.add);
     add_run(s, run);
     return s->n_runs - 1;
 }
 
-void jit_stream_again(jit_stream *s, uint32_t number, const int32_t add[MARKS])
+void flow_stream_again(flow_stream *s, uint32_t number, const int32_t add[MARKS])
 {
-    jit_run run = s->runs[number];
+    flow_repeat run = s->runs[number];
     memcpy(run.add, add, sizeof run.add);
     add_run(s, run);
 }
 
-void jit_stream_event(jit_stream *s, int event)
+void flow_stream_event(flow_stream *s, int event)
 {
     s->events[event] = s->length;
     s->is_cut = 1;
@@ -115,8 +115,8 @@ void jit_stream_event(jit_stream *s, int event)
 /* ---- merging ---- */
 
 typedef struct reader {
-    const jit_stream *s;
-    const jit_run *run, *past_run;
+    const flow_stream *s;
+    const flow_repeat *run, *past_run;
     uint32_t copy, at, patch; /* in the run, of what comes next */
     uint32_t count;           /* instructions so far */
     uint64_t done;            /* weight so far */
@@ -130,7 +130,7 @@ static void begin_copy(reader *r)
     r->patch = r->run->patch;
 }
 
-static reader reader_of(const jit_stream *s)
+static reader reader_of(const flow_stream *s)
 {
     reader r = {.s = s, .run = s->runs, .past_run = s->runs + s->n_runs};
     begin_copy(&r);
@@ -161,7 +161,7 @@ static void take(reader *r, uint32_t n, jit_asm *out)
 {
     static const int32_t row_bytes[MARKS] = {
         [MARK_SCORES] = 64, [MARK_WEIGHTS] = 64, [MARK_VECTOR] = 64, [MARK_NUMBER] = 4};
-    const jit_stream *s = r->s;
+    const flow_stream *s = r->s;
     const uint32_t from = begin_of(s, r->at), past = s->ends[r->at + n - 1];
     uint8_t *to = out->bytes + out->size;
     if (out->failed || out->capacity - out->size < past - from) {
@@ -199,7 +199,7 @@ static uint32_t steps_for(uint64_t behind, uint64_t step, uint32_t most)
 
 /* Takes from x while the part of its weight that is done is not larger than that of y, else
  * from y; where one has to wait for an event of the other, the other goes on. */
-void jit_stream_merge(const jit_stream *x, const jit_stream *y, int is_plain, jit_asm *out)
+void flow_stream_merge(const flow_stream *x, const flow_stream *y, int is_plain, jit_asm *out)
 {
     reader a = reader_of(x), b = reader_of(y);
     while (!out->failed && !(is_at_end(&a) && is_at_end(&b))) {

@@ -7,7 +7,7 @@
 #ifndef SACCADE_CPU_FLOW_FLOW_MERGE_H
 #define SACCADE_CPU_FLOW_FLOW_MERGE_H
 
-#include "cpu/flow/amx_flow.h"
+#include "cpu/flow/flow.h"
 #include "cpu/jit/jit_asm.h"
 
 enum {
@@ -22,51 +22,51 @@ enum {
 enum { MARK_SCORES, MARK_WEIGHTS, MARK_VECTOR, MARK_NUMBER, MARK_COLUMN, MARKS };
 
 /* Instructions [begin, past), so many times over. */
-typedef struct jit_run {
+typedef struct flow_repeat {
     uint32_t begin, past, copies;
     uint32_t patch;     /* first of what is marked */
     int32_t add[MARKS]; /* to displacements */
     int8_t need;        /* event of the other stream before the first, or STREAM_NO_EVENT */
     uint8_t weight;     /* of each instruction */
-} jit_run;
+} flow_repeat;
 
-typedef struct jit_stream {
+typedef struct flow_stream {
     jit_memo *memo; /* borrowed */
     uint8_t *bytes;
     uint32_t *ends;     /* [n]: offset past each instruction */
     jit_patch *patches; /* of them, in order */
-    jit_run *runs;      /* [n_runs] */
+    flow_repeat *runs;  /* [n_runs] */
     uint32_t n, n_patches, n_runs;
     uint32_t length, total_weight;  /* of all copies, */
     size_t size;                    /* in bytes */
     uint32_t events[STREAM_EVENTS]; /* length of this stream until the event */
     int need;                       /* of the instructions written next */
     int is_cut;                     /* an event stands between them and those before */
-} jit_stream;
+} flow_stream;
 
-saccade_status jit_stream_create(jit_stream *stream, jit_memo *memo, saccade_error *err);
-void jit_stream_clear(jit_stream *stream);
-void jit_stream_destroy(jit_stream *stream);
+saccade_status flow_stream_create(flow_stream *stream, jit_memo *memo, saccade_error *err);
+void flow_stream_clear(flow_stream *stream);
+void flow_stream_destroy(flow_stream *stream);
 /* Notes the instructions that the encoder has got since the last call, each of this weight. */
-void jit_stream_note(jit_stream *stream, const jit_asm *a, int weight);
+void flow_stream_note(flow_stream *stream, const jit_asm *a, int weight);
 /* Notes instructions that are there `copies` times over; what is marked begins `add` higher.
- * Returns the run, for jit_stream_again. */
-uint32_t jit_stream_repeat(jit_stream *stream, const jit_asm *a, int weight, uint32_t copies,
-                           const int32_t add[MARKS]);
+ * Returns the run, for flow_stream_again. */
+uint32_t flow_stream_repeat(flow_stream *stream, const jit_asm *a, int weight, uint32_t copies,
+                            const int32_t add[MARKS]);
 /* Repeats a run of instructions, with other displacements. */
-void jit_stream_again(jit_stream *stream, uint32_t run, const int32_t add[MARKS]);
+void flow_stream_again(flow_stream *stream, uint32_t run, const int32_t add[MARKS]);
 /* Makes the end of what has been noted so far an event, for which the other stream may wait. */
-void jit_stream_event(jit_stream *stream, int event);
+void flow_stream_event(flow_stream *stream, int event);
 /* Writes both streams to out, each in its own order, advancing in proportion to their weights.
  * is_plain: x as far as its needs allow, then y. */
-void jit_stream_merge(const jit_stream *x, const jit_stream *y, int is_plain, jit_asm *out);
+void flow_stream_merge(const flow_stream *x, const flow_stream *y, int is_plain, jit_asm *out);
 
 /* An encoder that writes to the stream. */
-jit_asm jit_stream_asm(const jit_stream *stream);
+jit_asm flow_stream_asm(const flow_stream *stream);
 
 /* The vector stream of a step, into stream's memory (flow_vector.c). */
 enum { EVENT_SQUARE }; /* + square: stored (matrix), its P written (vector) */
-saccade_status jit_vector_stream(const amx_shape *shape, jit_stream *stream, int32_t *spills,
-                                 saccade_error *err);
+saccade_status flow_vector(const flow_shape *shape, flow_stream *stream, int32_t *spills,
+                           saccade_error *err);
 
 #endif

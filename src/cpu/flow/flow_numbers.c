@@ -1,12 +1,12 @@
 /* The numbers that a stream's code reads: exponentials by polynomials or by words. */
-#include "cpu/flow/amx_flow.h"
+#include "cpu/flow/flow.h"
 
 #include <string.h>
 
 /* 2^f on [0, 1] = ((c0 f + c1) f + ..) f + 1: to 8.6e-5; and to 9.7e-8, exactly 1 at 0 and 2 at
  * 1, as in exp2_poly.h. */
 static const float approx_exp2[] = {0x1.3baaa6p-4f, 0x1.d2378ap-3f, 0x1.63e658p-1f, 1.0f};
-static const float exact_exp2[AMX_COEFFICIENTS] = {
+static const float exact_exp2[FLOW_COEFFICIENTS] = {
     0x1.eca6fp-10f, 0x1.269deep-7f, 0x1.c94444p-5f, 0x1.ebd8a2p-3f, 0x1.62e4c8p-1f, 1.0f};
 
 /* A weight 2^t is made as a word of bf16 directly: round(128 (127 + t)) has the exponent of 2^t
@@ -39,20 +39,21 @@ const float jit_tanh_terms[JIT_TABLE_TERMS][JIT_TABLE_SEGMENTS] = {
      0x1.d45b88p-1f, 0x1.a33394p-1f, 0x1.6e3824p-1f, 0x1.3b1a48p-1f, 0x1.171b9cp-1f,
      0x1.f89a7cp-2f}};
 
-int amx_coefficients(const amx_shape *shape)
+int flow_coefficients(const flow_shape *shape)
 {
     if (shape->is_word)
         return 0;
-    return shape->is_exact ? AMX_COEFFICIENTS : (int)(sizeof approx_exp2 / sizeof *approx_exp2);
+    return shape->is_exact ? FLOW_COEFFICIENTS
+                           : (int)(sizeof approx_exp2 / sizeof *approx_exp2);
 }
 
-float amx_shift(const amx_shape *shape, float anchor)
+float flow_shift(const flow_shape *shape, float anchor)
 {
     return shape->is_word ? WORD_BIAS - anchor * (JIT_WORD_ONE * JIT_LOG2_E)
                           : -(anchor * JIT_LOG2_E);
 }
 
-void amx_step_begin(amx_step *step, const amx_shape *shape, float scale)
+void flow_step_begin(flow_step_args *step, const flow_shape *shape, float scale)
 {
     static const int64_t order[8] = {0, 2, 4, 6, 1, 3, 5, 7};
     step->constants[0] =
@@ -60,7 +61,7 @@ void amx_step_begin(amx_step *step, const amx_shape *shape, float scale)
     memcpy(step->corrections, corrections, sizeof corrections);
     memcpy(step->order, order, sizeof order);
     memcpy(step->constants + 1, shape->is_exact ? exact_exp2 : approx_exp2,
-           (size_t)amx_coefficients(shape) * sizeof(float));
+           (size_t)flow_coefficients(shape) * sizeof(float));
     memcpy(step->tanh_terms, jit_tanh_terms, sizeof jit_tanh_terms);
     for (int32_t j = 0; j < FLOW_KEYS; j++)
         step->columns[j] = j;

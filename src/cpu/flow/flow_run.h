@@ -3,7 +3,7 @@
 #ifndef SACCADE_CPU_FLOW_FLOW_RUN_H
 #define SACCADE_CPU_FLOW_FLOW_RUN_H
 
-#include "cpu/flow/amx_flow.h"
+#include "cpu/flow/flow.h"
 #include "cpu/kernels/kernels.h"
 
 typedef struct flow_step {
@@ -31,21 +31,21 @@ typedef struct flow_narrow {
 } flow_narrow;
 
 /* Strips of an item against a chunk of packed keys, in steps of FLOW_KEYS keys without infinite
- * values: scores, softmax and values of all steps merged (amx_flow.h). m holds anchors, raised
+ * values: scores, softmax and values of all steps merged (flow.h). m holds anchors, raised
  * from -INF where a row has none; l and O become relative to them, and l tells (item_flow.c)
  * whether that was good enough. */
 typedef struct flow_run {
-    const amx_code *code;
+    const flow_code *code;
     const jit_state *jit; /* NULL: no score mod; set to the item's rows, the chunk's keys */
     const void *q;
-    const char *k, *v;            /* the chunk's first block */
-    int32_t o_ld, rows;           /* rows of the item */
-    int is_exact;                 /* somebody asks for l itself */
-    float scale;                  /* > 0; the mod's where there is one */
-    float *m, *l, *o;             /* of the item */
-    const int64_t *first, *past;  /* live keys of the item's rows; NULL: all */
-    int64_t j0, j1;               /* the chunk's first key, the end of the keys */
-    const flow_step *steps;       /* ordered by strips; never two of one square together */
+    const char *k, *v;           /* the chunk's first block */
+    int32_t o_ld, rows;          /* rows of the item */
+    int is_exact;                /* somebody asks for l itself */
+    float scale;                 /* > 0; the mod's where there is one */
+    float *m, *l, *o;            /* of the item */
+    const int64_t *first, *past; /* live keys of the item's rows; NULL: all */
+    int64_t j0, j1;              /* the chunk's first key, the end of the keys */
+    const flow_step *steps;      /* ordered by strips; never two of one square together */
     int32_t n;
     const flow_narrow *narrow; /* NULL: steps of 128 keys */
     char *memory;              /* FLOW_BYTES of scratch */

@@ -1,4 +1,4 @@
-/* Strips of 32 rows through the keys of a chunk by the code of amx_flow.h, one call a step. The
+/* Strips of 32 rows through the keys of a chunk by the code of flow.h, one call a step. The
  * code multiplies the next step's first square and adds the values of the step before, so that
  * strips follow each other without a break; plain tiles here begin and end the chain.
  *
@@ -25,8 +25,8 @@ typedef struct limit {
 
 typedef struct chain {
     const flow_run *a;
-    const amx_shape *shape;
-    amx_step step;
+    const flow_shape *shape;
+    flow_step_args step;
     char *memory;
     int32_t r0, rows; /* the strip at hand */
     int32_t half;     /* narrow: where the next step's first square is */
@@ -75,7 +75,7 @@ static float *numbers(const chain *c, int offset)
 static void first_square(const chain *c, const flow_step *at)
 {
     const char *q = q_of(c, at->strip), *k = k_of(c, at);
-    const amx_shape *s = c->shape;
+    const flow_shape *s = c->shape;
     ZERO_UNIT();
     for (int32_t d = 0; d < s->depth; d++) {
         if (s->is_split)
@@ -119,7 +119,7 @@ static void find_anchors(const chain *c, int32_t r)
     float *m = c->a->m + c->r0 + r;
     const int32_t n = c->rows - r < VF ? c->rows - r : VF;
     const __mmask16 rows = (__mmask16)(n > 0 ? (1u << n) - 1 : 0);
-    const float shift = amx_shift(c->shape, 0), slope = amx_shift(c->shape, 1) - shift;
+    const float shift = flow_shift(c->shape, 0), slope = flow_shift(c->shape, 1) - shift;
     vf each[VF];
     for (int i = 0; i < VF; i++)
         each[i] = vf_max(vf_load(s + i * VF), vf_load(s + 512 + i * VF));
@@ -240,7 +240,8 @@ static int64_t cut_of(int64_t n)
 /* A square's mask, row by row. */
 static const uint32_t *make_mask(const chain *c, int64_t j, int32_t square)
 {
-    const uint32_t *before = amx_code_cuts(c->a->code, 0), *from = amx_code_cuts(c->a->code, 1);
+    const uint32_t *before = flow_code_cuts(c->a->code, 0),
+                   *from = flow_code_cuts(c->a->code, 1);
     uint32_t *to =
         (uint32_t *)(void *)(c->memory + FLOW_MASKS + (int64_t)square * FLOW_MASK_BYTES);
     for (int32_t r = 0; r < c->rows; r++) {
@@ -254,7 +255,8 @@ static const uint32_t *make_mask(const chain *c, int64_t j, int32_t square)
 /* The masks of the square of 32 keys from j on. */
 static const uint32_t *mask_of(const chain *c, int64_t j, int32_t square)
 {
-    const uint32_t *before = amx_code_cuts(c->a->code, 0), *from = amx_code_cuts(c->a->code, 1);
+    const uint32_t *before = flow_code_cuts(c->a->code, 0),
+                   *from = flow_code_cuts(c->a->code, 1);
     const int is_begun = c->first.most <= j, is_open = c->past.least >= j + SQUARE_KEYS;
     if (is_begun && is_open)
         return before + cut_of(FLOW_CUT_MOST);
@@ -268,7 +270,7 @@ static const uint32_t *mask_of(const chain *c, int64_t j, int32_t square)
 /* Masks of a step that begins at key j0, and where its squares are. */
 static void set_narrow(chain *c, int64_t j0)
 {
-    amx_step *s = &c->step;
+    flow_step_args *s = &c->step;
     for (int32_t n = 0; n < 2; n++)
         s->s[n] = c->memory + FLOW_S + (c->half ^ n) * FLOW_SQUARE_BYTES;
     c->half ^= FLOW_NARROW % 2;
@@ -283,27 +285,27 @@ static void set_narrow(chain *c, int64_t j0)
 
 /* ---- steps ---- */
 
-static amx_step_fn *place_step(chain *c, const flow_step *at)
+static flow_step_fn *place_step(chain *c, const flow_step *at)
 {
     const flow_run *a = c->a;
     const int64_t j0 = a->j0 + (int64_t)at->square * SQUARE_KEYS;
     if (a->narrow) {
         set_narrow(c, j0);
-        return amx_code_narrow(a->code);
+        return flow_code_narrow(a->code);
     }
     if (at->is_cut)
         set_cut(c, j0);
-    return amx_code_run(a->code, a->is_exact, at->is_cut);
+    return flow_code_run(a->code, a->is_exact, at->is_cut);
 }
 
 static void run_step(chain *c, const flow_step *at, const flow_step *next)
 {
-    amx_step *s = &c->step;
+    flow_step_args *s = &c->step;
     s->q = q_of(c, at->strip);
     s->k = k_of(c, at);
     s->q_next = q_of(c, next->strip);
     s->k_next = k_of(c, next);
-    amx_step_fn *run = place_step(c, at);
+    flow_step_fn *run = place_step(c, at);
     if (c->a->jit)
         s->mod.cols += at->square * SQUARE_KEYS;
     run(s);
@@ -327,7 +329,7 @@ static unsigned flush_to_zero(void)
 static void begin_chain(chain *c)
 {
     const flow_run *a = c->a;
-    amx_step_begin(&c->step, c->shape, a->scale);
+    flow_step_begin(&c->step, c->shape, a->scale);
     c->step.mod.s = numbers(c, 0);
     c->step.p = c->memory + FLOW_P;
     c->step.p_before = c->memory + FLOW_P + FLOW_P_BYTES;
@@ -345,8 +347,8 @@ CPU_FLOW(LEVEL_NAME(cpu_flow_run))
     const flow_narrow *narrow = run->narrow;
     const flow_step *steps = run->steps;
     chain c = {.a = run,
-               .shape = narrow ? amx_code_narrow_shape(run->code)
-                               : amx_code_shape(run->code, run->is_exact),
+               .shape = narrow ? flow_code_narrow_shape(run->code)
+                               : flow_code_shape(run->code, run->is_exact),
                .memory = run->memory - FLOW_S};
     clear_flag();
     begin_chain(&c);

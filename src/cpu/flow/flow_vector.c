@@ -22,11 +22,11 @@ enum { SCORE, TIMES };                       /* results of the score mod */
 
 typedef struct vectors {
     jit_emitter t;
-    const amx_shape *shape;
-    int factor, coefficient[AMX_COEFFICIENTS]; /* registers, for the whole code */
-    int column[LANES];                         /* numbers of a square's keys, when cut */
-    int corrections, order, over, ones;        /* of words */
-    int high;                                  /* mask of what a high part keeps */
+    const flow_shape *shape;
+    int factor, coefficient[FLOW_COEFFICIENTS]; /* registers, for the whole code */
+    int column[LANES];                          /* numbers of a square's keys, when cut */
+    int corrections, order, over, ones;         /* of words */
+    int high;                                   /* mask of what a high part keeps */
     int square;
 } vectors;
 
@@ -49,11 +49,11 @@ static void load_constant(vectors *v, int r, int which)
 {
     EMIT_VECTOR(&v->t.a, Z(VBROADCASTSS), vec(&v->t, r),
                 jit_mem(ZYDIS_REGISTER_RBX, ZYDIS_REGISTER_NONE, 0,
-                        (int64_t)offsetof(amx_step, constants) + 4 * which, 4));
+                        (int64_t)offsetof(flow_step_args, constants) + 4 * which, 4));
 }
 
 /* Whether squares are cut by masks that lie in memory. */
-static int has_masks(const amx_shape *shape)
+static int has_masks(const flow_shape *shape)
 {
     return shape->is_narrow && shape->is_word;
 }
@@ -74,8 +74,8 @@ static void load_words(vectors *v)
     v->ones = keep(t);
     EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_EAX), jit_imm(0x3f803f80)); /* pairs of bf16 */
     EMIT_VECTOR(&t->a, Z(VPBROADCASTD), vec(t, v->ones), gpr(ZYDIS_REGISTER_EAX));
-    load_whole(v, v->corrections, offsetof(amx_step, corrections));
-    load_whole(v, v->order, offsetof(amx_step, order));
+    load_whole(v, v->corrections, offsetof(flow_step_args, corrections));
+    load_whole(v, v->order, offsetof(flow_step_args, order));
     EMIT_VECTOR(&t->a, Z(VMOVUPS), vec(t, v->over), flow_at(FLOW_OVER, 64));
     EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_RAX), jit_imm(0x5555555555555555));
     EMIT(&t->a, KMOVQ, mask_reg(LOW_BYTES), gpr(ZYDIS_REGISTER_RAX));
@@ -107,7 +107,7 @@ static void load_constants(vectors *v)
         v->factor = keep(&v->t);
         load_constant(v, v->factor, 0);
     }
-    for (int i = 0; i < amx_coefficients(v->shape); i++) {
+    for (int i = 0; i < flow_coefficients(v->shape); i++) {
         v->coefficient[i] = keep(&v->t);
         load_constant(v, v->coefficient[i], 1 + i);
     }
@@ -119,7 +119,7 @@ static void load_columns(vectors *v)
 {
     for (int lane = 0; lane < LANES; lane++)
         load_whole(v, v->column[lane],
-                   offsetof(amx_step, columns) + (size_t)(v->square * LANES + lane) * 64);
+                   offsetof(flow_step_args, columns) + (size_t)(v->square * LANES + lane) * 64);
 }
 
 /* What a score mod needs for the whole code. */
@@ -140,7 +140,7 @@ static void load_uniforms(vectors *v)
         for (uint32_t term = 0; has_table && term < JIT_TABLE_TERMS; term++) {
             t->table[term] = keep(t);
             load_whole(v, t->table[term],
-                       offsetof(amx_step, tanh_terms) + term * sizeof jit_tanh_terms[0]);
+                       offsetof(flow_step_args, tanh_terms) + term * sizeof jit_tanh_terms[0]);
         }
     }
     jit_choose_pinned(t, wanted, JIT_UNIFORM, MOST_UNIFORMS);
@@ -203,7 +203,7 @@ static void emit_exponentials(vectors *v, const int exponent[LANES], int weight[
         weight[lane] = jit_take_reg(t, NOWHERE);
         EMIT_VECTOR(&t->a, Z(VMOVAPS), vec(t, weight[lane]), vec(t, v->coefficient[0]));
     }
-    for (int i = 1; i < amx_coefficients(v->shape); i++)
+    for (int i = 1; i < flow_coefficients(v->shape); i++)
         for (int lane = 0; lane < LANES; lane++)
             EMIT_VECTOR(&t->a, Z(VFMADD213PS), vec(t, weight[lane]), vec(t, fraction[lane]),
                         vec(t, v->coefficient[i]));
@@ -314,7 +314,7 @@ static void emit_row(vectors *v)
 }
 
 /* All rows of a square. rows: where those are that are like them, or NO_RUN. */
-static void add_rows(vectors *v, jit_stream *stream, uint32_t *rows)
+static void add_rows(vectors *v, flow_stream *stream, uint32_t *rows)
 {
     const int32_t n = v->square, is_wide = !v->shape->is_narrow;
     const int32_t add[MARKS] = {
@@ -323,22 +323,22 @@ static void add_rows(vectors *v, jit_stream *stream, uint32_t *rows)
         [MARK_COLUMN] = n * (FLOW_KEYS / FLOW_SQUARES) * 4,
     };
     if (*rows != NO_RUN) {
-        jit_stream_again(stream, *rows, add);
+        flow_stream_again(stream, *rows, add);
         return;
     }
     emit_row(v);
-    *rows = jit_stream_repeat(stream, &v->t.a, 1, FLOW_ROWS, add);
+    *rows = flow_stream_repeat(stream, &v->t.a, 1, FLOW_ROWS, add);
 }
 
-saccade_status jit_vector_stream(const amx_shape *shape, jit_stream *stream, int32_t *spills,
-                                 saccade_error *err)
+saccade_status flow_vector(const flow_shape *shape, flow_stream *stream, int32_t *spills,
+                           saccade_error *err)
 {
     uint32_t rows[2] = {NO_RUN, NO_RUN};
     vectors *v = malloc(sizeof *v);
     FAIL_IF_NULL(v);
     jit_emitter *t = &v->t;
     v->shape = shape;
-    jit_start(t, shape->score, CPU_AMX, jit_stream_asm(stream));
+    jit_start(t, shape->score, CPU_AMX, flow_stream_asm(stream));
     t->column_index = ZYDIS_REGISTER_NONE;
     t->frame_base = ZYDIS_REGISTER_R10;
     t->frame_at = shape->frame_at;
@@ -354,19 +354,19 @@ saccade_status jit_vector_stream(const amx_shape *shape, jit_stream *stream, int
             load_columns(v);
         if (has_masks(shape))
             EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_RAX),
-                 field(offsetof(amx_step, masks[0]) + 8 * (size_t)v->square));
+                 field(offsetof(flow_step_args, masks[0]) + 8 * (size_t)v->square));
         if (shape->is_narrow)
             EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_R14),
-                 field(offsetof(amx_step, prefetch[0]) + 8 * (size_t)v->square));
-        jit_stream_note(stream, &t->a, 0);
+                 field(offsetof(flow_step_args, prefetch[0]) + 8 * (size_t)v->square));
+        flow_stream_note(stream, &t->a, 0);
         stream->need = v->square ? EVENT_SQUARE + v->square : STREAM_NO_EVENT;
         add_rows(v, stream, &rows[shape->is_narrow && v->square % 2]);
         *spills = t->n_slots > *spills ? t->n_slots : *spills;
-        jit_stream_event(stream, EVENT_SQUARE + v->square);
+        flow_stream_event(stream, EVENT_SQUARE + v->square);
     }
     if (shape->is_word)
         EMIT_VECTOR(&t->a, Z(VMOVUPS), flow_at(FLOW_OVER, 64), vec(t, v->over));
-    jit_stream_note(stream, &t->a, 0);
+    flow_stream_note(stream, &t->a, 0);
     const int failed =
         t->a.failed || stream->size > STREAM_BYTES || stream->length > STREAM_INSTRUCTIONS;
     free(v);

@@ -1,4 +1,4 @@
-/* An item by flows (amx_flow.h). Keys are taken in chunks that stay in L2, and in each chunk
+/* An item by flows (flow.h). Keys are taken in chunks that stay in L2, and in each chunk
  * all strips of rows take their steps. Blocks that a flow cannot take run one by one, as in
  * item.c. At the end the sums of each row are checked: strips whose anchors were too far from
  * their maxima are computed again, block by block. */
@@ -411,7 +411,7 @@ static int run_narrow(cpu_worker *w, int64_t begin, int64_t end)
     const int64_t past = (end + CPU_BLOCK_KEYS - 1) / CPU_BLOCK_KEYS;
     const int64_t first = begin / CPU_BLOCK_KEYS;
     int32_t n = 0;
-    if (!amx_code_narrow(state->code) || job->live.by != CPU_BY_LIMITS || job->run->lse
+    if (!flow_code_narrow(state->code) || job->live.by != CPU_BY_LIMITS || job->run->lse
         || job->run->sinks.data || job->g.splits > 1 || past - first > chunk_blocks(w))
         return 0;
     for (int32_t r = 0, own; r < w->rows; r += FLOW_ROWS, n += own) {

@@ -21,7 +21,7 @@ int32_t item_padded(const cpu_job *job, int64_t n)
 {
     enum { PANELS = 32 };
     const cpu_state *state = cpu_state_of(job->plan);
-    const int is_narrow = state->code && amx_code_narrow(state->code);
+    const int is_narrow = state->code && flow_code_narrow(state->code);
     const int32_t to = is_narrow ? CPU_BLOCK_KEYS : state->code ? FLOW_KEYS : PANELS;
     return n < CPU_BLOCK_KEYS ? (int32_t)((n + to - 1) / to) * to : CPU_BLOCK_KEYS;
 }

@@ -1,4 +1,4 @@
-/* amx_flow.h: 32 rows of Q against 128 keys as one stretch of machine code in which the vector
+/* flow.h: 32 rows of Q against 128 keys as one stretch of machine code in which the vector
  * units' work stands between the tiles' (docs/lab/007 has the figures):
  *
  *     matrix stream   Q K^T of squares 1 2 3 and of the next step's 0; P V of the step before
@@ -8,8 +8,8 @@
  * waits only where the other's result or memory is needed. Between steps C code moves pointers:
  * steps of different strips follow each other without a break. Narrow steps have 96 keys: one
  * code for all of a short strip, small enough to stay where instructions are cached. */
-#ifndef SACCADE_CPU_FLOW_AMX_FLOW_H
-#define SACCADE_CPU_FLOW_AMX_FLOW_H
+#ifndef SACCADE_CPU_FLOW_FLOW_H
+#define SACCADE_CPU_FLOW_FLOW_H
 
 #include "base/strings.h"
 #include "cpu/jit/jit_graph.h"
@@ -41,7 +41,7 @@ enum {
 enum { FLOW_CUTS = 96, FLOW_CUT_LEAST = -32, FLOW_CUT_MOST = 32 };
 
 /* What the code of one step reads. */
-typedef struct amx_step {
+typedef struct flow_step_args {
     jit_call mod;           /* s: the middle of the stream's memory; frame is not used */
     const void *q, *q_next; /* strip of this step, of the next one */
     const void *k, *k_next; /* packed keys of this step, of the next one */
@@ -51,15 +51,15 @@ typedef struct amx_step {
     const void *s[2]; /* narrow: where the step's even and odd squares are */
     const uint32_t *masks[FLOW_NARROW];
     const void *prefetch[FLOW_NARROW]; /* 2 KB to bring into L2 during a square's work */
-    float constants[8];           /* factor of scores in the exponent, then the polynomial */
-    uint8_t corrections[64];      /* of words of weights, by bits 1 to 6 */
-    int64_t order[8];             /* of a row's packed quarters */
-    int32_t columns[FLOW_KEYS];   /* 0 1 2 .. */
+    float constants[8];         /* factor of scores in the exponent, then the polynomial */
+    uint8_t corrections[64];    /* of words of weights, by bits 1 to 6 */
+    int64_t order[8];           /* of a row's packed quarters */
+    int32_t columns[FLOW_KEYS]; /* 0 1 2 .. */
     float tanh_terms[JIT_TABLE_TERMS][JIT_TABLE_SEGMENTS];
-} amx_step;
+} flow_step_args;
 
 /* What the code of a plan depends on. */
-typedef struct amx_shape {
+typedef struct flow_shape {
     const jit_graph *score;     /* NULL: none */
     int64_t frame_at;           /* bytes from mod.uniform to spill room */
     int32_t depth, panels;      /* of 32 dims of Q, of 32 columns of V */
@@ -72,34 +72,34 @@ typedef struct amx_shape {
     int is_cut;                 /* keys outside of [first, past) have no weight */
     int is_split;               /* elements are sums of two bf16 (block_amx_f16_tmpl.c) */
     int is_plain;               /* the streams one after the other, as far as they can be */
-} amx_shape;
+} flow_shape;
 
-typedef void amx_step_fn(const amx_step *step);
+typedef void flow_step_fn(const flow_step_args *step);
 
 /* Writes all code of a plan: exact and approximate steps, each cut by limits or whole, and
  * narrow ones; is_exact and is_cut of the shape are not read. *spills is how many slots the
  * frame in the mod's state must have. EBACKEND where there is no encoder, no executable memory,
  * or the mod is not straight-line code. */
-typedef struct amx_code amx_code;
-saccade_status amx_code_create(const amx_shape *shape, amx_code **out, int32_t *spills,
-                               saccade_error *err);
-void amx_code_destroy(amx_code *code);
-const amx_shape *amx_code_shape(const amx_code *code, int is_exact);
-amx_step_fn *amx_code_run(const amx_code *code, int is_exact, int is_cut);
+typedef struct flow_code flow_code;
+saccade_status flow_code_create(const flow_shape *shape, flow_code **out, int32_t *spills,
+                                saccade_error *err);
+void flow_code_destroy(flow_code *code);
+const flow_shape *flow_code_shape(const flow_code *code, int is_exact);
+flow_step_fn *flow_code_run(const flow_code *code, int is_exact, int is_cut);
 /* Narrow steps, without lse; NULL: none were wanted. */
-amx_step_fn *amx_code_narrow(const amx_code *code);
-const amx_shape *amx_code_narrow_shape(const amx_code *code);
+flow_step_fn *flow_code_narrow(const flow_code *code);
+const flow_shape *flow_code_narrow_shape(const flow_code *code);
 /* The tables of masks, [FLOW_CUTS]: keys before n live, or keys from n on. */
-const uint32_t *amx_code_cuts(const amx_code *code, int is_from);
+const uint32_t *flow_code_cuts(const flow_code *code, int is_from);
 /* Sizes of all codes, and the approximate one's first row among its tiles, for explain. */
-void amx_code_print(const amx_code *code, strbuf *out);
+void flow_code_print(const flow_code *code, strbuf *out);
 
 /* Of the exponential's polynomial; none by words. */
-enum { AMX_COEFFICIENTS = 6 };
-int amx_coefficients(const amx_shape *shape);
+enum { FLOW_COEFFICIENTS = 6 };
+int flow_coefficients(const flow_shape *shape);
 /* What is added to a score times the factor so that a weight's exponent is 0 at the anchor. */
-float amx_shift(const amx_shape *shape, float anchor);
+float flow_shift(const flow_shape *shape, float anchor);
 /* Sets what does not change from step to step. scale: of scores without a score mod. */
-void amx_step_begin(amx_step *step, const amx_shape *shape, float scale);
+void flow_step_begin(flow_step_args *step, const flow_shape *shape, float scale);
 
 #endif
