@@ -191,10 +191,10 @@ int cu_decode_shared(const cu_tile *tile, int D, int E, int bits, int column_wor
                      int64_t spans)
 {
     const int stage = decode_stage(tile, D, E, bits);
-    const int meeting = tile->groups * DECODE_ROWS * ((E + 8) / 2 + 4) * 4 + DECODE_ROWS * 16;
+    const int reduce = tile->groups * DECODE_ROWS * ((E + 8) / 2 + 4) * 4 + DECODE_ROWS * 16;
     const int columns = column_words ? tile->groups * tile->keys * column_words * 4 : 0;
     const int q = cu_is_q_shared(D, E) ? tile->groups * 32 * D : 0;
-    return tile->groups * tile->stages * (stage + 8) + meeting + q + columns + 16
+    return tile->groups * tile->stages * (stage + 8) + reduce + q + columns + 16
            + (int)(spans + 1) * 4;
 }
 

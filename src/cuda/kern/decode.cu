@@ -1,12 +1,12 @@
 /* Few queries, many keys. A span is one (b, g, tile of 16 packed rows): the query heads of a
  * group share it, so that K and V are read once. In a CTA each warp takes every CFG_WGS-th
- * block through its own TMA ring; partial results meet in shared memory. Spans are shared out
- * in one of two ways (cu_decode_cluster): whole ones to each CTA, or one to a cluster whose
- * CTAs join their parts through shared memory; or the blocks of all spans as one line cut into
- * equal pieces (Flash-Decoding, with the cut of stream-K), which `decode_end` joins. With
- * CFG_ONE_SPAN every CTA has a span of its own, however long. Or, where a row's bits are to
- * hang on its keys alone (IS_FIXED), pieces of PIECE_KEYS keys from a multiple of them on are
- * shared out in turn, and `decode_end` joins all spans.
+ * block through its own TMA ring; partial results are added up in shared memory. Spans are
+ * shared out in one of two ways (cu_decode_cluster): whole ones to each CTA, or one to a
+ * cluster whose CTAs join their parts through shared memory; or the blocks of all spans as one
+ * line cut into equal pieces (Flash-Decoding, with the cut of stream-K), which `decode_end`
+ * joins. With CFG_ONE_SPAN every CTA has a span of its own, however long. Or, where a row's
+ * bits are to hang on its keys alone (IS_FIXED), pieces of PIECE_KEYS keys from a multiple of
+ * them on are shared out in turn, and `decode_end` joins all spans.
  *
  * Order of merging: by warp, then by CTA or piece: fixed by problem and device model. */
 #include "cfg.cuh"
@@ -38,13 +38,13 @@ DEVICE void begin_fragment(fragment &f, const cu_fwd &p, const mod_args &mod, co
 }
 
 /* f: Q of the first span is there. */
-DEVICE void run_share(stream &w, fragment &f, const meeting &sh, const cu_fwd &p,
+DEVICE void run_share(stream &w, fragment &f, const reduce_memory &sh, const cu_fwd &p,
                       const mod_args &mod, const line &l, cursor &c, int end,
                       mask_column *columns, const tensor_map *mk, const tensor_map *mv)
 {
     int mine = c.t + threadIdx.x / 32;
-    int is_near = p.decode.cluster > 1; /* then a CTA without a block has rows to join, too */
-    while (c.t < end || is_near) {
+    int is_cluster = p.decode.cluster > 1; /* a CTA without a block has rows to join, too */
+    while (c.t < end || is_cluster) {
         span s = c.s;
         int index = c.index, first = c.from, last = min(c.to, end);
         int is_whole = CFG_ONE_SPAN || (c.t == first && last == c.to);
@@ -58,8 +58,8 @@ DEVICE void run_share(stream &w, fragment &f, const meeting &sh, const cu_fwd &p
             cursor_follow(p, mod, l, c);
             take_q(f, p, c.s);
         }
-        meet(sh, f);
-        if (is_near)
+        reduce_warps(sh, f);
+        if (is_cluster)
             return end_span(sh, p, mod, s);
         write_piece(sh, p, mod, s, blockIdx.x + index, is_whole);
         __syncthreads();
@@ -68,7 +68,7 @@ DEVICE void run_share(stream &w, fragment &f, const meeting &sh, const cu_fwd &p
 
 /* run_share for fixed pieces (IS_FIXED): c stands at a live piece; its dead blocks are passed
  * over. */
-DEVICE void run_pieces(stream &w, fragment &f, const meeting &sh, const cu_fwd &p,
+DEVICE void run_pieces(stream &w, fragment &f, const reduce_memory &sh, const cu_fwd &p,
                        const mod_args &mod, const line &l, cursor &c, int end,
                        mask_column *columns, const tensor_map *mk, const tensor_map *mv)
 {
@@ -84,7 +84,7 @@ DEVICE void run_pieces(stream &w, fragment &f, const meeting &sh, const cu_fwd &
         c.t += (int)gridDim.x * PIECE;
         if (cursor_seek_piece(p, mod, l, c, end) && c.t < end)
             take_q(f, p, c.s);
-        meet(sh, f);
+        reduce_warps(sh, f);
         write_piece(sh, p, mod, s, slot, 0);
         __syncthreads();
     }
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
            const __grid_constant__ tensor_map mk, const __grid_constant__ tensor_map mv)
 {
     extern __shared__ __align__(1024) char shared[];
-    meeting sh;
+    reduce_memory sh;
     stream w;
     fragment f;
     int warp = threadIdx.x / 32;
@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     if (CFG_ONE_SPAN)
         own_share(p, mod, l, begin, end);
     else if (p.decode.cluster)
-        near_share(p, l, begin, end);
+        cluster_share(p, l, begin, end);
     if (IS_FIXED) {
         begin = blockIdx.x * PIECE;
         end = line_at(l, l.spans);

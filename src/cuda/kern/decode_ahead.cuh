@@ -60,7 +60,7 @@ DEVICE void ahead_move(lookahead &x, const cu_fwd &p, const mod_args &mod, const
 {
     x.at.t = next_place(x.at.t);
     if (cursor_seek(p, mod, l, x.at, end)) {
-        call_q(p, x.at.s);
+        prefetch_q(p, x.at.s);
         find_batch(x, p);
     }
     find_block(x, p, each, end);

@@ -446,8 +446,8 @@ DEVICE u32 q_halves(u32 x, float by)
 DEVICE void load_packed_q(q_fragments &q, float (&back)[2], const cu_fwd &p, const span &s)
 {
     int last = packed_rows(p, s) - 1, lane = threadIdx.x & 31;
-    const u16 *row0 = packed_row(p, s, min(s.row0 + lane / 4, last));
-    const u16 *row1 = packed_row(p, s, min(s.row0 + lane / 4 + 8, last));
+    const u16 *row0 = packed_row_address(p, s, min(s.row0 + lane / 4, last));
+    const u16 *row1 = packed_row_address(p, s, min(s.row0 + lane / 4 + 8, last));
     back[0] = back[1] = 1.f;
 #if HALF_SCORES && !CFG_F16
     int e0 = q_exponent(row0), e1 = q_exponent(row1);

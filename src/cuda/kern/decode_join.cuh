@@ -5,43 +5,43 @@
 /* ---- warps of a CTA ---- */
 
 /* shared: O of half the warps, [HALF][ROWS][O_STEP], and (m, l, peak), [WARPS][ROWS][4] */
-struct meeting {
+struct reduce_memory {
     float *o, *ml, *sum; /* sum: (m, l, peak) of the CTA's rows, where a cluster reads them */
 };
 
 #if CFG_CODES
 /* where element i of this thread's accumulators lies in the O of place w */
-DEVICE float *meet_place(const meeting &sh, int w, int i)
+DEVICE float *reduce_warps_place(const reduce_memory &sh, int w, int i)
 {
     int row = w * ROWS + (threadIdx.x & 31) / 4 + (i & 2) * 4, tile = i / 4;
     return sh.o + row * O_STEP + tile / PAIRS * (128 / CODE_BITS)
            + code_column(tile % PAIRS, i & 1);
 }
 
-DEVICE void meet_put(const meeting &sh, const fragment &f, int w)
+DEVICE void reduce_warps_put(const reduce_memory &sh, const fragment &f, int w)
 {
 #pragma unroll
     for (int i = 0; i < O_COUNT; i++)
-        *meet_place(sh, w, i) = f.o[i];
+        *reduce_warps_place(sh, w, i) = f.o[i];
 }
 
-DEVICE void meet_add(const meeting &sh, fragment &f, int w)
+DEVICE void reduce_warps_add(const reduce_memory &sh, fragment &f, int w)
 {
 #pragma unroll
     for (int i = 0; i < O_COUNT; i++)
-        f.o[i] += *meet_place(sh, w, i);
+        f.o[i] += *reduce_warps_place(sh, w, i);
 }
 #else
 /* where this thread's accumulators lie in the O of place w */
-DEVICE float *meet_place(const meeting &sh, int w)
+DEVICE float *reduce_warps_place(const reduce_memory &sh, int w)
 {
     int lane = threadIdx.x & 31;
     return sh.o + (w * ROWS + lane / 4) * O_STEP + 2 * (lane & 3);
 }
 
-DEVICE void meet_put(const meeting &sh, const fragment &f, int w)
+DEVICE void reduce_warps_put(const reduce_memory &sh, const fragment &f, int w)
 {
-    float *o = meet_place(sh, w);
+    float *o = reduce_warps_place(sh, w);
 #pragma unroll
     for (int g = 0; g < CFG_E / 8; g++) {
         *(float2 *)(o + 8 * g) = make_float2(f.o[4 * g], f.o[4 * g + 1]);
@@ -49,9 +49,9 @@ DEVICE void meet_put(const meeting &sh, const fragment &f, int w)
     }
 }
 
-DEVICE void meet_add(const meeting &sh, fragment &f, int w)
+DEVICE void reduce_warps_add(const reduce_memory &sh, fragment &f, int w)
 {
-    const float *o = meet_place(sh, w);
+    const float *o = reduce_warps_place(sh, w);
 #pragma unroll
     for (int g = 0; g < CFG_E / 8; g++) {
         float2 a = *(const float2 *)(o + 8 * g), b = *(const float2 *)(o + 8 * O_STEP + 8 * g);
@@ -65,7 +65,7 @@ DEVICE void meet_add(const meeting &sh, fragment &f, int w)
 
 /* The warps' rows to shared memory, brought to one offset: the upper half of the warps adds its
  * own to the lower half's, whose sums are there for all on return. */
-DEVICE void meet(const meeting &sh, fragment &f)
+DEVICE void reduce_warps(const reduce_memory &sh, fragment &f)
 {
     int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     float l[2] = {quad_sum(f.rows.l[0]), quad_sum(f.rows.l[1])};
@@ -92,18 +92,18 @@ DEVICE void meet(const meeting &sh, fragment &f)
     }
     rows_scale(f.o, by);
     if (warp >= HALF)
-        meet_put(sh, f, warp - HALF);
+        reduce_warps_put(sh, f, warp - HALF);
     __syncthreads();
     if (warp < HALF)
-        meet_add(sh, f, warp);
+        reduce_warps_add(sh, f, warp);
     __syncthreads();
     if (warp < HALF)
-        meet_put(sh, f, warp);
+        reduce_warps_put(sh, f, warp);
     __syncthreads();
 }
 
 /* (m, l, peak) of a row over all warps */
-DEVICE float3 meet_row(const meeting &sh, int row)
+DEVICE float3 reduce_warps_row(const reduce_memory &sh, int row)
 {
     float3 x = make_float3(M_START, 0.f, NEG_INF);
     for (int w = 0; w < WARPS; w++) {
@@ -121,7 +121,7 @@ DEVICE float3 meet_row(const meeting &sh, int row)
 /* where the flag of row r of span s is */
 DEVICE long long flag_of(const cu_fwd &p, const span &s, int r)
 {
-    place x = row_place(p, s, s.row0 + r);
+    packed_row x = unpack_row(p, s, s.row0 + r);
     return ((long long)s.b * p.H + x.h) * p.decode.flags + x.m;
 }
 
@@ -130,7 +130,7 @@ DEVICE float row_inverse(const cu_fwd &p, const span &s, int r, float3 x)
 {
     float inv = x.y == 0.f ? 0.f : rcp_fast(x.y);
 #if CFG_SINKS
-    place at = row_place(p, s, s.row0 + r);
+    packed_row at = unpack_row(p, s, s.row0 + r);
     float lse;
     add_sink(sink_of(p, s.b, at.h, at.m), x.x, x.y, inv, lse);
 #endif
@@ -140,7 +140,7 @@ DEVICE float row_inverse(const cu_fwd &p, const span &s, int r, float3 x)
 /* Writes lse and the row maximum of row r of span s. */
 DEVICE void finish_row(const cu_fwd &p, const span &s, int r, float3 x)
 {
-    place at = row_place(p, s, s.row0 + r);
+    packed_row at = unpack_row(p, s, s.row0 + r);
     float lse = x.y == 0.f ? NEG_INF : (x.x + log2f(x.y)) * 0.6931471805599453f;
 #if CFG_SINKS
     float inv;
@@ -152,7 +152,7 @@ DEVICE void finish_row(const cu_fwd &p, const span &s, int r, float3 x)
 
 DEVICE out_elem *output_row(const cu_fwd &p, const span &s, int r)
 {
-    place x = row_place(p, s, s.row0 + r);
+    packed_row x = unpack_row(p, s, s.row0 + r);
     return (out_elem *)p.o + s.b * p.os.b + x.h * p.os.h + span_row(s, x.m) * p.os.n;
 }
 
@@ -161,19 +161,19 @@ DEVICE out_elem *output_row(const cu_fwd &p, const span &s, int r)
 __device__ __noinline__ void redo_at(const cu_fwd &p, const mod_args &mod, span s, int r)
 {
     __syncwarp(); /* the row is there, written by other lanes */
-    place at = row_place(p, s, s.row0 + r);
+    packed_row at = unpack_row(p, s, s.row0 + r);
     tile t = batch_of(p, s.b);
     t.h = at.h;
     redo_row(p, mod, t, at.m);
 }
 
 /* A span's result, or its part for decode_end. Thread e of each warp's row takes columns. */
-DEVICE void write_piece(const meeting &sh, const cu_fwd &p, const mod_args &mod, const span &s,
-                        int slot, int is_whole)
+DEVICE void write_piece(const reduce_memory &sh, const cu_fwd &p, const mod_args &mod,
+                        const span &s, int slot, int is_whole)
 {
     int lane = threadIdx.x & 31;
     for (int r = threadIdx.x / 32; r < span_rows(p, s); r += WARPS) {
-        float3 x = meet_row(sh, r);
+        float3 x = reduce_warps_row(sh, r);
         float inv = row_inverse(p, s, r, x), zero = 0.f;
         for (int e = lane; e < CFG_E; e += 32) {
             float sum = 0.f;
@@ -207,14 +207,14 @@ DEVICE void write_piece(const meeting &sh, const cu_fwd &p, const mod_args &mod,
 /* ---- CTAs of a cluster, which has a span to itself ---- */
 
 /* Row r out of the shared memory of all CTAs of the cluster; one warp. */
-DEVICE void join_near(const meeting &sh, const cu_fwd &p, const mod_args &mod, const span &s,
-                      int r)
+DEVICE void cluster_join(const reduce_memory &sh, const cu_fwd &p, const mod_args &mod,
+                         const span &s, int r)
 {
     int lane = threadIdx.x & 31, n = p.decode.cluster;
     u32 stats = smem_address(sh.sum + r * 4), o = smem_address(sh.o + r * O_STEP);
     float3 sum = make_float3(M_START, 0.f, NEG_INF);
     for (int i = 0; i < n; i++) {
-        float4 x = load_near(stats, i);
+        float4 x = cluster_load(stats, i);
         sum.x = fmaxf(sum.x, x.x);
         sum.z = fmaxf(sum.z, x.z);
     }
@@ -222,7 +222,7 @@ DEVICE void join_near(const meeting &sh, const cu_fwd &p, const mod_args &mod, c
     float4 y[(CFG_E + 127) / 128] = {};
 #pragma unroll 1
     for (int i = 0; i < n; i++) {
-        float4 x = load_near(stats, i);
+        float4 x = cluster_load(stats, i);
         float by = exp2_fast(x.x - sum.x);
         sum.y += x.y * by;
 #pragma unroll
@@ -230,7 +230,7 @@ DEVICE void join_near(const meeting &sh, const cu_fwd &p, const mod_args &mod, c
 #pragma unroll
             for (int w = 0; w < HALF; w++)
                 if (e + 4 * lane < CFG_E) {
-                    float4 part = load_near(o + (w * ROWS * O_STEP + e + 4 * lane) * 4, i);
+                    float4 part = cluster_load(o + (w * ROWS * O_STEP + e + 4 * lane) * 4, i);
                     y[e / 128].x = fmaf(part.x, by, y[e / 128].x);
                     y[e / 128].y = fmaf(part.y, by, y[e / 128].y);
                     y[e / 128].z = fmaf(part.z, by, y[e / 128].z);
@@ -251,19 +251,20 @@ DEVICE void join_near(const meeting &sh, const cu_fwd &p, const mod_args &mod, c
         redo_at(p, mod, s, r);
 }
 
-/* After meet: rows of the span shared out over the warps of the cluster. */
-DEVICE void end_span(const meeting &sh, const cu_fwd &p, const mod_args &mod, const span &s)
+/* After reduce_warps: rows of the span shared out over the warps of the cluster. */
+DEVICE void end_span(const reduce_memory &sh, const cu_fwd &p, const mod_args &mod,
+                     const span &s)
 {
     int rank = blockIdx.x % p.decode.cluster, warp = threadIdx.x / 32;
     for (int r = threadIdx.x; r < ROWS; r += WARPS * 32) {
-        float3 x = meet_row(sh, r);
+        float3 x = reduce_warps_row(sh, r);
         *(float4 *)(sh.sum + r * 4) = make_float4(x.x, x.y, x.z, 0.f);
     }
     cluster_sync();
 #pragma unroll 1
     for (int r = rank + p.decode.cluster * warp; r < span_rows(p, s);
          r += p.decode.cluster * WARPS)
-        join_near(sh, p, mod, s, r);
+        cluster_join(sh, p, mod, s, r);
     cluster_sync(); /* others may still be reading here */
 }
 

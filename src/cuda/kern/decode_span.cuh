@@ -72,19 +72,15 @@ DEVICE span span_place(const cu_fwd &p, int i)
     return s;
 }
 
-/* head and query of a packed row */
-struct place {
-    int h, m;
-};
-
-DEVICE place row_place(const cu_fwd &p, const span &s, int packed)
+/* A packed row of the span's batch and KV head. */
+DEVICE packed_row unpack_row(const cu_fwd &p, const span &s, int packed)
 {
 #if CFG_RAGGED
     int n = s.q_len, h = packed / n;
 #else
     int n = p.M, h = quotient(packed, p.decode.by_M);
 #endif
-    place x = {s.g * p.decode.group + h, packed - h * n};
+    packed_row x = {s.g * p.decode.group + h, packed - h * n};
     return x;
 }
 
@@ -137,7 +133,7 @@ DEVICE void span_limits(const cu_fwd &p, const mod_args &mod, const span &s, int
 #pragma unroll 1
     for (int r = 0; r < span_rows(p, s); r++) {
         int from, to;
-        place x = row_place(p, s, s.row0 + r);
+        packed_row x = unpack_row(p, s, s.row0 + r);
         mask_interval(mod, p, s.b, x.h, x.m + q_offset, from, to);
         if (from < to) {
             least = min(least, from);
@@ -352,21 +348,21 @@ DEVICE int cursor_seek_piece(const cu_fwd &p, const mod_args &mod, const line &l
     return is_other;
 }
 
-DEVICE const u16 *packed_row(const cu_fwd &p, const span &s, int packed)
+DEVICE const u16 *packed_row_address(const cu_fwd &p, const span &s, int packed)
 {
-    place x = row_place(p, s, packed);
+    packed_row x = unpack_row(p, s, packed);
     return query_row(p, s.b, x.h, span_row(s, x.m));
 }
 
-/* Q of a span on its way to L2: behind the copies under way it would come too late. */
-DEVICE void call_q(const cu_fwd &p, const span &s)
+/* Prefetches Q of a span into L2: behind the copies under way it would come too late. */
+DEVICE void prefetch_q(const cu_fwd &p, const span &s)
 {
     enum { LINES = (CFG_D_REAL + 63) / 64 };
     int n = span_rows(p, s) * LINES;
 #pragma unroll 1
     for (int i = threadIdx.x & 31; i < n; i += 32)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(packed_row(p, s, s.row0 + i / LINES)
-                                                      + i % LINES * 64));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(
+            packed_row_address(p, s, s.row0 + i / LINES) + i % LINES * 64));
 }
 
 /* ---- shares ---- */
@@ -430,7 +426,7 @@ DEVICE void own_share(const cu_fwd &p, const mod_args &mod, const line &l, int &
 }
 
 /* In one launch: whole spans for each CTA, or a part of one span for each CTA of a cluster. */
-DEVICE void near_share(const cu_fwd &p, const line &l, int &begin, int &end)
+DEVICE void cluster_share(const cu_fwd &p, const line &l, int &begin, int &end)
 {
     int n = p.decode.cluster, clusters = gridDim.x / n, at = blockIdx.x / n;
     int rank = blockIdx.x - at * n;

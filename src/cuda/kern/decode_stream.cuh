@@ -114,7 +114,7 @@ DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const lin
                       const tensor_map *mk, const tensor_map *mv)
 {
     if (cursor_seek(p, mod, l, w.ahead, end))
-        call_q(p, w.ahead.s);
+        prefetch_q(p, w.ahead.s);
     if (w.ahead.t >= end)
         return;
     int partial, slot = w.loads % CFG_STAGES;
@@ -174,8 +174,8 @@ DEVICE u32 q_pair(const u16 *at, int lane_column, int column)
 DEVICE void load_packed_q(q_fragments &q, const cu_fwd &p, const span &s)
 {
     int last = packed_rows(p, s) - 1, lane = threadIdx.x & 31, d = 2 * (lane & 3);
-    const u16 *row0 = packed_row(p, s, min(s.row0 + lane / 4, last)) + d;
-    const u16 *row1 = packed_row(p, s, min(s.row0 + lane / 4 + 8, last)) + d;
+    const u16 *row0 = packed_row_address(p, s, min(s.row0 + lane / 4, last)) + d;
+    const u16 *row1 = packed_row_address(p, s, min(s.row0 + lane / 4 + 8, last)) + d;
 #pragma unroll
     for (int kk = 0; kk < CFG_D / 16; kk++) {
         u32 a[4] = {q_pair(row0, d, kk * 16), q_pair(row1, d, kk * 16),

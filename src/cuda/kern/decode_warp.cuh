@@ -12,8 +12,8 @@
 DEVICE void place_packed(tile_rows &r, const cu_fwd &p, const mod_args &mod, const span &s)
 {
     int last = packed_rows(p, s) - 1, lane = threadIdx.x & 31;
-    place x = row_place(p, s, min(s.row0 + lane / 4, last));
-    place y = row_place(p, s, min(s.row0 + lane / 4 + 8, last));
+    packed_row x = unpack_row(p, s, min(s.row0 + lane / 4, last));
+    packed_row y = unpack_row(p, s, min(s.row0 + lane / 4 + 8, last));
     tile t = batch_of(p, s.b);
     int q_offset = t.q_offset;
     r.b = s.b;

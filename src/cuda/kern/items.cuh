@@ -22,15 +22,11 @@ DEVICE tile item_at(const cu_fwd &p, int id)
     return t;
 }
 
-/* Head and query of a packed row; rows past the last one repeat it. */
-struct item_row {
-    int h, m;
-};
-
-DEVICE item_row item_row_at(const cu_fwd &p, const tile &t, int packed)
+/* A packed row of the item's heads; rows past the last one repeat it. */
+DEVICE packed_row unpack_row(const cu_fwd &p, const tile &t, int packed)
 {
     int at = min(packed, p.decode.rows - 1), h = at / p.M;
-    item_row x = {t.h + h, at - h * p.M};
+    packed_row x = {t.h + h, at - h * p.M};
     return x;
 }
 
@@ -46,7 +42,7 @@ DEVICE tile_keys item_keys(const cu_fwd &p, const mod_args &mod, const tile &t)
     k.all_past = end;
 #pragma unroll 1
     for (int i = t.row0; i < last; i++) {
-        item_row x = item_row_at(p, t, i);
+        packed_row x = unpack_row(p, t, i);
         int from, to;
         mask_interval(mod, p, t.b, x.h, x.m + t.q_offset, from, to);
         from = min(max(from, begin + t.kv_offset), end + t.kv_offset) - t.kv_offset;
@@ -64,8 +60,8 @@ DEVICE tile_keys item_keys(const cu_fwd &p, const mod_args &mod, const tile &t)
 
 DEVICE void item_rows_place(tile_rows &r, const cu_fwd &p, const mod_args &mod, const tile &t)
 {
-    item_row x = item_row_at(p, t, t.row0 + row_of_thread());
-    item_row y = item_row_at(p, t, t.row0 + row_of_thread() + 8);
+    packed_row x = unpack_row(p, t, t.row0 + row_of_thread());
+    packed_row y = unpack_row(p, t, t.row0 + row_of_thread() + 8);
     r.q = x.m + t.q_offset;
     r.q1 = y.m + t.q_offset;
     r.h = x.h;

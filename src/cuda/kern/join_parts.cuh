@@ -12,7 +12,7 @@ enum {
 
 /* The results of a row: those of rows_end and rows_store. Returns whether it is to be made
  * again. */
-DEVICE int end_row(const cu_fwd &p, int b, item_row x, float m, float l, float peak,
+DEVICE int end_row(const cu_fwd &p, int b, packed_row x, float m, float l, float peak,
                    const float4 (&o)[JOIN_COLUMNS])
 {
     int lane = threadIdx.x & 31;
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(128)
     if (pair >= p.B * p.G)
         return;
     tile t = item_at(p, pair * p.n_split * p.decode.tiles);
-    item_row x = item_row_at(p, t, packed);
+    packed_row x = unpack_row(p, t, packed);
     int n = min(p.n_split, (t.kv_len + CFG_PART_KEYS - 1) / CFG_PART_KEYS);
     long long first = (long long)pair * p.n_split * p.decode.rows + packed;
     float m = M_START, l = 0.f, peak = NEG_INF;

@@ -75,7 +75,7 @@ DEVICE void item_load_q(u32 q, const cu_fwd &p, const tile &t)
 #pragma unroll 4
     for (int i = threadIdx.x & 127; i < 64 * EACH; i += 128) {
         int r = i / EACH, piece = i % EACH;
-        item_row x = item_row_at(p, t, t.row0 + r);
+        packed_row x = unpack_row(p, t, t.row0 + r);
         uint4 w = make_uint4(0, 0, 0, 0);
         if (t.row0 + r < p.decode.rows && piece * 8 < CFG_D_REAL)
             w = __ldg((const uint4 *)(query_row(p, t.b, x.h, x.m) + piece * 8));

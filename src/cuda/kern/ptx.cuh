@@ -152,7 +152,7 @@ DEVICE float4 load_new4(const float *p)
 }
 
 /* clusters: 16 bytes at an address of this CTA's shared memory, but in CTA `rank` of its own */
-DEVICE float4 load_near(u32 at, int rank)
+DEVICE float4 cluster_load(u32 at, int rank)
 {
     float4 x;
     asm volatile("{.reg .u32 a; mapa.shared::cluster.u32 a, %4, %5;\n"

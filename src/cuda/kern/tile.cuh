@@ -21,6 +21,12 @@ struct tile {
 #endif
 };
 
+/* Head and query of a packed row: rows of the query heads that share a KV head are numbered
+ * head by head. */
+struct packed_row {
+    int h, m;
+};
+
 /* How many rows the tile's head has. */
 DEVICE int rows_of(const cu_fwd &p, const tile &t)
 {
