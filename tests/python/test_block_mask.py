@@ -141,6 +141,28 @@ def test_a_call_of_fewer_batches_takes_the_first_of_a_mask():
         st.flex_attention(q, q, q, None, made)
 
 
+def test_a_slice_of_one_serves_all():
+    """One batch or head of several, the first too, is the same mask wherever it is broadcast."""
+    torch.manual_seed(0)
+    ids = torch.randint(0, 3, (4, 48)).sort(1).values
+    q = torch.randn(4, 2, 48, 16)
+    mask = st.create_block_mask(
+        lambda b, h, i, j: (ids[b, i] == ids[b, j]) & ((h > 0) | (i >= j)),
+        4, 2, 48, 48, BLOCK_SIZE=16,
+    )  # fmt: skip
+    for n in (0, 1):
+        same = ids[n, :, None] == ids[n]
+        live = torch.stack([same & torch.ones(48, 48).tril().bool(), same])
+        want = torch.nn.functional.scaled_dot_product_attention(q, q, q, live)
+        for part in (mask[n], mask[n : n + 1], mask[[n]]):
+            assert torch.allclose(st.flex_attention(q, q, q, None, part), want, atol=1e-5)
+        live = (ids[:, :, None] == ids[:, None])[:, None]
+        live = live & torch.ones(48, 48).tril().bool() if n == 0 else live
+        want = torch.nn.functional.scaled_dot_product_attention(q, q, q, live)
+        out = st.flex_attention(q, q, q, None, mask[:, n : n + 1])
+        assert torch.allclose(out, want, atol=1e-5)
+
+
 def test_adjust_keeps_no_column_out_of_range():
     """Live blocks {3, 10} cropped to 8 columns are {3}."""
     bands = lambda b, h, i, j: (j // 16 == 3) | (j // 16 == 10)  # noqa: E731

@@ -402,3 +402,29 @@ def test_masks_adjusted_in_a_graph(compiler):
     made = compiler(lambda m: m._adjust(40, 40), fullgraph=True, backend="eager")(mask)
     assert made.shape == (1, 1, 40, 40)
     assert torch.equal(made.kv_indices, mask._adjust(40, 40).kv_indices)
+
+
+def test_what_else_is_asked_of_an_adjusted_mask(compiler):
+    """Its attributes, slices and another adjustment: with breaks of the graph, as if eager."""
+    mask = st.create_block_mask("q >= kv", None, None, 64, 64, BLOCK_SIZE=16)
+    q = torch.randn(1, 2, 40, 16)
+
+    def f(q, mask):
+        cut = mask._adjust(48, 48)
+        again = cut._adjust(40, 40)
+        return st.flex_attention(q, q, q, None, again) * again.shape[-1] + cut.seq_lengths[0]
+
+    torch.testing.assert_close(compiler(f, backend="eager")(q, mask), f(q, mask))
+    rows = compiler(lambda m: m._adjust(40, 40)[:, :, :2].to("cpu"), backend="eager")(mask)
+    assert rows.shape == (1, 1, 32, 40)
+
+
+def test_a_selection_adjusted_in_a_graph(compiler):
+    """Has the blocks that were selected last."""
+    selection = st.BlockSelection(1, 2, 64, 64, most=4, BLOCK_SIZE=16)
+    q = torch.randn(1, 2, 48, 16)
+    f = lambda q, m: st.flex_attention(q, q, q, None, m._adjust(48, 48))  # noqa: E731
+    g = compiler(f, fullgraph=True, backend="eager")
+    for first in (0, 1, 2):
+        selection.select(torch.full((1, 2, 4, 1), first, dtype=torch.int32))
+        torch.testing.assert_close(g(q, selection), f(q, selection))

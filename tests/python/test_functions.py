@@ -143,6 +143,7 @@ def test_bools_add_as_torch_adds_them():
 
 
 ROW = torch.tensor([[1.0, -2.0, 3.0], [0.0, 4.0, -0.5], [7.0, 1.0, 1.0], [2.0, 2.0, 0.1]])
+ONE = ROW[:, :1]
 IDS = torch.tensor([3, 5, 9])
 
 
@@ -187,6 +188,10 @@ IDS = torch.tensor([3, 5, 9])
         lambda r, i: IDS.index_select(0, (i % 3).view(1)).sum(),
         lambda r, i: torch.gather(r, 0, (i % 3).unsqueeze(0).long()).sum(),
         lambda r, i: r.take((i % 3).long()) + r.select(0, 1),
+        lambda r, i: sum(x * k for k, x in enumerate(r)), lambda r, i: (lambda a, b, c: a - b * c)(*(r * 2)),
+        lambda r, i: ONE[i].softmax(0)[0] + F.normalize(ONE[i] + 3, dim=0)[0],
+        lambda r, i: (ONE[i] * 2)[0] + ONE[i].log_softmax(0).sum(),
+        lambda r, i: r.reshape(-1).sum() + r.view((-1,)).prod(),
     ],
 )  # fmt: skip
 def test_rows(f):
@@ -194,6 +199,26 @@ def test_rows(f):
     got = scores(lambda s, b, h, i, j: s + f(ROW[i], i), n)
     want = torch.stack([f(ROW[i], torch.tensor(i)) * 1.0 for i in range(n)])
     assert torch.allclose(got, want, rtol=1e-6)
+
+
+INFINITE = torch.tensor([[math.inf, 1.0, 2.0], [1.0, -math.inf, 0.5], [-math.inf] * 3])
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda r: r.softmax(0)[0], lambda r: r.softmax(0)[1], lambda r: r.log_softmax(0)[1],
+        lambda r: r.log_softmax(0)[2], lambda r: r.logsumexp(0), lambda r: r.amax(),
+    ],
+)  # fmt: skip
+def test_rows_with_infinities(f):
+    """As numbers, of which a mask is made: an infinite score would be a masked position."""
+    for i, row in enumerate(INFINITE):
+        got = scores(lambda s, b, h, q, j, i=i: torch.where(f(INFINITE[i]).isnan(), 1.0, 2.0), 1)
+        assert got.item() == (1.0 if f(row).isnan() else 2.0)
+        if not f(row).isnan() and f(row).isfinite():
+            got = scores(lambda s, b, h, q, j, i=i: f(INFINITE[i]) + 0 * s, 1)
+            assert torch.allclose(got, f(row))
 
 
 @pytest.mark.parametrize(
@@ -207,6 +232,9 @@ def test_rows(f):
         (lambda s, i: ROW[i].sum(1), "along 1"),
         (lambda s, i: torch.gather(ROW, 0, i), "index: tensor"),
         (lambda s, i: ROW[i].softmax(0), "a row"),
+        (lambda s, i: (ROW[i].unsqueeze(0) * ROW[i].unsqueeze(1)).sum(), "one dimension"),
+        (lambda s, i: (ROW[i].view(-1, 1) * ROW[i]).sum(), "one dimension"),
+        (lambda s, i: (ROW[i].reshape((1, -1)) * 2).sum(), "one dimension"),
         (lambda s, i: ROW[i].softmax(0)[3], "-3 to 2"),
         (lambda s, i: F.cosine_similarity(ROW[i], s, dim=0), "two rows"),
         (lambda s, i: torch.where(s > 0), "without"),

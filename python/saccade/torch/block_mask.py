@@ -520,11 +520,17 @@ class BlockMask:
             pick(fidx),
             BLOCK_SIZE=self.BLOCK_SIZE,
             _device=self._device,
-            mask_mod=self._moved(maps),
+            mask_mod=self._moved(maps, idx.shape),
         )._after(self)
 
-    def _moved(self, maps):
-        moves = [None if m.tolist() == list(range(len(m))) else m.to(torch.int32) for m in maps]
+    def _moved(self, maps, shape):
+        # The first few see their own positions; a single one may serve any batch or head.
+        moves = [
+            None
+            if m.tolist() == list(range(len(m))) and (len(m) > 1 or n == 1)
+            else m.to(torch.int32)
+            for m, n in zip(maps, shape)
+        ]
         moves = [None] * (3 - len(moves)) + moves
         if all(m is None for m in moves):
             return self._mask_mod
@@ -579,10 +585,20 @@ class Adjusted(BlockMask):
     def __getattr__(self, name):  # there is none before it is asked for outside
         if "lengths" not in self.__dict__ or name.startswith("__"):
             raise AttributeError(f"BlockMask has no attribute {name!r}")
-        lengths = self.__dict__.pop("lengths")
-        self.__dict__.update(self.__dict__.pop("of")._adjust(*lengths).__dict__)
-        numbered[self.number] = self
+        _adjust_now(self)
         return getattr(self, name)
+
+    def _adjust(self, new_q_len: int, new_kv_len: int) -> BlockMask:
+        if "lengths" in self.__dict__:
+            _adjust_now(self)
+        return super()._adjust(new_q_len, new_kv_len)
+
+
+@torch.compiler.disable
+def _adjust_now(mask):
+    lengths = mask.__dict__.pop("lengths")
+    mask.__dict__.update(mask.__dict__.pop("of")._adjust(*lengths).__dict__)
+    numbered[mask.number] = mask
 
 
 def _unpickle(lengths, lists, block, mask_mod, device):

@@ -72,6 +72,7 @@ class BlockSelection(BlockMask):
         Entries that are no blocks, as -1, are none; one that comes twice is one. On CUDA the
         tensor is kept until the next call."""
         self._last = blocks
+        self._parts.clear()  # what was made of the blocks selected before
         self._selected.again = self._apply if blocks.is_cuda else None
         if not blocks.is_cuda and self._selected.is_on_devices:
             self._stamp = object()  # calls that are kept are made anew, which prepares it again

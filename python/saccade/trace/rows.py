@@ -49,6 +49,9 @@ class Rows(Symbol):
     def __len__(self):
         return self.shape[0]
 
+    def __iter__(self):
+        return iter(self.elements())
+
     def elements(self) -> "Vector":
         if self.rank != 1 or self.shape[0] > MAX_VECTOR:
             if not self.indices:
@@ -87,6 +90,9 @@ class Vector(Symbol):
 
     def __len__(self):
         return len(self.items)
+
+    def __iter__(self):
+        return iter(self.items)
 
     def __getitem__(self, index):
         return self.tracer.apply("getitem", (self, index), {})
@@ -241,22 +247,23 @@ def _each(t, name, row, *others):
     return Vector(t, [t.apply(name, (x, *others), {}) for x in row.items])
 
 
-def _exponents(t, row):
-    """(exp(x - m), x - m, m) where m is the largest entry, or 0 where that is infinite."""
+def _exponents(t, row, is_sum=False):
+    """(exp(x - m), x - m, m) where m is the largest entry; of a sum, 0 where that is infinite."""
     row = Vector(t, [ops.convert(t, x, "float") for x in row.items])
     most = row.fold(ops.extreme("max"))
-    most = t.apply("where", (t.apply("isinf", (most,), {}), 0.0, most), {})
+    if is_sum:
+        most = t.apply("where", (t.apply("isinf", (most,), {}), 0.0, most), {})
     off = _each(t, "sub", row, most)
     return _each(t, "exp", off), off, most
 
 
 def _logsumexp(t, row):
-    powers, _, most = _exponents(t, row)
+    powers, _, most = _exponents(t, row, is_sum=True)
     return t.apply("add", (t.apply("log", (_sum(t, powers),), {}), most), {})
 
 
 def _softmax(t, row, _stacklevel=3):
-    """A row whose entries are all -inf gives NaN, as torch's."""
+    """A row whose largest entry is infinite gives NaN, as torch's."""
     powers, _, _ = _exponents(t, row)
     return _each(t, "true_divide", powers, _sum(t, powers))
 
@@ -360,6 +367,8 @@ def vector_call(tracer, plain, found, arguments, options):
         return _reduced(tracer, plain, parts, options)
     if found is None:
         fail(f"got torch.{plain} of a captured row, expected pointwise functions and sums")
+    if plain == "unsqueeze" or (plain in _SHAPES and len(_flat(parts[1:])) > 1):
+        fail(f"got {plain} of a captured row to more than one dimension, expected its entries")
     lengths = {len(p.items) for p in parts if isinstance(p, Vector)}
     if len(lengths) != 1:
         fail(f"got captured rows of lengths {sorted(lengths)}, expected one length")
@@ -367,9 +376,17 @@ def vector_call(tracer, plain, found, arguments, options):
     return Vector(tracer, [tracer.apply(plain, pick(i), options) for i in range(lengths.pop())])
 
 
+_SHAPES = ("view", "reshape", "expand")
+
+
+def _flat(sizes):
+    return [n for s in sizes for n in (s if isinstance(s, (tuple, list)) else (s,))]
+
+
 def _reduced(tracer, plain, parts, options):
     op = _REDUCTIONS[plain]
     values, _, given = bound(op, plain, parts, options)
+    is_value = not isinstance(values[0], Vector)
     dim = given.pop("dim", None)
     given.pop("keepdim", None)  # one entry counts as a value
     if isinstance(dim, bool):  # var(False) says whether it is unbiased
@@ -386,7 +403,7 @@ def _reduced(tracer, plain, parts, options):
     elif plain not in _OF_ONE_VALUE and not isinstance(values[0], Vector):
         return _of_one(tracer, plain, values)
     made = op.run(tracer, *values, **given)
-    if isinstance(made, Vector) and len(made.items) == 1:
+    if isinstance(made, Vector) and is_value:
         made = made.items[0]
     if dtype is None:
         return made
