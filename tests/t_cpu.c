@@ -167,6 +167,28 @@ static void nonfinite_values(void **state)
                 nonfinite_value(problems[p], nonfinite[n], bits & 1, bits >> 1);
 }
 
+/* All scores of a part are NaN: its maximum says nothing, the row is NaN all the same. */
+static void parts_of_nan(void **state)
+{
+    static const char *const problems[] = {"h2/1 q1 kv12288 d16 f32", "h2/1 q6 kv12288 d16 bf16",
+                                           "h1 q100 kv12288 d16 f16"};
+    static const char *const scores[] = {"sqrt(-1.0 - score * score)",
+                                         "kv < 9000 ? score : sqrt(-1.0 - score * score)",
+                                         "kv < 3000 ? sqrt(-1.0 - score * score) : score"};
+    (void)state;
+    for (int n = 0; n < 9; n++) {
+        case_run r;
+        case_make(&(forward_case){.problem = problems[n / 3], .score = scores[n % 3]}, &r);
+        case_solve(&r);
+        for (const char *const *level = case_levels(); *level; level++) {
+            saccade_plan *plan = case_plan(&r, *level, 2);
+            case_check(&r, plan, NULL, *level, NULL, NULL);
+            saccade_plan_destroy(plan);
+        }
+        case_free(&r);
+    }
+}
+
 static void check_threads(const forward_case *c)
 {
     case_run r;
@@ -409,6 +431,7 @@ int main(void)
         cmocka_unit_test(variants),
         cmocka_unit_test(mixed_dtypes),
         cmocka_unit_test(nonfinite_values),
+        cmocka_unit_test(parts_of_nan),
         cmocka_unit_test(threads_do_not_matter),
         cmocka_unit_test(blocks_of_rows_do_not_matter),
         cmocka_unit_test(block_masks),

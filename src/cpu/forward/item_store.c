@@ -150,7 +150,11 @@ void item_add_part(cpu_worker *w, const float *part, int32_t r)
     const float m = part[r], l = part[w->rows + r];
     if (m == -INFINITY && l == 0)
         return; /* no live key */
-    const float all = isnan(l) || m > w->m[r] ? m : w->m[r];
+    if (isnan(l) || isnan(w->l[r])) { /* m of scores that are all NaN is -INF, and weighs 0 */
+        w->l[r] = NAN;
+        return;
+    }
+    const float all = m > w->m[r] ? m : w->m[r];
     const float keep = part_weight(w, w->m[r], all), take = part_weight(w, m, all);
     for (int32_t d = 0; d < o_ld; d++)
         o[d] = (keep == 0 ? 0 : keep * o[d]) + (take == 0 ? 0 : take * po[d]);
