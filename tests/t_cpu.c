@@ -170,8 +170,8 @@ static void nonfinite_values(void **state)
 /* All scores of a part are NaN: its maximum says nothing, the row is NaN all the same. */
 static void parts_of_nan(void **state)
 {
-    static const char *const problems[] = {"h2/1 q1 kv12288 d16 f32", "h2/1 q6 kv12288 d16 bf16",
-                                           "h1 q100 kv12288 d16 f16"};
+    static const char *const problems[] = {
+        "h2/1 q1 kv12288 d16 f32", "h2/1 q6 kv12288 d16 bf16", "h1 q100 kv12288 d16 f16"};
     static const char *const scores[] = {"sqrt(-1.0 - score * score)",
                                          "kv < 9000 ? score : sqrt(-1.0 - score * score)",
                                          "kv < 3000 ? sqrt(-1.0 - score * score) : score"};

@@ -142,7 +142,7 @@ def test_a_call_of_fewer_batches_takes_the_first_of_a_mask():
 
 
 def test_a_slice_of_one_serves_all():
-    """One batch or head of several, the first too, is the same mask wherever it is broadcast."""
+    """One batch or head of several, the first too, is one mask wherever it is broadcast."""
     torch.manual_seed(0)
     ids = torch.randint(0, 3, (4, 48)).sort(1).values
     q = torch.randn(4, 2, 48, 16)

@@ -188,7 +188,8 @@ IDS = torch.tensor([3, 5, 9])
         lambda r, i: IDS.index_select(0, (i % 3).view(1)).sum(),
         lambda r, i: torch.gather(r, 0, (i % 3).unsqueeze(0).long()).sum(),
         lambda r, i: r.take((i % 3).long()) + r.select(0, 1),
-        lambda r, i: sum(x * k for k, x in enumerate(r)), lambda r, i: (lambda a, b, c: a - b * c)(*(r * 2)),
+        lambda r, i: sum(x * k for k, x in enumerate(r)),
+        lambda r, i: (lambda a, b, c: a - b * c)(*(r * 2)),
         lambda r, i: ONE[i].softmax(0)[0] + F.normalize(ONE[i] + 3, dim=0)[0],
         lambda r, i: (ONE[i] * 2)[0] + ONE[i].log_softmax(0).sum(),
         lambda r, i: r.reshape(-1).sum() + r.view((-1,)).prod(),
@@ -214,7 +215,8 @@ INFINITE = torch.tensor([[math.inf, 1.0, 2.0], [1.0, -math.inf, 0.5], [-math.inf
 def test_rows_with_infinities(f):
     """As numbers, of which a mask is made: an infinite score would be a masked position."""
     for i, row in enumerate(INFINITE):
-        got = scores(lambda s, b, h, q, j, i=i: torch.where(f(INFINITE[i]).isnan(), 1.0, 2.0), 1)
+        is_nan = lambda i=i: f(INFINITE[i]).isnan()  # noqa: E731
+        got = scores(lambda s, b, h, q, j: torch.where(is_nan(), 1.0, 2.0), 1)
         assert got.item() == (1.0 if f(row).isnan() else 2.0)
         if not f(row).isnan() and f(row).isfinite():
             got = scores(lambda s, b, h, q, j, i=i: f(INFINITE[i]) + 0 * s, 1)

@@ -248,7 +248,7 @@ def _each(t, name, row, *others):
 
 
 def _exponents(t, row, is_sum=False):
-    """(exp(x - m), x - m, m) where m is the largest entry; of a sum, 0 where that is infinite."""
+    """exp(x - m), x - m and m, the largest entry; of a sum, 0 where that is infinite."""
     row = Vector(t, [ops.convert(t, x, "float") for x in row.items])
     most = row.fold(ops.extreme("max"))
     if is_sum:
