@@ -109,6 +109,7 @@ FLOATS(ftanh, tanh(x))
 FLOATS(fsigmoid, 1.0 / (1.0 + exp(-x)))
 FLOATS(ferf, erf(x))
 FLOATS(fpow, pow(x, y))
+FLOATS(fdetach, x)
 
 static eval_cell want_fsel(eval_cell a, eval_cell b, eval_cell c)
 {

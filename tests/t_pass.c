@@ -515,6 +515,13 @@ static void test_gradient_ends(void **unused)
         {"kv > 5 ? -inf * score : score", 1.0, 1.0},
         {"softcap(20.0)", 0.0, 1.0},
         {"float(int(score)) * score", 3.5, 3.0},
+        {"score + detach(round(score) - score)", 1.75, 1.0},
+        {"detach(score) * score", 3.0, 3.0},
+        {"detach(score)", 3.0, 0.0},
+        /* one product of two arms, neither of them chosen */
+        {"(kv > 5 ? score * inf : score) + (kv > 6 ? score * inf : 2.0 * score)", 1.0, 3.0},
+        {"(kv > 5 ? sqrt(score) : 0.0) * (kv > 6 ? sqrt(score) : 1.0)", -1.0, 0.0},
+        {"kv < 5 ? 2.0 * score : (kv > 6 ? score * inf : score) + score * inf", 1.0, 2.0},
     };
     (void)unused;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -99,6 +99,7 @@ static void pass_on(const mod_fn *fn, const mod_node *n, double own, double *gai
     case OP_fneg:
     case OP_fabs:
     case OP_ftanh:
+    case OP_fdetach:
         for (int i = 0; i < n->n_args; i++)
             gain[x[i]] += own;
         return;

@@ -2,7 +2,8 @@
    operands by the rule of ops.def's grad column.
    An adjoint is a value and a guard: where ?: did not choose an operand, its adjoint is 0
    whatever its value, also when a derivative on the way is infinite or NaN there; so the guard
-   is carried along beside the value and applied once, when adjoints meet or arrive.
+   is carried along beside the value and applied when adjoints meet or arrive. Their sum lives
+   where one of them does: it is guarded still, since 0 times an infinite derivative is NaN.
    At points without a derivative: |x| at 0 gives 0, min and max follow the operand they give,
    and what divides by 0 gives 0, as in the language. */
 #include "pass/pass.h"
@@ -10,11 +11,14 @@
 #include "base/status.h"
 #include "pass/rewrite.h"
 
+#include <stdbool.h>
+
 static const uint32_t NONE = UINT32_MAX;
 
 typedef struct adjoint {
     uint32_t value; /* NONE: no way from the result leads here */
     uint32_t guard; /* bool; NONE: always */
+    bool is_zero_beyond; /* the value itself is 0 where the guard is false */
 } adjoint;
 
 typedef struct tape {
@@ -93,24 +97,43 @@ static uint32_t incoming(const tape *t)
 
 static uint32_t settled(tape *t, adjoint a)
 {
-    return a.guard == NONE ? a.value : choose(t, a.guard, a.value, number(t, 0.0f));
+    if (a.guard == NONE || a.is_zero_beyond)
+        return a.value;
+    return choose(t, a.guard, a.value, number(t, 0.0f));
+}
+
+static uint32_t both(tape *t, uint32_t x, uint32_t y)
+{
+    return x == NONE ? y : rewrite_emit2(t->b, OP_and, x, y);
+}
+
+static uint32_t either(tape *t, uint32_t x, uint32_t y)
+{
+    if (x == NONE || y == NONE)
+        return NONE;
+    const uint32_t any = rewrite_emit2(t->b, OP_or, x, y);
+    return any == mod_emit_bool(t->b, 1) ? NONE : any;
+}
+
+static adjoint sum(tape *t, adjoint x, adjoint y)
+{
+    if (x.guard == y.guard)
+        return (adjoint){add(t, x.value, y.value), x.guard, x.is_zero_beyond && y.is_zero_beyond};
+    return (adjoint){add(t, settled(t, x), settled(t, y)), either(t, x.guard, y.guard), true};
 }
 
 static void give_if(tape *t, uint32_t k, uint32_t value, uint32_t condition)
 {
     const uint32_t arg = t->fn->args[t->fn->nodes[t->node].args + k];
+    const adjoint from = t->adjoints[t->node];
     adjoint *to = &t->adjoints[arg];
-    adjoint a = {value, t->adjoints[t->node].guard};
     if (!t->is_wanted[arg])
         return;
+    const bool is_as_it_came = value == from.value || value == negative(t, from.value);
+    adjoint a = {value, from.guard, from.is_zero_beyond && is_as_it_came};
     if (condition != NONE)
-        a.guard = a.guard == NONE ? condition : rewrite_emit2(t->b, OP_and, a.guard, condition);
-    if (to->value == NONE)
-        *to = a;
-    else if (to->guard == a.guard)
-        to->value = add(t, to->value, a.value);
-    else
-        *to = (adjoint){add(t, settled(t, *to), settled(t, a)), NONE};
+        a = (adjoint){value, both(t, from.guard, condition), false};
+    *to = to->value == NONE ? a : sum(t, *to, a);
 }
 
 static void give(tape *t, uint32_t k, uint32_t value)
@@ -285,7 +308,7 @@ static saccade_status tape_init(tape *t, const mod_fn *fn, const uint32_t *wante
     for (uint32_t i = 0; i < fn->n_nodes; i++) {
         const mod_node *node = &fn->nodes[i];
         t->copy[i] = rewrite_copy(t->b, fn, i, t->copy);
-        t->adjoints[i] = (adjoint){NONE, NONE};
+        t->adjoints[i] = (adjoint){NONE, NONE, false};
         for (uint32_t k = 0; k < node->n_args; k++)
             t->is_wanted[i] |= t->is_wanted[fn->args[node->args + k]];
     }

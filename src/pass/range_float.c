@@ -95,6 +95,12 @@ RULE(fneg)
     range_set_float(out, -x->fhi, -x->flo, x->may_nan);
 }
 
+RULE(fdetach)
+{
+    UNUSED1;
+    *out = *x;
+}
+
 RULE(fsub)
 {
     range_val minus = {0};

@@ -286,6 +286,8 @@ static uint32_t lower_node(jit_graph *g, const mod_fn *fn, const mod_node *n,
     }
     for (int i = 0; i < n->n_args; i++)
         x[i] = place[fn->args[n->args + (uint32_t)i]];
+    if (n->op == OP_fdetach)
+        return x[0];
     if (n->op == OP_fneg)
         return put_negative(g, x[0]);
     if (n->op == OP_fabs)
