@@ -16,8 +16,8 @@
 static const uint32_t NONE = UINT32_MAX;
 
 typedef struct adjoint {
-    uint32_t value; /* NONE: no way from the result leads here */
-    uint32_t guard; /* bool; NONE: always */
+    uint32_t value;      /* NONE: no way from the result leads here */
+    uint32_t guard;      /* bool; NONE: always */
     bool is_zero_beyond; /* the value itself is 0 where the guard is false */
 } adjoint;
 
@@ -118,7 +118,8 @@ static uint32_t either(tape *t, uint32_t x, uint32_t y)
 static adjoint sum(tape *t, adjoint x, adjoint y)
 {
     if (x.guard == y.guard)
-        return (adjoint){add(t, x.value, y.value), x.guard, x.is_zero_beyond && y.is_zero_beyond};
+        return (adjoint){add(t, x.value, y.value), x.guard,
+                         x.is_zero_beyond && y.is_zero_beyond};
     return (adjoint){add(t, settled(t, x), settled(t, y)), either(t, x.guard, y.guard), true};
 }
 
