@@ -8,9 +8,13 @@ if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYP
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Release or Debug" FORCE)
 endif()
 # CMake's own -O3 makes all but the loops larger for nothing (library.cmake names the loops);
-# flags that a user set count.
+# flags that a user set count. Sanitized code takes long to compile, and less long by -O1.
 if(CMAKE_C_FLAGS_RELEASE STREQUAL "-O3 -DNDEBUG")
-  add_compile_options($<$<CONFIG:Release>:-O2>)
+  if(SACCADE_SANITIZE)
+    add_compile_options($<$<CONFIG:Release>:-O1>)
+  else()
+    add_compile_options($<$<CONFIG:Release>:-O2>)
+  endif()
 endif()
 option(SACCADE_ASSERT "keep assertions in release builds" OFF)
 if(SACCADE_ASSERT)

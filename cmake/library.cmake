@@ -50,6 +50,8 @@ if(CMAKE_C_COMPILER_ID STREQUAL "Clang"
 endif()
 if(CMAKE_BUILD_TYPE STREQUAL "Debug")
   list(REMOVE_ITEM LOOP_FLAGS -O3)
+elseif(SACCADE_SANITIZE)
+  list(TRANSFORM LOOP_FLAGS REPLACE "^-O3$" "-O1") # compiled in less than half the time
 endif()
 # Before 13.3 GCC keeps 64-byte vectors aligned in frames that the address sanitizer aligns to
 # 32 (GCC bug 110027): their levels go without those frames, and without use after return.
