@@ -114,6 +114,33 @@ def test_callables_stay_in_the_graph(compiler):
     assert len(graphs) == 1
 
 
+@pytest.mark.skipif(not compiled.masks.graphs_take_callables, reason="torch of old graphs")
+@pytest.mark.parametrize("dynamic", (None, True))
+def test_captures_of_any_length_in_one_graph(compiler, dynamic):
+    """Sizes of captured tensors are symbols where torch makes them symbols, unless the mod
+    names them: the last element, an element that a shorter tensor has not."""
+    graphs = []
+    count = lambda graph, _: graphs.append(graph) or graph  # noqa: E731
+
+    def f(q, doc, step):
+        live = lambda b, h, i, j: doc[i] == doc[j]  # noqa: E731
+        score = lambda s, b, h, i, j: torch.where(i - j < 20, s, s * step.exp()[j])  # noqa: E731
+        return st.flex_attention(q, q, q, score, live)
+
+    def last(q, doc, step):
+        return st.flex_attention(q, q, q, lambda s, b, h, i, j: s * doc[-1] + step[20])
+
+    for mod, most in ((f, 1), (last, 3)):
+        torch._dynamo.reset()
+        graphs.clear()
+        g = compiler(mod, fullgraph=True, dynamic=dynamic, backend=count)
+        lengths = (30, 37, 44) if most > 1 else range(30, 100, 7)
+        for n in lengths:
+            x = torch.randn(1, 2, n, 16), torch.arange(n) // 7, torch.rand(n)
+            assert torch.equal(g(*x), mod(*x))
+        assert len(graphs) <= most + (dynamic is None)
+
+
 def test_callables_beside_text_and_block_masks(compiler):
     q, k, v = tensors()
     mask = st.create_block_mask("q >= kv", None, None, 48, 48)

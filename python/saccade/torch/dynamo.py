@@ -11,15 +11,18 @@ which no version promises. Where it is another, `flex` is None, and a callable b
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
+from torch._guards import detect_fake_mode
 from torch._ops import HigherOrderOperator
 
 from ..trace import tracer as tracing
 from .mods import AnyMod, as_row
 
 _NAME = "saccade_flex"
+_FIXED_INDEX = re.compile(r"\[(?:[^\]]*, )?[1-9]\d*[,\]]")  # which a smaller tensor might not have
 
 
 class _Flex(HigherOrderOperator):
@@ -51,13 +54,20 @@ def _text_of(kind, graph, held, is_double):
     """A mod's graph as text with its captures."""
     held = [_as_tensor(x) for x in held]
     run = torch.fx.Interpreter(graph).run
-    tracer = tracing.Tracer(kind, is_double)
 
     def mod(*symbols):
         result = run(*symbols, *held, enable_io_processing=False)
         return result[0] if isinstance(result, (tuple, list)) else result
 
-    text, captures = tracing.run(mod, kind, tracer)
+    tracer = tracing.Tracer(kind, is_double)
+    mode = detect_fake_mode(held)
+    if mode is None or mode.shape_env is None:
+        text, captures = tracing.run(mod, kind, tracer)
+    else:
+        with mode.shape_env.suppress_guards():
+            text, captures = tracing.run(mod, kind, tracer)
+        if tracer.uses_shapes or _FIXED_INDEX.search(text):  # it holds for these sizes alone
+            text, captures = tracing.run(mod, kind, tracing.Tracer(kind, is_double))
     return AnyMod(kind, text, {n: as_row(x) for n, x in captures})
 
 
