@@ -187,6 +187,25 @@ static void test_captures(void **state)
         }
 }
 
+/* A product of vectors, a read a channel: 128 of them, by row, by key and by both. */
+static void test_many_reads(void **state)
+{
+    static const char *const scores[] = {
+        "score + 0.1 * sum(c, 64, table[64 * q + c] * rel[h, c])",
+        "score + 0.1 * sum(c, 64, table[q + c] * table[7 * kv + 64 * c])",
+        "score + 0.1 * sum(c, 64, rel[q % 7, c] * table[q * kv + c])",
+    };
+    (void)state;
+    for (size_t n = 0; n < sizeof scores / sizeof *scores; n++) {
+        const backward_case c = {.forward = {.problem = "b1 h2/1 q13 kv37 d16 f32",
+                                             .score = scores[n],
+                                             .mask = n ? masks[n] : NULL,
+                                             .seed = n + 300},
+                                 .has_captures = 1};
+        check_levels(&c);
+    }
+}
+
 /* Masks and lengths whose gradients FlexAttention got wrong: PyTorch issues 158212, 141126,
  * 136232 (lse has a gradient), 139462 (more keys than the batch's rows), 188322 (blocks alone
  * decide). */
@@ -346,7 +365,7 @@ int main(void)
         cmocka_unit_test(test_wide_tiles), cmocka_unit_test(test_scores),
         cmocka_unit_test(test_data),       cmocka_unit_test(test_wanted),
         cmocka_unit_test(test_threads),    cmocka_unit_test(test_poison),
-        cmocka_unit_test(test_captures),   cmocka_unit_test(test_flex),
+        cmocka_unit_test(test_captures), cmocka_unit_test(test_many_reads),   cmocka_unit_test(test_flex),
         cmocka_unit_test(test_linear),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { READS = 64 };
+enum { READS = 512 };
 
 typedef struct plain_gradients {
     const plan_problem *problem;

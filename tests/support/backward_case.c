@@ -159,7 +159,7 @@ static void add_scaled(float *to, float x, const float *row, int64_t n)
         to[d] += x * row[d];
 }
 
-enum { READS = 16 };
+enum { READS = 256 };
 
 typedef struct plain_job {
     const backward_case_run *r;

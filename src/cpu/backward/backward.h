@@ -67,7 +67,7 @@ typedef struct backward_read {
     uint32_t result;          /* .. and its number among results */
 } backward_read;
 
-enum { BACKWARD_READS = 64, BACKWARD_RESULTS = BACKWARD_READS + 2 };
+enum { BACKWARD_READS = 512, BACKWARD_RESULTS = BACKWARD_READS + 2 };
 
 /* What a plan keeps for backward. */
 typedef struct cpu_backward_plan {
@@ -198,8 +198,9 @@ typedef struct backward_job {
     backward_span *spans;  /* [B][H][row_blocks], likewise */
     backward_fixed fixed[BACKWARD_READS];
     atomic_int has_nonfinite; /* an input holds an infinity or NaN (backward_careful.c) */
-    uint64_t dense;  /* reads whose positions add along lines of the gradient, a bit each */
-    uint64_t stored; /* reads that positions store (backward_stored.c), a bit each */
+    uint8_t is_dense[BACKWARD_READS];  /* positions add along lines of the gradient */
+    uint8_t is_stored[BACKWARD_READS]; /* positions store (backward_stored.c) */
+    int has_stored;
 } backward_job;
 
 /* The chunk's dQ [dq_rows][dq_ld] of query head `head` of the wave, and which of its blocks of
@@ -290,7 +291,7 @@ typedef struct backward_worker {
     double *values;
 } backward_worker;
 
-enum { BACKWARD_WORKER = 8192 }; /* bytes in front of a thread's scratch */
+enum { BACKWARD_WORKER = 32768 }; /* bytes in front of a thread's scratch */
 backward_worker *backward_worker_of(const backward_job *job, int thread);
 void backward_begin_threads(backward_job *job);
 /* par_fn over items of the wave in any order, by their weights' order. */
@@ -339,8 +340,8 @@ enum { BACKWARD_SUMS = BACKWARD_ROWS + BACKWARD_KEYS };
 /* How items may run at once: not while any add to one place. */
 typedef enum backward_order { BACKWARD_FREE, BACKWARD_BY_HEAD, BACKWARD_SERIAL } backward_order;
 backward_order backward_order_of(const backward_job *job);
-/* Reads of BACKWARD_PLACE whose positions lie in lines of the gradient, a bit each. */
-uint64_t backward_dense_reads(const backward_job *job);
+/* Which reads of BACKWARD_PLACE have their positions in lines of the gradient. */
+void backward_find_dense(backward_job *job);
 /* Before the run: gradients that are not added to start from 0. */
 void backward_begin_captures(const backward_job *job);
 /* Around an item; around the tiles of one head and block of keys. */

@@ -305,7 +305,7 @@ backward_order backward_order_of(const backward_job *job)
     backward_order order = BACKWARD_FREE;
     for (uint32_t n = 0; n < job->backward->n_reads; n++) {
         const backward_read *read = &job->backward->reads[n];
-        if (read->axis != BACKWARD_PLACE || job->fixed[n].sums || job->stored >> n & 1)
+        if (read->axis != BACKWARD_PLACE || job->fixed[n].sums || job->is_stored[n])
             continue;
         if (!may_add_dense(job, read) || !has_keys(job, read))
             return BACKWARD_SERIAL;
@@ -337,11 +337,11 @@ void backward_add_sums(backward_worker *w, int32_t r0, int32_t rows, int32_t fro
             k->sum_diagonals(dx, slope, LD, rows, past - from,
                              to + from - r0 + BACKWARD_ROWS - 1);
         } else if (read->axis == BACKWARD_PLACE) {
-            if (job->stored >> n & 1)
+            if (job->is_stored[n])
                 backward_store_strip(w, n, r0, rows, from, past);
             else if (job->fixed[n].sums)
                 backward_add_fixed(w, n, r0, rows, from, past);
-            else if (job->dense >> n & 1)
+            else if (job->is_dense[n])
                 add_dense(w, read, g, r0, rows, from, past);
             else
                 add_places(w, n, g, r0, rows, from, past);
@@ -354,14 +354,11 @@ void backward_add_sums(backward_worker *w, int32_t r0, int32_t rows, int32_t fro
     }
 }
 
-uint64_t backward_dense_reads(const backward_job *job)
+void backward_find_dense(backward_job *job)
 {
-    uint64_t dense = 0;
     for (uint32_t n = 0; n < job->backward->n_reads; n++)
-        if (job->backward->reads[n].axis == BACKWARD_PLACE
-            && may_add_dense(job, &job->backward->reads[n]))
-            dense |= (uint64_t)1 << n;
-    return dense;
+        job->is_dense[n] = job->backward->reads[n].axis == BACKWARD_PLACE
+                           && may_add_dense(job, &job->backward->reads[n]);
 }
 
 /* ---- gradients ---- */

@@ -162,7 +162,7 @@ saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *b
     backward_begin_stored(&job, gradients, &places);
     backward_begin_captures(&job);
     begin_fixed(&job, gradients);
-    job.dense = backward_dense_reads(&job);
+    backward_find_dense(&job);
     const backward_order how = backward_order_of(&job);
     const int64_t wave = how == BACKWARD_BY_HEAD ? 1 : job.g.wave;
     for (; job.head0 < job.g.heads; job.head0 += wave) {

@@ -381,7 +381,7 @@ void backward_run_tile(backward_worker *w)
             if (backward_is_nonfinite(w))
                 memset(w->live + r * LD, 0, (size_t)rows * LD);
             backward_clear_weights(w, r, rows, from, past);
-            if (w->job->stored)
+            if (w->job->has_stored)
                 backward_store_zeros(w, w->i0 + r, rows);
             continue;
         }
