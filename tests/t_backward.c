@@ -365,8 +365,8 @@ int main(void)
         cmocka_unit_test(test_wide_tiles), cmocka_unit_test(test_scores),
         cmocka_unit_test(test_data),       cmocka_unit_test(test_wanted),
         cmocka_unit_test(test_threads),    cmocka_unit_test(test_poison),
-        cmocka_unit_test(test_captures), cmocka_unit_test(test_many_reads),   cmocka_unit_test(test_flex),
-        cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_captures),   cmocka_unit_test(test_many_reads),
+        cmocka_unit_test(test_flex),       cmocka_unit_test(test_linear),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
