@@ -7,7 +7,8 @@
 #include "support/short_run.h"
 
 #include "base/convert.h"
-#include "cuda/cuda_backward.h"
+#include "cuda/backward/cuda_backward.h"
+#include "cuda/cuda.h"
 #include "ref/ref.h"
 
 #include <math.h>

@@ -4,7 +4,8 @@
 #include "support/problem_case.h"
 
 #include "base/convert.h"
-#include "cuda/cuda_backward.h"
+#include "cuda/backward/cuda_backward.h"
+#include "cuda/cuda.h"
 
 #include <math.h>
 #include <setjmp.h>

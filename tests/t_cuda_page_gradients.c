@@ -7,7 +7,7 @@
 #include "support/problem_case.h"
 
 #include "base/convert.h"
-#include "cuda/cuda_backward.h"
+#include "cuda/backward/cuda_backward.h"
 #include "plan/gradient_sums.h"
 
 #include <math.h>

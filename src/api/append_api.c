@@ -1,7 +1,7 @@
 /* saccade_append: what the caller gives, checked and read into kv_append. Where keys go is
  * checked key by key when they go there. */
 #include "api/api.h"
-#include "cuda/cuda.h"
+#include "cuda/small/small.h"
 #include "kv/kv.h"
 #include "saccade_kv.h"
 

@@ -1,6 +1,6 @@
 /* saccade_block_mask_select: the blocks of a mask from a tensor, on the host or on a GPU. */
 #include "api/api.h"
-#include "cuda/cuda.h"
+#include "cuda/small/small.h"
 
 saccade_status saccade_block_mask_select(saccade_block_mask *mask, const saccade_tensor *blocks,
                                          void *stream, saccade_error *err)

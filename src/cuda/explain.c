@@ -1,7 +1,7 @@
 /* What a CUDA plan is, in lines of `name: value`: the main program's tile and why it was taken,
  * what ptxas said of every program, then the text made from the user's mod. Registers, spills
  * and waits are the worst of the plan's programs. */
-#include "cuda/cuda_backward.h"
+#include "cuda/backward/cuda_backward.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* The table of programs: what each is called, which kernels it has, which forms it may take and
  * which runs it serves. Compiling, loading, choosing, preparing and explaining walk the table,
  * so that a program is added by a row. */
-#include "cuda/cuda_backward.h"
+#include "cuda/backward/cuda_backward.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,9 @@
 /* The CUDA back end as a solver: a plan holds compiled programs for one architecture
  * (programs.c), and launch.c runs them. */
-#include "cuda/cuda_backward.h"
-#include "cuda/emit.h"
+#include "cuda/cuda.h"
+
+#include "cuda/backward/cuda_backward.h"
+#include "cuda/small/small.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,0 +1,139 @@
+/* The forms that backward's programs take: which of them a plan has, and what it is written
+ * for. A plan that wants no gradient has none of them. */
+#include "cuda/backward/cuda_backward.h"
+
+#include "cuda/emit/emit.h"
+
+#include <string.h>
+
+static cu_form pass_form(const plan_problem *p)
+{
+    const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
+    return p->dtype == SACCADE_F32 ? cu_backward_pass32_choice(D, E)
+                                   : cu_backward_pass_choice(D, E);
+}
+
+enum { BY_TILES = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V };
+
+/* Sums in fixed point need a bound of the score function's slope. */
+int cu_backward_tiles_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    return p->gradients & BY_TILES && s->family == CU_SM90 && cu_backward_is_bounded(s, p)
+           && cu_backward_tile_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
+}
+
+/* The second of two choices, of fewer keys; gradients of captures are left to the first. */
+int cu_backward_short_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    cu_form first;
+    return rung == 0 && !cu_has_captures(p) && cu_backward_tiles_form(s, p, 0, &first)
+           && cu_backward_tiles_form(s, p, 1, out) && out->tile.keys < first.tile.keys;
+}
+
+/* A mask of which both limits move with the row, or that has none: one whose rows may see few
+ * keys however many there are. */
+static int may_see_few(const plan_problem *p)
+{
+    const pass_limits *limits = plan_limits(p);
+    int moves = p->mask != NULL;
+    for (int i = 0; moves && limits && i < 2; i++) {
+        const pass_slope x = limits->slope[limits->node[i]];
+        moves = x.lo != 0 || x.hi != 0;
+    }
+    return moves;
+}
+
+/* Beside the tiles, which make what gradients of captures take. */
+int cu_backward_few_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    cu_form tiles;
+    return may_see_few(p) && s->tiles != 'l' && !p->is_ragged && !p->has_chunks && !p->has_rows
+           && !p->weight && !cu_has_captures(p) && cu_backward_tiles_form(s, p, 0, &tiles)
+           && cu_backward_few_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
+}
+
+int cu_backward_wide_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    return p->gradients & BY_TILES && s->family == CU_SM90 && !p->is_ragged
+           && cu_backward_wide_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
+}
+
+/* What it lays out by batch and head lies in one piece. */
+int cu_backward_f32_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    return p->dtype == SACCADE_F32 && strcmp(s->arch, "sm_90a") == 0 && p->gradients & BY_TILES
+           && !p->is_ragged && !p->has_chunks && !p->has_rows && !p->weight
+           && cu_backward_f32_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
+}
+
+int cu_backward_split_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    (void)p;
+    *out = s->programs[CU_BWD_F32].form;
+    return cu_backward_has_f32(s) && rung == 0;
+}
+
+int cu_backward_plain_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    (void)s;
+    *out = pass_form(p);
+    return p->gradients && rung == 0;
+}
+
+/* What a row brings does not depend on tiles, but for the unit of its sums. */
+int cu_backward_prepare_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    *out = s->programs[cu_backward_has_tiles(s)  ? CU_BWD_TILES
+                       : cu_backward_has_wide(s) ? CU_BWD_WIDE
+                                                 : CU_BWD_PLAIN]
+               .form;
+    return p->gradients && rung == 0;
+}
+
+int cu_backward_finish_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    *out = s->programs[CU_BWD_TILES].form;
+    return p->gradients && cu_backward_has_tiles(s) && rung == 0;
+}
+
+int cu_backward_sinks_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    (void)s;
+    *out = pass_form(p);
+    return p->gradients & SACCADE_GRADIENT_SINKS && rung == 0;
+}
+
+int cu_backward_captures_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    (void)s;
+    *out = cu_backward_captures_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
+                                       p->dtype == SACCADE_F32);
+    return cu_has_captures(p) && rung == 0;
+}
+
+int cu_backward_pages_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    (void)s;
+    *out = pass_form(p);
+    return p->gradients && p->has_chunks && rung == 0;
+}
+
+int cu_backward_shared(const cu_state *s, const plan_problem *p, const cu_form *form)
+{
+    (void)s;
+    return cu_backward_shared_bytes(form, cu_padded(p->sizes.D), cu_padded(p->sizes.Dv));
+}
+
+saccade_status cu_backward_emit(cu_state *s, const plan_problem *p, arena *scratch,
+                                saccade_error *err)
+{
+    strbuf text;
+    strbuf_init(&text, 0);
+    const saccade_status status =
+        cu_emit_backward_mod(p, scratch, &text, &s->backward_facts, err);
+    s->backward_text = strbuf_steal(&text);
+    strbuf_free(&text);
+    if (status == SACCADE_OK)
+        FAIL_IF_NULL(s->backward_text);
+    return status;
+}

@@ -1,0 +1,556 @@
+/* A backward run: its workspace, its arguments, its kernels put on the stream. Nothing is
+ * allocated, compiled or copied here. */
+#include "cuda/backward/cuda_backward.h"
+#include "cuda/emit/emit.h"
+#include "cuda/run/run.h"
+
+#include <assert.h>
+
+/* ---- workspace ---- */
+
+/* offsets of the parts of cu_bwd */
+typedef struct space {
+    size_t precision, bounds, dq_sum, bytes;
+    size_t thirds[4];         /* of Q, K, V and dO: cu_thirds */
+    size_t lse2, minus_delta; /* of the workspace, or of dQ: */
+    int is_in_result;
+} space;
+
+static int64_t query_blocks(const saccade_sizes *s)
+{
+    return (s->Q + BWD_ROWS - 1) / BWD_ROWS;
+}
+
+/* Ragged queries of all sequences, or 0 where they are not known. */
+static int64_t packed_rows(const saccade_plan *plan, const plan_gradients *g)
+{
+    const int is_packed = plan->problem.is_ragged && g && g->d_out;
+    return is_packed && g->d_out->shape[0] == 1 ? g->d_out->shape[2] : 0;
+}
+
+/* Blocks of a head where sequences of `rows` in all are packed; 0: by batch they are fewer. */
+static int64_t packed_blocks(const saccade_plan *plan, const saccade_sizes *s, int64_t rows)
+{
+    const int64_t packed = rows / BWD_ROWS + s->B;
+    return plan->problem.is_ragged && rows && packed < s->B * query_blocks(s) ? packed : 0;
+}
+
+/* Bytes from a tensor's first element to its last; all of them are its own, or 0. */
+static size_t dense_bytes(const saccade_tensor *t)
+{
+    int64_t count = 1, extent = 1;
+    for (int i = 0; i < t->rank; i++) {
+        if (t->shape[i] > 1 && t->stride[i] <= 0)
+            return 0;
+        count *= t->shape[i];
+        extent += (t->shape[i] - 1) * t->stride[i];
+    }
+    return count == extent ? (size_t)count * saccade_dtype_bytes(t->dtype) : 0;
+}
+
+/* Whether lse and delta of the rows, two numbers each, lie in dQ until it is written by the
+ * run's last kernel, which reads neither. */
+static int rows_fit_result(const saccade_plan *plan, size_t each, const plan_gradients *g)
+{
+    const plan_problem *p = &plan->problem;
+    return cu_backward_has_tiles(plan->state) && g && g->dq && !p->is_ragged && !plan->rows
+           && !cu_has_captures(p) && !(g->added & SACCADE_GRADIENT_Q)
+           && dense_bytes(g->dq) >= 2 * each;
+}
+
+/* Columns of a row in whole panels. */
+static int64_t panel_columns(int64_t dim)
+{
+    return (cu_padded(dim) + 63) / 64 * 64;
+}
+
+/* Shape of a tensor of cu_thirds. */
+static void shape_of_thirds(const saccade_plan *plan, const saccade_sizes *s, int which,
+                            int64_t (*shape)[4])
+{
+    const int is_query = which == 0 || which == 3;
+    const int64_t dim = which < 2 ? plan->problem.sizes.D : plan->problem.sizes.Dv;
+    (*shape)[0] = s->B;
+    (*shape)[1] = is_query ? s->H : s->Hkv;
+    (*shape)[2] = is_query ? s->Q : s->KV;
+    (*shape)[3] = 3 * panel_columns(dim);
+}
+
+static void add_thirds(const saccade_plan *plan, const saccade_sizes *s, space *x)
+{
+    for (int i = 0; i < 4; i++) {
+        int64_t n[4];
+        shape_of_thirds(plan, s, i, &n);
+        x->thirds[i] = cu_aligned(x->bytes);
+        x->bytes = x->thirds[i] + (size_t)(n[0] * n[1] * n[2] * n[3]) * sizeof(uint16_t);
+    }
+}
+
+/* gradients: those of a run, or NULL: enough for any. Kernels that own rows of dQ make no sums
+ * and read lse and delta while it is written: their place is then that of the sums. */
+static space space_of(const saccade_plan *plan, const saccade_sizes *s,
+                      const plan_gradients *gradients)
+{
+    const int64_t packed = packed_blocks(plan, s, packed_rows(plan, gradients));
+    const int64_t blocks = packed ? packed : s->B * query_blocks(s);
+    const size_t rows = (size_t)(s->H * blocks) * BWD_ROWS;
+    const size_t columns = (size_t)panel_columns(plan->problem.sizes.D);
+    const size_t bounds = (size_t)(s->B * s->Hkv) * BWD_CHUNKS * 2 * sizeof(unsigned);
+    const size_t each = cu_aligned(rows * sizeof(float));
+    space x = {.is_in_result = rows_fit_result(plan, each, gradients)};
+    x.minus_delta = each;
+    x.precision = x.is_in_result ? 0 : 2 * each;
+    x.bounds = x.precision + each;
+    x.dq_sum = x.bounds + cu_aligned(bounds);
+    x.bytes = x.dq_sum;
+    if (cu_backward_has_tiles(plan->state) && plan->problem.gradients & SACCADE_GRADIENT_Q)
+        x.bytes += rows * columns * sizeof(float);
+    if (cu_backward_has_f32(plan->state))
+        add_thirds(plan, s, &x);
+    return x;
+}
+
+/* But for what keys in chunks take. */
+static size_t whole_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
+                              const plan_gradients *gradients)
+{
+    return cu_aligned(space_of(plan, sizes, gradients).bytes)
+           + cu_aligned(cu_captures_workspace(plan, sizes, gradients));
+}
+
+size_t cu_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
+                             const plan_gradients *gradients)
+{
+    const saccade_sizes local = cu_local_sizes(plan, sizes);
+    return whole_workspace(plan, &local, gradients) + cu_pages_workspace(plan, &local);
+}
+
+/* ---- parameters ---- */
+
+static int is_aligned(const plan_run *run, const plan_gradients *g)
+{
+    const saccade_tensor *const written[] = {g->dq, g->dk, g->dv};
+    int ok = run_is_aligned(run) && run_has_aligned_rows(g->d_out);
+    for (int i = 0; i < 3; i++)
+        ok = ok && (!written[i] || run_has_aligned_rows(written[i]));
+    return ok;
+}
+
+static_assert(BWD_OF_Q == (int)SACCADE_GRADIENT_Q && BWD_OF_K == (int)SACCADE_GRADIENT_K
+                  && BWD_OF_V == (int)SACCADE_GRADIENT_V
+                  && BWD_OF_SINKS == (int)SACCADE_GRADIENT_SINKS,
+              "kernels take the bits of the interface");
+
+static void fill_result(const saccade_tensor *t, int which, void **data, cu_stride *strides,
+                        cu_bwd *p)
+{
+    if (!t)
+        return;
+    *data = t->data;
+    *strides = run_strides(t);
+    p->wide |= t->dtype == SACCADE_F32 ? which : 0;
+}
+
+static void fill_sinks(const saccade_tensor *t, cu_bwd *p)
+{
+    if (!t)
+        return;
+    const int is_each = t->rank == 3;
+    p->d_sinks = t->data;
+    p->d_sinks_s = is_each ? run_strides(t) : (cu_stride){.h = t->stride[0]};
+    p->n_sinks_b = is_each ? (int)t->shape[0] : 1;
+    p->n_sinks_m = is_each ? (int)t->shape[2] : 1;
+}
+
+static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradients *g,
+                 cu_bwd *p)
+{
+    const cu_state *s = plan->state;
+    const int64_t rows = packed_rows(plan, g);
+    const space at = space_of(plan, &run->sizes, g);
+    char *base = run->workspace;
+    *p = (cu_bwd){0};
+    run_fill(plan, run, &s->programs[CU_MAIN].form, NULL, &p->f);
+    p->f.is_plain = !is_aligned(run, g);
+    p->d_out = g->d_out->data;
+    p->dos = run_strides(g->d_out);
+    if (g->d_lse) {
+        p->dlse = g->d_lse->data;
+        p->dlse_s = run_strides(g->d_lse);
+    }
+    fill_result(g->dq, BWD_OF_Q, &p->dq, &p->dqs, p);
+    fill_result(g->dk, BWD_OF_K, &p->dk, &p->dks, p);
+    fill_result(g->dv, BWD_OF_V, &p->dv, &p->dvs, p);
+    fill_sinks(g->sinks, p);
+    p->added = (int)g->added;
+    p->n_mblk = (int)query_blocks(&run->sizes);
+    p->packed_blocks = (int)packed_blocks(plan, &run->sizes, rows);
+    p->unit = p->f.scale * 1.4426950408889634f;
+    p->slope_most = (float)s->backward_facts.slope_most;
+    p->precision = (float *)(base + at.precision);
+    p->bounds = (unsigned *)(base + at.bounds); /* null where there are no sums */
+    p->dq_sum = g->dq ? (float *)(base + at.dq_sum) : NULL;
+}
+
+/* Where lse and delta of the rows lie, for this program. */
+static void fill_rows(const saccade_plan *plan, const plan_run *run, const plan_gradients *g,
+                      cu_program program, cu_bwd *p)
+{
+    const space at = space_of(plan, &run->sizes, g);
+    const int has_sums = program == CU_BWD_TILES || program == CU_BWD_SHORT;
+    char *base = !at.is_in_result ? run->workspace
+                 : has_sums       ? g->dq->data
+                                  : (char *)run->workspace + at.dq_sum;
+    p->lse2 = (float *)(base + at.lse2);
+    p->minus_delta = (float *)(base + at.minus_delta);
+}
+
+/* tiles of keys, and the runs of query blocks of each */
+static void fill_tiles(const plan_problem *problem, const cu_runs *runs, int keys, cu_fwd *p)
+{
+    p->n_qblk = (p->N + keys - 1) / keys;
+    p->n_tiles = p->B * p->G * p->n_qblk;
+    if (!runs)
+        return;
+    p->runs = (const cu_run *)(uintptr_t)runs->runs;
+    p->run_start = (const int *)(uintptr_t)cu_runs_start(runs, problem);
+    p->order = (const int *)(uintptr_t)runs->order;
+    p->mask_b = runs->mask_b;
+    p->mask_h = runs->mask_h;
+}
+
+static void fill_queries(const plan_problem *problem, const cu_runs *runs, cu_bwd *p)
+{
+    if (!runs)
+        return;
+    p->q_runs = (const cu_run *)(uintptr_t)runs->runs;
+    p->q_run_start = (const int *)(uintptr_t)cu_runs_start(runs, problem);
+    p->q_order = (const int *)(uintptr_t)runs->order;
+    p->q_mask_b = runs->mask_b;
+    p->q_mask_h = runs->mask_h;
+}
+
+/* ---- launch ---- */
+
+typedef struct launch {
+    cu_bwd p;
+    run_args a; /* captures, maps of Q, K, V; driver and stream */
+    cu_map d_out;
+    cu_capture_run captured;
+} launch;
+
+/* A kernel that waits by itself for what the one before it on the stream leaves. */
+static saccade_status start_beside(const launch *l, void *kernel, int64_t grid, int threads,
+                                   int shared, void **parameters, saccade_error *err)
+{
+    const unsigned size[2] = {(unsigned)grid, 1};
+    return run_start_with(&l->a, kernel, size, threads, shared, WITH_OVERLAP, 1, parameters,
+                          err);
+}
+
+/* Rows of a CTA of bwd_prepare: a few lanes to each. */
+static int prepare_rows(const plan_problem *p)
+{
+    const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv), dim = D > E ? D : E;
+    return dim > 128 ? 8 : dim > 64 ? 16 : 32;
+}
+
+static saccade_status start_prepare(const saccade_plan *plan, launch *l, saccade_error *err)
+{
+    const cu_state *s = plan->state;
+    const cu_loaded *program = &s->programs[CU_BWD_PREPARE];
+    const int64_t rows = (int64_t)l->p.f.B * l->p.f.H * l->p.n_mblk * BWD_ROWS;
+    const int each = prepare_rows(&plan->problem);
+    const int64_t grid = (rows + each - 1) / each;
+    void *parameters[] = {&l->p, l->a.captures};
+    if (!l->p.bounds || !cu_backward_is_fixed(&plan->problem, &program->form))
+        return run_start(&l->a, program->kernel, grid, 256, 0, parameters, err);
+    TRY(run_start(&l->a, program->other, (int64_t)l->p.f.B * l->p.f.G * BWD_CHUNKS, 256, 0,
+                  parameters, err));
+    return start_beside(l, program->kernel, grid, 256, 0, parameters, err);
+}
+
+static int shared_of(const saccade_plan *plan, const cu_loaded *program)
+{
+    return cu_backward_shared(plan->state, &plan->problem, &program->form);
+}
+
+/* After start_prepare. */
+static saccade_status start_sinks(const saccade_plan *plan, launch *l, saccade_error *err)
+{
+    const cu_state *s = plan->state;
+    void *parameters[] = {&l->p};
+    if (!l->p.d_sinks)
+        return SACCADE_OK;
+    const int64_t elements = (int64_t)l->p.n_sinks_b * l->p.f.H * l->p.n_sinks_m;
+    return run_start(&l->a, s->programs[CU_BWD_SINKS].kernel, elements, SINK_THREADS, 0,
+                     parameters, err);
+}
+
+/* Maps of K and V in tiles of so many keys, of Q and dO in blocks of BWD_ROWS. */
+static saccade_status encode_maps(const plan_run *run, const plan_gradients *g, int keys,
+                                  launch *l, saccade_error *err)
+{
+    const cu_driver *driver = l->a.driver;
+    cu_map *m = l->a.maps;
+    TRY(run_encode_map(driver, run->q, BWD_ROWS, PROMOTE_256, &m[0], err));
+    TRY(run_encode_map(driver, run->k, keys, PROMOTE_256, &m[1], err));
+    TRY(run_encode_map(driver, run->v, keys, PROMOTE_256, &m[2], err));
+    return run_encode_map(driver, g->d_out, BWD_ROWS, PROMOTE_256, &l->d_out, err);
+}
+
+/* A kernel over all tiles of keys; those of keys from elsewhere first, where there are both.
+ * waits: it waits by itself for the kernel before. */
+static saccade_status start_halves(const plan_run *run, launch *l, int waits, void *kernel,
+                                   int threads, int shared, void **parameters,
+                                   saccade_error *err)
+{
+    const int all = l->p.f.n_tiles, first = l->a.n_first ? l->a.n_first : all;
+    const int *order = l->p.f.order;
+    if (waits && !run->between)
+        TRY(start_beside(l, kernel, first, threads, shared, parameters, err));
+    else
+        TRY(run_start(&l->a, kernel, first, threads, shared, parameters, err));
+    if (run->between)
+        TRY(run->between(run->between_user, err));
+    if (first == all)
+        return SACCADE_OK;
+    l->p.f.order = order + first;
+    l->p.f.n_tiles = all - first;
+    const saccade_status status =
+        run_start(&l->a, kernel, all - first, threads, shared, parameters, err);
+    l->p.f.order = order;
+    l->p.f.n_tiles = all;
+    return status;
+}
+
+/* dK, dV and the sums of dQ by tiles, then dQ from its sums. */
+static saccade_status start_tiles(const saccade_plan *plan, const plan_run *run,
+                                  const plan_gradients *g, cu_program which, launch *l,
+                                  saccade_error *err)
+{
+    const cu_state *s = plan->state;
+    const cu_loaded *program = &s->programs[which];
+    const int D = cu_padded(plan->problem.sizes.D);
+    const int64_t blocks = (int64_t)l->p.f.B * l->p.f.H * l->p.n_mblk;
+    cu_map *m = l->a.maps;
+    void *parameters[] = {&l->p, l->a.captures, &m[0], &m[1], &m[2], &l->d_out, &l->captured.c};
+    void *finish[] = {&l->p, l->a.captures, &l->captured.c};
+    TRY(encode_maps(run, g, program->form.tile.keys, l, err));
+    TRY(start_prepare(plan, l, err));
+    TRY(start_sinks(plan, l, err));
+    TRY(start_halves(run, l, 1, program->kernel, cu_backward_threads(&program->form),
+                     shared_of(plan, program), parameters, err));
+    if (!g->dq)
+        return SACCADE_OK;
+    return start_beside(l, s->programs[CU_BWD_FINISH].kernel, blocks * ((D + 63) / 64), 128, 0,
+                        finish, err);
+}
+
+/* dK and dV by tiles of keys, dQ by tiles of queries. */
+static saccade_status start_wide(const saccade_plan *plan, const plan_run *run,
+                                 const plan_gradients *g, cu_program which, launch *l,
+                                 saccade_error *err)
+{
+    const cu_loaded *program = &((const cu_state *)plan->state)->programs[which];
+    const int threads = cu_backward_threads(&program->form), shared = shared_of(plan, program);
+    const int stay = program->form.backward.stay, tiles = (l->p.f.M + stay - 1) / stay;
+    const int query_threads = cu_backward_query_threads(&program->form);
+    const int query_shared = cu_backward_query_shared(
+        &program->form, cu_padded(plan->problem.sizes.D), cu_padded(plan->problem.sizes.Dv));
+    const int64_t grid = (int64_t)l->p.f.B * l->p.f.H * tiles;
+    cu_map *m = l->a.maps;
+    void *parameters[] = {&l->p, l->a.captures, &m[0], &m[1], &m[2], &l->d_out};
+    l->p.dq_sum = NULL;
+    l->p.bounds = NULL;
+    TRY(encode_maps(run, g, program->form.tile.keys, l, err));
+    TRY(start_prepare(plan, l, err));
+    TRY(start_sinks(plan, l, err));
+    if (!g->dk && !g->dv) {
+        if (run->between)
+            TRY(run->between(run->between_user, err));
+        return run_start(&l->a, program->other, grid, query_threads, query_shared, parameters,
+                         err);
+    }
+    TRY(start_halves(run, l, 1, program->kernel, threads, shared, parameters, err));
+    if (!g->dq)
+        return SACCADE_OK;
+    return start_beside(l, program->other, grid, query_threads, query_shared, parameters, err);
+}
+
+/* Q, K, V and dO in bf16 numbers, and maps of them in boxes of so many rows. */
+static saccade_status split(const saccade_plan *plan, const plan_run *run,
+                            const plan_gradients *g, int rows, launch *l, saccade_error *err)
+{
+    const cu_loaded *program = &((const cu_state *)plan->state)->programs[CU_BWD_SPLIT];
+    const space at = space_of(plan, &run->sizes, g);
+    cu_map *const maps[4] = {&l->a.maps[0], &l->a.maps[1], &l->a.maps[2], &l->d_out};
+    int64_t most = 0;
+    cu_thirds to;
+    for (int i = 0; i < 4; i++) {
+        int64_t n[4];
+        shape_of_thirds(plan, &run->sizes, i, &n);
+        const int64_t pieces = n[0] * n[1] * n[2] * (n[3] / 24);
+        most = pieces > most ? pieces : most;
+        to.rows[i] = (char *)run->workspace + at.thirds[i];
+        const saccade_tensor t = saccade_tensor_of(to.rows[i], SACCADE_BF16, 4, n);
+        TRY(run_encode_map(l->a.driver, &t, rows, PROMOTE_256, maps[i], err));
+    }
+    const unsigned grid[2] = {(unsigned)((most + 255) / 256), 4};
+    void *parameters[] = {&l->p, &to};
+    return run_start_with(&l->a, program->kernel, grid, 256, 0, WITH_NOTHING, 1, parameters,
+                          err);
+}
+
+/* start_wide for f32, whose kernels read what split() leaves. */
+static saccade_status start_f32(const saccade_plan *plan, const plan_run *run,
+                                const plan_gradients *g, launch *l, saccade_error *err)
+{
+    const cu_loaded *program = &((const cu_state *)plan->state)->programs[CU_BWD_F32];
+    const int threads = cu_backward_threads(&program->form), shared = shared_of(plan, program);
+    cu_map *m = l->a.maps;
+    void *parameters[] = {&l->p, l->a.captures, &m[0], &m[1], &m[2], &l->d_out};
+    l->p.dq_sum = NULL;
+    TRY(split(plan, run, g, program->form.backward.rows, l, err));
+    TRY(start_prepare(plan, l, err));
+    TRY(start_sinks(plan, l, err));
+    if (g->dk || g->dv)
+        TRY(run_start(&l->a, program->kernel, l->p.f.n_tiles, threads, shared, parameters,
+                      err));
+    if (!g->dq)
+        return SACCADE_OK;
+    return run_start(&l->a, program->other, (int64_t)l->p.f.B * l->p.f.H * l->p.n_mblk, threads,
+                     shared, parameters, err);
+}
+
+static saccade_status start_plain(const saccade_plan *plan, const plan_run *run,
+                                  const plan_gradients *g, launch *l, saccade_error *err)
+{
+    const cu_state *s = plan->state;
+    const cu_loaded *program = &s->programs[CU_BWD_PLAIN];
+    const int threads = cu_backward_threads(&program->form), shared = shared_of(plan, program);
+    void *parameters[] = {&l->p, l->a.captures};
+    l->p.dq_sum = NULL;
+    TRY(start_prepare(plan, l, err));
+    TRY(start_sinks(plan, l, err));
+    if (g->dk || g->dv)
+        TRY(start_halves(run, l, 0, program->kernel, threads, shared, parameters, err));
+    else if (run->between)
+        TRY(run->between(run->between_user, err));
+    if (!g->dq)
+        return SACCADE_OK;
+    return run_start(&l->a, program->other, (int64_t)l->p.f.B * l->p.f.H * l->p.n_mblk, threads,
+                     shared, parameters, err);
+}
+
+/* ---- a run ---- */
+
+/* Which program makes dQ, dK and dV of a run. */
+static cu_program choose(const saccade_plan *plan, const plan_run *run, const cu_bwd *p)
+{
+    const cu_state *s = plan->state;
+    const cu_form *tiles = &s->programs[CU_BWD_TILES].form;
+    const cu_form *few = &s->programs[CU_BWD_SHORT].form;
+    const cu_form *wide = &s->programs[CU_BWD_WIDE].form;
+    if (p->f.is_plain)
+        return CU_BWD_PLAIN;
+    if (cu_backward_takes_few(plan, run->block_mask, run->q->device.index, &run->sizes))
+        return CU_BWD_FEW;
+    if (cu_backward_takes_short(s, &run->sizes, !!run->block_mask)
+        && (!run->block_mask
+            || cu_runs_find(run->q->device.index, run->block_mask, BWD_ROWS, few->tile.keys, 0,
+                            &run->sizes, plan)))
+        return CU_BWD_SHORT;
+    if (cu_backward_has_tiles(s)
+        && cu_backward_is_suited(run->block_mask, BWD_ROWS, tiles->tile.keys))
+        return CU_BWD_TILES;
+    if (cu_backward_has_wide(s)
+        && cu_backward_is_suited(run->block_mask, wide->backward.stay, wide->tile.keys))
+        return CU_BWD_WIDE;
+    if (cu_backward_has_f32(s) && !run->between) /* all keys are there */
+        return CU_BWD_F32;
+    return CU_BWD_PLAIN;
+}
+
+static saccade_status start_program(const saccade_plan *plan, const plan_run *run,
+                                    const plan_gradients *g, cu_program program, launch *l,
+                                    saccade_error *err)
+{
+    switch (program) {
+    case CU_BWD_PLAIN:
+        return start_plain(plan, run, g, l, err);
+    case CU_BWD_F32:
+        return start_f32(plan, run, g, l, err);
+    case CU_BWD_FEW:
+    case CU_BWD_WIDE:
+        return start_wide(plan, run, g, program, l, err);
+    default:
+        return start_tiles(plan, run, g, program, l, err);
+    }
+}
+
+/* own: of the run over pages that this one stands for, or NULL. */
+static saccade_status start_whole(const saccade_plan *plan, const plan_run *run,
+                                  const plan_gradients *g, const cu_own *own,
+                                  const cu_driver *driver, saccade_error *err)
+{
+    cu_state *s = plan->state;
+    const plan_problem *problem = &plan->problem;
+    const int n_score = problem->score ? (int)problem->score->n_captures : 0;
+    cu_backward_runs runs;
+    launch l;
+    fill(plan, run, g, &l.p);
+    l.p.own = own ? *own : l.p.own;
+    const cu_program program = choose(plan, run, &l.p);
+    fill_rows(plan, run, g, program, &l.p);
+    l.a.driver = driver;
+    l.a.stream = run->stream;
+    TRY(cu_backward_find_runs(plan, run, program, &runs, err));
+    l.a.n_first = runs.tiles ? runs.tiles->n_first : 0;
+    fill_tiles(problem, runs.tiles, s->programs[program].form.tile.keys, &l.p.f);
+    fill_queries(problem, runs.wide_queries ? runs.wide_queries : runs.queries, &l.p);
+    TRY(run_captures(problem->score, run->score_env.tensors, l.a.captures, err));
+    TRY(run_captures(problem->mask, run->mask_env.tensors, l.a.captures + n_score, err));
+    TRY(run_make_ready(s, problem, driver, run->q->device.index, err));
+    TRY(cu_begin_captures(plan, run, g, cu_aligned(space_of(plan, &run->sizes, g).bytes),
+                          program == CU_BWD_TILES, &l.a, &l.captured, err));
+    TRY(start_program(plan, run, g, program, &l, err));
+    fill_queries(problem, runs.queries, &l.p);
+    return cu_end_captures(&l.captured, &l.p, err);
+}
+
+/* Keys in chunks: brought into one piece, and their gradients back. */
+static saccade_status start_paged(const saccade_plan *plan, const plan_run *run,
+                                  const plan_gradients *g, const cu_driver *driver,
+                                  saccade_error *err)
+{
+    const cu_loaded *program = &((const cu_state *)plan->state)->programs[CU_BWD_PAGES];
+    char *const room = (char *)run->workspace + whole_workspace(plan, &run->sizes, g);
+    const run_args a = {.driver = driver, .stream = run->stream};
+    cu_paged paged;
+    cu_bwd p;
+    fill(plan, run, g, &p);
+    TRY(cu_pages_place(plan, run, g, &p, room, &paged, err));
+    TRY(cu_pages_begin(&paged, program, &p, &a, err));
+    TRY(start_whole(plan, &paged.run, &paged.g, &paged.own, driver, err));
+    return cu_pages_end(&paged, run, g, program, &p, &a, err);
+}
+
+saccade_status cu_backward(const saccade_plan *plan, const plan_run *run,
+                           const plan_gradients *gradients, saccade_error *err)
+{
+    const cu_state *s = plan->state;
+    const cu_driver *driver;
+    plan_run local;
+    void *pushed;
+    FAIL_IF(!s->is_present, SACCADE_EBACKEND, "cuda: no device here runs %s", s->arch);
+    TRY(run_check_positions(s, run, err));
+    TRY(cu_local_run(plan, run, &local, err));
+    TRY(cu_get_driver(&driver, err));
+    TRY(cu_enter(driver, run->q->device.index, &pushed, err));
+    const saccade_status status = local.chunks
+                                      ? start_paged(plan, &local, gradients, driver, err)
+                                      : start_whole(plan, &local, gradients, NULL, driver, err);
+    cu_leave(driver, pushed);
+    return status;
+}

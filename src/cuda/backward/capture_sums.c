@@ -1,0 +1,309 @@
+/* Gradients of captures in a backward run: where each read's terms go, the room that exact sums
+ * take, and the launches. Nothing is allocated, compiled or copied here. */
+#include "cuda/backward/cuda_backward.h"
+#include "cuda/emit/emit.h"
+#include "cuda/run/run.h"
+
+#include <string.h>
+
+/* ---- indices ---- */
+
+/* Whether read r's indices stay inside of a tensor of this shape, wherever the run's positions
+ * are known to the host; env's scalars may be unknown. */
+static int is_inside(const plan_problem *p, const pass_read *read, const saccade_tensor *t,
+                     const saccade_sizes *s, const eval_env *env, const plan_position *at,
+                     arena *scratch)
+{
+    const mod_fn *fn = p->score;
+    const mod_node *load = &fn->nodes[read->node];
+    const pass_box box = {{0, 0, at->q_offset, at->kv_offset},
+                          {(int32_t)s->B - 1, (int32_t)s->H - 1,
+                           at->q_offset + (int32_t)s->Q - 1,
+                           at->kv_offset + (int32_t)s->KV - 1}};
+    pass_range *ranges = arena_array(scratch, fn->n_nodes, sizeof *ranges);
+    if (!ranges)
+        return 0;
+    pass_ranges(fn, env, &box, NULL, ranges);
+    for (int d = 0; d < read->rank; d++) {
+        const pass_range *r = &ranges[fn->args[load->args + d]];
+        if (r->lo < 0 || r->hi >= t->shape[d])
+            return 0;
+    }
+    return 1;
+}
+
+/* Whether one index is this variable alone, so that its values have elements of their own. */
+static int has_unit(const pass_read *read, int var)
+{
+    for (int d = 0; d < read->rank; d++) {
+        const pass_index *index = &read->index[d];
+        int others = 0;
+        for (int i = 0; i < 4; i++)
+            others |= i != var && index->line.coef[i] != 0;
+        if (pass_index_is_line(index) && !others
+            && (index->line.coef[var] == 1 || index->line.coef[var] == -1))
+            return 1;
+    }
+    return 0;
+}
+
+static int64_t element_count(const saccade_tensor *t)
+{
+    int64_t n = 1;
+    for (int32_t d = 0; d < t->rank; d++)
+        n *= t->shape[d];
+    return n;
+}
+
+/* ---- room ---- */
+
+static size_t words_bytes(const saccade_tensor *t)
+{
+    return ((size_t)element_count(t) * (SUM_WORDS + 1) * sizeof(uint64_t) + 255) / 256 * 256;
+}
+
+/* A read's terms are stored directly in the gradient where no index can leave its tensor in a
+ * run without offsets, and where no sum of several is rounded to 16 bits between; all other
+ * reads use exact sums. Depends only on what the workspace was asked with, so that a run finds
+ * what its caller made room for. */
+static cu_capture_layout layout_of(const saccade_plan *plan, const saccade_sizes *s,
+                                   const saccade_tensor *captures)
+{
+    const plan_problem *p = &plan->problem;
+    const plan_position at = {0};
+    cu_capture_layout out = {.bytes = 0};
+    eval_env env = {0};
+    arena scratch;
+    arena_init(&scratch);
+    cu_find_reads(p, &out.reads);
+    plan_set_env(p, s, &env);
+    for (int i = 0; i < out.reads.n; i++) {
+        const pass_read *read = out.reads.read[i];
+        const saccade_tensor *t = &captures[read->capture];
+        int k = 0;
+        const int is_shared =
+            (s->B > 1 && !has_unit(read, VAR_B)) || (s->H > 1 && !has_unit(read, VAR_H));
+        out.has_words[i] = read->scatter != SCATTER_ELEMENTS
+                           || (t->dtype != SACCADE_F32 && is_shared)
+                           || !is_inside(p, read, t, s, &env, &at, &scratch);
+        while (k < i && out.reads.read[k]->capture != read->capture)
+            k++;
+        out.words_at[i] = k < i ? out.words_at[k] : out.bytes;
+        if (k == i && out.has_words[i])
+            out.bytes += words_bytes(t);
+    }
+    arena_free(&scratch);
+    return out;
+}
+
+size_t cu_captures_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
+                             const plan_gradients *gradients)
+{
+    return gradients && cu_has_captures(&plan->problem)
+               ? layout_of(plan, sizes, gradients->captures).bytes
+               : 0;
+}
+
+/* ---- launches ---- */
+
+static const cu_loaded *program_of(const cu_capture_run *x)
+{
+    const cu_state *s = x->plan->state;
+    return &s->programs[CU_BWD_CAPTURES];
+}
+
+static int code_of(saccade_dtype dtype)
+{
+    return dtype == SACCADE_F32 ? 0 : dtype == SACCADE_BF16 ? 1 : 2;
+}
+
+static void fill_read(cu_capture_run *x, int i, char *room)
+{
+    const saccade_tensor *t = &x->g->captures[x->at.reads.read[i]->capture];
+    cu_read *to = &x->c.of[i];
+    int64_t step = 1;
+    *to = (cu_read){.data = t->data, .code = code_of(t->dtype), .n = element_count(t)};
+    for (int32_t d = t->rank - 1; d >= 0; d--) {
+        to->stride[d] = x->at.has_words[i] ? step : t->stride[d];
+        step *= t->shape[d];
+    }
+    if (x->at.has_words[i])
+        to->words = (unsigned long long *)(void *)(room + x->at.words_at[i]);
+}
+
+/* Terms are stored without a look at what is there: no index may leave its tensor. */
+static saccade_status check_inside(const cu_capture_run *x, int i, saccade_error *err)
+{
+    const plan_problem *p = &x->plan->problem;
+    const pass_read *read = x->at.reads.read[i];
+    const plan_positions *at = &x->run->positions;
+    const int is_known =
+        (at->q_offset.dtype == SACCADE_NONE || at->q_offset.device.kind == SACCADE_CPU)
+        && (at->kv_offset.dtype == SACCADE_NONE || at->kv_offset.device.kind == SACCADE_CPU);
+    int is_good = 0;
+    if (is_known) {
+        arena scratch;
+        const plan_position first = {
+            at->q_offset.dtype == SACCADE_NONE ? 0 : *(const int32_t *)at->q_offset.data,
+            at->kv_offset.dtype == SACCADE_NONE ? 0 : *(const int32_t *)at->kv_offset.data, 0};
+        arena_init(&scratch);
+        is_good = is_inside(p, read, &x->g->captures[read->capture], &x->run->sizes,
+                            &x->run->score_env, &first, &scratch);
+        arena_free(&scratch);
+    }
+    FAIL_AT(!is_good, SACCADE_EINVAL, p->score->captures[read->capture].name, 0, 0,
+            "gradient: got offsets with which an index may leave the tensor, expected ones "
+            "known to the host that keep it inside");
+    return SACCADE_OK;
+}
+
+/* Every element of a gradient: from its sums, or cleared. */
+static saccade_status end_gradient(const cu_capture_run *x, const saccade_tensor *t,
+                                   const cu_read *sums, int is_added, saccade_error *err)
+{
+    cu_read to =
+        sums ? *sums
+             : (cu_read){.data = t->data, .code = code_of(t->dtype), .n = element_count(t)};
+    cu_shape shape = {.rank = t->rank};
+    void *parameters[] = {&to, &shape, &is_added};
+    for (int32_t d = 0; d < t->rank; d++) {
+        shape.size[d] = (int)t->shape[d];
+        shape.stride[d] = t->stride[d];
+    }
+    return run_start(x->a, program_of(x)->other, (to.n + 255) / 256, 256, 0, parameters, err);
+}
+
+/* Whether batches, or heads, share the elements of a read. */
+static int shares(const cu_capture_run *x, int i, int var)
+{
+    const saccade_sizes *s = &x->run->sizes;
+    return (var == VAR_B ? s->B : s->H) > 1 && !has_unit(x->at.reads.read[i], var);
+}
+
+/* Which of batches and heads share elements that are stored, in any read: each has a launch of
+ * its own then, and all but the first one add. */
+static void find_parts(const cu_capture_run *x, int *by_b, int *by_h)
+{
+    *by_b = *by_h = 0;
+    for (int i = 0; i < x->at.reads.n; i++)
+        if (!x->c.of[i].words) {
+            *by_b |= shares(x, i, VAR_B);
+            *by_h |= shares(x, i, VAR_H);
+        }
+}
+
+/* Tiles come once, in any order: what they store has elements of its own in all of them. */
+static void choose_tiles(cu_capture_run *x, int has_tiles)
+{
+    const cu_state *s = x->plan->state;
+    for (int i = 0; i < x->at.reads.n && has_tiles; i++) {
+        const int kind = s->backward_facts.term[i];
+        const int is_stored = kind == CU_TERM_ELEMENT;
+        if (kind != CU_TERM_NONE && is_stored == !x->at.has_words[i]
+            && !(is_stored && (shares(x, i, VAR_B) || shares(x, i, VAR_H))))
+            x->c.in_tiles |= 1u << i;
+    }
+}
+
+/* Whether the first launch stores terms at each element of the gradient, so that none keeps
+ * what it held. */
+static int is_covered(const cu_capture_run *x, int i)
+{
+    const pass_read *read = x->at.reads.read[i];
+    const saccade_sizes *s = &x->run->sizes;
+    int by_b, by_h;
+    find_parts(x, &by_b, &by_h);
+    if ((by_b && s->B > 1 && has_unit(read, VAR_B))
+        || (by_h && s->H > 1 && has_unit(read, VAR_H)))
+        return 0; /* later launches add to elements that no one has stored before */
+    const int64_t stored =
+        (has_unit(read, VAR_B) ? s->B : 1) * (has_unit(read, VAR_H) ? s->H : 1) * s->Q * s->KV;
+    return !x->run->block_mask && x->run->positions.kv_len.dtype == SACCADE_NONE
+           && stored == x->c.of[i].n;
+}
+
+static saccade_status clear(const cu_capture_run *x, saccade_error *err)
+{
+    const run_args *a = x->a;
+    for (int i = 0; i < x->at.reads.n; i++) {
+        const saccade_tensor *t = &x->g->captures[x->at.reads.read[i]->capture];
+        const cu_read *to = &x->c.of[i];
+        if (to->words)
+            TRY(cu_check(a->driver,
+                         a->driver->fill32((cu_ptr)(uintptr_t)to->words, 0, words_bytes(t) / 4,
+                                           a->stream),
+                         "cuMemsetD32Async", err));
+        else if (!x->is_added && !is_covered(x, i))
+            TRY(end_gradient(x, t, NULL, 0, err));
+    }
+    return SACCADE_OK;
+}
+
+/* One launch, or one for each batch and head that share elements with others. */
+static saccade_status start_parts(cu_capture_run *x, saccade_error *err)
+{
+    const saccade_sizes *s = &x->run->sizes;
+    const cu_loaded *program = program_of(x);
+    const int shared = cu_backward_shared(x->plan->state, &x->plan->problem, &program->form);
+    void *parameters[] = {x->p, (void *)x->a->captures, &x->c};
+    int by_b, by_h;
+    find_parts(x, &by_b, &by_h);
+    x->c.n_b = by_b ? 1 : (int)s->B;
+    x->c.n_h = by_h ? 1 : (int)s->H;
+    for (x->c.first_b = 0; x->c.first_b < s->B; x->c.first_b += x->c.n_b)
+        for (x->c.first_h = 0; x->c.first_h < s->H; x->c.first_h += x->c.n_h) {
+            const int64_t grid = (int64_t)x->c.n_b * x->c.n_h * x->p->n_mblk;
+            x->c.is_adding = x->is_added || x->c.first_b || x->c.first_h;
+            TRY(run_start(x->a, program->kernel, grid, cu_backward_threads(&program->form),
+                          shared, parameters, err));
+        }
+    return SACCADE_OK;
+}
+
+static saccade_status end_all(const cu_capture_run *x, saccade_error *err)
+{
+    uint64_t done = 0;
+    for (int i = 0; i < x->at.reads.n; i++) {
+        const uint32_t capture = x->at.reads.read[i]->capture;
+        if (x->c.of[i].words && !(done >> capture & 1))
+            TRY(end_gradient(x, &x->g->captures[capture], &x->c.of[i], x->is_added, err));
+        done |= (uint64_t)1 << capture;
+    }
+    for (int n = 0; n < MOD_MAX_CAPTURES && !x->is_added; n++) /* that nothing reads */
+        if ((x->plan->problem.gradient_captures & ~done) >> n & 1)
+            TRY(end_gradient(x, &x->g->captures[n], NULL, 0, err));
+    return SACCADE_OK;
+}
+
+saccade_status cu_begin_captures(const saccade_plan *plan, const plan_run *run,
+                                 const plan_gradients *g, size_t room_at, int has_tiles,
+                                 const run_args *a, cu_capture_run *x, saccade_error *err)
+{
+    *x = (cu_capture_run){.plan = plan, .run = run, .g = g, .a = a};
+    if (!cu_has_captures(&plan->problem))
+        return SACCADE_OK;
+    x->at = layout_of(plan, &run->sizes, g->captures);
+    FAIL_AT(plan->rows, SACCADE_EBACKEND, "gradients", 0, 0,
+            "got some rows of a sequence, expected all for gradients of captures on CUDA");
+    FAIL_AT(run->workspace_bytes < room_at + x->at.bytes, SACCADE_EINVAL, "workspace", 0, 0,
+            "got %zu bytes, expected %zu, saccade_backward_workspace's: captures' gradients",
+            run->workspace_bytes, room_at + x->at.bytes);
+    x->is_added = x->c.is_adding = (g->added & SACCADE_GRADIENT_CAPTURES) != 0;
+    for (int i = 0; i < x->at.reads.n; i++) {
+        fill_read(x, i, (char *)run->workspace + room_at);
+        if (!x->at.has_words[i])
+            TRY(check_inside(x, i, err));
+    }
+    choose_tiles(x, has_tiles);
+    return clear(x, err);
+}
+
+saccade_status cu_end_captures(cu_capture_run *x, cu_bwd *p, saccade_error *err)
+{
+    if (!cu_has_captures(&x->plan->problem))
+        return SACCADE_OK;
+    x->p = p;
+    if (x->c.in_tiles + 1 < 1u << x->at.reads.n)
+        TRY(start_parts(x, err));
+    return end_all(x, err);
+}

@@ -1,0 +1,204 @@
+/* cuda_backward.h: gradients of queries, keys and values on a CUDA device.
+ *
+ *     bwd_prepare.cu   delta, lse in log2 units, bounds of K and V        every run
+ *     bwd_sm90.cu      dK, dV and sums of dQ in fixed point, head dims to 128, aligned rows
+ *     bwd_wide.cu      the same without sums, head dims from 128 to 256, and to 64 where rows
+ *                      see few keys: dK and dV, then dQ
+ *     bwd_f32.cu       the same of f32, head dims to 128, of what bwd_split.cu leaves
+ *     bwd_finish.cu    dQ from its sums
+ *     bwd_sinks.cu     gradients of sinks, where they are wanted
+ *     bwd_sm80.cu      dK and dV, then dQ, each by CTAs that own them: every other problem
+ *     bwd_captures.cu  gradients of what the score function captures
+ *
+ * No result depends on the order in which CTAs run, unless dQ is relaxed. A plan that wants
+ * gradients compiles the second way always, and the first if the GPU, the head dims and the
+ * score function allow it: sums in fixed point need a bound of the score function's slope. */
+#ifndef SACCADE_CUDA_BACKWARD_CUDA_BACKWARD_H
+#define SACCADE_CUDA_BACKWARD_CUDA_BACKWARD_H
+
+#include "cuda/emit/emit.h"
+#include "cuda/run/run.h"
+#include "cuda/kern/bwd.h"
+
+#include <math.h>
+
+struct run_args;
+
+static inline int cu_backward_has_tiles(const cu_state *s)
+{
+    return s->programs[CU_BWD_TILES].form.tile.groups > 0;
+}
+
+static inline int cu_backward_has_wide(const cu_state *s)
+{
+    return s->programs[CU_BWD_WIDE].form.tile.groups > 0;
+}
+
+static inline int cu_backward_has_f32(const cu_state *s)
+{
+    return s->programs[CU_BWD_F32].form.tile.groups > 0;
+}
+
+/* Whether sums of dQ in fixed point, if the plan makes any, have a bound. */
+static inline int cu_backward_is_bounded(const cu_state *s, const plan_problem *p)
+{
+    return p->is_relaxed || !(p->gradients & SACCADE_GRADIENT_Q)
+           || s->backward_facts.slope_most < INFINITY || s->backward_facts.has_row_slope;
+}
+
+/* Whether dQ is summed in fixed point by programs of this form. */
+static inline int cu_backward_is_fixed(const plan_problem *p, const cu_form *form)
+{
+    return form->family == CU_SM90 && !form->backward.value_stages
+           && (p->gradients & SACCADE_GRADIENT_Q) && !p->is_relaxed;
+}
+
+/* ---- backward_text.c: pure functions ---- */
+
+/* The rung'th choice of bwd_sm90.cu for these head dims, best first; 0 past the end. */
+int cu_backward_tile_choice(int D, int E, int rung, cu_form *out);
+/* Whether tiles of the second form end sooner than those of the first, for so few tiles that
+ * the last ones keep few of n_sm multiprocessors busy. A mask makes tiles unlike: then only
+ * where all of them run at once. */
+int cu_backward_is_short(const cu_form *first, const cu_form *second,
+                         const saccade_sizes *sizes, int n_sm, int has_mask);
+/* cu_backward_tile_choice for bwd_wide.cu. */
+int cu_backward_wide_choice(int D, int E, int rung, cu_form *out);
+/* cu_backward_tile_choice for bwd_f32.cu. */
+int cu_backward_f32_choice(int D, int E, int rung, cu_form *out);
+/* cu_backward_tile_choice for runs whose rows see few keys: CU_BWD_FEW. */
+int cu_backward_few_choice(int D, int E, int rung, cu_form *out);
+/* Whether CU_BWD_FEW takes less time than CU_BWD_TILES. blocks: live ones of 64 x 64 of all
+ * lists. */
+int cu_backward_sees_few(int64_t blocks, int64_t lists, int64_t Q);
+/* The form of bwd_sm80.cu. */
+cu_form cu_backward_pass_choice(int D, int E);
+/* cu_backward_pass_choice for f32. */
+cu_form cu_backward_pass32_choice(int D, int E);
+/* The form of bwd_captures.cu. */
+cu_form cu_backward_captures_choice(int D, int E, int is_f32);
+int cu_backward_threads(const cu_form *form);
+/* Of bwd_wide_queries. */
+int cu_backward_query_threads(const cu_form *form);
+int cu_backward_query_shared(const cu_form *form, int D, int E);
+int cu_backward_shared_bytes(const cu_form *form, int D, int E);
+void cu_write_backward(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
+                       const cu_form *form, cu_headers *out);
+
+/* Whether a run of these sizes takes CU_BWD_SHORT. */
+static inline int cu_backward_takes_short(const cu_state *s, const saccade_sizes *sizes,
+                                          int has_mask)
+{
+    const cu_form *first = &s->programs[CU_BWD_TILES].form;
+    const cu_form *second = &s->programs[CU_BWD_SHORT].form;
+    return first->tile.groups > 0 && second->tile.groups > 0
+           && cu_backward_is_short(first, second, sizes, s->device.n_sm, has_mask);
+}
+
+/* ---- backward_forms.c: columns of the table of programs ---- */
+
+int cu_backward_tiles_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_short_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_few_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_wide_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_f32_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_split_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_plain_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_prepare_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_finish_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_sinks_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_captures_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_pages_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_shared(const cu_state *s, const plan_problem *p, const cu_form *form);
+/* The score function's value and derivative as text; its graph lives in scratch. */
+saccade_status cu_backward_emit(cu_state *s, const plan_problem *p, arena *scratch,
+                                saccade_error *err);
+
+/* ---- backward_masks.c ---- */
+
+/* An imported mask's blocks are taken whole or in parts. */
+int cu_backward_is_suited(const saccade_block_mask *mask, int rows, int keys);
+/* Makes what backward runs with this block mask need on a device. */
+saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_block_mask *mask,
+                                     int device, const saccade_sizes *sizes,
+                                     saccade_error *err);
+/* Whether a run with this block mask takes CU_BWD_FEW. */
+int cu_backward_takes_few(const saccade_plan *plan, const saccade_block_mask *mask, int device,
+                          const saccade_sizes *sizes);
+/* What of it a run reads; all stay NULL without a block mask. */
+typedef struct cu_backward_runs {
+    const cu_runs *tiles;   /* blocks of queries for each tile of keys */
+    const cu_runs *queries; /* where queries stay: blocks of keys for each tile of queries */
+    const cu_runs *wide_queries; /* queries, in tiles of bwd_wide.cu and bwd_f32.cu */
+} cu_backward_runs;
+saccade_status cu_backward_find_runs(const saccade_plan *plan, const plan_run *run,
+                                     cu_program program, cu_backward_runs *out,
+                                     saccade_error *err);
+
+/* ---- capture_sums.c ---- */
+
+/* Bytes of exact sums; 0 where gradients is NULL, whose shapes they take. */
+size_t cu_captures_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
+                             const plan_gradients *gradients);
+/* Where a run's gradients of captures go. */
+typedef struct cu_capture_layout {
+    cu_reads_found reads;
+    int has_words[CU_READS];   /* else terms are stored in the gradient */
+    size_t words_at[CU_READS]; /* reads of one capture share them */
+    size_t bytes;
+} cu_capture_layout;
+
+typedef struct cu_capture_run {
+    const saccade_plan *plan;
+    const plan_run *run;
+    const plan_gradients *g;
+    const struct run_args *a;
+    cu_bwd *p;
+    cu_capture_layout at;
+    cu_reads c; /* what kernels take */
+    int is_added;
+} cu_capture_run;
+
+/* Before the first kernel. room_at: where in the run's workspace the sums lie; has_tiles:
+ * whether backward's tiles run, which make some of the terms. */
+saccade_status cu_begin_captures(const saccade_plan *plan, const plan_run *run,
+                                 const plan_gradients *g, size_t room_at, int has_tiles,
+                                 const struct run_args *a, cu_capture_run *x,
+                                 saccade_error *err);
+/* After the last one: the other terms, and what all of them come to. */
+saccade_status cu_end_captures(cu_capture_run *x, cu_bwd *p, saccade_error *err);
+
+/* ---- backward_pages.c: keys in chunks ---- */
+
+/* A run over keys in one piece that stands for one over chunks. Points into itself and to what
+ * that run points to. */
+typedef struct cu_paged {
+    plan_run run;
+    plan_gradients g;
+    cu_pages x;
+    cu_own own;
+    saccade_tensor k, v, dk, dv, kv_len;
+} cu_paged;
+
+/* Bytes of runs of these sizes beside backward's other; 0 where keys lie in one piece. */
+size_t cu_pages_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
+/* room: of so many bytes; p, run and g here and below: of the run over chunks. ELIMIT: more
+ * entries or keys than launches count. */
+saccade_status cu_pages_place(const saccade_plan *plan, const plan_run *run,
+                              const plan_gradients *g, const cu_bwd *p, void *room,
+                              cu_paged *out, saccade_error *err);
+/* Before that run's kernels, and after them. */
+saccade_status cu_pages_begin(const cu_paged *paged, const cu_loaded *program, cu_bwd *p,
+                              const struct run_args *a, saccade_error *err);
+saccade_status cu_pages_end(const cu_paged *paged, const plan_run *run, const plan_gradients *g,
+                            const cu_loaded *program, cu_bwd *p, const struct run_args *a,
+                            saccade_error *err);
+
+/* ---- backward_launch.c ---- */
+
+size_t cu_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
+                             const plan_gradients *gradients);
+saccade_status cu_backward(const saccade_plan *plan, const plan_run *run,
+                           const plan_gradients *gradients, saccade_error *err);
+
+#endif

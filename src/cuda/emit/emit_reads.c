@@ -1,0 +1,130 @@
+/* CUDA text of the reads of captures whose gradients are wanted: how each is summed, the
+ * element that it reads at a position, and for four scores its derivatives beside their values
+ * (emit_slope.c has their graph). Programs without CFG_CAPTURES take none of it. */
+#include "cuda/emit/emit.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void put_kinds(const cu_reads_found *reads, strbuf *out)
+{
+    static const char *const kinds[] = {
+        [SCATTER_HEADS] = "READ_HEAD",       [SCATTER_ROWS] = "READ_ROW",
+        [SCATTER_COLUMNS] = "READ_COLUMN",   [SCATTER_DIAGONALS] = "READ_DIAGONAL",
+        [SCATTER_ELEMENTS] = "READ_ELEMENT", [SCATTER_GENERAL] = "READ_ANY",
+    };
+    strbuf_printf(out,
+                  "#define MOD_READS %d\n"
+                  "enum { READ_HEAD, READ_ROW, READ_COLUMN, READ_DIAGONAL, READ_ELEMENT, "
+                  "READ_ANY };\n\nDEVICE constexpr int read_kind(int r)\n{\n    return ",
+                  reads->n);
+    for (int r = 0; r < reads->n; r++)
+        strbuf_printf(out, "r == %d ? %s : ", r, kinds[reads->read[r]->scatter]);
+    strbuf_puts(out, "READ_ANY;\n}\n\n");
+}
+
+/* ---- places ---- */
+
+/* Marks what the indices of the reads are made of. */
+static void mark_indices(const emitter *e, const cu_reads_found *reads, unsigned char *needed)
+{
+    const mod_fn *fn = e->fn;
+    memset(needed, 0, fn->n_nodes);
+    for (int r = 0; r < reads->n; r++) {
+        const mod_node *load = &fn->nodes[reads->read[r]->node];
+        for (int d = 0; d < reads->read[r]->rank; d++)
+            needed[fn->args[load->args + d]] = 1;
+    }
+    for (uint32_t i = fn->n_nodes; i-- > 0;)
+        for (int a = 0; needed[i] && !emit_is_leaf(&fn->nodes[i]) && a < fn->nodes[i].n_args;
+             a++)
+            needed[fn->args[fn->nodes[i].args + a]] = 1;
+}
+
+static void put_place(const emitter *e, const pass_read *read, int r)
+{
+    const mod_node *load = &e->fn->nodes[read->node];
+    strbuf_printf(e->out, "    if (r == %d)\n        at = 0", r);
+    for (int d = 0; d < read->rank; d++) {
+        strbuf_puts(e->out, " + (long long)min(max(");
+        emit_value(e, e->out, emit_arg(e, load, d), (place){ELEMENT, 0});
+        strbuf_printf(e->out, ", 0), mod.cap[%d].shape[%d] - 1) * stride[%d]",
+                      e->first_capture + (int)read->capture, d, d);
+    }
+    strbuf_puts(e->out, ";\n");
+}
+
+/* Elements from the first one to the one that read r reads at (q, k0), clamped as loads are. */
+static void put_places(const emitter *e, const cu_reads_found *reads,
+                       const unsigned char *needed, unsigned char *kept)
+{
+    emit_mark_kept(e, kept);
+    for (uint32_t i = 0; i < e->fn->n_nodes; i++) {
+        const mod_node *n = &e->fn->nodes[i];
+        kept[i] |= needed[i] && emit_rate_of(n) == ROW && !emit_is_leaf(n);
+    }
+    emit_row_struct(e, "place", kept);
+    strbuf_printf(e->out,
+                  "DEVICE long long read_place(%s, int r, int q, int k0,\n"
+                  "                            const long long (&stride)[CU_RANK])\n{\n"
+                  "    long long at = 0;\n    place_row r0;\n"
+                  "    place_row_begin(mod, p, b, h, q, r0);\n",
+                  EMIT_SIGNATURE);
+    for (uint32_t i = 0; i < e->fn->n_nodes; i++) {
+        const mod_node *n = &e->fn->nodes[i];
+        if (needed[i] && !emit_is_leaf(n) && emit_rate_of(n) != ROW)
+            emit_node(e, n, (place){emit_rate_of(n), 0});
+    }
+    for (int r = 0; r < reads->n; r++)
+        put_place(e, reads->read[r], r);
+    strbuf_puts(e->out, "    return at;\n}\n\n");
+}
+
+/* ---- derivatives ---- */
+
+static void put_reads4(const emitter *e, const uint32_t *results, int n)
+{
+    strbuf_printf(e->out,
+                  "DEVICE void reads4(%s, const slope_row &r0, const slope_row &r1,\n"
+                  "                   int k0, int k1, float (&x)[4], float (&by)[%d][4])\n{\n",
+                  EMIT_SIGNATURE, n ? n : 1);
+    emit_nodes(e, COLUMN, NULL);
+    emit_nodes(e, ELEMENT, NULL);
+    for (int r = 0; r < n; r++)
+        for (int c = 0; c < 4; c++) {
+            strbuf_printf(e->out, "    by[%d][%d] = ", r, c);
+            emit_value(e, e->out, &e->fn->nodes[results[2 + r]], (place){ELEMENT, c});
+            strbuf_puts(e->out, ";\n");
+        }
+    for (int c = 0; c < 4; c++) {
+        strbuf_printf(e->out, "    const float value_%d = ", c);
+        emit_value(e, e->out, &e->fn->nodes[results[0]], (place){ELEMENT, c});
+        strbuf_puts(e->out, ";\n");
+    }
+    for (int c = 0; c < 4; c++)
+        strbuf_printf(e->out, "    x[%d] = value_%d;\n", c, c);
+    strbuf_puts(e->out, "}\n\n");
+}
+
+saccade_status emit_reads(emitter *e, const cu_reads_found *reads, const uint32_t *results,
+                          saccade_error *err)
+{
+    const mod_fn *both = e->fn;
+    const double *gain = e->gain;
+    const uint32_t most =
+        both->n_nodes > e->problem->score->n_nodes ? both->n_nodes : e->problem->score->n_nodes;
+    unsigned char *marks = malloc((size_t)most * 2);
+    FAIL_IF_NULL(marks);
+    strbuf_puts(e->out, "#if CFG_CAPTURES || CFG_TERMS\n");
+    put_kinds(reads, e->out);
+    put_reads4(e, results, reads->n);
+    e->fn = e->problem->score;
+    e->gain = NULL;
+    mark_indices(e, reads, marks);
+    put_places(e, reads, marks, marks + most);
+    e->fn = both;
+    e->gain = gain;
+    strbuf_puts(e->out, "#endif\n");
+    free(marks);
+    return SACCADE_OK;
+}

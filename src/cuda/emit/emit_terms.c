@@ -1,0 +1,187 @@
+/* Which gradients of captures backward's tiles make beside dQ, and the text they take. A term
+ * is dX, which the tile has as dS, times the derivative of the score by what was read:
+ *
+ *   DIAGONAL  both that and the element depend on b, h and q - kv alone: sums of dS along it
+ *   LINE      the same where the element is the head's and that derivative a line in q - kv:
+ *             sums of dS and of dS * (q - kv) over the head
+ *   ELEMENT   dS itself is the term, and each score's element is its own: stored
+ *   SCALE     the derivative is the incoming score, times a factor of the head: summed over a
+ *             row that is Q . dQ, so it comes from the sums of dQ
+ *
+ * The rest takes a kernel of its own (bwd_captures.cu). */
+#include "cuda/emit/emit.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- kinds ---- */
+
+/* By node of fn: whether it depends on b, h and q - kv alone. */
+static unsigned char *find_along(const mod_fn *fn, arena *scratch)
+{
+    const mod_line *lines = mod_find_lines(fn, scratch);
+    unsigned char *along = arena_array(scratch, fn->n_nodes, sizeof *along);
+    if (!lines || !along)
+        return NULL;
+    for (uint32_t i = 0; i < fn->n_nodes; i++) {
+        const mod_node *n = &fn->nodes[i];
+        const pass_index index = {.line = lines[i]};
+        if (!(n->deps & (DEP_Q | DEP_KV | DEP_SCORE))) {
+            along[i] = 1;
+        } else if (n->deps & DEP_SCORE) {
+            along[i] = 0;
+        } else if (n->type == MOD_INT && pass_index_is_line(&index)) {
+            along[i] = lines[i].coef[VAR_Q] == -lines[i].coef[VAR_KV];
+        } else {
+            along[i] = !emit_is_leaf(n);
+            for (int a = 0; a < n->n_args; a++)
+                along[i] &= along[fn->args[n->args + a]];
+        }
+    }
+    return along;
+}
+
+static int is_same(const mod_fn *fn, uint32_t x, uint32_t y)
+{
+    const mod_node *a = &fn->nodes[x], *b = &fn->nodes[y];
+    return x == y || (a->op == OP_FLOAT && b->op == OP_FLOAT && a->imm.f == b->imm.f);
+}
+
+/* The factor of the incoming score in node `by`, where that does not vary within a head: 1 for
+ * the score itself (then NULL). */
+static int is_scale(const emitter *e, const mod_node *by, const mod_node **factor)
+{
+    *factor = NULL;
+    if (by->op == OP_SCORE)
+        return 1;
+    if (by->op != OP_fmul)
+        return 0;
+    const int side = emit_arg(e, by, 0)->op == OP_SCORE ? 0 : 1;
+    *factor = emit_arg(e, by, 1 - side);
+    return emit_arg(e, by, side)->op == OP_SCORE
+           && !((*factor)->deps & (DEP_Q | DEP_KV | DEP_SCORE));
+}
+
+/* results: of the value, the derivative by the score, and those by the reads. */
+static cu_term kind_of(const emitter *e, const pass_read *read, const uint32_t *results, int r,
+                       const unsigned char *along, int is_head_slope)
+{
+    const mod_node *factor;
+    const uint32_t slope = results[1], by = results[2 + r];
+    const int has_slope_one = emit_has_slope_one(e->problem);
+    if (!(e->problem->gradients & SACCADE_GRADIENT_Q))
+        return CU_TERM_NONE;
+    const int is_sum = read->scatter == SCATTER_DIAGONALS || read->scatter == SCATTER_HEADS;
+    const int is_ds = is_same(e->fn, slope, by) && !is_head_slope;
+    if (is_sum && (is_ds || ((has_slope_one || is_head_slope) && along[by])))
+        return read->scatter == SCATTER_HEADS && (is_ds || emit_is_line(e, &e->fn->nodes[by]))
+                   ? CU_TERM_LINE
+                   : CU_TERM_DIAGONAL;
+    if (read->scatter == SCATTER_ELEMENTS
+        && (is_ds
+            || (e->fn->nodes[by].op == OP_FLOAT && e->fn->nodes[by].imm.f == 1
+                && (has_slope_one || is_head_slope))))
+        return CU_TERM_ELEMENT;
+    if (read->scatter == SCATTER_HEADS && is_head_slope
+        && is_scale(e, &e->fn->nodes[by], &factor))
+        return CU_TERM_SCALE;
+    return CU_TERM_NONE;
+}
+
+/* ---- text ---- */
+
+/* What stands for a read's factor in the graph; NULL: it is 1. */
+static const mod_node *factor_of(const emitter *e, const uint32_t *results, int r, cu_term kind)
+{
+    const mod_node *by = &e->fn->nodes[results[2 + r]], *factor = NULL;
+    if (kind == CU_TERM_SCALE)
+        is_scale(e, by, &factor);
+    if ((kind == CU_TERM_DIAGONAL || kind == CU_TERM_LINE) && !(by->deps & DEP_SCORE)
+        && !is_same(e->fn, results[1], results[2 + r]))
+        factor = by;
+    return factor;
+}
+
+/* Marks node i and what it is made of. */
+static void mark(const emitter *e, uint32_t node, unsigned char *needed)
+{
+    needed[node] = 1;
+    for (uint32_t i = node + 1; i-- > 0;)
+        for (int a = 0; needed[i] && a < e->fn->nodes[i].n_args; a++)
+            needed[e->fn->args[e->fn->nodes[i].args + a]] = 1;
+}
+
+/* The factor of read r's terms on the diagonal of (q, k0), or in the head. */
+static void put_factors(const emitter *e, const uint32_t *results, const cu_reads_found *reads,
+                        const cu_mod_text *facts, unsigned char *needed, unsigned char *kept)
+{
+    memset(needed, 0, e->fn->n_nodes);
+    for (int r = 0; r < reads->n; r++) {
+        const mod_node *factor = factor_of(e, results, r, (cu_term)facts->term[r]);
+        if (factor)
+            mark(e, emit_number(e, factor), needed);
+    }
+    for (uint32_t i = 0; i < e->fn->n_nodes; i++) {
+        const mod_node *n = &e->fn->nodes[i];
+        kept[i] = needed[i] && emit_rate_of(n) == ROW && !emit_is_leaf(n);
+    }
+    emit_row_struct(e, "factor", kept);
+    strbuf_printf(e->out,
+                  "DEVICE float term_factor(%s, int r, int q, int k0)\n{\n"
+                  "    factor_row r0;\n    factor_row_begin(mod, p, b, h, q, r0);\n",
+                  EMIT_SIGNATURE);
+    for (uint32_t i = 0; i < e->fn->n_nodes; i++) {
+        const mod_node *n = &e->fn->nodes[i];
+        if (needed[i] && !emit_is_leaf(n) && emit_rate_of(n) != ROW)
+            emit_node(e, n, (place){emit_rate_of(n), 0});
+    }
+    for (int r = 0; r < reads->n; r++) {
+        const mod_node *factor = factor_of(e, results, r, (cu_term)facts->term[r]);
+        if (!factor)
+            continue;
+        strbuf_printf(e->out, "    if (r == %d)\n        return ", r);
+        emit_value(e, e->out, factor, (place){ELEMENT, 0});
+        strbuf_puts(e->out, ";\n");
+    }
+    strbuf_puts(e->out, "    return 1.f;\n}\n\n");
+}
+
+static void put_kinds(const cu_mod_text *facts, int n, strbuf *out)
+{
+    static const char *const kinds[] = {"TERM_NONE", "TERM_DIAGONAL", "TERM_ELEMENT",
+                                        "TERM_SCALE", "TERM_LINE"};
+    int has[5] = {0};
+    strbuf_puts(out, "enum { TERM_NONE, TERM_DIAGONAL, TERM_ELEMENT, TERM_SCALE,\n"
+                     "       TERM_LINE };\n\n"
+                     "DEVICE constexpr int term_kind(int r)\n{\n    return ");
+    for (int r = 0; r < n; r++) {
+        strbuf_printf(out, "r == %d ? %s : ", r, kinds[facts->term[r]]);
+        has[facts->term[r]] = 1;
+    }
+    strbuf_puts(out, "TERM_NONE;\n}\n\n");
+    strbuf_printf(out,
+                  "#define HAS_DIAGONALS %d\n#define HAS_ELEMENTS %d\n"
+                  "#define HAS_SCALES %d\n#define HAS_LINES %d\n\n",
+                  has[CU_TERM_DIAGONAL], has[CU_TERM_ELEMENT], has[CU_TERM_SCALE],
+                  has[CU_TERM_LINE]);
+}
+
+saccade_status emit_terms(emitter *e, const cu_reads_found *reads, const uint32_t *results,
+                          arena *scratch, cu_mod_text *facts, saccade_error *err)
+{
+    const unsigned char *along = find_along(e->fn, scratch);
+    unsigned char *marks = arena_array(scratch, e->fn->n_nodes, 2);
+    FAIL_IF_NULL(along);
+    FAIL_IF_NULL(marks);
+    facts->n_terms = 0;
+    for (int r = 0; r < reads->n; r++) {
+        facts->term[r] =
+            (unsigned char)kind_of(e, reads->read[r], results, r, along, facts->is_head_slope);
+        facts->n_terms += facts->term[r] != CU_TERM_NONE;
+    }
+    strbuf_puts(e->out, "#if CFG_TERMS\n");
+    put_kinds(facts, reads->n, e->out);
+    put_factors(e, results, reads, facts, marks, marks + e->fn->n_nodes);
+    strbuf_puts(e->out, "#endif\n");
+    return SACCADE_OK;
+}

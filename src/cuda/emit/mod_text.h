@@ -1,0 +1,46 @@
+/* mod_text.h: the text that is generated for a mod and for an instance's products. */
+#ifndef SACCADE_CUDA_EMIT_MOD_TEXT_H
+#define SACCADE_CUDA_EMIT_MOD_TEXT_H
+
+#include "base/strings.h"
+#include "cuda/tile/tile.h"
+#include "plan/plan.h"
+
+/* ---- emit.c, emit_products.c: text of the generated headers ---- */
+
+typedef enum cu_score_kind { CU_SCORE_NONE, CU_SCORE_AFFINE, CU_SCORE_GENERAL } cu_score_kind;
+typedef enum cu_mask_kind { CU_MASK_NONE, CU_MASK_INTERVAL, CU_MASK_GENERAL } cu_mask_kind;
+
+/* Gradients of captures: what backward's tiles make of a read's terms (emit_terms.c). */
+typedef enum cu_term {
+    CU_TERM_NONE,
+    CU_TERM_DIAGONAL,
+    CU_TERM_ELEMENT,
+    CU_TERM_SCALE,
+    CU_TERM_LINE
+} cu_term;
+
+typedef struct cu_mod_text {
+    cu_score_kind score;
+    cu_mask_kind mask;
+    int n_captures;    /* score's, then mask's */
+    int is_bounded;    /* scores stay within +-35 whatever the data */
+    int column_words;  /* words of mask_column: what a mask needs of each key */
+    int has_sure_keys; /* a general mask has mask_sure: below it every key is live */
+    int has_row_slope; /* backward: the slope does not vary with the key or the score */
+    int is_head_slope; /* backward: it varies with the head alone, and is no constant 1 or 0 */
+    unsigned char term[8]; /* backward: cu_term of each read whose gradient is wanted */
+    int n_terms;           /* .. that is not CU_TERM_NONE */
+    double slope_most; /* backward: no larger derivative by the score; INFINITY: not known */
+} cu_mod_text;
+
+/* mod.cuh: the user's score and mask as device functions. */
+saccade_status cu_emit_mod(const plan_problem *problem, strbuf *out, cu_mod_text *facts,
+                           saccade_error *err);
+/* cu_emit_mod for backward, with the score's derivative; its graph lives in scratch. */
+saccade_status cu_emit_backward_mod(const plan_problem *problem, arena *scratch, strbuf *out,
+                                    cu_mod_text *facts, saccade_error *err);
+/* wgmma.cuh: the two products at the widths of an instance. */
+void cu_emit_products(const cu_tile *tile, int E, int is_f16, strbuf *out);
+
+#endif

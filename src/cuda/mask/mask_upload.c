@@ -1,0 +1,382 @@
+/* Copies of block masks on devices: the runs of all rows of blocks, where each row begins among
+ * them, and the order in which tiles are taken. A copy is made when a mask is prepared and dies
+ * with it. The order takes heads in sections whose K and V about fit half of L2 together. In a
+ * section it takes the longest tiles first, so that the last ones to run are short. */
+#include "cuda/mask/device_mask.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+typedef struct copy {
+    struct copy *next;
+    int device, rows, keys, group;
+    int64_t B, H;
+    uint64_t plan; /* whose rows alone it is of; 0: all rows */
+    cu_runs runs;
+} copy;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static const char slot_key;
+
+static void destroy_copies(void *data)
+{
+    const cu_driver *driver;
+    void *pushed;
+    for (copy *c = data, *next; c; c = next) {
+        next = c->next;
+        if (cu_get_driver(&driver, NULL) == SACCADE_OK
+            && cu_enter(driver, c->device, &pushed, NULL) == SACCADE_OK) {
+            driver->free(c->runs.memory);
+            cu_leave(driver, pushed);
+        }
+        free(c);
+    }
+}
+
+static copy *find(const mask_device_copy *slot, int device, int rows, int keys, int group,
+                  const saccade_sizes *sizes, const saccade_plan *plan)
+{
+    for (copy *c = slot ? slot->data : NULL; c; c = c->next)
+        if (c->device == device && c->rows == rows && c->keys == keys && c->group == group
+            && c->B == sizes->B && c->H == sizes->H && c->plan == cu_rows_owner(plan))
+            return c;
+    return NULL;
+}
+
+const cu_runs *cu_runs_find(int device, const saccade_block_mask *mask, int rows, int keys,
+                            int group, const saccade_sizes *sizes, const saccade_plan *plan)
+{
+    pthread_mutex_lock(&lock);
+    const copy *c =
+        find(mask_device_slot(mask, &slot_key), device, rows, keys, group, sizes, plan);
+    pthread_mutex_unlock(&lock);
+    return c ? &c->runs : NULL;
+}
+
+int cu_runs_copies(int device, const saccade_block_mask *mask, int first, int most,
+                   cu_copy *out)
+{
+    int n = 0;
+    pthread_mutex_lock(&lock);
+    const mask_device_copy *slot = mask_device_slot(mask, &slot_key);
+    for (const copy *c = slot ? slot->data : NULL; c; c = c->next) {
+        if (c->device != device)
+            continue;
+        if (n >= first && n - first < most)
+            out[n - first] = (cu_copy){&c->runs, c->rows, c->keys, c->group == 0};
+        n++;
+    }
+    pthread_mutex_unlock(&lock);
+    return n;
+}
+
+typedef struct work {
+    int32_t tile;
+    int64_t live;
+} work;
+
+static int longest_first(const void *a, const void *b)
+{
+    const work *x = a, *y = b;
+    if (x->live != y->live)
+        return x->live < y->live ? 1 : -1;
+    return x->tile < y->tile ? -1 : x->tile > y->tile;
+}
+
+enum { SECTION_TILES = 512 }; /* at least, about four for each multiprocessor */
+
+/* How many sections the KV heads are cut into: as many as keep SECTION_TILES, or K and V for
+ * half of L2. They are equal but for a head, for a short last one would end with long tiles. */
+static int64_t count_sections(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes)
+{
+    const int64_t head_bytes = s->KV * (s->D + s->Dv) * 2, head_tiles = cu_group(s) * r->rows;
+    const int64_t by_tiles = (SECTION_TILES + head_tiles - 1) / (head_tiles ? head_tiles : 1);
+    const int64_t by_bytes = head_bytes > 0 ? (int64_t)(l2_bytes / 2) / head_bytes : 1;
+    const int64_t least = by_tiles > by_bytes ? by_tiles : by_bytes;
+    const int64_t n = s->B * s->Hkv / (least ? least : 1);
+    return n ? n : 1;
+}
+
+/* Which rows of blocks run first, a byte each; NULL: all. */
+static void fill_section(const mask_runs *r, const saccade_sizes *s, const uint8_t *is_first,
+                         int wanted, int64_t first, int64_t past, work *w, int32_t **order)
+{
+    int64_t n = 0;
+    for (int64_t bh = first; bh < past; bh++) {
+        const int64_t b = r->B == 1 ? 0 : bh / s->H, h = r->H == 1 ? 0 : bh % s->H;
+        const int64_t row = (b * r->H + h) * r->rows;
+        for (int64_t k = 0; k < r->rows; k++)
+            if (!is_first || is_first[row + k] == wanted)
+                w[n++] = (work){(int32_t)(bh * r->rows + k), r->row_live[row + k]};
+    }
+    qsort(w, (size_t)n, sizeof *w, longest_first);
+    for (int64_t k = 0; k < n; k++)
+        *(*order)++ = w[k].tile;
+}
+
+static saccade_status fill_order(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes,
+                                 const uint8_t *is_first, int32_t *order, int *n_first,
+                                 saccade_error *err)
+{
+    const int64_t group = cu_group(s), heads = s->B * s->Hkv;
+    const int64_t sections = count_sections(r, s, l2_bytes);
+    const int64_t most = (heads + sections - 1) / sections * group;
+    int32_t *at = order;
+    work *w = malloc((size_t)(most * r->rows) * sizeof *w);
+    FAIL_IF_NULL(w);
+    for (int wanted = is_first != NULL; wanted >= 0; wanted--) {
+        for (int64_t i = 0; i < sections; i++)
+            fill_section(r, s, is_first, wanted, heads * i / sections * group,
+                         heads * (i + 1) / sections * group, w, &at);
+        *n_first = wanted ? (int)(at - order) : *n_first;
+    }
+    free(w);
+    return SACCADE_OK;
+}
+
+/* What a copy is of, beside its runs. */
+typedef struct about {
+    int keys, is_transposed;
+    int64_t most_runs;     /* of a list, where lists may change; else 0 */
+    size_t bits_bytes;     /* likewise */
+    const plan_rows *rows; /* NULL: all */
+    size_t l2_bytes;
+} about;
+
+/* The tiles that read no keys from elsewhere; of tiles of keys, those that come from there. To
+ * be freed; NULL where all are alike. */
+static saccade_status find_first(const mask_runs *r, const about *of, uint8_t **out,
+                                 saccade_error *err)
+{
+    const int64_t n = r->B * r->H * r->rows, keys = of->keys;
+    int64_t count = 0;
+    *out = NULL;
+    if (!of->rows || !of->rows->far_before)
+        return SACCADE_OK;
+    uint8_t *first = calloc((size_t)n + 1, 1);
+    FAIL_IF_NULL(first);
+    for (int64_t row = 0; row < n; row++) {
+        const int64_t at = row % r->rows * keys;
+        int is_far = of->is_transposed && plan_has_far(of->rows, at, at + keys);
+        for (int64_t i = r->row_begin[row]; !of->is_transposed && i < r->row_begin[row + 1];
+             i++) {
+            const int64_t from = r->runs[i].first * keys;
+            is_far |= plan_has_far(of->rows, from, from + r->runs[i].count * keys);
+        }
+        first[row] = (uint8_t)(of->is_transposed ? is_far : !is_far);
+        count += first[row];
+    }
+    if (count > 0 && count < n)
+        *out = first;
+    else
+        free(first);
+    return SACCADE_OK;
+}
+
+static saccade_status order_tiles(const mask_runs *r, const saccade_sizes *s, const about *of,
+                                  int32_t *order, int *n_first, saccade_error *err)
+{
+    uint8_t *is_first;
+    TRY(find_first(r, of, &is_first, err));
+    const saccade_status status = fill_order(r, s, of->l2_bytes, is_first, order, n_first, err);
+    free(is_first);
+    return status;
+}
+
+saccade_status cu_order_tiles(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes,
+                              const plan_rows *rows, int32_t *order, int *n_first,
+                              saccade_error *err)
+{
+    const about of = {.keys = r->block_kv, .rows = rows, .l2_bytes = l2_bytes};
+    *n_first = 0;
+    return order_tiles(r, s, &of, order, n_first, err);
+}
+
+/* Fills one block of memory: the runs, then where rows begin, then the order of tiles. */
+static saccade_status fill(const mask_runs *r, const saccade_sizes *s, const about *of,
+                           int64_t n_runs, char *to, int *n_first, saccade_error *err)
+{
+    const int64_t n_rows = r->B * r->H * r->rows;
+    cu_run *runs = (cu_run *)to;
+    int32_t *start = (int32_t *)(runs + n_runs), *order = start + n_rows + 1;
+    for (int64_t row = 0; row < n_rows; row++) {
+        int32_t before = 0;
+        for (int64_t i = r->row_begin[row]; i < r->row_begin[row + 1]; i++) {
+            runs[i] = (cu_run){r->runs[i].first, r->runs[i].count, !r->runs[i].full, before};
+            before += r->runs[i].count;
+        }
+    }
+    for (int64_t i = 0; i <= n_rows; i++)
+        start[i] = (int32_t)r->row_begin[i];
+    return order_tiles(r, s, of, order, n_first, err);
+}
+
+saccade_status cu_alloc_filled(const cu_driver *driver, size_t bytes, const void *host,
+                               size_t filled, cu_ptr *out, saccade_error *err)
+{
+    int failed = driver->alloc(out, bytes);
+    if (failed) {
+        *out = 0;
+        return cu_check(driver, failed, "block mask to device", err);
+    }
+    failed = driver->copy(*out, (cu_ptr)(uintptr_t)host, filled);
+    const saccade_status status = cu_check(driver, failed, "block mask to device", err);
+    if (status != SACCADE_OK) {
+        driver->free(*out);
+        *out = 0;
+    }
+    return status;
+}
+
+static int64_t count_blocks(const mask_runs *r)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < r->row_begin[r->B * r->H * r->rows]; i++)
+        n += r->runs[i].count;
+    return n;
+}
+
+static saccade_status upload(const cu_driver *driver, int device, const mask_runs *r,
+                             const saccade_sizes *s, const about *of, cu_runs *out,
+                             saccade_error *err)
+{
+    saccade_status status = SACCADE_OK;
+    const int64_t n_rows = r->B * r->H * r->rows, n_runs = r->row_begin[n_rows];
+    const int64_t tiles = s->B * s->H * r->rows;
+    const int64_t room = of->most_runs ? n_rows * of->most_runs : n_runs;
+    const size_t run_bytes = (size_t)room * sizeof(cu_run);
+    const size_t bytes = run_bytes + (size_t)(n_rows + 1 + tiles) * sizeof(int32_t);
+    void *pushed;
+    FAIL_IF(room > INT32_MAX || tiles > INT32_MAX, SACCADE_ELIMIT,
+            "cuda: got a block mask of %lld runs, expected fewer than 2^31", (long long)room);
+    char *host = calloc(1, bytes);
+    FAIL_IF_NULL(host);
+    *out = (cu_runs){.keys = r->block_kv,
+                     .mask_b = r->B == 1 ? 0 : (int)(r->H * r->rows),
+                     .mask_h = r->H == 1 ? 0 : (int)r->rows,
+                     .step_heads = 1,
+                     .list_batches = (int)r->B,
+                     .list_heads = (int)r->H,
+                     .list_columns = (int)r->columns,
+                     .n_blocks = of->most_runs ? 0 : count_blocks(r),
+                     .n_qblk = (int)r->rows,
+                     .n_tiles = (int)tiles};
+    status = fill(r, s, of, room, host, &out->n_first, err);
+    if (status == SACCADE_OK)
+        status = cu_enter(driver, device, &pushed, err);
+    if (status == SACCADE_OK) {
+        status =
+            cu_alloc_filled(driver, bytes + of->bits_bytes, host, bytes, &out->memory, err);
+        cu_leave(driver, pushed);
+    }
+    free(host);
+    out->runs = out->memory;
+    out->run_start = out->runs + run_bytes;
+    out->order = out->run_start + (size_t)(n_rows + 1) * sizeof(int32_t);
+    out->bits = out->memory + bytes;
+    return status;
+}
+
+static saccade_status upload_groups(const cu_driver *driver, int device, const mask_runs *r,
+                                    int group, const saccade_sizes *s, const about *of,
+                                    cu_runs *out, saccade_error *err)
+{
+    cu_grouped g = {0};
+    saccade_sizes heads = *s;
+    heads.H = s->Hkv;
+    if (group < 2 || r->H == 1)
+        return upload(driver, device, r, group ? s : &heads, of, out, err);
+    saccade_status status = cu_group_heads(r, group, &g, err);
+    if (status == SACCADE_OK)
+        status = upload(driver, device, &g.r, &heads, of, out, err);
+    out->step_heads = group;
+    cu_grouped_free(&g);
+    return status;
+}
+
+cu_ptr cu_runs_start(const cu_runs *runs, const plan_problem *problem)
+{
+    const size_t rows = (size_t)(problem->h_offset / runs->step_heads) * (size_t)runs->mask_h;
+    return runs->run_start + rows * sizeof(int32_t);
+}
+
+saccade_status cu_runs_check(const plan_problem *problem, const saccade_block_mask *mask,
+                             saccade_error *err)
+{
+    FAIL_AT(problem->h_offset % problem->group && mask_get_view(mask)->sizes.H > 1,
+            SACCADE_EINVAL, "block_mask", 0, 0,
+            "got one of several heads with h_offset %d, expected a multiple of H / Hkv = %d, "
+            "or a block mask of one head",
+            problem->h_offset, problem->group);
+    return SACCADE_OK;
+}
+
+/* Room for whatever may be selected: runs do not touch each other. */
+static void about_selection(const saccade_block_mask *mask, about *of)
+{
+    const mask_view *view = mask_get_view(mask);
+    const struct mask_selection *x = &view->selection;
+    const int64_t block_q = view->imported_block_q, block_kv = view->imported_block_kv;
+    if (!x->most)
+        return;
+    const int64_t rows = (view->sizes.Q + block_q - 1) / block_q;
+    const int64_t columns = (view->sizes.KV + block_kv - 1) / block_kv;
+    const int64_t apart = ((of->is_transposed ? rows : columns) + 1) / 2;
+    of->most_runs = !of->is_transposed && x->most < apart ? x->most : apart;
+    of->bits_bytes = (size_t)(x->B * x->Hkv * rows) * (size_t)((columns + 31) / 32) * 4;
+}
+
+static saccade_status upload_rows(const cu_driver *driver, const copy *c, const mask_runs *r,
+                                  const saccade_sizes *s, const saccade_plan *plan,
+                                  const saccade_block_mask *mask, cu_runs *out,
+                                  saccade_error *err)
+{
+    about of = {.keys = c->keys,
+                .is_transposed = c->group == 0,
+                .rows = plan->rows,
+                .l2_bytes = (size_t)((const cu_state *)plan->state)->device.l2_bytes};
+    cu_selected own;
+    about_selection(mask, &of);
+    FAIL_AT(plan->rows && of.most_runs, SACCADE_EINVAL, "block_mask", 0, 0,
+            "got one that is selected over ranks, expected one made on the host");
+    if (!plan->rows)
+        return upload_groups(driver, c->device, r, c->group, s, &of, out, err);
+    saccade_status status = cu_select_rows(r, plan->rows, c->rows, c->group == 0, &own, err);
+    if (status == SACCADE_OK)
+        status = upload_groups(driver, c->device, &own.r, c->group, s, &of, out, err);
+    cu_selected_free(&own);
+    return status;
+}
+
+saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_block_mask *mask,
+                            int rows, int keys, int group, const saccade_sizes *sizes,
+                            const saccade_plan *plan, saccade_error *err)
+{
+    const mask_runs *r;
+    saccade_status status = SACCADE_OK;
+    if (cu_runs_find(device, mask, rows, keys, group, sizes, plan))
+        return SACCADE_OK;
+    mask_device_copy *slot = mask_device_slot(mask, &slot_key);
+    FAIL_IF_NULL(slot);
+    TRY(mask_runs_for(mask, rows, keys, group == 0, &r, err));
+    copy *c = calloc(1, sizeof *c);
+    FAIL_IF_NULL(c);
+    *c = (copy){.device = device,
+                .rows = rows,
+                .keys = keys,
+                .group = group,
+                .B = sizes->B,
+                .H = sizes->H,
+                .plan = cu_rows_owner(plan)};
+    status = upload_rows(driver, c, r, sizes, plan, mask, &c->runs, err);
+    if (status != SACCADE_OK) {
+        free(c);
+        return status;
+    }
+    pthread_mutex_lock(&lock);
+    c->next = slot->data;
+    slot->data = c;
+    slot->destroy = destroy_copies;
+    pthread_mutex_unlock(&lock);
+    return SACCADE_OK;
+}

@@ -1,0 +1,160 @@
+/* Decode put on a stream: whole spans to CTAs or clusters in one launch, or all keys in equal
+ * shares and a second kernel that joins them (kern/decode.cu). */
+#include "cuda/run/run.h"
+
+static const cu_tile *tile_of(const cu_state *s)
+{
+    return &s->programs[CU_DECODE].form.tile;
+}
+
+static int decode_shared(const cu_state *s, cu_program which, const plan_problem *p,
+                         int64_t spans)
+{
+    const int is_counted = which == CU_DECODE && !s->has_fixed_pieces;
+    return cu_decode_shared(&s->programs[which].form.tile, cu_padded(p->sizes.D),
+                            cu_padded(p->sizes.Dv), cu_key_bits(p), s->facts.column_words,
+                            is_counted ? spans : 0);
+}
+
+/* Blocks of every span where all have the same, known here; else 0. */
+static int span_blocks(const cu_state *s, const cu_fwd *p)
+{
+    const int len = p->kv_len.value < p->N ? p->kv_len.value : p->N;
+    if (p->kv_len.by_batch || s->facts.mask == CU_MASK_INTERVAL || p->runs || s->is_ragged)
+        return 0;
+    return len > 0 ? (len + tile_of(s)->keys - 1) / tile_of(s)->keys : 1;
+}
+
+/* CTAs that share the keys: each with a block for every warp, if there are so many; 128 of 132
+ * multiprocessors read faster than all (docs/lab/018). */
+static int decode_ctas(const cu_state *s, const cu_fwd *p, int spans)
+{
+    const int n_sm = s->device.n_sm, even = n_sm / 32 * 32;
+    const int most = even * 20 >= n_sm * 19 ? even : n_sm;
+    const int64_t blocks = spans * (int64_t)((p->N + tile_of(s)->keys - 1) / tile_of(s)->keys);
+    const int64_t ctas = (blocks + tile_of(s)->groups - 1) / tile_of(s)->groups;
+    return ctas < 1 ? 1 : ctas < most ? (int)ctas : most;
+}
+
+/* One launch, without cuts between CTAs of different clusters, where spans are alike: CTAs of a
+ * cluster, 0 where two launches with equal shares are better; *grid: all CTAs. */
+static int decode_cluster(const cu_state *s, const cu_fwd *p, int spans, unsigned *grid)
+{
+    const int blocks = (p->N + tile_of(s)->keys - 1) / tile_of(s)->keys;
+    const int is_alike = !p->kv_len.by_batch && !p->q_offset.by_batch && !p->kv_offset.by_batch
+                         && !p->runs && !s->is_ragged;
+    const int is_light = s->facts.score != CU_SCORE_GENERAL && s->facts.mask != CU_MASK_GENERAL;
+    return is_alike ? cu_decode_cluster(s->device.n_sm, spans, blocks, tile_of(s)->groups,
+                                        is_light, grid)
+                    : 0;
+}
+
+static unsigned reciprocal(int d)
+{
+    return d == 1 ? 0 : (unsigned)(((1ull << 32) + (unsigned)d - 1) / (unsigned)d);
+}
+
+/* Fixed pieces are dealt out one by one; blocks that are not live are passed over. */
+static void fill_pieces(const cu_state *s, cu_fwd *p)
+{
+    const int64_t pieces = cu_decode_pieces(p->N), all = pieces * p->decode.spans;
+    const int even = s->device.n_sm / 32 * 32;
+    const int most = even * 20 >= s->device.n_sm * 19 ? even : s->device.n_sm;
+    p->runs = NULL;
+    p->decode.span_blocks = (int)(pieces * (PIECE_KEYS / tile_of(s)->keys));
+    p->n_split = all < most ? (int)all : most;
+}
+
+static void fill_decode(const cu_state *s, cu_fwd *p, const saccade_sizes *sizes, int spans)
+{
+    cu_decode *f = &p->decode;
+    f->group = cu_group(sizes);
+    f->flags = f->most = (int)sizes->Q;
+    f->rows = f->group * f->most;
+    f->tiles = (f->rows + RUN_DECODE_ROWS - 1) / RUN_DECODE_ROWS;
+    f->spans = spans;
+    f->span_blocks = span_blocks(s, p);
+    p->n_split = decode_ctas(s, p, spans);
+    f->share = spans * f->span_blocks / p->n_split;
+    f->larger = spans * f->span_blocks % p->n_split;
+    if (s->has_fixed_pieces)
+        fill_pieces(s, p);
+    f->by_tiles = reciprocal(f->tiles);
+    f->by_G = reciprocal(p->G);
+    f->by_M = reciprocal(p->M);
+}
+
+/* A span to each CTA, whatever blocks it has: CTAs in all. */
+static unsigned give_spans(const cu_state *s, cu_fwd *p)
+{
+    const int blocks = (p->N + tile_of(s)->keys - 1) / tile_of(s)->keys;
+    p->decode.cluster = 1;
+    p->decode.span_blocks = blocks ? blocks : 1;
+    return (unsigned)p->decode.spans;
+}
+
+static saccade_status encode_maps(const cu_state *s, const plan_run *run, run_args *a,
+                                  saccade_error *err)
+{
+    const int box = run_place_box(run, 1, tile_of(s), &a->p.chunks);
+    TRY(run_encode_map(a->driver, run->k, box, PROMOTE_NONE, &a->maps[1], err));
+    return run_encode_map(a->driver, run->v, box, PROMOTE_NONE, &a->maps[2], err);
+}
+
+/* which: CU_DECODE or CU_DECODE_HALF, whose blocks have as many keys. sizes: the run's, Q no
+ * more than decode takes; base: of its part of the workspace. */
+static saccade_status launch_spans(const saccade_plan *plan, cu_program which,
+                                   const plan_run *run, const saccade_sizes *sizes, char *base,
+                                   run_args *a, saccade_error *err)
+{
+    cu_state *s = plan->state;
+    const cu_loaded *program = &s->programs[which];
+    const int is_half = which == CU_DECODE_HALF, threads = program->form.tile.groups * 32;
+    const int spans = (int)cu_decode_spans(sizes);
+    const int shared = decode_shared(s, which, &plan->problem, spans);
+    const run_decode_sizes d = run_decode_space(s, sizes, cu_padded(plan->problem.sizes.Dv));
+    void *parameters[] = {&a->p, a->captures, &a->maps[1], &a->maps[2]};
+    unsigned grid[2] = {1, 1};
+    a->p.flags = (int *)(base + RUN_COUNTER_BYTES);
+    a->p.done = (int *)(base + d.counts);
+    a->p.part_o = (float *)(base + d.part_o);
+    a->p.part_ml = (float *)(base + d.part_ml);
+    fill_decode(s, &a->p, sizes, spans);
+    if (is_half)
+        grid[0] = give_spans(s, &a->p);
+    else if (!s->has_fixed_pieces)
+        a->p.decode.cluster = decode_cluster(s, &a->p, spans, grid);
+    if (!cu_codes(&plan->problem) || cu_copies_codes_by_boxes(s, &plan->problem))
+        TRY(encode_maps(s, run, a, err));
+    if (a->p.decode.cluster)
+        return run_start_with(a, program->kernel, grid, threads, shared, WITH_CLUSTER,
+                              a->p.decode.cluster, parameters, err);
+    TRY(run_start(a, program->kernel, a->p.n_split, threads, shared, parameters, err));
+    const int rows = a->p.decode.rows;
+    grid[0] = s->has_fixed_pieces ? (unsigned)spans
+              : a->p.n_split > 1  ? (unsigned)a->p.n_split - 1
+                                  : 1;
+    grid[1] = (unsigned)(rows < RUN_DECODE_ROWS ? rows : RUN_DECODE_ROWS);
+    return run_start_with(a, program->other, grid, 128, 0, WITH_OVERLAP, 1, parameters, err);
+}
+
+saccade_status run_launch_decode(const saccade_plan *plan, const plan_run *run, run_args *a,
+                                 saccade_error *err)
+{
+    return launch_spans(plan, a->program, run, &run->sizes, run->workspace, a, err);
+}
+
+saccade_status run_launch_short(const saccade_plan *plan, const plan_run *run, run_args *a,
+                                saccade_error *err)
+{
+    const cu_state *s = plan->state;
+    const cu_form *form = &s->programs[a->program].form;
+    const saccade_sizes few = run_short_sizes(s, &run->sizes);
+    if (!run->ragged || !few.Q || !run_is_aligned(run))
+        return SACCADE_OK;
+    run_args own = *a;
+    a->p.ragged.least = (int)few.Q + 1;
+    return launch_spans(plan, CU_DECODE, run, &few,
+                        (char *)run->workspace + run_tiles_space(form, &run->sizes, 1), &own,
+                        err);
+}

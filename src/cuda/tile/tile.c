@@ -1,0 +1,372 @@
+/* Which tile an instance gets: pure functions of integers, tested without a GPU. Numbers: one
+ * H200, docs/lab/README.md. */
+#include "cuda/tile/tile.h"
+
+#include "cuda/kern/launch.h"
+
+static int round_up(int x, int to)
+{
+    return (x + to - 1) / to * to;
+}
+
+int cu_padded(int64_t dim)
+{
+    return round_up((int)dim, 16);
+}
+
+/* sm_90a, bf16 and f16. Three warpgroups where the head dim leaves room for three outputs in
+ * the register file (D64: 128 keys best, 2 groups 15-20 % slower); later rungs take fewer keys,
+ * for mods that need registers of their own. */
+static int choice90(int D, int E, int rung, cu_tile *out)
+{
+    static const cu_tile small[] = {{3, 128, 2, 1, 1},
+                                    {3, 112, 2, 1, 1},
+                                    {3, 96, 2, 1, 1},
+                                    {2, 128, 2, 1, 1},
+                                    {2, 64, 2, 1, 1}};
+    static const cu_tile middle[] = {
+        {2, 128, 2, 1, 1}, {2, 112, 2, 1, 1}, {2, 64, 2, 1, 1}, {1, 64, 2, 0, 1}};
+    static const cu_tile large[] = {{2, 64, 2, 1, 1}, {2, 48, 2, 1, 1}, {1, 48, 2, 0, 1}};
+    const int dim = D > E ? D : E;
+    const cu_tile *ladder = dim <= 64 ? small : dim <= 128 ? middle : large;
+    const int n = dim <= 64 ? 5 : dim <= 128 ? 4 : 3;
+    if (rung >= n)
+        return 0;
+    *out = ladder[rung];
+    return 1;
+}
+
+/* sm_80 and later: each warp holds Q, S and O of 16 rows in registers; two CTAs to a
+ * multiprocessor fit the 163 KB of shared memory of an A100. */
+static int choice80(int D, int E, int rung, cu_tile *out)
+{
+    static const cu_tile small[] = {{4, 64, 2, 0, 0}, {4, 32, 2, 0, 0}, {4, 16, 2, 0, 0}};
+    const int first = (D > E ? D : E) > 128;
+    if (first + rung >= 3)
+        return 0;
+    *out = small[first + rung];
+    return 1;
+}
+
+/* f32: Q lies in shared memory, and probabilities take two registers each. The last tiles are
+ * for GPUs of 99 KB and for wide heads. */
+static int choice32(int D, int E, int rung, cu_tile *out)
+{
+    static const cu_tile ladder[] = {
+        {4, 64, 2, 0, 0}, {4, 32, 2, 0, 0}, {4, 16, 2, 0, 0}, {2, 16, 2, 0, 0}};
+    const int dim = D > E ? D : E, first = dim > 64;
+    if (first + rung >= 4)
+        return 0;
+    *out = ladder[first + rung];
+    return 1;
+}
+
+int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung, cu_tile *out)
+{
+    int found = family == CU_SM90   ? choice90(D, E, rung, out)
+                : family == CU_SM80 ? choice80(D, E, rung, out)
+                                    : choice32(D, E, rung, out);
+    if (found && dtype != SACCADE_BF16)
+        out->is_lazy =
+            0; /* p of f16 overflows at 2^16, far too early to go without a maximum */
+    return found;
+}
+
+/* Dynamic shared memory a CTA may have, by compute capability (CUDA C programming guide, table
+ * of technical specifications). */
+int cu_shared_most(int sm)
+{
+    return sm >= 90 && sm < 120 ? 232448 : sm == 80 || sm == 87 ? 166912 : 101376;
+}
+
+enum { DECODE_ROWS = 16, DECODE_MOST = 64, SHARED_MOST = 232448, SPANS_MOST = 4096 };
+
+/* Codes come in blocks of 32 keys to eight warps, which have more to do for each byte; later
+ * rungs have four. */
+static int choice_of_codes(int D, int E, int bits, int column_words, int rung, cu_tile *out)
+{
+    const int first = (D > E ? D : E) > 128;
+    if (first + rung >= 2)
+        return 0;
+    *out = (cu_tile){.groups = 8 >> (first + rung), .keys = 32, .stages = 4};
+    while (out->stages > 2
+           && cu_decode_shared(out, D, E, bits, column_words, SPANS_MOST) > SHARED_MOST)
+        out->stages--;
+    return cu_decode_shared(out, D, E, bits, column_words, SPANS_MOST) <= SHARED_MOST;
+}
+
+/* Four warps, each streaming 16 KB of K and V at a time through 2 or 3 stages; later rungs take
+ * fewer keys. */
+int cu_decode_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out)
+{
+    if (bits < 16)
+        return choice_of_codes(D, E, bits, column_words, rung, out);
+    const int dim = D > E ? D : E, keys = dim <= 64 ? 64 : dim <= 128 ? 32 : 16;
+    if (keys >> rung < 16)
+        return 0;
+    *out = (cu_tile){.groups = 4, .keys = keys >> rung, .stages = 3};
+    while (out->stages > 1
+           && cu_decode_shared(out, D, E, bits, column_words, SPANS_MOST) > SHARED_MOST)
+        out->stages--;
+    return 1;
+}
+
+/* Two CTAs to a multiprocessor, each with half of 228 KB: a span begins and ends while another
+ * one streams. More stages are no faster: docs/lab/086. */
+int cu_decode_half_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out)
+{
+    enum { HALF_MOST = (228 << 10) / 2 - 1024 };
+    *out = (cu_tile){.groups = 4, .keys = 32, .stages = 2};
+    return bits < 16 && rung == 0
+           && cu_decode_shared(out, D, E, bits, column_words, 0) <= HALF_MOST;
+}
+
+/* Where rounds of two to a multiprocessor are nearly full. */
+int cu_decode_half_pays(int n_sm, int64_t spans)
+{
+    const int64_t places = (spans + 2 * n_sm - 1) / (2 * n_sm) * 2 * n_sm;
+    return spans * 100 >= places * 90;
+}
+
+int cu_group(const saccade_sizes *s)
+{
+    return (int)(s->H / s->Hkv);
+}
+
+int64_t cu_decode_spans(const saccade_sizes *s)
+{
+    return s->B * s->Hkv * ((cu_group(s) * s->Q + DECODE_ROWS - 1) / DECODE_ROWS);
+}
+
+int64_t cu_decode_spans_most(void)
+{
+    return SPANS_MOST; /* counts of blocks lie in shared memory */
+}
+
+int64_t cu_decode_rows_most(const saccade_sizes *s)
+{
+    return DECODE_MOST / cu_group(s); /* more fill a prefill tile */
+}
+
+int cu_decode_applies(const saccade_sizes *s)
+{
+    return s->Q <= cu_decode_rows_most(s) && cu_decode_spans(s) <= SPANS_MOST;
+}
+
+int64_t cu_decode_pieces(int64_t KV)
+{
+    return KV > 0 ? (KV + PIECE_KEYS - 1) / PIECE_KEYS : 1;
+}
+
+/* Clusters of so many CTAs that are on the device at once: seven groups of 16 multiprocessors
+ * are counted on; pairs find room anywhere. */
+static int clusters_most(int n_sm, int size)
+{
+    return size == 1 ? n_sm : size == 2 ? n_sm / 2 - n_sm / 64 : n_sm / 18 * (16 / size);
+}
+
+int cu_decode_cluster(int n_sm, int spans, int blocks, int warps, int is_light, unsigned *grid)
+{
+    int size = 8;
+    while (size > 1
+           && (spans > clusters_most(n_sm, size) || size > (blocks + warps - 1) / warps))
+        size--;
+    const int each = (spans + n_sm - 1) / n_sm, clusters = (spans + each - 1) / each;
+    const int ctas = clusters * size;
+    *grid = (unsigned)ctas;
+    if (each == 1
+        && blocks / size <= 64) /* a second launch would take as long as a dozen blocks */
+        return size;
+    return ctas * 100 >= n_sm * (is_light ? 45 : 90) ? size : 0;
+}
+
+/* Bytes of a block of K and V: panels of 64 columns; or codes in rows of an odd number of 16
+ * bytes, and 16 bytes of scales for each key. */
+static int decode_stage(const cu_tile *tile, int D, int E, int bits)
+{
+    if (bits < 16)
+        return tile->keys * 16 * ((D * bits / 128 | 1) + (E * bits / 128 | 1) + 1);
+    return tile->keys * 128 * (round_up(D, 64) / 64 + round_up(E, 64) / 64);
+}
+
+int cu_decode_shared(const cu_tile *tile, int D, int E, int bits, int column_words,
+                     int64_t spans)
+{
+    const int stage = decode_stage(tile, D, E, bits);
+    const int reduce = tile->groups * DECODE_ROWS * ((E + 8) / 2 + 4) * 4 + DECODE_ROWS * 16;
+    const int columns = column_words ? tile->groups * tile->keys * column_words * 4 : 0;
+    const int q = cu_is_q_shared(D, E) ? tile->groups * 32 * D : 0;
+    return tile->groups * tile->stages * (stage + 8) + reduce + q + columns + 16
+           + (int)(spans + 1) * 4;
+}
+
+/* Small tiles: 64 rows of one team, and so many teams that others work while one waits. What
+ * rows of documents and neighbourhoods see fits 96 keys more often than 64 (wide heads: 48), in
+ * so few pieces that late offsets gain nothing. Later rungs are for mods that need registers of
+ * their own. */
+int cu_small_choice(int D, int E, int is_general, int rung, cu_tile *out)
+{
+    static const cu_tile ladder[2][2][4] = {
+        {{{1, 64, 6, 0, 1}, {1, 48, 6, 0, 1}, {1, 32, 6, 0, 1}},
+         {{1, 96, 4, 0, 0}, {1, 80, 4, 0, 0}, {1, 64, 4, 0, 0}, {1, 32, 4, 0, 0}}},
+        {{{1, 64, 3, 0, 1}, {1, 48, 4, 0, 1}, {1, 32, 4, 0, 1}},
+         {{1, 48, 4, 0, 0}, {1, 32, 4, 0, 0}}}};
+    const int dim = D > E ? D : E;
+    if (dim > 128 || rung >= 4)
+        return 0;
+    *out = ladder[dim > 64][is_general != 0][rung];
+    return out->keys > 0;
+}
+
+/* Two teams leave registers for the scores of two pieces, and memory for longer ones. */
+int cu_pair_choice(int D, int E, int rung, cu_tile *out)
+{
+    static const cu_tile narrow = {1, 128, 5, 0, 1}, wide = {1, 96, 4, 0, 1};
+    const int dim = D > E ? D : E;
+    *out = dim > 64 ? wide : narrow;
+    return dim <= 128 && rung == 0;
+}
+
+int cu_small_buffers(int D, int E)
+{
+    return D <= 64 && E <= 64 ? 2 : 1;
+}
+
+int cu_small_shared(const cu_tile *tile, int teams, int D, int E, int column_words)
+{
+    const int dim = D > E ? D : E, buffers = cu_small_buffers(D, E);
+    const int team =
+        128 * (round_up(D, 64) * buffers + tile->stages * tile->keys * (round_up(dim, 64) / 64))
+        + 16 * (buffers + 2 * tile->stages) + 4 * tile->keys * column_words;
+    return teams * team + 16;
+}
+
+/* Nanoseconds, one H200, bf16: what a tile costs beside its blocks, and a score; small tiles
+ * of a multiprocessor share its time, and the longest takes `alone` for each score at least. */
+typedef struct costs {
+    double tile, score, small_tile, small_score, alone;
+} costs;
+static const costs narrow = {4000, 0.045, 1200, 0.055, 0.18};
+static const costs wide = {4000, 0.085, 1300, 0.113, 0.22};
+static const double large_mask = 0.08,
+                    small_mask = 0.09; /* more, where the mask is evaluated */
+static const double late = 0.9;        /* of a score of small tiles, where offsets are */
+static const double launches = 1000;   /* that large tiles have and small ones do not */
+
+int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_amount s,
+                  const cu_tile *large, cu_amount l)
+{
+    const costs *c = dim > 64 ? &wide : &narrow;
+    const double block =
+        large->groups * 64.0 * large->keys * (c->score + (is_evaluated ? large_mask : 0));
+    const double more = is_evaluated ? small_mask : 0, of_late = small->is_lazy ? late : 1;
+    const double piece = small->groups * 64.0 * small->keys;
+    if (l.tiles <= 0 || s.tiles <= 0)
+        return 0;
+    const double waves =
+        l.tiles > 4 * n_sm ? (double)l.tiles / n_sm : (double)((l.tiles + n_sm - 1) / n_sm);
+    const double all = waves * (c->tile + (double)l.blocks / (double)l.tiles * block);
+    const double longest = c->tile + (double)l.longest * block;
+    const double shared = ((double)s.tiles * c->small_tile
+                           + (double)s.blocks * piece * (of_late * c->small_score + more))
+                          / n_sm;
+    const double alone =
+        c->small_tile + (double)s.longest * piece * (of_late * c->alone + more);
+    return (shared > alone ? shared : alone) < launches + (all > longest ? all : longest);
+}
+
+/* Where three teams would not make fewer rounds, each of which takes longer with three; shorter
+ * walks gain nothing. */
+int cu_pair_pays(int n_sm, int64_t tiles, int64_t keys)
+{
+    enum { PAIR_KEYS = 1024 };
+    const int64_t two = 2 * (int64_t)n_sm, three = 3 * (int64_t)n_sm;
+    return keys >= PAIR_KEYS && (tiles + two - 1) / two == (tiles + three - 1) / three;
+}
+
+/* Twice as many where tiles have little to do between parts: docs/lab/054. */
+int cu_part_keys(const cu_tile *main, int dim)
+{
+    const int least = dim > 64 ? PART_KEYS : 2 * PART_KEYS;
+    return (least + main->keys - 1) / main->keys * main->keys;
+}
+
+/* One warpgroup, and as many blocks on their way as there is room for: memory is what it waits
+ * for. */
+cu_tile cu_part_tile(const cu_tile *main, int D, int E, int column_words)
+{
+    cu_tile tile = {.groups = 1, .keys = main->keys, .stages = 6};
+    while (tile.stages > 2
+           && cu_tile_shared(CU_SM90, &tile, D, E) + tile.keys * column_words * 4 > SHARED_MOST)
+        tile.stages--;
+    return tile;
+}
+
+/* By mma.sync: O of such heads takes half the registers, and Q would take the rest. */
+int cu_is_q_shared(int D, int E)
+{
+    return D > 128 || E > 128;
+}
+
+/* f32: O of such heads is too wide for one warp. */
+int cu_parts(int E)
+{
+    return E > 128 ? 2 : 1;
+}
+
+int cu_keys_in_both(int64_t page, int tile_keys)
+{
+    int64_t a = tile_keys, b = page;
+    while (b) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return (int)a;
+}
+
+/* A warp of decode copies 16 keys of 256 bytes faster than tensor copies do, but not 64 of 128
+ * bytes by 16 (docs/lab/035). Forward is compiled for one of the two ways, and three warpgroups
+ * leave producers no registers for it. */
+int cu_gathers(int is_decode, const cu_tile *tile, int box)
+{
+    const int fewer = is_decode && tile->keys <= 32 ? 32 : 16;
+    return box < fewer && box < tile->keys && (is_decode || tile->groups < 3);
+}
+
+int cu_tile_rows(cu_family family, const cu_tile *tile)
+{
+    return tile->groups * (family == CU_SM90 ? 64 : 16);
+}
+
+int cu_tile_threads(cu_family family, const cu_tile *tile, int E)
+{
+    if (family == CU_F32)
+        return tile->groups * 32 * cu_parts(E);
+    return family == CU_SM90 ? (tile->groups + 1) * 128 : tile->groups * 32;
+}
+
+/* panels of 32 columns; scores exchanged by the warps that share rows */
+static int shared32(const cu_tile *tile, int rows, int D, int E)
+{
+    const int panels_d = round_up(D, 32) / 32, panels_e = round_up(E, 32 * cu_parts(E)) / 32;
+    const int exchange = cu_parts(E) > 1 ? rows * tile->keys * 4 : 0;
+    return 128 * (panels_d * rows + tile->stages * tile->keys * (panels_d + panels_e))
+           + exchange;
+}
+
+int cu_tile_shared(cu_family family, const cu_tile *tile, int D, int E)
+{
+    const int rows = cu_tile_rows(family, tile);
+    if (family == CU_SM90) { /* panels of 64 columns, 128 bytes a row; then barriers */
+        const int panels_d = round_up(D, 64) / 64, panels_e = round_up(E, 64) / 64;
+        const int barriers = 7 + 4 * tile->stages;
+        return 128 * (panels_d * rows + tile->stages * tile->keys * (panels_d + panels_e))
+               + 8 * barriers + 8;
+    }
+    if (family == CU_F32)
+        return shared32(tile, rows, D, E);
+    const int panels = round_up(D, 64) / 64 + round_up(E, 64) / 64;
+    const int q = cu_is_q_shared(D, E) ? tile->groups * 32 * D : 0;
+    return tile->stages * tile->keys * 128 * panels + q;
+}
