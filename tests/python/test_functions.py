@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
@@ -59,7 +60,16 @@ FUNCTIONS = [
     lambda x: torch.isfinite(x).to(x.dtype) + torch.isinf(1 / x).float(),
     lambda x: torch.copysign(x, -x), F.celu, lambda x: F.celu(x, 0.5), F.tanhshrink,
     lambda x: F.threshold(x, 0.1, -3.0), F.softshrink, lambda x: F.hardshrink(x, 0.75),
-    torch.special.erfc, torch.special.expit,
+    torch.special.erfc, torch.special.expit, torch.sinc, torch.special.sinc,
+    torch.special.entr, lambda x: F.prelu(x, torch.tensor([0.2], dtype=x.dtype)),
+    lambda x: F.dropout(x, 0.1, training=False), torch.nn.Dropout(0.3).eval(),
+    lambda x: F.dropout(x, p=0.0) + torch.Tensor.tanh(x), lambda x: x.view_as(x) * x.cpu(),
+    lambda x: x.type(torch.float32) * 2,
+    lambda x: x + x.numel() + x.dim() + x.ndim + len(x.shape) + x.size().numel()
+    if x.dim() == 0 else x + 2, lambda x: x * x.data + x.detach(),
+    lambda x: np.sqrt(np.float64(2.0)) * x + np.float32(0.5) - np.int64(3),
+    lambda x: x * (1 / np.sqrt(2.0)) + np.float64(1.5), lambda x: np.float64(2.0) * x,
+    lambda x: torch.where(x > np.float64(0.25), x, np.float32(1.0)),
 ]  # fmt: skip
 
 
@@ -82,6 +92,7 @@ def test_acosh():
     "f",
     [
         torch.atan2, torch.hypot, torch.copysign, torch.logaddexp, torch.fmax,
+        torch.logaddexp2, lambda x, y: torch.special.xlog1py(x, y.abs()),
         torch.fmin, torch.maximum, lambda x, y: torch.lerp(x, y, 0.3),
         lambda x, y: torch.lerp(x, y, 0.9), lambda x, y: torch.addcmul(x, y, y, value=0.5),
         lambda x, y: torch.addcdiv(x, y, y.abs() + 1, value=0.5), torch.heaviside,
@@ -145,6 +156,7 @@ def test_bools_add_as_torch_adds_them():
 ROW = torch.tensor([[1.0, -2.0, 3.0], [0.0, 4.0, -0.5], [7.0, 1.0, 1.0], [2.0, 2.0, 0.1]])
 ONE = ROW[:, :1]
 IDS = torch.tensor([3, 5, 9])
+CUBE = torch.randn(2, 3, 4, generator=G)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +205,25 @@ IDS = torch.tensor([3, 5, 9])
         lambda r, i: ONE[i].softmax(0)[0] + F.normalize(ONE[i] + 3, dim=0)[0],
         lambda r, i: (ONE[i] * 2)[0] + ONE[i].log_softmax(0).sum(),
         lambda r, i: r.reshape(-1).sum() + r.view((-1,)).prod(),
+        lambda r, i: torch.linalg.norm(r - 1) + torch.linalg.norm(r, ord=1),
+        lambda r, i: torch.dist(r, r * 2) + torch.linalg.vecdot(r, r) + r.cumsum(0)[2],
+        lambda r, i: (lambda a, b, c: a - b * c)(*r.unbind()),
+        lambda r, i: (lambda a, b, c: a - b * c)(*torch.unbind(r, -1)),
+        lambda r, i: r[:2].sum() + r[1:].prod() + r[-1:].sum() + r[::2].sum() + r[...][1],
+        lambda r, i: (r * 2)[1:].sum() + (r * 2)[:-1][0],
+        lambda r, i: r[1:][i % 2] + r[1:][(i % 2) - 2] + ROW[::2][i // 2, 1:].sum(),
+        lambda r, i: ROW[i, :2].sum() + ROW[:, 0][i] + ROW[..., 1][i] + ROW[:3, 2][i % 3],
+        lambda r, i: ROW[:, i % 3][2] + ROW[..., i % 3][-1] + CUBE[:, i % 3, 1:][1, 2],
+        lambda r, i: CUBE[i % 2, ..., i % 3][1] + CUBE[i % 2][1:, 2].sum() + CUBE[i % 2, 1, 2],
+        lambda r, i: sum(x.prod() for x in CUBE[i % 2]) + CUBE[i % 2].unbind(1)[2][0],
+        lambda r, i: r.split([1, 2])[1].sum() - r.split(2)[1].sum() * r.chunk(2)[0].prod(),
+        lambda r, i: r.narrow(0, 1, 2).sum() + r.select(0, -1) + CUBE[i % 2].select(1, 3)[0],
+        lambda r, i: torch.stack([r[0], r[1] * 2, i + 0 * r[2]]).norm(),
+        lambda r, i: torch.cat([r, r[:2] * 2]).max() + torch.stack((i, i * i)).sum(),
+        lambda r, i: torch.as_tensor(i) + torch.as_tensor(r)[0] + torch.tensor(4) * r[1],
+        lambda r, i: torch.index_select(IDS, 0, (i % 3).reshape(1))[0],
+        lambda r, i: i.type(torch.float32) * i.type(torch.int64) + i.type_as(r) + i.to(CUBE),
+        lambda r, i: r.numel() + r.dim() + r.shape[0] + len(r) + r.size(0) + r.sum(),
     ],
 )  # fmt: skip
 def test_rows(f):
@@ -200,6 +231,66 @@ def test_rows(f):
     got = scores(lambda s, b, h, i, j: s + f(ROW[i], i), n)
     want = torch.stack([f(ROW[i], torch.tensor(i)) * 1.0 for i in range(n)])
     assert torch.allclose(got, want, rtol=1e-6)
+
+
+def test_divmod():
+    """Of tensors torch has none; it is Python's."""
+    for a, n in ((7, 3), (0, 4), (9, 9)):
+        got = scores(
+            lambda s, b, h, i, j: s + divmod(i - 5, 3)[0] * 10 + divmod(a, i + n)[1], 9
+        )
+        assert got.tolist() == [(i - 5) // 3 * 10 + a % (i + n) for i in range(9)]
+    got = scores(lambda s, b, h, i, j: s + divmod(X[i], 0.5)[1])
+    assert torch.allclose(got, X - torch.floor(X / 0.5) * 0.5, atol=1e-6)
+
+
+SLOPE = torch.tensor([0.25], dtype=torch.float64)
+AT = torch.tensor([[-1.5, 0.0, 0.3, 2.0], [0.1, 0.9, 1e-4, 3.0]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, y: F.prelu(x.reshape(-1), SLOPE).reshape(x.shape), lambda x, y: torch.sinc(x),
+        lambda x, y: torch.logaddexp2(x, y), lambda x, y: torch.special.entr(y),
+        lambda x, y: torch.special.xlog1py(x, y), lambda x, y: torch.xlogy(x, y),
+        lambda x, y: F.dropout(x, 0.5, False) * y,
+    ],
+)  # fmt: skip
+def test_gradients_of_functions(f):
+    """Of the functions' arguments, against torch's own in float64."""
+    x, y = AT.clone().requires_grad_()
+    q = torch.zeros(1, 1, 4, 8, dtype=torch.float64)
+    k, v = torch.zeros(1, 1, 2, 8, dtype=torch.float64), torch.zeros_like(q[:, :, :2])
+    v[..., 1, :] = 1.0
+    mod = lambda s, b, h, i, j: s + torch.where(j > 0, f(x[i], y[i]), 0.0)  # noqa: E731
+    got = torch.autograd.grad(st.flex_attention(q, k, v, mod)[0, 0, :, 0].sum(), (x, y))
+    want = torch.autograd.grad(f(x, y).sigmoid().sum(), (x, y), allow_unused=True)
+    for a, b in zip(got, want):
+        assert torch.allclose(a, torch.zeros_like(a) if b is None else b, rtol=2e-6)
+
+
+def test_gradients_of_parts_of_rows():
+    made = []
+    for call in ("saccade", "torch"):
+        p = (torch.arange(12.0, dtype=torch.float64).view(4, 3) / 7).requires_grad_()
+
+        def part(x, y):
+            a, b, c = x.unbind(-1)
+            near = torch.stack([a, b * c]).norm() + torch.linalg.norm(x[1:] - y[:2])
+            return near + torch.cat([x[:1], y]).prod() + x.split([1, 2])[1].cumsum(0)[-1]
+
+        if call == "saccade":
+            q = torch.zeros(1, 1, 4, 8, dtype=torch.float64)
+            v = torch.eye(4, 8, dtype=torch.float64)[None, None]
+            out = st.flex_attention(q, q, v, lambda s, b, h, i, j: s + part(p[i], p[j] + 0.1))
+            out = out[0, 0, :, :4]
+        else:
+            s = [part(p[i], p[j] + 0.1) for i in range(4) for j in range(4)]
+            out = torch.stack(s).view(4, 4).softmax(-1)
+        made.append((out, torch.autograd.grad(out.sin().sum(), p)[0]))
+    for a, b in zip(*made):
+        assert torch.allclose(a, b, rtol=1e-10)
 
 
 INFINITE = torch.tensor([[math.inf, 1.0, 2.0], [1.0, -math.inf, 0.5], [-math.inf] * 3])
@@ -244,6 +335,20 @@ def test_rows_with_infinities(f):
         (lambda s, i: torch.add(s, 1, out=ROW), "out="),
         (lambda s, i: F.relu(s, inplace=True), "inplace=True"),
         (lambda s, i: torch.div(s, 2, rounding_mode="up"), "'up'"),
+        (lambda s, i: F.dropout(s, 0.1), "dropout_p=p"),
+        (lambda s, i: torch.lgamma(s), "torch.lgamma.* table"),
+        (lambda s, i: torch.erfinv(s), "torch.erfinv.* table"),
+        (lambda s, i: s + CUBE[i], "slice of CUBE of shape"),
+        (lambda s, i: s + CUBE[i, None, 0, 0], "None"),
+        (lambda s, i: s + CUBE[i, 0, 7], "index 7 in dimension 2, .*tensor CUBE"),
+        (lambda s, i: s + CUBE[0, 0, i, i], "4 indices, expected 3 for .* CUBE"),
+        (lambda s, i: s + ROW, "tensor ROW of shape"),
+        (lambda s, i: s + ROW[i, i:].sum(), "bound of a slice"),
+        (lambda s, i: s + ROW[i, ::-1].sum(), "step|Boolean|positive"),
+        (lambda s, i: torch.stack([ROW[i], ROW[i]]).sum(), "stack of a Vector"),
+        (lambda s, i: s + ROW[i].split([1, 1])[0].sum(), "a sum of 3"),
+        (lambda s, i: torch.Tensor(s), "torch.Tensor"),
+        (lambda s, i: s * math.sqrt(s), "function of math"),
         (lambda s, i: (i > 1) - (i > 2), "between bools"),
         (lambda s, i: torch.einsum("d,e->", ROW[i], ROW[i]), "'d,d->'"),
         (lambda s, i: torch.bucketize(ROW[i], IDS), "one value among"),

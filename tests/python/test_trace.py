@@ -1,7 +1,9 @@
 """What tracing makes of a mod: random ones against torch, and errors that show the line."""
 
+import functools
 import math
 import random
+import sys
 
 import pytest
 
@@ -14,6 +16,8 @@ I, J = torch.arange(N)[:, None], torch.arange(N)[None]
 INTS = torch.randint(-20, 20, (N,), generator=torch.Generator().manual_seed(1))
 FLOATS = torch.randn(N, generator=torch.Generator().manual_seed(2))
 BOOLS = FLOATS > 0
+ROWS = torch.randn(N, 3, generator=torch.Generator().manual_seed(3))
+NAMES = {"a": 1}
 
 
 def integer(r, depth):
@@ -176,6 +180,106 @@ def test_own_tensors_may_change():
 
     x = torch.randn(1, 1, N, 16)
     assert torch.equal(st.flex_attention(x, x, x, mod), st.flex_attention(x, x, x, "score * 3"))
+
+
+def test_symbols_are_tensors():
+    """isinstance says so; torch's functions of them are traced as before."""
+    found: dict = {}
+    note = found.update
+
+    def mod(s, b, h, i, j):
+        row = ROWS[i]
+        note(tensors=[isinstance(x, torch.Tensor) for x in (s, i, i > j, row, row * 2)])
+        note(is_tensor=torch.is_tensor(s), parameter=isinstance(s, torch.nn.Parameter))
+        note(device=(s.device.type, s.is_cuda), shapes=(s.shape, s.size(), s.dim(), s.ndim))
+        note(numel=s.numel() * torch.numel(i), row=(row.shape, row.ndim, (row * 2).numel()))
+        note(requires_grad=(s.requires_grad, i.requires_grad), dtype=(row * i).dtype)
+        note(shown=f"{s} {row!r}")
+        s += 1
+        return torch.Tensor.mul(s, 2) - torch.Tensor.tanh(s) + torch.ops.aten.add(s, 0)
+
+    x = torch.randn(1, 1, N, 16)
+    got = st.flex_attention(x, x, x, mod)
+    want = st.flex_attention(x, x, x, "score = score + 1; score * 2 - tanh(score) + score")
+    assert torch.allclose(got, want)
+    assert found == dict(
+        tensors=[True] * 5, is_tensor=True, parameter=False, device=("cpu", False),
+        shapes=((), (), 0, 0), numel=1, row=((3,), 1, 3), requires_grad=(True, False),
+        dtype=torch.float32,
+        shown="<traced value of torch.float32, shape ()> "
+        "<captured row of torch.float32, shape (3,)>",
+    )  # fmt: skip
+
+
+def arity_of(n):
+    return eval(f"lambda {', '.join(f'a{k}' for k in range(n))}: a0")
+
+
+class Bound:
+    def mod(self, s, b, h, q):
+        return s
+
+    def __call__(self, *arguments):
+        return arguments[0]
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 4, 6])
+def test_the_number_of_arguments(n):
+    """One line that says what was got, where it is, and what is expected."""
+    x = torch.ones(1, 1, N, 16)
+    says = rf"got a callable of {n} arguments, <lambda> at .*, expected 5: \(score, b, h, q_idx"
+    with pytest.raises(TypeError, match=says) as caught:
+        st.flex_attention(x, x, x, arity_of(n))
+    assert "\n" not in str(caught.value)
+    n += n == 4
+    says = f"mask_mod: got a callable of {n} arguments, .* expected 4"
+    with pytest.raises(TypeError, match=says):
+        st.create_block_mask(arity_of(n), 1, 1, N, N)
+
+
+def test_callables_of_other_kinds():
+    x = torch.ones(1, 1, N, 16)
+    with pytest.raises(TypeError, match="4 arguments, Bound.mod at .*, expected 5"):
+        st.flex_attention(x, x, x, Bound().mod)
+    with pytest.raises(TypeError, match="6 arguments"):
+        st.flex_attention(x, x, x, functools.partial(lambda a, s, b, h, i, j, k: s, 1))
+    with pytest.raises(TypeError, match="6 arguments"):
+        st.flex_attention(x, x, x, eval("lambda s, b, h, i, j, *, k: s"))
+    for mod in (
+        Bound(),
+        functools.partial(lambda a, s, b, h, i, j: s, 1),
+        lambda s, b, h, i, j, n=3: s * n / 3,
+        lambda s, *indices: s,
+    ):
+        assert torch.equal(st.flex_attention(x, x, x, mod), st.flex_attention(x, x, x))
+
+
+def test_long_lines_are_shown_in_part(tmp_path):
+    """Around the place, which Python 3.11 and later know."""
+    path, x = tmp_path / "mods.py", torch.ones(1, 1, N, 16)
+    far = " + ".join(["s"] * 40)
+    path.write_text(f"mod = lambda s, b, h, i, j: {far} + s.cholesky() + {far}\n")
+    names: dict = {}
+    exec(compile(path.read_text(), path, "exec"), names)
+    with pytest.raises(TypeError, match="has no cholesky") as caught:
+        st.flex_attention(x, x, x, names["mod"])
+    where, says = str(caught.value).splitlines()
+    text = where.split(": ", 1)[1]
+    assert len(text) <= 86 and text.endswith("...")
+    assert sys.version_info < (3, 11) or ".cholesky()" in text
+
+
+def test_errors_name_the_variable():
+    x, own = torch.ones(1, 1, N, 16), torch.ones(N, 3)
+    for mod, says in (
+        (lambda s, b, h, i, j: s + own, "a whole captured tensor own of shape"),
+        (lambda s, b, h, i, j: s + FLOATS[i, j], "2 indices, .* tensor FLOATS of"),
+        (lambda s, b, h, i, j: s + own[i, 3], "index 3 in dimension 1, .* tensor own of"),
+        (lambda s, b, h, i, j: s + own.add_(1)[i, 0], "changes a captured tensor own;"),
+        (lambda s, b, h, i, j: s + NAMES, "a dict NAMES, expected a number"),
+    ):
+        with pytest.raises(TypeError, match=says):
+            st.flex_attention(x, x, x, mod)
 
 
 def test_numbers_are_captures():

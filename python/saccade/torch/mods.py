@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import numbers
 import types
 from typing import Any, Callable
@@ -111,7 +112,7 @@ class captured:
             return mod.kind
         if isinstance(mod, str):
             return _kind_of_text(mod)
-        n = _positional(mod)
+        n, _ = _counts(mod)
         if n not in (4, 5):
             raise ValueError(f"got a mod of {n} arguments, expected 4 (mask) or 5 (score)")
         return "score" if n == 5 else "mask"
@@ -126,16 +127,41 @@ class captured:
         return functools.partial(_inline, text, captures)
 
 
-def _positional(mod) -> int:
-    """Arguments that a callable needs."""
-    if isinstance(mod, types.FunctionType):
-        return mod.__code__.co_argcount - len(mod.__defaults__ or ())
+def _counts(mod) -> tuple[int, float]:
+    """How many arguments a callable needs, and how many it takes."""
+    if isinstance(mod, types.FunctionType) and not mod.__kwdefaults__:
+        code = mod.__code__
+        most = math.inf if code.co_flags & inspect.CO_VARARGS else code.co_argcount
+        return code.co_argcount - len(mod.__defaults__ or ()) + code.co_kwonlyargcount, most
     if isinstance(mod, types.MethodType):
-        return _positional(mod.__func__) - 1
-    return sum(
-        p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
-        for p in inspect.signature(mod).parameters.values()
-    )
+        least, most = _counts(mod.__func__)
+        return max(least - 1, 0), most - 1
+    if isinstance(mod, torch.jit.ScriptFunction):
+        raise TypeError(
+            "got a function of torch.jit.script, expected the Python function it was made from"
+        )
+    try:
+        parameters = inspect.signature(mod).parameters.values()
+    except ValueError:  # of C, which says nothing of itself
+        return 0, math.inf
+    given = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    named = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    least = sum(p.default is p.empty for p in (*given, *named))
+    return least, math.inf if takes_any else len(given)
+
+
+def _check_arguments(mod, kind: str) -> None:
+    least, most = _counts(mod)
+    if not least <= _ARGUMENTS[kind] <= most:
+        code = getattr(mod, "__code__", None)
+        name = getattr(mod, "__qualname__", type(mod).__name__)
+        where = f" at {code.co_filename}:{code.co_firstlineno}" if code else ""
+        got = least if least > _ARGUMENTS[kind] else most
+        raise TypeError(
+            f"{kind}_mod: got a callable of {got} arguments, {name}{where}, expected "
+            f"{_ARGUMENTS[kind]}: {_SIGNATURE[kind]}"
+        )
 
 
 def _kind_of_text(text: str) -> str:
@@ -251,13 +277,7 @@ def _text_and_values(mod, kind, is_double):
             raise ValueError(f"got a {mod.kind}, expected a {kind}")
         return mod.text, list(mod.captures), list(mod.captures.values()), None, None
     if not callable(mod):
-        raise TypeError(
-            f"{kind}_mod: got {words_of(mod)}, expected a callable or text"
-        )
-    if _positional(mod) == (4 if kind == "score" else 5):
-        raise TypeError(
-            f"{kind}_mod: got a callable of {9 - _ARGUMENTS[kind]} arguments, expected "
-            f"{_ARGUMENTS[kind]}: {_SIGNATURE[kind]}"
-        )
+        raise TypeError(f"{kind}_mod: got {words_of(mod)}, expected a callable or text")
+    _check_arguments(mod, kind)
     found, values, walk = closures.trace(mod, kind, is_double)
     return found.text, found.names, values, walk, found

@@ -75,6 +75,10 @@ _LOG_ADD = (
     "m = max(x, y); a = -abs(x - y); e = exp(a); l = @log1p e; "
     "x == y ? x + 0.6931471805599453 : m + l"
 )
+_LOG2_ADD = (
+    "m = max(x, y); a = -abs(x - y); e = exp2(a); l = @log1p e; "
+    "x == y ? x + 1.0 : m + l * 1.4426950408889634"
+)
 _ASINH = (
     "a = abs(x); d = a + a * a / (1.0 + sqrt(a * a + 1.0)); l = @log1p d; "
     "r = a > 1e9 ? log(a) + 0.6931471805599453 : l; x < 0.0 ? -r : r"
@@ -139,6 +143,7 @@ _FORMULAS: dict[str, tuple] = {
         {},
     ),
     "logaddexp": (_LOG_ADD, _XY, {}),
+    "logaddexp2": (_LOG2_ADD, _XY, {}),
     "copysign": ("a = abs(x); y < 0.0 || pow(y, -1.0) < 0.0 ? -a : a", _XY, {}),
     "lerp": (
         "d = y - x; abs(z) < 0.5 ? x + z * d : y - d * (1.0 - z)",
@@ -156,7 +161,11 @@ _FORMULAS: dict[str, tuple] = {
         {"lambd": 0.5},
     ),
     "hardshrink": ("x >= -lambd && x <= lambd ? 0.0 : x", _X, {"lambd": 0.5}),
-    "xlogy": ("y != y ? y : x == 0.0 ? 0.0 : x * log(y)", _XY, {}),
+    "prelu": ("x > 0.0 ? x : y * x", ("input", "weight"), {}),
+    "sinc": ("z = x * 3.141592653589793; x == 0.0 ? 1.0 : sin(z) / z", _X, {}),
+    "entr": ("x > 0.0 ? -x * log(x) : x == 0.0 ? 0.0 : x < 0.0 ? -inf : x", _X, {}),
+    "xlog1py": ("l = @log1p y; x == 0.0 && (y <= -1.0 || y == inf) ? 0.0 : x * l", _XY, {}),
+    "xlogy": ("x == 0.0 && (y <= 0.0 || y == inf) ? 0.0 : x * log(y)", _XY, {}),
     "logit": ("d = 1.0 - x; r = @divide x d; log(r)", _X, {}),
     "heaviside": ("x == 0.0 ? y : x > 0.0 ? 1.0 : 0.0", _XY, {}),
     "ldexp": ("x * exp2(y)", _XY, {}),

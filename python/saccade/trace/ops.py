@@ -11,6 +11,7 @@ from typing import Any, Callable, NamedTuple
 
 from .dtypes import WRAPS, highest, joined, language_type, name_of
 from .errors import fail
+from .symbols import Traced
 
 
 class Op(NamedTuple):
@@ -23,13 +24,13 @@ class Op(NamedTuple):
 
 def convert(t, x, type: str):
     """x as bool, int or float."""
-    if x.type == type:
+    if x.kind == type:
         return x
     dtype = joined([x.dtype_name], type)
     if type == "bool":
         return t.local(f"({x.name} != 0)", "bool", dtype="bool")
-    if type == "int" or x.type == "bool":
-        nonneg = x.nonneg or x.type == "bool"
+    if type == "int" or x.kind == "bool":
+        nonneg = x.nonneg or x.kind == "bool"
         x = t.local(f"int({x.name})", "int", nonneg, dtype=joined([x.dtype_name], "int"))
     if type == "int":
         return x
@@ -51,9 +52,9 @@ def wrapped(t, x, dtype: str | None):
     return t.local(f"((({x.name} & {ones}) ^ {top}) - {top})", "int", dtype=dtype)
 
 
-def _promote(t, xs, least: str = "bool"):
+def promoted(t, xs, least: str = "bool"):
     """Operands of one type, that type, and the dtype of what they give."""
-    type = highest([least] + [x.type for x in xs])
+    type = highest([least] + [x.kind for x in xs])
     dtype = joined([x.dtype_name for x in xs], type)
     xs = [convert(t, x, type) for x in xs]
     if dtype in WRAPS:  # Python's numbers take the dtype of the tensors
@@ -73,11 +74,11 @@ def arith(symbol):
     def op(t, x, y, alpha=1):
         if alpha != 1:
             y = arith("*")(t, y, t.value(alpha))
-        if x.type == y.type == "bool":
+        if x.kind == y.kind == "bool":
             if symbol == "-":
                 fail("got - between bools, expected ^ or !=")
             return t.local(f"({x.name} {_OF_BOOLS[symbol]} {y.name})", "bool")
-        (x, y), type, dtype = _promote(t, (x, y), "int")
+        (x, y), type, dtype = promoted(t, (x, y), "int")
         nonneg = x.nonneg and y.nonneg and symbol in "+*"
         return _made(t, f"({x.name} {symbol} {y.name})", type, nonneg, dtype)
 
@@ -86,9 +87,9 @@ def arith(symbol):
 
 def _compare(symbol):
     def op(t, x, y):
-        both_bool = x.type == y.type == "bool"
+        both_bool = x.kind == y.kind == "bool"
         if not (both_bool and symbol in ("==", "!=")):
-            (x, y), _, _ = _promote(t, (x, y), "int")
+            (x, y), _, _ = promoted(t, (x, y), "int")
         return t.local(f"({x.name} {symbol} {y.name})", "bool")
 
     return op
@@ -96,7 +97,7 @@ def _compare(symbol):
 
 def _bitwise(symbol, of_bools):
     def op(t, x, y):
-        (x, y), type, dtype = _promote(t, (x, y))
+        (x, y), type, dtype = promoted(t, (x, y))
         if type == "float":
             fail(f"got a float with {symbol}, expected bool or int")
         word = of_bools if type == "bool" else symbol
@@ -117,9 +118,9 @@ def logical(word):
 
 def _shift(symbol):
     def op(t, x, y):
-        if "float" in (x.type, y.type):
+        if "float" in (x.kind, y.kind):
             fail(f"got a float with {symbol}, expected int")
-        (x, y), _, dtype = _promote(t, (x, y), "int")
+        (x, y), _, dtype = promoted(t, (x, y), "int")
         nonneg = x.nonneg and symbol == ">>"
         return _made(t, f"({x.name} {symbol} {y.name})", "int", nonneg, dtype)
 
@@ -137,7 +138,7 @@ def true_divide(t, x, y):
 
 
 def _floor_divide(t, x, y):
-    (x, y), type, dtype = _promote(t, (x, y), "int")
+    (x, y), type, dtype = promoted(t, (x, y), "int")
     if type == "float":
         return float_call("floor")(t, true_divide(t, x, y))
     if x.nonneg and y.constant is not None and y.constant > 0:
@@ -147,7 +148,7 @@ def _floor_divide(t, x, y):
 
 
 def _remainder(t, x, y):
-    (x, y), type, dtype = _promote(t, (x, y), "int")
+    (x, y), type, dtype = promoted(t, (x, y), "int")
     if type == "float":
         return arith("-")(t, x, arith("*")(t, y, _floor_divide(t, x, y)))
     if x.nonneg and y.constant is not None and y.constant > 0:
@@ -157,7 +158,7 @@ def _remainder(t, x, y):
 
 
 def _fmod(t, x, y):
-    (x, y), type, dtype = _promote(t, (x, y), "int")
+    (x, y), type, dtype = promoted(t, (x, y), "int")
     if type == "int":
         return t.local(f"({x.name} % {y.name})", "int", x.nonneg, dtype=dtype)
     whole = float_call("trunc")(t, true_divide(t, x, y))
@@ -171,7 +172,7 @@ def _divide(t, x, y, rounding_mode=None):
         return _floor_divide(t, x, y)
     if rounding_mode != "trunc":
         fail(f"got rounding_mode {rounding_mode!r}, expected None, 'trunc' or 'floor'")
-    (x, y), type, dtype = _promote(t, (x, y), "int")
+    (x, y), type, dtype = promoted(t, (x, y), "int")
     if type == "int":
         return _made(t, f"({x.name} / {y.name})", "int", x.nonneg and y.nonneg, dtype)
     return float_call("trunc")(t, true_divide(t, x, y))
@@ -189,14 +190,14 @@ def float_call(name):
 
 def _rounding(name):
     def op(t, x):
-        return x if x.type == "int" else float_call(name)(t, x)
+        return x if x.kind == "int" else float_call(name)(t, x)
 
     return op
 
 
 def _round(t, x, decimals=0):
     """Half to even, as torch rounds: half away, then stepped back at ties to an odd number."""
-    if x.type == "int":
+    if x.kind == "int":
         return x
     if decimals:
         scale = t.value(10.0**decimals)
@@ -214,9 +215,9 @@ def _round(t, x, decimals=0):
 
 def extreme(name):
     def op(t, x, y):
-        if x.type == y.type == "bool":
+        if x.kind == y.kind == "bool":
             return logical("||" if name == "max" else "&&")(t, x, y)
-        (x, y), type, dtype = _promote(t, (x, y), "int")
+        (x, y), type, dtype = promoted(t, (x, y), "int")
         nonneg = (x.nonneg or y.nonneg) if name == "max" else (x.nonneg and y.nonneg)
         if type == "int":
             return t.local(f"{name}({x.name}, {y.name})", type, nonneg, dtype=dtype)
@@ -234,7 +235,7 @@ def _ignores_nan(name):
     """fmax and fmin: of a NaN and a number the number."""
 
     def op(t, x, y):
-        (x, y), type, dtype = _promote(t, (x, y), "int")
+        (x, y), type, dtype = promoted(t, (x, y), "int")
         both = extreme(name)(t, x, y)
         text = (
             f"({x.name} != {x.name} ? {y.name} : {y.name} != {y.name} ? {x.name} : {both.name})"
@@ -255,45 +256,45 @@ def clamp(t, x, min=None, max=None):
 
 
 def where(t, c, x, y):
-    (x, y), type, dtype = _promote(t, (x, y))
+    (x, y), type, dtype = promoted(t, (x, y))
     c = convert(t, c, "bool")
     text = f"({c.name} ? {x.name} : {y.name})"
     return t.local(text, type, x.nonneg and y.nonneg, dtype=dtype)
 
 
 def _masked_fill(t, x, mask, value):
-    value = convert(t, value, x.type) if highest((x.type, value.type)) == x.type else None
+    value = convert(t, value, x.kind) if highest((x.kind, value.kind)) == x.kind else None
     if value is None:
-        fail(f"got a fill value of another type than the {x.type} that it fills")
+        fail(f"got a fill value of another type than the {x.kind} that it fills")
     return where(t, mask, t.with_dtype(value, x.dtype_name), x)
 
 
 def _neg(t, x):
-    if x.type == "bool":
+    if x.kind == "bool":
         fail("got - of a bool, expected ~ or int()")
     if x.constant is not None and x.dtype_name is None:
         return t.value(-x.constant)
-    return _made(t, f"(-{x.name})", x.type, False, x.dtype_name)
+    return _made(t, f"(-{x.name})", x.kind, False, x.dtype_name)
 
 
 def _abs(t, x):
-    if x.type != "int":
+    if x.kind != "int":
         return float_call("abs")(t, x)
     return _made(t, f"abs({x.name})", "int", True, x.dtype_name)
 
 
 def _sign(t, x):
-    if x.type == "bool":
+    if x.kind == "bool":
         return x
-    zero, one = ("0", "1") if x.type == "int" else ("0.0", "1.0")
+    zero, one = ("0", "1") if x.kind == "int" else ("0.0", "1.0")
     text = f"({x.name} > {zero} ? {one} : {x.name} < {zero} ? -{one} : {zero})"
-    return t.local(text, x.type, x.nonneg, dtype=x.dtype_name)
+    return t.local(text, x.kind, x.nonneg, dtype=x.dtype_name)
 
 
 def _invert(t, x):
-    if x.type == "float":
+    if x.kind == "float":
         fail("got ~ of a float, expected bool or int")
-    if x.type == "bool":
+    if x.kind == "bool":
         return t.local(f"(!{x.name})", "bool")
     return _made(t, f"(~{x.name})", "int", False, x.dtype_name)
 
@@ -304,9 +305,9 @@ def _logical_not(t, x):
 
 def _pow(t, x, y):
     whole = y.constant if isinstance(y.constant, int) else None
-    if whole is not None and 1 <= whole <= 64 and (x.type == "int" or whole <= 3):
+    if whole is not None and 1 <= whole <= 64 and (x.kind == "int" or whole <= 3):
         return _repeated(t, x, whole)
-    if x.type != "float" and y.type != "float":
+    if x.kind != "float" and y.kind != "float":
         if x.constant == 2:
             text = f"({y.name} < 0 || {y.name} > 31 ? 0 : 1 << {y.name})"
             return t.local(text, "int", dtype=joined([y.dtype_name], "int"))
@@ -341,7 +342,7 @@ def to_dtype(t, x, dtype: str):
     if dtype == x.dtype_name:
         return x
     type = language_type(dtype)
-    if dtype in ("float16", "bfloat16") and x.type != "bool":
+    if dtype in ("float16", "bfloat16") and x.kind != "bool":
         fail(
             f"got a conversion to {dtype}, which rounds; scores are computed in float32: "
             "write .float(), or convert the tensor outside of the mod"
@@ -363,11 +364,11 @@ def _to(t, x, *arguments, dtype=None, device=None, non_blocking=False, copy=Fals
         elif hasattr(a, "dtype"):
             other = a
     if other is not None:
-        dtype = t.value(other).dtype_name if not hasattr(other, "stride") else other.dtype
+        dtype = t.value(other).dtype_name if type(other) is Traced else other.dtype
     return x if dtype is None else to_dtype(t, x, name_of(dtype))
 
 
-def _type(t, x, dtype=None):
+def _type(t, x, dtype=None, non_blocking=False):
     if dtype is None or not _is_dtype(dtype):
         fail("got type() without a torch dtype, expected type(torch.float32)")
     return to_dtype(t, x, name_of(dtype))
@@ -377,6 +378,19 @@ def _type_as(t, x, other):
     if other.dtype_name is None:
         fail("got type_as of a Python number, expected a tensor or a traced value")
     return to_dtype(t, x, other.dtype_name)
+
+
+def _divmod(t, x, y):
+    return _floor_divide(t, x, y), _remainder(t, x, y)
+
+
+def _dropout(t, x, p=0.5, training=True, inplace=False):
+    if training and p != 0:
+        fail(
+            "got dropout of a score in training, which differs from call to call; drop weights "
+            "by flex_attention(..., dropout_p=p), or write dropout(x, p, training=False)"
+        )
+    return x
 
 
 def _as(dtype):
@@ -441,6 +455,7 @@ BINARY = {
     **_table(_divide, "div divide", options=("rounding_mode",)),
     **_table(_remainder, "remainder mod"),
     **_table(_fmod, "fmod"),
+    **_table(_divmod, "divmod"),
     **_table(_pow, "pow", ("input", "exponent")),
     **_table(_compare("<"), "lt less"),
     **_table(_compare("<="), "le less_equal"),
@@ -499,14 +514,17 @@ OTHER = {
     **_table(extreme("max"), "clamp_min", ("input", "min")),
     **_table(extreme("min"), "clamp_max", ("input", "max")),
     **_table(_to, "to", _ONE, ("*", "dtype", "device", "non_blocking", "copy", "other")),
-    **_table(_type, "type", _ONE, ("dtype",)),
+    **_table(_type, "type", _ONE, ("dtype", "non_blocking")),
     **_table(_type_as, "type_as"),
     **_table(_fill(1), "ones_like new_ones", _ONE, ("*", "size", "dtype", *_PLACE)),
     **_table(_fill(0), "zeros_like new_zeros", _ONE, ("*", "size", "dtype", *_PLACE)),
     **_table(_full_like, "full_like", _ONE, ("fill_value", "dtype", *_PLACE)),
     **_table(_new_full, "new_full", _ONE, ("size", "fill_value", "dtype", *_PLACE)),
     **_table(_new_tensor, "new_tensor", _ONE, ("data", "dtype", *_PLACE)),
-    **_table(_same, "clone detach contiguous", _ONE, ("memory_format",)),
+    **_table(_dropout, "dropout", _ONE, ("p", "training", "inplace")),
+    **_table(_same, "clone contiguous positive", _ONE, ("memory_format",)),
     **_table(_same, "view reshape expand", _ONE, ("*", "shape")),
+    **_table(lambda t, x, other: x, "view_as reshape_as expand_as"),
+    **_table(lambda t, x, *_, **__: x, "cpu cuda", _ONE, ("*", "device", "non_blocking")),
     **_table(lambda t, x, dim=None: x, "squeeze unsqueeze", _ONE, ("dim",)),
 }

@@ -1,82 +1,157 @@
-"""Captured tensors in a mod that is traced: elements, rows, and sums over short rows."""
+"""Captured tensors in a mod that is traced: elements, slices and rows of values."""
 
 from __future__ import annotations
 
-import math
+import torch
 
 from . import ops
-from .dtypes import language_type, name_of
-from .errors import NoSuchMethod, fail, words_of
-from .functions import bound, operator
-from .ops import Op
-from .symbols import Lifted, Symbol, Traced, method_name
+from .dtypes import DEFAULT_DTYPE, highest, joined, language_type, name_of
+from .errors import fail, of_name, words_of
+from .grad_mode import cut
+from .symbols import Lifted, Symbol, TensorSymbol, Traced
 
 MAX_VECTOR = 512  # entries of a captured row that a mod may sum over
+_NOUN, _MAY = "a captured row", "an index, pointwise functions, sums and their kin"
 
 
 def element_of(tensor) -> tuple:
     """(type, whether never negative, constant, dtype) of an element of a captured tensor."""
     dtype = str(tensor.dtype).rsplit(".", 1)[-1]
     if "complex" in dtype or dtype.startswith("q"):
-        fail(f"got a captured tensor of {dtype}, expected bool, int or float")
+        fail(f"got a captured tensor{of_name(tensor)} of {dtype}, expected bool, int or float")
     dtype = name_of(dtype)
     return language_type(dtype), dtype == "bool", None, dtype
 
 
-class Rows(Symbol):
-    """A captured tensor with its first indices given and some still missing."""
+class Rows(TensorSymbol):
+    """A captured tensor with some of its indices still missing. places has for each of its
+    dimensions the name of an index, or the range of the entries that are left."""
 
-    def __init__(self, tracer, tensor, indices):
-        self.tracer, self.tensor, self.indices = tracer, tensor, indices
+    noun, may = _NOUN, _MAY
+
+    def __new__(cls, tracer, tensor, *_):
+        return cls.wrapper(cls, tensor.is_floating_point())
+
+    def __init__(self, tracer, tensor, places=None, is_cut=False):
+        self.tracer, self.tensor, self.is_cut = tracer, tensor, is_cut
+        self.places = tuple(map(range, tensor.shape)) if places is None else places
 
     @property
-    def rank(self):
-        return len(self.tensor.shape) - len(self.indices)
+    def left(self):
+        """The dimensions without an index."""
+        return [d for d, p in enumerate(self.places) if isinstance(p, range)]
 
     @property
     def shape(self):
         self.tracer.uses_shapes = True
-        return self.tensor.shape[len(self.indices) :]
+        return torch.Size([len(self.places[d]) for d in self.left])
 
+    ndim = property(lambda self: len(self.left))
     dtype = property(lambda self: self.tensor.dtype)
 
-    def __getitem__(self, index):
-        return self.tracer.apply("getitem", (self, index), {})
-
-    def size(self, dim=None):
-        return self.shape if dim is None else self.shape[dim]
+    def detached(self):
+        return Rows(self.tracer, self.tensor, self.places, True)
 
     def __len__(self):
         return self.shape[0]
 
     def __iter__(self):
-        return iter(self.elements())
+        return iter(unbind(self.tracer, self))
 
     def elements(self) -> "Vector":
-        if self.rank != 1 or self.shape[0] > MAX_VECTOR:
-            if not self.indices:
+        if self.ndim != 1 or self.shape[0] > MAX_VECTOR:
+            of = of_name(self.tensor)
+            if self.ndim == len(self.places):
                 fail(
-                    f"got a whole captured tensor of shape {tuple(self.shape)}, expected one "
-                    "element: index it with b, h, q_idx or kv_idx"
+                    f"got a whole captured tensor{of} of shape {tuple(self.shape)}, expected "
+                    "one element: index it with b, h, q_idx or kv_idx"
                 )
+            of = f" of{of}" if of else ""
             fail(
-                f"got a captured slice of shape {tuple(self.shape)}, expected one element or a "
-                f"row of at most {MAX_VECTOR}"
+                f"got a captured slice{of} of shape {tuple(self.shape)}, expected one element "
+                f"or a row of at most {MAX_VECTOR}"
             )
-        self.tracer.uses_shapes = True
-        return Vector(self.tracer, [self[i] for i in range(self.shape[0])])
+        return Vector(self.tracer, [self.at((i,)) for i in range(self.shape[0])])
 
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _method_of_row(self, name)
+    def at(self, index: tuple):
+        """The element, or the rows, at an index of integers, symbols and slices."""
+        places = list(self.places)
+        for d, i in zip(self.left, self._of_each(index), strict=True):
+            places[d] = self._place(d, i)
+        if any(isinstance(p, range) for p in places):
+            return Rows(self.tracer, self.tensor, tuple(places), self.is_cut)
+        text = f"{self.tracer.capture(self.tensor)}[{', '.join(places)}]"
+        found = self.tracer.element(text, self.tensor)
+        return cut(self.tracer, found) if self.is_cut else found
+
+    def _of_each(self, index: tuple) -> tuple:
+        """An index for each dimension that is left."""
+        dots = [n for n, i in enumerate(index) if i is Ellipsis]
+        rank = self.ndim
+        if len(dots) > 1 or any(i is None for i in index):
+            fail("got None or a second ... as an index, expected integers and slices")
+        n, missing = dots[0] if dots else len(index), rank - len(index) + len(dots)
+        if missing < 0:
+            fail(
+                f"got {len(self.places) - missing} indices, expected {len(self.places)} for a "
+                f"captured tensor{of_name(self.tensor)} of shape {tuple(self.tensor.shape)}"
+            )
+        return index[:n] + (slice(None),) * missing + index[n + len(dots) :]
+
+    def _place(self, d: int, index):
+        t, entries = self.tracer, self.places[d]
+        if isinstance(index, slice):
+            if index.start is index.stop is index.step is None:
+                return entries
+            t.uses_shapes = True
+            if index.step is not None and index.step < 1:
+                fail(f"got a slice of step {index.step}, expected 1 or more")
+            return entries[index]
+        if isinstance(index, (Traced, Lifted)) or hasattr(index, "dtype"):
+            x = t.value(index)
+            if x.kind == "bool" or x.kind == "float":
+                fail(f"got a {x.kind} as an index, expected int: convert it with .int()")
+            if not x.nonneg:
+                t.uses_shapes = True
+                text = f"({x.name} < 0 ? {x.name} + {len(entries)} : {x.name})"
+                x = t.local(text, "int")
+            if entries.start != 0 or entries.step != 1:
+                x = t.local(f"({entries.start} + {entries.step} * {x.name})", "int")
+            return x.name
+        if isinstance(index, int) and not isinstance(index, bool):
+            n = len(entries)
+            if not -n <= index < n:
+                fail(
+                    f"got index {index} in dimension {d}, expected {-n} to {n - 1} for a "
+                    f"captured tensor{of_name(self.tensor)} of shape "
+                    f"{tuple(self.tensor.shape)}"
+                )
+            t.uses_shapes |= index < 0
+            return str(entries[index])
+        fail(
+            f"got {words_of(index)} as an index, expected b, h, q_idx, kv_idx or an integer "
+            "made from them"
+        )
 
 
-class Vector(Symbol):
-    """A few traced values side by side, for sums over a captured row."""
+class Vector(TensorSymbol):
+    """A few traced values side by side, as the entries of a captured row."""
+
+    noun, may = _NOUN, _MAY
+
+    def __new__(cls, tracer, items):
+        return cls.wrapper(cls, any(x.kind == "float" for x in items))
 
     def __init__(self, tracer, items):
         self.tracer, self.items = tracer, items
+
+    shape = property(lambda self: torch.Size((len(self.items),)))
+
+    @property
+    def dtype(self):
+        kind = highest([x.kind for x in self.items] or ["float"])
+        dtype = joined([x.dtype_name for x in self.items], kind)
+        return getattr(torch, dtype or DEFAULT_DTYPE[kind])
 
     def fold(self, op):
         total = self.items[0]
@@ -84,9 +159,8 @@ class Vector(Symbol):
             total = op(self.tracer, total, x)
         return total
 
-    @property
-    def shape(self):
-        return (len(self.items),)
+    def detached(self):
+        return Vector(self.tracer, [cut(self.tracer, x) for x in self.items])
 
     def __len__(self):
         return len(self.items)
@@ -94,380 +168,76 @@ class Vector(Symbol):
     def __iter__(self):
         return iter(self.items)
 
-    def __getitem__(self, index):
-        return self.tracer.apply("getitem", (self, index), {})
 
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _method_of_row(self, name)
-
-
-def _method_of_row(row, name):
-    if operator(name) is None and name not in _REDUCTIONS and name not in PICKS:
-        fail(
-            f"a captured row has no {name}, expected an index, pointwise functions, sums and "
-            "their kin",
-            NoSuchMethod,
-        )
-    return lambda *a, **o: row.tracer.apply(method_name(name), (row, *a), o)
-
-
-# ---- what a row is reduced by ----
-
-
-def _sum(t, row):
-    wide = [ops.convert(t, x, "int") if x.type == "bool" else x for x in row.items]
-    wide = [t.with_dtype(x, "int64") if x.type == "int" else x for x in wide]
-    return Vector(t, wide).fold(ops.arith("+"))
-
-
-def _mean(t, row):
-    return ops.true_divide(t, _sum(t, row), t.value(float(len(row.items))))
-
-
-def _product(t, row):
-    return row.fold(ops.arith("*"))
-
-
-def _dot(t, row, other):
-    return _sum(t, t.apply("mul", (row, other), {}))
-
-
-def _norm(t, row, p=2):
-    size = [t.apply("abs", (x,), {}) for x in row.items]
-    size = Vector(t, [ops.convert(t, x, "float") for x in size])
-    if p in (2, "fro", None):
-        return t.apply("sqrt", (_dot(t, row, row),), {})
-    if p == 1:
-        return _sum(t, size)
-    if abs(p) == math.inf:
-        return size.fold(ops.extreme("max" if p > 0 else "min"))
-    if p == 0:
-        return _sum(t, Vector(t, [x != 0 for x in size.items]))
-    powers = Vector(t, [t.apply("pow", (x, float(p)), {}) for x in size.items])
-    return t.apply("pow", (_sum(t, powers), 1 / p), {})
-
-
-def _vector(t, x):
-    """A row among the arguments, however it was given, also of one element or of none."""
-    if isinstance(x, Vector):
-        return x
-    if not isinstance(x, Rows) and len(getattr(x, "shape", ())) != 1:
-        fail(f"got {words_of(x)}, expected a captured row")
-    return (x if isinstance(x, Rows) else Rows(t, x, ())).elements()
-
-
-def _isin(t, row, other, assume_unique=False, invert=False):
-    if isinstance(row, Vector):
-        fail("got isin of a captured row, expected isin of one value in a row")
-    others = _vector(t, other)
-    if not others.items:
-        return t.value(bool(invert))
-    found = t.apply("eq", (others, row), {})
-    return _invert(t, found.fold(ops.logical("||")), invert)
-
-
-def _bucketize(t, x, row, out_int32=False, right=False):
-    """How many of a row's rising entries lie below x, or with right not above it."""
-    if isinstance(x, Vector):
-        fail("got bucketize of a captured row, expected one value among a row's boundaries")
-    row = _vector(t, row)
-    if not row.items:
-        return t.value(0)
-    past = t.apply("logical_not", (t.apply("gt" if right else "ge", (row, x), {}),), {})
-    found = _sum(t, past)
-    return t.with_dtype(found, "int32") if out_int32 else found
-
-
-def _searchsorted(t, row, x, out_int32=False, right=False, side=None, sorter=None):
-    if sorter is not None:
-        fail("got searchsorted with a sorter, expected a row that rises")
-    if side not in (None, "left", "right") or (right and side == "left"):
-        fail(f"got searchsorted with side {side!r}, expected 'left' or, as right says, 'right'")
-    return _bucketize(t, x, row, out_int32, right or side == "right")
-
-
-def _invert(t, x, wanted):
-    return t.apply("logical_not", (x,), {}) if wanted else x
-
-
-def _einsum(t, equation, *rows):
-    inputs, _, output = equation.replace(" ", "").partition("->")
-    if output or len(rows) != 2 or len(set(inputs.split(","))) != 1 or len(inputs) != 3:
-        fail(f"got einsum {equation!r}, expected the sum of two rows: 'd,d->'")
-    return _dot(t, *rows)
-
-
-class _Extreme:
-    """What max(dim) gives: values and indices."""
-
-    def __init__(self, values, find):
-        self.values, self.find = values, find
-
-    def __getitem__(self, i):
-        return self.values if i == 0 else self.indices
-
-    @property
-    def indices(self):
-        return self.find()
-
-
-def _extreme(name):
-    def op(t, row, dim=None):
-        found = row.fold(ops.extreme(name))
-        if dim is None:
-            return found
-        return _Extreme(found, lambda: _place_of(name)(t, row))
-
-    return op
-
-
-def _place_of(name):
-    """The first place of the largest or least entry; a NaN is beyond all others."""
-
-    def op(t, row):
-        best, place = row.items[0], t.value(0)
-        for i, x in enumerate(row.items[1:], 1):
-            beyond = t.apply("gt" if name == "max" else "lt", (x, best), {})
-            if x.type == "float":
-                nan = t.apply("logical_and", (x != x, best == best), {})
-                beyond = t.apply("logical_or", (beyond, nan), {})
-            place = t.apply("where", (beyond, i, place), {})
-            best = t.apply("where", (beyond, x, best), {})
-        return t.with_dtype(t.value(place), "int64")
-
-    return op
-
-
-# ---- what a row becomes, or is summed up by, in a few steps ----
-
-
-def _each(t, name, row, *others):
-    return Vector(t, [t.apply(name, (x, *others), {}) for x in row.items])
-
-
-def _exponents(t, row, is_sum=False):
-    """exp(x - m), x - m and m, the largest entry; of a sum, 0 where that is infinite."""
-    row = Vector(t, [ops.convert(t, x, "float") for x in row.items])
-    most = row.fold(ops.extreme("max"))
-    if is_sum:
-        most = t.apply("where", (t.apply("isinf", (most,), {}), 0.0, most), {})
-    off = _each(t, "sub", row, most)
-    return _each(t, "exp", off), off, most
-
-
-def _logsumexp(t, row):
-    powers, _, most = _exponents(t, row, is_sum=True)
-    return t.apply("add", (t.apply("log", (_sum(t, powers),), {}), most), {})
-
-
-def _softmax(t, row, _stacklevel=3):
-    """A row whose largest entry is infinite gives NaN, as torch's."""
-    powers, _, _ = _exponents(t, row)
-    return _each(t, "true_divide", powers, _sum(t, powers))
-
-
-def _log_softmax(t, row, _stacklevel=3):
-    powers, off, _ = _exponents(t, row)
-    return _each(t, "sub", off, t.apply("log", (_sum(t, powers),), {}))
-
-
-def _var(t, row, unbiased=True, correction=None):
-    less = int(unbiased) if correction is None else correction
-    off = _each(t, "sub", row, _mean(t, row))
-    return ops.true_divide(t, _dot(t, off, off), t.value(float(max(len(row.items) - less, 0))))
-
-
-def _std(t, row, **how):
-    return t.apply("sqrt", (_var(t, row, **how),), {})
-
-
-def _cosine(t, row, other, eps=1e-8):
-    if not isinstance(other, Vector):
-        fail(
-            f"got cosine_similarity of a captured row and {words_of(other)}, expected two rows"
-        )
-    sizes = [t.apply("clamp", (_norm(t, x), eps), {}) for x in (row, other)]
-    return ops.true_divide(t, _dot(t, row, other), t.apply("mul", sizes, {}))
-
-
-def _normalize(t, row, p=2.0, eps=1e-12):
-    return _each(t, "true_divide", row, t.apply("clamp", (_norm(t, row, p), eps), {}))
-
-
-_DIM = ("dim", "keepdim", "dtype")
-_OF_ONE_VALUE = ("isin", "bucketize", "searchsorted")  # and a row
-_SPREAD = ("dim", "unbiased", "keepdim", "correction")
-_IN_STEPS = {
-    "softmax": Op(_softmax, ("input",), ("dim", "dtype", "_stacklevel")),
-    "log_softmax": Op(_log_softmax, ("input",), ("dim", "dtype", "_stacklevel")),
-    "logsumexp": Op(_logsumexp, ("input",), ("dim", "keepdim")),
-    "var": Op(_var, ("input",), _SPREAD),
-    "std": Op(_std, ("input",), _SPREAD),
-    "argmax": Op(_place_of("max"), ("input",), ("dim", "keepdim")),
-    "argmin": Op(_place_of("min"), ("input",), ("dim", "keepdim")),
-    "cosine_similarity": Op(_cosine, ("input", "other"), ("dim", "eps")),
-    "normalize": Op(_normalize, ("input",), ("p", "dim", "eps")),
-}
-_REDUCTIONS = {
-    **_IN_STEPS,
-    "sum": Op(_sum, ("input",), _DIM),
-    "mean": Op(_mean, ("input",), _DIM),
-    "prod": Op(_product, ("input",), _DIM),
-    "any": Op(lambda t, x: x.fold(ops.logical("||")), ("input",), _DIM),
-    "all": Op(lambda t, x: x.fold(ops.logical("&&")), ("input",), _DIM),
-    "amax": Op(lambda t, x: x.fold(ops.extreme("max")), ("input",), _DIM),
-    "amin": Op(lambda t, x: x.fold(ops.extreme("min")), ("input",), _DIM),
-    "max": Op(_extreme("max"), ("input",), _DIM),
-    "min": Op(_extreme("min"), ("input",), _DIM),
-    "norm": Op(_norm, ("input",), ("p", *_DIM)),
-    "vector_norm": Op(_norm, ("input",), ("ord", *_DIM)),
-    "linalg_vector_norm": Op(_norm, ("input",), ("ord", *_DIM)),
-    "isin": Op(_isin, ("elements", "test_elements"), ("assume_unique", "invert")),
-    "bucketize": Op(_bucketize, ("input", "boundaries"), ("out_int32", "right")),
-    "searchsorted": Op(
-        _searchsorted,
-        ("sorted_sequence", "input"),
-        ("out_int32", "right", "side", "sorter"),
-    ),
-    **{n: Op(_dot, ("input", "other")) for n in "dot vdot inner matmul rmatmul".split()},
-}
-
-
-def is_of_rows(plain, arguments) -> bool:
-    """Whether an operation is on a captured row, or on a whole captured tensor as one."""
-    is_sum = plain in _REDUCTIONS and operator(plain) is None  # of a value too
-    return plain == "einsum" or is_sum or any(map(_is_row, arguments))
-
-
-def is_reduction(name: str) -> bool:
-    return name in _REDUCTIONS
-
-
-def _is_row(x) -> bool:
+def is_row(x) -> bool:
+    """Whether it is a captured row, or a whole captured tensor that can be one."""
     if isinstance(x, Symbol):
         return isinstance(x, (Rows, Vector))
     return hasattr(x, "stride") and any(n != 1 for n in x.shape)
 
 
-def _row(tracer, x):
-    if not _is_row(x) or isinstance(x, Vector):
+def _part_of(t, x):
+    """Of a captured tensor the symbol of all of it; of a symbol itself."""
+    return x if isinstance(x, TensorSymbol) else Rows(t, x)
+
+
+def row_of(t, x):
+    """Of a row its entries; anything else as it is."""
+    return _part_of(t, x).elements() if is_row(x) and not isinstance(x, Vector) else x
+
+
+def vector_of(t, x) -> Vector:
+    """A row among the arguments, however it was given, also of one element or of none."""
+    if isinstance(x, Vector):
         return x
-    return (x if isinstance(x, Rows) else Rows(tracer, x, ())).elements()
+    if not isinstance(x, Rows) and len(getattr(x, "shape", ())) != 1:
+        fail(f"got {words_of(x)}, expected a captured row")
+    return _part_of(t, x).elements()
 
 
-def vector_call(tracer, plain, found, arguments, options):
-    """An operation on rows: a reduction, or one on each element."""
-    parts = [_row(tracer, a) for a in arguments]
-    if plain == "einsum":
-        return _einsum(tracer, *parts)
-    is_pair = plain in ("max", "min") and len(parts) > 1 and not isinstance(parts[1], int)
-    if plain in _REDUCTIONS and not is_pair:
-        return _reduced(tracer, plain, parts, options)
-    if found is None:
-        fail(f"got torch.{plain} of a captured row, expected pointwise functions and sums")
-    if plain == "unsqueeze" or (plain in _SHAPES and len(_flat(parts[1:])) > 1):
-        fail(f"got {plain} of a captured row to more than one dimension, expected its entries")
-    lengths = {len(p.items) for p in parts if isinstance(p, Vector)}
-    if len(lengths) != 1:
-        fail(f"got captured rows of lengths {sorted(lengths)}, expected one length")
-    pick = lambda i: [p.items[i] if isinstance(p, Vector) else p for p in parts]  # noqa: E731
-    return Vector(tracer, [tracer.apply(plain, pick(i), options) for i in range(lengths.pop())])
+# ---- indices ----
 
 
-_SHAPES = ("view", "reshape", "expand")
+def _is_all(index) -> bool:
+    """Whether an index leaves a tensor of one value what it is."""
+    if isinstance(index, slice):
+        return index.start is index.stop is index.step is None
+    return index is None or index is Ellipsis or (type(index) is int and index in (0, -1))
 
 
-def _flat(sizes):
-    return [n for s in sizes for n in (s if isinstance(s, (tuple, list)) else (s,))]
-
-
-def _reduced(tracer, plain, parts, options):
-    op = _REDUCTIONS[plain]
-    values, _, given = bound(op, plain, parts, options)
-    is_value = not isinstance(values[0], Vector)
-    dim = given.pop("dim", None)
-    given.pop("keepdim", None)  # one entry counts as a value
-    if isinstance(dim, bool):  # var(False) says whether it is unbiased
-        dim, given["unbiased"] = None, dim
-    if dim not in (None, 0, -1, (0,), (-1,), [0], [-1], ()):
-        fail(f"got {plain} along {dim}, expected it over the whole row")
-    dtype = given.pop("dtype", None)
-    if "ord" in given:
-        given["p"] = given.pop("ord")
-    if plain in ("max", "min") and dim is not None:
-        given["dim"] = dim
-    if plain in _IN_STEPS:
-        values = [_as_vector(tracer, x) for x in values]
-    elif plain not in _OF_ONE_VALUE and not isinstance(values[0], Vector):
-        return _of_one(tracer, plain, values)
-    made = op.run(tracer, *values, **given)
-    if isinstance(made, Vector) and is_value:
-        made = made.items[0]
-    if dtype is None:
-        return made
-    cast = lambda x: ops.to_dtype(tracer, x, name_of(dtype))  # noqa: E731
-    return (
-        Vector(tracer, list(map(cast, made.items))) if isinstance(made, Vector) else cast(made)
-    )
-
-
-def _as_vector(t, x):
-    return x if isinstance(x, Vector) else Vector(t, [t.value(x)])
-
-
-def _of_one(tracer, plain, values):
-    """A reduction of rows of one element, which are scalars already."""
-    if len(values) == 2:
-        return tracer.apply("mul", values, {})
-    if plain in ("norm", "vector_norm"):
-        return tracer.apply("abs", values, {})
-    if plain in ("any", "all"):
-        return ops.convert(tracer, tracer.value(values[0]), "bool")
-    return tracer.value(values[0])
-
-
-def _one_index(tracer, tensor, dim, index) -> str:
-    size = int(tensor.shape[dim])
-    if isinstance(index, (Traced, Lifted)) or hasattr(index, "dtype"):
-        x = tracer.value(index)
-        if x.type == "bool" or x.type == "float":
-            fail(f"got a {x.type} as an index, expected int: convert it with .int()")
-        if x.nonneg:
-            return x.name
-        tracer.uses_shapes = True
-        return tracer.local(f"({x.name} < 0 ? {x.name} + {size} : {x.name})", "int").name
-    if isinstance(index, int) and not isinstance(index, bool):
-        if not -size <= index < size:
-            fail(f"got index {index} in dimension {dim}, expected {-size} to {size - 1}")
-        tracer.uses_shapes |= index < 0
-        return str(index % size)
-    fail(
-        f"got {words_of(index)} as an index, expected b, h, q_idx, kv_idx or an integer "
-        "made from them"
-    )
-
-
-def _entry(t, row, index):
-    """An entry of a row that was computed."""
-    if len(index) != 1 or index[0] is None or isinstance(index[0], (slice, type(Ellipsis))):
-        fail("got a slice of a computed row, expected one entry of it")
+def _entry(t, row: Vector, index: tuple):
+    """An entry, or a slice, of a row that was computed."""
+    index = tuple(i for i in index if i is not Ellipsis) or (slice(None),)
+    if len(index) != 1 or index[0] is None:
+        fail("got None or two indices of a computed row, expected one entry or a slice of it")
     i, n = index[0], len(row.items)
+    if isinstance(i, slice):
+        return Vector(t, row.items[i])
     if isinstance(i, int) and not isinstance(i, (bool, Lifted)):
         if not -n <= i < n:
             fail(f"got index {i} of a row, expected {-n} to {n - 1}")
         return row.items[i]
     i = t.value(i)
-    if i.type != "int":
-        fail(f"got a {i.type} as an index, expected int: convert it with .int()")
+    if i.kind != "int":
+        fail(f"got a {i.kind} as an index, expected int: convert it with .int()")
     found = row.items[0]
     for k, x in enumerate(row.items[1:], 1):
         found = t.apply("where", ((i == k) | (i == k - n), x, found), {})
     return found
 
 
-PICKS = {  # the arguments between the tensor and the index, by their names
+def index_of(t, tensor, index):
+    index = index if isinstance(index, tuple) else (index,)
+    if isinstance(tensor, Traced):
+        if all(map(_is_all, index)):
+            return tensor
+        fail("got an index on a traced scalar, expected a captured tensor")
+    if isinstance(tensor, Vector):
+        return _entry(t, tensor, index)
+    return _part_of(t, tensor).at(index)
+
+
+_PICKS = {  # the arguments between the tensor and the index, by their names
     "select": ("dim", "index"),
     "index_select": ("dim", "index"),
     "gather": ("dim", "index"),
@@ -476,41 +246,108 @@ PICKS = {  # the arguments between the tensor and the index, by their names
 }
 
 
-def pick(t, plain, tensor, *arguments, **options):
+def _pick(plain):
     """One entry of a captured row, or row of a captured tensor, by functions that take a tensor
     of indices, here of one."""
-    given = {**dict(zip(PICKS[plain], arguments)), **options}
-    index = given.pop("index", None) if "indices" not in given else given.pop("indices")
-    dim, rank = given.pop("dim", 0), len(tensor.shape)
-    given.pop("sparse_grad", None)
-    is_of_rows = plain in ("select", "index_select")
-    if given or index is None or dim not in (0, -rank) or (rank != 1 and not is_of_rows):
-        fail(f"got {plain} of {rank} dimensions along {dim}, expected an index: tensor[i]")
-    return index_of(t, tensor, index)
+
+    def op(t, tensor, *arguments, **options):
+        given = {**dict(zip(_PICKS[plain], arguments)), **options}
+        index = given.pop("index", None) if "indices" not in given else given.pop("indices")
+        dim, rank = given.pop("dim", 0), len(tensor.shape)
+        given.pop("sparse_grad", None)
+        if plain == "select" and not given and index is not None:
+            return index_of(t, tensor, (*_before(dim, rank), index))
+        is_of_rows = plain == "index_select"
+        if given or index is None or dim not in (0, -rank) or (rank != 1 and not is_of_rows):
+            fail(f"got {plain} of {rank} dimensions along {dim}, expected an index: tensor[i]")
+        return index_of(t, tensor, index)
+
+    return op
 
 
-def index_of(tracer, tensor, index):
-    index = index if isinstance(index, tuple) else (index,)
-    if isinstance(tensor, Traced):
-        fail("got an index on a traced scalar, expected a captured tensor")
-    base, given = (tensor.tensor, tensor.indices) if isinstance(tensor, Rows) else (tensor, ())
-    if isinstance(tensor, Vector):
-        return _entry(tracer, tensor, index)
-    if any(i is Ellipsis or i is None or isinstance(i, slice) for i in index):
-        whole = all(i is Ellipsis or i == slice(None) for i in index[len(index) - 1 :])
-        if not whole or any(
-            i is Ellipsis or i is None or isinstance(i, slice) for i in index[:-1]
-        ):
-            fail("got a slice or None as an index, expected integers")
-        index = index[:-1]
-    if len(given) + len(index) > len(base.shape):
-        fail(
-            f"got {len(given) + len(index)} indices, expected {len(base.shape)} for a captured "
-            f"tensor of shape {tuple(base.shape)}"
-        )
-    names = given + tuple(
-        _one_index(tracer, base, len(given) + i, x) for i, x in enumerate(index)
-    )
-    if len(names) < len(base.shape):
-        return Rows(tracer, base, names)
-    return tracer.element(f"{tracer.capture(base)}[{', '.join(names)}]", base)
+# ---- parts of rows, and rows of parts ----
+
+
+def _before(dim: int, rank: int) -> tuple:
+    """The index of all entries of the dimensions before one."""
+    if not -rank <= dim < rank:
+        fail(f"got dimension {dim} of {rank}")
+    return (slice(None),) * (dim % rank)
+
+
+def unbind(t, x, dim=0):
+    x = _part_of(t, x)
+    lead = _before(dim, x.ndim)
+    if x.shape[dim] > MAX_VECTOR:
+        fail(f"got {x.shape[dim]} entries of a captured tensor, expected {MAX_VECTOR} at most")
+    return tuple(index_of(t, x, (*lead, k)) for k in range(x.shape[dim]))
+
+
+def _narrow(t, x, dim, start, length):
+    x = _part_of(t, x)
+    return index_of(t, x, (*_before(dim, x.ndim), slice(start, start + length)))
+
+
+def _split(t, x, split_size_or_sections=None, dim=0, split_size=None):
+    x = _part_of(t, x)
+    _before(dim, x.ndim)
+    n, sizes = x.shape[dim], split_size_or_sections or split_size
+    if isinstance(sizes, int):
+        sizes = [min(sizes, n - at) for at in range(0, n, sizes)]
+    if sum(sizes) != n:
+        fail(f"got a split into {list(sizes)}, expected a sum of {n}")
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    return tuple(_narrow(t, x, dim, at, size) for at, size in zip(starts, sizes))
+
+
+def _chunk(t, x, chunks, dim=0):
+    x = _part_of(t, x)
+    _before(dim, x.ndim)
+    return _split(t, x, max(1, -(-x.shape[dim] // chunks)), dim)
+
+
+def _joined(plain):
+    """stack of values, cat of rows."""
+
+    def op(t, tensors, dim=0):
+        items: list = []
+        for x in tensors:
+            x = row_of(t, x)
+            if isinstance(x, Vector) == (plain == "stack"):
+                expected = "values" if plain == "stack" else "rows"
+                fail(f"got {plain} of {words_of(x)}, expected one of {expected}")
+            items += x.items if isinstance(x, Vector) else [t.value(x)]
+        if dim not in (0, -1) or not items:
+            fail(f"got {plain} along {dim}, expected one row of entries")
+        xs, _, dtype = ops.promoted(t, items)
+        return Vector(t, [t.with_dtype(x, dtype) for x in xs])
+
+    return op
+
+
+def _tensor(t, data, dtype=None, device=None, **_):
+    """torch.as_tensor of symbols."""
+    if isinstance(data, (tuple, list)):
+        data = _joined("stack")(t, data)
+    data = row_of(t, data)
+    if not isinstance(data, Vector):
+        data = t.value(data)
+    return data if dtype is None else t.apply("to", (data,), {"dtype": dtype})
+
+
+PARTS = {  # operations that tell a captured tensor from its entries
+    "getitem": index_of,
+    **{name: _pick(name) for name in _PICKS},
+    "unbind": unbind,
+    "narrow": _narrow,
+    "split": _split,
+    "split_with_sizes": _split,
+    "chunk": _chunk,
+    "stack": _joined("stack"),
+    **{name: _joined("cat") for name in ("cat", "concat", "concatenate")},
+    "as_tensor": _tensor,
+    "asarray": _tensor,
+    "scalar_tensor": _tensor,
+    "tensor": lambda t, *a, **o: cut(t, _tensor(t, *a, **o)),
+    "detach": lambda t, x: cut(t, _part_of(t, x)),
+}

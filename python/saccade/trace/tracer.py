@@ -7,26 +7,25 @@ computed.
 
 from __future__ import annotations
 
-import linecache
 import math
 import re
 import struct
 
+import torch
+
 from .dtypes import DEFAULT_DTYPE
-from .errors import TraceError, fail, words_of
+from .errors import TraceError, fail, of_name, shown, words_of
 from .functions import bound, operator
-from .ops import convert
-from .rows import (
-    PICKS,
-    Rows,
-    Vector,
-    element_of,
-    index_of,
-    is_of_rows,
-    is_reduction,
-    pick,
-    vector_call,
+from .grad_mode import (
+    function_of,
+    gradients_on,
+    made_without,
+    refusal_of,
+    refuse_functions,
 )
+from .ops import convert
+from .reductions import is_of_rows, is_reduction, vector_call
+from .rows import PARTS, Rows, Vector, element_of, index_of, is_row
 from .symbols import Lifted, Traced
 from .watching import watching
 
@@ -51,6 +50,7 @@ class Tracer:
         self.volatile = False  # the text holds values of captured tensors
         self.inside = 0  # depth of our own work, whose look at tensors is no use by the mod
         self.lifted_used = False
+        self.cut: set[str] = set()  # locals of which nothing is differentiated
 
     def local(
         self, text: str, type: str, nonneg: bool = False, dtype: str | None = ""
@@ -80,7 +80,7 @@ class Tracer:
         return f"({' + '.join([*parts, _float_text(_f32(x))])})" if parts else text
 
     def knows(self, name: str) -> bool:
-        return operator(name) is not None or is_reduction(name)
+        return operator(name) is not None or is_reduction(name) or name in PARTS
 
     def element(self, text: str, tensor) -> "Traced":
         type, nonneg, _, dtype = element_of(tensor)
@@ -88,7 +88,7 @@ class Tracer:
 
     def with_dtype(self, x: "Traced", dtype: str | None) -> "Traced":
         """x as it is, known to be of another dtype of its type."""
-        return Traced(self, x.name, x.type, x.nonneg, x.constant, dtype)
+        return Traced(self, x.name, x.kind, x.nonneg, x.constant, dtype)
 
     def capture(self, value) -> str:
         name = self._names.get(id(value))
@@ -160,7 +160,7 @@ class Tracer:
             return x
         if isinstance(x, Lifted):
             self.lifted_used = True
-            return Traced(self, self.capture(x), x.type)
+            return Traced(self, self.capture(x), x.kind)
         if isinstance(x, bool):
             return Traced(self, "true" if x else "false", "bool", constant=x)
         if isinstance(x, int):
@@ -168,7 +168,10 @@ class Tracer:
                 fail(f"got the integer {x}, expected one that fits 32 bits")
             return Traced(self, str(x) if x >= 0 else f"({x})", "int", x >= 0, x)
         if isinstance(x, float):
+            x = float(x)  # NumPy's are floats that show another text
             return Traced(self, self.literal(x), "float", x >= 0, x)
+        if isinstance(x, (Rows, Vector)):
+            fail(f"got a captured row with {x.ndim} index(es) missing, expected one element")
         if hasattr(x, "dtype") and hasattr(x, "shape"):
             if not hasattr(x, "stride") and x.shape == ():  # a NumPy scalar
                 return self.value(x.item())
@@ -181,18 +184,25 @@ class Tracer:
                 zeros = ", ".join("0" for _ in x.shape)
                 return self.element(f"{self.capture(x)}[{zeros}]", x)
             fail(
-                f"got a whole captured tensor of shape {tuple(x.shape)}, expected one element: "
-                "index it with b, h, q_idx or kv_idx"
+                f"got a whole captured tensor{of_name(x)} of shape {tuple(x.shape)}, expected "
+                "one element: index it with b, h, q_idx or kv_idx"
             )
-        if isinstance(x, Rows):
-            fail(f"got a captured tensor with {x.rank} index(es) missing, expected one element")
-        fail(f"got {words_of(x)}, expected a number, a tensor element or a traced value")
+        fail(
+            f"got {words_of(x)}{of_name(x)}, expected a number, a tensor element or a traced "
+            "value"
+        )
 
     def apply(self, name: str, arguments, options):
         """One torch call on symbols."""
+        if self.inside:
+            return _apply(self, name, arguments, options)
+        refuse_functions(name, arguments)
         self.inside += 1
         try:
-            return _apply(self, name, arguments, options)
+            made = _apply(self, name, arguments, options)
+            if torch.is_grad_enabled():
+                return made
+            return made_without(self, name.strip("_"), made, arguments)
         finally:
             self.inside -= 1
 
@@ -217,7 +227,7 @@ def _float_text(x: float) -> str:
     return text if math.copysign(1, x) > 0 else f"({text})"
 
 
-_ABOUT = ("dim", "numel", "size", "is_floating_point")
+_ABOUT = ("dim", "numel", "size", "is_floating_point", "is_complex")
 
 
 def _embedding(tracer, input, weight, padding_idx=None, max_norm=None, *, sparse=False, **more):
@@ -234,23 +244,25 @@ def _embedding(tracer, input, weight, padding_idx=None, max_norm=None, *, sparse
 
 def _apply(tracer, name, arguments, options):
     plain = name.strip("_")
-    if plain == "getitem":
-        return index_of(tracer, arguments[0], arguments[1])
     if plain == "embedding":
         return _embedding(tracer, *arguments, **options)
-    if plain in PICKS:
-        return pick(tracer, plain, *arguments, **options)
+    if plain in PARTS:
+        return PARTS[plain](tracer, *arguments, **options)
     if plain in _ABOUT:
         return getattr(arguments[0], plain)(*arguments[1:], **options)
     if plain == "setitem":
         fail("got an assignment to an element; mods only compute, they change nothing")
     found = operator(name)
+    if plain in ("to", "type_as") and not is_row(arguments[0]):  # of a row its dtype counts
+        arguments = [a.dtype if is_row(a) else a for a in arguments]
+        found = operator("to")
     if is_of_rows(plain, arguments):
         return vector_call(tracer, plain, found, arguments, options)
     if found is None:
         fail(
-            f"got torch.{plain}, which has no meaning for one score; expected arithmetic, "
-            "comparisons, torch.where and other pointwise functions"
+            f"got torch.{plain}, which has no meaning for one score, or is not traced; "
+            "expected arithmetic, comparisons, torch.where and other pointwise functions, or "
+            "its values in a table made outside of the mod: table[index]"
         )
     if name.endswith("_") and not name.endswith("__"):
         fail(f"got {name}, which changes its argument; write {plain} and use its result")
@@ -265,19 +277,21 @@ def _definition(fn) -> str:
     code = getattr(getattr(fn, "func", fn), "__code__", None)
     if code is None:
         return ""
-    line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
-    return f"{code.co_filename}:{code.co_firstlineno}: {line}\n    "
+    return shown(code, code.co_firstlineno)
 
 
 def run(fn, kind: str, tracer: Tracer | None = None) -> tuple[str, list[tuple[str, object]]]:
     """Text and captures of one callable; kind is "score" (5 arguments) or "mask" (4)."""
     t = tracer or Tracer(kind)
     indices = [Traced(t, n, "int", True, dtype="int32") for n in ("b", "h", "q", "kv")]
-    first = [Traced(t, "score", "float", dtype="float32")] if kind == "score" else []
-    with watching(t):
+    dtype = "float64" if t.is_double else "float32"
+    first = [Traced(t, "score", "float", dtype=dtype)] if kind == "score" else []
+    with gradients_on() as of_caller, watching(t, of_caller):
         result = fn(*first, *indices)
     t.inside += 1
     where = _definition(fn)
+    if function_of(result):
+        raise TraceError(where + refusal_of(function_of(result)))
     if result is None:
         raise TraceError(f"{where}got nothing as the result, expected one value")
     if isinstance(result, (Rows, Vector)):
@@ -286,9 +300,9 @@ def run(fn, kind: str, tracer: Tracer | None = None) -> tuple[str, list[tuple[st
             "it with b, h, q_idx or kv_idx, or sum over it"
         )
     result = t.value(result)
-    if kind == "mask" and result.type != "bool":
+    if kind == "mask" and result.kind != "bool":
         raise TraceError(
-            f"{where}got a {result.type} as the mask, expected bool: write a comparison"
+            f"{where}got a {result.kind} as the mask, expected bool: write a comparison"
         )
     if kind == "score":
         result = convert(t, result, "float")

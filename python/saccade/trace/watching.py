@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .errors import fail
-from .symbols import find_tracer
+from .errors import fail, of_name
+from .grad_mode import of_caller
+from .symbols import Symbol, find_tracer
 
 _SHAPES = frozenset(
     "shape ndim size dim numel nelement stride ndimension __len__ is_contiguous".split()
@@ -11,10 +12,11 @@ _SHAPES = frozenset(
 _HARMLESS = frozenset(
     "dtype device is_cuda is_cpu layout requires_grad is_leaf is_floating_point element_size "
     "is_complex grad_fn get_device itemsize names __hash__ is_signed is_nested is_sparse "
-    "is_quantized is_meta is_mkldnn is_mps is_xpu __format__".split()
+    "is_quantized is_meta is_mkldnn is_mps is_xpu __format__ is_grad_enabled "
+    "_set_grad_enabled is_inference_mode_enabled".split()
 )
 _VIEWS = frozenset(  # the result is the tensor's own memory
-    "view transpose permute t T mT swapaxes swapdims movedim unsqueeze squeeze expand "
+    "view transpose permute t T mT swapaxes swapdims movedim unsqueeze squeeze expand data "
     "expand_as select narrow detach unbind split chunk view_as broadcast_to diagonal".split()
 )
 
@@ -46,8 +48,9 @@ def _is_view(name, args) -> bool:
     return all(i is None or i is Ellipsis or type(i) in (int, slice) for i in index)
 
 
-def watching(tracer):
-    """Notes what the mod reads of real tensors besides elements at traced indices."""
+def watching(tracer, gradients: bool):
+    """Notes what the mod reads of real tensors besides elements at traced indices, which it
+    computes with gradients as its caller does."""
     from torch.overrides import TorchFunctionMode
 
     own: dict[int, object] = {}  # what the mod itself made; it may change that
@@ -55,25 +58,29 @@ def watching(tracer):
     class Watching(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             kwargs = kwargs or {}
-            if not tracer.inside and find_tracer(args, kwargs) is None:
-                name = getattr(func, "__name__", "")
-                if name == "__get__":
-                    name = getattr(func.__self__, "__name__", "")
-                if name in _SHAPES:
-                    tracer.uses_shapes = True
-                elif _changes_its_argument(name) and id(args[0]) not in own:
-                    fail(
-                        f"got {name}, which changes a captured tensor; mods only compute, they "
-                        "change nothing: clone() it, or compute it outside of the mod"
-                    )
-                elif name not in _HARMLESS:
-                    is_view = _is_view(name, args)
-                    if not is_view:
-                        tracer.volatile |= _has_tensor(args) or _has_tensor(kwargs.values())
-                    result = func(*args, **kwargs)
-                    if not is_view or id(args[0]) in own:
-                        own[id(result)] = result
-                    return result
+            if tracer.inside:
+                return func(*args, **kwargs)
+            if find_tracer(args, kwargs) is not None:
+                return Symbol.__torch_function__(func, types, args, kwargs)
+            first = next(iter((*args, *kwargs.values())), None)
+            name = getattr(func, "__name__", "")
+            if name == "__get__":
+                name = getattr(func.__self__, "__name__", "")
+            if name in _SHAPES:
+                tracer.uses_shapes = True
+            elif _changes_its_argument(name) and id(first) not in own:
+                fail(
+                    f"got {name}, which changes a captured tensor{of_name(first)}; mods only "
+                    "compute, they change nothing: clone() it, or compute it outside of the mod"
+                )
+            elif name not in _HARMLESS:
+                is_view = _is_view(name, args)
+                if not is_view:
+                    tracer.volatile |= _has_tensor(args) or _has_tensor(kwargs.values())
+                result = of_caller(gradients, func, args, kwargs)
+                if not is_view or id(first) in own:
+                    own[id(result)] = result
+                return result
             return func(*args, **kwargs)
 
     return Watching()
