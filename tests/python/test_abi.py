@@ -3,14 +3,14 @@
 import ctypes as C
 
 import pytest
-from saccade.c import abi
+from saccade.c import abi, loading
 
 
 def test_every_mirror_is_checked():
     kinds = [x for x in vars(abi).values() if isinstance(x, type)]
     here = {x for x in kinds if issubclass(x, C.Structure) and hasattr(x, "_fields_")}
     assert here == set(abi.MIRRORS.values()) and len(here) == len(abi.MIRRORS)
-    abi.check_mirrors()
+    loading.check_mirrors()
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_wrong_mirror_is_refused(monkeypatch, name, change):
     wrong = type("Wrong", (C.Structure,), {"_fields_": fields})
     monkeypatch.setitem(abi.MIRRORS, name, wrong)
     with pytest.raises(ImportError, match=f"{name}.*two versions"):
-        abi.check_mirrors()
+        loading.check_mirrors()
 
 
 @pytest.mark.parametrize("name", ["saccade_problem", "saccade_forward_args"])
@@ -45,15 +45,15 @@ def test_structs_that_may_grow(monkeypatch, name):
             abi.MIRRORS, name, type("Changed", (abi.Record,), {"_fields_": list(change)})
         )
         if is_right:
-            abi.check_mirrors()
+            loading.check_mirrors()
         else:
             with pytest.raises(ImportError, match=f"{name}.*two versions"):
-                abi.check_mirrors()
+                loading.check_mirrors()
 
 
 def test_a_call_that_is_not_there():
     with pytest.raises(ImportError, match="has no saccade_nothing.*two versions"):
-        abi._declare("nothing", None)
+        loading._declare("nothing", None)
 
 
 def test_packed_as_the_mirrors_lie():
