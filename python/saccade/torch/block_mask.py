@@ -7,26 +7,25 @@ keep meaning what they meant: positions are mapped back before the mod sees them
 
 from __future__ import annotations
 
-import ctypes as C
-import itertools
-import math
-import weakref
 from typing import Any, Callable
 
 import torch
 from torch.utils._pytree import GetAttrKey
 
-from ..c import abi, objects
-from .index_lists import dense_of, ordered
-from .mods import AnyMod, Resolved, captured
+from ..c import objects
+from . import graph_masks
+from .index_lists import columns_of, dense_of, marks_of, transposed_lists
+from .mask_pictures import in_characters, in_html
+from .mask_objects import exported, imported, own_dimensions
+from .mask_slices import are_ranges, moved, noop_mask, picked, picks_of, rows_of
+from .mods import AnyMod
 
 DEFAULT_BLOCK = 128
 BlockSize = int | tuple[int, int]
 MaskMod = Callable[..., Any] | str | AnyMod  # callable (b, h, q_idx, kv_idx) -> bool
 _ORDERS = ("dq_write_order", "dq_write_order_full", "dq_kv_order", "dq_kv_order_spt")
 _MOST_PARTS = 16
-_numbers = itertools.count(1)
-numbered: "weakref.WeakValueDictionary[int, BlockMask]" = weakref.WeakValueDictionary()
+_is_in_graph = torch.compiler.is_dynamo_compiling
 
 
 def block_pair(block: BlockSize) -> tuple[int, int]:
@@ -34,18 +33,6 @@ def block_pair(block: BlockSize) -> tuple[int, int]:
     if min(pair) < 1:
         raise ValueError(f"BLOCK_SIZE: got {block}, expected 1 or more")
     return pair
-
-
-def noop_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    """Every position is live."""
-    return b.new_ones(size=(), dtype=torch.bool) if hasattr(b, "new_ones") else True
-
-
-def marks_of(lists):
-    """Tells index tensors changed in place from unchanged ones."""
-    if lists is None:
-        return None
-    return tuple(0 if t is None or t.is_inference() else t._version for t in lists)
 
 
 def _index_tensor(transposed: bool, position: int) -> Any:
@@ -64,16 +51,6 @@ def _index_tensor(transposed: bool, position: int) -> Any:
             self._replaced()
 
     return property(get, set)
-
-
-def _mapped(num, idx):
-    """Lists without their -1, PyTorch's PagedAttention's word for a page that no key has."""
-    counted = torch.arange(idx.shape[-1]) < num.unsqueeze(-1)
-    if not bool((counted & (idx == -1)).any()):
-        return num, idx
-    kept = counted & (idx != -1)
-    order = torch.argsort((~kept).to(torch.int8), dim=-1, stable=True)
-    return kept.sum(-1, dtype=torch.int32), idx.gather(-1, order)
 
 
 class BlockMask:
@@ -131,7 +108,7 @@ class BlockMask:
         self._seq_lengths = (seq_lengths[0], seq_lengths[1])
         self._mask_mod: Any = mask_mod or noop_mask
         self.BLOCK_SIZE = block_pair(BLOCK_SIZE)
-        self._forward = (
+        self._forward: Any = (
             None
             if kv_indices is None
             else (kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices)
@@ -142,12 +119,17 @@ class BlockMask:
             else (q_num_blocks, q_indices, full_q_num_blocks, full_q_indices)
         )
         self._has_transpose = True
+        self._is_given = kv_indices is not None  # the index tensors are what counts
         self._dims = _lead
-        self.number = next(_numbers)  # what stands for this mask in a compiled graph
-        numbered[self.number] = self
-        self._stamp = object()
-        self._marks = marks_of(self._forward)
+        self._number = 0
+        self._stamp: Any = None
+        self._marks: Any = None
         self._parts: dict[tuple[Any, ...], tuple[Any, BlockMask]] = {}
+        self._part_of: graph_masks.Part | None = None  # of masks that a graph cuts
+        if not _is_in_graph():
+            self._number = graph_masks.enter(self)
+            self._stamp = object()
+            self._marks = marks_of(self._forward)
 
     @classmethod
     def from_kv_blocks(
@@ -191,10 +173,56 @@ class BlockMask:
         made._has_transpose = compute_q_blocks
         return made
 
+    def _like(self, lengths, lists, device, mask_mod=None):
+        """A mask of other index tensors."""
+        return BlockMask(
+            lengths,
+            *lists,
+            BLOCK_SIZE=self.BLOCK_SIZE,
+            mask_mod=mask_mod or self._mask_mod,
+            _device=device,
+        )._after(self)
+
     def _after(self, other):
         """Itself, without transposes if the mask that it was made from has none."""
         self._has_transpose = other._has_transpose
         return self
+
+    # ---- in graphs of torch.compile ----
+
+    @property
+    def number(self) -> int:
+        """What stands for this mask in a compiled graph."""
+        if not self._number:
+            self._leave_graph()
+            self._number = graph_masks.enter(self)
+        return self._number
+
+    def after(self, steps: tuple[int, ...]) -> "BlockMask":
+        """What a graph means by this mask and steps."""
+        return self._part(steps, lambda: graph_masks.follow(self, steps))
+
+    def index_shape(self) -> tuple[int, ...]:
+        """Of kv_indices."""
+        if self._part_of is not None:
+            return self._part_of.shape
+        if self._is_given:
+            return tuple(self._forward[1].shape)
+        sizes = [-(-n // b) for n, b in zip(self._seq_lengths, self.BLOCK_SIZE)]
+        return (*self._dimensions(), *sizes)
+
+    def _as_part(self, lengths, mask_mod, *part):
+        made = BlockMask(
+            lengths, BLOCK_SIZE=self.BLOCK_SIZE, mask_mod=mask_mod, _device=self._device
+        )
+        made._part_of = graph_masks.part_of(self, *part)
+        return made._after(self)
+
+    def _leave_graph(self):
+        """Becomes the mask that a graph described."""
+        if self._part_of is not None:
+            made = self._part_of.of.after(self._part_of.steps)
+            self.__dict__.update({**made.__dict__, "_number": self._number, "_parts": {}})
 
     # ---- the C object ----
 
@@ -209,9 +237,7 @@ class BlockMask:
 
     def own_dimensions(self) -> tuple[int, int]:
         """Of how many batches and heads the blocks differ."""
-        i = abi.BlockIndices()
-        abi.call("block_mask_export", self.handle().handle, 0, C.byref(i))
-        return i.B, i.H
+        return own_dimensions(self.handle())
 
     def _part(self, key, make):
         """A mask made from this one, until this one changes."""
@@ -233,99 +259,42 @@ class BlockMask:
     @property
     def version(self):
         """Another object whenever the mask is changed by hand, its tensors included."""
+        if self._stamp is None:  # a graph made it, or changed it
+            self._leave_graph()
+            self._stamp, self._marks = object(), marks_of(self._forward)
         if self._marks is not None and self._marks != marks_of(self._forward):
             self._replaced()
         return self._stamp
 
     def _replaced(self):
         """The index tensors are now what counts."""
-        self._marks = marks_of(self._forward)
         self._handle, self._transpose, self._dims = None, None, None
-        self._stamp = object()
+        self._is_given, self._part_of = True, None
+        if _is_in_graph():
+            self._number, self._stamp, self._marks = 0, None, None
+        else:
+            self._stamp, self._marks = object(), marks_of(self._forward)
 
     def handle(self) -> objects.BlockMaskHandle:
         """The C block mask, imported from the index tensors where they came first."""
         self.version
         if self._handle is None:
-            self._handle = self._import()
+            self._handle = imported(
+                self._forward, self.BLOCK_SIZE, self._seq_lengths, self._mask_mod
+            )
         return self._handle
 
-    def _import(self):
-        num, idx, fnum, fidx = [
-            None if t is None else t.to("cpu", torch.int32).contiguous() for t in self._forward
-        ]
-        num, idx = _mapped(num, idx)
-        if fidx is not None:
-            fnum, fidx = _mapped(fnum, fidx)
-        columns = self._columns(idx, fidx)
-        num, idx = num.expand(idx.shape[:-1]).contiguous(), _widened(idx, columns)
-        fidx = None if fidx is None else _widened(fidx, columns)
-        lead = (1,) * (4 - idx.dim()) + tuple(idx.shape)
-        i = abi.BlockIndices(
-            *lead,
-            *self.BLOCK_SIZE,
-            num.data_ptr(),
-            idx.data_ptr(),
-            fnum.data_ptr() if fnum is not None else None,
-            fidx.data_ptr() if fidx is not None else None,
-        )
-        sizes = (lead[0], lead[1], lead[1], *self._seq_lengths, 1, 1)
-        if self._mask_mod is noop_mask:
-            return objects.block_mask_import(i, None, [], sizes, None)
-        found = Resolved(self._mask_mod, "mask", "cpu")
-        return objects.block_mask_import(i, found.bound, found.views, sizes, found.tensors)
-
-    def _exported(self):
-        """Dense PARTIAL and FULL of blocks, as the C mask has them."""
-        i = abi.BlockIndices()
-        h = self.handle().handle
-        abi.call("block_mask_export", h, 0, C.byref(i))
-        rows = (i.B, i.H, i.rows)
-        made = [
-            torch.zeros(
-                rows if k % 2 == 0 else rows + (i.columns,), dtype=torch.int32, device="cpu"
-            )
-            for k in range(4)
-        ]
-        for name, t in zip(
-            ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"), made
-        ):
-            setattr(i, name, t.data_ptr())
-        abi.call("block_mask_export", h, 0, C.byref(i))
-        return dense_of(*made[:2], i.columns), dense_of(*made[2:], i.columns)
-
-    def _export(self):
-        """FlexAttention's lists. It calls no block FULL that reaches beyond the lengths."""
-        partial, full = self._exported()
-        over = torch.zeros_like(full)
-        if self._seq_lengths[0] % self.BLOCK_SIZE[0]:
-            over[..., -1, :] = 1
-        if self._seq_lengths[1] % self.BLOCK_SIZE[1]:
-            over[..., -1] = 1
-        lists = ordered(partial | (full & over)) + ordered(full & (1 - over))
-        lead = self._dims or full.shape[:2]  # one list serves all if the mod names no b or h
-        return tuple(t.to(self._device).expand(*lead, *t.shape[2:]).contiguous() for t in lists)
-
-    def _transposed(self):
-        num, idx, fnum, fidx = self._lists(False)
-        columns, wide = -(-self._seq_lengths[1] // self.BLOCK_SIZE[1]), self._columns(idx, fidx)
-        made = ordered(dense_of(num, idx, wide)[..., :columns].mT)
-        if fnum is None:
-            return (*made, None, None)
-        return made + ordered(dense_of(fnum, fidx, wide)[..., :columns].mT)
-
-    def _columns(self, *indices):
-        """Columns of blocks; lists may be cut to those that are used."""
-        widths = [t.shape[-1] for t in indices if t is not None]
-        return max(-(-self._seq_lengths[1] // self.BLOCK_SIZE[1]), *widths)
-
     def _lists(self, transposed):
+        if _is_in_graph():
+            return graph_masks.lists_of(self, transposed)
+        self.version
         if transposed:
-            if self._transpose is None:
-                self._transpose = self._transposed() if self._has_transpose else (None,) * 4
-            return self._transpose
+            if self._transpose is None and self._has_transpose:
+                KV, block = self._seq_lengths[1], self.BLOCK_SIZE[1]
+                self._transpose = transposed_lists(self._lists(False), KV, block)
+            return self._transpose or (None,) * 4
         if self._forward is None:
-            self._forward = self._export()
+            self._forward = exported(self.handle(), self._seq_lengths, self._dims, self._device)
             self._marks = marks_of(self._forward)
         return self._forward
 
@@ -347,7 +316,7 @@ class BlockMask:
 
     @mask_mod.setter
     def mask_mod(self, value: MaskMod | None) -> None:
-        self._lists(False)
+        self._forward = self._lists(False)
         self._mask_mod = value or noop_mask
         self._replaced()
 
@@ -357,16 +326,14 @@ class BlockMask:
 
     @seq_lengths.setter
     def seq_lengths(self, value: tuple[int, int]) -> None:
-        self._lists(False)
+        self._forward = self._lists(False)
         self._seq_lengths = (value[0], value[1])
         self._replaced()
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(B, H, Q, KV)."""
-        if self._forward is not None:
-            return (*self._forward[1].shape[:-2], *self._seq_lengths)
-        return (*self._dimensions(), *self._seq_lengths)
+        return (*self.index_shape()[:-2], *self._seq_lengths)
 
     @property
     def ndim(self) -> int:
@@ -392,10 +359,17 @@ class BlockMask:
 
     def sparsity(self) -> float:
         """Percentage of blocks that are not computed."""
+        if _is_in_graph():
+            live = self.to_dense()
+            return 100 - 100 * live.sum().item() / live.numel()
         return 100 * self.handle().stats().sparsity
 
     def to(self, device: torch.device | str) -> "BlockMask":
         """The same mask with its index tensors on another device."""
+        if _is_in_graph():
+            lists = [t if t is None else t.to(device) for t in self._lists(False)]
+            return self._like(self._seq_lengths, lists, device)
+        self.version
         made = BlockMask(
             self._seq_lengths,
             BLOCK_SIZE=self.BLOCK_SIZE,
@@ -409,38 +383,20 @@ class BlockMask:
             setattr(
                 made, name, lists and tuple(t if t is None else t.to(device) for t in lists)
             )
-        made._marks = marks_of(made._forward)
+        made._is_given, made._marks = self._is_given, marks_of(made._forward)
         return made._after(self)
 
     def to_dense(self) -> torch.Tensor:
         """[B, H, rows, columns] int32, 1 for PARTIAL and FULL blocks."""
         num, idx, fnum, fidx = self._lists(False)
-        columns = self._columns(idx, fidx)
+        columns = columns_of(self._seq_lengths[1], self.BLOCK_SIZE[1], idx, fidx)
         dense = dense_of(num, idx, columns)
         return dense if fnum is None else (dense | dense_of(fnum, fidx, columns))
 
     def to_string(self, grid_size: int | tuple[int, int] = (20, 20), limit: int = 4) -> str:
         """Picture in characters of up to `limit` (b, h), of about grid_size (rows, columns)
         cells; -1: a cell for each block. Full cells are live, light ones partly so."""
-        dense = self.to_dense()
-        lead, (rows, columns) = dense.shape[:-2], dense.shape[-2:]
-        wanted = (grid_size, grid_size) if isinstance(grid_size, int) else grid_size
-        down, along = (
-            1 if n == -1 else max(1, -(-size // n)) for n, size in zip(wanted, (rows, columns))
-        )
-        parts: list[str] = []
-        for place in itertools.product(*map(range, lead)):
-            if len(parts) == limit:
-                more = math.prod(lead) - limit
-                parts.append(f"... {more} more: to_string(limit=...) or mask[batch, head]")
-                break
-            text = "".join(
-                "".join(2 * _cell(dense[place][r : r + down, c : c + along]) for c in cs) + "\n"
-                for cs in [range(0, columns, along)]
-                for r in range(0, rows, down)
-            )
-            parts.append(f"{tuple(place)}\n{text}")
-        return "\n".join(parts)
+        return in_characters(self.to_dense(), grid_size, limit)
 
     def __str__(self) -> str:
         return (
@@ -450,6 +406,9 @@ class BlockMask:
         )
 
     def __repr__(self) -> str:
+        if _is_in_graph():
+            return f"BlockMask(shape={self.shape}, BLOCK_SIZE={self.BLOCK_SIZE})"
+        self.version
         B, H = self._dimensions()
         R, Cs = (-(-n // b) for n, b in zip(self._seq_lengths, self.BLOCK_SIZE))
         named = getattr(self._mask_mod, "__name__", self._mask_mod)
@@ -461,20 +420,20 @@ class BlockMask:
 
     def _repr_html_(self) -> str:
         """The picture of the first batch and head, for notebooks."""
-        picture = self.handle().render(0, 0, abi.SVG, 0).decode()
-        return (
-            f"<div>BlockMask {tuple(self.shape)}, {self.sparsity():.1f} % of blocks not "
-            f'computed</div><div style="width:20em">{picture[picture.index("<svg") :]}</div>'
-        )
+        return in_html(self)
 
     # ---- slices and crops ----
 
     def _adjust(self, new_q_len: int, new_kv_len: int) -> "BlockMask":
         """The upper-left [new_q_len, new_kv_len] of this mask; longer lengths grow it."""
-        if torch.compiler.is_dynamo_compiling():
-            return Adjusted(self, (new_q_len, new_kv_len))
+        lengths = new_q_len, new_kv_len
+        if _is_in_graph() and graph_masks.has_number(self):
+            shape = graph_masks.cropped_shape(self, lengths)
+            return self._as_part(lengths, self._mask_mod, (0, *lengths), shape, 4)
+        if _is_in_graph():
+            return self._like(lengths, graph_masks.cropped(self, lengths), self._device)
         return BlockMask(
-            (new_q_len, new_kv_len),
+            lengths,
             BLOCK_SIZE=self.BLOCK_SIZE,
             mask_mod=self._mask_mod,
             _handle=self.handle().window(0, new_q_len, 0, new_kv_len),
@@ -485,65 +444,17 @@ class BlockMask:
     def __getitem__(self, index: Any) -> "BlockMask":
         """Picks batches, heads and rows of blocks; the mod goes on seeing original
         positions."""
-        index = index if isinstance(index, tuple) else (index,)
-        if len(index) > 3:
-            raise IndexError(f"got {len(index)} indices, expected at most 3: batch, head, row")
-        num, idx, fnum, fidx = self._lists(False)
-        maps = [torch.arange(n, device="cpu") for n in idx.shape[:-1]]
-        exact = True
-        for axis, x in enumerate(index):
-            x = slice(None) if x is Ellipsis else x
-            if isinstance(x, int):
-                n = idx.shape[axis]
-                if not -n <= x < n:
-                    raise IndexError(
-                        f"got index {x} in dimension {axis}, expected {-n} to {n - 1}"
-                    )
-                x = slice(x % n, x % n + 1)
-            exact &= axis < 2 or isinstance(x, slice)
-            maps[axis] = maps[axis][x.cpu() if isinstance(x, torch.Tensor) else x]
-
-        def pick(t):
-            for axis, m in enumerate(maps):
-                t = t if t is None else t.index_select(axis, m.to(t.device))
-            return t
-
-        rows, block = maps[-1], self.BLOCK_SIZE[0]
-        Q = len(rows) * block
-        if exact:  # a slice ends where the mask does; rows picked by a tensor are whole blocks
-            Q = sum(min(block, self._seq_lengths[0] - int(r) * block) for r in rows)
-        return BlockMask(
-            (Q, self._seq_lengths[1]),
-            pick(num),
-            pick(idx),
-            pick(fnum),
-            pick(fidx),
-            BLOCK_SIZE=self.BLOCK_SIZE,
-            _device=self._device,
-            mask_mod=self._moved(maps, idx.shape),
-        )._after(self)
-
-    def _moved(self, maps, shape):
-        # The first few see their own positions; a single one may serve any batch or head.
-        moves = [
-            None
-            if m.tolist() == list(range(len(m))) and (len(m) > 1 or n == 1)
-            else m.to(torch.int32)
-            for m, n in zip(maps, shape)
-        ]
-        moves = [None] * (3 - len(moves)) + moves
-        if all(m is None for m in moves):
-            return self._mask_mod
-        inner, block = captured.callable_of(self._mask_mod), self.BLOCK_SIZE[0]
-        b_map, h_map, rows = moves
-
-        def moved(b, h, q_idx, kv_idx):
-            b = b if b_map is None else b_map[b]
-            h = h if h_map is None else h_map[h]
-            q = q_idx if rows is None else rows[q_idx // block] * block + q_idx % block
-            return inner(b, h, q, kv_idx)
-
-        return moved
+        lists = None if _is_in_graph() else self._lists(False)
+        shape = self.index_shape()
+        picks, block = picks_of(index, shape[:-1]), self.BLOCK_SIZE[0]
+        lengths = rows_of(picks[-1], self._seq_lengths[0], block), self._seq_lengths[1]
+        mod = moved(self._mask_mod, picks, shape, block)
+        if lists is None and are_ranges(picks) and graph_masks.has_number(self):
+            shape = (*[p.count for p in picks], shape[-1])
+            n = graph_masks.how_many(self)
+            return self._as_part(lengths, mod, graph_masks.slices(picks), shape, n)
+        lists = self._lists(False) if lists is None else lists
+        return self._like(lengths, [picked(t, picks) for t in lists], self._device, mod)
 
     # ---- torch's trees ----
 
@@ -576,31 +487,6 @@ class BlockMask:
         )
 
 
-class Adjusted(BlockMask):
-    """What a graph of torch.compile adjusts a BlockMask to; outside of it, that mask."""
-
-    def __init__(self, of, lengths):
-        self.of, self.lengths = of, lengths
-
-    def __getattr__(self, name):  # there is none before it is asked for outside
-        if "lengths" not in self.__dict__ or name.startswith("__"):
-            raise AttributeError(f"BlockMask has no attribute {name!r}")
-        _adjust_now(self)
-        return getattr(self, name)
-
-    def _adjust(self, new_q_len: int, new_kv_len: int) -> BlockMask:
-        if "lengths" in self.__dict__:
-            _adjust_now(self)
-        return super()._adjust(new_q_len, new_kv_len)
-
-
-@torch.compiler.disable
-def _adjust_now(mask):
-    lengths = mask.__dict__.pop("lengths")
-    mask.__dict__.update(mask.__dict__.pop("of")._adjust(*lengths).__dict__)
-    numbered[mask.number] = mask
-
-
 def _unpickle(lengths, lists, block, mask_mod, device):
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         device = "cpu"
@@ -611,12 +497,3 @@ def _unpickle(lengths, lists, block, mask_mod, device):
         mask_mod=mask_mod,
         _device=device,
     )
-
-
-def _widened(idx, columns):
-    return torch.nn.functional.pad(idx, (0, columns - idx.shape[-1]))
-
-
-def _cell(part) -> str:
-    live = float(part.float().mean())
-    return "█" if live == 1 else " " if live == 0 else "░"

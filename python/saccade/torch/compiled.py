@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import dynamo, masks
-from .block_mask import Adjusted, BlockMask, noop_mask, numbered
+from .block_mask import BlockMask, noop_mask
 from .calls import autocast, decoded, new_call, output_like, stats_dtype
 from .checks import (
     INVARIANCE,
@@ -35,6 +35,7 @@ from .checks import (
 )
 from .entries import run
 from .gradients import gradient_like, gradients
+from .graph_masks import of_number, stands_for
 from .masks import block_mask_of, mask_or_mod
 from .mods import AnyMod, Resolved, place, text_of
 
@@ -142,7 +143,7 @@ def _layout(t: torch.Tensor) -> tuple:
 
 
 def _op_call(q, k, v, mods: _Mods, block_mask, lists, block, how) -> _OpCall:
-    live = _block_mask(block_mask, block) if block_mask else None
+    live = of_number(block_mask, block) if block_mask else None
     for_score, for_mask = mods.named()
     key = (
         tuple(map(_layout, (q, k, v, *mods.captures, *lists))),
@@ -175,18 +176,6 @@ def _op_call(q, k, v, mods: _Mods, block_mask, lists, block, how) -> _OpCall:
             found.read = [t.clone() for t in read]
             _calls[key] = found
     return found
-
-
-def _block_mask(number: int, lengths=()) -> BlockMask:
-    """lengths: Q and KV, where the graph adjusts the mask to them."""
-    try:
-        found = numbered[number]
-        return found.adjusted(*lengths) if lengths else found
-    except KeyError:
-        raise RuntimeError(
-            "saccade: the BlockMask of a compiled graph is gone, expected it to live as long "
-            "as the compiled function is called"
-        ) from None
 
 
 def _listed(lists, block, mod) -> BlockMask:
@@ -265,7 +254,7 @@ def _flex(
     out, lse, row_max = found(q, k, v, captures)
     if block_mask and lse is not None:
         # what is saved for backward, or detached from it, holds the mask
-        lse.untyped_storage().saccade_block_mask = _block_mask(block_mask)
+        lse.untyped_storage().saccade_block_mask = of_number(block_mask)
     none = q.new_empty((0,), dtype=stats_dtype(q))
     return out, none if lse is None else lse, none.clone() if row_max is None else row_max
 
@@ -390,12 +379,6 @@ _flex.register_autograd(_backward, setup_context=_setup)
 _flex.register_vmap(_vmap)
 
 
-_NO_STRICT = (
-    "saccade: got a BlockMask in torch.export(strict=True), which knows it by its number in "
-    "this process only; expected strict=False, or the mask as text"
-)
-
-
 def _is_exporting() -> bool:
     """torch.compiler.is_exporting, which torch.compile of PyTorch 2.11 takes for true."""
     return getattr(torch.compiler, "_is_exporting_flag", False)
@@ -414,12 +397,7 @@ def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max,
         if isinstance(block_mask, masks.Unproven) and hasattr(block_mask, "given"):
             block_mask = _unproven(block_mask.given, q, k)
         elif isinstance(block_mask, BlockMask):
-            if _is_exporting():
-                raise NotImplementedError(_NO_STRICT)
-            if isinstance(block_mask, Adjusted) and hasattr(block_mask, "lengths"):
-                block = list(block_mask.lengths)
-                block_mask = block_mask.of
-            number, block_mask = block_mask.number, None
+            number, lists, block, block_mask = stands_for(block_mask, _is_exporting())
         elif masks.is_theirs(block_mask):
             lists, block, block_mask = masks.parts_of_theirs(block_mask)
         score, score_mod = _callable_apart(score_mod)
@@ -508,7 +486,7 @@ def _outside(q, k, v, score, mask, mods, rest):
         score = AnyMod("score", mods.score, for_score)
     if mask is None:
         mask = AnyMod("mask", mods.mask, for_mask) if mods.mask else None
-        mask = _block_mask(number, block) if number else mask
+        mask = of_number(number, block) if number else mask
     if lists:
         mask = _listed(lists, block, mask)
     name, is_invariant = way_of(backend)

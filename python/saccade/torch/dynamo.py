@@ -22,7 +22,8 @@ from ..trace import tracer as tracing
 from .mods import AnyMod, as_row
 
 _NAME = "saccade_flex"
-_FIXED_INDEX = re.compile(r"\[(?:[^\]]*, )?[1-9]\d*[,\]]")  # which a smaller tensor might not have
+# An index that a smaller tensor might not have.
+_FIXED_INDEX = re.compile(r"\[(?:[^\]]*, )?[1-9]\d*[,\]]")
 
 
 class _Flex(HigherOrderOperator):

@@ -22,3 +22,36 @@ def dense_of(num, idx, columns):
     dense = torch.zeros((*idx.shape[:-1], columns + 1), dtype=torch.int32, device=idx.device)
     dense.scatter_(-1, torch.where(live, idx.long(), columns), 1)
     return dense[..., :columns].contiguous()
+
+
+def columns_of(KV, block, *indices):
+    """Columns of blocks; lists may be cut to those that are used."""
+    return max(-(-KV // block), *[t.shape[-1] for t in indices if t is not None])
+
+
+def transposed_lists(lists, KV, block):
+    """Lists of rows for each column."""
+    num, idx, fnum, fidx = lists
+    columns, wide = -(-KV // block), columns_of(KV, block, idx, fidx)
+    made = ordered(dense_of(num, idx, wide)[..., :columns].mT)
+    if fnum is None:
+        return (*made, None, None)
+    return made + ordered(dense_of(fnum, fidx, wide)[..., :columns].mT)
+
+
+def lists_of_blocks(partial, full, lengths, block):
+    """FlexAttention's lists of dense PARTIAL and FULL blocks. It calls no block FULL that
+    reaches beyond the lengths."""
+    over = torch.zeros_like(full)
+    if lengths[0] % block[0]:
+        over[..., -1, :] = 1
+    if lengths[1] % block[1]:
+        over[..., -1] = 1
+    return ordered(partial | (full & over)) + ordered(full & (1 - over))
+
+
+def marks_of(lists):
+    """Tells index tensors changed in place from unchanged ones."""
+    if lists is None:
+        return None
+    return tuple(0 if t is None or t.is_inference() else t._version for t in lists)

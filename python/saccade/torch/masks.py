@@ -9,17 +9,10 @@ import torch
 
 from ..c import abi, objects
 from ..trace.errors import words_of
-from .block_mask import (
-    DEFAULT_BLOCK,
-    BlockMask,
-    BlockSize,
-    MaskMod,
-    block_pair,
-    marks_of,
-    numbered,
-)
+from .block_mask import DEFAULT_BLOCK, BlockMask, BlockSize, MaskMod, block_pair
 from .checks import check_indices
-from .index_lists import ordered
+from .graph_masks import numbered
+from .index_lists import marks_of, ordered
 from .mods import AnyMod, Resolved, captured
 
 
@@ -94,6 +87,8 @@ class Unproven(BlockMask):
 
     def __init__(self, given):
         self.given = given
+        mask_mod, (_, _, Q, KV), self.BLOCK_SIZE, device, _ = given
+        self._seq_lengths, self._mask_mod = (Q, KV), mask_mod
 
     def _adjust(self, new_q_len, new_kv_len):
         if not hasattr(self, "given"):
@@ -101,13 +96,38 @@ class Unproven(BlockMask):
         mask_mod, (B, H, _, _), *rest = self.given
         return Unproven((mask_mod, (B, H, new_q_len, new_kv_len), *rest))
 
+    @property
+    def shape(self):
+        if "given" not in self.__dict__:
+            return super().shape
+        _, (B, H, Q, KV), *_ = self.given
+        return B or 1, H or 1, Q, KV
+
+    def to(self, device):
+        if "given" not in self.__dict__:
+            return super().to(device)
+        mask_mod, sizes, block, _, has_full = self.given
+        return Unproven((mask_mod, sizes, block, device, has_full))
+
     def __getattr__(self, name):  # there is none before it is proven
         if "given" not in self.__dict__ or name.startswith("__"):
             raise AttributeError(f"BlockMask has no attribute {name!r}")
-        given = self.__dict__.pop("given")
-        self.__dict__.update(_proven(*given).__dict__)
-        numbered[self.number] = self
+        made = _read_of(*self.__dict__.pop("given"))
+        self.__dict__.update(made.__dict__)
+        numbered[self._number] = self
         return getattr(self, name)
+
+
+_IN_A_GRAPH = (
+    "saccade: got a block mask that the compiled function makes itself, which has mask_mod and "
+    "lengths there and no index tensors; expected create_block_mask outside of the compiled "
+    "function"
+)
+
+
+@torch.compiler.disable(reason=_IN_A_GRAPH)
+def _read_of(*given):
+    return _proven(*given)
 
 
 @torch.compiler.disable  # around what is called: torch.compile(f) goes into an f it is around
