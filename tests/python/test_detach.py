@@ -156,6 +156,12 @@ def test_the_callers_mode_does_not_change_the_text(make):
     assert len(texts) == 1
 
 
+def test_a_decorated_mod_is_traced_once():
+    mod = decorated(W, P)
+    found = [closures.trace(mod, "score")[0] for _ in range(2)]
+    assert found[0] is found[1]
+
+
 def test_a_mode_that_a_mod_leaves_off_ends_with_it():
     def mod(s, b, h, i, j):
         torch.set_grad_enabled(False)

@@ -282,6 +282,19 @@ def test_errors_name_the_variable():
             st.flex_attention(x, x, x, mod)
 
 
+def test_captures_without_values_are_named():
+    x, meta = torch.ones(1, 1, N, 16), torch.ones(N, device="meta")
+    sparse, count, big = torch.ones(N).to_sparse(), torch.tensor(1 << 40), 1 << 40
+    for mod, says in (
+        (lambda s, b, h, i, j: s + meta[i], "^meta: got a tensor on meta"),
+        (lambda s, b, h, i, j: s + sparse[i], "^sparse: .*sparse_coo, expected to_dense"),
+        (lambda s, b, h, i, j: s + count, "^count: got 1099511627776, .* 32 bits"),
+        (lambda s, b, h, i, j: s + big, "^big: got 1099511627776, .* 32 bits"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=says):
+            st.flex_attention(x, x, x, mod)
+
+
 def test_numbers_are_captures():
     """New numbers and tensors are no new text: one trace serves all."""
     from saccade.trace import closures

@@ -206,9 +206,13 @@ def as_tensor(value, name, is_double=False):
     return torch.tensor(value, dtype=dtype, device="cpu")
 
 
-def place(t, device, is_flat=False):
+def place(t, device, is_flat=False, name="a capture"):
     """Captures live where the kernel runs; scalars are passed by value from the host. is_flat:
     a trace reads one-element rows where a scalar is on CUDA."""
+    if t.layout is not torch.strided:
+        raise TypeError(f"{name}: got a tensor of layout {t.layout}, expected to_dense() of it")
+    if t.is_meta and device != "meta":
+        raise TypeError(f"{name}: got a tensor on meta, which has no values, expected {device}")
     t = t.detach().resolve_neg()
     if is_flat and t.is_cuda and t.dim() == 0:
         t = t.view(1)
@@ -223,6 +227,16 @@ _ARGUMENTS = {"score": 5, "mask": 4}
 _SIGNATURE = {"score": "(score, b, h, q_idx, kv_idx)", "mask": "(b, h, q_idx, kv_idx)"}
 
 
+def _variable(mod, value) -> str:
+    """What a function calls a value that it captures, for messages; "" if that is unknown."""
+    if not isinstance(mod, types.FunctionType):
+        return ""
+    held = zip(mod.__code__.co_freevars, mod.__closure__ or ())
+    named = [n for n, cell in held if getattr(cell, "cell_contents", None) is value]
+    named += [n for n in mod.__code__.co_names if mod.__globals__.get(n) is value]
+    return named[0] if named else ""
+
+
 class Resolved:
     """A mod ready to run: bound, with views of its captures and what keeps them valid."""
 
@@ -235,10 +249,11 @@ class Resolved:
             isinstance(x, int) for x in found.sources
         )  # it computes tensors itself
         self.flags = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in values)
-        given = [as_tensor(v, n, is_double) for n, v in zip(names, values)]
+        called = [_variable(mod, v) or n for n, v in zip(names, values)]
+        given = [as_tensor(v, n, is_double) for n, v in zip(called, values)]
         self.is_flat = self.walk is not None
-        self.tensors = [place(t, device, self.is_flat) for t in given]
-        for n, t in zip(names, self.tensors):
+        self.tensors = [place(t, device, self.is_flat, n) for n, t in zip(called, given)]
+        for n, t in zip(called, self.tensors):
             if t.dtype == torch.int64 and t.dim() == 0:
                 as_tensor(int(t), n)  # refuses what leaves 32 bits
         types = tuple((n, dtype_name(t), t.dim()) for n, t in zip(names, self.tensors))

@@ -368,6 +368,8 @@ class Walk:
 
     def _foreign(self, x: Any, cls: type, own: Any) -> tuple:
         """Objects of torch, NumPy and the standard library: small constants, or unknown."""
+        if any(c.__name__ == "_DecoratorContextManager" for c in cls.__mro__):
+            return ("value", cls, repr(own))  # torch.no_grad and its kin, which clone it
         shown = "" if own or getattr(x, "shape", ()) else repr(x)
         if shown and " at 0x" not in shown:
             return ("value", cls, shown)
