@@ -179,13 +179,26 @@ typedef struct mask_recipe {
     mask_runs *imported; /* taken over on success; NULL: proven from mod */
 } mask_recipe;
 
-/* A new list of blocks: device copies and runs made from the one before are dropped. */
-void mask_replace_runs(saccade_block_mask *mask, mask_runs *own);
 saccade_status mask_make(const mask_recipe *recipe, saccade_block_mask **out,
                          saccade_error *err);
 mask_recipe mask_recipe_of(const saccade_block_mask *mask);
+
+/* ---- mask_runs.c ---- */
+
+saccade_status mask_make_runs(const saccade_block_mask *m, int32_t block_q, int32_t block_kv,
+                              mask_runs **out, saccade_error *err);
 /* The runs at the mask's own block size. */
 const mask_runs *mask_own_runs(const saccade_block_mask *mask);
+/* A new list of blocks: device copies and runs made from the one before are dropped. */
+void mask_replace_runs(saccade_block_mask *mask, mask_runs *own);
+void mask_drop_cached(mask_cached *c);
+/* Drops device copies. */
+void mask_drop_slots(saccade_block_mask *mask);
+
+/* ---- mask_create.c ---- */
+
+/* Of any axis. */
+#define MASK_LENGTH_MAX ((int64_t)1 << 30)
 /* Copies offsets into arrays of B (NULL when all are 0), which the caller frees. */
 typedef struct mask_offsets {
     int32_t *q, *kv;
@@ -194,8 +207,9 @@ saccade_status mask_read_offsets(const saccade_positions *positions, const sacca
                                  mask_offsets *out, saccade_error *err);
 void mask_free_offsets(mask_offsets *offsets);
 
-/* ---- mask_captures.c: captures of a run against those of the proof ---- */
+/* ---- mask_captures.c ---- */
 
+uint64_t mask_hash_captures(const saccade_block_mask *mask);
 /* Notes the scalars' present values. */
 void mask_keep_scalars(saccade_block_mask *mask);
 

@@ -1,11 +1,49 @@
-/* Whether a run's captures are those that a block mask was proven from: whole blocks come from
- * the proof, the others from the run, and of two documents each would give its part. */
+/* Captures of a block mask: their content, by which a mask knows that it is stale, and whether a
+ * run's are those that it was proven from: whole blocks come from the proof, the others from the
+ * run, and of two documents each would give its part. */
 #include "mask/mask_build.h"
 
+#include "base/hash.h"
 #include "base/status.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- their content ---- */
+
+static void hash_element(hash128 *hash, const saccade_tensor *t, int64_t off)
+{
+    const size_t bytes = saccade_dtype_bytes(t->dtype);
+    hash_add(hash, (const char *)t->data + off * (int64_t)bytes, bytes);
+}
+
+/* Elements below dimension d, in the order of their indices. */
+static void hash_dimension(hash128 *hash, const saccade_tensor *t, int d, int64_t off)
+{
+    if (d == t->rank) {
+        hash_element(hash, t, off);
+    } else if (d == t->rank - 1 && t->stride[d] == 1) {
+        const size_t bytes = saccade_dtype_bytes(t->dtype);
+        hash_add(hash, (const char *)t->data + off * (int64_t)bytes,
+                 (size_t)t->shape[d] * bytes);
+    } else {
+        const int64_t n = t->stride[d] ? t->shape[d] : 1;
+        for (int64_t i = 0; i < n; i++)
+            hash_dimension(hash, t, d + 1, off + i * t->stride[d]);
+    }
+}
+
+uint64_t mask_hash_captures(const saccade_block_mask *mask)
+{
+    const mod_fn *fn = mask->mod ? mod_function(mask->mod) : NULL;
+    hash128 hash;
+    hash_init(&hash);
+    for (uint32_t i = 0; fn && i < fn->n_captures; i++)
+        hash_dimension(&hash, &mask->tensors[i], 0, 0);
+    return hash.a ^ hash.b;
+}
+
+/* ---- of a run and of the proof ---- */
 
 void mask_keep_scalars(saccade_block_mask *mask)
 {
