@@ -119,6 +119,61 @@ def test_strict_export_holds_index_tensors(tmp_path):
         assert done.stdout.split() == ["True", "40"], done.stderr
 
 
+class Documents(torch.nn.Module):
+    """Makes its mask from a buffer, or from an input."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("ids", torch.arange(N) // 16)
+
+    def forward(self, q, ids=None):
+        ids = self.ids if ids is None else ids
+        live = st.create_block_mask(
+            lambda b, h, i, j: (ids[i] == ids[j]) & (i >= j), None, None, N, N, device="cpu"
+        )
+        return st.flex_attention(q, q, q, None, live)
+
+
+@pytest.mark.parametrize("tracing", ["real", "fake", "symbolic", "export"])
+def test_masks_made_inside_of_what_is_recorded(tracing):
+    """From a tensor whose values are not there yet: other values give other masks."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    model, q = Documents(), tensors()[0]
+    other = torch.arange(N) // 5
+    with torch.no_grad():
+        if tracing == "export":
+            made = torch.export.export(model, (q, other * 0), strict=False).module()
+            buffers = torch.export.export(model, (q,), strict=False).module()
+            assert torch.equal(buffers(q), model(q))
+        else:
+            made = make_fx(lambda q, ids: model(q, ids), tracing_mode=tracing)(q, other * 0)
+        for ids in (model.ids, other):
+            assert torch.equal(made(q, ids), model(q, ids))
+
+
+def test_masks_of_tensors_without_values():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    mask = lambda: st.create_block_mask(lambda b, h, i, j: i >= j, 1, 1, N, N, "cpu")  # noqa: E731
+    whole, (q, k, v) = mask(), tensors()
+    with FakeTensorMode():
+        x = torch.randn(2, 4, N, 16)
+        for live in (mask(), whole, MASK, "q >= kv"):
+            assert st.flex_attention(x, x, x, bias, live).shape == x.shape
+        ids = torch.arange(N)
+        made = st.create_block_mask(lambda b, h, i, j: ids[i] == ids[j], 1, 1, N, N, "cpu")
+        assert made.shape == (1, 1, N, N) and st.flex_attention(x, x, x, None, made).is_cpu
+        with pytest.raises(NotImplementedError, match="flex_attention to take it as it is"):
+            made.kv_indices  # noqa: B018
+    f = lambda q: st.flex_attention(q, q, q, None, whole)  # noqa: E731
+    with pytest.raises(NotImplementedError, match="expected it inside"):
+        make_fx(f, tracing_mode="fake")(q)
+    given = make_fx(f, tracing_mode="fake", _allow_non_fake_inputs=True)(q)
+    assert torch.equal(given(k), f(k))
+
+
 def test_a_changed_mask_is_recorded_as_it_is_now():
     mask = st.create_block_mask(packed, None, None, N, N)
     model, x = Model(lambda q, k, v, p: st.flex_attention(q, k, v, None, mask)), tensors()

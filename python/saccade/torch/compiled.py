@@ -16,6 +16,7 @@ import weakref
 from typing import Any, List, NamedTuple, Optional, Tuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import dynamo, masks
@@ -410,12 +411,31 @@ def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max,
             return _wanted(found, want_lse, want_max)
     else:
         score_mod = _as_text("score", score_mod, q.dtype is torch.float64)
+        if isinstance(block_mask, masks.Unproven) and hasattr(block_mask, "given"):
+            block_mask = _unproven(block_mask.given, q, k)
         whole, block_mask = mask_or_mod(block_mask)
         if whole is not None:
             lists, block, block_mask = _parts_of(whole)
         block_mask = _as_text("mask", block_mask)
     mods = _Mods.of(score_mod, block_mask)
+    if not torch.compiler.is_dynamo_compiling():
+        lists = _with_fakes("block_mask: got a BlockMask", lists)
+        mods = mods._replace(captures=_with_fakes("got a mod that captures a tensor", mods[0]))
     return _wanted(_operator(q, k, v, mods, number, lists, block, *rest), want_lse, want_max)
+
+
+def _with_fakes(what, tensors):
+    """Tensors as a FakeTensorMode that is on takes them."""
+    mode = masks.fake_mode()
+    if mode is None or mode.allow_non_fake_inputs:
+        return tensors
+    is_real = [not isinstance(t, FakeTensor) for t in tensors]
+    if any(is_real) and masks.is_traced():
+        raise NotImplementedError(
+            f"saccade: {what} from outside of what is traced, expected it inside, or "
+            "_allow_non_fake_inputs=True of make_fx"
+        )
+    return [mode.from_tensor(t) if real else t for t, real in zip(tensors, is_real)]
 
 
 def _unproven(given, q, k):

@@ -6,6 +6,7 @@ import weakref
 from typing import Any, Callable
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..c import abi, objects
 from ..trace.errors import words_of
@@ -13,7 +14,7 @@ from .block_mask import DEFAULT_BLOCK, BlockMask, BlockSize, MaskMod, block_pair
 from .checks import check_indices
 from .graph_masks import numbered
 from .index_lists import marks_of, ordered
-from .mods import AnyMod, Resolved, captured
+from .mods import AnyMod, Resolved, captured, text_of
 
 
 _SAMPLE = 1 << 10  # positions at which a mask's indices are looked at before it is proven
@@ -75,15 +76,46 @@ def create_block_mask(
     is_taken = graphs_take_callables or not callable(mask_mod)
     if torch.compiler.is_dynamo_compiling() and is_taken:
         return Unproven(given)
+    if not torch.compiler.is_dynamo_compiling() and is_described() and _has_text(mask_mod):
+        return Unproven(given)
     return _proven(*given)
 
 
 graphs_take_callables = False  # compiled.py knows
 
 
+_KEYS = torch._C._TorchDispatchModeKey
+_mode_of = torch._C._get_dispatch_mode
+
+
+def fake_mode():
+    """The FakeTensorMode that is on, or None."""
+    return _mode_of(_KEYS.FAKE)
+
+
+def is_described() -> bool:
+    """Whether calls are written down or done on tensors without values, by something else than
+    torch.compile."""
+    return is_traced() or fake_mode() is not None
+
+
+def is_traced() -> bool:
+    """Whether make_fx, torch.export or torch.jit.trace writes calls down."""
+    return torch._C._is_tracing() or _mode_of(_KEYS.PROXY) is not None
+
+
+def _has_text(mask_mod):
+    """Whether it does not depend on values of what it captures."""
+    try:
+        return not callable(mask_mod) or text_of("mask", mask_mod, {}) is not None
+    except ValueError:
+        return False
+
+
 class Unproven(BlockMask):
-    """A block mask that a graph of torch.compile makes: flex_attention of the same graph takes
-    its mask_mod. What else is asked of it is had by proving, outside of the graph."""
+    """A block mask that a graph of torch.compile makes, or another recording: flex_attention of
+    the same takes its mask_mod. What else is asked of it is had by proving, outside of the
+    graph."""
 
     def __init__(self, given):
         self.given = given
@@ -125,9 +157,20 @@ _IN_A_GRAPH = (
 )
 
 
+_WITHOUT_VALUES = (
+    "saccade: got a block mask made of tensors without values (torch.export, make_fx, "
+    "FakeTensorMode), which has mask_mod and lengths there and no index tensors; expected "
+    "flex_attention to take it as it is"
+)
+
+
 @torch.compiler.disable(reason=_IN_A_GRAPH)
-def _read_of(*given):
-    return _proven(*given)
+def _read_of(mask_mod, *rest):
+    if fake_mode() is not None:
+        text = mask_mod if isinstance(mask_mod, AnyMod) else text_of("mask", mask_mod, {})
+        if any(isinstance(x, FakeTensor) for x in text.captures.values()):
+            raise NotImplementedError(_WITHOUT_VALUES)
+    return _proven(mask_mod, *rest)
 
 
 @torch.compiler.disable  # around what is called: torch.compile(f) goes into an f it is around
