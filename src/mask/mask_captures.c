@@ -1,6 +1,6 @@
-/* Captures of a block mask: their content, by which a mask knows that it is stale, and whether a
- * run's are those that it was proven from: whole blocks come from the proof, the others from the
- * run, and of two documents each would give its part. */
+/* Captures of a block mask: their content, by which a mask knows that it is stale, and whether
+ * a run's are those that it was proven from: whole blocks come from the proof, the others from
+ * the run, and of two documents each would give its part. */
 #include "mask/mask_build.h"
 
 #include "base/hash.h"

@@ -43,9 +43,10 @@ static saccade_status read_offset(const saccade_tensor *t, const char *name, int
     for (int64_t b = 0; b < B; b++) {
         offset[b] = ((const int32_t *)t->data)[t->rank ? b * t->stride[0] : 0];
         any |= offset[b] != 0;
-        FAIL_AT(offset[b] < -MASK_LENGTH_MAX || offset[b] + length - 1 > INT32_MAX, SACCADE_EINVAL,
-                name, 0, 0, "got %d for batch %lld, expected positions within 32 bits",
-                offset[b], (long long)b);
+        FAIL_AT(offset[b] < -MASK_LENGTH_MAX || offset[b] + length - 1 > INT32_MAX,
+                SACCADE_EINVAL, name, 0, 0,
+                "got %d for batch %lld, expected positions within 32 bits", offset[b],
+                (long long)b);
     }
     if (!any) {
         free(offset);

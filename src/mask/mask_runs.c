@@ -1,5 +1,5 @@
-/* Runs of a block mask: made for a block size when a kernel asks for it, kept in the mask's cache
- * with its transpose, and the places for back ends' copies of them. */
+/* Runs of a block mask: made for a block size when a kernel asks for it, kept in the mask with
+ * their transpose, and the places for back ends' copies of them. */
 #include "mask/mask_build.h"
 
 #include "base/status.h"
@@ -45,7 +45,6 @@ saccade_status mask_make_runs(const saccade_block_mask *m, int32_t block_q, int3
 }
 
 /* ---- the cache ---- */
-
 
 const mask_runs *mask_own_runs(const saccade_block_mask *mask)
 {
