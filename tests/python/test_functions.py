@@ -347,7 +347,6 @@ def test_rows_with_infinities(f):
         (lambda s, i: s + ROW[i, ::-1].sum(), "step|Boolean|positive"),
         (lambda s, i: torch.stack([ROW[i], ROW[i]]).sum(), "stack of a Vector"),
         (lambda s, i: s + ROW[i].split([1, 1])[0].sum(), "a sum of 3"),
-        (lambda s, i: torch.Tensor(s), "torch.Tensor"),
         (lambda s, i: s * math.sqrt(s), "function of math"),
         (lambda s, i: (i > 1) - (i > 2), "between bools"),
         (lambda s, i: torch.einsum("d,e->", ROW[i], ROW[i]), "'d,d->'"),
@@ -359,6 +358,19 @@ def test_rows_with_infinities(f):
 )
 def test_arguments_that_mean_nothing_here(f, says):
     with pytest.raises(TypeError, match=says):
+        scores(lambda s, b, h, i, j: f(s, i))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda s, i: torch.Tensor(s),
+        lambda s, i: torch.vmap(lambda x: x * 2)(ROW[i]).sum(),
+        lambda s, i: torch.vmap(torch.tanh)(ROW[i] * 2).sum(),
+    ],
+)
+def test_what_asks_no_symbol_is_an_error(f):
+    with pytest.raises(RuntimeError, match=r"(?s)test_functions.py:\d+: .*torch.func inside"):
         scores(lambda s, b, h, i, j: f(s, i))
 
 

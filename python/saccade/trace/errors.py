@@ -70,7 +70,7 @@ def words_of(value: object) -> str:
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
-def fail(message: str, kind: type[TraceError] = TraceError) -> NoReturn:
+def fail(message: str, kind: type[Exception] = TraceError) -> NoReturn:
     frame = _user_frame()
     where = shown(frame.f_code, frame.f_lineno, frame.f_lasti) if frame else ""
     raise kind(where + message)

@@ -29,8 +29,10 @@ class Rows(TensorSymbol):
 
     noun, may = _NOUN, _MAY
 
-    def __new__(cls, tracer, tensor, *_):
-        return cls.wrapper(cls, tensor.is_floating_point())
+    def __new__(cls, tracer, tensor, places=None, *_):
+        sizes = map(range, tensor.shape) if places is None else places
+        size = [len(p) for p in sizes if isinstance(p, range)]
+        return cls.wrapper(cls, tensor.is_floating_point(), size)
 
     def __init__(self, tracer, tensor, places=None, is_cut=False):
         self.tracer, self.tensor, self.is_cut = tracer, tensor, is_cut
@@ -140,7 +142,7 @@ class Vector(TensorSymbol):
     noun, may = _NOUN, _MAY
 
     def __new__(cls, tracer, items):
-        return cls.wrapper(cls, any(x.kind == "float" for x in items))
+        return cls.wrapper(cls, any(x.kind == "float" for x in items), (len(items),))
 
     def __init__(self, tracer, items):
         self.tracer, self.items = tracer, items

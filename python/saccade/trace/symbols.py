@@ -94,17 +94,18 @@ class TensorSymbol(Symbol, torch.Tensor):
     made of it (grad_mode.py)."""
 
     @staticmethod
-    def wrapper(cls, is_float: bool):
+    def wrapper(cls, is_float: bool, size=()):
         dtype = torch.float32 if is_float else torch.int32
         return torch.Tensor._make_wrapper_subclass(
-            cls, (), dtype=dtype, device=_CPU, requires_grad=is_float
+            cls, size, dtype=dtype, device=_CPU, requires_grad=is_float
         )
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         fail(
             f"got {func} of a traced value, as by torch.func inside of the mod or by "
-            "torch.Tensor(x), expected torch's functions and methods on it"
+            "torch.Tensor(x), expected torch's functions and methods on it",
+            RuntimeError,  # operators take a TypeError for an operand that they don't know
         )
 
     def __array_ufunc__(self, ufunc, method, *inputs, **options):
@@ -117,8 +118,8 @@ class TensorSymbol(Symbol, torch.Tensor):
     def _number(self, *_):
         fail(
             "got a traced value where Python needs a number (the count of a loop, a bound of a "
-            "slice, item(), a function of math); it differs from score to score: write "
-            "arithmetic, torch's functions, torch.where and tensor[index] with it",
+            "slice, an index of a list or array, item(), a function of math); it differs from "
+            "score to score: write arithmetic, torch.where, torch's functions, tensor[index]",
             self._error(),
         )
 
