@@ -66,8 +66,12 @@ def test_vmap_folds_into_the_batch(dims):
         out = vmap(lambda q, k, v: attend(q, k, v, *extra), dims)(*x)
         want = vmap(lambda q, k, v: plain(q, k, v, *extra), dims)(*x)
         torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
-    by_text = vmap(lambda q, k, v: st.flex_attention(
-        q, k, v, st.score("score + slope[b] * (kv - q)", slope=slope), "causal()"), dims)(*x)
+    by_text = vmap(
+        lambda q, k, v: st.flex_attention(
+            q, k, v, st.score("score + slope[b] * (kv - q)", slope=slope), "causal()"
+        ),
+        dims,
+    )(*x)
     assert torch.equal(by_text, out)
     mask = st.create_block_mask(causal, None, None, N, N)
     twice = vmap(vmap(lambda q, k, v: st.flex_attention(q, k, v, None, mask)))
@@ -175,3 +179,86 @@ def test_what_is_refused():
         vmap(lambda q, k, v: st.flex_attention(q, k, v, None, mask))(q, k, v)
     with pytest.raises(NotImplementedError, match="second derivative|Second|second"):
         grad(lambda q: grad(lambda q: attend(q, k[0], v[0]).sum())(q).sum())(q[0])
+
+
+def _second_of(f, kind):
+    rates = given()[0].sin()
+    return {
+        "grad of grad": lambda q: grad(lambda q: (grad(f)(q) * rates).sum())(q),
+        "hvp forward over reverse": lambda q: jvp(grad(f), (q,), (rates,))[1],
+        "jacrev of grad": lambda q: jacrev(grad(f))(q),
+        "hessian": torch.func.hessian(f),
+        "vmap of grad of grad": lambda q: vmap(
+            lambda q: grad(lambda q: (grad(f)(q) * rates).sum())(q)
+        )(torch.stack([q, q.cos()])),
+    }[kind]
+
+
+@pytest.mark.parametrize("has_score", (False, True))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "grad of grad",
+        "hvp forward over reverse",
+        "jacrev of grad",
+        "hessian",
+        "vmap of grad of grad",
+    ],
+)
+def test_second_derivatives(kind, has_score):
+    q, k, v = given()
+    slope = torch.tensor([0.5, -0.25], dtype=torch.float64) if has_score else None
+    made = [
+        _second_of(lambda q: call(q, k * q, v, slope).square().sum(), kind)(q)  # noqa: B023
+        for call in (attend, plain)
+    ]
+    torch.testing.assert_close(*made)
+
+
+def test_second_derivatives_by_captures():
+    q, k, v = given()
+    slope = torch.tensor([0.5, -0.25], dtype=torch.float64)
+    for take in (
+        lambda f: grad(lambda s: grad(f)(q, s).sin().sum())(slope),
+        lambda f: grad(lambda q: grad(f, 1)(q, slope).sin().sum())(q),
+        lambda f: grad(lambda s: grad(f, 1)(q, s).sin().sum())(slope),
+        lambda f: jvp(lambda s: grad(f)(q, s), (slope,), (slope,))[1],
+        lambda f: jvp(lambda q: grad(f, 1)(q, slope), (q,), (k,))[1],
+    ):
+        made = [take(lambda q, s: call(q, k, v, s).square().sum())  # noqa: B023
+                for call in (attend, plain)]  # fmt: skip
+        torch.testing.assert_close(*made)
+
+
+def test_what_second_derivatives_are_not_there():
+    q, k, v = given(dtype=torch.float32)
+    f = lambda q: attend(q, k, v).square().sum()  # noqa: E731
+    for take in (lambda: torch.func.hessian(f)(q), lambda: jvp(grad(f), (q,), (q,))):
+        with pytest.raises(NotImplementedError, match="second derivatives in float64"):
+            take()
+    q, k, v = given()
+    with pytest.raises(NotImplementedError, match="got a third"):
+        grad(lambda q: torch.func.hessian(f)(q).sum())(q)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+@pytest.mark.parametrize("wants_lse", (False, True))
+def test_batched_gradients(dtype, wants_lse):
+    """is_grads_batched, and jacobian(vectorize=True), which is made of it."""
+    q, k, v = (t.requires_grad_() for t in given(dtype=dtype))
+    slope = torch.tensor([0.5, -0.25], dtype=dtype, requires_grad=True)
+    score = lambda s, b, h, i, j: s + slope[b] * (j - i)  # noqa: E731
+    made = st.flex_attention(q, k, v, score, causal, return_lse=wants_lse)
+    out = sum(t.sum() for t in made[1:]) + made[0] if wants_lse else made
+    x, rows = (q, k, v, slope), torch.randn(3, *out.shape, dtype=dtype)
+    batched = torch.autograd.grad(out, x, rows, is_grads_batched=True, retain_graph=True)
+    one = [torch.autograd.grad(out, x, r, retain_graph=True) for r in rows]
+    mapped = vmap(lambda r: torch.autograd.grad(out, x, r, retain_graph=True))(rows)
+    for a, b, c in zip(batched, zip(*one), mapped):
+        torch.testing.assert_close(a, torch.stack(b))
+        torch.testing.assert_close(c, torch.stack(b))
+    f = lambda q: attend(q, k.detach(), v.detach())  # noqa: E731
+    found = torch.autograd.functional.jacobian(f, q.detach(), vectorize=True)
+    torch.testing.assert_close(
+        found, jacrev(lambda q: plain(q, k, v))(q).detach(), rtol=1e-4, atol=1e-5
+    )

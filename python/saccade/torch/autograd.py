@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch.autograd.function import once_differentiable
 
+from .batched import gradients_of_each, is_batched
 from .calls import FakeCall
 from .checks import NO_SECOND, NO_VMAP
 from .gradients import gradients, second
@@ -58,6 +61,9 @@ class Out(torch.autograd.Function):
 
 def _backward(ctx, d_out, d_lse):
     saved, needs, entry = ctx.saved_tensors, ctx.needs_input_grad[1:], ctx.entry
+    if is_batched(d_out, d_lse):
+        one = functools.partial(_gradients, entry, needs)
+        return None, *gradients_of_each(one, needs, d_out, d_lse, saved)
     if torch.is_grad_enabled():
         return None, *Gradient.apply(entry, needs, d_out, d_lse, *saved)
     return None, *_gradients(entry, needs, d_out, d_lse, saved)

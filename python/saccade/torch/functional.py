@@ -13,12 +13,19 @@ from typing import Any, List, NamedTuple, Optional
 import torch
 
 from ..c import backward as c_backward
-from .autograd import _gradients
+from .autograd import Slots, _gradients
 from .calls import new_call, prepared, stats_dtype, workspace
 from .checks import NO_SECOND, backend_of
 from .entries import _find
+from .gradients import second
 from .masks import mask_or_mod
 from .mods import AnyMod, Resolved, captured, text_of, view
+
+
+NO_THIRD = (
+    "saccade: flex_attention has first and second derivatives, got a third, expected at most two "
+    "of grad, jvp, jacfwd, jacrev and hessian around each other"
+)
 
 
 class _Spec(NamedTuple):
@@ -131,7 +138,15 @@ class Forward(torch.autograd.Function):
 
         with torch.no_grad():
             found = run(
-                q, k, v, spec.score(tensors), spec.mask, spec.scale, spec.options, True, False,
+                q,
+                k,
+                v,
+                spec.score(tensors),
+                spec.mask,
+                spec.scale,
+                spec.options,
+                True,
+                False,
                 spec.gqa,
             )
         return found[:2]
@@ -165,19 +180,24 @@ class Forward(torch.autograd.Function):
         return tuple(_unfold(t, n) for t in made), (0, 0)
 
 
+def _recorded(spec, given, needs):
+    """(leaves, entry) of a call whose gradients are wanted."""
+    with torch.enable_grad():
+        leaves = [t.detach().requires_grad_(w) for t, w in zip(given, needs)]
+        score = spec.score(leaves[3:])
+        settings = spec.scale, spec.options, True, False, spec.gqa, 0.0
+        return leaves, _find(*leaves[:3], score, spec.mask, *settings)[0]
+
+
 class Backward(torch.autograd.Function):
     """Gradients of Forward's tensors; empty ones where none is wanted."""
 
     @staticmethod
     def forward(spec, needs, d_out, d_lse, q, k, v, out, lse, *tensors):
         given = q, k, v, *tensors
-        with torch.enable_grad():
-            leaves = [t.detach().requires_grad_(w) for t, w in zip(given, needs)]
-            score = spec.score(leaves[3:])
-            settings = spec.scale, spec.options, True, False, spec.gqa, 0.0
-            found = _find(*leaves[:3], score, spec.mask, *settings)[0]
-            if not found.needs:
-                return tuple(t.new_empty(0) for t in given)
+        leaves, found = _recorded(spec, given, needs)
+        if not found.needs:
+            return tuple(t.new_empty(0) for t in given)
         with torch.no_grad():
             saved = *leaves[:3], out, lse, *leaves[3:]
             made = _gradients(found, tuple(needs), d_out, d_lse, saved)
@@ -185,11 +205,33 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        pass
+        ctx.spec, ctx.needs = inputs[:2]
+        ctx.save_for_backward(*inputs[2:])
+        ctx.save_for_forward(*inputs[2:])
 
     @staticmethod
-    def backward(ctx, *_):
-        raise NotImplementedError(NO_SECOND)
+    def backward(ctx, *rates):
+        d_out, d_lse, q, k, v, _, _, *tensors = ctx.saved_tensors
+        rates = _spread(rates, (q, k, v, *tensors), ctx.needs)
+        wants = tuple(ctx.needs_input_grad[9:])
+        given = d_out, d_lse, q, k, v, *tensors, *rates
+        made = list(Second.apply(ctx.spec, wants, *given))
+        more = [t if w else None for t, w in zip(made[5:], wants)]
+        return None, None, *made[:5], None, None, *more
+
+    @staticmethod
+    def jvp(ctx, _, __, d_out_dot, d_lse_dot, *rates):
+        d_out, d_lse, q, k, v, out, lse, *tensors = ctx.saved_tensors
+        given, needs = (q, k, v, *tensors), ctx.needs
+        rates = _spread((*rates[:3], *rates[5:]), given, (True,) * len(given))
+        made = Second.apply(ctx.spec, needs[3:], d_out, d_lse, *given, *rates)[2:]
+        if d_out_dot is not None or d_lse_dot is not None:
+            d_out_dot = torch.zeros_like(d_out) if d_out_dot is None else d_out_dot
+            d_lse_dot = torch.zeros_like(d_lse) if d_lse_dot is None else d_lse_dot
+            more = Backward.apply(ctx.spec, needs, d_out_dot, d_lse_dot, q, k, v, out, lse,
+                                  *tensors)  # fmt: skip
+            made = [a + b if w else b for a, b, w in zip(made, more, needs)]
+        return tuple(t if w else t.new_empty(0) for t, w in zip(made, needs))
 
     @staticmethod
     def vmap(info, dims, spec, needs, d_out, d_lse, q, k, v, out, lse, *tensors):
@@ -207,6 +249,70 @@ class Backward(torch.autograd.Function):
         found = [_unfold(t, n) if t.numel() else t for t in made[:3]]
         found += [t.new_empty(0) for t in tensors]
         return tuple(found), tuple(0 if t.numel() else None for t in found)
+
+
+def _spread(rates, given, needs):
+    """A rate for each of these, 0 where nothing is known to change."""
+    return [
+        r if w and r is not None else torch.zeros_like(t)
+        for r, t, w in zip(rates, given, needs)
+    ]
+
+
+class Second(torch.autograd.Function):
+    """How out and lse, and gradients, change where query, key, value and what the score
+    captures change at these rates: what Backward's derivative is, forward and backward, since
+    it is symmetric. wants: for which captures."""
+
+    @staticmethod
+    def forward(spec, wants, d_out, d_lse, q, k, v, *rest):
+        if q.dtype is not torch.float64 or q.is_cuda:
+            raise NotImplementedError(NO_SECOND)
+        n = len(spec.names)
+        tensors, rates = rest[:n], rest[n:]
+        are_floats = [t.is_floating_point() for t in tensors]
+        leaves, found = _recorded(spec, (q, k, v, *tensors), (True, True, True, *are_floats))
+        with torch.no_grad():
+            captures = found.slots.placed(leaves[3:], "cpu") if found.slots else ()
+            needs = (True, True, True, *are_floats)
+            of_call = found.slots.by_name(needs) if found.slots else needs
+            rates = [*rates[:3], *[r for r, w in zip(rates[3:], are_floats) if w]]
+            given = q, k, v, d_out, d_lse
+            made = second(found.call, of_call, *given, captures, rates)
+            more = Slots.as_captured(leaves[3:], are_floats, iter(made[5:]))
+        shown = [g if w and g is not None else t.new_empty(0)
+                 for g, t, w in zip(more, tensors, wants)]  # fmt: skip
+        return *made[:5], *shown
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise NotImplementedError(NO_THIRD)
+
+    @staticmethod
+    def jvp(ctx, *_):
+        raise NotImplementedError(NO_THIRD)
+
+    @staticmethod
+    def vmap(info, dims, spec, wants, d_out, d_lse, q, k, v, *rest):
+        n = len(spec.names)
+        if True in wants or any(d is not None for d in dims[7 + n + 3 :]):
+            raise NotImplementedError(
+                "saccade: vmap of a second derivative by what the score captures, expected it "
+                "by query, key and value: the captured tensor is one for all"
+            )
+        size = info.batch_size
+        B = q.shape[0 if dims[4] is None or dims[4] > 0 else 1]
+        inner, tensors = _folded(spec, size, B, rest[:n], dims[7 : 7 + n])
+        rows = [_fold(t, d, size) for t, d in zip((d_out, d_lse, q, k, v), dims[2:7])]
+        rates = [_fold(t, d, size) for t, d in zip(rest[n : n + 3], dims[7 + n :])]
+        still = [torch.zeros_like(t) for t in tensors]
+        made = Second.apply(inner, (False,) * len(tensors), *rows, *tensors, *rates, *still)
+        found = [_unfold(t, size) for t in made[:5]] + [t.new_empty(0) for t in rest[:n]]
+        return tuple(found), tuple(0 if i < 5 else None for i in range(len(found)))
 
 
 class Tangent(torch.autograd.Function):
