@@ -127,3 +127,44 @@ def test_generate_with_a_static_cache():
             pad_token_id=0,
         )
     assert torch.equal(made["sdpa"], made["saccade"])
+
+
+@pytest.mark.parametrize("kind", ["Bloom", "MPNet", "Mpt", "Falcon"])
+def test_models_with_attention_of_their_own_are_refused(kind):
+    """They would run it with a BlockMask in the place of a tensor."""
+    config = getattr(transformers, kind + "Config")(vocab_size=97)
+    config.num_hidden_layers, name = (
+        1,
+        "MPNetModel" if kind == "MPNet" else f"{kind}ForCausalLM",
+    )
+    model = getattr(transformers, name)
+    with pytest.raises(ValueError, match="attention by its own code"):
+        with torch.device("meta"):
+            model._from_config(config, attn_implementation="saccade")
+    with torch.device("meta"):
+        model._from_config(config, attn_implementation="eager")
+
+
+def test_a_padded_mask_in_a_full_graph():
+    """Other padding and lengths compile nothing beyond what torch's own do."""
+    config = transformers.LlamaConfig(
+        vocab_size=97,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="saccade")
+    graphs = []
+    count = lambda graph, _: graphs.append(graph) or graph  # noqa: E731
+    torch._dynamo.reset()
+    compiled = torch.compile(model.eval(), fullgraph=True, backend=count)
+    with torch.no_grad():
+        for n, padded in ((33, 5), (33, 9), (27, 0), (30, 4)):
+            ids, live = torch.randint(0, 97, (2, n)), torch.ones(2, n, dtype=torch.long)
+            live[1, :padded] = 0
+            a, b = (f(ids, attention_mask=live).logits for f in (model, compiled))
+            torch.testing.assert_close(a[live.bool()], b[live.bool()])
+    assert len(graphs) <= 2

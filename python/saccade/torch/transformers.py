@@ -7,6 +7,7 @@ traced, proven and kept, so neither a Q x KV mask nor its evaluation exists.
 from __future__ import annotations
 
 import inspect
+import sys
 
 import torch
 
@@ -40,8 +41,10 @@ def _mask(
         from transformers.masking_utils import causal_mask_function
 
         mask_function = causal_mask_function
-    q_offset, kv_offset = int(q_offset), int(kv_offset)
-    if attention_mask is not None and not bool(attention_mask.all()):
+    is_in_graph = torch.compiler.is_compiling()  # where no value can be asked for
+    if not is_in_graph:
+        q_offset, kv_offset = int(q_offset), int(kv_offset)
+    if attention_mask is not None and (is_in_graph or not bool(attention_mask.all())):
         live = attention_mask.to(torch.bool)
         short = kv_length + kv_offset - live.shape[-1]
         if short > 0:
@@ -147,8 +150,15 @@ def _packed(
     live = "causal()" if sliding_window is None else f"last_keys({int(sliding_window)})"
     out = torch.zeros(*rows.shape[:2], values.shape[2], dtype=rows.dtype)
     cached_attention(
-        rows, keys, values, live, change, cu_seqlens_q=cu_q.int(), cu_seqlens_k=cu_k.int(),
-        out=out, **options,
+        rows,
+        keys,
+        values,
+        live,
+        change,
+        cu_seqlens_q=cu_q.int(),
+        cu_seqlens_k=cu_k.int(),
+        out=out,
+        **options,
     )
     return out.unsqueeze(0), None
 
@@ -205,11 +215,53 @@ def _admit(name: str) -> None:
     setattr(ContinuousBatchingManager, "switch_to_cb_friendly_attn", switch)  # noqa: B010
 
 
+def _refuse_own_attention(name: str) -> None:
+    """A model that calls its own attention, whatever it is asked for, is an error from the
+    start: it would take a BlockMask for a tensor."""
+    from transformers import PreTrainedModel
+
+    check = "get_correct_attn_implementation"
+    if not hasattr(PreTrainedModel, check):  # Transformers up to 4.55
+        check = "_check_and_adjust_attn_implementation"
+    theirs = getattr(PreTrainedModel, check)
+
+    def checked(self, asked, *arguments, **options):
+        if asked == name and _has_own_attention(type(self)):
+            raise ValueError(
+                f'attn_implementation: got "{name}" for {type(self).__name__}, which computes '
+                "attention by its own code and not by Transformers' attention interface; "
+                'expected "eager", or a model that uses the interface'
+            )
+        return theirs(self, asked, *arguments, **options)
+
+    setattr(PreTrainedModel, check, checked)
+
+
+_MASKS = (
+    "create_causal_mask",
+    "create_bidirectional_mask",
+    "create_sliding_window_causal_mask",
+)
+
+
+def _has_own_attention(kind: type) -> bool:
+    """Whether a model's code asks for masks and knows no table of attention functions. One made
+    of other models does neither, or says that they do."""
+    places = {c.__module__ for c in kind.__mro__}
+    places -= {"transformers.modeling_utils", "builtins"}
+    code = [vars(sys.modules[place]) for place in places]
+    if any("ALL_ATTENTION_FUNCTIONS" in names for names in code):
+        return False
+    is_told = getattr(kind, "_supports_attention_backend", False)
+    return not is_told and any(name in names for names in code for name in _MASKS)
+
+
 _registered: set[str] = set()
 
 
 def register_transformers(name: str = "saccade") -> None:
-    """Makes attn_implementation=name work in every model that uses the attention interface."""
+    """Makes attn_implementation=name work in every model that uses the attention interface; for
+    others, as Bloom, Falcon, MPT and MPNet, it is a ValueError."""
     try:
         from transformers import AttentionInterface
         from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -224,3 +276,4 @@ def register_transformers(name: str = "saccade") -> None:
     if name not in _registered:
         _registered.add(name)
         _admit(name)
+        _refuse_own_attention(name)
