@@ -124,7 +124,10 @@ def test_captures_of_any_length_in_one_graph(compiler, dynamic):
 
     def f(q, doc, step):
         live = lambda b, h, i, j: doc[i] == doc[j]  # noqa: E731
-        score = lambda s, b, h, i, j: torch.where(i - j < 20, s, s * step.exp()[j])  # noqa: E731
+
+        def score(s, b, h, i, j):
+            return torch.where(i - j < 20, s, s * step.exp()[j])
+
         return st.flex_attention(q, q, q, score, live)
 
     def last(q, doc, step):
@@ -359,6 +362,29 @@ def test_a_graph_makes_its_block_mask(compiler):
         assert torch.equal(graph(x[0]), st.flex_attention(*3 * x[:1], None, "q >= kv + b"))
         with pytest.raises(Exception, match="got batch 3"):
             graph(torch.cat([x[0], x[0]]))
-    with pytest.raises(Exception, match="was created for a larger length"):
+    with pytest.raises(Exception, match="block_mask was created for"):
         wrong = lambda q: st.flex_attention(q, q, q, None, make(doc, 50))  # noqa: E731
         compiler(wrong, backend="eager")(x[0][:, :, :9])
+
+
+@pytest.mark.parametrize("kind", ("varlen", "cached"))
+def test_calls_that_run_between_graphs(compiler, kind):
+    """One break around the call, gradients too; with fullgraph one line that says so."""
+    starts = torch.tensor([0, 4, 10], dtype=torch.int32)
+    bias, graphs = torch.rand(2), []
+
+    def f(q):
+        if kind == "varlen":
+            score = lambda s, b, h, i, j: s + bias[h]  # noqa: E731
+            return st.varlen_attention(q * 2, q, q, starts, score=score) + 1
+        rows = q.transpose(0, 1)[None].detach()
+        return st.cached_attention(rows * 2, rows, rows, seq_lens=10) + 1
+
+    g = compiler(f, backend=lambda graph, _: graphs.append(graph) or graph)
+    q = torch.randn(10, 2, 16, requires_grad=kind == "varlen")
+    want, got = f(q), g(q)
+    assert torch.equal(want, got) and len(graphs) == 2
+    if kind == "varlen":
+        assert torch.equal(*(torch.autograd.grad(x.sum(), q)[0] for x in (want, got)))
+    with pytest.raises(Exception, match=f"saccade: {kind}_attention runs between graphs"):
+        compiler(f, fullgraph=True, backend="eager")(q)

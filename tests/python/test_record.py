@@ -156,7 +156,9 @@ def test_masks_of_tensors_without_values():
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    mask = lambda: st.create_block_mask(lambda b, h, i, j: i >= j, 1, 1, N, N, "cpu")  # noqa: E731
+    def mask():
+        return st.create_block_mask(lambda b, h, i, j: i >= j, 1, 1, N, N, "cpu")
+
     whole, (q, k, v) = mask(), tensors()
     with FakeTensorMode():
         x = torch.randn(2, 4, N, 16)

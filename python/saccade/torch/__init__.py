@@ -18,13 +18,16 @@ from .cascade import SharedPrefix
 from .cache import PagedCache
 from .flex import AuxOutput, AuxRequest, MaskMod, ScoreMod, explain, flex_attention
 from .masks import and_masks, create_block_mask, create_mask, or_masks
+from .graph_breaks import out_of_graphs as _out_of_graphs
 from .mods import mask, score
 from .pool import share as _share
 from .quantised import quantize
 from .selection import BlockSelection
-from .serving import cached_attention
-from .varlen import varlen_attention
+from .serving import cached_attention as _cached_attention
+from .varlen import varlen_attention as _varlen_attention
 
+cached_attention = _out_of_graphs(_cached_attention)
+varlen_attention = _out_of_graphs(_varlen_attention)
 _share()
 
 __all__ = [

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -38,6 +38,7 @@ from .entries import run
 from .gradients import gradient_like, gradients
 from .graph_masks import of_number, stands_for
 from .masks import block_mask_of, mask_or_mod
+from .mod_arguments import ModArguments
 from .mods import AnyMod, Resolved, place, text_of
 
 _calls: dict = {}
@@ -93,57 +94,11 @@ class _OpCall:
         return shown
 
 
-class _Mods(NamedTuple):
-    """Two mods as an operator's arguments. names: those of the score's tensors and then numbers
-    ("slope w:float"), a bar, the mask's; captures and numbers are in the same order."""
-
-    captures: List[torch.Tensor]
-    numbers: List[float]
-    names: str
-    score: str
-    mask: str
-
-    @classmethod
-    def of(cls, score: Any, mask: Any) -> "_Mods":
-        captures: List[torch.Tensor] = []
-        numbers: List[float] = []
-        parts: List[str] = []
-        texts: List[str] = []
-        for mod in (score, mask):
-            tensors: List[str] = []
-            words: List[str] = []
-            if isinstance(mod, AnyMod):
-                texts.append(mod.text)
-                for name, c in mod.captures.items():
-                    if isinstance(c, torch.Tensor):
-                        tensors.append(name)
-                        captures.append(c)
-                    else:
-                        words.append(name + (":int" if isinstance(c, int) else ":float"))
-                        numbers.append(float(c))
-            else:
-                texts.append(mod or "")
-            parts.append(" ".join(tensors + words))
-        return cls(captures, numbers, " | ".join(parts), texts[0], texts[1])
-
-    def named(self) -> list[dict[str, Any]]:
-        """The captures of the score by name, and those of the mask."""
-        tensors, numbers, made = iter(self.captures), iter(self.numbers), []
-        for part in self.names.split("|"):
-            found: dict[str, Any] = {}
-            for word in part.split():
-                name, _, kind = word.partition(":")
-                x = next(numbers) if kind else next(tensors)
-                found[name] = int(x) if kind == "int" else x
-            made.append(found)
-        return made
-
-
 def _layout(t: torch.Tensor) -> tuple:
     return t.dtype, t.shape, t.stride(), t.device
 
 
-def _op_call(q, k, v, mods: _Mods, block_mask, lists, block, how) -> _OpCall:
+def _op_call(q, k, v, mods: ModArguments, block_mask, lists, block, how) -> _OpCall:
     live = of_number(block_mask, block) if block_mask else None
     for_score, for_mask = mods.named()
     key = (
@@ -250,7 +205,7 @@ def _flex(
     how = (scale, backend, want_lse, want_max)
     # ahead-of-time code passes empty lists as None
     captures, numbers, lists, block = captures or [], numbers or [], lists or [], block or []
-    mods = _Mods(captures, numbers, names, score, mask)
+    mods = ModArguments(captures, numbers, names, score, mask)
     found = _op_call(q, k, v, mods, block_mask, lists, block, how)
     out, lse, row_max = found(q, k, v, captures)
     if block_mask and lse is not None:
@@ -306,7 +261,7 @@ def _flex_backward(
 ) -> List[torch.Tensor]:
     """tensors: q k v out lse d_out. Gradients of q, k, v and captures; empty where needs, of
     the same, says so."""
-    mods = _Mods(captures, numbers, names, score, mask)
+    mods = ModArguments(captures, numbers, names, score, mask)
     how = (scale, backend, True, want_max)
     found = _op_call(*tensors[:3], mods, block_mask, lists, block, how)
     made = found.backward(tuple(needs), tensors, captures, d_lse)
@@ -404,7 +359,7 @@ def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max,
         score, score_mod = _callable_apart(score_mod)
         mask, block_mask = _callable_apart(block_mask)
         if score is not None or mask is not None:
-            mods = tuple(_Mods.of(score_mod, block_mask))
+            mods = tuple(ModArguments.of(score_mod, block_mask))
             flex = _outside if dynamo.flex is None else dynamo.flex
             given = (number, tuple(lists), tuple(block), *rest)
             found = flex(q, k, v, score, mask, mods, given)
@@ -417,7 +372,7 @@ def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max,
         if whole is not None:
             lists, block, block_mask = _parts_of(whole)
         block_mask = _as_text("mask", block_mask)
-    mods = _Mods.of(score_mod, block_mask)
+    mods = ModArguments.of(score_mod, block_mask)
     if not torch.compiler.is_dynamo_compiling():
         lists = _with_fakes("block_mask: got a BlockMask", lists)
         mods = mods._replace(captures=_with_fakes("got a mod that captures a tensor", mods[0]))
@@ -487,11 +442,11 @@ def _of_graphs(
     q, k, v, found, mods, number, lists, block, scale, backend, want_lse, want_max, gqa
 ):
     """The operator for mods of which some were graphs: `found`, None for the others."""
-    mods = _Mods(*mods)
+    mods = ModArguments(*mods)
     for_score, for_mask = mods.named()
     score = found[0] or (AnyMod("score", mods.score, for_score) if mods.score else None)
     mask = found[1] or (AnyMod("mask", mods.mask, for_mask) if mods.mask else None)
-    both, rest = _Mods.of(score, mask), (scale, backend, want_lse, want_max, gqa)
+    both, rest = ModArguments.of(score, mask), (scale, backend, want_lse, want_max, gqa)
     out, lse, row_max = _operator(q, k, v, both, number, list(lists), list(block), *rest)
     return out, lse if want_lse else _none_of(out), row_max
 
@@ -499,7 +454,7 @@ def _of_graphs(
 @torch.compiler.disable
 def _outside(q, k, v, score, mask, mods, rest):
     """run, for callables that are in no graph."""
-    mods = _Mods(*mods)
+    mods = ModArguments(*mods)
     (number, lists, block, scale, backend, *wanted) = rest
     for_score, for_mask = mods.named()
     if score is None and mods.score:

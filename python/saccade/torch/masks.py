@@ -12,6 +12,7 @@ from ..c import abi, objects
 from ..trace.errors import words_of
 from .block_mask import DEFAULT_BLOCK, BlockMask, BlockSize, MaskMod, block_pair
 from .checks import check_indices
+from .graph_breaks import disabled
 from .graph_masks import numbered
 from .index_lists import marks_of, ordered
 from .mods import AnyMod, Resolved, captured, text_of
@@ -144,7 +145,7 @@ class Unproven(BlockMask):
     def __getattr__(self, name):  # there is none before it is proven
         if "given" not in self.__dict__ or name.startswith("__"):
             raise AttributeError(f"BlockMask has no attribute {name!r}")
-        made = _read_of(*self.__dict__.pop("given"))
+        made = _read_outside(*self.__dict__.pop("given"))
         self.__dict__.update(made.__dict__)
         numbered[self._number] = self
         return getattr(self, name)
@@ -164,13 +165,15 @@ _WITHOUT_VALUES = (
 )
 
 
-@torch.compiler.disable(reason=_IN_A_GRAPH)
-def _read_of(mask_mod, *rest):
+def _read(mask_mod, *rest):
     if fake_mode() is not None:
         text = mask_mod if isinstance(mask_mod, AnyMod) else text_of("mask", mask_mod, {})
         if any(isinstance(x, FakeTensor) for x in text.captures.values()):
             raise NotImplementedError(_WITHOUT_VALUES)
     return _proven(mask_mod, *rest)
+
+
+_read_outside = disabled(_read, _IN_A_GRAPH)
 
 
 @torch.compiler.disable  # around what is called: torch.compile(f) goes into an f it is around
