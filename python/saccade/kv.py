@@ -17,23 +17,35 @@ include/saccade_kv.h.
 from __future__ import annotations
 
 import ctypes as C
+import operator
 from typing import Sequence
 
 from .c import abi
 from .c.abi import lib
+from .trace.errors import words_of
 
 
-def _numbers(values: Sequence[int]) -> C.Array:
-    for v in values:
-        _number(v)
-    return (C.c_int32 * max(1, len(values)))(*values)
+def _numbers(name: str, values: Sequence[int]) -> C.Array:
+    if not hasattr(values, "__len__") or not hasattr(values, "__getitem__"):
+        raise TypeError(f"{name}: got {words_of(values)}, expected a list of numbers")
+    try:
+        found = [_number(name, v) for v in values]
+    except TypeError as reason:
+        if str(reason).startswith(name):
+            raise
+        raise TypeError(f"{name}: got {words_of(values)}, expected a list of numbers") from None
+    return (C.c_int32 * max(1, len(found)))(*found)
 
 
-def _number(value: int, bits: int = 32) -> int:
+def _number(name: str, value: int, bits: int = 32) -> int:
     """ctypes would cut it."""
-    if not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
-        raise ValueError(f"got {value}, expected a number of {bits} bits")
-    return value
+    try:
+        n = operator.index(value)
+    except (TypeError, RuntimeError):  # of tensors, one without values
+        raise TypeError(f"{name}: got {words_of(value)}, expected a whole number") from None
+    if not -(2 ** (bits - 1)) <= n < 2 ** (bits - 1):
+        raise ValueError(f"{name}: got {n}, expected a number of {bits} bits")
+    return n
 
 
 class Cache:
@@ -43,10 +55,10 @@ class Cache:
         self._handle = None
         self.pages, self.page = pages, page
         options = abi.KvOptions(
-            pages=_number(pages, 64),
-            page=_number(page, 64),
-            sequences=_number(sequences, 64),
-            most_keys=_number(most_keys, 64),
+            pages=_number("pages", pages, 64),
+            page=_number("page", page, 64),
+            sequences=_number("sequences", sequences, 64),
+            most_keys=_number("most_keys", most_keys, 64),
         )
         self._handle = abi.create("kv_create", C.byref(options))
 
@@ -56,7 +68,8 @@ class Cache:
 
     def _new(self, name: str, *arguments: int) -> int:
         number = C.c_int32()
-        abi.call(name, self._handle, *map(_number, arguments), C.byref(number))
+        given = [_number("sequence", n) for n in arguments]
+        abi.call(name, self._handle, *given, C.byref(number))
         return number.value
 
     def add(self) -> int:
@@ -68,27 +81,30 @@ class Cache:
         return self._new("kv_fork", sequence)
 
     def free(self, sequence: int) -> None:
-        abi.call("kv_free", self._handle, _number(sequence))
+        abi.call("kv_free", self._handle, _number("sequence", sequence))
 
     def truncate(self, sequence: int, length: int) -> None:
         """Forgets keys from `length` on."""
-        abi.call("kv_truncate", self._handle, _number(sequence), _number(length, 64))
+        of, n = _number("sequence", sequence), _number("length", length, 64)
+        abi.call("kv_truncate", self._handle, of, n)
 
     def drop(self, sequence: int, first: int) -> None:
         """Gives pages back whose keys all lie before key `first`; their entries become -1."""
-        abi.call("kv_drop", self._handle, _number(sequence), _number(first, 64))
+        of, n = _number("sequence", sequence), _number("first", first, 64)
+        abi.call("kv_drop", self._handle, of, n)
 
     def grow(
         self, sequences: Sequence[int], counts: Sequence[int]
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """Room for counts[i] more keys in sequences[i], for all or none. Returns where each new
         key goes (page * page size + key of the page) and pages to copy first: (from, to)."""
+        of, more = _numbers("sequences", sequences), _numbers("counts", counts)
         if len(sequences) != len(counts):
             raise ValueError(
                 f"counts: got {len(counts)}, expected {len(sequences)}, one for each sequence"
             )
         n = len(sequences)
-        abi.call("kv_grow", self._handle, _numbers(sequences), _numbers(counts), n)
+        abi.call("kv_grow", self._handle, of, more, n)
         n_slots = lib.saccade_kv_slots(self._handle, None, 0)
         n_copies = lib.saccade_kv_copies(self._handle, None, 0)
         slots, pairs = (C.c_int64 * max(1, n_slots))(), (C.c_int32 * max(1, 2 * n_copies))()
@@ -102,9 +118,11 @@ class Cache:
     ) -> tuple[list[list[int]], list[int]]:
         """Rows of pages, -1 past their ends, and lengths. columns: 0 as many as the longest
         has."""
+        rows, columns = _numbers("sequences", sequences), _number("columns", columns)
         n = len(sequences)
+        if columns < 0:
+            raise ValueError(f"columns: got {columns}, expected 0 or more")
         lengths = (C.c_int32 * max(1, n))()
-        rows = _numbers(sequences)
         abi.call("kv_table", self._handle, rows, n, None, 0, lengths)
         columns = columns or max([1, *((x + self.page - 1) // self.page for x in lengths[:n])])
         table = (C.c_int32 * max(1, n * columns))()
@@ -113,7 +131,7 @@ class Cache:
 
     def length(self, sequence: int) -> int:
         """-1 for a sequence that is not there."""
-        return lib.saccade_kv_length(self._handle, _number(sequence))
+        return lib.saccade_kv_length(self._handle, _number("sequence", sequence))
 
     @property
     def free_pages(self) -> int:

@@ -8,8 +8,10 @@ from typing import Optional
 import torch
 
 from ..c import abi, objects
+from .calls import current_stream
+from .checks import brief, check_here, check_plain, check_rows, no_gradients
 from .mods import view
-from .serving import cache_view, check_rows, current_stream, no_gradients
+from .serving import cache_view
 
 
 def append_keys(
@@ -47,15 +49,16 @@ def append_keys(
     def give(record, name, t, of=view):
         if t is None:
             return
-        if not isinstance(t, torch.Tensor):
-            raise ValueError(f"{name}: got {t!r:.40}, expected a tensor")
-        if t.device != key.device:
-            raise ValueError(f"{name}: got device {t.device}, expected {key.device}")
+        check_here(_NAMES.get(name, name), t, key.device)
         made = objects.c_tensor(of(t))
         keep.append((made, t))
         setattr(record, name, C.pointer(made))
 
-    rows = {"k": _rows("k", key), "v": None if value is None else _rows("v", value)}
+    if (value is None) != (value_pool is None):
+        absent = "value" if value is None else "value_pool"
+        raise ValueError(f"{absent}: got None, expected both value and value_pool, or neither")
+    rows = {"k": _rows("key", key), "v": None if value is None else _rows("value", value)}
+    _check_fit(key, value, key_pool, value_pool)
     _check_places(rows["k"].shape[0], slots, seq_lens, indptr, indices, last_page_len)
     for name, t in rows.items():
         give(args, name, None if t is None else t.resolve_neg())
@@ -85,6 +88,35 @@ def append_keys(
     abi.call("append", threads, C.byref(args))
 
 
+# arguments by the library's names for them
+_NAMES = {"k_pool": "key_pool", "v_pool": "value_pool", "kv_len": "seq_lens"}
+_NAMES |= {"k": "key", "v": "value", "table": "block_table"}
+
+
+def _check_fit(key, value, key_pool, value_pool):
+    """Raises where rows are not those of their pool, before the library knows both by other
+    names."""
+    for name, t, pool in (("key", key, key_pool), ("value", value, value_pool)):
+        if t is None:
+            continue
+        check_here(f"{name}_pool", pool, key.device)
+        if pool.dim() != 4:
+            raise ValueError(
+                f"{name}_pool: got {brief(pool)}, expected [pages, Hkv, page, D] of rank 4"
+            )
+        wide = 2 if pool.dtype is torch.uint8 else 1
+        if t.shape[1] != pool.shape[1] or t.shape[-1] != wide * pool.shape[3]:
+            raise ValueError(
+                f"{name}: got {tuple(t.shape)}, expected {pool.shape[1]} heads of "
+                f"{wide * pool.shape[3]} channels, as {name}_pool has them"
+            )
+    if value is not None and (value.dim() != key.dim() or value.shape[:-1] != key.shape[:-1]):
+        raise ValueError(
+            f"value: got {tuple(value.shape)}, expected {tuple(key.shape[:-1])} and channels, "
+            "as key"
+        )
+
+
 def _check_places(keys, slots, seq_lens, indptr, indices, last_page_len):
     for name, t in (("indptr", indptr), ("last_page_len", last_page_len)):
         if t is not None and indices is None:
@@ -95,7 +127,8 @@ def _check_places(keys, slots, seq_lens, indptr, indices, last_page_len):
 
 def _rows(name, t):
     """[T, Hkv, D] of either form, without a copy where a batch has one key."""
-    if isinstance(t, torch.Tensor) and t.dim() == 4:
+    check_plain(name, t)
+    if t.dim() == 4:
         t = t[:, :, 0] if t.shape[2] == 1 else t.transpose(1, 2).flatten(0, 1)
     check_rows(name, t, 3)
     return t
@@ -104,7 +137,8 @@ def _rows(name, t):
 def _groups(name, scale, pool):
     """(keys, channels) that share a number; 0: all."""
     if scale.dim() != 4 or pool is None:
-        raise ValueError(f"{name}: expected a tensor of rank 4, and a pool")
+        got = brief(scale) if pool is not None else "it without a pool"
+        raise ValueError(f"{name}: got {got}, expected a tensor of rank 4, and a pool")
     dim = pool.shape[-1] * (2 if pool.dtype is torch.uint8 else 1)
     found = []
     rows = scale.shape[2], pool.shape[2]

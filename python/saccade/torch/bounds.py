@@ -7,7 +7,7 @@ import torch
 
 from ..c import abi
 from .block_mask import BlockMask
-from .checks import check_indices
+from .checks import check_indices, check_plain, count_of
 from .masks import block_mask_of, mask_or_mod
 from .mods import Resolved
 
@@ -58,6 +58,11 @@ def check(
     `budget` (0: 2^26), then an even sample; of a score up to 64 live keys of up to 64 rows, all
     batches and heads of each. The first call of a mod on the CPU does the same with a sample.
     """
+    for name, t in (("query", query), ("key", key)):
+        check_plain(name, t)
+        if t.dim() != 4:
+            raise ValueError(f"{name}: got {tuple(t.shape)}, expected 4: [B, H, N, D]")
+    budget = count_of("budget", budget, bits=63)
     B, H, Q, _ = query.shape
     Hkv, KV = key.shape[1], key.shape[2]
     mask, mask_mod = mask_or_mod(block_mask)

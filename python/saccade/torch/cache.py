@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Optional, Sequence, Union
 
 import torch
 
 from ..kv import Cache
 from .append import append_keys
-from .quantised import CODE_TENSORS
+from .checks import brief, check_plain, count_of
+from .quantised import CODE_TENSORS, check_scale_dtype
 from .serving import cached_attention
 
 
 def _held(dtype: Union[torch.dtype, str]) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
         return dtype
-    if dtype not in CODE_TENSORS:
-        raise ValueError(f"dtype: got {dtype!r}, expected one of {', '.join(CODE_TENSORS)}")
+    if not isinstance(dtype, str) or dtype not in CODE_TENSORS:
+        names = ", ".join(CODE_TENSORS)
+        raise ValueError(f"dtype: got {brief(dtype)}, expected one of torch's, or {names}")
     return CODE_TENSORS[dtype]
 
 
@@ -53,9 +56,17 @@ class PagedCache(Cache):
         most_keys: int = 0,
         device: Any = None,
     ) -> None:
+        layers, heads = count_of("layers", layers, 1), count_of("heads", heads, 1)
+        pages, page = count_of("pages", pages, 1), count_of("page", page, 1)
+        sequences = count_of("sequences", sequences, 1)
+        most_keys = count_of("most_keys", most_keys)
+        head_dim = count_of("head_dim", head_dim, 1)
+        v_head_dim = count_of("v_head_dim", v_head_dim)
+        channels = count_of("channels", channels)
         super().__init__(pages, page, sequences, most_keys)
         is_code = isinstance(dtype, str)
         held = _held(dtype)
+        check_scale_dtype(scale_dtype)
         self.device = torch.device(device if device is not None else "cpu")
 
         def pools(shape: tuple[int, ...], of: torch.dtype) -> list[torch.Tensor]:
@@ -112,9 +123,23 @@ class PagedCache(Cache):
                     view = t.view(torch.uint8) if t.element_size() == 1 else t
                     view[targets] = view[sources]
 
+    def _layer(self, layer: int) -> int:
+        n = len(self.pools[0])
+        try:
+            at = operator.index(layer)
+        except TypeError:
+            at = n
+        if not -n <= at < n:
+            raise IndexError(f"layer: got {brief(layer)}, expected 0 to {n - 1}")
+        return at
+
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """The new keys of this step: [T, Hkv, D], sequence by sequence, or [B, Hkv, N, D] where
         each has N. More rows than the step's go nowhere: what a graph pads with."""
+        layer = self._layer(layer)
+        check_plain("key", key)
+        if key.dim() not in (3, 4):
+            raise ValueError(f"key: got {brief(key)}, expected [T, Hkv, D] or [B, Hkv, N, D]")
         each = key.shape[2] if key.dim() == 4 else 1
         wanted = sum(self._counts)
         if key.dim() == 4 and wanted and set(self._counts) - {each}:
@@ -143,6 +168,8 @@ class PagedCache(Cache):
     ) -> Any:
         """cached_attention over this layer: query [B, H, Q, D], or [T, H, D] with the rows of
         sequences as their new keys are."""
+        layer = self._layer(layer)
+        check_plain("query", query)
         if query.dim() == 3:
             options.setdefault("cu_seqlens_q", self.cu_seqlens)
             options.setdefault("max_seqlen_q", self.most_new)

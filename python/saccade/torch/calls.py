@@ -8,7 +8,7 @@ import threading
 import torch
 
 from ..c import abi, extension, objects
-from .checks import way_of
+from .checks import scale_of, way_of
 from .mods import dtype_name, view
 from .warm import NOTHING, result, room_of, run_of
 
@@ -49,7 +49,7 @@ class Runner:
             v.shape[3],
             name,
             name,
-            scale,
+            scale_of(scale),
             bound,
             handle.mod if handle else None,
             backend,

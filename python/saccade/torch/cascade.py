@@ -6,8 +6,9 @@ from typing import Any, Optional
 
 import torch
 
+from .checks import check_numbers, check_plain, count_of
 from .flex import MaskMod, ScoreMod
-from .serving import cached_attention, check_numbers
+from .serving import cached_attention
 
 
 class SharedPrefix:
@@ -33,6 +34,8 @@ class SharedPrefix:
         max_shared: int,
         rows: int = 1,
     ):
+        page, rows = count_of("page", page, 1), count_of("rows", rows, 1)
+        max_shared = count_of("max_shared", max_shared)
         _check(block_table, seq_lens, cu_groups, shared_lens, max_shared, page)
         self.B, self.rows, self.page = block_table.shape[0], rows, page
         self.table, self.lengths = block_table, seq_lens
@@ -63,6 +66,7 @@ class SharedPrefix:
         b nor q. The others are those of cached_attention, and so is what returns.
         """
         for name, t in (("query", query), ("key", key)):
+            check_plain(name, t)
             if t.dim() != 4:
                 raise ValueError(f"{name}: got a tensor of rank {t.dim()}, expected 4")
         B, Q = query.shape[0], query.shape[2]
@@ -92,8 +96,6 @@ def _check(table, lengths, groups, shared, most, page):
             f"cu_groups: got {groups.shape[0]} numbers beside {shared.shape[0]} shared_lens, "
             "expected one more"
         )
-    if page < 1:
-        raise ValueError(f"page: got {page}, expected 1 or more")
     held = table.shape[1] * page
     if most < page or most % page or most > held:
         raise ValueError(

@@ -4,6 +4,10 @@ and what it expected."""
 from __future__ import annotations
 
 import difflib
+import math
+import numbers
+import operator
+from collections.abc import Mapping
 
 import torch
 
@@ -41,13 +45,20 @@ def backend_of(options):
     """The way that kernel_options ask for: a back end, and "+" behind it where a row's bits are
     to follow from the row alone, "++" where those of short runs may be others; way_of takes it
     apart. Refuses keys that mean nothing."""
+    if options is None:
+        return "auto"
+    if not isinstance(options, Mapping):
+        raise TypeError(f"kernel_options: got {brief(options)}, expected a dict or None")
     chosen, asked = "auto", options.get("BATCH_INVARIANT", False)
-    if asked not in INVARIANCE or isinstance(asked, int) != isinstance(asked, bool):
+    if not isinstance(asked, (bool, str)) or asked not in INVARIANCE:
         raise ValueError(
-            f"kernel_options: got BATCH_INVARIANT {asked!r}, expected True, False or 'short'"
+            f"kernel_options: got BATCH_INVARIANT {brief(asked)}, expected True, False or "
+            "'short'"
         )
     invariance = INVARIANCE.index(asked)
     for key, value in options.items():
+        if not isinstance(key, str):
+            raise TypeError(f"kernel_options: got the key {brief(key)}, expected a string")
         name = key[4:] if key[:4] in ("fwd_", "bwd_") else key
         if name == "BACKEND":
             chosen = _BACKENDS.get(str(value).lower())
@@ -104,16 +115,125 @@ class _NotFour(BadValue, NotImplementedError):
     """FlexAttention calls this case not implemented."""
 
 
+def brief(x):
+    """A value on one line, for messages."""
+    if isinstance(x, torch.Tensor):
+        return "a NestedTensor" if x.is_nested else f"{x.dtype} of shape {tuple(x.shape)}"
+    parts = x if isinstance(x, (list, tuple)) else [x]
+    is_plain = all(p is None or isinstance(p, (int, float, str, torch.dtype)) for p in parts)
+    return repr(x) if is_plain and len(repr(x)) <= 40 else words_of(x)
+
+
+def scale_of(x):
+    """What scores are multiplied by; None: 1 / sqrt(D), for which NaN stands in C."""
+    if isinstance(x, torch.Tensor) and x.dim() == 0 and x.is_cpu and not x.requires_grad:
+        x = x.item()
+    if x is None:
+        return None
+    if not isinstance(x, numbers.Real) or isinstance(x, bool):
+        raise TypeError(
+            f"scale: got {brief(x)}, expected a number or None; a tensor that changes or "
+            "learns is for score_mod to capture"
+        )
+    if not math.isfinite(x):
+        raise _bad(f"scale: got {float(x)}, expected a finite number, or None for 1 / sqrt(D)")
+    return float(x)
+
+
+def check_flags(**flags):
+    """Raises for what is neither true nor false on its own, as a tensor."""
+    for name, x in flags.items():
+        if x is not None and not isinstance(x, int) and type(x).__name__ not in _BOOLS:
+            raise TypeError(f"{name}: got {brief(x)}, expected True or False")
+
+
+_BOOLS = ("bool", "bool_")  # NumPy's names for its own
+
+
+def count_of(name, x, least=0, bits=31):
+    """A whole number of so many bits."""
+    try:
+        n = operator.index(x)
+    except TypeError:
+        n = None
+    is_tensor = isinstance(x, torch.Tensor) and (x.dtype is torch.bool or x.dim())
+    if n is None or is_tensor or isinstance(x, bool) or not least <= n < 1 << bits:
+        raise ValueError(f"{name}: got {brief(x)}, expected {least} or more, a whole number")
+    return n
+
+
+def check_aux(request):
+    if not hasattr(request, "lse") or not hasattr(request, "max_scores"):
+        raise TypeError(
+            f"return_aux: got {brief(request)}, expected AuxRequest(lse=..., max_scores=...)"
+        )
+
+
+def check_plain(name, t):
+    """Raises for what is no tensor with an element at each place of its shape."""
+    if not isinstance(t, torch.Tensor):
+        raise TypeError(f"{name}: got {words_of(t)}, expected a tensor")
+    if t.is_nested:
+        raise NotImplementedError(
+            f"{name}: got a NestedTensor, expected a packed tensor with a document mask"
+        )
+    if t.layout is not torch.strided:
+        raise TypeError(f"{name}: got a tensor of layout {t.layout}, expected strided")
+
+
+def no_gradients(**tensors):
+    """Raises for one that requires grad: nothing here would give it any."""
+    for name, t in tensors.items():
+        if isinstance(t, torch.Tensor) and t.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                f"{name}: requires grad, expected none: flex_attention has gradients"
+            )
+
+
+def check_rows(name, t, rank):
+    """Raises for what is no tensor of that rank whose last dimension lies in one piece."""
+    if not isinstance(t, torch.Tensor) or t.is_nested or t.layout is not torch.strided:
+        got = brief(t) if getattr(t, "layout", torch.strided) is torch.strided else t.layout
+    elif t.dim() != rank or t.stride(-1) != 1:
+        got = f"rank {t.dim()} of strides {t.stride()}"
+    else:
+        return
+    wanted = f"a tensor of rank {rank} with contiguous rows"
+    raise ValueError(f"{name}: got {got}, expected {wanted}")
+
+
+def check_numbers(name, t, rank):
+    """Raises for what is no int32 tensor of that rank."""
+    if not isinstance(t, torch.Tensor):
+        raise ValueError(f"{name}: got {brief(t)}, expected an int32 tensor of rank {rank}")
+    check_plain(name, t)
+    if t.dtype is not torch.int32 or t.dim() != rank:
+        raise ValueError(
+            f"{name}: got {t.dtype} of rank {t.dim()}, expected an int32 tensor of rank {rank}"
+        )
+
+
+def check_devices(q, k, v):
+    """Raises where query, key and value do not lie on one device that the library has."""
+    if q.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"query: got device {q.device}, expected cpu or cuda")
+    for name, t in (("key", k), ("value", v)):
+        if t.device != q.device:
+            raise ValueError(f"{name}: got device {t.device}, expected {q.device}")
+
+
+def check_here(name, t, device):
+    """Raises for what is no strided tensor on this device."""
+    if not isinstance(t, torch.Tensor):
+        raise ValueError(f"{name}: got {brief(t)}, expected a tensor")
+    check_plain(name, t)
+    if t.device != device:
+        raise ValueError(f"{name}: got device {t.device}, expected {device}")
+
+
 def check_call(q, k, v, enable_gqa):
     for name, t in (("query", q), ("key", k), ("value", v)):
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name}: got {words_of(t)}, expected a tensor")
-        if t.is_nested:
-            raise NotImplementedError(
-                f"{name}: got a NestedTensor, expected a packed tensor with a document mask"
-            )
-        if t.layout is not torch.strided:
-            raise TypeError(f"{name}: got a tensor of layout {t.layout}, expected strided")
+        check_plain(name, t)
     check_layout(q, k, v)
     if q.device.type not in ("cpu", "cuda"):
         raise _bad(f"query: got device {q.device}, expected cpu or cuda")
@@ -122,7 +242,7 @@ def check_call(q, k, v, enable_gqa):
 
 def check_dropout(rate, is_elsewhere):
     if not isinstance(rate, (int, float)) or not 0 <= rate <= 1:
-        raise _bad(f"dropout_p: got {rate!r}, expected a number from 0 to 1")
+        raise _bad(f"dropout_p: got {brief(rate)}, expected a number from 0 to 1")
     if is_elsewhere:
         raise NotImplementedError(
             "dropout_p: got one in torch.compile, torch.func or context_parallel, expected a "
@@ -131,8 +251,9 @@ def check_dropout(rate, is_elsewhere):
 
 
 def check_sinks(sinks, q):
-    if not isinstance(sinks, torch.Tensor):
-        raise TypeError(f"sinks: got {words_of(sinks)}, expected a tensor")
+    check_plain("sinks", sinks)
+    check_plain("query", q)
+    _check_four("query", q)
     (B, H, L), shape = q.shape[:3], tuple(sinks.shape)
     fits = shape == (H,)
     if len(shape) == 3:
@@ -148,14 +269,18 @@ def check_sinks(sinks, q):
         raise _bad(f"sinks: got device {sinks.device}, expected the query's, {q.device}")
 
 
+def _check_four(name, t):
+    if t.dim() != 4:
+        raise _NotFour(
+            "EINVAL",
+            f"{name}: got {t.dim()} dimensions {tuple(t.shape)}, expected 4: [B, H, N, D]",
+        )
+
+
 def check_layout(q, k, v):
     """In FlexAttention's words, where its users match on them."""
     for name, t in (("query", q), ("key", k), ("value", v)):
-        if t.dim() != 4:
-            raise _NotFour(
-                "EINVAL",
-                f"{name}: got {t.dim()} dimensions {tuple(t.shape)}, expected 4: [B, H, N, D]",
-            )
+        _check_four(name, t)
     if q.dtype is not k.dtype or q.dtype is not v.dtype:
         raise _bad(
             "Expected query, key, and value to have the same dtype, but got query.dtype: "

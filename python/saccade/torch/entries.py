@@ -252,7 +252,7 @@ def _find(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gq
         v.device,
         want_lse,
         want_max,
-        backend_of(options) if options else "auto",
+        backend_of(options),
         gqa,
         (torch.get_num_threads(), dropout),
         _needs(q, k, v),

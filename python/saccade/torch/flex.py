@@ -12,7 +12,16 @@ from torch.autograd import forward_ad
 from . import active
 from .block_mask import BlockMask
 from .calls import new_call
-from .checks import backend_of, check_call, check_dropout, check_sinks, way_of
+from .checks import (
+    backend_of,
+    check_aux,
+    check_call,
+    check_dropout,
+    check_flags,
+    check_sinks,
+    scale_of,
+    way_of,
+)
 from .compiled import in_graph, is_recorded
 from .entries import run
 from .masks import block_mask_of, mask_or_mod
@@ -136,14 +145,25 @@ def flex_attention(
     every float tensor that score_mod captures; lse is, row maxima and masks are not.
     Source: FlexAttention (arXiv 2412.05496).
     """
+    recorded = is_recorded()
+    if not (recorded or type(enable_gqa) is type(return_lse) is bool):
+        check_flags(enable_gqa=enable_gqa, return_lse=return_lse)
+    if not (recorded or scale is None):
+        scale = scale_of(scale)
+    if not (recorded or kernel_options is None or type(kernel_options) is dict):
+        backend_of(kernel_options)
+    if return_aux is not None:
+        check_aux(return_aux)
     if return_lse and return_aux is not None:
         raise ValueError("got both return_lse and return_aux, expected one")
     want_lse = return_lse or (return_aux is not None and return_aux.lse)
     want_max = return_aux is not None and return_aux.max_scores
+    if type(dropout_p) is not float:
+        check_dropout(dropout_p, False)
     if dropout_p:
         check_dropout(
             dropout_p,
-            is_recorded()
+            recorded
             or _is_transformed()
             or forward_ad._current_level >= 0
             or active.parallel is not None,
@@ -171,7 +191,7 @@ def flex_attention(
             return_aux,
         )
     call: Any = run
-    if is_recorded():
+    if recorded:
         call = in_graph
     elif _is_transformed() or forward_ad._current_level >= 0:
         from .functional import transformed
@@ -225,7 +245,7 @@ def with_sinks(out, lse, sink):
 @torch.compiler.disable
 def _over_ranks(q, k, v, score_mod, block_mask, scale, options, return_lse, return_aux):
     """Inside of context_parallel. torch.compile breaks its graph here."""
-    if way_of(backend_of(options or {}))[1]:
+    if way_of(backend_of(options))[1]:
         raise ValueError(
             "kernel_options: got BATCH_INVARIANT inside of context_parallel, expected a call "
             "outside of it"
@@ -253,6 +273,7 @@ def explain(
     became, how much of the mask is not computed. verbose: typed nodes and generated code too.
     """
     check_call(query, key, value, True)
+    check_flags(verbose=verbose)
     score = None
     if score_mod is not None:
         is_double = query.dtype is torch.float64
@@ -263,7 +284,7 @@ def explain(
         B, H, Q, _ = query.shape
         mask = block_mask_of(made, B, H, Q, key.shape[2])
     call = new_call(
-        query, key, value, score, mask, scale, backend_of(kernel_options or {}), False, False
+        query, key, value, score, mask, scale, backend_of(kernel_options), False, False
     )
     text: str = call.runner.plan.explain()
     summary = "\n".join(_summary(query, key, value, score, mask, text)) + "\n"

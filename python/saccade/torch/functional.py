@@ -336,7 +336,7 @@ class Tangent(torch.autograd.Function):
 
             B, H, Q, _ = q.shape
             mask = block_mask_of(Resolved(mod, "mask", "cpu"), B, H, Q, k.shape[2])
-        backend = backend_of(spec.options or {})
+        backend = backend_of(spec.options)
         call = new_call(q, k, v, made, mask, spec.scale, backend, True, False)
         dots = q_dot, k_dot, v_dot
         return _tangent(call, (q, k, v), dots, moves, made, spec.names, rates)

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from ..c import abi, objects
 from ..trace.errors import words_of
 from .block_mask import DEFAULT_BLOCK, BlockMask, BlockSize, MaskMod, block_pair
-from .checks import check_indices
+from .checks import brief, check_indices, count_of
 from .graph_breaks import disabled
 from .graph_masks import numbered
 from .index_lists import marks_of, ordered
@@ -73,6 +73,8 @@ def create_block_mask(
     """
     del _compile, compute_dq_write_order, dq_kv_order
     sizes = (B, H, Q_LEN, KV_LEN)
+    if not torch.compiler.is_dynamo_compiling():
+        _check_block(BLOCK_SIZE)
     given = (mask_mod, sizes, block_pair(BLOCK_SIZE), device, separate_full_blocks)
     is_taken = graphs_take_callables or not callable(mask_mod)
     if torch.compiler.is_dynamo_compiling() and is_taken:
@@ -80,6 +82,14 @@ def create_block_mask(
     if not torch.compiler.is_dynamo_compiling() and is_described() and _has_text(mask_mod):
         return Unproven(given)
     return _proven(*given)
+
+
+def _check_block(size):
+    pair = size if isinstance(size, (tuple, list)) else (size, size)
+    if len(pair) != 2:
+        raise ValueError(f"BLOCK_SIZE: got {brief(size)}, expected one number, or two")
+    for n in pair:
+        count_of("BLOCK_SIZE", n, 1)
 
 
 graphs_take_callables = False  # compiled.py knows
@@ -194,8 +204,8 @@ def block_mask_of(
     device=None,
 ) -> BlockMask:
     """A block mask of a mod that was resolved on the host."""
-    if Q < 1 or KV < 1:
-        raise ValueError(f"got Q_LEN {Q}, KV_LEN {KV}, expected 1 or more")
+    B, H = (1 if n is None else count_of(name, n) for name, n in (("B", B), ("H", H)))
+    Q, KV = count_of("Q_LEN", Q, 1), count_of("KV_LEN", KV, 1)
     sizes = (B or 1, H or 1, H or 1, Q, KV, 1, 1)
     if any(v.shape for v in found.views):
         check_indices("mask", found, sizes, _SAMPLE)
@@ -297,6 +307,8 @@ def create_mask(
 
 @torch.compiler.disable
 def _dense_mask(mod_fn, B, H, Q_LEN, KV_LEN, device):
+    if not callable(mod_fn) and not isinstance(mod_fn, (str, AnyMod)):
+        raise TypeError(f"mod_fn: got {brief(mod_fn)}, expected a callable, or text")
     kind = captured.kind_of(mod_fn)
     if kind == "score" and not callable(mod_fn):
         raise ValueError("mod_fn: got a score in text, expected a mask, or a callable")

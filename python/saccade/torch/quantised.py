@@ -12,10 +12,17 @@ from typing import Optional
 import torch
 
 from ..c import abi, objects
+from .checks import brief, check_flags, check_here, count_of
 from .mods import view
 from .serving import CODES, cache_view
 
 CODE_TENSORS = {short: dtype for dtype, short in CODES.items()}
+_NAMES = ", ".join(CODE_TENSORS)
+
+
+def check_scale_dtype(dtype):
+    if not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, torch.float16):
+        raise ValueError(f"scale_dtype: got {brief(dtype)}, expected torch.float32 or float16")
 
 
 def quantize(
@@ -34,19 +41,25 @@ def quantize(
     scale: used as it is, for what is appended to a cache. More than one of them must divide the
     rows, or channels, of x: cached_attention reads the sizes of groups off the shape of scale.
     Errors: ValueError for a dtype, a shape or a group that cannot be."""
-    if dtype not in CODE_TENSORS:
-        raise ValueError(f"dtype: got {dtype!r}, expected one of {', '.join(CODE_TENSORS)}")
-    if not isinstance(x, torch.Tensor) or x.dim() != 4 or x.is_cuda:
-        got = f"rank {x.dim()} on {x.device}" if isinstance(x, torch.Tensor) else f"{x!r:.40}"
+    check_flags(shared=shared)
+    if not isinstance(dtype, str) or dtype not in CODE_TENSORS:
+        raise ValueError(f"dtype: got {brief(dtype)}, expected one of {_NAMES}")
+    is_plain = isinstance(x, torch.Tensor) and x.layout is torch.strided and not x.is_nested
+    if not is_plain or x.dim() != 4 or x.device.type != "cpu":
+        got = f"rank {x.dim()} on {x.device}" if is_plain else brief(x)
         raise ValueError(f"x: got {got}, expected a tensor of rank 4 on the host")
     B, H, N, D = x.shape
     for name, n, by in (("tokens", N, tokens), ("channels", D, channels)):
-        if by < 0 or (1 < by < n and n % by):
+        count_of(name, by)
+        if 1 < by < n and n % by:
             raise ValueError(f"{name}: got {by}, expected 0 or a divisor of {n}")
     x = x.detach().contiguous().resolve_neg()
     if dtype == "i4" and D % 2:
         raise ValueError(f"x: got {D} channels, expected an even number for i4")
     codes = torch.empty(B, H, N, D // 2 if dtype == "i4" else D, dtype=CODE_TENSORS[dtype])
+    check_scale_dtype(scale_dtype)
+    if scale is not None:
+        check_here("scale", scale, x.device)
     if scale is None:
         rows, columns = (-(-n // by) if by else 1 for n, by in ((N, tokens), (D, channels)))
         made = torch.empty(*((1, 1) if shared else (B, H)), rows, columns, dtype=scale_dtype)

@@ -16,11 +16,26 @@ import torch
 
 from ..c import abi, objects
 from .calls import current_stream, stats_dtype, workspace
-from .checks import backend_of, way_of
+from .checks import (
+    backend_of,
+    brief,
+    check_devices,
+    check_flags,
+    check_here,
+    check_numbers,
+    check_plain,
+    check_rows,
+    count_of,
+    no_gradients,
+    scale_of,
+    way_of,
+)
 from .flex import MaskMod, ScoreMod
-from .mods import Resolved, dtype_name, view
+from .mods import AnyMod, Resolved, dtype_name, view
+from .tables import Keys, check_absent, check_pages
 
 Lengths = Union[int, torch.Tensor]
+_CAUSAL = ("causal()", "q>=kv", "kv<=q")
 CODES = {torch.int8: "i8", torch.uint8: "i4"}
 for _name, _theirs in (("e4m3", "float8_e4m3fn"), ("e5m2", "float8_e5m2")):
     if hasattr(torch, _theirs):
@@ -78,10 +93,14 @@ def cached_attention(
     out, or (out, lse), (out, max), (out, lse, max). Errors: ValueError for what does not fit
     together, SaccadeError for what the library refuses, on a GPU not for what a table holds.
     """
+    check_flags(return_lse=return_lse, return_max=return_max)
+    return_max = bool(return_max)
     ragged = cu_seqlens_q is not None, cu_seqlens_k is not None
     paged = block_table is not None or indices is not None
     form = _form_of(query, key, value, ragged, paged)
     _check(query, key, value, form, block_table, indices)
+    max_seqlen_q = count_of("max_seqlen_q", max_seqlen_q)
+    max_seqlen_k = count_of("max_seqlen_k", max_seqlen_k)
     query, key, value = query.resolve_neg(), key.resolve_neg(), value.resolve_neg()
     _check_lengths(q_offset, indices, indptr, last_page_len, max_seqlen_q, max_seqlen_k, ragged)
     no_gradients(sinks=sinks, k_scale=k_scale, v_scale=v_scale)
@@ -96,6 +115,9 @@ def cached_attention(
         if ragged[0]:  # q may have more rows than sequences
             row_max = query.new_empty(query.shape[:-1], dtype=stats_dtype(query))
     args = _Arguments(query.device)
+    for name, t in (("sinks", sinks), ("out", out), ("k_scale", k_scale), ("v_scale", v_scale)):
+        if t is not None:
+            check_here(name, t, query.device)
     args.tensors(q=query, out=out, lse=lse, row_max=row_max, sinks=sinks, head_max=head_max)
     args.tensors(k_scale=k_scale, v_scale=v_scale)
     args.cache(k=key, v=value)
@@ -117,10 +139,13 @@ def cached_attention(
         args.ragged_positions(B, seq_lens, None if at_end else q_offset)
     else:
         held = longest
-        if last_page_len is not None and isinstance(q_offset, str):
+        is_read = isinstance(q_offset, str) or not query.is_cuda
+        if last_page_len is not None and is_read:
             held = _held_keys(indptr, last_page_len, key.shape[2])
         args.positions(B, Q, seq_lens, q_offset, held, kv_offset)
     if prefix is not None:
+        if not isinstance(prefix, tuple) or len(prefix) != 3:
+            raise ValueError(f"prefix: got {brief(prefix)}, expected what SharedPrefix makes")
         args.prefix(*prefix)
     groups = (
         *_groups("k_scale", k_scale, form.KV, form.D),
@@ -131,6 +156,9 @@ def cached_attention(
     plan = _plan(query, form, mods, scale, kernel_options, kind, sinks)
     args.bind([m for m in mods if m is not None])
     room = plan.workspace(B, form.H, form.Hkv, Q, longest, form.D, form.Dv)
+    if paged and not query.is_cuda:
+        rows = form.Q if cu_seqlens_q is None else cu_seqlens_q.diff()
+        args.check_tables(plan, key, mods[1], rows)
     args.run(plan, room, query)
     found = [out, lse] if return_lse else [out]
     if head_max is not None:
@@ -173,10 +201,10 @@ def _form_of(q, k, v, ragged, paged):
 
 
 def _check(q, k, v, form, table, indices):
-    for name, t in (("query", q), ("key", k), ("value", v)):
-        if t.device != q.device:
-            raise ValueError(f"{name}: got device {t.device}, expected {q.device}")
+    check_devices(q, k, v)
     no_gradients(query=q, key=k, value=v)
+    if form.page and k.dim() != 4:
+        raise ValueError("cu_seqlens_k: got it beside tables of pages, expected one of them")
     if table is not None and indices is not None:
         raise ValueError("got both block_table and indices, expected one")
     if form.Hkv == 0 or form.H % form.Hkv:
@@ -186,7 +214,7 @@ def _check(q, k, v, form, table, indices):
 def _check_lengths(q_offset, indices, indptr, last_page_len, max_q, max_k, ragged):
     if isinstance(q_offset, str) and q_offset != "end":
         raise ValueError(
-            f"q_offset: got {q_offset!r}, expected 'end', an int or an int32 tensor"
+            f"q_offset: got {brief(q_offset)}, expected 'end', an int or an int32 tensor"
         )
     for name, t in (("indptr", indptr), ("last_page_len", last_page_len)):
         if t is not None and indices is None:
@@ -198,44 +226,17 @@ def _check_lengths(q_offset, indices, indptr, last_page_len, max_q, max_k, ragge
             )
 
 
-def no_gradients(**tensors):
-    """Raises for one that requires grad: nothing here would give it any."""
-    for name, t in tensors.items():
-        if isinstance(t, torch.Tensor) and t.requires_grad and torch.is_grad_enabled():
-            raise ValueError(
-                f"{name}: requires grad, expected none: flex_attention has gradients"
-            )
-
-
-def check_rows(name, t, rank):
-    """Raises for what is no tensor of that rank whose last dimension lies in one piece."""
-    if not isinstance(t, torch.Tensor):
-        got = f"{t!r:.40}"
-    elif t.dim() != rank or t.stride(-1) != 1:
-        got = f"rank {t.dim()} of strides {t.stride()}"
-    else:
-        return
-    wanted = f"a tensor of rank {rank} with contiguous rows"
-    raise ValueError(f"{name}: got {got}, expected {wanted}")
-
-
-def check_numbers(name, t, rank):
-    """Raises for what is no int32 tensor of that rank."""
-    if not isinstance(t, torch.Tensor):
-        raise ValueError(f"{name}: got {t!r:.40}, expected an int32 tensor of rank {rank}")
-    if t.dtype is not torch.int32 or t.dim() != rank:
-        raise ValueError(
-            f"{name}: got {t.dtype} of rank {t.dim()}, expected an int32 tensor of rank {rank}"
-        )
-
-
 def _count(name, x):
     """A tensor as it is, or a number of 32 bits."""
     if isinstance(x, torch.Tensor):
         return x
-    if not hasattr(x, "__index__") or not -(2**31) <= operator.index(x) < 2**31:
-        raise ValueError(f"{name}: got {x!r:.40}, expected an int32 tensor or number")
-    return operator.index(x)
+    try:
+        n = operator.index(x)
+    except TypeError:
+        n = 1 << 31
+    if not -(1 << 31) <= n < 1 << 31:
+        raise ValueError(f"{name}: got {brief(x)}, expected an int32 tensor or number")
+    return n
 
 
 def _held_keys(indptr, last_page_len, page):
@@ -254,6 +255,8 @@ def _of_text(text, kind, device):
 
 
 def _resolved(mod, kind, device):
+    if not callable(mod) and not isinstance(mod, (str, AnyMod)):
+        raise TypeError(f"{kind}: got {brief(mod)}, expected a callable, or text")
     return _of_text(mod, kind, device) if type(mod) is str else Resolved(mod, kind, device)
 
 
@@ -267,7 +270,7 @@ def _mods(score, mask, q):
 
 def _backend(options, q):
     """The back end, and whether a row's bits are to follow from the row alone."""
-    backend, is_invariant = way_of(backend_of(options) if options else "auto")
+    backend, is_invariant = way_of(backend_of(options))
     if backend == "auto":
         backend = "ref" if q.dtype is torch.float64 and not q.is_cuda else q.device.type
     return backend, is_invariant
@@ -278,7 +281,7 @@ def _groups(of, scale, keys, dim):
     if scale is None:
         return 0, 0
     if not isinstance(scale, torch.Tensor) or scale.dim() != 4:
-        got = f"rank {scale.dim()}" if isinstance(scale, torch.Tensor) else f"{scale!r:.40}"
+        got = f"rank {scale.dim()}" if isinstance(scale, torch.Tensor) else brief(scale)
         raise ValueError(f"{of}: got {got}, expected a tensor of rank 4")
     found = []
     keys_and_channels = ("keys", scale.shape[-2], keys), ("channels", scale.shape[-1], dim)
@@ -314,7 +317,7 @@ def _plan(q, form, mods, scale, options, kind, sinks):
             form.Dv,
             dtype_name(q),
             form.kv_dtype,
-            scale,
+            scale_of(scale),
             *bound,
             backend,
             0,
@@ -343,6 +346,9 @@ class _Arguments:
 
     def __init__(self, device):
         self.args, self.keep, self.device = abi.ForwardArgs(), [], device
+        self.table = ()  # of pages: its name, itself, indptr
+        # positions of a sequence: how many keys, its first query (None: the last at the end)
+        self.lengths, self.first, self.is_moved, self.at_end = None, 0, False, False
 
     def tensor(self, t, of=view):
         made = objects.c_tensor(of(t))
@@ -377,7 +383,24 @@ class _Arguments:
                 p.last_page_len = self._table("last_page_len", last_page_len, 1)
         self.keep.append(p)
         self.args.pages = C.pointer(p)
+        name = "indices" if block_table is None else "block_table"
+        self.table = name, indices if block_table is None else block_table, indptr
         return most * pool.shape[2]
+
+    def check_tables(self, plan, pool, mask, rows):
+        """Looks at what the tables on the host name. mask: what the queries see all keys by
+        which it leaves; rows: queries of each sequence."""
+        pages, _, page, _ = pool.shape
+        keys = Keys(*self.table, self.lengths, page, pages)
+        check_pages(plan, self.args, keys)
+        text = mask.bound.text.replace(" ", "") if mask is not None else ""
+        is_known = text in ("", *_CAUSAL) and not self.is_moved and keys.lengths is not None
+        if not is_known or self.args.prefix:
+            return
+        first = keys.lengths - rows if self.first is None else self.first
+        if isinstance(rows, torch.Tensor):
+            keys = keys._replace(lengths=rows.clamp(0, 1) * keys.lengths)
+        check_absent(keys, first + rows - 1 if text else None)
 
     def prefix(self, groups, lengths, most):
         p = abi.Prefix(max_keys=int(most))
@@ -388,6 +411,7 @@ class _Arguments:
 
     def ragged(self, of_q, of_k, max_q, max_k, at_end):
         """How many sequences there are."""
+        self.at_end = at_end
         r = abi.Ragged(max_q=int(max_q), max_kv=int(max_k), align_end=int(at_end))
         for name, member, t in (("cu_seqlens_q", "cu_seqlens_q", of_q),
                                 ("cu_seqlens_k", "cu_seqlens_kv", of_k)):  # fmt: skip
@@ -405,6 +429,8 @@ class _Arguments:
             p.kv_len = self._length("seq_lens", seq_lens, B)
         if q_offset is not None:
             p.q_offset = self._length("q_offset", q_offset, B)
+        self.lengths = seq_lens
+        self.first = q_offset if q_offset is not None or self.at_end else 0
         self.keep.append(p)
         self.args.positions = C.pointer(p)
 
@@ -418,11 +444,13 @@ class _Arguments:
             p.kv_len = self._length("seq_lens", length, B)
         at = length - Q if isinstance(q_offset, str) else q_offset
         p.q_offset = self._length("q_offset", at, B)
+        self.lengths, self.first, self.is_moved = length, at, kv_offset is not None
         self.keep.append(p)
         self.args.positions = C.pointer(p)
 
     def _length(self, name, x, B):
         if isinstance(x, torch.Tensor):
+            check_plain(name, x)
             if x.dim() not in (0, 1) or (x.dim() == 1 and x.shape[0] != B):
                 raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected ({B},)")
             return self._table(name, x, x.dim())

@@ -9,11 +9,22 @@ import torch
 
 from ..c import abi, objects
 from .calls import stats_dtype, weight_of
-from .checks import check_dropout, check_sinks
+from .checks import (
+    brief,
+    check_devices,
+    check_dropout,
+    check_flags,
+    check_numbers,
+    check_rows,
+    check_sinks,
+    count_of,
+    no_gradients,
+    scale_of,
+)
 from .dropout import drawn_state
 from .flex import MaskMod, ScoreMod, with_sinks
 from .mods import dtype_name
-from .serving import _Arguments, _backend, _mods, check_numbers, check_rows, no_gradients
+from .serving import _Arguments, _backend, _mods
 
 
 def varlen_attention(
@@ -50,20 +61,23 @@ def varlen_attention(
     lse; those of pools are sums over all places that name a key. Returns out, or (out, lse)
     with lse [T, H].
     """
-    if dropout_p:
-        check_dropout(dropout_p, False)
+    _check(query, key, value, block_table)
+    check_flags(return_lse=return_lse)
+    check_dropout(dropout_p, False)
+    max_seqlen_q = count_of("max_seqlen_q", max_seqlen_q)
+    max_seqlen_k = count_of("max_seqlen_k", max_seqlen_k)
     if sinks is not None:
         check_sinks(sinks, query.transpose(0, 1)[None])
         if sinks.dim() != 1:
             raise ValueError(f"sinks: got rank {sinks.dim()}, expected one of each head, [Hq]")
-    if align not in ("start", "end"):
-        raise ValueError(f"align: got {align!r}, expected 'start' or 'end'")
+    if not isinstance(align, str) or align not in ("start", "end"):
+        raise ValueError(f"align: got {brief(align)}, expected 'start' or 'end'")
     if (block_table is None) != (seq_lens is None):
         raise ValueError("got one of block_table and seq_lens, expected both or neither")
     if cu_seqlens_k is None and block_table is None:
         cu_seqlens_k, max_seqlen_k = cu_seqlens_q, max_seqlen_k or max_seqlen_q
-    _check(query, key, value, block_table)
-    for name, t in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+    _check_starts("cu_seqlens_q", cu_seqlens_q, query.device)
+    for name, t in (("cu_seqlens_k", cu_seqlens_k),):
         if t is not None:
             _check_starts(name, t, query.device)
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, align == "end")
@@ -94,8 +108,7 @@ def _check(q, k, v, table):
     rank = 3 if table is None else 4
     for name, t, dims in (("query", q, 3), ("key", k, rank), ("value", v, rank)):
         check_rows(name, t, dims)
-        if t.device != q.device:
-            raise ValueError(f"{name}: got device {t.device}, expected {q.device}")
+    check_devices(q, k, v)
 
 
 class _Call:
@@ -109,7 +122,7 @@ class _Call:
         self.mods = _mods(score, mask, q)
         self.heads = (q.shape[1], k.shape[1])
         self.dims = (q.shape[2], v.shape[-1])
-        self.dtypes, self.scale = (dtype_name(q), dtype_name(k)), scale
+        self.dtypes, self.scale = (dtype_name(q), dtype_name(k)), scale_of(scale)
         self.backend, self.is_invariant = _backend(options, q)
 
     def plan(self, q, k, gradients):
@@ -153,6 +166,7 @@ class _Call:
         if table is not None:
             a.pages(pool, table, None, None, None)
             p = abi.Positions(kv_len=a._table("seq_lens", seq_lens, 1))
+            a.lengths, a.first = seq_lens, None if a.at_end else 0
             a.keep.append(p)
             a.args.positions = C.pointer(p)
         a.bind([m for m in self.mods if m is not None])
@@ -166,6 +180,8 @@ class _Call:
         lse = q.new_empty(q.shape[:2], dtype=stats_dtype(q)) if wants_lse else None
         a = self.arguments(abi.ForwardArgs, q.device, k)
         a.tensors(q=q, k=k, v=v, out=out, lse=lse)
+        if self.paged[0] is not None and not q.is_cuda:
+            a.check_tables(plan, k, self.mods[1], self.lengths[0].diff())
         a.run(plan, plan.workspace(*self.sizes(k)), q)
         return out, lse
 

@@ -1,0 +1,149 @@
+"""Wrong arguments of the public functions: one clear line each, by their names."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import saccade.torch as st  # noqa: E402
+
+Q = torch.zeros(1, 2, 8, 16)
+PACKED = torch.zeros(8, 2, 16)
+STARTS = torch.tensor([0, 3, 8], dtype=torch.int32)
+CALLS = {
+    "flex_attention": lambda **more: st.flex_attention(Q, Q, Q, **more),
+    "explain": lambda **more: st.explain(Q, Q, Q, **more),
+    "cached_attention": lambda **more: st.cached_attention(Q, Q, Q, **more),
+    "varlen_attention": lambda **more: st.varlen_attention(
+        PACKED, PACKED, PACKED, STARTS, **more
+    ),
+}
+OF_ALL = list(CALLS)
+
+
+def refused(call, names, kinds=(TypeError, ValueError), **more):
+    """The message: one line that says which argument, what it got and what it expected."""
+    with pytest.raises(kinds) as found:
+        call(**more)
+    text = str(found.value)
+    assert "\n" not in text and "got" in text and "expected" in text, text
+    assert text.startswith(names), text
+    return text
+
+
+@pytest.mark.parametrize("name", OF_ALL)
+@pytest.mark.parametrize(
+    "scale", [float("nan"), float("inf"), "x", [1.0], {}, torch.ones(2), True]
+)
+def test_a_scale_that_is_no_finite_number(name, scale):
+    refused(CALLS[name], "scale", scale=scale)
+
+
+@pytest.mark.parametrize("name", OF_ALL)
+@pytest.mark.parametrize("scale", [1, torch.tensor(1.0)])
+def test_numbers_are_scales(name, scale):
+    made, plain = CALLS[name](scale=scale), CALLS[name](scale=1.0)
+    assert made == plain if isinstance(made, str) else torch.equal(made, plain)
+
+
+@pytest.mark.parametrize("name", OF_ALL)
+@pytest.mark.parametrize(
+    "options", [[1], "x", 3, torch.ones(2), {1: 2}, {"BATCH_INVARIANT": torch.ones(2)}]
+)
+def test_kernel_options_that_are_none(name, options):
+    refused(CALLS[name], "kernel_options", kernel_options=options)
+
+
+def test_flags_and_rates():
+    call = CALLS["flex_attention"]
+    for name in ("return_lse", "enable_gqa"):
+        for x in (torch.ones(2), [1], "x"):
+            refused(call, name, **{name: x})
+    refused(CALLS["explain"], "verbose", verbose=torch.ones(2))
+    for x in (3, "x", torch.ones(2)):
+        refused(call, "return_aux", return_aux=x)
+        refused(call, "dropout_p", dropout_p=x)
+    refused(call, "sinks", sinks=3)
+    refused(st.flex_attention, "query", query=3, key=Q, value=Q, sinks=torch.zeros(2))
+    both = NotImplementedError, ValueError
+    refused(st.flex_attention, "query", both, query=Q[0], key=Q, value=Q, sinks=Q[0, 0, 0])
+
+
+WRONG = [None, "x", 1.5, [1], torch.ones(2), torch.zeros(2, 3).to_sparse(), object(), int]
+
+
+def lengths(*n):
+    return torch.tensor(n, dtype=torch.int32)
+
+
+def cache():
+    made = st.PagedCache(2, pages=8, page=4, sequences=4, heads=2, head_dim=16)
+    made.step([made.add(), made.add()], [3, 3])
+    return made
+
+
+def test_rows_that_are_not_tensors():
+    rows = torch.zeros(6, 2, 16)
+    pools = dict(key_pool=torch.zeros(6, 2, 4, 16), value_pool=torch.zeros(6, 2, 4, 16))
+    kinds = TypeError, ValueError
+    for x in WRONG[1:]:
+        given = dict(key=rows, value=rows, slots=torch.arange(6), **pools)
+        for name in given:
+            refused(st.append_keys, name, kinds, **{**given, name: x})
+        starts = dict(cu_seqlens_q=STARTS)
+        given = dict(query=PACKED, key=PACKED, value=PACKED, **starts)
+        for name in given:
+            refused(st.varlen_attention, name, kinds, **{**given, name: x})
+        if x is not int:
+            refused(st.check, "query", kinds, query=x, key=Q)
+            refused(st.quantize, "x", kinds, x=x)
+
+
+def test_numbers_of_caches():
+    made = dict(pages=8, page=4, sequences=4, heads=2, head_dim=16)
+    for x in [x for x in WRONG if x != "x"]:
+        for name in made:
+            refused(st.PagedCache, name, layers=2, **{**made, name: x})
+        refused(st.PagedCache, "layers", layers=x, **made)
+        refused(cache().step, "sequences", sequences=[x], counts=[1])
+        refused(cache().step, "counts", sequences=[0], counts=[x])
+        refused(cache().truncate, "length", sequence=0, length=x)
+        refused(cache().drop, "first", sequence=0, first=x)
+        refused(cache().fork, "sequence", sequence=x)
+    refused(st.PagedCache, "dtype", layers=1, dtype=3, **made)
+    refused(st.PagedCache, "scale_dtype", layers=1, dtype="i8", scale_dtype="f32", **made)
+    refused(cache().step, "sequences", sequences=3, counts=[1])
+
+
+def test_what_a_step_appends():
+    rows = torch.zeros(6, 2, 16)
+    for layer in (2, -3, "x", None, 1.0):
+        refused(cache().append, "layer", IndexError, layer=layer, key=rows, value=rows)
+        refused(cache().attend, "layer", IndexError, layer=layer, query=Q)
+    for key, name in ((rows[:5], "key"), (rows[:, :1], "key"), (rows[..., :8], "key"),
+                      (rows[0], "key"), (None, "key")):  # fmt: skip
+        refused(cache().append, name, layer=0, key=key, value=rows)
+    for value in (rows[:5], rows[:, :1], rows[..., :8]):
+        refused(cache().append, "value", layer=0, key=rows, value=value)
+    more = torch.zeros(9, 2, 16)
+    cache().append(0, more, more)  # what a graph pads with goes nowhere
+
+
+def test_lengths_of_masks():
+    make = dict(mask_mod="q >= kv", B=1, H=1, Q_LEN=5, KV_LEN=5, device="cpu")
+    for x in WRONG:
+        for name in ("Q_LEN", "KV_LEN"):
+            refused(st.create_block_mask, name, **{**make, name: x})
+        if x is not None:
+            refused(st.create_block_mask, "B", **{**make, "B": x})
+            refused(st.create_block_mask, "BLOCK_SIZE", BLOCK_SIZE=x, **make)
+    for size in ((1, 2, 3), (1,), (0, 4), (2.0, 4)):
+        refused(st.create_block_mask, "BLOCK_SIZE", BLOCK_SIZE=size, **make)
+    refused(st.create_mask, "mod_fn", mod_fn=None, B=1, H=1, Q_LEN=5, KV_LEN=5)
+
+
+def test_devices_that_hold_no_values():
+    meta = Q.to("meta")
+    refused(st.cached_attention, "query", query=meta, key=meta, value=meta)
+    refused(st.cached_attention, "sinks", query=Q, key=Q, value=Q, sinks=meta[0, :, 0, 0])
+    refused(st.cached_attention, "out", query=Q, key=Q, value=Q, out=meta)
+    refused(st.cached_attention, "prefix", query=Q, key=Q, value=Q, prefix=3)
