@@ -126,6 +126,8 @@ def brief(x):
 
 def scale_of(x):
     """What scores are multiplied by; None: 1 / sqrt(D), for which NaN stands in C."""
+    if type(x) is float and math.isfinite(x):
+        return x
     if isinstance(x, torch.Tensor) and x.dim() == 0 and x.is_cpu and not x.requires_grad:
         x = x.item()
     if x is None:

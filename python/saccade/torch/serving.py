@@ -397,10 +397,7 @@ class _Arguments:
         is_known = text in ("", *_CAUSAL) and not self.is_moved and keys.lengths is not None
         if not is_known or self.args.prefix:
             return
-        first = keys.lengths - rows if self.first is None else self.first
-        if isinstance(rows, torch.Tensor):
-            keys = keys._replace(lengths=rows.clamp(0, 1) * keys.lengths)
-        check_absent(keys, first + rows - 1 if text else None)
+        check_absent(keys, self.first, rows, bool(text))
 
     def prefix(self, groups, lengths, most):
         p = abi.Prefix(max_keys=int(most))

@@ -33,41 +33,30 @@ def check_pages(plan, args, keys: Keys) -> None:
         raise abi.BadValue(reason.status, text) from None
 
 
-def check_absent(keys: Keys, last: Union[None, int, torch.Tensor]) -> None:
-    """BadValue for the first page of -1 among keys that a causal row at `last` sees, or, for
-    None, any row. What other masks see is not looked at."""
-    if keys.indptr is None:
-        place = torch.arange(keys.table.shape[1], dtype=torch.int32)
-        lengths = _column(keys.lengths)
-        ends = None if last is None else _column(last)
-        is_absent = keys.table == -1
-    else:
-        at = torch.arange(keys.table.shape[0], dtype=torch.int32)
-        of = torch.bucketize(at, keys.indptr[1:], right=True, out_int32=True)
-        of = of.clamp_(max=keys.indptr.shape[0] - 2)
-        place = at - keys.indptr[of]
-        lengths = _of_each(keys.lengths, of)
-        ends = None if last is None else _of_each(last, of)
-        is_absent = (keys.table == -1) & (place >= 0)
-    first = place * keys.page
-    is_absent = is_absent & (first < lengths)
-    if ends is not None:
-        is_absent &= first <= ends
-    if not bool(is_absent.any()):
-        return
-    found = is_absent.nonzero()[0].tolist()
-    b = found[0] if keys.indptr is None else int(of[found[0]])
-    entry = found[-1] if keys.indptr is None else int(place[found[0]])
-    raise abi.BadValue(
-        "EVALUE",
-        f"{keys.name}: got -1 in entry {entry} of batch {b}, whose keys are live, expected 0 "
-        f"to {keys.pages - 1}",
-    )
+def check_absent(keys: Keys, first, rows, is_causal: bool) -> None:
+    """BadValue for a page of -1 whose keys are live: those that a sequence's last query sees
+    in a causal mask, or all. first: positions of sequences' first queries, None: the last
+    query stands at the last key; rows: how many queries."""
+    entries, name = keys.table.tolist(), keys.name  # lists: torch's calls take longer
+    if keys.indptr is not None:
+        starts = keys.indptr.tolist()
+        entries = [entries[a:b] for a, b in zip(starts, starts[1:])]
+    n = len(entries)
+    lengths, rows, first = _each(keys.lengths, n), _each(rows, n), _each(first, n)
+    for b, (own, seen, count, at) in enumerate(zip(entries, lengths, rows, first)):
+        if is_causal and at is not None:
+            seen = min(seen, at + count)
+        used = own[: -(-seen // keys.page)] if count and seen > 0 else ()
+        if -1 in used:
+            raise abi.BadValue(
+                "EVALUE",
+                f"{name}: got -1 in entry {used.index(-1)} of batch {b}, whose keys are live, "
+                f"expected 0 to {keys.pages - 1}",
+            )
 
 
-def _column(x):
-    return x.view(-1, 1) if isinstance(x, torch.Tensor) else x
-
-
-def _of_each(x, of):
-    return x[of] if isinstance(x, torch.Tensor) and x.dim() else x
+def _each(x, n):
+    """A number of each sequence."""
+    if isinstance(x, torch.Tensor) and x.dim():
+        return x.tolist()
+    return [int(x) if isinstance(x, torch.Tensor) else x] * n
