@@ -546,12 +546,50 @@ static void test_gradient_ends(void **unused)
     }
 }
 
+/* The reference's constants are those of double: f32 holds the first seven digits of each. */
+static void test_gradient_in_double(void **unused)
+{
+    static const struct {
+        const char *text;
+        double score, want;
+    } cases[] = {
+        {"score * (0.25 + 1e-9)", 3.0, 0.25 + (double)1e-9f},
+        {"score * (1.0 / 3.0)", 3.0, 1.0 / 3.0},
+        {"exp2(score)", 1.0, 1.3862943611198906},
+        {"log2(score)", 2.0, 0.7213475204444817},
+        {"erf(score)", 0.0, 1.1283791670955126},
+        {"tanh(score * sqrt(2.0))", 0.0, 1.4142135623730951},
+    };
+    (void)unused;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        arena arena;
+        const mod_fn *grad;
+        uint32_t result;
+        saccade_error err;
+        const eval_env env = {.size = {1, 1, 1, 8, 8, 8, 8}, .is_wide = 1};
+        const eval_point at = {.score = cases[i].score};
+        arena_init(&arena);
+        saccade_mod *mod = bound_text(SACCADE_SCORE, cases[i].text);
+        const mod_fn *fn = mod_function(mod);
+        const uint32_t wanted = find_node(fn, OP_SCORE, 0);
+        assert_int_equal(pass_gradient(fn, &wanted, 1, &arena, &grad, &result, &err),
+                         SACCADE_OK);
+        assert_int_equal(result, grad->result);
+        const double got = eval_scalar(grad, &env, &at, values, NULL);
+        if (!(fabs(got - cases[i].want) <= 1e-15))
+            fail_msg("%s: got %.17g, expected %.17g", cases[i].text, got, cases[i].want);
+        saccade_mod_destroy(mod);
+        arena_free(&arena);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_simplify_random), cmocka_unit_test(test_simplify_texts),
         cmocka_unit_test(test_affine),          cmocka_unit_test(test_interval),
         cmocka_unit_test(test_gradient_random), cmocka_unit_test(test_gradient_ends),
+        cmocka_unit_test(test_gradient_in_double),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -25,6 +25,7 @@ struct mod_builder {
     uint32_t *table;     /* node + 1 by hash; 0: free */
     uint32_t table_size; /* power of two, more than twice n_nodes */
     saccade_status failed;
+    bool is_wide;
 };
 
 mod_builder *mod_builder_create(arena *arena, saccade_kind kind, const mod_capture *captures,
@@ -197,6 +198,16 @@ uint32_t mod_emit(mod_builder *b, mod_op op, const uint32_t *args, uint32_t n_ar
     }
     node.deps = deps_of(b, &node, args);
     return intern(b, &node, args);
+}
+
+void mod_builder_be_wide(mod_builder *b)
+{
+    b->is_wide = true;
+}
+
+bool mod_builder_is_wide(const mod_builder *b)
+{
+    return b->is_wide;
 }
 
 uint32_t mod_emit_float(mod_builder *b, float value)

@@ -37,6 +37,12 @@ static uint32_t number(tape *t, float value)
     return mod_emit_float(t->b, value);
 }
 
+/* A constant in two floats, of which f32 has the first. */
+static uint32_t number2(tape *t, float high, float low)
+{
+    return rewrite_emit2(t->b, OP_fadd, number(t, high), number(t, low));
+}
+
 static uint32_t add(tape *t, uint32_t x, uint32_t y)
 {
     return rewrite_emit2(t->b, OP_fadd, x, y);
@@ -224,7 +230,8 @@ static void grad_exp(tape *t)
 
 static void grad_exp2(tape *t)
 {
-    give(t, 0, mul(t, incoming(t), mul(t, result(t), number(t, 0x1.62e43p-1f)))); /* ln 2 */
+    const uint32_t ln_2 = number2(t, 0x1.62e43p-1f, -0x1.05c61p-29f);
+    give(t, 0, mul(t, incoming(t), mul(t, result(t), ln_2)));
 }
 
 static void grad_log(tape *t)
@@ -234,8 +241,8 @@ static void grad_log(tape *t)
 
 static void grad_log2(tape *t)
 {
-    const uint32_t scaled = mul(t, incoming(t), number(t, 0x1.715476p+0f)); /* 1 / ln 2 */
-    give(t, 0, over(t, scaled, operand(t, 0)));
+    const uint32_t by_ln_2 = number2(t, 0x1.715476p+0f, 0x1.4ae0cp-26f);
+    give(t, 0, over(t, mul(t, incoming(t), by_ln_2), operand(t, 0)));
 }
 
 static void grad_sin(tape *t)
@@ -270,7 +277,8 @@ static void grad_erf(tape *t)
 {
     const uint32_t x = operand(t, 0);
     const uint32_t bell = call(t, OP_fexp, negative(t, mul(t, x, x)));
-    give(t, 0, mul(t, incoming(t), mul(t, bell, number(t, 0x1.20dd76p+0f)))); /* 2/sqrt(pi) */
+    const uint32_t two_by_sqrt_pi = number2(t, 0x1.20dd76p+0f, -0x1.f7ac92p-25f);
+    give(t, 0, mul(t, incoming(t), mul(t, bell, two_by_sqrt_pi)));
 }
 
 /* x^y: y x^(y-1), 0 for y = 0; and x^y log x, 0 for x = 0. */
@@ -292,7 +300,7 @@ static void (*const rules[MOD_OP_COUNT])(tape *) = {
 /* ---- the walk ---- */
 
 static saccade_status tape_init(tape *t, const mod_fn *fn, const uint32_t *wanted, uint32_t n,
-                                arena *arena, saccade_error *err)
+                                bool is_wide, arena *arena, saccade_error *err)
 {
     *t = (tape){.fn = fn};
     t->b = mod_builder_create(arena, fn->kind, fn->captures, fn->n_captures);
@@ -303,6 +311,8 @@ static saccade_status tape_init(tape *t, const mod_fn *fn, const uint32_t *wante
     FAIL_IF_NULL(t->copy);
     FAIL_IF_NULL(t->is_wanted);
     FAIL_IF_NULL(t->adjoints);
+    if (is_wide)
+        mod_builder_be_wide(t->b);
     for (uint32_t i = 0; i < n; i++)
         if (wanted[i] != PASS_NO_NODE)
             t->is_wanted[wanted[i]] = 1;
@@ -324,11 +334,11 @@ static uint32_t derivative(tape *t, uint32_t wanted)
 }
 
 static saccade_status derive(tape *t, const mod_fn *fn, const uint32_t *wanted, uint32_t n,
-                             arena *arena, saccade_error *err)
+                             bool is_wide, arena *arena, saccade_error *err)
 {
     FAIL_IF(fn->kind != SACCADE_SCORE || n == 0, SACCADE_EINTERNAL,
             "gradient: got a mask or nothing wanted");
-    TRY(tape_init(t, fn, wanted, n, arena, err));
+    TRY(tape_init(t, fn, wanted, n, is_wide, arena, err));
     t->adjoints[fn->result].value = number(t, 1.0f);
     for (t->node = fn->result + 1; t->node-- > 0;)
         if (incoming(t) != NONE && rules[fn->nodes[t->node].op] != NULL)
@@ -340,7 +350,7 @@ saccade_status pass_gradient(const mod_fn *fn, const uint32_t *wanted, uint32_t 
                              const mod_fn **out, uint32_t *results, saccade_error *err)
 {
     tape t;
-    TRY(derive(&t, fn, wanted, n, arena, err));
+    TRY(derive(&t, fn, wanted, n, true, arena, err));
     for (uint32_t i = 0; i < n; i++)
         results[i] = derivative(&t, wanted[i]);
     return mod_finish_roots(t.b, results, n, out, err);
@@ -351,7 +361,7 @@ saccade_status pass_value_and_gradient(const mod_fn *fn, const uint32_t *wanted,
                                        saccade_error *err)
 {
     tape t;
-    TRY(derive(&t, fn, wanted, n, arena, err));
+    TRY(derive(&t, fn, wanted, n, false, arena, err));
     results[0] = t.copy[fn->result];
     for (uint32_t i = 0; i < n; i++)
         results[1 + i] = derivative(&t, wanted[i]);
@@ -406,7 +416,7 @@ saccade_status pass_tangent(const mod_fn *fn, arena *arena, const mod_fn **out, 
     for (uint32_t i = 0; i < fn->n_nodes; i++)
         if (is_read(&fn->nodes[i]))
             wanted[n++] = i;
-    TRY(derive(&t, &of, wanted, n, arena, err));
+    TRY(derive(&t, &of, wanted, n, false, arena, err));
     results[0] = t.copy[fn->result];
     results[1] = derivative(&t, wanted[0]);
     results[2] = number(&t, 0.0f);

@@ -35,11 +35,12 @@ int pass_interval(const mod_fn *fn, arena *arena, const mod_fn **bounds_fn, uint
 
 /* d result / d wanted[i] for i < n, where each wanted is OP_SCORE or an OP_LOAD / OP_SCALAR
  * node of fn, or PASS_NO_NODE, whose derivative is 0; gives one fn holding all of them,
- * results[i] its node. needs: verified score fn. */
+ * results[i] its node. For the reference: constants are exact in double. needs: verified score
+ * fn. */
 saccade_status pass_gradient(const mod_fn *fn, const uint32_t *wanted, uint32_t n, arena *arena,
                              const mod_fn **out, uint32_t *results, saccade_error *err);
-/* pass_gradient's derivatives and the value in one fn, which share what they have in common:
- * results[0] is the value, results[1 + i] its derivative by wanted[i]. Captures keep their
+/* pass_gradient's derivatives and the value in one fn, which share what they have in common,
+ * for kernels: constants are folded in f32. results[0] is the value, results[1 + i] its derivative by wanted[i]. Captures keep their
  * indices. */
 saccade_status pass_value_and_gradient(const mod_fn *fn, const uint32_t *wanted, uint32_t n,
                                        arena *arena, const mod_fn **out, uint32_t *results,

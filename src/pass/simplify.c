@@ -57,14 +57,20 @@ static uint32_t emit_cell(mod_builder *b, char type, eval_cell value)
 
 static uint32_t fold(mod_builder *b, mod_op op, const uint32_t *x, uint32_t n)
 {
+    const char type = mod_op_infos[op].signature[0];
     eval_cell cells[3] = {{0}, {0}, {0}};
+    double wide[3] = {0, 0, 0};
     for (uint32_t k = 0; k < n; k++) {
         if (!is_constant(b, x[k]))
             return NONE;
         cells[k].i = mod_peek(b, x[k])->imm.i; /* the bits, also of a float */
+        wide[k] = op_at(b, x[k]) == OP_FLOAT ? (double)cells[k].f : cells[k].i;
     }
-    return emit_cell(b, mod_op_infos[op].signature[0],
-                     eval_apply(op, cells[0], cells[1], cells[2]));
+    const eval_cell value = eval_apply(op, cells[0], cells[1], cells[2]);
+    if (type == 'F' && mod_builder_is_wide(b)
+        && (double)value.f != eval_apply_wide(op, wide[0], wide[1], wide[2]))
+        return NONE; /* and where it is NaN */
+    return emit_cell(b, type, value);
 }
 
 /* ---- int ---- */
