@@ -40,8 +40,8 @@ int pass_interval(const mod_fn *fn, arena *arena, const mod_fn **bounds_fn, uint
 saccade_status pass_gradient(const mod_fn *fn, const uint32_t *wanted, uint32_t n, arena *arena,
                              const mod_fn **out, uint32_t *results, saccade_error *err);
 /* pass_gradient's derivatives and the value in one fn, which share what they have in common,
- * for kernels: constants are folded in f32. results[0] is the value, results[1 + i] its derivative by wanted[i]. Captures keep their
- * indices. */
+ * for kernels: constants are folded in f32. results[0] is the value, results[1 + i] its
+ * derivative by wanted[i]. Captures keep their indices. */
 saccade_status pass_value_and_gradient(const mod_fn *fn, const uint32_t *wanted, uint32_t n,
                                        arena *arena, const mod_fn **out, uint32_t *results,
                                        saccade_error *err);
