@@ -513,3 +513,36 @@ def test_as_tuple_is_laid_out_as_torchs(flatten):
     a, b = pair("causal")
     for x, y in zip(a.as_tuple(flatten), b.as_tuple(flatten), strict=True):
         assert torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+
+
+@pytest.mark.parametrize(
+    "counts, indices, words",
+    [
+        ([1, 4], [[0, 1, 2], [0, 1, 2]], r"num_blocks: got 4 at \[0, 0, 1\], expected 0 to 3"),
+        ([-1, 1], [[0, 1, 2], [0, 1, 2]], r"num_blocks: got -1 at \[0, 0, 0\]"),
+        ([1, 2], [[0, 1, 2], [0, 5, 2]], r"indices: got 5 at \[0, 0, 1, 1\], expected 0 to 2"),
+        ([1, 2], [[-5, 1, 2], [0, 1, 2]], r"indices: got -5 at \[0, 0, 0, 0\]"),
+    ],
+)
+@pytest.mark.parametrize("is_full", [False, True])
+def test_blocks_that_are_not_there(counts, indices, words, is_full):
+    wrong = torch.tensor([[counts]]).int(), torch.tensor([[indices]]).int()
+    right = torch.ones(1, 1, 2).int(), torch.zeros(1, 1, 2, 3).int()
+    lists = (*right, *wrong) if is_full else wrong
+    with pytest.raises(ValueError, match=("full_" if is_full else "^") + "kv_" + words):
+        st.BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=16)
+
+
+def test_entries_that_are_not_counted_say_nothing():
+    lists = torch.tensor([[[2]]]).int(), torch.tensor([[[[1, -1, 99, -7]]]]).int()
+    mask = st.BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=16)
+    assert mask.to_dense().tolist() == [[[[0, 1, 0, 0]]]]
+
+
+def test_an_index_or_block_size_of_no_sense():
+    mask = st.create_block_mask(lambda b, h, q, kv: q >= kv, 1, 1, 64, 64, device="cpu")
+    with pytest.raises(IndexError, match="got None in dimension 1, expected an int"):
+        mask[:, None, 0]
+    lists = torch.ones(1, 1, 1).int(), torch.zeros(1, 1, 1, 1).int()
+    with pytest.raises(ValueError, match=r"BLOCK_SIZE: got \(1, 2, 3\), expected an int or"):
+        st.BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=(1, 2, 3))

@@ -14,7 +14,7 @@ from torch.utils._pytree import GetAttrKey
 
 from ..c import objects
 from . import graph_masks
-from .index_lists import columns_of, dense_of, marks_of, transposed_lists
+from .index_lists import check_lists, columns_of, dense_of, marks_of, transposed_lists
 from .mask_pictures import in_characters, in_html
 from .mask_objects import exported, imported, own_dimensions
 from .mask_slices import are_ranges, moved, noop_mask, picked, picks_of, rows_of
@@ -29,7 +29,9 @@ _is_in_graph = torch.compiler.is_dynamo_compiling
 
 
 def block_pair(block: BlockSize) -> tuple[int, int]:
-    pair = (block, block) if isinstance(block, int) else (block[0], block[1])
+    pair = (block, block) if isinstance(block, int) else tuple(block)
+    if len(pair) != 2:
+        raise ValueError(f"BLOCK_SIZE: got {block}, expected an int or two")
     if min(pair) < 1:
         raise ValueError(f"BLOCK_SIZE: got {block}, expected 1 or more")
     return pair
@@ -156,12 +158,12 @@ class BlockMask:
         block = block_pair(BLOCK_SIZE)
         if seq_lengths is None:
             seq_lengths = (kv_indices.shape[-2] * block[0], kv_indices.shape[-1] * block[1])
+        lists = kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices
+        if not _is_in_graph():
+            check_lists(lists, seq_lengths[1], block[1])
         made = cls(
             seq_lengths,
-            kv_num_blocks,
-            kv_indices,
-            full_kv_num_blocks,
-            full_kv_indices,
+            *lists,
             BLOCK_SIZE=block,
             mask_mod=mask_mod,
             dq_write_order=dq_write_order,

@@ -5,6 +5,30 @@ from __future__ import annotations
 import torch
 
 
+def check_lists(lists, KV, block):
+    """ValueError for a count or a listed column of blocks that is none; -1, a page without
+    keys, may be listed. Looks at tensors on the CPU alone."""
+    columns = columns_of(KV, block, lists[1], lists[3])
+    for kind, num, idx in (("", *lists[:2]), ("full_", *lists[2:])):
+        if all(type(t) is torch.Tensor and t.device.type == "cpu" for t in (num, idx)):
+            _check_lists(kind, num, idx, columns)
+
+
+def _check_lists(kind, num, idx, columns):
+    most = idx.shape[-1]
+    _refuse(f"{kind}kv_num_blocks", num, (num < 0) | (num > most), 0, most)
+    listed = torch.arange(most, device="cpu") < num.unsqueeze(-1)
+    wrong = listed & ((idx < -1) | (idx >= columns))
+    _refuse(f"{kind}kv_indices", idx, wrong, 0, columns - 1)
+
+
+def _refuse(name, tensor, wrong, low, high):
+    if wrong.any():
+        at = wrong.nonzero()[0].tolist()
+        got = tensor[tuple(at)].item()
+        raise ValueError(f"{name}: got {got} at {at}, expected {low} to {high}")
+
+
 def ordered(dense):
     """[.., rows, columns] 0 or 1 to FlexAttention's (counts, live columns and then others)."""
     live = dense.bool()
@@ -20,7 +44,7 @@ def dense_of(num, idx, columns):
     """[.., rows, columns], 1 for the listed ones."""
     live = torch.arange(idx.shape[-1], device=idx.device) < num.unsqueeze(-1)
     dense = torch.zeros((*idx.shape[:-1], columns + 1), dtype=torch.int32, device=idx.device)
-    dense.scatter_(-1, torch.where(live, idx.long(), columns), 1)
+    dense.scatter_(-1, torch.where(live & (idx >= 0), idx.long(), columns), 1)
     return dense[..., :columns].contiguous()
 
 

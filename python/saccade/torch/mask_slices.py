@@ -59,6 +59,8 @@ def _pick(x, n, axis):
             )
         first, stop = _bound(x.start, 0, n), _bound(x.stop, n, n)
         return Range(first, max(0, -(-(stop - first) // step)), step)
+    if x is None or isinstance(x, (float, str)):
+        raise IndexError(f"got {x!r} in dimension {axis}, expected an int, a slice or a tensor")
     x = x.cpu() if isinstance(x, torch.Tensor) else torch.tensor(x, device="cpu")
     return torch.arange(n, device="cpu")[x.reshape(1) if x.dim() == 0 else x]
 

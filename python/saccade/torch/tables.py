@@ -25,7 +25,7 @@ class Keys(NamedTuple):
 def check_pages(plan, args, keys: Keys) -> None:
     """BadValue for the first entry before a sequence's length that is no page of the pool."""
     try:
-        abi.call("pages_check", C.c_void_p(plan.handle), C.byref(args))
+        abi.call("pages_check", plan.handle, C.byref(args))
     except abi.BadValue as reason:
         text = str(reason)
         if text.startswith("table: "):
