@@ -256,5 +256,8 @@ def test_what_a_gradient_needs_stays():
     with pytest.raises(ValueError, match="bias: requires grad"):
         learned = score("score + bias[h]", bias=bias)
         varlen_attention(q, k, v, lengths(Q), lengths(K), score=learned)
+    with pytest.raises(ValueError, match="bias: requires grad"):
+        traced = lambda s, b, h, i, j: s + bias[h]  # noqa: E731
+        varlen_attention(q, k, v, lengths(Q), lengths(K), score=traced)
     with pytest.raises(ValueError, match="cu_seqlens_q: got 1 numbers, expected 2 or more"):
         varlen_attention(q, k, v, torch.zeros(1, dtype=torch.int32))

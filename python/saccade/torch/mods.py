@@ -249,11 +249,11 @@ class Resolved:
             isinstance(x, int) for x in found.sources
         )  # it computes tensors itself
         self.flags = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in values)
-        called = [_variable(mod, v) or n for n, v in zip(names, values)]
-        given = [as_tensor(v, n, is_double) for n, v in zip(called, values)]
+        self.called = [_variable(mod, v) or n for n, v in zip(names, values)]
+        given = [as_tensor(v, n, is_double) for n, v in zip(self.called, values)]
         self.is_flat = self.walk is not None
-        self.tensors = [place(t, device, self.is_flat, n) for n, t in zip(called, given)]
-        for n, t in zip(called, self.tensors):
+        self.tensors = [place(t, device, self.is_flat, n) for n, t in zip(self.called, given)]
+        for n, t in zip(self.called, self.tensors):
             if t.dtype == torch.int64 and t.dim() == 0:
                 as_tensor(int(t), n)  # refuses what leaves 32 bits
         types = tuple((n, dtype_name(t), t.dim()) for n, t in zip(names, self.tensors))

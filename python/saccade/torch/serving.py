@@ -105,7 +105,8 @@ def cached_attention(
     _check_lengths(q_offset, indices, indptr, last_page_len, max_seqlen_q, max_seqlen_k, ragged)
     no_gradients(sinks=sinks, k_scale=k_scale, v_scale=v_scale)
     mods = _mods(score, mask, query)
-    no_gradients(**{n: t for m in mods if m for n, t in zip(m.names, m.values)})
+    for mod in filter(None, mods):
+        no_gradients(**dict(zip(mod.called, mod.values)))
     if out is None:
         out = query.new_empty((*query.shape[:-1], form.Dv))
     lse = query.new_empty(query.shape[:-1], dtype=stats_dtype(query)) if return_lse else None

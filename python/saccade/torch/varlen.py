@@ -86,7 +86,8 @@ def varlen_attention(
     call.lengths, call.paged = lengths, (block_table, seq_lens)
     if dropout_p:
         call.weight, call.state = weight_of(float(dropout_p)), drawn_state(query)
-    no_gradients(**{n: t for m in call.mods if m for n, t in zip(m.names, m.values)})
+    for mod in filter(None, call.mods):
+        no_gradients(**dict(zip(mod.called, mod.values)))
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
         out, lse = _Varlen.apply(query, key, value, call)
     else:
