@@ -120,6 +120,7 @@ typedef struct backward_geometry {
     size_t thread_bytes;
     size_t lse_off, delta_off, first_off, past_off, span_off;
     size_t weight_off, order_off, touched_off, partial_off, thread_off, read_off, moving_off;
+    size_t reads_off;
     size_t read_bytes; /* sums of one read, of whatever axis */
     size_t bytes;
 } backward_geometry;
@@ -127,8 +128,8 @@ typedef struct backward_geometry {
 /* One thread's memory, in the order of backward_worker's pointers. */
 typedef struct backward_scratch {
     size_t k_turned, v_turned, k_steps, q_rows, q_steps, o_rows, o_steps, s, dp, p, ds;
-    size_t results, dx, sums, dk, dv, turned, row, most, live, ranges, limits, values, score,
-        mask;
+    size_t pointers, results, dx, sums, dk, dv, turned, row, most, live, ranges, limits;
+    size_t values, score, mask;
     size_t indices, element, kept, jit, k_room, v_room, bytes;
 } backward_scratch;
 backward_scratch backward_scratch_of(const saccade_plan *plan,
@@ -182,6 +183,13 @@ typedef struct backward_fixed {
     double scale;
 } backward_fixed;
 
+/* What a run knows of a read. */
+typedef struct backward_read_run {
+    backward_fixed fixed;
+    int is_dense;  /* positions add along lines of the gradient */
+    int is_stored; /* positions store (backward_stored.c) */
+} backward_read_run;
+
 typedef struct backward_job {
     const saccade_plan *plan;
     const cpu_backward_plan *backward;
@@ -196,11 +204,9 @@ typedef struct backward_job {
     float *lse, *delta;    /* [B][H][Q] */
     int32_t *first, *past; /* [B][H][Q] live keys, where the mask has limits */
     backward_span *spans;  /* [B][H][row_blocks], likewise */
-    backward_fixed fixed[BACKWARD_READS];
+    backward_read_run *reads; /* [n_reads] */
     atomic_int has_nonfinite; /* an input holds an infinity or NaN (backward_careful.c) */
-    uint8_t is_dense[BACKWARD_READS];  /* positions add along lines of the gradient */
-    uint8_t is_stored[BACKWARD_READS]; /* positions store (backward_stored.c) */
-    int has_stored;
+    int has_stored;           /* some read is */
 } backward_job;
 
 /* The chunk's dQ [dq_rows][dq_ld] of query head `head` of the wave, and which of its blocks of
@@ -246,6 +252,13 @@ typedef struct backward_by_key {
     int64_t element[BACKWARD_KEYS];                          /* from the first key's */
 } backward_by_key;
 
+/* A read's indices as a thread computes them. */
+typedef struct backward_index {
+    eval_state *all, *sums;  /* NULL: the read has none */
+    backward_by_key *by_key; /* where it has sums */
+    int64_t head;            /* where they stand, -1: nowhere */
+} backward_index;
+
 typedef struct backward_worker {
     const backward_job *job;
     plan_position at; /* of the item's batch */
@@ -262,8 +275,9 @@ typedef struct backward_worker {
     void *k_room, *v_room; /* where they do not lie in one piece */
     int is_packed;         /* keys of this block */
     float *s, *dp;         /* [BACKWARD_ROWS][BACKWARD_KEYS] */
-    float *results[BACKWARD_RESULTS]; /* of a strip [strip][BACKWARD_KEYS], but the first */
-    float *dx;                        /* of a strip, for captures */
+    float **results; /* of a strip [strip][BACKWARD_KEYS], but the first */
+    float **out;     /* where the score's program puts them, and the value */
+    float *dx;       /* of a strip, for captures */
     float *sums;         /* of a tile's columns or diagonals, BACKWARD_SUMS for each read */
     void *p, *ds;        /* steps of rows by BACKWARD_KEYS, 4 bytes each */
     float *dk, *dv, *dq; /* of the block of keys; dq lies in the chunk's sums */
@@ -278,9 +292,7 @@ typedef struct backward_worker {
     cpu_stream stream;          /* its ring lies in s */
     int32_t unit_r0, unit_from; /* the strip whose units are made, its first key */
     eval_state *score, *mask;
-    eval_state *indices[BACKWARD_READS], *index_sums[BACKWARD_READS];
-    int64_t index_head[BACKWARD_READS]; /* where they stand, -1: nowhere */
-    backward_by_key *by_key[BACKWARD_READS]; /* of reads that have sums */
+    backward_index *indices; /* [n_reads] where any read has indices */
     int64_t *element; /* [BACKWARD_KEYS] backward_find_elements's */
     backward_kept *kept; /* [BACKWARD_KEPT] */
     jit_state *jit; /* NULL: the interpreter changes scores */
@@ -291,7 +303,7 @@ typedef struct backward_worker {
     double *values;
 } backward_worker;
 
-enum { BACKWARD_WORKER = 32768 }; /* bytes in front of a thread's scratch */
+enum { BACKWARD_WORKER = 8192 }; /* bytes in front of a thread's scratch */
 backward_worker *backward_worker_of(const backward_job *job, int thread);
 void backward_begin_threads(backward_job *job);
 /* par_fn over items of the wave in any order, by their weights' order. */

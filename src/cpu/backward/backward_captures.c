@@ -305,12 +305,12 @@ backward_order backward_order_of(const backward_job *job)
     backward_order order = BACKWARD_FREE;
     for (uint32_t n = 0; n < job->backward->n_reads; n++) {
         const backward_read *read = &job->backward->reads[n];
-        if (read->axis != BACKWARD_PLACE || job->fixed[n].sums || job->is_stored[n])
+        if (read->axis != BACKWARD_PLACE || job->reads[n].fixed.sums || job->reads[n].is_stored)
             continue;
         if (!may_add_dense(job, read) || !has_keys(job, read))
             return BACKWARD_SERIAL;
         for (uint32_t m = 0; m < n; m++)
-            if (job->backward->reads[m].axis == BACKWARD_PLACE && !job->fixed[m].sums
+            if (job->backward->reads[m].axis == BACKWARD_PLACE && !job->reads[m].fixed.sums
                 && job->backward->reads[m].capture == read->capture)
                 return BACKWARD_SERIAL;
         if ((s->B > 1 && !backward_has_index(job, read, VAR_B))
@@ -337,11 +337,11 @@ void backward_add_sums(backward_worker *w, int32_t r0, int32_t rows, int32_t fro
             k->sum_diagonals(dx, slope, LD, rows, past - from,
                              to + from - r0 + BACKWARD_ROWS - 1);
         } else if (read->axis == BACKWARD_PLACE) {
-            if (job->is_stored[n])
+            if (job->reads[n].is_stored)
                 backward_store_strip(w, n, r0, rows, from, past);
-            else if (job->fixed[n].sums)
+            else if (job->reads[n].fixed.sums)
                 backward_add_fixed(w, n, r0, rows, from, past);
-            else if (job->is_dense[n])
+            else if (job->reads[n].is_dense)
                 add_dense(w, read, g, r0, rows, from, past);
             else
                 add_places(w, n, g, r0, rows, from, past);
@@ -357,7 +357,7 @@ void backward_add_sums(backward_worker *w, int32_t r0, int32_t rows, int32_t fro
 void backward_find_dense(backward_job *job)
 {
     for (uint32_t n = 0; n < job->backward->n_reads; n++)
-        job->is_dense[n] = job->backward->reads[n].axis == BACKWARD_PLACE
+        job->reads[n].is_dense = job->backward->reads[n].axis == BACKWARD_PLACE
                            && may_add_dense(job, &job->backward->reads[n]);
 }
 

@@ -117,7 +117,7 @@ void backward_begin_fixed(backward_job *job, char *memory)
     double sum = -1;
     for (uint32_t n = 0; n < job->backward->n_reads; n++) {
         const backward_read *read = &job->backward->reads[n];
-        backward_fixed *fixed = &job->fixed[n];
+        backward_fixed *fixed = &job->reads[n].fixed;
         if (!backward_may_fix(read))
             continue;
         if (sum < 0)
@@ -142,15 +142,15 @@ void backward_begin_fixed(backward_job *job, char *memory)
 static void flush(const backward_job *job, const backward_kept *kept)
 {
     if (kept->element >= 0 && kept->sum)
-        atomic_fetch_add_explicit(&job->fixed[kept->element % BACKWARD_READS]
-                                       .sums[kept->element / BACKWARD_READS],
+        atomic_fetch_add_explicit(&job->reads[kept->element % BACKWARD_READS]
+                                       .fixed.sums[kept->element / BACKWARD_READS],
                                   kept->sum, memory_order_relaxed);
 }
 
 static int has_fixed(const backward_job *job)
 {
     for (uint32_t n = 0; n < job->backward->n_reads; n++)
-        if (job->fixed[n].sums)
+        if (job->reads[n].fixed.sums)
             return 1;
     return 0;
 }
@@ -187,7 +187,7 @@ void backward_add_fixed(backward_worker *w, uint32_t n, int32_t r0, int32_t rows
                         int32_t past)
 {
     const backward_job *job = w->job;
-    const backward_fixed *fixed = &job->fixed[n];
+    const backward_fixed *fixed = &job->reads[n].fixed;
     const double factor = fixed->scale
                           * backward_factor_of(job, &job->backward->reads[n], w->b, w->h,
                                                w->values);
@@ -213,7 +213,7 @@ void backward_add_fixed(backward_worker *w, uint32_t n, int32_t r0, int32_t rows
 void backward_end_fixed(const backward_job *job)
 {
     for (uint32_t n = 0; n < job->backward->n_reads; n++) {
-        const backward_fixed *fixed = &job->fixed[n];
+        const backward_fixed *fixed = &job->reads[n].fixed;
         if (!fixed->sums)
             continue;
         saccade_tensor once = job->gradients->captures[job->backward->reads[n].capture];

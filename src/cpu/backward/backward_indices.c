@@ -43,24 +43,29 @@ size_t backward_indices_bytes(const cpu_backward_plan *backward)
         bytes += state_bytes(read->indices) + state_bytes(read->sums);
         bytes += read->sums ? bytes64(1, sizeof(backward_by_key)) : 0;
     }
-    return bytes;
+    return bytes ? bytes + bytes64(backward->n_reads, sizeof(backward_index)) : 0;
 }
 
 void backward_begin_indices(backward_worker *w, char *memory)
 {
     const cpu_backward_plan *backward = w->job->backward;
+    if (!backward_indices_bytes(backward))
+        return;
+    w->indices = (backward_index *)(void *)memory;
+    memory += bytes64(backward->n_reads, sizeof *w->indices);
     for (uint32_t n = 0; n < backward->n_reads; n++) {
         const backward_read *read = &backward->reads[n];
+        backward_index *index = &w->indices[n];
+        *index = (backward_index){.head = -1};
         if (!read->indices)
             continue;
-        w->index_head[n] = -1;
-        w->indices[n] = eval_begin(read->indices, &w->job->run->score_env, memory);
+        index->all = eval_begin(read->indices, &w->job->run->score_env, memory);
         memory += eval_state_bytes(read->indices);
         if (!read->sums)
             continue;
-        w->index_sums[n] = eval_begin(read->sums, &w->job->run->score_env, memory);
+        index->sums = eval_begin(read->sums, &w->job->run->score_env, memory);
         memory += eval_state_bytes(read->sums);
-        w->by_key[n] = (backward_by_key *)(void *)memory;
+        index->by_key = (backward_by_key *)(void *)memory;
         memory += bytes64(1, sizeof(backward_by_key));
     }
 }
@@ -79,12 +84,12 @@ static void find_integers(const backward_worker *w, eval_state *state, int rank,
 static void find_by_key(const backward_worker *w, uint32_t n, const int64_t *stride)
 {
     const int rank = w->job->backward->reads[n].rank;
-    backward_by_key *by_key = w->by_key[n];
+    backward_by_key *by_key = w->indices[n].by_key;
     int32_t index[SACCADE_MAX_RANK][BACKWARD_KEYS];
     if (by_key->j0 == w->j0)
         return;
     *by_key = (backward_by_key){.j0 = w->j0};
-    find_integers(w, w->index_sums[n], rank, 0, w->n, index);
+    find_integers(w, w->indices[n].sums, rank, 0, w->n, index);
     for (int d = 0; d < rank; d++)
         for (int32_t j = 0; j < w->n; j++) {
             const int32_t x = (int32_t)((uint32_t)index[d][j] - (uint32_t)index[d][0]);
@@ -100,9 +105,9 @@ static int find_first(const backward_worker *w, uint32_t n, const int64_t *shape
                       const int64_t *stride, int64_t *first)
 {
     const int rank = w->job->backward->reads[n].rank;
-    const backward_by_key *by_key = w->by_key[n];
+    const backward_by_key *by_key = w->indices[n].by_key;
     int32_t index[SACCADE_MAX_RANK][BACKWARD_KEYS];
-    find_integers(w, w->index_sums[n], rank, 0, 1, index);
+    find_integers(w, w->indices[n].sums, rank, 0, 1, index);
     *first = 0;
     for (int d = 0; d < rank; d++) {
         if (index[d][0] + by_key->least[d] < 0 || index[d][0] + by_key->most[d] >= shape[d])
@@ -125,13 +130,13 @@ static void add_index(const int32_t *index, int64_t last, int64_t stride, int64_
 static void begin_head(backward_worker *w, uint32_t n)
 {
     const int64_t head = w->b * w->job->run->sizes.H + w->h;
-    if (w->index_head[n] == head)
+    if (w->indices[n].head == head)
         return;
-    w->index_head[n] = head;
-    eval_head(w->indices[n], (int32_t)w->b, (int32_t)w->h);
-    if (w->index_sums[n]) {
-        eval_head(w->index_sums[n], (int32_t)w->b, (int32_t)w->h);
-        w->by_key[n]->j0 = -1;
+    w->indices[n].head = head;
+    eval_head(w->indices[n].all, (int32_t)w->b, (int32_t)w->h);
+    if (w->indices[n].sums) {
+        eval_head(w->indices[n].sums, (int32_t)w->b, (int32_t)w->h);
+        w->indices[n].by_key->j0 = -1;
     }
 }
 
@@ -145,14 +150,14 @@ int64_t backward_find_elements(backward_worker *w, uint32_t n, int32_t r, int32_
     int64_t first;
     begin_head(w, n);
     if (read->sums) {
-        eval_row(w->index_sums[n], q);
+        eval_row(w->indices[n].sums, q);
         find_by_key(w, n, stride);
-        *element = w->by_key[n]->element;
+        *element = w->indices[n].by_key->element;
         if (find_first(w, n, shape, stride, &first))
             return first;
     }
-    eval_row(w->indices[n], q);
-    find_integers(w, w->indices[n], read->rank, from, past - from, index);
+    eval_row(w->indices[n].all, q);
+    find_integers(w, w->indices[n].all, read->rank, from, past - from, index);
     memset(w->element + from, 0, (size_t)(past - from) * sizeof *w->element);
     for (int d = 0; d < read->rank; d++)
         add_index(index[d], shape[d] - 1, stride[d], w->element + from, past - from);

@@ -50,6 +50,8 @@ void backward_begin_threads(backward_job *job)
         w->dp = (float *)(void *)(base + at.dp);
         w->dx = (float *)(void *)(base + at.dx);
         w->sums = (float *)(void *)(base + at.sums);
+        w->results = (float **)(void *)(base + at.pointers);
+        w->out = w->results + (job->backward->n_results > 1 ? job->backward->n_results : 1);
         for (uint32_t k = 1; k < job->backward->n_results; k++)
             w->results[k] =
                 (float *)(void *)(base + at.results)

@@ -162,7 +162,9 @@ backward_scratch backward_scratch_of(const saccade_plan *plan,
     place(pairs, &at.ds, &end);
     const size_t strip = bytes64((int64_t)backward->kernels->block->strip * BACKWARD_KEYS, 4);
     const size_t n_reads = backward->n_reads;
-    place(backward->n_results > 1 ? (backward->n_results - 1) * strip : 0, &at.results, &end);
+    const size_t n_results = backward->n_results > 1 ? backward->n_results : 1;
+    place(bytes64(2 * (int64_t)n_results, sizeof(float *)), &at.pointers, &end);
+    place((n_results - 1) * strip, &at.results, &end);
     place(n_reads ? strip : 0, &at.dx, &end);
     place(bytes64((int64_t)n_reads * BACKWARD_SUMS, sizeof(float)), &at.sums, &end);
     place(bytes64((int64_t)BACKWARD_KEYS * g->dq_ld, sizeof(float)), &at.dk, &end);
@@ -224,6 +226,7 @@ static void lay_out(const saccade_plan *plan, const cpu_backward_plan *backward,
     g->read_bytes = bytes64(chunks * g->heads * plan->problem.group * axis, sizeof(double));
     place(backward->n_reads * g->read_bytes, &g->read_off, &end);
     place(backward->n_reads ? bytes64(axis, sizeof(int64_t)) : 0, &g->moving_off, &end);
+    place(bytes64(backward->n_reads, sizeof(backward_read_run)), &g->reads_off, &end);
     g->bytes = end;
 }
 

@@ -146,6 +146,8 @@ saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *b
     TRY(find_runs(&job, err));
     job.memory = run->workspace;
     job.g = backward_geometry_of(plan, backward, s);
+    job.reads = (backward_read_run *)(void *)(job.memory + job.g.reads_off);
+    memset(job.reads, 0, backward->n_reads * sizeof *job.reads);
     job.lse = (float *)(void *)(job.memory + job.g.lse_off);
     job.delta = (float *)(void *)(job.memory + job.g.delta_off);
     job.first = (int32_t *)(void *)(job.memory + job.g.first_off);

@@ -80,20 +80,22 @@ float backward_late_scale(const backward_worker *w)
 static void run_compiled(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
                          int32_t past, int masked)
 {
-    float *tiles[BACKWARD_RESULTS] = {w->s + r0 * BACKWARD_KEYS + from};
+    w->out[0] = w->s + r0 * BACKWARD_KEYS + from;
     for (uint32_t n = 1; n < w->job->backward->n_results; n++)
-        tiles[n] = w->results[n] + from;
+        w->out[n] = w->results[n] + from;
+    const int32_t keys = past - from;
     open_compiled(w);
     if (w->job->backward->score)
-        jit_tiles(w->jit, tiles, BACKWARD_KEYS, r0, rows, from, past - from, masked);
+        jit_tiles(w->jit, w->out, BACKWARD_KEYS, r0, rows, from, keys, masked);
     else
-        jit_tile(w->jit, tiles[0], BACKWARD_KEYS, r0, rows, from, past - from, masked, w->most);
+        jit_tile(w->jit, w->out[0], BACKWARD_KEYS, r0, rows, from, keys, masked, w->most);
 }
 
 /* Row r, of a strip that begins at r0. */
 static void interpret(backward_worker *w, int32_t r0, int32_t r, int32_t from, int32_t n)
 {
-    float *out[BACKWARD_RESULTS] = {w->s + r * BACKWARD_KEYS + from};
+    float **out = w->out;
+    out[0] = w->s + r * BACKWARD_KEYS + from;
     for (uint32_t k = 1; k < w->job->backward->n_results; k++)
         out[k] = w->results[k] + (r - r0) * BACKWARD_KEYS + from;
     const int32_t kv0 = (int32_t)w->j0 + from + w->at.kv_offset;
@@ -147,7 +149,7 @@ static int is_cell_full(const backward_worker *w, int32_t r0, int32_t key)
 void backward_change_unit(backward_worker *w, int32_t r0, int32_t key, int32_t n, float *unit)
 {
     enum { LD = CPU_UNIT_ROWS };
-    float *tiles[BACKWARD_RESULTS] = {unit, unit + 2 * CPU_UNIT};
+    float *tiles[2] = {unit, unit + 2 * CPU_UNIT};
     const int masked = is_masked(w) && !sees_all(w, r0) && !is_cell_full(w, r0, key);
     if (!has_score(w) && !masked)
         return;

@@ -40,9 +40,9 @@ void backward_begin_stored(backward_job *job, const plan_gradients *wanted,
     for (uint32_t n = 0; n < job->backward->n_reads; n++) {
         const backward_read *read = &job->backward->reads[n];
         const saccade_tensor *to = &wanted->captures[read->capture];
-        job->is_stored[n] =
+        job->reads[n].is_stored =
             !(wanted->added & SACCADE_GRADIENT_CAPTURES) && may_store(job, read, to);
-        if (!job->is_stored[n])
+        if (!job->reads[n].is_stored)
             continue;
         job->has_stored = 1;
         places->captures[read->capture] = *to;
@@ -57,7 +57,7 @@ int backward_stores_all(const backward_job *job, int32_t capture)
     for (int32_t d = 0; d < to->rank; d++)
         count *= to->shape[d];
     for (uint32_t n = 0; n < job->backward->n_reads; n++)
-        if (job->is_stored[n] && job->backward->reads[n].capture == capture)
+        if (job->reads[n].is_stored && job->backward->reads[n].capture == capture)
             return count == s->B * s->H * s->Q * s->KV;
     return 0;
 }
@@ -131,7 +131,7 @@ void backward_store_zeros(backward_worker *w, int64_t i, int64_t rows)
 {
     const backward_job *job = w->job;
     for (uint32_t n = 0; n < job->backward->n_reads && rows > 0; n++)
-        if (job->is_stored[n]) {
+        if (job->reads[n].is_stored) {
             const stored_rows to = rows_of(w, &job->backward->reads[n], i);
             clear(&to, rows, 0, backward_keys_there(w));
         }
