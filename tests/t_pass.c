@@ -493,6 +493,27 @@ static void test_gradient_random(void **unused)
     assert_true(n >= 200);
 }
 
+/* d result / d score of a text at kv 3. */
+static double gradient_at(const char *text, double score, bool is_wide)
+{
+    arena arena;
+    const mod_fn *grad;
+    uint32_t result;
+    saccade_error err;
+    const eval_env env = {.size = {1, 1, 1, 8, 8, 8, 8}, .is_wide = is_wide};
+    const eval_point at = {.kv = 3, .score = score};
+    arena_init(&arena);
+    saccade_mod *mod = bound_text(SACCADE_SCORE, text);
+    const mod_fn *fn = mod_function(mod);
+    const uint32_t wanted = find_node(fn, OP_SCORE, 0);
+    assert_int_equal(pass_gradient(fn, &wanted, 1, &arena, &grad, &result, &err), SACCADE_OK);
+    assert_int_equal(result, grad->result);
+    const double slope = eval_scalar(grad, &env, &at, values, NULL);
+    saccade_mod_destroy(mod);
+    arena_free(&arena);
+    return slope;
+}
+
 /* Where ?: does not choose, nothing of that arm is in the gradient; values by hand. */
 static void test_gradient_ends(void **unused)
 {
@@ -525,24 +546,10 @@ static void test_gradient_ends(void **unused)
     };
     (void)unused;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        arena arena;
-        const mod_fn *grad;
-        uint32_t result;
-        saccade_error err;
-        const eval_env env = {.size = {1, 1, 1, 8, 8, 8, 8}};
-        const eval_point at = {.kv = 3, .score = cases[i].score};
-        arena_init(&arena);
-        saccade_mod *mod = bound_text(SACCADE_SCORE, cases[i].text);
-        const mod_fn *fn = mod_function(mod);
-        const uint32_t wanted = find_node(fn, OP_SCORE, 0);
-        assert_int_equal(pass_gradient(fn, &wanted, 1, &arena, &grad, &result, &err),
-                         SACCADE_OK);
-        eval_scalar(grad, &env, &at, values, NULL);
-        if (!(fabs(values[result] - cases[i].want) <= 1e-6))
-            fail_msg("%s at %g: got %g, expected %g", cases[i].text, cases[i].score,
-                     values[result], cases[i].want);
-        saccade_mod_destroy(mod);
-        arena_free(&arena);
+        const double got = gradient_at(cases[i].text, cases[i].score, false);
+        if (!(fabs(got - cases[i].want) <= 1e-6))
+            fail_msg("%s at %g: got %g, expected %g", cases[i].text, cases[i].score, got,
+                     cases[i].want);
     }
 }
 
@@ -562,24 +569,9 @@ static void test_gradient_in_double(void **unused)
     };
     (void)unused;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        arena arena;
-        const mod_fn *grad;
-        uint32_t result;
-        saccade_error err;
-        const eval_env env = {.size = {1, 1, 1, 8, 8, 8, 8}, .is_wide = 1};
-        const eval_point at = {.score = cases[i].score};
-        arena_init(&arena);
-        saccade_mod *mod = bound_text(SACCADE_SCORE, cases[i].text);
-        const mod_fn *fn = mod_function(mod);
-        const uint32_t wanted = find_node(fn, OP_SCORE, 0);
-        assert_int_equal(pass_gradient(fn, &wanted, 1, &arena, &grad, &result, &err),
-                         SACCADE_OK);
-        assert_int_equal(result, grad->result);
-        const double got = eval_scalar(grad, &env, &at, values, NULL);
+        const double got = gradient_at(cases[i].text, cases[i].score, true);
         if (!(fabs(got - cases[i].want) <= 1e-15))
             fail_msg("%s: got %.17g, expected %.17g", cases[i].text, got, cases[i].want);
-        saccade_mod_destroy(mod);
-        arena_free(&arena);
     }
 }
 

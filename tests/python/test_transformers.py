@@ -13,6 +13,19 @@ def registered():
     st.register_transformers()
 
 
+def small_llama(**options):
+    return transformers.LlamaConfig(
+        vocab_size=97,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        **options,
+    )
+
+
 def both(make, *inputs, **options):
     found = []
     for name in ("sdpa", "saccade"):
@@ -24,15 +37,7 @@ def both(make, *inputs, **options):
 
 
 def test_decoder():
-    config = transformers.LlamaConfig(
-        vocab_size=97,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-    )
+    config = small_llama()
     ids = torch.randint(0, 97, (2, 33))
     live = torch.ones_like(ids)
     live[1, :5] = 0
@@ -46,14 +51,7 @@ def test_decoder():
 
 
 def test_generation():
-    config = transformers.LlamaConfig(
-        vocab_size=97,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
+    config = small_llama(
         bos_token_id=1,
         eos_token_id=None,
         pad_token_id=0,
@@ -133,11 +131,8 @@ def test_generate_with_a_static_cache():
 def test_models_with_attention_of_their_own_are_refused(kind):
     """They would run it with a BlockMask in the place of a tensor."""
     config = getattr(transformers, kind + "Config")(vocab_size=97)
-    config.num_hidden_layers, name = (
-        1,
-        "MPNetModel" if kind == "MPNet" else f"{kind}ForCausalLM",
-    )
-    model = getattr(transformers, name)
+    config.num_hidden_layers = 1
+    model = getattr(transformers, "MPNetModel" if kind == "MPNet" else f"{kind}ForCausalLM")
     with pytest.raises(ValueError, match="attention by its own code"):
         with torch.device("meta"):
             model._from_config(config, attn_implementation="saccade")
@@ -147,14 +142,7 @@ def test_models_with_attention_of_their_own_are_refused(kind):
 
 def test_a_padded_mask_in_a_full_graph():
     """Other padding and lengths compile nothing beyond what torch's own do."""
-    config = transformers.LlamaConfig(
-        vocab_size=97,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-    )
+    config = small_llama()
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="saccade")
     graphs = []
