@@ -2,8 +2,7 @@
 # Conventions: src/<folder>/*.c is taken as it is; src/{cpu/*,eval,measure}/<name>_tmpl.c is
 # compiled once per instruction-set level, with LEVEL=<level> (for pasting into names) and
 # LEVEL_<LEVEL>=1.
-file(GLOB LIBRARY_SOURCES CONFIGURE_DEPENDS src/*/*.c src/cpu/*/*.c
-     src/cuda/*/*.c)
+file(GLOB LIBRARY_SOURCES CONFIGURE_DEPENDS src/*/*.c src/cpu/*/*.c src/cuda/*/*.c)
 file(GLOB TEMPLATE_SOURCES CONFIGURE_DEPENDS src/cpu/*/*_tmpl.c src/eval/*_tmpl.c
      src/measure/*_tmpl.c)
 list(REMOVE_ITEM LIBRARY_SOURCES "" ${TEMPLATE_SOURCES})
