@@ -215,10 +215,14 @@ def check_numbers(name, t, rank):
         )
 
 
+def _check_device(q):
+    if q.device.type not in ("cpu", "cuda"):
+        raise _bad(f"query: got device {q.device}, expected cpu or cuda")
+
+
 def check_devices(q, k, v):
     """Raises where query, key and value do not lie on one device that the library has."""
-    if q.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"query: got device {q.device}, expected cpu or cuda")
+    _check_device(q)
     for name, t in (("key", k), ("value", v)):
         if t.device != q.device:
             raise ValueError(f"{name}: got device {t.device}, expected {q.device}")
@@ -237,8 +241,7 @@ def check_call(q, k, v, enable_gqa):
     for name, t in (("query", q), ("key", k), ("value", v)):
         check_plain(name, t)
     check_layout(q, k, v)
-    if q.device.type not in ("cpu", "cuda"):
-        raise _bad(f"query: got device {q.device}, expected cpu or cuda")
+    _check_device(q)
     check_shapes(q, k, v, enable_gqa)
 
 

@@ -17,8 +17,7 @@ def check_lists(lists, KV, block):
 def _check_lists(kind, num, idx, columns):
     most = idx.shape[-1]
     _refuse(f"{kind}kv_num_blocks", num, (num < 0) | (num > most), 0, most)
-    listed = torch.arange(most, device="cpu") < num.unsqueeze(-1)
-    wrong = listed & ((idx < -1) | (idx >= columns))
+    wrong = counted(num, idx) & ((idx < -1) | (idx >= columns))
     _refuse(f"{kind}kv_indices", idx, wrong, 0, columns - 1)
 
 
@@ -27,6 +26,11 @@ def _refuse(name, tensor, wrong, low, high):
         at = wrong.nonzero()[0].tolist()
         got = tensor[tuple(at)].item()
         raise ValueError(f"{name}: got {got} at {at}, expected {low} to {high}")
+
+
+def counted(num, idx):
+    """Which entries of lists are in use."""
+    return torch.arange(idx.shape[-1], device=idx.device) < num.unsqueeze(-1)
 
 
 def ordered(dense):
@@ -42,7 +46,7 @@ def ordered(dense):
 
 def dense_of(num, idx, columns):
     """[.., rows, columns], 1 for the listed ones."""
-    live = torch.arange(idx.shape[-1], device=idx.device) < num.unsqueeze(-1)
+    live = counted(num, idx)
     dense = torch.zeros((*idx.shape[:-1], columns + 1), dtype=torch.int32, device=idx.device)
     dense.scatter_(-1, torch.where(live & (idx >= 0), idx.long(), columns), 1)
     return dense[..., :columns].contiguous()

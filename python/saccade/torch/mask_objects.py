@@ -7,7 +7,7 @@ import ctypes as C
 import torch
 
 from ..c import abi, objects
-from .index_lists import columns_of, dense_of, lists_of_blocks
+from .index_lists import columns_of, counted, dense_of, lists_of_blocks
 from .mask_slices import noop_mask
 from .mods import Resolved
 
@@ -41,10 +41,10 @@ def imported(lists, block, lengths, mask_mod) -> objects.BlockMaskHandle:
 
 def _mapped(num, idx):
     """Lists without their -1, PyTorch's PagedAttention's word for a page that no key has."""
-    counted = torch.arange(idx.shape[-1]) < num.unsqueeze(-1)
-    if not bool((counted & (idx == -1)).any()):
+    used = counted(num, idx)
+    if not bool((used & (idx == -1)).any()):
         return num, idx
-    kept = counted & (idx != -1)
+    kept = used & (idx != -1)
     order = torch.argsort((~kept).to(torch.int8), dim=-1, stable=True)
     return kept.sum(-1, dtype=torch.int32), idx.gather(-1, order)
 

@@ -105,8 +105,7 @@ def cached_attention(
     _check_lengths(q_offset, indices, indptr, last_page_len, max_seqlen_q, max_seqlen_k, ragged)
     no_gradients(sinks=sinks, k_scale=k_scale, v_scale=v_scale)
     mods = _mods(score, mask, query)
-    for mod in filter(None, mods):
-        no_gradients(**dict(zip(mod.called, mod.values)))
+    check_fixed(mods)
     if out is None:
         out = query.new_empty((*query.shape[:-1], form.Dv))
     lse = query.new_empty(query.shape[:-1], dtype=stats_dtype(query)) if return_lse else None
@@ -267,6 +266,12 @@ def _mods(score, mask, q):
         None if m is None else _resolved(m, kind, q.device.type)
         for m, kind in ((score, "score"), (mask, "mask"))
     ]
+
+
+def check_fixed(mods):
+    """Raises for a captured tensor that requires grad. mods: Resolved ones, or None."""
+    for mod in filter(None, mods):
+        no_gradients(**dict(zip(mod.called, mod.values)))
 
 
 def _backend(options, q):

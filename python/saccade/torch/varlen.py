@@ -18,13 +18,12 @@ from .checks import (
     check_rows,
     check_sinks,
     count_of,
-    no_gradients,
     scale_of,
 )
 from .dropout import drawn_state
 from .flex import MaskMod, ScoreMod, with_sinks
 from .mods import dtype_name
-from .serving import _Arguments, _backend, _mods
+from .serving import _Arguments, _backend, _mods, check_fixed
 
 
 def varlen_attention(
@@ -77,17 +76,15 @@ def varlen_attention(
     if cu_seqlens_k is None and block_table is None:
         cu_seqlens_k, max_seqlen_k = cu_seqlens_q, max_seqlen_k or max_seqlen_q
     _check_starts("cu_seqlens_q", cu_seqlens_q, query.device)
-    for name, t in (("cu_seqlens_k", cu_seqlens_k),):
-        if t is not None:
-            _check_starts(name, t, query.device)
+    if cu_seqlens_k is not None:
+        _check_starts("cu_seqlens_k", cu_seqlens_k, query.device)
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, align == "end")
     query, key, value = query.resolve_neg(), key.resolve_neg(), value.resolve_neg()
     call = _Call(query, key, value, mask, score, scale, kernel_options)
     call.lengths, call.paged = lengths, (block_table, seq_lens)
     if dropout_p:
         call.weight, call.state = weight_of(float(dropout_p)), drawn_state(query)
-    for mod in filter(None, call.mods):
-        no_gradients(**dict(zip(mod.called, mod.values)))
+    check_fixed(call.mods)
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
         out, lse = _Varlen.apply(query, key, value, call)
     else:
