@@ -14,6 +14,7 @@ from torch.utils._pytree import GetAttrKey
 
 from ..c import objects
 from . import graph_masks
+from .checks import count_of
 from .index_lists import check_lists, columns_of, dense_of, marks_of, transposed_lists
 from .mask_pictures import in_characters, in_html
 from .mask_objects import exported, imported, own_dimensions
@@ -29,9 +30,11 @@ _is_in_graph = torch.compiler.is_dynamo_compiling
 
 
 def block_pair(block: BlockSize) -> tuple[int, int]:
-    pair = (block, block) if isinstance(block, int) else tuple(block)
+    pair = tuple(block) if isinstance(block, (tuple, list)) else (block, block)
     if len(pair) != 2:
         raise ValueError(f"BLOCK_SIZE: got {block}, expected an int or two")
+    if not _is_in_graph():
+        return count_of("BLOCK_SIZE", pair[0], 1), count_of("BLOCK_SIZE", pair[1], 1)
     if min(pair) < 1:
         raise ValueError(f"BLOCK_SIZE: got {block}, expected 1 or more")
     return pair

@@ -73,8 +73,6 @@ def create_block_mask(
     """
     del _compile, compute_dq_write_order, dq_kv_order
     sizes = (B, H, Q_LEN, KV_LEN)
-    if not torch.compiler.is_dynamo_compiling():
-        _check_block(BLOCK_SIZE)
     given = (mask_mod, sizes, block_pair(BLOCK_SIZE), device, separate_full_blocks)
     is_taken = graphs_take_callables or not callable(mask_mod)
     if torch.compiler.is_dynamo_compiling() and is_taken:
@@ -82,14 +80,6 @@ def create_block_mask(
     if not torch.compiler.is_dynamo_compiling() and is_described() and _has_text(mask_mod):
         return Unproven(given)
     return _proven(*given)
-
-
-def _check_block(size):
-    pair = size if isinstance(size, (tuple, list)) else (size, size)
-    if len(pair) != 2:
-        raise ValueError(f"BLOCK_SIZE: got {brief(size)}, expected one number, or two")
-    for n in pair:
-        count_of("BLOCK_SIZE", n, 1)
 
 
 graphs_take_callables = False  # compiled.py knows
