@@ -40,6 +40,7 @@ from .structs import (
     Transport,
 )
 
+
 def _candidates():
     here = Path(__file__).resolve().parents[1]
     if os.environ.get("SACCADE_LIBRARY"):
@@ -82,6 +83,8 @@ def _declare(name, result, *arguments):
 
 
 _S = C.c_int32
+# what mods and masks are asked about: sizes, positions, captures and how many
+_WHERE = (C.POINTER(Sizes), C.POINTER(Positions), C.POINTER(Binding), C.c_int32)
 _declare("version", C.c_char_p)
 _declare("build", C.c_char_p)
 _declare("mod_parse", _S, _S, C.c_char_p, C.c_size_t, C.POINTER(_P), _E)
@@ -95,10 +98,7 @@ _declare(
     "mod_check",
     _S,
     _P,
-    C.POINTER(Sizes),
-    C.POINTER(Positions),
-    C.POINTER(Binding),
-    C.c_int32,
+    *_WHERE,
     C.c_int64,
     _E,
 )
@@ -112,10 +112,7 @@ _declare(
     _S,
     _P,
     _P,
-    C.POINTER(Sizes),
-    C.POINTER(Positions),
-    C.POINTER(Binding),
-    C.c_int32,
+    *_WHERE,
     C.POINTER(BlockMaskOptions),
     C.POINTER(_P),
     _E,
@@ -126,10 +123,7 @@ _declare(
     _P,
     C.POINTER(BlockIndices),
     _P,
-    C.POINTER(Sizes),
-    C.POINTER(Positions),
-    C.POINTER(Binding),
-    C.c_int32,
+    *_WHERE,
     C.POINTER(_P),
     _E,
 )
@@ -139,10 +133,7 @@ _declare(
     _P,
     C.POINTER(SelectionOptions),
     _P,
-    C.POINTER(Sizes),
-    C.POINTER(Positions),
-    C.POINTER(Binding),
-    C.c_int32,
+    *_WHERE,
     C.POINTER(_P),
     _E,
 )
