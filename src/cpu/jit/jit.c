@@ -63,7 +63,11 @@ static saccade_status begin(int has_mask, int32_t level, jit_program **out, sacc
     arena_init(&p->arena);
     p->has_mask = has_mask;
 #if HAVE_LEVEL_AVX2
-    p->table = level >= CPU_AVX512 ? &strip_table_avx512 : &strip_table_avx2;
+    p->table = &strip_table_avx2;
+#endif
+#if HAVE_LEVEL_AVX512
+    if (level >= CPU_AVX512)
+        p->table = &strip_table_avx512;
 #endif
     *out = p;
     return SACCADE_OK;
