@@ -1,5 +1,7 @@
 """Wrong arguments of the public functions: one clear line each, by their names."""
 
+import inspect
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -147,3 +149,55 @@ def test_devices_that_hold_no_values():
     refused(st.cached_attention, "sinks", query=Q, key=Q, value=Q, sinks=meta[0, :, 0, 0])
     refused(st.cached_attention, "out", query=Q, key=Q, value=Q, out=meta)
     refused(st.cached_attention, "prefix", query=Q, key=Q, value=Q, prefix=3)
+
+
+class Causal:
+    def __call__(self, b, h, i, j):
+        return i >= j
+
+
+class Takes5:
+    def __init__(self, s, b, h, i, j):
+        pass
+
+
+@pytest.mark.parametrize("mod", [Causal, Takes5, int, torch.Tensor, torch.nn.Module])
+def test_classes_are_no_mods(mod):
+    """What was meant is an object of it, or a function."""
+    name = f"the class {mod.__name__}"
+    make = dict(B=1, H=1, Q_LEN=5, KV_LEN=5)
+    found = [
+        refused(st.create_block_mask, "mask_mod", mask_mod=mod, **make),
+        refused(st.create_mask, "mod_fn", mod_fn=mod, **make),
+        refused(st.mask, "mask_mod", mod=mod),
+        refused(st.score, "score_mod", mod=mod),
+        refused(lambda: st.and_masks(mod, "q >= kv"), "mask_mods"),
+    ]
+    for call in CALLS.values():
+        is_flex = call in (CALLS["flex_attention"], CALLS["explain"])
+        mask, score = ("block_mask", "score_mod") if is_flex else ("mask", "score")
+        found += [refused(call, "mask_mod", **{mask: mod})]
+        found += [refused(call, "score_mod", **{score: mod})]
+    assert all(name in text for text in found)
+    if mod in (Causal, Takes5):
+        assert all(f"test_refusals.py:{1 + line_of(mod)}," in text for text in found)
+    st.create_block_mask(Causal(), **make, device="cpu")
+
+
+def line_of(cls):
+    return inspect.findsource(cls)[1]
+
+
+@pytest.mark.parametrize("device", ["nonsense", "", "cuda:x", 3.5, [], object(), -1])
+def test_devices_that_are_none(device):
+    make = dict(B=1, H=1, Q_LEN=5, KV_LEN=5)
+    made = st.create_block_mask("q >= kv", **make, device="cpu")
+    cache = dict(layers=1, pages=8, page=4, sequences=4, heads=2, head_dim=16)
+    selection = dict(B=1, H=2, Q=8, KV=8, most=1)
+    refused(st.create_block_mask, "device", mask_mod="q >= kv", **make, device=device)
+    refused(st.create_mask, "device", mod_fn="q >= kv", **make, device=device)
+    refused(made.to, "device", device=device)
+    refused(st.BlockSelection, "device", **selection, device=device)
+    refused(st.PagedCache, "device", **cache, device=device)
+    benchmark = dict(score_mod=None, mask_mod=None)
+    refused(st.benchmark, "device", **benchmark, device=device)

@@ -44,6 +44,78 @@ def test_what_is_read_at_dead_positions_alone_is_no_error():
         st.flex_attention(q, k, v, lambda s, b, h, i, j: s + table[i + j])
 
 
+TABLE = torch.arange(N)
+
+
+class Held:
+    def __init__(self, table):
+        self.table = table
+
+    def __call__(self, b, h, i, j):
+        return self.table[i] == self.table[j]
+
+
+def masks_of(ids):
+    """Masks that read a tensor in every way, and what messages call it."""
+    rows, held = [ids], Held(ids)
+
+    def default(b, h, i, j, given=ids):
+        return given[i] == j
+
+    closure = lambda b, h, i, j: ids[i] == ids[j]  # noqa: E731
+    yield "ids", closure
+    yield "given", default
+    yield "table", held
+    yield "table", lambda b, h, i, j: held.table[i] == j
+    yield "rows[0]", lambda b, h, i, j: rows[0][i] == j
+    yield "ids", st.and_masks(closure, "q >= kv")
+    yield "doc", st.mask("doc[q] == doc[kv]", doc=ids)
+    yield "TABLE", lambda b, h, i, j: TABLE[i] == j
+
+
+def test_values_that_do_not_fit_are_named_as_the_caller_does():
+    """In int64 tensors, before and after a first call."""
+    (q, k, v), wide = tensors(), 1 << 40
+    ids = TABLE.clone()
+    ids[3] = TABLE[3] = wide
+    text = rf"value at \[3\]: got {wide}, expected a 32-bit integer"
+    for name, mod in masks_of(ids):
+        message = rf"^(mask_mod: )?{re.escape(name)}: {text}"
+        for call in (
+            lambda: st.create_block_mask(mod, None, None, N, N, device="cpu"),
+            lambda: st.flex_attention(q, k, v, None, mod),
+            lambda: st.check(q, k, None, mod),
+            lambda: st.cached_attention(q, k, v, mod),
+        ):
+            with pytest.raises(ValueError, match=message) as found:
+                call()
+            assert not isinstance(found.value, IndexError)
+    TABLE[3] = 3
+    with pytest.raises(ValueError, match=f"^score_mod: ids: {text}"):
+        st.flex_attention(q, k, v, lambda s, b, h, i, j: s + ids[i])
+
+
+def test_values_that_change_to_ones_that_do_not_fit():
+    q, k, v = tensors()
+    ids, wide = torch.arange(N), 1 << 40
+    same = st.create_block_mask(lambda b, h, i, j: ids[i] == ids[j], None, None, N, N, "cpu")
+    for call in (
+        lambda: st.flex_attention(q, k, v, lambda s, b, h, i, j: s + ids[i]),
+        lambda: st.flex_attention(q, k, v, None, same),
+        lambda: st.flex_attention(q.requires_grad_(), k, v, lambda s, b, h, i, j: s + ids[j]),
+        lambda: st.cached_attention(
+            k, k, v, "causal()", lambda s, b, h, i, j: torch.where(i >= j, s + ids[j], s)
+        ),
+    ):
+        for _ in range(3):
+            call()
+        ids[5] = wide
+        with pytest.raises(ValueError, match=rf"^ids: value at \[5\]: got {wide}, expected"):
+            call()
+        ids[5] = 5
+        call()
+
+
 def test_check_looks_where_a_sample_does_not():
     n = 2048
     q, k, _ = tensors(n)

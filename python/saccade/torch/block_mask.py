@@ -14,7 +14,7 @@ from torch.utils._pytree import GetAttrKey
 
 from ..c import objects
 from . import graph_masks
-from .checks import count_of
+from .checks import count_of, device_of
 from .index_lists import check_lists, columns_of, dense_of, marks_of, transposed_lists
 from .mask_pictures import in_characters, in_html
 from .mask_objects import exported, imported, own_dimensions
@@ -375,6 +375,7 @@ class BlockMask:
             lists = [t if t is None else t.to(device) for t in self._lists(False)]
             return self._like(self._seq_lengths, lists, device)
         self.version
+        device = device_of(device)
         made = BlockMask(
             self._seq_lengths,
             BLOCK_SIZE=self.BLOCK_SIZE,

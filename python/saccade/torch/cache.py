@@ -9,7 +9,7 @@ import torch
 
 from ..kv import Cache
 from .append import append_keys
-from .checks import brief, check_plain, count_of
+from .checks import brief, check_plain, count_of, device_of
 from .quantised import CODE_TENSORS, check_scale_dtype
 from .serving import cached_attention
 
@@ -67,7 +67,7 @@ class PagedCache(Cache):
         is_code = isinstance(dtype, str)
         held = _held(dtype)
         check_scale_dtype(scale_dtype)
-        self.device = torch.device(device if device is not None else "cpu")
+        self.device = device_of(device if device is not None else "cpu")
 
         def pools(shape: tuple[int, ...], of: torch.dtype) -> list[torch.Tensor]:
             new = (torch.zeros(shape, dtype=of, device=self.device) for _ in range(layers))

@@ -14,6 +14,7 @@ import torch
 from ..c import objects
 from ..c.abi import BadValue
 from ..trace.errors import words_of
+from .mods import in_names_of
 
 NO_VMAP = (
     "saccade: got tensors inside a torch.func transform (vmap, grad, jvp), expected plain "
@@ -102,9 +103,9 @@ def check_indices(kind, found, sizes, budget, at=None):
     try:
         objects.check_indices(found.bound, found.views, sizes, budget, at)
     except BadValue as reason:
-        raise OutsideTensor(
-            reason.status, f"{kind}_mod: {reason}", reason.line, reason.column
-        ) from None
+        error = OutsideTensor if reason.line else BadValue  # an index, or a captured value
+        text = f"{kind}_mod: {in_names_of(reason, [found])}"
+        raise error(reason.status, text, reason.line, reason.column) from None
 
 
 class NoRows(BadValue):
@@ -162,6 +163,20 @@ def count_of(name, x, least=0, bits=31):
     if n is None or is_tensor or isinstance(x, bool) or not least <= n < 1 << bits:
         raise ValueError(f"{name}: got {brief(x)}, expected {least} or more, a whole number")
     return n
+
+
+def device_of(given, name="device"):
+    """A device that the caller named in any of torch's ways."""
+    if isinstance(given, torch.device):
+        return given
+    try:
+        if isinstance(given, (str, int)):
+            return torch.device(given)
+    except RuntimeError:  # a name that is none, or a number below 0
+        pass
+    raise _bad(
+        f"{name}: got {brief(given)}, expected a torch.device, 'cpu', 'cuda' or 'cuda:0'"
+    )
 
 
 def check_aux(request):

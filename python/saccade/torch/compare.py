@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .checks import device_of
 from .flex import flex_attention
 from .masks import create_block_mask, create_mask
 
@@ -92,7 +93,7 @@ def benchmark(
     matplotlib.
     """
     Hkv, KV, Dv = Hkv or H, KV or Q, Dv or D
-    device = torch.device(device)
+    device = device_of(device)
     q, k, v = (
         torch.randn(B, h, n, d, device=device).to(dtype)
         for h, n, d in ((H, Q, D), (Hkv, KV, D), (Hkv, KV, Dv))

@@ -16,6 +16,7 @@ import weakref
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ..c.abi import BadValue
 from . import warm
 from .autograd import Slots, apply, node, out_of
 from .bounds import check_score
@@ -31,7 +32,8 @@ from .checks import (
     refuse_wrapped,
 )
 from .masks import block_mask_of, mask_or_mod
-from .mods import Resolved, as_tensor
+from .mask_slices import noop_mask
+from .mods import Resolved, as_tensor, in_names_of
 from .no_rows import of_no_rows
 from .watch import Watch, identity, layout, owners
 
@@ -119,30 +121,33 @@ class _Entry:
 
 def run(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout=0.0):
     key = is_recorded = None
-    if warm.extension is not None and not (options or dropout):
-        made = warm.extension.call(
-            q, k, v, score_mod, block_mask, scale, want_lse, want_max, gqa
-        )
-        if made is not None:
-            return made
-    if warm.extension is not None and not (options or dropout or _is_to_cast(q, k, v)):
-        is_recorded = torch.is_grad_enabled()
-        key = (
-            identity(score_mod),
-            identity(block_mask),
-            scale,
-            want_lse,
-            want_max,
-            gqa,
-            torch.get_num_threads(),
-        )
-        known = _warm.get(key)
-        found = known.find(q, k, v, is_recorded) if known is not None else None
-        captured = found.current() if found is not None else None
-        if captured is not None:
-            if found.needs:
-                return node(found, q, k, v, captured)
-            return found.call(q, k, v, found.tail)
+    try:
+        if warm.extension is not None and not (options or dropout):
+            made = warm.extension.call(
+                q, k, v, score_mod, block_mask, scale, want_lse, want_max, gqa
+            )
+            if made is not None:
+                return made
+        if warm.extension is not None and not (options or dropout or _is_to_cast(q, k, v)):
+            is_recorded = torch.is_grad_enabled()
+            key = (
+                identity(score_mod),
+                identity(block_mask),
+                scale,
+                want_lse,
+                want_max,
+                gqa,
+                torch.get_num_threads(),
+            )
+            known = _warm.get(key)
+            found = known.find(q, k, v, is_recorded) if known is not None else None
+            captured = found.current() if found is not None else None
+            if captured is not None:
+                if found.needs:
+                    return node(found, q, k, v, captured)
+                return found.call(q, k, v, found.tail)
+    except BadValue as reason:
+        raise _in_names_of(reason, score_mod, block_mask) from None
     try:
         found, q, k, v = _find(
             q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout
@@ -160,11 +165,22 @@ def run(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa,
         if found.needs:
             return apply(found, q, k, v, [ref() for ref in found.captured])
         return found.call(q, k, v, found.tail)
-    except RuntimeError:
+    except RuntimeError as reason:
         if isinstance(q, FakeTensor):
             return FakeCall(want_lse, want_max)(q, k, v, None)
         refuse_wrapped(q, k, v)
+        if isinstance(reason, BadValue):
+            raise _in_names_of(reason, score_mod, block_mask) from None
         raise
+
+
+def _in_names_of(reason, score_mod, block_mask):
+    """in_names_of for a call whose mods were resolved before."""
+    if reason.status != "EVALUE" or reason.line:
+        return reason
+    mods = ("score", score_mod), ("mask", getattr(block_mask, "mask_mod", block_mask))
+    found = [Resolved(m, kind, "cpu") for kind, m in mods if m not in (None, noop_mask)]
+    return in_names_of(reason, found)
 
 
 def _either_autocast():

@@ -11,11 +11,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from ..c import abi, objects
 from ..trace.errors import words_of
 from .block_mask import DEFAULT_BLOCK, BlockMask, BlockSize, MaskMod, block_pair
-from .checks import brief, check_indices, count_of
+from .checks import brief, check_indices, count_of, device_of
 from .graph_breaks import disabled
 from .graph_masks import numbered
 from .index_lists import marks_of, ordered
-from .mods import AnyMod, Resolved, captured, text_of
+from .mods import AnyMod, Resolved, captured, refuse_class, text_of
 
 
 _SAMPLE = 1 << 10  # positions at which a mask's indices are looked at before it is proven
@@ -35,6 +35,7 @@ def _combine(mods, join, empty):
     for m in mods:
         if not callable(m) and not isinstance(m, (str, AnyMod)):
             raise RuntimeError(f"mask_mods: got {words_of(m)}, expected a callable or text")
+        refuse_class("mask_mods", m)
     callables = tuple(captured.callable_of(m) for m in mods)
 
     def combined(b, h, q_idx, kv_idx):
@@ -203,7 +204,7 @@ def block_mask_of(
     handle = objects.block_mask_create(
         found.bound, found.views, sizes, block_q, block_kv, found.tensors
     )
-    device = device if device is not None else _device()
+    device = device_of(device) if device is not None else _device()
     return BlockMask(
         (Q, KV),
         BLOCK_SIZE=block,
@@ -302,6 +303,7 @@ def _dense_mask(mod_fn, B, H, Q_LEN, KV_LEN, device):
     kind = captured.kind_of(mod_fn)
     if kind == "score" and not callable(mod_fn):
         raise ValueError("mod_fn: got a score in text, expected a mask, or a callable")
+    device = device_of(device) if device is not None else _device()
     if kind == "score":
         inner = captured.callable_of(mod_fn)
         finite = lambda b, h, q, kv: inner(0.0, b, h, q, kv) != -float("inf")  # noqa: E731
@@ -309,5 +311,4 @@ def _dense_mask(mod_fn, B, H, Q_LEN, KV_LEN, device):
     made = create_block_mask(mod_fn, B, H, Q_LEN, KV_LEN, device="cpu")
     dense = torch.empty((B or 1, H or 1, Q_LEN, KV_LEN), dtype=torch.uint8, device="cpu")
     abi.call("block_mask_to_dense", made.handle().handle, dense.data_ptr())
-    device = device if device is not None else _device()
     return dense.to(torch.bool).to(device)

@@ -7,7 +7,7 @@ import inspect
 import math
 import numbers
 import types
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
 import torch
 
@@ -89,6 +89,7 @@ def text_of(kind: str, mod, captures: dict[str, Any], is_double: bool = False) -
         return AnyMod(kind, mod, captures)
     if captures:
         raise TypeError(f"{kind}: got captures beside a callable, expected its closure's")
+    _check_arguments(mod, kind)
     found, values, _ = closures.trace(mod, kind, is_double)
     if found.volatile:
         raise ValueError(
@@ -112,6 +113,7 @@ class captured:
             return mod.kind
         if isinstance(mod, str):
             return _kind_of_text(mod)
+        refuse_class("mod_fn", mod)
         n, _ = _counts(mod)
         if n not in (4, 5):
             raise ValueError(f"got a mod of {n} arguments, expected 4 (mask) or 5 (score)")
@@ -152,6 +154,7 @@ def _counts(mod) -> tuple[int, float]:
 
 
 def _check_arguments(mod, kind: str) -> None:
+    refuse_class(f"{kind}_mod", mod)
     least, most = _counts(mod)
     if not least <= _ARGUMENTS[kind] <= most:
         code = getattr(mod, "__code__", None)
@@ -162,6 +165,20 @@ def _check_arguments(mod, kind: str) -> None:
             f"{kind}_mod: got a callable of {got} arguments, {name}{where}, expected "
             f"{_ARGUMENTS[kind]}: {_SIGNATURE[kind]}"
         )
+
+
+def refuse_class(name: str, mod) -> None:
+    """Calling a class makes an object, which is neither a score nor a mask."""
+    if not isinstance(mod, type):
+        return
+    try:
+        where = f" at {inspect.getsourcefile(mod)}:{inspect.findsource(mod)[1] + 1}"
+    except (OSError, TypeError):  # of C, or typed in
+        where = ""
+    raise TypeError(
+        f"{name}: got the class {mod.__qualname__}{where}, expected a function, text, or an "
+        "object with __call__"
+    )
 
 
 def _kind_of_text(text: str) -> str:
@@ -227,14 +244,14 @@ _ARGUMENTS = {"score": 5, "mask": 4}
 _SIGNATURE = {"score": "(score, b, h, q_idx, kv_idx)", "mask": "(b, h, q_idx, kv_idx)"}
 
 
-def _variable(mod, value) -> str:
-    """What a function calls a value that it captures, for messages; "" if that is unknown."""
-    if not isinstance(mod, types.FunctionType):
-        return ""
-    held = zip(mod.__code__.co_freevars, mod.__closure__ or ())
-    named = [n for n, cell in held if getattr(cell, "cell_contents", None) is value]
-    named += [n for n in mod.__code__.co_names if mod.__globals__.get(n) is value]
-    return named[0] if named else ""
+def in_names_of(reason: abi.BadValue, mods: Iterable[Resolved]) -> abi.BadValue:
+    """An error of the library about a captured value, with the caller's name for it."""
+    name, _, rest = str(reason).partition(": ")
+    for mod in mods:
+        if rest and name in mod.names:
+            text = f"{mod.called[mod.names.index(name)]}: {rest}"
+            return abi.BadValue(reason.status, text, reason.line, reason.column)
+    return reason
 
 
 class Resolved:
@@ -249,7 +266,8 @@ class Resolved:
             isinstance(x, int) for x in found.sources
         )  # it computes tensors itself
         self.flags = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in values)
-        self.called = [_variable(mod, v) or n for n, v in zip(names, values)]
+        name_of = self.walk.name_of if self.walk is not None else lambda value: ""
+        self.called = [name_of(v) or n for n, v in zip(names, values)]
         given = [as_tensor(v, n, is_double) for n, v in zip(self.called, values)]
         self.is_flat = self.walk is not None
         self.tensors = [place(t, device, self.is_flat, n) for n, t in zip(self.called, given)]

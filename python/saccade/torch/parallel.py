@@ -22,6 +22,7 @@ import torch.distributed as dist
 from ..c import abi, objects
 from ..c import dist as c_dist
 from . import active
+from .checks import device_of
 from .exchange import Gathering, Heads, expand
 from .masks import mask_or_mod
 from .mods import Resolved, dtype_name, view
@@ -472,7 +473,7 @@ def _summary(sizes):
 def _device_of(group, given):
     if given is None:
         given = "cuda" if "nccl" in str(dist.get_backend(group)) else "cpu"
-    device = torch.device(given)
+    device = device_of(given)
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device: got {device}, expected cpu or cuda")
     if device.type == "cuda" and device.index is None:

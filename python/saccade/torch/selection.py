@@ -9,6 +9,7 @@ import torch
 from ..c import abi, objects
 from .block_mask import DEFAULT_BLOCK, BlockMask, BlockSize, MaskMod, block_pair, noop_mask
 from .calls import current_stream
+from .checks import device_of
 from .mods import Resolved, view
 
 
@@ -61,7 +62,7 @@ class BlockSelection(BlockMask):
             BLOCK_SIZE=block,
             mask_mod=mask_mod or noop_mask,
             _handle=handle,
-            _device=device,
+            _device=device_of(device),
             _lead=(B, 1 if options.Hkv == 1 else H),
         )
         self._selected = handle

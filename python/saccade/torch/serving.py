@@ -31,7 +31,7 @@ from .checks import (
     way_of,
 )
 from .flex import MaskMod, ScoreMod
-from .mods import AnyMod, Resolved, dtype_name, view
+from .mods import AnyMod, Resolved, dtype_name, in_names_of, view
 from .tables import Keys, check_absent, check_pages
 
 Lengths = Union[int, torch.Tensor]
@@ -352,6 +352,7 @@ class _Arguments:
 
     def __init__(self, device):
         self.args, self.keep, self.device = abi.ForwardArgs(), [], device
+        self.mods: list[Resolved] = []
         self.table = ()  # of pages: its name, itself, indptr
         # positions of a sequence: how many keys, its first query (None: the last at the end)
         self.lengths, self.first, self.is_moved, self.at_end = None, 0, False, False
@@ -463,7 +464,7 @@ class _Arguments:
         names = [n for m in mods for n in m.names]
         if len(set(names)) != len(names):
             raise ValueError("score and mask capture one name, expected different names")
-        self.keep.append([m.tensors for m in mods])
+        self.mods = mods
         self.args.bindings = objects.bindings(names, [x for m in mods for x in m.views])
         self.args.n_bindings = len(names)
 
@@ -475,4 +476,7 @@ class _Arguments:
             self.args.workspace_bytes = room
         if q.is_cuda:
             self.args.stream = current_stream(q.get_device())
-        abi.call(call, plan.handle, C.byref(self.args))
+        try:
+            abi.call(call, plan.handle, C.byref(self.args))
+        except abi.BadValue as reason:
+            raise in_names_of(reason, self.mods) from None

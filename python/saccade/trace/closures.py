@@ -164,6 +164,32 @@ class Walk:
     def has_numbers(self) -> bool:
         return any(isinstance(x, (int, float)) for x in self.leaves)
 
+    def name_of(self, value: Any) -> str:
+        """What the code calls a value that it captures, for messages; "" if that is unknown."""
+        name = self._variable(value)
+        if name:
+            return name
+        held = [(x, range(len(items)), items) for x, items in self.slots.lists]
+        held += [(x, x, values) for x, _, values in self.slots.dicts]
+        for container, keys, items in held:
+            found = [f"[{key!r}]" for key, x in zip(keys, items) if x is value]
+            if found and self._variable(container):
+                return self._variable(container) + found[0]
+        return ""
+
+    def _variable(self, value: Any) -> str:
+        """A variable, default or attribute that holds it."""
+        for ref, code, defaults, _ in self.slots.functions:
+            cells = getattr(ref(), "__closure__", None) or ()
+            places = [*zip(code.co_freevars, map(_content, cells))]
+            if defaults:
+                last = code.co_varnames[: code.co_argcount][-len(defaults) :]
+                places += zip(last, defaults)
+            for name, x in places:
+                if x is value:
+                    return name
+        return next((name for _, name, x in self.slots.entries if x is value), "")
+
     # ---- one value ----
 
     def _visit(self, x: Any, fixed: bool) -> tuple[Any, Any]:
