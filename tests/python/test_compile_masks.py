@@ -308,3 +308,54 @@ def test_a_block_mask_that_a_graph_makes_has_no_index_tensors_there(compiler):
     with pytest.raises(Exception, match="expected create_block_mask outside of the compiled"):
         compiler(f, fullgraph=True, backend="eager")(q, True)
     assert torch.equal(compiler(f, backend="eager")(q, True)[0], f(q, True)[0])
+
+
+DENSE = {
+    "causal": lambda b, h, i, j: i >= j,
+    "captured": lambda b, h, i, j: (DOC[i] == DOC[j]) & (h + b < 3),
+    "score": lambda s, b, h, i, j: torch.where(i >= j, s + 1.0, -float("inf")),
+    "joined": st.or_masks(lambda b, h, i, j: i >= j, lambda b, h, i, j: DOC[i] == DOC[j]),
+    "text": "q >= kv + b",
+    "text with captures": st.mask("doc[q] == doc[kv] || h == n", doc=DOC, n=1),
+    "of a block mask": st.create_block_mask("q >= kv", 1, 1, 64, 64, device="cpu").mask_mod,
+}
+
+
+@takes_callables
+@pytest.mark.parametrize(
+    "name, backend",
+    [(n, "eager") for n in DENSE] + [("captured", "inductor"), ("text", "inductor")],
+)
+def test_dense_masks(compiler, name, backend):
+    """create_mask of every form of mod, without a break; lengths may change."""
+
+    def f(x, n):
+        return x.masked_fill(st.create_mask(DENSE[name], 2, 3, n, 40, device="cpu"), 0.0)
+
+    g = compiler(f, fullgraph=True, backend=backend)
+    for n in (24, 33, 64):
+        x = torch.randn(2, 3, n, 40)
+        assert torch.equal(g(x, n), f(x, n))
+
+
+@takes_callables
+def test_dense_masks_where_the_default_device_is(compiler):
+    def f(x):
+        return x + st.create_mask(lambda b, h, i, j: i >= j, None, None, 8, 8)
+
+    x = torch.zeros(8, 8)
+    assert torch.equal(compiler(f, fullgraph=True, backend="eager")(x)[0, 0], x.add(1).tril())
+
+
+@takes_callables
+def test_texts_of_masks(compiler):
+    """A graph knows a mask's shape and block size, and no values."""
+    made = st.create_block_mask("q >= kv", 1, 1, 256, 256, device="cpu")
+    want = "BlockMask(shape=(1, 1, 256, 256), BLOCK_SIZE=(128, 128))"
+
+    def f(x, mask):
+        own = st.create_block_mask("q >= kv", 1, 1, 256, 256, device="cpu")
+        return x + 1, str(mask), f"{mask}", repr(mask), str(own)
+
+    _, *texts = compiler(f, fullgraph=True, backend="eager")(torch.ones(1), made)
+    assert texts == [want] * 4 and "sparsity" in str(made)

@@ -16,8 +16,9 @@ from .block_mask import BlockMask, noop_mask
 from .bounds import check
 from .cascade import SharedPrefix
 from .cache import PagedCache
+from .dense_masks import create_mask
 from .flex import AuxOutput, AuxRequest, MaskMod, ScoreMod, explain, flex_attention
-from .masks import and_masks, create_block_mask, create_mask, or_masks
+from .masks import and_masks, create_block_mask, or_masks
 from .graph_breaks import out_of_graphs as _out_of_graphs
 from .mods import mask, score
 from .pool import share as _share

@@ -405,6 +405,8 @@ class BlockMask:
         return in_characters(self.to_dense(), grid_size, limit)
 
     def __str__(self) -> str:
+        if _is_in_graph():  # whose blocks have no values yet
+            return repr(self)
         return (
             f"BlockMask(shape={self.shape}, sparsity={self.sparsity():.2f}%, \n"
             + self.to_string().strip()

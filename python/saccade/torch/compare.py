@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from .checks import device_of
+from .dense_masks import create_mask
 from .flex import flex_attention
-from .masks import create_block_mask, create_mask
+from .masks import create_block_mask
 
 
 def _clock(device):

@@ -1,4 +1,4 @@
-"""Making masks: create_block_mask, create_mask, masks joined, torch's own taken over."""
+"""Making masks: create_block_mask, masks joined, torch's own taken over."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Callable
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..c import abi, objects
+from ..c import objects
 from ..trace.errors import words_of
 from .block_mask import DEFAULT_BLOCK, BlockMask, BlockSize, MaskMod, block_pair
-from .checks import brief, check_indices, count_of, device_of
+from .checks import check_indices, count_of, device_of
 from .graph_breaks import disabled
 from .graph_masks import numbered
 from .index_lists import marks_of, ordered
@@ -50,7 +50,9 @@ def _combine(mods, join, empty):
 
 def _device():
     """FlexAttention's default: the accelerator where there is one."""
-    return torch.device("cuda") if torch.cuda.is_available() else torch.get_default_device()
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.empty(0).device  # torch.compile can't follow torch.get_default_device
 
 
 def create_block_mask(
@@ -282,33 +284,3 @@ def _all_partial(mask):
         mask_mod=mask.mask_mod,
         _device=mask.device,
     )
-
-
-def create_mask(
-    mod_fn: MaskMod,
-    B: int | None,
-    H: int | None,
-    Q_LEN: int,
-    KV_LEN: int,
-    device: torch.device | str | None = None,
-) -> torch.Tensor:
-    """Dense bool [B, H, Q_LEN, KV_LEN]. A score mod is live where it does not give -inf."""
-    return _dense_mask(mod_fn, B, H, Q_LEN, KV_LEN, device)
-
-
-@torch.compiler.disable
-def _dense_mask(mod_fn, B, H, Q_LEN, KV_LEN, device):
-    if not callable(mod_fn) and not isinstance(mod_fn, (str, AnyMod)):
-        raise TypeError(f"mod_fn: got {brief(mod_fn)}, expected a callable, or text")
-    kind = captured.kind_of(mod_fn)
-    if kind == "score" and not callable(mod_fn):
-        raise ValueError("mod_fn: got a score in text, expected a mask, or a callable")
-    device = device_of(device) if device is not None else _device()
-    if kind == "score":
-        inner = captured.callable_of(mod_fn)
-        finite = lambda b, h, q, kv: inner(0.0, b, h, q, kv) != -float("inf")  # noqa: E731
-        return _dense_mask(finite, B, H, Q_LEN, KV_LEN, device)
-    made = create_block_mask(mod_fn, B, H, Q_LEN, KV_LEN, device="cpu")
-    dense = torch.empty((B or 1, H or 1, Q_LEN, KV_LEN), dtype=torch.uint8, device="cpu")
-    abi.call("block_mask_to_dense", made.handle().handle, dense.data_ptr())
-    return dense.to(torch.bool).to(device)
