@@ -2,10 +2,12 @@
  * ranks that are threads of this process share it, and messages are copied on the device; with
  * two and more they have one each and messages go over NCCL. out and lse are one plan's bit for
  * bit (in staged mode near), gradients near, and the same bits again and with kept keys. */
+#include "api/api.h"
 #include "base/convert.h"
 #include "cuda/cuda.h"
 #include "saccade_dist.h"
 #include "support/device_case.h"
+#include "support/problem_case.h"
 #include "support/rank_threads.h"
 
 #include <math.h>
@@ -584,6 +586,34 @@ static void rows_move_compiles(void **state)
     expect_program_compiles("rows_merge.cu", "sm_90a");
 }
 
+/* Plans of some rows store gradients of keys by themselves: none of their tiles spills. */
+static void programs_of_some_rows(void **state)
+{
+    static const char *const problems[] = {"b1 h4/2 q64 kv64 d128 bf16",
+                                           "b1 h4/2 q64 kv64 d64 f16"};
+    (void)state;
+    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
+        saccade_error err = {0};
+        saccade_plan *plan;
+        saccade_problem p;
+        saccade_problem_init(&p);
+        problem_case(problems[i], &p.sizes, &p.dtype);
+        p.backend = "cuda";
+        p.arch = "sm_90a";
+        p.gradients = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V;
+        if (api_plan_create(NULL, &p, 1, &plan, &err)) {
+            if (!strstr(err.message, "NVRTC"))
+                fail_msg("%s", err.message);
+            print_message("no NVRTC on this machine: nothing compiled\n");
+            skip();
+        }
+        const cu_state *made = plan->state;
+        assert_non_null(made->programs[CU_BWD_TILES].image.code);
+        assert_int_equal(made->programs[CU_BWD_TILES].image.report.spill_bytes, 0);
+        saccade_plan_destroy(plan);
+    }
+}
+
 static void refusals(void **state)
 {
     saccade_nccl_id id = {{0}};
@@ -603,7 +633,8 @@ static void refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_move_compiles), cmocka_unit_test(refusals),
+        cmocka_unit_test(rows_move_compiles), cmocka_unit_test(programs_of_some_rows),
+        cmocka_unit_test(refusals),
         cmocka_unit_test(equal_to_one_plan),  cmocka_unit_test(near_by_windows),
         cmocka_unit_test(missing_rank),
     };

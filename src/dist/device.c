@@ -1,12 +1,13 @@
 /* Gather mode on a device that has a carrier. Nothing passes the host: keys are packed and
  * exchanged on the carrier's side stream while this rank's own keys are copied to where they
- * stand and tiles that need no others are computed; gradients of others' keys are made first
- * and travel while the rest is computed.
+ * stand and tiles that need no others are computed; gradients of others' keys are made on the
+ * side stream and travel while the rest is computed.
  *
- *     side    pack -> exchange ----.               .-> pack -> exchange --.
- *     stream  own keys -> tiles ---+-> rest;  far -+-> near tiles --------+-> sums
+ *     side    pack -> exchange ----.          .-> far tiles -> pack -> exchange --.
+ *     stream  own keys -> tiles ---+-> rest;  +-> near tiles ---------------------+-> sums
  *
- * Kernels see keys where they stand in the whole sequence. */
+ * A rank that needs no keys of others waits for its messages at the end alone. Kernels see keys
+ * where they stand in the whole sequence. */
 #include "dist/device.h"
 
 #include "base/status.h"
@@ -17,6 +18,7 @@
 struct dist_device {
     dist_port port;
     dist_tables tables;
+    dist_alone alone;
     void *pool[2], *gradient[2]; /* K and V, dK and dV of the whole sequence */
     char *sent, *got;            /* messages */
     char *kept;                  /* the caller's, of the next run alone */
@@ -29,7 +31,8 @@ typedef struct work {
     plan_run *run;
     const plan_gradients *to;
     char *got;   /* keys of others */
-    void *event; /* on the side stream, when messages are there */
+    void *event; /* on the side stream, when messages are there; NULL: there are none yet */
+    void *made;  /* likewise when gradients of others' keys are */
 } work;
 
 static size_t key_bytes(const saccade_dist *d)
@@ -85,6 +88,8 @@ static saccade_status open_device(saccade_dist *d, int32_t index, int64_t B, sac
     saccade_status status = dist_port_open(d, index, B, &g->port, err);
     if (status == SACCADE_OK)
         status = dist_place_tables(&g->port, &whole, &g->tables, err);
+    if (status == SACCADE_OK)
+        status = dist_place_alone(&g->port, &g->alone, err);
     if (status == SACCADE_OK)
         status = reserve_all(d, g, B, err);
     if (status == SACCADE_OK) {
@@ -167,7 +172,8 @@ static saccade_status place_own(work *w, saccade_error *err)
 
 static saccade_status await_others(const work *w, saccade_error *err)
 {
-    return w->g->port.ops->await(w->g->port.carrier, w->event, w->run->stream, err);
+    return w->event ? w->g->port.ops->await(w->g->port.carrier, w->event, w->run->stream, err)
+                    : SACCADE_OK;
 }
 
 /* plan_run.between of a forward run: the others' keys are there. */
@@ -214,9 +220,13 @@ static saccade_status forward(work *w, saccade_error *err)
     part.k = &keys.t[0];
     part.v = &keys.t[1];
     part.rows = &d->rows;
-    part.between = arrive;
-    part.between_user = w;
-    return d->plan->solver->forward(d->plan, &part, err);
+    if (far_keys(d)) {
+        part.between = arrive;
+        part.between_user = w;
+        return d->plan->solver->forward(d->plan, &part, err);
+    }
+    TRY(d->plan->solver->forward(d->plan, &part, err));
+    return await_others(w, err); /* K and V are the caller's again */
 }
 
 saccade_status dist_device_forward(saccade_dist *d, plan_run *run, saccade_error *err)
@@ -232,48 +242,88 @@ saccade_status dist_device_forward(saccade_dist *d, plan_run *run, saccade_error
 
 /* ---- backward ---- */
 
-/* plan_run.between of a backward run: gradients of others' keys are made. */
+/* plan_far.fork */
+static saccade_status begin_far(void *user, saccade_error *err)
+{
+    const work *w = user;
+    return w->g->port.ops->fork(w->g->port.carrier, w->run->stream, err);
+}
+
+/* plan_far.send: gradients of others' keys are made on the side stream. */
 static saccade_status send_back(void *user, saccade_error *err)
 {
     work *w = user;
     const dist_port *port = &w->g->port;
     const dist_tables *t = &w->g->tables;
     const uint32_t wanted = dist_wanted(w->d);
-    if (!wanted)
-        return SACCADE_OK;
     const plan_rows_side made = gradients(w);
     const plan_rows_side got = dist_message(port, w->g->got, t->n_out, SACCADE_F32);
     const plan_rows_side sent = dist_message(port, w->g->sent, t->n_in, SACCADE_F32);
-    TRY(port->ops->fork(port->carrier, w->run->stream, err));
+    TRY(port->ops->mark(port->carrier, &w->made, err));
+    if (!wanted)
+        return SACCADE_OK;
     TRY(dist_move(port, &made, &sent, t->in_back, t->n_in, port->ops->side(port->carrier),
                   err));
     TRY(dist_exchange_on(port, &sent, t->in_keys, &got, t->out_keys, wanted, err));
     return port->ops->mark(port->carrier, &w->event, err);
 }
 
-static saccade_status add_up(work *w, saccade_error *err)
+/* plan_far.join */
+static saccade_status end_far(void *user, saccade_error *err)
+{
+    const work *w = user;
+    return w->g->port.ops->await(w->g->port.carrier, w->made, w->run->stream, err);
+}
+
+/* Whether kernels of any kind store rows of it: they do so by 16 bytes. */
+static int takes_kernels(const saccade_tensor *t)
+{
+    const int64_t bytes = t ? (int64_t)saccade_dtype_bytes(t->dtype) : 0;
+    int64_t all = t ? (int64_t)(uintptr_t)t->data | t->shape[3] * bytes : 0;
+    for (int i = 0; t && i < 3; i++)
+        all |= t->stride[i] * bytes;
+    return all % 16 == 0;
+}
+
+static int are_stored_alone(const work *w)
+{
+    return takes_kernels(w->to->dk) && takes_kernels(w->to->dv);
+}
+
+static saccade_status add_up(const work *w, saccade_error *err)
 {
     const dist_tables *t = &w->g->tables;
+    TRY(await_others(w, err));
     if (!dist_wanted(w->d))
         return SACCADE_OK;
-    TRY(await_others(w, err));
     const plan_rows_side made = gradients(w);
     const plan_rows_side got = dist_message(&w->g->port, w->g->got, t->n_out, SACCADE_F32);
-    return dist_add_on_device(&w->g->port, t, &made, &got, w->to, w->run->stream, err);
+    return dist_add_on_device(&w->g->port, t, &made, &got,
+                              are_stored_alone(w) ? w->g->alone.is_alone : NULL, w->to,
+                              w->run->stream, err);
 }
 
 static saccade_status compute_back(work *w, saccade_error *err)
 {
     saccade_dist *d = w->d;
+    const dist_port *port = &w->g->port;
     const plan_rows_side keys = pools(w), made = gradients(w);
     const uint32_t wanted = dist_wanted(d);
     plan_gradients part = *w->to;
     plan_run run = *w->run;
+    const plan_far far = {.stream = far_keys(d) ? port->ops->side(port->carrier) : NULL,
+                          .fork = begin_far,
+                          .send = send_back,
+                          .join = end_far,
+                          .user = w,
+                          .row = are_stored_alone(w) ? w->g->alone.row : NULL,
+                          .dk = wanted & 1 ? w->to->dk : NULL,
+                          .dv = wanted & 2 ? w->to->dv : NULL,
+                          .added = w->to->added};
     run.k = &keys.t[0];
     run.v = &keys.t[1];
     run.rows = &d->rows;
-    run.between = send_back;
-    run.between_user = w;
+    run.far = &far;
     part.dk = wanted & 1 ? &made.t[0] : NULL;
     part.dv = wanted & 2 ? &made.t[1] : NULL;
     part.added &= SACCADE_GRADIENT_Q;
@@ -282,16 +332,19 @@ static saccade_status compute_back(work *w, saccade_error *err)
 
 static saccade_status backward(work *w, saccade_error *err)
 {
-    if (!w->g->kept) {
+    const saccade_dist *d = w->d;
+    if (!w->g->kept)
         TRY(start_gather(w, err));
+    if (far_keys(d) && !w->g->kept)
         TRY(await_others(w, err));
+    if (!far_keys(d) || !d->n_rows) { /* nothing of others is made here */
+        TRY(begin_far(w, err));
+        TRY(send_back(w, err));
     }
-    if (w->d->n_rows) {
+    if (d->n_rows) {
         TRY(place_own(w, err));
         TRY(place_others(w, err));
         TRY(compute_back(w, err));
-    } else {
-        TRY(send_back(w, err));
     }
     return add_up(w, err);
 }

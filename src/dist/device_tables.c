@@ -155,3 +155,42 @@ saccade_status dist_place_tables(const dist_port *port, const dist_span *span, d
     t->start = (int32_t *)(void *)(t->terms + terms);
     return SACCADE_OK;
 }
+
+/* ---- gradients that no other rank has a part of ---- */
+
+/* Units whose keys this rank's rows read, then without those of which others need keys. */
+static void find_alone(const saccade_dist *d, int32_t *row)
+{
+    const int32_t me = d->transport.rank;
+    for (int64_t i = d->in.begin[me]; i < d->in.begin[me + 1]; i++) {
+        const dist_piece *p = &d->in.piece[i];
+        for (int64_t j = 0; j < p->count; j += d->unit)
+            row[(p->first + j) / d->unit] = (int32_t)(p->local + j);
+    }
+    for (int64_t i = 0; i < d->out.begin[d->transport.ranks]; i++) {
+        const dist_piece *p = &d->out.piece[i];
+        for (int64_t u = p->first / d->unit; u * d->unit < p->first + p->count; u++)
+            row[u] = -1;
+    }
+}
+
+saccade_status dist_place_alone(const dist_port *port, dist_alone *out, saccade_error *err)
+{
+    const saccade_dist *d = port->dist;
+    const int64_t n = d->units + d->n_keys;
+    int32_t *row = calloc((size_t)n + 1, sizeof *row);
+    void *at;
+    FAIL_IF_NULL(row);
+    for (int64_t u = 0; u < d->units; u++)
+        row[u] = -1;
+    find_alone(d, row);
+    for (int64_t u = 0; u < d->units; u++)
+        for (int64_t j = 0; row[u] >= 0 && j < d->unit && u * d->unit + j < d->KV; j++)
+            row[d->units + row[u] + j] = 1;
+    const saccade_status status =
+        port->ops->reserve(port->carrier, (size_t)n * sizeof *row, row, &at, err);
+    free(row);
+    TRY(status);
+    *out = (dist_alone){at, (int32_t *)at + d->units};
+    return SACCADE_OK;
+}

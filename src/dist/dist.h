@@ -83,7 +83,8 @@ struct saccade_dist {
     dist_pieces in, out;
     saccade_message *messages; /* [8 ranks] */
     int32_t *held;             /* [2 units + 1] the table of one batch; room for checks */
-    int32_t *far_before; /* [units + 1] see plan_rows; where keys are exchanged on streams */
+    /* [units + 1] each, see plan_rows; where keys are exchanged on streams */
+    int32_t *far_before, *touched_before;
     dist_device *device; /* where a device has a carrier, from the first run on */
     dist_stages *stages; /* in staged mode; else NULL */
 };

@@ -75,18 +75,31 @@ static int64_t unit_of(const dist_pieces *in, int64_t chunk, int64_t KV, int32_t
     return unit;
 }
 
-/* Which keys come from others while kernels run. */
+/* Which keys this rank's rows read, and which of them come from others while kernels run. */
 static saccade_status find_far(saccade_dist *d, saccade_error *err)
 {
+    int64_t first = d->KV, past = 0;
     d->far_before = calloc((size_t)d->units + 2, sizeof *d->far_before);
-    FAIL_IF_NULL(d->far_before);
+    d->touched_before = calloc((size_t)d->units + 2, sizeof *d->touched_before);
+    FAIL_IF(!d->far_before || !d->touched_before, SACCADE_ENOMEM, "out of memory");
     for (int32_t p = 0; p < d->transport.ranks; p++)
-        for (int64_t i = d->in.begin[p]; p != d->transport.rank && i < d->in.begin[p + 1]; i++)
-            for (int64_t j = 0; j < d->in.piece[i].count; j += d->unit)
-                d->far_before[(d->in.piece[i].first + j) / d->unit + 1] = 1;
-    for (int64_t u = 0; u < d->units; u++)
+        for (int64_t i = d->in.begin[p]; i < d->in.begin[p + 1]; i++) {
+            const dist_piece *at = &d->in.piece[i];
+            first = at->first < first ? at->first : first;
+            past = at->first + at->count > past ? at->first + at->count : past;
+            for (int64_t j = 0; j < at->count; j += d->unit) {
+                d->touched_before[(at->first + j) / d->unit + 1] = 1;
+                d->far_before[(at->first + j) / d->unit + 1] = p != d->transport.rank;
+            }
+        }
+    for (int64_t u = 0; u < d->units; u++) {
         d->far_before[u + 1] += d->far_before[u];
+        d->touched_before[u + 1] += d->touched_before[u];
+    }
     d->rows.far_before = d->far_before;
+    d->rows.touched_before = d->touched_before;
+    d->rows.touched_first = first < past ? first : 0;
+    d->rows.touched_past = past;
     d->rows.unit = d->unit;
     d->rows.units = d->units;
     return SACCADE_OK;
@@ -127,4 +140,5 @@ void dist_free_layout(saccade_dist *d)
     free(d->messages);
     free(d->held);
     free(d->far_before);
+    free(d->touched_before);
 }

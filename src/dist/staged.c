@@ -120,7 +120,7 @@ saccade_status dist_open_stages(saccade_dist *d, saccade_plan *partial, int32_t 
     s->size = window_size(d, mask, s->unit, keys);
     TRY(cut_windows(d, s, err));
     if (d->plan->backend->device != SACCADE_CPU) {
-        d->rows.far_before = NULL; /* a window's keys are there before it is computed */
+        d->rows.far_before = d->rows.touched_before = NULL; /* a window's keys are all there */
         return SACCADE_OK;
     }
     return dist_line_open(&d->transport, &s->line, err);

@@ -391,7 +391,7 @@ static saccade_status take_back(const device_run *r, int64_t w, void *event,
     TRY(port->ops->await(port->carrier, event, r->run->stream, err));
     const plan_rows_side made = gradients_of(r, w);
     const plan_rows_side got = dist_message(port, r->g->back[w % 2], t->n_out, SACCADE_F32);
-    return dist_add_on_device(port, t, &made, &got, to, r->run->stream, err);
+    return dist_add_on_device(port, t, &made, &got, NULL, to, r->run->stream, err);
 }
 
 /* From f32 to what is asked for; zeros where no window was touched. */

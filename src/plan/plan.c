@@ -432,11 +432,22 @@ saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error
     return strbuf_status(out, err);
 }
 
-int plan_has_far(const plan_rows *rows, int64_t first, int64_t past)
+/* before: how many of the first u units count. */
+static int has_any(const plan_rows *rows, const int32_t *before, int64_t first, int64_t past)
 {
     const int64_t from = first / rows->unit, end = (past + rows->unit - 1) / rows->unit;
     const int64_t to = end < rows->units ? end : rows->units;
-    return from < to && rows->far_before[to] > rows->far_before[from];
+    return from < to && before[to] > before[from];
+}
+
+int plan_has_far(const plan_rows *rows, int64_t first, int64_t past)
+{
+    return has_any(rows, rows->far_before, first, past);
+}
+
+int plan_has_touched(const plan_rows *rows, int64_t first, int64_t past)
+{
+    return has_any(rows, rows->touched_before, first, past);
 }
 
 const plan_part *plan_part_of(const plan_rows *rows, int64_t i)

@@ -83,10 +83,15 @@ typedef struct plan_rows {
     /* Keys that come from elsewhere while kernels run: how many of the first u units of `unit`
      * keys do so. NULL: none. See plan_run.between. */
     const int32_t *far_before; /* [units + 1] */
+    /* Units of which a row reads keys, counted so too, and the keys between which they lie. */
+    const int32_t *touched_before; /* [units + 1] */
+    int64_t touched_first, touched_past;
     int64_t unit, units;
 } plan_rows;
 /* Whether some of keys [first, past) come from elsewhere. */
 int plan_has_far(const plan_rows *rows, int64_t first, int64_t past);
+/* Whether a row reads some of them. */
+int plan_has_touched(const plan_rows *rows, int64_t first, int64_t past);
 /* The part that holds logical row i; NULL: none. */
 const plan_part *plan_part_of(const plan_rows *rows, int64_t i);
 
@@ -128,6 +133,25 @@ typedef struct plan_prefix {
     int64_t max_keys;
 } plan_prefix;
 
+/* What a backward run does besides for rows of a sequence whose keys partly come from elsewhere
+ * (plan_rows): gradients of those keys are sent while others are made, and gradients of keys
+ * that no other run has a part of are stored where they belong. Those of keys that no row reads
+ * are not made. */
+typedef struct plan_far {
+    /* Where kernels go that make gradients of keys from elsewhere, beside plan_run.stream.
+     * NULL: there are no such keys. */
+    void *stream;
+    saccade_status (*fork)(void *user, saccade_error *err); /* it waits for plan_run.stream */
+    saccade_status (*send)(void *user, saccade_error *err); /* all such kernels are on it */
+    saccade_status (*join)(void *user, saccade_error *err); /* plan_run.stream waits for them */
+    void *user;
+    /* By unit of plan_rows the row of dk and dv where its first key belongs, or -1: that unit's
+     * gradients go to plan_gradients' dk and dv. On the run's device; NULL: all do so. */
+    const int32_t *row;
+    const saccade_tensor *dk, *dv; /* NULL: not wanted */
+    uint32_t added;                /* as plan_gradients.added */
+} plan_far;
+
 /* Everything a forward run needs, checked. Tensors are in the order and shapes of saccade.h. */
 typedef struct plan_run {
     saccade_sizes sizes;                     /* ragged: Q and KV of the longest, or more */
@@ -147,11 +171,11 @@ typedef struct plan_run {
     void *workspace;
     size_t workspace_bytes;
     void *stream;
-    /* Not NULL: called once, between kernels put on the stream: in forward before those that
-     * read keys from elsewhere (plan_rows), in backward after those that make gradients of
-     * such keys. */
+    /* Not NULL: a forward run calls it once, before it puts kernels on the stream that read
+     * keys from elsewhere (plan_rows). */
     saccade_status (*between)(void *user, saccade_error *err);
     void *between_user;
+    const plan_far *far; /* of a backward run; NULL: nothing besides */
 } plan_run;
 
 /* Everything a backward run needs beside its plan_run, whose out and lse are what forward left.

@@ -162,6 +162,40 @@ static void fill_sinks(const saccade_tensor *t, cu_bwd *p)
     p->n_sinks_m = is_each ? (int)t->shape[2] : 1;
 }
 
+/* A page there is a row. */
+static void fill_own(const saccade_tensor *t, int which, void **data, cu_stride *strides,
+                     long long *batch, cu_own *own)
+{
+    if (!t)
+        return;
+    *data = t->data;
+    *strides = run_strides(t);
+    *batch = strides->b;
+    strides->b = strides->n;
+    own->wide |= t->dtype == SACCADE_F32 ? which : 0;
+}
+
+/* Which keys are read, and where gradients go that are stored where they belong. */
+static void fill_touched(const plan_run *run, cu_bwd *p)
+{
+    const plan_rows *rows = run->rows;
+    const plan_far *far = run->far;
+    const int is_known = rows && rows->touched_before;
+    p->key_first = is_known ? (int)rows->touched_first : 0;
+    p->key_past = is_known ? (int)rows->touched_past : p->f.N;
+    if (!far || !far->row)
+        return;
+    int32_t shift = 0;
+    while ((int64_t)1 << shift < rows->unit)
+        shift++;
+    p->own = (cu_own){.page = far->row,
+                      .size = (int)rows->unit,
+                      .shift = (int64_t)1 << shift == rows->unit ? shift : -1,
+                      .added = (int)far->added};
+    fill_own(far->dk, BWD_OF_K, &p->own.dk, &p->own.dks, &p->own.dk_batch, &p->own);
+    fill_own(far->dv, BWD_OF_V, &p->own.dv, &p->own.dvs, &p->own.dv_batch, &p->own);
+}
+
 static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradients *g,
                  cu_bwd *p)
 {
@@ -190,6 +224,7 @@ static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradi
     p->precision = (float *)(base + at.precision);
     p->bounds = (unsigned *)(base + at.bounds); /* null where there are no sums */
     p->dq_sum = g->dq ? (float *)(base + at.dq_sum) : NULL;
+    fill_touched(run, p);
 }
 
 /* Where lse and delta of the rows lie, for this program. */
@@ -237,6 +272,7 @@ typedef struct launch {
     run_args a; /* captures, maps of Q, K, V; driver and stream */
     cu_map d_out;
     cu_capture_run captured;
+    cu_turns turns; /* of tiles of keys */
 } launch;
 
 /* A kernel that waits by itself for what the one before it on the stream leaves. */
@@ -246,6 +282,12 @@ static saccade_status start_beside(const launch *l, void *kernel, int64_t grid, 
     const unsigned size[2] = {(unsigned)grid, 1};
     return run_start_with(&l->a, kernel, size, threads, shared, WITH_OVERLAP, 1, parameters,
                           err);
+}
+
+static saccade_status start_in_turn(const launch *l, void *kernel, int64_t grid, int threads,
+                                    int shared, void **parameters, saccade_error *err)
+{
+    return run_start(&l->a, kernel, grid, threads, shared, parameters, err);
 }
 
 /* Rows of a CTA of bwd_prepare: a few lanes to each. */
@@ -299,29 +341,71 @@ static saccade_status encode_maps(const plan_run *run, const plan_gradients *g, 
     return run_encode_map(driver, g->d_out, BWD_ROWS, PROMOTE_256, &l->d_out, err);
 }
 
-/* A kernel over all tiles of keys; those of keys from elsewhere first, where there are both.
- * waits: it waits by itself for the kernel before. */
-static saccade_status start_halves(const plan_run *run, launch *l, int waits, void *kernel,
-                                   int threads, int shared, void **parameters,
-                                   saccade_error *err)
+/* A kernel over tiles of keys: its threads and shared memory, and whether it waits by itself
+ * for the kernel before. */
+typedef struct keys_kernel {
+    void *kernel;
+    int threads, shared, waits;
+} keys_kernel;
+
+/* Tiles [first, past) of the order. */
+static saccade_status start_some(launch *l, const keys_kernel *k, int first, int past,
+                                 void *stream, void **parameters, saccade_error *err)
 {
-    const int all = l->p.f.n_tiles, first = l->a.n_first ? l->a.n_first : all;
     const int *order = l->p.f.order;
-    if (waits && !run->between)
-        TRY(start_beside(l, kernel, first, threads, shared, parameters, err));
-    else
-        TRY(run_start(&l->a, kernel, first, threads, shared, parameters, err));
-    if (run->between)
-        TRY(run->between(run->between_user, err));
-    if (first == all)
+    const int all = l->p.f.n_tiles, is_beside = k->waits && stream == l->a.stream;
+    void *usual = l->a.stream;
+    if (past == first)
         return SACCADE_OK;
-    l->p.f.order = order + first;
-    l->p.f.n_tiles = all - first;
-    const saccade_status status =
-        run_start(&l->a, kernel, all - first, threads, shared, parameters, err);
+    l->p.f.order = order ? order + first : NULL;
+    l->p.f.n_tiles = past - first;
+    l->a.stream = stream;
+    const saccade_status status = (is_beside ? start_beside : start_in_turn)(
+        l, k->kernel, past - first, k->threads, k->shared, parameters, err);
     l->p.f.order = order;
     l->p.f.n_tiles = all;
+    l->a.stream = usual;
     return status;
+}
+
+/* Gradients of keys from elsewhere are all there. */
+static saccade_status send_far(const plan_run *run, saccade_error *err)
+{
+    const plan_far *far = run->far;
+    if (!far || !far->stream)
+        return SACCADE_OK;
+    TRY(far->fork(far->user, err));
+    return far->send(far->user, err);
+}
+
+/* Where tiles of keys from elsewhere are some of all, they go to a stream of their own, so that
+ * their gradients travel while others are made, and others fill what their last ones leave. */
+static saccade_status start_keys(const plan_run *run, launch *l, const keys_kernel *k,
+                                 void **parameters, saccade_error *err)
+{
+    const plan_far *far = run->far;
+    const int all = far ? l->turns.needed : l->p.f.n_tiles;
+    const int first = far && far->stream ? l->turns.first : 0;
+    keys_kernel behind = *k;
+    behind.waits = 0; /* what lies between is waited for as well */
+    if (!first) {
+        TRY(start_some(l, k, 0, all, l->a.stream, parameters, err));
+        return send_far(run, err);
+    }
+    TRY(far->fork(far->user, err));
+    TRY(start_some(l, &behind, 0, first, far->stream, parameters, err));
+    TRY(far->send(far->user, err));
+    TRY(start_some(l, &behind, first, all, l->a.stream, parameters, err));
+    return far->join(far->user, err);
+}
+
+/* Behind start_keys. */
+static saccade_status start_behind(const plan_run *run, const launch *l, void *kernel,
+                                   int64_t grid, int threads, int shared, void **parameters,
+                                   saccade_error *err)
+{
+    return (run->far ? start_in_turn : start_beside)(l, kernel, grid, threads, shared,
+                                                     parameters, err);
 }
 
 /* dK, dV and the sums of dQ by tiles, then dQ from its sums. */
@@ -339,12 +423,13 @@ static saccade_status start_tiles(const saccade_plan *plan, const plan_run *run,
     TRY(encode_maps(run, g, program->form.tile.keys, l, err));
     TRY(start_prepare(plan, l, err));
     TRY(start_sinks(plan, l, err));
-    TRY(start_halves(run, l, 1, program->kernel, cu_backward_threads(&program->form),
-                     shared_of(plan, program), parameters, err));
+    const keys_kernel k = {program->kernel, cu_backward_threads(&program->form),
+                           shared_of(plan, program), 1};
+    TRY(start_keys(run, l, &k, parameters, err));
     if (!g->dq)
         return SACCADE_OK;
-    return start_beside(l, s->programs[CU_BWD_FINISH].kernel, blocks * ((D + 63) / 64), 128, 0,
-                        finish, err);
+    return start_behind(run, l, s->programs[CU_BWD_FINISH].kernel, blocks * ((D + 63) / 64),
+                        128, 0, finish, err);
 }
 
 /* dK and dV by tiles of keys, dQ by tiles of queries. */
@@ -353,7 +438,8 @@ static saccade_status start_wide(const saccade_plan *plan, const plan_run *run,
                                  saccade_error *err)
 {
     const cu_loaded *program = &((const cu_state *)plan->state)->programs[which];
-    const int threads = cu_backward_threads(&program->form), shared = shared_of(plan, program);
+    const keys_kernel k = {program->kernel, cu_backward_threads(&program->form),
+                           shared_of(plan, program), 1};
     const int stay = program->form.backward.stay, tiles = (l->p.f.M + stay - 1) / stay;
     const int query_threads = cu_backward_query_threads(&program->form);
     const int query_shared = cu_backward_query_shared(
@@ -367,15 +453,15 @@ static saccade_status start_wide(const saccade_plan *plan, const plan_run *run,
     TRY(start_prepare(plan, l, err));
     TRY(start_sinks(plan, l, err));
     if (!g->dk && !g->dv) {
-        if (run->between)
-            TRY(run->between(run->between_user, err));
+        TRY(send_far(run, err));
         return run_start(&l->a, program->other, grid, query_threads, query_shared, parameters,
                          err);
     }
-    TRY(start_halves(run, l, 1, program->kernel, threads, shared, parameters, err));
+    TRY(start_keys(run, l, &k, parameters, err));
     if (!g->dq)
         return SACCADE_OK;
-    return start_beside(l, program->other, grid, query_threads, query_shared, parameters, err);
+    return start_behind(run, l, program->other, grid, query_threads, query_shared, parameters,
+                        err);
 }
 
 /* Q, K, V and dO in bf16 numbers, and maps of them in boxes of so many rows. */
@@ -428,19 +514,20 @@ static saccade_status start_plain(const saccade_plan *plan, const plan_run *run,
 {
     const cu_state *s = plan->state;
     const cu_loaded *program = &s->programs[CU_BWD_PLAIN];
-    const int threads = cu_backward_threads(&program->form), shared = shared_of(plan, program);
+    const keys_kernel k = {program->kernel, cu_backward_threads(&program->form),
+                           shared_of(plan, program), 0};
     void *parameters[] = {&l->p, l->a.captures};
     l->p.dq_sum = NULL;
     TRY(start_prepare(plan, l, err));
     TRY(start_sinks(plan, l, err));
     if (g->dk || g->dv)
-        TRY(start_halves(run, l, 0, program->kernel, threads, shared, parameters, err));
-    else if (run->between)
-        TRY(run->between(run->between_user, err));
+        TRY(start_keys(run, l, &k, parameters, err));
+    else
+        TRY(send_far(run, err));
     if (!g->dq)
         return SACCADE_OK;
-    return run_start(&l->a, program->other, (int64_t)l->p.f.B * l->p.f.H * l->p.n_mblk, threads,
-                     shared, parameters, err);
+    return run_start(&l->a, program->other, (int64_t)l->p.f.B * l->p.f.H * l->p.n_mblk,
+                     k.threads, k.shared, parameters, err);
 }
 
 /* ---- a run ---- */
@@ -467,7 +554,7 @@ static cu_program choose(const saccade_plan *plan, const plan_run *run, const cu
     if (cu_backward_has_wide(s)
         && cu_backward_is_suited(run->block_mask, wide->backward.stay, wide->tile.keys))
         return CU_BWD_WIDE;
-    if (cu_backward_has_f32(s) && !run->between) /* all keys are there */
+    if (cu_backward_has_f32(s))
         return CU_BWD_F32;
     return CU_BWD_PLAIN;
 }
@@ -506,8 +593,8 @@ static saccade_status start_whole(const saccade_plan *plan, const plan_run *run,
     l.a.driver = driver;
     l.a.stream = run->stream;
     TRY(cu_backward_find_runs(plan, run, program, &runs, err));
-    l.a.n_first = runs.tiles ? runs.tiles->n_first : 0;
     fill_tiles(problem, runs.tiles, s->programs[program].form.tile.keys, &l.p.f);
+    l.turns = runs.tiles ? runs.tiles->turns : (cu_turns){0, l.p.f.n_tiles};
     fill_queries(problem, runs.wide_queries ? runs.wide_queries : runs.queries, &l.p);
     TRY(run_captures(problem->score, run->score_env.tensors, l.a.captures, err));
     TRY(run_captures(problem->mask, run->mask_env.tensors, l.a.captures + n_score, err));

@@ -17,14 +17,17 @@ enum {
     SINK_THREADS = 1024 /* of a CTA of bwd_sinks */
 };
 
-/* Where keys lie in pages, the gradient of one that has its place alone is stored there. Others
- * go to dk and dv of cu_bwd, [B][G][N][dim] in f32, to be summed. */
+/* Where keys lie in pages, or come from other ranks, the gradient of one that has its place
+ * alone is stored there. Others go to dk and dv of cu_bwd to be summed, those of pages
+ * [B][G][N][dim] in f32. */
 typedef struct cu_own {
-    const int *page; /* by entry of the table: a page that no other entry names, or -1 */
+    /* by entry of the table: a page that no other entry names, or -1; of ranks a row */
+    const int *page;
     int per_batch, size, shift; /* entries of a batch; keys of a page; its logarithm, or -1 */
     int wide, added;            /* BWD_OF_*, as below */
     void *dk, *dv;              /* [page][G][size][dim] */
     cu_stride dks, dvs;
+    long long dk_batch, dv_batch; /* strides of batches, of ranks; else 0 */
 } cu_own;
 
 typedef struct cu_bwd {
@@ -57,7 +60,9 @@ typedef struct cu_bwd {
     int n_sinks_b, n_sinks_m;
     /* BWD_OF_* of the gradients that are f32, and of those added to what their tensors hold */
     int wide, added;
-    cu_own own; /* read with CFG_PAGES only; page null: no key has its place alone */
+    int key_first, key_past; /* keys that rows read lie between */
+    /* read with CFG_PAGES or CFG_ROWS only; page null: no key has its place alone */
+    cu_own own;
 } cu_bwd;
 
 /* What bwd_split leaves of f32: Q, K, V and dO, [B][heads][rows][3][panels * 64] of bf16. */

@@ -98,10 +98,10 @@ extern "C" __global__ void __launch_bounds__(256) bwd_bounds(const __grid_consta
     int bg = part / BWD_CHUNKS, b = bg / p.f.G, g = bg % p.f.G, warp = threadIdx.x / 32;
     int column = threadIdx.x % LANES * 8, n = key_count(p.f, b);
     sequence s = sequence_at(p.f, b);
-    n = min(n, s.keys);
+    n = min(min(n, s.keys), p.key_past);
     let_next();
-    int each = ((n + BWD_CHUNKS - 1) / BWD_CHUNKS + STEP - 1) / STEP * STEP;
-    int from = part % BWD_CHUNKS * each, to = min(from + each, n);
+    int each = ((n - p.key_first + BWD_CHUNKS - 1) / BWD_CHUNKS + STEP - 1) / STEP * STEP;
+    int from = p.key_first + part % BWD_CHUNKS * each, to = min(from + each, n);
     row_source k = rows_from(key_rows(p.f, b, g), s.kv_first);
     row_source v = rows_from(value_rows(p.f, b, g), s.kv_first);
     u32 most_k = 0, most_v = 0;

@@ -133,7 +133,7 @@ DEVICE void store_tile(const cu_bwd &p, int is_value, const key_tile &t, int fir
                        float factor, const float (&x)[COUNT])
 {
     int row0 = t.key0 + warp_row(), n = tile_rows_of(p.f, t).keys;
-#if CFG_PAGES
+#if HAS_OWN_PLACES
     int lane = threadIdx.x & 31;
 #pragma unroll
     for (int half = 0; half < 2; half++) {

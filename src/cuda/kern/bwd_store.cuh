@@ -98,7 +98,8 @@ DEVICE void store_rows(const result &to, int row0, int n, int real, float factor
     }
 }
 
-#if CFG_PAGES
+#define HAS_OWN_PLACES (CFG_PAGES || CFG_ROWS)
+#if HAS_OWN_PLACES
 #include "bwd_own.cuh"
 #endif
 
@@ -107,7 +108,7 @@ template <int COUNT>
 DEVICE void store_keys(const cu_bwd &p, int is_value, int b, int g, int kv_first, int row0,
                        int n, int real, float factor, int has, const float (&x)[COUNT])
 {
-#if CFG_PAGES
+#if HAS_OWN_PLACES
     (void)kv_first;
     store_owned(p, is_value, b, g, row0, n, real, factor, has, x);
 #else

@@ -8,11 +8,18 @@
 
 /* ---- mask_upload.c: block masks on devices ---- */
 
+/* Tiles by when they run, where keys come from elsewhere (plan_rows): so many come before
+ * others, which are those of rows that need no such keys, or those of such keys themselves; 0:
+ * there are not both kinds. Those behind the needed ones are of keys that no row reads. */
+typedef struct cu_turns {
+    int first, needed;
+} cu_turns;
+
 typedef struct cu_runs {
     cu_ptr memory; /* one allocation: runs, run_start, order */
     cu_ptr runs, run_start, order;
     int keys, mask_b, mask_h, n_qblk, n_tiles; /* keys: of a block */
-    int n_first;      /* of n_tiles: those that run before plan_run.between */
+    cu_turns turns;   /* of n_tiles */
     int64_t n_blocks; /* of all lists; 0 where lists may change */
     int step_heads;   /* query heads that a step of mask_h passes */
     /* Lists by batch, head and row, 1 where all have the same, and blocks that their runs

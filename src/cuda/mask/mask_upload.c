@@ -97,16 +97,20 @@ static int64_t count_sections(const mask_runs *r, const saccade_sizes *s, size_t
     return n ? n : 1;
 }
 
-/* Which rows of blocks run first, a byte each; NULL: all. */
-static void fill_section(const mask_runs *r, const saccade_sizes *s, const uint8_t *is_first,
-                         int wanted, int64_t first, int64_t past, work *w, int32_t **order)
+/* When tiles run: of keys that come from elsewhere, those that need none first; tiles of keys
+ * the other way round, and those of keys that no row reads last. */
+typedef enum turn { TURN_FIRST, TURN_THEN, TURN_LAST, TURNS } turn;
+
+/* Rows of blocks whose turn it is; turns: of each, or NULL: one for all. */
+static void fill_section(const mask_runs *r, const saccade_sizes *s, const uint8_t *turns,
+                         turn now, int64_t first, int64_t past, work *w, int32_t **order)
 {
     int64_t n = 0;
     for (int64_t bh = first; bh < past; bh++) {
         const int64_t b = r->B == 1 ? 0 : bh / s->H, h = r->H == 1 ? 0 : bh % s->H;
         const int64_t row = (b * r->H + h) * r->rows;
         for (int64_t k = 0; k < r->rows; k++)
-            if (!is_first || is_first[row + k] == wanted)
+            if (!turns || turns[row + k] == now)
                 w[n++] = (work){(int32_t)(bh * r->rows + k), r->row_live[row + k]};
     }
     qsort(w, (size_t)n, sizeof *w, longest_first);
@@ -115,7 +119,7 @@ static void fill_section(const mask_runs *r, const saccade_sizes *s, const uint8
 }
 
 static saccade_status fill_order(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes,
-                                 const uint8_t *is_first, int32_t *order, int *n_first,
+                                 const uint8_t *turns, int32_t *order, cu_turns *out,
                                  saccade_error *err)
 {
     const int64_t group = cu_group(s), heads = s->B * s->Hkv;
@@ -124,12 +128,15 @@ static saccade_status fill_order(const mask_runs *r, const saccade_sizes *s, siz
     int32_t *at = order;
     work *w = malloc((size_t)(most * r->rows) * sizeof *w);
     FAIL_IF_NULL(w);
-    for (int wanted = is_first != NULL; wanted >= 0; wanted--) {
+    int before[TURNS] = {0}; /* tiles up to the end of a turn */
+    for (int now = TURN_FIRST; now < (turns ? TURNS : 1); now++) {
         for (int64_t i = 0; i < sections; i++)
-            fill_section(r, s, is_first, wanted, heads * i / sections * group,
+            fill_section(r, s, turns, (turn)now, heads * i / sections * group,
                          heads * (i + 1) / sections * group, w, &at);
-        *n_first = wanted ? (int)(at - order) : *n_first;
+        before[now] = (int)(at - order);
     }
+    out->needed = before[turns ? TURN_THEN : TURN_FIRST];
+    out->first = before[TURN_FIRST] < out->needed ? before[TURN_FIRST] : 0;
     free(w);
     return SACCADE_OK;
 }
@@ -143,43 +150,49 @@ typedef struct about {
     size_t l2_bytes;
 } about;
 
-/* The tiles that read no keys from elsewhere; of tiles of keys, those that come from there. To
- * be freed; NULL where all are alike. */
-static saccade_status find_first(const mask_runs *r, const about *of, uint8_t **out,
+static turn turn_of_keys(const plan_rows *rows, int64_t first, int64_t past)
+{
+    return plan_has_far(rows, first, past)       ? TURN_FIRST
+           : plan_has_touched(rows, first, past) ? TURN_THEN
+                                                 : TURN_LAST;
+}
+
+static turn turn_of_rows(const mask_runs *r, const plan_rows *rows, int64_t row, int64_t keys)
+{
+    for (int64_t i = r->row_begin[row]; i < r->row_begin[row + 1]; i++) {
+        const int64_t from = r->runs[i].first * keys;
+        if (plan_has_far(rows, from, from + r->runs[i].count * keys))
+            return TURN_THEN;
+    }
+    return TURN_FIRST;
+}
+
+/* A turn for each row of blocks, to be freed; NULL where no keys come from elsewhere. */
+static saccade_status find_turns(const mask_runs *r, const about *of, uint8_t **out,
                                  saccade_error *err)
 {
     const int64_t n = r->B * r->H * r->rows, keys = of->keys;
-    int64_t count = 0;
     *out = NULL;
     if (!of->rows || !of->rows->far_before)
         return SACCADE_OK;
-    uint8_t *first = calloc((size_t)n + 1, 1);
-    FAIL_IF_NULL(first);
+    uint8_t *turns = calloc((size_t)n + 1, 1);
+    FAIL_IF_NULL(turns);
     for (int64_t row = 0; row < n; row++) {
         const int64_t at = row % r->rows * keys;
-        int is_far = of->is_transposed && plan_has_far(of->rows, at, at + keys);
-        for (int64_t i = r->row_begin[row]; !of->is_transposed && i < r->row_begin[row + 1];
-             i++) {
-            const int64_t from = r->runs[i].first * keys;
-            is_far |= plan_has_far(of->rows, from, from + r->runs[i].count * keys);
-        }
-        first[row] = (uint8_t)(of->is_transposed ? is_far : !is_far);
-        count += first[row];
+        turns[row] = (uint8_t)(of->is_transposed ? turn_of_keys(of->rows, at, at + keys)
+                                                 : turn_of_rows(r, of->rows, row, keys));
     }
-    if (count > 0 && count < n)
-        *out = first;
-    else
-        free(first);
+    *out = turns;
     return SACCADE_OK;
 }
 
 static saccade_status order_tiles(const mask_runs *r, const saccade_sizes *s, const about *of,
-                                  int32_t *order, int *n_first, saccade_error *err)
+                                  int32_t *order, cu_turns *out, saccade_error *err)
 {
-    uint8_t *is_first;
-    TRY(find_first(r, of, &is_first, err));
-    const saccade_status status = fill_order(r, s, of->l2_bytes, is_first, order, n_first, err);
-    free(is_first);
+    uint8_t *turns;
+    TRY(find_turns(r, of, &turns, err));
+    const saccade_status status = fill_order(r, s, of->l2_bytes, turns, order, out, err);
+    free(turns);
     return status;
 }
 
@@ -188,13 +201,15 @@ saccade_status cu_order_tiles(const mask_runs *r, const saccade_sizes *s, size_t
                               saccade_error *err)
 {
     const about of = {.keys = r->block_kv, .rows = rows, .l2_bytes = l2_bytes};
-    *n_first = 0;
-    return order_tiles(r, s, &of, order, n_first, err);
+    cu_turns turns = {0, 0};
+    const saccade_status status = order_tiles(r, s, &of, order, &turns, err);
+    *n_first = turns.first;
+    return status;
 }
 
 /* Fills one block of memory: the runs, then where rows begin, then the order of tiles. */
 static saccade_status fill(const mask_runs *r, const saccade_sizes *s, const about *of,
-                           int64_t n_runs, char *to, int *n_first, saccade_error *err)
+                           int64_t n_runs, char *to, cu_turns *turns, saccade_error *err)
 {
     const int64_t n_rows = r->B * r->H * r->rows;
     cu_run *runs = (cu_run *)to;
@@ -208,7 +223,7 @@ static saccade_status fill(const mask_runs *r, const saccade_sizes *s, const abo
     }
     for (int64_t i = 0; i <= n_rows; i++)
         start[i] = (int32_t)r->row_begin[i];
-    return order_tiles(r, s, of, order, n_first, err);
+    return order_tiles(r, s, of, order, turns, err);
 }
 
 saccade_status cu_alloc_filled(const cu_driver *driver, size_t bytes, const void *host,
@@ -261,7 +276,7 @@ static saccade_status upload(const cu_driver *driver, int device, const mask_run
                      .n_blocks = of->most_runs ? 0 : count_blocks(r),
                      .n_qblk = (int)r->rows,
                      .n_tiles = (int)tiles};
-    status = fill(r, s, of, room, host, &out->n_first, err);
+    status = fill(r, s, of, room, host, &out->turns, err);
     if (status == SACCADE_OK)
         status = cu_enter(driver, device, &pushed, err);
     if (status == SACCADE_OK) {

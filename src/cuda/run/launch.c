@@ -46,7 +46,7 @@ static saccade_status launch(const saccade_plan *plan, const cu_driver *driver,
     a.driver = driver;
     a.stream = run->stream;
     a.program = program;
-    a.n_first = runs ? runs->n_first : 0;
+    a.n_first = runs ? runs->turns.first : 0;
     a.family = s->programs[program].form.family;
     run_fill(plan, run, run_tiles_form(s, program), runs, &a.p);
     TRY(run_captures(problem->score, run->score_env.tensors, a.captures, err));

@@ -20,7 +20,7 @@ typedef struct run_args {
     cu_map maps[3];
     const cu_driver *driver;
     void *stream;
-    int n_first; /* tiles before plan_run.between */
+    int n_first; /* cu_turns */
 } run_args;
 
 /* ---- run_space.c ---- */
