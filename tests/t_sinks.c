@@ -304,7 +304,8 @@ static void device_gradients_agree(void **unused)
     all_backward(1);
 }
 
-/* What dO holds in rows without a live key reaches no gradient, be it NaN. */
+/* What dO holds in rows without a live key reaches no gradient, be it NaN; on a GPU none of
+ * sinks, as products of whole tiles multiply it by weights of 0 (docs/cuda.md). */
 static void check_dead_rows(const case_run *r, run_options *o, const saccade_tensor *d_out)
 {
     const saccade_sizes *s = &r->sizes;
@@ -317,9 +318,14 @@ static void check_dead_rows(const case_run *r, run_options *o, const saccade_ten
     }
     const saccade_tensor *a[] = {&zero.dq, &zero.dk, &zero.dv, &zero.d_sinks};
     const saccade_tensor *b[] = {&nan.dq, &nan.dk, &nan.dv, &nan.d_sinks};
-    for (int n = 0; n < 4; n++)
-        for (int64_t i = 0; i < run_count(a[n]); i++)
-            assert_true(fabs(run_get(a[n], i) - run_get(b[n], i)) <= (n == 3 ? 0 : 1e-6));
+    const int first = o->problem.backend && !strcmp(o->problem.backend, "cuda") ? 3 : 0;
+    for (int n = first; n < 4; n++)
+        for (int64_t i = 0; i < run_count(a[n]); i++) {
+            const double x = run_get(a[n], i), y = run_get(b[n], i);
+            if (!(fabs(x - y) <= (n == 3 ? 0 : 1e-6)))
+                fail_msg("gradient %d, element %lld: got %g for NaN, %g for 0", n, (long long)i,
+                         y, x);
+        }
     run_drop(&zero);
     run_drop(&nan);
 }

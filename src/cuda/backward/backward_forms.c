@@ -47,8 +47,8 @@ static int may_see_few(const plan_problem *p)
 int cu_backward_few_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     cu_form tiles;
-    return may_see_few(p) && s->tiles != 'l' && !p->is_ragged && !p->has_chunks && !p->has_rows
-           && !p->weight && !cu_has_captures(p) && cu_backward_tiles_form(s, p, 0, &tiles)
+    return may_see_few(p) && s->tiles != 'l' && !p->is_ragged && !p->has_rows && !p->weight
+           && !cu_has_captures(p) && cu_backward_tiles_form(s, p, 0, &tiles)
            && cu_backward_few_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
 }
 
@@ -58,11 +58,11 @@ int cu_backward_wide_form(const cu_state *s, const plan_problem *p, int rung, cu
            && cu_backward_wide_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
 }
 
-/* What it lays out by batch and head lies in one piece. */
+/* What it lays out by batch and head lies in one piece, as keys in chunks do by then. */
 int cu_backward_f32_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     return p->dtype == SACCADE_F32 && strcmp(s->arch, "sm_90a") == 0 && p->gradients & BY_TILES
-           && !p->is_ragged && !p->has_chunks && !p->has_rows && !p->weight
+           && !p->is_ragged && !p->has_rows && !p->weight
            && cu_backward_f32_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
 }
 
