@@ -7,13 +7,15 @@ Rows: forward and backward in microseconds on one GPU (rank 0, the others wait) 
 slowest rank's), runs back to back, medians of three, one and all by turns; b1 h32/8 d128 bf16;
 the floor: 1.85 times one GPU where it needs 4 ms, below that half its time + 100 us. Out is
 compared bit for bit, gradients by the norm of the difference over the norm. A case that fails
-or takes too long is told of, and the next goes on in new processes. --warm runs each case once,
-so that what it compiles is there; --device cpu tries the program over gloo where no GPU is.
+or takes too long is told of, with where it was, and the next goes on in new processes. --warm
+runs each case once, so that what it compiles is there; --device cpu tries the program over gloo
+where no GPU is.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import statistics
 import subprocess
@@ -277,9 +279,11 @@ def worker(options):
             continue
         print(f"{MARK} {i}", flush=True)
         begin = time.perf_counter()
+        faulthandler.dump_traceback_later(0.9 * options.seconds)
         right = case((rank, device), N, name, options)
         if name in options.torch:
             by_torch((rank, device), N, name, right, options)
+        faulthandler.cancel_dump_traceback_later()
         del right
         if is_cuda:
             torch.cuda.empty_cache()

@@ -299,7 +299,7 @@ static saccade_status add_up(const work *w, saccade_error *err)
     const plan_rows_side made = gradients(w);
     const plan_rows_side got = dist_message(&w->g->port, w->g->got, t->n_out, SACCADE_F32);
     return dist_add_on_device(&w->g->port, t, &made, &got,
-                              are_stored_alone(w) ? w->g->alone.is_alone : NULL, w->to,
+                              are_stored_alone(w) ? &w->g->alone : NULL, w->to,
                               w->run->stream, err);
 }
 

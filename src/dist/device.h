@@ -38,11 +38,11 @@ typedef struct dist_tables {
     int64_t n_own, n_out, n_in, own_first, own_keys;
     const int64_t *in_keys, *out_keys; /* by rank */
 } dist_tables;
-/* On the device: keys held here whose gradients no other rank has a part of, in whole units of
- * plan_rows. By unit the place of its first key among this rank's, or -1; by key of this rank
- * whether it is such a one. */
+/* On the device: whole units of plan_rows whose gradients no other rank has a part of, by unit
+ * the place of its first key among this rank's, or -1; and all other keys of this rank. */
 typedef struct dist_alone {
-    int32_t *row, *is_alone;
+    int32_t *row, *others;
+    int64_t n_others;
 } dist_alone;
 saccade_status dist_place_alone(const dist_port *port, dist_alone *out, saccade_error *err);
 saccade_status dist_place_tables(const dist_port *port, const dist_span *span, dist_tables *out,
@@ -72,10 +72,10 @@ saccade_status dist_exchange_on(const dist_port *port, const plan_rows_side *sen
                                 const int64_t *sent_keys, const plan_rows_side *got,
                                 const int64_t *got_keys, uint32_t wanted, saccade_error *err);
 /* Gradients of the own keys of a span: what this rank made and what others did, into `to`.
- * is_kept: by key of this rank, whose gradients are there; NULL: none are. */
+ * alone: those of its keys are there; NULL: none are. */
 saccade_status dist_add_on_device(const dist_port *port, const dist_tables *tables,
                                   const plan_rows_side *pool, const plan_rows_side *got,
-                                  const int32_t *is_kept, const plan_gradients *to,
+                                  const dist_alone *alone, const plan_gradients *to,
                                   void *stream, saccade_error *err);
 /* Bit 0: gradients of K, bit 1: of V. */
 uint32_t dist_wanted(const saccade_dist *dist);

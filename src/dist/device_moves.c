@@ -155,7 +155,7 @@ static saccade_tensor rows_from(const saccade_tensor *t, int64_t first, int64_t 
 
 saccade_status dist_add_on_device(const dist_port *port, const dist_tables *tables,
                                   const plan_rows_side *pool, const plan_rows_side *got,
-                                  const int32_t *is_kept, const plan_gradients *to,
+                                  const dist_alone *alone, const plan_gradients *to,
                                   void *stream, saccade_error *err)
 {
     const saccade_tensor *any = to->dk ? to->dk : to->dv;
@@ -169,8 +169,8 @@ saccade_status dist_add_on_device(const dist_port *port, const dist_tables *tabl
                0},
         .start = tables->start,
         .terms = tables->terms,
-        .is_kept = is_kept,
-        .n = tables->own_keys,
+        .rows = alone ? alone->others : NULL,
+        .n = alone ? alone->n_others : tables->own_keys,
         .B = port->B,
         .wanted = dist_wanted(port->dist),
         .added = (to->added & SACCADE_GRADIENT_K ? 1u : 0)

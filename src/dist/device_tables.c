@@ -174,23 +174,33 @@ static void find_alone(const saccade_dist *d, int32_t *row)
     }
 }
 
+/* Keys of this rank that are in none of these units; returns how many. */
+static int64_t list_rest(const saccade_dist *d, const int32_t *row, int32_t *rest)
+{
+    int64_t n = 0;
+    for (int64_t u = 0; u < d->units; u++)
+        for (int64_t j = 0; row[u] >= 0 && j < d->unit && u * d->unit + j < d->KV; j++)
+            rest[row[u] + j] = 1;
+    for (int64_t i = 0; i < d->n_keys; i++)
+        if (!rest[i])
+            rest[n++] = (int32_t)i;
+    return n;
+}
+
 saccade_status dist_place_alone(const dist_port *port, dist_alone *out, saccade_error *err)
 {
     const saccade_dist *d = port->dist;
-    const int64_t n = d->units + d->n_keys;
-    int32_t *row = calloc((size_t)n + 1, sizeof *row);
+    int32_t *row = calloc((size_t)(d->units + d->n_keys) + 1, sizeof *row);
     void *at;
     FAIL_IF_NULL(row);
     for (int64_t u = 0; u < d->units; u++)
         row[u] = -1;
     find_alone(d, row);
-    for (int64_t u = 0; u < d->units; u++)
-        for (int64_t j = 0; row[u] >= 0 && j < d->unit && u * d->unit + j < d->KV; j++)
-            row[d->units + row[u] + j] = 1;
+    const int64_t n = list_rest(d, row, row + d->units);
     const saccade_status status =
-        port->ops->reserve(port->carrier, (size_t)n * sizeof *row, row, &at, err);
+        port->ops->reserve(port->carrier, (size_t)(d->units + n) * sizeof *row, row, &at, err);
     free(row);
     TRY(status);
-    *out = (dist_alone){at, (int32_t *)at + d->units};
+    *out = (dist_alone){at, (int32_t *)at + d->units, n};
     return SACCADE_OK;
 }

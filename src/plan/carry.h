@@ -30,13 +30,12 @@ typedef struct plan_move {
 } plan_move;
 
 /* Row i of `to` becomes the sum of the terms [start[i], start[i + 1]), float32, in their order:
- * rows `from` of pool or, where that is -1, rows `to` of got. Rows that are kept stay as they
- * are. */
+ * rows `from` of pool or, where that is -1, rows `to` of got. */
 typedef struct plan_sum {
     plan_rows_side pool, got, to;
     const int32_t *start;
     const plan_row_pair *terms;
-    const int32_t *is_kept; /* by row; NULL: none is */
+    const int32_t *rows; /* [n] of `to`; NULL: the first n */
     int64_t n, B;
     uint32_t wanted, added; /* bit 0: K, bit 1: V */
 } plan_sum;

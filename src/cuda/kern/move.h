@@ -32,7 +32,7 @@ typedef struct cu_sum {
     int dim[2];
     const int *start;
     const cu_row_pair *term;
-    const int *is_kept; /* by row: it stays as it is; null: none does */
+    const int *rows; /* [n] of `to`; null: the first n */
     int n, heads;
     int dtype[2]; /* of to: 0 float32, 1 float16, 2 bfloat16 */
     int added;    /* 1: to what K's holds, 2: to what V's holds */

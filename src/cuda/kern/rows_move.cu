@@ -84,8 +84,9 @@ extern "C" __global__ void __launch_bounds__(MOVE_THREADS)
 {
     int lane = blockIdx.z, at = threadIdx.x & 31;
     int row = blockIdx.x * (MOVE_THREADS / 32) + threadIdx.x / 32;
-    if (row >= s.n || !(s.wanted >> lane & 1) || (s.is_kept && s.is_kept[row]))
+    if (row >= s.n || !(s.wanted >> lane & 1))
         return;
+    row = s.rows ? s.rows[row] : row;
     if (s.unit == 4)
         for (int i = 4 * at; i < s.dim[lane]; i += 128)
             sum_columns<4>(s, row, i);

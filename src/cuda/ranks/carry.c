@@ -209,7 +209,7 @@ static saccade_status carry_sum(plan_carrier *c, const plan_sum *s, void *stream
 {
     cu_sum x = {.start = s->start,
                 .term = (const cu_row_pair *)s->terms,
-                .is_kept = s->is_kept,
+                .rows = s->rows,
                 .n = (int)s->n,
                 .heads = (int)s->pool.t[0].shape[1],
                 .wanted = (int)s->wanted,
