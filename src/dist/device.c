@@ -1,10 +1,10 @@
 /* Gather mode on a device that has a carrier. Nothing passes the host: keys are packed and
  * exchanged on the carrier's side stream while this rank's own keys are copied to where they
- * stand and tiles that need no others are computed; gradients of others' keys are made on the
- * side stream and travel while the rest is computed.
+ * stand and tiles that need no others are computed; gradients of others' keys are made first
+ * and travel while the rest is computed.
  *
- *     side    pack -> exchange ----.          .-> far tiles -> pack -> exchange --.
- *     stream  own keys -> tiles ---+-> rest;  +-> near tiles ---------------------+-> sums
+ *     side    pack -> exchange ----.               .-> pack -> exchange --.
+ *     stream  own keys -> tiles ---+-> rest;  far -+-> near tiles --------+-> sums
  *
  * A rank that needs no keys of others waits for its messages at the end alone. Kernels see keys
  * where they stand in the whole sequence. */
@@ -32,7 +32,6 @@ typedef struct work {
     const plan_gradients *to;
     char *got;   /* keys of others */
     void *event; /* on the side stream, when messages are there; NULL: there are none yet */
-    void *made;  /* likewise when gradients of others' keys are */
 } work;
 
 static size_t key_bytes(const saccade_dist *d)
@@ -242,37 +241,23 @@ saccade_status dist_device_forward(saccade_dist *d, plan_run *run, saccade_error
 
 /* ---- backward ---- */
 
-/* plan_far.fork */
-static saccade_status begin_far(void *user, saccade_error *err)
-{
-    const work *w = user;
-    return w->g->port.ops->fork(w->g->port.carrier, w->run->stream, err);
-}
-
-/* plan_far.send: gradients of others' keys are made on the side stream. */
+/* plan_far.send */
 static saccade_status send_back(void *user, saccade_error *err)
 {
     work *w = user;
     const dist_port *port = &w->g->port;
     const dist_tables *t = &w->g->tables;
     const uint32_t wanted = dist_wanted(w->d);
+    if (!wanted)
+        return SACCADE_OK;
     const plan_rows_side made = gradients(w);
     const plan_rows_side got = dist_message(port, w->g->got, t->n_out, SACCADE_F32);
     const plan_rows_side sent = dist_message(port, w->g->sent, t->n_in, SACCADE_F32);
-    TRY(port->ops->mark(port->carrier, &w->made, err));
-    if (!wanted)
-        return SACCADE_OK;
+    TRY(port->ops->fork(port->carrier, w->run->stream, err));
     TRY(dist_move(port, &made, &sent, t->in_back, t->n_in, port->ops->side(port->carrier),
                   err));
     TRY(dist_exchange_on(port, &sent, t->in_keys, &got, t->out_keys, wanted, err));
     return port->ops->mark(port->carrier, &w->event, err);
-}
-
-/* plan_far.join */
-static saccade_status end_far(void *user, saccade_error *err)
-{
-    const work *w = user;
-    return w->g->port.ops->await(w->g->port.carrier, w->made, w->run->stream, err);
 }
 
 /* Whether kernels of any kind store rows of it: they do so by 16 bytes. */
@@ -306,15 +291,11 @@ static saccade_status add_up(const work *w, saccade_error *err)
 static saccade_status compute_back(work *w, saccade_error *err)
 {
     saccade_dist *d = w->d;
-    const dist_port *port = &w->g->port;
     const plan_rows_side keys = pools(w), made = gradients(w);
     const uint32_t wanted = dist_wanted(d);
     plan_gradients part = *w->to;
     plan_run run = *w->run;
-    const plan_far far = {.stream = far_keys(d) ? port->ops->side(port->carrier) : NULL,
-                          .fork = begin_far,
-                          .send = send_back,
-                          .join = end_far,
+    const plan_far far = {.send = far_keys(d) ? send_back : NULL,
                           .user = w,
                           .row = are_stored_alone(w) ? w->g->alone.row : NULL,
                           .dk = wanted & 1 ? w->to->dk : NULL,
@@ -337,10 +318,8 @@ static saccade_status backward(work *w, saccade_error *err)
         TRY(start_gather(w, err));
     if (far_keys(d) && !w->g->kept)
         TRY(await_others(w, err));
-    if (!far_keys(d) || !d->n_rows) { /* nothing of others is made here */
-        TRY(begin_far(w, err));
+    if (!far_keys(d)) /* nothing of others is made here */
         TRY(send_back(w, err));
-    }
     if (d->n_rows) {
         TRY(place_own(w, err));
         TRY(place_others(w, err));

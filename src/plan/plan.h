@@ -138,12 +138,9 @@ typedef struct plan_prefix {
  * that no other run has a part of are stored where they belong. Those of keys that no row reads
  * are not made. */
 typedef struct plan_far {
-    /* Where kernels go that make gradients of keys from elsewhere, beside plan_run.stream.
-     * NULL: there are no such keys. */
-    void *stream;
-    saccade_status (*fork)(void *user, saccade_error *err); /* it waits for plan_run.stream */
-    saccade_status (*send)(void *user, saccade_error *err); /* all such kernels are on it */
-    saccade_status (*join)(void *user, saccade_error *err); /* plan_run.stream waits for them */
+    /* Called once, when the kernels that make gradients of keys from elsewhere are on the
+     * stream. NULL: there are no such keys. */
+    saccade_status (*send)(void *user, saccade_error *err);
     void *user;
     /* By unit of plan_rows the row of dk and dv where its first key belongs, or -1: that unit's
      * gradients go to plan_gradients' dk and dv. On the run's device; NULL: all do so. */

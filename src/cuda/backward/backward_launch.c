@@ -350,62 +350,41 @@ typedef struct keys_kernel {
 
 /* Tiles [first, past) of the order. */
 static saccade_status start_some(launch *l, const keys_kernel *k, int first, int past,
-                                 void *stream, void **parameters, saccade_error *err)
+                                 void **parameters, saccade_error *err)
 {
     const int *order = l->p.f.order;
-    const int all = l->p.f.n_tiles, is_beside = k->waits && stream == l->a.stream;
-    void *usual = l->a.stream;
+    const int all = l->p.f.n_tiles;
     if (past == first)
         return SACCADE_OK;
     l->p.f.order = order ? order + first : NULL;
     l->p.f.n_tiles = past - first;
-    l->a.stream = stream;
-    const saccade_status status = (is_beside ? start_beside : start_in_turn)(
+    const saccade_status status = (k->waits ? start_beside : start_in_turn)(
         l, k->kernel, past - first, k->threads, k->shared, parameters, err);
     l->p.f.order = order;
     l->p.f.n_tiles = all;
-    l->a.stream = usual;
     return status;
 }
 
-/* Gradients of keys from elsewhere are all there. */
+/* Gradients of keys from elsewhere are on the stream. */
 static saccade_status send_far(const plan_run *run, saccade_error *err)
 {
     const plan_far *far = run->far;
-    if (!far || !far->stream)
-        return SACCADE_OK;
-    TRY(far->fork(far->user, err));
-    return far->send(far->user, err);
+    return far && far->send ? far->send(far->user, err) : SACCADE_OK;
 }
 
-/* Where tiles of keys from elsewhere are some of all, they go to a stream of their own, so that
- * their gradients travel while others are made, and others fill what their last ones leave. */
+/* Tiles of keys from elsewhere come first, so that their gradients travel while others are
+ * made. A stream of their own hung now and then: docs/lab/090. */
 static saccade_status start_keys(const plan_run *run, launch *l, const keys_kernel *k,
                                  void **parameters, saccade_error *err)
 {
     const plan_far *far = run->far;
     const int all = far ? l->turns.needed : l->p.f.n_tiles;
-    const int first = far && far->stream ? l->turns.first : 0;
-    keys_kernel behind = *k;
-    behind.waits = 0; /* what lies between is waited for as well */
-    if (!first) {
-        TRY(start_some(l, k, 0, all, l->a.stream, parameters, err));
-        return send_far(run, err);
-    }
-    TRY(far->fork(far->user, err));
-    TRY(start_some(l, &behind, 0, first, far->stream, parameters, err));
-    TRY(far->send(far->user, err));
-    TRY(start_some(l, &behind, first, all, l->a.stream, parameters, err));
-    return far->join(far->user, err);
-}
-
-/* Behind start_keys. */
-static saccade_status start_behind(const plan_run *run, const launch *l, void *kernel,
-                                   int64_t grid, int threads, int shared, void **parameters,
-                                   saccade_error *err)
-{
-    return (run->far ? start_in_turn : start_beside)(l, kernel, grid, threads, shared,
-                                                     parameters, err);
+    const int first = far && far->send && l->turns.first ? l->turns.first : all;
+    keys_kernel in_turn = *k;
+    in_turn.waits = k->waits && !far;
+    TRY(start_some(l, &in_turn, 0, first, parameters, err));
+    TRY(send_far(run, err));
+    return start_some(l, &in_turn, first, all, parameters, err);
 }
 
 /* dK, dV and the sums of dQ by tiles, then dQ from its sums. */
@@ -428,8 +407,8 @@ static saccade_status start_tiles(const saccade_plan *plan, const plan_run *run,
     TRY(start_keys(run, l, &k, parameters, err));
     if (!g->dq)
         return SACCADE_OK;
-    return start_behind(run, l, s->programs[CU_BWD_FINISH].kernel, blocks * ((D + 63) / 64),
-                        128, 0, finish, err);
+    return start_beside(l, s->programs[CU_BWD_FINISH].kernel, blocks * ((D + 63) / 64), 128, 0,
+                        finish, err);
 }
 
 /* dK and dV by tiles of keys, dQ by tiles of queries. */
@@ -460,8 +439,7 @@ static saccade_status start_wide(const saccade_plan *plan, const plan_run *run,
     TRY(start_keys(run, l, &k, parameters, err));
     if (!g->dq)
         return SACCADE_OK;
-    return start_behind(run, l, program->other, grid, query_threads, query_shared, parameters,
-                        err);
+    return start_beside(l, program->other, grid, query_threads, query_shared, parameters, err);
 }
 
 /* Q, K, V and dO in bf16 numbers, and maps of them in boxes of so many rows. */

@@ -2,36 +2,32 @@
 #include "cuda/run/run.h"
 
 static saccade_status start_tiles(const saccade_plan *plan, const run_args *a,
-                                  const cu_fwd *part, int most, int is_next, saccade_error *err)
+                                  const cu_fwd *part, int is_next, saccade_error *err)
 {
     const cu_state *s = plan->state;
     const cu_form *form = &s->programs[a->program].form;
     const int D = cu_padded(plan->problem.sizes.D), E = cu_padded(plan->problem.sizes.Dv);
     const int shared = cu_small_shared(&form->tile, form->teams, D, E, s->facts.column_words);
-    const int threads = 128 * (1 + form->teams);
+    const int threads = 128 * (1 + form->teams), n_sm = s->device.n_sm;
     void *parameters[] = {(void *)part, (void *)a->captures, (void *)&a->maps[0],
                           (void *)&a->maps[1], (void *)&a->maps[2]};
     return (is_next ? run_start_next : run_start)(a, s->programs[a->program].kernel,
-                                                  part->n_tiles < most ? part->n_tiles : most,
+                                                  part->n_tiles < n_sm ? part->n_tiles : n_sm,
                                                   threads, shared, parameters, err);
 }
 
-/* Where some keys come from elsewhere, first the tiles that need none of them: by more CTAs
- * than there are multiprocessors, since messages hold some of these and CTAs that wait for them
- * have their share of the tiles. */
+/* Where some keys come from elsewhere, first the tiles that need none of them. */
 static saccade_status start_parts(const saccade_plan *plan, const plan_run *run,
                                   const run_args *a, int n_first, saccade_error *err)
 {
-    enum { SHARES = 4 }; /* of a multiprocessor */
-    const int n_sm = ((const cu_state *)plan->state)->device.n_sm;
     cu_fwd part = a->p;
     part.n_tiles = n_first;
     if (n_first)
-        TRY(start_tiles(plan, a, &part, SHARES * n_sm, 1, err));
+        TRY(start_tiles(plan, a, &part, 1, err));
     TRY(run->between(run->between_user, err));
     part.work = part.work ? part.work + n_first : part.work;
     part.n_tiles = a->p.n_tiles - n_first;
-    return start_tiles(plan, a, &part, n_sm, 0, err);
+    return start_tiles(plan, a, &part, 0, err);
 }
 
 saccade_status run_launch_small(const saccade_plan *plan, const plan_run *run, run_args *a,
@@ -52,5 +48,5 @@ saccade_status run_launch_small(const saccade_plan *plan, const plan_run *run, r
     TRY(run_encode_map(a->driver, run->k, keys, PROMOTE_256, &a->maps[1], err));
     TRY(run_encode_map(a->driver, run->v, keys, PROMOTE_256, &a->maps[2], err));
     return run->between ? start_parts(plan, run, a, pieces ? pieces->n_first : 0, err)
-                        : start_tiles(plan, a, &a->p, s->device.n_sm, 1, err);
+                        : start_tiles(plan, a, &a->p, 1, err);
 }
