@@ -185,12 +185,9 @@ static void fill_touched(const plan_run *run, cu_bwd *p)
     p->key_past = is_known ? (int)rows->touched_past : p->f.N;
     if (!far || !far->row)
         return;
-    int32_t shift = 0;
-    while ((int64_t)1 << shift < rows->unit)
-        shift++;
     p->own = (cu_own){.page = far->row,
                       .size = (int)rows->unit,
-                      .shift = (int64_t)1 << shift == rows->unit ? shift : -1,
+                      .shift = run_shift(rows->unit),
                       .added = (int)far->added};
     fill_own(far->dk, BWD_OF_K, &p->own.dk, &p->own.dks, &p->own.dk_batch, &p->own);
     fill_own(far->dv, BWD_OF_V, &p->own.dv, &p->own.dvs, &p->own.dv_batch, &p->own);
@@ -284,12 +281,6 @@ static saccade_status start_beside(const launch *l, void *kernel, int64_t grid, 
                           err);
 }
 
-static saccade_status start_in_turn(const launch *l, void *kernel, int64_t grid, int threads,
-                                    int shared, void **parameters, saccade_error *err)
-{
-    return run_start(&l->a, kernel, grid, threads, shared, parameters, err);
-}
-
 /* Rows of a CTA of bwd_prepare: a few lanes to each. */
 static int prepare_rows(const plan_problem *p)
 {
@@ -348,6 +339,12 @@ typedef struct keys_kernel {
     int threads, shared, waits;
 } keys_kernel;
 
+static keys_kernel keys_kernel_of(const saccade_plan *plan, const cu_loaded *program, int waits)
+{
+    return (keys_kernel){program->kernel, cu_backward_threads(&program->form),
+                         shared_of(plan, program), waits};
+}
+
 /* Tiles [first, past) of the order. */
 static saccade_status start_some(launch *l, const keys_kernel *k, int first, int past,
                                  void **parameters, saccade_error *err)
@@ -358,8 +355,11 @@ static saccade_status start_some(launch *l, const keys_kernel *k, int first, int
         return SACCADE_OK;
     l->p.f.order = order ? order + first : NULL;
     l->p.f.n_tiles = past - first;
-    const saccade_status status = (k->waits ? start_beside : start_in_turn)(
-        l, k->kernel, past - first, k->threads, k->shared, parameters, err);
+    const saccade_status status =
+        k->waits ? start_beside(l, k->kernel, past - first, k->threads, k->shared, parameters,
+                                err)
+                 : run_start(&l->a, k->kernel, past - first, k->threads, k->shared, parameters,
+                             err);
     l->p.f.order = order;
     l->p.f.n_tiles = all;
     return status;
@@ -402,8 +402,7 @@ static saccade_status start_tiles(const saccade_plan *plan, const plan_run *run,
     TRY(encode_maps(run, g, program->form.tile.keys, l, err));
     TRY(start_prepare(plan, l, err));
     TRY(start_sinks(plan, l, err));
-    const keys_kernel k = {program->kernel, cu_backward_threads(&program->form),
-                           shared_of(plan, program), 1};
+    const keys_kernel k = keys_kernel_of(plan, program, 1);
     TRY(start_keys(run, l, &k, parameters, err));
     if (!g->dq)
         return SACCADE_OK;
@@ -417,8 +416,7 @@ static saccade_status start_wide(const saccade_plan *plan, const plan_run *run,
                                  saccade_error *err)
 {
     const cu_loaded *program = &((const cu_state *)plan->state)->programs[which];
-    const keys_kernel k = {program->kernel, cu_backward_threads(&program->form),
-                           shared_of(plan, program), 1};
+    const keys_kernel k = keys_kernel_of(plan, program, 1);
     const int stay = program->form.backward.stay, tiles = (l->p.f.M + stay - 1) / stay;
     const int query_threads = cu_backward_query_threads(&program->form);
     const int query_shared = cu_backward_query_shared(
@@ -492,8 +490,7 @@ static saccade_status start_plain(const saccade_plan *plan, const plan_run *run,
 {
     const cu_state *s = plan->state;
     const cu_loaded *program = &s->programs[CU_BWD_PLAIN];
-    const keys_kernel k = {program->kernel, cu_backward_threads(&program->form),
-                           shared_of(plan, program), 0};
+    const keys_kernel k = keys_kernel_of(plan, program, 0);
     void *parameters[] = {&l->p, l->a.captures};
     l->p.dq_sum = NULL;
     TRY(start_prepare(plan, l, err));

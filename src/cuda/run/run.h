@@ -20,7 +20,7 @@ typedef struct run_args {
     cu_map maps[3];
     const cu_driver *driver;
     void *stream;
-    int n_first; /* cu_turns */
+    int n_first; /* of cu_turns */
 } run_args;
 
 /* ---- run_space.c ---- */
@@ -87,6 +87,8 @@ saccade_status run_find_runs(const saccade_plan *plan, const plan_run *run, cu_p
 /* ---- run_args.c ---- */
 
 cu_stride run_strides(const saccade_tensor *t);
+/* The logarithm of a size that is a power of two, or -1. */
+int run_shift(int64_t size);
 /* Whether rows of t lie on 16 bytes, which tensor copies and 16-byte stores need. */
 int run_has_aligned_rows(const saccade_tensor *t);
 /* Whether tensor copies, 16-byte loads and 16-byte stores do for this run. */

@@ -123,18 +123,23 @@ static cu_scale scale_of(const saccade_tensor *t, const plan_groups *groups)
                       groups->channels, t->dtype == SACCADE_F16};
 }
 
+int run_shift(int64_t size)
+{
+    int shift = 0;
+    while ((int64_t)1 << shift < size)
+        shift++;
+    return (int64_t)1 << shift == size ? shift : -1;
+}
+
 static cu_chunks chunks_of(const plan_run *run)
 {
     const plan_chunks *c = run->chunks;
-    int shift = 0;
-    while (shift < 30 && 1 << shift < c->size)
-        shift++;
     return (cu_chunks){.first = c->first,
                        .start = c->start,
                        .step = c->row_stride,
                        .count = c->count,
                        .size = c->size,
-                       .shift = 1 << shift == c->size ? shift : -1,
+                       .shift = run_shift(c->size),
                        .entries = c->entries,
                        .last = (int)run->k->shape[c->is_paged ? 0 : 2] - 1,
                        .is_paged = c->is_paged,
