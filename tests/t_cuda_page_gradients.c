@@ -263,8 +263,6 @@ static void programs_of_gradients(void **state)
     } rows[] = {{"b2 h4/2 q64 kv64 d128 bf16", "sm_90a"}, {"b2 h4 q64 kv64 d40 f32", "sm_80"}};
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        saccade_error err = {0};
-        saccade_plan *plan;
         saccade_problem p;
         saccade_problem_init(&p);
         problem_case(rows[i].problem, &p.sizes, &p.dtype);
@@ -272,17 +270,7 @@ static void programs_of_gradients(void **state)
         p.arch = rows[i].arch;
         p.page = 16;
         p.gradients = ALL_GRADIENTS;
-        const cu_state *s;
-        if (saccade_plan_create(NULL, &p, &plan, &err) != SACCADE_OK) {
-            if (!strstr(err.message, "NVRTC"))
-                fail_msg("%s", err.message);
-            print_message("no NVRTC on this machine: nothing compiled\n");
-            skip();
-        }
-        s = plan->state;
-        assert_non_null(s->programs[CU_BWD_PAGES].image.code);
-        assert_int_equal(s->programs[CU_BWD_PAGES].image.report.spill_bytes, 0);
-        saccade_plan_destroy(plan);
+        expect_plan_does_not_spill(&p, 0, CU_BWD_PAGES);
     }
 }
 

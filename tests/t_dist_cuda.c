@@ -2,7 +2,6 @@
  * ranks that are threads of this process share it, and messages are copied on the device; with
  * two and more they have one each and messages go over NCCL. out and lse are one plan's bit for
  * bit (in staged mode near), gradients near, and the same bits again and with kept keys. */
-#include "api/api.h"
 #include "base/convert.h"
 #include "cuda/cuda.h"
 #include "saccade_dist.h"
@@ -593,24 +592,13 @@ static void programs_of_some_rows(void **state)
                                            "b1 h4/2 q64 kv64 d64 f16"};
     (void)state;
     for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
-        saccade_error err = {0};
-        saccade_plan *plan;
         saccade_problem p;
         saccade_problem_init(&p);
         problem_case(problems[i], &p.sizes, &p.dtype);
         p.backend = "cuda";
         p.arch = "sm_90a";
         p.gradients = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V;
-        if (api_plan_create(NULL, &p, 1, &plan, &err)) {
-            if (!strstr(err.message, "NVRTC"))
-                fail_msg("%s", err.message);
-            print_message("no NVRTC on this machine: nothing compiled\n");
-            skip();
-        }
-        const cu_state *made = plan->state;
-        assert_non_null(made->programs[CU_BWD_TILES].image.code);
-        assert_int_equal(made->programs[CU_BWD_TILES].image.report.spill_bytes, 0);
-        saccade_plan_destroy(plan);
+        expect_plan_does_not_spill(&p, 1, CU_BWD_TILES);
     }
 }
 

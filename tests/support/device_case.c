@@ -1,6 +1,7 @@
 /* Forward cases on a CUDA device. */
 #include "support/device_case.h"
 
+#include "api/api.h"
 #include "base/convert.h"
 #include "cuda/cuda.h"
 
@@ -43,6 +44,22 @@ void expect_program_compiles(const char *file, const char *arch)
         assert_int_equal(image.report.spill_bytes, 0);
         free(image.code);
     }
+}
+
+void expect_plan_does_not_spill(const saccade_problem *p, int is_part, int program)
+{
+    saccade_error err = {0};
+    saccade_plan *plan;
+    if (api_plan_create(NULL, p, is_part, &plan, &err)) {
+        if (!strstr(err.message, "NVRTC"))
+            fail_msg("%s", err.message);
+        print_message("no NVRTC on this machine: nothing compiled\n");
+        skip();
+    }
+    const cu_image *image = &((const cu_state *)plan->state)->programs[program].image;
+    assert_non_null(image->code);
+    assert_int_equal(image->report.spill_bytes, 0);
+    saccade_plan_destroy(plan);
 }
 
 int is_device_case(int n)
