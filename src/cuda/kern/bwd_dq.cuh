@@ -293,6 +293,12 @@ DEVICE void sum_dq(const arena &s, const cu_bwd &p, const mod_args &mod, const c
 
 #if CFG_SPLIT
 /* Helpers of their own warps: loads, and dQ to global memory. */
+
+/* Nobody waits for this warp's waits, and a barrier's parity tells two rounds apart, not three:
+ * when it comes to dS of step n, steps to n + 1 are loaded, so that the round after is not over.
+ * To wait for step 0 too, which nothing here needs, hung when a warp came late to it. */
+static_assert(CFG_STAGES <= 3, "steps past n + 1 are not loaded when dS of step n is waited for");
+
 DEVICE void load_all(const arena &s, const cu_bwd &p, const mod_args &mod, int turn,
                      const tensor_map *mq, const tensor_map *mk, const tensor_map *mv,
                      const tensor_map *mo)
@@ -300,10 +306,9 @@ DEVICE void load_all(const arena &s, const cu_bwd &p, const mod_args &mod, int t
     key_tile t = key_tile_at(p.f, turn);
     loader l;
     load_begin(s, l, p, mod, t, mq, mk, mv, mo);
-    for (u32 n = 0; l.more; n++) {
+    for (u32 n = 1; l.more; n++) {
         barrier_wait(s.ds_full + (n & 1) * 8, n >> 1 & 1);
-        if (n > 0)
-            load_step(s, l, p, mod, t, mq, mo);
+        load_step(s, l, p, mod, t, mq, mo);
     }
 }
 
