@@ -21,6 +21,8 @@ struct dist_device {
     dist_alone alone;
     void *pool[2], *gradient[2]; /* K and V, dK and dV of the whole sequence */
     char *sent, *got;            /* messages */
+    uint32_t *told;              /* how far kernels are with gradients of others' keys, ever */
+    uint32_t expected;           /* of told, by what was put on streams */
     char *kept;                  /* the caller's, of the next run alone */
 };
 
@@ -76,6 +78,8 @@ static saccade_status reserve_all(saccade_dist *d, dist_device *g, int64_t B,
     g->sent = at;
     TRY(dist_port_reserve(&g->port, got, &at, err));
     g->got = at;
+    TRY(dist_port_reserve(&g->port, sizeof *g->told, &at, err));
+    g->told = at;
     return SACCADE_OK;
 }
 
@@ -241,8 +245,17 @@ saccade_status dist_device_forward(saccade_dist *d, plan_run *run, saccade_error
 
 /* ---- backward ---- */
 
+/* What comes on the side stream waits for gradients of others' keys (plan_far.send). */
+static saccade_status await_own(work *w, uint32_t added, saccade_error *err)
+{
+    const dist_port *port = &w->g->port;
+    w->g->expected += added;
+    return added ? port->ops->await_count(port->carrier, w->g->told, w->g->expected, err)
+                 : port->ops->fork(port->carrier, w->run->stream, err);
+}
+
 /* plan_far.send */
-static saccade_status send_back(void *user, saccade_error *err)
+static saccade_status send_back(void *user, uint32_t added, saccade_error *err)
 {
     work *w = user;
     const dist_port *port = &w->g->port;
@@ -253,7 +266,7 @@ static saccade_status send_back(void *user, saccade_error *err)
     const plan_rows_side made = gradients(w);
     const plan_rows_side got = dist_message(port, w->g->got, t->n_out, SACCADE_F32);
     const plan_rows_side sent = dist_message(port, w->g->sent, t->n_in, SACCADE_F32);
-    TRY(port->ops->fork(port->carrier, w->run->stream, err));
+    TRY(await_own(w, added, err));
     TRY(dist_move(port, &made, &sent, t->in_back, t->n_in, port->ops->side(port->carrier),
                   err));
     TRY(dist_exchange_on(port, &sent, t->in_keys, &got, t->out_keys, wanted, err));
@@ -297,6 +310,7 @@ static saccade_status compute_back(work *w, saccade_error *err)
     plan_run run = *w->run;
     const plan_far far = {.send = far_keys(d) ? send_back : NULL,
                           .user = w,
+                          .told = w->g->told,
                           .row = are_stored_alone(w) ? w->g->alone.row : NULL,
                           .dk = wanted & 1 ? w->to->dk : NULL,
                           .dv = wanted & 2 ? w->to->dv : NULL,
@@ -319,7 +333,7 @@ static saccade_status backward(work *w, saccade_error *err)
     if (far_keys(d) && !w->g->kept)
         TRY(await_others(w, err));
     if (!far_keys(d)) /* nothing of others is made here */
-        TRY(send_back(w, err));
+        TRY(send_back(w, 0, err));
     if (d->n_rows) {
         TRY(place_own(w, err));
         TRY(place_others(w, err));

@@ -73,6 +73,10 @@ typedef struct plan_carry {
     saccade_status (*fork)(plan_carrier *c, void *stream, saccade_error *err);
     saccade_status (*mark)(plan_carrier *c, void **event, saccade_error *err);
     saccade_status (*await)(plan_carrier *c, void *event, void *stream, saccade_error *err);
+    /* What comes on the side stream waits until *count, on the device, is `least` or has passed
+     * it; what adds to it is on a stream already. */
+    saccade_status (*await_count)(plan_carrier *c, const uint32_t *count, uint32_t least,
+                                  saccade_error *err);
     /* Whether what comes on the side stream is recorded rather than run. */
     int (*is_captured)(plan_carrier *c);
 } plan_carry;

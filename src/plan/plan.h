@@ -139,9 +139,11 @@ typedef struct plan_prefix {
  * are not made. */
 typedef struct plan_far {
     /* Called once, when the kernels that make gradients of keys from elsewhere are on the
-     * stream. NULL: there are no such keys. */
-    saccade_status (*send)(void *user, saccade_error *err);
+     * stream. They are there when those kernels have added so much to *told or, where that is
+     * 0, when all is done that is on the stream now. NULL: there are no such keys. */
+    saccade_status (*send)(void *user, uint32_t added, saccade_error *err);
     void *user;
+    uint32_t *told; /* on the run's device */
     /* By unit of plan_rows the row of dk and dv where its first key belongs, or -1: that unit's
      * gradients go to plan_gradients' dk and dv. On the run's device; NULL: all do so. */
     const int32_t *row;

@@ -332,17 +332,20 @@ static saccade_status encode_maps(const plan_run *run, const plan_gradients *g, 
     return run_encode_map(driver, g->d_out, BWD_ROWS, PROMOTE_256, &l->d_out, err);
 }
 
-/* A kernel over tiles of keys: its threads and shared memory, and whether it waits by itself
- * for the kernel before. */
+enum { GROUP_WARPS = 4 }; /* of a warpgroup */
+
+/* A kernel over tiles of keys: its threads and shared memory; how many warps of a CTA tell that
+ * they have stored gradients, 0: none does; such kernels wait by themselves for the one before. */
 typedef struct keys_kernel {
     void *kernel;
-    int threads, shared, waits;
+    int threads, shared, tellers;
 } keys_kernel;
 
-static keys_kernel keys_kernel_of(const saccade_plan *plan, const cu_loaded *program, int waits)
+static keys_kernel keys_kernel_of(const saccade_plan *plan, const cu_loaded *program,
+                                  int tellers)
 {
     return (keys_kernel){program->kernel, cu_backward_threads(&program->form),
-                         shared_of(plan, program), waits};
+                         shared_of(plan, program), tellers};
 }
 
 /* Tiles [first, past) of the order. */
@@ -356,35 +359,39 @@ static saccade_status start_some(launch *l, const keys_kernel *k, int first, int
     l->p.f.order = order ? order + first : NULL;
     l->p.f.n_tiles = past - first;
     const saccade_status status =
-        k->waits ? start_beside(l, k->kernel, past - first, k->threads, k->shared, parameters,
-                                err)
-                 : run_start(&l->a, k->kernel, past - first, k->threads, k->shared, parameters,
-                             err);
+        k->tellers ? start_beside(l, k->kernel, past - first, k->threads, k->shared,
+                                  parameters, err)
+                   : run_start(&l->a, k->kernel, past - first, k->threads, k->shared,
+                               parameters, err);
     l->p.f.order = order;
     l->p.f.n_tiles = all;
     return status;
 }
 
 /* Gradients of keys from elsewhere are on the stream. */
-static saccade_status send_far(const plan_run *run, saccade_error *err)
+static saccade_status send_far(const plan_run *run, uint32_t told, saccade_error *err)
 {
     const plan_far *far = run->far;
-    return far && far->send ? far->send(far->user, err) : SACCADE_OK;
+    return far && far->send ? far->send(far->user, told, err) : SACCADE_OK;
 }
 
 /* Tiles of keys from elsewhere come first, so that their gradients travel while others are
- * made. A stream of their own hung now and then: docs/lab/090. */
+ * made. One launch has all tiles where the kernel tells when the first ones are stored: they are
+ * few and long, and a launch of their own leaves most multiprocessors idle at its end. */
 static saccade_status start_keys(const plan_run *run, launch *l, const keys_kernel *k,
                                  void **parameters, saccade_error *err)
 {
-    const plan_far *far = run->far;
-    const int all = far ? l->turns.needed : l->p.f.n_tiles;
-    const int first = far && far->send && l->turns.first ? l->turns.first : all;
-    keys_kernel in_turn = *k;
-    in_turn.waits = k->waits && !far;
-    TRY(start_some(l, &in_turn, 0, first, parameters, err));
-    TRY(send_far(run, err));
-    return start_some(l, &in_turn, first, all, parameters, err);
+    const int all = run->far ? l->turns.needed : l->p.f.n_tiles;
+    const int first = run->far && run->far->send && l->turns.first ? l->turns.first : all;
+    if (first == all || !k->tellers) {
+        TRY(start_some(l, k, 0, first, parameters, err));
+        TRY(send_far(run, 0, err));
+        return start_some(l, k, first, all, parameters, err);
+    }
+    l->p.told = run->far->told;
+    l->p.n_told = first;
+    TRY(start_some(l, k, 0, all, parameters, err));
+    return send_far(run, (uint32_t)first * (uint32_t)k->tellers, err);
 }
 
 /* dK, dV and the sums of dQ by tiles, then dQ from its sums. */
@@ -402,7 +409,8 @@ static saccade_status start_tiles(const saccade_plan *plan, const plan_run *run,
     TRY(encode_maps(run, g, program->form.tile.keys, l, err));
     TRY(start_prepare(plan, l, err));
     TRY(start_sinks(plan, l, err));
-    const keys_kernel k = keys_kernel_of(plan, program, 1);
+    const keys_kernel k =
+        keys_kernel_of(plan, program, program->form.tile.groups * GROUP_WARPS);
     TRY(start_keys(run, l, &k, parameters, err));
     if (!g->dq)
         return SACCADE_OK;
@@ -416,7 +424,7 @@ static saccade_status start_wide(const saccade_plan *plan, const plan_run *run,
                                  saccade_error *err)
 {
     const cu_loaded *program = &((const cu_state *)plan->state)->programs[which];
-    const keys_kernel k = keys_kernel_of(plan, program, 1);
+    const keys_kernel k = keys_kernel_of(plan, program, 2 * GROUP_WARPS);
     const int stay = program->form.backward.stay, tiles = (l->p.f.M + stay - 1) / stay;
     const int query_threads = cu_backward_query_threads(&program->form);
     const int query_shared = cu_backward_query_shared(
@@ -430,7 +438,7 @@ static saccade_status start_wide(const saccade_plan *plan, const plan_run *run,
     TRY(start_prepare(plan, l, err));
     TRY(start_sinks(plan, l, err));
     if (!g->dk && !g->dv) {
-        TRY(send_far(run, err));
+        TRY(send_far(run, 0, err));
         return run_start(&l->a, program->other, grid, query_threads, query_shared, parameters,
                          err);
     }
@@ -498,7 +506,7 @@ static saccade_status start_plain(const saccade_plan *plan, const plan_run *run,
     if (g->dk || g->dv)
         TRY(start_keys(run, l, &k, parameters, err));
     else
-        TRY(send_far(run, err));
+        TRY(send_far(run, 0, err));
     if (!g->dq)
         return SACCADE_OK;
     return run_start(&l->a, program->other, (int64_t)l->p.f.B * l->p.f.H * l->p.n_mblk,

@@ -51,6 +51,8 @@ typedef struct cu_launch { /* CUlaunchConfig */
       (void **stream, unsigned flags, int priority))                                          \
     X(stream_destroy, "cuStreamDestroy_v2", (void *stream))                                   \
     X(stream_wait, "cuStreamWaitEvent", (void *stream, void *event, unsigned flags))          \
+    X(stream_wait_value, "cuStreamWaitValue32_v2",                                            \
+      (void *stream, cu_ptr at, uint32_t value, unsigned flags))                              \
     X(stream_synchronize, "cuStreamSynchronize", (void *stream))                              \
     X(stream_capturing, "cuStreamIsCapturing", (void *stream, int *state))                    \
     X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *mode))                         \

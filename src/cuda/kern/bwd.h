@@ -61,6 +61,9 @@ typedef struct cu_bwd {
     /* BWD_OF_* of the gradients that are f32, and of those added to what their tensors hold */
     int wide, added;
     int key_first, key_past; /* keys that rows read lie between */
+    /* With CFG_ROWS: each warp that stores gradients of the first n_told tiles adds 1 there. */
+    unsigned *told;
+    int n_told;
     /* read with CFG_PAGES or CFG_ROWS only; page null: no key has its place alone */
     cu_own own;
 } cu_bwd;

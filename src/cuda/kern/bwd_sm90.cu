@@ -250,6 +250,7 @@ DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, int tu
         store_keys(p, 1, t.b, t.g, tile_rows_of(p.f, t).kv_first, row,
                    tile_rows_of(p.f, t).keys, CFG_E_REAL,
                    value_factor(p.f) * BWD_WEIGHT_UNIT, c.n > 0, dv);
+    tell_stored(p, turn);
 }
 
 /* 3. Who does what. */

@@ -103,6 +103,19 @@ DEVICE void store_rows(const result &to, int row0, int n, int real, float factor
 #include "bwd_own.cuh"
 #endif
 
+/* This warp's part of a tile is stored: those who wait for gradients of the first tiles count. */
+DEVICE void tell_stored(const cu_bwd &p, int turn)
+{
+#if CFG_ROWS
+    if (turn >= p.n_told)
+        return;
+    __threadfence();
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0)
+        atomicAdd(p.told, 1u);
+#endif
+}
+
 /* dK or dV of keys of head g, two rows of a fragment. */
 template <int COUNT>
 DEVICE void store_keys(const cu_bwd &p, int is_value, int b, int g, int kv_first, int row0,

@@ -217,6 +217,7 @@ DEVICE void make_values(const keys_arena &s, const cu_bwd &p, const mod_args &mo
     if (CFG_DV)
         store_keys(p, 1, t.b, t.g, 0, places_of(t, step).key, p.f.N, CFG_E_REAL,
                    value_factor(p.f) * BWD_WEIGHT_UNIT, n > 0, dv);
+    tell_stored(p, turn);
 }
 
 /* 3. dP and dK. */
@@ -301,6 +302,7 @@ DEVICE void make_keys(const keys_arena &s, const cu_bwd &p, int turn)
     if (CFG_DK)
         store_keys(p, 0, t.b, t.g, 0, places_of(t, step).key, p.f.N, CFG_D_REAL,
                    p.f.scale * BWD_WEIGHT_UNIT, n > 0, dk);
+    tell_stored(p, turn);
 }
 
 /* 4. Who does what. */

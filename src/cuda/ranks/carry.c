@@ -17,7 +17,8 @@ enum {
     EVENTS = 1 + MARKS,
     HIGHEST = -1000, /* priorities are cut to what the device has */
     UNTIMED = 2,     /* CU_EVENT_DISABLE_TIMING */
-    UNBLOCKED = 1    /* CU_STREAM_NON_BLOCKING */
+    UNBLOCKED = 1,   /* CU_STREAM_NON_BLOCKING */
+    PASSED = 0       /* CU_STREAM_WAIT_VALUE_GEQ: the difference is not negative as an int32 */
 };
 
 typedef struct memory {
@@ -334,6 +335,17 @@ static saccade_status carry_await(plan_carrier *c, void *event, void *stream,
     return cu_check(c->driver, failed, "cuStreamWaitEvent", err);
 }
 
+static saccade_status carry_await_count(plan_carrier *c, const uint32_t *count, uint32_t least,
+                                        saccade_error *err)
+{
+    void *pushed;
+    TRY(cu_enter(c->driver, c->device, &pushed, err));
+    const int failed =
+        c->driver->stream_wait_value(c->side, (cu_ptr)(uintptr_t)count, least, PASSED);
+    cu_leave(c->driver, pushed);
+    return cu_check(c->driver, failed, "cuStreamWaitValue32", err);
+}
+
 static int carry_is_captured(plan_carrier *c)
 {
     int state = 0;
@@ -357,5 +369,6 @@ const plan_carry cu_carry = {
     .fork = carry_fork,
     .mark = carry_mark,
     .await = carry_await,
+    .await_count = carry_await_count,
     .is_captured = carry_is_captured,
 };
