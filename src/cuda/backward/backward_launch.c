@@ -334,8 +334,9 @@ static saccade_status encode_maps(const plan_run *run, const plan_gradients *g, 
 
 enum { GROUP_WARPS = 4 }; /* of a warpgroup */
 
-/* A kernel over tiles of keys: its threads and shared memory; how many warps of a CTA tell that
- * they have stored gradients, 0: none does; such kernels wait by themselves for the one before. */
+/* A kernel over tiles of keys: its threads and shared memory, and how many warps of a CTA tell
+ * that they have stored gradients, or 0. Those that tell wait for the kernel before themselves.
+ */
 typedef struct keys_kernel {
     void *kernel;
     int threads, shared, tellers;
@@ -376,8 +377,8 @@ static saccade_status send_far(const plan_run *run, uint32_t told, saccade_error
 }
 
 /* Tiles of keys from elsewhere come first, so that their gradients travel while others are
- * made. One launch has all tiles where the kernel tells when the first ones are stored: they are
- * few and long, and a launch of their own leaves most multiprocessors idle at its end. */
+ * made. Where the kernel tells that they are stored, one launch has all tiles: they are few and
+ * long, and a launch of their own leaves most multiprocessors idle at its end. */
 static saccade_status start_keys(const plan_run *run, launch *l, const keys_kernel *k,
                                  void **parameters, saccade_error *err)
 {

@@ -294,10 +294,10 @@ DEVICE void sum_dq(const arena &s, const cu_bwd &p, const mod_args &mod, const c
 #if CFG_SPLIT
 /* Helpers of their own warps: loads, and dQ to global memory. */
 
-/* Nobody waits for this warp's waits, and a barrier's parity tells two rounds apart, not three:
- * when it comes to dS of step n, steps to n + 1 are loaded, so that the round after is not over.
- * To wait for step 0 too, which nothing here needs, hung when a warp came late to it. */
-static_assert(CFG_STAGES <= 3, "steps past n + 1 are not loaded when dS of step n is waited for");
+/* Nobody waits until this warp has seen dS, and the parity of a barrier tells two rounds apart,
+ * not three: when it comes to dS of step n, steps to n + 1 are loaded, so that the round after
+ * cannot be over. To wait for step 0 too, which nothing needs, hung where the warp was late. */
+static_assert(CFG_STAGES <= 3, "no step past n + 1 is loaded before dS of step n is seen");
 
 DEVICE void load_all(const arena &s, const cu_bwd &p, const mod_args &mod, int turn,
                      const tensor_map *mq, const tensor_map *mk, const tensor_map *mv,

@@ -103,7 +103,7 @@ DEVICE void store_rows(const result &to, int row0, int n, int real, float factor
 #include "bwd_own.cuh"
 #endif
 
-/* This warp's part of a tile is stored: those who wait for gradients of the first tiles count. */
+/* This warp's part of a tile is stored: whoever waits for the first tiles counts. */
 DEVICE void tell_stored(const cu_bwd &p, int turn)
 {
 #if CFG_ROWS
