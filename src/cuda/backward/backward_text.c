@@ -213,7 +213,7 @@ static int f32_query_bytes(const cu_form *f, int columns)
 {
     const int stages = f->backward.value_stages;
     return 3 * columns * 128 * (64 + stages * f->backward.rows) + stages * 16
-           + 8 * (1 + 2 * stages);
+           + 8 * (1 + 3 * stages);
 }
 
 static int is_f32_wgmma(const cu_form *f)

@@ -261,6 +261,7 @@ DEVICE void sum_dq(const arena &s, const cu_bwd &p, const mod_args &mod, const c
     if (!CFG_DQ) {
         for (; take_ds(s, n, step); n++) {
             own_step(own, s, p, mod, t, n, mq, mo);
+            __syncwarp(); /* all lanes have seen this round before there can be another */
             barrier_arrive_if(s.ds_empty + (n & 1) * 8, (threadIdx.x & 31) == 0);
         }
         return;

@@ -4,11 +4,14 @@
  * Shared memory: Q, dO, [CFG_VALUE_STAGES] of K and V, what their steps are about, barriers. */
 #pragma once
 
-enum { SLOTS = CFG_VALUE_STAGES };
+enum {
+    SLOTS = CFG_VALUE_STAGES,
+    TURNS = 2 * SLOTS /* steps until a group comes to a slot again */
+};
 
 struct queries_arena {
     u32 q, d_out, k, v, steps;
-    u32 rows_full, full, empty;
+    u32 rows_full, full, empty; /* [1], [TURNS], [SLOTS] */
 };
 
 DEVICE queries_arena queries_carve(u32 shared)
@@ -21,17 +24,31 @@ DEVICE queries_arena queries_carve(u32 shared)
     s.steps = s.v + SLOTS * PASS_E;
     s.rows_full = s.steps + SLOTS * 16;
     s.full = s.rows_full + 8;
-    s.empty = s.full + SLOTS * 8;
+    s.empty = s.full + TURNS * 8;
     return s;
+}
+
+/* Step n has slot n % SLOTS, and barrier n % TURNS says that it is there: only its own group
+ * waits for that one. Of a barrier that both waited for in turns, a group would not know whether
+ * the other's round is over, and take one for the other. */
+struct step_place {
+    ring<SLOTS> at;
+    ring<TURNS> told;
+};
+
+DEVICE void step_next(step_place &x)
+{
+    ring_next(x.at);
+    ring_next(x.told);
 }
 
 DEVICE void queries_init(const queries_arena &s)
 {
     barrier_init(s.rows_full, 1);
-    for (int i = 0; i < SLOTS; i++) {
+    for (int i = 0; i < TURNS; i++)
         barrier_init(s.full + i * 8, 1);
+    for (int i = 0; i < SLOTS; i++)
         barrier_init(s.empty + i * 8, 4); /* one group takes the block */
-    }
     fence_barrier_init();
 }
 
@@ -43,25 +60,25 @@ DEVICE void load_keys(const queries_arena &s, const cu_bwd &p, const mod_args &m
 {
     query_tile t = query_tile_at(p, turn);
     key_walk walk = key_begin(p, mod, t);
-    ring<SLOTS> at = {0, 0};
+    step_place place = {{0, 0}, {0, 0}};
     barrier_expect(s.rows_full, STAY_D + STAY_E);
     load_tile<STAY, PANELS_D>(s.q, mq, t.row0, t.h, t.b, s.rows_full, EVICT_FIRST);
     load_tile<STAY, PANELS_E>(s.d_out, mo, t.row0, t.h, t.b, s.rows_full, EVICT_FIRST);
     while (key_next(walk, p, t)) {
-        u32 full = s.full + at.slot * 8;
+        u32 slot = place.at.slot, full = s.full + place.told.slot * 8;
         int key0 = walk.block * PASS, masked = walk.masked | (key0 + PASS > t.kv_len);
-        barrier_wait(s.empty + at.slot * 8, at.parity ^ 1);
-        store_four(s.steps + at.slot * 16, key0, 0, 0, masked ? STEP_MASKED : 0);
+        barrier_wait(s.empty + slot * 8, place.at.parity ^ 1);
+        store_four(s.steps + slot * 16, key0, 0, 0, masked ? STEP_MASKED : 0);
         barrier_expect(full, PASS_D + PASS_E);
-        load_tile<PASS, PANELS_D>(s.k + at.slot * PASS_D, mk, key0, t.g, t.b, full, EVICT_LAST);
-        load_tile<PASS, PANELS_E>(s.v + at.slot * PASS_E, mv, key0, t.g, t.b, full, EVICT_LAST);
-        ring_next(at);
+        load_tile<PASS, PANELS_D>(s.k + slot * PASS_D, mk, key0, t.g, t.b, full, EVICT_LAST);
+        load_tile<PASS, PANELS_E>(s.v + slot * PASS_E, mv, key0, t.g, t.b, full, EVICT_LAST);
+        step_next(place);
     }
     for (int group = 0; group < 2; group++) {
-        barrier_wait(s.empty + at.slot * 8, at.parity ^ 1);
-        store_four(s.steps + at.slot * 16, 0, 0, 0, STEP_END);
-        barrier_arrive(s.full + at.slot * 8);
-        ring_next(at);
+        barrier_wait(s.empty + place.at.slot * 8, place.at.parity ^ 1);
+        store_four(s.steps + place.at.slot * 16, 0, 0, 0, STEP_END);
+        barrier_arrive(s.full + place.told.slot * 8);
+        step_next(place);
     }
 }
 
@@ -102,20 +119,20 @@ DEVICE void make_queries(const queries_arena &s, const cu_bwd &p, const mod_args
     scores x, dp;
     split_weights w;
     column_sums sum;
-    ring<SLOTS> at = {0, 0};
+    step_place place = {{0, 0}, {0, 0}};
     if (group)
-        ring_next(at);
+        step_next(place);
     clear(dq);
     barrier_wait(s.rows_full, 0);
     for (;;) {
-        barrier_wait(s.full + at.slot * 8, at.parity);
-        int4 step = load_four(s.steps + at.slot * 16);
+        u32 slot = place.at.slot, k = s.k + slot * PASS_D;
+        barrier_wait(s.full + place.told.slot * 8, place.told.parity);
+        int4 step = load_four(s.steps + slot * 16);
         if (step.w & STEP_END)
             return;
-        u32 k = s.k + at.slot * PASS_D;
         int key = step.x + 2 * (threadIdx.x & 3), masked = step.w & STEP_MASKED;
         start_product<CFG_D>(x, s.q, k);
-        start_product<CFG_E>(dp, s.d_out, s.v + at.slot * PASS_E);
+        start_product<CFG_E>(dp, s.d_out, s.v + slot * PASS_E);
         wgmma_wait<1>();
         end_product(x);
         if (masked)
@@ -130,9 +147,9 @@ DEVICE void make_queries(const queries_arena &s, const cu_bwd &p, const mod_args
         sum_panels<PANELS_D>(dq, sum, w, k);
         wgmma_wait<0>();
         end_sum(dq, sum, PANELS_D - 1);
-        warp_arrives(s.empty + at.slot * 8);
-        ring_next(at);
-        ring_next(at);
+        warp_arrives(s.empty + slot * 8);
+        step_next(place);
+        step_next(place);
     }
 }
 

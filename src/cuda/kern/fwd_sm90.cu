@@ -115,6 +115,7 @@ DEVICE int turn_take(const arena &s, u32 n)
     barrier_wait(s.turn_full + slot * 8, ring_parity<2>(n));
     if (is_first)
         asm volatile("ld.shared.b32 %0, [%1];" : "=r"(id) : "r"(s.turn + slot * 4) : "memory");
+    __syncwarp(); /* all lanes have seen this round before there can be another */
     barrier_arrive_if(s.turn_empty + slot * 8, is_first);
     return __shfl_sync(~0u, id, 0);
 }
