@@ -108,14 +108,11 @@ DEVICE void start_scores(const arena &s, const consumer &c, float (&acc)[S_COUNT
     wgmma_commit();
 }
 
-/* Scores of a step, beside what is under way; meanwhile which weights are kept is drawn. */
-DEVICE void make_scores(const arena &s, consumer &c, const cu_bwd &p, const key_tile &t,
-                        float (&acc)[S_COUNT], int4 &step, int wg)
+/* Which weights of a step are kept, drawn while its scores are made. */
+DEVICE void draw_next(consumer &c, const cu_bwd &p, const key_tile &t, const int4 &step, int wg)
 {
-    start_scores(s, c, acc, step, wg);
     if (CFG_DROP && !(step.w & STEP_END))
         c.drawn = draw_kept(c.drop, p.f, places_of(t, step, wg));
-    wgmma_wait<0>();
 }
 
 /* Begins dP, where a gradient takes it. */
@@ -147,33 +144,53 @@ struct block_words {
 #endif
 };
 
-/* Weights of scores that are made, which give their registers to dP, and dS. */
-DEVICE void make_block(block_words &x, const arena &s, consumer &c, const weigher &y,
-                       const int4 &step, float (&acc)[S_COUNT], u32 minus_delta, int wg)
-{
+/* What a consumer is at: weights of a block whose dP is made, in acc. */
+struct block {
+    int4 step;
     kept weights;
+    float acc[S_COUNT];
+};
+
+/* Weights of a block's scores, which give their registers to dP. When it returns, all products
+ * are done. */
+DEVICE void weigh_block(block &x, u32 (&w)[S_COUNT / 2], const arena &s, const consumer &c,
+                        const cu_bwd &p, const mod_args &mod, const key_tile &t, int wg)
+{
+    u32 stat = c.at.slot * STAT_BYTES + (threadIdx.x & 3) * 8;
+    places at = places_of(t, x.step, wg);
+    weigher y = weigher_of(p, mod, at, s.lse + stat);
 #pragma unroll
     for (int i = 0; i < S_COUNT / 4; i++) {
-        float g[4], *of = acc + 4 * i;
+        float g[4], *of = x.acc + 4 * i;
         four_weights(of, g, y, i);
         if (HAS_SLOPES)
-            pack_four(x.w, of, c.drawn, i);
-        keep_four(weights, i, HAS_SLOPES ? g : of);
+            pack_four(w, of, c.drawn, i);
+        keep_four(x.weights, i, HAS_SLOPES ? g : of);
     }
-    start_block_dp(s, c, step, acc, minus_delta, wg);
+    start_block_dp(s, c, x.step, x.acc, s.delta + stat, wg);
     wgmma_wait<0>();
+}
+
+/* dS of a block, and what dV takes. */
+DEVICE void grade_block(block_words &to, block &x, const arena &s, const consumer &c,
+                        const cu_bwd &p, const mod_args &mod, const key_tile &t, int wg)
+{
+    u32 minus_delta = s.delta + c.at.slot * STAT_BYTES + (threadIdx.x & 3) * 8;
+#if HAS_SLOPED
+    places at = places_of(t, x.step, wg);
+#endif
 #pragma unroll
     for (int i = 0; i < S_COUNT / 4; i++) {
-        float g[4], *of = acc + 4 * i;
-        take_four(g, weights, i);
+        float g[4], *of = x.acc + 4 * i;
+        take_four(g, x.weights, i);
         if (!HAS_SLOPES)
-            pack_four(x.w, g, c.drawn, i);
+            pack_four(to.w, g, c.drawn, i);
         if (CFG_DQ || CFG_DK)
-            four_gradients(x.ds, g, of, y.p.f, c.drawn, minus_delta, i);
+            four_gradients(to.ds, g, of, p.f, c.drawn, minus_delta, i);
 #if HAS_SLOPED
-        float slope = row_slope(y.mod, y.p.f, y.at.b, y.at.h, y.at.q);
-        x.sloped[2 * i] = pack(of[0] * slope, of[1] * slope);
-        x.sloped[2 * i + 1] = pack(of[2] * slope, of[3] * slope);
+        float slope = row_slope(mod, p.f, at.b, at.h, at.q);
+        to.sloped[2 * i] = pack(of[0] * slope, of[1] * slope);
+        to.sloped[2 * i + 1] = pack(of[2] * slope, of[3] * slope);
 #endif
     }
 }
@@ -189,49 +206,80 @@ DEVICE void cut_block(block_words &x, const cu_bwd &p, const mod_args &mod, plac
 #endif
 }
 
-/* One block of queries, whose scores are made: weights and dS, then dV and dK, and beside dK
- * the scores of the next one. */
-DEVICE void use_block(const arena &s, consumer &c, const cu_bwd &p, const mod_args &mod,
-                      const key_tile &t, int4 &step, float (&acc)[S_COUNT],
-                      float (&dk)[CFG_D / 2], float (&dv)[CFG_E / 2], int wg)
+/* The next block's scores come before dK, so that its weights are made beside dK, where there
+ * are registers for dS that long; else behind it. */
+#define HAS_LATE_DK (CFG_DK && (MOD_SCORE == SCORE_NONE || IS_LINE) && !CFG_DROP && !CFG_F16)
+
+DEVICE void start_dk(const arena &s, const block_words &words, float (&dk)[CFG_D / 2], u32 slot,
+                     int add)
 {
-    block_words x;
-    u32 stat = c.at.slot * STAT_BYTES + (threadIdx.x & 3) * 8;
-    places at = places_of(t, step, wg);
-    make_block(x, s, c, weigher_of(p, mod, at, s.lse + stat), step, acc, s.delta + stat, wg);
-    cut_block(x, p, mod, at, step.w);
-#if CFG_DV
-    wgmma_fence();
-    product_dv(dv, x.w, s.d_out + c.at.slot * O_BYTES, c.n > 0);
-    wgmma_commit();
-#endif
-    put_ds(s, c.n, x.ds, wg);
 #if CFG_DK
     wgmma_fence();
 #if HAS_SLOPED
-    product_dk(dk, x.sloped, s.q + c.at.slot * Q_BYTES, c.n > 0);
+    product_dk(dk, words.sloped, s.q + slot * Q_BYTES, add);
 #else
-    product_dk(dk, x.ds, s.q + c.at.slot * Q_BYTES, c.n > 0);
+    product_dk(dk, words.ds, s.q + slot * Q_BYTES, add);
 #endif
     wgmma_commit();
 #endif
+}
+
+/* One block of queries whose dP is made: dS, dV and dK, and the scores of the next one. */
+DEVICE void use_block(block &x, block_words &words, const arena &s, consumer &c,
+                      const cu_bwd &p, const mod_args &mod, const key_tile &t,
+                      float (&dk)[CFG_D / 2], float (&dv)[CFG_E / 2], int wg)
+{
+    u32 slot = c.at.slot, n = c.n;
+    places at = places_of(t, x.step, wg);
+    grade_block(words, x, s, c, p, mod, t, wg);
+    cut_block(words, p, mod, at, x.step.w);
+#if CFG_DV
+    wgmma_fence();
+    product_dv(dv, words.w, s.d_out + slot * O_BYTES, n > 0);
+    wgmma_commit();
+#endif
+    put_ds(s, n, words.ds, wg);
     ring_next(c.at);
     c.n++;
+    if (!HAS_LATE_DK)
+        start_dk(s, words, dk, slot, n > 0);
     /* dV's operand gives its registers to the scores; others take dK's as well */
-    wgmma_wait<CFG_DK && !HAS_SLOPES && !CFG_DROP>();
-    make_scores(s, c, p, t, acc, step, wg);
+    wgmma_wait<!HAS_LATE_DK && CFG_DK && !HAS_SLOPES && !CFG_DROP>();
+    start_scores(s, c, x.acc, x.step, wg);
+    if (HAS_LATE_DK)
+        start_dk(s, words, dk, slot, n > 0);
+    draw_next(c, p, t, x.step, wg);
+    wgmma_wait<HAS_LATE_DK>();
 }
 
 DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, int turn, int wg)
 {
-    float acc[S_COUNT], dk[CFG_D / 2], dv[CFG_E / 2];
+    float dk[CFG_D / 2], dv[CFG_E / 2];
     consumer c = {{0, 0}, 0, no_dropper(), 0};
-    int4 step;
+    block x;
+    block_words words;
     key_tile t = key_tile_at(p.f, turn);
     barrier_wait(s.kv_full, 0);
-    make_scores(s, c, p, t, acc, step, wg);
-    while (!(step.w & STEP_END))
-        use_block(s, c, p, mod, t, step, acc, dk, dv, wg);
+    start_scores(s, c, x.acc, x.step, wg);
+    draw_next(c, p, t, x.step, wg);
+    wgmma_wait<0>();
+#if HAS_LATE_DK
+    if (!(x.step.w & STEP_END)) {
+        weigh_block(x, words.w, s, c, p, mod, t, wg);
+        for (;;) { /* no product is under way where it begins again */
+            use_block(x, words, s, c, p, mod, t, dk, dv, wg);
+            if (x.step.w & STEP_END)
+                break;
+            weigh_block(x, words.w, s, c, p, mod, t, wg);
+        }
+        wgmma_wait<0>();
+    }
+#else
+    while (!(x.step.w & STEP_END)) {
+        weigh_block(x, words.w, s, c, p, mod, t, wg);
+        use_block(x, words, s, c, p, mod, t, dk, dv, wg);
+    }
+#endif
     barrier_wait(s.ds_empty + (c.n & 1) * 8, (c.n >> 1 & 1) ^ 1);
     barrier_arrive_if(s.ds_full + (c.n & 1) * 8, (threadIdx.x & 31) == 0);
 #if CFG_RAGGED /* asked for again: kept through the loop it would cost registers */
