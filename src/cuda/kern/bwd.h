@@ -49,7 +49,7 @@ typedef struct cu_bwd {
     int q_mask_b, q_mask_h;
     /* [B*H][n_mblk * BWD_ROWS]: lse (+INF for a dead row) in log2 units, of f32 in natural
      * ones; -delta; and, where dQ is summed in fixed point, one over the unit of a row's
-     * sums */
+     * sums, as many as a weight's own unit has of them */
     float *lse2, *minus_delta, *precision;
     float unit;       /* scale in log2 units: a constant operand, where registers are few */
     float slope_most; /* no larger derivative of a score by its product */

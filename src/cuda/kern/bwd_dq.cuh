@@ -168,8 +168,7 @@ DEVICE void careful_dq(float (&dq)[S_COUNT], u32 ds, u32 k)
     }
 }
 
-/* Of this thread's two rows: asked for before the product, needed after it. Weights' own unit
- * is part of them. */
+/* Of this thread's two rows: asked for before the product, needed after it. */
 struct precisions {
     float row0, row1;
 };
@@ -179,7 +178,7 @@ DEVICE precisions precisions_of(const cu_bwd &p, int tile)
 #if CFG_FIXED
     int row = (threadIdx.x / 32 & 3) * 16 + (threadIdx.x & 31) / 4;
     const float *at = p.precision + (long long)tile * BWD_ROWS + row;
-    return {load_float(at) * BWD_WEIGHT_UNIT, load_float(at + 8) * BWD_WEIGHT_UNIT};
+    return {load_float(at), load_float(at + 8)};
 #else
     return {BWD_WEIGHT_UNIT, BWD_WEIGHT_UNIT};
 #endif
@@ -214,20 +213,27 @@ DEVICE int take_ds(const arena &s, u32 n, int4 &step)
     return !(step.w & STEP_END);
 }
 
-/* Loads by a thread of this warpgroup, where no warp of their own does them. */
+/* Loads by threads of this warpgroup, where no warp of their own does them: Q by one of the
+ * last warp, dO by one of the warp before it, so that the others wait half as long for them. */
 struct own_loads {
 #if !CFG_SPLIT
     loader l;
 #endif
 };
 
+DEVICE int own_share(void)
+{
+    int thread = threadIdx.x & 127;
+    return thread == 96 ? LOADS_Q : thread == 64 ? LOADS_O : 0;
+}
+
 DEVICE void own_begin(own_loads &own, const arena &s, const cu_bwd &p, const mod_args &mod,
                       const key_tile &t, const tensor_map *mq, const tensor_map *mk,
                       const tensor_map *mv, const tensor_map *mo)
 {
 #if !CFG_SPLIT
-    if ((threadIdx.x & 127) == 96)
-        load_begin(s, own.l, p, mod, t, mq, mk, mv, mo);
+    if (own_share())
+        load_begin(s, own.l, own_share(), p, mod, t, mq, mk, mv, mo);
 #endif
 }
 
@@ -235,8 +241,8 @@ DEVICE void own_step(own_loads &own, const arena &s, const cu_bwd &p, const mod_
                      const key_tile &t, u32 n, const tensor_map *mq, const tensor_map *mo)
 {
 #if !CFG_SPLIT
-    if ((threadIdx.x & 127) == 96 && n > 0)
-        load_step(s, own.l, p, mod, t, mq, mo);
+    if (own_share() && n > 0)
+        load_step(s, own.l, own_share(), p, mod, t, mq, mo);
     __syncwarp();
 #endif
 }
@@ -306,10 +312,10 @@ DEVICE void load_all(const arena &s, const cu_bwd &p, const mod_args &mod, int t
 {
     key_tile t = key_tile_at(p.f, turn);
     loader l;
-    load_begin(s, l, p, mod, t, mq, mk, mv, mo);
+    load_begin(s, l, LOADS_Q | LOADS_O, p, mod, t, mq, mk, mv, mo);
     for (u32 n = 1; l.more; n++) {
         barrier_wait(s.ds_full + (n & 1) * 8, n >> 1 & 1);
-        load_step(s, l, p, mod, t, mq, mo);
+        load_step(s, l, LOADS_Q | LOADS_O, p, mod, t, mq, mo);
     }
 }
 

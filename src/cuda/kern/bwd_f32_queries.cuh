@@ -29,8 +29,8 @@ DEVICE queries_arena queries_carve(u32 shared)
 }
 
 /* Step n has slot n % SLOTS, and barrier n % TURNS says that it is there: only its own group
- * waits for that one. Of a barrier that both waited for in turns, a group would not know whether
- * the other's round is over, and take one for the other. */
+ * waits for that one. Of a barrier that both wait for in turns, a group does not know whether
+ * the other's round is over, and takes one for the other. */
 struct step_place {
     ring<SLOTS> at;
     ring<TURNS> told;

@@ -11,6 +11,7 @@
 #include "arith.cuh"
 #include "mod.cuh"
 #include "bwd_tile.cuh"
+#include "bwd_row.cuh"
 #include "bwd_store.cuh"
 #if CFG_TERMS && HAS_SCALES
 #include "exact_sum.cuh"
@@ -23,7 +24,7 @@ DEVICE float row_factor(const cu_bwd &p, long long row)
 {
 #if CFG_FIXED
     float precision = load_float(p.precision + row);
-    return precision == 0.f ? 0.f : p.f.scale / precision;
+    return precision == 0.f ? 0.f : p.f.scale * BWD_WEIGHT_UNIT / precision;
 #else
     return p.f.scale;
 #endif

@@ -1,7 +1,10 @@
-/* Loads of the backward kernel for Hopper, by one thread. What a step is about lies beside its
- * tiles in shared memory, so that nobody else walks: its number among all query tiles, where
- * its first query stands, its head, flags. */
+/* Loads of the backward kernel for Hopper, by one thread, or of Q by one and of dO by another.
+ * What a step is about lies beside its tiles in shared memory, so that nobody else walks: its
+ * number among all query tiles, where its first query stands, its head, flags. */
 #pragma once
+
+/* What a thread loads of a step. Who loads Q loads K and V, and says what steps are about. */
+enum { LOADS_Q = 1, LOADS_O = 2 };
 
 struct loader {
     query_walk walk;
@@ -25,30 +28,37 @@ DEVICE void load_keys(const arena &s, const cu_bwd &p, const key_tile &t, const 
                  v.b, s.kv_full, EVICT_FIRST);
 }
 
-DEVICE void load_queries(const arena &s, const loader &l, const cu_bwd &p, const key_tile &t,
-                         int tile, const tensor_map *mq, const tensor_map *mo)
+DEVICE void load_queries(const arena &s, const loader &l, int share, const cu_bwd &p,
+                         const key_tile &t, int tile, const tensor_map *mq,
+                         const tensor_map *mo)
 {
-    u32 q_full = s.q_full + l.at.slot * 8, o_full = s.o_full + l.at.slot * 8;
+    u32 slot = l.at.slot, q_full = s.q_full + slot * 8, o_full = s.o_full + slot * 8;
     int q0 = tile_rows_of(p.f, t).q_first + l.walk.block * BWD_ROWS;
-    head_box q = query_box(p.f, t.b, l.walk.h), o = box_at(p.dos, t.b, l.walk.h);
-    barrier_expect(q_full, Q_BYTES + STAT_BYTES);
+    if (share & LOADS_Q) {
+        head_box q = query_box(p.f, t.b, l.walk.h);
+        barrier_expect(q_full, Q_BYTES + STAT_BYTES);
 #pragma unroll
-    for (int i = 0; i < PANELS_D; i++)
-        copy_box(s.q + l.at.slot * Q_BYTES + i * QUERY_PANEL, mq, i * 64, q0, q.h, q.b,
-                 q_full, EVICT_LAST);
-    copy_bytes(s.lse + l.at.slot * STAT_BYTES, p.lse2 + (long long)tile * BWD_ROWS, STAT_BYTES,
-               q_full);
-    barrier_expect(o_full, O_BYTES + STAT_BYTES);
+        for (int i = 0; i < PANELS_D; i++)
+            copy_box(s.q + slot * Q_BYTES + i * QUERY_PANEL, mq, i * 64, q0, q.h, q.b, q_full,
+                     EVICT_LAST);
+        copy_bytes(s.lse + slot * STAT_BYTES, p.lse2 + (long long)tile * BWD_ROWS, STAT_BYTES,
+                   q_full);
+    }
+    if (share & LOADS_O) {
+        head_box o = box_at(p.dos, t.b, l.walk.h);
+        barrier_expect(o_full, O_BYTES + STAT_BYTES);
 #pragma unroll
-    for (int i = 0; i < PANELS_E; i++)
-        copy_box(s.d_out + l.at.slot * O_BYTES + i * QUERY_PANEL, mo, i * 64, q0,
-                 o.h, o.b, o_full, EVICT_LAST);
-    copy_bytes(s.delta + l.at.slot * STAT_BYTES, p.minus_delta + (long long)tile * BWD_ROWS,
-               STAT_BYTES, o_full);
+        for (int i = 0; i < PANELS_E; i++)
+            copy_box(s.d_out + slot * O_BYTES + i * QUERY_PANEL, mo, i * 64, q0, o.h, o.b,
+                     o_full, EVICT_LAST);
+        copy_bytes(s.delta + slot * STAT_BYTES, p.minus_delta + (long long)tile * BWD_ROWS,
+                   STAT_BYTES, o_full);
+    }
 }
 
-DEVICE void load_step(const arena &s, loader &l, const cu_bwd &p, const mod_args &mod,
-                      const key_tile &t, const tensor_map *mq, const tensor_map *mo)
+DEVICE void load_step(const arena &s, loader &l, int share, const cu_bwd &p,
+                      const mod_args &mod, const key_tile &t, const tensor_map *mq,
+                      const tensor_map *mo)
 {
     if (!l.more)
         return;
@@ -60,25 +70,28 @@ DEVICE void load_step(const arena &s, loader &l, const cu_bwd &p, const mod_args
 #if CFG_ROWS
     first += l.more ? row_shift(p.f, first) : 0;
 #endif
-    store_four(s.steps + (l.n++ & (STEPS - 1)) * 16, tile, first, l.walk.h,
-               l.more ? flags : STEP_END);
+    if (share & LOADS_Q)
+        store_four(s.steps + (l.n & (STEPS - 1)) * 16, tile, first, l.walk.h,
+                   l.more ? flags : STEP_END);
+    l.n++;
     if (l.more)
-        load_queries(s, l, p, t, tile, mq, mo);
-    else
+        load_queries(s, l, share, p, t, tile, mq, mo);
+    else if (share & LOADS_Q)
         barrier_arrive(s.q_full + l.at.slot * 8);
     ring_next(l.at);
 }
 
-DEVICE void load_begin(const arena &s, loader &l, const cu_bwd &p, const mod_args &mod,
-                       const key_tile &t, const tensor_map *mq, const tensor_map *mk,
-                       const tensor_map *mv, const tensor_map *mo)
+DEVICE void load_begin(const arena &s, loader &l, int share, const cu_bwd &p,
+                       const mod_args &mod, const key_tile &t, const tensor_map *mq,
+                       const tensor_map *mk, const tensor_map *mv, const tensor_map *mo)
 {
     l.walk = query_begin(p, t);
     l.at = {0, 0};
     l.n = 0;
     l.more = 1;
-    load_keys(s, p, t, mk, mv);
+    if (share & LOADS_Q)
+        load_keys(s, p, t, mk, mv);
     grid_wait_before();
     for (int i = 0; i < CFG_STAGES; i++)
-        load_step(s, l, p, mod, t, mq, mo);
+        load_step(s, l, share, p, mod, t, mq, mo);
 }

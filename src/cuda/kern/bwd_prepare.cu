@@ -197,9 +197,11 @@ extern "C" __global__ void __launch_bounds__(256)
 #if CFG_FIXED
         float slope = lse == -NEG_INF ? 0.f : slope_bound(p, mod, s, b, h, m);
         if (p.bounds)
-            p.precision[id] =
-                lse == lse ? precision_of(most, norm * slope * most_factor(p.f), delta * slope)
-                           : lse;
+            p.precision[id] = lse == lse ? BWD_WEIGHT_UNIT
+                                               * precision_of(most,
+                                                              norm * slope * most_factor(p.f),
+                                                              delta * slope)
+                                         : lse;
 #endif
     }
     if (p.dq_sum)
