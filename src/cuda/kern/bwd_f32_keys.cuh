@@ -37,6 +37,8 @@ DEVICE keys_arena keys_carve(u32 shared)
     return s;
 }
 
+static_assert(CFG_STAGES >= 2, "a step is loaded while the one before it is used");
+
 DEVICE void keys_init(const keys_arena &s)
 {
     barrier_init(s.k_full, 1);
