@@ -342,11 +342,11 @@ typedef struct keys_kernel {
     int threads, shared, tellers;
 } keys_kernel;
 
-static keys_kernel keys_kernel_of(const saccade_plan *plan, const cu_loaded *program,
-                                  int tellers)
+static keys_kernel keys_kernel_of(const saccade_plan *plan, const cu_loaded *program, int tells)
 {
     return (keys_kernel){program->kernel, cu_backward_threads(&program->form),
-                         shared_of(plan, program), tellers};
+                         shared_of(plan, program),
+                         tells ? program->form.tile.groups * GROUP_WARPS : 0};
 }
 
 /* Tiles [first, past) of the order. */
@@ -410,8 +410,7 @@ static saccade_status start_tiles(const saccade_plan *plan, const plan_run *run,
     TRY(encode_maps(run, g, program->form.tile.keys, l, err));
     TRY(start_prepare(plan, l, err));
     TRY(start_sinks(plan, l, err));
-    const keys_kernel k =
-        keys_kernel_of(plan, program, program->form.tile.groups * GROUP_WARPS);
+    const keys_kernel k = keys_kernel_of(plan, program, 1);
     TRY(start_keys(run, l, &k, parameters, err));
     if (!g->dq)
         return SACCADE_OK;
@@ -425,7 +424,7 @@ static saccade_status start_wide(const saccade_plan *plan, const plan_run *run,
                                  saccade_error *err)
 {
     const cu_loaded *program = &((const cu_state *)plan->state)->programs[which];
-    const keys_kernel k = keys_kernel_of(plan, program, 2 * GROUP_WARPS);
+    const keys_kernel k = keys_kernel_of(plan, program, 1);
     const int stay = program->form.backward.stay, tiles = (l->p.f.M + stay - 1) / stay;
     const int query_threads = cu_backward_query_threads(&program->form);
     const int query_shared = cu_backward_query_shared(
