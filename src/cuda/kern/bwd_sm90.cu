@@ -173,12 +173,9 @@ DEVICE void weigh_block(block &x, u32 (&w)[S_COUNT / 2], const arena &s, const c
 
 /* dS of a block, and what dV takes. */
 DEVICE void grade_block(block_words &to, block &x, const arena &s, const consumer &c,
-                        const cu_bwd &p, const mod_args &mod, const key_tile &t, int wg)
+                        const cu_bwd &p, const mod_args &mod, const places &at)
 {
     u32 minus_delta = s.delta + c.at.slot * STAT_BYTES + (threadIdx.x & 3) * 8;
-#if HAS_SLOPED
-    places at = places_of(t, x.step, wg);
-#endif
 #pragma unroll
     for (int i = 0; i < S_COUNT / 4; i++) {
         float g[4], *of = x.acc + 4 * i;
@@ -231,7 +228,7 @@ DEVICE void use_block(block &x, block_words &words, const arena &s, consumer &c,
 {
     u32 slot = c.at.slot, n = c.n;
     places at = places_of(t, x.step, wg);
-    grade_block(words, x, s, c, p, mod, t, wg);
+    grade_block(words, x, s, c, p, mod, at);
     cut_block(words, p, mod, at, x.step.w);
 #if CFG_DV
     wgmma_fence();
