@@ -10,8 +10,8 @@
 
 enum { MOST_ROW = 0x7fffffff, MOST_COLUMN = 0x3fffffff }; /* positions wrap */
 
-/* What a head's patches are drawn with; the same in all lanes, which ptxas sees by the shuffles
- * and so keeps what follows from it in uniform registers. */
+/* What a head's patches are drawn with; the same in all lanes, and reduced over them, which ends
+ * in uniform registers. */
 DEVICE dropout_words drop_head(const cu_drop &d, int b, int h)
 {
     u64 seed = d.seed, offset = d.offset;
@@ -23,7 +23,7 @@ DEVICE dropout_words drop_head(const cu_drop &d, int b, int h)
     dropout_words x = dropout_head(seed, offset, (u32)(b + d.b_offset), (u32)(h + d.h_offset));
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        x.w[i] = __shfl_sync(~0u, x.w[i], 0);
+        x.w[i] = __reduce_or_sync(~0u, x.w[i]);
     return x;
 }
 
