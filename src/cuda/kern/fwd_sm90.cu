@@ -129,31 +129,52 @@ struct producer {
 };
 
 #if CFG_CHUNKS
-/* Places are found for a few copies before those are begun, so that reads of the table overlap;
- * as registers allow. */
+/* Places of FEW copies are found before those are begun. EARLY: of a block's first ones before
+ * its slot is free, since beside products an instruction takes 5 to 20 cycles
+ * (docs/lab/094); three groups leave no registers for that. */
+enum { EARLY = CFG_WGS <= 2, FEW = EARLY ? 2 : 1 };
+
+DEVICE int is_value_loader(void)
+{
+    return threadIdx.x >= 64;
+}
+
+struct places {
+    chunk_place of[FEW];
+};
+
+/* From key i of the block on that begins with key `first`. n: keys of the batch. */
+DEVICE places find_places(const cu_fwd &p, const chunk_table &chunks, int b, int first, int i,
+                          int n)
+{
+    places x;
+    int has_b = (is_value_loader() ? p.vs.b : p.ks.b) != 0;
+#pragma unroll
+    for (int k = 0; k < FEW; k++, i += p.chunks.box)
+        x.of[k] = chunk_box(chunks, has_b, b, first + i, i < CFG_TN ? n : 0);
+    return x;
+}
+
+/* at: of the block's first copies. */
 template <int PANELS>
 DEVICE void load_block(u32 dst, u32 full, const cu_fwd &p, const chunk_table &chunks,
-                       const tensor_map *map, const cu_stride &stride, int b, int h, int n,
-                       int first)
+                       const tensor_map *map, int b, int h, int n, int first, places at)
 {
-    enum { FEW = CFG_WGS > 2 ? 1 : 4 };
     int box = p.chunks.box;
     barrier_expect(full, PANELS * PANEL_KV);
 #pragma unroll 1
-    for (int i = 0; i < CFG_TN; i += FEW * box) {
-        chunk_place at[FEW];
+    for (int i = 0;;) {
 #pragma unroll
-        for (int k = 0; k < FEW; k++)
-            at[k] = chunk_box(chunks, stride.b != 0, b, first + i + k * box,
-                              i + k * box < CFG_TN ? n : 0);
-#pragma unroll
-        for (int k = 0; k < FEW; k++)
-            if (i + k * box < CFG_TN) {
+        for (int k = 0; k < FEW; k++, i += box)
+            if (k == 0 || i < CFG_TN) {
 #pragma unroll
                 for (int d = 0; d < PANELS; d++)
-                    copy_box(dst + d * PANEL_KV + (i + k * box) * 128, map, d * 64, at[k].row,
-                             h, at[k].b, full, EVICT_LAST);
+                    copy_box(dst + d * PANEL_KV + i * 128, map, d * 64, at.of[k].row, h,
+                             at.of[k].b, full, EVICT_LAST);
             }
+        if (i >= CFG_TN)
+            return;
+        at = find_places(p, chunks, b, first, i, n);
     }
 }
 #else
@@ -244,13 +265,19 @@ DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod
         barrier_wait((is_value ? s.v_empty : s.k_empty) + slot * 8, parity);
         gather_block(s, p, chunks, entry, slot, is_value, t, g, first);
 #else
+        int first = walk.block * CFG_TN;
+        places at;
+        if (EARLY)
+            at = find_places(p, chunks, t.b, first, 0, t.kv_len);
         barrier_wait((is_value ? s.v_empty : s.k_empty) + slot * 8, parity);
+        if (!EARLY)
+            at = find_places(p, chunks, t.b, first, 0, t.kv_len);
         if (is_value)
-            load_block<PANELS_E>(s.v + slot * V_BYTES, s.v_full + slot * 8, p, chunks, mv, p.vs,
-                                 t.b, value_box(p, t.b, g).h, t.kv_len, walk.block * CFG_TN);
+            load_block<PANELS_E>(s.v + slot * V_BYTES, s.v_full + slot * 8, p, chunks, mv,
+                                 t.b, value_box(p, t.b, g).h, t.kv_len, first, at);
         else
-            load_block<PANELS_D>(s.k + slot * K_BYTES, s.k_full + slot * 8, p, chunks, mk, p.ks,
-                                 t.b, key_box(p, t.b, g).h, t.kv_len, walk.block * CFG_TN);
+            load_block<PANELS_D>(s.k + slot * K_BYTES, s.k_full + slot * 8, p, chunks, mk,
+                                 t.b, key_box(p, t.b, g).h, t.kv_len, first, at);
 #endif
     }
 }
