@@ -99,6 +99,13 @@ static void halves(void **state)
         {.problem = "b2 h8/2 q7 kv900 d128 f16", .mask = "kv >= 500 && kv < 510"},
         {.problem = "b5 h12/4 q5 kv700 d80 dv40 bf16", .score = "alibi()"},
         {.problem = "b40 h8/4 q1 kv90 d128 bf16", .mask = "causal()"},
+        /* more spans than multiprocessors, of unequal lengths, some without a key */
+        {.problem = "b60 h16/8 q1 kv300 d64 bf16", .mask = "kv < 4 * b", .kv_len = 257},
+        {.problem = "b50 h32/8 q3 kv200 d128 f16",
+         .score = "alibi()",
+         .mask = "kv % 5 != 3",
+         .kv_len = 190},
+        {.problem = "b40 h8 q1 kv700 d256 bf16", .kv_len = 650},
         {.problem = "b1 h2 q100 kv100 d64 bf16", .mask = "q > kv && kv % 3 == 0"},
     };
     int n_bad = 0;

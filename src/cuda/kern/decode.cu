@@ -4,7 +4,7 @@
  * shared out in one of two ways (cu_decode_cluster): whole ones to each CTA, or one to a
  * cluster whose CTAs join their parts through shared memory; or the blocks of all spans as one
  * line cut into equal pieces (Flash-Decoding, with the cut of stream-K), which `decode_end`
- * joins. With CFG_ONE_SPAN every CTA has a span of its own, however long. Or, where a row's
+ * joins. With `owns` every CTA has a span of its own, however long. Or, where a row's
  * bits are to hang on its keys alone (IS_FIXED), pieces of PIECE_KEYS keys from a multiple of
  * them on are shared out in turn, and `decode_end` joins all spans.
  *
@@ -47,7 +47,7 @@ DEVICE void run_share(stream &w, fragment &f, const reduce_memory &sh, const cu_
     while (c.t < end || is_cluster) {
         span s = c.s;
         int index = c.index, first = c.from, last = min(c.to, end);
-        int is_whole = CFG_ONE_SPAN || (c.t == first && last == c.to);
+        int is_whole = owns_span(p) || (c.t == first && last == c.to);
         begin_fragment(f, p, mod, s);
         for (; mine < last; mine += WARPS) {
             use_block(w, f, p, mod, s, mine - first, columns);
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     if (!l.each)
         x = share_out(gridDim.x, line_at(l, l.spans));
     int begin = share_begin(x, blockIdx.x), end = share_begin(x, blockIdx.x + 1);
-    if (CFG_ONE_SPAN)
+    if (owns_span(p))
         own_share(p, mod, l, begin, end);
     else if (p.decode.cluster)
         cluster_share(p, l, begin, end);

@@ -416,6 +416,11 @@ DEVICE line line_of(const cu_fwd &p)
     return l;
 }
 
+DEVICE int owns_span(const cu_fwd &p)
+{
+    return CFG_ONE_SPAN || p.decode.owns;
+}
+
 /* A CTA's only span, on a line where each has room for all keys. */
 DEVICE void own_share(const cu_fwd &p, const mod_args &mod, const line &l, int &begin, int &end)
 {

@@ -108,7 +108,8 @@ typedef struct cu_decode {
     int tiles;       /* tiles of 16 rows that they make */
     int spans;       /* such tiles of all batches and KV heads */
     int cluster;     /* CTAs that share one span; 0: CTAs have shares that may cross spans */
-    int span_blocks; /* key blocks of every span, or 0 where spans differ */
+    int owns;        /* each CTA has a span of its own, however long */
+    int span_blocks; /* key blocks of every span, or 0 where spans differ; most, with `owns` */
     int share;       /* where spans do not differ: blocks of a CTA's share */
     int larger;      /* so many CTAs have one block more than that */
     int flags;       /* rows of a head that have flags */

@@ -73,6 +73,7 @@ static void fill_decode(const cu_state *s, cu_fwd *p, const saccade_sizes *sizes
     f->rows = f->group * f->most;
     f->tiles = (f->rows + RUN_DECODE_ROWS - 1) / RUN_DECODE_ROWS;
     f->spans = spans;
+    f->owns = 0;
     f->span_blocks = span_blocks(s, p);
     p->n_split = decode_ctas(s, p, spans);
     f->share = spans * f->span_blocks / p->n_split;
@@ -84,11 +85,19 @@ static void fill_decode(const cu_state *s, cu_fwd *p, const saccade_sizes *sizes
     f->by_M = reciprocal(p->M);
 }
 
+/* Whether each CTA gets a span of its own: two CTAs to a multiprocessor always do. */
+static int has_own_spans(const cu_state *s, cu_program which, const cu_fwd *p, int spans)
+{
+    return which == CU_DECODE_HALF
+           || (p->kv_len.by_batch && !p->runs && !s->is_ragged && !s->has_fixed_pieces
+               && cu_decode_owns_pays(s->device.n_sm, spans));
+}
+
 /* A span to each CTA, whatever blocks it has: CTAs in all. */
 static unsigned give_spans(const cu_state *s, cu_fwd *p)
 {
     const int blocks = (p->N + tile_of(s)->keys - 1) / tile_of(s)->keys;
-    p->decode.cluster = 1;
+    p->decode.cluster = p->decode.owns = 1;
     p->decode.span_blocks = blocks ? blocks : 1;
     return (unsigned)p->decode.spans;
 }
@@ -109,7 +118,7 @@ static saccade_status launch_spans(const saccade_plan *plan, cu_program which,
 {
     cu_state *s = plan->state;
     const cu_loaded *program = &s->programs[which];
-    const int is_half = which == CU_DECODE_HALF, threads = program->form.tile.groups * 32;
+    const int threads = program->form.tile.groups * 32;
     const int spans = (int)cu_decode_spans(sizes);
     const int shared = decode_shared(s, which, &plan->problem, spans);
     const run_decode_sizes d = run_decode_space(s, sizes, cu_padded(plan->problem.sizes.Dv));
@@ -120,7 +129,7 @@ static saccade_status launch_spans(const saccade_plan *plan, cu_program which,
     a->p.part_o = (float *)(base + d.part_o);
     a->p.part_ml = (float *)(base + d.part_ml);
     fill_decode(s, &a->p, sizes, spans);
-    if (is_half)
+    if (has_own_spans(s, which, &a->p, spans))
         grid[0] = give_spans(s, &a->p);
     else if (!s->has_fixed_pieces)
         a->p.decode.cluster = decode_cluster(s, &a->p, spans, grid);

@@ -128,6 +128,13 @@ int cu_decode_half_pays(int n_sm, int64_t spans)
     return spans * 100 >= places * 90;
 }
 
+/* From one and a half spans to a multiprocessor on: docs/lab/095. Joining cut spans costs more
+ * than ends that do not meet. */
+int cu_decode_owns_pays(int n_sm, int64_t spans)
+{
+    return spans * 2 >= 3 * (int64_t)n_sm;
+}
+
 int cu_group(const saccade_sizes *s)
 {
     return (int)(s->H / s->Hkv);

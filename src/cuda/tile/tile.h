@@ -57,6 +57,9 @@ int cu_decode_choice(int D, int E, int bits, int column_words, int rung, cu_tile
 int cu_decode_half_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out);
 /* Whether the choice of cu_decode_half_choice is the faster one for so many spans. */
 int cu_decode_half_pays(int n_sm, int64_t spans);
+/* Whether spans of unequal lengths are so many that whole ones, dealt out by the hardware, are
+ * faster than equal shares of all keys. */
+int cu_decode_owns_pays(int n_sm, int64_t spans);
 /* Query heads that read one KV head. */
 int cu_group(const saccade_sizes *sizes);
 /* Where decode's pieces are fixed, it takes all runs of up to so many rows. */
