@@ -10,8 +10,8 @@
 
 enum { MOST_ROW = 0x7fffffff, MOST_COLUMN = 0x3fffffff }; /* positions wrap */
 
-/* What a head's patches are drawn with; the same in all lanes, and reduced over them, which ends
- * in uniform registers. */
+/* What a head's patches are drawn with; the same in all lanes, and reduced over them, which
+ * ends in uniform registers. */
 DEVICE dropout_words drop_head(const cu_drop &d, int b, int h)
 {
     u64 seed = d.seed, offset = d.offset;
