@@ -10,7 +10,7 @@
 
 /* offsets of the parts of cu_bwd */
 typedef struct space {
-    size_t precision, bounds, dq_sum, bytes;
+    size_t precision, bounds, dq_sum, dq_steps, bytes;
     size_t thirds[4];         /* of Q, K, V and dO: cu_thirds */
     size_t lse2, minus_delta; /* of the workspace, or of dQ: */
     int is_in_result;
@@ -102,9 +102,11 @@ static space space_of(const saccade_plan *plan, const saccade_sizes *s,
     x.precision = x.is_in_result ? 0 : 2 * each;
     x.bounds = x.precision + each;
     x.dq_sum = x.bounds + cu_aligned(bounds);
-    x.bytes = x.dq_sum;
-    if (cu_backward_has_tiles(plan->state) && plan->problem.gradients & SACCADE_GRADIENT_Q)
-        x.bytes += rows * columns * sizeof(float);
+    x.dq_steps = x.bytes = x.dq_sum;
+    if (cu_backward_has_tiles(plan->state) && plan->problem.gradients & SACCADE_GRADIENT_Q) {
+        x.dq_steps = x.dq_sum + rows * columns * sizeof(float);
+        x.bytes = x.dq_steps + rows / BWD_ROWS * sizeof(unsigned);
+    }
     if (cu_backward_has_f32(plan->state))
         add_thirds(plan, s, &x);
     return x;
@@ -221,6 +223,7 @@ static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradi
     p->precision = (float *)(base + at.precision);
     p->bounds = (unsigned *)(base + at.bounds); /* null where there are no sums */
     p->dq_sum = g->dq ? (float *)(base + at.dq_sum) : NULL;
+    p->dq_steps = (unsigned *)(base + at.dq_steps);
     fill_touched(run, p);
 }
 

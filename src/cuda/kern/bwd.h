@@ -30,6 +30,10 @@ typedef struct cu_own {
     long long dk_batch, dv_batch; /* strides of batches, of ranks; else 0 */
 } cu_own;
 
+/* What every sum of dQ in fixed point gains with a step beside its integer: the bits of the
+ * float 3 * 2^22. */
+#define BWD_LIFT 0x4b400000u
+
 typedef struct cu_bwd {
     /* what forward had and left. Tiles are of keys here: n_qblk counts key tiles of one (b, g),
      * order lists (b*G + g)*n_qblk + tile, runs are those of query blocks of BWD_ROWS. */
@@ -55,6 +59,7 @@ typedef struct cu_bwd {
     float slope_most; /* no larger derivative of a score by its product */
     unsigned *bounds; /* [B*G][BWD_CHUNKS][2]: see bwd_unit.cuh */
     float *dq_sum;    /* [B*H*n_mblk][panels][4096], as bwd_dq.cuh stages it */
+    unsigned *dq_steps; /* [B*H*n_mblk] how often the sums in fixed point were added to */
     float *d_sinks;   /* null: not wanted. Elements along b, h and m, 1 where one serves all */
     cu_stride d_sinks_s;
     int n_sinks_b, n_sinks_m;

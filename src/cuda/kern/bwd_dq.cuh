@@ -12,25 +12,25 @@ DEVICE void product_dq(float (&dq)[S_COUNT], u32 ds, u32 k)
         wgmma_dq(dq, a + kk * 2048 / 16, b + kk * 2048 / 16, kk > 0);
 }
 
-/* A float of dQ as it is summed: in units of its row, or as it is. */
+/* A float of dQ as it is summed: in units of its row and BWD_LIFT too large, or as it is. */
 DEVICE u32 counted(float x, float precision)
 {
 #if CFG_FIXED
-    return (u32)__float2int_rn(x * precision);
+    return (u32)__float2int_rn(x * precision) + BWD_LIFT;
 #else
     return __float_as_uint(x * precision);
 #endif
 }
 
 #if CFG_FIXED
-/* counted() for |x * precision| < COUNTED_MOST: after adding 3 * COUNTED_MOST the low mantissa
- * bits are the integer. An addition does not use the conversion unit, which exponentials
- * share. */
+/* counted() for |x * precision| < COUNTED_MOST: after adding 3 * COUNTED_MOST, whose bits are
+ * BWD_LIFT, the low mantissa bits are the integer. An addition does not use the conversion
+ * unit, which exponentials share; BWD_LIFT is taken off once for all steps, by bwd_finish. */
 #define COUNTED_MOST 4194304.f
 
 DEVICE u32 counted_small(float x, float precision)
 {
-    return __float_as_uint(fmaf(x, precision, 3 * COUNTED_MOST)) - 0x4b400000u;
+    return __float_as_uint(fmaf(x, precision, 3 * COUNTED_MOST));
 }
 
 /* Whether all of this thread's dQ values are that small, as they nearly always are; NaN says
@@ -68,6 +68,15 @@ DEVICE void stage(u32 to, const float (&dq)[S_COUNT], float f0, float f1)
     fence_async_proxy();
 }
 
+/* A staged part is added to the sums of a tile of queries; the first one counts the step. */
+DEVICE void add_part(const cu_bwd &p, int tile, int part, u32 from)
+{
+    add_bytes(p.dq_sum + ((long long)tile * PANELS_D + part) * (PART_BYTES / 4), from,
+              PART_BYTES);
+    if (CFG_FIXED && part == 0)
+        atomicAdd(p.dq_steps + tile, 1u);
+}
+
 /* Staged parts are written by another warp, or by this group's first thread; two may be on
  * their way. */
 #if CFG_SPLIT
@@ -99,8 +108,7 @@ DEVICE void put_part(const arena &s, const cu_bwd &p, u32 n, int tile, int part,
     stage(at, dq, f0, f1);
     named_sync(1, 128);
     if (is_first)
-        add_bytes(p.dq_sum + ((long long)tile * PANELS_D + part) * (PART_BYTES / 4), at,
-                  PART_BYTES);
+        add_part(p, tile, part, at);
 }
 
 DEVICE void end_parts(const arena &, u32)
@@ -331,8 +339,7 @@ DEVICE void write_dq(const arena &s, const cu_bwd &p)
                 step = load_four(s.steps + (n & (STEPS - 1)) * 16);
             if (step.w & STEP_END)
                 break;
-            add_bytes(p.dq_sum + ((long long)step.x * PANELS_D + part) * (PART_BYTES / 4), at,
-                      PART_BYTES);
+            add_part(p, step.x, part, at);
             add_wait<1>();
             if (n > 0 || part > 0)
                 barrier_arrive(s.staging_empty + (part ^ 1) * 8);

@@ -30,10 +30,11 @@ DEVICE float row_factor(const cu_bwd &p, long long row)
 #endif
 }
 
-DEVICE float summed(float x)
+/* lift: what so many steps have added to every sum. */
+DEVICE float summed(float x, u32 lift)
 {
 #if CFG_FIXED
-    return (float)__float_as_int(x);
+    return (float)(int)(__float_as_uint(x) - lift);
 #else
     return x;
 #endif
@@ -93,16 +94,17 @@ extern "C" __global__ void __launch_bounds__(128)
 #endif
     long long at = (long long)tile * BWD_ROWS + row;
     grid_wait_before();
+    u32 lift = CFG_FIXED ? load_new((const int *)p.dq_steps + tile) * BWD_LIFT : 0;
     float f0 = row_factor(p, at), f1 = row_factor(p, at + 8), x[32];
     const float4 *sum =
         (const float4 *)p.dq_sum + ((long long)tile * PANELS_D + part) * 1024 + threadIdx.x;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         float4 y = load_new4((const float *)(sum + i * 128));
-        x[4 * i] = summed(y.x) * f0;
-        x[4 * i + 1] = summed(y.y) * f0;
-        x[4 * i + 2] = summed(y.z) * f1;
-        x[4 * i + 3] = summed(y.w) * f1;
+        x[4 * i] = summed(y.x, lift) * f0;
+        x[4 * i + 1] = summed(y.y, lift) * f0;
+        x[4 * i + 2] = summed(y.z, lift) * f1;
+        x[4 * i + 3] = summed(y.w, lift) * f1;
     }
     float slope = 1.f;
 #if CFG_TERMS && HAS_SCALES
