@@ -1,7 +1,7 @@
 /* Copies of block masks on devices: the runs of all rows of blocks, where each row begins among
  * them, and the order in which tiles are taken. A copy is made when a mask is prepared and dies
- * with it. The order takes heads in sections whose K and V about fit half of L2 together. In a
- * section it takes the longest tiles first, so that the last ones to run are short. */
+ * with it. The order takes heads in sections: half of L2 about holds what tiles read of one. In
+ * a section it takes the longest tiles first, so that the last ones to run are short. */
 #include "cuda/mask/device_mask.h"
 
 #include <pthread.h>
@@ -83,14 +83,24 @@ static int longest_first(const void *a, const void *b)
     return x->tile < y->tile ? -1 : x->tile > y->tile;
 }
 
-enum { SECTION_TILES = 512 }; /* at least, about four for each multiprocessor */
+/* What a section has at least: about four tiles for each multiprocessor, of keys two. */
+enum { SECTION_TILES = 512, SECTION_KEY_TILES = 256 };
 
-/* How many sections the KV heads are cut into: as many as keep SECTION_TILES, or K and V for
- * half of L2. They are equal but for a head, for a short last one would end with long tiles. */
-static int64_t count_sections(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes)
+/* What the tiles of a head read again and again: K and V, or Q, dO and sums of dQ. */
+static int64_t bytes_of_head(const saccade_sizes *s, int is_transposed)
 {
-    const int64_t head_bytes = s->KV * (s->D + s->Dv) * 2, head_tiles = cu_group(s) * r->rows;
-    const int64_t by_tiles = (SECTION_TILES + head_tiles - 1) / (head_tiles ? head_tiles : 1);
+    return is_transposed ? s->Q * ((s->D + s->Dv) * 2 + s->D * 4) : s->KV * (s->D + s->Dv) * 2;
+}
+
+/* How many sections the KV heads are cut into: as many as keep that many tiles, or fill half of
+ * L2. They are equal but for a head, for a short last one would end with long tiles. */
+static int64_t count_sections(const mask_runs *r, const saccade_sizes *s, int is_transposed,
+                              size_t l2_bytes)
+{
+    const int64_t head_bytes = bytes_of_head(s, is_transposed);
+    const int64_t head_tiles = cu_group(s) * r->rows;
+    const int64_t tiles = is_transposed ? SECTION_KEY_TILES : SECTION_TILES;
+    const int64_t by_tiles = (tiles + head_tiles - 1) / (head_tiles ? head_tiles : 1);
     const int64_t by_bytes = head_bytes > 0 ? (int64_t)(l2_bytes / 2) / head_bytes : 1;
     const int64_t least = by_tiles > by_bytes ? by_tiles : by_bytes;
     const int64_t n = s->B * s->Hkv / (least ? least : 1);
@@ -118,12 +128,21 @@ static void fill_section(const mask_runs *r, const saccade_sizes *s, const uint8
         *(*order)++ = w[k].tile;
 }
 
-static saccade_status fill_order(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes,
+/* What a copy is of, beside its runs. */
+typedef struct about {
+    int keys, is_transposed;
+    int64_t most_runs;     /* of a list, where lists may change; else 0 */
+    size_t bits_bytes;     /* likewise */
+    const plan_rows *rows; /* NULL: all */
+    size_t l2_bytes;
+} about;
+
+static saccade_status fill_order(const mask_runs *r, const saccade_sizes *s, const about *of,
                                  const uint8_t *turns, int32_t *order, cu_turns *out,
                                  saccade_error *err)
 {
     const int64_t group = cu_group(s), heads = s->B * s->Hkv;
-    const int64_t sections = count_sections(r, s, l2_bytes);
+    const int64_t sections = count_sections(r, s, of->is_transposed, of->l2_bytes);
     const int64_t most = (heads + sections - 1) / sections * group;
     int32_t *at = order;
     work *w = malloc((size_t)(most * r->rows) * sizeof *w);
@@ -140,15 +159,6 @@ static saccade_status fill_order(const mask_runs *r, const saccade_sizes *s, siz
     free(w);
     return SACCADE_OK;
 }
-
-/* What a copy is of, beside its runs. */
-typedef struct about {
-    int keys, is_transposed;
-    int64_t most_runs;     /* of a list, where lists may change; else 0 */
-    size_t bits_bytes;     /* likewise */
-    const plan_rows *rows; /* NULL: all */
-    size_t l2_bytes;
-} about;
 
 static turn turn_of_keys(const plan_rows *rows, int64_t first, int64_t past)
 {
@@ -191,7 +201,7 @@ static saccade_status order_tiles(const mask_runs *r, const saccade_sizes *s, co
 {
     uint8_t *turns;
     TRY(find_turns(r, of, &turns, err));
-    const saccade_status status = fill_order(r, s, of->l2_bytes, turns, order, out, err);
+    const saccade_status status = fill_order(r, s, of, turns, order, out, err);
     free(turns);
     return status;
 }
