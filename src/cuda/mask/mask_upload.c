@@ -83,25 +83,38 @@ static int longest_first(const void *a, const void *b)
     return x->tile < y->tile ? -1 : x->tile > y->tile;
 }
 
-/* What a section has at least: about four tiles for each multiprocessor, of keys two. */
-enum { SECTION_TILES = 512, SECTION_KEY_TILES = 256 };
+/* What a copy is of, beside its runs. */
+typedef struct about {
+    int keys, is_transposed;
+    int64_t most_runs;     /* of a list, where lists may change; else 0 */
+    size_t bits_bytes;     /* likewise */
+    const plan_rows *rows; /* NULL: all */
+    size_t l2_bytes;
+    int group; /* of tiles of keys: query heads of a KV head, else 0 */
+} about;
 
-/* What the tiles of a head read again and again: K and V, or Q, dO and sums of dQ. */
-static int64_t bytes_of_head(const saccade_sizes *s, int is_transposed)
+/* What a section has at least: about four tiles for each multiprocessor, of keys two, or one
+ * where a tile goes through several heads (docs/lab/097). */
+enum { SECTION_TILES = 512, SECTION_KEY_TILES = 256, SECTION_GROUP_TILES = 128 };
+
+/* What the tiles of a KV head read again and again: K and V, or Q, dO and sums of dQ of all its
+ * query heads, since tiles of unequal lengths are soon at different ones. */
+static int64_t bytes_of_head(const saccade_sizes *s, int group)
 {
-    return is_transposed ? s->Q * ((s->D + s->Dv) * 2 + s->D * 4) : s->KV * (s->D + s->Dv) * 2;
+    return group ? group * s->Q * ((s->D + s->Dv) * 2 + s->D * 4) : s->KV * (s->D + s->Dv) * 2;
 }
 
 /* How many sections the KV heads are cut into: as many as keep that many tiles, or fill half of
  * L2. They are equal but for a head, for a short last one would end with long tiles. */
-static int64_t count_sections(const mask_runs *r, const saccade_sizes *s, int is_transposed,
-                              size_t l2_bytes)
+static int64_t count_sections(const mask_runs *r, const saccade_sizes *s, const about *of)
 {
-    const int64_t head_bytes = bytes_of_head(s, is_transposed);
+    const int64_t head_bytes = bytes_of_head(s, of->group);
     const int64_t head_tiles = cu_group(s) * r->rows;
-    const int64_t tiles = is_transposed ? SECTION_KEY_TILES : SECTION_TILES;
+    const int64_t tiles = !of->group       ? SECTION_TILES
+                          : of->group == 1 ? SECTION_KEY_TILES
+                                           : SECTION_GROUP_TILES;
     const int64_t by_tiles = (tiles + head_tiles - 1) / (head_tiles ? head_tiles : 1);
-    const int64_t by_bytes = head_bytes > 0 ? (int64_t)(l2_bytes / 2) / head_bytes : 1;
+    const int64_t by_bytes = head_bytes > 0 ? (int64_t)(of->l2_bytes / 2) / head_bytes : 1;
     const int64_t least = by_tiles > by_bytes ? by_tiles : by_bytes;
     const int64_t n = s->B * s->Hkv / (least ? least : 1);
     return n ? n : 1;
@@ -128,21 +141,12 @@ static void fill_section(const mask_runs *r, const saccade_sizes *s, const uint8
         *(*order)++ = w[k].tile;
 }
 
-/* What a copy is of, beside its runs. */
-typedef struct about {
-    int keys, is_transposed;
-    int64_t most_runs;     /* of a list, where lists may change; else 0 */
-    size_t bits_bytes;     /* likewise */
-    const plan_rows *rows; /* NULL: all */
-    size_t l2_bytes;
-} about;
-
 static saccade_status fill_order(const mask_runs *r, const saccade_sizes *s, const about *of,
                                  const uint8_t *turns, int32_t *order, cu_turns *out,
                                  saccade_error *err)
 {
     const int64_t group = cu_group(s), heads = s->B * s->Hkv;
-    const int64_t sections = count_sections(r, s, of->is_transposed, of->l2_bytes);
+    const int64_t sections = count_sections(r, s, of);
     const int64_t most = (heads + sections - 1) / sections * group;
     int32_t *at = order;
     work *w = malloc((size_t)(most * r->rows) * sizeof *w);
@@ -210,7 +214,9 @@ saccade_status cu_order_tiles(const mask_runs *r, const saccade_sizes *s, size_t
                               const plan_rows *rows, int32_t *order, int *n_first,
                               saccade_error *err)
 {
-    const about of = {.keys = r->block_kv, .rows = rows, .l2_bytes = l2_bytes};
+    const about of = {.keys = r->block_kv,
+                      .rows = rows,
+                      .l2_bytes = l2_bytes};
     cu_turns turns = {0, 0};
     const saccade_status status = order_tiles(r, s, &of, order, &turns, err);
     *n_first = turns.first;
@@ -359,7 +365,8 @@ static saccade_status upload_rows(const cu_driver *driver, const copy *c, const 
     about of = {.keys = c->keys,
                 .is_transposed = c->group == 0,
                 .rows = plan->rows,
-                .l2_bytes = (size_t)((const cu_state *)plan->state)->device.l2_bytes};
+                .l2_bytes = (size_t)((const cu_state *)plan->state)->device.l2_bytes,
+                .group = c->group ? 0 : cu_group(s)};
     cu_selected own;
     about_selection(mask, &of);
     FAIL_AT(plan->rows && of.most_runs, SACCADE_EINVAL, "block_mask", 0, 0,
