@@ -350,6 +350,8 @@ static void halves_of_decode_fit(void **state)
     }
     assert_true(cu_decode_half_pays(132, 256) && cu_decode_half_pays(132, 1024));
     assert_false(cu_decode_half_pays(132, 8) || cu_decode_half_pays(132, 132));
+    assert_true(cu_decode_owns_pays(132, 198) && cu_decode_owns_pays(132, 4096));
+    assert_false(cu_decode_owns_pays(132, 132) || cu_decode_owns_pays(132, 197));
 }
 
 /* ---- text and compilation ---- */
