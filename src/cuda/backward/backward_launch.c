@@ -102,7 +102,7 @@ static space space_of(const saccade_plan *plan, const saccade_sizes *s,
     x.precision = x.is_in_result ? 0 : 2 * each;
     x.bounds = x.precision + each;
     x.dq_sum = x.bounds + cu_aligned(bounds);
-    x.dq_steps = x.bytes = x.dq_sum;
+    x.bytes = x.dq_sum;
     if (cu_backward_has_tiles(plan->state) && plan->problem.gradients & SACCADE_GRADIENT_Q) {
         x.dq_steps = x.dq_sum + rows * columns * sizeof(float);
         x.bytes = x.dq_steps + rows / BWD_ROWS * sizeof(unsigned);
@@ -223,7 +223,7 @@ static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradi
     p->precision = (float *)(base + at.precision);
     p->bounds = (unsigned *)(base + at.bounds); /* null where there are no sums */
     p->dq_sum = g->dq ? (float *)(base + at.dq_sum) : NULL;
-    p->dq_steps = (unsigned *)(base + at.dq_steps);
+    p->dq_steps = g->dq ? (unsigned *)(base + at.dq_steps) : NULL;
     fill_touched(run, p);
 }
 

@@ -23,14 +23,14 @@ DEVICE u32 counted(float x, float precision)
 }
 
 #if CFG_FIXED
-/* counted() for |x * precision| < COUNTED_MOST: after adding 3 * COUNTED_MOST, whose bits are
- * BWD_LIFT, the low mantissa bits are the integer. An addition does not use the conversion
- * unit, which exponentials share; BWD_LIFT is taken off once for all steps, by bwd_finish. */
+/* counted() for |x * precision| < COUNTED_MOST: after adding the float whose bits BWD_LIFT is,
+ * the low mantissa bits are the integer. An addition does not use the conversion unit, which
+ * exponentials share; BWD_LIFT is taken off once for all steps, by bwd_finish. */
 #define COUNTED_MOST 4194304.f
 
 DEVICE u32 counted_small(float x, float precision)
 {
-    return __float_as_uint(fmaf(x, precision, 3 * COUNTED_MOST));
+    return __float_as_uint(fmaf(x, precision, __uint_as_float(BWD_LIFT)));
 }
 
 /* Whether all of this thread's dQ values are that small, as they nearly always are; NaN says

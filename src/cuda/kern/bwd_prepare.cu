@@ -204,9 +204,10 @@ extern "C" __global__ void __launch_bounds__(256)
                                          : lse;
 #endif
     }
-    if (p.dq_sum)
+    if (p.dq_sum) {
         for (int i = lane; i < PANELS_D * 16; i += LANES)
             ((float4 *)p.dq_sum)[(long long)id * PANELS_D * 16 + i] = make_float4(0, 0, 0, 0);
-    if (p.dq_sum && lane == 0 && id % BWD_ROWS == 0)
-        p.dq_steps[id / BWD_ROWS] = 0;
+        if (lane == 0 && id % BWD_ROWS == 0)
+            p.dq_steps[id / BWD_ROWS] = 0;
+    }
 }

@@ -247,7 +247,7 @@ DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod
                          const tile &t, const tensor_map *mq, const tensor_map *mk,
                          const tensor_map *mv)
 {
-    int g = kv_head(p, t.h), is_value = threadIdx.x >= 64;
+    int g = kv_head(p, t.h), is_value = is_value_loader();
     chunk_table chunks = chunks_of(p, t.b);
     block_walk walk = walk_begin(p, mod, t);
     int more = walk_next(walk, p, t.kv_len);

@@ -85,12 +85,12 @@ static int longest_first(const void *a, const void *b)
 
 /* What a copy is of, beside its runs. */
 typedef struct about {
-    int keys, is_transposed;
+    int keys;
+    int group; /* where rows are of keys: query heads of a KV head; else 0 */
     int64_t most_runs;     /* of a list, where lists may change; else 0 */
     size_t bits_bytes;     /* likewise */
     const plan_rows *rows; /* NULL: all */
     size_t l2_bytes;
-    int group; /* of tiles of keys: query heads of a KV head, else 0 */
 } about;
 
 /* What a section has at least: about four tiles for each multiprocessor, of keys two, or one
@@ -193,7 +193,7 @@ static saccade_status find_turns(const mask_runs *r, const about *of, uint8_t **
     FAIL_IF_NULL(turns);
     for (int64_t row = 0; row < n; row++) {
         const int64_t at = row % r->rows * keys;
-        turns[row] = (uint8_t)(of->is_transposed ? turn_of_keys(of->rows, at, at + keys)
+        turns[row] = (uint8_t)(of->group ? turn_of_keys(of->rows, at, at + keys)
                                                  : turn_of_rows(r, of->rows, row, keys));
     }
     *out = turns;
@@ -214,9 +214,7 @@ saccade_status cu_order_tiles(const mask_runs *r, const saccade_sizes *s, size_t
                               const plan_rows *rows, int32_t *order, int *n_first,
                               saccade_error *err)
 {
-    const about of = {.keys = r->block_kv,
-                      .rows = rows,
-                      .l2_bytes = l2_bytes};
+    const about of = {.keys = r->block_kv, .rows = rows, .l2_bytes = l2_bytes};
     cu_turns turns = {0, 0};
     const saccade_status status = order_tiles(r, s, &of, order, &turns, err);
     *n_first = turns.first;
@@ -352,8 +350,8 @@ static void about_selection(const saccade_block_mask *mask, about *of)
         return;
     const int64_t rows = (view->sizes.Q + block_q - 1) / block_q;
     const int64_t columns = (view->sizes.KV + block_kv - 1) / block_kv;
-    const int64_t apart = ((of->is_transposed ? rows : columns) + 1) / 2;
-    of->most_runs = !of->is_transposed && x->most < apart ? x->most : apart;
+    const int64_t apart = ((of->group ? rows : columns) + 1) / 2;
+    of->most_runs = !of->group && x->most < apart ? x->most : apart;
     of->bits_bytes = (size_t)(x->B * x->Hkv * rows) * (size_t)((columns + 31) / 32) * 4;
 }
 
@@ -363,10 +361,9 @@ static saccade_status upload_rows(const cu_driver *driver, const copy *c, const 
                                   saccade_error *err)
 {
     about of = {.keys = c->keys,
-                .is_transposed = c->group == 0,
+                .group = c->group ? 0 : cu_group(s),
                 .rows = plan->rows,
-                .l2_bytes = (size_t)((const cu_state *)plan->state)->device.l2_bytes,
-                .group = c->group ? 0 : cu_group(s)};
+                .l2_bytes = (size_t)((const cu_state *)plan->state)->device.l2_bytes};
     cu_selected own;
     about_selection(mask, &of);
     FAIL_AT(plan->rows && of.most_runs, SACCADE_EINVAL, "block_mask", 0, 0,
