@@ -10,7 +10,7 @@
 
 /* offsets of the parts of cu_bwd */
 typedef struct space {
-    size_t precision, bounds, dq_sum, dq_steps, bytes;
+    size_t precision, bounds, dq_sum, dq_steps, parts[2], bytes;
     size_t thirds[4];         /* of Q, K, V and dO: cu_thirds */
     size_t lse2, minus_delta; /* of the workspace, or of dQ: */
     int is_in_result;
@@ -86,6 +86,32 @@ static void add_thirds(const saccade_plan *plan, const saccade_sizes *s, space *
     }
 }
 
+int cu_backward_parts_most(const saccade_plan *plan, const saccade_sizes *s)
+{
+    const cu_state *state = plan->state;
+    int keys = 1;
+    for (int i = CU_BWD_TILES; i <= CU_BWD_PLAIN; i++)
+        keys = state->programs[i].form.tile.keys > keys ? state->programs[i].form.tile.keys
+                                                        : keys;
+    const int64_t tiles = s->B * s->Hkv * ((s->KV + keys - 1) / keys);
+    return cu_backward_may_part(&plan->problem)
+               ? cu_head_parts_most(state->device.n_sm, plan->problem.group, tiles)
+               : 1;
+}
+
+/* dK and dV of as many parts of a group's heads as any mask may ask for. */
+static void add_parts(const saccade_plan *plan, const saccade_sizes *s, space *x)
+{
+    const int64_t dims[2] = {plan->problem.sizes.D, plan->problem.sizes.Dv};
+    const int parts = cu_backward_parts_most(plan, s);
+    for (int i = 0; i < 2; i++) {
+        const int64_t rows = s->B * s->Hkv * parts * s->KV;
+        x->parts[i] = cu_aligned(x->bytes);
+        if (parts > 1)
+            x->bytes = x->parts[i] + (size_t)(rows * dims[i]) * sizeof(float);
+    }
+}
+
 /* gradients: those of a run, or NULL: enough for any. Kernels that own rows of dQ make no sums
  * and read lse and delta while it is written: their place is then that of the sums. */
 static space space_of(const saccade_plan *plan, const saccade_sizes *s,
@@ -109,6 +135,7 @@ static space space_of(const saccade_plan *plan, const saccade_sizes *s,
     }
     if (cu_backward_has_f32(plan->state))
         add_thirds(plan, s, &x);
+    add_parts(plan, s, &x);
     return x;
 }
 
@@ -224,6 +251,9 @@ static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradi
     p->bounds = (unsigned *)(base + at.bounds); /* null where there are no sums */
     p->dq_sum = g->dq ? (float *)(base + at.dq_sum) : NULL;
     p->dq_steps = g->dq ? (unsigned *)(base + at.dq_steps) : NULL;
+    p->head_parts = 1;
+    p->parts_k = (float *)(base + at.parts[0]);
+    p->parts_v = (float *)(base + at.parts[1]);
     fill_touched(run, p);
 }
 
@@ -379,12 +409,44 @@ static saccade_status send_far(const plan_run *run, uint32_t told, saccade_error
     return far && far->send ? far->send(far->user, told, err) : SACCADE_OK;
 }
 
+/* The kernel over tiles of keys for as many KV heads as there are parts, whose dK and dV
+ * bwd_join adds. */
+static saccade_status start_parts(const saccade_plan *plan, launch *l, const keys_kernel *k,
+                                  void **parameters, saccade_error *err)
+{
+    const saccade_sizes *s = &plan->problem.sizes;
+    const int64_t D = s->D, E = s->Dv, N = l->p.f.N;
+    const cu_bwd whole = l->p;
+    void *join[] = {&l->p};
+    l->p.f.G *= whole.head_parts;
+    l->p.f.n_tiles *= whole.head_parts;
+    l->p.dk = whole.dk ? whole.parts_k : NULL;
+    l->p.dv = whole.dv ? whole.parts_v : NULL;
+    l->p.dks = (cu_stride){.b = l->p.f.G * N * D, .h = N * D, .n = D};
+    l->p.dvs = (cu_stride){.b = l->p.f.G * N * E, .h = N * E, .n = E};
+    l->p.wide |= BWD_OF_K | BWD_OF_V;
+    l->p.added &= ~(BWD_OF_K | BWD_OF_V);
+    const saccade_status status = start_some(l, k, 0, l->p.f.n_tiles, parameters, err);
+    l->p = whole;
+    TRY(status);
+    if (!l->p.dk && !l->p.dv)
+        return SACCADE_OK;
+    const int64_t most = (int64_t)l->p.f.B * l->p.f.G * N * (D > E ? D : E);
+    const int each = D % 4 || E % 4 || l->p.f.is_plain ? 1 : 4;
+    const unsigned grid[2] = {(unsigned)((most / each + JOIN_THREADS - 1) / JOIN_THREADS), 2};
+    const cu_loaded *program = &((const cu_state *)plan->state)->programs[CU_BWD_JOIN];
+    return run_start_with(&l->a, program->kernel, grid, JOIN_THREADS, 0,
+                          k->tellers ? WITH_OVERLAP : WITH_NOTHING, 1, join, err);
+}
+
 /* Tiles of keys from elsewhere come first, so that their gradients travel while others are
  * made. Where the kernel tells that they are stored, one launch has all tiles: they are few and
  * long, and a launch of their own leaves most multiprocessors idle at its end. */
-static saccade_status start_keys(const plan_run *run, launch *l, const keys_kernel *k,
-                                 void **parameters, saccade_error *err)
+static saccade_status start_keys(const saccade_plan *plan, const plan_run *run, launch *l,
+                                 const keys_kernel *k, void **parameters, saccade_error *err)
 {
+    if (l->p.head_parts > 1)
+        return start_parts(plan, l, k, parameters, err);
     const int all = run->far ? l->turns.needed : l->p.f.n_tiles;
     const int first = run->far && run->far->send && l->turns.first ? l->turns.first : all;
     if (first == all || !k->tellers) {
@@ -414,7 +476,7 @@ static saccade_status start_tiles(const saccade_plan *plan, const plan_run *run,
     TRY(start_prepare(plan, l, err));
     TRY(start_sinks(plan, l, err));
     const keys_kernel k = keys_kernel_of(plan, program, 1);
-    TRY(start_keys(run, l, &k, parameters, err));
+    TRY(start_keys(plan, run, l, &k, parameters, err));
     if (!g->dq)
         return SACCADE_OK;
     return start_beside(l, s->programs[CU_BWD_FINISH].kernel, blocks * ((D + 63) / 64), 128, 0,
@@ -445,7 +507,7 @@ static saccade_status start_wide(const saccade_plan *plan, const plan_run *run,
         return run_start(&l->a, program->other, grid, query_threads, query_shared, parameters,
                          err);
     }
-    TRY(start_keys(run, l, &k, parameters, err));
+    TRY(start_keys(plan, run, l, &k, parameters, err));
     if (!g->dq)
         return SACCADE_OK;
     return start_beside(l, program->other, grid, query_threads, query_shared, parameters, err);
@@ -480,7 +542,7 @@ static saccade_status start_f32(const saccade_plan *plan, const plan_run *run,
                                 const plan_gradients *g, launch *l, saccade_error *err)
 {
     const cu_loaded *program = &((const cu_state *)plan->state)->programs[CU_BWD_F32];
-    const int threads = cu_backward_threads(&program->form), shared = shared_of(plan, program);
+    const keys_kernel k = keys_kernel_of(plan, program, 0);
     cu_map *m = l->a.maps;
     void *parameters[] = {&l->p, l->a.captures, &m[0], &m[1], &m[2], &l->d_out};
     l->p.dq_sum = NULL;
@@ -488,12 +550,11 @@ static saccade_status start_f32(const saccade_plan *plan, const plan_run *run,
     TRY(start_prepare(plan, l, err));
     TRY(start_sinks(plan, l, err));
     if (g->dk || g->dv)
-        TRY(run_start(&l->a, program->kernel, l->p.f.n_tiles, threads, shared, parameters,
-                      err));
+        TRY(start_keys(plan, run, l, &k, parameters, err));
     if (!g->dq)
         return SACCADE_OK;
-    return run_start(&l->a, program->other, (int64_t)l->p.f.B * l->p.f.H * l->p.n_mblk, threads,
-                     shared, parameters, err);
+    return run_start(&l->a, program->other, (int64_t)l->p.f.B * l->p.f.H * l->p.n_mblk,
+                     k.threads, k.shared, parameters, err);
 }
 
 static saccade_status start_plain(const saccade_plan *plan, const plan_run *run,
@@ -507,7 +568,7 @@ static saccade_status start_plain(const saccade_plan *plan, const plan_run *run,
     TRY(start_prepare(plan, l, err));
     TRY(start_sinks(plan, l, err));
     if (g->dk || g->dv)
-        TRY(start_keys(run, l, &k, parameters, err));
+        TRY(start_keys(plan, run, l, &k, parameters, err));
     else
         TRY(send_far(run, 0, err));
     if (!g->dq)
@@ -529,10 +590,10 @@ static cu_program choose(const saccade_plan *plan, const plan_run *run, const cu
         return CU_BWD_PLAIN;
     if (cu_backward_takes_few(plan, run->block_mask, run->q->device.index, &run->sizes))
         return CU_BWD_FEW;
-    if (cu_backward_takes_short(s, &run->sizes, !!run->block_mask)
+    if (cu_backward_takes_short(plan, &run->sizes, !!run->block_mask)
         && (!run->block_mask
-            || cu_runs_find(run->q->device.index, run->block_mask, BWD_ROWS, few->tile.keys, 0,
-                            &run->sizes, plan)))
+            || cu_backward_key_runs(plan, run->block_mask, run->q->device.index, &run->sizes,
+                                    few->tile.keys)))
         return CU_BWD_SHORT;
     if (cu_backward_has_tiles(s)
         && cu_backward_is_suited(run->block_mask, BWD_ROWS, tiles->tile.keys))
@@ -562,6 +623,19 @@ static saccade_status start_program(const saccade_plan *plan, const plan_run *ru
     }
 }
 
+/* Without a mask all tiles are alike. */
+static int head_parts_of(const saccade_plan *plan, const cu_runs *runs, const cu_bwd *p)
+{
+    const cu_state *s = plan->state;
+    const cu_tile_lengths tiles = {NULL, p->f.n_tiles, p->n_mblk};
+    double time;
+    if (runs)
+        return runs->head_parts;
+    return cu_backward_may_part(&plan->problem)
+               ? cu_head_parts(s->device.n_sm, plan->problem.group, &tiles, &time)
+               : 1;
+}
+
 /* own: of the run over pages that this one stands for, or NULL. */
 static saccade_status start_whole(const saccade_plan *plan, const plan_run *run,
                                   const plan_gradients *g, const cu_own *own,
@@ -580,6 +654,7 @@ static saccade_status start_whole(const saccade_plan *plan, const plan_run *run,
     l.a.stream = run->stream;
     TRY(cu_backward_find_runs(plan, run, program, &runs, err));
     fill_tiles(problem, runs.tiles, s->programs[program].form.tile.keys, &l.p.f);
+    l.p.head_parts = head_parts_of(plan, runs.tiles, &l.p);
     l.turns = runs.tiles ? runs.tiles->turns : (cu_turns){0, l.p.f.n_tiles};
     fill_queries(problem, runs.wide_queries ? runs.wide_queries : runs.queries, &l.p);
     TRY(run_captures(problem->score, run->score_env.tensors, l.a.captures, err));

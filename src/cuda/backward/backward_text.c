@@ -30,19 +30,23 @@ int cu_backward_tile_choice(int D, int E, int rung, cu_form *out)
 /* A key takes 1.15 times as long where two groups share a step as where three do (b1 h32 q15360
  * d64, docs/lab/021). */
 int cu_backward_is_short(const cu_form *first, const cu_form *second,
-                         const saccade_sizes *sizes, int n_sm, int has_mask)
+                         const saccade_sizes *sizes, int n_sm, int group, int has_mask)
 {
     const cu_form *const form[2] = {first, second};
     double each[2];
-    int64_t rounds[2];
+    int64_t tiles[2];
     if (n_sm <= 0)
         return 0;
     for (int i = 0; i < 2; i++) {
-        const int64_t keys = form[i]->tile.keys;
-        rounds[i] = (sizes->B * sizes->Hkv * ((sizes->KV + keys - 1) / keys) + n_sm - 1) / n_sm;
-        each[i] = (double)(rounds[i] * keys) * (i ? 1.15 : 1);
+        const int64_t keys = form[i]->tile.keys, n = (sizes->KV + keys - 1) / keys;
+        tiles[i] = sizes->B * sizes->Hkv * n;
+        cu_head_parts(n_sm, group,
+                      &(cu_tile_lengths){NULL, tiles[i], (sizes->Q + BWD_ROWS - 1) / BWD_ROWS},
+                      &each[i]);
+        each[i] *= (double)keys * (i ? 1.15 : 1);
     }
-    return each[1] < each[0] && (!has_mask || rounds[1] == 1);
+    const int is_even = group > 1 && tiles[0] * group >= n_sm; /* by parts, whatever the mask */
+    return each[1] < each[0] && (!has_mask || (tiles[1] * group <= n_sm && !is_even));
 }
 
 /* Five products and sums of dQ in memory take longer than seven products without, with two

@@ -6,6 +6,7 @@
  *                      see few keys: dK and dV, then dQ
  *     bwd_f32.cu       the same of f32, head dims to 128, of what bwd_split.cu leaves
  *     bwd_finish.cu    dQ from its sums
+ *     bwd_join.cu      dK and dV of KV heads whose query heads are cut into parts
  *     bwd_sinks.cu     gradients of sinks, where they are wanted
  *     bwd_sm80.cu      dK and dV, then dQ, each by CTAs that own them: every other problem
  *     bwd_captures.cu  gradients of what the score function captures
@@ -53,15 +54,23 @@ static inline int cu_backward_is_fixed(const plan_problem *p, const cu_form *for
            && (p->gradients & SACCADE_GRADIENT_Q) && !p->is_relaxed;
 }
 
+/* Whether query heads of a group may be cut into parts: what is stored where keys have their
+ * places is not summed. */
+static inline int cu_backward_may_part(const plan_problem *p)
+{
+    return p->gradients & (SACCADE_GRADIENT_K | SACCADE_GRADIENT_V) && p->group > 1
+           && !p->is_ragged && !p->has_rows && !p->has_chunks;
+}
+
 /* ---- backward_text.c: pure functions ---- */
 
 /* The rung'th choice of bwd_sm90.cu for these head dims, best first; 0 past the end. */
 int cu_backward_tile_choice(int D, int E, int rung, cu_form *out);
 /* Whether tiles of the second form end sooner than those of the first, for so few tiles that
  * the last ones keep few of n_sm multiprocessors busy. A mask makes tiles unlike: then only
- * where all of them run at once. */
+ * where all of them run at once. group: query heads that may be cut into parts. */
 int cu_backward_is_short(const cu_form *first, const cu_form *second,
-                         const saccade_sizes *sizes, int n_sm, int has_mask);
+                         const saccade_sizes *sizes, int n_sm, int group, int has_mask);
 /* cu_backward_tile_choice for bwd_wide.cu. */
 int cu_backward_wide_choice(int D, int E, int rung, cu_form *out);
 /* cu_backward_tile_choice for bwd_f32.cu. */
@@ -86,13 +95,15 @@ void cu_write_backward(const cu_state *s, const plan_problem *p, const cu_progra
                        const cu_form *form, cu_headers *out);
 
 /* Whether a run of these sizes takes CU_BWD_SHORT. */
-static inline int cu_backward_takes_short(const cu_state *s, const saccade_sizes *sizes,
+static inline int cu_backward_takes_short(const saccade_plan *plan, const saccade_sizes *sizes,
                                           int has_mask)
 {
+    const cu_state *s = plan->state;
+    const int group = cu_backward_may_part(&plan->problem) ? plan->problem.group : 1;
     const cu_form *first = &s->programs[CU_BWD_TILES].form;
     const cu_form *second = &s->programs[CU_BWD_SHORT].form;
     return first->tile.groups > 0 && second->tile.groups > 0
-           && cu_backward_is_short(first, second, sizes, s->device.n_sm, has_mask);
+           && cu_backward_is_short(first, second, sizes, s->device.n_sm, group, has_mask);
 }
 
 /* ---- backward_forms.c: columns of the table of programs ---- */
@@ -106,6 +117,7 @@ int cu_backward_split_form(const cu_state *s, const plan_problem *p, int rung, c
 int cu_backward_plain_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_prepare_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_finish_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_join_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_sinks_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_captures_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_pages_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
@@ -125,6 +137,9 @@ saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_blo
 /* Whether a run with this block mask takes CU_BWD_FEW. */
 int cu_backward_takes_few(const saccade_plan *plan, const saccade_block_mask *mask, int device,
                           const saccade_sizes *sizes);
+/* The copy made before of the blocks of queries that tiles of so many keys meet, or NULL. */
+const cu_runs *cu_backward_key_runs(const saccade_plan *plan, const saccade_block_mask *mask,
+                                    int device, const saccade_sizes *sizes, int keys);
 /* What of it a run reads; all stay NULL without a block mask. */
 typedef struct cu_backward_runs {
     const cu_runs *tiles;   /* blocks of queries for each tile of keys */
@@ -196,6 +211,8 @@ saccade_status cu_pages_end(const cu_paged *paged, const plan_run *run, const pl
 
 /* ---- backward_launch.c ---- */
 
+/* Into how many parts a run of these sizes cuts the query heads of a group at most. */
+int cu_backward_parts_most(const saccade_plan *plan, const saccade_sizes *s);
 size_t cu_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
                              const plan_gradients *gradients);
 saccade_status cu_backward(const saccade_plan *plan, const plan_run *run,

@@ -14,8 +14,14 @@ enum {
     BWD_OF_K = 2,
     BWD_OF_V = 4,
     BWD_OF_SINKS = 16,
-    SINK_THREADS = 1024 /* of a CTA of bwd_sinks */
+    SINK_THREADS = 1024, /* of a CTA of bwd_sinks */
+    JOIN_THREADS = 256   /* of a CTA of bwd_join */
 };
+
+/* What an entry of the order of key tiles says beside the tile, in copies of a mask that are
+ * walked by rows: each block of queries comes once for all heads of the group before the next
+ * one does, and blocks come from the last one back. */
+enum { ORDER_BY_ROWS = 1 << 30, ORDER_BACK = 1 << 29, ORDER_TILE = ORDER_BACK - 1 };
 
 /* Where keys lie in pages, or come from other ranks, the gradient of one that has its place
  * alone is stored there. Others go to dk and dv of cu_bwd to be summed, those of pages
@@ -66,6 +72,11 @@ typedef struct cu_bwd {
     /* BWD_OF_* of the gradients that are f32, and of those added to what their tensors hold */
     int wide, added;
     int key_first, key_past; /* keys that rows read lie between */
+    /* Over how many KV heads in a row a KV head's query heads are dealt, where tiles are few:
+     * kernels over tiles of keys have so many times G heads, and leave dK and dV of each in f32
+     * for bwd_join: [B][G][head_parts][N][dim]. */
+    int head_parts;
+    float *parts_k, *parts_v;
     /* With CFG_ROWS: each warp that stores gradients of the first n_told tiles adds 1 there. */
     unsigned *told;
     int n_told;

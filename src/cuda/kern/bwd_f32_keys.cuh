@@ -88,9 +88,9 @@ DEVICE void load_queries(const keys_arena &s, const cu_bwd &p, const mod_args &m
     query_walk walk = query_begin(p, t);
     u32 n = 0;
     barrier_expect(s.k_full, STAY_D);
-    load_tile<STAY, PANELS_D>(s.k, mk, t.key0, t.g, t.b, s.k_full, EVICT_FIRST);
+    load_tile<STAY, PANELS_D>(s.k, mk, t.key0, keys_head(p, t), t.b, s.k_full, EVICT_FIRST);
     barrier_expect(s.v_full, STAY_E);
-    load_tile<STAY, PANELS_E>(s.v, mv, t.key0, t.g, t.b, s.v_full, EVICT_FIRST);
+    load_tile<STAY, PANELS_E>(s.v, mv, t.key0, keys_head(p, t), t.b, s.v_full, EVICT_FIRST);
     while (query_next(walk, p, mod, t)) {
         int masked = walk.masked | (t.key0 + KEYS > t.kv_len), first = walk.block * BWD_ROWS;
         do {

@@ -16,7 +16,8 @@ struct loader {
 DEVICE void load_keys(const arena &s, const cu_bwd &p, const key_tile &t, const tensor_map *mk,
                       const tensor_map *mv)
 {
-    head_box k = key_box(p.f, t.b, t.g), v = value_box(p.f, t.b, t.g);
+    int g = keys_head(p, t);
+    head_box k = key_box(p.f, t.b, g), v = value_box(p.f, t.b, g);
     barrier_expect(s.kv_full, K_BYTES + V_BYTES);
 #pragma unroll
     for (int i = 0; i < PANELS_D; i++)

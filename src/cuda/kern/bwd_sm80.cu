@@ -205,8 +205,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
     for (int i = 0; i < WIDTH_E / 2; i++)
         dv[i] = 0.f;
-    copy_both<STAY>(shared, rows_of_keys(p, tile_rows_of(p.f, t), t.b, t.g, t.kv_len), t.key0,
-                    p.f.is_plain);
+    copy_both<STAY>(shared,
+                    rows_of_keys(p, tile_rows_of(p.f, t), t.b, keys_head(p, t), t.kv_len),
+                    t.key0, p.f.is_plain);
     passing_next(next, p, mod, t);
     if (next.more)
         pass_queries(p, t, next.walk.h, next.walk.block * BWD_ROWS, shared, 0);

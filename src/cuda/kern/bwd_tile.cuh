@@ -1,14 +1,19 @@
 /* Tiles of keys, and the blocks of queries that each of them meets: the runs of its row in the
- * transposed block mask, once for every query head of the group. */
+ * transposed block mask, once for every query head of the group. Heads come one after the
+ * other, or where the order says so, all of them at each block. */
 #pragma once
 
 #include "drop.cuh"
 #include "ragged.cuh"
 #include "rows.cuh"
 
+/* Whether some tiles may be walked by rows: not where a change of heads takes long. */
+#define HAS_ROW_WALKS (CFG_GROUP > 1 && !CFG_TERMS && !CFG_DROP && !CFG_RAGGED)
+
 /* CFG_KEYS keys of one (batch, key head) */
 struct key_tile {
     int b, g, block, key0; /* block: index among the key tiles of (b, g) */
+    int walk;              /* ORDER_BY_ROWS, ORDER_BACK */
     int q_offset, kv_offset, kv_len;
 #if CFG_RAGGED
     sequence s;
@@ -93,6 +98,11 @@ DEVICE key_tile key_tile_at(const cu_fwd &p, int turn)
 {
     key_tile t;
     int id = p.order ? __ldg(p.order + turn) : turn;
+    t.walk = 0;
+#if HAS_ROW_WALKS
+    t.walk = id & ~ORDER_TILE;
+    id &= ORDER_TILE;
+#endif
     t.block = id % p.n_qblk;
     int bg = id / p.n_qblk;
     t.g = bg % p.G;
@@ -104,6 +114,16 @@ DEVICE key_tile key_tile_at(const cu_fwd &p, int turn)
     t.s = s;
 #endif
     return t;
+}
+
+/* The head whose keys a tile has: its own number is one of parts. */
+DEVICE int keys_head(const cu_bwd &p, const key_tile &t)
+{
+#if CFG_GROUP > 1
+    return t.g / p.head_parts;
+#else
+    return t.g;
+#endif
 }
 
 struct query_walk {
@@ -138,8 +158,44 @@ DEVICE query_walk query_begin(const cu_bwd &p, const key_tile &t)
         walk_head(w, p, t);
     else
         w.block = w.last = w.run = w.end = 0;
+#if HAS_ROW_WALKS
+    if (t.walk & ORDER_BY_ROWS)
+        w.h = w.h_end - 1; /* the first block begins with the first head */
+    if (t.walk & ORDER_BACK) {
+        int first = w.run;
+        w.run = w.end;
+        w.end = first;
+    }
+#endif
     return w;
 }
+
+#if HAS_ROW_WALKS
+/* query_next by rows. Block masks of several heads are not walked so: runs are of all heads. */
+DEVICE int query_next_by_rows(query_walk &w, const cu_bwd &p, const key_tile &t)
+{
+    int step = t.walk & ORDER_BACK ? -1 : 1;
+    if (w.h + 1 < w.h_end) {
+        w.h++;
+        return 1;
+    }
+    while (w.block == w.last) {
+        if (w.run == w.end)
+            return 0;
+        int4 run = __ldg((const int4 *)p.f.runs + (step > 0 ? w.run : w.run - 1));
+        int past = min(run.x + run.y, row_blocks(p, tile_rows_of(p.f, t)));
+        w.run += step;
+        w.block = step > 0 ? run.x - 1 : past;
+        w.last = step > 0 ? past - 1 : run.x;
+        w.masked = run.z;
+        if (run.x >= past)
+            w.block = w.last;
+    }
+    w.block += step;
+    w.h = w.h_end - p.f.H / p.f.G;
+    return 1;
+}
+#endif
 
 /* Whether the present block sees keys of the tile, as far as limits of its rows say; there is
  * no block mask of sequences. */
@@ -160,6 +216,10 @@ DEVICE int is_met(query_walk &w, const cu_bwd &p, const mod_args &mod, const key
 /* Whether there is a next block. */
 DEVICE int query_next(query_walk &w, const cu_bwd &p, const mod_args &mod, const key_tile &t)
 {
+#if HAS_ROW_WALKS
+    if (t.walk & ORDER_BY_ROWS)
+        return query_next_by_rows(w, p, t);
+#endif
     for (;;) {
         if (w.block != w.last) {
             w.block++;

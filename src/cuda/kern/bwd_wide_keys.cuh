@@ -84,10 +84,11 @@ DEVICE void load_queries(const keys_arena &s, const cu_bwd &p, const mod_args &m
     query_walk walk = query_begin(p, t);
     ring<CFG_STAGES> at = {0, 0};
     int more = 1;
+    int g = keys_head(p, t);
     barrier_expect(s.k_full, D_BYTES);
-    load_tile<PANELS_D>(s.k, mk, t.key0, key_box(p.f, t.b, t.g), s.k_full, EVICT_FIRST);
+    load_tile<PANELS_D>(s.k, mk, t.key0, key_box(p.f, t.b, g), s.k_full, EVICT_FIRST);
     barrier_expect(s.v_full, E_BYTES);
-    load_tile<PANELS_E>(s.v, mv, t.key0, value_box(p.f, t.b, t.g), s.v_full, EVICT_FIRST);
+    load_tile<PANELS_E>(s.v, mv, t.key0, value_box(p.f, t.b, g), s.v_full, EVICT_FIRST);
     grid_wait_before();
     grid_let_next();
     while (more) {

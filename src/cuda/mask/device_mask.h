@@ -22,17 +22,22 @@ typedef struct cu_runs {
     cu_turns turns;   /* of n_tiles */
     int64_t n_blocks; /* of all lists; 0 where lists may change */
     int step_heads;   /* query heads that a step of mask_h passes */
+    int head_parts;   /* of a group's query heads; order then has as many times the tiles */
     /* Lists by batch, head and row, 1 where all have the same, and blocks that their runs
      * count; bits: room for a selection's, of masks that are selected. */
     int list_batches, list_heads, list_columns;
     cu_ptr bits;
 } cu_runs;
 
+/* In place of a group: transposed, runs of blocks of rows for each block of keys; or less than
+ * that by the sum of what the order may do: walk tiles by rows (kern/bwd.h), cut the query
+ * heads of a group into parts. */
+enum { RUNS_OF_KEYS = 0, RUNS_BY_ROWS = 1, RUNS_IN_PARTS = 2 };
+
 /* Device copy for these tiles, made on first use (may allocate; prepare does it). order covers
- * B x H of the sizes given. group: so many heads share a row, whose blocks are live where one
- * head's are (mask_h then steps by groups). group 0: transposed, runs of blocks of rows for
- * each block of keys; order then covers B x Hkv. A plan with rows of its own has copies of its
- * own, of those rows. */
+ * B x H of the sizes given, transposed B x Hkv. group: so many heads share a row, whose blocks
+ * are live where one head's are (mask_h then steps by groups), or RUNS_*. A plan with rows of
+ * its own has copies of its own, of those rows. */
 saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_block_mask *mask,
                             int rows, int keys, int group, const saccade_sizes *sizes,
                             const saccade_plan *plan, saccade_error *err);
@@ -91,6 +96,21 @@ saccade_status cu_limits_make(const cu_driver *driver, int device,
 const cu_pieces *cu_pieces_find(int device, const saccade_block_mask *mask, int keys,
                                 const saccade_sizes *sizes, const saccade_plan *plan);
 cu_limits cu_limits_find(int device, const saccade_block_mask *mask, const saccade_plan *plan);
+
+/* ---- head_parts.c: pure functions ---- */
+
+/* Tiles of keys by how many blocks of queries each meets in one head, longest first; blocks
+ * NULL: `each`. */
+typedef struct cu_tile_lengths {
+    const int64_t *blocks;
+    int64_t n, each;
+} cu_tile_lengths;
+
+/* Into how many parts the query heads of a group are best cut, a divisor of group, and the time
+ * that the tiles take then on n_sm multiprocessors, in blocks. */
+int cu_head_parts(int n_sm, int group, const cu_tile_lengths *tiles, double *time);
+/* The most that it says for so many tiles of whatever lengths. */
+int cu_head_parts_most(int n_sm, int group, int64_t tiles);
 
 /* ---- head_groups.c ---- */
 

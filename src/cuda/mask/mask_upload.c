@@ -4,6 +4,8 @@
  * a section it takes the longest tiles first, so that the last ones to run are short. */
 #include "cuda/mask/device_mask.h"
 
+#include "cuda/kern/bwd.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -63,7 +65,7 @@ int cu_runs_copies(int device, const saccade_block_mask *mask, int first, int mo
         if (c->device != device)
             continue;
         if (n >= first && n - first < most)
-            out[n - first] = (cu_copy){&c->runs, c->rows, c->keys, c->group == 0};
+            out[n - first] = (cu_copy){&c->runs, c->rows, c->keys, c->group <= 0};
         n++;
     }
     pthread_mutex_unlock(&lock);
@@ -87,6 +89,9 @@ static int longest_first(const void *a, const void *b)
 typedef struct about {
     int keys;
     int group; /* where rows are of keys: query heads of a KV head; else 0 */
+    int head_parts;        /* of a group's query heads: group is then of a part */
+    int is_by_rows;        /* tiles of keys are walked by rows */
+    int at_once;           /* tiles that run at a time */
     int64_t most_runs;     /* of a list, where lists may change; else 0 */
     size_t bits_bytes;     /* likewise */
     const plan_rows *rows; /* NULL: all */
@@ -110,11 +115,13 @@ static int64_t count_sections(const mask_runs *r, const saccade_sizes *s, const 
 {
     const int64_t head_bytes = bytes_of_head(s, of->group);
     const int64_t head_tiles = cu_group(s) * r->rows;
-    const int64_t tiles = !of->group       ? SECTION_TILES
-                          : of->group == 1 ? SECTION_KEY_TILES
-                                           : SECTION_GROUP_TILES;
+    const int64_t tiles = !of->group                          ? SECTION_TILES
+                          : of->group == 1 || of->is_by_rows ? SECTION_KEY_TILES
+                                                             : SECTION_GROUP_TILES;
     const int64_t by_tiles = (tiles + head_tiles - 1) / (head_tiles ? head_tiles : 1);
-    const int64_t by_bytes = head_bytes > 0 ? (int64_t)(of->l2_bytes / 2) / head_bytes : 1;
+    const int64_t by_bytes = head_bytes > 0 && !of->is_by_rows
+                                 ? (int64_t)(of->l2_bytes / 2) / head_bytes
+                                 : 1;
     const int64_t least = by_tiles > by_bytes ? by_tiles : by_bytes;
     const int64_t n = s->B * s->Hkv / (least ? least : 1);
     return n ? n : 1;
@@ -124,13 +131,25 @@ static int64_t count_sections(const mask_runs *r, const saccade_sizes *s, const 
  * the other way round, and those of keys that no row reads last. */
 typedef enum turn { TURN_FIRST, TURN_THEN, TURN_LAST, TURNS } turn;
 
+/* How number k of a section walks. Under a causal mask the first ones, long, go from the last
+ * block of queries back, all at the same block at a time. Whoever is through with a tile of n
+ * blocks takes one of those that come behind, which begins n blocks later than the first ones
+ * did: forward, they too are all at the same block (docs/lab/099). */
+static int32_t walk_of(const about *of, int64_t k)
+{
+    if (!of->is_by_rows)
+        return 0;
+    return ORDER_BY_ROWS | (k / of->at_once % 2 ? 0 : ORDER_BACK);
+}
+
 /* Rows of blocks whose turn it is; turns: of each, or NULL: one for all. */
-static void fill_section(const mask_runs *r, const saccade_sizes *s, const uint8_t *turns,
-                         turn now, int64_t first, int64_t past, work *w, int32_t **order)
+static void fill_section(const mask_runs *r, const saccade_sizes *s, const about *of,
+                         const uint8_t *turns, turn now, int64_t first, int64_t past, work *w,
+                         int32_t **order)
 {
     int64_t n = 0;
     for (int64_t bh = first; bh < past; bh++) {
-        const int64_t b = r->B == 1 ? 0 : bh / s->H, h = r->H == 1 ? 0 : bh % s->H;
+        const int64_t b = r->B == 1 ? 0 : bh / s->H, h = bh % s->H * r->H / s->H;
         const int64_t row = (b * r->H + h) * r->rows;
         for (int64_t k = 0; k < r->rows; k++)
             if (!turns || turns[row + k] == now)
@@ -138,7 +157,7 @@ static void fill_section(const mask_runs *r, const saccade_sizes *s, const uint8
     }
     qsort(w, (size_t)n, sizeof *w, longest_first);
     for (int64_t k = 0; k < n; k++)
-        *(*order)++ = w[k].tile;
+        *(*order)++ = w[k].tile | walk_of(of, k);
 }
 
 static saccade_status fill_order(const mask_runs *r, const saccade_sizes *s, const about *of,
@@ -154,7 +173,7 @@ static saccade_status fill_order(const mask_runs *r, const saccade_sizes *s, con
     int before[TURNS] = {0}; /* tiles up to the end of a turn */
     for (int now = TURN_FIRST; now < (turns ? TURNS : 1); now++) {
         for (int64_t i = 0; i < sections; i++)
-            fill_section(r, s, turns, (turn)now, heads * i / sections * group,
+            fill_section(r, s, of, turns, (turn)now, heads * i / sections * group,
                          heads * (i + 1) / sections * group, w, &at);
         before[now] = (int)(at - order);
     }
@@ -271,12 +290,12 @@ static saccade_status upload(const cu_driver *driver, int device, const mask_run
 {
     saccade_status status = SACCADE_OK;
     const int64_t n_rows = r->B * r->H * r->rows, n_runs = r->row_begin[n_rows];
-    const int64_t tiles = s->B * s->H * r->rows;
+    const int64_t tiles = s->B * s->H * r->rows, most = of->is_by_rows ? ORDER_TILE : INT32_MAX;
     const int64_t room = of->most_runs ? n_rows * of->most_runs : n_runs;
     const size_t run_bytes = (size_t)room * sizeof(cu_run);
     const size_t bytes = run_bytes + (size_t)(n_rows + 1 + tiles) * sizeof(int32_t);
     void *pushed;
-    FAIL_IF(room > INT32_MAX || tiles > INT32_MAX, SACCADE_ELIMIT,
+    FAIL_IF(room > INT32_MAX || tiles > most, SACCADE_ELIMIT,
             "cuda: got a block mask of %lld runs, expected fewer than 2^31", (long long)room);
     char *host = calloc(1, bytes);
     FAIL_IF_NULL(host);
@@ -284,6 +303,7 @@ static saccade_status upload(const cu_driver *driver, int device, const mask_run
                      .mask_b = r->B == 1 ? 0 : (int)(r->H * r->rows),
                      .mask_h = r->H == 1 ? 0 : (int)r->rows,
                      .step_heads = 1,
+                     .head_parts = of->head_parts,
                      .list_batches = (int)r->B,
                      .list_heads = (int)r->H,
                      .list_columns = (int)r->columns,
@@ -312,9 +332,9 @@ static saccade_status upload_groups(const cu_driver *driver, int device, const m
 {
     cu_grouped g = {0};
     saccade_sizes heads = *s;
-    heads.H = s->Hkv;
+    heads.H = heads.Hkv = s->Hkv * of->head_parts;
     if (group < 2 || r->H == 1)
-        return upload(driver, device, r, group ? s : &heads, of, out, err);
+        return upload(driver, device, r, group > 0 ? s : &heads, of, out, err);
     saccade_status status = cu_group_heads(r, group, &g, err);
     if (status == SACCADE_OK)
         status = upload(driver, device, &g.r, &heads, of, out, err);
@@ -355,22 +375,67 @@ static void about_selection(const saccade_block_mask *mask, about *of)
     of->bits_bytes = (size_t)(x->B * x->Hkv * rows) * (size_t)((columns + 31) / 32) * 4;
 }
 
+/* Whether tiles of keys see a quarter of all queries in the mean. Those of a narrow window are
+ * never at the same block: by rows each would keep blocks of all heads in L2. */
+static int sees_much(const mask_runs *r)
+{
+    return 4 * count_blocks(r) >= r->B * r->H * r->rows * r->columns;
+}
+
+static int longer_first(const void *a, const void *b)
+{
+    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x < y) - (x > y);
+}
+
+/* Into how many parts the query heads of a group are cut, by the tiles' lengths. */
+static saccade_status find_parts(const mask_runs *r, const saccade_sizes *s, int n_sm,
+                                 int *parts, saccade_error *err)
+{
+    const int64_t heads = s->B * s->Hkv, n = heads * r->rows;
+    const int group = (int)cu_group(s);
+    double time;
+    *parts = 1;
+    if (cu_head_parts_most(n_sm, group, n) == 1)
+        return SACCADE_OK;
+    int64_t *blocks = calloc((size_t)n + 1, sizeof *blocks);
+    FAIL_IF_NULL(blocks);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t bh = i / r->rows, b = r->B == 1 ? 0 : bh / s->Hkv;
+        const int64_t row = (b * r->H + bh % s->Hkv * r->H / s->Hkv) * r->rows + i % r->rows;
+        for (int64_t k = r->row_begin[row]; k < r->row_begin[row + 1]; k++)
+            blocks[i] += r->runs[k].count;
+    }
+    qsort(blocks, (size_t)n, sizeof *blocks, longer_first);
+    *parts = cu_head_parts(n_sm, group, &(cu_tile_lengths){blocks, n, 0}, &time);
+    free(blocks);
+    return SACCADE_OK;
+}
+
 static saccade_status upload_rows(const cu_driver *driver, const copy *c, const mask_runs *r,
                                   const saccade_sizes *s, const saccade_plan *plan,
                                   const saccade_block_mask *mask, cu_runs *out,
                                   saccade_error *err)
 {
+    const cu_device *on = &((const cu_state *)plan->state)->device;
     about of = {.keys = c->keys,
-                .group = c->group ? 0 : cu_group(s),
+                .head_parts = 1,
+                .is_by_rows =
+                    c->group < 0 && -c->group & RUNS_BY_ROWS && r->H == 1 && sees_much(r),
+                .at_once = on->n_sm,
                 .rows = plan->rows,
-                .l2_bytes = (size_t)((const cu_state *)plan->state)->device.l2_bytes};
+                .l2_bytes = (size_t)on->l2_bytes};
     cu_selected own;
     about_selection(mask, &of);
+    of.is_by_rows &= !of.most_runs; /* what is selected may be anything */
+    if (c->group < 0 && -c->group & RUNS_IN_PARTS)
+        TRY(find_parts(r, s, on->n_sm, &of.head_parts, err));
+    of.group = c->group > 0 ? 0 : (int)cu_group(s) / of.head_parts;
     FAIL_AT(plan->rows && of.most_runs, SACCADE_EINVAL, "block_mask", 0, 0,
             "got one that is selected over ranks, expected one made on the host");
     if (!plan->rows)
         return upload_groups(driver, c->device, r, c->group, s, &of, out, err);
-    saccade_status status = cu_select_rows(r, plan->rows, c->rows, c->group == 0, &own, err);
+    saccade_status status = cu_select_rows(r, plan->rows, c->rows, c->group <= 0, &own, err);
     if (status == SACCADE_OK)
         status = upload_groups(driver, c->device, &own.r, c->group, s, &of, out, err);
     cu_selected_free(&own);
@@ -387,7 +452,7 @@ saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_b
         return SACCADE_OK;
     mask_device_copy *slot = mask_device_slot(mask, &slot_key);
     FAIL_IF_NULL(slot);
-    TRY(mask_runs_for(mask, rows, keys, group == 0, &r, err));
+    TRY(mask_runs_for(mask, rows, keys, group <= 0, &r, err));
     copy *c = calloc(1, sizeof *c);
     FAIL_IF_NULL(c);
     *c = (copy){.device = device,

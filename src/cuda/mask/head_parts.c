@@ -1,0 +1,75 @@
+/* Query heads of a group in parts. A tile of keys walks all query heads of its group, so that
+ * few KV heads make few tiles, and long ones under a causal mask: with 2 KV heads of 16,384
+ * keys the longest takes half as long again as an equal share of 132 multiprocessors. Cut into
+ * parts, a KV head stands for several, whose dK and dV bwd_join adds (docs/lab/100). */
+#include "cuda/mask/device_mask.h"
+
+enum { ROUNDS_MOST = 4 /* of tiles, where heads are cut: with more, tiles end evenly */ };
+
+/* Blocks of queries that a multiprocessor walks in the time that the launch of bwd_join takes,
+ * and that of its sums, a tile. */
+static const double LAUNCH_BLOCKS = 2, TILE_BLOCKS = 0.045;
+
+static int may_be(int parts, int group, int n_sm, int64_t tiles)
+{
+    return group % parts == 0 && (parts == 1 || tiles * parts <= (int64_t)ROUNDS_MOST * n_sm);
+}
+
+int cu_head_parts_most(int n_sm, int group, int64_t tiles)
+{
+    int most = 1;
+    for (int parts = 2; parts <= group; parts++)
+        most = may_be(parts, group, n_sm, tiles) ? parts : most;
+    return most;
+}
+
+/* ends: a heap of when multiprocessors are free, the earliest first. */
+static void take_earliest(int64_t *ends, int n, int64_t work)
+{
+    int at = 0;
+    const int64_t end = ends[0] + work;
+    for (int next = 1; next < n; next = 2 * at + 1) {
+        next += next + 1 < n && ends[next + 1] < ends[next];
+        if (ends[next] >= end)
+            break;
+        ends[at] = ends[next];
+        at = next;
+    }
+    ends[at] = end;
+}
+
+/* When the last of these tiles ends, each taken, longest first, by whoever is free; in blocks
+ * of one head times the group. ends: room. */
+static int64_t time_of(const cu_tile_lengths *x, int parts, int n_sm, int group, int64_t *ends)
+{
+    int64_t last = 0;
+    if (!x->blocks)
+        return (x->n * parts + n_sm - 1) / n_sm * x->each * group / parts;
+    for (int i = 0; i < n_sm; i++)
+        ends[i] = 0;
+    for (int64_t i = 0; i < x->n * parts; i++)
+        take_earliest(ends, n_sm, x->blocks[i / parts] * (group / parts));
+    for (int i = 0; i < n_sm; i++)
+        last = ends[i] > last ? ends[i] : last;
+    return last;
+}
+
+int cu_head_parts(int n_sm, int group, const cu_tile_lengths *x, double *time)
+{
+    enum { SM_MOST = 1024 };
+    int64_t ends[SM_MOST];
+    int best = 1;
+    n_sm = n_sm < 1 ? 1 : n_sm < SM_MOST ? n_sm : SM_MOST;
+    for (int parts = 1; parts <= group; parts++) {
+        if (!may_be(parts, group, n_sm, x->n))
+            continue;
+        const double joined = LAUNCH_BLOCKS + TILE_BLOCKS * (double)(x->n * parts);
+        const double now = (double)time_of(x, parts, n_sm, group, ends)
+                           + (parts > 1 ? joined : 0);
+        if (parts == 1 || now < *time) {
+            *time = now;
+            best = parts;
+        }
+    }
+    return best;
+}
