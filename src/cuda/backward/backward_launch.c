@@ -426,6 +426,7 @@ static saccade_status start_parts(const saccade_plan *plan, launch *l, const key
     l->p.dvs = (cu_stride){.b = l->p.f.G * N * E, .h = N * E, .n = E};
     l->p.wide |= BWD_OF_K | BWD_OF_V;
     l->p.added &= ~(BWD_OF_K | BWD_OF_V);
+    l->p.own.page = NULL;
     const saccade_status status = start_some(l, k, 0, l->p.f.n_tiles, parameters, err);
     l->p = whole;
     TRY(status);

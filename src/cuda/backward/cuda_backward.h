@@ -54,12 +54,11 @@ static inline int cu_backward_is_fixed(const plan_problem *p, const cu_form *for
            && (p->gradients & SACCADE_GRADIENT_Q) && !p->is_relaxed;
 }
 
-/* Whether query heads of a group may be cut into parts: what is stored where keys have their
- * places is not summed. */
+/* Whether query heads of a group may be cut into parts: not where gradients travel. */
 static inline int cu_backward_may_part(const plan_problem *p)
 {
     return p->gradients & (SACCADE_GRADIENT_K | SACCADE_GRADIENT_V) && p->group > 1
-           && !p->is_ragged && !p->has_rows && !p->has_chunks;
+           && !p->is_ragged && !p->has_rows;
 }
 
 /* ---- backward_text.c: pure functions ---- */

@@ -56,8 +56,12 @@ DEVICE void join(const cu_bwd &p, const float *from, void *data, const cu_stride
         for (int n = 0; n < N; n++)
             sum.x[n] += next.x[n];
     }
-    result to = result_of(p, data, s, (int)(head / p.f.G), (int)(head % p.f.G), column, which);
-    put_few(to, key * to.step, sum);
+    int b = (int)(head / p.f.G), g = (int)(head % p.f.G);
+#if HAS_OWN_PLACES
+    put_few(owned_row(p, which == BWD_OF_V, b, g, key, REAL), column, sum);
+#else
+    put_few(result_from(result_of(p, data, s, b, g, column, which), key), 0, sum);
+#endif
 }
 
 template <int REAL>
