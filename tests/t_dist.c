@@ -351,8 +351,7 @@ static void at_level(const dist_case *c, const case_run *r, const char *level)
             "%d ranks at level %s differ from one device: --problem \"%s\" mask %s score %s",
             c->ranks, level, c->problem, c->mask ? c->mask : "none",
             c->score ? c->score : "none");
-    if (!is_short_run() || level == case_levels()[0])
-        staged(&w);
+    staged(&w);
     free(w.out);
     free(w.lse);
     saccade_shard_plan_destroy(shards);

@@ -149,8 +149,7 @@ static float dot(const float *x, const float *y, int64_t n)
 static void row_of(const saccade_tensor *t, int64_t b, int64_t h, int64_t i, float *to)
 {
     const int64_t at = ((b * t->shape[1] + h) * t->shape[2] + i) * t->shape[3];
-    for (int64_t d = 0; d < t->shape[3]; d++)
-        to[d] = (float)get(t, at + d);
+    convert_to_f32(t->dtype, place(t, at), to, t->shape[3]);
 }
 
 static void add_scaled(float *to, float x, const float *row, int64_t n)

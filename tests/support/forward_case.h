@@ -77,7 +77,7 @@ saccade_mod *case_mod(saccade_kind kind, const char *text);
 void case_check(const case_run *r, const saccade_plan *plan, const saccade_block_mask *mask,
                 const char *what, float *out, float *lse);
 saccade_plan *case_plan(const case_run *r, const char *level, int32_t threads);
-/* Levels this machine runs, NULL-terminated. */
+/* Levels this machine runs, NULL-terminated; in a short run one of them. */
 const char *const *case_levels(void);
 
 #endif

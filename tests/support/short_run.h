@@ -1,7 +1,7 @@
-/* short_run.h: whether tests leave out cases that differ from others in few lines. Sanitizers
- * and emulators walk the same code ten times as slowly: `.ci/run` sets SACCADE_TEST_SHORT
- * there. `.ci/run all` does not, and sets SACCADE_TEST_ALL, with which tests of NVRTC compile
- * every instance of every program. */
+/* short_run.h: whether tests leave out cases that differ from others in few lines, and take one
+ * level a case. Sanitizers and emulators walk the same code ten times as slowly: `.ci/run` sets
+ * SACCADE_TEST_SHORT there. `.ci/run all` does not, and sets SACCADE_TEST_ALL, with which
+ * tests of NVRTC compile every instance of every program. */
 #ifndef SACCADE_TESTS_SHORT_RUN_H
 #define SACCADE_TESTS_SHORT_RUN_H
 
