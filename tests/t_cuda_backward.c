@@ -99,73 +99,6 @@ static void parts_are_as_good_as_smaller_tiles(void **state)
     assert_true(cu_backward_is_short(&f[0], &f[1], &few, 132, 8, 1));
 }
 
-enum { LENGTHS = 1024 };
-
-/* Of `heads` KV heads with n tiles each under a causal mask: each tile meets `step` blocks
- * fewer than the one before. Longest first. */
-static cu_tile_lengths causal_lengths(int64_t heads, int64_t n, int64_t step, int64_t *blocks)
-{
-    for (int64_t i = 0; i < heads * n; i++)
-        blocks[i] = (n - i / heads) * step;
-    return (cu_tile_lengths){blocks, heads * n, 0};
-}
-
-static int64_t sum_of(const cu_tile_lengths *x)
-{
-    int64_t sum = 0;
-    for (int64_t i = 0; i < x->n; i++)
-        sum += x->blocks ? x->blocks[i] : x->each;
-    return sum;
-}
-
-/* The time is never less than an equal share nor than the longest part, and near the larger of
- * both where heads are cut. */
-static void heads_are_cut_where_tiles_are_few(void **state)
-{
-    int64_t blocks[LENGTHS];
-    const struct {
-        int64_t heads, n, step;
-        int group, least, most;
-    } cases[] = {{2, 86, 3, 8, 2, 2},  /* h16/2 q16384 d64 */
-                 {8, 64, 2, 4, 1, 1},  /* h32/8 q8192 d128 */
-                 {8, 16, 2, 4, 2, 2},  /* h32/8 q2048 d128 */
-                 {16, 64, 2, 1, 1, 1}, /* no groups */
-                 {1, 8, 2, 3, 3, 3},   /* of three heads there is no half */
-                 {1, 1, 1, 8, 8, 8},   /* a block each */
-                 {1, 1, 1, 2, 1, 1}};  /* less than the second kernel takes */
-    (void)state;
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const cu_tile_lengths x =
-            causal_lengths(cases[i].heads, cases[i].n, cases[i].step, blocks);
-        const int group = cases[i].group;
-        double time;
-        const int parts = cu_head_parts(132, group, &x, &time);
-        const double share = (double)(sum_of(&x) * group) / 132;
-        const double longest = (double)(x.blocks[0] * group / parts);
-        assert_in_range(parts, cases[i].least, cases[i].most);
-        assert_int_equal(group % parts, 0);
-        assert_true(parts <= cu_head_parts_most(132, group, x.n));
-        assert_true(time >= share && time >= longest);
-        if (parts > 1)
-            assert_true(time <= 1.35 * (share > longest ? share : longest) + 8);
-    }
-}
-
-/* 172 equal tiles take two rounds of 132; 688 quarters of them take six. */
-static void equal_tiles_are_cut_too(void **state)
-{
-    const cu_tile_lengths x = {NULL, 172, 256}, many = {NULL, 1024, 256};
-    double time;
-    (void)state;
-    assert_int_equal(cu_head_parts(132, 1, &x, &time), 1);
-    assert_true(time == 2 * 256);
-    assert_in_range(cu_head_parts(132, 8, &x, &time), 2, 4);
-    assert_true(time < 2 * 256 * 8 * 0.8);
-    assert_int_equal(cu_head_parts(132, 8, &many, &time), 1);
-    assert_int_equal(cu_head_parts_most(132, 8, 172), 2);
-    assert_int_equal(cu_head_parts_most(132, 8, 529), 1);
-}
-
 /* In 16,384 positions 200 documents have 2.6 blocks to a block of queries and 50 have 7.2; a
  * window of 256 has 5. */
 static void few_blocks_take_two_kernels(void **state)
@@ -1176,8 +1109,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(tiles_fit),
         cmocka_unit_test(short_runs_take_smaller_tiles),
         cmocka_unit_test(parts_are_as_good_as_smaller_tiles),
-        cmocka_unit_test(heads_are_cut_where_tiles_are_few),
-        cmocka_unit_test(equal_tiles_are_cut_too),
         cmocka_unit_test(few_blocks_take_two_kernels),
         cmocka_unit_test(no_spills),
         cmocka_unit_test(bounds_of_slopes),

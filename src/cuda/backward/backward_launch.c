@@ -1,158 +1,10 @@
-/* A backward run: its workspace, its arguments, its kernels put on the stream. Nothing is
- * allocated, compiled or copied here. */
+/* A backward run: its arguments, its kernels put on the stream. Nothing is allocated, compiled
+ * or copied here. */
 #include "cuda/backward/cuda_backward.h"
 #include "cuda/emit/emit.h"
 #include "cuda/run/run.h"
 
 #include <assert.h>
-
-/* ---- workspace ---- */
-
-/* offsets of the parts of cu_bwd */
-typedef struct space {
-    size_t precision, bounds, dq_sum, dq_steps, parts[2], bytes;
-    size_t thirds[4];         /* of Q, K, V and dO: cu_thirds */
-    size_t lse2, minus_delta; /* of the workspace, or of dQ: */
-    int is_in_result;
-} space;
-
-static int64_t query_blocks(const saccade_sizes *s)
-{
-    return (s->Q + BWD_ROWS - 1) / BWD_ROWS;
-}
-
-/* Ragged queries of all sequences, or 0 where they are not known. */
-static int64_t packed_rows(const saccade_plan *plan, const plan_gradients *g)
-{
-    const int is_packed = plan->problem.is_ragged && g && g->d_out;
-    return is_packed && g->d_out->shape[0] == 1 ? g->d_out->shape[2] : 0;
-}
-
-/* Blocks of a head where sequences of `rows` in all are packed; 0: by batch they are fewer. */
-static int64_t packed_blocks(const saccade_plan *plan, const saccade_sizes *s, int64_t rows)
-{
-    const int64_t packed = rows / BWD_ROWS + s->B;
-    return plan->problem.is_ragged && rows && packed < s->B * query_blocks(s) ? packed : 0;
-}
-
-/* Bytes from a tensor's first element to its last; all of them are its own, or 0. */
-static size_t dense_bytes(const saccade_tensor *t)
-{
-    int64_t count = 1, extent = 1;
-    for (int i = 0; i < t->rank; i++) {
-        if (t->shape[i] > 1 && t->stride[i] <= 0)
-            return 0;
-        count *= t->shape[i];
-        extent += (t->shape[i] - 1) * t->stride[i];
-    }
-    return count == extent ? (size_t)count * saccade_dtype_bytes(t->dtype) : 0;
-}
-
-/* Whether lse and delta of the rows, two numbers each, lie in dQ until it is written by the
- * run's last kernel, which reads neither. */
-static int rows_fit_result(const saccade_plan *plan, size_t each, const plan_gradients *g)
-{
-    const plan_problem *p = &plan->problem;
-    return cu_backward_has_tiles(plan->state) && g && g->dq && !p->is_ragged && !plan->rows
-           && !cu_has_captures(p) && !(g->added & SACCADE_GRADIENT_Q)
-           && dense_bytes(g->dq) >= 2 * each;
-}
-
-/* Columns of a row in whole panels. */
-static int64_t panel_columns(int64_t dim)
-{
-    return (cu_padded(dim) + 63) / 64 * 64;
-}
-
-/* Shape of a tensor of cu_thirds. */
-static void shape_of_thirds(const saccade_plan *plan, const saccade_sizes *s, int which,
-                            int64_t (*shape)[4])
-{
-    const int is_query = which == 0 || which == 3;
-    const int64_t dim = which < 2 ? plan->problem.sizes.D : plan->problem.sizes.Dv;
-    (*shape)[0] = s->B;
-    (*shape)[1] = is_query ? s->H : s->Hkv;
-    (*shape)[2] = is_query ? s->Q : s->KV;
-    (*shape)[3] = 3 * panel_columns(dim);
-}
-
-static void add_thirds(const saccade_plan *plan, const saccade_sizes *s, space *x)
-{
-    for (int i = 0; i < 4; i++) {
-        int64_t n[4];
-        shape_of_thirds(plan, s, i, &n);
-        x->thirds[i] = cu_aligned(x->bytes);
-        x->bytes = x->thirds[i] + (size_t)(n[0] * n[1] * n[2] * n[3]) * sizeof(uint16_t);
-    }
-}
-
-int cu_backward_parts_most(const saccade_plan *plan, const saccade_sizes *s)
-{
-    const cu_state *state = plan->state;
-    int keys = 1;
-    for (int i = CU_BWD_TILES; i <= CU_BWD_PLAIN; i++)
-        keys = state->programs[i].form.tile.keys > keys ? state->programs[i].form.tile.keys
-                                                        : keys;
-    const int64_t tiles = s->B * s->Hkv * ((s->KV + keys - 1) / keys);
-    return cu_backward_may_part(&plan->problem)
-               ? cu_head_parts_most(state->device.n_sm, plan->problem.group, tiles)
-               : 1;
-}
-
-/* dK and dV of as many parts of a group's heads as any mask may ask for. */
-static void add_parts(const saccade_plan *plan, const saccade_sizes *s, space *x)
-{
-    const int64_t dims[2] = {plan->problem.sizes.D, plan->problem.sizes.Dv};
-    const int parts = cu_backward_parts_most(plan, s);
-    for (int i = 0; i < 2; i++) {
-        const int64_t rows = s->B * s->Hkv * parts * s->KV;
-        x->parts[i] = cu_aligned(x->bytes);
-        if (parts > 1)
-            x->bytes = x->parts[i] + (size_t)(rows * dims[i]) * sizeof(float);
-    }
-}
-
-/* gradients: those of a run, or NULL: enough for any. Kernels that own rows of dQ make no sums
- * and read lse and delta while it is written: their place is then that of the sums. */
-static space space_of(const saccade_plan *plan, const saccade_sizes *s,
-                      const plan_gradients *gradients)
-{
-    const int64_t packed = packed_blocks(plan, s, packed_rows(plan, gradients));
-    const int64_t blocks = packed ? packed : s->B * query_blocks(s);
-    const size_t rows = (size_t)(s->H * blocks) * BWD_ROWS;
-    const size_t columns = (size_t)panel_columns(plan->problem.sizes.D);
-    const size_t bounds = (size_t)(s->B * s->Hkv) * BWD_CHUNKS * 2 * sizeof(unsigned);
-    const size_t each = cu_aligned(rows * sizeof(float));
-    space x = {.is_in_result = rows_fit_result(plan, each, gradients)};
-    x.minus_delta = each;
-    x.precision = x.is_in_result ? 0 : 2 * each;
-    x.bounds = x.precision + each;
-    x.dq_sum = x.bounds + cu_aligned(bounds);
-    x.bytes = x.dq_sum;
-    if (cu_backward_has_tiles(plan->state) && plan->problem.gradients & SACCADE_GRADIENT_Q) {
-        x.dq_steps = x.dq_sum + rows * columns * sizeof(float);
-        x.bytes = x.dq_steps + rows / BWD_ROWS * sizeof(unsigned);
-    }
-    if (cu_backward_has_f32(plan->state))
-        add_thirds(plan, s, &x);
-    add_parts(plan, s, &x);
-    return x;
-}
-
-/* But for what keys in chunks take. */
-static size_t whole_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
-                              const plan_gradients *gradients)
-{
-    return cu_aligned(space_of(plan, sizes, gradients).bytes)
-           + cu_aligned(cu_captures_workspace(plan, sizes, gradients));
-}
-
-size_t cu_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
-                             const plan_gradients *gradients)
-{
-    const saccade_sizes local = cu_local_sizes(plan, sizes);
-    return whole_workspace(plan, &local, gradients) + cu_pages_workspace(plan, &local);
-}
 
 /* ---- parameters ---- */
 
@@ -226,8 +78,7 @@ static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradi
                  cu_bwd *p)
 {
     const cu_state *s = plan->state;
-    const int64_t rows = packed_rows(plan, g);
-    const space at = space_of(plan, &run->sizes, g);
+    const cu_backward_space at = cu_backward_space_of(plan, &run->sizes, g);
     char *base = run->workspace;
     *p = (cu_bwd){0};
     run_fill(plan, run, &s->programs[CU_MAIN].form, NULL, &p->f);
@@ -243,8 +94,8 @@ static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradi
     fill_result(g->dv, BWD_OF_V, &p->dv, &p->dvs, p);
     fill_sinks(g->sinks, p);
     p->added = (int)g->added;
-    p->n_mblk = (int)query_blocks(&run->sizes);
-    p->packed_blocks = (int)packed_blocks(plan, &run->sizes, rows);
+    p->n_mblk = (int)cu_backward_query_blocks(&run->sizes);
+    p->packed_blocks = (int)cu_backward_packed_blocks(plan, &run->sizes, g);
     p->unit = p->f.scale * 1.4426950408889634f;
     p->slope_most = (float)s->backward_facts.slope_most;
     p->precision = (float *)(base + at.precision);
@@ -261,7 +112,7 @@ static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradi
 static void fill_rows(const saccade_plan *plan, const plan_run *run, const plan_gradients *g,
                       cu_program program, cu_bwd *p)
 {
-    const space at = space_of(plan, &run->sizes, g);
+    const cu_backward_space at = cu_backward_space_of(plan, &run->sizes, g);
     const int has_sums = program == CU_BWD_TILES || program == CU_BWD_SHORT;
     char *base = !at.is_in_result ? run->workspace
                  : has_sums       ? g->dq->data
@@ -519,13 +370,13 @@ static saccade_status split(const saccade_plan *plan, const plan_run *run,
                             const plan_gradients *g, int rows, launch *l, saccade_error *err)
 {
     const cu_loaded *program = &((const cu_state *)plan->state)->programs[CU_BWD_SPLIT];
-    const space at = space_of(plan, &run->sizes, g);
+    const cu_backward_space at = cu_backward_space_of(plan, &run->sizes, g);
     cu_map *const maps[4] = {&l->a.maps[0], &l->a.maps[1], &l->a.maps[2], &l->d_out};
     int64_t most = 0;
     cu_thirds to;
     for (int i = 0; i < 4; i++) {
         int64_t n[4];
-        shape_of_thirds(plan, &run->sizes, i, &n);
+        cu_backward_thirds_shape(plan, &run->sizes, i, &n);
         const int64_t pieces = n[0] * n[1] * n[2] * (n[3] / 24);
         most = pieces > most ? pieces : most;
         to.rows[i] = (char *)run->workspace + at.thirds[i];
@@ -661,8 +512,9 @@ static saccade_status start_whole(const saccade_plan *plan, const plan_run *run,
     TRY(run_captures(problem->score, run->score_env.tensors, l.a.captures, err));
     TRY(run_captures(problem->mask, run->mask_env.tensors, l.a.captures + n_score, err));
     TRY(run_make_ready(s, problem, driver, run->q->device.index, err));
-    TRY(cu_begin_captures(plan, run, g, cu_aligned(space_of(plan, &run->sizes, g).bytes),
-                          program == CU_BWD_TILES, &l.a, &l.captured, err));
+    const size_t captures_at = cu_aligned(cu_backward_space_of(plan, &run->sizes, g).bytes);
+    TRY(cu_begin_captures(plan, run, g, captures_at, program == CU_BWD_TILES, &l.a, &l.captured,
+                          err));
     TRY(start_program(plan, run, g, program, &l, err));
     fill_queries(problem, runs.queries, &l.p);
     return cu_end_captures(&l.captured, &l.p, err);
@@ -674,7 +526,8 @@ static saccade_status start_paged(const saccade_plan *plan, const plan_run *run,
                                   saccade_error *err)
 {
     const cu_loaded *program = &((const cu_state *)plan->state)->programs[CU_BWD_PAGES];
-    char *const room = (char *)run->workspace + whole_workspace(plan, &run->sizes, g);
+    char *const room =
+        (char *)run->workspace + cu_backward_whole_workspace(plan, &run->sizes, g);
     const run_args a = {.driver = driver, .stream = run->stream};
     cu_paged paged;
     cu_bwd p;

@@ -208,12 +208,40 @@ saccade_status cu_pages_end(const cu_paged *paged, const plan_run *run, const pl
                             const cu_loaded *program, cu_bwd *p, const struct run_args *a,
                             saccade_error *err);
 
-/* ---- backward_launch.c ---- */
+/* ---- backward_space.c ---- */
 
+/* Offsets of the parts of cu_bwd. */
+typedef struct cu_backward_space {
+    size_t precision, bounds, dq_sum, dq_steps, parts[2], bytes;
+    size_t thirds[4];         /* of Q, K, V and dO: cu_thirds */
+    size_t lse2, minus_delta; /* of the workspace, or of dQ: */
+    int is_in_result;
+} cu_backward_space;
+
+static inline int64_t cu_backward_query_blocks(const saccade_sizes *s)
+{
+    return (s->Q + BWD_ROWS - 1) / BWD_ROWS;
+}
+
+/* gradients: those of a run, or NULL: enough for any. */
+cu_backward_space cu_backward_space_of(const saccade_plan *plan, const saccade_sizes *s,
+                                       const plan_gradients *gradients);
+/* Blocks of a head where ragged sequences are packed; 0: by batch they are fewer. */
+int64_t cu_backward_packed_blocks(const saccade_plan *plan, const saccade_sizes *s,
+                                  const plan_gradients *gradients);
+/* Shape of a tensor of cu_thirds. */
+void cu_backward_thirds_shape(const saccade_plan *plan, const saccade_sizes *s, int which,
+                              int64_t (*shape)[4]);
 /* Into how many parts a run of these sizes cuts the query heads of a group at most. */
 int cu_backward_parts_most(const saccade_plan *plan, const saccade_sizes *s);
 size_t cu_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
                              const plan_gradients *gradients);
+/* But for what keys in chunks take. */
+size_t cu_backward_whole_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
+                                   const plan_gradients *gradients);
+
+/* ---- backward_launch.c ---- */
+
 saccade_status cu_backward(const saccade_plan *plan, const plan_run *run,
                            const plan_gradients *gradients, saccade_error *err);
 

@@ -61,11 +61,28 @@ int cu_runs_copies(int device, const saccade_block_mask *mask, int first, int mo
 const cu_runs *cu_runs_find(int device, const saccade_block_mask *mask, int rows, int keys,
                             int group, const saccade_sizes *sizes, const saccade_plan *plan);
 
+/* ---- tile_order.c ---- */
+
+typedef struct cu_order {
+    int keys;       /* of a block of the runs */
+    int group;      /* where rows are of keys: query heads of a KV head, or of a part; else 0 */
+    int head_parts; /* of a group's query heads */
+    int is_by_rows; /* tiles of keys are walked by rows */
+    int at_once;    /* tiles that run at a time */
+    const plan_rows *rows; /* NULL: all */
+    size_t l2_bytes;
+} cu_order;
+
 /* The work order of tiles of these runs: tiles [B x H x r->rows] of the sizes given. With rows
- * whose keys partly come from elsewhere, *n_first tiles that need none of those come first. */
-saccade_status cu_order_tiles(const mask_runs *r, const saccade_sizes *s, size_t l2_bytes,
-                              const plan_rows *rows, int32_t *order, int *n_first,
-                              saccade_error *err);
+ * whose keys partly come from elsewhere, turns->first tiles that need none of those come first.
+ */
+saccade_status cu_order_tiles(const mask_runs *r, const saccade_sizes *s, const cu_order *of,
+                              int32_t *order, cu_turns *turns, saccade_error *err);
+/* Blocks that are live, of all lists. */
+int64_t cu_count_blocks(const mask_runs *r);
+/* Whether tiles of keys see a quarter of all queries in the mean. Those of a narrow window are
+ * never at the same block: by rows each would keep blocks of all heads in L2. */
+int cu_sees_much(const mask_runs *r);
 
 /* ---- row_pieces.c, mask_pieces.c: what small tiles walk, and limits of rows ---- */
 
@@ -97,7 +114,7 @@ const cu_pieces *cu_pieces_find(int device, const saccade_block_mask *mask, int 
                                 const saccade_sizes *sizes, const saccade_plan *plan);
 cu_limits cu_limits_find(int device, const saccade_block_mask *mask, const saccade_plan *plan);
 
-/* ---- head_parts.c: pure functions ---- */
+/* ---- head_parts.c ---- */
 
 /* Tiles of keys by how many blocks of queries each meets in one head, longest first; blocks
  * NULL: `each`. */
@@ -111,6 +128,9 @@ typedef struct cu_tile_lengths {
 int cu_head_parts(int n_sm, int group, const cu_tile_lengths *tiles, double *time);
 /* The most that it says for so many tiles of whatever lengths. */
 int cu_head_parts_most(int n_sm, int group, int64_t tiles);
+/* cu_head_parts of transposed runs. */
+saccade_status cu_find_head_parts(const mask_runs *r, const saccade_sizes *s, int n_sm,
+                                  int *parts, saccade_error *err);
 
 /* ---- head_groups.c ---- */
 

@@ -4,6 +4,8 @@
  * parts, a KV head stands for several, whose dK and dV bwd_join adds (docs/lab/100). */
 #include "cuda/mask/device_mask.h"
 
+#include <stdlib.h>
+
 enum { ROUNDS_MOST = 4 /* of tiles, where heads are cut: with more, tiles end evenly */ };
 
 /* Blocks of queries that a multiprocessor walks in the time that the launch of bwd_join takes,
@@ -72,4 +74,33 @@ int cu_head_parts(int n_sm, int group, const cu_tile_lengths *x, double *time)
         }
     }
     return best;
+}
+
+static int longer_first(const void *a, const void *b)
+{
+    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x < y) - (x > y);
+}
+
+saccade_status cu_find_head_parts(const mask_runs *r, const saccade_sizes *s, int n_sm,
+                                 int *parts, saccade_error *err)
+{
+    const int64_t heads = s->B * s->Hkv, n = heads * r->rows;
+    const int group = (int)cu_group(s);
+    double time;
+    *parts = 1;
+    if (cu_head_parts_most(n_sm, group, n) == 1)
+        return SACCADE_OK;
+    int64_t *blocks = calloc((size_t)n + 1, sizeof *blocks);
+    FAIL_IF_NULL(blocks);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t bh = i / r->rows, b = r->B == 1 ? 0 : bh / s->Hkv;
+        const int64_t row = (b * r->H + bh % s->Hkv * r->H / s->Hkv) * r->rows + i % r->rows;
+        for (int64_t k = r->row_begin[row]; k < r->row_begin[row + 1]; k++)
+            blocks[i] += r->runs[k].count;
+    }
+    qsort(blocks, (size_t)n, sizeof *blocks, longer_first);
+    *parts = cu_head_parts(n_sm, group, &(cu_tile_lengths){blocks, n, 0}, &time);
+    free(blocks);
+    return SACCADE_OK;
 }

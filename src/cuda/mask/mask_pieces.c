@@ -174,14 +174,18 @@ static saccade_status upload_work(const cu_driver *driver, int device, const mas
                                   const piece_lists *x, const saccade_sizes *s,
                                   const saccade_plan *plan, cu_pieces *out, saccade_error *err)
 {
-    const size_t l2 = (size_t)((const cu_state *)plan->state)->device.l2_bytes;
+    const cu_order of = {.keys = r->block_kv,
+                         .rows = plan->rows,
+                         .l2_bytes =
+                             (size_t)((const cu_state *)plan->state)->device.l2_bytes};
+    cu_turns turns = {0, 0};
     const size_t tiles = (size_t)(s->B * s->H * r->rows);
     const size_t bytes = tiles * sizeof(cu_work) + ((size_t)x->n + 1) * sizeof(int);
     cu_work *work = malloc(bytes);
     int32_t *order = malloc(tiles * sizeof *order);
     saccade_status status =
-        work && order ? cu_order_tiles(r, s, l2, plan->rows, order, &out->n_first, err)
-                      : SACCADE_ENOMEM;
+        work && order ? cu_order_tiles(r, s, &of, order, &turns, err) : SACCADE_ENOMEM;
+    out->n_first = turns.first;
     for (size_t i = 0; i < tiles && status == SACCADE_OK; i++) {
         const int64_t bh = order[i] / r->rows;
         const int64_t b = r->B == 1 ? 0 : bh / s->H, h = r->H == 1 ? 0 : bh % s->H;
