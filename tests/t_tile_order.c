@@ -249,10 +249,13 @@ static void parts_follow_from_runs(void **state)
     ordered x = order_of("q >= kv", 1, 1, &of_groups);
     const cu_tile_lengths all = causal_lengths(1, TILES, 2, blocks);
     const saccade_sizes grouped = {1, 8, 1, Q, Q, 128, 128};
-    assert_int_equal(cu_find_head_parts(x.r, &grouped, 132, &parts, NULL), SACCADE_OK);
+    assert_int_equal(cu_find_head_parts(x.r, &grouped, 132, 1, &parts, NULL), SACCADE_OK);
     assert_int_equal(parts, cu_head_parts(132, 8, &all, &time));
     assert_true(parts > 1);
-    assert_int_equal(cu_find_head_parts(x.r, &x.sizes, 132, &parts, NULL), SACCADE_OK);
+    assert_int_equal(cu_find_head_parts(x.r, &grouped, 132, 0, &parts, NULL), SACCADE_OK);
+    assert_int_equal(
+        parts, cu_head_parts(132, 8, &(cu_tile_lengths){NULL, TILES, BLOCKS}, &time));
+    assert_int_equal(cu_find_head_parts(x.r, &x.sizes, 132, 1, &parts, NULL), SACCADE_OK);
     assert_int_equal(parts, 1);
     drop(&x);
 }

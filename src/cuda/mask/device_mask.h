@@ -128,9 +128,9 @@ typedef struct cu_tile_lengths {
 int cu_head_parts(int n_sm, int group, const cu_tile_lengths *tiles, double *time);
 /* The most that it says for so many tiles of whatever lengths. */
 int cu_head_parts_most(int n_sm, int group, int64_t tiles);
-/* cu_head_parts of transposed runs. */
+/* cu_head_parts of transposed runs; is_known 0: as if they were of all blocks. */
 saccade_status cu_find_head_parts(const mask_runs *r, const saccade_sizes *s, int n_sm,
-                                  int *parts, saccade_error *err);
+                                  int is_known, int *parts, saccade_error *err);
 
 /* ---- head_groups.c ---- */
 

@@ -83,14 +83,19 @@ static int longer_first(const void *a, const void *b)
 }
 
 saccade_status cu_find_head_parts(const mask_runs *r, const saccade_sizes *s, int n_sm,
-                                 int *parts, saccade_error *err)
+                                  int is_known, int *parts, saccade_error *err)
 {
     const int64_t heads = s->B * s->Hkv, n = heads * r->rows;
     const int group = (int)cu_group(s);
+    const cu_tile_lengths equal = {NULL, n, r->columns};
     double time;
     *parts = 1;
     if (cu_head_parts_most(n_sm, group, n) == 1)
         return SACCADE_OK;
+    if (!is_known) {
+        *parts = cu_head_parts(n_sm, group, &equal, &time);
+        return SACCADE_OK;
+    }
     int64_t *blocks = calloc((size_t)n + 1, sizeof *blocks);
     FAIL_IF_NULL(blocks);
     for (int64_t i = 0; i < n; i++) {

@@ -221,12 +221,12 @@ static saccade_status upload_rows(const cu_driver *driver, const copy *c, const 
                           .l2_bytes = (size_t)on->l2_bytes}};
     cu_selected own;
     about_selection(mask, &of);
-    if (!of.most_runs) { /* what is selected may be anything */
-        of.order.is_by_rows = may & RUNS_BY_ROWS && r->H == 1 && cu_sees_much(r);
-        if (may & RUNS_IN_PARTS)
-            TRY(cu_find_head_parts(r, s, on->n_sm, &of.order.head_parts, err));
-        of.order.group /= of.order.head_parts;
-    }
+    /* What is selected may be anything, and is the same as what is imported. */
+    const int is_known = !mask_get_view(mask)->imported_block_q;
+    of.order.is_by_rows = is_known && may & RUNS_BY_ROWS && r->H == 1 && cu_sees_much(r);
+    if (may & RUNS_IN_PARTS)
+        TRY(cu_find_head_parts(r, s, on->n_sm, is_known, &of.order.head_parts, err));
+    of.order.group /= of.order.head_parts;
     FAIL_AT(plan->rows && of.most_runs, SACCADE_EINVAL, "block_mask", 0, 0,
             "got one that is selected over ranks, expected one made on the host");
     if (!plan->rows)
