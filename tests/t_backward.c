@@ -24,17 +24,12 @@ static void check_levels(const backward_case *c)
     backward_case_free(&r);
 }
 
-/* An emulator takes minutes for what the reference does. */
-static int is_emulated(void)
-{
-    return getenv("SACCADE_TEST_EMULATED") != NULL;
-}
-
 /* In a short run each case has one dtype, and the cases take turns; an emulator runs every
  * other one. */
 static int is_left_out(size_t n, int dtype, int n_dtypes)
 {
-    return (is_short_run() && (int)(n % (size_t)n_dtypes) != dtype) || (is_emulated() && n % 2);
+    const int has_other = (int)(n % (size_t)n_dtypes) != dtype;
+    return (is_short_run() && has_other) || (is_emulated_run() && n % 2);
 }
 
 static void test_shapes(void **state)
@@ -203,7 +198,7 @@ static void test_many_reads(void **state)
         "score + 0.1 * sum(c, 64, rel[q % 7, c] * table[q * kv + c])",
     };
     (void)state;
-    if (is_emulated())
+    if (is_emulated_run())
         skip();
     for (size_t n = 0; n < sizeof scores / sizeof *scores; n++) {
         const backward_case c = {.forward = {.problem = is_short_run()
@@ -284,7 +279,7 @@ static void test_linear(void **state)
 static void test_wanted(void **state)
 {
     (void)state;
-    if (is_emulated())
+    if (is_emulated_run())
         skip();
     for (int unwanted = 1; unwanted < 7; unwanted += is_short_run() ? 2 : 1) {
         backward_case c = {.forward = {.problem = "b1 h4/2 q130 kv400 d32 f32",

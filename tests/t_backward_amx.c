@@ -4,6 +4,7 @@
 #include "support/amx_trap.h"
 #include "support/backward_case.h"
 #include "support/sanitizers.h"
+#include "support/short_run.h"
 
 #include "base/convert.h"
 #include "cpu/kernels/backward_kernels.h"
@@ -54,8 +55,7 @@ static void check_one(backward_case *c, int is_f16, int turn)
 
 static int is_slow(void)
 {
-    return HAS_ADDRESS_SANITIZER || HAS_THREAD_SANITIZER
-           || getenv("SACCADE_TEST_EMULATED") != NULL;
+    return HAS_ADDRESS_SANITIZER || HAS_THREAD_SANITIZER || is_emulated_run();
 }
 
 /* In bf16 and in f16. */

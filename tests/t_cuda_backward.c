@@ -67,6 +67,13 @@ static void tiles_fit(void **state)
         }
 }
 
+/* Tiles of 192 and of 128 keys. */
+static void choices_of_small_heads(cu_form f[2])
+{
+    for (int i = 0; i < 2; i++)
+        assert_true(cu_backward_tile_choice(64, 64, i, &f[i]));
+}
+
 /* 176 tiles of 192 keys take two rounds of 132 multiprocessors, and so do 256 of 128. With a
  * mask all tiles have to run at once: 96 or 128. */
 static void short_runs_take_smaller_tiles(void **state)
@@ -76,8 +83,7 @@ static void short_runs_take_smaller_tiles(void **state)
     const saccade_sizes many = {1, 32, 32, 16384, 16384, 64, 64};
     cu_form f[2];
     (void)state;
-    for (int i = 0; i < 2; i++)
-        assert_true(cu_backward_tile_choice(64, 64, i, &f[i]));
+    choices_of_small_heads(f);
     assert_true(cu_backward_is_short(&f[0], &f[1], &few, 132, 1, 0));
     assert_false(cu_backward_is_short(&f[0], &f[1], &few, 132, 1, 1));
     assert_true(cu_backward_is_short(&f[0], &f[1], &fewer, 132, 1, 1));
@@ -92,8 +98,7 @@ static void parts_are_as_good_as_smaller_tiles(void **state)
     const saccade_sizes few = {1, 16, 2, 1024, 1024, 64, 64};
     cu_form f[2];
     (void)state;
-    for (int i = 0; i < 2; i++)
-        assert_true(cu_backward_tile_choice(64, 64, i, &f[i]));
+    choices_of_small_heads(f);
     assert_true(cu_backward_is_short(&f[0], &f[1], &some, 132, 1, 1));
     assert_false(cu_backward_is_short(&f[0], &f[1], &some, 132, 8, 1));
     assert_true(cu_backward_is_short(&f[0], &f[1], &few, 132, 8, 1));

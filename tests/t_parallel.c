@@ -7,6 +7,7 @@
 #include "saccade_threads.h"
 #include "support/fail_thread.h"
 #include "support/sanitizers.h"
+#include "support/short_run.h"
 
 #include <fenv.h>
 #include <pthread.h>
@@ -175,7 +176,7 @@ static int answer_of_a_child(int (*is_wrong)(void))
  * emulation ends such children by itself. */
 static int is_fork_untestable(void)
 {
-    return HAS_THREAD_SANITIZER || getenv("SACCADE_TEST_EMULATED") != NULL;
+    return HAS_THREAD_SANITIZER || is_emulated_run();
 }
 
 static void children_of_fork_have_their_own(void **state)

@@ -1,6 +1,7 @@
 /* Attention of the CPU's kernels over quantised K and V, decode and prefill, in one piece and
  * in pages, at every level: support/quantised_case.h. */
 #include "support/quantised_case.h"
+#include "support/short_run.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,7 +12,7 @@
 
 static int step_of(int step)
 {
-    return getenv("SACCADE_TEST_EMULATED") ? 5 * step : step;
+    return is_emulated_run() ? 5 * step : step;
 }
 
 static void decode(void **state)

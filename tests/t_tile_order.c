@@ -120,7 +120,7 @@ static void drop(ordered *x)
 }
 
 static const cu_order of_groups = {
-    .keys = KEYS, .group = 4, .head_parts = 1, .at_once = AT_ONCE, .l2_bytes = 50 << 20};
+    .keys = KEYS, .group = 4, .at_once = AT_ONCE, .l2_bytes = 50 << 20};
 
 static int64_t blocks_of(const ordered *x, int32_t entry)
 {

@@ -12,6 +12,12 @@ static inline int is_short_run(void)
     return getenv("SACCADE_TEST_SHORT") != NULL;
 }
 
+/* An emulator takes minutes for what others do in seconds. */
+static inline int is_emulated_run(void)
+{
+    return getenv("SACCADE_TEST_EMULATED") != NULL;
+}
+
 static inline int is_thorough_run(void)
 {
     return getenv("SACCADE_TEST_ALL") != NULL;

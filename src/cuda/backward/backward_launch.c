@@ -483,9 +483,7 @@ static int head_parts_of(const saccade_plan *plan, const cu_runs *runs, const cu
     double time;
     if (runs)
         return runs->head_parts;
-    return cu_backward_may_part(&plan->problem)
-               ? cu_head_parts(s->device.n_sm, plan->problem.group, &tiles, &time)
-               : 1;
+    return cu_head_parts(s->device.n_sm, cu_backward_cut_heads(&plan->problem), &tiles, &time);
 }
 
 /* own: of the run over pages that this one stands for, or NULL. */

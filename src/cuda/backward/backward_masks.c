@@ -17,22 +17,13 @@ static int key_runs(const saccade_plan *plan)
 {
     const plan_problem *p = &plan->problem;
     const int by_rows = p->group > 1 && !p->weight && !cu_has_captures(p) ? RUNS_BY_ROWS : 0;
-    return RUNS_OF_KEYS - by_rows - (cu_backward_may_part(p) ? RUNS_IN_PARTS : 0);
+    return RUNS_OF_KEYS - by_rows - (cu_backward_cut_heads(p) > 1 ? RUNS_IN_PARTS : 0);
 }
 
 const cu_runs *cu_backward_key_runs(const saccade_plan *plan, const saccade_block_mask *mask,
                                     int device, const saccade_sizes *sizes, int keys)
 {
     return cu_runs_find(device, mask, BWD_ROWS, keys, key_runs(plan), sizes, plan);
-}
-
-static saccade_status make_key_runs(const saccade_plan *plan, const saccade_block_mask *mask,
-                                    int device, const saccade_sizes *sizes, int keys,
-                                    saccade_error *err)
-{
-    const cu_driver *driver;
-    TRY(cu_get_driver(&driver, err));
-    return cu_runs_make(driver, device, mask, BWD_ROWS, keys, key_runs(plan), sizes, plan, err);
 }
 
 int cu_backward_takes_few(const saccade_plan *plan, const saccade_block_mask *mask, int device,
@@ -57,7 +48,7 @@ saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_blo
     const cu_state *s = plan->state;
     const cu_form *plain = &s->programs[CU_BWD_PLAIN].form;
     const int tile_keys = s->programs[CU_BWD_TILES].form.tile.keys, keys = plain->tile.keys;
-    const int short_keys = s->programs[CU_BWD_SHORT].form.tile.keys;
+    const int short_keys = s->programs[CU_BWD_SHORT].form.tile.keys, of_keys = key_runs(plan);
     const cu_driver *driver;
     FAIL_AT(!cu_backward_is_suited(mask, BWD_ROWS, keys), SACCADE_EINVAL, "block_mask", 0, 0,
             "got imported blocks of %d x %d, expected multiples of %d x %d for gradients",
@@ -65,11 +56,12 @@ saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_blo
             BWD_ROWS, keys);
     TRY(cu_get_driver(&driver, err));
     if (cu_backward_has_tiles(s) && cu_backward_is_suited(mask, BWD_ROWS, tile_keys))
-        TRY(make_key_runs(plan, mask, device, sizes, tile_keys, err));
+        TRY(cu_runs_make(driver, device, mask, BWD_ROWS, tile_keys, of_keys, sizes, plan, err));
     if (cu_backward_takes_short(plan, sizes, 1)
         && cu_backward_is_suited(mask, BWD_ROWS, short_keys))
-        TRY(make_key_runs(plan, mask, device, sizes, short_keys, err));
-    TRY(make_key_runs(plan, mask, device, sizes, keys, err));
+        TRY(cu_runs_make(driver, device, mask, BWD_ROWS, short_keys, of_keys, sizes, plan,
+                         err));
+    TRY(cu_runs_make(driver, device, mask, BWD_ROWS, keys, of_keys, sizes, plan, err));
     if (cu_backward_takes_few(plan, mask, device, sizes))
         TRY(cu_runs_make(driver, device, mask, BWD_ROWS, keys, 1, sizes, plan, err));
     if (cu_backward_has_wide(s) && cu_backward_is_suited(mask, BWD_WIDE_ROWS, keys))
@@ -81,21 +73,16 @@ saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_blo
                         err);
 }
 
-static saccade_status check_found(const cu_runs *found, int device, saccade_error *err)
+static saccade_status find(const saccade_plan *plan, const plan_run *run, int rows, int keys,
+                           int group, const cu_runs **out, saccade_error *err)
 {
-    FAIL_IF(!found, SACCADE_EINVAL,
+    const int device = run->q->device.index;
+    *out = cu_runs_find(device, run->block_mask, rows, keys, group, &run->sizes, plan);
+    FAIL_IF(!*out, SACCADE_EINVAL,
             "cuda: got a block mask that has no copy for backward on device %d for this batch, "
             "expected saccade_plan_prepare first",
             device);
     return SACCADE_OK;
-}
-
-static saccade_status find_row_runs(const saccade_plan *plan, const plan_run *run, int rows,
-                                    int keys, const cu_runs **out, saccade_error *err)
-{
-    const int device = run->q->device.index;
-    *out = cu_runs_find(device, run->block_mask, rows, keys, 1, &run->sizes, plan);
-    return check_found(*out, device, err);
 }
 
 saccade_status cu_backward_find_runs(const saccade_plan *plan, const plan_run *run,
@@ -104,19 +91,18 @@ saccade_status cu_backward_find_runs(const saccade_plan *plan, const plan_run *r
 {
     const cu_state *s = plan->state;
     const cu_form *plain = &s->programs[CU_BWD_PLAIN].form;
-    const int keys = s->programs[program].form.tile.keys, device = run->q->device.index;
+    const int keys = s->programs[program].form.tile.keys;
     *out = (cu_backward_runs){NULL, NULL, NULL};
     if (!run->block_mask)
         return SACCADE_OK;
-    out->tiles = cu_backward_key_runs(plan, run->block_mask, device, &run->sizes, keys);
-    TRY(check_found(out->tiles, device, err));
+    TRY(find(plan, run, BWD_ROWS, keys, key_runs(plan), &out->tiles, err));
     if (program == CU_BWD_PLAIN || cu_has_captures(&plan->problem))
-        TRY(find_row_runs(plan, run, BWD_ROWS, plain->backward.rows, &out->queries, err));
+        TRY(find(plan, run, BWD_ROWS, plain->backward.rows, 1, &out->queries, err));
     if (program == CU_BWD_F32)
-        TRY(find_row_runs(plan, run, BWD_ROWS, s->programs[program].form.backward.rows,
-                          &out->wide_queries, err));
+        TRY(find(plan, run, BWD_ROWS, s->programs[program].form.backward.rows, 1,
+                 &out->wide_queries, err));
     if (program == CU_BWD_FEW || program == CU_BWD_WIDE)
-        TRY(find_row_runs(plan, run, s->programs[program].form.backward.stay, keys,
-                          &out->wide_queries, err));
+        TRY(find(plan, run, s->programs[program].form.backward.stay, keys, 1,
+                 &out->wide_queries, err));
     return SACCADE_OK;
 }

@@ -11,14 +11,12 @@ static int64_t packed_rows(const saccade_plan *plan, const plan_gradients *g)
     return is_packed && g->d_out->shape[0] == 1 ? g->d_out->shape[2] : 0;
 }
 
-/* Blocks of a head where sequences of `rows` in all are packed; 0: by batch they are fewer. */
 int64_t cu_backward_packed_blocks(const saccade_plan *plan, const saccade_sizes *s,
                                   const plan_gradients *gradients)
 {
     const int64_t rows = packed_rows(plan, gradients);
     const int64_t packed = rows / BWD_ROWS + s->B;
-    const int is_fewer = packed < s->B * cu_backward_query_blocks(s);
-    return plan->problem.is_ragged && rows && is_fewer ? packed : 0;
+    return rows && packed < s->B * cu_backward_query_blocks(s) ? packed : 0;
 }
 
 /* Bytes from a tensor's first element to its last; all of them are its own, or 0. */
@@ -50,9 +48,8 @@ static int64_t panel_columns(int64_t dim)
     return (cu_padded(dim) + 63) / 64 * 64;
 }
 
-/* Shape of a tensor of cu_thirds. */
 void cu_backward_thirds_shape(const saccade_plan *plan, const saccade_sizes *s, int which,
-                            int64_t (*shape)[4])
+                              int64_t (*shape)[4])
 {
     const int is_query = which == 0 || which == 3;
     const int64_t dim = which < 2 ? plan->problem.sizes.D : plan->problem.sizes.Dv;
@@ -80,9 +77,7 @@ int cu_backward_parts_most(const saccade_plan *plan, const saccade_sizes *s)
         keys = state->programs[i].form.tile.keys > keys ? state->programs[i].form.tile.keys
                                                         : keys;
     const int64_t tiles = s->B * s->Hkv * ((s->KV + keys - 1) / keys);
-    return cu_backward_may_part(&plan->problem)
-               ? cu_head_parts_most(state->device.n_sm, plan->problem.group, tiles)
-               : 1;
+    return cu_head_parts_most(state->device.n_sm, cu_backward_cut_heads(&plan->problem), tiles);
 }
 
 /* dK and dV of as many parts of a group's heads as any mask may ask for. */

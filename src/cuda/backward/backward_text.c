@@ -41,7 +41,7 @@ int cu_backward_is_short(const cu_form *first, const cu_form *second,
         const int64_t keys = form[i]->tile.keys, n = (sizes->KV + keys - 1) / keys;
         tiles[i] = sizes->B * sizes->Hkv * n;
         cu_head_parts(n_sm, group,
-                      &(cu_tile_lengths){NULL, tiles[i], (sizes->Q + BWD_ROWS - 1) / BWD_ROWS},
+                      &(cu_tile_lengths){NULL, tiles[i], cu_backward_query_blocks(sizes)},
                       &each[i]);
         each[i] *= (double)keys * (i ? 1.15 : 1);
     }

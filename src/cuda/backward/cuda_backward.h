@@ -54,11 +54,11 @@ static inline int cu_backward_is_fixed(const plan_problem *p, const cu_form *for
            && (p->gradients & SACCADE_GRADIENT_Q) && !p->is_relaxed;
 }
 
-/* Whether query heads of a group may be cut into parts: not where gradients travel. */
-static inline int cu_backward_may_part(const plan_problem *p)
+/* Query heads of a group that may be cut into parts, 1: none; not where gradients travel. */
+static inline int cu_backward_cut_heads(const plan_problem *p)
 {
-    return p->gradients & (SACCADE_GRADIENT_K | SACCADE_GRADIENT_V) && p->group > 1
-           && !p->is_ragged && !p->has_rows;
+    const int has_keys = (p->gradients & (SACCADE_GRADIENT_K | SACCADE_GRADIENT_V)) != 0;
+    return has_keys && !p->is_ragged && !p->has_rows ? p->group : 1;
 }
 
 /* ---- backward_text.c: pure functions ---- */
@@ -98,7 +98,7 @@ static inline int cu_backward_takes_short(const saccade_plan *plan, const saccad
                                           int has_mask)
 {
     const cu_state *s = plan->state;
-    const int group = cu_backward_may_part(&plan->problem) ? plan->problem.group : 1;
+    const int group = cu_backward_cut_heads(&plan->problem);
     const cu_form *first = &s->programs[CU_BWD_TILES].form;
     const cu_form *second = &s->programs[CU_BWD_SHORT].form;
     return first->tile.groups > 0 && second->tile.groups > 0

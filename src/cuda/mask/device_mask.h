@@ -66,12 +66,18 @@ const cu_runs *cu_runs_find(int device, const saccade_block_mask *mask, int rows
 typedef struct cu_order {
     int keys;       /* of a block of the runs */
     int group;      /* where rows are of keys: query heads of a KV head, or of a part; else 0 */
-    int head_parts; /* of a group's query heads */
     int is_by_rows; /* tiles of keys are walked by rows */
     int at_once;    /* tiles that run at a time */
     const plan_rows *rows; /* NULL: all */
     size_t l2_bytes;
 } cu_order;
+
+/* The first row of blocks of head bh of B x heads; the runs may have fewer heads, or more. */
+static inline int64_t cu_first_row(const mask_runs *r, int64_t heads, int64_t bh)
+{
+    const int64_t b = r->B == 1 ? 0 : bh / heads, h = bh % heads * r->H / heads;
+    return (b * r->H + h) * r->rows;
+}
 
 /* The work order of tiles of these runs: tiles [B x H x r->rows] of the sizes given. With rows
  * whose keys partly come from elsewhere, turns->first tiles that need none of those come first.

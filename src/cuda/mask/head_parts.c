@@ -96,14 +96,10 @@ saccade_status cu_find_head_parts(const mask_runs *r, const saccade_sizes *s, in
         *parts = cu_head_parts(n_sm, group, &equal, &time);
         return SACCADE_OK;
     }
-    int64_t *blocks = calloc((size_t)n + 1, sizeof *blocks);
+    int64_t *blocks = malloc(((size_t)n + 1) * sizeof *blocks);
     FAIL_IF_NULL(blocks);
-    for (int64_t i = 0; i < n; i++) {
-        const int64_t bh = i / r->rows, b = r->B == 1 ? 0 : bh / s->Hkv;
-        const int64_t row = (b * r->H + bh % s->Hkv * r->H / s->Hkv) * r->rows + i % r->rows;
-        for (int64_t k = r->row_begin[row]; k < r->row_begin[row + 1]; k++)
-            blocks[i] += r->runs[k].count;
-    }
+    for (int64_t i = 0; i < n; i++)
+        blocks[i] = r->row_live[cu_first_row(r, s->Hkv, i / r->rows) + i % r->rows];
     qsort(blocks, (size_t)n, sizeof *blocks, longer_first);
     *parts = cu_head_parts(n_sm, group, &(cu_tile_lengths){blocks, n, 0}, &time);
     free(blocks);

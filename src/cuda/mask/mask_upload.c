@@ -74,6 +74,7 @@ int cu_runs_copies(int device, const saccade_block_mask *mask, int first, int mo
 /* What a copy is of, beside its runs. */
 typedef struct about {
     cu_order order;
+    int head_parts;    /* of a group's query heads: the order's group is of a part */
     int64_t most_runs; /* of a list, where lists may change; else 0 */
     size_t bits_bytes; /* likewise */
 } about;
@@ -134,7 +135,7 @@ static saccade_status upload(const cu_driver *driver, int device, const mask_run
                      .mask_b = r->B == 1 ? 0 : (int)(r->H * r->rows),
                      .mask_h = r->H == 1 ? 0 : (int)r->rows,
                      .step_heads = 1,
-                     .head_parts = of->order.head_parts,
+                     .head_parts = of->head_parts,
                      .list_batches = (int)r->B,
                      .list_heads = (int)r->H,
                      .list_columns = (int)r->columns,
@@ -163,7 +164,7 @@ static saccade_status upload_groups(const cu_driver *driver, int device, const m
 {
     cu_grouped g = {0};
     saccade_sizes heads = *s;
-    heads.H = heads.Hkv = s->Hkv * of->order.head_parts;
+    heads.H = heads.Hkv = s->Hkv * of->head_parts;
     if (group < 2 || r->H == 1)
         return upload(driver, device, r, group > 0 ? s : &heads, of, out, err);
     saccade_status status = cu_group_heads(r, group, &g, err);
@@ -215,18 +216,18 @@ static saccade_status upload_rows(const cu_driver *driver, const copy *c, const 
     const int may = c->group < 0 ? -c->group : 0;
     about of = {.order = {.keys = c->keys,
                           .group = c->group > 0 ? 0 : (int)cu_group(s),
-                          .head_parts = 1,
                           .at_once = on->n_sm,
                           .rows = plan->rows,
-                          .l2_bytes = (size_t)on->l2_bytes}};
+                          .l2_bytes = (size_t)on->l2_bytes},
+                .head_parts = 1};
     cu_selected own;
     about_selection(mask, &of);
     /* What is selected may be anything, and is the same as what is imported. */
     const int is_known = !mask_get_view(mask)->imported_block_q;
     of.order.is_by_rows = is_known && may & RUNS_BY_ROWS && r->H == 1 && cu_sees_much(r);
     if (may & RUNS_IN_PARTS)
-        TRY(cu_find_head_parts(r, s, on->n_sm, is_known, &of.order.head_parts, err));
-    of.order.group /= of.order.head_parts;
+        TRY(cu_find_head_parts(r, s, on->n_sm, is_known, &of.head_parts, err));
+    of.order.group /= of.head_parts;
     FAIL_AT(plan->rows && of.most_runs, SACCADE_EINVAL, "block_mask", 0, 0,
             "got one that is selected over ranks, expected one made on the host");
     if (!plan->rows)

@@ -71,8 +71,7 @@ static void fill_section(const mask_runs *r, const saccade_sizes *s, const cu_or
 {
     int64_t n = 0;
     for (int64_t bh = first; bh < past; bh++) {
-        const int64_t b = r->B == 1 ? 0 : bh / s->H, h = bh % s->H * r->H / s->H;
-        const int64_t row = (b * r->H + h) * r->rows;
+        const int64_t row = cu_first_row(r, s->H, bh);
         for (int64_t k = 0; k < r->rows; k++)
             if (!turns || turns[row + k] == now)
                 w[n++] = (work){(int32_t)(bh * r->rows + k), r->row_live[row + k]};
