@@ -147,15 +147,16 @@ static void put_backward(const saccade_plan *plan, strbuf *out)
             "by %d queries\n",
             few->tile.keys, few->backward.stay);
     put_captures(s, p, out);
+    if (!p->sizes.B || !p->sizes.Q || !p->sizes.KV)
+        return;
     const int parts = cu_backward_parts_most(plan, &p->sizes);
     if (parts > 1)
         strbuf_printf(out,
                       "backward: query heads of a group in up to %d parts, by the lengths of "
                       "tiles\n",
                       parts);
-    if (p->sizes.B && p->sizes.Q && p->sizes.KV)
-        strbuf_printf(out, "backward workspace: %zu bytes\n",
-                      cu_backward_workspace(plan, &p->sizes, NULL));
+    strbuf_printf(out, "backward workspace: %zu bytes\n",
+                  cu_backward_workspace(plan, &p->sizes, NULL));
 }
 
 /* How keys in pages come into shared memory. */
