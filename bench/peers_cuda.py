@@ -43,6 +43,27 @@ DECODE = [(1, 32, 8, 131072, 128), (8, 32, 8, 16384, 128), (32, 32, 8, 8192, 128
           (128, 32, 8, 4096, 128), (16, 32, 32, 8192, 128), (16, 64, 8, 32768, 128)]
 DECODE_VARIANTS = ("causal", "alibi", "softcap", "sliding_window")
 DECODE_FLOOR = 0.98  # of the better of cuDNN and FlashAttention-2
+# Runs that take less than a millisecond, a graph of IN_A_ROW each, as a model's layers follow
+# one another: at least SHORT_FLOOR times cuDNN.
+SHORT = [(1, 8, 8, 128, 64), (8, 12, 12, 384, 64), (32, 16, 16, 512, 64), (1, 16, 16, 1024, 64),
+         (1, 16, 16, 2048, 64), (8, 16, 16, 2048, 64), (1, 16, 16, 512, 128),
+         (4, 32, 8, 512, 128), (2, 16, 16, 1024, 128), (1, 32, 8, 1024, 128),
+         (16, 16, 16, 1024, 128), (1, 8, 8, 2048, 128), (1, 32, 8, 2048, 128)]
+SHORT_DECODE = [(1, 32, 8, 1024, 128), (1, 32, 8, 4096, 128), (1, 32, 8, 16384, 128),
+                (8, 32, 8, 1024, 128), (4, 32, 8, 2048, 128), (64, 32, 4, 3000, 128),
+                (256, 16, 2, 2048, 128)]
+IN_A_ROW = 20
+SHORT_FLOOR = 1.0
+# (name, shape), then at least this many times FlexAttention
+SPARSE = [("documents 12", (1, 16, 16, 32768, 64), 1.6),
+          ("documents 12", (1, 16, 16, 32768, 128), 2.0),
+          ("documents 200", (1, 16, 16, 32768, 64), 2.0),
+          ("documents 200", (1, 16, 16, 32768, 128), 2.0),
+          ("documents 2000", (1, 16, 16, 32768, 64), 2.0),
+          ("documents 2000", (1, 16, 16, 32768, 128), 2.0),
+          ("window 128", (1, 64, 8, 8192, 64), 1.3),
+          ("natten naive", (1, 16, 16, CANVAS * CANVAS, 64), 1.3),
+          ("natten naive", (1, 16, 16, CANVAS * CANVAS, 128), 1.3)]
 # (B, H, Hkv, N, D, Dv), then at least this many times cuDNN (full, causal)
 BACKWARD = [
     ((1, 32, 32, 16384, 64, 64), (1.27, 1.33)),
@@ -454,24 +475,91 @@ def near(place):
     return live
 
 
+NATTEN = f"({CANVAS}, {CANVAS}, {KERNEL}, {KERNEL}"
+NATTEN_TEXTS = {"natten naive": f"natten_2d{NATTEN})",
+                "natten morton": f"natten_morton{NATTEN})",
+                "natten tiled": f"natten_tiled{NATTEN}, {TILE}, {TILE})"}
+
+
+def sparse_mask(name, n):
+    """A mask of short runs for FlexAttention, its text, and the documents that both read."""
+    if name in ORDERS:
+        return near(ORDERS[name]), NATTEN_TEXTS[name], None
+    kind, count = name.split()
+    if kind == "window":
+        window = int(count)
+        return (lambda b, h, q, kv: (q >= kv) & (q - kv <= window),
+                f"sliding_window({window})", None)
+    doc = documents(n, int(count))
+    return (lambda b, h, q, kv: (q >= kv) & (doc[q] == doc[kv]),
+            "document(doc) && causal()", doc)
+
+
+def masks(options):
+    """Forward of the same masks, whose tiles see few keys."""
+    print(f"{'forward of sparse masks, us':44} {'saccade':>8} {'flex':>8}   x flex")
+    for name, shape, floor in SPARSE:
+        label = label_of(name, shape)
+        if options.only not in label:
+            continue
+        q, k, v = tensors(shape, shape[3])
+        mask, text, doc = sparse_mask(name, shape[3])
+        runs = {"saccade": saccade(q, k, v, None, mask if options.traced else text, doc)}
+        if not options.no_flex:
+            runs["flex"] = flex(q, k, v, None, mask)
+            check_same(label, runs, ["flex"])
+        us = {key: 1e3 * t for key, t in medians(runs, options.rounds).items()}
+        peer = f"{us['flex']:8.1f}   {verdict(us['flex'] / us['saccade'], floor)}" \
+            if "flex" in us else ""
+        print(f"{label:44} {us['saccade']:8.1f} {peer}", flush=True)
+
+
+def in_a_row(run):
+    """A CUDA graph of IN_A_ROW runs, each but the first behind the one before."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        for _ in range(IN_A_ROW):
+            run()
+    return graph.replay
+
+
+def short(options):
+    """Runs so short that starting them counts, and short decodes."""
+    print(f"{f'in graphs of {IN_A_ROW}, us each':44} {'saccade':>8} {'cudnn':>8}   x cudnn")
+    rows = [(name, shape, shape[3]) for shape in SHORT for name in ("full", "causal")]
+    rows += [("decode", shape, 1) for shape in SHORT_DECODE]
+    for name, shape, n in rows:
+        label = label_of(name, shape, n)
+        if options.only not in label:
+            continue
+        q, k, v = tensors(shape, n)
+        is_causal = name == "causal"
+        runs = {"saccade": saccade(q, k, v, None, causal if is_causal else None),
+                "cudnn": sdpa(q, k, v, SDPBackend.CUDNN_ATTENTION, is_causal)}
+        runs = {key: run for key, run in runs.items() if run}
+        check_same(label, runs, [key for key in runs if key != "saccade"])
+        ms = medians({key: in_a_row(run) for key, run in runs.items()}, options.rounds)
+        us = {key: 1e3 * t / IN_A_ROW for key, t in ms.items()}
+        peer = f"{us['cudnn']:8.1f}   {verdict(us['cudnn'] / us['saccade'], SHORT_FLOOR)}" \
+            if "cudnn" in us else ""
+        print(f"{label:44} {us['saccade']:8.1f} {peer}", flush=True)
+
+
 def backward_masks(options):
     """Masks of many short runs: small documents, neighbourhoods in three orders of tokens."""
     print(f"{'backward of sparse masks, ms':44} {'saccade':>8} {'flex':>8}   x flex")
     shape = (4, 16, 16, CANVAS * CANVAS, 64)
-    natten = f"({CANVAS}, {CANVAS}, {KERNEL}, {KERNEL}"
-    cases = {name: (near(place), None) for name, place in ORDERS.items()}
-    mine = {"natten naive": f"natten_2d{natten})", "natten morton": f"natten_morton{natten})",
-            "natten tiled": f"natten_tiled{natten}, {TILE}, {TILE})"}
-    for count in (200, 2000):
-        doc = documents(shape[3], count)
-        cases[f"documents {count}"] = (
-            lambda b, h, q, kv, doc=doc: (q >= kv) & (doc[q] == doc[kv])), doc
-    for name, (mask, doc) in cases.items():
+    for name in (*ORDERS, "documents 200", "documents 2000"):
         label = label_of(name, shape)
         if options.only not in label:
             continue
         leaves, d_out = leaves_of(shape)
-        text = mask if options.traced else mine.get(name, "document(doc) && causal()")
+        mask, text, doc = sparse_mask(name, shape[3])
+        text = mask if options.traced else text
         calls = {"saccade": saccade(*leaves, None, text, doc)}
         if not options.no_flex:
             calls["flex"] = flex(*leaves, None, mask)
@@ -539,7 +627,8 @@ def captures(options):
               f"{ms['with'] / ms['without']:5.2f}", flush=True)
 
 
-PARTS = {"forward": forward, "variants": all_variants, "decode": decode, "backward": backward,
+PARTS = {"forward": forward, "variants": all_variants, "masks": masks, "short": short,
+         "decode": decode, "backward": backward,
          "backward_variants": backward_variants, "backward_masks": backward_masks,
          "backward_parts": backward_parts,
          "captures": captures}

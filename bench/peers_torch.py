@@ -3,7 +3,7 @@
 usage: python bench/peers_torch.py [--program build/saccade] [--threads N]
                                    [--suite paper] [--suite dense] [--suite decode]
                                    [--only TEXT] [--repeats 5] [--no-flex]
-       python bench/peers_torch.py --device cuda [--part forward|variants|decode]...
+       python bench/peers_torch.py --device cuda [--part forward|variants|short|decode]...
                                    [--only TEXT] [--rounds 15] [--traced] [--no-flex]
 
 On the CPU every row of the suites (all three) is timed by `saccade bench`, then by
@@ -186,7 +186,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--part", action="append",
-                        choices=["forward", "variants", "decode", "backward",
+                        choices=["forward", "variants", "masks", "short", "decode", "backward",
                                  "backward_variants", "backward_masks", "backward_parts",
                                  "captures"])
     parser.add_argument("--only", default="")
