@@ -1,6 +1,7 @@
 /* Forward and backward runs on CUDA beside the plain run of the same problem, bit for bit:
- * heads spread over runs, results in f32, captured graphs, streams side by side, memory that is
- * left alone. t_cuda_device and t_cuda_backward compare with the truth. */
+ * heads spread over runs, results in f32, captured graphs, runs that follow one another,
+ * streams side by side, memory that is left alone. t_cuda_device and t_cuda_backward compare
+ * with the truth. */
 #include "support/device_case.h"
 
 #include "base/convert.h"
@@ -430,6 +431,70 @@ static void graphs_of_backward(void **state)
     leave(pushed);
 }
 
+/* Runs whose queries, keys and incoming gradients are what the run before wrote, one behind the
+ * other or each after a wait for all that is on the device. */
+static results chain_runs(trial *x, int waits)
+{
+    enum { RUNS = 24 };
+    const saccade_sizes *s = &x->problem.sizes;
+    const int has_gradients = x->problem.gradients != 0, is_square = s->Q == s->KV;
+    randomise(&x->t[Q], x->bytes[Q], 70);
+    randomise(&x->t[D_OUT], x->bytes[D_OUT], 71);
+    wait_for_all();
+    for (int i = 0; i < RUNS; i++) {
+        forward(x);
+        if (waits)
+            wait_for_all();
+        if (has_gradients)
+            backward(x);
+        if (waits)
+            wait_for_all();
+        void *const q = x->t[Q].data, *const d_out = x->t[D_OUT].data;
+        x->t[Q].data = x->t[OUT].data;
+        x->t[OUT].data = q;
+        if (is_square)
+            x->t[K].data = x->t[Q].data;
+        if (has_gradients) {
+            x->t[D_OUT].data = x->t[DQ].data;
+            x->t[DQ].data = d_out;
+        }
+    }
+    return take(x);
+}
+
+static void runs_that_follow_one_another(void **state)
+{
+    static const struct {
+        const char *problem, *mask;
+        uint32_t gradients;
+    } cases[] = {
+        {"b1 h8/2 q1 kv1000 d128 bf16", NULL, 0},
+        {"b64 h8/2 q1 kv300 d64 bf16", NULL, 0},
+        {"b3 h4 q4 kv5000 d128 bf16", NULL, 0},
+        {"b1 h8 q256 kv256 d128 bf16", NULL, ALL},
+        {"b1 h8 q256 kv256 d64 bf16", "causal()", ALL},
+        {"b2 h8 q900 kv900 d128 bf16", NULL, ALL},
+        {"b1 h4 q1500 kv1500 d64 f16", "causal()", ALL},
+    };
+    (void)state;
+    if (!has_device())
+        skip();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        trial x;
+        open_trial(&x, cases[i].problem, NULL, cases[i].mask, cases[i].gradients);
+        clear_written(&x);
+        void *const keys = x.t[K].data;
+        results apart = chain_runs(&x, 1);
+        x.t[K].data = keys;
+        results close = chain_runs(&x, 0);
+        x.t[K].data = keys;
+        are_same(&x, &apart, &close, cases[i].problem);
+        forget(&apart);
+        forget(&close);
+        close_trial(&x);
+    }
+}
+
 /* Two problems at once, each on a stream of its own. */
 static void two_streams(void **state)
 {
@@ -514,7 +579,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(heads_of_several_runs), cmocka_unit_test(f32_results),
         cmocka_unit_test(graphs_of_backward),    cmocka_unit_test(two_streams),
-        cmocka_unit_test(memory_is_left_alone),
+        cmocka_unit_test(memory_is_left_alone),  cmocka_unit_test(runs_that_follow_one_another),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

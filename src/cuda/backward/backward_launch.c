@@ -182,8 +182,8 @@ static saccade_status start_prepare(const saccade_plan *plan, launch *l, saccade
     void *parameters[] = {&l->p, l->a.captures};
     if (!l->p.bounds || !cu_backward_is_fixed(&plan->problem, &program->form))
         return run_start(&l->a, program->kernel, grid, 256, 0, parameters, err);
-    TRY(run_start(&l->a, program->other, (int64_t)l->p.f.B * l->p.f.G * BWD_CHUNKS, 256, 0,
-                  parameters, err));
+    TRY(start_beside(l, program->other, (int64_t)l->p.f.B * l->p.f.G * BWD_CHUNKS, 256, 0,
+                     parameters, err));
     return start_beside(l, program->kernel, grid, 256, 0, parameters, err);
 }
 

@@ -94,7 +94,8 @@ extern "C" __global__ void __launch_bounds__(256) bwd_bounds(const __grid_consta
 {
     enum { STEP = 256 / LANES };
     __shared__ u32 most[2][8];
-    int part = blockIdx.x;
+    wait_before(); /* and bwd_prepare may read what the caller's kernels leave at once */
+    int part = number_behind(blockIdx.x);
     int bg = part / BWD_CHUNKS, b = bg / p.f.G, g = bg % p.f.G, warp = threadIdx.x / 32;
     int column = threadIdx.x % LANES * 8, n = key_count(p.f, b);
     sequence s = sequence_at(p.f, b);

@@ -18,6 +18,7 @@ extern "C" __global__ void __launch_bounds__(128, CFG_CHUNKS ? 4 : 6)
 {
     int n = p.n_tiles * p.tile_groups;
 #if CFG_SM >= 90
+    grid_let_next(); /* the next run's first kernel, whose wait is for this one */
     grid_wait_before();
 #endif
     for (int base = blockIdx.x * 32; base < n; base += gridDim.x * 32) {
@@ -123,9 +124,13 @@ extern "C" __global__ void __launch_bounds__(BEGIN_THREADS)
 #endif
 }
 #else
-/* What a run begins with: counters from 0. */
+/* What a run begins with: counters from 0. What comes next is let go when the caller's kernels
+ * are over, since it may read what they leave before it waits. */
 extern "C" __global__ void begin(const __grid_constant__ cu_fwd p)
 {
+#if CFG_SM >= 90
+    grid_wait_before();
+#endif
     p.counter[0] = *p.redo_count = 0;
 #if CFG_SM >= 90
     grid_let_next();

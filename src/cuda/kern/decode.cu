@@ -125,18 +125,20 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 #endif
     __syncwarp();
     grid_let_next();
+    grid_wait_before();
+    int cta = number_behind(blockIdx.x);
     if (!l.each)
         sum_spans(p, mod, prefix, l.spans);
     shares x = {(int)gridDim.x, p.decode.share, p.decode.larger};
     if (!l.each)
         x = share_out(gridDim.x, line_at(l, l.spans));
-    int begin = share_begin(x, blockIdx.x), end = share_begin(x, blockIdx.x + 1);
+    int begin = share_begin(x, cta), end = share_begin(x, cta + 1);
     if (owns_span(p))
-        own_share(p, mod, l, begin, end);
+        own_share(p, mod, l, cta, begin, end);
     else if (p.decode.cluster)
-        cluster_share(p, l, begin, end);
+        cluster_share(p, l, cta, begin, end);
     if (IS_FIXED) {
-        begin = blockIdx.x * PIECE;
+        begin = cta * PIECE;
         end = line_at(l, l.spans);
     }
     cursor c = cursor_at(p, mod, l, begin);
@@ -151,8 +153,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     for (int i = 0; i < CFG_STAGES; i++)
         load_next(w, p, mod, l, end, &mk, &mv);
     if (!l.each && !p.decode.cluster && threadIdx.x == 0) {
-        joint j = joint_at(l, x, blockIdx.x);
-        ((int4 *)p.done)[blockIdx.x] = make_int4(j.index, j.first, j.count, 0);
+        joint j = joint_at(l, x, cta);
+        ((int4 *)p.done)[cta] = make_int4(j.index, j.first, j.count, 0);
     }
 #if CFG_INVARIANT == 2
     run_pieces(w, f, sh, p, mod, l, c, end, columns + warp * KEYS, &mk, &mv);
@@ -168,9 +170,10 @@ extern "C" __global__ void __launch_bounds__(128, 4)
 {
 #if CFG_INVARIANT == 2
     grid_wait_before();
-    span s = span_place(p, blockIdx.x);
+    int at = number_behind(blockIdx.x);
+    span s = span_place(p, at);
     span_count(p, mod, s);
-    int slot = blockIdx.x * (p.decode.span_blocks / PIECE), r = blockIdx.y;
+    int slot = at * (p.decode.span_blocks / PIECE), r = blockIdx.y;
     if (r < span_rows(p, s)
         && join_row(p, s, slot, s.first / PIECE, (s.first + s.n - 1) / PIECE + 1, r))
         redo_at(p, mod, s, r);
@@ -187,6 +190,7 @@ extern "C" __global__ void __launch_bounds__(128, 4)
         j.first = load_new(x + 1);
         j.count = load_new(x + 2);
     }
+    j.index = number_behind(j.index);
     span s = span_place(p, j.index);
     if (j.count && r < span_rows(p, s) && join_row(p, s, j.first + j.index, 0, j.count, r))
         redo_at(p, mod, s, r);

@@ -204,7 +204,7 @@ DEVICE int line_find(const line &l, int t)
 /* prefix[i]: blocks of the spans before i; all threads. */
 DEVICE void sum_spans(const cu_fwd &p, const mod_args &mod, int *prefix, int n)
 {
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+    for (int i = number_behind(threadIdx.x); i < n; i += blockDim.x) {
         span s = span_place(p, i);
         span_count(p, mod, s);
         prefix[i + 1] = s.n;
@@ -422,19 +422,20 @@ DEVICE int owns_span(const cu_fwd &p)
 }
 
 /* A CTA's only span, on a line where each has room for all keys. */
-DEVICE void own_share(const cu_fwd &p, const mod_args &mod, const line &l, int &begin, int &end)
+DEVICE void own_share(const cu_fwd &p, const mod_args &mod, const line &l, int cta, int &begin,
+                      int &end)
 {
-    span s = span_place(p, blockIdx.x);
+    span s = span_place(p, cta);
     span_count(p, mod, s);
-    begin = line_at(l, blockIdx.x);
+    begin = line_at(l, cta);
     end = begin + s.n;
 }
 
 /* In one launch: whole spans for each CTA, or a part of one span for each CTA of a cluster. */
-DEVICE void cluster_share(const cu_fwd &p, const line &l, int &begin, int &end)
+DEVICE void cluster_share(const cu_fwd &p, const line &l, int cta, int &begin, int &end)
 {
-    int n = p.decode.cluster, clusters = gridDim.x / n, at = blockIdx.x / n;
-    int rank = blockIdx.x - at * n;
+    int n = p.decode.cluster, clusters = gridDim.x / n, at = cta / n;
+    int rank = cta - at * n;
     begin = line_at(l, l.spans * at / clusters);
     end = line_at(l, l.spans * (at + 1) / clusters);
     if (n > 1) {

@@ -316,11 +316,11 @@ DEVICE void produce(const arena &s, const cu_fwd &p, const mod_args &mod, const 
     producer r = {0, 0, 0};
     u32 turns = 0;
     grid_wait_before();
+    int turn = number_behind(blockIdx.x);
 #if CFG_RAGGED /* both passes have a list that the device has made */
-    int is_first = !p.n_listed;
-    int turn = blockIdx.x, n = load_new(is_first ? p.ragged.n_tiles : p.n_listed);
+    int is_first = !p.n_listed, n = load_new(is_first ? p.ragged.n_tiles : p.n_listed);
 #else
-    int turn = blockIdx.x, n = p.n_listed ? load_new(p.n_listed) : p.n_tiles;
+    int n = p.n_listed ? load_new(p.n_listed) : p.n_tiles;
 #endif
     while (turn < n) {
 #if CFG_SPLIT

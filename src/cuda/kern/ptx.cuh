@@ -91,6 +91,15 @@ DEVICE void named_arrive(int id, int threads)
 #define EVICT_NORMAL 0x1000000000000000ull
 #define EVICT_LAST 0x14F0000000000000ull
 
+/* A number of which the compiler knows no more than that it is had behind grid_wait_before:
+ * loads of data that is read only are not ordered by that, but those whose address hangs on the
+ * number are. */
+DEVICE int number_behind(int x)
+{
+    asm volatile("" : "+r"(x)::"memory");
+    return x;
+}
+
 #if CFG_SM >= 90
 /* box at (d, n, h, b) of a 4-D map into shared memory; bytes are counted on bar */
 DEVICE void copy_box(u32 dst, const tensor_map *map, int d, int n, int h, int b, u32 bar,

@@ -30,6 +30,15 @@ saccade_status run_make_ready(cu_state *s, const plan_problem *problem, const cu
 typedef saccade_status launch_operation(const saccade_plan *plan, const plan_run *run,
                                         run_args *a, saccade_error *err);
 
+/* Whether kernels find what they read of the caller's by numbers of tiles, so that no load of
+ * it can come before their wait (number_behind); a capture may be one number for all. */
+static int starts_early(const plan_problem *p, const cu_state *s, const plan_run *run)
+{
+    const int has_captures = (p->score && p->score->n_captures)
+                             || (p->mask && p->mask->n_captures);
+    return s->family == CU_SM90 && !has_captures && !run->ragged && !run->dropout.is_on;
+}
+
 static saccade_status launch(const saccade_plan *plan, const cu_driver *driver,
                              const plan_run *run, cu_program program, const cu_runs *runs,
                              saccade_error *err)
@@ -48,6 +57,7 @@ static saccade_status launch(const saccade_plan *plan, const cu_driver *driver,
     a.program = program;
     a.n_first = runs ? runs->turns.first : 0;
     a.family = s->programs[program].form.family;
+    a.starts_early = starts_early(problem, s, run);
     run_fill(plan, run, run_tiles_form(s, program), runs, &a.p);
     TRY(run_captures(problem->score, run->score_env.tensors, a.captures, err));
     TRY(run_captures(problem->mask, run->mask_env.tensors, a.captures + n_score, err));

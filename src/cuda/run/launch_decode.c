@@ -110,6 +110,14 @@ static saccade_status encode_maps(const cu_state *s, const plan_run *run, run_ar
     return run_encode_map(a->driver, run->v, box, PROMOTE_NONE, &a->maps[2], err);
 }
 
+/* Whether K and V are half of L2 or less: a longer run gains nothing by an early start, and may
+ * lose a quarter (docs/lab/102). */
+static int is_light(const cu_state *s, const plan_problem *p, const saccade_sizes *sizes)
+{
+    const int64_t keys = sizes->B * sizes->Hkv * sizes->KV;
+    return keys * (p->sizes.D + p->sizes.Dv) * 2 <= s->device.l2_bytes / 2;
+}
+
 /* which: CU_DECODE or CU_DECODE_HALF, whose blocks have as many keys. sizes: the run's, Q no
  * more than decode takes; base: of its part of the workspace. */
 static saccade_status launch_spans(const saccade_plan *plan, cu_program which,
@@ -129,6 +137,7 @@ static saccade_status launch_spans(const saccade_plan *plan, cu_program which,
     a->p.part_o = (float *)(base + d.part_o);
     a->p.part_ml = (float *)(base + d.part_ml);
     fill_decode(s, &a->p, sizes, spans);
+    a->starts_early &= is_light(s, &plan->problem, sizes);
     if (has_own_spans(s, which, &a->p, spans))
         grid[0] = give_spans(s, &a->p);
     else if (!s->has_fixed_pieces)
@@ -136,9 +145,10 @@ static saccade_status launch_spans(const saccade_plan *plan, cu_program which,
     if (!cu_codes(&plan->problem) || cu_copies_codes_by_boxes(s, &plan->problem))
         TRY(encode_maps(s, run, a, err));
     if (a->p.decode.cluster)
-        return run_start_with(a, program->kernel, grid, threads, shared, WITH_CLUSTER,
-                              a->p.decode.cluster, parameters, err);
-    TRY(run_start(a, program->kernel, a->p.n_split, threads, shared, parameters, err));
+        return run_start_first(a, program->kernel, grid[0], threads, shared,
+                               a->p.decode.cluster, parameters, err);
+    TRY(run_start_first(a, program->kernel, (unsigned)a->p.n_split, threads, shared, 1,
+                        parameters, err));
     const int rows = a->p.decode.rows;
     grid[0] = s->has_fixed_pieces ? (unsigned)spans
               : a->p.n_split > 1  ? (unsigned)a->p.n_split - 1

@@ -42,10 +42,12 @@ static saccade_status start_first(const plan_run *run, const run_args *a, void *
                      "cuMemsetD32Async", err));
     part.order = n_first ? a->p.order + n_first : a->p.order;
     part.n_tiles = a->p.n_tiles - n_first;
-    const int is_plain = is_short || run->between || a->program == CU_ONE_PIECE;
-    return (is_plain ? run_start : run_start_next)(
-        a, kernel, is_sm90 && part.n_tiles > n_sm ? n_sm : part.n_tiles, threads, shared,
-        parameters, err);
+    const int grid = is_sm90 && part.n_tiles > n_sm ? n_sm : part.n_tiles;
+    if (run->between || a->program == CU_ONE_PIECE)
+        return run_start(a, kernel, grid, threads, shared, parameters, err);
+    return is_short
+               ? run_start_first(a, kernel, (unsigned)grid, threads, shared, 1, parameters, err)
+               : run_start_next(a, kernel, grid, threads, shared, parameters, err);
 }
 
 /* The kernel that makes rows again which are not finite. */
@@ -81,8 +83,9 @@ static saccade_status launch_passes(const saccade_plan *plan, const plan_run *ru
     const int is_late = s->is_lazy && first != exact;
     void *parameters[] = {&a->p, a->captures, &a->maps[0], &a->maps[1], &a->maps[2]};
     if (form->family == CU_SM90 && !is_short)
-        TRY(run_start(a, s->programs[CU_CAREFUL].other, 1, run->ragged ? BEGIN_THREADS : 1, 0,
-                      parameters, err));
+        TRY((run->ragged ? run_start : run_start_next)(a, s->programs[CU_CAREFUL].other, 1,
+                                                       run->ragged ? BEGIN_THREADS : 1, 0,
+                                                       parameters, err));
     if (!is_late)
         a->p.redo = NULL;
     if (a->program == CU_ONE_PIECE) {

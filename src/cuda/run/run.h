@@ -20,7 +20,8 @@ typedef struct run_args {
     cu_map maps[3];
     const cu_driver *driver;
     void *stream;
-    int n_first; /* of cu_turns */
+    int n_first;      /* of cu_turns */
+    int starts_early; /* see run_start_first */
 } run_args;
 
 /* ---- run_space.c ---- */
@@ -118,6 +119,11 @@ saccade_status run_start(const run_args *a, void *kernel, int64_t grid, int thre
 saccade_status run_start_with(const run_args *a, void *kernel, const unsigned grid[2],
                               int threads, int shared, int attribute, int value,
                               void **parameters, saccade_error *err);
+/* The first kernel of a run, in clusters of so many CTAs. With a->starts_early it may be placed
+ * while the caller's kernel before it still runs, and waits for that one itself: it hides the
+ * time that a launch takes. */
+saccade_status run_start_first(const run_args *a, void *kernel, unsigned grid, int threads,
+                               int shared, int cluster, void **parameters, saccade_error *err);
 
 /* ---- launch.c: what every run does first ---- */
 
