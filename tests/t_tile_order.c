@@ -1,4 +1,4 @@
-/* The order of CUDA's tiles of keys: all of them once, the longest first, and how each is
+/* The order of CUDA's tiles: all of them once, the longest first, and how each is
  * walked; into how many parts the query heads of a group are cut. */
 #include "cuda/kern/bwd.h"
 #include "cuda/mask/device_mask.h"
@@ -93,7 +93,8 @@ typedef struct ordered {
     int64_t n;
 } ordered;
 
-/* Of a mask of Q positions; sizes' heads are those of the order. */
+/* Of a mask of Q positions; sizes' heads are those of the order, whose tiles are of keys where
+ * it has a group, else of queries. */
 static ordered order_of(const char *text, int64_t batches, int64_t heads, const cu_order *of)
 {
     ordered x = {.sizes = {batches, heads, heads, Q, Q, 128, 128}};
@@ -103,7 +104,10 @@ static ordered order_of(const char *text, int64_t batches, int64_t heads, const 
     if (saccade_block_mask_create(NULL, mod, &x.sizes, NULL, NULL, 0, NULL, &x.mask, &err)
         != SACCADE_OK)
         fail_msg("%s", err.message);
-    assert_int_equal(mask_runs_for(x.mask, BWD_ROWS, KEYS, 1, &x.r, &err), SACCADE_OK);
+    const int is_of_keys = of->group != 0;
+    assert_int_equal(mask_runs_for(x.mask, is_of_keys ? BWD_ROWS : KEYS, KEYS, is_of_keys, &x.r,
+                                   &err),
+                     SACCADE_OK);
     x.n = batches * heads * x.r->rows;
     x.order = malloc((size_t)x.n * sizeof *x.order);
     assert_non_null(x.order);
@@ -170,6 +174,33 @@ static void sections_begin_with_their_longest_tiles(void **state)
         assert_int_equal(!!(x.order[i] & ORDER_BACK), i % 256 / AT_ONCE % 2 == 0);
     }
     drop(&x);
+}
+
+/* Tiles of queries: 512 of the last heads, eight here, come by their length, others head by
+ * head; where half of L2 holds more heads, those of as many. */
+static void tiles_of_queries_come_head_by_head(void **state)
+{
+    enum { HEADS = 20 };
+    static const size_t l2_bytes[] = {16 << 20, 96 << 20};
+    static const int64_t last[] = {8, 12}; /* K and V of a head are 4 MB */
+    (void)state;
+    for (int n = 0; n < 2; n++) {
+        cu_order of = of_groups;
+        of.group = 0;
+        of.l2_bytes = l2_bytes[n];
+        ordered x = order_of("q >= kv", 2, HEADS / 2, &of);
+        char seen[HEADS * TILES] = {0};
+        for (int64_t i = 0; i < x.n; i++) {
+            const int64_t head = x.order[i] / TILES, alone = HEADS - last[n];
+            assert_in_range(x.order[i], 0, x.n - 1);
+            assert_false(seen[x.order[i]]++);
+            if (i / TILES < alone)
+                assert_int_equal(head, i / TILES);
+            if (i && (i / TILES < alone ? i % TILES : i > alone * TILES))
+                assert_true(blocks_of(&x, x.order[i]) <= blocks_of(&x, x.order[i - 1]));
+        }
+        drop(&x);
+    }
 }
 
 /* A multiprocessor that walks tiles as the order says, a block at a time. */
@@ -267,6 +298,7 @@ int main(void)
         cmocka_unit_test(equal_tiles_are_cut_too),
         cmocka_unit_test(all_tiles_come_once),
         cmocka_unit_test(sections_begin_with_their_longest_tiles),
+        cmocka_unit_test(tiles_of_queries_come_head_by_head),
         cmocka_unit_test(tiles_meet),
         cmocka_unit_test(narrow_windows_see_little),
         cmocka_unit_test(parts_follow_from_runs),

@@ -1,6 +1,7 @@
 /* The order in which tiles are taken. Heads come in sections: half of L2 about holds what tiles
- * read of one. In a section the longest tiles come first, so that the last ones to run are
- * short. Of each tile of keys the order also says how it is walked. */
+ * read of one, and the first heads of tiles of queries are sections of their own. In a section
+ * the longest tiles come first, so that the last ones to run are short. Of each tile of keys
+ * the order also says how it is walked. */
 #include "cuda/mask/device_mask.h"
 
 #include "cuda/kern/bwd.h"
@@ -31,22 +32,48 @@ static int64_t bytes_of_head(const saccade_sizes *s, int group)
     return group ? group * s->Q * ((s->D + s->Dv) * 2 + s->D * 4) : s->KV * (s->D + s->Dv) * 2;
 }
 
-/* How many sections the KV heads are cut into: as many as keep that many tiles, or fill half of
- * L2. They are equal but for a head, for a short last one would end with long tiles. */
-static int64_t count_sections(const mask_runs *r, const saccade_sizes *s, const cu_order *of)
+/* KV heads in sections: the first ones each by itself, the others in n about equal parts. */
+typedef struct sections {
+    int64_t alone, heads, n;
+} sections;
+
+static int64_t at_least_one(int64_t n)
 {
-    const int64_t head_bytes = bytes_of_head(s, of->group);
-    const int64_t head_tiles = cu_group(s) * r->rows;
+    return n > 0 ? n : 1;
+}
+
+/* The least KV heads of a section that ends with short tiles: as many as have so many tiles, or
+ * fill half of L2. */
+static int64_t heads_that_end_short(const mask_runs *r, const saccade_sizes *s,
+                                    const cu_order *of)
+{
+    const int64_t bytes = at_least_one(bytes_of_head(s, of->group));
+    const int64_t head_tiles = at_least_one(cu_group(s) * r->rows);
     const int64_t tiles = !of->group                          ? SECTION_TILES
                           : of->group == 1 || of->is_by_rows ? SECTION_KEY_TILES
                                                              : SECTION_GROUP_TILES;
-    const int64_t by_tiles = (tiles + head_tiles - 1) / (head_tiles ? head_tiles : 1);
-    const int64_t by_bytes = head_bytes > 0 && !of->is_by_rows
-                                 ? (int64_t)(of->l2_bytes / 2) / head_bytes
-                                 : 1;
-    const int64_t least = by_tiles > by_bytes ? by_tiles : by_bytes;
-    const int64_t n = s->B * s->Hkv / (least ? least : 1);
-    return n ? n : 1;
+    const int64_t by_tiles = (tiles + head_tiles - 1) / head_tiles;
+    const int64_t by_bytes = of->is_by_rows ? 1 : (int64_t)(of->l2_bytes / 2) / bytes;
+    return at_least_one(by_tiles > by_bytes ? by_tiles : by_bytes);
+}
+
+/* Tiles of queries come head by head but for those of the last section: a head's first tile
+ * brings K and V from memory, and so some tile always does, and none waits for what all bring
+ * at once (docs/lab/103). Sections of tiles of keys are equal but for a head, since a last one
+ * that is short would end with long tiles. */
+static sections cut_into_sections(const mask_runs *r, const saccade_sizes *s,
+                                  const cu_order *of)
+{
+    const int64_t heads = s->B * s->Hkv, last = heads_that_end_short(r, s, of);
+    if (of->group || heads <= last)
+        return (sections){0, heads, at_least_one(heads / last)};
+    return (sections){heads - last, heads, 1};
+}
+
+/* The first head of section i. */
+static int64_t section_begin(const sections *x, int64_t i)
+{
+    return i < x->alone ? i : x->alone + (x->heads - x->alone) * (i - x->alone) / x->n;
 }
 
 /* When tiles run: of keys that come from elsewhere, those that need none first; tiles of keys
@@ -85,17 +112,18 @@ static saccade_status fill_order(const mask_runs *r, const saccade_sizes *s, con
                                  const uint8_t *turns, int32_t *order, cu_turns *out,
                                  saccade_error *err)
 {
-    const int64_t group = cu_group(s), heads = s->B * s->Hkv;
-    const int64_t sections = count_sections(r, s, of);
-    const int64_t most = (heads + sections - 1) / sections * group;
+    const int64_t group = cu_group(s);
+    const sections cut = cut_into_sections(r, s, of);
+    const int64_t n_sections = cut.alone + cut.n;
+    const int64_t most = (cut.heads - cut.alone + cut.n - 1) / cut.n;
     int32_t *at = order;
-    work *w = malloc((size_t)(most * r->rows) * sizeof *w);
+    work *w = malloc((size_t)(most * group * r->rows) * sizeof *w);
     FAIL_IF_NULL(w);
     int before[TURNS] = {0}; /* tiles up to the end of a turn */
     for (int now = TURN_FIRST; now < (turns ? TURNS : 1); now++) {
-        for (int64_t i = 0; i < sections; i++)
-            fill_section(r, s, of, turns, (turn)now, heads * i / sections * group,
-                         heads * (i + 1) / sections * group, w, &at);
+        for (int64_t i = 0; i < n_sections; i++)
+            fill_section(r, s, of, turns, (turn)now, section_begin(&cut, i) * group,
+                         section_begin(&cut, i + 1) * group, w, &at);
         before[now] = (int)(at - order);
     }
     out->needed = before[turns ? TURN_THEN : TURN_FIRST];
