@@ -1,7 +1,8 @@
 /* Interval analysis: ranges of all nodes of a mod over a box of (b, h, q, kv).
- * One rule per operation, named in ops.def's column `range`, in range_int.c and range_float.c;
- * here are the leaves, the walk over the nodes, and what is concluded for loads. Captures are
- * known by value when they are scalars in host memory, else by what their dtype can hold. */
+ * One rule per operation, named in ops.def's column `range`, in range_int.c, range_bits.c and
+ * range_float.c; here are the leaves, the walk over the nodes, and what is concluded for loads.
+ * Captures are known by value when they are scalars in host memory, else by what their dtype
+ * can hold. */
 #include "pass/range_rules.h"
 
 #include "eval/eval_ops.h"

@@ -8,9 +8,6 @@
 #include <float.h>
 #include <math.h>
 
-#define RULE(name)                                                                 \
-    void range_##name(const pass_box *box, const range_val *x, const range_val *y, \
-                      const range_val *z, range_val *out)
 #define UNUSED1 ((void)box, (void)y, (void)z)
 #define UNUSED2 ((void)box, (void)z)
 

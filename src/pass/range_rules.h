@@ -33,7 +33,12 @@ extern const range_rule range_rules[MOD_OP_COUNT];
 #include "mod/ops.def"
 #undef OP
 
-/* ---- range_int.c: values ---- */
+/* The head of a rule's definition. */
+#define RULE(name)                                                                 \
+    void range_##name(const pass_box *box, const range_val *x, const range_val *y, \
+                      const range_val *z, range_val *out)
+
+/* ---- range_form.c: values ---- */
 
 void range_set_int(range_val *out, int64_t value);
 void range_set_span(range_val *out, int64_t lo, int64_t hi);
