@@ -68,7 +68,7 @@ span range_form_span(const pass_box *box, const int64_t coef[4], int64_t rlo, in
 }
 
 void range_finish(const pass_box *box, int64_t lo, int64_t hi, const int64_t coef[4],
-                   int64_t rlo, int64_t rhi, range_val *out)
+                  int64_t rlo, int64_t rhi, range_val *out)
 {
     int fits = rlo > -REST_MAX && rhi < REST_MAX;
     for (int v = 0; v < 4; v++)

@@ -1,0 +1,46 @@
+/* NCCL, found at run time. */
+#include "cuda/ranks/nccl.h"
+
+#include "base/dynlib.h"
+
+nccl_functions cu_nccl;
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static saccade_error load_error;
+static saccade_status load_status = SACCADE_EBACKEND;
+
+static saccade_status load(saccade_error *err)
+{
+    static const char *const names[] = {"libnccl.so.2", "libnccl.so", NULL};
+    dynlib *library; /* open until the process ends */
+    TRY(dynlib_open(names, "NCCL", &library, err));
+#define X(name, symbol, parameters)                         \
+    *(void **)&cu_nccl.name = dynlib_find(library, symbol); \
+    FAIL_IF(!cu_nccl.name, SACCADE_EBACKEND, "NCCL lacks %s: got one older than 2.7", symbol);
+    NCCL_FUNCTIONS(X)
+#undef X
+    *(void **)&cu_nccl.error_string = dynlib_find(library, "ncclGetErrorString");
+    FAIL_IF(!cu_nccl.error_string, SACCADE_EBACKEND, "NCCL lacks ncclGetErrorString");
+    return SACCADE_OK;
+}
+
+static void load_once(void)
+{
+    load_status = load(&load_error);
+}
+
+saccade_status nccl_get(saccade_error *err)
+{
+    pthread_once(&once, load_once);
+    FAIL_IF(load_status != SACCADE_OK, SACCADE_EBACKEND, "%s", load_error.message);
+    return SACCADE_OK;
+}
+
+saccade_status saccade_nccl_make_id(saccade_nccl_id *out, saccade_error *err)
+{
+    FAIL_IF(!out, SACCADE_EINVAL, "nccl: got NULL for the id");
+    TRY(nccl_get(err));
+    const int failed = cu_nccl.unique_id(out);
+    FAIL_IF(failed, SACCADE_EBACKEND, "ncclGetUniqueId: %s", cu_nccl.error_string(failed));
+    return SACCADE_OK;
+}
