@@ -1,0 +1,101 @@
+/* Shared memory of the forward kernel for Hopper, its barriers and rings, and how a producer
+ * hands tiles to consumers. Tiles lie in swizzled rows of 128 bytes, in panels of 64 columns: Q
+ * [panels][ROWS][64], K and V [CFG_STAGES][panels][CFG_TN][64], then barriers. */
+#pragma once
+
+enum {
+    THREADS = (CFG_WGS + 1) * 128,
+    LOADERS = CFG_CHUNKS ? 2 : 0 /* producers that are told which tile to load */
+};
+
+/* addresses of this CTA's shared memory */
+struct arena {
+    u32 q, k, v;
+    /* Barriers of 8 bytes. There are two turn_full and two turn_empty, and CFG_STAGES of each
+     * of the k_ and v_ ones. The anchor is never waited for: see next_block. */
+    u32 q_full, q_empty, turn_full, turn_empty, anchor;
+    u32 k_full, k_empty, v_full, v_empty;
+    u32 turn;             /* [2] tile numbers that the producer hands to the consumers */
+    mask_column *columns; /* [CFG_WGS][CFG_TN] what a general mask needs of each key */
+};
+
+DEVICE arena carve(char *shared)
+{
+    arena s;
+    u32 base = smem_address(shared);
+    s.q = base;
+    s.k = s.q + Q_BYTES;
+    s.v = s.k + CFG_STAGES * K_BYTES;
+    s.q_full = s.v + CFG_STAGES * V_BYTES;
+    s.q_empty = s.q_full + 8;
+    s.anchor = s.q_full + 16;
+    s.turn_full = s.q_full + 24;
+    s.turn_empty = s.q_full + 40;
+    s.k_full = s.q_full + 56;
+    s.k_empty = s.k_full + CFG_STAGES * 8;
+    s.v_full = s.k_empty + CFG_STAGES * 8;
+    s.v_empty = s.v_full + CFG_STAGES * 8;
+    s.turn = s.v_empty + CFG_STAGES * 8;
+    s.columns = (mask_column *)(shared + (s.turn + 8 - base));
+    return s;
+}
+
+/* With CFG_GATHERS warps copy keys by 16 bytes, and all lanes arrive where they are there. */
+enum { FILLS = CFG_GATHERS ? 32 : 1 };
+
+DEVICE void init_barriers(const arena &s)
+{
+    barrier_init(s.q_full, 1);
+    barrier_init(s.q_empty, CFG_WGS * 4);
+    barrier_init(s.anchor, 1);
+    for (int i = 0; i < 2; i++) {
+        barrier_init(s.turn_full + i * 8, 1);
+        barrier_init(s.turn_empty + i * 8, CFG_WGS * 4 + LOADERS);
+    }
+    for (int i = 0; i < CFG_STAGES; i++) {
+        barrier_init(s.k_full + i * 8, FILLS);
+        barrier_init(s.v_full + i * 8, FILLS);
+        barrier_init(s.k_empty + i * 8, CFG_WGS * 4);
+        barrier_init(s.v_empty + i * 8, CFG_WGS * 4);
+    }
+    fence_barrier_init();
+}
+
+/* The n-th block of a ring lies in slot n % SLOTS. Each pass over the ring is a round, and the
+ * parity of the round is what a barrier of the slot is waited for with. */
+template <int SLOTS> DEVICE u32 ring_slot(u32 n)
+{
+    return n % SLOTS;
+}
+
+template <int SLOTS> DEVICE u32 ring_parity(u32 n)
+{
+    return n / SLOTS & 1;
+}
+
+/* Which tile this CTA makes next (a turn). All producers draw the next tile of the work
+ * order from one counter in global memory, so that no CTA waits for another. A producer hands
+ * the tile's number to its consumers through two slots of shared memory. */
+enum { NO_MORE = -1 };
+
+DEVICE void turn_pass(const arena &s, u32 n, int id)
+{
+    u32 slot = ring_slot<2>(n);
+    barrier_wait(s.turn_empty + slot * 8, ring_parity<2>(n) ^ 1);
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(s.turn + slot * 4), "r"(id) : "memory");
+    barrier_arrive(s.turn_full + slot * 8);
+}
+
+/* Lane 0 reads the number, and then lane 0 itself reports the slot as read: the arrival of
+ * another lane would not be ordered after the read. */
+DEVICE int turn_take(const arena &s, u32 n)
+{
+    u32 slot = ring_slot<2>(n);
+    int id = 0, is_first = (threadIdx.x & 31) == 0;
+    barrier_wait(s.turn_full + slot * 8, ring_parity<2>(n));
+    if (is_first)
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(id) : "r"(s.turn + slot * 4) : "memory");
+    __syncwarp(); /* all lanes have seen this round before there can be another */
+    barrier_arrive_if(s.turn_empty + slot * 8, is_first);
+    return __shfl_sync(~0u, id, 0);
+}
