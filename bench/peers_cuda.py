@@ -514,15 +514,16 @@ def masks(options):
         print(f"{label:44} {us['saccade']:8.1f} {peer}", flush=True)
 
 
-def in_a_row(run):
-    """A CUDA graph of IN_A_ROW runs, each but the first behind the one before."""
+def recorded(run, times=1):
+    """A CUDA graph of so many runs, one behind the other."""
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         run()
-    torch.cuda.synchronize()
+    torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
-        for _ in range(IN_A_ROW):
+    with torch.cuda.graph(graph):
+        for _ in range(times):
             run()
     return graph.replay
 
@@ -542,7 +543,8 @@ def short(options):
                 "cudnn": sdpa(q, k, v, SDPBackend.CUDNN_ATTENTION, is_causal)}
         runs = {key: run for key, run in runs.items() if run}
         check_same(label, runs, [key for key in runs if key != "saccade"])
-        ms = medians({key: in_a_row(run) for key, run in runs.items()}, options.rounds)
+        ms = medians({key: recorded(run, IN_A_ROW) for key, run in runs.items()},
+                     options.rounds)
         us = {key: 1e3 * t / IN_A_ROW for key, t in ms.items()}
         peer = f"{us['cudnn']:8.1f}   {verdict(us['cudnn'] / us['saccade'], SHORT_FLOOR)}" \
             if "cudnn" in us else ""

@@ -18,7 +18,7 @@ import inspect
 
 import torch
 
-from peers_cuda import check_same, flex, medians, ours
+from peers_cuda import check_same, flex, medians, ours, recorded
 
 PAGE = 128
 ROW = 16 * 64  # elements of a key
@@ -222,19 +222,6 @@ def shared_by(groups, common, o):
     graphs = {name: recorded(run) for name, run in runs.items()}
     line(f"shared b{B} groups {groups} kv{common}+{own}", medians(graphs, o.rounds),
          "saccade")
-
-
-def recorded(run):
-    """A run of several launches as a CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
 
 
 SUITES = {"paged": paged, "ragged": ragged, "invariant": invariant, "sinks": sinks,
