@@ -15,6 +15,16 @@ enum {
     O_COUNT = CFG_E / 2
 };
 
+/* CFG_TN neighbouring keys of a head to shared memory, all panels, counted on `full`. */
+template <int PANELS>
+DEVICE void load_block(u32 to, u32 full, const tensor_map *map, int first, head_box at)
+{
+    barrier_expect(full, PANELS * PANEL_KV);
+#pragma unroll
+    for (int i = 0; i < PANELS; i++)
+        copy_box(to + i * PANEL_KV, map, i * 64, first, at.h, at.b, full, EVICT_LAST);
+}
+
 /* The two products. */
 DEVICE void product_qk(float (&s)[S_COUNT], u32 q, u32 k)
 {

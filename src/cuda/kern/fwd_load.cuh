@@ -59,15 +59,6 @@ DEVICE void load_block(u32 dst, u32 full, const cu_fwd &p, const chunk_table &ch
     }
 }
 #else
-template <int PANELS>
-DEVICE void load_block(u32 dst, u32 full, const tensor_map *map, int first, head_box at)
-{
-    barrier_expect(full, PANELS * PANEL_KV);
-#pragma unroll
-    for (int p = 0; p < PANELS; p++)
-        copy_box(dst + p * PANEL_KV, map, p * 64, first, at.h, at.b, full, EVICT_LAST);
-}
-
 DEVICE void load_k(const arena &s, producer &r, const tensor_map *map, int first, head_box at)
 {
     u32 slot = ring_slot<CFG_STAGES>(r.k);

@@ -74,15 +74,6 @@ struct producer {
     u32 n, q; /* how many loads have begun */
 };
 
-template <int PANELS>
-DEVICE void load_rows(u32 to, u32 full, const tensor_map *map, int first, head_box at)
-{
-    barrier_expect(full, PANELS * PANEL_KV);
-#pragma unroll
-    for (int i = 0; i < PANELS; i++)
-        copy_box(to + i * PANEL_KV, map, i * 64, first, at.h, at.b, full, EVICT_LAST);
-}
-
 DEVICE void put_piece(const arena &s, u32 slot, int tile, int first, int flags)
 {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %3};" ::"r"(s.pieces + slot * 16),
@@ -105,14 +96,14 @@ DEVICE void load_k(const arena &s, producer &r, const tensor_map *map, int tile,
     u32 slot = slot_of(r.n);
     barrier_wait(s.empty + slot * 8, parity_of(r.n++) ^ 1);
     put_piece(s, slot, tile, first, flags);
-    load_rows<PANELS_D>(s.ring + slot * SLOT_BYTES, s.full + slot * 8, map, first, at);
+    load_block<PANELS_D>(s.ring + slot * SLOT_BYTES, s.full + slot * 8, map, first, at);
 }
 
 DEVICE void load_v(const arena &s, producer &r, const tensor_map *map, int first, head_box at)
 {
     u32 slot = slot_of(r.n);
     barrier_wait(s.empty + slot * 8, parity_of(r.n++) ^ 1);
-    load_rows<PANELS_E>(s.ring + slot * SLOT_BYTES, s.full + slot * 8, map, first, at);
+    load_block<PANELS_E>(s.ring + slot * SLOT_BYTES, s.full + slot * 8, map, first, at);
 }
 
 DEVICE void load_q(const arena &s, producer &r, const tensor_map *map, int first, head_box at)
