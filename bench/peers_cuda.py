@@ -264,6 +264,11 @@ def verdict(ratio, floor):
     return f"{ratio:5.2f} {'>=' if ratio >= floor else '< '} {floor:<4g}"
 
 
+def peer_cells(mine, theirs, floor, digits=1):
+    """The peer's time and what it is of mine; nothing where there is no peer."""
+    return f"{theirs:8.{digits}f}   {verdict(theirs / mine, floor)}" if theirs else ""
+
+
 def label_of(name, shape, rows=None):
     b, h, hkv, n, d, dv = (*shape, shape[4])[:6]
     heads = f"h{h}" if h == hkv else f"h{h}/{hkv}"
@@ -509,8 +514,7 @@ def masks(options):
             runs["flex"] = flex(q, k, v, None, mask)
             check_same(label, runs, ["flex"])
         us = {key: 1e3 * t for key, t in medians(runs, options.rounds).items()}
-        peer = f"{us['flex']:8.1f}   {verdict(us['flex'] / us['saccade'], floor)}" \
-            if "flex" in us else ""
+        peer = peer_cells(us["saccade"], us.get("flex"), floor)
         print(f"{label:44} {us['saccade']:8.1f} {peer}", flush=True)
 
 
@@ -546,8 +550,7 @@ def short(options):
         ms = medians({key: recorded(run, IN_A_ROW) for key, run in runs.items()},
                      options.rounds)
         us = {key: 1e3 * t / IN_A_ROW for key, t in ms.items()}
-        peer = f"{us['cudnn']:8.1f}   {verdict(us['cudnn'] / us['saccade'], SHORT_FLOOR)}" \
-            if "cudnn" in us else ""
+        peer = peer_cells(us["saccade"], us.get("cudnn"), SHORT_FLOOR)
         print(f"{label:44} {us['saccade']:8.1f} {peer}", flush=True)
 
 
@@ -568,9 +571,8 @@ def backward_masks(options):
         runs = {key: backward_of(call, leaves, d_out) for key, call in calls.items()}
         check_same(label, runs, [key for key in runs if key != "saccade"])
         ms = medians(runs, options.rounds, BACKWARD_CYCLES)
-        flexes = f"{ms['flex']:8.3f}   {verdict(ms['flex'] / ms['saccade'], 1.3)}" \
-            if "flex" in ms else ""
-        print(f"{label:44} {ms['saccade']:8.3f} {flexes}", flush=True)
+        peer = peer_cells(ms["saccade"], ms.get("flex"), 1.3, digits=3)
+        print(f"{label:44} {ms['saccade']:8.3f} {peer}", flush=True)
 
 
 def backward_parts(options):

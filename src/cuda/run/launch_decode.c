@@ -112,7 +112,8 @@ static saccade_status encode_maps(const cu_state *s, const plan_run *run, run_ar
 
 /* Whether K and V are half of L2 or less: a longer run gains nothing by an early start, and may
  * lose a quarter (docs/lab/102). */
-static int is_light(const cu_state *s, const plan_problem *p, const saccade_sizes *sizes)
+static int may_start_early(const cu_state *s, const plan_problem *p,
+                           const saccade_sizes *sizes)
 {
     const int64_t keys = sizes->B * sizes->Hkv * sizes->KV;
     return keys * (p->sizes.D + p->sizes.Dv) * 2 <= s->device.l2_bytes / 2;
@@ -137,7 +138,7 @@ static saccade_status launch_spans(const saccade_plan *plan, cu_program which,
     a->p.part_o = (float *)(base + d.part_o);
     a->p.part_ml = (float *)(base + d.part_ml);
     fill_decode(s, &a->p, sizes, spans);
-    a->starts_early &= is_light(s, &plan->problem, sizes);
+    a->starts_early &= may_start_early(s, &plan->problem, sizes);
     if (has_own_spans(s, which, &a->p, spans))
         grid[0] = give_spans(s, &a->p);
     else if (!s->has_fixed_pieces)
