@@ -566,11 +566,12 @@ static inline void saccade_prefix_init(saccade_prefix *prefix)
 /* ---- forward ----------------------------------------------------------------------------- */
 
 /* One forward run. All borrowed for the call (for CUDA: what tensors' data point to until the
- * stream has passed it). With a block mask, captures of the mask may be left out on the CPU, or
- * must be those it was proven from: scalars of the same value, tensors of the same address,
- * shape, strides and dtype. On CUDA, where tensors of a run lie on the device and those of a
- * proof on the host, the host's decide which blocks are whole or absent and the device's what
- * is live in the others: they must be equal. */
+ * stream has passed it; a CUDA graph that has recorded a run reads these and the block mask at
+ * each launch, and keeps none of them). With a block mask, captures of the mask may be left out
+ * on the CPU, or must be those it was proven from: scalars of the same value, tensors of the
+ * same address, shape, strides and dtype. On CUDA, where tensors of a run lie on the device and
+ * those of a proof on the host, the host's decide which blocks are whole or absent and the
+ * device's what is live in the others: they must be equal. */
 typedef struct saccade_forward_args {
     size_t size;
     const saccade_tensor *q;       /* [B, H, Q, D] */

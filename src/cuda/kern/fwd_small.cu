@@ -68,8 +68,9 @@ DEVICE int piece_at(const work &x, int i)
     return first << PIECE_FLAGS | (first < x.keys.all_from || first + CFG_TN > x.keys.all_past);
 }
 
-/* 2. A team's loads, begun by one thread: of a tile Q, then K one piece ahead of V. Load n of K
- * or V lies in slot n % SLOTS. */
+/* 2. A team's loads, begun by one thread: of a tile Q, then K one piece ahead of V; where Q has
+ * one place, which the tile before still needs, the first K comes before it. Load n of K or V
+ * lies in slot n % SLOTS. */
 struct producer {
     u32 n, q; /* how many loads have begun */
 };
@@ -129,8 +130,10 @@ DEVICE void load_tile(const arena &s, producer &r, const cu_fwd &p, const mod_ar
         say(s, r, t.id, PIECE_EMPTY);
         return;
     }
-    load_q(s, r, mq, t.row0, query_box(p, t.b, t.h));
-    int before = 0, piece = piece_at(x, 0);
+    int piece = piece_at(x, 0), before = 0;
+    head_box q = query_box(p, t.b, t.h);
+    if (CFG_QS > 1)
+        load_q(s, r, mq, t.row0, q);
 #pragma unroll 1
     for (int i = 0; i < x.count; i++) {
         int first = piece >> PIECE_FLAGS, is_last = i + 1 == x.count;
@@ -139,6 +142,8 @@ DEVICE void load_tile(const arena &s, producer &r, const cu_fwd &p, const mod_ar
         load_k(s, r, mk, t.id, first, flags, k);
         if (i)
             load_v(s, r, mv, before, v);
+        else if (CFG_QS == 1)
+            load_q(s, r, mq, t.row0, q);
         before = first;
     }
     load_v(s, r, mv, before, v);

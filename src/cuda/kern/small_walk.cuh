@@ -48,10 +48,13 @@ DEVICE void hold_wait(const arena &sm, const consumer &c)
     barrier_arrive_if(sm.q_empty, c.rows.l[0] < 0.f);
 }
 
-DEVICE void release_q(const arena &sm, progress &done)
+/* Where Q has one place, the next tile's comes as soon as the scores of a tile's last piece are
+ * there; where it has two, a test for that in each piece costs more than it gains. */
+DEVICE void release_q(const arena &sm, progress &done, int is_last)
 {
-    barrier_arrive_if(sm.q_empty + done.q % CFG_QS * 8, (threadIdx.x & 31) == 0);
-    done.q++;
+    barrier_arrive_if(sm.q_empty + done.q % CFG_QS * 8,
+                      is_last != 0 & (threadIdx.x & 31) == 0);
+    done.q += is_last != 0;
 }
 
 DEVICE int is_masked(const piece &x, int kv_len)
@@ -100,7 +103,7 @@ DEVICE void last_piece(const arena &sm, progress &done, consumer &c, const cu_fw
                        const mod_args &mod, const piece &x, int team, float (&s)[S_COUNT],
                        float (&o)[O_COUNT], u32 (&prob)[S_COUNT / 2])
 {
-    release_q(sm, done);
+    release_q(sm, done, 1);
     weigh<0>(sm, done, c, p, mod, x, team, s, o, prob);
     start_pv(sm, o, prob, done.n + 1);
     wgmma_wait<0>();
@@ -142,6 +145,8 @@ DEVICE void first_piece(const arena &sm, progress &done, consumer &c, const cu_f
     start_qk(sm, s, done.q, done.n);
     wgmma_wait<0>();
     release(sm, done.n++);
+    if (CFG_QS == 1)
+        release_q(sm, done, x.flags & PIECE_LAST);
     softmax_step<1>(c, p, mod, x.first, is_masked(x, c.at.kv_len), sm.columns + team * CFG_TN,
                     team, s, unused);
     pack_p(prob, s);
@@ -158,6 +163,8 @@ DEVICE piece next_piece(const arena &sm, progress &done, consumer &c, const cu_f
     start_pv(sm, o, prob, done.n + 1);
     wgmma_wait<1>();
     release(sm, done.n);
+    if (CFG_QS == 1)
+        release_q(sm, done, x.flags & PIECE_LAST);
     int raised = softmax_step<0>(c, p, mod, x.first, is_masked(x, c.at.kv_len),
                                  sm.columns + team * CFG_TN, team, s, rescale);
     hold_wait(sm, c);
@@ -173,7 +180,8 @@ DEVICE piece next_piece(const arena &sm, progress &done, consumer &c, const cu_f
 DEVICE void last_product(const arena &sm, progress &done, float (&o)[O_COUNT],
                          const u32 (&prob)[S_COUNT / 2])
 {
-    release_q(sm, done);
+    if (CFG_QS > 1)
+        release_q(sm, done, 1);
     wgmma_fence();
     start_pv(sm, o, prob, done.n);
     wgmma_wait<0>();
