@@ -1,60 +1,11 @@
 /* dK and dV of 64 keys. The first warpgroup makes weights and dV, the second dP and dK. Weights
  * go from the first to the second as they lie in registers, times slopes, 16 bytes of each
- * thread together.
- *
- * Shared memory: K, V, [CFG_STAGES] of Q and dO, two blocks of weights, lse and delta of the
- * stages, what their steps are about, barriers. */
+ * thread together. */
 #pragma once
 
+#include "bwd_keys_arena.cuh"
+
 enum { WEIGHT_BYTES = 128 * S_COUNT * 4, STAT_BYTES = PASS * 4 };
-
-struct keys_arena {
-    u32 k, v, q, d_out, weights;
-    u32 lse, delta, steps; /* of each stage */
-    u32 k_full, v_full, weights_full, weights_empty;
-    u32 q_full, q_empty, o_full, o_empty;
-};
-
-DEVICE keys_arena keys_carve(u32 shared)
-{
-    keys_arena s;
-    s.k = shared;
-    s.v = s.k + STAY_D;
-    s.q = s.v + STAY_E;
-    s.d_out = s.q + CFG_STAGES * PASS_D;
-    s.weights = s.d_out + CFG_STAGES * PASS_E;
-    s.lse = s.weights + 2 * WEIGHT_BYTES;
-    s.delta = s.lse + CFG_STAGES * STAT_BYTES;
-    s.steps = s.delta + CFG_STAGES * STAT_BYTES;
-    s.k_full = s.steps + CFG_STAGES * 16;
-    s.v_full = s.k_full + 8;
-    s.weights_full = s.v_full + 8;
-    s.weights_empty = s.weights_full + 16;
-    s.q_full = s.weights_empty + 16;
-    s.q_empty = s.q_full + CFG_STAGES * 8;
-    s.o_full = s.q_empty + CFG_STAGES * 8;
-    s.o_empty = s.o_full + CFG_STAGES * 8;
-    return s;
-}
-
-static_assert(CFG_STAGES >= 2, "a step is loaded while the one before it is used");
-
-DEVICE void keys_init(const keys_arena &s)
-{
-    barrier_init(s.k_full, 1);
-    barrier_init(s.v_full, 1);
-    for (int i = 0; i < 2; i++) {
-        barrier_init(s.weights_full + i * 8, 4);
-        barrier_init(s.weights_empty + i * 8, 4);
-    }
-    for (int i = 0; i < CFG_STAGES; i++) {
-        barrier_init(s.q_full + i * 8, 1);
-        barrier_init(s.q_empty + i * 8, 8); /* both groups read both tiles */
-        barrier_init(s.o_full + i * 8, 1);
-        barrier_init(s.o_empty + i * 8, 8);
-    }
-    fence_barrier_init();
-}
 
 /* Where step n lies: counted, for a place and its parity would take two registers. */
 DEVICE ring<CFG_STAGES> stage_of(u32 n)
@@ -276,7 +227,8 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1)
                  const __grid_constant__ tensor_map mv, const __grid_constant__ tensor_map mo)
 {
     extern __shared__ __align__(1024) char shared[];
-    keys_arena s = keys_carve(smem_address(shared));
+    const keys_bytes of = {STAY_D, STAY_E, PASS_D, PASS_E, STAT_BYTES, WEIGHT_BYTES};
+    keys_arena s = keys_carve(smem_address(shared), of);
     if (threadIdx.x == 0)
         keys_init(s);
     __syncthreads();
