@@ -160,3 +160,20 @@ def test_selections_of_the_host_between_calls_on_a_device():
         same = lists(x, ROWS, COLUMNS, BLOCK, None, device="cuda")
         want = st.flex_attention(q, k, v, block_mask=same, enable_gqa=True)
         torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+
+
+def test_one_list_of_blocks_under_a_score_of_heads():
+    """One KV head's list serves all heads: what a first call lays out has all of them."""
+    torch.manual_seed(4)
+    q, k, v = (torch.randn(1, h, 64, 8) for h in (5, 1, 1))
+    slope = torch.randn(5)
+    blocks = st.BlockSelection(1, 5, 64, 64, kv_heads=1, most=1)
+    blocks.select(torch.zeros(1, 1, 1, 1, dtype=torch.int32))
+    assert blocks.shape[:2] == (1, 1) and blocks.handle().lead == (1, 5)
+    out = st.flex_attention(q, k, v, lambda s, b, h, i, j: s + slope[h] * j, blocks,
+                            enable_gqa=True)
+    s = q @ k.mT / 8**0.5 + slope.view(1, 5, 1, 1) * torch.arange(64)
+    torch.testing.assert_close(out, torch.softmax(s, -1) @ v)
+    st.check(q, k, lambda s, b, h, i, j: s + slope[h], blocks)
+    with pytest.raises(TypeError, match="blocks: got .*expected an int32 tensor"):
+        blocks.select([[0]])

@@ -310,8 +310,10 @@ def forward(
 class BlockMaskHandle:
     """A C block mask with what it borrows: bound mod, captured arrays, positions."""
 
-    def __init__(self, handle, mod, tensors, keep):
+    def __init__(self, handle, mod, tensors, keep, lead):
+        """lead: batches and heads of the C mask, as block_mask_to_dense fills them."""
         self.handle, self.mod, self.tensors, self.keep = handle, mod, tensors, keep
+        self.lead = lead
         self._prepared = set()
 
     def prepare(self, p: Plan, device: int = 0) -> None:
@@ -331,7 +333,7 @@ class BlockMaskHandle:
 
     def window(self, q0, Q, kv0, KV) -> "BlockMaskHandle":
         h = abi.create("block_mask_window", self.handle, q0, Q, kv0, KV)
-        return BlockMaskHandle(h, self.mod, self.tensors, (self.keep, self))
+        return BlockMaskHandle(h, self.mod, self.tensors, (self.keep, self), self.lead)
 
     def render(self, b, h, format, columns) -> bytes:
         data, n, e = C.c_void_p(), C.c_size_t(), abi.Error()
@@ -366,7 +368,7 @@ def block_mask_create(
         len(mod.names),
         C.byref(o),
     )
-    return BlockMaskHandle(h, mod, keep, array)
+    return BlockMaskHandle(h, mod, keep, array, sizes[:2])
 
 
 def block_mask_import(
@@ -384,15 +386,15 @@ def block_mask_import(
         array,
         len(names),
     )
-    return BlockMaskHandle(h, mod, keep, array)
+    return BlockMaskHandle(h, mod, keep, array, sizes[:2])
 
 
 class SelectedHandle(BlockMaskHandle):
     """One whose blocks are selected while a model runs. A plan's copy of its lists on a device
     is made when the mask is prepared, and then filled with what was selected last."""
 
-    def __init__(self, handle, mod, tensors, keep):
-        super().__init__(handle, mod, tensors, keep)
+    def __init__(self, handle, mod, tensors, keep, lead):
+        super().__init__(handle, mod, tensors, keep, lead)
         self.again = None  # selects what was selected last once more
 
     def prepare(self, p: Plan, device: int = 0) -> None:
@@ -428,7 +430,7 @@ def block_mask_selected(options, mod: Mod | None, views, sizes, keep) -> Selecte
         array,
         len(names),
     )
-    return SelectedHandle(h, mod, keep, array)
+    return SelectedHandle(h, mod, keep, array, sizes[:2])
 
 
 @functools.lru_cache(maxsize=None)

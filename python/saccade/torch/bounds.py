@@ -3,6 +3,8 @@ out, so that swapped ones, tab[i, h] for tab[h, i], would give numbers and no er
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ..c import abi
@@ -20,7 +22,7 @@ def check_score(found: Resolved, mask: BlockMask | None, q, k, rows=3, keys=2) -
     if not any(v.shape for v in found.views) or any(v.device for v in found.views):
         return
     (B, H, Q, D), (_, Hkv, KV, _) = q.shape, k.shape
-    if mask is not None and KV * mask.numel() // max(1, Q * KV) > _ROW:
+    if mask is not None and KV * math.prod(mask.handle().lead) > _ROW:
         return
     for i in _spread(Q, rows):
         i, live = _live(mask, i, KV, keys)
@@ -36,10 +38,10 @@ def _live(mask, row, KV, count):
     """The row, or one of its block, and keys that are live for all its batches and heads."""
     if mask is None:
         return row, _spread(KV, count)
-    B, H = mask._dimensions()
     row -= row % mask.BLOCK_SIZE[0]  # as windows of imported masks begin
-    dense = torch.empty((B * H, KV), dtype=torch.uint8, device="cpu")
     window = mask.handle().window(row, 1, 0, KV)
+    B, H = window.lead
+    dense = torch.empty((B * H, KV), dtype=torch.uint8, device="cpu")
     abi.call("block_mask_to_dense", window.handle, dense.data_ptr())
     live = dense.all(0).nonzero().flatten().tolist()
     return row, [live[i] for i in _spread(len(live), count)] if live else []

@@ -75,6 +75,7 @@ def _dense_mask(mod_fn, B, H, Q_LEN, KV_LEN, device):
         finite = lambda b, h, q, kv: inner(0.0, b, h, q, kv) != -float("inf")  # noqa: E731
         return _dense_mask(finite, B, H, Q_LEN, KV_LEN, device)
     made = masks.create_block_mask(mod_fn, B, H, Q_LEN, KV_LEN, device="cpu")
-    dense = torch.empty((B or 1, H or 1, Q_LEN, KV_LEN), dtype=torch.uint8, device="cpu")
-    abi.call("block_mask_to_dense", made.handle().handle, dense.data_ptr())
+    handle = made.handle()
+    dense = torch.empty((*handle.lead, Q_LEN, KV_LEN), dtype=torch.uint8, device="cpu")
+    abi.call("block_mask_to_dense", handle.handle, dense.data_ptr())
     return dense.to(torch.bool).to(device)

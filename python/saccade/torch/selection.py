@@ -9,7 +9,7 @@ import torch
 from ..c import abi, objects
 from .block_mask import DEFAULT_BLOCK, BlockMask, BlockSize, MaskMod, block_pair, noop_mask
 from .calls import current_stream
-from .checks import device_of
+from .checks import brief, device_of
 from .mods import Resolved, view
 
 
@@ -72,6 +72,8 @@ class BlockSelection(BlockMask):
         """From now on these blocks: int32 [B, kv_heads, rows, up to `most`], where q lies.
         Entries that are no blocks, as -1, are none; one that comes twice is one. On CUDA the
         tensor is kept until the next call."""
+        if not isinstance(blocks, torch.Tensor):
+            raise TypeError(f"blocks: got {brief(blocks)}, expected an int32 tensor")
         self._last = blocks
         self._parts.clear()  # what was made of the blocks selected before
         self._selected.again = self._apply if blocks.is_cuda else None
