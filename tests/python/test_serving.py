@@ -263,3 +263,31 @@ def test_the_largest_score_of_each_head():
     want = torch.maximum(own.amax((0, 2)), last.amax(1)) / D**0.5
     torch.testing.assert_close(found, want)
     assert lse.shape == (3, H)
+
+
+@pytest.mark.parametrize("form", [lambda mod, make: mod, lambda mod, make: make(mod)])
+def test_positions_before_the_first_key_divide_as_python_does(form):
+    """More queries than keys: the first ones stand at negative positions."""
+    torch.manual_seed(5)
+    q, k, v = (torch.randn(1, 1, n, 8) for n in (4, 2, 2))
+    at, keys = torch.arange(4)[:, None] - 2, torch.arange(2)
+    s = q @ k.mT / 8**0.5 + (at % 3) * keys + (at // 2)
+    score = form(lambda s, b, h, i, j: s + (i % 3) * j + i // 2, st.score)
+    out, lse = st.cached_attention(q, k, v, None, score, seq_lens=2, return_lse=True)
+    torch.testing.assert_close(out, torch.softmax(s, -1) @ v)
+    torch.testing.assert_close(lse, s.logsumexp(-1))
+    ends = torch.tensor([0, 4], dtype=torch.int32), torch.tensor([0, 2], dtype=torch.int32)
+    rows = [x[0].transpose(0, 1) for x in (q, k, v)]
+    ragged = st.varlen_attention(*rows, *ends, mask=None, score=score, align="end")
+    torch.testing.assert_close(ragged.transpose(0, 1)[None], out)
+    mask = form(lambda b, h, i, j: i // 2 == j - 1, st.mask)
+    _, lse = st.cached_attention(q, k, v, mask, None, seq_lens=2, return_lse=True)
+    live = (at // 2) == keys - 1
+    plain = (q @ k.mT / 8**0.5).masked_fill(~live, -torch.inf)
+    torch.testing.assert_close(lse, plain.logsumexp(-1))
+
+
+def test_errors_name_arguments_as_they_were_given():
+    q, k, v = given(1, 16)
+    with pytest.raises(ValueError, match="^seq_lens: got 17"):
+        st.cached_attention(q, k, v, seq_lens=17)

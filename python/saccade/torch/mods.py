@@ -7,7 +7,7 @@ import inspect
 import math
 import numbers
 import types
-from typing import Any, Callable, Iterable
+from typing import Any, Callable, Iterable, Mapping, Optional
 
 import torch
 
@@ -61,11 +61,16 @@ def view(t: torch.Tensor) -> objects.View:
 class AnyMod:
     """Language text with its captures by name: mask("doc[q] == doc[kv]", doc=ids)."""
 
-    def __init__(self, kind: str, text: str, captures: dict[str, Any]) -> None:
+    def __init__(
+        self, kind: str, text: str, captures: dict[str, Any], signed_text: Optional[str] = None
+    ) -> None:
         self._kind, self._text, self.captures = kind, text, dict(captures)
+        self._signed_text = signed_text or text
 
     kind = property(lambda self: self._kind)
     text = property(lambda self: self._text)
+    signed_text = property(lambda self: self._signed_text)
+    """What it is where positions may be negative: // and % of callables are Python's."""
 
     def __repr__(self) -> str:
         return f"{self.kind}({self.text!r}, {', '.join(self.captures)})"
@@ -96,7 +101,10 @@ def text_of(kind: str, mod, captures: dict[str, Any], is_double: bool = False) -
             f"{kind}: the callable reads values of its captured tensors, expected only "
             "elements at b, h, q_idx and kv_idx"
         )
-    return AnyMod(kind, found.text, dict(zip(found.names, map(as_row, values))))
+    signed, _, _ = closures.trace(mod, kind, is_double, True)
+    is_same = signed.names == found.names  # else the callable is another at each call
+    text = signed.text if is_same else None
+    return AnyMod(kind, found.text, dict(zip(found.names, map(as_row, values))), text)
 
 
 def as_row(x):
@@ -223,6 +231,9 @@ def as_tensor(value, name, is_double=False):
     return torch.tensor(value, dtype=dtype, device="cpu")
 
 
+_SAME: Mapping[str, str] = {}
+
+
 def place(t, device, is_flat=False, name="a capture"):
     """Captures live where the kernel runs; scalars are passed by value from the host. is_flat:
     a trace reads one-element rows where a scalar is on CUDA."""
@@ -244,21 +255,30 @@ _ARGUMENTS = {"score": 5, "mask": 4}
 _SIGNATURE = {"score": "(score, b, h, q_idx, kv_idx)", "mask": "(b, h, q_idx, kv_idx)"}
 
 
-def in_names_of(reason: abi.BadValue, mods: Iterable[Resolved]) -> abi.BadValue:
-    """An error of the library about a captured value, with the caller's name for it."""
+def in_names_of(
+    reason: abi.BadValue, mods: Iterable[Resolved], others: Mapping[str, str] = _SAME
+) -> abi.BadValue:
+    """An error of the library about a captured value, or an argument among `others`, with the
+    caller's name for it."""
     name, _, rest = str(reason).partition(": ")
+    called = others.get(name)
     for mod in mods:
-        if rest and name in mod.names:
-            text = f"{mod.called[mod.names.index(name)]}: {rest}"
-            return abi.BadValue(reason.status, text, reason.line, reason.column)
-    return reason
+        if name in mod.names:
+            called = mod.called[mod.names.index(name)]
+    if not rest or called is None:
+        return reason
+    return abi.BadValue(reason.status, f"{called}: {rest}", reason.line, reason.column)
 
 
 class Resolved:
     """A mod ready to run: bound, with views of its captures and what keeps them valid."""
 
-    def __init__(self, mod, kind: str, device: str, is_double: bool = False):
-        text, names, values, self.walk, found = _text_and_values(mod, kind, is_double)
+    def __init__(
+        self, mod, kind: str, device: str, is_double: bool = False, is_signed: bool = False
+    ):
+        text, names, values, self.walk, found = _text_and_values(
+            mod, kind, is_double, is_signed
+        )
         self.values = values
         self.volatile = found is not None and found.volatile
         self.cells = _cells(found, self.walk) if found is not None else None
@@ -301,16 +321,17 @@ def _cells(found, walk):
     return cells
 
 
-def _text_and_values(mod, kind, is_double):
+def _text_and_values(mod, kind, is_double, is_signed):
     """(text, capture names, captured values, walk, trace) of any form of mod."""
     if isinstance(mod, str):
         return mod, [], [], None, None
     if isinstance(mod, AnyMod):
         if mod.kind != kind:
             raise ValueError(f"got a {mod.kind}, expected a {kind}")
-        return mod.text, list(mod.captures), list(mod.captures.values()), None, None
+        text = mod.signed_text if is_signed else mod.text
+        return text, list(mod.captures), list(mod.captures.values()), None, None
     if not callable(mod):
         raise TypeError(f"{kind}_mod: got {words_of(mod)}, expected a callable or text")
     _check_arguments(mod, kind)
-    found, values, walk = closures.trace(mod, kind, is_double)
+    found, values, walk = closures.trace(mod, kind, is_double, is_signed)
     return found.text, found.names, values, walk, found

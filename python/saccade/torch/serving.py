@@ -257,7 +257,9 @@ def _of_text(text, kind, device):
 def _resolved(mod, kind, device):
     if not callable(mod) and not isinstance(mod, (str, AnyMod)):
         raise TypeError(f"{kind}: got {brief(mod)}, expected a callable, or text")
-    return _of_text(mod, kind, device) if type(mod) is str else Resolved(mod, kind, device)
+    if type(mod) is str:
+        return _of_text(mod, kind, device)
+    return Resolved(mod, kind, device, is_signed=True)
 
 
 def _mods(score, mask, q):
@@ -345,6 +347,11 @@ def cache_view(t):
     return objects.View(
         t.data_ptr(), name, int(cuda), t.get_device() if cuda else 0, shape, stride
     )
+
+
+# arguments by the library's names for them
+_NAMES = {"q": "query", "k": "key", "v": "value", "kv_len": "seq_lens"}
+_NAMES |= {"cu_seqlens_kv": "cu_seqlens_k", "table": "block_table"}
 
 
 class _Arguments:
@@ -479,4 +486,4 @@ class _Arguments:
         try:
             abi.call(call, plan.handle, C.byref(self.args))
         except abi.BadValue as reason:
-            raise in_names_of(reason, self.mods) from None
+            raise in_names_of(reason, self.mods, _NAMES) from None

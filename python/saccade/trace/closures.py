@@ -481,18 +481,20 @@ _cache: dict = {}
 _CACHE_LIMIT = 4096
 
 
-def trace(fn: Any, kind: str, is_double: bool = False) -> tuple[Traced, list, Walk]:
+def trace(
+    fn: Any, kind: str, is_double: bool = False, is_signed: bool = False
+) -> tuple[Traced, list, Walk]:
     """Traces fn, or finds the trace of an equal one; gives it with its captured values.
-    is_double: for a score of a float64 problem."""
+    is_double: for a score of a float64 problem. is_signed: positions may be negative."""
     for constants in (False, True):
         walk = Walk(fn, constants)
-        key = (kind, is_double, constants, walk.key)
+        key = (kind, is_double, is_signed, constants, walk.key)
         found = _lookup(key, walk)
         if found is None and not constants and _lookup((kind, "needs", walk.key), walk):
             continue
         if found is None:
             try:
-                found = _run(fn, kind, walk, is_double)
+                found = _run(fn, kind, walk, is_double, is_signed)
             except Exception:  # Python may want a number's value in any way it likes
                 if constants or not walk.has_numbers:
                     raise
@@ -528,8 +530,8 @@ def _store(key: Any, entry: tuple) -> None:
         pass
 
 
-def _run(fn: Any, kind: str, walk: Walk, is_double: bool) -> Traced:
-    tracer = tracing.Tracer(kind, is_double)
+def _run(fn: Any, kind: str, walk: Walk, is_double: bool, is_signed: bool) -> Traced:
+    tracer = tracing.Tracer(kind, is_double, is_signed)
     target = fn
     if not walk.constants:
         target = Walk(fn, False, lambda v, leaf: symbols.Lifted(tracer, v, leaf)).new

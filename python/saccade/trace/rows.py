@@ -113,7 +113,7 @@ class Rows(TensorSymbol):
             x = t.value(index)
             if x.kind == "bool" or x.kind == "float":
                 fail(f"got a {x.kind} as an index, expected int: convert it with .int()")
-            if not x.nonneg:
+            if not x.nonneg and x.name not in ("q", "kv"):  # positions are clamped
                 t.uses_shapes = True
                 text = f"({x.name} < 0 ? {x.name} + {len(entries)} : {x.name})"
                 x = t.local(text, "int")

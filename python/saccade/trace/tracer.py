@@ -39,8 +39,9 @@ _INT32 = (-(1 << 31), (1 << 31) - 1)
 class Tracer:
     """The text being written and what it captures."""
 
-    def __init__(self, kind: str, is_double: bool = False):
-        self.kind, self.is_double = kind, is_double
+    def __init__(self, kind: str, is_double: bool = False, is_signed: bool = False):
+        """is_signed: positions may be negative, as those of queries before the first key."""
+        self.kind, self.is_double, self.is_signed = kind, is_double, is_signed
         self.definitions: list[str] = []
         self.lines: list[str] = []
         self.captures: list[tuple[str, object]] = []  # name, tensor or number
@@ -283,7 +284,8 @@ def _definition(fn) -> str:
 def run(fn, kind: str, tracer: Tracer | None = None) -> tuple[str, list[tuple[str, object]]]:
     """Text and captures of one callable; kind is "score" (5 arguments) or "mask" (4)."""
     t = tracer or Tracer(kind)
-    indices = [Traced(t, n, "int", True, dtype="int32") for n in ("b", "h", "q", "kv")]
+    never = {"b": True, "h": True, "q": not t.is_signed, "kv": not t.is_signed}
+    indices = [Traced(t, n, "int", nonneg, dtype="int32") for n, nonneg in never.items()]
     dtype = "float64" if t.is_double else "float32"
     first = [Traced(t, "score", "float", dtype=dtype)] if kind == "score" else []
     with gradients_on() as of_caller, watching(t, of_caller):
