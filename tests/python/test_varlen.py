@@ -261,3 +261,20 @@ def test_what_a_gradient_needs_stays():
         varlen_attention(q, k, v, lengths(Q), lengths(K), score=traced)
     with pytest.raises(ValueError, match="cu_seqlens_q: got 1 numbers, expected 2 or more"):
         varlen_attention(q, k, v, torch.zeros(1, dtype=torch.int32))
+
+
+def test_gradients_of_sinks_beside_rows_of_no_sequence():
+    """Rows past the last sequence hold what memory held, and have no part in a sum."""
+    torch.manual_seed(2)
+    q, k, v = (torch.randn(8, 2, 16) for _ in range(3))
+    sinks, ends = torch.zeros(2, requires_grad=True), torch.tensor([0, 5], dtype=torch.int32)
+    want = None
+    for _ in range(3):
+        held = [torch.full(n, math.nan) for n in ((8, 2, 16), (8, 2))]
+        del held
+        out = varlen_attention(q, k, v, ends, sinks=sinks)
+        (got,) = torch.autograd.grad(out[:5].sum(), sinks)
+        assert got.isfinite().all() and (want is None or torch.equal(got, want))
+        want = got
+    alone = varlen_attention(q[:5], k[:5], v[:5], ends, sinks=sinks)
+    torch.testing.assert_close(want, *torch.autograd.grad(alone.sum(), sinks))

@@ -82,6 +82,7 @@ def varlen_attention(
     query, key, value = query.resolve_neg(), key.resolve_neg(), value.resolve_neg()
     call = _Call(query, key, value, mask, score, scale, kernel_options)
     call.lengths, call.paged = lengths, (block_table, seq_lens)
+    call.clears = sinks is not None
     if dropout_p:
         call.weight, call.state = weight_of(float(dropout_p)), drawn_state(query)
     check_fixed(call.mods)
@@ -115,6 +116,7 @@ class _Call:
     lengths: tuple  # cu_seqlens and maxima of queries and of keys, alignment to the end
     paged: tuple  # block_table and seq_lens, or two None
     weight = state = None  # of calls that drop weights: the mod, seed and offset
+    clears = False  # whether rows of no sequence are to be 0, lse -inf: all are read here
 
     def __init__(self, q, k, v, mask, score, scale, options):
         self.mods = _mods(score, mask, q)
@@ -176,6 +178,9 @@ class _Call:
         plan = self.plan(q, k, 0)
         out = q.new_empty((*q.shape[:2], v.shape[-1]))
         lse = q.new_empty(q.shape[:2], dtype=stats_dtype(q)) if wants_lse else None
+        if self.clears:
+            out.zero_()
+            lse.fill_(-torch.inf)
         a = self.arguments(abi.ForwardArgs, q.device, k)
         a.tensors(q=q, k=k, v=v, out=out, lse=lse)
         if self.paged[0] is not None and not q.is_cuda:
