@@ -142,9 +142,14 @@ def floating(s, b, h, i, j):
     return s + FLOATS[i / 2]
 
 
+def drawn(s, b, h, i, j):
+    return s + torch.rand(()) * j
+
+
 @pytest.mark.parametrize(
     "mod, says",
     [
+        (drawn, "made outside of the mod"),
         (changes_captured, "changes a captured tensor"),
         (sets_captured, "changes a captured tensor"),
         (in_place, "write add"),

@@ -21,6 +21,10 @@ _VIEWS = frozenset(  # the result is the tensor's own memory
 )
 
 
+_RANDOM = frozenset(
+    "rand randn randint randperm normal bernoulli multinomial poisson rand_like randn_like "
+    "randint_like bernoulli_ normal_ uniform_ random_ exponential_".split()
+)
 _AUGMENTED = frozenset(
     f"__i{n}__" for n in "add sub mul truediv floordiv mod pow and or xor lshift rshift".split()
 )
@@ -66,6 +70,11 @@ def watching(tracer, gradients: bool):
             name = getattr(func, "__name__", "")
             if name == "__get__":
                 name = getattr(func.__self__, "__name__", "")
+            if name in _RANDOM:
+                fail(
+                    f"got torch.{name}, whose one draw would serve all scores, expected a "
+                    "tensor of draws made outside of the mod: draws[b, h, q_idx, kv_idx]"
+                )
             if name in _SHAPES:
                 tracer.uses_shapes = True
             elif _changes_its_argument(name) and id(first) not in own:
