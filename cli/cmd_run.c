@@ -49,6 +49,15 @@ static saccade_status compute(const cli_args *args, file_tensors *f, gradients *
     return status;
 }
 
+/* Gradients' files are named by -o, and one of them may be what --lse names. */
+static saccade_status check_apart(const outfile *lse, const gradients *g, saccade_error *err)
+{
+    for (int i = 0; i < g->n; i++)
+        CLI_FAIL_IF(lse->path && strcmp(lse->path, g->file[i].path) == 0, SACCADE_EINVAL,
+                    "--lse", "got the file of a gradient, expected another");
+    return SACCADE_OK;
+}
+
 static saccade_status run_into(const cli_args *args, file_tensors *f, outfile *out,
                                outfile *lse, gradients *g, run_report *report,
                                saccade_error *err)
@@ -57,6 +66,7 @@ static saccade_status run_into(const cli_args *args, file_tensors *f, outfile *o
     if (args->lse_file)
         CLI_TRY(outfile_begin(args->lse_file, lse, err));
     CLI_TRY(gradients_begin(args, f, g, err));
+    CLI_TRY(check_apart(lse, g, err));
     CLI_TRY(compute(args, f, g, report, err));
     CLI_TRY(files_write(f, &f->t.out, out->file, err));
     CLI_TRY(gradients_write(g, f, err));

@@ -10,6 +10,7 @@
 
 saccade_status infile_open(const char *path, FILE **out, saccade_error *err)
 {
+    CLI_FAIL_IF(!path[0], SACCADE_EINVAL, "file", "got an empty name, expected one to read");
     const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     const bool waits = fd >= 0 && fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) == 0;
     FILE *file = waits ? fdopen(fd, "rb") : NULL;

@@ -196,7 +196,11 @@ static bool holds(saccade_dtype dtype, double x)
 static saccade_status fill(const char *name, const synthetic *s, fill_fn how,
                            saccade_tensor *out, saccade_error *err)
 {
-    CLI_TRY(floats_new(s->dtype, s->rank, s->shape, out, err));
+    saccade_status status = floats_new(s->dtype, s->rank, s->shape, out, err);
+    if (status != SACCADE_OK) {
+        snprintf(err->where, sizeof err->where, "%s", name);
+        return status;
+    }
     const int64_t n = s->rank ? s->shape[s->rank - 1] : 1, count = floats_count(out);
     double *row = malloc((size_t)n * sizeof *row);
     uint64_t seed = seed_of(name);
@@ -204,7 +208,6 @@ static saccade_status fill(const char *name, const synthetic *s, fill_fn how,
         free(out->data);
         return cli_fail(err, SACCADE_ENOMEM, name, "out of memory");
     }
-    saccade_status status = SACCADE_OK;
     for (int64_t at = 0; at < count && status == SACCADE_OK; at += n) {
         how(s, &seed, row, n);
         for (int64_t i = 0; i < n && status == SACCADE_OK; i++)

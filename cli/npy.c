@@ -114,8 +114,8 @@ static saccade_status read_length(header *h, saccade_error *err)
     CLI_FAIL_IF(*h->at < '0' || *h->at > '9', SACCADE_EINVAL, h->path,
                 "got a header whose shape is no tuple of lengths");
     for (; *h->at >= '0' && *h->at <= '9'; h->at++) {
-        CLI_FAIL_IF(n > INT64_MAX / 10 - 1, SACCADE_EINVAL, h->path,
-                    "got a length past 2^63 in the shape");
+        CLI_FAIL_IF(n > ((int64_t)1 << 62) / 10 - 1, SACCADE_EINVAL, h->path,
+                    "got a length past 2^62 in the shape");
         n = 10 * n + (*h->at - '0');
     }
     CLI_FAIL_IF(h->rank == SACCADE_MAX_RANK, SACCADE_EINVAL, h->path,

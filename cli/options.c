@@ -165,8 +165,9 @@ bool cli_parse_real(const char *text, double *out)
     return true;
 }
 
-static saccade_status apply(const cli_option *o, const char *value, cli_args *args,
-                            saccade_error *err)
+/* is_again: it was given before. */
+static saccade_status apply(const cli_option *o, const char *value, bool is_again,
+                            cli_args *args, saccade_error *err)
 {
     void *field = (char *)args + o->at;
     cli_list *list = field;
@@ -186,12 +187,14 @@ static saccade_status apply(const cli_option *o, const char *value, cli_args *ar
         list->item[list->n++] = value;
         return SACCADE_OK;
     case INT:
+        CLI_FAIL_IF(is_again, SACCADE_EINVAL, o->name, "given twice");
         CLI_FAIL_IF(!cli_parse_int(value, &n) || n < o->least || n > o->most, SACCADE_EINVAL,
                     o->name, "got '%.40s', expected a whole number from %lld to %lld", value,
                     (long long)o->least, (long long)o->most);
         *(int64_t *)field = n;
         return SACCADE_OK;
     case REAL:
+        CLI_FAIL_IF(is_again, SACCADE_EINVAL, o->name, "given twice");
         CLI_FAIL_IF(!cli_parse_real(value, &x) || !isfinite(x), SACCADE_EINVAL, o->name,
                     "got '%.40s', expected a finite number", value);
         *(double *)field = x;
@@ -239,6 +242,7 @@ saccade_status cli_parse(const cli_command *command, int argc, char **argv, cli_
                          saccade_error *err)
 {
     cli_args args = {.scale = NAN, .seed = 1};
+    bool is_given[OPTIONS] = {false};
     for (int i = 0; i < argc; i++) {
         const char *word = argv[i], *equals = strchr(word, '=');
         const bool joined = strncmp(word, "--", 2) == 0 && equals;
@@ -247,7 +251,7 @@ saccade_status cli_parse(const cli_command *command, int argc, char **argv, cli_
                 ? find(command, "-h", 2)
                 : find(command, word, joined ? (size_t)(equals - word) : strlen(word));
         if (!o && (o = standing(command, word)) != NULL) {
-            CLI_TRY(apply(o, word, &args, err));
+            CLI_TRY(apply(o, word, false, &args, err));
             continue;
         }
         if (!o)
@@ -259,7 +263,8 @@ saccade_status cli_parse(const cli_command *command, int argc, char **argv, cli_
                         o->value);
             value = argv[++i];
         }
-        CLI_TRY(apply(o, value, &args, err));
+        CLI_TRY(apply(o, value, is_given[o - options], &args, err));
+        is_given[o - options] = true;
     }
     *out = args;
     return SACCADE_OK;
@@ -291,8 +296,8 @@ saccade_status cli_parse_block(const char *text, int32_t *block_q, int32_t *bloc
         if (square)
             kv = q;
         CLI_FAIL_IF((!square && !both) || q < 1 || kv < 1 || q > 65536 || kv > 65536,
-                    SACCADE_EINVAL, "--block", "got '%.40s', expected like 128 or 128x64",
-                    text);
+                    SACCADE_EINVAL, "--block",
+                    "got '%.40s', expected like 128 or 128x64, each from 1 to 65536", text);
     }
     *block_q = (int32_t)q;
     *block_kv = (int32_t)kv;

@@ -61,6 +61,7 @@ saccade_status outfile_begin(const char *path, outfile *out, saccade_error *err)
     struct stat info;
     outfile made = {NULL, NULL, NULL};
     saccade_status status = SACCADE_OK;
+    CLI_FAIL_IF(!path[0], SACCADE_EINVAL, "file", "got an empty name, expected one to write");
     const bool exists = stat(path, &info) == 0;
     made.path = exists ? realpath(path, NULL) : strdup(path);
     CLI_FAIL_IF(!made.path, SACCADE_ENOMEM, path, "out of memory");

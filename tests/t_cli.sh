@@ -66,6 +66,9 @@ refuse "given twice" $run -o a.npy -o b.npy
 refuse "takes no value" check --rmse=1
 refuse "whole number from 1" mask --mask 'causal()' --q many
 refuse "whole number from 1" mask --mask 'causal()' --q 0
+refuse "--q: given twice" mask --mask 'causal()' --q 8 --q 9
+refuse "--at-b: got batch 1" mask --mask 'causal()' --q 8 --at-b 1
+refuse "each from 1 to 65536" mask --mask 'causal()' --q 8 --block 65537
 refuse "finite number" $run -o o.npy --scale inf
 refuse "did you mean paper" bench --suite papre
 refuse "expected plain" bench --baseline torch
@@ -113,6 +116,9 @@ for name in q k v bias; do
     cmp -s g.d$name.npy p.d$name.npy || bad "--page-size 3 changes d$name"
 done
 refuse "expected the shape of O" $run -o h.npy --grad k.npy
+refuse "got the file of a gradient" $run -o h.npy --grad do.npy --lse h.dq.npy
+refuse "empty name, expected one to write" $run -o ''
+refuse "empty name, expected one to read" $run -o h.npy --mask @
 refuse "without --grad" $run -o h.npy --grad-of bias
 refuse "expected a capture of the score" $run -o h.npy --grad do.npy --grad-of bias
 expect 0 $run -o plain.npy --grad do.npy --backend plain; says "gradients in"
@@ -252,6 +258,7 @@ refuse "some of u8" mask --mask 'd[kv] == 0' --q 9 --bind 'd=u8[KV]:const(-1)'
 # ---- explain, check ----
 expect 0 explain --problem 'b1 h4/2 q100 d16 bf16' --mask 'causal()' --score 'softcap(5.0)'
 says "problem: b1 h4/2 q100 kv100 d16 bf16"
+expect 0 explain --problem 'b1073741824 h65536 q1073741824 d64'; says "no run can have these sizes"
 expect 0 explain --problem 'b1 h2 q100 kv50 d16 f32' --mask 'kv < 60 && q % 4 * 8 == kv'
 says "library: "; says "ranges of mask"; says "n5 0..3"; says "n2 always"
 refuse "either --problem or -q" explain
