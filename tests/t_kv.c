@@ -303,6 +303,26 @@ static void strides_of_pools(void **state)
     saccade_kv_destroy(cache);
 }
 
+/* A sequence ends where most_keys says, not where its last page does. */
+static void most_keys_of_a_sequence(void **state)
+{
+    saccade_kv_options o;
+    saccade_kv *cache;
+    saccade_error err;
+    int32_t s;
+    (void)state;
+    saccade_kv_options_init(&o);
+    o.pages = 9, o.page = 6, o.sequences = 1, o.most_keys = 13;
+    assert_int_equal(saccade_kv_create(&o, &cache, &err), SACCADE_OK);
+    assert_int_equal(saccade_kv_add(cache, &s, &err), SACCADE_OK);
+    assert_int_equal(saccade_kv_grow(cache, &s, (int32_t[]){14}, 1, &err), SACCADE_EINVAL);
+    assert_string_equal(err.message, "got 14 for sequence 0, expected 0 to 13");
+    assert_int_equal(saccade_kv_grow(cache, &s, (int32_t[]){13}, 1, &err), SACCADE_OK);
+    assert_int_equal(saccade_kv_grow(cache, &s, (int32_t[]){1}, 1, &err), SACCADE_EINVAL);
+    assert_int_equal(saccade_kv_length(cache, s), 13);
+    saccade_kv_destroy(cache);
+}
+
 static saccade_status use(void *arg, saccade_error *err)
 {
     saccade_kv_options o;
@@ -338,6 +358,7 @@ int main(void)
         cmocka_unit_test(copy_on_write),
         cmocka_unit_test(keys_without_a_grow),
         cmocka_unit_test(strides_of_pools),
+        cmocka_unit_test(most_keys_of_a_sequence),
         cmocka_unit_test(allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -24,6 +24,7 @@ typedef struct kv_copy {
 
 struct saccade_kv {
     int64_t pages, page, sequences, columns;
+    int64_t most_keys; /* of a sequence */
     int64_t n_free, n_growths, n_copies;
     kv_sequence *sequence; /* [sequences] */
     kv_growth *growth;     /* [sequences] */
