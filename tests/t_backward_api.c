@@ -343,6 +343,12 @@ static void what_is_wrong_is_said(void **state)
     wrong.shape[2]++;
     a.d_v = &wrong;
     refused(plan, &a, "d_v");
+    a = good;
+    a.accumulate = 32;
+    refused(plan, &a, "accumulate");
+    a = good;
+    a.size = 9; /* ends inside of a pointer */
+    refused(plan, &a, "arguments");
     assert_int_equal(saccade_backward(NULL, &good, &err), SACCADE_EINVAL);
     assert_int_equal(saccade_backward(plan, NULL, &err), SACCADE_EINVAL);
     free(good.workspace);

@@ -165,7 +165,8 @@ static saccade_status check_sinks(const saccade_plan *plan, const saccade_backwa
     if (!t)
         return SACCADE_OK;
     const int is_own = t->dtype == like->dtype && plan->backend->device == SACCADE_CPU;
-    const api_expected expected = {name, is_own ? like->dtype : SACCADE_F32, like->rank,
+    const int is_wide = t->dtype == SACCADE_F64 && plan->problem.dtype == SACCADE_F64;
+    const api_expected expected = {name, is_own || is_wide ? t->dtype : SACCADE_F32, like->rank,
                                    plan->backend->device};
     int64_t shape[SACCADE_MAX_RANK];
     memcpy(shape, like->shape, sizeof shape);
@@ -218,6 +219,8 @@ saccade_status api_start_backward(const saccade_plan *plan, const saccade_backwa
     memset(call, 0, sizeof *call);
     saccade_backward_args_init(&call->args);
     TRY(RECORD_READ(&call->args, args, "arguments"));
+    FAIL_AT(call->args.accumulate & ~(uint32_t)PLAN_GRADIENTS, SACCADE_EINVAL, "accumulate", 0,
+            0, "got bits 0x%x, expected SACCADE_GRADIENT_*", (unsigned)call->args.accumulate);
     call->in = (api_inputs)API_INPUTS_OF(call->args);
     return SACCADE_OK;
 }

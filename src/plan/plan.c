@@ -163,10 +163,8 @@ static int find_capture(const mod_fn *fn, const char *name, uint32_t *out)
 static saccade_status find_gradients(const saccade_problem *p, saccade_plan *plan,
                                      saccade_error *err)
 {
-    const uint32_t all = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V
-                         | SACCADE_GRADIENT_CAPTURES | SACCADE_GRADIENT_SINKS;
     const int32_t n = p->gradients & SACCADE_GRADIENT_CAPTURES ? p->n_gradient_captures : 0;
-    FAIL_AT(p->gradients & ~all, SACCADE_EINVAL, "gradients", 0, 0,
+    FAIL_AT(p->gradients & ~(uint32_t)PLAN_GRADIENTS, SACCADE_EINVAL, "gradients", 0, 0,
             "got bits 0x%x, expected SACCADE_GRADIENT_*", (unsigned)p->gradients);
     FAIL_AT(n < 0 || n > MOD_MAX_CAPTURES || (n && !p->gradient_captures), SACCADE_EINVAL,
             "gradient_captures", 0, 0, "got %d, expected 0 to %d and their names", n,
@@ -257,8 +255,7 @@ static double elements(int64_t B, int64_t heads, int64_t length, int64_t dim)
     return (double)B * (double)heads * (double)length * (double)dim;
 }
 
-/* Whether some run can have these sizes. */
-static int is_possible(const saccade_sizes *s)
+int plan_is_possible(const saccade_sizes *s)
 {
     const int64_t dim = s->D > s->Dv ? s->D : s->Dv;
     return s->B <= MOST_LENGTH && s->Q <= MOST_LENGTH && s->KV <= MOST_LENGTH
@@ -278,7 +275,7 @@ static saccade_sizes given_sizes(const saccade_plan *plan, int is_whole, const s
 size_t plan_workspace(const saccade_plan *plan, const saccade_sizes *s)
 {
     const saccade_sizes given = given_sizes(plan, plan->solver->takes_ragged, s);
-    if (!is_possible(s))
+    if (!plan_is_possible(s))
         return SIZE_MAX;
     const size_t room = plan_head_max_room(&plan->problem, s);
     const size_t own = plan->solver->workspace(plan, &given);
@@ -291,7 +288,7 @@ size_t plan_backward_workspace(const saccade_plan *plan, const saccade_sizes *s,
     if (!plan->problem.gradients)
         return 0;
     const saccade_sizes given = given_sizes(plan, plan->solver->takes_ragged_backward, s);
-    if (!is_possible(s))
+    if (!plan_is_possible(s))
         return SIZE_MAX;
     return plan->solver->backward_workspace(plan, &given, gradients);
 }
@@ -300,7 +297,7 @@ size_t plan_tangent_workspace(const saccade_plan *plan, const saccade_sizes *s)
 {
     if (!plan->problem.has_tangents || !plan->solver->tangent_workspace)
         return 0;
-    return is_possible(s) ? plan->solver->tangent_workspace(plan, s) : SIZE_MAX;
+    return plan_is_possible(s) ? plan->solver->tangent_workspace(plan, s) : SIZE_MAX;
 }
 
 saccade_status plan_choose(saccade_plan *plan, const plan_solver *const *solvers,

@@ -267,6 +267,12 @@ extern const plan_solver *const cpu_solvers[];
 extern const plan_solver *const cuda_solvers[];
 extern const struct plan_carry cu_carry;
 
+/* All bits of gradients. */
+enum {
+    PLAN_GRADIENTS = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V
+                     | SACCADE_GRADIENT_CAPTURES | SACCADE_GRADIENT_SINKS
+};
+
 /* ---- plan.c ---- */
 
 /* Checks a problem and derives what kernels read; mods into the plan. */
@@ -274,8 +280,10 @@ saccade_status plan_derive(const saccade_problem *problem, saccade_plan *plan,
                            saccade_error *err);
 /* A plan in memory of its own, one that could not be made whole too; NULL: nothing. */
 void plan_destroy(saccade_plan *plan);
-/* The solver's bytes for runs of these sizes; SIZE_MAX where no run can have them: lengths past
- * 2^30, or over 2^48 elements of Q or O, K or V. */
+/* Whether some run can have these sizes: lengths up to 2^30, and 2^48 elements of Q or O, K or
+ * V at most. */
+int plan_is_possible(const saccade_sizes *sizes);
+/* The solver's bytes for runs of these sizes; SIZE_MAX where no run can have them. */
 size_t plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
 /* gradients: of the run, whose dtypes and strides may ask for more; NULL: of no strides that
  * are 0, captures' in f32. */
