@@ -414,6 +414,10 @@ static void public_call_runs_and_refuses(void **state)
     o.splits = 41;
     assert_int_equal(saccade_ladder_run(&o, check_row, &n, &err), SACCADE_EINVAL);
     o.splits = 4;
+    o.block = INT64_MAX;
+    assert_int_equal(saccade_ladder_run(&o, check_row, &n, &err), SACCADE_EINVAL);
+    assert_string_equal(err.where, "block");
+    o.block = 32;
     o.N = 0;
     assert_int_equal(saccade_ladder_run(&o, check_row, &n, &err), SACCADE_EINVAL);
     assert_int_equal(n, 1);

@@ -71,8 +71,8 @@ static saccade_status check(const ladder_problem *p, saccade_error *err)
     FAIL_AT(p->M < p->d || p->M > p->N * p->d, SACCADE_EINVAL, "M", 0, 0,
             "got %lld, expected d to Nd (%lld to %lld), as the theorems assume",
             (long long)p->M, (long long)p->d, (long long)(p->N * p->d));
-    FAIL_AT(p->block < 1, SACCADE_EINVAL, "block", 0, 0, "got %lld, expected 1 or more",
-            (long long)p->block);
+    FAIL_AT(p->block < 1 || p->block > 4096, SACCADE_EINVAL, "block", 0, 0,
+            "got %lld, expected 1 to 4096", (long long)p->block);
     FAIL_AT(p->splits < 1 || p->splits > p->N, SACCADE_EINVAL, "splits", 0, 0,
             "got %lld, expected 1 to N (%lld)", (long long)p->splits, (long long)p->N);
     return SACCADE_OK;
