@@ -258,7 +258,8 @@ refuse "some of u8" mask --mask 'd[kv] == 0' --q 9 --bind 'd=u8[KV]:const(-1)'
 # ---- explain, check ----
 expect 0 explain --problem 'b1 h4/2 q100 d16 bf16' --mask 'causal()' --score 'softcap(5.0)'
 says "problem: b1 h4/2 q100 kv100 d16 bf16"
-expect 0 explain --problem 'b1073741824 h65536 q1073741824 d64'; says "no run can have these sizes"
+expect 0 explain --problem 'b1073741824 h65536 q1073741824 d64'
+says "no run can have these sizes"
 expect 0 explain --problem 'b1 h2 q100 kv50 d16 f32' --mask 'kv < 60 && q % 4 * 8 == kv'
 says "library: "; says "ranges of mask"; says "n5 0..3"; says "n2 always"
 refuse "either --problem or -q" explain

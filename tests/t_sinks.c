@@ -405,7 +405,8 @@ static saccade_tensor widened(const saccade_tensor *t)
     return wide;
 }
 
-/* Rows 0 to 2 have no live key: there lse = sink is all. Gradients of narrow sinks may be wide. */
+/* Rows 0 to 2 have no live key: there lse = sink is all. Gradients of narrow sinks may be
+ * wide. */
 static void differences_of(saccade_dtype sinks_dtype)
 {
     const forward_case c = {.problem = "b2 h2 q9 kv12 d8 f32", .mask = "q >= kv + 3"};

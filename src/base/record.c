@@ -14,8 +14,8 @@ saccade_status record_check_size(const void *given, const char *name, saccade_er
     size_t size;
     FAIL_AT(!given, SACCADE_EINVAL, name, 0, 0, "got NULL, expected a struct");
     memcpy(&size, given, sizeof size);
-    FAIL_AT(size < sizeof size || size > SIZE_MAX_SANE || size % sizeof size, SACCADE_EINVAL, name, 0, 0,
-            "got size %zu, expected the one its _init function writes", size);
+    FAIL_AT(size < sizeof size || size > SIZE_MAX_SANE || size % sizeof size, SACCADE_EINVAL,
+            name, 0, 0, "got size %zu, expected the one its _init function writes", size);
     return SACCADE_OK;
 }
 
