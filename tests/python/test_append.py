@@ -156,6 +156,8 @@ def test_what_does_not_fit_is_refused():
         st.append_keys(k, v, pool, pool.clone(), last_page_len=one)
     with pytest.raises(ValueError, match="seq_lens: got 5, expected a tensor"):
         st.append_keys(k, v, pool, pool.clone(), block_table=one[None], seq_lens=5)
+    with pytest.raises(ValueError, match="^seq_lens: got dtype i64"):
+        st.append_keys(k, v, pool, pool.clone(), block_table=one[None], seq_lens=one.long())
     cache = st.PagedCache(1, pages=2, page=PAGE, sequences=1, heads=HKV, head_dim=D)
     cache.step([cache.add()], [1])
     with pytest.raises(ValueError, match=r"key: got 2 keys of each sequence, .* step: \[1\]"):

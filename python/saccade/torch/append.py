@@ -10,8 +10,8 @@ import torch
 from ..c import abi, objects
 from .calls import current_stream
 from .checks import brief, check_here, check_plain, check_rows, no_gradients
-from .mods import view
-from .serving import cache_view
+from .mods import in_names_of, view
+from .serving import ARGUMENTS, cache_view
 
 
 def append_keys(
@@ -49,7 +49,7 @@ def append_keys(
     def give(record, name, t, of=view):
         if t is None:
             return
-        check_here(_NAMES.get(name, name), t, key.device)
+        check_here(ARGUMENTS.get(name, name), t, key.device)
         made = objects.c_tensor(of(t))
         keep.append((made, t))
         setattr(record, name, C.pointer(made))
@@ -85,12 +85,10 @@ def append_keys(
     if key.is_cuda:
         args.stream = current_stream(key.get_device())
     threads = objects.context(0 if key.is_cuda else -torch.get_num_threads())
-    abi.call("append", threads, C.byref(args))
-
-
-# arguments by the library's names for them
-_NAMES = {"k_pool": "key_pool", "v_pool": "value_pool", "kv_len": "seq_lens"}
-_NAMES |= {"k": "key", "v": "value", "table": "block_table"}
+    try:
+        abi.call("append", threads, C.byref(args))
+    except abi.BadValue as reason:
+        raise in_names_of(reason, (), ARGUMENTS) from None
 
 
 def _check_fit(key, value, key_pool, value_pool):

@@ -80,31 +80,40 @@ def mask(mod: Callable[..., Any] | str, **captures: Any) -> AnyMod:
     """A mask in the language; captures are tensors or numbers by name. A callable mask_mod is
     turned into text here and now, with its tensors and numbers as they are: such a mod stays
     inside of torch.compile(fullgraph=True)."""
-    return text_of("mask", mod, captures)
+    return _of_any_position("mask", mod, captures)
 
 
 def score(mod: Callable[..., Any] | str, **captures: Any) -> AnyMod:
     """A score function in the language; captures and callables as for mask."""
-    return text_of("score", mod, captures)
+    return _of_any_position("score", mod, captures)
 
 
-def text_of(kind: str, mod, captures: dict[str, Any], is_double: bool = False) -> AnyMod:
+def _of_any_position(kind: str, mod, captures: dict[str, Any]) -> AnyMod:
+    """text_of, which also says what a callable is where positions may be negative."""
+    made = text_of(kind, mod, captures)
+    if callable(mod):
+        signed = text_of(kind, mod, captures, is_signed=True)
+        if list(signed.captures) == list(made.captures):  # else it is another at each call
+            made = AnyMod(kind, made.text, made.captures, signed.text)
+    return made
+
+
+def text_of(
+    kind: str, mod, captures: dict[str, Any], is_double: bool = False, is_signed: bool = False
+) -> AnyMod:
     """A callable as text, here and now; text as it is."""
     if not callable(mod):
         return AnyMod(kind, mod, captures)
     if captures:
         raise TypeError(f"{kind}: got captures beside a callable, expected its closure's")
     _check_arguments(mod, kind)
-    found, values, _ = closures.trace(mod, kind, is_double)
+    found, values, _ = closures.trace(mod, kind, is_double, is_signed)
     if found.volatile:
         raise ValueError(
             f"{kind}: the callable reads values of its captured tensors, expected only "
             "elements at b, h, q_idx and kv_idx"
         )
-    signed, _, _ = closures.trace(mod, kind, is_double, True)
-    is_same = signed.names == found.names  # else the callable is another at each call
-    text = signed.text if is_same else None
-    return AnyMod(kind, found.text, dict(zip(found.names, map(as_row, values))), text)
+    return AnyMod(kind, found.text, dict(zip(found.names, map(as_row, values))))
 
 
 def as_row(x):
@@ -231,9 +240,6 @@ def as_tensor(value, name, is_double=False):
     return torch.tensor(value, dtype=dtype, device="cpu")
 
 
-_SAME: Mapping[str, str] = {}
-
-
 def place(t, device, is_flat=False, name="a capture"):
     """Captures live where the kernel runs; scalars are passed by value from the host. is_flat:
     a trace reads one-element rows where a scalar is on CUDA."""
@@ -256,12 +262,12 @@ _SIGNATURE = {"score": "(score, b, h, q_idx, kv_idx)", "mask": "(b, h, q_idx, kv
 
 
 def in_names_of(
-    reason: abi.BadValue, mods: Iterable[Resolved], others: Mapping[str, str] = _SAME
+    reason: abi.BadValue, mods: Iterable[Resolved], others: Optional[Mapping[str, str]] = None
 ) -> abi.BadValue:
     """An error of the library about a captured value, or an argument among `others`, with the
     caller's name for it."""
     name, _, rest = str(reason).partition(": ")
-    called = others.get(name)
+    called = others.get(name) if others else None
     for mod in mods:
         if name in mod.names:
             called = mod.called[mod.names.index(name)]

@@ -350,8 +350,9 @@ def cache_view(t):
 
 
 # arguments by the library's names for them
-_NAMES = {"q": "query", "k": "key", "v": "value", "kv_len": "seq_lens"}
-_NAMES |= {"cu_seqlens_kv": "cu_seqlens_k", "table": "block_table"}
+ARGUMENTS = {"q": "query", "k": "key", "v": "value", "table": "block_table"}
+ARGUMENTS |= {"k_pool": "key_pool", "v_pool": "value_pool"}
+ARGUMENTS |= {"kv_len": "seq_lens", "cu_seqlens_kv": "cu_seqlens_k"}
 
 
 class _Arguments:
@@ -486,4 +487,4 @@ class _Arguments:
         try:
             abi.call(call, plan.handle, C.byref(self.args))
         except abi.BadValue as reason:
-            raise in_names_of(reason, self.mods, _NAMES) from None
+            raise in_names_of(reason, self.mods, ARGUMENTS) from None

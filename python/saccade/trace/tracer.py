@@ -284,8 +284,8 @@ def _definition(fn) -> str:
 def run(fn, kind: str, tracer: Tracer | None = None) -> tuple[str, list[tuple[str, object]]]:
     """Text and captures of one callable; kind is "score" (5 arguments) or "mask" (4)."""
     t = tracer or Tracer(kind)
-    never = {"b": True, "h": True, "q": not t.is_signed, "kv": not t.is_signed}
-    indices = [Traced(t, n, "int", nonneg, dtype="int32") for n, nonneg in never.items()]
+    nonneg = {"b": True, "h": True, "q": not t.is_signed, "kv": not t.is_signed}
+    indices = [Traced(t, n, "int", known, dtype="int32") for n, known in nonneg.items()]
     dtype = "float64" if t.is_double else "float32"
     first = [Traced(t, "score", "float", dtype=dtype)] if kind == "score" else []
     with gradients_on() as of_caller, watching(t, of_caller):
