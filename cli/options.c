@@ -165,20 +165,22 @@ bool cli_parse_real(const char *text, double *out)
     return true;
 }
 
-/* is_again: it was given before. */
-static saccade_status apply(const cli_option *o, const char *value, bool is_again,
+/* is_given: of each option, whether it was met before. */
+static saccade_status apply(const cli_option *o, const char *value, bool *is_given,
                             cli_args *args, saccade_error *err)
 {
+    const bool takes_one = o->kind != FLAG && o->kind != LIST;
     void *field = (char *)args + o->at;
     cli_list *list = field;
     int64_t n;
     double x;
+    CLI_FAIL_IF(takes_one && is_given[o - options], SACCADE_EINVAL, o->name, "given twice");
+    is_given[o - options] = true;
     switch (o->kind) {
     case FLAG:
         *(bool *)field = true;
         return SACCADE_OK;
     case TEXT:
-        CLI_FAIL_IF(*(const char **)field, SACCADE_EINVAL, o->name, "given twice");
         *(const char **)field = value;
         return SACCADE_OK;
     case LIST:
@@ -187,14 +189,12 @@ static saccade_status apply(const cli_option *o, const char *value, bool is_agai
         list->item[list->n++] = value;
         return SACCADE_OK;
     case INT:
-        CLI_FAIL_IF(is_again, SACCADE_EINVAL, o->name, "given twice");
         CLI_FAIL_IF(!cli_parse_int(value, &n) || n < o->least || n > o->most, SACCADE_EINVAL,
                     o->name, "got '%.40s', expected a whole number from %lld to %lld", value,
                     (long long)o->least, (long long)o->most);
         *(int64_t *)field = n;
         return SACCADE_OK;
     case REAL:
-        CLI_FAIL_IF(is_again, SACCADE_EINVAL, o->name, "given twice");
         CLI_FAIL_IF(!cli_parse_real(value, &x) || !isfinite(x), SACCADE_EINVAL, o->name,
                     "got '%.40s', expected a finite number", value);
         *(double *)field = x;
@@ -251,7 +251,7 @@ saccade_status cli_parse(const cli_command *command, int argc, char **argv, cli_
                 ? find(command, "-h", 2)
                 : find(command, word, joined ? (size_t)(equals - word) : strlen(word));
         if (!o && (o = standing(command, word)) != NULL) {
-            CLI_TRY(apply(o, word, false, &args, err));
+            CLI_TRY(apply(o, word, is_given, &args, err));
             continue;
         }
         if (!o)
@@ -263,8 +263,7 @@ saccade_status cli_parse(const cli_command *command, int argc, char **argv, cli_
                         o->value);
             value = argv[++i];
         }
-        CLI_TRY(apply(o, value, is_given[o - options], &args, err));
-        is_given[o - options] = true;
+        CLI_TRY(apply(o, value, is_given, &args, err));
     }
     *out = args;
     return SACCADE_OK;
