@@ -217,10 +217,7 @@ static saccade_status tile_explain(const saccade_plan *plan, strbuf *out, saccad
                   !p->mask         ? "none"
                   : plan_limits(p) ? "two limits a row, no evaluation"
                                    : engine);
-    if (!plan_is_possible(&p->sizes))
-        strbuf_printf(out, "work: none, for no run can have these sizes: more than 2^48 "
-                           "elements of a tensor\n");
-    else if (p->sizes.B && p->sizes.Q && p->sizes.KV) {
+    if (plan_has_lengths(p)) {
         cpu_geometry g = cpu_geometry_of(&state->needs, &p->sizes);
         cpu_cut_evenly(&state->needs, &p->sizes, &g);
         strbuf_printf(out,

@@ -147,7 +147,7 @@ static void put_backward(const saccade_plan *plan, strbuf *out)
             "by %d queries\n",
             few->tile.keys, few->backward.stay);
     put_captures(s, p, out);
-    if (!p->sizes.B || !p->sizes.Q || !p->sizes.KV)
+    if (!plan_has_lengths(p))
         return;
     const int parts = cu_backward_parts_most(plan, &p->sizes);
     if (parts > 1)

@@ -263,6 +263,12 @@ int plan_is_possible(const saccade_sizes *s)
            && elements(s->B, s->Hkv, s->KV, dim) <= 0x1p48;
 }
 
+int plan_has_lengths(const plan_problem *problem)
+{
+    const saccade_sizes *s = &problem->sizes;
+    return s->B && s->Q && s->KV && plan_is_possible(s);
+}
+
 /* Of what a solver is given at a time: a sequence of a ragged run, or all of a run. */
 static saccade_sizes given_sizes(const saccade_plan *plan, int is_whole, const saccade_sizes *s)
 {
@@ -394,6 +400,9 @@ saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error
     const plan_problem *p = &plan->problem;
     strbuf_puts(out, "problem: ");
     plan_print_problem(&p->sizes, p->dtype, out);
+    if (!plan_is_possible(&p->sizes))
+        strbuf_puts(out, "\nlengths: no run can have these sizes, more than 2^48 elements of a "
+                         "tensor");
     if (p->heads_global != p->sizes.H)
         strbuf_printf(out, "\nheads: %d to %lld of %d", p->h_offset,
                       (long long)(p->h_offset + p->sizes.H - 1), p->heads_global);

@@ -283,6 +283,9 @@ void plan_destroy(saccade_plan *plan);
 /* Whether some run can have these sizes: lengths up to 2^30, and 2^48 elements of Q or O, K or
  * V at most. */
 int plan_is_possible(const saccade_sizes *sizes);
+/* Whether a problem says for which lengths, and some run can have them: what such a run takes
+ * can then be told. */
+int plan_has_lengths(const plan_problem *problem);
 /* The solver's bytes for runs of these sizes; SIZE_MAX where no run can have them. */
 size_t plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
 /* gradients: of the run, whose dtypes and strides may ask for more; NULL: of no strides that

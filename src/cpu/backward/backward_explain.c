@@ -77,7 +77,7 @@ void cpu_backward_explain(const saccade_plan *plan, const cpu_backward_plan *b, 
     say_reads(plan, b, out);
     if (p->has_chunks)
         strbuf_puts(out, "  dk, dv: by logical key in f32, then summed by rows of the table\n");
-    if (!(s->B && s->Q && s->KV) || !plan_is_possible(s))
+    if (!plan_has_lengths(p))
         return;
     strbuf_printf(out,
                   "  work: %lld (batch, key head) x %lld chunks of keys, %lld at a time\n"
