@@ -30,19 +30,24 @@ static int32_t below(int32_t n)
     return (int32_t)((seed >> 33) % (uint32_t)n);
 }
 
-static saccade_kv *make(int64_t pages)
+static saccade_kv *make_of(int64_t pages, int64_t page, int64_t sequences, int64_t most_keys)
 {
     saccade_kv_options o;
     saccade_kv *cache = NULL;
     saccade_error err;
     saccade_kv_options_init(&o);
     o.pages = pages;
-    o.page = PAGE;
-    o.sequences = SEQUENCES;
-    o.most_keys = MOST;
+    o.page = page;
+    o.sequences = sequences;
+    o.most_keys = most_keys;
     if (saccade_kv_create(&o, &cache, &err))
         fail_msg("%s", err.message);
     return cache;
+}
+
+static saccade_kv *make(int64_t pages)
+{
+    return make_of(pages, PAGE, SEQUENCES, MOST);
 }
 
 /* NHD for K, HND for V. */
@@ -281,14 +286,10 @@ static void strides_of_pools(void **state)
     float numbers[PAGES * KEYS * DIM] = {0}, row[DIM] = {1, 2};
     const int64_t shape[4] = {PAGES, 1, KEYS, DIM}, one[3] = {1, 1, DIM};
     const saccade_tensor k = saccade_tensor_of(row, SACCADE_F32, 3, one);
-    saccade_kv_options o;
-    saccade_kv *cache;
+    saccade_kv *cache = make_of(PAGES, KEYS, 1, 0);
     saccade_error err;
     int32_t s;
     (void)state;
-    saccade_kv_options_init(&o);
-    o.pages = PAGES, o.page = KEYS, o.sequences = 1;
-    assert_int_equal(saccade_kv_create(&o, &cache, &err), SACCADE_OK);
     assert_int_equal(saccade_kv_add(cache, &s, &err), SACCADE_OK);
     assert_int_equal(saccade_kv_grow(cache, &s, (int32_t[]){1}, 1, &err), SACCADE_OK);
     for (int64_t stride = -1; stride <= 0; stride++)
@@ -306,14 +307,10 @@ static void strides_of_pools(void **state)
 /* A sequence ends where most_keys says, not where its last page does. */
 static void most_keys_of_a_sequence(void **state)
 {
-    saccade_kv_options o;
-    saccade_kv *cache;
+    saccade_kv *cache = make_of(9, 6, 1, 13);
     saccade_error err;
     int32_t s;
     (void)state;
-    saccade_kv_options_init(&o);
-    o.pages = 9, o.page = 6, o.sequences = 1, o.most_keys = 13;
-    assert_int_equal(saccade_kv_create(&o, &cache, &err), SACCADE_OK);
     assert_int_equal(saccade_kv_add(cache, &s, &err), SACCADE_OK);
     assert_int_equal(saccade_kv_grow(cache, &s, (int32_t[]){14}, 1, &err), SACCADE_EINVAL);
     assert_string_equal(err.message, "got 14 for sequence 0, expected 0 to 13");
