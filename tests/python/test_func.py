@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.autograd import forward_ad  # noqa: E402
 from torch.func import grad, jacfwd, jacrev, jvp, vmap  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 import saccade.torch as st  # noqa: E402
 
@@ -262,3 +263,109 @@ def test_batched_gradients(dtype, wants_lse):
     torch.testing.assert_close(
         found, jacrev(lambda q: plain(q, k, v))(q).detach(), rtol=1e-4, atol=1e-5
     )
+
+
+def rates_of(f, slope):
+    return lambda q, dq: jvp(f, (q, slope), (dq, slope * 3))
+
+
+def recorded(call, inputs, how):
+    torch._dynamo.reset()
+    if how in ("eager", "aot_eager"):
+        return torch.compile(call, backend=how)
+    if how == "jit.trace":
+        return torch.jit.trace(call, inputs, check_trace=False)
+    if how.startswith("export"):
+        made = torch.nn.Module()
+        made.forward = call
+        return torch.export.export(made, inputs, strict=False).module()
+    return make_fx(call, tracing_mode=how, _allow_non_fake_inputs=True)(*inputs)
+
+
+@pytest.mark.parametrize("how", "eager aot_eager jit.trace export real symbolic".split())
+@pytest.mark.parametrize("has_block_mask", (False, True))
+def test_recorded_rates(how, has_block_mask):
+    """A program that was recorded under forward mode has rates, for other values too."""
+    q, k, v = given(dtype=torch.float32)
+    slope = torch.tensor([0.5, -0.25])
+    mask = st.create_block_mask(causal, None, None, N, N) if has_block_mask else causal
+
+    def attend(q, slope):
+        return st.flex_attention(
+            q, k, v, lambda s, b, h, i, j: s + slope[b] * (j - i), mask, return_lse=True
+        )
+
+    call = rates_of(attend, slope)
+    made = recorded(call, (q.clone(), k.clone()), how)
+    found, want = made(k, v), call(k, v)
+    assert all(t.abs().sum() > 0 for t in want[1])
+    torch.testing.assert_close(tuple(map(tuple, found)), want)
+
+
+def test_linearize():
+    q, k, v = given(dtype=torch.float32)
+    f = lambda q: attend(q, k, v)  # noqa: E731
+    out, line = torch.func.linearize(f, q)
+    torch.testing.assert_close((out, line(k)), jvp(f, (q,), (k,)))
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda f, slope: lambda q: grad(lambda q: f(q, slope).sin().sum())(q),
+        lambda f, slope: lambda q: grad(lambda s: f(q, s).sin().sum())(slope),
+        lambda f, slope: lambda q: torch.func.vjp(f, q, slope)[1](q * 2),
+        lambda f, slope: lambda q: vmap(lambda q: f(q, slope))(torch.stack((q, 2 * q))),
+        lambda f, slope: jacrev(lambda q: f(q, slope)),
+        lambda f, slope: jacfwd(lambda q: f(q, slope)),
+    ],
+)
+def test_recorded_transforms(take):
+    q, k, v = given(dtype=torch.float32)
+    slope = torch.tensor([0.5, -0.25])
+    call = take(lambda q, s: attend(q, k, v, s), slope)
+    made = make_fx(call, _allow_non_fake_inputs=True)(q)
+    torch.testing.assert_close(made(k), call(k))
+
+
+@pytest.mark.parametrize("how", ("eager", "real"))
+def test_recorded_second_derivatives_are_refused(how):
+    q, k, v = given()
+    attend = lambda q: st.flex_attention(q, k, v, "2 * score", "q >= kv")  # noqa: E731
+    twice = lambda q: jvp(lambda q: jvp(attend, (q,), (k,))[1], (q,), (v,))  # noqa: E731
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        recorded(twice, (q,), how)(q)
+    if how == "real":
+        other = lambda q: jvp(grad(lambda q: attend(q).sum()), (q,), (k,))  # noqa: E731
+        with pytest.raises(NotImplementedError, match="second derivatives"):
+            recorded(other, (q,), how)
+
+
+def test_scores_that_compute_with_what_they_capture():
+    """A gate of rank 0, computed inside of the mod: its gradient and its rate."""
+    q, k, v = given()
+    gate = torch.tensor(0.3, dtype=torch.float64)
+    i = torch.arange(N)
+
+    def attend(g):
+        return st.flex_attention(q, k, v, lambda s, b, h, i, j: s * torch.sigmoid(g), causal)
+
+    def plain(g):
+        s = (q @ k.mT / D**0.5 * torch.sigmoid(g)).masked_fill(i[:, None] < i, -torch.inf)
+        return torch.softmax(s, -1) @ v
+
+    rate = lambda f: lambda g: jvp(f, (g,), (g,))[1]  # noqa: E731
+    for take in (rate, lambda f: grad(lambda g: f(g).sin().sum())):
+        torch.testing.assert_close(take(attend)(gate), take(plain)(gate))
+
+
+def test_rates_of_other_layouts():
+    """Those of a transposed query, whose rows are not as long as the values'."""
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(B, N, H, D + i // 2) for i in range(3))
+    f = lambda q, k, v: torch.softmax(q @ k.mT / D**0.5, -1) @ v  # noqa: E731
+    x = [t.transpose(1, 2) for t in (q, k, v)]
+    want = jvp(f, tuple(x), tuple(x))
+    with forward_ad.dual_level():
+        out = st.flex_attention(*(forward_ad.make_dual(t, t) for t in x))
+        torch.testing.assert_close(tuple(forward_ad.unpack_dual(out)), want)

@@ -39,7 +39,7 @@ from .gradients import gradient_like, gradients
 from .graph_masks import of_number, stands_for
 from .masks import block_mask_of, mask_or_mod
 from .mod_arguments import ModArguments
-from .mods import AnyMod, Resolved, place, text_of
+from .mods import AnyMod, Resolved, place, text_of, untraced
 
 _calls: dict = {}
 
@@ -115,11 +115,10 @@ def _op_call(q, k, v, mods: ModArguments, block_mask, lists, block, how) -> _OpC
     found = _calls.get(key)
     if found is None or not found.has_read(read) or any(t.dim() == 0 for t in mods.captures):
         check_call(q, k, v, True)
-        mask = AnyMod("mask", mods.mask, for_mask) if mods.mask else None
-        if lists:
-            live = _listed(lists, block, mask)
-        elif mask is not None:
-            made = Resolved(mask, "mask", "cpu")
+        if live is None:
+            live = mask_of(mods, for_mask, lists, block)
+        if isinstance(live, AnyMod):
+            made = Resolved(live, "mask", "cpu")
             live = block_mask_of(made, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         if live is not None:
             live = mask_of_call(live, q, k)
@@ -132,6 +131,13 @@ def _op_call(q, k, v, mods: ModArguments, block_mask, lists, block, how) -> _OpC
             found.read = [t.clone() for t in read]
             _calls[key] = found
     return found
+
+
+def mask_of(mods: ModArguments, captures, lists, block) -> Any:
+    """The mask of an operator's arguments, where it is known by no number: a BlockMask, what is
+    live, or None."""
+    mod = AnyMod("mask", mods.mask, captures) if mods.mask else None
+    return _listed(lists, block, mod) if lists else mod
 
 
 def _listed(lists, block, mod) -> BlockMask:
@@ -152,13 +158,8 @@ def _listed(lists, block, mod) -> BlockMask:
 @contextlib.contextmanager
 def _unrecorded():
     """Tensors made here are constants of what is recorded."""
-    state = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)
-    try:
-        with _disable_current_modes():
-            yield
-    finally:
-        torch._C._set_tracing_state(state)
+    with untraced(), _disable_current_modes(), torch._C._DisableFuncTorch():
+        yield
 
 
 _parts: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()
@@ -364,19 +365,27 @@ def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max,
             given = (number, tuple(lists), tuple(block), *rest)
             found = flex(q, k, v, score, mask, mods, given)
             return _wanted(found, want_lse, want_max)
+        mods = ModArguments.of(score_mod, block_mask)
     else:
-        score_mod = _as_text("score", score_mod, q.dtype is torch.float64)
-        if isinstance(block_mask, masks.Unproven) and hasattr(block_mask, "given"):
-            block_mask = _unproven(block_mask.given, q, k)
-        whole, block_mask = mask_or_mod(block_mask)
-        if whole is not None:
-            lists, block, block_mask = _parts_of(whole)
-        block_mask = _as_text("mask", block_mask)
-    mods = ModArguments.of(score_mod, block_mask)
-    if not torch.compiler.is_dynamo_compiling():
-        lists = _with_fakes("block_mask: got a BlockMask", lists)
-        mods = mods._replace(captures=_with_fakes("got a mod that captures a tensor", mods[0]))
+        mods, lists, block = described(q, k, score_mod, block_mask)
     return _wanted(_operator(q, k, v, mods, number, lists, block, *rest), want_lse, want_max)
+
+
+def described(q, k, score_mod, block_mask):
+    """(mods, index tensors, lengths and block sizes) as arguments of an operator that runs of
+    Python are recorded by."""
+    lists: List[torch.Tensor] = []
+    block: List[int] = []
+    score_mod = _as_text("score", score_mod, q.dtype is torch.float64)
+    if isinstance(block_mask, masks.Unproven) and hasattr(block_mask, "given"):
+        block_mask = _unproven(block_mask.given, q, k)
+    whole, block_mask = mask_or_mod(block_mask)
+    if whole is not None:
+        lists, block, block_mask = _parts_of(whole)
+    mods = ModArguments.of(score_mod, _as_text("mask", block_mask))
+    lists = _with_fakes("block_mask: got a BlockMask", lists)
+    captures = _with_fakes("got a mod that captures a tensor", mods.captures)
+    return mods._replace(captures=captures), lists, block
 
 
 def _with_fakes(what, tensors):
@@ -459,11 +468,10 @@ def _outside(q, k, v, score, mask, mods, rest):
     for_score, for_mask = mods.named()
     if score is None and mods.score:
         score = AnyMod("score", mods.score, for_score)
-    if mask is None:
-        mask = AnyMod("mask", mods.mask, for_mask) if mods.mask else None
-        mask = of_number(number, block) if number else mask
     if lists:
-        mask = _listed(lists, block, mask)
+        mask = _listed(lists, block, mask or mask_of(mods, for_mask, (), ()))
+    elif mask is None:
+        mask = of_number(number, block) if number else mask_of(mods, for_mask, (), ())
     name, is_invariant = way_of(backend)
     options = {"BACKEND": name, "BATCH_INVARIANT": INVARIANCE[is_invariant]}
     return run(q, k, v, score, mask, scale, options, *wanted)

@@ -24,8 +24,10 @@ from .checks import (
 )
 from .compiled import in_graph, is_recorded
 from .entries import run
+from .functional import transformed
 from .masks import block_mask_of, mask_or_mod
 from .mods import AnyMod, Resolved, dtype_name
+from .recorded import is_rate_alone
 
 ScoreMod = Union[Callable[..., Any], str, AnyMod]  # (score, b, h, q_idx, kv_idx) -> score
 MaskMod = Union[Callable[..., Any], str, AnyMod]  # (b, h, q_idx, kv_idx) -> bool
@@ -191,12 +193,12 @@ def flex_attention(
             return_aux,
         )
     call: Any = run
-    if recorded:
+    if recorded and (torch.compiler.is_dynamo_compiling() or is_rate_alone()):
         call = in_graph
     elif _is_transformed() or forward_ad._current_level >= 0:
-        from .functional import transformed
-
         call = transformed
+    elif recorded:
+        call = in_graph
     if dropout_p:
         call = functools.partial(call, dropout=float(dropout_p))
     out, lse, row_max = call(

@@ -8,18 +8,19 @@ so that the tensors they capture are inputs of the node too.
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 
-from ..c import backward as c_backward
+from . import recorded
 from .autograd import Slots, _gradients
-from .calls import new_call, prepared, stats_dtype, workspace
-from .checks import NO_SECOND, backend_of
-from .entries import _find
+from .checks import NO_SECOND
+from .compiled import in_graph, is_recorded
+from .entries import _find, run
+from .forward_mode import check_device, tangents
 from .gradients import second
 from .masks import mask_or_mod
-from .mods import AnyMod, Resolved, captured, text_of, view
+from .mods import AnyMod, captured, text_of
 
 
 NO_THIRD = (
@@ -53,7 +54,9 @@ def _is_wrapped(t):
 def _as_text(kind, mod):
     if isinstance(mod, AnyMod):
         return mod
-    return AnyMod(kind, mod, {}) if isinstance(mod, str) else text_of(kind, mod, {})
+    if isinstance(mod, str):
+        return AnyMod(kind, mod, {})
+    return text_of(kind, mod, {}, for_once=not is_recorded())
 
 
 def _apart(mod):
@@ -134,22 +137,10 @@ class Forward(torch.autograd.Function):
 
     @staticmethod
     def forward(spec, q, k, v, *tensors):
-        from .entries import run
-
+        call = in_graph if is_recorded() else run
+        of_call = spec.score(tensors), spec.mask, spec.scale, spec.options
         with torch.no_grad():
-            found = run(
-                q,
-                k,
-                v,
-                spec.score(tensors),
-                spec.mask,
-                spec.scale,
-                spec.options,
-                True,
-                False,
-                spec.gqa,
-            )
-        return found[:2]
+            return call(q, k, v, *of_call, True, False, spec.gqa)[:2]
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -180,7 +171,7 @@ class Forward(torch.autograd.Function):
         return tuple(_unfold(t, n) for t in made), (0, 0)
 
 
-def _recorded(spec, given, needs):
+def _with_leaves(spec, given, needs):
     """(leaves, entry) of a call whose gradients are wanted."""
     with torch.enable_grad():
         leaves = [t.detach().requires_grad_(w) for t, w in zip(given, needs)]
@@ -194,8 +185,11 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def forward(spec, needs, d_out, d_lse, q, k, v, out, lse, *tensors):
+        if is_recorded():
+            of_call = spec.score(tensors), spec.mask, spec.scale, spec.options
+            return recorded.backward(*of_call, needs, d_out, d_lse, q, k, v, out, lse)
         given = q, k, v, *tensors
-        leaves, found = _recorded(spec, given, needs)
+        leaves, found = _with_leaves(spec, given, needs)
         if not found.needs:
             return tuple(t.new_empty(0) for t in given)
         with torch.no_grad():
@@ -266,12 +260,12 @@ class Second(torch.autograd.Function):
 
     @staticmethod
     def forward(spec, wants, d_out, d_lse, q, k, v, *rest):
-        if q.dtype is not torch.float64 or q.is_cuda:
+        if q.dtype is not torch.float64 or q.is_cuda or is_recorded():
             raise NotImplementedError(NO_SECOND)
         n = len(spec.names)
         tensors, rates = rest[:n], rest[n:]
         are_floats = [t.is_floating_point() for t in tensors]
-        leaves, found = _recorded(spec, (q, k, v, *tensors), (True, True, True, *are_floats))
+        leaves, found = _with_leaves(spec, (q, k, v, *tensors), (True, True, True, *are_floats))
         with torch.no_grad():
             captures = found.slots.placed(leaves[3:], "cpu") if found.slots else ()
             needs = (True, True, True, *are_floats)
@@ -322,24 +316,12 @@ class Tangent(torch.autograd.Function):
     @staticmethod
     def forward(spec, moves, *both):
         half = len(both) // 2
-        (q, k, v, *tensors), (q_dot, k_dot, v_dot, *rates) = both[:half], both[half:]
-        if q.is_cuda:
-            raise NotImplementedError(
-                "saccade: forward mode (jvp) on cuda, expected tensors on the cpu"
-            )
-        score = spec.score(tensors)
-        is_wide = q.dtype is torch.float64
-        made = None if score is None else Resolved(score, "score", "cpu", is_wide)
-        mask, mod = mask_or_mod(spec.mask)
-        if mod is not None:
-            from .masks import block_mask_of
-
-            B, H, Q, _ = q.shape
-            mask = block_mask_of(Resolved(mod, "mask", "cpu"), B, H, Q, k.shape[2])
-        backend = backend_of(spec.options)
-        call = new_call(q, k, v, made, mask, spec.scale, backend, True, False)
-        dots = q_dot, k_dot, v_dot
-        return _tangent(call, (q, k, v), dots, moves, made, spec.names, rates)
+        (q, k, v, *tensors), rates = both[:half], both[half:]
+        check_device(q)
+        of_call = spec.score(tensors), spec.mask, spec.scale, spec.options
+        if is_recorded():
+            return recorded.tangent(*of_call, moves, q, k, v, rates)
+        return tangents(*of_call, spec.names, moves, (q, k, v), rates)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -366,29 +348,3 @@ class Tangent(torch.autograd.Function):
         dots = [_fold(t, d, n) for t, d in zip(both[half : half + 3], dims[half:])]
         made = Tangent.apply(inner, moves, q, k, v, *tensors, *dots, *rates)
         return tuple(_unfold(t, n) for t in made), (0, 0)
-
-
-def _tangent(call, given, dots, moves, score, names, rates):
-    q, k, v = prepared(*given)
-    out_dot = q.new_empty((*q.shape[:3], v.shape[3]))
-    lse_dot = q.new_empty(q.shape[:3], dtype=stats_dtype(q))
-    tensors = dict(q=q, k=k, v=v, out_dot=out_dot, lse_dot=lse_dot)
-    found = zip(("q_dot", "k_dot", "v_dot"), prepared(*dots), moves)
-    tensors.update((name, t) for name, t, is_there in found if is_there)
-    pairs: dict = {"captures_dot": [], "bindings": []}
-    keep: List[torch.Tensor] = []
-    if score is not None:
-        rate_of = dict(zip(names, rates))
-        for name, t in zip(score.names, score.tensors):
-            pairs["bindings"].append((name, view(t)))
-            rate = rate_of.get(name)
-            if rate is not None and t.dtype.is_floating_point:
-                keep.append(rate.to(lse_dot.dtype).reshape(t.shape).contiguous().resolve_neg())
-                pairs["captures_dot"].append((name, view(keep[-1])))
-    views = {n: view(t) for n, t in tensors.items()}
-    plan, (B, H, Q, D) = call.runner.plan_of_tangents(), q.shape
-    n_bytes = plan.tangent_workspace(B, H, k.shape[1], Q, k.shape[2], D, v.shape[3])
-    room = workspace(n_bytes, q, False) if n_bytes else None
-    place = (room.data_ptr() + 63) & ~63 if room is not None else 0
-    c_backward.tangent(plan, call.runner.handle, views, pairs, place, n_bytes)
-    return out_dot, lse_dot

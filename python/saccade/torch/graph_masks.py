@@ -159,8 +159,9 @@ def lists_of(mask, is_transposed):
 
 @torch.compiler.assume_constant_result
 def _constant_list(number, steps, position) -> torch.Tensor:
-    """One of the index tensors."""
-    found: torch.Tensor = of_number(number, steps)._lists(False)[position]
+    """One of the index tensors, plain also under a transform of torch.func."""
+    with torch._C._DisableFuncTorch():
+        found: torch.Tensor = of_number(number, steps)._lists(False)[position]
     return found
 
 

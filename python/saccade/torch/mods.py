@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -99,21 +100,40 @@ def _of_any_position(kind: str, mod, captures: dict[str, Any]) -> AnyMod:
 
 
 def text_of(
-    kind: str, mod, captures: dict[str, Any], is_double: bool = False, is_signed: bool = False
+    kind: str,
+    mod,
+    captures: dict[str, Any],
+    is_double: bool = False,
+    is_signed: bool = False,
+    for_once: bool = False,
 ) -> AnyMod:
-    """A callable as text, here and now; text as it is."""
+    """A callable as text, here and now; text as it is. for_once: the text may hold values that
+    the callable reads of what it captures, and the captures tensors that it computes of them.
+    """
     if not callable(mod):
         return AnyMod(kind, mod, captures)
     if captures:
         raise TypeError(f"{kind}: got captures beside a callable, expected its closure's")
     _check_arguments(mod, kind)
-    found, values, _ = closures.trace(mod, kind, is_double, is_signed)
-    if found.volatile:
+    with untraced():
+        found, values, _ = closures.trace(mod, kind, is_double, is_signed)
+    if found.volatile and not for_once:
         raise ValueError(
             f"{kind}: the callable reads values of its captured tensors, expected only "
             "elements at b, h, q_idx and kv_idx"
         )
     return AnyMod(kind, found.text, dict(zip(found.names, map(as_row, values))))
+
+
+@contextlib.contextmanager
+def untraced():
+    """jit.trace, in which shapes are tensors, writes nothing down here."""
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)
 
 
 def as_row(x):

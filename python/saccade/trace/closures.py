@@ -204,7 +204,7 @@ class Walk:
         if is_tensor(x):
             first = self._first.setdefault(id(x), len(self.leaves))
             self.leaves.append(x)
-            return ("tensor", x.dtype, len(x.shape), getattr(x, "device", None), first), x
+            return ("tensor", x.dtype, x.ndim, getattr(x, "device", None), first), x
         seen = self._seen.get(id(x))
         if seen is not None:
             return ("again", seen[0]), seen[1]
