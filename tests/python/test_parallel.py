@@ -5,6 +5,7 @@ and a learned bias."""
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -64,10 +65,54 @@ def worker(rank, store):
     ):
         bias.grad = None
         over_ranks(rank, mode, by_torch, whole, weight, masks, bias, score, out, lse, want)
+    other_calls_over_heads(rank, whole, masks)
     for mode in ("heads", "gather"):
         other_batch(rank, mode, whole, masks)
     other_batch_later(rank, whole, masks)
+    late_over_heads(rank, whole, masks)
     os._exit(0)  # what was sent in vain is still there, and gloo would wait for it
+
+
+def other_calls_over_heads(rank, whole, masks):
+    """Calls whose messages are of one size, of which one rank has made both before."""
+    from saccade.torch import context_parallel, flex_attention
+
+    def score(n):
+        bias = torch.zeros(n, requires_grad=True)
+        return lambda s, b, h, i, j: s + bias[h]
+
+    calls = [
+        (score(H), masks[0], None),
+        (score(H), masks[1], None),
+        (score(H), masks[0], 0.5),
+        (score(H + 1), masks[0], None),
+        (None, masks[0], None),
+    ]
+    with context_parallel(
+        None, (2, H, N, D), masks, kv_heads=H // 2, mode="heads", seconds=20
+    ) as cp:
+        own = [cp.shard(t.detach()) for t in whole]
+        for given in calls:
+            flex_attention(*own, *calls[0], enable_gqa=True).sum()
+            if given is calls[0]:
+                continue
+            with pytest.raises(RuntimeError, match="another mask or problem"):
+                flex_attention(*own, *(calls[0] if rank else given), enable_gqa=True)
+
+
+def late_over_heads(rank, whole, masks):
+    """Leaves a group that has an exchange of one rank under way."""
+    from saccade.torch import context_parallel, flex_attention
+
+    with context_parallel(
+        None, (2, H, N, D), masks, kv_heads=H // 2, mode="heads", seconds=0.5
+    ) as cp:
+        own = [cp.shard(t.detach()) for t in whole]
+        if rank:
+            time.sleep(2)
+        else:
+            with pytest.raises(RuntimeError):
+                flex_attention(*own, None, masks[0], enable_gqa=True)
 
 
 def other_batch(rank, mode, whole, masks):

@@ -289,6 +289,17 @@ class BlockMask:
             )
         return self._handle
 
+    def told(self) -> list[Any]:
+        """What tells it from another: lengths, text and captured values, index tensors that
+        were given, how many blocks are what."""
+        made, stats = self.handle(), self.handle().stats()
+        parts: list[Any] = [self._seq_lengths, self.BLOCK_SIZE]
+        parts += [stats.blocks, stats.full, stats.partial]
+        parts += [made.mod.text, *(made.tensors or ())] if made.mod is not None else []
+        if self._is_given:
+            parts += [t for t in self._forward if t is not None]
+        return parts
+
     def _lists(self, transposed):
         if _is_in_graph():
             return graph_masks.lists_of(self, transposed)

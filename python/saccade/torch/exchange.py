@@ -12,6 +12,8 @@ from typing import Sequence
 import torch
 import torch.distributed as dist
 
+from .agreement import Limit, agree, agree_on_counts, digest, wait
+
 Ranges = Sequence[tuple[int, int]]
 
 _FEW = 4  # ranges that are copied one by one
@@ -118,12 +120,13 @@ def _local(ranges: Ranges, held: Ranges) -> list[tuple[int, int]]:
     return made
 
 
-def _exchange(outgoing, counts_out, counts_in, width, group):
+def _exchange(outgoing, counts_out, counts_in, width, group, limit, told=0):
     """One all-to-all of so many rows of `width` elements to and from each rank: what comes, and
-    what to wait for."""
+    what to wait for. told: a digest of the call, where ranks have not agreed on it."""
     incoming = outgoing.new_empty(sum(counts_in) * width)
     if outgoing.device.type == "cpu":
-        _agree_on_counts(counts_out, counts_in, width * outgoing.element_size(), group)
+        each = width * outgoing.element_size()
+        agree_on_counts(counts_out, counts_in, each, told, group, limit)
     work = dist.all_to_all_single(
         incoming,
         outgoing,
@@ -135,26 +138,18 @@ def _exchange(outgoing, counts_out, counts_in, width, group):
     return incoming, work
 
 
-def _agree_on_counts(counts_out, counts_in, each, group):
-    """gloo ends the process where more comes than is expected, so bytes are told before."""
-    wanted = torch.tensor(counts_in) * each
-    told = torch.empty_like(wanted)
-    dist.all_to_all_single(told, torch.tensor(counts_out) * each, group=group)
-    for peer in (told != wanted).nonzero()[:1].flatten().tolist():
-        raise RuntimeError(
-            f"rank {peer} sends {int(told[peer])} bytes, rank {dist.get_rank(group)} expected "
-            f"{int(wanted[peer])}: their calls or their batches differ"
-        )
-
-
-def _summed(captured, ranks, group):
+def _summed(captured, ranks, group, limit):
     """Each rank's part of gradients, float32 by name, as sums over ranks in their order, in
     double, rounded once."""
+    shapes = [(n, tuple(t.shape)) for n, t in captured.items()]
+    device = next((t.device for t in captured.values()), torch.device("cpu"))
+    if device.type == "cpu":
+        agree("choice of gradients", digest(shapes), group, device, limit)
     if not captured:
         return captured
     flat = torch.cat([t.reshape(-1) for t in captured.values()])
     parts = [torch.empty_like(flat) for _ in range(ranks)]
-    dist.all_gather(parts, flat, group=group)
+    wait(dist.all_gather(parts, flat, group=group, async_op=True), limit)
     total = torch.zeros_like(flat, dtype=torch.float64)
     for part in parts:
         total += part
@@ -165,8 +160,8 @@ def _summed(captured, ranks, group):
 class Gathering:
     """Which rows of keys come and go for one mask, and how."""
 
-    def __init__(self, shards, index: int, rank: int, ranks: int, group, device):
-        self.rank, self.ranks, self.group = rank, ranks, group
+    def __init__(self, shards, index: int, rank: int, ranks: int, group, device, limit: Limit):
+        self.rank, self.ranks, self.group, self.limit = rank, ranks, group, limit
         held = shards.keys(rank)
         self.held = sum(n for _, n in held)
         # by peer: rows held here that it needs, packed; rows that come, to where they stand
@@ -204,10 +199,10 @@ class Gathering:
         for p, (to_k, to_v) in self._parts(outgoing, self.sent, shape, dims):
             self.sent[p].copy(k, to_k)
             self.sent[p].copy(v, to_v)
-        incoming, work = _exchange(outgoing, *counts, width, self.group)
+        incoming, work = _exchange(outgoing, *counts, width, self.group, self.limit)
         self.own.copy(k, k_pool)  # while the others' travel
         self.own.copy(v, v_pool)
-        work.wait()
+        wait(work, self.limit)
         for p, (of_k, of_v) in self._parts(incoming, self.got, shape, dims):
             self.got[p].copy(of_k, k_pool)
             self.got[p].copy(of_v, v_pool)
@@ -223,32 +218,41 @@ class Gathering:
         for p, (to_k, to_v) in self._parts(outgoing, self.got, shape, dims):
             self.got[p].take(d_k, to_k)
             self.got[p].take(d_v, to_v)
-        incoming, work = _exchange(outgoing, *counts, width, self.group)
+        incoming, work = _exchange(outgoing, *counts, width, self.group, self.limit)
         fill = d_k.new_empty if self.own.count == self.held else d_k.new_zeros
         made = [fill((*shape, self.held, dim)) for dim in dims]
         for of, to in zip((d_k, d_v), made):  # while the others' travel
             self.own.take(of, to)
-        work.wait()
+        wait(work, self.limit)
         for p, parts in self._parts(incoming, self.sent, shape, dims):
             for part, to in zip(parts, made):
                 self.sent[p].add(part, to)
         return made
 
     def summed(self, captured):
-        return _summed(captured, self.ranks, self.group)
+        return _summed(captured, self.ranks, self.group, self.limit)
 
 
 class Heads:
     """Rows of all heads for all rows of some heads, and back: rank r has heads r H / ranks and
     on of each tensor. What goes from a rank to another is [B, heads, rows, dim] of each."""
 
-    def __init__(self, rows: Sequence[Ranges], rank: int, length: int, group, device):
-        self.rank, self.ranks, self.length, self.group = rank, len(rows), length, group
+    def __init__(
+        self, rows: Sequence[Ranges], rank: int, length: int, group, device, limit: Limit
+    ):
+        self.rank, self.ranks, self.length, self.group, self.limit = (
+            rank,
+            len(rows),
+            length,
+            group,
+            limit,
+        )
         self.rows = [Rows(packed(x), x, device) for x in rows]
         self.counts = [x.count for x in self.rows]
 
-    def to_heads(self, *tensors):
-        """[B, H, rows here, dim] of one dtype to [B, H / ranks, all rows, dim]."""
+    def to_heads(self, told, *tensors):
+        """[B, H, rows here, dim] of one dtype to [B, H / ranks, all rows, dim]. told: a digest
+        of the call."""
         sizes = [(t.shape[0], t.shape[1] // self.ranks, t.shape[3]) for t in tensors]
         width = sum(B * n * dim for B, n, dim in sizes)
         own = self.counts[self.rank]
@@ -259,9 +263,10 @@ class Heads:
                 for t, (_, n, _) in zip(tensors, sizes)
             ]
         )
-        incoming, work = _exchange(outgoing, [own] * self.ranks, self.counts, width, self.group)
+        counts = [own] * self.ranks, self.counts
+        incoming, work = _exchange(outgoing, *counts, width, self.group, self.limit, told)
         made = [t.new_empty((B, n, self.length, dim)) for t, (B, n, dim) in zip(tensors, sizes)]
-        work.wait()
+        wait(work, self.limit)
         at = 0
         for count, rows in zip(self.counts, self.rows):
             for (B, n, dim), to in zip(sizes, made):
@@ -271,7 +276,7 @@ class Heads:
                 at += size
         return made
 
-    def to_rows(self, *tensors):
+    def to_rows(self, told, *tensors):
         """The way back: [B, heads here, all rows, dim] to [B, H, rows here, dim]."""
         sizes = [(t.shape[0], t.shape[1], t.shape[3]) for t in tensors]
         width = sum(B * n * dim for B, n, dim in sizes)
@@ -284,11 +289,12 @@ class Heads:
                 if count:
                     rows.take(of, outgoing[at : at + size].view(B, n, count, dim))
                 at += size
-        incoming, work = _exchange(outgoing, self.counts, [own] * self.ranks, width, self.group)
+        counts = self.counts, [own] * self.ranks
+        incoming, work = _exchange(outgoing, *counts, width, self.group, self.limit, told)
         made = [
             t.new_empty((B, n * self.ranks, own, dim)) for t, (B, n, dim) in zip(tensors, sizes)
         ]
-        work.wait()
+        wait(work, self.limit)
         at = 0
         for r in range(self.ranks):
             for (B, n, dim), to in zip(sizes, made):
@@ -298,4 +304,4 @@ class Heads:
         return made
 
     def summed(self, captured):
-        return _summed(captured, self.ranks, self.group)
+        return _summed(captured, self.ranks, self.group, self.limit)

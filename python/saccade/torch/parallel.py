@@ -22,6 +22,7 @@ import torch.distributed as dist
 from ..c import abi, objects
 from ..c import dist as c_dist
 from . import active
+from .agreement import agree, digest, limit_of
 from .checks import device_of
 from .exchange import Gathering, Heads, expand
 from .masks import mask_or_mod
@@ -78,6 +79,7 @@ class ContextParallel:
         dealt = (handles, layers) if mode != "heads" else ((), ())
         self.shards = c_dist.ShardPlan(self.ranks, tile, N, *dealt)
         self._whole = c_dist.ShardPlan(1, tile, N, handles, layers)
+        self._limit = limit_of(seconds, self.device)
         self._transport = c_dist.Transport(self.rank, self.ranks, seconds, self._exchange)
         self._alone = c_dist.Transport(0, 1, seconds, self._exchange)
         self._agreed: set = set()  # (peer, sizes to it, sizes from it) that it has told of
@@ -288,8 +290,8 @@ class ContextParallel:
         )
 
     def made(self, index, mask, score, q, k, v, scale, bits, names):
-        """The plan of a kind of call, made by all ranks at the first of them. Over heads q, k
-        and v are those of the heads here."""
+        """The plan of a kind of call, made by all ranks at the first of them, and over heads a
+        digest of it; there q, k and v have as many heads as are here."""
         name = dtype_name(q)
         bound = score.bound if score is not None else None
         hint = q.shape[0] if self.device.type == "cuda" else 0
@@ -310,14 +312,30 @@ class ContextParallel:
             names,
             heads if is_spread else (),
         )
-        found = self._made.get((index, problem))
+        read = score.tensors if is_spread and score is not None else ()
+        read = tuple([(t.dtype, t.shape) for t in read])
+        found = self._made.get((index, problem, read))
         if found is None:
             shards = self._whole if is_spread else self.shards
             transport = self._alone if is_spread else self._transport
             found = c_dist.Dist(self._context, problem, shards, index, transport, self.window)
-            self._made[index, problem] = found
-        found.prepare(mask)
+            told = self._told(index, problem, read) if is_spread else 0
+            self._made[index, problem, read] = found = found, told
+        found[0].prepare(mask)
         return found
+
+    def _told(self, index, problem, read):
+        """Over heads no plan of the library is all ranks': a digest of what the others' plans
+        compare, which CPUs tell each other with every exchange."""
+        sizes, name, _, scale, score, _, _, bits, names, _ = problem
+        parts = [self.length, self.heads, sizes, name, scale, bits, names, index]
+        parts += [score.text, score.names, read] if score is not None else []
+        if self.masks:
+            parts += self.masks[index].told()
+        told = digest(parts)
+        if self._limit is None:
+            agree("mask or problem", told, self.group, self.device, None)
+        return told
 
     def of_mask(self, mask, names):
         """(name, view) of what a kernel reads of the mask's captures: on CUDA all of them."""
@@ -340,7 +358,13 @@ class ContextParallel:
         way = self._ways.get(index)
         if way is None:
             way = self._ways[index] = Gathering(
-                self.shards, index, self.rank, self.ranks, self.group, self.device
+                self.shards,
+                index,
+                self.rank,
+                self.ranks,
+                self.group,
+                self.device,
+                self._limit,
             )
         return way
 
@@ -349,7 +373,7 @@ class ContextParallel:
         if way is None:
             rows = [self.shards.rows(r) for r in range(self.ranks)]
             way = self._ways["heads"] = Heads(
-                rows, self.rank, self.length, self.group, self.device
+                rows, self.rank, self.length, self.group, self.device, self._limit
             )
         return way
 

@@ -31,7 +31,7 @@ class _Call:
         self.all_names = [*self.names, *[n for n, _ in more]]
         self.all_views = [*self.views, *[x for _, x in more]]
         self.bits = self._bits(bits)
-        self.dist = self.cp.made(
+        self.dist, self.told = self.cp.made(
             self.index, self.mask, self.score, q, k, v, self.scale, self.bits, self.wanted
         )
 
@@ -174,23 +174,27 @@ class Spread(_Local):
 
     def forward(self, q, k, v, needs):
         way = self.cp.spreading()
-        self.kept = q, k, v = way.to_heads(q, k, v)
-        self.open(q, k, v, needs)
+        self.open(*(t[:, : t.shape[1] // self.cp.ranks] for t in (q, k, v)), needs)
+        q, k, v = way.to_heads(self.told, q, k, v)
         out, lse = self.run(q, k, v)
         self.kept = q, k, v, out, lse
-        return way.to_rows(out)[0], way.to_rows(lse.unsqueeze(3))[0].squeeze(3)
+        (lse,) = way.to_rows(self.told, lse.unsqueeze(3))
+        return way.to_rows(self.told, out)[0], lse.squeeze(3)
 
     def backward(self, q, k, v, out, lse, d_out, d_lse, needs):
         way = self.cp.spreading()
         q, k, v, out, lse = self.kept
-        d_out = way.to_heads(d_out)[0] if d_out is not None else torch.zeros_like(out)
+        if d_out is None:
+            d_out = torch.zeros_like(out)
+        else:
+            (d_out,) = way.to_heads(self.told, d_out)
         if d_lse is not None:
-            d_lse = way.to_heads(d_lse.unsqueeze(3))[0].squeeze(3)
+            d_lse = way.to_heads(self.told, d_lse.unsqueeze(3))[0].squeeze(3)
         made = {"d_" + n: _like(t) for n, t, w in zip("qkv", (q, k, v), needs) if w}
         captured = self._captured()
         given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "d_out": d_out}
         self.run_back({**given, "d_lse": d_lse}, made, captured)
-        rows = dict(zip(made, way.to_rows(*made.values()))) if made else {}
+        rows = dict(zip(made, way.to_rows(self.told, *made.values()))) if made else {}
         return [rows.get("d_" + n) for n in "qkv"], way.summed(captured)
 
 
