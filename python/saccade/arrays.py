@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes as C
+import math
+import numbers
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from . import dlpack
@@ -14,7 +17,9 @@ _NUMBERS = {bool: ("bool", C.c_uint8), int: ("i32", C.c_int32), float: ("f32", C
 
 
 def _number(value, name):
-    """A Python number as a rank-0 view."""
+    """A number of Python's or NumPy's as a rank-0 view."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
     if type(value) not in _NUMBERS:
         raise TypeError(f"{name}: got {words_of(value)}, expected a number or an array")
     if isinstance(value, int) and not -(1 << 31) <= value < 1 << 31:
@@ -60,6 +65,15 @@ def _check_text(kind, text):
     )
 
 
+def _check_scale(scale):
+    is_number = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
+    if scale is not None and not (is_number and math.isfinite(scale)):
+        found = scale if is_number else words_of(scale)
+        raise (ValueError if is_number else TypeError)(
+            f"scale: got {found}, expected a finite number, or None for 1 / sqrt(D)"
+        )
+
+
 def _check_arrays(named):
     for name, x in named.items():
         if type(x).__module__.startswith("jax") and type(x).__name__.endswith("Tracer"):
@@ -84,6 +98,8 @@ def _output(like, shape, dtype, device):
         array = _empty(like, shape, dtype)
         return dlpack.view(array, "out")[0], lambda: array
     buffer = dlpack.Buffer(shape, dtype)
+    if library == "numpy" and dtype != "bf16":  # what it takes by DLPack can't be written to
+        return buffer.view(), lambda: buffer.as_numpy(sys.modules["numpy"])
     if library in ("numpy", "torch"):
         return buffer.view(), lambda: sys.modules[library].from_dlpack(buffer)
     if hasattr(like, "__array_namespace__"):
@@ -150,14 +166,18 @@ def attention(
     """softmax(mask(score(scale * q k^T))) v, fused and exact.
 
     q [B, H, Q, D], k [B, Hkv, KV, D], v [B, Hkv, KV, Dv]: one dtype (f32, f16, bf16), any
-    strides with a contiguous last dimension, H a multiple of Hkv. mask, score: language text
-    (docs/language.md); captures: name to array or number. block_mask=False proves tiles while
-    running instead of before. stream: CUDA stream of the work (default: the current one of q's
-    library; JAX has none to name, so its calls return when the result is there). Returns an
-    array of q's library [B, H, Q, Dv]; with return_lse also lse [B, H, Q] f32. Errors:
+    strides but negative ones, the last dimension contiguous, H a multiple of Hkv. mask, score:
+    language text (docs/language.md); captures: name to array or number. scale: default
+    1/sqrt(D). block_mask=False proves tiles while running instead of before. stream: CUDA
+    stream of the work (default: the current one of q's library; JAX has none to name, so its
+    calls return when the result is there). Returns an array of q's library [B, H, Q, Dv]; with
+    return_lse also lse [B, H, Q] f32. Errors:
     ValueError for the caller's mistakes, SaccadeError otherwise.
     """
-    captures = captures or {}
+    captures = {} if captures is None else captures
+    if not isinstance(captures, Mapping):
+        raise TypeError(f"captures: got {words_of(captures)}, expected a dict, name to array")
+    _check_scale(scale)
     _check_text("mask", mask)
     _check_text("score", score)
     _check_arrays({"q": q, "k": k, "v": v, **captures})

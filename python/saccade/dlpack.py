@@ -71,10 +71,7 @@ def view(array, name: str = "array"):
         )
     if getattr(array, "is_neg", bool)():  # PyTorch: signs that are not in memory
         array = array.resolve_neg()
-    try:
-        capsule = array.__dlpack__()
-    except BufferError:  # read-only NumPy arrays refuse; captures and inputs are only read
-        capsule = array.copy().__dlpack__()
+    capsule = _capsule_of(array, name)
     t = C.cast(_pointer(capsule, b"dltensor"), C.POINTER(_Managed)).contents.tensor
     kind = (t.dtype.code, t.dtype.bits)
     if t.dtype.lanes != 1 or kind not in _NAMES:
@@ -100,6 +97,25 @@ def view(array, name: str = "array"):
     )
 
 
+def _capsule_of(array, name):
+    """Of a copy, where a read-only NumPy array refuses: what is given is only read."""
+    try:
+        return array.__dlpack__()
+    except (BufferError, RuntimeError, TypeError, ValueError) as reason:
+        if getattr(array, "requires_grad", False):
+            raise ValueError(
+                f"{name}: got a tensor that requires grad, expected detach() of it; "
+                "saccade.torch.flex_attention has gradients"
+            ) from None
+        try:
+            return array.copy().__dlpack__()
+        except (AttributeError, BufferError, TypeError, ValueError):
+            raise ValueError(
+                f"{name}: got {words_of(array)} that DLPack can't describe "
+                f"({str(reason).rstrip('.')}), expected numbers in memory, native byte order"
+            ) from None
+
+
 class Buffer:
     """Fresh row-major host memory that other libraries take by from_dlpack."""
 
@@ -114,6 +130,13 @@ class Buffer:
         return objects.View(
             self.address, self.dtype, abi.CPU, 0, self.shape, _row_major(self.shape)
         )
+
+    def as_numpy(self, numpy):
+        """The same memory as an array of NumPy's."""
+        kind = numpy.dtype(f"float{_CODES[self.dtype][1]}")
+        start = self.address - C.addressof(self._memory)
+        count = math.prod(self.shape)
+        return numpy.frombuffer(self._memory, kind, count, start).reshape(self.shape)
 
     def __dlpack_device__(self):
         return (_CPU, 0)

@@ -74,6 +74,53 @@ def test_numbers():
     assert np.array_equal(a, b)
 
 
+def test_numbers_of_numpy():
+    q, k, v = arrays()
+    numbers = {"a": np.float32(2), "c": np.int64(3), "e": np.bool_(True), "d": np.float64(0.5)}
+    text = "score * a + (e && kv >= c ? d : 0.0)"
+    a = saccade.attention(q, k, v, score=text, captures=numbers)
+    b = saccade.attention(q, k, v, score="score * 2 + (kv >= 3 ? 0.5 : 0.0)")
+    assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_results_can_be_written_to(dtype):
+    backend = "ref" if dtype is np.float64 else "auto"
+    made = saccade.attention(*arrays(dtype), return_lse=True, backend=backend)
+    for x in made:
+        x += 1
+        assert x.flags.writeable and x.flags.c_contiguous
+    assert made[0].dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"scale": float("nan")}, "scale: got nan, expected a finite number"),
+        ({"scale": "x"}, "scale: got a str"),
+        ({"scale": True}, "scale: got a bool"),
+        ({"captures": [1]}, "captures: got a list, expected a dict"),
+        ({"q": arrays(">f4")[0]}, "q: got a ndarray .* expected numbers in memory"),
+        ({"k": arrays(object)[1]}, "k: got a ndarray .* expected numbers in memory"),
+        ({"v": None}, "v: got None|v: got a NoneType"),
+    ],
+)
+def test_wrong_arguments(options, message):
+    given = {**dict(zip("qkv", arrays())), **options}
+    with pytest.raises((TypeError, ValueError), match=message) as found:
+        saccade.attention(**given)
+    assert "\n" not in str(found.value)
+
+
+def test_tensors_that_have_no_numbers():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(x) for x in arrays())
+    with pytest.raises(ValueError, match="q: got a tensor that requires grad, expected detach"):
+        saccade.attention(q.clone().requires_grad_(), k, v)
+    with pytest.raises(ValueError, match="k: got a Tensor .* expected numbers in memory"):
+        saccade.attention(q, k.to("meta"), v)
+
+
 def test_errors():
     q, k, v = arrays()
     with pytest.raises(ValueError, match="captures"):

@@ -546,3 +546,24 @@ def test_an_index_or_block_size_of_no_sense():
     lists = torch.ones(1, 1, 1).int(), torch.zeros(1, 1, 1, 1).int()
     with pytest.raises(ValueError, match=r"BLOCK_SIZE: got \(1, 2, 3\), expected an int or"):
         st.BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=(1, 2, 3))
+
+
+@pytest.mark.parametrize("n", (2, 3))
+def test_index_tensors_without_batch_or_heads(n):
+    """[rows, columns] and [H, rows, columns] are for all batches, as FlexAttention has it."""
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(2, 2, 256, 16) for _ in range(3))
+    live = lambda b, h, i, j: (i >= j) & (i - j < 90 * (h + 1 if n == 3 else 1))  # noqa: E731
+    whole = st.create_block_mask(live, None, 2 if n == 3 else None, 256, 256, BLOCK_SIZE=64)
+    lists = (
+        whole.kv_num_blocks, whole.kv_indices, whole.full_kv_num_blocks, whole.full_kv_indices
+    )  # fmt: skip
+    lists = [t[(0,) * (4 - n)] for t in lists]
+    cut = st.BlockMask.from_kv_blocks(
+        *lists, BLOCK_SIZE=64, mask_mod=live, seq_lengths=(256, 256)
+    )
+    want = st.flex_attention(q, k, v, None, whole)
+    assert torch.equal(st.flex_attention(q, k, v, None, cut), want)
+    assert torch.equal(st.flex_attention(q[:1], k[:1], v[:1], None, cut), want[:1])
+    attend = torch.compile(lambda q: st.flex_attention(q, k, v, None, cut), backend="eager")
+    assert torch.equal(attend(q), want)

@@ -201,3 +201,30 @@ def test_devices_that_are_none(device):
     refused(st.PagedCache, "device", **cache, device=device)
     benchmark = dict(score_mod=None, mask_mod=None)
     refused(st.benchmark, "device", **benchmark, device=device)
+
+
+def test_what_is_no_mod():
+    for make, name in ((st.score, "score"), (st.mask, "mask")):
+        for given in (None, 3, Q, ["score"]):
+            refused(lambda x=given: make(x), name, TypeError)  # noqa: B023
+
+
+def test_sizes_of_a_block_mask():
+    for n in (0, -1, 1 << 30 | 1, 1 << 40, "x", 1.5, True):
+        refused(lambda n=n: st.create_block_mask("q >= kv", None, None, n, 8), "Q_LEN")
+        refused(lambda n=n: st.create_block_mask("q >= kv", None, None, 8, n), "KV_LEN")
+
+
+def test_lists_of_other_shapes():
+    m = st.create_block_mask("q >= kv", None, None, 256, 256, BLOCK_SIZE=64)
+    num, idx, full_num, full_idx = (
+        m.kv_num_blocks, m.kv_indices, m.full_kv_num_blocks, m.full_kv_indices
+    )  # fmt: skip
+    make = st.BlockMask.from_kv_blocks
+    refused(lambda: make(num[..., :2], idx), "kv_num_blocks")
+    refused(lambda: make(num, idx, full_num[..., :2], full_idx), "full_kv_num_blocks")
+
+
+def test_rounds_of_a_benchmark():
+    for n in (0, -1, 1.5):
+        refused(lambda n=n: st.benchmark(repeats=n), "repeats")

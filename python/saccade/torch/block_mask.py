@@ -214,7 +214,7 @@ class BlockMask:
         if self._is_given:
             return tuple(self._forward[1].shape)
         sizes = [-(-n // b) for n, b in zip(self._seq_lengths, self.BLOCK_SIZE)]
-        return (*self._dimensions(), *sizes)
+        return (*self.dimensions(), *sizes)
 
     def _as_part(self, lengths, mask_mod, *part):
         made = BlockMask(
@@ -231,7 +231,8 @@ class BlockMask:
 
     # ---- the C object ----
 
-    def _dimensions(self):
+    def dimensions(self) -> tuple[int, int]:
+        """Batches and heads; 1 where the index tensors have no such dimension."""
         if self._dims is None:
             if self._forward is not None:
                 lead = tuple(self._forward[1].shape[:-2])
@@ -428,7 +429,7 @@ class BlockMask:
         if _is_in_graph():
             return f"BlockMask(shape={self.shape}, BLOCK_SIZE={self.BLOCK_SIZE})"
         self.version
-        B, H = self._dimensions()
+        B, H = self.dimensions()
         R, Cs = (-(-n // b) for n, b in zip(self._seq_lengths, self.BLOCK_SIZE))
         named = getattr(self._mask_mod, "__name__", self._mask_mod)
         return (
@@ -457,7 +458,7 @@ class BlockMask:
             mask_mod=self._mask_mod,
             _handle=self.handle().window(0, new_q_len, 0, new_kv_len),
             _device=self._device,
-            _lead=self._dimensions(),
+            _lead=self.dimensions(),
         )._after(self)
 
     def __getitem__(self, index: Any) -> "BlockMask":

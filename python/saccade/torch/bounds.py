@@ -64,7 +64,7 @@ def check(
         check_plain(name, t)
         if t.dim() != 4:
             raise ValueError(f"{name}: got {tuple(t.shape)}, expected 4: [B, H, N, D]")
-    budget = count_of("budget", budget, bits=63)
+    budget = count_of("budget", budget, most=(1 << 63) - 1)
     B, H, Q, _ = query.shape
     Hkv, KV = key.shape[1], key.shape[2]
     mask, mask_mod = mask_or_mod(block_mask)

@@ -153,15 +153,16 @@ def check_flags(**flags):
 _BOOLS = ("bool", "bool_")  # NumPy's names for its own
 
 
-def count_of(name, x, least=0, bits=31):
-    """A whole number of so many bits."""
+def count_of(name, x, least=0, most=(1 << 31) - 1):
+    """A whole number."""
     try:
         n = operator.index(x)
     except TypeError:
         n = None
     is_tensor = isinstance(x, torch.Tensor) and (x.dtype is torch.bool or x.dim())
-    if n is None or is_tensor or isinstance(x, bool) or not least <= n < 1 << bits:
-        raise ValueError(f"{name}: got {brief(x)}, expected {least} or more, a whole number")
+    if n is None or is_tensor or isinstance(x, bool) or not least <= n <= most:
+        limit = f"{least} or more" if n is None or n < least else f"{least} to {most}"
+        raise ValueError(f"{name}: got {brief(x)}, expected {limit}, a whole number")
     return n
 
 
@@ -340,7 +341,7 @@ def check_shapes(q, k, v, enable_gqa):
 
 def mask_of_call(m, q, k):
     """The mask that a call uses: of one for more batches or heads the first ones."""
-    B, H, Q, KV = m.shape
+    (B, H), (Q, KV) = m.dimensions(), m.seq_lengths
     if (Q, KV) != (q.shape[2], k.shape[2]):
         is_small = Q < q.shape[2] or KV < k.shape[2]
         raise _bad(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .checks import device_of
+from .checks import count_of, device_of
 from .dense_masks import create_mask
 from .flex import flex_attention
 from .masks import create_block_mask
@@ -94,7 +94,7 @@ def benchmark(
     matplotlib.
     """
     Hkv, KV, Dv = Hkv or H, KV or Q, Dv or D
-    device = device_of(device)
+    device, repeats = device_of(device), count_of("repeats", repeats, 1)
     q, k, v = (
         torch.randn(B, h, n, d, device=device).to(dtype)
         for h, n, d in ((H, Q, D), (Hkv, KV, D), (Hkv, KV, Dv))

@@ -269,13 +269,14 @@ def explain(
     scale: Optional[float] = None,
     kernel_options: Optional[dict[str, Any]] = None,
     *,
+    enable_gqa: bool = True,
     verbose: bool = False,
 ) -> str:
     """What a call with these arguments runs: kernel, method and why, threads, what the mods
     became, how much of the mask is not computed. verbose: typed nodes and generated code too.
     """
-    check_call(query, key, value, True)
-    check_flags(verbose=verbose)
+    check_call(query, key, value, enable_gqa)
+    check_flags(enable_gqa=enable_gqa, verbose=verbose)
     score = None
     if score_mod is not None:
         is_double = query.dtype is torch.float64

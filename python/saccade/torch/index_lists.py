@@ -15,10 +15,22 @@ def check_lists(lists, KV, block):
 
 
 def _check_lists(kind, num, idx, columns):
+    if not _spreads(num.shape, idx.shape[:-1]):
+        raise ValueError(
+            f"{kind}kv_num_blocks: got shape {tuple(num.shape)}, expected "
+            f"{tuple(idx.shape[:-1])}, that of {kind}kv_indices but for its columns"
+        )
     most = idx.shape[-1]
     _refuse(f"{kind}kv_num_blocks", num, (num < 0) | (num > most), 0, most)
     wrong = counted(num, idx) & ((idx < -1) | (idx >= columns))
     _refuse(f"{kind}kv_indices", idx, wrong, 0, columns - 1)
+
+
+def _spreads(shape, to):
+    """Whether it expands to the other."""
+    return len(shape) <= len(to) and all(
+        n in (1, m) for n, m in zip(reversed(shape), reversed(to))
+    )
 
 
 def _refuse(name, tensor, wrong, low, high):

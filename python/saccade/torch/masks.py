@@ -18,6 +18,7 @@ from .index_lists import marks_of, ordered
 from .mods import AnyMod, Resolved, captured, refuse_class, text_of
 
 
+_LONGEST = 1 << 30
 _SAMPLE = 1 << 10  # positions at which a mask's indices are looked at before it is proven
 
 
@@ -198,7 +199,7 @@ def block_mask_of(
 ) -> BlockMask:
     """A block mask of a mod that was resolved on the host."""
     B, H = (1 if n is None else count_of(name, n) for name, n in (("B", B), ("H", H)))
-    Q, KV = count_of("Q_LEN", Q, 1), count_of("KV_LEN", KV, 1)
+    Q, KV = count_of("Q_LEN", Q, 1, _LONGEST), count_of("KV_LEN", KV, 1, _LONGEST)
     sizes = (B or 1, H or 1, H or 1, Q, KV, 1, 1)
     if any(v.shape for v in found.views):
         check_indices("mask", found, sizes, _SAMPLE)

@@ -91,6 +91,8 @@ def score(mod: Callable[..., Any] | str, **captures: Any) -> AnyMod:
 
 def _of_any_position(kind: str, mod, captures: dict[str, Any]) -> AnyMod:
     """text_of, which also says what a callable is where positions may be negative."""
+    if not callable(mod) and not isinstance(mod, str):
+        raise TypeError(f"{kind}: got {words_of(mod)}, expected a callable or text")
     made = text_of(kind, mod, captures)
     if callable(mod):
         signed = text_of(kind, mod, captures, is_signed=True)
