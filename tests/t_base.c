@@ -56,6 +56,16 @@ static void long_messages_are_cut(void **state)
     assert_int_equal(strlen(err.where), sizeof err.where - 1);
 }
 
+static void messages_are_one_line(void **state)
+{
+    (void)state;
+    saccade_error err;
+    status_fail_at(&err, SACCADE_EINVAL, "a\nb", 0, 0, "got '%s', expected é",
+                   "\x1b[31m\x7f;\n");
+    assert_string_equal(err.where, "a?b");
+    assert_string_equal(err.message, "got '?[31m?;?', expected é");
+}
+
 static void arena_gives_zeroed_aligned_memory(void **state)
 {
     (void)state;
@@ -322,6 +332,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(errors_carry_place_and_message),
         cmocka_unit_test(long_messages_are_cut),
+        cmocka_unit_test(messages_are_one_line),
         cmocka_unit_test(arena_gives_zeroed_aligned_memory),
         cmocka_unit_test(text_grows_up_to_its_limit),
         cmocka_unit_test(hashes_tell_pieces_apart),

@@ -293,7 +293,7 @@ static void binding_names_the_capture(void **state)
          "got 'doc' of rank 2, expected rank 1 as used here"},
         {{{"doc", SACCADE_NONE, 1}, {"width", SACCADE_I32, 0}},
          2,
-         "got dtype 0 for 'doc', expected bool, an integer or a float"},
+         "got dtype none for 'doc', expected bool, an integer or a float"},
         {{{"doc", SACCADE_I32, 1}, {"width", SACCADE_I32, 0}, {"q", SACCADE_I32, 0}},
          3,
          "got a value for it, but it is an index variable and can't be bound"},

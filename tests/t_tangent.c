@@ -331,6 +331,12 @@ static void what_is_wrong_is_said(void **state)
     assert_int_equal(saccade_plan_create(NULL, &of, &plan, &err), SACCADE_OK);
     assert_int_equal(saccade_tangent(plan, &good, &err), SACCADE_EBACKEND);
     saccade_plan_destroy(plan);
+    of.backend = "ref";
+    of.page = 4;
+    assert_int_equal(saccade_plan_create(NULL, &of, &plan, &err), SACCADE_OK);
+    assert_int_equal(saccade_tangent(plan, &good, &err), SACCADE_EBACKEND);
+    assert_string_equal(err.where, "tangent");
+    saccade_plan_destroy(plan);
 }
 
 static saccade_status use_tangent(void *arg, saccade_error *err)

@@ -176,6 +176,8 @@ saccade_status saccade_tangent(const saccade_plan *plan, const saccade_tangent_a
             saccade_dtype_name(plan->problem.kv_dtype));
     FAIL_AT(plan->problem.is_ragged, SACCADE_EBACKEND, "tangent", 0, 0,
             "got a ragged plan, expected one whose batches have one length");
+    FAIL_AT(plan->problem.page, SACCADE_EBACKEND, "tangent", 0, 0,
+            "got a plan of keys in pages, expected one of keys in one piece");
     saccade_tangent_args_init(&a);
     TRY(RECORD_READ(&a, args, "arguments"));
     const api_inputs in = {.q = a.q,

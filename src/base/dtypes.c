@@ -90,7 +90,7 @@ const char *saccade_dtype_name(saccade_dtype dtype)
     for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
         if (dtypes[i].dtype == dtype)
             return dtypes[i].name;
-    return "none";
+    return dtype == SACCADE_NONE ? "none" : "unknown";
 }
 
 size_t saccade_dtype_bytes(saccade_dtype dtype)

@@ -1,9 +1,17 @@
-/* Filling a saccade_error. Messages are cut at the size of their field, never overrun it. */
+/* Filling a saccade_error. Messages are cut at the size of their field, never overrun it, and
+ * stay one line, whatever the caller's strings in them hold. */
 #include "base/status.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+
+static void make_printable(char *text)
+{
+    for (; *text; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7f)
+            *text = '?';
+}
 
 static void fill(saccade_error *err, saccade_status code, const char *where, int32_t line,
                  int32_t column, const char *fmt, va_list args)
@@ -17,6 +25,8 @@ static void fill(saccade_error *err, saccade_status code, const char *where, int
     if (where != NULL)
         snprintf(err->where, sizeof err->where, "%s", where);
     vsnprintf(err->message, sizeof err->message, fmt, args);
+    make_printable(err->where);
+    make_printable(err->message);
 }
 
 saccade_status status_fail(saccade_error *err, saccade_status code, const char *fmt, ...)

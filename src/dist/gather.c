@@ -186,10 +186,11 @@ static saccade_status check_keys(const saccade_dist *d, const saccade_block_mask
     }
     for (int64_t u = 0; u < d->units; u++) {
         sum += touched[u];
-        FAIL_AT(sum > 0 && table[u] < 0, SACCADE_EINVAL, "block_mask", 0, 0,
-                "got %s that needs keys %lld and on, which the shard plan leaves out: expected "
-                "the mask it was made from",
-                mask ? "one" : "none", (long long)(u * d->unit));
+        FAIL_AT(
+            sum > 0 && table[u] < 0, SACCADE_EINVAL, "block_mask", 0, 0,
+            "got %s keys %lld and on, which the shard plan leaves out, expected the mask that "
+            "it was made from",
+            mask ? "one that needs" : "none, so that rows see", (long long)(u * d->unit));
     }
     return SACCADE_OK;
 }

@@ -236,8 +236,8 @@ static saccade_status bind_one(const elab_capture *c, const saccade_capture *giv
                            g->rank, c->rank);
     if (!mod_type_of(g->dtype, &type))
         return source_fail(c->source, c->place, err, SACCADE_EINVAL,
-                           "got dtype %d for '%s', expected bool, an integer or a float",
-                           (int)g->dtype, c->name);
+                           "got dtype %s for '%s', expected bool, an integer or a float",
+                           saccade_dtype_name(g->dtype), c->name);
     *out = (mod_capture){c->name, g->dtype, (uint8_t)type, (uint8_t)c->rank};
     return SACCADE_OK;
 }
