@@ -275,7 +275,7 @@ def test_ahead_of_time_code_passes_empty_lists_as_none(compiler):
     """The operator, as inductor's C++ calls it."""
     q, k, v = tensors()
     arguments = (q, k, v, None, None, "|", "", "q >= kv", 0, None, None, None, "auto")
-    found = compiled._flex._init_fn(*arguments, False, False, False)
+    found = compiled.flex._init_fn(*arguments, False, False, False)
     assert torch.equal(found[0], st.flex_attention(q, k, v, None, "q >= kv"))
 
 

@@ -24,7 +24,6 @@ from .block_mask import BlockMask, noop_mask
 from .calls import autocast, decoded, new_call, output_like, stats_dtype
 from .checks import (
     INVARIANCE,
-    NO_SECOND,
     NO_VMAP,
     backend_of,
     check_call,
@@ -42,6 +41,7 @@ from .mod_arguments import ModArguments
 from .mods import AnyMod, Resolved, place, text_of, untraced
 
 _calls: dict = {}
+_AS_IS = contextlib.nullcontext()
 
 
 _modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
@@ -65,15 +65,18 @@ class _OpCall:
         if self.call.cuda >= 0:
             self.call.warm = None  # holds a tensor, which a pool of CUDA graphs forbids
         self.addresses = [v.address for v in found.views] if found is not None else []
+        self.tail = None if self.addresses else self.call.bound_to(())
         self.read: List[torch.Tensor] = []
         self.keep = found.tensors[n_tensors if self.reusable else 0 :] if found else []
         self.numbers = found.tensors[n_tensors:] if found else []
 
-    def has_read(self, tensors) -> bool:
+    def has_read(self, captures, lists) -> bool:
         """Whether the mask was made from the values that these have."""
-        return all(map(torch.equal, tensors, self.read))
+        return all(map(torch.equal, [*lists, *captures[self.n_tensors :]], self.read))
 
     def __call__(self, q, k, v, captures):
+        if self.tail is not None:
+            return self.call(q, k, v, self.tail[0])
         places = self.addresses
         if self.reusable:
             mine = zip(captures[: self.n_tensors], places)
@@ -100,7 +103,6 @@ def _layout(t: torch.Tensor) -> tuple:
 
 def _op_call(q, k, v, mods: ModArguments, block_mask, lists, block, how) -> _OpCall:
     live = of_number(block_mask, block) if block_mask else None
-    for_score, for_mask = mods.named()
     key = (
         tuple(map(_layout, (q, k, v, *mods.captures, *lists))),
         tuple(mods.numbers),
@@ -111,10 +113,11 @@ def _op_call(q, k, v, mods: ModArguments, block_mask, lists, block, how) -> _OpC
         how,
         torch.get_num_threads(),
     )
-    read = [*lists, *(x for x in for_mask.values() if isinstance(x, torch.Tensor))]
     found = _calls.get(key)
-    if found is None or not found.has_read(read) or any(t.dim() == 0 for t in mods.captures):
+    has_number = 0 in [t.dim() for t in mods.captures]  # which goes by value
+    if found is None or has_number or not found.has_read(mods.captures, lists):
         check_call(q, k, v, True)
+        for_score, for_mask = mods.named()
         if live is None:
             live = mask_of(mods, for_mask, lists, block)
         if isinstance(live, AnyMod):
@@ -128,7 +131,7 @@ def _op_call(q, k, v, mods: ModArguments, block_mask, lists, block, how) -> _OpC
         if len(_calls) >= 512:
             _calls.clear()
         if found.reusable:
-            found.read = [t.clone() for t in read]
+            found.read = [t.clone() for t in (*lists, *mods.captures[n_tensors:])]
             _calls[key] = found
     return found
 
@@ -185,7 +188,7 @@ def _as_text(kind: str, mod: Any, is_double: bool = False) -> Any:
 
 
 @torch.library.custom_op("saccade::flex", mutates_args=())
-def _flex(
+def flex(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -203,20 +206,31 @@ def _flex(
     want_max: bool,
     enable_gqa: bool,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    how = (scale, backend, want_lse, want_max)
     # ahead-of-time code passes empty lists as None
     captures, numbers, lists, block = captures or [], numbers or [], lists or [], block or []
-    mods = ModArguments(captures, numbers, names, score, mask)
-    found = _op_call(q, k, v, mods, block_mask, lists, block, how)
-    out, lse, row_max = found(q, k, v, captures)
-    if block_mask and lse is not None:
+    live = of_number(block_mask, block) if block_mask else None
+    if backend == "auto" and not (captures or numbers or lists or q.is_cuda):
+        given = score or None, mask or None if live is None else live
+        with torch.no_grad() if torch.is_grad_enabled() else _AS_IS:
+            found = run(q, k, v, *given, scale, None, want_lse, want_max, enable_gqa)
+        out, lse, row_max = found
+    else:
+        mods = ModArguments(captures, numbers, names, score, mask)
+        how = (scale, backend, want_lse, want_max)
+        found = _op_call(q, k, v, mods, block_mask, lists, block, how)
+        out, lse, row_max = found(q, k, v, captures)
+    if live is not None and lse is not None:
         # what is saved for backward, or detached from it, holds the mask
-        lse.untyped_storage().saccade_block_mask = of_number(block_mask)
-    none = q.new_empty((0,), dtype=stats_dtype(q))
-    return out, none if lse is None else lse, none.clone() if row_max is None else row_max
+        lse.untyped_storage().saccade_block_mask = live
+    lse = _no_rows(q) if lse is None else lse
+    return out, lse, _no_rows(q) if row_max is None else row_max
 
 
-@_flex.register_fake
+def _no_rows(q):
+    return torch.empty(0, dtype=stats_dtype(q), device=q.device)
+
+
+@flex.register_fake
 def _(
     q,
     k,
@@ -244,7 +258,7 @@ def _(
 
 
 @torch.library.custom_op("saccade::flex_backward", mutates_args=())
-def _flex_backward(
+def flex_backward(
     tensors: List[torch.Tensor],
     d_lse: Optional[torch.Tensor],
     needs: List[bool],
@@ -273,7 +287,7 @@ def _none_of(t: torch.Tensor) -> torch.Tensor:
     return t.new_empty((0,))
 
 
-@_flex_backward.register_fake
+@flex_backward.register_fake
 def _(tensors, d_lse, needs, captures, *_):
     batch = tensors[0].shape[0]
     made = [gradient_like(t, batch) for t in tensors[:3]]
@@ -321,19 +335,12 @@ def _backward(ctx: Any, d_out: Any, d_lse: Any, _: Any) -> Any:
     return (*made[:3], list(made[3:]), *ctx.none)
 
 
-def _no_second(ctx: Any, *_: Any) -> Any:
-    raise NotImplementedError(NO_SECOND)
-
-
-_flex_backward.register_autograd(_no_second)
-
-
 def _vmap(*arguments: Any) -> Any:
     raise NotImplementedError(NO_VMAP)
 
 
-_flex.register_autograd(_backward, setup_context=_setup)
-_flex.register_vmap(_vmap)
+flex.register_autograd(_backward, setup_context=_setup)
+flex.register_vmap(_vmap)
 
 
 def _is_exporting() -> bool:
@@ -361,9 +368,9 @@ def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max,
         mask, block_mask = _callable_apart(block_mask)
         if score is not None or mask is not None:
             mods = tuple(ModArguments.of(score_mod, block_mask))
-            flex = _outside if dynamo.flex is None else dynamo.flex
+            attend = _outside if dynamo.flex is None else dynamo.flex
             given = (number, tuple(lists), tuple(block), *rest)
-            found = flex(q, k, v, score, mask, mods, given)
+            found = attend(q, k, v, score, mask, mods, given)
             return _wanted(found, want_lse, want_max)
         mods = ModArguments.of(score_mod, block_mask)
     else:

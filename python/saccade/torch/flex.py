@@ -9,7 +9,7 @@ from typing import Any, Callable, Literal, NamedTuple, Optional, Union, overload
 import torch
 from torch.autograd import forward_ad
 
-from . import active
+from . import active, rules  # noqa: F401
 from .block_mask import BlockMask
 from .calls import new_call
 from .checks import (

@@ -120,9 +120,9 @@ def _folded(spec, n, B, tensors, dims):
     if isinstance(mask, AnyMod):
         live = captured.callable_of(mask)
         mask = text_of("mask", lambda b, h, q, kv: live(b % B, h, q, kv), {})
-    elif mask is not None and mask_or_mod(mask)[0].dimensions()[0] != 1:
+    elif mask is not None and (batch := mask_or_mod(mask)[0].dimensions()[0]) != 1:
         raise NotImplementedError(
-            "saccade: vmap: got a BlockMask of several batches, expected one of batch 1, or "
+            f"saccade: vmap: got a BlockMask of batch {batch}, expected one of batch 1, or "
             "the mask itself"
         )
     text, names, numbers, tensors = _apart(score)
