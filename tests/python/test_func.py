@@ -282,8 +282,11 @@ def recorded(call, inputs, how):
     return make_fx(call, tracing_mode=how, _allow_non_fake_inputs=True)(*inputs)
 
 
-@pytest.mark.parametrize("how", "eager aot_eager jit.trace export real symbolic".split())
-@pytest.mark.parametrize("has_block_mask", (False, True))
+@pytest.mark.parametrize(
+    "how, has_block_mask",
+    [("eager", True), ("aot_eager", False), ("jit.trace", True), ("export", True),
+     ("real", False), ("symbolic", True)],
+)  # fmt: skip
 def test_recorded_rates(how, has_block_mask):
     """A program that was recorded under forward mode has rates, for other values too."""
     q, k, v = given(dtype=torch.float32)
