@@ -29,7 +29,7 @@ def apart(q, k, v):
 
 
 query, key, value = (torch.randn(1, HEADS, TOTAL, WIDTH) for _ in range(3))
-blocks = create_block_mask(mask, None, None, TOTAL, TOTAL)
+blocks = create_block_mask(mask, None, None, TOTAL, TOTAL, query.device)
 out = flex_attention(query, key, value, alibi, blocks)
 
 parts = zip(*(x.split(LENGTHS, dim=2) for x in (query, key, value)))

@@ -111,6 +111,7 @@ def train(rank, store, steps, length, kind):
         None,
         length,
         length,
+        device,
     )
     model, optimizer = new_model(device)
     alone, losses = [], []

@@ -34,9 +34,11 @@ def model():
     doc = torch.arange(N) // 200
     masks = [
         create_block_mask(
-            lambda b, h, q, kv: (q >= kv) & (doc[q] == doc[kv]), None, None, N, N
+            lambda b, h, q, kv: (q >= kv) & (doc[q] == doc[kv]), None, None, N, N, "cpu"
         ),
-        create_block_mask(lambda b, h, q, kv: (q >= kv) & (q - kv < 64), None, None, N, N),
+        create_block_mask(
+            lambda b, h, q, kv: (q >= kv) & (q - kv < 64), None, None, N, N, "cpu"
+        ),
     ]
     bias = torch.linspace(-1, 1, H * N).view(H, N).requires_grad_()
     return masks, bias, lambda s, b, h, q, kv: s + bias[h, kv] - 0.01 * (q - kv)
