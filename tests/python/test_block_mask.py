@@ -567,3 +567,22 @@ def test_index_tensors_without_batch_or_heads(n):
     assert torch.equal(st.flex_attention(q[:1], k[:1], v[:1], None, cut), want[:1])
     attend = torch.compile(lambda q: st.flex_attention(q, k, v, None, cut), backend="eager")
     assert torch.equal(attend(q), want)
+
+
+def test_a_mask_of_no_named_device_is_for_any(monkeypatch):
+    """Index tensors appear on the GPU where there is one; calls on the host take the mask."""
+    from saccade.torch import masks
+
+    monkeypatch.setattr(masks, "_device", lambda: torch.device("meta"))
+    q = torch.randn(1, 2, 256, 16)
+    mask = st.create_block_mask("q >= kv", None, None, 256, 256)
+    assert mask.device.type == "meta"
+    want = st.flex_attention(q, q, q, None, "q >= kv")
+    assert torch.equal(st.flex_attention(q, q, q, None, mask), want)
+    part = [q[:, :, :128]] * 3
+    found = st.flex_attention(*part, None, mask._adjust(128, 128))
+    assert torch.equal(found, st.flex_attention(*part, None, "q >= kv"))
+    named = st.create_block_mask("q >= kv", None, None, 256, 256, "meta")
+    for other in (named, mask.to("meta")):
+        with pytest.raises(ValueError, match="block_mask is on meta"):
+            st.flex_attention(q, q, q, None, other)

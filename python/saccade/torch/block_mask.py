@@ -124,6 +124,7 @@ class BlockMask:
             else (q_num_blocks, q_indices, full_q_num_blocks, full_q_indices)
         )
         self._has_transpose = True
+        self.is_anywhere = False  # nobody named a device: calls on any take it
         self._is_given = kv_indices is not None  # the index tensors are what counts
         self._dims = _lead
         self._number = 0
@@ -189,8 +190,9 @@ class BlockMask:
         )._after(self)
 
     def _after(self, other):
-        """Itself, without transposes if the mask that it was made from has none."""
-        self._has_transpose = other._has_transpose
+        """Itself, with what holds of the mask that it was made from: whether it has
+        transposes, and whether its device was left to the default."""
+        self._has_transpose, self.is_anywhere = other._has_transpose, other.is_anywhere
         return self
 
     # ---- in graphs of torch.compile ----
@@ -402,7 +404,8 @@ class BlockMask:
                 made, name, lists and tuple(t if t is None else t.to(device) for t in lists)
             )
         made._is_given, made._marks = self._is_given, marks_of(made._forward)
-        return made._after(self)
+        made._after(self).is_anywhere = False
+        return made
 
     def to_dense(self) -> torch.Tensor:
         """[B, H, rows, columns] int32, 1 for PARTIAL and FULL blocks."""

@@ -355,7 +355,7 @@ def mask_of_call(m, q, k):
         taken = [_taken(*x) for x in zip((B, H), own, q.shape[:2])]
         check_mask_heads(*taken, q)
         m = m.first(*taken)
-    if m.device.type != q.device.type:
+    if m.device.type != q.device.type and not m.is_anywhere:
         raise _bad(
             f"block_mask is on {m.device}, query on {q.device}: expected one "
             "device (block_mask.to(query.device))"

@@ -72,7 +72,8 @@ def create_block_mask(
     """Proves which blocks are live; time and memory follow the boundary, not Q_LEN x KV_LEN.
 
     mask_mod: callable (b, h, q_idx, kv_idx) -> bool, language text, or a saccade mask.
-    B, H: None or 1 broadcast. device: where index tensors appear (default: the current one).
+    B, H: None or 1 broadcast. device: where index tensors appear, and of the calls that take
+    the mask (default: index tensors on the GPU where there is one; calls anywhere).
     _compile and the dq arguments are accepted and not needed.
     """
     del _compile, compute_dq_write_order, dq_kv_order
@@ -207,15 +208,16 @@ def block_mask_of(
     handle = objects.block_mask_create(
         found.bound, found.views, sizes, block_q, block_kv, found.tensors
     )
-    device = device_of(device) if device is not None else _device()
-    return BlockMask(
+    made = BlockMask(
         (Q, KV),
         BLOCK_SIZE=block,
         mask_mod=mask_mod,
         _handle=handle,
-        _device=device,
+        _device=_device() if device is None else device_of(device),
         _lead=(B or 1, H or 1),
     )
+    made.is_anywhere = device is None
+    return made
 
 
 _taken: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()
