@@ -289,6 +289,8 @@ def recorded(call, inputs, how):
 )  # fmt: skip
 def test_recorded_rates(how, has_block_mask):
     """A program that was recorded under forward mode has rates, for other values too."""
+    if how == "export" and torch.__version__ < "2.15":
+        pytest.skip("torch of old programs")
     q, k, v = given(dtype=torch.float32)
     slope = torch.tensor([0.5, -0.25])
     mask = st.create_block_mask(causal, None, None, N, N) if has_block_mask else causal

@@ -111,7 +111,8 @@ class BlockMask:
         self.dq_kv_order, self.dq_kv_order_spt = dq_kv_order, dq_kv_order_spt
         self._handle, self._device = _handle, torch.device(_device)
         self._seq_lengths = (seq_lengths[0], seq_lengths[1])
-        self._mask_mod: Any = mask_mod or noop_mask
+        # no `or`: graphs of PyTorch before 2.12 can't ask a function whether it is true
+        self._mask_mod: Any = noop_mask if mask_mod is None else mask_mod
         self.BLOCK_SIZE = block_pair(BLOCK_SIZE)
         self._forward: Any = (
             None
@@ -185,7 +186,7 @@ class BlockMask:
             lengths,
             *lists,
             BLOCK_SIZE=self.BLOCK_SIZE,
-            mask_mod=mask_mod or self._mask_mod,
+            mask_mod=self._mask_mod if mask_mod is None else mask_mod,
             _device=device,
         )._after(self)
 
@@ -319,6 +320,15 @@ class BlockMask:
 
     # ---- FlexAttention's attributes ----
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """By the property's own function: graphs of PyTorch before 2.15 don't call it, and the
+        mask would stay what it was."""
+        found = type(self).__dict__.get(name)
+        if isinstance(found, property) and found.fset is not None:
+            found.fset(self, value)
+        else:
+            object.__setattr__(self, name, value)
+
     kv_num_blocks = _index_tensor(False, 0)
     kv_indices = _index_tensor(False, 1)
     full_kv_num_blocks = _index_tensor(False, 2)
@@ -336,7 +346,7 @@ class BlockMask:
     @mask_mod.setter
     def mask_mod(self, value: MaskMod | None) -> None:
         self._forward = self._lists(False)
-        self._mask_mod = value or noop_mask
+        self._mask_mod = noop_mask if value is None else value
         self._replaced()
 
     @property

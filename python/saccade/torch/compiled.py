@@ -9,7 +9,7 @@ the callable, which is traced later. Everything else runs Python while it record
 become text there.
 """
 
-from __future__ import annotations
+# Annotations are objects here: PyTorch 2.5 can't read an operator's types from text.
 
 import contextlib
 import weakref

@@ -6,7 +6,7 @@ operator saccade::flex itself is under them (rules.py): jit.trace and torch.expo
 nodes.
 """
 
-from __future__ import annotations
+# Annotations are objects here: PyTorch 2.5 can't read an operator's types from text.
 
 from typing import Any, List, NamedTuple, Optional, Tuple
 

@@ -19,7 +19,7 @@ _KEYS = torch._C.DispatchKey
 # (tensor, its rate or None). Graphs of torch.compile enter the level, which there is one of,
 # behind torch.autograd.forward_ad's count of it.
 _unpack = torch._VF._unpack_dual
-_needs_gradients, _grad_mode = torch._C._any_requires_grad, torch.is_grad_enabled
+_grad_mode = torch.is_grad_enabled
 _known: dict[int, bool] = {}  # by the bits of the dispatcher's keys
 
 
@@ -32,6 +32,10 @@ def _is_plain(keys) -> bool:
         rest = (keys & torch._C._after_autograd_keyset).remove(_KEYS.ADInplaceOrView)
         found = _known[bits] = rest.highestPriorityTypeId() in (_KEYS.CPU, _KEYS.CUDA)
     return found
+
+
+def _trains(tensors) -> bool:
+    return _grad_mode() and any([t.requires_grad for t in tensors])
 
 
 def _no_second(ctx: Any, *_: Any) -> Any:
@@ -48,7 +52,7 @@ def _flex(keys, q, k, v, captures, *rest):
     given = [q, k, v, *(captures or ())]
     rates = [_unpack(t, level=0)[1] for t in given]
     is_moved = any([rate is not None for rate in rates])
-    if not is_moved and _is_plain(keys) and not (_grad_mode() and _needs_gradients(*given)):
+    if not is_moved and _is_plain(keys) and not _trains(given):
         return flex._init_fn(q, k, v, captures, *rest)
     made = _recorded(keys, q, k, v, captures, *rest)
     return _with_rates(given, rates, made, rest) if is_moved else made
@@ -79,7 +83,7 @@ def _refusing(operator):
         tensors = [t for t in tensors if isinstance(t, torch.Tensor)]
         if any([_unpack(t, level=0)[1] is not None for t in tensors]):
             raise NotImplementedError(NO_SECOND)
-        if _is_plain(keys) and not (_grad_mode() and _needs_gradients(*tensors)):
+        if _is_plain(keys) and not _trains(tensors):
             return operator._init_fn(*given)
         return recorded(keys, *given)
 
