@@ -33,7 +33,7 @@ def digest(parts: Iterable[Any]) -> int:
         if isinstance(part, torch.Tensor):
             found.update(repr((part.dtype, part.shape)).encode())
             part = part.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            found.update(memoryview(part.numpy()))
+            found.update(part.numpy().tobytes())
         else:
             found.update(repr(part).encode() + b"\0")
     return int.from_bytes(found.digest()[:8], "little") >> 1

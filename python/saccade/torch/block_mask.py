@@ -242,7 +242,8 @@ class BlockMask:
                 self._dims = (1,) * (2 - len(lead)) + lead
             else:
                 self._dims = self.own_dimensions()
-        return self._dims
+        B, H = self._dims
+        return B, H
 
     def own_dimensions(self) -> tuple[int, int]:
         """Of how many batches and heads the blocks differ."""

@@ -39,7 +39,8 @@ class _Operands(NamedTuple):
 
 def _operands(q, k, score, mask, scale, options) -> _Operands:
     backend = backend_of(options) if options else "auto"
-    return _Operands(*described(q, k, score, mask), scale, backend)
+    mods, lists, block = described(q, k, score, mask)
+    return _Operands(mods, lists, block, scale, backend)
 
 
 def backward(score, mask, scale, options, needs, d_out, d_lse, q, k, v, out, lse):
