@@ -361,7 +361,7 @@ def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max,
         if isinstance(block_mask, masks.Unproven) and hasattr(block_mask, "given"):
             block_mask = _unproven(block_mask.given, q, k)
         elif isinstance(block_mask, BlockMask):
-            number, lists, block, block_mask = stands_for(block_mask, _is_exporting())
+            number, lists, block, block_mask = stands_for(block_mask, q.device, _is_exporting())
         elif masks.is_theirs(block_mask):
             lists, block, block_mask = masks.parts_of_theirs(block_mask)
         score, score_mod = _callable_apart(score_mod)
@@ -389,6 +389,9 @@ def described(q, k, score_mod, block_mask):
     whole, block_mask = mask_or_mod(block_mask)
     if whole is not None:
         lists, block, block_mask = _parts_of(whole)
+        if whole.is_anywhere and whole.device != q.device:
+            with _unrecorded():
+                lists = [t.to(q.device) for t in lists]
     mods = ModArguments.of(score_mod, _as_text("mask", block_mask))
     lists = _with_fakes("block_mask: got a BlockMask", lists)
     captures = _with_fakes("got a mod that captures a tensor", mods.captures)

@@ -74,15 +74,17 @@ def how_many(mask) -> int:
     return 2 if mask._is_given and mask._forward[3] is None else 4
 
 
-def stands_for(mask, is_for_export):
+def stands_for(mask, device, is_for_export):
     """(number, index tensors, steps, mask_mod), of which the first and the third are of a mask
     from outside, the others of one that is the graph's; then lengths and block sizes are in the
-    place of steps. What is exported holds no numbers, but index tensors as constants."""
+    place of steps. What is exported holds no numbers, but index tensors as constants, on the
+    device of the call where the mask is for any."""
     of, steps = _whole(mask)
     if of._number and not is_for_export:
         return of._number, [], list(steps), None
     if of._number:
-        lists = [_constant_list(of._number, steps, i) for i in range(how_many(mask))]
+        given = of._number, steps, str(device)
+        lists = [_constant_list(*given, i) for i in range(how_many(mask))]
     else:
         lists = [t for t in mask._forward if t is not None]
     mod = None if mask._mask_mod is noop_mask else mask._mask_mod
@@ -158,11 +160,12 @@ def lists_of(mask, is_transposed):
 
 
 @torch.compiler.assume_constant_result
-def _constant_list(number, steps, position) -> torch.Tensor:
+def _constant_list(number, steps, device, position) -> torch.Tensor:
     """One of the index tensors, plain also under a transform of torch.func."""
     with torch._C._DisableFuncTorch():
-        found: torch.Tensor = of_number(number, steps)._lists(False)[position]
-    return found
+        mask = of_number(number, steps)
+        found: torch.Tensor = mask._lists(False)[position]
+        return found.to(device) if mask.is_anywhere else found
 
 
 def cropped_shape(mask, lengths):
