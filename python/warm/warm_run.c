@@ -34,6 +34,7 @@ typedef struct {
     output outputs[MOST_TENSORS];
     size_t room;
     PyObject *room_model; /* of a workspace that is a tensor */
+    int may_keep;         /* for the next call on its stream */
     PyObject *kept;       /* one for the next call on this stream, or NULL; see take_room */
     void *kept_stream;
 } Run;
@@ -111,8 +112,8 @@ static int read_outputs(Run *s, PyObject *triples)
     return 0;
 }
 
-/* Run(call, plan, words, links, inputs, outputs, room, room_model, places): addresses are
- * integers, places those of tail, room, stream and dropout; the others are as above. */
+/* Run(call, plan, words, links, inputs, outputs, room, room_model, places, may_keep): addresses
+ * are integers, places those of tail, room, stream and dropout; the others are as above. */
 static PyObject *run_new(PyTypeObject *type, PyObject *args, PyObject *named)
 {
     (void)named;
@@ -121,9 +122,9 @@ static PyObject *run_new(PyTypeObject *type, PyObject *args, PyObject *named)
         return NULL;
     PyObject *call, *plan, *words, *links, *inputs, *outputs, *model;
     Py_ssize_t room;
-    if (!PyArg_ParseTuple(args, "OOOOOOnO(iiii)", &call, &plan, &words, &links, &inputs,
+    if (!PyArg_ParseTuple(args, "OOOOOOnO(iiii)p", &call, &plan, &words, &links, &inputs,
                           &outputs, &room, &model, &s->tail, &s->room_word, &s->stream_word,
-                          &s->dropout_word))
+                          &s->dropout_word, &s->may_keep))
         goto failed;
     if (PyTuple_Size(inputs) > MOST_TENSORS || PyTuple_Size(outputs) > MOST_TENSORS) {
         PyErr_SetString(PyExc_ValueError, "more tensors than a warm call has room for");
@@ -192,8 +193,9 @@ static int may_keep(void)
  * done one after the other there. */
 static int is_kept(const Run *s, void *stream)
 {
-    return may_keep() && s->room_model && s->inputs[0].like.device_type == DL_CUDA
-           && s->room <= MOST_KEPT && !may_be_captured(stream);
+    return s->may_keep && may_keep() && s->room_model
+           && s->inputs[0].like.device_type == DL_CUDA && s->room <= MOST_KEPT
+           && !may_be_captured(stream);
 }
 
 /* A workspace that is a tensor. One that is kept is taken away, so that no other thread's call

@@ -117,7 +117,7 @@ class Call:
 
     dropout = 0  # where seed and offset lie, of calls that drop weights
 
-    def __init__(self, runner, q, k, v, want_lse, want_max):
+    def __init__(self, runner, q, k, v, want_lse, want_max, may_keep=True):
         self.runner, self.plan = runner, runner.plan.handle
         self.width = v.shape[3] if v.shape[3] != q.shape[3] else 0
         self.stats = stats_dtype(q)
@@ -140,11 +140,11 @@ class Call:
         self.like = out.is_contiguous() and not self.width
         self.parts = parts
         self.wanted = (1 if want_lse else 0) + (2 if want_max else 0)
-        self.warm = self._warm(q, k, v, out, rows)
+        self.warm = self._warm(q, k, v, out, rows, may_keep)
         # of the last layout: for which needs, the call, and what holds the call's plan
         self.warm_backward = None, None, None
 
-    def _warm(self, q, k, v, out, rows):
+    def _warm(self, q, k, v, out, rows, may_keep):
         """The same by the extension, or None."""
         tensors = [_POINTER(0) + part for part in self.parts]
         text, links, at = objects.words(self.wanted, self.room, tensors)
@@ -158,8 +158,9 @@ class Call:
             return None
         inputs = zip((q, k, v), at)
         room = room_of(self.room, q, SMALL)
+        places = objects.PLACES
         return run_of(
-            extension.FORWARD, self.plan, text, links, inputs, made, room, objects.PLACES
+            extension.FORWARD, self.plan, text, links, inputs, made, room, places, may_keep
         )
 
     def bound_to(self, addresses):
@@ -310,13 +311,15 @@ def decoded(q, k, v):
 
 
 def new_call(
-    q, k, v, score, mask, scale, backend, want_lse, want_max, needs=(), dropout=0.0
-):
+    q, k, v, score, mask, scale, backend, want_lse, want_max, needs=(), dropout=0.0,
+    may_keep=True,
+):  # fmt: skip
+    """may_keep: whether the call may keep a workspace on a GPU for the next."""
     made_q, made_k, made_v = prepared(q, k, v)
     # plans and copies of block masks are made for the current device
     with torch.cuda.device_of(q):
         runner = Runner(made_q, made_k, made_v, score, mask, scale, backend, needs, dropout)
-    call = Call(runner, made_q, made_k, made_v, want_lse, want_max)
+    call = Call(runner, made_q, made_k, made_v, want_lse, want_max, may_keep)
     call.copies = made_q is not q or made_k is not k or made_v is not v
     if call.copies:
         call.warm = None

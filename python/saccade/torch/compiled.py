@@ -19,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import dynamo, masks
+from . import dynamo, masks, warm
 from .block_mask import BlockMask, noop_mask
 from .calls import autocast, decoded, new_call, output_like, stats_dtype
 from .checks import (
@@ -42,6 +42,7 @@ from .mods import AnyMod, Resolved, place, text_of, untraced
 
 _calls: dict = {}
 _AS_IS = contextlib.nullcontext()
+_seeded: set = set()  # GPUs where what warm calls hold is not made in a graph's pool
 
 
 _modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
@@ -61,8 +62,9 @@ class _OpCall:
         if score is not None:
             found = Resolved(score, "score", q.device.type, q.dtype is torch.float64)
         self.reusable, self.n_tensors = found is None or not found.copied, n_tensors
-        self.call = new_call(q, k, v, found, mask, scale, backend, want_lse, want_max)
-        if self.call.cuda >= 0:
+        given = scale, backend, want_lse, want_max
+        self.call = new_call(q, k, v, found, mask, *given, may_keep=not q.is_cuda)
+        if q.is_cuda and q.device not in _seeded:
             self.call.warm = None  # holds a tensor, which a pool of CUDA graphs forbids
         self.addresses = [v.address for v in found.views] if found is not None else []
         self.tail = None if self.addresses else self.call.bound_to(())
@@ -254,7 +256,16 @@ def _(
 
     check_layout(q, k, v)
     check_shapes(q, k, v, enable_gqa)
+    if q.device.type == "cuda" and q.device not in _seeded:
+        _seed(q.device)
     return output_like(q, v.shape[3]), rows(want_lse), rows(want_max)
+
+
+def _seed(device):
+    with _unrecorded():
+        for dtype in (torch.uint8, torch.float16, torch.bfloat16, torch.float32):
+            warm.seed_of(dtype, device)
+    _seeded.add(device)
 
 
 @torch.library.custom_op("saccade::flex_backward", mutates_args=())

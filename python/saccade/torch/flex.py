@@ -192,13 +192,13 @@ def flex_attention(
             return_lse,
             return_aux,
         )
-    call: Any = run
-    if recorded and (torch.compiler.is_dynamo_compiling() or is_rate_alone()):
-        call = in_graph
+    call: Any = in_graph if recorded else run
+    if recorded:
+        is_ours = not torch.compiler.is_dynamo_compiling() and _is_transformed()
+        if is_ours and not is_rate_alone():
+            call = transformed
     elif _is_transformed() or forward_ad._current_level >= 0:
         call = transformed
-    elif recorded:
-        call = in_graph
     if dropout_p:
         call = functools.partial(call, dropout=float(dropout_p))
     out, lse, row_max = call(

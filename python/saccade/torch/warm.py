@@ -13,21 +13,33 @@ from ..c import extension as built
 extension = built.begin(torch.Tensor, torch.nn.Parameter, torch.empty_like)
 
 
-def run_of(function, plan, words, links, inputs, outputs, room, places):
+def run_of(function, plan, words, links, inputs, outputs, room, places, may_keep=True):
     """A call as the extension has it, or None where it cannot have it. inputs: (tensor, word);
     outputs: (word, input that it is like, model), of `result`; room: of a workspace, None for a
-    thread's own; places: words of the tail, the workspace, the stream and dropout's tensor."""
+    thread's own; places: words of the tail, the workspace, the stream and dropout's tensor.
+    may_keep: whether a workspace on a GPU may stay for the next call."""
     if extension is None:
         return None
     try:
         return extension.Run(
-            function, plan, words, tuple(links), tuple(inputs), tuple(outputs), *room, places
+            function, plan, words, tuple(links), tuple(inputs), tuple(outputs), *room, places,
+            may_keep,
         ).run
     except (TypeError, ValueError):  # tensors that are not plain, more than there is room for
         return None
 
 
 NOTHING = (-1, -1, None)
+_seeds: dict = {}  # by dtype and device
+
+
+def seed_of(dtype, device):
+    """The element that all models of this dtype and device are views of: a pool of CUDA graphs,
+    which forbids that anything in it is kept, holds none if it was made before."""
+    found = _seeds.get((dtype, device))
+    if found is None:
+        found = _seeds[dtype, device] = torch.empty((), dtype=dtype, device=device)
+    return found
 
 
 def result(word, like, strides, index=-1):
@@ -35,7 +47,7 @@ def result(word, like, strides, index=-1):
     empty_like makes neither."""
     if index >= 0 and torch.empty_like(like).stride() == strides:
         return word, index, None
-    model = like.new_empty(()).expand(like.shape)
+    model = seed_of(like.dtype, like.device).expand(like.shape)
     return (word, -1, model) if torch.empty_like(model).stride() == strides else None
 
 
@@ -43,7 +55,7 @@ def room_of(n, q, small):
     """(bytes of a workspace, what it is like): None for a thread's own memory on the host."""
     if not n or (not q.is_cuda and n <= small):
         return n, None
-    return n, torch.empty((), dtype=torch.uint8, device=q.device).expand(n + 64)
+    return n, seed_of(torch.uint8, q.device).expand(n + 64)
 
 
 def tensors_of(tensors):
