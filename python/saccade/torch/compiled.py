@@ -262,7 +262,7 @@ def _(
 
 
 def _seed(device):
-    with _unrecorded():
+    with _disable_current_modes():
         for dtype in (torch.uint8, torch.float16, torch.bfloat16, torch.float32):
             warm.seed_of(dtype, device)
     _seeded.add(device)
