@@ -9,11 +9,11 @@ the callable, which is traced later. Everything else runs Python while it record
 become text there.
 """
 
-# Annotations are objects here: PyTorch 2.5 can't read an operator's types from text.
+from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -37,7 +37,7 @@ from .entries import run
 from .gradients import gradient_like, gradients
 from .graph_masks import of_number, stands_for
 from .masks import block_mask_of, mask_or_mod
-from .mod_arguments import ModArguments
+from .mod_arguments import OPERANDS, ModArguments, Operands
 from .mods import AnyMod, Resolved, place, text_of, untraced
 
 _calls: dict = {}
@@ -103,46 +103,47 @@ def _layout(t: torch.Tensor) -> tuple:
     return t.dtype, t.shape, t.stride(), t.device
 
 
-def _op_call(q, k, v, mods: ModArguments, block_mask, lists, block, how) -> _OpCall:
-    live = of_number(block_mask, block) if block_mask else None
+def _op_call(q, k, v, x: Operands, want_lse, want_max) -> _OpCall:
+    live = of_number(x.block_mask, x.block) if x.block_mask else None
+    mods, how = x.mods, (x.scale, x.backend, want_lse, want_max)
     key = (
-        tuple(map(_layout, (q, k, v, *mods.captures, *lists))),
+        tuple(map(_layout, (q, k, v, *mods.captures, *x.lists))),
         tuple(mods.numbers),
         mods[2:],
-        block_mask,
+        x.block_mask,
         live.version if live is not None else None,
-        tuple(block),
+        tuple(x.block),
         how,
         torch.get_num_threads(),
     )
     found = _calls.get(key)
     has_number = 0 in [t.dim() for t in mods.captures]  # which goes by value
-    if found is None or has_number or not found.has_read(mods.captures, lists):
+    if found is None or has_number or not found.has_read(mods.captures, x.lists):
         check_call(q, k, v, True)
         for_score, for_mask = mods.named()
-        if live is None:
-            live = mask_of(mods, for_mask, lists, block)
+        live = mask_of(x, for_mask)
         if isinstance(live, AnyMod):
             made = Resolved(live, "mask", "cpu")
             live = block_mask_of(made, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         if live is not None:
             live = mask_of_call(live, q, k)
         made_score = AnyMod("score", mods.score, for_score) if mods.score else None
-        n_tensors = sum(isinstance(x, torch.Tensor) for x in for_score.values())
+        n_tensors = len(mods.score_tensors())
         found = _OpCall(q, k, v, made_score, n_tensors, live, how)
         if len(_calls) >= 512:
             _calls.clear()
         if found.reusable:
-            found.read = [t.clone() for t in (*lists, *mods.captures[n_tensors:])]
+            found.read = [t.clone() for t in (*x.lists, *mods.captures[n_tensors:])]
             _calls[key] = found
     return found
 
 
-def mask_of(mods: ModArguments, captures, lists, block) -> Any:
-    """The mask of an operator's arguments, where it is known by no number: a BlockMask, what is
-    live, or None."""
-    mod = AnyMod("mask", mods.mask, captures) if mods.mask else None
-    return _listed(lists, block, mod) if lists else mod
+def mask_of(x: Operands, captures) -> Any:
+    """The mask that they mean, which captures these: a BlockMask, what is live, or None."""
+    if x.block_mask:
+        return of_number(x.block_mask, x.block)
+    mod = AnyMod("mask", x.mods.mask, captures) if x.mods.mask else None
+    return _listed(x.lists, x.block, mod) if x.lists else mod
 
 
 def _listed(lists, block, mod) -> BlockMask:
@@ -189,38 +190,22 @@ def _as_text(kind: str, mod: Any, is_double: bool = False) -> Any:
     return text_of(kind, mod, {}, is_double)
 
 
-@torch.library.custom_op("saccade::flex", mutates_args=())
-def flex(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    captures: List[torch.Tensor],
-    numbers: List[float],
-    names: str,
-    score: str,
-    mask: str,
-    block_mask: int,
-    lists: List[torch.Tensor],
-    block: List[int],
-    scale: Optional[float],
-    backend: str,
-    want_lse: bool,
-    want_max: bool,
-    enable_gqa: bool,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    # ahead-of-time code passes empty lists as None
-    captures, numbers, lists, block = captures or [], numbers or [], lists or [], block or []
-    live = of_number(block_mask, block) if block_mask else None
-    if backend == "auto" and not (captures or numbers or lists or q.is_cuda):
-        given = score or None, mask or None if live is None else live
+@torch.library.custom_op(
+    "saccade::flex",
+    mutates_args=(),
+    schema=f"(Tensor q, Tensor k, Tensor v, {OPERANDS}, bool want_lse, bool want_max, "
+    "bool enable_gqa) -> (Tensor, Tensor, Tensor)",
+)
+def flex(q, k, v, *given):
+    x, (want_lse, want_max, enable_gqa) = Operands.read(given)
+    live = of_number(x.block_mask, x.block) if x.block_mask else None
+    if x.backend == "auto" and not (x.mods.captures or x.mods.numbers or x.lists or q.is_cuda):
+        mods = x.mods.score or None, x.mods.mask or None if live is None else live
         with torch.no_grad() if torch.is_grad_enabled() else _AS_IS:
-            found = run(q, k, v, *given, scale, None, want_lse, want_max, enable_gqa)
-        out, lse, row_max = found
+            found = run(q, k, v, *mods, x.scale, None, want_lse, want_max, enable_gqa)
     else:
-        mods = ModArguments(captures, numbers, names, score, mask)
-        how = (scale, backend, want_lse, want_max)
-        found = _op_call(q, k, v, mods, block_mask, lists, block, how)
-        out, lse, row_max = found(q, k, v, captures)
+        found = _op_call(q, k, v, x, want_lse, want_max)(q, k, v, x.mods.captures)
+    out, lse, row_max = found
     if live is not None and lse is not None:
         # what is saved for backward, or detached from it, holds the mask
         lse.untyped_storage().saccade_block_mask = live
@@ -233,24 +218,9 @@ def _no_rows(q):
 
 
 @flex.register_fake
-def _(
-    q,
-    k,
-    v,
-    captures,
-    numbers,
-    names,
-    score,
-    mask,
-    block_mask,
-    lists,
-    block,
-    scale,
-    backend,
-    want_lse,
-    want_max,
-    enable_gqa,
-):
+def _(q, k, v, *given):
+    want_lse, want_max, enable_gqa = given[-3:]
+
     def rows(wanted):
         return q.new_empty(q.shape[:3] if wanted else (0,), dtype=stats_dtype(q))
 
@@ -268,29 +238,18 @@ def _seed(device):
     _seeded.add(device)
 
 
-@torch.library.custom_op("saccade::flex_backward", mutates_args=())
-def flex_backward(
-    tensors: List[torch.Tensor],
-    d_lse: Optional[torch.Tensor],
-    needs: List[bool],
-    captures: List[torch.Tensor],
-    numbers: List[float],
-    names: str,
-    score: str,
-    mask: str,
-    block_mask: int,
-    lists: List[torch.Tensor],
-    block: List[int],
-    scale: Optional[float],
-    backend: str,
-    want_max: bool,
-) -> List[torch.Tensor]:
+@torch.library.custom_op(
+    "saccade::flex_backward",
+    mutates_args=(),
+    schema=f"(Tensor[] tensors, Tensor? d_lse, bool[] needs, {OPERANDS}, bool want_max) -> "
+    "Tensor[]",
+)
+def flex_backward(tensors, d_lse, needs, *given):
     """tensors: q k v out lse d_out. Gradients of q, k, v and captures; empty where needs, of
     the same, says so."""
-    mods = ModArguments(captures, numbers, names, score, mask)
-    how = (scale, backend, True, want_max)
-    found = _op_call(*tensors[:3], mods, block_mask, lists, block, how)
-    made = found.backward(tuple(needs), tensors, captures, d_lse)
+    x, (want_max,) = Operands.read(given)
+    found = _op_call(*tensors[:3], x, True, want_max)
+    made = found.backward(tuple(needs), tensors, x.mods.captures, d_lse)
     return [_none_of(tensors[0]) if t is None else t for t in made]
 
 
@@ -485,17 +444,17 @@ def _of_graphs(
 def _outside(q, k, v, score, mask, mods, rest):
     """run, for callables that are in no graph."""
     mods = ModArguments(*mods)
-    (number, lists, block, scale, backend, *wanted) = rest
+    x, wanted = Operands(mods, *rest[:5]), rest[5:]
     for_score, for_mask = mods.named()
     if score is None and mods.score:
         score = AnyMod("score", mods.score, for_score)
-    if lists:
-        mask = _listed(lists, block, mask or mask_of(mods, for_mask, (), ()))
-    elif mask is None:
-        mask = of_number(number, block) if number else mask_of(mods, for_mask, (), ())
-    name, is_invariant = way_of(backend)
+    if mask is None:
+        mask = mask_of(x, for_mask)
+    elif x.lists:
+        mask = _listed(x.lists, x.block, mask)
+    name, is_invariant = way_of(x.backend)
     options = {"BACKEND": name, "BATCH_INVARIANT": INVARIANCE[is_invariant]}
-    return run(q, k, v, score, mask, scale, options, *wanted)
+    return run(q, k, v, score, mask, x.scale, options, *wanted)
 
 
 masks.graphs_take_callables = dynamo.flex is not None

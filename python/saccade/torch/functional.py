@@ -40,6 +40,10 @@ class _Spec(NamedTuple):
     options: Any
     gqa: bool
 
+    def of_call(self, tensors):
+        """score, mask, scale and options."""
+        return self.score(tensors), self.mask, self.scale, self.options
+
     def score(self, tensors):
         if self.text is None:
             return None
@@ -138,9 +142,8 @@ class Forward(torch.autograd.Function):
     @staticmethod
     def forward(spec, q, k, v, *tensors):
         call = in_graph if is_recorded() else run
-        of_call = spec.score(tensors), spec.mask, spec.scale, spec.options
         with torch.no_grad():
-            return call(q, k, v, *of_call, True, False, spec.gqa)[:2]
+            return call(q, k, v, *spec.of_call(tensors), True, False, spec.gqa)[:2]
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -186,8 +189,8 @@ class Backward(torch.autograd.Function):
     @staticmethod
     def forward(spec, needs, d_out, d_lse, q, k, v, out, lse, *tensors):
         if is_recorded():
-            of_call = spec.score(tensors), spec.mask, spec.scale, spec.options
-            return recorded.backward(*of_call, needs, d_out, d_lse, q, k, v, out, lse)
+            saved = d_out, d_lse, q, k, v, out, lse
+            return recorded.backward(*spec.of_call(tensors), needs, *saved)
         given = q, k, v, *tensors
         leaves, found = _with_leaves(spec, given, needs)
         if not found.needs:
@@ -318,10 +321,9 @@ class Tangent(torch.autograd.Function):
         half = len(both) // 2
         (q, k, v, *tensors), rates = both[:half], both[half:]
         check_device(q)
-        of_call = spec.score(tensors), spec.mask, spec.scale, spec.options
         if is_recorded():
-            return recorded.tangent(*of_call, moves, q, k, v, rates)
-        return tangents(*of_call, spec.names, moves, (q, k, v), rates)
+            return recorded.tangent(*spec.of_call(tensors), moves, q, k, v, rates)
+        return tangents(*spec.of_call(tensors), spec.names, moves, (q, k, v), rates)
 
     @staticmethod
     def setup_context(ctx, inputs, output):

@@ -1,8 +1,9 @@
-"""Mods as arguments of an operator, which takes tensors, numbers and text."""
+"""Mods, and what a call has beside them, as arguments of an operator, which takes tensors,
+numbers and text."""
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple
+from typing import Any, List, NamedTuple, Optional, Sequence
 
 import torch
 
@@ -53,3 +54,39 @@ class ModArguments(NamedTuple):
                 found[name] = int(x) if kind == "int" else x
             made.append(found)
         return made
+
+    def score_tensors(self) -> List[str]:
+        """The names of the tensors that the score captures, with which captures begin."""
+        return [word for word in self.names.partition("|")[0].split() if ":" not in word]
+
+
+class Operands(NamedTuple):
+    """What operators of attention are given beside query, key and value. lists and block: of a
+    block mask that is known by no number, its index tensors, and its lengths and block sizes;
+    else the steps from the mask of that number to the call's."""
+
+    mods: ModArguments
+    block_mask: int
+    lists: List[torch.Tensor]
+    block: List[int]
+    scale: Optional[float]
+    backend: str
+
+    def flat(self) -> tuple[Any, ...]:
+        """As arguments of OPERANDS."""
+        return (*self.mods, *self[1:])
+
+    @classmethod
+    def read(cls, given: Sequence[Any]) -> tuple["Operands", Sequence[Any]]:
+        """Of the arguments that begin with those of OPERANDS; and what is behind them.
+        Ahead-of-time code passes empty lists as None."""
+        captures, numbers, names, score, mask, number, lists, block, scale, backend = given[:10]
+        mods = ModArguments(captures or [], numbers or [], names, score, mask)
+        return cls(mods, number, lists or [], block or [], scale, backend), given[10:]
+
+
+# Operands in an operator's schema.
+OPERANDS = (
+    "Tensor[] captures, float[] numbers, str names, str score, str mask, SymInt block_mask, "
+    "Tensor[] lists, SymInt[] block, float? scale, str backend"
+)

@@ -6,9 +6,9 @@ operator saccade::flex itself is under them (rules.py): jit.trace and torch.expo
 nodes.
 """
 
-# Annotations are objects here: PyTorch 2.5 can't read an operator's types from text.
+from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any
 
 import torch
 
@@ -16,8 +16,7 @@ from .calls import decoded, output_like, stats_dtype
 from .checks import INVARIANCE, backend_of, way_of
 from .compiled import described, mask_of
 from .forward_mode import tangents
-from .graph_masks import of_number
-from .mod_arguments import ModArguments
+from .mod_arguments import OPERANDS, Operands
 from .mods import AnyMod
 
 
@@ -27,20 +26,10 @@ def is_rate_alone() -> bool:
     return all(x.key() == torch._C._functorch.TransformType.Jvp for x in stack)
 
 
-class _Operands(NamedTuple):
-    """What an operator is given beside query, key and value."""
-
-    mods: ModArguments
-    lists: List[torch.Tensor]
-    block: List[int]
-    scale: Optional[float]
-    backend: str
-
-
-def _operands(q, k, score, mask, scale, options) -> _Operands:
+def _operands(q, k, score, mask, scale, options) -> Operands:
     backend = backend_of(options) if options else "auto"
     mods, lists, block = described(q, k, score, mask)
-    return _Operands(mods, lists, block, scale, backend)
+    return Operands(mods, 0, lists, block, scale, backend)
 
 
 def backward(score, mask, scale, options, needs, d_out, d_lse, q, k, v, out, lse):
@@ -48,18 +37,8 @@ def backward(score, mask, scale, options, needs, d_out, d_lse, q, k, v, out, lse
     q, k, v = decoded(q, k, v)
     given = _operands(q, k, score, mask, scale, options)
     wanted = [*needs, *[False] * (3 + len(given.mods.captures) - len(needs))]
-    made = torch.ops.saccade.flex_backward(
-        [q, k, v, out, lse, d_out],
-        d_lse,
-        wanted,
-        *given.mods,
-        0,
-        given.lists,
-        given.block,
-        given.scale,
-        given.backend,
-        False,
-    )
+    tensors = [q, k, v, out, lse, d_out]
+    made = torch.ops.saccade.flex_backward(tensors, d_lse, wanted, *given.flat(), False)
     return tuple(made[: len(needs)])
 
 
@@ -68,41 +47,25 @@ def tangent(score, mask, scale, options, moves, q, k, v, rates):
     moves: which of query, key and value do."""
     q, k, v = decoded(q, k, v)
     given = _operands(q, k, score, mask, scale, options)
-    return torch.ops.saccade.flex_tangent(
-        q, k, v, *given.mods, 0, given.lists, given.block, given.scale, given.backend,
-        list(rates), [int(x) for x in moves],
-    )  # fmt: skip
+    moves = [int(x) for x in moves]
+    return torch.ops.saccade.flex_tangent(q, k, v, *given.flat(), list(rates), moves)
 
 
-@torch.library.custom_op("saccade::flex_tangent", mutates_args=())
-def flex_tangent(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    captures: List[torch.Tensor],
-    numbers: List[float],
-    names: str,
-    score: str,
-    mask: str,
-    block_mask: int,
-    lists: List[torch.Tensor],
-    block: List[int],
-    scale: Optional[float],
-    backend: str,
-    rates: List[torch.Tensor],
-    moves: List[int],
-) -> Tuple[torch.Tensor, torch.Tensor]:
+@torch.library.custom_op(
+    "saccade::flex_tangent",
+    mutates_args=(),
+    schema=f"(Tensor q, Tensor k, Tensor v, {OPERANDS}, Tensor[] rates, SymInt[] moves) -> "
+    "(Tensor, Tensor)",
+)
+def flex_tangent(q, k, v, *given):
     """rates: of q, k, v and the tensors that the score captures, which captures begin with."""
-    mods = ModArguments(captures or [], numbers or [], names, score, mask)
-    for_score, for_mask = mods.named()
-    live = of_number(block_mask, block) if block_mask else None
-    if live is None:
-        live = mask_of(mods, for_mask, lists, block)
-    of = AnyMod("score", score, for_score) if score else None
-    tensors = [n for n, c in for_score.items() if isinstance(c, torch.Tensor)]
-    name, is_invariant = way_of(backend)
+    x, (rates, moves) = Operands.read(given)
+    for_score, for_mask = x.mods.named()
+    score = AnyMod("score", x.mods.score, for_score) if x.mods.score else None
+    name, is_invariant = way_of(x.backend)
     options = {"BACKEND": name, "BATCH_INVARIANT": INVARIANCE[is_invariant]}
-    return tangents(of, live, scale, options, tensors, moves, (q, k, v), rates)
+    of_call = score, mask_of(x, for_mask), x.scale, options
+    return tangents(*of_call, x.mods.score_tensors(), moves, (q, k, v), rates)
 
 
 @flex_tangent.register_fake

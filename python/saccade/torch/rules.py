@@ -13,6 +13,7 @@ from torch._library.autograd import make_autograd_impl
 from .checks import NO_SECOND
 from .compiled import flex, flex_backward
 from .forward_mode import check_device
+from .mod_arguments import Operands
 from .recorded import flex_tangent
 
 _KEYS = torch._C.DispatchKey
@@ -55,20 +56,20 @@ def _flex(keys, q, k, v, captures, *rest):
     if not is_moved and _is_plain(keys) and not _trains(given):
         return flex._init_fn(q, k, v, captures, *rest)
     made = _recorded(keys, q, k, v, captures, *rest)
-    return _with_rates(given, rates, made, rest) if is_moved else made
+    return _with_rates(given, rates, made, (captures, *rest)) if is_moved else made
 
 
-def _with_rates(given, rates, made, rest):
-    (out, lse, row_max), names, (want_lse, want_max) = made, rest[1], rest[-3:-1]
+def _with_rates(given, rates, made, operands):
+    (out, lse, row_max), (x, (want_lse, want_max, _)) = made, Operands.read(operands)
     check_device(out)
     if want_max:
         raise NotImplementedError("max_scores: not to be had inside of torch.func's transforms")
     moves = [int(rate is not None) for rate in rates[:3]]
-    n = 3 + len([word for word in names.partition("|")[0].split() if ":" not in word])
+    n = 3 + len(x.mods.score_tensors())
     rates = [torch.zeros_like(t) if rate is None else rate for t, rate in zip(given, rates)]
     with torch._C._AutoDispatchBelowAutograd():
         out_dot, lse_dot = torch.ops.saccade.flex_tangent(
-            *given[:3], given[3:], *rest[:9], rates[:n], moves
+            *given[:3], *x.flat(), rates[:n], moves
         )
     lse = forward_ad.make_dual(lse, lse_dot, level=0) if want_lse else lse
     return forward_ad.make_dual(out, out_dot, level=0), lse, row_max
