@@ -111,7 +111,7 @@ class BlockMask:
         self.dq_kv_order, self.dq_kv_order_spt = dq_kv_order, dq_kv_order_spt
         self._handle, self._device = _handle, torch.device(_device)
         self._seq_lengths = (seq_lengths[0], seq_lengths[1])
-        # no `or`: graphs of PyTorch before 2.12 can't ask a function whether it is true
+        # no `or`: graphs of PyTorch before 2.15 can't ask a function whether it is true
         self._mask_mod: Any = noop_mask if mask_mod is None else mask_mod
         self.BLOCK_SIZE = block_pair(BLOCK_SIZE)
         self._forward: Any = (
@@ -297,7 +297,8 @@ class BlockMask:
     def told(self) -> list[Any]:
         """What tells it from another: lengths, text and captured values, index tensors that
         were given, how many blocks are what."""
-        made, stats = self.handle(), self.handle().stats()
+        made = self.handle()
+        stats = made.stats()
         parts: list[Any] = [self._seq_lengths, self.BLOCK_SIZE]
         parts += [stats.blocks, stats.full, stats.partial]
         parts += [made.mod.text, *(made.tensors or ())] if made.mod is not None else []
@@ -321,14 +322,16 @@ class BlockMask:
 
     # ---- FlexAttention's attributes ----
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """By the property's own function: graphs of PyTorch before 2.15 don't call it, and the
-        mask would stay what it was."""
-        found = type(self).__dict__.get(name)
-        if isinstance(found, property) and found.fset is not None:
-            found.fset(self, value)
-        else:
-            object.__setattr__(self, name, value)
+    if torch.__version__ < "2.15":
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """By the property's own function: graphs don't call it, and the mask would stay
+            what it was."""
+            found = type(self).__dict__.get(name)
+            if isinstance(found, property) and found.fset is not None:
+                found.fset(self, value)
+            else:
+                object.__setattr__(self, name, value)
 
     kv_num_blocks = _index_tensor(False, 0)
     kv_indices = _index_tensor(False, 1)

@@ -333,8 +333,8 @@ class ContextParallel:
         if self.masks:
             parts += self.masks[index].told()
         told = digest(parts)
-        if self._limit is None:
-            agree("mask or problem", told, self.group, self.device, None)
+        if self.device.type == "cuda":
+            agree("mask or problem", told, self.group, self.device, self._limit)
         return told
 
     def of_mask(self, mask, names):
