@@ -40,7 +40,7 @@ saccade_status saccade_dist_forward_local(saccade_dist *dist, const saccade_forw
     return dist_forward_local(dist, &run, err);
 }
 
-/* Their room is not in saccade_dist_local_workspace, which knows no dtypes. */
+/* The caller adds up what ranks made. */
 static saccade_status check_captures(const api_backward_call *call, saccade_error *err)
 {
     for (int32_t i = 0; i < call->args.n_d_captures; i++) {
@@ -53,24 +53,48 @@ static saccade_status check_captures(const api_backward_call *call, saccade_erro
     return SACCADE_OK;
 }
 
+static saccade_status read_backward(const saccade_dist *dist, const saccade_backward_args *args,
+                                    api_backward_call *call, saccade_error *err)
+{
+    TRY(check_rows(dist, args, err));
+    TRY(api_start_backward(dist->plan, args, "dist backward", call, err));
+    const saccade_forward_args strange = {.ragged = call->args.ragged,
+                                          .pages = call->args.pages};
+    TRY(api_refuse_over_ranks(&strange, err));
+    TRY(api_read_shard(dist, &call->in, dist->KV, &call->run, err));
+    TRY(api_read_sinks(dist->plan, call->in.sinks, dist->n_rows, &call->run, err));
+    TRY(api_read_context(dist->plan, &call->in, &call->run, &call->captures, err));
+    TRY(api_read_gradients(dist->plan, &call->args, dist->n_rows, &call->run, call->captured,
+                           &call->gradients, err));
+    TRY(api_check_shard_gradients(call, err));
+    return check_captures(call, err);
+}
+
+static size_t backward_bytes(const saccade_dist *dist, const api_backward_call *call)
+{
+    const saccade_sizes sizes = dist_sizes(dist, call->run.sizes.B);
+    const plan_gradients captured = {.captures = call->gradients.captures};
+    return plan_backward_workspace(dist->plan, &sizes, &captured);
+}
+
+saccade_status saccade_dist_local_backward_workspace(const saccade_dist *dist,
+                                                     const saccade_backward_args *args,
+                                                     size_t *bytes, saccade_error *err)
+{
+    api_backward_call call;
+    FAIL_IF(!bytes, SACCADE_EINVAL, "dist local: got NULL, expected room for a size");
+    TRY(read_backward(dist, args, &call, err));
+    *bytes = backward_bytes(dist, &call);
+    return SACCADE_OK;
+}
+
 saccade_status saccade_dist_backward_local(saccade_dist *dist,
                                            const saccade_backward_args *args,
                                            saccade_error *err)
 {
     api_backward_call call;
-    TRY(check_rows(dist, args, err));
-    TRY(api_start_backward(dist->plan, args, "dist backward", &call, err));
-    const saccade_forward_args strange = {.ragged = call.args.ragged, .pages = call.args.pages};
-    TRY(api_refuse_over_ranks(&strange, err));
-    TRY(api_read_shard(dist, &call.in, dist->KV, &call.run, err));
-    TRY(api_read_sinks(dist->plan, call.in.sinks, dist->n_rows, &call.run, err));
-    TRY(api_read_context(dist->plan, &call.in, &call.run, &call.captures, err));
-    TRY(api_read_gradients(dist->plan, &call.args, dist->n_rows, &call.run, call.captured,
-                           &call.gradients, err));
-    TRY(api_check_shard_gradients(&call, err));
-    TRY(check_captures(&call, err));
-    TRY(api_read_workspace(&call.in, saccade_dist_local_workspace(dist, call.run.sizes.B, 1),
-                           &call.run, err));
+    TRY(read_backward(dist, args, &call, err));
+    TRY(api_read_workspace(&call.in, backward_bytes(dist, &call), &call.run, err));
     api_clear_unread(dist->plan, &call.args);
     return dist_backward_local(dist, &call.run, &call.gradients, err);
 }

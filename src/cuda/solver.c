@@ -20,9 +20,6 @@ static int say(char *why, const char *text)
 static int takes_gradients(const plan_problem *p, char *why)
 {
     cu_reads_found reads;
-    if (p->has_rows && p->gradients & (SACCADE_GRADIENT_CAPTURES | SACCADE_GRADIENT_SINKS))
-        return say(why, "the CUDA back end makes no gradients of captures or sinks for some "
-                        "rows of a sequence: leave them out, or take backend cpu");
     if (!cu_find_reads(p, &reads))
         return say(why, "the CUDA back end makes gradients of at most 8 reads of captures");
     if (cu_reads_by_score(p))

@@ -22,6 +22,17 @@ CASES = [
     (2, 2, 1024, 128, None, "score + (Q - q) * 0.001", 2),
 ]
 
+# of tensors that a score reads: shape, score
+CAPTURED = {
+    "slopes": (lambda N: (2,), lambda x, N: lambda s, b, h, i, j: s + x[h] * (j - i) * 0.01),
+    "bias": (lambda N: (2,), lambda x, N: lambda s, b, h, i, j: s + x[h]),
+    "distance": (lambda N: (2 * N,), lambda x, N: lambda s, b, h, i, j: s + x[i - j + N]),
+    "rows": (lambda N: (N,), lambda x, N: lambda s, b, h, i, j: s * x[i]),
+    "keys": (lambda N: (2, N), lambda x, N: lambda s, b, h, i, j: s + x[h, j]),
+    "pairs": (lambda N: (N, N), lambda x, N: lambda s, b, h, i, j: s + x[i, j]),
+    "squares": (lambda N: (7,), lambda x, N: lambda s, b, h, i, j: s + x[(i * i + j) % 7]),
+}
+
 
 def repeated(sends, receives, _):
     """All ranks would say the same."""
@@ -41,9 +52,9 @@ def memory(size, device):
     return room, (room.data_ptr() + 63) & ~63, size
 
 
-def rank_run(made, shards, rank, q, k, v, handle, d_out):
-    """Of this rank: its rows' out, lse and gradient, and its parts of those of keys; keys that
-    it needs not are zeros."""
+def rank_run(made, shards, rank, q, k, v, handle, d_out, score=None, wanted=()):
+    """Of this rank: its rows' out, lse and gradient, and its parts of those of keys and of what
+    the score captures; keys that it needs not are zeros."""
     rows = expand(shards.rows(rank)).to(q.device)
     if not len(rows):
         return None
@@ -57,17 +68,54 @@ def rank_run(made, shards, rank, q, k, v, handle, d_out):
     stream = torch.cuda.current_stream().cuda_stream if q.is_cuda else None
     made.prepare(handle)
     views = {n: view(t) for n, t in given.items()}
-    room, at, n = memory(made.local_workspace(q.shape[0], False), q.device)
-    made.forward_local(views, handle, [], [], at, n, stream)
+    names, read = (score.names, score.views) if score else ([], [])
+    room, at, n = memory(made.local_workspace(q.shape[0]), q.device)
+    made.forward_local(views, handle, names, read, at, n, stream)
     d = {"d_q": torch.empty_like(own), "d_out": own_d}
     d["d_k"], d["d_v"] = (torch.empty(t.shape, device=t.device) for t in pools)
     views.update({n: view(t) for n, t in d.items()})
-    room, at, n = memory(made.local_workspace(q.shape[0], True), q.device)
-    made.backward_local(views, handle, [], [], [], at, n, stream)
+    rooms = []
+
+    def take(size):
+        rooms.append(memory(size, q.device))
+        return rooms[-1][1]
+
+    captured = [
+        (n, torch.full(t.shape, torch.nan, dtype=torch.float32, device=q.device))
+        for n, t in zip(names, score.tensors if score else ())
+        if n in wanted
+    ]
+    given = [(n, view(t)) for n, t in captured]
+    made.backward_local(views, handle, names, read, given, take, stream)
     if q.is_cuda:
         torch.cuda.synchronize()
-    del room
+    d["captured"] = [t for _, t in captured]
     return rows, out, lse, d
+
+
+def parts_of(device, ranks, q, k, v, d_out, score, handle, names=()):
+    """(rank_run's results) of each rank that holds rows; names: captures with gradients."""
+    B, H, N, D = q.shape
+    name, hint = dtype_name(q), B if device == "cuda" else 0
+    mods = score.bound if score else None, handle.mod if handle else None
+    context = objects.context(1 if device == "cpu" else 0)
+    bits = 7 | (abi.GRADIENT_CAPTURES if names else 0)
+    heads = H, k.shape[1]
+    plan = objects.plan(
+        context, hint, *heads, D, D, name, name, None, *mods, device, bits, names
+    )
+    tile = abi.lib.saccade_plan_row_tile(plan.handle, abi.Sizes(B, *heads, N, N, D, D))
+    shards = c_dist.ShardPlan(ranks, tile, N, [handle] if handle else [], [1] if handle else [])
+    shards.ranks = ranks
+    problem = ((hint, *heads, 0, 0, D, D), name, name, None, *mods, device, bits, names)
+    for rank in range(ranks):
+        transport = c_dist.Transport(rank, ranks, 60.0, repeated)
+        made = c_dist.Dist(context, problem, shards, 0, transport)
+        one = rank_run(
+            made, shards, rank, q, k, v, handle, d_out, score if names else None, names
+        )
+        if one is not None:
+            yield one
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -81,24 +129,9 @@ def test_rows_alone(device, case):
     want = whole_run(q, k, v, score, mask, d_out)
     handle = mask.handle() if mask else None
     found = Resolved(score, "score", device) if score else None
-    name, hint = dtype_name(q), 2 if device == "cuda" else 0
-    mods = found.bound if found else None, handle.mod if handle else None
-    context = objects.context(1 if device == "cpu" else 0)
-    plan = objects.plan(context, hint, H, Hkv, D, D, name, name, None, *mods, device, 7, ())
-    sizes = abi.Sizes(2, H, Hkv, N, N, D, D)
-    tile = abi.lib.saccade_plan_row_tile(plan.handle, sizes)
-    shards = c_dist.ShardPlan(ranks, tile, N, [handle] if mask else [], [1] if mask else [])
-    shards.ranks = ranks
-    problem = ((hint, H, Hkv, 0, 0, D, D), name, name, None, *mods, device, 7, ())
     sums = [torch.zeros(t.shape, device=device) for t in (k, v)]
     seen = 0
-    for rank in range(ranks):
-        transport = c_dist.Transport(rank, ranks, 60.0, repeated)
-        made = c_dist.Dist(context, problem, shards, 0, transport)
-        one = rank_run(made, shards, rank, q, k, v, handle, d_out)
-        if one is None:
-            continue
-        rows, out, lse, d = one
+    for rows, out, lse, d in parts_of(device, ranks, q, k, v, d_out, found, handle):
         seen += len(rows)
         assert torch.equal(out, want[0][:, :, rows])
         assert torch.equal(lse, want[1][:, :, rows])
@@ -115,3 +148,28 @@ def test_rows_alone(device, case):
 def near(got, want):
     """Within a few roundings of bf16, where sums of f32 were rounded once."""
     torch.testing.assert_close(got.float(), want.float(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", CAPTURED)
+@pytest.mark.parametrize("D, dtype", [(64, "bfloat16"), (128, "bfloat16"), (32, "float32")])
+def test_what_rows_alone_capture(device, kind, D, dtype):
+    """Parts of the gradient of a captured tensor add up to the whole run's."""
+    N, ranks, dtype = 1100, 3, getattr(torch, dtype)
+    torch.manual_seed(6)
+    shape, score = CAPTURED[kind]
+    q, k, v, d_out = (torch.randn(2, 2, N, D).to(device, dtype) for _ in range(4))
+    x = torch.randn(shape(N), device=device).requires_grad_()
+    mask = create_block_mask("causal() && q - kv < 700", None, None, N, N, device=device)
+    out, _, _ = whole_run(q, k, v, score(x, N), mask, d_out)
+    found = Resolved(score(x, N), "score", device)
+    names = tuple(n for n, w in zip(found.names, found.flags) if w)
+    handle = mask.handle()
+    parts = list(parts_of(device, ranks, q, k, v, d_out, found, handle, names))
+    assert len(parts) == ranks
+    for rows, own, _, _ in parts:
+        assert torch.equal(own, out[:, :, rows])
+    size = x.grad.abs().max().item()
+    by = 1e-5 if dtype == torch.float32 else 5e-3
+    total = sum(d["captured"][0] for *_, d in parts)
+    torch.testing.assert_close(total, x.grad, rtol=by, atol=by * size)

@@ -200,8 +200,8 @@ class Dist:
         self.transport.run("dist_forward", self.handle, C.byref(a))
         del keep
 
-    def local_workspace(self, B: int, is_backward: bool) -> int:
-        return lib.saccade_dist_local_workspace(self.handle, B, is_backward)
+    def local_workspace(self, B: int) -> int:
+        return lib.saccade_dist_local_workspace(self.handle, B, False)
 
     def forward_local(self, tensors, mask, names, views, room, room_bytes, stream) -> None:
         """Without an exchange: k and v are of the whole sequence."""
@@ -211,12 +211,13 @@ class Dist:
         del keep
 
     def backward_local(
-        self, tensors, mask, names, views, gradients, room, room_bytes, stream
+        self, tensors, mask, names, views, gradients, memory: Callable, stream=None
     ) -> None:
-        a = abi.BackwardArgs(workspace=room, workspace_bytes=room_bytes, stream=stream)
-        keep = _fill(a, tensors, mask, names, views)
-        a.d_captures = objects.bindings([n for n, _ in gradients], [v for _, v in gradients])
-        a.n_d_captures = len(gradients)
+        """gradients, memory: as backward's."""
+        a, keep = _backward_args(tensors, mask, names, views, gradients, stream)
+        n = C.c_size_t()
+        abi.call("dist_local_backward_workspace", self.handle, C.byref(a), C.byref(n))
+        a.workspace, a.workspace_bytes = memory(n.value), n.value
         abi.call("dist_backward_local", self.handle, C.byref(a))
         del keep
 
@@ -224,10 +225,7 @@ class Dist:
         self, tensors, mask, names, views, gradients, memory: Callable, stream=None
     ) -> None:
         """gradients: (name, view) of captures; memory(bytes): an address."""
-        a = abi.BackwardArgs(stream=stream)
-        keep = _fill(a, tensors, mask, names, views)
-        a.d_captures = objects.bindings([n for n, _ in gradients], [v for _, v in gradients])
-        a.n_d_captures = len(gradients)
+        a, keep = _backward_args(tensors, mask, names, views, gradients, stream)
         n = C.c_size_t()
         abi.call("dist_backward_workspace", self.handle, C.byref(a), C.byref(n))
         a.workspace, a.workspace_bytes = memory(n.value), n.value
@@ -237,6 +235,14 @@ class Dist:
     def __del__(self):
         if getattr(self, "handle", None) and lib is not None:
             lib.saccade_dist_destroy(self.handle)
+
+
+def _backward_args(tensors, mask, names, views, gradients, stream):
+    a = abi.BackwardArgs(stream=stream)
+    keep = _fill(a, tensors, mask, names, views)
+    a.d_captures = objects.bindings([n for n, _ in gradients], [v for _, v in gradients])
+    a.n_d_captures = len(gradients)
+    return a, keep
 
 
 def _fill(a, tensors, mask, names, views):

@@ -236,7 +236,8 @@ _declare("nccl_destroy", None, C.POINTER(Transport))
 _declare("dist_forward_local", _S, _P, C.POINTER(ForwardArgs), _E)
 _declare("dist_backward_local", _S, _P, C.POINTER(BackwardArgs), _E)
 _declare("dist_local_workspace", C.c_size_t, _P, C.c_int64, C.c_int)
-_declare("dist_backward_workspace", _S, _P, C.POINTER(BackwardArgs), C.POINTER(C.c_size_t), _E)
+for _each in ("dist_backward_workspace", "dist_local_backward_workspace"):
+    _declare(_each, _S, _P, C.POINTER(BackwardArgs), C.POINTER(C.c_size_t), _E)
 _declare("layout", C.POINTER(LayoutEntry), C.c_int32)
 
 

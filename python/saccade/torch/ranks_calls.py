@@ -106,7 +106,7 @@ class _Local(_Call):
         out = output_like(q, v.shape[3])
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
         if q.shape[2]:
-            room, at, n = _memory(self.dist.local_workspace(q.shape[0], False), q.device)
+            room, at, n = _memory(self.dist.local_workspace(q.shape[0]), q.device)
             given = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
             self.dist.forward_local(
                 _views(given), self.mask, self.all_names, self.all_views, at, n, _stream(q)
@@ -120,18 +120,21 @@ class _Local(_Call):
             for t in (*made.values(), *captured.values()):
                 t.zero_()
             return
-        room, at, n = _memory(self.dist.local_workspace(q.shape[0], True), q.device)
+        rooms = []
+
+        def memory(size):
+            rooms.append(_memory(size, q.device))
+            return rooms[-1][1]
+
         self.dist.backward_local(
             _views({**given, **made}),
             self.mask,
             self.all_names,
             self.all_views,
             [(n, view(t)) for n, t in captured.items()],
-            at,
-            n,
+            memory,
             _stream(q),
         )
-        del room
 
 
 class Gathered(_Local):

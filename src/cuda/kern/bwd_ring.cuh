@@ -14,6 +14,13 @@ DEVICE int step_flags(int rows, int masked)
     return (masked ? STEP_MASKED : 0) | (is_cut ? rows << STEP_ROWS : 0);
 }
 
+/* How many queries a step has, where all steps say so. */
+DEVICE int step_rows(const int4 &step)
+{
+    int n = step.w >> STEP_ROWS;
+    return n ? n : BWD_ROWS;
+}
+
 /* A place in a ring of SLOTS, and the parity of its round. */
 template <int SLOTS> struct ring {
     u32 slot, parity;

@@ -187,7 +187,7 @@ DEVICE element_lines lines_of(const cu_bwd &p, const mod_args &mod, const cu_rea
     l.by_key = read_place(mod, p.f, t.b, step.z, r, q, kv + 1, to.stride) - l.first;
     l.by_row = read_place(mod, p.f, t.b, step.z, r, q + 1, kv, to.stride) - l.first;
     l.by_key = t.key0 + 1 < p.f.N ? l.by_key : 0; /* past the ends places are clamped */
-    l.by_row = step.y + 1 < p.f.M ? l.by_row : 0;
+    l.by_row = step_rows(step) > 1 ? l.by_row : 0;
     u32 bytes = to.code ? 2 : 4;
     u64 at = (u64)to.data + l.first * bytes;
     l.is_whole = l.by_key == 1 && !(at & (4 * bytes - 1)) && !(l.by_row & 3);
@@ -236,7 +236,7 @@ DEVICE void put_elements(const cu_bwd &p, const mod_args &mod, const cu_reads &c
     int n = t.kv_len - t.key0 - 4 * (lane & 3); /* keys from this thread's first one on */
 #pragma unroll 1
     for (int chunk = 2 * warp; chunk < 2 * warp + 2; chunk++) {
-        int row = chunk * 8 + lane / 4, has_row = step.y + row < p.f.M;
+        int row = chunk * 8 + lane / 4, has_row = row < step_rows(step);
         long long place = l.first + row * l.by_row + 4 * (lane & 3) * l.by_key;
         u32 at = ds + from * 128 + (chunk ^ (from & 7)) * 16;
 #pragma unroll 1
