@@ -1,7 +1,8 @@
 /* Attention over ranks on GPUs. Without one: what moves rows compiles without spills. With one:
  * ranks that are threads of this process share it, and messages are copied on the device; with
  * two and more they have one each and messages go over NCCL. out and lse are one plan's bit for
- * bit (in staged mode near), gradients near, and the same bits again and with kept keys. */
+ * bit (in staged mode near), gradients near, and the same bits again and with kept keys; those
+ * of captures and of sinks are the same bits on all ranks. */
 #include "base/convert.h"
 #include "cuda/cuda.h"
 #include "saccade_dist.h"
@@ -12,6 +13,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +28,14 @@ typedef struct gpu_case {
     saccade_dtype dtype;
     int32_t ranks;
     int64_t window; /* of staged mode; 0: keys are gathered */
+    int has_sinks;
 } gpu_case;
+
+/* What all rows share: a tensor that scores read, and sinks; or the gradients of both. */
+enum { X_LENGTH = 64, HEADS_MOST = 8 };
+typedef struct shared {
+    float x[X_LENGTH], sinks[HEADS_MOST];
+} shared;
 
 /* Tensors of the whole sequence on the host: one plan's, and the ranks' put together. */
 typedef struct whole {
@@ -36,6 +45,7 @@ typedef struct whole {
     saccade_shard_plan *shards;
     saccade_binding doc;
     saccade_tensor t[TENSORS], all[TENSORS], again[TENSORS];
+    shared given, made, made_by[2][RANKS_MOST]; /* one plan's; ranks', by turn */
     saccade_ranks *ranks;
     saccade_nccl_id id;
     int is_nccl;
@@ -176,8 +186,9 @@ static void fill(const saccade_tensor *t, uint32_t *x)
 typedef struct on_gpu {
     int device;
     saccade_tensor t[TENSORS];
-    saccade_tensor doc;
-    void *memory[TENSORS + 4];
+    saccade_tensor doc, x, sinks, d_x, d_sinks;
+    void *shared, *d_shared;
+    void *memory[TENSORS + 6];
     int n;
 } on_gpu;
 
@@ -189,6 +200,28 @@ static saccade_status put(on_gpu *g, const void *from, size_t bytes, void **out,
         return status;
     g->memory[g->n++] = *out;
     return from ? saccade_device_copy(g->device, *out, from, bytes, err) : SACCADE_OK;
+}
+
+static saccade_tensor vector(const on_gpu *g, void *data, int64_t n)
+{
+    saccade_tensor t = saccade_tensor_of(data, SACCADE_F32, 1, &n);
+    t.device = (saccade_device){SACCADE_CUDA, g->device};
+    return t;
+}
+
+static saccade_status upload_shared(on_gpu *g, const whole *w, saccade_error *err)
+{
+    shared unset;
+    memset(&unset, 0xff, sizeof unset);
+    saccade_status status = put(g, &w->given, sizeof w->given, &g->shared, err);
+    if (status == SACCADE_OK)
+        status = put(g, &unset, sizeof unset, &g->d_shared, err);
+    shared *to = g->shared, *d = g->d_shared; /* on the device */
+    g->x = vector(g, to->x, X_LENGTH);
+    g->sinks = vector(g, to->sinks, w->c->sizes.H);
+    g->d_x = vector(g, d->x, X_LENGTH);
+    g->d_sinks = vector(g, d->sinks, w->c->sizes.H);
+    return status;
 }
 
 static saccade_status upload(on_gpu *g, const whole *w, const saccade_tensor *t,
@@ -213,16 +246,19 @@ static saccade_status upload(on_gpu *g, const whole *w, const saccade_tensor *t,
     }
     g->doc = w->doc.tensor;
     g->doc.device = (saccade_device){SACCADE_CUDA, g->device};
-    return status == SACCADE_OK ? put(g, w->doc.tensor.data, (size_t)w->doc.tensor.shape[0] * 4,
-                                      &g->doc.data, err)
-                                : status;
+    if (status == SACCADE_OK)
+        status =
+            put(g, w->doc.tensor.data, (size_t)w->doc.tensor.shape[0] * 4, &g->doc.data, err);
+    return status == SACCADE_OK ? upload_shared(g, w, err) : status;
 }
 
-static saccade_status download(const on_gpu *g, const saccade_tensor *t,
+static saccade_status download(const on_gpu *g, const saccade_tensor *t, shared *made,
                                const saccade_range *rows, int32_t n, const saccade_range *keys,
                                int32_t n_keys, saccade_error *err)
 {
     saccade_status status = saccade_device_synchronize(g->device, err);
+    if (status == SACCADE_OK)
+        status = saccade_device_copy(g->device, made, g->d_shared, sizeof *made, err);
     for (int i = OUT; i < TENSORS && status == SACCADE_OK; i++) {
         if (!g->t[i].data)
             continue;
@@ -243,14 +279,23 @@ static const saccade_tensor *some(const saccade_tensor *t)
 typedef struct call {
     saccade_forward_args f;
     saccade_backward_args b;
-    saccade_binding doc;
+    saccade_binding bound[2], made;
 } call;
+
+static int reads(const char *text, const char *name)
+{
+    return text && strstr(text, name) != NULL;
+}
 
 static void make_call(const whole *w, on_gpu *g, call *to)
 {
     saccade_forward_args_init(&to->f);
     saccade_backward_args_init(&to->b);
-    to->doc = (saccade_binding){"doc", g->doc};
+    int32_t n = 0;
+    if (reads(w->c->mask, "doc["))
+        to->bound[n++] = (saccade_binding){"doc", g->doc};
+    if (reads(w->c->score, "x["))
+        to->bound[n++] = (saccade_binding){"x", g->x};
     to->b.q = to->f.q = some(&g->t[IN_Q]);
     to->b.k = to->f.k = some(&g->t[IN_K]);
     to->b.v = to->f.v = some(&g->t[IN_V]);
@@ -261,8 +306,13 @@ static void make_call(const whole *w, on_gpu *g, call *to)
     to->b.d_k = some(&g->t[DK]);
     to->b.d_v = some(&g->t[DV]);
     to->b.block_mask = to->f.block_mask = w->blocks;
-    to->b.bindings = to->f.bindings = &to->doc;
-    to->b.n_bindings = to->f.n_bindings = w->c->mask && strstr(w->c->mask, "doc[") != NULL;
+    to->b.bindings = to->f.bindings = to->bound;
+    to->b.n_bindings = to->f.n_bindings = n;
+    to->made = (saccade_binding){"x", g->d_x};
+    to->b.d_captures = &to->made;
+    to->b.n_d_captures = reads(w->c->score, "x[");
+    to->b.sinks = to->f.sinks = w->c->has_sinks ? &g->sinks : NULL;
+    to->b.d_sinks = w->c->has_sinks ? &g->d_sinks : NULL;
 }
 
 static void give_back(on_gpu *g)
@@ -314,7 +364,8 @@ static saccade_status both_turns(one_rank *me, saccade_dist *dist)
         if (status == SACCADE_OK)
             status = run_rank(me, dist, &g, turn);
         if (status == SACCADE_OK)
-            status = download(&g, turn ? w->again : w->all, rows, n, keys, n_keys, &me->err);
+            status = download(&g, turn ? w->again : w->all, &w->made_by[turn][me->rank], rows,
+                              n, keys, n_keys, &me->err);
         give_back(&g);
     }
     return status;
@@ -372,12 +423,12 @@ static void one_plan(whole *w, saccade_plan *plan)
     saccade_status status = upload(&g, w, w->t, &rows, 1, &keys, 1, &err);
     make_call(w, &g, &c);
     c.f.workspace_bytes = saccade_plan_workspace(plan, &w->c->sizes);
-    c.b.workspace_bytes = saccade_plan_backward_workspace(plan, &w->c->sizes);
-    if (status || put(&g, NULL, c.f.workspace_bytes, &c.f.workspace, &err)
+    if (status || saccade_backward_workspace(plan, &c.b, &c.b.workspace_bytes, &err)
+        || put(&g, NULL, c.f.workspace_bytes, &c.f.workspace, &err)
         || put(&g, NULL, c.b.workspace_bytes, &c.b.workspace, &err)
         || (w->blocks && saccade_plan_prepare(plan, w->blocks, &err))
         || saccade_forward(plan, &c.f, &err) || saccade_backward(plan, &c.b, &err)
-        || download(&g, w->t, &rows, 1, &keys, 1, &err))
+        || download(&g, w->t, &w->made, &rows, 1, &keys, 1, &err))
         fail_msg("one plan: %s: %s", err.where, err.message);
     give_back(&g);
 }
@@ -398,10 +449,32 @@ static double distance(const saccade_tensor *a, const saccade_tensor *b)
     return sqrt(difference / (norm > 0 ? norm : 1));
 }
 
+/* n gradients that all ranks have. */
+static void compare_shared(const whole *w, const char *name, size_t at, int64_t n)
+{
+    const char *of = (const char *)&w->made_by[0][0] + at;
+    const int64_t shape[4] = {1, 1, 1, n};
+    for (int turn = 0; turn < 2; turn++)
+        for (int32_t r = 0; r < w->c->ranks; r++)
+            if (memcmp((const char *)&w->made_by[turn][r] + at, of, (size_t)n * sizeof(float)))
+                fail_msg("d%s under %s: rank %d has others in run %d", name, w->c->mask, r,
+                         turn);
+    const saccade_tensor one = saccade_tensor_of((char *)&w->made + at, SACCADE_F32, 4, shape);
+    const saccade_tensor all = saccade_tensor_of((char *)of, SACCADE_F32, 4, shape);
+    const double far = distance(&one, &all);
+    if (!(far <= 2e-3))
+        fail_msg("d%s of %d ranks under %s: off by %g of one plan's", name, w->c->ranks,
+                 w->c->mask, far);
+}
+
 static void compare(const whole *w)
 {
     static const char *const names[] = {"q", "k", "v", "dO", "out", "lse", "dQ", "dK", "dV"};
     const char *mask = w->c->mask ? w->c->mask : "none";
+    if (reads(w->c->score, "x["))
+        compare_shared(w, "x", offsetof(shared, x), X_LENGTH);
+    if (w->c->has_sinks)
+        compare_shared(w, "sinks", offsetof(shared, sinks), w->c->sizes.H);
     for (int i = OUT; i < TENSORS; i++) {
         const size_t bytes = bytes_of(&w->t[i]);
         if (memcmp(w->all[i].data, w->again[i].data, bytes))
@@ -423,12 +496,28 @@ static saccade_mod *bound(saccade_kind kind, const char *text)
 {
     saccade_error err = {0};
     saccade_mod *generic, *made = NULL;
-    const saccade_capture doc = {"doc", SACCADE_I32, 1};
+    const saccade_capture doc = {"doc", SACCADE_I32, 1}, x = {"x", SACCADE_F32, 1};
     if (saccade_mod_parse(kind, text, strlen(text), &generic, &err)
-        || saccade_mod_bind(generic, &doc, saccade_mod_capture_count(generic), &made, &err))
+        || saccade_mod_bind(generic, kind == SACCADE_MASK ? &doc : &x,
+                            saccade_mod_capture_count(generic), &made, &err))
         fail_msg("%s: %s", text, err.message);
     saccade_mod_destroy(generic);
     return made;
+}
+
+static void want_gradients(const gpu_case *c, saccade_problem *p)
+{
+    static const char *const names[] = {"x"};
+    p->gradients = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V;
+    if (reads(c->score, "x[")) {
+        p->gradients |= SACCADE_GRADIENT_CAPTURES;
+        p->gradient_captures = names;
+        p->n_gradient_captures = 1;
+    }
+    if (c->has_sinks) {
+        p->gradients |= SACCADE_GRADIENT_SINKS;
+        p->sinks_dtype = SACCADE_F32;
+    }
 }
 
 static void open_whole(const gpu_case *c, whole *w, saccade_plan **plan)
@@ -456,8 +545,12 @@ static void open_whole(const gpu_case *c, whole *w, saccade_plan **plan)
     w->problem.backend = "cuda";
     w->problem.mask = c->mask ? bound(SACCADE_MASK, c->mask) : NULL;
     w->problem.score = c->score ? bound(SACCADE_SCORE, c->score) : NULL;
-    w->problem.gradients = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V;
-    const int32_t n_doc = c->mask && strstr(c->mask, "doc[") != NULL;
+    for (int i = 0; i < X_LENGTH; i++)
+        w->given.x[i] = sinf((float)i) * 0.5f + 1;
+    for (int i = 0; i < HEADS_MOST; i++)
+        w->given.sinks[i] = (float)i * 0.5f;
+    want_gradients(c, &w->problem);
+    const int32_t n_doc = reads(c->mask, "doc[");
     if (saccade_plan_create(NULL, &w->problem, plan, &err)
         || (c->mask
             && saccade_block_mask_create(NULL, w->problem.mask, s, NULL, &w->doc, n_doc, NULL,
@@ -521,19 +614,39 @@ static void run_cases(const gpu_case *cases, size_t n)
     }
 }
 
+static const char slopes[] = "score + x[h] * (kv - q) * 0.01",
+                  distances[] = "score + x[min(abs(q - kv) / 4, 63)]",
+                  products[] = "score * x[h] + x[q % 40 + 8]";
+
 static void equal_to_one_plan(void **state)
 {
     static const gpu_case cases[] = {
-        {"q >= kv && q - kv < 200", NULL, {2, 4, 1, 2000, 2000, 128, 128}, SACCADE_BF16, 2, 0},
+        {"causal()", slopes, {1, 4, 2, 1100, 1100, 64, 64}, SACCADE_BF16, 3, 0, 1},
+        {"q - kv < 300 && kv - q < 300",
+         distances,
+         {2, 4, 4, 1500, 1500, 128, 128},
+         SACCADE_BF16,
+         2,
+         0,
+         0},
+        {"causal()", products, {1, 2, 1, 900, 900, 32, 32}, SACCADE_F32, 4, 0, 1},
+        {"q >= kv && q - kv < 200",
+         NULL,
+         {2, 4, 1, 2000, 2000, 128, 128},
+         SACCADE_BF16,
+         2,
+         0,
+         0},
         {"doc[q] == doc[kv] && q >= kv",
          NULL,
          {1, 2, 2, 3000, 3000, 64, 64},
          SACCADE_BF16,
          3,
+         0,
          0},
-        {"causal()", "alibi()", {1, 4, 2, 1100, 1100, 64, 64}, SACCADE_BF16, 4, 0},
-        {NULL, NULL, {1, 2, 1, 900, 900, 64, 64}, SACCADE_BF16, 2, 0},
-        {"causal()", NULL, {1, 2, 1, 900, 900, 40, 36}, SACCADE_F16, 2, 0},
+        {"causal()", "alibi()", {1, 4, 2, 1100, 1100, 64, 64}, SACCADE_BF16, 4, 0, 0},
+        {NULL, NULL, {1, 2, 1, 900, 900, 64, 64}, SACCADE_BF16, 2, 0, 0},
+        {"causal()", NULL, {1, 2, 1, 900, 900, 40, 36}, SACCADE_F16, 2, 0, 0},
     };
     (void)state;
     run_cases(cases, sizeof cases / sizeof *cases);
@@ -542,21 +655,31 @@ static void equal_to_one_plan(void **state)
 static void near_by_windows(void **state)
 {
     static const gpu_case cases[] = {
-        {"causal()", "alibi()", {1, 4, 2, 1100, 1100, 64, 64}, SACCADE_BF16, 3, 256},
+        {"causal()", slopes, {1, 4, 2, 1100, 1100, 64, 64}, SACCADE_BF16, 3, 256, 1},
+        {"q >= kv && q - kv < 300",
+         distances,
+         {2, 4, 4, 1500, 1500, 128, 128},
+         SACCADE_BF16,
+         2,
+         512,
+         1},
+        {"causal()", "alibi()", {1, 4, 2, 1100, 1100, 64, 64}, SACCADE_BF16, 3, 256, 0},
         {"q >= kv && q - kv < 200",
          NULL,
          {2, 4, 1, 2000, 2000, 128, 128},
          SACCADE_BF16,
          2,
-         512},
+         512,
+         0},
         {"doc[q] == doc[kv] && q >= kv",
          NULL,
          {1, 2, 2, 3000, 3000, 64, 64},
          SACCADE_BF16,
          2,
-         1000},
-        {NULL, "softcap(20.0)", {2, 2, 1, 900, 900, 64, 64}, SACCADE_BF16, 2, 384},
-        {"causal()", NULL, {1, 2, 1, 900, 900, 40, 36}, SACCADE_F16, 2, 128},
+         1000,
+         0},
+        {NULL, "softcap(20.0)", {2, 2, 1, 900, 900, 64, 64}, SACCADE_BF16, 2, 384, 0},
+        {"causal()", NULL, {1, 2, 1, 900, 900, 40, 36}, SACCADE_F16, 2, 128, 0},
     };
     (void)state;
     run_cases(cases, sizeof cases / sizeof *cases);
@@ -583,22 +706,32 @@ static void rows_move_compiles(void **state)
     (void)state;
     expect_program_compiles("rows_move.cu", "sm_90a");
     expect_program_compiles("rows_merge.cu", "sm_90a");
+    expect_program_compiles("total.cu", "sm_90a");
 }
 
-/* Plans of some rows store gradients of keys by themselves: none of their tiles spills. */
+/* Plans of some rows store gradients of keys by themselves: none of these tiles spills. Sums of
+ * captures' gradients beside them do by a few words at D128. */
 static void programs_of_some_rows(void **state)
 {
-    static const char *const problems[] = {"b1 h4/2 q64 kv64 d128 bf16",
-                                           "b1 h4/2 q64 kv64 d64 f16"};
+    static const struct {
+        const char *problem, *score;
+    } each[] = {
+        {"b1 h4/2 q64 kv64 d128 bf16", NULL},
+        {"b1 h4/2 q64 kv64 d64 f16", NULL},
+        {"b1 h4/2 q64 kv64 d64 bf16", slopes},
+    };
     (void)state;
-    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
+    for (size_t i = 0; i < sizeof each / sizeof each[0]; i++) {
+        const gpu_case wanted = {.score = each[i].score};
         saccade_problem p;
         saccade_problem_init(&p);
-        problem_case(problems[i], &p.sizes, &p.dtype);
+        problem_case(each[i].problem, &p.sizes, &p.dtype);
         p.backend = "cuda";
         p.arch = "sm_90a";
-        p.gradients = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V;
+        p.score = each[i].score ? bound(SACCADE_SCORE, each[i].score) : NULL;
+        want_gradients(&wanted, &p);
         expect_plan_does_not_spill(&p, 1, CU_BWD_TILES);
+        saccade_mod_destroy((saccade_mod *)p.score);
     }
 }
 
@@ -622,9 +755,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_move_compiles), cmocka_unit_test(programs_of_some_rows),
-        cmocka_unit_test(refusals),
-        cmocka_unit_test(equal_to_one_plan),  cmocka_unit_test(near_by_windows),
-        cmocka_unit_test(missing_rank),
+        cmocka_unit_test(refusals),           cmocka_unit_test(equal_to_one_plan),
+        cmocka_unit_test(near_by_windows),    cmocka_unit_test(missing_rank),
     };
     setenv("SACCADE_CUDA_TILES", "large", 1); /* plans of some rows have no others */
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -46,9 +46,9 @@ static size_t workspace_of(const saccade_dist *d, const api_backward_call *call)
     const saccade_sizes *s = &call->run.sizes;
     if (d->stages)
         return dist_staged_backward_workspace(d, s->B, &call->gradients);
-    const size_t solver = plan_backward_workspace(d->plan, s, NULL);
     if (d->plan->backend->device != SACCADE_CPU)
-        return solver;
+        return dist_device_backward_workspace(d, s->B, &call->gradients);
+    const size_t solver = plan_backward_workspace(d->plan, s, NULL);
     const size_t back = dist_return_of(d, s->B, call->captured, call->gradients.sinks).bytes;
     return solver > SIZE_MAX - back ? SIZE_MAX : dist_workspace(d, s->B, solver + back);
 }

@@ -32,6 +32,7 @@ typedef struct work {
     dist_device *g;
     plan_run *run;
     const plan_gradients *to;
+    dist_captured captured;
     char *got;   /* keys of others */
     void *event; /* on the side stream, when messages are there; NULL: there are none yet */
 } work;
@@ -189,23 +190,13 @@ static saccade_status arrive(void *user, saccade_error *err)
 
 /* ---- runs ---- */
 
-static const saccade_tensor *any_tensor(const plan_run *run)
-{
-    return run->q ? run->q : run->k;
-}
-
-/* A rank that holds neither rows nor keys takes part in nothing. */
-static int is_idle(const plan_run *run)
-{
-    return !any_tensor(run);
-}
-
-static saccade_status begin(saccade_dist *d, plan_run *run, work *w, saccade_error *err)
+static saccade_status begin(saccade_dist *d, int32_t device, plan_run *run, work *w,
+                            saccade_error *err)
 {
     TRY(dist_check_tiles(d, d->plan, &run->sizes, err));
     if (d->n_rows)
         TRY(dist_check_held(d, run->block_mask, err));
-    TRY(dist_device_reserve(d, any_tensor(run)->device.index, run->sizes.B, err));
+    TRY(dist_device_reserve(d, device, run->sizes.B, err));
     dist_device *g = d->device;
     *w = (work){.d = d, .g = g, .run = run, .got = g->kept ? g->kept : g->got};
     return SACCADE_OK;
@@ -235,9 +226,10 @@ static saccade_status forward(work *w, saccade_error *err)
 saccade_status dist_device_forward(saccade_dist *d, plan_run *run, saccade_error *err)
 {
     work w;
-    if (is_idle(run))
+    const saccade_tensor *any = dist_any_tensor(run, NULL);
+    if (!any)
         return SACCADE_OK;
-    TRY(begin(d, run, &w, err));
+    TRY(begin(d, any->device.index, run, &w, err));
     const saccade_status status = forward(&w, err);
     d->device->kept = NULL;
     return status;
@@ -297,8 +289,8 @@ static saccade_status add_up(const work *w, saccade_error *err)
     const plan_rows_side made = gradients(w);
     const plan_rows_side got = dist_message(&w->g->port, w->g->got, t->n_out, SACCADE_F32);
     return dist_add_on_device(&w->g->port, t, &made, &got,
-                              are_stored_alone(w) ? &w->g->alone : NULL, w->to,
-                              w->run->stream, err);
+                              are_stored_alone(w) ? &w->g->alone : NULL, w->to, w->run->stream,
+                              err);
 }
 
 static saccade_status compute_back(work *w, saccade_error *err)
@@ -319,6 +311,9 @@ static saccade_status compute_back(work *w, saccade_error *err)
     run.v = &keys.t[1];
     run.rows = &d->rows;
     run.far = &far;
+    run.workspace = (char *)run.workspace + dist_captured_bytes(d, w->to);
+    run.workspace_bytes -= dist_captured_bytes(d, w->to);
+    dist_captured_part(&w->captured, &part);
     part.dk = wanted & 1 ? &made.t[0] : NULL;
     part.dv = wanted & 2 ? &made.t[1] : NULL;
     part.added &= SACCADE_GRADIENT_Q;
@@ -328,6 +323,8 @@ static saccade_status compute_back(work *w, saccade_error *err)
 static saccade_status backward(work *w, saccade_error *err)
 {
     const saccade_dist *d = w->d;
+    TRY(dist_captured_begin(&w->g->port, w->to, w->run->workspace, w->run->stream, &w->captured,
+                            err));
     if (!w->g->kept)
         TRY(start_gather(w, err));
     if (far_keys(d) && !w->g->kept)
@@ -339,16 +336,26 @@ static saccade_status backward(work *w, saccade_error *err)
         TRY(place_others(w, err));
         TRY(compute_back(w, err));
     }
-    return add_up(w, err);
+    TRY(add_up(w, err));
+    return dist_captured_end(&w->g->port, &w->captured, w->to, w->run->stream, err);
+}
+
+size_t dist_device_backward_workspace(const saccade_dist *d, int64_t B,
+                                      const plan_gradients *to)
+{
+    const saccade_sizes sizes = dist_sizes(d, B);
+    const size_t own = dist_captured_bytes(d, to), solver = dist_captured_solver(d, &sizes, to);
+    return solver > SIZE_MAX - own ? SIZE_MAX : own + solver;
 }
 
 saccade_status dist_device_backward(saccade_dist *d, plan_run *run, const plan_gradients *to,
                                     saccade_error *err)
 {
     work w;
-    if (is_idle(run))
+    const saccade_tensor *any = dist_any_tensor(run, to);
+    if (!any)
         return SACCADE_OK;
-    TRY(begin(d, run, &w, err));
+    TRY(begin(d, any->device.index, run, &w, err));
     w.to = to;
     const saccade_status status = backward(&w, err);
     d->device->kept = NULL;

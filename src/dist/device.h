@@ -50,6 +50,9 @@ saccade_status dist_place_tables(const dist_port *port, const dist_span *span, d
 
 /* ---- device_moves.c ---- */
 
+/* Some tensor of a run, whose device is that of all; to: of a backward run. NULL: this rank,
+ * which holds neither rows nor keys, takes part in nothing. */
+const saccade_tensor *dist_any_tensor(const plan_run *run, const plan_gradients *to);
 /* Bytes of rows of a message, K and V together. */
 size_t dist_rows_bytes(const saccade_dist *dist, int64_t rows, size_t element);
 /* Elements of a row of K's head (0), or of V's (1). */
@@ -71,6 +74,10 @@ saccade_status dist_move_own(const dist_port *port, const plan_run *run,
 saccade_status dist_exchange_on(const dist_port *port, const plan_rows_side *sent,
                                 const int64_t *sent_keys, const plan_rows_side *got,
                                 const int64_t *got_keys, uint32_t wanted, saccade_error *err);
+/* These messages, on the side stream; 0 of both: nothing is done. */
+saccade_status dist_exchange_messages(const dist_port *port, const saccade_message *sends,
+                                      int32_t n, const saccade_message *receives, int32_t m,
+                                      saccade_error *err);
 /* Gradients of the own keys of a span: what this rank made and what others did, into `to`.
  * alone: those of its keys are there; NULL: none are. */
 saccade_status dist_add_on_device(const dist_port *port, const dist_tables *tables,
@@ -79,5 +86,29 @@ saccade_status dist_add_on_device(const dist_port *port, const dist_tables *tabl
                                   void *stream, saccade_error *err);
 /* Bit 0: gradients of K, bit 1: of V. */
 uint32_t dist_wanted(const saccade_dist *dist);
+
+/* ---- device_captures.c ---- */
+
+/* Gradients of captures and sinks in a backward run: parts of all ranks, `n` floats each, of
+ * which this rank's are made here. */
+typedef struct dist_captured {
+    int64_t n;
+    float *parts;
+    saccade_tensor own[MOD_MAX_CAPTURES], sinks;
+} dist_captured;
+/* Bytes of a run's memory, a multiple of 256. */
+size_t dist_captured_bytes(const saccade_dist *dist, const plan_gradients *to);
+/* Bytes that a run of the solver takes which makes a part of them. */
+size_t dist_captured_solver(const saccade_dist *dist, const saccade_sizes *sizes,
+                            const plan_gradients *to);
+/* This rank's are 0 so far. */
+saccade_status dist_captured_begin(const dist_port *port, const plan_gradients *to,
+                                   void *memory, void *stream, dist_captured *out,
+                                   saccade_error *err);
+/* Where the solver is to leave this rank's. */
+void dist_captured_part(const dist_captured *captured, plan_gradients *part);
+/* What all ranks made, into `to`. */
+saccade_status dist_captured_end(const dist_port *port, const dist_captured *captured,
+                                 const plan_gradients *to, void *stream, saccade_error *err);
 
 #endif

@@ -26,6 +26,17 @@ saccade_status dist_port_reserve(const dist_port *port, size_t bytes, void **out
     return port->ops->reserve(port->carrier, bytes ? bytes : 1, NULL, out, err);
 }
 
+const saccade_tensor *dist_any_tensor(const plan_run *run, const plan_gradients *to)
+{
+    const saccade_tensor *found = run->q ? run->q : run->k;
+    if (found || !to)
+        return found;
+    found = to->sinks;
+    for (int c = 0; c < MOD_MAX_CAPTURES && !found; c++)
+        found = to->captures[c].dtype != SACCADE_NONE ? &to->captures[c] : NULL;
+    return found;
+}
+
 /* ---- sides of a move ---- */
 
 int64_t dist_dim_of(const saccade_dist *d, int i)
@@ -113,15 +124,11 @@ static int32_t list_messages(const dist_port *port, const plan_rows_side *side,
     return n;
 }
 
-saccade_status dist_exchange_on(const dist_port *port, const plan_rows_side *sent,
-                                const int64_t *sent_keys, const plan_rows_side *got,
-                                const int64_t *got_keys, uint32_t wanted, saccade_error *err)
+saccade_status dist_exchange_messages(const dist_port *port, const saccade_message *sends,
+                                      int32_t n, const saccade_message *receives, int32_t m,
+                                      saccade_error *err)
 {
-    const saccade_dist *d = port->dist;
-    const saccade_transport *t = &d->transport;
-    saccade_message *sends = d->messages, *receives = d->messages + 4 * (size_t)t->ranks;
-    const int32_t n = list_messages(port, sent, sent_keys, wanted, sends);
-    const int32_t m = list_messages(port, got, got_keys, wanted, receives);
+    const saccade_transport *t = &port->dist->transport;
     if (n + m == 0)
         return SACCADE_OK;
     const int failed = t->exchange_on(t->user, sends, n, receives, m,
@@ -134,6 +141,18 @@ saccade_status dist_exchange_on(const dist_port *port, const plan_rows_side *sen
             "rank %d: another rank failed, or did not answer within %g s (code %d)", t->rank,
             t->seconds, failed);
     return SACCADE_OK;
+}
+
+saccade_status dist_exchange_on(const dist_port *port, const plan_rows_side *sent,
+                                const int64_t *sent_keys, const plan_rows_side *got,
+                                const int64_t *got_keys, uint32_t wanted, saccade_error *err)
+{
+    const saccade_dist *d = port->dist;
+    saccade_message *sends = d->messages;
+    saccade_message *receives = sends + 4 * (size_t)d->transport.ranks;
+    const int32_t n = list_messages(port, sent, sent_keys, wanted, sends);
+    const int32_t m = list_messages(port, got, got_keys, wanted, receives);
+    return dist_exchange_messages(port, sends, n, receives, m, err);
 }
 
 /* ---- gradients ---- */

@@ -155,6 +155,8 @@ saccade_status dist_device_reserve(saccade_dist *dist, int32_t device, int64_t B
 /* The next run leaves what it gets in `memory`, or a backward run takes it from there. */
 saccade_status dist_device_keep(saccade_dist *dist, int32_t device, int64_t B, void *memory,
                                 saccade_error *err);
+size_t dist_device_backward_workspace(const saccade_dist *dist, int64_t B,
+                                      const plan_gradients *to);
 saccade_status dist_device_forward(saccade_dist *dist, plan_run *run, saccade_error *err);
 saccade_status dist_device_backward(saccade_dist *dist, plan_run *run, const plan_gradients *to,
                                     saccade_error *err);
@@ -172,7 +174,10 @@ dist_return dist_return_of(const saccade_dist *dist, int64_t B, const saccade_te
                            const saccade_tensor *sinks);
 /* Counts of elements alone. */
 dist_return dist_return_captured(const saccade_tensor *captures, const saccade_tensor *sinks);
-/* own, own_sinks: this rank's parts of them, 0 so far. */
+/* This rank's parts of them, one after the other in f32 from `at` on; NULL: shapes alone. */
+void dist_lay_captures(float *at, const plan_gradients *to, saccade_tensor *own,
+                       saccade_tensor *own_sinks);
+/* own, own_sinks: likewise, 0 so far. */
 void dist_begin_captures(char *memory, const dist_return *parts, const plan_gradients *to,
                          saccade_tensor *own, saccade_tensor *own_sinks);
 saccade_status dist_return_keys(saccade_dist *dist, int64_t B, char *memory,

@@ -173,21 +173,27 @@ saccade_status dist_return_keys(saccade_dist *d, int64_t B, char *memory, const 
 
 /* ---- captures, and sinks behind them ---- */
 
-void dist_begin_captures(char *memory, const dist_return *m, const plan_gradients *to,
-                         saccade_tensor *own, saccade_tensor *own_sinks)
+void dist_lay_captures(float *at, const plan_gradients *to, saccade_tensor *own,
+                       saccade_tensor *own_sinks)
 {
     const saccade_tensor *captures = to->captures;
-    float *at = (float *)(void *)(memory + m->captures);
-    memset(at, 0, (size_t)m->capture_elements * sizeof *at);
     for (int c = 0; c < MOD_MAX_CAPTURES; c++) {
         own[c].dtype = SACCADE_NONE;
         if (captures[c].dtype == SACCADE_NONE)
             continue;
         own[c] = saccade_tensor_of(at, SACCADE_F32, captures[c].rank, captures[c].shape);
-        at += elements_of(&captures[c]);
+        at = at ? at + elements_of(&captures[c]) : NULL;
     }
     if (to->sinks)
         *own_sinks = saccade_tensor_of(at, SACCADE_F32, to->sinks->rank, to->sinks->shape);
+}
+
+void dist_begin_captures(char *memory, const dist_return *m, const plan_gradients *to,
+                         saccade_tensor *own, saccade_tensor *own_sinks)
+{
+    float *at = (float *)(void *)(memory + m->captures);
+    memset(at, 0, (size_t)m->capture_elements * sizeof *at);
+    dist_lay_captures(at, to, own, own_sinks);
 }
 
 /* Rank by rank, in double, rounded once. parts: [ranks][n]. */

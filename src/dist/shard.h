@@ -16,11 +16,11 @@ typedef struct shard_lists {
 struct saccade_shard_plan {
     saccade_shard_options options; /* without masks */
     int64_t chunks, key_chunks;
-    int32_t *owner, *key_owner; /* [chunks], [key_chunks]: rank */
-    shard_lists rows, keys;     /* by rank */
-    shard_lists needs;          /* by (mask, rank, peer) */
-    double *area;               /* [ranks] */
-    int64_t *received, *sent;   /* [ranks] keys, layers times */
+    int32_t *owner, *key_owner;                /* [chunks], [key_chunks]: rank */
+    shard_lists rows, keys;                    /* by rank */
+    shard_lists needs;                         /* by (mask, rank, peer) */
+    double *area;                              /* [ranks] */
+    int64_t *received, *sent;                  /* [ranks] keys, layers times */
     int32_t block_kv[SACCADE_MAX_SHARD_MASKS]; /* of masks with imported blocks; else 0 */
     double seconds;
 };

@@ -91,7 +91,8 @@ saccade_status stage_start(const saccade_dist *dist, const plan_run *run,
 
 void dist_stage_device_close(dist_stage_device *device);
 size_t dist_stage_device_workspace(const saccade_dist *dist, int64_t B);
-size_t dist_stage_device_backward_workspace(const saccade_dist *dist, int64_t B);
+size_t dist_stage_device_backward_workspace(const saccade_dist *dist, int64_t B,
+                                            const plan_gradients *to);
 saccade_status dist_stage_device_forward(saccade_dist *dist, plan_run *run, saccade_error *err);
 saccade_status dist_stage_device_backward(saccade_dist *dist, plan_run *run,
                                           const plan_gradients *to, saccade_error *err);

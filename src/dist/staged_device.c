@@ -100,6 +100,7 @@ typedef struct device_run {
     dist_stage_device *g;
     const plan_run *run;
     const stage_mask *masks;
+    dist_captured captured;
     void *keys;   /* event on the side stream: the next window's are placed */
     int64_t last; /* window that this rank's rows touch; -1: none */
 } device_run;
@@ -115,14 +116,9 @@ static saccade_status check_position(const saccade_tensor *t, const char *name,
     return SACCADE_OK;
 }
 
-static const saccade_tensor *any_tensor(const plan_run *run)
-{
-    return run->q ? run->q : run->k;
-}
-
 enum { MOST_MERGED = 65535 /* batches times heads, of one launch */ };
 
-static saccade_status begin(saccade_dist *d, const plan_run *run, device_run *r,
+static saccade_status begin(saccade_dist *d, int32_t device, const plan_run *run, device_run *r,
                             saccade_error *err)
 {
     const dist_stages *s = d->stages;
@@ -135,7 +131,7 @@ static saccade_status begin(saccade_dist *d, const plan_run *run, device_run *r,
     TRY(stage_start(d, run, &r->masks, err));
     TRY(check_position(&run->positions.kv_offset, "kv_offset", err));
     TRY(check_position(&run->positions.kv_len, "kv_len", err));
-    TRY(open_for(d, any_tensor(run)->device.index, run->sizes.B, err));
+    TRY(open_for(d, device, run->sizes.B, err));
     r->g = s->device;
     for (int64_t w = 0; w < s->n; w++)
         r->last = s->window[w].in.all ? w : r->last;
@@ -313,9 +309,10 @@ static saccade_status forward(device_run *r, saccade_error *err)
 saccade_status dist_stage_device_forward(saccade_dist *d, plan_run *run, saccade_error *err)
 {
     device_run r;
-    if (!any_tensor(run))
-        return SACCADE_OK; /* neither rows nor keys: it takes part in nothing */
-    TRY(begin(d, run, &r, err));
+    const saccade_tensor *any = dist_any_tensor(run, NULL);
+    if (!any)
+        return SACCADE_OK;
+    TRY(begin(d, any->device.index, run, &r, err));
     return forward(&r, err);
 }
 
@@ -329,10 +326,17 @@ static size_t dq_bytes(const saccade_dist *d, int64_t B)
     return bytes;
 }
 
-size_t dist_stage_device_backward_workspace(const saccade_dist *d, int64_t B)
+/* Before the solver's own: dQ in f32, then what ranks make of captures' gradients. */
+static size_t own_bytes(const saccade_dist *d, int64_t B, const plan_gradients *to)
+{
+    return dq_bytes(d, B) + dist_captured_bytes(d, to);
+}
+
+size_t dist_stage_device_backward_workspace(const saccade_dist *d, int64_t B,
+                                            const plan_gradients *to)
 {
     const saccade_sizes s = stage_sizes(d, B, d->stages->size);
-    return sum_bytes(dq_bytes(d, B), plan_backward_workspace(d->plan, &s, NULL));
+    return sum_bytes(own_bytes(d, B, to), dist_captured_solver(d, &s, to));
 }
 
 static plan_rows_side gradients_of(const device_run *r, int64_t w)
@@ -341,21 +345,24 @@ static plan_rows_side gradients_of(const device_run *r, int64_t w)
                       SACCADE_F32);
 }
 
+/* Sinks have the same gradients in each: the first one makes them. */
 static saccade_status back_window(const device_run *r, int64_t w, const plan_gradients *to,
                                   int is_begun, saccade_error *err)
 {
     const saccade_dist *d = r->d;
-    const size_t own = dq_bytes(d, r->run->sizes.B);
+    const size_t own = own_bytes(d, r->run->sizes.B, to);
     const saccade_tensor dq = floats(r, 0, d->plan->problem.sizes.D);
     const plan_rows_side made = gradients_of(r, w);
     const uint32_t wanted = dist_wanted(d);
     plan_gradients part = *to;
     window_run x;
     open_window(r, w, &x);
+    dist_captured_part(&r->captured, &part);
+    part.sinks = is_begun ? NULL : part.sinks;
     part.dq = to->dq ? &dq : NULL;
     part.dk = wanted & 1 ? &made.t[0] : NULL;
     part.dv = wanted & 2 ? &made.t[1] : NULL;
-    part.added = is_begun ? SACCADE_GRADIENT_Q : 0;
+    part.added = is_begun ? SACCADE_GRADIENT_Q | SACCADE_GRADIENT_CAPTURES : 0;
     x.run.workspace = (char *)r->run->workspace + own;
     x.run.workspace_bytes = r->run->workspace_bytes - own;
     return d->plan->solver->backward(d->plan, &x.run, &part, err);
@@ -413,31 +420,45 @@ static saccade_status store_dq(const device_run *r, const plan_gradients *to,
     return r->g->port.ops->merge(r->g->port.carrier, &x, r->run->stream, err);
 }
 
+/* Rows that see no key at all may have gradients of sinks yet, from those of lse. */
+static int has_work(const device_run *r, int64_t w, const plan_gradients *to)
+{
+    const int is_for_sinks = to->sinks && r->d->n_rows && r->last < 0 && w == 0;
+    return r->d->stages->window[w].in.all || is_for_sinks;
+}
+
 static saccade_status backward(device_run *r, const plan_gradients *to, saccade_error *err)
 {
     const dist_stages *s = r->d->stages;
+    const dist_port *port = &r->g->port;
+    char *parts = (char *)r->run->workspace + dq_bytes(r->d, r->run->sizes.B);
     void *before = NULL, *now = NULL;
     int is_begun = 0;
+    TRY(dist_captured_begin(port, to, parts, r->run->stream, &r->captured, err));
     for (int64_t w = 0; w < s->n; w++) {
+        const int is_run = has_work(r, w, to);
         TRY(next_keys(r, w, err));
-        if (s->window[w].in.all)
+        if (is_run)
             TRY(back_window(r, w, to, is_begun, err));
-        is_begun |= s->window[w].in.all != 0;
+        is_begun |= is_run;
         TRY(give_back(r, w, &now, err));
         if (w)
             TRY(take_back(r, w - 1, before, to, err));
         before = now;
     }
     TRY(take_back(r, s->n - 1, before, to, err));
-    return to->dq && r->d->n_rows ? store_dq(r, to, err) : SACCADE_OK;
+    if (to->dq && r->d->n_rows)
+        TRY(store_dq(r, to, err));
+    return dist_captured_end(port, &r->captured, to, r->run->stream, err);
 }
 
 saccade_status dist_stage_device_backward(saccade_dist *d, plan_run *run,
                                           const plan_gradients *to, saccade_error *err)
 {
     device_run r;
-    if (!any_tensor(run))
+    const saccade_tensor *any = dist_any_tensor(run, to);
+    if (!any)
         return SACCADE_OK;
-    TRY(begin(d, run, &r, err));
+    TRY(begin(d, any->device.index, run, &r, err));
     return backward(&r, to, err);
 }

@@ -239,7 +239,7 @@ size_t dist_staged_backward_workspace(const saccade_dist *d, int64_t B,
                                       const plan_gradients *to)
 {
     if (is_on_device(d))
-        return dist_stage_device_backward_workspace(d, B);
+        return dist_stage_device_backward_workspace(d, B, to);
     const saccade_sizes s = stage_sizes(d, B, d->stages->size);
     const dist_return captures = dist_return_captured(to->captures, to->sinks);
     return sum_bytes(backward_memory_of(d, B, &captures).bytes,

@@ -52,6 +52,16 @@ typedef struct plan_merge {
     int is_first, is_last, is_added; /* the sum holds nothing yet; to what out holds */
 } plan_merge;
 
+/* What ranks made of a tensor's elements, added up in their order, in double: n_parts of them,
+ * dense float32, `step` elements from one to the next. */
+typedef struct plan_total {
+    const float *parts;
+    int64_t step;
+    int32_t n_parts;
+    const saccade_tensor *to;
+    int is_added; /* to what it holds */
+} plan_total;
+
 typedef struct plan_carry {
     saccade_status (*open)(const saccade_plan *plan, int32_t device, plan_carrier **out,
                            saccade_error *err);
@@ -63,6 +73,12 @@ typedef struct plan_carry {
     saccade_status (*move)(plan_carrier *c, const plan_move *m, void *stream,
                            saccade_error *err);
     saccade_status (*sum)(plan_carrier *c, const plan_sum *s, void *stream, saccade_error *err);
+    /* Of plans that make gradients of captures or sinks. */
+    saccade_status (*total)(plan_carrier *c, const plan_total *t, void *stream,
+                            saccade_error *err);
+    /* Fills memory with zeros. */
+    saccade_status (*clear)(plan_carrier *c, void *at, size_t bytes, void *stream,
+                            saccade_error *err);
     /* Makes ready for merge, once. */
     saccade_status (*load_merge)(plan_carrier *c, const saccade_plan *plan, saccade_error *err);
     saccade_status (*merge)(plan_carrier *c, const plan_merge *m, void *stream,

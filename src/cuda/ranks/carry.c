@@ -1,11 +1,12 @@
 /* What attention over ranks asks of a GPU (plan/carry.h): rows moved and gradients added up by
- * kern/rows_move.cu, partial results merged by kern/rows_merge.cu, and a side stream for
- * messages. */
+ * kern/rows_move.cu, partial results merged by kern/rows_merge.cu, gradients of captures added
+ * up by kern/total.cu, and a side stream for messages. */
 #include "plan/carry.h"
 
 #include "cuda/program/program.h"
 #include "cuda/kern/merge.h"
 #include "cuda/kern/move.h"
+#include "cuda/kern/total.h"
 
 #include <stdlib.h>
 
@@ -31,6 +32,7 @@ struct plan_carrier {
     int device;
     void *library, *move, *sum;
     void *merge_library, *merge;
+    void *total_library, *total;
     void *side, *event[EVENTS]; /* fork's, then marks', by turns */
     int marks;
     memory *held;
@@ -49,10 +51,10 @@ static void carry_close(plan_carrier *c)
         for (int i = 0; i < EVENTS; i++)
             if (c->event[i])
                 c->driver->event_destroy(c->event[i]);
-        if (c->library)
-            c->driver->library_unload(c->library);
-        if (c->merge_library)
-            c->driver->library_unload(c->merge_library);
+        void *const libraries[] = {c->library, c->merge_library, c->total_library};
+        for (int i = 0; i < 3; i++)
+            if (libraries[i])
+                c->driver->library_unload(libraries[i]);
         for (memory *m = c->held; m; m = m->next)
             c->driver->free(m->at);
         cu_leave(c->driver, pushed);
@@ -64,17 +66,43 @@ static void carry_close(plan_carrier *c)
     free(c);
 }
 
-static saccade_status load(plan_carrier *c, const char *arch, saccade_error *err)
+/* With the device's context current. */
+static saccade_status load_file(const plan_carrier *c, const char *file, const char *arch,
+                                void **library, saccade_error *err)
+{
+    cu_image image;
+    TRY(cu_compile(file, NULL, 0, arch, &image, err));
+    const int failed =
+        c->driver->library_load(library, image.code, NULL, NULL, 0, NULL, NULL, 0);
+    free(image.code);
+    return cu_check(c->driver, failed, file, err);
+}
+
+static saccade_status load_kernel(const plan_carrier *c, void *library, const char *name,
+                                  void **kernel, saccade_error *err)
+{
+    return cu_check(c->driver, c->driver->library_kernel(kernel, library, name), name, err);
+}
+
+/* Whether ranks add up gradients of captures or sinks. */
+static int has_totals(const saccade_plan *plan)
+{
+    const uint32_t bits = SACCADE_GRADIENT_CAPTURES | SACCADE_GRADIENT_SINKS;
+    return (plan->problem.gradients & bits) != 0;
+}
+
+static saccade_status load(plan_carrier *c, const saccade_plan *plan, saccade_error *err)
 {
     const cu_driver *d = c->driver;
-    cu_image image;
-    TRY(cu_compile("rows_move.cu", NULL, 0, arch, &image, err));
-    int failed = d->library_load(&c->library, image.code, NULL, NULL, 0, NULL, NULL, 0);
-    free(image.code);
-    failed = failed ? failed : d->library_kernel(&c->move, c->library, "rows_move");
-    failed = failed ? failed : d->library_kernel(&c->sum, c->library, "rows_sum");
-    TRY(cu_check(d, failed, "loading what moves rows", err));
-    failed = d->stream_create(&c->side, UNBLOCKED, HIGHEST);
+    const char *arch = ((const cu_state *)plan->state)->arch;
+    TRY(load_file(c, "rows_move.cu", arch, &c->library, err));
+    TRY(load_kernel(c, c->library, "rows_move", &c->move, err));
+    TRY(load_kernel(c, c->library, "rows_sum", &c->sum, err));
+    if (has_totals(plan)) {
+        TRY(load_file(c, "total.cu", arch, &c->total_library, err));
+        TRY(load_kernel(c, c->total_library, "ranks_total", &c->total, err));
+    }
+    int failed = d->stream_create(&c->side, UNBLOCKED, HIGHEST);
     for (int i = 0; i < EVENTS && !failed; i++)
         failed = d->event_create(&c->event[i], UNTIMED);
     return cu_check(d, failed, "a second stream", err);
@@ -94,7 +122,7 @@ static saccade_status carry_open(const saccade_plan *plan, int32_t device, plan_
     c->device = device;
     saccade_status status = cu_enter(driver, device, &pushed, err);
     if (status == SACCADE_OK) {
-        status = load(c, s->arch, err);
+        status = load(c, plan, err);
         cu_leave(driver, pushed);
     }
     if (status == SACCADE_OK)
@@ -231,27 +259,54 @@ static saccade_status carry_sum(plan_carrier *c, const plan_sum *s, void *stream
                  err);
 }
 
+/* ---- captures ---- */
+
+static saccade_status carry_total(plan_carrier *c, const plan_total *t, void *stream,
+                                  saccade_error *err)
+{
+    cu_total x = {.parts = t->parts,
+                  .step = t->step,
+                  .n = 1,
+                  .to = t->to->data,
+                  .ranks = t->n_parts,
+                  .dtype = code_of(t->to->dtype),
+                  .is_added = t->is_added,
+                  .rank = t->to->rank};
+    for (int32_t d = 0; d < t->to->rank; d++) {
+        x.size[d] = (int)t->to->shape[d];
+        x.stride[d] = t->to->stride[d];
+        x.n *= t->to->shape[d];
+    }
+    return x.n ? start(c, c->total, (x.n + THREADS - 1) / THREADS, 1, 1, &x, stream, err)
+               : SACCADE_OK;
+}
+
+static saccade_status carry_clear(plan_carrier *c, void *at, size_t bytes, void *stream,
+                                  saccade_error *err)
+{
+    void *pushed;
+    if (!bytes)
+        return SACCADE_OK;
+    TRY(cu_enter(c->driver, c->device, &pushed, err));
+    const int failed = c->driver->fill32((cu_ptr)(uintptr_t)at, 0, bytes / 4, stream);
+    cu_leave(c->driver, pushed);
+    return cu_check(c->driver, failed, "cuMemsetD32Async", err);
+}
+
 /* ---- partial results ---- */
 
 static saccade_status carry_load_merge(plan_carrier *c, const saccade_plan *plan,
                                        saccade_error *err)
 {
-    const cu_driver *d = c->driver;
-    cu_image image;
+    const char *arch = ((const cu_state *)plan->state)->arch;
     void *pushed;
     if (c->merge)
         return SACCADE_OK;
-    TRY(cu_compile("rows_merge.cu", NULL, 0, ((const cu_state *)plan->state)->arch, &image,
-                   err));
-    saccade_status status = cu_enter(d, c->device, &pushed, err);
-    if (status == SACCADE_OK) {
-        int failed =
-            d->library_load(&c->merge_library, image.code, NULL, NULL, 0, NULL, NULL, 0);
-        failed = failed ? failed : d->library_kernel(&c->merge, c->merge_library, "rows_merge");
-        status = cu_check(d, failed, "loading what merges rows", err);
-        cu_leave(d, pushed);
-    }
-    free(image.code);
+    TRY(cu_enter(c->driver, c->device, &pushed, err));
+    saccade_status status = load_file(c, "rows_merge.cu", arch, &c->merge_library, err);
+    if (status == SACCADE_OK)
+        status = load_kernel(c, c->merge_library, "rows_merge", &c->merge, err);
+    cu_leave(c->driver, pushed);
     return status;
 }
 
@@ -363,6 +418,8 @@ const plan_carry cu_carry = {
     .reserve = carry_reserve,
     .move = carry_move,
     .sum = carry_sum,
+    .total = carry_total,
+    .clear = carry_clear,
     .load_merge = carry_load_merge,
     .merge = carry_merge,
     .side = carry_side,

@@ -1,0 +1,18 @@
+/* What the host hands to total.cu. C and CUDA include this one file. */
+#ifndef SACCADE_CUDA_TOTAL_H
+#define SACCADE_CUDA_TOTAL_H
+
+#include "launch.h"
+
+/* A tensor's elements from the parts that ranks have of them. */
+typedef struct cu_total {
+    const float *parts; /* [ranks], `step` floats from one to the next, each dense */
+    long long step, n;  /* n: elements of the tensor */
+    void *to;
+    int ranks, dtype; /* of `to`: 0 float32, 1 float16, 2 bfloat16 */
+    int is_added;     /* to what it holds */
+    int rank, size[CU_RANK];
+    long long stride[CU_RANK]; /* elements */
+} cu_total;
+
+#endif
