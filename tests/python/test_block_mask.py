@@ -307,6 +307,16 @@ def test_pictures():
     assert repr(b).startswith("BlockMask(shape=(2, 3, 100, 77), BLOCK_SIZE=(16, 32)")
 
 
+def test_pictures_of_long_sequences():
+    """No list of a million tokens' blocks is made for a picture."""
+    long = st.create_block_mask("q >= kv", None, None, 1 << 20, 1 << 20, "cpu")
+    short = st.create_block_mask("q >= kv", None, None, 40 * 128, 40 * 128, "cpu")
+    assert long.to_string() == short.to_string()
+    assert long._forward is None and short._forward is None
+    lists = short.kv_num_blocks, short.kv_indices, *short._lists(False)[2:]
+    assert st.BlockMask.from_kv_blocks(*lists).to_string() == short.to_string()
+
+
 def test_copies():
     a, b = pair("heads")
     torch.save((b.as_tuple()[:-1]), buffer := io.BytesIO())

@@ -147,6 +147,7 @@ _declare("block_mask_mod", _P, _P)
 _declare("block_mask_get_stats", _S, _P, C.POINTER(BlockMaskStats), _E)
 _declare("block_mask_export", _S, _P, C.c_int, C.POINTER(BlockIndices), _E)
 _declare("block_mask_to_dense", _S, _P, C.c_void_p, _E)
+_declare("block_mask_row", C.c_int64, _P, *3 * [C.c_int64], C.c_int, C.POINTER(_P))
 _declare(
     "block_mask_render",
     _S,

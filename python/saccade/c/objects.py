@@ -335,6 +335,15 @@ class BlockMaskHandle:
         h = abi.create("block_mask_window", self.handle, q0, Q, kv0, KV)
         return BlockMaskHandle(h, self.mod, self.tensors, (self.keep, self), self.lead)
 
+    def row(self, b: int, h: int, row: int):
+        """Runs of live blocks of a row of blocks: (first, count, whether they are full), as
+        int32 one after the other; held by the mask."""
+        runs = C.c_void_p()
+        n = lib.saccade_block_mask_row(self.handle, b, h, row, 0, C.byref(runs))
+        if n < 0:
+            raise MemoryError("block mask: out of memory")
+        return (C.c_int32 * (3 * n)).from_address(runs.value or 0)
+
     def render(self, b, h, format, columns) -> bytes:
         data, n, e = C.c_void_p(), C.c_size_t(), abi.Error()
         abi.check(

@@ -16,7 +16,7 @@ from ..c import objects
 from . import graph_masks
 from .checks import count_of, device_of
 from .index_lists import check_lists, columns_of, dense_of, marks_of, transposed_lists
-from .mask_pictures import in_characters, in_html
+from .mask_pictures import in_characters, in_html, live_of_runs
 from .mask_objects import exported, imported, own_dimensions
 from .mask_slices import are_ranges, moved, noop_mask, picked, picks_of, rows_of
 from .mods import AnyMod
@@ -431,7 +431,12 @@ class BlockMask:
     def to_string(self, grid_size: int | tuple[int, int] = (20, 20), limit: int = 4) -> str:
         """Picture in characters of up to `limit` (b, h), of about grid_size (rows, columns)
         cells; -1: a cell for each block. Full cells are live, light ones partly so."""
-        return in_characters(self.to_dense(), grid_size, limit)
+        if _is_in_graph():
+            dense = self.to_dense()
+            live = lambda place, rows: dense[place][rows.start : rows.stop].sum(0)  # noqa: E731
+            return in_characters(live, dense.shape, grid_size, limit)
+        shape = self.index_shape()
+        return in_characters(live_of_runs(self.handle(), shape[-1]), shape, grid_size, limit)
 
     def __str__(self) -> str:
         if _is_in_graph():  # whose blocks have no values yet

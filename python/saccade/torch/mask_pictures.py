@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 
+import torch
+
 from ..c import abi
 
 
-def in_characters(dense, grid_size, limit):
-    """dense: [.., rows, columns] of blocks; grid_size and limit as BlockMask.to_string has
-    them."""
-    lead, (rows, columns) = dense.shape[:-2], dense.shape[-2:]
+def in_characters(live, shape, grid_size, limit):
+    """live(place, rows): how many blocks of these rows are live, by column. shape: [.., rows,
+    columns] of blocks; grid_size and limit as BlockMask.to_string has them."""
+    *lead, rows, columns = shape
     wanted = (grid_size, grid_size) if isinstance(grid_size, int) else grid_size
     down, along = (
         1 if n == -1 else max(1, -(-size // n)) for n, size in zip(wanted, (rows, columns))
@@ -22,18 +24,36 @@ def in_characters(dense, grid_size, limit):
             more = math.prod(lead) - limit
             parts.append(f"... {more} more: to_string(limit=...) or mask[batch, head]")
             break
-        text = "".join(
-            "".join(2 * _cell(dense[place][r : r + down, c : c + along]) for c in cs) + "\n"
-            for cs in [range(0, columns, along)]
+        lines = [
+            _line(live(place, range(r, min(r + down, rows))), min(down, rows - r), along)
             for r in range(0, rows, down)
-        )
-        parts.append(f"{tuple(place)}\n{text}")
+        ]
+        parts.append(f"{place}\n" + "".join(lines))
     return "\n".join(parts)
 
 
-def _cell(part) -> str:
-    live = float(part.float().mean())
-    return "█" if live == 1 else " " if live == 0 else "░"
+def _line(live, rows, along):
+    """Of cells of so many rows and columns of blocks."""
+    cells = [(part.sum().item(), rows * len(part)) for part in live.split(along)]
+    return "".join(2 * ("█" if n == all else " " if n == 0 else "░") for n, all in cells) + "\n"
+
+
+def live_of_runs(handle, columns):
+    """`live` of in_characters, from a block mask's runs: no list of blocks is made."""
+
+    def live(place, rows):
+        b, h = (0,) * (2 - len(place)) + place
+        change = torch.zeros(columns + 1, dtype=torch.int64)
+        for row in rows:
+            found = handle.row(b, h, row)
+            if len(found):
+                run = torch.frombuffer(found, dtype=torch.int32).view(-1, 3)
+                one = torch.ones(len(run), dtype=torch.int64)
+                change.index_add_(0, run[:, 0], one)
+                change.index_add_(0, run[:, 0] + run[:, 1], -one)
+        return change.cumsum(0)[:-1]
+
+    return live
 
 
 def in_html(mask) -> str:
