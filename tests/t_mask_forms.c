@@ -32,10 +32,8 @@ static void fill_docs(int length)
 
 static saccade_block_mask *make(const char *text, const saccade_sizes *s, int64_t budget)
 {
-    const saccade_block_mask_options options = {.size = sizeof options,
-                                                .block_q = BQ,
-                                                .block_kv = BK,
-                                                .evaluation_budget = budget};
+    const saccade_block_mask_options options = {
+        .size = sizeof options, .block_q = BQ, .block_kv = BK, .evaluation_budget = budget};
     const saccade_binding binding = doc_binding();
     const int n = strstr(text, "doc") != NULL;
     saccade_error err = {0};
@@ -499,13 +497,41 @@ static void pictures_are_drawn(void **state)
     saccade_block_mask_destroy(mask);
 }
 
+/* A mask that is far higher than wide is drawn coarser: 2048 pixels, four lines a character. */
+static void high_pictures_are_bounded(void **state)
+{
+    const saccade_sizes s = {1, 1, 1, 1 << 22, 40 * BK, 8, 8};
+    saccade_block_mask *mask = make("q >= kv", &s, 0);
+    char *text;
+    void *bytes;
+    size_t size, lines = 0;
+    (void)state;
+    assert_int_equal(
+        saccade_block_mask_render(mask, 0, 0, SACCADE_TEXT, 50, &bytes, &size, NULL),
+        SACCADE_OK);
+    text = bytes;
+    for (size_t i = 0; i < size; i++)
+        lines += text[i] == '\n';
+    assert_int_equal(lines, 4 * 50 + 1);
+    saccade_free(bytes);
+    assert_int_equal(saccade_block_mask_render(mask, 0, 0, SACCADE_SVG, 0, &bytes, &size, NULL),
+                     SACCADE_OK);
+    assert_non_null(strstr(bytes, " height=\"2040\" ")); /* of 12 pixels each */
+    saccade_free(bytes);
+    const saccade_status png =
+        saccade_block_mask_render(mask, 0, 0, SACCADE_PNG, 0, &bytes, &size, NULL);
+    assert_true(png == SACCADE_OK || png == SACCADE_EBACKEND);
+    if (png == SACCADE_OK)
+        saccade_free(bytes);
+    saccade_block_mask_destroy(mask);
+}
+
 /* ---- failing allocations ---- */
 
 static saccade_status use_masks(void *arg, saccade_error *err)
 {
-    const saccade_block_mask_options options = {.size = sizeof options,
-                                                .block_q = BQ,
-                                                .block_kv = BK};
+    const saccade_block_mask_options options = {
+        .size = sizeof options, .block_q = BQ, .block_kv = BK};
     const saccade_binding binding = doc_binding();
     const saccade_context_options one = {.size = sizeof one, .threads = 1};
     saccade_context *context = NULL;
@@ -560,6 +586,7 @@ int main(void)
         cmocka_unit_test(change_is_seen),
         cmocka_unit_test(device_copies_go_with_the_mask),
         cmocka_unit_test(pictures_are_drawn),
+        cmocka_unit_test(high_pictures_are_bounded),
         cmocka_unit_test(failing_allocations_harm_nothing),
     };
     fill_docs(50);

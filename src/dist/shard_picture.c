@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { COLOURS = 8, TEXT_WIDTH = 64, TEXT_MAX = 500, IMAGE_WIDTH = 512, IMAGE_MAX = 2048 };
+enum { COLOURS = 8 };
 
 /* Light and dark of each rank; ranks further on begin again. */
 static const uint8_t palette[1 + 2 * COLOURS][3] = {
@@ -50,11 +50,6 @@ static int32_t rank_of(const saccade_shard_plan *plan, const picture *p, int64_t
     return plan->owner[row / plan->options.chunk];
 }
 
-static int32_t wanted(int32_t columns, int32_t usual, int32_t most)
-{
-    return columns < 1 ? usual : columns > most ? most : columns;
-}
-
 /* ---- text ---- */
 
 static saccade_status draw_text(const saccade_shard_plan *plan, const saccade_block_mask *mask,
@@ -62,7 +57,7 @@ static saccade_status draw_text(const saccade_shard_plan *plan, const saccade_bl
                                 saccade_error *err)
 {
     static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
-    const int64_t width = wanted(columns, TEXT_WIDTH, TEXT_MAX);
+    const int64_t width = picture_text_width(columns);
     picture p;
     TRY(cells_of(plan, mask, b, h, width, (width + 1) / 2, &p, err));
     for (int64_t y = 0; y < p.height; y++) {
@@ -86,11 +81,12 @@ static saccade_status image_cells(const saccade_shard_plan *plan,
                                   const saccade_block_mask *mask, int64_t b, int64_t h,
                                   int32_t columns, picture *p, int *scale, saccade_error *err)
 {
-    const int64_t width = wanted(columns, IMAGE_WIDTH, IMAGE_MAX);
-    const int64_t high = width * plan->options.Q / plan->options.KV;
-    const int64_t height = high < 1 ? 1 : smaller(high, 2 * IMAGE_MAX);
-    TRY(cells_of(plan, mask, b, h, width, height, p, err));
-    *scale = p->width < width ? (int)(width / p->width) : 1;
+    const mask_runs *runs = mask ? mask_own_runs(mask) : NULL;
+    const picture_size size =
+        picture_image_size(picture_image_width(columns), runs ? runs->rows : plan->chunks,
+                           runs ? runs->columns : plan->key_chunks);
+    TRY(cells_of(plan, mask, b, h, size.width, size.height, p, err));
+    *scale = size.scale;
     for (int64_t y = 0; y < p->height; y++) {
         const int32_t rank = rank_of(plan, p, y) % COLOURS;
         for (int64_t x = 0; x < p->width; x++) {
@@ -120,12 +116,7 @@ static void draw_line(const picture *p, int64_t y, int scale, strbuf *out)
 
 static saccade_status draw_svg(const picture *p, int scale, strbuf *out, saccade_error *err)
 {
-    const long long width = p->width * scale, height = p->height * scale;
-    strbuf_printf(out,
-                  "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%lld\" height=\"%lld\" "
-                  "viewBox=\"0 0 %lld %lld\" shape-rendering=\"crispEdges\">\n"
-                  "<rect width=\"%lld\" height=\"%lld\" fill=\"#fff\" stroke=\"#888\"/>\n",
-                  width, height, width, height, width, height);
+    picture_open_svg(p, scale, "", out);
     for (int64_t y = 0; y < p->height; y++)
         draw_line(p, y, scale, out);
     strbuf_puts(out, "</svg>\n");

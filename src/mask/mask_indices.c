@@ -72,8 +72,10 @@ static saccade_status check_indices(const saccade_block_indices *x, const saccad
                                     saccade_error *err)
 {
     FAIL_IF(!x, SACCADE_EINVAL, "indices: got NULL");
-    FAIL_IF(x->block_q < 1 || x->block_kv < 1, SACCADE_EINVAL,
-            "indices: got blocks of %d x %d, expected 1 or more", x->block_q, x->block_kv);
+    FAIL_IF(x->block_q < 1 || x->block_kv < 1 || x->block_q > MASK_LENGTH_MAX
+                || x->block_kv > MASK_LENGTH_MAX,
+            SACCADE_EINVAL, "indices: got blocks of %d x %d, expected 1 to 2^30", x->block_q,
+            x->block_kv);
     FAIL_IF((x->B != 1 && x->B != s->B) || (x->H != 1 && x->H != s->H), SACCADE_EINVAL,
             "indices: got B %lld, H %lld, expected 1 or %lld, 1 or %lld", (long long)x->B,
             (long long)x->H, (long long)s->B, (long long)s->H);

@@ -13,8 +13,10 @@
 static saccade_status check_options(const saccade_selection_options *o, const saccade_sizes *s,
                                     saccade_error *err)
 {
-    FAIL_AT(o->block_q < 1 || o->block_kv < 1, SACCADE_EINVAL, "block", 0, 0,
-            "got %d x %d, expected 1 or more", o->block_q, o->block_kv);
+    FAIL_AT(o->block_q < 1 || o->block_kv < 1 || o->block_q > MASK_LENGTH_MAX
+                || o->block_kv > MASK_LENGTH_MAX,
+            SACCADE_EINVAL, "block", 0, 0, "got %d x %d, expected 1 to 2^30", o->block_q,
+            o->block_kv);
     FAIL_AT(o->B != 1 && o->B != s->B, SACCADE_EINVAL, "B", 0, 0,
             "got %lld, expected 1 or %lld", (long long)o->B, (long long)s->B);
     FAIL_AT(s->Hkv < 1 || s->H % s->Hkv, SACCADE_EINVAL, "sizes.Hkv", 0, 0,

@@ -12,10 +12,25 @@ typedef struct picture {
     uint8_t *cell; /* [height][width] */
 } picture;
 
+/* ---- picture.c ---- */
+
+/* How many characters, or pixels, a picture is wide of which a caller wants so many `columns`;
+ * 0: a default. */
+int64_t picture_text_width(int32_t columns);
+int64_t picture_image_width(int32_t columns);
+/* Cells of an image of rows x columns blocks, and pixels per cell: at most `width` wide, as
+ * high as its shape asks for within a bound. */
+typedef struct picture_size {
+    int64_t width, height;
+    int scale;
+} picture_size;
+picture_size picture_image_size(int64_t width, int64_t rows, int64_t columns);
 /* One (b, h), at most width x height cells. */
 saccade_status picture_make(const mask_runs *runs, int64_t b, int64_t h, int64_t width,
                             int64_t height, picture *out, saccade_error *err);
 void picture_free(picture *p);
+/* Begins an SVG document of such cells; `style` goes between its style tags. */
+void picture_open_svg(const picture *p, int scale, const char *style, strbuf *out);
 
 /* ---- picture_png.c ---- */
 
