@@ -15,13 +15,13 @@
 #include "base/cpus.h"
 #include "base/parallel.h"
 #include "base/relax.h"
+#include "base/threads.h"
 
 #include <dlfcn.h>
 #include <fenv.h>
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -191,24 +191,15 @@ static void prepare(void)
     stay_loaded();
 }
 
-/* A thread for w, with all signals left to the host's own threads but those that an instruction
-   raises: a handler of the host's runs where that happened. */
 static bool start(worker *w)
 {
     pthread_attr_t attributes;
     pthread_t thread;
-    static const int raised[] = {SIGILL, SIGFPE, SIGSEGV, SIGBUS, SIGTRAP};
-    sigset_t all, before;
     if (pthread_attr_init(&attributes) != 0)
         return false;
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all);
-    for (size_t i = 0; i < sizeof raised / sizeof *raised; i++)
-        sigdelset(&all, raised[i]);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int failed = pthread_create(&thread, &attributes, live, w);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int failed = thread_begin(&thread, &attributes, live, w);
     pthread_attr_destroy(&attributes);
     return failed == 0;
 }

@@ -3,6 +3,7 @@
 #include "dist/staged.h"
 
 #include "base/status.h"
+#include "base/threads.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -83,7 +84,7 @@ saccade_status dist_line_open(const saccade_transport *transport, dist_line **ou
     pthread_mutex_init(&line->lock, NULL);
     pthread_cond_init(&line->changed, NULL);
     line->is_threaded = transport->ranks > 1 && !transport->caller_only
-                        && pthread_create(&line->thread, NULL, run_line, line) == 0;
+                        && thread_begin(&line->thread, NULL, run_line, line) == 0;
     *out = line;
     return SACCADE_OK;
 }

@@ -3,6 +3,8 @@
  * Other programs start beside it, most often for the tile that it keeps. */
 #include "cuda/program/program.h"
 
+#include "base/threads.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -50,7 +52,7 @@ static void begin_job(job *j, cu_state *s, const plan_problem *p, cu_program whi
         return;
     }
     *j = (job){.state = s, .problem = p, .which = which, .out = out, .is_begun = 1};
-    j->has_thread = pthread_create(&j->thread, NULL, run_job, j) == 0;
+    j->has_thread = thread_begin(&j->thread, NULL, run_job, j) == 0;
     if (!j->has_thread)
         run_job(j);
 }

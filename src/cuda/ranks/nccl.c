@@ -3,6 +3,7 @@
 #include "cuda/ranks/nccl.h"
 
 #include "base/record.h"
+#include "base/threads.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -69,7 +70,7 @@ static saccade_status wait_together(nccl_world *w, double seconds, saccade_error
     pthread_t thread;
     int state = 0, is_late = 0;
     atomic_fetch_add(&w->references, 1);
-    if (pthread_create(&thread, NULL, come_together, w)) {
+    if (thread_begin(&thread, NULL, come_together, w)) {
         atomic_fetch_sub(&w->references, 1);
         FAIL(SACCADE_ENOMEM, "nccl: no thread could be started");
     }
@@ -109,7 +110,7 @@ static saccade_status open_world(nccl_world *w, double seconds, saccade_error *e
     cu_leave(w->driver, pushed);
     TRY(cu_check(w->driver, failed, "a stream for NCCL", err));
     TRY(wait_together(w, seconds, err));
-    w->is_watched = pthread_create(&w->watcher, NULL, nccl_watch, w) == 0;
+    w->is_watched = thread_begin(&w->watcher, NULL, nccl_watch, w) == 0;
     FAIL_IF(!w->is_watched, SACCADE_ENOMEM, "nccl: no thread could be started");
     return SACCADE_OK;
 }
@@ -148,7 +149,7 @@ static int destroy_in_time(nccl_world *w)
     pthread_t thread;
     int is_late = 0;
     atomic_fetch_add(&w->references, 1);
-    if (pthread_create(&thread, NULL, destroy_comm, w)) {
+    if (thread_begin(&thread, NULL, destroy_comm, w)) {
         atomic_fetch_sub(&w->references, 1);
         return 0;
     }
