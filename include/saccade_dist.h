@@ -181,7 +181,8 @@ typedef struct saccade_dist saccade_dist;
  * multiple of. 0: the plan's back end cannot compute some rows of a sequence alone. */
 SACCADE_API int64_t saccade_plan_row_tile(const saccade_plan *plan, const saccade_sizes *sizes);
 
-/* Called by all ranks at the same time, with equal problems and shard plans (EINVAL if not);
+/* Called by all ranks at the same time, with equal problems and shard plans (EINVAL if not),
+ * whose chunks are whole tiles (saccade_plan_row_tile; EINVAL if not);
  * `mask` is the problem's among those of the shard plan, and every run is given that block
  * mask, as the plan leaves out what it masks. The shard plan and what the transport
  * points to are borrowed until destroy. Runs on CPUs, and on CUDA with a transport that has

@@ -153,6 +153,32 @@ static void ranks_that_hold_nothing(void **state)
         check(&cases[i]);
 }
 
+/* Chunks that no plan computes are refused when parts are made, on all ranks. */
+static void strange_chunks(void **state)
+{
+    const few_case c = {{H, 0, 0}, GATHERED};
+    one_rank rank[RANKS];
+    saccade_shard_options o;
+    few w;
+    (void)state;
+    begin(&c, &w);
+    saccade_shard_options_init(&o);
+    o.ranks = RANKS;
+    o.tile = 100;
+    o.Q = o.KV = 4000;
+    assert_int_equal(saccade_shard_plan_create(&o, &w.shards, NULL), SACCADE_OK);
+    assert_int_equal(saccade_ranks_create(RANKS, &w.ranks, NULL), SACCADE_OK);
+    for (int32_t i = 0; i < RANKS; i++)
+        rank[i] = (one_rank){.w = &w, .rank = i};
+    rank_threads_run(RANKS, rank_thread, rank, sizeof *rank);
+    for (int32_t i = 0; i < RANKS; i++) {
+        assert_int_equal(rank[i].status, SACCADE_EINVAL);
+        assert_string_equal(rank[i].err.where, "shards");
+    }
+    saccade_ranks_destroy(w.ranks);
+    saccade_shard_plan_destroy(w.shards);
+}
+
 /* Members that no call over ranks reads are refused, not ignored. */
 static void strange_members(void **state)
 {
@@ -235,6 +261,7 @@ static void negative_windows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(strange_chunks),
         cmocka_unit_test(ranks_that_hold_nothing),
         cmocka_unit_test(strange_members),
         cmocka_unit_test(negative_windows),

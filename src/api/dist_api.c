@@ -122,6 +122,27 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
     return SACCADE_OK;
 }
 
+/* Of all ranks' rows, so that all say the same. */
+static saccade_status check_chunks(const saccade_plan *plan, const saccade_shard_plan *shards,
+                                   saccade_error *err)
+{
+    saccade_sizes sizes = plan->problem.sizes;
+    sizes.B = sizes.B ? sizes.B : 1;
+    sizes.Q = shards->options.Q;
+    sizes.KV = shards->options.KV;
+    const int64_t tile = plan->solver->row_tile(plan, &sizes);
+    for (int32_t r = 0; r < shards->options.ranks; r++) {
+        const saccade_range *rows;
+        const int32_t n = saccade_shard_rows(shards, r, &rows);
+        for (int32_t i = 0; i < n; i++)
+            FAIL_AT(rows[i].first % tile, SACCADE_EINVAL, "shards", 0, 0,
+                    "got chunks of %lld rows, expected a multiple of %lld "
+                    "(saccade_plan_row_tile, for saccade_shard_options.tile)",
+                    (long long)shards->options.chunk, (long long)tile);
+    }
+    return SACCADE_OK;
+}
+
 /* *is_heard: whether a failure is all ranks'. */
 static saccade_status create(saccade_context *context, const saccade_problem *problem,
                              const saccade_shard_plan *shards, int32_t mask, int64_t window,
@@ -146,6 +167,7 @@ static saccade_status create(saccade_context *context, const saccade_problem *pr
     FAIL_IF_GOTO(!plan->solver->row_tile, SACCADE_EBACKEND,
                  "dist: back end %s computes no part of a sequence, expected cpu or cuda",
                  plan->backend->name);
+    TRY_GOTO(check_chunks(plan, shards, err));
     TRY_GOTO(dist_agree(transport, digest, is_heard, err));
     *is_heard = 0;
     TRY_GOTO(dist_open(plan, shards, mask, transport, &dist, err));
@@ -224,7 +246,7 @@ size_t saccade_dist_workspace(const saccade_dist *dist, int64_t B)
 static saccade_status check_rows(const saccade_dist *dist, saccade_error *err)
 {
     const saccade_sizes sizes = dist_sizes(dist, 1);
-    return is_on_device(dist) ? dist_check_tiles(dist, dist->plan, &sizes, err) : SACCADE_OK;
+    return dist_check_tiles(dist, dist->plan, &sizes, err);
 }
 
 static saccade_status prepare(const saccade_dist *dist, const saccade_block_mask *mask,
