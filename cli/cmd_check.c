@@ -206,8 +206,11 @@ static saccade_status check_rmse(const cli_args *args, verdict *all, saccade_err
     saccade_sizes sizes = {.B = 1, .H = 2, .Hkv = 2, .Q = 512, .KV = 512, .D = 64, .Dv = 64};
     saccade_dtype ignored;
     CLI_FAIL_IF(
-        args->mask || args->score.n || args->q_file || args->backward, SACCADE_EINVAL, "--rmse",
-        "runs the eight variants, expected no mask, score, files or --backward with it");
+        args->mask || args->score.n || args->q_file || args->backward || args->dtype
+            || args->random,
+        SACCADE_EINVAL, "--rmse",
+        "runs the eight variants in three dtypes, expected no mask, score, files, --dtype, "
+        "--random or --backward with it");
     if (args->problem)
         CLI_TRY(problem_read(args->problem, &sizes, &ignored, err));
     printf("%-16s %-5s %11s %11s %8s\n", "variant", "dtype", "rmse", "plain rmse", "ratio");

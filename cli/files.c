@@ -202,6 +202,8 @@ saccade_status files_engine_options(const cli_args *args, engine_options *out,
     const char *backend = args->arch && !args->backend ? "cuda" : args->backend;
     CLI_FAIL_IF(args->arch && strcmp(backend, "cuda") != 0, SACCADE_EINVAL, "--arch",
                 "got it with --backend %.20s, expected cuda", backend);
+    CLI_FAIL_IF(args->layout && !args->q_file, SACCADE_EINVAL, "--layout",
+                "got it without files, expected -q, -k and -v");
     *out = (engine_options){
         .backend = backend,
         .arch = args->arch,

@@ -263,6 +263,9 @@ says "no run can have these sizes"
 expect 0 explain --problem 'b1 h2 q100 kv50 d16 f32' --mask 'kv < 60 && q % 4 * 8 == kv'
 says "library: "; says "ranges of mask"; says "n5 0..3"; says "n2 always"
 refuse "either --problem or -q" explain
+refuse "without files" explain --problem 'b1 h2 q100 d16 f32' --layout bnhd
+refuse "expected no mask" check --rmse --dtype bf16
+refuse "expected no mask" check --rmse --random 3
 refuse "expected words like" explain --problem 'b1 h2 q100 d16 f12'
 refuse "at least q and d" explain --problem 'b1'
 refuse "each once" explain --problem 'q8 d8 d9'
