@@ -88,10 +88,10 @@ static saccade_status check_capture(const saccade_plan *plan, const saccade_bind
 }
 
 /* A capture that simplification removed, or whose score is the identity: nothing reads it. */
-static int is_unread(const plan_problem *p, const saccade_plan *plan, const char *name)
+static uint64_t unread_of(const saccade_plan *plan, const char *name)
 {
-    return index_of(p->score, name) < 0 && p->gradients & SACCADE_GRADIENT_CAPTURES
-           && index_of(plan->source_score, name) >= 0;
+    const int32_t i = index_of(plan->source_score, name);
+    return i < 0 ? 0 : plan->unread_captures & (uint64_t)1 << i;
 }
 
 static saccade_status check_unread(const saccade_plan *plan, const saccade_backward_args *a,
@@ -113,7 +113,7 @@ void api_clear_unread(const saccade_plan *plan, const saccade_backward_args *a)
 {
     for (int32_t n = 0; n < a->n_d_captures && !(a->accumulate & SACCADE_GRADIENT_CAPTURES);
          n++)
-        if (is_unread(&plan->problem, plan, a->d_captures[n].name))
+        if (unread_of(plan, a->d_captures[n].name))
             tensor_clear(&a->d_captures[n].tensor);
 }
 
@@ -124,7 +124,7 @@ static saccade_status read_captures(const saccade_plan *plan, const saccade_back
                                     saccade_error *err)
 {
     const plan_problem *p = &plan->problem;
-    uint64_t given = 0;
+    uint64_t given = 0, unread = 0;
     FAIL_AT(a->n_d_captures < 0 || a->n_d_captures > MOD_MAX_CAPTURES
                 || (a->n_d_captures && !a->d_captures),
             SACCADE_EINVAL, "d_captures", 0, 0, "got %d, expected 0 to %d and their array",
@@ -133,7 +133,11 @@ static saccade_status read_captures(const saccade_plan *plan, const saccade_back
         const char *name = a->d_captures[n].name;
         FAIL_AT(!name, SACCADE_EINVAL, "d_captures", 0, 0, "got no name in entry %d", n);
         const int32_t i = index_of(p->score, name);
-        if (is_unread(p, plan, name)) {
+        const uint64_t is_unread = unread_of(plan, name);
+        FAIL_AT(is_unread & unread, SACCADE_EINVAL, name, 0, 0,
+                "got two gradients of one name, expected one");
+        unread |= is_unread;
+        if (is_unread) {
             TRY(check_unread(plan, a, &a->d_captures[n], err));
             continue;
         }

@@ -47,6 +47,7 @@ saccade_status saccade_device_timer_create(int32_t device, saccade_device_timer 
 {
     const cu_driver *driver;
     void *pushed;
+    FAIL_IF(!out, SACCADE_EINVAL, "device timer: got NULL, expected room for one");
     TRY(cu_get_driver(&driver, err));
     TRY(cu_enter(driver, device, &pushed, err));
     saccade_status status = SACCADE_ENOMEM;
@@ -86,8 +87,9 @@ void saccade_device_timer_destroy(saccade_device_timer *t)
 saccade_status saccade_device_timer_begin(saccade_device_timer *t, void *stream, int is_cold,
                                           saccade_error *err)
 {
-    const cu_driver *d = t->driver;
     void *pushed;
+    FAIL_IF(!t, SACCADE_EINVAL, "device timer: got NULL");
+    const cu_driver *d = t->driver;
     TRY(cu_enter(d, t->device, &pushed, err));
     int failed = is_cold ? d->fill32(t->flush, 0x3f800000, t->flush_words, stream) : 0;
     failed = failed ? failed : d->event_record(t->begin, stream);
@@ -98,9 +100,10 @@ saccade_status saccade_device_timer_begin(saccade_device_timer *t, void *stream,
 saccade_status saccade_device_timer_end(saccade_device_timer *t, void *stream, double *seconds,
                                         saccade_error *err)
 {
-    const cu_driver *d = t->driver;
     float ms = 0;
     void *pushed;
+    FAIL_IF(!t || !seconds, SACCADE_EINVAL, "device timer: got NULL");
+    const cu_driver *d = t->driver;
     TRY(cu_enter(d, t->device, &pushed, err));
     int failed = d->event_record(t->end, stream);
     failed = failed ? failed : d->event_synchronize(t->end);

@@ -182,8 +182,11 @@ static saccade_status find_gradients(const saccade_problem *p, saccade_plan *pla
         FAIL_AT(!is_float(plan->source_score->captures[at].dtype), SACCADE_EINVAL, name, 0, 0,
                 "got %s, expected a float capture to have a gradient",
                 saccade_dtype_name(plan->source_score->captures[at].dtype));
+        const uint64_t source = (uint64_t)1 << at;
         if (find_capture(plan->problem.score, name, &at))
             plan->problem.gradient_captures |= (uint64_t)1 << at;
+        else
+            plan->unread_captures |= source;
     }
     return SACCADE_OK;
 }
@@ -258,8 +261,8 @@ static double elements(int64_t B, int64_t heads, int64_t length, int64_t dim)
 int plan_is_possible(const saccade_sizes *s)
 {
     const int64_t dim = s->D > s->Dv ? s->D : s->Dv;
-    return s->B <= MOST_LENGTH && s->Q <= MOST_LENGTH && s->KV <= MOST_LENGTH
-           && elements(s->B, s->H, s->Q, dim) <= 0x1p48
+    return s->B >= 0 && s->Q >= 0 && s->KV >= 0 && s->B <= MOST_LENGTH && s->Q <= MOST_LENGTH
+           && s->KV <= MOST_LENGTH && elements(s->B, s->H, s->Q, dim) <= 0x1p48
            && elements(s->B, s->Hkv, s->KV, dim) <= 0x1p48;
 }
 

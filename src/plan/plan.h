@@ -223,6 +223,7 @@ struct saccade_plan {
     plan_problem problem;
     const mod_fn *source_score, *source_mask; /* before simplification; NULL: none */
     const mod_fn *source_weight;
+    uint64_t unread_captures; /* source_score's whose gradients are wanted, and are 0 */
     int32_t threads, level;
     const plan_rows *rows; /* with has_rows, where known before runs: prepare is for these */
     arena arena;

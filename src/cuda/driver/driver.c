@@ -126,6 +126,7 @@ saccade_status saccade_device_count(int32_t *count, saccade_error *err)
 {
     const cu_driver *driver;
     int n = 0;
+    FAIL_IF(!count, SACCADE_EINVAL, "device count: got NULL");
     TRY(cu_get_driver(&driver, err));
     TRY(cu_check(driver, driver->device_count(&n), "cuDeviceGetCount", err));
     *count = n;
@@ -138,6 +139,7 @@ saccade_status saccade_device_alloc(int32_t device, size_t bytes, void **out,
     const cu_driver *driver;
     void *pushed;
     cu_ptr memory = 0;
+    FAIL_IF(!out, SACCADE_EINVAL, "device memory: got NULL");
     TRY(cu_get_driver(&driver, err));
     TRY(cu_enter(driver, device, &pushed, err));
     const saccade_status status =
