@@ -3,7 +3,9 @@
 usage: python bench/peers_torch.py [--program build/saccade] [--threads N]
                                    [--suite paper] [--suite dense] [--suite decode]
                                    [--only TEXT] [--repeats 5] [--no-flex]
-       python bench/peers_torch.py --device cuda [--part forward|variants|short|decode]...
+       python bench/peers_torch.py --device cuda [--part forward|variants|masks|short|decode]...
+                                   [--part backward|backward_variants|backward_masks]...
+                                   [--part backward_parts|captures]...
                                    [--only TEXT] [--rounds 15] [--traced] [--no-flex]
 
 On the CPU every row of the suites (all three) is timed by `saccade bench`, then by
@@ -30,7 +32,7 @@ try:
     import torch.nn.functional as F
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 except ImportError:
-    print("no PyTorch (2.6 or later) here: nothing to compare with")
+    print("no PyTorch (2.5 or later) here: nothing to compare with")
     sys.exit(0)
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}

@@ -9,7 +9,8 @@ also by the clock (on CUDA autograd runs backward in a thread of its own).
 First: the first call of each of several new mods, in a process of its own with fresh cache
 folders, then in another process that finds the folders filled.
 Block masks: create_block_mask of 131,072 x 131,072, where FlexAttention is asked for what its
-dense evaluation of 16 GiB leaves possible. SACCADE_LIBRARY names the library.
+dense evaluation (16 GiB of bool, 128 of the positions that it makes) leaves possible.
+SACCADE_LIBRARY names the library.
 """
 import argparse
 import json
@@ -25,7 +26,7 @@ try:
     import torch
     from torch.nn.attention import flex_attention as theirs
 except ImportError:
-    print("no PyTorch (2.6 or later) here: nothing to measure")
+    print("no PyTorch (2.5 or later) here: nothing to measure")
     sys.exit(0)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))

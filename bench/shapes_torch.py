@@ -26,7 +26,7 @@ try:
     import torch.nn.functional as F
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 except ImportError:
-    print("no PyTorch (2.6 or later) here: nothing to compare with")
+    print("no PyTorch (2.5 or later) here: nothing to compare with")
     sys.exit(0)
 
 import saccade.torch as ours

@@ -24,7 +24,7 @@ static const cli_command commands[] = {
      "    saccade mask --mask 'doc[q] == doc[kv]' --q 4096 --bind 'doc=i32[KV]:docs(12)' \\\n"
      "        -o documents.svg\n", cmd_mask},
     {"shard", CLI_SHARD, "rows of a sequence over several devices: balance, traffic, picture",
-     "[--mask M] --q N --ranks P [-o FILE.svg|FILE.png] [option]...",
+     "[--mask M] (--q N | --problem P) --ranks N [-o FILE.svg|FILE.png] [option]...",
      "Deals chunks of rows to ranks so that each has as much to compute, and says which keys\n"
      "travel: only those that a rank's rows touch. area is a rank's work over the mean;\n"
      "received and sent count keys, over all masks and layers, and with --problem bytes of K\n"

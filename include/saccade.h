@@ -3,8 +3,9 @@
  *     out = softmax(mask(score(scale * Q K^T))) V        never holding the Q x KV matrix
  *
  * Steps: parse a text, bind its captures, (make a block mask,) make a plan, run it.
- * Every object is immutable once made and may be shared by threads; create gives ownership to
- * the caller, destroy(NULL) is fine, and nothing is set or kept when a call fails. Every
+ * Objects are immutable once made and may be shared by threads, but for what is said to change
+ * one (a block mask's update, select and prepare; saccade_kv.h); create gives ownership to the
+ * caller, destroy(NULL) is fine, and nothing is set or kept when a call fails. Every
  * fallible call returns a status and, if `err` is not NULL, fills it. Language reference:
  * docs/language.md.
  *
@@ -139,7 +140,8 @@ typedef struct saccade_tensor {
     int64_t stride[SACCADE_MAX_RANK];
 } saccade_tensor;
 
-/* Row-major view of `data` on the CPU. */
+/* Row-major view of `data` on the CPU: rank numbers of shape, which is not NULL where there are
+ * any. A rank past SACCADE_MAX_RANK is refused by what is given the tensor. */
 SACCADE_API saccade_tensor saccade_tensor_of(void *data, saccade_dtype dtype, int32_t rank,
                                              const int64_t *shape);
 
@@ -263,7 +265,7 @@ static inline void saccade_context_options_init(saccade_context_options *options
     saccade_record_init(options, sizeof *options);
 }
 
-/* options may be NULL: all defaults. */
+/* options may be NULL: all defaults. EINVAL: threads past 4096, a level that is none. */
 SACCADE_API saccade_status saccade_context_create(const saccade_context_options *options,
                                                   saccade_context **out, saccade_error *err);
 SACCADE_API void saccade_context_destroy(saccade_context *context);
@@ -360,6 +362,8 @@ SACCADE_API saccade_status saccade_block_mask_create_selected(
 SACCADE_API saccade_status saccade_block_mask_select(saccade_block_mask *mask,
                                                      const saccade_tensor *blocks, void *stream,
                                                      saccade_error *err);
+/* Made anew by ranges from both mods. EINVAL: other sizes or offsets, or imported blocks that
+ * their own mod contradicts; ELIMIT: more than 64 captures together. */
 SACCADE_API saccade_status saccade_block_mask_and(const saccade_block_mask *a,
                                                   const saccade_block_mask *b,
                                                   saccade_block_mask **out, saccade_error *err);
@@ -369,7 +373,8 @@ SACCADE_API saccade_status saccade_block_mask_or(const saccade_block_mask *a,
 SACCADE_API saccade_status saccade_block_mask_not(const saccade_block_mask *a,
                                                   saccade_block_mask **out, saccade_error *err);
 /* The same mask over rows [q0, q0 + Q) and keys [kv0, kv0 + KV) of the original's; may reach
- * past the original's lengths (a growing cache). Exact. */
+ * past the original's lengths (a growing cache). Exact. EINVAL: of an imported mask, a window
+ * that does not begin with one of its blocks; positions past 32 bits. */
 SACCADE_API saccade_status saccade_block_mask_window(const saccade_block_mask *mask, int64_t q0,
                                                      int64_t Q, int64_t kv0, int64_t KV,
                                                      saccade_block_mask **out,
@@ -390,12 +395,13 @@ SACCADE_API saccade_status saccade_block_mask_get_stats(const saccade_block_mask
 SACCADE_API int64_t saccade_block_mask_row(const saccade_block_mask *mask, int64_t b, int64_t h,
                                            int64_t row, int transposed,
                                            const saccade_run **runs);
-/* Fills caller's arrays; call once with NULL arrays to learn the shape. */
+/* Fills the caller's arrays, of as many elements as saccade_block_indices says; call once with
+ * NULL arrays to learn the shape. */
 SACCADE_API saccade_status saccade_block_mask_export(const saccade_block_mask *mask,
                                                      int transposed,
                                                      saccade_block_indices *indices,
                                                      saccade_error *err);
-/* dense [B, H, Q, KV] bytes, 1 live. */
+/* dense: B * H * Q * KV bytes of the caller's, 1 live, [B, H, Q, KV]. */
 SACCADE_API saccade_status saccade_block_mask_to_dense(const saccade_block_mask *mask,
                                                        uint8_t *dense, saccade_error *err);
 typedef enum saccade_picture {
@@ -498,6 +504,11 @@ static inline void saccade_problem_init(saccade_problem *problem)
     problem->scale = SACCADE_NAN;
 }
 
+/* Chooses a back end and compiles what its runs need, for the lengths that sizes name or any
+ * (0). context NULL: all threads, the best level. EINVAL: a problem that contradicts itself;
+ * EBACKEND: one that the back end named, or every one there is, does not compute; ELIMIT: texts
+ * and sizes past docs/limits.md. On CUDA for `arch`, else for the device whose context is
+ * current. */
 SACCADE_API saccade_status saccade_plan_create(saccade_context *context,
                                                const saccade_problem *problem,
                                                saccade_plan **out, saccade_error *err);
@@ -616,8 +627,9 @@ static inline void saccade_forward_args_init(saccade_forward_args *args)
 SACCADE_API saccade_status saccade_pages_check(const saccade_plan *plan,
                                                const saccade_forward_args *args,
                                                saccade_error *err);
-/* Bytes of workspace for runs of at most these sizes; KV: logical keys. Of ragged problems B is
- * the number of sequences, Q and KV are those of the longest. */
+/* Bytes of workspace for runs of at most these sizes, SIZE_MAX for sizes that no run can have;
+ * KV: logical keys. Of ragged problems B is the number of sequences, Q and KV are those of the
+ * longest. */
 SACCADE_API size_t saccade_plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
 /* Allocates, compiles and copies nothing; on CUDA it launches and does not wait. Threads change
  * no bit of the results. One plan may run from many threads at a time, each with its own
@@ -667,7 +679,7 @@ static inline void saccade_backward_args_init(saccade_backward_args *args)
 }
 
 /* Bytes of workspace for backward runs of at most these sizes, linear in the lengths; 0 for a
- * plan without gradients. */
+ * plan without gradients, SIZE_MAX for sizes that no run can have. */
 SACCADE_API size_t saccade_plan_backward_workspace(const saccade_plan *plan,
                                                    const saccade_sizes *sizes);
 /* Bytes of workspace for the run of these arguments (no data and no workspace are used): more

@@ -144,8 +144,9 @@ static inline void saccade_transport_init(saccade_transport *transport)
     transport->seconds = 60;
 }
 
-/* Ranks that are threads of one process. transport() fills the end of one rank, which borrows
- * the ranks; each end is used by one thread at a time. */
+/* Ranks, 1 to SACCADE_MAX_RANKS, that are threads of one process. transport() fills the end of
+ * one rank, which borrows the ranks until destroy, so what uses one ends before; each end is
+ * used by one thread at a time. */
 typedef struct saccade_ranks saccade_ranks;
 SACCADE_API saccade_status saccade_ranks_create(int32_t ranks, saccade_ranks **out,
                                                 saccade_error *err);
@@ -205,8 +206,9 @@ SACCADE_API saccade_status saccade_dist_create_staged(saccade_context *context,
                                                       int32_t mask, int64_t keys,
                                                       const saccade_transport *transport,
                                                       saccade_dist **out, saccade_error *err);
+/* Before its shard plan and its transport, which it borrows. */
 SACCADE_API void saccade_dist_destroy(saccade_dist *dist);
-/* Bytes of workspace of a forward run of batch B. */
+/* Bytes of workspace of a forward run of batch B; SIZE_MAX where no run can have it. */
 SACCADE_API size_t saccade_dist_workspace(const saccade_dist *dist, int64_t B);
 /* Before the first run with a block mask, which is of the whole sequence. A mask that is
  * refused (EINVAL) is so on all ranks; any other failure ends the transport, as does that of

@@ -27,8 +27,8 @@ typedef struct saccade_kv saccade_kv;
 
 typedef struct saccade_kv_options {
     size_t size;
-    int64_t pages, page; /* of the pool; keys of a page */
-    int64_t sequences;   /* at most, at a time */
+    int64_t pages, page; /* of the pool; keys of a page: 1 to 2^30 each */
+    int64_t sequences;   /* at most, at a time: 1 to 2^24 */
     int64_t most_keys;   /* of a sequence; 0: as many as all pages hold */
 } saccade_kv_options;
 static inline void saccade_kv_options_init(saccade_kv_options *options)

@@ -10,7 +10,11 @@ from .c.abi import lib
 _VARIABLES = (
     "SACCADE_LIBRARY",
     "SACCADE_LEVEL",
+    "SACCADE_OPENMP",
+    "SACCADE_KEEP_WORKSPACE",
+    "SACCADE_CUDA_TILES",
     "SACCADE_CACHE_DIR",
+    "XDG_CACHE_HOME",
     "OMP_NUM_THREADS",
     "OMP_THREAD_LIMIT",
 )
@@ -28,7 +32,7 @@ def config() -> dict[str, str]:
             found[name] = "no" if part.startswith("no ") else "yes"
     is_compiled = found.get("zydis") == "yes"
     found["mods"] = (
-        "compiled to machine code where there is AVX-512, else interpreted"
+        "compiled to machine code where there is AVX2 or AVX-512, else interpreted"
         if is_compiled
         else "interpreted: no Zydis when the library was built (Debian: libzydis-dev)"
     )

@@ -84,7 +84,7 @@ extern const mod_op_info mod_op_infos[MOD_OP_COUNT];
 enum {
     MOD_MAX_TEXT = 1 << 22,  /* bytes of text: the longest that a typed mod prints as */
     MOD_MAX_STEPS = 1 << 18, /* expressions visited, each call of a definition anew */
-    MOD_MAX_DEPTH = 200,     /* nesting of expressions and calls */
+    MOD_MAX_DEPTH = 200,     /* nesting of expressions */
     MOD_MAX_NODES = 1 << 14, /* typed nodes after inlining and sum() */
     MOD_MAX_CAPTURES = 64,
     MOD_MAX_SUM = 4096 /* terms of one sum() */

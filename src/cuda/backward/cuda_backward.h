@@ -4,15 +4,17 @@
  *     bwd_sm90.cu      dK, dV and sums of dQ in fixed point, head dims to 128, aligned rows
  *     bwd_wide.cu      the same without sums, head dims from 128 to 256, and to 64 where rows
  *                      see few keys: dK and dV, then dQ
- *     bwd_f32.cu       the same of f32, head dims to 128, of what bwd_split.cu leaves
+ *     bwd_f32.cu       the same of f32, head dims to 128
+ *     bwd_split.cu     before it: Q, K, V and dO in bf16 numbers
  *     bwd_finish.cu    dQ from its sums
  *     bwd_join.cu      dK and dV of KV heads whose query heads are cut into parts
  *     bwd_sinks.cu     gradients of sinks, where they are wanted
  *     bwd_sm80.cu      dK and dV, then dQ, each by CTAs that own them: every other problem
  *     bwd_captures.cu  gradients of what the score function captures
+ *     bwd_pages.cu     keys in chunks into one piece, and their gradients back
  *
  * No result depends on the order in which CTAs run, unless dQ is relaxed. A plan that wants
- * gradients compiles the second way always, and the first if the GPU, the head dims and the
+ * gradients compiles bwd_sm80.cu always, and bwd_sm90.cu if the GPU, the head dims and the
  * score function allow it: sums in fixed point need a bound of the score function's slope. */
 #ifndef SACCADE_CUDA_BACKWARD_CUDA_BACKWARD_H
 #define SACCADE_CUDA_BACKWARD_CUDA_BACKWARD_H
