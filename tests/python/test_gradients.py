@@ -360,7 +360,6 @@ def test_two_halves_merged():
     close(got, torch.autograd.grad(loss(dense(*x, None, lambda i, j: i >= j)[0]), x), 1e-10)
 
 
-
 def test_meta_tensors():
     x = [t.to("meta").requires_grad_() for t in tensors(torch.float32, grad=False)]
     got = torch.autograd.grad(st.flex_attention(*x).sum(), x)
@@ -381,8 +380,10 @@ def test_second_derivative_of_lse_alone():
     torch.manual_seed(6)
     x, y, z = (torch.randn(1, 2, 9, 8, dtype=torch.float64, requires_grad=True) for _ in "qkv")
     found = []
-    for lse in (st.flex_attention(x, y, z, return_lse=True)[1],
-                torch.logsumexp(x @ y.transpose(-1, -2) / 8**0.5, -1)):
+    for lse in (
+        st.flex_attention(x, y, z, return_lse=True)[1],
+        torch.logsumexp(x @ y.transpose(-1, -2) / 8**0.5, -1),
+    ):
         (g,) = torch.autograd.grad(lse.sum(), x, create_graph=True)
         found.append(torch.autograd.grad(g.square().sum(), [x, y]))
     torch.testing.assert_close(found[0], found[1])
@@ -438,3 +439,27 @@ def test_negative_arrays():
     q = tensors(torch.float32, grad=False)[0]
     x = torch._neg_view(q)
     assert torch.equal(saccade.attention(x, q, q), saccade.attention(-q, q, q))
+
+
+def test_third_derivatives_are_refused():
+    x = torch.randn(1, 1, 6, 4, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    q = x * w
+    (g,) = torch.autograd.grad(st.flex_attention(q, q, q).sum(), x, create_graph=True)
+    (gg,) = torch.autograd.grad(g.square().sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no third derivatives"):
+        torch.autograd.grad(gg.square().sum(), w)
+
+
+def test_hooks_that_give_back_another_layout():
+    q, k, v = tensors(torch.float32)
+    st.flex_attention(q, k, v).square().sum().backward()
+    want = [t.grad.clone() for t in (q, k, v)]
+    turned = lambda t: t.mT.contiguous().mT if t.dim() == 4 else t  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, turned):
+        out = st.flex_attention(q, k, v)
+    for t in (q, k, v):
+        t.grad = None
+    out.square().sum().backward()
+    for t, x in zip((q, k, v), want):
+        assert torch.equal(t.grad, x)

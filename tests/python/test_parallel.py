@@ -67,12 +67,26 @@ def worker(rank, store):
     ):
         bias.grad = None
         over_ranks(rank, mode, by_torch, whole, weight, masks, bias, score, out, lse, want)
+    second_derivatives(whole, masks)
     other_calls_over_heads(rank, whole, masks)
     for mode in ("heads", "gather"):
         other_batch(rank, mode, whole, masks)
     other_batch_later(rank, whole, masks)
     late_over_heads(rank, whole, masks)
     os._exit(0)  # what was sent in vain is still there, and gloo would wait for it
+
+
+def second_derivatives(whole, masks):
+    """Through the tensors that were saved too, where what comes in needs no gradient."""
+    from saccade.torch import context_parallel, flex_attention
+
+    with context_parallel(None, (2, H, N, D), masks, kv_heads=H // 2) as cp:
+        q, k, v = [cp.shard(t.detach()).requires_grad_() for t in whole]
+        w = torch.ones(D, requires_grad=True)
+        out = flex_attention(q * w, k, v, None, masks[0], enable_gqa=True)
+        (g,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+        with pytest.raises(NotImplementedError, match="no second derivatives"):
+            torch.autograd.grad(g.square().sum(), w)
 
 
 def other_calls_over_heads(rank, whole, masks):

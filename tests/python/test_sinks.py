@@ -116,3 +116,40 @@ def test_gpt_oss_trains():
     assert sum(n.endswith("sinks") for n in found[0]) == 4
     for n, a in found[0].items():
         torch.testing.assert_close(found[1][n], a, rtol=2e-3, atol=2e-5, msg=n)
+
+
+@pytest.mark.parametrize("least", [-12.0, -6.0, 0.0, 12.0])
+def test_gradients_of_small_and_large_shares(least):
+    """The share of a sink, or of the keys, may be 1e-6: its gradient has all digits of f32."""
+    torch.manual_seed(7)
+    drawn = [torch.randn(1, 2, 200, 16) for _ in range(3)]
+    made = []
+    for dtype in (torch.float32, torch.float64):
+        q, k, v = (t.clone().to(dtype) for t in drawn)
+        sinks = torch.full((2,), least, dtype=dtype, requires_grad=True)
+        q.requires_grad_()
+        st.flex_attention(q, k, v, sinks=sinks).square().sum().backward()
+        made.append((sinks.grad, q.grad))
+    for ours, exact in zip(*made):
+        far = (ours - exact).norm() / exact.norm()
+        assert far < 5e-6, float(far)
+
+
+def test_a_sink_keeps_no_second_output():
+    """In half precision a step saves what it does without sinks, and a number for each row."""
+    q, k, v = (
+        torch.randn(1, 2, 64, 32, dtype=torch.bfloat16, requires_grad=True) for _ in "qkv"
+    )
+    sizes = []
+    for sinks in (None, torch.zeros(2, requires_grad=True)):
+        saved = {}
+
+        def keep(t, saved=saved):
+            saved[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            out = st.flex_attention(q, k, v, sinks=sinks)
+        sizes.append(sum(saved.values()))
+        del out
+    assert sizes[1] - sizes[0] < q.numel() * 2

@@ -98,6 +98,19 @@ def test_dense_bool_masks_select():
     assert torch.allclose(out.transpose(1, 2), want, atol=1e-5)
 
 
+def test_masks_that_are_broadcast():
+    """As T5's and LayoutLM's kin make them: one row for all queries, added."""
+    config = small_llama()
+    ids = torch.randint(0, 97, (2, 7))
+    added = torch.zeros(2, 1, 1, 7)
+    added[1, ..., :2] = torch.finfo(torch.float32).min
+    make = lambda name: transformers.LlamaForCausalLM._from_config(  # noqa: E731
+        config, attn_implementation=name
+    )
+    a, b = both(make, ids, attention_mask=added)
+    torch.testing.assert_close(a.logits, b.logits, rtol=1e-4, atol=1e-4)
+
+
 def test_generate_with_a_static_cache():
     torch.manual_seed(0)
     st.register_transformers()
@@ -138,6 +151,14 @@ def test_models_with_attention_of_their_own_are_refused(kind):
             model._from_config(config, attn_implementation="saccade")
     with torch.device("meta"):
         model._from_config(config, attn_implementation="eager")
+
+
+@pytest.mark.parametrize("kind", ["Doge", "NllbMoe", "BigBirdPegasus", "Data2VecVision"])
+def test_models_that_compute_with_masks_are_refused(kind):
+    config = getattr(transformers, kind + "Config")()
+    with pytest.raises(ValueError, match="attention by its own code"):
+        with torch.device("meta"):
+            transformers.AutoModel.from_config(config, attn_implementation="saccade")
 
 
 def test_a_padded_mask_in_a_full_graph():

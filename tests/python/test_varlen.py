@@ -120,9 +120,15 @@ def gradients_of_pages(device, dtype, page, bound):
     for b, n in enumerate(lens):
         table[b, -(-n // page) :] = 2**31 - 1  # never read
     out, lse = varlen_attention(
-        *given, lengths(Q).to(device), None, max(Q), mask=seen,
-        block_table=table.to(device), seq_lens=torch.tensor(lens).int().to(device),
-        sinks=sinks, return_lse=True,
+        *given,
+        lengths(Q).to(device),
+        None,
+        max(Q),
+        mask=seen,
+        block_table=table.to(device),
+        seq_lens=torch.tensor(lens).int().to(device),
+        sinks=sinks,
+        return_lse=True,
     )
     gold, parts = [t.detach().double().cpu().requires_grad_() for t in (*given, sinks)], []
     for b, n in enumerate(lens):
@@ -140,9 +146,16 @@ def gradients_of_pages(device, dtype, page, bound):
         assert (a.double().cpu() - b).abs().max() <= 4 * bound * b.abs().max()
     again = torch.autograd.grad(
         varlen_attention(
-            *given, lengths(Q).to(device), None, max(Q), mask=seen,
-            block_table=table.to(device), seq_lens=torch.tensor(lens).int().to(device),
-        ), given[1:], weight.to(dtype).to(device),
+            *given,
+            lengths(Q).to(device),
+            None,
+            max(Q),
+            mask=seen,
+            block_table=table.to(device),
+            seq_lens=torch.tensor(lens).int().to(device),
+        ),
+        given[1:],
+        weight.to(dtype).to(device),
     )
     assert all(torch.isfinite(x).all() for x in again)
 
@@ -278,3 +291,25 @@ def test_gradients_of_sinks_beside_rows_of_no_sequence():
         want = got
     alone = varlen_attention(q[:5], k[:5], v[:5], ends, sinks=sinks)
     torch.testing.assert_close(want, *torch.autograd.grad(alone.sum(), sinks))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_second_derivatives_are_refused(dtype):
+    """Through the tensors that were saved too, where what comes in needs no gradient."""
+    x, w = (torch.randn(9, 2, 8, dtype=dtype, requires_grad=True) for _ in range(2))
+    ends = torch.tensor([0, 4, 9], dtype=torch.int32)
+    q = x * w
+    (g,) = torch.autograd.grad(varlen_attention(q, q, q, ends).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="varlen_attention has no second derivatives"):
+        torch.autograd.grad(g.square().sum(), w)
+    plain = torch.autograd.grad(varlen_attention(x * w, q, q, ends).sum(), x)
+    assert not plain[0].requires_grad
+
+
+def test_autocast():
+    q, k, v = tensors()
+    given = lengths(Q), lengths(K)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = varlen_attention(q.bfloat16(), k, v, *given)
+    assert out.dtype is torch.bfloat16
+    assert torch.equal(out, varlen_attention(*(t.bfloat16() for t in (q, k, v)), *given))

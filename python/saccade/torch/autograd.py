@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from .batched import gradients_of_each, is_batched
 from .calls import FakeCall
-from .checks import NO_SECOND, NO_VMAP
+from .checks import NO_SECOND, NO_THIRD, NO_VMAP
 from .gradients import gradients, second
 from .mods import place
+from .once import last
 from .warm import extension
 
 
@@ -80,8 +80,13 @@ class Gradient(torch.autograd.Function):
         return _gradients(entry, needs, d_out, d_lse, saved)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *rates):
+        with torch.no_grad():
+            made = Gradient._second(ctx, rates)
+        return last(NO_THIRD, made, (*rates, *ctx.saved_tensors))
+
+    @staticmethod
+    def _second(ctx, rates):
         (d_out, d_lse, *saved), needs, slots = ctx.saved_tensors, ctx.needs, ctx.entry.slots
         if saved[0].dtype is not torch.float64 or saved[0].is_cuda:
             raise NotImplementedError(NO_SECOND)
@@ -102,6 +107,7 @@ def _gradients(entry, needs, d_out, d_lse, saved):
     slots = entry.slots
     if isinstance(entry.call, FakeCall):
         return tuple(torch.empty_like(t) if w else None for t, w in zip(saved, needs))
+    saved = (*map(_in_rows, saved[:4]), *saved[4:])
     given = saved[5 : 2 + len(needs)]
     captures = slots.placed(given, saved[0].device.type) if slots else ()
     wanted = needs if slots is None else slots.by_name(needs)
@@ -110,6 +116,11 @@ def _gradients(entry, needs, d_out, d_lse, saved):
     if len(needs) == 3:
         return tuple(made)
     return *made[:3], *slots.as_captured(given, needs[3:], iter(made[3:]))
+
+
+def _in_rows(t):
+    """Hooks of saved tensors may give them back in another layout."""
+    return t if t.stride(3) == 1 else t.contiguous()
 
 
 def _keep_warm(entry, layout, needs, saved, d_out, captures):

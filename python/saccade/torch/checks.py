@@ -16,6 +16,7 @@ from ..c.abi import BadValue
 from ..trace.errors import words_of
 from .mods import in_names_of
 
+
 NO_VMAP = (
     "saccade: got tensors inside a torch.func transform (vmap, grad, jvp), expected plain "
     "ones; a mapped dimension folds into batch or heads (query.flatten(0, 1))"
@@ -27,6 +28,8 @@ NO_SECOND = (
     "reference, got a backward pass through its backward pass; expected create_graph=False, or "
     "query, key and value in float64 (outside of torch.compile)"
 )
+NO_THIRD = "saccade: flex_attention has no third derivatives; expected create_graph=False"
+NO_SECOND_OF = "saccade: {} has no second derivatives; expected create_graph=False"
 
 
 # FlexAttention's keys that choose how fast its kernels run, never what they compute. They are

@@ -239,8 +239,10 @@ def with_sinks(out, lse, sink):
     sink = sink.masked_fill(sink == torch.inf, torch.nan)  # as the library counts it
     is_dead = lse == -torch.inf
     alive = lse.masked_fill(is_dead, 0.0)
-    kept = torch.sigmoid(alive - sink).unsqueeze(-1)
-    out = (out.to(kept.dtype) * kept).to(out.dtype)
+    more = alive - sink
+    least = torch.sigmoid(torch.where(more < 0, more, -more))  # of the two shares
+    kept = torch.where(more < 0, least, 1 - least).unsqueeze(-1)  # both to the last digit
+    out = (out * kept).to(out.dtype)
     return out, torch.where(is_dead, sink, torch.logaddexp(alive, sink))
 
 

@@ -8,7 +8,9 @@ import torch
 
 from ..c import abi
 from .calls import current_stream, output_like, prepared
+from .checks import NO_SECOND_OF
 from .mods import view
+from .once import last
 
 
 class _Call:
@@ -215,8 +217,14 @@ class Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, d_out, d_lse):
+        with torch.no_grad():
+            made = Attention._gradients(ctx, d_out, d_lse)
+        message = NO_SECOND_OF.format("context_parallel")
+        return None, *last(message, made, (d_out, d_lse, *ctx.saved_tensors))
+
+    @staticmethod
+    def _gradients(ctx, d_out, d_lse):
         q, k, v, out, lse, *captured = ctx.saved_tensors
         needs = ctx.needs_input_grad[1:]
         d_out = d_out.contiguous().resolve_neg() if d_out is not None else None
@@ -228,7 +236,7 @@ class Attention(torch.autograd.Function):
             by_name[next(names)].to(t.dtype).view(t.shape) if w else None
             for t, w in zip(captured, needs[3:])
         ]
-        return None, *made, *more
+        return *made, *more
 
 
 def _like(t):

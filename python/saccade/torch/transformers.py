@@ -94,13 +94,11 @@ def _attention(
         if softcap is not None:
             s = softcap * torch.tanh(s / softcap)
         if dense is not None:
-            at = (b if dense.shape[0] > 1 else 0, h if dense.shape[1] > 1 else 0, q_idx, kv_idx)
-            if dense.dtype is torch.bool:  # True: live; else what is added
-                s = torch.where(dense[at], s, -float("inf"))
-            else:
-                s = s + dense[at]
+            x = _of_all(dense, b, h, q_idx, kv_idx)
+            # where bool, True is live; else it is added
+            s = torch.where(x, s, -float("inf")) if dense.dtype is torch.bool else s + x
         if position_bias is not None:
-            s = s + position_bias[b if position_bias.shape[0] > 1 else 0, h, q_idx, kv_idx]
+            s = s + _of_all(position_bias, b, h, q_idx, kv_idx)
         return s
 
     plain = softcap is None and dense is None and position_bias is None
@@ -116,6 +114,11 @@ def _attention(
         dropout_p=dropout if module.training else 0.0,
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _of_all(t, *places):
+    """The element there of a tensor that is broadcast along dimensions of 1."""
+    return t[tuple(at if n > 1 else 0 for n, at in zip(t.shape, places))]
 
 
 def _packed(
@@ -226,7 +229,7 @@ def _refuse_own_attention(name: str) -> None:
     theirs = getattr(PreTrainedModel, check)
 
     def checked(self, asked, *arguments, **options):
-        if asked == name and _has_own_attention(type(self)):
+        if asked == name and (_has_own_attention(type(self)) or _has_own_code(self.config)):
             raise ValueError(
                 f'attn_implementation: got "{name}" for {type(self).__name__}, which computes '
                 "attention by its own code and not by Transformers' attention interface; "
@@ -254,6 +257,17 @@ def _has_own_attention(kind: type) -> bool:
         return False
     is_told = getattr(kind, "_supports_attention_backend", False)
     return not is_told and any(name in names for names in code for name in _MASKS)
+
+
+# These know the table, and yet compute with the mask, or take none of the table's functions.
+_OWN_CODE = ("bigbird_pegasus", "data2vec-vision", "doge", "nllb-moe", "sam_vision_model")
+
+
+def _has_own_code(config) -> bool:
+    kind = getattr(config, "model_type", None)
+    names = ("use_relative_position_bias", "use_shared_relative_position_bias")
+    is_biased = any(getattr(config, n, False) for n in names)
+    return kind in _OWN_CODE or (kind == "beit" and is_biased)
 
 
 _registered: set[str] = set()

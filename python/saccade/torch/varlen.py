@@ -8,8 +8,9 @@ from typing import Any, Optional
 import torch
 
 from ..c import abi, objects
-from .calls import stats_dtype, weight_of
+from .calls import autocast, stats_dtype, weight_of
 from .checks import (
+    NO_SECOND_OF,
     brief,
     check_devices,
     check_dropout,
@@ -23,6 +24,7 @@ from .checks import (
 from .dropout import drawn_state
 from .flex import MaskMod, ScoreMod, with_sinks
 from .mods import dtype_name
+from .once import last
 from .serving import _Arguments, _backend, _mods, check_fixed
 
 
@@ -60,6 +62,8 @@ def varlen_attention(
     lse; those of pools are sums over all places that name a key. Returns out, or (out, lse)
     with lse [T, H].
     """
+    if block_table is None:
+        query, key, value = autocast(query, key, value)
     _check(query, key, value, block_table)
     check_flags(return_lse=return_lse)
     check_dropout(dropout_p, False)
@@ -214,9 +218,10 @@ class _Varlen(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, d_out, d_lse):
         given = ctx.saved_tensors[:5]  # the others: a change in place is an error
-        d_out = torch.zeros_like(given[3]) if d_out is None else d_out
-        made = ctx.call.backward(given, ctx.needs_input_grad[:3], d_out, d_lse)
-        return (*made, None)
+        with torch.no_grad():
+            d = torch.zeros_like(given[3]) if d_out is None else d_out
+            made = ctx.call.backward(given, ctx.needs_input_grad[:3], d, d_lse)
+        message = NO_SECOND_OF.format("varlen_attention")
+        return (*last(message, made, (d_out, d_lse, *ctx.saved_tensors)), None)
