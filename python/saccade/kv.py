@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import ctypes as C
 import operator
-from typing import Sequence
+from typing import NoReturn, Sequence
 
 from .c import abi
 from .c.abi import lib
@@ -61,6 +61,18 @@ class Cache:
             most_keys=_number("most_keys", most_keys, 64),
         )
         self._handle = abi.create("kv_create", C.byref(options))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__}: got a copy or a pickle of it, expected one object, whose "
+            "sequences are copied by fork()"
+        )
+
+    def __copy__(self) -> NoReturn:
+        self.__reduce__()
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        self.__reduce__()
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None) and lib is not None:

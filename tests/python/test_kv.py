@@ -1,5 +1,8 @@
 """saccade.kv: pages of sequences, and attention over what they hold."""
 
+import copy
+import pickle
+
 import pytest
 from saccade.c.abi import SaccadeError
 from saccade.kv import Cache
@@ -82,3 +85,12 @@ def test_numbers_are_not_cut():
         with pytest.raises(ValueError, match="expected a number of (32|64) bits"):
             call()
     assert cache.length(s) == 6
+
+
+def test_copies_are_refused():
+    """Two objects would count, and free, the same pages."""
+    cache = Cache(4, 4, 2)
+    for copy_of in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="expected one object"):
+            copy_of(cache)
+    assert cache.add() == 0

@@ -291,3 +291,94 @@ def test_errors_name_arguments_as_they_were_given():
     q, k, v = given(1, 16)
     with pytest.raises(ValueError, match="^seq_lens: got 17"):
         st.cached_attention(q, k, v, seq_lens=17)
+
+
+def paged(**options):
+    return st.PagedCache(1, pages=8, page=4, sequences=2, heads=2, head_dim=8, **options)
+
+
+def test_what_is_written_is_known_to_autograd():
+    k = torch.randn(1, 2, 8)
+    q = torch.randn(3, 2, 8, requires_grad=True)
+    pool = torch.randn(2, 2, 4, 8)
+    table, ends = torch.tensor([[0, 1]], dtype=torch.int32), torch.tensor([0, 3]).int()
+    lens = torch.tensor([5], dtype=torch.int32)
+    call = dict(block_table=table, seq_lens=lens, max_seqlen_k=8)
+    out = st.varlen_attention(q, pool, pool, ends, **call)
+    st.append_keys(k, k, pool, pool, slots=torch.tensor([0]))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+    w, o = torch.ones(3, requires_grad=True), torch.zeros(1, 2, 1, 8)
+    y = w[0] * o
+    st.cached_attention(torch.randn(1, 2, 1, 8), *2 * [torch.randn(1, 2, 3, 8)], out=o)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    for name, given in (("out", o.requires_grad_()), ("key_pool", pool.requires_grad_())):
+        with pytest.raises(ValueError, match=f"{name}: requires grad"):
+            if name == "out":
+                st.cached_attention(*3 * [torch.randn(1, 2, 1, 8)], out=given)
+            else:
+                st.append_keys(k, k, given, given, slots=torch.tensor([0]))
+
+
+def test_lengths_are_named_as_they_were_given():
+    q, k = torch.randn(2, 2, 1, 8), torch.randn(2, 2, 12, 8)
+    for n in (-(2**31), -1, 13, 2**30 + 5, 2**31 - 1):
+        given = torch.tensor([12, n], dtype=torch.int32)
+        with pytest.raises(ValueError, match=f"seq_lens: got {n} for batch 1, expected 0 to"):
+            st.cached_attention(q, k, k, seq_lens=given)
+        with pytest.raises(ValueError, match=f"seq_lens: got {n}, expected 0 to 12"):
+            st.cached_attention(q, k, k, seq_lens=n)
+    ends = torch.tensor([0, 2], dtype=torch.int32)
+    rows = torch.randn(2, 2, 8)
+    with pytest.raises(ValueError, match="max_seqlen_q: got .*, expected 0 to 1073741824"):
+        st.varlen_attention(rows, rows, rows, ends, max_seqlen_q=2**30 + 1)
+
+
+def test_no_rows_are_no_error():
+    k = torch.randn(2, 2, 12, 8)
+    for shape in ((0, 2, 1, 8), (2, 2, 0, 8)):
+        out, lse = st.cached_attention(torch.randn(shape), k[: shape[0]], k[: shape[0]],
+                                       return_lse=True)  # fmt: skip
+        assert out.shape == shape and lse.shape == shape[:3]
+    cache = paged()
+    with pytest.raises(RuntimeError, match="got no step yet"):
+        cache.attend(0, torch.randn(1, 2, 1, 8))
+    cache.step([], [])
+    cache.append(0, *2 * [torch.empty(0, 2, 8)])
+    assert cache.attend(0, torch.empty(0, 2, 8)).shape == (0, 2, 8)
+
+
+def test_caches_of_what_they_cannot_hold():
+    for dtype in (torch.int8, torch.uint8, torch.float64, torch.bool, "f8"):
+        with pytest.raises(ValueError, match="dtype: got"):
+            paged(dtype=dtype)
+    with pytest.raises(ValueError, match="channels: got 4 beside torch.float32"):
+        paged(channels=4)
+    with pytest.raises(ValueError, match="most: got"):
+        st.BlockSelection(1, 2, 64, 64, most=2**32 + 1)
+    with torch.inference_mode():
+        cache = paged()
+    cache.step([cache.add()], [2])
+    cache.append(0, *2 * [torch.randn(2, 2, 8)])
+
+
+def test_serving_between_graphs():
+    """None of it is traced into: a graph breaks around each call."""
+    cache = paged()
+    cache.step([cache.add()], [3])
+    k = torch.randn(3, 2, 8)
+    q = torch.randn(3, 2, 8)
+
+    def step(q, k):
+        cache.append(0, k * 1, k)
+        return cache.attend(0, q * 2) + 1
+
+    want, graphs = step(q, k), []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    made = torch.compile(step, backend=backend)(q, k)
+    assert torch.equal(made, want) and len(graphs) <= 3

@@ -10,10 +10,12 @@ import torch
 from ..c import abi, objects
 from .calls import current_stream
 from .checks import brief, check_here, check_plain, check_rows, no_gradients
-from .mods import in_names_of, view
+from .graph_breaks import out_of_graphs
+from .mods import in_names_of, view, written
 from .serving import ARGUMENTS, cache_view
 
 
+@out_of_graphs
 def append_keys(
     key: torch.Tensor,
     value: Optional[torch.Tensor],
@@ -43,7 +45,7 @@ def append_keys(
     keys need no place, and do nothing.
     Errors: ValueError for what does not fit together, SaccadeError for what the library
     refuses."""
-    no_gradients(key=key, value=value)
+    no_gradients(key=key, value=value, key_pool=key_pool, value_pool=value_pool)
     args, keep = abi.AppendArgs(), []
 
     def give(record, name, t, of=view):
@@ -89,6 +91,7 @@ def append_keys(
         abi.call("append", threads, C.byref(args))
     except abi.BadValue as reason:
         raise in_names_of(reason, (), ARGUMENTS) from None
+    written(key_pool, value_pool, k_scale, v_scale)
 
 
 def _check_fit(key, value, key_pool, value_pool):

@@ -10,16 +10,22 @@ import torch
 from ..kv import Cache
 from .append import append_keys
 from .checks import brief, check_plain, count_of, device_of
+from .graph_breaks import out_of_graphs
 from .quantised import CODE_TENSORS, check_scale_dtype
 from .serving import cached_attention
 
 
+_PLAIN = torch.float32, torch.float16, torch.bfloat16
+
+
 def _held(dtype: Union[torch.dtype, str]) -> torch.dtype:
-    if isinstance(dtype, torch.dtype):
+    if isinstance(dtype, torch.dtype) and dtype in _PLAIN:
         return dtype
     if not isinstance(dtype, str) or dtype not in CODE_TENSORS:
         names = ", ".join(CODE_TENSORS)
-        raise ValueError(f"dtype: got {brief(dtype)}, expected one of torch's, or {names}")
+        raise ValueError(
+            f"dtype: got {brief(dtype)}, expected torch.float32, float16, bfloat16 or {names}"
+        )
     return CODE_TENSORS[dtype]
 
 
@@ -67,7 +73,24 @@ class PagedCache(Cache):
         is_code = isinstance(dtype, str)
         held = _held(dtype)
         check_scale_dtype(scale_dtype)
+        if channels and not is_code:
+            raise ValueError(f"channels: got {channels} beside {dtype}, expected 0: no scales")
         self.device = device_of(device if device is not None else "cpu")
+
+        with torch.inference_mode(False):  # else a step outside of it could not write them
+            self._make(
+                layers,
+                (pages, page, heads),
+                (head_dim, v_head_dim or head_dim),
+                (held, dtype == "i4"),
+                (scale_dtype if is_code else None, channels),
+            )
+            self._make_tables(sequences, most_keys or pages * page)
+
+    def _make(self, layers, sizes, dims, kind, scales):
+        """Pools of so many layers. sizes: pages, keys of a page, heads; kind: their dtype,
+        whether two elements share a byte; scales: dtype, None for none, channels of one."""
+        (held, is_half), (scale_dtype, channels) = kind, scales
 
         def pools(shape: tuple[int, ...], of: torch.dtype) -> list[torch.Tensor]:
             new = (torch.zeros(shape, dtype=of, device=self.device) for _ in range(layers))
@@ -75,16 +98,17 @@ class PagedCache(Cache):
 
         self.pools: list[list[torch.Tensor]] = []
         self.scales: list[list[Optional[torch.Tensor]]] = []
-        for dim in (head_dim, v_head_dim or head_dim):
-            width = dim // 2 if dtype == "i4" else dim
+        for dim in dims:
             groups = dim // channels if channels else 1
-            if dim % (2 if dtype == "i4" else 1) or dim % (channels or 1):
+            if dim % (2 if is_half else 1) or dim % (channels or 1):
                 raise ValueError(f"head_dim: got {dim}, expected a multiple of {channels or 2}")
-            self.pools.append(pools((pages, page, heads, width), held))
-            shape = pages, page, heads, groups
-            self.scales.append([*pools(shape, scale_dtype)] if is_code else [None] * layers)
-        keys = most_keys or pages * page
-        columns = -(-min(keys, pages * page) // page)
+            self.pools.append(pools((*sizes, dim // 2 if is_half else dim), held))
+            self.scales.append(
+                [*pools((*sizes, groups), scale_dtype)] if scale_dtype else [None] * layers
+            )
+
+    def _make_tables(self, sequences, keys):
+        columns = -(-min(keys, self.pages * self.page) // self.page)
         whole: dict[str, Any] = {"dtype": torch.int32, "device": self.device}
         self._table = torch.full((sequences, columns), -1, **whole)
         self._lengths = torch.zeros(sequences, **whole)
@@ -92,8 +116,14 @@ class PagedCache(Cache):
         self.block_table, self.seq_lens = self._table[:0], self._lengths[:0]
         self.cu_seqlens = self._starts[:1]
         self.most_new = 0
-        self._counts: list[int] = []
+        self._counts: Optional[list[int]] = None
 
+    def _new_keys(self) -> list[int]:
+        if self._counts is None:
+            raise RuntimeError("PagedCache: got no step yet, expected one: it says whose keys")
+        return self._counts
+
+    @out_of_graphs
     def step(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         """Room for counts[i] new keys of sequences[i], for all or none; pages that are shared
         and written to are copied. append and attend are of these sequences until the next."""
@@ -133,6 +163,7 @@ class PagedCache(Cache):
             raise IndexError(f"layer: got {brief(layer)}, expected 0 to {n - 1}")
         return at
 
+    @out_of_graphs
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """The new keys of this step: [T, Hkv, D], sequence by sequence, or [B, Hkv, N, D] where
         each has N. More rows than the step's go nowhere: what a graph pads with."""
@@ -141,11 +172,12 @@ class PagedCache(Cache):
         if key.dim() not in (3, 4):
             raise ValueError(f"key: got {brief(key)}, expected [T, Hkv, D] or [B, Hkv, N, D]")
         each = key.shape[2] if key.dim() == 4 else 1
-        wanted = sum(self._counts)
-        if key.dim() == 4 and wanted and set(self._counts) - {each}:
+        counts = self._new_keys()
+        wanted = sum(counts)
+        if key.dim() == 4 and wanted and set(counts) - {each}:
             raise ValueError(
                 f"key: got {each} keys of each sequence, expected those of the step: "
-                f"{self._counts!s:.60}"
+                f"{counts!s:.60}"
             )
         if key.shape[0] * each < wanted:
             raise ValueError(
@@ -163,12 +195,14 @@ class PagedCache(Cache):
             v_scale=self.scales[1][layer],
         )
 
+    @out_of_graphs
     def attend(
         self, layer: int, query: torch.Tensor, mask: Any = "causal()", **options: Any
     ) -> Any:
         """cached_attention over this layer: query [B, H, Q, D], or [T, H, D] with the rows of
         sequences as their new keys are."""
         layer = self._layer(layer)
+        self._new_keys()
         check_plain("query", query)
         if query.dim() == 3:
             options.setdefault("cu_seqlens_q", self.cu_seqlens)

@@ -250,6 +250,8 @@ _rooms = threading.local()
 
 def workspace(n, q, cuda):
     """Memory of n bytes and room to align it; a thread keeps one on the host."""
+    if n > 1 << 62:  # what the library says of sizes that no run can have
+        raise ValueError("got sizes that no run can have, expected shorter sequences or fewer")
     if cuda or n > SMALL:
         return torch.empty(n + 64, dtype=torch.uint8, device=q.device)
     room = getattr(_rooms, "room", None)

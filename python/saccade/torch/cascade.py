@@ -8,6 +8,7 @@ import torch
 
 from .checks import check_numbers, check_plain, count_of
 from .flex import MaskMod, ScoreMod
+from .graph_breaks import out_of_graphs
 from .serving import cached_attention
 
 
@@ -41,6 +42,7 @@ class SharedPrefix:
         self.table, self.lengths = block_table, seq_lens
         self.shared = cu_groups, shared_lens, max_shared
 
+    @out_of_graphs
     def attention(
         self,
         query: torch.Tensor,

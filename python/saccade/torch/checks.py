@@ -156,6 +156,9 @@ def check_flags(**flags):
 _BOOLS = ("bool", "bool_")  # NumPy's names for its own
 
 
+MOST_ROWS = 1 << 30  # rows or keys that a tensor may have
+
+
 def count_of(name, x, least=0, most=(1 << 31) - 1):
     """A whole number."""
     try:

@@ -41,6 +41,13 @@ def dtype_name(t: torch.Tensor) -> str:
         raise ValueError(f"got a tensor of {t.dtype}, expected bool, int or float") from None
 
 
+def written(*tensors: torch.Tensor | None) -> None:
+    """Tells autograd that the library has written them: what saved one says so then."""
+    for t in tensors:
+        if t is not None and not t.is_inference():
+            torch.autograd.graph.increment_version(t)
+
+
 def view(t: torch.Tensor) -> objects.View:
     """A C view of a tensor; the tensor must outlive it."""
     if t.is_neg():

@@ -13,6 +13,7 @@ import torch
 
 from ..c import abi, objects
 from .checks import brief, check_flags, check_here, count_of
+from .graph_breaks import out_of_graphs
 from .mods import view
 from .serving import CODES, cache_view
 
@@ -25,6 +26,7 @@ def check_scale_dtype(dtype):
         raise ValueError(f"scale_dtype: got {brief(dtype)}, expected torch.float32 or float16")
 
 
+@out_of_graphs
 def quantize(
     x: torch.Tensor,
     dtype: str = "e4m3",

@@ -9,7 +9,8 @@ import torch
 from ..c import abi, objects
 from .block_mask import DEFAULT_BLOCK, BlockMask, BlockSize, MaskMod, block_pair, noop_mask
 from .calls import current_stream
-from .checks import brief, device_of
+from .checks import brief, count_of, device_of
+from .graph_breaks import out_of_graphs
 from .mods import Resolved, view
 
 
@@ -44,7 +45,7 @@ class BlockSelection(BlockMask):
         device: Any = "cpu",
     ) -> None:
         block = block_pair(BLOCK_SIZE)
-        heads = kv_heads if kv_heads is not None else H
+        heads, most = kv_heads if kv_heads is not None else H, count_of("most", most, 1)
         options = abi.SelectionOptions(
             B=B,
             Hkv=groups if groups is not None else heads,
@@ -68,6 +69,7 @@ class BlockSelection(BlockMask):
         self._selected = handle
         self._last: Optional[torch.Tensor] = None
 
+    @out_of_graphs
     def select(self, blocks: torch.Tensor) -> None:
         """From now on these blocks: int32 [B, kv_heads, rows, up to `most`], where q lies.
         Entries that are no blocks, as -1, are none; one that comes twice is one. On CUDA the

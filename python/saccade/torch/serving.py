@@ -17,6 +17,7 @@ import torch
 from ..c import abi, objects
 from .calls import current_stream, stats_dtype, workspace
 from .checks import (
+    MOST_ROWS,
     backend_of,
     brief,
     check_devices,
@@ -31,7 +32,7 @@ from .checks import (
     way_of,
 )
 from .flex import MaskMod, ScoreMod
-from .mods import AnyMod, Resolved, dtype_name, in_names_of, view
+from .mods import AnyMod, Resolved, dtype_name, in_names_of, view, written
 from .tables import Keys, check_absent, check_pages
 
 Lengths = Union[int, torch.Tensor]
@@ -99,21 +100,24 @@ def cached_attention(
     paged = block_table is not None or indices is not None
     form = _form_of(query, key, value, ragged, paged)
     _check(query, key, value, form, block_table, indices)
-    max_seqlen_q = count_of("max_seqlen_q", max_seqlen_q)
-    max_seqlen_k = count_of("max_seqlen_k", max_seqlen_k)
+    max_seqlen_q = count_of("max_seqlen_q", max_seqlen_q, most=MOST_ROWS)
+    max_seqlen_k = count_of("max_seqlen_k", max_seqlen_k, most=MOST_ROWS)
     query, key, value = query.resolve_neg(), key.resolve_neg(), value.resolve_neg()
     _check_lengths(q_offset, indices, indptr, last_page_len, max_seqlen_q, max_seqlen_k, ragged)
-    no_gradients(sinks=sinks, k_scale=k_scale, v_scale=v_scale)
+    no_gradients(sinks=sinks, k_scale=k_scale, v_scale=v_scale, out=out)
     mods = _mods(score, mask, query)
     check_fixed(mods)
+    is_given = out is not None
     if out is None:
         out = query.new_empty((*query.shape[:-1], form.Dv))
     lse = query.new_empty(query.shape[:-1], dtype=stats_dtype(query)) if return_lse else None
     row_max = head_max = None
     if return_max:
-        head_max = query.new_empty((1, form.H), dtype=stats_dtype(query))
+        head_max = query.new_full((1, form.H), -torch.inf, dtype=stats_dtype(query))
         if ragged[0]:  # q may have more rows than sequences
             row_max = query.new_empty(query.shape[:-1], dtype=stats_dtype(query))
+    if not query.numel():  # no rows: nothing is read
+        return _found(out, lse, head_max, return_lse)
     args = _Arguments(query.device)
     for name, t in (("sinks", sinks), ("out", out), ("k_scale", k_scale), ("v_scale", v_scale)):
         if t is not None:
@@ -160,6 +164,12 @@ def cached_attention(
         rows = form.Q if cu_seqlens_q is None else cu_seqlens_q.diff()
         args.check_tables(plan, key, mods[1], rows)
     args.run(plan, room, query)
+    if is_given:
+        written(out)
+    return _found(out, lse, head_max, return_lse)
+
+
+def _found(out, lse, head_max, return_lse):
     found = [out, lse] if return_lse else [out]
     if head_max is not None:
         found.append(head_max[0])
@@ -237,6 +247,17 @@ def _count(name, x):
     if not -(1 << 31) <= n < 1 << 31:
         raise ValueError(f"{name}: got {brief(x)}, expected an int32 tensor or number")
     return n
+
+
+def _check_live(n, most):
+    """Raises for numbers of live keys, where the host has them, beyond 0 to most."""
+    each = [n]
+    if isinstance(n, torch.Tensor):
+        each = n.tolist() if n.dim() == 1 and n.dtype is torch.int32 and not n.is_cuda else []
+    for b, x in enumerate(each):
+        if not 0 <= x <= most:
+            where = f" for batch {b}" if n is not x else ""
+            raise ValueError(f"seq_lens: got {x}{where}, expected 0 to {most}")
 
 
 def _held_keys(indptr, last_page_len, page):
@@ -453,6 +474,7 @@ class _Arguments:
         length = longest
         if seq_lens is not None:
             length = _count("seq_lens", seq_lens)
+            _check_live(length, longest)
             p.kv_len = self._length("seq_lens", length, B)
         at = length - Q if isinstance(q_offset, str) else q_offset
         p.q_offset = self._length("q_offset", at, B)

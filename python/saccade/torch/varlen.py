@@ -10,6 +10,7 @@ import torch
 from ..c import abi, objects
 from .calls import autocast, stats_dtype, weight_of
 from .checks import (
+    MOST_ROWS,
     NO_SECOND_OF,
     brief,
     check_devices,
@@ -67,8 +68,8 @@ def varlen_attention(
     _check(query, key, value, block_table)
     check_flags(return_lse=return_lse)
     check_dropout(dropout_p, False)
-    max_seqlen_q = count_of("max_seqlen_q", max_seqlen_q)
-    max_seqlen_k = count_of("max_seqlen_k", max_seqlen_k)
+    max_seqlen_q = count_of("max_seqlen_q", max_seqlen_q, most=MOST_ROWS)
+    max_seqlen_k = count_of("max_seqlen_k", max_seqlen_k, most=MOST_ROWS)
     if sinks is not None:
         check_sinks(sinks, query.transpose(0, 1)[None])
         if sinks.dim() != 1:
