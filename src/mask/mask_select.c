@@ -56,15 +56,20 @@ static int64_t entry_at(const saccade_tensor *t, const int64_t at[3], int64_t i,
 static void add_row(const mask_runs *shape, const saccade_tensor *blocks, const int64_t at[3],
                     int all_live, unsigned char *is_there, int64_t row, run_lists *lists)
 {
+    int64_t first = shape->columns, past = 0;
     for (int64_t i = 0; blocks && i < blocks->shape[3]; i++) {
         const int64_t column = entry_at(blocks, at, i, shape->columns);
-        if (column >= 0)
-            is_there[column] = 1;
+        if (column < 0)
+            continue;
+        is_there[column] = 1;
+        first = smaller(first, column);
+        past = larger(past, column + 1);
     }
-    for (int64_t c = 0; blocks && c < shape->columns; c++)
+    for (int64_t c = first; c < past; c++)
         if (is_there[c])
             lists_add(lists, row, c, 1, all_live);
-    memset(is_there, 0, (size_t)shape->columns);
+    if (first < past)
+        memset(is_there + first, 0, (size_t)(past - first));
 }
 
 static saccade_status make_lists(const mask_runs *shape, const struct mask_selection *x,
