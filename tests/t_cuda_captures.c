@@ -160,6 +160,21 @@ static const capture_case cases[] = {
      .wanted = {"t"},
      .is_poisoned = 1},
 };
+/* More reads than a launch takes: a network of learned weights over distances, whose captures
+ * are read once for each of its units; and tables by heads, rows, columns and diagonals. */
+static const capture_case many[] = {
+    {.problem = "b2 h4/2 q150 kv130 d64 bf16",
+     .score = "score + sum(i, 7, u[h, i] * max(w[i] * abs(q - kv) * 0.01 + c[i], 0.0)) * 0.1",
+     .mask = "causal()",
+     .of = {{"u", 2, 0, {4, 7}}, {"w", 1, 0, {7}}, {"c", 1, 0, {7}}},
+     .wanted = {"u", "w", "c"}},
+    {.problem = "b1 h2 q130 kv150 d128 bf16",
+     .score = "score + sum(i, 4, a[i, h] + b_[i, q] * c[i, kv] + a[i, q - kv + 149])",
+     .of = {{"a", 2, 0, {4, 279}}, {"b_", 2, 0, {4, 130}}, {"c", 2, 0, {4, 150}}},
+     .wanted = {"a", "b_", "c"}},
+};
+enum { MANY = sizeof many / sizeof many[0] };
+
 enum { CASES = sizeof cases / sizeof cases[0], POISONED = 2, LINES = 3 };
 
 static uint64_t draw(uint64_t *seed)
@@ -246,8 +261,8 @@ static void poison_keys(const saccade_tensor *k)
     const int64_t each = (int64_t)saccade_dtype_bytes(k->dtype);
     for (int64_t row = 0; row < k->shape[0] * k->shape[1] * k->shape[2]; row++)
         for (int64_t i = 0; row % k->shape[2] % 16 == 7 && i < k->shape[3]; i++)
-            convert_from_f32(k->dtype, &nan,
-                             (char *)k->data + (row * k->shape[3] + i) * each, 1);
+            convert_from_f32(k->dtype, &nan, (char *)k->data + (row * k->shape[3] + i) * each,
+                             1);
 }
 
 static void make_tensors(trial *x)
@@ -569,6 +584,17 @@ static void others_in_f32(void **state)
     all_hold(9, CASES, IN_F32);
 }
 
+/* What a unit of the network gets is a small difference of large sums: in f32. */
+static void many_reads(void **state)
+{
+    (void)state;
+    if (!has_device())
+        skip();
+    for (int i = 0; i < MANY; i++)
+        holds(&many[i], IN_F32);
+    holds(&many[MANY - 1], AS_SAID);
+}
+
 /* Every kernel once: what tools/cuda-sanitize runs. */
 static void few_of_each(void **state)
 {
@@ -631,6 +657,7 @@ static void compile_only(void **state)
     compile_one(&cases[9], IN_F32, "sm_90a", CU_BWD_CAPTURES, NULL);
     compile_one(&cases[1], IN_F32, "sm_80", CU_BWD_CAPTURES, NULL);
     compile_one(&cases[15], IN_F32, "sm_90a", CU_BWD_CAPTURES, NULL);
+    compile_one(&many[0], AS_SAID, "sm_90a", CU_BWD_CAPTURES, NULL);
     compile_one(&cases[4], AS_SAID, "sm_90a", CU_BWD_TILES, element);
     compile_one(&cases[0], AS_SAID, "sm_90a", CU_BWD_TILES, scale);
     compile_one(&cases[2], AS_SAID, "sm_90a", CU_BWD_TILES, diagonal);
@@ -650,6 +677,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(gathers),      cmocka_unit_test(in_tiles),
         cmocka_unit_test(lines),        cmocka_unit_test(nan_at_masked_keys),
         cmocka_unit_test(sums_in_f32),  cmocka_unit_test(others_in_f32),
+        cmocka_unit_test(many_reads),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

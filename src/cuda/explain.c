@@ -100,7 +100,8 @@ static void put_captures(const cu_state *s, const plan_problem *p, strbuf *out)
     cu_reads_found reads;
     cu_find_reads(p, &reads);
     for (int i = 0; i < reads.n; i++) {
-        const int term = cu_backward_has_tiles(s) ? s->backward_facts.term[i] : CU_TERM_NONE;
+        const int is_first = i < CU_READS && cu_backward_has_tiles(s);
+        const int term = is_first ? s->backward_facts.term[i] : CU_TERM_NONE;
         strbuf_printf(out, "gradient of %s: %s\n",
                       p->score->captures[reads.read[i]->capture].name, places[term]);
     }

@@ -21,7 +21,7 @@ static int takes_gradients(const plan_problem *p, char *why)
 {
     cu_reads_found reads;
     if (!cu_find_reads(p, &reads))
-        return say(why, "the CUDA back end makes gradients of at most 8 reads of captures");
+        return say(why, "the CUDA back end makes gradients of at most 128 reads of captures");
     if (cu_reads_by_score(p))
         return say(why, "the CUDA back end makes no gradients of captures whose index varies "
                         "with the score");

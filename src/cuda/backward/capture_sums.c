@@ -1,6 +1,8 @@
 /* Gradients of captures in a backward run: where each read's terms go, the room that exact sums
  * take, and the launches. Nothing is allocated, compiled or copied here. */
 #include "cuda/backward/cuda_backward.h"
+
+#include "base/integers.h"
 #include "cuda/emit/emit.h"
 #include "cuda/run/run.h"
 
@@ -129,7 +131,7 @@ static int code_of(saccade_dtype dtype)
 static void fill_read(cu_capture_run *x, int i, char *room)
 {
     const saccade_tensor *t = &x->g->captures[x->at.reads.read[i]->capture];
-    cu_read *to = &x->c.of[i];
+    cu_read *to = &x->of[i];
     int64_t step = 1;
     *to = (cu_read){.data = t->data, .code = code_of(t->dtype), .n = element_count(t)};
     for (int32_t d = t->rank - 1; d >= 0; d--) {
@@ -196,7 +198,7 @@ static void find_parts(const cu_capture_run *x, int *by_b, int *by_h)
 {
     *by_b = *by_h = 0;
     for (int i = 0; i < x->at.reads.n; i++)
-        if (!x->c.of[i].words) {
+        if (!x->of[i].words) {
             *by_b |= shares(x, i, VAR_B);
             *by_h |= shares(x, i, VAR_H);
         }
@@ -206,7 +208,7 @@ static void find_parts(const cu_capture_run *x, int *by_b, int *by_h)
 static void choose_tiles(cu_capture_run *x, int has_tiles)
 {
     const cu_state *s = x->plan->state;
-    for (int i = 0; i < x->at.reads.n && has_tiles; i++) {
+    for (int i = 0; i < smaller(x->at.reads.n, CU_READS) && has_tiles; i++) {
         const int kind = s->backward_facts.term[i];
         const int is_stored = kind == CU_TERM_ELEMENT;
         if (kind != CU_TERM_NONE && is_stored == !x->at.has_words[i]
@@ -229,7 +231,7 @@ static int is_covered(const cu_capture_run *x, int i)
     const int64_t stored =
         (has_unit(read, VAR_B) ? s->B : 1) * (has_unit(read, VAR_H) ? s->H : 1) * s->Q * s->KV;
     return !x->run->block_mask && x->run->positions.kv_len.dtype == SACCADE_NONE
-           && stored == x->c.of[i].n;
+           && stored == x->of[i].n;
 }
 
 static saccade_status clear(const cu_capture_run *x, saccade_error *err)
@@ -237,7 +239,7 @@ static saccade_status clear(const cu_capture_run *x, saccade_error *err)
     const run_args *a = x->a;
     for (int i = 0; i < x->at.reads.n; i++) {
         const saccade_tensor *t = &x->g->captures[x->at.reads.read[i]->capture];
-        const cu_read *to = &x->c.of[i];
+        const cu_read *to = &x->of[i];
         if (to->words)
             TRY(cu_check(a->driver,
                          a->driver->fill32((cu_ptr)(uintptr_t)to->words, 0, words_bytes(t) / 4,
@@ -247,6 +249,15 @@ static saccade_status clear(const cu_capture_run *x, saccade_error *err)
             TRY(end_gradient(x, t, NULL, 0, err));
     }
     return SACCADE_OK;
+}
+
+/* Reads that a launch makes terms of, from `first` on. */
+static void take_reads(cu_capture_run *x, int first)
+{
+    const int n = (int)smaller(x->at.reads.n - first, CU_READS);
+    memcpy(x->c.of, x->of + first, (size_t)n * sizeof *x->of);
+    x->c.in_tiles = first ? 0 : x->c.in_tiles;
+    x->c.first = first;
 }
 
 /* One launch, or one for each batch and head that share elements with others. */
@@ -275,8 +286,8 @@ static saccade_status end_all(const cu_capture_run *x, saccade_error *err)
     uint64_t done = 0;
     for (int i = 0; i < x->at.reads.n; i++) {
         const uint32_t capture = x->at.reads.read[i]->capture;
-        if (x->c.of[i].words && !(done >> capture & 1))
-            TRY(end_gradient(x, &x->g->captures[capture], &x->c.of[i], x->is_added, err));
+        if (x->of[i].words && !(done >> capture & 1))
+            TRY(end_gradient(x, &x->g->captures[capture], &x->of[i], x->is_added, err));
         done |= (uint64_t)1 << capture;
     }
     for (int n = 0; n < MOD_MAX_CAPTURES && !x->is_added; n++) /* that nothing reads */
@@ -303,6 +314,7 @@ saccade_status cu_begin_captures(const saccade_plan *plan, const plan_run *run,
             TRY(check_inside(x, i, err));
     }
     choose_tiles(x, has_tiles);
+    take_reads(x, 0);
     return clear(x, err);
 }
 
@@ -311,7 +323,11 @@ saccade_status cu_end_captures(cu_capture_run *x, cu_bwd *p, saccade_error *err)
     if (!cu_has_captures(&x->plan->problem))
         return SACCADE_OK;
     x->p = p;
-    if (x->c.in_tiles + 1 < 1u << x->at.reads.n)
-        TRY(start_parts(x, err));
+    for (int first = 0; first < x->at.reads.n; first += CU_READS) {
+        take_reads(x, first);
+        const int64_t n = smaller(x->at.reads.n - first, CU_READS);
+        if (x->c.in_tiles + 1 < 1u << n)
+            TRY(start_parts(x, err));
+    }
     return end_all(x, err);
 }

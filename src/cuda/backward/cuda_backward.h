@@ -159,8 +159,8 @@ size_t cu_captures_workspace(const saccade_plan *plan, const saccade_sizes *size
 /* Where a run's gradients of captures go. */
 typedef struct cu_capture_layout {
     cu_reads_found reads;
-    int has_words[CU_READS];   /* else terms are stored in the gradient */
-    size_t words_at[CU_READS]; /* reads of one capture share them */
+    int has_words[CU_READS_MOST];   /* else terms are stored in the gradient */
+    size_t words_at[CU_READS_MOST]; /* reads of one capture share them */
     size_t bytes;
 } cu_capture_layout;
 
@@ -171,7 +171,8 @@ typedef struct cu_capture_run {
     const struct run_args *a;
     cu_bwd *p;
     cu_capture_layout at;
-    cu_reads c; /* what kernels take */
+    cu_read of[CU_READS_MOST];
+    cu_reads c; /* what kernels take: the first of these, then others */
     int is_added;
 } cu_capture_run;
 

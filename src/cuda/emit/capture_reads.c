@@ -11,12 +11,12 @@ int cu_find_reads(const plan_problem *p, cu_reads_found *out)
         const pass_read *read = &p->score_facts->reads[i];
         if (read->scatter == SCATTER_NONE || !(p->gradient_captures >> read->capture & 1))
             continue;
-        if (n < CU_READS)
+        if (n < CU_READS_MOST)
             out->read[n] = read;
         n++;
     }
-    out->n = n < CU_READS ? n : CU_READS;
-    return n <= CU_READS;
+    out->n = n < CU_READS_MOST ? n : CU_READS_MOST;
+    return n <= CU_READS_MOST;
 }
 
 /* NULL: every index is of positions and captures alone. */

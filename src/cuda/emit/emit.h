@@ -25,7 +25,7 @@ typedef struct emitter {
 
 /* Reads of captures whose gradients are wanted. */
 typedef struct cu_reads_found {
-    const pass_read *read[CU_READS];
+    const pass_read *read[CU_READS_MOST];
     int n;
 } cu_reads_found;
 
@@ -34,7 +34,7 @@ static inline int cu_has_captures(const plan_problem *p)
     return p->score && p->gradients & SACCADE_GRADIENT_CAPTURES && p->gradient_captures;
 }
 
-/* 0: there are more than CU_READS. */
+/* 0: there are more than CU_READS_MOST. */
 int cu_find_reads(const plan_problem *p, cu_reads_found *out);
 /* The name of a capture one of whose indices varies with the score, or NULL. */
 const char *cu_reads_by_score(const plan_problem *p);

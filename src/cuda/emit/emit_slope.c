@@ -102,7 +102,7 @@ saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccad
     const pass_facts *known = p->score_facts;
     const mod_fn *both;
     cu_reads_found reads;
-    uint32_t wanted[1 + CU_READS], results[2 + CU_READS];
+    uint32_t wanted[1 + CU_READS_MOST], results[2 + CU_READS_MOST];
     facts->score = CU_SCORE_NONE;
     facts->slope_most = 1;
     facts->has_row_slope = facts->is_head_slope = facts->n_terms = 0;

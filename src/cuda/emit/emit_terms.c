@@ -14,6 +14,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The first of them: later ones take that kernel always. */
+static int tile_reads(const cu_reads_found *reads)
+{
+    return reads->n < CU_READS ? reads->n : CU_READS;
+}
+
 /* ---- kinds ---- */
 
 /* By node of fn: whether it depends on b, h and q - kv alone. */
@@ -116,7 +122,7 @@ static void put_factors(const emitter *e, const uint32_t *results, const cu_read
                         const cu_mod_text *facts, unsigned char *needed, unsigned char *kept)
 {
     memset(needed, 0, e->fn->n_nodes);
-    for (int r = 0; r < reads->n; r++) {
+    for (int r = 0; r < tile_reads(reads); r++) {
         const mod_node *factor = factor_of(e, results, r, (cu_term)facts->term[r]);
         if (factor)
             mark(e, emit_number(e, factor), needed);
@@ -135,7 +141,7 @@ static void put_factors(const emitter *e, const uint32_t *results, const cu_read
         if (needed[i] && !emit_is_leaf(n) && emit_rate_of(n) != ROW)
             emit_node(e, n, (place){emit_rate_of(n), 0});
     }
-    for (int r = 0; r < reads->n; r++) {
+    for (int r = 0; r < tile_reads(reads); r++) {
         const mod_node *factor = factor_of(e, results, r, (cu_term)facts->term[r]);
         if (!factor)
             continue;
@@ -174,13 +180,13 @@ saccade_status emit_terms(emitter *e, const cu_reads_found *reads, const uint32_
     FAIL_IF_NULL(along);
     FAIL_IF_NULL(marks);
     facts->n_terms = 0;
-    for (int r = 0; r < reads->n; r++) {
+    for (int r = 0; r < tile_reads(reads); r++) {
         facts->term[r] =
             (unsigned char)kind_of(e, reads->read[r], results, r, along, facts->is_head_slope);
         facts->n_terms += facts->term[r] != CU_TERM_NONE;
     }
     strbuf_puts(e->out, "#if CFG_TERMS\n");
-    put_kinds(facts, reads->n, e->out);
+    put_kinds(facts, tile_reads(reads), e->out);
     put_factors(e, results, reads, facts, marks, marks + e->fn->n_nodes);
     strbuf_puts(e->out, "#endif\n");
     return SACCADE_OK;

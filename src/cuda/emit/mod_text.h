@@ -29,7 +29,7 @@ typedef struct cu_mod_text {
     int has_sure_keys; /* a general mask has mask_sure: below it every key is live */
     int has_row_slope; /* backward: the slope does not vary with the key or the score */
     int is_head_slope; /* backward: it varies with the head alone, and is no constant 1 or 0 */
-    unsigned char term[8]; /* backward: cu_term of each read whose gradient is wanted */
+    unsigned char term[8]; /* backward: cu_term of the first reads with gradients (CU_READS) */
     int n_terms;           /* .. that is not CU_TERM_NONE */
     double slope_most; /* backward: no larger derivative by the score; INFINITY: not known */
 } cu_mod_text;

@@ -113,7 +113,11 @@ typedef struct cu_pages {
 
 /* ---- gradients of captures: bwd_captures.cu ---- */
 
-enum { CU_READS = 8, SUM_WORDS = 12 }; /* reads of a score function; words of exact_sum.cuh */
+enum {
+    CU_READS = 8,        /* reads of a score function that one launch makes terms of */
+    CU_READS_MOST = 128, /* in all */
+    SUM_WORDS = 12       /* of exact_sum.cuh */
+};
 
 /* Where the terms of a read go: elements of its capture's gradient, or exact sums of it. */
 typedef struct cu_read {
@@ -128,9 +132,10 @@ typedef struct cu_read {
  * come one after the other, and add to what those before them stored. */
 typedef struct cu_reads {
     cu_read of[CU_READS];
+    int first; /* of them; backward's tiles have the first ones */
     int first_b, n_b, first_h, n_h;
     int is_adding;     /* to what the gradient holds, where terms are stored */
-    unsigned in_tiles; /* by read: whether backward's tiles make its terms */
+    unsigned in_tiles; /* by read of these: whether backward's tiles make its terms */
 } cu_reads;
 
 typedef struct cu_shape {

@@ -12,6 +12,8 @@
  *     element    stored, or added to what a launch before left; nothing is summed here
  *     else       every term for itself
  *
+ * A launch is of CU_READS reads at most, FIRST and on.
+ *
  * Shared memory: Q and dO of the CTA's queries, then [CFG_STAGES] of K and V of PASS keys, then
  * what is summed (scratch). */
 #include "cfg.cuh"
@@ -38,7 +40,8 @@
 #include "bwd_element.cuh"
 
 enum {
-    READS_ROOM = MOD_READS ? MOD_READS : 1,
+    READS_ALL = MOD_READS ? MOD_READS : 1,
+    READS_ROOM = READS_ALL < CU_READS ? READS_ALL : CU_READS,
     DIAGONALS = STAY + PASS - 1, /* of a tile */
     PITCH = PASS + 1
 };
@@ -64,6 +67,7 @@ DEVICE void add_term(const cu_fwd &p, const mod_args &mod, const cu_read &to, in
 /* ---- terms ---- */
 
 /* dX of this warp's 16 queries by PASS keys, times each read's derivative. */
+template <int FIRST>
 DEVICE void terms_of_queries(float (&term)[READS_ROOM][S_COUNT], const cu_bwd &p,
                              const mod_args &mod, const query_tile &t, int key0, int masked,
                              const dropper &drop, u32 stay, u32 pass, const float2 (&stat)[2])
@@ -85,7 +89,7 @@ DEVICE void terms_of_queries(float (&term)[READS_ROOM][S_COUNT], const cu_bwd &p
         key_side k0 = {key + t.kv_offset, key < t.kv_len};
         key_side k1 = {key + 1 + t.kv_offset, key + 1 < t.kv_len};
         bool live[4] = {true, true, true, true};
-        float x[4], by[READS_ROOM][4];
+        float x[4], by[READS_ALL][4];
 #pragma unroll
         for (int j = 0; j < 4; j++)
             x[j] = s[4 * i + j];
@@ -99,8 +103,8 @@ DEVICE void terms_of_queries(float (&term)[READS_ROOM][S_COUNT], const cu_bwd &p
             float d = dropped_dp(p.f, dp[4 * i + j], keep >> (4 * i + j) & 1);
             float dx = w == 0.f ? 0.f : w * (d + stat[j / 2].y);
 #pragma unroll
-            for (int r = 0; r < MOD_READS; r++)
-                term[r][4 * i + j] = dx == 0.f ? 0.f : dx * by[r][j];
+            for (int k = 0; k < READS_ROOM && FIRST + k < MOD_READS; k++)
+                term[k][4 * i + j] = dx == 0.f ? 0.f : dx * by[FIRST + k][j];
         }
     }
 }
@@ -178,26 +182,27 @@ DEVICE void share_terms(const float (&term)[S_COUNT], scratch &m)
             term[i];
 }
 
+/* sum: of the block from key `before` on, then of this one. */
 DEVICE void sum_diagonals(const cu_bwd &p, const mod_args &mod, const cu_read &to, int r,
-                          const query_tile &t, int key0, const float (&term)[S_COUNT], sums &s,
-                          scratch &m)
+                          const query_tile &t, int key0, const float (&term)[S_COUNT],
+                          float &sum, int before, scratch &m)
 {
     int at = threadIdx.x;
     share_terms(term, m);
     if (at < DIAGONALS)
-        m.diagonal[at] = s.diagonal[r];
+        m.diagonal[at] = sum;
     __syncthreads();
     if (at < DIAGONALS) {
-        int d = at - (STAY - 1), is_next = s.key0 >= 0 && key0 == s.key0 + PASS;
+        int d = at - (STAY - 1), is_next = before >= 0 && key0 == before + PASS;
         float x = is_next && at + PASS < DIAGONALS ? m.diagonal[at + PASS] : 0.f;
 #pragma unroll
         for (int c = 0; c < PASS; c++)
             x += (unsigned)(c - d) < STAY ? m.tile[(c - d) * PITCH + c] : 0.f;
-        if (s.key0 >= 0 && !is_next && at >= PASS)
-            add_diagonal(p, mod, to, r, t, s.key0, at, s.diagonal[r]);
+        if (before >= 0 && !is_next && at >= PASS)
+            add_diagonal(p, mod, to, r, t, before, at, sum);
         if (at < 32)
             add_left(p, mod, to, r, t, key0, at, x);
-        s.diagonal[r] = x;
+        sum = x;
     }
     __syncthreads();
 }
@@ -237,29 +242,31 @@ DEVICE void put_elements(const cu_bwd &p, const mod_args &mod, const cu_read &to
 
 /* ---- a block, the end ---- */
 
+template <int FIRST>
 DEVICE void take_block(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
                        const query_tile &t, int key0, const float (&term)[READS_ROOM][S_COUNT],
                        sums &s, scratch &m)
 {
 #pragma unroll
-    for (int r = 0; r < MOD_READS; r++) {
-        if (c.in_tiles >> r & 1)
+    for (int k = 0; k < READS_ROOM && FIRST + k < MOD_READS; k++) {
+        int r = FIRST + k;
+        if (c.in_tiles >> k & 1)
             continue;
         if (read_kind(r) == READ_HEAD || read_kind(r) == READ_ROW)
-            sum_rows(s.row[r], term[r]);
+            sum_rows(s.row[k], term[k]);
         else if (read_kind(r) == READ_COLUMN)
-            add_columns(p, mod, c.of[r], r, t, key0, term[r], m);
+            add_columns(p, mod, c.of[k], r, t, key0, term[k], m);
         else if (read_kind(r) == READ_DIAGONAL)
-            sum_diagonals(p, mod, c.of[r], r, t, key0, term[r], s, m);
-        else if (read_kind(r) == READ_ELEMENT && !c.of[r].words)
-            put_elements(p, mod, c.of[r], c.is_adding, r, t, key0, term[r], m);
+            sum_diagonals(p, mod, c.of[k], r, t, key0, term[k], s.diagonal[k], s.key0, m);
+        else if (read_kind(r) == READ_ELEMENT && !c.of[k].words)
+            put_elements(p, mod, c.of[k], c.is_adding, r, t, key0, term[k], m);
         else
-            add_terms(p, mod, c.of[r], r, t, key0, term[r]);
+            add_terms(p, mod, c.of[k], r, t, key0, term[k]);
     }
     s.key0 = key0;
 }
 
-DEVICE void end_head(const cu_bwd &p, const mod_args &mod, const cu_reads &c, int r,
+DEVICE void end_head(const cu_bwd &p, const mod_args &mod, const cu_read &to, int r,
                      const query_tile &t, float x, scratch &m)
 {
 #pragma unroll
@@ -269,37 +276,39 @@ DEVICE void end_head(const cu_bwd &p, const mod_args &mod, const cu_reads &c, in
         m.head[threadIdx.x / 32] = x;
     __syncthreads();
     if (threadIdx.x == 0)
-        add_term(p.f, mod, c.of[r], r, t, t.row0 + t.q_offset, t.kv_offset,
+        add_term(p.f, mod, to, r, t, t.row0 + t.q_offset, t.kv_offset,
                  (m.head[0] + m.head[1]) + (m.head[2] + m.head[3]));
     __syncthreads();
 }
 
-DEVICE void end_row(const cu_bwd &p, const mod_args &mod, const cu_reads &c, int r,
+DEVICE void end_row(const cu_bwd &p, const mod_args &mod, const cu_read &to, int r,
                     const query_tile &t, int half, float x)
 {
     int lane = threadIdx.x & 31, row = t.row0 + warp_row() + lane / 4 + 8 * half;
     x += __shfl_xor_sync(~0u, x, 1);
     x += __shfl_xor_sync(~0u, x, 2);
     if ((lane & 3) == 0 && row < p.f.M)
-        add_term(p.f, mod, c.of[r], r, t, row + t.q_offset, t.kv_offset, x);
+        add_term(p.f, mod, to, r, t, row + t.q_offset, t.kv_offset, x);
 }
 
+template <int FIRST>
 DEVICE void end_sums(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
                      const query_tile &t, const sums &s, scratch &m)
 {
 #pragma unroll
-    for (int r = 0; r < MOD_READS; r++) {
-        if (c.in_tiles >> r & 1)
+    for (int k = 0; k < READS_ROOM && FIRST + k < MOD_READS; k++) {
+        int r = FIRST + k;
+        if (c.in_tiles >> k & 1)
             continue;
         if (read_kind(r) == READ_HEAD)
-            end_head(p, mod, c, r, t, s.row[r][0] + s.row[r][1], m);
+            end_head(p, mod, c.of[k], r, t, s.row[k][0] + s.row[k][1], m);
         if (read_kind(r) == READ_ROW) {
-            end_row(p, mod, c, r, t, 0, s.row[r][0]);
-            end_row(p, mod, c, r, t, 1, s.row[r][1]);
+            end_row(p, mod, c.of[k], r, t, 0, s.row[k][0]);
+            end_row(p, mod, c.of[k], r, t, 1, s.row[k][1]);
         }
         if (read_kind(r) == READ_DIAGONAL && s.key0 >= 0 && threadIdx.x >= PASS
             && threadIdx.x < DIAGONALS)
-            add_diagonal(p, mod, c.of[r], r, t, s.key0, threadIdx.x, s.diagonal[r]);
+            add_diagonal(p, mod, c.of[k], r, t, s.key0, threadIdx.x, s.diagonal[k]);
     }
 }
 
@@ -315,11 +324,9 @@ DEVICE query_tile tile_of_launch(const cu_bwd &p, const cu_reads &c)
     return query_tile_of(p, (b * p.f.H + h) * p.n_mblk + turn % p.n_mblk);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    bwd_captures(const __grid_constant__ cu_bwd p, const __grid_constant__ mod_args mod,
-                 const __grid_constant__ cu_reads c)
+template <int FIRST>
+DEVICE void make_terms(const cu_bwd &p, const mod_args &mod, const cu_reads &c, char *memory)
 {
-    extern __shared__ __align__(1024) char memory[];
     scratch &m = *(scratch *)(memory + STAY_BYTES + CFG_STAGES * PASS_BYTES);
     u32 shared = smem_address(memory);
     query_tile t = tile_of_launch(p, c);
@@ -354,7 +361,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
         copy_wait<CFG_STAGES - 1>();
         __syncthreads();
-        terms_of_queries(term, p, mod, t, key0, masked, drop, shared, pass, stat);
+        terms_of_queries<FIRST>(term, p, mod, t, key0, masked, drop, shared, pass, stat);
         __syncthreads();
 #if CFG_STAGES > 1
         stage ^= 1;
@@ -363,9 +370,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             copy_both<PASS>(shared + STAY_BYTES, keys, walk.block * PASS, p.f.is_plain);
         copy_commit();
 #endif
-        take_block(p, mod, c, t, key0, term, s, m);
+        take_block<FIRST>(p, mod, c, t, key0, term, s, m);
     }
-    end_sums(p, mod, c, t, s, m);
+    end_sums<FIRST>(p, mod, c, t, s, m);
+}
+
+/* The launch's reads, from c.first on. */
+template <int FIRST>
+DEVICE void choose_reads(const cu_bwd &p, const mod_args &mod, const cu_reads &c, char *memory)
+{
+    if constexpr (FIRST + CU_READS < MOD_READS) {
+        if (c.first != FIRST)
+            return choose_reads<FIRST + CU_READS>(p, mod, c, memory);
+    }
+    make_terms<FIRST>(p, mod, c, memory);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    bwd_captures(const __grid_constant__ cu_bwd p, const __grid_constant__ mod_args mod,
+                 const __grid_constant__ cu_reads c)
+{
+    extern __shared__ __align__(1024) char memory[];
+    choose_reads<0>(p, mod, c, memory);
 }
 
 /* Every element of one gradient: 0, or what its exact sum comes to, over what it holds or added
