@@ -63,9 +63,9 @@ def varlen_attention(
     lse; those of pools are sums over all places that name a key. Returns out, or (out, lse)
     with lse [T, H].
     """
+    _check(query, key, value, block_table)
     if block_table is None:
         query, key, value = autocast(query, key, value)
-    _check(query, key, value, block_table)
     check_flags(return_lse=return_lse)
     check_dropout(dropout_p, False)
     max_seqlen_q = count_of("max_seqlen_q", max_seqlen_q, most=MOST_ROWS)
