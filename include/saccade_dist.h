@@ -183,7 +183,7 @@ typedef struct saccade_dist saccade_dist;
 SACCADE_API int64_t saccade_plan_row_tile(const saccade_plan *plan, const saccade_sizes *sizes);
 
 /* Called by all ranks at the same time, with equal problems and shard plans (EINVAL if not),
- * whose chunks are whole tiles (saccade_plan_row_tile; EINVAL if not);
+ * whose chunks are whole tiles of runs of some batch (saccade_plan_row_tile; EINVAL if not);
  * `mask` is the problem's among those of the shard plan, and every run is given that block
  * mask, as the plan leaves out what it masks. The shard plan and what the transport
  * points to are borrowed until destroy. Runs on CPUs, and on CUDA with a transport that has
@@ -211,8 +211,7 @@ SACCADE_API void saccade_dist_destroy(saccade_dist *dist);
 /* Bytes of workspace of a forward run of batch B; SIZE_MAX where no run can have it. */
 SACCADE_API size_t saccade_dist_workspace(const saccade_dist *dist, int64_t B);
 /* Before the first run with a block mask, which is of the whole sequence. A mask that is
- * refused (EINVAL) is so on all ranks; any other failure ends the transport, as does that of
- * a rank whose rows are no whole tiles (saccade_plan_row_tile), which is EINVAL too. */
+ * refused (EINVAL) is so on all ranks; any other failure ends the transport. */
 SACCADE_API saccade_status saccade_dist_prepare(const saccade_dist *dist,
                                                 const saccade_block_mask *mask,
                                                 saccade_error *err);

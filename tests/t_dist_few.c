@@ -179,6 +179,64 @@ static void strange_chunks(void **state)
     saccade_shard_plan_destroy(w.shards);
 }
 
+typedef struct tiled {
+    const saccade_shard_plan *shards;
+    saccade_ranks *ranks;
+    saccade_problem problem;
+    int32_t rank;
+    saccade_status status;
+    saccade_error err;
+} tiled;
+
+static void *tiled_thread(void *arg)
+{
+    tiled *me = arg;
+    saccade_transport t;
+    saccade_dist *dist = NULL;
+    saccade_transport_init(&t);
+    assert_int_equal(saccade_ranks_transport(me->ranks, me->rank, &t, NULL), SACCADE_OK);
+    me->status = saccade_dist_create(NULL, &me->problem, me->shards, 0, &t, &dist, &me->err);
+    if (me->status == SACCADE_OK)
+        me->status = saccade_dist_prepare(dist, NULL, &me->err);
+    saccade_dist_destroy(dist);
+    return NULL;
+}
+
+/* Where tiles follow from the batch (streamed kernels), those of any batch make parts. */
+static void tiles_of_every_batch(void **state)
+{
+    tiled each[RANKS], one = {.rank = 0};
+    saccade_plan *plan;
+    saccade_shard_plan *shards;
+    saccade_shard_options o;
+    (void)state;
+    saccade_problem_init(&one.problem);
+    one.problem.sizes = (saccade_sizes){.H = 2, .Hkv = 2, .D = 64, .Dv = 64};
+    one.problem.dtype = SACCADE_BF16;
+    assert_int_equal(saccade_plan_create(NULL, &one.problem, &plan, NULL), SACCADE_OK);
+    for (int64_t batch = 1; batch <= 64; batch *= 4) {
+        const saccade_sizes sizes = {batch, 2, 2, 4096, 4096, 64, 64};
+        saccade_shard_options_init(&o);
+        o.ranks = RANKS;
+        o.tile = (int32_t)saccade_plan_row_tile(plan, &sizes);
+        o.Q = o.KV = 4096;
+        assert_int_equal(saccade_shard_plan_create(&o, &shards, NULL), SACCADE_OK);
+        one.shards = shards;
+        assert_int_equal(saccade_ranks_create(RANKS, &one.ranks, NULL), SACCADE_OK);
+        for (int32_t i = 0; i < RANKS; i++) {
+            each[i] = one;
+            each[i].rank = i;
+        }
+        rank_threads_run(RANKS, tiled_thread, each, sizeof *each);
+        for (int32_t i = 0; i < RANKS; i++)
+            if (each[i].status != SACCADE_OK)
+                fail_msg("tile %d: %s: %s", o.tile, each[i].err.where, each[i].err.message);
+        saccade_ranks_destroy(one.ranks);
+        saccade_shard_plan_destroy(shards);
+    }
+    saccade_plan_destroy(plan);
+}
+
 /* Members that no call over ranks reads are refused, not ignored. */
 static void strange_members(void **state)
 {
@@ -261,9 +319,8 @@ static void negative_windows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(strange_chunks),
-        cmocka_unit_test(ranks_that_hold_nothing),
-        cmocka_unit_test(strange_members),
+        cmocka_unit_test(strange_chunks),          cmocka_unit_test(tiles_of_every_batch),
+        cmocka_unit_test(ranks_that_hold_nothing), cmocka_unit_test(strange_members),
         cmocka_unit_test(negative_windows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

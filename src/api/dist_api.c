@@ -41,6 +41,7 @@ static saccade_status add_text(hash128 *hash, const saccade_mod *mod, saccade_er
 }
 
 static const int64_t GATHERED = INT64_MIN; /* instead of keys of a window */
+enum { BATCH_MOST = 1 << 20 /* from which on no tile follows from it */ };
 
 /* What all ranks must have in common. captures: whose gradients are wanted, a bit each. */
 static saccade_status digest_of(const saccade_problem *p, uint64_t captures,
@@ -122,25 +123,34 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
     return SACCADE_OK;
 }
 
-/* Of all ranks' rows, so that all say the same. */
-static saccade_status check_chunks(const saccade_plan *plan, const saccade_shard_plan *shards,
-                                   saccade_error *err)
+static int has_whole_tiles(const saccade_shard_plan *shards, int64_t tile)
 {
-    saccade_sizes sizes = plan->problem.sizes;
-    sizes.B = sizes.B ? sizes.B : 1;
-    sizes.Q = shards->options.Q;
-    sizes.KV = shards->options.KV;
-    const int64_t tile = plan->solver->row_tile(plan, &sizes);
     for (int32_t r = 0; r < shards->options.ranks; r++) {
         const saccade_range *rows;
         const int32_t n = saccade_shard_rows(shards, r, &rows);
         for (int32_t i = 0; i < n; i++)
-            FAIL_AT(rows[i].first % tile, SACCADE_EINVAL, "shards", 0, 0,
-                    "got chunks of %lld rows, expected a multiple of %lld "
-                    "(saccade_plan_row_tile, for saccade_shard_options.tile)",
-                    (long long)shards->options.chunk, (long long)tile);
+            if (rows[i].first % tile)
+                return 0;
     }
-    return SACCADE_OK;
+    return 1;
+}
+
+/* Runs of some batch must be able to take the chunks, of all ranks so that all say the same:
+ * a run's tile may follow from its batch. */
+static saccade_status check_chunks(const saccade_plan *plan, const saccade_shard_plan *shards,
+                                   saccade_error *err)
+{
+    saccade_sizes sizes = plan->problem.sizes;
+    sizes.Q = shards->options.Q;
+    sizes.KV = shards->options.KV;
+    for (sizes.B = 1; sizes.B <= BATCH_MOST; sizes.B *= 2)
+        if (has_whole_tiles(shards, plan->solver->row_tile(plan, &sizes)))
+            return SACCADE_OK;
+    sizes.B = 1;
+    FAIL_AT(1, SACCADE_EINVAL, "shards", 0, 0,
+            "got chunks of %lld rows, expected a multiple of %lld (saccade_plan_row_tile, for "
+            "saccade_shard_options.tile)",
+            (long long)shards->options.chunk, (long long)plan->solver->row_tile(plan, &sizes));
 }
 
 /* *is_heard: whether a failure is all ranks'. */
@@ -242,13 +252,6 @@ size_t saccade_dist_workspace(const saccade_dist *dist, int64_t B)
     return is_on_device(dist) ? solver : dist_workspace(dist, B, solver);
 }
 
-/* Of this rank's rows: others' may be whole tiles where these are not. */
-static saccade_status check_rows(const saccade_dist *dist, saccade_error *err)
-{
-    const saccade_sizes sizes = dist_sizes(dist, 1);
-    return dist_check_tiles(dist, dist->plan, &sizes, err);
-}
-
 static saccade_status prepare(const saccade_dist *dist, const saccade_block_mask *mask,
                               saccade_error *err)
 {
@@ -265,11 +268,8 @@ saccade_status saccade_dist_prepare(const saccade_dist *dist, const saccade_bloc
                                     saccade_error *err)
 {
     FAIL_IF(!dist, SACCADE_EINVAL, "prepare: got NULL, expected one rank's part of a plan");
-    saccade_status status = check_rows(dist, err);
-    const int is_fit = status == SACCADE_OK;
-    if (is_fit)
-        status = prepare(dist, mask, err);
-    if (status != SACCADE_OK && !(is_fit && status == SACCADE_EINVAL))
+    const saccade_status status = prepare(dist, mask, err);
+    if (status != SACCADE_OK && status != SACCADE_EINVAL)
         dist_abort(&dist->transport);
     return status;
 }
