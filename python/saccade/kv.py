@@ -68,12 +68,6 @@ class Cache:
             "sequences are copied by fork()"
         )
 
-    def __copy__(self) -> NoReturn:
-        self.__reduce__()
-
-    def __deepcopy__(self, memo: object) -> NoReturn:
-        self.__reduce__()
-
     def __del__(self) -> None:
         if getattr(self, "_handle", None) and lib is not None:
             lib.saccade_kv_destroy(self._handle)

@@ -1,6 +1,7 @@
 /* saccade_dist_backward: arguments into a run of the whole sequence, this rank's part of it and
  * the gradients that it is to make. */
 #include "api/api.h"
+#include "base/integers.h"
 #include "dist/dist.h"
 
 saccade_status api_check_shard_gradients(const api_backward_call *call, saccade_error *err)
@@ -50,7 +51,7 @@ static size_t workspace_of(const saccade_dist *d, const api_backward_call *call)
         return dist_device_backward_workspace(d, s->B, &call->gradients);
     const size_t solver = plan_backward_workspace(d->plan, s, NULL);
     const size_t back = dist_return_of(d, s->B, call->captured, call->gradients.sinks).bytes;
-    return solver > SIZE_MAX - back ? SIZE_MAX : dist_workspace(d, s->B, solver + back);
+    return dist_workspace(d, s->B, sum_bytes(back, solver));
 }
 
 static saccade_status backward(saccade_dist *d, const saccade_backward_args *args,

@@ -2,6 +2,7 @@
 #ifndef SACCADE_BASE_INTEGERS_H
 #define SACCADE_BASE_INTEGERS_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 static inline int64_t ceil_div(int64_t a, int64_t b)
@@ -22,6 +23,12 @@ static inline int64_t smaller(int64_t a, int64_t b)
 static inline int64_t larger(int64_t a, int64_t b)
 {
     return a > b ? a : b;
+}
+
+/* Of sizes in memory, of which SIZE_MAX is more than there can be. */
+static inline size_t sum_bytes(size_t a, size_t b)
+{
+    return b > SIZE_MAX - a ? SIZE_MAX : a + b;
 }
 
 static inline int64_t common_divisor(int64_t a, int64_t b)

@@ -10,6 +10,7 @@
  * where they stand in the whole sequence. */
 #include "dist/device.h"
 
+#include "base/integers.h"
 #include "base/status.h"
 
 #include <stdlib.h>
@@ -298,6 +299,7 @@ static saccade_status compute_back(work *w, saccade_error *err)
     saccade_dist *d = w->d;
     const plan_rows_side keys = pools(w), made = gradients(w);
     const uint32_t wanted = dist_wanted(d);
+    const size_t own = dist_captured_bytes(d, w->to);
     plan_gradients part = *w->to;
     plan_run run = *w->run;
     const plan_far far = {.send = far_keys(d) ? send_back : NULL,
@@ -311,8 +313,8 @@ static saccade_status compute_back(work *w, saccade_error *err)
     run.v = &keys.t[1];
     run.rows = &d->rows;
     run.far = &far;
-    run.workspace = (char *)run.workspace + dist_captured_bytes(d, w->to);
-    run.workspace_bytes -= dist_captured_bytes(d, w->to);
+    run.workspace = (char *)run.workspace + own;
+    run.workspace_bytes -= own;
     dist_captured_part(&w->captured, &part);
     part.dk = wanted & 1 ? &made.t[0] : NULL;
     part.dv = wanted & 2 ? &made.t[1] : NULL;
@@ -344,8 +346,7 @@ size_t dist_device_backward_workspace(const saccade_dist *d, int64_t B,
                                       const plan_gradients *to)
 {
     const saccade_sizes sizes = dist_sizes(d, B);
-    const size_t own = dist_captured_bytes(d, to), solver = dist_captured_solver(d, &sizes, to);
-    return solver > SIZE_MAX - own ? SIZE_MAX : own + solver;
+    return sum_bytes(dist_captured_bytes(d, to), dist_captured_solver(d, &sizes, to));
 }
 
 saccade_status dist_device_backward(saccade_dist *d, plan_run *run, const plan_gradients *to,

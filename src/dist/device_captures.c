@@ -3,12 +3,8 @@
  * the host. So they are whole, and the same bits on every rank. */
 #include "dist/device.h"
 
+#include "base/integers.h"
 #include "base/status.h"
-
-static size_t rounded(size_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
 
 static int64_t elements(const plan_gradients *to)
 {
@@ -17,7 +13,8 @@ static int64_t elements(const plan_gradients *to)
 
 size_t dist_captured_bytes(const saccade_dist *d, const plan_gradients *to)
 {
-    return rounded((size_t)(elements(to) * d->transport.ranks) * sizeof(float));
+    const int64_t n = elements(to) * d->transport.ranks;
+    return (size_t)round_up(n * (int64_t)sizeof(float), 256);
 }
 
 size_t dist_captured_solver(const saccade_dist *d, const saccade_sizes *sizes,

@@ -1,6 +1,7 @@
 /* One rank's part of a plan: made once, run by all ranks at the same time. */
 #include "dist/dist.h"
 
+#include "base/integers.h"
 #include "base/status.h"
 
 #include <stdlib.h>
@@ -46,8 +47,7 @@ saccade_sizes dist_sizes(const saccade_dist *d, int64_t B)
 
 size_t dist_workspace(const saccade_dist *d, int64_t B, size_t solver)
 {
-    const size_t own = dist_memory_of(d, B).bytes;
-    return solver > SIZE_MAX - own ? SIZE_MAX : own + solver;
+    return sum_bytes(dist_memory_of(d, B).bytes, solver);
 }
 
 saccade_status dist_check_tiles(const saccade_dist *d, const saccade_plan *plan,

@@ -215,11 +215,6 @@ static saccade_tensor floats(const device_run *r, size_t at, int64_t dim)
     return t;
 }
 
-static size_t sum_bytes(size_t own, size_t solver)
-{
-    return solver > SIZE_MAX - own ? SIZE_MAX : own + solver;
-}
-
 /* ---- forward ---- */
 
 typedef struct forward_memory {

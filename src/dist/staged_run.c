@@ -2,6 +2,7 @@
 #include "dist/staged.h"
 
 #include "base/convert.h"
+#include "base/integers.h"
 #include "base/status.h"
 #include "base/tensor_walk.h"
 
@@ -12,11 +13,6 @@ static void place(size_t bytes, size_t *off, size_t *end)
 {
     *off = *end;
     *end += (bytes + 63) / 64 * 64;
-}
-
-static size_t sum_bytes(size_t own, size_t solver)
-{
-    return solver > SIZE_MAX - own ? SIZE_MAX : own + solver;
 }
 
 static saccade_tensor floats(char *data, int64_t B, int64_t H, int64_t rows, int64_t dim)

@@ -6,6 +6,7 @@
 
 #include "base/cpu_features.h"
 #include "base/quantize.h"
+#include "base/integers.h"
 #include "base/status.h"
 
 #include <float.h>
@@ -287,8 +288,7 @@ size_t plan_workspace(const saccade_plan *plan, const saccade_sizes *s)
     if (!plan_is_possible(s))
         return SIZE_MAX;
     const size_t room = plan_head_max_room(&plan->problem, s);
-    const size_t own = plan->solver->workspace(plan, &given);
-    return own > SIZE_MAX - room ? SIZE_MAX : own + room;
+    return sum_bytes(room, plan->solver->workspace(plan, &given));
 }
 
 size_t plan_backward_workspace(const saccade_plan *plan, const saccade_sizes *s,

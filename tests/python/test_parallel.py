@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+import two_processes  # noqa: E402
 
 N, H, D = 700, 4, 16
 
@@ -192,24 +193,7 @@ def over_ranks(rank, mode, by_torch, whole, weight, masks, bias, score, out, lse
 
 
 def test_two_ranks(tmp_path):
-    root = Path(__file__).resolve().parents[2]
-    path = os.pathsep.join([str(root / "python"), os.environ.get("PYTHONPATH", "")])
-    runs = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"},
-        )
-        for rank in range(2)
-    ]
-    try:
-        told = [r.communicate(timeout=240)[0] for r in runs]
-    finally:
-        for r in runs:
-            r.kill()
-    assert [r.returncode for r in runs] == [0, 0], "\n".join(told)
+    two_processes.run(__file__, tmp_path / "store", 240)
 
 
 def test_kept_keys_are_for_the_run_alone():

@@ -4,14 +4,13 @@ differ are errors on both."""
 
 import datetime
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+import two_processes  # noqa: E402
 
 N, H, D, SECONDS = 1900, 4, 64, 60
 WAYS = [
@@ -120,24 +119,7 @@ def worker(rank, store):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are not two GPUs here")
 def test_two_gpus(tmp_path):
-    root = Path(__file__).resolve().parents[2]
-    path = os.pathsep.join([str(root / "python"), os.environ.get("PYTHONPATH", "")])
-    runs = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        for rank in range(2)
-    ]
-    try:
-        told = [r.communicate(timeout=400)[0] for r in runs]
-    finally:
-        for r in runs:
-            r.kill()
-    assert [r.returncode for r in runs] == [0, 0], "\n".join(told)
+    two_processes.run(__file__, tmp_path / "store", 400)
 
 
 if __name__ == "__main__":

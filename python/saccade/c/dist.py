@@ -215,9 +215,7 @@ class Dist:
     ) -> None:
         """gradients, memory: as backward's."""
         a, keep = _backward_args(tensors, mask, names, views, gradients, stream)
-        n = C.c_size_t()
-        abi.call("dist_local_backward_workspace", self.handle, C.byref(a), C.byref(n))
-        a.workspace, a.workspace_bytes = memory(n.value), n.value
+        self._take_room("dist_local_backward_workspace", a, memory)
         abi.call("dist_backward_local", self.handle, C.byref(a))
         del keep
 
@@ -226,11 +224,14 @@ class Dist:
     ) -> None:
         """gradients: (name, view) of captures; memory(bytes): an address."""
         a, keep = _backward_args(tensors, mask, names, views, gradients, stream)
-        n = C.c_size_t()
-        abi.call("dist_backward_workspace", self.handle, C.byref(a), C.byref(n))
-        a.workspace, a.workspace_bytes = memory(n.value), n.value
+        self._take_room("dist_backward_workspace", a, memory)
         self.transport.run("dist_backward", self.handle, C.byref(a))
         del keep
+
+    def _take_room(self, name, a, memory):
+        n = C.c_size_t()
+        abi.call(name, self.handle, C.byref(a), C.byref(n))
+        a.workspace, a.workspace_bytes = memory(n.value), n.value
 
     def __del__(self):
         if getattr(self, "handle", None) and lib is not None:

@@ -10,14 +10,6 @@
 
 /* ---- indices ---- */
 
-/* Of the sequence, of which a run may have some rows. */
-static saccade_sizes whole_sizes(const saccade_plan *plan, const saccade_sizes *s)
-{
-    saccade_sizes whole = *s;
-    whole.Q = plan->rows ? plan->rows->all : s->Q;
-    return whole;
-}
-
 /* Whether read r's indices stay inside of a tensor of this shape, wherever the run's positions
  * are known to the host; env's scalars may be unknown. */
 static int is_inside(const plan_problem *p, const pass_read *read, const saccade_tensor *t,
@@ -80,7 +72,7 @@ static cu_capture_layout layout_of(const saccade_plan *plan, const saccade_sizes
                                    const saccade_tensor *captures)
 {
     const plan_problem *p = &plan->problem;
-    const saccade_sizes whole = whole_sizes(plan, s);
+    const saccade_sizes whole = cu_whole_sizes(plan, s);
     const plan_position at = {0};
     cu_capture_layout out = {.bytes = 0};
     eval_env env = {0};
@@ -154,7 +146,7 @@ static saccade_status check_inside(const cu_capture_run *x, int i, saccade_error
     int is_good = 0;
     if (is_known) {
         arena scratch;
-        const saccade_sizes whole = whole_sizes(x->plan, &x->run->sizes);
+        const saccade_sizes whole = cu_whole_sizes(x->plan, &x->run->sizes);
         const plan_position first = {
             at->q_offset.dtype == SACCADE_NONE ? 0 : *(const int32_t *)at->q_offset.data,
             at->kv_offset.dtype == SACCADE_NONE ? 0 : *(const int32_t *)at->kv_offset.data, 0};
@@ -176,12 +168,8 @@ static saccade_status end_gradient(const cu_capture_run *x, const saccade_tensor
     cu_read to =
         sums ? *sums
              : (cu_read){.data = t->data, .code = code_of(t->dtype), .n = element_count(t)};
-    cu_shape shape = {.rank = t->rank};
+    cu_shape shape = cu_shape_of(t);
     void *parameters[] = {&to, &shape, &is_added};
-    for (int32_t d = 0; d < t->rank; d++) {
-        shape.size[d] = (int)t->shape[d];
-        shape.stride[d] = t->stride[d];
-    }
     return run_start(x->a, program_of(x)->other, (to.n + 255) / 256, 256, 0, parameters, err);
 }
 

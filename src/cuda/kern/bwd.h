@@ -138,9 +138,4 @@ typedef struct cu_reads {
     unsigned in_tiles; /* by read of these: whether backward's tiles make its terms */
 } cu_reads;
 
-typedef struct cu_shape {
-    int rank, size[CU_RANK];
-    long long stride[CU_RANK];
-} cu_shape;
-
 #endif

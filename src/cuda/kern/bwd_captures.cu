@@ -37,6 +37,7 @@
 #include "bwd_pass.cuh"
 #include "bwd_keys.cuh"
 #include "exact_sum.cuh"
+#include "place.cuh"
 #include "bwd_element.cuh"
 
 enum {
@@ -400,13 +401,9 @@ extern "C" __global__ void __launch_bounds__(256)
     bwd_captures_end(const __grid_constant__ cu_read to, const __grid_constant__ cu_shape shape,
                      int is_added)
 {
-    long long at = (long long)blockIdx.x * 256 + threadIdx.x, left = at, place = 0;
+    long long at = (long long)blockIdx.x * 256 + threadIdx.x;
     if (at >= to.n)
         return;
-    for (int d = shape.rank - 1; d >= 0; d--) {
-        place += left % shape.size[d] * shape.stride[d];
-        left /= shape.size[d];
-    }
     float x = to.words ? exact_sum_of(to, at) : 0.f;
-    put_element(to, place, x, is_added);
+    put_element(to, place_in(shape, at), x, is_added);
 }

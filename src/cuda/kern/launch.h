@@ -14,6 +14,12 @@ typedef struct cu_stride {
     long long b, h, n; /* 0 broadcasts */
 } cu_stride;
 
+/* A tensor whose elements are taken one after the other (place.cuh). */
+typedef struct cu_shape {
+    int rank, size[CU_RANK];
+    long long stride[CU_RANK]; /* elements */
+} cu_shape;
+
 typedef struct cu_capture {
     const void *data;          /* null for a scalar, whose bits are then in shape[0] */
     long long stride[CU_RANK]; /* elements */

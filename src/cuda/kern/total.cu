@@ -2,18 +2,15 @@
  * of ranks, in double, and rounded once. A thread to each element. */
 #include "elements.cuh"
 #include "total.h"
+#include "place.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
     ranks_total(const __grid_constant__ cu_total t)
 {
-    long long at = (long long)blockIdx.x * 256 + threadIdx.x, left = at, place = 0;
+    long long at = (long long)blockIdx.x * 256 + threadIdx.x;
     if (at >= t.n)
         return;
-    for (int d = t.rank - 1; d >= 0; d--) {
-        place += left % t.size[d] * t.stride[d];
-        left /= t.size[d];
-    }
-    char *to = (char *)t.to + place * (t.dtype ? 2 : 4);
+    char *to = (char *)t.to + place_in(t.shape, at) * (t.dtype ? 2 : 4);
     double sum = t.is_added ? load_as(to, 0, t.dtype) : 0.;
     for (int r = 0; r < t.ranks; r++)
         sum += t.parts[r * t.step + at];

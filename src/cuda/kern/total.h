@@ -11,8 +11,7 @@ typedef struct cu_total {
     void *to;
     int ranks, dtype; /* of `to`: 0 float32, 1 float16, 2 bfloat16 */
     int is_added;     /* to what it holds */
-    int rank, size[CU_RANK];
-    long long stride[CU_RANK]; /* elements */
+    cu_shape shape;   /* of `to` */
 } cu_total;
 
 #endif

@@ -158,6 +158,8 @@ uint64_t cu_rows_owner(const saccade_plan *plan);
 int64_t cu_row_count(const plan_rows *rows);
 /* With Q the rows that are here; without plan->rows the same. */
 saccade_sizes cu_local_sizes(const saccade_plan *plan, const saccade_sizes *sizes);
+/* With Q those of the whole sequence, of which a run has some. */
+saccade_sizes cu_whole_sizes(const saccade_plan *plan, const saccade_sizes *sizes);
 saccade_status cu_local_run(const saccade_plan *plan, const plan_run *run, plan_run *out,
                             saccade_error *err);
 /* Makes the table of where rows stand; allocates. */

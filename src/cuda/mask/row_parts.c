@@ -24,6 +24,14 @@ saccade_sizes cu_local_sizes(const saccade_plan *plan, const saccade_sizes *size
     return local;
 }
 
+saccade_sizes cu_whole_sizes(const saccade_plan *plan, const saccade_sizes *sizes)
+{
+    saccade_sizes whole = *sizes;
+    if (plan->rows)
+        whole.Q = plan->rows->all;
+    return whole;
+}
+
 saccade_status cu_local_run(const saccade_plan *plan, const plan_run *run, plan_run *out,
                             saccade_error *err)
 {

@@ -4,7 +4,19 @@
 
 #include "cuda/driver/driver.h"
 #include "cuda/emit/mod_text.h"
+#include "cuda/kern/launch.h"
 #include "cuda/tile/tile.h"
+
+/* A tensor as kernels take it that go over all its elements. */
+static inline cu_shape cu_shape_of(const saccade_tensor *t)
+{
+    cu_shape shape = {.rank = t->rank};
+    for (int32_t d = 0; d < t->rank; d++) {
+        shape.size[d] = (int)t->shape[d];
+        shape.stride[d] = t->stride[d];
+    }
+    return shape;
+}
 
 /* ---- programs.c: what a plan compiles and loads ---- */
 

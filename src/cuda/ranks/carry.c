@@ -271,12 +271,9 @@ static saccade_status carry_total(plan_carrier *c, const plan_total *t, void *st
                   .ranks = t->n_parts,
                   .dtype = code_of(t->to->dtype),
                   .is_added = t->is_added,
-                  .rank = t->to->rank};
-    for (int32_t d = 0; d < t->to->rank; d++) {
-        x.size[d] = (int)t->to->shape[d];
-        x.stride[d] = t->to->stride[d];
+                  .shape = cu_shape_of(t->to)};
+    for (int32_t d = 0; d < t->to->rank; d++)
         x.n *= t->to->shape[d];
-    }
     return x.n ? start(c, c->total, (x.n + THREADS - 1) / THREADS, 1, 1, &x, stream, err)
                : SACCADE_OK;
 }

@@ -208,9 +208,8 @@ static int suits_small(const saccade_plan *plan, const plan_run *run)
     if (s->tiles)
         return s->tiles != 'l';
     const cu_form *small = &s->programs[CU_SMALL].form, *large = &s->programs[CU_MAIN].form;
-    saccade_sizes x = run->sizes;
-    if (plan->rows) /* whichever the whole sequence takes: results are the same bits */
-        x.Q = plan->rows->all;
+    /* whichever the whole sequence takes: results are the same bits */
+    const saccade_sizes x = cu_whole_sizes(plan, &run->sizes);
     const int dim = cu_padded(x.D > x.Dv ? x.D : x.Dv);
     const int64_t n_small = run_tiles(small, &x), n_large = run_tiles(large, &x);
     const int64_t of_small = (x.KV + small->tile.keys - 1) / small->tile.keys;
@@ -225,9 +224,7 @@ static int suits_small(const saccade_plan *plan, const plan_run *run)
 static int suits_pair(const saccade_plan *plan, const plan_run *run)
 {
     const cu_state *s = plan->state;
-    saccade_sizes x = run->sizes;
-    if (plan->rows)
-        x.Q = plan->rows->all;
+    const saccade_sizes x = cu_whole_sizes(plan, &run->sizes);
     return !run->block_mask
            && (s->tiles == 'p'
                || cu_pair_pays(s->device.n_sm, run_tiles(&s->programs[CU_PAIR].form, &x),
