@@ -460,8 +460,8 @@ static saccade_mod *bound_score(const capture_case *c)
     return bound;
 }
 
-/* As the case says, or the same in f32. */
-typedef enum in_dtype { AS_SAID, IN_F32 } in_dtype;
+/* As the case says, the same in f32, or of a problem whose sequences differ in length. */
+typedef enum in_dtype { AS_SAID, IN_F32, RAGGED } in_dtype;
 
 static void open_trial(trial *x, const capture_case *c, in_dtype dtype)
 {
@@ -472,6 +472,7 @@ static void open_trial(trial *x, const capture_case *c, in_dtype dtype)
     problem_case(c->problem, &x->problem.sizes, &x->problem.dtype);
     if (dtype == IN_F32)
         x->problem.dtype = SACCADE_F32;
+    x->problem.ragged = dtype == RAGGED;
     while (n < MOST && c->wanted[n])
         n++;
     x->problem.score = x->score = bound_score(c);
@@ -663,6 +664,11 @@ static void compile_only(void **state)
     compile_one(&cases[4], AS_SAID, "sm_90a", CU_BWD_TILES, element);
     compile_one(&cases[0], AS_SAID, "sm_90a", CU_BWD_TILES, scale);
     compile_one(&cases[2], AS_SAID, "sm_90a", CU_BWD_TILES, diagonal);
+    if (!is_short_run()) {
+        compile_one(&cases[2], RAGGED, "sm_90a", CU_BWD_CAPTURES, NULL);
+        compile_one(&cases[2], RAGGED, "sm_90a", CU_BWD_TILES, diagonal);
+        compile_one(&cases[CASES - POISONED - 1], RAGGED, "sm_90a", CU_BWD_TILES, line);
+    }
     for (int i = 0; i < LINES; i++)
         compile_one(&cases[CASES - POISONED - LINES + i], AS_SAID, "sm_90a", CU_BWD_TILES,
                     line);

@@ -1,7 +1,7 @@
-/* Gradients of ragged batches on a CUDA device, with dropout and sinks, against float64 of the
- * same numbers: within twice what plain attention is off. Rows of no sequence are NaN, and what
- * lies there in results must not change; two runs give the same bits. Without a device the same
- * cases run on the CPU. */
+/* Gradients of ragged batches on a CUDA device, with dropout, sinks and captures, against
+ * float64 of the same numbers: within twice what plain attention is off. Rows of no sequence
+ * are NaN, and what lies there in results must not change; two runs give the same bits. Without
+ * a device the same cases run on the CPU. */
 #include "support/device_case.h"
 #include "support/run_case.h"
 #include "support/short_run.h"
@@ -17,7 +17,15 @@
 
 #include <cmocka.h>
 
-enum { MOST = 10, SPARE = 70, INPUTS = 16, RESULTS = 6 /* out lse dq dk dv d_sinks */ };
+enum { MOST = 10, SPARE = 70, INPUTS = 20, CAPTURED = 2 };
+enum { RESULTS = 6 + CAPTURED /* out lse dq dk dv d_sinks, captures' */ };
+
+/* A float capture whose gradient is wanted. */
+typedef struct captured {
+    const char *name;
+    int32_t rank;
+    int64_t shape[3];
+} captured;
 
 typedef struct ragged_case {
     int32_t n, q[MOST], kv[MOST]; /* rows and keys of the sequences */
@@ -25,6 +33,7 @@ typedef struct ragged_case {
     saccade_dtype dtype;
     const char *mask, *score, *weight;
     int is_end, has_sinks, is_kv_batched; /* keys in [B, Hkv, most, D] with lengths */
+    captured of[CAPTURED];
 } ragged_case;
 
 #define MIXED \
@@ -46,6 +55,25 @@ static const ragged_case cases[] = {
     {MIXED, 2, 1, 64, 64, SACCADE_BF16, .mask = "kv >= q", .is_kv_batched = 1},
     {ALIKE, 2, 2, 256, 256, SACCADE_BF16, .mask = "causal()", .weight = "dropout(0.1)"},
     {.n = 1, .q = {100}, .kv = {150}, 2, 2, 128, 64, SACCADE_BF16, .mask = "kv <= q + 30"},
+    /* captures: a line of the head and a scale, diagonals, elements that sequences share, rows
+     * and columns, of each sequence, in f32 */
+    {ALIKE, 4, 2, 64, 64, SACCADE_BF16, .mask = "causal()",
+     .score = "score * u[h] + slope[h] * (kv - q) * 0.01",
+     .of = {{"slope", 1, {4}}, {"u", 1, {4}}}},
+    {MIXED, 2, 1, 128, 128, SACCADE_F16, .mask = "q >= kv - 30", .is_end = 1,
+     .score = "score + t[h, clamp(q - kv, -20, 50) + 20]",
+     .of = {{"t", 2, {2, 71}}}},
+    {MIXED, 2, 2, 64, 64, SACCADE_BF16, .score = "score + t[h, q, kv]",
+     .of = {{"t", 3, {2, 260, 300}}}},
+    {MIXED, 2, 1, 40, 24, SACCADE_BF16, .mask = "kv <= q + 100", .weight = "dropout(0.2)",
+     .score = "score * t[q] + u[h, kv]", .of = {{"t", 1, {260}}, {"u", 2, {2, 300}}}},
+    {MIXED, 2, 2, 256, 256, SACCADE_BF16, .score = "score * t[b, h]", .has_sinks = 1,
+     .of = {{"t", 2, {8, 2}}}},
+    {MIXED, 2, 1, 64, 64, SACCADE_F32, .mask = "causal()", .is_end = 1,
+     .score = "score + t[h] * (kv - q) * 0.01 + u[b, abs(q - kv) % 7]",
+     .of = {{"t", 1, {2}}, {"u", 2, {8, 7}}}},
+    {ALIKE, 2, 2, 64, 64, SACCADE_BF16, .mask = "causal()", .is_kv_batched = 1,
+     .score = "score + t[b, q - kv + 319]", .of = {{"t", 2, {4, 639}}}},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -54,7 +82,7 @@ typedef struct batch {
     const ragged_case *c;
     int32_t q_first[MOST + 1], kv_first[MOST + 1], kv_len[MOST];
     int64_t max_q, max_kv, rows, keys;
-    saccade_tensor q, k, v, d_out, d_lse, sinks;
+    saccade_tensor q, k, v, d_out, d_lse, sinks, of[CAPTURED];
 } batch;
 
 static saccade_tensor rows_of(saccade_dtype dtype, int64_t rows, int64_t heads, int64_t dim)
@@ -100,6 +128,10 @@ static void make(const ragged_case *c, batch *x)
         run_randomise(all[i], (uint64_t)i + 3);
     for (int64_t i = 0; i < run_count(&x->q); i++)
         run_put(&x->q, i, 3 * run_get(&x->q, i));
+    for (int i = 0; i < CAPTURED; i++) {
+        x->of[i] = run_make(SACCADE_F32, c->of[i].rank, c->of[i].shape);
+        run_randomise(&x->of[i], (uint64_t)i + 90);
+    }
     put_nan(&x->q, x->q_first[c->n], x->rows);
     put_nan(&x->d_out, x->q_first[c->n], x->rows);
     put_nan(&x->d_lse, x->q_first[c->n], x->rows);
@@ -112,6 +144,8 @@ static void drop(batch *x)
     saccade_tensor *all[] = {&x->q, &x->k, &x->v, &x->d_out, &x->d_lse, &x->sinks};
     for (int i = 0; i < 6; i++)
         free(all[i]->data);
+    for (int i = 0; i < CAPTURED; i++)
+        free(x->of[i].data);
 }
 
 /* ---- a run ---- */
@@ -188,6 +222,7 @@ static saccade_plan *plan_of(const batch *x, const char *backend, saccade_dtype 
                              saccade_mod **mods)
 {
     const ragged_case *c = x->c;
+    const char *names[CAPTURED];
     saccade_error err = {0};
     saccade_problem p;
     saccade_plan *plan = NULL;
@@ -201,7 +236,11 @@ static saccade_plan *plan_of(const batch *x, const char *backend, saccade_dtype 
     p.ragged = 1;
     p.sinks_dtype = c->has_sinks ? SACCADE_F32 : SACCADE_NONE;
     p.gradients = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V
-                  | (c->has_sinks ? SACCADE_GRADIENT_SINKS : 0u);
+                  | (c->has_sinks ? SACCADE_GRADIENT_SINKS : 0u)
+                  | (c->of[0].name ? SACCADE_GRADIENT_CAPTURES : 0u);
+    for (int i = 0; i < CAPTURED && c->of[i].name; i++)
+        names[p.n_gradient_captures++] = c->of[i].name;
+    p.gradient_captures = names;
     if (saccade_plan_create(NULL, &p, &plan, &err) != SACCADE_OK)
         fail_msg("%s %s", err.where, err.message);
     return plan;
@@ -216,6 +255,8 @@ static void make_results(const batch *x, saccade_dtype dtype, saccade_tensor *r)
     r[3] = keys_of(x, SACCADE_F32, c->D);
     r[4] = keys_of(x, SACCADE_F32, c->Dv);
     r[5] = run_make(SACCADE_F32, 1, &c->H);
+    for (int i = 0; i < CAPTURED; i++)
+        r[6 + i] = run_make(SACCADE_F32, c->of[i].rank, c->of[i].shape);
     for (int i = 0; i < 5; i++)
         memset(r[i].data, 0x5a, bytes_of(&r[i]));
 }
@@ -237,6 +278,8 @@ static void solve(const batch *x, const char *backend, saccade_dtype dtype, sacc
     saccade_ragged ragged;
     saccade_forward_args f;
     saccade_backward_args b;
+    saccade_binding captures[CAPTURED], d_captures[CAPTURED];
+    int n_captures = 0;
     make_results(x, dtype, r);
     saccade_positions_init(&at);
     saccade_ragged_init(&ragged);
@@ -252,6 +295,11 @@ static void solve(const batch *x, const char *backend, saccade_dtype dtype, sacc
     b.out = f.out = put(&p, &r[0], 1), b.lse = f.lse = put(&p, &r[1], 1);
     f.sinks = b.sinks = c->has_sinks ? put(&p, &x->sinks, 0) : NULL;
     f.dropout = b.dropout = c->weight ? put(&p, &seed, 0) : NULL;
+    for (; n_captures < CAPTURED && c->of[n_captures].name; n_captures++)
+        captures[n_captures] =
+            (saccade_binding){c->of[n_captures].name, *put(&p, &x->of[n_captures], 0)};
+    f.bindings = b.bindings = captures;
+    f.n_bindings = b.n_bindings = n_captures;
     f.positions = b.positions = &at;
     f.ragged = b.ragged = &ragged;
     const saccade_sizes sizes = {n, c->H, c->Hkv, x->max_q, x->max_kv, c->D, c->Dv};
@@ -262,9 +310,14 @@ static void solve(const batch *x, const char *backend, saccade_dtype dtype, sacc
     b.d_out = put(&p, &x->d_out, 0), b.d_lse = put(&p, &x->d_lse, 0);
     b.d_q = put(&p, &r[2], 1), b.d_k = put(&p, &r[3], 1), b.d_v = put(&p, &r[4], 1);
     b.d_sinks = c->has_sinks ? put(&p, &r[5], 1) : NULL;
+    for (int i = 0; i < n_captures; i++)
+        d_captures[i] = (saccade_binding){c->of[i].name, *put(&p, &r[6 + i], 1)};
+    b.d_captures = d_captures;
+    b.n_d_captures = n_captures;
     assert_int_equal(saccade_backward_workspace(plan, &b, &b.workspace_bytes, &err),
                      SACCADE_OK);
-    assert_true(b.workspace_bytes <= saccade_plan_backward_workspace(plan, &sizes));
+    if (!n_captures)
+        assert_true(b.workspace_bytes <= saccade_plan_backward_workspace(plan, &sizes));
     b.workspace = room_of(&p, &b.workspace_bytes);
     if (saccade_backward(plan, &b, &err))
         fail_msg("%s: %s: %s", backend, err.where, err.message);
@@ -282,7 +335,7 @@ static void solve(const batch *x, const char *backend, saccade_dtype dtype, sacc
 static int is_outside(const batch *x, int result, int64_t at, const saccade_tensor *t)
 {
     const int is_keys = result == 3 || result == 4;
-    if (result == 5 || (is_keys && x->c->is_kv_batched))
+    if (result >= 5 || (is_keys && x->c->is_kv_batched))
         return 0;
     return at / t->stride[0] >= (is_keys ? x->kv_first : x->q_first)[x->c->n];
 }
@@ -290,7 +343,8 @@ static int is_outside(const batch *x, int result, int64_t at, const saccade_tens
 static int compare(const batch *x, int i, const saccade_tensor *got, const saccade_tensor *same,
                    const saccade_tensor *gold)
 {
-    static const char *const names[RESULTS] = {"out", "lse", "dq", "dk", "dv", "d_sinks"};
+    static const char *const names[RESULTS] = {"out", "lse", "dq",      "dk",
+                                               "dv",  "d_sinks", "d_first", "d_second"};
     const int bits = x->c->dtype == SACCADE_BF16 ? 8 : x->c->dtype == SACCADE_F16 ? 11 : 24;
     const size_t each = saccade_dtype_bytes(got->dtype);
     double plain = 0, most = 0, worst = 0;

@@ -33,9 +33,6 @@ static int takes_gradients(const plan_problem *p, char *why)
 
 static int takes_ragged(const plan_problem *p, char *why)
 {
-    if (p->gradients & SACCADE_GRADIENT_CAPTURES)
-        return say(why, "the CUDA back end makes no gradients of captures of ragged problems: "
-                        "take documents in one sequence, or backend cpu");
     if (plan_names_length(p->mask) || plan_names_length(p->score))
         return say(why, "the CUDA back end takes ragged problems whose texts name neither "
                         "Q nor KV");

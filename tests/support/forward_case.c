@@ -87,6 +87,7 @@ saccade_mod *case_mod(saccade_kind kind, const char *text)
     const int32_t n = saccade_mod_capture_count(generic);
     for (int32_t i = 0; i < n; i++) {
         captures[i] = saccade_mod_capture(generic, i);
+        captures[i].dtype = SACCADE_F32;
         for (int32_t j = 0; j < n_all; j++)
             if (strcmp(all[j].name, captures[i].name) == 0)
                 captures[i].dtype = all[j].tensor.dtype;

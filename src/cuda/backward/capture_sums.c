@@ -65,9 +65,9 @@ static size_t words_bytes(const saccade_tensor *t)
 }
 
 /* A read's terms are stored directly in the gradient where no index can leave its tensor in a
- * run without offsets, and where no sum of several is rounded to 16 bits between; all other
- * reads use exact sums. Depends only on what the workspace was asked with, so that a run finds
- * what its caller made room for. */
+ * run without offsets, where no sum of several is rounded to 16 bits between, and where batches
+ * are of one length; all other reads use exact sums. Depends only on what the workspace was
+ * asked with, so that a run finds what its caller made room for. */
 static cu_capture_layout layout_of(const saccade_plan *plan, const saccade_sizes *s,
                                    const saccade_tensor *captures)
 {
@@ -86,7 +86,7 @@ static cu_capture_layout layout_of(const saccade_plan *plan, const saccade_sizes
         int k = 0;
         const int is_shared =
             (s->B > 1 && !has_unit(read, VAR_B)) || (s->H > 1 && !has_unit(read, VAR_H));
-        out.has_words[i] = read->scatter != SCATTER_ELEMENTS
+        out.has_words[i] = read->scatter != SCATTER_ELEMENTS || p->is_ragged
                            || (t->dtype != SACCADE_F32 && is_shared)
                            || !is_inside(p, read, t, &whole, &env, &at, &scratch);
         while (k < i && out.reads.read[k]->capture != read->capture)

@@ -228,9 +228,9 @@ DEVICE void put_elements(const cu_bwd &p, const mod_args &mod, const cu_read &to
     long long first = read_place(mod, p.f, t.b, t.h, r, q, kv, to.stride);
     long long by_key = read_place(mod, p.f, t.b, t.h, r, q, kv + 1, to.stride) - first;
     long long by_row = read_place(mod, p.f, t.b, t.h, r, q + 1, kv, to.stride) - first;
-    int rows = min(p.f.M - t.row0, (int)STAY);
+    int n = tile_rows_of(p.f, t).q_len, rows = min(n - t.row0, (int)STAY);
     by_key = key0 + 1 < p.f.N ? by_key : 0; /* past the ends places are clamped */
-    by_row = t.row0 + 1 < p.f.M ? by_row : 0;
+    by_row = t.row0 + 1 < n ? by_row : 0;
     share_terms(term, m);
     __syncthreads();
     if (key0 + c < t.kv_len)
@@ -288,7 +288,7 @@ DEVICE void end_row(const cu_bwd &p, const mod_args &mod, const cu_read &to, int
     int lane = threadIdx.x & 31, row = t.row0 + warp_row() + lane / 4 + 8 * half;
     x += __shfl_xor_sync(~0u, x, 1);
     x += __shfl_xor_sync(~0u, x, 2);
-    if ((lane & 3) == 0 && row < p.f.M)
+    if ((lane & 3) == 0 && row < tile_rows_of(p.f, t).q_len)
         add_term(p.f, mod, to, r, t, row + t.q_offset, t.kv_offset, x);
 }
 
@@ -331,6 +331,10 @@ DEVICE void make_terms(const cu_bwd &p, const mod_args &mod, const cu_reads &c, 
     scratch &m = *(scratch *)(memory + STAY_BYTES + CFG_STAGES * PASS_BYTES);
     u32 shared = smem_address(memory);
     query_tile t = tile_of_launch(p, c);
+#if CFG_RAGGED
+    if (t.row0 >= tile_rows_of(p.f, t).q_len)
+        return;
+#endif
     rows keys = rows_of_keys(p, tile_rows_of(p.f, t), t.b, t.g, t.kv_len);
     float term[READS_ROOM][S_COUNT];
     sums s;

@@ -42,16 +42,17 @@ DEVICE float summed(float x, u32 lift)
 
 #if CFG_TERMS && HAS_SCALES
 /* Of the CTA's rows: sum of x[row] . q[row]; rows past the end have no sums. */
-DEVICE float dot_queries(const cu_bwd &p, int b, int h, int first, int column,
-                         const float (&x)[32])
+DEVICE float dot_queries(const cu_bwd &p, const sequence &s, int b, int h, int first,
+                         int column, const float (&x)[32])
 {
-    const u16 *q = (const u16 *)p.f.q + b * p.f.qs.b + h * p.f.qs.h;
+    const u16 *q =
+        (const u16 *)p.f.q + b * p.f.qs.b + h * p.f.qs.h + (long long)s.q_first * p.f.qs.n;
     float sum = 0.f;
 #pragma unroll
     for (int i = 0; i < 32; i += 2) {
         int row = first + 8 * (i / 2 & 1), at = column + i / 4 * 8 + 2 * (threadIdx.x & 3);
-        u32 two =
-            row < p.f.M && at < CFG_D_REAL ? __ldg((const u32 *)(q + row * p.f.qs.n + at)) : 0;
+        int has = row < s.q_len && at < CFG_D_REAL;
+        u32 two = has ? __ldg((const u32 *)(q + row * p.f.qs.n + at)) : 0;
         sum += x[i] == 0.f ? 0.f : x[i] * to_float((u16)two);
         sum += x[i + 1] == 0.f ? 0.f : x[i + 1] * to_float((u16)(two >> 16));
     }
@@ -108,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(128)
     }
     float slope = 1.f;
 #if CFG_TERMS && HAS_SCALES
-    add_scales(p, mod, reads, b, h, dot_queries(p, b, h, first, part * 64, x));
+    add_scales(p, mod, reads, b, h, dot_queries(p, s, b, h, first, part * 64, x));
 #endif
 #if CFG_LATE_SLOPE
     slope = row_slope(mod, p.f, b, h, 0);
