@@ -294,7 +294,7 @@ def test_operator(dtype, layout):
     for mods, wanted in (((*made, "", 0, [], []), True), (numbered, False)):
         torch.library.opcheck(
             torch.ops.saccade.flex.default,
-            (q, k, v, *mods, 0.3, "auto", wanted, wanted, True),
+            (q, k, v, *mods, 0.3, "auto", 0.0, None, wanted, wanted, True),
         )
 
 

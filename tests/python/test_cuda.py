@@ -194,7 +194,7 @@ def test_operator():
     q, k, v = tensors()
     slope = torch.rand(H, device="cuda")
     mods = ([slope], [2.0], "slope w:float |", "score + slope[h] * w", "", 0, [], [])
-    arguments = (q, k, v, *mods, None, "auto", True, True, True)
+    arguments = (q, k, v, *mods, None, "auto", 0.0, None, True, True, True)
     torch.library.opcheck(torch.ops.saccade.flex.default, arguments)
 
 

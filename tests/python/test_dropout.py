@@ -129,6 +129,62 @@ def test_with_sinks():
     assert torch.equal(a, st.flex_attention(q, k, v, dropout_p=0.4))
 
 
+def twice_seeded(f, *given):
+    """(out, gradients) of f, with the seeds that manual_seed(3) leaves."""
+    torch.manual_seed(3)
+    out = f(*given)
+    return [out, *torch.autograd.grad(out.square().sum(), given)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("way", ["aot_eager", "inductor", "checkpoint", "make_fx"])
+def test_in_graphs(device, way):
+    """The weights that the same seed keeps (inductor has its own generator), others in the next
+    call, and in backward those of its call."""
+    q, k, v = inputs(device=device)
+    slope = torch.rand(4, device=device, requires_grad=True)
+
+    def call(q, k, v, slope):
+        def bias(score, b, h, i, j):
+            return score + slope[h] * (j - i) * 0.1
+
+        return st.flex_attention(q, k, v, bias, "causal()", dropout_p=0.4)
+
+    if way == "make_fx":
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        with torch.no_grad():
+            graph = make_fx(call, pre_dispatch=True)(q, k, v, slope)
+            torch.manual_seed(3)
+            want = call(q, k, v, slope)
+            torch.manual_seed(3)
+            assert torch.equal(graph(q, k, v, slope), want)
+            assert not torch.equal(graph(q, k, v, slope), want)
+        return
+    body = call
+    if way == "checkpoint":
+        from torch.utils.checkpoint import checkpoint
+
+        body = lambda *given: checkpoint(call, *given, use_reentrant=False)  # noqa: E731
+    backend = "inductor" if way == "inductor" else "aot_eager"
+    compiled = torch.compile(body, backend=backend, fullgraph=True)
+    given = q, k, v, slope
+    found = twice_seeded(compiled, *given)
+    for a, b in zip(found, twice_seeded(compiled, *given)):
+        assert torch.equal(a, b)
+    assert not torch.equal(compiled(*given), found[0])
+    if way != "inductor":
+        for a, b in zip(found, twice_seeded(call, *given)):
+            torch.testing.assert_close(a, b)
+        return
+    # linear in v for one choice of weights: what backward adds up is what forward kept
+    step = torch.randn_like(v)
+    torch.manual_seed(3)
+    moved = compiled(q, k, v + step, slope)
+    change = ((moved - found[0]) * 2 * found[0]).sum()
+    torch.testing.assert_close((found[3] * step).sum(), change, rtol=1e-3, atol=1e-3)
+
+
 def test_mistakes():
     q, k, v = inputs()
     with pytest.raises(ValueError, match="dropout_p: got 1.5"):

@@ -200,3 +200,15 @@ def test_dispatch_modes_see_one_operator():
     with Mode():
         assert torch.equal(st.flex_attention(q, k, v, bias, MASK), want)
     assert [name for name in seen if name.startswith("saccade")] == ["saccade.flex.default"]
+
+
+def test_what_records_nothing():
+    """Serving calls are errors there; flex_attention is recorded before autograd too."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    q = torch.randn(1, 2, 5, 8)
+    early = make_fx(lambda q: st.flex_attention(q, q, q, "score + kv"), pre_dispatch=True)(q)
+    assert torch.equal(early(q + 1), st.flex_attention(q + 1, q + 1, q + 1, "score + kv"))
+    for record in (make_fx, lambda f: make_fx(f, pre_dispatch=True)):
+        with pytest.raises(NotImplementedError, match="got cached_attention inside of make_fx"):
+            record(lambda q: st.cached_attention(q, q, q))(q)

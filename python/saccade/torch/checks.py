@@ -23,6 +23,10 @@ NO_VMAP = (
 )
 
 
+NO_DRAWN_RATES = (
+    "saccade: got forward mode of a call with dropout_p, expected it without: weights are "
+    "drawn anew by each call"
+)
 NO_SECOND = (
     "saccade: flex_attention has second derivatives in float64 on the CPU only, by the "
     "reference, got a backward pass through its backward pass; expected create_graph=False, or "
@@ -272,8 +276,8 @@ def check_dropout(rate, is_elsewhere):
         raise _bad(f"dropout_p: got {brief(rate)}, expected a number from 0 to 1")
     if is_elsewhere:
         raise NotImplementedError(
-            "dropout_p: got one in torch.compile, torch.func or context_parallel, expected a "
-            "call outside of them"
+            "dropout_p: got one in torch.func or context_parallel, expected a call outside of "
+            "them"
         )
 
 

@@ -33,37 +33,33 @@ from .checks import (
     mask_of_call,
     way_of,
 )
+from .dropout import DrawnCall, drawn_state
 from .entries import run
 from .gradients import gradient_like, gradients
 from .graph_masks import of_number, stands_for
 from .masks import block_mask_of, mask_or_mod
 from .mod_arguments import OPERANDS, ModArguments, Operands
 from .mods import AnyMod, Resolved, place, text_of, untraced
+from .recording import fake_mode, is_traced
 
 _calls: dict = {}
 _AS_IS = contextlib.nullcontext()
 _seeded: set = set()  # GPUs where what warm calls hold is not made in a graph's pool
 
 
-_modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
-
-
-def is_recorded() -> bool:
-    """Whether calls of operators are written down, or done by something else than torch."""
-    return torch.compiler.is_compiling() or _modes() > 0 or _is_tracing()
-
-
 class _OpCall:
     """A call whose captured tensors come with each run; it holds none of them."""
 
     def __init__(self, q, k, v, score: Optional[AnyMod], n_tensors, mask, how):
-        scale, backend, want_lse, want_max = how
+        scale, backend, dropout, want_lse, want_max = how
         found = None
         if score is not None:
             found = Resolved(score, "score", q.device.type, q.dtype is torch.float64)
         self.reusable, self.n_tensors = found is None or not found.copied, n_tensors
         given = scale, backend, want_lse, want_max
-        self.call = new_call(q, k, v, found, mask, *given, may_keep=not q.is_cuda)
+        self.call = new_call(
+            q, k, v, found, mask, *given, dropout=dropout, may_keep=not q.is_cuda
+        )
         if q.is_cuda and q.device not in _seeded:
             self.call.warm = None  # holds a tensor, which a pool of CUDA graphs forbids
         self.addresses = [v.address for v in found.views] if found is not None else []
@@ -76,23 +72,27 @@ class _OpCall:
         """Whether the mask was made from the values that these have."""
         return all(map(torch.equal, [*lists, *captures[self.n_tensors :]], self.read))
 
-    def __call__(self, q, k, v, captures):
+    def _drawn(self, state):
+        return self.call if state is None else DrawnCall(self.call, state)
+
+    def __call__(self, q, k, v, captures, state):
+        call = self._drawn(state)
         if self.tail is not None:
-            return self.call(q, k, v, self.tail[0])
+            return call(q, k, v, self.tail[0])
         places = self.addresses
         if self.reusable:
             mine = zip(captures[: self.n_tensors], places)
             new = [t.data_ptr() if t.dim() else a for t, a in mine]
             places = new + places[len(new) :]
         tail, array = self.call.bound_to(places)
-        return self.call(q, k, v, tail)
+        return call(q, k, v, tail)
 
-    def backward(self, needs, tensors, captures, d_lse):
+    def backward(self, needs, tensors, captures, d_lse, state):
         """tensors: q k v out lse d_out; needs: of q, k, v and captures."""
         n, device = self.n_tensors, tensors[0].device.type
         placed = [place(t, device) for t in captures[:n]] + self.numbers
         wanted = needs[: 3 + n] + (False,) * len(self.numbers)
-        made, _ = gradients(self.call, wanted, *tensors, d_lse, placed)
+        made, _ = gradients(self._drawn(state), wanted, *tensors, d_lse, placed)
         shown, more = made[:3], iter(made[3:])
         for t, w in zip(captures, needs[3:]):
             shown.append(next(more).view(t.shape).to(t.device, t.dtype) if w else None)
@@ -105,7 +105,7 @@ def _layout(t: torch.Tensor) -> tuple:
 
 def _op_call(q, k, v, x: Operands, want_lse, want_max) -> _OpCall:
     live = of_number(x.block_mask, x.block) if x.block_mask else None
-    mods, how = x.mods, (x.scale, x.backend, want_lse, want_max)
+    mods, how = x.mods, (x.scale, x.backend, x.dropout, want_lse, want_max)
     key = (
         tuple(map(_layout, (q, k, v, *mods.captures, *x.lists))),
         tuple(mods.numbers),
@@ -199,12 +199,14 @@ def _as_text(kind: str, mod: Any, is_double: bool = False) -> Any:
 def flex(q, k, v, *given):
     x, (want_lse, want_max, enable_gqa) = Operands.read(given)
     live = of_number(x.block_mask, x.block) if x.block_mask else None
-    if x.backend == "auto" and not (x.mods.captures or x.mods.numbers or x.lists or q.is_cuda):
+    is_plain = x.backend == "auto" and not x.dropout and not q.is_cuda
+    if is_plain and not (x.mods.captures or x.mods.numbers or x.lists):
         mods = x.mods.score or None, x.mods.mask or None if live is None else live
         with torch.no_grad() if torch.is_grad_enabled() else _AS_IS:
             found = run(q, k, v, *mods, x.scale, None, want_lse, want_max, enable_gqa)
     else:
-        found = _op_call(q, k, v, x, want_lse, want_max)(q, k, v, x.mods.captures)
+        call = _op_call(q, k, v, x, want_lse, want_max)
+        found = call(q, k, v, x.mods.captures, x.drawn)
     out, lse, row_max = found
     if live is not None and lse is not None:
         # what is saved for backward, or detached from it, holds the mask
@@ -249,7 +251,7 @@ def flex_backward(tensors, d_lse, needs, *given):
     the same, says so."""
     x, (want_max,) = Operands.read(given)
     found = _op_call(*tensors[:3], x, True, want_max)
-    made = found.backward(tuple(needs), tensors, x.mods.captures, d_lse)
+    made = found.backward(tuple(needs), tensors, x.mods.captures, d_lse, x.drawn)
     return [_none_of(tensors[0]) if t is None else t for t in made]
 
 
@@ -268,10 +270,10 @@ def _(tensors, d_lse, needs, captures, *_):
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[2])
-    ctx.rest = inputs[4:8], inputs[8], inputs[10], inputs[11:13], inputs[14]
+    ctx.rest = inputs[4:8], inputs[8], inputs[10], inputs[11:14], inputs[16]
     ctx.n = len(inputs[3])
     ctx.none = [_no_gradient(x) for x in inputs[4:]]
-    ctx.save_for_backward(*inputs[:3], *output[:2], *inputs[3], *inputs[9])
+    ctx.save_for_backward(*inputs[:3], *output[:2], inputs[14], *inputs[3], *inputs[9])
 
 
 def _no_gradient(x: Any) -> Any:
@@ -283,11 +285,12 @@ def _no_gradient(x: Any) -> Any:
 def _backward(ctx: Any, d_out: Any, d_lse: Any, _: Any) -> Any:
     """One more operator, so that a graph with a backward pass compiles."""
     saved = list(ctx.saved_tensors)
-    tensors, captures, lists = saved[:5], saved[5 : 5 + ctx.n], saved[5 + ctx.n :]
+    tensors, drawn, n = saved[:5], saved[5], 6 + ctx.n
+    captures, lists = saved[6:n], saved[n:]
     needs = ctx.needs_input_grad
     wanted = [*needs[:3], *(needs[3] if ctx.n else ())]
     tensors.append(torch.zeros_like(tensors[3]) if d_out is None else d_out)
-    mods, number, block, (scale, backend), want_max = ctx.rest
+    mods, number, block, how, want_max = ctx.rest
     made: List[Any] = torch.ops.saccade.flex_backward(
         tensors,
         d_lse,
@@ -297,8 +300,8 @@ def _backward(ctx: Any, d_out: Any, d_lse: Any, _: Any) -> Any:
         number,
         lists,
         block,
-        scale,
-        backend,
+        *how,
+        drawn,
         want_max,
     )
     made = [t if w else None for t, w in zip(made, wanted)]
@@ -318,12 +321,15 @@ def _is_exporting() -> bool:
     return getattr(torch.compiler, "_is_exporting_flag", False)
 
 
-def in_graph(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa):
+def in_graph(
+    q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout=0.0
+):
     """run, as one operator."""
     lists: List[torch.Tensor] = []
     block: List[int] = []
     number, backend = 0, backend_of(options) if options else "auto"
-    rest = scale, backend, want_lse, want_max, gqa
+    drawn = drawn_state(q) if dropout else None
+    rest = scale, backend, dropout, drawn, want_lse, want_max, gqa
     if torch.is_autocast_enabled(q.device.type):
         q, k, v = autocast(q, k, v)
     q, k, v = decoded(q, k, v)
@@ -370,11 +376,11 @@ def described(q, k, score_mod, block_mask):
 
 def _with_fakes(what, tensors):
     """Tensors as a FakeTensorMode that is on takes them."""
-    mode = masks.fake_mode()
+    mode = fake_mode()
     if mode is None or mode.allow_non_fake_inputs:
         return tensors
     is_real = [not isinstance(t, FakeTensor) for t in tensors]
-    if any(is_real) and masks.is_traced():
+    if any(is_real) and is_traced():
         raise NotImplementedError(
             f"saccade: {what} from outside of what is traced, expected it inside, or "
             "_allow_non_fake_inputs=True of make_fx"
@@ -405,9 +411,8 @@ def _wanted(found, want_lse, want_max):
     return out, lse if want_lse else None, row_max if want_max else None
 
 
-def _operator(
-    q, k, v, mods, number, lists, block, scale, backend, want_lse, want_max, enable_gqa
-):
+def _operator(q, k, v, mods, number, lists, block, *rest):
+    *how, want_lse, want_max, enable_gqa = rest
     trains = torch.is_grad_enabled() and any(
         [t.requires_grad for t in (q, k, v, *mods.captures)]
     )
@@ -419,23 +424,20 @@ def _operator(
         number,
         lists,
         block,
-        scale,
-        backend,
+        *how,
         want_lse or trains,
         want_max,
         enable_gqa,
     )
 
 
-def _of_graphs(
-    q, k, v, found, mods, number, lists, block, scale, backend, want_lse, want_max, gqa
-):
+def _of_graphs(q, k, v, found, mods, number, lists, block, *rest):
     """The operator for mods of which some were graphs: `found`, None for the others."""
     mods = ModArguments(*mods)
     for_score, for_mask = mods.named()
     score = found[0] or (AnyMod("score", mods.score, for_score) if mods.score else None)
     mask = found[1] or (AnyMod("mask", mods.mask, for_mask) if mods.mask else None)
-    both, rest = ModArguments.of(score, mask), (scale, backend, want_lse, want_max, gqa)
+    both, want_lse = ModArguments.of(score, mask), rest[-3]
     out, lse, row_max = _operator(q, k, v, both, number, list(lists), list(block), *rest)
     return out, lse if want_lse else _none_of(out), row_max
 
@@ -444,7 +446,7 @@ def _of_graphs(
 def _outside(q, k, v, score, mask, mods, rest):
     """run, for callables that are in no graph."""
     mods = ModArguments(*mods)
-    x, wanted = Operands(mods, *rest[:5]), rest[5:]
+    x, wanted = Operands(mods, *rest[:7]), rest[7:]
     for_score, for_mask = mods.named()
     if score is None and mods.score:
         score = AnyMod("score", mods.score, for_score)
@@ -454,7 +456,7 @@ def _outside(q, k, v, score, mask, mods, rest):
         mask = _listed(x.lists, x.block, mask)
     name, is_invariant = way_of(x.backend)
     options = {"BACKEND": name, "BATCH_INVARIANT": INVARIANCE[is_invariant]}
-    return run(q, k, v, score, mask, x.scale, options, *wanted)
+    return run(q, k, v, score, mask, x.scale, options, *wanted, dropout=x.dropout)
 
 
 masks.graphs_take_callables = dynamo.flex is not None

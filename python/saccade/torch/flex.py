@@ -22,12 +22,13 @@ from .checks import (
     scale_of,
     way_of,
 )
-from .compiled import in_graph, is_recorded
+from .compiled import in_graph
 from .entries import run
 from .functional import transformed
 from .masks import block_mask_of, mask_or_mod
 from .mods import AnyMod, Resolved, dtype_name
 from .recorded import is_rate_alone
+from .recording import is_recorded
 
 ScoreMod = Union[Callable[..., Any], str, AnyMod]  # (score, b, h, q_idx, kv_idx) -> score
 MaskMod = Union[Callable[..., Any], str, AnyMod]  # (b, h, q_idx, kv_idx) -> bool
@@ -165,10 +166,8 @@ def flex_attention(
     if dropout_p:
         check_dropout(
             dropout_p,
-            recorded
-            or _is_transformed()
-            or forward_ad._current_level >= 0
-            or active.parallel is not None,
+            active.parallel is not None
+            or (not torch.compiler.is_dynamo_compiling() and _has_rates()),
         )
     if sinks is not None:
         check_sinks(sinks, query)
@@ -219,6 +218,11 @@ def flex_attention(
 
 
 _is_transformed = torch._C._are_functorch_transforms_active
+
+
+def _has_rates():
+    """Whether a transform of torch.func, or forward mode, is on."""
+    return _is_transformed() or forward_ad._current_level >= 0
 
 
 def _with_sinks(sinks, wanted, return_lse, return_aux, given, options):

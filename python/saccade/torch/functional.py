@@ -15,12 +15,13 @@ import torch
 from . import recorded
 from .autograd import Slots, _gradients
 from .checks import NO_SECOND
-from .compiled import in_graph, is_recorded
+from .compiled import in_graph
 from .entries import _find, run
 from .forward_mode import check_device, tangents
 from .gradients import second
 from .masks import mask_or_mod
 from .mods import AnyMod, captured, text_of
+from .recording import is_recorded
 
 
 NO_THIRD = (

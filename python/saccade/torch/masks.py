@@ -16,6 +16,7 @@ from .graph_breaks import disabled
 from .graph_masks import numbered
 from .index_lists import marks_of, ordered
 from .mods import AnyMod, Resolved, captured, refuse_class, text_of
+from .recording import fake_mode, is_described
 
 
 _LONGEST = 1 << 30
@@ -88,26 +89,6 @@ def create_block_mask(
 
 
 graphs_take_callables = False  # compiled.py knows
-
-
-_KEYS = torch._C._TorchDispatchModeKey
-_mode_of = torch._C._get_dispatch_mode
-
-
-def fake_mode():
-    """The FakeTensorMode that is on, or None."""
-    return _mode_of(_KEYS.FAKE)
-
-
-def is_described() -> bool:
-    """Whether calls are written down or done on tensors without values, by something else than
-    torch.compile."""
-    return is_traced() or fake_mode() is not None
-
-
-def is_traced() -> bool:
-    """Whether make_fx, torch.export or torch.jit.trace writes calls down."""
-    return torch._C._is_tracing() or _mode_of(_KEYS.PROXY) is not None
 
 
 def _has_text(mask_mod):

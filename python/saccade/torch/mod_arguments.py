@@ -63,7 +63,8 @@ class ModArguments(NamedTuple):
 class Operands(NamedTuple):
     """What operators of attention are given beside query, key and value. lists and block: of a
     block mask that is known by no number, its index tensors, and its lengths and block sizes;
-    else the steps from the mask of that number to the call's."""
+    else the steps from the mask of that number to the call's. drawn: seed and offset of calls
+    that drop weights, at the rate dropout."""
 
     mods: ModArguments
     block_mask: int
@@ -71,6 +72,8 @@ class Operands(NamedTuple):
     block: List[int]
     scale: Optional[float]
     backend: str
+    dropout: float = 0.0
+    drawn: Optional[torch.Tensor] = None
 
     def flat(self) -> tuple[Any, ...]:
         """As arguments of OPERANDS."""
@@ -80,13 +83,13 @@ class Operands(NamedTuple):
     def read(cls, given: Sequence[Any]) -> tuple["Operands", Sequence[Any]]:
         """Of the arguments that begin with those of OPERANDS; and what is behind them.
         Ahead-of-time code passes empty lists as None."""
-        captures, numbers, names, score, mask, number, lists, block, scale, backend = given[:10]
+        captures, numbers, names, score, mask, number, lists, block, *rest = given[:12]
         mods = ModArguments(captures or [], numbers or [], names, score, mask)
-        return cls(mods, number, lists or [], block or [], scale, backend), given[10:]
+        return cls(mods, number, lists or [], block or [], *rest), given[12:]
 
 
 # Operands in an operator's schema.
 OPERANDS = (
     "Tensor[] captures, float[] numbers, str names, str score, str mask, SymInt block_mask, "
-    "Tensor[] lists, SymInt[] block, float? scale, str backend"
+    "Tensor[] lists, SymInt[] block, float? scale, str backend, float dropout, Tensor? drawn"
 )

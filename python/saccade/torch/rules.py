@@ -10,7 +10,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch._library.autograd import make_autograd_impl
 
-from .checks import NO_SECOND
+from .checks import NO_DRAWN_RATES, NO_SECOND
 from .compiled import flex, flex_backward
 from .forward_mode import check_device
 from .mod_arguments import Operands
@@ -62,6 +62,8 @@ def _flex(keys, q, k, v, captures, *rest):
 def _with_rates(given, rates, made, operands):
     (out, lse, row_max), (x, (want_lse, want_max, _)) = made, Operands.read(operands)
     check_device(out)
+    if x.dropout:
+        raise NotImplementedError(NO_DRAWN_RATES)
     if want_max:
         raise NotImplementedError("max_scores: not to be had inside of torch.func's transforms")
     moves = [int(rate is not None) for rate in rates[:3]]
