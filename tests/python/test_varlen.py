@@ -186,6 +186,50 @@ DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_learned_captures(device, is_traced):
+    """Slopes, a table of distances and a number, against the dense formula in float64; over
+    pages the same."""
+    learned = [torch.randn(4), torch.randn(4, 41), torch.tensor(0.7)]
+    given = [t.to(device).requires_grad_() for t in (*tensors(), *learned)]
+    text = "g * score + 0.01 * slope[h] * (kv - q) + t[h, clamp(kv - q, -20, 20) + 20]"
+
+    def traced(x, b, h, q, kv):
+        near = given[4][h, torch.clamp(kv - q, -20, 20) + 20]
+        return given[5] * x + 0.01 * given[3][h] * (kv - q) + near
+
+    mod = traced if is_traced else score(text, slope=given[3], t=given[4], g=given[5])
+    starts = [lengths(n).to(device) for n in (Q, K)]
+    out = varlen_attention(*given[:3], *starts, max(Q), max(K), score=mod)
+    gold, parts = [t.detach().double().cpu().requires_grad_() for t in given], []
+    for b in range(4):
+        rows = slice(sum(Q[:b]), sum(Q[: b + 1])), slice(sum(K[:b]), sum(K[: b + 1]))
+        q, k, v = (x[r].transpose(0, 1) for x, r in zip(gold, (rows[0], rows[1], rows[1])))
+        k, v = k.repeat_interleave(2, 0), v.repeat_interleave(2, 0)
+        back = torch.arange(K[b]) - torch.arange(Q[b])[:, None]
+        s = gold[5] * (q @ k.mT / 4) + 0.01 * gold[3][:, None, None] * back
+        s = s + gold[4][:, back.clamp(-20, 20) + 20]
+        s = s.masked_fill(back > 0, -math.inf)
+        parts.append((torch.softmax(s, -1) @ v).transpose(0, 1))
+    weight = torch.randn(out.shape, dtype=torch.float64)
+    got = torch.autograd.grad(out, given, weight.float().to(device))
+    for a, b in zip(got, torch.autograd.grad((torch.cat(parts) * weight).sum(), gold)):
+        assert (a.double().cpu() - b).abs().max() <= 2e-5 * b.abs().max()
+    page = [(t.view(8, 25, 2, -1).transpose(1, 2).contiguous()) for t in given[1:3]]
+    pooled = varlen_attention(
+        given[0],
+        *page,
+        starts[0],
+        None,
+        max(Q),
+        score=mod,
+        block_table=torch.tensor([[0], [1], [2], [3]], dtype=torch.int32, device=device),
+        seq_lens=torch.tensor([9, 3, 25, 20], dtype=torch.int32, device=device),
+    )
+    assert all(t.abs().max() > 0 for t in torch.autograd.grad(pooled.sum(), given[3:]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_dropout_and_sinks(device):
     """Against the dense formula with the weights that the same seed keeps, gradients too."""
     given = [x.detach().to(device).requires_grad_() for x in tensors()]
@@ -266,12 +310,16 @@ def test_what_a_gradient_needs_stays():
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
     bias = torch.zeros(4, requires_grad=True)
-    with pytest.raises(ValueError, match="bias: requires grad"):
-        learned = score("score + bias[h]", bias=bias)
-        varlen_attention(q, k, v, lengths(Q), lengths(K), score=learned)
-    with pytest.raises(ValueError, match="bias: requires grad"):
-        traced = lambda s, b, h, i, j: s + bias[h]  # noqa: E731
-        varlen_attention(q, k, v, lengths(Q), lengths(K), score=traced)
+    with pytest.raises(ValueError, match="least: requires grad"):
+        learned = mask("least[h] > 0", least=bias)
+        varlen_attention(q, k, v, lengths(Q), lengths(K), mask=learned)
+    table = bias.detach().requires_grad_()
+    by_head = score("score + t[h]", t=table)
+    out = varlen_attention(q, k, v, lengths(Q), lengths(K), score=by_head)
+    with torch.no_grad():
+        table += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
     with pytest.raises(ValueError, match="cu_seqlens_q: got 1 numbers, expected 2 or more"):
         varlen_attention(q, k, v, torch.zeros(1, dtype=torch.int32))
 

@@ -498,6 +498,17 @@ class _Arguments:
         self.args.bindings = objects.bindings(names, [x for m in mods for x in m.views])
         self.args.n_bindings = len(names)
 
+    def gradients(self, names, tensors):
+        """Of captures, by their names in the score."""
+        self.keep.append(tensors)
+        self.args.d_captures = objects.bindings(names, [view(t) for t in tensors])
+        self.args.n_d_captures = len(names)
+
+    def backward_room(self, plan):
+        n = C.c_size_t()
+        abi.call("backward_workspace", plan.handle, C.byref(self.args), C.byref(n))
+        return n.value
+
     def run(self, plan, room, q, call="forward"):
         if room:
             memory = workspace(room, q, q.is_cuda)

@@ -8,6 +8,7 @@ from typing import Any, Optional
 import torch
 
 from ..c import abi, objects
+from .autograd import like
 from .calls import autocast, stats_dtype, weight_of
 from .checks import (
     MOST_ROWS,
@@ -59,9 +60,9 @@ def varlen_attention(
     query stands at its last key (as FlashAttention's causal has it). block_table [B, most] and
     seq_lens [B]: keys are in pools of pages instead, as in cached_attention. sinks [H] and
     dropout_p: as in flex_attention; which weights are kept follows from a sequence's number and
-    from places within it. Gradients of query, key, value and sinks follow, from out and
-    lse; those of pools are sums over all places that name a key. Returns out, or (out, lse)
-    with lse [T, H].
+    from places within it. Gradients of query, key, value, sinks and every float tensor that
+    score captures follow, from out and lse; those of pools are sums over all places that name a
+    key. Returns out, or (out, lse) with lse [T, H].
     """
     _check(query, key, value, block_table)
     if block_table is None:
@@ -90,9 +91,10 @@ def varlen_attention(
     call.clears = sinks is not None
     if dropout_p:
         call.weight, call.state = weight_of(float(dropout_p)), drawn_state(query)
-    check_fixed(call.mods)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
-        out, lse = _Varlen.apply(query, key, value, call)
+    check_fixed(call.mods[1:])
+    given = (query, key, value, *(t for _, t, _ in call.learned))
+    if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+        out, lse = _Varlen.apply(call, *given)
     else:
         out, lse = call.forward(query, key, value, return_lse or sinks is not None)
     if sinks is not None:
@@ -125,12 +127,13 @@ class _Call:
 
     def __init__(self, q, k, v, mask, score, scale, options):
         self.mods = _mods(score, mask, q)
+        self.learned = _tensors_of(self.mods[0])
         self.heads = (q.shape[1], k.shape[1])
         self.dims = (q.shape[2], v.shape[-1])
         self.dtypes, self.scale = (dtype_name(q), dtype_name(k)), scale_of(scale)
         self.backend, self.is_invariant = _backend(options, q)
 
-    def plan(self, q, k, gradients):
+    def plan(self, q, k, gradients, captures=()):
         page = k.shape[2] if self.paged[0] is not None else 0
         bound = [m.bound if m is not None else None for m in self.mods]
         more = (("page", page), ("ragged", 1), ("batch_invariant", self.is_invariant))
@@ -147,7 +150,7 @@ class _Call:
                 *bound,
                 self.backend,
                 gradients,
-                (),
+                captures,
                 more,
             )
 
@@ -194,8 +197,12 @@ class _Call:
         return out, lse
 
     def backward(self, given, needs, d_out, d_lse):
+        """needs: of q, k, v and then of what the score captures."""
         q, k, v, out, lse = given
-        plan = self.plan(q, k, sum(1 << i for i, wanted in enumerate(needs) if wanted))
+        learned = [x for x, wanted in zip(self.learned, needs[3:]) if wanted]
+        bits = sum(1 << i for i, wanted in enumerate(needs[:3]) if wanted)
+        bits |= abi.GRADIENT_CAPTURES if learned else 0
+        plan = self.plan(q, k, bits, tuple(name for name, _, _ in learned))
         new = torch.zeros_like if self.paged[0] is None else torch.empty_like
         makes = torch.zeros_like, new, new  # rows of no sequence stay 0; pools have none
         made = [make(t) if w else None for make, t, w in zip(makes, (q, k, v), needs)]
@@ -203,13 +210,25 @@ class _Call:
         a.tensors(q=q, k=k, v=v, out=out, lse=lse, d_out=d_out.contiguous().resolve_neg())
         a.tensors(d_lse=None if d_lse is None else d_lse.contiguous().resolve_neg())
         a.tensors(d_q=made[0], d_k=made[1], d_v=made[2])
-        a.run(plan, plan.backward_workspace(*self.sizes(k)), q, "backward")
-        return made
+        sums = [q.new_empty(t.shape, dtype=stats_dtype(q)) for _, _, t in learned]
+        a.gradients([name for name, _, _ in learned], sums)
+        room = a.backward_room(plan) if learned else plan.backward_workspace(*self.sizes(k))
+        a.run(plan, room, q, "backward")
+        found = iter(map(like, sums, (t for _, t, _ in learned)))
+        return made + [next(found) if wanted else None for wanted in needs[3:]]
+
+
+def _tensors_of(score):
+    """(name, what was captured, where the kernel reads it) of a Resolved score's tensors."""
+    if score is None:
+        return []
+    each = zip(score.names, score.values, score.tensors)
+    return [x for x in each if isinstance(x[1], torch.Tensor)]
 
 
 class _Varlen(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, call):
+    def forward(ctx, call, q, k, v, *_):
         out, lse = call.forward(q, k, v, True)
         also = [t for t in (*call.lengths[:2], *call.paged) if t is not None]
         captured = [t for m in call.mods if m is not None for t in m.captured]
@@ -223,6 +242,6 @@ class _Varlen(torch.autograd.Function):
         given = ctx.saved_tensors[:5]  # the others: a change in place is an error
         with torch.no_grad():
             d = torch.zeros_like(given[3]) if d_out is None else d_out
-            made = ctx.call.backward(given, ctx.needs_input_grad[:3], d, d_lse)
+            made = ctx.call.backward(given, ctx.needs_input_grad[1:], d, d_lse)
         message = NO_SECOND_OF.format("varlen_attention")
-        return (*last(message, made, (d_out, d_lse, *ctx.saved_tensors)), None)
+        return None, *last(message, made, (d_out, d_lse, *ctx.saved_tensors))
