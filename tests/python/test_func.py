@@ -168,16 +168,64 @@ def test_jvp_on_the_cpu(dtype):
         torch.testing.assert_close(a.double(), b, rtol=limit, atol=limit)
 
 
+def _of_each(f, dims=(0, 0, 0, 0)):
+    """What vmap gives for functions of queries, keys, values and slopes."""
+
+    def each(*x):
+        made = []
+        for i in range(3):
+            made.append(f(*(t if d is None else t[i] for t, d in zip(x, dims))))
+        if isinstance(made[0], tuple):
+            return tuple(map(torch.stack, zip(*made)))
+        return torch.stack(made)
+
+    return each
+
+
+def _loss(f):
+    return lambda *x: f(*x).square().sum()
+
+
+@pytest.mark.parametrize("shared", (False, True))
+def test_captures_of_each(shared):
+    """Ensembles, each with slopes of its own, and gradients of each sample by shared ones."""
+    q, k, v = given(3)
+    slopes = torch.linspace(-1, 1, 3 * B, dtype=torch.float64).view(3, B)
+    x, dims = (q, k, v, slopes[0] if shared else slopes), (0, 0, 0, None if shared else 0)
+    every = (0, 1, 2, 3)
+
+    def moved(f):
+        return lambda *x: jvp(f, x, tuple(map(torch.cos, x)))[1]
+
+    def twice(f):
+        return grad(lambda *x: grad(_loss(f), 3)(*x).square().sum(), every)
+
+    for of in (lambda f: f, lambda f: grad(_loss(f), every), moved, twice):
+        found, want = vmap(of(attend), dims)(*x), _of_each(of(plain), dims)(*x)
+        for a, b in zip(found, want):
+            torch.testing.assert_close(a, b)
+    ensembles = vmap(vmap(attend, dims), (0, 0, 0, None if shared else 0))
+    pair = [torch.stack([t, 2 * t]) for t in x[:3]]
+    found = ensembles(*pair, x[3] if shared else torch.stack([x[3]] * 2))
+    torch.testing.assert_close(found[1], vmap(attend, dims)(*(2 * t for t in x[:3]), x[3]))
+
+
+def test_block_masks_of_a_batch():
+    q, k, v = given(3)
+    mask = st.create_block_mask(lambda b, h, i, j: i >= j + b, B, None, N, N)
+
+    def call(q, k, v):
+        return st.flex_attention(q, k, v, None, mask)
+
+    dims = (0, 0, None)
+    found, want = vmap(call, dims)(q, k, v[0]), _of_each(call, dims)(q, k, v[0])
+    torch.testing.assert_close(found, want)
+    got = vmap(grad(_loss(call)), dims)(q, k, v[0])
+    torch.testing.assert_close(got, _of_each(grad(_loss(call)), dims)(q, k, v[0]))
+
+
 def test_what_is_refused():
     q, k, v = given(3, dtype=torch.float32)
-    slopes = torch.randn(3, B)
-    with pytest.raises(NotImplementedError, match="index a tensor by b instead"):
-        vmap(attend)(q, k, v, slopes)
-    with pytest.raises(NotImplementedError, match="one for all"):
-        vmap(grad(lambda q, s: attend(q, k[0], v[0], s).sum(), (0, 1)), (0, None))(q, slopes[0])
-    mask = st.create_block_mask(lambda b, h, i, j: i >= j + b, B, None, N, N)
-    with pytest.raises(NotImplementedError, match="BlockMask of batch 2"):
-        vmap(lambda q, k, v: st.flex_attention(q, k, v, None, mask))(q, k, v)
     with pytest.raises(NotImplementedError, match="second derivative|Second|second"):
         grad(lambda q: grad(lambda q: attend(q, k[0], v[0]).sum())(q).sum())(q[0])
 

@@ -111,13 +111,26 @@ def _unfold(t, n):
     return None if t is None else t.unflatten(0, (n, -1))
 
 
-def _folded(spec, n, B, tensors, dims):
+def _differ(spec, dims, wants=()):
+    """Whether calls can't be one of a larger batch: what the score captures, or its rate, has a
+    dimension of vmap's, its gradients are wanted for each, or the block mask has a batch."""
+    mask = spec.mask
+    has_batch = mask is not None and not isinstance(mask, AnyMod)
+    has_batch = has_batch and mask_or_mod(mask)[0].dimensions()[0] != 1
+    return has_batch or True in wants or any(d is not None for d in dims)
+
+
+def _each(node, n, head, tensors, dims):
+    """The n calls one after the other."""
+    made = []
+    for i in range(n):
+        one = [t if d is None else t.select(d, i) for t, d in zip(tensors, dims)]
+        made.append(node.apply(*head, *one))
+    return tuple(map(torch.stack, zip(*made))), (0,) * len(made[0])
+
+
+def _folded(spec, n, B, tensors):
     """(spec, tensors) of a call whose batch is n times as large: mods see b as before."""
-    if any(d is not None for d in dims):
-        raise NotImplementedError(
-            "saccade: got a score that captures a tensor with a dimension of vmap's, expected "
-            "one that is the same for all: index a tensor by b instead"
-        )
     score, mask = spec.score(tensors), spec.mask
     if score is not None:
         change = captured.callable_of(score)
@@ -125,11 +138,6 @@ def _folded(spec, n, B, tensors, dims):
     if isinstance(mask, AnyMod):
         live = captured.callable_of(mask)
         mask = text_of("mask", lambda b, h, q, kv: live(b % B, h, q, kv), {})
-    elif mask is not None and (batch := mask_or_mod(mask)[0].dimensions()[0]) != 1:
-        raise NotImplementedError(
-            f"saccade: vmap: got a BlockMask of batch {batch}, expected one of batch 1, or "
-            "the mask itself"
-        )
     text, names, numbers, tensors = _apart(score)
     return spec._replace(text=text, names=names, numbers=numbers, mask=mask), tensors
 
@@ -168,8 +176,10 @@ class Forward(torch.autograd.Function):
     @staticmethod
     def vmap(info, dims, spec, q, k, v, *tensors):
         n = info.batch_size
+        if _differ(spec, dims[4:]):
+            return _each(Forward, n, (spec,), (q, k, v, *tensors), dims[1:])
         B = q.shape[0 if dims[1] is None or dims[1] > 0 else 1]
-        spec, tensors = _folded(spec, n, B, tensors, dims[4:])
+        spec, tensors = _folded(spec, n, B, tensors)
         q, k, v = (_fold(t, d, n) for t, d in zip((q, k, v), dims[1:4]))
         made = Forward.apply(spec, q, k, v, *tensors)
         return tuple(_unfold(t, n) for t in made), (0, 0)
@@ -233,15 +243,12 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, dims, spec, needs, d_out, d_lse, q, k, v, out, lse, *tensors):
-        if True in needs[3:]:
-            raise NotImplementedError(
-                "saccade: vmap of a gradient by what the score captures, expected it by query, "
-                "key and value: the captured tensor is one for all"
-            )
-        n = info.batch_size
+        n, rows = info.batch_size, (d_out, d_lse, q, k, v, out, lse)
+        if _differ(spec, dims[9:], needs[3:]):
+            return _each(Backward, n, (spec, needs), (*rows, *tensors), dims[2:])
         B = q.shape[0 if dims[4] is None or dims[4] > 0 else 1]
-        spec, tensors = _folded(spec, n, B, tensors, dims[9:])
-        rows = [_fold(t, d, n) for t, d in zip((d_out, d_lse, q, k, v, out, lse), dims[2:9])]
+        spec, tensors = _folded(spec, n, B, tensors)
+        rows = [_fold(t, d, n) for t, d in zip(rows, dims[2:9])]
         needs = (*needs[:3], *[False] * len(tensors))
         made = Backward.apply(spec, needs, *rows, *tensors)
         found = [_unfold(t, n) if t.numel() else t for t in made[:3]]
@@ -296,16 +303,12 @@ class Second(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, dims, spec, wants, d_out, d_lse, q, k, v, *rest):
-        n = len(spec.names)
-        if True in wants or any(d is not None for d in dims[7 + n + 3 :]):
-            raise NotImplementedError(
-                "saccade: vmap of a second derivative by what the score captures, expected it "
-                "by query, key and value: the captured tensor is one for all"
-            )
-        size = info.batch_size
+        n, size, rows = len(spec.names), info.batch_size, (d_out, d_lse, q, k, v)
+        if _differ(spec, (*dims[7 : 7 + n], *dims[7 + n + 3 :]), wants):
+            return _each(Second, size, (spec, wants), (*rows, *rest), dims[2:])
         B = q.shape[0 if dims[4] is None or dims[4] > 0 else 1]
-        inner, tensors = _folded(spec, size, B, rest[:n], dims[7 : 7 + n])
-        rows = [_fold(t, d, size) for t, d in zip((d_out, d_lse, q, k, v), dims[2:7])]
+        inner, tensors = _folded(spec, size, B, rest[:n])
+        rows = [_fold(t, d, size) for t, d in zip(rows, dims[2:7])]
         rates = [_fold(t, d, size) for t, d in zip(rest[n : n + 3], dims[7 + n :])]
         still = [torch.zeros_like(t) for t in tensors]
         made = Second.apply(inner, (False,) * len(tensors), *rows, *tensors, *rates, *still)
@@ -337,13 +340,10 @@ class Tangent(torch.autograd.Function):
     @staticmethod
     def vmap(info, dims, spec, moves, *both):
         n, half, dims = info.batch_size, len(both) // 2, dims[2:]
-        if any(d is not None for d in dims[half + 3 :]):
-            raise NotImplementedError(
-                "saccade: vmap of a jvp by what the score captures, expected it by query, key "
-                "and value: the captured tensor is one for all"
-            )
+        if _differ(spec, (*dims[3:half], *dims[half + 3 :])):
+            return _each(Tangent, n, (spec, moves), both, dims)
         B = both[0].shape[0 if dims[0] is None or dims[0] > 0 else 1]
-        inner, tensors = _folded(spec, n, B, both[3:half], dims[3:half])
+        inner, tensors = _folded(spec, n, B, both[3:half])
         rates = dict(zip(spec.names, both[half + 3 :]))
         of = {id(t): n for n, t in zip(spec.names, both[3:half])}
         rates = [rates[of[id(t)]] for t in tensors]
