@@ -120,6 +120,8 @@ static void variants(void **state)
         {.score = "score + (kv > q ? -3.4028234e38 : 0)"}, /* lowest numbers */
         {.score = "q < 2 ? -3.4028234e38 : score"},
         {.score = "q < 2 ? score * 1e9 : score"},
+        {.score = "(q >= kv ? score : -inf) / float(h)"}, /* by 0 at the first head */
+        {.score = "score * 1e-38 / (c * 4e-40)"},         /* by a subnormal number */
     };
     (void)state;
     for (size_t n = 0; n < sizeof list / sizeof list[0]; n++) {

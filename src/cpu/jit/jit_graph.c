@@ -5,6 +5,8 @@
 
 #include "base/status.h"
 
+#include <float.h>
+#include <math.h>
 #include <string.h>
 
 /* Range reduction and polynomial of 2^f on [-1/2, 1/2], relative error 2e-9 (least squares on
@@ -215,13 +217,39 @@ static uint32_t put_approx_tanh(jit_graph *g, uint32_t x)
     return put2(g, OP_fmul, MOD_FLOAT, u, put1(g, JIT_TABLE, MOD_FLOAT, y));
 }
 
-/* A division by what is the same in a whole tile becomes a product with one reciprocal, which
- * is 0 for 0, as division by 0 is. */
+/* Whether it is a number of the text whose reciprocal loses nothing. */
+static int is_ordinary(const jit_graph *g, uint32_t x)
+{
+    const jit_node *n = &g->nodes[x];
+    float value;
+    memcpy(&value, &n->imm, sizeof value);
+    return n->op == OP_FLOAT && isnormal(value) && isnormal(1 / value);
+}
+
+/* x / y for a y that is the same in a whole tile, by one reciprocal. Any x over 0 is 0, and a
+ * subnormal y, whose reciprocal is infinite, is lifted along with x. */
+static uint32_t put_uniform_quotient(jit_graph *g, uint32_t x, uint32_t y)
+{
+    const uint32_t zero = put_float(g, 0.0f), one = put_float(g, 1.0f);
+    const uint32_t is_tiny = put2(g, OP_flt, MOD_BOOL, put_size(g, y), put_float(g, FLT_MIN));
+    const uint32_t lift = put3(g, OP_fsel, MOD_FLOAT, is_tiny, put_float(g, 0x1p64f), one);
+    const uint32_t inverse =
+        put2(g, OP_fdiv, MOD_FLOAT, one, put2(g, OP_fmul, MOD_FLOAT, y, lift));
+    const uint32_t quotient = put2(g, OP_fmul, MOD_FLOAT,
+                                   put2(g, OP_fmul, MOD_FLOAT, x, lift), inverse);
+    return put3(g, OP_fsel, MOD_FLOAT, put2(g, OP_feq, MOD_BOOL, y, zero), zero, quotient);
+}
+
+/* A division of the incoming score, which is finite where it is approximate, goes into its
+ * scale. */
 static uint32_t put_divide(jit_graph *g, uint32_t x, uint32_t y)
 {
+    const int is_scale = g->is_approx && g->nodes[x].op == JIT_INPUT;
     if (!is_uniform(g, y))
         return put2(g, OP_fdiv, MOD_FLOAT, x, y);
-    return put_multiply(g, x, put2(g, OP_fdiv, MOD_FLOAT, put_float(g, 1.0f), y));
+    if (is_ordinary(g, y) || is_scale)
+        return put_multiply(g, x, put2(g, OP_fdiv, MOD_FLOAT, put_float(g, 1.0f), y));
+    return put_uniform_quotient(g, x, y);
 }
 
 static uint32_t put_scored(jit_graph *g, const mod_node *n, const uint32_t *x)
