@@ -463,3 +463,19 @@ def test_hooks_that_give_back_another_layout():
     out.square().sum().backward()
     for t, x in zip((q, k, v), want):
         assert torch.equal(t.grad, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("way", ["root", "power", "batch"])
+def test_captures_whose_rows_are_masked(dtype, way):
+    """An infinite or undefined derivative of what no live score reads is 0 all the same."""
+    torch.manual_seed(4)
+    q = torch.randn(2, 2, 5, 8, dtype=dtype, requires_grad=True)
+    k, v = torch.randn(2, 2, 9, 8, dtype=dtype), torch.randn(2, 2, 9, 8, dtype=dtype)
+    f = torch.tensor([2.0, 0.0 if way == "power" else -1.0], dtype=dtype, requires_grad=True)
+    which = (lambda b, h: b) if way == "batch" else (lambda b, h: h)
+    root = (lambda x: torch.pow(x, 0.5)) if way == "power" else torch.sqrt
+    live = st.create_block_mask(lambda b, h, i, j: which(b, h) != 1, 2, 2, 5, 9, device="cpu")
+    out = st.flex_attention(q, k, v, lambda s, b, h, i, j: s + root(f[which(b, h)]), live)
+    (made,) = torch.autograd.grad(out.sum(), f)
+    assert made[1] == 0 and made[0].abs() < 1e-5

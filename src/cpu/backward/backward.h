@@ -373,6 +373,12 @@ void backward_spread(const backward_job *job);
  * derivative of a head; and adding to an element. */
 eval_point backward_point_at(const backward_job *job, int64_t b, int64_t h, int64_t i,
                              int64_t j);
+/* The gradient of a sum of dX whose derivative is the head's: 0 of dX stays 0, as of masked
+ * positions, whatever the derivative. */
+static inline double backward_scaled(double factor, double sum)
+{
+    return sum == 0 ? 0 : factor * sum;
+}
 double backward_factor_of(const backward_job *job, const backward_read *read, int64_t b,
                           int64_t h, double *values);
 void backward_add_to(const saccade_tensor *t, int64_t place, double x);

@@ -188,12 +188,12 @@ static void add_places(backward_worker *w, uint32_t n, const float *g, int32_t r
             if (dx == 0)
                 continue;
             if (next != place)
-                backward_add_to(to, place, factor * sum);
+                backward_add_to(to, place, backward_scaled(factor, sum));
             sum = (next == place ? sum : 0) + (double)(g ? dx * g[r * LD + j] : dx);
             place = next;
         }
     }
-    backward_add_to(to, place, factor * sum);
+    backward_add_to(to, place, backward_scaled(factor, sum));
 }
 
 /* Indices that are lines: a step of a row, a step of a key. */
@@ -254,7 +254,8 @@ static void add_dense(backward_worker *w, const backward_read *read, const float
         const float *dx = w->dx + r * LD + from, *slope = g ? g + r * LD + from : NULL;
         int32_t j = 0;
         if (by_key == 0) { /* all of a row's to one place, where f32 would lose what is small */
-            *to = (float)((double)*to + (double)factor * sum_row(dx, slope, past - from));
+            *to = (float)((double)*to
+                          + backward_scaled(factor, sum_row(dx, slope, past - from)));
             continue;
         }
         if (by_key == 1 && factor == 1) {
@@ -416,7 +417,7 @@ static void spread_head(const backward_job *job, uint32_t n, int64_t b, int64_t 
         double sum = 0;
         for (int64_t chunk = 0; chunk < chunks; chunk++)
             sum += sums_of(job, n, chunk, head)[t];
-        backward_add_to(to, fixed + moving[t], factor * sum);
+        backward_add_to(to, fixed + moving[t], backward_scaled(factor, sum));
     }
 }
 

@@ -200,7 +200,7 @@ void backward_add_fixed(backward_worker *w, uint32_t n, int32_t r0, int32_t rows
         for (int32_t j = from; j < past; j++) {
             const double term = factor * (double)dx[j];
             const int64_t at = first + element[j];
-            if (term == 0)
+            if (dx[j] == 0 || term == 0)
                 continue;
             if (fabs(term) < 0x1p62) /* else a live NaN, or an lse that is not these scores' */
                 keep(job, kept, at * BACKWARD_READS + n, llrint(term));
