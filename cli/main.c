@@ -1,5 +1,6 @@
 /* saccade: exact, fused attention with your own masks and scores, on the command line. */
 #include "options.h"
+#include "outfile.h"
 #include "signals.h"
 
 #include <string.h>
@@ -148,6 +149,9 @@ static saccade_status run(int argc, char **argv, saccade_error *err)
         cli_print_help(command, stdout);
         return SACCADE_OK;
     }
+    const char *const results[] = {args.out_file, args.lse_file, args.csv, args.plot};
+    for (size_t i = 0; i < sizeof results / sizeof results[0]; i++)
+        outfile_keep_words_out(results[i]);
     return command->run(&args, err);
 }
 

@@ -5,6 +5,7 @@
 #include "signals.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -15,16 +16,17 @@ static saccade_status fail(const char *path, const char *what, saccade_error *er
     return cli_fail(err, SACCADE_EIO, path, "cannot %s: %s", what, strerror(errno));
 }
 
-/* Permissions that fopen would have given. */
-static void usual_mode(int fd)
+/* Permissions that fopen would have given, or those of the file that is replaced. */
+static void usual_mode(int fd, const struct stat *replaced)
 {
     const mode_t mask = umask(0);
     umask(mask);
-    if (fchmod(fd, 0666 & ~mask) != 0)
+    if (fchmod(fd, replaced ? replaced->st_mode & 07777 : 0666 & ~mask) != 0)
         return; /* the file keeps its narrow mode; it is whole all the same */
 }
 
-static saccade_status begin_aside(const char *path, outfile *out, saccade_error *err)
+static saccade_status begin_aside(const char *path, const struct stat *replaced, outfile *out,
+                                  saccade_error *err)
 {
     const size_t n = strlen(out->path) + 8;
     out->aside = malloc(n);
@@ -36,7 +38,7 @@ static saccade_status begin_aside(const char *path, outfile *out, saccade_error 
         out->aside = NULL;
         return fail(path, "write", err);
     }
-    usual_mode(fd);
+    usual_mode(fd, replaced);
     out->file = fdopen(fd, "wb");
     if (!out->file) {
         close(fd);
@@ -45,11 +47,49 @@ static saccade_status begin_aside(const char *path, outfile *out, saccade_error 
     return SACCADE_OK;
 }
 
+/* The program's standard output once it is a result's, and the name that it was given by, which
+ * stands for something else since; else -1. */
+static int result_fd = -1;
+static const char *result_path;
+
+static bool is_result(const char *path)
+{
+    return result_fd >= 0 && strcmp(path, result_path) == 0;
+}
+
+static bool is_same_file(const struct stat *info, int fd)
+{
+    struct stat other;
+    return fstat(fd, &other) == 0 && info->st_dev == other.st_dev
+           && info->st_ino == other.st_ino;
+}
+
+void outfile_keep_words_out(const char *path)
+{
+    struct stat info;
+    if (result_fd >= 0 || !path || stat(path, &info) != 0 || !is_same_file(&info, STDOUT_FILENO)
+        || is_same_file(&info, STDERR_FILENO))
+        return;
+    result_fd = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
+    result_path = path;
+    if (result_fd >= 0)
+        dup2(STDERR_FILENO, STDOUT_FILENO);
+}
+
+static FILE *open_in_place(const char *path)
+{
+    if (!is_result(path))
+        return fopen(path, "wb");
+    const int fd = fcntl(result_fd, F_DUPFD_CLOEXEC, 3);
+    return fd < 0 ? NULL : fdopen(fd, "wb");
+}
+
 saccade_status outfile_check(const char *path, saccade_error *err)
 {
     struct stat info;
     outfile out;
-    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode))
+    if (stat(path, &info) == 0 && !S_ISDIR(info.st_mode)
+        && (!S_ISREG(info.st_mode) || is_result(path)))
         return SACCADE_OK; /* a pipe's reader would take opening and closing for all there is */
     CLI_TRY(outfile_begin(path, &out, err));
     outfile_abandon(&out);
@@ -63,16 +103,18 @@ saccade_status outfile_begin(const char *path, outfile *out, saccade_error *err)
     saccade_status status = SACCADE_OK;
     CLI_FAIL_IF(!path[0], SACCADE_EINVAL, "file", "got an empty name, expected one to write");
     const bool exists = stat(path, &info) == 0;
-    made.path = exists ? realpath(path, NULL) : strdup(path);
-    CLI_FAIL_IF(!made.path, SACCADE_ENOMEM, path, "out of memory");
+    const bool is_whole = exists && S_ISREG(info.st_mode) && !is_result(path);
+    made.path = is_whole ? realpath(path, NULL) : strdup(path); /* pipes have no such path */
+    if (!made.path)
+        return fail(path, "write", err);
     if (exists && S_ISDIR(info.st_mode)) {
         status = cli_fail(err, SACCADE_EIO, path, "got a folder, expected a file to write");
-    } else if (exists && !S_ISREG(info.st_mode)) {
-        made.file = fopen(path, "wb");
+    } else if (exists && !is_whole) {
+        made.file = open_in_place(path);
         if (!made.file)
             status = fail(path, "write", err);
     } else {
-        status = begin_aside(path, &made, err);
+        status = begin_aside(path, exists ? &info : NULL, &made, err);
     }
     if (status == SACCADE_OK)
         *out = made;

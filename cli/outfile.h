@@ -9,6 +9,10 @@ typedef struct outfile {
     char *path, *aside; /* aside: NULL when path is no regular file and is written in place */
 } outfile;
 
+/* Before the first word is printed: where `path`, NULL or what a result is to be written to, is
+ * the standard output (-o /dev/stdout), the output is the result's alone, and words go to
+ * standard error. */
+void outfile_keep_words_out(const char *path);
 /* Whether it could be written, for long work that writes in the end; leaves nothing there. */
 saccade_status outfile_check(const char *path, saccade_error *err);
 /* Opens a new file beside `path`; a folder that is missing or closed shows here. */

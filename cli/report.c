@@ -7,13 +7,23 @@
 #include <time.h>
 #include <unistd.h>
 
+/* Of a path that is longer than there is room for, the end: it tells files apart. */
+static void put_where(saccade_error *err, const char *where)
+{
+    const size_t n = strlen(where), room = sizeof err->where - 1;
+    if (n <= room)
+        memcpy(err->where, where, n + 1);
+    else
+        snprintf(err->where, sizeof err->where, "...%s", where + n - (room - 3));
+}
+
 saccade_status cli_fail(saccade_error *err, saccade_status status, const char *where,
                         const char *format, ...)
 {
     va_list args;
     memset(err, 0, sizeof *err);
     err->status = status;
-    snprintf(err->where, sizeof err->where, "%s", where ? where : "");
+    put_where(err, where ? where : "");
     va_start(args, format);
     vsnprintf(err->message, sizeof err->message, format, args);
     va_end(args);

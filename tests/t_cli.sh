@@ -184,6 +184,17 @@ refuse "cannot write" $run -o missing/o.npy
 refuse "cannot write" $run -o o.npy --lse missing/l.npy
 refuse "--mask" $run -o o.npy --mask 'q >'
 refuse "cannot write" $run -o /dev/full
+"$saccade" $run -o /dev/stdout 2>err | cat >piped.npy # the array alone: words are elsewhere
+"$saccade" $run -o piped2.npy >out 2>err || bad "no array beside the piped one"
+cmp -s piped.npy piped2.npy || bad "a pipe got other bytes than a file"
+"$saccade" $run -o /dev/stdout >redirected.npy 2>err
+cmp -s redirected.npy piped2.npy || bad "a redirected output got other bytes than a file"
+chmod 600 piped2.npy
+expect 0 $run -o piped2.npy
+case $(ls -l piped2.npy) in -rw-------*) ;; *) bad "a private file became public" ;; esac
+refuse "_of_all/missing.npy" run -q \
+    a_folder_whose_name_is_longer_than_messages_have_room_for_of_all/missing.npy \
+    -k k.npy -v v.npy -o o.npy
 refuse "a folder" $run -o .
 cmp -s o.npy before.npy || bad "a failed run changed o.npy"
 [ -z "$(find . -name '*.npy.*')" ] || bad "files left behind: $(find . -name '*.npy.*')"
@@ -278,6 +289,8 @@ refuse "expected sm_80 or later" explain --problem 'b1 h2 q100 d64 bf16' --arch 
 expect 0 check --problem 'b1 h2 q20 d8 f32' --mask 'causal()'; says " ok"
 expect 0 check --random 4; says "seed 1"
 expect 0 check --backward --random 12; says "of bound"; says "table"
+expect 0 check --backward --problem 'b1 h3 q3 kv1 d51 bf16' # one live key: dq and dk are 0
+expect 0 check --backward --problem 'b1 h2 q5 d16 f32' --mask 'q == kv'
 if ! grep -qw amx_tile /proc/cpuinfo 2>/dev/null; then # nothing checked is nothing proven
     refuse "got amx, expected at most" check --random 1 --level amx
 fi
