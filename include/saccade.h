@@ -83,8 +83,12 @@ typedef struct saccade_layout_entry {
 } saccade_layout_entry;
 SACCADE_API const saccade_layout_entry *saccade_layout(int32_t i);
 
-/* The scale of a problem that leaves it to the library. */
+/* The scale of a problem that leaves it to the library; a constant, which traps nothing. */
+#if defined(__GNUC__)
+#define SACCADE_NAN __builtin_nan("")
+#else
 #define SACCADE_NAN (0.0 / 0.0)
+#endif
 
 /* Zeroes a struct that may grow and writes its size; called by the _init functions. */
 static inline void saccade_record_init(void *record, size_t size)
@@ -257,15 +261,16 @@ typedef struct saccade_context saccade_context;
 typedef struct saccade_context_options {
     size_t size;
     int32_t threads;   /* 0: all the process may use; -n: n, or as many CPUs as it may use */
-    const char *level; /* at most "portable", "avx2", "avx512", "amx"; NULL: best, or what the
-                        * environment's SACCADE_LEVEL names when that is lower */
+    const char *level; /* at most "portable", "avx2", "avx512", "amx", none above this machine's
+                        * or the environment's SACCADE_LEVEL; NULL: the lower of these two */
 } saccade_context_options;
 static inline void saccade_context_options_init(saccade_context_options *options)
 {
     saccade_record_init(options, sizeof *options);
 }
 
-/* options may be NULL: all defaults. EINVAL: threads past 4096, a level that is none. */
+/* options may be NULL: all defaults. EINVAL: threads past 4096, a level that is none. EBACKEND:
+ * a level that this machine, or SACCADE_LEVEL, does not reach. */
 SACCADE_API saccade_status saccade_context_create(const saccade_context_options *options,
                                                   saccade_context **out, saccade_error *err);
 SACCADE_API void saccade_context_destroy(saccade_context *context);

@@ -12,8 +12,9 @@
  *     saccade_forward(...)
  *
  * Forked sequences share their pages; a page is copied when one of those that share it writes
- * to it. A cache allocates when it is created and never after, is not thread-safe, and stays as
- * it was when a call fails. */
+ * to it. A cache allocates when it is created and never after (its tables are four bytes for
+ * each page that each sequence may have), is not thread-safe, and stays as it was when a call
+ * fails. */
 #ifndef SACCADE_KV_H
 #define SACCADE_KV_H
 

@@ -259,6 +259,8 @@ static void wrong_tensors(void **unused)
     WRONG(s->v_at.shape[2] = 7, "v", "got length 7 in dimension 2, expected 13");
     WRONG(s->k_at.stride[3] = 2, "k", "stride 2 in the last dimension");
     WRONG(s->v_at.stride[2] = -4, "v", "got stride -4");
+    WRONG(s->k_at.stride[2] = INT64_MAX, "k", "expected elements within 2^58 of the first");
+    WRONG(s->out_at.stride[0] = (int64_t)1 << 62, "out", "within 2^58");
     WRONG(s->out_at.stride[0] = 0, "out", "stride 0 in dimension 0 of an output");
     WRONG(s->out_at.stride[2] -= 1, "out", "elements that do not overlap");
     WRONG(s->out_at.stride[1] = s->out_at.stride[2], "out", "elements that do not overlap");

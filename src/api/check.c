@@ -7,9 +7,13 @@ static const char *place_name(saccade_device_kind kind)
     return kind == SACCADE_CPU ? "the host" : kind == SACCADE_CUDA ? "a GPU" : "no device";
 }
 
+/* Elements from the first to the last; their bytes are within what an address counts. */
+static const double most_reach = 0x1p58;
+
 static saccade_status check_lengths(const saccade_tensor *t, const char *name, int64_t *shape,
                                     saccade_error *err)
 {
+    double reach = 0;
     for (int32_t i = 0; i < t->rank; i++) {
         FAIL_AT(t->shape[i] < 1 || t->shape[i] > (int64_t)1 << 30, SACCADE_EINVAL, name, 0, 0,
                 "got length %lld in dimension %d, expected 1 to 2^30", (long long)t->shape[i],
@@ -20,6 +24,10 @@ static saccade_status check_lengths(const saccade_tensor *t, const char *name, i
         FAIL_AT(t->stride[i] < 0, SACCADE_EINVAL, name, 0, 0,
                 "got stride %lld in dimension %d, expected 0 or more", (long long)t->stride[i],
                 i);
+        reach += (double)(t->shape[i] - 1) * (double)t->stride[i];
+        FAIL_AT(reach > most_reach, SACCADE_EINVAL, name, 0, 0,
+                "got stride %lld in dimension %d, expected elements within 2^58 of the first",
+                (long long)t->stride[i], i);
         shape[i] = t->shape[i];
     }
     return SACCADE_OK;

@@ -250,8 +250,9 @@ static saccade_status check_growth(saccade_kv *c, const int32_t *sequences,
                 "got %d twice, expected it once", sequences[i]);
         c->marked[sequences[i]] = 1;
         const int64_t length = c->sequence[sequences[i]].length;
-        FAIL_AT(counts[i] < 0 || counts[i] > c->most_keys - length, SACCADE_EINVAL, "counts", 0,
-                0, "got %d for sequence %d, expected 0 to %lld", counts[i], sequences[i],
+        FAIL_AT(counts[i] < 0 || counts[i] > c->most_keys - length,
+                counts[i] < 0 ? SACCADE_EINVAL : SACCADE_ELIMIT, "counts", 0, 0,
+                "got %d for sequence %d, expected 0 to %lld", counts[i], sequences[i],
                 (long long)(c->most_keys - length));
     }
     return SACCADE_OK;

@@ -145,8 +145,8 @@ static saccade_status check_problem(const saccade_problem *p, saccade_error *err
     TRY(check_flags(p, err));
     TRY(check_dtypes(p, err));
     TRY(check_groups(p, err));
-    FAIL_AT(fabs(p->scale) > (p->dtype == SACCADE_F64 ? DBL_MAX : (double)FLT_MAX),
-            SACCADE_EINVAL, "scale", 0, 0,
+    const double most = p->dtype == SACCADE_F64 ? DBL_MAX : (double)FLT_MAX;
+    FAIL_AT(isgreater(fabs(p->scale), most), SACCADE_EINVAL, "scale", 0, 0, /* NaN: ours */
             "got %g, expected a finite number of f32 (f64 in f64 problems), or NaN for "
             "1/sqrt(D)",
             p->scale);
