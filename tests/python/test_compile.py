@@ -274,8 +274,9 @@ def test_a_mask_lives_until_backward(compiler):
 def test_ahead_of_time_code_passes_empty_lists_as_none(compiler):
     """The operator, as inductor's C++ calls it."""
     q, k, v = tensors()
-    arguments = (q, k, v, None, None, "|", "", "q >= kv", 0, None, None, None, "auto")
-    found = compiled.flex._init_fn(*arguments, False, False, False)
+    mods, mask = (None, None, "|", "", "q >= kv"), (0, None, None)
+    arguments = (q, k, v, *mods, *mask, None, "auto", 0.0, None, False, False, False)
+    found = compiled.flex._init_fn(*arguments)
     assert torch.equal(found[0], st.flex_attention(q, k, v, None, "q >= kv"))
 
 
