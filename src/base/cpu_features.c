@@ -69,8 +69,6 @@ static void detect_avx512(cpu_features *f)
         f->has_avx512bw = bit(b, 30);
         f->has_avx512vl = bit(b, 31);
         f->has_avx512_vbmi = bit(c, 1);
-        f->has_avx512_vnni = bit(c, 11);
-        f->has_avx512_fp16 = bit(d, 23);
     }
     if (__get_cpuid_count(7, 1, &a, &b, &c, &d))
         f->has_avx512_bf16 = bit(a, 5);
@@ -92,7 +90,6 @@ static void detect_amx(cpu_features *f)
         return;
     f->has_amx_tile = true;
     f->has_amx_bf16 = bit(d, 22);
-    f->has_amx_int8 = bit(d, 25);
 }
 
 static void detect_isa(cpu_features *f)
@@ -125,21 +122,10 @@ static cpu_level highest(const cpu_features *f)
     return amx ? CPU_AMX : avx512 ? CPU_AVX512 : avx2 ? CPU_AVX2 : CPU_PORTABLE;
 }
 
-static int64_t cache_bytes(int name)
-{
-    const long bytes = sysconf(name);
-    return bytes > 0 ? bytes : 0;
-}
-
 static void detect(void)
 {
     detect_isa(&found);
     found.level = highest(&found);
-#if defined(_SC_LEVEL1_DCACHE_SIZE)
-    found.l1d_bytes = cache_bytes(_SC_LEVEL1_DCACHE_SIZE);
-    found.l2_bytes = cache_bytes(_SC_LEVEL2_CACHE_SIZE);
-    found.l3_bytes = cache_bytes(_SC_LEVEL3_CACHE_SIZE);
-#endif
 }
 
 const cpu_features *cpu_features_get(void)

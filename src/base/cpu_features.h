@@ -19,9 +19,7 @@ typedef struct cpu_features {
     cpu_level level; /* highest that the CPU and the system allow */
     bool has_avx2, has_fma, has_f16c;
     bool has_avx512f, has_avx512bw, has_avx512vl, has_avx512dq, has_avx512_bf16;
-    bool has_avx512_fp16, has_avx512_vnni, has_avx512_vbmi;
-    bool has_amx_tile, has_amx_bf16, has_amx_int8;
-    int64_t l1d_bytes, l2_bytes, l3_bytes; /* 0: unknown */
+    bool has_avx512_vbmi, has_amx_tile, has_amx_bf16;
 } cpu_features;
 
 /* looks once per process, asks the kernel for AMX then; safe from any thread. */

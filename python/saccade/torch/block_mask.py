@@ -263,9 +263,6 @@ class BlockMask:
         lead = (slice(B), slice(H))[4 - self._lists(False)[1].dim() :]
         return self._part((B, H), lambda: self[lead])
 
-    def adjusted(self, Q: int, KV: int) -> "BlockMask":
-        return self._part(("lengths", Q, KV), lambda: self._adjust(Q, KV))
-
     @property
     def version(self):
         """Another object whenever the mask is changed by hand, its tensors included."""
