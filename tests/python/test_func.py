@@ -210,6 +210,42 @@ def test_captures_of_each(shared):
     torch.testing.assert_close(found[1], vmap(attend, dims)(*(2 * t for t in x[:3]), x[3]))
 
 
+@pytest.mark.parametrize("has_score", (False, True))
+def test_masks_of_each(has_score):
+    """Documents of each sample, and gradients of each; rows without a key are 0."""
+    x = given(3)
+    ids = torch.randint(0, 3, (3, B, N))
+    slopes = torch.linspace(-1, 1, 3 * B, dtype=torch.float64).view(3, B)
+
+    def mine(q, k, v, slope, ids):
+        def live(b, h, i, j):
+            return (ids[b, i] == ids[b, j]) & (i > j)
+
+        def bias(s, b, h, i, j):
+            return s + slope[b] * (j - i)
+
+        return st.flex_attention(q, k, v, bias if has_score else None, live)
+
+    def theirs(q, k, v, slope, ids):
+        s, i = q @ k.mT / D**0.5, torch.arange(N)
+        s = s + slope[:, None, None, None] * (i - i[:, None]) if has_score else s
+        live = (ids[:, None, :, None] == ids[:, None, None, :]) & (i[:, None] > i)
+        p = torch.softmax(s.masked_fill(~live, -torch.inf), -1)
+        return torch.where(live.any(-1, keepdim=True), p, 0) @ v
+
+    given_to = (*x, slopes, ids)
+    torch.testing.assert_close(vmap(mine)(*given_to), torch.stack(
+        [theirs(*one) for one in zip(*given_to)]))  # fmt: skip
+    every = (0, 1, 2, 3) if has_score else (0, 1, 2)
+    found = vmap(grad(_loss(mine), every))(*given_to)
+    for i in range(3):
+        leaves = [t[i].clone().requires_grad_() for t in given_to[: len(every)]]
+        one = (*leaves, *(t[i] for t in given_to[len(every) :]))
+        want = torch.autograd.grad(_loss(theirs)(*one), leaves)
+        for a, b in zip(found, want):
+            torch.testing.assert_close(a[i], b.nan_to_num(0))
+
+
 def test_block_masks_of_a_batch():
     q, k, v = given(3)
     mask = st.create_block_mask(lambda b, h, i, j: i >= j + b, B, None, N, N)

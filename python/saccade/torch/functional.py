@@ -8,6 +8,7 @@ so that the tensors they capture are inputs of the node too.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -73,6 +74,18 @@ def _apart(mod):
     return mod.text, tuple(tensors), numbers, tuple(tensors.values())
 
 
+def _masked(score, mask):
+    """The score where the mask is live, else -inf: what it captures is an input of the node then,
+    as what a score captures is."""
+    live = captured.callable_of(mask)
+    change = captured.callable_of(score) if score is not None else lambda s, *_: s
+
+    def both(s, *at):
+        return torch.where(live(*at), change(s, *at), -math.inf)
+
+    return text_of("score", both, {}, for_once=not is_recorded())
+
+
 def transformed(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa):
     """run, where a transform of torch.func is active."""
     if want_max:
@@ -80,12 +93,9 @@ def transformed(q, k, v, score_mod, block_mask, scale, options, want_lse, want_m
     mask = block_mask
     if mask is not None and mask_or_mod(mask)[0] is None:
         mask = _as_text("mask", mask)
-        if any(map(_is_wrapped, mask.captures.values())):
-            raise NotImplementedError(
-                "saccade: got a mask that captures a tensor inside a torch.func transform, "
-                "expected plain tensors: masks have no gradient and no batch of their own"
-            )
     score = None if score_mod is None else _as_text("score", score_mod)
+    if isinstance(mask, AnyMod) and any(map(_is_wrapped, mask.captures.values())):
+        score, mask = _masked(score, mask), None
     text, names, numbers, tensors = _apart(score)
     spec = _Spec(text, names, numbers, mask, scale, options, gqa)
     out, lse = Forward.apply(spec, q, k, v, *tensors)
