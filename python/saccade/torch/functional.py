@@ -75,7 +75,7 @@ def _apart(mod):
 
 
 def _masked(score, mask):
-    """The score where the mask is live, else -inf: what it captures is an input of the node then,
+    """The score where the mask is live, else -inf: what it captures is an input of the node,
     as what a score captures is."""
     live = captured.callable_of(mask)
     change = captured.callable_of(score) if score is not None else lambda s, *_: s
