@@ -63,6 +63,17 @@ double compare_allowed(const saccade_tensor *plain, const saccade_tensor *gold,
     return 2 * worst + ulps * ulp(dtype, most);
 }
 
+double compare_most(const saccade_tensor *t)
+{
+    const int64_t n = floats_count(t);
+    double most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const double x = floats_get(t->data, t->dtype, offset_of(t, i));
+        most = isfinite(x) ? fmax(most, fabs(x)) : most;
+    }
+    return most;
+}
+
 double compare_longest_row(const saccade_tensor *t)
 {
     const int64_t n = floats_count(t), columns = t->shape[t->rank - 1];

@@ -17,7 +17,8 @@ typedef struct deviation {
 double compare_worst(const saccade_tensor *got, const saccade_tensor *gold);
 double compare_allowed(const saccade_tensor *plain, const saccade_tensor *gold,
                        saccade_dtype dtype, int ulps);
-/* The largest length of a row as a vector; what is not finite counts 0. */
+/* The largest magnitude; the largest length of a row as a vector. Only finite numbers count. */
+double compare_most(const saccade_tensor *t);
 double compare_longest_row(const saccade_tensor *t);
 void compare_results(const job_tensors *got, const job_tensors *gold, deviation *out);
 /* Truth and plain same-dtype computation of a problem, and what kernels are allowed:
