@@ -13,16 +13,16 @@ typedef struct deviation {
 } deviation;
 
 /* The largest difference; what a computation of this dtype is allowed whose plain form differs
- * so from float64: twice that and some units in the last place. */
+ * so from float64: twice that and two units in the last place. */
 double compare_worst(const saccade_tensor *got, const saccade_tensor *gold);
 double compare_allowed(const saccade_tensor *plain, const saccade_tensor *gold,
-                       saccade_dtype dtype, int ulps);
+                       saccade_dtype dtype);
 /* The largest magnitude; the largest length of a row as a vector. Only finite numbers count. */
 double compare_most(const saccade_tensor *t);
 double compare_longest_row(const saccade_tensor *t);
 void compare_results(const job_tensors *got, const job_tensors *gold, deviation *out);
 /* Truth and plain same-dtype computation of a problem, and what kernels are allowed:
- * twice the plain one's error and two units in the last place (f32: eight, lse: four). */
+ * twice the plain one's error and two units in the last place (lse: four). */
 typedef struct yardstick {
     job_tensors gold;
     deviation plain;
