@@ -147,16 +147,16 @@ saccade_status scope_unknown(const elab *e, const ast_node *call)
     enum { MOST = 256 };
     const char *names[MOST];
     uint32_t n = 0;
+    if (strcmp(call->name, "dropout") == 0)
+        return elab_fail(e, call->place, SACCADE_EPARSE,
+                         "got 'dropout(' in a mask or score, expected it as a weight, a text "
+                         "of its own: it says what becomes of weights after softmax");
     for (const scope *s = e->frame->scope; s != NULL; s = s->parent)
         for (const ast_def *def = s->body->defs; def != NULL && n < MOST; def = def->next)
             names[n++] = def->name;
     const saccade_prelude_entry *entry;
     for (int32_t i = 0; n < MOST && (entry = saccade_prelude(i)) != NULL; i++)
         names[n++] = entry->name;
-    if (strcmp(call->name, "dropout") == 0)
-        return elab_fail(e, call->place, SACCADE_EPARSE,
-                         "got 'dropout(' in a mask or score, expected it as a weight, a text "
-                         "of its own: it says what becomes of weights after softmax");
     const char *nearest = types_nearest_builtin(call->name);
     if (nearest == NULL)
         nearest = source_nearest(call->name, names, n);

@@ -165,10 +165,10 @@ class Slots:
     @staticmethod
     def as_captured(captured, needs, made):
         """Gradients in the shapes, dtypes and places of the captured tensors."""
-        return [like(next(made), t) if w else None for t, w in zip(captured, needs)]
+        return [_like(next(made), t) if w else None for t, w in zip(captured, needs)]
 
 
-def like(gradient, t):
+def _like(gradient, t):
     if gradient.dtype is not t.dtype or gradient.device != t.device:
         gradient = gradient.to(t.device, t.dtype)
     return gradient if gradient.shape == t.shape else gradient.view(t.shape)

@@ -8,7 +8,7 @@ from typing import Any, Optional
 import torch
 
 from ..c import abi, objects
-from .autograd import like
+from .autograd import Slots
 from .calls import autocast, stats_dtype, weight_of
 from .checks import (
     MOST_ROWS,
@@ -214,8 +214,9 @@ class _Call:
         a.gradients([name for name, _, _ in learned], sums)
         room = a.backward_room(plan) if learned else plan.backward_workspace(*self.sizes(k))
         a.run(plan, room, q, "backward")
-        found = iter(map(like, sums, (t for _, t, _ in learned)))
-        return made + [next(found) if wanted else None for wanted in needs[3:]]
+        return made + Slots.as_captured(
+            [t for _, t, _ in self.learned], needs[3:], iter(sums)
+        )
 
 
 def _tensors_of(score):
