@@ -59,7 +59,8 @@ static void put_notes(const saccade_plan *plan, strbuf *out)
 {
     const cu_state *s = plan->state;
     const int rung = s->programs[CU_MAIN].rung;
-    if (s->given_up)
+    const cu_report *main = &s->programs[CU_MAIN].image.report;
+    if (main->spill_bytes || main->is_serialised)
         strbuf_puts(out, "tile note: every tile spills or waits; the first is kept\n");
     else if (rung)
         strbuf_printf(out, "tile note: %d larger tile%s spilled or waited\n", rung,
@@ -213,7 +214,8 @@ saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *
     strbuf_printf(out, "spill bytes: %d\n", worst.spill_bytes);
     strbuf_printf(out, "shared memory: %d\n", cu_shared_bytes(form, &s->facts, &plan->problem));
     strbuf_printf(out, "serialised products: %s\n", worst.is_serialised ? "yes" : "no");
-    strbuf_printf(out, "offsets: %s\n", s->is_lazy ? "late, with a second pass" : "exact");
+    strbuf_printf(out, "offsets: %s\n",
+                  cu_is_lazy(s, form) ? "late, with a second pass" : "exact");
     put_pages(plan, out);
     put_notes(plan, out);
     put_backward(plan, out);

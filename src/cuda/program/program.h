@@ -110,8 +110,6 @@ typedef struct cu_loaded {
 
 struct cu_state {
     cu_family family; /* of CU_MAIN */
-    int given_up;     /* every tile of CU_MAIN spills or waits: the first is kept */
-    int is_lazy;      /* offsets of CU_MAIN are raised after the fact */
     cu_mod_text facts, backward_facts;
     char arch[16];
     char *mod_text, *backward_text; /* backward_text: NULL where no gradient is wanted */
@@ -142,6 +140,8 @@ void cu_put_constants(const cu_constant *rows, size_t n, strbuf *out);
 /* The generated headers of a forward program: cu_program_kind.write. */
 void cu_write_forward(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
                       const cu_form *form, cu_headers *out);
+/* Whether a program that may_be_lazy raises offsets after the fact in this form. */
+int cu_is_lazy(const cu_state *s, const cu_form *form);
 /* Whether limits of rows between two others lie between theirs. */
 int cu_is_monotone(const pass_limits *limits);
 /* CFG_SINKS, by the dtype of the sinks (kern/sinks.cuh). */
@@ -158,8 +158,8 @@ saccade_status cu_compile_instance(const cu_state *s, const plan_problem *p, cu_
 
 /* ---- program_compile.c ---- */
 
-/* Compiles every program of the plan, side by side; a program that spills gives way to the next
- * smaller form as far as there is one. needs: the texts of the mods. */
+/* Compiles every program of the plan, side by side; a form that spills gives way to the next
+ * smaller one as far as there is one. needs: the texts of the mods. */
 saccade_status cu_compile_programs(cu_state *s, const plan_problem *p, saccade_error *err);
 /* cu_compile_programs for backward's programs alone. */
 saccade_status cu_compile_backward(cu_state *s, const plan_problem *p, saccade_error *err);

@@ -1,18 +1,50 @@
-/* The programs of a plan compiled side by side. The main program chooses its tile first: one
- * that spills registers or waits for its products one by one gives way to the next smaller.
- * Other programs start beside it, most often for the tile that it keeps. */
+/* The programs of a plan compiled side by side, each in a thread that goes down the forms which
+ * its program may take, best first: one that spills registers or waits for its products one by
+ * one gives way to the next. Where the first does not do, as many of the next are tried at a
+ * time as there are CPUs for: a compiler takes a second for each. Programs that have the main
+ * one's tile begin beside it for its first, and once more if it takes another. */
 #include "cuda/program/program.h"
 
+#include "base/cpus.h"
 #include "base/threads.h"
 
+#include <limits.h>
 #include <pthread.h>
 #include <stdlib.h>
 
-/* ---- one program ---- */
+enum { ALL_FORMS = INT_MAX, MOST_AT_A_TIME = 8 };
 
-static int is_clean(const cu_image *image)
+/* ---- which form is taken ---- */
+
+/* Where a program is left out, others that make the same take two times as long and more; so
+ * many bytes spilled cost it less. */
+enum { SPILL_LAST = 256 };
+
+/* Whether no smaller form is looked for. */
+static int is_good(cu_program which, const cu_image *image)
 {
-    return image->report.spill_bytes == 0 && !image->report.is_serialised;
+    return image->code && image->report.spill_bytes <= cu_program_kinds[which].spill_most
+           && !image->report.is_serialised;
+}
+
+/* Of forms of which none is good; where all tiles of the main program are bad, its first stays
+ * with the programs that are compiled for it. */
+static int is_better(cu_program which, const cu_image *image, const cu_image *best)
+{
+    if (!best->code)
+        return 1;
+    if (which == CU_MAIN)
+        return 0;
+    if (image->report.is_serialised != best->report.is_serialised)
+        return best->report.is_serialised;
+    return image->report.spill_bytes < best->report.spill_bytes;
+}
+
+/* Whether a plan does better without the program. */
+static int is_left_out(cu_program which, const cu_image *image)
+{
+    return cu_program_kinds[which].is_optional
+           && (image->report.spill_bytes > SPILL_LAST || image->report.is_serialised);
 }
 
 static void drop(cu_loaded *l)
@@ -21,37 +53,129 @@ static void drop(cu_loaded *l)
     l->image = (cu_image){0};
 }
 
-/* ---- programs side by side ---- */
+/* ---- forms of one program on trial ---- */
 
-typedef struct job {
+typedef struct trial {
     const cu_state *state;
     const plan_problem *problem;
     cu_program which;
-    cu_loaded *out;
+    cu_loaded got;
+    saccade_error err;
+    saccade_status status;
+    pthread_t thread;
+    int has_thread;
+} trial;
+
+static void *run_trial(void *argument)
+{
+    trial *t = argument;
+    t->status = cu_compile_instance(t->state, t->problem, t->which, &t->got.form, &t->got.image,
+                                    &t->err);
+    return NULL;
+}
+
+/* All of them side by side, the first one in the caller's thread; without a thread to spare
+ * those that lack one follow it. */
+static void run_trials(trial *trials, int n)
+{
+    for (int i = 1; i < n; i++)
+        trials[i].has_thread =
+            thread_begin(&trials[i].thread, NULL, run_trial, &trials[i]) == 0;
+    for (int i = 0; i < n; i++)
+        if (trials[i].has_thread)
+            pthread_join(trials[i].thread, NULL);
+        else
+            run_trial(&trials[i]);
+}
+
+/* ---- one program ---- */
+
+typedef struct job {
+    cu_state *state;
+    const plan_problem *problem;
+    cu_program which;
+    int rung, end; /* the next form to try, and the one not to try any more */
+    cu_loaded best;
     saccade_error err;
     saccade_status status;
     pthread_t thread;
     int is_begun, has_thread;
 } job;
 
+static int is_done(const job *j)
+{
+    return j->status != SACCADE_OK || is_good(j->which, &j->best.image) || j->rung >= j->end;
+}
+
+/* Takes the form if it is better than the best so far, or keeps the error; in the order of
+ * forms, so that none after the first good one counts. */
+static void judge(job *j, trial *t)
+{
+    if (!is_done(j) && t->status != SACCADE_OK) {
+        j->status = t->status;
+        j->err = t->err;
+    } else if (!is_done(j)
+               && (is_good(j->which, &t->got.image)
+                   || is_better(j->which, &t->got.image, &j->best.image))) {
+        drop(&j->best);
+        j->best = t->got;
+        return;
+    }
+    drop(&t->got);
+}
+
+/* Tries the next forms, at most `most` of them. */
+static void try_forms(job *j, int most)
+{
+    trial trials[MOST_AT_A_TIME] = {{0}};
+    const cu_program_kind *kind = &cu_program_kinds[j->which];
+    int n = 0;
+    for (; n < most && j->rung + n < j->end; n++) {
+        trials[n] = (trial){.state = j->state, .problem = j->problem, .which = j->which};
+        trials[n].got.rung = j->rung + n;
+        if (!kind->choose(j->state, j->problem, j->rung + n, &trials[n].got.form))
+            break;
+    }
+    run_trials(trials, n);
+    for (int i = 0; i < n; i++)
+        judge(j, &trials[i]);
+    j->rung = n < most ? j->end : j->rung + n;
+}
+
+/* Half of the CPUs: other programs are on their way too. */
+static int forms_at_a_time(void)
+{
+    const int n = cpus_usable(2 * MOST_AT_A_TIME) / 2;
+    return n > 1 ? n : 1;
+}
+
 static void *run_job(void *argument)
 {
     job *j = argument;
-    j->status = cu_compile_instance(j->state, j->problem, j->which, &j->out->form,
-                                    &j->out->image, &j->err);
+    for (int most = 1; !is_done(j); most = forms_at_a_time())
+        try_forms(j, most);
     return NULL;
 }
 
-/* Begins the program's first form, if it has one; without a thread to spare it is compiled at
- * once. */
-static void begin_job(job *j, cu_state *s, const plan_problem *p, cu_program which)
+/* Begins the program with the form of that rung, if it has any form; without a thread to spare
+ * it is compiled at once. What it has from forms before is the best so far. */
+static void begin_job(job *j, cu_state *s, const plan_problem *p, cu_program which, int rung,
+                      int end)
 {
     cu_loaded *out = &s->programs[which];
-    if (!cu_program_kinds[which].choose(s, p, 0, &out->form)) {
+    cu_form first;
+    if (!cu_program_kinds[which].choose(s, p, 0, &first)) {
         out->form = (cu_form){0};
         return;
     }
-    *j = (job){.state = s, .problem = p, .which = which, .out = out, .is_begun = 1};
+    if (!out->image.code)
+        out->form = first;
+    *j = (job){.state = s, .problem = p, .which = which, .rung = rung, .end = end};
+    j->best = *out;
+    out->image = (cu_image){0};
+    j->is_begun = 1;
+    if (is_done(j))
+        return;
     j->has_thread = thread_begin(&j->thread, NULL, run_job, j) == 0;
     if (!j->has_thread)
         run_job(j);
@@ -64,26 +188,31 @@ static saccade_status end_job(job *j, saccade_status before, saccade_error *err)
         return before;
     if (j->has_thread)
         pthread_join(j->thread, NULL);
-    j->is_begun = 0;
-    if (before != SACCADE_OK)
-        return before;
-    if (j->status != SACCADE_OK && err)
+    j->is_begun = j->has_thread = 0;
+    if (j->end == ALL_FORMS && is_left_out(j->which, &j->best.image)) {
+        drop(&j->best);
+        j->best.form = (cu_form){0};
+    }
+    j->state->programs[j->which] = j->best;
+    if (before == SACCADE_OK && j->status != SACCADE_OK && err)
         *err = j->err;
-    return j->status;
+    return before == SACCADE_OK ? j->status : before;
 }
 
-/* Programs that begin together: forward's beside CU_MAIN, those of them that have its tile,
- * backward's, and those that wait for backward's choice. */
-typedef enum part { BESIDE_MAIN, WITH_MAIN, BACKWARD, AFTER_TILES } part;
+/* ---- programs side by side ---- */
+
+/* Programs that begin together: forward's that have a tile of their own, the main one and those
+ * that have its tile, backward's, and those that wait for backward's choice. */
+typedef enum part { OWN_TILE, MAIN_TILE, BACKWARD, AFTER_TILES } part;
 
 static int is_in(cu_program i, part which)
 {
     const cu_program_kind *kind = &cu_program_kinds[i];
     const int is_backward = kind->operation == CU_OP_BACKWARD;
     switch (which) {
-    case BESIDE_MAIN:
-        return !is_backward && i != CU_MAIN;
-    case WITH_MAIN:
+    case OWN_TILE:
+        return !is_backward && i != CU_MAIN && !kind->follows_main;
+    case MAIN_TILE:
         return kind->follows_main;
     case BACKWARD:
         return is_backward && !kind->follows_tiles;
@@ -92,11 +221,12 @@ static int is_in(cu_program i, part which)
     }
 }
 
-static void begin_jobs(job *jobs, cu_state *s, const plan_problem *p, part which)
+static void begin_jobs(job *jobs, cu_state *s, const plan_problem *p, part which, int rung,
+                       int end)
 {
     for (int i = 0; i < CU_PROGRAMS; i++)
         if (is_in((cu_program)i, which))
-            begin_job(&jobs[i], s, p, (cu_program)i);
+            begin_job(&jobs[i], s, p, (cu_program)i, rung, end);
 }
 
 static saccade_status end_jobs(job *jobs, part which, saccade_status status, saccade_error *err)
@@ -107,143 +237,47 @@ static saccade_status end_jobs(job *jobs, part which, saccade_status status, sac
     return status;
 }
 
-/* ---- the main program's tile ---- */
-
-/* Late offsets suit scores that rarely climb far: plain ones, bounded ones, and those affine in
- * the key, which are walked from their larger end. A general score is not trusted with it. */
-static int may_be_lazy(const cu_state *s)
-{
-    return s->programs[CU_MAIN].form.tile.is_lazy
-           && (s->facts.score != CU_SCORE_GENERAL || s->facts.is_bounded);
-}
-
-static int choose_main(cu_state *s, const plan_problem *p, int rung)
-{
-    cu_loaded *l = &s->programs[CU_MAIN];
-    if (!cu_program_kinds[CU_MAIN].choose(s, p, rung, &l->form))
-        return 0;
-    l->rung = rung;
-    s->is_lazy = may_be_lazy(s);
-    return 1;
-}
-
-static saccade_status compile_main(cu_state *s, const plan_problem *p, saccade_error *err)
-{
-    cu_loaded *l = &s->programs[CU_MAIN];
-    drop(l);
-    return cu_compile_instance(s, p, CU_MAIN, &l->form, &l->image, err);
-}
-
-/* After the first tile has spilled or waited: the first clean one of the others, or else it. */
-static saccade_status search_main(cu_state *s, const plan_problem *p, saccade_error *err)
-{
-    for (int rung = 1; choose_main(s, p, rung); rung++) {
-        TRY(compile_main(s, p, err));
-        if (is_clean(&s->programs[CU_MAIN].image))
-            return SACCADE_OK;
-    }
-    s->given_up = 1;
-    choose_main(s, p, 0);
-    return compile_main(s, p, err);
-}
-
-static saccade_status compile_first(cu_state *s, const plan_problem *p, job *jobs,
-                                    saccade_error *err)
-{
-    TRY(compile_main(s, p, err));
-    if (is_clean(&s->programs[CU_MAIN].image))
-        return SACCADE_OK;
-    TRY(end_jobs(jobs, WITH_MAIN, SACCADE_OK, err));
-    TRY(search_main(s, p, err));
-    if (s->given_up)
-        return SACCADE_OK; /* the followers are compiled for the first tile already */
-    for (int i = 0; i < CU_PROGRAMS; i++)
-        if (cu_program_kinds[i].follows_main)
-            drop(&s->programs[i]);
-    begin_jobs(jobs, s, p, WITH_MAIN);
-    return SACCADE_OK;
-}
-
-/* ---- the other programs' forms ---- */
-
-/* Where a program is left out, others that make the same take two times as long and more; so
- * many bytes spilled cost it less. */
-enum { SPILL_LAST = 256 };
-
-/* Whether no smaller form is looked for. */
-static int is_good(const cu_program_kind *kind, const cu_image *image)
-{
-    return image->report.spill_bytes <= kind->spill_most && !image->report.is_serialised;
-}
-
-static int is_better(const cu_image *image, const cu_image *best)
-{
-    if (image->report.is_serialised != best->report.is_serialised)
-        return best->report.is_serialised;
-    return image->report.spill_bytes < best->report.spill_bytes;
-}
-
-/* Takes a smaller form if the first one spills and that one spills less. */
-static saccade_status settle(const cu_state *s, const plan_problem *p, cu_program which,
-                             cu_loaded *best, saccade_error *err)
-{
-    const cu_program_kind *kind = &cu_program_kinds[which];
-    cu_form smaller;
-    for (int rung = 1; !is_good(kind, &best->image) && kind->choose(s, p, rung, &smaller);
-         rung++) {
-        cu_image image = {0};
-        TRY(cu_compile_instance(s, p, which, &smaller, &image, err));
-        if (!is_better(&image, &best->image)) {
-            free(image.code);
-            continue;
-        }
-        free(best->image.code);
-        *best = (cu_loaded){.form = smaller, .rung = rung, .image = image};
-    }
-    if (kind->is_optional
-        && (best->image.report.spill_bytes > SPILL_LAST || best->image.report.is_serialised)) {
-        drop(best);
-        best->form = (cu_form){0};
-    }
-    return SACCADE_OK;
-}
-
-static saccade_status settle_all(cu_state *s, const plan_problem *p, part which,
-                                 saccade_status status, saccade_error *err)
-{
-    for (int i = 0; i < CU_PROGRAMS && status == SACCADE_OK; i++)
-        if (is_in((cu_program)i, which) && s->programs[i].image.code)
-            status = settle(s, p, (cu_program)i, &s->programs[i], err);
-    return status;
-}
-
-/* ---- all of them ---- */
-
 static saccade_status end_backward(job *jobs, cu_state *s, const plan_problem *p,
                                    saccade_status status, saccade_error *err)
 {
     status = end_jobs(jobs, BACKWARD, status, err);
-    status = settle_all(s, p, BACKWARD, status, err);
     if (status == SACCADE_OK)
-        begin_jobs(jobs, s, p, AFTER_TILES);
+        begin_jobs(jobs, s, p, AFTER_TILES, 0, ALL_FORMS);
     return end_jobs(jobs, AFTER_TILES, status, err);
 }
 
 saccade_status cu_compile_backward(cu_state *s, const plan_problem *p, saccade_error *err)
 {
     job jobs[CU_PROGRAMS] = {{0}};
-    begin_jobs(jobs, s, p, BACKWARD);
+    begin_jobs(jobs, s, p, BACKWARD, 0, ALL_FORMS);
     return end_backward(jobs, s, p, SACCADE_OK, err);
+}
+
+/* The programs of the main one's first tile are through before it says which tile it takes. */
+static saccade_status end_main(job *jobs, cu_state *s, const plan_problem *p,
+                               saccade_error *err)
+{
+    saccade_status status = end_jobs(jobs, MAIN_TILE, SACCADE_OK, err);
+    status = end_job(&jobs[CU_MAIN], status, err);
+    if (status != SACCADE_OK)
+        return status;
+    const int is_other = s->programs[CU_MAIN].rung != 0;
+    for (int i = 0; i < CU_PROGRAMS; i++)
+        if (is_other && is_in((cu_program)i, MAIN_TILE))
+            drop(&s->programs[i]);
+    begin_jobs(jobs, s, p, MAIN_TILE, is_other ? 0 : 1, ALL_FORMS);
+    return SACCADE_OK;
 }
 
 saccade_status cu_compile_programs(cu_state *s, const plan_problem *p, saccade_error *err)
 {
     job jobs[CU_PROGRAMS] = {{0}};
-    choose_main(s, p, 0);
-    begin_jobs(jobs, s, p, BESIDE_MAIN);
-    begin_jobs(jobs, s, p, BACKWARD);
-    saccade_status status = compile_first(s, p, jobs, err);
-    status = end_jobs(jobs, BESIDE_MAIN, status, err);
-    status = settle_all(s, p, BESIDE_MAIN, status, err);
+    begin_job(&jobs[CU_MAIN], s, p, CU_MAIN, 0, ALL_FORMS);
+    begin_jobs(jobs, s, p, MAIN_TILE, 0, 1);
+    begin_jobs(jobs, s, p, OWN_TILE, 0, ALL_FORMS);
+    begin_jobs(jobs, s, p, BACKWARD, 0, ALL_FORMS);
+    saccade_status status = end_main(jobs, s, p, err);
+    status = end_jobs(jobs, MAIN_TILE, status, err);
+    status = end_jobs(jobs, OWN_TILE, status, err);
     return end_backward(jobs, s, p, status, err);
 }

@@ -37,6 +37,13 @@ int cu_key_bits(const plan_problem *p)
     return p->kv_dtype == SACCADE_I4 ? 4 : 8 * (int)saccade_dtype_bytes(p->kv_dtype);
 }
 
+/* Late offsets suit scores that rarely climb far: plain ones, bounded ones, and those affine in
+ * the key, which are walked from their larger end. A general score is not trusted with it. */
+int cu_is_lazy(const cu_state *s, const cu_form *form)
+{
+    return form->tile.is_lazy && (s->facts.score != CU_SCORE_GENERAL || s->facts.is_bounded);
+}
+
 int cu_is_monotone(const pass_limits *limits)
 {
     int is_known = limits != NULL;
@@ -99,7 +106,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"TN", form->tile.keys},
         {"STAGES", form->tile.stages},
         {"PINGPONG", form->tile.is_pingpong},
-        {"LAZY", is_small ? form->tile.is_lazy : kind->may_be_lazy && s->is_lazy},
+        {"LAZY", is_small ? form->tile.is_lazy : kind->may_be_lazy && cu_is_lazy(s, form)},
         {"ROWMAX", kind->has_maxima},
         {"PACKED", kind->is_packed},
         {"INVARIANT", p->is_invariant},

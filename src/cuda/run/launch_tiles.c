@@ -78,9 +78,10 @@ static saccade_status launch_passes(const saccade_plan *plan, const plan_run *ru
     /* all tiles run at once: none are drawn, none listed */
     const int is_short =
         form->family == CU_SM90 && a->p.n_tiles <= n_sm && a->p.N <= SHORT_KEYS && !run->ragged;
-    const int is_exact = !is_main || run->row_max || (is_short && s->is_lazy);
+    const int is_lazy = cu_is_lazy(s, &s->programs[CU_MAIN].form);
+    const int is_exact = !is_main || run->row_max || (is_short && is_lazy);
     void *const first = is_exact ? exact : s->programs[a->program].kernel;
-    const int is_late = s->is_lazy && first != exact;
+    const int is_late = is_lazy && first != exact;
     void *parameters[] = {&a->p, a->captures, &a->maps[0], &a->maps[1], &a->maps[2]};
     if (form->family == CU_SM90 && !is_short)
         TRY((run->ragged ? run_start : run_start_next)(a, s->programs[CU_CAREFUL].other, 1,
