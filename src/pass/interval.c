@@ -1,9 +1,11 @@
-/* A mask that is one interval of keys per row: each bool node is carried as a pair of bounds
-   lo <= kv < hi, free of kv. An inequality gives one when it compares kv, kv + c, c - kv or
-   kv / n (n constant) with something free of kv, and c is provably small, so that kv + c can't
-   wrap; the bounds themselves saturate. && intersects; || joins half-lines of one direction,
-   and conditions free of kv. Equality of captured values (documents) is not an interval here:
-   only the values know. */
+/* A mask that is one interval of keys per row: each bool node, and its opposite, is carried as a
+   pair of bounds lo <= kv < hi, free of kv. An inequality gives one when it compares kv, kv + c,
+   c - kv, the distance of one of these from 0, or kv / n (n constant) with something free of kv,
+   and c is provably small, so that kv + c can't wrap; the bounds themselves saturate. &&
+   intersects; || joins half-lines of one direction, what follows a half-line at its end,
+   conditions free of kv, and terms of which one has a condition where the other has its
+   opposite. Equality of captured values (documents) is not an interval here: only the values
+   know. */
 #include "pass/pass.h"
 
 #include "base/status.h"
@@ -156,9 +158,11 @@ typedef struct bounder {
     mod_builder *b;
     uint32_t *copy; /* of each node of fn, in b */
     extent *extents;
-    ramp *ramps;         /* of int nodes */
-    interval *intervals; /* of bool nodes */
+    ramp *ramps;            /* of int nodes */
+    interval *intervals[2]; /* of bool nodes: where they hold, and where they do not */
 } bounder;
+
+enum { HOLDS, FAILS };
 
 static const interval no_interval = {NONE, NONE};
 
@@ -304,46 +308,95 @@ static interval of_quotient(const bounder *w, const ramp *r, uint32_t node, ends
     return at;
 }
 
+/* An int free of kv, as a node of the builder. */
+typedef struct still {
+    uint32_t node;
+    extent size;
+} still;
+
+static extent within_int(int64_t lo, int64_t hi)
+{
+    return (extent){lo < INT32_MIN ? INT32_MIN : lo, hi > INT32_MAX ? INT32_MAX : hi};
+}
+
 /* kv + c against x is kv against x - c; c - kv against x is kv against c - x, turned round. */
-static interval of_sum(const bounder *w, const ramp *r, uint32_t node, ends e)
+static interval of_sum(const bounder *w, const ramp *r, still x, ends e)
 {
     mod_builder *b = w->b;
     const bool is_up = r->sign > 0;
     const bool is_from = is_up ? e.lower : e.upper, is_to = is_up ? e.upper : e.lower;
-    extent size = w->extents[node];
-    uint32_t x = w->copy[node];
+    const extent size = x.size;
     interval at = {least(b), most(b)};
     if (r->c != NONE && is_up) {
-        x = saturating(b, OP_isub, x, size, r->c, r->size);
-        size = (extent){size.lo - r->size.hi, size.hi - r->size.lo};
+        x.node = saturating(b, OP_isub, x.node, size, r->c, r->size);
+        x.size = within_int(size.lo - r->size.hi, size.hi - r->size.lo);
     } else if (r->c != NONE) {
-        x = saturating(b, OP_isub, r->c, r->size, x, size);
-        size = (extent){r->size.lo - size.hi, r->size.hi - size.lo};
+        x.node = saturating(b, OP_isub, r->c, r->size, x.node, size);
+        x.size = within_int(r->size.lo - size.hi, r->size.hi - size.lo);
     }
-    size.lo = size.lo < INT32_MIN ? INT32_MIN : size.lo;
-    size.hi = size.hi > INT32_MAX ? INT32_MAX : size.hi;
     if (is_from)
-        at.lo = e.strict ? next(b, x, size) : x;
+        at.lo = e.strict ? next(b, x.node, x.size) : x.node;
     if (is_to)
-        at.hi = e.strict ? x : next(b, x, size);
+        at.hi = e.strict ? x.node : next(b, x.node, x.size);
     return at;
 }
 
-static interval of_comparison(const bounder *w, uint32_t node)
+static interval of_both(mod_builder *b, interval i, interval j)
+{
+    if (i.lo == NONE || j.lo == NONE)
+        return no_interval;
+    return (interval){rewrite_emit2(b, OP_imax, i.lo, j.lo),
+                      rewrite_emit2(b, OP_imin, i.hi, j.hi)};
+}
+
+/* |ramp| <= x: it lies between -x and x, which hold nothing for x below 0. */
+static interval of_distance(const bounder *w, const ramp *r, still x, bool is_strict)
+{
+    const extent none = {0, 0};
+    const still minus = {saturating(w->b, OP_isub, mod_emit_int(w->b, 0), none, x.node, x.size),
+                         within_int(-x.size.hi, -x.size.lo)};
+    return of_both(w->b, of_sum(w, r, minus, (ends){true, false, is_strict}),
+                   of_sum(w, r, x, (ends){false, true, is_strict}));
+}
+
+/* The ramp whose distance from 0 the node is; sign 0: none. A ramp does not reach the least
+ * int, whose distance wraps, but by a c that is larger than any offset. */
+static ramp distant_ramp(const bounder *w, uint32_t node)
+{
+    const ramp none = {0};
+    if (w->fn->nodes[node].op != OP_iabs)
+        return none;
+    const ramp r = w->ramps[operand(w->fn, node, 0)];
+    const int64_t lo = r.size.lo + (r.sign > 0 ? PASS_NEAR_MIN : -PASS_NEAR_MAX);
+    return r.sign != 0 && r.by == 1 && lo > INT32_MIN ? r : none;
+}
+
+static interval of_comparison(const bounder *w, uint32_t node, int side)
 {
     const mod_fn *fn = w->fn;
-    const mod_op op = (mod_op)fn->nodes[node].op;
-    const uint32_t x = operand(fn, node, 0), y = operand(fn, node, 1);
-    const bool is_left = !is_free(fn, x); /* the side of kv */
-    if (!is_free(fn, is_left ? y : x))
+    mod_op op = (mod_op)fn->nodes[node].op;
+    uint32_t x = operand(fn, node, 0), y = operand(fn, node, 1);
+    if (op == (side == FAILS ? OP_ieq : OP_ine))
         return no_interval;
-    const ramp r = w->ramps[is_left ? x : y];
+    if (side == FAILS) { /* !(x < y) is y <= x */
+        const uint32_t first = x;
+        x = y;
+        y = first;
+        op = op == OP_ilt ? OP_ile : op == OP_ile ? OP_ilt : OP_ieq;
+    }
+    const bool is_left = !is_free(fn, x); /* the side of kv */
+    const uint32_t moving = is_left ? x : y, other = is_left ? y : x;
+    if (!is_free(fn, other))
+        return no_interval;
+    const still at = {w->copy[other], w->extents[other]};
+    const ramp far = distant_ramp(w, moving), r = w->ramps[moving];
+    if (far.sign != 0 && is_left && op != OP_ieq)
+        return of_distance(w, &far, at, op == OP_ilt);
     if (r.sign == 0)
         return no_interval;
     const ends e =
         op == OP_ieq ? (ends){true, true, false} : (ends){!is_left, is_left, op == OP_ilt};
-    const uint32_t still = is_left ? y : x;
-    return r.by > 1 ? of_quotient(w, &r, still, e) : of_sum(w, &r, still, e);
+    return r.by > 1 ? of_quotient(w, &r, other, e) : of_sum(w, &r, at, e);
 }
 
 /* A condition free of kv: all keys or none. */
@@ -352,59 +405,131 @@ static interval of_condition(mod_builder *b, uint32_t condition)
     return (interval){rewrite_emit(b, OP_isel, condition, least(b), most(b)), most(b)};
 }
 
+/* One interval where a condition free of kv holds, another where it does not. */
+static interval of_choice(mod_builder *b, uint32_t condition, interval i, interval j)
+{
+    if (i.lo == NONE || j.lo == NONE)
+        return no_interval;
+    return (interval){rewrite_emit(b, OP_isel, condition, i.lo, j.lo),
+                      rewrite_emit(b, OP_isel, condition, i.hi, j.hi)};
+}
+
+/* Keys of a half-line i and those of j where that is one interval: j is a half-line of the same
+ * direction, or begins where i ends. */
+static interval beside(mod_builder *b, interval i, interval j)
+{
+    if (i.lo == least(b) && (j.lo == least(b) || j.lo == i.hi))
+        return (interval){least(b), rewrite_emit2(b, OP_imax, i.hi, j.hi)};
+    if (i.hi == most(b) && (j.hi == most(b) || j.hi == i.lo))
+        return (interval){rewrite_emit2(b, OP_imin, i.lo, j.lo), most(b)};
+    return no_interval;
+}
+
+static interval of_either(mod_builder *b, interval i, interval j)
+{
+    if (i.lo == NONE || j.lo == NONE)
+        return no_interval;
+    const interval first = beside(b, i, j);
+    return first.lo == NONE ? beside(b, j, i) : first;
+}
+
+static bool are_opposite(const mod_fn *fn, uint32_t x, uint32_t y)
+{
+    const mod_node *m = &fn->nodes[x], *n = &fn->nodes[y];
+    if (m->op == OP_not || n->op == OP_not)
+        return m->op == OP_not ? operand(fn, x, 0) == y : operand(fn, y, 0) == x;
+    if (m->n_args != 2 || n->n_args != 2)
+        return false;
+    const uint32_t x0 = operand(fn, x, 0), x1 = operand(fn, x, 1);
+    const uint32_t y0 = operand(fn, y, 0), y1 = operand(fn, y, 1);
+    if ((m->op == OP_ieq && n->op == OP_ine) || (m->op == OP_ine && n->op == OP_ieq))
+        return (x0 == y0 && x1 == y1) || (x0 == y1 && x1 == y0);
+    return ((m->op == OP_ilt && n->op == OP_ile) || (m->op == OP_ile && n->op == OP_ilt))
+           && x0 == y1 && x1 == y0;
+}
+
+enum { MOST_TERMS = 8 };
+
+/* Terms of a conjunction that are free of kv; at most MOST_TERMS of its first ones. */
+static int conditions_of(const mod_fn *fn, uint32_t node, uint32_t *terms)
+{
+    uint32_t stack[MOST_TERMS];
+    int n = 0, depth = 0;
+    stack[depth++] = node;
+    while (depth > 0 && n < MOST_TERMS) {
+        const uint32_t x = stack[--depth];
+        if (fn->nodes[x].op == OP_and && !is_free(fn, x) && depth + 2 <= MOST_TERMS) {
+            stack[depth++] = operand(fn, x, 0);
+            stack[depth++] = operand(fn, x, 1);
+        } else if (is_free(fn, x)) {
+            terms[n++] = x;
+        }
+    }
+    return n;
+}
+
+/* A condition that x has as a term where y has its opposite; NONE: there is none. */
+static uint32_t dividing(const mod_fn *fn, uint32_t x, uint32_t y)
+{
+    uint32_t of_x[MOST_TERMS], of_y[MOST_TERMS];
+    const int n = conditions_of(fn, x, of_x), m = conditions_of(fn, y, of_y);
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < m; k++)
+            if (are_opposite(fn, of_x[i], of_y[k]))
+                return of_x[i];
+    return NONE;
+}
+
 static interval of_or(const bounder *w, uint32_t node)
 {
     const mod_fn *fn = w->fn;
     mod_builder *b = w->b;
     const uint32_t x = operand(fn, node, 0), y = operand(fn, node, 1);
-    const interval i = w->intervals[x], j = w->intervals[y];
-    if (is_free(fn, x) || is_free(fn, y)) {
-        const uint32_t condition = w->copy[is_free(fn, x) ? x : y];
-        const interval k = is_free(fn, x) ? j : i;
-        return (interval){rewrite_emit(b, OP_isel, condition, least(b), k.lo),
-                          rewrite_emit(b, OP_isel, condition, most(b), k.hi)};
-    }
-    if (i.lo == least(b) && j.lo == least(b))
-        return (interval){least(b), rewrite_emit2(b, OP_imax, i.hi, j.hi)};
-    if (i.hi == most(b) && j.hi == most(b))
-        return (interval){rewrite_emit2(b, OP_imin, i.lo, j.lo), most(b)};
-    return no_interval;
+    const interval i = w->intervals[HOLDS][x], j = w->intervals[HOLDS][y];
+    const interval all = {least(b), most(b)};
+    if (is_free(fn, x) || is_free(fn, y))
+        return of_choice(b, w->copy[is_free(fn, x) ? x : y], all, is_free(fn, x) ? j : i);
+    const uint32_t condition = dividing(fn, x, y); /* where it holds, y holds nowhere */
+    return condition == NONE ? of_either(b, i, j) : of_choice(b, w->copy[condition], i, j);
 }
 
-static bool has_intervals(const bounder *w, uint32_t node, uint32_t from)
+/* Where the node fails: !(x && y) is !x || !y. */
+static interval of_failed_and(const bounder *w, uint32_t node)
 {
-    for (uint32_t k = from; k < w->fn->nodes[node].n_args; k++)
-        if (w->intervals[operand(w->fn, node, k)].lo == NONE)
-            return false;
-    return true;
+    const mod_fn *fn = w->fn;
+    mod_builder *b = w->b;
+    const uint32_t x = operand(fn, node, 0), y = operand(fn, node, 1);
+    const interval i = w->intervals[FAILS][x], j = w->intervals[FAILS][y];
+    const interval all = {least(b), most(b)};
+    if (is_free(fn, x) || is_free(fn, y))
+        return of_choice(b, w->copy[is_free(fn, x) ? x : y], is_free(fn, x) ? j : i, all);
+    return of_either(b, i, j);
 }
 
-static interval interval_of(const bounder *w, uint32_t node)
+static interval interval_of(const bounder *w, uint32_t node, int side)
 {
     const mod_fn *fn = w->fn;
     mod_builder *b = w->b;
     const mod_op op = (mod_op)fn->nodes[node].op;
+    const interval *of = w->intervals[side];
     if (fn->nodes[node].type != MOD_BOOL)
         return no_interval;
     if (is_free(fn, node))
-        return of_condition(b, w->copy[node]);
-    if (op == OP_ilt || op == OP_ile || op == OP_ieq)
-        return of_comparison(w, node);
+        return of_condition(b, side == HOLDS ? w->copy[node]
+                                             : rewrite_emit1(b, OP_not, w->copy[node]));
+    if (op == OP_ilt || op == OP_ile || op == OP_ieq || op == OP_ine)
+        return of_comparison(w, node, side);
+    if (op == OP_not)
+        return w->intervals[1 - side][operand(fn, node, 0)];
+    if ((op == OP_and && side == HOLDS) || (op == OP_or && side == FAILS))
+        return of_both(b, of[operand(fn, node, 0)], of[operand(fn, node, 1)]);
     if (op == OP_or)
-        return has_intervals(w, node, 0) ? of_or(w, node) : no_interval;
-    if (op == OP_and && has_intervals(w, node, 0)) {
-        const interval i = w->intervals[operand(fn, node, 0)];
-        const interval j = w->intervals[operand(fn, node, 1)];
-        return (interval){rewrite_emit2(b, OP_imax, i.lo, j.lo),
-                          rewrite_emit2(b, OP_imin, i.hi, j.hi)};
-    }
-    if (op == OP_bsel && is_free(fn, operand(fn, node, 0)) && has_intervals(w, node, 1)) {
-        const uint32_t condition = w->copy[operand(fn, node, 0)];
-        const interval i = w->intervals[operand(fn, node, 1)];
-        const interval j = w->intervals[operand(fn, node, 2)];
-        return (interval){rewrite_emit(b, OP_isel, condition, i.lo, j.lo),
-                          rewrite_emit(b, OP_isel, condition, i.hi, j.hi)};
-    }
+        return of_or(w, node);
+    if (op == OP_and)
+        return of_failed_and(w, node);
+    if (op == OP_bsel && is_free(fn, operand(fn, node, 0)))
+        return of_choice(b, w->copy[operand(fn, node, 0)], of[operand(fn, node, 1)],
+                         of[operand(fn, node, 2)]);
     return no_interval;
 }
 
@@ -415,17 +540,19 @@ int pass_interval(const mod_fn *fn, arena *arena, const mod_fn **bounds_fn, uint
     w.copy = arena_array(arena, fn->n_nodes, sizeof *w.copy);
     w.extents = arena_array(arena, fn->n_nodes, sizeof *w.extents);
     w.ramps = arena_array(arena, fn->n_nodes, sizeof *w.ramps);
-    w.intervals = arena_array(arena, fn->n_nodes, sizeof *w.intervals);
+    for (int side = HOLDS; side <= FAILS; side++)
+        w.intervals[side] = arena_array(arena, fn->n_nodes, sizeof *w.intervals[side]);
     if (fn->kind != SACCADE_MASK || w.b == NULL || w.copy == NULL || w.extents == NULL
-        || w.ramps == NULL || w.intervals == NULL)
+        || w.ramps == NULL || w.intervals[HOLDS] == NULL || w.intervals[FAILS] == NULL)
         return 0;
     for (uint32_t i = 0; i < fn->n_nodes; i++) {
         w.copy[i] = rewrite_copy(w.b, fn, i, w.copy);
         w.extents[i] = extent_of(fn, i, w.extents);
         w.ramps[i] = ramp_of(&w, i);
-        w.intervals[i] = interval_of(&w, i);
+        for (int side = HOLDS; side <= FAILS; side++)
+            w.intervals[side][i] = interval_of(&w, i, side);
     }
-    uint32_t roots[2] = {w.intervals[fn->result].lo, w.intervals[fn->result].hi};
+    uint32_t roots[2] = {w.intervals[HOLDS][fn->result].lo, w.intervals[HOLDS][fn->result].hi};
     const mod_fn *out;
     if (roots[0] == NONE || mod_finish_roots(w.b, roots, 2, &out, NULL) != SACCADE_OK)
         return 0;
