@@ -1,11 +1,11 @@
-/* A mask that is one interval of keys per row: each bool node, and its opposite, is carried as a
-   pair of bounds lo <= kv < hi, free of kv. An inequality gives one when it compares kv, kv + c,
-   c - kv, the distance of one of these from 0, or kv / n (n constant) with something free of kv,
-   and c is provably small, so that kv + c can't wrap; the bounds themselves saturate. &&
-   intersects; || joins half-lines of one direction, what follows a half-line at its end,
-   conditions free of kv, and terms of which one has a condition where the other has its
-   opposite. Equality of captured values (documents) is not an interval here: only the values
-   know. */
+/* A mask that is one interval of keys per row: each bool node, and its opposite, is carried
+   as a pair of bounds lo <= kv < hi, free of kv. An inequality gives one when it compares
+   kv, kv + c, c - kv, the distance of one of these from 0, or kv / n (n constant) with
+   something free of kv, and c is provably small, so that kv + c can't wrap; the bounds
+   themselves saturate. && intersects; || joins half-lines of one direction, what follows a
+   half-line at its end, conditions free of kv, and terms of which one has a condition where
+   the other has its opposite. Equality of captured values (documents) is not an interval
+   here: only the values know. */
 #include "pass/pass.h"
 
 #include "base/status.h"
