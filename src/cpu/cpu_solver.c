@@ -162,7 +162,7 @@ static size_t tile_workspace(const saccade_plan *plan, const saccade_sizes *size
 static saccade_status tile_prepare(const saccade_plan *plan, const saccade_block_mask *mask,
                                    saccade_error *err)
 {
-    TRY(cpu_prepare_mask(mask, err));
+    TRY(cpu_prepare_mask(&plan->problem, mask, err));
     return cpu_state_of(plan)->backward ? cpu_backward_prepare(plan, mask, err) : SACCADE_OK;
 }
 

@@ -16,12 +16,20 @@ static void block_sizes(const saccade_block_mask *mask, int32_t *rows, int32_t *
     *keys = view->imported_block_q ? view->imported_block_kv : CPU_BLOCK_KEYS;
 }
 
-saccade_status cpu_prepare_mask(const saccade_block_mask *mask, saccade_error *err)
+/* Rows and keys of blocks that tell what a strip of a PARTIAL tile needs, where the mask's
+ * value says it: those that backward's tiles have too. */
+enum { CELL = 32 };
+
+saccade_status cpu_prepare_mask(const plan_problem *problem, const saccade_block_mask *mask,
+                                saccade_error *err)
 {
     const mask_runs *runs;
     int32_t rows, keys;
     block_sizes(mask, &rows, &keys);
-    return mask_runs_for(mask, rows, keys, 0, &runs, err);
+    TRY(mask_runs_for(mask, rows, keys, 0, &runs, err));
+    return mask_is_imported(mask) || plan_limits(problem)
+               ? SACCADE_OK
+               : mask_runs_for(mask, CELL, CELL, 0, &runs, err);
 }
 
 saccade_status cpu_live_of(const plan_problem *problem, const plan_run *run, cpu_live *out,
@@ -41,7 +49,9 @@ saccade_status cpu_live_of(const plan_problem *problem, const plan_run *run, cpu
     if (!run->block_mask)
         return SACCADE_OK;
     block_sizes(run->block_mask, &rows, &keys);
-    return mask_runs_prepared(run->block_mask, rows, keys, 0, &out->runs, err);
+    TRY(mask_runs_prepared(run->block_mask, rows, keys, 0, &out->runs, err));
+    out->cells = out->is_imported ? out->runs : mask_runs_ready(run->block_mask, CELL, CELL, 0);
+    return SACCADE_OK;
 }
 
 /* ---- runs ---- */
@@ -75,9 +85,8 @@ static cpu_cover cover_of_row(const mask_runs *r, int64_t row, int64_t j0, int64
     return !touched ? CPU_EMPTY : full_to >= j1 ? CPU_FULL : CPU_PARTIAL;
 }
 
-static cpu_cover cover_by_runs(const cpu_live *live, const cpu_box *box)
+static cpu_cover cover_by_runs(const cpu_live *live, const mask_runs *r, const cpu_box *box)
 {
-    const mask_runs *r = live->runs;
     cpu_cover all = CPU_EMPTY;
     int is_first = 1;
     for (int64_t h = box->h0; h < (r->H == 1 ? box->h0 + 1 : box->h1); h++)
@@ -88,6 +97,37 @@ static cpu_cover cover_by_runs(const cpu_live *live, const cpu_box *box)
             is_first = 0;
         }
     return all;
+}
+
+/* Widens [*from, *past) by the keys of [j0, j1) that a block row lists. */
+static void span_of_row(const mask_runs *r, int64_t row, int64_t j0, int64_t j1, int64_t *from,
+                        int64_t *past)
+{
+    for (int64_t n = first_past(r, row, j0); n < r->row_begin[row + 1]; n++) {
+        const int64_t first = (int64_t)r->runs[n].first * r->block_kv;
+        const int64_t end = first + (int64_t)r->runs[n].count * r->block_kv;
+        if (first >= j1)
+            break;
+        *from = first < *from ? first : *from;
+        *past = end > *past ? end : *past;
+    }
+}
+
+cpu_cover cpu_narrow_box(const cpu_live *live, int32_t group, cpu_box *box)
+{
+    const mask_runs *r = live->cells;
+    int64_t from = box->j1, past = box->j0;
+    for (int64_t h = box->h0; h < (r->H == 1 ? box->h0 + 1 : box->h1); h++)
+        for (int64_t i = box->i0 / r->block_q * r->block_q; i < box->i1; i += r->block_q)
+            span_of_row(r, plan_block_row(live->run, r, box->b, h, i / r->block_q), box->j0,
+                        box->j1, &from, &past);
+    if (from >= past)
+        return CPU_EMPTY;
+    if (from > box->j0)
+        box->j0 += (from - box->j0) / group * group;
+    if (past < box->j1)
+        box->j1 = past;
+    return cover_by_runs(live, r, box);
 }
 
 /* ---- proof ---- */
@@ -115,7 +155,7 @@ cpu_cover cpu_cover_of(const cpu_live *live, const cpu_limits *limits, const cpu
     if (live->by == CPU_BY_LIMITS)
         return cpu_cover_of_limits(limits, box->j0, box->j1);
     if (live->runs)
-        return cover_by_runs(live, box);
+        return cover_by_runs(live, live->runs, box);
     return live->mask ? cover_by_proof(live, box, ranges) : CPU_FULL;
 }
 
@@ -140,8 +180,7 @@ void cpu_row_live(const cpu_live *live, eval_state *state, const cpu_box *row, u
         return;
     }
     memset(out, 0, (size_t)(row->j1 - row->j0));
-    const int64_t which =
-        plan_block_row(live->run, r, row->b, row->h0, row->i0 / r->block_q);
+    const int64_t which = plan_block_row(live->run, r, row->b, row->h0, row->i0 / r->block_q);
     for (int64_t n = first_past(r, which, row->j0); n < r->row_begin[which + 1]; n++) {
         const int64_t first = (int64_t)r->runs[n].first * r->block_kv;
         const int64_t past = first + (int64_t)r->runs[n].count * r->block_kv;
@@ -198,8 +237,7 @@ int64_t cpu_weight_of(const cpu_live *live, const cpu_box *box, int64_t from, in
     if (blocks == 0 || (!r && !live->mask))
         return blocks;
     if (r && box->j0 == 0 && box->j1 == live->run->sizes.KV)
-        return r->row_live[plan_block_row(live->run, r, box->b, box->h0,
-                                          box->i0 / r->block_q)];
+        return r->row_live[plan_block_row(live->run, r, box->b, box->h0, box->i0 / r->block_q)];
     for (int64_t n = 0; n < PROBES; n++) {
         cpu_box tile = *box;
         tile.j0 += blocks * n / PROBES * CPU_BLOCK_KEYS;

@@ -43,6 +43,7 @@ typedef struct cpu_live {
     const pass_limits *limits; /* CPU_BY_LIMITS: of the mask */
     const mod_fn *mask;        /* NULL: none */
     const mask_runs *runs;     /* NULL: tiles are proven while running */
+    const mask_runs *cells;    /* what narrows PARTIAL tiles; NULL: nothing does */
     int is_imported;           /* the runs are the truth themselves */
 } cpu_live;
 
@@ -54,11 +55,16 @@ typedef struct cpu_box {
 /* EINVAL when the run's block mask is needed and was not prepared for these tiles. */
 saccade_status cpu_live_of(const plan_problem *problem, const plan_run *run, cpu_live *out,
                            saccade_error *err);
-saccade_status cpu_prepare_mask(const saccade_block_mask *mask, saccade_error *err);
+saccade_status cpu_prepare_mask(const plan_problem *problem, const saccade_block_mask *mask,
+                                saccade_error *err);
 /* Kernels bound kv_len themselves. limits: of the box's rows, CPU_BY_LIMITS only. ranges:
  * scratch, a pass_range per node of the mask. */
 cpu_cover cpu_cover_of(const cpu_live *live, const cpu_limits *limits, const cpu_box *box,
                        pass_range *ranges);
+/* Cuts the box's keys to those between the first and the last that its cells leave, from a
+ * multiple of `group` keys on, counted from j0; whether the rows see none or all of them.
+ * needs: live->cells. */
+cpu_cover cpu_narrow_box(const cpu_live *live, int32_t group, cpu_box *box);
 /* out[0..n) for row i0 of head h0 in a PARTIAL tile, n <= EVAL_STRIP; state is set to it. */
 void cpu_row_live(const cpu_live *live, eval_state *state, const cpu_box *row, uint8_t *out);
 /* The keys [*from, *to) that the limits of a box's first and last row span; all without limits.
