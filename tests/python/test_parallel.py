@@ -69,6 +69,9 @@ def worker(rank, store):
         bias.grad = None
         over_ranks(rank, mode, by_torch, whole, weight, masks, bias, score, out, lse, want)
     second_derivatives(whole, masks)
+    for mode in ("gather", "staged", "heads"):
+        recomputed(rank, mode, whole, masks, score)
+        other_captures(rank, mode, whole)
     other_calls_over_heads(rank, whole, masks)
     for mode in ("heads", "gather"):
         other_batch(rank, mode, whole, masks)
@@ -117,6 +120,51 @@ def other_calls_over_heads(rank, whole, masks):
                 flex_attention(*own, *(calls[0] if rank else given), enable_gqa=True)
 
 
+def recomputed(rank, mode, whole, masks, score):
+    """Checkpointing of both kinds, in a context that was entered twice."""
+    from torch.utils.checkpoint import checkpoint
+
+    from saccade.torch import active, context_parallel, flex_attention
+
+    def attend(q, k, v):
+        return flex_attention(q, k, v, score, masks[0], enable_gqa=True)
+
+    want = torch.autograd.grad(attend(*whole).sum(), whole)
+    with context_parallel(
+        None, (2, H, N, D), masks, kv_heads=H // 2, mode=mode, seconds=60
+    ) as cp:
+        with cp:
+            pass
+        assert active.parallel is cp
+        for is_reentrant in (True, False):
+            own = [cp.shard(t.detach()).requires_grad_() for t in whole]
+            checkpoint(attend, *own, use_reentrant=is_reentrant).sum().backward()
+            for t, right in zip(own, want):
+                torch.testing.assert_close(t.grad, cp.shard(right), rtol=1e-4, atol=1e-5)
+        with pytest.raises(ValueError, match="enable_gqa=True"):
+            flex_attention(*own, score, masks[0])
+        with pytest.raises(ValueError, match="got BACKEND 'ref' inside"):
+            options = {"BACKEND": "ref"}
+            flex_attention(*own, score, masks[0], enable_gqa=True, kernel_options=options)
+        with pytest.raises(ValueError, match="got None, expected one among its masks"):
+            flex_attention(*own, score, enable_gqa=True)
+    assert active.parallel is None
+
+
+def other_captures(rank, mode, whole):
+    """Masks of one text whose captured values differ."""
+    from saccade.torch import context_parallel, create_block_mask, flex_attention
+
+    doc = torch.arange(N) // (50 + 10 * rank)
+    mask = create_block_mask(lambda b, h, q, k: doc[q] == doc[k], None, None, N, N, "cpu")
+    with pytest.raises(RuntimeError, match="another (mask|shard plan)"):
+        with context_parallel(
+            None, (2, H, N, D), [mask], kv_heads=H // 2, mode=mode, seconds=20
+        ) as cp:
+            own = [cp.shard(t.detach()) for t in whole]
+            flex_attention(*own, None, mask, enable_gqa=True)
+
+
 def late_over_heads(rank, whole, masks):
     """Leaves a group that has an exchange of one rank under way."""
     from saccade.torch import context_parallel, flex_attention
@@ -128,8 +176,9 @@ def late_over_heads(rank, whole, masks):
         if rank:
             time.sleep(2)
         else:
-            with pytest.raises(RuntimeError):
-                flex_attention(*own, None, masks[0], enable_gqa=True)
+            for words in ("another rank failed", "failed before"):
+                with pytest.raises(RuntimeError, match=words):
+                    flex_attention(*own, None, masks[0], enable_gqa=True)
 
 
 def other_batch(rank, mode, whole, masks):

@@ -361,3 +361,16 @@ def test_autocast():
         out = varlen_attention(q.bfloat16(), k, v, *given)
     assert out.dtype is torch.bfloat16
     assert torch.equal(out, varlen_attention(*(t.bfloat16() for t in (q, k, v)), *given))
+
+
+@pytest.mark.parametrize("is_reentrant", [True, False])
+def test_checkpointing(is_reentrant):
+    """Saved tensors may be looked at once where they are made again."""
+    from torch.utils.checkpoint import checkpoint
+
+    cu = torch.tensor([0, 5, 5, 19], dtype=torch.int32)
+    q, k, v = (torch.randn(19, 2, 8).requires_grad_() for _ in range(3))
+    want = torch.autograd.grad(varlen_attention(q, k, v, cu).square().sum(), (q, k, v))
+    out = checkpoint(lambda *t: varlen_attention(*t, cu), q, k, v, use_reentrant=is_reentrant)
+    out.square().sum().backward()
+    assert all(torch.equal(t.grad, right) for t, right in zip((q, k, v), want))

@@ -13,6 +13,10 @@ import torch.distributed as dist
 Limit = Optional[datetime.timedelta]
 
 
+class Differs(RuntimeError):
+    """Ranks have told each other of calls that are not the same."""
+
+
 def limit_of(seconds: float, device: torch.device) -> Limit:
     """How long a collective may take. None for CUDA, where the group's own limit holds: NCCL
     would keep the host waiting."""
@@ -56,7 +60,7 @@ def agree_on_counts(counts_out, counts_in, each, mine: int, group, limit: Limit)
     told = torch.empty_like(given)
     wait(dist.all_to_all_single(told, given, group=group, async_op=True), limit)
     for peer in (told[:, 0] != wanted).nonzero()[:1].flatten().tolist():
-        raise RuntimeError(
+        raise Differs(
             f"rank {peer} sends {int(told[peer, 0])} bytes, rank {dist.get_rank(group)} "
             f"expected {int(wanted[peer])}: their calls or their batches differ"
         )
@@ -66,7 +70,7 @@ def agree_on_counts(counts_out, counts_in, each, mine: int, group, limit: Limit)
 def _compare(what, mine, told, group):
     for peer, theirs in enumerate(told):
         if theirs != mine:
-            raise RuntimeError(
+            raise Differs(
                 f"rank {dist.get_rank(group)} has another {what} than rank {peer}, expected "
                 "the same"
             )

@@ -325,6 +325,14 @@ def check_layout(q, k, v):
         )
 
 
+def check_groups(shapes, q, k, enable_gqa):
+    if q.shape[1] != k.shape[1] and not enable_gqa:
+        raise _bad(
+            f"{shapes}: got {q.shape[1]} query heads and {k.shape[1]} key heads, expected "
+            "equal numbers, or enable_gqa=True"
+        )
+
+
 def check_shapes(q, k, v, enable_gqa):
     shapes = f"query {tuple(q.shape)}, key {tuple(k.shape)}, value {tuple(v.shape)}"
     if 0 in k.shape[1:] or 0 in v.shape[1:] or not q.shape[1] * q.shape[3]:
@@ -335,11 +343,7 @@ def check_shapes(q, k, v, enable_gqa):
         raise _bad(f"{shapes}: expected key and value of the same heads and length")
     if k.shape[0] not in (1, q.shape[0]) or v.shape[0] not in (1, q.shape[0]):
         raise _bad(f"{shapes}: expected key and value of query's batch, or of batch 1")
-    if q.shape[1] != k.shape[1] and not enable_gqa:
-        raise _bad(
-            f"{shapes}: got {q.shape[1]} query heads and {k.shape[1]} key heads, expected "
-            "equal numbers, or enable_gqa=True"
-        )
+    check_groups(shapes, q, k, enable_gqa)
     if q.shape[1] % k.shape[1]:
         raise _bad(
             f"{shapes}: got {q.shape[1]} query heads over {k.shape[1]} key heads, expected a "

@@ -7,12 +7,13 @@ then of V. Gradients go the way back and are added up in one order, in float32.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Sequence
 
 import torch
 import torch.distributed as dist
 
-from .agreement import Limit, agree_on_counts, wait
+from .agreement import Differs, Limit, agree_on_counts, wait
 
 Ranges = Sequence[tuple[int, int]]
 
@@ -238,8 +239,30 @@ class Heads:
     ):
         self.rank, self.ranks, self.length = rank, len(rows), length
         self.group, self.limit = group, limit
+        self.has_failed = False
         self.rows = [Rows(packed(x), x, device) for x in rows]
         self.counts = [x.count for x in self.rows]
+
+    @contextlib.contextmanager
+    def _exchanging(self):
+        """After one exchange that failed there is none any more: what a rank that was late
+        sends would meet another exchange, which gloo answers by ending the process."""
+        if self.has_failed:
+            raise RuntimeError(
+                "context_parallel: an exchange failed before, expected no more calls over "
+                "these processes"
+            )
+        self.has_failed = True
+        try:
+            yield
+        except Differs:  # every rank has the error, and none has sent rows
+            self.has_failed = False
+            raise
+        except RuntimeError as reason:
+            raise RuntimeError(
+                f"context_parallel: another rank failed, or did not answer: {reason}"
+            ) from None
+        self.has_failed = False
 
     def to_heads(self, told, *tensors):
         """[B, H, rows here, dim] of one dtype to [B, H / ranks, all rows, dim]. told: a digest
@@ -255,9 +278,10 @@ class Heads:
             ]
         )
         counts = [own] * self.ranks, self.counts
-        incoming, work = _exchange(outgoing, *counts, width, self.group, self.limit, told)
+        with self._exchanging():
+            incoming, work = _exchange(outgoing, *counts, width, self.group, self.limit, told)
+            wait(work, self.limit)
         made = [t.new_empty((B, n, self.length, dim)) for t, (B, n, dim) in zip(tensors, sizes)]
-        wait(work, self.limit)
         at = 0
         for count, rows in zip(self.counts, self.rows):
             for (B, n, dim), to in zip(sizes, made):
@@ -281,11 +305,12 @@ class Heads:
                     rows.take(of, outgoing[at : at + size].view(B, n, count, dim))
                 at += size
         counts = self.counts, [own] * self.ranks
-        incoming, work = _exchange(outgoing, *counts, width, self.group, self.limit, told)
+        with self._exchanging():
+            incoming, work = _exchange(outgoing, *counts, width, self.group, self.limit, told)
+            wait(work, self.limit)
         made = [
             t.new_empty((B, n * self.ranks, own, dim)) for t, (B, n, dim) in zip(tensors, sizes)
         ]
-        wait(work, self.limit)
         at = 0
         for r in range(self.ranks):
             for (B, n, dim), to in zip(sizes, made):

@@ -18,6 +18,7 @@ from .checks import (
     check_call,
     check_dropout,
     check_flags,
+    check_groups,
     check_sinks,
     scale_of,
     way_of,
@@ -187,6 +188,7 @@ def flex_attention(
             score_mod,
             block_mask,
             scale,
+            enable_gqa,
             kernel_options,
             return_lse,
             return_aux,
@@ -251,13 +253,24 @@ def with_sinks(out, lse, sink):
 
 
 @torch.compiler.disable
-def _over_ranks(q, k, v, score_mod, block_mask, scale, options, return_lse, return_aux):
+def _over_ranks(
+    q, k, v, score_mod, block_mask, scale, enable_gqa, options, return_lse, return_aux
+):
     """Inside of context_parallel. torch.compile breaks its graph here."""
-    if way_of(backend_of(options))[1]:
+    backend, invariance = way_of(backend_of(options))
+    if invariance:
         raise ValueError(
             "kernel_options: got BATCH_INVARIANT inside of context_parallel, expected a call "
             "outside of it"
         )
+    kind = active.parallel.device.type
+    if backend not in ("auto", kind):
+        raise ValueError(
+            f"kernel_options: got BACKEND {backend!r} inside of context_parallel, expected "
+            f"'auto' or {kind!r}, where these ranks run"
+        )
+    if q.dim() == k.dim() == 4:  # else it is an error below
+        check_groups(f"query {tuple(q.shape)}, key {tuple(k.shape)}", q, k, enable_gqa)
     if return_aux is not None and return_aux.max_scores:
         raise NotImplementedError("max_scores: not to be had over ranks")
     out, lse = active.parallel.attention(q, k, v, score_mod, block_mask, scale)

@@ -82,6 +82,7 @@ class ContextParallel:
         self._limit = limit_of(seconds, self.device)
         self._transport = c_dist.Transport(self.rank, self.ranks, seconds, self._exchange)
         self._alone = c_dist.Transport(0, 1, seconds, self._exchange)
+        self._before: list = []  # what each `with` that is open found
         self._agreed: set = set()  # (peer, sizes to it, sizes from it) that it has told of
         self._made: dict = {}
         self._pools: dict = {}
@@ -285,9 +286,8 @@ class ContextParallel:
         for i, known in enumerate(self.masks):
             if mask is known:
                 return i, mask.handle()
-        raise ValueError(
-            "block_mask: got one that context_parallel was not given among its masks"
-        )
+        got = "None" if given is None else "one that context_parallel was not given"
+        raise ValueError(f"block_mask: got {got}, expected one among its masks")
 
     def made(self, index, mask, score, q, k, v, scale, bits, names):
         """The plan of a kind of call, made by all ranks at the first of them, and over heads a
@@ -320,6 +320,9 @@ class ContextParallel:
             transport = self._alone if is_spread else self._transport
             found = c_dist.Dist(self._context, problem, shards, index, transport, self.window)
             told = self._told(index, problem, read) if is_spread else 0
+            if not is_spread and self.masks:  # the library compares texts and runs alone
+                told_mask = digest(self.masks[index].told())
+                agree("mask", told_mask, self.group, self.device, self._limit)
             self._made[index, problem, read] = found = found, told
         found[0].prepare(mask)
         return found
@@ -390,11 +393,12 @@ class ContextParallel:
         return found
 
     def __enter__(self) -> "ContextParallel":
-        self._before, active.parallel = active.parallel, self
+        self._before.append(active.parallel)
+        active.parallel = self
         return self
 
     def __exit__(self, *_: Any) -> None:
-        active.parallel = self._before
+        active.parallel = self._before.pop()
 
 
 def context_parallel(

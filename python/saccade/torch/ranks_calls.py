@@ -218,14 +218,15 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_out, d_lse):
+        saved = ctx.saved_tensors  # once: checkpointing makes them again for one look
         with torch.no_grad():
-            made = Attention._gradients(ctx, d_out, d_lse)
+            made = Attention._gradients(ctx, saved, d_out, d_lse)
         message = NO_SECOND_OF.format("context_parallel")
-        return None, *last(message, made, (d_out, d_lse, *ctx.saved_tensors))
+        return None, *last(message, made, (d_out, d_lse, *saved))
 
     @staticmethod
-    def _gradients(ctx, d_out, d_lse):
-        q, k, v, out, lse, *captured = ctx.saved_tensors
+    def _gradients(ctx, saved, d_out, d_lse):
+        q, k, v, out, lse, *captured = saved
         needs = ctx.needs_input_grad[1:]
         d_out = d_out.contiguous().resolve_neg() if d_out is not None else None
         d_lse = d_lse.resolve_neg() if d_lse is not None else None

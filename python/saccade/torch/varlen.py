@@ -240,9 +240,10 @@ class _Varlen(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_out, d_lse):
-        given = ctx.saved_tensors[:5]  # the others: a change in place is an error
+        saved = ctx.saved_tensors  # once: checkpointing makes them again for one look
+        given = saved[:5]  # the others: a change in place is an error
         with torch.no_grad():
             d = torch.zeros_like(given[3]) if d_out is None else d_out
             made = ctx.call.backward(given, ctx.needs_input_grad[1:], d, d_lse)
         message = NO_SECOND_OF.format("varlen_attention")
-        return None, *last(message, made, (d_out, d_lse, *ctx.saved_tensors))
+        return None, *last(message, made, (d_out, d_lse, *saved))
