@@ -334,7 +334,7 @@ static void test_print(void **unused)
 static void code_holds_no_address(void **unused)
 {
     enum { BYTES = 1 << 16 };
-    static const mod_capture captures[] = {{"t", SACCADE_BF16, MOD_FLOAT, 2}};
+    static const mod_capture captures[] = {{"t", SACCADE_F64, MOD_FLOAT, 2}};
     const pass_facts *facts;
     const mod_fn *fn;
     jit_graph graph;
@@ -347,7 +347,7 @@ static void code_holds_no_address(void **unused)
     const uint32_t score = mod_emit(b, OP_SCORE, NULL, 0, 0, 0, 0);
     const uint32_t at[2] = {mod_emit(b, OP_VAR, NULL, 0, VAR_Q, 0, 0),
                             mod_emit(b, OP_VAR, NULL, 0, VAR_KV, 0, 0)};
-    const uint32_t bias = mod_emit(b, OP_LOAD, at, 2, 0, 0, 0); /* bf16: read by a call */
+    const uint32_t bias = mod_emit(b, OP_LOAD, at, 2, 0, 0, 0); /* f64: read by a call */
     const uint32_t sum = mod_emit2(b, OP_fadd, mod_emit1(b, OP_flog, score), bias);
     assert_int_equal(mod_finish(b, sum, &fn, NULL), SACCADE_OK);
     assert_int_equal(pass_facts_make(fn, &a, &facts, NULL), SACCADE_OK);

@@ -27,7 +27,8 @@ struct jit_program {
 struct jit_state {
     const jit_program *program;
     eval_env score_env;
-    saccade_tensor tensors[JIT_MAX_TENSORS];
+    saccade_tensor tensors[JIT_MAX_TENSORS]; /* data: where offsets count from */
+    uint8_t skip[JIT_MAX_TENSORS];           /* JIT_SKIP */
     float scale;
     int32_t b, h;
     int32_t *uniform, *rows, *cols;
@@ -150,16 +151,33 @@ size_t jit_state_bytes(const jit_program *p)
     return bytes + (size_t)p->spills * SLOT_BYTES;
 }
 
-/* Whether every offset into t, in elements, fits int32. */
-static int offsets_fit(const saccade_tensor *t)
+/* Whether every offset into t, in elements from `skip` before its first, fits int32. */
+static int offsets_fit(const saccade_tensor *t, int skip)
 {
-    int64_t most = 0;
+    int64_t most = skip;
     for (int32_t d = 0; d < t->rank; d++) {
         if (t->stride[d] < INT32_MIN || t->stride[d] > INT32_MAX)
             return 0;
         most += (t->shape[d] - 1) * (t->stride[d] < 0 ? -t->stride[d] : t->stride[d]);
     }
     return most <= INT32_MAX;
+}
+
+/* Makes offsets into tensor i count from a whole word, where it is read by those. 0: offsets do
+ * not fit, or elements may lie in two words. */
+static int place_tensor(jit_state *s, uint32_t i)
+{
+    saccade_tensor *t = &s->tensors[i];
+    s->skip[i] = 0;
+    if (t->rank > 0 && jit_reads_words(t->dtype)) {
+        const uintptr_t bytes = saccade_dtype_bytes(t->dtype);
+        const uintptr_t past = (uintptr_t)t->data % JIT_WORD_BYTES;
+        if (past % bytes != 0)
+            return 0;
+        s->skip[i] = (uint8_t)(past / bytes);
+        t->data = (void *)((uintptr_t)t->data - past);
+    }
+    return offsets_fit(t, s->skip[i]);
 }
 
 static void *carve(char **memory, size_t bytes)
@@ -199,6 +217,9 @@ static int32_t leaf(const jit_state *s, const jit_node *n)
         break;
     case JIT_SCALE:
         cell.f = s->scale;
+        break;
+    case JIT_SKIP:
+        cell.i = s->skip[n->imm];
         break;
     case JIT_LAST:
         cell.i = (int32_t)(t->shape[dim] - 1);
@@ -286,7 +307,7 @@ jit_state *jit_begin(const jit_program *p, const eval_env *score_env, const eval
     for (uint32_t i = 0; i < g->n_tensors; i++) {
         s->tensors[i] = i < g->n_score_tensors ? score_env->tensors[i]
                                                : mask_env->tensors[i - g->n_score_tensors];
-        if (!offsets_fit(&s->tensors[i]))
+        if (!place_tensor(s, i))
             return NULL;
     }
     s->offsets = carve(&at, sizeof(int64_t) * JIT_COLS);

@@ -41,8 +41,9 @@ saccade_status jit_compile_results(const saccade_plan *plan, const mod_fn *fn,
                                    saccade_error *err);
 void jit_destroy(jit_program *program);
 size_t jit_state_bytes(const jit_program *program); /* multiple of 64 */
-/* Starts using memory (64-aligned). NULL when a captured tensor reaches past 2^31 elements: use
- * the interpreter for this run. Envs' tensors are borrowed. */
+/* Starts using memory (64-aligned). NULL when a captured tensor reaches past 2^31 elements, or
+ * one of 2-byte elements lies at an odd address: use the interpreter for this run. Envs'
+ * tensors are borrowed. */
 jit_state *jit_begin(const jit_program *program, const eval_env *score_env,
                      const eval_env *mask_env, float scale, void *memory);
 /* Fix (b, h), then rows q0.. and keys kv0.. (positions, offsets included), in any order. */

@@ -279,7 +279,8 @@ static uint32_t put_scored(jit_graph *g, const mod_node *n, const uint32_t *x)
 static uint32_t put_load(jit_graph *g, const mod_fn *fn, const mod_node *n,
                          const uint32_t *place, int32_t tensor)
 {
-    uint32_t offset = 0;
+    const int in_words = jit_reads_words(fn->captures[n->imm.i].dtype);
+    uint32_t offset = in_words ? put(g, JIT_SKIP, MOD_INT, tensor, 0, NULL, 0) : 0;
     for (int d = 0; d < n->n_args; d++) {
         const int32_t imm = tensor * SACCADE_MAX_RANK + d;
         const uint32_t zero = put(g, OP_INT, MOD_INT, 0, 0, NULL, 0);
@@ -288,7 +289,7 @@ static uint32_t put_load(jit_graph *g, const mod_fn *fn, const mod_node *n,
         uint32_t i = put2(g, OP_imax, MOD_INT, place[fn->args[n->args + (uint32_t)d]], zero);
         i = put2(g, OP_imin, MOD_INT, i, last);
         i = put2(g, OP_imul, MOD_INT, i, stride);
-        offset = d ? put2(g, OP_iadd, MOD_INT, offset, i) : i;
+        offset = d || in_words ? put2(g, OP_iadd, MOD_INT, offset, i) : i;
     }
     return put(g, JIT_READ, (mod_type)n->type, tensor, 1, &offset, 0);
 }
@@ -482,6 +483,13 @@ saccade_status jit_build_results(const mod_fn *score, const uint32_t *results, u
 
 int jit_reads_inline(saccade_dtype dtype)
 {
-    return dtype == SACCADE_F32 || dtype == SACCADE_I32 || dtype == SACCADE_U32
-           || dtype == SACCADE_I64 || dtype == SACCADE_U64;
+    return jit_reads_words(dtype) || dtype == SACCADE_F32 || dtype == SACCADE_I32
+           || dtype == SACCADE_U32 || dtype == SACCADE_I64 || dtype == SACCADE_U64;
+}
+
+int jit_reads_words(saccade_dtype dtype)
+{
+    return dtype == SACCADE_BOOL || dtype == SACCADE_U8 || dtype == SACCADE_I8
+           || dtype == SACCADE_U16 || dtype == SACCADE_I16 || dtype == SACCADE_F16
+           || dtype == SACCADE_BF16;
 }

@@ -13,6 +13,7 @@ typedef enum jit_op {
     JIT_SCALE = MOD_OP_COUNT, /* the run's scale */
     JIT_LAST,                 /* imm = tensor * 8 + dim: size - 1 */
     JIT_STRIDE,               /* imm = tensor * 8 + dim */
+    JIT_SKIP,                 /* imm = tensor: elements from a word's start to the first */
     JIT_READ,                 /* element of tensor imm at offset x */
     JIT_INPUT,                /* the incoming score times x */
     JIT_DIV,                  /* x / y for y that is never 0 */
@@ -102,8 +103,12 @@ int64_t jit_frame_at(const jit_program *program);
 void jit_reserve(jit_program *program, int32_t spills);
 void jit_place(const jit_state *state, int32_t row0, int32_t col0, jit_call *call);
 
-/* Elements of 4 bytes, or the low half of 8, are gathered in line; others by a call. */
+/* Elements of up to 4 bytes, or the low half of 8, are gathered in line; others by a call. */
 int jit_reads_inline(saccade_dtype dtype);
+/* Those of 1 and 2 bytes are cut out of the aligned word of 4 that holds them, which no page
+ * ends within: offsets of such tensors count from the word that holds the first element. */
+enum { JIT_WORD_BYTES = 4 };
+int jit_reads_words(saccade_dtype dtype);
 
 typedef void jit_code_fn(const jit_call *call);
 
