@@ -134,6 +134,8 @@ static void variants(void **state)
         {.mask = "doc[q] == doc[kv] && q >= kv"},
         {.mask = "kv < 20 || q >= kv", .score = "softcap(c)"},
         {.score = "score + rel[h, (q - kv) & 63]"},
+        {.score = "score + rel_bf16[h, (q - kv) & 63]"},
+        {.score = "score + table_f16[kv - q + 90]"},
         {.score = "score * h_scale[h] + table[kv]", .kv_len = 290},
         {.mask = "q % 3 == 0"},
         {.mask = "false"},

@@ -52,26 +52,34 @@ const saccade_binding *case_bindings(int32_t *n)
 {
     static int32_t doc[CAPTURE], W = 7;
     static float h_scale[16], rel[16 * 64], table[CAPTURE], c = 2.5f;
-    static saccade_binding all[6];
+    static uint16_t rel_bf16[16 * 64 + 1], table_f16[CAPTURE + 1]; /* not at whole words */
+    static saccade_binding all[8];
     uint64_t seed = 5;
     const int64_t line[1] = {CAPTURE}, heads[1] = {16}, square[2] = {16, 64};
-    *n = 6;
+    *n = 8;
     if (all[0].name)
         return all;
     for (int i = 0; i < CAPTURE; i++) {
         doc[i] = i / 37;
         table[i] = normal(&seed);
+        table_f16[i + 1] = f16_from_f32(table[i]);
     }
     for (int i = 0; i < 16; i++)
         h_scale[i] = 0.5f + uniform(&seed);
-    for (int i = 0; i < 16 * 64; i++)
+    for (int i = 0; i < 16 * 64; i++) {
         rel[i] = normal(&seed);
+        rel_bf16[i + 1] = bf16_from_f32(rel[i]);
+    }
     all[0] = (saccade_binding){"doc", saccade_tensor_of(doc, SACCADE_I32, 1, line)};
     all[1] = (saccade_binding){"W", saccade_tensor_of(&W, SACCADE_I32, 0, NULL)};
     all[2] = (saccade_binding){"h_scale", saccade_tensor_of(h_scale, SACCADE_F32, 1, heads)};
     all[3] = (saccade_binding){"rel", saccade_tensor_of(rel, SACCADE_F32, 2, square)};
     all[4] = (saccade_binding){"table", saccade_tensor_of(table, SACCADE_F32, 1, line)};
     all[5] = (saccade_binding){"c", saccade_tensor_of(&c, SACCADE_F32, 0, NULL)};
+    all[6] = (saccade_binding){"rel_bf16",
+                               saccade_tensor_of(rel_bf16 + 1, SACCADE_BF16, 2, square)};
+    all[7] = (saccade_binding){"table_f16",
+                               saccade_tensor_of(table_f16 + 1, SACCADE_F16, 1, line)};
     return all;
 }
 
