@@ -47,17 +47,23 @@ static void scales_by_row(const kv_codes *c, int64_t outer, int64_t row, int64_t
     }
 }
 
-/* Scales of a row's channels, the last ones repeated to fill a vector. */
+/* Scales of a row's channels, the last ones repeated to fill a vector. Those of groups come
+ * first, side by side, and are spread from the last on, so that none is overwritten unread. */
 static void scales_by_channel(const kv_codes *c, int64_t outer, int64_t row, int32_t dim,
                               float *to)
 {
     const plan_scale_row at = plan_scales_of(c->scale, &c->groups, outer, c->g, row);
-    const int32_t each = c->groups.channels;
-    float scale = 0;
-    for (int32_t d = 0; d < (dim + 15) / 16 * 16; d++) {
-        if (d < dim && d % each == 0)
-            widen_scales(c->scale->dtype, at.at + d / each * at.stride, 0, 1, &scale);
-        to[d] = scale;
+    const int32_t each = c->groups.channels, n = (dim + each - 1) / each;
+    if (at.stride == (int64_t)saccade_dtype_bytes(c->scale->dtype))
+        convert_to_f32(c->scale->dtype, at.at, to, n);
+    else
+        widen_scales(c->scale->dtype, at.at, at.stride, n, to);
+    for (int32_t g = n - 1; g >= 0; g--) {
+        const int32_t first = g * each;
+        const int32_t past = g == n - 1 ? (dim + 15) / 16 * 16 : first + each;
+        const float scale = to[g];
+        for (int32_t d = first; d < past; d++)
+            to[d] = scale;
     }
 }
 
