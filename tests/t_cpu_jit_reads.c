@@ -73,8 +73,10 @@ static int32_t index_at(int form, int32_t q, int32_t kv)
 /* t[index], ints in two halves, so that a float holds each. */
 static const mod_fn *one_read(saccade_dtype dtype, int form, int is_high, arena *a)
 {
-    const mod_capture capture = {"t", dtype, type_of(dtype), 1};
-    mod_builder *b = mod_builder_create(a, SACCADE_SCORE, &capture, 1);
+    mod_capture *capture = arena_array(a, 1, sizeof *capture); /* as long as what reads it */
+    assert_non_null(capture);
+    *capture = (mod_capture){"t", dtype, type_of(dtype), 1};
+    mod_builder *b = mod_builder_create(a, SACCADE_SCORE, capture, 1);
     const mod_fn *fn;
     uint32_t at = mod_emit_int(b, -3);
     if (form & ROW)

@@ -263,11 +263,10 @@ def _over_ranks(
             "kernel_options: got BATCH_INVARIANT inside of context_parallel, expected a call "
             "outside of it"
         )
-    kind = active.parallel.device.type
-    if backend not in ("auto", kind):
+    if backend not in ("auto", active.parallel.device.type):
         raise ValueError(
             f"kernel_options: got BACKEND {backend!r} inside of context_parallel, expected "
-            f"'auto' or {kind!r}, where these ranks run"
+            f"'auto' or {active.parallel.device.type!r}, where these ranks run"
         )
     if q.dim() == k.dim() == 4:  # else it is an error below
         check_groups(f"query {tuple(q.shape)}, key {tuple(k.shape)}", q, k, enable_gqa)
