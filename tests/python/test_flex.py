@@ -319,10 +319,14 @@ def test_refusals_have_pytorchs_words():
 def test_options_over_ranks(monkeypatch):
     """What holds in one process only is refused; keys are checked as elsewhere."""
     q = torch.randn(1, 1, 16, 16)
-    ranks = SimpleNamespace(attention=lambda *given: (given[0], None))
+    ranks = SimpleNamespace(
+        attention=lambda *given: (given[0], None), device=torch.device("cpu")
+    )
     monkeypatch.setattr(active, "parallel", ranks)
     with pytest.raises(ValueError, match="BATCH_INVARIANT inside of context_parallel"):
         st.flex_attention(q, q, q, kernel_options={"BATCH_INVARIANT": True})
+    with pytest.raises(ValueError, match="BACKEND 'cuda' inside of context_parallel"):
+        st.flex_attention(q, q, q, kernel_options={"BACKEND": "cuda"})
     with pytest.raises(ValueError, match="unknown key 'BLOK_M', did you mean"):
         st.flex_attention(q, q, q, kernel_options={"BLOK_M": 64})
     tuned = {"BLOCK_M": 64, "BATCH_INVARIANT": False}
