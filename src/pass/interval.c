@@ -196,6 +196,11 @@ static ramp ramp_of_quotient(const mod_fn *fn, uint32_t node)
     return r.by > 1 && r.by <= PASS_NEAR_MAX ? r : none;
 }
 
+static int64_t least_of_ramp(const ramp *r)
+{
+    return r->size.lo + (r->sign > 0 ? PASS_NEAR_MIN : -PASS_NEAR_MAX);
+}
+
 /* x + y, x - y or y - x for a ramp x and y free of kv. */
 static ramp moved_ramp(const bounder *w, ramp x, mod_op op, uint32_t still, bool is_left)
 {
@@ -214,7 +219,7 @@ static ramp moved_ramp(const bounder *w, ramp x, mod_op op, uint32_t still, bool
         r.size = (extent){j.lo - i.hi, j.hi - i.lo};
         r.c = x.c == NONE ? y : rewrite_emit2(b, OP_isub, y, x.c);
     }
-    const int64_t lo = r.size.lo + (r.sign > 0 ? PASS_NEAR_MIN : -PASS_NEAR_MAX);
+    const int64_t lo = least_of_ramp(&r);
     const int64_t hi = r.size.hi + (r.sign > 0 ? PASS_NEAR_MAX : -PASS_NEAR_MIN);
     if (lo < INT32_MIN || hi > INT32_MAX)
         r.sign = 0; /* it might wrap */
@@ -291,28 +296,27 @@ typedef struct ends {
     bool lower, upper, strict;
 } ends;
 
-static interval of_quotient(const bounder *w, const ramp *r, uint32_t node, ends e)
-{
-    mod_builder *b = w->b;
-    const extent size = w->extents[node];
-    const uint32_t x = w->copy[node];
-    const uint32_t after = rewrite_emit2(b, OP_iadd, x, mod_emit_int(b, 1));
-    const int64_t reach = (int64_t)r->by * 2;
-    interval at = {least(b), most(b)};
-    if (size.lo * r->by < INT32_MIN + reach || size.hi * r->by > INT32_MAX - reach)
-        return no_interval;
-    if (e.lower)
-        at.lo = first_of_quotient(b, r, e.strict ? after : x);
-    if (e.upper)
-        at.hi = first_of_quotient(b, r, e.strict ? x : after);
-    return at;
-}
-
 /* An int free of kv, as a node of the builder. */
 typedef struct still {
     uint32_t node;
     extent size;
 } still;
+
+static interval of_quotient(const bounder *w, const ramp *r, still x, ends e)
+{
+    mod_builder *b = w->b;
+    const extent size = x.size;
+    const uint32_t after = rewrite_emit2(b, OP_iadd, x.node, mod_emit_int(b, 1));
+    const int64_t reach = (int64_t)r->by * 2;
+    interval at = {least(b), most(b)};
+    if (size.lo * r->by < INT32_MIN + reach || size.hi * r->by > INT32_MAX - reach)
+        return no_interval;
+    if (e.lower)
+        at.lo = first_of_quotient(b, r, e.strict ? after : x.node);
+    if (e.upper)
+        at.hi = first_of_quotient(b, r, e.strict ? x.node : after);
+    return at;
+}
 
 static extent within_int(int64_t lo, int64_t hi)
 {
@@ -367,8 +371,7 @@ static ramp distant_ramp(const bounder *w, uint32_t node)
     if (w->fn->nodes[node].op != OP_iabs)
         return none;
     const ramp r = w->ramps[operand(w->fn, node, 0)];
-    const int64_t lo = r.size.lo + (r.sign > 0 ? PASS_NEAR_MIN : -PASS_NEAR_MAX);
-    return r.sign != 0 && r.by == 1 && lo > INT32_MIN ? r : none;
+    return r.sign != 0 && r.by == 1 && least_of_ramp(&r) > INT32_MIN ? r : none;
 }
 
 static interval of_comparison(const bounder *w, uint32_t node, int side)
@@ -396,7 +399,7 @@ static interval of_comparison(const bounder *w, uint32_t node, int side)
         return no_interval;
     const ends e =
         op == OP_ieq ? (ends){true, true, false} : (ends){!is_left, is_left, op == OP_ilt};
-    return r.by > 1 ? of_quotient(w, &r, other, e) : of_sum(w, &r, at, e);
+    return r.by > 1 ? of_quotient(w, &r, at, e) : of_sum(w, &r, at, e);
 }
 
 /* A condition free of kv: all keys or none. */
@@ -480,29 +483,23 @@ static uint32_t dividing(const mod_fn *fn, uint32_t x, uint32_t y)
     return NONE;
 }
 
-static interval of_or(const bounder *w, uint32_t node)
+/* x || y, or where x && y fails, which is !x || !y. */
+static interval of_union(const bounder *w, uint32_t node, int side)
 {
     const mod_fn *fn = w->fn;
     mod_builder *b = w->b;
     const uint32_t x = operand(fn, node, 0), y = operand(fn, node, 1);
-    const interval i = w->intervals[HOLDS][x], j = w->intervals[HOLDS][y];
+    const interval i = w->intervals[side][x], j = w->intervals[side][y];
     const interval all = {least(b), most(b)};
-    if (is_free(fn, x) || is_free(fn, y))
-        return of_choice(b, w->copy[is_free(fn, x) ? x : y], all, is_free(fn, x) ? j : i);
-    const uint32_t condition = dividing(fn, x, y); /* where it holds, y holds nowhere */
-    return condition == NONE ? of_either(b, i, j) : of_choice(b, w->copy[condition], i, j);
-}
-
-/* Where the node fails: !(x && y) is !x || !y. */
-static interval of_failed_and(const bounder *w, uint32_t node)
-{
-    const mod_fn *fn = w->fn;
-    mod_builder *b = w->b;
-    const uint32_t x = operand(fn, node, 0), y = operand(fn, node, 1);
-    const interval i = w->intervals[FAILS][x], j = w->intervals[FAILS][y];
-    const interval all = {least(b), most(b)};
-    if (is_free(fn, x) || is_free(fn, y))
-        return of_choice(b, w->copy[is_free(fn, x) ? x : y], is_free(fn, x) ? j : i, all);
+    if (is_free(fn, x) || is_free(fn, y)) {
+        const uint32_t condition = w->copy[is_free(fn, x) ? x : y];
+        const interval other = is_free(fn, x) ? j : i;
+        return side == HOLDS ? of_choice(b, condition, all, other)
+                             : of_choice(b, condition, other, all);
+    }
+    const uint32_t condition = side == HOLDS ? dividing(fn, x, y) : NONE;
+    if (condition != NONE) /* where it holds, y holds nowhere */
+        return of_choice(b, w->copy[condition], i, j);
     return of_either(b, i, j);
 }
 
@@ -523,10 +520,8 @@ static interval interval_of(const bounder *w, uint32_t node, int side)
         return w->intervals[1 - side][operand(fn, node, 0)];
     if ((op == OP_and && side == HOLDS) || (op == OP_or && side == FAILS))
         return of_both(b, of[operand(fn, node, 0)], of[operand(fn, node, 1)]);
-    if (op == OP_or)
-        return of_or(w, node);
-    if (op == OP_and)
-        return of_failed_and(w, node);
+    if (op == OP_or || op == OP_and)
+        return of_union(w, node, side);
     if (op == OP_bsel && is_free(fn, operand(fn, node, 0)))
         return of_choice(b, w->copy[operand(fn, node, 0)], of[operand(fn, node, 1)],
                          of[operand(fn, node, 2)]);
