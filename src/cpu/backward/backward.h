@@ -38,7 +38,7 @@
  * tile are BACKWARD_KEYS elements long whatever its keys. */
 enum { BACKWARD_ROWS = 192, BACKWARD_KEYS = 384, BACKWARD_CHUNKS = 16, BACKWARD_TURNED = 32 };
 /* Blocks of the mask's runs, square: cells of a tile, a whole number each way. */
-enum { BACKWARD_CELL = 32 };
+enum { BACKWARD_CELL = CPU_CELL };
 
 /* A captured value's gradient is a sum of dX times the score's derivative by it over all
  * positions that read it. By what its index varies with, such sums are made first along one

@@ -92,7 +92,7 @@ saccade_status cpu_backward_prepare(const saccade_plan *plan, const saccade_bloc
                                     saccade_error *err)
 {
     const mask_runs *runs;
-    if (mask_is_imported(mask) || plan_limits(&plan->problem))
+    if (!cpu_has_cells(&plan->problem, mask))
         return SACCADE_OK;
     return mask_runs_for(mask, BACKWARD_CELL, BACKWARD_CELL, 1, &runs, err);
 }
@@ -101,7 +101,7 @@ saccade_status cpu_backward_prepare(const saccade_plan *plan, const saccade_bloc
 static saccade_status find_runs(backward_job *job, saccade_error *err)
 {
     const saccade_block_mask *mask = job->run->block_mask;
-    if (!mask || mask_is_imported(mask) || plan_limits(&job->plan->problem))
+    if (!cpu_has_cells(&job->plan->problem, mask))
         return SACCADE_OK;
     return mask_runs_prepared(mask, BACKWARD_CELL, BACKWARD_CELL, 1, &job->runs, err);
 }

@@ -116,6 +116,21 @@ static inline int64_t item_index_of(const cpu_worker *w, int32_t r)
     return box->i0 + r % (box->i1 - box->i0);
 }
 
+/* The box of rows [r0, r0 + n) with keys [j0, j1); of all the item's rows where it has several
+ * heads, whose rows a strip may mix. */
+static inline cpu_box item_box_of(const cpu_worker *w, int32_t r0, int32_t n, int64_t j0,
+                                  int64_t j1)
+{
+    cpu_box box = w->item.box;
+    if (box.h1 - box.h0 == 1) {
+        box.i0 += r0;
+        box.i1 = box.i0 + n;
+    }
+    box.j0 = j0;
+    box.j1 = j1;
+    return box;
+}
+
 /* ---- item_worker.c ---- */
 
 /* The thread's own, set up for the job unless it was so before. */

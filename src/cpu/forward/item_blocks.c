@@ -55,42 +55,17 @@ static void note_live(cpu_worker *w, int32_t n_rows, const float *s)
         w->live[n] = s[n] != -INFINITY;
 }
 
-static cpu_cover narrow_by_limits(const cpu_worker *w, int32_t r0, int32_t n_rows, cpu_box *box)
-{
-    cpu_limits l = w->limits;
-    cpu_limit_rows(&l, r0, n_rows);
-    if (cpu_cover_of_limits(&l, box->j0, box->j1) == CPU_EMPTY)
-        return CPU_EMPTY;
-    const int64_t before = l.any_first > box->j0 ? l.any_first - box->j0 : 0;
-    box->j0 += before / JIT_GROUP * JIT_GROUP;
-    box->j1 = l.any_past < box->j1 ? l.any_past : box->j1;
-    return cpu_cover_of_limits(&l, box->j0, box->j1);
-}
-
-static cpu_cover narrow_by_cells(const cpu_worker *w, int32_t r0, int32_t n_rows, cpu_box *box)
-{
-    const int32_t last = r0 + n_rows - 1;
-    box->h0 = item_head_of(w, r0);
-    box->h1 = item_head_of(w, last) + 1;
-    if (box->h1 == box->h0 + 1) { /* a strip of several heads: all rows of the item */
-        box->i0 = item_index_of(w, r0);
-        box->i1 = item_index_of(w, last) + 1;
-    }
-    return cpu_narrow_box(&w->job->live, JIT_GROUP, box);
-}
-
 /* The part of a tile that a strip of rows needs: whole panels from the first live key on, no
  * key past the last. 0 when there is none. */
 static int narrow(const cpu_worker *w, int32_t r0, int32_t n_rows, item_tile *t)
 {
-    const int by_limits = w->job->live.by == CPU_BY_LIMITS;
-    if (t->is_full || (!by_limits && !w->job->live.cells))
+    if (t->is_full)
         return 1;
-    cpu_box box = w->item.box;
-    box.j0 = t->j0;
-    box.j1 = t->j0 + t->n;
-    const cpu_cover cover = by_limits ? narrow_by_limits(w, r0, n_rows, &box)
-                                      : narrow_by_cells(w, r0, n_rows, &box);
+    cpu_limits l = w->limits;
+    if (w->job->live.by == CPU_BY_LIMITS)
+        cpu_limit_rows(&l, r0, n_rows);
+    cpu_box box = item_box_of(w, r0, n_rows, t->j0, t->j0 + t->n);
+    const cpu_cover cover = cpu_narrow(&w->job->live, &l, JIT_GROUP, &box);
     t->first = (int32_t)(box.j0 - t->j0);
     t->j0 = box.j0;
     t->n = (int32_t)(box.j1 - box.j0);

@@ -33,18 +33,11 @@ static int32_t strip_rows(const cpu_worker *w, int32_t r0)
     return w->rows - r0 < strip ? w->rows - r0 : strip;
 }
 
-/* Whether all, some or none of a strip's positions with keys [j0, j1) are live; of the whole
- * item's where it has several heads, whose rows a strip may mix. */
+/* Whether all, some or none of a strip's positions with keys [j0, j1) are live. */
 static cpu_cover strip_cover(const cpu_worker *w, const cpu_limits *limits, int32_t r0,
                              int64_t j0, int64_t j1)
 {
-    cpu_box box = w->item.box;
-    if (box.h1 - box.h0 == 1) {
-        box.i0 += r0;
-        box.i1 = box.i0 + strip_rows(w, r0);
-    }
-    box.j0 = j0;
-    box.j1 = j1;
+    const cpu_box box = item_box_of(w, r0, strip_rows(w, r0), j0, j1);
     return cpu_cover_of(&w->job->live, limits, &box, w->ranges);
 }
 

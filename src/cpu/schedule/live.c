@@ -16,9 +16,10 @@ static void block_sizes(const saccade_block_mask *mask, int32_t *rows, int32_t *
     *keys = view->imported_block_q ? view->imported_block_kv : CPU_BLOCK_KEYS;
 }
 
-/* Rows and keys of blocks that tell what a strip of a PARTIAL tile needs, where the mask's
- * value says it: those that backward's tiles have too. */
-enum { CELL = 32 };
+int cpu_has_cells(const plan_problem *problem, const saccade_block_mask *mask)
+{
+    return mask && !mask_is_imported(mask) && !plan_limits(problem);
+}
 
 saccade_status cpu_prepare_mask(const plan_problem *problem, const saccade_block_mask *mask,
                                 saccade_error *err)
@@ -27,9 +28,8 @@ saccade_status cpu_prepare_mask(const plan_problem *problem, const saccade_block
     int32_t rows, keys;
     block_sizes(mask, &rows, &keys);
     TRY(mask_runs_for(mask, rows, keys, 0, &runs, err));
-    return mask_is_imported(mask) || plan_limits(problem)
-               ? SACCADE_OK
-               : mask_runs_for(mask, CELL, CELL, 0, &runs, err);
+    return cpu_has_cells(problem, mask) ? mask_runs_for(mask, CPU_CELL, CPU_CELL, 0, &runs, err)
+                                        : SACCADE_OK;
 }
 
 saccade_status cpu_live_of(const plan_problem *problem, const plan_run *run, cpu_live *out,
@@ -50,7 +50,8 @@ saccade_status cpu_live_of(const plan_problem *problem, const plan_run *run, cpu
         return SACCADE_OK;
     block_sizes(run->block_mask, &rows, &keys);
     TRY(mask_runs_prepared(run->block_mask, rows, keys, 0, &out->runs, err));
-    out->cells = out->is_imported ? out->runs : mask_runs_ready(run->block_mask, CELL, CELL, 0);
+    out->cells =
+        out->is_imported ? out->runs : mask_runs_ready(run->block_mask, CPU_CELL, CPU_CELL, 0);
     return SACCADE_OK;
 }
 
@@ -113,21 +114,37 @@ static void span_of_row(const mask_runs *r, int64_t row, int64_t j0, int64_t j1,
     }
 }
 
-cpu_cover cpu_narrow_box(const cpu_live *live, int32_t group, cpu_box *box)
+static void span_of_cells(const cpu_live *live, const cpu_box *box, int64_t *from,
+                          int64_t *past)
 {
     const mask_runs *r = live->cells;
-    int64_t from = box->j1, past = box->j0;
     for (int64_t h = box->h0; h < (r->H == 1 ? box->h0 + 1 : box->h1); h++)
         for (int64_t i = box->i0 / r->block_q * r->block_q; i < box->i1; i += r->block_q)
             span_of_row(r, plan_block_row(live->run, r, box->b, h, i / r->block_q), box->j0,
-                        box->j1, &from, &past);
-    if (from >= past)
+                        box->j1, from, past);
+}
+
+cpu_cover cpu_narrow(const cpu_live *live, const cpu_limits *limits, int32_t group,
+                     cpu_box *box)
+{
+    const int by_limits = live->by == CPU_BY_LIMITS;
+    int64_t from = box->j1, past = box->j0;
+    if (!by_limits && !live->cells)
+        return CPU_PARTIAL;
+    if (by_limits) {
+        from = limits->any_first;
+        past = limits->any_past;
+    } else {
+        span_of_cells(live, box, &from, &past);
+    }
+    if (from >= past || from >= box->j1 || past <= box->j0)
         return CPU_EMPTY;
     if (from > box->j0)
         box->j0 += (from - box->j0) / group * group;
     if (past < box->j1)
         box->j1 = past;
-    return cover_by_runs(live, r, box);
+    return by_limits ? cpu_cover_of_limits(limits, box->j0, box->j1)
+                     : cover_by_runs(live, live->cells, box);
 }
 
 /* ---- proof ---- */

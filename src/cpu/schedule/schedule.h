@@ -52,6 +52,11 @@ typedef struct cpu_box {
     int64_t b, h0, h1, i0, i1, j0, j1;
 } cpu_box;
 
+/* Square blocks of a mask's runs that tell what a strip of a PARTIAL tile needs where the
+ * mask's value says it, and what backward's tiles need. */
+enum { CPU_CELL = 32 };
+/* Whether they are to be had: not of limits, and imported blocks are what they are. */
+int cpu_has_cells(const plan_problem *problem, const saccade_block_mask *mask);
 /* EINVAL when the run's block mask is needed and was not prepared for these tiles. */
 saccade_status cpu_live_of(const plan_problem *problem, const plan_run *run, cpu_live *out,
                            saccade_error *err);
@@ -61,10 +66,11 @@ saccade_status cpu_prepare_mask(const plan_problem *problem, const saccade_block
  * scratch, a pass_range per node of the mask. */
 cpu_cover cpu_cover_of(const cpu_live *live, const cpu_limits *limits, const cpu_box *box,
                        pass_range *ranges);
-/* Cuts the box's keys to those between the first and the last that its cells leave, from a
- * multiple of `group` keys on, counted from j0; whether the rows see none or all of them.
- * needs: live->cells. */
-cpu_cover cpu_narrow_box(const cpu_live *live, int32_t group, cpu_box *box);
+/* Cuts the box's keys to those between the first and the last that limits or cells leave, from
+ * a multiple of `group` keys on, counted from j0; whether its rows see none or all of them.
+ * limits: as above, with any_ and all_ of these rows. */
+cpu_cover cpu_narrow(const cpu_live *live, const cpu_limits *limits, int32_t group,
+                     cpu_box *box);
 /* out[0..n) for row i0 of head h0 in a PARTIAL tile, n <= EVAL_STRIP; state is set to it. */
 void cpu_row_live(const cpu_live *live, eval_state *state, const cpu_box *row, uint8_t *out);
 /* The keys [*from, *to) that the limits of a box's first and last row span; all without limits.

@@ -212,17 +212,18 @@ static int narrow(const tangent_worker *w, int32_t r0, int32_t rows, tangent_til
 {
     t->from = 0;
     t->past = t->n;
-    if (t->is_full || w->job->live.by != CPU_BY_LIMITS)
+    if (t->is_full)
         return 1;
     cpu_limits l = w->limits;
-    cpu_limit_rows(&l, r0, rows);
-    if (cpu_cover_of_limits(&l, t->j0, t->j0 + t->n) == CPU_EMPTY)
-        return 0;
-    const int64_t before = l.any_first > t->j0 ? l.any_first - t->j0 : 0;
-    t->from = (int32_t)(before / JIT_GROUP * JIT_GROUP);
-    t->past = (int32_t)(l.any_past - t->j0 < t->n ? l.any_past - t->j0 : t->n);
-    t->is_full = cpu_cover_of_limits(&l, t->j0 + t->from, t->j0 + t->past) == CPU_FULL;
-    return 1;
+    if (w->job->live.by == CPU_BY_LIMITS)
+        cpu_limit_rows(&l, r0, rows);
+    const int64_t i0 = w->i0 + r0;
+    cpu_box box = {w->b, w->h, w->h + 1, i0, i0 + rows, t->j0, t->j0 + t->n};
+    const cpu_cover cover = cpu_narrow(&w->job->live, &l, JIT_GROUP, &box);
+    t->from = (int32_t)(box.j0 - t->j0);
+    t->past = (int32_t)(box.j1 - t->j0);
+    t->is_full = cover == CPU_FULL;
+    return cover != CPU_EMPTY;
 }
 
 static void run_strip(tangent_worker *w, tangent_tile t, int32_t r0, int32_t rows)
