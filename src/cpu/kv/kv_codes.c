@@ -25,8 +25,11 @@ kv_view kv_view_as(const plan_problem *problem, const plan_run *run, int is_valu
 static void widen_scales(saccade_dtype dtype, const char *at, int64_t stride, int64_t n,
                          float *to)
 {
-    for (int64_t i = 0; i < n; i++, at += stride)
-        convert_to_f32(dtype, at, to + i, 1);
+    if (stride == (int64_t)saccade_dtype_bytes(dtype))
+        convert_to_f32(dtype, at, to, n);
+    else
+        for (int64_t i = 0; i < n; i++, at += stride)
+            convert_to_f32(dtype, at, to + i, 1);
 }
 
 /* Scales of n rows, one each. */
@@ -54,10 +57,7 @@ static void scales_by_channel(const kv_codes *c, int64_t outer, int64_t row, int
 {
     const plan_scale_row at = plan_scales_of(c->scale, &c->groups, outer, c->g, row);
     const int32_t each = c->groups.channels, n = (dim + each - 1) / each;
-    if (at.stride == (int64_t)saccade_dtype_bytes(c->scale->dtype))
-        convert_to_f32(c->scale->dtype, at.at, to, n);
-    else
-        widen_scales(c->scale->dtype, at.at, at.stride, n, to);
+    widen_scales(c->scale->dtype, at.at, at.stride, n, to);
     for (int32_t g = n - 1; g >= 0; g--) {
         const int32_t first = g * each;
         const int32_t past = g == n - 1 ? (dim + 15) / 16 * 16 : first + each;
