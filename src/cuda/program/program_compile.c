@@ -53,12 +53,22 @@ static void drop(cu_loaded *l)
     l->image = (cu_image){0};
 }
 
-/* ---- forms of one program on trial ---- */
+/* ---- one program, and its forms on trial ---- */
 
-typedef struct trial {
-    const cu_state *state;
+typedef struct job {
+    cu_state *state;
     const plan_problem *problem;
     cu_program which;
+    int rung, end; /* the next form to try, and the one not to try any more */
+    cu_loaded best;
+    saccade_error err;
+    saccade_status status;
+    pthread_t thread;
+    int is_begun, has_thread;
+} job;
+
+typedef struct trial {
+    const job *job;
     cu_loaded got;
     saccade_error err;
     saccade_status status;
@@ -69,8 +79,8 @@ typedef struct trial {
 static void *run_trial(void *argument)
 {
     trial *t = argument;
-    t->status = cu_compile_instance(t->state, t->problem, t->which, &t->got.form, &t->got.image,
-                                    &t->err);
+    t->status = cu_compile_instance(t->job->state, t->job->problem, t->job->which, &t->got.form,
+                                    &t->got.image, &t->err);
     return NULL;
 }
 
@@ -87,20 +97,6 @@ static void run_trials(trial *trials, int n)
         else
             run_trial(&trials[i]);
 }
-
-/* ---- one program ---- */
-
-typedef struct job {
-    cu_state *state;
-    const plan_problem *problem;
-    cu_program which;
-    int rung, end; /* the next form to try, and the one not to try any more */
-    cu_loaded best;
-    saccade_error err;
-    saccade_status status;
-    pthread_t thread;
-    int is_begun, has_thread;
-} job;
 
 static int is_done(const job *j)
 {
@@ -131,8 +127,7 @@ static void try_forms(job *j, int most)
     const cu_program_kind *kind = &cu_program_kinds[j->which];
     int n = 0;
     for (; n < most && j->rung + n < j->end; n++) {
-        trials[n] = (trial){.state = j->state, .problem = j->problem, .which = j->which};
-        trials[n].got.rung = j->rung + n;
+        trials[n] = (trial){.job = j, .got.rung = j->rung + n};
         if (!kind->choose(j->state, j->problem, j->rung + n, &trials[n].got.form))
             break;
     }
