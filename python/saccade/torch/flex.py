@@ -18,7 +18,6 @@ from .checks import (
     check_call,
     check_dropout,
     check_flags,
-    check_groups,
     check_sinks,
     scale_of,
     way_of,
@@ -268,11 +267,9 @@ def _over_ranks(
             f"kernel_options: got BACKEND {backend!r} inside of context_parallel, expected "
             f"'auto' or {active.parallel.device.type!r}, where these ranks run"
         )
-    if q.dim() == k.dim() == 4:  # else it is an error below
-        check_groups(f"query {tuple(q.shape)}, key {tuple(k.shape)}", q, k, enable_gqa)
     if return_aux is not None and return_aux.max_scores:
         raise NotImplementedError("max_scores: not to be had over ranks")
-    out, lse = active.parallel.attention(q, k, v, score_mod, block_mask, scale)
+    out, lse = active.parallel.attention(q, k, v, score_mod, block_mask, scale, enable_gqa)
     if return_aux is not None:
         return out, AuxOutput(lse if return_aux.lse else None, None)
     return (out, lse) if return_lse else out

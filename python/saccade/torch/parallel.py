@@ -23,7 +23,7 @@ from ..c import abi, objects
 from ..c import dist as c_dist
 from . import active
 from .agreement import agree, digest, limit_of
-from .checks import device_of
+from .checks import check_groups, device_of
 from .exchange import Gathering, Heads, expand
 from .masks import mask_or_mod
 from .mods import Resolved, dtype_name, view
@@ -258,7 +258,7 @@ class ContextParallel:
 
     # ---- attention ----
 
-    def attention(self, q, k, v, score_mod, block_mask, scale):
+    def attention(self, q, k, v, score_mod, block_mask, scale, enable_gqa):
         """(out, lse) of this rank's rows."""
         for name, t in (("query", q), ("key", k), ("value", v)):
             if t.device != self.device:
@@ -271,6 +271,7 @@ class ContextParallel:
                     f"{name}: got shape {tuple(t.shape)}, expected [B, H, "
                     f"{len(self.positions)}, D] with this rank's rows"
                 )
+        check_groups(f"query {tuple(q.shape)}, key {tuple(k.shape)}", q, k, enable_gqa)
         q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
         index, mask = self._mask_of(block_mask)
         kind = self.device.type
