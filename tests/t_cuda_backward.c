@@ -38,9 +38,17 @@ static void tiles_fit(void **state)
             for (int is_f32 = 0; is_f32 < 2; is_f32++) {
                 const int is_wide = D > 128 || E > 128;
                 const cu_form x = cu_backward_captures_choice(D, E, is_f32);
+                const int archs[] = {80, 86, 90};
                 assert_true(cu_backward_shared_bytes(&x, D, E)
                             <= cu_shared_most(is_f32 && is_wide ? 90 : 86));
                 assert_int_equal(x.backward.rows, (is_f32 ? p32 : p).backward.rows);
+                for (int i = 0; i < 3; i++) { /* fits wherever x does */
+                    const int most = cu_shared_most(archs[i]);
+                    const cu_form e = cu_backward_elements_choice(D, E, is_f32, most);
+                    assert_int_equal(e.tile.keys, e.backward.blocks * x.backward.rows);
+                    assert_true(cu_backward_shared_bytes(&e, D, E) <= most
+                                || cu_backward_shared_bytes(&x, D, E) > most);
+                }
             }
             if (cu_backward_wide_choice(D, E, 0, &f)) {
                 assert_true(cu_backward_shared_bytes(&f, D, E) <= cu_shared_most(90));

@@ -176,6 +176,55 @@ static const capture_case many[] = {
 };
 enum { MANY = sizeof many / sizeof many[0] };
 
+/* Elements that batches or heads share, over several blocks of queries and of keys. */
+static const capture_case dense[] = {
+    {.problem = "b3 h4/2 q200 kv333 d64 bf16",
+     .score = "score + t[h, q, kv]",
+     .mask = "q >= kv - 100",
+     .of = {{"t", 3, 0, {4, 200, 333}}},
+     .wanted = {"t"}},
+    /* turned, and a tensor that is larger than what is read */
+    {.problem = "b2 h4 q150 kv300 d32 bf16",
+     .score = "score + t[kv, q]",
+     .kv_len = 290,
+     .of = {{"t", 2, 0, {310, 150}}},
+     .wanted = {"t"},
+     .is_added = 1},
+    {.problem = "b2 h4 q150 kv300 d32 bf16",
+     .score = "score + t[kv, q]",
+     .mask = "q + 5 >= kv && kv % 7 != 3",
+     .of = {{"t", 2, 0, {310, 151}}},
+     .wanted = {"t"}},
+    /* heads and batches that read others in between */
+    {.problem = "b2 h4 q130 kv270 d128 f16",
+     .score = "score + 2 * t[h / 2, q, kv]",
+     .mask = "q >= kv && q - kv < 70",
+     .of = {{"t", 3, 0, {2, 130, 270}}},
+     .wanted = {"t"}},
+    {.problem = "b5 h2 q100 kv150 d64 bf16",
+     .score = "score + t[i[b], q, kv]",
+     .of = {{"t", 3, 0, {3, 100, 150}}, {"i", 1, 3, {5}}},
+     .wanted = {"t"}},
+    /* two dense tensors beside a scale of each head; a mask by head */
+    {.problem = "b2 h3 q140 kv160 d64 bf16",
+     .score = "20 * tanh((score * w[h] + t[b, q, kv]) / 20) + u[h, q, kv]",
+     .mask = "h == 1 ? q >= kv : kv >= q + 20",
+     .of = {{"t", 3, 0, {2, 140, 160}}, {"u", 3, 0, {3, 140, 160}}, {"w", 1, 0, {3}}},
+     .wanted = {"t", "u", "w"}},
+    {.problem = "b2 h2 q70 kv200 d256 bf16",
+     .score = "score + t[q, kv]",
+     .mask = "causal()",
+     .of = {{"t", 2, 0, {70, 200}}},
+     .wanted = {"t"}},
+    /* of each head, turned: by tiles, or by the kernel of all other reads */
+    {.problem = "b1 h2 q130 kv131 d64 bf16",
+     .score = "score + t[h, kv, q]",
+     .mask = "causal()",
+     .of = {{"t", 3, 0, {2, 131, 130}}},
+     .wanted = {"t"}},
+};
+enum { DENSE = sizeof dense / sizeof dense[0] };
+
 enum { CASES = sizeof cases / sizeof cases[0], POISONED = 2, LINES = 3 };
 
 static uint64_t draw(uint64_t *seed)
@@ -597,6 +646,17 @@ static void many_reads(void **state)
     holds(&many[MANY - 1], AS_SAID);
 }
 
+static void shared_elements(void **state)
+{
+    (void)state;
+    if (!has_device())
+        skip();
+    for (int i = 0; i < DENSE; i++) {
+        holds(&dense[i], AS_SAID);
+        holds(&dense[i], IN_F32);
+    }
+}
+
 /* Every kernel once: what tools/cuda-sanitize runs. */
 static void few_of_each(void **state)
 {
@@ -608,6 +668,8 @@ static void few_of_each(void **state)
     all_hold(14, 15, AS_SAID);
     all_hold(4, 5, IN_F32);
     all_hold(11, 12, IN_F32);
+    holds(&dense[3], AS_SAID);
+    holds(&dense[2], IN_F32);
 }
 
 /* One program of a case, without a device; which of its reads' terms tiles make. */
@@ -659,6 +721,8 @@ static void compile_only(void **state)
     compile_one(&cases[9], IN_F32, "sm_90a", CU_BWD_CAPTURES, NULL);
     compile_one(&cases[1], IN_F32, "sm_80", CU_BWD_CAPTURES, NULL);
     compile_one(&cases[15], IN_F32, "sm_90a", CU_BWD_CAPTURES, NULL);
+    compile_one(&dense[5], AS_SAID, "sm_90a", CU_BWD_ELEMENTS, NULL);
+    compile_one(&dense[0], IN_F32, "sm_80", CU_BWD_ELEMENTS, NULL);
     if (is_thorough_run()) /* half a minute: its text is long */
         compile_one(&many[0], AS_SAID, "sm_90a", CU_BWD_CAPTURES, NULL);
     compile_one(&cases[4], AS_SAID, "sm_90a", CU_BWD_TILES, element);
@@ -685,7 +749,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(gathers),      cmocka_unit_test(in_tiles),
         cmocka_unit_test(lines),        cmocka_unit_test(nan_at_masked_keys),
         cmocka_unit_test(sums_in_f32),  cmocka_unit_test(others_in_f32),
-        cmocka_unit_test(many_reads),
+        cmocka_unit_test(many_reads),   cmocka_unit_test(shared_elements),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

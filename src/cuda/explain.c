@@ -103,8 +103,13 @@ static void put_captures(const cu_state *s, const plan_problem *p, strbuf *out)
     for (int i = 0; i < reads.n; i++) {
         const int is_first = i < CU_READS && cu_backward_has_tiles(s);
         const int term = is_first ? s->backward_facts.term[i] : CU_TERM_NONE;
-        strbuf_printf(out, "gradient of %s: %s\n",
-                      p->score->captures[reads.read[i]->capture].name, places[term]);
+        const pass_read *read = reads.read[i];
+        const int is_shared = read->scatter == SCATTER_ELEMENTS
+                              && !cu_read_is_own(read, p->sizes.B, p->sizes.H);
+        strbuf_printf(out, "gradient of %s: %s\n", p->score->captures[read->capture].name,
+                      is_shared ? "summed over batches and heads by a kernel that makes "
+                                  "scores again"
+                                : places[term]);
     }
 }
 

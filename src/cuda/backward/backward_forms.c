@@ -4,6 +4,7 @@
 
 #include "cuda/emit/emit.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static cu_form pass_form(const plan_problem *p)
@@ -114,6 +115,25 @@ int cu_backward_captures_form(const cu_state *s, const plan_problem *p, int rung
     *out = cu_backward_captures_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
                                        p->dtype == SACCADE_F32);
     return cu_has_captures(p) && rung == 0;
+}
+
+enum { SOME_BATCHES = 2 }; /* their number is a run's */
+
+/* Where a dense capture has no element for each batch and head. */
+int cu_backward_elements_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    const int most = cu_shared_most(atoi(s->arch + strcspn(s->arch, "0123456789")));
+    cu_reads_found reads;
+    int any = 0;
+    if (rung || p->is_ragged || !cu_has_captures(p))
+        return 0;
+    cu_find_reads(p, &reads);
+    for (int i = 0; i < reads.n; i++)
+        any |= reads.read[i]->scatter == SCATTER_ELEMENTS
+               && !cu_read_is_own(reads.read[i], SOME_BATCHES, p->sizes.H);
+    *out = cu_backward_elements_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
+                                       p->dtype == SACCADE_F32, most);
+    return any;
 }
 
 int cu_backward_pages_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)

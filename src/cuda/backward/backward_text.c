@@ -150,6 +150,26 @@ cu_form cu_backward_captures_choice(int D, int E, int is_f32)
     return form;
 }
 
+/* Blocks as those that CU_BWD_CAPTURES walks. A CTA leaves room for a second one, whose copies
+ * its products hide; two stages are worth less than more keys, which every copy of the queries
+ * serves. */
+cu_form cu_backward_elements_choice(int D, int E, int is_f32, int most)
+{
+    static const struct {
+        int blocks, stages;
+    } choices[] = {{4, 2}, {4, 1}, {2, 1}, {1, 1}};
+    cu_form form = cu_backward_captures_choice(D, E, is_f32);
+    for (int ctas = 2; ctas > 0; ctas--)
+        for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
+            form.backward.blocks = choices[i].blocks;
+            form.tile.keys = choices[i].blocks * form.backward.rows;
+            form.tile.stages = choices[i].stages;
+            if (ctas * (cu_backward_shared_bytes(&form, D, E) + 1024) <= most + 1024)
+                return form;
+        }
+    return form;
+}
+
 int cu_backward_query_threads(const cu_form *f)
 {
     return f->backward.stay * 2 + (f->backward.registers[0] ? 128 : 32);
@@ -242,6 +262,8 @@ static int panels32(int dim, int parts)
 static int pass_shared(const cu_form *f, int columns)
 {
     const int rows = f->backward.rows, stages = f->tile.stages, keys = f->tile.keys;
+    if (f->backward.blocks)
+        return columns * (BWD_ROWS + keys) * 128 * stages;
     const int stats = (keys + stages * rows) * 8;
     const int sums =
         (keys * (rows + 1) + keys + rows + 4 * rows + 4) * 4; /* captures' scratch */

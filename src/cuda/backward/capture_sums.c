@@ -34,8 +34,7 @@ static int is_inside(const plan_problem *p, const pass_read *read, const saccade
     return 1;
 }
 
-/* Whether one index is this variable alone, so that its values have elements of their own. */
-static int has_unit(const pass_read *read, int var)
+int cu_read_has_own(const pass_read *read, int var)
 {
     for (int d = 0; d < read->rank; d++) {
         const pass_index *index = &read->index[d];
@@ -65,9 +64,9 @@ static size_t words_bytes(const saccade_tensor *t)
 }
 
 /* A read's terms are stored directly in the gradient where no index can leave its tensor in a
- * run without offsets, where no sum of several is rounded to 16 bits between, and where batches
- * are of one length; all other reads use exact sums. Depends only on what the workspace was
- * asked with, so that a run finds what its caller made room for. */
+ * run without offsets and where batches are of one length; all other reads use exact sums.
+ * Depends only on what the workspace was asked with, so that a run finds what its caller made
+ * room for. */
 static cu_capture_layout layout_of(const saccade_plan *plan, const saccade_sizes *s,
                                    const saccade_tensor *captures)
 {
@@ -84,10 +83,7 @@ static cu_capture_layout layout_of(const saccade_plan *plan, const saccade_sizes
         const pass_read *read = out.reads.read[i];
         const saccade_tensor *t = &captures[read->capture];
         int k = 0;
-        const int is_shared =
-            (s->B > 1 && !has_unit(read, VAR_B)) || (s->H > 1 && !has_unit(read, VAR_H));
         out.has_words[i] = read->scatter != SCATTER_ELEMENTS || p->is_ragged
-                           || (t->dtype != SACCADE_F32 && is_shared)
                            || !is_inside(p, read, t, &whole, &env, &at, &scratch);
         while (k < i && out.reads.read[k]->capture != read->capture)
             k++;
@@ -173,23 +169,30 @@ static saccade_status end_gradient(const cu_capture_run *x, const saccade_tensor
     return run_start(x->a, program_of(x)->other, (to.n + 255) / 256, 256, 0, parameters, err);
 }
 
-/* Whether batches, or heads, share the elements of a read. */
-static int shares(const cu_capture_run *x, int i, int var)
+/* Whether batches, or heads, have elements of a read each for itself. */
+static int has_own(const cu_capture_run *x, int i, int var)
 {
     const saccade_sizes *s = &x->run->sizes;
-    return (var == VAR_B ? s->B : s->H) > 1 && !has_unit(x->at.reads.read[i], var);
+    return (var == VAR_B ? s->B : s->H) == 1 || cu_read_has_own(x->at.reads.read[i], var);
 }
 
-/* Which of batches and heads share elements that are stored, in any read: each has a launch of
- * its own then, and all but the first one add. */
-static void find_parts(const cu_capture_run *x, int *by_b, int *by_h)
+/* Whether terms of several scores go to an element without exact sums: CU_BWD_ELEMENTS. */
+static int is_shared(const cu_capture_run *x, int i)
 {
-    *by_b = *by_h = 0;
-    for (int i = 0; i < x->at.reads.n; i++)
-        if (!x->of[i].words) {
-            *by_b |= shares(x, i, VAR_B);
-            *by_h |= shares(x, i, VAR_H);
-        }
+    const saccade_sizes *s = &x->run->sizes;
+    return !x->at.has_words[i] && !cu_read_is_own(x->at.reads.read[i], s->B, s->H);
+}
+
+/* Whether batches or heads that have no elements of their own may have others all the same, as
+ * t[h / 2, q, kv] has. */
+static int may_move(const cu_capture_run *x, int i)
+{
+    const pass_read *read = x->at.reads.read[i];
+    int varies = 0;
+    for (int d = 0; d < read->rank; d++)
+        varies |= read->index[d].varies;
+    return (varies & DEP_B && !has_own(x, i, VAR_B))
+           || (varies & DEP_H && !has_own(x, i, VAR_H));
 }
 
 /* Tiles come once, in any order: what they store has elements of its own in all of them. */
@@ -199,27 +202,23 @@ static void choose_tiles(cu_capture_run *x, int has_tiles)
     for (int i = 0; i < smaller(x->at.reads.n, CU_READS) && has_tiles; i++) {
         const int kind = s->backward_facts.term[i];
         const int is_stored = kind == CU_TERM_ELEMENT;
-        if (kind != CU_TERM_NONE && is_stored == !x->at.has_words[i]
-            && !(is_stored && (shares(x, i, VAR_B) || shares(x, i, VAR_H))))
+        if (kind != CU_TERM_NONE && is_stored == !x->at.has_words[i] && !is_shared(x, i))
             x->c.in_tiles |= 1u << i;
     }
 }
 
-/* Whether the first launch stores terms at each element of the gradient, so that none keeps
- * what it held. */
+/* Whether terms are stored at each element of the gradient once, so that none keeps what it
+ * held. Terms of a mask's other positions are stored by CU_BWD_ELEMENTS alone. */
 static int is_covered(const cu_capture_run *x, int i)
 {
     const pass_read *read = x->at.reads.read[i];
     const saccade_sizes *s = &x->run->sizes;
-    int by_b, by_h;
-    find_parts(x, &by_b, &by_h);
-    if ((by_b && s->B > 1 && has_unit(read, VAR_B))
-        || (by_h && s->H > 1 && has_unit(read, VAR_H)))
-        return 0; /* later launches add to elements that no one has stored before */
-    const int64_t stored =
-        (has_unit(read, VAR_B) ? s->B : 1) * (has_unit(read, VAR_H) ? s->H : 1) * s->Q * s->KV;
-    return !x->run->block_mask && x->run->positions.kv_len.dtype == SACCADE_NONE
-           && stored == x->of[i].n;
+    const int64_t stored = (cu_read_has_own(read, VAR_B) ? s->B : 1)
+                           * (cu_read_has_own(read, VAR_H) ? s->H : 1) * s->Q * s->KV;
+    const int is_whole =
+        is_shared(x, i) ? !may_move(x, i)
+                        : !x->run->block_mask && x->run->positions.kv_len.dtype == SACCADE_NONE;
+    return is_whole && stored == x->of[i].n;
 }
 
 static saccade_status clear(const cu_capture_run *x, saccade_error *err)
@@ -245,28 +244,53 @@ static void take_reads(cu_capture_run *x, int first)
     const int n = (int)smaller(x->at.reads.n - first, CU_READS);
     memcpy(x->c.of, x->of + first, (size_t)n * sizeof *x->of);
     x->c.in_tiles = first ? 0 : x->c.in_tiles;
+    x->c.elsewhere = x->c.in_tiles;
+    for (int i = 0; i < n; i++)
+        x->c.elsewhere |= (unsigned)is_shared(x, first + i) << i;
     x->c.first = first;
 }
 
-/* One launch, or one for each batch and head that share elements with others. */
-static saccade_status start_parts(cu_capture_run *x, saccade_error *err)
+static saccade_status start_reads(cu_capture_run *x, saccade_error *err)
 {
     const saccade_sizes *s = &x->run->sizes;
     const cu_loaded *program = program_of(x);
     const int shared = cu_backward_shared(x->plan->state, &x->plan->problem, &program->form);
     void *parameters[] = {x->p, (void *)x->a->captures, &x->c};
-    int by_b, by_h;
-    find_parts(x, &by_b, &by_h);
-    x->c.n_b = by_b ? 1 : (int)s->B;
-    x->c.n_h = by_h ? 1 : (int)s->H;
-    for (x->c.first_b = 0; x->c.first_b < s->B; x->c.first_b += x->c.n_b)
-        for (x->c.first_h = 0; x->c.first_h < s->H; x->c.first_h += x->c.n_h) {
-            const int64_t grid = (int64_t)x->c.n_b * x->c.n_h * x->p->n_mblk;
-            x->c.is_adding = x->is_added || x->c.first_b || x->c.first_h;
-            TRY(run_start(x->a, program->kernel, grid, cu_backward_threads(&program->form),
-                          shared, parameters, err));
-        }
-    return SACCADE_OK;
+    return run_start(x->a, program->kernel, s->B * s->H * x->p->n_mblk,
+                     cu_backward_threads(&program->form), shared, parameters, err);
+}
+
+/* CTAs of fewer keys where those of all blocks are too few to go round. */
+static int blocks_of(const cu_state *s, const cu_form *form, int64_t rows, int64_t keys)
+{
+    int blocks = form->backward.blocks;
+    while (blocks > 1
+           && rows * ((keys - 1) / ((int64_t)blocks * form->backward.rows) + 1)
+                  < 2 * s->device.n_sm)
+        blocks /= 2;
+    return blocks;
+}
+
+/* One read whose elements several batches or heads share. */
+static saccade_status start_elements(cu_capture_run *x, int i, saccade_error *err)
+{
+    const cu_state *state = x->plan->state;
+    const saccade_sizes *s = &x->run->sizes;
+    const cu_loaded *program = &state->programs[CU_BWD_ELEMENTS];
+    const int shared = cu_backward_shared(state, &x->plan->problem, &program->form);
+    cu_elements c = {.to = x->of[i],
+                     .read = i,
+                     .has_batches = has_own(x, i, VAR_B),
+                     .has_heads = has_own(x, i, VAR_H),
+                     .may_move = may_move(x, i)};
+    void *parameters[] = {x->p, (void *)x->a->captures, &c};
+    const int64_t rows =
+        (c.has_batches ? s->B : 1) * (c.has_heads ? s->H : 1) * x->p->n_mblk;
+    c.is_adding = x->is_added || c.may_move;
+    c.blocks = blocks_of(state, &program->form, rows, s->KV);
+    const int64_t keys = (int64_t)c.blocks * program->form.backward.rows;
+    return run_start(x->a, program->kernel, rows * ((s->KV + keys - 1) / keys),
+                     cu_backward_threads(&program->form), shared, parameters, err);
 }
 
 static saccade_status end_all(const cu_capture_run *x, saccade_error *err)
@@ -311,11 +335,14 @@ saccade_status cu_end_captures(cu_capture_run *x, cu_bwd *p, saccade_error *err)
     if (!cu_has_captures(&x->plan->problem))
         return SACCADE_OK;
     x->p = p;
+    for (int i = 0; i < x->at.reads.n; i++)
+        if (is_shared(x, i))
+            TRY(start_elements(x, i, err));
     for (int first = 0; first < x->at.reads.n; first += CU_READS) {
         take_reads(x, first);
         const int64_t n = smaller(x->at.reads.n - first, CU_READS);
-        if (x->c.in_tiles + 1 < 1u << n)
-            TRY(start_parts(x, err));
+        if (x->c.elsewhere + 1 < 1u << n)
+            TRY(start_reads(x, err));
     }
     return end_all(x, err);
 }

@@ -11,6 +11,7 @@
  *     bwd_sinks.cu     gradients of sinks, where they are wanted
  *     bwd_sm80.cu      dK and dV, then dQ, each by CTAs that own them: every other problem
  *     bwd_captures.cu  gradients of what the score function captures
+ *     bwd_elements.cu  those of dense captures that batches or heads share
  *     bwd_pages.cu     keys in chunks into one piece, and their gradients back
  *
  * No result depends on the order in which CTAs run, unless dQ is relaxed. A plan that wants
@@ -87,6 +88,8 @@ cu_form cu_backward_pass_choice(int D, int E);
 cu_form cu_backward_pass32_choice(int D, int E);
 /* The form of bwd_captures.cu. */
 cu_form cu_backward_captures_choice(int D, int E, int is_f32);
+/* The form of bwd_elements.cu for so many bytes of shared memory. */
+cu_form cu_backward_elements_choice(int D, int E, int is_f32, int most);
 int cu_backward_threads(const cu_form *form);
 /* Of bwd_wide_queries. */
 int cu_backward_query_threads(const cu_form *form);
@@ -121,6 +124,7 @@ int cu_backward_finish_form(const cu_state *s, const plan_problem *p, int rung, 
 int cu_backward_join_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_sinks_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_captures_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_elements_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_pages_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_shared(const cu_state *s, const plan_problem *p, const cu_form *form);
 /* The score function's value and derivative as text; its graph lives in scratch. */
@@ -152,6 +156,15 @@ saccade_status cu_backward_find_runs(const saccade_plan *plan, const plan_run *r
                                      saccade_error *err);
 
 /* ---- capture_sums.c ---- */
+
+/* Whether an index is this variable alone, so that its values have elements of their own. */
+int cu_read_has_own(const pass_read *read, int var);
+
+/* Whether each of so many batches and heads has. */
+static inline int cu_read_is_own(const pass_read *read, int64_t B, int64_t H)
+{
+    return (B == 1 || cu_read_has_own(read, VAR_B)) && (H == 1 || cu_read_has_own(read, VAR_H));
+}
 
 /* Bytes of exact sums; 0 where gradients is NULL, whose shapes they take. */
 size_t cu_captures_workspace(const saccade_plan *plan, const saccade_sizes *sizes,

@@ -111,7 +111,7 @@ typedef struct cu_pages {
     int key_blocks;              /* CTAs that make dK; the others make dV */
 } cu_pages;
 
-/* ---- gradients of captures: bwd_captures.cu ---- */
+/* ---- gradients of captures: bwd_captures.cu, bwd_elements.cu ---- */
 
 enum {
     CU_READS = 8,        /* reads of a score function that one launch makes terms of */
@@ -128,14 +128,24 @@ typedef struct cu_read {
     long long stride[CU_RANK]; /* of data, or dense ones of the words */
 } cu_read;
 
-/* The launch of some batches and heads: launches where elements are shared by batches or heads
- * come one after the other, and add to what those before them stored. */
+/* What a launch makes terms of. */
 typedef struct cu_reads {
     cu_read of[CU_READS];
-    int first; /* of them; backward's tiles have the first ones */
-    int first_b, n_b, first_h, n_h;
+    int first;         /* of them; backward's tiles have the first ones */
     int is_adding;     /* to what the gradient holds, where terms are stored */
-    unsigned in_tiles; /* by read of these: whether backward's tiles make its terms */
+    /* by read of these: whether backward's tiles make its terms, and whether any other kernel
+     * than bwd_captures does */
+    unsigned in_tiles, elsewhere;
 } cu_reads;
+
+/* A launch of bwd_elements, of one read. */
+typedef struct cu_elements {
+    cu_read to;
+    int read;                   /* its number */
+    int has_batches, has_heads; /* each batch, each head has elements of its own */
+    int may_move;               /* batches and heads that come together may read others */
+    int blocks;                 /* of keys, of a CTA: as many as its form has at most */
+    int is_adding;
+} cu_elements;
 
 #endif

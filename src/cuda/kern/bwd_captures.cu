@@ -9,7 +9,7 @@
  *     row        in registers; one sum a query
  *     column     over the CTA's queries; one sum a key
  *     diagonal   through shared memory, and on from block to block while keys follow each other
- *     element    stored, or added to what a launch before left; nothing is summed here
+ *     element    stored: bwd_elements.cu has those that heads or batches share
  *     else       every term for itself
  *
  * A launch is of CU_READS reads at most, FIRST and on.
@@ -39,12 +39,11 @@
 #include "exact_sum.cuh"
 #include "place.cuh"
 #include "bwd_element.cuh"
+#include "bwd_read_terms.cuh"
 
 enum {
-    READS_ALL = MOD_READS ? MOD_READS : 1,
     READS_ROOM = READS_ALL < CU_READS ? READS_ALL : CU_READS,
-    DIAGONALS = STAY + PASS - 1, /* of a tile */
-    PITCH = PASS + 1
+    DIAGONALS = STAY + PASS - 1 /* of a tile */
 };
 
 /* What a CTA has summed and not yet added. */
@@ -55,7 +54,7 @@ struct sums {
 };
 
 struct scratch {
-    float tile[STAY * PITCH], diagonal[DIAGONALS + 1], column[4][PASS], head[4];
+    float tile[TERM_ROOM], diagonal[DIAGONALS + 1], column[4][PASS], head[4];
 };
 
 DEVICE void add_term(const cu_fwd &p, const mod_args &mod, const cu_read &to, int r,
@@ -63,51 +62,6 @@ DEVICE void add_term(const cu_fwd &p, const mod_args &mod, const cu_read &to, in
 {
     if (x != 0.f) /* NaN too */
         add_exactly(to, read_place(mod, p, t.b, t.h, r, q, kv, to.stride), x);
-}
-
-/* ---- terms ---- */
-
-/* dX of this warp's 16 queries by PASS keys, times each read's derivative. */
-template <int FIRST>
-DEVICE void terms_of_queries(float (&term)[READS_ROOM][S_COUNT], const cu_bwd &p,
-                             const mod_args &mod, const query_tile &t, int key0, int masked,
-                             const dropper &drop, u32 stay, u32 pass, const float2 (&stat)[2])
-{
-    float s[S_COUNT], dp[S_COUNT];
-    int lane = threadIdx.x & 31, q = t.row0 + warp_row() + lane / 4 + t.q_offset;
-    tile_scores<STAY, CFG_D>(s, stay, warp_row(), pass);
-    tile_scores<STAY, CFG_E>(dp, stay + STAY_D, warp_row(), pass + PASS_D);
-    query_side q0 = query_side_of(p.f, mod, t.b, t.h, q);
-    query_side q1 = query_side_of(p.f, mod, t.b, t.h, q + 8);
-    bool has[2] = {stat[0].x != -NEG_INF, stat[1].x != -NEG_INF}; /* not past the last one */
-    slope_row r0, r1;
-    slope_row_begin(mod, p.f, t.b, t.h, q, r0);
-    slope_row_begin(mod, p.f, t.b, t.h, q + 8, r1);
-    u32 keep = kept_of_queries(drop, p.f, q, key0 + 2 * (lane & 3) + t.kv_offset);
-#pragma unroll
-    for (int i = 0; i < S_COUNT / 4; i++) {
-        int key = key0 + 8 * i + 2 * (lane & 3);
-        key_side k0 = {key + t.kv_offset, key < t.kv_len};
-        key_side k1 = {key + 1 + t.kv_offset, key + 1 < t.kv_len};
-        bool live[4] = {true, true, true, true};
-        float x[4], by[READS_ALL][4];
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            x[j] = s[4 * i + j];
-        reads4(mod, p.f, t.b, t.h, r0, r1, k0.kv, k1.kv, x, by);
-        if (masked)
-            live4(p.f, mod, t.b, t.h, q0, q1, k0, k1, live);
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            float w = exp2_fast((x[j] - stat[j / 2].x) * 1.4426950408889634f);
-            w = live[j] && has[j / 2] && x[j] != NEG_INF ? w : 0.f;
-            float d = dropped_dp(p.f, dp[4 * i + j], keep >> (4 * i + j) & 1);
-            float dx = w == 0.f ? 0.f : w * (d + stat[j / 2].y);
-#pragma unroll
-            for (int k = 0; k < READS_ROOM && FIRST + k < MOD_READS; k++)
-                term[k][4 * i + j] = dx == 0.f ? 0.f : dx * by[FIRST + k][j];
-        }
-    }
 }
 
 /* ---- sums along an axis ---- */
@@ -173,23 +127,13 @@ DEVICE void add_diagonal(const cu_bwd &p, const mod_args &mod, const cu_read &to
         add_exactly(to, diagonal_place(p, mod, to, r, t, key0, at), x);
 }
 
-/* The warps' terms as rows of 64 queries. */
-DEVICE void share_terms(const float (&term)[S_COUNT], scratch &m)
-{
-    int lane = threadIdx.x & 31, row = warp_row() + lane / 4;
-#pragma unroll
-    for (int i = 0; i < S_COUNT; i++)
-        m.tile[(row + 8 * (i / 2 & 1)) * PITCH + i / 4 * 8 + 2 * (lane & 3) + (i & 1)] =
-            term[i];
-}
-
 /* sum: of the block from key `before` on, then of this one. */
 DEVICE void sum_diagonals(const cu_bwd &p, const mod_args &mod, const cu_read &to, int r,
                           const query_tile &t, int key0, const float (&term)[S_COUNT],
                           float &sum, int before, scratch &m)
 {
     int at = threadIdx.x;
-    share_terms(term, m);
+    share_terms(term, m.tile);
     if (at < DIAGONALS)
         m.diagonal[at] = sum;
     __syncthreads();
@@ -219,26 +163,12 @@ DEVICE void add_terms(const cu_bwd &p, const mod_args &mod, const cu_read &to, i
                  key0 + i / 4 * 8 + 2 * (lane & 3) + (i & 1) + t.kv_offset, term[i]);
 }
 
-/* Elements of their own are lines in q and kv: neighbouring threads have neighbouring keys. */
 DEVICE void put_elements(const cu_bwd &p, const mod_args &mod, const cu_read &to, int is_adding,
                          int r, const query_tile &t, int key0, const float (&term)[S_COUNT],
                          scratch &m)
 {
-    int q = t.row0 + t.q_offset, kv = key0 + t.kv_offset, c = threadIdx.x % PASS;
-    long long first = read_place(mod, p.f, t.b, t.h, r, q, kv, to.stride);
-    long long by_key = read_place(mod, p.f, t.b, t.h, r, q, kv + 1, to.stride) - first;
-    long long by_row = read_place(mod, p.f, t.b, t.h, r, q + 1, kv, to.stride) - first;
-    int n = tile_rows_of(p.f, t).q_len, rows = min(n - t.row0, (int)STAY);
-    by_key = key0 + 1 < p.f.N ? by_key : 0; /* past the ends places are clamped */
-    by_row = t.row0 + 1 < n ? by_row : 0;
-    share_terms(term, m);
-    __syncthreads();
-    if (key0 + c < t.kv_len)
-#pragma unroll 4
-        for (int i = threadIdx.x / PASS; i < rows; i += THREADS / PASS) {
-            put_element(to, first + c * by_key + i * by_row, m.tile[i * PITCH + c], is_adding);
-        }
-    __syncthreads();
+    put_terms(to, elements_of(p, mod, to, r, t, key0), rows_left(p, t), t.kv_len - key0, term,
+              is_adding, m.tile);
 }
 
 /* ---- a block, the end ---- */
@@ -251,7 +181,7 @@ DEVICE void take_block(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
 #pragma unroll
     for (int k = 0; k < READS_ROOM && FIRST + k < MOD_READS; k++) {
         int r = FIRST + k;
-        if (c.in_tiles >> k & 1)
+        if (c.elsewhere >> k & 1)
             continue;
         if (read_kind(r) == READ_HEAD || read_kind(r) == READ_ROW)
             sum_rows(s.row[k], term[k]);
@@ -299,7 +229,7 @@ DEVICE void end_sums(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
 #pragma unroll
     for (int k = 0; k < READS_ROOM && FIRST + k < MOD_READS; k++) {
         int r = FIRST + k;
-        if (c.in_tiles >> k & 1)
+        if (c.elsewhere >> k & 1)
             continue;
         if (read_kind(r) == READ_HEAD)
             end_head(p, mod, c.of[k], r, t, s.row[k][0] + s.row[k][1], m);
@@ -315,22 +245,12 @@ DEVICE void end_sums(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
 
 /* ---- the kernel ---- */
 
-/* A launch may be of some batches and heads alone: see cu_reads. */
-DEVICE query_tile tile_of_launch(const cu_bwd &p, const cu_reads &c)
-{
-    int turn = blockIdx.x;
-    if (c.n_b == p.f.B && c.n_h == p.f.H)
-        return query_tile_at(p, turn);
-    int bh = turn / p.n_mblk, b = c.first_b + bh / c.n_h, h = c.first_h + bh % c.n_h;
-    return query_tile_of(p, (b * p.f.H + h) * p.n_mblk + turn % p.n_mblk);
-}
-
 template <int FIRST>
 DEVICE void make_terms(const cu_bwd &p, const mod_args &mod, const cu_reads &c, char *memory)
 {
     scratch &m = *(scratch *)(memory + STAY_BYTES + CFG_STAGES * PASS_BYTES);
     u32 shared = smem_address(memory);
-    query_tile t = tile_of_launch(p, c);
+    query_tile t = query_tile_at(p, blockIdx.x);
 #if CFG_RAGGED
     if (t.row0 >= tile_rows_of(p.f, t).q_len)
         return;

@@ -57,6 +57,7 @@ typedef enum cu_program {
     CU_BWD_JOIN,     /* dK and dV of heads whose query heads are cut into parts */
     CU_BWD_SINKS,    /* gradients of sinks */
     CU_BWD_CAPTURES, /* gradients of captures */
+    CU_BWD_ELEMENTS, /* those of dense captures that batches or heads share */
     CU_BWD_PAGES,    /* keys in chunks into one piece, and sums over what chunks share */
     CU_PROGRAMS
 } cu_program;
