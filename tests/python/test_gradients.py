@@ -479,3 +479,53 @@ def test_captures_whose_rows_are_masked(dtype, way):
     out = st.flex_attention(q, k, v, lambda s, b, h, i, j: s + root(f[which(b, h)]), live)
     (made,) = torch.autograd.grad(out.sum(), f)
     assert made[1] == 0 and made[0].abs() < 1e-5
+
+
+@pytest.mark.parametrize("low", [-1e9, float(torch.finfo(torch.float32).min)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_whose_keys_are_all_padding(dtype, low):
+    """A bias that stands for a mask, at every key: f32 does not tell their weights."""
+    torch.manual_seed(5)
+    q, k, v = (torch.randn(2, 2, 96, 32).to(dtype).requires_grad_() for _ in range(3))
+    bias = torch.randn(2, 96, 96, requires_grad=True)
+    pad = torch.zeros(2, 96)
+    pad[1] = low
+    d_out = torch.randn(2, 2, 96, 32).to(dtype)
+
+    def gradients(d_out):
+        out = st.flex_attention(q, k, v, lambda s, b, h, i, j: s + bias[h, i, j] + pad[b, j])
+        return torch.autograd.grad(out, [q, k, v, bias], d_out)
+
+    *made, d_bias = gradients(d_out)
+    assert all(t[1].abs().max() == 0 and t[0].abs().max() > 0.1 for t in made)
+    d_out[1] = 0
+    assert torch.equal(d_bias, gradients(d_out)[3])
+
+
+@pytest.mark.parametrize("shape", ["hqk", "bqk", "qk", "hkq", "qkh", "bhqk", "bqk+hqk"])
+def test_shared_biases_over_threads(shape):
+    """Batches or heads add to elements in one order, whichever of them run at once."""
+    torch.manual_seed(6)
+    sizes = {"b": 3, "h": 4, "q": 70, "k": 210}
+    q = torch.randn(3, 4, 70, 16, requires_grad=True)
+    k, v = (torch.randn(3, 2, 210, 16, requires_grad=True) for _ in range(2))
+    names = shape.split("+")
+    biases = [torch.randn([sizes[c] for c in n], requires_grad=True) for n in names]
+    reads = [f"t{i}[{', '.join(n.replace('k', 'K'))}]" for i, n in enumerate(names)]
+    text = " + ".join(["score", *reads]).replace("K", "kv")
+    score = st.score(text, **{f"t{i}": t for i, t in enumerate(biases)})
+    full = [t.permute(*[n.find(c) for c in "bhqk" if c in n]) for t, n in zip(biases, names)]
+    full = [t[:, None] if "b" in n and "h" not in n else t for t, n in zip(full, names)]
+    want, _ = dense(q, k, v, lambda s, i, j: sum(full, s))
+    d_out = torch.randn(want.shape)
+    inputs = [q, k, v, *biases]
+    made = []
+    before = torch.get_num_threads()
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        out = st.flex_attention(q, k, v, score, enable_gqa=True)
+        made.append(torch.autograd.grad(out, inputs, d_out))
+    torch.set_num_threads(before)
+    close(made[0], torch.autograd.grad(want, inputs, d_out), 1e-5)
+    for others in made[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(made[0], others, strict=True))

@@ -36,6 +36,7 @@
 
 /* A tile at most: multiples of every level's strips and panels and of JIT_GROUP. Lines of a
  * tile are BACKWARD_KEYS elements long whatever its keys. */
+enum { BACKWARD_LSE_MOST = 1 << 18 }; /* see backward_rows.c */
 enum { BACKWARD_ROWS = 192, BACKWARD_KEYS = 384, BACKWARD_CHUNKS = 16, BACKWARD_TURNED = 32 };
 /* Blocks of the mask's runs, square: cells of a tile, a whole number each way. */
 enum { BACKWARD_CELL = CPU_CELL };
@@ -199,7 +200,7 @@ typedef struct backward_job {
     const mask_runs *runs; /* of cells, by keys; NULL: live tells each tile */
     backward_geometry g;
     int threads;           /* that loops use */
-    int64_t head0;         /* first (batch, kv head) of the wave */
+    int64_t head0, step;   /* first (batch, kv head) of the wave, and from one to the next */
     char *memory;          /* the workspace */
     float *lse, *delta;    /* [B][H][Q] */
     int32_t *first, *past; /* [B][H][Q] live keys, where the mask has limits */
@@ -208,6 +209,12 @@ typedef struct backward_job {
     atomic_int has_nonfinite; /* an input holds an infinity or NaN (backward_careful.c) */
     int has_stored;           /* some read is */
 } backward_job;
+
+/* The (batch, kv head) pair of number n in the wave. */
+static inline int64_t backward_head_of(const backward_job *job, int64_t n)
+{
+    return job->head0 + n * job->step;
+}
 
 /* The chunk's dQ [dq_rows][dq_ld] of query head `head` of the wave, and which of its blocks of
  * rows it holds: the others were never written. */
@@ -349,8 +356,15 @@ void backward_end_stream(backward_worker *w);
 
 enum { BACKWARD_SUMS = BACKWARD_ROWS + BACKWARD_KEYS };
 
-/* How items may run at once: not while any add to one place. */
-typedef enum backward_order { BACKWARD_FREE, BACKWARD_BY_HEAD, BACKWARD_SERIAL } backward_order;
+/* How items may run at once, not while any add to one place: all of them; those of a batch, of
+ * a KV head in all batches, of both; or none. */
+typedef enum backward_order {
+    BACKWARD_FREE,
+    BACKWARD_BY_BATCH,
+    BACKWARD_BY_HEAD,
+    BACKWARD_BY_BOTH,
+    BACKWARD_SERIAL
+} backward_order;
 backward_order backward_order_of(const backward_job *job);
 /* Which reads of BACKWARD_PLACE have their positions in lines of the gradient. */
 void backward_find_dense(backward_job *job);

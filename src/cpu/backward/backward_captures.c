@@ -53,7 +53,7 @@ void backward_begin_sums(const backward_worker *w, int64_t head)
         const backward_axis axis = job->backward->reads[n].axis;
         if (axis == BACKWARD_COLUMN || axis == BACKWARD_PLACE)
             continue;
-        memset(sums_of(job, n, w->chunk, (job->head0 + head) * group), 0,
+        memset(sums_of(job, n, w->chunk, backward_head_of(job, head) * group), 0,
                (size_t)(group * axis_length(job, axis)) * sizeof(double));
     }
 }
@@ -299,11 +299,12 @@ static int has_keys(const backward_job *job, const backward_read *read)
 }
 
 /* Items of one head have keys of their own, and so places of their own where keys are a dense
- * index of the one read; items of different heads where b and h are indices as well. */
+ * index of the one read; items of different batches where b is an index as well, of different
+ * heads where h is. */
 backward_order backward_order_of(const backward_job *job)
 {
     const saccade_sizes *s = &job->run->sizes;
-    backward_order order = BACKWARD_FREE;
+    int by_batch = 0, by_head = 0;
     for (uint32_t n = 0; n < job->backward->n_reads; n++) {
         const backward_read *read = &job->backward->reads[n];
         if (read->axis != BACKWARD_PLACE || job->reads[n].fixed.sums || job->reads[n].is_stored)
@@ -314,11 +315,13 @@ backward_order backward_order_of(const backward_job *job)
             if (job->backward->reads[m].axis == BACKWARD_PLACE && !job->reads[m].fixed.sums
                 && job->backward->reads[m].capture == read->capture)
                 return BACKWARD_SERIAL;
-        if ((s->B > 1 && !backward_has_index(job, read, VAR_B))
-            || (s->H > 1 && !backward_has_index(job, read, VAR_H)))
-            order = BACKWARD_BY_HEAD;
+        by_batch |= s->B > 1 && !backward_has_index(job, read, VAR_B);
+        by_head |= s->H > 1 && !backward_has_index(job, read, VAR_H);
     }
-    return order;
+    return by_batch && by_head ? BACKWARD_BY_BOTH
+           : by_batch          ? BACKWARD_BY_BATCH
+           : by_head           ? BACKWARD_BY_HEAD
+                               : BACKWARD_FREE;
 }
 
 /* ---- a strip ---- */

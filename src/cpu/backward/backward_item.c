@@ -188,7 +188,7 @@ static void run_tile(backward_worker *w, int64_t row_block, cpu_cover cover)
     if (job->backward->has_dq) {
         const int64_t group = job->plan->problem.group;
         const int64_t head =
-            (w->b * job->run->sizes.Hkv + w->g - job->head0) * group + w->h % group;
+            (w->b * job->run->sizes.Hkv + w->g - job->head0) / job->step * group + w->h % group;
         uint8_t *touched = backward_touched_of(job, w->chunk, head) + row_block;
         const int64_t ld = job->g.dq_ld;
         w->dq = backward_partial_of(job, w->chunk, head) + w->i0 * ld;
@@ -316,8 +316,8 @@ void backward_run_item(void *arg, int64_t at, int thread)
     const int64_t index = order[at], head = index / job->g.chunks;
     backward_worker *w = backward_worker_of(job, thread);
     w->chunk = index % job->g.chunks;
-    w->b = (job->head0 + head) / run->sizes.Hkv;
-    w->g = (job->head0 + head) % run->sizes.Hkv;
+    w->b = backward_head_of(job, head) / run->sizes.Hkv;
+    w->g = backward_head_of(job, head) % run->sizes.Hkv;
     w->at = plan_position_of(&run->positions, run->sizes.KV, w->b);
     w->k = kv_view_of(run, run->k, w->b, w->g);
     w->v = kv_view_of(run, run->v, w->b, w->g);
@@ -360,7 +360,8 @@ void backward_weigh_item(void *arg, int64_t index, int thread)
     const backward_job *job = arg;
     const plan_run *run = job->run;
     int64_t *weight = (int64_t *)(void *)(job->memory + job->g.weight_off);
-    const int64_t head = job->head0 + index / job->g.chunks, group = job->plan->problem.group;
+    const int64_t head = backward_head_of(job, index / job->g.chunks);
+    const int64_t group = job->plan->problem.group;
     const int64_t b = head / run->sizes.Hkv, h0 = head % run->sizes.Hkv * group;
     const int64_t kv_len = plan_position_of(&run->positions, run->sizes.KV, b).kv_len;
     (void)thread;

@@ -2,9 +2,19 @@
  * masks its live keys. */
 #include "cpu/backward/backward.h"
 
+#include <math.h>
+
 static float stat_of(const saccade_tensor *t, int64_t b, int64_t h, int64_t i)
 {
     return ((const float *)t->data)[b * t->stride[0] + h * t->stride[1] + i * t->stride[2]];
+}
+
+/* The lse that weights are made with. Scores and lse of such a size are so coarse in f32 that
+ * they do not tell the weights: of keys that all have a bias of -1e9, each would weigh 1. The
+ * row weighs nothing then, as on CUDA (cuda/kern/bwd_row.cuh). */
+static float weighing_lse(float lse)
+{
+    return isfinite(lse) && fabsf(lse) > (float)BACKWARD_LSE_MOST ? INFINITY : lse;
 }
 
 /* shift: from a row's number to where it lies. */
@@ -18,7 +28,7 @@ static void find_stats(const backward_job *job, int64_t b, int64_t h, int64_t i0
     const cpu_rows out = cpu_rows_from(cpu_rows_of(run->out, b, h), i0 + shift);
     job->backward->kernels->row_dots(&d_out, &out, n, job->delta + at);
     for (int32_t r = 0; r < n; r++) {
-        job->lse[at + r] = stat_of(run->lse, b, h, i0 + shift + r);
+        job->lse[at + r] = weighing_lse(stat_of(run->lse, b, h, i0 + shift + r));
         if (d_lse)
             job->delta[at + r] -= stat_of(d_lse, b, h, i0 + shift + r);
     }

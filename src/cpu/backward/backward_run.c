@@ -39,7 +39,8 @@ static void merge_rows(void *arg, int64_t index, int thread)
     const backward_job *job = arg;
     const saccade_sizes *s = &job->run->sizes;
     const int64_t head = index / job->g.row_blocks, block = index % job->g.row_blocks;
-    const int64_t all = job->head0 * job->plan->problem.group + head;
+    const int64_t group = job->plan->problem.group;
+    const int64_t all = backward_head_of(job, head / group) * group + head % group;
     const int64_t rows_each = job->g.rows, i0 = block * rows_each, ld = job->g.dq_ld;
     const int32_t n = (int32_t)(s->Q - i0 < rows_each ? s->Q - i0 : rows_each);
     const saccade_tensor *dq = job->gradients->dq;
@@ -86,6 +87,38 @@ static void run_wave(backward_job *job, int64_t n_heads, int is_serial)
     par_for(n_items, is_serial ? 1 : threads, backward_run_item, job);
     if (job->backward->has_dq)
         par_for(n_heads * job->plan->problem.group * g->row_blocks, threads, merge_rows, job);
+}
+
+/* n (batch, KV head) pairs from `first` on, in waves. */
+static void run_heads(backward_job *job, int64_t first, int64_t step, int64_t n, int is_serial)
+{
+    job->step = step;
+    for (int64_t at = 0; at < n; at += job->g.wave) {
+        job->head0 = first + at * step;
+        run_wave(job, n - at < job->g.wave ? n - at : job->g.wave, is_serial);
+    }
+}
+
+static void run_all(backward_job *job)
+{
+    const backward_order how = backward_order_of(job);
+    const int64_t B = job->run->sizes.B, G = job->run->sizes.Hkv;
+    switch (how) {
+    case BACKWARD_BY_BATCH:
+        for (int64_t b = 0; b < B; b++)
+            run_heads(job, b * G, 1, G, 0);
+        return;
+    case BACKWARD_BY_HEAD:
+        for (int64_t g = 0; g < G; g++)
+            run_heads(job, g, G, B, 0);
+        return;
+    case BACKWARD_BY_BOTH:
+        for (int64_t n = 0; n < B * G; n++)
+            run_heads(job, n, 1, 1, 0);
+        return;
+    default:
+        run_heads(job, 0, 1, B * G, how == BACKWARD_SERIAL);
+    }
 }
 
 saccade_status cpu_backward_prepare(const saccade_plan *plan, const saccade_block_mask *mask,
@@ -165,12 +198,7 @@ saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *b
     backward_begin_captures(&job);
     begin_fixed(&job, gradients);
     backward_find_dense(&job);
-    const backward_order how = backward_order_of(&job);
-    const int64_t wave = how == BACKWARD_BY_HEAD ? 1 : job.g.wave;
-    for (; job.head0 < job.g.heads; job.head0 += wave) {
-        const int64_t left = job.g.heads - job.head0;
-        run_wave(&job, left < wave ? left : wave, how == BACKWARD_SERIAL);
-    }
+    run_all(&job);
     backward_spread(&job);
     backward_end_fixed(&job);
     backward_end_places(plan, backward, run, gradients, &places);
