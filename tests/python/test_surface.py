@@ -176,6 +176,10 @@ def test_words():
         st.flex_attention(q, k, v, 3)
     with pytest.raises(TypeError, match="mask_mod: got a Tensor, expected"):
         st.create_block_mask(torch.ones(4, 4), None, None, 4, 4)
+    with pytest.raises(TypeError, match=r"text that reads it: .* keep\[.* goes to score_mod"):
+        st.flex_attention(q, k, v, block_mask=torch.ones(4, 4))
+    with pytest.raises(TypeError, match=r"text that reads it: .* score \+ t\["):
+        st.flex_attention(q, k, v, torch.ones(4, 4))
 
 
 # ---- arrays without torch ----

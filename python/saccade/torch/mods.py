@@ -359,6 +359,15 @@ def _cells(found, walk):
     return cells
 
 
+# What someone means who gives a tensor.
+_READERS = {
+    "mask": " that reads it: lambda b, h, q_idx, kv_idx: keep[b, h, q_idx, kv_idx]; what is "
+    "added to scores goes to score_mod",
+    "score": " that reads it: lambda score, b, h, q_idx, kv_idx: "
+    "score + t[b, h, q_idx, kv_idx]",
+}
+
+
 def _text_and_values(mod, kind, is_double, is_signed):
     """(text, capture names, captured values, walk, trace) of any form of mod."""
     if isinstance(mod, str):
@@ -369,7 +378,8 @@ def _text_and_values(mod, kind, is_double, is_signed):
         text = mod.signed_text if is_signed else mod.text
         return text, list(mod.captures), list(mod.captures.values()), None, None
     if not callable(mod):
-        raise TypeError(f"{kind}_mod: got {words_of(mod)}, expected a callable or text")
+        hint = _READERS[kind] if isinstance(mod, torch.Tensor) else ""
+        raise TypeError(f"{kind}_mod: got {words_of(mod)}, expected a callable or text{hint}")
     _check_arguments(mod, kind)
     found, values, walk = closures.trace(mod, kind, is_double, is_signed)
     return found.text, found.names, values, walk, found
