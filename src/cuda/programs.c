@@ -12,7 +12,7 @@
 static int find_tile(const cu_state *s, const plan_problem *p, cu_family family, int rung,
                      cu_form *out)
 {
-    const int most = cu_shared_most(atoi(s->arch + strcspn(s->arch, "0123456789")));
+    const int most = cu_shared_most(cu_sm_of(s->arch));
     const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
     cu_form form = {.family = family};
     for (int i = 0; cu_tile_choice(family, D, E, p->dtype, i, &form.tile); i++)

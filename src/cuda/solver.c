@@ -84,7 +84,7 @@ static saccade_status choose_target(cu_state *s, const plan_problem *p,
                         && p->sizes.Dv % 8 == 0
                         && !cu_codes(p); /* and elements that products take */
     s->family = p->dtype == SACCADE_F32 ? CU_F32 : is_sm90 ? CU_SM90 : CU_SM80;
-    const int wanted = atoi(s->arch + strcspn(s->arch, "0123456789"));
+    const int wanted = cu_sm_of(s->arch);
     FAIL_AT(wanted < 80 || wanted > 200, SACCADE_EINVAL, "arch", 0, 0,
             "got '%s', expected sm_80 or later, as in sm_90a", s->arch);
     s->is_present = s->is_present
@@ -125,7 +125,7 @@ static saccade_status check_backward_fits(const cu_state *s, const plan_problem 
         const char *what;
     } kinds[] = {{cu_backward_plain_form, "gradients"},
                  {cu_backward_captures_form, "gradients of captures"}};
-    const int most = cu_shared_most(atoi(s->arch + strcspn(s->arch, "0123456789")));
+    const int most = cu_shared_most(cu_sm_of(s->arch));
     cu_form form;
     for (int i = 0; i < 2; i++) {
         const int is_wanted = kinds[i].choose(s, p, 0, &form);

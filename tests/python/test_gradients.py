@@ -511,8 +511,8 @@ def test_shared_biases_over_threads(shape):
     k, v = (torch.randn(3, 2, 210, 16, requires_grad=True) for _ in range(2))
     names = shape.split("+")
     biases = [torch.randn([sizes[c] for c in n], requires_grad=True) for n in names]
-    reads = [f"t{i}[{', '.join(n.replace('k', 'K'))}]" for i, n in enumerate(names)]
-    text = " + ".join(["score", *reads]).replace("K", "kv")
+    reads = [f"t{i}[{', '.join(n).replace('k', 'kv')}]" for i, n in enumerate(names)]
+    text = " + ".join(["score", *reads])
     score = st.score(text, **{f"t{i}": t for i, t in enumerate(biases)})
     full = [t.permute(*[n.find(c) for c in "bhqk" if c in n]) for t, n in zip(biases, names)]
     full = [t[:, None] if "b" in n and "h" not in n else t for t, n in zip(full, names)]

@@ -36,8 +36,9 @@
 
 /* A tile at most: multiples of every level's strips and panels and of JIT_GROUP. Lines of a
  * tile are BACKWARD_KEYS elements long whatever its keys. */
-enum { BACKWARD_LSE_MOST = 1 << 18 }; /* see backward_rows.c */
 enum { BACKWARD_ROWS = 192, BACKWARD_KEYS = 384, BACKWARD_CHUNKS = 16, BACKWARD_TURNED = 32 };
+/* Rows of a larger |lse| weigh nothing: see backward_rows.c. */
+enum { BACKWARD_LSE_MOST = 1 << 18 };
 /* Blocks of the mask's runs, square: cells of a tile, a whole number each way. */
 enum { BACKWARD_CELL = CPU_CELL };
 

@@ -4,7 +4,6 @@
 
 #include "cuda/emit/emit.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 static cu_form pass_form(const plan_problem *p)
@@ -122,7 +121,7 @@ enum { SOME_BATCHES = 2 }; /* their number is a run's */
 /* Where a dense capture has no element for each batch and head. */
 int cu_backward_elements_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
-    const int most = cu_shared_most(atoi(s->arch + strcspn(s->arch, "0123456789")));
+    const int most = cu_shared_most(cu_sm_of(s->arch));
     cu_reads_found reads;
     int any = 0;
     if (rung || p->is_ragged || !cu_has_captures(p))

@@ -176,6 +176,13 @@ static int has_own(const cu_capture_run *x, int i, int var)
     return (var == VAR_B ? s->B : s->H) == 1 || cu_read_has_own(x->at.reads.read[i], var);
 }
 
+/* How many batches and heads have elements of a read apart from each other. */
+static int64_t count_own(const cu_capture_run *x, int i)
+{
+    const saccade_sizes *s = &x->run->sizes;
+    return (has_own(x, i, VAR_B) ? s->B : 1) * (has_own(x, i, VAR_H) ? s->H : 1);
+}
+
 /* Whether terms of several scores go to an element without exact sums: CU_BWD_ELEMENTS. */
 static int is_shared(const cu_capture_run *x, int i)
 {
@@ -211,10 +218,8 @@ static void choose_tiles(cu_capture_run *x, int has_tiles)
  * held. Terms of a mask's other positions are stored by CU_BWD_ELEMENTS alone. */
 static int is_covered(const cu_capture_run *x, int i)
 {
-    const pass_read *read = x->at.reads.read[i];
     const saccade_sizes *s = &x->run->sizes;
-    const int64_t stored = (cu_read_has_own(read, VAR_B) ? s->B : 1)
-                           * (cu_read_has_own(read, VAR_H) ? s->H : 1) * s->Q * s->KV;
+    const int64_t stored = count_own(x, i) * s->Q * s->KV;
     const int is_whole =
         is_shared(x, i) ? !may_move(x, i)
                         : !x->run->block_mask && x->run->positions.kv_len.dtype == SACCADE_NONE;
@@ -284,8 +289,7 @@ static saccade_status start_elements(cu_capture_run *x, int i, saccade_error *er
                      .has_heads = has_own(x, i, VAR_H),
                      .may_move = may_move(x, i)};
     void *parameters[] = {x->p, (void *)x->a->captures, &c};
-    const int64_t rows =
-        (c.has_batches ? s->B : 1) * (c.has_heads ? s->H : 1) * x->p->n_mblk;
+    const int64_t rows = count_own(x, i) * x->p->n_mblk;
     c.is_adding = x->is_added || c.may_move;
     c.blocks = blocks_of(state, &program->form, rows, s->KV);
     const int64_t keys = (int64_t)c.blocks * program->form.backward.rows;

@@ -4,6 +4,9 @@
 
 #include "cuda/kern/launch.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 static int round_up(int x, int to)
 {
     return (x + to - 1) / to * to;
@@ -74,6 +77,11 @@ int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung
 
 /* Dynamic shared memory a CTA may have, by compute capability (CUDA C programming guide, table
  * of technical specifications). */
+int cu_sm_of(const char *arch)
+{
+    return atoi(arch + strcspn(arch, "0123456789"));
+}
+
 int cu_shared_most(int sm)
 {
     return sm >= 90 && sm < 120 ? 232448 : sm == 80 || sm == 87 ? 166912 : 101376;

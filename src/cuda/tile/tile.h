@@ -118,6 +118,8 @@ int cu_tile_threads(cu_family family, const cu_tile *tile, int E);
 int cu_parts(int E);
 /* what a CTA may have, bytes */
 int cu_shared_most(int sm);
+/* 90 of sm_90a and of compute_90. */
+int cu_sm_of(const char *arch);
 /* dynamic shared memory of a CTA, bytes */
 int cu_tile_shared(cu_family family, const cu_tile *tile, int D, int E);
 
