@@ -385,7 +385,7 @@ static void decode_qk_is_exact(void **state)
             cpu_prefetch nothing = {0};
             for (int x = 0; x < N * D; x++)
                 k[x] = (uint16_t)((first + x) & 0x7c00) == 0x7c00 ? 0 : (uint16_t)(first + x);
-            list[i].decode_qk(turned, D, &keys, N, D, 1, s, N, &nothing);
+            list[i].decode_qk(turned, D, &(cpu_keys){keys, NULL}, N, D, 1, s, N, &nothing);
             for (int x = 0; x < N * D; x++)
                 assert_true(s[x % D * N + x / D] == f16_to_f32(k[x]));
         }
@@ -414,7 +414,7 @@ static void decode_pv_is_exact(void **state)
             }
             for (int r = 0; r < ROWS; r++)
                 ((uint16_t *)(void *)(p + r * N))[r * 64 + j] = 0x3f80;
-            list[i].decode_pv(p, N, &values, N, ROWS, alpha, o, E, &nothing);
+            list[i].decode_pv(p, N, &(cpu_keys){values, NULL}, N, ROWS, alpha, o, E, &nothing);
             for (int x = 0; x < ROWS * E; x++)
                 assert_true(o[x] == f16_to_f32(v[(x / E * 32 + j) * E + x % E]));
         }

@@ -544,7 +544,7 @@ static void nonfinite_keys(void **state)
             keys[i] = f16_from_f32((float)(i % 11) - 5);
         for (int j = 0; j < N; j++)
             keys[j * D + j % D] = (uint16_t)((FIRST + (first + j) / 2) | (j % 2) << 15);
-        k->decode_qk(turned, D, &all, N, ROWS, 1, s, N, &nothing);
+        k->decode_qk(turned, D, &(cpu_keys){all, NULL}, N, ROWS, 1, s, N, &nothing);
         for (int i = 0; i < ROWS * N; i++)
             assert_true(isnan(s[i]) || (isinf(s[i]) && first + i % N < 2));
     }

@@ -119,6 +119,35 @@ static void source_free(source *s)
     free(s->value);
 }
 
+/* The same rows as groups that lie apart, each in memory of its own without a byte more. */
+typedef struct groups {
+    cpu_keys keys;
+    char *at[KV_GROUPS];
+    const char *ahead[KV_GROUPS];
+} groups;
+
+static void groups_make(const source *s, int32_t n, groups *to)
+{
+    const cpu_rows *rows = &s->rows;
+    const size_t last = (size_t)rows->dim * saccade_dtype_bytes(rows->dtype);
+    *to = (groups){.keys = {*rows, (const char *const *)to->at}};
+    to->keys.rows.base = NULL;
+    for (int32_t j = 0; j < n; j += KV_GROUP) {
+        const size_t m = (size_t)(n - j < KV_GROUP ? n - j : KV_GROUP);
+        const size_t bytes = (m - 1) * (size_t)rows->stride + last;
+        char *copy = malloc(bytes);
+        assert_non_null(copy);
+        to->at[j / KV_GROUP] = memcpy(copy, rows->base + j * rows->stride, bytes);
+        to->ahead[j / KV_GROUP] = copy;
+    }
+}
+
+static void groups_free(groups *g)
+{
+    for (int t = 0; t < KV_GROUPS; t++)
+        free(g->at[t]);
+}
+
 static saccade_dtype dtype_of(const cpu_kernels *k, int which)
 {
     static const saccade_dtype all[] = {SACCADE_F32, SACCADE_F16, SACCADE_BF16};
@@ -194,16 +223,28 @@ static void qk_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, int3
     void *packed = zeroed((size_t)(rows * q_ld) * 4);
     void *turned = zeroed((size_t)((rows + 31) / 32 * 32 * q_ld) * 4);
     float *s = zeroed((size_t)(MOST_ROWS * ld) * sizeof *s);
-    cpu_prefetch next = prefetch_begin(&keys.rows, n);
+    cpu_prefetch next = prefetch_begin(&keys.rows, k->prefetch_parts, n);
     k->pack_rows(&q.rows, rows, rows, q_ld, packed);
     if (k->pack_decode)
         k->pack_decode(packed, q_ld, rows, D, turned);
-    k->decode_qk(k->pack_decode ? turned : packed, q_ld, &keys.rows, n, rows, 0.5f, s, ld,
-                 &next);
+    k->decode_qk(k->pack_decode ? turned : packed, q_ld, &(cpu_keys){keys.rows, NULL}, n, rows,
+                 0.5f, s, ld, &next);
     assert_int_equal(next.rows, 0);
     check_scores(k, &q, &keys, rows, n, s, "dots");
     for (int32_t at = rows * ld; at < MOST_ROWS * ld; at++)
         assert_true(s[at] == 0);
+    groups apart;
+    float *same = zeroed((size_t)(MOST_ROWS * ld) * sizeof *s);
+    groups_make(&keys, n, &apart);
+    next = prefetch_groups(&keys.rows, apart.ahead, k->prefetch_parts,
+                           (n + KV_GROUP - 1) / KV_GROUP);
+    k->decode_qk(k->pack_decode ? turned : packed, q_ld, &apart.keys, n, rows, 0.5f, same, ld,
+                 &next);
+    assert_int_equal(prefetch_left(&next), 0);
+    for (int32_t i = 0; i < rows; i++)
+        assert_memory_equal(same + i * ld, s + i * ld, (size_t)n * sizeof *s);
+    groups_free(&apart);
+    free(same);
     free(packed);
     free(turned);
     free(s);
@@ -335,14 +376,26 @@ static void pv_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, int3
     const int32_t o_ld = (E + k->panel - 1) / k->panel * k->panel, block = CPU_BLOCK_KEYS;
     source v = source_make(dtype_of(k, which), n, E);
     float *o = quarters((size_t)(MOST_ROWS * o_ld));
-    cpu_prefetch next = prefetch_begin(&v.rows, n);
+    cpu_prefetch next = prefetch_begin(&v.rows, k->prefetch_parts, n);
     weights_make(k, rows, n, &w);
-    assert_int_equal(k->decode_pv(w.packed, block, &v.rows, n, rows, w.alpha, o, o_ld, &next),
+    assert_int_equal(k->decode_pv(w.packed, block, &(cpu_keys){v.rows, NULL}, n, rows, w.alpha,
+                                  o, o_ld, &next),
                      n);
     assert_int_equal(next.rows, 0);
     check_values(k, &v, &w, rows, n, o, o_ld, "sums");
     for (int32_t at = rows * o_ld; at < MOST_ROWS * o_ld; at++)
         assert_true(o[at] == 0.25f);
+    groups apart;
+    float *same = quarters((size_t)(MOST_ROWS * o_ld));
+    groups_make(&v, n, &apart);
+    next = prefetch_groups(&v.rows, apart.ahead, k->prefetch_parts,
+                           (n + KV_GROUP - 1) / KV_GROUP);
+    assert_int_equal(
+        k->decode_pv(w.packed, block, &apart.keys, n, rows, w.alpha, same, o_ld, &next), n);
+    assert_int_equal(prefetch_left(&next), 0);
+    assert_memory_equal(same, o, (size_t)(MOST_ROWS * o_ld) * sizeof *o);
+    groups_free(&apart);
+    free(same);
     free(o);
     free(w.packed);
     source_free(&v);
@@ -384,8 +437,9 @@ static void test_nonfinite(const cpu_kernels *k)
                          (char *)v.memory + j * v.rows.stride + (size_t)d * each, 1);
         assert_true(k->pack_values(&v.rows, CPU_BLOCK_KEYS, CPU_BLOCK_KEYS, packed) != 0);
         float *o = quarters((size_t)MOST_ROWS * MOST_D);
-        const int32_t done = k->decode_pv(w.packed, CPU_BLOCK_KEYS, &v.rows, CPU_BLOCK_KEYS,
-                                          rows, w.alpha, o, MOST_D, &next);
+        const cpu_keys keys = {v.rows, NULL};
+        const int32_t done = k->decode_pv(w.packed, CPU_BLOCK_KEYS, &keys, CPU_BLOCK_KEYS, rows,
+                                          w.alpha, o, MOST_D, &next);
         assert_true(done <= j && j - done < CPU_BLOCK_KEYS / (k->begin ? 1 : 2));
         check_values(k, &v, &w, rows, done, o, MOST_D, "sums before a nonfinite value");
         free(o);

@@ -49,6 +49,15 @@ static unsigned saved_state(void)
     return a;
 }
 
+static int32_t family(void)
+{
+    unsigned a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d))
+        return 0;
+    const unsigned base = a >> 8 & 0xf, extended = a >> 20 & 0xff;
+    return (int32_t)(base == 0xf ? base + extended : base);
+}
+
 static void detect_avx2(cpu_features *f)
 {
     unsigned a, b, c, d;
@@ -95,6 +104,7 @@ static void detect_amx(cpu_features *f)
 static void detect_isa(cpu_features *f)
 {
     const unsigned saved = saved_state();
+    f->family = family();
     if ((saved & XCR0_AVX) == XCR0_AVX)
         detect_avx2(f);
     if ((saved & XCR0_AVX512) == XCR0_AVX512)

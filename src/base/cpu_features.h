@@ -5,6 +5,7 @@
 #include "base/status.h"
 
 #include <stdbool.h>
+#include <stdint.h>
 
 /* each level includes the ones before it. */
 typedef enum cpu_level {
@@ -17,6 +18,7 @@ typedef enum cpu_level {
 
 typedef struct cpu_features {
     cpu_level level; /* highest that the CPU and the system allow */
+    int32_t family;  /* of x86 cores, as their maker numbers them: 25 Zen 3 and 4, 26 Zen 5 */
     bool has_avx2, has_fma, has_f16c;
     bool has_avx512f, has_avx512bw, has_avx512vl, has_avx512dq, has_avx512_bf16;
     bool has_avx512_vbmi, has_amx_tile, has_amx_bf16;

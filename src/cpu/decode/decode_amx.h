@@ -271,9 +271,9 @@ static ALWAYS_INLINE void pack_pairs(const bf16 *const row[TILE_ROWS], bf16 *to)
         }
 }
 
-/* Copies dims [32 d, 32 d + 32) of n keys into rows of tiles A, from `to` on. The first key is
- * at `row` and only `left` keys exist: places of the others, and of dims past the last, become
- * 0. Low parts of f16 go two tiles further on. */
+/* Copies dims [32 d, 32 d + 32) of n keys of one group into rows of tiles A, from `to` on. The
+ * first key is at `row` and only `left` keys exist: places of the others, and of dims past the
+ * last, become 0. Low parts of f16 go two tiles further on. */
 static ALWAYS_INLINE void make_keys_or_edge(int is_split, int is_edge, const cpu_rows *k,
                                             const char *row, int32_t left, int32_t d, int32_t n,
                                             bf16 *to)

@@ -19,10 +19,9 @@ enum {
 };
 
 typedef struct few_job {
-    const cpu_rows *v;
-    const char *row; /* of V, first of the group */
-    const float *p;  /* as softmax left it, rows p_ld apart */
-    int32_t p_ld;
+    const cpu_keys *v;
+    const float *p; /* as softmax left it, rows p_ld apart */
+    int32_t p_ld, first;    /* the first key */
     bf16 *weights;          /* [step][(p, 0) and (0, p)][8 rows][16 keys][2] */
     int32_t n, rows, share; /* keys; rows; lines to prefetch with each tile of V */
     bf16 *made;             /* ends of V: [step & 1][group][16 keys][32] */
@@ -65,31 +64,31 @@ static ALWAYS_INLINE bf16 *made_at(const few_job *job, int32_t t, int32_t g)
 /* Whether some keys of step t or some of columns [c, c + 32) do not exist. */
 static ALWAYS_INLINE int is_end(const few_job *job, int32_t t, int32_t c)
 {
-    return (t + 1) * STEP > job->n || c + TILE_DEPTH > job->v->dim;
+    return (t + 1) * STEP > job->n || c + TILE_DEPTH > job->v->rows.dim;
 }
 
 /* Copies those tiles of step t, columns [c, c + 32 groups), that are ends. */
 static ALWAYS_INLINE void make_ends(const few_job *job, int32_t t, int32_t c, int32_t groups)
 {
     for (int32_t g = 0; g < groups; g++, c += TILE_DEPTH) {
-        const char *row = job->row + (int64_t)t * STEP * job->v->stride;
+        const char *row = cpu_key(job->v, job->first + t * STEP);
         bf16 *to = made_at(job, t, g);
         if (!is_end(job, t, c))
             continue;
-        for (int32_t j = t * STEP; j < (t + 1) * STEP; j++, row += job->v->stride) {
-            line_store(to, line_part(row, j < job->n ? job->v->dim : c, c));
+        for (int32_t j = t * STEP; j < (t + 1) * STEP; j++, row += job->v->rows.stride) {
+            line_store(to, line_part(row, j < job->n ? job->v->rows.dim : c, c));
             to += TILE_DEPTH;
         }
     }
 }
 
-#define LOAD_GROUP(reg, g)                                          \
-    do {                                                            \
-        if (is_end(job, t, c + (g)*TILE_DEPTH))                     \
-            TILE_LOAD(reg, made_at(job, t, g), TILE_BYTES);         \
-        else                                                        \
-            TILE_STREAM(reg, row + (g)*TILE_BYTES, job->v->stride); \
-        prefetch_lines(job->next, job->share);                           \
+#define LOAD_GROUP(reg, g)                                               \
+    do {                                                                 \
+        if (is_end(job, t, c + (g)*TILE_DEPTH))                          \
+            TILE_LOAD(reg, made_at(job, t, g), TILE_BYTES);              \
+        else                                                             \
+            TILE_STREAM(reg, row + (g)*TILE_BYTES, job->v->rows.stride); \
+        prefetch_lines(job->next, MOST_PARTS, job->share);                           \
     } while (0)
 
 /* Tile registers 0 to 3 hold sums. A product waits for the one before it in the same sum, so
@@ -103,7 +102,7 @@ static ALWAYS_INLINE void make_ends(const few_job *job, int32_t t, int32_t c, in
 static ALWAYS_INLINE void multiply_step(const few_job *job, int32_t t, int32_t c,
                                         int32_t groups)
 {
-    const char *row = job->row + (int64_t)t * STEP * job->v->stride + 2 * (int64_t)c;
+    const char *row = cpu_key(job->v, job->first + t * STEP) + 2 * (int64_t)c;
     TILE_LOAD(4, job->weights + (int64_t)t * TILE, TILE_BYTES);
     MULTIPLY_GROUP(0, 4, 6, 0);
     if (groups > 1)
@@ -116,7 +115,7 @@ static ALWAYS_INLINE void multiply_step(const few_job *job, int32_t t, int32_t c
 
 static ALWAYS_INLINE void multiply_odd(const few_job *job, int32_t t, int32_t c, int32_t groups)
 {
-    const char *row = job->row + (int64_t)t * STEP * job->v->stride + 2 * (int64_t)c;
+    const char *row = cpu_key(job->v, job->first + t * STEP) + 2 * (int64_t)c;
     TILE_LOAD(5, job->weights + (int64_t)t * TILE, TILE_BYTES);
     MULTIPLY_GROUP(2, 5, 6, 0);
     if (groups > 1)
@@ -136,7 +135,7 @@ static ALWAYS_INLINE void multiply_pass(const few_job *job, int32_t c, int32_t g
                                         float *to)
 {
     const int32_t steps = (job->n + STEP - 1) / STEP;
-    const int has_ends = c + groups * TILE_DEPTH > job->v->dim || job->n % STEP != 0;
+    const int has_ends = c + groups * TILE_DEPTH > job->v->rows.dim || job->n % STEP != 0;
     ZERO_UNIT();
     if (has_ends)
         make_ends(job, 0, c, groups);
@@ -199,7 +198,7 @@ CPU_DECODE_PV(LEVEL_NAME(cpu_decode_pv8))
 {
     _Alignas(64) bf16 weights[TILE * STEPS], made[2 * MOST_GROUPS * TILE];
     _Alignas(64) float sums[(MOST_DEPTH + MOST_GROUPS) * SQUARE];
-    const int32_t groups = (v->dim + TILE_DEPTH - 1) / TILE_DEPTH;
+    const int32_t groups = (v->rows.dim + TILE_DEPTH - 1) / TILE_DEPTH;
     const int64_t ticks = (int64_t)((n + STEP - 1) / STEP) * groups;
     for (int32_t i = 0; i < STEPS * TILE && rows < TILE_ROWS / 2; i += HALF)
         memset(weights + i + rows * TILE_DEPTH, 0,
@@ -207,11 +206,16 @@ CPU_DECODE_PV(LEVEL_NAME(cpu_decode_pv8))
     for (int32_t i = 0; i < rows; i++)
         scale_row(o + (int64_t)i * o_ld, o_ld, alpha[i]);
     for (int32_t j = 0; j < n; j += CPU_BLOCK_KEYS) {
-        const few_job job = {v,         v->base + j * v->stride,
-                             p + j / 2, p_ld,
-                             weights,   n - j < CPU_BLOCK_KEYS ? n - j : CPU_BLOCK_KEYS,
-                             rows,      prefetch_share(next, ticks),
-                             made,      next};
+        const few_job job = {v,
+                             p + j / 2,
+                             p_ld,
+                             j,
+                             weights,
+                             n - j < CPU_BLOCK_KEYS ? n - j : CPU_BLOCK_KEYS,
+                             rows,
+                             prefetch_share(next, ticks),
+                             made,
+                             next};
         for (int32_t g = 0; g < groups; g += MOST_GROUPS)
             multiply_pass(&job, g * TILE_DEPTH,
                           groups - g < MOST_GROUPS ? groups - g : MOST_GROUPS,
@@ -220,6 +224,6 @@ CPU_DECODE_PV(LEVEL_NAME(cpu_decode_pv8))
             return j;
         add_sums(sums, groups, rows, o, o_ld);
     }
-    prefetch_rest(next);
+    prefetch_rest(next, MOST_PARTS);
     return n;
 }

@@ -8,8 +8,8 @@
 enum { STEPS = CPU_BLOCK_KEYS / TILE_DEPTH }; /* of 32 keys */
 
 typedef struct pv_job {
-    const cpu_rows *v;
-    const char *row; /* of V, first of the group */
+    const cpu_keys *v;
+    int64_t first; /* key */
     const char *p;
     int64_t p_stride;       /* bytes */
     const bf16 *folded;     /* P of at most 8 rows of f16, as rows of a tile: [step][16][32] */
@@ -32,12 +32,13 @@ static ALWAYS_INLINE void make_pairs(int is_split, const split_tables *tables,
                                      const pv_job *job, int is_edge, int32_t j, int32_t c,
                                      bf16 *to)
 {
-    const int64_t stride = job->v->stride;
-    const char *row = job->row + j * stride;
+    const int64_t stride = job->v->rows.stride;
+    const int32_t dim = job->v->rows.dim;
+    const char *row = cpu_key(job->v, job->first + (j < job->n ? j : 0));
     tiles_line line[SPLIT_LINES];
 #pragma GCC unroll 4
     for (int32_t i = 0; i < SPLIT_LINES; i++)
-        line[i] = is_edge ? line_part(row + i * stride, j + i < job->n ? job->v->dim : c, c)
+        line[i] = is_edge ? line_part(row + i * stride, j + i < job->n ? dim : c, c)
                           : line_load(row + i * stride + 2 * (int64_t)c);
     for (int32_t i = 0; i < SPLIT_LINES; i += 2)
         line_pair(line + i);
@@ -58,13 +59,13 @@ static ALWAYS_INLINE void make_values(int is_split, int groups, const pv_job *jo
                                       int32_t c, int32_t slice, int32_t slices)
 {
     const int32_t keys = TILE_DEPTH / slices, j0 = t * TILE_DEPTH;
-    const int is_edge = j0 + TILE_DEPTH > job->n || c + groups * TILE_DEPTH > job->v->dim;
+    const int is_edge = j0 + TILE_DEPTH > job->n || c + groups * TILE_DEPTH > job->v->rows.dim;
     const split_tables tables = split_begin();
     bf16 *first = made_at(is_split, job, t, 0), *second = made_at(is_split, job, t, 1);
     for (int32_t i = slice * keys; i < (slice + 1) * keys; i += SPLIT_LINES) {
         bf16 *to = first + i * TILE_DEPTH, *beside = second + i * TILE_DEPTH;
         if (i % prefetch_every(groups) == 0)
-            prefetch_lines(job->next, job->share);
+            prefetch_lines(job->next, MOST_PARTS, job->share);
         if (is_edge) {
             make_pairs(is_split, &tables, job, 1, j0 + i, c, to);
             if (groups == 2)
@@ -173,12 +174,12 @@ static ALWAYS_INLINE void multiply_few(int is_split, const pv_job *job, float *s
     _Alignas(64) float square[4 * SQUARE];
     const int32_t each = job->rows * TILE_DEPTH;
     int32_t c = 0;
-    for (; c + TILE_DEPTH < job->v->dim; c += 2 * TILE_DEPTH, sums += 2 * each) {
+    for (; c + TILE_DEPTH < job->v->rows.dim; c += 2 * TILE_DEPTH, sums += 2 * each) {
         value_unit(is_split, 1, 2, job, 1, c, job->p, square);
         join_sums(is_split, 1, square, job->rows, sums);
         join_sums(is_split, 1, square + 2 * SQUARE, job->rows, sums + each);
     }
-    if (c < job->v->dim) {
+    if (c < job->v->rows.dim) {
         value_unit(is_split, 1, 1, job, 1, c, job->p, square);
         join_sums(is_split, 1, square, job->rows, sums);
     }
@@ -189,7 +190,7 @@ static ALWAYS_INLINE void multiply_group(int is_split, const pv_job *job, float 
 {
     _Alignas(64) float square[4 * SQUARE];
     const int32_t tile_rows = TILE_ROWS >> is_split;
-    for (int32_t c = 0; c < job->v->dim; c += TILE_DEPTH)
+    for (int32_t c = 0; c < job->v->rows.dim; c += TILE_DEPTH)
         for (int32_t r = 0; r < job->rows; r += 2 * tile_rows) {
             const char *p = job->p + r * job->p_stride;
             const int32_t left = job->rows - r;
@@ -258,9 +259,9 @@ static ALWAYS_INLINE void add_group(const float *sums, int32_t rows, int32_t E, 
 }
 
 static ALWAYS_INLINE int32_t pv_by_tiles(int is_split, const float *p, int32_t p_ld,
-                                           const cpu_rows *v, int32_t n,
-                                           int32_t rows, const float *alpha, float *o,
-                                           int32_t o_ld, cpu_prefetch *next)
+                                         const cpu_keys *v, int32_t n, int32_t rows,
+                                         const float *alpha, float *o, int32_t o_ld,
+                                         cpu_prefetch *next)
 {
     _Alignas(64) bf16 made[4 * TILE * STEPS], folded[TILE * STEPS];
     _Alignas(64) float sums[64 * CPU_DECODE_DIM];
@@ -268,33 +269,33 @@ static ALWAYS_INLINE int32_t pv_by_tiles(int is_split, const float *p, int32_t p
     const int32_t groups = rows <= tile_rows ? 2 : 1, columns = groups * TILE_DEPTH;
     const int64_t ticks = (int64_t)((n + TILE_DEPTH - 1) / TILE_DEPTH)
                           * (TILE_DEPTH / prefetch_every(groups))
-                          * ((v->dim + columns - 1) / columns);
+                          * ((v->rows.dim + columns - 1) / columns);
     for (int32_t i = 0; i < rows; i++)
         scale_row(o + (int64_t)i * o_ld, o_ld, alpha[i]);
     for (int32_t j = 0; j < n; j += CPU_BLOCK_KEYS) {
         const pv_job job = {v,
-                              v->base + j * v->stride,
-                              (const char *)p + (2 * (int64_t)j << is_split),
-                              4 * (int64_t)p_ld,
-                              folded,
-                              n - j < CPU_BLOCK_KEYS ? n - j : CPU_BLOCK_KEYS,
-                              rows,
-                              prefetch_share(next, ticks),
-                              groups,
-                              rows <= 2 * tile_rows ? 1 : -1,
-                              made,
-                              next};
+                            j,
+                            (const char *)p + (2 * (int64_t)j << is_split),
+                            4 * (int64_t)p_ld,
+                            folded,
+                            n - j < CPU_BLOCK_KEYS ? n - j : CPU_BLOCK_KEYS,
+                            rows,
+                            prefetch_share(next, ticks),
+                            groups,
+                            rows <= 2 * tile_rows ? 1 : -1,
+                            made,
+                            next};
         if (is_split)
             fold_weights(&job, folded);
         if (rows <= tile_rows)
             multiply_few(is_split, &job, sums);
         else
             multiply_group(is_split, &job, sums);
-        if (is_nonfinite(sums, rows, v->dim))
+        if (is_nonfinite(sums, rows, v->rows.dim))
             return j;
-        add_group(sums, rows, v->dim, o, o_ld);
+        add_group(sums, rows, v->rows.dim, o, o_ld);
     }
-    prefetch_rest(next);
+    prefetch_rest(next, MOST_PARTS);
     return n;
 }
 

@@ -15,7 +15,7 @@ enum {
 };
 
 typedef struct qk_job {
-    const cpu_rows *k;
+    const cpu_keys *k;
     int32_t n, depth, rows; /* keys, steps of 32 dims, rows of Q */
     const bf16 *q;          /* tiles B: [depth][pair of dims][row][2] */
     bf16 *made;             /* tiles A: [step & 1][32 keys][part][2][16 keys][32 dims] */
@@ -84,7 +84,7 @@ static ALWAYS_INLINE bf16 *made_at(int is_split, const qk_job *job, int32_t step
 /* Whether dims of step d of keys [j, j + 64) have to be copied into tiles first. */
 static ALWAYS_INLINE int is_made(int is_split, const qk_job *job, int32_t j, int32_t d)
 {
-    return is_split || j + KEYS > job->n || (d + 1) * TILE_DEPTH > job->k->dim;
+    return is_split || j + KEYS > job->n || (d + 1) * TILE_DEPTH > job->k->rows.dim;
 }
 
 /* Copies tile t of step d of keys [j, j + 64) if they exist and have to be copied. */
@@ -92,29 +92,31 @@ static ALWAYS_INLINE void make_tile(int is_split, const qk_job *job, int32_t j, 
                                     int32_t step, int32_t t)
 {
     const int32_t first = j + t * TILE_ROWS;
-    const char *row = job->k->base + (int64_t)first * job->k->stride;
-    if (j < job->n && is_made(is_split, job, j, d))
-        make_keys(is_split, job->k, row, job->n - first, d, TILE_ROWS,
-                  made_at(is_split, job, step, t, 0));
+    if (j >= job->n || !is_made(is_split, job, j, d))
+        return;
+    const char *row = cpu_key(job->k, first < job->n ? first : j);
+    make_keys(is_split, &job->k->rows, row, job->n - first, d, TILE_ROWS,
+              made_at(is_split, job, step, t, 0));
 }
 
 /* ---- scores ---- */
 
 /* Tile registers 0 to 3 hold sums, 4 and 5 keys in turn, 6 queries. Before each product a tile
  * of the next step is copied. */
-#define MULTIPLY_TILE(t, reg)                                                       \
-    do {                                                                            \
-        make_tile(is_split, job, next_j, next_d, step + 1, t);                      \
-        if (is_made(is_split, job, j, d))                                           \
-            TILE_LOAD(reg, made_at(is_split, job, step, t, 0), TILE_BYTES);         \
-        else                                                                        \
-            TILE_STREAM(reg, row + (t)*TILE_ROWS * job->k->stride, job->k->stride); \
-        TILE_DOT(t, reg, 6);                                                        \
-        if (is_split) {                                                             \
-            TILE_LOAD(reg, made_at(1, job, step, t, 1), TILE_BYTES);                \
-            TILE_DOT(t, reg, 6);                                                    \
-        }                                                                           \
-        prefetch_lines(job->next, job->share);                                           \
+#define MULTIPLY_TILE(t, reg)                                                      \
+    do {                                                                           \
+        make_tile(is_split, job, next_j, next_d, step + 1, t);                     \
+        if (is_made(is_split, job, j, d))                                          \
+            TILE_LOAD(reg, made_at(is_split, job, step, t, 0), TILE_BYTES);        \
+        else                                                                       \
+            TILE_STREAM(reg, cpu_key(job->k, j + (t)*TILE_ROWS) + d * TILE_BYTES,  \
+                        job->k->rows.stride);                                      \
+        TILE_DOT(t, reg, 6);                                                       \
+        if (is_split) {                                                            \
+            TILE_LOAD(reg, made_at(1, job, step, t, 1), TILE_BYTES);               \
+            TILE_DOT(t, reg, 6);                                                   \
+        }                                                                          \
+        prefetch_lines(job->next, MOST_PARTS, job->share);                                     \
     } while (0)
 
 /* Adds the products of step d to the sums of keys [j, j + 64). */
@@ -122,7 +124,6 @@ static ALWAYS_INLINE void multiply_step(int is_split, const qk_job *job, int32_t
 {
     const int32_t step = j / KEYS * job->depth + d, is_last = d + 1 == job->depth;
     const int32_t next_d = is_last ? 0 : d + 1, next_j = is_last ? j + KEYS : j;
-    const char *row = job->k->base + (int64_t)j * job->k->stride + (int64_t)d * TILE_BYTES;
     TILE_LOAD(6, job->q + (int64_t)d * TILE, TILE_BYTES);
     MULTIPLY_TILE(0, 4);
     MULTIPLY_TILE(1, 5);
@@ -199,13 +200,14 @@ static ALWAYS_INLINE void score_keys(int is_split, const qk_job *job, int32_t j)
     store_squares(to);
 }
 
-static ALWAYS_INLINE void qk_by_tiles(int is_split, const bf16 *q, const cpu_rows *k,
-                                        int32_t n, int32_t rows, float scale,
-                                        float *s, int32_t s_ld, cpu_prefetch *next)
+static ALWAYS_INLINE void qk_by_tiles(int is_split, const bf16 *q, const cpu_keys *k, int32_t n,
+                                      int32_t rows, float scale, float *s, int32_t s_ld,
+                                      cpu_prefetch *next)
 {
     _Alignas(64) bf16 made[16 * TILE];
     _Alignas(64) float squares[2 * TILES * SQUARE];
-    const int32_t depth = (k->dim + TILE_DEPTH - 1) / TILE_DEPTH, last = (n - 1) / KEYS * KEYS;
+    const int32_t depth = (k->rows.dim + TILE_DEPTH - 1) / TILE_DEPTH;
+    const int32_t last = (n - 1) / KEYS * KEYS;
     const int64_t ticks = (int64_t)(last / KEYS + 1) * depth * TILES;
     const qk_job job = {
         k, n, depth, rows, q, made, squares, s, s_ld, prefetch_share(next, ticks),
@@ -216,14 +218,14 @@ static ALWAYS_INLINE void qk_by_tiles(int is_split, const bf16 *q, const cpu_row
         score_keys(is_split, &job, j);
     turn_keys(is_split, &job, last, 0);
     turn_keys(is_split, &job, last, 1);
-    prefetch_rest(next);
+    prefetch_rest(next, MOST_PARTS);
 }
 
 CPU_DECODE_QK(LEVEL_NAME(cpu_decode_qk_tiles))
 {
 #if defined(LEVEL_AMX)
     if (by_vectors(rows)) {
-        cpu_decode_qk_bf16(q, q_ld, k, n, rows, scale, s, s_ld, next);
+        cpu_decode_qk_bf16_parts(q, q_ld, k, n, rows, scale, s, s_ld, next);
         return;
     }
 #endif

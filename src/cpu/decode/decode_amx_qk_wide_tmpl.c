@@ -40,9 +40,8 @@ CPU_PACK_DECODE(LEVEL_NAME(cpu_pack_decode_many_split))
 /* 32 keys as tiles A. What has to be copied is in `made`, [depth][part][2][16 keys][32
  * dims]. */
 typedef struct key_unit {
-    const cpu_rows *k;
-    const char *row;
-    int32_t left, depth; /* keys that exist from `row` on; steps of 32 dims */
+    const cpu_keys *k;
+    int32_t j, left, depth; /* the first; keys that exist from it on; steps of 32 dims */
     int32_t whole;       /* the first so many steps are loaded from where K lies */
     int32_t ring;        /* step d is copied to place d & ring: 1 keeps two steps, -1 all, */
                          /* where more rows use them later */
@@ -56,31 +55,30 @@ static ALWAYS_INLINE bf16 *made_key(int is_split, const key_unit *u, int32_t d, 
     return u->made + ((((int64_t)(d & u->ring) << is_split) + part) * 2 + half) * TILE;
 }
 
-/* Copies step d of keys [j, j + n) if it exists and has to be copied. */
+/* Copies step d of keys [j, j + n), of one group, if it exists and has to be copied. */
 static ALWAYS_INLINE void make_step(int is_split, const key_unit *u, int32_t d, int32_t j,
                                     int32_t n)
 {
     if (d < u->depth && d >= u->whole)
-        make_keys(is_split, u->k, u->row + j * u->k->stride, u->left - j, d, n,
-                  made_key(is_split, u, d, 0, 0) + j * TILE_DEPTH);
+        make_keys(is_split, &u->k->rows, cpu_key(u->k, u->j + (j < u->left ? j : 0)),
+                  u->left - j, d, n, made_key(is_split, u, d, 0, 0) + j * TILE_DEPTH);
 }
 
 /* Multiplies one tile of keys with both tiles of rows. */
-#define MULTIPLY_KEYS(reg, half, part)                                               \
-    do {                                                                             \
-        if (is_split || d >= u->whole)                                               \
-            TILE_LOAD(reg, made_key(is_split, u, d, part, half), TILE_BYTES);        \
-        else                                                                         \
-            TILE_STREAM(reg, row + (half)*TILE_ROWS * u->k->stride + d * TILE_BYTES, \
-                        u->k->stride);                                               \
-        if ((half) == 0) {                                                           \
-            TILE_DOT(0, reg, 6);                                                     \
-            TILE_DOT(1, reg, 7);                                                     \
-        } else {                                                                     \
-            TILE_DOT(2, reg, 6);                                                     \
-            TILE_DOT(3, reg, 7);                                                     \
-        }                                                                            \
-        prefetch_lines(next, share);                                                      \
+#define MULTIPLY_KEYS(reg, half, part)                                        \
+    do {                                                                      \
+        if (is_split || d >= u->whole)                                        \
+            TILE_LOAD(reg, made_key(is_split, u, d, part, half), TILE_BYTES); \
+        else                                                                  \
+            TILE_STREAM(reg, row[half] + d * TILE_BYTES, u->k->rows.stride);  \
+        if ((half) == 0) {                                                    \
+            TILE_DOT(0, reg, 6);                                              \
+            TILE_DOT(1, reg, 7);                                              \
+        } else {                                                              \
+            TILE_DOT(2, reg, 6);                                              \
+            TILE_DOT(3, reg, 7);                                              \
+        }                                                                     \
+        prefetch_lines(next, MOST_PARTS, share);                                          \
     } while (0)
 
 /* Makes S^T [2 tiles of rows][32 keys][16]. While the first rows are multiplied, a part of the
@@ -90,10 +88,11 @@ static ALWAYS_INLINE void score_unit(int is_split, const key_unit *u, int is_fir
                                      float *to)
 {
     const int32_t each = TILE_ROWS >> is_split;
-    const char *row = u->row;
+    const int32_t other = u->left > TILE_ROWS ? TILE_ROWS : 0;
+    const char *const row[] = {cpu_key(u->k, u->j), cpu_key(u->k, u->j + other)};
     ZERO_UNIT();
-    if (is_first)
-        make_step(is_split, u, 0, 0, UNIT);
+    for (int32_t j = 0; j < UNIT && is_first; j += TILE_ROWS)
+        make_step(is_split, u, 0, j, TILE_ROWS);
     for (int32_t d = 0; d < u->depth; d++) {
         TILE_LOAD(6, q + (int64_t)d * TILE, TILE_BYTES);
         TILE_LOAD(7, q + (int64_t)(u->depth + d) * TILE, TILE_BYTES);
@@ -132,20 +131,20 @@ static ALWAYS_INLINE void turn(int is_split, const float *from, int32_t rows, fl
         }
 }
 
-static ALWAYS_INLINE void qk_wide(int is_split, const bf16 *q, const cpu_rows *k,
-                                    int32_t n, int32_t rows, float scale, float *s,
-                                    int32_t s_ld, cpu_prefetch *next)
+static ALWAYS_INLINE void qk_wide(int is_split, const bf16 *q, const cpu_keys *k, int32_t n,
+                                  int32_t rows, float scale, float *s, int32_t s_ld,
+                                  cpu_prefetch *next)
 {
     _Alignas(64) bf16 made[4 * TILE * MOST_DEPTH];
     _Alignas(64) float square[4 * SQUARE];
-    const int32_t depth = (k->dim + TILE_DEPTH - 1) / TILE_DEPTH, each = 2 * depth * TILE;
+    const int32_t D = k->rows.dim, depth = (D + TILE_DEPTH - 1) / TILE_DEPTH;
+    const int32_t each = 2 * depth * TILE;
     const int32_t unit_rows = UNIT >> is_split, units = (rows + unit_rows - 1) / unit_rows;
     const int64_t ticks = (int64_t)((n + UNIT - 1) / UNIT) * units * depth * 2 << is_split;
     const int32_t share = prefetch_share(next, ticks);
     for (int32_t j = 0; j < n; j += UNIT) {
-        const int32_t whole = !is_split && n - j >= UNIT ? k->dim / TILE_DEPTH : 0;
-        const key_unit u = {
-            k, k->base + j * k->stride, n - j, depth, whole, units == 1 ? 1 : -1, made};
+        const int32_t whole = !is_split && n - j >= UNIT ? D / TILE_DEPTH : 0;
+        const key_unit u = {k, j, n - j, depth, whole, units == 1 ? 1 : -1, made};
         for (int32_t r = 0; r < rows; r += unit_rows) {
             float *to = s + (int64_t)r * s_ld + j;
             score_unit(is_split, &u, r == 0, q + r / unit_rows * each, next, share, square);
@@ -155,7 +154,7 @@ static ALWAYS_INLINE void qk_wide(int is_split, const bf16 *q, const cpu_rows *k
                      to + (int64_t)TILE_ROWS * s_ld, s_ld);
         }
     }
-    prefetch_rest(next);
+    prefetch_rest(next, MOST_PARTS);
 }
 
 CPU_DECODE_QK(LEVEL_NAME(cpu_decode_qk_wide))

@@ -17,8 +17,8 @@
 
 enum {
     ACCUMULATORS = VF == 16 ? 16 : 8,
-    KEY_GROUP = 16,      /* keys of a block */
-    CONVERTED_ROWS = 16, /* up to so many rows each convert keys as they use them */
+    KEY_GROUP = KV_GROUP, /* keys of a block */
+    CONVERTED_ROWS = 16,  /* up to so many rows each convert keys as they use them */
     MOST_ROWS = 32,
 };
 
@@ -35,13 +35,13 @@ static ALWAYS_INLINE vf widen(saccade_dtype dtype, const char *row, int32_t d)
 
 /* ---- blocks of f32 ---- */
 
-static ALWAYS_INLINE void widen_rows(saccade_dtype dtype, const cpu_rows *from, int64_t j0,
-                                     int32_t n, int32_t ld, float *to)
+static ALWAYS_INLINE void widen_rows(saccade_dtype dtype, const cpu_rows *from, int32_t n,
+                                     int32_t ld, float *to)
 {
     const int32_t full = from->dim / VF * VF;
     const int64_t at = quant_bytes(dtype, full);
     const size_t left = (size_t)(quant_bytes(dtype, from->dim) - at);
-    const char *row = from->base + j0 * from->stride;
+    const char *row = from->base;
     for (int32_t j = 0; j < n; j++, row += from->stride, to += ld) {
         char rest[VF * 4] = {0};
         for (int32_t d = 0; d < full; d += VF)
@@ -80,14 +80,15 @@ static ALWAYS_INLINE void widen_rows(saccade_dtype dtype, const cpu_rows *from, 
         }                                     \
     } while (0)
 
-/* Rows [j0, j0 + n) as they lie, or converted into the block and padded with 0. */
-static cpu_rows take_rows(const cpu_rows *from, int64_t j0, int32_t n, int32_t rows,
+/* Keys [j, j + n) of a group as they lie, or converted into the block and padded with 0. */
+static cpu_rows take_rows(const cpu_keys *keys, int64_t j, int32_t n, int32_t rows,
                           float *block)
 {
-    const int32_t ld = (from->dim + VF - 1) / VF * VF;
-    if (from->dim == ld && (from->dtype == SACCADE_F32 || rows <= CONVERTED_ROWS))
-        return cpu_rows_from(*from, j0);
-    BY_DTYPE(from->dtype, widen_rows, from, j0, n, ld, block);
+    const cpu_rows from = cpu_keys_from(keys, j);
+    const int32_t ld = (from.dim + VF - 1) / VF * VF;
+    if (from.dim == ld && (from.dtype == SACCADE_F32 || rows <= CONVERTED_ROWS))
+        return from;
+    BY_DTYPE(from.dtype, widen_rows, &from, n, ld, block);
     return (cpu_rows){(const char *)block, ld * (int64_t)sizeof *block, SACCADE_F32, ld};
 }
 
@@ -102,9 +103,8 @@ static ALWAYS_INLINE vf dot_square(int rows, saccade_dtype dtype, const float *q
     const int n_keys = VF / rows;
     for (int t = 0; t < VF; t++)
         acc[t] = vf_set(0);
-    cpu_prefetch own = *next; /* in registers: stores of scores cannot change it */
     for (int32_t d = 0; d < D; d += VF) {
-        prefetch_lines(&own, share);
+        prefetch_lines(next, 1, share);
 #pragma GCC unroll 16
         for (int j = 0; j < n_keys; j++) {
             const vf k = widen(dtype, keys[j], d);
@@ -114,7 +114,6 @@ static ALWAYS_INLINE vf dot_square(int rows, saccade_dtype dtype, const float *q
                     vf_fma(k, vf_load(q + (int64_t)i * q_ld + d), acc[i * n_keys + j]);
         }
     }
-    *next = own;
     return vf_sum_each(acc);
 }
 
@@ -162,14 +161,16 @@ static ALWAYS_INLINE void dot_group(saccade_dtype dtype, const qk_job *job, cons
 CPU_DECODE_QK(LEVEL_NAME(cpu_decode_qk))
 {
     _Alignas(64) float block[KEY_GROUP * CPU_DECODE_DIM];
-    const int64_t steps = ((int64_t)n * rows + VF - 1) / VF * ((k->dim + VF - 1) / VF);
-    const qk_job job = {q, s, q_ld, s_ld, rows, prefetch_share(next, steps), scale, next};
+    const int64_t steps = ((int64_t)n * rows + VF - 1) / VF * ((k->rows.dim + VF - 1) / VF);
+    cpu_prefetch own = *next; /* which stores of scores cannot change */
+    const qk_job job = {q, s, q_ld, s_ld, rows, prefetch_share(next, steps), scale, &own};
     for (int32_t j = 0; j < n; j += KEY_GROUP) {
         const int32_t m = n - j < KEY_GROUP ? n - j : KEY_GROUP;
         const cpu_rows keys = take_rows(k, j, m, rows, block);
         BY_DTYPE(keys.dtype, dot_group, &job, &keys, m, j);
     }
-    prefetch_rest(next);
+    prefetch_rest(&own, 1);
+    *next = own;
 }
 
 /* ---- values ---- */
@@ -190,11 +191,10 @@ static ALWAYS_INLINE void sum_chunk(int rows, int columns, saccade_dtype dtype,
     const float *p = job->p + (int64_t)i * job->p_ld + j;
     const char *row = v->base;
     float *sums = job->sums + (int64_t)i * job->ld + d;
-    cpu_prefetch next = *job->next;
     for (int t = 0; t < rows * columns; t++)
         acc[t] = vf_set(0);
     for (int32_t t = 0; t < n; t++, row += v->stride) {
-        prefetch_lines(&next, job->share);
+        prefetch_lines(job->next, 1, job->share);
 #pragma GCC unroll 16
         for (int c = 0; c < columns; c++) {
             const vf x = widen(dtype, row, d + c * VF);
@@ -207,7 +207,6 @@ static ALWAYS_INLINE void sum_chunk(int rows, int columns, saccade_dtype dtype,
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++)
             vf_store(sums + (int64_t)r * job->ld + c * VF, acc[r * columns + c]);
-    *job->next = next;
 }
 
 /* Rows of one height from i on: columns in the widest chunks whose accumulators fit. */
@@ -248,12 +247,12 @@ static int is_nonfinite(const float *sums, int32_t n)
     return vf_any_nonfinite(noted);
 }
 
-static void add_sums(const pv_job *job, float *o, int32_t o_ld)
+static void add_sums(const float *sums, int32_t ld, int32_t rows, float *o, int32_t o_ld)
 {
-    for (int32_t i = 0; i < job->rows; i++)
-        for (int32_t d = 0; d < job->ld; d += VF) {
+    for (int32_t i = 0; i < rows; i++)
+        for (int32_t d = 0; d < ld; d += VF) {
             float *at = o + (int64_t)i * o_ld + d;
-            vf_store(at, vf_load(at) + vf_load(job->sums + (int64_t)i * job->ld + d));
+            vf_store(at, vf_load(at) + vf_load(sums + (int64_t)i * ld + d));
         }
 }
 
@@ -268,12 +267,13 @@ static int64_t sum_steps(int32_t rows, int32_t E, int32_t n)
 CPU_DECODE_PV(LEVEL_NAME(cpu_decode_pv))
 {
     _Alignas(64) float block[KEY_GROUP * CPU_DECODE_DIM], sums[MOST_ROWS * CPU_DECODE_DIM];
+    cpu_prefetch own = *next;
     const pv_job job = {p,    sums,
-                          p_ld, (v->dim + VF - 1) / VF * VF,
-                          rows, prefetch_share(next, sum_steps(rows, v->dim, n)),
-                          next};
+                          p_ld, (v->rows.dim + VF - 1) / VF * VF,
+                          rows, prefetch_share(next, sum_steps(rows, v->rows.dim, n)),
+                        &own};
     for (int32_t i = 0; i < rows; i++)
-        for (int32_t d = 0; d < v->dim && alpha[i] != 1; d += VF) {
+        for (int32_t d = 0; d < v->rows.dim && alpha[i] != 1; d += VF) {
             float *at = o + (int64_t)i * o_ld + d;
             vf_store(at, vf_set(alpha[i]) * vf_load(at));
         }
@@ -283,9 +283,10 @@ CPU_DECODE_PV(LEVEL_NAME(cpu_decode_pv))
         BY_DTYPE(values.dtype, sum_group, &job, &values, m, j);
         if (is_nonfinite(sums, job.ld))
             return j;
-        add_sums(&job, o, o_ld);
+        add_sums(sums, job.ld, rows, o, o_ld);
     }
-    prefetch_rest(next);
+    prefetch_rest(&own, 1);
+    *next = own;
     return n;
 }
 

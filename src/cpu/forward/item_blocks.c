@@ -118,10 +118,12 @@ static int is_raw(const cpu_worker *w, const kv_view *keys)
     return w->kernels->element == 4 && kv_is_by_row(keys);
 }
 
-static cpu_rows take_piece(const cpu_worker *w, const kv_view *keys, int64_t j, int32_t n,
-                           void *room, float by_row[PIECE])
+static cpu_keys take_piece(const cpu_worker *w, const kv_view *keys, int64_t j, int32_t n,
+                           void *room, float by_row[PIECE], const char *groups[KV_GROUPS])
 {
-    return is_raw(w, keys) ? kv_raw(keys, j, n, room, by_row) : kv_block(keys, j, n, room);
+    if (is_raw(w, keys))
+        return (cpu_keys){kv_raw(keys, j, n, room, by_row), NULL};
+    return kv_keys(keys, j, n, room, groups);
 }
 
 /* to[i] = x[i] * by[i], four at a time. */
@@ -168,11 +170,12 @@ static const float *decode_scores(cpu_worker *w, const item_tile *t, int is_pref
     for (int32_t j = 0; j < t->n; j += piece) {
         const int32_t n = t->n - j < piece ? t->n - j : piece;
         float by_row[PIECE];
-        const cpu_rows rows = take_piece(w, &k, t->j0 + j, n, w->room[0], by_row);
+        const char *groups[KV_GROUPS], *ahead[KV_GROUPS];
+        const cpu_keys keys = take_piece(w, &k, t->j0 + j, n, w->room[0], by_row, groups);
         cpu_prefetch next = {0};
         if (is_prefetching)
-            next = kv_prefetch(&v, t->j0 + j, n);
-        w->kernels->decode_qk(w->q, w->job->g.q_ld, &rows, n, w->rows, item_scale_of(w, t),
+            next = kv_prefetch(&v, t->j0 + j, n, w->kernels->prefetch_parts, ahead);
+        w->kernels->decode_qk(w->q, w->job->g.q_ld, &keys, n, w->rows, item_scale_of(w, t),
                               s + j, CPU_BLOCK_KEYS, &next);
         if (is_raw(w, &k))
             scale_scores(by_row, n, w->rows, s + j);
@@ -195,7 +198,7 @@ static void decode_softmax(cpu_worker *w, const item_tile *t, const float *most,
     const int32_t n = (t->n + 15) / 16 * 16, share = prefetch_share(next, (w->rows + 1) / 2);
     for (int32_t r = 0; r < w->rows; r += 2) {
         const int32_t n_rows = r + 1 < w->rows ? 2 : 1;
-        prefetch_lines(next, share);
+        prefetch_lines(next, w->kernels->prefetch_parts, share);
         w->kernels->softmax(w->s + (int64_t)r * CPU_BLOCK_KEYS, CPU_BLOCK_KEYS, n_rows, n,
                             most ? most + r : NULL, w->m + r, w->l + r, w->alpha + r);
     }
@@ -210,17 +213,19 @@ static int32_t decode_values(cpu_worker *w, const item_tile *t, int32_t ahead)
     for (int32_t j = 0; j < t->n; j += piece) {
         const int32_t n = t->n - j < piece ? t->n - j : piece;
         float by_row[PIECE], scaled[DECODE_ROWS * PIECE];
-        const cpu_rows rows = take_piece(w, &v, t->j0 + j, n, w->room[1], by_row);
+        const char *groups[KV_GROUPS], *beyond[KV_GROUPS];
+        const cpu_keys keys = take_piece(w, &v, t->j0 + j, n, w->room[1], by_row, groups);
         if (is_raw(w, &v))
             scale_weights(by_row, n, w->rows, w->s + j, scaled);
         const int32_t first = j > ahead ? j : ahead;
         const int32_t past = j + piece < t->n ? j + piece : CPU_BLOCK_KEYS;
         cpu_prefetch next = {0};
         if (first < past)
-            next = kv_prefetch(&k, t->j0 + t->n + first, past - first);
+            next = kv_prefetch(&k, t->j0 + t->n + first, past - first,
+                               w->kernels->prefetch_parts, beyond);
         const float *p = is_raw(w, &v) ? scaled : w->s + j;
         const int32_t p_ld = is_raw(w, &v) ? PIECE : CPU_BLOCK_KEYS;
-        const int32_t done = w->kernels->decode_pv(p, p_ld, &rows, n, w->rows, w->alpha, w->o,
+        const int32_t done = w->kernels->decode_pv(p, p_ld, &keys, n, w->rows, w->alpha, w->o,
                                                    w->job->g.o_ld, &next);
         if (done < n)
             return j + done;
@@ -234,9 +239,11 @@ static int32_t decode_values(cpu_worker *w, const item_tile *t, int32_t ahead)
  * that during softmax: memory would be idle in a phase without prefetches. */
 static void run_decode(cpu_worker *w, const item_tile *t)
 {
-    enum { EARLY = CPU_BLOCK_KEYS / 6 };
+    enum { EARLY = 3 * KV_GROUP };
     const kv_view k = item_k(w);
-    cpu_prefetch early = kv_prefetch(&k, t->j0 + t->n, EARLY);
+    const int parts = w->kernels->prefetch_parts;
+    const char *groups[KV_GROUPS];
+    cpu_prefetch early = kv_prefetch(&k, t->j0 + t->n, EARLY, parts, groups);
     decode_softmax(w, t, decode_scores(w, t, 1, w->s), &early);
     item_drop(w, t, 0, w->rows);
     const int32_t done = decode_values(w, t, EARLY);

@@ -161,6 +161,7 @@ const cpu_kernels LEVEL_NAME(cpu_f16_tiles) = {
     .pack_decode = LEVEL_NAME(cpu_pack_decode_split),
     .decode_qk = LEVEL_NAME(cpu_decode_qk_split),
     .decode_pv = LEVEL_NAME(cpu_decode_pv_split),
+    .prefetch_parts = MOST_PARTS,
     .dequantise = F32(cpu_dequantise),
     .store_rows = F32(cpu_store_rows),
     .begin = tiles_begin,

@@ -249,6 +249,7 @@ const cpu_kernels LEVEL_NAME(cpu_bf16_tiles) = {
     .pack_decode = LEVEL_NAME(cpu_pack_decode_tiles),
     .decode_qk = LEVEL_NAME(cpu_decode_qk_tiles),
     .decode_pv = LEVEL_NAME(cpu_decode_pv_tiles),
+    .prefetch_parts = MOST_PARTS,
 #if defined(LEVEL_AMX)
     .flow = cpu_flow_run_amx,
     .any_nonfinite = cpu_any_nonfinite_avx512,

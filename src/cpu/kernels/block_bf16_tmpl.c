@@ -118,6 +118,7 @@ const cpu_kernels cpu_bf16_dot = {
     .decode_rows = 16,
     .decode_qk = cpu_decode_qk_bf16,
     .decode_pv = cpu_decode_pv_bf16,
+    .prefetch_parts = 1,
     .dequantise = cpu_dequantise_avx512,
     .store_rows = cpu_store_rows_avx512,
 };

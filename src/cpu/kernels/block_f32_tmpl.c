@@ -85,6 +85,7 @@ const cpu_kernels LEVEL_NAME(cpu_f32) = {
     .decode_rows = 32,
     .decode_qk = LEVEL_NAME(cpu_decode_qk),
     .decode_pv = LEVEL_NAME(cpu_decode_pv),
+    .prefetch_parts = 1,
     .dequantise = LEVEL_NAME(cpu_dequantise),
     .store_rows = LEVEL_NAME(cpu_store_rows),
 };

@@ -53,10 +53,10 @@ enum { CPU_DECODE_DIM = 576 };
 /* Those in f32 take quantised rows too, not scaled: e4m3 counts as so much less. */
 #define CPU_E4M3_FACTOR 256.0f
 #define CPU_DECODE_QK(name)                                                            \
-    void name(const void *q, int32_t q_ld, const cpu_rows *k, int32_t n, int32_t rows, \
+    void name(const void *q, int32_t q_ld, const cpu_keys *k, int32_t n, int32_t rows, \
               float scale, float *s, int32_t s_ld, cpu_prefetch *next)
 #define CPU_DECODE_PV(name)                                                                \
-    int32_t name(const float *p, int32_t p_ld, const cpu_rows *v, int32_t n, int32_t rows, \
+    int32_t name(const float *p, int32_t p_ld, const cpu_keys *v, int32_t n, int32_t rows, \
                  const float *alpha, float *o, int32_t o_ld, cpu_prefetch *next)
 
 /* E elements of each row of O by its sum as dtype, `stride` bytes from row to row; 0 where the
@@ -99,6 +99,7 @@ typedef struct cpu_kernels {
     CPU_PACK_DECODE((*pack_decode)); /* NULL: decode_qk takes packed Q as it is */
     CPU_DECODE_QK((*decode_qk));
     CPU_DECODE_PV((*decode_pv));
+    int32_t prefetch_parts; /* of what both prefetch */
     KV_DEQUANTISE((*dequantise));
     CPU_STORE_ROWS((*store_rows));
     CPU_TAKE_ROWS((*take_rows)); /* NULL where there is no flow, any_nonfinite too */
@@ -136,6 +137,7 @@ CPU_DECODE_PV(cpu_decode_pv_avx2);
 CPU_DECODE_PV(cpu_decode_pv_avx512);
 /* decode_bf16_tmpl.c: AVX512-BF16 */
 CPU_DECODE_QK(cpu_decode_qk_bf16);
+CPU_DECODE_QK(cpu_decode_qk_bf16_parts); /* MOST_PARTS of them */
 CPU_DECODE_PV(cpu_decode_pv_bf16);
 /* decode_amx_qk_tmpl.c, decode_amx_pv_tmpl.c: bf16; f16 as sums of two of it */
 CPU_PACK_DECODE(cpu_pack_decode_tiles_portable);

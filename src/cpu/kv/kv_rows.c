@@ -111,12 +111,40 @@ cpu_rows kv_block(const kv_view *view, int64_t j, int64_t n, void *room)
     return rows;
 }
 
-cpu_prefetch kv_prefetch(const kv_view *view, int64_t j, int32_t n)
+/* Where each group of keys [j, j + n) begins; 0 where chunks cut groups or are absent. */
+static int find_groups(const kv_view *view, int64_t j, int64_t n, const char *groups[KV_GROUPS])
+{
+    if (j % KV_GROUP || view->size % KV_GROUP)
+        return 0;
+    for (int64_t done = 0; done < n; done += KV_GROUP) {
+        int64_t left;
+        groups[done / KV_GROUP] = kv_place_of(view, j + done, &left);
+        if (!groups[done / KV_GROUP] || left < KV_GROUP)
+            return 0;
+    }
+    return 1;
+}
+
+cpu_keys kv_keys(const kv_view *view, int64_t j, int64_t n, void *room,
+                 const char *groups[KV_GROUPS])
+{
+    if (view->first && !view->codes.convert && !one_piece(view, j, n)
+        && find_groups(view, j, n, groups))
+        return (cpu_keys){view->rows, groups};
+    return (cpu_keys){kv_block(view, j, n, room), NULL};
+}
+
+cpu_prefetch kv_prefetch(const kv_view *view, int64_t j, int32_t n, int parts,
+                         const char *groups[KV_GROUPS])
 {
     cpu_rows rows = cpu_rows_from(view->rows, view->first ? 0 : j);
     if (view->first)
         rows.base = one_piece(view, j, n);
-    return rows.base ? prefetch_begin(&rows, n) : (cpu_prefetch){0};
+    if (rows.base)
+        return prefetch_begin(&rows, parts, n);
+    if (!find_groups(view, j, n, groups))
+        return (cpu_prefetch){0};
+    return prefetch_groups(&rows, groups, parts, (n + KV_GROUP - 1) / KV_GROUP);
 }
 
 size_t kv_room(const plan_problem *problem, int64_t n)

@@ -23,6 +23,28 @@ static inline cpu_rows cpu_rows_from(cpu_rows rows, int64_t r)
     return rows;
 }
 
+/* Keys as decode takes them: rows by one stride, or groups of KV_GROUP rows that lie apart. */
+enum { KV_GROUP = 16, KV_GROUPS = 16 /* at most */ };
+
+typedef struct cpu_keys {
+    cpu_rows rows;
+    const char *const *groups; /* where each group begins; NULL: all are in one piece */
+} cpu_keys;
+
+/* Where key j lies, and those after it up to the end of its group. */
+static inline const char *cpu_key(const cpu_keys *keys, int64_t j)
+{
+    return keys->groups ? keys->groups[j / KV_GROUP] + j % KV_GROUP * keys->rows.stride
+                        : keys->rows.base + j * keys->rows.stride;
+}
+
+static inline cpu_rows cpu_keys_from(const cpu_keys *keys, int64_t j)
+{
+    cpu_rows rows = keys->rows;
+    rows.base = cpu_key(keys, j);
+    return rows;
+}
+
 /* n quantised rows as floats of dtype f32 or bf16, one after the other from `to` on: a code
  * times by_row of its row and by_channel of its place, which has whole vectors (NULL: 1). */
 #define KV_DEQUANTISE(name)                                                                  \
@@ -58,6 +80,9 @@ kv_view kv_view_as(const plan_problem *problem, const plan_run *run, int is_valu
  * copied to `room`, n rows without gaps; quantised ones are converted there. Keys of absent
  * chunks are zeros. */
 cpu_rows kv_block(const kv_view *view, int64_t j, int64_t n, void *room);
+/* kv_block as keys of decode, which are not copied where they lie in groups. */
+cpu_keys kv_keys(const kv_view *view, int64_t j, int64_t n, void *room,
+                 const char *groups[KV_GROUPS]);
 /* kv_block of quantised keys. */
 cpu_rows kv_convert(const kv_view *view, int64_t j, int64_t n, void *room);
 /* Whether each row of quantised keys has one scale, or none. */
