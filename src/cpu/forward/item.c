@@ -6,6 +6,8 @@
  * rows that have to be made again leave the others as they are. */
 #include "cpu/forward/item.h"
 
+#include "base/quantize.h"
+
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -149,7 +151,9 @@ static void run_rows(const cpu_job *job, int64_t index, int thread)
     cpu_worker *w = item_worker_of(job, thread);
     const cpu_kernels *quick = cpu_state_of(job->plan)->needs.kernels;
     const int64_t rows = (item.box.h1 - item.box.h0) * (item.box.i1 - item.box.i0);
-    const int is_few = job->g.is_decode && rows <= quick->careful_rows;
+    const int is_coded = quant_is_dtype(job->plan->problem.kv_dtype);
+    const int is_few =
+        job->g.is_decode && rows <= (is_coded ? quick->few_coded_rows : quick->few_rows);
     int64_t begin, end;
     item_open(w, &item);
     find_keys(w, &begin, &end);
@@ -157,7 +161,7 @@ static void run_rows(const cpu_job *job, int64_t index, int thread)
         item_keep_nothing(w, index);
         return;
     }
-    w->kernels = is_few ? quick->careful : quick;
+    w->kernels = is_few ? quick->few : quick;
     if (job->g.turn_blocks)
         run_ranges(w, begin, end);
     else

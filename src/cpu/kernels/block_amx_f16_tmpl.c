@@ -167,7 +167,8 @@ const cpu_kernels LEVEL_NAME(cpu_f16_tiles) = {
     .begin = tiles_begin,
     .end = tiles_end,
     .careful = &F32(cpu_f32),
-    .careful_rows = 4,
+    .few = &F32(cpu_f32),
+    .few_rows = 4,
 #if defined(LEVEL_AMX)
     .flow = cpu_flow_run_amx,
     .any_nonfinite = cpu_any_nonfinite_avx512,

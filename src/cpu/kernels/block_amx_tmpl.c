@@ -250,9 +250,13 @@ const cpu_kernels LEVEL_NAME(cpu_bf16_tiles) = {
     .decode_qk = LEVEL_NAME(cpu_decode_qk_tiles),
     .decode_pv = LEVEL_NAME(cpu_decode_pv_tiles),
     .prefetch_parts = MOST_PARTS,
+    .few_coded_rows = 4,
 #if defined(LEVEL_AMX)
+    .few = &cpu_f32_avx512,
     .flow = cpu_flow_run_amx,
     .any_nonfinite = cpu_any_nonfinite_avx512,
+#else
+    .few = &LEVEL_NAME(cpu_f32),
 #endif
     .begin = tiles_begin,
     .end = tiles_end,

@@ -119,6 +119,8 @@ const cpu_kernels cpu_bf16_dot = {
     .decode_qk = cpu_decode_qk_bf16,
     .decode_pv = cpu_decode_pv_bf16,
     .prefetch_parts = 1,
+    .few = &cpu_f32_avx512,
+    .few_coded_rows = 4,
     .dequantise = cpu_dequantise_avx512,
     .store_rows = cpu_store_rows_avx512,
 };

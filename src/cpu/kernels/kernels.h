@@ -109,11 +109,13 @@ typedef struct cpu_kernels {
     void (*end)(void);
     int is_by_keys; /* packed V is [keys/32][Dv/panel][32][panel] */
     int is_split;   /* elements of P are two bf16, 32 high parts, 32 low ones */
-    /* Kernels in f32 whose packed blocks are no larger. They recompute rows that came out NaN,
-     * and decode items of up to careful_rows rows use them from the start. NULL: these handle
-     * every value. */
+    /* Kernels in f32 whose packed blocks are no larger. They recompute rows that came out NaN.
+     * NULL: these handle every value. */
     const struct cpu_kernels *careful;
-    int32_t careful_rows;
+    /* Kernels in f32 for decode items of so few rows that converting keys takes longer than
+     * multiplying them: keys in floats, and quantised ones. */
+    const struct cpu_kernels *few;
+    int32_t few_rows, few_coded_rows;
 } cpu_kernels;
 
 /* store_tmpl.c */
