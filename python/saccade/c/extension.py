@@ -45,6 +45,7 @@ def begin(plain, parameter, empty_like) -> Any:
     return found
 
 
-FORWARD, BACKWARD = (
-    C.cast(f, C.c_void_p).value for f in (abi.lib.saccade_forward, abi.lib.saccade_backward)
+FORWARD, BACKWARD, PAGES_CHECK = (
+    C.cast(f, C.c_void_p).value
+    for f in (abi.lib.saccade_forward, abi.lib.saccade_backward, abi.lib.saccade_pages_check)
 )
