@@ -77,6 +77,39 @@ def test_the_second_call_is_warm(monkeypatch):
         assert torch.equal(found, in_full(q, *pools, **options))
 
 
+@pytest.mark.parametrize("is_paged", [False, True])
+def test_sequences_side_by_side(is_paged, monkeypatch):
+    table, calls = torch.randperm(B * MOST).view(B, MOST).int(), []
+    _, *pools = inputs(5)
+    pools = [x.reshape(B * MOST, HKV, PAGE, D) for x in pools]
+    packed = [x.transpose(1, 2).reshape(-1, HKV, D) for x in pools]
+    for seed, ends in enumerate([(0, 3, 8), (0, 8, 8), (0, 1, 8)]):
+        q = torch.randn(8, H, D)
+        options = dict(cu_seqlens_q=lens(*ends), max_seqlen_q=8, return_lse=True)
+        if is_paged:
+            args, more = (q, *pools), dict(block_table=table, seq_lens=lens(20 + seed, 48))
+        else:
+            args, more = (q, *packed), dict(cu_seqlens_k=lens(0, 40 + seed, 96))
+        options |= more
+        calls.append((args, options, st.cached_attention(*args, **options)))
+        kept()
+        monkeypatch.setattr(st.serving, "_form_of", None)
+    monkeypatch.undo()
+    for args, options, found in calls:
+        for a, b in zip(found, in_full(*args, **options)):
+            assert torch.equal(a, b)
+    for ends in ((0, 9, 8), (0, -1, 8), (0, 3, 9)):
+        with pytest.raises(ValueError, match="cu_seqlens"):
+            st.cached_attention(*args, **{**options, "cu_seqlens_q": lens(*ends)})
+    if is_paged:
+        with pytest.raises(ValueError, match="seq_lens"):
+            st.cached_attention(*args, **{**options, "seq_lens": lens(48, 49)})
+        absent = table.clone()
+        absent[1, 2] = -1
+        with pytest.raises(ValueError, match="block_table: got -1 in entry 2 of batch 1"):
+            st.cached_attention(*args, **{**options, "block_table": absent})
+
+
 def test_what_differs_is_not_taken_for_it():
     q, k, v = inputs(0)
     n = lens(40, 9)

@@ -37,7 +37,7 @@ from .mods import AnyMod, Resolved, dtype_name, in_names_of, view, written
 from .tables import Keys, check_absent, check_pages
 
 Lengths = Union[int, torch.Tensor]
-_USUAL = False, 0, 0, None, "end"  # what calls that are kept have for these
+_AT_END = "end"  # the q_offset of calls that are kept
 _CAUSAL = ("causal()", "q>=kv", "kv<=q")
 CODES = {torch.int8: "i8", torch.uint8: "i4"}
 for _name, _theirs in (("e4m3", "float8_e4m3fn"), ("e5m2", "float8_e5m2")):
@@ -98,12 +98,16 @@ def cached_attention(
     """
     check_flags(return_lse=return_lse, return_max=return_max)
     return_max = bool(return_max)
-    tensors = query, key, value, block_table, k_scale, v_scale, sinks
-    others = kv_offset, indptr, indices, last_page_len, cu_seqlens_q, cu_seqlens_k, out, prefix
-    usual = return_max, max_seqlen_q, max_seqlen_k, kernel_options, q_offset
+    tensors = (
+        query, key, value, block_table, k_scale, v_scale, sinks, cu_seqlens_q, cu_seqlens_k
+    )  # fmt: skip
+    rare = kv_offset, indptr, indices, last_page_len, out, prefix, kernel_options
     warm_key = None
-    if all(x is y for x, y in zip(usual, _USUAL)) and all(x is None for x in others):
-        warm_key = warm_serving.key_of(tensors, (score, mask), scale, seq_lens, return_lse)
+    if not return_max and q_offset is _AT_END and all(x is None for x in rare):
+        most = max_seqlen_q, max_seqlen_k
+        warm_key = warm_serving.key_of(
+            tensors, (score, mask), scale, seq_lens, most, return_lse
+        )
     if warm_key is not None:
         found = warm_serving.recall(warm_key, tensors, seq_lens)
         if found is not None:
@@ -489,6 +493,7 @@ class _Arguments:
         p = abi.Positions()
         if seq_lens is not None:
             p.kv_len = self._length("seq_lens", seq_lens, B)
+            self.numbers["kv_len"] = self.keep[-1][1]
         if q_offset is not None:
             p.q_offset = self._length("q_offset", q_offset, B)
         self.lengths = seq_lens

@@ -28,8 +28,9 @@ def check_pages(plan, args, keys: Keys) -> None:
         abi.call("pages_check", plan.handle, C.byref(args))
     except abi.BadValue as reason:
         text = str(reason)
-        if text.startswith("table: "):
-            text = keys.name + text[len("table") :]
+        for theirs, name in (("table", keys.name), ("kv_len", "seq_lens")):
+            if text.startswith(f"{theirs}: "):
+                text = name + text[len(theirs) :]
         raise abi.BadValue(reason.status, text) from None
 
 

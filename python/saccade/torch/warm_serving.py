@@ -1,8 +1,8 @@
 """Warm calls of cached_attention: what one found out, kept for the next of its layout.
 
-Calls that are kept name mods by text, have no sequences side by side and write new tensors. The
-extension fills in addresses and runs them (warm.py); without it nothing is kept. Numbers that
-lie on the host, of keys and of pages, are looked at by every call.
+Calls that are kept name mods by text and write new tensors. The extension fills in addresses
+and runs them (warm.py); without it nothing is kept. Numbers that lie on the host, of keys and
+of pages, are looked at by every call.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from .tables import Keys, check_absent
 from .warm import NOTHING, result, room_of, run_of
 from .warm import extension as built
 
-NAMES = "q", "k", "v", "pages.table", "k_scale", "v_scale", "sinks"
+NAMES = (
+    "q", "k", "v", "pages.table", "k_scale", "v_scale", "sinks",
+    "ragged.cu_seqlens_q", "ragged.cu_seqlens_kv",
+)  # fmt: skip
 _MOST = 256  # then all are forgotten
 _known: dict[tuple[Any, ...], Again] = {}
 _is_transformed = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
 
 
-def key_of(tensors, mods, scale, seq_lens, return_lse) -> Optional[tuple[Any, ...]]:
+def key_of(tensors, mods, scale, seq_lens, most, return_lse) -> Optional[tuple[Any, ...]]:
     """What tells such calls apart but strides; None for a call that is not kept. tensors: of
-    NAMES, None where there is none; mods: score and mask."""
+    NAMES, None where there is none; mods: score and mask; most: the longest sequences."""
     if built is None or _is_transformed() or _modes():
         return None
     is_recorded = torch.is_grad_enabled()
@@ -44,14 +47,18 @@ def key_of(tensors, mods, scale, seq_lens, return_lse) -> Optional[tuple[Any, ..
             return None
     of_lengths = type(seq_lens)
     if of_lengths is torch.Tensor:
-        key.append(seq_lens.shape)
+        if seq_lens.is_neg():
+            return None
+        key += seq_lens.shape, seq_lens.dtype
     elif seq_lens is not None and of_lengths is not int:
         return None
     if scale is not None and type(scale) is not float:
         return None
+    if type(most[0]) is not int or type(most[1]) is not int:
+        return None
     q = tensors[0]
     of_device = q.get_device() if q.is_cuda else (-1, torch.get_num_threads())
-    return (*key, *mods, scale, of_lengths, return_lse, of_device)
+    return (*key, *mods, scale, of_lengths, *most, return_lse, of_device)
 
 
 def recall(key, tensors, seq_lens):
@@ -102,24 +109,31 @@ class Again:
 
     def __call__(self, tensors: Sequence[Optional[torch.Tensor]], seq_lens):
         """None where the call is to be made in full, which says what is wrong with it."""
-        if self.run is None or not self._are_live(seq_lens):
+        if self.run is None:
             return None
-        length = self.sizes.longest if seq_lens is None else seq_lens
-        at = length - self.sizes.rows
         given = [t for t in tensors if t is not None]
-        if seq_lens is not None:
-            given.append(_number(seq_lens))
-        given.append(_number(at))
+        length, first = seq_lens, None
+        if tensors[-1] is None and tensors[-2] is None:  # else the library knows their ends
+            if not self._are_live(seq_lens):
+                return None
+            length = self.sizes.longest if seq_lens is None else seq_lens
+            first = length - self.sizes.rows
+        given += [_number(n) for n in (seq_lens, first) if n is not None]
         try:
             if self.pages is not None:
                 if self.check is None or self.check(None, 0, *given) is None:
                     return None
-                if self.is_causal is not None and (table := tensors[3]) is not None:
-                    keys = Keys("block_table", table, None, length, *self.pages)
-                    check_absent(keys, at, self.sizes.rows, self.is_causal)
+                self._check_absent(tensors, length, first)
             return self.run(None, 0, *given)
         except abi.SaccadeError:
             return None
+
+    def _check_absent(self, tensors, length, first) -> None:
+        if self.is_causal is None:
+            return
+        keys = Keys("block_table", tensors[3], None, length, *self.pages)
+        rows = self.sizes.rows if tensors[-2] is None else tensors[-2].diff()
+        check_absent(keys, first, rows, self.is_causal)
 
     def _are_live(self, seq_lens) -> bool:
         if seq_lens is None or (type(seq_lens) is torch.Tensor and seq_lens.is_cuda):
