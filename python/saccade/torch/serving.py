@@ -182,7 +182,7 @@ def cached_attention(
     args.run(plan, room, query)
     if is_given:
         written(out)
-    if warm_key is not None:
+    if warm_key is not None and not warm_serving.is_kept(warm_key):
         sizes = warm_serving.Sizes(room, Q, longest)
         args.keep_warm(warm_key, plan, sizes, tensors, (out, lse), mods[1])
     return _found(out, lse, head_max, return_lse)
@@ -404,7 +404,7 @@ class _Arguments:
         self.table = ()  # of pages: its name, itself, indptr
         # positions of a sequence: how many keys, its first query (None: the last at the end)
         self.lengths, self.first, self.is_moved, self.at_end = None, 0, False, False
-        self.numbers: dict[str, torch.Tensor] = {}  # of them that are warm
+        self.numbers: dict[str, torch.Tensor] = {}  # of positions, by the library's names
 
     def tensor(self, t, of=view):
         made = objects.c_tensor(of(t))
@@ -492,10 +492,9 @@ class _Arguments:
     def ragged_positions(self, B, seq_lens, q_offset):
         p = abi.Positions()
         if seq_lens is not None:
-            p.kv_len = self._length("seq_lens", seq_lens, B)
-            self.numbers["kv_len"] = self.keep[-1][1]
+            self._position(p, "kv_len", seq_lens, B)
         if q_offset is not None:
-            p.q_offset = self._length("q_offset", q_offset, B)
+            self._position(p, "q_offset", q_offset, B)
         self.lengths = seq_lens
         self.first = q_offset if q_offset is not None or self.at_end else 0
         self.keep.append(p)
@@ -504,27 +503,30 @@ class _Arguments:
     def positions(self, B, Q, seq_lens, q_offset, longest, kv_offset):
         p = abi.Positions()
         if kv_offset is not None:
-            p.kv_offset = self._length("kv_offset", kv_offset, B)
+            self._position(p, "kv_offset", kv_offset, B)
         length = longest
         if seq_lens is not None:
             length = _count("seq_lens", seq_lens)
             _check_live(length, longest)
-            p.kv_len = self._length("seq_lens", length, B)
-            self.numbers["kv_len"] = self.keep[-1][1]
+            self._position(p, "kv_len", length, B)
         at = length - Q if isinstance(q_offset, str) else q_offset
-        p.q_offset = self._length("q_offset", at, B)
-        self.numbers["q_offset"] = self.keep[-1][1]
+        self._position(p, "q_offset", at, B)
         self.lengths, self.first, self.is_moved = length, at, kv_offset is not None
         self.keep.append(p)
         self.args.positions = C.pointer(p)
 
-    def _length(self, name, x, B):
+    def _position(self, positions, member, x, B):
+        name = ARGUMENTS.get(member, member)
         if isinstance(x, torch.Tensor):
             check_plain(name, x)
             if x.dim() not in (0, 1) or (x.dim() == 1 and x.shape[0] != B):
                 raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected ({B},)")
-            return self._table(name, x, x.dim())
-        return self.tensor(torch.tensor(_count(name, x), dtype=torch.int32, device="cpu"))
+            made = self._table(name, x, x.dim())
+        else:
+            x = warm_serving.number(_count(name, x))
+            made = self.tensor(x)
+        self.numbers[member] = x
+        setattr(positions, member, made)
 
     def bind(self, mods):
         names = [n for m in mods for n in m.names]

@@ -14,6 +14,7 @@ import torch
 
 from ..c import abi, extension, objects
 from .calls import SMALL
+from .recording import is_recorded
 from .tables import Keys, check_absent
 from .warm import NOTHING, result, room_of, run_of
 from .warm import extension as built
@@ -25,20 +26,19 @@ NAMES = (
 _MOST = 256  # then all are forgotten
 _known: dict[tuple[Any, ...], Again] = {}
 _is_transformed = torch._C._are_functorch_transforms_active
-_modes = torch._C._len_torch_dispatch_stack
 
 
 def key_of(tensors, mods, scale, seq_lens, most, return_lse) -> Optional[tuple[Any, ...]]:
     """What tells such calls apart but strides; None for a call that is not kept. tensors: of
     NAMES, None where there is none; mods: score and mask; most: the longest sequences."""
-    if built is None or _is_transformed() or _modes():
+    if built is None or _is_transformed() or is_recorded():
         return None
-    is_recorded = torch.is_grad_enabled()
+    has_graph = torch.is_grad_enabled()
     key: list[Any] = []
     for i, t in enumerate(tensors):
         if t is None and i > 2:
             key.append(None)
-        elif type(t) is not torch.Tensor or (is_recorded and t.requires_grad) or t.is_neg():
+        elif type(t) is not torch.Tensor or (has_graph and t.requires_grad) or t.is_neg():
             return None
         else:
             key += t.shape, t.dtype
@@ -67,11 +67,15 @@ def recall(key, tensors, seq_lens):
     return found(tensors, seq_lens) if found is not None else None
 
 
-def keep(key, call: Again) -> None:
+def is_kept(key) -> bool:
     """The first of a key stays, so that calls whose strides take turns cost nothing more."""
+    return key in _known
+
+
+def keep(key, call: Again) -> None:
     if len(_known) >= _MOST:
         _known.clear()
-    _known.setdefault(key, call)
+    _known[key] = call
 
 
 class Sizes(NamedTuple):
@@ -118,7 +122,7 @@ class Again:
                 return None
             length = self.sizes.longest if seq_lens is None else seq_lens
             first = length - self.sizes.rows
-        given += [_number(n) for n in (seq_lens, first) if n is not None]
+        given += [number(n) for n in (seq_lens, first) if n is not None]
         try:
             if self.pages is not None:
                 if self.check is None or self.check(None, 0, *given) is None:
@@ -145,7 +149,8 @@ class Again:
         return all(0 <= n <= self.sizes.longest for n in lengths)
 
 
-def _number(x) -> torch.Tensor:
+def number(x) -> torch.Tensor:
+    """One as the library reads it, of the host or a tensor as it is."""
     return torch.tensor(x, dtype=torch.int32, device="cpu") if type(x) is int else x
 
 
