@@ -78,7 +78,7 @@ static ALWAYS_INLINE void make_step(int is_split, const key_unit *u, int32_t d, 
             TILE_DOT(2, reg, 6);                                              \
             TILE_DOT(3, reg, 7);                                              \
         }                                                                     \
-        prefetch_lines(next, MOST_PARTS, share);                                          \
+        prefetch_lines(next, MOST_PARTS, share);                              \
     } while (0)
 
 /* Makes S^T [2 tiles of rows][32 keys][16]. While the first rows are multiplied, a part of the

@@ -268,9 +268,12 @@ CPU_DECODE_PV(LEVEL_NAME(cpu_decode_pv))
 {
     _Alignas(64) float block[KEY_GROUP * CPU_DECODE_DIM], sums[MOST_ROWS * CPU_DECODE_DIM];
     cpu_prefetch own = *next;
-    const pv_job job = {p,    sums,
-                          p_ld, (v->rows.dim + VF - 1) / VF * VF,
-                          rows, prefetch_share(next, sum_steps(rows, v->rows.dim, n)),
+    const pv_job job = {p,
+                        sums,
+                        p_ld,
+                        (v->rows.dim + VF - 1) / VF * VF,
+                        rows,
+                        prefetch_share(next, sum_steps(rows, v->rows.dim, n)),
                         &own};
     for (int32_t i = 0; i < rows; i++)
         for (int32_t d = 0; d < v->rows.dim && alpha[i] != 1; d += VF) {

@@ -103,6 +103,8 @@ void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows)
               weights, t.padded, n_rows, g->o_ld / k->panel, w->alpha, o, g->o_ld);
 }
 
+_Static_assert(KV_GROUP * KV_GROUPS >= CPU_BLOCK_KEYS, "places for all groups of a tile");
+
 enum { PIECE = 64, DECODE_ROWS = 32 }; /* keys; rows that kernels in f32 take */
 
 /* Keys of a tile that products take at a time: quantised ones so few that what becomes of them

@@ -128,10 +128,15 @@ static int find_groups(const kv_view *view, int64_t j, int64_t n, const char *gr
 cpu_keys kv_keys(const kv_view *view, int64_t j, int64_t n, void *room,
                  const char *groups[KV_GROUPS])
 {
-    if (view->first && !view->codes.convert && !one_piece(view, j, n)
-        && find_groups(view, j, n, groups))
-        return (cpu_keys){view->rows, groups};
-    return (cpu_keys){kv_block(view, j, n, room), NULL};
+    cpu_keys keys = {view->rows, NULL};
+    if (!view->first || view->codes.convert)
+        return (cpu_keys){kv_block(view, j, n, room), NULL};
+    keys.rows.base = one_piece(view, j, n);
+    if (!keys.rows.base && find_groups(view, j, n, groups))
+        keys.groups = groups;
+    else if (!keys.rows.base)
+        keys.rows = kv_block(view, j, n, room);
+    return keys;
 }
 
 cpu_prefetch kv_prefetch(const kv_view *view, int64_t j, int32_t n, int parts,

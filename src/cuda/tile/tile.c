@@ -75,13 +75,13 @@ int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung
     return found;
 }
 
-/* Dynamic shared memory a CTA may have, by compute capability (CUDA C programming guide, table
- * of technical specifications). */
 int cu_sm_of(const char *arch)
 {
     return atoi(arch + strcspn(arch, "0123456789"));
 }
 
+/* Dynamic shared memory a CTA may have, by compute capability (CUDA C programming guide, table
+ * of technical specifications). */
 int cu_shared_most(int sm)
 {
     return sm >= 90 && sm < 120 ? 232448 : sm == 80 || sm == 87 ? 166912 : 101376;
