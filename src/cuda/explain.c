@@ -50,7 +50,7 @@ static void put_program_notes(const saccade_plan *plan, cu_program i, strbuf *ou
     if (l->rung)
         strbuf_printf(out, "%s note: %d larger tile%s spilled more\n", name, l->rung,
                       l->rung == 1 ? "" : "s");
-    if (r->spill_bytes || r->is_serialised)
+    if (r->spill_bytes > cu_program_kinds[i].spill_most || r->is_serialised)
         strbuf_printf(out, "program note: %s spills or waits%s\n", name,
                       has_one_form(plan, i) ? "" : " in every tile");
 }

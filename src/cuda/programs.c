@@ -29,6 +29,24 @@ static int main_form(const cu_state *s, const plan_problem *p, int rung, cu_form
     return find_tile(s, p, s->family, rung, out);
 }
 
+/* Tensors that scores and masks read at their own query and key come as tiles. Where keys lie
+ * in chunks, others load. */
+static int dense_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    const int most = cu_shared_most(90), D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
+    int bytes = 0;
+    for (int r = 0; r < s->facts.n_dense; r++)
+        bytes += s->facts.dense[r].bytes;
+    *out = (cu_form){.family = CU_SM90, .dense_bytes = bytes};
+    if (s->family != CU_SM90 || !bytes || p->has_chunks || p->is_ragged
+        || p->is_invariant)
+        return 0;
+    for (int i = 0; cu_tile_choice(CU_SM90, D, E, p->dtype, i, &out->tile); i++)
+        if (cu_shared_bytes(out, &s->facts, p) <= most && rung-- == 0)
+            return 1;
+    return 0;
+}
+
 /* Row maxima beside O may want a smaller tile than the main program. On sm_90a both share one:
  * the program that keeps maxima also makes again the tiles that the main one lists. */
 static int exact_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
@@ -169,6 +187,16 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                    .is_packed = 1,
                    .wants_alignment = 1,
                    .shared = decode_shared_most},
+    [CU_DENSE] = {.name = "dense",
+                  .operation = CU_OP_FORWARD,
+                  .kernel = {"fwd_sm90"},
+                  .choose = dense_form,
+                  .write = cu_write_forward,
+                  .is_optional = 1,
+                  .spill_most = 24, /* of the loads, mostly */
+                  .wants_alignment = 1,
+                  .runs = CU_WITHOUT_MAXIMA,
+                  .shared = tile_shared},
     [CU_PAIR] = {.name = "pair",
                  .operation = CU_OP_SMALL,
                  .kernel = {"fwd_small"},

@@ -12,16 +12,19 @@ static saccade_status emit_both(const plan_problem *problem, arena *scratch, str
     const int n_score = problem->score ? (int)problem->score->n_captures : 0;
     const int n_mask = problem->mask ? (int)problem->mask->n_captures : 0;
     facts->n_captures = n_score + n_mask;
-    facts->column_words = facts->is_bounded = 0;
+    facts->column_words = facts->is_bounded = facts->n_dense = 0;
     strbuf_printf(out,
                   "/* generated: the user's score and mask */\n#pragma once\n\n"
                   "struct mod_args {\n    cu_capture cap[%d];\n};\n\n",
                   facts->n_captures ? facts->n_captures : 1);
     TRY(scratch ? emit_slope(&e, scratch, facts, err) : emit_score(&e, facts, err));
+    facts->n_dense_score = facts->n_dense;
     e.first_capture = n_score;
     TRY(emit_mask(&e, facts, err));
-    strbuf_printf(out, "#define MOD_SCORE %s\n#define MOD_MASK %s\n#define MOD_SURE %d\n",
-                  scores[facts->score], masks[facts->mask], facts->has_sure_keys);
+    strbuf_printf(out, "#define MOD_SCORE %s\n#define MOD_MASK %s\n#define MOD_SURE %d\n"
+                  "#define DENSE_READS %d\n#define SCORE_DENSE %d\n",
+                  scores[facts->score], masks[facts->mask], facts->has_sure_keys,
+                  facts->n_dense, facts->n_dense_score);
     return strbuf_status(out, err);
 }
 

@@ -19,6 +19,8 @@ typedef struct emitter {
     strbuf *out;
     int first_capture;  /* of this fn among the arguments */
     const double *gain; /* of a score: by how much its result follows each node */
+    const cu_dense *dense; /* reads of fn that programs with CFG_DENSE have as tiles */
+    int n_dense;
 } emitter;
 
 /* ---- capture_reads.c ---- */
@@ -76,6 +78,15 @@ void emit_row_members(const emitter *e, const unsigned char *kept);
 void emit_row_values(const emitter *e, const unsigned char *kept);
 /* <what>_row and <what>_row_begin: row values and who keeps them. */
 void emit_row_struct(const emitter *e, const char *what, const unsigned char *kept);
+
+/* ---- emit_dense.c ---- */
+
+/* Finds reads of e->fn that may come as tiles, adds them to those of the facts, and writes what
+ * programs with CFG_DENSE take: <what>_DENSE, how many there are, and how they lie. */
+saccade_status emit_dense(emitter *e, const char *what, const char *WHAT, cu_mod_text *facts,
+                          saccade_error *err);
+/* Which of these node n is, or -1. */
+int emit_dense_read(const emitter *e, const mod_node *n);
 
 /* ---- emit_line.c ---- */
 

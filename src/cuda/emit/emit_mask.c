@@ -51,7 +51,7 @@ static void put_mask4(const emitter *e, const unsigned char *columns)
         e->out,
         "DEVICE void mask4(%s, const mask_row &r0, const mask_row &r1, int k0, int k1,\n"
         "                  const mask_column &c0, const mask_column &c1,\n"
-        "                  bool (&live)[4])\n{\n",
+        "                  bool (&live)[4] MASK_TILES)\n{\n",
         EMIT_SIGNATURE);
     for (uint32_t i = 0; i < e->fn->n_nodes; i++)
         for (int c = 0; columns[i] && c < 2; c++)
@@ -66,7 +66,7 @@ static void put_mask4(const emitter *e, const unsigned char *columns)
     strbuf_puts(e->out, "}\n\n");
 }
 
-static saccade_status put_mask(const emitter *e, cu_mod_text *facts, saccade_error *err)
+static saccade_status put_mask(emitter *e, cu_mod_text *facts, saccade_error *err)
 {
     unsigned char *kept = malloc(e->fn->n_nodes);
     FAIL_IF_NULL(kept);
@@ -74,9 +74,11 @@ static saccade_status put_mask(const emitter *e, cu_mod_text *facts, saccade_err
     emit_row_struct(e, "mask", kept);
     facts->column_words = mark_columns(e, kept);
     put_columns(e, kept, facts->column_words);
+    const saccade_status status = emit_dense(e, "mask", "MASK", facts, err);
     put_mask4(e, kept);
+    e->n_dense = 0;
     free(kept);
-    return SACCADE_OK;
+    return status;
 }
 
 /* Limits of an interval mask: bounds is free of kv. */

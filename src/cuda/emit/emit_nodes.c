@@ -150,15 +150,17 @@ void emit_value(const emitter *e, strbuf *out, const mod_node *n, place at)
 
 static void put_load(const emitter *e, const mod_node *n, place at)
 {
-    const mod_capture *c = &e->fn->captures[n->imm.i];
-    const int cap = e->first_capture + n->imm.i;
-    strbuf_printf(e->out, "load_%s(mod.cap[%d], ", saccade_dtype_name(c->dtype), cap);
+    const char *dtype = saccade_dtype_name(e->fn->captures[n->imm.i].dtype);
+    const int cap = e->first_capture + n->imm.i, dense = emit_dense_read(e, n);
+    if (dense >= 0)
+        strbuf_printf(e->out, "DENSE_READ(as_%s(dense[%d][%d]), ", dtype, dense, at.copy);
+    strbuf_printf(e->out, "load_%s(mod.cap[%d], ", dtype, cap);
     for (int d = 0; d < n->n_args; d++) {
         strbuf_printf(e->out, "%sstep(mod.cap[%d], %d, ", d ? " + " : "", cap, d);
         emit_value(e, e->out, emit_arg(e, n, d), at);
         strbuf_puts(e->out, ")");
     }
-    strbuf_puts(e->out, ")");
+    strbuf_puts(e->out, dense >= 0 ? "))" : ")");
 }
 
 /* A column of ops.def with operands put for $0 $1 $2. */
@@ -192,6 +194,22 @@ static void put_scaled_score(const emitter *e, const mod_node *n, place at)
     strbuf_puts(e->out, "))");
 }
 
+/* The bare score and something else added or subtracted: with scale one multiply-add. */
+static int is_score_sum(const emitter *e, const mod_node *n)
+{
+    return (n->op == OP_fadd || n->op == OP_fsub)
+           && (emit_arg(e, n, 0)->op == OP_SCORE) != (emit_arg(e, n, 1)->op == OP_SCORE);
+}
+
+static void put_score_sum(const emitter *e, const mod_node *n, place at)
+{
+    const int side = emit_arg(e, n, 1)->op == OP_SCORE, is_difference = n->op == OP_fsub;
+    strbuf_printf(e->out, "fmaf(x[%d], %sSCORE_SCALE, %s", at.copy,
+                  is_difference && side ? "-" : "", is_difference && !side ? "-" : "");
+    emit_value(e, e->out, emit_arg(e, n, 1 - side), at);
+    strbuf_puts(e->out, ")");
+}
+
 /* One statement: node n at a place. */
 void emit_node(const emitter *e, const mod_node *n, place at)
 {
@@ -204,6 +222,8 @@ void emit_node(const emitter *e, const mod_node *n, place at)
         put_load(e, n, at);
     else if (is_late && is_scaled_score(e, n))
         put_scaled_score(e, n, at);
+    else if (is_fast && is_score_sum(e, n))
+        put_score_sum(e, n, at);
     else
         put_template(e, is_fast ? fast_text[n->op] : exact_text[n->op], n, at);
     strbuf_puts(e->out, ";\n");

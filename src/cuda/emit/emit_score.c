@@ -28,7 +28,7 @@ static void put_score4(const emitter *e, const mod_node *root)
     const mod_node *top = &e->fn->nodes[e->fn->result];
     strbuf_printf(e->out,
                   "DEVICE void score4(%s, const score_row &r0, const score_row &r1,\n"
-                  "                   int k0, int k1, float (&x)[4])\n{\n",
+                  "                   int k0, int k1, float (&x)[4] SCORE_TILES)\n{\n",
                   EMIT_SIGNATURE);
     emit_nodes(e, COLUMN, NULL);
     emit_nodes(e, ELEMENT, root != top ? top : NULL);
@@ -98,10 +98,12 @@ static saccade_status put_score(emitter *e, cu_mod_text *facts, saccade_error *e
         put_tanh_factor(e->out, k, (double)unit);
     strbuf_puts(e->out, "\n");
     emit_row_struct(e, "score", kept);
-    put_score4(e, root);
-    e->gain = NULL;
     free(kept);
-    return SACCADE_OK;
+    const saccade_status status = emit_dense(e, "score", "SCORE", facts, err);
+    put_score4(e, root);
+    e->n_dense = 0;
+    e->gain = NULL;
+    return status;
 }
 
 /* ---- scores affine in kv: coefficient and rest as text over row values ---- */

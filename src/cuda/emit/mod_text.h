@@ -3,6 +3,7 @@
 #define SACCADE_CUDA_EMIT_MOD_TEXT_H
 
 #include "base/strings.h"
+#include "cuda/kern/launch.h"
 #include "cuda/tile/tile.h"
 #include "plan/plan.h"
 
@@ -20,6 +21,13 @@ typedef enum cu_term {
     CU_TERM_LINE
 } cu_term;
 
+/* A read t[.., q, .., kv, ..] whose other indices the head or the batch knows. */
+typedef struct cu_dense {
+    unsigned node; /* of the score or the mask */
+    int capture, rank, bytes;
+    int q, kv; /* which of its dimensions go with the query and the key */
+} cu_dense;
+
 typedef struct cu_mod_text {
     cu_score_kind score;
     cu_mask_kind mask;
@@ -27,6 +35,9 @@ typedef struct cu_mod_text {
     int is_bounded;    /* scores stay within +-35 whatever the data */
     int column_words;  /* words of mask_column: what a mask needs of each key */
     int has_sure_keys; /* a general mask has mask_sure: below it every key is live */
+    /* forward: reads that CFG_DENSE takes as tiles, the score's, then the mask's */
+    cu_dense dense[CU_DENSE_MOST];
+    int n_dense, n_dense_score;
     int has_row_slope; /* backward: the slope does not vary with the key or the score */
     int is_head_slope; /* backward: it varies with the head alone, and is no constant 1 or 0 */
     unsigned char term[8]; /* backward: cu_term of the first reads with gradients (CU_READS) */

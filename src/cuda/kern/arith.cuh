@@ -141,3 +141,48 @@ DEVICE float load_f16(const cu_capture &c, long long at)
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(__ldg((const u16 *)c.data + at)));
     return y;
 }
+
+#if CFG_DENSE
+/* An element's bits in the low end of a word (dense.cuh), as its load_ gives it. */
+#define AS_INT(name, stored)   \
+    DEVICE int as_##name(u32 x) \
+    {                          \
+        return (int)(stored)x; \
+    }
+AS_INT(u8, unsigned char)
+AS_INT(i8, signed char)
+AS_INT(u16, unsigned short)
+AS_INT(i16, short)
+AS_INT(u32, unsigned int)
+AS_INT(i32, int)
+#undef AS_INT
+
+DEVICE bool as_bool(u32 x)
+{
+    return (x & 255) != 0;
+}
+
+DEVICE float as_bf16(u32 x)
+{
+    return __uint_as_float(x << 16);
+}
+
+DEVICE float as_f16(u32 x)
+{
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((u16)x));
+    return y;
+}
+
+DEVICE float as_f32(u32 x)
+{
+    return __uint_as_float(x);
+}
+
+/* A coordinate of a tensor map, clamped as loads are. A dimension without a stride has the size
+ * 1 there. */
+DEVICE int dense_index(const cu_capture &c, int d, int i)
+{
+    return c.stride[d] ? max(0, min(i, c.shape[d] - 1)) : 0;
+}
+#endif

@@ -2,6 +2,8 @@
  * plain runs of bytes, sums into global memory, and matrices of 16-bit words. */
 #pragma once
 
+#include "shared.cuh"
+
 #if CFG_SM >= 90
 /* bytes (a multiple of 16) to shared memory, counted on bar */
 DEVICE void copy_bytes(u32 to, const void *from, u32 bytes, u32 bar)
@@ -40,14 +42,6 @@ DEVICE void store_matrices(u32 at, u32 x0, u32 x1, u32 x2, u32 x3)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
                  "r"(x0), "r"(x1), "r"(x2), "r"(x3)
-                 : "memory");
-}
-
-DEVICE void load_matrices_turned(u32 (&x)[4], u32 at)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(at)
                  : "memory");
 }
 #endif

@@ -242,7 +242,7 @@ DEVICE void put_elements(const cu_bwd &p, const mod_args &mod, const cu_reads &c
 #pragma unroll 1
         for (int key = 0; key < KEYS; key += 32) {
             u32 x[4];
-            load_matrices_turned(x, at + key * 128);
+            load_matrices_transposed(x, at + key * 128);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 int left = has_row ? n - key - 16 * i : 0;

@@ -74,6 +74,19 @@ DEVICE void load_v(const arena &s, producer &r, const tensor_map *map, int first
 }
 #endif
 
+/* The tiles of dense reads for block n. */
+DEVICE void load_dense(const arena &s, u32 n, const cu_fwd &p, const dense_maps *maps,
+                       const dense_places &at, const tile &t, const block_walk &walk)
+{
+#if CFG_DENSE
+    u32 slot = ring_slot<CU_DENSE_STAGES>(n);
+    barrier_wait(s.dense_empty + slot * 8, ring_parity<CU_DENSE_STAGES>(n) ^ 1);
+    load_dense_tiles(s.dense + slot * dense_stage_bytes(), s.dense_full + slot * 8, p, maps, at,
+                     walk.block * CFG_TN + t.kv_offset,
+                     walk_masked(walk, t.kv_len) && !has_limits(p));
+#endif
+}
+
 DEVICE void load_q(const arena &s, producer &r, const tensor_map *map, int first, head_box at)
 {
     barrier_wait(s.q_empty, r.q++ & 1 ^ 1);
@@ -117,7 +130,7 @@ DEVICE void gather_block(const arena &s, const cu_fwd &p, const chunk_table &chu
 #if CFG_CHUNKS
 DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod_args &mod,
                          const tile &t, const tensor_map *mq, const tensor_map *mk,
-                         const tensor_map *mv)
+                         const tensor_map *mv, const dense_maps *)
 {
     int g = kv_head(p, t.h), is_value = is_value_loader();
     chunk_table chunks = chunks_of(p, t.b);
@@ -156,10 +169,11 @@ DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod
 #else
 DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod_args &mod,
                          const tile &t, const tensor_map *mq, const tensor_map *mk,
-                         const tensor_map *mv)
+                         const tensor_map *mv, const dense_maps *md)
 {
     int g = kv_head(p, t.h);
     head_box k = key_box(p, t.b, g), v = value_box(p, t.b, g);
+    dense_places dense = dense_places_of(p, mod, t);
     block_walk walk = walk_begin(p, mod, t);
     int more = walk_next(walk, p, t.kv_len);
     if (!more)
@@ -167,11 +181,14 @@ DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod
     if (!CFG_SPLIT)
         load_q(s, r, mq, row_place(t, t.row0), query_box(p, t.b, t.h));
     load_k(s, r, mk, key_place(t, walk.block * CFG_TN), k);
+    load_dense(s, r.k - 1, p, md, dense, t, walk);
     while (more) {
         int block = walk.block;
         more = walk_next(walk, p, t.kv_len);
-        if (more)
+        if (more) {
             load_k(s, r, mk, key_place(t, walk.block * CFG_TN), k);
+            load_dense(s, r.k - 1, p, md, dense, t, walk);
+        }
         load_v(s, r, mv, key_place(t, block * CFG_TN), v);
     }
 }
@@ -183,7 +200,7 @@ DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod
  * runs. Waiting for that one here suffices for the whole CTA, since consumers do nothing before
  * they get a turn. */
 DEVICE void produce(const arena &s, const cu_fwd &p, const mod_args &mod, const tensor_map *mq,
-                    const tensor_map *mk, const tensor_map *mv)
+                    const tensor_map *mk, const tensor_map *mv, const dense_maps *md)
 {
     producer r = {0, 0, 0};
     u32 turns = 0;
@@ -204,7 +221,7 @@ DEVICE void produce(const arena &s, const cu_fwd &p, const mod_args &mod, const 
             p.n_listed ? tile_at(p, load_new(p.order + turn), ROWS) : tile_of(p, turn, ROWS);
 #endif
         turn_pass(s, turns++, t.id);
-        produce_tile(s, r, p, mod, t, mq, mk, mv);
+        produce_tile(s, r, p, mod, t, mq, mk, mv, md);
         if (p.n_listed || (CFG_SPLIT && !p.counter))
             turn += gridDim.x;
         else
@@ -243,7 +260,7 @@ DEVICE void load_along(const arena &s, const cu_fwd &p, const mod_args &mod,
 #endif
         if (id == NO_MORE)
             return;
-        produce_tile(s, r, p, mod, consumed_tile(p, id), 0, mk, mv);
+        produce_tile(s, r, p, mod, consumed_tile(p, id), 0, mk, mv, 0);
     }
 }
 #endif

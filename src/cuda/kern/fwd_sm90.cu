@@ -25,13 +25,24 @@
 #include "fwd_turns.cuh"
 #include "fwd_load.cuh"
 
-/* 1. The products of a block and its softmax: block90.cuh. */
+/* 1. The products of block n and its softmax: block90.cuh. */
 template <int FIRST>
-DEVICE int softmax_of(const arena &sm, consumer &c, const cu_fwd &p, const mod_args &mod,
+DEVICE int softmax_of(const arena &sm, u32 n, consumer &c, const cu_fwd &p, const mod_args &mod,
                       const block_walk &walk, int wg, float (&s)[S_COUNT], float (&rescale)[2])
 {
-    return softmax_step<FIRST>(c, p, mod, walk.block * CFG_TN, walk_masked(walk, c.at.kv_len),
-                               sm.columns + wg * CFG_TN, wg, s, rescale);
+#if CFG_DENSE
+    u32 slot = ring_slot<CU_DENSE_STAGES>(n);
+    barrier_wait(sm.dense_full + slot * 8, ring_parity<CU_DENSE_STAGES>(n));
+    dense_begin(p, sm.dense + slot * dense_stage_bytes(), wg, c.at.dense);
+#endif
+    int raised =
+        softmax_step<FIRST>(c, p, mod, walk.block * CFG_TN, walk_masked(walk, c.at.kv_len),
+                            sm.columns + wg * CFG_TN, wg, s, rescale);
+#if CFG_DENSE
+    __syncwarp();
+    barrier_arrive_if(sm.dense_empty + slot * 8, (threadIdx.x & 31) == 0);
+#endif
+    return raised;
 }
 
 /* The weights of a block packed, 0 where dropout drops them. */
@@ -118,7 +129,7 @@ DEVICE void first_block(const arena &sm, u32 n, u32 tiles, consumer &c, const cu
     start_qk(sm, s, wg, n);
     wgmma_wait<0>();
     release(sm.k_empty, n);
-    softmax_of<1>(sm, c, p, mod, walk, wg, s, unused);
+    softmax_of<1>(sm, n, c, p, mod, walk, wg, s, unused);
     pack_kept(prob, s, c, p, walk);
 }
 
@@ -142,7 +153,7 @@ DEVICE void next_block(const arena &sm, u32 n, consumer &c, const cu_fwd &p,
 #endif
     wgmma_wait<1>();
     release(sm.k_empty, n);
-    int raised = softmax_of<0>(sm, c, p, mod, walk, wg, s, rescale);
+    int raised = softmax_of<0>(sm, n, c, p, mod, walk, wg, s, rescale);
     /* No row sum is negative, so this arrival never happens. ptxas does not know that, and so
      * it keeps the wait that follows behind the exponentials which the sum depends on. Without
      * this line it moves the wait before all of them. */
@@ -255,7 +266,7 @@ DEVICE void consume(const arena &sm, const cu_fwd &p, const mod_args &mod, int w
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fwd_sm90(const __grid_constant__ cu_fwd p, const __grid_constant__ mod_args mod,
              const __grid_constant__ tensor_map mq, const __grid_constant__ tensor_map mk,
-             const __grid_constant__ tensor_map mv)
+             const __grid_constant__ tensor_map mv DENSE_PARAMETER)
 {
     extern __shared__ __align__(1024) char shared[];
     arena s = carve(shared);
@@ -266,7 +277,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (group == 0) {
         registers_shrink<CFG_REGS_PRODUCER>();
         if (threadIdx.x == 0)
-            produce(s, p, mod, &mq, &mk, &mv);
+            produce(s, p, mod, &mq, &mk, &mv, DENSE_MAPS);
 #if CFG_CHUNKS
         else if (CFG_GATHERS ? threadIdx.x >= 32 && threadIdx.x < 96
                              : threadIdx.x == 32 || threadIdx.x == 64)

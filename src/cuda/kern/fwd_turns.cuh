@@ -1,6 +1,6 @@
 /* Shared memory of the forward kernel for Hopper, its barriers and rings, and how a producer
  * hands tiles to consumers. Tiles lie in swizzled rows of 128 bytes, in panels of 64 columns: Q
- * [panels][ROWS][64], K and V [CFG_STAGES][panels][CFG_TN][64], then barriers. */
+ * [panels][ROWS][64], K and V [CFG_STAGES][panels][CFG_TN][64], dense reads, then barriers. */
 #pragma once
 
 enum {
@@ -15,6 +15,9 @@ struct arena {
      * of the k_ and v_ ones. The anchor is never waited for: see next_block. */
     u32 q_full, q_empty, turn_full, turn_empty, anchor;
     u32 k_full, k_empty, v_full, v_empty;
+#if CFG_DENSE
+    u32 dense, dense_full, dense_empty; /* CU_DENSE_STAGES of each */
+#endif
     u32 turn;             /* [2] tile numbers that the producer hands to the consumers */
     mask_column *columns; /* [CFG_WGS][CFG_TN] what a general mask needs of each key */
 };
@@ -27,6 +30,10 @@ DEVICE arena carve(char *shared)
     s.k = s.q + Q_BYTES;
     s.v = s.k + CFG_STAGES * K_BYTES;
     s.q_full = s.v + CFG_STAGES * V_BYTES;
+#if CFG_DENSE
+    s.dense = s.q_full;
+    s.q_full += CU_DENSE_STAGES * dense_stage_bytes();
+#endif
     s.q_empty = s.q_full + 8;
     s.anchor = s.q_full + 16;
     s.turn_full = s.q_full + 24;
@@ -36,6 +43,11 @@ DEVICE arena carve(char *shared)
     s.v_full = s.k_empty + CFG_STAGES * 8;
     s.v_empty = s.v_full + CFG_STAGES * 8;
     s.turn = s.v_empty + CFG_STAGES * 8;
+#if CFG_DENSE
+    s.dense_full = s.turn;
+    s.dense_empty = s.dense_full + CU_DENSE_STAGES * 8;
+    s.turn = s.dense_empty + CU_DENSE_STAGES * 8;
+#endif
     s.columns = (mask_column *)(shared + (s.turn + 8 - base));
     return s;
 }
@@ -58,6 +70,12 @@ DEVICE void init_barriers(const arena &s)
         barrier_init(s.k_empty + i * 8, CFG_WGS * 4);
         barrier_init(s.v_empty + i * 8, CFG_WGS * 4);
     }
+#if CFG_DENSE
+    for (int i = 0; i < CU_DENSE_STAGES; i++) {
+        barrier_init(s.dense_full + i * 8, 1);
+        barrier_init(s.dense_empty + i * 8, CFG_WGS * 4);
+    }
+#endif
     fence_barrier_init();
 }
 

@@ -26,6 +26,12 @@ typedef struct cu_capture {
     int shape[CU_RANK];
 } cu_capture;
 
+/* Tensors that scores and masks read at their own query and key, taken as tiles (dense.cuh):
+ * reads of a program, blocks on their way; and bytes of a row of a panel in shared memory, by
+ * the bytes of a row of all panels. */
+enum { CU_DENSE_MOST = 3, CU_DENSE_STAGES = 2 };
+#define CU_DENSE_ROW(bytes) ((bytes) % 128 == 0 ? 128 : (bytes) % 64 == 0 ? 64 : 32)
+
 /* A run of key blocks. Where is_partial is set, the mask must be evaluated for each score. */
 typedef struct cu_run {
     int first, count, is_partial;
@@ -171,6 +177,7 @@ typedef struct cu_fwd {
     cu_drop drop;              /* read with CFG_DROP only */
     cu_ragged ragged; /* read with CFG_RAGGED only; M and N are bounds then */
     cu_limits limits; /* read with CFG_LIMITS only */
+    int dense_turned; /* read with CFG_DENSE only: bit r where queries lie side by side */
     const cu_work *work; /* [n_tiles] in the work order of fwd_small.cu; null: all keys */
     const int *pieces;
 } cu_fwd;

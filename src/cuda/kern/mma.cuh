@@ -6,14 +6,6 @@
 
 #include "shared.cuh"
 
-DEVICE void load_matrices_transposed(u32 (&x)[4], u32 at)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(at)
-                 : "memory");
-}
-
 DEVICE void mma16(float *d, const u32 *a, u32 b0, u32 b1)
 {
 #if CFG_F16

@@ -1,6 +1,7 @@
 /* The user's mask on a thread's fragment of a tile of scores: masked scores become -INF. */
 #pragma once
 
+#include "dense.cuh"
 #include "tile.cuh"
 
 #if MOD_MASK == MASK_GENERAL
@@ -38,10 +39,22 @@ template <int COUNT> DEVICE void cut_left(float (&s)[COUNT], const int (&lo)[2])
 }
 
 #if MOD_MASK == MASK_GENERAL
-template <int COUNT>
+/* READ: the next dense read of which it is to be found out which way it lies; TURNED: a bit for
+ * each of those before. */
+template <int READ, int TURNED, int COUNT>
 DEVICE void cut_general(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int column,
                         const mask_column *columns, float (&s)[COUNT])
 {
+#if CFG_DENSE && MASK_DENSE
+    if constexpr (READ < DENSE_READS) {
+        if (dense_is_turned(p, READ))
+            cut_general<READ + 1, TURNED | 1 << READ>(r, p, mod, column, columns, s);
+        else
+            cut_general<READ + 1, TURNED>(r, p, mod, column, columns, s);
+        return;
+    }
+    u32 pairs[MASK_DENSE][2][4];
+#endif
     mask_row row[2];
     mask_row_begin(mod, p, r.b, row_h(r, 0), row_q(r, 0), row[0]);
     mask_row_begin(mod, p, r.b, row_h(r, 1), row_q(r, 1), row[1]);
@@ -49,7 +62,16 @@ DEVICE void cut_general(const tile_rows &r, const cu_fwd &p, const mod_args &mod
     for (int g = 0; g < COUNT / 4; g++) {
         bool live[4];
         int at = 8 * g + 2 * (threadIdx.x & 3), kv = column + 8 * g + r.kv_offset;
+#if CFG_DENSE && MASK_DENSE
+        u32 dense[MASK_DENSE][4];
+        if (g % 2 == 0)
+            dense_pairs<SCORE_DENSE, MASK_DENSE, TURNED>(r.dense, 8 * g, pairs);
+        dense_half(pairs, g % 2, dense);
+        mask4(mod, p, r.b, r.h, row[0], row[1], kv, kv + 1, columns[at], columns[at + 1], live,
+              dense);
+#else
         mask4(mod, p, r.b, r.h, row[0], row[1], kv, kv + 1, columns[at], columns[at + 1], live);
+#endif
 #pragma unroll
         for (int i = 0; i < 4; i++)
             s[4 * g + i] = live[i] ? s[4 * g + i] : NEG_INF;
@@ -110,10 +132,10 @@ DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod,
             hi[i] = min(hi[i], x.y - column);
         }
     } else if (is_unsure(r, p, mod, column + COUNT * 2))
-        cut_general(r, p, mod, column, columns, s);
+        cut_general<SCORE_DENSE, 0>(r, p, mod, column, columns, s);
 #elif MOD_MASK == MASK_GENERAL
     if (is_unsure(r, p, mod, column + COUNT * 2))
-        cut_general(r, p, mod, column, columns, s);
+        cut_general<SCORE_DENSE, 0>(r, p, mod, column, columns, s);
 #elif MOD_MASK == MASK_INTERVAL
     int base = column + r.kv_offset, end = base + COUNT * 2;
 #pragma unroll

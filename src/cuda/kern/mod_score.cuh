@@ -1,6 +1,7 @@
 /* The user's score function on a thread's fragment of a tile of scores. */
 #pragma once
 
+#include "dense.cuh"
 #include "softmax.cuh"
 #include "tile.cuh"
 
@@ -16,12 +17,34 @@ DEVICE float score_unit(const cu_fwd &p)
 #endif
 }
 
-#if MOD_SCORE == SCORE_GENERAL
-/* A score near the lowest float would be -INF in log2 units, which means masked; it is raised
- * to stay finite. Biases that stand for masks hold such values. */
-DEVICE float not_lowest(float x)
+#if CFG_DENSE && SCORE_DENSE
+/* apply_score with dense reads from tiles. READ: the next one of which it is to be found out
+ * which way it lies; TURNED: a bit for each of those before. */
+template <int READ, int TURNED, int COUNT>
+DEVICE void apply_dense(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int column,
+                        float (&s)[COUNT])
 {
-    return SCORE_IS_LOW && x > NEG_INF ? fmaxf(x, LOWEST / SCORE_UNIT) : x;
+    if constexpr (READ < SCORE_DENSE) {
+        if (dense_is_turned(p, READ))
+            apply_dense<READ + 1, TURNED | 1 << READ>(r, p, mod, column, s);
+        else
+            apply_dense<READ + 1, TURNED>(r, p, mod, column, s);
+        return;
+    }
+    u32 pairs[SCORE_DENSE][2][4];
+#pragma unroll
+    for (int g = 0; g < COUNT / 4; g++) {
+        u32 dense[SCORE_DENSE][4];
+        if (g % 2 == 0)
+            dense_pairs<0, SCORE_DENSE, TURNED>(r.dense, 8 * g, pairs);
+        dense_half(pairs, g % 2, dense);
+        int kv = column + 8 * g + r.kv_offset;
+        float x[4] = {s[4 * g], s[4 * g + 1], s[4 * g + 2], s[4 * g + 3]};
+        score4(mod, p, r.b, r.h, r.score[0], r.score[1], kv, kv + 1, x, dense);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            s[4 * g + i] = x[i];
+    }
 }
 #endif
 
@@ -50,6 +73,8 @@ DEVICE void apply_score(const tile_rows &r, const cu_fwd &p, const mod_args &mod
             s[4 * g + i] =
                 fmaf(r.score[i / 2].alpha_raw, (float)(8 * g + (i & 1)), s[4 * g + i]);
     }
+#elif CFG_DENSE && SCORE_DENSE
+    apply_dense<0, 0>(r, p, mod, column, s);
 #elif MOD_SCORE == SCORE_GENERAL
 #pragma unroll
     for (int g = 0; g < COUNT / 4; g++) {
@@ -58,7 +83,7 @@ DEVICE void apply_score(const tile_rows &r, const cu_fwd &p, const mod_args &mod
         score4(mod, p, r.b, r.h, r.score[0], r.score[1], kv, kv + 1, x);
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            s[4 * g + i] = not_lowest(x[i]);
+            s[4 * g + i] = x[i];
     }
 #endif
 }

@@ -112,6 +112,16 @@ DEVICE void copy_box(u32 dst, const tensor_map *map, int d, int n, int h, int b,
                  : "memory");
 }
 
+/* A box at (x, y, a, b, c) of a 5-D map: read once. */
+DEVICE void copy_box5(u32 dst, const tensor_map *map, int x, int y, int a, int b, int c,
+                      u32 bar)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(dst),
+                 "l"(map), "r"(x), "r"(y), "r"(a), "r"(b), "r"(c), "r"(bar)
+                 : "memory");
+}
+
 DEVICE void fence_barrier_init(void)
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

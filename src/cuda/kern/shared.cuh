@@ -15,6 +15,14 @@ DEVICE void load_matrices(u32 (&x)[4], u32 at)
                  : "memory");
 }
 
+DEVICE void load_matrices_transposed(u32 (&x)[4], u32 at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(at)
+                 : "memory");
+}
+
 DEVICE void load_words(u32 (&x)[4], u32 at)
 {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"

@@ -99,14 +99,39 @@ DEVICE int rows_raise_to(row_state &t, const float (&peak)[2], float (&rescale)[
     return 1;
 }
 
+#if MOD_SCORE == SCORE_GENERAL
+/* A score near the lowest float would be -INF in log2 units, which means masked; it is raised
+ * to stay finite. Biases that stand for masks hold such values. */
+DEVICE float not_lowest(float x)
+{
+    return SCORE_IS_LOW && x > NEG_INF ? fmaxf(x, LOWEST / SCORE_UNIT) : x;
+}
+
+/* Where a row has a larger score, such ones weigh nothing either way. */
+template <int COUNT> DEVICE void rows_not_lowest(float (&s)[COUNT], float (&peak)[2])
+{
+    if (not_lowest(peak[0]) == peak[0] && not_lowest(peak[1]) == peak[1])
+        return;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        s[i] = not_lowest(s[i]);
+    rows_peak(s, peak);
+}
+#else
+template <int COUNT> DEVICE void rows_not_lowest(float (&)[COUNT], float (&)[2])
+{
+}
+#endif
+
 /* rows_raise_to the peaks of the block's scores: in log2 units a score s means
  * s * unit + shift[row]. */
 template <int COUNT>
-DEVICE int rows_raise(row_state &t, const float (&s)[COUNT], float unit,
-                      const float (&shift)[2], float (&rescale)[2])
+DEVICE int rows_raise(row_state &t, float (&s)[COUNT], float unit, const float (&shift)[2],
+                      float (&rescale)[2])
 {
     float peak[2];
     rows_peak(s, peak);
+    rows_not_lowest(s, peak);
 #pragma unroll
     for (int r = 0; r < 2; r++)
         peak[r] = fmaf(peak[r], unit, shift[r]);

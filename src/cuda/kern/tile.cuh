@@ -154,6 +154,9 @@ struct tile_rows {
 #if CFG_DROP
     dropout_words drop; /* of the head */
 #endif
+#if CFG_DENSE
+    u32 dense[DENSE_READS]; /* where this thread reads them for the block: dense.cuh */
+#endif
 };
 
 DEVICE int row_q(const tile_rows &r, int i)

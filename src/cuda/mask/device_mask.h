@@ -103,6 +103,7 @@ int cu_cut_row(const mask_runs *r, int64_t row, int keys, int *to);
 typedef struct cu_pieces {
     cu_ptr memory, work, pieces;
     int n_first; /* of the work: tiles before plan_run.between */
+    int64_t keys; /* that a tile walks in the mean */
 } cu_pieces;
 
 /* Makes both for a plan where they serve it: pieces of so many keys, and limits of rows

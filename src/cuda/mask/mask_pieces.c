@@ -214,6 +214,7 @@ static saccade_status make_pieces(const cu_driver *driver, const mask_runs *r,
     saccade_status status = cut_rows(r, made->keys, &lists, err);
     if (status == SACCADE_OK)
         status = upload_work(driver, made->device, r, &lists, sizes, plan, &made->pieces, err);
+    made->pieces.keys = lists.n * made->keys / (r->B * r->H * r->rows);
     free(lists.rows);
     free(lists.pieces);
     return status;

@@ -136,6 +136,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"LIMITS", ((has_producer && !is_split) || is_small) && !p->is_ragged},
         {"Q_SHARED", cu_is_q_shared((int)p->sizes.D, (int)p->sizes.Dv)},
         {"SCALE_FIRST", p->scale <= 0 && s->facts.score != CU_SCORE_GENERAL},
+        {"DENSE", form->dense_bytes > 0},
         {"REGS_PRODUCER", regs.producer},
         {"REGS_CONSUMER", regs.consumer},
         {"FIRST_WARP", has_producer ? 4 : 0},

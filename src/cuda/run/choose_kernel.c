@@ -220,6 +220,20 @@ static int suits_small(const saccade_plan *plan, const plan_run *run)
                          pieces, &large->tile, blocks);
 }
 
+/* Whether a small tile walks so few keys in the mean that it is faster than larger ones for
+ * which tensors come as tiles: docs/lab/117. */
+static int walks_few(const saccade_plan *plan, const plan_run *run)
+{
+    enum { FEW_KEYS = 256 };
+    const cu_state *s = plan->state;
+    if (!run->block_mask)
+        return run->sizes.KV <= FEW_KEYS;
+    const cu_pieces *p =
+        cu_pieces_find(run->q->device.index, run->block_mask,
+                       s->programs[CU_SMALL].form.tile.keys, &run->sizes, plan);
+    return p && p->keys <= FEW_KEYS;
+}
+
 /* Whether two teams to a CTA are to make small tiles. */
 static int suits_pair(const saccade_plan *plan, const plan_run *run)
 {
@@ -246,6 +260,10 @@ static int takes_run(const saccade_plan *plan, cu_program program, const plan_ru
            && (!kind->wants_alignment || s->programs[program].form.family != CU_SM90
                || run_is_aligned(run))
            && (kind->runs == CU_ANY_RUN || (kind->runs == CU_WITH_MAXIMA) == !!run->row_max)
+           && (program != CU_DENSE
+               || (run_takes_dense(plan, run)
+                   && !(takes_sizes(s, CU_SMALL, &run->sizes) && suits_small(plan, run)
+                        && walks_few(plan, run))))
            && (program != CU_ONE_PIECE || run_collects(plan, run))
            && (kind->operation != CU_OP_SMALL || suits_small(plan, run))
            && (program != CU_DECODE_HALF || suits_half(s, run))

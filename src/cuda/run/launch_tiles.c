@@ -29,7 +29,7 @@ static saccade_status start_first(const plan_run *run, const run_args *a, void *
     const int is_sm90 = a->family == CU_SM90, n_first = a->p.order ? a->n_first : 0;
     cu_fwd part = a->p;
     void *parameters[] = {&part, (void *)a->captures, (void *)&a->maps[0], (void *)&a->maps[1],
-                          (void *)&a->maps[2]};
+                          (void *)&a->maps[2], (void *)a->dense};
     if (n_first) {
         part.n_tiles = n_first;
         TRY(run_start_next(a, kernel, is_sm90 && n_first > n_sm ? n_sm : n_first, threads,
@@ -78,7 +78,8 @@ static saccade_status launch_passes(const saccade_plan *plan, const plan_run *ru
     /* all tiles run at once: none are drawn, none listed */
     const int is_short =
         form->family == CU_SM90 && a->p.n_tiles <= n_sm && a->p.N <= SHORT_KEYS && !run->ragged;
-    const int is_lazy = cu_is_lazy(s, &s->programs[CU_MAIN].form);
+    const int is_lazy = cu_program_kinds[a->program].may_be_lazy
+                        && cu_is_lazy(s, &s->programs[CU_MAIN].form);
     const int is_exact = !is_main || run->row_max || (is_short && is_lazy);
     void *const first = is_exact ? exact : s->programs[a->program].kernel;
     const int is_late = is_lazy && first != exact;
@@ -124,5 +125,7 @@ saccade_status run_launch_tiles(const saccade_plan *plan, const plan_run *run, r
         TRY(run_encode_map(a->driver, run->k, box, PROMOTE_256, &a->maps[1], err));
         TRY(run_encode_map(a->driver, run->v, box, PROMOTE_256, &a->maps[2], err));
     }
+    if (a->program == CU_DENSE)
+        TRY(run_map_dense(plan, run, a, err));
     return launch_passes(plan, run, a, err);
 }

@@ -17,7 +17,7 @@ typedef struct run_args {
     cu_family family; /* of its form */
     cu_fwd p;
     cu_capture captures[RUN_MAX_CAPTURES];
-    cu_map maps[3];
+    cu_map maps[3], dense[CU_DENSE_MOST];
     const cu_driver *driver;
     void *stream;
     int n_first;      /* of cu_turns */
@@ -69,6 +69,14 @@ saccade_tensor run_in_one_piece(const plan_run *run, void *data, saccade_dtype d
 /* Starts the copy and gives `a` the keys in one piece. */
 saccade_status run_collect_keys(const saccade_plan *plan, const plan_run *run, run_args *a,
                                 saccade_error *err);
+
+/* ---- dense.c: tensors that scores read at their own query and key ---- */
+
+/* Whether tensor copies take all those of the run that CU_DENSE wants as tiles. */
+int run_takes_dense(const saccade_plan *plan, const plan_run *run);
+/* Their maps, and which way they lie. */
+saccade_status run_map_dense(const saccade_plan *plan, const plan_run *run, run_args *a,
+                             saccade_error *err);
 
 /* ---- choose_kernel.c ---- */
 

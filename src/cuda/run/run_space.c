@@ -7,6 +7,7 @@ int cu_shared_bytes(const cu_form *f, const cu_mod_text *facts, const plan_probl
 {
     const int buffers = f->family == CU_SM90 ? f->tile.groups : 1; /* of mask columns */
     return cu_tile_shared(f->family, &f->tile, cu_padded(p->sizes.D), cu_padded(p->sizes.Dv))
+           + cu_dense_shared(&f->tile, f->dense_bytes)
            + buffers * f->tile.keys * facts->column_words * 4;
 }
 

@@ -370,6 +370,12 @@ static int shared32(const cu_tile *tile, int rows, int D, int E)
            + exchange;
 }
 
+int cu_dense_shared(const cu_tile *tile, int bytes)
+{
+    const int rows = cu_tile_rows(CU_SM90, tile);
+    return bytes ? CU_DENSE_STAGES * (rows * tile->keys * bytes + 16) : 0;
+}
+
 int cu_tile_shared(cu_family family, const cu_tile *tile, int D, int E)
 {
     const int rows = cu_tile_rows(family, tile);

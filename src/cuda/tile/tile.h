@@ -45,6 +45,7 @@ typedef struct cu_form {
     cu_family family;
     cu_tile tile; /* groups 0: no such kernel */
     cu_backward_tile backward;
+    int dense_bytes; /* forward: of the tensors that come as tiles, for a score; 0: none do */
     int teams; /* small tiles: of a CTA, each with a tile of its own */
 } cu_form;
 
@@ -120,6 +121,8 @@ int cu_parts(int E);
 int cu_shared_most(int sm);
 /* 90 of sm_90a and of compute_90. */
 int cu_sm_of(const char *arch);
+/* Tiles of tensors that scores read, sm_90a: shared memory beside that of the tile, bytes. */
+int cu_dense_shared(const cu_tile *tile, int bytes);
 /* dynamic shared memory of a CTA, bytes */
 int cu_tile_shared(cu_family family, const cu_tile *tile, int D, int E);
 
