@@ -12,6 +12,7 @@ from .mods import view
 from .warm import NOTHING, result, room_of, run_of
 
 _lock = threading.Lock()
+_HALVES = torch.bfloat16, torch.float16
 
 
 class _Layout:
@@ -29,10 +30,15 @@ class _Layout:
         self.device, self.bindings = q.device, runner.bindings
         known = backward.split_bindings(runner.bindings, runner.n_bindings)
         n, names = len(captures), [name for name, _ in known]
-        self.dtypes = (sums,)  # of captured tensors whose gradients are in their own
+        # Where each score has an element of its own, a gradient is stored and nothing is added
+        # to it: 16 bits are as exact as sums that are rounded to them afterwards.
+        self.dtypes = [
+            t.dtype if t.dtype in _HALVES and t.numel() >= B * H * Q * k.shape[2] else sums
+            for t in captures
+        ]
         wanted = [
-            (x, (t.shape, sums))
-            for x, t, w in zip(names, captures, needs[3:])
+            (x, (t.shape, d))
+            for x, t, d, w in zip(names, captures, self.dtypes, needs[3:])
             if w
         ]
         self.captured = [shape for _, shape in wanted]  # and dtype
@@ -57,8 +63,8 @@ class _Layout:
         the captured tensors, the mask's, or None. needs: of what saved begins with."""
         n, given = len(captures), saved[5 : 5 + len(captures)]
         is_plain = all(
-            t.dtype in self.dtypes and t.data_ptr() == c.data_ptr() and t.shape == c.shape
-            for t, c in zip(given, captures)
+            t.dtype == d and t.data_ptr() == c.data_ptr() and t.shape == c.shape
+            for t, c, d in zip(given, captures, self.dtypes)
         )
         if self.wants_lse or not is_plain or len(needs) != 3 + n:
             return None

@@ -15,9 +15,25 @@ static cu_form pass_form(const plan_problem *p)
 
 enum { BY_TILES = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V };
 
-/* Sums in fixed point need a bound of the score function's slope. */
+/* Whether tiles store a term for each score. */
+static int stores_elements(const cu_state *s, const plan_problem *p)
+{
+    cu_reads_found reads;
+    int n = 0;
+    if (!cu_has_captures(p) || !cu_find_reads(p, &reads))
+        return 0;
+    for (int r = 0; r < reads.n && r < CU_READS; r++)
+        n += s->backward_facts.term[r] == CU_TERM_ELEMENT
+             && cu_read_is_own(reads.read[r], p->sizes.B, p->sizes.H);
+    return n > 0;
+}
+
+/* Sums in fixed point need a bound of the score function's slope. Elements are stored beside
+ * the product of dQ where two groups leave registers for that: with three they come after it,
+ * and a step takes twice as long (docs/lab/118). */
 int cu_backward_tiles_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
+    rung += stores_elements(s, p) && p->sizes.D <= 64 && p->sizes.Dv <= 64;
     return p->gradients & BY_TILES && s->family == CU_SM90 && cu_backward_is_bounded(s, p)
            && cu_backward_tile_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
 }

@@ -73,8 +73,8 @@ DEVICE void add_diagonals(const cu_bwd &p, const mod_args &mod, const cu_reads &
     for (int i = 0; i < 3; i++) { /* at key 0: nothing but the difference matters */
         int q = from + (i == 2 ? -1 : i);
         place[i] = read_place(mod, p.f, b, h, r, q, 0, to.stride);
-        y[i] = x[i] == 0.f ? 0.f
-                            : x[i] * BWD_WEIGHT_UNIT * term_factor(mod, p.f, b, h, r, q, 0);
+        y[i] =
+            x[i] == 0.f ? 0.f : x[i] * BWD_WEIGHT_UNIT * term_factor(mod, p.f, b, h, r, q, 0);
     }
     long long first = __shfl_sync(~0u, place[0], 0); /* by all lanes, whatever they have */
     int is_one = place[0] == first && place[1] == first && (lane > 0 || place[2] == first);
@@ -210,7 +210,30 @@ DEVICE void put_four(const cu_read &to, long long at, u32 x, u32 y)
             make_uint2(pack_coded(v[0], v[1], to.code), pack_coded(v[2], v[3], to.code));
 }
 
-/* The first n of them, one by one. */
+/* A row of a step without ends, in f32; at: of this thread's words of it, as put_elements has
+ * them. Loads of several are under way together. */
+DEVICE void put_row(float *to, u32 at)
+{
+    enum { AHEAD = 2 };
+#pragma unroll 1
+    for (int key = 0; key < KEYS; key += 32 * AHEAD) {
+        u32 x[AHEAD][4];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            load_matrices_transposed(x[i], at + (key + 32 * i) * 128);
+#pragma unroll
+        for (int i = 0; i < 2 * AHEAD; i++) {
+            float v[4];
+            unpack(x[i / 2][i % 2 * 2], v[0], v[1]);
+            unpack(x[i / 2][i % 2 * 2 + 1], v[2], v[3]);
+            *(float4 *)(to + key + 16 * i) =
+                make_float4(v[0] * BWD_WEIGHT_UNIT, v[1] * BWD_WEIGHT_UNIT,
+                            v[2] * BWD_WEIGHT_UNIT, v[3] * BWD_WEIGHT_UNIT);
+        }
+    }
+}
+
+/* The first n of four, one by one. */
 DEVICE void put_some(const cu_read &to, long long at, long long by_key, int n, int is_adding,
                      u32 x, u32 y)
 {
@@ -233,12 +256,18 @@ DEVICE void put_elements(const cu_bwd &p, const mod_args &mod, const cu_reads &c
     int lane = threadIdx.x & 31, warp = threadIdx.x / 32 & 3;
     int from = (lane >> 4) * 16 + (lane >> 1 & 3) * 4 + (lane >> 3 & 1) * 2 + (lane & 1);
     int is_whole = l.is_whole && !c.is_adding;
+    int is_all =
+        is_whole && to.code == 0 && t.kv_len - t.key0 >= KEYS && step_rows(step) == BWD_ROWS;
     int n = t.kv_len - t.key0 - 4 * (lane & 3); /* keys from this thread's first one on */
 #pragma unroll 1
     for (int chunk = 2 * warp; chunk < 2 * warp + 2; chunk++) {
         int row = chunk * 8 + lane / 4, has_row = row < step_rows(step);
         long long place = l.first + row * l.by_row + 4 * (lane & 3) * l.by_key;
         u32 at = ds + from * 128 + (chunk ^ (from & 7)) * 16;
+        if (is_all) {
+            put_row((float *)to.data + place, at);
+            continue;
+        }
 #pragma unroll 1
         for (int key = 0; key < KEYS; key += 32) {
             u32 x[4];
