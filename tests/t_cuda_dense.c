@@ -521,6 +521,32 @@ static void compile_only(void **state)
     }
 }
 
+/* Every form of whatever reads holds whole lines, and fits. */
+static void forms_hold_whole_lines(void **state)
+{
+    static const int bytes[] = {1, 2, 4};
+    int n = 0;
+    (void)state;
+    for (int D = 16; D <= 256; D += 16)
+        for (int i = 0; i < 27; i++)
+            for (int rung = 0; rung < 5; rung++) {
+                cu_state s = {.family = CU_SM90, .facts.n_dense = 1 + i % 3};
+                plan_problem p = {.dtype = SACCADE_BF16, .sizes = {.D = D, .Dv = D}};
+                cu_form form;
+                for (int r = 0; r < 3; r++)
+                    s.facts.dense[r].bytes = bytes[(i / 3 + r * (i / 9)) % 3];
+                if (!cu_program_kinds[CU_DENSE].choose(&s, &p, rung, &form))
+                    break;
+                assert_true(cu_shared_bytes(&form, &s.facts, &p) <= cu_shared_most(90));
+                for (int r = 0; r < s.facts.n_dense; r++) {
+                    const int row = form.tile.keys * s.facts.dense[r].bytes;
+                    assert_int_equal(row % CU_DENSE_ROW(row), 0);
+                }
+                n++;
+            }
+    assert_true(n > 500);
+}
+
 /* Which runs take tiles: all positions within, and strides and addresses that copies take. */
 static void runs_that_take_tiles(void **state)
 {
@@ -541,6 +567,10 @@ static void runs_that_take_tiles(void **state)
     assert_false(run_takes_dense(&plan, &run));
     t.shape[0] = 1; /* a stride that makes no difference */
     assert_true(run_takes_dense(&plan, &run));
+    run.sizes.Q = t.shape[1] = 1;
+    t.stride[1] = 305;
+    assert_true(run_takes_dense(&plan, &run));
+    run.sizes.Q = 200;
     t = as_it_is;
     t.stride[1] = 0; /* shared by queries */
     assert_false(run_takes_dense(&plan, &run));
@@ -579,6 +609,7 @@ int main(int argc, char **argv)
     setenv("SACCADE_CUDA_TILES", "large", 1); /* small ones would take what walks few keys */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(compile_only),
+        cmocka_unit_test(forms_hold_whole_lines),
         cmocka_unit_test(runs_that_take_tiles),
         cmocka_unit_test(few_of_each),
         cmocka_unit_test(all_hold),

@@ -206,6 +206,21 @@ static void put_pages(const saccade_plan *plan, strbuf *out)
     put_one_piece(plan, out);
 }
 
+/* Tensors that come as tiles where a run's strides allow it. */
+static void put_dense(const cu_state *s, const plan_problem *p, strbuf *out)
+{
+    const cu_loaded *l = &s->programs[CU_DENSE];
+    if (!l->image.code)
+        return;
+    strbuf_puts(out, "dense reads:");
+    for (int r = 0; r < s->facts.n_dense; r++) {
+        const mod_fn *fn = r < s->facts.n_dense_score ? p->score : p->mask;
+        strbuf_printf(out, "%s %s", r ? "," : "", fn->captures[s->facts.dense[r].capture].name);
+    }
+    strbuf_printf(out, ", in tiles of %dx%d where keys or queries lie side by side\n",
+                  cu_tile_rows(CU_SM90, &l->form.tile), l->form.tile.keys);
+}
+
 saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *err)
 {
     const cu_state *s = plan->state;
@@ -221,6 +236,7 @@ saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *
     strbuf_printf(out, "serialised products: %s\n", worst.is_serialised ? "yes" : "no");
     strbuf_printf(out, "offsets: %s\n",
                   cu_is_lazy(s, form) ? "late, with a second pass" : "exact");
+    put_dense(s, &plan->problem, out);
     put_pages(plan, out);
     put_notes(plan, out);
     put_backward(plan, out);

@@ -34,15 +34,18 @@ static int main_form(const cu_state *s, const plan_problem *p, int rung, cu_form
 static int dense_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     const int most = cu_shared_most(90), D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
-    int bytes = 0;
-    for (int r = 0; r < s->facts.n_dense; r++)
+    int bytes = 0, least = 4;
+    for (int r = 0; r < s->facts.n_dense; r++) {
         bytes += s->facts.dense[r].bytes;
+        least = s->facts.dense[r].bytes < least ? s->facts.dense[r].bytes : least;
+    }
     *out = (cu_form){.family = CU_SM90, .dense_bytes = bytes};
     if (s->family != CU_SM90 || !bytes || p->has_chunks || p->is_ragged
         || p->is_invariant)
         return 0;
     for (int i = 0; cu_tile_choice(CU_SM90, D, E, p->dtype, i, &out->tile); i++)
-        if (cu_shared_bytes(out, &s->facts, p) <= most && rung-- == 0)
+        if (out->tile.keys * least % CU_DENSE_LINE == 0
+            && cu_shared_bytes(out, &s->facts, p) <= most && rung-- == 0)
             return 1;
     return 0;
 }

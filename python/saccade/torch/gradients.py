@@ -30,8 +30,9 @@ class _Layout:
         self.device, self.bindings = q.device, runner.bindings
         known = backward.split_bindings(runner.bindings, runner.n_bindings)
         n, names = len(captures), [name for name, _ in known]
-        # Where each score has an element of its own, a gradient is stored and nothing is added
-        # to it: 16 bits are as exact as sums that are rounded to them afterwards.
+        # With an element for each score gradients are stored once: 16 bits are as exact as
+        # f32 that is rounded afterwards. Others are sums in f32. On CUDA, heads that share
+        # elements of so large a tensor, as in t[h % 4, q, kv], round at each.
         self.dtypes = [
             t.dtype if t.dtype in _HALVES and t.numel() >= B * H * Q * k.shape[2] else sums
             for t in captures

@@ -35,6 +35,7 @@ template <int R> struct dense_tile {
         TURNED_PANEL = CFG_TN * TURNED_LINE,
         BYTES = CFG_TILE_ROWS * CFG_TN * EACH
     };
+    static_assert(PANELS * PANEL == BYTES, "whole panels hold a tile");
 };
 
 /* Bytes of the tiles of reads [first, past). */

@@ -29,8 +29,8 @@ typedef struct cu_capture {
 /* Tensors that scores and masks read at their own query and key, taken as tiles (dense.cuh):
  * reads of a program, blocks on their way; and bytes of a row of a panel in shared memory, by
  * the bytes of a row of all panels. */
-enum { CU_DENSE_MOST = 3, CU_DENSE_STAGES = 2 };
-#define CU_DENSE_ROW(bytes) ((bytes) % 128 == 0 ? 128 : (bytes) % 64 == 0 ? 64 : 32)
+enum { CU_DENSE_MOST = 3, CU_DENSE_STAGES = 2, CU_DENSE_LINE = 32 /* the shortest */ };
+#define CU_DENSE_ROW(bytes) ((bytes) % 128 == 0 ? 128 : (bytes) % 64 == 0 ? 64 : CU_DENSE_LINE)
 
 /* A run of key blocks. Where is_partial is set, the mask must be evaluated for each score. */
 typedef struct cu_run {

@@ -110,7 +110,8 @@ DEVICE float not_lowest(float x)
 /* Where a row has a larger score, such ones weigh nothing either way. */
 template <int COUNT> DEVICE void rows_not_lowest(float (&s)[COUNT], float (&peak)[2])
 {
-    if (not_lowest(peak[0]) == peak[0] && not_lowest(peak[1]) == peak[1])
+    if (!SCORE_IS_LOW
+        || (not_lowest(peak[0]) == peak[0] && not_lowest(peak[1]) == peak[1]))
         return;
 #pragma unroll
     for (int i = 0; i < COUNT; i++)

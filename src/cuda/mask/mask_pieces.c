@@ -214,7 +214,8 @@ static saccade_status make_pieces(const cu_driver *driver, const mask_runs *r,
     saccade_status status = cut_rows(r, made->keys, &lists, err);
     if (status == SACCADE_OK)
         status = upload_work(driver, made->device, r, &lists, sizes, plan, &made->pieces, err);
-    made->pieces.keys = lists.n * made->keys / (r->B * r->H * r->rows);
+    const int64_t tiles = r->B * r->H * r->rows; /* none where no row is here */
+    made->pieces.keys = tiles ? lists.n * made->keys / tiles : 0;
     free(lists.rows);
     free(lists.pieces);
     return status;

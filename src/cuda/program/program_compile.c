@@ -158,7 +158,7 @@ static void begin_job(job *j, cu_state *s, const plan_problem *p, cu_program whi
                       int end)
 {
     cu_loaded *out = &s->programs[which];
-    cu_form first;
+    cu_form first = {0};
     if (!cu_program_kinds[which].choose(s, p, 0, &first)) {
         out->form = (cu_form){0};
         return;

@@ -79,7 +79,8 @@ static saccade_status encode(const cu_driver *driver, const cu_form *form,
     const uint32_t box[5] = {(uint32_t)(line / each), rows, 1, 1, 1};
     const uint32_t steps[5] = {1, 1, 1, 1, 1};
     uint64_t size[5] = {(uint64_t)t->shape[near], (uint64_t)t->shape[far], 1, 1, 1};
-    uint64_t stride[4] = {(uint64_t)(t->stride[far] * each), 16, 16, 16};
+    const int64_t step = stride_of(t, far);
+    uint64_t stride[4] = {step ? (uint64_t)(step * each) : 16, 16, 16, 16};
     for (int d = 0, n = 2; d < t->rank; d++)
         if (d != near && d != far) {
             if (stride_of(t, d)) {
