@@ -488,25 +488,15 @@ static float *fetch(const saccade_tensor *t)
     return host;
 }
 
-/* The score with dtypes and ranks of the case's captures. */
+/* The score with dtypes of the case's captures. */
 static saccade_mod *bound_score(const capture_case *c)
 {
-    saccade_error err = {0};
-    saccade_capture captures[CAPTURED];
-    saccade_mod *generic, *bound;
-    if (saccade_mod_parse(SACCADE_SCORE, c->score, strlen(c->score), &generic, &err))
-        fail_msg("%s: %s", c->score, err.message);
-    const int32_t n = saccade_mod_capture_count(generic);
-    for (int32_t i = 0; i < n; i++) {
-        captures[i] = saccade_mod_capture(generic, i);
-        for (int k = 0; k < CAPTURED && c->of[k].name; k++)
-            if (strcmp(c->of[k].name, captures[i].name) == 0)
-                captures[i].dtype = c->of[k].below ? SACCADE_I32 : SACCADE_F32;
-    }
-    if (saccade_mod_bind(generic, captures, n, &bound, &err))
-        fail_msg("%s: %s", c->score, err.message);
-    saccade_mod_destroy(generic);
-    return bound;
+    saccade_binding known[CAPTURED];
+    int n = 0;
+    for (; n < CAPTURED && c->of[n].name; n++)
+        known[n] = (saccade_binding){
+            c->of[n].name, {.dtype = c->of[n].below ? SACCADE_I32 : SACCADE_F32}};
+    return case_mod_of(SACCADE_SCORE, c->score, known, n);
 }
 
 /* As the case says, the same in f32, or of a problem whose sequences differ in length. */

@@ -308,24 +308,11 @@ static void free_sides(trial *x)
 /* The text with the dtypes of the case's captures. */
 static saccade_mod *bound_mod(const dense_case *c, saccade_kind kind, const char *text)
 {
-    saccade_error err = {0};
-    saccade_capture captures[MOST];
-    saccade_mod *generic, *bound;
-    if (!text)
-        return NULL;
-    if (saccade_mod_parse(kind, text, strlen(text), &generic, &err))
-        fail_msg("%s: %s", text, err.message);
-    const int32_t n = saccade_mod_capture_count(generic);
-    for (int32_t i = 0; i < n; i++) {
-        captures[i] = saccade_mod_capture(generic, i);
-        for (int k = 0; k < MOST && c->of[k].name; k++)
-            if (strcmp(c->of[k].name, captures[i].name) == 0)
-                captures[i].dtype = c->of[k].dtype;
-    }
-    if (saccade_mod_bind(generic, captures, n, &bound, &err))
-        fail_msg("%s: %s", text, err.message);
-    saccade_mod_destroy(generic);
-    return bound;
+    saccade_binding known[MOST];
+    int n = 0;
+    for (; n < MOST && c->of[n].name; n++)
+        known[n] = (saccade_binding){c->of[n].name, {.dtype = c->of[n].dtype}};
+    return text ? case_mod_of(kind, text, known, n) : NULL;
 }
 
 static void open_trial(trial *x, const dense_case *c)
@@ -530,7 +517,7 @@ static void forms_hold_whole_lines(void **state)
     for (int D = 16; D <= 256; D += 16)
         for (int i = 0; i < 27; i++)
             for (int rung = 0; rung < 5; rung++) {
-                cu_state s = {.family = CU_SM90, .facts.n_dense = 1 + i % 3};
+                cu_state s = {.family = CU_SM90, .arch = "sm_90a", .facts.n_dense = 1 + i % 3};
                 plan_problem p = {.dtype = SACCADE_BF16, .sizes = {.D = D, .Dv = D}};
                 cu_form form;
                 for (int r = 0; r < 3; r++)

@@ -8,15 +8,23 @@
 
 /* ---- forms ---- */
 
-/* The rung'th of a family's tiles that fit the GPU's shared memory. */
-static int find_tile(const cu_state *s, const plan_problem *p, cu_family family, int rung,
-                     cu_form *out)
+/* Whether a form fits the GPU's shared memory, and rows of its dense reads are whole lines. */
+static int fits(const cu_state *s, const plan_problem *p, const cu_form *form)
 {
-    const int most = cu_shared_most(cu_sm_of(s->arch));
+    int ok = cu_shared_bytes(form, &s->facts, p) <= cu_shared_most(cu_sm_of(s->arch));
+    for (int r = 0; form->dense_bytes && r < s->facts.n_dense; r++)
+        ok = ok && form->tile.keys * s->facts.dense[r].bytes % CU_DENSE_LINE == 0;
+    return ok;
+}
+
+/* The rung'th of a family's tiles that fit. dense_bytes: of the form. */
+static int find_tile(const cu_state *s, const plan_problem *p, cu_family family,
+                     int dense_bytes, int rung, cu_form *out)
+{
     const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
-    cu_form form = {.family = family};
+    cu_form form = {.family = family, .dense_bytes = dense_bytes};
     for (int i = 0; cu_tile_choice(family, D, E, p->dtype, i, &form.tile); i++)
-        if (cu_shared_bytes(&form, &s->facts, p) <= most && rung-- == 0) {
+        if (fits(s, p, &form) && rung-- == 0) {
             form.tile.is_lazy &= !p->is_invariant; /* late rows make their tile again */
             *out = form;
             return 1;
@@ -26,28 +34,18 @@ static int find_tile(const cu_state *s, const plan_problem *p, cu_family family,
 
 static int main_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
-    return find_tile(s, p, s->family, rung, out);
+    return find_tile(s, p, s->family, 0, rung, out);
 }
 
 /* Tensors that scores and masks read at their own query and key come as tiles. Where keys lie
  * in chunks, others load. */
 static int dense_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
-    const int most = cu_shared_most(90), D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
-    int bytes = 0, least = 4;
-    for (int r = 0; r < s->facts.n_dense; r++) {
+    int bytes = 0;
+    for (int r = 0; r < s->facts.n_dense; r++)
         bytes += s->facts.dense[r].bytes;
-        least = s->facts.dense[r].bytes < least ? s->facts.dense[r].bytes : least;
-    }
-    *out = (cu_form){.family = CU_SM90, .dense_bytes = bytes};
-    if (s->family != CU_SM90 || !bytes || p->has_chunks || p->is_ragged
-        || p->is_invariant)
-        return 0;
-    for (int i = 0; cu_tile_choice(CU_SM90, D, E, p->dtype, i, &out->tile); i++)
-        if (out->tile.keys * least % CU_DENSE_LINE == 0
-            && cu_shared_bytes(out, &s->facts, p) <= most && rung-- == 0)
-            return 1;
-    return 0;
+    return bytes && s->family == CU_SM90 && !p->has_chunks && !p->is_ragged && !p->is_invariant
+           && find_tile(s, p, CU_SM90, bytes, rung, out);
 }
 
 /* Row maxima beside O may want a smaller tile than the main program. On sm_90a both share one:
@@ -56,7 +54,7 @@ static int exact_form(const cu_state *s, const plan_problem *p, int rung, cu_for
 {
     const cu_loaded *leader = &s->programs[CU_MAIN];
     if (rung)
-        return s->family != CU_SM90 && find_tile(s, p, s->family, leader->rung + rung, out);
+        return s->family != CU_SM90 && find_tile(s, p, s->family, 0, leader->rung + rung, out);
     *out = leader->form;
     return 1;
 }
@@ -70,7 +68,7 @@ static int careful_form(const cu_state *s, const plan_problem *p, int rung, cu_f
 
 static int unaligned_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
-    return s->family == CU_SM90 && find_tile(s, p, CU_SM80, rung, out);
+    return s->family == CU_SM90 && find_tile(s, p, CU_SM80, 0, rung, out);
 }
 
 /* Whether rows of codes are whole pieces of 16 bytes. */

@@ -83,27 +83,33 @@ const saccade_binding *case_bindings(int32_t *n)
     return all;
 }
 
-saccade_mod *case_mod(saccade_kind kind, const char *text)
+saccade_mod *case_mod_of(saccade_kind kind, const char *text, const saccade_binding *known,
+                         int32_t n_known)
 {
     saccade_error err = {0};
     saccade_capture captures[8];
     saccade_mod *generic, *bound;
-    int32_t n_all;
-    const saccade_binding *all = case_bindings(&n_all);
     if (saccade_mod_parse(kind, text, strlen(text), &generic, &err) != SACCADE_OK)
         fail_msg("%s: %d:%d: %s", text, err.line, err.column, err.message);
     const int32_t n = saccade_mod_capture_count(generic);
     for (int32_t i = 0; i < n; i++) {
         captures[i] = saccade_mod_capture(generic, i);
         captures[i].dtype = SACCADE_F32;
-        for (int32_t j = 0; j < n_all; j++)
-            if (strcmp(all[j].name, captures[i].name) == 0)
-                captures[i].dtype = all[j].tensor.dtype;
+        for (int32_t j = 0; j < n_known; j++)
+            if (strcmp(known[j].name, captures[i].name) == 0)
+                captures[i].dtype = known[j].tensor.dtype;
     }
     if (saccade_mod_bind(generic, captures, n, &bound, &err) != SACCADE_OK)
         fail_msg("%s: %s", text, err.message);
     saccade_mod_destroy(generic);
     return bound;
+}
+
+saccade_mod *case_mod(saccade_kind kind, const char *text)
+{
+    int32_t n;
+    const saccade_binding *all = case_bindings(&n);
+    return case_mod_of(kind, text, all, n);
 }
 
 /* ---- tensors ---- */

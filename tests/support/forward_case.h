@@ -69,7 +69,11 @@ plan_positions case_positions(const saccade_positions *at);
 /* For cases whose tensors the test has changed: truth and bounds again. */
 void case_solve(case_run *r);
 void case_free(case_run *r);
-/* Captures of other names are f32; 8 at most. */
+/* The text with the dtypes of bindings of these names, of which nothing else is read. Captures
+ * of other names are f32; 8 at most. */
+saccade_mod *case_mod_of(saccade_kind kind, const char *text, const saccade_binding *known,
+                         int32_t n_known);
+/* The same by case_bindings(). */
 saccade_mod *case_mod(saccade_kind kind, const char *text);
 
 /* Runs with this plan and block mask (may be NULL) and fails the test, printing the case, where

@@ -72,6 +72,8 @@ void emit_node(const emitter *e, const mod_node *n, place at);
 void emit_nodes(const emitter *e, rate which, const mod_node *except);
 /* Whether node i becomes the fast tanh, four at once. needs: gain. */
 int emit_is_fast_tanh(const emitter *e, uint32_t i);
+/* Marks what the marked nodes are made of. */
+void emit_mark_operands(const emitter *e, unsigned char *needed);
 /* Marks row values that columns and elements read, or that are the result. */
 void emit_mark_kept(const emitter *e, unsigned char *kept);
 void emit_row_members(const emitter *e, const unsigned char *kept);
@@ -82,7 +84,8 @@ void emit_row_struct(const emitter *e, const char *what, const unsigned char *ke
 /* ---- emit_dense.c ---- */
 
 /* Finds reads of e->fn that may come as tiles, adds them to those of the facts, and writes what
- * programs with CFG_DENSE take: <what>_DENSE, how many there are, and how they lie. */
+ * programs with CFG_DENSE take: <WHAT>_TILES, the parameter by which elements come, and
+ * <what>_dense_bytes() and _dense_place(), how the tensors lie. */
 saccade_status emit_dense(emitter *e, const char *what, const char *WHAT, cu_mod_text *facts,
                           saccade_error *err);
 /* Which of these node n is, or -1. */

@@ -70,10 +70,7 @@ static void mark_others(const emitter *e, unsigned char *needed)
         for (int d = 0; d < e->dense[r].rank; d++)
             if (is_other(&e->dense[r], d))
                 needed[fn->args[fn->nodes[e->dense[r].node].args + d]] = 1;
-    for (uint32_t i = fn->n_nodes; i-- > 0;)
-        for (int a = 0; needed[i] && !emit_is_leaf(&fn->nodes[i]) && a < fn->nodes[i].n_args;
-             a++)
-            needed[fn->args[fn->nodes[i].args + a]] = 1;
+    emit_mark_operands(e, needed);
 }
 
 static void put_place(const emitter *e, int r)
@@ -97,8 +94,7 @@ static void put_text(const emitter *e, const char *what, const char *WHAT,
 {
     strbuf_printf(e->out,
                   "#if CFG_DENSE\n"
-                  "#define %s_TILES , const u32 (&dense)[%d][4]\n"
-                  "#define DENSE_READ(tile, element) tile\n\n"
+                  "#define %s_TILES , const u32 (&dense)[%d][4]\n\n"
                   "DEVICE constexpr int %s_dense_bytes(int r)\n{\n    return ",
                   WHAT, e->n_dense, what);
     for (int r = 0; r < e->n_dense; r++)
@@ -111,10 +107,7 @@ static void put_text(const emitter *e, const char *what, const char *WHAT,
             emit_node(e, &e->fn->nodes[i], (place){ROW, 0});
     for (int r = 0; r < e->n_dense; r++)
         put_place(e, r);
-    strbuf_printf(e->out,
-                  "}\n#else\n#define %s_TILES\n"
-                  "#define DENSE_READ(tile, element) element\n#endif\n\n",
-                  WHAT);
+    strbuf_printf(e->out, "}\n#else\n#define %s_TILES\n#endif\n\n", WHAT);
 }
 
 saccade_status emit_dense(emitter *e, const char *what, const char *WHAT, cu_mod_text *facts,

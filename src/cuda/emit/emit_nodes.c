@@ -266,6 +266,15 @@ void emit_nodes(const emitter *e, rate which, const mod_node *except)
     }
 }
 
+void emit_mark_operands(const emitter *e, unsigned char *needed)
+{
+    const mod_fn *fn = e->fn;
+    for (uint32_t i = fn->n_nodes; i-- > 0;)
+        for (int a = 0; needed[i] && !emit_is_leaf(&fn->nodes[i]) && a < fn->nodes[i].n_args;
+             a++)
+            needed[fn->args[fn->nodes[i].args + a]] = 1;
+}
+
 /* marks row values that columns and elements read, or that are the result */
 void emit_mark_kept(const emitter *e, unsigned char *kept)
 {

@@ -35,10 +35,7 @@ static void mark_indices(const emitter *e, const cu_reads_found *reads, unsigned
         for (int d = 0; d < reads->read[r]->rank; d++)
             needed[fn->args[load->args + d]] = 1;
     }
-    for (uint32_t i = fn->n_nodes; i-- > 0;)
-        for (int a = 0; needed[i] && !emit_is_leaf(&fn->nodes[i]) && a < fn->nodes[i].n_args;
-             a++)
-            needed[fn->args[fn->nodes[i].args + a]] = 1;
+    emit_mark_operands(e, needed);
 }
 
 static void put_place(const emitter *e, const pass_read *read, int r)

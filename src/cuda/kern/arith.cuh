@@ -142,6 +142,13 @@ DEVICE float load_f16(const cu_capture &c, long long at)
     return y;
 }
 
+/* What a dense read is: an element that a tile has brought, or one that is loaded. */
+#if CFG_DENSE
+#define DENSE_READ(tile, element) tile
+#else
+#define DENSE_READ(tile, element) element
+#endif
+
 #if CFG_DENSE
 /* An element's bits in the low end of a word (dense.cuh), as its load_ gives it. */
 #define AS_INT(name, stored)   \

@@ -194,15 +194,21 @@ DEVICE element_lines lines_of(const cu_bwd &p, const mod_args &mod, const cu_rea
     return l;
 }
 
-/* Four neighbours along keys, whole; at: an index of elements. */
-DEVICE void put_four(const cu_read &to, long long at, u32 x, u32 y)
+/* Terms of four neighbours along keys. */
+DEVICE void four_terms(float (&v)[4], u32 x, u32 y)
 {
-    float v[4];
     unpack(x, v[0], v[1]);
     unpack(y, v[2], v[3]);
 #pragma unroll
     for (int i = 0; i < 4; i++)
         v[i] *= BWD_WEIGHT_UNIT;
+}
+
+/* They are stored whole; at: an index of elements. */
+DEVICE void put_four(const cu_read &to, long long at, u32 x, u32 y)
+{
+    float v[4];
+    four_terms(v, x, y);
     if (to.code == 0)
         *(float4 *)((float *)to.data + at) = make_float4(v[0], v[1], v[2], v[3]);
     else
@@ -224,11 +230,8 @@ DEVICE void put_row(float *to, u32 at)
 #pragma unroll
         for (int i = 0; i < 2 * AHEAD; i++) {
             float v[4];
-            unpack(x[i / 2][i % 2 * 2], v[0], v[1]);
-            unpack(x[i / 2][i % 2 * 2 + 1], v[2], v[3]);
-            *(float4 *)(to + key + 16 * i) =
-                make_float4(v[0] * BWD_WEIGHT_UNIT, v[1] * BWD_WEIGHT_UNIT,
-                            v[2] * BWD_WEIGHT_UNIT, v[3] * BWD_WEIGHT_UNIT);
+            four_terms(v, x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1]);
+            *(float4 *)(to + key + 16 * i) = make_float4(v[0], v[1], v[2], v[3]);
         }
     }
 }

@@ -36,7 +36,7 @@ typedef enum cu_operation {
 typedef enum cu_program {
     CU_DECODE_HALF,  /* few queries on codes, two CTAs to a multiprocessor (sm_90a) */
     CU_DECODE,       /* few queries (sm_90a) */
-    CU_DENSE,        /* tensors that scores read come as tiles (sm_90a) */
+    CU_DENSE,        /* tensors that mods read come as tiles (sm_90a) */
     CU_PAIR,         /* so few rows that a multiprocessor has two tiles at a time (sm_90a) */
     CU_SMALL,        /* rows that see few keys (sm_90a) */
     CU_PARTS,        /* few queries where a row's bits are its own (sm_90a) */

@@ -11,12 +11,6 @@ static const saccade_tensor *tensor_of(const saccade_plan *plan, const plan_run 
     return &env->tensors[facts->dense[r].capture];
 }
 
-/* 0 where it makes no difference */
-static int64_t stride_of(const saccade_tensor *t, int d)
-{
-    return t->shape[d] == 1 ? 0 : t->stride[d];
-}
-
 /* Whether positions [offset, offset + n) of a run are within [0, size). Offsets on a device are
  * not known. */
 static int is_within(const saccade_tensor *offset, int64_t n, int64_t size)
@@ -48,8 +42,8 @@ static int takes(const saccade_plan *plan, const plan_run *run, int r)
     for (int d = 0; d < t->rank; d++)
         ok = ok && t->shape[d] > 0 && t->stride[d] >= 0
              && (d == near
-                 || (stride_of(t, d) * read->bytes % 16 == 0
-                     && stride_of(t, d) * read->bytes < (int64_t)1 << 40));
+                 || (run_stride(t, d) * read->bytes % 16 == 0
+                     && run_stride(t, d) * read->bytes < (int64_t)1 << 40));
     return ok;
 }
 
@@ -79,13 +73,13 @@ static saccade_status encode(const cu_driver *driver, const cu_form *form,
     const uint32_t box[5] = {(uint32_t)(line / each), rows, 1, 1, 1};
     const uint32_t steps[5] = {1, 1, 1, 1, 1};
     uint64_t size[5] = {(uint64_t)t->shape[near], (uint64_t)t->shape[far], 1, 1, 1};
-    const int64_t step = stride_of(t, far);
+    const int64_t step = run_stride(t, far);
     uint64_t stride[4] = {step ? (uint64_t)(step * each) : 16, 16, 16, 16};
     for (int d = 0, n = 2; d < t->rank; d++)
         if (d != near && d != far) {
-            if (stride_of(t, d)) {
+            if (run_stride(t, d)) {
                 size[n] = (uint64_t)t->shape[d];
-                stride[n - 1] = (uint64_t)(stride_of(t, d) * each);
+                stride[n - 1] = (uint64_t)(run_stride(t, d) * each);
             }
             n++;
         }

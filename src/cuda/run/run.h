@@ -95,6 +95,8 @@ saccade_status run_find_runs(const saccade_plan *plan, const plan_run *run, cu_p
 
 /* ---- run_args.c ---- */
 
+/* The stride of a dimension, 0 where it makes no difference. */
+int64_t run_stride(const saccade_tensor *t, int d);
 cu_stride run_strides(const saccade_tensor *t);
 /* The logarithm of a size that is a power of two, or -1. */
 int run_shift(int64_t size);

@@ -9,15 +9,14 @@
 
 /* ---- tensors ---- */
 
-/* the stride of a dimension, 0 where it makes no difference */
-static int64_t stride_of(const saccade_tensor *t, int d)
+int64_t run_stride(const saccade_tensor *t, int d)
 {
     return t->shape[d] == 1 ? 0 : t->stride[d];
 }
 
 cu_stride run_strides(const saccade_tensor *t)
 {
-    return (cu_stride){stride_of(t, 0), stride_of(t, 1), stride_of(t, 2)};
+    return (cu_stride){run_stride(t, 0), run_stride(t, 1), run_stride(t, 2)};
 }
 
 /* Whether rows lie on 16 bytes, which tensor copies and 16-byte stores need. */
@@ -25,7 +24,7 @@ int run_has_aligned_rows(const saccade_tensor *t)
 {
     int ok = (uintptr_t)t->data % 16 == 0 && (t->shape[2] == 1 || t->stride[2] != 0);
     for (int d = 0; d < 3; d++)
-        ok = ok && quant_bytes(t->dtype, stride_of(t, d)) % 16 == 0;
+        ok = ok && quant_bytes(t->dtype, run_stride(t, d)) % 16 == 0;
     return ok;
 }
 
@@ -51,11 +50,11 @@ saccade_status run_encode_map(const cu_driver *driver, const saccade_tensor *t, 
     const uint32_t bytes = (uint32_t)saccade_dtype_bytes(t->dtype);
     const int type = bytes == 1 ? U8 : t->dtype == SACCADE_BF16 ? BF16 : F16;
     const uint64_t size[4] = {(uint64_t)t->shape[3], (uint64_t)t->shape[2],
-                              stride_of(t, 1) ? (uint64_t)t->shape[1] : 1,
-                              stride_of(t, 0) ? (uint64_t)t->shape[0] : 1};
+                              run_stride(t, 1) ? (uint64_t)t->shape[1] : 1,
+                              run_stride(t, 0) ? (uint64_t)t->shape[0] : 1};
     uint64_t stride[3];
     for (int d = 0; d < 3; d++) {
-        const int64_t s = stride_of(t, 2 - d);
+        const int64_t s = run_stride(t, 2 - d);
         stride[d] = s ? (uint64_t)s * bytes : 16;
     }
     const uint32_t box[4] = {128 / bytes, (uint32_t)rows, 1, 1}, steps[4] = {1, 1, 1, 1};
@@ -118,8 +117,8 @@ static cu_scale scale_of(const saccade_tensor *t, const plan_groups *groups)
 {
     if (!t)
         return (cu_scale){0};
-    return (cu_scale){t->data,          stride_of(t, 0),        stride_of(t, 1),
-                      stride_of(t, 2),  stride_of(t, 3),        groups->tokens,
+    return (cu_scale){t->data,          run_stride(t, 0),        run_stride(t, 1),
+                      run_stride(t, 2),  run_stride(t, 3),        groups->tokens,
                       groups->channels, t->dtype == SACCADE_F16};
 }
 
