@@ -221,6 +221,21 @@ static void put_dense(const cu_state *s, const plan_problem *p, strbuf *out)
                   cu_tile_rows(CU_SM90, &l->form.tile), l->form.tile.keys);
 }
 
+/* What is made once for many scores: see emit_shares.c. */
+static void put_shares(const char *what, const cu_mod_text *facts, strbuf *out)
+{
+    static const char *const names[] = {"query", "key", "diagonal"};
+    const cu_shares *s = &facts->shares;
+    const int n[] = {s->n_rows, s->n_keys, s->n_diagonals};
+    if (cu_has_shares(facts))
+        strbuf_printf(out, "%s:", what);
+    for (int i = 0, any = 0; i < 3; i++)
+        if (n[i])
+            strbuf_printf(out, "%s %d of each %s", any++ ? "," : "", n[i], names[i]);
+    if (cu_has_shares(facts))
+        strbuf_puts(out, "\n");
+}
+
 saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *err)
 {
     const cu_state *s = plan->state;
@@ -235,8 +250,12 @@ saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *
     strbuf_printf(out, "shared memory: %d\n", cu_shared_bytes(form, &s->facts, &plan->problem));
     strbuf_printf(out, "serialised products: %s\n", worst.is_serialised ? "yes" : "no");
     strbuf_printf(out, "offsets: %s\n",
-                  cu_is_lazy(s, form) ? "late, with a second pass" : "exact");
+                  form->tile.is_lazy ? "late, with a second pass" : "exact");
     put_dense(s, &plan->problem, out);
+    if (s->family == CU_SM90) {
+        put_shares("shared values", &s->facts, out);
+        put_shares("shared values, backward", &s->backward_facts, out);
+    }
     put_pages(plan, out);
     put_notes(plan, out);
     put_backward(plan, out);

@@ -101,12 +101,11 @@ static int small_form(const cu_state *s, const plan_problem *p, int rung, cu_for
     out->family = CU_SM90;
     out->teams = 3;
     const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
-    const int is_general = s->facts.mask == CU_MASK_GENERAL, words = s->facts.column_words;
+    const int is_general = s->facts.mask == CU_MASK_GENERAL;
     if (s->family != CU_SM90 || p->is_ragged || p->has_chunks || p->is_invariant || p->weight)
         return 0;
     for (int i = 0; cu_small_choice(D, E, is_general, i, &out->tile); i++)
-        if (cu_small_shared(&out->tile, out->teams, D, E, words) <= cu_shared_most(90)
-            && rung-- == 0) {
+        if (cu_shared_bytes(out, &s->facts, p) <= cu_shared_most(90) && rung-- == 0) {
             /* Pieces are walked from the left, where a score that is a line may climb. */
             out->tile.is_lazy &= p->dtype == SACCADE_BF16 && s->facts.score == CU_SCORE_NONE;
             return 1;
@@ -124,9 +123,12 @@ static int pair_form(const cu_state *s, const plan_problem *p, int rung, cu_form
 
 static int parts_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
+    const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
     *out = s->programs[CU_MAIN].form;
-    out->tile = cu_part_tile(&out->tile, cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
-                             s->facts.column_words);
+    const int groups = out->tile.groups;
+    const int others =
+        cu_shared_bytes(out, &s->facts, p) - cu_tile_shared(CU_SM90, &out->tile, D, E);
+    out->tile = cu_part_tile(&out->tile, D, E, groups ? others / groups : 0);
     return rung == 0 && s->family == CU_SM90 && p->is_invariant == SACCADE_INVARIANT
            && !p->has_rows && !p->is_ragged && !p->weight;
 }
@@ -138,12 +140,6 @@ static int one_piece_form(const cu_state *s, const plan_problem *p, int rung, cu
 }
 
 /* ---- shared memory ---- */
-
-static int small_shared(const cu_state *s, const plan_problem *p, const cu_form *form)
-{
-    return cu_small_shared(&form->tile, form->teams, cu_padded(p->sizes.D),
-                           cu_padded(p->sizes.Dv), s->facts.column_words);
-}
 
 static int tile_shared(const cu_state *s, const plan_problem *p, const cu_form *form)
 {
@@ -206,7 +202,7 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                  .is_optional = 1,
                  .wants_alignment = 1,
                  .runs = CU_WITHOUT_MAXIMA,
-                 .shared = small_shared},
+                 .shared = tile_shared},
     [CU_SMALL] = {.name = "small",
                   .operation = CU_OP_SMALL,
                   .kernel = {"fwd_small"},
@@ -215,7 +211,7 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                   .is_optional = 1,
                   .wants_alignment = 1,
                   .runs = CU_WITHOUT_MAXIMA,
-                  .shared = small_shared},
+                  .shared = tile_shared},
     [CU_PARTS] = {.name = "parts",
                   .operation = CU_OP_PARTS,
                   .kernel = {"fwd_sm90"},

@@ -71,9 +71,8 @@ static form function_of(const mod_fn *fn, const mod_node *n, const form *all)
     return f;
 }
 
-/* q < kv, q == kv and the like: of q - kv alone, as sums and products of them, which wrap, are
- * not when they are compared. */
-static int compares_places(const mod_fn *fn, const mod_node *n)
+/* Sums and products of q and kv, which wrap, are not of q - kv alone when they are compared. */
+int pass_compares_places(const mod_fn *fn, const mod_node *n)
 {
     if (n->op != OP_ilt && n->op != OP_ile && n->op != OP_ieq && n->op != OP_ine)
         return 0;
@@ -88,7 +87,7 @@ static form form_of(const mod_fn *fn, const mod_node *n, const mod_line *own, co
     const pass_index index = {.line = *own};
     if (n->deps & DEP_SCORE)
         return (form){.kind = ANY};
-    if (compares_places(fn, n))
+    if (pass_compares_places(fn, n))
         return (form){.kind = ALONG, .step = {1, -1}};
     return pass_index_is_line(&index) ? line(own->coef) : function_of(fn, n, all);
 }

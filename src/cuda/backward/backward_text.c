@@ -328,6 +328,7 @@ static void put_config(const plan_problem *p, const cu_form *form, const cu_mod_
         {"DK", (p->gradients & SACCADE_GRADIENT_K) != 0},
         {"DV", (p->gradients & SACCADE_GRADIENT_V) != 0},
         {"CAPTURES", form->backward.is_captures},
+        {"SHARES", is_sm90 && !form->backward.value_stages && cu_has_shares(facts)},
         {"TERMS", is_sm90 && facts->n_terms > 0},
         {"GROUP", p->group},
         {"LATE_SLOPE", is_late},

@@ -12,7 +12,8 @@ static saccade_status emit_both(const plan_problem *problem, arena *scratch, str
     const int n_score = problem->score ? (int)problem->score->n_captures : 0;
     const int n_mask = problem->mask ? (int)problem->mask->n_captures : 0;
     facts->n_captures = n_score + n_mask;
-    facts->column_words = facts->is_bounded = facts->n_dense = 0;
+    facts->column_words = facts->n_dense = 0;
+    facts->shares = (cu_shares){0};
     strbuf_printf(out,
                   "/* generated: the user's score and mask */\n#pragma once\n\n"
                   "struct mod_args {\n    cu_capture cap[%d];\n};\n\n",

@@ -21,6 +21,7 @@ typedef struct emitter {
     const double *gain; /* of a score: by how much its result follows each node */
     const cu_dense *dense; /* reads of fn that programs with CFG_DENSE have as tiles */
     int n_dense;
+    const cu_shares *shares; /* where text takes shared values; else NULL */
 } emitter;
 
 /* ---- capture_reads.c ---- */
@@ -90,6 +91,21 @@ saccade_status emit_dense(emitter *e, const char *what, const char *WHAT, cu_mod
                           saccade_error *err);
 /* Which of these node n is, or -1. */
 int emit_dense_read(const emitter *e, const mod_node *n);
+
+/* ---- emit_shares.c ---- */
+
+/* By node of fn: whether it depends on b, h and q - kv alone; lives in scratch, or NULL. */
+unsigned char *emit_find_along(const mod_fn *fn, arena *scratch);
+/* What of the results scores share; has_rows: what a query brings, too. */
+saccade_status emit_find_shares(const emitter *e, const uint32_t *results, int n, int has_rows,
+                                cu_shares *out, saccade_error *err);
+/* Writes what programs with CFG_SHARES take: <WHAT>_ROWS, _KEYS and _DIAGONALS, how many there
+ * are; <what>_shared, those of four scores; how they are made, <what>_of_row(), _of_key() and
+ * _of_diagonal(); and <what>_share_rows(), which gives rows theirs. needs: <what>_row. */
+saccade_status emit_shares(emitter *e, const char *what, const char *WHAT, const cu_shares *s,
+                           saccade_error *err);
+/* The value of node n if e->shares has it; tells whether. */
+int emit_shared(const emitter *e, const mod_node *n, place at);
 
 /* ---- emit_line.c ---- */
 

@@ -218,7 +218,9 @@ void emit_node(const emitter *e, const mod_node *n, place at)
     strbuf_printf(e->out, "    const %s ", emit_type(n));
     emit_value(e, e->out, n, at);
     strbuf_puts(e->out, " = ");
-    if (n->op == OP_LOAD)
+    if (emit_shared(e, n, at))
+        ;
+    else if (n->op == OP_LOAD)
         put_load(e, n, at);
     else if (is_late && is_scaled_score(e, n))
         put_scaled_score(e, n, at);

@@ -28,8 +28,8 @@ static void put_score4(const emitter *e, const mod_node *root)
     const mod_node *top = &e->fn->nodes[e->fn->result];
     strbuf_printf(e->out,
                   "DEVICE void score4(%s, const score_row &r0, const score_row &r1,\n"
-                  "                   int k0, int k1, float (&x)[4] SCORE_TILES)\n{\n",
-                  EMIT_SIGNATURE);
+                  "                   int k0, int k1, float (&x)[4] SCORE_TILES%s)\n{\n",
+                  EMIT_SIGNATURE, e->shares ? ", const score_shared &shared" : "");
     emit_nodes(e, COLUMN, NULL);
     emit_nodes(e, ELEMENT, root != top ? top : NULL);
     for (int c = 0; c < 4; c++) {
@@ -78,6 +78,23 @@ static void put_tanh_factor(strbuf *out, double k, double unit)
     strbuf_putc(out, '\n');
 }
 
+/* score4 once more, with shared values. */
+static saccade_status put_shares(emitter *e, const mod_node *root, cu_mod_text *facts,
+                                 saccade_error *err)
+{
+    cu_shares *const shares = &facts->shares;
+    TRY(emit_find_shares(e, &e->fn->result, 1, 0, shares, err));
+    if (!cu_has_shares(facts))
+        return SACCADE_OK;
+    strbuf_puts(e->out, "#if CFG_SHARES\n");
+    TRY(emit_shares(e, "score", "SCORE", shares, err));
+    e->shares = shares;
+    put_score4(e, root);
+    e->shares = NULL;
+    strbuf_puts(e->out, "#endif\n\n");
+    return SACCADE_OK;
+}
+
 static saccade_status put_score(emitter *e, cu_mod_text *facts, saccade_error *err)
 {
     float unit;
@@ -93,14 +110,16 @@ static saccade_status put_score(emitter *e, cu_mod_text *facts, saccade_error *e
     /* whether the polynomial holds is one vote for the rows of a warp */
     strbuf_printf(e->out, "\n#define SCORE_TANH %d\n#define SCORE_IS_LOW %d\n",
                   k > 0 && !e->problem->is_invariant, known->may_be_lowest);
-    facts->is_bounded = k > 0 || known->is_bounded; /* softcap spreads no scores apart */
     if (k > 0)
         put_tanh_factor(e->out, k, (double)unit);
     strbuf_puts(e->out, "\n");
     emit_row_struct(e, "score", kept);
     free(kept);
-    const saccade_status status = emit_dense(e, "score", "SCORE", facts, err);
-    put_score4(e, root);
+    saccade_status status = emit_dense(e, "score", "SCORE", facts, err);
+    if (status == SACCADE_OK) {
+        put_score4(e, root);
+        status = put_shares(e, root, facts, err);
+    }
     e->n_dense = 0;
     e->gain = NULL;
     return status;

@@ -19,8 +19,8 @@ static void put_slope4(const emitter *e, const uint32_t results[2])
 {
     strbuf_printf(e->out,
                   "DEVICE void slope4(%s, const slope_row &r0, const slope_row &r1,\n"
-                  "                   int k0, int k1, float (&x)[4], float (&slope)[4])\n{\n",
-                  EMIT_SIGNATURE);
+                  "                   int k0, int k1, float (&x)[4], float (&slope)[4]%s)\n{\n",
+                  EMIT_SIGNATURE, e->shares ? ", const slope_shared &shared" : "");
     emit_nodes(e, COLUMN, NULL);
     emit_nodes(e, ELEMENT, NULL);
     put_results(e, "value", results[0]);
@@ -29,6 +29,22 @@ static void put_slope4(const emitter *e, const uint32_t results[2])
         strbuf_printf(e->out, "    x[%d] = value_%d;\n    slope[%d] = by_score_%d;\n", c, c, c,
                       c);
     strbuf_puts(e->out, "}\n\n");
+}
+
+/* slope4 once more, with shared values. */
+static saccade_status put_shares(emitter *e, const uint32_t results[2], cu_mod_text *facts,
+                                 saccade_error *err)
+{
+    TRY(emit_find_shares(e, results, 2, 1, &facts->shares, err));
+    if (!cu_has_shares(facts))
+        return SACCADE_OK;
+    strbuf_puts(e->out, "#if CFG_SHARES\n");
+    TRY(emit_shares(e, "slope", "SLOPE", &facts->shares, err));
+    e->shares = &facts->shares;
+    put_slope4(e, results);
+    e->shares = NULL;
+    strbuf_puts(e->out, "#endif\n\n");
+    return SACCADE_OK;
 }
 
 /* Whether a score may be -inf where no mask says so: not one of a cap, nor the incoming one
@@ -134,6 +150,7 @@ saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccad
     emit_row_struct(e, "slope", kept);
     put_slope4(e, results);
     free(kept);
+    TRY(put_shares(e, results, facts, err));
     facts->is_head_slope = emit_has_head_slope(p);
     if (cu_has_captures(p)) {
         TRY(emit_reads(e, &reads, results, err));

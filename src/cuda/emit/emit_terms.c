@@ -22,31 +22,6 @@ static int tile_reads(const cu_reads_found *reads)
 
 /* ---- kinds ---- */
 
-/* By node of fn: whether it depends on b, h and q - kv alone. */
-static unsigned char *find_along(const mod_fn *fn, arena *scratch)
-{
-    const mod_line *lines = mod_find_lines(fn, scratch);
-    unsigned char *along = arena_array(scratch, fn->n_nodes, sizeof *along);
-    if (!lines || !along)
-        return NULL;
-    for (uint32_t i = 0; i < fn->n_nodes; i++) {
-        const mod_node *n = &fn->nodes[i];
-        const pass_index index = {.line = lines[i]};
-        if (!(n->deps & (DEP_Q | DEP_KV | DEP_SCORE))) {
-            along[i] = 1;
-        } else if (n->deps & DEP_SCORE) {
-            along[i] = 0;
-        } else if (n->type == MOD_INT && pass_index_is_line(&index)) {
-            along[i] = lines[i].coef[VAR_Q] == -lines[i].coef[VAR_KV];
-        } else {
-            along[i] = !emit_is_leaf(n);
-            for (int a = 0; a < n->n_args; a++)
-                along[i] &= along[fn->args[n->args + a]];
-        }
-    }
-    return along;
-}
-
 static int is_same(const mod_fn *fn, uint32_t x, uint32_t y)
 {
     const mod_node *a = &fn->nodes[x], *b = &fn->nodes[y];
@@ -175,7 +150,7 @@ static void put_kinds(const cu_mod_text *facts, int n, strbuf *out)
 saccade_status emit_terms(emitter *e, const cu_reads_found *reads, const uint32_t *results,
                           arena *scratch, cu_mod_text *facts, saccade_error *err)
 {
-    const unsigned char *along = find_along(e->fn, scratch);
+    const unsigned char *along = emit_find_along(e->fn, scratch);
     unsigned char *marks = arena_array(scratch, e->fn->n_nodes, 2);
     FAIL_IF_NULL(along);
     FAIL_IF_NULL(marks);

@@ -28,22 +28,34 @@ typedef struct cu_dense {
     int q, kv; /* which of its dimensions go with the query and the key */
 } cu_dense;
 
+/* Values that many scores share: of nodes that depend, beside b and h, on q, kv or q - kv. */
+enum { CU_SHARES_MOST = 3 };
+typedef struct cu_shares {
+    unsigned row[CU_SHARES_MOST], key[CU_SHARES_MOST], diagonal[CU_SHARES_MOST];
+    int n_rows, n_keys, n_diagonals;
+} cu_shares;
+
 typedef struct cu_mod_text {
     cu_score_kind score;
     cu_mask_kind mask;
     int n_captures;    /* score's, then mask's */
-    int is_bounded;    /* scores stay within +-35 whatever the data */
     int column_words;  /* words of mask_column: what a mask needs of each key */
     int has_sure_keys; /* a general mask has mask_sure: below it every key is live */
     /* forward: reads that CFG_DENSE takes as tiles, the score's, then the mask's */
     cu_dense dense[CU_DENSE_MOST];
     int n_dense, n_dense_score;
+    cu_shares shares;  /* what programs with CFG_SHARES share of the score */
     int has_row_slope; /* backward: the slope does not vary with the key or the score */
     int is_head_slope; /* backward: it varies with the head alone, and is no constant 1 or 0 */
     unsigned char term[8]; /* backward: cu_term of the first reads with gradients (CU_READS) */
     int n_terms;           /* .. that is not CU_TERM_NONE */
     double slope_most; /* backward: no larger derivative by the score; INFINITY: not known */
 } cu_mod_text;
+
+static inline int cu_has_shares(const cu_mod_text *facts)
+{
+    return facts->shares.n_rows + facts->shares.n_keys + facts->shares.n_diagonals > 0;
+}
 
 /* mod.cuh: the user's score and mask as device functions. */
 saccade_status cu_emit_mod(const plan_problem *problem, strbuf *out, cu_mod_text *facts,

@@ -149,6 +149,9 @@ DEVICE int softmax_step(consumer &c, const cu_fwd &p, const mod_args &mod, int f
     /* The warps vote before the scores are made, not after the mask: that is 4 % faster for a
      * relative bias at D64 and 1 % faster for full attention at D64. */
     int looks = FIRST || !CFG_LAZY || rows_are_late(c.rows);
+#if CFG_SHARES
+    named_sync(8 + wg, 128); /* all of the block's shared values have been made */
+#endif
     apply_score(c.at, p, mod, column, s, shift);
     if (is_masked) {
 #if MOD_MASK == MASK_GENERAL

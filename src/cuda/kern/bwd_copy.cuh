@@ -70,13 +70,6 @@ DEVICE int4 load_four(u32 at)
     return x;
 }
 
-DEVICE u32 load_word(u32 at)
-{
-    u32 x;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
-    return x;
-}
-
 #if CFG_F32 && !CFG_THIRDS
 /* A word with 0 for what is infinite or NaN. */
 DEVICE u32 without_special(u32 x)

@@ -85,7 +85,7 @@ DEVICE void begin_scores(const keys_arena &s, u32 n, scores &acc)
 }
 
 /* x: dot products, which become weights; to the other group go these times slopes. */
-DEVICE void make_weights(const keys_arena &s, u32 n, float (&x)[S_COUNT], const weigher &y,
+DEVICE void make_weights(const keys_arena &s, u32 n, float (&x)[S_COUNT], weigher &y,
                          int flags)
 {
 #if HAS_SLOPES
@@ -139,11 +139,10 @@ DEVICE void make_values(const keys_arena &s, const cu_bwd &p, const mod_args &mo
         if (step.w & STEP_END)
             break;
         places where = places_of(t, step);
+        weigher y =
+            weigher_of(p, mod, where, s.lse + slot * STAT_BYTES + (threadIdx.x & 3) * 8);
         end_product(acc);
-        make_weights(
-            s, n, acc.large,
-            weigher_of(p, mod, where, s.lse + slot * STAT_BYTES + (threadIdx.x & 3) * 8),
-            step.w);
+        make_weights(s, n, acc.large, y, step.w);
         warp_arrives(s.q_empty + slot * 8);
         split_all(w, acc.large);
         barrier_wait(s.o_full + slot * 8, stage_of(n).parity);

@@ -69,3 +69,16 @@ DEVICE void scores4(const cu_fwd &p, const mod_args &mod, int b, int h, int q0, 
     slope4(mod, p, b, h, r0, r1, k0, k1, x, slope);
 #endif
 }
+
+#if CFG_SHARES
+/* scores4 with what scores share. */
+DEVICE void scores4(const cu_fwd &p, const mod_args &mod, int b, int h, int q0, int q1, int k0,
+                    int k1, float (&x)[4], float (&slope)[4], const slope_shared &shared)
+{
+    slope_row r0, r1;
+    slope_row_begin(mod, p, b, h, q0, r0);
+    slope_row_begin(mod, p, b, h, q1, r1);
+    slope_share_rows(r0, r1, shared);
+    slope4(mod, p, b, h, r0, r1, k0, k1, x, slope, shared);
+}
+#endif

@@ -50,6 +50,9 @@ struct consumer {
     u32 n; /* steps done */
     dropper drop;
     u32 drawn; /* of the step to come */
+#if HAS_SHARES
+    lane_shares shares; /* of the step to come */
+#endif
 };
 
 DEVICE void put_ds(const arena &s, u32 n, const u32 (&ds)[S_COUNT / 2], int wg)
@@ -108,11 +111,17 @@ DEVICE void start_scores(const arena &s, const consumer &c, float (&acc)[S_COUNT
     wgmma_commit();
 }
 
-/* Which weights of a step are kept, drawn while its scores are made. */
-DEVICE void draw_next(consumer &c, const cu_bwd &p, const key_tile &t, const int4 &step, int wg)
+/* What is known of a step before its scores are there, made meanwhile: which weights are kept,
+ * and what its scores share. */
+DEVICE void make_ahead(consumer &c, const cu_bwd &p, const mod_args &mod, const key_tile &t,
+                       const int4 &step, int wg)
 {
     if (CFG_DROP && !(step.w & STEP_END))
         c.drawn = draw_kept(c.drop, p.f, places_of(t, step, wg));
+#if HAS_SHARES
+    if (!(step.w & STEP_END))
+        share_step(c.shares, p.f, mod, places_of(t, step, wg));
+#endif
 }
 
 /* Begins dP, where a gradient takes it. */
@@ -158,7 +167,7 @@ DEVICE void weigh_block(block &x, u32 (&w)[S_COUNT / 2], const arena &s, const c
 {
     u32 stat = c.at.slot * STAT_BYTES + (threadIdx.x & 3) * 8;
     places at = places_of(t, x.step, wg);
-    weigher y = weigher_of(p, mod, at, s.lse + stat);
+    weigher y = weigher_of(p, mod, at, s.lse + stat SHARES_OF(c.shares));
 #pragma unroll
     for (int i = 0; i < S_COUNT / 4; i++) {
         float g[4], *of = x.acc + 4 * i;
@@ -245,20 +254,20 @@ DEVICE void use_block(block &x, block_words &words, const arena &s, consumer &c,
     start_scores(s, c, x.acc, x.step, wg);
     if (HAS_LATE_DK)
         start_dk(s, words, dk, slot, n > 0);
-    draw_next(c, p, t, x.step, wg);
+    make_ahead(c, p, mod, t, x.step, wg);
     wgmma_wait<HAS_LATE_DK>();
 }
 
 DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, int turn, int wg)
 {
     float dk[CFG_D / 2], dv[CFG_E / 2];
-    consumer c = {{0, 0}, 0, no_dropper(), 0};
+    consumer c = {{0, 0}, 0, no_dropper()};
     block x;
     block_words words;
     key_tile t = key_tile_at(p.f, turn);
     barrier_wait(s.kv_full, 0);
     start_scores(s, c, x.acc, x.step, wg);
-    draw_next(c, p, t, x.step, wg);
+    make_ahead(c, p, mod, t, x.step, wg);
     wgmma_wait<0>();
 #if HAS_LATE_DK
     if (!(x.step.w & STEP_END)) {

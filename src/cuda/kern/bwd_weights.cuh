@@ -15,6 +15,8 @@ struct places {
 
 #define IS_LINE (SCORE_LINE && !HAS_SLOPES)
 
+#include "bwd_shares.cuh"
+
 #if IS_LINE
 /* The offset of a thread's first score in lse's units, what it gains with a query, and with
  * eight keys; the slope in these units. */
@@ -64,13 +66,27 @@ struct weigher {
     u32 lse;
 #if IS_LINE
     score_line line;
+#elif HAS_SHARES
+    const lane_shares &shares;
+    slope_shared shared; /* of the present scores */
 #endif
 };
 
-DEVICE weigher weigher_of(const cu_bwd &p, const mod_args &mod, const places &at, u32 lse)
+#if HAS_SHARES
+#define SHARES_PARAMETER , const lane_shares &shares
+#define SHARES_OF(x) , x
+#else
+#define SHARES_PARAMETER
+#define SHARES_OF(x)
+#endif
+
+DEVICE weigher weigher_of(const cu_bwd &p, const mod_args &mod, const places &at,
+                          u32 lse SHARES_PARAMETER)
 {
 #if IS_LINE
     return {p, mod, at, lse, line_at(p, mod, at)};
+#elif HAS_SHARES
+    return {p, mod, at, lse, shares};
 #else
     return {p, mod, at, lse};
 #endif
@@ -79,7 +95,7 @@ DEVICE weigher weigher_of(const cu_bwd &p, const mod_args &mod, const places &at
 /* Four dot products become weights: of two queries and a key, then of the key 8 further, i
  * times 8 queries on. g: the weights times slopes of the score function, where these are
  * not 1. */
-DEVICE void four_weights(float *x, float (&g)[4], const weigher &y, int i)
+DEVICE void four_weights(float *x, float (&g)[4], weigher &y, int i)
 {
     float2 l = load_two(y.lse + i * 32);
 #if MOD_SCORE == SCORE_NONE
@@ -101,8 +117,14 @@ DEVICE void four_weights(float *x, float (&g)[4], const weigher &y, int i)
 #else
     const places &at = y.at;
     float z[4] = {x[0], x[2], x[1], x[3]}, slope[4];
+#if HAS_SHARES
+    share_next(y.shared, y.shares, i);
+    scores4(y.p.f, y.mod, at.b, at.h, at.q + 8 * i, at.q + 8 * i + 1, at.kv, at.kv + 8, z,
+            slope, y.shared);
+#else
     scores4(y.p.f, y.mod, at.b, at.h, at.q + 8 * i, at.q + 8 * i + 1, at.kv, at.kv + 8, z,
             slope);
+#endif
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         int of = j / 2 + 2 * (j & 1);

@@ -101,7 +101,7 @@ DEVICE void put_weights(const keys_arena &s, u32 n, const kept &weights)
 
 #if HAS_SLOPES
 DEVICE void make_weights(u32 (&w)[S_COUNT / 2], kept &weights, float (&acc)[S_COUNT],
-                         const weigher &y, u32 drawn, int flags)
+                         weigher &y, u32 drawn, int flags)
 {
 #pragma unroll
     for (int i = 0; i < S_COUNT / 4; i++) {
@@ -115,7 +115,7 @@ DEVICE void make_weights(u32 (&w)[S_COUNT / 2], kept &weights, float (&acc)[S_CO
 #else
 /* Weights that are both dV's and dS's are cut before they are packed. */
 DEVICE void make_weights(u32 (&w)[S_COUNT / 2], kept &weights, float (&acc)[S_COUNT],
-                         const weigher &y, u32 drawn, int flags)
+                         weigher &y, u32 drawn, int flags)
 {
 #pragma unroll
     for (int i = 0; i < S_COUNT / 4; i++) {

@@ -165,11 +165,6 @@ DEVICE void dense_begin(const cu_fwd &p, u32 at, int wg, u32 (&lane)[DENSE_READS
     }
 }
 
-DEVICE void load_two_words(u32 &x, u32 &y, u32 at)
-{
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "r"(at) : "memory");
-}
-
 template <int BYTES> DEVICE u32 load_shared(u32 at)
 {
     u32 x;

@@ -92,16 +92,16 @@ DEVICE int rows_end(row_state &w, const cu_fwd &p, const tile &t, const float (&
     return bad;
 }
 
-/* rows_end; then each warp flags its bad rows for the careful kernel. */
+/* rows_end; then each warp flags its bad rows for the careful kernel. Returns whether it has
+ * some. */
 template <int COUNT>
-DEVICE void rows_finish(row_state &w, const cu_fwd &p, const tile &t, const float (&o)[COUNT],
+DEVICE int rows_finish(row_state &w, const cu_fwd &p, const tile &t, const float (&o)[COUNT],
                         float (&inv)[2])
 {
     int lane = threadIdx.x & 31, bad = rows_end(w, p, t, o, inv);
-    if (lane == 0 && bad && p.redo)
-        p.redo[atomicAdd(p.redo_count, 1)] = t.id; /* at most once a warp */
     if (lane == 0)
         p.flags[t.id * p.tile_groups + group_of_thread()] = bad;
+    return bad != 0;
 }
 
 #if CFG_RAGGED

@@ -116,6 +116,15 @@ DEVICE void clear_tail(const arena &, const consumer &, u32, int)
 }
 #endif
 
+/* What scores of block n share, made while their products run. */
+DEVICE void share_scores(const arena &sm, u32 n, consumer &c, const cu_fwd &p,
+                         const mod_args &mod, const block_walk &walk, int wg)
+{
+#if CFG_SHARES
+    share_block(c.at, p, mod, walk.block * CFG_TN, n, sm.shares + wg * SHARE_BYTES);
+#endif
+}
+
 /* The first block of a tile has no product with V to run beside. */
 DEVICE void first_block(const arena &sm, u32 n, u32 tiles, consumer &c, const cu_fwd &p,
                         const mod_args &mod, const block_walk &walk, int wg,
@@ -127,6 +136,7 @@ DEVICE void first_block(const arena &sm, u32 n, u32 tiles, consumer &c, const cu
     await(sm.k_full, n);
     wgmma_fence();
     start_qk(sm, s, wg, n);
+    share_scores(sm, n, c, p, mod, walk, wg);
     wgmma_wait<0>();
     release(sm.k_empty, n);
     softmax_of<1>(sm, n, c, p, mod, walk, wg, s, unused);
@@ -151,6 +161,7 @@ DEVICE void next_block(const arena &sm, u32 n, consumer &c, const cu_fwd &p,
 #if CFG_PINGPONG
     named_arrive(1 + (wg + 1 == CFG_WGS ? 0 : wg + 1), 256);
 #endif
+    share_scores(sm, n, c, p, mod, walk, wg);
     wgmma_wait<1>();
     release(sm.k_empty, n);
     int raised = softmax_of<0>(sm, n, c, p, mod, walk, wg, s, rescale);
@@ -203,6 +214,9 @@ DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const
     rows_begin(c.rows);
     place_consumed(sm, c, p, mod, begin, wg);
     c.unit = score_unit(p);
+#if CFG_SHARES
+    c.at.shares.past = -1;
+#endif
 #if SCORE_TANH
     c.large = 0;
 #endif
@@ -243,7 +257,8 @@ DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const
     part_store(p, end, c.rows, o);
 #else
     float inv[2];
-    rows_finish(c.rows, p, end, o, inv);
+    int is_bad = rows_finish(c.rows, p, end, o, inv);
+    list_tile(sm, p, end.id, is_bad);
     rows_store(p, end, o, inv);
 #endif
 }

@@ -178,6 +178,9 @@ DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const
     rows_begin(c.rows);
     rows_place(c.at, p, mod, begin);
     c.unit = score_unit(p);
+#if CFG_SHARES
+    c.at.shares.past = -1;
+#endif
 #if SCORE_TANH
     c.large = 0;
 #endif
@@ -219,7 +222,8 @@ DEVICE void redo_rows(const cu_fwd &p, const mod_args &mod, int id)
 
 DEVICE void consume(const arena &sm, const cu_fwd &p, const mod_args &mod, int team)
 {
-    progress done = {0, 0, -1};
+    progress done = {};
+    done.lost = -1;
     for (;;) {
         piece x = take_piece(sm, done.n);
         if (x.flags & PIECE_END)

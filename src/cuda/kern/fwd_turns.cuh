@@ -5,7 +5,8 @@
 
 enum {
     THREADS = (CFG_WGS + 1) * 128,
-    LOADERS = CFG_CHUNKS ? 2 : 0 /* producers that are told which tile to load */
+    LOADERS = CFG_CHUNKS ? 2 : 0, /* producers that are told which tile to load */
+    LISTED = 8
 };
 
 /* addresses of this CTA's shared memory */
@@ -18,7 +19,11 @@ struct arena {
 #if CFG_DENSE
     u32 dense, dense_full, dense_empty; /* CU_DENSE_STAGES of each */
 #endif
-    u32 turn;             /* [2] tile numbers that the producer hands to the consumers */
+    u32 turn;   /* [2] tile numbers that the producer hands to the consumers */
+    u32 listed; /* [LISTED] tiles that list_tile has listed, by their numbers */
+#if CFG_SHARES
+    u32 shares; /* [CFG_WGS] SHARE_BYTES */
+#endif
     mask_column *columns; /* [CFG_WGS][CFG_TN] what a general mask needs of each key */
 };
 
@@ -48,7 +53,13 @@ DEVICE arena carve(char *shared)
     s.dense_empty = s.dense_full + CU_DENSE_STAGES * 8;
     s.turn = s.dense_empty + CU_DENSE_STAGES * 8;
 #endif
-    s.columns = (mask_column *)(shared + (s.turn + 8 - base));
+    s.listed = s.turn + 8;
+    u32 end = s.listed + LISTED * 4;
+#if CFG_SHARES
+    s.shares = end;
+    end += CFG_WGS * SHARE_BYTES;
+#endif
+    s.columns = (mask_column *)(shared + (end - base));
     return s;
 }
 
@@ -76,7 +87,26 @@ DEVICE void init_barriers(const arena &s)
         barrier_init(s.dense_empty + i * 8, CFG_WGS * 4);
     }
 #endif
+    for (int i = 0; i < LISTED; i++)
+        store_word(s.listed + i * 4, ~0u);
     fence_barrier_init();
+}
+
+/* A tile that the second pass makes again, if one of the warps asks; of the others that have
+ * rows of it most then find it listed. */
+DEVICE void list_tile(const arena &s, const cu_fwd &p, int id, int is_bad)
+{
+#if CFG_LAZY
+    if ((threadIdx.x & 31) == 0 && is_bad && p.redo) {
+        int before;
+        asm volatile("atom.shared.exch.b32 %0, [%1], %2;"
+                     : "=r"(before)
+                     : "r"(s.listed + id % LISTED * 4), "r"(id)
+                     : "memory");
+        if (before != id)
+            p.redo[atomicAdd(p.redo_count, 1)] = id;
+    }
+#endif
 }
 
 /* The n-th block of a ring lies in slot n % SLOTS. Each pass over the ring is a round, and the
@@ -100,7 +130,7 @@ DEVICE void turn_pass(const arena &s, u32 n, int id)
 {
     u32 slot = ring_slot<2>(n);
     barrier_wait(s.turn_empty + slot * 8, ring_parity<2>(n) ^ 1);
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(s.turn + slot * 4), "r"(id) : "memory");
+    store_word(s.turn + slot * 4, (u32)id);
     barrier_arrive(s.turn_full + slot * 8);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dense.cuh"
+#include "shares.cuh"
 #include "softmax.cuh"
 #include "tile.cuh"
 
@@ -16,6 +17,12 @@ DEVICE float score_unit(const cu_fwd &p)
     return p.scale * 1.4426950408889634f;
 #endif
 }
+
+#if CFG_SHARES
+#define SHARES_ARGUMENT , shared
+#else
+#define SHARES_ARGUMENT
+#endif
 
 #if CFG_DENSE && SCORE_DENSE
 /* apply_score with dense reads from tiles. READ: the next one of which it is to be found out
@@ -32,15 +39,22 @@ DEVICE void apply_dense(const tile_rows &r, const cu_fwd &p, const mod_args &mod
         return;
     }
     u32 pairs[SCORE_DENSE][2][4];
+#if CFG_SHARES
+    score_shared shared;
+    share_first(r.shares, shared);
+#endif
 #pragma unroll
     for (int g = 0; g < COUNT / 4; g++) {
         u32 dense[SCORE_DENSE][4];
         if (g % 2 == 0)
             dense_pairs<0, SCORE_DENSE, TURNED>(r.dense, 8 * g, pairs);
         dense_half(pairs, g % 2, dense);
+#if CFG_SHARES
+        share_next(r.shares, g, shared);
+#endif
         int kv = column + 8 * g + r.kv_offset;
         float x[4] = {s[4 * g], s[4 * g + 1], s[4 * g + 2], s[4 * g + 3]};
-        score4(mod, p, r.b, r.h, r.score[0], r.score[1], kv, kv + 1, x, dense);
+        score4(mod, p, r.b, r.h, r.score[0], r.score[1], kv, kv + 1, x, dense SHARES_ARGUMENT);
 #pragma unroll
         for (int i = 0; i < 4; i++)
             s[4 * g + i] = x[i];
@@ -76,11 +90,18 @@ DEVICE void apply_score(const tile_rows &r, const cu_fwd &p, const mod_args &mod
 #elif CFG_DENSE && SCORE_DENSE
     apply_dense<0, 0>(r, p, mod, column, s);
 #elif MOD_SCORE == SCORE_GENERAL
+#if CFG_SHARES
+    score_shared shared;
+    share_first(r.shares, shared);
+#endif
 #pragma unroll
     for (int g = 0; g < COUNT / 4; g++) {
         int kv = column + 8 * g + r.kv_offset;
         float x[4] = {s[4 * g], s[4 * g + 1], s[4 * g + 2], s[4 * g + 3]};
-        score4(mod, p, r.b, r.h, r.score[0], r.score[1], kv, kv + 1, x);
+#if CFG_SHARES
+        share_next(r.shares, g, shared);
+#endif
+        score4(mod, p, r.b, r.h, r.score[0], r.score[1], kv, kv + 1, x SHARES_ARGUMENT);
 #pragma unroll
         for (int i = 0; i < 4; i++)
             s[4 * g + i] = x[i];

@@ -63,6 +63,23 @@ DEVICE void barrier_wait(u32 bar, u32 parity)
         ;
 }
 
+DEVICE u32 load_word(u32 at)
+{
+    u32 x;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
+    return x;
+}
+
+DEVICE void load_two_words(u32 &x, u32 &y, u32 at)
+{
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "r"(at) : "memory");
+}
+
+DEVICE void store_word(u32 at, u32 x)
+{
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
+}
+
 DEVICE void named_sync(int id, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -21,8 +21,11 @@ struct piece {
  * SLOTS of the others */
 struct arena {
     u32 q, ring, q_full, q_empty, full, empty;
-    u32 pieces;           /* piece [SLOTS] */
-    u32 drawn;            /* tiles that the CTA's teams have taken */
+    u32 pieces; /* piece [SLOTS] */
+    u32 drawn;  /* tiles that the CTA's teams have taken */
+#if CFG_SHARES
+    u32 shares; /* SHARE_BYTES */
+#endif
     mask_column *columns; /* [CFG_TEAMS][CFG_TN] what a general mask needs of each key */
 };
 
@@ -39,7 +42,12 @@ DEVICE arena carve(char *shared, int team)
     s.empty = s.full + SLOTS * 8;
     s.pieces = pieces + team * SLOTS * 16;
     s.drawn = pieces + CFG_TEAMS * SLOTS * 16;
-    s.columns = (mask_column *)(shared + (s.drawn + 16 - base));
+    u32 end = s.drawn + 16;
+#if CFG_SHARES
+    s.shares = end + team * SHARE_BYTES;
+    end += CFG_TEAMS * SHARE_BYTES;
+#endif
+    s.columns = (mask_column *)(shared + (end - base));
     return s;
 }
 

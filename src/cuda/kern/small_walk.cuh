@@ -6,6 +6,9 @@
 struct progress {
     u32 n, q; /* loads of K or V, and of Q, that are used up */
     int lost; /* the last tile with rows to make again, in a chain through p.flags; or -1 */
+#if CFG_SHARES
+    u32 shared; /* blocks of shared values made */
+#endif
 };
 
 DEVICE piece take_piece(const arena &s, u32 n)
@@ -134,6 +137,15 @@ DEVICE void walk_keys(const arena &sm, progress &done, consumer &c, const cu_fwd
     }
 }
 #else
+/* What scores of piece x share, made while their products run. */
+DEVICE void share_scores(const arena &sm, progress &done, consumer &c, const cu_fwd &p,
+                         const mod_args &mod, const piece &x)
+{
+#if CFG_SHARES
+    share_block(c.at, p, mod, x.first, done.shared++, sm.shares);
+#endif
+}
+
 /* The first piece of a tile has no product with V to run beside. */
 DEVICE void first_piece(const arena &sm, progress &done, consumer &c, const cu_fwd &p,
                         const mod_args &mod, const piece &x, int team, float (&s)[S_COUNT],
@@ -143,6 +155,7 @@ DEVICE void first_piece(const arena &sm, progress &done, consumer &c, const cu_f
     barrier_wait(sm.q_full + done.q % CFG_QS * 8, done.q / CFG_QS & 1);
     wgmma_fence();
     start_qk(sm, s, done.q, done.n);
+    share_scores(sm, done, c, p, mod, x);
     wgmma_wait<0>();
     release(sm, done.n++);
     if (CFG_QS == 1)
@@ -161,6 +174,7 @@ DEVICE piece next_piece(const arena &sm, progress &done, consumer &c, const cu_f
     wgmma_fence();
     start_qk(sm, s, done.q, done.n);
     start_pv(sm, o, prob, done.n + 1);
+    share_scores(sm, done, c, p, mod, x);
     wgmma_wait<1>();
     release(sm, done.n);
     if (CFG_QS == 1)

@@ -139,13 +139,24 @@ DEVICE int rows_raise(row_state &t, float (&s)[COUNT], float unit, const float (
     return rows_raise_to(t, peak, rescale);
 }
 
+/* Whether offsets tell nothing of what is to come: no live key was seen, or of a general score
+ * the largest is far from 0, as where a bias stands for padding or grows with the key. */
+DEVICE int rows_are_odd(const row_state &t)
+{
+#if MOD_SCORE == SCORE_GENERAL && !SCORE_TANH
+    return fmaxf(fabsf(t.m[0]), fabsf(t.m[1])) > 64.f;
+#else
+    return fminf(t.m[0], t.m[1]) == M_START;
+#endif
+}
+
 /* With CFG_LAZY the scores are not even looked at: m is raised after the fact, once a row sum
  * has passed 2^20 (or while a row has seen no live key). Between two looks a sum may overflow;
  * then it is inf or NaN for good, the row is flagged at its end and done again by the careful
  * kernel. */
 DEVICE int rows_are_late(const row_state &t)
 {
-    int late = t.l[0] > SUM_LIMIT || t.l[1] > SUM_LIMIT || fminf(t.m[0], t.m[1]) == M_START;
+    int late = t.l[0] > SUM_LIMIT || t.l[1] > SUM_LIMIT || rows_are_odd(t);
     return __any_sync(~0u, late);
 }
 

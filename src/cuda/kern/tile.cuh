@@ -134,6 +134,25 @@ DEVICE int2 read_limit(const cu_fwd &p, int b, int h, int m)
 }
 #endif
 
+#if CFG_SHARES
+/* A thread's part of shared values of a block to come: shares.cuh. */
+struct share_ahead {
+#if SCORE_KEYS
+    u32 key[SCORE_KEYS];
+#endif
+#if SCORE_DIAGONALS
+    u32 diagonal[SCORE_DIAGONALS];
+#endif
+};
+
+/* Where a thread reads those of the block that was made last. */
+struct share_reads {
+    u32 key, diagonal;
+    int past;          /* the key after its last; -1: the tile has none yet */
+    share_ahead ahead; /* of the block that begins there */
+};
+#endif
+
 /* What a thread's two rows need in the loop over keys. */
 struct tile_rows {
     int q;                 /* position of the first row */
@@ -156,6 +175,9 @@ struct tile_rows {
 #endif
 #if CFG_DENSE
     u32 dense[DENSE_READS]; /* where this thread reads them for the block: dense.cuh */
+#endif
+#if CFG_SHARES
+    share_reads shares;
 #endif
 };
 

@@ -142,8 +142,6 @@ void cu_put_constants(const cu_constant *rows, size_t n, strbuf *out);
 /* The generated headers of a forward program: cu_program_kind.write. */
 void cu_write_forward(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
                       const cu_form *form, cu_headers *out);
-/* Whether a program that may_be_lazy raises offsets after the fact in this form. */
-int cu_is_lazy(const cu_state *s, const cu_form *form);
 /* Whether limits of rows between two others lie between theirs. */
 int cu_is_monotone(const pass_limits *limits);
 /* CFG_SINKS, by the dtype of the sinks (kern/sinks.cuh). */

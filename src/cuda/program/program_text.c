@@ -37,13 +37,6 @@ int cu_key_bits(const plan_problem *p)
     return p->kv_dtype == SACCADE_I4 ? 4 : 8 * (int)saccade_dtype_bytes(p->kv_dtype);
 }
 
-/* Late offsets suit scores that rarely climb far: plain ones, bounded ones, and those affine in
- * the key, which are walked from their larger end. A general score is not trusted with it. */
-int cu_is_lazy(const cu_state *s, const cu_form *form)
-{
-    return form->tile.is_lazy && (s->facts.score != CU_SCORE_GENERAL || s->facts.is_bounded);
-}
-
 int cu_is_monotone(const pass_limits *limits)
 {
     int is_known = limits != NULL;
@@ -106,7 +99,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"TN", form->tile.keys},
         {"STAGES", form->tile.stages},
         {"PINGPONG", form->tile.is_pingpong},
-        {"LAZY", is_small ? form->tile.is_lazy : kind->may_be_lazy && cu_is_lazy(s, form)},
+        {"LAZY", is_small ? form->tile.is_lazy : kind->may_be_lazy && form->tile.is_lazy},
         {"ROWMAX", kind->has_maxima},
         {"PACKED", kind->is_packed},
         {"INVARIANT", p->is_invariant},
@@ -137,6 +130,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"Q_SHARED", cu_is_q_shared((int)p->sizes.D, (int)p->sizes.Dv)},
         {"SCALE_FIRST", p->scale <= 0 && s->facts.score != CU_SCORE_GENERAL},
         {"DENSE", form->dense_bytes > 0},
+        {"SHARES", ((has_producer && !is_split) || is_small) && cu_has_shares(&s->facts)},
         {"REGS_PRODUCER", regs.producer},
         {"REGS_CONSUMER", regs.consumer},
         {"FIRST_WARP", has_producer ? 4 : 0},

@@ -6,8 +6,7 @@ static saccade_status start_tiles(const saccade_plan *plan, const run_args *a,
 {
     const cu_state *s = plan->state;
     const cu_form *form = &s->programs[a->program].form;
-    const int D = cu_padded(plan->problem.sizes.D), E = cu_padded(plan->problem.sizes.Dv);
-    const int shared = cu_small_shared(&form->tile, form->teams, D, E, s->facts.column_words);
+    const int shared = cu_shared_bytes(form, &s->facts, &plan->problem);
     const int threads = 128 * (1 + form->teams), n_sm = s->device.n_sm;
     void *parameters[] = {(void *)part, (void *)a->captures, (void *)&a->maps[0],
                           (void *)&a->maps[1], (void *)&a->maps[2]};

@@ -79,7 +79,7 @@ static saccade_status launch_passes(const saccade_plan *plan, const plan_run *ru
     const int is_short =
         form->family == CU_SM90 && a->p.n_tiles <= n_sm && a->p.N <= SHORT_KEYS && !run->ragged;
     const int is_lazy = cu_program_kinds[a->program].may_be_lazy
-                        && cu_is_lazy(s, &s->programs[CU_MAIN].form);
+                        && s->programs[CU_MAIN].form.tile.is_lazy;
     const int is_exact = !is_main || run->row_max || (is_short && is_lazy);
     void *const first = is_exact ? exact : s->programs[a->program].kernel;
     const int is_late = is_lazy && first != exact;

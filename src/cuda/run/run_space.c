@@ -5,10 +5,16 @@
 
 int cu_shared_bytes(const cu_form *f, const cu_mod_text *facts, const plan_problem *p)
 {
-    const int buffers = f->family == CU_SM90 ? f->tile.groups : 1; /* of mask columns */
-    return cu_tile_shared(f->family, &f->tile, cu_padded(p->sizes.D), cu_padded(p->sizes.Dv))
-           + cu_dense_shared(&f->tile, f->dense_bytes)
-           + buffers * f->tile.keys * facts->column_words * 4;
+    const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
+    const int is_90 = f->family == CU_SM90;
+    const cu_shares *x = &facts->shares;
+    const int shares = is_90 ? cu_share_bytes(f->tile.keys, x->n_keys, x->n_diagonals) : 0;
+    if (f->teams)
+        return cu_small_shared(&f->tile, f->teams, D, E, facts->column_words)
+               + f->teams * shares;
+    const int groups = is_90 ? f->tile.groups : 1; /* that have mask columns of their own */
+    return cu_tile_shared(f->family, &f->tile, D, E) + cu_dense_shared(&f->tile, f->dense_bytes)
+           + groups * (f->tile.keys * facts->column_words * 4 + shares);
 }
 
 const cu_form *run_tiles_form(const cu_state *s, cu_program program)

@@ -308,11 +308,10 @@ int cu_part_keys(const cu_tile *main, int dim)
 
 /* One warpgroup, and as many blocks on their way as there is room for: memory is what it waits
  * for. */
-cu_tile cu_part_tile(const cu_tile *main, int D, int E, int column_words)
+cu_tile cu_part_tile(const cu_tile *main, int D, int E, int others)
 {
     cu_tile tile = {.groups = 1, .keys = main->keys, .stages = 6};
-    while (tile.stages > 2
-           && cu_tile_shared(CU_SM90, &tile, D, E) + tile.keys * column_words * 4 > SHARED_MOST)
+    while (tile.stages > 2 && cu_tile_shared(CU_SM90, &tile, D, E) + others > SHARED_MOST)
         tile.stages--;
     return tile;
 }
@@ -376,14 +375,20 @@ int cu_dense_shared(const cu_tile *tile, int bytes)
     return bytes ? CU_DENSE_STAGES * (rows * tile->keys * bytes + 16) : 0;
 }
 
+/* Two blocks; diagonals in two copies. */
+int cu_share_bytes(int keys, int of_keys, int of_diagonals)
+{
+    return 2 * 4 * (of_keys * keys + of_diagonals * 2 * (keys + 64));
+}
+
 int cu_tile_shared(cu_family family, const cu_tile *tile, int D, int E)
 {
     const int rows = cu_tile_rows(family, tile);
     if (family == CU_SM90) { /* panels of 64 columns, 128 bytes a row; then barriers */
         const int panels_d = round_up(D, 64) / 64, panels_e = round_up(E, 64) / 64;
-        const int barriers = 7 + 4 * tile->stages;
+        const int barriers = 7 + 4 * tile->stages, turns = 8 + 32;
         return 128 * (panels_d * rows + tile->stages * tile->keys * (panels_d + panels_e))
-               + 8 * barriers + 8;
+               + 8 * barriers + turns;
     }
     if (family == CU_F32)
         return shared32(tile, rows, D, E);

@@ -104,9 +104,10 @@ int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_
 /* Whether two teams are faster than three, for so many tiles that walk so many keys each. */
 int cu_pair_pays(int n_sm, int64_t tiles, int64_t keys);
 /* Tiles whose rows have bits of their own: keys of a part, whole blocks, by the larger head
- * dim; the tile that few rows take beside `main`, whose blocks it has. */
+ * dim; the tile that few rows take beside `main`, whose blocks it has. others: bytes that a
+ * mod takes of its shared memory. */
 int cu_part_keys(const cu_tile *main, int dim);
-cu_tile cu_part_tile(const cu_tile *main, int D, int E, int column_words);
+cu_tile cu_part_tile(const cu_tile *main, int D, int E, int others);
 /* Whether kernels by mma.sync keep Q in shared memory rather than in registers. */
 int cu_is_q_shared(int D, int E);
 int cu_tile_rows(cu_family family, const cu_tile *tile);
@@ -123,6 +124,8 @@ int cu_shared_most(int sm);
 int cu_sm_of(const char *arch);
 /* Tiles of tensors that scores read, sm_90a: shared memory beside that of the tile, bytes. */
 int cu_dense_shared(const cu_tile *tile, int bytes);
+/* Values that scores share (kern/shares.cuh): shared memory of a warpgroup, bytes. */
+int cu_share_bytes(int keys, int of_keys, int of_diagonals);
 /* dynamic shared memory of a CTA, bytes */
 int cu_tile_shared(cu_family family, const cu_tile *tile, int D, int E);
 

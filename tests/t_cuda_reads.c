@@ -1,7 +1,8 @@
-/* Tensors that scores and masks read at their own query and key, on CUDA: as tiles (dense.cuh)
- * wherever they lie so that tensor copies take them, element by element elsewhere, both against
- * the reference. Without a GPU programs are compiled for sm_90a, and which runs take tiles is
- * asked of made-up runs. */
+/* What scores and masks read, on CUDA, against the reference: tensors at their own query and
+ * key, as tiles (dense.cuh) wherever they lie so that tensor copies take them, element by
+ * element elsewhere; and values that scores share, of a key or a diagonal (shares.cuh). Without
+ * a GPU programs are compiled for sm_90a, which runs take tiles is asked of made-up runs, and
+ * which values are shared of texts. */
 #include "support/device_case.h"
 #include "support/problem_case.h"
 #include "support/short_run.h"
@@ -25,7 +26,8 @@ enum { Q, K, V, OUT, LSE, TENSORS };
  * longer; the same elements for all of the first dimension; queries and keys swapped. */
 typedef enum layout { PLAIN, PADDED, ODD, EXPANDED, SWAPPED } layout;
 
-/* index: its dimensions, of b, h, q, k; `more` longer than these are. */
+/* index: its dimensions, of b, h, q, k, `more` longer than these are; n: queries and keys
+ * together; else a number, counted from the character 0 on. */
 typedef struct captured {
     const char *name, *index;
     saccade_dtype dtype;
@@ -161,6 +163,75 @@ static const dense_case cases[] = {
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
+static const dense_case shared_cases[] = {
+    /* of keys: each width of a tile; of the batch and the head; bits and numbers */
+    {.problem = "b2 h4/2 q330 kv500 d64 bf16",
+     .score = "score + t[kv]",
+     .of = {TENSOR("t", "k", F32)}},
+    {.problem = "b2 h2 q330 kv500 d128 bf16",
+     .score = "score * t[b, h, kv]",
+     .mask = "causal()",
+     .of = {TENSOR("t", "bhk", BF16)},
+     .q_offset = 170,
+     .has_block_mask = 1},
+    {.problem = "b2 h2 q130 kv300 d256 f16",
+     .score = "t[b, kv] ? score : -inf",
+     .of = {TENSOR("t", "bk", BOOL)}},
+    {.problem = "b1 h2 q300 kv300 d64 bf16",
+     .score = "t[q] == t[kv] ? score : -inf",
+     .of = {TENSOR("t", "k", I32)}},
+    {.problem = "b2 h2 q300 kv300 d128 bf16",
+     .score = "score + t[b, h, q] - t[b, h, kv]",
+     .mask = "causal()",
+     .of = {TENSOR("t", "bhk", F32)},
+     .has_block_mask = 1},
+    /* of diagonals: neighbours and blocks far apart, tails, shifted positions */
+    {.problem = "b2 h4/2 q330 kv500 d64 bf16",
+     .score = "score + t[h, q - kv + 499]",
+     .of = {TENSOR("t", "hn", F32)}},
+    {.problem = "b1 h2 q330 kv500 d128 f16",
+     .score = "score + t[q - kv + 330, h]",
+     .of = {TENSOR("t", "nh", F16)},
+     .q_offset = 170,
+     .kv_len = 470},
+    {.problem = "b1 h2 q400 kv1100 d64 bf16",
+     .score = "score + t[h, clamp(q - kv, -90, 90) + 90]",
+     .mask = "kv < 100 || kv > 700 && q + 600 >= kv",
+     .of = {TENSOR("t", "hn", BF16)},
+     .has_block_mask = 1},
+    {.problem = "b2 h2 q300 kv300 d192 dv128 bf16",
+     .score = "t5_bias(t, 32, 128)",
+     .of = {TENSOR("t", "Ph", F32)}},
+    {.problem = "b1 h2 q700 kv700 d64 bf16",
+     .score = "score - t[h] * t[h] * log(1 + abs(q - kv))",
+     .mask = "causal() && q - kv < 100",
+     .of = {TENSOR("t", "h", F32)},
+     .has_block_mask = 1},
+    {.problem = "b1 h2 q200 kv200 d80 bf16",
+     .score = "(kv > q ? 0.5 : 0.25) * abs(q - kv) * 0.01 + score"},
+    /* several, and beside tiles */
+    {.problem = "b2 h2 q200 kv304 d64 bf16",
+     .score = "score * t[h, kv] + exp(-0.01 * abs(q - kv)) * u[b, kv] + u[b, (q - kv) % 7]",
+     .of = {TENSOR("t", "hk", BF16), TENSOR("u", "bk", F32)}},
+    {.problem = "b2 h2 q200 kv304 d128 bf16",
+     .score = "score + t[h, q - kv + 303] + u[q, kv] - w[b, kv]",
+     .of = {TENSOR("t", "hn", F32), TENSOR("u", "qk", BF16), TENSOR("w", "bk", F32)}},
+    /* offsets far from 0, that climb, and that are passed at once */
+    {.problem = "b1 h2 q330 kv900 d64 bf16",
+     .score = "score + (kv < 300 ? -1e9 : t[kv])",
+     .of = {TENSOR("t", "k", F32)}},
+    {.problem = "b1 h2 q330 kv900 d64 bf16",
+     .score = "score + kv * 0.7 + t[kv]",
+     .of = {TENSOR("t", "k", F32)}},
+    {.problem = "b1 h2 q330 kv900 d128 bf16",
+     .score = "score + (kv >= 600 && h > 0 ? 300.0 : 0.0) + t[kv]",
+     .of = {TENSOR("t", "k", F32)}},
+    {.problem = "b1 h2 q330 kv900 d64 bf16",
+     .score = "kv < 500 ? -3e38 : score + t[kv]",
+     .of = {TENSOR("t", "k", F32)}},
+};
+enum { SHARED_CASES = sizeof shared_cases / sizeof shared_cases[0] };
+
 /* ---- tensors ---- */
 
 typedef struct side {
@@ -217,6 +288,8 @@ static int64_t size_of(const saccade_sizes *s, char letter, int more)
         return s->Q + more;
     case 'k':
         return s->KV + more;
+    case 'n':
+        return s->Q + s->KV;
     default:
         return letter - '0';
     }
@@ -452,15 +525,35 @@ static void all_hold(void **state)
         holds(&cases[i]);
 }
 
+/* By both kinds of tiles. */
+static void shares_hold(const dense_case *c)
+{
+    holds(c);
+    setenv("SACCADE_CUDA_TILES", "small", 1);
+    holds(c);
+    setenv("SACCADE_CUDA_TILES", "large", 1);
+}
+
+static void all_shared_hold(void **state)
+{
+    (void)state;
+    if (!has_device())
+        skip();
+    for (int i = 0; i < SHARED_CASES; i++)
+        shares_hold(&shared_cases[i]);
+}
+
 /* Every way of loading and reading once: what tools/cuda-sanitize runs. */
 static void few_of_each(void **state)
 {
-    static const int few[] = {0, 2, 4, 11, 12, 14, 16, 18};
+    static const int few[] = {0, 2, 4, 11, 12, 14, 16, 18}, few_shared[] = {1, 7, 11, 12};
     (void)state;
     if (!has_device())
         skip();
     for (size_t i = 0; i < sizeof few / sizeof few[0]; i++)
         holds(&cases[few[i]]);
+    for (size_t i = 0; i < sizeof few_shared / sizeof few_shared[0]; i++)
+        shares_hold(&shared_cases[few_shared[i]]);
 }
 
 /* ---- without a GPU ---- */
@@ -505,6 +598,61 @@ static void compile_only(void **state)
         cu_free_programs(&s);
         saccade_plan_destroy(x.here.plan);
         close_trial(&x);
+    }
+}
+
+/* Which values scores share: what is cheap, or one read in a row's own way, is none of them. */
+static void values_that_are_shared(void **state)
+{
+    static const struct {
+        const char *score;
+        int keys, diagonals, rows; /* rows: in backward */
+    } list[] = {
+        {"score + t[kv]", 1, 0, 0},
+        {"score + t[kv] * 2 - t[b * h + kv]", 2, 0, 0},
+        {"score + t[h] * (kv - q)", 0, 0, 0},
+        {"score + t[q - kv]", 0, 1, 0},
+        {"score + t[h] * t[2 * (q - kv) + 7]", 0, 1, 0},
+        {"score + t[2 * q - kv]", 0, 0, 0},
+        {"score + t[q] - t[kv]", 1, 0, 1},
+        {"score + t[q] * t[kv] + exp(0.1 * abs(kv - q))", 1, 1, 1},
+        {"score + log(1 + abs(q - kv)) * (kv > q ? 0.5 : t[h])", 0, 1, 0},
+        {"score + t[(kv - q) % 9] + t[kv % 9] + t[q * kv % 9]", 1, 1, 0},
+        {"score * t[min(q, 3)]", 0, 0, 1},
+        {"t[kv]", 1, 0, 0},
+        {"score * score", 0, 0, 0},
+    };
+    const dense_case tensor = {.of = {TENSOR("t", "k", F32)}};
+    (void)state;
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        saccade_error err = {0};
+        saccade_plan *plan;
+        saccade_problem p;
+        cu_mod_text forward, backward;
+        strbuf text;
+        arena scratch;
+        saccade_problem_init(&p);
+        problem_case("b2 h2 q300 kv300 d64 bf16", &p.sizes, &p.dtype);
+        saccade_mod *score = bound_mod(&tensor, SACCADE_SCORE, list[i].score);
+        p.score = score;
+        p.backend = "cpu";
+        if (saccade_plan_create(NULL, &p, &plan, &err) != SACCADE_OK)
+            fail_msg("%s: %s", list[i].score, err.message);
+        strbuf_init(&text, 0);
+        arena_init(&scratch);
+        assert_int_equal(cu_emit_mod(&plan->problem, &text, &forward, &err), SACCADE_OK);
+        assert_int_equal(cu_emit_backward_mod(&plan->problem, &scratch, &text, &backward, &err),
+                         SACCADE_OK);
+        const cu_shares *f = &forward.shares, *b = &backward.shares;
+        if (f->n_keys != list[i].keys || f->n_diagonals != list[i].diagonals || f->n_rows
+            || b->n_rows != list[i].rows || b->n_diagonals != list[i].diagonals)
+            fail_msg("%s shares %d, %d, %d and %d, %d, %d values of rows, keys and diagonals",
+                     list[i].score, f->n_rows, f->n_keys, f->n_diagonals, b->n_rows, b->n_keys,
+                     b->n_diagonals);
+        arena_free(&scratch);
+        strbuf_free(&text);
+        saccade_plan_destroy(plan);
+        saccade_mod_destroy(score);
     }
 }
 
@@ -596,10 +744,12 @@ int main(int argc, char **argv)
     setenv("SACCADE_CUDA_TILES", "large", 1); /* small ones would take what walks few keys */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(compile_only),
+        cmocka_unit_test(values_that_are_shared),
         cmocka_unit_test(forms_hold_whole_lines),
         cmocka_unit_test(runs_that_take_tiles),
         cmocka_unit_test(few_of_each),
         cmocka_unit_test(all_hold),
+        cmocka_unit_test(all_shared_hold),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
