@@ -225,6 +225,37 @@ static const capture_case dense[] = {
 };
 enum { DENSE = sizeof dense / sizeof dense[0] };
 
+/* What a key has: of each head of a group, shared by heads or batches, with a factor, beside
+ * what a row has, which softmax does not see, and beside terms of other kinds. */
+static const capture_case of_keys[] = {
+    {.problem = "b2 h4/2 q200 kv333 d64 bf16",
+     .score = "score + t[b, h, kv]",
+     .mask = "q >= kv - 100",
+     .of = {{"t", 3, 0, {2, 4, 333}}},
+     .wanted = {"t"}},
+    {.problem = "b2 h2 q330 kv330 d128 bf16",
+     .score = "score + t[b, h, q] - t[b, h, kv]",
+     .mask = "causal()",
+     .of = {{"t", 3, 0, {2, 2, 330}}},
+     .wanted = {"t"}},
+    {.problem = "b3 h6/2 q150 kv200 d64 f16",
+     .score = "score * s[h] + t[b, kv] * t[b, kv]",
+     .kv_len = 190,
+     .of = {{"t", 2, 0, {3, 200}}, {"s", 1, 0, {6}}},
+     .wanted = {"t", "s"},
+     .is_added = 1},
+    {.problem = "b2 h2 q130 kv270 d80 bf16",
+     .score = "score + t[i[kv]] + u[h, q - kv + 269] * t[0]",
+     .mask = "q >= kv - 200 && q - kv < 70",
+     .of = {{"t", 1, 0, {9}}, {"i", 1, 9, {270}}, {"u", 2, 0, {2, 399}}},
+     .wanted = {"t", "u"}},
+    {.problem = "b1 h4/2 q100 kv150 d64 bf16",
+     .score = "20 * tanh((score + t[h, kv]) / 20)",
+     .of = {{"t", 2, 0, {4, 150}}},
+     .wanted = {"t"}},
+};
+enum { OF_KEYS = sizeof of_keys / sizeof of_keys[0] };
+
 enum { CASES = sizeof cases / sizeof cases[0], POISONED = 2, LINES = 3 };
 
 static uint64_t draw(uint64_t *seed)
@@ -647,6 +678,15 @@ static void shared_elements(void **state)
     }
 }
 
+static void sums_of_keys(void **state)
+{
+    (void)state;
+    if (!has_device())
+        skip();
+    for (int i = 0; i < OF_KEYS; i++)
+        holds(&of_keys[i], AS_SAID);
+}
+
 /* Every kernel once: what tools/cuda-sanitize runs. */
 static void few_of_each(void **state)
 {
@@ -660,6 +700,7 @@ static void few_of_each(void **state)
     all_hold(11, 12, IN_F32);
     holds(&dense[3], AS_SAID);
     holds(&dense[2], IN_F32);
+    holds(&of_keys[0], AS_SAID);
 }
 
 /* One program of a case, without a device; which of its reads' terms tiles make. */
@@ -699,6 +740,7 @@ static void compile_only(void **state)
     static const cu_term element[3] = {CU_TERM_ELEMENT};
     static const cu_term diagonal[3] = {CU_TERM_DIAGONAL};
     static const cu_term line[3] = {CU_TERM_LINE};
+    static const cu_term keys[2][3] = {{CU_TERM_KEY}, {CU_TERM_ROW, CU_TERM_KEY}};
     cu_image image;
     (void)state;
     if (cu_compile_peak("sm_80", &image, NULL) != SACCADE_OK) {
@@ -723,6 +765,8 @@ static void compile_only(void **state)
         compile_one(&cases[2], RAGGED, "sm_90a", CU_BWD_TILES, diagonal);
         compile_one(&cases[CASES - POISONED - 1], RAGGED, "sm_90a", CU_BWD_TILES, line);
     }
+    for (int i = 0; i < 2; i++)
+        compile_one(&of_keys[i], AS_SAID, "sm_90a", CU_BWD_TILES, keys[i]);
     for (int i = 0; i < LINES; i++)
         compile_one(&cases[CASES - POISONED - LINES + i], AS_SAID, "sm_90a", CU_BWD_TILES,
                     line);
@@ -740,6 +784,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(lines),        cmocka_unit_test(nan_at_masked_keys),
         cmocka_unit_test(sums_in_f32),  cmocka_unit_test(others_in_f32),
         cmocka_unit_test(many_reads),   cmocka_unit_test(shared_elements),
+        cmocka_unit_test(sums_of_keys),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

@@ -97,6 +97,8 @@ static void put_captures(const cu_state *s, const plan_problem *p, strbuf *out)
         [CU_TERM_ELEMENT] = "stored by the tiles",
         [CU_TERM_SCALE] = "from the sums of dQ",
         [CU_TERM_LINE] = "sums of rows beside dQ in the tiles",
+        [CU_TERM_KEY] = "sums of keys in the tiles",
+        [CU_TERM_ROW] = "0, but for dlse's, which a kernel makes that makes scores again",
     };
     cu_reads_found reads;
     cu_find_reads(p, &reads);

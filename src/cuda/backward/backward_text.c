@@ -193,7 +193,7 @@ static int tile_shared(const cu_form *f, int columns)
 {
     const int keys = f->tile.keys, stages = f->tile.stages;
     const int stats = 2 * BWD_ROWS * 4, steps = 8 * 16, barriers = 8 * (9 + 2 * stages);
-    const int stagings = 2 * BWD_ROWS * 64 * 4, lines = keys * 4 + 96;
+    const int stagings = 2 * BWD_ROWS * 64 * 4, lines = keys * 4 + 96 + 160;
     return columns * keys * 128 + stages * (columns * BWD_ROWS * 128 + stats) + 2 * keys * 128
            + stagings + steps + lines + barriers;
 }
@@ -390,6 +390,7 @@ static void put_products(const cu_form *form, int D, int E, int is_f16, strbuf *
     put_product("wgmma_dk", D, type, 1, 0, 1, out);
     put_product("wgmma_dq", 64, type, 0, 1, 1, out);
     put_product("wgmma_lines", 8, type, 0, 1, 0, out);
+    put_product("wgmma_key_sums", 8, type, 1, 0, 0, out);
 }
 
 void cu_write_backward(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,

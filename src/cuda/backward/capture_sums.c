@@ -209,7 +209,8 @@ static void choose_tiles(cu_capture_run *x, int has_tiles)
     for (int i = 0; i < smaller(x->at.reads.n, CU_READS) && has_tiles; i++) {
         const int kind = s->backward_facts.term[i];
         const int is_stored = kind == CU_TERM_ELEMENT;
-        if (kind != CU_TERM_NONE && is_stored == !x->at.has_words[i] && !is_shared(x, i))
+        const int is_made = kind == CU_TERM_ROW ? x->g->d_lse == NULL : kind != CU_TERM_NONE;
+        if (is_made && is_stored == !x->at.has_words[i] && !is_shared(x, i))
             x->c.in_tiles |= 1u << i;
     }
 }

@@ -1,12 +1,12 @@
 /* Which gradients of captures backward's tiles make beside dQ, and the text they take. A term
- * is dX, which the tile has as dS, times the derivative of the score by what was read:
+ * is dX, which the tile has as dS, times the derivative of the score by what was read; that and
+ * the element depend, beside b and h, on no more than the kind says:
  *
- *   DIAGONAL  both that and the element depend on b, h and q - kv alone: sums of dS along it
- *   LINE      the same where the element is the head's and that derivative a line in q - kv:
- *             sums of dS and of dS * (q - kv) over the head
- *   ELEMENT   dS itself is the term, and each score's element is its own: stored
- *   SCALE     the derivative is the incoming score, times a factor of the head: summed over a
- *             row that is Q . dQ, so it comes from the sums of dQ
+ *   DIAGONAL  on q - kv: sums of dS along it; LINE: on nothing, the derivative on a line in it
+ *   KEY       on kv: sums of dS over queries
+ *   ROW       on q, of a slope of 1: the terms cancel, as softmax sees no offset of a row
+ *   ELEMENT   on q and kv, an element for each score: dS itself, stored
+ *   SCALE     the derivative is the incoming score: its sum over a row is Q . dQ
  *
  * The rest takes a kernel of its own (bwd_captures.cu). */
 #include "cuda/emit/emit.h"
@@ -54,10 +54,20 @@ static cu_term kind_of(const emitter *e, const pass_read *read, const uint32_t *
         return CU_TERM_NONE;
     const int is_sum = read->scatter == SCATTER_DIAGONALS || read->scatter == SCATTER_HEADS;
     const int is_ds = is_same(e->fn, slope, by) && !is_head_slope;
+    const uint8_t by_deps = e->fn->nodes[by].deps;
+    uint8_t varies = 0;
+    for (int d = 0; d < read->rank; d++)
+        varies |= read->index[d].varies;
     if (is_sum && (is_ds || ((has_slope_one || is_head_slope) && along[by])))
         return read->scatter == SCATTER_HEADS && (is_ds || emit_is_line(e, &e->fn->nodes[by]))
                    ? CU_TERM_LINE
                    : CU_TERM_DIAGONAL;
+    if ((varies & (DEP_Q | DEP_KV | DEP_SCORE)) == DEP_KV
+        && (is_ds || ((has_slope_one || is_head_slope) && !(by_deps & (DEP_Q | DEP_SCORE)))))
+        return CU_TERM_KEY;
+    if ((varies & (DEP_Q | DEP_KV | DEP_SCORE)) == DEP_Q && has_slope_one
+        && !(by_deps & (DEP_KV | DEP_SCORE)) && e->problem->sinks_dtype == SACCADE_NONE)
+        return CU_TERM_ROW;
     if (read->scatter == SCATTER_ELEMENTS
         && (is_ds
             || (e->fn->nodes[by].op == OP_FLOAT && e->fn->nodes[by].imm.f == 1
@@ -77,7 +87,8 @@ static const mod_node *factor_of(const emitter *e, const uint32_t *results, int 
     const mod_node *by = &e->fn->nodes[results[2 + r]], *factor = NULL;
     if (kind == CU_TERM_SCALE)
         is_scale(e, by, &factor);
-    if ((kind == CU_TERM_DIAGONAL || kind == CU_TERM_LINE) && !(by->deps & DEP_SCORE)
+    if ((kind == CU_TERM_DIAGONAL || kind == CU_TERM_LINE || kind == CU_TERM_KEY)
+        && !(by->deps & DEP_SCORE)
         && !is_same(e->fn, results[1], results[2 + r]))
         factor = by;
     return factor;
@@ -92,7 +103,7 @@ static void mark(const emitter *e, uint32_t node, unsigned char *needed)
             needed[e->fn->args[e->fn->nodes[i].args + a]] = 1;
 }
 
-/* The factor of read r's terms on the diagonal of (q, k0), or in the head. */
+/* The factor of read r's terms on the diagonal of (q, k0), at the key, or in the head. */
 static void put_factors(const emitter *e, const uint32_t *results, const cu_reads_found *reads,
                         const cu_mod_text *facts, unsigned char *needed, unsigned char *kept)
 {
@@ -129,12 +140,15 @@ static void put_factors(const emitter *e, const uint32_t *results, const cu_read
 
 static void put_kinds(const cu_mod_text *facts, int n, strbuf *out)
 {
-    static const char *const kinds[] = {"TERM_NONE", "TERM_DIAGONAL", "TERM_ELEMENT",
-                                        "TERM_SCALE", "TERM_LINE"};
-    int has[5] = {0};
-    strbuf_puts(out, "enum { TERM_NONE, TERM_DIAGONAL, TERM_ELEMENT, TERM_SCALE,\n"
-                     "       TERM_LINE };\n\n"
-                     "DEVICE constexpr int term_kind(int r)\n{\n    return ");
+    static const char *const kinds[] = {"TERM_NONE",  "TERM_DIAGONAL", "TERM_ELEMENT",
+                                        "TERM_SCALE", "TERM_LINE",     "TERM_KEY",
+                                        "TERM_ROW"};
+    enum { KINDS = sizeof kinds / sizeof kinds[0] };
+    int has[KINDS] = {0};
+    strbuf_puts(out, "enum {");
+    for (int i = 0; i < KINDS; i++)
+        strbuf_printf(out, " %s,", kinds[i]);
+    strbuf_puts(out, " };\n\nDEVICE constexpr int term_kind(int r)\n{\n    return ");
     for (int r = 0; r < n; r++) {
         strbuf_printf(out, "r == %d ? %s : ", r, kinds[facts->term[r]]);
         has[facts->term[r]] = 1;
@@ -142,9 +156,9 @@ static void put_kinds(const cu_mod_text *facts, int n, strbuf *out)
     strbuf_puts(out, "TERM_NONE;\n}\n\n");
     strbuf_printf(out,
                   "#define HAS_DIAGONALS %d\n#define HAS_ELEMENTS %d\n"
-                  "#define HAS_SCALES %d\n#define HAS_LINES %d\n\n",
+                  "#define HAS_SCALES %d\n#define HAS_LINES %d\n#define HAS_KEYS %d\n\n",
                   has[CU_TERM_DIAGONAL], has[CU_TERM_ELEMENT], has[CU_TERM_SCALE],
-                  has[CU_TERM_LINE]);
+                  has[CU_TERM_LINE], has[CU_TERM_KEY]);
 }
 
 saccade_status emit_terms(emitter *e, const cu_reads_found *reads, const uint32_t *results,

@@ -18,7 +18,9 @@ typedef enum cu_term {
     CU_TERM_DIAGONAL,
     CU_TERM_ELEMENT,
     CU_TERM_SCALE,
-    CU_TERM_LINE
+    CU_TERM_LINE,
+    CU_TERM_KEY,
+    CU_TERM_ROW
 } cu_term;
 
 /* A read t[.., q, .., kv, ..] whose other indices the head or the batch knows. */

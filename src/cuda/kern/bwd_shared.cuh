@@ -1,7 +1,7 @@
 /* Shared memory of the backward kernel for Hopper, its barriers and rings. Tiles lie in
  * swizzled rows of 128 bytes, in panels of 64 columns: K, V [panels][KEYS][64], Q, dO
  * [CFG_STAGES][panels][64][64], dS [2][KEYS][64], staging of dQ; then lse and delta of the
- * stages, what the last steps are about, two columns of terms, and barriers. */
+ * stages, what the last steps are about, three columns of terms, and barriers. */
 #pragma once
 
 enum {
@@ -19,6 +19,7 @@ enum {
     STAT_BYTES = BWD_ROWS * 4,
     STEPS = 8, /* how long what a step is about is kept */
     LINE_BYTES = KEYS * 4 + 96, /* bwd_lines.cuh */
+    ONES_BYTES = 160,           /* bwd_key_sums.cuh: eight rows of a column, and 16 bytes on */
     S_COUNT = BWD_ROWS / 2, /* words of a fragment of 64 rows by BWD_ROWS columns */
     DQ_GROUP = CFG_WGS,
     THREADS = (CFG_WGS + 1 + CFG_SPLIT) * 128
@@ -29,7 +30,7 @@ struct arena {
     u32 k, v, q, d_out, ds, staging;
     u32 lse, delta; /* [CFG_STAGES][64] */
     u32 steps;      /* [STEPS] */
-    u32 lines;
+    u32 lines, ones;
     u32 kv_full, q_full, o_full, ds_full, ds_empty, staging_full, staging_empty; /* barriers */
 };
 
@@ -46,7 +47,8 @@ DEVICE arena carve(char *shared)
     s.delta = s.lse + CFG_STAGES * STAT_BYTES;
     s.steps = s.delta + CFG_STAGES * STAT_BYTES;
     s.lines = s.steps + STEPS * 16;
-    s.kv_full = s.lines + LINE_BYTES;
+    s.ones = s.lines + LINE_BYTES;
+    s.kv_full = s.ones + ONES_BYTES;
     s.q_full = s.kv_full + 8;
     s.o_full = s.q_full + CFG_STAGES * 8;
     s.ds_full = s.o_full + CFG_STAGES * 8;

@@ -27,6 +27,7 @@
 #include "bwd_load.cuh"
 #include "bwd_terms.cuh"
 #include "bwd_lines.cuh"
+#include "bwd_key_sums.cuh"
 #include "bwd_dq.cuh"
 
 /* 1. What consumers leave for the others. */
@@ -53,6 +54,7 @@ struct consumer {
 #if HAS_SHARES
     lane_shares shares; /* of the step to come */
 #endif
+    key_sums sums;
 };
 
 DEVICE void put_ds(const arena &s, u32 n, const u32 (&ds)[S_COUNT / 2], int wg)
@@ -216,24 +218,38 @@ DEVICE void cut_block(block_words &x, const cu_bwd &p, const mod_args &mod, plac
  * are registers for dS that long; else behind it. */
 #define HAS_LATE_DK (CFG_DK && (MOD_SCORE == SCORE_NONE || IS_LINE) && !CFG_DROP && !CFG_F16)
 
-DEVICE void start_dk(const arena &s, const block_words &words, float (&dk)[CFG_D / 2], u32 slot,
-                     int add)
+DEVICE void start_dk(const arena &s, const block_words &words, float (&dk)[CFG_D / 2],
+                     key_sums &sums, u32 slot, int add)
 {
-#if CFG_DK
+#if CFG_DK || HAS_KEY_SUMS
     wgmma_fence();
-#if HAS_SLOPED
+#if CFG_DK && HAS_SLOPED
     product_dk(dk, words.sloped, s.q + slot * Q_BYTES, add);
-#else
+#elif CFG_DK
     product_dk(dk, words.ds, s.q + slot * Q_BYTES, add);
+#endif
+#if HAS_KEY_SUMS
+    product_key_sums(sums, s, words.ds);
+    sums.any = 1;
 #endif
     wgmma_commit();
 #endif
 }
 
+/* Sums of keys end with their head. */
+DEVICE void end_head(consumer &c, const cu_bwd &p, const mod_args &mod, const cu_reads &reads,
+                     const key_tile &t, int h, const int4 &next, int wg)
+{
+#if HAS_KEY_SUMS
+    if (next.w & STEP_END || (CFG_GROUP > 1 && next.z != h))
+        end_key_sums(c.sums, p, mod, reads, t, h, wg);
+#endif
+}
+
 /* One block of queries whose dP is made: dS, dV and dK, and the scores of the next one. */
 DEVICE void use_block(block &x, block_words &words, const arena &s, consumer &c,
-                      const cu_bwd &p, const mod_args &mod, const key_tile &t,
-                      float (&dk)[CFG_D / 2], float (&dv)[CFG_E / 2], int wg)
+                      const cu_bwd &p, const mod_args &mod, const cu_reads &reads,
+                      const key_tile &t, float (&dk)[CFG_D / 2], float (&dv)[CFG_E / 2], int wg)
 {
     u32 slot = c.at.slot, n = c.n;
     places at = places_of(t, x.step, wg);
@@ -248,23 +264,28 @@ DEVICE void use_block(block &x, block_words &words, const arena &s, consumer &c,
     ring_next(c.at);
     c.n++;
     if (!HAS_LATE_DK)
-        start_dk(s, words, dk, slot, n > 0);
+        start_dk(s, words, dk, c.sums, slot, n > 0);
     /* dV's operand gives its registers to the scores; others take dK's as well */
     wgmma_wait<!HAS_LATE_DK && CFG_DK && !HAS_SLOPES && !CFG_DROP>();
     start_scores(s, c, x.acc, x.step, wg);
     if (HAS_LATE_DK)
-        start_dk(s, words, dk, slot, n > 0);
+        start_dk(s, words, dk, c.sums, slot, n > 0);
     make_ahead(c, p, mod, t, x.step, wg);
     wgmma_wait<HAS_LATE_DK>();
+    end_head(c, p, mod, reads, t, at.h, x.step, wg);
 }
 
-DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, int turn, int wg)
+DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, const cu_reads &reads,
+                    int turn, int wg)
 {
     float dk[CFG_D / 2], dv[CFG_E / 2];
     consumer c = {{0, 0}, 0, no_dropper()};
     block x;
     block_words words;
     key_tile t = key_tile_at(p.f, turn);
+#if HAS_KEY_SUMS
+    c.sums.any = 0;
+#endif
     barrier_wait(s.kv_full, 0);
     start_scores(s, c, x.acc, x.step, wg);
     make_ahead(c, p, mod, t, x.step, wg);
@@ -273,7 +294,7 @@ DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, int tu
     if (!(x.step.w & STEP_END)) {
         weigh_block(x, words.w, s, c, p, mod, t, wg);
         for (;;) { /* no product is under way where it begins again */
-            use_block(x, words, s, c, p, mod, t, dk, dv, wg);
+            use_block(x, words, s, c, p, mod, reads, t, dk, dv, wg);
             if (x.step.w & STEP_END)
                 break;
             weigh_block(x, words.w, s, c, p, mod, t, wg);
@@ -283,7 +304,7 @@ DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, int tu
 #else
     while (!(x.step.w & STEP_END)) {
         weigh_block(x, words.w, s, c, p, mod, t, wg);
-        use_block(x, words, s, c, p, mod, t, dk, dv, wg);
+        use_block(x, words, s, c, p, mod, reads, t, dk, dv, wg);
     }
 #endif
     barrier_wait(s.ds_empty + (c.n & 1) * 8, (c.n >> 1 & 1) ^ 1);
@@ -318,6 +339,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     arena s = carve(shared);
     if (threadIdx.x == 0)
         init_barriers(s);
+#if HAS_KEY_SUMS
+    if (threadIdx.x / 32 == 1)
+        put_ones(s);
+#endif
     __syncthreads();
     grid_let_next();
 #if CFG_RAGGED
@@ -330,7 +355,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int group = threadIdx.x / 128;
     if (group < DQ_GROUP) {
         registers_grow<CFG_REGS_CONSUMER>();
-        consume(s, p, mod, blockIdx.x, group);
+        consume(s, p, mod, reads, blockIdx.x, group);
     } else if (group == DQ_GROUP) {
         registers_shrink<CFG_REGS_DQ>();
         sum_dq(s, p, mod, reads, blockIdx.x, &mq, &mk, &mv, &mo);
