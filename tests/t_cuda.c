@@ -1033,7 +1033,8 @@ static void part_tiles_fit(void **state)
             cu_tile main;
             for (int rung = 0; cu_tile_choice(CU_SM90, dim, dim, SACCADE_BF16, rung, &main);
                  rung++) {
-                const cu_tile tile = cu_part_tile(&main, dim, dim, words);
+                const cu_tile tile =
+                    cu_part_tile(&main, dim, dim, main.keys * words * (int)sizeof(int));
                 assert_int_equal(tile.keys, main.keys);
                 const int part = cu_part_keys(&main, dim);
                 assert_int_equal(cu_part_keys(&tile, dim), part);

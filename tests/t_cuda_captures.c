@@ -253,6 +253,19 @@ static const capture_case of_keys[] = {
      .score = "20 * tanh((score + t[h, kv]) / 20)",
      .of = {{"t", 2, 0, {4, 150}}},
      .wanted = {"t"}},
+    /* slopes of the head, which dS is without */
+    {.problem = "b2 h4/2 q100 kv150 d64 bf16",
+     .score = "(score + t[kv]) * s[h]",
+     .of = {{"t", 1, 0, {150}}, {"s", 1, 0, {4}}},
+     .wanted = {"t"}},
+    {.problem = "b1 h2 q100 kv150 d128 bf16",
+     .score = "2 * (score + t[h, kv] + u[h, q - kv + 149])",
+     .of = {{"t", 2, 0, {2, 150}}, {"u", 2, 0, {2, 249}}},
+     .wanted = {"t", "u"}},
+    {.problem = "b1 h2 q100 kv150 d64 bf16",
+     .score = "(score + t[h] * (q - kv) * 0.01) * s[h]",
+     .of = {{"t", 1, 0, {2}}, {"s", 1, 0, {2}}},
+     .wanted = {"t"}},
 };
 enum { OF_KEYS = sizeof of_keys / sizeof of_keys[0] };
 
@@ -734,6 +747,44 @@ static void compile_one(const capture_case *c, in_dtype dtype, const char *arch,
     close_trial(&x);
 }
 
+/* Terms of a row cancel but for sinks, which its sum has besides. */
+static void rows_that_cancel(void **state)
+{
+    static const struct {
+        const char *score;
+        saccade_dtype sinks;
+        cu_term term;
+    } list[] = {
+        {"score + t[q]", SACCADE_NONE, CU_TERM_ROW},
+        {"score + t[q] * h", SACCADE_NONE, CU_TERM_ROW},
+        {"score + t[q]", SACCADE_F32, CU_TERM_NONE},
+        {"score + t[q] * kv", SACCADE_NONE, CU_TERM_NONE},
+        {"2 * (score + t[q])", SACCADE_NONE, CU_TERM_NONE},
+        {"20 * tanh((score + t[q]) / 20)", SACCADE_NONE, CU_TERM_NONE},
+        {"kv % 3 == 0 ? score : score + t[q]", SACCADE_NONE, CU_TERM_NONE},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        const capture_case c = {.problem = "b1 h2 q100 kv150 d64 bf16",
+                                .score = list[i].score,
+                                .of = {{"t", 1, 0, {100}}},
+                                .wanted = {"t"}};
+        trial x;
+        saccade_error err = {0};
+        cu_state s = {.family = CU_SM90};
+        open_trial(&x, &c, AS_SAID);
+        x.problem.sinks_dtype = list[i].sinks;
+        make_plan(&x, &x.here, "cpu", NULL);
+        assert_int_equal(cu_backward_emit(&s, &x.here.plan->problem, &x.here.plan->arena, &err),
+                         SACCADE_OK);
+        if (s.backward_facts.term[0] != list[i].term)
+            fail_msg("%s: terms of kind %d", list[i].score, s.backward_facts.term[0]);
+        free(s.backward_text);
+        saccade_plan_destroy(x.here.plan);
+        close_trial(&x);
+    }
+}
+
 static void compile_only(void **state)
 {
     static const cu_term scale[3] = {CU_TERM_SCALE};
@@ -784,7 +835,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(lines),        cmocka_unit_test(nan_at_masked_keys),
         cmocka_unit_test(sums_in_f32),  cmocka_unit_test(others_in_f32),
         cmocka_unit_test(many_reads),   cmocka_unit_test(shared_elements),
-        cmocka_unit_test(sums_of_keys),
+        cmocka_unit_test(sums_of_keys), cmocka_unit_test(rows_that_cancel),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

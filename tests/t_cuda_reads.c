@@ -654,7 +654,8 @@ static void values_that_are_shared(void **state)
                          SACCADE_OK);
         const cu_shares *f = &forward.shares, *b = &backward.shares;
         if (f->n_keys != list[i].keys || f->n_diagonals != list[i].diagonals || f->n_rows
-            || b->n_rows != list[i].rows || b->n_diagonals != list[i].diagonals)
+            || b->n_rows != list[i].rows || b->n_keys != list[i].keys
+            || b->n_diagonals != list[i].diagonals)
             fail_msg("%s shares %d, %d, %d and %d, %d, %d values of rows, keys and diagonals",
                      list[i].score, f->n_rows, f->n_keys, f->n_diagonals, b->n_rows, b->n_keys,
                      b->n_diagonals);

@@ -256,7 +256,8 @@ saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *
     put_dense(s, &plan->problem, out);
     if (s->family == CU_SM90) {
         put_shares("shared values", &s->facts, out);
-        put_shares("shared values, backward", &s->backward_facts, out);
+        if (cu_backward_has_tiles(s))
+            put_shares("shared values, backward", &s->backward_facts, out);
     }
     put_pages(plan, out);
     put_notes(plan, out);

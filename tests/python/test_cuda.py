@@ -395,3 +395,17 @@ def test_gradients_of_captures(name):
     for a, b, again in zip(made, want, run()):
         assert float((a.double() - b).norm()) <= 2e-2 * float(b.norm())
         assert torch.equal(a, again)
+
+
+def test_bias_of_a_row_follows_lse():
+    """Softmax does not see it, so its gradient is what lse's is, and 0 without."""
+    q, k, v = tensors()
+    t = torch.randn(H, N, device="cuda", requires_grad=True)
+    out, lse = st.flex_attention(
+        q, k, v, st.score("score + t[h, q]", t=t), enable_gqa=True, return_lse=True
+    )
+    w = torch.randn_like(lse)
+    (g,) = torch.autograd.grad((lse * w).sum() + out.float().sum(), t, retain_graph=True)
+    assert torch.allclose(g, w.sum(0), rtol=0.02, atol=0.05)
+    (g,) = torch.autograd.grad(out.float().pow(2).sum(), t)
+    assert g.abs().max() < 0.01

@@ -81,15 +81,18 @@ static cu_term kind_of(const emitter *e, const pass_read *read, const uint32_t *
 
 /* ---- text ---- */
 
-/* What stands for a read's factor in the graph; NULL: it is 1. */
-static const mod_node *factor_of(const emitter *e, const uint32_t *results, int r, cu_term kind)
+/* What stands for a read's factor in the graph; NULL: it is 1. A slope of the head is no part
+ * of dS: tiles leave it to the sums of dQ and dK. */
+static const mod_node *factor_of(const emitter *e, const uint32_t *results, int r,
+                                 const cu_mod_text *facts)
 {
+    const cu_term kind = (cu_term)facts->term[r];
     const mod_node *by = &e->fn->nodes[results[2 + r]], *factor = NULL;
     if (kind == CU_TERM_SCALE)
         is_scale(e, by, &factor);
     if ((kind == CU_TERM_DIAGONAL || kind == CU_TERM_LINE || kind == CU_TERM_KEY)
         && !(by->deps & DEP_SCORE)
-        && !is_same(e->fn, results[1], results[2 + r]))
+        && (facts->is_head_slope || !is_same(e->fn, results[1], results[2 + r])))
         factor = by;
     return factor;
 }
@@ -109,7 +112,7 @@ static void put_factors(const emitter *e, const uint32_t *results, const cu_read
 {
     memset(needed, 0, e->fn->n_nodes);
     for (int r = 0; r < tile_reads(reads); r++) {
-        const mod_node *factor = factor_of(e, results, r, (cu_term)facts->term[r]);
+        const mod_node *factor = factor_of(e, results, r, facts);
         if (factor)
             mark(e, emit_number(e, factor), needed);
     }
@@ -128,7 +131,7 @@ static void put_factors(const emitter *e, const uint32_t *results, const cu_read
             emit_node(e, n, (place){emit_rate_of(n), 0});
     }
     for (int r = 0; r < tile_reads(reads); r++) {
-        const mod_node *factor = factor_of(e, results, r, (cu_term)facts->term[r]);
+        const mod_node *factor = factor_of(e, results, r, facts);
         if (!factor)
             continue;
         strbuf_printf(e->out, "    if (r == %d)\n        return ", r);

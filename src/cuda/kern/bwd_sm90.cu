@@ -216,7 +216,8 @@ DEVICE void cut_block(block_words &x, const cu_bwd &p, const mod_args &mod, plac
 
 /* The next block's scores come before dK, so that its weights are made beside dK, where there
  * are registers for dS that long; else behind it. */
-#define HAS_LATE_DK (CFG_DK && (MOD_SCORE == SCORE_NONE || IS_LINE) && !CFG_DROP && !CFG_F16)
+#define HAS_LATE_DK \
+    (CFG_DK && (MOD_SCORE == SCORE_NONE || IS_LINE) && !CFG_DROP && !CFG_F16 && !HAS_KEY_SUMS)
 
 DEVICE void start_dk(const arena &s, const block_words &words, float (&dk)[CFG_D / 2],
                      key_sums &sums, u32 slot, int add)
