@@ -401,11 +401,11 @@ def test_bias_of_a_row_follows_lse():
     """Softmax does not see it, so its gradient is what lse's is, and 0 without."""
     q, k, v = tensors()
     t = torch.randn(H, N, device="cuda", requires_grad=True)
-    out, lse = st.flex_attention(
-        q, k, v, st.score("score + t[h, q]", t=t), enable_gqa=True, return_lse=True
-    )
+    score = st.score("score + t[h, q]", t=t)
+    out, lse = st.flex_attention(q, k, v, score, enable_gqa=True, return_lse=True)
     w = torch.randn_like(lse)
-    (g,) = torch.autograd.grad((lse * w).sum() + out.float().sum(), t, retain_graph=True)
+    (g,) = torch.autograd.grad((lse * w).sum() + out.float().sum(), t)
     assert torch.allclose(g, w.sum(0), rtol=0.02, atol=0.05)
+    out = st.flex_attention(q, k, v, score, enable_gqa=True)
     (g,) = torch.autograd.grad(out.float().pow(2).sum(), t)
-    assert g.abs().max() < 0.01
+    assert g.abs().max() < 0.05
