@@ -592,6 +592,7 @@ static void compile_one(const dense_case *c, int is_ragged, cu_program which)
     }
     free(s.mod_text);
     cu_free_programs(&s);
+    saccade_block_mask_destroy(x.here.blocks);
     saccade_plan_destroy(x.here.plan);
     close_trial(&x);
 }
