@@ -106,8 +106,8 @@ static void put_captures(const cu_state *s, const plan_problem *p, strbuf *out)
         const int is_first = i < CU_READS && cu_backward_has_tiles(s);
         const int term = is_first ? s->backward_facts.term[i] : CU_TERM_NONE;
         const pass_read *read = reads.read[i];
-        const int is_shared = read->scatter == SCATTER_ELEMENTS
-                              && !cu_read_is_own(read, p->sizes.B, p->sizes.H);
+        const int is_shared =
+            read->scatter == SCATTER_ELEMENTS && !cu_read_is_own(read, p->sizes.B, p->sizes.H);
         strbuf_printf(out, "gradient of %s: %s\n", p->score->captures[read->capture].name,
                       is_shared ? "summed over batches and heads by a kernel that makes "
                                   "scores again"
@@ -229,13 +229,13 @@ static void put_shares(const char *what, const cu_mod_text *facts, strbuf *out)
     static const char *const names[] = {"query", "key", "diagonal"};
     const cu_shares *s = &facts->shares;
     const int n[] = {s->n_rows, s->n_keys, s->n_diagonals};
-    if (cu_has_shares(facts))
-        strbuf_printf(out, "%s:", what);
+    if (!cu_has_shares(facts))
+        return;
+    strbuf_printf(out, "%s:", what);
     for (int i = 0, any = 0; i < 3; i++)
         if (n[i])
             strbuf_printf(out, "%s %d of each %s", any++ ? "," : "", n[i], names[i]);
-    if (cu_has_shares(facts))
-        strbuf_puts(out, "\n");
+    strbuf_puts(out, "\n");
 }
 
 saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *err)

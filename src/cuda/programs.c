@@ -125,10 +125,7 @@ static int parts_form(const cu_state *s, const plan_problem *p, int rung, cu_for
 {
     const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
     *out = s->programs[CU_MAIN].form;
-    const int groups = out->tile.groups;
-    const int others =
-        cu_shared_bytes(out, &s->facts, p) - cu_tile_shared(CU_SM90, &out->tile, D, E);
-    out->tile = cu_part_tile(&out->tile, D, E, groups ? others / groups : 0);
+    out->tile = cu_part_tile(&out->tile, D, E, cu_group_bytes(out, &s->facts));
     return rung == 0 && s->family == CU_SM90 && p->is_invariant == SACCADE_INVARIANT
            && !p->has_rows && !p->is_ragged && !p->weight;
 }
@@ -200,6 +197,7 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                  .choose = pair_form,
                  .write = cu_write_forward,
                  .is_optional = 1,
+                 .may_be_lazy = 1,
                  .wants_alignment = 1,
                  .runs = CU_WITHOUT_MAXIMA,
                  .shared = tile_shared},
@@ -209,6 +207,7 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                   .choose = small_form,
                   .write = cu_write_forward,
                   .is_optional = 1,
+                  .may_be_lazy = 1,
                   .wants_alignment = 1,
                   .runs = CU_WITHOUT_MAXIMA,
                   .shared = tile_shared},

@@ -75,6 +75,8 @@ void emit_nodes(const emitter *e, rate which, const mod_node *except);
 int emit_is_fast_tanh(const emitter *e, uint32_t i);
 /* Marks what the marked nodes are made of. */
 void emit_mark_operands(const emitter *e, unsigned char *needed);
+/* The marked nodes that are no row's, once each. */
+void emit_marked(const emitter *e, const unsigned char *needed);
 /* Marks row values that columns and elements read, or that are the result. */
 void emit_mark_kept(const emitter *e, unsigned char *kept);
 void emit_row_members(const emitter *e, const unsigned char *kept);
@@ -96,14 +98,15 @@ int emit_dense_read(const emitter *e, const mod_node *n);
 
 /* By node of fn: whether it depends on b, h and q - kv alone; lives in scratch, or NULL. */
 unsigned char *emit_find_along(const mod_fn *fn, arena *scratch);
-/* What of the results scores share; has_rows: what a query brings, too. */
-saccade_status emit_find_shares(const emitter *e, const uint32_t *results, int n, int has_rows,
-                                cu_shares *out, saccade_error *err);
-/* Writes what programs with CFG_SHARES take: <WHAT>_ROWS, _KEYS and _DIAGONALS, how many there
- * are; <what>_shared, those of four scores; how they are made, <what>_of_row(), _of_key() and
- * _of_diagonal(); and <what>_share_rows(), which gives rows theirs. needs: <what>_row. */
-saccade_status emit_shares(emitter *e, const char *what, const char *WHAT, const cu_shares *s,
+/* Finds what of the results scores share, has_rows: what a query brings, too, for the facts. If
+ * there is something, writes what programs with CFG_SHARES take: <WHAT>_ROWS, _KEYS and
+ * _DIAGONALS, how many there are; <what>_shared, those of four scores; how they are made,
+ * <what>_of_row(), _of_key() and _of_diagonal(); and <what>_share_rows(), which gives rows
+ * theirs. Text up to emit_shares_end, which is then due, takes e->shares. needs: <what>_row. */
+saccade_status emit_shares(emitter *e, const char *what, const char *WHAT,
+                           const uint32_t *results, int n, int has_rows, cu_mod_text *facts,
                            saccade_error *err);
+void emit_shares_end(emitter *e);
 /* The value of node n if e->shares has it; tells whether. */
 int emit_shared(const emitter *e, const mod_node *n, place at);
 

@@ -277,6 +277,15 @@ void emit_mark_operands(const emitter *e, unsigned char *needed)
             needed[fn->args[fn->nodes[i].args + a]] = 1;
 }
 
+void emit_marked(const emitter *e, const unsigned char *needed)
+{
+    for (uint32_t i = 0; i < e->fn->n_nodes; i++) {
+        const mod_node *n = &e->fn->nodes[i];
+        if (needed[i] && !emit_is_leaf(n) && emit_rate_of(n) != ROW)
+            emit_node(e, n, (place){emit_rate_of(n), 0});
+    }
+}
+
 /* marks row values that columns and elements read, or that are the result */
 void emit_mark_kept(const emitter *e, unsigned char *kept)
 {

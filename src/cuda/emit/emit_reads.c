@@ -67,11 +67,7 @@ static void put_places(const emitter *e, const cu_reads_found *reads,
                   "    long long at = 0;\n    place_row r0;\n"
                   "    place_row_begin(mod, p, b, h, q, r0);\n",
                   EMIT_SIGNATURE);
-    for (uint32_t i = 0; i < e->fn->n_nodes; i++) {
-        const mod_node *n = &e->fn->nodes[i];
-        if (needed[i] && !emit_is_leaf(n) && emit_rate_of(n) != ROW)
-            emit_node(e, n, (place){emit_rate_of(n), 0});
-    }
+    emit_marked(e, needed);
     for (int r = 0; r < reads->n; r++)
         put_place(e, reads->read[r], r);
     strbuf_puts(e->out, "    return at;\n}\n\n");

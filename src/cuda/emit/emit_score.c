@@ -78,23 +78,6 @@ static void put_tanh_factor(strbuf *out, double k, double unit)
     strbuf_putc(out, '\n');
 }
 
-/* score4 once more, with shared values. */
-static saccade_status put_shares(emitter *e, const mod_node *root, cu_mod_text *facts,
-                                 saccade_error *err)
-{
-    cu_shares *const shares = &facts->shares;
-    TRY(emit_find_shares(e, &e->fn->result, 1, 0, shares, err));
-    if (!cu_has_shares(facts))
-        return SACCADE_OK;
-    strbuf_puts(e->out, "#if CFG_SHARES\n");
-    TRY(emit_shares(e, "score", "SCORE", shares, err));
-    e->shares = shares;
-    put_score4(e, root);
-    e->shares = NULL;
-    strbuf_puts(e->out, "#endif\n\n");
-    return SACCADE_OK;
-}
-
 static saccade_status put_score(emitter *e, cu_mod_text *facts, saccade_error *err)
 {
     float unit;
@@ -118,7 +101,11 @@ static saccade_status put_score(emitter *e, cu_mod_text *facts, saccade_error *e
     saccade_status status = emit_dense(e, "score", "SCORE", facts, err);
     if (status == SACCADE_OK) {
         put_score4(e, root);
-        status = put_shares(e, root, facts, err);
+        status = emit_shares(e, "score", "SCORE", &e->fn->result, 1, 0, facts, err);
+    }
+    if (e->shares) {
+        put_score4(e, root);
+        emit_shares_end(e);
     }
     e->n_dense = 0;
     e->gain = NULL;

@@ -42,7 +42,6 @@ static int cost_of(const mod_node *n)
 {
     switch (n->op) {
     case OP_LOAD:
-        return 8;
     case OP_idiv:
     case OP_irem:
     case OP_ifloordiv:
@@ -116,8 +115,8 @@ static void find(const search *s, const mod_node *n)
     }
 }
 
-saccade_status emit_find_shares(const emitter *e, const uint32_t *results, int n, int has_rows,
-                                cu_shares *out, saccade_error *err)
+static saccade_status find_shares(const emitter *e, const uint32_t *results, int n,
+                                  int has_rows, cu_shares *out, saccade_error *err)
 {
     arena scratch;
     arena_init(&scratch);
@@ -203,9 +202,7 @@ static void put_makers(const emitter *e, const char *what, const char *of,
     for (int i = 0; i < n; i++)
         needed[nodes[i]] = 1;
     emit_mark_operands(e, needed);
-    for (uint32_t i = 0; i < fn->n_nodes; i++)
-        if (needed[i] && !emit_is_leaf(&fn->nodes[i]) && emit_rate_of(&fn->nodes[i]) != ROW)
-            emit_node(e, &fn->nodes[i], (place){emit_rate_of(&fn->nodes[i]), 0});
+    emit_marked(e, needed);
     for (int i = 0; i < n; i++) {
         const mod_node *node = &fn->nodes[nodes[i]];
         strbuf_printf(e->out, "    to[%d] = %s(", i, to_word(node));
@@ -215,15 +212,21 @@ static void put_makers(const emitter *e, const char *what, const char *of,
     strbuf_puts(e->out, "}\n\n");
 }
 
-saccade_status emit_shares(emitter *e, const char *what, const char *WHAT, const cu_shares *s,
+saccade_status emit_shares(emitter *e, const char *what, const char *WHAT,
+                           const uint32_t *results, int n, int has_rows, cu_mod_text *facts,
                            saccade_error *err)
 {
+    const cu_shares *s = &facts->shares;
+    TRY(find_shares(e, results, n, has_rows, &facts->shares, err));
+    if (!cu_has_shares(facts))
+        return SACCADE_OK;
     unsigned char *needed = malloc(e->fn->n_nodes);
     FAIL_IF_NULL(needed);
-    strbuf_printf(e->out,
-                  "#define %s_ROWS %d\n#define %s_KEYS %d\n#define %s_DIAGONALS %d\n\n"
-                  "struct %s_shared {\n",
-                  WHAT, s->n_rows, WHAT, s->n_keys, WHAT, s->n_diagonals, what);
+    strbuf_printf(
+        e->out,
+        "#if CFG_SHARES\n#define %s_ROWS %d\n#define %s_KEYS %d\n#define %s_DIAGONALS %d\n\n"
+        "struct %s_shared {\n",
+        WHAT, s->n_rows, WHAT, s->n_keys, WHAT, s->n_diagonals, what);
     if (s->n_rows)
         strbuf_printf(e->out, "    u32 row[%d][2];\n", s->n_rows);
     if (s->n_keys)
@@ -239,5 +242,12 @@ saccade_status emit_shares(emitter *e, const char *what, const char *WHAT, const
         put_makers(e, what, "diagonal", s->diagonal, s->n_diagonals, needed);
     put_share_rows(e, what, s);
     free(needed);
+    e->shares = s;
     return SACCADE_OK;
+}
+
+void emit_shares_end(emitter *e)
+{
+    e->shares = NULL;
+    strbuf_puts(e->out, "#endif\n\n");
 }

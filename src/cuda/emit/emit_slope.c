@@ -31,22 +31,6 @@ static void put_slope4(const emitter *e, const uint32_t results[2])
     strbuf_puts(e->out, "}\n\n");
 }
 
-/* slope4 once more, with shared values. */
-static saccade_status put_shares(emitter *e, const uint32_t results[2], cu_mod_text *facts,
-                                 saccade_error *err)
-{
-    TRY(emit_find_shares(e, results, 2, 1, &facts->shares, err));
-    if (!cu_has_shares(facts))
-        return SACCADE_OK;
-    strbuf_puts(e->out, "#if CFG_SHARES\n");
-    TRY(emit_shares(e, "slope", "SLOPE", &facts->shares, err));
-    e->shares = &facts->shares;
-    put_slope4(e, results);
-    e->shares = NULL;
-    strbuf_puts(e->out, "#endif\n\n");
-    return SACCADE_OK;
-}
-
 /* Whether a score may be -inf where no mask says so: not one of a cap, nor the incoming one
  * with an offset that reads no tensor. */
 static int may_mask(const plan_problem *p)
@@ -150,7 +134,11 @@ saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccad
     emit_row_struct(e, "slope", kept);
     put_slope4(e, results);
     free(kept);
-    TRY(put_shares(e, results, facts, err));
+    TRY(emit_shares(e, "slope", "SLOPE", results, 2, 1, facts, err));
+    if (e->shares) {
+        put_slope4(e, results);
+        emit_shares_end(e);
+    }
     facts->is_head_slope = emit_has_head_slope(p);
     if (cu_has_captures(p)) {
         TRY(emit_reads(e, &reads, results, err));

@@ -97,15 +97,6 @@ static const mod_node *factor_of(const emitter *e, const uint32_t *results, int 
     return factor;
 }
 
-/* Marks node i and what it is made of. */
-static void mark(const emitter *e, uint32_t node, unsigned char *needed)
-{
-    needed[node] = 1;
-    for (uint32_t i = node + 1; i-- > 0;)
-        for (int a = 0; needed[i] && a < e->fn->nodes[i].n_args; a++)
-            needed[e->fn->args[e->fn->nodes[i].args + a]] = 1;
-}
-
 /* The factor of read r's terms on the diagonal of (q, k0), at the key, or in the head. */
 static void put_factors(const emitter *e, const uint32_t *results, const cu_reads_found *reads,
                         const cu_mod_text *facts, unsigned char *needed, unsigned char *kept)
@@ -114,8 +105,9 @@ static void put_factors(const emitter *e, const uint32_t *results, const cu_read
     for (int r = 0; r < tile_reads(reads); r++) {
         const mod_node *factor = factor_of(e, results, r, facts);
         if (factor)
-            mark(e, emit_number(e, factor), needed);
+            needed[emit_number(e, factor)] = 1;
     }
+    emit_mark_operands(e, needed);
     for (uint32_t i = 0; i < e->fn->n_nodes; i++) {
         const mod_node *n = &e->fn->nodes[i];
         kept[i] = needed[i] && emit_rate_of(n) == ROW && !emit_is_leaf(n);
@@ -125,11 +117,7 @@ static void put_factors(const emitter *e, const uint32_t *results, const cu_read
                   "DEVICE float term_factor(%s, int r, int q, int k0)\n{\n"
                   "    factor_row r0;\n    factor_row_begin(mod, p, b, h, q, r0);\n",
                   EMIT_SIGNATURE);
-    for (uint32_t i = 0; i < e->fn->n_nodes; i++) {
-        const mod_node *n = &e->fn->nodes[i];
-        if (needed[i] && !emit_is_leaf(n) && emit_rate_of(n) != ROW)
-            emit_node(e, n, (place){emit_rate_of(n), 0});
-    }
+    emit_marked(e, needed);
     for (int r = 0; r < tile_reads(reads); r++) {
         const mod_node *factor = factor_of(e, results, r, facts);
         if (!factor)

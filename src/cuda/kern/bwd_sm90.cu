@@ -280,13 +280,10 @@ DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, const 
                     int turn, int wg)
 {
     float dk[CFG_D / 2], dv[CFG_E / 2];
-    consumer c = {{0, 0}, 0, no_dropper()};
+    consumer c = {{0, 0}, 0, no_dropper()}; /* the rest of it is 0 */
     block x;
     block_words words;
     key_tile t = key_tile_at(p.f, turn);
-#if HAS_KEY_SUMS
-    c.sums.any = 0;
-#endif
     barrier_wait(s.kv_full, 0);
     start_scores(s, c, x.acc, x.step, wg);
     make_ahead(c, p, mod, t, x.step, wg);

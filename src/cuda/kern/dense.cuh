@@ -167,12 +167,9 @@ DEVICE void dense_begin(const cu_fwd &p, u32 at, int wg, u32 (&lane)[DENSE_READS
 
 template <int BYTES> DEVICE u32 load_shared(u32 at)
 {
-    u32 x;
     u16 y;
-    if (BYTES == 4) {
-        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
-        return x;
-    }
+    if (BYTES == 4)
+        return load_word(at);
     if (BYTES == 2)
         asm volatile("ld.shared.b16 %0, [%1];" : "=h"(y) : "r"(at) : "memory");
     else

@@ -251,7 +251,7 @@ DEVICE void load_along(const arena &s, const cu_fwd &p, const mod_args &mod,
         u32 slot = ring_slot<2>(n);
         int id;
         barrier_wait(s.turn_full + slot * 8, ring_parity<2>(n));
-        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(id) : "r"(s.turn + slot * 4) : "memory");
+        id = (int)load_word(s.turn + slot * 4);
 #if CFG_GATHERS
         __syncwarp();
         barrier_arrive_if(s.turn_empty + slot * 8, (threadIdx.x & 31) == 0);

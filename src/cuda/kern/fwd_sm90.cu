@@ -214,9 +214,6 @@ DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const
     rows_begin(c.rows);
     place_consumed(sm, c, p, mod, begin, wg);
     c.unit = score_unit(p);
-#if CFG_SHARES
-    c.at.shares.past = -1;
-#endif
 #if SCORE_TANH
     c.large = 0;
 #endif

@@ -178,9 +178,6 @@ DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const
     rows_begin(c.rows);
     rows_place(c.at, p, mod, begin);
     c.unit = score_unit(p);
-#if CFG_SHARES
-    c.at.shares.past = -1;
-#endif
 #if SCORE_TANH
     c.large = 0;
 #endif
@@ -247,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             map_prefetch(&mq);
             map_prefetch(&mk);
             map_prefetch(&mv);
-            asm volatile("st.shared.b32 [%0], 0;" ::"r"(sm.drawn) : "memory");
+            store_word(sm.drawn, 0);
         }
         fence_barrier_init();
     }

@@ -142,7 +142,7 @@ DEVICE int turn_take(const arena &s, u32 n)
     int id = 0, is_first = (threadIdx.x & 31) == 0;
     barrier_wait(s.turn_full + slot * 8, ring_parity<2>(n));
     if (is_first)
-        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(id) : "r"(s.turn + slot * 4) : "memory");
+        id = (int)load_word(s.turn + slot * 4);
     __syncwarp(); /* all lanes have seen this round before there can be another */
     barrier_arrive_if(s.turn_empty + slot * 8, is_first);
     return __shfl_sync(~0u, id, 0);

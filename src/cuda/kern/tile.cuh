@@ -243,6 +243,9 @@ DEVICE void rows_place(tile_rows &r, const cu_fwd &p, const mod_args &mod, const
 #if CFG_DROP
     r.drop = drop_head(p.drop, t.b, t.h);
 #endif
+#if CFG_SHARES
+    r.shares.past = -1;
+#endif
 }
 
 /* Weights of a fragment that dropout drops become 0. column: index of the first key. */

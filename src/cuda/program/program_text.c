@@ -99,7 +99,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"TN", form->tile.keys},
         {"STAGES", form->tile.stages},
         {"PINGPONG", form->tile.is_pingpong},
-        {"LAZY", is_small ? form->tile.is_lazy : kind->may_be_lazy && form->tile.is_lazy},
+        {"LAZY", kind->may_be_lazy && form->tile.is_lazy},
         {"ROWMAX", kind->has_maxima},
         {"PACKED", kind->is_packed},
         {"INVARIANT", p->is_invariant},

@@ -26,6 +26,8 @@ typedef struct run_args {
 
 /* ---- run_space.c ---- */
 
+/* What a mod takes of shared memory for each group, bytes: columns of masks, shared values. */
+int cu_group_bytes(const cu_form *form, const cu_mod_text *facts);
 int cu_shared_bytes(const cu_form *form, const cu_mod_text *facts, const plan_problem *problem);
 size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
 

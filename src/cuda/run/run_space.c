@@ -3,18 +3,23 @@
  * parts of results; keys that are brought into one piece come last. */
 #include "cuda/run/run.h"
 
+int cu_group_bytes(const cu_form *f, const cu_mod_text *facts)
+{
+    const cu_shares *x = &facts->shares;
+    const int keys = f->tile.keys, columns = keys * facts->column_words * 4;
+    return f->family == CU_SM90 ? columns + cu_share_bytes(keys, x->n_keys, x->n_diagonals)
+                                : columns;
+}
+
 int cu_shared_bytes(const cu_form *f, const cu_mod_text *facts, const plan_problem *p)
 {
     const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
-    const int is_90 = f->family == CU_SM90;
-    const cu_shares *x = &facts->shares;
-    const int shares = is_90 ? cu_share_bytes(f->tile.keys, x->n_keys, x->n_diagonals) : 0;
     if (f->teams)
-        return cu_small_shared(&f->tile, f->teams, D, E, facts->column_words)
-               + f->teams * shares;
-    const int groups = is_90 ? f->tile.groups : 1; /* that have mask columns of their own */
+        return cu_small_shared(&f->tile, f->teams, D, E, 0)
+               + f->teams * cu_group_bytes(f, facts);
+    const int groups = f->family == CU_SM90 ? f->tile.groups : 1;
     return cu_tile_shared(f->family, &f->tile, D, E) + cu_dense_shared(&f->tile, f->dense_bytes)
-           + groups * (f->tile.keys * facts->column_words * 4 + shares);
+           + groups * cu_group_bytes(f, facts);
 }
 
 const cu_form *run_tiles_form(const cu_state *s, cu_program program)
