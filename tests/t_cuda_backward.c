@@ -289,6 +289,9 @@ static void bounds_of_slopes(void **state)
     } rows[] = {{"softcap(20)", 1},
                 {"score + 0.5 * (kv - q)", 1},
                 {"score * 3.0", 3},
+                {"score > 1.0 ? 0.5 * score : -2.0 * score", 2}, /* which jumps */
+                {"score > 1.0 ? 5000.0 * score : score", INFINITY},
+                {"score * sigmoid(score)", INFINITY},
                 {"score * score", INFINITY}};
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -905,6 +908,17 @@ static void scores(void **state)
         {{.problem = "b1 h4 q256 kv384 d128 bf16", .score = "alibi()", .mask = "causal()"},
          {.has_block_mask = 1}},
         {{.problem = "b1 h2 q200 kv260 d64 bf16", .score = "score + 0.1 * score * score"}, {0}},
+        {{.problem = "b2 h4/2 q300 kv450 d128 bf16", .score = "score + 0.1 * score * score",
+          .mask = "document(doc) && causal()", .kv_len = 430, .seed = 1},
+         {.has_block_mask = 1}},
+        {{.problem = "b1 h4/1 q333 kv290 d80 dv48 f16", .score = "score * sigmoid(score)",
+          .mask = "causal()", .q_offset = 50, .seed = 1},
+         {.has_block_mask = 1}},
+        {{.problem = "b2 h2 q333 kv290 d32 dv64 bf16", .score = "score * sigmoid(score)",
+          .mask = "sliding_window(W)"},
+         {.has_block_mask = 1}},
+        {{.problem = "b2 h2 q333 kv290 d64 bf16", .score = "score > 0.5 ? score : 0.1 * score"},
+         {0}},
     };
     (void)state;
     all_hold(rows, sizeof rows / sizeof rows[0]);

@@ -54,6 +54,6 @@ int64_t cu_row_tile(const saccade_plan *plan, const saccade_sizes *sizes)
             tile = common_multiple(
                 tile, cu_tile_rows(s->programs[i].form.family, &s->programs[i].form.tile));
     if (cu_backward_has_wide(s))
-        tile = common_multiple(tile, BWD_WIDE_ROWS);
+        tile = common_multiple(tile, s->programs[CU_BWD_WIDE].form.backward.stay);
     return tile;
 }

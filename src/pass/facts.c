@@ -133,15 +133,29 @@ static saccade_status find_gains(pass_facts *f, arena *a, saccade_error *err)
 
 /* ---- bounds ---- */
 
+enum { POSITION_MOST = (1 << 30) - 1 };
+static const pass_box anywhere = {
+    {0, 0, -POSITION_MOST, -POSITION_MOST},
+    {POSITION_MOST, POSITION_MOST, POSITION_MOST, POSITION_MOST},
+};
+
 /* By ranges over all positions and all values of captures. */
 static int is_bounded(const mod_fn *fn, pass_range *ranges)
 {
-    enum { MOST = (1 << 30) - 1 };
     const eval_env unknown = {.size = {1, 1, 1, 1, 1, 1, 1}};
-    const pass_box box = {{0, 0, -MOST, -MOST}, {MOST, MOST, MOST, MOST}};
-    pass_ranges(fn, &unknown, &box, NULL, ranges);
+    pass_ranges(fn, &unknown, &anywhere, NULL, ranges);
     const pass_range *r = &ranges[fn->result];
     return r->flo >= -(double)PASS_BOUND && r->fhi <= (double)PASS_BOUND;
+}
+
+double pass_largest(const mod_fn *fn, uint32_t node, arena *a)
+{
+    pass_range *ranges = arena_array(a, fn->n_nodes, sizeof *ranges);
+    if (!ranges)
+        return (double)INFINITY;
+    pass_ranges(fn, NULL, &anywhere, NULL, ranges);
+    const pass_range *r = &ranges[node];
+    return r->may_nan ? (double)INFINITY : fmax(fabs(r->flo), fabs(r->fhi));
 }
 
 /* Whether an instruction that computes this for each score can raise the invalid flag. */

@@ -68,9 +68,12 @@ int cu_backward_few_form(const cu_state *s, const plan_problem *p, int rung, cu_
            && cu_backward_few_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
 }
 
+/* Narrower heads where sums in fixed point would need a bound that there is not. */
 int cu_backward_wide_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
+    cu_form tiles;
     return p->gradients & BY_TILES && s->family == CU_SM90 && !p->is_ragged
+           && !cu_backward_tiles_form(s, p, 0, &tiles)
            && cu_backward_wide_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
 }
 

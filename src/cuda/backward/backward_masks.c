@@ -48,6 +48,7 @@ saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_blo
     const cu_state *s = plan->state;
     const cu_form *plain = &s->programs[CU_BWD_PLAIN].form;
     const int tile_keys = s->programs[CU_BWD_TILES].form.tile.keys, keys = plain->tile.keys;
+    const int wide_rows = s->programs[CU_BWD_WIDE].form.backward.stay;
     const int short_keys = s->programs[CU_BWD_SHORT].form.tile.keys, of_keys = key_runs(plan);
     const cu_driver *driver;
     FAIL_AT(!cu_backward_is_suited(mask, BWD_ROWS, keys), SACCADE_EINVAL, "block_mask", 0, 0,
@@ -64,8 +65,8 @@ saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_blo
     TRY(cu_runs_make(driver, device, mask, BWD_ROWS, keys, of_keys, sizes, plan, err));
     if (cu_backward_takes_few(plan, mask, device, sizes))
         TRY(cu_runs_make(driver, device, mask, BWD_ROWS, keys, 1, sizes, plan, err));
-    if (cu_backward_has_wide(s) && cu_backward_is_suited(mask, BWD_WIDE_ROWS, keys))
-        TRY(cu_runs_make(driver, device, mask, BWD_WIDE_ROWS, keys, 1, sizes, plan, err));
+    if (cu_backward_has_wide(s) && cu_backward_is_suited(mask, wide_rows, keys))
+        TRY(cu_runs_make(driver, device, mask, wide_rows, keys, 1, sizes, plan, err));
     if (cu_backward_has_f32(s))
         TRY(cu_runs_make(driver, device, mask, BWD_ROWS,
                          s->programs[CU_BWD_F32].form.backward.rows, 1, sizes, plan, err));

@@ -62,8 +62,8 @@ static int wide_shared(const cu_form *f, int D, int E);
 /* Stages as shared memory allows: those of K and Q come first, which are held for longer. */
 int cu_backward_wide_choice(int D, int E, int rung, cu_form *out)
 {
-    const int dim = D > E ? D : E, most = cu_shared_most(90);
-    if (dim <= 128 || rung > 0)
+    const int most = cu_shared_most(90);
+    if (rung > 0)
         return 0;
     *out = (cu_form){.family = CU_SM90,
                      .tile = {.groups = 2, .keys = 64, .stages = 3},
@@ -265,8 +265,8 @@ static int pass_shared(const cu_form *f, int columns)
     if (f->backward.blocks)
         return columns * (BWD_ROWS + keys) * 128 * stages;
     const int stats = (keys + stages * rows) * 8;
-    const int sums =
-        (keys * (rows + 1) + keys + rows + 4 * rows + 4) * 4; /* captures' scratch */
+    const int sums = (keys * (rows + 1) + keys + rows + 4 * rows + 4 + 4 * CU_READS)
+                     * 4; /* captures' scratch */
     return columns * (keys + stages * rows) * 128 + (f->backward.is_captures ? sums : stats);
 }
 

@@ -96,6 +96,15 @@ static void put_cap(const emitter *both, strbuf *out)
     strbuf_puts(out, "\n");
 }
 
+/* A value that jumps has no gain, but its slope may have a bound; one far above the slopes that
+ * there are would leave sums in fixed point few digits. */
+static double slope_most(const mod_fn *both, uint32_t slope, double gain, arena *scratch)
+{
+    enum { MOST = 4096 };
+    const double largest = isinf(gain) ? pass_largest(both, slope, scratch) : gain;
+    return isinf(gain) && largest > MOST ? (double)INFINITY : largest;
+}
+
 saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccade_error *err)
 {
     const plan_problem *p = e->problem;
@@ -150,7 +159,9 @@ saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccad
     strbuf_printf(e->out, "#define SLOPE_ONE %d\n#define SCORE_MAY_MASK %d\n", is_one,
                   may_mask(p));
     strbuf_printf(e->out, "#define SCORE_LINE %d\n\n", emit_line(e));
-    facts->slope_most = wanted[0] == PASS_NO_NODE ? 0 : known->gain[wanted[0]];
+    facts->slope_most = wanted[0] == PASS_NO_NODE
+                            ? 0
+                            : slope_most(both, results[1], known->gain[wanted[0]], scratch);
     const int has_row_slope =
         (isinf(facts->slope_most) || facts->is_head_slope) && emit_row_slope(e);
     facts->has_row_slope = has_row_slope && isinf(facts->slope_most);
