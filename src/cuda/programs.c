@@ -143,8 +143,8 @@ static int tile_shared(const cu_state *s, const plan_problem *p, const cu_form *
     return cu_shared_bytes(form, &s->facts, p);
 }
 
-/* What a run takes grows with its spans. */
-static int decode_shared_most(const cu_state *s, const plan_problem *p, const cu_form *form)
+/* What a run takes grows with its spans, or with tables of a capture. */
+static int shared_most(const cu_state *s, const plan_problem *p, const cu_form *form)
 {
     (void)p;
     (void)form;
@@ -170,7 +170,7 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                         .is_packed = 1,
                         .has_one_span = 1,
                         .wants_alignment = 1,
-                        .shared = decode_shared_most},
+                        .shared = shared_most},
     [CU_DECODE] = {.name = "decode",
                    .operation = CU_OP_DECODE,
                    .kernel = {"decode"},
@@ -180,7 +180,7 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                    .has_maxima = 1,
                    .is_packed = 1,
                    .wants_alignment = 1,
-                   .shared = decode_shared_most},
+                   .shared = shared_most},
     [CU_DENSE] = {.name = "dense",
                   .operation = CU_OP_FORWARD,
                   .kernel = {"fwd_sm90"},
@@ -366,7 +366,7 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                          .other = "bwd_captures_end",
                          .choose = cu_backward_captures_form,
                          .write = cu_write_backward,
-                         .shared = cu_backward_shared},
+                         .shared = shared_most},
     [CU_BWD_ELEMENTS] = {.name = "backward elements",
                          .operation = CU_OP_BACKWARD,
                          .kernel = {"bwd_elements", "bwd_elements", "bwd_elements"},

@@ -256,14 +256,69 @@ static void take_reads(cu_capture_run *x, int first)
     x->c.first = first;
 }
 
+/* ---- tables: bwd_tables.cuh ---- */
+
+/* The elements of read i that a head's scores may read; n is 0 where they are over room. */
+static cu_table table_of(const cu_capture_run *x, int i, int64_t room)
+{
+    const pass_read *read = x->at.reads.read[i];
+    const saccade_tensor *t = &x->g->captures[read->capture];
+    cu_table out = {.rank = read->rank};
+    int64_t n = 1;
+    for (int d = read->rank - 1; d >= 0 && n <= room; d--)
+        if (read->index[d].varies & ~(DEP_B | DEP_H)) {
+            out.size[d] = (int)t->shape[d];
+            out.stride[d] = (int)n;
+            n *= t->shape[d];
+        }
+    out.n = n <= room ? (int)n : 0;
+    return out;
+}
+
+/* Tables of a launch's reads whose terms nothing else sums: in as many copies as leave room
+ * for a second CTA beside. */
+static void choose_tables(cu_capture_run *x, int base)
+{
+    enum { RESERVED = 1024, LANES = 32, SPARE = 16 };
+    const int is_f32 = x->plan->problem.dtype == SACCADE_F32;
+    const int words = is_f32 ? TABLE_DIGITS_F32 : TABLE_DIGITS, sum = words * (int)sizeof(int);
+    const int most = cu_shared_most(((const cu_state *)x->plan->state)->device.sm);
+    const int alone = most - base - SPARE, beside = (most + RESERVED) / 2 - RESERVED - base;
+    const int64_t terms = BWD_ROWS * x->run->sizes.KV;
+    cu_tables *to = &x->tables;
+    int64_t n = 0;
+    int copies = LANES, at = 0;
+    for (int k = 0; k < CU_READS; k++) {
+        const int i = x->c.first + k;
+        to->of[k] = (cu_table){.n = 0};
+        if (i >= x->at.reads.n || x->c.elsewhere >> k & 1 || !x->at.has_words[i])
+            continue;
+        const pass_scatter scatter = x->at.reads.read[i]->scatter;
+        if (scatter == SCATTER_GENERAL || scatter == SCATTER_ELEMENTS)
+            to->of[k] = table_of(x, i, smaller(terms, alone / sum - n));
+        n += to->of[k].n;
+    }
+    while (copies > 1 && n * copies * sum > beside - SPARE)
+        copies /= 2;
+    for (int k = 0; k < CU_READS; k++) {
+        to->of[k].copies = copies;
+        to->of[k].at = at;
+        at += to->of[k].n * copies * words;
+    }
+    to->bytes = (at * (int)sizeof(int) + SPARE - 1) / SPARE * SPARE;
+}
+
 static saccade_status start_reads(cu_capture_run *x, saccade_error *err)
 {
     const saccade_sizes *s = &x->run->sizes;
     const cu_loaded *program = program_of(x);
-    const int shared = cu_backward_shared(x->plan->state, &x->plan->problem, &program->form);
-    void *parameters[] = {x->p, (void *)x->a->captures, &x->c};
+    const int sums = cu_backward_shared(x->plan->state, &x->plan->problem, &program->form);
+    const int shared = (sums + 15) / 16 * 16;
+    void *parameters[] = {x->p, (void *)x->a->captures, &x->c, &x->tables};
+    choose_tables(x, shared);
     return run_start(x->a, program->kernel, s->B * s->H * x->p->n_mblk,
-                     cu_backward_threads(&program->form), shared, parameters, err);
+                     cu_backward_threads(&program->form), shared + x->tables.bytes, parameters,
+                     err);
 }
 
 /* CTAs of fewer keys where those of all blocks are too few to go round. */

@@ -186,6 +186,7 @@ typedef struct cu_capture_run {
     cu_capture_layout at;
     cu_read of[CU_READS_MOST];
     cu_reads c; /* what kernels take: the first of these, then others */
+    cu_tables tables;
     int is_added;
 } cu_capture_run;
 

@@ -43,7 +43,7 @@ static void put_place(const emitter *e, const pass_read *read, int r)
     const mod_node *load = &e->fn->nodes[read->node];
     strbuf_printf(e->out, "    if (r == %d)\n        at = 0", r);
     for (int d = 0; d < read->rank; d++) {
-        strbuf_puts(e->out, " + (long long)min(max(");
+        strbuf_puts(e->out, " + (AT)min(max(");
         emit_value(e, e->out, emit_arg(e, load, d), (place){ELEMENT, 0});
         strbuf_printf(e->out, ", 0), mod.cap[%d].shape[%d] - 1) * stride[%d]",
                       e->first_capture + (int)read->capture, d, d);
@@ -51,7 +51,8 @@ static void put_place(const emitter *e, const pass_read *read, int r)
     strbuf_puts(e->out, ";\n");
 }
 
-/* Elements from the first one to the one that read r reads at (q, k0), clamped as loads are. */
+/* Elements from the first one to the one that read r reads at (q, k0), clamped as loads are;
+ * strides of 32 bits where these suffice. */
 static void put_places(const emitter *e, const cu_reads_found *reads,
                        const unsigned char *needed, unsigned char *kept)
 {
@@ -62,9 +63,10 @@ static void put_places(const emitter *e, const cu_reads_found *reads,
     }
     emit_row_struct(e, "place", kept);
     strbuf_printf(e->out,
-                  "DEVICE long long read_place(%s, int r, int q, int k0,\n"
-                  "                            const long long (&stride)[CU_RANK])\n{\n"
-                  "    long long at = 0;\n    place_row r0;\n"
+                  "template <class AT>\n"
+                  "DEVICE AT read_place(%s, int r, int q, int k0,\n"
+                  "                     const AT (&stride)[CU_RANK])\n{\n"
+                  "    AT at = 0;\n    place_row r0;\n"
                   "    place_row_begin(mod, p, b, h, q, r0);\n",
                   EMIT_SIGNATURE);
     emit_marked(e, needed);

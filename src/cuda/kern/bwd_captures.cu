@@ -10,12 +10,10 @@
  *     column     over the CTA's queries; one sum a key
  *     diagonal   through shared memory, and on from block to block while keys follow each other
  *     element    stored: bwd_elements.cu has those that heads or batches share
- *     else       every term for itself
+ *     else       in tables where they are small (bwd_tables.cuh), or each term for itself
  *
- * A launch is of CU_READS reads at most, FIRST and on.
- *
- * Shared memory: Q and dO of the CTA's queries, then [CFG_STAGES] of K and V of PASS keys, then
- * what is summed (scratch). */
+ * A launch is of CU_READS reads at most, FIRST and on. Shared memory: Q and dO of the CTA's
+ * queries, [CFG_STAGES] of K and V of PASS keys, what is summed (scratch), then tables. */
 #include "cfg.cuh"
 #include "ptx.cuh"
 #include "bwd.h"
@@ -40,6 +38,7 @@
 #include "place.cuh"
 #include "bwd_element.cuh"
 #include "bwd_read_terms.cuh"
+#include "bwd_tables.cuh"
 
 enum {
     READS_ROOM = READS_ALL < CU_READS ? READS_ALL : CU_READS,
@@ -51,11 +50,19 @@ struct sums {
     float row[READS_ROOM][2];   /* of a thread's two queries */
     float diagonal[READS_ROOM]; /* thread t: where key - query is t - (STAY - 1) in the block */
     int key0;                   /* that block's first key; -1: none */
+    table_unit unit[READS_ROOM];
 };
+
+DEVICE constexpr bool may_have_table(int r)
+{
+    return read_kind(r) == READ_ANY || read_kind(r) == READ_ELEMENT;
+}
 
 struct scratch {
     float tile[TERM_ROOM], diagonal[DIAGONALS + 1], column[4][PASS], head[4];
+    int peak[READS_ROOM][4]; /* of terms for tables, by warp */
 };
+enum { SCRATCH = (sizeof(scratch) + 15) / 16 * 16 };
 
 DEVICE void add_term(const cu_fwd &p, const mod_args &mod, const cu_read &to, int r,
                      const query_tile &t, int q, int kv, float x)
@@ -174,9 +181,20 @@ DEVICE void put_elements(const cu_bwd &p, const mod_args &mod, const cu_read &to
 /* ---- a block, the end ---- */
 
 template <int FIRST>
+DEVICE void tell_peaks(const cu_tables &tables, const float (&term)[READS_ROOM][S_COUNT],
+                       scratch &m)
+{
+#pragma unroll
+    for (int k = 0; k < READS_ROOM && FIRST + k < MOD_READS; k++)
+        if (may_have_table(FIRST + k) && tables.of[k].n)
+            m.peak[k][threadIdx.x / 32] = peak_of(term[k]);
+}
+
+template <int FIRST>
 DEVICE void take_block(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
-                       const query_tile &t, int key0, const float (&term)[READS_ROOM][S_COUNT],
-                       sums &s, scratch &m)
+                       const cu_tables &tables, const query_tile &t, int key0,
+                       const float (&term)[READS_ROOM][S_COUNT], sums &s, scratch &m,
+                       int *room)
 {
 #pragma unroll
     for (int k = 0; k < READS_ROOM && FIRST + k < MOD_READS; k++) {
@@ -191,6 +209,9 @@ DEVICE void take_block(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
             sum_diagonals(p, mod, c.of[k], r, t, key0, term[k], s.diagonal[k], s.key0, m);
         else if (read_kind(r) == READ_ELEMENT && !c.of[k].words)
             put_elements(p, mod, c.of[k], c.is_adding, r, t, key0, term[k], m);
+        else if (tables.of[k].n)
+            add_to_table(p, mod, tables.of[k], c.of[k], r, t, key0, term[k], s.unit[k],
+                         m.peak[k], room);
         else
             add_terms(p, mod, c.of[k], r, t, key0, term[k]);
     }
@@ -224,8 +245,10 @@ DEVICE void end_row(const cu_bwd &p, const mod_args &mod, const cu_read &to, int
 
 template <int FIRST>
 DEVICE void end_sums(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
-                     const query_tile &t, const sums &s, scratch &m)
+                     const cu_tables &tables, const query_tile &t, sums &s, scratch &m,
+                     int *room)
 {
+    __syncthreads();
 #pragma unroll
     for (int k = 0; k < READS_ROOM && FIRST + k < MOD_READS; k++) {
         int r = FIRST + k;
@@ -240,21 +263,26 @@ DEVICE void end_sums(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
         if (read_kind(r) == READ_DIAGONAL && s.key0 >= 0 && threadIdx.x >= PASS
             && threadIdx.x < DIAGONALS)
             add_diagonal(p, mod, c.of[k], r, t, s.key0, threadIdx.x, s.diagonal[k]);
+        if (may_have_table(r) && tables.of[k].n && s.unit[k].blocks > 0)
+            empty_table(p, mod, tables.of[k], c.of[k], r, t, s.unit[k], room);
     }
 }
 
 /* ---- the kernel ---- */
 
 template <int FIRST>
-DEVICE void make_terms(const cu_bwd &p, const mod_args &mod, const cu_reads &c, char *memory)
+DEVICE void make_terms(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
+                       const cu_tables &tables, char *memory)
 {
     scratch &m = *(scratch *)(memory + STAY_BYTES + CFG_STAGES * PASS_BYTES);
+    int *room = (int *)((char *)&m + SCRATCH);
     u32 shared = smem_address(memory);
     query_tile t = query_tile_at(p, blockIdx.x);
 #if CFG_RAGGED
     if (t.row0 >= tile_rows_of(p.f, t).q_len)
         return;
 #endif
+    clear_tables(tables, (float4 *)room);
     rows keys = rows_of_keys(p, tile_rows_of(p.f, t), t.b, t.g, t.kv_len);
     float term[READS_ROOM][S_COUNT];
     sums s;
@@ -265,8 +293,10 @@ DEVICE void make_terms(const cu_bwd &p, const mod_args &mod, const cu_reads &c, 
     dropper drop = no_dropper();
     dropper_enter(drop, p.f, t.b, t.h);
 #pragma unroll
-    for (int r = 0; r < READS_ROOM; r++)
+    for (int r = 0; r < READS_ROOM; r++) {
         s.row[r][0] = s.row[r][1] = s.diagonal[r] = 0.f;
+        s.unit[r] = {LEAST_TOP, 0};
+    }
     s.key0 = -1;
     copy_both<STAY>(shared, rows_of_queries(p, tile_rows_of(p.f, t), t.b, t.h), t.row0,
                     p.f.is_plain);
@@ -287,6 +317,7 @@ DEVICE void make_terms(const cu_bwd &p, const mod_args &mod, const cu_reads &c, 
         copy_wait<CFG_STAGES - 1>();
         __syncthreads();
         terms_of_queries<FIRST>(term, p, mod, t, key0, masked, drop, shared, pass, stat);
+        tell_peaks<FIRST>(tables, term, m);
         __syncthreads();
 #if CFG_STAGES > 1
         stage ^= 1;
@@ -295,28 +326,29 @@ DEVICE void make_terms(const cu_bwd &p, const mod_args &mod, const cu_reads &c, 
             copy_both<PASS>(shared + STAY_BYTES, keys, walk.block * PASS, p.f.is_plain);
         copy_commit();
 #endif
-        take_block<FIRST>(p, mod, c, t, key0, term, s, m);
+        take_block<FIRST>(p, mod, c, tables, t, key0, term, s, m, room);
     }
-    end_sums<FIRST>(p, mod, c, t, s, m);
+    end_sums<FIRST>(p, mod, c, tables, t, s, m, room);
 }
 
 /* The launch's reads, from c.first on. */
 template <int FIRST>
-DEVICE void choose_reads(const cu_bwd &p, const mod_args &mod, const cu_reads &c, char *memory)
+DEVICE void choose_reads(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
+                         const cu_tables &tables, char *memory)
 {
     if constexpr (FIRST + CU_READS < MOD_READS) {
         if (c.first != FIRST)
-            return choose_reads<FIRST + CU_READS>(p, mod, c, memory);
+            return choose_reads<FIRST + CU_READS>(p, mod, c, tables, memory);
     }
-    make_terms<FIRST>(p, mod, c, memory);
+    make_terms<FIRST>(p, mod, c, tables, memory);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     bwd_captures(const __grid_constant__ cu_bwd p, const __grid_constant__ mod_args mod,
-                 const __grid_constant__ cu_reads c)
+                 const __grid_constant__ cu_reads c, const __grid_constant__ cu_tables tables)
 {
     extern __shared__ __align__(1024) char memory[];
-    choose_reads<0>(p, mod, c, memory);
+    choose_reads<0>(p, mod, c, tables, memory);
 }
 
 /* Every element of one gradient: 0, or what its exact sum comes to, over what it holds or added

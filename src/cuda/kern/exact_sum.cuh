@@ -30,12 +30,15 @@ DEVICE exact_term exact_term_of(float x)
             (u32)(shifted >> 24), (int)(bits >> 31)};
 }
 
+DEVICE void add_nan(const cu_read &to, long long at)
+{
+    to.words[(long long)SUM_WORDS * to.n + at] = 1;
+}
+
 DEVICE void add_exact_term(const cu_read &to, long long at, const exact_term &x)
 {
-    if (x.word == SUM_WORDS) {
-        to.words[(long long)SUM_WORDS * to.n + at] = 1;
-        return;
-    }
+    if (x.word == SUM_WORDS)
+        return add_nan(to, at);
     add_word(to, x.word, at, x.low, x.is_negative);
     add_word(to, x.word + 1, at, x.high, x.is_negative);
 }
