@@ -14,7 +14,7 @@
 #include <cmocka.h>
 
 enum { B = 2, H = 4, HKV = 2, Q = 230, KV = 410, D = 16, DV = 8 };
-enum { ROOM = B * H * (Q + 4) * (KV + 4) };
+enum { ROOM = B * H * (Q + KV) * KV };
 
 static const saccade_sizes sizes = {B, H, HKV, Q, KV, D, DV};
 
@@ -52,6 +52,33 @@ static const stored_case cases[] = {
      0},
     /* keys apart */
     {"score + t[b, h, kv, q]", "q >= kv", {B, H, KV, Q}, SACCADE_F32, SACCADE_F32, 0, 0},
+    /* lines that are slanted: distances of a query's own, turned ones, sums; one that leaves
+     * the tensor, one that all heads share */
+    {"score + t[b, h, q, kv - q + 229]",
+     "q + 7 >= kv",
+     {B, H, Q, Q + KV - 1},
+     SACCADE_BF16,
+     SACCADE_F32,
+     0,
+     0},
+    {"3 * score + t[b, h, kv, q - kv + 409]",
+     NULL,
+     {B, H, KV, Q + KV},
+     SACCADE_F32,
+     SACCADE_F32,
+     333,
+     0},
+    {"5 * tanh((score + t[b, h, q + kv, kv]) * 0.2)",
+     "(q / 40 + kv / 50) % 3 != 0",
+     {B, H, Q + KV - 1, KV},
+     SACCADE_F32,
+     SACCADE_F32,
+     0,
+     0},
+    {"score + t[b, h, q, kv - q + 220]", NULL, {B, H, Q, Q + KV}, SACCADE_F32, SACCADE_F32, 0,
+     1},
+    {"score + t[b, 1, q, kv - q + 229]", "q >= kv", {B, H, Q, Q + KV}, SACCADE_F32, SACCADE_F32,
+     0, 1},
     /* past the tensor's edge; two reads of it; heads and batches that share it */
     {"score + t[b, h, q + 3, kv]", NULL, ALL, SACCADE_F32, SACCADE_F32, 0, 1},
     {"score + t[b, h, q, kv] * t[b, h, q, 0]", "q >= kv", ALL, SACCADE_F32, SACCADE_F32, 0, 1},

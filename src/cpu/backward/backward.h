@@ -59,8 +59,10 @@ typedef struct backward_read {
     int32_t capture; /* of the score mod */
     backward_axis axis;
     int rank;     /* indices */
-    int is_dense; /* BACKWARD_PLACE: each index is q, kv or neither, plus a constant */
+    int is_dense; /* BACKWARD_PLACE: each index is a line in q and kv, as find_steps() has it */
     int is_own;   /* .. different positions of a head read different elements, here alone */
+    int is_slanted; /* .. dense, and some index is not q, kv or neither: kv - q, say */
+    int8_t by_q[SACCADE_MAX_RANK], by_kv[SACCADE_MAX_RANK]; /* .. -1, 0 or 1, of an index */
     /* BACKWARD_PLACE (backward_indices.c): all indices; and, where each has one, the sums
      * f(q) + g(kv) that they are while these lie inside of the tensor, else NULL. */
     const eval_prog *indices, *sums;
@@ -404,8 +406,8 @@ void backward_add_to(const saccade_tensor *t, int64_t place, double x);
 int64_t backward_place_of(const backward_job *job, const backward_read *read,
                           const eval_point *at, double *values);
 int backward_has_index(const backward_job *job, const backward_read *read, int32_t var);
-void backward_dense_strides(const backward_job *job, const backward_read *read,
-                            const saccade_tensor *t, int64_t *by_row, int64_t *by_key);
+void backward_dense_strides(const backward_read *read, const saccade_tensor *t,
+                            int64_t *by_row, int64_t *by_key);
 int backward_is_inside(const backward_job *job, const backward_read *read);
 
 /* ---- backward_stored.c ---- */
@@ -413,6 +415,8 @@ int backward_is_inside(const backward_job *job, const backward_read *read);
 /* Before captures begin: finds the reads that are stored; their places are the caller's. */
 void backward_begin_stored(backward_job *job, const plan_gradients *wanted,
                            backward_places *places);
+/* Whether different indices lead to different elements: no dimension is summed over. */
+int backward_is_spread(const saccade_tensor *t);
 /* Whether all elements of the capture's gradient are stored, zeros too. */
 int backward_stores_all(const backward_job *job, int32_t capture);
 /* Read n on rows [r0, r0 + rows) of the tile and all its keys: zeros but in [from, past). */
@@ -435,10 +439,11 @@ int64_t backward_find_elements(backward_worker *w, uint32_t n, int32_t r, int32_
 
 /* ---- backward_fixed.c ---- */
 
+/* Where positions do not add along lines. */
 int backward_may_fix(const backward_read *read);
 /* Bytes behind all others. gradients NULL: 0. */
 size_t backward_fixed_bytes(const cpu_backward_plan *backward, const plan_gradients *gradients);
-/* After rows: their delta gives the scale. */
+/* After rows, whose delta gives the scale, and what is stored or dense is known. */
 void backward_begin_fixed(backward_job *job, char *memory);
 void backward_begin_kept(backward_worker *w);
 void backward_end_kept(const backward_worker *w);

@@ -197,16 +197,13 @@ static void add_places(backward_worker *w, uint32_t n, const float *g, int32_t r
 }
 
 /* Indices that are lines: a step of a row, a step of a key. */
-void backward_dense_strides(const backward_job *job, const backward_read *read,
-                            const saccade_tensor *t, int64_t *by_row, int64_t *by_key)
+void backward_dense_strides(const backward_read *read, const saccade_tensor *t, int64_t *by_row,
+                            int64_t *by_key)
 {
-    const mod_fn *fn = job->plan->problem.score;
-    const mod_node *load = &fn->nodes[read->node];
     *by_row = *by_key = 0;
-    for (uint32_t d = 0; d < load->n_args; d++) {
-        const int deps = fn->nodes[fn->args[load->args + d]].deps;
-        *by_row += deps & DEP_Q ? t->stride[d] : 0;
-        *by_key += deps & DEP_KV ? t->stride[d] : 0;
+    for (int d = 0; d < read->rank; d++) {
+        *by_row += read->by_q[d] * t->stride[d];
+        *by_key += read->by_kv[d] * t->stride[d];
     }
 }
 
@@ -220,9 +217,10 @@ int backward_is_inside(const backward_job *job, const backward_read *read)
     mod_fn index = *fn;
     for (int64_t head = 0; head < s->B * s->H; head++)
         for (uint32_t d = 0; d < load->n_args; d++)
-            for (int last = 0; last < 2; last++) {
-                const eval_point at = backward_point_at(
-                    job, head / s->H, head % s->H, last ? s->Q - 1 : 0, last ? s->KV - 1 : 0);
+            for (int corner = 0; corner < 4; corner++) {
+                const eval_point at =
+                    backward_point_at(job, head / s->H, head % s->H, corner & 1 ? s->Q - 1 : 0,
+                                      corner & 2 ? s->KV - 1 : 0);
                 index.result = fn->args[load->args + d];
                 const double x = eval_scalar(&index, &job->run->score_env, &at, values, NULL);
                 if (x < 0 || x > (double)(t->shape[d] - 1))
@@ -248,14 +246,14 @@ static void add_dense(backward_worker *w, const backward_read *read, const float
     const eval_point at = backward_point_at(job, w->b, w->h, w->i0 + r0, w->j0 + from);
     const float factor = (float)backward_factor_of(job, read, w->b, w->h, w->values);
     int64_t by_row, by_key;
-    backward_dense_strides(job, read, t, &by_row, &by_key);
+    backward_dense_strides(read, t, &by_row, &by_key);
     float *to = (float *)t->data + backward_place_of(job, read, &at, w->values);
     for (int32_t r = 0; r < rows; r++, to += by_row) {
         const float *dx = w->dx + r * LD + from, *slope = g ? g + r * LD + from : NULL;
         int32_t j = 0;
         if (by_key == 0) { /* all of a row's to one place, where f32 would lose what is small */
-            *to = (float)((double)*to
-                          + backward_scaled(factor, sum_row(dx, slope, past - from)));
+            *to =
+                (float)((double)*to + backward_scaled(factor, sum_row(dx, slope, past - from)));
             continue;
         }
         if (by_key == 1 && factor == 1) {
@@ -269,8 +267,9 @@ static void add_dense(backward_worker *w, const backward_read *read, const float
 
 static int may_add_dense(const backward_job *job, const backward_read *read)
 {
-    return read->is_dense && job->gradients->captures[read->capture].dtype == SACCADE_F32
-           && backward_is_inside(job, read);
+    const saccade_tensor *to = &job->gradients->captures[read->capture];
+    return read->is_dense && to->dtype == SACCADE_F32
+           && (!read->is_slanted || backward_is_spread(to)) && backward_is_inside(job, read);
 }
 
 int backward_has_index(const backward_job *job, const backward_read *read, int32_t var)
@@ -362,7 +361,7 @@ void backward_find_dense(backward_job *job)
 {
     for (uint32_t n = 0; n < job->backward->n_reads; n++)
         job->reads[n].is_dense = job->backward->reads[n].axis == BACKWARD_PLACE
-                           && may_add_dense(job, &job->backward->reads[n]);
+                                 && may_add_dense(job, &job->backward->reads[n]);
 }
 
 /* ---- gradients ---- */

@@ -18,7 +18,8 @@ enum { BITS = 60, ROWS = 64, LD = BACKWARD_KEYS };
 
 int backward_may_fix(const backward_read *read)
 {
-    return read->axis == BACKWARD_PLACE && !read->is_dense && read->factor;
+    return read->axis == BACKWARD_PLACE && (!read->is_dense || read->is_slanted)
+           && read->factor;
 }
 
 /* Row-major strides over dimensions whose stride in the gradient is not 0; their elements. */
@@ -118,7 +119,7 @@ void backward_begin_fixed(backward_job *job, char *memory)
     for (uint32_t n = 0; n < job->backward->n_reads; n++) {
         const backward_read *read = &job->backward->reads[n];
         backward_fixed *fixed = &job->reads[n].fixed;
-        if (!backward_may_fix(read))
+        if (!backward_may_fix(read) || job->reads[n].is_dense || job->reads[n].is_stored)
             continue;
         if (sum < 0)
             sum = sum_of_rows(job, most_of_values(job));
@@ -188,9 +189,8 @@ void backward_add_fixed(backward_worker *w, uint32_t n, int32_t r0, int32_t rows
 {
     const backward_job *job = w->job;
     const backward_fixed *fixed = &job->reads[n].fixed;
-    const double factor = fixed->scale
-                          * backward_factor_of(job, &job->backward->reads[n], w->b, w->h,
-                                               w->values);
+    const double factor =
+        fixed->scale * backward_factor_of(job, &job->backward->reads[n], w->b, w->h, w->values);
     backward_kept *kept = w->kept;
     for (int32_t r = 0; r < rows; r++) {
         const int64_t *element;

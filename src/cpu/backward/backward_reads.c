@@ -3,6 +3,8 @@
 
 #include "base/status.h"
 
+#include <stdlib.h>
+
 static backward_axis axis_of(pass_scatter scatter)
 {
     switch (scatter) {
@@ -19,12 +21,22 @@ static backward_axis axis_of(pass_scatter scatter)
     }
 }
 
-/* An index that is q, kv or neither, plus what is constant within a head. */
-static int is_dense(const pass_index *index)
+/* Dense reads have indices that are lines in q and kv, plus what is constant within a head: q,
+ * kv or neither, or, where each position has an element of its own, kv - q and the like. */
+static void find_steps(const pass_read *r, backward_read *out)
 {
-    const mod_line *line = &index->line;
-    const int32_t q = line->coef[VAR_Q], kv = line->coef[VAR_KV];
-    return line->known & DEP_Q && line->known & DEP_KV && q >= 0 && kv >= 0 && q + kv <= 1;
+    out->is_dense = 1;
+    for (int d = 0; d < r->rank; d++) {
+        const mod_line *line = &r->index[d].line;
+        const int32_t q = line->coef[VAR_Q], kv = line->coef[VAR_KV];
+        const int is_line =
+            line->known & DEP_Q && line->known & DEP_KV && abs(q) <= 1 && abs(kv) <= 1;
+        out->is_slanted |= is_line && (q < 0 || kv < 0 || q + kv > 1);
+        out->is_dense &= is_line;
+        out->by_q[d] = (int8_t)(is_line ? q : 0);
+        out->by_kv[d] = (int8_t)(is_line ? kv : 0);
+    }
+    out->is_dense &= !out->is_slanted || out->is_own;
 }
 
 saccade_status backward_check_reads(const pass_facts *score, uint64_t captures,
@@ -48,18 +60,14 @@ uint32_t backward_find_reads(const pass_facts *score, uint64_t captures, backwar
     uint32_t n = 0;
     for (uint32_t i = 0; i < score->n_reads; i++) {
         const pass_read *r = &score->reads[i];
-        backward_read read = {.node = r->node,
-                              .capture = (int32_t)r->capture,
-                              .rank = r->rank,
-                              .is_dense = 1};
+        backward_read read = {.node = r->node, .capture = (int32_t)r->capture, .rank = r->rank};
         if (r->scatter == SCATTER_NONE || !(captures >> r->capture & 1))
             continue;
         read.axis = axis_of(r->scatter);
         read.is_own = r->scatter == SCATTER_ELEMENTS;
-        for (int d = 0; d < r->rank; d++) {
-            read.is_dense &= is_dense(&r->index[d]);
+        find_steps(r, &read);
+        for (int d = 0; d < r->rank; d++)
             read.sum[d] = r->index[d].sum;
-        }
         if (n < most)
             reads[n] = read;
         n++;

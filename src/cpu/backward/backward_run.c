@@ -196,8 +196,8 @@ saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *b
     backward_sum_sinks(&job, gradients);
     backward_begin_stored(&job, gradients, &places);
     backward_begin_captures(&job);
-    begin_fixed(&job, gradients);
     backward_find_dense(&job);
+    begin_fixed(&job, gradients);
     run_all(&job);
     backward_spread(&job);
     backward_end_fixed(&job);

@@ -12,7 +12,7 @@ enum { LD = BACKWARD_KEYS };
 
 /* ---- which reads ---- */
 
-static int is_spread(const saccade_tensor *t)
+int backward_is_spread(const saccade_tensor *t)
 {
     for (int32_t d = 0; d < t->rank; d++)
         if (t->shape[d] > 1 && t->stride[d] == 0)
@@ -25,9 +25,9 @@ static int may_store(const backward_job *job, const backward_read *read,
 {
     const saccade_sizes *s = &job->run->sizes;
     int64_t by_row, by_key;
-    if (!read->is_own || !read->is_dense || !is_spread(to))
+    if (!read->is_own || !read->is_dense || !backward_is_spread(to))
         return 0;
-    backward_dense_strides(job, read, to, &by_row, &by_key);
+    backward_dense_strides(read, to, &by_row, &by_key);
     return by_key == 1 && (s->B == 1 || backward_has_index(job, read, VAR_B))
            && (s->H == 1 || backward_has_index(job, read, VAR_H))
            && backward_is_inside(job, read);
@@ -79,7 +79,7 @@ static stored_rows rows_of(const backward_worker *w, const backward_read *read, 
     const size_t each = saccade_dtype_bytes(to->dtype);
     const eval_point at = backward_point_at(job, w->b, w->h, i, w->j0);
     int64_t by_row, by_key;
-    backward_dense_strides(job, read, to, &by_row, &by_key);
+    backward_dense_strides(read, to, &by_row, &by_key);
     return (stored_rows){(char *)to->data
                              + backward_place_of(job, read, &at, w->values) * (int64_t)each,
                          by_row * (int64_t)each, each, to->dtype};
