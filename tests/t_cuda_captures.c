@@ -242,6 +242,26 @@ static const capture_case dense[] = {
      .mask = "causal()",
      .of = {{"t", 2, 0, {70, 200}}},
      .wanted = {"t"}},
+    /* slanted, by a number that a run brings: of each batch and head, shared, and where it
+     * leads out */
+    {.problem = "b2 h2 q130 kv150 d64 bf16",
+     .score = "score + t[b, h, q, kv - q + n + 129]",
+     .mask = "q + 20 >= kv",
+     .of = {{"t", 4, 0, {2, 2, 130, 279}}, {"n", 0, 1, {0}}},
+     .wanted = {"t"}},
+    {.problem = "b2 h2 q130 kv150 d64 bf16",
+     .score = "score + t[h, q, kv - q + n + 129]",
+     .of = {{"t", 3, 0, {2, 130, 281}}, {"n", 0, 1, {0}}},
+     .wanted = {"t"}},
+    {.problem = "b2 h2 q130 kv150 d64 bf16",
+     .score = "score + t[h, q - 7, kv - q + n + 129]",
+     .of = {{"t", 3, 0, {2, 130, 281}}, {"n", 0, 1, {0}}},
+     .q_offset = 7,
+     .wanted = {"t"}},
+    {.problem = "b2 h2 q130 kv150 d64 bf16",
+     .score = "score + t[h, q, kv - q + n + 90]",
+     .of = {{"t", 3, 0, {2, 130, 200}}, {"n", 0, 1, {0}}},
+     .wanted = {"t"}},
     /* of each head, turned: by tiles, or by the kernel of all other reads */
     {.problem = "b1 h2 q130 kv131 d64 bf16",
      .score = "score + t[h, kv, q]",
@@ -406,7 +426,7 @@ static void make_tensors(trial *x)
         *b = (saccade_binding){
             of->name, make(of->below ? SACCADE_I32 : SACCADE_F32, of->rank, of->shape)};
         randomise(&b->tensor, of->below, 20 + (uint64_t)x->n_bound);
-        if (of->rank == 0)
+        if (of->rank == 0 && !of->below)
             *(float *)b->tensor.data = 1.75f;
         x->there.bound[x->n_bound] = *b;
         if (of->rank)
