@@ -304,7 +304,6 @@ static saccade_status read_call(const saccade_plan *plan, const saccade_backward
     TRY(api_read_inputs(plan, &call->in, &call->run, &call->captures, err));
     TRY(api_read_gradients(plan, &call->args, call->run.q->shape[2], &call->run, call->captured,
                            &call->gradients, err));
-    call->gradients.run = &call->run;
     TRY(check_all_places(&call->run, &call->args, err));
     return check_ragged_captures(plan, call, err);
 }

@@ -187,7 +187,6 @@ typedef struct plan_gradients {
     uint32_t added; /* SACCADE_GRADIENT_* that are added to what their tensors hold */
     int is_least;   /* backward_workspace: the least that a run can work in, not what
                      * makes it fast */
-    const struct plan_run *run; /* what they are gradients of; NULL: not known yet */
 } plan_gradients;
 
 /* Rates of change given to forward mode, and what is made from them, beside a plan_run, whose

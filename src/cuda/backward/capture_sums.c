@@ -63,45 +63,28 @@ static size_t words_bytes(const saccade_tensor *t)
     return ((size_t)element_count(t) * (SUM_WORDS + 1) * sizeof(uint64_t) + 255) / 256 * 256;
 }
 
-/* Where a run's positions begin, if the host knows. */
-static int find_first(const plan_positions *at, plan_position *out)
-{
-    *out = (plan_position){0};
-    const saccade_tensor *from[] = {&at->q_offset, &at->kv_offset};
-    int32_t *const to[] = {&out->q_offset, &out->kv_offset};
-    for (int i = 0; i < 2; i++) {
-        if (from[i]->dtype == SACCADE_NONE)
-            continue;
-        if (from[i]->device.kind != SACCADE_CPU)
-            return 0;
-        *to[i] = *(const int32_t *)from[i]->data;
-    }
-    return 1;
-}
-
-/* A read's terms are stored directly in the gradient where no index can leave its tensor in the
- * run, or, as long as that is not known, in one without offsets, and where batches are of one
- * length; all other reads use exact sums. A run has what its workspace was asked with. */
+/* A read's terms are stored directly in the gradient where no index can leave its tensor in a
+ * run without offsets and where batches are of one length; all other reads use exact sums.
+ * Depends only on what the workspace was asked with, so that a run finds what its caller made
+ * room for. */
 static cu_capture_layout layout_of(const saccade_plan *plan, const saccade_sizes *s,
-                                   const plan_gradients *g)
+                                   const saccade_tensor *captures)
 {
     const plan_problem *p = &plan->problem;
     const saccade_sizes whole = cu_whole_sizes(plan, s);
+    const plan_position at = {0};
     cu_capture_layout out = {.bytes = 0};
-    plan_position at = {0};
     eval_env env = {0};
     arena scratch;
     arena_init(&scratch);
     cu_find_reads(p, &out.reads);
     plan_set_env(p, &whole, &env);
-    const eval_env *known = g->run ? &g->run->score_env : &env;
-    const int is_known = !g->run || find_first(&g->run->positions, &at);
     for (int i = 0; i < out.reads.n; i++) {
         const pass_read *read = out.reads.read[i];
-        const saccade_tensor *t = &g->captures[read->capture];
+        const saccade_tensor *t = &captures[read->capture];
         int k = 0;
-        out.has_words[i] = read->scatter != SCATTER_ELEMENTS || p->is_ragged || !is_known
-                           || !is_inside(p, read, t, &whole, known, &at, &scratch);
+        out.has_words[i] = read->scatter != SCATTER_ELEMENTS || p->is_ragged
+                           || !is_inside(p, read, t, &whole, &env, &at, &scratch);
         while (k < i && out.reads.read[k]->capture != read->capture)
             k++;
         out.words_at[i] = k < i ? out.words_at[k] : out.bytes;
@@ -116,7 +99,7 @@ size_t cu_captures_workspace(const saccade_plan *plan, const saccade_sizes *size
                              const plan_gradients *gradients)
 {
     return gradients && cu_has_captures(&plan->problem)
-               ? layout_of(plan, sizes, gradients).bytes
+               ? layout_of(plan, sizes, gradients->captures).bytes
                : 0;
 }
 
@@ -152,11 +135,17 @@ static saccade_status check_inside(const cu_capture_run *x, int i, saccade_error
 {
     const plan_problem *p = &x->plan->problem;
     const pass_read *read = x->at.reads.read[i];
-    plan_position first;
-    int is_good = find_first(&x->run->positions, &first);
-    if (is_good) {
+    const plan_positions *at = &x->run->positions;
+    const int is_known =
+        (at->q_offset.dtype == SACCADE_NONE || at->q_offset.device.kind == SACCADE_CPU)
+        && (at->kv_offset.dtype == SACCADE_NONE || at->kv_offset.device.kind == SACCADE_CPU);
+    int is_good = 0;
+    if (is_known) {
         arena scratch;
         const saccade_sizes whole = cu_whole_sizes(x->plan, &x->run->sizes);
+        const plan_position first = {
+            at->q_offset.dtype == SACCADE_NONE ? 0 : *(const int32_t *)at->q_offset.data,
+            at->kv_offset.dtype == SACCADE_NONE ? 0 : *(const int32_t *)at->kv_offset.data, 0};
         arena_init(&scratch);
         is_good = is_inside(p, read, &x->g->captures[read->capture], &whole, &x->run->score_env,
                             &first, &scratch);
@@ -386,14 +375,14 @@ saccade_status cu_begin_captures(const saccade_plan *plan, const plan_run *run,
     *x = (cu_capture_run){.plan = plan, .run = run, .g = g, .a = a};
     if (!cu_has_captures(&plan->problem))
         return SACCADE_OK;
-    x->at = layout_of(plan, &run->sizes, g);
+    x->at = layout_of(plan, &run->sizes, g->captures);
     FAIL_AT(run->workspace_bytes < room_at + x->at.bytes, SACCADE_EINVAL, "workspace", 0, 0,
             "got %zu bytes, expected %zu, saccade_backward_workspace's: captures' gradients",
             run->workspace_bytes, room_at + x->at.bytes);
     x->is_added = x->c.is_adding = (g->added & SACCADE_GRADIENT_CAPTURES) != 0;
     for (int i = 0; i < x->at.reads.n; i++) {
         fill_read(x, i, (char *)run->workspace + room_at);
-        if (!x->at.has_words[i] && !g->run)
+        if (!x->at.has_words[i])
             TRY(check_inside(x, i, err));
     }
     choose_tiles(x, has_tiles);
