@@ -503,6 +503,7 @@ static void programs_of_rows(void **state)
         const char *mask, *score, *arch;
         int D;
     } rows[] = {{"(q ^ kv) % 5 != 0", NULL, "sm_90a", 128},
+                {"causal()", "score * sigmoid(score)", "sm_90a", 64},
                 {"causal()", "softcap(20)", "sm_90a", 128},
                 {"causal()", "alibi()", "sm_80", 64}};
     (void)state;
@@ -526,6 +527,8 @@ static void programs_of_rows(void **state)
             fail_msg("%s", err.message);
         const cu_state *s = plan->state;
         assert_null(s->programs[CU_DECODE].image.code);
+        if (rows[i].D == 64 && s->family == CU_SM90) /* as a plan without a score has */
+            assert_int_equal(cu_row_tile(plan, NULL), 192);
         assert_int_equal(cu_row_tile(plan, NULL) % ROW_BLOCK, 0);
         expect_no_spills(s, &p);
         saccade_plan_destroy(plan);

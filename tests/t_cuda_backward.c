@@ -44,7 +44,8 @@ static void tiles_fit(void **state)
                 assert_int_equal(x.backward.rows, (is_f32 ? p32 : p).backward.rows);
                 for (int i = 0; i < 3; i++) { /* fits wherever x does */
                     const int most = cu_shared_most(archs[i]);
-                    const cu_form e = cu_backward_elements_choice(D, E, is_f32, most);
+                    const cu_form e =
+                        cu_backward_elements_choice(D, E, is_f32, 12 * (i % 2), most);
                     assert_int_equal(e.tile.keys, e.backward.blocks * x.backward.rows);
                     assert_true(cu_backward_shared_bytes(&e, D, E) <= most
                                 || cu_backward_shared_bytes(&x, D, E) > most);
@@ -235,6 +236,8 @@ static void check_instance(int i, saccade_dtype dtype, const char *arch, int is_
     }
     if (!is_sm90 || !cu_backward_is_bounded(&s, &p))
         assert_null(tiles->image.code);
+    if (is_sm90 && dtype != SACCADE_F32 && !cu_backward_is_bounded(&s, &p))
+        assert_non_null(s.programs[CU_BWD_WIDE].image.code);
     assert_int_equal(!!s.programs[CU_BWD_FEW].image.code,
                      is_sm90 && instances[i].has_tile == 2 && dtype != SACCADE_F32);
     cu_free_programs(&s);

@@ -149,6 +149,10 @@ static const capture_case cases[] = {
      .score = "score + t[i[q], h, i[kv] + 1] + t[i[kv] % 9, h, i[q] / 2]",
      .of = {{"t", 3, 0, {70, 2, 110}}, {"i", 1, 109, {170}}},
      .wanted = {"t"}},
+    {.problem = "b1 h1 q70 kv4300 d64 bf16",
+     .score = "score + t[h, i[kv], i[q] / 50]",
+     .of = {{"t", 3, 0, {1, 109, 3}}, {"i", 1, 109, {4300}}},
+     .wanted = {"t"}},
     {.problem = "b1 h2 q130 kv170 d64 f16",
      .score = "score + t[i[q], i[kv]]",
      .mask = "causal()",
@@ -242,21 +246,15 @@ static const capture_case dense[] = {
      .mask = "causal()",
      .of = {{"t", 2, 0, {70, 200}}},
      .wanted = {"t"}},
-    /* slanted, by a number that a run brings: of each batch and head, shared, and where it
-     * leads out */
+    /* slanted: of each batch and head, shared, and where it leads out */
     {.problem = "b2 h2 q130 kv150 d64 bf16",
-     .score = "score + t[b, h, q, kv - q + n + 129]",
+     .score = "score + t[b, h, q, kv - q + 129]",
      .mask = "q + 20 >= kv",
-     .of = {{"t", 4, 0, {2, 2, 130, 279}}, {"n", 0, 1, {0}}},
+     .of = {{"t", 4, 0, {2, 2, 130, 279}}},
      .wanted = {"t"}},
     {.problem = "b2 h2 q130 kv150 d64 bf16",
-     .score = "score + t[h, q, kv - q + n + 129]",
-     .of = {{"t", 3, 0, {2, 130, 281}}, {"n", 0, 1, {0}}},
-     .wanted = {"t"}},
-    {.problem = "b2 h2 q130 kv150 d64 bf16",
-     .score = "score + t[h, q - 7, kv - q + n + 129]",
-     .of = {{"t", 3, 0, {2, 130, 281}}, {"n", 0, 1, {0}}},
-     .q_offset = 7,
+     .score = "score + t[h, q, kv - q + 130]",
+     .of = {{"t", 3, 0, {2, 130, 281}}},
      .wanted = {"t"}},
     {.problem = "b2 h2 q130 kv150 d64 bf16",
      .score = "score + t[h, q, kv - q + n + 90]",
@@ -584,8 +582,8 @@ static saccade_mod *bound_score(const capture_case *c)
     saccade_binding known[CAPTURED];
     int n = 0;
     for (; n < CAPTURED && c->of[n].name; n++)
-        known[n] = (saccade_binding){
-            c->of[n].name, {.dtype = c->of[n].below ? SACCADE_I32 : SACCADE_F32}};
+        known[n] = (saccade_binding){c->of[n].name,
+                                     {.dtype = c->of[n].below ? SACCADE_I32 : SACCADE_F32}};
     return case_mod_of(SACCADE_SCORE, c->score, known, n);
 }
 

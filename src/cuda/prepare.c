@@ -53,7 +53,7 @@ int64_t cu_row_tile(const saccade_plan *plan, const saccade_sizes *sizes)
                 || cu_program_kinds[i].operation == CU_OP_SMALL))
             tile = common_multiple(
                 tile, cu_tile_rows(s->programs[i].form.family, &s->programs[i].form.tile));
-    if (cu_backward_has_wide(s))
+    if (cu_backward_has_wide(s) && (plan->problem.sizes.D > 64 || plan->problem.sizes.Dv > 64))
         tile = common_multiple(tile, s->programs[CU_BWD_WIDE].form.backward.stay);
     return tile;
 }

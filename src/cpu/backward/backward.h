@@ -61,7 +61,7 @@ typedef struct backward_read {
     int rank;     /* indices */
     int is_dense; /* BACKWARD_PLACE: each index is a line in q and kv, as find_steps() has it */
     int is_own;   /* .. different positions of a head read different elements, here alone */
-    int is_slanted; /* .. dense, and some index is not q, kv or neither: kv - q, say */
+    int is_slanted; /* .. some index is a line, but not q, kv or neither: kv - q, say */
     int8_t by_q[SACCADE_MAX_RANK], by_kv[SACCADE_MAX_RANK]; /* .. -1, 0 or 1, of an index */
     /* BACKWARD_PLACE (backward_indices.c): all indices; and, where each has one, the sums
      * f(q) + g(kv) that they are while these lie inside of the tensor, else NULL. */
@@ -439,7 +439,7 @@ int64_t backward_find_elements(backward_worker *w, uint32_t n, int32_t r, int32_
 
 /* ---- backward_fixed.c ---- */
 
-/* Where positions do not add along lines. */
+/* Where positions do not add along lines, or, slanted, may leave the tensor. */
 int backward_may_fix(const backward_read *read);
 /* Bytes behind all others. gradients NULL: 0. */
 size_t backward_fixed_bytes(const cpu_backward_plan *backward, const plan_gradients *gradients);

@@ -68,12 +68,14 @@ int cu_backward_few_form(const cu_state *s, const plan_problem *p, int rung, cu_
            && cu_backward_few_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
 }
 
-/* Narrower heads where sums in fixed point would need a bound that there is not. */
+/* Narrower heads where sums in fixed point would need a bound that there is not; of some rows
+ * of a sequence only where its 128 queries are whole tiles of forward's. */
 int cu_backward_wide_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
+    const int is_small = p->sizes.D <= 64 && p->sizes.Dv <= 64;
     cu_form tiles;
     return p->gradients & BY_TILES && s->family == CU_SM90 && !p->is_ragged
-           && !cu_backward_tiles_form(s, p, 0, &tiles)
+           && !(p->has_rows && is_small) && !cu_backward_tiles_form(s, p, 0, &tiles)
            && cu_backward_wide_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
 }
 
@@ -137,6 +139,12 @@ int cu_backward_captures_form(const cu_state *s, const plan_problem *p, int rung
 
 enum { SOME_BATCHES = 2 }; /* their number is a run's */
 
+/* Bytes of each score's. */
+static int kept_bytes(const cu_shares *kept)
+{
+    return kept->n_elements * (kept->element_dtype == SACCADE_NONE ? 4 : 2);
+}
+
 /* Where a dense capture has no element for each batch and head. */
 int cu_backward_elements_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
@@ -150,7 +158,8 @@ int cu_backward_elements_form(const cu_state *s, const plan_problem *p, int rung
         any |= reads.read[i]->scatter == SCATTER_ELEMENTS
                && !cu_read_is_own(reads.read[i], SOME_BATCHES, p->sizes.H);
     *out = cu_backward_elements_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
-                                       p->dtype == SACCADE_F32, most);
+                                       p->dtype == SACCADE_F32,
+                                       kept_bytes(&s->backward_facts.kept), most);
     return any;
 }
 

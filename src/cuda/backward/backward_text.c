@@ -153,12 +153,13 @@ cu_form cu_backward_captures_choice(int D, int E, int is_f32)
 /* Blocks as those that CU_BWD_CAPTURES walks. A CTA leaves room for a second one, whose copies
  * its products hide; two stages are worth less than more keys, which every copy of the queries
  * serves. */
-cu_form cu_backward_elements_choice(int D, int E, int is_f32, int most)
+cu_form cu_backward_elements_choice(int D, int E, int is_f32, int kept, int most)
 {
     static const struct {
         int blocks, stages;
     } choices[] = {{4, 2}, {4, 1}, {2, 1}, {1, 1}};
     cu_form form = cu_backward_captures_choice(D, E, is_f32);
+    form.backward.kept = kept;
     for (int ctas = 2; ctas > 0; ctas--)
         for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
             form.backward.blocks = choices[i].blocks;
@@ -167,7 +168,7 @@ cu_form cu_backward_elements_choice(int D, int E, int is_f32, int most)
             if (ctas * (cu_backward_shared_bytes(&form, D, E) + 1024) <= most + 1024)
                 return form;
         }
-    return form;
+    return kept ? cu_backward_elements_choice(D, E, is_f32, 0, most) : form;
 }
 
 int cu_backward_query_threads(const cu_form *f)
@@ -263,7 +264,7 @@ static int pass_shared(const cu_form *f, int columns)
 {
     const int rows = f->backward.rows, stages = f->tile.stages, keys = f->tile.keys;
     if (f->backward.blocks)
-        return columns * (BWD_ROWS + keys) * 128 * stages;
+        return columns * (BWD_ROWS + keys) * 128 * stages + BWD_ROWS * keys * f->backward.kept;
     const int stats = (keys + stages * rows) * 8;
     const int sums = (keys * (rows + 1) + keys + rows + 4 * rows + 4 + 4 * CU_READS)
                      * 4; /* captures' scratch */
@@ -328,6 +329,7 @@ static void put_config(const plan_problem *p, const cu_form *form, const cu_mod_
         {"DK", (p->gradients & SACCADE_GRADIENT_K) != 0},
         {"DV", (p->gradients & SACCADE_GRADIENT_V) != 0},
         {"CAPTURES", form->backward.is_captures},
+        {"KEPT", form->backward.kept},
         {"SHARES", is_sm90 && !form->backward.value_stages && cu_has_shares(facts)},
         {"TERMS", is_sm90 && facts->n_terms > 0},
         {"GROUP", p->group},

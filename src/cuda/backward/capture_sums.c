@@ -34,20 +34,6 @@ static int is_inside(const plan_problem *p, const pass_read *read, const saccade
     return 1;
 }
 
-int cu_read_has_own(const pass_read *read, int var)
-{
-    for (int d = 0; d < read->rank; d++) {
-        const pass_index *index = &read->index[d];
-        int others = 0;
-        for (int i = 0; i < 4; i++)
-            others |= i != var && index->line.coef[i] != 0;
-        if (pass_index_is_line(index) && !others
-            && (index->line.coef[var] == 1 || index->line.coef[var] == -1))
-            return 1;
-    }
-    return 0;
-}
-
 static int64_t element_count(const saccade_tensor *t)
 {
     int64_t n = 1;
@@ -267,45 +253,60 @@ static cu_table table_of(const cu_capture_run *x, int i, int64_t room)
     int64_t n = 1;
     for (int d = read->rank - 1; d >= 0 && n <= room; d--)
         if (read->index[d].varies & ~(DEP_B | DEP_H)) {
-            out.size[d] = (int)t->shape[d];
-            out.stride[d] = (int)n;
+            out.size[d] = (unsigned short)t->shape[d];
+            out.stride[d] = (unsigned short)n;
             n *= t->shape[d];
         }
     out.n = n <= room ? (int)n : 0;
     return out;
 }
 
-/* Tables of a launch's reads whose terms nothing else sums: in as many copies as leave room
- * for a second CTA beside. */
-static void choose_tables(cu_capture_run *x, int base)
+enum { WORD = sizeof(int), SPARE = 16, LANES = 32 };
+
+/* Tables of a launch's reads whose terms nothing else sums, of elements of so many digits in
+ * `bytes` of shared memory; tells how many elements they have, and whether all have one. */
+static int64_t find_tables(cu_capture_run *x, int digits, int bytes, int *are_all)
 {
-    enum { RESERVED = 1024, LANES = 32, SPARE = 16 };
-    const int is_f32 = x->plan->problem.dtype == SACCADE_F32;
-    const int words = is_f32 ? TABLE_DIGITS_F32 : TABLE_DIGITS, sum = words * (int)sizeof(int);
-    const int most = cu_shared_most(((const cu_state *)x->plan->state)->device.sm);
-    const int alone = most - base - SPARE, beside = (most + RESERVED) / 2 - RESERVED - base;
-    const int64_t terms = BWD_ROWS * x->run->sizes.KV;
-    cu_tables *to = &x->tables;
+    const int64_t terms = smaller(BWD_ROWS * x->run->sizes.KV, UINT16_MAX);
     int64_t n = 0;
-    int copies = LANES, at = 0;
+    *are_all = 1;
     for (int k = 0; k < CU_READS; k++) {
         const int i = x->c.first + k;
-        to->of[k] = (cu_table){.n = 0};
+        cu_table *to = &x->tables.of[k];
+        *to = (cu_table){.n = 0};
         if (i >= x->at.reads.n || x->c.elsewhere >> k & 1 || !x->at.has_words[i])
             continue;
         const pass_scatter scatter = x->at.reads.read[i]->scatter;
-        if (scatter == SCATTER_GENERAL || scatter == SCATTER_ELEMENTS)
-            to->of[k] = table_of(x, i, smaller(terms, alone / sum - n));
-        n += to->of[k].n;
+        if (scatter != SCATTER_GENERAL && scatter != SCATTER_ELEMENTS)
+            continue;
+        *to = table_of(x, i, smaller(terms, bytes / (digits * WORD) - n));
+        n += to->n;
+        *are_all &= to->n > 0;
     }
-    while (copies > 1 && n * copies * sum > beside - SPARE)
+    return n;
+}
+
+/* Each element has as many copies as leave room for a second CTA beside, and one at least. */
+static void choose_tables(cu_capture_run *x, int base)
+{
+    enum { RESERVED = 1024, MOST_DIGITS = 3 };
+    const int most = cu_shared_most(((const cu_state *)x->plan->state)->device.sm);
+    const int alone = most - base - SPARE;
+    const int beside = (most + RESERVED) / 2 - RESERVED - base - SPARE;
+    cu_tables *to = &x->tables;
+    int copies = LANES, at = 0, are_all;
+    to->digits = MOST_DIGITS;
+    int64_t n = find_tables(x, to->digits, alone, &are_all);
+    if (!are_all)
+        n = find_tables(x, --to->digits, alone, &are_all);
+    while (copies > 1 && n * copies * to->digits * WORD > beside)
         copies /= 2;
     for (int k = 0; k < CU_READS; k++) {
         to->of[k].copies = copies;
         to->of[k].at = at;
-        at += to->of[k].n * copies * words;
+        at += to->of[k].n * copies * to->digits;
     }
-    to->bytes = (at * (int)sizeof(int) + SPARE - 1) / SPARE * SPARE;
+    to->bytes = (at * WORD + SPARE - 1) / SPARE * SPARE;
 }
 
 static saccade_status start_reads(cu_capture_run *x, saccade_error *err)

@@ -2,8 +2,8 @@
  *
  *     bwd_prepare.cu   delta, lse in log2 units, bounds of K and V        every run
  *     bwd_sm90.cu      dK, dV and sums of dQ in fixed point, head dims to 128, aligned rows
- *     bwd_wide.cu      the same without sums, head dims from 128 to 256, and to 64 where rows
- *                      see few keys: dK and dV, then dQ
+ *     bwd_wide.cu      the same without sums, head dims from 128 to 256, and below where slopes
+ *                      have no bound or rows see few keys: dK and dV, then dQ
  *     bwd_f32.cu       the same of f32, head dims to 128
  *     bwd_split.cu     before it: Q, K, V and dO in bf16 numbers
  *     bwd_finish.cu    dQ from its sums
@@ -88,8 +88,9 @@ cu_form cu_backward_pass_choice(int D, int E);
 cu_form cu_backward_pass32_choice(int D, int E);
 /* The form of bwd_captures.cu. */
 cu_form cu_backward_captures_choice(int D, int E, int is_f32);
-/* The form of bwd_elements.cu for so many bytes of shared memory. */
-cu_form cu_backward_elements_choice(int D, int E, int is_f32, int most);
+/* The form of bwd_elements.cu for so many bytes of shared memory; kept: bytes that it keeps of
+ * each score. */
+cu_form cu_backward_elements_choice(int D, int E, int is_f32, int kept, int most);
 int cu_backward_threads(const cu_form *form);
 /* Of bwd_wide_queries. */
 int cu_backward_query_threads(const cu_form *form);
@@ -156,9 +157,6 @@ saccade_status cu_backward_find_runs(const saccade_plan *plan, const plan_run *r
                                      saccade_error *err);
 
 /* ---- capture_sums.c ---- */
-
-/* Whether an index is this variable alone, so that its values have elements of their own. */
-int cu_read_has_own(const pass_read *read, int var);
 
 /* Whether each of so many batches and heads has. */
 static inline int cu_read_is_own(const pass_read *read, int64_t B, int64_t H)

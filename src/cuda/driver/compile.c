@@ -17,7 +17,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
-enum { MAX_HEADERS = 96, MAX_OPTIONS = 8, KEY_SIZE = 64, MAX_LOG = 200 };
+enum { MAX_HEADERS = 128, MAX_OPTIONS = 8, KEY_SIZE = 64, MAX_LOG = 200 };
 
 #define NVRTC_FUNCTIONS(X)                                                                  \
     X(version, "nvrtcVersion", (int *major, int *minor))                                    \

@@ -30,3 +30,17 @@ const char *cu_reads_by_score(const plan_problem *p)
                 return p->score->captures[reads.read[i]->capture].name;
     return NULL;
 }
+
+int cu_read_has_own(const pass_read *read, int var)
+{
+    for (int d = 0; d < read->rank; d++) {
+        const pass_index *index = &read->index[d];
+        int others = 0;
+        for (int i = 0; i < 4; i++)
+            others |= i != var && index->line.coef[i] != 0;
+        if (pass_index_is_line(index) && !others
+            && (index->line.coef[var] == 1 || index->line.coef[var] == -1))
+            return 1;
+    }
+    return 0;
+}

@@ -39,6 +39,8 @@ static inline int cu_has_captures(const plan_problem *p)
 
 /* 0: there are more than CU_READS_MOST. */
 int cu_find_reads(const plan_problem *p, cu_reads_found *out);
+/* Whether an index is this variable alone, so that its values have elements of their own. */
+int cu_read_has_own(const pass_read *read, int var);
 /* The name of a capture one of whose indices varies with the score, or NULL. */
 const char *cu_reads_by_score(const plan_problem *p);
 
@@ -109,6 +111,8 @@ saccade_status emit_shares(emitter *e, const char *what, const char *WHAT,
 void emit_shares_end(emitter *e);
 /* The value of node n if e->shares has it; tells whether. */
 int emit_shared(const emitter *e, const mod_node *n, place at);
+/* What makes a word of 32 bits of a node's value, as shared values are. */
+const char *emit_to_word(const mod_node *n);
 
 /* ---- emit_line.c ---- */
 
@@ -136,9 +140,10 @@ double emit_tanh_rate(const emitter *e, const mod_node *root);
 /* Value and derivative of the score; the graph of both lives in scratch. */
 saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccade_error *err);
 /* What programs with CFG_CAPTURES take of the graph of value and derivatives, e->fn; results:
- * of the value, of the derivative by the score, of those by the reads. */
+ * of the value, of the derivative by the score, of those by the reads. Finds what CFG_KEPT
+ * keeps. */
 saccade_status emit_reads(emitter *e, const cu_reads_found *reads, const uint32_t *results,
-                          saccade_error *err);
+                          cu_mod_text *facts, saccade_error *err);
 /* emit_reads for programs with CFG_TERMS: reads whose terms backward's tiles make. */
 saccade_status emit_terms(emitter *e, const cu_reads_found *reads, const uint32_t *results,
                           arena *scratch, cu_mod_text *facts, saccade_error *err);

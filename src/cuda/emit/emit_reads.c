@@ -79,10 +79,11 @@ static void put_places(const emitter *e, const cu_reads_found *reads,
 
 static void put_reads4(const emitter *e, const uint32_t *results, int n)
 {
-    strbuf_printf(e->out,
-                  "DEVICE void reads4(%s, const slope_row &r0, const slope_row &r1,\n"
-                  "                   int k0, int k1, float (&x)[4], float (&by)[%d][4])\n{\n",
-                  EMIT_SIGNATURE, n ? n : 1);
+    strbuf_printf(
+        e->out,
+        "DEVICE void reads4(%s, const slope_row &r0, const slope_row &r1,\n"
+        "                   int k0, int k1, float (&x)[4], float (&by)[%d][4]%s)\n{\n",
+        EMIT_SIGNATURE, n ? n : 1, e->shares ? ", const reads_shared &shared" : "");
     emit_nodes(e, COLUMN, NULL);
     emit_nodes(e, ELEMENT, NULL);
     for (int r = 0; r < n; r++)
@@ -101,8 +102,100 @@ static void put_reads4(const emitter *e, const uint32_t *results, int n)
     strbuf_puts(e->out, "}\n\n");
 }
 
+/* ---- what stays while batches or heads pass ---- */
+
+/* With which of b and h no read is left alone that bwd_elements.cu sums over. */
+static int passing(const emitter *e, const cu_reads_found *reads)
+{
+    int deps = 0;
+    for (int r = 0; r < reads->n; r++) {
+        if (reads->read[r]->scatter != SCATTER_ELEMENTS)
+            continue;
+        deps |= cu_read_has_own(reads->read[r], VAR_B) ? 0 : DEP_B;
+        deps |= e->problem->sizes.H == 1 || cu_read_has_own(reads->read[r], VAR_H) ? 0 : DEP_H;
+    }
+    return deps;
+}
+
+static void find_kept(const emitter *e, const mod_node *n, int passing, unsigned char *seen,
+                      cu_shares *out)
+{
+    const unsigned i = emit_number(e, n);
+    if (emit_is_leaf(n) || seen[i])
+        return;
+    seen[i] = 1;
+    if (n->op == OP_LOAD && emit_rate_of(n) == ELEMENT && !(n->deps & passing)) {
+        if (out->n_elements < CU_SHARES_MOST)
+            out->element[out->n_elements++] = i;
+        return;
+    }
+    for (int a = 0; a < n->n_args; a++)
+        find_kept(e, emit_arg(e, n, a), passing, seen, out);
+}
+
+/* The loads of the value and the derivatives. */
+static void find_all_kept(const emitter *e, const cu_reads_found *reads,
+                          const uint32_t *results, unsigned char *seen, cu_shares *out)
+{
+    const int deps = passing(e, reads);
+    *out = (cu_shares){0};
+    memset(seen, 0, e->fn->n_nodes);
+    for (int r = 0; r < 2 + reads->n && deps; r++)
+        find_kept(e, &e->fn->nodes[results[r]], deps, seen, out);
+    for (int i = 0; i < out->n_elements; i++) {
+        const saccade_dtype dtype = e->fn->captures[e->fn->nodes[out->element[i]].imm.i].dtype;
+        const int is_short = dtype == SACCADE_BF16 || dtype == SACCADE_F16;
+        out->element_dtype =
+            !is_short || (i > 0 && dtype != out->element_dtype) ? SACCADE_NONE : dtype;
+        if (out->element_dtype == SACCADE_NONE)
+            break;
+    }
+}
+
+/* reads_shared, how four scores' are made, and reads4() that takes them. */
+static void put_kept(emitter *e, const cu_reads_found *reads, const uint32_t *results,
+                     unsigned char *needed, const cu_shares *kept)
+{
+    const int n = kept->n_elements;
+    if (n == 0)
+        return;
+    strbuf_printf(e->out,
+                  "#if CFG_KEPT\n#define READS_KEPT %d\n#define KEPT_CODE %d\n\n"
+                  "struct reads_shared {\n    u32 element[READS_KEPT][4];\n};\n\n"
+                  "DEVICE void reads_keep4(%s, const slope_row &r0, const slope_row &r1,\n"
+                  "                        int k0, int k1, reads_shared &to)\n{\n",
+                  n,
+                  kept->element_dtype == SACCADE_BF16  ? 1
+                  : kept->element_dtype == SACCADE_F16 ? 2
+                                                       : 0,
+                  EMIT_SIGNATURE);
+    memset(needed, 0, e->fn->n_nodes);
+    for (int i = 0; i < n; i++)
+        needed[kept->element[i]] = 1;
+    emit_mark_operands(e, needed);
+    for (uint32_t i = 0; i < e->fn->n_nodes; i++) {
+        const mod_node *node = &e->fn->nodes[i];
+        const rate of = emit_rate_of(node);
+        for (int c = 0; needed[i] && !emit_is_leaf(node) && c < (of == ELEMENT ? 4 : 2); c++)
+            if (of != ROW)
+                emit_node(e, node, (place){of, c});
+    }
+    for (int i = 0; i < n; i++)
+        for (int c = 0; c < 4; c++) {
+            const mod_node *node = &e->fn->nodes[kept->element[i]];
+            strbuf_printf(e->out, "    to.element[%d][%d] = %s(", i, c, emit_to_word(node));
+            emit_value(e, e->out, node, (place){ELEMENT, c});
+            strbuf_puts(e->out, ");\n");
+        }
+    strbuf_puts(e->out, "}\n\n");
+    e->shares = kept;
+    put_reads4(e, results, reads->n);
+    e->shares = NULL;
+    strbuf_puts(e->out, "#endif\n");
+}
+
 saccade_status emit_reads(emitter *e, const cu_reads_found *reads, const uint32_t *results,
-                          saccade_error *err)
+                          cu_mod_text *facts, saccade_error *err)
 {
     const mod_fn *both = e->fn;
     const double *gain = e->gain;
@@ -113,6 +206,8 @@ saccade_status emit_reads(emitter *e, const cu_reads_found *reads, const uint32_
     strbuf_puts(e->out, "#if CFG_CAPTURES || CFG_TERMS\n");
     put_kinds(reads, e->out);
     put_reads4(e, results, reads->n);
+    find_all_kept(e, reads, results, marks, &facts->kept);
+    put_kept(e, reads, results, marks, &facts->kept);
     e->fn = e->problem->score;
     e->gain = NULL;
     mark_indices(e, reads, marks);

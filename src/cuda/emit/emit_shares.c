@@ -152,14 +152,17 @@ int emit_shared(const emitter *e, const mod_node *n, place at)
     const cu_shares *s = e->shares;
     const int key = s ? find_in(s->key, s->n_keys, emit_number(e, n)) : -1;
     const int diagonal = s ? find_in(s->diagonal, s->n_diagonals, emit_number(e, n)) : -1;
+    const int element = s ? find_in(s->element, s->n_elements, emit_number(e, n)) : -1;
     if (key >= 0)
         strbuf_printf(e->out, "%s(shared.key[%d][%d])", of_word(n), key, at.copy % 2);
     else if (diagonal >= 0)
         strbuf_printf(e->out, "%s(shared.diagonal[%d][%d])", of_word(n), diagonal, at.copy);
-    return key >= 0 || diagonal >= 0;
+    else if (element >= 0)
+        strbuf_printf(e->out, "%s(shared.element[%d][%d])", of_word(n), element, at.copy);
+    return key >= 0 || diagonal >= 0 || element >= 0;
 }
 
-static const char *to_word(const mod_node *n)
+const char *emit_to_word(const mod_node *n)
 {
     return n->type == MOD_FLOAT ? "__float_as_uint" : "(u32)";
 }
@@ -172,8 +175,8 @@ static void put_rows(const emitter *e, const char *what, const cu_shares *s)
                   "    %s_row_begin(mod, p, b, h, q, r);\n",
                   what, EMIT_SIGNATURE, s->n_rows, what, what);
     for (int i = 0; i < s->n_rows; i++)
-        strbuf_printf(e->out, "    to[%d] = %s(r.n%u);\n", i, to_word(&e->fn->nodes[s->row[i]]),
-                      s->row[i]);
+        strbuf_printf(e->out, "    to[%d] = %s(r.n%u);\n", i,
+                      emit_to_word(&e->fn->nodes[s->row[i]]), s->row[i]);
     strbuf_puts(e->out, "}\n\n");
 }
 
@@ -205,7 +208,7 @@ static void put_makers(const emitter *e, const char *what, const char *of,
     emit_marked(e, needed);
     for (int i = 0; i < n; i++) {
         const mod_node *node = &fn->nodes[nodes[i]];
-        strbuf_printf(e->out, "    to[%d] = %s(", i, to_word(node));
+        strbuf_printf(e->out, "    to[%d] = %s(", i, emit_to_word(node));
         emit_value(e, e->out, node, (place){emit_rate_of(node), 0});
         strbuf_puts(e->out, ");\n");
     }

@@ -97,7 +97,8 @@ static void put_cap(const emitter *both, strbuf *out)
 }
 
 /* A value that jumps has no gain, but its slope may have a bound; one far above the slopes that
- * there are would leave sums in fixed point few digits. */
+ * there are would leave sums in fixed point few digits. (A score at a jump that backward rounds
+ * to its other side has another weight than in forward, by any way.) */
 static double slope_most(const mod_fn *both, uint32_t slope, double gain, arena *scratch)
 {
     enum { MOST = 4096 };
@@ -115,6 +116,7 @@ saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccad
     facts->score = CU_SCORE_NONE;
     facts->slope_most = 1;
     facts->has_row_slope = facts->is_head_slope = facts->n_terms = 0;
+    facts->kept = (cu_shares){0};
     if (!p->score) {
         strbuf_puts(e->out, "#define SLOPE_ONE 1\n#define SCORE_MAY_MASK 0\n"
                             "#define SLOPE_IS_FINITE 1\n#define SLOPE_CAP 0\n"
@@ -150,7 +152,7 @@ saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccad
     }
     facts->is_head_slope = emit_has_head_slope(p);
     if (cu_has_captures(p)) {
-        TRY(emit_reads(e, &reads, results, err));
+        TRY(emit_reads(e, &reads, results, facts, err));
         TRY(emit_terms(e, &reads, results, scratch, facts, err));
     }
     const int is_one =

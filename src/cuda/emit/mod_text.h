@@ -35,6 +35,11 @@ enum { CU_SHARES_MOST = 3 };
 typedef struct cu_shares {
     unsigned row[CU_SHARES_MOST], key[CU_SHARES_MOST], diagonal[CU_SHARES_MOST];
     int n_rows, n_keys, n_diagonals;
+    /* loads of a score of its own that bwd_elements.cu keeps while batches or heads pass, and
+     * the dtype that all of them have if it is one of 16 bits, else NONE */
+    unsigned element[CU_SHARES_MOST];
+    int n_elements;
+    saccade_dtype element_dtype;
 } cu_shares;
 
 typedef struct cu_mod_text {
@@ -47,6 +52,7 @@ typedef struct cu_mod_text {
     cu_dense dense[CU_DENSE_MOST];
     int n_dense, n_dense_score;
     cu_shares shares;  /* what programs with CFG_SHARES share of the score */
+    cu_shares kept;    /* backward: what programs with CFG_KEPT keep of it */
     int has_row_slope; /* backward: the slope does not vary with the key or the score */
     int is_head_slope; /* backward: it varies with the head alone, and is no constant 1 or 0 */
     unsigned char term[8]; /* backward: cu_term of the first reads with gradients (CU_READS) */

@@ -138,21 +138,19 @@ typedef struct cu_reads {
     unsigned in_tiles, elsewhere;
 } cu_reads;
 
-/* What a head's scores may read of a capture, where it is few elements: bwd_tables.cuh. Digits
- * are words of an element. */
-enum { TABLE_DIGITS = 2, TABLE_DIGITS_F32 = 3 };
-
+/* What a head's scores may read of a capture, where it is few elements: bwd_tables.cuh. */
 typedef struct cu_table {
     int n;      /* elements; 0: there is no table */
     int copies; /* of each, a power of 2 */
     int at;     /* in words from where tables begin */
     int rank;
-    int size[CU_RANK], stride[CU_RANK]; /* 0 in dimensions that are one index for a head */
+    unsigned short size[CU_RANK], stride[CU_RANK]; /* 0: one index for a head */
 } cu_table;
 
 typedef struct cu_tables {
     cu_table of[CU_READS];
-    int bytes; /* of shared memory, whole 16 */
+    int digits; /* words of an element: 3, or 2 where 3 do not fit */
+    int bytes;  /* of shared memory, whole 16 */
 } cu_tables;
 
 /* A launch of bwd_elements, of one read. */

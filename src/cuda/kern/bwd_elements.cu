@@ -5,7 +5,7 @@
  * runs beside it, one store, and one rounding where elements have 16 bits.
  *
  * Shared memory, [CFG_STAGES] times: Q and dO of the queries, then K and V of the keys in
- * blocks of PASS; at the end, terms on their way to elements. */
+ * blocks of PASS, at the end terms on their way to elements; then what is kept of scores. */
 #include "cfg.cuh"
 #include "ptx.cuh"
 #include "bwd.h"
@@ -27,11 +27,15 @@
 #include "bwd_pass.cuh"
 #include "bwd_keys.cuh"
 #include "bwd_element.cuh"
+#include "bwd_kept.cuh"
 #include "bwd_read_terms.cuh"
 
 enum {
     BLOCKS = CFG_KEYS / PASS, /* of keys, of a CTA */
-    STAGE_BYTES = STAY_BYTES + BLOCKS * PASS_BYTES
+    STAGE_BYTES = STAY_BYTES + BLOCKS * PASS_BYTES,
+#if !CFG_KEPT
+    KEPT_BLOCK = 0
+#endif
 };
 
 /* What a CTA has: elements, and the batches and heads that read them. */
@@ -121,7 +125,7 @@ DEVICE void copy_visit(const cu_bwd &p, const visit &v, const share &s, u32 to)
 /* What this visit's scores add to the sums. */
 template <int READ>
 DEVICE void add_visit(float (&sum)[BLOCKS][S_COUNT], const cu_bwd &p, const mod_args &mod,
-                      const visit &v, const share &s, u32 stage)
+                      const visit &v, const share &s, u32 stage, u32 kept)
 {
     dropper drop = no_dropper();
     dropper_enter(drop, p.f, v.t.b, v.t.h);
@@ -133,7 +137,8 @@ DEVICE void add_visit(float (&sum)[BLOCKS][S_COUNT], const cu_bwd &p, const mod_
         if (!(v.live >> i & 1))
             continue;
         terms_of_queries<READ>(term, p, mod, v.t, key0, masked, drop, stage,
-                               stage + STAY_BYTES + i * PASS_BYTES, v.stat);
+                               stage + STAY_BYTES + i * PASS_BYTES, v.stat,
+                               kept + i * KEPT_BLOCK);
 #pragma unroll
         for (int j = 0; j < S_COUNT; j++)
             sum[i][j] += term[0][j];
@@ -173,7 +178,7 @@ template <int READ>
 DEVICE void sum_share(const cu_bwd &p, const mod_args &mod, const cu_elements &c, char *memory)
 {
     share s = share_of(p, c, blockIdx.x);
-    u32 shared = smem_address(memory);
+    u32 shared = smem_address(memory), kept = shared + CFG_STAGES * STAGE_BYTES;
     int stage = 0, key0 = s.key_block * PASS;
     float sum[BLOCKS][S_COUNT];
     visit now, next;
@@ -183,6 +188,10 @@ DEVICE void sum_share(const cu_bwd &p, const mod_args &mod, const cu_elements &c
     if (now.live)
         copy_visit(p, now, s, shared);
     copy_commit();
+#if CFG_KEPT
+    for (int i = 0; i < c.blocks && now.live; i++)
+        keep_block(p, mod, now.t, key0 + i * PASS, kept + i * KEPT_BLOCK);
+#endif
     while (now.live) {
         visit_from(next, p, c, s, now.at + 1);
 #if CFG_STAGES > 1
@@ -192,7 +201,7 @@ DEVICE void sum_share(const cu_bwd &p, const mod_args &mod, const cu_elements &c
 #endif
         copy_wait<CFG_STAGES - 1>();
         __syncthreads();
-        add_visit<READ>(sum, p, mod, now, s, shared + stage * STAGE_BYTES);
+        add_visit<READ>(sum, p, mod, now, s, shared + stage * STAGE_BYTES, kept);
         __syncthreads();
         if (c.may_move && next.live) {
             element_line other = elements_of(p, mod, c.to, READ, next.t, key0);

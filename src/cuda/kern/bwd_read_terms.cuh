@@ -9,11 +9,12 @@ enum {
 };
 
 /* dX of this warp's 16 queries by PASS keys, times the derivatives of COUNT reads from FIRST
- * on. */
+ * on. kept: where CFG_KEPT has what is kept of the block. */
 template <int FIRST, int COUNT>
 DEVICE void terms_of_queries(float (&term)[COUNT][S_COUNT], const cu_bwd &p,
                              const mod_args &mod, const query_tile &t, int key0, int masked,
-                             const dropper &drop, u32 stay, u32 pass, const float2 (&stat)[2])
+                             const dropper &drop, u32 stay, u32 pass, const float2 (&stat)[2],
+                             u32 kept)
 {
     float s[S_COUNT], dp[S_COUNT];
     int lane = threadIdx.x & 31, q = t.row0 + warp_row() + lane / 4 + t.q_offset;
@@ -36,7 +37,13 @@ DEVICE void terms_of_queries(float (&term)[COUNT][S_COUNT], const cu_bwd &p,
 #pragma unroll
         for (int j = 0; j < 4; j++)
             x[j] = s[4 * i + j];
+#if CFG_KEPT
+        reads_shared shared;
+        take_kept(kept, i, shared);
+        reads4(mod, p.f, t.b, t.h, r0, r1, k0.kv, k1.kv, x, by, shared);
+#else
         reads4(mod, p.f, t.b, t.h, r0, r1, k0.kv, k1.kv, x, by);
+#endif
         if (masked)
             live4(p.f, mod, t.b, t.h, q0, q1, k0, k1, live);
 #pragma unroll

@@ -2,25 +2,30 @@
  * few (buckets, offsets in a window, pairs of kinds). A CTA sums its terms there before it adds
  * them to their elements exactly, each once.
  *
- * Sums are of integers, which have no order: a term in units of the largest one so far, by
- * TABLE_WORDS digits of DIGIT bits, which are summed apart, so that shared memory adds 32 bits
- * of each. A larger term, or more of them than 32 bits hold, empties the table first. Of each
+ * Sums are of integers, which have no order: a term in units of the largest one so far, in two
+ * or three digits of DIGIT bits, which are summed apart, so that shared memory adds 32 bits of
+ * each. A larger term, or more of them than 32 bits hold, empties the table first. Of each
  * element there are as many copies as fit: lane i adds to copy i modulo copies. */
 #pragma once
 
 enum {
-    TABLE_WORDS = CFG_F32 ? TABLE_DIGITS_F32 : TABLE_DIGITS,
     DIGIT = 14,
-    TABLE_BITS = TABLE_WORDS * DIGIT - 1,     /* of a term, and a sign */
-    TABLE_BLOCKS = (1 << 18) / (STAY * PASS), /* that 32 bits hold */
+    LOW_DIGITS = 1 << 2 * DIGIT,
+    TABLE_BLOCKS = (1 << 17) / (STAY * PASS), /* that 32 bits hold */
     ROOM_ABOVE = 2,                           /* by which larger terms do not empty it yet */
-    LEAST_TOP = TABLE_BITS + 1                /* so that all scales are ordinary floats */
+    LEAST_TOP = 3 * DIGIT                     /* so that all scales are ordinary floats */
 };
 
 /* The unit of a table: terms lie below 2^(top - 126). */
 struct table_unit {
     int top, blocks; /* blocks of terms so far */
 };
+
+/* Bits of a term without its sign. */
+DEVICE int term_bits(int digits)
+{
+    return digits * DIGIT - 1;
+}
 
 DEVICE void clear_tables(const cu_tables &x, float4 *room)
 {
@@ -51,7 +56,7 @@ DEVICE long long place_of_number(const cu_table &x, const cu_read &to, long long
 }
 
 /* Adds the sums to the elements, and clears them. */
-DEVICE void empty_table(const cu_bwd &p, const mod_args &mod, const cu_table &x,
+DEVICE void empty_table(const cu_bwd &p, const mod_args &mod, const cu_table &x, int digits,
                         const cu_read &to, int r, const query_tile &t, table_unit &unit,
                         int *room)
 {
@@ -61,16 +66,15 @@ DEVICE void empty_table(const cu_bwd &p, const mod_args &mod, const cu_table &x,
         stride[d] = x.size[d] ? 0 : to.stride[d];
     long long first =
         read_place(mod, p.f, t.b, t.h, r, t.row0 + t.q_offset, t.kv_offset, stride);
-    float size = __int_as_float((unit.top - TABLE_BITS + 1) << 23);
+    float size = __int_as_float((unit.top - term_bits(digits) + 1) << 23);
     for (int i = threadIdx.x; i < x.n; i += THREADS) {
         long long sum = 0;
         for (int c = 0; c < x.copies; c++) { /* threads start at banks of their own */
             int *at = room + x.at + i * x.copies + ((c + i) & (x.copies - 1));
-#pragma unroll
-            for (int w = TABLE_WORDS - 1; w >= 0; w--) {
+#pragma unroll 1
+            for (int w = digits - 1; w >= 0; w--) {
                 int *word = at + w * x.n * x.copies;
-                sum += (w + 1 < TABLE_WORDS ? (long long)(u32)*word : (long long)*word)
-                       << (w * DIGIT);
+                sum += (w ? (long long)*word : (long long)(u32)*word) << (w * DIGIT);
                 *word = 0;
             }
         }
@@ -85,20 +89,18 @@ DEVICE void add_word(u32 at, int x)
     asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
 }
 
-/* next: bytes from one digit of an element to the next */
-DEVICE void add_digits(u32 at, int next, float x)
+/* x: in units; next: bytes from one digit of an element to the next. All digits but the lowest
+ * have a sign. */
+DEVICE void add_digits(u32 at, int next, int digits, float x)
 {
-#if CFG_F32
-    long long whole = __float2ll_rn(x);
-#else
-    int whole = __float2int_rn(x);
-#endif
-#pragma unroll
-    for (int w = 0; w < TABLE_WORDS; w++) {
-        int digit = (int)whole & ((1 << DIGIT) - 1);
-        add_word(at + w * next, w + 1 < TABLE_WORDS ? digit : (int)whole);
-        whole >>= DIGIT;
+    if (digits == 3) { /* the high one leaves a rest that is exact */
+        float high = rintf(x * (1.f / LOW_DIGITS));
+        add_word(at + 2 * next, (int)high);
+        x = fmaf(-high, LOW_DIGITS, x);
     }
+    int low = __float2int_rn(x);
+    add_word(at, low & ((1 << DIGIT) - 1));
+    add_word(at + next, low >> DIGIT);
 }
 
 /* Terms that are infinite or NaN. */
@@ -117,7 +119,7 @@ DEVICE void add_special(const cu_bwd &p, const mod_args &mod, const cu_read &to,
 
 /* Terms of a block of PASS keys, as terms_of_queries() leaves them. peaks: peak_of() all warps'
  * terms. */
-DEVICE void add_to_table(const cu_bwd &p, const mod_args &mod, const cu_table &x,
+DEVICE void add_to_table(const cu_bwd &p, const mod_args &mod, const cu_table &x, int digits,
                          const cu_read &to, int r, const query_tile &t, int key0,
                          const float (&term)[S_COUNT], table_unit &unit, const int (&peaks)[4],
                          int *room)
@@ -127,24 +129,28 @@ DEVICE void add_to_table(const cu_bwd &p, const mod_args &mod, const cu_table &x
     if (peak > unit.top || unit.blocks == TABLE_BLOCKS) {
         if (unit.blocks > 0) {
             __syncthreads();
-            empty_table(p, mod, x, to, r, t, unit, room);
+            empty_table(p, mod, x, digits, to, r, t, unit, room);
             __syncthreads();
         }
-        unit.top = peak > unit.top ? peak + ROOM_ABOVE : unit.top;
+        unit.top = max(peak + ROOM_ABOVE, LEAST_TOP);
     }
     unit.blocks++;
-    float per_unit = __int_as_float((TABLE_BITS + 253 - unit.top) << 23);
+    float per_unit = __int_as_float((term_bits(digits) + 253 - unit.top) << 23);
+    int stride[CU_RANK];
+#pragma unroll
+    for (int d = 0; d < CU_RANK; d++)
+        stride[d] = x.stride[d];
     u32 own = smem_address(room + x.at + (lane & (x.copies - 1)));
     int is_special = 0;
 #pragma unroll
     for (int i = 0; i < S_COUNT; i++) {
         at[i] = read_place(mod, p.f, t.b, t.h, r, row + 8 * (i / 2 & 1) + t.q_offset,
-                           key0 + i / 4 * 8 + 2 * (lane & 3) + (i & 1) + t.kv_offset, x.stride);
+                           key0 + i / 4 * 8 + 2 * (lane & 3) + (i & 1) + t.kv_offset, stride);
         is_special |= !(fabsf(term[i]) < -NEG_INF);
     }
 #pragma unroll
     for (int i = 0; i < S_COUNT; i++)
-        add_digits(own + at[i] * x.copies * 4, x.n * x.copies * 4,
+        add_digits(own + at[i] * x.copies * 4, x.n * x.copies * 4, digits,
                    fabsf(term[i]) < -NEG_INF ? term[i] * per_unit : 0.f);
     if (__any_sync(~0u, is_special))
         add_special(p, mod, to, r, t, row, key0, term);

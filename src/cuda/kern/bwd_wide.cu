@@ -1,7 +1,8 @@
-/* Backward attention for Hopper where a head dim is above 128: dK and dV of 64 keys, as wide,
- * take half the register file, and sums of dQ for so few keys more of L2 than it has. So two
- * kernels make the scores, seven products in place of five, and add nothing up across CTAs:
- * no result depends on an order, and no score function needs a bound of its slope.
+/* Backward attention for Hopper without sums across CTAs: two kernels make the scores, seven
+ * products in place of five, so that no result depends on an order and no score function needs
+ * a bound of its slope. For head dims above 128, where dK and dV of 64 keys take half the
+ * register file and sums of dQ for so few keys more of L2 than it has; for slopes without a
+ * bound; and where rows see few keys.
  *
  * bwd_wide_keys.cuh: a CTA has 64 keys of one key head and makes their dK and dV.
  * bwd_wide_queries.cuh: a CTA has 128 queries of one head and makes their dQ.

@@ -70,6 +70,11 @@ DEVICE u32 load_word(u32 at)
     return x;
 }
 
+DEVICE void store_two_words(u32 at, u32 x, u32 y)
+{
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(x), "r"(y) : "memory");
+}
+
 DEVICE void load_two_words(u32 &x, u32 &y, u32 at)
 {
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "r"(at) : "memory");

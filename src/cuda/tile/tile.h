@@ -34,6 +34,7 @@ typedef struct cu_backward_tile {
     int value_stages; /* sm_90a, two kernels: blocks of V in flight beside dQ */
     int is_captures;  /* gradients of captures by it */
     int blocks;       /* of rows that a CTA of bwd_elements has beside those that stay */
+    int kept;         /* bytes that it keeps of each score */
     int stay;         /* sm_90a, two kernels: queries of a CTA of the second */
     int ctas[2];      /* and CTAs of each to a multiprocessor */
     int is_split;     /* sm_90a: loads and sums into global memory by warps of their own */
