@@ -211,15 +211,25 @@ static void find_read(const mod_fn *fn, uint32_t node, const mod_line *lines, co
                       const uint8_t *sums, pass_read *out)
 {
     const mod_node *n = &fn->nodes[node];
-    const form *f[SACCADE_MAX_RANK];
+    const form *f[SACCADE_MAX_RANK], *inside[SACCADE_MAX_RANK];
+    form sum_form[SACCADE_MAX_RANK];
     *out = (pass_read){.node = node, .capture = (uint32_t)n->imm.i, .rank = n->n_args};
     for (uint32_t d = 0; d < n->n_args; d++) {
         const uint32_t arg = fn->args[n->args + d];
-        f[d] = &forms[arg];
-        out->index[d] = (pass_index){fn->nodes[arg].deps, find_sum(fn, arg, sums), lines[arg]};
+        const uint32_t sum = find_sum(fn, arg, sums);
+        const mod_line *of_sum = &lines[sum == PASS_NO_NODE ? arg : sum];
+        const pass_index known = {.line = *of_sum};
+        f[d] = inside[d] = &forms[arg];
+        if (pass_index_is_line(&known)) {
+            sum_form[d] = line(of_sum->coef);
+            inside[d] = &sum_form[d];
+        }
+        out->index[d] = (pass_index){fn->nodes[arg].deps, sum, lines[arg], *of_sum};
     }
-    if (n->type == MOD_FLOAT)
-        classify(f, out);
+    if (n->type != MOD_FLOAT)
+        return;
+    classify(f, out);
+    out->is_own_inside = (uint8_t)has_own_elements(inside, out->rank);
 }
 
 /* Where several reads of a tensor meet, elements of their own are no longer that. */
@@ -231,6 +241,7 @@ static void join_reads(pass_read *reads, uint32_t n)
             if (i == k || x->capture != reads[k].capture || x->scatter == SCATTER_NONE)
                 continue;
             x->is_shared = 1;
+            x->is_own_inside = 0;
             if (x->scatter == SCATTER_ELEMENTS)
                 x->scatter = SCATTER_GENERAL;
         }

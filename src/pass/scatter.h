@@ -34,7 +34,7 @@ typedef struct pass_index {
     /* A node that within a head is f(q) + g(kv), which may wrap, and that is the index wherever
      * it is not below 0, as x of `x < 0 ? x + n : x`; PASS_NO_NODE: there is none. */
     uint32_t sum;
-    mod_line line;
+    mod_line line, sum_line; /* of the index, of that node */
 } pass_index;
 
 /* The index is coef . (b, h, q, kv) + what is constant during a run. */
@@ -46,6 +46,9 @@ static inline int pass_index_is_line(const pass_index *index)
 typedef struct pass_read {
     uint32_t node, capture; /* an OP_LOAD or OP_SCALAR of fn; its capture */
     pass_scatter scatter;
+    /* It is, or would be, ELEMENTS where no sum of an index is below 0: of x[kv - q + n] in
+     * languages whose negative indices count from the end. */
+    uint8_t is_own_inside;
     uint8_t is_shared, rank;
     pass_index index[SACCADE_MAX_RANK];
 } pass_read;

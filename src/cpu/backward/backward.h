@@ -61,7 +61,7 @@ typedef struct backward_read {
     int rank;     /* indices */
     int is_dense; /* BACKWARD_PLACE: each index is a line in q and kv, as find_steps() has it */
     int is_own;   /* .. different positions of a head read different elements, here alone */
-    int is_slanted; /* .. some index is a line, but not q, kv or neither: kv - q, say */
+    int is_slanted; /* .. an index is not q, kv or neither (kv - q), or no line below 0 */
     int8_t by_q[SACCADE_MAX_RANK], by_kv[SACCADE_MAX_RANK]; /* .. -1, 0 or 1, of an index */
     /* BACKWARD_PLACE (backward_indices.c): all indices; and, where each has one, the sums
      * f(q) + g(kv) that they are while these lie inside of the tensor, else NULL. */

@@ -221,7 +221,8 @@ int backward_is_inside(const backward_job *job, const backward_read *read)
                 const eval_point at =
                     backward_point_at(job, head / s->H, head % s->H, corner & 1 ? s->Q - 1 : 0,
                                       corner & 2 ? s->KV - 1 : 0);
-                index.result = fn->args[load->args + d];
+                index.result =
+                    read->sum[d] == PASS_NO_NODE ? fn->args[load->args + d] : read->sum[d];
                 const double x = eval_scalar(&index, &job->run->score_env, &at, values, NULL);
                 if (x < 0 || x > (double)(t->shape[d] - 1))
                     return 0;

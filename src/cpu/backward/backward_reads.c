@@ -22,16 +22,19 @@ static backward_axis axis_of(pass_scatter scatter)
 }
 
 /* Dense reads have indices that are lines in q and kv, plus what is constant within a head: q,
- * kv or neither, or, where each position has an element of its own, kv - q and the like. */
+ * kv or neither, or, where each position has an element of its own, kv - q and the like, and
+ * lines that count from the end below 0. */
 static void find_steps(const pass_read *r, backward_read *out)
 {
     out->is_dense = 1;
     for (int d = 0; d < r->rank; d++) {
-        const mod_line *line = &r->index[d].line;
+        const pass_index *index = &r->index[d];
+        const mod_line *line = &index->sum_line;
         const int32_t q = line->coef[VAR_Q], kv = line->coef[VAR_KV];
         const int is_line =
             line->known & DEP_Q && line->known & DEP_KV && abs(q) <= 1 && abs(kv) <= 1;
-        out->is_slanted |= is_line && (q < 0 || kv < 0 || q + kv > 1);
+        const int is_whole = index->line.known == line->known;
+        out->is_slanted |= is_line && (!is_whole || q < 0 || kv < 0 || q + kv > 1);
         out->is_dense &= is_line;
         out->by_q[d] = (int8_t)(is_line ? q : 0);
         out->by_kv[d] = (int8_t)(is_line ? kv : 0);
@@ -64,7 +67,7 @@ uint32_t backward_find_reads(const pass_facts *score, uint64_t captures, backwar
         if (r->scatter == SCATTER_NONE || !(captures >> r->capture & 1))
             continue;
         read.axis = axis_of(r->scatter);
-        read.is_own = r->scatter == SCATTER_ELEMENTS;
+        read.is_own = r->scatter == SCATTER_ELEMENTS || r->is_own_inside;
         find_steps(r, &read);
         for (int d = 0; d < r->rank; d++)
             read.sum[d] = r->index[d].sum;
