@@ -246,6 +246,11 @@ static const capture_case dense[] = {
      .mask = "causal()",
      .of = {{"t", 2, 0, {70, 200}}},
      .wanted = {"t"}},
+    /* more loads than are kept */
+    {.problem = "b2 h2 q70 kv90 d64 bf16",
+     .score = "score + t[q, kv] * u[q, kv] + i[q, kv] * 0.1 + t[kv, q]",
+     .of = {{"t", 2, 0, {90, 90}}, {"u", 2, 0, {90, 90}}, {"i", 2, 5, {90, 90}}},
+     .wanted = {"u"}},
     /* slanted: of each batch and head, shared, and where it leads out */
     {.problem = "b2 h2 q130 kv150 d64 bf16",
      .score = "score + t[b, h, q, kv - q + 129]",
@@ -268,6 +273,12 @@ static const capture_case dense[] = {
      .wanted = {"t"}},
 };
 enum { DENSE = sizeof dense / sizeof dense[0] };
+
+/* Beside a load by the score, which is not kept; where that rounds depends on the back end. */
+static const capture_case by_score = {.problem = "b3 h2 q70 kv90 d64 f16",
+                                      .score = "score + t[q, kv] + u[clamp(int(score), 0, 7)]",
+                                      .of = {{"t", 2, 0, {70, 90}}, {"u", 1, 0, {8}}},
+                                      .wanted = {"t"}};
 
 /* What a key has: of each head of a group, shared by heads or batches, with a factor, beside
  * what a row has, which softmax does not see, and beside terms of other kinds. */
@@ -850,6 +861,7 @@ static void compile_only(void **state)
     compile_one(&cases[15], IN_F32, "sm_90a", CU_BWD_CAPTURES, NULL);
     compile_one(&dense[5], AS_SAID, "sm_90a", CU_BWD_ELEMENTS, NULL);
     compile_one(&dense[0], IN_F32, "sm_80", CU_BWD_ELEMENTS, NULL);
+    compile_one(&by_score, AS_SAID, "sm_90a", CU_BWD_ELEMENTS, NULL);
     if (is_thorough_run()) /* half a minute: its text is long */
         compile_one(&many[0], AS_SAID, "sm_90a", CU_BWD_CAPTURES, NULL);
     compile_one(&cases[4], AS_SAID, "sm_90a", CU_BWD_TILES, element);

@@ -39,7 +39,8 @@ static const char *way_of(const backward_read *read)
     if (read->is_slanted && read->is_dense)
         return "stored once by the owner of the keys: each position has an element of its own "
                "(where keys lie apart, or one is added to or shared by heads or batches, "
-               "summed in place; where one leaves the tensor, each position adds for itself)";
+               "summed in place; where one leaves the tensor or counts from its end, each "
+               "position adds for itself)";
     if (backward_may_fix(read))
         return "in fixed point by all threads, 64-bit integers whose sums have no order: the "
                "index varies with q and kv freely (on one thread in the order of items where V "

@@ -152,23 +152,33 @@ cu_form cu_backward_captures_choice(int D, int E, int is_f32)
 
 /* Blocks as those that CU_BWD_CAPTURES walks. A CTA leaves room for a second one, whose copies
  * its products hide; two stages are worth less than more keys, which every copy of the queries
- * serves. */
-cu_form cu_backward_elements_choice(int D, int E, int is_f32, int kept, int most)
+ * serves. Tells how many CTAs fit, 0 if none does. */
+static int fit_elements(int D, int E, int most, cu_form *form)
 {
     static const struct {
         int blocks, stages;
     } choices[] = {{4, 2}, {4, 1}, {2, 1}, {1, 1}};
-    cu_form form = cu_backward_captures_choice(D, E, is_f32);
-    form.backward.kept = kept;
     for (int ctas = 2; ctas > 0; ctas--)
         for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
-            form.backward.blocks = choices[i].blocks;
-            form.tile.keys = choices[i].blocks * form.backward.rows;
-            form.tile.stages = choices[i].stages;
-            if (ctas * (cu_backward_shared_bytes(&form, D, E) + 1024) <= most + 1024)
-                return form;
+            form->backward.blocks = choices[i].blocks;
+            form->tile.keys = choices[i].blocks * form->backward.rows;
+            form->tile.stages = choices[i].stages;
+            if (ctas * (cu_backward_shared_bytes(form, D, E) + 1024) <= most + 1024)
+                return ctas;
         }
-    return kept ? cu_backward_elements_choice(D, E, is_f32, 0, most) : form;
+    return 0;
+}
+
+/* What is kept costs a stage, but no blocks and no CTA. */
+cu_form cu_backward_elements_choice(int D, int E, int is_f32, int kept, int most)
+{
+    cu_form plain = cu_backward_captures_choice(D, E, is_f32), keeping = plain;
+    keeping.backward.kept = kept;
+    const int ctas = fit_elements(D, E, most, &plain);
+    return fit_elements(D, E, most, &keeping) == ctas
+                   && keeping.backward.blocks == plain.backward.blocks
+               ? keeping
+               : plain;
 }
 
 int cu_backward_query_threads(const cu_form *f)

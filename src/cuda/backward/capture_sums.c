@@ -261,15 +261,15 @@ static cu_table table_of(const cu_capture_run *x, int i, int64_t room)
     return out;
 }
 
-enum { WORD = sizeof(int), SPARE = 16, LANES = 32 };
+enum { WORD = sizeof(int), SPARE = 16, LANES = 32, DIGITS = 3 };
 
-/* Tables of a launch's reads whose terms nothing else sums, of elements of so many digits in
- * `bytes` of shared memory; tells how many elements they have, and whether all have one. */
-static int64_t find_tables(cu_capture_run *x, int digits, int bytes, int *are_all)
+/* Tables of a launch's reads whose terms nothing else sums, in so many words of shared memory;
+ * tells how many they take. With two digits for three f32 would lose too much. */
+static int64_t find_tables(cu_capture_run *x, int64_t room)
 {
+    const int fewest = x->plan->problem.dtype == SACCADE_F32 ? DIGITS : DIGITS - 1;
     const int64_t terms = smaller(BWD_ROWS * x->run->sizes.KV, UINT16_MAX);
-    int64_t n = 0;
-    *are_all = 1;
+    int64_t words = 0;
     for (int k = 0; k < CU_READS; k++) {
         const int i = x->c.first + k;
         cu_table *to = &x->tables.of[k];
@@ -279,34 +279,33 @@ static int64_t find_tables(cu_capture_run *x, int digits, int bytes, int *are_al
         const pass_scatter scatter = x->at.reads.read[i]->scatter;
         if (scatter != SCATTER_GENERAL && scatter != SCATTER_ELEMENTS)
             continue;
-        *to = table_of(x, i, smaller(terms, bytes / (digits * WORD) - n));
-        n += to->n;
-        *are_all &= to->n > 0;
+        for (int digits = DIGITS; digits >= fewest && to->n == 0; digits--) {
+            *to = table_of(x, i, smaller(terms, (room - words) / digits));
+            to->digits = digits;
+        }
+        words += (int64_t)to->n * to->digits;
     }
-    return n;
+    return words;
 }
 
 /* Each element has as many copies as leave room for a second CTA beside, and one at least. */
 static void choose_tables(cu_capture_run *x, int base)
 {
-    enum { RESERVED = 1024, MOST_DIGITS = 3 };
+    enum { RESERVED = 1024 };
     const int most = cu_shared_most(((const cu_state *)x->plan->state)->device.sm);
     const int alone = most - base - SPARE;
     const int beside = (most + RESERVED) / 2 - RESERVED - base - SPARE;
-    cu_tables *to = &x->tables;
-    int copies = LANES, at = 0, are_all;
-    to->digits = MOST_DIGITS;
-    int64_t n = find_tables(x, to->digits, alone, &are_all);
-    if (!are_all)
-        n = find_tables(x, --to->digits, alone, &are_all);
-    while (copies > 1 && n * copies * to->digits * WORD > beside)
+    const int64_t words = find_tables(x, alone / WORD);
+    int copies = LANES, at = 0;
+    while (copies > 1 && words * copies * WORD > beside)
         copies /= 2;
     for (int k = 0; k < CU_READS; k++) {
-        to->of[k].copies = copies;
-        to->of[k].at = at;
-        at += to->of[k].n * copies * to->digits;
+        cu_table *to = &x->tables.of[k];
+        to->copies = copies;
+        to->at = at;
+        at += to->n * copies * to->digits;
     }
-    to->bytes = (at * WORD + SPARE - 1) / SPARE * SPARE;
+    x->tables.bytes = (at * WORD + SPARE - 1) / SPARE * SPARE;
 }
 
 static saccade_status start_reads(cu_capture_run *x, saccade_error *err)

@@ -104,7 +104,7 @@ static void put_reads4(const emitter *e, const uint32_t *results, int n)
 
 /* ---- what stays while batches or heads pass ---- */
 
-/* With which of b and h no read is left alone that bwd_elements.cu sums over. */
+/* Which of b and h pass by in a launch of bwd_elements.cu, of any read. */
 static int passing(const emitter *e, const cu_reads_found *reads)
 {
     int deps = 0;
@@ -124,7 +124,7 @@ static void find_kept(const emitter *e, const mod_node *n, int passing, unsigned
     if (emit_is_leaf(n) || seen[i])
         return;
     seen[i] = 1;
-    if (n->op == OP_LOAD && emit_rate_of(n) == ELEMENT && !(n->deps & passing)) {
+    if (n->op == OP_LOAD && emit_rate_of(n) == ELEMENT && !(n->deps & (passing | DEP_SCORE))) {
         if (out->n_elements < CU_SHARES_MOST)
             out->element[out->n_elements++] = i;
         return;
@@ -133,7 +133,7 @@ static void find_kept(const emitter *e, const mod_node *n, int passing, unsigned
         find_kept(e, emit_arg(e, n, a), passing, seen, out);
 }
 
-/* The loads of the value and the derivatives. */
+/* The loads of the value and the derivatives: of a score's own, and of what does not pass. */
 static void find_all_kept(const emitter *e, const cu_reads_found *reads,
                           const uint32_t *results, unsigned char *seen, cu_shares *out)
 {

@@ -141,6 +141,7 @@ typedef struct cu_reads {
 /* What a head's scores may read of a capture, where it is few elements: bwd_tables.cuh. */
 typedef struct cu_table {
     int n;      /* elements; 0: there is no table */
+    int digits; /* words of an element: 3, or 2 where 3 do not fit */
     int copies; /* of each, a power of 2 */
     int at;     /* in words from where tables begin */
     int rank;
@@ -149,8 +150,7 @@ typedef struct cu_table {
 
 typedef struct cu_tables {
     cu_table of[CU_READS];
-    int digits; /* words of an element: 3, or 2 where 3 do not fit */
-    int bytes;  /* of shared memory, whole 16 */
+    int bytes; /* of shared memory, whole 16 */
 } cu_tables;
 
 /* A launch of bwd_elements, of one read. */

@@ -210,8 +210,8 @@ DEVICE void take_block(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
         else if (read_kind(r) == READ_ELEMENT && !c.of[k].words)
             put_elements(p, mod, c.of[k], c.is_adding, r, t, key0, term[k], m);
         else if (tables.of[k].n)
-            add_to_table(p, mod, tables.of[k], tables.digits, c.of[k], r, t, key0, term[k],
-                         s.unit[k], m.peak[k], room);
+            add_to_table(p, mod, tables.of[k], c.of[k], r, t, key0, term[k], s.unit[k],
+                         m.peak[k], room);
         else
             add_terms(p, mod, c.of[k], r, t, key0, term[k]);
     }
@@ -264,7 +264,7 @@ DEVICE void end_sums(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
             && threadIdx.x < DIAGONALS)
             add_diagonal(p, mod, c.of[k], r, t, s.key0, threadIdx.x, s.diagonal[k]);
         if (may_have_table(r) && tables.of[k].n && s.unit[k].blocks > 0)
-            empty_table(p, mod, tables.of[k], tables.digits, c.of[k], r, t, s.unit[k], room);
+            empty_table(p, mod, tables.of[k], c.of[k], r, t, s.unit[k], room);
     }
 }
 

@@ -56,7 +56,7 @@ DEVICE long long place_of_number(const cu_table &x, const cu_read &to, long long
 }
 
 /* Adds the sums to the elements, and clears them. */
-DEVICE void empty_table(const cu_bwd &p, const mod_args &mod, const cu_table &x, int digits,
+DEVICE void empty_table(const cu_bwd &p, const mod_args &mod, const cu_table &x,
                         const cu_read &to, int r, const query_tile &t, table_unit &unit,
                         int *room)
 {
@@ -66,13 +66,13 @@ DEVICE void empty_table(const cu_bwd &p, const mod_args &mod, const cu_table &x,
         stride[d] = x.size[d] ? 0 : to.stride[d];
     long long first =
         read_place(mod, p.f, t.b, t.h, r, t.row0 + t.q_offset, t.kv_offset, stride);
-    float size = __int_as_float((unit.top - term_bits(digits) + 1) << 23);
+    float size = __int_as_float((unit.top - term_bits(x.digits) + 1) << 23);
     for (int i = threadIdx.x; i < x.n; i += THREADS) {
         long long sum = 0;
         for (int c = 0; c < x.copies; c++) { /* threads start at banks of their own */
             int *at = room + x.at + i * x.copies + ((c + i) & (x.copies - 1));
 #pragma unroll 1
-            for (int w = digits - 1; w >= 0; w--) {
+            for (int w = x.digits - 1; w >= 0; w--) {
                 int *word = at + w * x.n * x.copies;
                 sum += (w ? (long long)*word : (long long)(u32)*word) << (w * DIGIT);
                 *word = 0;
@@ -119,7 +119,7 @@ DEVICE void add_special(const cu_bwd &p, const mod_args &mod, const cu_read &to,
 
 /* Terms of a block of PASS keys, as terms_of_queries() leaves them. peaks: peak_of() all warps'
  * terms. */
-DEVICE void add_to_table(const cu_bwd &p, const mod_args &mod, const cu_table &x, int digits,
+DEVICE void add_to_table(const cu_bwd &p, const mod_args &mod, const cu_table &x,
                          const cu_read &to, int r, const query_tile &t, int key0,
                          const float (&term)[S_COUNT], table_unit &unit, const int (&peaks)[4],
                          int *room)
@@ -129,13 +129,13 @@ DEVICE void add_to_table(const cu_bwd &p, const mod_args &mod, const cu_table &x
     if (peak > unit.top || unit.blocks == TABLE_BLOCKS) {
         if (unit.blocks > 0) {
             __syncthreads();
-            empty_table(p, mod, x, digits, to, r, t, unit, room);
+            empty_table(p, mod, x, to, r, t, unit, room);
             __syncthreads();
         }
         unit.top = max(peak + ROOM_ABOVE, LEAST_TOP);
     }
     unit.blocks++;
-    float per_unit = __int_as_float((term_bits(digits) + 253 - unit.top) << 23);
+    float per_unit = __int_as_float((term_bits(x.digits) + 253 - unit.top) << 23);
     int stride[CU_RANK];
 #pragma unroll
     for (int d = 0; d < CU_RANK; d++)
@@ -150,7 +150,7 @@ DEVICE void add_to_table(const cu_bwd &p, const mod_args &mod, const cu_table &x
     }
 #pragma unroll
     for (int i = 0; i < S_COUNT; i++)
-        add_digits(own + at[i] * x.copies * 4, x.n * x.copies * 4, digits,
+        add_digits(own + at[i] * x.copies * 4, x.n * x.copies * 4, x.digits,
                    fabsf(term[i]) < -NEG_INF ? term[i] * per_unit : 0.f);
     if (__any_sync(~0u, is_special))
         add_special(p, mod, to, r, t, row, key0, term);
