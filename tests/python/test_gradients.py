@@ -529,3 +529,26 @@ def test_shared_biases_over_threads(shape):
     close(made[0], torch.autograd.grad(want, inputs, d_out), 1e-5)
     for others in made[1:]:
         assert all(torch.equal(a, b) for a, b in zip(made[0], others, strict=True))
+
+
+@pytest.mark.parametrize("n", [39, 30])  # inside, and below 0, which counts from the end
+@pytest.mark.parametrize("shape", [(2, 2, 40, 80), (2, 40, 80), (40, 80)])
+def test_distances_of_each_query(shape, n):
+    """An element for each position, on lines of kv - q whose negative indices are Python's."""
+    g = torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(2, 2, 40, D, generator=g) for _ in range(3))
+    t, w = torch.randn(shape, generator=g), torch.randn(2, 2, 40, D, generator=g)
+
+    def own(b, h):
+        return t[b, h] if t.ndim == 4 else t[h] if t.ndim == 3 else t
+
+    def score(s, b, h, i, j):
+        return s + own(b, h)[i, j - i + n]
+
+    t.requires_grad_()
+    got = torch.autograd.grad((st.flex_attention(q, k, v, score) * w).sum(), t)
+    place = (torch.arange(40) - torch.arange(40)[:, None] + n) % 80
+    bias = t.gather(-1, place.expand(*shape[:-1], 40))
+    out, _ = dense(q.double(), k.double(), v.double(), lambda s, i, j: s + bias.double())
+    want = torch.autograd.grad((out * w).sum(), t)
+    close(got, want, 1e-5)
