@@ -72,20 +72,27 @@ static void put_notes(const saccade_plan *plan, strbuf *out)
             put_program_notes(plan, (cu_program)i, out);
 }
 
-/* Why backward is not done by tiles, or NULL. */
-static const char *why_plain(const cu_state *s, const plan_problem *p)
+/* That sums of dQ in fixed point have no bound, where tiles would need one, or NULL. */
+static const char *why_unbounded(const cu_state *s, const plan_problem *p)
 {
     cu_form form;
     const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
+    return cu_backward_tile_choice(D, E, 0, &form) && !cu_backward_is_bounded(s, p)
+               ? "no bound of the score's slope is proven, which sums in fixed point need"
+               : NULL;
+}
+
+/* Why backward is not done by tiles, or NULL. */
+static const char *why_plain(const cu_state *s, const plan_problem *p)
+{
+    const char *why = why_unbounded(s, p);
     if (cu_backward_has_tiles(s))
         return NULL;
     if (s->family == CU_F32)
         return "tiles of f32 need sm_90a, head dims to 128, keys in one piece, no dropout";
     if (s->family != CU_SM90)
         return "tiles need sm_90a and head dims that are multiples of 8";
-    if (cu_backward_tile_choice(D, E, 0, &form) && !cu_backward_is_bounded(s, p))
-        return "no bound of the score's slope is proven, which sums in fixed point need";
-    return "every tile spills or waits";
+    return why ? why : "every tile spills or waits";
 }
 
 /* Where each gradient of a capture is made. */
@@ -124,14 +131,15 @@ static void put_backward(const saccade_plan *plan, strbuf *out)
     const cu_form *wide = &s->programs[CU_BWD_WIDE].form;
     const cu_form *few = &s->programs[CU_BWD_FEW].form;
     const cu_form *f32 = &s->programs[CU_BWD_F32].form;
-    const char *why = why_plain(s, p);
+    const char *why = why_plain(s, p), *unbounded = why_unbounded(s, p);
     if (!p->gradients)
         return;
     if (cu_backward_has_wide(s))
         strbuf_printf(out,
                       "backward: scores twice, dK and dV by %d keys, dQ by %d queries; "
-                      "unaligned rows the same by %d\n",
-                      wide->tile.keys, wide->backward.stay, BWD_ROWS);
+                      "unaligned rows the same by %d%s%s\n",
+                      wide->tile.keys, wide->backward.stay, BWD_ROWS, unbounded ? "; " : "",
+                      unbounded ? unbounded : "");
     else if (cu_backward_has_f32(s))
         strbuf_printf(out,
                       "backward: scores twice, dK and dV by %d keys, dQ by %d queries, of "
