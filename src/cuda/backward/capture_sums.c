@@ -313,7 +313,7 @@ static saccade_status start_reads(cu_capture_run *x, saccade_error *err)
     const saccade_sizes *s = &x->run->sizes;
     const cu_loaded *program = program_of(x);
     const int sums = cu_backward_shared(x->plan->state, &x->plan->problem, &program->form);
-    const int shared = (sums + 15) / 16 * 16;
+    const int shared = (sums + SPARE - 1) / SPARE * SPARE;
     void *parameters[] = {x->p, (void *)x->a->captures, &x->c, &x->tables};
     choose_tables(x, shared);
     return run_start(x->a, program->kernel, s->B * s->H * x->p->n_mblk,

@@ -77,8 +77,8 @@ void emit_nodes(const emitter *e, rate which, const mod_node *except);
 int emit_is_fast_tanh(const emitter *e, uint32_t i);
 /* Marks what the marked nodes are made of. */
 void emit_mark_operands(const emitter *e, unsigned char *needed);
-/* The marked nodes that are no row's, once each. */
-void emit_marked(const emitter *e, const unsigned char *needed);
+/* The marked nodes that are no row's: once each, or all copies. */
+void emit_marked(const emitter *e, const unsigned char *needed, int all);
 /* Marks row values that columns and elements read, or that are the result. */
 void emit_mark_kept(const emitter *e, unsigned char *kept);
 void emit_row_members(const emitter *e, const unsigned char *kept);

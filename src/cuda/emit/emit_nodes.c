@@ -251,10 +251,15 @@ static void put_tanh4(const emitter *e, const mod_node *n)
     strbuf_printf(e->out, "    sac_tanh4(e0_%u, e1_%u, e2_%u, e3_%u);\n", i, i, i, i);
 }
 
+static int copies_of(rate which)
+{
+    return which == ROW ? 1 : which == COLUMN ? 2 : 4;
+}
+
 /* All nodes of one rate, each in all its copies; `except` is left out. */
 void emit_nodes(const emitter *e, rate which, const mod_node *except)
 {
-    const int copies = which == ROW ? 1 : which == COLUMN ? 2 : 4;
+    const int copies = copies_of(which);
     for (uint32_t i = 0; i < e->fn->n_nodes; i++) {
         const mod_node *n = &e->fn->nodes[i];
         if (emit_is_leaf(n) || emit_rate_of(n) != which || n == except)
@@ -277,12 +282,15 @@ void emit_mark_operands(const emitter *e, unsigned char *needed)
             needed[fn->args[fn->nodes[i].args + a]] = 1;
 }
 
-void emit_marked(const emitter *e, const unsigned char *needed)
+void emit_marked(const emitter *e, const unsigned char *needed, int all)
 {
     for (uint32_t i = 0; i < e->fn->n_nodes; i++) {
         const mod_node *n = &e->fn->nodes[i];
-        if (needed[i] && !emit_is_leaf(n) && emit_rate_of(n) != ROW)
-            emit_node(e, n, (place){emit_rate_of(n), 0});
+        const rate which = emit_rate_of(n);
+        if (!needed[i] || emit_is_leaf(n) || which == ROW)
+            continue;
+        for (int c = 0; c < (all ? copies_of(which) : 1); c++)
+            emit_node(e, n, (place){which, c});
     }
 }
 

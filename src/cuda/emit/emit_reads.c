@@ -69,7 +69,7 @@ static void put_places(const emitter *e, const cu_reads_found *reads,
                   "    AT at = 0;\n    place_row r0;\n"
                   "    place_row_begin(mod, p, b, h, q, r0);\n",
                   EMIT_SIGNATURE);
-    emit_marked(e, needed);
+    emit_marked(e, needed, 0);
     for (int r = 0; r < reads->n; r++)
         put_place(e, reads->read[r], r);
     strbuf_puts(e->out, "    return at;\n}\n\n");
@@ -173,13 +173,7 @@ static void put_kept(emitter *e, const cu_reads_found *reads, const uint32_t *re
     for (int i = 0; i < n; i++)
         needed[kept->element[i]] = 1;
     emit_mark_operands(e, needed);
-    for (uint32_t i = 0; i < e->fn->n_nodes; i++) {
-        const mod_node *node = &e->fn->nodes[i];
-        const rate of = emit_rate_of(node);
-        for (int c = 0; needed[i] && !emit_is_leaf(node) && c < (of == ELEMENT ? 4 : 2); c++)
-            if (of != ROW)
-                emit_node(e, node, (place){of, c});
-    }
+    emit_marked(e, needed, 1);
     for (int i = 0; i < n; i++)
         for (int c = 0; c < 4; c++) {
             const mod_node *node = &e->fn->nodes[kept->element[i]];

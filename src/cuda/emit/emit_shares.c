@@ -205,7 +205,7 @@ static void put_makers(const emitter *e, const char *what, const char *of,
     for (int i = 0; i < n; i++)
         needed[nodes[i]] = 1;
     emit_mark_operands(e, needed);
-    emit_marked(e, needed);
+    emit_marked(e, needed, 0);
     for (int i = 0; i < n; i++) {
         const mod_node *node = &fn->nodes[nodes[i]];
         strbuf_printf(e->out, "    to[%d] = %s(", i, emit_to_word(node));

@@ -117,7 +117,7 @@ static void put_factors(const emitter *e, const uint32_t *results, const cu_read
                   "DEVICE float term_factor(%s, int r, int q, int k0)\n{\n"
                   "    factor_row r0;\n    factor_row_begin(mod, p, b, h, q, r0);\n",
                   EMIT_SIGNATURE);
-    emit_marked(e, needed);
+    emit_marked(e, needed, 0);
     for (int r = 0; r < tile_reads(reads); r++) {
         const mod_node *factor = factor_of(e, results, r, facts);
         if (!factor)

@@ -1,19 +1,12 @@
 /* Elements of a capture's gradient, in f32 or in the capture's own 16-bit dtype. */
 #pragma once
 
-DEVICE float float_of_half(u16 x)
-{
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-    return y;
-}
-
 DEVICE float element_at(const cu_read &to, long long at)
 {
     if (to.code == 0)
         return ((const float *)to.data)[at];
     u16 x = ((const u16 *)to.data)[at];
-    return to.code == 1 ? __uint_as_float((u32)x << 16) : float_of_half(x);
+    return to.code == 1 ? __uint_as_float((u32)x << 16) : half_to_float(x);
 }
 
 /* two to 16 bits each, the first one low */

@@ -36,8 +36,8 @@ DEVICE void take_pair(u32 x, u32 &lo, u32 &hi)
     lo = x << 16;
     hi = x & 0xffff0000u;
 #else
-    lo = __float_as_uint(float_of_half((u16)x));
-    hi = __float_as_uint(float_of_half((u16)(x >> 16)));
+    lo = __float_as_uint(half_to_float((u16)x));
+    hi = __float_as_uint(half_to_float((u16)(x >> 16)));
 #endif
 }
 

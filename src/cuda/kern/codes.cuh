@@ -17,13 +17,6 @@ DEVICE int code_bytes(int n)
 
 /* ---- scales ---- */
 
-DEVICE float half_to_float(u16 x)
-{
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-    return y;
-}
-
 /* The scale of channel d of a row; b: its batch or page. */
 DEVICE float scale_of(const cu_scale &s, int b, int g, int row, int d)
 {

@@ -297,6 +297,13 @@ DEVICE u32 pack_positive(float lo, float hi)
     return r;
 }
 
+DEVICE float half_to_float(u16 x)
+{
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+}
+
 /* one stored element */
 #if CFG_F32
 typedef float elem;
@@ -309,9 +316,7 @@ DEVICE float to_float(elem x)
 #if CFG_F32
     return x;
 #elif CFG_F16
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-    return y;
+    return half_to_float(x);
 #else
     return __uint_as_float((u32)x << 16);
 #endif
