@@ -128,8 +128,8 @@ static const capture_case cases[] = {
      .of = {{"c", 0, 0, {0}}, {"t", 1, 0, {2}}},
      .wanted = {"c", "t"},
      .without_qkv = 1},
-    /* tables: with a copy for each lane and with fewer, alone on a multiprocessor, and one
-     * that has more elements than there are scores; of the head, beside another, read twice */
+    /* tables: of queries, and, over more elements, of the CTA: with copies, alone on a
+     * multiprocessor, beside another; of the head, read twice */
     {.problem = "b2 h4/2 q130 kv170 d64 bf16",
      .score = "score + t[h, i[q, kv]] * 2 + u[b, i[kv, q]]",
      .mask = "q >= kv - 100",
@@ -158,6 +158,17 @@ static const capture_case cases[] = {
      .mask = "causal()",
      .of = {{"t", 2, 0, {110, 110}}, {"i", 1, 109, {170}}},
      .wanted = {"t"}},
+    {.problem = "b1 h2 q130 kv170 d64 bf16",
+     .score = "score + t[h, i[q, kv]] + u[j[kv, q]]",
+     .of = {{"t", 2, 0, {2, 400}}, {"i", 2, 400, {170, 170}}, {"u", 1, 0, {900}},
+            {"j", 2, 900, {170, 170}}},
+     .wanted = {"t", "u"}},
+    {.problem = "b2 h2 q130 kv170 d64 bf16",
+     .score = "20 * tanh((score + t[i[q, kv]]) / 20)",
+     .mask = "q >= kv - 100",
+     .of = {{"t", 1, 0, {4500}}, {"i", 2, 4500, {170, 170}}},
+     .wanted = {"t"},
+     .is_added = 1},
     /* a line in q - kv of the head: shared heads and masks, beside a scale, shared by batches,
      * of all heads */
     {.problem = "b1 h4/2 q330 kv220 d64 bf16",
@@ -323,6 +334,72 @@ static const capture_case of_keys[] = {
      .wanted = {"t"}},
 };
 enum { OF_KEYS = sizeof of_keys / sizeof of_keys[0] };
+
+/* Tables of queries: stored whole, beside another, of a tensor with more rows, and with copies
+ * or alone on a multiprocessor; added exactly where heads, batches or rows share them, where
+ * rows leave the tensor, and where one capture is read twice; of all queries together. */
+static const capture_case of_queries[] = {
+    {.problem = "b2 h4/2 q150 kv200 d64 bf16",
+     .score = "score + t[b, h, q, y[kv]] + u[b, h, q, kv % 7]",
+     .mask = "q >= kv - 100",
+     .of = {{"t", 4, 0, {2, 4, 150, 20}}, {"u", 4, 0, {2, 4, 150, 7}}, {"y", 1, 20, {200}}},
+     .wanted = {"t", "u"}},
+    {.problem = "b1 h2 q130 kv333 d128 f16",
+     .score = "20 * tanh((score + t[b, h, q + 3, clamp(kv - q, -20, 20) + 20]) / 20)",
+     .kv_len = 290,
+     .of = {{"t", 4, 0, {1, 2, 140, 41}}},
+     .wanted = {"t"},
+     .is_added = 1},
+    {.problem = "b1 h2 q70 kv900 d64 bf16",
+     .score = "score + t[h, 69 - q, i[kv]] * u[h, kv / 2, q]",
+     .mask = "q % 3 != 1",
+     .of = {{"t", 3, 0, {2, 70, 500}}, {"u", 3, 0, {2, 450, 70}}, {"i", 1, 500, {900}}},
+     .wanted = {"t"}},
+    {.problem = "b1 h2 q70 kv900 d64 bf16",
+     .score = "score + t[h, 69 - q, i[kv]] + u[h, kv / 2, q]",
+     .of = {{"t", 3, 0, {2, 70, 500}}, {"u", 3, 0, {2, 450, 70}}, {"i", 1, 500, {900}}},
+     .wanted = {"t", "u"}},
+    {.problem = "b2 h2 q150 kv200 d64 bf16",
+     .score = "score + t[h, q, y[kv]] + u[q / 16, kv / 16]",
+     .mask = "causal()",
+     .of = {{"t", 3, 0, {2, 150, 20}}, {"u", 2, 0, {10, 13}}, {"y", 1, 20, {200}}},
+     .wanted = {"t", "u"}},
+    {.problem = "b1 h2 q150 kv200 d64 bf16",
+     .score = "score + t[h, q - 20, y[kv]] + t[h, q, (q + kv) % 9]",
+     .q_offset = 10,
+     .of = {{"t", 3, 0, {2, 120, 20}}, {"y", 1, 20, {200}}},
+     .wanted = {"t"},
+     .is_added = 1},
+    {.problem = "b1 h2 q150 kv200 d64 f16",
+     .score = "score + t[h, q - 20, y[kv]]",
+     .of = {{"t", 3, 0, {2, 120, 20}}, {"y", 1, 20, {200}}},
+     .wanted = {"t"}},
+    {.problem = "b2 h2 q150 kv200 d256 bf16",
+     .score = "score + t[h, min(15, int(log(1 + abs(x[b, q] - x[b, kv])) * 4))]",
+     .of = {{"t", 2, 0, {2, 16}}, {"x", 2, 0, {2, 200}}},
+     .wanted = {"t"}},
+    /* indices that count from the end: none does, and some do */
+    {.problem = "b2 h2 q130 kv150 d64 bf16",
+     .score = "score + t[b, h, q, kv - q + 129 < 0 ? kv - q + 408 : kv - q + 129]",
+     .mask = "q + 20 >= kv",
+     .of = {{"t", 4, 0, {2, 2, 130, 279}}},
+     .wanted = {"t"}},
+    {.problem = "b2 h2 q130 kv150 d64 bf16",
+     .score = "score + t[h, q, kv - q + 129 < 0 ? kv - q + 408 : kv - q + 129]",
+     .of = {{"t", 3, 0, {2, 130, 279}}},
+     .wanted = {"t"}},
+    {.problem = "b1 h2 q130 kv150 d64 bf16",
+     .score = "score + t[h, q, kv - q < 0 ? kv - q + 299 : kv - q]",
+     .of = {{"t", 3, 0, {2, 130, 299}}},
+     .wanted = {"t"}},
+    {.problem = "b1 h2 q130 kv150 d64 bf16",
+     .score = "score + t[h, q, kv % 11]",
+     .mask = BEHIND,
+     .of = {{"t", 3, 0, {2, 130, 11}}},
+     .wanted = {"t"},
+     .is_poisoned = 1},
+};
+enum { OF_QUERIES = sizeof of_queries / sizeof of_queries[0] };
 
 enum { CASES = sizeof cases / sizeof cases[0], POISONED = 2, LINES = 3 };
 
@@ -755,6 +832,24 @@ static void sums_of_keys(void **state)
         holds(&of_keys[i], AS_SAID);
 }
 
+static void tables_of_queries(void **state)
+{
+    (void)state;
+    if (!has_device())
+        skip();
+    for (int i = 0; i < OF_QUERIES; i++)
+        holds(&of_queries[i], AS_SAID);
+}
+
+static void tables_of_queries_in_f32(void **state)
+{
+    (void)state;
+    if (!has_device())
+        skip();
+    for (int i = 0; i < OF_QUERIES; i++)
+        holds(&of_queries[i], IN_F32);
+}
+
 /* Every kernel once: what tools/cuda-sanitize runs. */
 static void few_of_each(void **state)
 {
@@ -769,6 +864,7 @@ static void few_of_each(void **state)
     holds(&dense[3], AS_SAID);
     holds(&dense[2], IN_F32);
     holds(&of_keys[0], AS_SAID);
+    holds(&of_queries[0], AS_SAID);
 }
 
 /* One program of a case, without a device; which of its reads' terms tiles make. */
@@ -892,6 +988,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(sums_in_f32),  cmocka_unit_test(others_in_f32),
         cmocka_unit_test(many_reads),   cmocka_unit_test(shared_elements),
         cmocka_unit_test(sums_of_keys), cmocka_unit_test(rows_that_cancel),
+        cmocka_unit_test(tables_of_queries), cmocka_unit_test(tables_of_queries_in_f32),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

@@ -114,7 +114,7 @@ static void put_captures(const cu_state *s, const plan_problem *p, strbuf *out)
         const int term = is_first ? s->backward_facts.term[i] : CU_TERM_NONE;
         const pass_read *read = reads.read[i];
         const int is_shared =
-            read->scatter == SCATTER_ELEMENTS && !cu_read_is_own(read, p->sizes.B, p->sizes.H);
+            cu_read_has_elements(read) && !cu_read_is_own(read, p->sizes.B, p->sizes.H);
         strbuf_printf(out, "gradient of %s: %s\n", p->score->captures[read->capture].name,
                       is_shared ? "summed over batches and heads by a kernel that makes "
                                   "scores again"

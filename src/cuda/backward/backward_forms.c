@@ -155,7 +155,7 @@ int cu_backward_elements_form(const cu_state *s, const plan_problem *p, int rung
         return 0;
     cu_find_reads(p, &reads);
     for (int i = 0; i < reads.n; i++)
-        any |= reads.read[i]->scatter == SCATTER_ELEMENTS
+        any |= cu_read_has_elements(reads.read[i])
                && !cu_read_is_own(reads.read[i], SOME_BATCHES, p->sizes.H);
     *out = cu_backward_elements_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
                                        p->dtype == SACCADE_F32,

@@ -1,5 +1,5 @@
-/* Gradients of captures in a backward run: where each read's terms go, the room that exact sums
- * take, and the launches. Nothing is allocated, compiled or copied here. */
+/* Gradients of captures in a backward run: what is cleared before, the launches, and what ends
+ * sums. Nothing is allocated, compiled or copied here. */
 #include "cuda/backward/cuda_backward.h"
 
 #include "base/integers.h"
@@ -7,87 +7,6 @@
 #include "cuda/run/run.h"
 
 #include <string.h>
-
-/* ---- indices ---- */
-
-/* Whether read r's indices stay inside of a tensor of this shape, wherever the run's positions
- * are known to the host; env's scalars may be unknown. */
-static int is_inside(const plan_problem *p, const pass_read *read, const saccade_tensor *t,
-                     const saccade_sizes *s, const eval_env *env, const plan_position *at,
-                     arena *scratch)
-{
-    const mod_fn *fn = p->score;
-    const mod_node *load = &fn->nodes[read->node];
-    const pass_box box = {{0, 0, at->q_offset, at->kv_offset},
-                          {(int32_t)s->B - 1, (int32_t)s->H - 1,
-                           at->q_offset + (int32_t)s->Q - 1,
-                           at->kv_offset + (int32_t)s->KV - 1}};
-    pass_range *ranges = arena_array(scratch, fn->n_nodes, sizeof *ranges);
-    if (!ranges)
-        return 0;
-    pass_ranges(fn, env, &box, NULL, ranges);
-    for (int d = 0; d < read->rank; d++) {
-        const pass_range *r = &ranges[fn->args[load->args + d]];
-        if (r->lo < 0 || r->hi >= t->shape[d])
-            return 0;
-    }
-    return 1;
-}
-
-static int64_t element_count(const saccade_tensor *t)
-{
-    int64_t n = 1;
-    for (int32_t d = 0; d < t->rank; d++)
-        n *= t->shape[d];
-    return n;
-}
-
-/* ---- room ---- */
-
-static size_t words_bytes(const saccade_tensor *t)
-{
-    return ((size_t)element_count(t) * (SUM_WORDS + 1) * sizeof(uint64_t) + 255) / 256 * 256;
-}
-
-/* A read's terms are stored directly in the gradient where no index can leave its tensor in a
- * run without offsets and where batches are of one length; all other reads use exact sums.
- * Depends only on what the workspace was asked with, so that a run finds what its caller made
- * room for. */
-static cu_capture_layout layout_of(const saccade_plan *plan, const saccade_sizes *s,
-                                   const saccade_tensor *captures)
-{
-    const plan_problem *p = &plan->problem;
-    const saccade_sizes whole = cu_whole_sizes(plan, s);
-    const plan_position at = {0};
-    cu_capture_layout out = {.bytes = 0};
-    eval_env env = {0};
-    arena scratch;
-    arena_init(&scratch);
-    cu_find_reads(p, &out.reads);
-    plan_set_env(p, &whole, &env);
-    for (int i = 0; i < out.reads.n; i++) {
-        const pass_read *read = out.reads.read[i];
-        const saccade_tensor *t = &captures[read->capture];
-        int k = 0;
-        out.has_words[i] = read->scatter != SCATTER_ELEMENTS || p->is_ragged
-                           || !is_inside(p, read, t, &whole, &env, &at, &scratch);
-        while (k < i && out.reads.read[k]->capture != read->capture)
-            k++;
-        out.words_at[i] = k < i ? out.words_at[k] : out.bytes;
-        if (k == i && out.has_words[i])
-            out.bytes += words_bytes(t);
-    }
-    arena_free(&scratch);
-    return out;
-}
-
-size_t cu_captures_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
-                             const plan_gradients *gradients)
-{
-    return gradients && cu_has_captures(&plan->problem)
-               ? layout_of(plan, sizes, gradients->captures).bytes
-               : 0;
-}
 
 /* ---- launches ---- */
 
@@ -105,37 +24,47 @@ static int code_of(saccade_dtype dtype)
 static void fill_read(cu_capture_run *x, int i, char *room)
 {
     const saccade_tensor *t = &x->g->captures[x->at.reads.read[i]->capture];
+    const cu_capture_way way = x->at.way[i];
+    const int has_room =
+        way == CU_SUMS_EXACT || (way == CU_SUMS_ROW && t->dtype != SACCADE_F32);
+    void *at = room + x->at.room_at[i];
     cu_read *to = &x->of[i];
-    int64_t step = 1;
-    *to = (cu_read){.data = t->data, .code = code_of(t->dtype), .n = element_count(t)};
+    *to = (cu_read){.data = t->data, .code = code_of(t->dtype), .n = 1};
     for (int32_t d = t->rank - 1; d >= 0; d--) {
-        to->stride[d] = x->at.has_words[i] ? step : t->stride[d];
-        step *= t->shape[d];
+        to->stride[d] = has_room ? to->n : t->stride[d];
+        to->n *= t->shape[d];
     }
-    if (x->at.has_words[i])
-        to->words = (unsigned long long *)(void *)(room + x->at.words_at[i]);
+    to->words = way == CU_SUMS_EXACT ? at : NULL;
+    to->rows = way != CU_SUMS_ROW ? NULL : has_room ? at : t->data;
 }
 
-/* Terms are stored without a look at what is there: no index may leave its tensor. */
-static saccade_status check_inside(const cu_capture_run *x, int i, saccade_error *err)
+/* Where sums of read i go in this run. What is stored without a look at what is there must
+ * not leave its tensor. */
+static saccade_status find_way(cu_capture_run *x, int i, saccade_error *err)
 {
     const plan_problem *p = &x->plan->problem;
     const pass_read *read = x->at.reads.read[i];
+    const saccade_tensor *t = &x->g->captures[read->capture];
     const plan_positions *at = &x->run->positions;
+    const saccade_sizes whole = cu_whole_sizes(x->plan, &x->run->sizes);
     const int is_known =
         (at->q_offset.dtype == SACCADE_NONE || at->q_offset.device.kind == SACCADE_CPU)
         && (at->kv_offset.dtype == SACCADE_NONE || at->kv_offset.device.kind == SACCADE_CPU);
     int is_good = 0;
+    if (x->at.way[i] == CU_SUMS_EXACT)
+        return SACCADE_OK;
     if (is_known) {
-        arena scratch;
-        const saccade_sizes whole = cu_whole_sizes(x->plan, &x->run->sizes);
+        const eval_env *env = &x->run->score_env;
         const plan_position first = {
             at->q_offset.dtype == SACCADE_NONE ? 0 : *(const int32_t *)at->q_offset.data,
             at->kv_offset.dtype == SACCADE_NONE ? 0 : *(const int32_t *)at->kv_offset.data, 0};
-        arena_init(&scratch);
-        is_good = is_inside(p, read, &x->g->captures[read->capture], &whole, &x->run->score_env,
-                            &first, &scratch);
-        arena_free(&scratch);
+        const int is_stored = x->at.way[i] == CU_SUMS_STORED;
+        is_good =
+            cu_read_is_inside(p, read, is_stored ? 0 : CU_OF_KEYS, t, &whole, env, &first);
+        if (!is_good && x->at.may_be_row[i]) {
+            is_good = cu_read_is_inside(p, read, CU_OF_KEYS, t, &whole, env, &first);
+            x->at.way[i] = CU_SUMS_ROW;
+        }
     }
     FAIL_AT(!is_good, SACCADE_EINVAL, p->score->captures[read->capture].name, 0, 0,
             "gradient: got offsets with which an index may leave the tensor, expected ones "
@@ -149,7 +78,7 @@ static saccade_status end_gradient(const cu_capture_run *x, const saccade_tensor
 {
     cu_read to =
         sums ? *sums
-             : (cu_read){.data = t->data, .code = code_of(t->dtype), .n = element_count(t)};
+             : (cu_read){.data = t->data, .code = code_of(t->dtype), .n = cu_element_count(t)};
     cu_shape shape = cu_shape_of(t);
     void *parameters[] = {&to, &shape, &is_added};
     return run_start(x->a, program_of(x)->other, (to.n + 255) / 256, 256, 0, parameters, err);
@@ -173,7 +102,7 @@ static int64_t count_own(const cu_capture_run *x, int i)
 static int is_shared(const cu_capture_run *x, int i)
 {
     const saccade_sizes *s = &x->run->sizes;
-    return !x->at.has_words[i] && !cu_read_is_own(x->at.reads.read[i], s->B, s->H);
+    return x->at.way[i] == CU_SUMS_STORED && !cu_read_is_own(x->at.reads.read[i], s->B, s->H);
 }
 
 /* Whether batches or heads that have no elements of their own may have others all the same, as
@@ -196,36 +125,63 @@ static void choose_tiles(cu_capture_run *x, int has_tiles)
         const int kind = s->backward_facts.term[i];
         const int is_stored = kind == CU_TERM_ELEMENT;
         const int is_made = kind == CU_TERM_ROW ? x->g->d_lse == NULL : kind != CU_TERM_NONE;
-        if (is_made && is_stored == !x->at.has_words[i] && !is_shared(x, i))
+        if (is_made && is_stored == (x->at.way[i] == CU_SUMS_STORED) && !is_shared(x, i))
             x->c.in_tiles |= 1u << i;
     }
 }
 
-/* Whether terms are stored at each element of the gradient once, so that none keeps what it
- * held. Terms of a mask's other positions are stored by CU_BWD_ELEMENTS alone. */
+/* How many elements one query reads. */
+static int64_t count_row(const cu_capture_run *x, int i)
+{
+    const pass_read *read = x->at.reads.read[i];
+    int64_t n = 1;
+    if (x->at.way[i] == CU_SUMS_STORED)
+        return x->run->sizes.KV;
+    for (int d = 0; d < read->rank; d++)
+        n *= read->index[d].varies & CU_OF_KEYS ? x->g->captures[read->capture].shape[d] : 1;
+    return n;
+}
+
+/* Whether each element of the gradient is stored once, so that none keeps what it held. Terms
+ * of a mask's other positions are stored by CU_BWD_ELEMENTS alone. */
 static int is_covered(const cu_capture_run *x, int i)
 {
-    const saccade_sizes *s = &x->run->sizes;
-    const int64_t stored = count_own(x, i) * s->Q * s->KV;
-    const int is_whole =
-        is_shared(x, i) ? !may_move(x, i)
-                        : !x->run->block_mask && x->run->positions.kv_len.dtype == SACCADE_NONE;
-    return is_whole && stored == x->of[i].n;
+    const int has_all = !x->run->block_mask && x->run->positions.kv_len.dtype == SACCADE_NONE;
+    const int is_whole = x->at.way[i] == CU_SUMS_ROW     ? 0
+                         : x->at.way[i] == CU_SUMS_TABLE ? 1
+                         : is_shared(x, i)               ? !may_move(x, i)
+                                                         : has_all;
+    return is_whole && count_own(x, i) * x->run->sizes.Q * count_row(x, i) == x->of[i].n;
+}
+
+static saccade_status fill_zeros(const run_args *a, void *at, size_t bytes, saccade_error *err)
+{
+    return cu_check(a->driver,
+                    a->driver->fill32((cu_ptr)(uintptr_t)at, 0, bytes / 4, a->stream),
+                    "cuMemsetD32Async", err);
+}
+
+static saccade_status clear_gradient(const cu_capture_run *x, const saccade_tensor *t,
+                                     saccade_error *err)
+{
+    const cu_shape shape = cu_shape_of(t);
+    const size_t bytes = (size_t)cu_element_count(t) * (t->dtype == SACCADE_F32 ? 4 : 2);
+    return shape.rank == 1 && shape.stride[0] == 1 && bytes % 4 == 0
+               ? fill_zeros(x->a, t->data, bytes, err)
+               : end_gradient(x, t, NULL, 0, err);
 }
 
 static saccade_status clear(const cu_capture_run *x, saccade_error *err)
 {
-    const run_args *a = x->a;
     for (int i = 0; i < x->at.reads.n; i++) {
         const saccade_tensor *t = &x->g->captures[x->at.reads.read[i]->capture];
         const cu_read *to = &x->of[i];
         if (to->words)
-            TRY(cu_check(a->driver,
-                         a->driver->fill32((cu_ptr)(uintptr_t)to->words, 0, words_bytes(t) / 4,
-                                           a->stream),
-                         "cuMemsetD32Async", err));
+            TRY(fill_zeros(x->a, to->words, cu_words_bytes(t), err));
+        else if (to->rows && to->rows != to->data)
+            TRY(fill_zeros(x->a, to->rows, (size_t)to->n * sizeof(float), err));
         else if (!x->is_added && !is_covered(x, i))
-            TRY(end_gradient(x, t, NULL, 0, err));
+            TRY(clear_gradient(x, t, err));
     }
     return SACCADE_OK;
 }
@@ -242,83 +198,31 @@ static void take_reads(cu_capture_run *x, int first)
     x->c.first = first;
 }
 
-/* ---- tables: bwd_tables.cuh ---- */
-
-/* The elements of read i that a head's scores may read; n is 0 where they are over room. */
-static cu_table table_of(const cu_capture_run *x, int i, int64_t room)
+/* Heads that add to the same rows in place take turns. */
+static int take_turns(const cu_capture_run *x)
 {
-    const pass_read *read = x->at.reads.read[i];
-    const saccade_tensor *t = &x->g->captures[read->capture];
-    cu_table out = {.rank = read->rank};
-    int64_t n = 1;
-    for (int d = read->rank - 1; d >= 0 && n <= room; d--)
-        if (read->index[d].varies & ~(DEP_B | DEP_H)) {
-            out.size[d] = (unsigned short)t->shape[d];
-            out.stride[d] = (unsigned short)n;
-            n *= t->shape[d];
-        }
-    out.n = n <= room ? (int)n : 0;
-    return out;
-}
-
-enum { WORD = sizeof(int), SPARE = 16, LANES = 32, DIGITS = 3 };
-
-/* Tables of a launch's reads whose terms nothing else sums, in so many words of shared memory;
- * tells how many they take. With two digits for three f32 would lose too much. */
-static int64_t find_tables(cu_capture_run *x, int64_t room)
-{
-    const int fewest = x->plan->problem.dtype == SACCADE_F32 ? DIGITS : DIGITS - 1;
-    const int64_t terms = smaller(BWD_ROWS * x->run->sizes.KV, UINT16_MAX);
-    int64_t words = 0;
-    for (int k = 0; k < CU_READS; k++) {
-        const int i = x->c.first + k;
-        cu_table *to = &x->tables.of[k];
-        *to = (cu_table){.n = 0};
-        if (i >= x->at.reads.n || x->c.elsewhere >> k & 1 || !x->at.has_words[i])
-            continue;
-        const pass_scatter scatter = x->at.reads.read[i]->scatter;
-        if (scatter != SCATTER_GENERAL && scatter != SCATTER_ELEMENTS)
-            continue;
-        for (int digits = DIGITS; digits >= fewest && to->n == 0; digits--) {
-            *to = table_of(x, i, smaller(terms, (room - words) / digits));
-            to->digits = digits;
-        }
-        words += (int64_t)to->n * to->digits;
-    }
-    return words;
-}
-
-/* Each element has as many copies as leave room for a second CTA beside, and one at least. */
-static void choose_tables(cu_capture_run *x, int base)
-{
-    enum { RESERVED = 1024 };
-    const int most = cu_shared_most(((const cu_state *)x->plan->state)->device.sm);
-    const int alone = most - base - SPARE;
-    const int beside = (most + RESERVED) / 2 - RESERVED - base - SPARE;
-    const int64_t words = find_tables(x, alone / WORD);
-    int copies = LANES, at = 0;
-    while (copies > 1 && words * copies * WORD > beside)
-        copies /= 2;
-    for (int k = 0; k < CU_READS; k++) {
-        cu_table *to = &x->tables.of[k];
-        to->copies = copies;
-        to->at = at;
-        at += to->n * copies * to->digits;
-    }
-    x->tables.bytes = (at * WORD + SPARE - 1) / SPARE * SPARE;
+    const saccade_sizes *s = &x->run->sizes;
+    for (int k = 0; k < CU_READS && x->c.first + k < x->at.reads.n; k++)
+        if (x->at.way[x->c.first + k] == CU_SUMS_ROW
+            && !cu_read_is_own(x->at.reads.read[x->c.first + k], s->B, s->H))
+            return 1;
+    return 0;
 }
 
 static saccade_status start_reads(cu_capture_run *x, saccade_error *err)
 {
-    const saccade_sizes *s = &x->run->sizes;
+    const int64_t heads = x->run->sizes.B * x->run->sizes.H, blocks = x->p->n_mblk;
+    const int64_t turns = take_turns(x) ? heads : 1;
     const cu_loaded *program = program_of(x);
-    const int sums = cu_backward_shared(x->plan->state, &x->plan->problem, &program->form);
-    const int shared = (sums + SPARE - 1) / SPARE * SPARE;
     void *parameters[] = {x->p, (void *)x->a->captures, &x->c, &x->tables};
-    choose_tables(x, shared);
-    return run_start(x->a, program->kernel, s->B * s->H * x->p->n_mblk,
-                     cu_backward_threads(&program->form), shared + x->tables.bytes, parameters,
-                     err);
+    cu_choose_tables(x);
+    for (int64_t turn = 0; turn < turns; turn++) {
+        x->c.from = turns > 1 ? (int)(turn * blocks) : -1;
+        TRY(run_start(x->a, program->kernel, heads / turns * blocks,
+                      cu_backward_threads(&program->form),
+                      cu_captures_base(x->plan) + x->tables.bytes, parameters, err));
+    }
+    return SACCADE_OK;
 }
 
 /* CTAs of fewer keys where those of all blocks are too few to go round. */
@@ -358,13 +262,14 @@ static saccade_status end_all(const cu_capture_run *x, saccade_error *err)
     uint64_t done = 0;
     for (int i = 0; i < x->at.reads.n; i++) {
         const uint32_t capture = x->at.reads.read[i]->capture;
-        if (x->of[i].words && !(done >> capture & 1))
-            TRY(end_gradient(x, &x->g->captures[capture], &x->of[i], x->is_added, err));
+        const cu_read *to = &x->of[i];
+        if ((to->words || (to->rows && to->rows != to->data)) && !(done >> capture & 1))
+            TRY(end_gradient(x, &x->g->captures[capture], to, x->is_added, err));
         done |= (uint64_t)1 << capture;
     }
     for (int n = 0; n < MOD_MAX_CAPTURES && !x->is_added; n++) /* that nothing reads */
         if ((x->plan->problem.gradient_captures & ~done) >> n & 1)
-            TRY(end_gradient(x, &x->g->captures[n], NULL, 0, err));
+            TRY(clear_gradient(x, &x->g->captures[n], err));
     return SACCADE_OK;
 }
 
@@ -375,15 +280,14 @@ saccade_status cu_begin_captures(const saccade_plan *plan, const plan_run *run,
     *x = (cu_capture_run){.plan = plan, .run = run, .g = g, .a = a};
     if (!cu_has_captures(&plan->problem))
         return SACCADE_OK;
-    x->at = layout_of(plan, &run->sizes, g->captures);
+    x->at = cu_lay_out_captures(plan, &run->sizes, g->captures);
     FAIL_AT(run->workspace_bytes < room_at + x->at.bytes, SACCADE_EINVAL, "workspace", 0, 0,
             "got %zu bytes, expected %zu, saccade_backward_workspace's: captures' gradients",
             run->workspace_bytes, room_at + x->at.bytes);
     x->is_added = x->c.is_adding = (g->added & SACCADE_GRADIENT_CAPTURES) != 0;
     for (int i = 0; i < x->at.reads.n; i++) {
+        TRY(find_way(x, i, err));
         fill_read(x, i, (char *)run->workspace + room_at);
-        if (!x->at.has_words[i])
-            TRY(check_inside(x, i, err));
     }
     choose_tiles(x, has_tiles);
     take_reads(x, 0);

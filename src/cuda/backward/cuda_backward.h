@@ -156,7 +156,7 @@ saccade_status cu_backward_find_runs(const saccade_plan *plan, const plan_run *r
                                      cu_program program, cu_backward_runs *out,
                                      saccade_error *err);
 
-/* ---- capture_sums.c ---- */
+/* ---- capture_layout.c ---- */
 
 /* Whether each of so many batches and heads has. */
 static inline int cu_read_is_own(const pass_read *read, int64_t B, int64_t H)
@@ -164,16 +164,47 @@ static inline int cu_read_is_own(const pass_read *read, int64_t B, int64_t H)
     return (B == 1 || cu_read_has_own(read, VAR_B)) && (H == 1 || cu_read_has_own(read, VAR_H));
 }
 
-/* Bytes of exact sums; 0 where gradients is NULL, whose shapes they take. */
-size_t cu_captures_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
-                             const plan_gradients *gradients);
-/* Where a run's gradients of captures go. */
+/* Where the terms of a read go. */
+typedef enum cu_capture_way {
+    CU_SUMS_EXACT,  /* to sums whose order changes no bit, in the workspace */
+    CU_SUMS_STORED, /* to the gradient: each score has an element of its own */
+    CU_SUMS_TABLE,  /* to tables of queries, which are stored in the gradient */
+    CU_SUMS_ROW     /* to the gradient, or f32 in the workspace, query by query in order */
+} cu_capture_way;
+
+/* Depends only on what the workspace was asked with, so that a run finds what its caller made
+ * room for: on positions without offsets and on no number that a run brings. */
 typedef struct cu_capture_layout {
     cu_reads_found reads;
-    int has_words[CU_READS_MOST];   /* else terms are stored in the gradient */
-    size_t words_at[CU_READS_MOST]; /* reads of one capture share them */
+    cu_capture_way way[CU_READS_MOST];
+    int may_be_row[CU_READS_MOST]; /* STORED is ROW in runs whose indices leave the tensor */
+    size_t room_at[CU_READS_MOST]; /* reads of one capture share it */
     size_t bytes;
 } cu_capture_layout;
+
+enum { CU_OF_KEYS = DEP_KV | DEP_SCORE }; /* indices that are not a query's alone */
+
+/* Whether the indices of a read that do not vary with any of `but` stay inside. */
+int cu_read_is_inside(const plan_problem *p, const pass_read *read, int but,
+                      const saccade_tensor *t, const saccade_sizes *s, const eval_env *env,
+                      const plan_position *at);
+/* captures: gradients, whose shapes and dtypes are looked at. */
+cu_capture_layout cu_lay_out_captures(const saccade_plan *plan, const saccade_sizes *s,
+                                      const saccade_tensor *captures);
+static inline int64_t cu_element_count(const saccade_tensor *t)
+{
+    int64_t n = 1;
+    for (int32_t d = 0; d < t->rank; d++)
+        n *= t->shape[d];
+    return n;
+}
+/* Of exact sums of a tensor. */
+size_t cu_words_bytes(const saccade_tensor *t);
+/* Bytes of a layout; 0 where gradients is NULL. */
+size_t cu_captures_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
+                             const plan_gradients *gradients);
+
+/* ---- capture_sums.c ---- */
 
 typedef struct cu_capture_run {
     const saccade_plan *plan;
@@ -196,6 +227,17 @@ saccade_status cu_begin_captures(const saccade_plan *plan, const plan_run *run,
                                  saccade_error *err);
 /* After the last one: the other terms, and what all of them come to. */
 saccade_status cu_end_captures(cu_capture_run *x, cu_bwd *p, saccade_error *err);
+
+/* ---- capture_tables.c ---- */
+
+/* Bytes of shared memory of bwd_captures without tables, whole 16. */
+int cu_captures_base(const saccade_plan *plan);
+/* Words of shared memory that tables of queries take for a read, beside those taken; 0 where
+ * they do not fit. */
+int64_t cu_query_table_words(const saccade_plan *plan, const pass_read *read,
+                             const saccade_tensor *t, int64_t taken);
+/* Tables of the reads of a launch, x->c. */
+void cu_choose_tables(cu_capture_run *x);
 
 /* ---- backward_pages.c: keys in chunks ---- */
 

@@ -41,6 +41,12 @@ static inline int cu_has_captures(const plan_problem *p)
 int cu_find_reads(const plan_problem *p, cu_reads_found *out);
 /* Whether an index is this variable alone, so that its values have elements of their own. */
 int cu_read_has_own(const pass_read *read, int var);
+/* Whether each score of a head has an element of its own, as long as indices that may count
+ * from the end do not. */
+static inline int cu_read_has_elements(const pass_read *read)
+{
+    return read->scatter == SCATTER_ELEMENTS || read->is_own_inside;
+}
 /* The name of a capture one of whose indices varies with the score, or NULL. */
 const char *cu_reads_by_score(const plan_problem *p);
 

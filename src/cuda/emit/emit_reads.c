@@ -19,7 +19,9 @@ static void put_kinds(const cu_reads_found *reads, strbuf *out)
                   "READ_ANY };\n\nDEVICE constexpr int read_kind(int r)\n{\n    return ",
                   reads->n);
     for (int r = 0; r < reads->n; r++)
-        strbuf_printf(out, "r == %d ? %s : ", r, kinds[reads->read[r]->scatter]);
+        strbuf_printf(out, "r == %d ? %s : ", r,
+                      kinds[cu_read_has_elements(reads->read[r]) ? SCATTER_ELEMENTS
+                                                                 : reads->read[r]->scatter]);
     strbuf_puts(out, "READ_ANY;\n}\n\n");
 }
 
@@ -109,7 +111,7 @@ static int passing(const emitter *e, const cu_reads_found *reads)
 {
     int deps = 0;
     for (int r = 0; r < reads->n; r++) {
-        if (reads->read[r]->scatter != SCATTER_ELEMENTS)
+        if (!cu_read_has_elements(reads->read[r]))
             continue;
         deps |= cu_read_has_own(reads->read[r], VAR_B) ? 0 : DEP_B;
         deps |= e->problem->sizes.H == 1 || cu_read_has_own(reads->read[r], VAR_H) ? 0 : DEP_H;

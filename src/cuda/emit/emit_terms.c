@@ -5,7 +5,7 @@
  *   DIAGONAL  on q - kv: sums of dS along it; LINE: on nothing, the derivative on a line in it
  *   KEY       on kv: sums of dS over queries
  *   ROW       on q, of a slope of 1: the terms cancel, as softmax sees no offset of a row
- *   ELEMENT   on q and kv, an element for each score: dS itself, stored
+ *   ELEMENT   on q and kv, an element for each score: dS itself, stored by pieces of rows
  *   SCALE     the derivative is the incoming score: its sum over a row is Q . dQ
  *
  * The rest takes a kernel of its own (bwd_captures.cu). */
@@ -43,6 +43,16 @@ static int is_scale(const emitter *e, const mod_node *by, const mod_node **facto
            && !((*factor)->deps & (DEP_Q | DEP_KV | DEP_SCORE));
 }
 
+/* Whether a row's elements begin at other places than those of the row before, as those of
+ * t[q, kv - q + n]: tiles store them one by one, the kernel of other reads row by row. */
+static int is_slanted(const pass_read *read)
+{
+    int both = 0;
+    for (int d = 0; d < read->rank; d++)
+        both |= read->index[d].sum_line.coef[VAR_Q] && read->index[d].sum_line.coef[VAR_KV];
+    return both;
+}
+
 /* results: of the value, the derivative by the score, and those by the reads. */
 static cu_term kind_of(const emitter *e, const pass_read *read, const uint32_t *results, int r,
                        const unsigned char *along, int is_head_slope)
@@ -68,7 +78,7 @@ static cu_term kind_of(const emitter *e, const pass_read *read, const uint32_t *
     if ((varies & (DEP_Q | DEP_KV | DEP_SCORE)) == DEP_Q && has_slope_one
         && !(by_deps & (DEP_KV | DEP_SCORE)) && e->problem->sinks_dtype == SACCADE_NONE)
         return CU_TERM_ROW;
-    if (read->scatter == SCATTER_ELEMENTS
+    if (cu_read_has_elements(read) && !is_slanted(read)
         && (is_ds
             || (e->fn->nodes[by].op == OP_FLOAT && e->fn->nodes[by].imm.f == 1
                 && (has_slope_one || is_head_slope))))

@@ -123,29 +123,33 @@ enum {
 typedef struct cu_read {
     void *data;                /* the gradient */
     int code;                  /* of its elements: 0 f32, 1 bf16, 2 f16 */
-    unsigned long long *words; /* [SUM_WORDS + 1][n], or null: terms are stored in data */
+    unsigned long long *words; /* [SUM_WORDS + 1][n], or null */
+    float *rows;               /* where queries add to rows of their own in order, or null */
     long long n;               /* elements of the gradient */
-    long long stride[CU_RANK]; /* of data, or dense ones of the words */
+    long long stride[CU_RANK]; /* of data, or dense ones of words or rows */
 } cu_read;
 
 /* What a launch makes terms of. */
 typedef struct cu_reads {
     cu_read of[CU_READS];
     int first;         /* of them; backward's tiles have the first ones */
+    int from;          /* the launch's first block of queries; -1: it has all, longest first */
     int is_adding;     /* to what the gradient holds, where terms are stored */
     /* by read of these: whether backward's tiles make its terms, and whether any other kernel
      * than bwd_captures does */
     unsigned in_tiles, elsewhere;
 } cu_reads;
 
-/* What a head's scores may read of a capture, where it is few elements: bwd_tables.cuh. */
+/* What a head's scores, or those of one query, may read of a capture, where it is few elements:
+ * bwd_tables.cuh, bwd_query_tables.cuh. */
 typedef struct cu_table {
     int n;      /* elements; 0: there is no table */
-    int digits; /* words of an element: 3, or 2 where 3 do not fit */
+    int digits; /* words of an element: 3, or 2 where 3 do not fit; 1 of a query's */
     int copies; /* of each, a power of 2 */
     int at;     /* in words from where tables begin */
+    int pitch;  /* words from a query's table to the next one's; 0: one for all */
     int rank;
-    unsigned short size[CU_RANK], stride[CU_RANK]; /* 0: one index for a head */
+    unsigned short size[CU_RANK], stride[CU_RANK]; /* 0: one index for a head, or a query */
 } cu_table;
 
 typedef struct cu_tables {

@@ -10,7 +10,8 @@
  *     column     over the CTA's queries; one sum a key
  *     diagonal   through shared memory, and on from block to block while keys follow each other
  *     element    stored: bwd_elements.cu has those that heads or batches share
- *     else       in tables where they are small (bwd_tables.cuh), or each term for itself
+ *     else       in tables where they are small, of each query (bwd_query_tables.cuh) or of
+ *                the CTA (bwd_tables.cuh), or each term for itself; in rows of a query's own
  *
  * A launch is of CU_READS reads at most, FIRST and on. Shared memory: Q and dO of the CTA's
  * queries, [CFG_STAGES] of K and V of PASS keys, what is summed (scratch), then tables. */
@@ -39,6 +40,7 @@
 #include "bwd_element.cuh"
 #include "bwd_read_terms.cuh"
 #include "bwd_tables.cuh"
+#include "bwd_query_tables.cuh"
 
 enum {
     READS_ROOM = READS_ALL < CU_READS ? READS_ALL : CU_READS,
@@ -159,15 +161,32 @@ DEVICE void sum_diagonals(const cu_bwd &p, const mod_args &mod, const cu_read &t
     __syncthreads();
 }
 
-/* Every term for itself. */
+/* Every term for itself, but that a thread sums those of neighbours among a key's queries that
+ * go to one element, as clamped distances do. */
 DEVICE void add_terms(const cu_bwd &p, const mod_args &mod, const cu_read &to, int r,
-                      const query_tile &t, int key0, const float (&term)[S_COUNT])
+                      const query_tile &t, int key0, const float (&term)[S_COUNT], float *tile)
 {
-    int lane = threadIdx.x & 31, row = t.row0 + warp_row() + lane / 4;
-#pragma unroll
-    for (int i = 0; i < S_COUNT; i++)
-        add_term(p.f, mod, to, r, t, row + 8 * (i / 2 & 1) + t.q_offset,
-                 key0 + i / 4 * 8 + 2 * (lane & 3) + (i & 1) + t.kv_offset, term[i]);
+    enum { ROWS = STAY * PASS / THREADS };
+    int c = threadIdx.x % PASS, from = threadIdx.x / PASS * ROWS;
+    long long last = -1;
+    float sum = 0.f;
+    share_terms(term, tile);
+    __syncthreads();
+#pragma unroll 1
+    for (int row = from; row < from + ROWS; row++) {
+        float x = tile[row * PITCH + c];
+        if (x == 0.f) /* not NaN */
+            continue;
+        long long place = read_place(mod, p.f, t.b, t.h, r, t.row0 + row + t.q_offset,
+                                     key0 + c + t.kv_offset, to.stride);
+        if (place != last && sum != 0.f)
+            add_exactly(to, last, sum);
+        sum = place == last ? sum + x : x;
+        last = place;
+    }
+    if (sum != 0.f)
+        add_exactly(to, last, sum);
+    __syncthreads();
 }
 
 DEVICE void put_elements(const cu_bwd &p, const mod_args &mod, const cu_read &to, int is_adding,
@@ -186,7 +205,7 @@ DEVICE void tell_peaks(const cu_tables &tables, const float (&term)[READS_ROOM][
 {
 #pragma unroll
     for (int k = 0; k < READS_ROOM && FIRST + k < MOD_READS; k++)
-        if (may_have_table(FIRST + k) && tables.of[k].n)
+        if (may_have_table(FIRST + k) && tables.of[k].n && !tables.of[k].pitch)
             m.peak[k][threadIdx.x / 32] = peak_of(term[k]);
 }
 
@@ -207,13 +226,17 @@ DEVICE void take_block(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
             add_columns(p, mod, c.of[k], r, t, key0, term[k], m);
         else if (read_kind(r) == READ_DIAGONAL)
             sum_diagonals(p, mod, c.of[k], r, t, key0, term[k], s.diagonal[k], s.key0, m);
+        else if (c.of[k].rows)
+            add_to_rows(p, mod, c.of[k], r, t, key0, term[k], m.tile);
+        else if (tables.of[k].pitch)
+            add_to_query_tables(p, mod, tables.of[k], r, t, key0, term[k], m.tile, room);
         else if (read_kind(r) == READ_ELEMENT && !c.of[k].words)
             put_elements(p, mod, c.of[k], c.is_adding, r, t, key0, term[k], m);
         else if (tables.of[k].n)
             add_to_table(p, mod, tables.of[k], c.of[k], r, t, key0, term[k], s.unit[k],
                          m.peak[k], room);
         else
-            add_terms(p, mod, c.of[k], r, t, key0, term[k]);
+            add_terms(p, mod, c.of[k], r, t, key0, term[k], m.tile);
     }
     s.key0 = key0;
 }
@@ -263,7 +286,9 @@ DEVICE void end_sums(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
         if (read_kind(r) == READ_DIAGONAL && s.key0 >= 0 && threadIdx.x >= PASS
             && threadIdx.x < DIAGONALS)
             add_diagonal(p, mod, c.of[k], r, t, s.key0, threadIdx.x, s.diagonal[k]);
-        if (may_have_table(r) && tables.of[k].n && s.unit[k].blocks > 0)
+        if (may_have_table(r) && tables.of[k].pitch)
+            end_query_tables(p, mod, tables.of[k], c.of[k], c.is_adding, r, t, room);
+        else if (may_have_table(r) && tables.of[k].n && s.unit[k].blocks > 0)
             empty_table(p, mod, tables.of[k], c.of[k], r, t, s.unit[k], room);
     }
 }
@@ -277,7 +302,8 @@ DEVICE void make_terms(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
     scratch &m = *(scratch *)(memory + STAY_BYTES + CFG_STAGES * PASS_BYTES);
     int *room = (int *)((char *)&m + SCRATCH);
     u32 shared = smem_address(memory);
-    query_tile t = query_tile_at(p, blockIdx.x);
+    query_tile t = c.from < 0 ? query_tile_at(p, blockIdx.x)
+                              : query_tile_of(p, c.from + (int)blockIdx.x);
 #if CFG_RAGGED
     if (t.row0 >= tile_rows_of(p.f, t).q_len)
         return;
@@ -351,7 +377,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     choose_reads<0>(p, mod, c, tables, memory);
 }
 
-/* Every element of one gradient: 0, or what its exact sum comes to, over what it holds or added
+/* Every element of one gradient: 0, or what its sum comes to, over what it holds or added
  * to it. */
 extern "C" __global__ void __launch_bounds__(256)
     bwd_captures_end(const __grid_constant__ cu_read to, const __grid_constant__ cu_shape shape,
@@ -360,6 +386,6 @@ extern "C" __global__ void __launch_bounds__(256)
     long long at = (long long)blockIdx.x * 256 + threadIdx.x;
     if (at >= to.n)
         return;
-    float x = to.words ? exact_sum_of(to, at) : 0.f;
+    float x = to.words ? exact_sum_of(to, at) : to.rows ? to.rows[at] : 0.f;
     put_element(to, place_in(shape, at), x, is_added);
 }

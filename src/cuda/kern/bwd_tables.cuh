@@ -55,15 +55,21 @@ DEVICE long long place_of_number(const cu_table &x, const cu_read &to, long long
     return first;
 }
 
+/* Strides of the dimensions that are none of a table's. */
+DEVICE void own_strides(const cu_table &x, const cu_read &to, long long (&stride)[CU_RANK])
+{
+#pragma unroll
+    for (int d = 0; d < CU_RANK; d++)
+        stride[d] = x.size[d] ? 0 : to.stride[d];
+}
+
 /* Adds the sums to the elements, and clears them. */
 DEVICE void empty_table(const cu_bwd &p, const mod_args &mod, const cu_table &x,
                         const cu_read &to, int r, const query_tile &t, table_unit &unit,
                         int *room)
 {
     long long stride[CU_RANK];
-#pragma unroll
-    for (int d = 0; d < CU_RANK; d++)
-        stride[d] = x.size[d] ? 0 : to.stride[d];
+    own_strides(x, to, stride);
     long long first =
         read_place(mod, p.f, t.b, t.h, r, t.row0 + t.q_offset, t.kv_offset, stride);
     float size = __int_as_float((unit.top - term_bits(x.digits) + 1) << 23);

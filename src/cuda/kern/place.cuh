@@ -5,9 +5,9 @@
 DEVICE long long place_in(const cu_shape &s, long long at)
 {
     long long place = 0;
-    for (int d = s.rank - 1; d >= 0; d--) {
+    for (int d = s.rank - 1; d > 0; d--) {
         place += at % s.size[d] * s.stride[d];
         at /= s.size[d];
     }
-    return place;
+    return s.rank > 0 ? place + at * s.stride[0] : 0;
 }

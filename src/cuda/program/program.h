@@ -7,13 +7,21 @@
 #include "cuda/kern/launch.h"
 #include "cuda/tile/tile.h"
 
-/* A tensor as kernels take it that go over all its elements. */
+/* A tensor as kernels take it that go over all its elements: dimensions that lie whole in the
+ * next outer one are one with it, so that a dense tensor has one, and those of length 1 are
+ * none. */
 static inline cu_shape cu_shape_of(const saccade_tensor *t)
 {
-    cu_shape shape = {.rank = t->rank};
+    cu_shape shape = {.rank = 0};
     for (int32_t d = 0; d < t->rank; d++) {
-        shape.size[d] = (int)t->shape[d];
-        shape.stride[d] = t->stride[d];
+        const int last = shape.rank - 1;
+        const int is_one = last >= 0 && shape.stride[last] == t->stride[d] * t->shape[d]
+                           && shape.size[last] * t->shape[d] <= INT32_MAX;
+        if (t->shape[d] == 1)
+            continue;
+        const int at = is_one ? last : shape.rank++;
+        shape.size[at] = (int)(is_one ? shape.size[at] * t->shape[d] : t->shape[d]);
+        shape.stride[at] = t->stride[d];
     }
     return shape;
 }

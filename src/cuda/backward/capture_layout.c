@@ -1,0 +1,134 @@
+/* Where the terms of a plan's reads of captures go, and the room that takes. */
+#include "cuda/backward/cuda_backward.h"
+
+#include "cuda/run/run.h"
+
+#include <stdlib.h>
+
+/* ---- indices ---- */
+
+/* Of a tensor of this shape, wherever positions of a run are known to the host; env's scalars
+ * may be unknown. Indices that count from the end where they are below 0 must not be. */
+int cu_read_is_inside(const plan_problem *p, const pass_read *read, int but,
+                      const saccade_tensor *t, const saccade_sizes *s, const eval_env *env,
+                      const plan_position *at)
+{
+    const mod_fn *fn = p->score;
+    const mod_node *load = &fn->nodes[read->node];
+    const pass_box box = {{0, 0, at->q_offset, at->kv_offset},
+                          {(int32_t)s->B - 1, (int32_t)s->H - 1,
+                           at->q_offset + (int32_t)s->Q - 1,
+                           at->kv_offset + (int32_t)s->KV - 1}};
+    int is_inside = 1;
+    arena scratch;
+    arena_init(&scratch);
+    pass_range *ranges = arena_array(&scratch, fn->n_nodes, sizeof *ranges);
+    if (ranges)
+        pass_ranges(fn, env, &box, NULL, ranges);
+    for (int d = 0; d < read->rank && ranges; d++) {
+        const pass_index *index = &read->index[d];
+        const pass_range *r =
+            &ranges[index->sum == PASS_NO_NODE ? fn->args[load->args + d] : index->sum];
+        is_inside &= index->varies & but || (r->lo >= 0 && r->hi < t->shape[d]);
+    }
+    arena_free(&scratch);
+    return ranges && is_inside;
+}
+
+/* Whether there are constants of a run with which all indices stay inside: those of lines do
+ * where their tensor is as long as they are. */
+static int may_be_inside(const pass_read *read, const saccade_tensor *t, const saccade_sizes *s)
+{
+    const int64_t extent[4] = {s->B, s->H, s->Q, s->KV};
+    for (int d = 0; d < read->rank; d++) {
+        const mod_line *line = &read->index[d].sum_line;
+        int64_t span = 0;
+        for (int i = 0; i < 4; i++)
+            span += llabs(line->coef[i]) * (extent[i] - 1);
+        if (line->known != (DEP_B | DEP_H | DEP_Q | DEP_KV) || span >= t->shape[d])
+            return 0;
+    }
+    return 1;
+}
+
+static int is_only_read(const cu_reads_found *reads, int i)
+{
+    for (int k = 0; k < reads->n; k++)
+        if (k != i && reads->read[k]->capture == reads->read[i]->capture)
+            return 0;
+    return 1;
+}
+
+/* ---- ways ---- */
+
+/* What a query's keys read of a tensor that no other query reads is summed in a table, or,
+ * where that is over what is left of shared memory, in place. taken: words of tables so far. */
+static cu_capture_way way_of(const saccade_plan *plan, const cu_reads_found *reads, int i,
+                             const saccade_sizes *s, const saccade_tensor *t, int64_t *taken,
+                             int *may_be_row)
+{
+    const plan_problem *p = &plan->problem;
+    const saccade_sizes whole = cu_whole_sizes(plan, s);
+    const plan_position at = {0};
+    const pass_read *read = reads->read[i];
+    eval_env env = {0};
+    plan_set_env(p, &whole, &env);
+    *may_be_row = 0;
+    if (p->is_ragged)
+        return CU_SUMS_EXACT;
+    if (cu_read_has_elements(read) && cu_read_is_inside(p, read, 0, t, &whole, &env, &at))
+        return CU_SUMS_STORED;
+    if (!is_only_read(reads, i) || !cu_read_has_own(read, VAR_Q)
+        || !cu_read_is_inside(p, read, CU_OF_KEYS, t, &whole, &env, &at))
+        return CU_SUMS_EXACT;
+    *may_be_row = cu_read_has_elements(read) && may_be_inside(read, t, &whole);
+    if (*may_be_row)
+        return CU_SUMS_STORED;
+    if (read->scatter != SCATTER_GENERAL || !cu_read_is_own(read, s->B, s->H))
+        return CU_SUMS_EXACT;
+    const int64_t words = cu_query_table_words(plan, read, t, *taken);
+    *taken += words;
+    return words ? CU_SUMS_TABLE : CU_SUMS_ROW;
+}
+
+static size_t whole_bytes(size_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
+size_t cu_words_bytes(const saccade_tensor *t)
+{
+    return whole_bytes((size_t)cu_element_count(t) * (SUM_WORDS + 1) * sizeof(uint64_t));
+}
+
+cu_capture_layout cu_lay_out_captures(const saccade_plan *plan, const saccade_sizes *s,
+                                      const saccade_tensor *captures)
+{
+    cu_capture_layout out = {.bytes = 0};
+    int64_t taken = 0;
+    cu_find_reads(&plan->problem, &out.reads);
+    for (int i = 0; i < out.reads.n; i++) {
+        const uint32_t capture = out.reads.read[i]->capture;
+        const saccade_tensor *t = &captures[capture];
+        int may_be_row, k = 0;
+        taken = i % CU_READS ? taken : 0;
+        out.way[i] = way_of(plan, &out.reads, i, s, t, &taken, &may_be_row);
+        out.may_be_row[i] = may_be_row;
+        while (k < i && out.reads.read[k]->capture != capture)
+            k++;
+        out.room_at[i] = k < i ? out.room_at[k] : out.bytes;
+        if (k == i && out.way[i] == CU_SUMS_EXACT)
+            out.bytes += cu_words_bytes(t);
+        else if (t->dtype != SACCADE_F32 && (may_be_row || out.way[i] == CU_SUMS_ROW))
+            out.bytes += whole_bytes((size_t)cu_element_count(t) * sizeof(float));
+    }
+    return out;
+}
+
+size_t cu_captures_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
+                             const plan_gradients *gradients)
+{
+    return gradients && cu_has_captures(&plan->problem)
+               ? cu_lay_out_captures(plan, sizes, gradients->captures).bytes
+               : 0;
+}
