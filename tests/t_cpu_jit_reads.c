@@ -62,12 +62,34 @@ static fenced fence(void)
 
 /* ---- one read ---- */
 
-/* Which variables the index has. */
-enum { NEITHER, ROW, KEY, BOTH, FORMS };
+/* Which variables the index has, bits of ROW and KEY; or both, so that it falls along keys, or
+ * stands still for some. */
+enum { NEITHER, ROW, KEY, BOTH, FALLING, STEPS, FORMS };
+enum { STEP = 12 };
 
 static int32_t index_at(int form, int32_t q, int32_t kv)
 {
+    if (form == FALLING)
+        return 92 - kv - 5 * q;
+    if (form == STEPS)
+        return kv / STEP - 5 * q + 29;
     return (form & KEY ? kv : 0) - (form & ROW ? 5 * q : 0) - 3;
+}
+
+static uint32_t emit_index(mod_builder *b, int form)
+{
+    const int is_other = form > BOTH;
+    uint32_t at = mod_emit_int(b, form == FALLING ? 92 : form == STEPS ? 29 : -3);
+    if (form & ROW || is_other)
+        at = mod_emit2(b, OP_isub, at,
+                       mod_emit2(b, OP_imul, mod_emit(b, OP_VAR, NULL, 0, VAR_Q, 0, 0),
+                                 mod_emit_int(b, 5)));
+    if (!(form & KEY) && !is_other)
+        return at;
+    uint32_t kv = mod_emit(b, OP_VAR, NULL, 0, VAR_KV, 0, 0);
+    if (form == STEPS)
+        kv = mod_emit2(b, OP_idiv, kv, mod_emit_int(b, STEP));
+    return form == FALLING ? mod_emit2(b, OP_isub, at, kv) : mod_emit2(b, OP_iadd, kv, at);
 }
 
 /* t[index], ints in two halves, so that a float holds each. */
@@ -78,13 +100,7 @@ static const mod_fn *one_read(saccade_dtype dtype, int form, int is_high, arena 
     *capture = (mod_capture){"t", dtype, type_of(dtype), 1};
     mod_builder *b = mod_builder_create(a, SACCADE_SCORE, capture, 1);
     const mod_fn *fn;
-    uint32_t at = mod_emit_int(b, -3);
-    if (form & ROW)
-        at = mod_emit2(b, OP_isub, at,
-                       mod_emit2(b, OP_imul, mod_emit(b, OP_VAR, NULL, 0, VAR_Q, 0, 0),
-                                 mod_emit_int(b, 5)));
-    if (form & KEY)
-        at = mod_emit2(b, OP_iadd, mod_emit(b, OP_VAR, NULL, 0, VAR_KV, 0, 0), at);
+    const uint32_t at = emit_index(b, form);
     uint32_t r = mod_emit(b, OP_LOAD, &at, 1, 0, 0, 0);
     if (type_of(dtype) == MOD_BOOL)
         r = mod_emit1(b, OP_b2i, r);
@@ -203,7 +219,7 @@ static void every_dtype(void **state)
     munmap(f.mapped, 4 * f.page);
 }
 
-/* Every number of 16 bits. */
+/* Every number of 16 bits, by runs of keys and one by one. */
 static void every_half(void **state)
 {
     static const saccade_dtype halves[] = {SACCADE_F16, SACCADE_BF16, SACCADE_I16, SACCADE_U16};
@@ -220,6 +236,9 @@ static void every_half(void **state)
             compiled c = compile(one_read(halves[d], BOTH, 0, &a), level);
             for (int i = 0; i <= (1 << 16) - KEYS; i += KEYS - 8 - (i % 2)) {
                 saccade_tensor t = saccade_tensor_of(all + i, halves[d], 1, &n);
+                check_read(&c, &t, BOTH, 0, level);
+                t.data = all + i + KEYS - 1;
+                t.stride[0] = -1;
                 check_read(&c, &t, BOTH, 0, level);
             }
             saccade_tensor t = saccade_tensor_of(all + (1 << 16) - KEYS, halves[d], 1, &n);

@@ -14,6 +14,13 @@
 
 enum { CODE_BYTES = 1 << 17, SLOT_BYTES = 64 };
 
+static const int32_t lanes[JIT_LANES_ROWS][JIT_LANES] = {
+    [JIT_LANES_UP] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+    [JIT_LANES_DOWN] = {0, -1, -2, -3, -4, -5, -6, -7, -8, -9, -10, -11, -12, -13, -14, -15},
+    [JIT_LANES_BACK16] = {15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0},
+    [JIT_LANES_BACK8] = {7, 6, 5, 4, 3, 2, 1, 0},
+};
+
 struct jit_program {
     arena arena;
     jit_graph graph;
@@ -139,8 +146,8 @@ static size_t round64(size_t bytes)
 
 static size_t level_bytes(const jit_graph *g, jit_level level)
 {
-    static const size_t lanes[] = {1, JIT_ROWS, JIT_COLS};
-    return round64(sizeof(int32_t) * lanes[level] * g->n_slots[level]) + SLOT_BYTES;
+    static const size_t cells[] = {1, JIT_ROWS, JIT_COLS};
+    return round64(sizeof(int32_t) * cells[level] * g->n_slots[level]) + SLOT_BYTES;
 }
 
 size_t jit_state_bytes(const jit_program *p)
@@ -368,6 +375,7 @@ static void run_tile(const jit_state *s, jit_call *call, int64_t ld, int32_t row
     call->frame = s->frame;
     call->strips = p->table;
     call->read = read_vector;
+    call->lanes = lanes[0];
     jit_place(s, row0, col0, call);
     memcpy(&run, &code, sizeof run); /* ISO C has no cast from data to function */
     run(call);

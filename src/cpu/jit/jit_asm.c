@@ -138,4 +138,34 @@ void jit_put_vector(jit_asm *a, ZydisMnemonic mnemonic, int n, const jit_operand
     jit_put(a, mnemonic, n + 1, all);
 }
 
+enum { JUMP_BYTES = sizeof(int32_t) }; /* of the distance, at a jump's end */
+
+size_t jit_jump(jit_asm *a, ZydisMnemonic mnemonic)
+{
+    ZydisEncoderRequest r;
+    ZyanUSize length = a->capacity - a->size;
+    memset(&r, 0, sizeof r);
+    r.machine_mode = ZYDIS_MACHINE_MODE_LONG_64;
+    r.mnemonic = mnemonic;
+    r.branch_type = ZYDIS_BRANCH_TYPE_NEAR;
+    r.branch_width = ZYDIS_BRANCH_WIDTH_32;
+    r.operand_count = 1;
+    r.operands[0].type = ZYDIS_OPERAND_TYPE_IMMEDIATE;
+    assert(!a->ends);
+    if (a->failed || length < ZYDIS_MAX_INSTRUCTION_LENGTH
+        || ZYAN_FAILED(ZydisEncoderEncodeInstruction(&r, a->bytes + a->size, &length))
+        || length <= JUMP_BYTES)
+        a->failed = 1;
+    else
+        a->size += length;
+    return a->size;
+}
+
+void jit_aim(jit_asm *a, size_t jump, size_t target)
+{
+    const int32_t distance = (int32_t)((int64_t)target - (int64_t)jump);
+    if (!a->failed)
+        memcpy(a->bytes + jump - JUMP_BYTES, &distance, JUMP_BYTES);
+}
+
 #endif

@@ -96,6 +96,11 @@ void jit_put_vector(jit_asm *a, ZydisMnemonic mnemonic, int n, const jit_operand
 /* EVEX forms whose operands name their mask; evex: JIT_BROADCAST, JIT_ZEROING. */
 void jit_put_evex(jit_asm *a, ZydisMnemonic mnemonic, int evex, int n, const jit_operand *o);
 
+/* A jump to where jit_aim() says later; returns its end. Not where ends of instructions are
+ * noted. */
+size_t jit_jump(jit_asm *a, ZydisMnemonic mnemonic);
+void jit_aim(jit_asm *a, size_t jump, size_t target);
+
 /* EMIT(a, VADDPS, jit_reg(..), ..) and so on. */
 #define EMIT(a, name, ...)                                                     \
     jit_put((a), ZYDIS_MNEMONIC_##name,                                        \

@@ -73,7 +73,13 @@ typedef struct jit_call {
     int64_t apart[JIT_MAX_RESULTS]; /* bytes from s to the tile of each result */
     const strip_table *strips;      /* of the code's level */
     jit_read_fn *read;              /* for dtypes that are not read in line */
+    const int32_t *lanes;           /* its table of lanes */
 } jit_call;
+
+/* What a lane's number becomes, by rows: itself, less than 0, and counted from the last of 16
+ * or 8 lanes. */
+enum { JIT_LANES = 16 };
+enum { JIT_LANES_UP, JIT_LANES_DOWN, JIT_LANES_BACK16, JIT_LANES_BACK8, JIT_LANES_ROWS };
 
 /* tanh x for |x| <= 5.8, past which it is 1: u = root x, y = u^2 + 4, u times a cubic in y, of
  * 4 segments an octave, found by the last two bits of y's exponent and the first two of its

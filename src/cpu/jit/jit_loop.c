@@ -108,22 +108,7 @@ static void reduce_max(jit_emitter *t)
 /* Jumps back to `target` while the last comparison says "not zero", or "less". */
 static void jump_back(jit_emitter *t, ZydisMnemonic mnemonic, size_t target)
 {
-    ZydisEncoderRequest r;
-    ZyanUSize length = t->a.capacity - t->a.size;
-    memset(&r, 0, sizeof r);
-    r.machine_mode = ZYDIS_MACHINE_MODE_LONG_64;
-    r.mnemonic = mnemonic;
-    r.branch_type = ZYDIS_BRANCH_TYPE_NEAR;
-    r.branch_width = ZYDIS_BRANCH_WIDTH_32;
-    r.operand_count = 1;
-    r.operands[0].type = ZYDIS_OPERAND_TYPE_IMMEDIATE;
-    r.operands[0].imm.s = (int64_t)target - (int64_t)t->a.size - 6; /* 0f 8x + 4 bytes */
-    if (t->a.failed || length < ZYDIS_MAX_INSTRUCTION_LENGTH
-        || ZYAN_FAILED(ZydisEncoderEncodeInstruction(&r, t->a.bytes + t->a.size, &length))
-        || length != 6)
-        t->a.failed = 1;
-    else
-        t->a.size += length;
+    jit_aim(&t->a, jit_jump(&t->a, mnemonic), target);
 }
 
 /* ---- what is computed, what is pinned ---- */

@@ -143,9 +143,15 @@ void jit_emit_values(jit_emitter *t);
 
 /* Instructions that compute one value. */
 void jit_emit_value(jit_emitter *t, uint32_t value);
+void jit_all_ones(jit_emitter *t, int r);
 /* d = condition ? x : y, registers. */
 void jit_blend(jit_emitter *t, int d, int condition, int x, int y);
 /* Bases of the arrays, and -inf, into their registers. */
 void jit_load_bases(jit_emitter *t);
+
+/* ---- jit_reads.c ---- */
+
+/* 0: the node is no read, or one by a call. */
+int jit_emit_read(jit_emitter *t, const jit_node *n, uint32_t value, int lane);
 
 #endif

@@ -94,7 +94,7 @@ static const simple_op compare_ops[] = {
     {OP_feq, Z(VCMPPS), 0}, {OP_fne, Z(VCMPPS), 4},
 };
 
-static void all_ones(jit_emitter *t, int r)
+void jit_all_ones(jit_emitter *t, int r)
 {
     EMIT(&t->a, VPCMPEQD, vec(t, r), vec(t, r), vec(t, r));
 }
@@ -109,7 +109,7 @@ static void compare_narrow(jit_emitter *t, int op, int d, int x, int y)
     else
         EMIT(&t->a, VPCMPGTD, vec(t, d), vec(t, x), vec(t, y));
     if (op == OP_ine || op == OP_ile) {
-        all_ones(t, t->scratch);
+        jit_all_ones(t, t->scratch);
         EMIT(&t->a, VPXOR, vec(t, d), vec(t, d), vec(t, t->scratch));
     }
 }
@@ -164,7 +164,7 @@ static void logic_narrow(jit_emitter *t, int op, int d, int x, int y)
     else
         EMIT(&t->a, VPXOR, vec(t, d), vec(t, x), vec(t, y));
     if (op == OP_beq) {
-        all_ones(t, t->scratch);
+        jit_all_ones(t, t->scratch);
         EMIT(&t->a, VPXOR, vec(t, d), vec(t, d), vec(t, t->scratch));
     }
 }
@@ -198,7 +198,7 @@ static int emit_not(jit_emitter *t, const jit_node *n, uint32_t value, int lane)
                     vec(t, t->scratch), jit_imm(0xff));
         EMIT_VECTOR(&t->a, Z(VPXORD), vec(t, d), vec(t, x), vec(t, t->scratch));
     } else {
-        all_ones(t, t->scratch);
+        jit_all_ones(t, t->scratch);
         EMIT(&t->a, VPXOR, vec(t, d), vec(t, x), vec(t, t->scratch));
     }
     return 1;
@@ -407,107 +407,6 @@ static int emit_input(jit_emitter *t, const jit_node *n, uint32_t value, int lan
     return 1;
 }
 
-/* ---- reads ---- */
-
-/* d = 4 bytes at tensor + i * scale, registers: d is another than i. */
-static void gather(jit_emitter *t, int32_t tensor, int d, int i, int scale)
-{
-    const ZydisRegister index = (ZydisRegister)vec(t, i).reg;
-    EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_RAX),
-         field(offsetof(jit_call, tensors) + 8 * (size_t)tensor));
-    if (t->a.is_wide) {
-        EMIT(&t->a, KXNORW, mask_reg(7), mask_reg(7), mask_reg(7));
-        EMIT(&t->a, VGATHERDPS, vec(t, d), mask_reg(7),
-             jit_mem(ZYDIS_REGISTER_RAX, index, scale, 0, 4));
-    } else {
-        all_ones(t, t->scratch);
-        EMIT(&t->a, VGATHERDPS, vec(t, d), jit_mem(ZYDIS_REGISTER_RAX, index, scale, 0, 4),
-             vec(t, t->scratch));
-    }
-}
-
-/* The low `bits` of every lane, with zeros or copies of the sign above them. */
-static void extend(jit_emitter *t, int d, int bits, int is_signed)
-{
-    EMIT_VECTOR(&t->a, Z(VPSLLD), vec(t, d), vec(t, d), jit_imm(32 - bits));
-    EMIT_VECTOR(&t->a, is_signed ? Z(VPSRAD) : Z(VPSRLD), vec(t, d), vec(t, d),
-                jit_imm(32 - bits));
-}
-
-/* The low half of every lane from f16. */
-static void widen_halves(jit_emitter *t, int d)
-{
-    const jit_operand x = jit_reg(ZYDIS_REGISTER_XMM0 + d);
-    const jit_operand y = jit_reg(ZYDIS_REGISTER_YMM0 + d);
-    if (t->a.is_wide) {
-        EMIT_VECTOR(&t->a, Z(VPMOVDW), y, vec(t, d));
-        EMIT_VECTOR(&t->a, Z(VCVTPH2PS), vec(t, d), y);
-        return;
-    }
-    extend(t, d, 16, 0);
-    EMIT(&t->a, VPACKUSDW, y, y, y); /* by halves of the vector: quarters 0 and 2 */
-    EMIT(&t->a, VPERMQ, y, y, jit_imm(8));
-    EMIT(&t->a, VCVTPH2PS, y, x);
-}
-
-/* A value of the dtype from the low bits of every lane of d, which is the value's register but
- * where the value is a mask. */
-static void convert_low(jit_emitter *t, saccade_dtype dtype, int d, uint32_t value)
-{
-    const int bits = 8 * (int)saccade_dtype_bytes(dtype);
-    const jit_operand zero = vec(t, t->scratch);
-    if (dtype == SACCADE_BF16) {
-        EMIT_VECTOR(&t->a, Z(VPSLLD), vec(t, d), vec(t, d), jit_imm(16));
-    } else if (dtype == SACCADE_F16) {
-        widen_halves(t, d);
-    } else if (is_mask(t, value)) {
-        EMIT_VECTOR(&t->a, Z(VPSLLD), vec(t, d), vec(t, d), jit_imm(32 - bits));
-        EMIT_VECTOR(&t->a, Z(VPTESTMD), mask_reg(jit_take_mask(t, (int)value)), vec(t, d),
-                    vec(t, d));
-    } else {
-        extend(t, d, bits, dtype == SACCADE_I8 || dtype == SACCADE_I16);
-        if (dtype == SACCADE_BOOL) {
-            EMIT(&t->a, VPXOR, zero, zero, zero);
-            EMIT(&t->a, VPCMPGTD, vec(t, d), vec(t, d), zero);
-        }
-    }
-}
-
-/* Gathers the words that hold the elements, and turns each so that its element is lowest. */
-static void read_words(jit_emitter *t, const jit_node *n, saccade_dtype dtype, uint32_t value,
-                       int lane)
-{
-    const int to_word = saccade_dtype_bytes(dtype) == 1 ? 2 : 1; /* bits of an offset */
-    const int to_bits = 5 - to_word;
-    const int i = jit_get(t, n->args[0], lane), part = t->scratch + !t->a.is_wide;
-    const int d = is_mask(t, value) ? t->scratch + 1 : jit_take_reg(t, (int)value);
-    EMIT_VECTOR(&t->a, Z(VPSRAD), vec(t, part), vec(t, i), jit_imm(to_word));
-    gather(t, n->imm, d, part, JIT_WORD_BYTES);
-    if (t->a.is_wide) { /* rotates by the last 5 bits */
-        EMIT_VECTOR(&t->a, Z(VPSLLD), vec(t, part), vec(t, i), jit_imm(to_bits));
-        EMIT_VECTOR(&t->a, Z(VPRORVD), vec(t, d), vec(t, d), vec(t, part));
-    } else {
-        EMIT(&t->a, VPSLLD, vec(t, part), vec(t, i), jit_imm(32 - to_word));
-        EMIT(&t->a, VPSRLD, vec(t, part), vec(t, part), jit_imm(32 - to_word - to_bits));
-        EMIT(&t->a, VPSRLVD, vec(t, d), vec(t, d), vec(t, part));
-    }
-    convert_low(t, dtype, d, value);
-}
-
-static int emit_read(jit_emitter *t, const jit_node *n, uint32_t value, int lane)
-{
-    const saccade_dtype dtype = (saccade_dtype)t->g->dtype[n->op == JIT_READ ? n->imm : 0];
-    if (n->op != JIT_READ || !jit_reads_inline(dtype))
-        return 0;
-    if (jit_reads_words(dtype)) {
-        read_words(t, n, dtype, value, lane);
-        return 1;
-    }
-    const int i = jit_get(t, n->args[0], lane), d = jit_take_reg(t, (int)value);
-    gather(t, n->imm, d, i, (int)saccade_dtype_bytes(dtype));
-    return 1;
-}
-
 /* ---- calls ---- */
 
 /* Puts operand i of a call into slot i of the frame, bools as 0 and 1. */
@@ -595,7 +494,7 @@ typedef int emit_fn(jit_emitter *t, const jit_node *n, uint32_t value, int lane)
 static emit_fn *const emitters[] = {
     emit_simple, emit_bits,   emit_round, emit_compare, emit_logic,  emit_not,
     emit_select, emit_negate, emit_b2i,   emit_shift,   emit_divide, emit_quotient,
-    emit_fma,    emit_scalef, emit_input, emit_read,    emit_table,
+    emit_fma,    emit_scalef, emit_input, jit_emit_read, emit_table,
 };
 
 void jit_emit_value(jit_emitter *t, uint32_t value)
