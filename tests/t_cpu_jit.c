@@ -119,9 +119,8 @@ static void compare_tile(uint64_t seed, int32_t level, const random_mod *score_m
                 const float got = s[i * LD + j];
                 if (!close_enough(got, want[j], 30.0f)) {
                     printf("seed %llu level %d row %d column %d: got %g, expected %g\n%s\n%s\n",
-                           (unsigned long long)seed, level, i, j, (double)got,
-                           (double)want[j], score_mod ? score_mod->text : "",
-                           mask_mod ? mask_mod->text : "");
+                           (unsigned long long)seed, level, i, j, (double)got, (double)want[j],
+                           score_mod ? score_mod->text : "", mask_mod ? mask_mod->text : "");
                     fail();
                 }
                 if (mask.fn) /* masks have one truth */
@@ -216,18 +215,18 @@ static const mod_fn *one_op(mod_op op, int scored, arena *a)
     mod_builder *b = mod_builder_create(a, SACCADE_SCORE, NULL, 0);
     const uint32_t q = mod_emit(b, OP_VAR, NULL, 0, VAR_Q, 0, 0);
     const uint32_t kv = mod_emit(b, OP_VAR, NULL, 0, VAR_KV, 0, 0);
-    const uint32_t ints[3] = {mod_emit2(b, OP_isub, q, kv),
-                              mod_emit2(b, OP_iadd, mod_emit2(b, OP_isub, kv, q),
-                                        mod_emit_int(b, 9)),
-                              mod_emit2(b, OP_ixor, q, kv)};
+    const uint32_t ints[3] = {
+        mod_emit2(b, OP_isub, q, kv),
+        mod_emit2(b, OP_iadd, mod_emit2(b, OP_isub, kv, q), mod_emit_int(b, 9)),
+        mod_emit2(b, OP_ixor, q, kv)};
     uint32_t x[3];
     int n = 0;
     for (const char *p = sig + 2; *p; p++, n++) {
-        const uint32_t third = mod_emit2(b, OP_fdiv, mod_emit1(b, OP_i2f, ints[n]),
-                                         mod_emit_float(b, 3.0f));
+        const uint32_t third =
+            mod_emit2(b, OP_fdiv, mod_emit1(b, OP_i2f, ints[n]), mod_emit_float(b, 3.0f));
         const uint32_t score = mod_emit(b, OP_SCORE, NULL, 0, 0, 0, 0);
-        x[n] = *p == 'I'   ? ints[n]
-               : *p == 'B' ? mod_emit2(b, OP_ilt, ints[n], mod_emit_int(b, 3))
+        x[n] = *p == 'I'          ? ints[n]
+               : *p == 'B'        ? mod_emit2(b, OP_ilt, ints[n], mod_emit_int(b, 3))
                : scored && n == 0 ? score
                                   : third;
     }
@@ -272,12 +271,18 @@ static void test_extremes(void **unused)
         const char *text;
         float in, out;
     } cases[] = {
-        {"exp(score)", -INFINITY, 0},       {"exp(score)", INFINITY, INFINITY},
-        {"exp(score)", NAN, NAN},           {"exp2(score)", -INFINITY, 0},
-        {"exp2(score)", 1000, INFINITY},    {"tanh(score)", INFINITY, 1},
-        {"tanh(score)", -INFINITY, -1},     {"tanh(score)", NAN, NAN},
-        {"sigmoid(score)", -INFINITY, 0},   {"sigmoid(score)", INFINITY, 1},
-        {"1.0 / score", 0, 0},              {"score < 0 ? -inf : score", -2, -INFINITY},
+        {"exp(score)", -INFINITY, 0},
+        {"exp(score)", INFINITY, INFINITY},
+        {"exp(score)", NAN, NAN},
+        {"exp2(score)", -INFINITY, 0},
+        {"exp2(score)", 1000, INFINITY},
+        {"tanh(score)", INFINITY, 1},
+        {"tanh(score)", -INFINITY, -1},
+        {"tanh(score)", NAN, NAN},
+        {"sigmoid(score)", -INFINITY, 0},
+        {"sigmoid(score)", INFINITY, 1},
+        {"1.0 / score", 0, 0},
+        {"score < 0 ? -inf : score", -2, -INFINITY},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         saccade_mod *mod = bind(SACCADE_SCORE, cases[i].text);
@@ -309,6 +314,58 @@ static void test_extremes(void **unused)
         }
         saccade_mod_destroy(mod);
     }
+}
+
+/* How many arrays of diagonals a tile reads, and that what it makes of them is right. */
+static void test_diagonals(void **unused)
+{
+    static const struct {
+        saccade_kind kind;
+        const char *text;
+        int reads;
+    } cases[] = {
+        {SACCADE_SCORE, "score - 0.3 * log(1 + abs(q - kv))", 1},
+        {SACCADE_SCORE, "score * cos((kv - q) * 0.1) + sin((q - kv) * 0.2)", 2},
+        {SACCADE_SCORE, "score + float((kv - q) * 3 / 7 + q % 5)", 1},
+        {SACCADE_SCORE, "3 * q - 3 * kv > 12 && abs(q - kv) < 30 ? score : score + 1", 1},
+        {SACCADE_SCORE, "q = q + 3; kv = kv - 2; score + log(1 + abs(h - q + kv + KV)) * b", 1},
+        {SACCADE_SCORE, "score + float(kv - q) * 0.1", 0},
+        {SACCADE_MASK, "abs(q - kv) < 20 && (q - kv) % 3 != 1", 1},
+        {SACCADE_MASK, "q >= kv && (q - kv) % 5 == 0 || kv % 7 == 1", 1},
+        /* by one operation, and not of kv - q alone */
+        {SACCADE_MASK, "q >= kv", 0},
+        {SACCADE_SCORE, "score + float(2 * q - kv)", 0},
+        {SACCADE_SCORE, "score + float(q * kv) - float(q) * 0.5", 0},
+        {SACCADE_SCORE, "score + (float(q) - float(kv)) * 0.5", 0},
+    };
+    (void)unused;
+    if (!jit_is_here())
+        skip();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (int32_t level = CPU_AVX2; level <= CPU_AVX512 && level <= best_level(); level++) {
+            const int is_score = cases[i].kind == SACCADE_SCORE;
+            random_mod mod = {.mod = bind(cases[i].kind, cases[i].text)};
+            const mod_fn *fn = mod_function(mod.mod);
+            const pass_facts *facts;
+            jit_program *program;
+            arena a;
+            int reads = 0;
+            snprintf(mod.text, sizeof mod.text, "%s", cases[i].text);
+            compare_tile(i, level, is_score ? &mod : NULL, is_score ? NULL : &mod);
+            arena_init(&a);
+            assert_int_equal(pass_facts_make(fn, &a, &facts, NULL), SACCADE_OK);
+            assert_int_equal(jit_create(is_score ? facts : NULL, is_score ? NULL : fn, level,
+                                        &program, NULL),
+                             SACCADE_OK);
+            const jit_graph *g = jit_graph_of(program);
+            for (uint32_t k = 0; k < g->n_nodes; k++)
+                reads += g->nodes[k].is_diagonal;
+            if (reads != cases[i].reads)
+                fail_msg("%s: reads %d arrays of diagonals", cases[i].text, reads);
+            jit_destroy(program);
+            arena_free(&a);
+            saccade_mod_destroy(mod.mod);
+        }
 }
 
 static void test_print(void **unused)
@@ -374,8 +431,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_operations), cmocka_unit_test(test_masks),
         cmocka_unit_test(test_scores),     cmocka_unit_test(test_both),
-        cmocka_unit_test(test_extremes),   cmocka_unit_test(test_print),
-        cmocka_unit_test(code_holds_no_address),
+        cmocka_unit_test(test_diagonals),  cmocka_unit_test(test_extremes),
+        cmocka_unit_test(test_print),      cmocka_unit_test(code_holds_no_address),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

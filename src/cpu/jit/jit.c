@@ -1,5 +1,5 @@
-/* Programs and states of compiled score passes: code, and the levels below the tile, which run
- * as the interpreter's loops over arrays. */
+/* Programs and states of compiled score passes: code, and the levels below the tile and
+ * diagonals, which run as the interpreter's loops over arrays. */
 #include "cpu/jit/jit.h"
 
 #include "base/cpu_features.h"
@@ -13,6 +13,7 @@
 #include <string.h>
 
 enum { CODE_BYTES = 1 << 17, SLOT_BYTES = 64 };
+enum { LEAST_ROWS = 12 }; /* that make up for arrays of diagonals */
 
 static const int32_t lanes[JIT_LANES_ROWS][JIT_LANES] = {
     [JIT_LANES_UP] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
@@ -25,7 +26,7 @@ struct jit_program {
     arena arena;
     jit_graph graph;
     jit_page page;
-    size_t size[2], begin[2]; /* score alone, score and mask */
+    size_t size[JIT_FORMS], begin[JIT_FORMS]; /* a form that it has not: of another one */
     int32_t spills;
     int has_mask;
     const strip_table *table;
@@ -38,26 +39,37 @@ struct jit_state {
     uint8_t skip[JIT_MAX_TENSORS];           /* JIT_SKIP */
     float scale;
     int32_t b, h;
-    int32_t *uniform, *rows, *cols;
-    int64_t *offsets; /* JIT_COLS of them, scratch of reads */
+    int32_t *uniform, *rows, *cols, *diagonals;
+    int32_t n_rows, kv0, n_cols; /* fixed */
+    int has_diagonals;           /* of what is fixed */
+    int64_t *offsets;            /* JIT_DIAGONALS of them, scratch of reads */
     void *frame;
 };
 
 /* ---- programs ---- */
 
+/* Whether a form has code of its own, or which one stands for it. */
+static int form_of(const jit_program *p, int form)
+{
+    return form & ((p->has_mask ? JIT_MASKED : 0) | (p->graph.n_diagonals ? JIT_FEW_ROWS : 0));
+}
+
 static saccade_status emit(jit_program *p, int32_t level, saccade_error *err)
 {
-    int32_t spills;
+    size_t at = 0;
     TRY(jit_page_begin(CODE_BYTES, &p->page, err));
-    uint8_t *code = p->page.bytes;
-    TRY(jit_emit_tile(&p->graph, 0, level, code, CODE_BYTES / 2, &p->size[0], &p->spills, err));
-    p->begin[1] = (p->size[0] + 63) / 64 * 64;
-    if (p->has_mask) {
-        TRY(jit_emit_tile(&p->graph, 1, level, code + p->begin[1], CODE_BYTES - p->begin[1],
-                          &p->size[1], &spills, err));
+    for (int form = 0; form < JIT_FORMS; form++) {
+        int32_t spills;
+        p->begin[form] = p->begin[form_of(p, form)];
+        if (form_of(p, form) != form)
+            continue;
+        TRY(jit_emit_tile(&p->graph, form, level, p->page.bytes + at, CODE_BYTES - at,
+                          &p->size[form], &spills, err));
         p->spills = spills > p->spills ? spills : p->spills;
+        p->begin[form] = at;
+        at = (at + p->size[form] + 63) / 64 * 64;
     }
-    return jit_page_end(&p->page, p->begin[1] + p->size[1], err);
+    return jit_page_end(&p->page, at, err);
 }
 
 /* A program that has no graph and no code yet. */
@@ -150,9 +162,15 @@ static size_t level_bytes(const jit_graph *g, jit_level level)
     return round64(sizeof(int32_t) * cells[level] * g->n_slots[level]) + SLOT_BYTES;
 }
 
+static size_t diagonals_bytes(const jit_graph *g)
+{
+    return sizeof(int32_t) * JIT_DIAGONALS * g->n_diagonals;
+}
+
 size_t jit_state_bytes(const jit_program *p)
 {
-    size_t bytes = round64(sizeof(jit_state)) + sizeof(int64_t) * JIT_COLS;
+    size_t bytes = round64(sizeof(jit_state)) + sizeof(int64_t) * JIT_DIAGONALS
+                   + diagonals_bytes(&p->graph);
     for (int level = JIT_UNIFORM; level < JIT_TILE; level++)
         bytes += level_bytes(&p->graph, (jit_level)level);
     return bytes + (size_t)p->spills * SLOT_BYTES;
@@ -206,6 +224,11 @@ static int32_t *place(const jit_state *s, uint32_t node)
     return s->uniform + n->slot;
 }
 
+static int32_t *diagonal_place(const jit_state *s, const jit_node *n)
+{
+    return s->diagonals + (size_t)(n->diagonal - 1) * JIT_DIAGONALS;
+}
+
 static int32_t leaf(const jit_state *s, const jit_node *n)
 {
     const bool is_of_shape = n->op == JIT_LAST || n->op == JIT_STRIDE;
@@ -238,11 +261,21 @@ static int32_t leaf(const jit_state *s, const jit_node *n)
     return cell.i;
 }
 
-static void read_lanes(const jit_state *s, const jit_node *n, int32_t *out, int count)
+/* Lanes of an operand; *step is 0 where they have one value. By diagonal values of rows are the
+ * first one's. */
+static const int32_t *operand(const jit_state *s, uint32_t node, int by_diagonal, int *step)
+{
+    const jit_node *n = &s->program->graph.nodes[node];
+    *step = by_diagonal ? n->diagonal != 0 : n->level != JIT_UNIFORM;
+    return *step && by_diagonal ? diagonal_place(s, n) : place(s, node);
+}
+
+static void read_lanes(const jit_state *s, const jit_node *n, int by_diagonal, int32_t *out,
+                       int count)
 {
     const saccade_tensor *t = &s->tensors[n->imm];
-    const int32_t *from = place(s, n->args[0]);
-    const int step = s->program->graph.nodes[n->args[0]].level == JIT_UNIFORM ? 0 : 1;
+    int step;
+    const int32_t *from = operand(s, n->args[0], by_diagonal, &step);
     for (int i = 0; i < count; i++)
         s->offsets[i] = from[i * step];
     s->program->table->gather[t->dtype](out, t->data, s->offsets, count);
@@ -261,8 +294,9 @@ static void uniform_node(const jit_state *s, const jit_node *n, int32_t *out)
         *out = eval_apply((mod_op)n->op, x[0], x[1], x[2]).i;
 }
 
-static void lanes_node(const jit_state *s, const jit_node *n, int32_t *out, int32_t first,
-                       int count)
+/* first: the variable of lane 0, where n is one. */
+static void lanes_node(const jit_state *s, const jit_node *n, int by_diagonal, int32_t *out,
+                       int32_t first, int count)
 {
     static const int same_bit[] = {STRIP_X_SAME, STRIP_Y_SAME, STRIP_Z_SAME};
     const strip_table *table = s->program->table;
@@ -274,13 +308,13 @@ static void lanes_node(const jit_state *s, const jit_node *n, int32_t *out, int3
         return;
     }
     if (n->op == JIT_READ) {
-        read_lanes(s, n, out, count);
+        read_lanes(s, n, by_diagonal, out, count);
         return;
     }
     for (int i = 0; i < n->n_args; i++) {
-        x[i] = place(s, n->args[i]);
-        if (s->program->graph.nodes[n->args[i]].level == JIT_UNIFORM)
-            same |= same_bit[i];
+        int step;
+        x[i] = operand(s, n->args[i], by_diagonal, &step);
+        same |= step ? 0 : same_bit[i];
     }
     table->op[n->op](out, x[0], x[1], x[2], groups, same);
 }
@@ -295,8 +329,23 @@ static void run_level(jit_state *s, jit_level level, int32_t first, int count)
         if (level == JIT_UNIFORM)
             uniform_node(s, &g->nodes[i], place(s, i));
         else
-            lanes_node(s, &g->nodes[i], place(s, i), first, count);
+            lanes_node(s, &g->nodes[i], 0, place(s, i), first, count);
     }
+}
+
+/* All diagonals of the rows and keys that are fixed: of one row, which the value of a diagonal
+ * does not tell from others, by the keys that it meets them at. */
+static void run_diagonals(jit_state *s)
+{
+    const jit_graph *g = &s->program->graph;
+    const int count = s->n_rows - 1 + s->n_cols;
+    for (uint32_t i = 0; i < g->n_nodes; i++) {
+        const jit_node *n = &g->nodes[i];
+        if (!n->diagonal)
+            continue;
+        lanes_node(s, n, 1, diagonal_place(s, n), s->kv0 - (s->n_rows - 1), count);
+    }
+    s->has_diagonals = 1;
 }
 
 /* ---- running ---- */
@@ -311,13 +360,15 @@ jit_state *jit_begin(const jit_program *p, const eval_env *score_env, const eval
     s->score_env = *score_env;
     s->scale = scale;
     s->b = s->h = 0;
+    s->n_rows = s->kv0 = s->n_cols = s->has_diagonals = 0;
     for (uint32_t i = 0; i < g->n_tensors; i++) {
         s->tensors[i] = i < g->n_score_tensors ? score_env->tensors[i]
                                                : mask_env->tensors[i - g->n_score_tensors];
         if (!place_tensor(s, i))
             return NULL;
     }
-    s->offsets = carve(&at, sizeof(int64_t) * JIT_COLS);
+    s->offsets = carve(&at, sizeof(int64_t) * JIT_DIAGONALS);
+    s->diagonals = carve(&at, diagonals_bytes(g));
     s->uniform = carve(&at, level_bytes(g, JIT_UNIFORM));
     s->rows = carve(&at, level_bytes(g, JIT_ROW));
     s->cols = carve(&at, level_bytes(g, JIT_COL));
@@ -329,11 +380,14 @@ void jit_head(jit_state *s, int32_t b, int32_t h)
 {
     s->b = b + s->score_env.b_offset;
     s->h = h + s->score_env.h_offset;
+    s->has_diagonals = 0;
     run_level(s, JIT_UNIFORM, 0, 1);
 }
 
 void jit_rows(jit_state *s, int32_t q0, int32_t n)
 {
+    s->n_rows = n;
+    s->has_diagonals = 0;
     run_level(s, JIT_ROW, q0, n);
 }
 
@@ -342,6 +396,9 @@ void jit_rows(jit_state *s, int32_t q0, int32_t n)
 void jit_cols(jit_state *s, int32_t kv0, int32_t n)
 {
     const int whole = (n + JIT_GROUP - 1) / JIT_GROUP * JIT_GROUP;
+    s->kv0 = kv0;
+    s->n_cols = whole;
+    s->has_diagonals = 0;
     run_level(s, JIT_COL, kv0, whole);
 }
 
@@ -350,6 +407,7 @@ void jit_place(const jit_state *s, int32_t row0, int32_t col0, jit_call *call)
     call->uniform = s->uniform;
     call->rows = s->rows + row0;
     call->cols = s->cols + col0;
+    call->diagonals = s->diagonals + col0 - row0 + s->n_rows - 1;
     for (uint32_t i = 0; i < s->program->graph.n_tensors; i++)
         call->tensors[i] = s->tensors[i].data;
 }
@@ -363,12 +421,15 @@ static void read_vector(void *out, const void *offsets, const void *data, int32_
 }
 
 /* Runs the code on what `call` says of the tile; the rest of it is set here. */
-static void run_tile(const jit_state *s, jit_call *call, int64_t ld, int32_t row0, int32_t rows,
+static void run_tile(jit_state *s, jit_call *call, int64_t ld, int32_t row0, int32_t rows,
                      int32_t col0, int32_t cols, int masked)
 {
     const jit_program *p = s->program;
     jit_code_fn *run;
-    const uint8_t *code = p->page.bytes + p->begin[masked && p->has_mask];
+    if (p->graph.n_diagonals && s->n_rows >= LEAST_ROWS && !s->has_diagonals)
+        run_diagonals(s);
+    const int form = (masked ? JIT_MASKED : 0) | (s->n_rows < LEAST_ROWS ? JIT_FEW_ROWS : 0);
+    const uint8_t *code = p->page.bytes + p->begin[form];
     call->ld_bytes = ld * 4;
     call->n_rows = rows;
     call->col_bytes = (int64_t)(cols + JIT_GROUP - 1) / JIT_GROUP * JIT_GROUP * 4;

@@ -2,7 +2,8 @@
  *
  * Values are sorted by what they depend on: uniform (b, h), row (q), column (kv), tile. The
  * first three are computed once per head, row block and key block by the loops of eval/strip.h
- * into arrays; what differs from score to score becomes one pass of vector code over the tile:
+ * into arrays, and so is what depends on kv - q alone, once for both blocks; what differs from
+ * score to score becomes one pass of vector code over the tile:
  *
  *     s = score mod(scale * s), -inf where masked; row maximum on the way
  *

@@ -459,6 +459,7 @@ saccade_status jit_build_graph(const pass_facts *score, const mod_fn *mask, aren
     if (score)
         TRY(lower_approx(&g, score, a, input, err));
     FAIL_IF(a->has_failed, SACCADE_ENOMEM, "out of memory");
+    jit_find_diagonals(&g);
     *out = g;
     return SACCADE_OK;
 }
@@ -477,6 +478,7 @@ saccade_status jit_build_results(const mod_fn *score, const uint32_t *results, u
     if (mask)
         TRY(lower_mask(&g, mask, a, input, err));
     FAIL_IF(a->has_failed, SACCADE_ENOMEM, "out of memory");
+    jit_find_diagonals(&g);
     *out = g;
     return SACCADE_OK;
 }

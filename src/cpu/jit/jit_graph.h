@@ -30,7 +30,9 @@ typedef struct jit_node {
     uint8_t varies; /* DEP_ bits; with the score fast forms are allowed */
     uint8_t level;  /* jit_level, by varies */
     uint8_t n_args;
-    uint16_t slot; /* among the nodes of its level: which array */
+    uint8_t is_diagonal; /* tiles read it from its array of diagonals */
+    uint16_t slot;       /* among the nodes of its level: which array */
+    uint16_t diagonal;   /* which array of diagonals, from 1; 0: it has none */
     uint32_t args[3];
     int32_t imm; /* constant's bits, variable, size, tensor */
 } jit_node;
@@ -51,6 +53,7 @@ typedef struct jit_graph {
     uint32_t n_score_tensors, n_tensors;
     uint8_t dtype[JIT_MAX_TENSORS];
     uint16_t n_slots[3]; /* of the lower levels */
+    uint16_t n_diagonals;
 } jit_graph;
 
 /* out[i] = element offsets[i] of data, int32 offsets. */
@@ -74,6 +77,7 @@ typedef struct jit_call {
     const strip_table *strips;      /* of the code's level */
     jit_read_fn *read;              /* for dtypes that are not read in line */
     const int32_t *lanes;           /* its table of lanes */
+    const int32_t *diagonals;       /* [slot][JIT_DIAGONALS], from the first row and column */
 } jit_call;
 
 /* What a lane's number becomes, by rows: itself, less than 0, and counted from the last of 16
@@ -93,6 +97,11 @@ extern const float jit_tanh_terms[JIT_TABLE_TERMS][JIT_TABLE_SEGMENTS];
 /* Exponents of weights: log2 e, and units of a word. */
 #define JIT_LOG2_E 0x1.715476p+0f
 enum { JIT_WORD_ONE = 128 };
+
+/* jit_diagonals.c: gives arrays of diagonals to nodes of a graph that is done. Cells go by
+ * kv - q, the first of the last row and first key that are fixed. */
+enum { JIT_DIAGONALS = JIT_ROWS + JIT_COLS };
+void jit_find_diagonals(jit_graph *g);
 
 /* nodes are taken from the arena. */
 saccade_status jit_build_graph(const pass_facts *score, const mod_fn *mask, arena *a,
@@ -118,9 +127,10 @@ int jit_reads_words(saccade_dtype dtype);
 
 typedef void jit_code_fn(const jit_call *call);
 
-/* jit_loop.c: machine code for the tile level; masked: mask and score, else score alone. The
- * bytes go to `bytes` (room of `capacity`); *size says how many. */
-saccade_status jit_emit_tile(const jit_graph *graph, int masked, int32_t level, uint8_t *bytes,
+/* jit_loop.c: machine code for the tile level. The bytes go to `bytes` (room of `capacity`);
+ * *size says how many. */
+enum { JIT_MASKED = 1, JIT_FEW_ROWS = 2, JIT_FORMS = 4 }; /* mask too; no diagonals */
+saccade_status jit_emit_tile(const jit_graph *graph, int form, int32_t level, uint8_t *bytes,
                              size_t capacity, size_t *size, int32_t *spills,
                              saccade_error *err);
 

@@ -113,12 +113,14 @@ static void jump_back(jit_emitter *t, ZydisMnemonic mnemonic, size_t target)
 
 /* ---- what is computed, what is pinned ---- */
 
-static void mark(const jit_graph *g, uint32_t node, uint8_t *wanted)
+static void mark(const jit_emitter *t, uint32_t node, uint8_t *wanted)
 {
     wanted[node] = 1;
-    for (uint32_t i = node + 1; i-- > 0;)
-        for (int k = 0; wanted[i] && k < g->nodes[i].n_args; k++)
-            wanted[g->nodes[i].args[k]] = 1;
+    for (uint32_t i = node + 1; i-- > 0;) {
+        const jit_node *n = &t->g->nodes[i];
+        for (int k = 0; wanted[i] && is_computed(t, n) && k < n->n_args; k++)
+            wanted[n->args[k]] = 1;
+    }
 }
 
 void jit_add_result(jit_emitter *t, uint32_t node)
@@ -129,10 +131,10 @@ void jit_add_result(jit_emitter *t, uint32_t node)
 void jit_choose_order(jit_emitter *t, uint8_t *wanted)
 {
     for (int k = 0; k < t->n_results; k++)
-        mark(t->g, t->results[k], wanted);
+        mark(t, t->results[k], wanted);
     for (uint32_t i = 0; i < t->g->n_nodes; i++)
         for (int lane = 0; wanted[i] && lane < LANES; lane++)
-            if (t->g->nodes[i].level == JIT_TILE)
+            if (is_computed(t, &t->g->nodes[i]))
                 t->order[t->n_order++] = i * LANES + (uint32_t)lane;
     jit_find_last_uses(t);
 }
@@ -248,11 +250,15 @@ static void emit_rows(jit_emitter *t)
         reduce_max(t);
     EMIT(&t->a, ADD, gpr(ZYDIS_REGISTER_R12), FIELD(ld_bytes));
     EMIT(&t->a, ADD, gpr(ZYDIS_REGISTER_R14), jit_imm(4));
+    if (t->has_diagonals) {
+        EMIT(&t->a, SUB, FIELD(diagonals), jit_imm(4));
+        EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_R9), FIELD(diagonals));
+    }
     EMIT(&t->a, SUB, gpr(ZYDIS_REGISTER_R15), jit_imm(1));
     jump_back(t, Z(JNZ), row);
 }
 
-saccade_status jit_emit_tile(const jit_graph *graph, int masked, int32_t level, uint8_t *bytes,
+saccade_status jit_emit_tile(const jit_graph *graph, int form, int32_t level, uint8_t *bytes,
                              size_t capacity, size_t *size, int32_t *spills, saccade_error *err)
 {
     uint8_t wanted[JIT_MAX_NODES] = {0};
@@ -260,9 +266,10 @@ saccade_status jit_emit_tile(const jit_graph *graph, int masked, int32_t level, 
     FAIL_IF_NULL(t);
     jit_start(t, graph, level, (jit_asm){.bytes = bytes, .capacity = capacity});
     t->has_max = graph->has_max;
+    t->has_diagonals = !(form & JIT_FEW_ROWS) && graph->n_diagonals > 0;
     for (uint32_t k = 0; k < graph->n_results; k++)
         jit_add_result(t, graph->results[k]);
-    if (masked)
+    if (form & JIT_MASKED)
         jit_add_result(t, graph->mask);
     jit_choose_order(t, wanted);
     take_fixed(t);
@@ -283,10 +290,10 @@ saccade_status jit_emit_tile(const jit_graph *graph, int masked, int32_t level, 
 
 #else
 
-saccade_status jit_emit_tile(const jit_graph *graph, int masked, int32_t level, uint8_t *bytes,
+saccade_status jit_emit_tile(const jit_graph *graph, int form, int32_t level, uint8_t *bytes,
                              size_t capacity, size_t *size, int32_t *spills, saccade_error *err)
 {
-    (void)graph, (void)masked, (void)level, (void)bytes, (void)capacity, (void)size;
+    (void)graph, (void)form, (void)level, (void)bytes, (void)capacity, (void)size;
     (void)spills;
     FAIL(SACCADE_EBACKEND, "jit: built without Zydis, the interpreter runs mods");
 }

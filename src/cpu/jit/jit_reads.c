@@ -165,8 +165,8 @@ static void load_same(jit_emitter *t, int bytes, int d)
 static void fetch(jit_emitter *t, const jit_node *n, int bytes, int d, int i)
 {
     const jit_graph *g = t->g;
-    const int has_runs = !t->is_stream && bytes <= 4
-                         && !(g->nodes[n->args[0]].varies & DEP_SCORE);
+    const int has_runs =
+        !t->is_stream && bytes <= 4 && !(g->nodes[n->args[0]].varies & DEP_SCORE);
     const int is_back = way_of(g, n->args[0], 0) == DOWN;
     size_t run = 0, same = 0;
     if (has_runs) {

@@ -1,6 +1,6 @@
 /* Registers by furthest next use (Belady): the loop's body is straight-line, so what each
- * value is needed for next is known. Values of lower levels are never spilled, they are read
- * again. */
+ * value is needed for next is known. Values of lower levels and diagonals are never spilled,
+ * they are read again. */
 #include "saccade_config.h"
 
 #if HAVE_ZYDIS && HAVE_LEVEL_AVX512
@@ -67,7 +67,7 @@ static int new_slot(jit_emitter *t)
 static void move_out(jit_emitter *t, int r)
 {
     const uint32_t value = (uint32_t)t->in_reg[r];
-    if (node_of(t, value)->level == JIT_TILE && t->slot[value] == NOWHERE
+    if (is_computed(t, node_of(t, value)) && t->slot[value] == NOWHERE
         && next_use(t, value) != INT32_MAX) {
         t->slot[value] = new_slot(t);
         EMIT_VECTOR(&t->a, ZYDIS_MNEMONIC_VMOVUPS, frame_slot(t, t->slot[value]), vec(t, r));
@@ -114,7 +114,7 @@ void jit_rename(jit_emitter *t, int r, uint32_t value)
 static void move_out_mask(jit_emitter *t, int k)
 {
     const uint32_t value = (uint32_t)t->in_k[k];
-    if (node_of(t, value)->level == JIT_TILE && t->slot[value] == NOWHERE
+    if (is_computed(t, node_of(t, value)) && t->slot[value] == NOWHERE
         && next_use(t, value) != INT32_MAX) {
         t->slot[value] = new_slot(t);
         jit_operand to = frame_slot(t, t->slot[value]);
@@ -169,7 +169,7 @@ void jit_unlock_all(jit_emitter *t)
     }
 }
 
-/* ---- values of lower levels ---- */
+/* ---- values of lower levels, and diagonals ---- */
 
 static void load_lower(jit_emitter *t, const jit_node *n, int lane, int r)
 {
@@ -181,6 +181,12 @@ static void load_lower(jit_emitter *t, const jit_node *n, int lane, int r)
         EMIT_VECTOR(&t->a, ZYDIS_MNEMONIC_VBROADCASTSS, vec(t, r),
                     jit_mem(ZYDIS_REGISTER_R14, none, 0,
                             t->row_at + 4 * (int64_t)n->slot * JIT_ROWS, 4));
+    else if (n->level == JIT_TILE)
+        EMIT_VECTOR(&t->a, ZYDIS_MNEMONIC_VMOVUPS, vec(t, r),
+                    jit_mem(ZYDIS_REGISTER_R9, t->column_index, 1,
+                            4 * (int64_t)(n->diagonal - 1) * JIT_DIAGONALS
+                                + lane * t->vector_bytes,
+                            t->vector_bytes));
     else
         EMIT_VECTOR(
             &t->a, ZYDIS_MNEMONIC_VMOVUPS, vec(t, r),
@@ -200,7 +206,7 @@ int jit_get(jit_emitter *t, uint32_t node, int lane)
     const jit_node *n = node_of(t, value);
     if (t->reg[value] == NOWHERE) {
         const int r = jit_take_reg(t, (int)value);
-        if (n->level != JIT_TILE)
+        if (!is_computed(t, n))
             load_lower(t, n, lane, r);
         else
             EMIT_VECTOR(&t->a, ZYDIS_MNEMONIC_VMOVUPS, vec(t, r),
@@ -217,7 +223,7 @@ int jit_get_mask(jit_emitter *t, uint32_t node, int lane)
     const jit_node *n = node_of(t, value);
     if (t->k[value] == NOWHERE) {
         const int k = jit_take_mask(t, (int)value);
-        if (n->level != JIT_TILE) {
+        if (!is_computed(t, n)) {
             load_lower(t, n, lane, t->scratch);
             EMIT_VECTOR(&t->a, ZYDIS_MNEMONIC_VPTESTMD, mask_reg(k), vec(t, t->scratch),
                         vec(t, t->scratch));

@@ -3,7 +3,7 @@
  * jit_loop.c, which writes the loops around them. Only compiled with HAVE_ZYDIS.
  *
  *   rbx call   rbp frame   r12 row of s   r13 column bytes   r14 row cell   r15 rows left
- *   r10 uniforms   r11 columns   rax rcx rdx rsi rdi r8 r9 scratch
+ *   r10 uniforms   r11 columns   r9 diagonals of the row   rax rcx rdx rsi rdi r8 scratch
  *   in a stream (flow_merge.c): no loops, so that places are displacements; of the general
  *   registers only rbx r10 r11 r12 r14 and rax are the vectors', flow_matrix.c has the others
  *   wide: zmm0-29, k1-k6 (k1-k5 where weights are words) given out, zmm30-31, k7 scratch;
@@ -43,6 +43,7 @@ typedef struct jit_emitter {
     int64_t s_at, lane_bytes;   /* scores of lane 0; from lane to lane */
     int64_t row_at, column_at;
     int is_stream;              /* calls are not possible */
+    int has_diagonals;          /* they are read, by r9, which streams have not */
     int table[JIT_TABLE_TERMS]; /* registers of jit_tanh_terms, in a stream */
     /* last, since only what the graph has is ever touched */
     uint32_t order[MAX_VALUES]; /* tile values in the order they are computed */
@@ -89,6 +90,12 @@ static inline jit_operand gpr(ZydisRegister r)
 static inline const jit_node *node_of(const jit_emitter *t, uint32_t value)
 {
     return &t->g->nodes[value / LANES];
+}
+
+/* Whether code computes it; all other values are read, of lower levels and of diagonals. */
+static inline int is_computed(const jit_emitter *t, const jit_node *n)
+{
+    return n->level == JIT_TILE && !(t->has_diagonals && n->is_diagonal);
 }
 
 static inline int is_mask(const jit_emitter *t, uint32_t value)

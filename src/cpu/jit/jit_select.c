@@ -313,7 +313,7 @@ static int emit_divide(jit_emitter *t, const jit_node *n, uint32_t value, int la
 static int is_last_use(const jit_emitter *t, uint32_t node, int lane)
 {
     const uint32_t value = value_of(t, node, lane);
-    if (node_of(t, value)->level != JIT_TILE)
+    if (!is_computed(t, node_of(t, value)))
         return 0;
     return jit_next_use_from(t, value, t->at + 1) == INT32_MAX;
 }
@@ -429,6 +429,8 @@ void jit_load_bases(jit_emitter *t)
 {
     EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_R10), FIELD(uniform));
     EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_R11), FIELD(cols));
+    if (t->has_diagonals)
+        EMIT(&t->a, MOV, gpr(ZYDIS_REGISTER_R9), FIELD(diagonals));
     load_bits(t, t->low, 0xff800000u);
 }
 
