@@ -317,7 +317,7 @@ static void stream_variants(void **state)
         {.score = "((q & 1) == 0 ? (kv & 2) == 0 : (kv & 4) == 0) ? score : 0.5 * score"},
         {.score = "tanh(score) * 3.0 - tanh(0.5 * score)", .scale = 0.5f},
         {.score = "score = alibi(); softcap(60.0)", .mask = "causal()", .q_offset = 400},
-        {.score = "rel[h, q - kv + 50] + score", .kv_offset = 7},
+        {.score = "rel[h, (q ^ kv) & 63] + score", .kv_offset = 7},
         {.score = "score + table[kv] * q"},
         {.score = "score + 1e6 + table[kv]", .mask = "(q + kv) % 90 != 0 || kv < 128"},
         {.score = "score + 3e7 * (kv & 1)", .mask = "kv < 300 || kv % 3 != 1"},

@@ -56,6 +56,8 @@ static saccade_status compile_stream(const saccade_plan *plan, cpu_state *state,
         return SACCADE_OK;
     if (p->is_invariant) /* rows of a stream share what their exponents are relative to */
         return SACCADE_OK;
+    if (p->score && jit_has_shortcuts(state->jit))
+        return SACCADE_OK;
     const flow_shape shape = {
         .score = p->score ? jit_graph_of(state->jit) : NULL,
         .frame_at = p->score ? jit_frame_at(state->jit) : 0,

@@ -462,6 +462,15 @@ void jit_tiles(jit_state *s, float *const *tiles, int64_t ld, int32_t row0, int3
 
 /* ---- for streams ---- */
 
+int jit_has_shortcuts(const jit_program *p)
+{
+    enum { LEAST_READS = 2 }; /* docs/lab/126 */
+    int reads = 0;
+    for (uint32_t i = 0; i < p->graph.n_nodes; i++)
+        reads += p->graph.nodes[i].op == JIT_READ && p->graph.nodes[i].level == JIT_TILE;
+    return p->graph.n_diagonals > 0 || reads >= LEAST_READS;
+}
+
 const jit_graph *jit_graph_of(const jit_program *p)
 {
     return &p->graph;

@@ -64,6 +64,8 @@ void jit_tile(jit_state *state, float *s, int64_t ld, int32_t row0, int32_t rows
 void jit_tiles(jit_state *state, float *const *tiles, int64_t ld, int32_t row0, int32_t rows,
                int32_t col0, int32_t cols, int masked);
 
+/* Whether what streams lack, diagonals and reads by runs, is worth more than a stream. */
+int jit_has_shortcuts(const jit_program *program);
 /* Disassembly of both passes, for explain. */
 saccade_status jit_print(const jit_program *program, strbuf *out, saccade_error *err);
 
