@@ -882,6 +882,11 @@ static void lengths(void **state)
         {{.problem = "b4 h16 q70 kv1000 d64 bf16", .seed = 1}, {0}},
         {{.problem = "b4 h16 q70 kv800 d64 f16", .mask = "causal()", .q_offset = 700},
          {.has_block_mask = 1}},
+        /* many heads of few keys */
+        {{.problem = "b64 h5 q30 kv40 d16 bf16"}, {0}},
+        {{.problem = "b60 h4 q60 kv100 d64 f16", .mask = "causal()", .q_offset = 40}, {0}},
+        {{.problem = "b64 h3 q50 kv69 d32 bf16", .score = "softcap(20)", .kv_len = 60}, {0}},
+        {{.problem = "b30 h3 q20 kv260 d40 dv64 bf16", .layout = CASE_BNHD}, {0}},
     };
     (void)state;
     all_hold(rows, sizeof rows / sizeof rows[0]);

@@ -257,6 +257,22 @@ static const capture_case dense[] = {
      .mask = "causal()",
      .of = {{"t", 2, 0, {70, 200}}},
      .wanted = {"t"}},
+    /* by parts of the batches, as windows of images are: beside a mask of some, and of 16 bits
+     * that are added to */
+    {.problem = "b600 h2 q30 kv40 d32 bf16",
+     .score = "score + t[h, q, kv] + w[b % 3, q, kv]",
+     .of = {{"t", 3, 0, {2, 30, 40}}, {"w", 3, 0, {3, 30, 40}}},
+     .wanted = {"t"}},
+    {.problem = "b300 h3 q20 kv40 d32 f16",
+     .score = "score + t[q, kv]",
+     .mask = "q >= kv || b % 2 == 0",
+     .of = {{"t", 2, 0, {25, 44}}},
+     .wanted = {"t"},
+     .is_added = 1},
+    {.problem = "b90 h3 q49 kv49 d32 bf16",
+     .score = "score + t[h, q, kv]",
+     .of = {{"t", 3, 0, {3, 49, 49}}},
+     .wanted = {"t"}},
     /* more loads than are kept */
     {.problem = "b2 h2 q70 kv90 d64 bf16",
      .score = "score + t[q, kv] * u[q, kv] + i[q, kv] * 0.1 + t[kv, q]",

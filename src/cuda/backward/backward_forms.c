@@ -47,11 +47,13 @@ int cu_backward_short_form(const cu_state *s, const plan_problem *p, int rung, c
 }
 
 /* A mask of which both limits move with the row, or that has none: one whose rows may see few
- * keys however many there are. */
+ * keys however many there are. Or there are few. */
 static int may_see_few(const plan_problem *p)
 {
     const pass_limits *limits = plan_limits(p);
     int moves = p->mask != NULL;
+    if (p->sizes.KV > 0 && p->sizes.KV <= BWD_FEW_BLOCKS * BWD_ROWS)
+        return 1;
     for (int i = 0; moves && limits && i < 2; i++) {
         const pass_slope x = limits->slope[limits->node[i]];
         moves = x.lo != 0 || x.hi != 0;
@@ -59,12 +61,27 @@ static int may_see_few(const plan_problem *p)
     return moves;
 }
 
-/* Beside the tiles, which make what gradients of captures take. */
+enum { SOME_BATCHES = 2 }; /* their number is a run's */
+
+/* Whether tiles make gradients of captures. */
+static int tiles_have_captures(const cu_state *s, const plan_problem *p)
+{
+    cu_reads_found reads;
+    int n = 0;
+    cu_find_reads(p, &reads);
+    for (int r = 0; r < reads.n && r < CU_READS; r++)
+        n += s->backward_facts.term[r] != CU_TERM_NONE
+             && !(s->backward_facts.term[r] == CU_TERM_ELEMENT
+                  && !cu_read_is_own(reads.read[r], SOME_BATCHES, p->sizes.H));
+    return n > 0;
+}
+
+/* Beside the tiles, which are not left where they make gradients of captures too. */
 int cu_backward_few_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     cu_form tiles;
     return may_see_few(p) && s->tiles != 'l' && !p->is_ragged && !p->has_rows && !p->weight
-           && !cu_has_captures(p) && cu_backward_tiles_form(s, p, 0, &tiles)
+           && !tiles_have_captures(s, p) && cu_backward_tiles_form(s, p, 0, &tiles)
            && cu_backward_few_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
 }
 
@@ -136,8 +153,6 @@ int cu_backward_captures_form(const cu_state *s, const plan_problem *p, int rung
                                        p->dtype == SACCADE_F32);
     return cu_has_captures(p) && rung == 0;
 }
-
-enum { SOME_BATCHES = 2 }; /* their number is a run's */
 
 /* Bytes of each score's. */
 static int kept_bytes(const cu_shares *kept)

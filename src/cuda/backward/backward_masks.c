@@ -2,6 +2,7 @@
  * meets, and for the plain way also for every tile of queries its blocks of keys. */
 #include "cuda/backward/cuda_backward.h"
 
+#include "base/integers.h"
 #include "cuda/emit/emit.h"
 
 int cu_backward_is_suited(const saccade_block_mask *mask, int rows, int keys)
@@ -26,12 +27,26 @@ const cu_runs *cu_backward_key_runs(const saccade_plan *plan, const saccade_bloc
     return cu_runs_find(device, mask, BWD_ROWS, keys, key_runs(plan), sizes, plan);
 }
 
+/* Without a block mask: many heads of few keys, of which a tile of more would be empty in part.
+ * Query heads are not cut into parts here. */
+static int sees_few(const saccade_plan *plan, const saccade_sizes *sizes, int keys)
+{
+    const cu_state *s = plan->state;
+    const int64_t blocks = ceil_div(sizes->KV, keys);
+    return plan->problem.group == 1 && blocks <= BWD_FEW_BLOCKS
+           && sizes->B * sizes->Hkv * blocks >= 2 * s->device.n_sm;
+}
+
 int cu_backward_takes_few(const saccade_plan *plan, const saccade_block_mask *mask, int device,
                           const saccade_sizes *sizes)
 {
     const cu_state *s = plan->state;
     const int keys = s->programs[CU_BWD_FEW].form.tile.keys;
-    if (!keys || !mask || !cu_backward_is_suited(mask, BWD_ROWS, keys))
+    if (!keys || !cu_backward_is_suited(mask, BWD_ROWS, keys))
+        return 0;
+    if (!mask)
+        return sees_few(plan, sizes, keys);
+    if (cu_has_captures(&plan->problem)) /* their tiles are walked beside */
         return 0;
     const cu_runs *runs = cu_backward_key_runs(plan, mask, device, sizes, keys);
     if (!runs || !runs->n_blocks)

@@ -1,6 +1,7 @@
 /* Where the terms of a plan's reads of captures go, and the room that takes. */
 #include "cuda/backward/cuda_backward.h"
 
+#include "base/integers.h"
 #include "cuda/run/run.h"
 
 #include <stdlib.h>
@@ -59,6 +60,56 @@ static int is_only_read(const cu_reads_found *reads, int i)
     return 1;
 }
 
+/* ---- elements that batches or heads share ---- */
+
+int cu_read_is_apart(const pass_read *read, const saccade_sizes *s, int var)
+{
+    return (var == VAR_B ? s->B : s->H) == 1 || cu_read_has_own(read, var);
+}
+
+int64_t cu_count_apart(const pass_read *read, const saccade_sizes *s)
+{
+    return (cu_read_is_apart(read, s, VAR_B) ? s->B : 1)
+           * (cu_read_is_apart(read, s, VAR_H) ? s->H : 1);
+}
+
+int cu_read_may_move(const pass_read *read, const saccade_sizes *s)
+{
+    int varies = 0;
+    for (int d = 0; d < read->rank; d++)
+        varies |= read->index[d].varies;
+    return (varies & DEP_B && !cu_read_is_apart(read, s, VAR_B))
+           || (varies & DEP_H && !cu_read_is_apart(read, s, VAR_H));
+}
+
+enum { CTAS = 2, VISITS = 4 }; /* to a multiprocessor; of a part of batches and heads */
+
+int cu_element_blocks(const cu_state *s, int64_t rows, int64_t keys)
+{
+    const cu_form *form = &s->programs[CU_BWD_ELEMENTS].form;
+    int blocks = form->backward.blocks;
+    while (blocks > 1
+           && rows * ((keys - 1) / ((int64_t)blocks * form->backward.rows) + 1)
+                  < CTAS * s->device.n_sm)
+        blocks /= 2;
+    return blocks;
+}
+
+/* Into how many parts batches and heads are cut whose CTAs would be too few. */
+static int count_parts(const saccade_plan *plan, const pass_read *read, const saccade_sizes *s)
+{
+    const cu_state *state = plan->state;
+    const int64_t each = cu_count_apart(read, s), rows = each * cu_backward_query_blocks(s);
+    const int per_block = state->programs[CU_BWD_ELEMENTS].form.backward.rows;
+    if (each == 0 || s->B * s->H == each || cu_read_may_move(read, s) || per_block == 0)
+        return 1;
+    const int64_t keys = (int64_t)cu_element_blocks(state, rows, s->KV) * per_block;
+    const int64_t ctas = rows * ceil_div(s->KV, keys);
+    const int64_t parts =
+        smaller(CTAS * state->device.n_sm / larger(ctas, 1), s->B * s->H / each / VISITS);
+    return (int)larger(parts, 1);
+}
+
 /* ---- ways ---- */
 
 /* What a query's keys read of a tensor that no other query reads is summed in a table, or,
@@ -114,11 +165,16 @@ cu_capture_layout cu_lay_out_captures(const saccade_plan *plan, const saccade_si
         taken = i % CU_READS ? taken : 0;
         out.way[i] = way_of(plan, &out.reads, i, s, t, &taken, &may_be_row);
         out.may_be_row[i] = may_be_row;
+        out.parts[i] =
+            out.way[i] == CU_SUMS_STORED ? count_parts(plan, out.reads.read[i], s) : 1;
         while (k < i && out.reads.read[k]->capture != capture)
             k++;
         out.room_at[i] = k < i ? out.room_at[k] : out.bytes;
         if (k == i && out.way[i] == CU_SUMS_EXACT)
             out.bytes += cu_words_bytes(t);
+        else if (out.parts[i] > 1)
+            out.bytes +=
+                whole_bytes((size_t)cu_element_count(t) * (size_t)out.parts[i] * sizeof(float));
         else if (t->dtype != SACCADE_F32 && (may_be_row || out.way[i] == CU_SUMS_ROW))
             out.bytes += whole_bytes((size_t)cu_element_count(t) * sizeof(float));
     }

@@ -25,8 +25,9 @@ static void fill_read(cu_capture_run *x, int i, char *room)
 {
     const saccade_tensor *t = &x->g->captures[x->at.reads.read[i]->capture];
     const cu_capture_way way = x->at.way[i];
+    const int has_parts = way == CU_SUMS_STORED && x->at.parts[i] > 1;
     const int has_room =
-        way == CU_SUMS_EXACT || (way == CU_SUMS_ROW && t->dtype != SACCADE_F32);
+        way == CU_SUMS_EXACT || has_parts || (way == CU_SUMS_ROW && t->dtype != SACCADE_F32);
     void *at = room + x->at.room_at[i];
     cu_read *to = &x->of[i];
     *to = (cu_read){.data = t->data, .code = code_of(t->dtype), .n = 1};
@@ -35,7 +36,9 @@ static void fill_read(cu_capture_run *x, int i, char *room)
         to->n *= t->shape[d];
     }
     to->words = way == CU_SUMS_EXACT ? at : NULL;
-    to->rows = way != CU_SUMS_ROW ? NULL : has_room ? at : t->data;
+    if (has_parts || way == CU_SUMS_ROW)
+        to->rows = has_room ? at : t->data;
+    to->parts = has_parts ? x->at.parts[i] : to->rows != NULL;
 }
 
 /* Where sums of read i go in this run. What is stored without a look at what is there must
@@ -84,18 +87,15 @@ static saccade_status end_gradient(const cu_capture_run *x, const saccade_tensor
     return run_start(x->a, program_of(x)->other, (to.n + 255) / 256, 256, 0, parameters, err);
 }
 
-/* Whether batches, or heads, have elements of a read each for itself. */
 static int has_own(const cu_capture_run *x, int i, int var)
 {
-    const saccade_sizes *s = &x->run->sizes;
-    return (var == VAR_B ? s->B : s->H) == 1 || cu_read_has_own(x->at.reads.read[i], var);
+    return cu_read_is_apart(x->at.reads.read[i], &x->run->sizes, var);
 }
 
 /* How many batches and heads have elements of a read apart from each other. */
 static int64_t count_own(const cu_capture_run *x, int i)
 {
-    const saccade_sizes *s = &x->run->sizes;
-    return (has_own(x, i, VAR_B) ? s->B : 1) * (has_own(x, i, VAR_H) ? s->H : 1);
+    return cu_count_apart(x->at.reads.read[i], &x->run->sizes);
 }
 
 /* Whether terms of several scores go to an element without exact sums: CU_BWD_ELEMENTS. */
@@ -105,16 +105,9 @@ static int is_shared(const cu_capture_run *x, int i)
     return x->at.way[i] == CU_SUMS_STORED && !cu_read_is_own(x->at.reads.read[i], s->B, s->H);
 }
 
-/* Whether batches or heads that have no elements of their own may have others all the same, as
- * t[h / 2, q, kv] has. */
 static int may_move(const cu_capture_run *x, int i)
 {
-    const pass_read *read = x->at.reads.read[i];
-    int varies = 0;
-    for (int d = 0; d < read->rank; d++)
-        varies |= read->index[d].varies;
-    return (varies & DEP_B && !has_own(x, i, VAR_B))
-           || (varies & DEP_H && !has_own(x, i, VAR_H));
+    return cu_read_may_move(x->at.reads.read[i], &x->run->sizes);
 }
 
 /* Tiles come once, in any order: what they store has elements of its own in all of them. */
@@ -178,8 +171,8 @@ static saccade_status clear(const cu_capture_run *x, saccade_error *err)
         const cu_read *to = &x->of[i];
         if (to->words)
             TRY(fill_zeros(x->a, to->words, cu_words_bytes(t), err));
-        else if (to->rows && to->rows != to->data)
-            TRY(fill_zeros(x->a, to->rows, (size_t)to->n * sizeof(float), err));
+        else if (to->rows && (void *)to->rows != to->data)
+            TRY(fill_zeros(x->a, to->rows, (size_t)(to->n * to->parts) * sizeof(float), err));
         else if (!x->is_added && !is_covered(x, i))
             TRY(clear_gradient(x, t, err));
     }
@@ -225,17 +218,6 @@ static saccade_status start_reads(cu_capture_run *x, saccade_error *err)
     return SACCADE_OK;
 }
 
-/* CTAs of fewer keys where those of all blocks are too few to go round. */
-static int blocks_of(const cu_state *s, const cu_form *form, int64_t rows, int64_t keys)
-{
-    int blocks = form->backward.blocks;
-    while (blocks > 1
-           && rows * ((keys - 1) / ((int64_t)blocks * form->backward.rows) + 1)
-                  < 2 * s->device.n_sm)
-        blocks /= 2;
-    return blocks;
-}
-
 /* One read whose elements several batches or heads share. */
 static saccade_status start_elements(cu_capture_run *x, int i, saccade_error *err)
 {
@@ -247,13 +229,18 @@ static saccade_status start_elements(cu_capture_run *x, int i, saccade_error *er
                      .read = i,
                      .has_batches = has_own(x, i, VAR_B),
                      .has_heads = has_own(x, i, VAR_H),
-                     .may_move = may_move(x, i)};
+                     .may_move = may_move(x, i),
+                     .parts = (int)larger(x->of[i].parts, 1)};
     void *parameters[] = {x->p, (void *)x->a->captures, &c};
     const int64_t rows = count_own(x, i) * x->p->n_mblk;
-    c.is_adding = x->is_added || c.may_move;
-    c.blocks = blocks_of(state, &program->form, rows, s->KV);
+    c.blocks = cu_element_blocks(state, rows, s->KV);
+    c.is_adding = c.parts == 1 && (x->is_added || c.may_move);
+    if (c.parts > 1) {
+        c.to.data = c.to.rows;
+        c.to.code = code_of(SACCADE_F32);
+    }
     const int64_t keys = (int64_t)c.blocks * program->form.backward.rows;
-    return run_start(x->a, program->kernel, rows * ((s->KV + keys - 1) / keys),
+    return run_start(x->a, program->kernel, rows * ((s->KV + keys - 1) / keys) * c.parts,
                      cu_backward_threads(&program->form), shared, parameters, err);
 }
 
@@ -263,7 +250,8 @@ static saccade_status end_all(const cu_capture_run *x, saccade_error *err)
     for (int i = 0; i < x->at.reads.n; i++) {
         const uint32_t capture = x->at.reads.read[i]->capture;
         const cu_read *to = &x->of[i];
-        if ((to->words || (to->rows && to->rows != to->data)) && !(done >> capture & 1))
+        const int has_sums = to->words || (to->rows && (void *)to->rows != to->data);
+        if (has_sums && !(done >> capture & 1))
             TRY(end_gradient(x, &x->g->captures[capture], to, x->is_added, err));
         done |= (uint64_t)1 << capture;
     }

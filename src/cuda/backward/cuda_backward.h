@@ -156,6 +156,12 @@ saccade_status cu_backward_find_runs(const saccade_plan *plan, const plan_run *r
                                      cu_program program, cu_backward_runs *out,
                                      saccade_error *err);
 
+/* Of 64 queries, of a head. */
+static inline int64_t cu_backward_query_blocks(const saccade_sizes *s)
+{
+    return (s->Q + BWD_ROWS - 1) / BWD_ROWS;
+}
+
 /* ---- capture_layout.c ---- */
 
 /* Whether each of so many batches and heads has. */
@@ -178,6 +184,7 @@ typedef struct cu_capture_layout {
     cu_reads_found reads;
     cu_capture_way way[CU_READS_MOST];
     int may_be_row[CU_READS_MOST]; /* STORED is ROW in runs whose indices leave the tensor */
+    int parts[CU_READS_MOST];      /* of the batches and heads that share elements */
     size_t room_at[CU_READS_MOST]; /* reads of one capture share it */
     size_t bytes;
 } cu_capture_layout;
@@ -188,6 +195,16 @@ enum { CU_OF_KEYS = DEP_KV | DEP_SCORE }; /* indices that are not a query's alon
 int cu_read_is_inside(const plan_problem *p, const pass_read *read, int but,
                       const saccade_tensor *t, const saccade_sizes *s, const eval_env *env,
                       const plan_position *at);
+/* Whether batches, or heads, have elements of a read each for itself. */
+int cu_read_is_apart(const pass_read *read, const saccade_sizes *s, int var);
+/* How many batches and heads have elements of a read apart from each other. */
+int64_t cu_count_apart(const pass_read *read, const saccade_sizes *s);
+/* Whether batches or heads that have no elements of their own may have others all the same, as
+ * t[h / 2, q, kv] has. */
+int cu_read_may_move(const pass_read *read, const saccade_sizes *s);
+/* Of keys, of a CTA of CU_BWD_ELEMENTS: fewer where those of all blocks are too few to go
+ * round. rows: blocks of queries whose elements are apart. */
+int cu_element_blocks(const cu_state *s, int64_t rows, int64_t keys);
 /* captures: gradients, whose shapes and dtypes are looked at. */
 cu_capture_layout cu_lay_out_captures(const saccade_plan *plan, const saccade_sizes *s,
                                       const saccade_tensor *captures);
@@ -275,10 +292,6 @@ typedef struct cu_backward_space {
     int is_in_result;
 } cu_backward_space;
 
-static inline int64_t cu_backward_query_blocks(const saccade_sizes *s)
-{
-    return (s->Q + BWD_ROWS - 1) / BWD_ROWS;
-}
 
 /* gradients: those of a run, or NULL: enough for any. */
 cu_backward_space cu_backward_space_of(const saccade_plan *plan, const saccade_sizes *s,

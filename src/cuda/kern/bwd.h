@@ -124,7 +124,9 @@ typedef struct cu_read {
     void *data;                /* the gradient */
     int code;                  /* of its elements: 0 f32, 1 bf16, 2 f16 */
     unsigned long long *words; /* [SUM_WORDS + 1][n], or null */
-    float *rows;               /* where queries add to rows of their own in order, or null */
+    float *rows;               /* in [parts][n] f32, what ends as the gradient, or null: rows of
+                                * queries, which add to them in order, or parts of sums */
+    int parts;
     long long n;               /* elements of the gradient */
     long long stride[CU_RANK]; /* of data, or dense ones of words or rows */
 } cu_read;
@@ -164,6 +166,7 @@ typedef struct cu_elements {
     int has_batches, has_heads; /* each batch, each head has elements of its own */
     int may_move;               /* batches and heads that come together may read others */
     int blocks;                 /* of keys, of a CTA: as many as its form has at most */
+    int parts;                  /* of batches and heads: elements of each go to [parts][n] */
     int is_adding;
 } cu_elements;
 

@@ -386,6 +386,8 @@ extern "C" __global__ void __launch_bounds__(256)
     long long at = (long long)blockIdx.x * 256 + threadIdx.x;
     if (at >= to.n)
         return;
-    float x = to.words ? exact_sum_of(to, at) : to.rows ? to.rows[at] : 0.f;
+    float x = to.words ? exact_sum_of(to, at) : 0.f;
+    for (int part = 0; part < to.parts; part++)
+        x += to.rows[part * to.n + at];
     put_element(to, place_in(shape, at), x, is_added);
 }

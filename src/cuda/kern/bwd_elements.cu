@@ -2,7 +2,8 @@
  * batches or heads share these: a bias [q, kv], or [h, q, kv] for all batches. A CTA has 64
  * queries by CFG_KEYS keys, whose elements no other CTA has. It passes by the batches and heads
  * that read them, in order, and keeps the sums of their terms in registers: one order whatever
- * runs beside it, one store, and one rounding where elements have 16 bits.
+ * runs beside it, one store, and one rounding where elements have 16 bits. Where that is too
+ * few CTAs, several have a part of the batches and heads each, whose sums are added up later.
  *
  * Shared memory, [CFG_STAGES] times: Q and dO of the queries, then K and V of the keys in
  * blocks of PASS, at the end terms on their way to elements; then what is kept of scores. */
@@ -43,11 +44,14 @@ struct share {
     int row_block, key_block; /* tile of STAY queries; first of its blocks of PASS keys */
     int b, h;                 /* the first that read them */
     int n_b, n_h;             /* and how many do */
+    int part, first, past;    /* which of those are this CTA's */
 };
 
 DEVICE share share_of(const cu_bwd &p, const cu_elements &c, int turn)
 {
     share s;
+    s.part = turn % c.parts;
+    turn /= c.parts;
     int ranges = (p.f.N + c.blocks * PASS - 1) / (c.blocks * PASS);
     int tiles = (p.f.M + STAY - 1) / STAY;
     s.key_block = turn % ranges * c.blocks;
@@ -58,12 +62,14 @@ DEVICE share share_of(const cu_bwd &p, const cu_elements &c, int turn)
     s.b = !c.has_batches ? 0 : c.has_heads ? turn / p.f.H : turn;
     s.n_h = c.has_heads ? 1 : p.f.H;
     s.n_b = c.has_batches ? 1 : p.f.B;
+    s.first = (int)((long long)s.n_b * s.n_h * s.part / c.parts);
+    s.past = (int)((long long)s.n_b * s.n_h * (s.part + 1) / c.parts);
     return s;
 }
 
 /* One batch and head of a share, and which blocks of keys it sees, a bit each. */
 struct visit {
-    int at; /* of n_b * n_h; there is none from their number on */
+    int at; /* of n_b * n_h; there is none from the share's last one on */
     query_tile t;
     u32 live, masked;
     float2 stat[2];
@@ -95,9 +101,9 @@ DEVICE void find_blocks(visit &v, const cu_bwd &p, const cu_elements &c, int fir
 /* The next batch and head from `at` on that see any of the keys. */
 DEVICE void visit_from(visit &v, const cu_bwd &p, const cu_elements &c, const share &s, int at)
 {
-    int tiles = (p.f.M + STAY - 1) / STAY, n = s.n_b * s.n_h;
+    int tiles = (p.f.M + STAY - 1) / STAY;
     v.live = 0;
-    for (v.at = at; v.at < n; v.at++) {
+    for (v.at = at; v.at < s.past; v.at++) {
         int b = s.b + v.at / s.n_h, h = s.h + v.at % s.n_h;
         v.t = query_tile_of(p, (b * p.f.H + h) * tiles + s.row_block);
         find_blocks(v, p, c, s.key_block);
@@ -183,8 +189,9 @@ DEVICE void sum_share(const cu_bwd &p, const mod_args &mod, const cu_elements &c
     float sum[BLOCKS][S_COUNT];
     visit now, next;
     clear_sums(sum);
-    visit_from(now, p, c, s, 0);
+    visit_from(now, p, c, s, s.first);
     element_line e = elements_of(p, mod, c.to, READ, now.t, key0);
+    e.first += s.part * (c.parts > 1 ? c.to.n : 0);
     if (now.live)
         copy_visit(p, now, s, shared);
     copy_commit();
