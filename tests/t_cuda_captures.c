@@ -113,6 +113,11 @@ static const capture_case cases[] = {
      .score = "score + t[h, q, kv] * t[h, kv % 100, q]",
      .of = {{"t", 3, 0, {2, 100, 150}}},
      .wanted = {"t"}},
+    /* a third index that is no line: not along lines, each score adds for itself */
+    {.problem = "b1 h2 q70 kv90 d64 bf16",
+     .score = "score + t[q, kv, (q + kv) % 2]",
+     .of = {{"t", 3, 0, {70, 90, 2}}},
+     .wanted = {"t"}},
     /* anything: gathers, two reads of one tensor, a number */
     {.problem = "b1 h2 q130 kv170 d64 bf16",
      .score = "score + t[i[q], j[kv]]",
@@ -874,7 +879,7 @@ static void few_of_each(void **state)
     all_hold(4, 5, AS_SAID);
     all_hold(9, 10, AS_SAID);
     all_hold(11, 12, AS_SAID);
-    all_hold(14, 15, AS_SAID);
+    all_hold(15, 16, AS_SAID);
     all_hold(4, 5, IN_F32);
     all_hold(11, 12, IN_F32);
     holds(&dense[3], AS_SAID);
@@ -967,10 +972,10 @@ static void compile_only(void **state)
     }
     free(image.code);
     compile_one(&cases[2], AS_SAID, "sm_90a", CU_BWD_CAPTURES, NULL);
-    compile_one(&cases[15], AS_SAID, "sm_80", CU_BWD_CAPTURES, NULL);
+    compile_one(&cases[16], AS_SAID, "sm_80", CU_BWD_CAPTURES, NULL);
     compile_one(&cases[9], IN_F32, "sm_90a", CU_BWD_CAPTURES, NULL);
     compile_one(&cases[1], IN_F32, "sm_80", CU_BWD_CAPTURES, NULL);
-    compile_one(&cases[15], IN_F32, "sm_90a", CU_BWD_CAPTURES, NULL);
+    compile_one(&cases[16], IN_F32, "sm_90a", CU_BWD_CAPTURES, NULL);
     compile_one(&dense[5], AS_SAID, "sm_90a", CU_BWD_ELEMENTS, NULL);
     compile_one(&dense[0], IN_F32, "sm_80", CU_BWD_ELEMENTS, NULL);
     compile_one(&by_score, AS_SAID, "sm_90a", CU_BWD_ELEMENTS, NULL);

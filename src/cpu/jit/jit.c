@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CODE_BYTES = 1 << 17, SLOT_BYTES = 64 };
+enum { CODE_BYTES = 1 << 18, SLOT_BYTES = 64 };
 enum { LEAST_ROWS = 12 }; /* that make up for arrays of diagonals */
 
 static const int32_t lanes[JIT_LANES_ROWS][JIT_LANES] = {

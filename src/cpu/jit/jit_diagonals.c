@@ -35,6 +35,8 @@ static int has_cells(const jit_node *n)
 static line plus(line x, line y, int32_t times)
 {
     line sum = {x.q + times * y.q, x.kv + times * y.kv, x.is_known && y.is_known};
+    if (!sum.is_known)
+        return (line){.is_known = 0};
     sum.is_known &= sum.q <= MOST_COEFFICIENT && sum.q >= -MOST_COEFFICIENT
                     && sum.kv <= MOST_COEFFICIENT && sum.kv >= -MOST_COEFFICIENT;
     return sum;

@@ -33,7 +33,7 @@ static int sees_few(const saccade_plan *plan, const saccade_sizes *sizes, int ke
 {
     const cu_state *s = plan->state;
     const int64_t blocks = ceil_div(sizes->KV, keys);
-    return plan->problem.group == 1 && blocks <= BWD_FEW_BLOCKS
+    return plan->problem.group == 1 && !plan->problem.has_chunks && blocks <= BWD_FEW_BLOCKS
            && sizes->B * sizes->Hkv * blocks >= 2 * s->device.n_sm;
 }
 

@@ -83,6 +83,7 @@ int cu_read_may_move(const pass_read *read, const saccade_sizes *s)
 }
 
 enum { CTAS = 2, VISITS = 4 }; /* to a multiprocessor; of a part of batches and heads */
+enum { PARTS_BYTES = 1 << 25 };
 
 int cu_element_blocks(const cu_state *s, int64_t rows, int64_t keys)
 {
@@ -96,7 +97,8 @@ int cu_element_blocks(const cu_state *s, int64_t rows, int64_t keys)
 }
 
 /* Into how many parts batches and heads are cut whose CTAs would be too few. */
-static int count_parts(const saccade_plan *plan, const pass_read *read, const saccade_sizes *s)
+static int count_parts(const saccade_plan *plan, const pass_read *read, const saccade_sizes *s,
+                       const saccade_tensor *t)
 {
     const cu_state *state = plan->state;
     const int64_t each = cu_count_apart(read, s), rows = each * cu_backward_query_blocks(s);
@@ -107,7 +109,8 @@ static int count_parts(const saccade_plan *plan, const pass_read *read, const sa
     const int64_t ctas = rows * ceil_div(s->KV, keys);
     const int64_t parts =
         smaller(CTAS * state->device.n_sm / larger(ctas, 1), s->B * s->H / each / VISITS);
-    return (int)larger(parts, 1);
+    const int64_t most = PARTS_BYTES / (int64_t)sizeof(float) / larger(cu_element_count(t), 1);
+    return (int)larger(smaller(parts, most), 1);
 }
 
 /* ---- ways ---- */
@@ -166,7 +169,7 @@ cu_capture_layout cu_lay_out_captures(const saccade_plan *plan, const saccade_si
         out.way[i] = way_of(plan, &out.reads, i, s, t, &taken, &may_be_row);
         out.may_be_row[i] = may_be_row;
         out.parts[i] =
-            out.way[i] == CU_SUMS_STORED ? count_parts(plan, out.reads.read[i], s) : 1;
+            out.way[i] == CU_SUMS_STORED ? count_parts(plan, out.reads.read[i], s, t) : 1;
         while (k < i && out.reads.read[k]->capture != capture)
             k++;
         out.room_at[i] = k < i ? out.room_at[k] : out.bytes;

@@ -50,25 +50,25 @@ static saccade_status find_way(cu_capture_run *x, int i, saccade_error *err)
     const saccade_tensor *t = &x->g->captures[read->capture];
     const plan_positions *at = &x->run->positions;
     const saccade_sizes whole = cu_whole_sizes(x->plan, &x->run->sizes);
-    const int is_known =
-        (at->q_offset.dtype == SACCADE_NONE || at->q_offset.device.kind == SACCADE_CPU)
-        && (at->kv_offset.dtype == SACCADE_NONE || at->kv_offset.device.kind == SACCADE_CPU);
+    const int knows_q =
+        at->q_offset.dtype == SACCADE_NONE || at->q_offset.device.kind == SACCADE_CPU;
+    const int knows_kv =
+        at->kv_offset.dtype == SACCADE_NONE || at->kv_offset.device.kind == SACCADE_CPU;
+    const eval_env *env = &x->run->score_env;
+    plan_position first = {0};
     int is_good = 0;
     if (x->at.way[i] == CU_SUMS_EXACT)
         return SACCADE_OK;
-    if (is_known) {
-        const eval_env *env = &x->run->score_env;
-        const plan_position first = {
-            at->q_offset.dtype == SACCADE_NONE ? 0 : *(const int32_t *)at->q_offset.data,
-            at->kv_offset.dtype == SACCADE_NONE ? 0 : *(const int32_t *)at->kv_offset.data, 0};
-        const int is_stored = x->at.way[i] == CU_SUMS_STORED;
-        is_good =
-            cu_read_is_inside(p, read, is_stored ? 0 : CU_OF_KEYS, t, &whole, env, &first);
-        if (!is_good && x->at.may_be_row[i]) {
-            is_good = cu_read_is_inside(p, read, CU_OF_KEYS, t, &whole, env, &first);
-            x->at.way[i] = CU_SUMS_ROW;
-        }
-    }
+    if (knows_q && at->q_offset.dtype != SACCADE_NONE)
+        first.q_offset = *(const int32_t *)at->q_offset.data;
+    if (knows_kv && at->kv_offset.dtype != SACCADE_NONE)
+        first.kv_offset = *(const int32_t *)at->kv_offset.data;
+    if (x->at.way[i] == CU_SUMS_STORED)
+        is_good = knows_q && knows_kv && cu_read_is_inside(p, read, 0, t, &whole, env, &first);
+    if (!is_good && x->at.may_be_row[i])
+        x->at.way[i] = CU_SUMS_ROW;
+    if (x->at.way[i] != CU_SUMS_STORED) /* of a query's own alone */
+        is_good = knows_q && cu_read_is_inside(p, read, CU_OF_KEYS, t, &whole, env, &first);
     FAIL_AT(!is_good, SACCADE_EINVAL, p->score->captures[read->capture].name, 0, 0,
             "gradient: got offsets with which an index may leave the tensor, expected ones "
             "known to the host that keep it inside");
@@ -160,6 +160,7 @@ static saccade_status clear_gradient(const cu_capture_run *x, const saccade_tens
     const cu_shape shape = cu_shape_of(t);
     const size_t bytes = (size_t)cu_element_count(t) * (t->dtype == SACCADE_F32 ? 4 : 2);
     return shape.rank == 1 && shape.stride[0] == 1 && bytes % 4 == 0
+                   && (uintptr_t)t->data % 4 == 0
                ? fill_zeros(x->a, t->data, bytes, err)
                : end_gradient(x, t, NULL, 0, err);
 }

@@ -45,6 +45,12 @@ int cu_read_has_own(const pass_read *read, int var);
  * from the end do not. */
 static inline int cu_read_has_elements(const pass_read *read)
 {
+    for (int d = 0; d < read->rank; d++) { /* stores go along lines */
+        const pass_index *index = &read->index[d];
+        if (index->varies & (DEP_Q | DEP_KV | DEP_SCORE)
+            && (index->sum_line.known & (DEP_Q | DEP_KV)) != (DEP_Q | DEP_KV))
+            return 0;
+    }
     return read->scatter == SCATTER_ELEMENTS || read->is_own_inside;
 }
 /* The name of a capture one of whose indices varies with the score, or NULL. */

@@ -6,6 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+static pass_scatter kind_of(const pass_read *read)
+{
+    return cu_read_has_elements(read)          ? SCATTER_ELEMENTS
+           : read->scatter == SCATTER_ELEMENTS ? SCATTER_GENERAL
+                                               : read->scatter;
+}
+
 static void put_kinds(const cu_reads_found *reads, strbuf *out)
 {
     static const char *const kinds[] = {
@@ -19,9 +26,7 @@ static void put_kinds(const cu_reads_found *reads, strbuf *out)
                   "READ_ANY };\n\nDEVICE constexpr int read_kind(int r)\n{\n    return ",
                   reads->n);
     for (int r = 0; r < reads->n; r++)
-        strbuf_printf(out, "r == %d ? %s : ", r,
-                      kinds[cu_read_has_elements(reads->read[r]) ? SCATTER_ELEMENTS
-                                                                 : reads->read[r]->scatter]);
+        strbuf_printf(out, "r == %d ? %s : ", r, kinds[kind_of(reads->read[r])]);
     strbuf_puts(out, "READ_ANY;\n}\n\n");
 }
 
