@@ -165,7 +165,9 @@ static const capture_case cases[] = {
      .wanted = {"t"}},
     {.problem = "b1 h2 q130 kv170 d64 bf16",
      .score = "score + t[h, i[q, kv]] + u[j[kv, q]]",
-     .of = {{"t", 2, 0, {2, 400}}, {"i", 2, 400, {170, 170}}, {"u", 1, 0, {900}},
+     .of = {{"t", 2, 0, {2, 400}},
+            {"i", 2, 400, {170, 170}},
+            {"u", 1, 0, {900}},
             {"j", 2, 900, {170, 170}}},
      .wanted = {"t", "u"}},
     {.problem = "b2 h2 q130 kv170 d64 bf16",
@@ -919,6 +921,118 @@ static void compile_one(const capture_case *c, in_dtype dtype, const char *arch,
     close_trial(&x);
 }
 
+/* Where gradients of the first wanted capture go, on 132 multiprocessors, and what room that
+ * takes; without a device. */
+static void ways(void **state)
+{
+    static const struct {
+        const char *problem, *score;
+        captured t;
+        cu_capture_way way;
+        int parts;
+        size_t bytes; /* of the workspace, and at most 256 more */
+    } list[] = {
+        {"b2 h2 q100 kv150 d64 bf16",
+         "score + t[b, h, q, kv]",
+         {"t", 4, 0, {2, 2, 100, 150}},
+         CU_SUMS_STORED,
+         1,
+         0},
+        {"b2 h2 q100 kv150 d64 bf16",
+         "score + t[b, h, q, kv / 16]",
+         {"t", 4, 0, {2, 2, 100, 10}},
+         CU_SUMS_TABLE,
+         1,
+         0},
+        {"b1 h2 q100 kv1500 d64 bf16",
+         "score + t[h, q, kv - kv % 2]",
+         {"t", 3, 0, {2, 100, 1500}},
+         CU_SUMS_ROW,
+         1,
+         0},
+        {"b2 h2 q100 kv150 d64 bf16",
+         "score + t[h, q, kv / 16]",
+         {"t", 3, 0, {2, 100, 10}},
+         CU_SUMS_EXACT,
+         1,
+         2 * 100 * 10 * 104},
+        {"b1 h2 q100 kv150 d64 bf16",
+         "score + t[h, q, kv - q + n]",
+         {"t", 3, 0, {2, 100, 250}},
+         CU_SUMS_STORED,
+         1,
+         0},
+        {"b1 h2 q100 kv150 d64 bf16",
+         "score + t[h, q - 20, kv / 16]",
+         {"t", 3, 0, {2, 80, 10}},
+         CU_SUMS_EXACT,
+         1,
+         2 * 80 * 10 * 104},
+        {"b1 h2 q70 kv90 d64 bf16",
+         "score + t[q, kv, (q + kv) % 2]",
+         {"t", 3, 0, {70, 90, 2}},
+         CU_SUMS_EXACT,
+         1,
+         70 * 90 * 2 * 104},
+        /* parts of windows; of few batches; of a tensor far larger than what is read of it */
+        {"b2048 h3 q49 kv49 d32 bf16",
+         "score + t[h, q, kv]",
+         {"t", 3, 0, {3, 49, 49}},
+         CU_SUMS_STORED,
+         44,
+         44 * 3 * 49 * 49 * 4},
+        {"b8 h2 q20 kv30 d32 bf16",
+         "score + t[q, kv]",
+         {"t", 2, 0, {20, 30}},
+         CU_SUMS_STORED,
+         4,
+         4 * 20 * 30 * 4},
+        {"b2048 h3 q49 kv49 d32 bf16",
+         "score + t[q, kv]",
+         {"t", 2, 0, {2048, 2048}},
+         CU_SUMS_STORED,
+         2,
+         2 * 2048 * 2048 * 4},
+        {"b2048 h3 q49 kv49 d32 bf16",
+         "score + t[h / 2, q, kv]",
+         {"t", 3, 0, {2, 49, 49}},
+         CU_SUMS_STORED,
+         1,
+         0},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        const capture_case c = {.problem = list[i].problem,
+                                .score = list[i].score,
+                                .of = {list[i].t, {"n", 0, 99, {0}}},
+                                .wanted = {"t"}};
+        trial x;
+        saccade_error err = {0};
+        saccade_tensor captures[MOD_MAX_CAPTURES];
+        cu_state s = {.family = CU_SM90, .device = {.sm = 90, .n_sm = 132}};
+        open_trial(&x, &c, AS_SAID);
+        make_plan(&x, &x.here, "cpu", NULL); /* a derived problem */
+        saccade_plan plan = *x.here.plan;
+        plan.state = &s;
+        snprintf(s.arch, sizeof s.arch, "sm_90a");
+        if (cu_backward_emit(&s, &plan.problem, &plan.arena, &err))
+            fail_msg("%s: %s", c.score, err.message);
+        for (int k = CU_BWD_CAPTURES; k <= CU_BWD_ELEMENTS; k++)
+            cu_program_kinds[k].choose(&s, &plan.problem, 0, &s.programs[k].form);
+        for (int k = 0; k < MOD_MAX_CAPTURES; k++)
+            captures[k] = saccade_tensor_of(NULL, SACCADE_F32, c.of[0].rank, c.of[0].shape);
+        const cu_capture_layout at = cu_lay_out_captures(&plan, &x.problem.sizes, captures);
+        if (at.way[0] != list[i].way || at.parts[0] != list[i].parts || at.bytes < list[i].bytes
+            || at.bytes > list[i].bytes + 256)
+            fail_msg("%s: way %d, %d parts, %zu bytes", c.score, (int)at.way[0], at.parts[0],
+                     at.bytes);
+        x.here.plan->arena = plan.arena;
+        free(s.backward_text);
+        saccade_plan_destroy(x.here.plan);
+        close_trial(&x);
+    }
+}
+
 /* Terms of a row cancel but for sinks, which its sum has besides. */
 static void rows_that_cancel(void **state)
 {
@@ -1002,14 +1116,23 @@ int main(int argc, char **argv)
     if (!getenv("SACCADE_CACHE_DIR") && mkdtemp(folder))
         setenv("SACCADE_CACHE_DIR", folder, 1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(compile_only), cmocka_unit_test(few_of_each),
-        cmocka_unit_test(sums),         cmocka_unit_test(elements),
-        cmocka_unit_test(gathers),      cmocka_unit_test(in_tiles),
-        cmocka_unit_test(lines),        cmocka_unit_test(nan_at_masked_keys),
-        cmocka_unit_test(sums_in_f32),  cmocka_unit_test(others_in_f32),
-        cmocka_unit_test(many_reads),   cmocka_unit_test(shared_elements),
-        cmocka_unit_test(sums_of_keys), cmocka_unit_test(rows_that_cancel),
-        cmocka_unit_test(tables_of_queries), cmocka_unit_test(tables_of_queries_in_f32),
+        cmocka_unit_test(compile_only),
+        cmocka_unit_test(few_of_each),
+        cmocka_unit_test(sums),
+        cmocka_unit_test(elements),
+        cmocka_unit_test(gathers),
+        cmocka_unit_test(in_tiles),
+        cmocka_unit_test(lines),
+        cmocka_unit_test(nan_at_masked_keys),
+        cmocka_unit_test(sums_in_f32),
+        cmocka_unit_test(others_in_f32),
+        cmocka_unit_test(many_reads),
+        cmocka_unit_test(shared_elements),
+        cmocka_unit_test(sums_of_keys),
+        cmocka_unit_test(rows_that_cancel),
+        cmocka_unit_test(ways),
+        cmocka_unit_test(tables_of_queries),
+        cmocka_unit_test(tables_of_queries_in_f32),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
