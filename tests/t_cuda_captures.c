@@ -359,8 +359,9 @@ static const capture_case of_keys[] = {
 enum { OF_KEYS = sizeof of_keys / sizeof of_keys[0] };
 
 /* Tables of queries: stored whole, beside another, of a tensor with more rows, and with copies
- * or alone on a multiprocessor; added exactly where heads, batches or rows share them, where
- * rows leave the tensor, and where one capture is read twice; of all queries together. */
+ * or in place where they are too long; added exactly where heads, batches or rows share them,
+ * where rows leave the tensor, and where one capture is read twice. Beside them a table of the
+ * CTA, and elements. */
 static const capture_case of_queries[] = {
     {.problem = "b2 h4/2 q150 kv200 d64 bf16",
      .score = "score + t[b, h, q, y[kv]] + u[b, h, q, kv % 7]",
@@ -767,12 +768,17 @@ static void holds(const capture_case *c, in_dtype dtype)
     close_trial(&x);
 }
 
-static void all_hold(int first, int past, in_dtype dtype)
+static void all_of(const capture_case *list, int n, in_dtype dtype)
 {
     if (!has_device())
         skip();
-    for (int i = first; i < past; i++)
-        holds(&cases[i], dtype);
+    for (int i = 0; i < n; i++)
+        holds(&list[i], dtype);
+}
+
+static void all_hold(int first, int past, in_dtype dtype)
+{
+    all_of(cases + first, past - first, dtype);
 }
 
 static void sums(void **state)
@@ -828,49 +834,33 @@ static void others_in_f32(void **state)
 static void many_reads(void **state)
 {
     (void)state;
-    if (!has_device())
-        skip();
-    for (int i = 0; i < MANY; i++)
-        holds(&many[i], IN_F32);
+    all_of(many, MANY, IN_F32);
     holds(&many[MANY - 1], AS_SAID);
 }
 
 static void shared_elements(void **state)
 {
     (void)state;
-    if (!has_device())
-        skip();
-    for (int i = 0; i < DENSE; i++) {
-        holds(&dense[i], AS_SAID);
-        holds(&dense[i], IN_F32);
-    }
+    all_of(dense, DENSE, AS_SAID);
+    all_of(dense, DENSE, IN_F32);
 }
 
 static void sums_of_keys(void **state)
 {
     (void)state;
-    if (!has_device())
-        skip();
-    for (int i = 0; i < OF_KEYS; i++)
-        holds(&of_keys[i], AS_SAID);
+    all_of(of_keys, OF_KEYS, AS_SAID);
 }
 
 static void tables_of_queries(void **state)
 {
     (void)state;
-    if (!has_device())
-        skip();
-    for (int i = 0; i < OF_QUERIES; i++)
-        holds(&of_queries[i], AS_SAID);
+    all_of(of_queries, OF_QUERIES, AS_SAID);
 }
 
 static void tables_of_queries_in_f32(void **state)
 {
     (void)state;
-    if (!has_device())
-        skip();
-    for (int i = 0; i < OF_QUERIES; i++)
-        holds(&of_queries[i], IN_F32);
+    all_of(of_queries, OF_QUERIES, IN_F32);
 }
 
 /* Every kernel once: what tools/cuda-sanitize runs. */

@@ -5,6 +5,7 @@
  * as it does what a few instructions make. */
 #include "cpu/jit/jit_graph.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* Multiples of q and kv, where a value is a line in them. */
@@ -60,11 +61,10 @@ static line line_of(const jit_graph *g, const jit_node *n, const line *all)
     case OP_imul:
         for (int i = 0; i < 2; i++) {
             const jit_node *by = &g->nodes[n->args[i]];
-            if (by->op == OP_INT && by->imm <= MOST_COEFFICIENT && by->imm >= -MOST_COEFFICIENT
-                && all[n->args[1 - i]].q <= 1 && all[n->args[1 - i]].q >= -1
-                && all[n->args[1 - i]].kv <= 1 && all[n->args[1 - i]].kv >= -1)
-                return all[n->args[1 - i]].is_known ? plus(flat, all[n->args[1 - i]], by->imm)
-                                                    : none;
+            const line other = all[n->args[1 - i]];
+            if (by->op == OP_INT && llabs(by->imm) <= MOST_COEFFICIENT && abs(other.q) <= 1
+                && abs(other.kv) <= 1)
+                return plus(flat, other, by->imm);
         }
         return none;
     default:

@@ -145,14 +145,9 @@ static cu_capture_way way_of(const saccade_plan *plan, const cu_reads_found *rea
     return words ? CU_SUMS_TABLE : CU_SUMS_ROW;
 }
 
-static size_t whole_bytes(size_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
 size_t cu_words_bytes(const saccade_tensor *t)
 {
-    return whole_bytes((size_t)cu_element_count(t) * (SUM_WORDS + 1) * sizeof(uint64_t));
+    return cu_aligned((size_t)cu_element_count(t) * (SUM_WORDS + 1) * sizeof(uint64_t));
 }
 
 cu_capture_layout cu_lay_out_captures(const saccade_plan *plan, const saccade_sizes *s,
@@ -177,9 +172,9 @@ cu_capture_layout cu_lay_out_captures(const saccade_plan *plan, const saccade_si
             out.bytes += cu_words_bytes(t);
         else if (out.parts[i] > 1)
             out.bytes +=
-                whole_bytes((size_t)cu_element_count(t) * (size_t)out.parts[i] * sizeof(float));
+                cu_aligned((size_t)cu_element_count(t) * (size_t)out.parts[i] * sizeof(float));
         else if (t->dtype != SACCADE_F32 && (may_be_row || out.way[i] == CU_SUMS_ROW))
-            out.bytes += whole_bytes((size_t)cu_element_count(t) * sizeof(float));
+            out.bytes += cu_aligned((size_t)cu_element_count(t) * sizeof(float));
     }
     return out;
 }

@@ -7,11 +7,6 @@
 
 enum { WORD = sizeof(int), SPARE = 16, LANES = 32, DIGITS = 3, QUERY_COPIES = 2 };
 
-static int whole(int bytes)
-{
-    return (bytes + SPARE - 1) / SPARE * SPARE;
-}
-
 /* ---- room ---- */
 
 /* Words of tables in the shared memory of a CTA that has a multiprocessor alone, and of one
@@ -25,14 +20,15 @@ static table_room room_of(const saccade_plan *plan)
     enum { RESERVED = 1024 };
     const cu_state *s = plan->state;
     const int most = cu_shared_most(s->device.sm);
-    const int base = whole(cu_captures_base(plan)) + SPARE;
+    const int base = cu_captures_base(plan) + SPARE;
     return (table_room){(most - base) / WORD, ((most + RESERVED) / 2 - RESERVED - base) / WORD};
 }
 
 int cu_captures_base(const saccade_plan *plan)
 {
     const cu_state *s = plan->state;
-    return whole(cu_backward_shared(s, &plan->problem, &s->programs[CU_BWD_CAPTURES].form));
+    const cu_form *form = &s->programs[CU_BWD_CAPTURES].form;
+    return (int)round_up(cu_backward_shared(s, &plan->problem, form), SPARE);
 }
 
 /* ---- tables ---- */
@@ -151,5 +147,5 @@ void cu_choose_tables(cu_capture_run *x)
         x->tables.of[k].at = (int)at;
         at += words_of(&x->tables.of[k]);
     }
-    x->tables.bytes = whole((int)at * WORD);
+    x->tables.bytes = (int)round_up(at * WORD, SPARE);
 }
