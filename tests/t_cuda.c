@@ -197,6 +197,13 @@ static void small_tiles_pay(void **state)
         assert_false(cu_small_pays(132, dim, 0, &small, far[0], &large, far[1]));
         assert_false(cu_small_pays(132, dim, 0, &small, lone[0], &large, lone[1]));
     }
+    /* b2 h8 q4096: rows that split sectors make small tiles wait for their copies */
+    const cu_amount many[2] = {{1024, 1024 * 32, 32}, {352, 352 * 32, 32}};
+    assert_true(cu_pair_choice(64, 64, 0, &small));
+    assert_true(cu_tile_choice(CU_SM90, 64, 64, SACCADE_BF16, 0, &large));
+    assert_true(cu_small_pays(132, 64, 0, &small, many[0], &large, many[1]));
+    assert_false(cu_small_pays(132, 40, 0, &small, many[0], &large, many[1]));
+    assert_false(cu_small_pays(132, 48, 0, &small, many[0], &large, many[1]));
 }
 
 static void f32_tiles_fit(void **state)

@@ -21,7 +21,7 @@ static int fits(const cu_state *s, const plan_problem *p, const cu_form *form)
 static int find_tile(const cu_state *s, const plan_problem *p, cu_family family,
                      int dense_bytes, int rung, cu_form *out)
 {
-    const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
+    const int D = (int)p->sizes.D, E = (int)p->sizes.Dv;
     cu_form form = {.family = family, .dense_bytes = dense_bytes};
     for (int i = 0; cu_tile_choice(family, D, E, p->dtype, i, &form.tile); i++)
         if (fits(s, p, &form) && rung-- == 0) {

@@ -210,10 +210,10 @@ static saccade_status encode_maps(const plan_run *run, const plan_gradients *g, 
 {
     const cu_driver *driver = l->a.driver;
     cu_map *m = l->a.maps;
-    TRY(run_encode_map(driver, run->q, BWD_ROWS, PROMOTE_256, &m[0], err));
-    TRY(run_encode_map(driver, run->k, keys, PROMOTE_256, &m[1], err));
-    TRY(run_encode_map(driver, run->v, keys, PROMOTE_256, &m[2], err));
-    return run_encode_map(driver, g->d_out, BWD_ROWS, PROMOTE_256, &l->d_out, err);
+    TRY(run_encode_map(driver, run->q, BWD_ROWS, PROMOTE_128, &m[0], err));
+    TRY(run_encode_map(driver, run->k, keys, PROMOTE_128, &m[1], err));
+    TRY(run_encode_map(driver, run->v, keys, PROMOTE_128, &m[2], err));
+    return run_encode_map(driver, g->d_out, BWD_ROWS, PROMOTE_128, &l->d_out, err);
 }
 
 enum { GROUP_WARPS = 4 }; /* of a warpgroup */
@@ -381,7 +381,7 @@ static saccade_status split(const saccade_plan *plan, const plan_run *run,
         most = pieces > most ? pieces : most;
         to.rows[i] = (char *)run->workspace + at.thirds[i];
         const saccade_tensor t = saccade_tensor_of(to.rows[i], SACCADE_BF16, 4, n);
-        TRY(run_encode_map(l->a.driver, &t, rows, PROMOTE_256, maps[i], err));
+        TRY(run_encode_map(l->a.driver, &t, rows, PROMOTE_128, maps[i], err));
     }
     const unsigned grid[2] = {(unsigned)((most + 255) / 256), 4};
     void *parameters[] = {&l->p, &to};

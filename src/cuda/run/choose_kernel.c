@@ -2,6 +2,8 @@
  * made when a mask is prepared, for every program that may run, and looked up by each run. */
 #include "cuda/run/run.h"
 
+#include "base/integers.h"
+
 enum { DECODE_BLOCK_Q = 64 }; /* block masks for decode have one row of blocks */
 
 /* Blocks of a mask as a program walks them: rows, keys, and heads that share a tile. */
@@ -123,7 +125,7 @@ static saccade_status small_pays(const saccade_plan *plan, const saccade_block_m
         return SACCADE_OK;
     TRY(mask_runs_for(mask, ROW_BLOCK, PIECE_UNIT, 0, &r, err));
     const cu_amount pieces = amount_of(r, small->keys, sizes);
-    const int dim = cu_padded(sizes->D > sizes->Dv ? sizes->D : sizes->Dv);
+    const int dim = (int)larger(sizes->D, sizes->Dv);
     const int is_evaluated =
         s->facts.mask == CU_MASK_GENERAL && !cu_limits_find(device, mask, plan).of_row;
     *out = cu_small_pays(s->device.n_sm, dim, is_evaluated, small, pieces,
@@ -210,7 +212,7 @@ static int suits_small(const saccade_plan *plan, const plan_run *run)
     const cu_form *small = &s->programs[CU_SMALL].form, *large = &s->programs[CU_MAIN].form;
     /* whichever the whole sequence takes: results are the same bits */
     const saccade_sizes x = cu_whole_sizes(plan, &run->sizes);
-    const int dim = cu_padded(x.D > x.Dv ? x.D : x.Dv);
+    const int dim = (int)larger(x.D, x.Dv);
     const int64_t n_small = run_tiles(small, &x), n_large = run_tiles(large, &x);
     const int64_t of_small = (x.KV + small->tile.keys - 1) / small->tile.keys;
     const int64_t of_large = (x.KV + large->tile.keys - 1) / large->tile.keys;

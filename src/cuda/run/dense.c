@@ -92,7 +92,7 @@ static saccade_status encode(const cu_driver *driver, const cu_form *form,
                                        line == 128  ? SWIZZLE_128
                                        : line == 64 ? SWIZZLE_64
                                                     : SWIZZLE_32,
-                                       PROMOTE_256, 0),
+                                       PROMOTE_128, 0),
                     "cuTensorMapEncodeTiled", err);
 }
 

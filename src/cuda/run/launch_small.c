@@ -43,9 +43,9 @@ saccade_status run_launch_small(const saccade_plan *plan, const plan_run *run, r
         if (s->facts.mask == CU_MASK_GENERAL)
             a->p.limits = cu_limits_find(device, run->block_mask, plan);
     }
-    TRY(run_encode_map(a->driver, run->q, run_rows(form), PROMOTE_256, &a->maps[0], err));
-    TRY(run_encode_map(a->driver, run->k, keys, PROMOTE_256, &a->maps[1], err));
-    TRY(run_encode_map(a->driver, run->v, keys, PROMOTE_256, &a->maps[2], err));
+    TRY(run_encode_map(a->driver, run->q, run_rows(form), PROMOTE_128, &a->maps[0], err));
+    TRY(run_encode_map(a->driver, run->k, keys, PROMOTE_128, &a->maps[1], err));
+    TRY(run_encode_map(a->driver, run->v, keys, PROMOTE_128, &a->maps[2], err));
     return run->between ? start_parts(plan, run, a, pieces ? pieces->n_first : 0, err)
                         : start_tiles(plan, a, &a->p, 1, err);
 }

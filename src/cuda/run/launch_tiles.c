@@ -120,10 +120,10 @@ saccade_status run_launch_tiles(const saccade_plan *plan, const plan_run *run, r
     if (form->family == CU_SM90 && run->block_mask && s->facts.mask == CU_MASK_GENERAL)
         a->p.limits = cu_limits_find(run->q->device.index, run->block_mask, plan);
     if (form->family == CU_SM90) {
-        TRY(run_encode_map(a->driver, run->q, run_rows(form), PROMOTE_256, &a->maps[0], err));
+        TRY(run_encode_map(a->driver, run->q, run_rows(form), PROMOTE_128, &a->maps[0], err));
         const int box = run_place_box(run, 0, &form->tile, &a->p.chunks);
-        TRY(run_encode_map(a->driver, run->k, box, PROMOTE_256, &a->maps[1], err));
-        TRY(run_encode_map(a->driver, run->v, box, PROMOTE_256, &a->maps[2], err));
+        TRY(run_encode_map(a->driver, run->k, box, PROMOTE_128, &a->maps[1], err));
+        TRY(run_encode_map(a->driver, run->v, box, PROMOTE_128, &a->maps[2], err));
     }
     if (a->program == CU_DENSE)
         TRY(run_map_dense(plan, run, a, err));

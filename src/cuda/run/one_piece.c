@@ -104,6 +104,6 @@ saccade_status run_collect_keys(const saccade_plan *plan, const plan_run *run, r
     a->p.vs = run_strides(&v);
     if (to.lens)
         a->p.kv_len = (cu_position){.by_batch = lens, .step = 1};
-    TRY(run_encode_map(a->driver, &k, tile_keys, PROMOTE_256, &a->maps[1], err));
-    return run_encode_map(a->driver, &v, tile_keys, PROMOTE_256, &a->maps[2], err);
+    TRY(run_encode_map(a->driver, &k, tile_keys, PROMOTE_128, &a->maps[1], err));
+    return run_encode_map(a->driver, &v, tile_keys, PROMOTE_128, &a->maps[2], err);
 }

@@ -106,9 +106,10 @@ int run_shift(int64_t size);
 int run_has_aligned_rows(const saccade_tensor *t);
 /* Whether tensor copies, 16-byte loads and 16-byte stores do for this run. */
 int run_is_aligned(const plan_run *run);
-/* L2 fetches: 256 bytes suit blocks that many CTAs read; decode reads all once, and there plain
- * lines gave 4310 GB/s, 256 bytes 4050 (B16 64/8 KV32768 D128, H200). */
-enum { PROMOTE_NONE = 0, PROMOTE_256 = 3 };
+/* L2 fetches: 128 bytes suit blocks that many CTAs read (256 are slower where rows begin
+ * anywhere, docs/lab/128); decode reads all once, and there plain lines gave 4310 GB/s, 256
+ * bytes 4050 (B16 64/8 KV32768 D128, H200). */
+enum { PROMOTE_NONE = 0, PROMOTE_128 = 2 };
 /* Map over (d, n, h, b) in boxes of 64 columns x rows, 128-byte swizzle. */
 saccade_status run_encode_map(const cu_driver *driver, const saccade_tensor *t, int rows,
                               int promotion, cu_map *out, saccade_error *err);

@@ -17,11 +17,23 @@ int cu_padded(int64_t dim)
     return round_up((int)dim, 16);
 }
 
+/* Rows that end within a sector of 32 bytes: tensor copies of them are slow, docs/lab/128. */
+static int splits_sectors(int dim)
+{
+    return dim % 16 != 0;
+}
+
 /* sm_90a, bf16 and f16. Three warpgroups where the head dim leaves room for three outputs in
- * the register file (D64: 128 keys best, 2 groups 15-20 % slower); later rungs take fewer keys,
- * for mods that need registers of their own. */
+ * the register file (D64: 128 keys best, 2 groups 15-20 % slower), up to 96 where copies are
+ * what tiles wait for. Later rungs take fewer keys, for mods that need registers of their
+ * own. */
 static int choice90(int D, int E, int rung, cu_tile *out)
 {
+    static const cu_tile split[] = {{3, 96, 2, 1, 1},
+                                    {2, 128, 2, 1, 1},
+                                    {2, 112, 2, 1, 1},
+                                    {2, 64, 2, 1, 1},
+                                    {1, 64, 2, 0, 1}};
     static const cu_tile small[] = {{3, 128, 2, 1, 1},
                                     {3, 112, 2, 1, 1},
                                     {3, 96, 2, 1, 1},
@@ -31,8 +43,9 @@ static int choice90(int D, int E, int rung, cu_tile *out)
         {2, 128, 2, 1, 1}, {2, 112, 2, 1, 1}, {2, 64, 2, 1, 1}, {1, 64, 2, 0, 1}};
     static const cu_tile large[] = {{2, 64, 2, 1, 1}, {2, 48, 2, 1, 1}, {1, 48, 2, 0, 1}};
     const int dim = D > E ? D : E;
-    const cu_tile *ladder = dim <= 64 ? small : dim <= 128 ? middle : large;
-    const int n = dim <= 64 ? 5 : dim <= 128 ? 4 : 3;
+    const int is_split = dim > 64 && dim <= 96 && splits_sectors(dim);
+    const cu_tile *ladder = dim <= 64 ? small : is_split ? split : dim <= 128 ? middle : large;
+    const int n = dim <= 64 || is_split ? 5 : dim <= 128 ? 4 : 3;
     if (rung >= n)
         return 0;
     *out = ladder[rung];
@@ -257,7 +270,8 @@ int cu_small_shared(const cu_tile *tile, int teams, int D, int E, int column_wor
 }
 
 /* Nanoseconds, one H200, bf16: what a tile costs beside its blocks, and a score; small tiles
- * of a multiprocessor share its time, and the longest takes `alone` for each score at least. */
+ * of a multiprocessor share its time, and the longest takes `alone` for each score at least.
+ * They wait for copies where rows are no whole panels of 64 columns. */
 typedef struct costs {
     double tile, score, small_tile, small_score, alone;
 } costs;
@@ -266,7 +280,8 @@ static const costs wide = {4000, 0.085, 1300, 0.113, 0.22};
 static const double large_mask = 0.08,
                     small_mask = 0.09; /* more, where the mask is evaluated */
 static const double late = 0.9;        /* of a score of small tiles, where offsets are */
-static const double launches = 1000;   /* that large tiles have and small ones do not */
+static const double split_sectors = 1.8, cut_panels = 1.3; /* times as long */
+static const double launches = 1000; /* that large tiles have and small ones do not */
 
 int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_amount s,
                   const cu_tile *large, cu_amount l)
@@ -276,17 +291,21 @@ int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_
         large->groups * 64.0 * large->keys * (c->score + (is_evaluated ? large_mask : 0));
     const double more = is_evaluated ? small_mask : 0, of_late = small->is_lazy ? late : 1;
     const double piece = small->groups * 64.0 * small->keys;
+    const double copies = splits_sectors(dim)    ? split_sectors
+                          : dim % 64 && dim > 32 ? cut_panels
+                                                 : 1;
     if (l.tiles <= 0 || s.tiles <= 0)
         return 0;
     const double waves =
         l.tiles > 4 * n_sm ? (double)l.tiles / n_sm : (double)((l.tiles + n_sm - 1) / n_sm);
     const double all = waves * (c->tile + (double)l.blocks / (double)l.tiles * block);
     const double longest = c->tile + (double)l.longest * block;
-    const double shared = ((double)s.tiles * c->small_tile
-                           + (double)s.blocks * piece * (of_late * c->small_score + more))
-                          / n_sm;
+    const double shared =
+        ((double)s.tiles * c->small_tile
+         + (double)s.blocks * piece * (of_late * copies * c->small_score + more))
+        / n_sm;
     const double alone =
-        c->small_tile + (double)s.longest * piece * (of_late * c->alone + more);
+        c->small_tile + (double)s.longest * piece * (of_late * copies * c->alone + more);
     return (shared > alone ? shared : alone) < launches + (all > longest ? all : longest);
 }
 
