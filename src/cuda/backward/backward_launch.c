@@ -4,6 +4,8 @@
 #include "cuda/emit/emit.h"
 #include "cuda/run/run.h"
 
+#include "base/integers.h"
+
 #include <assert.h>
 
 /* ---- parameters ---- */
@@ -169,7 +171,15 @@ static saccade_status start_beside(const launch *l, void *kernel, int64_t grid, 
 static int prepare_rows(const plan_problem *p)
 {
     const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv), dim = D > E ? D : E;
-    return dim > 128 ? 8 : dim > 64 ? 16 : 32;
+    return dim > 128 ? 8 : dim > 64 ? 16 : dim > 32 ? 32 : dim > 16 ? 64 : 128;
+}
+
+/* Parts of a key head whose bounds are found apart: as many as all run at once. */
+static int count_bounds(int n_sm, int64_t heads)
+{
+    enum { CTAS = 8 }; /* of 256 threads to a multiprocessor */
+    const int64_t parts = (CTAS * (int64_t)n_sm + heads - 1) / larger(heads, 1);
+    return (int)smaller(larger(parts, 1), BWD_CHUNKS);
 }
 
 static saccade_status start_prepare(const saccade_plan *plan, launch *l, saccade_error *err)
@@ -182,8 +192,9 @@ static saccade_status start_prepare(const saccade_plan *plan, launch *l, saccade
     void *parameters[] = {&l->p, l->a.captures};
     if (!l->p.bounds || !cu_backward_is_fixed(&plan->problem, &program->form))
         return run_start(&l->a, program->kernel, grid, 256, 0, parameters, err);
-    TRY(start_beside(l, program->other, (int64_t)l->p.f.B * l->p.f.G * BWD_CHUNKS, 256, 0,
-                     parameters, err));
+    const int64_t heads = (int64_t)l->p.f.B * l->p.f.G;
+    l->p.n_bounds = count_bounds(s->device.n_sm, heads);
+    TRY(start_beside(l, program->other, heads * l->p.n_bounds, 256, 0, parameters, err));
     return start_beside(l, program->kernel, grid, 256, 0, parameters, err);
 }
 

@@ -8,7 +8,7 @@ enum {
     BWD_ROWS = 64,          /* queries of a step, and of a tile of dQ */
     BWD_WIDE_ROWS = 128,    /* queries of a CTA of bwd_wide_queries */
     BWD_FEW_BLOCKS = 5,     /* blocks of keys that a block of queries meets, at most */
-    BWD_CHUNKS = 32,        /* parts of a head whose bounds are found apart */
+    BWD_CHUNKS = 32,        /* parts of a head whose bounds are found apart, at most */
     BWD_LSE_MOST = 1 << 18, /* beyond it f32 does not tell weights: see bwd_row.cuh */
     BWD_OF_Q = 1,
     BWD_OF_K = 2,
@@ -63,7 +63,8 @@ typedef struct cu_bwd {
     float *lse2, *minus_delta, *precision;
     float unit;       /* scale in log2 units: a constant operand, where registers are few */
     float slope_most; /* no larger derivative of a score by its product */
-    unsigned *bounds; /* [B*G][BWD_CHUNKS][2]: see bwd_unit.cuh */
+    unsigned *bounds; /* [B*G][n_bounds][2]: see bwd_unit.cuh */
+    int n_bounds;     /* up to BWD_CHUNKS */
     float *dq_sum;    /* [B*H*n_mblk][panels][4096], as bwd_dq.cuh stages it */
     unsigned *dq_steps; /* [B*H*n_mblk] how often the sums in fixed point were added to */
     float *d_sinks;   /* null: not wanted. Elements along b, h and m, 1 where one serves all */

@@ -18,7 +18,9 @@ enum {
     DIM = CFG_D > CFG_E ? CFG_D : CFG_E,
     LANES = DIM > 128  ? 32
             : DIM > 64 ? 16
-                       : 8, /* to a row */
+            : DIM > 32 ? 8
+            : DIM > 16 ? 4
+                       : 2, /* to a row */
     PANELS_D = (CFG_D + 63) / 64
 };
 
@@ -96,13 +98,13 @@ extern "C" __global__ void __launch_bounds__(256) bwd_bounds(const __grid_consta
     __shared__ u32 most[2][8];
     wait_before(); /* and bwd_prepare may read what the caller's kernels leave at once */
     int part = number_behind(blockIdx.x);
-    int bg = part / BWD_CHUNKS, b = bg / p.f.G, g = bg % p.f.G, warp = threadIdx.x / 32;
+    int bg = part / p.n_bounds, b = bg / p.f.G, g = bg % p.f.G, warp = threadIdx.x / 32;
     int column = threadIdx.x % LANES * 8, n = key_count(p.f, b);
     sequence s = sequence_at(p.f, b);
     n = min(min(n, s.keys), p.key_past);
     let_next();
-    int each = ((n - p.key_first + BWD_CHUNKS - 1) / BWD_CHUNKS + STEP - 1) / STEP * STEP;
-    int from = p.key_first + part % BWD_CHUNKS * each, to = min(from + each, n);
+    int each = ((n - p.key_first + p.n_bounds - 1) / p.n_bounds + STEP - 1) / STEP * STEP;
+    int from = p.key_first + part % p.n_bounds * each, to = min(from + each, n);
     row_source k = rows_from(key_rows(p.f, b, g), s.kv_first);
     row_source v = rows_from(value_rows(p.f, b, g), s.kv_first);
     u32 most_k = 0, most_v = 0;

@@ -2,7 +2,7 @@
  *
  *     |sum_j P_ij (dO_i . V_j - delta_i) K_jd| <= (|dO_i| max_j |V_j| + |delta_i|) max |K|
  *
- * The two maxima of a key head lie in BWD_CHUNKS parts, as bits: without a sign, larger
+ * The two maxima of a key head lie in n_bounds parts, as bits: without a sign, larger
  * magnitudes are larger numbers. Elements that are not finite are left out: a row that such a
  * key is live for has an out or an lse that is not a number, and so no unit. */
 #pragma once
@@ -14,7 +14,8 @@ struct key_bounds {
 /* by all lanes of a warp */
 DEVICE key_bounds bounds_of(const cu_bwd &p, int bg)
 {
-    const u32 *at = p.bounds + ((long long)bg * BWD_CHUNKS + (threadIdx.x & 31)) * 2;
+    int part = min((int)threadIdx.x & 31, p.n_bounds - 1);
+    const u32 *at = p.bounds + ((long long)bg * p.n_bounds + part) * 2;
     u32 k, v;
     asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(k), "=r"(v) : "l"(at));
     return {__uint_as_float(__reduce_max_sync(~0u, k)),
