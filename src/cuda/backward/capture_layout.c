@@ -173,7 +173,9 @@ cu_capture_layout cu_lay_out_captures(const saccade_plan *plan, const saccade_si
         else if (out.parts[i] > 1)
             out.bytes +=
                 cu_aligned((size_t)cu_element_count(t) * (size_t)out.parts[i] * sizeof(float));
-        else if (t->dtype != SACCADE_F32 && (may_be_row || out.way[i] == CU_SUMS_ROW))
+        else if (t->dtype != SACCADE_F32
+                 && (may_be_row || out.way[i] == CU_SUMS_ROW
+                     || cu_read_may_move(out.reads.read[i], s)))
             out.bytes += cu_aligned((size_t)cu_element_count(t) * sizeof(float));
     }
     return out;

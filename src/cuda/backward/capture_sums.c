@@ -21,13 +21,21 @@ static int code_of(saccade_dtype dtype)
     return dtype == SACCADE_F32 ? 0 : dtype == SACCADE_BF16 ? 1 : 2;
 }
 
+static int may_move(const cu_capture_run *x, int i)
+{
+    return cu_read_may_move(x->at.reads.read[i], &x->run->sizes);
+}
+
+/* 16 bits are rounded once, at the end: what is added to in turns has f32 beside. */
 static void fill_read(cu_capture_run *x, int i, char *room)
 {
     const saccade_tensor *t = &x->g->captures[x->at.reads.read[i]->capture];
     const cu_capture_way way = x->at.way[i];
-    const int has_parts = way == CU_SUMS_STORED && x->at.parts[i] > 1;
+    const int is_narrow = t->dtype != SACCADE_F32;
+    const int has_beside =
+        way == CU_SUMS_STORED && (x->at.parts[i] > 1 || (is_narrow && may_move(x, i)));
     const int has_room =
-        way == CU_SUMS_EXACT || has_parts || (way == CU_SUMS_ROW && t->dtype != SACCADE_F32);
+        way == CU_SUMS_EXACT || has_beside || (way == CU_SUMS_ROW && is_narrow);
     void *at = room + x->at.room_at[i];
     cu_read *to = &x->of[i];
     *to = (cu_read){.data = t->data, .code = code_of(t->dtype), .n = 1};
@@ -36,9 +44,9 @@ static void fill_read(cu_capture_run *x, int i, char *room)
         to->n *= t->shape[d];
     }
     to->words = way == CU_SUMS_EXACT ? at : NULL;
-    if (has_parts || way == CU_SUMS_ROW)
+    if (has_beside || way == CU_SUMS_ROW)
         to->rows = has_room ? at : t->data;
-    to->parts = has_parts ? x->at.parts[i] : to->rows != NULL;
+    to->parts = has_beside ? x->at.parts[i] : to->rows != NULL;
 }
 
 /* Where sums of read i go in this run. What is stored without a look at what is there must
@@ -103,11 +111,6 @@ static int is_shared(const cu_capture_run *x, int i)
 {
     const saccade_sizes *s = &x->run->sizes;
     return x->at.way[i] == CU_SUMS_STORED && !cu_read_is_own(x->at.reads.read[i], s->B, s->H);
-}
-
-static int may_move(const cu_capture_run *x, int i)
-{
-    return cu_read_may_move(x->at.reads.read[i], &x->run->sizes);
 }
 
 /* Tiles come once, in any order: what they store has elements of its own in all of them. */
@@ -236,7 +239,7 @@ static saccade_status start_elements(cu_capture_run *x, int i, saccade_error *er
     const int64_t rows = count_own(x, i) * x->p->n_mblk;
     c.blocks = cu_element_blocks(state, rows, s->KV);
     c.is_adding = c.parts == 1 && (x->is_added || c.may_move);
-    if (c.parts > 1) {
+    if (c.to.rows) {
         c.to.data = c.to.rows;
         c.to.code = code_of(SACCADE_F32);
     }
