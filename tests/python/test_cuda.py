@@ -397,6 +397,48 @@ def test_gradients_of_captures(name):
         assert torch.equal(a, again)
 
 
+ROUNDED = {  # shapes, from batch, heads, queries, keys
+    "score + t[h, q, kv]": (H, N, N),
+    "score + t[h % 2, q, kv]": (2, N, N),
+    "score + t[q - kv + 199]": (2 * N - 1,),
+    "score + t[b, h, q, kv / 8]": (B, H, N, N // 8),
+    "score * t[h]": (H,),
+}
+
+
+@pytest.mark.parametrize("text", ROUNDED)
+def test_gradients_of_captures_are_rounded_once(text):
+    g = torch.Generator().manual_seed(3)
+    t = torch.randn(ROUNDED[text], generator=g).bfloat16().cuda().requires_grad_()
+    wide = t.detach().float().requires_grad_()
+    x, d_out = tensors(), torch.randn(B, H, N, D, generator=g).bfloat16().cuda()
+
+    def gradient(t):
+        out = st.flex_attention(*(a.requires_grad_() for a in x), st.score(text, t=t))
+        return torch.autograd.grad(out, [*x, t], d_out)[3]
+
+    for _ in range(3):  # the third is a warm call
+        assert torch.equal(gradient(t), gradient(wide).bfloat16())
+
+
+@pytest.mark.parametrize("mask", [None, "causal()"])
+@pytest.mark.parametrize("KV", [64, 320, 328])
+def test_gradients_of_many_short_sequences(KV, mask):
+    """Runs of few keys have kernels of their own, whose plan is another."""
+    g = torch.Generator().manual_seed(5)
+    x = [torch.randn(96, 3, KV, 32, generator=g).bfloat16().cuda() for _ in range(4)]
+    *leaves, d_out = [t.requires_grad_() for t in x]
+    out = st.flex_attention(*leaves, None, mask)
+    made = torch.autograd.grad(out, leaves, d_out)
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    s = exact[0] @ exact[1].mT / math.sqrt(32)
+    if mask:
+        s = s.masked_fill(torch.ones(KV, KV, device="cuda").triu(1).bool(), -math.inf)
+    want = torch.autograd.grad(torch.softmax(s, -1) @ exact[2], exact, d_out.double())
+    for a, b in zip(made, want):
+        assert float((a.double() - b).norm()) <= 2e-2 * float(b.norm())
+
+
 def test_bias_of_a_row_follows_lse():
     """Softmax does not see it, so its gradient is what lse's is, and 0 without."""
     q, k, v = tensors()

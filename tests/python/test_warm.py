@@ -59,11 +59,22 @@ def of_object():
     return mod.bias, mod
 
 
+def of_halves():
+    """In 16 bits, shared by all heads, and read through indices that have no gradient."""
+    bias = torch.linspace(-1, 1, 24).bfloat16().requires_grad_()
+    place = torch.arange(16) % 5
+
+    def mod(s, b, h, i, j):
+        return s + bias[place[i] + place[j]]
+
+    return bias, mod
+
+
 def same(a, b):
     assert all(torch.equal(s, t) for s, t in zip(a, b))
 
 
-@pytest.mark.parametrize("made", [biased, of_object])
+@pytest.mark.parametrize("made", [biased, of_object, of_halves])
 def test_same_bits_as_without_it(made, monkeypatch):
     x, mask = inputs(), st.create_block_mask("q >= kv", None, None, 16, 16, device="cpu")
     fresh()

@@ -196,10 +196,11 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=512)
-def plan(context, B, H, Hkv, D, Dv, *rest) -> Plan:
-    """B: 0 where the back end needs no hint of it (CUDA orders the work of masks by it). rest:
-    as Plan takes them, from dtype on."""
-    return Plan(context, (B, H, Hkv, 0, 0, D, Dv), *rest)
+def plan(context, B, H, Hkv, D, Dv, *rest, KV=0) -> Plan:
+    """B, KV: 0 where the back end needs no hint of them (CUDA orders the work of masks by B,
+    and has kernels of their own for the gradients of few keys). rest: as Plan takes them, from
+    dtype on."""
+    return Plan(context, (B, H, Hkv, 0, KV, D, Dv), *rest)
 
 
 POINTER = struct.Struct("=Q")

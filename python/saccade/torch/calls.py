@@ -13,6 +13,11 @@ from .mods import dtype_name, view
 from .warm import NOTHING, result, room_of, run_of
 
 
+# Up to so many keys plans on CUDA have kernels for the gradients of many short sequences
+# (docs/cuda.md); one plan for all such lengths.
+_FEW_KEYS = 320
+
+
 class Runner:
     """What calls of one problem share: plan, captures, block mask, workspace. needs: for which
     of q, k, v and the score's captures backward is to make gradients; none: forward only."""
@@ -54,6 +59,8 @@ class Runner:
             handle.mod if handle else None,
             backend,
         )
+        is_short = backend == "cuda" and k.shape[2] <= _FEW_KEYS
+        self.short = _FEW_KEYS if is_short else 0
         self.mask, self.device = handle, q.get_device()
         try:
             self.plan = self.plan_for(needs)
@@ -71,7 +78,8 @@ class Runner:
         bits = sum(1 << i for i, wanted in enumerate(needs[:3]) if wanted)
         wanted = tuple(n for n, w in zip(self.names, needs[3:]) if w)
         bits |= abi.GRADIENT_CAPTURES if wanted else 0
-        made = objects.plan(*self.problem, bits, wanted, self.more)
+        hint = self.short if bits else 0
+        made = objects.plan(*self.problem, bits, wanted, self.more, KV=hint)
         if self.mask:
             self.mask.prepare(made, self.device)
         return made

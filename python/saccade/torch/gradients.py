@@ -30,13 +30,8 @@ class _Layout:
         self.device, self.bindings = q.device, runner.bindings
         known = backward.split_bindings(runner.bindings, runner.n_bindings)
         n, names = len(captures), [name for name, _ in known]
-        # With an element for each score gradients are stored once: 16 bits are as exact as
-        # f32 that is rounded afterwards. Others are sums in f32. On CUDA, heads that share
-        # elements of so large a tensor, as in t[h % 4, q, kv], round at each.
-        self.dtypes = [
-            t.dtype if t.dtype in _HALVES and t.numel() >= B * H * Q * k.shape[2] else sums
-            for t in captures
-        ]
+        # Sums are rounded once, to 16 bits too.
+        self.dtypes = [t.dtype if t.dtype in _HALVES else sums for t in captures]
         wanted = [
             (x, (t.shape, d))
             for x, t, d, w in zip(names, captures, self.dtypes, needs[3:])
@@ -64,8 +59,8 @@ class _Layout:
         the captured tensors, the mask's, or None. needs: of what saved begins with."""
         n, given = len(captures), saved[5 : 5 + len(captures)]
         is_plain = all(
-            t.dtype == d and t.data_ptr() == c.data_ptr() and t.shape == c.shape
-            for t, c, d in zip(given, captures, self.dtypes)
+            (t.dtype == d or not w) and t.data_ptr() == c.data_ptr() and t.shape == c.shape
+            for t, c, d, w in zip(given, captures, self.dtypes, needs[3:])
         )
         if self.wants_lse or not is_plain or len(needs) != 3 + n:
             return None
