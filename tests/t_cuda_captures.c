@@ -280,6 +280,18 @@ static const capture_case dense[] = {
      .score = "score + t[h, q, kv]",
      .of = {{"t", 3, 0, {3, 49, 49}}},
      .wanted = {"t"}},
+    /* several tiles of 128 x 128, of which a mask leaves parts; NaN where it hides keys */
+    {.problem = "b2 h4/2 q260 kv390 d80 bf16",
+     .score = "score * 0.5 + t[q, kv] * t[q, kv]",
+     .mask = "q / 96 == kv / 96 || kv < 20",
+     .of = {{"t", 2, 0, {260, 390}}},
+     .wanted = {"t"}},
+    {.problem = "b3 h2 q130 kv150 d64 bf16",
+     .score = "score + t[h, q, kv]",
+     .mask = BEHIND,
+     .of = {{"t", 3, 0, {2, 130, 150}}},
+     .wanted = {"t"},
+     .is_poisoned = 1},
     /* more loads than are kept */
     {.problem = "b2 h2 q70 kv90 d64 bf16",
      .score = "score + t[q, kv] * u[q, kv] + i[q, kv] * 0.1 + t[kv, q]",
@@ -896,6 +908,8 @@ static void compile_one(const capture_case *c, in_dtype dtype, const char *arch,
     const plan_problem *p = &x.here.plan->problem;
     if (cu_backward_emit(&s, p, &x.here.plan->arena, &err))
         fail_msg("%s: %s", arch, err.message);
+    for (int i = CU_BWD_TILES; i <= CU_BWD_WIDE; i++) /* that others hang on */
+        cu_program_kinds[i].choose(&s, p, 0, &s.programs[i].form);
     assert_true(cu_program_kinds[which].choose(&s, p, 0, &program->form));
     if (cu_compile_instance(&s, p, which, &program->form, &program->image, &err))
         fail_msg("%s: %s", arch, err.message);
@@ -1007,7 +1021,7 @@ static void ways(void **state)
         snprintf(s.arch, sizeof s.arch, "sm_90a");
         if (cu_backward_emit(&s, &plan.problem, &plan.arena, &err))
             fail_msg("%s: %s", c.score, err.message);
-        for (int k = CU_BWD_CAPTURES; k <= CU_BWD_ELEMENTS; k++)
+        for (int k = CU_BWD_TILES; k <= CU_BWD_ELEMENTS90; k++)
             cu_program_kinds[k].choose(&s, &plan.problem, 0, &s.programs[k].form);
         for (int k = 0; k < MOD_MAX_CAPTURES; k++)
             captures[k] = saccade_tensor_of(NULL, SACCADE_F32, c.of[0].rank, c.of[0].shape);
@@ -1083,6 +1097,8 @@ static void compile_only(void **state)
     compile_one(&dense[5], AS_SAID, "sm_90a", CU_BWD_ELEMENTS, NULL);
     compile_one(&dense[0], IN_F32, "sm_80", CU_BWD_ELEMENTS, NULL);
     compile_one(&by_score, AS_SAID, "sm_90a", CU_BWD_ELEMENTS, NULL);
+    compile_one(&dense[0], AS_SAID, "sm_90a", CU_BWD_ELEMENTS90, NULL);
+    compile_one(&dense[8], AS_SAID, "sm_90a", CU_BWD_ELEMENTS90, NULL);
     if (is_thorough_run()) /* half a minute: its text is long */
         compile_one(&many[0], AS_SAID, "sm_90a", CU_BWD_CAPTURES, NULL);
     compile_one(&cases[4], AS_SAID, "sm_90a", CU_BWD_TILES, element);

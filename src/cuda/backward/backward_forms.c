@@ -160,22 +160,43 @@ static int kept_bytes(const cu_shares *kept)
     return kept->n_elements * (kept->element_dtype == SACCADE_NONE ? 4 : 2);
 }
 
-/* Where a dense capture has no element for each batch and head. */
-int cu_backward_elements_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+/* Whether a dense capture has no element for each batch and head; may_move: 0 for those alone
+ * of which all that share elements read the same. */
+static int shares_elements(const plan_problem *p, int may_move)
 {
-    const int most = cu_shared_most(cu_sm_of(s->arch));
+    const saccade_sizes some = {SOME_BATCHES, p->sizes.H, p->sizes.Hkv, 1, 1, 1, 1};
     cu_reads_found reads;
     int any = 0;
-    if (rung || p->is_ragged || !cu_has_captures(p))
-        return 0;
     cu_find_reads(p, &reads);
     for (int i = 0; i < reads.n; i++)
         any |= cu_read_has_elements(reads.read[i])
-               && !cu_read_is_own(reads.read[i], SOME_BATCHES, p->sizes.H);
+               && !cu_read_is_own(reads.read[i], some.B, some.H)
+               && (may_move || !cu_read_may_move(reads.read[i], &some));
+    return any;
+}
+
+int cu_backward_elements_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    const int most = cu_shared_most(cu_sm_of(s->arch));
+    if (rung || p->is_ragged || !cu_has_captures(p) || !shares_elements(p, 1))
+        return 0;
     *out = cu_backward_elements_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
                                        p->dtype == SACCADE_F32,
                                        kept_bytes(&s->backward_facts.kept), most);
-    return any;
+    return 1;
+}
+
+/* Where rows are prepared as Hopper's kernels take them. What is kept costs no pair of tiles
+ * that the first visits would wait for. */
+int cu_backward_elements90_form(const cu_state *s, const plan_problem *p, int rung,
+                                cu_form *out)
+{
+    cu_form elements;
+    return rung == 0 && s->family == CU_SM90 && p->dtype != SACCADE_F32 && !p->weight
+           && !p->has_rows && (cu_backward_has_tiles(s) || cu_backward_has_wide(s))
+           && cu_backward_elements_form(s, p, 0, &elements) && shares_elements(p, 0)
+           && cu_backward_elements90_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
+                                            kept_bytes(&s->backward_facts.kept), out);
 }
 
 int cu_backward_pages_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)

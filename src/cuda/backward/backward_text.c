@@ -230,6 +230,46 @@ static int larger(int a, int b)
     return a > b ? a : b;
 }
 
+static int is_elements90(const cu_form *f)
+{
+    return f->family == CU_SM90 && f->backward.blocks;
+}
+
+/* as elements_carve() of bwd_elements90.cu lays it out; pairs of tiles in flight: stages */
+static int elements90_shared(const cu_form *f, int panels)
+{
+    const int tile = (f->backward.stay + f->tile.keys) * 128, visits = (f->tile.stages + 2) / 2;
+    return f->tile.stages * (panels * tile + 2 * 8)
+           + f->backward.stay * f->tile.keys * f->backward.kept
+           + visits * (2 * f->backward.stay * 4 + 16);
+}
+
+/* Up to six pairs: three visits, two of them on their way. */
+int cu_backward_elements90_choice(int D, int E, int kept, cu_form *out)
+{
+    enum { PAIRS_MOST = 6, PAIRS_LEAST = 2 };
+    const int dim = larger(D, E);
+    if (dim > 128)
+        return 0;
+    *out = (cu_form){.family = CU_SM90,
+                     .tile = {.groups = 2, .keys = 128, .stages = PAIRS_MOST},
+                     .backward = {.rows = cu_backward_pass_choice(D, E).backward.rows,
+                                  .parts = 1,
+                                  .is_captures = 1,
+                                  .blocks = 1,
+                                  .kept = kept,
+                                  .stay = 2 * BWD_ROWS,
+                                  .registers = {240, 24, 0}}};
+    while (out->tile.stages > PAIRS_LEAST
+           && elements90_shared(out, panels(dim)) > cu_shared_most(90))
+        out->tile.stages--;
+    if (elements90_shared(out, panels(dim)) > cu_shared_most(90)) {
+        out->tile.stages = PAIRS_LEAST + 1;
+        out->backward.kept = 0;
+    }
+    return 1;
+}
+
 static int wide_shared(const cu_form *f, int D, int E)
 {
     const int tile = 64 * 128, d = panels(D) * tile, e = panels(E) * tile;
@@ -300,6 +340,8 @@ int cu_backward_shared_bytes(const cu_form *f, int D, int E)
     const int columns = panels(D) + panels(E);
     if (is_f32_wgmma(f))
         return larger(f32_key_bytes(f, columns), f32_query_bytes(f, columns));
+    if (is_elements90(f))
+        return elements90_shared(f, panels(larger(D, E)));
     if (f->backward.is_thirds)
         return thirds_shared(f, D, E);
     if (f->backward.value_stages)
@@ -312,9 +354,9 @@ int cu_backward_shared_bytes(const cu_form *f, int D, int E)
 static void put_config(const plan_problem *p, const cu_form *form, const cu_mod_text *facts,
                        strbuf *out)
 {
-    const int is_sm90 = form->family == CU_SM90;
+    const int is_sm90 = form->family == CU_SM90, has_tiles = is_sm90 && !is_elements90(form);
     /* a slope of the head: applied to the sums of dQ and dK by Hopper's tiles */
-    const int is_late = is_sm90 && facts->is_head_slope && !form->backward.value_stages;
+    const int is_late = has_tiles && facts->is_head_slope && !form->backward.value_stages;
     const cu_constant rows[] = {
         {"SM", is_sm90 ? 90 : 80},
         {"F16", p->dtype == SACCADE_F16},
@@ -340,8 +382,8 @@ static void put_config(const plan_problem *p, const cu_form *form, const cu_mod_
         {"DV", (p->gradients & SACCADE_GRADIENT_V) != 0},
         {"CAPTURES", form->backward.is_captures},
         {"KEPT", form->backward.kept},
-        {"SHARES", is_sm90 && !form->backward.value_stages && cu_has_shares(facts)},
-        {"TERMS", is_sm90 && facts->n_terms > 0},
+        {"SHARES", has_tiles && !form->backward.value_stages && cu_has_shares(facts)},
+        {"TERMS", has_tiles && facts->n_terms > 0},
         {"GROUP", p->group},
         {"LATE_SLOPE", is_late},
         {"TM", form->backward.rows},
@@ -397,7 +439,8 @@ static void put_products(const cu_form *form, int D, int E, int is_f16, strbuf *
         put_product("wgmma_sum", 64, type, 1, 0, 1, out);
         return;
     }
-    put_product("wgmma_scores", BWD_ROWS, type, 0, 0, 0, out);
+    put_product("wgmma_scores", is_elements90(form) ? form->tile.keys : BWD_ROWS, type, 0, 0, 0,
+                out);
     put_product("wgmma_dv", E, type, 1, 0, 1, out);
     put_product("wgmma_dk", D, type, 1, 0, 1, out);
     put_product("wgmma_dq", 64, type, 0, 1, 1, out);

@@ -83,6 +83,19 @@ int cu_read_may_move(const pass_read *read, const saccade_sizes *s)
 }
 
 enum { CTAS = 2, VISITS = 4 }; /* to a multiprocessor; of a part of batches and heads */
+
+int cu_elements_by_wgmma(const cu_state *s, const pass_read *read, const saccade_sizes *sizes)
+{
+    return s->programs[CU_BWD_ELEMENTS90].form.tile.groups > 0
+           && !cu_read_may_move(read, sizes);
+}
+
+int64_t cu_elements90_ctas(const cu_state *s, int64_t apart, const saccade_sizes *sizes)
+{
+    const cu_form *form = &s->programs[CU_BWD_ELEMENTS90].form;
+    return apart * ceil_div(sizes->Q, form->backward.stay)
+           * ceil_div(sizes->KV, form->tile.keys);
+}
 enum { PARTS_BYTES = 1 << 25 };
 
 int cu_element_blocks(const cu_state *s, int64_t rows, int64_t keys)
@@ -96,19 +109,33 @@ int cu_element_blocks(const cu_state *s, int64_t rows, int64_t keys)
     return blocks;
 }
 
+/* CTAs for a read whose elements so many batches and heads have apart, and how many of them a
+ * multiprocessor has room for. */
+static int64_t count_ctas(const cu_state *s, const pass_read *read, int64_t apart,
+                          const saccade_sizes *sizes, int *room)
+{
+    *room = cu_elements_by_wgmma(s, read, sizes) ? 1 : CTAS;
+    if (*room == 1)
+        return cu_elements90_ctas(s, apart, sizes);
+    const int64_t rows = apart * cu_backward_query_blocks(sizes);
+    const int per_block = s->programs[CU_BWD_ELEMENTS].form.backward.rows;
+    return rows
+           * ceil_div(sizes->KV, (int64_t)cu_element_blocks(s, rows, sizes->KV) * per_block);
+}
+
 /* Into how many parts batches and heads are cut whose CTAs would be too few. */
 static int count_parts(const saccade_plan *plan, const pass_read *read, const saccade_sizes *s,
                        const saccade_tensor *t)
 {
     const cu_state *state = plan->state;
-    const int64_t each = cu_count_apart(read, s), rows = each * cu_backward_query_blocks(s);
-    const int per_block = state->programs[CU_BWD_ELEMENTS].form.backward.rows;
-    if (each == 0 || s->B * s->H == each || cu_read_may_move(read, s) || per_block == 0)
+    const int64_t each = cu_count_apart(read, s);
+    int room;
+    if (each == 0 || s->B * s->H == each || cu_read_may_move(read, s)
+        || !state->programs[CU_BWD_ELEMENTS].form.backward.rows)
         return 1;
-    const int64_t keys = (int64_t)cu_element_blocks(state, rows, s->KV) * per_block;
-    const int64_t ctas = rows * ceil_div(s->KV, keys);
+    const int64_t ctas = count_ctas(state, read, each, s, &room);
     const int64_t parts =
-        smaller(CTAS * state->device.n_sm / larger(ctas, 1), s->B * s->H / each / VISITS);
+        smaller(room * state->device.n_sm / larger(ctas, 1), s->B * s->H / each / VISITS);
     const int64_t most = PARTS_BYTES / (int64_t)sizeof(float) / larger(cu_element_count(t), 1);
     return (int)larger(smaller(parts, most), 1);
 }

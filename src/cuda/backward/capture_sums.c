@@ -222,6 +222,25 @@ static saccade_status start_reads(cu_capture_run *x, saccade_error *err)
     return SACCADE_OK;
 }
 
+/* start_elements by larger tiles. */
+static saccade_status start_elements90(cu_capture_run *x, int i, cu_elements *c,
+                                       saccade_error *err)
+{
+    const cu_state *state = x->plan->state;
+    const cu_loaded *program = &state->programs[CU_BWD_ELEMENTS90];
+    const saccade_tensor *const boxes[4] = {x->run->q, x->run->k, x->run->v, x->g->d_out};
+    cu_map m[4];
+    void *parameters[] = {x->p, (void *)x->a->captures, c, &m[0], &m[1], &m[2], &m[3]};
+    c->blocks = 1;
+    for (int k = 0; k < 4; k++)
+        TRY(run_encode_map(x->a->driver, boxes[k], BWD_ROWS, PROMOTE_128, &m[k], err));
+    return run_start(x->a, program->kernel,
+                     cu_elements90_ctas(state, count_own(x, i), &x->run->sizes) * c->parts,
+                     cu_backward_threads(&program->form),
+                     cu_backward_shared(state, &x->plan->problem, &program->form), parameters,
+                     err);
+}
+
 /* One read whose elements several batches or heads share. */
 static saccade_status start_elements(cu_capture_run *x, int i, saccade_error *err)
 {
@@ -237,12 +256,14 @@ static saccade_status start_elements(cu_capture_run *x, int i, saccade_error *er
                      .parts = (int)larger(x->of[i].parts, 1)};
     void *parameters[] = {x->p, (void *)x->a->captures, &c};
     const int64_t rows = count_own(x, i) * x->p->n_mblk;
-    c.blocks = cu_element_blocks(state, rows, s->KV);
     c.is_adding = c.parts == 1 && (x->is_added || c.may_move);
     if (c.to.rows) {
         c.to.data = c.to.rows;
         c.to.code = code_of(SACCADE_F32);
     }
+    if (!x->p->f.is_plain && cu_elements_by_wgmma(state, x->at.reads.read[i], s))
+        return start_elements90(x, i, &c, err);
+    c.blocks = cu_element_blocks(state, rows, s->KV);
     const int64_t keys = (int64_t)c.blocks * program->form.backward.rows;
     return run_start(x->a, program->kernel, rows * ((s->KV + keys - 1) / keys) * c.parts,
                      cu_backward_threads(&program->form), shared, parameters, err);

@@ -91,6 +91,8 @@ cu_form cu_backward_captures_choice(int D, int E, int is_f32);
 /* The form of bwd_elements.cu for so many bytes of shared memory; kept: bytes that it keeps of
  * each score. */
 cu_form cu_backward_elements_choice(int D, int E, int is_f32, int kept, int most);
+/* The form of bwd_elements90.cu; 0 where there is none. */
+int cu_backward_elements90_choice(int D, int E, int kept, cu_form *out);
 int cu_backward_threads(const cu_form *form);
 /* Of bwd_wide_queries. */
 int cu_backward_query_threads(const cu_form *form);
@@ -126,6 +128,8 @@ int cu_backward_join_form(const cu_state *s, const plan_problem *p, int rung, cu
 int cu_backward_sinks_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_captures_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_elements_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_elements90_form(const cu_state *s, const plan_problem *p, int rung,
+                                cu_form *out);
 int cu_backward_pages_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_shared(const cu_state *s, const plan_problem *p, const cu_form *form);
 /* The score function's value and derivative as text; its graph lives in scratch. */
@@ -164,12 +168,6 @@ static inline int64_t cu_backward_query_blocks(const saccade_sizes *s)
 
 /* ---- capture_layout.c ---- */
 
-/* Whether each of so many batches and heads has. */
-static inline int cu_read_is_own(const pass_read *read, int64_t B, int64_t H)
-{
-    return (B == 1 || cu_read_has_own(read, VAR_B)) && (H == 1 || cu_read_has_own(read, VAR_H));
-}
-
 /* Where the terms of a read go. */
 typedef enum cu_capture_way {
     CU_SUMS_EXACT,  /* to sums whose order changes no bit, in the workspace */
@@ -202,6 +200,10 @@ int64_t cu_count_apart(const pass_read *read, const saccade_sizes *s);
 /* Whether batches or heads that have no elements of their own may have others all the same, as
  * t[h / 2, q, kv] has. */
 int cu_read_may_move(const pass_read *read, const saccade_sizes *s);
+/* Whether aligned runs take CU_BWD_ELEMENTS90 for a read of shared elements, and its CTAs for
+ * so many batches and heads with elements apart. */
+int cu_elements_by_wgmma(const cu_state *s, const pass_read *read, const saccade_sizes *sizes);
+int64_t cu_elements90_ctas(const cu_state *s, int64_t apart, const saccade_sizes *sizes);
 /* Of keys, of a CTA of CU_BWD_ELEMENTS: fewer where those of all blocks are too few to go
  * round. rows: blocks of queries whose elements are apart. */
 int cu_element_blocks(const cu_state *s, int64_t rows, int64_t keys);

@@ -41,6 +41,11 @@ static inline int cu_has_captures(const plan_problem *p)
 int cu_find_reads(const plan_problem *p, cu_reads_found *out);
 /* Whether an index is this variable alone, so that its values have elements of their own. */
 int cu_read_has_own(const pass_read *read, int var);
+/* Whether each of so many batches and heads has. */
+static inline int cu_read_is_own(const pass_read *read, int64_t B, int64_t H)
+{
+    return (B == 1 || cu_read_has_own(read, VAR_B)) && (H == 1 || cu_read_has_own(read, VAR_H));
+}
 /* Whether each score of a head has an element of its own, as long as indices that may count
  * from the end do not. */
 static inline int cu_read_has_elements(const pass_read *read)

@@ -53,6 +53,13 @@ static int is_slanted(const pass_read *read)
     return both;
 }
 
+/* Whether each score has an element of its own, in as many batches as the problem says there
+ * are; tiles that could store terms take longer, whether they do or not. */
+static int may_be_own(const plan_problem *p, const pass_read *read)
+{
+    return cu_read_has_elements(read) && cu_read_is_own(read, p->sizes.B, p->sizes.H);
+}
+
 /* results: of the value, the derivative by the score, and those by the reads. */
 static cu_term kind_of(const emitter *e, const pass_read *read, const uint32_t *results, int r,
                        const unsigned char *along, int is_head_slope)
@@ -78,7 +85,7 @@ static cu_term kind_of(const emitter *e, const pass_read *read, const uint32_t *
     if ((varies & (DEP_Q | DEP_KV | DEP_SCORE)) == DEP_Q && has_slope_one
         && !(by_deps & (DEP_KV | DEP_SCORE)) && e->problem->sinks_dtype == SACCADE_NONE)
         return CU_TERM_ROW;
-    if (cu_read_has_elements(read) && !is_slanted(read)
+    if (may_be_own(e->problem, read) && !is_slanted(read)
         && (is_ds
             || (e->fn->nodes[by].op == OP_FLOAT && e->fn->nodes[by].imm.f == 1
                 && (has_slope_one || is_head_slope))))

@@ -39,34 +39,6 @@ enum {
 #endif
 };
 
-/* What a CTA has: elements, and the batches and heads that read them. */
-struct share {
-    int row_block, key_block; /* tile of STAY queries; first of its blocks of PASS keys */
-    int b, h;                 /* the first that read them */
-    int n_b, n_h;             /* and how many do */
-    int part, first, past;    /* which of those are this CTA's */
-};
-
-DEVICE share share_of(const cu_bwd &p, const cu_elements &c, int turn)
-{
-    share s;
-    s.part = turn % c.parts;
-    turn /= c.parts;
-    int ranges = (p.f.N + c.blocks * PASS - 1) / (c.blocks * PASS);
-    int tiles = (p.f.M + STAY - 1) / STAY;
-    s.key_block = turn % ranges * c.blocks;
-    turn /= ranges;
-    s.row_block = turn % tiles;
-    turn /= tiles;
-    s.h = c.has_heads ? turn % p.f.H : 0;
-    s.b = !c.has_batches ? 0 : c.has_heads ? turn / p.f.H : turn;
-    s.n_h = c.has_heads ? 1 : p.f.H;
-    s.n_b = c.has_batches ? 1 : p.f.B;
-    s.first = (int)((long long)s.n_b * s.n_h * s.part / c.parts);
-    s.past = (int)((long long)s.n_b * s.n_h * (s.part + 1) / c.parts);
-    return s;
-}
-
 /* One batch and head of a share, and which blocks of keys it sees, a bit each. */
 struct visit {
     int at; /* of n_b * n_h; there is none from the share's last one on */

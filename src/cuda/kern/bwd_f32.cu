@@ -55,13 +55,6 @@ DEVICE void load_tile(u32 to, const tensor_map *map, int row, int h, int b, u32 
                      full, hint);
 }
 
-/* one arrival of each warp */
-DEVICE void warp_arrives(u32 bar)
-{
-    __syncwarp();
-    barrier_arrive_if(bar, (threadIdx.x & 31) == 0);
-}
-
 #include "bwd_keys.cuh"
 #include "bwd_weights.cuh"
 #include "bwd_key_weights.cuh"

@@ -1,12 +1,8 @@
 /* Terms of reads (bwd_captures.cu, bwd_elements.cu): what 64 queries by PASS keys add to the
- * elements that a score reads, and elements that take them as they are. */
+ * elements that a score reads. */
 #pragma once
 
-enum {
-    READS_ALL = MOD_READS ? MOD_READS : 1,
-    PITCH = PASS + 1,
-    TERM_ROOM = STAY * PITCH /* floats of shared memory */
-};
+#include "bwd_element_terms.cuh"
 
 /* dX of this warp's 16 queries by PASS keys, times the derivatives of COUNT reads from FIRST
  * on. kept: where CFG_KEPT has what is kept of the block. */
@@ -57,54 +53,4 @@ DEVICE void terms_of_queries(float (&term)[COUNT][S_COUNT], const cu_bwd &p,
                 term[k][4 * i + j] = dx == 0.f ? 0.f : dx * by[FIRST + k][j];
         }
     }
-}
-
-/* The warps' terms as rows of 64 queries. */
-DEVICE void share_terms(const float (&term)[S_COUNT], float *tile)
-{
-    int lane = threadIdx.x & 31, row = warp_row() + lane / 4;
-#pragma unroll
-    for (int i = 0; i < S_COUNT; i++)
-        tile[(row + 8 * (i / 2 & 1)) * PITCH + i / 4 * 8 + 2 * (lane & 3) + (i & 1)] =
-            term[i];
-}
-
-/* Elements of their own are lines in q and kv. */
-struct element_line {
-    long long first, by_row, by_key;
-};
-
-DEVICE int rows_left(const cu_bwd &p, const query_tile &t)
-{
-    return min(tile_rows_of(p.f, t).q_len - t.row0, (int)STAY);
-}
-
-/* Those that read r reads from the tile's first query and key0 on. */
-DEVICE element_line elements_of(const cu_bwd &p, const mod_args &mod, const cu_read &to, int r,
-                                const query_tile &t, int key0)
-{
-    int q = t.row0 + t.q_offset, kv = key0 + t.kv_offset;
-    element_line e;
-    e.first = read_place(mod, p.f, t.b, t.h, r, q, kv, to.stride);
-    e.by_row = read_place(mod, p.f, t.b, t.h, r, q + 1, kv, to.stride) - e.first;
-    e.by_key = read_place(mod, p.f, t.b, t.h, r, q, kv + 1, to.stride) - e.first;
-    return e;
-}
-
-/* Terms of `rows` queries by `keys` keys to their elements; neighbouring threads have
- * neighbouring elements. tile: of TERM_ROOM. */
-DEVICE void put_terms(const cu_read &to, const element_line &e, int rows, int keys,
-                      const float (&term)[S_COUNT], int is_adding, float *tile)
-{
-    int is_turned = llabs(e.by_row) < llabs(e.by_key);
-    share_terms(term, tile);
-    __syncthreads();
-#pragma unroll 4
-    for (int i = threadIdx.x; i < STAY * PASS; i += THREADS) {
-        int row = is_turned ? i % STAY : i / PASS, key = is_turned ? i / STAY : i % PASS;
-        if (row < rows && key < keys)
-            put_element(to, e.first + row * e.by_row + key * e.by_key, tile[row * PITCH + key],
-                        is_adding);
-    }
-    __syncthreads();
 }

@@ -34,3 +34,10 @@ template <int SLOTS> DEVICE void ring_next(ring<SLOTS> &r)
         r.parity ^= 1;
     }
 }
+
+/* one arrival of each warp */
+DEVICE void warp_arrives(u32 bar)
+{
+    __syncwarp();
+    barrier_arrive_if(bar, (threadIdx.x & 31) == 0);
+}

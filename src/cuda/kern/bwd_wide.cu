@@ -50,13 +50,6 @@ DEVICE void load_tile(u32 to, const tensor_map *map, int row, head_box at, u32 f
         copy_box(to + i * PANEL, map, i * 64, row, at.h, at.b, full, hint);
 }
 
-/* one arrival of each warp */
-DEVICE void warp_arrives(u32 bar)
-{
-    __syncwarp();
-    barrier_arrive_if(bar, (threadIdx.x & 31) == 0);
-}
-
 DEVICE void be_consumer(void)
 {
 #if CFG_REGS_CONSUMER

@@ -67,6 +67,7 @@ typedef enum cu_program {
     CU_BWD_SINKS,    /* gradients of sinks */
     CU_BWD_CAPTURES, /* gradients of captures */
     CU_BWD_ELEMENTS, /* those of dense captures that batches or heads share */
+    CU_BWD_ELEMENTS90, /* the same by larger tiles, where it can (sm_90a) */
     CU_BWD_PAGES,    /* keys in chunks into one piece, and sums over what chunks share */
     CU_PROGRAMS
 } cu_program;
