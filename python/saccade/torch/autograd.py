@@ -144,7 +144,9 @@ class Slots:
     def __init__(self, values, fixed, is_flat):
         tensors = iter(range(len(values)))
         self.places = [next(tensors) if isinstance(x, torch.Tensor) else None for x in values]
-        self.fixed, self.is_flat = fixed, is_flat
+        # what an entry holds is not to keep alive whose end is to end it
+        self.fixed = [t if i is None else None for i, t in zip(self.places, fixed)]
+        self.is_flat = is_flat
 
     def placed(self, captured, device):
         """The captures in the order of the score's names, where the kernel reads them."""
