@@ -2,7 +2,7 @@
  * what identity in torch/watch.py and current in torch/entries.py do for all others. */
 #include "warm.h"
 
-static PyObject *function, *method, *in_python;
+static PyObject *function, *method, *text, *in_python;
 
 /* Appends x and gives it up; 0, or -1 with an error. */
 static int append(PyObject *list, PyObject *x)
@@ -77,7 +77,7 @@ static int append_parts(PyObject *key, PyObject *mod)
 PyObject *warm_identity(PyObject *mod)
 {
     PyObject *type = (PyObject *)Py_TYPE(mod);
-    if (type == method || type == (PyObject *)&PyUnicode_Type)
+    if (type == method || type == text || type == (PyObject *)&PyUnicode_Type)
         return PyObject_CallFunctionObjArgs(in_python, mod, NULL);
     if (type != function)
         return PyLong_FromVoidPtr(mod);
@@ -97,11 +97,12 @@ static PyObject *identity(PyObject *module, PyObject *mod)
     return warm_identity(mod);
 }
 
-/* mods(type of functions, type of methods, identity): what identity looks at. */
+/* mods(types of functions, methods and texts with captures, identity): what identity looks
+ * at. */
 static PyObject *mods(PyObject *module, PyObject *args)
 {
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOO", &function, &method, &in_python))
+    if (!PyArg_ParseTuple(args, "OOOO", &function, &method, &text, &in_python))
         return NULL;
     for (Py_ssize_t i = 0; i < PyTuple_Size(args); i++)
         Py_INCREF(PyTuple_GetItem(args, i));
@@ -140,6 +141,6 @@ PyObject *warm_current(PyObject *quick)
 
 PyMethodDef warm_mods_functions[] = {
     {"identity", identity, METH_O, "identity(mod): as torch/watch.py's"},
-    {"mods", mods, METH_VARARGS, "mods(type of functions, type of methods, identity)"},
+    {"mods", mods, METH_VARARGS, "mods(types of functions, methods and texts, identity)"},
     {NULL, NULL, 0, NULL},
 };

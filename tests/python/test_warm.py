@@ -87,6 +87,68 @@ def test_same_bits_as_without_it(made, monkeypatch):
     assert not entries._warm
 
 
+def test_texts_made_anew_are_one():
+    """Texts with the same captures are one mod; of one layout they share a call."""
+    fresh()
+    x, t, d_out = inputs(), torch.linspace(-1, 1, 16), torch.linspace(-1, 1, 512).view(SHAPE)
+    numbers = [(0.5, 1.0), (0.5, 1.0), (0.5, 2.0), (-0.0, 2.0), (0.0, 2.0)]
+
+    def of(w, a, c):
+        score = st.score("(score + w[q] * a) * c", w=w, a=a, c=c)
+        out = st.flex_attention(*x, score)
+        return [out.detach(), *torch.autograd.grad(out, [*x, w], d_out)]
+
+    def by_function(w, a, c):
+        out = st.flex_attention(*x, lambda s, b, h, i, j: (s + w[i] * a) * c)
+        return [out.detach(), *torch.autograd.grad(out, [*x, w], d_out)]
+
+    leaf, made = t.clone().requires_grad_(), []
+    for a, c in numbers:
+        made.append(of(leaf, a, c))
+    assert len(entries._calls) == 1
+    assert len(entries._warm) == 1  # what came twice
+    for i in range(3):
+        other = (t + i).requires_grad_()
+        same(of(other, 0.5, 1.0), of(other, 0.5, 1.0))
+    assert len(entries._calls) == 1
+    del leaf, other
+    assert not entries._warm  # gone with what they captured
+    for want, (a, c) in zip(made, numbers):
+        same(want, by_function(t.clone().requires_grad_(), a, c))
+
+
+def test_entries_keep_no_captures_alive():
+    """Of functions and texts of one form, each called twice with a tensor of its own."""
+    fresh()
+    x, d_out = inputs(), torch.linspace(-1, 1, 512).view(SHAPE)
+    forms = [
+        lambda w: lambda s, b, h, i, j: s + w[j] * 0.5,
+        lambda w: st.score("score + w[kv] * a", w=w, a=0.5),
+    ]
+    for form in forms:
+        gone = []
+        for i in range(4):
+            w = torch.full((16,), float(i), requires_grad=True)
+            for _ in range(2):
+                torch.autograd.grad(st.flex_attention(*x, form(w)), [*x, w], d_out)
+            gone.append(weakref.ref(w))
+        del w
+        assert [r() is None for r in gone[1:]] == [True] * 3  # the first has made the form
+
+
+def test_captures_of_a_text_may_change():
+    x, t = inputs(), torch.linspace(-1, 1, 16)
+    mod = st.score("score + w[kv]", w=t)
+    before = st.flex_attention(*x, mod)
+    mod.captures["w"] = 2 * t
+    after = st.flex_attention(*x, mod)
+    assert not torch.equal(before, after)
+    assert torch.equal(after, st.flex_attention(*x, lambda s, b, h, i, j: s + 2 * t[j]))
+    mod.captures["w"] = [0.0]
+    with pytest.raises(TypeError, match="w: got "):
+        st.flex_attention(*x, mod)
+
+
 def test_what_changes_is_seen():
     """Values, layouts, flags and what takes part, one after the other on warm tables."""
     fresh()
@@ -156,6 +218,7 @@ def test_identity_is_that_of_python():
     mods += [None, "score", with_attribute, with_empty_cell, "".join, t, around, inputs]
     mods += [lambda s, b, h, i, j, x=t: s, lambda s, b, h, i, j, *, x=2: s]
     mods.append(of_object()[1].__call__)
+    mods += [st.score("score", x=x) for x in held] + [st.mask("w[q] > 0", w=t)]
     for mod in mods:
         assert repr(warm.extension.identity(mod)) == repr(watch.identity(mod))
     assert warm.extension.identity(around(0.0)) != warm.extension.identity(around(-0.0))

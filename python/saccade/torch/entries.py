@@ -33,9 +33,9 @@ from .checks import (
 )
 from .masks import block_mask_of, mask_or_mod
 from .mask_slices import noop_mask
-from .mods import Resolved, as_tensor, in_names_of
+from .mods import AnyMod, Resolved, as_tensor, in_names_of
 from .no_rows import of_no_rows
-from .watch import Watch, identity, layout, owners
+from .watch import Watch, held_at, identity, layout, owners
 
 # By identity of the mods, for warm calls; by text and layout of captures, for other mods that
 # come to the same; by code and layout of captures, for functions made anew around other tensors
@@ -192,7 +192,7 @@ is_autocast = getattr(torch._C, "_is_any_autocast_enabled", _either_autocast)
 
 
 if warm.extension is not None:
-    warm.extension.mods(types.FunctionType, types.MethodType, identity)
+    warm.extension.mods(types.FunctionType, types.MethodType, AnyMod, identity)
     warm.extension.entries(
         _warm,
         is_autocast,
@@ -395,7 +395,8 @@ def _make_pattern(key, entry, score_mod, score):
         return
     mask = [entry.mask()] if entry.mask is not None else []
     held = [x for x in owners(score_mod) if not isinstance(x, torch.Tensor)]
-    values = numbers if score.walk.constants else None  # what the text was written for
+    is_fixed = score.walk is not None and score.walk.constants
+    values = numbers if is_fixed else None  # what the text was written for
     _keep(_patterns, (kind, values, *key[1:]), _Pattern(entry, score), held + mask)
 
 
@@ -411,8 +412,9 @@ def _like(key, score_mod, block_mask):
         mask = found.mask()
         if mask is not block_mask or mask.version is not found.version:
             return None
-    cells, others = score_mod.__closure__, iter(found.others)
-    values = [next(others)() if i is None else cells[i].cell_contents for i in found.cells]
+    held = iter(held_at(score_mod, [i for i in found.cells if i is not None]))
+    others = iter(found.others)
+    values = [next(others)() if i is None else next(held) for i in found.cells]
     if any(x is None for x in values):  # a tensor that is gone
         return None
     used = [x for x in values if isinstance(x, torch.Tensor)]

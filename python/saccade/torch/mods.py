@@ -319,7 +319,10 @@ class Resolved:
         )
         self.values = values
         self.volatile = found is not None and found.volatile
-        self.cells = _cells(found, self.walk) if found is not None else None
+        if found is not None:
+            self.cells = _cells(found, self.walk)
+        else:
+            self.cells = list(range(len(values)))  # in the order of a text's captures
         self.is_inside = found is not None and not all(
             isinstance(x, int) for x in found.sources
         )  # it computes tensors itself

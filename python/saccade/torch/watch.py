@@ -33,26 +33,35 @@ def _held(f):
     return held
 
 
+def _add_held(key, held):
+    """Appends what tells these from others; whether it can be told."""
+    for x in held:
+        kind = type(x)
+        if kind in _BY_ID:
+            key.append(id(x))
+        elif kind in _BY_VALUE:
+            key += kind, (x or repr(x))  # 0.0 is not -0.0
+        else:
+            return False
+    return True
+
+
 def identity(mod):
     """Equal for mods that are the same object, text, method of one object, or function: of one
-    code and holding the same tensors and numbers, as a lambda made anew for each call does."""
+    code and holding the same tensors and numbers, as a lambda made anew for each call does. So
+    are texts with the same captures."""
     kind = type(mod)
     if kind is types.FunctionType:
         if mod.__kwdefaults__ or mod.__dict__:
             return id(mod)
         key = [id(mod.__code__), id(mod.__globals__)]
         try:
-            for x in _held(mod):
-                kind = type(x)
-                if kind in _BY_ID:
-                    key.append(id(x))
-                elif kind in _BY_VALUE:
-                    key += kind, (x or repr(x))  # 0.0 is not -0.0
-                else:
-                    return id(mod)
+            return tuple(key) if _add_held(key, _held(mod)) else id(mod)
         except ValueError:  # a cell that is empty
             return id(mod)
-        return tuple(key)
+    if kind is AnyMod:
+        key = [mod.kind, mod.text, mod.signed_text, *mod.captures]
+        return tuple(key) if _add_held(key, mod.captures.values()) else id(mod)
     if kind is str:
         return mod
     if kind is types.MethodType:
@@ -63,15 +72,30 @@ def identity(mod):
 _BY_LAYOUT = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
+def held_at(mod, places):
+    """What the cells of a function's closure, or captures of a text, at these places hold."""
+    if type(mod) is AnyMod:
+        values = list(mod.captures.values())
+        return [values[i] for i in places]
+    return [mod.__closure__[i].cell_contents for i in places]
+
+
 def layout(mod):
     """(kind, numbers): the kind is equal for functions of one code whose closures hold tensors
-    of one layout and numbers of the same types; None for what holds more than that. numbers are
-    the values of those numbers."""
-    if type(mod) is not types.FunctionType or mod.__defaults__ or mod.__kwdefaults__:
+    of one layout and numbers of the same types, and for equal texts whose captures are so; None
+    for what holds more than that. numbers are the values of those numbers."""
+    is_text = type(mod) is AnyMod
+    if not is_text and (
+        type(mod) is not types.FunctionType or mod.__defaults__ or mod.__kwdefaults__
+    ):
         return None, ()
-    key, numbers, tensors = [id(mod.__code__), id(mod.__globals__)], [], set()
+    if is_text:
+        key = [mod.kind, mod.text, mod.signed_text, *mod.captures]
+    else:
+        key = [id(mod.__code__), id(mod.__globals__)]
+    numbers, tensors = [], set()
     try:
-        for x in _held(mod):
+        for x in mod.captures.values() if is_text else _held(mod):
             kind = type(x)
             if kind in _BY_LAYOUT:
                 key += x.dtype, x.shape, x.stride(), x.device
@@ -89,13 +113,15 @@ def layout(mod):
                 return None, ()
     except ValueError:  # a cell that is empty
         return None, ()
-    return (None if mod.__dict__ else tuple(key)), tuple(numbers)
+    return (None if not is_text and mod.__dict__ else tuple(key)), tuple(numbers)
 
 
 def owners(mod):
     """The objects whose ids are in the identity of a mod."""
     if type(mod) is types.FunctionType and type(identity(mod)) is tuple:
         return [mod.__code__, *(x for x in _held(mod) if type(x) in _BY_ID)]
+    if type(mod) is AnyMod and type(identity(mod)) is tuple:
+        return [x for x in mod.captures.values() if type(x) in _BY_ID]
     if type(mod) is types.MethodType:
         return [mod.__self__]
     return [] if type(mod) is str else [mod]
@@ -110,11 +136,12 @@ class Watch:
         walk = found.walk
         self.fixed = not found.volatile and not (walk is not None and walk.opaque)
         self.slots = walk.slots if walk is not None else None
-        if isinstance(mod, AnyMod):
+        is_told = type(identity(mod)) is tuple  # with what it holds
+        if isinstance(mod, AnyMod) and not is_told:
             self.slots = closures.Slots()
             c = mod.captures
             self.slots.dicts.append((c, frozenset(c), tuple(c.values())))
-        elif type(mod) is types.FunctionType and type(identity(mod)) is tuple:
+        elif type(mod) is types.FunctionType and is_told:
             del walk.slots.functions[:1], walk.slots.cells[: len(mod.__closure__ or ())]
         tensors = found.captured
         if walk is not None:
