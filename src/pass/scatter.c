@@ -4,6 +4,8 @@
  * element of its own; dimensions of a single direction make sums along it. */
 #include "pass/scatter.h"
 
+#include "pass/along.h"
+
 #include "base/status.h"
 #include "pass/pass.h"
 
@@ -69,17 +71,6 @@ static form function_of(const mod_fn *fn, const mod_node *n, const form *all)
         f.step[1] = x->step[1];
     }
     return f;
-}
-
-/* Sums and products of q and kv, which wrap, are not of q - kv alone when they are compared. */
-int pass_compares_places(const mod_fn *fn, const mod_node *n)
-{
-    if (n->op != OP_ilt && n->op != OP_ile && n->op != OP_ieq && n->op != OP_ine)
-        return 0;
-    const mod_node *x = &fn->nodes[fn->args[n->args]], *y = &fn->nodes[fn->args[n->args + 1]];
-    return x->op == OP_VAR && y->op == OP_VAR
-           && ((x->imm.i == VAR_Q && y->imm.i == VAR_KV)
-               || (x->imm.i == VAR_KV && y->imm.i == VAR_Q));
 }
 
 static form form_of(const mod_fn *fn, const mod_node *n, const mod_line *own, const form *all)

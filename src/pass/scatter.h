@@ -57,8 +57,6 @@ typedef struct pass_read {
  * together: sums of each are added one after the other. */
 saccade_status pass_find_reads(const mod_fn *fn, arena *arena, const pass_read **out,
                                uint32_t *n, saccade_error *err);
-/* Whether n compares q and kv: q < kv, q == kv and the like are of q - kv alone. */
-int pass_compares_places(const mod_fn *fn, const mod_node *n);
 void pass_read_print(const mod_fn *fn, const pass_read *read, strbuf *out);
 
 #endif

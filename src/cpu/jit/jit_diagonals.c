@@ -8,19 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Multiples of q and kv, where a value is a line in them. */
-typedef struct line {
-    int32_t q, kv;
-    uint8_t is_known;
-} line;
-
-enum { MOST_COEFFICIENT = 1 << 16, MOST_DIAGONALS = 48 };
+enum { MOST_DIAGONALS = 48 };
 enum { COST_READ = 10, COST_CALL = 50, LEAST_COST = 5 };
-
-static int is_position(const jit_node *n)
-{
-    return n->op == OP_VAR && (n->imm == VAR_Q || n->imm == VAR_KV);
-}
 
 static int is_uniform(const jit_node *n)
 {
@@ -33,57 +22,17 @@ static int has_cells(const jit_node *n)
     return n->level == JIT_COL || n->level == JIT_TILE;
 }
 
-static line plus(line x, line y, int32_t times)
+/* Nodes that stand for several of a mod's, as clamped indices and offsets do, are along where
+ * their operands are. */
+static void complete_along(jit_graph *g)
 {
-    line sum = {x.q + times * y.q, x.kv + times * y.kv, x.is_known && y.is_known};
-    if (!sum.is_known)
-        return (line){.is_known = 0};
-    sum.is_known &= sum.q <= MOST_COEFFICIENT && sum.q >= -MOST_COEFFICIENT
-                    && sum.kv <= MOST_COEFFICIENT && sum.kv >= -MOST_COEFFICIENT;
-    return sum;
-}
-
-/* Of node n, whose operands' are in `all`. */
-static line line_of(const jit_graph *g, const jit_node *n, const line *all)
-{
-    const line none = {.is_known = 0}, flat = {.is_known = 1};
-    if (is_uniform(n))
-        return flat;
-    if (is_position(n))
-        return (line){n->imm == VAR_Q, n->imm == VAR_KV, 1};
-    switch (n->op) {
-    case OP_iadd:
-        return plus(all[n->args[0]], all[n->args[1]], 1);
-    case OP_isub:
-        return plus(all[n->args[0]], all[n->args[1]], -1);
-    case OP_ineg:
-        return plus(flat, all[n->args[0]], -1);
-    case OP_imul:
-        for (int i = 0; i < 2; i++) {
-            const jit_node *by = &g->nodes[n->args[i]];
-            const line other = all[n->args[1 - i]];
-            if (by->op == OP_INT && llabs(by->imm) <= MOST_COEFFICIENT && abs(other.q) <= 1
-                && abs(other.kv) <= 1)
-                return plus(flat, other, by->imm);
-        }
-        return none;
-    default:
-        return none;
+    for (uint32_t i = 0; i < g->n_nodes; i++) {
+        jit_node *n = &g->nodes[i];
+        int all = n->n_args > 0 && !(n->varies & DEP_SCORE);
+        for (int k = 0; k < n->n_args; k++)
+            all = all && g->nodes[n->args[k]].is_along;
+        n->is_along |= (uint8_t)(is_uniform(n) || all);
     }
-}
-
-/* Whether n is the same along a diagonal, though sums wrap: so q < kv is not, whose sides are
- * no sums. */
-static int is_along(const jit_node *n, line own, const uint8_t *along)
-{
-    if (is_uniform(n) || (own.is_known && own.q == -own.kv))
-        return 1;
-    if (n->varies & DEP_SCORE || n->n_args == 0)
-        return 0;
-    for (int i = 0; i < n->n_args; i++)
-        if (!along[n->args[i]])
-            return 0;
-    return 1;
 }
 
 static int is_call(int op)
@@ -129,7 +78,7 @@ static void mark_results(const jit_graph *g, uint8_t *marked)
 }
 
 /* Those that tiles read: of what results need, the last ones that are along. */
-static void find_read(const jit_graph *g, const uint8_t *along, uint8_t *read)
+static void find_read(const jit_graph *g, uint8_t *read)
 {
     uint8_t wanted[JIT_MAX_NODES] = {0}, used[JIT_MAX_NODES] = {0};
     int cost[JIT_MAX_NODES];
@@ -137,24 +86,20 @@ static void find_read(const jit_graph *g, const uint8_t *along, uint8_t *read)
     memcpy(used, wanted, sizeof used);
     mark_operands(g, wanted);
     for (uint32_t i = 0; i < g->n_nodes; i++)
-        for (int k = 0; wanted[i] && !along[i] && k < g->nodes[i].n_args; k++)
+        for (int k = 0; wanted[i] && !g->nodes[i].is_along && k < g->nodes[i].n_args; k++)
             used[g->nodes[i].args[k]] = 1;
     for (uint32_t i = 0; i < g->n_nodes; i++) {
         cost[i] = cost_of(&g->nodes[i], cost);
-        read[i] = used[i] && along[i] && cost[i] >= LEAST_COST;
+        read[i] = used[i] && g->nodes[i].is_along && cost[i] >= LEAST_COST;
     }
 }
 
 void jit_find_diagonals(jit_graph *g)
 {
-    line lines[JIT_MAX_NODES];
-    uint8_t along[JIT_MAX_NODES], needed[JIT_MAX_NODES] = {0}, read[JIT_MAX_NODES] = {0};
+    uint8_t needed[JIT_MAX_NODES] = {0}, read[JIT_MAX_NODES] = {0};
     uint16_t n = 0;
-    for (uint32_t i = 0; i < g->n_nodes; i++) {
-        lines[i] = line_of(g, &g->nodes[i], lines);
-        along[i] = (uint8_t)is_along(&g->nodes[i], lines[i], along);
-    }
-    find_read(g, along, read);
+    complete_along(g);
+    find_read(g, read);
     memcpy(needed, read, sizeof needed);
     mark_operands(g, needed);
     for (uint32_t i = 0; i < g->n_nodes; i++)

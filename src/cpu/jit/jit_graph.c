@@ -3,6 +3,8 @@
  * become the few operations that emitted code runs in line. */
 #include "cpu/jit/jit_graph.h"
 
+#include "pass/along.h"
+
 #include "base/status.h"
 
 #include <float.h>
@@ -332,9 +334,15 @@ static saccade_status lower_nodes(jit_graph *g, const mod_fn *fn, arena *a,
                                   saccade_error *err)
 {
     uint32_t *place = arena_array(a, fn->n_nodes, sizeof *place);
+    /* cells of a diagonal are made at other places of it, which may wrap */
+    const unsigned char *along = pass_find_along(fn, 0, a);
     FAIL_IF_NULL(place);
-    for (uint32_t i = 0; i < fn->n_nodes; i++)
+    FAIL_IF_NULL(along);
+    for (uint32_t i = 0; i < fn->n_nodes; i++) {
         place[i] = lower_node(g, fn, &fn->nodes[i], place, first_tensor, input);
+        if (along[i] && place[i] < g->n_nodes)
+            g->nodes[place[i]].is_along = 1;
+    }
     *out = place;
     return SACCADE_OK;
 }

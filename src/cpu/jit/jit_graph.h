@@ -30,6 +30,7 @@ typedef struct jit_node {
     uint8_t varies; /* DEP_ bits; with the score fast forms are allowed */
     uint8_t level;  /* jit_level, by varies */
     uint8_t n_args;
+    uint8_t is_along;    /* it depends on b, h and kv - q alone (pass/along.h) */
     uint8_t is_diagonal; /* tiles read it from its array of diagonals */
     uint16_t slot;       /* among the nodes of its level: which array */
     uint16_t diagonal;   /* which array of diagonals, from 1; 0: it has none */

@@ -115,8 +115,6 @@ int emit_dense_read(const emitter *e, const mod_node *n);
 
 /* ---- emit_shares.c ---- */
 
-/* By node of fn: whether it depends on b, h and q - kv alone; lives in scratch, or NULL. */
-unsigned char *emit_find_along(const mod_fn *fn, arena *scratch);
 /* Finds what of the results scores share, has_rows: what a query brings, too, for the facts. If
  * there is something, writes what programs with CFG_SHARES take: <WHAT>_ROWS, _KEYS and
  * _DIAGONALS, how many there are; <what>_shared, those of four scores; how they are made,

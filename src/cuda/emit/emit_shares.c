@@ -5,36 +5,12 @@
  * where queries pass, they share what a query brings too. */
 #include "cuda/emit/emit.h"
 
-#include "pass/scatter.h"
+#include "pass/along.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum { WORTH = 4 }; /* what is cheaper than this is made for each score */
-
-unsigned char *emit_find_along(const mod_fn *fn, arena *scratch)
-{
-    const mod_line *lines = mod_find_lines(fn, scratch);
-    unsigned char *along = arena_array(scratch, fn->n_nodes, sizeof *along);
-    if (!lines || !along)
-        return NULL;
-    for (uint32_t i = 0; i < fn->n_nodes; i++) {
-        const mod_node *n = &fn->nodes[i];
-        const pass_index index = {.line = lines[i]};
-        if (!(n->deps & (DEP_Q | DEP_KV | DEP_SCORE)) || pass_compares_places(fn, n)) {
-            along[i] = 1;
-        } else if (n->deps & DEP_SCORE) {
-            along[i] = 0;
-        } else if (n->type == MOD_INT && pass_index_is_line(&index)) {
-            along[i] = lines[i].coef[VAR_Q] == -lines[i].coef[VAR_KV];
-        } else {
-            along[i] = !emit_is_leaf(n);
-            for (int a = 0; a < n->n_args; a++)
-                along[i] &= along[fn->args[n->args + a]];
-        }
-    }
-    return along;
-}
 
 /* ---- which ---- */
 
@@ -120,7 +96,7 @@ static saccade_status find_shares(const emitter *e, const uint32_t *results, int
 {
     arena scratch;
     arena_init(&scratch);
-    const unsigned char *along = emit_find_along(e->fn, &scratch);
+    const unsigned char *along = pass_find_along(e->fn, 1, &scratch);
     unsigned char *marks = arena_array(&scratch, e->fn->n_nodes, 2);
     const int ok = along && marks;
     *out = (cu_shares){0};

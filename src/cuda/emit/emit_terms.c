@@ -11,6 +11,8 @@
  * The rest takes a kernel of its own (bwd_captures.cu). */
 #include "cuda/emit/emit.h"
 
+#include "pass/along.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -172,7 +174,7 @@ static void put_kinds(const cu_mod_text *facts, int n, strbuf *out)
 saccade_status emit_terms(emitter *e, const cu_reads_found *reads, const uint32_t *results,
                           arena *scratch, cu_mod_text *facts, saccade_error *err)
 {
-    const unsigned char *along = emit_find_along(e->fn, scratch);
+    const unsigned char *along = pass_find_along(e->fn, 1, scratch);
     unsigned char *marks = arena_array(scratch, e->fn->n_nodes, 2);
     FAIL_IF_NULL(along);
     FAIL_IF_NULL(marks);
