@@ -925,17 +925,59 @@ static void compile_one(const capture_case *c, in_dtype dtype, const char *arch,
     close_trial(&x);
 }
 
-/* Where gradients of the first wanted capture go, on 132 multiprocessors, and what room that
- * takes; without a device. */
+/* Where the gradient of the first wanted capture goes, on 132 multiprocessors, and what room
+ * that takes; without a device. */
+typedef struct way_case {
+    const char *problem, *score;
+    captured t;
+    cu_capture_way way;
+    int parts;
+    size_t bytes; /* of the workspace, and at most 256 more */
+} way_case;
+
+/* q_offset, kv_offset: -1: it lies on a device. */
+static void goes_there(const way_case *w, int32_t q_offset, int32_t kv_offset)
+{
+    const capture_case c = {.problem = w->problem,
+                            .score = w->score,
+                            .of = {w->t, {"n", 0, 99, {0}}},
+                            .wanted = {"t"}};
+    trial x;
+    saccade_error err = {0};
+    saccade_tensor captures[MOD_MAX_CAPTURES];
+    cu_state s = {.family = CU_SM90, .device = {.sm = 90, .n_sm = 132}};
+    open_trial(&x, &c, AS_SAID);
+    make_plan(&x, &x.here, "cpu", NULL); /* a derived problem */
+    saccade_plan plan = *x.here.plan;
+    plan.state = &s;
+    snprintf(s.arch, sizeof s.arch, "sm_90a");
+    if (cu_backward_emit(&s, &plan.problem, &plan.arena, &err))
+        fail_msg("%s: %s", c.score, err.message);
+    for (int k = CU_BWD_TILES; k <= CU_BWD_ELEMENTS90; k++)
+        cu_program_kinds[k].choose(&s, &plan.problem, 0, &s.programs[k].form);
+    for (int k = 0; k < MOD_MAX_CAPTURES; k++)
+        captures[k] = saccade_tensor_of(NULL, SACCADE_F32, c.of[0].rank, c.of[0].shape);
+    int32_t offset[2] = {q_offset, kv_offset};
+    plan_positions positions = {
+        .q_offset = saccade_tensor_of(&offset[0], SACCADE_I32, 0, NULL),
+        .kv_offset = saccade_tensor_of(&offset[1], SACCADE_I32, 0, NULL)};
+    positions.q_offset.device.kind = offset[0] < 0 ? SACCADE_CUDA : SACCADE_CPU;
+    positions.kv_offset.device.kind = offset[1] < 0 ? SACCADE_CUDA : SACCADE_CPU;
+    const cu_capture_layout at =
+        cu_lay_out_captures(&plan, &x.problem.sizes, captures, &positions);
+    if (at.way[0] != w->way || at.parts[0] != w->parts || at.bytes < w->bytes
+        || at.bytes > w->bytes + 256)
+        fail_msg("%s: way %d, %d parts, %zu bytes", c.score, (int)at.way[0], at.parts[0],
+                 at.bytes);
+    x.here.plan->arena = plan.arena;
+    free(s.backward_text);
+    saccade_plan_destroy(x.here.plan);
+    close_trial(&x);
+}
+
 static void ways(void **state)
 {
-    static const struct {
-        const char *problem, *score;
-        captured t;
-        cu_capture_way way;
-        int parts;
-        size_t bytes; /* of the workspace, and at most 256 more */
-    } list[] = {
+    static const way_case list[] = {
         {"b2 h2 q100 kv150 d64 bf16",
          "score + t[b, h, q, kv]",
          {"t", 4, 0, {2, 2, 100, 150}},
@@ -1004,37 +1046,57 @@ static void ways(void **state)
          1,
          0},
     };
+    /* positions that are not known to the host, and some that lead out of the tensor */
+    static const struct {
+        int32_t q_offset, kv_offset;
+        way_case of;
+    } placed[] = {
+        {-1,
+         0,
+         {"b2 h2 q100 kv150 d64 bf16",
+          "score + t[b, h, q, kv]",
+          {"t", 4, 0, {2, 2, 100, 150}},
+          CU_SUMS_EXACT,
+          1,
+          2 * 2 * 100 * 150 * 104}},
+        {-1,
+         0,
+         {"b2 h2 q100 kv150 d64 bf16",
+          "score + t[b, h, q, kv / 16]",
+          {"t", 4, 0, {2, 2, 100, 10}},
+          CU_SUMS_EXACT,
+          1,
+          2 * 2 * 100 * 10 * 104}},
+        {0,
+         -1,
+         {"b2 h2 q100 kv150 d64 bf16",
+          "score + t[b, h, q, kv / 16]",
+          {"t", 4, 0, {2, 2, 100, 10}},
+          CU_SUMS_TABLE,
+          1,
+          0}},
+        {20,
+         0,
+         {"b2 h2 q100 kv150 d64 bf16",
+          "score + t[b, h, q, kv]",
+          {"t", 4, 0, {2, 2, 120, 150}},
+          CU_SUMS_STORED,
+          1,
+          0}},
+        {1,
+         0,
+         {"b2 h2 q100 kv150 d64 bf16",
+          "score + t[b, h, q, kv / 16]",
+          {"t", 4, 0, {2, 2, 100, 10}},
+          CU_SUMS_EXACT,
+          1,
+          2 * 2 * 100 * 10 * 104}},
+    };
     (void)state;
-    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
-        const capture_case c = {.problem = list[i].problem,
-                                .score = list[i].score,
-                                .of = {list[i].t, {"n", 0, 99, {0}}},
-                                .wanted = {"t"}};
-        trial x;
-        saccade_error err = {0};
-        saccade_tensor captures[MOD_MAX_CAPTURES];
-        cu_state s = {.family = CU_SM90, .device = {.sm = 90, .n_sm = 132}};
-        open_trial(&x, &c, AS_SAID);
-        make_plan(&x, &x.here, "cpu", NULL); /* a derived problem */
-        saccade_plan plan = *x.here.plan;
-        plan.state = &s;
-        snprintf(s.arch, sizeof s.arch, "sm_90a");
-        if (cu_backward_emit(&s, &plan.problem, &plan.arena, &err))
-            fail_msg("%s: %s", c.score, err.message);
-        for (int k = CU_BWD_TILES; k <= CU_BWD_ELEMENTS90; k++)
-            cu_program_kinds[k].choose(&s, &plan.problem, 0, &s.programs[k].form);
-        for (int k = 0; k < MOD_MAX_CAPTURES; k++)
-            captures[k] = saccade_tensor_of(NULL, SACCADE_F32, c.of[0].rank, c.of[0].shape);
-        const cu_capture_layout at = cu_lay_out_captures(&plan, &x.problem.sizes, captures);
-        if (at.way[0] != list[i].way || at.parts[0] != list[i].parts || at.bytes < list[i].bytes
-            || at.bytes > list[i].bytes + 256)
-            fail_msg("%s: way %d, %d parts, %zu bytes", c.score, (int)at.way[0], at.parts[0],
-                     at.bytes);
-        x.here.plan->arena = plan.arena;
-        free(s.backward_text);
-        saccade_plan_destroy(x.here.plan);
-        close_trial(&x);
-    }
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
+        goes_there(&list[i], 0, 0);
+    for (size_t i = 0; i < sizeof placed / sizeof placed[0]; i++)
+        goes_there(&placed[i].of, placed[i].q_offset, placed[i].kv_offset);
 }
 
 /* Terms of a row cancel but for sinks, which its sum has besides. */

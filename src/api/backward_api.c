@@ -211,6 +211,7 @@ saccade_status api_read_gradients(const saccade_plan *plan, const saccade_backwa
                             .dv = a->d_v,
                             .captures = captures,
                             .sinks = a->d_sinks,
+                            .positions = &run->positions,
                             .added = a->accumulate};
     return SACCADE_OK;
 }

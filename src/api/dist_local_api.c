@@ -73,7 +73,8 @@ static saccade_status read_backward(const saccade_dist *dist, const saccade_back
 static size_t backward_bytes(const saccade_dist *dist, const api_backward_call *call)
 {
     const saccade_sizes sizes = dist_sizes(dist, call->run.sizes.B);
-    const plan_gradients captured = {.captures = call->gradients.captures};
+    const plan_gradients captured = {.captures = call->gradients.captures,
+                                     .positions = call->gradients.positions};
     return plan_backward_workspace(dist->plan, &sizes, &captured);
 }
 

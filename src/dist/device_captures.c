@@ -21,7 +21,7 @@ size_t dist_captured_solver(const saccade_dist *d, const saccade_sizes *sizes,
                             const plan_gradients *to)
 {
     saccade_tensor own[MOD_MAX_CAPTURES], sinks;
-    const plan_gradients part = {.captures = own};
+    const plan_gradients part = {.captures = own, .positions = to->positions};
     dist_lay_captures(NULL, to, own, &sinks);
     return plan_backward_workspace(d->plan, sizes, &part);
 }

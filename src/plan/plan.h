@@ -184,6 +184,7 @@ typedef struct plan_gradients {
     const saccade_tensor *dq, *dk, *dv;
     const saccade_tensor *captures; /* by capture of the score mod; dtype NONE: not wanted */
     const saccade_tensor *sinks;
+    const plan_positions *positions; /* of the run; NULL: zeros, for all that is known */
     uint32_t added; /* SACCADE_GRADIENT_* that are added to what their tensors hold */
     int is_least;   /* backward_workspace: the least that a run can work in, not what
                      * makes it fast */

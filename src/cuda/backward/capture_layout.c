@@ -142,22 +142,37 @@ static int count_parts(const saccade_plan *plan, const pass_read *read, const sa
 
 /* ---- ways ---- */
 
+int cu_knows_position(const saccade_tensor *t, int32_t *position)
+{
+    *position = 0;
+    if (t->dtype == SACCADE_NONE)
+        return 1;
+    if (t->device.kind != SACCADE_CPU)
+        return 0;
+    *position = *(const int32_t *)t->data;
+    return 1;
+}
+
 /* What a query's keys read of a tensor that no other query reads is summed in a table, or,
- * where that is over what is left of shared memory, in place. taken: words of tables so far. */
+ * where that is over what is left of shared memory, in place; both where the query's position
+ * is known. taken: words of tables so far. */
 static cu_capture_way way_of(const saccade_plan *plan, const cu_reads_found *reads, int i,
-                             const saccade_sizes *s, const saccade_tensor *t, int64_t *taken,
-                             int *may_be_row)
+                             const saccade_sizes *s, const saccade_tensor *t,
+                             const plan_positions *positions, int64_t *taken, int *may_be_row)
 {
     const plan_problem *p = &plan->problem;
     const saccade_sizes whole = cu_whole_sizes(plan, s);
-    const plan_position at = {0};
     const pass_read *read = reads->read[i];
+    plan_position at = {0};
     eval_env env = {0};
     plan_set_env(p, &whole, &env);
     *may_be_row = 0;
-    if (p->is_ragged)
+    const int knows_q = !positions || cu_knows_position(&positions->q_offset, &at.q_offset);
+    const int knows_kv = !positions || cu_knows_position(&positions->kv_offset, &at.kv_offset);
+    if (p->is_ragged || !knows_q)
         return CU_SUMS_EXACT;
-    if (cu_read_has_elements(read) && cu_read_is_inside(p, read, 0, t, &whole, &env, &at))
+    if (cu_read_has_elements(read) && knows_kv
+        && cu_read_is_inside(p, read, 0, t, &whole, &env, &at))
         return CU_SUMS_STORED;
     if (!is_only_read(reads, i) || !cu_read_has_own(read, VAR_Q)
         || !cu_read_is_inside(p, read, CU_OF_KEYS, t, &whole, &env, &at))
@@ -178,7 +193,8 @@ size_t cu_words_bytes(const saccade_tensor *t)
 }
 
 cu_capture_layout cu_lay_out_captures(const saccade_plan *plan, const saccade_sizes *s,
-                                      const saccade_tensor *captures)
+                                      const saccade_tensor *captures,
+                                      const plan_positions *positions)
 {
     cu_capture_layout out = {.bytes = 0};
     int64_t taken = 0;
@@ -188,7 +204,7 @@ cu_capture_layout cu_lay_out_captures(const saccade_plan *plan, const saccade_si
         const saccade_tensor *t = &captures[capture];
         int may_be_row, k = 0;
         taken = i % CU_READS ? taken : 0;
-        out.way[i] = way_of(plan, &out.reads, i, s, t, &taken, &may_be_row);
+        out.way[i] = way_of(plan, &out.reads, i, s, t, positions, &taken, &may_be_row);
         out.may_be_row[i] = may_be_row;
         out.parts[i] =
             out.way[i] == CU_SUMS_STORED ? count_parts(plan, out.reads.read[i], s, t) : 1;
@@ -212,6 +228,7 @@ size_t cu_captures_workspace(const saccade_plan *plan, const saccade_sizes *size
                              const plan_gradients *gradients)
 {
     return gradients && cu_has_captures(&plan->problem)
-               ? cu_lay_out_captures(plan, sizes, gradients->captures).bytes
+               ? cu_lay_out_captures(plan, sizes, gradients->captures, gradients->positions)
+                     .bytes
                : 0;
 }

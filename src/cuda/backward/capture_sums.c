@@ -58,19 +58,13 @@ static saccade_status find_way(cu_capture_run *x, int i, saccade_error *err)
     const saccade_tensor *t = &x->g->captures[read->capture];
     const plan_positions *at = &x->run->positions;
     const saccade_sizes whole = cu_whole_sizes(x->plan, &x->run->sizes);
-    const int knows_q =
-        at->q_offset.dtype == SACCADE_NONE || at->q_offset.device.kind == SACCADE_CPU;
-    const int knows_kv =
-        at->kv_offset.dtype == SACCADE_NONE || at->kv_offset.device.kind == SACCADE_CPU;
     const eval_env *env = &x->run->score_env;
     plan_position first = {0};
+    const int knows_q = cu_knows_position(&at->q_offset, &first.q_offset);
+    const int knows_kv = cu_knows_position(&at->kv_offset, &first.kv_offset);
     int is_good = 0;
     if (x->at.way[i] == CU_SUMS_EXACT)
         return SACCADE_OK;
-    if (knows_q && at->q_offset.dtype != SACCADE_NONE)
-        first.q_offset = *(const int32_t *)at->q_offset.data;
-    if (knows_kv && at->kv_offset.dtype != SACCADE_NONE)
-        first.kv_offset = *(const int32_t *)at->kv_offset.data;
     if (x->at.way[i] == CU_SUMS_STORED)
         is_good = knows_q && knows_kv && cu_read_is_inside(p, read, 0, t, &whole, env, &first);
     if (!is_good && x->at.may_be_row[i])
@@ -293,7 +287,7 @@ saccade_status cu_begin_captures(const saccade_plan *plan, const plan_run *run,
     *x = (cu_capture_run){.plan = plan, .run = run, .g = g, .a = a};
     if (!cu_has_captures(&plan->problem))
         return SACCADE_OK;
-    x->at = cu_lay_out_captures(plan, &run->sizes, g->captures);
+    x->at = cu_lay_out_captures(plan, &run->sizes, g->captures, g->positions);
     FAIL_AT(run->workspace_bytes < room_at + x->at.bytes, SACCADE_EINVAL, "workspace", 0, 0,
             "got %zu bytes, expected %zu, saccade_backward_workspace's: captures' gradients",
             run->workspace_bytes, room_at + x->at.bytes);

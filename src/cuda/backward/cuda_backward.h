@@ -207,9 +207,13 @@ int64_t cu_elements90_ctas(const cu_state *s, int64_t apart, const saccade_sizes
 /* Of keys, of a CTA of CU_BWD_ELEMENTS: fewer where those of all blocks are too few to go
  * round. rows: blocks of queries whose elements are apart. */
 int cu_element_blocks(const cu_state *s, int64_t rows, int64_t keys);
-/* captures: gradients, whose shapes and dtypes are looked at. */
+/* What a run's host knows of a position: 0 where it lies on a device. */
+int cu_knows_position(const saccade_tensor *t, int32_t *position);
+/* captures: gradients, whose shapes and dtypes are looked at. positions: of the run, or NULL
+ * for zeros. */
 cu_capture_layout cu_lay_out_captures(const saccade_plan *plan, const saccade_sizes *s,
-                                      const saccade_tensor *captures);
+                                      const saccade_tensor *captures,
+                                      const plan_positions *positions);
 static inline int64_t cu_element_count(const saccade_tensor *t)
 {
     int64_t n = 1;
