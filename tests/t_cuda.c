@@ -131,8 +131,8 @@ static void tiles_fit(void **state)
 {
     static const saccade_dtype dtypes[] = {SACCADE_BF16, SACCADE_F16};
     (void)state;
-    for (int D = 16; D <= 256; D += 16)
-        for (int E = 16; E <= 256; E += 16)
+    for (int D = 8; D <= 256; D += 8)
+        for (int E = 8; E <= 256; E += 8)
             for (int f = 0; f < 2; f++)
                 for (int n = 0; n < 4; n++) {
                     cu_tile tile;
@@ -1038,7 +1038,7 @@ static void second_plan_is_cached(void **state)
 static void part_tiles_fit(void **state)
 {
     (void)state;
-    for (int dim = 16; dim <= 256; dim += 16)
+    for (int dim = 8; dim <= 256; dim += 8)
         for (int words = 0; words <= 4; words += 2) {
             cu_tile main;
             for (int rung = 0; cu_tile_choice(CU_SM90, dim, dim, SACCADE_BF16, rung, &main);

@@ -1092,7 +1092,14 @@ static void ways(void **state)
           1,
           2 * 2 * 100 * 10 * 104}},
     };
+    const plan_problem none = {.dtype = SACCADE_BF16};
+    const cu_state no_tiles = {.family = CU_SM90};
+    cu_form form;
     (void)state;
+    /* its weights have the units of rows that are prepared for tiles: chosen after these */
+    assert_true(cu_program_kinds[CU_BWD_ELEMENTS90].follows_tiles);
+    assert_false(
+        cu_program_kinds[CU_BWD_ELEMENTS90].choose(&no_tiles, &none, 0, &form));
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
         goes_there(&list[i], 0, 0);
     for (size_t i = 0; i < sizeof placed / sizeof placed[0]; i++)

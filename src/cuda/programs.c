@@ -21,7 +21,9 @@ static int fits(const cu_state *s, const plan_problem *p, const cu_form *form)
 static int find_tile(const cu_state *s, const plan_problem *p, cu_family family,
                      int dense_bytes, int rung, cu_form *out)
 {
-    const int D = (int)p->sizes.D, E = (int)p->sizes.Dv;
+    /* keys in pages come in longer copies by tiles for whole sectors */
+    const int D = p->has_chunks ? cu_padded(p->sizes.D) : (int)p->sizes.D;
+    const int E = p->has_chunks ? cu_padded(p->sizes.Dv) : (int)p->sizes.Dv;
     cu_form form = {.family = family, .dense_bytes = dense_bytes};
     for (int i = 0; cu_tile_choice(family, D, E, p->dtype, i, &form.tile); i++)
         if (fits(s, p, &form) && rung-- == 0) {
@@ -378,6 +380,7 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                            .kernel = {"bwd_elements90"},
                            .choose = cu_backward_elements90_form,
                            .write = cu_write_backward,
+                           .follows_tiles = 1, /* rows are prepared as those take them */
                            .is_optional = 1,
                            .spill_most = 64, /* of what keys bring beside */
                            .shared = cu_backward_shared},

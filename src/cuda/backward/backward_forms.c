@@ -186,8 +186,7 @@ int cu_backward_elements_form(const cu_state *s, const plan_problem *p, int rung
     return 1;
 }
 
-/* Where rows are prepared as Hopper's kernels take them. What is kept costs no pair of tiles
- * that the first visits would wait for. */
+/* Where rows are prepared as Hopper's kernels take them. */
 int cu_backward_elements90_form(const cu_state *s, const plan_problem *p, int rung,
                                 cu_form *out)
 {

@@ -244,15 +244,24 @@ static int elements90_shared(const cu_form *f, int panels)
            + visits * (2 * f->backward.stay * 4 + 16);
 }
 
+enum { PAIRS_MOST = 6, PAIRS_LEAST = 2 };
+
 /* Up to six pairs: three visits, two of them on their way. */
+static int fit_pairs(cu_form *f, int panels)
+{
+    f->tile.stages = PAIRS_MOST;
+    while (f->tile.stages >= PAIRS_LEAST && elements90_shared(f, panels) > cu_shared_most(90))
+        f->tile.stages--;
+    return f->tile.stages >= PAIRS_LEAST;
+}
+
 int cu_backward_elements90_choice(int D, int E, int kept, cu_form *out)
 {
-    enum { PAIRS_MOST = 6, PAIRS_LEAST = 2 };
     const int dim = larger(D, E);
     if (dim > 128)
         return 0;
     *out = (cu_form){.family = CU_SM90,
-                     .tile = {.groups = 2, .keys = 128, .stages = PAIRS_MOST},
+                     .tile = {.groups = 2, .keys = 128},
                      .backward = {.rows = cu_backward_pass_choice(D, E).backward.rows,
                                   .parts = 1,
                                   .is_captures = 1,
@@ -260,12 +269,9 @@ int cu_backward_elements90_choice(int D, int E, int kept, cu_form *out)
                                   .kept = kept,
                                   .stay = 2 * BWD_ROWS,
                                   .registers = {240, 24, 0}}};
-    while (out->tile.stages > PAIRS_LEAST
-           && elements90_shared(out, panels(dim)) > cu_shared_most(90))
-        out->tile.stages--;
-    if (elements90_shared(out, panels(dim)) > cu_shared_most(90)) {
-        out->tile.stages = PAIRS_LEAST + 1;
+    if (!fit_pairs(out, panels(dim))) { /* loads are made again, not kept */
         out->backward.kept = 0;
+        return fit_pairs(out, panels(dim));
     }
     return 1;
 }

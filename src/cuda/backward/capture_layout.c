@@ -211,7 +211,9 @@ cu_capture_layout cu_lay_out_captures(const saccade_plan *plan, const saccade_si
         while (k < i && out.reads.read[k]->capture != capture)
             k++;
         out.room_at[i] = k < i ? out.room_at[k] : out.bytes;
-        if (k == i && out.way[i] == CU_SUMS_EXACT)
+        if (k < i)
+            continue;
+        if (out.way[i] == CU_SUMS_EXACT)
             out.bytes += cu_words_bytes(t);
         else if (out.parts[i] > 1)
             out.bytes +=

@@ -11,7 +11,8 @@
  *     bwd_sinks.cu     gradients of sinks, where they are wanted
  *     bwd_sm80.cu      dK and dV, then dQ, each by CTAs that own them: every other problem
  *     bwd_captures.cu  gradients of what the score function captures
- *     bwd_elements.cu  those of dense captures that batches or heads share
+ *     bwd_elements.cu  those of dense captures that batches or heads share; on Hopper, where it
+ *                      can, bwd_elements90.cu
  *     bwd_pages.cu     keys in chunks into one piece, and their gradients back
  *
  * No result depends on the order in which CTAs run, unless dQ is relaxed. A plan that wants

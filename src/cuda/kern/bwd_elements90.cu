@@ -55,6 +55,9 @@ DEVICE int warp_row(void)
 #include "bwd_kept.cuh"
 #include "bwd_element_terms.cuh"
 
+static_assert(TERM_ROOM * 4 <= CFG_STAGES * PAIR_BYTES + KEPT_BLOCK,
+              "terms on their way to elements");
+
 struct elements_arena {
     u32 pairs, kept, stats, steps, full, empty;
 };
