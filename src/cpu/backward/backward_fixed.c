@@ -192,21 +192,26 @@ void backward_add_fixed(backward_worker *w, uint32_t n, int32_t r0, int32_t rows
     const double factor =
         fixed->scale * backward_factor_of(job, &job->backward->reads[n], w->b, w->h, w->values);
     backward_kept *kept = w->kept;
-    for (int32_t r = 0; r < rows; r++) {
+    for (int32_t r = 0; r < rows && from < past; r++) {
         const int64_t *element;
         const int64_t first =
             backward_find_elements(w, n, r0 + r, from, past, fixed->stride, &element);
         const float *dx = w->dx + r * LD;
+        int64_t at = first + element[from], sum = 0; /* of a run of keys of one element */
         for (int32_t j = from; j < past; j++) {
             const double term = factor * (double)dx[j];
-            const int64_t at = first + element[j];
-            if (dx[j] == 0 || term == 0)
-                continue;
+            const int64_t next = first + element[j];
+            if (next != at) {
+                keep(job, kept, at * BACKWARD_READS + n, sum);
+                at = next;
+                sum = 0;
+            }
             if (fabs(term) < 0x1p62) /* else a live NaN, or an lse that is not these scores' */
-                keep(job, kept, at * BACKWARD_READS + n, llrint(term));
-            else
+                sum += llrint(term);
+            else if (dx[j] != 0)
                 atomic_store_explicit(&fixed->is_nan[at], 1, memory_order_relaxed);
         }
+        keep(job, kept, at * BACKWARD_READS + n, sum);
     }
 }
 

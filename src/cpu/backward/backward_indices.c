@@ -117,14 +117,37 @@ static int find_first(const backward_worker *w, uint32_t n, const int64_t *shape
     return 1;
 }
 
-/* element[j] += stride * index[j], clamped as kernels read it. */
-static void add_index(const int32_t *index, int64_t last, int64_t stride, int64_t *element,
-                      int32_t n)
+/* What an index adds to the place of its element, clamped as kernels read it. */
+static inline int64_t place_of(int32_t index, int64_t last, int64_t stride)
 {
-    for (int32_t j = 0; j < n; j++) {
-        const int64_t x = index[j] < 0 ? 0 : index[j];
-        element[j] += (x > last ? last : x) * stride;
+    const int64_t x = index < 0 ? 0 : index;
+    return (x > last ? last : x) * stride;
+}
+
+/* Of the dimensions that vary with the key; returns what the others add to all of them. */
+static int64_t add_indices(const backward_worker *w, uint32_t n, int32_t count,
+                           const int64_t *stride, int32_t (*index)[BACKWARD_KEYS],
+                           int64_t *element)
+{
+    const backward_read *read = &w->job->backward->reads[n];
+    const mod_fn *score = w->job->plan->problem.score;
+    const int64_t *shape = w->job->run->score_env.tensors[read->capture].shape;
+    int64_t first = 0;
+    int is_first = 1;
+    for (int d = 0; d < read->rank; d++) {
+        const uint32_t node = score->args[score->nodes[read->node].args + (uint32_t)d];
+        const int64_t last = shape[d] - 1, step = stride[d];
+        if (!(score->nodes[node].deps & (DEP_KV | DEP_SCORE))) {
+            first += place_of(index[d][0], last, step);
+            continue;
+        }
+        for (int32_t j = 0; j < count; j++)
+            element[j] = (is_first ? 0 : element[j]) + place_of(index[d][j], last, step);
+        is_first = 0;
     }
+    if (is_first)
+        memset(element, 0, (size_t)count * sizeof *element);
+    return first;
 }
 
 static void begin_head(backward_worker *w, uint32_t n)
@@ -158,9 +181,6 @@ int64_t backward_find_elements(backward_worker *w, uint32_t n, int32_t r, int32_
     }
     eval_row(w->indices[n].all, q);
     find_integers(w, w->indices[n].all, read->rank, from, past - from, index);
-    memset(w->element + from, 0, (size_t)(past - from) * sizeof *w->element);
-    for (int d = 0; d < read->rank; d++)
-        add_index(index[d], shape[d] - 1, stride[d], w->element + from, past - from);
     *element = w->element;
-    return 0;
+    return add_indices(w, n, past - from, stride, index, w->element + from);
 }
