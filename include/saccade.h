@@ -687,7 +687,8 @@ static inline void saccade_backward_args_init(saccade_backward_args *args)
  * plan without gradients, SIZE_MAX for sizes that no run can have. */
 SACCADE_API size_t saccade_plan_backward_workspace(const saccade_plan *plan,
                                                    const saccade_sizes *sizes);
-/* Bytes of workspace for the run of these arguments (no data and no workspace are used): more
+/* Bytes of workspace for the run of these arguments (of data positions on the host alone are
+ * read; other positions may need other sizes): more
  * than saccade_plan_backward_workspace where gradients of q, k or v have dimensions of stride 0
  * (each place is then made in f32, and added up), captures' are f16 or bf16, or captures' are
  * wanted on CUDA (which sums many of them exactly, 104 bytes an element): a run needs it;

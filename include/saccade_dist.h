@@ -259,14 +259,14 @@ SACCADE_API saccade_status saccade_dist_backward_local(saccade_dist *dist,
                                                        const saccade_backward_args *args,
                                                        saccade_error *err);
 /* Bytes of workspace: of forward, or of backward without gradients of captures; and of this
- * backward run, whose tensors' shapes count, not their data. */
+ * backward run, whose tensors' shapes and positions on the host count, not other data. */
 SACCADE_API size_t saccade_dist_local_workspace(const saccade_dist *dist, int64_t B,
                                                 int is_backward);
 SACCADE_API saccade_status saccade_dist_local_backward_workspace(
     const saccade_dist *dist, const saccade_backward_args *args, size_t *bytes,
     saccade_error *err);
-/* Bytes of workspace for this run; needs its tensors' shapes, not their data. Asks nothing of
- * other ranks. */
+/* Bytes of workspace for this run; needs its tensors' shapes and positions on the host, not
+ * other data. Asks nothing of other ranks. */
 SACCADE_API saccade_status saccade_dist_backward_workspace(const saccade_dist *dist,
                                                            const saccade_backward_args *args,
                                                            size_t *bytes, saccade_error *err);

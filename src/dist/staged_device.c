@@ -327,11 +327,33 @@ static size_t own_bytes(const saccade_dist *d, int64_t B, const plan_gradients *
     return dq_bytes(d, B) + dist_captured_bytes(d, to);
 }
 
+/* Positions of any window: where sums of captures go is to be the same in all. */
+static plan_positions of_windows(const plan_gradients *to)
+{
+    plan_positions x = {.pages = NULL};
+    if (to->positions)
+        x = *to->positions;
+    x.kv_offset = saccade_tensor_of(NULL, SACCADE_I32, 0, NULL);
+    x.kv_offset.device.kind = SACCADE_CUDA; /* not known */
+    return x;
+}
+
+/* The last window may be shorter, whose captures may have sums in more parts. */
 size_t dist_stage_device_backward_workspace(const saccade_dist *d, int64_t B,
                                             const plan_gradients *to)
 {
-    const saccade_sizes s = stage_sizes(d, B, d->stages->size);
-    return sum_bytes(own_bytes(d, B, to), dist_captured_solver(d, &s, to));
+    const dist_stages *stages = d->stages;
+    const plan_positions positions = of_windows(to);
+    plan_gradients each = *to;
+    size_t most = 0;
+    each.positions = &positions;
+    for (int i = 0; i < 2; i++) {
+        const int64_t keys = i ? stages->window[stages->n - 1].keys : stages->size;
+        const saccade_sizes s = stage_sizes(d, B, keys);
+        const size_t bytes = dist_captured_solver(d, &s, &each);
+        most = bytes > most ? bytes : most;
+    }
+    return sum_bytes(own_bytes(d, B, to), most);
 }
 
 static plan_rows_side gradients_of(const device_run *r, int64_t w)
@@ -349,8 +371,10 @@ static saccade_status back_window(const device_run *r, int64_t w, const plan_gra
     const saccade_tensor dq = floats(r, 0, d->plan->problem.sizes.D);
     const plan_rows_side made = gradients_of(r, w);
     const uint32_t wanted = dist_wanted(d);
+    const plan_positions positions = of_windows(to);
     plan_gradients part = *to;
     window_run x;
+    part.positions = &positions;
     open_window(r, w, &x);
     dist_captured_part(&r->captured, &part);
     part.sinks = is_begun ? NULL : part.sinks;

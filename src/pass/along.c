@@ -15,7 +15,8 @@ int pass_compares_places(const mod_fn *fn, const mod_node *n)
 /* Sums of multiples of q and kv, which cancel along a diagonal though they wrap. */
 static int is_difference(const mod_node *n, const mod_line *line)
 {
-    return n->type == MOD_INT && line->known == (DEP_B | DEP_H | DEP_Q | DEP_KV)
+    const int both = DEP_Q | DEP_KV;
+    return n->type == MOD_INT && (line->known & both) == both
            && line->coef[VAR_Q] == -line->coef[VAR_KV];
 }
 

@@ -136,6 +136,18 @@ def test_entries_keep_no_captures_alive():
         assert [r() is None for r in gone[1:]] == [True] * 3  # the first has made the form
 
 
+def test_texts_made_anew_keep_no_proofs():
+    fresh()
+    x = [t.detach() for t in inputs()]
+    for n in range(3):
+        st.flex_attention(*x, None, st.mask("kv <= q + n", n=n))
+    assert not entries._entries and not entries._warm
+    kept = st.mask("kv <= q + n", n=3)
+    for _ in range(2):
+        st.flex_attention(*x, None, kept)
+    assert len(entries._entries) == 1
+
+
 def test_captures_of_a_text_may_change():
     x, t = inputs(), torch.linspace(-1, 1, 16)
     mod = st.score("score + w[kv]", w=t)
@@ -146,6 +158,12 @@ def test_captures_of_a_text_may_change():
     assert torch.equal(after, st.flex_attention(*x, lambda s, b, h, i, j: s + 2 * t[j]))
     mod.captures["w"] = [0.0]
     with pytest.raises(TypeError, match="w: got "):
+        st.flex_attention(*x, mod)
+    for a in (1, 2, 1 << 40):
+        mod = st.score("score * a", a=a)
+        if a < 1 << 31:
+            st.flex_attention(*x, mod)
+    with pytest.raises(ValueError, match="^a: got 1099511627776"):
         st.flex_attention(*x, mod)
 
 

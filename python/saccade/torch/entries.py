@@ -69,6 +69,7 @@ class _Entry:
         "shows_lse",
         "refs",
         "is_kept",
+        "is_large",
         "is_constant",
         "quick",
     )
@@ -81,6 +82,7 @@ class _Entry:
         self.held = None
         self.shows_lse = shows_lse
         self.refs, self.is_kept = [], False
+        self.is_large = False  # it holds a proven mask, or copies of captures
         self.is_constant = False  # nothing of it can change: there are no mods
         self.quick = None  # what the extension asks instead of current
 
@@ -230,8 +232,7 @@ def _keep_warm(key, entry, q, k, v, is_recorded, *mods):
     known = _warm.get(key)
     if known is None:
         known = _Known()
-        given = [m for m in mods if m is not None]
-        _keep(_warm, key, known, [x for m in given for x in owners(m)])
+        _keep(_warm, key, known, _owners_of(entry, [m for m in mods if m is not None]))
     entry.quicken()
     known.layouts.keep(q, k, v, is_recorded, entry)
 
@@ -332,7 +333,8 @@ def _make(key, q, k, v, score_mod, block_mask):
     elif all(w.fixed for w in watches):
         if made_mask is not None or whole is block_mask:  # not one taken over from torch
             mods = [m for m in (score_mod, block_mask) if m is not None]
-            _keep(_entries, key, entry, [x for m in mods for x in owners(m)])
+            entry.is_large = made_mask is not None or (score is not None and bool(score.copied))
+            _keep(_entries, key, entry, _owners_of(entry, mods))
             entry.is_kept = True
             if made_mask is None and score is not None:
                 _make_pattern(key, entry, score_mod, score)
@@ -424,7 +426,9 @@ def _like(key, score_mod, block_mask):
     if needs and tuple([t.requires_grad for t in used]) != found.flags:
         return None
     is_double = found.call.stats is torch.float64
-    places = [as_tensor(x, "a number", is_double) for x in values]
+    is_text = type(score_mod) is AnyMod
+    names = score_mod.captures if is_text else ["a number"] * len(values)
+    places = [as_tensor(x, n, is_double) for n, x in zip(names, values)]
     tail, array = found.call.bound_to([t.data_ptr() for t in places])
     keep = array, [t for t, x in zip(places, values) if t is not x]
     mask = block_mask if found.mask is not None else None
@@ -447,6 +451,13 @@ def _keep(table, key, value, owners):
             table.pop(next(iter(table)), None)
         table[key] = value
     value.refs = [_reference(o, forget) for o in owners]
+
+
+def _owners_of(entry, mods):
+    """With whose end an entry ends. Of a text made anew little is kept but for its captures'
+    time; what is large ends with the text."""
+    texts = [m for m in mods if entry.is_large and type(m) is AnyMod]
+    return [x for m in mods for x in owners(m)] + texts
 
 
 def _reference(owner, forget):

@@ -174,14 +174,14 @@ void backward_end_kept(const backward_worker *w)
 
 /* To its slot's sum, which leaves first where it is another element's. */
 static inline void keep(const backward_job *job, backward_kept *all, int64_t element,
-                        int64_t term)
+                        uint64_t sum)
 {
     backward_kept *kept = &all[(uint64_t)element / BACKWARD_READS % BACKWARD_KEPT];
     if (kept->element != element) {
         flush(job, kept);
         *kept = (backward_kept){.element = element};
     }
-    kept->sum += (uint64_t)term;
+    kept->sum += sum;
 }
 
 void backward_add_fixed(backward_worker *w, uint32_t n, int32_t r0, int32_t rows, int32_t from,
@@ -197,7 +197,8 @@ void backward_add_fixed(backward_worker *w, uint32_t n, int32_t r0, int32_t rows
         const int64_t first =
             backward_find_elements(w, n, r0 + r, from, past, fixed->stride, &element);
         const float *dx = w->dx + r * LD;
-        int64_t at = first + element[from], sum = 0; /* of a run of keys of one element */
+        int64_t at = first + element[from];
+        uint64_t sum = 0; /* of a run of keys of one element */
         for (int32_t j = from; j < past; j++) {
             const double term = factor * (double)dx[j];
             const int64_t next = first + element[j];
@@ -207,7 +208,7 @@ void backward_add_fixed(backward_worker *w, uint32_t n, int32_t r0, int32_t rows
                 sum = 0;
             }
             if (fabs(term) < 0x1p62) /* else a live NaN, or an lse that is not these scores' */
-                sum += llrint(term);
+                sum += (uint64_t)llrint(term);
             else if (dx[j] != 0)
                 atomic_store_explicit(&fixed->is_nan[at], 1, memory_order_relaxed);
         }
