@@ -5,7 +5,6 @@
  * as it does what a few instructions make. */
 #include "cpu/jit/jit_graph.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 enum { MOST_DIAGONALS = 48 };

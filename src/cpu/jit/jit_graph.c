@@ -340,8 +340,7 @@ static saccade_status lower_nodes(jit_graph *g, const mod_fn *fn, arena *a,
     FAIL_IF_NULL(along);
     for (uint32_t i = 0; i < fn->n_nodes; i++) {
         place[i] = lower_node(g, fn, &fn->nodes[i], place, first_tensor, input);
-        if (along[i] && place[i] < g->n_nodes)
-            g->nodes[place[i]].is_along = 1;
+        g->nodes[place[i]].is_along |= along[i];
     }
     *out = place;
     return SACCADE_OK;
