@@ -171,7 +171,7 @@ static saccade_status start_beside(const launch *l, void *kernel, int64_t grid, 
 static int prepare_rows(const plan_problem *p)
 {
     const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv), dim = D > E ? D : E;
-    return dim > 128 ? 8 : dim > 64 ? 16 : dim > 32 ? 32 : dim > 16 ? 64 : 128;
+    return PREPARE_THREADS / BWD_ROW_LANES(dim);
 }
 
 /* Parts of a key head whose bounds are found apart: as many as all run at once. */
@@ -191,11 +191,12 @@ static saccade_status start_prepare(const saccade_plan *plan, launch *l, saccade
     const int64_t grid = (rows + each - 1) / each;
     void *parameters[] = {&l->p, l->a.captures};
     if (!l->p.bounds || !cu_backward_is_fixed(&plan->problem, &program->form))
-        return run_start(&l->a, program->kernel, grid, 256, 0, parameters, err);
+        return run_start(&l->a, program->kernel, grid, PREPARE_THREADS, 0, parameters, err);
     const int64_t heads = (int64_t)l->p.f.B * l->p.f.G;
     l->p.n_bounds = count_bounds(s->device.n_sm, heads);
-    TRY(start_beside(l, program->other, heads * l->p.n_bounds, 256, 0, parameters, err));
-    return start_beside(l, program->kernel, grid, 256, 0, parameters, err);
+    TRY(start_beside(l, program->other, heads * l->p.n_bounds, PREPARE_THREADS, 0,
+                     parameters, err));
+    return start_beside(l, program->kernel, grid, PREPARE_THREADS, 0, parameters, err);
 }
 
 static int shared_of(const saccade_plan *plan, const cu_loaded *program)

@@ -14,9 +14,14 @@ enum {
     BWD_OF_K = 2,
     BWD_OF_V = 4,
     BWD_OF_SINKS = 16,
+    PREPARE_THREADS = 256, /* of a CTA of bwd_prepare */
     SINK_THREADS = 1024, /* of a CTA of bwd_sinks */
     JOIN_THREADS = 256   /* of a CTA of bwd_join */
 };
+
+/* Lanes of bwd_prepare that share a row, eight elements each. */
+#define BWD_ROW_LANES(dim) \
+    ((dim) > 128 ? 32 : (dim) > 64 ? 16 : (dim) > 32 ? 8 : (dim) > 16 ? 4 : 2)
 
 /* What an entry of the order of key tiles says beside the tile, in copies of a mask that are
  * walked by rows: each block of queries comes once for all heads of the group before the next

@@ -51,6 +51,7 @@ DEVICE int warp_row(void)
 
 #include "bwd_keys.cuh"
 #include "bwd_products.cuh"
+#include "bwd_row_weights.cuh"
 #include "bwd_element.cuh"
 #include "bwd_kept.cuh"
 #include "bwd_element_terms.cuh"
@@ -200,14 +201,14 @@ DEVICE void load_share(const elements_arena &s, const cu_bwd &p, const cu_elemen
 
 /* 2. Terms of a visit. */
 
-/* Dot products become weights times the derivative by the read. lse: of the thread's rows. */
+/* Dot products become weights times the derivative by the read. */
 template <int READ>
 DEVICE void read_weights(float (&s)[S_COUNT], const cu_bwd &p, const mod_args &mod,
-                         const query_tile &t, int q, int key, const float (&lse)[2], u32 kept)
+                         const query_tile &t, const own_rows &r, int key, u32 kept)
 {
     slope_row r0, r1;
-    slope_row_begin(mod, p.f, t.b, t.h, q, r0);
-    slope_row_begin(mod, p.f, t.b, t.h, q + 8, r1);
+    slope_row_begin(mod, p.f, t.b, t.h, r.q0, r0);
+    slope_row_begin(mod, p.f, t.b, t.h, r.q1, r1);
 #pragma unroll
     for (int i = 0; i < S_COUNT / 4; i++) {
         int kv = key + 8 * i + t.kv_offset;
@@ -215,54 +216,54 @@ DEVICE void read_weights(float (&s)[S_COUNT], const cu_bwd &p, const mod_args &m
 #pragma unroll
         for (int j = 0; j < 4; j++)
             x[j] = s[4 * i + j];
-#if CFG_KEPT
-        reads_shared shared;
-        take_kept(kept, i, shared);
-        reads4(mod, p.f, t.b, t.h, r0, r1, kv, kv + 1, x, by, shared);
-#else
-        reads4(mod, p.f, t.b, t.h, r0, r1, kv, kv + 1, x, by);
-#endif
+        reads_of_piece(p, mod, t, r0, r1, kv, x, by, kept, i);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            float w = weight_of(fmaf(x[j], OF_NATURAL, -lse[j / 2]));
+            float w = weight_of(fmaf(x[j], OF_NATURAL, j < 2 ? -r.lse0 : -r.lse1));
             s[4 * i + j] = w == 0.f ? 0.f : w * by[READ][j];
         }
     }
 }
 
-/* Of positions that are not live they become 0. live: a bit for each block of keys. */
-DEVICE void cut_weights(float (&s)[S_COUNT], const cu_bwd &p, const mod_args &mod,
-                        const query_tile &t, int q, int key, u32 live_blocks)
+/* Of blocks of keys that are not live they become 0. live: a bit for each. */
+DEVICE void cut_blocks(float (&s)[S_COUNT], u32 live)
 {
-    query_side q0 = query_side_of(p.f, mod, t.b, t.h, q);
-    query_side q1 = query_side_of(p.f, mod, t.b, t.h, q + 8);
 #pragma unroll
-    for (int i = 0; i < S_COUNT / 4; i++) {
-        int n = key + 8 * i;
-        key_side k0 = {n + t.kv_offset, n < t.kv_len};
-        key_side k1 = {n + 1 + t.kv_offset, n + 1 < t.kv_len};
-        bool live[4];
-        live4(p.f, mod, t.b, t.h, q0, q1, k0, k1, live);
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            s[4 * i + j] =
-                live[j] && live_blocks >> 8 * i / CFG_TM & 1 ? s[4 * i + j] : 0.f;
-    }
+    for (int i = 0; i < S_COUNT; i++)
+        s[i] = live >> 2 * i / CFG_TM & 1 ? s[i] : 0.f;
 }
 
 /* may_mask: whether V may hold anything where a weight is 0. */
 DEVICE void add_terms(float (&sum)[S_COUNT], const float (&w)[S_COUNT],
-                      const float (&dp)[S_COUNT], const float (&less)[2], int may_mask)
+                      const float (&dp)[S_COUNT], const own_rows &r, int may_mask)
 {
     if (may_mask) {
 #pragma unroll
         for (int i = 0; i < S_COUNT; i++)
-            sum[i] = w[i] == 0.f ? sum[i] : fmaf(w[i], dp[i] + less[i / 2 & 1], sum[i]);
+            sum[i] = w[i] == 0.f ? sum[i]
+                                 : fmaf(w[i], dp[i] + (i & 2 ? r.less1 : r.less0), sum[i]);
         return;
     }
 #pragma unroll
     for (int i = 0; i < S_COUNT; i++)
-        sum[i] = fmaf(w[i], dp[i] + less[i / 2 & 1], sum[i]);
+        sum[i] = fmaf(w[i], dp[i] + (i & 2 ? r.less1 : r.less0), sum[i]);
+}
+
+/* The thread's rows, by what came with the visit's first pair; row: in the tile. */
+DEVICE own_rows rows_at(const elements_arena &s, const place &at, const cu_bwd &p,
+                        const query_tile &t, int row)
+{
+    u32 stats = s.stats + at.visit.slot * 2 * STAT_BYTES + row * 4, less = stats + STAT_BYTES;
+    int q = t.row0 + row + t.q_offset;
+    if (t.row0 + row >= p.n_mblk * BWD_ROWS)
+        return {t.row0 + row, q, q + 8, -NEG_INF, -NEG_INF, 0.f, 0.f};
+    return {t.row0 + row,
+            q,
+            q + 8,
+            __uint_as_float(load_word(stats)),
+            __uint_as_float(load_word(stats + 32)),
+            __uint_as_float(load_word(less)),
+            __uint_as_float(load_word(less + 32))};
 }
 
 /* Whether there is a visit; what its scores add to the sums. */
@@ -282,14 +283,7 @@ DEVICE int add_visit(float (&sum)[S_COUNT], const elements_arena &s, place &at, 
     wgmma_commit();
     int tiles = (p.f.M + STAY - 1) / STAY, key = own.key_block * PASS + 2 * (lane & 3);
     query_tile t = query_tile_of(p, (step.x * p.f.H + step.y) * tiles + own.row_block);
-    u32 stats = s.stats + at.visit.slot * 2 * STAT_BYTES + row * 4;
-    int is_there = own.row_block * (STAY / BWD_ROWS) + wg < p.n_mblk;
-    float lse[2], less[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        lse[i] = is_there ? __uint_as_float(load_word(stats + 32 * i)) : -NEG_INF;
-        less[i] = is_there ? __uint_as_float(load_word(stats + STAT_BYTES + 32 * i)) : 0.f;
-    }
+    own_rows r = rows_at(s, at, p, t, row);
     ring_next(at.pair);
     ring_next(at.visit);
     pair = s.pairs + at.pair.slot * PAIR_BYTES;
@@ -299,14 +293,15 @@ DEVICE int add_visit(float (&sum)[S_COUNT], const elements_arena &s, place &at, 
     wgmma_commit();
     wgmma_wait<1>();
     warp_arrives(scores);
-    int q = t.row0 + row + t.q_offset;
-    read_weights<READ>(acc, p, mod, t, q, key, lse, s.kept);
-    if (step.w & STEP_MASKED)
-        cut_weights(acc, p, mod, t, q, key, step.z >> wg * BLOCKS);
+    read_weights<READ>(acc, p, mod, t, r, key, s.kept);
+    if (step.w & STEP_MASKED) {
+        cut_row_weights(acc, p, mod, t, r, key);
+        cut_blocks(acc, step.z >> wg * BLOCKS);
+    }
     wgmma_wait<0>();
     warp_arrives(s.empty + at.pair.slot * 8);
     ring_next(at.pair);
-    add_terms(sum, acc, dp, less, (MOD_SCORE && SCORE_MAY_MASK) || (step.w & STEP_MASKED));
+    add_terms(sum, acc, dp, r, (MOD_SCORE && SCORE_MAY_MASK) || (step.w & STEP_MASKED));
     return 1;
 }
 

@@ -3,6 +3,8 @@
  * shared memory; elements of 16 bits as they are. */
 #pragma once
 
+#include "bwd_element_terms.cuh"
+
 #if CFG_KEPT
 enum { KEPT_BYTES = KEPT_CODE ? 8 : 16 /* of four scores */ };
 
@@ -76,3 +78,17 @@ DEVICE void keep_block(const cu_bwd &p, const mod_args &mod, const query_tile &t
     }
 }
 #endif
+
+/* reads4 of piece i of a fragment of a block, with what is kept of that. */
+DEVICE void reads_of_piece(const cu_bwd &p, const mod_args &mod, const query_tile &t,
+                           const slope_row &r0, const slope_row &r1, int kv, float (&x)[4],
+                           float (&by)[READS_ALL][4], u32 kept, int i)
+{
+#if CFG_KEPT
+    reads_shared shared;
+    take_kept(kept, i, shared);
+    reads4(mod, p.f, t.b, t.h, r0, r1, kv, kv + 1, x, by, shared);
+#else
+    reads4(mod, p.f, t.b, t.h, r0, r1, kv, kv + 1, x, by);
+#endif
+}

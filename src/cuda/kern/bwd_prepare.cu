@@ -16,11 +16,7 @@
 
 enum {
     DIM = CFG_D > CFG_E ? CFG_D : CFG_E,
-    LANES = DIM > 128  ? 32
-            : DIM > 64 ? 16
-            : DIM > 32 ? 8
-            : DIM > 16 ? 4
-                       : 2, /* to a row */
+    LANES = BWD_ROW_LANES(DIM),
     PANELS_D = (CFG_D + 63) / 64
 };
 
@@ -92,9 +88,10 @@ DEVICE float finite_or_0(float x)
 }
 
 /* A CTA to a part of the keys of a head. */
-extern "C" __global__ void __launch_bounds__(256) bwd_bounds(const __grid_constant__ cu_bwd p)
+extern "C" __global__ void __launch_bounds__(PREPARE_THREADS)
+    bwd_bounds(const __grid_constant__ cu_bwd p)
 {
-    enum { STEP = 256 / LANES };
+    enum { STEP = PREPARE_THREADS / LANES };
     __shared__ u32 most[2][8];
     wait_before(); /* and bwd_prepare may read what the caller's kernels leave at once */
     int part = number_behind(blockIdx.x);
@@ -155,11 +152,11 @@ DEVICE float most_factor(const cu_fwd &p)
     return fmaxf(value_factor(p), 1.f);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(PREPARE_THREADS)
     bwd_prepare(const __grid_constant__ cu_bwd p, const __grid_constant__ mod_args mod)
 {
     int rows = p.n_mblk * BWD_ROWS, lane = threadIdx.x % LANES, column = lane * 8;
-    int id = blockIdx.x * (256 / LANES) + threadIdx.x / LANES;
+    int id = blockIdx.x * (PREPARE_THREADS / LANES) + threadIdx.x / LANES;
     int bh = id / rows, m = id % rows, b = bh / p.f.H, h = bh % p.f.H;
     sequence s = sequence_at(p.f, min(b, p.f.B - 1));
     int is_row = b < p.f.B && m < s.q_len, at = s.q_first + m;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "bwd_element_terms.cuh"
+#include "bwd_kept.cuh"
 
 /* dX of this warp's 16 queries by PASS keys, times the derivatives of COUNT reads from FIRST
  * on. kept: where CFG_KEPT has what is kept of the block. */
@@ -33,13 +34,7 @@ DEVICE void terms_of_queries(float (&term)[COUNT][S_COUNT], const cu_bwd &p,
 #pragma unroll
         for (int j = 0; j < 4; j++)
             x[j] = s[4 * i + j];
-#if CFG_KEPT
-        reads_shared shared;
-        take_kept(kept, i, shared);
-        reads4(mod, p.f, t.b, t.h, r0, r1, k0.kv, k1.kv, x, by, shared);
-#else
-        reads4(mod, p.f, t.b, t.h, r0, r1, k0.kv, k1.kv, x, by);
-#endif
+        reads_of_piece(p, mod, t, r0, r1, k0.kv, x, by, kept, i);
         if (masked)
             live4(p.f, mod, t.b, t.h, q0, q1, k0, k1, live);
 #pragma unroll
