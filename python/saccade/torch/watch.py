@@ -33,6 +33,13 @@ def _held(f):
     return held
 
 
+def _parts(mod):
+    """What tells a function or a text from others, and what it holds."""
+    if type(mod) is AnyMod:
+        return [mod.kind, mod.text, mod.signed_text, *mod.captures], mod.captures.values()
+    return [id(mod.__code__), id(mod.__globals__)], _held(mod)
+
+
 def _add_held(key, held):
     """Appends what tells these from others; whether it can be told."""
     for x in held:
@@ -51,17 +58,14 @@ def identity(mod):
     code and holding the same tensors and numbers, as a lambda made anew for each call does. So
     are texts with the same captures."""
     kind = type(mod)
-    if kind is types.FunctionType:
-        if mod.__kwdefaults__ or mod.__dict__:
-            return id(mod)
-        key = [id(mod.__code__), id(mod.__globals__)]
+    if kind is types.FunctionType and (mod.__kwdefaults__ or mod.__dict__):
+        return id(mod)
+    if kind is types.FunctionType or kind is AnyMod:
         try:
-            return tuple(key) if _add_held(key, _held(mod)) else id(mod)
+            key, held = _parts(mod)
+            return tuple(key) if _add_held(key, held) else id(mod)
         except ValueError:  # a cell that is empty
             return id(mod)
-    if kind is AnyMod:
-        key = [mod.kind, mod.text, mod.signed_text, *mod.captures]
-        return tuple(key) if _add_held(key, mod.captures.values()) else id(mod)
     if kind is str:
         return mod
     if kind is types.MethodType:
@@ -89,13 +93,10 @@ def layout(mod):
         type(mod) is not types.FunctionType or mod.__defaults__ or mod.__kwdefaults__
     ):
         return None, ()
-    if is_text:
-        key = [mod.kind, mod.text, mod.signed_text, *mod.captures]
-    else:
-        key = [id(mod.__code__), id(mod.__globals__)]
     numbers, tensors = [], set()
     try:
-        for x in mod.captures.values() if is_text else _held(mod):
+        key, held = _parts(mod)
+        for x in held:
             kind = type(x)
             if kind in _BY_LAYOUT:
                 key += x.dtype, x.shape, x.stride(), x.device
@@ -118,10 +119,9 @@ def layout(mod):
 
 def owners(mod):
     """The objects whose ids are in the identity of a mod."""
-    if type(mod) is types.FunctionType and type(identity(mod)) is tuple:
-        return [mod.__code__, *(x for x in _held(mod) if type(x) in _BY_ID)]
-    if type(mod) is AnyMod and type(identity(mod)) is tuple:
-        return [x for x in mod.captures.values() if type(x) in _BY_ID]
+    if type(mod) in (types.FunctionType, AnyMod) and type(identity(mod)) is tuple:
+        code = [] if type(mod) is AnyMod else [mod.__code__]
+        return code + [x for x in _parts(mod)[1] if type(x) in _BY_ID]
     if type(mod) is types.MethodType:
         return [mod.__self__]
     return [] if type(mod) is str else [mod]
