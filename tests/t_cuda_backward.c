@@ -93,11 +93,11 @@ static void short_runs_take_smaller_tiles(void **state)
     cu_form f[2];
     (void)state;
     choices_of_small_heads(f);
-    assert_true(cu_backward_is_short(&f[0], &f[1], &few, 132, 1, 0));
-    assert_false(cu_backward_is_short(&f[0], &f[1], &few, 132, 1, 1));
-    assert_true(cu_backward_is_short(&f[0], &f[1], &fewer, 132, 1, 1));
-    assert_false(cu_backward_is_short(&f[0], &f[1], &many, 132, 1, 0));
-    assert_false(cu_backward_is_short(&f[0], &f[1], &few, 0, 1, 0));
+    assert_true(cu_backward_is_short(&f[0], &f[1], &few, 132, 1, 0, 0));
+    assert_false(cu_backward_is_short(&f[0], &f[1], &few, 132, 1, 0, 1));
+    assert_true(cu_backward_is_short(&f[0], &f[1], &fewer, 132, 1, 0, 1));
+    assert_false(cu_backward_is_short(&f[0], &f[1], &many, 132, 1, 0, 0));
+    assert_false(cu_backward_is_short(&f[0], &f[1], &few, 0, 1, 0, 0));
 }
 
 /* Two KV heads of eight query heads each: parts of them are as good as smaller tiles. */
@@ -108,9 +108,9 @@ static void parts_are_as_good_as_smaller_tiles(void **state)
     cu_form f[2];
     (void)state;
     choices_of_small_heads(f);
-    assert_true(cu_backward_is_short(&f[0], &f[1], &some, 132, 1, 1));
-    assert_false(cu_backward_is_short(&f[0], &f[1], &some, 132, 8, 1));
-    assert_true(cu_backward_is_short(&f[0], &f[1], &few, 132, 8, 1));
+    assert_true(cu_backward_is_short(&f[0], &f[1], &some, 132, 1, 0, 1));
+    assert_false(cu_backward_is_short(&f[0], &f[1], &some, 132, 8, 0, 1));
+    assert_true(cu_backward_is_short(&f[0], &f[1], &few, 132, 8, 0, 1));
 }
 
 /* In 16,384 positions 200 documents have 2.6 blocks to a block of queries and 50 have 7.2; a

@@ -81,6 +81,28 @@ static void equal_tiles_are_cut_too(void **state)
     assert_int_equal(cu_head_parts_most(132, 8, 529), 1);
 }
 
+/* 77 keys of 20 heads are 20 tiles of 4096 queries, for 132 multiprocessors. Parts of rows all
+ * run at once; a mask, or no more than two blocks, are not worth a second kernel. */
+static void rows_are_cut_where_keys_are_few(void **state)
+{
+    const cu_tile_lengths cross = {NULL, 20, 64}, many = {NULL, 67, 64}, few = {NULL, 20, 2};
+    double time;
+    (void)state;
+    cu_cut cut = cu_query_parts(132, 1, 1, &cross, &time);
+    assert_int_equal(cut.heads, 1);
+    assert_in_range(cut.rows, 4, 6);
+    assert_true(time < 64 / 3.);
+    assert_true(cut.rows <= cu_row_parts_most(132, cross.n));
+    cut = cu_query_parts(132, 2, 1, &cross, &time);
+    assert_int_equal(cut.heads, 2);
+    assert_in_range(cut.rows, 2, 3);
+    assert_int_equal(cu_query_parts(132, 1, 0, &cross, &time).rows, 1);
+    assert_int_equal(cu_query_parts(132, 1, 1, &many, &time).rows, 1);
+    assert_int_equal(cu_query_parts(132, 1, 1, &few, &time).rows, 1);
+    assert_int_equal(cu_row_parts_most(132, 132), 1);
+    assert_int_equal(cu_row_parts_most(132, 0), 1);
+}
+
 /* ---- orders ---- */
 
 enum { KEYS = 128, Q = 8192, TILES = Q / KEYS, BLOCKS = Q / BWD_ROWS, AT_ONCE = 16 };
@@ -296,6 +318,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(heads_are_cut_where_tiles_are_few),
         cmocka_unit_test(equal_tiles_are_cut_too),
+        cmocka_unit_test(rows_are_cut_where_keys_are_few),
         cmocka_unit_test(all_tiles_come_once),
         cmocka_unit_test(sections_begin_with_their_longest_tiles),
         cmocka_unit_test(tiles_of_queries_come_head_by_head),

@@ -102,9 +102,10 @@ static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradi
     p->slope_most = (float)s->backward_facts.slope_most;
     p->precision = (float *)(base + at.precision);
     p->bounds = (unsigned *)(base + at.bounds); /* null where there are no sums */
+    p->tiles_taken = (unsigned *)(base + at.tiles_taken);
     p->dq_sum = g->dq ? (float *)(base + at.dq_sum) : NULL;
     p->dq_steps = g->dq ? (unsigned *)(base + at.dq_steps) : NULL;
-    p->head_parts = 1;
+    p->head_parts = p->row_parts = 1;
     p->parts_k = (float *)(base + at.parts[0]);
     p->parts_v = (float *)(base + at.parts[1]);
     fill_touched(run, p);
@@ -230,19 +231,19 @@ static saccade_status encode_maps(const plan_run *run, const plan_gradients *g, 
 
 enum { GROUP_WARPS = 4 }; /* of a warpgroup */
 
-/* A kernel over tiles of keys: its threads and shared memory, and how many warps of a CTA tell
- * that they have stored gradients, or 0. Those that tell wait for the kernel before themselves.
- */
+/* A kernel over tiles of keys: its threads and shared memory, how many warps of a CTA tell that
+ * they have stored gradients, or 0, and how many CTAs take all tiles, or 0: each takes one.
+ * Those that tell wait for the kernel before themselves. */
 typedef struct keys_kernel {
     void *kernel;
-    int threads, shared, tellers;
+    int threads, shared, tellers, takers;
 } keys_kernel;
 
 static keys_kernel keys_kernel_of(const saccade_plan *plan, const cu_loaded *program, int tells)
 {
     return (keys_kernel){program->kernel, cu_backward_threads(&program->form),
                          shared_of(plan, program),
-                         tells ? program->form.tile.groups * GROUP_WARPS : 0};
+                         tells ? program->form.tile.groups * GROUP_WARPS : 0, 0};
 }
 
 /* Tiles [first, past) of the order. */
@@ -250,16 +251,15 @@ static saccade_status start_some(launch *l, const keys_kernel *k, int first, int
                                  void **parameters, saccade_error *err)
 {
     const int *order = l->p.f.order;
-    const int all = l->p.f.n_tiles;
-    if (past == first)
+    const int all = l->p.f.n_tiles, n = past - first;
+    const int grid = k->takers ? (int)smaller(k->takers, n) : n;
+    if (!n)
         return SACCADE_OK;
     l->p.f.order = order ? order + first : NULL;
-    l->p.f.n_tiles = past - first;
+    l->p.f.n_tiles = n;
     const saccade_status status =
-        k->tellers ? start_beside(l, k->kernel, past - first, k->threads, k->shared,
-                                  parameters, err)
-                   : run_start(&l->a, k->kernel, past - first, k->threads, k->shared,
-                               parameters, err);
+        k->tellers ? start_beside(l, k->kernel, grid, k->threads, k->shared, parameters, err)
+                   : run_start(&l->a, k->kernel, grid, k->threads, k->shared, parameters, err);
     l->p.f.order = order;
     l->p.f.n_tiles = all;
     return status;
@@ -339,7 +339,8 @@ static saccade_status start_tiles(const saccade_plan *plan, const plan_run *run,
     TRY(encode_maps(run, g, program->form.tile.keys, l, err));
     TRY(start_prepare(plan, l, err));
     TRY(start_sinks(plan, l, err));
-    const keys_kernel k = keys_kernel_of(plan, program, 1);
+    keys_kernel k = keys_kernel_of(plan, program, 1);
+    k.takers = cu_backward_takes_many(&s->backward_facts, &plan->problem) ? s->device.n_sm : 0;
     TRY(start_keys(plan, run, l, &k, parameters, err));
     if (!g->dq)
         return SACCADE_OK;
@@ -488,14 +489,17 @@ static saccade_status start_program(const saccade_plan *plan, const plan_run *ru
 }
 
 /* Without a mask all tiles are alike. */
-static int head_parts_of(const saccade_plan *plan, const cu_runs *runs, const cu_bwd *p)
+static void fill_parts(const saccade_plan *plan, const cu_runs *runs, cu_bwd *p)
 {
     const cu_state *s = plan->state;
     const cu_tile_lengths tiles = {NULL, p->f.n_tiles, p->n_mblk};
     double time;
-    if (runs)
-        return runs->head_parts;
-    return cu_head_parts(s->device.n_sm, cu_backward_cut_heads(&plan->problem), &tiles, &time);
+    const cu_cut cut =
+        runs ? (cu_cut){runs->head_parts, 1}
+             : cu_query_parts(s->device.n_sm, cu_backward_cut_heads(&plan->problem),
+                              cu_backward_cuts_rows(&plan->problem), &tiles, &time);
+    p->head_parts = cut.heads * cut.rows;
+    p->row_parts = cut.rows;
 }
 
 /* own: of the run over pages that this one stands for, or NULL. */
@@ -516,7 +520,7 @@ static saccade_status start_whole(const saccade_plan *plan, const plan_run *run,
     l.a.stream = run->stream;
     TRY(cu_backward_find_runs(plan, run, program, &runs, err));
     fill_tiles(problem, runs.tiles, s->programs[program].form.tile.keys, &l.p.f);
-    l.p.head_parts = head_parts_of(plan, runs.tiles, &l.p);
+    fill_parts(plan, runs.tiles, &l.p);
     l.turns = runs.tiles ? runs.tiles->turns : (cu_turns){0, l.p.f.n_tiles};
     fill_queries(problem, runs.wide_queries ? runs.wide_queries : runs.queries, &l.p);
     TRY(run_captures(problem->score, run->score_env.tensors, l.a.captures, err));

@@ -2,6 +2,7 @@
  * of dK and dV, bf16 numbers of f32. */
 #include "cuda/backward/cuda_backward.h"
 
+#include "base/integers.h"
 #include "cuda/emit/emit.h"
 
 /* Ragged queries of all sequences, or 0 where they are not known. */
@@ -77,10 +78,16 @@ int cu_backward_parts_most(const saccade_plan *plan, const saccade_sizes *s)
         keys = state->programs[i].form.tile.keys > keys ? state->programs[i].form.tile.keys
                                                         : keys;
     const int64_t tiles = s->B * s->Hkv * ((s->KV + keys - 1) / keys);
-    return cu_head_parts_most(state->device.n_sm, cu_backward_cut_heads(&plan->problem), tiles);
+    const int n_sm = state->device.n_sm, group = cu_backward_cut_heads(&plan->problem);
+    const int64_t heads = cu_head_parts_most(n_sm, group, tiles);
+    const int64_t rows =
+        cu_backward_cuts_rows(&plan->problem)
+            ? smaller(cu_row_parts_most(n_sm, tiles * group), cu_backward_query_blocks(s))
+            : 1;
+    return (int)larger(heads, rows > 1 ? rows * group : 1);
 }
 
-/* dK and dV of as many parts of a group's heads as any mask may ask for. */
+/* dK and dV of as many parts of a KV head's queries as any mask may ask for. */
 static void add_parts(const saccade_plan *plan, const saccade_sizes *s, cu_backward_space *x)
 {
     const int64_t dims[2] = {plan->problem.sizes.D, plan->problem.sizes.Dv};
@@ -108,7 +115,8 @@ cu_backward_space cu_backward_space_of(const saccade_plan *plan, const saccade_s
     x.minus_delta = each;
     x.precision = x.is_in_result ? 0 : 2 * each;
     x.bounds = x.precision + each;
-    x.dq_sum = x.bounds + cu_aligned(bounds);
+    x.tiles_taken = x.bounds + cu_aligned(bounds);
+    x.dq_sum = x.tiles_taken + cu_aligned(sizeof(unsigned));
     x.bytes = x.dq_sum;
     if (cu_backward_has_tiles(plan->state) && plan->problem.gradients & SACCADE_GRADIENT_Q) {
         x.dq_steps = x.dq_sum + rows * columns * sizeof(float);

@@ -30,7 +30,8 @@ int cu_backward_tile_choice(int D, int E, int rung, cu_form *out)
 /* A key takes 1.15 times as long where two groups share a step as where three do (b1 h32 q15360
  * d64, docs/lab/021). */
 int cu_backward_is_short(const cu_form *first, const cu_form *second,
-                         const saccade_sizes *sizes, int n_sm, int group, int has_mask)
+                         const saccade_sizes *sizes, int n_sm, int group, int cuts_rows,
+                         int has_mask)
 {
     const cu_form *const form[2] = {first, second};
     double each[2];
@@ -40,9 +41,9 @@ int cu_backward_is_short(const cu_form *first, const cu_form *second,
     for (int i = 0; i < 2; i++) {
         const int64_t keys = form[i]->tile.keys, n = (sizes->KV + keys - 1) / keys;
         tiles[i] = sizes->B * sizes->Hkv * n;
-        cu_head_parts(n_sm, group,
-                      &(cu_tile_lengths){NULL, tiles[i], cu_backward_query_blocks(sizes)},
-                      &each[i]);
+        cu_query_parts(n_sm, group, cuts_rows,
+                       &(cu_tile_lengths){NULL, tiles[i], cu_backward_query_blocks(sizes)},
+                       &each[i]);
         each[i] *= (double)keys * (i ? 1.15 : 1);
     }
     const int is_even = group > 1 && tiles[0] * group >= n_sm; /* by parts, whatever the mask */
@@ -203,7 +204,7 @@ static int panels(int dim)
 static int tile_shared(const cu_form *f, int columns)
 {
     const int keys = f->tile.keys, stages = f->tile.stages;
-    const int stats = 2 * BWD_ROWS * 4, steps = 8 * 16, barriers = 8 * (9 + 2 * stages);
+    const int stats = 2 * BWD_ROWS * 4, steps = 10 * 16, barriers = 8 * (9 + 2 * stages);
     const int stagings = 2 * BWD_ROWS * 64 * 4, lines = keys * 4 + 96 + 160;
     return columns * keys * 128 + stages * (columns * BWD_ROWS * 128 + stats) + 2 * keys * 128
            + stagings + steps + lines + barriers;
@@ -390,7 +391,9 @@ static void put_config(const plan_problem *p, const cu_form *form, const cu_mod_
         {"KEPT", form->backward.kept},
         {"SHARES", has_tiles && !form->backward.value_stages && cu_has_shares(facts)},
         {"TERMS", has_tiles && facts->n_terms > 0},
+        {"TAKES_MANY", has_tiles && cu_backward_takes_many(facts, p)},
         {"GROUP", p->group},
+        {"IN_PARTS", cu_backward_cut_heads(p) > 1 || cu_backward_cuts_rows(p)},
         {"LATE_SLOPE", is_late},
         {"TM", form->backward.rows},
         {"TN", form->backward.rows},

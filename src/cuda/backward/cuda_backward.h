@@ -65,15 +65,33 @@ static inline int cu_backward_cut_heads(const plan_problem *p)
     return has_keys && !p->is_ragged && !p->has_rows ? p->group : 1;
 }
 
+/* Whether a CTA of Hopper's tiles takes one after the other: not where the launch counts tiles
+ * that are stored, nor with sequences, whose tiles may be empty, nor where dQ's warpgroup
+ * makes terms of captures, and has no register left. */
+static inline int cu_backward_takes_many(const cu_mod_text *facts, const plan_problem *p)
+{
+    return !p->is_ragged && !p->has_rows && facts->n_terms == 0;
+}
+
+/* Whether rows of queries may be cut into parts, where no mask makes them unlike; not where
+ * what is summed beside dK and dV counts tiles. */
+static inline int cu_backward_cuts_rows(const plan_problem *p)
+{
+    const int has_keys = (p->gradients & (SACCADE_GRADIENT_K | SACCADE_GRADIENT_V)) != 0;
+    return has_keys && !p->is_ragged && !p->has_rows && !p->is_invariant && !cu_has_captures(p);
+}
+
 /* ---- backward_text.c: pure functions ---- */
 
 /* The rung'th choice of bwd_sm90.cu for these head dims, best first; 0 past the end. */
 int cu_backward_tile_choice(int D, int E, int rung, cu_form *out);
 /* Whether tiles of the second form end sooner than those of the first, for so few tiles that
  * the last ones keep few of n_sm multiprocessors busy. A mask makes tiles unlike: then only
- * where all of them run at once. group: query heads that may be cut into parts. */
+ * where all of them run at once. group: query heads that may be cut into parts; cuts_rows:
+ * their rows too. */
 int cu_backward_is_short(const cu_form *first, const cu_form *second,
-                         const saccade_sizes *sizes, int n_sm, int group, int has_mask);
+                         const saccade_sizes *sizes, int n_sm, int group, int cuts_rows,
+                         int has_mask);
 /* cu_backward_tile_choice for bwd_wide.cu. */
 int cu_backward_wide_choice(int D, int E, int rung, cu_form *out);
 /* cu_backward_tile_choice for bwd_f32.cu. */
@@ -111,7 +129,9 @@ static inline int cu_backward_takes_short(const saccade_plan *plan, const saccad
     const cu_form *first = &s->programs[CU_BWD_TILES].form;
     const cu_form *second = &s->programs[CU_BWD_SHORT].form;
     return first->tile.groups > 0 && second->tile.groups > 0
-           && cu_backward_is_short(first, second, sizes, s->device.n_sm, group, has_mask);
+           && cu_backward_is_short(first, second, sizes, s->device.n_sm, group,
+                                   !has_mask && cu_backward_cuts_rows(&plan->problem),
+                                   has_mask);
 }
 
 /* ---- backward_forms.c: columns of the table of programs ---- */
@@ -293,7 +313,7 @@ saccade_status cu_pages_end(const cu_paged *paged, const plan_run *run, const pl
 
 /* Offsets of the parts of cu_bwd. */
 typedef struct cu_backward_space {
-    size_t precision, bounds, dq_sum, dq_steps, parts[2], bytes;
+    size_t precision, bounds, tiles_taken, dq_sum, dq_steps, parts[2], bytes;
     size_t thirds[4];         /* of Q, K, V and dO: cu_thirds */
     size_t lse2, minus_delta; /* of the workspace, or of dQ: */
     int is_in_result;

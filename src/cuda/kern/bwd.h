@@ -72,16 +72,18 @@ typedef struct cu_bwd {
     int n_bounds;     /* up to BWD_CHUNKS */
     float *dq_sum;    /* [B*H*n_mblk][panels][4096], as bwd_dq.cuh stages it */
     unsigned *dq_steps; /* [B*H*n_mblk] how often the sums in fixed point were added to */
-    float *d_sinks;   /* null: not wanted. Elements along b, h and m, 1 where one serves all */
+    unsigned *tiles_taken; /* beside the first one of each CTA */
+    float *d_sinks; /* null: not wanted. Elements along b, h and m, 1 where one serves all */
     cu_stride d_sinks_s;
     int n_sinks_b, n_sinks_m;
     /* BWD_OF_* of the gradients that are f32, and of those added to what their tensors hold */
     int wide, added;
     int key_first, key_past; /* keys that rows read lie between */
-    /* Over how many KV heads in a row a KV head's query heads are dealt, where tiles are few:
-     * kernels over tiles of keys have so many times G heads, and leave dK and dV of each in f32
-     * for bwd_join: [B][G][head_parts][N][dim]. */
-    int head_parts;
+    /* Over how many KV heads in a row a KV head's queries are dealt, where tiles are few, and
+     * over how many of them the rows of a query head: kernels over tiles of keys have
+     * head_parts times G heads, and leave dK and dV of each in f32 for bwd_join:
+     * [B][G][head_parts][N][dim]. */
+    int head_parts, row_parts;
     float *parts_k, *parts_v;
     /* With CFG_ROWS: each warp that stores gradients of the first n_told tiles adds 1 there. */
     unsigned *told;

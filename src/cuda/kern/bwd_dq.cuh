@@ -91,10 +91,14 @@ DEVICE void put_part(const arena &s, const cu_bwd &p, u32 n, int tile, int part,
     barrier_arrive_if(s.staging_full + part * 8, (threadIdx.x & 31) == 0);
 }
 
+/* A tile's end is a round of both places. */
 DEVICE void end_parts(const arena &s, u32 n)
 {
-    barrier_wait(s.staging_empty, n & 1 ^ 1);
-    barrier_arrive_if(s.staging_full, (threadIdx.x & 31) == 0);
+#pragma unroll
+    for (int part = 0; part < 2; part++) {
+        barrier_wait(s.staging_empty + part * 8, n & 1 ^ 1);
+        barrier_arrive_if(s.staging_full + part * 8, (threadIdx.x & 31) == 0);
+    }
 }
 #else
 DEVICE void put_part(const arena &s, const cu_bwd &p, u32 n, int tile, int part,
@@ -225,7 +229,7 @@ DEVICE int take_ds(const arena &s, u32 n, int4 &step)
  * last warp, dO by one of the warp before it, so that the others wait half as long for them. */
 struct own_loads {
 #if !CFG_SPLIT
-    loader l;
+    loader l = no_loads();
 #endif
 };
 
@@ -240,45 +244,53 @@ DEVICE void own_begin(own_loads &own, const arena &s, const cu_bwd &p, const mod
                       const tensor_map *mv, const tensor_map *mo)
 {
 #if !CFG_SPLIT
-    if (own_share())
-        load_begin(s, own.l, own_share(), p, mod, t, mq, mk, mv, mo);
+    if (own_share()) {
+        load_begin(s, own.l, own_share(), p, t, mk, mv);
+        for (int i = 0; i < CFG_STAGES; i++)
+            load_step(s, own.l, own_share(), p, mod, t, mq, mo);
+    }
 #endif
 }
 
 DEVICE void own_step(own_loads &own, const arena &s, const cu_bwd &p, const mod_args &mod,
-                     const key_tile &t, u32 n, const tensor_map *mq, const tensor_map *mo)
+                     const key_tile &t, const int4 &step, const tensor_map *mq,
+                     const tensor_map *mo)
 {
 #if !CFG_SPLIT
-    if (own_share() && n > 0)
+    if (own_share() && !(step.w & STEP_FIRST))
         load_step(s, own.l, own_share(), p, mod, t, mq, mo);
     __syncwarp();
 #endif
 }
 
-/* dQ of every step; the loads run beside the first part's product. Without a dQ to make, dS is
- * let go as it comes. */
-DEVICE void sum_dq(const arena &s, const cu_bwd &p, const mod_args &mod, const cu_reads &c,
-                   int turn, const tensor_map *mq, const tensor_map *mk, const tensor_map *mv,
-                   const tensor_map *mo)
+/* All lanes of the warp have seen this round before there can be another. */
+DEVICE void let_ds_go(const arena &s, u32 n)
+{
+    __syncwarp();
+    barrier_arrive_if(s.ds_empty + (n & 1) * 8, (threadIdx.x & 31) == 0);
+}
+
+/* The steps of a tile from step n of the CTA on: their dQ; the loads run beside the first
+ * part's product. Without a dQ to make, dS is let go as it comes. Returns how the tile ends. */
+DEVICE int4 sum_tile(own_loads &own, u32 &n, const arena &s, const cu_bwd &p,
+                     const mod_args &mod, const cu_reads &c, const key_tile &t, u32 parity,
+                     const tensor_map *mq, const tensor_map *mk, const tensor_map *mv,
+                     const tensor_map *mo)
 {
     float dq[S_COUNT];
     int4 step;
-    key_tile t = key_tile_at(p.f, turn);
-    own_loads own;
     terms captured;
     lines along;
-    u32 n = 0;
     terms_begin(captured);
     own_begin(own, s, p, mod, t, mq, mk, mv, mo);
-    barrier_wait(s.kv_full, 0);
+    barrier_wait(s.kv_full, parity);
     clear_dead_keys(s, t);
     if (!CFG_DQ) {
         for (; take_ds(s, n, step); n++) {
-            own_step(own, s, p, mod, t, n, mq, mo);
-            __syncwarp(); /* all lanes have seen this round before there can be another */
-            barrier_arrive_if(s.ds_empty + (n & 1) * 8, (threadIdx.x & 31) == 0);
+            own_step(own, s, p, mod, t, step, mq, mo);
+            let_ds_go(s, n);
         }
-        return;
+        return step;
     }
     int is_careful = has_special_keys(s, t);
     lines_begin(along, s);
@@ -286,7 +298,7 @@ DEVICE void sum_dq(const arena &s, const cu_bwd &p, const mod_args &mod, const c
         precisions by = precisions_of(p, step.x);
         start_part(s, n, 0, dq);
         start_lines(along, s, n);
-        own_step(own, s, p, mod, t, n, mq, mo);
+        own_step(own, s, p, mod, t, step, mq, mo);
         if (TERMS == TERMS_BESIDE)
             take_terms(captured, p, mod, c, t, step, s.ds + (n & 1) * DS_BYTES);
         end_part(s, p, n, step.x, 0, by, dq, is_careful);
@@ -304,6 +316,26 @@ DEVICE void sum_dq(const arena &s, const cu_bwd &p, const mod_args &mod, const c
     end_parts(s, n);
     end_terms(captured, p, mod, c, t);
     end_lines(along, p, mod, c, t);
+    return step;
+}
+
+DEVICE void sum_dq(const arena &s, const cu_bwd &p, const mod_args &mod, const cu_reads &c,
+                   const tensor_map *mq, const tensor_map *mk, const tensor_map *mv,
+                   const tensor_map *mo)
+{
+    own_loads own;
+    u32 n = 0, parity = 0;
+    int turn = blockIdx.x;
+    do {
+        key_tile t = key_tile_at(p.f, turn);
+        int4 end = sum_tile(own, n, s, p, mod, c, t, parity, mq, mk, mv, mo);
+        let_ds_go(s, n);
+        if (CFG_TAKES_MANY && !CFG_SPLIT)
+            named_sync(1, 128); /* none waits for this tile's K and V when others are loaded */
+        n++;
+        turn = end.x;
+        parity = end.y;
+    } while (CFG_TAKES_MANY && turn < p.f.n_tiles);
 }
 
 #if CFG_SPLIT
@@ -311,20 +343,32 @@ DEVICE void sum_dq(const arena &s, const cu_bwd &p, const mod_args &mod, const c
 
 /* Nobody waits until this warp has seen dS, and the parity of a barrier tells two rounds apart,
  * not three: when it comes to dS of step n, steps to n + 1 are loaded, so that the round after
- * cannot be over. To wait for step 0 too, which nothing needs, hung where the warp was late. */
+ * cannot be over. */
 static_assert(CFG_STAGES <= 3, "no step past n + 1 is loaded before dS of step n is seen");
 
-DEVICE void load_all(const arena &s, const cu_bwd &p, const mod_args &mod, int turn,
-                     const tensor_map *mq, const tensor_map *mk, const tensor_map *mv,
-                     const tensor_map *mo)
+DEVICE void wait_for_ds(const arena &s, u32 n)
 {
-    key_tile t = key_tile_at(p.f, turn);
-    loader l;
-    load_begin(s, l, LOADS_Q | LOADS_O, p, mod, t, mq, mk, mv, mo);
-    for (u32 n = 1; l.more; n++) {
-        barrier_wait(s.ds_full + (n & 1) * 8, n >> 1 & 1);
-        load_step(s, l, LOADS_Q | LOADS_O, p, mod, t, mq, mo);
-    }
+    barrier_wait(s.ds_full + (n & 1) * 8, n >> 1 & 1);
+}
+
+DEVICE void load_all(const arena &s, const cu_bwd &p, const mod_args &mod, const tensor_map *mq,
+                     const tensor_map *mk, const tensor_map *mv, const tensor_map *mo)
+{
+    loader l = no_loads();
+    int turn = blockIdx.x;
+    do {
+        key_tile t = key_tile_at(p.f, turn);
+        load_begin(s, l, LOADS_Q | LOADS_O, p, t, mk, mv);
+        while (l.left) {
+            wait_for_ds(s, l.n - (CFG_STAGES - 1));
+            load_step(s, l, LOADS_Q | LOADS_O, p, mod, t, mq, mo);
+        }
+        u32 end = l.n - 1;
+        wait_for_ds(s, end - 1);
+        wait_for_ds(s, end);
+        turn = load_four(s.steps + (end & (STEPS - 1)) * 16).x;
+        barrier_wait(s.ds_empty + (end & 1) * 8, end >> 1 & 1);
+    } while (CFG_TAKES_MANY && turn < p.f.n_tiles);
 }
 
 DEVICE void write_dq(const arena &s, const cu_bwd &p)
@@ -341,12 +385,19 @@ DEVICE void write_dq(const arena &s, const cu_bwd &p)
                 break;
             add_part(p, step.x, part, at);
             add_wait<1>();
-            if (n > 0 || part > 0)
+            if (part > 0 || !(step.w & STEP_FIRST))
                 barrier_arrive(s.staging_empty + (part ^ 1) * 8);
         }
-        if (step.w & STEP_END)
+        if (!(step.w & STEP_END))
+            continue;
+        add_wait<0>();
+        if (!(step.w & STEP_FIRST))
+            barrier_arrive(s.staging_empty + 8);
+        if (!CFG_TAKES_MANY || step.x >= p.f.n_tiles)
             break;
+        barrier_wait(s.staging_full + 8, n & 1);
+        barrier_arrive(s.staging_empty);
+        barrier_arrive(s.staging_empty + 8);
     }
-    add_wait<0>();
 }
 #endif

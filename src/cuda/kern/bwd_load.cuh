@@ -1,6 +1,10 @@
 /* Loads of the backward kernel for Hopper, by one thread, or of Q by one and of dO by another.
+ * Where CTAs take many tiles, operands of the next one are on their way while gradients are
+ * stored.
+ *
  * What a step is about lies beside its tiles in shared memory, so that nobody else walks: its
- * number among all query tiles, where its first query stands, its head, flags. */
+ * number among all query tiles, where its first query stands, its head, flags. A tile's end
+ * says which turn comes, the parity of its K and V, and which tile has ended. */
 #pragma once
 
 /* What a thread loads of a step. Who loads Q loads K and V, and says what steps are about. */
@@ -9,9 +13,11 @@ enum { LOADS_Q = 1, LOADS_O = 2 };
 struct loader {
     query_walk walk;
     ring<CFG_STAGES> at;
-    u32 n; /* steps begun */
-    int more;
+    u32 n;    /* steps begun, a tile's end with them */
+    int left; /* MORE_STEPS, ALL_STEPS, or 0 */
 };
+
+enum { MORE_STEPS = 1, ALL_STEPS = 2 };
 
 DEVICE void load_keys(const arena &s, const cu_bwd &p, const key_tile &t, const tensor_map *mk,
                       const tensor_map *mv)
@@ -57,42 +63,64 @@ DEVICE void load_queries(const arena &s, const loader &l, int share, const cu_bw
     }
 }
 
+/* The tile that this CTA takes next, or none. */
+DEVICE int next_turn(const cu_bwd &p)
+{
+    return CFG_TAKES_MANY ? gridDim.x + atomicAdd(p.tiles_taken, 1u) : p.f.n_tiles;
+}
+
 DEVICE void load_step(const arena &s, loader &l, int share, const cu_bwd &p,
                       const mod_args &mod, const key_tile &t, const tensor_map *mq,
                       const tensor_map *mo)
 {
-    if (!l.more)
+    if (!l.left)
         return;
-    l.more = query_next(l.walk, p, mod, t);
+    int first_flag = l.left == ALL_STEPS ? STEP_FIRST : 0;
+    l.left = query_next(l.walk, p, mod, t) ? MORE_STEPS : 0;
     int tile = row_block(p, tile_rows_of(p.f, t), t.b, l.walk.h, l.walk.block);
     int masked = l.walk.masked | (t.key0 + KEYS > t.kv_len);
     int first = l.walk.block * BWD_ROWS,
         flags = step_flags(tile_rows_of(p.f, t).q_len - first, masked);
 #if CFG_ROWS
-    first += l.more ? row_shift(p.f, first) : 0;
+    first += l.left ? row_shift(p.f, first) : 0;
 #endif
-    if (share & LOADS_Q)
-        store_four(s.steps + (l.n & (STEPS - 1)) * 16, tile, first, l.walk.h,
-                   l.more ? flags : STEP_END);
-    l.n++;
-    if (l.more)
+    u32 step = s.steps + (l.n & (STEPS - 1)) * 16;
+    if (l.left) {
+        if (share & LOADS_Q)
+            store_four(step, tile, first, l.walk.h, flags | first_flag);
         load_queries(s, l, share, p, t, tile, mq, mo);
-    else if (share & LOADS_Q)
-        barrier_arrive(s.q_full + l.at.slot * 8);
+    } else { /* a slot's rounds are those of both of its barriers */
+        if (share & LOADS_Q) {
+            int4 tile = load_four(s.tile);
+            store_four(step, next_turn(p), tile.y ^ 1, tile.z, STEP_END | first_flag);
+            barrier_arrive(s.q_full + l.at.slot * 8);
+        }
+        if (share & LOADS_O)
+            barrier_arrive(s.o_full + l.at.slot * 8);
+    }
+    l.n++;
     ring_next(l.at);
 }
 
-DEVICE void load_begin(const arena &s, loader &l, int share, const cu_bwd &p,
-                       const mod_args &mod, const key_tile &t, const tensor_map *mq,
-                       const tensor_map *mk, const tensor_map *mv, const tensor_map *mo)
+DEVICE loader no_loads(void)
 {
-    l.walk = query_begin(p, t);
+    loader l;
     l.at = {0, 0};
     l.n = 0;
-    l.more = 1;
-    if (share & LOADS_Q)
+    return l;
+}
+
+/* K and V of a tile; of the CTA's first one, or when the one before has ended and nothing of it
+ * is read any more. */
+DEVICE void load_begin(const arena &s, loader &l, int share, const cu_bwd &p, const key_tile &t,
+                       const tensor_map *mk, const tensor_map *mv)
+{
+    l.walk = query_begin(p, t);
+    l.left = ALL_STEPS;
+    if (share & LOADS_Q) {
+        store_four(s.tile, t.b, load_four(s.tile).y ^ 1, id_of(p.f, t), 0);
+        store_four(s.tile + 16, t.key0, t.q_offset, t.kv_offset, t.kv_len);
         load_keys(s, p, t, mk, mv);
+    }
     grid_wait_before();
-    for (int i = 0; i < CFG_STAGES; i++)
-        load_step(s, l, share, p, mod, t, mq, mo);
 }

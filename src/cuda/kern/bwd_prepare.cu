@@ -184,6 +184,8 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS)
     if (p.bounds)
         most = bounds_of(p, min(b, p.f.B - 1) * p.f.G + kv_head(p.f, h));
 #endif
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        *p.tiles_taken = 0;
     if (b >= p.f.B || m / BWD_ROWS >= row_blocks(p, s))
         return;
     id = row_block(p, s, b, h, m / BWD_ROWS) * BWD_ROWS + m % BWD_ROWS;

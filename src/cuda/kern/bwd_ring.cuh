@@ -1,9 +1,9 @@
 /* Places of what passes by in shared memory, and what its steps say. */
 #pragma once
 
-/* STEP_ROWS: from this bit on, how many queries the step has, where that is not all of a block
- * and matters. */
-enum { STEP_MASKED = 1, STEP_END = 2, STEP_ROWS = 8 };
+/* STEP_FIRST: no step of the tile came before, nor where it ends. STEP_ROWS: from this bit on,
+ * how many queries the step has, where that is not all of a block and matters. */
+enum { STEP_MASKED = 1, STEP_END = 2, STEP_FIRST = 4, STEP_ROWS = 8 };
 
 /* What a step says with so many queries from its first on. Rows past the last weigh 0 times
  * what K holds, which may be NaN: that matters for keys that the mask hides from all others,

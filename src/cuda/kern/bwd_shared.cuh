@@ -30,6 +30,7 @@ struct arena {
     u32 k, v, q, d_out, ds, staging;
     u32 lse, delta; /* [CFG_STAGES][64] */
     u32 steps;      /* [STEPS] */
+    u32 tile;       /* batch, parity of K and V, id; first key, q_offset, kv_offset, kv_len */
     u32 lines, ones;
     u32 kv_full, q_full, o_full, ds_full, ds_empty, staging_full, staging_empty; /* barriers */
 };
@@ -46,7 +47,8 @@ DEVICE arena carve(char *shared)
     s.lse = s.staging + 2 * PART_BYTES;
     s.delta = s.lse + CFG_STAGES * STAT_BYTES;
     s.steps = s.delta + CFG_STAGES * STAT_BYTES;
-    s.lines = s.steps + STEPS * 16;
+    s.tile = s.steps + STEPS * 16;
+    s.lines = s.tile + 32;
     s.ones = s.lines + LINE_BYTES;
     s.kv_full = s.ones + ONES_BYTES;
     s.q_full = s.kv_full + 8;
@@ -60,6 +62,7 @@ DEVICE arena carve(char *shared)
 
 DEVICE void init_barriers(const arena &s)
 {
+    store_four(s.tile, 0, 1, 0, 0); /* the first tile's parity is 0 */
     barrier_init(s.kv_full, 1);
     for (int i = 0; i < CFG_STAGES; i++) {
         barrier_init(s.q_full + i * 8, 1);

@@ -32,23 +32,45 @@
 
 /* 1. What consumers leave for the others. */
 
-/* dS of this warp's 16 keys to rows of 64 queries */
-DEVICE void share_ds(u32 tile, const u32 (&ds)[S_COUNT / 2], int wg)
+/* Where a lane's 16 bytes of dS lie in a tile of it: a row of 128 bytes to a key, swizzled. Its
+ * bits say all that a step asks for of a thread's place: registers are few. */
+DEVICE u32 own_place(int wg)
 {
     int lane = threadIdx.x & 31, warp = threadIdx.x / 32 & 3;
     int row = wg * 64 + warp * 16 + (lane & 15);
-    u32 at = tile + row * 128, chunk = lane >> 4;
+    u32 own = row * 128 + (lane >> 4 ^ row & 7) * 16;
+    asm volatile("" : "+r"(own));
+    return own;
+}
+
+/* of its warpgroup's first key, among rows of 128 bytes */
+DEVICE u32 group_row(u32 own)
+{
+    return own & ~(64 * 128 - 1);
+}
+
+/* of the two queries that a thread has of each eight, among those of a step, in bytes */
+DEVICE u32 pair_place(u32 own)
+{
+    return own >> 4 & 24;
+}
+
+/* dS of this warp's 16 keys to rows of 64 queries */
+DEVICE void share_ds(u32 tile, const u32 (&ds)[S_COUNT / 2], u32 own)
+{
+    u32 at = tile + own;
 #pragma unroll
     for (int kk = 0; kk < BWD_ROWS / 16; kk++)
-        store_matrices(at + ((kk * 2 + chunk ^ (row & 7)) * 16), ds[4 * kk], ds[4 * kk + 1],
-                       ds[4 * kk + 2], ds[4 * kk + 3]);
+        store_matrices(at ^ kk * 32, ds[4 * kk], ds[4 * kk + 1], ds[4 * kk + 2],
+                       ds[4 * kk + 3]);
     fence_async_proxy();
 }
 
 /* 2. Consumer warpgroup wg. */
 struct consumer {
-    ring<CFG_STAGES> at;
-    u32 n; /* steps done */
+    u32 own;
+    u32 slot, n; /* of Q and dO; steps done, of other tiles too, and in the last bit the parity
+                  * of the ring's round: registers are few */
     dropper drop;
     u32 drawn; /* of the step to come */
 #if HAS_SHARES
@@ -57,11 +79,26 @@ struct consumer {
     key_sums sums;
 };
 
-DEVICE void put_ds(const arena &s, u32 n, const u32 (&ds)[S_COUNT / 2], int wg)
+DEVICE u32 parity_of(u32 n)
+{
+    return n >> 31;
+}
+
+DEVICE void step_next(u32 &slot, u32 &n)
+{
+    n++;
+    slot++;
+    if (slot == CFG_STAGES) {
+        slot = 0;
+        n ^= 1u << 31;
+    }
+}
+
+DEVICE void put_ds(const arena &s, u32 n, const u32 (&ds)[S_COUNT / 2], u32 own)
 {
     barrier_wait(s.ds_empty + (n & 1) * 8, (n >> 1 & 1) ^ 1);
     if (CFG_DQ)
-        share_ds(s.ds + (n & 1) * DS_BYTES, ds, wg);
+        share_ds(s.ds + (n & 1) * DS_BYTES, ds, own);
     __syncwarp();
     barrier_arrive_if(s.ds_full + (n & 1) * 8, (threadIdx.x & 31) == 0);
 }
@@ -101,15 +138,15 @@ DEVICE places places_of(const key_tile &t, const int4 &step, int wg)
 DEVICE void start_scores(const arena &s, const consumer &c, float (&acc)[S_COUNT], int4 &step,
                          int wg)
 {
-    barrier_wait(s.q_full + c.at.slot * 8, c.at.parity);
+    barrier_wait(s.q_full + c.slot * 8, parity_of(c.n));
     step = load_four(s.steps + (c.n & (STEPS - 1)) * 16);
 #if CFG_RAGGED
-    clear_past<PANELS_D>(s.q + c.at.slot * Q_BYTES, step, wg);
+    clear_past<PANELS_D>(s.q + c.slot * Q_BYTES, step, wg);
 #endif
-    u32 keys = s.k + wg * 64 * 128;
+    u32 keys = s.k + group_row(c.own);
     asm volatile("" : "+r"(keys)); /* its descriptor is made again: kept, it takes registers */
     wgmma_fence();
-    product_scores<CFG_D>(acc, keys, s.q + c.at.slot * Q_BYTES, 0);
+    product_scores<CFG_D>(acc, keys, s.q + c.slot * Q_BYTES, 0);
     wgmma_commit();
 }
 
@@ -130,16 +167,16 @@ DEVICE void make_ahead(consumer &c, const cu_bwd &p, const mod_args &mod, const 
 DEVICE void start_block_dp(const arena &s, const consumer &c, const int4 &step,
                            float (&dp)[S_COUNT], u32 minus_delta, int wg)
 {
-    barrier_wait(s.o_full + c.at.slot * 8, c.at.parity);
+    barrier_wait(s.o_full + c.slot * 8, parity_of(c.n));
 #if CFG_RAGGED
-    clear_past<PANELS_E>(s.d_out + c.at.slot * O_BYTES, step, wg);
+    clear_past<PANELS_E>(s.d_out + c.slot * O_BYTES, step, wg);
 #endif
 #if CFG_DQ || CFG_DK
     start_dp(dp, minus_delta);
-    u32 values = s.v + wg * 64 * 128;
+    u32 values = s.v + group_row(c.own);
     asm volatile("" : "+r"(values)); /* as in start_scores */
     wgmma_fence();
-    product_scores<CFG_E>(dp, values, s.d_out + c.at.slot * O_BYTES, !CFG_DROP);
+    product_scores<CFG_E>(dp, values, s.d_out + c.slot * O_BYTES, !CFG_DROP);
     wgmma_commit();
 #endif
 }
@@ -167,7 +204,7 @@ struct block {
 DEVICE void weigh_block(block &x, u32 (&w)[S_COUNT / 2], const arena &s, const consumer &c,
                         const cu_bwd &p, const mod_args &mod, const key_tile &t, int wg)
 {
-    u32 stat = c.at.slot * STAT_BYTES + (threadIdx.x & 3) * 8;
+    u32 stat = c.slot * STAT_BYTES + pair_place(c.own);
     places at = places_of(t, x.step, wg);
     weigher y = weigher_of(p, mod, at, s.lse + stat SHARES_OF(c.shares));
 #pragma unroll
@@ -186,7 +223,7 @@ DEVICE void weigh_block(block &x, u32 (&w)[S_COUNT / 2], const arena &s, const c
 DEVICE void grade_block(block_words &to, block &x, const arena &s, const consumer &c,
                         const cu_bwd &p, const mod_args &mod, const places &at)
 {
-    u32 minus_delta = s.delta + c.at.slot * STAT_BYTES + (threadIdx.x & 3) * 8;
+    u32 minus_delta = s.delta + c.slot * STAT_BYTES + pair_place(c.own);
 #pragma unroll
     for (int i = 0; i < S_COUNT / 4; i++) {
         float g[4], *of = x.acc + 4 * i;
@@ -203,14 +240,28 @@ DEVICE void grade_block(block_words &to, block &x, const arena &s, const consume
     }
 }
 
-DEVICE void cut_block(block_words &x, const cu_bwd &p, const mod_args &mod, places &at,
-                      int flags)
+/* The tile as the loads left it: what only masks ask for takes no register beside them. */
+DEVICE key_tile tile_again(const arena &s, const key_tile &t)
 {
-    asm volatile("" : "+r"(at.q), "+r"(at.kv)); /* nothing of masks is made before */
-    cut_step(x.w, x.ds, p.f, mod, at, flags);
+    key_tile again = t;
+    int4 from = load_four(s.tile + 16);
+    again.b = load_four(s.tile).x;
+    again.key0 = from.x;
+    again.q_offset = from.y;
+    again.kv_offset = from.z;
+    again.kv_len = from.w;
+    return again;
+}
+
+DEVICE void cut_block(block_words &x, const arena &s, const cu_bwd &p, const mod_args &mod,
+                      const key_tile &t, const int4 &step, int wg)
+{
+    int flags = step.w & ~STEP_FIRST;
+    if (!flags)
+        return;
+    cut_step(x.w, x.ds, p.f, mod, places_of(tile_again(s, t), step, wg), flags);
 #if HAS_SLOPED
-    if (flags)
-        cut_as(x.sloped, x.ds);
+    cut_as(x.sloped, x.ds);
 #endif
 }
 
@@ -252,39 +303,39 @@ DEVICE void use_block(block &x, block_words &words, const arena &s, consumer &c,
                       const cu_bwd &p, const mod_args &mod, const cu_reads &reads,
                       const key_tile &t, float (&dk)[CFG_D / 2], float (&dv)[CFG_E / 2], int wg)
 {
-    u32 slot = c.at.slot, n = c.n;
+    u32 slot = c.slot;
+    int add = !(x.step.w & STEP_FIRST);
     places at = places_of(t, x.step, wg);
     grade_block(words, x, s, c, p, mod, at);
-    cut_block(words, p, mod, at, x.step.w);
+    cut_block(words, s, p, mod, t, x.step, wg);
 #if CFG_DV
     wgmma_fence();
-    product_dv(dv, words.w, s.d_out + slot * O_BYTES, n > 0);
+    product_dv(dv, words.w, s.d_out + slot * O_BYTES, add);
     wgmma_commit();
 #endif
-    put_ds(s, n, words.ds, wg);
-    ring_next(c.at);
-    c.n++;
+    put_ds(s, c.n, words.ds, c.own);
+    step_next(c.slot, c.n);
     if (!HAS_LATE_DK)
-        start_dk(s, words, dk, c.sums, slot, n > 0);
+        start_dk(s, words, dk, c.sums, slot, add);
     /* dV's operand gives its registers to the scores; others take dK's as well */
     wgmma_wait<!HAS_LATE_DK && CFG_DK && !HAS_SLOPES && !CFG_DROP>();
     start_scores(s, c, x.acc, x.step, wg);
     if (HAS_LATE_DK)
-        start_dk(s, words, dk, c.sums, slot, n > 0);
+        start_dk(s, words, dk, c.sums, slot, add);
     make_ahead(c, p, mod, t, x.step, wg);
     wgmma_wait<HAS_LATE_DK>();
     end_head(c, p, mod, reads, t, at.h, x.step, wg);
 }
 
-DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, const cu_reads &reads,
-                    int turn, int wg)
+/* Returns how the tile ends. */
+DEVICE int4 consume_tile(consumer &c, const arena &s, const cu_bwd &p, const mod_args &mod,
+                         const cu_reads &reads, int turn, u32 parity, int wg)
 {
     float dk[CFG_D / 2], dv[CFG_E / 2];
-    consumer c = {{0, 0}, 0, no_dropper()}; /* the rest of it is 0 */
     block x;
     block_words words;
     key_tile t = key_tile_at(p.f, turn);
-    barrier_wait(s.kv_full, 0);
+    barrier_wait(s.kv_full, parity);
     start_scores(s, c, x.acc, x.step, wg);
     make_ahead(c, p, mod, t, x.step, wg);
     wgmma_wait<0>();
@@ -307,23 +358,39 @@ DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, const 
 #endif
     barrier_wait(s.ds_empty + (c.n & 1) * 8, (c.n >> 1 & 1) ^ 1);
     barrier_arrive_if(s.ds_full + (c.n & 1) * 8, (threadIdx.x & 31) == 0);
-#if CFG_RAGGED /* asked for again: kept through the loop it would cost registers */
-    asm volatile("" : "+r"(turn));
-    t = key_tile_at(p.f, turn);
-#endif
+    int4 end = load_four(s.steps + (c.n & (STEPS - 1)) * 16);
+    int has = !(end.w & STEP_FIRST);
+    t = key_tile_of(p.f, end.z); /* kept through the loop it would cost registers */
     int row = t.key0 + wg * 64 + (threadIdx.x / 32 & 3) * 16 + (threadIdx.x & 31) / 4;
     float scale = p.f.scale * BWD_WEIGHT_UNIT;
 #if CFG_LATE_SLOPE && CFG_GROUP == 1
-    scale *= row_slope(mod, p.f, t.b, t.g, 0);
+    scale *= row_slope(mod, p.f, t.b, keys_head(p, t), 0);
 #endif
     if (CFG_DK)
         store_keys(p, 0, t.b, t.g, tile_rows_of(p.f, t).kv_first, row,
-                   tile_rows_of(p.f, t).keys, CFG_D_REAL, scale, c.n > 0, dk);
+                   tile_rows_of(p.f, t).keys, CFG_D_REAL, scale, has, dk);
     if (CFG_DV)
         store_keys(p, 1, t.b, t.g, tile_rows_of(p.f, t).kv_first, row,
-                   tile_rows_of(p.f, t).keys, CFG_E_REAL,
-                   value_factor(p.f) * BWD_WEIGHT_UNIT, c.n > 0, dv);
+                   tile_rows_of(p.f, t).keys, CFG_E_REAL, value_factor(p.f) * BWD_WEIGHT_UNIT,
+                   has, dv);
     tell_stored(p, turn);
+    return end;
+}
+
+DEVICE void consume(const arena &s, const cu_bwd &p, const mod_args &mod, const cu_reads &reads,
+                    int wg)
+{
+    u32 own = own_place(wg), slot = 0, n = 0, parity = 0;
+    int turn = blockIdx.x;
+    do {
+        consumer c = {own, slot, n, no_dropper()}; /* the rest of it is 0 */
+        int4 end = consume_tile(c, s, p, mod, reads, turn, parity, wg);
+        slot = c.slot;
+        n = c.n;
+        step_next(slot, n);
+        turn = end.x;
+        parity = end.y;
+    } while (CFG_TAKES_MANY && turn < p.f.n_tiles);
 }
 
 /* 3. Who does what. */
@@ -353,16 +420,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int group = threadIdx.x / 128;
     if (group < DQ_GROUP) {
         registers_grow<CFG_REGS_CONSUMER>();
-        consume(s, p, mod, reads, blockIdx.x, group);
+        consume(s, p, mod, reads, group);
     } else if (group == DQ_GROUP) {
         registers_shrink<CFG_REGS_DQ>();
-        sum_dq(s, p, mod, reads, blockIdx.x, &mq, &mk, &mv, &mo);
+        sum_dq(s, p, mod, reads, &mq, &mk, &mv, &mo);
     }
 #if CFG_SPLIT
     else {
         registers_shrink<CFG_REGS_HELPERS>();
         if (threadIdx.x == (DQ_GROUP + 1) * 128)
-            load_all(s, p, mod, blockIdx.x, &mq, &mk, &mv, &mo);
+            load_all(s, p, mod, &mq, &mk, &mv, &mo);
         else if (threadIdx.x == (DQ_GROUP + 1) * 128 + 32 && CFG_DQ)
             write_dq(s, p);
     }

@@ -94,10 +94,10 @@ DEVICE seen_keys seen_by(const cu_fwd &p, const mod_args &mod, int b, int h, int
 }
 #endif
 
-DEVICE key_tile key_tile_at(const cu_fwd &p, int turn)
+/* id: (b * G + g) * tiles of a head + block, as the order says it */
+DEVICE key_tile key_tile_of(const cu_fwd &p, int id)
 {
     key_tile t;
-    int id = p.order ? __ldg(p.order + turn) : turn;
     t.walk = 0;
 #if HAS_ROW_WALKS
     t.walk = id & ~ORDER_TILE;
@@ -116,10 +116,20 @@ DEVICE key_tile key_tile_at(const cu_fwd &p, int turn)
     return t;
 }
 
+DEVICE key_tile key_tile_at(const cu_fwd &p, int turn)
+{
+    return key_tile_of(p, p.order ? __ldg(p.order + turn) : turn);
+}
+
+DEVICE int id_of(const cu_fwd &p, const key_tile &t)
+{
+    return (t.b * p.G + t.g) * p.n_qblk + t.block;
+}
+
 /* The head whose keys a tile has: its own number is one of parts. */
 DEVICE int keys_head(const cu_bwd &p, const key_tile &t)
 {
-#if CFG_GROUP > 1
+#if CFG_IN_PARTS
     return t.g / p.head_parts;
 #else
     return t.g;
@@ -133,25 +143,37 @@ struct query_walk {
     int masked;      /* the mask must be looked at */
 };
 
-/* first run of the present head */
+/* Query heads of a tile. */
+DEVICE int heads_of_tile(const cu_bwd &p)
+{
+    return p.f.H * (CFG_IN_PARTS ? p.row_parts : 1) / p.f.G;
+}
+
+/* first run of the present head, or of the tile's part of its rows */
 DEVICE void walk_head(query_walk &w, const cu_bwd &p, const key_tile &t)
 {
+    int blocks = row_blocks(p, tile_rows_of(p.f, t));
     w.run = w.end = 0;
     w.block = -1;
-    w.last = row_blocks(p, tile_rows_of(p.f, t)) - 1;
+    w.last = blocks - 1;
+#if CFG_IN_PARTS
+    int part = t.g % p.row_parts;
+    w.block = blocks * part / p.row_parts - 1;
+    w.last = blocks * (part + 1) / p.row_parts - 1;
+#endif
     if (p.f.runs) {
         int row = t.b * p.f.mask_b + w.h * p.f.mask_h + t.block;
         w.run = __ldg(p.f.run_start + row);
         w.end = __ldg(p.f.run_start + row + 1);
-        w.last = -1;
+        w.block = w.last = -1;
     }
 }
 
 DEVICE query_walk query_begin(const cu_bwd &p, const key_tile &t)
 {
     query_walk w;
-    int group = p.f.H / p.f.G;
-    w.h = t.g * group;
+    int group = heads_of_tile(p);
+    w.h = t.g / (CFG_IN_PARTS ? p.row_parts : 1) * group;
     w.h_end = t.key0 < t.kv_len ? w.h + group : w.h;
     w.masked = MOD_MASK != MASK_NONE;
     if (w.h < w.h_end)
@@ -192,7 +214,7 @@ DEVICE int query_next_by_rows(query_walk &w, const cu_bwd &p, const key_tile &t)
             w.block = w.last;
     }
     w.block += step;
-    w.h = w.h_end - p.f.H / p.f.G;
+    w.h = w.h_end - heads_of_tile(p);
     return 1;
 }
 #endif

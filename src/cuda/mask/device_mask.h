@@ -135,6 +135,23 @@ typedef struct cu_tile_lengths {
 int cu_head_parts(int n_sm, int group, const cu_tile_lengths *tiles, double *time);
 /* The most that it says for so many tiles of whatever lengths. */
 int cu_head_parts_most(int n_sm, int group, int64_t tiles);
+
+/* Parts of the queries of a KV head: of its group's heads, and of the rows of each. */
+typedef struct cu_cut {
+    int heads, rows;
+} cu_cut;
+
+/* cu_head_parts where rows may be cut as well, cuts_rows: of equal tiles whose parts all run at
+ * once, and then every head is a part. */
+cu_cut cu_query_parts(int n_sm, int group, int cuts_rows, const cu_tile_lengths *tiles,
+                      double *time);
+
+/* The most parts of rows for so many tiles of a head each. */
+static inline int64_t cu_row_parts_most(int n_sm, int64_t tiles)
+{
+    return tiles > 0 && tiles < n_sm ? n_sm / tiles : 1;
+}
+
 /* cu_head_parts of transposed runs; is_known 0: as if they were of all blocks. */
 saccade_status cu_find_head_parts(const mask_runs *r, const saccade_sizes *s, int n_sm,
                                   int is_known, int *parts, saccade_error *err);

@@ -1,7 +1,8 @@
-/* Query heads of a group in parts. A tile of keys walks all query heads of its group, so that
+/* Queries of a KV head in parts. A tile of keys walks all query heads of its group, so that
  * few KV heads make few tiles, and long ones under a causal mask: with 2 KV heads of 16,384
  * keys the longest takes half as long again as an equal share of 132 multiprocessors. Cut into
- * parts, a KV head stands for several, whose dK and dV bwd_join adds (docs/lab/100). */
+ * parts, a KV head stands for several, whose dK and dV bwd_join adds (docs/lab/100). Where few
+ * keys have many queries and no mask makes them unlike, rows are cut too (docs/lab/130). */
 #include "cuda/mask/device_mask.h"
 
 #include <stdlib.h>
@@ -71,6 +72,22 @@ int cu_head_parts(int n_sm, int group, const cu_tile_lengths *x, double *time)
         if (parts == 1 || now < *time) {
             *time = now;
             best = parts;
+        }
+    }
+    return best;
+}
+
+cu_cut cu_query_parts(int n_sm, int group, int cuts_rows, const cu_tile_lengths *x,
+                      double *time)
+{
+    cu_cut best = {cu_head_parts(n_sm, group, x, time), 1};
+    const int64_t most = cuts_rows && !x->blocks ? cu_row_parts_most(n_sm, x->n * group) : 1;
+    for (int rows = 2; rows <= most && rows <= x->each; rows++) {
+        const double joined = LAUNCH_BLOCKS + TILE_BLOCKS * (double)(x->n * group * rows);
+        const double now = (double)((x->each + rows - 1) / rows) + joined;
+        if (now < *time) {
+            *time = now;
+            best = (cu_cut){group, rows};
         }
     }
     return best;
