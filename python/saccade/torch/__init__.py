@@ -23,6 +23,7 @@ from .graph_breaks import out_of_graphs as _out_of_graphs
 from .mods import mask, score
 from .pool import share as _share
 from .quantised import quantize
+from .sdpa import scaled_dot_product_attention
 from .selection import BlockSelection
 from .serving import cached_attention as _cached_attention
 from .varlen import varlen_attention as _varlen_attention
@@ -33,6 +34,7 @@ _share()
 
 __all__ = [
     "flex_attention",
+    "scaled_dot_product_attention",
     "cached_attention",
     "SharedPrefix",
     "append_keys",

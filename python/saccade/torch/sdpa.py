@@ -1,0 +1,138 @@
+"""scaled_dot_product_attention, as torch.nn.functional has it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Optional, Sequence
+
+import torch
+
+from .checks import brief
+from .flex import flex_attention
+from .mods import AnyMod, score
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: Optional[torch.Tensor] = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Optional[float] = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """softmax(scale * query key^T + attn_mask) value, fused, with any mask.
+
+    Takes the place of torch.nn.functional.scaled_dot_product_attention, whose source this is:
+
+        torch.nn.functional.scaled_dot_product_attention = scaled_dot_product_attention
+
+    query [..., Hq, L, E], key [..., Hkv, S, E], value [..., Hkv, S, Ev], one dtype (f32, f16,
+    bf16; f64 on the CPU) and device, 2 dimensions and more; leading ones are broadcast.
+    Returns [..., Hq, L, Ev]. attn_mask: broadcast to [..., Hq, L, S] without being copied,
+    bool (True is live) or floats that are added to the scores; floats are differentiable.
+    is_causal: query i sees keys 0 to i; not beside attn_mask. scale: default 1/sqrt(E).
+    dropout_p: as in flex_attention, in every mode. enable_gqa: Hq may be a multiple of Hkv.
+    A row that sees no key is zeros. A mask that follows from positions is faster as block_mask
+    of flex_attention, which leaves out what it hides. Errors: ValueError for shapes, dtypes,
+    devices and numbers, TypeError for what is no tensor.
+    """
+    for name, t in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name}: got {brief(t)}, expected a tensor")
+        if t.dim() < 2:
+            raise ValueError(f"{name}: got shape {list(t.shape)}, expected [..., L, E]")
+    if is_causal and attn_mask is not None:
+        raise ValueError("is_causal: got True beside attn_mask, expected one of them")
+    lead = _leading(query, key, value, enable_gqa)
+    q, k, v = (_in_four(t, lead, enable_gqa) for t in (query, key, value))
+    mod = None if attn_mask is None else _mod(attn_mask, lead, q, k)
+    out: torch.Tensor = flex_attention(
+        q,
+        k,
+        v,
+        mod,
+        "causal()" if is_causal else None,
+        scale,
+        enable_gqa,
+        dropout_p=dropout_p,
+    )
+    if query.dim() == 4 and len(lead) == 2:
+        return out
+    return out.reshape(*lead, *out.shape[-2:])
+
+
+def _leading(query, key, value, enable_gqa) -> torch.Size:
+    """The result's dimensions before its last two."""
+    if query.dim() == key.dim() == value.dim() == 4 and query.shape[:2] == key.shape[:2]:
+        if key.shape[:2] == value.shape[:2]:
+            return query.shape[:2]
+    if enable_gqa:  # heads are as they are
+        shapes = [t.shape[:-3] for t in (query, key, value)]
+        heads = query.shape[-3:-2]
+    else:
+        shapes = [t.shape[:-2] for t in (query, key, value)]
+        heads = torch.Size()
+    try:
+        return torch.Size((*torch.broadcast_shapes(*shapes), *heads))
+    except RuntimeError:
+        raise ValueError(
+            f"query, key, value: got shapes {list(query.shape)}, {list(key.shape)} and "
+            f"{list(value.shape)}, expected leading dimensions that can be broadcast"
+            f"{'' if enable_gqa else ', or enable_gqa=True'}"
+        ) from None
+
+
+def _in_four(t, lead, enable_gqa):
+    """t as [B, H, rows, columns]."""
+    if t.dim() == 4 and t.shape[:2] == lead:
+        return t
+    own = (*lead[:-1], *t.shape[-3:-2]) if enable_gqa else lead
+    t = t.expand(*own, *t.shape[-2:])
+    while t.dim() < 4:
+        t = t.unsqueeze(0)
+    return t.flatten(0, -4)
+
+
+def _mod(mask, lead, q, k) -> AnyMod:
+    if not isinstance(mask, torch.Tensor):
+        raise TypeError(f"attn_mask: got {brief(mask)}, expected a tensor")
+    is_bool = mask.dtype is torch.bool
+    if not is_bool and not mask.dtype.is_floating_point:
+        raise ValueError(f"attn_mask: got {mask.dtype}, expected torch.bool or floats")
+    whole = (*lead, q.shape[2], k.shape[2])
+    if mask.dim() > len(whole) or not _fits(mask.shape, whole):
+        raise ValueError(
+            f"attn_mask: got shape {list(mask.shape)}, expected one that is broadcast to "
+            f"{list(whole)}"
+        )
+    while mask.dim() < 4:
+        mask = mask.unsqueeze(0)
+    if mask.dim() > 4:  # batches of several dimensions
+        batches = mask.shape[:-3]
+        is_one = all(n == 1 for n in batches)
+        mask = (
+            mask[(0,) * len(batches)].unsqueeze(0)
+            if is_one
+            else mask.expand(*lead[:-1], *mask.shape[-3:]).flatten(0, -4)
+        )
+    return score(_TEXTS[is_bool, tuple(n > 1 for n in mask.shape)], attn_mask=mask)
+
+
+def _fits(shape: Sequence[int], whole: Sequence[int]) -> bool:
+    return all(n in (1, m) for n, m in zip(reversed(shape), reversed(whole)))
+
+
+def _text(is_bool: bool, varies: Sequence[bool]) -> str:
+    places = ", ".join(name if v else "0" for name, v in zip(("b", "h", "q", "kv"), varies))
+    read = f"attn_mask[{places}]"
+    return f"{read} ? score : -inf" if is_bool else f"score + {read}"
+
+
+# By whether masks are bool, and along which dimensions they have elements of their own.
+_TEXTS = {
+    (is_bool, varies): _text(is_bool, varies)
+    for is_bool in (False, True)
+    for varies in itertools.product((False, True), repeat=4)
+}

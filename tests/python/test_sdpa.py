@@ -1,0 +1,152 @@
+"""scaled_dot_product_attention beside PyTorch's, on the CPU and, where it is, on CUDA."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
+
+from saccade.torch import scaled_dot_product_attention  # noqa: E402
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+theirs = F.scaled_dot_product_attention
+B, H, L, S, D = 2, 4, 20, 30, 16
+MASKS = [(L, S), (1, S), (B, 1, 1, S), (H, L, S), (B, H, L, S), (1, H, L, S), (B, 1, L, S)]
+
+
+def tensors(*shapes, device="cpu"):
+    g = torch.Generator().manual_seed(len(shapes))
+    return [torch.randn(*shape, generator=g).to(device) for shape in shapes]
+
+
+def both(inputs, mask=None, **options):
+    """Results and gradients of both, with respect to a mask of floats too."""
+    found = []
+    for fn in (scaled_dot_product_attention, theirs):
+        x = [t.clone().requires_grad_() for t in inputs]
+        m = mask
+        if mask is not None and mask.is_floating_point():
+            m = mask.clone().requires_grad_()
+        out = fn(*x, m, **options)
+        wanted = x if m is mask else [*x, m]
+        found.append((out, *torch.autograd.grad(out.square().sum(), wanted)))
+    return found
+
+
+def agree(inputs, mask=None, **options):
+    ours, wanted = both(inputs, mask, **options)
+    for a, b in zip(ours, wanted):
+        assert a.shape == b.shape
+        torch.testing.assert_close(a, b, atol=3e-5, rtol=3e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", MASKS, ids=str)
+def test_masks_of_every_shape(shape, device):
+    inputs = tensors((B, H, L, D), (B, H, S, D), (B, H, S, 8), device=device)
+    (floats,) = tensors(shape, device=device)
+    agree(inputs, floats)
+    live = floats < 0.5
+    live[..., 0] = True  # what a row without any key is differs
+    agree(inputs, live)
+
+
+@pytest.mark.parametrize(
+    "query, key",
+    [
+        ((L, D), (S, D)),
+        ((H, L, D), (H, S, D)),
+        ((3, B, H, L, D), (3, B, H, S, D)),
+        ((1, H, L, D), (B, H, S, D)),
+        ((B, H, L, D), (1, 1, S, D)),
+    ],
+    ids=str,
+)
+def test_leading_dimensions(query, key):
+    inputs = tensors(query, key, key)
+    agree(inputs)
+    agree(inputs, is_causal=True)
+    agree(inputs, *tensors((L, S)), scale=0.3)
+
+
+def test_masks_of_several_batches():
+    inputs = tensors((3, B, H, L, D), (3, B, H, S, D), (3, B, H, S, D))
+    agree(inputs, *tensors((3, 1, 1, 1, S)))
+    agree(inputs, *tensors((1, 1, H, L, S)))
+    agree(inputs, *tensors((3, B, 1, L, S)))
+
+
+def test_grouped_heads():
+    inputs = tensors((B, H, L, D), (B, 2, S, D), (B, 2, S, D))
+    agree(inputs, enable_gqa=True)
+    agree(inputs, *tensors((B, 1, 1, S)), enable_gqa=True)
+    with pytest.raises(ValueError, match="enable_gqa=True"):
+        scaled_dot_product_attention(*inputs)
+
+
+def test_rows_that_see_nothing_are_zeros():
+    q, k, v = tensors((B, H, L, D), (B, H, S, D), (B, H, S, D))
+    live = torch.ones(L, S, dtype=torch.bool)
+    live[3] = False
+    for mask in (live, torch.zeros(L, S).masked_fill(~live, -float("inf"))):
+        out = scaled_dot_product_attention(q, k, v, mask)
+        assert not out[:, :, 3].any()
+        assert out.isfinite().all()
+
+
+def test_takes_its_place_in_a_model(monkeypatch):
+    calls = []
+
+    def counted(*arguments, **options):
+        calls.append(options)
+        return scaled_dot_product_attention(*arguments, **options)
+
+    torch.manual_seed(1)
+    layer = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    x = torch.randn(B, 10, 32)
+    padding = torch.zeros(B, 10, dtype=torch.bool)
+    padding[0, 8:] = True
+    want = layer(x, x, x, need_weights=False, key_padding_mask=padding)[0]
+    monkeypatch.setattr(F, "scaled_dot_product_attention", counted)
+    out = layer(x, x, x, need_weights=False, key_padding_mask=padding)[0]
+    assert len(calls) == 1
+    torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
+
+
+def test_dropout_is_drawn():
+    q, k, v = tensors((B, H, L, D), (B, H, S, D), (B, H, S, D))
+    torch.manual_seed(3)
+    first = scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+    again = scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+    torch.manual_seed(3)
+    assert not torch.equal(first, again)
+    assert torch.equal(first, scaled_dot_product_attention(q, k, v, dropout_p=0.5))
+
+
+def test_in_a_full_graph():
+    q, k, v = tensors((B, H, L, D), (B, H, S, D), (B, H, S, D))
+    (mask,) = tensors((B, 1, 1, S))
+    compiled = torch.compile(scaled_dot_product_attention, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v, mask), theirs(q, k, v, mask))
+    torch.testing.assert_close(
+        compiled(q, k, v, is_causal=True), theirs(q, k, v, is_causal=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "change, error, text",
+    [
+        ({"attn_mask": torch.zeros(2, S)}, ValueError, r"got shape \[2, 30\], expected one"),
+        ({"attn_mask": torch.zeros(1, 1, 1, L, S)}, ValueError, "attn_mask: got shape"),
+        ({"attn_mask": torch.zeros(L, S), "is_causal": True}, ValueError, "got True beside"),
+        ({"attn_mask": torch.zeros(L, S, dtype=torch.int32)}, ValueError, "got torch.int32"),
+        ({"attn_mask": "causal"}, TypeError, "attn_mask: got 'causal', expected a tensor"),
+        ({"query": 1}, TypeError, "query: got 1, expected a tensor"),
+        ({"query": torch.zeros(D)}, ValueError, r"query: got shape \[16\]"),
+        ({"key": torch.zeros(B, 3, S, D)}, ValueError, "leading dimensions"),
+        ({"dropout_p": 2}, ValueError, "dropout_p: got 2"),
+    ],
+)
+def test_what_cannot_be_is_said(change, error, text):
+    q, k, v = tensors((B, H, L, D), (B, H, S, D), (B, H, S, D))
+    with pytest.raises(error, match=text):
+        scaled_dot_product_attention(**{"query": q, "key": k, "value": v, **change})
