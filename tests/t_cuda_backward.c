@@ -882,6 +882,9 @@ static void lengths(void **state)
         {{.problem = "b4 h16 q70 kv1000 d64 bf16", .seed = 1}, {0}},
         {{.problem = "b4 h16 q70 kv800 d64 f16", .mask = "causal()", .q_offset = 700},
          {.has_block_mask = 1}},
+        /* more tiles than multiprocessors, and some without a live key */
+        {{.problem = "b5 h16 q70 kv500 d64 bf16", .kv_len = 200, .seed = 1}, {0}},
+        {{.problem = "b5 h16 q130 kv400 d128 bf16", .kv_len = 130, .seed = 1}, {0}},
         /* many heads of few keys */
         {{.problem = "b64 h5 q30 kv40 d16 bf16"}, {0}},
         {{.problem = "b60 h4 q60 kv100 d64 f16", .mask = "causal()", .q_offset = 40}, {0}},

@@ -92,15 +92,42 @@ static void rows_are_cut_where_keys_are_few(void **state)
     assert_int_equal(cut.heads, 1);
     assert_in_range(cut.rows, 4, 6);
     assert_true(time < 64 / 3.);
-    assert_true(cut.rows <= cu_row_parts_most(132, cross.n));
+    assert_true(cut.rows <= cu_row_parts_most(132, cross.n, cross.each));
     cut = cu_query_parts(132, 2, 1, &cross, &time);
     assert_int_equal(cut.heads, 2);
     assert_in_range(cut.rows, 2, 3);
     assert_int_equal(cu_query_parts(132, 1, 0, &cross, &time).rows, 1);
     assert_int_equal(cu_query_parts(132, 1, 1, &many, &time).rows, 1);
     assert_int_equal(cu_query_parts(132, 1, 1, &few, &time).rows, 1);
-    assert_int_equal(cu_row_parts_most(132, 132), 1);
-    assert_int_equal(cu_row_parts_most(132, 0), 1);
+    assert_int_equal(cu_row_parts_most(132, 132, 64), 1);
+    assert_int_equal(cu_row_parts_most(132, 0, 64), 1);
+    assert_int_equal(cu_row_parts_most(132, 1, 3), 1);
+    assert_int_equal(cu_row_parts_most(132, 1, 64), 64);
+}
+
+/* Room for a run is room for smaller ones, whose fewer tiles may have more parts. */
+static void room_for_parts_is_room_for_smaller_runs(void **state)
+{
+    static const int64_t heads[] = {1, 2, 5, 20, 131, 132, 400};
+    static const int64_t keys[] = {1, 77, 192, 193, 764, 5000, 20000};
+    static const int64_t blocks[] = {1, 2, 4, 5, 64, 4096};
+    enum { TILE = 192 };
+    (void)state;
+    for (int n = 0; n < 2 * 7 * 7 * 6; n++) {
+        const int group = n & 1 ? 8 : 1, h = n / 2 % 7, k = n / 14 % 7, b = n / 98;
+        const int64_t tiles = heads[h] * ((keys[k] + TILE - 1) / TILE);
+        const cu_tile_lengths x = {NULL, tiles, blocks[b]};
+        double time;
+        const cu_cut cut = cu_query_parts(132, group, 1, &x, &time);
+        const int any = cu_head_parts_most(132, group, tiles); /* of masks */
+        const int parts = cut.heads * cut.rows > any ? cut.heads * cut.rows : any;
+        for (int i = h; i < 7 && parts > 1; i++)
+            for (int j = k; j < 7; j++)
+                for (int l = b; l < 6; l++)
+                    assert_true(cu_part_rows_most(132, group, 1, heads[i], keys[j], blocks[l],
+                                                  TILE)
+                                >= heads[h] * keys[k] * parts);
+    }
 }
 
 /* ---- orders ---- */
@@ -319,6 +346,7 @@ int main(void)
         cmocka_unit_test(heads_are_cut_where_tiles_are_few),
         cmocka_unit_test(equal_tiles_are_cut_too),
         cmocka_unit_test(rows_are_cut_where_keys_are_few),
+        cmocka_unit_test(room_for_parts_is_room_for_smaller_runs),
         cmocka_unit_test(all_tiles_come_once),
         cmocka_unit_test(sections_begin_with_their_longest_tiles),
         cmocka_unit_test(tiles_of_queries_come_head_by_head),

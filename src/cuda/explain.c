@@ -169,7 +169,7 @@ static void put_backward(const saccade_plan *plan, strbuf *out)
     const int parts = cu_backward_parts_most(plan, &p->sizes);
     if (parts > 1)
         strbuf_printf(out,
-                      "backward: query heads of a group in up to %d parts, by the lengths of "
+                      "backward: queries of a KV head in up to %d parts, by the lengths of "
                       "tiles\n",
                       parts);
     strbuf_printf(out, "backward workspace: %zu bytes\n",

@@ -70,32 +70,51 @@ static void add_thirds(const saccade_plan *plan, const saccade_sizes *s, cu_back
     }
 }
 
+/* Keys of the largest tile that a run may take. */
+static int tile_keys_most(const cu_state *s)
+{
+    int keys = 1;
+    for (int i = CU_BWD_TILES; i <= CU_BWD_PLAIN; i++)
+        keys = (int)larger(keys, s->programs[i].form.tile.keys);
+    return keys;
+}
+
 int cu_backward_parts_most(const saccade_plan *plan, const saccade_sizes *s)
 {
     const cu_state *state = plan->state;
-    int keys = 1;
-    for (int i = CU_BWD_TILES; i <= CU_BWD_PLAIN; i++)
-        keys = state->programs[i].form.tile.keys > keys ? state->programs[i].form.tile.keys
-                                                        : keys;
-    const int64_t tiles = s->B * s->Hkv * ((s->KV + keys - 1) / keys);
     const int n_sm = state->device.n_sm, group = cu_backward_cut_heads(&plan->problem);
-    const int64_t heads = cu_head_parts_most(n_sm, group, tiles);
-    const int64_t rows =
+    const int64_t tiles = s->B * s->Hkv * ceil_div(s->KV, tile_keys_most(state));
+    const int heads = cu_head_parts_most(n_sm, group, tiles);
+    const int rows =
         cu_backward_cuts_rows(&plan->problem)
-            ? smaller(cu_row_parts_most(n_sm, tiles * group), cu_backward_query_blocks(s))
+            ? cu_row_parts_most(n_sm, tiles * group, cu_backward_query_blocks(s))
             : 1;
     return (int)larger(heads, rows > 1 ? rows * group : 1);
 }
 
-/* dK and dV of as many parts of a KV head's queries as any mask may ask for. */
-static void add_parts(const saccade_plan *plan, const saccade_sizes *s, cu_backward_space *x)
+/* Keys of all parts of a run with any mask; gradients NULL: or of a smaller one, whose fewer
+ * tiles may have more parts. */
+static int64_t part_rows(const saccade_plan *plan, const saccade_sizes *s,
+                         const plan_gradients *gradients)
+{
+    const cu_state *state = plan->state;
+    const int parts = cu_backward_parts_most(plan, s);
+    if (gradients)
+        return parts > 1 ? s->B * s->Hkv * parts * s->KV : 0;
+    return cu_part_rows_most(state->device.n_sm, cu_backward_cut_heads(&plan->problem),
+                             cu_backward_cuts_rows(&plan->problem), s->B * s->Hkv, s->KV,
+                             cu_backward_query_blocks(s), tile_keys_most(state));
+}
+
+/* dK and dV of parts of a KV head's queries. */
+static void add_parts(const saccade_plan *plan, const saccade_sizes *s,
+                      const plan_gradients *gradients, cu_backward_space *x)
 {
     const int64_t dims[2] = {plan->problem.sizes.D, plan->problem.sizes.Dv};
-    const int parts = cu_backward_parts_most(plan, s);
+    const int64_t rows = part_rows(plan, s, gradients);
     for (int i = 0; i < 2; i++) {
-        const int64_t rows = s->B * s->Hkv * parts * s->KV;
         x->parts[i] = cu_aligned(x->bytes);
-        if (parts > 1)
+        if (rows)
             x->bytes = x->parts[i] + (size_t)(rows * dims[i]) * sizeof(float);
     }
 }
@@ -124,7 +143,7 @@ cu_backward_space cu_backward_space_of(const saccade_plan *plan, const saccade_s
     }
     if (cu_backward_has_f32(plan->state))
         add_thirds(plan, s, &x);
-    add_parts(plan, s, &x);
+    add_parts(plan, s, gradients, &x);
     return x;
 }
 

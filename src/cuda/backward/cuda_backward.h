@@ -329,7 +329,7 @@ int64_t cu_backward_packed_blocks(const saccade_plan *plan, const saccade_sizes 
 /* Shape of a tensor of cu_thirds. */
 void cu_backward_thirds_shape(const saccade_plan *plan, const saccade_sizes *s, int which,
                               int64_t (*shape)[4]);
-/* Into how many parts a run of these sizes cuts the query heads of a group at most. */
+/* Into how many parts a run of these sizes cuts the queries of a KV head at most. */
 int cu_backward_parts_most(const saccade_plan *plan, const saccade_sizes *s);
 size_t cu_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
                              const plan_gradients *gradients);

@@ -97,7 +97,7 @@ DEVICE void end_parts(const arena &s, u32 n)
 #pragma unroll
     for (int part = 0; part < 2; part++) {
         barrier_wait(s.staging_empty + part * 8, n & 1 ^ 1);
-        barrier_arrive_if(s.staging_full + part * 8, (threadIdx.x & 31) == 0);
+        warp_arrives(s.staging_full + part * 8);
     }
 }
 #else
@@ -266,8 +266,7 @@ DEVICE void own_step(own_loads &own, const arena &s, const cu_bwd &p, const mod_
 /* All lanes of the warp have seen this round before there can be another. */
 DEVICE void let_ds_go(const arena &s, u32 n)
 {
-    __syncwarp();
-    barrier_arrive_if(s.ds_empty + (n & 1) * 8, (threadIdx.x & 31) == 0);
+    warp_arrives(s.ds_empty + (n & 1) * 8);
 }
 
 /* The steps of a tile from step n of the CTA on: their dQ; the loads run beside the first

@@ -1,6 +1,6 @@
-/* dK and dV of KV heads whose query heads were cut into parts: sums of what the parts left in
- * f32, in their order. Threads take four neighbours of a row, or one where rows are not whole
- * fours. */
+/* dK and dV of KV heads whose queries were cut into parts: sums of what the parts left in f32,
+ * in their order. Threads take four neighbours of a row, or one where rows are not whole fours.
+ */
 #include "cfg.cuh"
 #include "ptx.cuh"
 #include "bwd.h"

@@ -357,7 +357,7 @@ DEVICE int4 consume_tile(consumer &c, const arena &s, const cu_bwd &p, const mod
     }
 #endif
     barrier_wait(s.ds_empty + (c.n & 1) * 8, (c.n >> 1 & 1) ^ 1);
-    barrier_arrive_if(s.ds_full + (c.n & 1) * 8, (threadIdx.x & 31) == 0);
+    warp_arrives(s.ds_full + (c.n & 1) * 8); /* no lane waits for the round before */
     int4 end = load_four(s.steps + (c.n & (STEPS - 1)) * 16);
     int has = !(end.w & STEP_FIRST);
     t = key_tile_of(p.f, end.z); /* kept through the loop it would cost registers */

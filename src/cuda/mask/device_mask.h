@@ -146,11 +146,12 @@ typedef struct cu_cut {
 cu_cut cu_query_parts(int n_sm, int group, int cuts_rows, const cu_tile_lengths *tiles,
                       double *time);
 
-/* The most parts of rows for so many tiles of a head each. */
-static inline int64_t cu_row_parts_most(int n_sm, int64_t tiles)
-{
-    return tiles > 0 && tiles < n_sm ? n_sm / tiles : 1;
-}
+/* The most parts of rows for so many tiles of a head each, of so many blocks of queries. */
+int cu_row_parts_most(int n_sm, int64_t tiles, int64_t blocks);
+/* No fewer keys than those of all parts of a run that has at most so many KV heads, keys to
+ * each and blocks of queries, in tiles of at most tile_keys. */
+int64_t cu_part_rows_most(int n_sm, int group, int cuts_rows, int64_t heads, int64_t keys,
+                          int64_t blocks, int tile_keys);
 
 /* cu_head_parts of transposed runs; is_known 0: as if they were of all blocks. */
 saccade_status cu_find_head_parts(const mask_runs *r, const saccade_sizes *s, int n_sm,

@@ -77,12 +77,36 @@ int cu_head_parts(int n_sm, int group, const cu_tile_lengths *x, double *time)
     return best;
 }
 
+/* Fewer blocks of queries than these are not cut: what the join takes is not saved. */
+enum { ROW_BLOCKS = 4 };
+
+int cu_row_parts_most(int n_sm, int64_t tiles, int64_t blocks)
+{
+    const int64_t most = tiles > 0 && tiles < n_sm ? n_sm / tiles : 1;
+    return blocks < ROW_BLOCKS ? 1 : (int)(most < blocks ? most : blocks);
+}
+
+int64_t cu_part_rows_most(int n_sm, int group, int cuts_rows, int64_t heads, int64_t keys,
+                          int64_t blocks, int tile_keys)
+{
+    const int64_t once = (int64_t)n_sm * tile_keys, rows = heads * group * keys;
+    int64_t most = 0;
+    if (group > 1)
+        most = rows < ROUNDS_MOST * once ? rows : ROUNDS_MOST * once;
+    if (cuts_rows && blocks >= ROW_BLOCKS) {
+        const int64_t cut = rows < once && rows * blocks < once ? rows * blocks : once;
+        most = most > cut ? most : cut;
+    }
+    return most;
+}
+
 cu_cut cu_query_parts(int n_sm, int group, int cuts_rows, const cu_tile_lengths *x,
                       double *time)
 {
     cu_cut best = {cu_head_parts(n_sm, group, x, time), 1};
-    const int64_t most = cuts_rows && !x->blocks ? cu_row_parts_most(n_sm, x->n * group) : 1;
-    for (int rows = 2; rows <= most && rows <= x->each; rows++) {
+    const int most =
+        cuts_rows && !x->blocks ? cu_row_parts_most(n_sm, x->n * group, x->each) : 1;
+    for (int rows = 2; rows <= most; rows++) {
         const double joined = LAUNCH_BLOCKS + TILE_BLOCKS * (double)(x->n * group * rows);
         const double now = (double)((x->each + rows - 1) / rows) + joined;
         if (now < *time) {

@@ -63,7 +63,7 @@ typedef enum cu_program {
     CU_BWD_PLAIN,    /* dK and dV, then dQ, by CTAs that own them */
     CU_BWD_PREPARE,  /* what every row brings, and bounds of K and V */
     CU_BWD_FINISH,   /* dQ from its sums */
-    CU_BWD_JOIN,     /* dK and dV of heads whose query heads are cut into parts */
+    CU_BWD_JOIN,     /* dK and dV of heads whose queries are cut into parts */
     CU_BWD_SINKS,    /* gradients of sinks */
     CU_BWD_CAPTURES, /* gradients of captures */
     CU_BWD_ELEMENTS, /* those of dense captures that batches or heads share */
