@@ -38,8 +38,9 @@ static ALWAYS_INLINE vf vf_from_e4m3(const uint8_t *p)
     const __m256i w = _mm256_slli_epi16(_mm256_cvtepi8_epi16(code_bytes(p)), 7);
     const __m256i bits = _mm256_and_si256(w, _mm256_set1_epi16((int16_t)0xbf80));
     const __m256i size = _mm256_and_si256(w, _mm256_set1_epi16(0x3f80));
-    const __mmask16 nan = _mm256_cmpeq_epi16_mask(size, _mm256_set1_epi16(0x3f80));
-    return _mm512_cvtph_ps(_mm256_mask_mov_epi16(bits, nan, _mm256_set1_epi16(0x7fff)));
+    const __mmask16 number = _mm256_cmpneq_epi16_mask(size, _mm256_set1_epi16(0x3f80));
+    const vf nan = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffe000));
+    return _mm512_mask_cvtph_ps(nan, number, bits);
 }
 
 static ALWAYS_INLINE vf vf_from_e5m2(const uint8_t *p)
