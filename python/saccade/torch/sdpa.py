@@ -39,8 +39,7 @@ def scaled_dot_product_attention(
     devices and numbers, TypeError for what is no tensor.
     """
     for name, t in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name}: got {brief(t)}, expected a tensor")
+        _check_tensor(name, t)
         if t.dim() < 2:
             raise ValueError(f"{name}: got shape {list(t.shape)}, expected [..., L, E]")
     if is_causal and attn_mask is not None:
@@ -58,16 +57,18 @@ def scaled_dot_product_attention(
         enable_gqa,
         dropout_p=dropout_p,
     )
-    if query.dim() == 4 and len(lead) == 2:
-        return out
-    return out.reshape(*lead, *out.shape[-2:])
+    return out if len(lead) == 2 else out.reshape(*lead, *out.shape[-2:])
+
+
+def _check_tensor(name, t):
+    if not isinstance(t, torch.Tensor):
+        raise TypeError(f"{name}: got {brief(t)}, expected a tensor")
 
 
 def _leading(query, key, value, enable_gqa) -> torch.Size:
     """The result's dimensions before its last two."""
-    if query.dim() == key.dim() == value.dim() == 4 and query.shape[:2] == key.shape[:2]:
-        if key.shape[:2] == value.shape[:2]:
-            return query.shape[:2]
+    if query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+        return query.shape[:-2]
     if enable_gqa:  # heads are as they are
         shapes = [t.shape[:-3] for t in (query, key, value)]
         heads = query.shape[-3:-2]
@@ -89,15 +90,18 @@ def _in_four(t, lead, enable_gqa):
     if t.dim() == 4 and t.shape[:2] == lead:
         return t
     own = (*lead[:-1], *t.shape[-3:-2]) if enable_gqa else lead
-    t = t.expand(*own, *t.shape[-2:])
+    return _four(t.expand(*own, *t.shape[-2:]))
+
+
+def _four(t):
+    """Batches of several dimensions as one, or of none as 1; heads likewise."""
     while t.dim() < 4:
         t = t.unsqueeze(0)
     return t.flatten(0, -4)
 
 
 def _mod(mask, lead, q, k) -> AnyMod:
-    if not isinstance(mask, torch.Tensor):
-        raise TypeError(f"attn_mask: got {brief(mask)}, expected a tensor")
+    _check_tensor("attn_mask", mask)
     is_bool = mask.dtype is torch.bool
     if not is_bool and not mask.dtype.is_floating_point:
         raise ValueError(f"attn_mask: got {mask.dtype}, expected torch.bool or floats")
@@ -107,16 +111,9 @@ def _mod(mask, lead, q, k) -> AnyMod:
             f"attn_mask: got shape {list(mask.shape)}, expected one that is broadcast to "
             f"{list(whole)}"
         )
-    while mask.dim() < 4:
-        mask = mask.unsqueeze(0)
-    if mask.dim() > 4:  # batches of several dimensions
-        batches = mask.shape[:-3]
-        is_one = all(n == 1 for n in batches)
-        mask = (
-            mask[(0,) * len(batches)].unsqueeze(0)
-            if is_one
-            else mask.expand(*lead[:-1], *mask.shape[-3:]).flatten(0, -4)
-        )
+    if any(n > 1 for n in mask.shape[:-3]):  # batches are numbered as the query's
+        mask = mask.expand(*lead[:-1], *mask.shape[-3:])
+    mask = _four(mask)
     return score(_TEXTS[is_bool, tuple(n > 1 for n in mask.shape)], attn_mask=mask)
 
 

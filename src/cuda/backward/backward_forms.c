@@ -136,8 +136,7 @@ int cu_backward_finish_form(const cu_state *s, const plan_problem *p, int rung, 
 
 int cu_backward_join_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
-    return (cu_backward_cut_heads(p) > 1 || cu_backward_cuts_rows(p))
-           && cu_backward_prepare_form(s, p, rung, out);
+    return cu_backward_has_parts(p) && cu_backward_prepare_form(s, p, rung, out);
 }
 
 int cu_backward_sinks_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)

@@ -105,7 +105,7 @@ static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradi
     p->tiles_taken = (unsigned *)(base + at.tiles_taken);
     p->dq_sum = g->dq ? (float *)(base + at.dq_sum) : NULL;
     p->dq_steps = g->dq ? (unsigned *)(base + at.dq_steps) : NULL;
-    p->head_parts = p->row_parts = 1;
+    p->parts = p->row_parts = 1;
     p->parts_k = (float *)(base + at.parts[0]);
     p->parts_v = (float *)(base + at.parts[1]);
     fill_touched(run, p);
@@ -281,8 +281,8 @@ static saccade_status start_parts(const saccade_plan *plan, launch *l, const key
     const int64_t D = s->D, E = s->Dv, N = l->p.f.N;
     const cu_bwd whole = l->p;
     void *join[] = {&l->p};
-    l->p.f.G *= whole.head_parts;
-    l->p.f.n_tiles *= whole.head_parts;
+    l->p.f.G *= whole.parts;
+    l->p.f.n_tiles *= whole.parts;
     l->p.dk = whole.dk ? whole.parts_k : NULL;
     l->p.dv = whole.dv ? whole.parts_v : NULL;
     l->p.dks = (cu_stride){.b = l->p.f.G * N * D, .h = N * D, .n = D};
@@ -309,7 +309,7 @@ static saccade_status start_parts(const saccade_plan *plan, launch *l, const key
 static saccade_status start_keys(const saccade_plan *plan, const plan_run *run, launch *l,
                                  const keys_kernel *k, void **parameters, saccade_error *err)
 {
-    if (l->p.head_parts > 1)
+    if (l->p.parts > 1)
         return start_parts(plan, l, k, parameters, err);
     const int all = run->far ? l->turns.needed : l->p.f.n_tiles;
     const int first = run->far && run->far->send && l->turns.first ? l->turns.first : all;
@@ -498,7 +498,7 @@ static void fill_parts(const saccade_plan *plan, const cu_runs *runs, cu_bwd *p)
         runs ? (cu_cut){runs->head_parts, 1}
              : cu_query_parts(s->device.n_sm, cu_backward_cut_heads(&plan->problem),
                               cu_backward_cuts_rows(&plan->problem), &tiles, &time);
-    p->head_parts = cut.heads * cut.rows;
+    p->parts = cut.heads * cut.rows;
     p->row_parts = cut.rows;
 }
 

@@ -393,7 +393,7 @@ static void put_config(const plan_problem *p, const cu_form *form, const cu_mod_
         {"TERMS", has_tiles && facts->n_terms > 0},
         {"TAKES_MANY", has_tiles && cu_backward_takes_many(facts, p)},
         {"GROUP", p->group},
-        {"IN_PARTS", cu_backward_cut_heads(p) > 1 || cu_backward_cuts_rows(p)},
+        {"IN_PARTS", cu_backward_has_parts(p)},
         {"LATE_SLOPE", is_late},
         {"TM", form->backward.rows},
         {"TN", form->backward.rows},

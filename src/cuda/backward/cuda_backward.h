@@ -58,11 +58,30 @@ static inline int cu_backward_is_fixed(const plan_problem *p, const cu_form *for
            && (p->gradients & SACCADE_GRADIENT_Q) && !p->is_relaxed;
 }
 
-/* Query heads of a group that may be cut into parts, 1: none; not where gradients travel. */
-static inline int cu_backward_cut_heads(const plan_problem *p)
+/* Whether queries of a KV head may be cut into parts at all; not where gradients travel. */
+static inline int cu_backward_may_cut(const plan_problem *p)
 {
     const int has_keys = (p->gradients & (SACCADE_GRADIENT_K | SACCADE_GRADIENT_V)) != 0;
-    return has_keys && !p->is_ragged && !p->has_rows ? p->group : 1;
+    return has_keys && !p->is_ragged && !p->has_rows;
+}
+
+/* Query heads of a group that may be cut into parts, 1: none. */
+static inline int cu_backward_cut_heads(const plan_problem *p)
+{
+    return cu_backward_may_cut(p) ? p->group : 1;
+}
+
+/* Whether rows of queries may be cut into parts, where no mask makes them unlike; not where
+ * what is summed beside dK and dV counts tiles. */
+static inline int cu_backward_cuts_rows(const plan_problem *p)
+{
+    return cu_backward_may_cut(p) && !p->is_invariant && !cu_has_captures(p);
+}
+
+/* Whether a run may have more than one part. */
+static inline int cu_backward_has_parts(const plan_problem *p)
+{
+    return cu_backward_cut_heads(p) > 1 || cu_backward_cuts_rows(p);
 }
 
 /* Whether a CTA of Hopper's tiles takes one after the other: not where the launch counts tiles
@@ -71,14 +90,6 @@ static inline int cu_backward_cut_heads(const plan_problem *p)
 static inline int cu_backward_takes_many(const cu_mod_text *facts, const plan_problem *p)
 {
     return !p->is_ragged && !p->has_rows && facts->n_terms == 0;
-}
-
-/* Whether rows of queries may be cut into parts, where no mask makes them unlike; not where
- * what is summed beside dK and dV counts tiles. */
-static inline int cu_backward_cuts_rows(const plan_problem *p)
-{
-    const int has_keys = (p->gradients & (SACCADE_GRADIENT_K | SACCADE_GRADIENT_V)) != 0;
-    return has_keys && !p->is_ragged && !p->has_rows && !p->is_invariant && !cu_has_captures(p);
 }
 
 /* ---- backward_text.c: pure functions ---- */

@@ -81,9 +81,9 @@ typedef struct cu_bwd {
     int key_first, key_past; /* keys that rows read lie between */
     /* Over how many KV heads in a row a KV head's queries are dealt, where tiles are few, and
      * over how many of them the rows of a query head: kernels over tiles of keys have
-     * head_parts times G heads, and leave dK and dV of each in f32 for bwd_join:
-     * [B][G][head_parts][N][dim]. */
-    int head_parts, row_parts;
+     * `parts` times G heads, and leave dK and dV of each in f32 for bwd_join:
+     * [B][G][parts][N][dim]. */
+    int parts, row_parts;
     float *parts_k, *parts_v;
     /* With CFG_ROWS: each warp that stores gradients of the first n_told tiles adds 1 there. */
     unsigned *told;

@@ -87,8 +87,7 @@ DEVICE void put_part(const arena &s, const cu_bwd &p, u32 n, int tile, int part,
 {
     barrier_wait(s.staging_empty + part * 8, n & 1 ^ 1);
     stage(s.staging + part * PART_BYTES, dq, f0, f1);
-    __syncwarp();
-    barrier_arrive_if(s.staging_full + part * 8, (threadIdx.x & 31) == 0);
+    warp_arrives(s.staging_full + part * 8);
 }
 
 /* A tile's end is a round of both places. */
@@ -203,24 +202,33 @@ DEVICE void start_part(const arena &s, u32 n, int part, float (&dq)[S_COUNT])
     wgmma_commit();
 }
 
+/* By lane 0 for its warp, whose lanes have all seen this round before there can be another. */
+DEVICE void let_ds_go(const arena &s, u32 n)
+{
+    warp_arrives(s.ds_empty + (n & 1) * 8);
+}
+
 DEVICE void end_part(const arena &s, const cu_bwd &p, u32 n, int tile, int part,
                      const precisions &by, float (&dq)[S_COUNT], int is_careful)
 {
     wgmma_wait<0>();
     if (is_careful)
         careful_dq(dq, s.ds + (n & 1) * DS_BYTES, s.k + part * KEY_PANEL);
-    if (part == PANELS_D - 1 && TERMS != TERMS_AFTER) {
-        __syncwarp(); /* lane 0 lets dS go for its warp */
-        barrier_arrive_if(s.ds_empty + (n & 1) * 8, (threadIdx.x & 31) == 0);
-    }
+    if (part == PANELS_D - 1 && TERMS != TERMS_AFTER)
+        let_ds_go(s, n);
     put_part(s, p, n, tile, part, dq, by.row0, by.row1);
+}
+
+DEVICE void wait_for_ds(const arena &s, u32 n)
+{
+    barrier_wait(s.ds_full + (n & 1) * 8, n >> 1 & 1);
 }
 
 /* Once dS is there, all consumers are done with what the step before it read, and the load of
  * what takes its place may begin. */
 DEVICE int take_ds(const arena &s, u32 n, int4 &step)
 {
-    barrier_wait(s.ds_full + (n & 1) * 8, n >> 1 & 1);
+    wait_for_ds(s, n);
     step = load_four(s.steps + (n & (STEPS - 1)) * 16);
     return !(step.w & STEP_END);
 }
@@ -261,12 +269,6 @@ DEVICE void own_step(own_loads &own, const arena &s, const cu_bwd &p, const mod_
         load_step(s, own.l, own_share(), p, mod, t, mq, mo);
     __syncwarp();
 #endif
-}
-
-/* All lanes of the warp have seen this round before there can be another. */
-DEVICE void let_ds_go(const arena &s, u32 n)
-{
-    warp_arrives(s.ds_empty + (n & 1) * 8);
 }
 
 /* The steps of a tile from step n of the CTA on: their dQ; the loads run beside the first
@@ -344,11 +346,6 @@ DEVICE void sum_dq(const arena &s, const cu_bwd &p, const mod_args &mod, const c
  * not three: when it comes to dS of step n, steps to n + 1 are loaded, so that the round after
  * cannot be over. */
 static_assert(CFG_STAGES <= 3, "no step past n + 1 is loaded before dS of step n is seen");
-
-DEVICE void wait_for_ds(const arena &s, u32 n)
-{
-    barrier_wait(s.ds_full + (n & 1) * 8, n >> 1 & 1);
-}
 
 DEVICE void load_all(const arena &s, const cu_bwd &p, const mod_args &mod, const tensor_map *mq,
                      const tensor_map *mk, const tensor_map *mv, const tensor_map *mo)

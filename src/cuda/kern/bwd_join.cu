@@ -48,9 +48,9 @@ DEVICE void join(const cu_bwd &p, const float *from, void *data, const cu_stride
     int column = (int)(i % (REAL / N)) * N, key = (int)(row % p.f.N);
     if (head >= (long long)p.f.B * p.f.G)
         return;
-    const float *at = from + head * p.head_parts * part + (long long)key * REAL + column;
+    const float *at = from + head * p.parts * part + (long long)key * REAL + column;
     few<N> sum = load_few(at, few<N>());
-    for (int k = 1; k < p.head_parts; k++) {
+    for (int k = 1; k < p.parts; k++) {
         few<N> next = load_few(at + k * part, few<N>());
 #pragma unroll
         for (int n = 0; n < N; n++)

@@ -91,8 +91,8 @@ DEVICE void load_step(const arena &s, loader &l, int share, const cu_bwd &p,
         load_queries(s, l, share, p, t, tile, mq, mo);
     } else { /* a slot's rounds are those of both of its barriers */
         if (share & LOADS_Q) {
-            int4 tile = load_four(s.tile);
-            store_four(step, next_turn(p), tile.y ^ 1, tile.z, STEP_END | first_flag);
+            int4 ended = load_four(s.tile);
+            store_four(step, next_turn(p), ended.y ^ 1, ended.z, STEP_END | first_flag);
             barrier_arrive(s.q_full + l.at.slot * 8);
         }
         if (share & LOADS_O)

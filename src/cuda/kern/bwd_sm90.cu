@@ -68,7 +68,7 @@ DEVICE void share_ds(u32 tile, const u32 (&ds)[S_COUNT / 2], u32 own)
 
 /* 2. Consumer warpgroup wg. */
 struct consumer {
-    u32 own;
+    u32 own; /* own_place */
     u32 slot, n; /* of Q and dO; steps done, of other tiles too, and in the last bit the parity
                   * of the ring's round: registers are few */
     dropper drop;
@@ -99,8 +99,7 @@ DEVICE void put_ds(const arena &s, u32 n, const u32 (&ds)[S_COUNT / 2], u32 own)
     barrier_wait(s.ds_empty + (n & 1) * 8, (n >> 1 & 1) ^ 1);
     if (CFG_DQ)
         share_ds(s.ds + (n & 1) * DS_BYTES, ds, own);
-    __syncwarp();
-    barrier_arrive_if(s.ds_full + (n & 1) * 8, (threadIdx.x & 31) == 0);
+    warp_arrives(s.ds_full + (n & 1) * 8);
 }
 
 #if CFG_RAGGED

@@ -129,11 +129,13 @@ DEVICE int id_of(const cu_fwd &p, const key_tile &t)
 /* The head whose keys a tile has: its own number is one of parts. */
 DEVICE int keys_head(const cu_bwd &p, const key_tile &t)
 {
-#if CFG_IN_PARTS
-    return t.g / p.head_parts;
-#else
-    return t.g;
-#endif
+    return CFG_IN_PARTS ? t.g / p.parts : t.g;
+}
+
+/* Parts of the rows of a query head. */
+DEVICE int row_parts(const cu_bwd &p)
+{
+    return CFG_IN_PARTS ? p.row_parts : 1;
 }
 
 struct query_walk {
@@ -146,21 +148,16 @@ struct query_walk {
 /* Query heads of a tile. */
 DEVICE int heads_of_tile(const cu_bwd &p)
 {
-    return p.f.H * (CFG_IN_PARTS ? p.row_parts : 1) / p.f.G;
+    return p.f.H * row_parts(p) / p.f.G;
 }
 
 /* first run of the present head, or of the tile's part of its rows */
 DEVICE void walk_head(query_walk &w, const cu_bwd &p, const key_tile &t)
 {
-    int blocks = row_blocks(p, tile_rows_of(p.f, t));
+    int blocks = row_blocks(p, tile_rows_of(p.f, t)), part = t.g % row_parts(p);
     w.run = w.end = 0;
-    w.block = -1;
-    w.last = blocks - 1;
-#if CFG_IN_PARTS
-    int part = t.g % p.row_parts;
-    w.block = blocks * part / p.row_parts - 1;
-    w.last = blocks * (part + 1) / p.row_parts - 1;
-#endif
+    w.block = blocks * part / row_parts(p) - 1;
+    w.last = blocks * (part + 1) / row_parts(p) - 1;
     if (p.f.runs) {
         int row = t.b * p.f.mask_b + w.h * p.f.mask_h + t.block;
         w.run = __ldg(p.f.run_start + row);
@@ -173,7 +170,7 @@ DEVICE query_walk query_begin(const cu_bwd &p, const key_tile &t)
 {
     query_walk w;
     int group = heads_of_tile(p);
-    w.h = t.g / (CFG_IN_PARTS ? p.row_parts : 1) * group;
+    w.h = t.g / row_parts(p) * group;
     w.h_end = t.key0 < t.kv_len ? w.h + group : w.h;
     w.masked = MOD_MASK != MASK_NONE;
     if (w.h < w.h_end)

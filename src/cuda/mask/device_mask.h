@@ -121,7 +121,7 @@ const cu_pieces *cu_pieces_find(int device, const saccade_block_mask *mask, int 
                                 const saccade_sizes *sizes, const saccade_plan *plan);
 cu_limits cu_limits_find(int device, const saccade_block_mask *mask, const saccade_plan *plan);
 
-/* ---- head_parts.c ---- */
+/* ---- query_parts.c ---- */
 
 /* Tiles of keys by how many blocks of queries each meets in one head, longest first; blocks
  * NULL: `each`. */

@@ -5,6 +5,8 @@
  * keys have many queries and no mask makes them unlike, rows are cut too (docs/lab/130). */
 #include "cuda/mask/device_mask.h"
 
+#include "base/integers.h"
+
 #include <stdlib.h>
 
 enum { ROUNDS_MOST = 4 /* of tiles, where heads are cut: with more, tiles end evenly */ };
@@ -83,21 +85,17 @@ enum { ROW_BLOCKS = 4 };
 int cu_row_parts_most(int n_sm, int64_t tiles, int64_t blocks)
 {
     const int64_t most = tiles > 0 && tiles < n_sm ? n_sm / tiles : 1;
-    return blocks < ROW_BLOCKS ? 1 : (int)(most < blocks ? most : blocks);
+    return blocks < ROW_BLOCKS ? 1 : (int)smaller(most, blocks);
 }
 
 int64_t cu_part_rows_most(int n_sm, int group, int cuts_rows, int64_t heads, int64_t keys,
                           int64_t blocks, int tile_keys)
 {
     const int64_t once = (int64_t)n_sm * tile_keys, rows = heads * group * keys;
-    int64_t most = 0;
-    if (group > 1)
-        most = rows < ROUNDS_MOST * once ? rows : ROUNDS_MOST * once;
-    if (cuts_rows && blocks >= ROW_BLOCKS) {
-        const int64_t cut = rows < once && rows * blocks < once ? rows * blocks : once;
-        most = most > cut ? most : cut;
-    }
-    return most;
+    const int64_t of_heads = group > 1 ? smaller(rows, ROUNDS_MOST * once) : 0;
+    if (!cuts_rows || blocks < ROW_BLOCKS)
+        return of_heads;
+    return larger(of_heads, rows < once ? smaller(rows * blocks, once) : once);
 }
 
 cu_cut cu_query_parts(int n_sm, int group, int cuts_rows, const cu_tile_lengths *x,
@@ -108,7 +106,7 @@ cu_cut cu_query_parts(int n_sm, int group, int cuts_rows, const cu_tile_lengths 
         cuts_rows && !x->blocks ? cu_row_parts_most(n_sm, x->n * group, x->each) : 1;
     for (int rows = 2; rows <= most; rows++) {
         const double joined = LAUNCH_BLOCKS + TILE_BLOCKS * (double)(x->n * group * rows);
-        const double now = (double)((x->each + rows - 1) / rows) + joined;
+        const double now = (double)ceil_div(x->each, rows) + joined;
         if (now < *time) {
             *time = now;
             best = (cu_cut){group, rows};
